@@ -1,0 +1,48 @@
+package fault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"berth/internal/fault"
+)
+
+func TestNew_KeepsCauseAndPrintsItOnce(t *testing.T) {
+	err := fault.New(fault.Unavailable, "read domain %s: %w", "vm1", io.ErrUnexpectedEOF)
+	if got, want := err.Error(), "read domain vm1: unexpected EOF"; got != want {
+		t.Errorf("text %q, want %q", got, want)
+	}
+	if !errors.Is(err, io.ErrUnexpectedEOF) || !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.Busy) {
+		t.Errorf("chain of %v does not answer for its cause and kind", err)
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want fault.Kind
+	}{
+		{nil, ""},
+		{errors.New("plain"), fault.Internal},
+		{fmt.Errorf("outer: %w", fault.Refuse(fault.DoesNotFit, "claim")), fault.DoesNotFit},
+		{fmt.Errorf("outer: %w", fault.Busy), fault.Busy},
+		{fmt.Errorf("call: %w", context.DeadlineExceeded), fault.Unavailable},
+		{fault.New(fault.Undone, "move: %w", fault.New(fault.NotFound, "peer")), fault.Undone},
+	} {
+		if got := fault.KindOf(tt.err); got != tt.want {
+			t.Errorf("KindOf(%v) = %q, want %q", tt.err, got, tt.want)
+		}
+	}
+}
+
+func TestReasonsOf_FindsAllInAJoinedTree(t *testing.T) {
+	a := fault.Refuse(fault.DoesNotFit, "host a", fault.Reason{Code: "memory_short"}, fault.Reason{Code: "vcpu_short"})
+	b := fault.Refuse(fault.DoesNotFit, "host b", fault.Reason{Code: "disk_short"})
+	got := fault.ReasonsOf(fmt.Errorf("all refuse: %w", errors.Join(a, b)))
+	if len(got) != 3 || got[2].Code != "disk_short" {
+		t.Errorf("reasons %v, want three in order", got)
+	}
+}
