@@ -1,0 +1,343 @@
+// Package driver is the contract between Berth and a hypervisor.
+//
+// # Lifecycle
+//
+// A Driver is made connected or not: it connects by itself, reconnects by
+// itself after the hypervisor's daemon went away, and re-subscribes its event
+// streams when it does. Close ends it; calls after Close fail with
+// fault.Unavailable. All methods may be called from many goroutines.
+//
+// # What may block, and for how long
+//
+// Every call takes a context and returns no later than its deadline; where the
+// caller gave none the driver sets its own (Options of the implementation;
+// 10 s unless told). A hung daemon therefore costs a deadline, never a
+// goroutine that nobody waits for. Migrate alone lasts as long as a migration:
+// its context bounds the wait for the answer, not the job, which goes on in the
+// hypervisor and is found by Job.
+//
+// # Outcomes
+//
+// A call that changes something and loses its reply returns fault.InDoubt: it
+// may have happened. The caller looks (Domain, XML) before doing anything else.
+// A call that only reads returns fault.Unavailable. A domain that does not
+// exist is fault.NotFound; "could not ask" is never reported as "not there".
+//
+// # What is safe to repeat
+//
+// Everything is: Define with an equal document changes nothing, Start of a
+// running domain, Destroy of a stopped one and Undefine of an unknown one
+// succeed, and so on; each method says so. One instance has one domain UUID,
+// the same as Placement's consumer uuid, on all hosts.
+//
+// # Units
+//
+// Bytes are bytes, durations are time.Duration, bandwidths are bytes a second,
+// memory_mb is MiB. An implementation converts at its own edge.
+//
+// # Optional abilities
+//
+// Live migration and others are interfaces of their own, found by a type
+// assertion on the Driver (driver.LiveMigrator), never by the driver's name.
+package driver
+
+import (
+	"context"
+	"time"
+)
+
+// Driver is what every hypervisor can do.
+type Driver interface {
+	// Node describes the hypervisor and the machine as it sees it.
+	Node(ctx context.Context) (Node, error)
+
+	// Domains lists every domain, running or defined. An error means nothing is
+	// known; the list is never a part of the truth.
+	Domains(ctx context.Context) ([]Domain, error)
+
+	// Domain reads one by UUID; fault.NotFound when the hypervisor says that
+	// there is none.
+	Domain(ctx context.Context, uuid string) (Domain, error)
+
+	// XML gives a domain's document.
+	XML(ctx context.Context, uuid string, what Document) (string, error)
+
+	// Define makes or replaces the persistent definition; a running domain goes
+	// on as it is. fault.Invalid when the hypervisor rejects the document.
+	Define(ctx context.Context, xml string) error
+
+	// Undefine removes the persistent definition. A running domain becomes
+	// transient; a stopped one is gone. Firmware variables and managed-save
+	// images go with it, disks never. Success when there is no such domain.
+	Undefine(ctx context.Context, uuid string) error
+
+	// Start boots a defined domain; with paused its CPUs stay stopped. Success
+	// when it is active already.
+	Start(ctx context.Context, uuid string, paused bool) error
+
+	// Suspend stops a running domain's CPUs; success when they are stopped.
+	Suspend(ctx context.Context, uuid string) error
+
+	// Resume lets a paused domain's CPUs run; success when they run. Only the
+	// holder of the instance's ownership token may ask for it.
+	Resume(ctx context.Context, uuid string) error
+
+	// Shutdown asks the guest to power off and returns at once.
+	Shutdown(ctx context.Context, uuid string) error
+
+	// Destroy ends a domain's process at once, as pulling the plug does; the
+	// definition of a persistent domain stays. Success when it is not active.
+	Destroy(ctx context.Context, uuid string) error
+
+	// SetAutostart turns the hypervisor's own autostart on or off.
+	SetAutostart(ctx context.Context, uuid string, on bool) error
+
+	// Events gives what happens to domains from now on, until ctx ends, then
+	// closes the channel. Events are hints: some may be lost while the daemon
+	// is away, and after each reconnection one event of kind EventResync tells
+	// the reader to read everything again. A slow reader loses events to a
+	// resync, it never blocks the driver.
+	Events(ctx context.Context) (<-chan Event, error)
+
+	// Health is nil while the daemon answers, else the reason why not, with
+	// since when. It does not block.
+	Health() error
+
+	// Close ends connections and event streams and waits for every goroutine of
+	// the driver.
+	Close() error
+}
+
+// Node is the hypervisor's view of its machine.
+type Node struct {
+	UUID              string   // host uuid of the hypervisor's daemon (libvirt capabilities, host/uuid)
+	Hostname          string   // as the daemon gives it
+	Hypervisor        string   // "QEMU", "TEST"
+	HypervisorVersion Version  // QEMU's
+	LibraryVersion    Version  // libvirt's
+	Arch              string   // "x86_64"
+	CPUModel          string   // host CPU model name; empty when unknown
+	CPUXML            string   // host CPU as an XML element, for ComparesCPU; empty when unknown
+	Machines          []string // machine types of the host's own architecture, sorted
+	Emulated          bool     // no hardware virtualization: QEMU under TCG
+}
+
+// Version orders as libvirt's numbers do: major*1,000,000 + minor*1,000 + micro.
+type Version uint64
+
+// Document says which form of a domain's XML is meant.
+type Document int
+
+// The forms.
+const (
+	Live       Document = iota // as it runs (its persistent form when it is not active)
+	Persistent                 // as it will start next time
+	Migratable                 // live, in the form that a destination accepts; with secrets
+)
+
+// Domain is a guest as the hypervisor sees it at one moment.
+type Domain struct {
+	UUID       string
+	Name       string
+	ID         int // the hypervisor's number while active, −1 else
+	State      State
+	Reason     Reason
+	Persistent bool
+	Autostart  bool
+	VCPUs      int   // current
+	MemoryMB   int64 // maximum, MiB, rounded up
+}
+
+// Active reports whether the domain has a process.
+func (d Domain) Active() bool {
+	return d.State != ShutOff && d.State != Crashed && d.State != NoState
+}
+
+// State is libvirt's virDomainState by name.
+type State string
+
+// The states.
+const (
+	NoState      State = "no state"
+	Running      State = "running"
+	Blocked      State = "blocked"
+	Paused       State = "paused"
+	ShuttingDown State = "in shutdown"
+	ShutOff      State = "shut off"
+	Crashed      State = "crashed"
+	PMSuspended  State = "pmsuspended"
+)
+
+// Reason is libvirt's reason of a state, spelled as virsh domstate --reason
+// does. Neither state nor reason tells who owns a guest: `paused (migrating)`
+// is seen on sources, `running (migrated)` beside a second running copy.
+type Reason string
+
+// The reasons that decisions depend on; others pass through as virsh spells them.
+const (
+	ReasonUnknown           Reason = "unknown"
+	ReasonBooted            Reason = "booted"
+	ReasonMigrated          Reason = "migrated"
+	ReasonMigrationCanceled Reason = "migration canceled"
+	ReasonUser              Reason = "user"
+	ReasonMigrating         Reason = "migrating"
+	ReasonStartingUp        Reason = "starting up"
+	ReasonPostCopy          Reason = "post-copy"
+	ReasonPostCopyFailed    Reason = "post-copy failed"
+	ReasonCrashed           Reason = "crashed"
+	ReasonShutdown          Reason = "shutdown"
+	ReasonDestroyed         Reason = "destroyed"
+	ReasonIOError           Reason = "I/O error"
+	ReasonUnpaused          Reason = "unpaused"
+	ReasonFailed            Reason = "failed"
+	ReasonDaemon            Reason = "daemon"
+	ReasonShuttingDown      Reason = "shutting down"
+	ReasonFromSnapshot      Reason = "from snapshot"
+	ReasonRestored          Reason = "restored"
+	ReasonSaved             Reason = "saved"
+	ReasonSaveCanceled      Reason = "save canceled"
+	ReasonWakeup            Reason = "event wakeup"
+	ReasonSaving            Reason = "saving"
+	ReasonDumping           Reason = "dumping"
+	ReasonWatchdog          Reason = "watchdog"
+	ReasonSnapshot          Reason = "creating snapshot"
+	ReasonAPIError          Reason = "api error"
+	ReasonGuestPanicked     Reason = "panicked"
+)
+
+// EventKind says what happened.
+type EventKind string
+
+// The kinds. An event carries the domain's state after it where the driver
+// knows it; a reader that needs certainty asks again.
+const (
+	EventResync    EventKind = "resync"    // events may have been lost: read everything again; no domain
+	EventDefined   EventKind = "defined"   // or redefined
+	EventUndefined EventKind = "undefined" // persistent definition gone
+	EventStarted   EventKind = "started"
+	EventSuspended EventKind = "suspended"
+	EventResumed   EventKind = "resumed"
+	EventStopped   EventKind = "stopped"
+	EventCrashed   EventKind = "crashed"
+	EventOther     EventKind = "other"
+)
+
+// Event is a hint that a domain changed.
+type Event struct {
+	Kind   EventKind
+	UUID   string
+	Name   string
+	Detail string // libvirt's detail by name, e.g. "migrated"; may be empty
+	At     time.Time
+}
+
+// LiveMigrator is the ability to move a running domain to another host of the
+// same kind.
+type LiveMigrator interface {
+	// CheckCPU reports whether this host's hypervisor can run a guest with the
+	// CPU of the given migratable domain document: nil, or fault.DoesNotFit
+	// with one reason for each missing feature where the hypervisor names them.
+	CheckCPU(ctx context.Context, domainXML string) error
+
+	// Migrate sends a running domain and blocks until the hypervisor calls the
+	// transfer over. A nil error says only that the hypervisor on this side
+	// believes that the destination's copy is complete; with Paused (which
+	// Berth's own hand-over always sets) nobody runs the guest then, and this
+	// side's domain stands `shut off (migrated)`. fault.InDoubt when the answer
+	// was lost or ctx ended: the job may go on, see Job. fault.Undone when the
+	// hypervisor rolled back and this side's domain runs on.
+	//
+	// It must not be repeated while a job is in flight (fault.Busy).
+	Migrate(ctx context.Context, uuid string, m Migration) error
+
+	// Job is the state of the job in flight, or JobNone.
+	Job(ctx context.Context, uuid string) (Job, error)
+
+	// CompletedJob is the statistics of the last completed job of the domain,
+	// read once where the hypervisor keeps it; fault.NotFound when there is none.
+	CompletedJob(ctx context.Context, uuid string) (Job, error)
+
+	// AbortJob asks the hypervisor to give the job up; the domain runs on here.
+	// Success when there is no job. It returns when the order is given, not
+	// when the job has ended.
+	AbortJob(ctx context.Context, uuid string) error
+
+	// SetMaxDowntime bounds the time for which the guest may stand still, for
+	// the job in flight.
+	SetMaxDowntime(ctx context.Context, uuid string, d time.Duration) error
+
+	// SetBandwidth bounds the rate of the job in flight, bytes a second.
+	SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error
+}
+
+// Migration is how a domain is to be sent.
+type Migration struct {
+	// DestinationURI is the destination's hypervisor as this side's daemon
+	// reaches it, e.g. qemu+tls://host-b/system.
+	DestinationURI string
+	// MigrateURI is where the memory goes, e.g. tcp://192.0.2.2; empty lets the
+	// destination say.
+	MigrateURI string
+	// DisksURI is where copied disks go; empty lets the destination say.
+	DisksURI string
+	// DestinationXML is the live document on the destination, PersistentXML
+	// what is defined there. Both are required: what is defined must come from
+	// the destination's claim too (Nova bug 1890501).
+	DestinationXML string
+	PersistentXML  string
+	// CopyDisks names the targets (vda) of the disks to copy; the destination's
+	// files must exist, with the same virtual size. None means none: an empty
+	// list never means all.
+	CopyDisks []string
+	// Paused leaves the destination's copy paused (VIR_MIGRATE_PAUSED).
+	Paused bool
+	// Unsafe says that shared storage was recognised by Berth itself
+	// (filesystem id on both hosts), where libvirt's own list of shared
+	// filesystems does not know it.
+	Unsafe bool
+	// TLS encrypts memory and disks by QEMU's own TLS.
+	TLS bool
+	// Bandwidth bounds the transfer, bytes a second; 0 for no bound.
+	Bandwidth uint64
+	// MaxDowntime bounds how long the guest may stand still; 0 for the
+	// hypervisor's default.
+	MaxDowntime time.Duration
+	// ParallelConnections above 1 sends memory by that many connections.
+	ParallelConnections int
+	// AutoConverge slows the guest when its memory changes faster than it can be sent.
+	AutoConverge bool
+}
+
+// JobKind is libvirt's virDomainJobType by name.
+type JobKind string
+
+// The kinds.
+const (
+	JobNone      JobKind = "none"
+	JobBounded   JobKind = "bounded"
+	JobUnbounded JobKind = "unbounded"
+	JobCompleted JobKind = "completed"
+	JobFailed    JobKind = "failed"
+	JobCancelled JobKind = "cancelled"
+)
+
+// Job is a migration's statistics at one moment. In its first one or two
+// seconds a job says unbounded with iteration 0 and nothing remaining (the
+// destination still starts): that is not done.
+type Job struct {
+	Kind            JobKind       `json:"kind"`
+	Elapsed         time.Duration `json:"elapsed"`
+	Downtime        time.Duration `json:"downtime"` // measured when completed, expected before
+	Setup           time.Duration `json:"setup"`
+	MemoryTotal     uint64        `json:"memory_total_bytes"`
+	MemoryProcessed uint64        `json:"memory_processed_bytes"`
+	MemoryRemaining uint64        `json:"memory_remaining_bytes"`
+	MemoryRate      uint64        `json:"memory_rate_bytes"`       // bytes a second
+	DirtyRate       uint64        `json:"memory_dirty_rate_bytes"` // bytes a second; 0 is often unknown
+	Iteration       uint64        `json:"memory_iteration"`
+	DiskTotal       uint64        `json:"disk_total_bytes"`
+	DiskProcessed   uint64        `json:"disk_processed_bytes"`
+	DiskRemaining   uint64        `json:"disk_remaining_bytes"`
+	DiskRate        uint64        `json:"disk_rate_bytes"` // bytes a second
+	Error           string        `json:"error,omitempty"`
+}

@@ -1,0 +1,69 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// Flavor is what a guest asks for, in Nova's words.
+type Flavor struct {
+	Name       string            `toml:"name" json:"name"`
+	VCPUs      int               `toml:"vcpus" json:"vcpus"`
+	MemoryMB   int64             `toml:"memory_mb" json:"memory_mb"` // MiB, as Nova counts it
+	DiskGB     int64             `toml:"disk_gb" json:"disk_gb"`     // GiB, as Nova counts it; 0 for a guest with no disk of its own
+	ExtraSpecs map[string]string `toml:"extra_specs" json:"extra_specs,omitempty"`
+}
+
+var flavorName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$`)
+
+// Validate gives every fault of the flavor at once, or nil.
+func (f Flavor) Validate() error {
+	var errs []error
+	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if !flavorName.MatchString(f.Name) {
+		fault("name %q: want letters, digits, dots, dashes or underscores", f.Name)
+	}
+	if f.VCPUs < 1 || f.VCPUs > 4096 {
+		fault("vcpus %d: want 1 to 4096", f.VCPUs)
+	}
+	if f.MemoryMB < 1 || f.MemoryMB > 1<<30 {
+		fault("memory_mb %d: want 1 to %d", f.MemoryMB, 1<<30)
+	}
+	if f.DiskGB < 0 || f.DiskGB > 1<<30 {
+		fault("disk_gb %d: want 0 to %d", f.DiskGB, 1<<30)
+	}
+	return errors.Join(errs...)
+}
+
+// Resources is what a guest of this flavor uses on a host.
+func (f Flavor) Resources() Resources {
+	return Resources{VCPUs: f.VCPUs, MemoryMB: f.MemoryMB, DiskGB: f.DiskGB}
+}
+
+// Resources are amounts on one host. What a claim holds beyond amounts (cells,
+// pinned CPUs, pages, devices) will stand beside them.
+type Resources struct {
+	VCPUs    int   `json:"vcpus"`     // Placement's VCPU
+	MemoryMB int64 `json:"memory_mb"` // Placement's MEMORY_MB, MiB
+	DiskGB   int64 `json:"disk_gb"`   // Placement's DISK_GB, GiB
+}
+
+// Add gives r + o.
+func (r Resources) Add(o Resources) Resources {
+	return Resources{r.VCPUs + o.VCPUs, r.MemoryMB + o.MemoryMB, r.DiskGB + o.DiskGB}
+}
+
+// Sub gives r − o, which may be negative: a host with adopted guests can be
+// over its capacity.
+func (r Resources) Sub(o Resources) Resources {
+	return Resources{r.VCPUs - o.VCPUs, r.MemoryMB - o.MemoryMB, r.DiskGB - o.DiskGB}
+}
+
+// IsZero reports whether nothing is held.
+func (r Resources) IsZero() bool { return r == Resources{} }
+
+// String gives "2 vcpus, 1024 MiB, 10 GiB".
+func (r Resources) String() string {
+	return fmt.Sprintf("%d vcpus, %d MiB, %d GiB", r.VCPUs, r.MemoryMB, r.DiskGB)
+}
