@@ -1,0 +1,156 @@
+package claims
+
+import (
+	"time"
+
+	"berth/internal/runtime"
+	"berth/topology"
+)
+
+// Kind says what a claim is for.
+type Kind string
+
+// The kinds, as design and Nova name them.
+const (
+	KindInstance      Kind = "instance"       // a guest that lives here
+	KindLiveMigration Kind = "live-migration" // one that arrives by live migration
+	KindResize        Kind = "resize"
+	KindRebuild       Kind = "rebuild"
+	KindEvacuation    Kind = "evacuation"
+)
+
+// State is where a claim stands.
+//
+//	from \ to   pending  arriving  bound            held     gone
+//	(none)      Claim    –         Adopt, Claim¹    –        –
+//	pending     Renew    Arrive    Bind             Hold     Abort, lease over, host rebooted
+//	arriving    –        Arrive²   Bind             –        Abort³
+//	bound       –        –         Bind²            Hold     Release
+//	held        –        –         Bind (revert)    Hold²    Release
+//
+// ¹ a claim of kind instance is pending until its domain is defined.
+// ² safe to repeat: nothing changes.
+// ³ only by a caller who has seen that nothing can arrive any more: the ticket
+// is revoked, libvirt has no such domain, and its end was seen.
+type State string
+
+// The states.
+const (
+	Pending  State = "pending"
+	Arriving State = "arriving"
+	Bound    State = "bound"
+	Held     State = "held"
+)
+
+// Owner is who a claim belongs to. Releasing is removing an owner, so it cannot
+// be done twice.
+type Owner struct {
+	Instance  string `json:"instance"`            // domain uuid = Nova's instance uuid = Placement's consumer
+	Migration string `json:"migration,omitempty"` // empty for kind instance
+	Attempt   int    `json:"attempt,omitempty"`
+	Kind      Kind   `json:"kind"`
+}
+
+// Claim is an amount of this host held for one owner.
+type Claim struct {
+	ID        string             `json:"claim"` // uuid
+	Owner     Owner              `json:"owner"`
+	State     State              `json:"state"`
+	Resources topology.Resources `json:"resources"`
+	Forced    bool               `json:"forced,omitempty"` // adopted though it does not fit
+	Ticket    string             `json:"ticket,omitempty"` // secret that admits this migration's stream; never logged
+	Lease     *Lease             `json:"lease,omitempty"`  // pending claims only
+	Context   *MigrationContext  `json:"context,omitempty"`
+	CreatedAt time.Time          `json:"created_at"`
+}
+
+// Lease is how long a pending claim lives unless it is renewed, on the boot
+// clock. After an agent restart in the same boot each lease starts anew; after
+// a reboot the claim is dropped, since nothing can arrive.
+type Lease struct {
+	Length time.Duration    `json:"length"`
+	Until  runtime.BootTime `json:"until"`
+}
+
+// MigrationContext is what a move changes about a guest, kept by both hosts
+// until the move has ended (Nova's object of the same name). NUMA topology and
+// PCI devices will stand beside the resources.
+type MigrationContext struct {
+	Migration     string             `json:"migration"`
+	Instance      string             `json:"instance"`
+	Source        string             `json:"source_compute"`
+	Destination   string             `json:"dest_compute"`
+	OldResources  topology.Resources `json:"old_resources"`
+	NewResources  topology.Resources `json:"new_resources"`
+	OldFlavor     topology.Flavor    `json:"old_flavor"`
+	NewFlavor     topology.Flavor    `json:"new_flavor"`
+	OldPowerState string             `json:"old_power_state"` // "running" or "paused": what the user had chosen before the move
+}
+
+// Instance is what this host's ledger knows about a guest: enough to start it,
+// to move it, and to say who owns it.
+type Instance struct {
+	UUID      string          `json:"uuid"`
+	Name      string          `json:"name"`
+	Flavor    topology.Flavor `json:"flavor"`
+	ProjectID string          `json:"project_id"`
+	UserID    string          `json:"user_id"`
+	Autostart bool            `json:"autostart"` // the wish; libvirt's own autostart stays off for managed guests
+	Adopted   bool            `json:"adopted,omitempty"`
+	Token     Token           `json:"token"`
+	CreatedAt time.Time       `json:"created_at"`
+}
+
+// TokenState says where an instance's ownership token is, seen from one ledger.
+//
+//	from \ to    here                   surrendered      gone
+//	(none)       Own (create, adopt)    –                –
+//	             AcceptToken (commit)
+//	here         AcceptToken¹           Surrender        Forget (delete)
+//	surrendered  AcceptToken, higher    Surrender¹       Forget
+//	             epoch only
+//
+// ¹ safe to repeat with the same epoch.
+type TokenState string
+
+// The states.
+const (
+	TokenHere        TokenState = "here"        // this host alone may start or resume the guest
+	TokenSurrendered TokenState = "surrendered" // given away; the epoch names the hand-over
+)
+
+// Token is the ownership token of an instance. The epoch rises by one with
+// every hand-over; of two claims to own a guest the higher epoch is right.
+type Token struct {
+	Epoch     uint64     `json:"epoch"`
+	State     TokenState `json:"state"`
+	Holder    string     `json:"holder"`              // host that holds it, or that it was surrendered to
+	Migration string     `json:"migration,omitempty"` // the migration of the last hand-over
+}
+
+// Commit is the record that a source wrote when it gave a token away: the point
+// of no return of a move. It is on the source's disk before anyone sees it.
+type Commit struct {
+	Instance  string `json:"instance"`
+	Migration string `json:"migration"`
+	Attempt   int    `json:"attempt"`
+	Epoch     uint64 `json:"epoch"` // the epoch that the receiver gets
+	From      string `json:"source_compute"`
+	To        string `json:"dest_compute"`
+}
+
+// Capacity is what a host has to give. Free = Total − Reserved, times the
+// ratio for vCPUs, memory and disk, minus the sum of claims.
+type Capacity struct {
+	Total                         topology.Resources `json:"total"`
+	Reserved                      topology.Resources `json:"reserved"`
+	CPURatio, RAMRatio, DiskRatio float64
+}
+
+// Usage is the tracker's sum at one moment.
+type Usage struct {
+	Capacity Capacity           `json:"capacity"`
+	Used     topology.Resources `json:"used"` // Σ claims
+	Free     topology.Resources `json:"free"` // never below 0
+	Forced   []string           `json:"forced,omitempty"`
+}

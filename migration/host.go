@@ -1,0 +1,315 @@
+package migration
+
+import (
+	"context"
+	"time"
+
+	"berth/topology"
+)
+
+// Ref names one verb of one attempt of one migration. Every verb and every undo
+// carries it: an undo leaves a durable tombstone for (migration, attempt, step)
+// and a verb at or below it is refused as fault.Forbidden, so that a message
+// that arrives late does nothing.
+type Ref struct {
+	Migration string `json:"migration"` // uuid, also the migration consumer in Placement
+	Instance  string `json:"instance"`  // uuid of domain, instance and consumer
+	Attempt   int    `json:"attempt"`   // from 1, one for each destination tried
+	Step      string `json:"step"`
+}
+
+// Host is one hypervisor host as a conductor sees it: the host verbs. The local
+// host implements it over claims and driver (agent/host), a peer over HTTP
+// (agent/api). All verbs are safe to repeat with the same Ref: a repeated one
+// gives the same answer. All return within ctx. A verb that changes something
+// and whose answer was lost is repeated by the conductor, or undone.
+type Host interface {
+	// Describe says who the host is and what it runs.
+	Describe(ctx context.Context) (Description, error)
+
+	SourceVerbs
+	DestinationVerbs
+}
+
+// SourceVerbs are asked of the host that the guest leaves. The source alone
+// decides about the guest until Commit; it never takes another host's word.
+type SourceVerbs interface {
+	// Inspect reads the guest that is to leave: ledger, definition, disks, state.
+	// fault.NotFound when there is none; fault.Forbidden when the token is not
+	// here or it is not managed.
+	Inspect(ctx context.Context, instance string) (Guest, error)
+
+	// CheckSource holds the destination's answer against the guest: which disks
+	// must be copied, which are shared, whether the move is possible at all.
+	CheckSource(ctx context.Context, ref Ref, a CheckAnswer) (SourceAnswer, error)
+
+	// RecordContext makes the MigrationContext durable on the source.
+	RecordContext(ctx context.Context, ref Ref, c Context) error
+	// DropContext is its undo.
+	DropContext(ctx context.Context, ref Ref) error
+
+	// StartStream starts the hypervisor's migration job, or adopts the one in
+	// flight: there is never a second. It returns when the job is known to have
+	// started (or to be over).
+	StartStream(ctx context.Context, ref Ref, s Stream) error
+	// StreamStatus is the job and the domain at one moment; cheap, polled.
+	StreamStatus(ctx context.Context, ref Ref) (StreamStatus, error)
+	// TuneStream changes bounds of the job in flight.
+	TuneStream(ctx context.Context, ref Ref, t Tuning) error
+
+	// Commit is the point of no return: with its own domain seen stopped as
+	// `shut off (migrated)`, or gone where it was transient, the source durably
+	// surrenders the token. fault.Forbidden after Reclaim, or while the domain
+	// still has its memory.
+	Commit(ctx context.Context, ref Ref) (Commit, error)
+
+	// Reclaim is the other decision, and the undo of StartStream: it aborts the
+	// job, waits for its end, sees that the source's domain still has its
+	// memory, durably refuses any later Commit of this attempt, and resumes the
+	// guest unless its user had paused it. fault.Forbidden when the domain is
+	// `shut off (migrated)`, gone, or the token has left: then the only
+	// decision left is Commit. fault.Unavailable when the hypervisor does not
+	// answer: nothing is decided, ask again.
+	Reclaim(ctx context.Context, ref Ref) error
+
+	// CleanUpSource removes what the guest left behind after the destination
+	// answered bound: definition, disks that moved, context, claim; it runs the
+	// hooks of post_live_migration. Each removal happens only after Commit.
+	CleanUpSource(ctx context.Context, ref Ref) error
+}
+
+// DestinationVerbs are asked of the host that the guest goes to.
+type DestinationVerbs interface {
+	// CheckDestination says whether the guest could come, with every reason why
+	// not in one answer (fault.DoesNotFit, fault.Forbidden, fault.Exists). It
+	// takes no claim and changes nothing.
+	CheckDestination(ctx context.Context, ref Ref, c CheckRequest) (CheckAnswer, error)
+
+	// Claim holds the guest's resources under the claim lock, with its
+	// MigrationContext, durably, and issues the stream's ticket. The claim is
+	// pending: RenewClaim keeps it.
+	Claim(ctx context.Context, ref Ref, c ClaimRequest) (ClaimAnswer, error)
+	RenewClaim(ctx context.Context, ref Ref) error
+	// AbortClaim is the undo: revokes the ticket and removes the claim once
+	// nothing can arrive for it.
+	AbortClaim(ctx context.Context, ref Ref) error
+
+	// PreLiveMigration prepares the host for the guest: directories, disks made
+	// exclusively and marked as this migration's, networks, operator hooks
+	// (pre_live_migration); then makes the claim arriving. It answers with the
+	// documents for the destination, written from the destination's own claim.
+	PreLiveMigration(ctx context.Context, ref Ref, p PreLiveRequest) (Prepared, error)
+	// RollbackPreLiveMigration is the undo, after a half-done one too: ends a
+	// copy that arrived and is not the owner, removes exactly what was made,
+	// runs rollback_live_migration_at_destination. Refused (fault.Forbidden)
+	// when the token is here.
+	RollbackPreLiveMigration(ctx context.Context, ref Ref) error
+
+	// AcceptToken durably accepts the token named by the commit and then
+	// resumes the guest (unless its user had paused it). Refused unless the
+	// commit names the migration and attempt that this host's claim names.
+	AcceptToken(ctx context.Context, ref Ref, c Commit) error
+
+	// FinishDestination binds the claim, makes the definition persistent,
+	// announces the guest, runs post_live_migration_at_destination. Its success
+	// is the durable answer *bound*.
+	FinishDestination(ctx context.Context, ref Ref) error
+}
+
+// Description is who a host is. Field names follow Nova's API and Placement.
+type Description struct {
+	Name              string `json:"name"`          // the provider's name = the hypervisor's host name
+	ProviderUUID      string `json:"provider_uuid"` // root resource provider
+	HostUUID          string `json:"host_uuid"`     // libvirt's host uuid
+	Mode              string `json:"mode"`          // observe or manage
+	Hypervisor        string `json:"hypervisor"`
+	HypervisorVersion uint64 `json:"hypervisor_version"` // libvirt's numbers: major*1e6 + minor*1e3 + micro
+	LibvirtVersion    uint64 `json:"libvirt_version"`
+	BerthVersion      string `json:"berth_version"`
+	Arch              string `json:"arch"`
+	// LibvirtURI is this host's libvirt as another libvirtd reaches it;
+	// MigrateURI where memory and disks go, on [migration] address.
+	LibvirtURI string `json:"libvirt_uri"`
+	MigrateURI string `json:"migrate_uri"`
+}
+
+// PowerState is what the user has chosen, not what a migration does meanwhile.
+type PowerState string
+
+// The power states that matter to a move.
+const (
+	PowerRunning PowerState = "running"
+	PowerPaused  PowerState = "paused"
+	PowerShutOff PowerState = "shut off"
+)
+
+// Guest is what is to be moved.
+type Guest struct {
+	UUID       string             `json:"uuid"`
+	Name       string             `json:"name"`
+	Flavor     topology.Flavor    `json:"flavor"`
+	Resources  topology.Resources `json:"resources"` // its claim on the source
+	ProjectID  string             `json:"project_id"`
+	UserID     string             `json:"user_id"`
+	Autostart  bool               `json:"autostart"`
+	Adopted    bool               `json:"adopted"`
+	Epoch      uint64             `json:"epoch"`
+	PowerState PowerState         `json:"power_state"`
+	Persistent bool               `json:"persistent"`
+	XML        string             `json:"xml"`            // live, migratable
+	Definition string             `json:"definition_xml"` // persistent; empty for a transient domain
+	Disks      []Disk             `json:"disks"`
+}
+
+// Disk is one disk of a guest.
+type Disk struct {
+	Target      string `json:"target"` // vda
+	Path        string `json:"path"`   // file or block device on the source; empty for network disks and empty drives
+	Format      string `json:"format"` // raw, qcow2
+	VirtualSize int64  `json:"virtual_size_bytes"`
+	ActualSize  int64  `json:"actual_size_bytes"`
+	ReadOnly    bool   `json:"read_only,omitempty"`
+	Shareable   bool   `json:"shareable,omitempty"`
+	Network     bool   `json:"network,omitempty"` // reached by both hosts through the network (rbd, iscsi, nbd)
+	// Filesystem identifies the filesystem and the file on it, where the file is
+	// on one that several hosts can mount; equal on two hosts means shared.
+	Filesystem string `json:"filesystem,omitempty"`
+	// BackingFile is the next file below it in its chain; empty for none.
+	BackingFile string `json:"backing_file,omitempty"`
+}
+
+// CheckRequest is asked of a destination.
+type CheckRequest struct {
+	Guest  Guest       `json:"guest"`
+	Source Description `json:"source"`
+}
+
+// CheckAnswer is a destination that would take the guest.
+type CheckAnswer struct {
+	Destination Description `json:"destination"`
+	// Disks gives for each of the guest's disks what the destination sees at
+	// the same path.
+	Disks []DiskView `json:"disks"`
+}
+
+// DiskView is one disk path as the destination sees it.
+type DiskView struct {
+	Target     string `json:"target"`
+	Shared     bool   `json:"shared"`     // the same file on the same filesystem: nothing to copy
+	Filesystem string `json:"filesystem"` // see Disk.Filesystem; empty where it does not exist
+}
+
+// SourceAnswer is the source's decision about disks.
+type SourceAnswer struct {
+	CopyDisks []string `json:"copy_disks"` // targets to be copied by libvirt
+	Shared    bool     `json:"shared"`     // some disk is on shared storage
+}
+
+// Context is a MigrationContext on the wire.
+type Context struct {
+	Source       string             `json:"source_compute"`
+	Destination  string             `json:"dest_compute"`
+	OldResources topology.Resources `json:"old_resources"`
+	NewResources topology.Resources `json:"new_resources"`
+	OldFlavor    topology.Flavor    `json:"old_flavor"`
+	NewFlavor    topology.Flavor    `json:"new_flavor"`
+	PowerState   PowerState         `json:"old_power_state"`
+}
+
+// ClaimRequest asks a destination to hold a guest's resources.
+type ClaimRequest struct {
+	Guest   Guest         `json:"guest"`
+	Context Context       `json:"context"`
+	Lease   time.Duration `json:"lease"`
+}
+
+// ClaimAnswer is a claim that is durable.
+type ClaimAnswer struct {
+	Claim     string             `json:"claim"`
+	Resources topology.Resources `json:"resources"`
+	Ticket    string             `json:"ticket"`
+	Lease     time.Duration      `json:"lease"`
+}
+
+// PreLiveRequest asks a destination to get ready.
+type PreLiveRequest struct {
+	Guest     Guest    `json:"guest"`
+	CopyDisks []string `json:"copy_disks"`
+	Source    string   `json:"source_compute"`
+}
+
+// Prepared is a destination that waits for the stream.
+type Prepared struct {
+	DestinationXML string `json:"destination_xml"`
+	PersistentXML  string `json:"persistent_xml"`
+	LibvirtURI     string `json:"libvirt_uri"`
+	MigrateURI     string `json:"migrate_uri"`
+}
+
+// Stream is how the guest is to be sent.
+type Stream struct {
+	Prepared  Prepared `json:"prepared"`
+	Ticket    string   `json:"ticket"`
+	CopyDisks []string `json:"copy_disks"`
+	Shared    bool     `json:"shared"`
+	Options   Options  `json:"options"`
+}
+
+// Options are what a user may say about a live migration.
+type Options struct {
+	Bandwidth     uint64        `json:"bandwidth_bytes,omitempty"` // bytes a second; 0 for no bound
+	MaxDowntime   time.Duration `json:"max_downtime,omitempty"`    // 0 for the host's default
+	Timeout       time.Duration `json:"timeout,omitempty"`         // of the stream; 0 for none
+	TimeoutAction string        `json:"timeout_action,omitempty"`  // "abort"
+	StallTimeout  time.Duration `json:"stall_timeout,omitempty"`   // no progress for this long is a dead link; 0 for the host's default
+}
+
+// Tuning changes a job in flight; zero leaves as is.
+type Tuning struct {
+	Bandwidth   uint64        `json:"bandwidth_bytes,omitempty"`
+	MaxDowntime time.Duration `json:"max_downtime,omitempty"`
+}
+
+// StreamStatus is the source's view of its own job and domain.
+type StreamStatus struct {
+	// InFlight: the hypervisor has a job. Over: the call has returned or the
+	// job is gone; then Domain says what came of it.
+	InFlight bool       `json:"in_flight"`
+	Domain   DomainView `json:"domain"`
+	Progress Progress   `json:"progress"`
+	Error    string     `json:"error,omitempty"` // what the hypervisor said when the job ended
+}
+
+// DomainView is a domain as one host's hypervisor reports it.
+type DomainView struct {
+	Exists bool   `json:"exists"`
+	State  string `json:"state"`  // virsh's words: running, paused, shut off
+	Reason string `json:"reason"` // virsh's words: migrated, user, migrating
+}
+
+// Progress is what a person watching wants to know. Names follow Nova's API.
+type Progress struct {
+	Phase           string        `json:"phase"` // setup, memory, disk, switchover
+	Elapsed         time.Duration `json:"elapsed"`
+	MemoryTotal     uint64        `json:"memory_total_bytes"`
+	MemoryProcessed uint64        `json:"memory_processed_bytes"`
+	MemoryRemaining uint64        `json:"memory_remaining_bytes"`
+	DiskTotal       uint64        `json:"disk_total_bytes"`
+	DiskProcessed   uint64        `json:"disk_processed_bytes"`
+	DiskRemaining   uint64        `json:"disk_remaining_bytes"`
+	Rate            uint64        `json:"rate_bytes"`       // bytes a second, memory and disk
+	DirtyRate       uint64        `json:"dirty_rate_bytes"` // bytes a second; 0 when unknown
+	Iteration       uint64        `json:"iteration"`
+	Downtime        time.Duration `json:"downtime"` // expected, or measured when over
+}
+
+// Commit is the source's durable record that the token has left it.
+type Commit struct {
+	Instance  string     `json:"instance"`
+	Migration string     `json:"migration"`
+	Attempt   int        `json:"attempt"`
+	Epoch     uint64     `json:"epoch"` // what the receiver gets
+	From      string     `json:"source_compute"`
+	To        string     `json:"dest_compute"`
+	Power     PowerState `json:"power_state"` // resume the guest unless paused
+}
