@@ -1,0 +1,184 @@
+// Package architecture holds the tests that keep the house in the shape that
+// ARCHITECTURE.md draws: who may import whom, of this module and of others.
+package architecture
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "berth"
+
+// rule says what one package, or a folder of packages, may import besides the
+// standard library. Own names packages of this module by their path without
+// the module's name; a trailing /... takes the folder whole.
+type rule struct {
+	own   []string // of this module
+	third []string // third-party modules or packages, by prefix
+	why   string
+}
+
+const bolt, etree, systemdGo = "go.etcd.io/bbolt", "github.com/beevik/etree", "github.com/coreos/go-systemd"
+
+// table is the import table. The longest matching key rules a package.
+var table = map[string]rule{
+	"topology":    {why: "leaf values: know nobody, do nothing"},
+	"claims/fit":  {own: []string{"topology"}, why: "pure: values in, an answer out"},
+	"hwdiscovery": {own: []string{"topology", "internal/..."}, third: []string{"github.com/jaypipes/ghw", "golang.org/x/sys"}, why: "the only user of ghw"},
+	"claims":      {own: []string{"claims/fit", "topology", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "one lock, one ledger; never the hypervisor or Placement"},
+	"driver":      {own: []string{"topology", "internal/..."}, why: "the contract knows no implementation"},
+	"driver/drivertest": {own: []string{"driver", "topology", "internal/...", "driver/libvirt/domainxml"},
+		third: []string{etree, "github.com/google/uuid", "github.com/google/go-cmp", "go.uber.org/goleak", "libvirt.org/go/libvirtxml"}, why: "suite and fake know the contract only"},
+	"driver/libvirt":           {own: []string{"driver", "driver/libvirt/domainxml", "topology", "internal/..."}, third: []string{"libvirt.org/go/libvirtxml", "golang.org/x/sync"}, why: "one narrow connection interface; the bindings come from main"},
+	"driver/libvirt/domainxml": {own: []string{"topology"}, third: []string{etree}, why: "pure: documents in, documents out"},
+	"driver/libvirt/rpc":       {own: []string{"driver", "driver/libvirt", "internal/..."}, third: []string{"github.com/digitalocean/go-libvirt"}, why: "the pure Go binding"},
+	"driver/libvirt/native":    {own: []string{"driver", "driver/libvirt", "internal/..."}, third: []string{"libvirt.org/go/libvirt"}, why: "the cgo binding, behind its build tag"},
+	"placementclient":          {own: []string{"internal/..."}, third: []string{"github.com/hashicorp/go-retryablehttp", "github.com/google/uuid"}, why: "Placement's words and its HTTP client"},
+	"placement":                {own: []string{"placementclient", "internal/..."}, third: []string{bolt, "github.com/google/uuid"}, why: "the same API served; shares the vocabulary only"},
+	"migration/task":           {own: []string{"internal/..."}, why: "steps, journal, undo; knows no hypervisor"},
+	"migration":                {own: []string{"migration/task", "topology", "placementclient", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "stories over host verbs; never a driver"},
+	"systemd":                  {own: []string{"internal/..."}, third: []string{systemdGo}, why: "the manager's protocols"},
+	"internal/store":           {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
+	"internal/config":          {own: []string{"internal/..."}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values"},
+	"internal":                 {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
+	"agent/inventory":          {own: []string{"topology", "placementclient"}, why: "pure: host and ratios in, provider tree out"},
+	"agent":                    {own: []string{"agent/...", "claims/...", "driver", "driver/libvirt/domainxml", "hwdiscovery", "migration/...", "placementclient", "systemd", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "golang.org/x/sync", "golang.org/x/sys", "github.com/pelletier/go-toml"}, why: "joins the parts; the binding comes from main"},
+	"cmd":                      {own: []string{"..."}, third: []string{"..."}, why: "main names what is linked"},
+	"test":                     {own: []string{"..."}, third: []string{"..."}, why: "looks at everything"},
+}
+
+// soleUsers are third-party modules that one place alone may use.
+var soleUsers = map[string][]string{
+	"github.com/jaypipes/ghw":               {"hwdiscovery"},
+	"github.com/digitalocean/go-libvirt":    {"driver/libvirt/rpc"},
+	"libvirt.org/go/libvirt":                {"driver/libvirt/native"},
+	"github.com/spf13/cobra":                {"cmd"},
+	"github.com/hashicorp/go-retryablehttp": {"placementclient"},
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	Standard   bool
+}
+
+func list(t *testing.T) []pkg {
+	t.Helper()
+	// Both bindings are looked at; files for other systems are not.
+	cmd := exec.Command("go", "list", "-e", "-tags", "native", "-json=ImportPath,Imports,Standard", module+"/...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("list the packages: %v\n%s", err, &stderr)
+	}
+	var pkgs []pkg
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for dec.More() {
+		var p pkg
+		if err := dec.Decode(&p); err != nil {
+			t.Fatalf("read the list of packages: %v", err)
+		}
+		pkgs = append(pkgs, p)
+	}
+	if len(pkgs) < 5 {
+		t.Fatalf("only %d packages listed: the test looks at nothing", len(pkgs))
+	}
+	return pkgs
+}
+
+// within reports whether path stands in the folder named by pattern.
+func within(path, pattern string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if folder, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == folder || strings.HasPrefix(path, folder+"/")
+	}
+	return path == pattern
+}
+
+func ruleOf(path string) (key string, r rule, ok bool) {
+	for k, v := range table {
+		if (path == k || strings.HasPrefix(path, k+"/")) && len(k) > len(key) {
+			key, r, ok = k, v, true
+		}
+	}
+	return key, r, ok
+}
+
+func faults(p pkg) []string {
+	var out []string
+	path := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+	key, r, ok := ruleOf(path)
+	if !ok {
+		return []string{fmt.Sprintf("%s stands in no row of the import table: give it one", path)}
+	}
+	for _, imp := range p.Imports {
+		if own, mine := strings.CutPrefix(imp, module+"/"); mine {
+			self := within(own, key+"/...") && within(path, key+"/...") && key != "driver" && key != "internal"
+			if !self && !slices.ContainsFunc(r.own, func(pat string) bool { return within(own, pat) }) {
+				out = append(out, fmt.Sprintf("%s imports %s, which it may not (%s: %s)", path, own, key, r.why))
+			}
+			continue
+		}
+		if first, _, _ := strings.Cut(imp, "/"); !strings.Contains(first, ".") {
+			continue // the standard library, and "C"
+		}
+		allowed := slices.ContainsFunc(r.third, func(pre string) bool {
+			return pre == "..." || imp == pre || strings.HasPrefix(imp, pre+"/")
+		})
+		if !allowed {
+			out = append(out, fmt.Sprintf("%s imports %s, which it may not (%s: %s)", path, imp, key, r.why))
+		}
+		for mod, users := range soleUsers {
+			if (imp == mod || strings.HasPrefix(imp, mod+"/")) && !within(path, "test/...") &&
+				!slices.ContainsFunc(users, func(u string) bool { return within(path, u+"/...") }) {
+				out = append(out, fmt.Sprintf("%s imports %s, of which %s is the only user", path, mod, strings.Join(users, ", ")))
+			}
+		}
+	}
+	return out
+}
+
+func TestImports_FollowTheTable(t *testing.T) {
+	for _, p := range list(t) {
+		for _, f := range faults(p) {
+			t.Error(f)
+		}
+	}
+}
+
+func TestImports_OnlyMainLinksABinding(t *testing.T) {
+	for _, p := range list(t) {
+		path := strings.TrimPrefix(p.ImportPath, module+"/")
+		for _, imp := range p.Imports {
+			own := strings.TrimPrefix(imp, module+"/")
+			if (within(own, "driver/libvirt/rpc") || within(own, "driver/libvirt/native")) && !within(path, "cmd/...") && !within(path, "test/...") {
+				t.Errorf("%s imports %s: only cmd/berth names the binding that is linked", path, own)
+			}
+		}
+	}
+}
+
+// TestImports_TheTestCanFail shows the table to packages that break it.
+func TestImports_TheTestCanFail(t *testing.T) {
+	for _, p := range []pkg{
+		{ImportPath: module + "/topology", Imports: []string{module + "/internal/fault"}},
+		{ImportPath: module + "/claims", Imports: []string{module + "/driver"}},
+		{ImportPath: module + "/migration", Imports: []string{module + "/claims"}},
+		{ImportPath: module + "/agent/host", Imports: []string{"github.com/jaypipes/ghw"}},
+		{ImportPath: module + "/placement", Imports: []string{"github.com/spf13/cobra"}},
+		{ImportPath: module + "/internal/store", Imports: []string{module + "/claims"}},
+		{ImportPath: module + "/nowhere"},
+	} {
+		if len(faults(p)) == 0 {
+			t.Errorf("%s importing %v passes", p.ImportPath, p.Imports)
+		}
+	}
+}
