@@ -1,0 +1,25 @@
+# Berth. `make` alone prints what there is.
+.DEFAULT_GOAL := help
+.PHONY: help build check test demo bench clean
+
+help: ## this text
+	@echo "make ..."
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' Makefile | column -t -s '|'
+
+build: ## one static binary, bin/berth
+	CGO_ENABLED=0 go build -trimpath -o bin/berth ./cmd/berth
+
+check: ## before a commit: format, vet, lint, unit tests with the race detector
+	@test/run check
+
+test: ## every test, on real libvirt, QEMU and Placement; installs what is missing (root)
+	@test/run
+
+demo: ## two hosts, a guest, a live migration with claims, a cut link (KEEP=1 leaves it up, FORCE=1 runs beside a libvirt daemon)
+	@go run ./test/demo $(if $(KEEP),--keep) $(if $(FORCE),--force)
+
+bench: ## benchmarks
+	@go test -run '^$$' -bench . -benchmem ./...
+
+clean: ## what was built
+	rm -rf bin build
