@@ -1,0 +1,58 @@
+package placementclient
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+)
+
+// Counters is what a client has done since it was made, for metrics and tests.
+type Counters struct {
+	// Calls counts answered or failed calls by "METHOD /route status"; the status
+	// is 000 where there was no answer. Repeats within a call are not counted here.
+	Calls map[string]int64
+	// Requests counts requests sent, repeats included.
+	Requests int64
+	// Retries counts repeats, for whatever reason.
+	Retries int64
+	// Races counts the 409s of a race lost inside the server.
+	Races int64
+	// Orphans counts consumers of generation 0 that a failed claim had left and
+	// that were taken over.
+	Orphans int64
+	// InDoubt counts writes whose outcome stayed unknown.
+	InDoubt int64
+}
+
+type counters struct {
+	requests, retries, races, orphans, inDoubt atomic.Int64
+
+	mu    sync.Mutex // guards calls only; nothing else happens under it
+	calls map[string]int64
+}
+
+func (n *counters) add(k call, f *flight) {
+	n.requests.Add(int64(f.attempts))
+	status := "000"
+	if s := f.rep.status; s != 0 {
+		status = string([]byte{byte('0' + s/100%10), byte('0' + s/10%10), byte('0' + s%10)})
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.calls == nil {
+		n.calls = map[string]int64{}
+	}
+	n.calls[k.method+" "+k.route+" "+status]++
+}
+
+// Counters gives a copy of the counts so far.
+func (c *Client) Counters() Counters {
+	out := Counters{
+		Requests: c.count.requests.Load(), Retries: c.count.retries.Load(), Races: c.count.races.Load(),
+		Orphans: c.count.orphans.Load(), InDoubt: c.count.inDoubt.Load(),
+	}
+	c.count.mu.Lock()
+	defer c.count.mu.Unlock()
+	out.Calls = maps.Clone(c.count.calls)
+	return out
+}
