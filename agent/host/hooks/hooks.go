@@ -1,0 +1,321 @@
+package hooks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+)
+
+// The phases that a live migration has, in Nova's names.
+const (
+	PreLiveMigration                   = "pre_live_migration"
+	RollbackLiveMigrationAtDestination = "rollback_live_migration_at_destination" // the undo of PreLiveMigration
+	PostLiveMigration                  = "post_live_migration"
+	PostLiveMigrationAtDestination     = "post_live_migration_at_destination"
+)
+
+// DefaultTimeout is how long a hook may take where nothing else is configured.
+const DefaultTimeout = 60 * time.Second
+
+// exitTryAgain is EX_TEMPFAIL.
+const exitTryAgain = 75
+
+// maxOutput bounds what is read of a hook's standard output and, apart, of its
+// standard error. Arbitrary: far more than data for an undo needs.
+const maxOutput = 1 << 20
+
+// maxShown bounds how much of a hook's standard error gets into a reason.
+const maxShown = 1024
+
+// What to do when a hook fails.
+const (
+	Fail = "fail" // the phase fails; the default
+	Warn = "warn" // a line in the log, the next hook runs
+)
+
+// Setting is `[hooks."<phase>/NN-name"]` of the configuration.
+type Setting struct {
+	Timeout   time.Duration // 0 for DefaultTimeout
+	OnFailure string        // Fail or Warn; empty is Fail
+}
+
+// Request is what a hook reads from its standard input.
+type Request struct {
+	Version     int     `json:"version"` // 1
+	Phase       string  `json:"phase"`
+	Migration   string  `json:"migration"`
+	Instance    string  `json:"instance"`
+	Source      string  `json:"source"`
+	Destination string  `json:"destination"`
+	DomainXML   string  `json:"domain_xml"`
+	Context     Context `json:"context"`
+}
+
+// Context is what a hook may want to know beyond the names.
+type Context struct {
+	// MigrationContext is what the move changes about the guest, as the API
+	// shows it; null where a phase has none.
+	MigrationContext any `json:"migration_context"`
+	// Data holds, for a phase that undoes another, what the hooks of that other
+	// phase answered, by their names.
+	Data map[string]json.RawMessage `json:"data"`
+}
+
+// Process names a hook that runs: a pid alone may be another process's by now.
+type Process struct {
+	Hook  string `json:"hook"` // <phase>/NN-name
+	PID   int    `json:"pid"`  // leader of its session and process group
+	Start uint64 `json:"start"`
+}
+
+// Runner runs hooks. Its fields are set before the first use and not changed.
+type Runner struct {
+	// Dir holds a folder for each phase; empty, absent or without that folder
+	// means that there are no hooks.
+	Dir string
+	// Setting gives the configuration of "<phase>/NN-name"; nil means defaults.
+	Setting func(hook string) Setting
+	Runtime runtime.Runtime
+	Logger  *slog.Logger
+}
+
+// Run runs all hooks of req.Phase in name order and gives what they answered,
+// by name. started is told of each process before it gets its input and must
+// make that durable; its error ends the hook; nil means nobody keeps it.
+//
+// The first hook that fails ends the phase: fault.Unavailable when it asked for
+// another try, fault.Internal otherwise, with a reason that names it and the
+// end of what it wrote. The answers of hooks that ran before it come with the
+// error, for the undo. A hook whose setting says "warn" fails nothing.
+func (r *Runner) Run(ctx context.Context, req Request, started func(context.Context, Process) error) (map[string]json.RawMessage, error) {
+	data := make(map[string]json.RawMessage)
+	names, err := r.names(req.Phase)
+	if err != nil {
+		return data, err
+	}
+	req.Version = 1
+	if req.Context.Data == nil {
+		req.Context.Data = map[string]json.RawMessage{}
+	}
+	input, err := json.Marshal(req)
+	if err != nil {
+		return data, fault.New(fault.Internal, "write the input of hooks of %s: %w", req.Phase, err)
+	}
+	for _, name := range names {
+		hook := req.Phase + "/" + name
+		set := r.setting(hook)
+		begin := r.Runtime.Now()
+		out, err := r.one(ctx, hook, set, input, started)
+		log := r.Logger.With("hook", hook, "migration", req.Migration, "instance", req.Instance, "seconds", r.Runtime.Now().Sub(begin).Seconds())
+		switch {
+		case err == nil:
+			log.Info("hook done")
+			if out != nil {
+				data[name] = out
+			}
+		case set.OnFailure == Warn && ctx.Err() == nil:
+			log.Warn("hook failed, as its setting allows", "error", err)
+		default:
+			return data, err
+		}
+	}
+	return data, nil
+}
+
+func (r *Runner) setting(hook string) Setting {
+	var s Setting
+	if r.Setting != nil {
+		s = r.Setting(hook)
+	}
+	if s.Timeout <= 0 {
+		s.Timeout = DefaultTimeout
+	}
+	return s
+}
+
+// hookName is NN-name. leftover is what editors and package managers leave
+// beside a file, which nobody wants executed.
+var (
+	hookName = regexp.MustCompile(`^[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	leftover = regexp.MustCompile(`(\.dpkg-[a-z]+|\.rpm(new|save|orig)|\.ucf-[a-z]+|\.bak|\.orig|\.swp)$`)
+)
+
+// names lists the hooks of a phase. A file that is named as a hook but cannot
+// be one is an error, not an empty place: the operator believes that it runs.
+func (r *Runner) names(phase string) ([]string, error) {
+	if r.Dir == "" {
+		return nil, nil
+	}
+	dir := filepath.Join(r.Dir, phase)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fault.New(fault.Internal, "list hooks: %w", err)
+	}
+	var names []string
+	var bad []fault.Reason
+	for _, e := range entries {
+		if !hookName.MatchString(e.Name()) || leftover.MatchString(e.Name()) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		// Stat, not the entry: a hook may be a link to a file elsewhere.
+		fi, err := os.Stat(path)
+		switch {
+		case err != nil:
+			bad = append(bad, fault.Reason{Code: "hook_unreadable", Message: fmt.Sprintf("hook %s: %v", path, err)})
+		case !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0:
+			bad = append(bad, fault.Reason{Code: "hook_not_executable", Message: fmt.Sprintf("hook %s is not an executable file", path), Change: "chmod +x " + path + ", or remove it"})
+		case fi.Mode().Perm()&0o002 != 0:
+			// It runs as the agent does, which is root.
+			bad = append(bad, fault.Reason{Code: "hook_writable", Message: fmt.Sprintf("hook %s can be written by everybody", path), Change: "chmod o-w " + path})
+		default:
+			names = append(names, e.Name())
+		}
+	}
+	if len(bad) > 0 {
+		return nil, fault.Refuse(fault.Invalid, "list hooks of "+phase, bad...)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// one runs a single hook. Nil data without an error means that it answered `{}`
+// or nothing.
+func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte, started func(context.Context, Process) error) (json.RawMessage, error) {
+	runCtx, cancel := r.Runtime.WithTimeout(ctx, set.Timeout)
+	defer cancel()
+
+	stdout, stderr := &bounded{max: maxOutput}, &bounded{max: maxOutput}
+	cmd := exec.CommandContext(runCtx, filepath.Join(r.Dir, hook))
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "BERTH_HOOK=" + hook}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// The group, not the process: a shell's children are what hangs.
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	// A child that fled into a session of its own may hold the pipes open; the
+	// hook is over all the same.
+	cmd.WaitDelay = time.Second
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fault.New(fault.Internal, "run hook %s: %w", hook, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, refuse(fault.Internal, hook, "could not be started: "+err.Error(), stderr)
+	}
+	// Whatever is left of the group ends with the hook: a phase that is over has
+	// no processes.
+	defer func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }()
+
+	if started != nil {
+		start, err := startTime(cmd.Process.Pid)
+		if err == nil {
+			err = started(runCtx, Process{Hook: hook, PID: cmd.Process.Pid, Start: start})
+		}
+		if err != nil {
+			cancel()
+			_ = in.Close()
+			_ = cmd.Wait()
+			return nil, fault.New(fault.Internal, "record hook %s: %w", hook, err)
+		}
+	}
+	fed := make(chan struct{})
+	r.Runtime.Go("hook input "+hook, func() {
+		defer close(fed)
+		// A hook need not read its input: a broken pipe is its right.
+		_, _ = in.Write(input)
+		_ = in.Close()
+	})
+	err = cmd.Wait()
+	<-fed
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it exited with 0; only a pipe was left open
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, fault.New(fault.Unavailable, "run hook %s: %w", hook, context.Cause(ctx))
+	case runCtx.Err() != nil:
+		return nil, refuse(fault.Internal, hook, fmt.Sprintf("did not end within %s and was killed", set.Timeout), stderr)
+	case err != nil && cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitTryAgain:
+		return nil, refuse(fault.Unavailable, hook, "asks to try again later (exit status 75)", stderr)
+	case err != nil:
+		return nil, refuse(fault.Internal, hook, err.Error(), stderr)
+	case stdout.cut:
+		return nil, refuse(fault.Internal, hook, fmt.Sprintf("wrote more than %d bytes", maxOutput), stderr)
+	}
+	return answer(hook, stdout.buf.Bytes(), stderr)
+}
+
+// answer reads `{}`, `{"data":{…}}` or nothing.
+func answer(hook string, out []byte, stderr *bounded) (json.RawMessage, error) {
+	if len(bytes.TrimSpace(out)) == 0 {
+		return nil, nil
+	}
+	var a struct {
+		Data map[string]json.RawMessage `json:"data"`
+	}
+	dec := json.NewDecoder(bytes.NewReader(out))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&a); err != nil {
+		return nil, refuse(fault.Internal, hook, `answered neither {} nor {"data":{…}}: `+err.Error(), stderr)
+	}
+	if dec.More() {
+		return nil, refuse(fault.Internal, hook, "answered more than one JSON document", stderr)
+	}
+	if a.Data == nil {
+		return nil, nil
+	}
+	data, err := json.Marshal(a.Data)
+	if err != nil {
+		return nil, fault.New(fault.Internal, "keep the data of hook %s: %w", hook, err)
+	}
+	return data, nil
+}
+
+func refuse(kind fault.Kind, hook, what string, stderr *bounded) error {
+	msg := "hook " + hook + " " + what
+	if text := strings.TrimSpace(stderr.buf.String()); text != "" {
+		if len(text) > maxShown {
+			text = "…" + strings.ToValidUTF8(text[len(text)-maxShown:], "")
+		}
+		msg += ": " + text
+	}
+	return fault.Refuse(kind, "", fault.Reason{Code: "hook_failed", Message: msg, Change: "see the hook's own log, or set on_failure = \"warn\""})
+}
+
+// bounded keeps the first max bytes and swallows the rest, so that a hook that
+// writes without end neither blocks nor fills memory.
+// The buffer is not embedded: its ReadFrom would go round the bound.
+type bounded struct {
+	buf bytes.Buffer
+	max int
+	cut bool
+}
+
+// Write never fails.
+func (b *bounded) Write(p []byte) (int, error) {
+	n := len(p)
+	if room := b.max - b.buf.Len(); n > room {
+		p, b.cut = p[:room], true
+	}
+	b.buf.Write(p)
+	return n, nil
+}
