@@ -1,0 +1,198 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// configureLibvirt writes libvirtd's and QEMU's settings into the host's own
+// /etc/libvirt.
+func (h *Host) configureLibvirt() error {
+	// Without a network driver libvirtd 11 does not ask for a firewall; the
+	// driver itself is hidden (usrMask). Keepalive is short in both files: the
+	// connection of a peer-to-peer migration takes it from qemu.conf.
+	libvirtd := fmt.Sprintf(`host_uuid = "%s"
+listen_tls = 1
+listen_tcp = 0
+listen_addr = "%s"
+tls_port = "16514"
+auth_tls = "none"
+auth_unix_rw = "none"
+auth_unix_ro = "none"
+unix_sock_group = "root"
+unix_sock_rw_perms = "0700"
+keepalive_interval = 2
+keepalive_count = 3
+log_filters = "2:qemu.qemu_migration 4:qemu.qemu_monitor 3:util.json 3:util.object"
+log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
+`, h.UUID(), h.MgmtIP())
+	// migration_address alone sets only what QEMU listens on; the address told
+	// to the source is migration_host.
+	qemu := fmt.Sprintf(`user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+cgroup_controllers = [ ]
+namespaces = [ ]
+stdio_handler = "file"
+keepalive_interval = 2
+keepalive_count = 3
+migration_address = "%s"
+migration_host = "%s-mig"
+migrate_tls_x509_cert_dir = "/etc/pki/qemu"
+migrate_tls_x509_verify = 1
+hugetlbfs_mount = "/run/hugepages"
+`, h.MigIP(), h.Name)
+	return errors.Join(
+		os.MkdirAll(h.Path("/etc/libvirt/hooks"), 0o755),
+		os.WriteFile(h.Path("/etc/libvirt/libvirtd.conf"), []byte(libvirtd), 0o644),
+		os.WriteFile(h.Path("/etc/libvirt/qemu.conf"), []byte(qemu), 0o644))
+}
+
+const libvirtdPIDFile = "/run/libvirt/libvirtd.pid"
+
+// LibvirtSocket is the libvirt daemon's socket, seen from outside the host:
+// qemu:///system?socket=<this>.
+func (h *Host) LibvirtSocket() string { return h.Path("/run/libvirt/libvirt-sock") }
+
+// StartLibvirtd starts the host's libvirtd and waits until it answers.
+func (h *Host) StartLibvirtd(ctx context.Context) error {
+	// A killed daemon leaves its pid file, whose pid may be another's by now.
+	if err := os.Remove(h.Path(libvirtdPIDFile)); err != nil && !os.IsNotExist(err) {
+		return fmt.Errorf("start libvirtd on %s: %w", h.Name, err)
+	}
+	cmd, err := h.Command(ctx, "libvirtd", "--listen", "--daemon", "--pid-file", libvirtdPIDFile)
+	if err != nil {
+		return err
+	}
+	// A file, not a pipe: the daemon keeps its parent's descriptors for a moment
+	// and Wait would wait for it.
+	out, err := os.Create(filepath.Join(h.dir, "libvirtd.out"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := h.Run(cmd); err != nil {
+		text, _ := os.ReadFile(out.Name())
+		log, _ := os.ReadFile(h.Path("/var/log/libvirt/libvirtd.log"))
+		return fmt.Errorf("start libvirtd on %s: %w: %s\n%s", h.Name, err, bytes.TrimSpace(text), lastLines(log, 5))
+	}
+	for {
+		c, err := net.Dial("unix", h.LibvirtSocket())
+		if err == nil {
+			c.Close()
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("start libvirtd on %s: %w: %w", h.Name, context.Cause(ctx), err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// LibvirtdPID is the libvirtd's pid, seen from outside the host.
+func (h *Host) LibvirtdPID() (int, error) {
+	pid, err := h.pidFile(libvirtdPIDFile)
+	if err != nil {
+		return 0, fmt.Errorf("libvirtd of %s: %w", h.Name, err)
+	}
+	return pid, nil
+}
+
+// QEMUPID is the pid of a running guest's QEMU, seen from outside the host.
+func (h *Host) QEMUPID(domain string) (int, error) {
+	pid, err := h.pidFile("/run/libvirt/qemu/" + domain + ".pid")
+	if err != nil {
+		return 0, fmt.Errorf("qemu of domain %s on %s: %w", domain, h.Name, err)
+	}
+	return pid, nil
+}
+
+// pidFile translates the pid in a file of the host into ours.
+func (h *Host) pidFile(path string) (int, error) {
+	b, err := os.ReadFile(h.Path(path))
+	if err != nil {
+		return 0, err
+	}
+	inner, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return outerPID(h.init.PID, inner)
+}
+
+// StopLibvirtd ends libvirtd with SIGTERM and waits; guests go on running.
+func (h *Host) StopLibvirtd(ctx context.Context) error { return h.endLibvirtd(ctx, unix.SIGTERM) }
+
+// KillLibvirtd ends libvirtd with SIGKILL and waits; guests go on running.
+func (h *Host) KillLibvirtd(ctx context.Context) error { return h.endLibvirtd(ctx, unix.SIGKILL) }
+
+func (h *Host) endLibvirtd(ctx context.Context, sig unix.Signal) error {
+	pid, err := h.LibvirtdPID()
+	if err != nil {
+		return err
+	}
+	p, err := seen(pid)
+	if err != nil {
+		return nil // ended between the two looks
+	}
+	if err := unix.Kill(pid, sig); err != nil {
+		return fmt.Errorf("signal libvirtd of %s: %w", h.Name, err)
+	}
+	for p.alive() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("libvirtd of %s does not end: %w", h.Name, context.Cause(ctx))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// PauseLibvirtd stops libvirtd where it stands, as a daemon that hangs;
+// ResumeLibvirtd lets it go on.
+func (h *Host) PauseLibvirtd() error { return h.signalLibvirtd(unix.SIGSTOP) }
+
+// ResumeLibvirtd undoes PauseLibvirtd.
+func (h *Host) ResumeLibvirtd() error { return h.signalLibvirtd(unix.SIGCONT) }
+
+func (h *Host) signalLibvirtd(sig unix.Signal) error {
+	pid, err := h.LibvirtdPID()
+	if err != nil {
+		return err
+	}
+	if err := unix.Kill(pid, sig); err != nil {
+		return fmt.Errorf("signal libvirtd of %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// Virsh runs virsh on the host's own libvirtd and returns its output, trimmed.
+func (h *Host) Virsh(ctx context.Context, args ...string) (string, error) {
+	return h.Exec(ctx, append([]string{"virsh", "-q", "-c", "qemu:///system"}, args...)...)
+}
+
+// VirshCommand is Virsh for callers who start it themselves (see Start).
+func (h *Host) VirshCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return h.Command(ctx, append([]string{"virsh", "-q", "-c", "qemu:///system"}, args...)...)
+}
+
+// lastLines is the end of a log, for an error message.
+func lastLines(b []byte, n int) string {
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
