@@ -1,0 +1,27 @@
+// Package pki makes and reads the certificates that Berth's hosts and operators
+// know each other by.
+//
+// It is for sites that have no authority of their own: any CA whose certificates
+// keep the rules below serves as well, and everything that checks a peer reads
+// certificates through this package alone (Names, RoleOf).
+//
+// # The rules
+//
+//   - A host's certificate carries the provider's name as a DNS name (or IP) in
+//     its subjectAltName, and both extended usages, since each host is server
+//     and client of the others.
+//   - An operator's certificate carries urn:berth:operator:NAME as a URI and no
+//     DNS name, and only the client's usage: it can never pass for a host.
+//   - keyUsage holds digitalSignature and keyEncipherment. The second means
+//     nothing for an ECDSA key, but libvirt 9 rejects certificates without it.
+//   - Keys are ECDSA P-256, which libvirt (GnuTLS), QEMU and Go all speak. The
+//     same files serve all three under their own names.
+//
+// # Files
+//
+// Init alone writes DIR/ca.crt and DIR/ca.key; a host's folder holds ca.crt,
+// host.crt and host.key, an operator's ca.crt, operator.crt and operator.key. A
+// key is 0600, a certificate 0644; each is written whole under another name,
+// synced and renamed, so that no reader ever sees half of one. A CA is never
+// replaced unless the caller says so.
+package pki
