@@ -1,0 +1,505 @@
+package drivertest
+
+import (
+	"cmp"
+	"context"
+	"encoding/xml"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"berth/driver"
+	"berth/internal/fault"
+)
+
+// Fake is one user's connection to a fake hypervisor of a Fleet. It implements
+// driver.Driver and driver.LiveMigrator. Every Fleet.Host gives a new one to the
+// same machine, and Close ends only the Fake it is called on.
+type Fake struct {
+	*machine
+	closed bool // guarded by fleet.mu
+}
+
+// machine is a fake hypervisor, whoever is connected to it. All its fields but
+// the first two are guarded by fleet.mu.
+type machine struct {
+	fleet *Fleet
+	name  string
+
+	node       driver.Node
+	lacks      []string // CPU features this host does not have
+	domains    map[string]*domain
+	nextID     int
+	power      bool // the machine is on
+	daemon     bool // libvirtd runs
+	hung       bool // libvirtd is stopped as by SIGSTOP
+	downReason string
+	before     func(call, uuid string) error
+	after      func(call, uuid string) error
+	streams    []*stream
+}
+
+var (
+	_ driver.Driver       = (*Fake)(nil)
+	_ driver.LiveMigrator = (*Fake)(nil)
+)
+
+// domain is a guest on one host.
+type domain struct {
+	uuid, name string
+	id         int // −1 when not active
+	state      driver.State
+	reason     driver.Reason
+	live       *definition // nil when not active
+	persistent *definition // nil when transient
+	autostart  bool
+	job        *job        // outgoing or incoming, nil when none
+	completed  *driver.Job // statistics of the last completed job
+}
+
+// definition is what the fake understands of a domain document.
+type definition struct {
+	xml      string
+	uuid     string
+	name     string
+	vcpus    int
+	memoryMB int64
+}
+
+func newMachine(f *Fleet, name string) *machine {
+	return &machine{
+		fleet: f, name: name, power: true, daemon: true, domains: map[string]*domain{},
+		node: driver.Node{
+			// A host keeps its uuid over restarts of the test, so it comes from the name.
+			UUID: uuid.NewSHA1(uuid.NameSpaceDNS, []byte(name)).String(), Hostname: name,
+			Hypervisor: "QEMU", HypervisorVersion: 10_000_002, LibraryVersion: 9_000_000,
+			Arch: "x86_64", CPUModel: "qemu64", Machines: []string{"pc-q35-7.2", "q35"},
+		},
+	}
+}
+
+// Name is the host's name in the fleet.
+func (h *machine) Name() string { return h.name }
+
+// SetNode changes what Node answers.
+func (h *machine) SetNode(n driver.Node) {
+	h.fleet.mu.Lock()
+	defer h.fleet.mu.Unlock()
+	h.node = n
+}
+
+// LackFeatures names CPU features that guests may require and this host does
+// not have.
+func (h *machine) LackFeatures(features ...string) {
+	h.fleet.mu.Lock()
+	defer h.fleet.mu.Unlock()
+	h.lacks = features
+}
+
+// call is the frame of every method: hooks, latency, the daemon's state, then
+// the effect under the lock. A changing call whose answer is lost after its
+// effect is in doubt; before it, and for reads, unavailable.
+func (h *Fake) call(ctx context.Context, name, uuid string, changes bool, effect func() error) error {
+	f := h.fleet
+	ctx, cancel := h.deadline(ctx)
+	defer cancel()
+	f.mu.Lock()
+	before, after, latency := h.before, h.after, f.latency
+	f.mu.Unlock()
+	if before != nil {
+		if err := before(name, uuid); err != nil {
+			return err
+		}
+	}
+	if latency > 0 {
+		if err := f.rt.Sleep(ctx, latency); err != nil {
+			return fault.New(fault.Unavailable, "%s on %s: %w", name, h.name, err)
+		}
+	}
+	if err := h.untilAwake(ctx, name, changes); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	err := h.openLocked(name)
+	if err == nil {
+		err = effect()
+		f.checkLocked(uuid)
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if latency > 0 {
+		if err := f.rt.Sleep(ctx, latency); err != nil {
+			return lost(changes, name, h.name, err)
+		}
+	}
+	if after != nil {
+		return after(name, uuid)
+	}
+	return nil
+}
+
+// deadline is the driver's own when the caller gave none.
+func (h *machine) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return h.fleet.rt.WithTimeout(ctx, 10*time.Second)
+}
+
+// untilAwake waits while the daemon hangs. A hung daemon has read the request
+// into its socket, and will obey when it wakes, so a changing call is in doubt.
+func (h *machine) untilAwake(ctx context.Context, name string, changes bool) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return lost(changes, name, h.name, err)
+		}
+		h.fleet.mu.Lock()
+		hung := h.hung && h.daemon
+		h.fleet.mu.Unlock()
+		if !hung {
+			return nil
+		}
+		if err := h.fleet.rt.Sleep(ctx, 10*time.Millisecond); err != nil {
+			return lost(changes, name, h.name, err)
+		}
+	}
+}
+
+func lost(changes bool, name, host string, err error) error {
+	if changes {
+		return fault.New(fault.InDoubt, "%s on %s: no answer: %w", name, host, err)
+	}
+	return fault.New(fault.Unavailable, "%s on %s: no answer: %w", name, host, err)
+}
+
+func (h *machine) answersLocked(name string) error {
+	if !h.power || !h.daemon {
+		return fault.New(fault.Unavailable, "%s on %s: %s", name, h.name, h.downReason)
+	}
+	if err := h.fleet.ctx.Err(); err != nil {
+		return fault.New(fault.Unavailable, "%s on %s: the fleet is closed", name, h.name)
+	}
+	return nil
+}
+
+func (h *Fake) openLocked(name string) error {
+	if h.closed {
+		return fault.New(fault.Unavailable, "%s on %s: the driver is closed", name, h.name)
+	}
+	return h.answersLocked(name)
+}
+
+func (h *machine) findLocked(uuid string) (*domain, error) {
+	if d := h.domains[uuid]; d != nil {
+		return d, nil
+	}
+	return nil, fault.New(fault.NotFound, "domain %s on %s", uuid, h.name)
+}
+
+func (h *machine) sortedLocked() []*domain {
+	out := make([]*domain, 0, len(h.domains))
+	for _, d := range h.domains {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b *domain) int { return cmp.Compare(a.uuid, b.uuid) })
+	return out
+}
+
+// setLocked changes a domain's state, tells the history and the event streams.
+func (h *machine) setLocked(d *domain, state driver.State, reason driver.Reason, kind driver.EventKind, detail string) {
+	d.state, d.reason = state, reason
+	if !d.view().Active() {
+		d.id, d.live = -1, nil
+	}
+	h.fleet.recordLocked(h.name, d.uuid, fmt.Sprintf("%s (%s)", state, reason))
+	h.publishLocked(driver.Event{Kind: kind, UUID: d.uuid, Name: d.name, Detail: detail})
+	if d.id < 0 && d.persistent == nil {
+		delete(h.domains, d.uuid)
+	}
+	h.fleet.checkLocked(d.uuid)
+}
+
+func (d *domain) view() driver.Domain {
+	def := d.live
+	if def == nil {
+		def = d.persistent
+	}
+	v := driver.Domain{
+		UUID: d.uuid, Name: d.name, ID: d.id, State: d.state, Reason: d.reason,
+		Persistent: d.persistent != nil, Autostart: d.autostart,
+	}
+	if def != nil {
+		v.VCPUs, v.MemoryMB = def.vcpus, def.memoryMB
+	}
+	return v
+}
+
+// parse reads what the fake needs, with libvirt's answer for what it rejects.
+func parse(doc string) (*definition, error) {
+	var x struct {
+		XMLName xml.Name `xml:"domain"`
+		Name    string   `xml:"name"`
+		UUID    string   `xml:"uuid"`
+		Memory  struct {
+			Unit  string `xml:"unit,attr"`
+			Value int64  `xml:",chardata"`
+		} `xml:"memory"`
+		VCPU struct {
+			Current int `xml:"current,attr"`
+			Max     int `xml:",chardata"`
+		} `xml:"vcpu"`
+	}
+	if err := xml.Unmarshal([]byte(doc), &x); err != nil {
+		return nil, fault.New(fault.Invalid, "domain document: %w", err)
+	}
+	if x.Name == "" || x.UUID == "" {
+		return nil, fault.New(fault.Invalid, "domain document: name and uuid are required")
+	}
+	kib := map[string]int64{"": 1, "KiB": 1, "k": 1, "MiB": 1 << 10, "M": 1 << 10, "GiB": 1 << 20, "G": 1 << 20}[x.Memory.Unit]
+	if kib == 0 || x.Memory.Value <= 0 {
+		return nil, fault.New(fault.Invalid, "domain document: memory %d %q", x.Memory.Value, x.Memory.Unit)
+	}
+	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*kib + 1023) / 1024}
+	d.vcpus = max(x.VCPU.Max, 1)
+	if x.VCPU.Current > 0 {
+		d.vcpus = x.VCPU.Current
+	}
+	return d, nil
+}
+
+// Node implements driver.Driver.
+func (h *Fake) Node(ctx context.Context) (n driver.Node, err error) {
+	err = h.call(ctx, "Node", "", false, func() error { n = h.node; return nil })
+	return n, err
+}
+
+// Domains implements driver.Driver.
+func (h *Fake) Domains(ctx context.Context) (out []driver.Domain, err error) {
+	err = h.call(ctx, "Domains", "", false, func() error {
+		for _, d := range h.sortedLocked() {
+			out = append(out, d.view())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Domain implements driver.Driver.
+func (h *Fake) Domain(ctx context.Context, uuid string) (v driver.Domain, err error) {
+	err = h.call(ctx, "Domain", uuid, false, func() error {
+		d, err := h.findLocked(uuid)
+		if err == nil {
+			v = d.view()
+		}
+		return err
+	})
+	return v, err
+}
+
+// XML implements driver.Driver. The documents are those that were given,
+// verbatim.
+func (h *Fake) XML(ctx context.Context, uuid string, what driver.Document) (doc string, err error) {
+	err = h.call(ctx, "XML", uuid, false, func() error {
+		d, err := h.findLocked(uuid)
+		if err != nil {
+			return err
+		}
+		def := d.live
+		if def == nil || what == driver.Persistent && d.persistent != nil {
+			def = d.persistent
+		}
+		doc = def.xml
+		return nil
+	})
+	return doc, err
+}
+
+// Define implements driver.Driver.
+func (h *Fake) Define(ctx context.Context, doc string) error {
+	def, err := parse(doc)
+	if err != nil {
+		return err
+	}
+	return h.call(ctx, "Define", def.uuid, true, func() error {
+		for _, d := range h.domains {
+			if d.name == def.name && d.uuid != def.uuid {
+				return fault.New(fault.Exists, "define %s: name %s belongs to domain %s on %s", def.uuid, def.name, d.uuid, h.name)
+			}
+		}
+		d := h.domains[def.uuid]
+		if d == nil {
+			d = &domain{uuid: def.uuid, name: def.name, id: -1, state: driver.ShutOff, reason: driver.ReasonUnknown}
+			h.domains[def.uuid] = d
+		}
+		d.persistent = def
+		if d.live == nil {
+			d.name = def.name
+		}
+		h.fleet.recordLocked(h.name, d.uuid, "defined")
+		h.publishLocked(driver.Event{Kind: driver.EventDefined, UUID: d.uuid, Name: d.name})
+		return nil
+	})
+}
+
+// Undefine implements driver.Driver.
+func (h *Fake) Undefine(ctx context.Context, uuid string) error {
+	return h.call(ctx, "Undefine", uuid, true, func() error {
+		d := h.domains[uuid]
+		if d == nil || d.persistent == nil {
+			return nil
+		}
+		d.persistent, d.autostart = nil, false
+		if d.live == nil {
+			delete(h.domains, uuid)
+		}
+		h.fleet.recordLocked(h.name, uuid, "undefined")
+		h.publishLocked(driver.Event{Kind: driver.EventUndefined, UUID: uuid, Name: d.name})
+		return nil
+	})
+}
+
+// Start implements driver.Driver.
+func (h *Fake) Start(ctx context.Context, uuid string, paused bool) error {
+	return h.call(ctx, "Start", uuid, true, func() error {
+		d, err := h.findLocked(uuid)
+		if err != nil || d.live != nil {
+			return err
+		}
+		h.startLocked(d, paused)
+		return nil
+	})
+}
+
+func (h *machine) startLocked(d *domain, paused bool) {
+	h.nextID++
+	def := *d.persistent
+	d.id, d.live, d.completed = h.nextID, &def, nil
+	if paused {
+		h.setLocked(d, driver.Paused, driver.ReasonUser, driver.EventStarted, "booted")
+		return
+	}
+	h.setLocked(d, driver.Running, driver.ReasonBooted, driver.EventStarted, "booted")
+}
+
+// Suspend implements driver.Driver.
+func (h *Fake) Suspend(ctx context.Context, uuid string) error {
+	return h.call(ctx, "Suspend", uuid, true, func() error {
+		d, err := h.activeLocked(uuid, "suspend")
+		if err != nil || d.state == driver.Paused {
+			return err
+		}
+		h.setLocked(d, driver.Paused, driver.ReasonUser, driver.EventSuspended, "paused")
+		return nil
+	})
+}
+
+// Resume implements driver.Driver.
+func (h *Fake) Resume(ctx context.Context, uuid string) error {
+	return h.call(ctx, "Resume", uuid, true, func() error {
+		d, err := h.activeLocked(uuid, "resume")
+		if err != nil || d.state != driver.Paused {
+			return err
+		}
+		if d.job != nil && d.job.dest == h.machine {
+			return fault.New(fault.Busy, "resume %s: its memory still arrives", uuid)
+		}
+		h.setLocked(d, driver.Running, driver.ReasonUnpaused, driver.EventResumed, "unpaused")
+		return nil
+	})
+}
+
+func (h *machine) activeLocked(uuid, verb string) (*domain, error) {
+	d, err := h.findLocked(uuid)
+	if err == nil && d.live == nil {
+		return nil, fault.New(fault.Invalid, "%s %s: domain is not running", verb, uuid)
+	}
+	return d, err
+}
+
+// Shutdown implements driver.Driver. The guest obeys at once.
+func (h *Fake) Shutdown(ctx context.Context, uuid string) error {
+	return h.stop(ctx, "Shutdown", uuid, driver.ReasonShutdown)
+}
+
+// Destroy implements driver.Driver.
+func (h *Fake) Destroy(ctx context.Context, uuid string) error {
+	return h.stop(ctx, "Destroy", uuid, driver.ReasonDestroyed)
+}
+
+func (h *Fake) stop(ctx context.Context, call, uuid string, reason driver.Reason) error {
+	return h.call(ctx, call, uuid, true, func() error {
+		d, err := h.findLocked(uuid)
+		if err != nil || d.live == nil {
+			return err
+		}
+		h.setLocked(d, driver.ShutOff, reason, driver.EventStopped, string(reason))
+		return nil
+	})
+}
+
+// SetAutostart implements driver.Driver.
+func (h *Fake) SetAutostart(ctx context.Context, uuid string, on bool) error {
+	return h.call(ctx, "SetAutostart", uuid, true, func() error {
+		d, err := h.findLocked(uuid)
+		if err != nil {
+			return err
+		}
+		if d.persistent == nil {
+			return fault.New(fault.Invalid, "autostart of %s: domain is transient", uuid)
+		}
+		d.autostart = on
+		return nil
+	})
+}
+
+// Health implements driver.Driver.
+func (h *Fake) Health() error {
+	h.fleet.mu.Lock()
+	defer h.fleet.mu.Unlock()
+	if h.hung {
+		return fault.New(fault.Unavailable, "libvirt on %s: no answer", h.name)
+	}
+	return h.openLocked("ask libvirt")
+}
+
+// Close implements driver.Driver: it ends this Fake's calls and event streams.
+// The hypervisor and other connections to it go on.
+func (h *Fake) Close() error {
+	h.fleet.mu.Lock()
+	defer h.fleet.mu.Unlock()
+	h.closed = true
+	h.streams = slices.DeleteFunc(h.streams, func(s *stream) bool {
+		if s.owner == h {
+			close(s.ch)
+		}
+		return s.owner == h
+	})
+	return nil
+}
+
+// requires reports which of the features a document's CPU needs.
+func requires(doc string, features []string) []string {
+	var x struct {
+		Features []struct {
+			Name   string `xml:"name,attr"`
+			Policy string `xml:"policy,attr"`
+		} `xml:"cpu>feature"`
+	}
+	// A document that cannot be read was refused by Define; here it needs nothing.
+	_ = xml.NewDecoder(strings.NewReader(doc)).Decode(&x)
+	var out []string
+	for _, f := range x.Features {
+		if (f.Policy == "require" || f.Policy == "force" || f.Policy == "") && slices.Contains(features, f.Name) {
+			out = append(out, f.Name)
+		}
+	}
+	return out
+}
