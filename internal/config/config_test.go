@@ -1,0 +1,194 @@
+package config_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pelletier/go-toml/v2"
+
+	"berth/internal/config"
+	"berth/internal/fault"
+)
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSample_EqualsTheDefaultsAndNamesEveryKey(t *testing.T) {
+	sample := filepath.Join("..", "..", "packaging", "berth.toml")
+	got, err := config.Load(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(config.Default(), got); diff != "" {
+		t.Errorf("the sample says other things than the defaults (-want +got):\n%s", diff)
+	}
+	text, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree map[string]map[string]any
+	if err := toml.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	root := reflect.TypeFor[config.Config]()
+	for i := range root.NumField() {
+		section := root.Field(i)
+		if section.Type.Kind() != reflect.Struct {
+			continue
+		}
+		for j := range section.Type.NumField() {
+			name := section.Type.Field(j).Tag.Get("toml")
+			if _, ok := tree[section.Tag.Get("toml")][name]; !ok {
+				t.Errorf("the sample does not document [%s] %s", section.Tag.Get("toml"), name)
+			}
+		}
+	}
+}
+
+func TestLoad_DropInsLayOverTheFileInNameOrder(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "berth.toml"), "[agent]\nname = \"host-a\"\nmode = \"manage\"\n[peers]\n\"host-b\" = \"192.0.2.2:16515\"\n")
+	write(t, path+".d/20-late.toml", "[agent]\nlog_level = \"debug\"\n[peers]\n\"host-c\" = \"192.0.2.3:16515\"\n")
+	write(t, path+".d/10-early.toml", "[agent]\nlog_level = \"error\"\n[migration]\nbandwidth = \"20MiB/s\"\n")
+	write(t, path+".d/notes.txt", "not read")
+	got, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Default()
+	want.Agent.Name, want.Agent.Mode, want.Agent.LogLevel = "host-a", config.Manage, "debug"
+	want.Migration.Bandwidth = 20 << 20
+	want.Peers = map[string]string{"host-b": "192.0.2.2:16515", "host-c": "192.0.2.3:16515"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       []string // each in its own reason
+	}{
+		{"unknown keys, all of them", "[agent]\nmoed = \"manage\"\n[placement]\nurl = \"http://127.0.0.1:1\"\nulr = \"x\"\n", []string{":2: agent.moed: unknown key", ":5: placement.ulr: unknown key"}},
+		{"unknown section", "[agnet]\nmode = \"manage\"\n", []string{":1: agnet"}},
+		{"wrong type", "[host]\nreserved_memory_mb = \"many\"\n", []string{":2: host.reserved_memory_mb: "}},
+		{"not a duration", "[libvirt]\ntimeout = \"soon\"\n", []string{":2: libvirt.timeout: "}},
+		{"syntax", "[agent\n", []string{":1: "}},
+		{"every bad value", "[agent]\nmode = \"both\"\nlog_level = \"loud\"\nstate_dir = \"here\"\n[placement]\ncpu_allocation_ratio = nan\n[peers]\nb = \"nowhere\"\n",
+			[]string{"agent.mode", "agent.state_dir", "agent.log_level", "placement.cpu_allocation_ratio", `peers."b"`}},
+		{"stream, which is not here yet", "[migration]\ntransport = \"stream\"\n", []string{"no stream process yet"}},
+		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := write(t, filepath.Join(t.TempDir(), "berth.toml"), tt.text)
+			_, err := config.Load(path)
+			if !errors.Is(err, fault.Invalid) {
+				t.Fatalf("error %v, want %v", err, fault.Invalid)
+			}
+			reasons := fault.ReasonsOf(err)
+			if len(reasons) != len(tt.want) {
+				t.Fatalf("%d reasons, want %d: %v", len(reasons), len(tt.want), err)
+			}
+			for i, want := range tt.want {
+				if !strings.Contains(reasons[i].Message, want) {
+					t.Errorf("reason %d is %q, want %q in it", i, reasons[i].Message, want)
+				}
+				if strings.HasPrefix(want, ":") && !strings.HasPrefix(reasons[i].Message, path+want[:2]) {
+					t.Errorf("reason %d is %q, want it to name %s", i, reasons[i].Message, path)
+				}
+			}
+		})
+	}
+}
+
+func TestLoad_MissingFile(t *testing.T) {
+	if _, err := config.Load(filepath.Join(t.TempDir(), "absent.toml")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that was named and is absent: %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+func TestReload_TakesWhatItSays(t *testing.T) {
+	old, read := config.Default(), config.Default()
+	// Each field of the configuration is changed in turn: a key that Diff calls
+	// reloadable must be the one that Reload takes, and no other.
+	root := reflect.ValueOf(&read).Elem()
+	for i := range root.NumField() {
+		section := root.Field(i)
+		fields := []reflect.Value{section}
+		if section.Kind() == reflect.Struct {
+			fields = nil
+			for j := range section.NumField() {
+				fields = append(fields, section.Field(j))
+			}
+		}
+		for _, f := range fields {
+			before := reflect.New(f.Type()).Elem()
+			before.Set(f)
+			alter(f)
+			changes := config.Diff(old, read)
+			if len(changes) != 1 {
+				t.Fatalf("one change gives %v", changes)
+			}
+			taken := len(config.Diff(old, config.Reload(old, read))) == 1
+			if taken != changes[0].Reloadable {
+				t.Errorf("%s: called reloadable %v, taken %v", changes[0].Key, changes[0].Reloadable, taken)
+			}
+			f.Set(before)
+		}
+	}
+}
+
+func alter(f reflect.Value) {
+	switch f.Kind() {
+	case reflect.String:
+		f.SetString(f.String() + "x")
+	case reflect.Int, reflect.Int64:
+		f.SetInt(f.Int() + 1)
+	case reflect.Uint64:
+		f.SetUint(f.Uint() + 1)
+	case reflect.Float64:
+		f.SetFloat(f.Float() + 1)
+	case reflect.Bool:
+		f.SetBool(!f.Bool())
+	case reflect.Map:
+		m := reflect.MakeMap(f.Type())
+		m.SetMapIndex(reflect.ValueOf("x"), reflect.Zero(f.Type().Elem()))
+		f.Set(m)
+	}
+}
+
+func TestParseRate(t *testing.T) {
+	for text, want := range map[string]config.Rate{
+		"0": 0, "20MiB/s": 20 << 20, "1GiB/s": 1 << 30, "5 KiB/s": 5 << 10, "8MB/s": 8e6, "1024": 1024, "20MiB": 20 << 20,
+	} {
+		got, err := config.ParseRate(text)
+		if err != nil || got != want {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+		again, err := config.ParseRate(got.String())
+		if err != nil || again != got {
+			t.Errorf("%q written %q reads %d, %v", text, got, again, err)
+		}
+	}
+	for _, text := range []string{"", "fast", "-1", "20 Mbit/s", "99999999TiB/s", "1.5GiB/s"} {
+		if got, err := config.ParseRate(text); err == nil {
+			t.Errorf("%q: %d, want an error", text, got)
+		}
+	}
+	if d := config.Duration(90 * time.Second); d.String() != "1m30s" {
+		t.Errorf("duration %s", d)
+	}
+}

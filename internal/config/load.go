@@ -1,0 +1,119 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"berth/internal/fault"
+)
+
+// Load reads the file and its drop-ins (path + ".d/*.toml", in name order) over
+// Default, and validates the whole. A missing file is an error unless it is
+// DefaultPath, where it means: nothing was set. All faults come together, as
+// fault.Invalid.
+func Load(path string) (Config, error) {
+	c := Default()
+	files := []string{path}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
+		files = nil
+	}
+	dropIns, err := listTOML(path + ".d")
+	if err != nil {
+		return c, fmt.Errorf("read configuration: %w", err)
+	}
+	var reasons []fault.Reason
+	for _, f := range append(files, dropIns...) {
+		err := DecodeFile(f, &c)
+		if err != nil && !errors.Is(err, fault.Invalid) {
+			return c, fmt.Errorf("read configuration: %w", err)
+		}
+		reasons = append(reasons, fault.ReasonsOf(err)...)
+	}
+	if len(reasons) == 0 {
+		reasons = c.faults()
+	}
+	if len(reasons) > 0 {
+		return c, fault.Refuse(fault.Invalid, "read configuration", reasons...)
+	}
+	return c, nil
+}
+
+// listTOML gives a folder's *.toml in name order; none for a folder that does
+// not exist.
+func listTOML(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		if !e.IsDir() && strings.HasSuffix(e.Name(), ".toml") && !strings.HasPrefix(e.Name(), ".") {
+			out = append(out, filepath.Join(dir, e.Name()))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// DecodeDir decodes each *.toml of a folder in name order: each is called with
+// the file's path and a decoder for it. A folder that does not exist has none.
+func DecodeDir(dir string, each func(path string, into func(v any) error) error) error {
+	files, err := listTOML(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, each(f, func(v any) error { return DecodeFile(f, v) }))
+	}
+	return errors.Join(errs...)
+}
+
+// DecodeFile lays one TOML file over v. Syntax errors, values of a wrong type
+// and unknown keys are fault.Invalid with one reason each, which names file,
+// line and key.
+func DecodeFile(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
+	err = dec.Decode(v)
+	if err == nil {
+		return nil
+	}
+	var reasons []fault.Reason
+	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
+		for i := range strict.Errors {
+			reasons = append(reasons, reason(path, &strict.Errors[i], "config_unknown_key", "unknown key"))
+		}
+	} else if one, ok := errors.AsType[*toml.DecodeError](err); ok {
+		reasons = append(reasons, reason(path, one, "config_value", strings.TrimPrefix(one.Error(), "toml: ")))
+	} else {
+		reasons = append(reasons, fault.Reason{Code: "config_value", Message: fmt.Sprintf("%s: %v", path, strings.TrimPrefix(err.Error(), "toml: "))})
+	}
+	return fault.Refuse(fault.Invalid, "read "+path, reasons...)
+}
+
+func reason(path string, e *toml.DecodeError, code, text string) fault.Reason {
+	line, _ := e.Position()
+	r := fault.Reason{Code: code, Message: fmt.Sprintf("%s:%d: %s", path, line, text), Change: "correct the file"}
+	if key := strings.Join(e.Key(), "."); key != "" {
+		r.Message = fmt.Sprintf("%s:%d: %s: %s", path, line, key, text)
+	}
+	if code == "config_unknown_key" {
+		r.Change = "remove it, or see the documented sample for its spelling"
+	}
+	return r
+}

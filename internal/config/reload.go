@@ -1,0 +1,60 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// reloadable are the keys that a running agent takes from a reload. All others
+// name a place, an identity or a promise already given (state_dir, name, listen,
+// transport), and need a restart, which touches no guest.
+var reloadable = []string{
+	"agent.log_level", "agent.flavors_dir",
+	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
+	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
+	"peers",
+}
+
+// Change is one key whose value differs between two configurations.
+type Change struct {
+	Key        string
+	Reloadable bool // a running agent takes it from a reload; else it needs a restart
+}
+
+// Diff lists the keys that differ, in the order of the structs. It never gives
+// values: one may be a secret.
+func Diff(old, new Config) []Change {
+	var out []Change
+	var walk func(key string, a, b reflect.Value)
+	walk = func(key string, a, b reflect.Value) {
+		if a.Kind() != reflect.Struct {
+			if !reflect.DeepEqual(a.Interface(), b.Interface()) {
+				out = append(out, Change{Key: key, Reloadable: slices.Contains(reloadable, key)})
+			}
+			return
+		}
+		for i := range a.NumField() {
+			walk(strings.TrimPrefix(fmt.Sprintf("%s.%s", key, a.Type().Field(i).Tag.Get("toml")), "."), a.Field(i), b.Field(i))
+		}
+	}
+	walk("", reflect.ValueOf(old), reflect.ValueOf(new))
+	return out
+}
+
+// Reload gives the configuration that a running agent goes on with: the new
+// values of what can change, the old ones of the rest.
+func Reload(running, read Config) Config {
+	out := running
+	out.Agent.LogLevel = read.Agent.LogLevel
+	out.Agent.FlavorsDir = read.Agent.FlavorsDir
+	out.Host.ReservedVCPUs = read.Host.ReservedVCPUs
+	out.Host.ReservedMemoryMB = read.Host.ReservedMemoryMB
+	out.Host.ReservedDiskGB = read.Host.ReservedDiskGB
+	out.Placement.CPURatio = read.Placement.CPURatio
+	out.Placement.RAMRatio = read.Placement.RAMRatio
+	out.Placement.DiskRatio = read.Placement.DiskRatio
+	out.Peers = read.Peers
+	return out
+}

@@ -1,0 +1,180 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"berth/internal/fault"
+)
+
+// Validate gives every fault at once as fault.Invalid, or nil.
+func (c *Config) Validate() error {
+	if reasons := c.faults(); len(reasons) > 0 {
+		return fault.Refuse(fault.Invalid, "check configuration", reasons...)
+	}
+	return nil
+}
+
+var (
+	providerName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$`)
+	hookName     = regexp.MustCompile(`^[a-z_]+/[0-9]{2}-[A-Za-z0-9._-]+$`)
+)
+
+func (c *Config) faults() []fault.Reason {
+	var out []fault.Reason
+	bad := func(key string, value any, want string) {
+		out = append(out, fault.Reason{
+			Code: "config_value", Message: fmt.Sprintf("%s = %v: want %s", key, quote(value), want),
+			Want: want, Have: fmt.Sprint(value), Change: "correct " + key,
+		})
+	}
+	absolute := func(key, path string) {
+		if !filepath.IsAbs(path) {
+			bad(key, path, "an absolute path")
+		}
+	}
+	a := c.Agent
+	if a.Mode != Observe && a.Mode != Manage {
+		bad("agent.mode", a.Mode, `"observe" or "manage"`)
+	}
+	if a.Name != "" && !providerName.MatchString(a.Name) {
+		bad("agent.name", a.Name, "a host name: letters, digits, dots and dashes, at most 200")
+	}
+	absolute("agent.state_dir", a.StateDir)
+	absolute("agent.runtime_dir", a.RuntimeDir)
+	absolute("agent.socket", a.SocketPath())
+	if len(a.SocketPath()) > 107 { // sun_path of unix(7)
+		bad("agent.socket", a.SocketPath(), "at most 107 bytes, which is all a socket's address holds")
+	}
+	absolute("agent.flavors_dir", a.FlavorsDir)
+	absolute("agent.hooks_dir", a.HooksDir)
+	if a.Listen != "" {
+		if err := hostPort(a.Listen); err != nil {
+			bad("agent.listen", a.Listen, "ADDRESS:PORT, or \"\" for none")
+		}
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, a.LogLevel) {
+		bad("agent.log_level", a.LogLevel, "debug, info, warn or error")
+	}
+	absolute("pki.ca", c.PKI.CA)
+	absolute("pki.cert", c.PKI.Cert)
+	absolute("pki.key", c.PKI.Key)
+
+	h := c.Host
+	absolute("host.root", h.Root)
+	absolute("host.disk_path", h.DiskPath)
+	for _, k := range []struct {
+		key string
+		val int64
+	}{{"host.reserved_vcpus", int64(h.ReservedVCPUs)}, {"host.reserved_memory_mb", h.ReservedMemoryMB}, {"host.reserved_disk_gb", h.ReservedDiskGB}} {
+		if k.val < 0 || k.val > 1<<31-1 {
+			bad(k.key, k.val, "0 or more")
+		}
+	}
+	absolute("libvirt.socket", c.Libvirt.Socket)
+	if u, err := url.Parse(c.Libvirt.URI); err != nil || u.Scheme == "" {
+		bad("libvirt.uri", c.Libvirt.URI, "a libvirt URI such as qemu:///system")
+	}
+	if u, err := url.Parse(strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", "name")); err != nil || u.Scheme == "" || u.Host == "" {
+		bad("libvirt.peer_uri", c.Libvirt.PeerURI, "a libvirt URI such as qemu+tls://{name}/system")
+	}
+	for _, k := range []struct {
+		key string
+		val Duration
+		min Duration
+	}{
+		{"host.discover_interval", h.DiscoverEvery, 1e9}, {"libvirt.timeout", c.Libvirt.Timeout, 1e8},
+		{"placement.timeout", c.Placement.Timeout, 1e8}, {"placement.interval", c.Placement.Interval, 1e8},
+		{"migration.max_downtime", c.Migration.MaxDowntime, 0}, {"migration.timeout", c.Migration.Timeout, 0},
+		{"migration.stall_timeout", c.Migration.StallTimeout, 1e9},
+	} {
+		if k.val < k.min {
+			bad(k.key, k.val, "at least "+k.min.String())
+		}
+	}
+	p := c.Placement
+	if u, err := url.Parse(p.URL); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		bad("placement.url", p.URL, "http://… or https://…; `berth placement` serves one")
+	}
+	if p.ProjectID == "" {
+		bad("placement.project_id", p.ProjectID, "the project that adopted guests count for")
+	}
+	if p.UserID == "" {
+		bad("placement.user_id", p.UserID, "the user that adopted guests count for")
+	}
+	for _, k := range []struct {
+		key     string
+		val     float64
+		initial bool
+	}{
+		{"placement.cpu_allocation_ratio", p.CPURatio, false}, {"placement.ram_allocation_ratio", p.RAMRatio, false},
+		{"placement.disk_allocation_ratio", p.DiskRatio, false}, {"placement.initial_cpu_allocation_ratio", p.InitialCPURatio, true},
+		{"placement.initial_ram_allocation_ratio", p.InitialRAMRatio, true}, {"placement.initial_disk_allocation_ratio", p.InitialDiskRatio, true},
+	} {
+		// Written so that NaN, which TOML can spell, is refused as well.
+		if positive := k.val > 0 && k.val <= 10000; !positive && (k.initial || k.val != 0) {
+			bad(k.key, k.val, "above 0, at most 10000"+map[bool]string{true: "", false: "; 0 for unset"}[k.initial])
+		}
+	}
+	switch c.Migration.Transport {
+	case TransportLibvirtTLS:
+	case "stream":
+		out = append(out, fault.Reason{
+			Code:    "config_transport",
+			Message: `migration.transport = "stream": this build has no stream process yet, and would send the guest another way than you ask`,
+			Want:    TransportLibvirtTLS, Have: "stream", Change: `set it to "libvirt-tls": libvirtd listens on 16514 with TLS`,
+		})
+	default:
+		bad("migration.transport", c.Migration.Transport, `"libvirt-tls"`)
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(c.Peers), cmp.Compare) {
+		key := fmt.Sprintf("peers.%q", name)
+		if !providerName.MatchString(name) {
+			bad(key, name, "a provider's name")
+		}
+		if host, _, err := net.SplitHostPort(c.Peers[name]); err != nil || host == "" || hostPort(c.Peers[name]) != nil {
+			bad(key, c.Peers[name], "HOST:PORT")
+		}
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(c.Hooks), cmp.Compare) {
+		hook, key := c.Hooks[name], fmt.Sprintf("hooks.%q", name)
+		if !hookName.MatchString(name) {
+			bad(key, name, `"<phase>/NN-name", as the executable lies in agent.hooks_dir`)
+		}
+		if hook.Timeout < 0 {
+			bad(key+".timeout", hook.Timeout, "0 or more")
+		}
+		if !slices.Contains([]string{"", "fail", "warn"}, hook.OnFailure) {
+			bad(key+".on_failure", hook.OnFailure, `"fail" or "warn"`)
+		}
+	}
+	return out
+}
+
+func quote(v any) string {
+	switch v := v.(type) {
+	case string:
+		return fmt.Sprintf("%q", v)
+	case Mode:
+		return fmt.Sprintf("%q", string(v))
+	case Duration:
+		return fmt.Sprintf("%q", v.String())
+	}
+	return fmt.Sprint(v)
+}
+
+func hostPort(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return err
+	}
+	_, err = net.LookupPort("tcp", port)
+	return err
+}
