@@ -1,0 +1,302 @@
+package disks_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host/disks"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+)
+
+func requireQemuImg(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("qemu-img is not installed (Debian: qemu-utils)")
+	}
+}
+
+func files(t *testing.T) disks.Files {
+	return disks.Files{Root: t.TempDir(), BootID: new(runtime.System).Boot().ID}
+}
+
+func qemuImg(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img %v: %v\n%s", args, err, out)
+	}
+}
+
+// tree lists all files and folders below root.
+func tree(t *testing.T, f disks.Files) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(f.Root, func(path string, _ os.DirEntry, err error) error {
+		if path != f.Root {
+			out = append(out, strings.TrimPrefix(path, f.Root))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func put(t *testing.T, f disks.Files, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(f.Real(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.Real(path), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestImage_ReadsTheChain(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/img/base.raw", strings.Repeat("x", 64<<10))
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", f.Real("/img/mid.qcow2"), "8M")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "mid.qcow2", f.Real("/img/top.qcow2"), "16M")
+	got, err := f.Image(t.Context(), "/img/top.qcow2", "qcow2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"/img/mid.qcow2", "/img/base.raw"}, got.Backing); diff != "" {
+		t.Errorf("backing files (-want +got):\n%s", diff)
+	}
+	if got.VirtualSize != 16<<20 || got.ActualSize < 64<<10 {
+		t.Errorf("virtual %d, actual %d; want 16 MiB and at least the base's 64 KiB", got.VirtualSize, got.ActualSize)
+	}
+}
+
+func TestImage_NeverProbes(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/secret", "secret")
+	// The guest owns a raw disk and writes an image with a backing file into it.
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", f.Real("/secret"), f.Real("/disk.raw"), "8M")
+	for _, format := range []string{"", "raw"} {
+		got, err := f.Image(t.Context(), "/disk.raw", format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Backing) > 0 || got.VirtualSize == 8<<20 {
+			t.Errorf("format %q: the guest's own header was believed: %+v", format, got)
+		}
+	}
+}
+
+func TestImage_Failures(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/plain", "not an image")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-u", "-F", "qcow2", "-b", "loop", f.Real("/loop"), "1M")
+	for _, tt := range []struct {
+		path string
+		tool string
+		kind fault.Kind
+	}{
+		{"/absent", "", fault.NotFound},
+		{"/plain", "", fault.Invalid},
+		{"/loop", "", fault.Invalid},
+		{"/plain", "/nowhere/qemu-img", fault.Unavailable},
+	} {
+		f := disks.Files{Root: f.Root, Tool: tt.tool}
+		if _, err := f.Image(t.Context(), tt.path, "qcow2"); !errors.Is(err, tt.kind) {
+			t.Errorf("image %s with tool %q: %v, want %s", tt.path, tt.tool, err, tt.kind)
+		}
+	}
+}
+
+func TestIdentity_SameFileOnlyWhereItIsTheSame(t *testing.T) {
+	a := files(t)
+	b := disks.Files{Root: t.TempDir(), BootID: a.BootID}
+	elsewhere := disks.Files{Root: b.Root, BootID: "another-machine"}
+	put(t, a, "/disk", "data")
+	put(t, b, "/other", "data")
+	if err := os.Link(a.Real("/disk"), b.Real("/disk")); err != nil {
+		t.Fatal(err)
+	}
+	id := func(f disks.Files, path string) string {
+		t.Helper()
+		s, err := f.Identity(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if id(a, "/disk") == "" || id(a, "/disk") != id(b, "/disk") {
+		t.Errorf("one file in two namespaces of a kernel: %q and %q, want equal", id(a, "/disk"), id(b, "/disk"))
+	}
+	if id(a, "/disk") == id(b, "/other") {
+		t.Error("two files with equal contents count as one")
+	}
+	if id(a, "/disk") == id(elsewhere, "/disk") {
+		t.Error("equal inodes on two machines count as one file")
+	}
+	if got := id(disks.Files{Root: a.Root}, "/disk"); got != "" {
+		t.Errorf("without a boot id: %q, want no identity", got)
+	}
+	if _, err := a.Identity("/absent"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("identity of nothing: %v, want not found", err)
+	}
+}
+
+func TestMake_ThenUnmakeLeavesTheRestAlone(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/img/there/file", "stays")
+	before := tree(t, f)
+	for _, stop := range []string{"planned", "built", "published", "published again"} {
+		t.Run(stop, func(t *testing.T) {
+			m, err := f.Plan("m1", disks.PartName(1, "vda"), "/img/new/deep/disk.qcow2")
+			if err != nil {
+				t.Fatal(err)
+			}
+			recorded := m // what a crash would leave on record
+			switch stop {
+			case "built", "published", "published again":
+				if err := f.Build(t.Context(), &m, "qcow2", 8<<20); err != nil {
+					t.Fatal(err)
+				}
+				if stop != "built" {
+					recorded = m
+				}
+			}
+			if strings.HasPrefix(stop, "published") {
+				if err := f.Publish(m); err != nil {
+					t.Fatal(err)
+				}
+				img, err := f.Image(t.Context(), m.Path, "qcow2")
+				if err != nil || img.VirtualSize != 8<<20 {
+					t.Fatalf("made image: %+v, %v", img, err)
+				}
+			}
+			if stop == "published again" {
+				if err := f.Publish(m); err != nil {
+					t.Fatalf("publish again: %v", err)
+				}
+			}
+			for range 2 {
+				if err := f.Unmake(recorded); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(before, tree(t, f)); diff != "" {
+				t.Errorf("left behind (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMake_NeverTouchesWhatSomebodyElsePutThere(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/img/occupied", "mine")
+	if _, err := f.Plan("m1", "1-vda", "/img/occupied"); !errors.Is(err, fault.Exists) {
+		t.Errorf("plan for an occupied place: %v, want exists", err)
+	}
+	m, err := f.Plan("m1", "1-vda", "/img/raced")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Build(t.Context(), &m, "raw", 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	put(t, f, "/img/raced", "somebody else's")
+	if err := f.Publish(m); !errors.Is(err, fault.Exists) {
+		t.Errorf("publish into a taken place: %v, want exists", err)
+	}
+	if err := f.Unmake(m); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"/img", "/img/occupied", "/img/raced"}, tree(t, f)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	// Replaced after it was made: the new file is not ours either.
+	n, err := f.Plan("m1", "1-vdb", "/img/swapped")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Build(t.Context(), &n, "raw", 1<<20), f.Publish(n)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, f, "/img/new", "restored from a backup")
+	if err := os.Rename(f.Real("/img/new"), f.Real("/img/swapped")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Unmake(n); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(tree(t, f), "/img/swapped") {
+		t.Error("a file that replaced ours was removed")
+	}
+}
+
+func TestRemove_OnlyTheFileOfThatStamp(t *testing.T) {
+	f := files(t)
+	put(t, f, "/a", "old")
+	stamp, err := f.Stamp("/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, f, "/b", "new")
+	if err := os.Rename(f.Real("/b"), f.Real("/a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Remove("/a", stamp); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("remove another file: %v, want forbidden", err)
+	}
+	stamp, err = f.Stamp("/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := f.Remove("/a", stamp); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	}
+	if diff := cmp.Diff([]string(nil), tree(t, f)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestSpace_LooksAtTheNearestFolderThatExists(t *testing.T) {
+	f := files(t)
+	deep, err := f.Space("/not/there/yet/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, err := f.Space("/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if deep.Device != near.Device || deep.Bytes <= 0 {
+		t.Errorf("deep %+v, near %+v", deep, near)
+	}
+}
+
+func TestImage_EndsWithItsContext(t *testing.T) {
+	f := files(t)
+	put(t, f, "/slow", "#!/bin/sh\nexec sleep 60\n")
+	if err := os.Chmod(f.Real("/slow"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f.Tool = f.Real("/slow")
+	put(t, f, "/disk", "")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := f.Image(ctx, "/disk", "raw"); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("image with a context that ended: %v, want unavailable", err)
+	}
+}

@@ -1,0 +1,145 @@
+package disks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth/internal/fault"
+)
+
+// Files reaches the files of one host. The zero value is this machine's, with
+// qemu-img from $PATH and no identity for local filesystems.
+type Files struct {
+	// Root is where this process sees the hypervisor's /; empty when it is the
+	// same. Paths given and answered are always the hypervisor's.
+	Root string
+	// Tool is qemu-img; empty for the one in $PATH.
+	Tool string
+	// BootID names the boot of the kernel below (Runtime.Boot().ID); without it
+	// a file on a local filesystem has no identity.
+	BootID string
+}
+
+// Real is where this process finds the hypervisor's path.
+func (f Files) Real(path string) string { return filepath.Join("/", f.Root, path) }
+
+func (f Files) tool() string {
+	if f.Tool != "" {
+		return f.Tool
+	}
+	return "qemu-img"
+}
+
+// Image is what is known of a disk image and the files below it.
+type Image struct {
+	Format      string
+	VirtualSize int64 // bytes, what the guest sees
+	// ActualSize is what the whole chain occupies, bytes: a copy without backing
+	// files can need as much, though never more than VirtualSize and metadata.
+	ActualSize int64
+	// Backing lists the files below, the nearest first. A layer that is no local
+	// file ends the list, and is its last element as the image spells it.
+	Backing []string
+}
+
+// Image reads the image at path, whose format the guest's definition gives; an
+// empty one is raw, as libvirt takes it. It may be in use. fault.NotFound when
+// there is no such file.
+func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
+	if format == "" {
+		format = "raw"
+	}
+	img := Image{Format: format}
+	for top := path; ; {
+		one, err := f.info(ctx, path, format)
+		if err != nil {
+			return Image{}, err
+		}
+		if path == top {
+			img.VirtualSize = one.VirtualSize
+		}
+		img.ActualSize += one.ActualSize
+		if one.Backing == "" {
+			return img, nil
+		}
+		next := one.Backing
+		if strings.HasPrefix(next, "json:") || (strings.Contains(next, ":") && !filepath.IsAbs(next)) {
+			// nbd://, rbd:, json:{…}: reached through the network by either host.
+			img.Backing = append(img.Backing, next)
+			return img, nil
+		}
+		if !filepath.IsAbs(next) {
+			next = filepath.Join(filepath.Dir(path), next)
+		}
+		if next == top || slices.Contains(img.Backing, next) {
+			return Image{}, fault.New(fault.Invalid, "read image %s: its chain of backing files leads back to %s", top, next)
+		}
+		img.Backing = append(img.Backing, next)
+		path, format = next, one.BackingFormat
+		if format == "" {
+			format = "raw" // libvirt does not probe either
+		}
+	}
+}
+
+type info struct {
+	VirtualSize   int64  `json:"virtual-size"`
+	ActualSize    int64  `json:"actual-size"`
+	Backing       string `json:"backing-filename"`
+	BackingFormat string `json:"backing-filename-format"`
+}
+
+func (f Files) info(ctx context.Context, path, format string) (info, error) {
+	real := f.Real(path)
+	if _, err := os.Stat(real); errors.Is(err, fs.ErrNotExist) {
+		return info{}, fault.New(fault.NotFound, "read image %s: no such file", path)
+	}
+	// -U: the guest has it open for writing; what is read here does not change
+	// while it runs.
+	out, err := f.run(ctx, "info", "--output=json", "-U", "-f", format, real)
+	if err != nil {
+		return info{}, fault.New(fault.KindOf(err), "read image %s as %s: %w", path, format, err)
+	}
+	var i info
+	if err := json.Unmarshal(out, &i); err != nil {
+		return info{}, fault.New(fault.Internal, "read image %s: answer of qemu-img: %w", path, err)
+	}
+	return i, nil
+}
+
+// run runs qemu-img and gives its output; its complaint is the error.
+func (f Files) run(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, f.tool(), args...)
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return out.Bytes(), nil
+	case ctx.Err() != nil:
+		return nil, fault.New(fault.Unavailable, "qemu-img: %w", context.Cause(ctx))
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
+		return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{
+			Code: "disk_tool_missing", Message: f.tool() + " is not installed", Change: "install qemu-utils",
+		})
+	}
+	text := strings.TrimSpace(complaint.String())
+	text = strings.TrimPrefix(text, "qemu-img: ")
+	return nil, fault.New(fault.Invalid, "qemu-img: %s: %w", text, err)
+}
+
+// create fills an existing empty file with an empty image.
+func (f Files) create(ctx context.Context, real, format string, size int64) error {
+	_, err := f.run(ctx, "create", "-q", "-f", format, real, strconv.FormatInt(size, 10))
+	return err
+}
