@@ -110,6 +110,11 @@ type DestinationVerbs interface {
 	// commit names the migration and attempt that this host's claim names.
 	AcceptToken(ctx context.Context, ref Ref, c Commit) error
 
+	// DestinationStatus is what this host has of the migration at one moment:
+	// domain, claim and token. It changes nothing. Asked only where the source's
+	// own state does not settle what became of the guest (law 11's table).
+	DestinationStatus(ctx context.Context, ref Ref) (DestinationStatus, error)
+
 	// FinishDestination binds the claim, makes the definition persistent,
 	// announces the guest, runs post_live_migration_at_destination. Its success
 	// is the durable answer *bound*.
@@ -278,7 +283,31 @@ type StreamStatus struct {
 	Domain   DomainView `json:"domain"`
 	Progress Progress   `json:"progress"`
 	Error    string     `json:"error,omitempty"` // what the hypervisor said when the job ended
+	// Ledger is the source ledger's word on this migration and attempt.
+	Ledger Ledger `json:"ledger"`
 }
+
+// DestinationStatus is the destination's view of its own copy.
+type DestinationStatus struct {
+	Domain DomainView `json:"domain"`
+	Ledger Ledger     `json:"ledger"`
+	// Claim is the state of the claim that names this migration and attempt:
+	// pending, arriving, bound; empty for none.
+	Claim string `json:"claim"`
+}
+
+// Ledger is what one host's ledger says about the ownership token, seen from
+// one attempt of one migration.
+type Ledger string
+
+// What a ledger can say.
+const (
+	LedgerUnknown     Ledger = ""            // not answered
+	LedgerHere        Ledger = "here"        // the token is on this host
+	LedgerSurrendered Ledger = "surrendered" // given away by the commit of this migration and attempt
+	LedgerReclaimed   Ledger = "reclaimed"   // here, and any later Commit of this attempt is refused
+	LedgerElsewhere   Ledger = "elsewhere"   // not here, by another hand-over, or never was
+)
 
 // DomainView is a domain as one host's hypervisor reports it.
 type DomainView struct {

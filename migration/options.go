@@ -1,0 +1,119 @@
+package migration
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration/task"
+	"berth/placementclient"
+)
+
+// Placement is what a conductor asks of Placement; *placementclient.Client is one.
+type Placement interface {
+	// Allocations of a consumer that does not exist are empty, and no error.
+	Allocations(ctx context.Context, consumer string) (placementclient.Allocations, error)
+	PutAllocations(ctx context.Context, consumer string, a placementclient.Allocations) error
+	// PostAllocations replaces what several consumers hold, all or none.
+	PostAllocations(ctx context.Context, set map[string]placementclient.Allocations) error
+	DeleteAllocations(ctx context.Context, consumer string) error
+	Provider(ctx context.Context, uuid string) (placementclient.ResourceProvider, error)
+	AllocationCandidates(ctx context.Context, r placementclient.CandidateRequest) (placementclient.AllocationCandidates, error)
+}
+
+// Config configures a Conductor. Zero durations and numbers mean the defaults.
+type Config struct {
+	Runtime runtime.Runtime
+	Store   task.Store
+	// Local is the provider's name of the host whose agent this is: the source
+	// of every live migration that the conductor accepts.
+	Local string
+	// Hosts finds a host by its provider's name, the local one included. It may
+	// dial. fault.NotFound for a name that no peer has.
+	Hosts     func(ctx context.Context, name string) (Host, error)
+	Placement Placement
+	Logger    *slog.Logger // nil discards
+
+	MaxAttempts int           // destinations tried when none is named; default 5
+	Lease       time.Duration // of the destination's claim, renewed at a third; default 60 s
+	// StallTimeout is the default of Options.StallTimeout: 15 s. While the
+	// destination still sets up, four times that is allowed.
+	StallTimeout time.Duration
+	// PollInterval is between two looks at a stream (default 250 ms), and
+	// PollNear when its end is near (default 20 ms): what is seen late is downtime.
+	PollInterval, PollNear time.Duration
+	// VerbTimeout bounds one quick verb (default 30 s), SlowVerbTimeout those
+	// that make disks, run hooks or wait for a job's end (default 10 minutes).
+	VerbTimeout, SlowVerbTimeout time.Duration
+	// Patience is how long somebody who must answer may be silent before the
+	// migration is shown as in doubt (default 1 minute).
+	Patience time.Duration
+	// UndoLater is the pause between two passes of an undo that did not succeed
+	// (default 30 s).
+	UndoLater time.Duration
+	// KeepFinished is how many finished migrations are kept (default 1000).
+	KeepFinished int
+	// Jitter gives a random duration below its argument; nil means math/rand.
+	Jitter func(time.Duration) time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	def(&c.Lease, time.Minute)
+	def(&c.StallTimeout, 15*time.Second)
+	def(&c.PollInterval, 250*time.Millisecond)
+	def(&c.PollNear, 20*time.Millisecond)
+	def(&c.VerbTimeout, 30*time.Second)
+	def(&c.SlowVerbTimeout, 10*time.Minute)
+	def(&c.Patience, time.Minute)
+	def(&c.UndoLater, 30*time.Second)
+	if c.MaxAttempts <= 0 {
+		c.MaxAttempts = 5
+	}
+	if c.KeepFinished <= 0 {
+		c.KeepFinished = 1000
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Jitter == nil {
+		c.Jitter = func(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(max(d, 1)))) }
+	}
+	return c
+}
+
+// Request asks for a live migration.
+type Request struct {
+	// Instance is the uuid of the guest, which runs on the local host.
+	Instance string `json:"instance_uuid"`
+	// Destination is a provider's name; empty lets Placement's candidates decide.
+	Destination string `json:"dest_compute,omitempty"`
+	// Migration is the uuid the migration is to have; empty makes one. A request
+	// repeated with the same uuid is answered with the migration it made.
+	Migration string  `json:"uuid,omitempty"`
+	Options   Options `json:"options"`
+}
+
+func (o Options) validate() error {
+	var reasons []fault.Reason
+	bad := func(code, message string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message})
+	}
+	if o.TimeoutAction != "" && o.TimeoutAction != "abort" {
+		bad("timeout_action", "timeout action "+o.TimeoutAction+": want abort")
+	}
+	if o.Timeout < 0 || o.StallTimeout < 0 || o.MaxDowntime < 0 {
+		bad("negative_duration", "timeout, stall timeout and maximum downtime cannot be negative")
+	}
+	if len(reasons) > 0 {
+		return fault.Refuse(fault.Invalid, "options of the live migration", reasons...)
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package migration
+
+import (
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
+// Status is a migration's status as Nova spells it.
+//
+//	status          meaning                                              ends
+//	accepted        durable, nothing begun                               no
+//	preparing       claim, allocations, destination's preparation        no
+//	running         the guest's memory and disks are on their way        no
+//	post-migrating  the token has left the source: only forward          no
+//	completed       the guest runs at the destination                    yes
+//	cancelled       aborted by somebody, and undone                      yes
+//	failed          failed, and undone; or refused before any effect     yes
+//	error           cannot go on at present: Outcome and Error say why   no
+type Status string
+
+// The statuses.
+const (
+	StatusAccepted      Status = "accepted"
+	StatusPreparing     Status = "preparing"
+	StatusRunning       Status = "running"
+	StatusPostMigrating Status = "post-migrating"
+	StatusCompleted     Status = "completed"
+	StatusCancelled     Status = "cancelled"
+	StatusFailed        Status = "failed"
+	StatusError         Status = "error"
+)
+
+// Outcome says what a migration came to. It is empty while nothing is settled.
+type Outcome string
+
+// The outcomes. In doubt is no end: the conductor keeps asking, and goes on
+// when whoever did not answer comes back.
+const (
+	OutcomeNone      Outcome = ""
+	OutcomeCompleted Outcome = "completed" // the guest is at the destination
+	OutcomeRefused   Outcome = "refused"   // no destination would take it; no guest, disk or allocation was touched
+	OutcomeUndone    Outcome = "undone"    // everything was put back
+	OutcomeInDoubt   Outcome = "in doubt"  // cannot be decided at present; Error says why
+)
+
+// TypeLiveMigration is Nova's migration_type of a live migration.
+const TypeLiveMigration = "live-migration"
+
+// Migration is the record of one move. Field names are Nova's where Nova has
+// the same thing. Durations are nanoseconds in JSON.
+type Migration struct {
+	UUID          string `json:"uuid"` // also the migration consumer in Placement
+	InstanceUUID  string `json:"instance_uuid"`
+	InstanceName  string `json:"instance_name"`
+	SourceCompute string `json:"source_compute"`
+	// DestCompute is the destination of the current attempt; empty before one
+	// is chosen.
+	DestCompute   string    `json:"dest_compute"`
+	MigrationType string    `json:"migration_type"`
+	Status        Status    `json:"status"`
+	Outcome       Outcome   `json:"outcome"`
+	Attempt       int       `json:"attempt"` // from 1, one for each destination tried
+	CreatedAt     time.Time `json:"created_at"`
+	UpdatedAt     time.Time `json:"updated_at"`
+	Options       Options   `json:"options"`
+
+	// Phase is the direction: doing, undoing, done, undone. Step is the step
+	// that is being done or undone; empty when the migration is over.
+	Phase task.Phase `json:"phase"`
+	Step  string     `json:"step"`
+	// Steps of the current or last attempt, in order.
+	Steps []StepRecord `json:"steps"`
+	// Refusals are the attempts before this one, and who refused them why.
+	Refusals []Refusal `json:"refusals,omitempty"`
+
+	// Progress is the last seen of the stream; zero before it.
+	Progress Progress `json:"progress"`
+	// HandoverDowntime is what commit and resume add to the guest's pause: from
+	// the source's domain seen stopped until the destination had durably accepted
+	// the token and resumed. 0 until measured; not measured over a host's reboot.
+	HandoverDowntime time.Duration `json:"handover_downtime"`
+
+	// AbortRequested: somebody asked for an abort in time.
+	AbortRequested bool `json:"abort_requested,omitempty"`
+	// Error is why the migration was undone, or cannot go on; nil for neither.
+	Error *task.Error `json:"error,omitempty"`
+}
+
+// StepRecord is one step as people see it.
+type StepRecord struct {
+	Name  string         `json:"name"`
+	State task.StepPhase `json:"state"`
+	Begun time.Time      `json:"begun,omitzero"`
+	Ended time.Time      `json:"ended,omitzero"`
+	// Duration is Ended − Begun on the wall clock; 0 while it lasts.
+	Duration time.Duration `json:"duration"`
+	Tries    int           `json:"tries,omitempty"`
+	Error    string        `json:"error,omitempty"`
+}
+
+// Refusal is one destination that was tried and did not take the guest.
+type Refusal struct {
+	Attempt     int            `json:"attempt"`
+	DestCompute string         `json:"dest_compute"`
+	Kind        fault.Kind     `json:"kind"`
+	Message     string         `json:"message"`
+	Reasons     []fault.Reason `json:"reasons,omitempty"`
+}
+
+// Done says whether the migration is over: nothing of it is left to do or undo.
+func (m Migration) Done() bool {
+	switch m.Outcome {
+	case OutcomeCompleted, OutcomeRefused, OutcomeUndone:
+		return true
+	}
+	return false
+}
+
+// Err is how the migration ended, as an error for whoever waited for it: nil
+// when it completed; fault.Undone when it failed and was put back; the kind of
+// the refusal when no destination would take the guest; fault.InDoubt when it
+// cannot go on at present; nil too while it simply goes on.
+func (m Migration) Err() error {
+	cause := m.Error.Err()
+	switch m.Outcome {
+	case OutcomeRefused:
+		return cause
+	case OutcomeUndone:
+		return fault.New(fault.Undone, "migration %s of %s was undone: %w", m.UUID, m.InstanceUUID, cause)
+	case OutcomeInDoubt:
+		return fault.New(fault.InDoubt, "migration %s of %s cannot go on: %w", m.UUID, m.InstanceUUID, cause)
+	}
+	return nil
+}
