@@ -34,9 +34,9 @@ func NativePackages() []string {
 // shared libraries come with the system's own qemu-system-x86.
 var backports = []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "qemu-utils", "seabios"}
 
-// guestModules are loaded by the guest in this order. A kernel that has one
-// built in ships no file for it.
-var guestModules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"}
+// guestModules are loaded by the guest. A kernel that has one built in ships no
+// file for it.
+var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"}
 
 // Missing lists what Install would have to add, in words; empty means a lab can
 // start. It does not use the network and takes some hundredths of a second.
@@ -69,8 +69,8 @@ func providedAs(p string, have map[string]string) bool {
 	return p == "pkg-config" && have["pkgconf"] != ""
 }
 
-// KernelDir holds the guest's kernel: vmlinuz and modules/*.ko with the load
-// order in modules/order.
+// KernelDir holds the guest's kernel: vmlinuz and modules/*.ko, named
+// in modules/order.
 func KernelDir() string { return filepath.Join(CacheDir(), "kernel") }
 
 // qemuTree is the folder laid over /usr in every host, or empty where the
