@@ -1,0 +1,173 @@
+// Package inventory says what a host is in Placement's words: from the hardware,
+// the reserve and the ratios to the root provider's inventories and traits, and
+// to the capacity that claims are fitted in.
+//
+// It is pure: values in, values out. Invariants: the inventories and the capacity
+// of one Report say the same, so that what Placement would give away and what the
+// claim lock would hold are one amount; classes and traits that others have set on
+// the provider are kept; a ratio that stands in Placement is kept unless the
+// operator fixed one (Nova: virt/driver _get_allocation_ratios).
+package inventory
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// Ratios are how often one unit is given away. Zero is unset.
+type Ratios struct {
+	CPU  float64 `json:"cpu"`
+	RAM  float64 `json:"ram"`
+	Disk float64 `json:"disk"`
+}
+
+// Input is everything a report is computed from.
+type Input struct {
+	Host     *topology.Host     // never nil: without one there is nothing to report
+	Arch     string             // the kernel's word, "x86_64"; empty for unknown
+	DiskGB   int64              // size of the filesystem that holds guests' disks, GiB rounded down
+	Reserved topology.Resources // kept from guests
+	Fixed    Ratios             // the operator's; zero keeps what stands in Placement
+	Initial  Ratios             // where nothing stands in Placement
+	// Holding says that a move has a half on this provider: then nothing that an
+	// allocation could be refused by is made tighter, so that it can go back.
+	Holding bool
+}
+
+// Capacity is what claims are fitted in: claims.Capacity under another name,
+// since this package knows nobody who holds state.
+type Capacity struct {
+	Total    topology.Resources
+	Reserved topology.Resources
+	Ratios   Ratios
+}
+
+// Report is the root provider as it shall stand in Placement.
+type Report struct {
+	Inventories map[string]placementclient.Inventory
+	Traits      []string // sorted
+	Capacity    Capacity
+}
+
+const mib = 1 << 20
+
+// Compute gives the report. inventories and traits are what stands in Placement
+// now; nil for a provider that does not exist yet.
+func Compute(in Input, inventories map[string]placementclient.Inventory, traits []string) Report {
+	total := topology.Resources{
+		VCPUs:    in.Host.CPUs().Len(),
+		MemoryMB: in.Host.MemoryBytes() / mib,
+		DiskGB:   in.DiskGB,
+	}
+	// Placement refuses a reserve above the total; so much is reserved, then, that
+	// nothing is left.
+	reserved := topology.Resources{
+		VCPUs:    min(in.Reserved.VCPUs, total.VCPUs),
+		MemoryMB: min(in.Reserved.MemoryMB, total.MemoryMB),
+		DiskGB:   min(in.Reserved.DiskGB, total.DiskGB),
+	}
+	r := Report{
+		Inventories: maps.Clone(inventories),
+		Capacity:    Capacity{Total: total, Reserved: reserved},
+	}
+	if r.Inventories == nil {
+		r.Inventories = map[string]placementclient.Inventory{}
+	}
+	for _, c := range []struct {
+		class           string
+		total, reserved int64
+		fixed, initial  float64
+		ratio           *float64
+	}{
+		{placementclient.ClassVCPU, int64(total.VCPUs), int64(reserved.VCPUs), in.Fixed.CPU, in.Initial.CPU, &r.Capacity.Ratios.CPU},
+		{placementclient.ClassMemoryMB, total.MemoryMB, reserved.MemoryMB, in.Fixed.RAM, in.Initial.RAM, &r.Capacity.Ratios.RAM},
+		{placementclient.ClassDiskGB, total.DiskGB, reserved.DiskGB, in.Fixed.Disk, in.Initial.Disk, &r.Capacity.Ratios.Disk},
+	} {
+		now, stands := inventories[c.class]
+		*c.ratio = ratio(c.fixed, now.AllocationRatio, c.initial)
+		if c.total <= 0 {
+			// Placement knows no inventory of nothing. A class that went away is
+			// taken out; Placement refuses that while it is allocated.
+			delete(r.Inventories, c.class)
+			continue
+		}
+		want := placementclient.Inventory{
+			Total: min(c.total, placementclient.MaxInt), Reserved: c.reserved,
+			MinUnit: 1, MaxUnit: min(c.total, placementclient.MaxInt), StepSize: 1, AllocationRatio: *c.ratio,
+		}
+		if in.Holding && stands {
+			want = loosest(want, now)
+			*c.ratio = want.AllocationRatio
+		}
+		r.Inventories[c.class] = want
+	}
+	r.Traits = mergeTraits(traits, ownTraits(in))
+	return r
+}
+
+func ratio(fixed, stands, initial float64) float64 {
+	for _, v := range []float64{fixed, stands, initial} {
+		if v > 0 {
+			return v
+		}
+	}
+	return 1
+}
+
+// loosest keeps of both what refuses least.
+func loosest(want, now placementclient.Inventory) placementclient.Inventory {
+	want.MaxUnit = max(want.MaxUnit, now.MaxUnit)
+	want.AllocationRatio = max(want.AllocationRatio, now.AllocationRatio)
+	want.Reserved = min(want.Reserved, now.Reserved)
+	return want
+}
+
+// ownTraits are the traits that this host has, of those that Berth decides on.
+func ownTraits(in Input) []string {
+	out := []string{placementclient.TraitComputeNode}
+	if t, ok := archTraits[in.Arch]; ok {
+		out = append(out, t)
+	}
+	if slices.ContainsFunc(in.Host.Cores, func(core topology.CPUSet) bool { return core.Len() > 1 }) {
+		out = append(out, placementclient.TraitHWCPUHyperthreading)
+	}
+	return out
+}
+
+// archTraits are os-traits' names by the kernel's.
+var archTraits = map[string]string{
+	"x86_64": "HW_ARCH_X86_64", "aarch64": "HW_ARCH_AARCH64", "ppc64le": "HW_ARCH_PPC64LE", "s390x": "HW_ARCH_S390X",
+}
+
+// owned reports whether Berth alone decides on a trait; all others are kept as
+// they stand, since an operator or another tool set them.
+func owned(trait string) bool {
+	return trait == placementclient.TraitComputeNode || trait == placementclient.TraitHWCPUHyperthreading || strings.HasPrefix(trait, "HW_ARCH_")
+}
+
+func mergeTraits(stand, own []string) []string {
+	out := slices.Concat(slices.DeleteFunc(slices.Clone(stand), owned), own)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Equal reports whether Placement says already what the report says.
+func (r Report) Equal(inventories map[string]placementclient.Inventory, traits []string) (sameInventories, sameTraits bool) {
+	sorted := slices.Clone(traits)
+	slices.Sort(sorted)
+	return maps.EqualFunc(r.Inventories, inventories, same), slices.Equal(r.Traits, sorted)
+}
+
+// same compares ratios as Placement's database keeps them: MySQL's FLOAT gives
+// back seven digits, and a difference behind them would be written for ever.
+func same(a, b placementclient.Inventory) bool {
+	const digits = 1e-6
+	close := math.Abs(a.AllocationRatio-b.AllocationRatio) <= digits*max(a.AllocationRatio, b.AllocationRatio)
+	a.AllocationRatio, b.AllocationRatio = 0, 0
+	return close && a == b
+}

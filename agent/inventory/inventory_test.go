@@ -1,0 +1,136 @@
+package inventory_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/inventory"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+func host(cpus int, memoryMB int64, smt bool) *topology.Host {
+	h := &topology.Host{Health: topology.HealthOK, Cells: []topology.Cell{{MemoryBytes: memoryMB << 20}}}
+	for c := range cpus {
+		if smt && c%2 == 1 {
+			h.Cores[c/2] = topology.NewCPUSet(c-1, c)
+			continue
+		}
+		h.Cores = append(h.Cores, topology.NewCPUSet(c))
+	}
+	return h
+}
+
+func input(h *topology.Host) inventory.Input {
+	return inventory.Input{
+		Host: h, Arch: "x86_64", DiskGB: 100, Reserved: topology.Resources{MemoryMB: 512},
+		Initial: inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
+	}
+}
+
+func TestCompute_NewProvider(t *testing.T) {
+	got := inventory.Compute(input(host(8, 16384, true)), nil, nil)
+	want := inventory.Report{
+		Inventories: map[string]placementclient.Inventory{
+			"VCPU":      {Total: 8, MinUnit: 1, MaxUnit: 8, StepSize: 1, AllocationRatio: 4},
+			"MEMORY_MB": {Total: 16384, Reserved: 512, MinUnit: 1, MaxUnit: 16384, StepSize: 1, AllocationRatio: 1},
+			"DISK_GB":   {Total: 100, MinUnit: 1, MaxUnit: 100, StepSize: 1, AllocationRatio: 1},
+		},
+		Traits: []string{"COMPUTE_NODE", "HW_ARCH_X86_64", "HW_CPU_HYPERTHREADING"},
+		Capacity: inventory.Capacity{
+			Total:    topology.Resources{VCPUs: 8, MemoryMB: 16384, DiskGB: 100},
+			Reserved: topology.Resources{MemoryMB: 512},
+			Ratios:   inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestCompute_IsAFixedPoint(t *testing.T) {
+	in := input(host(8, 16384, false))
+	in.Fixed.CPU = 2
+	first := inventory.Compute(in, nil, []string{"CUSTOM_RACK_7"})
+	again := inventory.Compute(in, first.Inventories, first.Traits)
+	if diff := cmp.Diff(first, again); diff != "" {
+		t.Errorf("a second look wants something else (-first +again):\n%s", diff)
+	}
+	if inv, traits := again.Equal(first.Inventories, reversed(first.Traits)); !inv || !traits {
+		t.Errorf("equal things differ: inventories %v, traits %v", inv, traits)
+	}
+}
+
+func TestCompute_Ratios(t *testing.T) {
+	stands := map[string]placementclient.Inventory{"VCPU": {Total: 8, AllocationRatio: 16}}
+	for _, tt := range []struct {
+		name  string
+		fixed float64
+		now   map[string]placementclient.Inventory
+		want  float64
+	}{
+		{"the operator's wins", 2, stands, 2},
+		{"what stands in Placement is kept", 0, stands, 16},
+		{"a new provider begins with the initial one", 0, nil, 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := input(host(8, 16384, false))
+			in.Fixed.CPU = tt.fixed
+			r := inventory.Compute(in, tt.now, nil)
+			if got := r.Inventories["VCPU"].AllocationRatio; got != tt.want || r.Capacity.Ratios.CPU != tt.want {
+				t.Errorf("inventory %v, capacity %v, want %v", got, r.Capacity.Ratios.CPU, tt.want)
+			}
+		})
+	}
+}
+
+func TestCompute_KeepsWhatOthersSet(t *testing.T) {
+	gpu := placementclient.Inventory{Total: 2, MinUnit: 1, MaxUnit: 1, StepSize: 1, AllocationRatio: 1}
+	r := inventory.Compute(input(host(2, 4096, false)),
+		map[string]placementclient.Inventory{"CUSTOM_GPU": gpu},
+		[]string{"CUSTOM_RACK_7", "HW_ARCH_AARCH64", "HW_CPU_HYPERTHREADING"})
+	if r.Inventories["CUSTOM_GPU"] != gpu {
+		t.Errorf("inventory of another writer is %+v", r.Inventories["CUSTOM_GPU"])
+	}
+	// Traits that Berth decides on are corrected, the others stay.
+	if diff := cmp.Diff([]string{"COMPUTE_NODE", "CUSTOM_RACK_7", "HW_ARCH_X86_64"}, r.Traits); diff != "" {
+		t.Errorf("traits (-want +got):\n%s", diff)
+	}
+}
+
+func TestCompute_NothingIsTightenedUnderAHeldMove(t *testing.T) {
+	now := map[string]placementclient.Inventory{
+		"MEMORY_MB": {Total: 16384, Reserved: 256, MinUnit: 1, MaxUnit: 16384, StepSize: 1, AllocationRatio: 1.5},
+	}
+	in := input(host(4, 8192, false))
+	in.Fixed.RAM, in.Holding = 1, true
+	got := inventory.Compute(in, now, nil).Inventories["MEMORY_MB"]
+	if got.Reserved != 256 || got.MaxUnit != 16384 || got.AllocationRatio != 1.5 || got.Total != 8192 {
+		t.Errorf("while a move is held: %+v", got)
+	}
+	in.Holding = false
+	got = inventory.Compute(in, now, nil).Inventories["MEMORY_MB"]
+	if got.Reserved != 512 || got.MaxUnit != 8192 || got.AllocationRatio != 1 {
+		t.Errorf("after it: %+v", got)
+	}
+}
+
+func TestCompute_ReserveAboveTheTotal(t *testing.T) {
+	in := input(host(1, 256, false))
+	in.DiskGB = 0
+	r := inventory.Compute(in, nil, nil)
+	if m := r.Inventories["MEMORY_MB"]; m.Reserved != 256 || m.Capacity() != 0 {
+		t.Errorf("memory %+v, want all of it reserved", m)
+	}
+	if d, ok := r.Inventories["DISK_GB"]; ok {
+		t.Errorf("disk %+v, want none: Placement knows no inventory of nothing", d)
+	}
+}
+
+func reversed(in []string) []string {
+	out := slices.Clone(in)
+	slices.Reverse(out)
+	return out
+}

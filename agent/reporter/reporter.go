@@ -1,0 +1,383 @@
+package reporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"berth/agent/inventory"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/placementclient"
+)
+
+// Placement is what the reporter asks of the service.
+type Placement interface {
+	Provider(ctx context.Context, uuid string) (placementclient.ResourceProvider, error)
+	ProviderByName(ctx context.Context, name string) (placementclient.ResourceProvider, error)
+	CreateProvider(ctx context.Context, p placementclient.NewProvider) (placementclient.ResourceProvider, error)
+	Inventories(ctx context.Context, rp string) (placementclient.Inventories, error)
+	PutInventories(ctx context.Context, rp string, inv placementclient.Inventories) (placementclient.Inventories, error)
+	Traits(ctx context.Context, rp string) (placementclient.Traits, error)
+	PutTraits(ctx context.Context, rp string, t placementclient.Traits) (placementclient.Traits, error)
+}
+
+// Options are what a Reporter is made of.
+type Options struct {
+	Placement Placement
+	Runtime   runtime.Runtime
+	Logger    *slog.Logger
+
+	Name string // the provider's name
+	UUID string // the provider's uuid, from Identity
+
+	// Input gives what the host is now, or false with the reason while that is
+	// not known: then nothing is reported and what stands in Placement stays. It
+	// must not block.
+	Input func() (inventory.Input, bool, string)
+
+	// Found is told each report that was computed, before it is written: the
+	// capacity that claims are fitted in follows Placement's ratios. It must not
+	// block. Nil for nobody.
+	Found func(inventory.Report)
+
+	Interval time.Duration
+	Observe  bool // compare and tell, write nothing
+}
+
+// Reporter keeps one provider. Make it with New.
+type Reporter struct {
+	opt    Options
+	kick   chan struct{}
+	jitter func() float64
+
+	// syncing keeps one Sync at a time; held over calls to Placement, so it is
+	// never taken by anything that must answer at once.
+	syncing sync.Mutex
+	seen    *observation // guarded by syncing
+
+	// mu guards status alone; nothing is called under it.
+	mu     sync.Mutex
+	status Status
+}
+
+// observation is what was last read or written, and what was computed from it.
+type observation struct {
+	provider    placementclient.ResourceProvider
+	inventories placementclient.Inventories
+	traits      []string
+}
+
+// Status is how reporting stands.
+type Status struct {
+	ProviderUUID string    `json:"provider_uuid"`
+	ProviderName string    `json:"provider_name"`
+	Generation   int       `json:"generation"`
+	InSync       bool      `json:"in_sync"`           // the last comparison found, or made, both equal
+	At           time.Time `json:"at"`                // of the last attempt; zero before the first
+	SyncedAt     time.Time `json:"synced_at"`         // when both were last known to be equal
+	Error        string    `json:"error,omitempty"`   // why they are not
+	Pending      []string  `json:"pending,omitempty"` // what would be written, in mode observe
+	Reads        uint64    `json:"reads"`
+	Writes       uint64    `json:"writes"`
+
+	Err error `json:"-"` // Error with its kind and reasons
+}
+
+// New makes a reporter. It asks Placement nothing yet.
+func New(o Options) *Reporter {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return &Reporter{
+		opt: o, kick: make(chan struct{}, 1), jitter: rand.Float64,
+		status: Status{ProviderUUID: o.UUID, ProviderName: o.Name},
+	}
+}
+
+// Status gives how reporting stands; it never blocks.
+func (r *Reporter) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+// Kick asks Run to compare at once: the host or the configuration changed.
+func (r *Reporter) Kick() {
+	select {
+	case r.kick <- struct{}{}:
+	default: // one is waiting already, and it will see the newest
+	}
+}
+
+// Run compares at once, then at each interval and kick, until ctx ends. After a
+// failure the pause grows, up to the interval.
+func (r *Reporter) Run(ctx context.Context) error {
+	pause := time.Duration(0)
+	for {
+		err := r.Sync(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait := r.opt.Interval
+		if err != nil {
+			pause = min(max(2*pause, time.Second), r.opt.Interval)
+			wait = pause
+		} else {
+			pause = 0
+		}
+		if !r.wait(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// wait sleeps on the runtime's clock until d is over, somebody kicks, or ctx ends.
+func (r *Reporter) wait(ctx context.Context, d time.Duration) bool {
+	sleeping, stop := context.WithCancel(ctx)
+	defer stop()
+	over := make(chan struct{})
+	r.opt.Runtime.Go("reporter pause", func() {
+		defer close(over)
+		// Its end is all that is wanted; why it ended is asked of ctx below.
+		_ = r.opt.Runtime.Sleep(sleeping, d)
+	})
+	select {
+	case <-over:
+	case <-r.kick:
+		stop()
+		<-over
+	}
+	return ctx.Err() == nil
+}
+
+// attempts bounds how often a generation conflict is answered by reading again.
+// Nova takes four (ResourceTracker._update_to_placement).
+const attempts = 4
+
+// Sync makes Placement equal to the host once. It blocks for as long as
+// Placement takes.
+func (r *Reporter) Sync(ctx context.Context) error {
+	r.syncing.Lock()
+	defer r.syncing.Unlock()
+	var err error
+	for attempt := range attempts {
+		if attempt > 0 {
+			pause := time.Duration((0.5 + r.jitter()) * float64(100*time.Millisecond<<attempt))
+			if r.opt.Runtime.Sleep(ctx, pause) != nil {
+				break
+			}
+		}
+		if err = r.syncOnce(ctx); !errors.Is(err, fault.GenerationConflict) {
+			break
+		}
+		// Somebody wrote in between: read again, compute again.
+		r.seen = nil
+	}
+	if err != nil {
+		r.seen = nil
+	}
+	r.finish(err)
+	return err
+}
+
+func (r *Reporter) finish(err error) {
+	now := r.opt.Runtime.Now()
+	r.mu.Lock()
+	before := r.status.Error
+	r.status.At = now
+	r.status.Err, r.status.Error = err, ""
+	r.status.InSync = err == nil && len(r.status.Pending) == 0
+	if err != nil {
+		r.status.Error = err.Error()
+	} else if r.status.InSync {
+		r.status.SyncedAt = now
+	}
+	after := r.status.Error
+	r.mu.Unlock()
+	switch {
+	case after != "" && after != before:
+		r.opt.Logger.Warn("placement is not equal to the host", "provider", r.opt.UUID, "error", after)
+	case after == "" && before != "":
+		r.opt.Logger.Info("placement is equal to the host again", "provider", r.opt.UUID)
+	}
+}
+
+func (r *Reporter) note(f func(*Status)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(&r.status)
+}
+
+func (r *Reporter) read()  { r.note(func(s *Status) { s.Reads++ }) }
+func (r *Reporter) wrote() { r.note(func(s *Status) { s.Writes++ }) }
+
+func (r *Reporter) syncOnce(ctx context.Context) error {
+	r.note(func(s *Status) { s.Pending = nil })
+	in, known, why := r.opt.Input()
+	if !known {
+		return fault.Refuse(fault.Unavailable, "report the host to placement", fault.Reason{
+			Code: "host_unknown", Message: why, Change: "see `berth host show` for what cannot be read",
+		})
+	}
+	provider, exists, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		if r.opt.Observe {
+			report := inventory.Compute(in, nil, nil)
+			r.found(report)
+			r.note(func(s *Status) {
+				s.Pending = []string{fmt.Sprintf("create resource provider %s (%s)", r.opt.Name, r.opt.UUID), "put inventories", "put traits"}
+			})
+			return nil
+		}
+		if provider, err = r.create(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.observe(ctx, provider); err != nil {
+		return err
+	}
+	report := inventory.Compute(in, r.seen.inventories.Inventories, r.seen.traits)
+	r.found(report)
+	sameInventories, sameTraits := report.Equal(r.seen.inventories.Inventories, r.seen.traits)
+	if r.opt.Observe {
+		r.note(func(s *Status) {
+			if !sameInventories {
+				s.Pending = append(s.Pending, "put inventories")
+			}
+			if !sameTraits {
+				s.Pending = append(s.Pending, "put traits")
+			}
+		})
+		return nil
+	}
+	if !sameInventories {
+		if err := r.putInventories(ctx, report); err != nil {
+			return err
+		}
+	}
+	if !sameTraits {
+		return r.putTraits(ctx, report)
+	}
+	return nil
+}
+
+func (r *Reporter) found(report inventory.Report) {
+	if r.opt.Found != nil {
+		r.opt.Found(report)
+	}
+}
+
+// find gives this host's provider, or refuses when name and uuid do not belong
+// together in Placement.
+func (r *Reporter) find(ctx context.Context) (placementclient.ResourceProvider, bool, error) {
+	r.read()
+	p, err := r.opt.Placement.Provider(ctx, r.opt.UUID)
+	if err == nil {
+		if p.Name != r.opt.Name {
+			return p, true, r.conflict("resource provider "+p.UUID+" is named "+p.Name, p.Name+" ("+p.UUID+")",
+				"this host is a copy of "+p.Name+" or was renamed: remove "+IdentityFile+" from its state directory if it is a copy, or set [agent] name")
+		}
+		return p, true, nil
+	}
+	if !errors.Is(err, fault.NotFound) {
+		return p, false, err
+	}
+	r.read()
+	p, err = r.opt.Placement.ProviderByName(ctx, r.opt.Name)
+	if errors.Is(err, fault.NotFound) {
+		return p, false, nil
+	}
+	if err != nil {
+		return p, false, err
+	}
+	return p, false, r.conflict("resource provider "+p.Name+" has uuid "+p.UUID, p.Name+" ("+p.UUID+")",
+		"if nothing else writes it, put its uuid into "+IdentityFile+" in the state directory; if nova-compute or another host does, do not manage this host with Berth")
+}
+
+// conflict names both identities.
+func (r *Reporter) conflict(message, have, change string) error {
+	want := r.opt.Name + " (" + r.opt.UUID + ")"
+	return fault.Refuse(fault.Forbidden, "report the host to placement", fault.Reason{
+		Code: "provider_identity", Message: message + ", this host is " + want, Want: want, Have: have, Change: change,
+	})
+}
+
+func (r *Reporter) create(ctx context.Context) (placementclient.ResourceProvider, error) {
+	r.wrote()
+	p, err := r.opt.Placement.CreateProvider(ctx, placementclient.NewProvider{UUID: r.opt.UUID, Name: r.opt.Name})
+	if errors.Is(err, fault.Exists) {
+		// Made in between, by a lost request of ours or by somebody else: find tells.
+		return p, fault.New(fault.GenerationConflict, "create resource provider: %w", err)
+	}
+	if err != nil {
+		return p, err
+	}
+	r.opt.Logger.Info("resource provider created", "provider", p.UUID, "name", p.Name)
+	return p, nil
+}
+
+// observe reads inventories and traits, unless the generation says that they are
+// as last seen.
+func (r *Reporter) observe(ctx context.Context, p placementclient.ResourceProvider) error {
+	r.note(func(s *Status) { s.Generation = p.Generation })
+	if r.seen != nil && r.seen.provider == p {
+		return nil
+	}
+	r.read()
+	inv, err := r.opt.Placement.Inventories(ctx, p.UUID)
+	if err != nil {
+		return err
+	}
+	r.read()
+	traits, err := r.opt.Placement.Traits(ctx, p.UUID)
+	if err != nil {
+		return err
+	}
+	// What was read between two writes of somebody else is no observation.
+	if inv.Generation != p.Generation || traits.Generation != p.Generation {
+		return fault.New(fault.GenerationConflict, "read resource provider %s: its generation went from %d to %d while it was read", p.UUID, p.Generation, traits.Generation)
+	}
+	r.seen = &observation{provider: p, inventories: inv, traits: traits.Traits}
+	return nil
+}
+
+func (r *Reporter) putInventories(ctx context.Context, report inventory.Report) error {
+	r.wrote()
+	got, err := r.opt.Placement.PutInventories(ctx, r.opt.UUID, placementclient.Inventories{
+		Generation: r.seen.provider.Generation, Inventories: report.Inventories,
+	})
+	if err != nil {
+		return err
+	}
+	r.seen.inventories = got
+	r.advance(got.Generation)
+	r.opt.Logger.Info("inventories put", "provider", r.opt.UUID, "generation", got.Generation, "capacity", report.Capacity.Total)
+	return nil
+}
+
+func (r *Reporter) putTraits(ctx context.Context, report inventory.Report) error {
+	r.wrote()
+	got, err := r.opt.Placement.PutTraits(ctx, r.opt.UUID, placementclient.Traits{
+		Generation: r.seen.provider.Generation, Traits: report.Traits,
+	})
+	if err != nil {
+		return err
+	}
+	r.seen.traits = got.Traits
+	r.advance(got.Generation)
+	r.opt.Logger.Info("traits put", "provider", r.opt.UUID, "generation", got.Generation, "traits", got.Traits)
+	return nil
+}
+
+func (r *Reporter) advance(generation int) {
+	r.seen.provider.Generation = generation
+	r.note(func(s *Status) { s.Generation = generation })
+}
