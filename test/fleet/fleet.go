@@ -1,0 +1,404 @@
+// Package fleet is a lab with Berth in it: hosts with an agent each and one
+// embedded Placement between them, run from the real binary with real
+// certificates. The demonstration and the end-to-end tests stand on it.
+//
+// It alone writes the agents' configuration and keys inside the lab's hosts, and
+// the folder of the binary and of the certificates below the lab's own folder.
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth/test/lab"
+)
+
+// Options say what Up makes.
+type Options struct {
+	Dir      string   // the lab's folder
+	Names    []string // hosts; empty means host-a and host-b
+	Binary   string   // berth; empty builds it into the lab's folder
+	Detached bool     // see lab.Options
+	// Config is added to every agent's berth.toml as a drop-in; the key is the
+	// host's name, "" stands for all.
+	Config map[string]string
+	// Log is told what is done, a line each; nil for silence.
+	Log func(format string, args ...any)
+}
+
+// Fleet is hosts with agents.
+type Fleet struct {
+	*lab.Lab
+	Binary string
+
+	mu     sync.Mutex
+	agents map[string]*Process
+	place  *Process
+}
+
+// Process is a daemon of ours that runs in a host.
+type Process struct {
+	Cmd  *exec.Cmd
+	Log  string // file with its standard error
+	done chan struct{}
+	err  error
+}
+
+// Kill ends it with SIGKILL and waits.
+func (p *Process) Kill() {
+	_ = p.Cmd.Process.Kill() // it may have ended by itself, which is as good
+	<-p.done
+}
+
+// Stop ends it with SIGTERM and waits; the error is its exit status.
+func (p *Process) Stop(ctx context.Context) error {
+	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		p.Kill()
+		return fmt.Errorf("it did not stop: %w", context.Cause(ctx))
+	}
+}
+
+// Exited reports whether it has ended, and how.
+func (p *Process) Exited() (bool, error) {
+	select {
+	case <-p.done:
+		return true, p.err
+	default:
+		return false, nil
+	}
+}
+
+const placementPort = "8778"
+
+// PlacementURL is where the fleet's Placement listens, on the lab's switch.
+func PlacementURL() string { return "https://" + lab.SwitchIP + ":" + placementPort }
+
+// Build compiles the static binary into dir and returns its path.
+func Build(ctx context.Context, dir string) (string, error) {
+	bin := filepath.Join(dir, "berth")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "berth/cmd/berth")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build berth: %w\n%s", err, out)
+	}
+	return bin, nil
+}
+
+// Up brings up hosts, certificates, Placement and agents, and returns when every
+// agent says that it is ready.
+func Up(ctx context.Context, o Options) (*Fleet, error) {
+	if len(o.Names) == 0 {
+		o.Names = []string{"host-a", "host-b"}
+	}
+	say := o.Log
+	if say == nil {
+		say = func(string, ...any) {}
+	}
+	// Keys and binary stand beside the lab's folder, which Up of the lab clears.
+	keys := o.Dir + ".pki"
+	if err := os.RemoveAll(keys); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(keys, 0o700); err != nil {
+		return nil, err
+	}
+	if o.Binary == "" {
+		bin, err := Build(ctx, keys)
+		if err != nil {
+			return nil, err
+		}
+		o.Binary = bin
+	}
+	if err := makeKeys(ctx, o.Binary, keys, o.Names); err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	l, err := lab.Up(ctx, lab.Options{Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys})
+	if err != nil {
+		return nil, err
+	}
+	say("%d hosts with libvirtd and QEMU up in %.1f s", len(l.Hosts), time.Since(begun).Seconds())
+	f := &Fleet{Lab: l, Binary: o.Binary, agents: map[string]*Process{}}
+	if err := f.start(ctx, o, keys); err != nil {
+		return nil, errors.Join(err, f.Down())
+	}
+	say("Placement and %d agents ready after %.1f s", len(l.Hosts), time.Since(begun).Seconds())
+	return f, nil
+}
+
+func (f *Fleet) start(ctx context.Context, o Options, keys string) error {
+	if err := f.Switch.InstallPKI(filepath.Join(keys, "switch")); err != nil {
+		return err
+	}
+	if err := f.StartPlacement(ctx); err != nil {
+		return err
+	}
+	for _, h := range f.Hosts {
+		if err := f.configure(h, o); err != nil {
+			return err
+		}
+		if err := f.StartAgent(ctx, h.Name); err != nil {
+			return err
+		}
+	}
+	for _, h := range f.Hosts {
+		if err := f.WaitReady(ctx, h.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeKeys makes an authority, a certificate for each host, one for the switch
+// (Placement) and one for an operator, with the binary's own `berth pki`.
+func makeKeys(ctx context.Context, bin, dir string, names []string) error {
+	run := func(args ...string) error {
+		out, err := exec.CommandContext(ctx, bin, args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("berth %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	if err := run("pki", "init", dir); err != nil {
+		return err
+	}
+	for i, name := range names {
+		if err := run("pki", "host", "--dir", dir, name, "--san", name+"-mig",
+			"--san", fmt.Sprintf("10.77.0.%d", i+1), "--san", fmt.Sprintf("10.78.0.%d", i+1), "--san", "localhost"); err != nil {
+			return err
+		}
+	}
+	return run("pki", "host", "--dir", dir, "switch", "--san", lab.SwitchIP)
+}
+
+// configure writes a host's berth.toml and flavors.
+func (f *Fleet) configure(h *lab.Host, o Options) error {
+	var peers strings.Builder
+	for _, p := range f.Hosts {
+		fmt.Fprintf(&peers, "%q = %q\n", p.Name, p.MgmtIP()+":16515")
+	}
+	toml := fmt.Sprintf(`[agent]
+mode = "manage"
+name = %q
+
+[host]
+reserved_memory_mb = 256
+
+[libvirt]
+timeout = "5s"
+
+[placement]
+url = %q
+interval = "5s"
+
+[migration]
+address = %q
+stall_timeout = "8s"
+
+[peers]
+%s`, h.Name, PlacementURL(), h.MigIP(), &peers)
+	files := map[string]string{
+		"/etc/berth/berth.toml":                toml,
+		"/etc/berth/flavors.d/small.toml":      "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 1\n",
+		"/etc/berth/flavors.d/large.toml":      "name = \"large\"\nvcpus = 2\nmemory_mb = 4096\ndisk_gb = 1\n",
+		"/etc/berth/berth.toml.d/50-all.toml":  o.Config[""],
+		"/etc/berth/berth.toml.d/60-host.toml": o.Config[h.Name],
+	}
+	for path, text := range files {
+		if text == "" {
+			continue
+		}
+		out := h.Path(path)
+		if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spawn starts the binary in a host as a daemon whose log is kept.
+func (f *Fleet) spawn(h *lab.Host, logName string, args ...string) (*Process, error) {
+	path := filepath.Join(f.Dir, h.Name+"-"+logName+".log")
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd, err := h.Command(context.Background(), append([]string{f.Binary}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := h.Start(cmd); err != nil {
+		return nil, fmt.Errorf("start berth %s on %s: %w", args[0], h.Name, err)
+	}
+	p := &Process{Cmd: cmd, Log: path, done: make(chan struct{})}
+	go func() { p.err = cmd.Wait(); close(p.done) }()
+	return p, nil
+}
+
+// StartPlacement starts the embedded Placement on the switch, with its database
+// in the switch's /var/lib/berth, and waits until it answers.
+func (f *Fleet) StartPlacement(ctx context.Context) error {
+	p, err := f.spawn(f.Switch, "placement", "placement", "--listen", lab.SwitchIP+":"+placementPort, "--auth", "mtls",
+		"--ca", "/etc/berth/pki/ca.crt", "--cert", "/etc/berth/pki/host.crt", "--key", "/etc/berth/pki/host.key",
+		"--db", "/var/lib/berth/placement.db")
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.place = p
+	f.mu.Unlock()
+	probe := fmt.Sprintf("exec 3<>/dev/tcp/%s/%s", lab.SwitchIP, placementPort)
+	return f.until(ctx, p, "Placement listens", func() bool {
+		_, err := f.Switch.Exec(ctx, "bash", "-c", probe)
+		return err == nil
+	})
+}
+
+// Placement is the running Placement process.
+func (f *Fleet) Placement() *Process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.place
+}
+
+// StartAgent starts a host's agent and returns without waiting for readiness.
+func (f *Fleet) StartAgent(_ context.Context, host string) error {
+	h, err := f.Host(host)
+	if err != nil {
+		return err
+	}
+	p, err := f.spawn(h, "agent", "agent")
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.agents[host] = p
+	f.mu.Unlock()
+	return nil
+}
+
+// Agent is the running agent of a host.
+func (f *Fleet) Agent(host string) *Process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.agents[host]
+}
+
+// WaitReady waits until a host's agent answers and is healthy enough to move
+// guests.
+func (f *Fleet) WaitReady(ctx context.Context, host string) error {
+	return f.until(ctx, f.Agent(host), "agent on "+host+" is ready", func() bool {
+		var s struct {
+			Ready bool `json:"ready"`
+		}
+		return f.JSON(ctx, host, &s, "status") == nil && s.Ready
+	})
+}
+
+// until waits for a condition while a process lives.
+func (f *Fleet) until(ctx context.Context, p *Process, what string, ok func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		if ok() {
+			return nil
+		}
+		select {
+		case <-p.done:
+			log, _ := os.ReadFile(p.Log)
+			return fmt.Errorf("wait until %s: it ended: %w\n%s", what, p.err, tail(log))
+		case <-ctx.Done():
+			log, _ := os.ReadFile(p.Log)
+			return fmt.Errorf("wait until %s: %w\n%s", what, context.Cause(ctx), tail(log))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func tail(log []byte) []byte {
+	if len(log) > 4000 {
+		return log[len(log)-4000:]
+	}
+	return log
+}
+
+// Result is what a command of the operator printed.
+type Result struct {
+	Stdout, Stderr string
+	Code           int
+}
+
+// Berth runs an operator's command in a host, as root there would.
+func (f *Fleet) Berth(ctx context.Context, host string, args ...string) (Result, error) {
+	h, err := f.Host(host)
+	if err != nil {
+		return Result{}, err
+	}
+	cmd, err := h.Command(ctx, append([]string{f.Binary}, args...)...)
+	if err != nil {
+		return Result{}, err
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = h.Run(cmd)
+	r := Result{Stdout: out.String(), Stderr: errs.String()}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		r.Code = exit.ExitCode()
+		return r, nil
+	}
+	return r, err
+}
+
+// JSON runs an operator's command with --json and reads what it printed. Exit
+// code 7 (degraded, disagreements) counts as an answer.
+func (f *Fleet) JSON(ctx context.Context, host string, into any, args ...string) error {
+	r, err := f.Berth(ctx, host, append(args, "--json")...)
+	if err != nil {
+		return err
+	}
+	if r.Code != 0 && r.Code != 7 {
+		return fmt.Errorf("berth %s on %s: exit code %d: %s%s", strings.Join(args, " "), host, r.Code, r.Stderr, r.Stdout)
+	}
+	if err := json.Unmarshal([]byte(r.Stdout), into); err != nil {
+		return fmt.Errorf("berth %s on %s: read its answer: %w\n%s", strings.Join(args, " "), host, err, r.Stdout)
+	}
+	return nil
+}
+
+// Down ends everything and removes the fleet's folders.
+func (f *Fleet) Down() error {
+	f.mu.Lock()
+	processes := []*Process{f.place}
+	for _, p := range f.agents {
+		processes = append(processes, p)
+	}
+	f.mu.Unlock()
+	err := f.Lab.Down()
+	for _, p := range processes {
+		if p != nil {
+			<-p.done // the host's end was its end
+		}
+	}
+	return errors.Join(err, os.RemoveAll(f.Dir+".pki"))
+}
