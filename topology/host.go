@@ -32,14 +32,14 @@ type Reason struct {
 
 // Package is one CPU package (socket).
 type Package struct {
-	ID   int    `json:"id"` // cpu*/topology/physical_package_id, sparse, -1 unknown
+	ID   *int   `json:"id"` // cpu*/topology/physical_package_id, sparse; nil when the firmware tells none
 	CPUs CPUSet `json:"cpus"`
 }
 
 // Die is one die in a package.
 type Die struct {
-	ID      int    `json:"id"`      // cpu*/topology/die_id
-	Package int    `json:"package"` // Package.ID
+	ID      *int   `json:"id"`      // cpu*/topology/die_id, unique in its package; nil when unknown
+	Package *int   `json:"package"` // Package.ID
 	CPUs    CPUSet `json:"cpus"`
 }
 

@@ -1,0 +1,48 @@
+// Package hwdiscovery finds a host's hardware: a root folder in, a
+// topology.Host out.
+//
+// It reads /sys and /proc below the root, through an os.Root, so that no link of
+// a copied tree leads out of it. It writes nothing and is the only user of ghw.
+//
+// # Who decides
+//
+// ghw is read first, then sysfs. Sysfs decides: what ghw lacks (on real machines
+// it drops nodes and devices in silence) is taken from sysfs without a word, and
+// where both give different, non-empty values the reason "ghw_differs" names
+// both and sysfs's stands. That never makes a host degraded.
+//
+// # Ok, degraded, error
+//
+//	error     the host cannot be described at all: the root is not there, or
+//	          neither sysfs nor /proc names one CPU.
+//	degraded  a mandatory file is missing, truncated or garbled, or tables
+//	          contradict each other (sysfs itself, or sysfs against /proc). The
+//	          Host holds the best reading, hwloc's where hwloc has one, and a
+//	          reason with Degrades names each file and, where it is about one
+//	          cell or device, that cell or device.
+//	ok        everything mandatory was read and agrees. Reasons may hold remarks.
+//
+// A file is truncated when its last newline is gone: the kernel ends every text
+// attribute with one (Documentation/filesystems/sysfs.rst). Which files are
+// mandatory, and what stands in for an absent one, is listed in files.go.
+//
+// # What hwloc reads
+//
+// hwloc has seen more broken machines than anybody, so its rules are followed: a
+// CPU without cpu*/topology, where others have it, is not used; a core, die or
+// package is made by its lowest CPU, so a CPU whose mask names a lower one that
+// does not answer belongs to none; of cells that share CPUs the lower-numbered
+// one stands; the two halves of an AMD compute unit (families 15h and 16h) are
+// two cores; memory of an NVIDIA GPU on POWER is not a cell. Unlike hwloc, a
+// cell of memory only has no CPUs here (hwloc lends it those of its
+// neighbours): a CPU is counted in one cell only. Limits of the caller's own
+// cgroup are not the host's and are not looked at.
+//
+// # Memory
+//
+// Cell.MemoryBytes is the kernel's own number per node. /proc/meminfo counts
+// otherwise: old kernels show reserved memory in nodes only, and memory lent
+// back or added by a balloon moves one and not the other. So sums that differ by
+// up to an eighth say nothing; a smaller sum in sysfs is a remark (using it
+// promises nothing that is not there); a larger one degrades.
+package hwdiscovery

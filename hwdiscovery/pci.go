@@ -1,0 +1,181 @@
+package hwdiscovery
+
+import (
+	"slices"
+	"strings"
+
+	"berth/topology"
+)
+
+// pciReading is one function with what tells its SR-IOV role.
+type pciReading struct {
+	dev     topology.PCIDevice
+	hasNode bool
+	sriov   bool // shows a sign of being a physical function
+	numVFs  int64
+}
+
+// readPCI reads every PCI function into host.PCI. A function stays in the list
+// when one of its files cannot be read: its field is empty, and a reason names
+// the file and the device.
+func (t *tree) readPCI(host *topology.Host) {
+	names, ok := t.names(pciDir)
+	if !ok {
+		return // no PCI bus, as on s390 without zPCI
+	}
+	var read []*pciReading
+	for _, name := range names {
+		address, err := topology.ParsePCIAddress(name)
+		if err != nil {
+			t.degrade("file_malformed", pciDir+"/"+name, about{}, "%v", err)
+			continue
+		}
+		read = append(read, t.readFunction(address))
+	}
+	slices.SortFunc(read, func(a, b *pciReading) int { return a.dev.Address.Compare(b.dev.Address) })
+	t.checkPCINodes(read, host.Cells)
+	t.checkVFs(read)
+	for _, r := range read {
+		host.PCI = append(host.PCI, r.dev)
+	}
+}
+
+func (t *tree) readFunction(address topology.PCIAddress) *pciReading {
+	r := &pciReading{dev: topology.PCIDevice{Address: address, NUMANode: topology.UnknownCell}}
+	d, a := &r.dev, about{device: &address}
+	file := func(name string) string { return pciFile(address, name) }
+	d.Vendor, _ = parsed(t, mandatory, file("vendor"), a, hexID(4))
+	d.Product, _ = parsed(t, mandatory, file("device"), a, hexID(4))
+	d.Class, _ = parsed(t, mandatory, file("class"), a, hexID(6))
+	if n, ok := parsed(t, expected, file("numa_node"), a, parseInt); ok {
+		r.hasNode = true
+		d.NUMANode = topology.CellID(max(n, -1))
+	}
+	d.SubsystemVendor, _ = parsed(t, optional, file("subsystem_vendor"), a, hexID(4))
+	d.SubsystemDevice, _ = parsed(t, optional, file("subsystem_device"), a, hexID(4))
+	d.Driver = t.link(file("driver"))
+	if group := t.link(file("iommu_group")); group != "" {
+		if n, err := parseInt(group); err == nil {
+			d.IOMMUGroup = &n
+		}
+	}
+	if target := t.link(file("physfn")); target != "" {
+		if pf, err := topology.ParsePCIAddress(target); err == nil {
+			d.PhysFn = &pf
+		} else {
+			t.degrade("file_malformed", file("physfn"), a, "%v", err)
+		}
+	}
+	t.readSRIOV(r, a)
+	// Reading vital product data goes through slow config cycles, so it is asked
+	// only where an operator tells cards apart by it: SR-IOV and network cards.
+	if d.TotalVFs > 0 || strings.HasPrefix(d.Class, "0x02") {
+		if data, err := t.bytes(file("vpd")); err == nil {
+			d.SerialNumber = vpdSerial(data)
+		}
+	}
+	d.Mdev = t.readMdev(file("mdev_supported_types"))
+	return r
+}
+
+// readSRIOV reads how many virtual functions there may be and are
+// (sriov_totalvfs, sriov_numvfs) and which (links virtfn*).
+func (t *tree) readSRIOV(r *pciReading, a about) {
+	dir := pciDir + "/" + r.dev.Address.String()
+	names, ok := t.names(dir)
+	if !ok {
+		t.degrade("file_missing", dir, a, "cannot be listed")
+		return
+	}
+	r.numVFs = -1
+	for _, name := range names {
+		switch {
+		case strings.HasPrefix(name, "sriov_"):
+			r.sriov = true
+		case strings.HasPrefix(name, "virtfn"):
+			r.sriov = true
+			vf, err := topology.ParsePCIAddress(t.link(dir + "/" + name))
+			if err != nil {
+				t.degrade("file_malformed", dir+"/"+name, a, "%v", err)
+				continue
+			}
+			r.dev.VFs = append(r.dev.VFs, vf)
+		}
+	}
+	slices.SortFunc(r.dev.VFs, topology.PCIAddress.Compare)
+	if !r.sriov {
+		return
+	}
+	total, _ := parsed(t, mandatory, dir+"/sriov_totalvfs", a, parseCount)
+	r.dev.TotalVFs = int(min(total, 1<<16))
+	if n, ok := parsed(t, expected, dir+"/sriov_numvfs", a, parseCount); ok {
+		r.numVFs = n
+	}
+}
+
+// checkPCINodes sees that either every function has a numa_node or none, and
+// that the nodes exist.
+func (t *tree) checkPCINodes(read []*pciReading, cells []topology.Cell) {
+	any := slices.ContainsFunc(read, func(r *pciReading) bool { return r.hasNode })
+	for _, r := range read {
+		d := &r.dev
+		file, a := pciFile(d.Address, "numa_node"), about{device: &d.Address}
+		known := slices.ContainsFunc(cells, func(c topology.Cell) bool { return c.ID == d.NUMANode })
+		switch {
+		case any && !r.hasNode && !t.exists(file):
+			t.degrade("file_missing", file, a, "missing")
+		case d.NUMANode != topology.UnknownCell && !known:
+			t.degrade("pci_contradicts", file, a, "%s: %d, which is no cell of this host", file, d.NUMANode)
+		}
+	}
+}
+
+// checkVFs sees that physical and virtual functions name each other.
+func (t *tree) checkVFs(read []*pciReading) {
+	byAddress := map[topology.PCIAddress]*pciReading{}
+	for _, r := range read {
+		byAddress[r.dev.Address] = r
+	}
+	for _, r := range read {
+		d := &r.dev
+		a := about{device: &d.Address}
+		for _, vf := range d.VFs {
+			v, ok := byAddress[vf]
+			switch {
+			case !ok:
+				t.degrade("pci_contradicts", pciFile(vf, "vendor"), a, "%s: virtual function of %s, and not there", pciFile(vf, "vendor"), d.Address)
+			case v.dev.PhysFn == nil:
+				t.degrade("file_missing", pciFile(vf, "physfn"), about{device: &v.dev.Address}, "missing, but %s names it as its virtual function", d.Address)
+			}
+		}
+		if d.PhysFn != nil {
+			pf, ok := byAddress[*d.PhysFn]
+			if !ok || !slices.Contains(pf.dev.VFs, d.Address) {
+				t.degrade("pci_contradicts", pciFile(d.Address, "physfn"), a, "%s: %s, which does not name %s", pciFile(d.Address, "physfn"), d.PhysFn, d.Address)
+			}
+		}
+		if r.numVFs >= 0 && r.numVFs != int64(len(d.VFs)) {
+			file := pciFile(d.Address, "sriov_numvfs")
+			t.degrade("pci_contradicts", file, a, "%s: %d, but there are %d links", file, r.numVFs, len(d.VFs))
+		}
+	}
+}
+
+// readMdev reads the kinds of mediated device of one parent.
+func (t *tree) readMdev(dir string) []topology.MdevType {
+	names, ok := t.names(dir)
+	if !ok {
+		return nil
+	}
+	slices.Sort(names)
+	var types []topology.MdevType
+	for _, name := range names {
+		m := topology.MdevType{Name: name}
+		m.DeviceAPI, _ = t.text(optional, dir+"/"+name+"/device_api", about{})
+		m.Label, _ = t.text(optional, dir+"/"+name+"/name", about{})
+		n, _ := parsed(t, optional, dir+"/"+name+"/available_instances", about{}, parseCount)
+		m.Available = int(min(n, 1<<20))
+		types = append(types, m)
+	}
+	return types
+}
