@@ -148,6 +148,12 @@ func (h *Host) PowerOn(ctx context.Context) error {
 	if h.init.alive() {
 		return fmt.Errorf("power on host %s: it is up", h.Name)
 	}
+	// The kernel takes a dead net namespace apart at its leisure, and until then
+	// the switch still has this host's ports. Either of us may be first, so that
+	// they are gone already is no error.
+	for _, link := range []Link{Mgmt, Mig} {
+		_ = ip(ctx, h.lab.Switch.init.PID, "link del "+h.port(link))
+	}
 	err := h.lab.bringUp(ctx, h)
 	if err := errors.Join(err, h.lab.save()); err != nil {
 		return fmt.Errorf("power on host %s: %w", h.Name, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,12 +52,22 @@ migration_address = "%s"
 migration_host = "%s-mig"
 migrate_tls_x509_cert_dir = "/etc/pki/qemu"
 migrate_tls_x509_verify = 1
-hugetlbfs_mount = "/run/hugepages"
-`, h.MigIP(), h.Name)
+hugetlbfs_mount = "%s"
+`, h.MigIP(), h.Name, h.hugepages())
 	return errors.Join(
 		os.MkdirAll(h.Path("/etc/libvirt/hooks"), 0o755),
 		os.WriteFile(h.Path("/etc/libvirt/libvirtd.conf"), []byte(libvirtd), 0o644),
 		os.WriteFile(h.Path("/etc/libvirt/qemu.conf"), []byte(qemu), 0o644))
+}
+
+// hugepages is where the host has huge pages mounted; empty where the kernel has
+// none, since libvirtd does not start with a folder that is no hugetlbfs.
+func (h *Host) hugepages() string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", h.init.PID))
+	if err == nil && strings.Contains(string(b), " /run/hugepages hugetlbfs ") {
+		return "/run/hugepages"
+	}
+	return ""
 }
 
 const libvirtdPIDFile = "/run/libvirt/libvirtd.pid"
@@ -90,18 +99,12 @@ func (h *Host) StartLibvirtd(ctx context.Context) error {
 		log, _ := os.ReadFile(h.Path("/var/log/libvirt/libvirtd.log"))
 		return fmt.Errorf("start libvirtd on %s: %w: %s\n%s", h.Name, err, bytes.TrimSpace(text), lastLines(log, 5))
 	}
-	for {
-		c, err := net.Dial("unix", h.LibvirtSocket())
-		if err == nil {
-			c.Close()
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("start libvirtd on %s: %w: %w", h.Name, context.Cause(ctx), err)
-		case <-time.After(10 * time.Millisecond):
-		}
+	// The daemon takes connections before its drivers are ready, and answers
+	// after.
+	if _, err := h.Virsh(ctx, "uri"); err != nil {
+		return fmt.Errorf("start libvirtd on %s: %w", h.Name, err)
 	}
+	return nil
 }
 
 // LibvirtdPID is the libvirtd's pid, seen from outside the host.
