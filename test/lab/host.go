@@ -242,6 +242,7 @@ type plan struct {
 	Hostname string
 	Upper    string
 	Usr      []string
+	UsrHide  []string
 	UsrWhole []string
 	Overlays []string
 	Binds    [][2]string
@@ -265,12 +266,17 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 		Keep:     append([]string{h.lab.Dir, CacheDir()}, h.lab.shared...),
 		Files:    map[string]string{},
 	}
-	mask, err := usrMask(h.lab.Dir)
+	// Hosts have no need of libvirt's network driver, and newer ones end the
+	// daemon where there is no firewall program.
+	drivers, err := filepath.Glob("/usr/lib/*/libvirt/connection-driver/libvirt_driver_network.so")
 	if err != nil {
 		return nil, err
 	}
-	if p.Usr = []string{mask}; tree != "" {
-		p.Usr = append(p.Usr, filepath.Join(tree, "usr"))
+	for _, d := range drivers {
+		p.UsrHide = append(p.UsrHide, strings.TrimPrefix(d, "/usr/"))
+	}
+	if tree != "" {
+		p.Usr = []string{filepath.Join(tree, "usr")}
 		// A QEMU that meets another build's modules dies at start.
 		p.UsrWhole = []string{"lib/x86_64-linux-gnu/qemu", "share/qemu"}
 	}
@@ -309,28 +315,4 @@ func withEntries(file []byte, lines ...string) string {
 		}
 	}
 	return text
-}
-
-// usrMask is a layer that hides libvirt's network driver: hosts have no need of
-// it, and newer ones end the daemon where there is no firewall program. Hidden
-// is said with the overlay's whiteout, a character device 0:0.
-func usrMask(dir string) (string, error) {
-	mask := filepath.Join(dir, "usr-mask")
-	drivers, err := filepath.Glob("/usr/lib/*/libvirt/connection-driver/libvirt_driver_network.so")
-	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(mask, 0o755); err != nil {
-		return "", err
-	}
-	for _, d := range drivers {
-		path := filepath.Join(mask, strings.TrimPrefix(d, "/usr/"))
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return "", err
-		}
-		if err := unix.Mknod(path, unix.S_IFCHR, 0); err != nil && err != unix.EEXIST {
-			return "", fmt.Errorf("hide %s: %w", d, err)
-		}
-	}
-	return mask, nil
 }

@@ -18,9 +18,8 @@ import (
 // configureLibvirt writes libvirtd's and QEMU's settings into the host's own
 // /etc/libvirt.
 func (h *Host) configureLibvirt() error {
-	// Without a network driver libvirtd 11 does not ask for a firewall; the
-	// driver itself is hidden (usrMask). Keepalive is short in both files: the
-	// connection of a peer-to-peer migration takes it from qemu.conf.
+	// Keepalive is short in both files: the connection of a peer-to-peer
+	// migration takes it from qemu.conf.
 	libvirtd := fmt.Sprintf(`host_uuid = "%s"
 listen_tls = 1
 listen_tcp = 0

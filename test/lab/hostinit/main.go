@@ -28,6 +28,7 @@ type plan struct {
 	Hostname string
 	Upper    string            // folder that a tmpfs is mounted on to hold the overlays' upper layers
 	Usr      []string          // layers laid over /usr, topmost first
+	UsrHide  []string          // files below /usr that the host does not have
 	UsrWhole []string          // folders below /usr taken from the first layer that has them, not merged
 	Overlays []string          // folders that get a private, volatile layer
 	Binds    [][2]string       // source, target; targets are made
@@ -99,24 +100,12 @@ func (p *plan) mount() error {
 	if err := mount("sysfs", "/sys", "sysfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	if len(p.Usr) > 0 {
-		if err := mount("overlay", "/usr", "overlay", syscall.MS_RDONLY, "lowerdir="+strings.Join(p.Usr, ":")+":/usr"); err != nil {
-			return err
-		}
-		for _, dir := range p.UsrWhole {
-			for _, layer := range p.Usr {
-				if from := filepath.Join(layer, dir); exists(from) {
-					if err := mount(from, filepath.Join("/usr", dir), "", syscall.MS_BIND, ""); err != nil {
-						return err
-					}
-					break
-				}
-			}
-		}
-	}
 	// The upper layers live in memory: a tmpfs can always be one, while the
 	// lab's own folder cannot where it lies on an overlay itself.
 	if err := mount("tmpfs", p.Upper, "tmpfs", 0, "mode=0755"); err != nil {
+		return err
+	}
+	if err := p.mountUsr(); err != nil {
 		return err
 	}
 	for _, o := range p.Overlays {
@@ -161,6 +150,42 @@ func (p *plan) mount() error {
 	// Only guests with huge pages need it, and not every kernel has it.
 	if os.MkdirAll("/run/hugepages", 0o755) == nil {
 		_ = mount("hugetlbfs", "/run/hugepages", "hugetlbfs", 0, "pagesize=2M")
+	}
+	return nil
+}
+
+// mountUsr lays the layers over /usr. What is hidden is hidden by a topmost
+// layer with whiteouts, character devices 0:0; in the tmpfs, since an overlay
+// lets none be made.
+func (p *plan) mountUsr() error {
+	layers := p.Usr
+	if len(p.UsrHide) > 0 {
+		layers = append([]string{filepath.Join(p.Upper, "usr-hide")}, layers...)
+	}
+	for _, path := range p.UsrHide {
+		path = filepath.Join(layers[0], path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mknod(path, syscall.S_IFCHR, 0); err != nil {
+			return fmt.Errorf("hide %s: %w", path, err)
+		}
+	}
+	if len(layers) == 0 {
+		return nil
+	}
+	if err := mount("overlay", "/usr", "overlay", syscall.MS_RDONLY, "lowerdir="+strings.Join(layers, ":")+":/usr"); err != nil {
+		return err
+	}
+	for _, dir := range p.UsrWhole {
+		for _, layer := range p.Usr {
+			if from := filepath.Join(layer, dir); exists(from) {
+				if err := mount(from, filepath.Join("/usr", dir), "", syscall.MS_BIND, ""); err != nil {
+					return err
+				}
+				break
+			}
+		}
 	}
 	return nil
 }
