@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -192,8 +193,24 @@ func lifecycle() []property {
 		{"Node_NamesItself", func(t *testing.T, b *bench) {
 			n, err := b.d.Node(within(t))
 			must(t, "Node", err)
-			if n.UUID == "" || n.Hostname == "" || n.Hypervisor == "" || n.Arch == "" || n.LibraryVersion == 0 {
+			if n.Hostname == "" || n.Hypervisor == "" || n.Arch == "" || n.LibraryVersion == 0 || n.HypervisorVersion == 0 {
 				t.Errorf("node has empty fields: %+v", n)
+			}
+		}},
+		{"Node_HasAHostUUIDThatStays", func(t *testing.T, b *bench) {
+			n, err := b.d.Node(within(t))
+			must(t, "Node", err)
+			again, err := b.d.Node(within(t))
+			must(t, "Node", err)
+			if _, err := uuid.Parse(n.UUID); err != nil || n.UUID != again.UUID {
+				t.Errorf("host uuid %q, then %q: %v", n.UUID, again.UUID, err)
+			}
+		}},
+		{"Node_ListsMachines", func(t *testing.T, b *bench) {
+			n, err := b.d.Node(within(t))
+			must(t, "Node", err)
+			if len(n.Machines) == 0 || !slices.IsSorted(n.Machines) {
+				t.Errorf("machines %q, want some, sorted", n.Machines)
 			}
 		}},
 		{"Define_MakesAStoppedPersistentDomain", func(t *testing.T, b *bench) {

@@ -1,0 +1,139 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Conn is one connection to one libvirt daemon, and all that this package needs
+// of a binding. It speaks libvirt's own numbers and units; what they mean for
+// Berth is decided above it, once for all bindings.
+//
+// Every method may block until the daemon answers or the connection ends: no
+// binding of libvirt has deadlines, so they are kept above. Methods may be
+// called from many goroutines. A method answers an *Error when libvirt refused,
+// ErrLost (wrapped) when the connection ended before the answer came, and
+// ErrNotSent (wrapped) when the request certainly did not leave.
+//
+// Domains are named by UUID in its usual spelling.
+type Conn interface {
+	// Type, versions, host name and capabilities of the daemon.
+	Type() (string, error)
+	Version() (uint64, error)    // the hypervisor's
+	LibVersion() (uint64, error) // the daemon's; also the ping
+	Hostname() (string, error)
+	Capabilities() (string, error)
+
+	// List gives the domains that virConnectListAllDomains gives for flags.
+	List(flags uint32) ([]Ref, error)
+	// States gives state and reason of all domains in one call, by UUID.
+	States() (map[string]State, error)
+	LookupName(name string) (Ref, error)
+	LookupUUID(uuid string) (Ref, error)
+	State(uuid string) (State, error)
+	Info(uuid string) (Info, error)
+	IsPersistent(uuid string) (bool, error)
+	Autostart(uuid string) (bool, error)
+	XML(uuid string, flags uint32) (string, error)
+
+	Define(xml string) error
+	Undefine(uuid string, flags uint32) error
+	Create(uuid string, flags uint32) error
+	Suspend(uuid string) error
+	Resume(uuid string) error
+	Shutdown(uuid string) error
+	Destroy(uuid string) error
+	SetAutostart(uuid string, on bool) error
+
+	// CompareCPU is virConnectCompareHypervisorCPU for the machine, type and
+	// emulator of a guest; flags as libvirt's.
+	CompareCPU(c CPU, flags uint32) error
+	// Migrate is the peer-to-peer virDomainMigrateToURI3. It blocks as long as
+	// the migration lasts.
+	Migrate(uuid, uri string, params []Param, flags uint32) error
+	// JobStats is virDomainGetJobStats: the job's type and its typed
+	// parameters, integers as uint64, strings as string.
+	JobStats(uuid string, flags uint32) (int, map[string]any, error)
+	AbortJob(uuid string) error
+	SetMaxDowntime(uuid string, milliseconds uint64) error
+	SetMaxSpeed(uuid string, mib uint64) error
+
+	// Subscribe gives every lifecycle event from now on to f, in order, until
+	// the connection ends. f does not block. To be called once at most.
+	Subscribe(f func(Lifecycle)) error
+
+	// Done is closed when the connection has ended, for whatever reason.
+	Done() <-chan struct{}
+	// Close ends the connection at once, without asking the daemon: methods that
+	// wait return ErrLost.
+	Close()
+}
+
+// Dialer opens a connection. It returns no later than ctx ends.
+type Dialer func(ctx context.Context, t Target) (Conn, error)
+
+// Target is where a daemon is.
+type Target struct {
+	Socket string // path of a unix socket; empty for drivers inside the process
+	URI    string // libvirt's, e.g. qemu:///system
+}
+
+// ErrLost says that the connection ended before the answer came: what was asked
+// may have happened.
+var ErrLost = errors.New("connection to libvirt lost")
+
+// ErrNotSent says that the request did not leave: nothing happened.
+var ErrNotSent = errors.New("not connected to libvirt")
+
+// Error is libvirt's own refusal.
+type Error struct {
+	Code    int // virErrorNumber
+	Message string
+}
+
+// Error is libvirt's text and number.
+func (e *Error) Error() string { return fmt.Sprintf("%s (libvirt error %d)", e.Message, e.Code) }
+
+// Ref names a domain.
+type Ref struct {
+	UUID string
+	Name string
+	ID   int // −1 when not active
+}
+
+// State is virDomainState and its reason.
+type State struct{ State, Reason int }
+
+// Info is what virDomainGetInfo knows beside the state.
+type Info struct {
+	MaxMemKiB uint64
+	VCPUs     int
+}
+
+// CPU is a guest's CPU and where it shall run.
+type CPU struct {
+	Emulator, Arch, Machine, VirtType string // empty means the daemon's default
+	XML                               string // the <cpu> element
+}
+
+// Param is one typed parameter of a migration: an int is an INT, a uint64 an
+// ULLONG, a string a STRING, as libvirt-domain.h says for each name.
+type Param struct {
+	Name  string
+	Value any
+}
+
+// Lifecycle is VIR_DOMAIN_EVENT_ID_LIFECYCLE.
+type Lifecycle struct {
+	UUID, Name    string
+	Event, Detail int
+}
+
+// codeOf is libvirt's error number in err's chain, 0 when there is none.
+func codeOf(err error) int {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return 0
+}
