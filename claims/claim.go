@@ -62,6 +62,22 @@ type Claim struct {
 	Lease     *Lease             `json:"lease,omitempty"`  // pending claims only
 	Context   *MigrationContext  `json:"context,omitempty"`
 	CreatedAt time.Time          `json:"created_at"`
+
+	// BoundFrom is the migration's owner whose claim became the instance's by
+	// Bind; nil for a claim that was the instance's from the start. By it a
+	// repeated Bind gives the same answer and a late Abort is refused.
+	BoundFrom *Owner `json:"bound_from,omitempty"`
+	// Boot is the boot (runtime.BootTime.ID) in which the claim was last made
+	// or made arriving. An arriving claim of an earlier boot waits for nothing:
+	// see Tracker.ArrivingBeforeBoot.
+	Boot string `json:"boot,omitempty"`
+}
+
+// Redacted is the claim without its ticket, for logs and for whoever is not
+// the claim's conductor.
+func (c Claim) Redacted() Claim {
+	c.Ticket = ""
+	return c
 }
 
 // Lease is how long a pending claim lives unless it is renewed, on the boot
@@ -142,15 +158,19 @@ type Commit struct {
 // Capacity is what a host has to give. Free = Total − Reserved, times the
 // ratio for vCPUs, memory and disk, minus the sum of claims.
 type Capacity struct {
-	Total                         topology.Resources `json:"total"`
-	Reserved                      topology.Resources `json:"reserved"`
-	CPURatio, RAMRatio, DiskRatio float64
+	Total     topology.Resources `json:"total"`
+	Reserved  topology.Resources `json:"reserved"`
+	CPURatio  float64            `json:"cpu_allocation_ratio"` // 0 and less stand for 1
+	RAMRatio  float64            `json:"ram_allocation_ratio"`
+	DiskRatio float64            `json:"disk_allocation_ratio"`
 }
 
 // Usage is the tracker's sum at one moment.
 type Usage struct {
 	Capacity Capacity           `json:"capacity"`
-	Used     topology.Resources `json:"used"` // Σ claims
-	Free     topology.Resources `json:"free"` // never below 0
-	Forced   []string           `json:"forced,omitempty"`
+	Used     topology.Resources `json:"used"` // Σ claims that List shows
+	// Free is what a claim could get now: never below 0, and less what is
+	// promised to claims whose commit is on its way.
+	Free   topology.Resources `json:"free"`
+	Forced []string           `json:"forced,omitempty"` // instances whose claims are forced
 }

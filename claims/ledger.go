@@ -1,57 +1,96 @@
 package claims
 
 import (
-	"berth/topology"
 	"context"
+	"encoding/json"
+	"fmt"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/internal/store"
 )
 
-func Open(ctx context.Context, o Options) (*Tracker, error)            { return &Tracker{}, nil }
-func (t *Tracker) Run(ctx context.Context) error                       { return nil }
-func (t *Tracker) Expire(ctx context.Context) ([]Claim, error)         { return nil, nil }
-func (t *Tracker) Refuse(reason string)                                {}
-func (t *Tracker) Allow()                                              {}
-func (t *Tracker) SetCapacity(c Capacity)                              {}
-func (t *Tracker) Usage() Usage                                        { return Usage{} }
-func (t *Tracker) List() []Claim                                       { return nil }
-func (t *Tracker) Get(id string) (Claim, bool)                         { return Claim{}, false }
-func (t *Tracker) ByOwner(o Owner) (Claim, bool)                       { return Claim{}, false }
-func (t *Tracker) ByInstance(uuid string) []Claim                      { return nil }
-func (t *Tracker) ByMigration(uuid string) []Claim                     { return nil }
-func (t *Tracker) Check(r topology.Resources) error                    { return nil }
-func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) { return Claim{}, nil }
-func (t *Tracker) Renew(ctx context.Context, o Owner) (Claim, error)   { return Claim{}, nil }
-func (t *Tracker) Arrive(ctx context.Context, o Owner) (Claim, error)  { return Claim{}, nil }
-func (t *Tracker) Bind(ctx context.Context, o Owner) (Claim, error)    { return Claim{}, nil }
-func (t *Tracker) Hold(ctx context.Context, o Owner) (Claim, error)    { return Claim{}, nil }
-func (t *Tracker) Abort(ctx context.Context, ref Ref) error            { return nil }
-func (t *Tracker) Release(ctx context.Context, o Owner) error          { return nil }
-func (t *Tracker) Adopt(ctx context.Context, i Instance, r topology.Resources) (Claim, error) {
-	return Claim{}, nil
+// The ledger's buckets, drawn in package store's doc comment.
+const (
+	bucketClaims    = "claims"
+	bucketInstances = "instances"
+	bucketHalves    = "halves"
+	bucketVerbs     = "verbs"
+)
+
+// load reads the ledger.
+func (t *Tracker) load(ctx context.Context) error {
+	boot := t.runtime.Boot()
+	if err := each(ctx, t.store, bucketClaims, func(id string, c Claim) error {
+		if c.ID != id {
+			return fmt.Errorf("it says it is %q", c.ID)
+		}
+		if c.State == Pending {
+			// One full lease again, if it was made in this boot: the conductor
+			// could not renew while the agent was away. Of an earlier boot it
+			// keeps its lease, which Expire finds to be over.
+			if c.Lease == nil {
+				c.Lease = &Lease{Length: t.lease, Until: runtime.BootTime{ID: c.Boot}}
+			}
+			if c.Lease.Until.ID == boot.ID {
+				c.Lease.Until.Since = boot.Since + c.Lease.Length
+			}
+		}
+		t.claims[id] = &entry{claim: c, told: true, counted: c.Resources}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := each(ctx, t.store, bucketInstances, func(uuid string, i Instance) error {
+		if i.UUID != uuid {
+			return fmt.Errorf("it says it is %q", i.UUID)
+		}
+		t.instances[uuid] = i
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := each(ctx, t.store, bucketHalves, func(migration string, h half) error {
+		if h.Written.ID != boot.ID {
+			h.Written = boot // instants of another boot cannot be compared: its time starts anew
+		}
+		t.migrations[migration] = h
+		return nil
+	}); err != nil {
+		return err
+	}
+	return each(ctx, t.store, bucketVerbs, func(key string, answer json.RawMessage) error {
+		t.verbs[key] = answer
+		return nil
+	})
 }
-func (t *Tracker) Own(ctx context.Context, i Instance) (Instance, error)         { return i, nil }
-func (t *Tracker) PutInstance(ctx context.Context, i Instance) (Instance, error) { return i, nil }
-func (t *Tracker) DeleteInstance(ctx context.Context, uuid string) error         { return nil }
-func (t *Tracker) Instance(uuid string) (Instance, bool)                         { return Instance{}, false }
-func (t *Tracker) InstanceByName(name string) (Instance, bool)                   { return Instance{}, false }
-func (t *Tracker) Instances() []Instance                                         { return nil }
-func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, error) {
-	return Commit{}, nil
+
+// each decodes every record of a bucket.
+func each[T any](ctx context.Context, s Store, bucket string, f func(key string, v T) error) error {
+	records, err := s.List(ctx, bucket)
+	if err != nil {
+		return fault.New(fault.KindOf(err), "read ledger: %w", err)
+	}
+	for key, data := range records {
+		var v T
+		err := json.Unmarshal(data, &v)
+		if err == nil {
+			err = f(key, v)
+		}
+		if err != nil {
+			return fault.New(fault.Internal, "read ledger: record %s/%s: %w", bucket, key, err)
+		}
+	}
+	return nil
 }
-func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error                      { return nil }
-func (t *Tracker) Committed(migration string) (Commit, bool)                            { return Commit{}, false }
-func (t *Tracker) CommitRefused(migration string, attempt int) bool                     { return false }
-func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error          { return nil }
-func (t *Tracker) Forget(ctx context.Context, uuid string) error                        { return nil }
-func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext) error { return nil }
-func (t *Tracker) DropContext(ctx context.Context, ref Ref) error                       { return nil }
-func (t *Tracker) Context(migration string) (MigrationContext, bool) {
-	return MigrationContext{}, false
+
+// put is the mutation that writes v as JSON.
+func put(bucket, key string, v any) store.Mutation {
+	data, err := json.Marshal(v)
+	if err != nil {
+		// The ledger's own types hold strings, whole numbers, finite durations
+		// and times of this millennium: they always have a JSON form.
+		panic(fmt.Sprintf("encode ledger record %s/%s: %v", bucket, key, err))
+	}
+	return store.Put(bucket, key, data)
 }
-func (t *Tracker) Contexts() []MigrationContext                                { return nil }
-func (t *Tracker) Bury(ctx context.Context, ref Ref) error                     { return nil }
-func (t *Tracker) Buried(ref Ref) bool                                         { return false }
-func (t *Tracker) Remember(ctx context.Context, ref Ref, v any) error          { return nil }
-func (t *Tracker) Recall(ref Ref, v any) (bool, error)                         { return false, nil }
-func (t *Tracker) Unremember(ctx context.Context, ref Ref) error               { return nil }
-func (t *Tracker) ForgetMigration(ctx context.Context, migration string) error { return nil }
-func (c Claim) Redacted() Claim                                                { return c }

@@ -2,10 +2,16 @@ package claims
 
 import (
 	"context"
+	"crypto/rand"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
 	"berth/topology"
@@ -30,26 +36,279 @@ type Options struct {
 	Random       io.Reader     // for claim ids and tickets; nil for crypto/rand
 }
 
-// Ref names one verb of one attempt of one migration; it has the fields of
-// migration.Ref in their order, so that one converts to the other.
-type Ref struct {
-	Migration string `json:"migration"`
-	Instance  string `json:"instance"`
-	Attempt   int    `json:"attempt"`
-	Step      string `json:"step"`
+// defaultLease outlives a conductor's restart and a few lost renewals.
+const defaultLease = time.Minute
+
+// Tracker is the process-wide claim lock and the ledger behind it. There is one
+// in a process, and the store's file lock keeps other processes out.
+//
+// Every method that changes something is one atomic commit: it returns nil once
+// all of it is durable, and with an error nothing of it stands. Methods that
+// wait take a context; it bounds the wait for another change of the same
+// instance or migration. A commit on its way is waited for, because giving up
+// on it would leave an answer that nobody knows. Methods without a context
+// answer at once from memory, and only what is durable.
+//
+// Errors common to all: fault.Invalid for a request that makes no sense,
+// fault.Unavailable when the store did not take the commit or the context ended
+// first.
+type Tracker struct {
+	store   Store
+	runtime runtime.Runtime
+	host    string
+	lease   time.Duration
+	log     *slog.Logger
+	random  io.Reader
+
+	// mu is the claim lock. It guards all below. Under it: arithmetic and
+	// enqueueing; never a wait for disk, libvirt, Placement, peers or
+	// callbacks. In the lock order it stands above the store's own.
+	mu         sync.Mutex
+	capacity   Capacity
+	refusal    string              // why no new claim is given; "" when they are
+	claims     map[string]*entry   // by claim uuid
+	instances  map[string]Instance // by uuid
+	migrations map[string]half     // by uuid
+	verbs      map[string][]byte   // by verbKey: JSON
+	changing   map[string]*change  // by subject: what is on its way to the disk
 }
 
-// Request asks for a claim.
-type Request struct {
-	Owner     Owner
-	Resources topology.Resources
-	Step      string            // the verb's step, for tombstones; "" for StepClaim
-	Context   *MigrationContext // recorded with the claim, in one commit
-	Lease     time.Duration     // 0 for the tracker's default
+// entry is a claim in memory.
+type entry struct {
+	claim Claim
+	told  bool // durable, and so visible; a new claim is not until its commit
+
+	// counted is what the arithmetic holds for it: the claim's resources, and
+	// while a change is on its way the larger of old and new.
+	counted topology.Resources
 }
 
-// StepClaim is the step that Claim and Abort take when none is named.
-const StepClaim = "claim"
+// change is what is on its way to the disk, and what becomes of memory then.
+type change struct {
+	subjects []string
+	pending  *store.Pending
+	apply    func() // under mu, once it is durable
+	revert   func() // under mu, once it has failed; nil when memory was not touched
+	settled  bool
+}
 
-// Tracker is the process-wide claim lock and the ledger behind it.
-type Tracker struct{}
+// plan is what a method wants done, made under mu.
+type plan struct {
+	mutations []store.Mutation
+	apply     func()
+	revert    func()
+}
+
+// Open loads the ledger and gives the tracker over it. Pending claims get one
+// full lease again if they were made in this boot; those of an earlier boot are
+// dropped, since nothing can arrive for them. A record that cannot be read is
+// fault.Internal and names it: a ledger is never smaller for an error.
+func Open(ctx context.Context, o Options) (*Tracker, error) {
+	if o.Store == nil || o.Runtime == nil || o.Host == "" {
+		return nil, fault.New(fault.Invalid, "open ledger: store, runtime and host name are needed")
+	}
+	t := &Tracker{
+		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random,
+		capacity: o.Capacity,
+		claims:   map[string]*entry{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
+		changing: map[string]*change{},
+	}
+	if t.lease <= 0 {
+		t.lease = defaultLease
+	}
+	if t.log == nil {
+		t.log = slog.Default()
+	}
+	if t.random == nil {
+		t.random = rand.Reader
+	}
+	if err := t.load(ctx); err != nil {
+		return nil, err
+	}
+	// A disk that is full now must not keep the host from starting: what is due
+	// stays counted, and Run tries again.
+	if _, err := t.Expire(ctx); err != nil {
+		t.log.Warn("claims of an earlier boot could not be dropped", "error", err)
+	}
+	return t, nil
+}
+
+// Host is this host's provider name.
+func (t *Tracker) Host() string { return t.host }
+
+// change makes a plan under the claim lock, once no other change of the same
+// subjects is on its way, and carries it out. So a plan sees, of its subjects,
+// only what is durable. A plan without mutations changes nothing.
+func (t *Tracker) change(ctx context.Context, subjects []string, make func() (plan, error)) error {
+	var mine *change
+	for mine == nil {
+		if ctx.Err() != nil {
+			return fault.New(fault.Unavailable, "write ledger: nothing was done: %w", context.Cause(ctx))
+		}
+		t.mu.Lock()
+		other := t.conflictLocked(subjects)
+		if other == nil {
+			p, err := make()
+			if err != nil || len(p.mutations) == 0 {
+				t.mu.Unlock()
+				return err
+			}
+			mine = &change{subjects: subjects, apply: p.apply, revert: p.revert, pending: t.store.Enqueue(p.mutations...)}
+			for _, s := range subjects {
+				t.changing[s] = mine
+			}
+		}
+		t.mu.Unlock()
+		if other != nil {
+			// Whoever comes first settles it; its owner may not have run yet.
+			t.settle(other, other.pending.Wait())
+		}
+	}
+	err := mine.pending.Wait()
+	t.settle(mine, err)
+	if err != nil {
+		return fault.New(fault.KindOf(err), "write ledger: nothing was changed: %w", err)
+	}
+	return nil
+}
+
+func (t *Tracker) conflictLocked(subjects []string) *change {
+	for _, s := range subjects {
+		if c, ok := t.changing[s]; ok {
+			return c
+		}
+	}
+	return nil
+}
+
+// settle brings memory to what became of a commit, once.
+func (t *Tracker) settle(c *change, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.settled {
+		return
+	}
+	c.settled = true
+	for _, s := range c.subjects {
+		delete(t.changing, s)
+	}
+	switch {
+	case err == nil:
+		c.apply()
+	case c.revert != nil:
+		c.revert()
+	}
+}
+
+// The subjects of changes: two changes with a subject in common wait for each
+// other, so that neither is built on what may yet fail.
+func ofInstance(uuid string) string  { return "instance " + uuid }
+func ofMigration(uuid string) string { return "migration " + uuid }
+func ofName(name string) string      { return "name " + name }
+
+// subjects gives the subjects of an instance and, where there is one, of a
+// migration.
+func subjects(instance, migration string) []string {
+	s := []string{ofInstance(instance)}
+	if migration != "" {
+		s = append(s, ofMigration(migration))
+	}
+	return s
+}
+
+// List gives all claims, in order of creation, with their tickets: see
+// Claim.Redacted.
+func (t *Tracker) List() []Claim {
+	return t.choose(func(Claim) bool { return true })
+}
+
+// Get gives the claim with this uuid.
+func (t *Tracker) Get(id string) (Claim, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, ok := t.claims[id]
+	if !ok || !e.told {
+		return Claim{}, false
+	}
+	return e.claim.clone(), true
+}
+
+// ByOwner gives the claim of exactly this owner. A migration's claim is the
+// instance's after Bind and is then found by the instance's owner only.
+func (t *Tracker) ByOwner(o Owner) (Claim, bool) {
+	return first(t.choose(func(c Claim) bool { return c.Owner == o }))
+}
+
+// ByInstance gives every claim that an instance has here.
+func (t *Tracker) ByInstance(uuid string) []Claim {
+	return t.choose(func(c Claim) bool { return c.Owner.Instance == uuid })
+}
+
+// ByMigration gives the claims that a migration has here, and the one that
+// became the instance's by this migration's Bind.
+func (t *Tracker) ByMigration(uuid string) []Claim {
+	return t.choose(func(c Claim) bool {
+		return c.Owner.Migration == uuid || c.BoundFrom != nil && c.BoundFrom.Migration == uuid
+	})
+}
+
+// ArrivingBeforeBoot gives the claims that were made arriving before the host's
+// last reboot. Nothing is on its way to them any more, but a domain may have
+// been left; who has looked may Abort them or, with a token, Bind them.
+func (t *Tracker) ArrivingBeforeBoot() []Claim {
+	boot := t.runtime.Boot().ID
+	return t.choose(func(c Claim) bool { return c.State == Arriving && c.Boot != boot })
+}
+
+func (t *Tracker) choose(want func(Claim) bool) []Claim {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []Claim
+	for _, e := range t.claims {
+		if e.told && want(e.claim) {
+			out = append(out, e.claim.clone())
+		}
+	}
+	slices.SortFunc(out, func(a, b Claim) int {
+		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return out
+}
+
+func first(claims []Claim) (Claim, bool) {
+	if len(claims) == 0 {
+		return Claim{}, false
+	}
+	return claims[0], true
+}
+
+// clone shares no memory with c.
+func (c Claim) clone() Claim {
+	if c.Lease != nil {
+		l := *c.Lease
+		c.Lease = &l
+	}
+	if c.Context != nil {
+		x := c.Context.clone()
+		c.Context = &x
+	}
+	if c.BoundFrom != nil {
+		o := *c.BoundFrom
+		c.BoundFrom = &o
+	}
+	return c
+}
+
+func (c MigrationContext) clone() MigrationContext {
+	c.OldFlavor.ExtraSpecs = maps.Clone(c.OldFlavor.ExtraSpecs)
+	c.NewFlavor.ExtraSpecs = maps.Clone(c.NewFlavor.ExtraSpecs)
+	return c
+}
+
+func (i Instance) clone() Instance {
+	i.Flavor.ExtraSpecs = maps.Clone(i.Flavor.ExtraSpecs)
+	return i
+}

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 
 	"berth/internal/fault"
@@ -105,16 +104,6 @@ type Options struct {
 	// MustExist refuses, as fault.NotFound, to make a new database. Without it
 	// a missing file is a first start, which Created tells.
 	MustExist bool
-}
-
-// busy is what a second process is told.
-func busy(path, holder string) error {
-	return fault.Refuse(fault.Busy, fmt.Sprintf("open database %s", path), fault.Reason{
-		Code:    "database_locked",
-		Message: "it is in use by " + holder,
-		Have:    holder,
-		Change:  "stop the other process, or give this one a state directory of its own",
-	})
 }
 
 // checkContext keeps a caller that has given up from starting a write.

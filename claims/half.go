@@ -1,0 +1,364 @@
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/internal/store"
+)
+
+// Ref names one verb of one attempt of one migration; it has the fields of
+// migration.Ref in their order, so that one converts to the other.
+type Ref struct {
+	Migration string `json:"migration"`
+	Instance  string `json:"instance"`
+	Attempt   int    `json:"attempt"`
+	Step      string `json:"step"`
+}
+
+func (r Ref) validate(doing string, ofMigration bool) error {
+	err := validUUIDs(r.Instance, r.Migration)
+	switch {
+	case err != nil:
+	case ofMigration && r.Migration == "":
+		err = fmt.Errorf("no migration is named")
+	case ofMigration && r.Attempt < 1:
+		err = fmt.Errorf("attempt %d of migration %s", r.Attempt, r.Migration)
+	case r.Step != "" && !validName(r.Step):
+		err = fmt.Errorf("step %q is not a name", r.Step)
+	default:
+		return nil
+	}
+	return fault.New(fault.Invalid, "%s: %w", doing, err)
+}
+
+// half is what this host remembers of one migration, as source or destination:
+// one record.
+type half struct {
+	// Context is the source's MigrationContext; the destination's is in its
+	// claim. Nil when there is none.
+	Context        *MigrationContext `json:"context,omitempty"`
+	ContextAttempt int               `json:"context_attempt,omitempty"` // that recorded it
+
+	// Commit is by which the token left, and Refused the highest attempt whose
+	// commit is refused. An attempt is never in both.
+	Commit  *Commit `json:"commit,omitempty"`
+	Refused int     `json:"refused,omitempty"`
+
+	// Buried is the highest attempt of each step whose undo has run.
+	Buried map[string]int `json:"buried,omitempty"`
+
+	// Written is when it last changed: TombstoneKeep runs from then.
+	Written runtime.BootTime `json:"written"`
+}
+
+func (h half) clone() half {
+	if h.Context != nil {
+		c := h.Context.clone()
+		h.Context = &c
+	}
+	if h.Commit != nil {
+		c := *h.Commit
+		h.Commit = &c
+	}
+	h.Buried = maps.Clone(h.Buried)
+	return h
+}
+
+// TombstoneKeep is how long tombstones and decisions of a migration are kept
+// after the last of them was written, on the boot clock; a reboot starts it
+// anew. A message can be late by at most the deadline of a request, seconds; a
+// conductor that was down may repeat a verb when it comes back. A week is longer
+// than any such outage that nobody has looked into.
+const TombstoneKeep = 7 * 24 * time.Hour
+
+// writeHalf plans the record of one migration's half.
+func (t *Tracker) writeHalf(migration string, h half) plan {
+	h.Written = t.runtime.Boot()
+	return plan{
+		mutations: []store.Mutation{put(bucketHalves, migration, h)},
+		apply:     func() { t.migrations[migration] = h },
+	}
+}
+
+// prune drops halves that are past their use: nothing was written for
+// TombstoneKeep, and no context, claim or surrendered instance of the migration
+// is left that would still need them.
+func (t *Tracker) prune(ctx context.Context) error {
+	old := t.prunable()
+	if len(old) == 0 {
+		return nil
+	}
+	var about []string
+	for _, migration := range old {
+		about = append(about, ofMigration(migration))
+	}
+	return t.change(ctx, about, func() (plan, error) {
+		var p plan
+		for _, migration := range old {
+			if !t.pastUseLocked(migration) {
+				continue
+			}
+			p = p.and(plan{
+				mutations: []store.Mutation{store.Delete(bucketHalves, migration)},
+				apply:     func() { delete(t.migrations, migration) },
+			})
+		}
+		return p, nil
+	})
+}
+
+func (t *Tracker) prunable() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var old []string
+	for migration := range t.migrations {
+		if t.pastUseLocked(migration) {
+			old = append(old, migration)
+		}
+	}
+	slices.Sort(old)
+	return old
+}
+
+func (t *Tracker) pastUseLocked(migration string) bool {
+	h, ok := t.migrations[migration]
+	if !ok || h.Context != nil || t.runtime.Boot().Since-h.Written.Since < TombstoneKeep {
+		return false
+	}
+	for _, e := range t.claims {
+		if e.claim.Owner.Migration == migration {
+			return false
+		}
+	}
+	for _, i := range t.instances {
+		if i.Token.Migration == migration && i.Token.State == TokenSurrendered {
+			return false
+		}
+	}
+	return true
+}
+
+// Bury leaves the tombstone of an undo: from now on a verb of this step is late
+// at this attempt and below. An undo leaves it before it takes anything away, so
+// that a late verb cannot build it up again behind it. Safe to repeat.
+func (t *Tracker) Bury(ctx context.Context, ref Ref) error {
+	if err := ref.validate("bury step", true); err != nil {
+		return err
+	}
+	if ref.Step == "" {
+		return fault.New(fault.Invalid, "bury step: no step is named")
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		return t.buryLocked(ref), nil
+	})
+}
+
+// buryLocked plans a tombstone, if it does not stand yet.
+func (t *Tracker) buryLocked(ref Ref) plan {
+	if t.buriedLocked(ref) {
+		return plan{}
+	}
+	h := t.migrations[ref.Migration].clone()
+	if h.Buried == nil {
+		h.Buried = map[string]int{}
+	}
+	h.Buried[ref.Step] = ref.Attempt
+	return t.writeHalf(ref.Migration, h)
+}
+
+// Buried reports whether a verb is late: its step was undone at this attempt or
+// a later one.
+func (t *Tracker) Buried(ref Ref) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buriedLocked(ref)
+}
+
+func (t *Tracker) buriedLocked(ref Ref) bool {
+	attempt, ok := t.migrations[ref.Migration].Buried[ref.Step]
+	return ok && attempt >= ref.Attempt
+}
+
+// late is the refusal of a verb that its undo has overtaken.
+func late(ref Ref) error {
+	return fault.Refuse(fault.Forbidden, fmt.Sprintf("%s of instance %s", ref.Step, ref.Instance), fault.Reason{
+		Code:    "undone",
+		Message: fmt.Sprintf("attempt %d of migration %s has been undone; this request is late", ref.Attempt, ref.Migration),
+		Have:    fmt.Sprintf("attempt %d", ref.Attempt),
+		Change:  "start another attempt",
+	})
+}
+
+// RecordContext makes a source's MigrationContext durable, in place of that of
+// an earlier attempt. fault.Forbidden when the step was undone.
+func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext) error {
+	if err := ref.validate("record context", true); err != nil {
+		return err
+	}
+	if c.Migration != ref.Migration || c.Instance != ref.Instance {
+		return fault.New(fault.Invalid, "record context of migration %s: it is of instance %q and migration %q", ref.Migration, c.Instance, c.Migration)
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		if t.buriedLocked(ref) {
+			return plan{}, late(ref)
+		}
+		h := t.migrations[ref.Migration].clone()
+		if h.ContextAttempt > ref.Attempt {
+			return plan{}, fault.New(fault.Forbidden, "record context of migration %s: attempt %d has recorded its own", ref.Migration, h.ContextAttempt)
+		}
+		if h.ContextAttempt == ref.Attempt && h.Context != nil && reflect.DeepEqual(*h.Context, c) {
+			return plan{}, nil
+		}
+		c := c.clone()
+		h.Context, h.ContextAttempt = &c, ref.Attempt
+		return t.writeHalf(ref.Migration, h), nil
+	})
+}
+
+// DropContext removes the context of this attempt or an earlier one and, when a
+// step is named, leaves its tombstone. Safe to repeat.
+func (t *Tracker) DropContext(ctx context.Context, ref Ref) error {
+	if err := ref.validate("drop context", true); err != nil {
+		return err
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		h := t.migrations[ref.Migration].clone()
+		changed := false
+		if h.Context != nil && h.ContextAttempt <= ref.Attempt {
+			h.Context, h.ContextAttempt, changed = nil, 0, true
+		}
+		if ref.Step != "" && !t.buriedLocked(ref) {
+			if h.Buried == nil {
+				h.Buried = map[string]int{}
+			}
+			h.Buried[ref.Step], changed = ref.Attempt, true
+		}
+		if !changed {
+			return plan{}, nil
+		}
+		return t.writeHalf(ref.Migration, h), nil
+	})
+}
+
+// Context gives the context that this host keeps as a migration's source.
+func (t *Tracker) Context(migration string) (MigrationContext, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.migrations[migration].Context; c != nil {
+		return c.clone(), true
+	}
+	return MigrationContext{}, false
+}
+
+// Contexts gives all contexts of a source, in order of migration.
+func (t *Tracker) Contexts() []MigrationContext {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []MigrationContext
+	for _, h := range t.migrations {
+		if h.Context != nil {
+			out = append(out, h.Context.clone())
+		}
+	}
+	slices.SortFunc(out, func(a, b MigrationContext) int { return strings.Compare(a.Migration, b.Migration) })
+	return out
+}
+
+// verbKey is the key of one verb's memory.
+func verbKey(r Ref) string { return fmt.Sprintf("%s/%d/%s", r.Migration, r.Attempt, r.Step) }
+
+// Remember makes durable what a host verb made or answered, as JSON, in place of
+// what it remembered before: a repeated verb gives the same answer, and an undo
+// knows exactly what to remove. fault.Forbidden when the step was undone.
+func (t *Tracker) Remember(ctx context.Context, ref Ref, v any) error {
+	if err := ref.validateVerb("remember verb"); err != nil {
+		return err
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fault.New(fault.Invalid, "remember verb %s: %w", verbKey(ref), err)
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		key := verbKey(ref)
+		if t.buriedLocked(ref) {
+			return plan{}, late(ref)
+		}
+		if old, ok := t.verbs[key]; ok && string(old) == string(data) {
+			return plan{}, nil
+		}
+		return plan{
+			mutations: []store.Mutation{store.Put(bucketVerbs, key, data)},
+			apply:     func() { t.verbs[key] = data },
+		}, nil
+	})
+}
+
+// Recall reads what Remember kept for exactly this verb into v; false when there
+// is nothing. It answers after a tombstone too: the undo asks.
+func (t *Tracker) Recall(ref Ref, v any) (bool, error) {
+	t.mu.Lock()
+	data, ok := t.verbs[verbKey(ref)]
+	t.mu.Unlock()
+	if !ok {
+		return false, nil
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return true, fault.New(fault.Internal, "recall verb %s: %w", verbKey(ref), err)
+	}
+	return true, nil
+}
+
+// Unremember drops what one verb remembered, when an undo has removed it all.
+// Safe to repeat.
+func (t *Tracker) Unremember(ctx context.Context, ref Ref) error {
+	if err := ref.validateVerb("forget verb"); err != nil {
+		return err
+	}
+	return t.forgetVerbs(ctx, subjects(ref.Instance, ref.Migration), func(key string) bool { return key == verbKey(ref) })
+}
+
+// ForgetMigration drops everything that verbs of a migration remembered, once it
+// is over for this host. Tombstones and decisions stay for TombstoneKeep. Safe
+// to repeat.
+func (t *Tracker) ForgetMigration(ctx context.Context, migration string) error {
+	if !validName(migration) {
+		return fault.New(fault.Invalid, "forget migration %q: not a name", migration)
+	}
+	return t.forgetVerbs(ctx, []string{ofMigration(migration)}, func(key string) bool {
+		return strings.HasPrefix(key, migration+"/")
+	})
+}
+
+func (t *Tracker) forgetVerbs(ctx context.Context, about []string, which func(key string) bool) error {
+	return t.change(ctx, about, func() (plan, error) {
+		var p plan
+		for _, key := range slices.Sorted(maps.Keys(t.verbs)) {
+			if which(key) {
+				p = p.and(plan{
+					mutations: []store.Mutation{store.Delete(bucketVerbs, key)},
+					apply:     func() { delete(t.verbs, key) },
+				})
+			}
+		}
+		return p, nil
+	})
+}
+
+func (r Ref) validateVerb(doing string) error {
+	if err := r.validate(doing, true); err != nil {
+		return err
+	}
+	if r.Step == "" {
+		return fault.New(fault.Invalid, "%s: no step is named", doing)
+	}
+	return nil
+}

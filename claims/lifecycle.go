@@ -1,0 +1,273 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+
+	"berth/claims/fit"
+	"berth/internal/fault"
+	"berth/internal/store"
+	"berth/topology"
+)
+
+// Arrive makes a pending claim arriving: durable before the destination lets
+// libvirt begin, and without a lease, since from now on a domain may come at any
+// moment. Safe to repeat. fault.Forbidden when the claim was aborted,
+// fault.NotFound when there is none (its lease may have ended).
+func (t *Tracker) Arrive(ctx context.Context, o Owner) (Claim, error) {
+	return t.update(ctx, "make arriving", o, func(c *Claim) error {
+		switch c.State {
+		case Pending:
+			c.State, c.Lease, c.Boot = Arriving, nil, t.runtime.Boot().ID
+		case Arriving, Bound:
+		default:
+			return wrongState(c, Arriving)
+		}
+		return nil
+	})
+}
+
+// Bind makes a claim the one of a defined domain. The claim of a guest that came
+// by live migration or evacuation becomes the instance's own: its owner is of
+// kind instance and names no migration (a later move claims again), its ticket
+// is revoked, and the context, whose new side is now simply the truth, goes.
+// Its uuid stays; BoundFrom remembers the migration, so that the same Bind again
+// gives the same answer. Claims of other kinds keep their owner. fault.Exists
+// when the instance has a claim of its own here already.
+func (t *Tracker) Bind(ctx context.Context, o Owner) (Claim, error) {
+	return t.update(ctx, "bind", o, func(c *Claim) error {
+		if c.Owner.Kind == KindLiveMigration || c.Owner.Kind == KindEvacuation {
+			from, own := c.Owner, Owner{Instance: c.Owner.Instance, Kind: KindInstance}
+			if t.findLocked(own) != nil {
+				return livesHere("bind claim "+c.ID, own.Instance, "it has another claim here")
+			}
+			c.Owner, c.BoundFrom, c.Context, c.Ticket = own, &from, nil, ""
+		}
+		c.State, c.Lease = Bound, nil
+		return nil
+	})
+}
+
+// Hold keeps a claim for a story without deadline, such as the source's half
+// while a resize waits to be confirmed. Safe to repeat.
+func (t *Tracker) Hold(ctx context.Context, o Owner) (Claim, error) {
+	return t.update(ctx, "hold", o, func(c *Claim) error {
+		if c.State == Arriving {
+			return wrongState(c, Held)
+		}
+		c.State, c.Lease = Held, nil
+		return nil
+	})
+}
+
+func wrongState(c *Claim, to State) error {
+	return fault.New(fault.Forbidden, "claim %s of instance %s is %s and cannot become %s", c.ID, c.Owner.Instance, c.State, to)
+}
+
+// update changes one claim. A claim that f leaves as it was is durable already.
+func (t *Tracker) update(ctx context.Context, doing string, o Owner, f func(*Claim) error) (Claim, error) {
+	if err := validUUIDs(o.Instance, o.Migration); err != nil {
+		return Claim{}, fault.New(fault.Invalid, "%s claim: %w", doing, err)
+	}
+	var answer Claim
+	err := t.change(ctx, subjects(o.Instance, o.Migration), func() (plan, error) {
+		e := t.findLocked(o)
+		if e == nil {
+			return plan{}, t.missingLocked(doing, o)
+		}
+		next := e.claim.clone()
+		if err := f(&next); err != nil {
+			return plan{}, err
+		}
+		answer = next.clone()
+		if next.State == e.claim.State && next.Owner == e.claim.Owner {
+			return plan{}, nil
+		}
+		return plan{
+			mutations: []store.Mutation{put(bucketClaims, next.ID, next)},
+			apply:     func() { e.claim = next },
+		}, nil
+	})
+	if err != nil {
+		return Claim{}, err
+	}
+	return answer, nil
+}
+
+// missingLocked says why an owner has no claim.
+func (t *Tracker) missingLocked(doing string, o Owner) error {
+	if ref := (Ref{o.Migration, o.Instance, o.Attempt, StepClaim}); t.buriedLocked(ref) {
+		return late(ref)
+	}
+	return fault.Refuse(fault.NotFound, fmt.Sprintf("%s claim of instance %s on %s", doing, o.Instance, t.host), fault.Reason{
+		Code:    "no_claim",
+		Message: "there is no such claim; it was never made, its lease has ended, or the host was rebooted",
+		Want:    fmt.Sprintf("%s %s attempt %d", o.Kind, o.Migration, o.Attempt),
+		Change:  "claim again",
+	})
+}
+
+// Abort is the undo of Claim: it removes the pending or arriving claim of this
+// instance, migration and attempt, and leaves a tombstone for the step
+// ("" for StepClaim), also where there was no claim, so that a late Claim or
+// Arrive is refused. Who aborts an arriving claim has seen that nothing can
+// arrive any more. Without a migration it aborts the instance's own pending
+// claim and leaves no tombstone. Safe to repeat. fault.Forbidden once the claim
+// is bound or held.
+func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
+	ref.Step = stepOr(ref.Step, StepClaim)
+	if err := ref.validate("abort claim", ref.Migration != ""); err != nil {
+		return err
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		var remove *entry
+		for _, e := range t.claims {
+			from := e.claim.BoundFrom
+			switch o := e.claim.Owner; {
+			case o.Instance != ref.Instance:
+			case from != nil && from.Migration == ref.Migration && from.Attempt == ref.Attempt:
+				return plan{}, wrongState(&e.claim, "aborted")
+			case o.Migration == ref.Migration && o.Attempt == ref.Attempt:
+				if e.claim.State == Bound || e.claim.State == Held {
+					return plan{}, wrongState(&e.claim, "aborted")
+				}
+				remove = e
+			}
+		}
+		var p plan
+		if ref.Migration != "" {
+			p = t.buryLocked(ref)
+		}
+		return p.and(t.removeLocked(remove)), nil
+	})
+}
+
+// Release gives back a bound or held claim; once it returns nil its resources
+// can be claimed. Safe to repeat: an owner without a claim has nothing to give
+// back. fault.Forbidden for a pending or arriving claim: Abort it.
+func (t *Tracker) Release(ctx context.Context, o Owner) error {
+	if err := validUUIDs(o.Instance, o.Migration); err != nil {
+		return fault.New(fault.Invalid, "release claim: %w", err)
+	}
+	return t.change(ctx, subjects(o.Instance, o.Migration), func() (plan, error) {
+		for _, e := range t.claims {
+			if e.claim.Owner != o {
+				continue
+			}
+			if e.claim.State != Bound && e.claim.State != Held {
+				return plan{}, wrongState(&e.claim, "released")
+			}
+			return t.removeLocked(e), nil
+		}
+		return plan{}, nil
+	})
+}
+
+// removeLocked plans the removal of claims. They stay counted, and shown, until
+// it is durable.
+func (t *Tracker) removeLocked(entries ...*entry) plan {
+	var p plan
+	for _, e := range entries {
+		if e == nil {
+			continue
+		}
+		p = p.and(plan{
+			mutations: []store.Mutation{store.Delete(bucketClaims, e.claim.ID)},
+			apply:     func() { delete(t.claims, e.claim.ID) },
+		})
+	}
+	return p
+}
+
+// and joins two plans into one commit.
+func (p plan) and(q plan) plan {
+	return plan{
+		mutations: append(p.mutations[:len(p.mutations):len(p.mutations)], q.mutations...),
+		apply:     both(p.apply, q.apply),
+		revert:    both(p.revert, q.revert),
+	}
+}
+
+func both(f, g func()) func() {
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
+		return f
+	}
+	return func() { f(); g() }
+}
+
+// Adopt takes a guest that is already here under a bound claim and makes this
+// host its owner (see Own), in one commit. It never refuses for room and never
+// after Refuse: what does not fit is claimed all the same and marked forced.
+// Repeated with other resources the claim follows the guest. fault.Busy while a
+// migration has a claim for it here; the refusals of Own.
+func (t *Tracker) Adopt(ctx context.Context, i Instance, r topology.Resources) (Claim, error) {
+	if err := validInstance("adopt", i); err != nil {
+		return Claim{}, err
+	}
+	if err := validResources(r); err != nil {
+		return Claim{}, fault.New(fault.Invalid, "adopt instance %s: %w", i.UUID, err)
+	}
+	var answer Claim
+	i.Adopted = true
+	err := t.change(ctx, []string{ofInstance(i.UUID), ofName(i.Name)}, func() (plan, error) {
+		p, _, err := t.ownLocked("adopt", i)
+		if err != nil {
+			return plan{}, err
+		}
+		owner := Owner{Instance: i.UUID, Kind: KindInstance}
+		e := t.findLocked(owner)
+		if e == nil {
+			if err := t.admitOwnerLocked("adopt instance "+i.UUID, owner); err != nil {
+				return plan{}, err
+			}
+			c, err := t.newClaimLocked(Request{Owner: owner, Resources: r})
+			if err != nil {
+				return plan{}, err
+			}
+			c.State, c.Lease = Bound, nil
+			c.Forced = t.overLocked(nil, r)
+			answer = c.clone()
+			return p.and(t.insertLocked(c)), nil
+		}
+		q, next := t.followLocked(e, r)
+		answer = next.clone()
+		return p.and(q), nil
+	})
+	if err != nil {
+		return Claim{}, err
+	}
+	return answer, nil
+}
+
+// overLocked reports whether resources beside all claims but one are too much.
+func (t *Tracker) overLocked(except *entry, r topology.Resources) bool {
+	return len(fit.Fits(r, t.hostLocked(except))) > 0
+}
+
+// followLocked plans a bound claim of other resources. While it is on its way
+// the larger of old and new is counted.
+func (t *Tracker) followLocked(e *entry, r topology.Resources) (plan, Claim) {
+	next := e.claim.clone()
+	next.Resources, next.State, next.Lease = r, Bound, nil
+	if e.claim.State == Held {
+		next.State = Held
+	}
+	next.Forced = t.overLocked(e, r)
+	if next.Resources == e.claim.Resources && next.State == e.claim.State && next.Forced == e.claim.Forced {
+		return plan{}, next
+	}
+	before := e.counted
+	e.counted = topology.Resources{
+		VCPUs:    max(before.VCPUs, r.VCPUs),
+		MemoryMB: max(before.MemoryMB, r.MemoryMB),
+		DiskGB:   max(before.DiskGB, r.DiskGB),
+	}
+	return plan{
+		mutations: []store.Mutation{put(bucketClaims, next.ID, next)},
+		apply:     func() { e.claim, e.counted = next, r },
+		revert:    func() { e.counted = before },
+	}, next
+}

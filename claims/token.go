@@ -1,0 +1,218 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+
+	"berth/internal/fault"
+)
+
+// Surrender gives an instance's token away, for the attempt that ref names, to
+// the host named. Once it returns, the guest is no longer this host's: that is
+// the move's point of no return. The same attempt asking again gets the same
+// Commit. fault.Forbidden when the token is not here, when RefuseCommit was
+// first, or when another attempt of the migration has committed; fault.NotFound
+// when the instance is not known. Of Surrender and RefuseCommit for one attempt
+// exactly one ever succeeds.
+func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, error) {
+	if err := ref.validate("surrender token", true); err != nil {
+		return Commit{}, err
+	}
+	if to == "" || to == t.host {
+		return Commit{}, fault.New(fault.Invalid, "surrender token of instance %s: receiver %q", ref.Instance, to)
+	}
+	var answer Commit
+	err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		doing := fmt.Sprintf("surrender token of instance %s to %s (migration %s, attempt %d)", ref.Instance, to, ref.Migration, ref.Attempt)
+		h := t.migrations[ref.Migration].clone()
+		if c := h.Commit; c != nil {
+			if c.Instance == ref.Instance && c.Attempt == ref.Attempt && c.To == to {
+				answer = *c
+				return plan{}, nil
+			}
+			return plan{}, fault.Refuse(fault.Forbidden, doing, hasLeft(*c))
+		}
+		if h.Refused >= ref.Attempt {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+				Code:    "commit_refused",
+				Message: fmt.Sprintf("the source has decided to keep the guest: commits up to attempt %d are refused", h.Refused),
+				Change:  "start another attempt",
+			})
+		}
+		if ref.Step != "" && t.buriedLocked(ref) {
+			return plan{}, late(ref)
+		}
+		i, ok := t.instances[ref.Instance]
+		if !ok {
+			return plan{}, fault.New(fault.NotFound, "%s: the instance is not known on %s", doing, t.host)
+		}
+		if i.Token.State != TokenHere {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(i.Token))
+		}
+		c := Commit{
+			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt,
+			Epoch: i.Token.Epoch + 1, From: t.host, To: to,
+		}
+		answer = c
+		h.Commit = &c
+		next := i.clone()
+		next.Token = Token{Epoch: c.Epoch, State: TokenSurrendered, Holder: to, Migration: ref.Migration}
+		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)), nil
+	})
+	if err != nil {
+		return Commit{}, err
+	}
+	return answer, nil
+}
+
+func hasLeft(c Commit) fault.Reason {
+	return fault.Reason{
+		Code:    "token_has_left",
+		Message: fmt.Sprintf("the token has left to %s with attempt %d (epoch %d)", c.To, c.Attempt, c.Epoch),
+		Have:    fmt.Sprintf("epoch %d", c.Epoch),
+		Change:  "finish that hand-over: there is no way back",
+	}
+}
+
+// RefuseCommit is the source's other decision: it keeps the guest, and Surrender
+// for this attempt or a lower one is refused from now on. nil means that the
+// token is here and stays, so that the guest may be resumed. Safe to repeat.
+// fault.Forbidden when the token has left, by this migration or another;
+// fault.NotFound when the instance is not known.
+func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
+	if err := ref.validate("refuse commit", true); err != nil {
+		return err
+	}
+	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
+		doing := fmt.Sprintf("keep instance %s (migration %s, attempt %d)", ref.Instance, ref.Migration, ref.Attempt)
+		h := t.migrations[ref.Migration].clone()
+		if h.Commit != nil {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, hasLeft(*h.Commit))
+		}
+		i, ok := t.instances[ref.Instance]
+		if !ok {
+			return plan{}, fault.New(fault.NotFound, "%s: the instance is not known on %s", doing, t.host)
+		}
+		if i.Token.State != TokenHere {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(i.Token))
+		}
+		if h.Refused >= ref.Attempt {
+			return plan{}, nil
+		}
+		h.Refused = ref.Attempt
+		return t.writeHalf(ref.Migration, h), nil
+	})
+}
+
+// Committed gives the commit by which a migration took a token away from here.
+func (t *Tracker) Committed(migration string) (Commit, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.migrations[migration].Commit; c != nil {
+		return *c, true
+	}
+	return Commit{}, false
+}
+
+// CommitRefused reports whether RefuseCommit has decided this attempt.
+func (t *Tracker) CommitRefused(migration string, attempt int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.migrations[migration].Refused >= attempt
+}
+
+// AcceptToken takes the token that a commit names, with the record of the guest,
+// in one commit. It needs a claim here, pending or arriving, of exactly the
+// commit's migration and attempt. Safe to repeat, also after Bind.
+// fault.Forbidden for a commit to another host, without such a claim, or when
+// this ledger knows of the same or a higher epoch by another hand-over. A name
+// that a guest here has already is no reason to refuse: past the source's commit
+// there is only forward, and libvirt has let the domain in.
+func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
+	doing := fmt.Sprintf("accept token of instance %s (migration %s, attempt %d, epoch %d)", c.Instance, c.Migration, c.Attempt, c.Epoch)
+	if err := (Ref{c.Migration, c.Instance, c.Attempt, ""}).validate("accept token", true); err != nil {
+		return err
+	}
+	if err := validInstance("accept token of", i); err != nil {
+		return err
+	}
+	if i.UUID != c.Instance || c.Epoch < 2 {
+		return fault.New(fault.Invalid, "%s: record of instance %q", doing, i.UUID)
+	}
+	if c.To != t.host {
+		return fault.New(fault.Forbidden, "%s: it was given to %q, this is %q", doing, c.To, t.host)
+	}
+	about := append(subjects(c.Instance, c.Migration), ofName(i.Name))
+	return t.change(ctx, about, func() (plan, error) {
+		old, known := t.instances[c.Instance]
+		switch k := old.Token; {
+		case !known:
+		case k.State == TokenHere && k.Epoch == c.Epoch && k.Migration == c.Migration:
+			return plan{}, nil
+		case k.State == TokenHere:
+			return plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+				Code: "token_is_here", Message: fmt.Sprintf("this host holds its token already, by another hand-over (epoch %d)", k.Epoch),
+				Want: fmt.Sprintf("epoch %d", c.Epoch), Have: fmt.Sprintf("epoch %d", k.Epoch),
+			})
+		case k.Epoch >= c.Epoch:
+			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(k))
+		}
+		if !t.awaitedLocked(c) {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+				Code:    "no_claim",
+				Message: "no claim here, pending or arriving, names this migration and attempt",
+				Change:  "an arrival needs a claim; nothing starts without one",
+			})
+		}
+		next := i.clone()
+		next.Token = Token{Epoch: c.Epoch, State: TokenHere, Holder: t.host, Migration: c.Migration}
+		if next.CreatedAt.IsZero() {
+			next.CreatedAt = t.runtime.Now().UTC()
+		}
+		return t.writeInstance(next), nil
+	})
+}
+
+// awaitedLocked reports whether a claim waits for what this commit brings.
+func (t *Tracker) awaitedLocked(c Commit) bool {
+	for _, e := range t.claims {
+		o := e.claim.Owner
+		if o.Instance == c.Instance && o.Migration == c.Migration && o.Attempt == c.Attempt &&
+			(e.claim.State == Pending || e.claim.State == Arriving) {
+			return true
+		}
+	}
+	return false
+}
+
+// Forget ends a guest that has left: its record, its own claim here and the
+// context of the migration that took it, in one commit. The commit itself is
+// kept for as long as tombstones are. Safe to repeat. fault.Forbidden when its
+// token is here.
+func (t *Tracker) Forget(ctx context.Context, uuid string) error {
+	if err := validUUIDs(uuid, ""); err != nil {
+		return fault.New(fault.Invalid, "forget instance: %w", err)
+	}
+	// The migration is a subject too, and known only from the record; nothing
+	// but Forget, AcceptToken and Own change it, and all of them wait for this
+	// instance. So it is looked up first and held against the record then.
+	i, _ := t.Instance(uuid)
+	migration := i.Token.Migration
+	return t.change(ctx, subjects(uuid, migration), func() (plan, error) {
+		i, known := t.instances[uuid]
+		switch {
+		case !known:
+			return plan{}, nil
+		case i.Token.State == TokenHere:
+			return plan{}, fault.New(fault.Forbidden, "forget instance %s: its token is here, on %s", uuid, t.host)
+		case i.Token.Migration != migration:
+			return plan{}, fault.New(fault.Busy, "forget instance %s: its record is changing", uuid)
+		}
+		p := t.dropInstanceLocked(uuid)
+		if h := t.migrations[migration].clone(); h.Context != nil {
+			h.Context, h.ContextAttempt = nil, 0
+			p = p.and(t.writeHalf(migration, h))
+		}
+		return p, nil
+	})
+}

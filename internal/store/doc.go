@@ -1,0 +1,46 @@
+// Package store is one bbolt file for the ledger of claims and the journal of
+// migrations of one host.
+//
+// It is for claims and migration/task to be durable with. It reads and alone
+// writes the file it is given, berth.db in the state directory; it knows
+// records by bucket and key, never what is in them, and imports nothing of this
+// module save internal/fault.
+//
+// # Schema 1
+//
+//	berth.db
+//	├── meta                      the store's own
+//	│   ├── application           "berth": tells a foreign bbolt file
+//	│   ├── schema                "1"
+//	│   ├── records               how many records all other buckets hold
+//	│   └── digest                the sum of their seals, hexadecimal
+//	├── claims                    package claims: the ledger
+//	│   └── <claim uuid>          Claim
+//	├── instances
+//	│   └── <instance uuid>       Instance with its ownership Token
+//	├── halves
+//	│   └── <migration uuid>      what this host remembers of a migration: its
+//	│                             MigrationContext as source, the commit or up to
+//	│                             which attempt it is refused, tombstones
+//	├── verbs
+//	│   └── <migration>/<attempt>/<step>   what a host verb made or answered
+//	└── <any other name>          package migration/task: stories and their journal
+//
+// Values are JSON, each followed by its seal: eight bytes, FNV-1a of bucket, key
+// and value. A bucket is made by the first write to it. A change of this tree
+// that an older program could not read raises the schema and adds a row to
+// upgrades; a database of every released schema is kept under testdata and
+// opened by a test.
+//
+// # Invariants
+//
+//   - One process at a time: the file is locked (flock) while it is open.
+//   - A mutation is durable before anybody is told so, and before Get or List
+//     show it. All mutations of one Enqueue are one atomic step, and steps are
+//     committed in the order in which they were enqueued.
+//   - Many steps share one transaction and its fsync.
+//   - A file that is cut, garbled, foreign or newer than the program is an error
+//     that names it, and is not changed; it is never an empty database. Every
+//     page is walked and every record held against its seal and the digest
+//     before bbolt, which trusts its file, maps it.
+package store
