@@ -222,6 +222,9 @@ func (a *apt) install(ctx context.Context, packages []string) error {
 	args = append(args, "-qq", "-y", "--no-install-recommends", "install")
 	cmd := exec.CommandContext(ctx, "sh", append(args, packages...)...)
 	cmd.SysProcAttr = privateMounts()
+	// Killed, it would leave packages half-installed; asked, apt lets dpkg finish
+	// the one at hand.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	// needrestart, where it is installed, would restart daemons from an apt hook.
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", "NEEDRESTART_SUSPEND=1")
 	_, err := output(cmd)

@@ -18,10 +18,16 @@ import (
 
 // Packages are what a lab's hosts need on the machine.
 func Packages() []string {
-	return []string{
+	out := []string{
 		"libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients",
 		"qemu-system-x86", "qemu-utils", "iproute2", "xz-utils",
 	}
+	// Debian 12's libvirt-daemon holds these drivers; later releases made
+	// packages of them.
+	if _, codename, err := osRelease(); err == nil && codename != "bookworm" {
+		out = append(out, "libvirt-daemon-driver-nodedev", "libvirt-daemon-driver-storage")
+	}
+	return out
 }
 
 // NativePackages are what compiling and testing with cgo needs besides: the
@@ -106,6 +112,7 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 		fmt.Fprintln(log, "lab: everything is there")
 		return nil
 	}
+	fmt.Fprintf(log, "lab: missing: %s\n", strings.Join(missing, ", "))
 	if os.Getuid() != 0 {
 		return fmt.Errorf("install the lab: must be root to add %s", strings.Join(missing, ", "))
 	}

@@ -148,6 +148,13 @@ func (l *Lab) up(ctx context.Context, o Options) error {
 	return nil
 }
 
+// Prepare builds the hosts' first process into the cache, which Up does
+// otherwise.
+func Prepare(ctx context.Context) error {
+	_, err := BuildStatic(ctx, CacheDir(), "hostinit", hostinitSource)
+	return err
+}
+
 // start brings switch and hosts up.
 func (l *Lab) start(ctx context.Context) error {
 	if err := l.save(); err != nil {

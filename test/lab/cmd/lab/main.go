@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth/test/guest"
 	"berth/test/lab"
 )
 
@@ -28,6 +29,7 @@ const usage = `usage: lab [-dir DIR] COMMAND
   exec HOST COMMAND…        run a command in a host ("switch" is the network between them)
   cut HOST LINK             cut a host's link, mgmt or mig; packets are lost silently
   heal HOST LINK            mend it
+  domain NAME [DISK…]       print the XML of a domain that boots the test guest
   refuse                    exit 1, saying why, where this machine is itself a hypervisor
 
 DIR is $BERTH_LAB_DIR, else berth-lab in the temporary folder. Downloads are kept in $BERTH_LAB_CACHE.
@@ -82,7 +84,29 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		if *native {
 			packages = append(packages, lab.NativePackages()...)
 		}
-		return lab.Install(ctx, os.Stdout, packages...)
+		if err := lab.Install(ctx, os.Stdout, packages...); err != nil {
+			return err
+		}
+		// Built now, so that the first lab comes up as fast as the next.
+		if err := lab.Prepare(ctx); err != nil {
+			return err
+		}
+		_, err := guest.Build(ctx, "")
+		return err
+	case "domain":
+		if len(args) == 0 {
+			return errors.New("domain: want a name, and the paths of its disks if it has any")
+		}
+		g, err := guest.Build(ctx, "")
+		if err != nil {
+			return err
+		}
+		o := guest.Options{Name: args[0], Guest: g}
+		for _, path := range args[1:] {
+			o.Disks = append(o.Disks, guest.Disk{Path: path})
+		}
+		fmt.Print(guest.DomainXML(o))
+		return nil
 	case "up":
 		begun := time.Now()
 		l, err := lab.Up(ctx, lab.Options{Dir: dir, Names: args, Owner: *owner, Detached: *owner == 0})
