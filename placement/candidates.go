@@ -1,0 +1,549 @@
+package placement
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+
+	pc "berth/placementclient"
+)
+
+// part is an amount taken from a provider.
+type part struct {
+	p     *provider
+	class string
+	n     int64
+}
+
+// option is a way to serve one group, or, merged, the whole request. All its
+// providers are in the anchor's tree or share with it through an aggregate.
+type option struct {
+	anchor string // root provider
+	parts  []part
+	groups []served // which providers serve which group
+}
+
+type served struct {
+	suffix    string
+	providers []string
+}
+
+// search is one question for candidates.
+type search struct {
+	t       *tx
+	ctx     context.Context
+	w       wide
+	nested  bool            // some provider has a parent
+	sharing []*provider     // providers that share through their aggregates
+	roots   map[string]bool // the roots allowed; nil for all
+}
+
+// sharesTrait marks a provider whose inventory serves all members of its aggregates.
+const sharesTrait = pc.TraitMiscSharesViaAggregate
+
+func listCandidates(t *tx, r *request) (*answer, error) {
+	if err := r.checkQuery(candidatesQuery.at(r.version)); err != nil {
+		return nil, err
+	}
+	w, err := r.readWide()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := r.readGroups(w)
+	if err != nil {
+		return nil, err
+	}
+	granular := 0
+	for _, g := range groups {
+		if g.granular() {
+			granular++
+		}
+	}
+	if _, given := r.last("group_policy"); !given && granular > 1 {
+		return nil, badRequest(`The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.`)
+	}
+	if err := t.checkNames(groups, w); err != nil {
+		return nil, err
+	}
+	s := &search{t: t, ctx: r.http.Context(), w: w}
+	options, err := s.run(groups, granular)
+	if err != nil {
+		return nil, err
+	}
+	if r.version < 29 {
+		options = oneProviderATree(options)
+	}
+	if w.limit > 0 && len(options) > w.limit {
+		options = options[:w.limit]
+	}
+	return ok(map[string]any{
+		"allocation_requests": requestsJSON(options, r.version),
+		"provider_summaries":  t.summariesJSON(options, groups, r.version),
+	}), nil
+}
+
+// checkNames refuses classes and traits that do not exist.
+func (t *tx) checkNames(groups []*group, w wide) error {
+	sets := [][]string{w.rootRequired, w.rootForbidden}
+	for _, g := range groups {
+		for _, a := range g.resources {
+			if _, known := t.classID(a.class); !known {
+				return badRequest("Invalid resource class in resources parameter: No such resource class %s.", a.class)
+			}
+		}
+		sets = append(append(sets, g.required...), g.forbidden)
+	}
+	if missing := t.unknownTraits(sets); missing != "" {
+		return badRequest("No such trait(s): %s.", missing)
+	}
+	return nil
+}
+
+func (s *search) run(groups []*group, granular int) ([]option, error) {
+	for _, p := range s.t.allProviders() {
+		s.nested = s.nested || p.Parent != ""
+		if p.hasTrait(sharesTrait) {
+			s.sharing = append(s.sharing, p)
+		}
+	}
+	if len(s.w.rootRequired) > 0 || len(s.w.rootForbidden) > 0 {
+		s.roots = map[string]bool{}
+		for _, p := range s.t.allProviders() {
+			missing := slices.ContainsFunc(s.w.rootRequired, func(n string) bool { return !p.hasTrait(n) })
+			if p.Parent == "" && !missing && !slices.ContainsFunc(s.w.rootForbidden, p.hasTrait) {
+				s.roots[p.UUID] = true
+			}
+		}
+	}
+	// By anchor, then by group, in the order of groups.
+	byAnchor := map[string][][]option{}
+	var anchors []string
+	for i, g := range groups {
+		options, err := s.serve(g)
+		if err != nil {
+			return nil, err
+		}
+		if len(options) == 0 {
+			return nil, nil
+		}
+		for _, o := range options {
+			if byAnchor[o.anchor] == nil {
+				byAnchor[o.anchor] = make([][]option, len(groups))
+				anchors = append(anchors, o.anchor)
+			}
+			byAnchor[o.anchor][i] = append(byAnchor[o.anchor][i], o)
+		}
+	}
+	return s.merge(anchors, byAnchor, granular)
+}
+
+func (s *search) allowed(root string) bool { return s.roots == nil || s.roots[root] }
+
+// serve gives every way to serve one group.
+func (s *search) serve(g *group) ([]option, error) {
+	root := ""
+	if g.inTree != "" {
+		p := s.t.provider(g.inTree)
+		if p == nil {
+			return nil, nil
+		}
+		root = p.Root
+	}
+	if !g.granular() && (s.nested || len(s.sharing) > 0) {
+		return s.serveByTree(g, root)
+	}
+	return s.serveByOne(g, root), nil
+}
+
+// serveByOne finds single providers that serve the whole group.
+func (s *search) serveByOne(g *group, root string) []option {
+	if len(g.resources) == 0 && len(g.required) == 0 && len(g.memberOf) == 0 {
+		// Nothing asked for but absence: the real service finds nobody here.
+		return nil
+	}
+	var out []option
+	for _, p := range s.t.allProviders() {
+		if !s.servesAll(p, g, root) {
+			continue
+		}
+		o := option{anchor: p.Root, groups: []served{{g.suffix, []string{p.UUID}}}}
+		for _, a := range g.resources {
+			o.parts = append(o.parts, part{p, a.class, a.n})
+		}
+		if s.allowed(p.Root) {
+			out = append(out, o)
+		}
+		if p.hasTrait(sharesTrait) {
+			for _, anchor := range s.anchorsOf(p) {
+				if anchor != p.Root && s.allowed(anchor) {
+					o.anchor = anchor
+					out = append(out, o)
+				}
+			}
+		}
+	}
+	return out
+}
+
+func (s *search) servesAll(p *provider, g *group, root string) bool {
+	if !p.hasOneOfEach(g.required) || slices.ContainsFunc(g.forbidden, p.hasTrait) || p.inAnyAggregate(g.forbiddenAggs) {
+		return false
+	}
+	for _, set := range g.memberOf {
+		if !p.inAnyAggregate(set) {
+			return false
+		}
+	}
+	for _, a := range g.resources {
+		if root != "" && p.Root != root || !s.t.hasRoom(p, a) {
+			return false
+		}
+	}
+	return true
+}
+
+// anchorsOf is the roots of every tree with a member in an aggregate of the
+// sharing provider, in order of creation.
+func (s *search) anchorsOf(p *provider) []string {
+	var out []string
+	for _, q := range s.t.allProviders() {
+		if q.inAnyAggregate(p.Aggregates) && !slices.Contains(out, q.Root) {
+			out = append(out, q.Root)
+		}
+	}
+	return out
+}
+
+// located is a provider seen from the tree it can serve.
+type located struct {
+	p      *provider
+	anchor string
+}
+
+// serveByTree finds, tree by tree, combinations of providers that serve the
+// group together. Required traits may come from any of them; a forbidden one
+// from none.
+func (s *search) serveByTree(g *group, root string) ([]option, error) {
+	resources := slices.Clone(g.resources)
+	slices.SortStableFunc(resources, func(a, b amount) int {
+		x, _ := s.t.classID(a.class)
+		y, _ := s.t.classID(b.class)
+		return int(x - y)
+	})
+	byAnchor := map[string][][]*provider{}
+	var anchors []string
+	for i, a := range resources {
+		for _, l := range s.withRoom(g, a, root) {
+			if byAnchor[l.anchor] == nil {
+				byAnchor[l.anchor] = make([][]*provider, len(resources))
+				anchors = append(anchors, l.anchor)
+			}
+			byAnchor[l.anchor][i] = append(byAnchor[l.anchor][i], l.p)
+		}
+	}
+	var out []option
+	for _, anchor := range anchors {
+		choices := byAnchor[anchor]
+		err := product(s.ctx, lengths(choices), func(pick []int) {
+			o := option{anchor: anchor}
+			var uuids []string
+			traits := map[string]bool{}
+			for i, j := range pick {
+				p := choices[i][j]
+				if slices.ContainsFunc(g.forbidden, p.hasTrait) {
+					return
+				}
+				for _, n := range p.Traits {
+					traits[n] = true
+				}
+				o.parts = append(o.parts, part{p, resources[i].class, resources[i].n})
+				if !slices.Contains(uuids, p.UUID) {
+					uuids = append(uuids, p.UUID)
+				}
+			}
+			for _, set := range g.required {
+				if !slices.ContainsFunc(set, func(n string) bool { return traits[n] }) {
+					return
+				}
+			}
+			o.groups = []served{{g.suffix, uuids}}
+			out = append(out, o)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// withRoom is who has room for one amount of a group, for which trees.
+func (s *search) withRoom(g *group, a amount, root string) []located {
+	var found []located
+	add := func(l located) {
+		if s.allowed(l.anchor) && s.aggregatesAgree(g, l) && !slices.Contains(found, l) {
+			found = append(found, l)
+		}
+	}
+	for _, p := range s.t.allProviders() {
+		if root != "" && p.Root != root || !s.t.hasRoom(p, a) {
+			continue
+		}
+		add(located{p, p.Root})
+		if root == "" && p.hasTrait(sharesTrait) && s.isMember(p, g) {
+			for _, anchor := range s.anchorsOf(p) {
+				add(located{p, anchor})
+			}
+		}
+	}
+	return found
+}
+
+func (s *search) isMember(p *provider, g *group) bool {
+	return !slices.ContainsFunc(g.memberOf, func(set []string) bool { return !p.inAnyAggregate(set) })
+}
+
+// aggregatesAgree: a provider counts as a member where it or its anchor is one.
+func (s *search) aggregatesAgree(g *group, l located) bool {
+	anchor := s.t.provider(l.anchor)
+	if len(g.memberOf) > 0 && !s.isMember(l.p, g) && !s.isMember(anchor, g) {
+		return false
+	}
+	return !l.p.inAnyAggregate(g.forbiddenAggs) && !anchor.inAnyAggregate(g.forbiddenAggs)
+}
+
+func lengths[T any](lists [][]T) []int {
+	out := make([]int, len(lists))
+	for i, l := range lists {
+		out[i] = len(l)
+	}
+	return out
+}
+
+// product calls f with every combination of indexes; none where a list is empty.
+// It ends early when the client has gone: combinations can be very many.
+func product(ctx context.Context, sizes []int, f func(pick []int)) error {
+	if slices.Contains(sizes, 0) {
+		return nil
+	}
+	pick := make([]int, len(sizes))
+	for n := 0; ; n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return refuse(http.StatusServiceUnavailable, "the request was given up: %v", ctx.Err())
+		}
+		f(pick)
+		i := len(pick) - 1
+		for ; i >= 0; i-- {
+			if pick[i]++; pick[i] < sizes[i] {
+				break
+			}
+			pick[i] = 0
+		}
+		if i < 0 {
+			return nil
+		}
+	}
+}
+
+// merge joins one option of every group of an anchor into candidates.
+func (s *search) merge(anchors []string, byAnchor map[string][][]option, granular int) ([]option, error) {
+	var out []option
+	seen := map[string]bool{}
+	for _, anchor := range anchors {
+		lists := byAnchor[anchor]
+		err := product(s.ctx, lengths(lists), func(pick []int) {
+			chosen := make([]option, len(pick))
+			for i, j := range pick {
+				chosen[i] = lists[i][j]
+			}
+			if s.w.isolate && distinctGranular(chosen) != granular || !s.sameSubtrees(chosen) {
+				return
+			}
+			o := join(chosen)
+			if key := o.key(); !seen[key] && s.stillFits(o) {
+				seen[key] = true
+				out = append(out, o)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func distinctGranular(chosen []option) int {
+	set := map[string]bool{}
+	for _, o := range chosen {
+		if o.groups[0].suffix != "" {
+			for _, p := range o.groups[0].providers {
+				set[p] = true
+			}
+		}
+	}
+	return len(set)
+}
+
+// sameSubtrees: of the providers that serve the tied groups, one must be an
+// ancestor of, or be, all the others.
+func (s *search) sameSubtrees(chosen []option) bool {
+	for _, suffixes := range s.w.subtrees {
+		set := map[string]bool{}
+		for _, o := range chosen {
+			if slices.Contains(suffixes, o.groups[0].suffix) {
+				for _, p := range o.groups[0].providers {
+					set[p] = true
+				}
+			}
+		}
+		common := map[string]int{}
+		for p := range set {
+			for id := p; id != ""; id = s.t.provider(id).Parent {
+				common[id]++
+			}
+		}
+		found := len(set) == 0
+		for p := range set {
+			found = found || common[p] == len(set)
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+func join(chosen []option) option {
+	o := option{anchor: chosen[0].anchor}
+	for _, c := range chosen {
+		for _, a := range c.parts {
+			i := slices.IndexFunc(o.parts, func(b part) bool { return b.p == a.p && b.class == a.class })
+			if i >= 0 {
+				o.parts[i].n += a.n
+			} else {
+				o.parts = append(o.parts, a)
+			}
+		}
+		o.groups = append(o.groups, c.groups...)
+	}
+	return o
+}
+
+// stillFits checks the sums of groups that met on one provider.
+func (s *search) stillFits(o option) bool {
+	for _, a := range o.parts {
+		inv := a.p.Inventories[a.class]
+		if s.t.used(a.p.UUID, a.class)+a.n > inv.Capacity() || a.n > inv.MaxUnit {
+			return false
+		}
+	}
+	return true
+}
+
+// key is equal for options that are the same candidate.
+func (o option) key() string {
+	var lines []string
+	for _, a := range o.parts {
+		lines = append(lines, a.p.UUID+" "+a.class)
+	}
+	for _, g := range o.groups {
+		for _, p := range g.providers {
+			lines = append(lines, "="+g.suffix+" "+p)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// oneProviderATree leaves the candidates that a client without nested providers
+// (below 1.29) can use.
+func oneProviderATree(options []option) []option {
+	return slices.DeleteFunc(options, func(o option) bool {
+		providers, roots := map[string]bool{}, map[string]bool{}
+		for _, a := range o.parts {
+			providers[a.p.UUID], roots[a.p.Root] = true, true
+		}
+		return len(providers) != len(roots)
+	})
+}
+
+func requestsJSON(options []option, v pc.Microversion) []any {
+	out := []any{}
+	for _, o := range options {
+		byProvider := map[string]pc.Resources{}
+		var order []string
+		for _, a := range o.parts {
+			if byProvider[a.p.UUID] == nil {
+				byProvider[a.p.UUID] = pc.Resources{}
+				order = append(order, a.p.UUID)
+			}
+			byProvider[a.p.UUID][a.class] += a.n
+		}
+		if v < 12 {
+			list := []any{}
+			for _, id := range order {
+				list = append(list, map[string]any{"resource_provider": map[string]any{"uuid": id}, "resources": byProvider[id]})
+			}
+			out = append(out, map[string]any{"allocations": list})
+			continue
+		}
+		all := map[string]any{}
+		for id, held := range byProvider {
+			all[id] = map[string]any{"resources": held}
+		}
+		one := map[string]any{"allocations": all}
+		if v >= 34 {
+			mappings := map[string][]string{}
+			for _, g := range o.groups {
+				mappings[g.suffix] = g.providers
+			}
+			one["mappings"] = mappings
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// summariesJSON describes every provider of each tree that appears; below 1.29
+// only those that take part.
+func (t *tx) summariesJSON(options []option, groups []*group, v pc.Microversion) map[string]any {
+	asked := map[string]bool{}
+	for _, g := range groups {
+		for _, a := range g.resources {
+			asked[a.class] = true
+		}
+	}
+	providers := map[string]*provider{}
+	roots := map[string]bool{}
+	for _, o := range options {
+		for _, a := range o.parts {
+			if v < 29 {
+				providers[a.p.UUID] = a.p
+			} else if !roots[a.p.Root] {
+				roots[a.p.Root] = true
+				for _, p := range t.tree(a.p.Root) {
+					providers[p.UUID] = p
+				}
+			}
+		}
+	}
+	out := map[string]any{}
+	for id, p := range providers {
+		resources := map[string]any{}
+		for class, inv := range p.Inventories {
+			if v >= 27 || asked[class] {
+				resources[class] = pc.ResourceSummary{Capacity: inv.Capacity(), Used: t.used(id, class)}
+			}
+		}
+		one := map[string]any{"resources": resources}
+		if v >= 17 {
+			one["traits"] = append([]string{}, p.Traits...)
+		}
+		if v >= 29 {
+			one["parent_provider_uuid"] = orNull(p.Parent)
+			one["root_provider_uuid"] = p.Root
+		}
+		out[id] = one
+	}
+	return out
+}

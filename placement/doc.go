@@ -1,0 +1,29 @@
+// Package placement is an embedded OpenStack Placement: the same HTTP API,
+// microversions 1.0 to 1.39, for one machine, a lab or a small fleet that has no
+// OpenStack. A fleet that outgrows it points its agents at the real service.
+//
+// It reads requests and alone writes its database: one bbolt file (through
+// internal/store), or nothing but memory. It decides nothing about hosts or
+// guests; it keeps what it is told, and refuses what does not fit.
+//
+// Status codes, error codes, body shapes and texts are those of OpenStack
+// Placement 8.0.0 (Zed), which is at the newest microversion; recorded traffic of
+// that release is replayed against this one in the tests. What differs is listed
+// there, each with its reason: the tail of a schema error (Python prints the
+// schema), and the text of a database error.
+//
+// # Invariants
+//
+//   - A write is answered only after it is durable, and becomes visible to
+//     others only then. A write that cannot be made durable answers 500 and
+//     changes nothing.
+//   - Every write is one transaction: all of a POST /allocations or a reshape
+//     happens, or none. (One deliberate exception is the real service's own: a
+//     claim refused because a provider does not exist leaves its new consumers
+//     behind with generation 0, invisible to every GET.)
+//   - No sequence of allocation writes makes a provider hold more than
+//     (total - reserved) * allocation_ratio; usage is the sum of allocations.
+//     Shrinking an inventory below what is held is allowed, as in the real one.
+//   - Writers are serialised, so the conflict that the real service answers when
+//     it lost a race inside itself never happens here.
+package placement

@@ -1,0 +1,145 @@
+package placement
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+)
+
+// The ways in which a client says who it is.
+const (
+	// AuthNone is the real service's noauth2: the X-Auth-Token header must be
+	// there and is believed; "admin" may do everything.
+	AuthNone = "none"
+	// AuthMTLS believes certificates: a host's writes its own providers and the
+	// consumers that touch them, an operator's everything; every one reads.
+	AuthMTLS = "mtls"
+)
+
+// Options say where and how to serve. Only Listen is mandatory.
+type Options struct {
+	// Listen is host:port, or unix:/path.
+	Listen string
+	// DB is the database file; empty keeps everything in memory.
+	DB string
+	// Auth is AuthNone or AuthMTLS; empty means AuthNone on loopback and unix
+	// sockets, AuthMTLS elsewhere.
+	Auth string
+	// Insecure allows AuthNone off loopback.
+	Insecure bool
+	// Cert, Key and CA are files. With Cert and Key TLS is spoken; AuthMTLS needs all.
+	Cert, Key, CA string
+	// Logger gets one debug line a request; nil means slog.Default().
+	Logger *slog.Logger
+	// Runtime is the clock; nil means the machine's.
+	Runtime runtime.Runtime
+}
+
+// unixPath is the path of a unix listen address, or "".
+func (o Options) unixPath() string {
+	path, is := strings.CutPrefix(o.Listen, "unix:")
+	if !is {
+		return ""
+	}
+	return path
+}
+
+// local says whether only this machine can reach the address.
+func (o Options) local() bool {
+	if o.unixPath() != "" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// auth is the way in use.
+func (o Options) auth() string {
+	switch {
+	case o.Auth != "":
+		return o.Auth
+	case o.local():
+		return AuthNone
+	}
+	return AuthMTLS
+}
+
+// Validate refuses options that contradict each other or would be unsafe, with
+// every reason. It opens nothing.
+func (o Options) Validate() error {
+	var reasons []fault.Reason
+	add := func(code, change, message string, args ...any) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: fmt.Sprintf(message, args...), Change: change})
+	}
+	if path, is := strings.CutPrefix(o.Listen, "unix:"); is {
+		if !strings.HasPrefix(path, "/") {
+			add("listen_address", "give an absolute path", "listen address %q: want unix:/path", o.Listen)
+		}
+	} else if _, port, err := net.SplitHostPort(o.Listen); err != nil || port == "" {
+		add("listen_address", "give host:port or unix:/path", "listen address %q: want host:port or unix:/path", o.Listen)
+	}
+	if o.Auth != "" && o.Auth != AuthNone && o.Auth != AuthMTLS {
+		add("auth", "give none or mtls", "authentication %q is neither none nor mtls", o.Auth)
+	}
+	switch o.auth() {
+	case AuthNone:
+		if !o.local() && !o.Insecure {
+			add("auth_none_off_loopback", "use mtls, or say insecure",
+				"without authentication everybody who reaches %s could write", o.Listen)
+		}
+	case AuthMTLS:
+		if o.unixPath() != "" {
+			add("auth_mtls_on_socket", "use none on a unix socket", "a unix socket carries no certificates")
+		}
+		for _, f := range []struct{ flag, path string }{{"certificate", o.Cert}, {"key", o.Key}, {"ca", o.CA}} {
+			if f.path == "" {
+				add("auth_mtls_files", "give certificate, key and ca", "mutual TLS on %s needs a %s", o.Listen, f.flag)
+			}
+		}
+	}
+	if (o.Cert == "") != (o.Key == "") && o.auth() != AuthMTLS {
+		add("tls_files", "give both certificate and key, or none", "a certificate and its key go together")
+	}
+	if len(reasons) > 0 {
+		return fault.Refuse(fault.Invalid, "serve placement", reasons...)
+	}
+	return nil
+}
+
+// tlsConfig gives what to speak TLS with, or nil for plain HTTP.
+func (o Options) tlsConfig(rt runtime.Runtime) (*tls.Config, *pki.Identity, error) {
+	if o.Cert == "" {
+		return nil, nil, nil
+	}
+	if o.auth() != AuthMTLS {
+		pair, err := tls.LoadX509KeyPair(o.Cert, o.Key)
+		if err != nil {
+			return nil, nil, fault.New(fault.Invalid, "load certificate %s and key %s: %w", o.Cert, o.Key, err)
+		}
+		return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}, nil, nil
+	}
+	id, err := pki.Load(pki.Paths{CA: o.CA, Cert: o.Cert, Key: o.Key}, rt.Now())
+	if err != nil {
+		return nil, nil, err
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		Certificates: []tls.Certificate{id.Certificate},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    id.Roots,
+		Time:         rt.Now,
+	}, id, nil
+}
