@@ -1,0 +1,453 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// ClientOptions say how to reach an agent: by Socket, or by Address with an
+// Identity.
+type ClientOptions struct {
+	Socket  string // path of a unix socket
+	Address string // host:port, over mutual TLS
+	// Name is the provider's name that the server must prove to have. Empty takes
+	// the host part of Address.
+	Name     string
+	Identity *pki.Identity
+	// As is the calling host's provider name; empty for an operator.
+	As      string
+	Runtime runtime.Runtime // nil for the machine's own
+}
+
+// Client asks one agent. It implements migration.Host; its other methods are
+// the operator's. It is safe for concurrent use; Close drops idle connections.
+type Client struct {
+	opt  ClientOptions
+	base *url.URL
+	http *http.Client
+	rt   runtime.Runtime
+	// host is sent as ?host=: the request is meant for another host, to which
+	// this agent passes it on. See Via.
+	host string
+}
+
+const dialTimeout = 5 * time.Second
+
+// NewClient makes a client. It does not connect.
+func NewClient(o ClientOptions) (*Client, error) {
+	c := &Client{opt: o, rt: o.Runtime}
+	if c.rt == nil {
+		c.rt = &runtime.System{}
+	}
+	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 5 * time.Second}
+	transport := &http.Transport{
+		MaxIdleConnsPerHost: 4, IdleConnTimeout: 30 * time.Second,
+		TLSHandshakeTimeout: dialTimeout, MaxResponseHeaderBytes: 64 << 10,
+	}
+	switch {
+	case o.Socket != "":
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", o.Socket)
+		}
+		c.base = &url.URL{Scheme: "http", Host: "berth"}
+	case o.Address != "" && o.Identity != nil:
+		if c.opt.Name == "" {
+			host, _, err := net.SplitHostPort(o.Address)
+			if err != nil {
+				return nil, fault.New(fault.Invalid, "address %q: want HOST:PORT", o.Address)
+			}
+			c.opt.Name = host
+		}
+		transport.DialContext = dialer.DialContext
+		transport.TLSClientConfig = &tls.Config{
+			Certificates: []tls.Certificate{o.Identity.Certificate},
+			MinVersion:   tls.VersionTLS13,
+			// verifyServer replaces Go's own check by a stricter one (no wildcards) that
+			// says whom it met and whom it wanted.
+			InsecureSkipVerify: true,
+			VerifyConnection:   c.verifyServer,
+		}
+		c.base = &url.URL{Scheme: "https", Host: o.Address}
+	default:
+		return nil, fault.New(fault.Invalid, "reach an agent: name a socket, or an address and a certificate")
+	}
+	c.http = &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return c, nil
+}
+
+// Via gives a client whose requests are passed on by this agent to another host.
+func (c *Client) Via(host string) *Client {
+	out := *c
+	out.host = host
+	return &out
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// verifyServer wants a certificate of ours that names the provider expected.
+func (c *Client) verifyServer(cs tls.ConnectionState) error {
+	doing := "check that " + c.opt.Address + " is host " + c.opt.Name
+	if len(cs.PeerCertificates) == 0 {
+		return fault.New(fault.Forbidden, "%s: it presented no certificate", doing)
+	}
+	leaf, pool := cs.PeerCertificates[0], x509.NewCertPool()
+	for _, i := range cs.PeerCertificates[1:] {
+		pool.AddCert(i)
+	}
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots: c.opt.Identity.Roots, Intermediates: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err != nil {
+		return fault.Refuse(fault.Forbidden, doing, pki.CertificateReason(err, pki.Describe(leaf), fmt.Sprintf("signed by this side's CA %q", c.opt.Identity.CAName)))
+	}
+	if !pki.Covers(leaf, c.opt.Name) {
+		return fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "certificate_wrong_name", Message: "it presents the " + pki.Describe(leaf), Want: c.opt.Name, Have: pki.Describe(leaf),
+			Change: "give it a certificate with " + c.opt.Name + " in its subjectAltName, or correct its address in [peers]",
+		})
+	}
+	return nil
+}
+
+// where names the agent for messages.
+func (c *Client) where() string {
+	if c.opt.Socket != "" {
+		return c.opt.Socket
+	}
+	return c.opt.Name + " at " + c.opt.Address
+}
+
+// connectError puts a failure of the connection into a kind and words. A
+// certificate that is refused keeps its kind: asking again is useless.
+func (c *Client) connectError(err error) error {
+	if e, ok := errors.AsType[*fault.Error](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err
+	}
+	reason := fault.Reason{Code: "unreachable", Message: err.Error(), Have: c.where()}
+	switch {
+	case errors.Is(err, syscall.ENOENT) && c.opt.Socket != "":
+		reason.Message, reason.Change = "no agent listens on "+c.opt.Socket, "start it (systemctl start berth), or name another with --connect"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		reason.Message, reason.Change = "the connection is refused: no agent listens there", "start it (systemctl start berth)"
+	case errors.Is(err, syscall.EACCES) && c.opt.Socket != "":
+		return fault.Refuse(fault.Forbidden, "ask the agent at "+c.where(), fault.Reason{
+			Code: "socket_permission", Message: "the socket may not be opened: " + err.Error(), Change: "be root, or a member of group berth",
+		})
+	case errors.Is(err, context.DeadlineExceeded):
+		reason.Code, reason.Message = "no_answer", "it did not answer in time"
+	}
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		reason.Message = "it does not speak TLS"
+	}
+	return fault.Refuse(fault.Unavailable, "ask the agent at "+c.where(), reason)
+}
+
+// sent tells whether a request that got no answer had left: an error while
+// dialling means that it had not.
+func sent(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return !ok || op.Op != "dial"
+}
+
+// repeat is how often a request that is safe to repeat is sent when no answer
+// comes.
+type repeat int
+
+const (
+	once       repeat = 1
+	repeatable repeat = 4
+)
+
+// do sends a request and decodes the answer into out, where that is not nil.
+func (c *Client) do(ctx context.Context, method, path string, in, out any, times repeat) error {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return fault.New(fault.Internal, "encode the request: %w", err)
+		}
+	}
+	var err error
+	for try := range int(times) {
+		if try > 0 {
+			pause := time.Duration((0.5 + rand.Float64()) * float64(50*time.Millisecond<<(2*try)))
+			if c.rt.Sleep(ctx, pause) != nil {
+				return err
+			}
+		}
+		var lost bool
+		if lost, err = c.attempt(ctx, method, path, body, out); !lost {
+			return err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if times == once && method != http.MethodGet && sent(err) {
+		return unknown(err)
+	}
+	return err
+}
+
+// unknown is the kind of a changing request that left and had no answer, where
+// nothing makes it safe to send again.
+func unknown(err error) error {
+	return fault.New(fault.InDoubt, "the request was sent and its answer lost, so it may have happened: %w", err)
+}
+
+// attempt sends once. lost is true when no answer came.
+func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) (lost bool, err error) {
+	resp, err := c.open(ctx, method, path, body)
+	if err != nil {
+		// A certificate that is refused will be refused again.
+		return fault.KindOf(err) == fault.Unavailable, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, MaxBody+1))
+	if err != nil {
+		return true, c.connectError(err)
+	}
+	if len(data) > MaxBody {
+		return false, fault.New(fault.Internal, "ask the agent at %s: its answer is larger than %d bytes", c.where(), MaxBody)
+	}
+	if resp.StatusCode >= 300 {
+		return false, decodeError(resp.StatusCode, data)
+	}
+	if out == nil {
+		return false, nil
+	}
+	// Not strict: a newer agent may say more.
+	if err := json.Unmarshal(data, out); err != nil {
+		return false, fault.New(fault.Internal, "ask the agent at %s: read its answer: %w", c.where(), err)
+	}
+	return false, nil
+}
+
+// lostError keeps what sent needs behind the error that people see.
+type lostError struct {
+	error
+	cause error
+}
+
+func (e lostError) Unwrap() []error { return []error{e.error, e.cause} }
+
+func (c *Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	u := *c.base
+	u.Path, u.RawQuery, _ = strings.Cut(path, "?")
+	if unescaped, err := url.PathUnescape(u.Path); err == nil {
+		u.RawPath, u.Path = u.Path, unescaped
+	}
+	if c.host != "" {
+		q := u.Query()
+		q.Set("host", c.host)
+		u.RawQuery = q.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "make a request: %w", err)
+	}
+	if len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.opt.As != "" {
+		req.Header.Set(headerHost, c.opt.As)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		req.Header.Set(headerTimeout, time.Until(deadline).Round(time.Millisecond).String())
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, lostError{c.connectError(err), err}
+	}
+	return resp, nil
+}
+
+// Status asks how the agent is.
+func (c *Client) Status(ctx context.Context) (out Status, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/status", nil, &out, repeatable)
+}
+
+// Host asks for the host with its hardware.
+func (c *Client) Host(ctx context.Context) (out HostInfo, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/host", nil, &out, repeatable)
+}
+
+// Hosts asks for the hosts that the agent knows.
+func (c *Client) Hosts(ctx context.Context) ([]HostEntry, error) {
+	var out HostList
+	err := c.do(ctx, http.MethodGet, "/v1/hosts", nil, &out, repeatable)
+	return out.Hosts, err
+}
+
+// Instances lists guests.
+func (c *Client) Instances(ctx context.Context) ([]Instance, error) {
+	var out InstanceList
+	err := c.do(ctx, http.MethodGet, "/v1/instances", nil, &out, repeatable)
+	return out.Instances, err
+}
+
+// Instance shows one guest.
+func (c *Client) Instance(ctx context.Context, ref string) (out Instance, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/instances/"+url.PathEscape(ref), nil, &out, repeatable)
+}
+
+// CreateInstance makes a guest. fault.InDoubt when its answer was lost.
+func (c *Client) CreateInstance(ctx context.Context, r CreateInstance) (out Instance, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/instances", r, &out, once)
+}
+
+// AdoptInstances takes domains under claims; safe to repeat.
+func (c *Client) AdoptInstances(ctx context.Context, r AdoptInstances) (out Adopted, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/adopt", r, &out, repeatable)
+}
+
+// StartInstance starts a guest; safe to repeat.
+func (c *Client) StartInstance(ctx context.Context, ref string) (out Instance, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", nothing{}, &out, repeatable)
+}
+
+// StopInstance powers a guest off; safe to repeat.
+func (c *Client) StopInstance(ctx context.Context, ref string, r StopInstance) (out Instance, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/stop", r, &out, repeatable)
+}
+
+// DeleteInstance removes a guest. fault.InDoubt when its answer was lost.
+func (c *Client) DeleteInstance(ctx context.Context, ref string) error {
+	return c.do(ctx, http.MethodDelete, "/v1/instances/"+url.PathEscape(ref), nil, nil, once)
+}
+
+// Claims lists what is held, with the host's usage.
+func (c *Client) Claims(ctx context.Context) (out ClaimList, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/claims", nil, &out, repeatable)
+}
+
+// ClaimByID shows one claim, by its own uuid or its instance's.
+func (c *Client) ClaimByID(ctx context.Context, ref string) (out Claim, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/claims/"+url.PathEscape(ref), nil, &out, repeatable)
+}
+
+// Migrate asks for a live migration. It is safe to repeat where r names the
+// migration's uuid, and is then repeated.
+func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migration, err error) {
+	times := once
+	if r.Migration != "" {
+		times = repeatable
+	}
+	return out, c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
+}
+
+// Migrations lists moves, newest first.
+func (c *Client) Migrations(ctx context.Context) ([]migration.Migration, error) {
+	var out MigrationList
+	err := c.do(ctx, http.MethodGet, "/v1/migrations", nil, &out, repeatable)
+	return out.Migrations, err
+}
+
+// Migration shows one move.
+func (c *Client) Migration(ctx context.Context, uuid string) (out migration.Migration, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/migrations/"+url.PathEscape(uuid), nil, &out, repeatable)
+}
+
+// AbortMigration gives a move up; safe to repeat.
+func (c *Client) AbortMigration(ctx context.Context, uuid string) (out migration.Migration, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(uuid)+"/abort", nothing{}, &out, repeatable)
+}
+
+// WatchMigration calls each with the record now and at every change, until the
+// migration is over, each returns an error, or ctx ends. A stream that breaks is
+// opened anew for as long as patience lasts without a record: an agent that
+// restarts is no reason to stop watching.
+func (c *Client) WatchMigration(ctx context.Context, uuid string, patience time.Duration, each func(migration.Migration) error) error {
+	last := c.rt.Boot().Since
+	for {
+		over, seen, err := c.watchOnce(ctx, uuid, each)
+		if over || ctx.Err() != nil {
+			if err == nil {
+				err = ctx.Err()
+			}
+			return err
+		}
+		if seen {
+			last = c.rt.Boot().Since
+		}
+		if k := fault.KindOf(err); err != nil && k != fault.Unavailable {
+			return err
+		}
+		if c.rt.Boot().Since-last > patience {
+			if err == nil {
+				err = fault.New(fault.Unavailable, "watch migration %s: the stream ends again and again", uuid)
+			}
+			return err
+		}
+		if c.rt.Sleep(ctx, 500*time.Millisecond) != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// watchOnce reads one stream. over says that nothing more is to come.
+func (c *Client) watchOnce(ctx context.Context, uuid string, each func(migration.Migration) error) (over, seen bool, err error) {
+	resp, err := c.open(ctx, http.MethodGet, "/v1/migrations/"+url.PathEscape(uuid)+"/watch", nil)
+	if err != nil {
+		return false, false, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		data, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // what could be read decides
+		return false, false, decodeError(resp.StatusCode, data)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(make([]byte, 64<<10), MaxBody)
+	event := ""
+	for lines.Scan() {
+		line := lines.Text()
+		if name, ok := strings.CutPrefix(line, "event: "); ok {
+			event = name
+		}
+		data, ok := strings.CutPrefix(line, "data: ")
+		switch {
+		case !ok:
+		case event == "end":
+			return true, true, nil
+		case event == "migration":
+			var m migration.Migration
+			if err := json.Unmarshal([]byte(data), &m); err != nil {
+				return true, seen, fault.New(fault.Internal, "watch migration %s: %w", uuid, err)
+			}
+			seen = true
+			if err := each(m); err != nil {
+				return true, true, err
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return false, seen, c.connectError(err)
+	}
+	return false, seen, nil
+}

@@ -1,0 +1,133 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"berth/migration"
+)
+
+// The methods of migration.Host. Each carries its Ref, so that each is safe to
+// repeat, and is repeated when its answer was lost. When no answer comes at all
+// the error is fault.Unavailable.
+
+// quickVerb and slowVerb bound a verb whose caller gave no deadline.
+const (
+	quickVerb = quick
+	slowVerb  = slow
+)
+
+func (c *Client) verb(ctx context.Context, name string, most time.Duration, in, out any) error {
+	ctx, cancel := c.rt.WithTimeout(ctx, most)
+	defer cancel()
+	return c.do(ctx, http.MethodPost, "/v1/verbs/"+name, in, out, repeatable)
+}
+
+func with[A any](ref migration.Ref, args A) VerbRequest[A] {
+	return VerbRequest[A]{Ref: ref, Args: args}
+}
+
+func alone(ref migration.Ref) VerbRequest[nothing] { return VerbRequest[nothing]{Ref: ref} }
+
+// Describe implements migration.Host.
+func (c *Client) Describe(ctx context.Context) (out migration.Description, err error) {
+	ctx, cancel := c.rt.WithTimeout(ctx, quickVerb)
+	defer cancel()
+	return out, c.do(ctx, http.MethodGet, "/v1/verbs/describe", nil, &out, repeatable)
+}
+
+// Inspect implements migration.SourceVerbs.
+func (c *Client) Inspect(ctx context.Context, instance string) (out migration.Guest, err error) {
+	return out, c.verb(ctx, "inspect", quickVerb, alone(migration.Ref{Instance: instance}), &out)
+}
+
+// CheckSource implements migration.SourceVerbs.
+func (c *Client) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (out migration.SourceAnswer, err error) {
+	return out, c.verb(ctx, "check-source", quickVerb, with(ref, a), &out)
+}
+
+// RecordContext implements migration.SourceVerbs.
+func (c *Client) RecordContext(ctx context.Context, ref migration.Ref, m migration.Context) error {
+	return c.verb(ctx, "record-context", quickVerb, with(ref, m), nil)
+}
+
+// DropContext implements migration.SourceVerbs.
+func (c *Client) DropContext(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "drop-context", quickVerb, alone(ref), nil)
+}
+
+// StartStream implements migration.SourceVerbs.
+func (c *Client) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return c.verb(ctx, "start-stream", slowVerb, with(ref, s), nil)
+}
+
+// StreamStatus implements migration.SourceVerbs.
+func (c *Client) StreamStatus(ctx context.Context, ref migration.Ref) (out migration.StreamStatus, err error) {
+	return out, c.verb(ctx, "stream-status", quickVerb, alone(ref), &out)
+}
+
+// TuneStream implements migration.SourceVerbs.
+func (c *Client) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	return c.verb(ctx, "tune-stream", quickVerb, with(ref, t), nil)
+}
+
+// Commit implements migration.SourceVerbs.
+func (c *Client) Commit(ctx context.Context, ref migration.Ref) (out migration.Commit, err error) {
+	return out, c.verb(ctx, "commit", quickVerb, alone(ref), &out)
+}
+
+// Reclaim implements migration.SourceVerbs.
+func (c *Client) Reclaim(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "reclaim", slowVerb, alone(ref), nil)
+}
+
+// CleanUpSource implements migration.SourceVerbs.
+func (c *Client) CleanUpSource(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "clean-up-source", slowVerb, alone(ref), nil)
+}
+
+// CheckDestination implements migration.DestinationVerbs.
+func (c *Client) CheckDestination(ctx context.Context, ref migration.Ref, r migration.CheckRequest) (out migration.CheckAnswer, err error) {
+	return out, c.verb(ctx, "check-destination", quickVerb, with(ref, r), &out)
+}
+
+// Claim implements migration.DestinationVerbs.
+func (c *Client) Claim(ctx context.Context, ref migration.Ref, r migration.ClaimRequest) (out migration.ClaimAnswer, err error) {
+	return out, c.verb(ctx, "claim", quickVerb, with(ref, r), &out)
+}
+
+// RenewClaim implements migration.DestinationVerbs.
+func (c *Client) RenewClaim(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "renew-claim", quickVerb, alone(ref), nil)
+}
+
+// AbortClaim implements migration.DestinationVerbs.
+func (c *Client) AbortClaim(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "abort-claim", slowVerb, alone(ref), nil)
+}
+
+// PreLiveMigration implements migration.DestinationVerbs.
+func (c *Client) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (out migration.Prepared, err error) {
+	return out, c.verb(ctx, "pre-live-migration", slowVerb, with(ref, p), &out)
+}
+
+// RollbackPreLiveMigration implements migration.DestinationVerbs.
+func (c *Client) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "rollback-pre-live-migration", slowVerb, alone(ref), nil)
+}
+
+// AcceptToken implements migration.DestinationVerbs.
+func (c *Client) AcceptToken(ctx context.Context, ref migration.Ref, m migration.Commit) error {
+	return c.verb(ctx, "accept-token", slowVerb, with(ref, m), nil)
+}
+
+// DestinationStatus implements migration.DestinationVerbs.
+func (c *Client) DestinationStatus(ctx context.Context, ref migration.Ref) (out migration.DestinationStatus, err error) {
+	return out, c.verb(ctx, "destination-status", quickVerb, alone(ref), &out)
+}
+
+// FinishDestination implements migration.DestinationVerbs.
+func (c *Client) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	return c.verb(ctx, "finish-destination", slowVerb, alone(ref), nil)
+}

@@ -1,0 +1,25 @@
+// Package api is the agent's HTTP API: its server, its client, and the OpenAPI
+// document that is computed from the same table the server routes by.
+//
+// It reads and writes only connections; what a request does is done by the
+// small interfaces in services.go, which the daemon fills in.
+//
+// # Who may ask
+//
+// On the local unix socket the file's owner and group decide. Over TCP both
+// sides present certificates (internal/pki): a host names itself by its
+// provider's name, which its certificate must cover, and may call host verbs of
+// migrations that it is a party to, read, and pass on a migrate or an abort that
+// it was asked for; an operator may do everything but host verbs. A caller whose
+// certificate is wrong is answered 403 with the reason, and not left with a
+// broken handshake, so that both sides know why.
+//
+// # What a caller can rely on
+//
+//   - Errors are {"error":{"kind","message","reasons":[…]}}; the kinds are
+//     package fault's, and the client gives them back as such.
+//   - Bodies are bounded and strict: an unknown field is "invalid", and named.
+//   - A host verb that was sent twice is done once at a time: the repeat joins the
+//     one in progress and gets its answer. It goes on when the caller goes away.
+//   - Every answer carries X-Request-Id, which the server's log has too.
+package api

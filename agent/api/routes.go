@@ -1,0 +1,258 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// How long a request may take. Slow ones make disks, run hooks (60 s each by
+// default), or wait for a hypervisor's job to end.
+const (
+	quick = 30 * time.Second
+	slow  = 10 * time.Minute
+)
+
+// route is one row of the table that the server routes by and the OpenAPI
+// document is computed from.
+type route struct {
+	method, path string
+	name         string // operationId
+	summary      string
+	allow        caller
+	relayed      bool // may be passed on to another host with ?host=NAME
+	timeout      time.Duration
+	status       int          // of success
+	in, out      reflect.Type // nil for no body
+	stream       bool         // answers with server-sent events of type out
+	serve        func(s *Server, r *http.Request, body any) (any, error)
+	watch        func(s *Server, r *http.Request) (<-chan migration.Migration, error)
+}
+
+type nothing struct{}
+
+// read makes a row that takes no body.
+func read[Out any](method, path, name, summary string, allow caller, f func(s *Server, r *http.Request) (Out, error)) route {
+	return route{
+		method: method, path: path, name: name, summary: summary, allow: allow, timeout: quick, status: http.StatusOK,
+		out:   reflect.TypeFor[Out](),
+		serve: func(s *Server, r *http.Request, _ any) (any, error) { return f(s, r) },
+	}
+}
+
+// write makes a row that takes a JSON body.
+func write[In, Out any](method, path, name, summary string, allow caller, f func(s *Server, r *http.Request, in In) (Out, error)) route {
+	return route{
+		method: method, path: path, name: name, summary: summary, allow: allow, timeout: slow, status: http.StatusOK,
+		in: reflect.TypeFor[In](), out: reflect.TypeFor[Out](),
+		serve: func(s *Server, r *http.Request, body any) (any, error) { return f(s, r, *body.(*In)) },
+	}
+}
+
+func (r route) withStatus(code int) route { r.status = code; return r }
+func (r route) canRelay() route           { r.relayed = true; return r }
+
+// VerbRequest is the body of a host verb: its Ref, and what else it takes.
+type VerbRequest[A any] struct {
+	Ref  migration.Ref `json:"ref"`
+	Args A             `json:"args"`
+}
+
+// verb makes the row of a host verb that answers something. named gives the
+// source that the arguments name.
+func verb[A, Out any](name, summary string, side side, timeout time.Duration, named func(A) string,
+	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (Out, error)) route {
+	return route{
+		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, timeout: timeout, status: http.StatusOK,
+		in: reflect.TypeFor[VerbRequest[A]](), out: reflect.TypeFor[Out](),
+		serve: func(s *Server, r *http.Request, body any) (any, error) {
+			b := body.(*VerbRequest[A])
+			who := ""
+			if named != nil {
+				if who = named(b.Args); who == "" {
+					return nil, fault.Refuse(fault.Invalid, "read the request", fault.Reason{
+						Code: "source_missing", Message: "the arguments do not name the source host", Change: "name it",
+					})
+				}
+			}
+			if err := s.party(r.Context(), side, b.Ref.Migration, b.Ref.Instance, who); err != nil {
+				return nil, err
+			}
+			return s.once(r, name, b, func(ctx context.Context) (any, error) { return f(ctx, s.svc.Verbs, b.Ref, b.Args) })
+		},
+	}
+}
+
+// act makes the row of a host verb that answers only that it is done.
+func act[A any](name, summary string, side side, timeout time.Duration, named func(A) string,
+	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) error) route {
+	return verb(name, summary, side, timeout, named, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
+		return nothing{}, f(ctx, h, ref, args)
+	})
+}
+
+// plain makes the row of a host verb that takes a Ref alone.
+func plain(name, summary string, side side, timeout time.Duration, f func(h migration.Host, ctx context.Context, ref migration.Ref) error) route {
+	return act(name, summary, side, timeout, nil, func(ctx context.Context, h migration.Host, ref migration.Ref, _ nothing) error {
+		return f(h, ctx, ref)
+	})
+}
+
+// table is every route. It is computed, not kept: nothing registers itself.
+func table() []route {
+	rows := []route{
+		read(http.MethodGet, "/v1/status", "status", "Is all well, and if not what, since when, what to do.", everyone,
+			func(s *Server, r *http.Request) (Status, error) { return s.svc.Agent.Status(r.Context()) }).canRelay(),
+		read(http.MethodGet, "/v1/host", "host-show", "This host: who it is, its hardware, what is used, how Placement stands.", everyone,
+			func(s *Server, r *http.Request) (HostInfo, error) { return s.svc.Agent.Host(r.Context()) }).canRelay(),
+		read(http.MethodGet, "/v1/hosts", "host-list", "Hosts that Placement and [peers] know.", operators,
+			func(s *Server, r *http.Request) (HostList, error) {
+				hosts, err := s.svc.Agent.Hosts(r.Context())
+				return HostList{Hosts: hosts}, err
+			}),
+
+		read(http.MethodGet, "/v1/instances", "instance-list", "Guests of this host, managed or not.", everyone,
+			func(s *Server, r *http.Request) (InstanceList, error) {
+				list, err := s.svc.Instances.List(r.Context())
+				return InstanceList{Instances: list}, err
+			}).canRelay(),
+		write(http.MethodPost, "/v1/instances", "instance-create", "Claim, define and start a new guest.", operators,
+			func(s *Server, r *http.Request, in CreateInstance) (Instance, error) {
+				return s.svc.Instances.Create(r.Context(), in)
+			}).withStatus(http.StatusCreated),
+		write(http.MethodPost, "/v1/instances/adopt", "instance-adopt", "Take domains that are there already under claims; changes no guest.", operators,
+			func(s *Server, r *http.Request, in AdoptInstances) (Adopted, error) {
+				return s.svc.Instances.Adopt(r.Context(), in)
+			}),
+		read(http.MethodGet, "/v1/instances/{instance}", "instance-show", "One guest, by name or uuid.", everyone,
+			func(s *Server, r *http.Request) (Instance, error) {
+				return s.svc.Instances.Show(r.Context(), r.PathValue("instance"))
+			}).canRelay(),
+		write(http.MethodPost, "/v1/instances/{instance}/start", "instance-start", "Start a guest whose ownership token is here.", operators,
+			func(s *Server, r *http.Request, _ nothing) (Instance, error) {
+				return s.svc.Instances.Start(r.Context(), r.PathValue("instance"))
+			}),
+		write(http.MethodPost, "/v1/instances/{instance}/stop", "instance-stop", "Power a guest off; its claim stays.", operators,
+			func(s *Server, r *http.Request, in StopInstance) (Instance, error) {
+				return s.svc.Instances.Stop(r.Context(), r.PathValue("instance"), in)
+			}),
+		read(http.MethodDelete, "/v1/instances/{instance}", "instance-delete", "Delete a stopped guest: definition, disks Berth made, claim, allocation.", operators,
+			func(s *Server, r *http.Request) (nothing, error) {
+				return nothing{}, s.svc.Instances.Delete(r.Context(), r.PathValue("instance"))
+			}).slowly(),
+
+		read(http.MethodGet, "/v1/claims", "claim-list", "What is held on this host.", everyone,
+			func(s *Server, r *http.Request) (ClaimList, error) {
+				list, err := s.svc.Claims.List(r.Context())
+				if err != nil {
+					return ClaimList{}, err
+				}
+				status, err := s.svc.Agent.Status(r.Context())
+				return ClaimList{Claims: list, Usage: status.Usage}, err
+			}).canRelay(),
+		read(http.MethodGet, "/v1/claims/{claim}", "claim-show", "One claim, by its uuid or its instance's.", everyone,
+			func(s *Server, r *http.Request) (Claim, error) {
+				return s.svc.Claims.Show(r.Context(), r.PathValue("claim"))
+			}).canRelay(),
+
+		read(http.MethodGet, "/v1/migrations", "migration-list", "Moves that this host conducts or conducted, newest first.", everyone,
+			func(s *Server, r *http.Request) (MigrationList, error) {
+				list, err := s.svc.Migrations.List(r.Context())
+				return MigrationList{Migrations: list}, err
+			}).canRelay(),
+		write(http.MethodPost, "/v1/migrations", "migrate", "Live-migrate a guest; answers when the migration is durable. Asked of a host that does not run the guest, it is passed on.", everyone,
+			func(s *Server, r *http.Request, in Migrate) (migration.Migration, error) {
+				return s.svc.Migrations.Start(r.Context(), in)
+			}).withStatus(http.StatusAccepted).canRelay(),
+		read(http.MethodGet, "/v1/migrations/{migration}", "migration-show", "One move.", everyone,
+			func(s *Server, r *http.Request) (migration.Migration, error) {
+				return s.svc.Migrations.Get(r.Context(), r.PathValue("migration"))
+			}).canRelay(),
+		write(http.MethodPost, "/v1/migrations/{migration}/abort", "migration-abort", "Give a move up and put everything back; refused after the point of no return.", everyone,
+			func(s *Server, r *http.Request, _ nothing) (migration.Migration, error) {
+				return s.svc.Migrations.Abort(r.Context(), r.PathValue("migration"))
+			}).canRelay(),
+		{
+			method: http.MethodGet, path: "/v1/migrations/{migration}/watch", name: "migration-watch",
+			summary: "The record now and at each change, as server-sent events named migration; then one named end.",
+			allow:   everyone, status: http.StatusOK, out: reflect.TypeFor[migration.Migration](), stream: true, relayed: true,
+			watch: func(s *Server, r *http.Request) (<-chan migration.Migration, error) {
+				return s.svc.Migrations.Watch(r.Context(), r.PathValue("migration"))
+			},
+		},
+	}
+	rows = append(rows, verbs()...)
+	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
+		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
+}
+
+func (r route) slowly() route { r.timeout = slow; return r }
+
+// verbs are the rows of migration.Host.
+func verbs() []route {
+	type host = migration.Host
+	type ref = migration.Ref
+	return []route{
+		read(http.MethodGet, "/v1/verbs/describe", "verb-describe", "Who this host is.", everyone,
+			func(s *Server, r *http.Request) (migration.Description, error) {
+				return s.svc.Verbs.Describe(r.Context())
+			}),
+
+		// Asked of the source, by the destination.
+		verb("inspect", "Read the guest that is to leave.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, _ nothing) (migration.Guest, error) {
+				return h.Inspect(ctx, r.Instance)
+			}),
+		verb("check-source", "Hold the destination's answer against the guest.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+				return h.CheckSource(ctx, r, a)
+			}),
+		act("record-context", "Make the MigrationContext durable on the source.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, c migration.Context) error { return h.RecordContext(ctx, r, c) }),
+		plain("drop-context", "Undo record-context.", sideSource, quick, host.DropContext),
+		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", sideSource, slow, nil,
+			func(ctx context.Context, h host, r ref, st migration.Stream) error { return h.StartStream(ctx, r, st) }),
+		verb("stream-status", "The job and the domain at one moment.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, _ nothing) (migration.StreamStatus, error) {
+				return h.StreamStatus(ctx, r)
+			}),
+		act("tune-stream", "Change bounds of the job in flight.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, t migration.Tuning) error { return h.TuneStream(ctx, r, t) }),
+		verb("commit", "The point of no return: the token leaves the source.", sideSource, quick, nil,
+			func(ctx context.Context, h host, r ref, _ nothing) (migration.Commit, error) { return h.Commit(ctx, r) }),
+		plain("reclaim", "Abort the job and keep the guest.", sideSource, slow, host.Reclaim),
+		plain("clean-up-source", "Remove what the guest left behind.", sideSource, slow, host.CleanUpSource),
+
+		// Asked of the destination, by the source.
+		verb("check-destination", "Could the guest come; changes nothing.", sideDestination, quick,
+			func(c migration.CheckRequest) string { return c.Source.Name },
+			func(ctx context.Context, h host, r ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+				return h.CheckDestination(ctx, r, c)
+			}),
+		verb("claim", "Hold the guest's resources, durably.", sideDestination, quick,
+			func(c migration.ClaimRequest) string { return c.Context.Source },
+			func(ctx context.Context, h host, r ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+				return h.Claim(ctx, r, c)
+			}),
+		plain("renew-claim", "Keep a pending claim.", sideDestination, quick, host.RenewClaim),
+		plain("abort-claim", "Undo claim.", sideDestination, slow, host.AbortClaim),
+		verb("pre-live-migration", "Prepare the host for the guest.", sideDestination, slow,
+			func(p migration.PreLiveRequest) string { return p.Source },
+			func(ctx context.Context, h host, r ref, p migration.PreLiveRequest) (migration.Prepared, error) {
+				return h.PreLiveMigration(ctx, r, p)
+			}),
+		plain("rollback-pre-live-migration", "Undo pre-live-migration.", sideDestination, slow, host.RollbackPreLiveMigration),
+		act("accept-token", "Accept the token, then resume the guest.", sideDestination, slow,
+			func(c migration.Commit) string { return c.From },
+			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptToken(ctx, r, c) }),
+		verb("destination-status", "What the destination has of the migration at one moment.", sideDestination, quick, nil,
+			func(ctx context.Context, h host, r ref, _ nothing) (migration.DestinationStatus, error) {
+				return h.DestinationStatus(ctx, r)
+			}),
+		plain("finish-destination", "Bind the claim, define, announce.", sideDestination, slow, host.FinishDestination),
+	}
+}

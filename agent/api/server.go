@@ -1,0 +1,359 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"reflect"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// Options are what a Server is made of.
+type Options struct {
+	Services Services
+	Name     string        // this host's provider name
+	Identity *pki.Identity // nil where there are no certificates: then the unix socket alone serves
+	Runtime  runtime.Runtime
+	Logger   *slog.Logger
+}
+
+// Server is the API of one agent. Make it with NewServer.
+type Server struct {
+	opt  Options
+	svc  Services
+	http *http.Server
+	// inFlight joins a host verb that was sent again to the one in progress.
+	inFlight singleflight.Group
+	// places bounds how many requests are worked on at once; see maxRequests.
+	places chan struct{}
+	// stopping ends event streams, for which Shutdown would wait.
+	stopping context.Context
+}
+
+// maxRequests is arbitrary: far above what a fleet asks of one host, far below
+// what would exhaust it.
+const maxRequests = 512
+
+// NewServer makes a server; Serve starts it on a listener.
+func NewServer(o Options) *Server {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	stopping, stop := context.WithCancel(context.Background())
+	s := &Server{opt: o, svc: o.Services, places: make(chan struct{}, maxRequests), stopping: stopping}
+	mux := http.NewServeMux()
+	for _, r := range table() {
+		mux.Handle(r.method+" "+r.path, s.handler(r))
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.refuse(w, r, fault.New(fault.NotFound, "no route %s %s: see GET /v1/openapi.json", r.Method, r.URL.Path))
+	})
+	s.http = &http.Server{
+		Handler:           s.wrap(mux),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ConnContext:       markLocal,
+		ErrorLog:          slog.NewLogLogger(o.Logger.With("part", "api").Handler(), slog.LevelDebug),
+	}
+	s.http.RegisterOnShutdown(stop)
+	return s
+}
+
+// Serve answers on a listener until Shutdown; a unix listener is the local
+// socket, every other one is wrapped in TLS. It may be called for several.
+func (s *Server) Serve(l net.Listener) error {
+	if l.Addr().Network() != "unix" {
+		if s.opt.Identity == nil {
+			return errors.Join(fault.New(fault.Invalid, "serve peers on %s: there are no certificates", l.Addr()), l.Close())
+		}
+		l = tls.NewListener(l, &tls.Config{
+			Certificates: []tls.Certificate{s.opt.Identity.Certificate},
+			MinVersion:   tls.VersionTLS13,
+			// Asked for, and judged in authenticate: a handshake that fails tells the
+			// caller nothing but "bad certificate".
+			ClientAuth: tls.RequestClientCert,
+			NextProtos: []string{"http/1.1"},
+		})
+	}
+	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// Shutdown stops listening and waits for requests in progress until ctx ends,
+// then cuts them off.
+func (s *Server) Shutdown(ctx context.Context) error {
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		return errors.Join(err, s.http.Close())
+	}
+	return nil
+}
+
+// wrap gives each request an id, a caller, a place and a line in the log.
+func (s *Server) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begin := s.opt.Runtime.Now()
+		id := requestID(r)
+		w.Header().Set(headerRequestID, id)
+		log := s.opt.Logger.With("request", id, "method", r.Method, "path", r.URL.Path)
+		// A panic of a handler is a bug of one request, not of the agent.
+		defer func() {
+			if p := recover(); p != nil && p != http.ErrAbortHandler {
+				log.Error("request panicked", "panic", p, "stack", string(debug.Stack()))
+				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
+			}
+		}()
+		select {
+		case s.places <- struct{}{}:
+			defer func() { <-s.places }()
+		default:
+			s.refuse(w, r, fault.New(fault.Unavailable, "%d requests are being worked on already", maxRequests))
+			return
+		}
+		who, err := s.authenticate(r)
+		if err != nil {
+			log.Warn("caller refused", "from", r.RemoteAddr, "error", err)
+			s.refuse(w, r, err)
+			return
+		}
+		rec := &recorder{ResponseWriter: w}
+		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), identityKey{}, who)))
+		level := slog.LevelDebug
+		if rec.status >= 500 {
+			level = slog.LevelWarn
+		}
+		log.Log(r.Context(), level, "request answered", "caller", who.caller.String(), "name", who.name, "status", rec.status, "duration", s.opt.Runtime.Now().Sub(begin))
+	})
+}
+
+// recorder remembers the status for the log.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(code int) { r.status = code; r.ResponseWriter.WriteHeader(code) }
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func requestID(r *http.Request) string {
+	if id := r.Header.Get(headerRequestID); id != "" && len(id) <= 64 {
+		clean := true
+		for _, c := range []byte(id) {
+			clean = clean && (c == '-' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z')
+		}
+		if clean {
+			return id
+		}
+	}
+	return rand.Text()[:16]
+}
+
+// handler serves one row of the table.
+func (s *Server) handler(rt route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if who := callerOf(r.Context()); rt.allow&who.caller == 0 {
+			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.name, fault.Reason{
+				Code: "caller", Message: "a caller by " + who.caller.String() + " may not do this", Have: who.caller.String(),
+				Change: map[bool]string{true: "this is for other hosts' agents alone", false: "use the local socket or an operator's certificate"}[rt.allow == hostsOnly],
+			}))
+			return
+		}
+		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
+			s.relay(w, r, rt, to)
+			return
+		}
+		if rt.stream {
+			s.serveEvents(w, r, rt)
+			return
+		}
+		ctx, cancel := s.opt.Runtime.WithTimeout(r.Context(), timeoutOf(r, rt.timeout))
+		defer cancel()
+		deadline := time.Now().Add(rt.timeout + 10*time.Second)
+		rc := http.NewResponseController(w)
+		// Both fail only where the connection is none of net's, as in a test's recorder.
+		_ = rc.SetReadDeadline(deadline)
+		_ = rc.SetWriteDeadline(deadline)
+		defer func() {
+			// The next request on this connection has its own.
+			_ = rc.SetReadDeadline(time.Time{})
+			_ = rc.SetWriteDeadline(time.Time{})
+		}()
+		var body any
+		if rt.in != nil {
+			body = reflect.New(rt.in).Interface()
+			if err := decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body); err != nil {
+				s.refuse(w, r, err)
+				return
+			}
+		}
+		out, err := rt.serve(s, r.WithContext(ctx), body)
+		if err != nil {
+			s.refuse(w, r, err)
+			return
+		}
+		s.answer(w, rt.status, out)
+	})
+}
+
+// timeoutOf is how long the caller waits, never above the row's own bound.
+func timeoutOf(r *http.Request, most time.Duration) time.Duration {
+	if d, err := time.ParseDuration(r.Header.Get(headerTimeout)); err == nil && d > 0 {
+		return min(d, most)
+	}
+	return most
+}
+
+func (s *Server) answer(w http.ResponseWriter, status int, v any) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false) // domain XML stays readable
+	if err := enc.Encode(v); err != nil {
+		status = http.StatusInternalServerError
+		buf.Reset()
+		// Cannot fail: strings only.
+		_ = enc.Encode(BodyOf(fault.New(fault.Internal, "encode the answer: %w", err)))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	// A caller that is gone does not read an error either.
+	_, _ = w.Write(buf.Bytes())
+}
+
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if fault.KindOf(err) == fault.Internal {
+		s.opt.Logger.Error("request failed", "path", r.URL.Path, "error", err)
+	}
+	s.answer(w, statusOf(fault.KindOf(err)), BodyOf(err))
+}
+
+// once runs a host verb. An equal request that comes while it runs gets the same
+// answer; it goes on when its caller goes away, since half a verb is what
+// nobody wants, and the caller will ask again.
+func (s *Server) once(r *http.Request, name string, body any, f func(context.Context) (any, error)) (any, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, fault.New(fault.Internal, "encode verb %s: %w", name, err)
+	}
+	sum := sha256.Sum256(text)
+	deadline, bounded := r.Context().Deadline()
+	out, err, _ := s.inFlight.Do(name+" "+hex.EncodeToString(sum[:]), func() (any, error) {
+		ctx := context.WithoutCancel(r.Context())
+		if bounded {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, deadline)
+			defer cancel()
+		}
+		return f(ctx)
+	})
+	return out, err
+}
+
+// relay passes a request on to another host, with this host's own certificate.
+func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to string) {
+	if by := r.Header.Get(headerRelayed); by != "" || !rt.relayed {
+		s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.name, fault.Reason{
+			Code: "not_relayed", Message: "a request to " + rt.name + " is not passed on to another host",
+			Change: "connect to " + to + " itself with an operator's certificate: --connect " + to + ":16515 --cert FILE --key FILE",
+		}))
+		return
+	}
+	peer, err := s.svc.Peer(to)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	proxy := &httputil.ReverseProxy{
+		Transport:     peer.http.Transport,
+		FlushInterval: -1, // events go on at once
+		ErrorLog:      s.http.ErrorLog,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(peer.base)
+			q := p.Out.URL.Query()
+			q.Del("host")
+			p.Out.URL.RawQuery = q.Encode()
+			p.Out.Header.Set(headerHost, s.opt.Name)
+			p.Out.Header.Set(headerRelayed, s.opt.Name)
+			p.Out.Header.Set(headerRequestID, w.Header().Get(headerRequestID))
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			resp.Header.Del(headerRequestID) // it stands there already
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { s.refuse(w, r, peer.connectError(err)) },
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// serveEvents streams a migration's record at each change.
+func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, rt route) {
+	records, err := rt.watch(s, r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	rc := http.NewResponseController(w)
+	send := func(event string, data []byte) bool {
+		_ = rc.SetWriteDeadline(time.Now().Add(30 * time.Second))
+		if event == "" {
+			_, err = fmt.Fprint(w, ": still here\n\n")
+		} else {
+			_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, data)
+		}
+		return err == nil && rc.Flush() == nil
+	}
+	beat := time.NewTicker(15 * time.Second)
+	defer beat.Stop()
+	for {
+		select {
+		case m, more := <-records:
+			if !more {
+				send("end", []byte("{}"))
+				return
+			}
+			data, err := json.Marshal(m)
+			if err != nil || !send("migration", data) {
+				return
+			}
+		case <-beat.C:
+			if !send("", nil) {
+				return
+			}
+		case <-s.stopping.Done():
+			return // without "end": the watcher comes again
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// String gives the row as documents name it.
+func (r route) String() string { return r.method + " " + r.path }
+
+var _ migration.Host = (*Client)(nil)

@@ -1,0 +1,66 @@
+package api
+
+import (
+	"context"
+
+	"berth/migration"
+)
+
+// Services are what the API serves. All are set before the server is made.
+type Services struct {
+	Agent      Agent
+	Instances  Instances
+	Claims     Claims
+	Migrations Migrations
+	// Verbs is the local host; Parties says which hosts a migration is between.
+	Verbs   migration.Host
+	Parties Parties
+	// Peer gives a client of another host, for requests that are passed on;
+	// fault.NotFound for a name that no peer has.
+	Peer func(name string) (*Client, error)
+}
+
+// Agent is the daemon's own answers. None blocks on anything but memory, except
+// Hosts, which asks Placement.
+type Agent interface {
+	Status(ctx context.Context) (Status, error)
+	Host(ctx context.Context) (HostInfo, error)
+	Hosts(ctx context.Context) ([]HostEntry, error)
+}
+
+// Instances are the guests of this host. ref is a name or a uuid.
+type Instances interface {
+	Create(ctx context.Context, r CreateInstance) (Instance, error)
+	Adopt(ctx context.Context, r AdoptInstances) (Adopted, error)
+	List(ctx context.Context) ([]Instance, error)
+	Show(ctx context.Context, ref string) (Instance, error)
+	Start(ctx context.Context, ref string) (Instance, error)
+	Stop(ctx context.Context, ref string, r StopInstance) (Instance, error)
+	Delete(ctx context.Context, ref string) error
+}
+
+// Claims are what is held on this host. ref is a claim's or an instance's uuid.
+type Claims interface {
+	List(ctx context.Context) ([]Claim, error)
+	Show(ctx context.Context, ref string) (Claim, error)
+}
+
+// Migrations are the moves that this host conducts.
+type Migrations interface {
+	// Start asks for a live migration of a guest of this host; of one that runs
+	// elsewhere it passes the request on, and the record's source_compute says
+	// where. It returns when the migration is durable, not when it is over.
+	Start(ctx context.Context, r Migrate) (migration.Migration, error)
+	List(ctx context.Context) ([]migration.Migration, error)
+	Get(ctx context.Context, uuid string) (migration.Migration, error)
+	Abort(ctx context.Context, uuid string) (migration.Migration, error)
+	// Watch gives the record now and at each change, and closes the channel when
+	// the migration is over or ctx ends.
+	Watch(ctx context.Context, uuid string) (<-chan migration.Migration, error)
+}
+
+// Parties tells which hosts a migration is between, by what this host itself has
+// recorded, never by what a caller says. known is false when nothing is.
+type Parties interface {
+	Parties(migration, instance string) (source, destination string, known bool)
+}

@@ -1,0 +1,204 @@
+package api
+
+import (
+	"time"
+
+	"berth/agent/reporter"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// Health says whether all is well.
+type Health string
+
+// The healths.
+const (
+	HealthOK       Health = "ok"
+	HealthDegraded Health = "degraded" // works, but not with everything; the reasons say what and since when
+)
+
+// Condition is one thing the agent depends on, and how it is.
+type Condition struct {
+	Name    string         `json:"name"` // "libvirt", "placement", "discovery", "claims", …
+	Health  Health         `json:"health"`
+	Detail  string         `json:"detail,omitempty"` // one line, also when all is well
+	Reasons []fault.Reason `json:"reasons,omitempty"`
+	Since   time.Time      `json:"since"` // of this health
+}
+
+// Status is one screen: is all well, and if not what, since when, what to do.
+type Status struct {
+	Name         string      `json:"name"` // the provider's name
+	ProviderUUID string      `json:"provider_uuid"`
+	Mode         string      `json:"mode"`
+	Version      string      `json:"berth_version"`
+	Health       Health      `json:"health"`
+	Ready        bool        `json:"ready"`
+	StartedAt    time.Time   `json:"started_at"`
+	StartupTime  int64       `json:"startup_milliseconds"` // from the process's start until it was ready
+	Conditions   []Condition `json:"conditions"`
+	Usage        Usage       `json:"usage"`
+	Instances    int         `json:"instances"`
+	Claims       int         `json:"claims"`
+	Migrations   []string    `json:"migrations"` // uuids of those that are not over
+}
+
+// Usage is what the host has, holds and can still give.
+type Usage struct {
+	Total    topology.Resources `json:"total"`
+	Reserved topology.Resources `json:"reserved"`
+	Used     topology.Resources `json:"used"` // the sum of all claims
+	Free     topology.Resources `json:"free"` // (total − reserved) × ratio − used, never below 0
+	CPURatio float64            `json:"cpu_allocation_ratio"`
+	RAMRatio float64            `json:"ram_allocation_ratio"`
+	DskRatio float64            `json:"disk_allocation_ratio"`
+	Forced   []string           `json:"forced,omitempty"` // claims adopted though they do not fit
+}
+
+// HostInfo is one host with its hardware.
+type HostInfo struct {
+	migration.Description
+	Health    Health          `json:"health"`
+	Usage     Usage           `json:"usage"`
+	Placement reporter.Status `json:"placement"`
+	Topology  *topology.Host  `json:"topology"` // null while the hardware has not been read
+}
+
+// HostEntry is one host of the fleet as Placement and [peers] know it.
+type HostEntry struct {
+	Name         string `json:"name"`
+	ProviderUUID string `json:"provider_uuid,omitempty"`
+	Address      string `json:"address"`
+	Local        bool   `json:"local"`
+	Reachable    bool   `json:"reachable"`
+	Mode         string `json:"mode,omitempty"`
+	Version      string `json:"berth_version,omitempty"`
+	Error        string `json:"error,omitempty"` // why it is not reachable
+}
+
+// HostList is the answer of GET /v1/hosts.
+type HostList struct {
+	Hosts []HostEntry `json:"hosts"`
+}
+
+// Instance is a guest as ledger and hypervisor know it.
+type Instance struct {
+	UUID      string             `json:"uuid"`
+	Name      string             `json:"name"`
+	Host      string             `json:"host"`
+	Managed   bool               `json:"managed"` // in the ledger; else a domain that could be adopted
+	Flavor    topology.Flavor    `json:"flavor"`
+	Resources topology.Resources `json:"resources"`
+	State     string             `json:"state"`  // libvirt's word; empty when the hypervisor does not answer
+	Reason    string             `json:"reason"` // libvirt's word
+	ProjectID string             `json:"project_id,omitempty"`
+	UserID    string             `json:"user_id,omitempty"`
+	Autostart bool               `json:"autostart"`
+	Adopted   bool               `json:"adopted,omitempty"`
+	Forced    bool               `json:"forced,omitempty"`
+	Epoch     uint64             `json:"epoch"`
+	Token     string             `json:"token,omitempty"`  // here, surrendered
+	Holder    string             `json:"holder,omitempty"` // host that holds the token
+	Claim     string             `json:"claim,omitempty"`
+	Remarks   []string           `json:"remarks,omitempty"` // what does not agree
+	CreatedAt time.Time          `json:"created_at,omitzero"`
+}
+
+// InstanceList is the answer of GET /v1/instances.
+type InstanceList struct {
+	Instances []Instance `json:"instances"`
+}
+
+// CreateInstance asks for a new guest.
+type CreateInstance struct {
+	UUID      string           `json:"uuid,omitempty"` // empty makes one
+	Name      string           `json:"name"`
+	Flavor    string           `json:"flavor,omitempty"`        // a flavor of this host, by name
+	Custom    *topology.Flavor `json:"custom_flavor,omitempty"` // instead of Flavor
+	DomainXML string           `json:"domain_xml,omitempty"`    // a domain to take devices from; empty for a plain machine
+	Image     string           `json:"image,omitempty"`         // file on the host that the first disk is copied from
+	Kernel    string           `json:"kernel,omitempty"`        // direct boot
+	Initrd    string           `json:"initrd,omitempty"`
+	Cmdline   string           `json:"cmdline,omitempty"`
+	ProjectID string           `json:"project_id,omitempty"`
+	UserID    string           `json:"user_id,omitempty"`
+	Autostart bool             `json:"autostart,omitempty"`
+	Start     bool             `json:"start,omitempty"`
+}
+
+// AdoptInstances takes domains that run already under claims.
+type AdoptInstances struct {
+	Instances []string `json:"instances,omitempty"` // names or uuids
+	All       bool     `json:"all,omitempty"`
+	ProjectID string   `json:"project_id,omitempty"`
+	UserID    string   `json:"user_id,omitempty"`
+}
+
+// Adopted is what came of it.
+type Adopted struct {
+	Instances []Instance       `json:"instances"`
+	Failed    []AdoptionFailed `json:"failed,omitempty"`
+}
+
+// AdoptionFailed is one domain that was not adopted.
+type AdoptionFailed struct {
+	Instance string         `json:"instance"`
+	Kind     fault.Kind     `json:"kind"`
+	Message  string         `json:"message"`
+	Reasons  []fault.Reason `json:"reasons,omitempty"`
+}
+
+// StopInstance says how.
+type StopInstance struct {
+	Force   bool          `json:"force,omitempty"`   // pull the plug at once
+	Timeout time.Duration `json:"timeout,omitempty"` // nanoseconds for the guest to power off by itself; 0 for one minute
+}
+
+// Claim is a claim without its ticket.
+type Claim struct {
+	ID        string             `json:"claim"`
+	Kind      string             `json:"kind"`
+	State     string             `json:"state"`
+	Instance  string             `json:"instance"`
+	Name      string             `json:"instance_name,omitempty"`
+	Migration string             `json:"migration,omitempty"`
+	Attempt   int                `json:"attempt,omitempty"`
+	Resources topology.Resources `json:"resources"`
+	Forced    bool               `json:"forced,omitempty"`
+	Lease     time.Duration      `json:"lease,omitempty"`      // nanoseconds, pending claims only
+	ExpiresIn time.Duration      `json:"expires_in,omitempty"` // nanoseconds left of it
+	Context   *migration.Context `json:"context,omitempty"`    // the MigrationContext
+	CreatedAt time.Time          `json:"created_at"`
+}
+
+// ClaimList is the answer of GET /v1/claims.
+type ClaimList struct {
+	Claims []Claim `json:"claims"`
+	Usage  Usage   `json:"usage"`
+}
+
+// Migrate asks for a live migration.
+type Migrate struct {
+	Instance    string            `json:"instance"` // name or uuid
+	Destination string            `json:"dest_compute,omitempty"`
+	Migration   string            `json:"uuid,omitempty"` // makes the request safe to repeat
+	Options     migration.Options `json:"options"`
+}
+
+// MigrationList is the answer of GET /v1/migrations.
+type MigrationList struct {
+	Migrations []migration.Migration `json:"migrations"`
+}
+
+// ErrorBody is the body of every answer that says no.
+type ErrorBody struct {
+	Error ErrorDetail `json:"error"`
+}
+
+// ErrorDetail is what went wrong, for programs and people.
+type ErrorDetail struct {
+	Kind    fault.Kind     `json:"kind"`
+	Message string         `json:"message"`
+	Reasons []fault.Reason `json:"reasons"`
+}
