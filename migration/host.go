@@ -69,7 +69,9 @@ type SourceVerbs interface {
 	// guest unless its user had paused it. fault.Forbidden when the domain is
 	// `shut off (migrated)`, gone, or the token has left: then the only
 	// decision left is Commit. fault.Unavailable when the hypervisor does not
-	// answer: nothing is decided, ask again.
+	// answer: nothing is decided, ask again. Where no stream was ever started
+	// for the attempt, or the guest was shut off otherwise (shutdown, destroyed,
+	// crashed), it refuses later commits and succeeds: the guest stays here.
 	Reclaim(ctx context.Context, ref Ref) error
 
 	// CleanUpSource removes what the guest left behind after the destination

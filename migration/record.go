@@ -121,7 +121,7 @@ func (m Migration) Done() bool {
 // Err is how the migration ended, as an error for whoever waited for it: nil
 // when it completed; fault.Undone when it failed and was put back; the kind of
 // the refusal when no destination would take the guest; fault.InDoubt when it
-// cannot go on at present; nil too while it simply goes on.
+// cannot go on at present, or its undo cannot; nil too while it simply goes on.
 func (m Migration) Err() error {
 	cause := m.Error.Err()
 	switch m.Outcome {
@@ -129,7 +129,11 @@ func (m Migration) Err() error {
 		return cause
 	case OutcomeUndone:
 		return fault.New(fault.Undone, "migration %s of %s was undone: %w", m.UUID, m.InstanceUUID, cause)
-	case OutcomeInDoubt:
+	}
+	switch {
+	case m.Phase == task.Undoing && m.Status == StatusError:
+		return fault.New(fault.InDoubt, "migration %s of %s is still being undone: %w", m.UUID, m.InstanceUUID, cause)
+	case m.Outcome == OutcomeInDoubt:
 		return fault.New(fault.InDoubt, "migration %s of %s cannot go on: %w", m.UUID, m.InstanceUUID, cause)
 	}
 	return nil

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -116,24 +114,28 @@ func (e *Engine) Begin(ctx context.Context, id string) (*Task, error) {
 	return t, nil
 }
 
-// Load reads every task of the journal, in the order of their ids. A journal
-// that cannot be read is an error that names it, beside the tasks that could be.
-func (e *Engine) Load(ctx context.Context) ([]*Task, error) {
+// Load reads every task of the journal, by id. A journal that cannot be read is
+// in broken, with the reason: its task must not be begun anew, since nobody
+// knows what it has done.
+func (e *Engine) Load(ctx context.Context) (tasks map[string]*Task, broken map[string]error, err error) {
 	all, err := e.o.Store.List(ctx, e.o.Bucket)
 	if err != nil {
-		return nil, fmt.Errorf("read the task journal: %w", err)
+		return nil, nil, fmt.Errorf("read the task journal: %w", err)
 	}
-	var tasks []*Task
-	var errs []error
-	for _, id := range slices.Sorted(maps.Keys(all)) {
+	tasks, broken = map[string]*Task{}, map[string]error{}
+	for id, raw := range all {
 		t := &Task{engine: e, resumed: true}
-		if err := json.Unmarshal(all[id], &t.state); err != nil {
-			errs = append(errs, fault.New(fault.Internal, "read the journal of task %s: %w", id, err))
+		err := json.Unmarshal(raw, &t.state)
+		if err == nil && t.state.ID != id {
+			err = fmt.Errorf("it names task %q", t.state.ID)
+		}
+		if err != nil {
+			broken[id] = fault.New(fault.Internal, "read the journal of task %s: %w", id, err)
 			continue
 		}
-		tasks = append(tasks, t)
+		tasks[id] = t
 	}
-	return tasks, errors.Join(errs...)
+	return tasks, broken, nil
 }
 
 // Forget deletes a task's journal. Safe to repeat.

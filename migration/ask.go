@@ -1,0 +1,274 @@
+package migration
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+	"berth/placementclient"
+)
+
+// askTries is how often a verb is asked whose answer does not come, before the
+// step counts as failed and is undone.
+const askTries = 3
+
+// ref names a verb of the current attempt.
+func (s *story) ref(step string) Ref {
+	return Ref{Migration: s.rec.UUID, Instance: s.rec.InstanceUUID, Attempt: s.rec.Attempt, Step: step}
+}
+
+func (s *story) halves() halves {
+	return halves{
+		placement: s.c.cfg.Placement, runtime: s.c.cfg.Runtime, jitter: s.c.cfg.Jitter,
+		instance: s.rec.InstanceUUID, migration: s.rec.UUID,
+	}
+}
+
+type finder func(ctx context.Context) (Host, error)
+
+func (s *story) host(name string) finder {
+	return func(ctx context.Context) (Host, error) { return s.c.cfg.Hosts(ctx, name) }
+}
+
+// source finds the local host.
+func (s *story) source(ctx context.Context) (Host, error) {
+	return s.c.cfg.Hosts(ctx, s.rec.SourceCompute)
+}
+
+// ask asks a host a verb, and again when the answer does not come: verbs are
+// safe to repeat.
+func (s *story) ask(ctx context.Context, timeout time.Duration, find finder, f func(context.Context, Host) error) error {
+	for try := 1; ; try++ {
+		err := s.askOnce(ctx, timeout, find, f)
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		if k := fault.KindOf(err); try == askTries || k != fault.Unavailable && k != fault.InDoubt {
+			return err
+		}
+		if err := s.c.cfg.Runtime.Sleep(ctx, time.Duration(try)*200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *story) askOnce(ctx context.Context, timeout time.Duration, find finder, f func(context.Context, Host) error) error {
+	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, timeout)
+	defer cancel()
+	h, err := find(ctx)
+	if err != nil {
+		return err
+	}
+	return f(ctx, h)
+}
+
+// atSource asks the source once; whoever calls it repeats by himself.
+func (s *story) atSource(ctx context.Context, timeout time.Duration, f func(context.Context, Host) error) error {
+	return s.askOnce(ctx, timeout, s.source, f)
+}
+
+// atDestination asks the chosen destination, and again when no answer comes.
+func (s *story) atDestination(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, Host) error) error {
+	var dst chosenDestination
+	if err := t.Output(StepChooseDestination, &dst); err != nil {
+		return err
+	}
+	if err := s.ask(ctx, timeout, s.host(dst.Name), f); err != nil {
+		return fmt.Errorf("host %s: %w", dst.Name, err)
+	}
+	return nil
+}
+
+// once asks the chosen destination once.
+func (s *story) once(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, Host) error) error {
+	var dst chosenDestination
+	if err := t.Output(StepChooseDestination, &dst); err != nil {
+		return err
+	}
+	if err := s.askOnce(ctx, timeout, s.host(dst.Name), f); err != nil {
+		return fmt.Errorf("host %s: %w", dst.Name, err)
+	}
+	return nil
+}
+
+func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(context.Context, Host) error) error {
+	return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, f)
+}
+
+// outputs reads several outputs: name, target, name, target, …
+func outputs(t *task.Task, pairs ...any) error {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if err := t.Output(pairs[i].(string), pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// context is the MigrationContext of the move.
+func (s *story) context(t *task.Task, from, to Guest) Context {
+	var dst chosenDestination
+	// A step that needs the context comes after the choice; without it the name
+	// would be empty and the destination would refuse.
+	_ = t.Output(StepChooseDestination, &dst)
+	return Context{
+		Source: s.rec.SourceCompute, Destination: dst.Name,
+		OldResources: from.Resources, NewResources: to.Resources,
+		OldFlavor: from.Flavor, NewFlavor: to.Flavor, PowerState: from.PowerState,
+	}
+}
+
+// precheck refuses what cannot be, before anything is accepted. It changes
+// nothing anywhere; the steps check again, since the world moves on.
+func (s *story) precheck(ctx context.Context) (Guest, error) {
+	var src inspectedSource
+	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
+		if src.Source, err = h.Describe(ctx); err == nil {
+			src.Guest, err = h.Inspect(ctx, s.rec.InstanceUUID)
+		}
+		return err
+	})
+	if err != nil {
+		return Guest{}, fmt.Errorf("live-migrate instance %s: %w", s.rec.InstanceUUID, err)
+	}
+	errs := []error{movable(src.Guest)}
+	if s.named != "" {
+		errs = append(errs, s.precheckNamed(ctx, src))
+		_, err = s.c.cfg.Placement.Allocations(ctx, s.rec.InstanceUUID)
+	} else {
+		var names []string
+		if names, err = s.candidates(ctx, src.Guest); err == nil && s.untried(names) == "" {
+			err = nowhere(s.rec.InstanceUUID)
+		}
+	}
+	errs = append(errs, err)
+	return src.Guest, together("live-migrate instance "+s.rec.InstanceUUID, errs)
+}
+
+func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
+	if s.named == s.rec.SourceCompute {
+		return sameHost(src.Source, src.Source)
+	}
+	return s.askOnce(ctx, s.c.cfg.VerbTimeout, s.host(s.named), func(ctx context.Context, h Host) error {
+		answer, err := h.CheckDestination(ctx, s.ref(StepCheckDestination), CheckRequest{Guest: src.Guest, Source: src.Source})
+		if err != nil {
+			return fmt.Errorf("host %s: %w", s.named, err)
+		}
+		return sameHost(src.Source, answer.Destination)
+	})
+}
+
+// together tells several refusals in one: the first one's kind, all reasons.
+func together(doing string, errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("%s: %w", doing, errs[0])
+	}
+	var reasons []fault.Reason
+	for _, err := range errs {
+		if r := fault.ReasonsOf(err); len(r) > 0 {
+			reasons = append(reasons, r...)
+		} else {
+			reasons = append(reasons, fault.Reason{Code: string(fault.KindOf(err)), Message: err.Error()})
+		}
+	}
+	return fault.Refuse(fault.KindOf(errs[0]), doing, reasons...)
+}
+
+// movable refuses a guest that does not run. Nova moves active and paused ones.
+func movable(g Guest) error {
+	if g.PowerState == PowerRunning || g.PowerState == PowerPaused {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code:    "guest_not_running",
+		Message: fmt.Sprintf("instance %s is %s: only a running or paused guest can move live", g.UUID, g.PowerState),
+		Want:    string(PowerRunning), Have: string(g.PowerState), Change: "start it, or move it cold",
+	})
+}
+
+// sameHost refuses a destination that is the source, also under another name.
+func sameHost(source, destination Description) error {
+	if source.ProviderUUID != destination.ProviderUUID && (source.HostUUID != destination.HostUUID || source.HostUUID == "") {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code:    "same_host",
+		Message: fmt.Sprintf("destination %s is the host that the guest is on", destination.Name),
+		Have:    source.Name, Change: "name another host",
+	})
+}
+
+func nowhere(instance string) error {
+	return fault.Refuse(fault.DoesNotFit, "", fault.Reason{
+		Code:    "no_candidate",
+		Message: fmt.Sprintf("Placement knows no other host with room for instance %s", instance),
+		Change:  "free capacity on another host, or add one",
+	})
+}
+
+// candidates are the names of hosts that Placement says have room, the emptiest
+// by memory first.
+func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
+	answer, err := s.c.cfg.Placement.AllocationCandidates(ctx, placementclient.CandidateRequest{
+		RequestGroup: placementclient.RequestGroup{
+			Resources: placementResources(g.Resources),
+			Forbidden: []string{placementclient.TraitComputeStatusDisabled},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ask Placement for destinations: %w", err)
+	}
+	type room struct {
+		root string
+		used float64
+	}
+	var rooms []room
+	for _, c := range answer.Candidates {
+		for _, rp := range c.Providers()[:min(1, len(c.Allocations))] {
+			sum := answer.Summaries[rp]
+			r := room{root: cmp.Or(sum.RootProviderUUID, rp)}
+			if m := sum.Resources[placementclient.ClassMemoryMB]; m.Capacity > 0 {
+				r.used = float64(m.Used) / float64(m.Capacity)
+			}
+			rooms = append(rooms, r)
+		}
+	}
+	slices.SortFunc(rooms, func(a, b room) int { return cmp.Or(cmp.Compare(a.used, b.used), cmp.Compare(a.root, b.root)) })
+	var names []string
+	// Names are asked for only as long as there can be another attempt.
+	for _, r := range rooms {
+		if len(names) > s.c.cfg.MaxAttempts {
+			break
+		}
+		p, err := s.c.cfg.Placement.Provider(ctx, r.root)
+		if errors.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ask Placement for the name of provider %s: %w", r.root, err)
+		}
+		if !slices.Contains(names, p.Name) {
+			names = append(names, p.Name)
+		}
+	}
+	return names, nil
+}
+
+// untried is the first of names that is not the source and has not refused.
+func (s *story) untried(names []string) string {
+	for _, name := range names {
+		if name != s.rec.SourceCompute && !slices.ContainsFunc(s.rec.Refusals, func(r Refusal) bool { return r.DestCompute == name }) {
+			return name
+		}
+	}
+	return ""
+}

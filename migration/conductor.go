@@ -1,0 +1,397 @@
+package migration
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
+// Buckets of the conductor in its store.
+const (
+	bucketMigrations = "migrations" // by uuid: the record and what was asked
+	bucketAborts     = "aborts"     // by uuid: an abort was asked for in time
+	bucketTasks      = "tasks"      // by uuid/attempt: package task's journal
+)
+
+// Conductor drives the migrations of one agent. All methods may be called from
+// several actors. It is built with New and works while Run runs.
+type Conductor struct {
+	cfg    Config
+	engine *task.Engine
+
+	// mu guards what follows. Leaf lock: no host, store or Placement is called
+	// and nothing waits under it, but watchers' buffered channels are filled.
+	mu      sync.Mutex
+	run     context.Context   // of Run; nil while it does not run
+	stories map[string]*story // by migration uuid, finished ones too
+	busy    map[string]string // instance uuid → uuid of its unfinished migration
+	actors  int
+	idle    context.CancelFunc // ends Run's wait when actors is 0
+}
+
+// New makes a conductor. It does nothing before Run.
+func New(cfg Config) *Conductor {
+	c := &Conductor{cfg: cfg.withDefaults(), stories: map[string]*story{}, busy: map[string]string{}}
+	c.engine = task.New(task.Options{
+		Runtime: c.cfg.Runtime, Store: c.cfg.Store, Bucket: bucketTasks, Logger: c.cfg.Logger,
+		UndoLater: c.cfg.UndoLater, Patience: c.cfg.Patience, OnChange: c.taskChanged,
+	})
+	return c
+}
+
+// stored is a migration as its bucket keeps it.
+type stored struct {
+	Migration Migration `json:"migration"`
+	// Named is the destination that was asked for; empty when candidates decide.
+	Named string `json:"named,omitempty"`
+}
+
+// Run recovers every unfinished migration from the journal and drives all until
+// ctx ends; then it waits for its actors and returns nil. What is unfinished
+// goes on at the next Run, also in another process. It returns an error only
+// when the journal cannot be listed. Called once.
+func (c *Conductor) Run(ctx context.Context) error {
+	unfinished, err := c.recover(ctx)
+	if err != nil {
+		return fmt.Errorf("recover migrations: %w", err)
+	}
+	wait, idle := context.WithCancel(context.WithoutCancel(ctx))
+	defer idle()
+	c.mu.Lock()
+	c.run = ctx
+	c.mu.Unlock()
+	for _, s := range unfinished {
+		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
+		c.spawn("migration "+s.rec.UUID, func() { s.drive(ctx) })
+	}
+	// A sleep that ctx ends, so that a simulator sees this actor waiting.
+	for ctx.Err() == nil {
+		_ = c.cfg.Runtime.Sleep(ctx, forever)
+	}
+	c.mu.Lock()
+	c.run = nil
+	c.idle = idle
+	if c.actors == 0 {
+		idle()
+	}
+	c.mu.Unlock()
+	for wait.Err() == nil {
+		_ = c.cfg.Runtime.Sleep(wait, forever)
+	}
+	return nil
+}
+
+// spawn starts an actor that Run waits for.
+func (c *Conductor) spawn(name string, f func()) {
+	c.mu.Lock()
+	c.actors++
+	c.mu.Unlock()
+	c.cfg.Runtime.Go(name, func() {
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.actors--; c.actors == 0 && c.idle != nil {
+				c.idle()
+			}
+		}()
+		f()
+	})
+}
+
+// recover reads the journal and gives the stories that have to go on, oldest
+// first. A record that cannot be read is logged and left where it is: the others
+// must go on.
+func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
+	records, err := c.cfg.Store.List(ctx, bucketMigrations)
+	if err != nil {
+		return nil, err
+	}
+	aborts, err := c.cfg.Store.List(ctx, bucketAborts)
+	if err != nil {
+		return nil, err
+	}
+	tasks, broken, err := c.engine.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	var unfinished []*story
+	c.mu.Lock()
+	for id, raw := range records {
+		var kept stored
+		if err := json.Unmarshal(raw, &kept); err != nil {
+			c.cfg.Logger.Error("a migration record cannot be read", "migration", id, "error", err)
+			continue
+		}
+		s := newStory(c, kept)
+		_, s.rec.AbortRequested = aborts[id]
+		c.stories[id] = s
+		if s.rec.Done() {
+			continue
+		}
+		c.busy[s.rec.InstanceUUID] = id
+		if err := broken[s.taskID()]; err != nil {
+			// What it has done is not known: neither repeated nor undone.
+			c.cfg.Logger.Error("a migration cannot go on", "migration", id, "error", err)
+			s.rec.Status, s.rec.Outcome, s.rec.Error = StatusError, OutcomeInDoubt, task.Keep(err)
+			continue
+		}
+		s.task = tasks[s.taskID()]
+		delete(tasks, s.taskID())
+		unfinished = append(unfinished, s)
+	}
+	c.mu.Unlock()
+	slices.SortFunc(unfinished, func(a, b *story) int { return byAge(a.rec, b.rec) })
+
+	// What a crash left between a record's last write and the deletion of its
+	// journal. Best effort: the next start finds it again.
+	for id := range tasks {
+		uuid, _, _ := strings.Cut(id, "/")
+		if _, known := c.stories[uuid]; known {
+			_ = c.engine.Forget(ctx, id)
+		}
+	}
+	for id := range aborts {
+		if s := c.stories[id]; s != nil && s.rec.Done() {
+			_ = c.cfg.Store.Delete(ctx, bucketAborts, id)
+		}
+	}
+	c.prune(ctx)
+	return unfinished, nil
+}
+
+// LiveMigrate accepts a live migration durably and returns its record; the move
+// goes on by itself. A request that cannot be is refused with every reason and
+// leaves nothing, not even a record:
+//
+//	fault.NotFound     no such instance, or no such host
+//	fault.Invalid      the options make no sense
+//	fault.Forbidden    stopped guest, same host, not managed, hosts that cannot work together
+//	fault.DoesNotFit   no room at the destination, or nowhere
+//	fault.Busy         the instance has an unfinished migration, which the reason names
+//	fault.Unavailable  peer, Placement or hypervisor does not answer, or Run does not run
+func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, error) {
+	if err := r.Options.validate(); err != nil {
+		return Migration{}, err
+	}
+	if r.Migration == "" {
+		r.Migration = uuid.NewString()
+	} else if m, err := c.Get(ctx, r.Migration); err == nil {
+		return m, nil
+	}
+	if err := c.free(r.Instance); err != nil {
+		return Migration{}, err
+	}
+	now := c.cfg.Runtime.Now()
+	s := newStory(c, stored{Named: r.Destination, Migration: Migration{
+		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: c.cfg.Local,
+		MigrationType: TypeLiveMigration, Status: StatusAccepted, Attempt: 1,
+		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{},
+	}})
+	guest, err := s.precheck(ctx)
+	if err != nil {
+		return Migration{}, err
+	}
+	s.rec.InstanceName = guest.Name
+
+	// The reservation stands before the write and is taken back if it fails.
+	c.mu.Lock()
+	run := c.run
+	if run == nil || run.Err() != nil {
+		c.mu.Unlock()
+		return Migration{}, fault.New(fault.Unavailable, "live-migrate instance %s: the conductor does not run", r.Instance)
+	}
+	if other := c.busy[r.Instance]; other != "" {
+		c.mu.Unlock()
+		return Migration{}, busyError(r.Instance, other)
+	}
+	c.busy[r.Instance] = r.Migration
+	c.mu.Unlock()
+	if err := s.save(ctx); err != nil {
+		// The write may have landed all the same: a record without effects, which
+		// is taken back here or, if that fails too, driven and shown at the next start.
+		_ = c.cfg.Store.Delete(context.WithoutCancel(ctx), bucketMigrations, r.Migration)
+		c.mu.Lock()
+		delete(c.busy, r.Instance)
+		c.mu.Unlock()
+		return Migration{}, fmt.Errorf("accept the migration of instance %s: %w", r.Instance, err)
+	}
+	c.mu.Lock()
+	c.stories[r.Migration] = s
+	m := s.view()
+	c.mu.Unlock()
+	c.spawn("migration "+r.Migration, func() { s.drive(run) })
+	return m, nil
+}
+
+// free refuses while an instance has an unfinished migration.
+func (c *Conductor) free(instance string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run == nil {
+		return fault.New(fault.Unavailable, "live-migrate instance %s: the conductor does not run", instance)
+	}
+	if other := c.busy[instance]; other != "" {
+		return busyError(instance, other)
+	}
+	return nil
+}
+
+func busyError(instance, migration string) error {
+	return fault.Refuse(fault.Busy, "", fault.Reason{
+		Code:    "migration_unfinished",
+		Message: fmt.Sprintf("instance %s has the unfinished migration %s", instance, migration),
+		Have:    migration, Change: "wait for it, or abort it",
+	})
+}
+
+// Get is a migration at this moment; fault.NotFound.
+func (c *Conductor) Get(_ context.Context, uuid string) (Migration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stories[uuid]
+	if s == nil {
+		return Migration{}, fault.New(fault.NotFound, "migration %s is not known here", uuid)
+	}
+	return s.view(), nil
+}
+
+// List is every migration that is kept, oldest first.
+func (c *Conductor) List(context.Context) ([]Migration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]Migration, 0, len(c.stories))
+	for _, s := range c.stories {
+		out = append(out, s.view())
+	}
+	slices.SortFunc(out, byAge)
+	return out, nil
+}
+
+func byAge(a, b Migration) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.UUID, b.UUID))
+}
+
+// Watch gives a migration's state at once and after every change. A slow reader
+// skips to the newest. The channel is closed after the last state of a
+// migration that is over, and when ctx ends. fault.NotFound.
+func (c *Conductor) Watch(ctx context.Context, uuid string) (<-chan Migration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stories[uuid]
+	if s == nil {
+		return nil, fault.New(fault.NotFound, "migration %s is not known here", uuid)
+	}
+	ch := make(chan Migration, 1)
+	m := s.view()
+	ch <- m
+	if m.Done() {
+		close(ch)
+		return ch, nil
+	}
+	s.watchers[ch] = context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if _, still := s.watchers[ch]; still {
+			delete(s.watchers, ch)
+			close(ch)
+		}
+	})
+	return ch, nil
+}
+
+// Abort asks for a migration to be given up and undone. It returns when the
+// wish is durable; Watch tells what came of it. It is fault.Forbidden, with the
+// reason, from the moment the source's domain has left (then only forward is
+// possible) and when the migration is over. An abort may still come too late on
+// its way: then the migration completes and says so by its status. Safe to repeat.
+func (c *Conductor) Abort(ctx context.Context, uuid string) error {
+	c.mu.Lock()
+	s := c.stories[uuid]
+	var m Migration
+	if s != nil {
+		m = s.view()
+	}
+	c.mu.Unlock()
+	switch {
+	case s == nil:
+		return fault.New(fault.NotFound, "migration %s is not known here", uuid)
+	case m.Done():
+		return fault.New(fault.Forbidden, "abort migration %s: it is over: %s", uuid, m.Outcome)
+	case !s.abortable(m):
+		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, fault.Reason{
+			Code:    "past_point_of_no_return",
+			Message: "the guest has left the source: the migration can only be finished",
+		})
+	}
+	if err := c.cfg.Store.Put(ctx, bucketAborts, uuid, []byte(`true`)); err != nil {
+		return fmt.Errorf("abort migration %s: %w", uuid, err)
+	}
+	return s.abort()
+}
+
+// Tune changes the bounds of a stream in flight. fault.Forbidden when none is.
+func (c *Conductor) Tune(ctx context.Context, uuid string, t Tuning) error {
+	c.mu.Lock()
+	s := c.stories[uuid]
+	var m Migration
+	if s != nil {
+		m = s.view()
+	}
+	c.mu.Unlock()
+	if s == nil {
+		return fault.New(fault.NotFound, "migration %s is not known here", uuid)
+	}
+	if m.Step != StepStream || m.Phase != task.Doing {
+		return fault.New(fault.Forbidden, "tune migration %s: no stream is in flight (status %s)", uuid, m.Status)
+	}
+	ref := Ref{Migration: uuid, Instance: m.InstanceUUID, Attempt: m.Attempt, Step: StepStream}
+	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.TuneStream(ctx, ref, t) }); err != nil {
+		return fmt.Errorf("tune migration %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// taskChanged publishes a task's change on its migration.
+func (c *Conductor) taskChanged(st task.State) {
+	uuid, _, _ := strings.Cut(st.ID, "/")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.stories[uuid]; s != nil && s.taskID() == st.ID {
+		s.state = st
+		s.publishLocked()
+	}
+}
+
+// prune deletes the oldest finished records beyond KeepFinished. Best effort:
+// a record that stays is only one more line in a list.
+func (c *Conductor) prune(ctx context.Context) {
+	c.mu.Lock()
+	var done []Migration
+	for _, s := range c.stories {
+		if s.rec.Done() {
+			done = append(done, s.rec)
+		}
+	}
+	slices.SortFunc(done, byAge)
+	done = done[:max(0, len(done)-c.cfg.KeepFinished)]
+	for _, m := range done {
+		delete(c.stories, m.UUID)
+	}
+	c.mu.Unlock()
+	for _, m := range done {
+		if err := c.cfg.Store.Delete(ctx, bucketMigrations, m.UUID); err != nil && !errors.Is(err, context.Canceled) {
+			c.cfg.Logger.Warn("an old migration record stays", "migration", m.UUID, "error", err)
+		}
+	}
+}

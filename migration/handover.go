@@ -1,0 +1,188 @@
+package migration
+
+import (
+	"fmt"
+	"slices"
+)
+
+// SourceFact is what the source's hypervisor says about its own domain.
+type SourceFact string
+
+// The source facts.
+const (
+	SourceSilent   SourceFact = "silent"    // the host or its hypervisor does not answer
+	SourceJob      SourceFact = "job"       // the migration job is in flight
+	SourceMemory   SourceFact = "memory"    // no job, and the domain has its memory: running, paused, …
+	SourceMigrated SourceFact = "migrated"  // shut off (migrated)
+	SourceEnded    SourceFact = "ended"     // shut off (shutdown) or (destroyed): somebody ended the guest here
+	SourceOff      SourceFact = "off"       // shut off for another reason: crashed, failed, or unknown after a restart of libvirtd
+	SourceVanished SourceFact = "vanished"  // no domain, and it was transient
+	SourceRemoved  SourceFact = "undefined" // no domain, though it was persistent
+)
+
+// DestinationFact is what the destination's hypervisor says about its copy.
+type DestinationFact string
+
+// The destination facts.
+const (
+	DestinationUnasked  DestinationFact = "unasked"
+	DestinationSilent   DestinationFact = "silent"
+	DestinationNone     DestinationFact = "none"     // no domain, or one that is shut off
+	DestinationArriving DestinationFact = "arriving" // paused (migrating): incomplete
+	DestinationArrived  DestinationFact = "arrived"  // paused, complete
+	DestinationRunning  DestinationFact = "running"
+)
+
+// JournalFact is how far the conductor's journal is.
+type JournalFact string
+
+// The journal facts.
+const (
+	JournalStreaming JournalFact = "streaming" // the stream step has begun
+	JournalSeen      JournalFact = "seen"      // the source was seen shut off (migrated): the commit step has begun
+	JournalUndoing   JournalFact = "undoing"   // the move is being given up
+	JournalCommitted JournalFact = "committed" // the commit step has ended
+)
+
+// Facts is what is known about a guest in the middle of a move.
+type Facts struct {
+	Source      SourceFact
+	Destination DestinationFact
+	Journal     JournalFact
+	Ledger      Ledger // the source's
+}
+
+// Action is what the facts ask for.
+type Action string
+
+// The actions.
+const (
+	ActionCommit  Action = "commit"   // forward: the source surrenders the token
+	ActionReclaim Action = "reclaim"  // back: the guest stays at the source
+	ActionWait    Action = "wait"     // look again; shown as in doubt after a while
+	ActionAsk     Action = "ask"      // look at the destination, then decide
+	ActionInDoubt Action = "in doubt" // no rule decides: keep looking, and tell the operator
+)
+
+// handoverRow is one row of law 11's table. An empty set stands for any value.
+type handoverRow struct {
+	journal     []JournalFact
+	ledger      []Ledger
+	source      []SourceFact
+	destination []DestinationFact
+	action      Action
+	why         string
+}
+
+// handoverTable decides what became of a guest; the first row that matches
+// counts. The hosts check again by themselves: Commit and Reclaim refuse what
+// their own domain contradicts.
+var handoverTable = []handoverRow{
+	// What is durable decides before what is seen.
+	{journal: []JournalFact{JournalCommitted},
+		action: ActionCommit, why: "the commit is journaled: the token has left the source"},
+	{ledger: []Ledger{LedgerSurrendered},
+		action: ActionCommit, why: "the source's ledger has surrendered the token to this attempt"},
+	{ledger: []Ledger{LedgerElsewhere},
+		action: ActionInDoubt, why: "the source does not hold the token, and did not give it to this attempt"},
+	{ledger: []Ledger{LedgerReclaimed}, source: []SourceFact{SourceMigrated, SourceVanished, SourceRemoved},
+		action: ActionInDoubt, why: "the source refused any commit, yet its domain has left"},
+	{ledger: []Ledger{LedgerReclaimed},
+		action: ActionReclaim, why: "the source has already decided to keep the guest"},
+
+	// Nothing is decided about what cannot be seen.
+	{source: []SourceFact{SourceSilent},
+		action: ActionWait, why: "the source or its hypervisor does not answer"},
+
+	// The source's domain settles it alone, whatever the destination has.
+	{source: []SourceFact{SourceJob}, journal: []JournalFact{JournalUndoing},
+		action: ActionReclaim, why: "the job is to be aborted"},
+	{source: []SourceFact{SourceJob},
+		action: ActionWait, why: "the stream goes on"},
+	{source: []SourceFact{SourceMemory},
+		action: ActionReclaim, why: "the stream is over and the source's domain has its memory"},
+	{source: []SourceFact{SourceMigrated},
+		action: ActionCommit, why: "the source's domain has left: the destination's paused copy is the only one"},
+	{source: []SourceFact{SourceEnded},
+		action: ActionReclaim, why: "the guest was ended at the source during the move, and stays there"},
+	{source: []SourceFact{SourceRemoved},
+		action: ActionInDoubt, why: "the guest's definition at the source was removed during the move"},
+
+	// libvirt forgets the reason of a stopped domain when its daemon restarts;
+	// the journal may have seen it before.
+	{source: []SourceFact{SourceOff}, journal: []JournalFact{JournalSeen},
+		action: ActionCommit, why: "the source's domain was seen to have left before it forgot why it is off"},
+
+	// The source has no memory and does not say why: the destination is asked.
+	{source: []SourceFact{SourceOff, SourceVanished}, destination: []DestinationFact{DestinationUnasked},
+		action: ActionAsk, why: "the source's domain has ended for a reason that settles nothing"},
+	{source: []SourceFact{SourceOff, SourceVanished}, destination: []DestinationFact{DestinationSilent},
+		action: ActionWait, why: "the source's domain has ended, and the destination does not answer"},
+	{source: []SourceFact{SourceOff}, destination: []DestinationFact{DestinationNone, DestinationArriving},
+		action: ActionReclaim, why: "the guest crashed at the source and no whole copy arrived"},
+	{source: []SourceFact{SourceOff}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
+		action: ActionInDoubt, why: "the source's domain is off and does not say that it migrated, yet a whole copy is at the destination"},
+	{source: []SourceFact{SourceVanished}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
+		action: ActionCommit, why: "the transient domain has left the source and a whole copy is at the destination"},
+	{source: []SourceFact{SourceVanished},
+		action: ActionInDoubt, why: "the transient domain is gone from the source and no whole copy is at the destination"},
+}
+
+// Decide looks the facts up in the table. The second answer says why, in an
+// operator's words. It is a pure function.
+func Decide(f Facts) (Action, string) {
+	if i := decidingRow(f); i >= 0 {
+		return handoverTable[i].action, handoverTable[i].why
+	}
+	return ActionInDoubt, fmt.Sprintf("no rule for source %s, destination %s, journal %s, ledger %s",
+		f.Source, f.Destination, f.Journal, f.Ledger)
+}
+
+// decidingRow is the index of the row that counts, or -1.
+func decidingRow(f Facts) int {
+	return slices.IndexFunc(handoverTable, func(r handoverRow) bool {
+		return in(r.journal, f.Journal) && in(r.ledger, f.Ledger) && in(r.source, f.Source) && in(r.destination, f.Destination)
+	})
+}
+
+func in[T comparable](set []T, v T) bool { return len(set) == 0 || slices.Contains(set, v) }
+
+// sourceFact reads a source's status; nil is one that did not come.
+func sourceFact(st *StreamStatus, persistent bool) SourceFact {
+	switch {
+	case st == nil:
+		return SourceSilent
+	// Before the job: libvirt's call may still be cleaning up when the domain has
+	// already left, and each moment counts now.
+	case st.Domain.Exists && st.Domain.State == "shut off" && st.Domain.Reason == "migrated":
+		return SourceMigrated
+	case st.InFlight:
+		return SourceJob
+	case !st.Domain.Exists && persistent:
+		return SourceRemoved
+	case !st.Domain.Exists:
+		return SourceVanished
+	case st.Domain.State == "":
+		return SourceSilent
+	case st.Domain.State != "shut off":
+		return SourceMemory
+	case st.Domain.Reason == "shutdown" || st.Domain.Reason == "destroyed":
+		return SourceEnded
+	}
+	return SourceOff
+}
+
+// destinationFact reads a destination's status; nil is one that did not come.
+func destinationFact(st *DestinationStatus) DestinationFact {
+	switch {
+	case st == nil || st.Domain.Exists && st.Domain.State == "":
+		return DestinationSilent
+	case !st.Domain.Exists || st.Domain.State == "shut off":
+		return DestinationNone
+	case st.Domain.State == "paused" && st.Domain.Reason == "migrating":
+		return DestinationArriving
+	case st.Domain.State == "paused":
+		return DestinationArrived
+	}
+	return DestinationRunning
+}

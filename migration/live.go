@@ -1,0 +1,296 @@
+package migration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration/task"
+	"berth/placementclient"
+)
+
+// The steps of a live migration, in order. The names are in journals and in the
+// tombstones of hosts.
+const (
+	StepInspectSource     = "inspect_source"
+	StepChooseDestination = "choose_destination"
+	StepCheckDestination  = "check_destination"
+	StepClaim             = "claim"
+	StepSwapAllocations   = "swap_allocations"
+	StepCheckSource       = "check_source"
+	StepRecordContext     = "record_context"
+	StepPreLiveMigration  = "pre_live_migration"
+	StepStream            = "stream"
+	StepCommit            = "commit"
+	StepAcceptToken       = "accept_token"
+	StepFinishDestination = "finish_destination"
+	StepCleanUpSource     = "clean_up_source"
+	StepDeleteAllocation  = "delete_migration_allocation"
+)
+
+// steps is the live migration.
+//
+// On a restart every step but one is repeated where it stood: the verbs answer
+// the same again, and the stream's job in flight is adopted. Only
+// pre_live_migration is undone, since it runs operators' programs half of which
+// may have run.
+//
+// The undos at the destination and in Placement may lag: when the source has
+// decided to keep the guest, a peer or a Placement that is down keeps nothing
+// else from being put right. The undo of the stream may not: until the source
+// has decided, nothing may be taken away from the destination's copy.
+func (s *story) steps() []task.Step {
+	return []task.Step{
+		{Name: StepInspectSource, Do: s.inspectSource},
+		{Name: StepChooseDestination, Do: s.chooseDestination},
+		{Name: StepCheckDestination, Do: s.checkDestination},
+		{Name: StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true},
+		{Name: StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true},
+		{Name: StepCheckSource, Do: s.checkSource},
+		{Name: StepRecordContext, Do: s.recordContext, Undo: s.dropContext},
+		{Name: StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.rollbackPreLiveMigration, UndoMayLag: true, UndoOnRestart: true},
+		{Name: StepStream, Do: s.stream, Undo: s.reclaim},
+		{Name: StepCommit, Do: s.commit, Undo: s.reclaim, Final: true},
+		// The point of no return.
+		{Name: StepAcceptToken, Do: s.acceptToken, Forward: true},
+		{Name: StepFinishDestination, Do: s.finishDestination, Forward: true},
+		{Name: StepCleanUpSource, Do: s.cleanUpSource, Forward: true},
+		{Name: StepDeleteAllocation, Do: s.deleteAllocation, Forward: true},
+	}
+}
+
+// Outputs of steps that are not verbs' answers.
+type (
+	inspectedSource struct {
+		Guest  Guest       `json:"guest"`
+		Source Description `json:"source"`
+		// Held is what the instance held on the source before the move.
+		Held placementclient.Allocations `json:"held"`
+	}
+	chosenDestination struct {
+		Name string `json:"name"`
+	}
+	streamEnd struct {
+		Stopped  runtime.BootTime `json:"stopped"` // when the source's domain was seen stopped
+		Progress Progress         `json:"progress"`
+	}
+	acceptedToken struct {
+		Downtime time.Duration `json:"downtime"`
+	}
+)
+
+// inspectSource is step 0: the guest, and an allocation equal to its claim.
+func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
+	var out inspectedSource
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
+		if out.Source, err = h.Describe(ctx); err == nil {
+			out.Guest, err = h.Inspect(ctx, s.rec.InstanceUUID)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspect instance %s: %w", s.rec.InstanceUUID, err)
+	}
+	if err := movable(out.Guest); err != nil {
+		return nil, err
+	}
+	out.Held, err = s.halves().settleSource(ctx, out.Source.ProviderUUID, out.Guest)
+	return out, err
+}
+
+// chooseDestination takes the one that was named, or the best of Placement's
+// candidates that has not refused yet.
+func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	name := s.named
+	if name == "" {
+		names, err := s.candidates(ctx, src.Guest)
+		if err != nil {
+			return nil, err
+		}
+		if name = s.untried(names); name == "" {
+			return nil, nowhere(s.rec.InstanceUUID)
+		}
+	}
+	return chosenDestination{Name: name}, nil
+}
+
+func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	var out CheckAnswer
+	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+		out, err = h.CheckDestination(ctx, s.ref(StepCheckDestination), CheckRequest{Guest: src.Guest, Source: src.Source})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, sameHost(src.Source, out.Destination)
+}
+
+func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	var out ClaimAnswer
+	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+		out, err = h.Claim(ctx, s.ref(StepClaim), ClaimRequest{
+			Guest: src.Guest, Context: s.context(t, src.Guest, src.Guest), Lease: s.c.cfg.Lease,
+		})
+		return err
+	})
+	return out, err
+}
+
+func (s *story) abortClaim(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error { return h.AbortClaim(ctx, s.ref(StepClaim)) })
+}
+
+func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	var dst CheckAnswer
+	var claim ClaimAnswer
+	if err := outputs(t, StepInspectSource, &src, StepCheckDestination, &dst, StepClaim, &claim); err != nil {
+		return nil, err
+	}
+	to := on(dst.Destination.ProviderUUID, claim.Resources, src.Held, src.Guest)
+	return nil, s.halves().swap(ctx, src.Held, to)
+}
+
+func (s *story) swapBack(ctx context.Context, t *task.Task) error {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return err
+	}
+	return s.halves().swapBack(ctx, src.Held)
+}
+
+func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
+	var answer CheckAnswer
+	if err := t.Output(StepCheckDestination, &answer); err != nil {
+		return nil, err
+	}
+	var out SourceAnswer
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
+		out, err = h.CheckSource(ctx, s.ref(StepCheckSource), answer)
+		return err
+	})
+	return out, err
+}
+
+func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	var claim ClaimAnswer
+	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim); err != nil {
+		return nil, err
+	}
+	to := src.Guest
+	to.Resources = claim.Resources
+	c := s.context(t, src.Guest, to)
+	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
+		return h.RecordContext(ctx, s.ref(StepRecordContext), c)
+	})
+}
+
+func (s *story) dropContext(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.DropContext(ctx, s.ref(StepRecordContext)) })
+}
+
+func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	var disks SourceAnswer
+	if err := outputs(t, StepInspectSource, &src, StepCheckSource, &disks); err != nil {
+		return nil, err
+	}
+	var out Prepared
+	err := s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
+		out, err = h.PreLiveMigration(ctx, s.ref(StepPreLiveMigration), PreLiveRequest{
+			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.rec.SourceCompute,
+		})
+		return err
+	})
+	return out, err
+}
+
+func (s *story) rollbackPreLiveMigration(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error {
+		return h.RollbackPreLiveMigration(ctx, s.ref(StepPreLiveMigration))
+	})
+}
+
+// acceptToken gives the token to the destination, and with it the guest.
+func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
+	var commit Commit
+	var end streamEnd
+	if err := t.Output(StepCommit, &commit); err != nil {
+		return nil, err
+	}
+	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		return h.AcceptToken(ctx, s.ref(StepAcceptToken), commit)
+	})
+	if err != nil {
+		return nil, err
+	}
+	now := s.c.cfg.Runtime.Boot()
+	// After a commit that went forward without a stream seen to its end, or a
+	// reboot, there is nothing to measure.
+	if t.Output(StepStream, &end) != nil || end.Stopped.ID != now.ID {
+		return acceptedToken{}, nil
+	}
+	return acceptedToken{Downtime: now.Since - end.Stopped.Since}, nil
+}
+
+func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+		return h.FinishDestination(ctx, s.ref(StepFinishDestination))
+	})
+}
+
+func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+		return h.CleanUpSource(ctx, s.ref(StepCleanUpSource))
+	})
+}
+
+func (s *story) deleteAllocation(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.halves().drop(ctx)
+}
+
+// renewLease keeps the destination's claim alive until the token has left. A
+// claim that is gone ends the attempt; a peer that does not answer does not: the
+// claim may outlive the silence, and if not, the next verb is refused.
+func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref) {
+	for s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.Lease/3) == nil {
+		st := t.State()
+		claim, _ := st.Step(StepClaim)
+		commit, _ := st.Step(StepCommit)
+		if st.Over() || commit.State == task.StepEnded {
+			return
+		}
+		if st.Phase != task.Doing || claim.State != task.StepEnded {
+			continue
+		}
+		err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.RenewClaim(ctx, ref) })
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, fault.NotFound) || errors.Is(err, fault.Forbidden):
+			s.c.cfg.Logger.Warn("the destination's claim is gone", "migration", s.rec.UUID, "error", err)
+			// Refused from the commit step on, where the claim no longer has a lease.
+			_ = t.Cancel(fault.Refuse(fault.Unavailable, "live migration", fault.Reason{
+				Code: codeClaimLost, Message: "the claim on the destination is gone: " + err.Error(),
+			}))
+		default:
+			s.c.cfg.Logger.Warn("the destination's claim could not be renewed", "migration", s.rec.UUID, "error", err)
+		}
+	}
+}

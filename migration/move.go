@@ -1,0 +1,170 @@
+package migration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
+// stream is step 8a: start the job or adopt the one in flight, and watch it
+// until the hand-over table says that the source's domain has left. An error
+// gives the move up; its undo is reclaim.
+func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	var claim ClaimAnswer
+	var disks SourceAnswer
+	var prepared Prepared
+	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim, StepCheckSource, &disks, StepPreLiveMigration, &prepared); err != nil {
+		return nil, err
+	}
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
+		return h.StartStream(ctx, s.ref(StepStream), Stream{
+			Prepared: prepared, Ticket: claim.Ticket, CopyDisks: disks.CopyDisks, Shared: disks.Shared, Options: s.rec.Options,
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start the stream: %w", err)
+	}
+
+	limits := s.limits()
+	var watch StreamWatch
+	var last string // what the hypervisor said when the job ended
+	settled := s.c.cfg.Runtime.Boot().Since
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		status := s.look(ctx)
+		now := s.c.cfg.Runtime.Boot()
+		if status != nil {
+			s.progress(status.Progress)
+			last = status.Error
+		}
+		var verdict Verdict
+		watch, verdict = watch.Judge(Sample{At: now.Since, Status: status}, limits)
+
+		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalStreaming)
+		switch action {
+		case ActionCommit:
+			return streamEnd{Stopped: now, Progress: watch.last}, nil
+		case ActionReclaim:
+			if last != "" {
+				why += ": " + last
+			}
+			return nil, fault.Refuse(fault.Unavailable, "the stream broke off", fault.Reason{Code: "stream_failed", Message: why})
+		}
+		if verdict.Abort != nil {
+			return nil, verdict.Abort
+		}
+		// A stream that goes on is no reason to doubt; whoever is silent is one
+		// after a while, and what no rule decides is at once.
+		switch {
+		case f.Source == SourceJob:
+			settled = now.Since
+			t.Doubt(nil)
+		case action == ActionInDoubt || now.Since-settled >= s.c.cfg.Patience:
+			t.Doubt(fault.New(fault.InDoubt, "%s", why))
+		}
+		if err := s.c.cfg.Runtime.Sleep(ctx, verdict.Next); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// commit is step 8b: the source durably surrenders the token. It is asked at
+// once, since its domain was seen to have left and the guest stands still. Only
+// when it refuses is the table asked again: somebody may have started the guest
+// at the source meanwhile.
+func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	began := s.c.cfg.Runtime.Boot().Since
+	for {
+		var c Commit
+		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+			c, err = h.Commit(ctx, s.ref(StepCommit))
+			return err
+		})
+		if err == nil {
+			return c, nil
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, cause
+		}
+		if errors.Is(err, fault.Forbidden) {
+			_, action, why := s.decide(ctx, t, s.look(ctx), src.Guest.Persistent, JournalSeen)
+			if action == ActionReclaim {
+				return nil, fault.Refuse(fault.Forbidden, "the source keeps the guest", fault.Reason{Code: "source_keeps_guest", Message: why})
+			}
+		}
+		if s.c.cfg.Runtime.Boot().Since-began >= s.c.cfg.Patience {
+			t.Doubt(fault.New(fault.InDoubt, "the source does not surrender the token: %w", err))
+		}
+		if err := s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.PollInterval); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// reclaim is the undo of both: the source decides to keep the guest. Its refusal
+// means that the token or the domain has left, and only forward is possible;
+// except when nothing arrived, which the table calls in doubt.
+func (s *story) reclaim(ctx context.Context, t *task.Task) error {
+	err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.Reclaim(ctx, s.ref(StepStream)) })
+	if errors.Is(err, fault.Forbidden) {
+		return fmt.Errorf("%w: %w", task.ErrTooLate, err)
+	}
+	return err
+}
+
+// decide joins what is known by the hand-over table, and asks the destination
+// only where the table wants it.
+func (s *story) decide(ctx context.Context, t *task.Task, status *StreamStatus, persistent bool, journal JournalFact) (Facts, Action, string) {
+	f := Facts{Source: sourceFact(status, persistent), Destination: DestinationUnasked, Journal: journal}
+	if status != nil {
+		f.Ledger = status.Ledger
+	}
+	action, why := Decide(f)
+	if action != ActionAsk {
+		return f, action, why
+	}
+	f.Destination = DestinationSilent
+	var there DestinationStatus
+	if err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+		there, err = h.DestinationStatus(ctx, s.ref(StepStream))
+		return err
+	}); err == nil {
+		f.Destination = destinationFact(&there)
+	}
+	action, why = Decide(f)
+	return f, action, why
+}
+
+// look reads the stream's status; nil when the source does not answer.
+func (s *story) look(ctx context.Context) *StreamStatus {
+	var st StreamStatus
+	if err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+		st, err = h.StreamStatus(ctx, s.ref(StepStream))
+		return err
+	}); err != nil {
+		s.c.cfg.Logger.Debug("the stream's status did not come", "migration", s.rec.UUID, "error", err)
+		return nil
+	}
+	return &st
+}
+
+func (s *story) limits() StreamLimits {
+	cfg, o := s.c.cfg, s.rec.Options
+	l := StreamLimits{Stall: o.StallTimeout, Timeout: o.Timeout, Poll: cfg.PollInterval, Near: cfg.PollNear}
+	if l.Stall == 0 {
+		l.Stall = cfg.StallTimeout
+	}
+	// Four times is arbitrary: a destination's QEMU starts in one to three seconds.
+	l.Setup = 4 * max(l.Stall, cfg.StallTimeout)
+	return l
+}
