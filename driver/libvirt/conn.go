@@ -56,6 +56,7 @@ type Conn interface {
 	// parameters, integers as uint64, strings as string.
 	JobStats(uuid string, flags uint32) (int, map[string]any, error)
 	AbortJob(uuid string) error
+	MaxDowntime(uuid string) (milliseconds uint64, err error)
 	SetMaxDowntime(uuid string, milliseconds uint64) error
 	SetMaxSpeed(uuid string, mib uint64) error
 

@@ -103,14 +103,24 @@ func (d *Driver) Migrate(ctx context.Context, uuid string, m driver.Migration) e
 	l := d.newLink("migration")
 	defer d.endLink(l)
 	err = run(ctx, l, r, func(c Conn) error {
-		if m.MaxDowntime > 0 {
-			// A setting of the running QEMU, not of the job, so it is set before; a
-			// job may be over before anybody has seen it.
-			if err := c.SetMaxDowntime(uuid, milliseconds(m.MaxDowntime)); err != nil {
-				return fmt.Errorf("set maximum downtime: %w", err)
-			}
+		if m.MaxDowntime == 0 {
+			return c.Migrate(uuid, m.DestinationURI, params, flags)
 		}
-		return c.Migrate(uuid, m.DestinationURI, params, flags)
+		// A setting of the running QEMU, not of the job: it is set before, since a
+		// job may be over before anybody has seen it, and put back when the guest
+		// stays, since the next job would have it too.
+		was, err := c.MaxDowntime(uuid)
+		if err != nil {
+			return fmt.Errorf("read maximum downtime: %w", err)
+		}
+		if err := c.SetMaxDowntime(uuid, milliseconds(m.MaxDowntime)); err != nil {
+			return fmt.Errorf("set maximum downtime: %w", err)
+		}
+		err = c.Migrate(uuid, m.DestinationURI, params, flags)
+		if codeOf(err) != 0 {
+			_ = c.SetMaxDowntime(uuid, was) // the guest may be gone; then so is the setting
+		}
+		return err
 	})
 	if err == nil || codeOf(err) == 0 {
 		return err // done; or libvirt has not answered, and the error says what that means

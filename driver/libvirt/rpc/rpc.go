@@ -276,6 +276,10 @@ func (c *conn) JobStats(id string, flags uint32) (int, map[string]any, error) {
 
 func (c *conn) AbortJob(id string) error { return order(id, c.l.DomainAbortJob) }
 
+func (c *conn) MaxDowntime(id string) (uint64, error) {
+	return with(id, func(d golibvirt.Domain) (uint64, error) { return c.l.DomainMigrateGetMaxDowntime(d, 0) })
+}
+
 func (c *conn) SetMaxDowntime(id string, ms uint64) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxDowntime(d, ms, 0) })
 }
