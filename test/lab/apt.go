@@ -150,6 +150,8 @@ func (a *apt) options() []string {
 		"-o", "Dir::Cache::archives=" + filepath.Join(a.dir, "archives"),
 		"-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=",
 		"-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3",
+		// Without it apt-get update succeeds when no archive was reached.
+		"-o", "APT::Update::Error-Mode=any",
 		"-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=900", "-o", "Dpkg::Use-Pty=0",
 		"-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold",
 	}
@@ -319,9 +321,16 @@ func output(cmd *exec.Cmd) (string, error) {
 
 // commandError says which command failed, how, and its last words.
 func commandError(cmd *exec.Cmd, err error, text string) error {
-	words := strings.Join(cmd.Args, " ")
-	if len(words) > 160 {
-		words = words[:60] + " … " + words[len(words)-90:]
+	var shown []string
+	for i, a := range cmd.Args {
+		if a == "-o" || i > 0 && cmd.Args[i-1] == "-o" {
+			continue // apt's settings, which say nothing about what failed
+		}
+		shown = append(shown, a)
+	}
+	words := strings.Join(shown, " ")
+	if len(words) > 240 {
+		words = words[:120] + " … " + words[len(words)-110:]
 	}
 	if text = strings.TrimSpace(text); len(text) > 2000 {
 		text = "…" + text[len(text)-2000:]

@@ -79,6 +79,9 @@ func (h *Host) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	if len(args) == 0 {
 		return nil, fmt.Errorf("host %s: no command", h.Name)
 	}
+	if !h.init.alive() {
+		return nil, fmt.Errorf("host %s is off: cannot run %s", h.Name, args[0])
+	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	// CommandContext has looked the name up on the machine, whose files differ.
 	cmd.Err = nil
@@ -99,6 +102,9 @@ func (h *Host) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 // Start starts cmd inside the host. cmd.Process is the process itself, with its
 // pid outside: a test can kill it with any signal. It ends with the host.
 func (h *Host) Start(cmd *exec.Cmd) error {
+	if !h.init.alive() {
+		return fmt.Errorf("host %s is off: cannot run %s", h.Name, cmd.Path)
+	}
 	if err := startIn(h.init.PID, inHost, cmd); err != nil {
 		return fmt.Errorf("host %s: start %s: %w", h.Name, cmd.Path, err)
 	}

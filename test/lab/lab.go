@@ -256,7 +256,12 @@ func (l *Lab) Down() error {
 // end powers every host off; the folder stays, with its logs.
 func (l *Lab) end() error {
 	var all []error
-	for _, h := range append(slices.Clone(l.Hosts), l.Switch) {
+	hosts := append(slices.Clone(l.Hosts), l.Switch)
+	// A host may have been powered off and on by a process that attached.
+	if now, err := load(l.Dir); err == nil {
+		hosts = append(append(hosts, now.Hosts...), now.Switch)
+	}
+	for _, h := range hosts {
 		all = append(all, h.PowerOff())
 	}
 	return errors.Join(all...)

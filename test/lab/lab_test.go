@@ -265,9 +265,18 @@ func TestHost_LibvirtdStopsHangsDiesAndReturns(t *testing.T) {
 	if err := h.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.PowerOn(ctx); err != nil {
+	if _, err := h.Exec(ctx, "true"); err == nil || !strings.Contains(err.Error(), "is off") {
+		t.Errorf("a command in a host that is off: %v", err)
+	}
+	// By another process, which the one that made the lab does not see.
+	other, err := Attach(l.Dir)
+	if err != nil {
 		t.Fatal(err)
 	}
+	if err := other.Hosts[0].PowerOn(ctx); err != nil {
+		t.Fatal(err)
+	}
+	h = other.Hosts[0]
 	if err := answers(); err != nil {
 		t.Errorf("after power on: %v", err)
 	}
@@ -276,6 +285,12 @@ func TestHost_LibvirtdStopsHangsDiesAndReturns(t *testing.T) {
 	}
 	if h.UUID() != uuid {
 		t.Error("the host came back with another uuid")
+	}
+	if err := l.Down(); err != nil {
+		t.Error(err)
+	}
+	if h.init.alive() {
+		t.Error("a host outlived the lab")
 	}
 }
 
