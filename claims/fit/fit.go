@@ -1,7 +1,7 @@
 // Package fit answers whether a guest fits on a host, and if not, every reason.
 //
 // It is for claims.Tracker to ask under the claim lock and for a dry run to ask
-// without it: pure arithmetic on values, deterministic, a few nanoseconds. It
+// without it: pure arithmetic on values, deterministic, well under a microsecond. It
 // reads nothing, writes nothing, and imports only topology.
 //
 // A request is held against the host as a whole: vCPUs, memory, disk. Which

@@ -1,0 +1,654 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"berth/internal/fault"
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv("BERTH_STORE_TEST_HOLD"); path != "" {
+		os.Exit(hold(path))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// hold is the other process of TestOpen_RefusesASecondProcess.
+func hold(path string) int {
+	db, err := Open(path, quiet())
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("held")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test closes it
+	if db.Close() != nil {
+		return 1
+	}
+	return 0
+}
+
+func quiet() Options { return Options{Logger: slog.New(slog.DiscardHandler)} }
+
+func mustOpen(t *testing.T, path string) *DB {
+	t.Helper()
+	db, err := Open(path, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := db.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return db
+}
+
+func newPath(t *testing.T) string { return filepath.Join(t.TempDir(), "berth.db") }
+
+func list(t *testing.T, db *DB, bucket string) map[string]string {
+	t.Helper()
+	records, err := db.List(t.Context(), bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for k, v := range records {
+		out[k] = string(v)
+	}
+	return out
+}
+
+func TestDB_KeepsRecordsAcrossReopening(t *testing.T) {
+	path, ctx := newPath(t), t.Context()
+	db, err := Open(path, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !db.Created() {
+		t.Error("a new file is not reported as created")
+	}
+	for _, err := range []error{
+		db.Put(ctx, "claims", "a", []byte("1")),
+		db.Put(ctx, "claims", "b", []byte("2")),
+		db.Put(ctx, "claims", "a", []byte("3")),
+		db.Put(ctx, "claims", "empty", nil),
+		db.Delete(ctx, "claims", "b"),
+		db.Delete(ctx, "claims", "never was"),
+		db.Delete(ctx, "never_was", "a"),
+		db.Close(),
+		db.Close(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	db = mustOpen(t, path)
+	if db.Created() {
+		t.Error("an old file is reported as created")
+	}
+	want := map[string]string{"a": "3", "empty": ""}
+	if diff := cmp.Diff(want, list(t, db, "claims")); diff != "" {
+		t.Errorf("records after reopening (-want +got):\n%s", diff)
+	}
+	if v, ok, err := db.Get(ctx, "claims", "empty"); err != nil || !ok || v == nil {
+		t.Errorf("get of an empty record: %q, %v, %v", v, ok, err)
+	}
+	if _, ok, err := db.Get(ctx, "claims", "b"); err != nil || ok {
+		t.Errorf("get of a deleted record: %v, %v", ok, err)
+	}
+}
+
+func TestOpen_MakesAPrivateFile(t *testing.T) {
+	path := newPath(t)
+	mustOpen(t, path)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+	left, _ := filepath.Glob(path + "?*")
+	if len(left) > 0 {
+		t.Errorf("left beside the database: %v", left)
+	}
+}
+
+func TestOpen_TightensAReadableFile(t *testing.T) {
+	path := newPath(t)
+	if err := mustOpen(t, path).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mustOpen(t, path)
+	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, want 0600", info.Mode())
+	}
+}
+
+func TestOpen_OvercomesWhatACrashLeftWhileCreating(t *testing.T) {
+	path := newPath(t)
+	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if db := mustOpen(t, path); !db.Created() {
+		t.Error("not created")
+	}
+}
+
+func TestOpen_MustExistRefusesToMakeOne(t *testing.T) {
+	o := quiet()
+	o.MustExist = true
+	path := newPath(t)
+	_, err := Open(path, o)
+	if !errors.Is(err, fault.NotFound) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want not found with the path", err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something was made: %v", err)
+	}
+}
+
+func TestOpen_RefusesASecondProcess(t *testing.T) {
+	path := newPath(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), "BERTH_STORE_TEST_HOLD="+path)
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 64)
+	if n, err := out.Read(line); err != nil || string(line[:n]) != "held\n" {
+		t.Fatalf("other process: %q, %v", line[:n], err)
+	}
+	began := time.Now()
+	_, err = Open(path, quiet())
+	if !errors.Is(err, fault.Busy) {
+		t.Errorf("error %v, want busy", err)
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("refused after %s, want within a second", took)
+	}
+	for _, want := range []string{path, fmt.Sprintf("process %d", cmd.Process.Pid)} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("error %q does not name %q", err, want)
+		}
+	}
+	if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	mustOpen(t, path) // its lock went with it
+}
+
+func TestDB_SharesCommits(t *testing.T) {
+	db := mustOpen(t, newPath(t))
+	const callers, each = 32, 20
+	var wg sync.WaitGroup
+	for c := range callers {
+		wg.Go(func() {
+			for i := range each {
+				if err := db.Put(context.Background(), "claims", fmt.Sprintf("%d/%d", c, i), []byte("x")); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(list(t, db, "claims")); n != callers*each {
+		t.Errorf("%d records, want %d", n, callers*each)
+	}
+	if n := db.Commits(); n > callers*each/2 {
+		t.Errorf("%d commits for %d writes: they are not shared", n, callers*each)
+	} else {
+		t.Logf("%d commits for %d writes", n, callers*each)
+	}
+}
+
+func TestDB_EnqueueIsAtomicAndOrdered(t *testing.T) {
+	db := mustOpen(t, newPath(t))
+	var last *Pending
+	for i := range 100 {
+		v := []byte(fmt.Sprint(i))
+		last = db.Enqueue(Put("claims", "k", v), Put("instances", "k", v))
+	}
+	if err := last.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := list(t, db, "claims")["k"], list(t, db, "instances")["k"]; a != "99" || b != "99" {
+		t.Errorf("records %q and %q, want the last of both", a, b)
+	}
+}
+
+func TestDB_RefusesWhatNoFileCanTake(t *testing.T) {
+	db := mustOpen(t, newPath(t))
+	for _, m := range []Mutation{
+		Put("", "k", nil), Put("meta", "schema", []byte("9")), Put("No", "k", nil), Put("claims", "", nil),
+		Put("claims", strings.Repeat("k", maxKey+1), nil), Put("claims", "k", make([]byte, maxValue+1)),
+	} {
+		if err := db.Enqueue(Put("claims", "beside", nil), m).Wait(); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s/%.10s: %v, want invalid", m.Bucket, m.Key, err)
+		}
+	}
+	if got := list(t, db, "claims"); len(got) > 0 {
+		t.Errorf("written all the same: %v", got)
+	}
+}
+
+func TestDB_AfterCloseNothingIsTaken(t *testing.T) {
+	db := mustOpen(t, newPath(t))
+	p := db.Enqueue(Put("claims", "queued", nil))
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("what was queued before Close: %v", err)
+	}
+	_, listErr := db.List(t.Context(), "claims")
+	for _, err := range []error{db.Put(t.Context(), "claims", "k", nil), listErr} {
+		if !errors.Is(err, fault.Unavailable) {
+			t.Errorf("after Close: %v, want unavailable", err)
+		}
+	}
+}
+
+func TestDB_FullFileRefusesAndRecovers(t *testing.T) {
+	path := newPath(t)
+	o := quiet()
+	o.MaxBytes = 256 << 10
+	db, err := Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	written, value := 0, bytes.Repeat([]byte("x"), 400) // a claim's size
+	for ; ; written++ {
+		err := db.Put(t.Context(), "claims", fmt.Sprint(written), value)
+		if err != nil {
+			if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), path) {
+				t.Fatalf("full: %v, want unavailable with the path", err)
+			}
+			break
+		}
+		if written > 10000 {
+			t.Fatal("never full")
+		}
+	}
+	if got := len(list(t, db, "claims")); got != written {
+		t.Errorf("%d records after a failed commit, want %d", got, written)
+	}
+	// One batch with both: the release must go through though the claim cannot.
+	db.view.RLock() // holds the committer, so that both are in one batch
+	first := db.Enqueue(Delete("claims", "1"))
+	claim := db.Enqueue(Put("claims", "more", bytes.Repeat(value, 20)))
+	release := db.Enqueue(Delete("claims", "0"))
+	db.view.RUnlock()
+	if err := errors.Join(first.Wait(), release.Wait()); err != nil {
+		t.Errorf("releases on a full file: %v", err)
+	}
+	if err := claim.Wait(); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("large write on a full file: %v, want unavailable", err)
+	}
+	for i := range written {
+		if err := db.Delete(t.Context(), "claims", fmt.Sprint(i)); err != nil {
+			t.Fatalf("release %d: %v", i, err)
+		}
+	}
+	if err := db.Put(t.Context(), "claims", "after", value); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// On a real full disk the write itself fails, not bbolt's own bound.
+func TestDB_FullDiskRefusesAndRecovers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount a small tmpfs")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=0700"); err != nil {
+		t.Skipf("cannot mount a tmpfs here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	db := mustOpen(t, filepath.Join(dir, "berth.db"))
+	value := bytes.Repeat([]byte("x"), 400)
+	for i := range 50 {
+		if err := db.Put(t.Context(), "claims", fmt.Sprint(i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill the disk: %v", err)
+	}
+	if err := db.Put(t.Context(), "claims", "large", bytes.Repeat(value, 500)); !errors.Is(err, unix.ENOSPC) || !errors.Is(err, fault.Unavailable) {
+		t.Errorf("write on a full disk: %v, want unavailable for want of space", err)
+	}
+	for i := range 25 {
+		if err := db.Delete(t.Context(), "claims", fmt.Sprint(i)); err != nil {
+			t.Errorf("release %d on a full disk: %v", i, err)
+		}
+	}
+	if got := len(list(t, db, "claims")); got != 25 {
+		t.Errorf("%d records, want 25", got)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Put(t.Context(), "claims", "large", bytes.Repeat(value, 500)); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(list(t, mustOpen(t, db.Path()), "claims")); got != 26 {
+		t.Errorf("%d records after reopening, want 26", got)
+	}
+}
+
+// A transaction whose last sync fails is reported as failed though bbolt shows
+// it. It must not be seen, and the next commit must undo it.
+func TestDB_WhatFailedIsTakenBackByTheNextCommit(t *testing.T) {
+	path, ctx := newPath(t), t.Context()
+	db := mustOpen(t, path)
+	if err := db.Put(ctx, "claims", "old", []byte("was")); err != nil {
+		t.Fatal(err)
+	}
+	// As commit leaves it: written, and in doubt.
+	db.view.Lock()
+	before := map[record][]byte{}
+	err := db.transact(func(tx *bbolt.Tx) error {
+		w, err := newWriter(tx, before)
+		return errors.Join(err, w.write(Put("claims", "old", []byte("failed"))), w.write(Put("claims", "new", []byte("failed"))), w.finish())
+	})
+	db.doubt = before
+	db.view.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"old": "was"}
+	if diff := cmp.Diff(want, list(t, db, "claims")); diff != "" {
+		t.Errorf("while in doubt (-want +got):\n%s", diff)
+	}
+	if v, ok, _ := db.Get(ctx, "claims", "old"); !ok || string(v) != "was" {
+		t.Errorf("get while in doubt: %q, %v", v, ok)
+	}
+	if _, ok, _ := db.Get(ctx, "claims", "new"); ok {
+		t.Error("get shows a record that was never committed")
+	}
+	if err := db.Put(ctx, "claims", "next", []byte("ok")); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want["next"] = "ok"
+	if diff := cmp.Diff(want, list(t, mustOpen(t, path), "claims")); diff != "" {
+		t.Errorf("after the next commit and a restart (-want +got):\n%s", diff)
+	}
+}
+
+func TestOpen_UpgradesStepByStep(t *testing.T) {
+	path := newPath(t)
+	db := mustOpen(t, path)
+	if err := errors.Join(db.Put(t.Context(), "claims", "a", []byte("1")), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	rename := func(from, to string) func(*bbolt.Tx) error {
+		return func(tx *bbolt.Tx) error {
+			w, err := newWriter(tx, map[record][]byte{})
+			if err != nil {
+				return err
+			}
+			v, _, _ := unsealed(tx.Bucket([]byte(from)).Get([]byte("a")))
+			v = bytes.Clone(v)
+			return errors.Join(w.write(Delete(from, "a")), w.write(Put(to, "a", v)))
+		}
+	}
+	future := schema{version: 3, upgrades: map[int]func(*bbolt.Tx) error{1: rename("claims", "second"), 2: rename("second", "third")}}
+	up, err := open(path, quiet(), future)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, up, "third")["a"]; got != "1" {
+		t.Errorf("record after two upgrades: %q", got)
+	}
+	if err := up.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := open(path, quiet(), future); err != nil || again.Close() != nil {
+		t.Errorf("upgraded file does not open: %v", err)
+	}
+	if _, err := Open(path, quiet()); err == nil || !strings.Contains(err.Error(), "newer Berth") {
+		t.Errorf("older program on a newer file: %v, want it said", err)
+	}
+}
+
+func TestOpen_FailedUpgradeChangesNothing(t *testing.T) {
+	path := newPath(t)
+	db := mustOpen(t, path)
+	if err := errors.Join(db.Put(t.Context(), "claims", "a", []byte("1")), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	broken := schema{version: 2, upgrades: map[int]func(*bbolt.Tx) error{1: func(tx *bbolt.Tx) error {
+		return errors.Join(tx.DeleteBucket([]byte("claims")), errors.New("no"))
+	}}}
+	if _, err := open(path, quiet(), broken); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want one with the path", err)
+	}
+	if got := list(t, mustOpen(t, path), "claims")["a"]; got != "1" {
+		t.Errorf("record after a failed upgrade: %q", got)
+	}
+}
+
+func TestOpen_ReadsSchema1(t *testing.T) {
+	data, err := os.ReadFile("testdata/schema-1.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := newPath(t)
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db := mustOpen(t, path)
+	for bucket, want := range map[string]int{"claims": 4, "instances": 3, "halves": 3, "verbs": 1, "journal": 2} {
+		if got := len(list(t, db, bucket)); got != want {
+			t.Errorf("bucket %s: %d records, want %d", bucket, got, want)
+		}
+	}
+}
+
+// sample is a database with a branch page, inline buckets and free pages.
+func sample(t testing.TB) []byte {
+	path := filepath.Join(t.TempDir(), "berth.db")
+	db, err := Open(path, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		err = errors.Join(err, db.Put(t.Context(), "claims", fmt.Sprintf("%036d", i), bytes.Repeat([]byte{byte('a' + i%26)}, 150)))
+	}
+	err = errors.Join(err, db.Put(t.Context(), "instances", "small", []byte("inline")), db.Delete(t.Context(), "claims", fmt.Sprintf("%036d", 7)), db.Close())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func openBytes(t *testing.T, data []byte) (*DB, error) {
+	path := newPath(t)
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db, err := Open(path, quiet())
+	if err != nil {
+		if !strings.Contains(err.Error(), path) {
+			t.Errorf("error does not name the file: %v", err)
+		}
+		if after, _ := os.ReadFile(path); !bytes.Equal(after, data) {
+			t.Error("a refused file was changed")
+		}
+		return nil, err
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db, nil
+}
+
+func TestOpen_RefusesACutFile(t *testing.T) {
+	data := sample(t)
+	im, err := readImage(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inUse := int(im.highWater * im.pageSize)
+	for _, n := range []int{0, 1, 100, 4096, 5000, 8192, 12288, inUse - 4096, inUse - 1} {
+		if _, err := openBytes(t, data[:n]); !errors.Is(err, fault.Internal) || fault.ReasonsOf(err) == nil {
+			t.Errorf("cut to %d of %d bytes: %v, want damage with a reason", n, inUse, err)
+		}
+	}
+}
+
+func TestOpen_RefusesForeignFiles(t *testing.T) {
+	foreign := filepath.Join(t.TempDir(), "foreign.db")
+	b, err := bbolt.Open(foreign, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = b.Update(func(tx *bbolt.Tx) error {
+		_, err := tx.CreateBucket([]byte("somebody"))
+		return err
+	})
+	if err := errors.Join(err, b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	bolt, _ := os.ReadFile(foreign)
+	for name, data := range map[string][]byte{
+		"text": []byte(strings.Repeat("not a database\n", 1000)), "zeros": make([]byte, 1<<16), "another bbolt database": bolt,
+	} {
+		if _, err := openBytes(t, data); err == nil || !errors.Is(err, fault.Internal) {
+			t.Errorf("%s: %v, want refused", name, err)
+		}
+	}
+}
+
+// A bit of every seventh byte of the file is flipped. Either the damage is found, or nothing
+// was lost: all records are there, or those before the last commit, with a
+// warning.
+func TestOpen_FindsFlippedBits(t *testing.T) {
+	data := sample(t)
+	records := func(data []byte) (content map[string]string, warned bool, err error) {
+		im, err := readImage(bytes.NewReader(data), int64(len(data)))
+		if err != nil {
+			return nil, false, err
+		}
+		if _, err := current.examine(im); err != nil {
+			return nil, false, err
+		}
+		again, _ := readImage(bytes.NewReader(data), int64(len(data)))
+		content = map[string]string{}
+		err = again.walk(func(b, k, v []byte) error {
+			content[string(b)+"/"+string(k)] = string(v)
+			return nil
+		})
+		return content, len(im.warnings) > 0, err
+	}
+	want, _, err := records(data)
+	if err != nil || len(want) != 60+4 {
+		t.Fatalf("sound file: %d records, %v", len(want), err)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	found, harmless := 0, 0
+	for at := 0; at < len(data); at += 7 { // 7 divides no size in the format
+		flipped := bytes.Clone(data)
+		flipped[at] ^= 1 << random.IntN(8)
+		got, warned, err := records(flipped)
+		switch {
+		case err != nil:
+			found++
+			continue
+		case !warned && !cmp.Equal(want, got):
+			t.Fatalf("byte %d: other records and no error", at)
+		}
+		harmless++
+		if harmless%300 != 0 {
+			continue
+		}
+		db, err := openBytes(t, flipped) // bbolt must read the same
+		if err != nil {
+			t.Errorf("byte %d: examined well, opened with %v", at, err)
+			continue
+		}
+		if n := len(list(t, db, "claims")); !warned && n != 59 {
+			t.Errorf("byte %d: bbolt reads %d records, want 59", at, n)
+		}
+	}
+	t.Logf("%d flips found, %d harmless", found, harmless)
+	if found < 1000 {
+		t.Errorf("only %d of %d flips found", found, len(data))
+	}
+}
+
+func FuzzExamine(f *testing.F) {
+	f.Add(sample(f))
+	f.Add([]byte("text"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		im, err := readImage(bytes.NewReader(data), int64(len(data)))
+		if err == nil {
+			_, _ = current.examine(im)
+		}
+	})
+}
+
+func BenchmarkPut(b *testing.B) {
+	for _, callers := range []int{1, 32} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			db, err := Open(filepath.Join(b.TempDir(), "berth.db"), quiet())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer db.Close()
+			value := bytes.Repeat([]byte("x"), 400)
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for c := range callers {
+				wg.Go(func() {
+					for i := c; i < b.N; i += callers {
+						if err := db.Put(context.Background(), "claims", fmt.Sprintf("%036d", i%500), value); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.ReportMetric(float64(b.N)/float64(db.Commits()), "puts/commit")
+		})
+	}
+}
