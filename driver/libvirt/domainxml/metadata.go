@@ -107,7 +107,6 @@ func (d *Doc) SetMetadata(m Metadata) {
 			}
 			d.root.InsertChildAt(at, etree.NewText("\n  "))
 			d.root.InsertChildAt(at+1, meta)
-			meta.CreateText("\n  ")
 		}
 		e = etree.NewElement("berth:instance")
 		e.CreateAttr("xmlns:berth", Namespace)
