@@ -74,7 +74,7 @@ func TestGolden_AnswersLikeOpenStackPlacement8(t *testing.T) {
 // The part of the traffic that a live migration makes, kept in the project so
 // that it is replayed also where the whole is not at hand.
 func TestGolden_MigrationScenarios(t *testing.T) {
-	replay(t, filepath.Join("testdata", "recorded.jsonl"), 101)
+	replay(t, filepath.Join("testdata", "recorded.jsonl"), 93)
 }
 
 func replay(t *testing.T, path string, want int) {

@@ -134,7 +134,9 @@ func parseError(status int, body []byte) *APIError {
 		Error struct {
 			Title   string `json:"title"`
 			Message string `json:"message"`
-		} `json:"error"`
+		} `json:"error"` // Keystone's middleware
+		Title   string `json:"title"` // noauth2's 401
+		Message string `json:"message"`
 	}
 	if json.Unmarshal(body, &doc) != nil {
 		e.Detail = strings.ToValidUTF8(string(body[:min(len(body), 500)]), "?")
@@ -144,6 +146,8 @@ func parseError(status int, body []byte) *APIError {
 		e.MinVersion, e.MaxVersion = d.MinVersion, d.MaxVersion
 	} else if doc.Error.Message != "" {
 		e.Title, e.Detail = doc.Error.Title, doc.Error.Message
+	} else if doc.Message != "" {
+		e.Title, e.Detail = doc.Title, doc.Message
 	}
 	e.Detail = strings.TrimSpace(e.Detail)
 	if status == http.StatusConflict {
@@ -163,15 +167,14 @@ var conflictRules = []struct {
 	{"placement.resource_provider.inuse", "", ConflictProviderInUse},
 	{"placement.resource_provider.cannot_delete_parent", "", ConflictHasChildren},
 	{"", "consumer generation conflict", ConflictConsumerGeneration},
-	{"", "Another thread concurrently updated the data", ConflictServerRace},
 	{"", "Inventory and/or allocations changed while attempting to allocate", ConflictServerRace},
+	{"placement.concurrent_update", "Duplicate entry", ConflictExists},   // POST inventories, MariaDB
+	{"placement.concurrent_update", "UNIQUE constraint", ConflictExists}, // the same, sqlite
 	{"", "would exceed the capacity", ConflictCapacity},
 	{"", "would violate inventory constraints", ConflictUnits},
 	{"", "generation conflict", ConflictProviderGeneration},
 	{"", "resource provider generation", ConflictProviderGeneration},
-	{"", "trait_in_use", ConflictTraitInUse},
 	{"", "is in use by a resource provider", ConflictTraitInUse},
-	{"", "is in use.", ConflictTraitInUse},
 	{"", "already exists", ConflictExists},
 	{"", "in use", ConflictInventoryInUse},
 	{"", "' invalid", ConflictNoInventory},

@@ -15,8 +15,9 @@ type ResourceProvider struct {
 	UUID string `json:"uuid"`
 	Name string `json:"name"`
 	// Generation rises with each write to the provider, its inventories, traits,
-	// aggregates or the allocations on it, also when nothing changed. Deleting a
-	// consumer's allocations (DELETE) does not raise it.
+	// aggregates or the allocations on it, also when nothing changed; only writing
+	// the traits it has already does not raise it, nor does renaming it or deleting
+	// a consumer's allocations (DELETE).
 	Generation int `json:"generation"`
 	// ParentProviderUUID is empty for a root.
 	ParentProviderUUID string `json:"parent_provider_uuid,omitempty"`
