@@ -109,51 +109,107 @@ func (t *tree) dropUnknown(r *cpuReading, dirs topology.CPUSet) {
 	}
 }
 
-// siblingFiles are the attributes that name the CPUs of one group, the ones that
-// decide first: Linux 5.3 gave them new names and kept the old.
-var (
-	coreFiles    = []string{"core_cpus", "thread_siblings"}
-	packageFiles = []string{"package_cpus", "core_siblings"}
-	dieFiles     = []string{"die_cpus"}
-)
+// level is one way in which CPUs share hardware: the attributes of
+// cpu*/topology that name the CPUs of one group, the one that decides first
+// (Linux 5.3 gave them new names and kept the old), and the group's number.
+type level struct {
+	files []string
+	id    string
+
+	said    map[int]topology.CPUSet // what each CPU says, online CPUs only
+	ids     map[int]int
+	example string // a file name that some CPU has
+}
+
+func newLevel(id string, files ...string) *level {
+	return &level{files: files, id: id, said: map[int]topology.CPUSet{}, ids: map[int]int{}, example: files[0]}
+}
 
 // readSiblings groups the online CPUs into cores, dies and packages.
 func (t *tree) readSiblings(r *cpuReading) {
-	cores := t.readGroups(r.online, coreFiles)
-	packages := t.readGroups(r.online, packageFiles)
-	dies := t.readGroups(r.online, dieFiles)
-	coreIDs := t.readIDs(r.online, "core_id")
-	packageIDs := t.readIDs(r.online, "physical_package_id")
-	dieIDs := t.readIDs(r.online, "die_id")
-
-	if len(cores) == 0 {
-		for _, cpu := range r.online {
-			r.cores = append(r.cores, topology.CPUSet{cpu})
+	cores := newLevel("core_id", "core_cpus", "thread_siblings")
+	packages := newLevel("physical_package_id", "package_cpus", "core_siblings")
+	dies := newLevel("die_id", "die_cpus")
+	levels := []*level{cores, packages, dies}
+	for _, cpu := range r.online { // all of one CPU's files at once: see tree.open
+		for _, l := range levels {
+			t.readGroup(l, cpu, r.online)
 		}
-	} else {
-		r.splitComputeUnits(t, cores, coreIDs)
-		r.cores = t.makeGroups(r.online, cores, coreFiles)
 	}
-	for _, cpus := range t.makeGroups(r.online, packages, packageFiles) {
-		r.packages = append(r.packages, topology.Package{ID: t.commonID(cpus, packageIDs, "physical_package_id"), CPUs: cpus})
+	for _, l := range levels {
+		t.blameMissing(l, r.online)
 	}
-	for _, cpus := range t.makeGroups(r.online, dies, dieFiles) {
+	t.splitComputeUnits(r, cores)
+	r.cores = t.makeGroups(r.online, cores)
+	for _, cpus := range t.makeGroups(r.online, packages) {
+		r.packages = append(r.packages, topology.Package{ID: t.commonID(cpus, packages), CPUs: cpus})
+	}
+	for _, cpus := range t.makeGroups(r.online, dies) {
 		// Architectures without dies show each CPU as one.
 		if cpus.Len() > 1 {
-			r.dies = append(r.dies, topology.Die{ID: t.commonID(cpus, dieIDs, "die_id"), Package: known(idOf(packageIDs, cpus[0])), CPUs: cpus})
+			r.dies = append(r.dies, topology.Die{ID: t.commonID(cpus, dies), Package: known(idOf(packages.ids, cpus[0])), CPUs: cpus})
 		}
 	}
 	t.uniquePackages(r)
 }
 
+// readGroup reads what one CPU says of a level. Each file has a mask and, since
+// Linux 2.6.26, a list (FILE_list); all must say the same.
+func (t *tree) readGroup(l *level, cpu int, online topology.CPUSet) {
+	var from string
+	var group topology.CPUSet
+	for _, name := range l.files {
+		for _, form := range []struct {
+			name  string
+			parse func(string) (topology.CPUSet, error)
+		}{{name, parseMask}, {name + "_list", topology.ParseCPUSet}} {
+			file := cpuTopology(cpu, form.name)
+			set, ok := parsed(t, expected, file, about{}, form.parse)
+			switch {
+			case !ok:
+			case from == "":
+				from, group = file, set
+				l.example = form.name
+			case !set.SameAs(group):
+				t.degrade("siblings_contradict", file, about{}, "%s: %s, but %s: %s", file, list(set), from, list(group))
+			}
+		}
+	}
+	if from != "" {
+		l.said[cpu] = group.Intersection(online)
+	}
+	if id, ok := parsed(t, expected, cpuTopology(cpu, l.id), about{}, parseInt); ok {
+		l.ids[cpu] = id
+	}
+}
+
+// blameMissing sees that a file which one CPU has is there for all.
+func (t *tree) blameMissing(l *level, online topology.CPUSet) {
+	var noGroup, noID topology.CPUSet
+	for _, cpu := range online {
+		if _, ok := l.said[cpu]; !ok {
+			noGroup = append(noGroup, cpu)
+		}
+		if _, ok := l.ids[cpu]; !ok {
+			noID = append(noID, cpu)
+		}
+	}
+	if !noGroup.IsEmpty() && len(l.said) > 0 {
+		t.degrade("file_missing", cpuTopology(noGroup[0], l.example), about{}, "missing or broken for CPUs %s", list(noGroup))
+	}
+	if !noID.IsEmpty() && len(l.ids) > 0 {
+		t.degrade("file_missing", cpuTopology(noID[0], l.id), about{}, "missing or broken for CPUs %s", list(noID))
+	}
+}
+
 // splitComputeUnits undoes what AMD's families 15h and 16h show as siblings: two
 // cores that share a compute unit, each with a core_id of its own. Elsewhere
 // siblings with different core ids contradict themselves; siblings decide.
-func (r *cpuReading) splitComputeUnits(t *tree, cores map[int]topology.CPUSet, coreIDs map[int]int) {
+func (t *tree) splitComputeUnits(r *cpuReading, cores *level) {
 	var differing topology.CPUSet
 	for _, cpu := range r.online {
-		set := cores[cpu]
-		if set.Len() > 1 && idOf(coreIDs, set[0]) != idOf(coreIDs, set[set.Len()-1]) {
+		set := cores.said[cpu]
+		if set.Len() > 1 && idOf(cores.ids, set[0]) != idOf(cores.ids, set[set.Len()-1]) {
 			differing = append(differing, cpu)
 		}
 	}
@@ -161,68 +217,13 @@ func (r *cpuReading) splitComputeUnits(t *tree, cores map[int]topology.CPUSet, c
 		return
 	}
 	if !r.info.amdCU {
-		t.degrade("siblings_contradict", cpuTopology(differing[0], "core_id"), about{}, "CPUs %s are siblings of CPUs with another core_id", list(differing))
+		t.degrade("siblings_contradict", cpuTopology(differing[0], "core_id"), about{},
+			"CPUs %s are siblings of CPUs with another core_id, and %s shows no AMD compute units", list(differing), procCPUInfo)
 		return
 	}
-	for _, cpu := range r.online {
-		if _, ok := cores[cpu]; ok {
-			cores[cpu] = topology.CPUSet{cpu}
-		}
+	for cpu := range cores.said {
+		cores.said[cpu] = topology.CPUSet{cpu}
 	}
-}
-
-// readGroups gives, for each CPU, the online CPUs that one of the files names as
-// its group; empty when no CPU has such a file. Each file has a mask and, since
-// Linux 2.6.26, a list (FILE_list); all must say the same.
-func (t *tree) readGroups(online topology.CPUSet, files []string) map[int]topology.CPUSet {
-	groups := map[int]topology.CPUSet{}
-	var missing topology.CPUSet
-	for _, cpu := range online {
-		var from string
-		var group topology.CPUSet
-		for _, name := range files {
-			for _, form := range []struct {
-				file  string
-				parse func(string) (topology.CPUSet, error)
-			}{{name, parseMask}, {name + "_list", topology.ParseCPUSet}} {
-				file := cpuTopology(cpu, form.file)
-				set, ok := parsed(t, expected, file, about{}, form.parse)
-				switch {
-				case !ok:
-				case from == "":
-					from, group = file, set
-				case !set.SameAs(group):
-					t.degrade("siblings_contradict", file, about{}, "%s: %s, but %s: %s", file, list(set), from, list(group))
-				}
-			}
-		}
-		if from == "" {
-			missing = append(missing, cpu)
-			continue
-		}
-		groups[cpu] = group.Intersection(online)
-	}
-	if !missing.IsEmpty() && len(groups) > 0 {
-		t.degrade("file_missing", cpuTopology(missing[0], files[0]), about{}, "missing for CPUs %s", list(missing))
-	}
-	return groups
-}
-
-// readIDs reads one number per CPU; empty when no CPU has the file.
-func (t *tree) readIDs(online topology.CPUSet, name string) map[int]int {
-	ids := map[int]int{}
-	var missing topology.CPUSet
-	for _, cpu := range online {
-		if id, ok := parsed(t, expected, cpuTopology(cpu, name), about{}, parseInt); ok {
-			ids[cpu] = id
-		} else {
-			missing = append(missing, cpu)
-		}
-	}
-	if !missing.IsEmpty() && len(ids) > 0 {
-		t.degrade("file_missing", cpuTopology(missing[0], name), about{}, "missing for CPUs %s", list(missing))
-	}
-	return ids
 }
 
 func idOf(ids map[int]int, cpu int) int {
@@ -235,11 +236,11 @@ func idOf(ids map[int]int, cpu int) int {
 // makeGroups turns what each CPU says into groups, ascending by first CPU. A
 // group is what its lowest CPU says (hwloc's reading); a CPU that says anything
 // else than the group it stands in, or stands in none, is a contradiction.
-func (t *tree) makeGroups(online topology.CPUSet, said map[int]topology.CPUSet, files []string) []topology.CPUSet {
+func (t *tree) makeGroups(online topology.CPUSet, l *level) []topology.CPUSet {
 	var groups []topology.CPUSet
 	owner := map[int]int{} // CPU → index into groups
 	for _, cpu := range online {
-		set, ok := said[cpu]
+		set, ok := l.said[cpu]
 		if !ok || set.IsEmpty() || set[0] != cpu {
 			continue
 		}
@@ -253,7 +254,7 @@ func (t *tree) makeGroups(online topology.CPUSet, said map[int]topology.CPUSet, 
 	}
 	var outside, other topology.CPUSet
 	for _, cpu := range online {
-		set, ok := said[cpu]
+		set, ok := l.said[cpu]
 		if !ok {
 			continue
 		}
@@ -267,11 +268,8 @@ func (t *tree) makeGroups(online topology.CPUSet, said map[int]topology.CPUSet, 
 		if cpus.IsEmpty() {
 			return
 		}
-		file := cpuTopology(cpus[0], files[0])
-		if !t.exists(file) {
-			file = cpuTopology(cpus[0], files[len(files)-1])
-		}
-		t.degrade("siblings_contradict", file, about{}, "%s: %s; CPUs %s %s", file, list(said[cpus[0]]), list(cpus), what)
+		file := cpuTopology(cpus[0], l.example)
+		t.degrade("siblings_contradict", file, about{}, "%s: %s; CPUs %s %s", file, list(l.said[cpus[0]]), list(cpus), what)
 	}
 	blame(outside, "are in no group that its lowest CPU agrees to")
 	blame(other, "name another group than its lowest CPU does")
@@ -280,11 +278,12 @@ func (t *tree) makeGroups(online topology.CPUSet, said map[int]topology.CPUSet, 
 
 // commonID gives the number that the CPUs of a group share, the first CPU's
 // where they differ.
-func (t *tree) commonID(cpus topology.CPUSet, ids map[int]int, name string) *int {
-	first := idOf(ids, cpus[0])
+func (t *tree) commonID(cpus topology.CPUSet, l *level) *int {
+	first := idOf(l.ids, cpus[0])
 	for _, cpu := range cpus[1:] {
-		if id := idOf(ids, cpu); id != first {
-			t.degrade("siblings_contradict", cpuTopology(cpu, name), about{}, "%s: %d, but CPU %d of the same group says %d", cpuTopology(cpu, name), id, cpus[0], first)
+		if id := idOf(l.ids, cpu); id != first {
+			file := cpuTopology(cpu, l.id)
+			t.degrade("siblings_contradict", file, about{}, "%s: %d, but CPU %d of the same group says %d", file, id, cpus[0], first)
 		}
 	}
 	return known(first)
@@ -327,7 +326,6 @@ func (t *tree) cpusFromProc(r *cpuReading) error {
 	for _, cpu := range r.online {
 		ids, ok := r.info.core[cpu]
 		if !ok {
-			r.cores = append(r.cores, topology.CPUSet{cpu})
 			continue
 		}
 		if i, ok := byCore[ids]; ok {

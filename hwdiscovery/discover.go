@@ -61,6 +61,7 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 		first = readGHW(root)
 	}
 	t := &tree{root: r}
+	defer t.close()
 	host := topology.Host{BasePageSize: o.basePageSize}
 	cpus, err := t.readCPUs()
 	if err != nil {

@@ -47,8 +47,12 @@ func (t *tree) readPools(nodes []*node, proc meminfo, haveProc bool) []pools {
 		if !ok {
 			without = append(without, i)
 			p = pools{}
-			if n.mem.hugeTotal > 0 && proc.hugeSize > 0 {
+			switch {
+			case n.mem.hugeTotal <= 0:
+			case proc.hugeSize > 0:
 				p[topology.PageSize(proc.hugeSize)] = pool{n.mem.hugeTotal, max(0, n.mem.hugeFree)}
+			default:
+				t.degrade("file_missing", procMeminfo, cellOf(n.id), "does not tell the size of the %s of node %d", counted(n.mem.hugeTotal, "huge page"), n.id)
 			}
 		}
 		perNode[i] = p
@@ -115,7 +119,10 @@ func (t *tree) countPages(cell *topology.Cell, ps pools, base topology.PageSize)
 			continue
 		}
 		if p.total > rest/int64(size) {
-			t.degrade("pages_contradict", "", cellOf(int(cell.ID)), "cell %d: %s of %s do not fit its %d bytes", cell.ID, counted(p.total, "page"), size, cell.MemoryBytes)
+			// A cell whose memory could not be read has said so already.
+			if cell.MemoryBytes > 0 {
+				t.degrade("pages_contradict", "", cellOf(int(cell.ID)), "cell %d: %s of %s do not fit its %d bytes", cell.ID, counted(p.total, "page"), size, cell.MemoryBytes)
+			}
 			rest = 0
 		} else {
 			rest -= p.total * int64(size)

@@ -41,6 +41,38 @@ type about struct {
 type tree struct {
 	root    *os.Root
 	reasons []topology.Reason
+
+	// dir is the folder of the file read last. Files are read folder by folder,
+	// and walking from the root anew costs a dozen system calls for each.
+	dir     *os.Root
+	dirName string
+}
+
+// close lets go of the folder of the last file.
+func (t *tree) close() {
+	if t.dir != nil {
+		t.dir.Close()
+		t.dir, t.dirName = nil, ""
+	}
+}
+
+// open opens a file by way of its folder, which the next file may share.
+func (t *tree) open(file string) (*os.File, error) {
+	dir, base := path.Split(file)
+	if dir != t.dirName || t.dir == nil {
+		t.close()
+		d, err := t.root.OpenRoot(dir)
+		if err != nil {
+			return nil, err
+		}
+		t.dir, t.dirName = d, dir
+	}
+	f, err := t.dir.Open(base)
+	if err != nil && !isAbsent(err) {
+		// A link may lead out of the folder and stay below the root.
+		return t.root.Open(file)
+	}
+	return f, err
 }
 
 // remark records something worth knowing that does not degrade the host.
@@ -69,7 +101,7 @@ func (t *tree) complain(n need, code, file string, a about, format string, args 
 
 // bytes reads a whole file.
 func (t *tree) bytes(file string) ([]byte, error) {
-	f, err := t.root.Open(file)
+	f, err := t.open(file)
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,8 @@ type Host struct {
 
 	// Cores are the sets of online CPUs that share one physical core (SMT
 	// siblings), ascending by their first CPU. A CPU without siblings is a set
-	// of one.
+	// of one. Empty where the kernel does not tell who shares a core (some
+	// s390, alpha), which is not the same as nobody.
 	Cores []CPUSet `json:"cores"`
 
 	Packages []Package `json:"packages"` // ascending by first CPU
@@ -90,9 +91,12 @@ func (h *Host) Device(a PCIAddress) (*PCIDevice, bool) {
 	return &h.PCI[i], true
 }
 
-// CPUs are all online CPUs of the host: the union of its cores.
+// CPUs are all online CPUs of the host, those that are in no cell included.
 func (h *Host) CPUs() CPUSet {
 	var all []int
+	for _, c := range h.Cells {
+		all = append(all, c.CPUs...)
+	}
 	for _, c := range h.Cores {
 		all = append(all, c...)
 	}
