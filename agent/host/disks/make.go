@@ -68,7 +68,7 @@ func Occupied(path string) error {
 // Build makes folders and the image under its private name, and stamps it. What
 // an earlier half-done Build left is made anew.
 func (f Files) Build(ctx context.Context, m *Made, format string, size int64) error {
-	fail := func(err error) error { return fault.New(fault.KindOf(err), "make disk %s: %w", m.Path, err) }
+	fail := func(err error) error { return wrapMake(m.Path, err) }
 	for _, dir := range m.Dirs {
 		if err := os.Mkdir(f.Real(dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fail(err)
@@ -238,3 +238,30 @@ func (f Files) syncDir(dir string) error {
 
 // PartName is the name part of a disk's private file.
 func PartName(attempt int, target string) string { return fmt.Sprintf("%d-%s", attempt, target) }
+
+// BuildFrom is Build with the contents of an image whose format is given; size 0
+// is the image's own, a larger one makes room behind it. Without an image it is
+// Build.
+func (f Files) BuildFrom(ctx context.Context, m *Made, format string, size int64, image, imageFormat string) error {
+	if image == "" {
+		return f.Build(ctx, m, format, size)
+	}
+	img, err := f.Image(ctx, image, imageFormat)
+	if err != nil {
+		return err
+	}
+	if err := f.Build(ctx, m, format, max(size, img.VirtualSize)); err != nil {
+		return err
+	}
+	// -n: into the file that is there and stamped. A larger target keeps zeros
+	// behind what is copied.
+	_, err = f.run(ctx, "convert", "-n", "-f", imageFormat, "-O", format, f.Real(image), f.Real(m.Part))
+	return wrapMake(m.Path, err)
+}
+
+func wrapMake(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fault.New(fault.KindOf(err), "make disk %s: %w", path, err)
+}

@@ -1,0 +1,194 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// Adopted is what came of adopting one guest.
+type Adopted struct {
+	InstanceView
+	// New is false for a guest that was managed before.
+	New bool `json:"new"`
+	// Warnings are what adoption could not do and what it found; none of it
+	// refuses anything.
+	Warnings []fault.Reason `json:"warnings,omitempty"`
+	// Error is why the guest is not managed; empty when it is.
+	Error string `json:"error,omitempty"`
+}
+
+// Adopt takes guests that run or are defined here under claims: the one that id
+// names, or all for "" (design section 6). It never refuses for room: what does
+// not fit is a forced claim, and named. It changes nothing in the guest or its
+// definition: Berth's metadata comes with its next move; libvirt's autostart is
+// turned off and kept as a wish, so that nothing starts a guest that has left.
+//
+// The error of one guest keeps nobody else from being adopted; all are joined.
+// Safe to repeat: the claim follows the guest.
+func (h *Host) Adopt(ctx context.Context, id string) ([]Adopted, error) {
+	if err := h.managing("adopt guests of " + h.o.Name); err != nil {
+		return nil, err
+	}
+	var uuids []string
+	if id != "" {
+		uuid, err := h.Resolve(ctx, id)
+		if err != nil {
+			return nil, wrap(err, "adopt %s", id)
+		}
+		uuids = []string{uuid}
+	} else {
+		all, err := h.driver.Domains(ctx)
+		if err != nil {
+			return nil, wrap(err, "adopt guests of %s", h.o.Name)
+		}
+		slices.SortFunc(all, func(a, b driver.Domain) int { return strings.Compare(a.Name, b.Name) })
+		for _, d := range all {
+			uuids = append(uuids, d.UUID)
+		}
+	}
+	var out []Adopted
+	var errs []error
+	for _, uuid := range uuids {
+		a, err := h.adoptOne(ctx, uuid, id == "")
+		if err != nil {
+			a.Error = err.Error()
+			errs = append(errs, wrap(err, "adopt guest %s", uuid))
+		}
+		if a.UUID != "" {
+			out = append(out, a)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// adoptOne adopts one guest; among all, what a move holds is passed over.
+func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopted, error) {
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return Adopted{}, err
+	}
+	defer unlock()
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil {
+		return Adopted{}, err
+	}
+	if !exists {
+		return Adopted{}, fault.New(fault.NotFound, "libvirt has no such domain")
+	}
+	out := Adopted{InstanceView: h.foreign(d)}
+	inst, managed := h.tracker.Instance(uuid)
+	if err := h.still(uuid); err != nil {
+		if amongAll {
+			return Adopted{}, nil // a copy that comes or goes is no guest of this host yet, or soon
+		}
+		return out, err
+	}
+	if managed {
+		if err := h.tokenHere(inst); err != nil {
+			return out, err
+		}
+	}
+	found, resources, err := h.read(ctx, d)
+	if err != nil {
+		return out, err
+	}
+	out.New = !managed
+	if managed {
+		// What was asked for stays; what it uses is looked at again.
+		found.Token, found.Flavor, found.Autostart = inst.Token, inst.Flavor, inst.Autostart
+	}
+	claim, err := h.tracker.Adopt(ctx, found, resources)
+	if err != nil {
+		return out, err
+	}
+	out.Warnings = append(out.Warnings, h.settleAdopted(ctx, d, found, claim)...)
+	inst, _ = h.tracker.Instance(uuid)
+	out.InstanceView = h.look(inst, d)
+	return out, nil
+}
+
+// read makes the ledger's instance of a domain: from Berth's metadata where a
+// lost ledger left it, else from what the domain uses.
+func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topology.Resources, error) {
+	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
+	if err != nil {
+		return claims.Instance{}, topology.Resources{}, err
+	}
+	doc, err := parseDocument(text)
+	if err != nil {
+		return claims.Instance{}, topology.Resources{}, err
+	}
+	uses := topology.Resources{VCPUs: max(d.VCPUs, 1), MemoryMB: max(d.MemoryMB, 1)}
+	if uses.DiskGB, err = h.diskGB(ctx, doc); err != nil {
+		return claims.Instance{}, topology.Resources{}, err
+	}
+	inst := claims.Instance{
+		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true,
+		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
+	}
+	if edit, err := domainxml.Parse(text); err == nil {
+		if meta, ok, err := edit.Metadata(); err == nil && ok {
+			// Epochs only rise: whoever reads an older one knows that it is older.
+			inst.Token.Epoch = meta.Epoch
+			if meta.Flavor.Name != "" {
+				inst.Flavor = meta.Flavor
+			}
+		}
+	}
+	return inst, uses, nil
+}
+
+// diskGB is what a guest's own disks may grow to, GiB rounded up. A disk that
+// cannot be read makes an error: it is not smaller for that.
+func (h *Host) diskGB(ctx context.Context, doc document) (int64, error) {
+	var bytes int64
+	for _, e := range doc.Devices.Disks {
+		if e.Type != "file" || e.path() == "" || e.readOnly() || e.Shareable != nil {
+			continue
+		}
+		img, err := h.files.Image(ctx, e.path(), e.Driver.Type)
+		if err != nil {
+			return 0, wrap(err, "disk %s", e.Target.Dev)
+		}
+		bytes += img.VirtualSize
+	}
+	return (bytes + 1<<30 - 1) >> 30, nil
+}
+
+// settleAdopted does what comes after the claim, each as far as it can.
+func (h *Host) settleAdopted(ctx context.Context, d driver.Domain, inst claims.Instance, claim claims.Claim) []fault.Reason {
+	var out []fault.Reason
+	warn := func(code, message, change string) {
+		out = append(out, fault.Reason{Code: code, Message: message, Change: change})
+		h.log.Warn("adopted with a remark", "instance", d.UUID, "name", d.Name, "remark", message)
+	}
+	if claim.Forced {
+		warn("claim_forced", fmt.Sprintf("%s uses %s, which is more than %s had free; its claim is forced", d.Name, claim.Resources, h.o.Name),
+			"move guests away, or raise the host's ratios")
+	}
+	if d.Autostart {
+		if err := h.driver.SetAutostart(ctx, d.UUID, false); err != nil {
+			warn("autostart_on", fmt.Sprintf("libvirt's autostart of %s could not be turned off: %v", d.Name, err), "adopt it again")
+		}
+	}
+	if h.o.Placement == nil {
+		return out
+	}
+	err := h.o.Placement.PutAllocation(ctx, Allocation{
+		Consumer: d.UUID, Provider: h.o.ProviderUUID, Resources: claim.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
+	})
+	if err != nil {
+		// A guest that runs is not refused for bookkeeping (law 6).
+		warn("allocation_missing", fmt.Sprintf("the allocation of %s could not be written: %v", d.Name, err), "adopt it again when Placement answers")
+	}
+	return out
+}

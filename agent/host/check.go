@@ -1,0 +1,410 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"berth/agent/host/disks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// The versions of design section 13, in libvirt's numbers.
+const (
+	minLibvirt      = 8_000_000
+	minQEMU         = 6_002_000 // with KVM
+	minQEMUEmulated = 9_000_000 // under TCG: before, live migration loses stores to guest memory
+)
+
+// refusal collects every reason before anybody is told of one.
+type refusal struct {
+	kinds   map[fault.Kind]bool
+	reasons []fault.Reason
+}
+
+func (r *refusal) add(kind fault.Kind, reasons ...fault.Reason) {
+	if r.kinds == nil {
+		r.kinds = map[fault.Kind]bool{}
+	}
+	if len(reasons) > 0 {
+		r.kinds[kind] = true
+		r.reasons = append(r.reasons, reasons...)
+	}
+}
+
+// take adds a refusal's reasons, and gives back an error that is none.
+func (r *refusal) take(err error) error {
+	if err == nil {
+		return nil
+	}
+	switch kind := fault.KindOf(err); kind {
+	case fault.Forbidden, fault.DoesNotFit, fault.Exists, fault.Invalid, fault.NotFound, fault.Busy:
+		reasons := fault.ReasonsOf(err)
+		if len(reasons) == 0 {
+			reasons = []fault.Reason{{Code: string(kind), Message: err.Error()}}
+		}
+		r.add(kind, reasons...)
+		return nil
+	}
+	return err
+}
+
+// err is nil without reasons. Of several kinds the one that is hardest to change
+// names the whole.
+func (r *refusal) err(format string, args ...any) error {
+	for _, kind := range []fault.Kind{fault.Invalid, fault.Forbidden, fault.DoesNotFit, fault.NotFound, fault.Exists, fault.Busy} {
+		if r.kinds[kind] {
+			return fault.Refuse(kind, fmt.Sprintf(format, args...), r.reasons...)
+		}
+	}
+	return nil
+}
+
+// CheckDestination implements migration.DestinationVerbs.
+func (h *Host) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+	a, err := h.checkDestination(ctx, ref, c)
+	return a, wrap(err, "check destination %s for %s", h.o.Name, c.Guest.Name)
+}
+
+func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+	var no refusal
+	g := c.Guest
+	doc, err := parseDocument(g.XML)
+	if err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	here := h.description(node)
+	if here.Mode == ModeObserve {
+		no.add(fault.Forbidden, observing(h.o.Name))
+	}
+	if h.migrator == nil {
+		no.add(fault.Forbidden, fault.Reason{Code: "no_live_migration", Message: "the hypervisor of " + h.o.Name + " cannot live-migrate"})
+	}
+	no.add(fault.Forbidden, sameHost(c.Source, here)...)
+	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
+	no.add(fault.Forbidden, doc.unmovable()...)
+	if !doc.emulated() && node.Emulated {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "no_kvm", Message: "the guest needs KVM, " + h.o.Name + " has no hardware virtualization", Want: doc.Type, Have: "qemu",
+		})
+	}
+	if m := doc.OS.Type.Machine; m != "" && !slices.Contains(node.Machines, m) {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "machine_type_missing", Message: "machine type " + m + " is unknown to QEMU on " + h.o.Name, Want: m,
+			Change: "upgrade QEMU on " + h.o.Name + ", or change the guest's machine type",
+		})
+	}
+	if h.migrator != nil {
+		if err := no.take(h.migrator.CheckCPU(ctx, g.XML)); err != nil {
+			return migration.CheckAnswer{}, err
+		}
+	}
+	if err := h.tracker.Check(g.Resources); errors.Is(err, fault.Unavailable) && len(fault.ReasonsOf(err)) > 0 {
+		// No new claims for now: a reason among others, not an unknown.
+		no.add(fault.Forbidden, fault.ReasonsOf(err)...)
+	} else if err := no.take(err); err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	if err := h.checkNames(ctx, &no, g); err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	views, err := h.checkDisks(&no, doc, g.Disks)
+	if err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	for _, path := range doc.files() {
+		there, err := h.files.Exists(path)
+		if err != nil {
+			return migration.CheckAnswer{}, err
+		}
+		if !there {
+			no.add(fault.Forbidden, fault.Reason{
+				Code: "file_missing", Message: "the guest boots from " + path + ", which " + h.o.Name + " does not have", Want: path,
+				Change: "put the same file there",
+			})
+		}
+	}
+	if err := no.err(""); err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	return migration.CheckAnswer{Destination: here, Disks: views}, nil
+}
+
+// sameHost compares all three names a host has: two agents on one libvirt are
+// one host too.
+func sameHost(source, here migration.Description) []fault.Reason {
+	if source.Name != here.Name && (source.ProviderUUID == "" || source.ProviderUUID != here.ProviderUUID) &&
+		(source.HostUUID == "" || source.HostUUID != here.HostUUID) {
+		return nil
+	}
+	return []fault.Reason{{Code: "same_host", Message: "the guest is on " + here.Name + " already", Have: source.Name, Change: "name another host"}}
+}
+
+// pairReasons holds two hosts against design section 13. QEMU and libvirt of
+// the destination may be newer than the source's, not older: QEMU reads the
+// state of older versions only.
+func pairReasons(source, dest migration.Description, emulated bool) []fault.Reason {
+	var out []fault.Reason
+	qemu, how := uint64(minQEMU), ""
+	if emulated {
+		qemu, how = minQEMUEmulated, " without KVM"
+	}
+	for _, d := range []migration.Description{source, dest} {
+		if d.LibvirtVersion < minLibvirt {
+			out = append(out, tooOld("libvirt_too_old", "libvirt", d.Name, d.LibvirtVersion, minLibvirt, ""))
+		}
+		if d.HypervisorVersion < qemu {
+			out = append(out, tooOld("qemu_too_old", "QEMU", d.Name, d.HypervisorVersion, qemu, how))
+		}
+	}
+	if source.Arch != dest.Arch {
+		out = append(out, fault.Reason{
+			Code: "arch_differs", Message: fmt.Sprintf("%s is %s, %s is %s", source.Name, source.Arch, dest.Name, dest.Arch),
+			Want: source.Arch, Have: dest.Arch,
+		})
+	}
+	// A stable update (the third number) changes nothing in the stream.
+	if dest.HypervisorVersion/1000 < source.HypervisorVersion/1000 {
+		out = append(out, fault.Reason{
+			Code: "qemu_older", Message: fmt.Sprintf("QEMU %s on %s is older than %s on %s",
+				version(dest.HypervisorVersion), dest.Name, version(source.HypervisorVersion), source.Name),
+			Want: version(source.HypervisorVersion), Have: version(dest.HypervisorVersion), Change: "upgrade QEMU on " + dest.Name,
+		})
+	}
+	return out
+}
+
+func tooOld(code, what, host string, have, want uint64, how string) fault.Reason {
+	return fault.Reason{
+		Code: code, Message: fmt.Sprintf("%s %s on %s: at least %s is needed%s", what, version(have), host, version(want), how),
+		Want: version(want), Have: version(have), Change: "upgrade " + what + " on " + host,
+	}
+}
+
+func version(v uint64) string { return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000) }
+
+// checkNames refuses what another guest has here.
+func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest) error {
+	all, err := h.driver.Domains(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range all {
+		switch {
+		case d.UUID == g.UUID:
+			no.add(fault.Exists, fault.Reason{
+				Code: "domain_exists", Message: fmt.Sprintf("%s has a domain with uuid %s already (%s, %s)", h.o.Name, d.UUID, d.Name, d.State),
+				Have: d.Name, Change: "look whose it is; virsh undefine it if it is a leftover",
+			})
+		case d.Name == g.Name:
+			no.add(fault.Exists, fault.Reason{
+				Code: "name_exists", Message: fmt.Sprintf("%s has a domain named %s already, with uuid %s", h.o.Name, d.Name, d.UUID),
+				Have: d.UUID, Change: "rename one of the two",
+			})
+		}
+	}
+	if inst, ok := h.tracker.Instance(g.UUID); ok && inst.Token.State == claims.TokenHere {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "token_here", Message: "the ledger of " + h.o.Name + " says that it owns " + inst.Name + " itself",
+		})
+	}
+	return nil
+}
+
+// fate is what becomes of one disk in a move.
+type fate int
+
+const (
+	leave   fate = iota // nothing to do: shared, network, empty, or read-only and there
+	copied              // libvirt copies it into a file made here
+	stopped             // it stops the move; the reason says why
+)
+
+// diskFate decides about one disk, given what the destination sees.
+func diskFate(d migration.Disk, block, shared, exists bool, dest string) (fate, fault.Reason) {
+	refuse := func(code, why, change string) (fate, fault.Reason) {
+		return stopped, fault.Reason{Code: code, Message: "disk " + d.Target + " (" + d.Path + ") " + why, Want: d.Path, Change: change}
+	}
+	switch {
+	case d.Network || d.Path == "" || shared:
+		return leave, fault.Reason{}
+	case d.ReadOnly && exists:
+		// By its name, as libvirt takes it too: install media are copies of one image.
+		return leave, fault.Reason{}
+	case d.ReadOnly:
+		return refuse("disk_missing", "is read-only, is not copied, and "+dest+" does not have it", "put the same file there, or eject it")
+	case d.Shareable:
+		return refuse("disk_shareable", "is shared with other guests but not with "+dest, "mount its storage on both hosts")
+	case block:
+		return refuse("disk_block", "is a block device that "+dest+" does not share", "give both hosts the same device")
+	case d.Format != "raw" && d.Format != "qcow2":
+		return refuse("disk_format", "has format "+d.Format+", which is not copied", "convert it to qcow2 or raw")
+	case exists:
+		return stopped, fault.ReasonsOf(disks.Occupied(d.Path))[0]
+	}
+	return copied, fault.Reason{}
+}
+
+// checkDisks looks at each disk's place on this host, and whether what must be
+// copied has room.
+func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]migration.DiskView, error) {
+	var views []migration.DiskView
+	need := map[string]int64{} // by filesystem
+	room := map[string]int64{}
+	for _, d := range list {
+		view := migration.DiskView{Target: d.Target}
+		exists := false
+		if d.Path != "" && !d.Network {
+			id, err := h.files.Identity(d.Path)
+			switch {
+			case errors.Is(err, fault.NotFound):
+			case errors.Is(err, fault.Invalid):
+				exists = true // a folder or a socket: occupied
+			case err != nil:
+				return nil, err
+			default:
+				exists, view.Filesystem = true, id
+				view.Shared = id != "" && id == d.Filesystem
+			}
+		}
+		views = append(views, view)
+		what, reason := diskFate(d, doc.isBlock(d.Target), view.Shared, exists, h.o.Name)
+		switch {
+		case what == stopped && reason.Code == "disk_exists":
+			no.add(fault.Exists, reason)
+		case what == stopped:
+			no.add(fault.Forbidden, reason)
+		case what == copied:
+			if r, bad := h.placeForDisk(d.Path); bad {
+				no.add(fault.Forbidden, r)
+				continue
+			}
+			space, err := h.files.Space(d.Path)
+			if err != nil {
+				return nil, err
+			}
+			// What it occupies now, not its virtual size: that much is needed for
+			// certain. What was promised of DISK_GB is the claim's.
+			need[space.Device] += min(d.ActualSize, max(d.VirtualSize, 0))
+			room[space.Device] = space.Bytes
+			if need[space.Device] > room[space.Device] {
+				no.add(fault.DoesNotFit, fault.Reason{
+					Code:    "disk_room_short",
+					Message: fmt.Sprintf("disk %s: no room for %s on %s: want %s, %s free", d.Target, d.Path, h.o.Name, mib(need[space.Device]), mib(space.Bytes)),
+					Want:    mib(need[space.Device]), Have: mib(space.Bytes), Change: "free space on that filesystem",
+				})
+			}
+		}
+		if view.Shared && d.BackingFile != "" && filepath.IsAbs(d.BackingFile) {
+			there, err := h.files.Exists(d.BackingFile)
+			if err != nil {
+				return nil, err
+			}
+			if !there {
+				no.add(fault.Forbidden, fault.Reason{
+					Code:    "backing_file_missing",
+					Message: "disk " + d.Target + " is shared, its backing file " + d.BackingFile + " is not on " + h.o.Name,
+					Want:    d.BackingFile, Change: "mount its folder on both hosts",
+				})
+			}
+		}
+	}
+	return views, nil
+}
+
+func mib(bytes int64) string { return fmt.Sprintf("%d MiB", (bytes+1<<20-1)>>20) }
+
+// isBlock reports whether a target is a block device on the source.
+func (d document) isBlock(target string) bool {
+	i := slices.IndexFunc(d.Devices.Disks, func(e diskElement) bool { return e.Target.Dev == target })
+	return i >= 0 && d.Devices.Disks[i].Type == "block"
+}
+
+// systemDirs are where no disk of a guest is ever made, whoever asks.
+var systemDirs = []string{"/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root/.ssh", "/sbin", "/sys", "/usr"}
+
+// placeForDisk refuses a path outside the folders for disks: the path comes
+// from another host.
+func (h *Host) placeForDisk(path string) (fault.Reason, bool) {
+	below := func(dirs []string) bool {
+		return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") })
+	}
+	ok := filepath.IsAbs(path) && filepath.Clean(path) == path && !below(systemDirs)
+	if ok && (len(h.o.ImagesDirs) == 0 || below(h.o.ImagesDirs)) {
+		return fault.Reason{}, false
+	}
+	return fault.Reason{
+		Code: "disk_place", Message: "no disk is made at " + path + " on " + h.o.Name, Want: strings.Join(h.o.ImagesDirs, ", "),
+		Change: "move it to a folder for disk images",
+	}, true
+}
+
+// CheckSource implements migration.SourceVerbs.
+func (h *Host) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+	ans, err := h.checkSource(ctx, ref, a)
+	return ans, wrap(err, "check source %s for %s", h.o.Name, ref.Instance)
+}
+
+func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+	var no refusal
+	if h.o.Mode() == ModeObserve {
+		no.add(fault.Forbidden, observing(h.o.Name))
+	}
+	if h.migrator == nil {
+		no.add(fault.Forbidden, fault.Reason{Code: "no_live_migration", Message: "the hypervisor of " + h.o.Name + " cannot live-migrate"})
+		return migration.SourceAnswer{}, no.err("")
+	}
+	g, err := h.inspect(ctx, ref.Instance)
+	if err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	if g.PowerState == migration.PowerShutOff {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "not_running", Message: "the guest is shut off, and only a running or paused one moves live",
+			Have: string(g.PowerState), Want: string(migration.PowerRunning), Change: "start it first",
+		})
+	}
+	job, err := h.migrator.Job(ctx, ref.Instance)
+	if err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	if inFlight(job) && !h.ownStream(ref) {
+		no.add(fault.Busy, fault.Reason{Code: "job_in_flight", Message: "libvirt has a job for the guest in flight that is not this migration's", Change: "wait for it, or virsh domjobabort " + g.Name})
+	}
+	doc, err := parseDocument(g.XML)
+	if err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	var ans migration.SourceAnswer
+	for _, d := range g.Disks {
+		i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == d.Target })
+		if i < 0 {
+			no.add(fault.Busy, fault.Reason{Code: "disks_changed", Message: "disk " + d.Target + " was attached after the destination was asked", Change: "try again"})
+			continue
+		}
+		// The source holds the names against each other itself.
+		shared := d.Filesystem != "" && d.Filesystem == a.Disks[i].Filesystem
+		what, reason := diskFate(d, doc.isBlock(d.Target), shared, d.ReadOnly, a.Destination.Name)
+		switch what {
+		case stopped:
+			no.add(fault.Forbidden, reason)
+		case copied:
+			ans.CopyDisks = append(ans.CopyDisks, d.Target)
+		case leave:
+			ans.Shared = ans.Shared || shared
+		}
+	}
+	return ans, no.err("")
+}
+
+func inFlight(j driver.Job) bool { return j.Kind == driver.JobBounded || j.Kind == driver.JobUnbounded }

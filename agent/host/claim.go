@@ -1,0 +1,150 @@
+package host
+
+import (
+	"context"
+
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+func owner(ref migration.Ref) claims.Owner {
+	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: claims.KindLiveMigration}
+}
+
+func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationContext {
+	return claims.MigrationContext{
+		Migration: ref.Migration, Instance: ref.Instance, Source: c.Source, Destination: c.Destination,
+		OldResources: c.OldResources, NewResources: c.NewResources, OldFlavor: c.OldFlavor, NewFlavor: c.NewFlavor,
+		OldPowerState: string(c.PowerState),
+	}
+}
+
+// Claim implements migration.DestinationVerbs.
+func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	a, err := h.claim(ctx, ref, c)
+	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
+}
+
+func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return migration.ClaimAnswer{}, err
+	}
+	defer unlock()
+	if err := h.managing(""); err != nil {
+		return migration.ClaimAnswer{}, err
+	}
+	if err := h.late(ref, stepClaim); err != nil {
+		return migration.ClaimAnswer{}, err
+	}
+	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.State == claims.TokenHere {
+		return migration.ClaimAnswer{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "token_here", Message: "the ledger of " + h.o.Name + " says that it owns " + inst.Name + " itself",
+		})
+	}
+	mc := ledgerContext(ref, c.Context)
+	got, err := h.tracker.Claim(ctx, claims.Request{
+		Owner: owner(ref), Resources: c.Context.NewResources, Step: stepClaim, Context: &mc, Lease: c.Lease,
+	})
+	if err != nil {
+		return migration.ClaimAnswer{}, err
+	}
+	a := migration.ClaimAnswer{Claim: got.ID, Resources: got.Resources, Ticket: got.Ticket}
+	if got.Lease != nil {
+		a.Lease = got.Lease.Length
+	}
+	return a, nil
+}
+
+// RenewClaim implements migration.DestinationVerbs. A claim that is past its
+// pending state needs no renewal, and asking is no fault.
+func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
+	if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.State != claims.Pending {
+		return nil
+	}
+	_, err := h.tracker.Renew(ctx, owner(ref))
+	return wrap(err, "renew claim of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+// AbortClaim implements migration.DestinationVerbs.
+func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
+	return wrap(h.abortClaim(ctx, ref), "abort claim of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
+	// Buried before the lock: a claim that is being made meanwhile is aborted
+	// below, and none can follow it.
+	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c, ok := h.tracker.ByOwner(owner(ref))
+	if ok {
+		if c.State == claims.Bound || h.tokenArrived(ref) {
+			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
+		}
+		// Nothing can arrive any more: the stream's end is the source's to see and
+		// comes first in the order of undos; that no copy is left is seen here.
+		if _, exists, err := h.domain(ctx, ref.Instance); err != nil {
+			return err
+		} else if exists && c.State == claims.Arriving {
+			return fault.New(fault.Busy, "a copy of the guest is still here: roll back %s first", stepPrepare)
+		}
+		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tokenArrived reports whether the token came here by this migration or later,
+// or never left.
+func (h *Host) tokenArrived(ref migration.Ref) bool {
+	inst, ok := h.tracker.Instance(ref.Instance)
+	return ok && inst.Token.State == claims.TokenHere
+}
+
+// RecordContext implements migration.SourceVerbs.
+func (h *Host) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
+	return wrap(h.recordContext(ctx, ref, c), "record context of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := h.managing(""); err != nil {
+		return err
+	}
+	if err := h.late(ref, stepContext); err != nil {
+		return err
+	}
+	inst, ok := h.tracker.Instance(ref.Instance)
+	if !ok {
+		return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return err
+	}
+	return h.tracker.RecordContext(ctx, at(ref, stepContext), ledgerContext(ref, c))
+}
+
+// DropContext implements migration.SourceVerbs.
+func (h *Host) DropContext(ctx context.Context, ref migration.Ref) error {
+	err := h.tracker.Bury(ctx, at(ref, stepContext))
+	if err == nil {
+		var unlock func()
+		if unlock, err = h.lock(ctx, ref.Instance); err == nil {
+			defer unlock()
+			err = h.tracker.DropContext(ctx, at(ref, stepContext))
+		}
+	}
+	return wrap(err, "drop context of migration %s on %s", ref.Migration, h.o.Name)
+}

@@ -1,0 +1,220 @@
+package host
+
+import (
+	"encoding/xml"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"berth/internal/fault"
+)
+
+// document is what this package reads of a domain document. It is never written
+// back: editing is domainxml's.
+type document struct {
+	XMLName xml.Name `xml:"domain"`
+	Type    string   `xml:"type,attr"` // kvm, or qemu under TCG
+	Name    string   `xml:"name"`
+	UUID    string   `xml:"uuid"`
+	OS      struct {
+		Type struct {
+			Arch    string `xml:"arch,attr"`
+			Machine string `xml:"machine,attr"`
+		} `xml:"type"`
+		Kernel string `xml:"kernel"`
+		Initrd string `xml:"initrd"`
+		Loader string `xml:"loader"`
+		NVRAM  struct {
+			Template string `xml:"template,attr"`
+		} `xml:"nvram"`
+	} `xml:"os"`
+	LaunchSecurity *struct {
+		Type string `xml:"type,attr"`
+	} `xml:"launchSecurity"`
+	Devices struct {
+		Graphics []struct {
+			Listen  string `xml:"listen,attr"`
+			Listens []struct {
+				Address string `xml:"address,attr"`
+			} `xml:"listen"`
+		} `xml:"graphics"`
+		Serials   []charDevice  `xml:"serial"`
+		Consoles  []charDevice  `xml:"console"`
+		Disks     []diskElement `xml:"disk"`
+		Hostdevs  []hostdev     `xml:"hostdev"`
+		Redirdevs []struct{}    `xml:"redirdev"`
+		Interface []struct {
+			Type   string  `xml:"type,attr"`
+			Source hostdev `xml:"source"`
+		} `xml:"interface"`
+		Filesystems []struct {
+			Target struct {
+				Dir string `xml:"dir,attr"`
+			} `xml:"target"`
+		} `xml:"filesystem"`
+		Shmem []struct {
+			Name  string `xml:"name,attr"`
+			Role  string `xml:"role,attr"`
+			Model struct {
+				Type string `xml:"type,attr"`
+			} `xml:"model"`
+		} `xml:"shmem"`
+	} `xml:"devices"`
+}
+
+type charDevice struct {
+	Source []struct {
+		Mode string `xml:"mode,attr"`
+		Host string `xml:"host,attr"`
+	} `xml:"source"`
+}
+
+type hostdev struct {
+	Type    string `xml:"type,attr"`
+	Address struct {
+		Domain   string `xml:"domain,attr"`
+		Bus      string `xml:"bus,attr"`
+		Slot     string `xml:"slot,attr"`
+		Function string `xml:"function,attr"`
+		UUID     string `xml:"uuid,attr"`
+	} `xml:"address"`
+	Source *hostdev `xml:"source"`
+}
+
+type diskElement struct {
+	Type   string `xml:"type,attr"`   // file, block, network, volume, nvme, vhostuser, dir
+	Device string `xml:"device,attr"` // disk, cdrom, floppy, lun
+	Driver struct {
+		Type string `xml:"type,attr"`
+	} `xml:"driver"`
+	Source struct {
+		File   string `xml:"file,attr"`
+		Dev    string `xml:"dev,attr"`
+		Pool   string `xml:"pool,attr"`
+		Volume string `xml:"volume,attr"`
+	} `xml:"source"`
+	Target struct {
+		Dev string `xml:"dev,attr"`
+	} `xml:"target"`
+	ReadOnly  *struct{} `xml:"readonly"`
+	Shareable *struct{} `xml:"shareable"`
+}
+
+// path is the file or device behind a disk; empty for an empty drive and for
+// what is reached otherwise.
+func (d diskElement) path() string {
+	if d.Type == "block" {
+		return d.Source.Dev
+	}
+	return d.Source.File
+}
+
+// readOnly also holds for drives that are so by nature.
+func (d diskElement) readOnly() bool { return d.ReadOnly != nil || d.Device == "cdrom" }
+
+func parseDocument(text string) (document, error) {
+	var doc document
+	if err := xml.Unmarshal([]byte(text), &doc); err != nil {
+		return document{}, fault.New(fault.Invalid, "read domain document: %w", err)
+	}
+	return doc, nil
+}
+
+// emulated reports whether the guest runs without KVM.
+func (d document) emulated() bool { return d.Type == "qemu" }
+
+// files are the files besides disks that QEMU opens when it starts the guest.
+func (d document) files() []string {
+	var out []string
+	for _, path := range []string{d.OS.Kernel, d.OS.Initrd, strings.TrimSpace(d.OS.Loader), d.OS.NVRAM.Template} {
+		if path != "" {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// unmovable lists every device and property with which a guest cannot be live
+// migrated by this version.
+func (d document) unmovable() []fault.Reason {
+	var out []fault.Reason
+	add := func(what, change string) {
+		out = append(out, fault.Reason{Code: "device_not_migratable", Message: what + " cannot be live-migrated", Have: what, Change: change})
+	}
+	const detach = "detach it, or move the guest shut off"
+	for _, dev := range d.Devices.Hostdevs {
+		at := ""
+		if src := dev.Source; src != nil {
+			at = src.where()
+		}
+		add(strings.TrimSpace(dev.kind()+" host device "+at), detach)
+	}
+	for _, nic := range d.Devices.Interface {
+		switch nic.Type {
+		case "hostdev":
+			add("interface of a PCI host device "+nic.Source.where(), detach)
+		case "vdpa":
+			add("interface of type vdpa", detach)
+		}
+	}
+	for range d.Devices.Redirdevs {
+		add("redirected USB device", detach)
+	}
+	for _, fs := range d.Devices.Filesystems {
+		add("shared folder "+fs.Target.Dir, "detach it, or use a network filesystem inside the guest")
+	}
+	for _, m := range d.Devices.Shmem {
+		if m.Role != "master" {
+			add("shared memory device "+m.Name, detach)
+		}
+	}
+	if d.LaunchSecurity != nil {
+		add("memory encryption ("+d.LaunchSecurity.Type+")", "move the guest shut off")
+	}
+	return out
+}
+
+func (h hostdev) kind() string {
+	if h.Type == "" {
+		return "unknown"
+	}
+	return h.Type
+}
+
+// where is the address as sysfs spells it: libvirt writes 0x0000, 0x3b, …
+func (h hostdev) where() string {
+	a := h.Address
+	hex := func(s string) string { return strings.TrimPrefix(s, "0x") }
+	switch {
+	case a.UUID != "":
+		return a.UUID
+	case a.Slot != "":
+		return fmt.Sprintf("%s:%s:%s.%s", hex(a.Domain), hex(a.Bus), hex(a.Slot), hex(a.Function))
+	}
+	return ""
+}
+
+// listensOnOneAddress reports whether the guest's graphics or consoles listen on
+// an address of one particular host.
+func (d document) listensOnOneAddress() bool {
+	var all []string
+	for _, g := range d.Devices.Graphics {
+		all = append(all, g.Listen)
+		for _, l := range g.Listens {
+			all = append(all, l.Address)
+		}
+	}
+	for _, c := range append(d.Devices.Serials[:len(d.Devices.Serials):len(d.Devices.Serials)], d.Devices.Consoles...) {
+		for _, s := range c.Source {
+			if s.Mode == "bind" {
+				all = append(all, s.Host)
+			}
+		}
+	}
+	return slices.ContainsFunc(all, func(address string) bool {
+		ip, err := netip.ParseAddr(address)
+		// A name is no address of one host for certain, and left alone.
+		return err == nil && !ip.IsUnspecified() && !ip.IsLoopback()
+	})
+}

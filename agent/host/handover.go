@@ -1,0 +1,446 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// decision is what the source may decide about a guest in a move.
+type decision string
+
+const (
+	mayCommit  decision = "commit"   // the token may leave; reclaiming is forbidden
+	mayReclaim decision = "reclaim"  // the guest stays; a commit is forbidden
+	notYet     decision = "not yet"  // a job or a call is still under way
+	inDoubt    decision = "in doubt" // nothing here tells
+)
+
+// sourceState is what the source knows: its domain, and its own record. What
+// the destination says is no part of it.
+type sourceState struct {
+	exists     bool
+	domain     driver.Domain
+	persistent bool   // the domain had a definition when the stream was asked for
+	asked      bool   // a stream was asked for
+	result     result // of the hypervisor's call
+	under      bool   // the call is pending or a job is in flight
+}
+
+// decide is law 11's table, seen from the source's own two facts. The rows, the
+// first that holds counts:
+//
+//	domain                          record            decision
+//	shut off (migrated)             any               commit
+//	any                             call under way    not yet
+//	active, not post-copy           any               reclaim
+//	active, post-copy               any               in doubt: half of the memory is elsewhere
+//	shut off, gone                  left              commit: libvirt has forgotten why
+//	shut off                        any other         reclaim: the guest ended here
+//	gone, was transient             undone, not asked reclaim: it ended by itself
+//	gone, was transient             any other         commit: a transient domain that leaves is gone
+//	gone, was persistent            undone, not asked reclaim: somebody removed it
+//	gone, was persistent            any other         in doubt
+//
+// Either decision keeps the guest from running twice, since the tracker lets
+// exactly one of them happen; the table is about not losing it.
+func decide(s sourceState) (decision, string) {
+	d := s.domain
+	switch {
+	case s.exists && hasLeft(d):
+		return mayCommit, "the domain has left: shut off (migrated)"
+	case s.under:
+		return notYet, "the hypervisor's job is not over"
+	case s.exists && d.Active() && (d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed):
+		return inDoubt, "part of the guest's memory is at the destination: " + string(d.State) + " (" + string(d.Reason) + ")"
+	case s.exists && d.Active():
+		return mayReclaim, fmt.Sprintf("the domain has its memory: %s (%s)", d.State, d.Reason)
+	case s.result == resultLeft:
+		return mayCommit, "the domain was seen to have left"
+	case s.exists:
+		return mayReclaim, fmt.Sprintf("the guest ended here: %s (%s)", d.State, d.Reason)
+	case s.result == resultUndone || !s.asked:
+		return mayReclaim, "the domain is gone, and it did not leave by this migration"
+	case !s.persistent:
+		return mayCommit, "the transient domain is gone"
+	}
+	return inDoubt, "the domain is gone though it had a definition, and nobody saw it leave"
+}
+
+// sourceState reads what decide needs. The job before the domain: a job seen
+// over beside a domain that has its memory cannot become another.
+func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState, error) {
+	asked, found, err := recall[streaming](h, ref, memoryStream)
+	if err != nil {
+		return sourceState{}, err
+	}
+	got, _, err := recall[streamed](h, ref, memoryResult)
+	if err != nil {
+		return sourceState{}, err
+	}
+	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, under: h.ownStream(ref)}
+	if h.migrator != nil {
+		job, err := h.migrator.Job(ctx, ref.Instance)
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return sourceState{}, err
+		}
+		s.under = s.under || inFlight(job)
+	}
+	s.domain, s.exists, err = h.domain(ctx, ref.Instance)
+	return s, err
+}
+
+// Commit implements migration.SourceVerbs.
+func (h *Host) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
+	c, err := h.commit(ctx, ref)
+	return c, wrap(err, "commit migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
+	none := migration.Commit{}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	asked, found, err := recall[streaming](h, ref, memoryStream)
+	if err != nil {
+		return none, err
+	}
+	answer := func(c claims.Commit) migration.Commit {
+		return migration.Commit{
+			Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To,
+			Power: asked.PowerState,
+		}
+	}
+	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt {
+		return answer(c), nil
+	}
+	if !found {
+		return none, fault.New(fault.Forbidden, "no stream was asked for")
+	}
+	s, err := h.sourceState(ctx, ref)
+	if err != nil {
+		return none, err
+	}
+	switch what, why := decide(s); what {
+	case mayCommit:
+		h.log.Info("the token leaves", "instance", ref.Instance, "migration", ref.Migration, "to", asked.Destination, "why", why)
+	case notYet:
+		return none, fault.New(fault.Busy, "%s", why)
+	case mayReclaim:
+		return none, fault.New(fault.Forbidden, "%s", why)
+	default:
+		return none, fault.New(fault.InDoubt, "%s", why)
+	}
+	c, err := h.tracker.Surrender(ctx, at(ref, ""), asked.Destination)
+	if err != nil {
+		return none, err
+	}
+	return answer(c), nil
+}
+
+// Reclaim implements migration.SourceVerbs.
+func (h *Host) Reclaim(ctx context.Context, ref migration.Ref) error {
+	return wrap(h.reclaim(ctx, ref), "reclaim the guest of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
+	if c, ok := h.tracker.Committed(ref.Migration); ok {
+		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
+	}
+	// No stream of this attempt starts any more.
+	if err := h.tracker.Bury(ctx, at(ref, stepStream)); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	asked, found, err := recall[streaming](h, ref, memoryStream)
+	if err != nil {
+		return err
+	}
+	var s sourceState
+	for {
+		if s, err = h.sourceState(ctx, ref); err != nil {
+			return err
+		}
+		what, why := decide(s)
+		if what == mayCommit {
+			return fault.New(fault.Forbidden, "%s", why)
+		}
+		if what == inDoubt {
+			return fault.New(fault.InDoubt, "%s", why)
+		}
+		if what == mayReclaim {
+			break
+		}
+		if !found && !h.ownStream(ref) {
+			// The job is not this migration's: not this undo's to abort.
+			return fault.New(fault.Busy, "a job that nobody here asked for is in flight")
+		}
+		// Asked again at each turn: an abort that comes while libvirt is still in
+		// the job's first phase can be lost.
+		if err := h.migrator.AbortJob(ctx, ref.Instance); err != nil && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+		if err := h.rt.Sleep(ctx, h.o.Poll/4); err != nil {
+			return fault.New(fault.Unavailable, "the job has not ended yet: %w", err)
+		}
+	}
+	err = h.tracker.RefuseCommit(ctx, at(ref, ""))
+	if errors.Is(err, fault.NotFound) && !found {
+		return nil // nothing was begun, and the guest is not in the ledger any more
+	}
+	if err != nil {
+		return err
+	}
+	if !found || !s.exists || s.domain.State != driver.Paused || asked.PowerState == migration.PowerPaused {
+		return nil
+	}
+	switch s.domain.Reason {
+	case driver.ReasonMigrating, driver.ReasonMigrationCanceled, driver.ReasonUnknown, driver.ReasonStartingUp:
+		h.log.Info("resume the guest that a migration left paused", "instance", ref.Instance, "migration", ref.Migration)
+		return h.driver.Resume(ctx, ref.Instance)
+	}
+	// Paused meanwhile for a reason of its own: its user, an I/O error, a
+	// snapshot. None of it is the migration's to end.
+	return nil
+}
+
+// AcceptToken implements migration.DestinationVerbs.
+func (h *Host) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	return wrap(h.acceptToken(ctx, ref, c), "accept the token of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
+		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// A repeated accept resumes nobody: the guest's user may have paused it.
+	if done, _, err := recall[bool](h, ref, memoryAccepted); err != nil || done {
+		return err
+	}
+	inst, known := h.tracker.Instance(ref.Instance)
+	if known && inst.Token.State == claims.TokenHere && inst.Token.Migration == ref.Migration {
+		if _, bound := h.boundBy(ref); bound {
+			return nil // finished, and its records are gone
+		}
+	}
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	if err != nil {
+		return err
+	}
+	if !found {
+		// The claim without its preparation: an undo has taken it. The commit is
+		// the proof that counts; what is known of the guest is in the claim.
+		claim, ok := h.tracker.ByOwner(owner(ref))
+		if !ok || claim.Context == nil {
+			return fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
+		}
+		d, exists, err := h.domain(ctx, ref.Instance)
+		if err != nil {
+			return err
+		}
+		rec.Guest = claims.Instance{UUID: ref.Instance, Name: ref.Instance, Flavor: claim.Context.NewFlavor}
+		if exists {
+			rec.Guest.Name = d.Name
+		}
+	}
+	accepted := claims.Commit{Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To}
+	if err := h.tracker.AcceptToken(ctx, accepted, rec.Guest); err != nil {
+		return err
+	}
+	// From here on the guest is this host's, and nothing below undoes that.
+	if err := h.letRun(ctx, ref, c.Power); err != nil {
+		return err
+	}
+	return h.remember(ctx, ref, memoryAccepted, true)
+}
+
+// letRun resumes the copy that is the guest now.
+func (h *Host) letRun(ctx context.Context, ref migration.Ref, power migration.PowerState) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case !exists || !d.Active():
+		// It ended between hand-over and now, as any guest can. It lives here, shut
+		// off; its user starts it.
+		h.log.Error("the guest ended before it could be resumed", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
+		return nil
+	case d.State != driver.Paused || power == migration.PowerPaused:
+		return nil
+	case d.Reason == driver.ReasonMigrating:
+		return fault.New(fault.Busy, "its memory is not complete here")
+	}
+	err = h.driver.Resume(ctx, ref.Instance)
+	if errors.Is(err, fault.InDoubt) {
+		// Resuming a guest that runs changes nothing: look, and let the caller
+		// repeat where it does not run yet.
+		if d, exists, lookErr := h.domain(ctx, ref.Instance); lookErr == nil && exists && d.State == driver.Running {
+			return nil
+		}
+	}
+	return err
+}
+
+// boundBy is the claim that became the instance's by this attempt.
+func (h *Host) boundBy(ref migration.Ref) (claims.Claim, bool) {
+	for _, c := range h.tracker.ByMigration(ref.Migration) {
+		if c.BoundFrom != nil && *c.BoundFrom == owner(ref) {
+			return c, true
+		}
+	}
+	return claims.Claim{}, false
+}
+
+// DestinationStatus implements migration.DestinationVerbs.
+func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
+	var st migration.DestinationStatus
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return st, wrap(err, "status of migration %s on %s", ref.Migration, h.o.Name)
+	}
+	st.Domain = view(d, exists)
+	st.Ledger = migration.LedgerElsewhere
+	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.State == claims.TokenHere {
+		st.Ledger = migration.LedgerHere
+	}
+	if c, ok := h.tracker.ByOwner(owner(ref)); ok {
+		st.Claim = string(c.State)
+	} else if c, ok := h.boundBy(ref); ok {
+		st.Claim = string(c.State)
+	}
+	return st, nil
+}
+
+// FinishDestination implements migration.DestinationVerbs.
+func (h *Host) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	return wrap(h.finishDestination(ctx, ref), "finish migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	if err != nil {
+		return err
+	}
+	if _, bound := h.boundBy(ref); bound && !found {
+		return nil // done before, and its records are gone
+	}
+	inst, ok := h.tracker.Instance(ref.Instance)
+	if !ok || inst.Token.State != claims.TokenHere || inst.Token.Migration != ref.Migration {
+		return fault.New(fault.Forbidden, "the token did not come here by this migration")
+	}
+	// The definition first: a bound claim is one of a defined domain.
+	if err := h.definePersistent(ctx, ref, rec); err != nil {
+		return err
+	}
+	if _, err := h.tracker.Bind(ctx, owner(ref)); err != nil {
+		return err
+	}
+	// libvirt's own autostart would start it without asking who owns it; the
+	// wish is in the ledger.
+	if err := h.driver.SetAutostart(ctx, ref.Instance, false); err != nil {
+		return err
+	}
+	for _, m := range rec.Made {
+		h.files.Keep(m)
+	}
+	// QEMU announces the guest to the network itself when it resumes.
+	if err := h.postHooks(ctx, ref, h.request(ref, hooks.PostLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// definePersistent makes sure that the definition is there and is the one of the
+// destination's claim. libvirt has made it (PERSIST_DEST); where it is missing,
+// it is made again from the record.
+func (h *Host) definePersistent(ctx context.Context, ref migration.Ref, rec preparation) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if exists && d.Persistent {
+		return nil
+	}
+	if rec.Prepared == nil {
+		return fault.New(fault.InDoubt, "the guest has no definition here and its record is lost")
+	}
+	return h.driver.Define(ctx, rec.Prepared.PersistentXML)
+}
+
+// postHooks runs hooks past the point of no return: one that asks for another
+// try gets it, one that fails is told of, since nothing can be undone for it.
+func (h *Host) postHooks(ctx context.Context, ref migration.Ref, req hooks.Request) error {
+	_, err := h.hooks.Run(ctx, req, nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fault.Unavailable):
+		return err
+	}
+	h.log.Error("a hook failed after the guest had moved", "phase", req.Phase, "instance", ref.Instance, "migration", ref.Migration, "error", err)
+	return nil
+}
+
+// documents writes the guest's documents for this host from its own claim.
+func (h *Host) documents(ref migration.Ref, g migration.Guest, c claims.Claim) (migration.Prepared, error) {
+	flavor := g.Flavor
+	if c.Context != nil {
+		flavor = c.Context.NewFlavor
+	}
+	meta := domainxml.Metadata{Name: g.Name, Flavor: flavor, Epoch: g.Epoch + 1, Migration: ref.Migration}
+	p := migration.Prepared{LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI}
+	var err error
+	if p.DestinationXML, err = h.rewrite(g.XML, meta); err != nil {
+		return migration.Prepared{}, err
+	}
+	persistent := g.Definition
+	if persistent == "" {
+		persistent = g.XML // a transient guest is defined at its destination
+	}
+	p.PersistentXML, err = h.rewrite(persistent, meta)
+	return p, err
+}
+
+func (h *Host) rewrite(text string, meta domainxml.Metadata) (string, error) {
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return "", fault.New(fault.Invalid, "write the guest's document: %w", err)
+	}
+	doc.SetMetadata(meta)
+	own, err := parseDocument(text)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case h.o.ListenAddress != "":
+		doc.SetListen(h.o.ListenAddress)
+	case own.listensOnOneAddress():
+		// An address of the source's would keep the guest from starting here.
+		// Loopback is reachable by nobody it was not meant for.
+		doc.SetListen("127.0.0.1")
+	}
+	return doc.String(), nil
+}

@@ -1,0 +1,299 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"berth/agent/host/disks"
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration"
+	"berth/topology"
+)
+
+// ModeObserve is the mode in which nothing is written to libvirt, Placement or
+// hooks.
+const ModeObserve = "observe"
+
+// Placement is what instance verbs need of it: the allocation of an instance
+// that stands still on this host. Moves are the conductor's. Both calls are
+// safe to repeat.
+type Placement interface {
+	// PutAllocation makes the consumer's allocation exactly this one.
+	PutAllocation(ctx context.Context, a Allocation) error
+	// DeleteAllocation removes all of the consumer's; success when it has none.
+	DeleteAllocation(ctx context.Context, consumer string) error
+}
+
+// Allocation is what an instance holds of this host's provider.
+type Allocation struct {
+	Consumer  string // instance uuid
+	Provider  string // root resource provider's uuid
+	Resources topology.Resources
+	ProjectID string
+	UserID    string
+}
+
+// Options are what a Host is made of.
+type Options struct {
+	Name         string // provider's name
+	ProviderUUID string
+	Tracker      *claims.Tracker
+	Driver       driver.Driver // live migration where it is a driver.LiveMigrator too
+	Runtime      runtime.Runtime
+	Logger       *slog.Logger  // nil for slog.Default()
+	Mode         func() string // ModeObserve or manage; nil for manage
+	Placement    Placement     // nil: nobody keeps allocations
+	// Moving names the migration that a conductor of this agent has not ended
+	// yet for an instance, before and after the ledger shows one; nil where there
+	// is no conductor.
+	Moving func(instance string) (migration string, moving bool)
+
+	HooksDir string                          // of <phase>/NN-name; empty for none
+	Hook     func(hook string) hooks.Setting // configuration of "<phase>/NN-name"; nil for defaults
+
+	// ImagesDirs are the folders in which disks may be made for guests that
+	// arrive; empty for all but the system's own. The first is where new guests'
+	// disks go that name no folder.
+	ImagesDirs []string
+	DiskTool   string // qemu-img; empty for the one in $PATH
+	// Root is where this process sees the hypervisor's /; empty when both see the
+	// same.
+	Root string
+
+	LibvirtURI string // this host's libvirt as another libvirtd reaches it
+	MigrateURI string // where memory and disks go; empty lets libvirt say
+	// ListenAddress replaces a source's own address in graphics and consoles of
+	// guests that arrive; empty leaves wildcard and loopback addresses, and makes
+	// others loopback.
+	ListenAddress string
+	StreamTLS     bool // memory and disks by QEMU's own TLS
+	Version       string
+
+	// Poll is how often jobs and shutting-down guests are looked at; 0 for 100 ms.
+	Poll time.Duration
+	// Agree is the time between the two reads that must agree before a claim of
+	// a vanished guest is released; 0 for 2 s.
+	Agree time.Duration
+}
+
+// Host implements migration.Host for this machine, and the instance verbs.
+type Host struct {
+	o        Options
+	log      *slog.Logger
+	tracker  *claims.Tracker
+	driver   driver.Driver
+	rt       runtime.Runtime
+	files    disks.Files
+	hooks    *hooks.Runner
+	ctx      context.Context // of actors; ends with Close
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // actors
+	migrator driver.LiveMigrator
+
+	// mu guards the fields below up to the blank line. Nothing but map work and starting an
+	// actor happens under it, and no other lock is taken.
+	mu      sync.Mutex
+	closed  bool                     // no actor starts any more
+	working map[string]chan struct{} // by instance: a verb works on it; closed when it is done
+	streams map[string]*stream       // by migration and attempt: actors of this process
+
+	// recording makes the results of streams come one after another: what is
+	// known is never overwritten by what is not. A durable write happens under
+	// it, nothing else; it is taken after an instance's turn, never before.
+	recording sync.Mutex
+}
+
+var _ migration.Host = (*Host)(nil)
+
+// New makes a Host. It reads and writes nothing; Settle is for that.
+func New(o Options) *Host {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Mode == nil {
+		o.Mode = func() string { return "manage" }
+	}
+	if o.Poll <= 0 {
+		o.Poll = 100 * time.Millisecond
+	}
+	if o.Agree <= 0 {
+		o.Agree = 2 * time.Second
+	}
+	h := &Host{
+		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
+		files:   disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID},
+		working: map[string]chan struct{}{}, streams: map[string]*stream{},
+	}
+	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
+	h.migrator, _ = o.Driver.(driver.LiveMigrator)
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
+}
+
+// Close stops watching streams and waits for the watchers. Jobs and guests go
+// on in the hypervisor; a later Host on the same ledger adopts them.
+func (h *Host) Close() {
+	h.mu.Lock()
+	h.closed = true
+	h.mu.Unlock()
+	h.cancel()
+	h.wg.Wait()
+}
+
+// spawn runs f as an actor that Close waits for; false when Close was first.
+func (h *Host) spawn(name string, f func()) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return false
+	}
+	h.wg.Add(1)
+	h.rt.Go(name, func() {
+		defer h.wg.Done()
+		f()
+	})
+	return true
+}
+
+// Describe implements migration.Host; the facts are libvirt's own.
+func (h *Host) Describe(ctx context.Context) (migration.Description, error) {
+	n, err := h.driver.Node(ctx)
+	if err != nil {
+		return migration.Description{}, fault.New(fault.KindOf(err), "describe host %s: %w", h.o.Name, err)
+	}
+	return h.description(n), nil
+}
+
+func (h *Host) description(n driver.Node) migration.Description {
+	return migration.Description{
+		Name: h.o.Name, ProviderUUID: h.o.ProviderUUID, HostUUID: n.UUID, Mode: h.o.Mode(),
+		Hypervisor: n.Hypervisor, HypervisorVersion: uint64(n.HypervisorVersion), LibvirtVersion: uint64(n.LibraryVersion),
+		BerthVersion: h.o.Version, Arch: n.Arch, LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
+	}
+}
+
+// lock makes verbs on one instance come one after another. It waits no longer
+// than ctx, and then says fault.Busy. The caller calls what it gets back.
+func (h *Host) lock(ctx context.Context, instance string) (unlock func(), err error) {
+	for {
+		h.mu.Lock()
+		held, taken := h.working[instance]
+		if !taken {
+			mine := make(chan struct{})
+			h.working[instance] = mine
+			h.mu.Unlock()
+			return func() {
+				h.mu.Lock()
+				delete(h.working, instance)
+				h.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		h.mu.Unlock()
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return nil, fault.New(fault.Busy, "instance %s: another verb works on it: %w", instance, context.Cause(ctx))
+		}
+	}
+}
+
+// managing is nil in mode manage. Undos and what follows a commit do not ask: a
+// move that has begun must end, whatever the mode is by then.
+func (h *Host) managing(doing string) error {
+	if h.o.Mode() != ModeObserve {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, doing, observing(h.o.Name))
+}
+
+func observing(host string) fault.Reason {
+	return fault.Reason{
+		Code: "mode_observe", Message: "host " + host + " only observes", Have: ModeObserve, Want: "manage",
+		Change: `set [agent] mode = "manage" on ` + host,
+	}
+}
+
+// The steps under which undos are buried. They are this package's own, so that
+// a verb and its undo meet whatever a conductor calls the step of each.
+const (
+	stepClaim   = claims.StepClaim
+	stepContext = "record_context"
+	stepPrepare = "pre_live_migration"
+	stepStream  = "stream"
+)
+
+// The steps under which verbs remember. They are apart from those above, since
+// the ledger takes nothing more for a step that is buried, and an undo and the
+// end of a stream have something to write.
+const (
+	memoryPrepared = "prepared"
+	memoryRollback = "rollback"
+	memoryStream   = "stream_asked"
+	memoryResult   = "stream_result"
+	memoryAccepted = "accepted"
+	memoryFinish   = "finish"
+	memoryCleanUp  = "clean_up"
+)
+
+func at(ref migration.Ref, step string) claims.Ref {
+	r := claims.Ref(ref)
+	r.Step = step
+	return r
+}
+
+// late refuses a verb whose undo has been here already.
+func (h *Host) late(ref migration.Ref, step string) error {
+	if !h.tracker.Buried(at(ref, step)) {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code:    "late_verb",
+		Message: "migration " + ref.Migration + ": " + step + " was undone, and a message that asks for it came late",
+	})
+}
+
+// recall reads a verb's record; false when there is none.
+func recall[T any](h *Host, ref migration.Ref, step string) (T, bool, error) {
+	var v T
+	ok, err := h.tracker.Recall(at(ref, step), &v)
+	if err != nil {
+		return v, false, fault.New(fault.KindOf(err), "read the record of %s of migration %s: %w", step, ref.Migration, err)
+	}
+	return v, ok, nil
+}
+
+// remember makes a verb's record durable before it returns.
+func (h *Host) remember(ctx context.Context, ref migration.Ref, step string, v any) error {
+	if err := h.tracker.Remember(ctx, at(ref, step), v); err != nil {
+		return fault.New(fault.KindOf(err), "record %s of migration %s: %w", step, ref.Migration, err)
+	}
+	return nil
+}
+
+// domain reads a domain; false when the hypervisor says that there is none.
+// Every other failure is an error.
+func (h *Host) domain(ctx context.Context, uuid string) (driver.Domain, bool, error) {
+	d, err := h.driver.Domain(ctx, uuid)
+	switch fault.KindOf(err) {
+	case "":
+		return d, true, nil
+	case fault.NotFound:
+		return driver.Domain{}, false, nil
+	}
+	return driver.Domain{}, false, fault.New(fault.Unavailable, "read domain %s: %w", uuid, err)
+}
+
+// wrap says what was being done, and keeps kind and reasons.
+func wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fault.New(fault.KindOf(err), format+": %w", append(args, err)...)
+}

@@ -1,0 +1,134 @@
+package host
+
+import (
+	"context"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// Inspect implements migration.SourceVerbs.
+func (h *Host) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
+	g, err := h.inspect(ctx, instance)
+	return g, wrap(err, "inspect instance %s", instance)
+}
+
+func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error) {
+	inst, managed := h.tracker.Instance(uuid)
+	dom, exists, err := h.domain(ctx, uuid)
+	switch {
+	case err != nil:
+		return migration.Guest{}, err
+	case !managed && !exists:
+		return migration.Guest{}, fault.New(fault.NotFound, "host %s has no such guest", h.o.Name)
+	case !managed:
+		return migration.Guest{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "not_managed", Message: "guest " + dom.Name + " is not managed", Change: "berth instance adopt " + dom.Name,
+		})
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return migration.Guest{}, err
+	}
+	if !exists {
+		return migration.Guest{}, fault.New(fault.NotFound, "the ledger has it, libvirt on %s has no such domain", h.o.Name)
+	}
+	claim, ok := h.claimOf(uuid)
+	if !ok {
+		return migration.Guest{}, fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
+	}
+	g := migration.Guest{
+		UUID: uuid, Name: dom.Name, Flavor: inst.Flavor, Resources: claim.Resources,
+		ProjectID: inst.ProjectID, UserID: inst.UserID, Autostart: inst.Autostart, Adopted: inst.Adopted,
+		Epoch: inst.Token.Epoch, PowerState: powerState(dom), Persistent: dom.Persistent,
+	}
+	what := driver.Migratable
+	if !dom.Active() {
+		what = driver.Persistent
+	}
+	if g.XML, err = h.driver.XML(ctx, uuid, what); err != nil {
+		return migration.Guest{}, err
+	}
+	if dom.Persistent {
+		if g.Definition, err = h.driver.XML(ctx, uuid, driver.Persistent); err != nil {
+			return migration.Guest{}, err
+		}
+	}
+	doc, err := parseDocument(g.XML)
+	if err != nil {
+		return migration.Guest{}, err
+	}
+	g.Disks, err = h.guestDisks(ctx, doc)
+	return g, err
+}
+
+// tokenHere is nil when this host may start, move and delete the guest.
+func (h *Host) tokenHere(inst claims.Instance) error {
+	if inst.Token.State == claims.TokenHere {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code:    "token_elsewhere",
+		Message: "the ownership token of " + inst.Name + " is not on " + h.o.Name + ", it went to " + inst.Token.Holder,
+		Have:    inst.Token.Holder, Want: h.o.Name, Change: "ask " + inst.Token.Holder,
+	})
+}
+
+// claimOf is the claim that holds what the guest uses here: bound, by whatever
+// way it came.
+func (h *Host) claimOf(uuid string) (claims.Claim, bool) {
+	for _, c := range h.tracker.ByInstance(uuid) {
+		if c.State == claims.Bound {
+			return c, true
+		}
+	}
+	return claims.Claim{}, false
+}
+
+// powerState is what the user has chosen, as far as a domain tells: a pause for
+// another reason (a migration that broke off, an I/O error) is not a choice.
+// `paused (unknown)` is taken for one, since a guest that stays paused can be
+// resumed later, and one that ran against its user's wish cannot be unrun.
+func powerState(d driver.Domain) migration.PowerState {
+	switch {
+	case !d.Active():
+		return migration.PowerShutOff
+	case d.State == driver.Paused && (d.Reason == driver.ReasonUser || d.Reason == driver.ReasonUnknown):
+		return migration.PowerPaused
+	}
+	return migration.PowerRunning
+}
+
+// guestDisks reads every disk of a document, in its order.
+func (h *Host) guestDisks(ctx context.Context, doc document) ([]migration.Disk, error) {
+	var out []migration.Disk
+	for _, e := range doc.Devices.Disks {
+		d := migration.Disk{
+			Target: e.Target.Dev, Format: e.Driver.Type, ReadOnly: e.readOnly(), Shareable: e.Shareable != nil,
+			Network: e.Type == "network",
+		}
+		if d.Format == "" {
+			d.Format = "raw"
+		}
+		switch e.Type {
+		case "file", "block":
+			if d.Path = e.path(); d.Path == "" {
+				break // an empty drive
+			}
+			img, err := h.files.Image(ctx, d.Path, e.Driver.Type)
+			if err != nil {
+				return nil, wrap(err, "disk %s", d.Target)
+			}
+			d.VirtualSize, d.ActualSize = img.VirtualSize, img.ActualSize
+			if len(img.Backing) > 0 {
+				d.BackingFile = img.Backing[0]
+			}
+			if d.Filesystem, err = h.files.Identity(d.Path); err != nil {
+				return nil, wrap(err, "disk %s", d.Target)
+			}
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}

@@ -1,0 +1,212 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// own gives a guest that this host may start, stop and delete, with its
+// instance's turn taken.
+func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {
+	if err := h.managing(""); err != nil {
+		return inst, nil, err
+	}
+	uuid, err := h.Resolve(ctx, id)
+	if err != nil {
+		return inst, nil, err
+	}
+	if unlock, err = h.lock(ctx, uuid); err != nil {
+		return inst, nil, err
+	}
+	inst, ok := h.tracker.Instance(uuid)
+	switch {
+	case !ok:
+		err = fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "not_managed", Message: "guest " + id + " is not managed", Change: "berth instance adopt " + id,
+		})
+	default:
+		if err = h.still(uuid); err == nil {
+			err = h.tokenHere(inst)
+		}
+	}
+	if err != nil {
+		unlock()
+		return inst, nil, err
+	}
+	return inst, unlock, nil
+}
+
+// Start boots a stopped guest; with paused its CPUs wait for `virsh resume`.
+// Success when it is active. It needs the token and a bound claim here.
+func (h *Host) Start(ctx context.Context, id string, paused bool) error {
+	inst, unlock, err := h.own(ctx, id)
+	if err == nil {
+		defer unlock()
+		if _, ok := h.claimOf(inst.UUID); !ok {
+			err = fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
+		} else {
+			err = h.driver.Start(ctx, inst.UUID, paused)
+		}
+	}
+	return wrap(err, "start instance %s", id)
+}
+
+// StopOptions say how a guest is stopped.
+type StopOptions struct {
+	// Force ends it when it has not powered off within Timeout; with a Timeout of
+	// 0, at once.
+	Force bool `json:"force"`
+	// Timeout is how long it may take to power off; 0 for a minute without Force.
+	Timeout time.Duration `json:"timeout"`
+}
+
+// Stop powers a guest off and returns when it is off. Success when it was.
+// fault.Unavailable when the guest did not obey in time and Force was not given;
+// it may still do so later.
+func (h *Host) Stop(ctx context.Context, id string, o StopOptions) error {
+	inst, unlock, err := h.own(ctx, id)
+	if err == nil {
+		defer unlock()
+		err = h.stop(ctx, inst.UUID, o)
+	}
+	return wrap(err, "stop instance %s", id)
+}
+
+func (h *Host) stop(ctx context.Context, uuid string, o StopOptions) error {
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil || !exists || !d.Active() {
+		return err
+	}
+	if o.Timeout > 0 || !o.Force {
+		if o.Timeout <= 0 {
+			o.Timeout = time.Minute
+		}
+		off, err := h.shutDown(ctx, uuid, o.Timeout)
+		if err != nil || off {
+			return err
+		}
+		if !o.Force {
+			return fault.Refuse(fault.Unavailable, "", fault.Reason{
+				Code: "not_off", Message: "the guest did not power off within " + o.Timeout.String(), Change: "stop it with force",
+			})
+		}
+	}
+	if err := h.driver.Destroy(ctx, uuid); err != nil && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	return nil
+}
+
+// shutDown asks the guest to power off and waits; true when it is off.
+func (h *Host) shutDown(ctx context.Context, uuid string, limit time.Duration) (bool, error) {
+	if err := h.driver.Shutdown(ctx, uuid); err != nil {
+		return false, err
+	}
+	wait, cancel := h.rt.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		d, exists, err := h.domain(wait, uuid)
+		switch {
+		case err == nil && (!exists || !d.Active()):
+			return true, nil
+		case ctx.Err() != nil:
+			return false, fault.New(fault.Unavailable, "wait for the guest to power off: %w", context.Cause(ctx))
+		case wait.Err() != nil:
+			return false, nil
+		case err != nil:
+			return false, err
+		}
+		// The sleep's error is the context's, looked at in the next turn.
+		_ = h.rt.Sleep(wait, h.o.Poll)
+	}
+}
+
+// DeleteOptions say what goes with a guest.
+type DeleteOptions struct {
+	Force bool `json:"force"` // end it when it runs
+	Disks bool `json:"disks"` // remove the files of its writable disks
+}
+
+// Delete ends a guest: domain, definition, allocation, claim, token, in this
+// order, each safe to repeat. Disks go only when asked for, and never one that
+// another definition names.
+func (h *Host) Delete(ctx context.Context, id string, o DeleteOptions) error {
+	inst, unlock, err := h.own(ctx, id)
+	if err == nil {
+		defer unlock()
+		err = h.remove(ctx, inst, o)
+	}
+	return wrap(err, "delete instance %s", id)
+}
+
+func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions) error {
+	d, exists, err := h.domain(ctx, inst.UUID)
+	if err != nil {
+		return err
+	}
+	var files []copiedDisk
+	if exists {
+		if d.Active() && !o.Force {
+			return fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
+		}
+		text, err := h.driver.XML(ctx, inst.UUID, driver.Live)
+		if err != nil {
+			return err
+		}
+		if o.Disks {
+			if files, err = h.writableFiles(text); err != nil {
+				return err
+			}
+		}
+		if err := h.stop(ctx, inst.UUID, StopOptions{Force: true}); err != nil {
+			return err
+		}
+		if err := h.driver.Undefine(ctx, inst.UUID); err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+	if err := h.removeMoved(ctx, migration.Ref{Instance: inst.UUID}, files); err != nil {
+		return err
+	}
+	return h.forget(ctx, inst.UUID)
+}
+
+// forget ends what bookkeeping holds of a guest that is gone. The allocation
+// first: while the ledger knows the guest, a failure here can be repeated.
+func (h *Host) forget(ctx context.Context, uuid string) error {
+	if h.o.Placement != nil {
+		if err := h.o.Placement.DeleteAllocation(ctx, uuid); err != nil {
+			return wrap(err, "delete its allocation")
+		}
+	}
+	return h.tracker.DeleteInstance(ctx, uuid)
+}
+
+// writableFiles finds the files of a guest's own disks.
+func (h *Host) writableFiles(text string) ([]copiedDisk, error) {
+	doc, err := parseDocument(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []copiedDisk
+	for _, e := range doc.Devices.Disks {
+		if e.Type != "file" || e.path() == "" || e.readOnly() || e.Shareable != nil {
+			continue
+		}
+		stamp, err := h.files.Stamp(e.path())
+		if errors.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, copiedDisk{Target: e.Target.Dev, Path: e.path(), Stamp: stamp})
+	}
+	return out, nil
+}

@@ -1,0 +1,280 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"berth/agent/host/disks"
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// preparation is the record of PreLiveMigration: what was made, for the undo.
+type preparation struct {
+	Source    string                     `json:"source_compute"`
+	DomainXML string                     `json:"domain_xml"` // what hooks were given
+	Made      []disks.Made               `json:"made,omitempty"`
+	Running   *hooks.Process             `json:"running,omitempty"` // hook begun and not known to be over
+	Data      map[string]json.RawMessage `json:"data,omitempty"`    // hooks' answers, for the undo
+	HooksDone bool                       `json:"hooks_done,omitempty"`
+	// Guest is what the ledger needs when the token comes.
+	Guest claims.Instance `json:"guest"`
+	// Prepared is the answer; nil until everything is ready.
+	Prepared *migration.Prepared `json:"prepared,omitempty"`
+}
+
+// PreLiveMigration implements migration.DestinationVerbs.
+func (h *Host) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
+	a, err := h.preLiveMigration(ctx, ref, p)
+	return a, wrap(err, "pre_live_migration of %s on %s", p.Guest.Name, h.o.Name)
+}
+
+func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
+	none := migration.Prepared{}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	if err := h.late(ref, stepPrepare); err != nil {
+		return none, err
+	}
+	claim, ok := h.tracker.ByOwner(owner(ref))
+	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
+		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
+	}
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	if err != nil {
+		return none, err
+	}
+	if found && rec.Prepared != nil {
+		return *rec.Prepared, nil
+	}
+	if err := h.managing(""); err != nil {
+		return none, err
+	}
+	if !found {
+		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest)}
+	}
+	if err := h.endHook(rec); err != nil {
+		return none, err
+	}
+	if err := h.makeDisks(ctx, ref, &rec, p); err != nil {
+		return none, err
+	}
+	if !rec.HooksDone {
+		if err := h.preHooks(ctx, ref, &rec); err != nil {
+			return none, err
+		}
+	}
+	prepared, err := h.documents(ref, p.Guest, claim)
+	if err != nil {
+		return none, err
+	}
+	// Arriving before the answer: from here on a copy may come, and the claim
+	// must outlive its conductor.
+	if _, err := h.tracker.Arrive(ctx, owner(ref)); err != nil {
+		return none, err
+	}
+	rec.Prepared = &prepared
+	if err := h.remember(ctx, ref, memoryPrepared, rec); err != nil {
+		return none, err
+	}
+	return prepared, nil
+}
+
+// arriving is the ledger's instance for a guest whose token has not come yet.
+func arriving(g migration.Guest) claims.Instance {
+	return claims.Instance{
+		UUID: g.UUID, Name: g.Name, Flavor: g.Flavor, ProjectID: g.ProjectID, UserID: g.UserID,
+		Autostart: g.Autostart, Adopted: g.Adopted,
+	}
+}
+
+// makeDisks makes every disk that is to be copied, each on record before it is
+// begun and again before it gets its place.
+func (h *Host) makeDisks(ctx context.Context, ref migration.Ref, rec *preparation, p migration.PreLiveRequest) error {
+	// A try that broke off is undone first: its files may be half-made.
+	for _, m := range rec.Made {
+		if err := h.files.Unmake(m); err != nil {
+			return err
+		}
+	}
+	rec.Made = nil
+	var no refusal
+	var todo []migration.Disk
+	for _, target := range p.CopyDisks {
+		i := slices.IndexFunc(p.Guest.Disks, func(d migration.Disk) bool { return d.Target == target })
+		if i < 0 {
+			return fault.New(fault.Invalid, "disk %s is to be copied, the guest has none of that name", target)
+		}
+		d := p.Guest.Disks[i]
+		if r, bad := h.placeForDisk(d.Path); bad {
+			no.add(fault.Forbidden, r)
+			continue
+		}
+		m, err := h.files.Plan(ref.Migration, disks.PartName(ref.Attempt, target), d.Path)
+		if err != nil {
+			if err := no.take(err); err != nil {
+				return err
+			}
+			continue
+		}
+		todo = append(todo, d)
+		rec.Made = append(rec.Made, m)
+	}
+	if err := no.err(""); err != nil {
+		rec.Made = nil
+		return err
+	}
+	if err := h.remember(ctx, ref, memoryPrepared, *rec); err != nil {
+		return err
+	}
+	for i, d := range todo {
+		if err := h.files.Build(ctx, &rec.Made[i], d.Format, d.VirtualSize); err != nil {
+			return err
+		}
+	}
+	if len(todo) == 0 {
+		return nil
+	}
+	if err := h.remember(ctx, ref, memoryPrepared, *rec); err != nil {
+		return err
+	}
+	for _, m := range rec.Made {
+		if err := h.files.Publish(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// request is what hooks of a phase read.
+func (h *Host) request(ref migration.Ref, phase, source, dest, xml string, data map[string]json.RawMessage) hooks.Request {
+	r := hooks.Request{
+		Phase: phase, Migration: ref.Migration, Instance: ref.Instance, Source: source, Destination: dest, DomainXML: xml,
+		Context: hooks.Context{Data: data},
+	}
+	if mc, ok := h.tracker.Context(ref.Migration); ok {
+		r.Context.MigrationContext = mc
+	} else if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.Context != nil {
+		r.Context.MigrationContext = *c.Context
+	}
+	return r
+}
+
+func (h *Host) preHooks(ctx context.Context, ref migration.Ref, rec *preparation) error {
+	req := h.request(ref, hooks.PreLiveMigration, rec.Source, h.o.Name, rec.DomainXML, nil)
+	data, err := h.hooks.Run(ctx, req, func(ctx context.Context, p hooks.Process) error {
+		rec.Running = &p
+		return h.remember(ctx, ref, memoryPrepared, *rec)
+	})
+	// What hooks answered is kept after a failure too, and after ctx has ended:
+	// the undo needs it.
+	rec.Data, rec.Running, rec.HooksDone = data, nil, err == nil
+	keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return errors.Join(err, h.remember(keep, ref, memoryPrepared, *rec))
+}
+
+// endHook ends a hook that an agent left behind when it died.
+func (h *Host) endHook(rec preparation) error {
+	if rec.Running == nil {
+		return nil
+	}
+	was, err := hooks.End(*rec.Running)
+	if was {
+		h.log.Warn("ended a hook that an earlier agent had left running", "hook", rec.Running.Hook, "pid", rec.Running.PID)
+	}
+	return err
+}
+
+// RollbackPreLiveMigration implements migration.DestinationVerbs.
+func (h *Host) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
+	return wrap(h.rollbackPreLive(ctx, ref), "roll back pre_live_migration of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
+	// Looked at before it is buried, too: a rollback that is refused must leave
+	// no trace in a move that has succeeded.
+	if h.tokenArrived(ref) {
+		return rolledTooLate(h.o.Name)
+	}
+	if err := h.tracker.Bury(ctx, at(ref, stepPrepare)); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// Under the lock nobody accepts the token meanwhile. Who accepts it later
+	// has a commit, which nobody can have who also undoes.
+	if h.tokenArrived(ref) {
+		return rolledTooLate(h.o.Name)
+	}
+	if err := h.endCopy(ctx, ref); err != nil {
+		return err
+	}
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	if err != nil || !found {
+		return err
+	}
+	if err := h.endHook(rec); err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(rec.Made) {
+		if err := h.files.Unmake(m); err != nil {
+			return err
+		}
+	}
+	// The hooks run last, as they ran after the disks were made; also after a
+	// half-done failure, and where pre hooks never began: design section 12.
+	req := h.request(ref, hooks.RollbackLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)
+	if _, err := h.hooks.Run(ctx, req, func(ctx context.Context, p hooks.Process) error {
+		rec.Running = &p
+		return h.remember(ctx, ref, memoryPrepared, rec)
+	}); err != nil {
+		return err
+	}
+	return h.tracker.Unremember(ctx, at(ref, memoryPrepared))
+}
+
+func rolledTooLate(host string) error {
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "token_here", Message: "the guest is " + host + "'s: its token is here", Change: "nothing; the move is past its point of no return",
+	})
+}
+
+// endCopy ends a copy that arrived for this migration and is not the owner. A
+// domain of that uuid for which no claim names this migration is somebody
+// else's business.
+func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
+	if c, ok := h.tracker.ByOwner(owner(ref)); !ok || c.State != claims.Arriving {
+		return nil
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil || !exists {
+		return err
+	}
+	if d.Active() {
+		h.log.Info("end a copy that is not the owner", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
+		if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+	if err := h.driver.Undefine(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	// Its end is seen, not believed.
+	if _, exists, err = h.domain(ctx, ref.Instance); err != nil {
+		return err
+	} else if exists {
+		return fault.New(fault.Busy, "the copy of %s is still there", ref.Instance)
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/migration"
+)
+
+// Settle joins ledger and hypervisor once, at start, before the agent says that
+// it is ready. It heals what is provably stale and leaves alone what it does
+// not know:
+//
+//	ledger                          hypervisor              action
+//	claim of kind instance, pending no domain               dropped: a creation that broke off
+//	claim of kind instance, pending domain                  bound: a creation that was all but done
+//	claim of kind instance, bound   no domain, two reads    guest deleted by somebody: released
+//	token surrendered               anything                the conductor's; nothing
+//	claim of a migration            anything                the conductor's; nothing
+//	nothing                         domain                  left alone: adopt is a person's word
+//
+// After a reboot of the host it then starts the guests whose wish is autostart
+// and whose token is here. What could not be asked is an error, and nothing is
+// done on account of it.
+func (h *Host) Settle(ctx context.Context) error {
+	if h.o.Mode() == ModeObserve {
+		return nil
+	}
+	var errs []error
+	for _, c := range h.tracker.List() {
+		if c.Owner.Kind != claims.KindInstance {
+			continue
+		}
+		if err := h.settleClaim(ctx, c); err != nil {
+			errs = append(errs, wrap(err, "settle instance %s", c.Owner.Instance))
+		}
+	}
+	errs = append(errs, h.autostart(ctx))
+	return errors.Join(errs...)
+}
+
+func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
+	uuid := c.Owner.Instance
+	if _, moving := h.moving(uuid); moving {
+		return nil
+	}
+	if c.State == claims.Bound {
+		return h.followGone(ctx, uuid)
+	}
+	if c.State != claims.Pending {
+		return nil
+	}
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	if exists {
+		if _, err := h.tracker.Bind(ctx, c.Owner); err != nil {
+			return err
+		}
+		if _, known := h.tracker.Instance(uuid); known {
+			return nil
+		}
+		inst, _, err := h.read(ctx, d)
+		if err != nil {
+			return err
+		}
+		inst.Adopted = false
+		_, err = h.tracker.Own(ctx, inst)
+		return err
+	}
+	h.log.Info("drop a creation that broke off", "instance", uuid)
+	if err := h.undoMade(ctx, uuid); err != nil {
+		return err
+	}
+	if h.o.Placement != nil {
+		if err := h.o.Placement.DeleteAllocation(ctx, uuid); err != nil {
+			return err
+		}
+	}
+	if err := h.tracker.Abort(ctx, claims.Ref{Instance: uuid}); err != nil {
+		return err
+	}
+	return h.tracker.DeleteInstance(ctx, uuid)
+}
+
+// thisBoot is under which the boot of the last autostart is remembered. The
+// ledger keeps verbs of migrations; this is none, and says so.
+func (h *Host) thisBoot() claims.Ref {
+	return claims.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}
+}
+
+// autostart starts, once in a boot of the host, the guests whose wish it is.
+func (h *Host) autostart(ctx context.Context) error {
+	var last string
+	if _, err := h.tracker.Recall(h.thisBoot(), &last); err != nil {
+		return err
+	}
+	boot := h.rt.Boot().ID
+	if last == boot {
+		return nil
+	}
+	var errs []error
+	for _, inst := range h.tracker.Instances() {
+		if inst.Autostart && inst.Token.State == claims.TokenHere {
+			if err := h.autostartOne(ctx, inst.UUID); err != nil {
+				errs = append(errs, wrap(err, "autostart instance %s", inst.UUID))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return h.tracker.Remember(ctx, h.thisBoot(), boot)
+}
+
+func (h *Host) autostartOne(ctx context.Context, uuid string) error {
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	inst, ok := h.tracker.Instance(uuid)
+	if _, moving := h.moving(uuid); moving || !ok || inst.Token.State != claims.TokenHere {
+		return nil
+	}
+	if _, ok := h.claimOf(uuid); !ok {
+		return nil
+	}
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil || !exists || d.Active() {
+		return err
+	}
+	h.log.Info("start a guest after the host's reboot, as it is its wish", "instance", uuid)
+	return h.driver.Start(ctx, uuid, false)
+}
+
+// Follow keeps claims behind what people do with virsh, until ctx ends: the
+// claim of a guest that was undefined while it was off is released, after two
+// agreeing reads. Events are hints; a resync, and every start of Follow, reads
+// everything. It never frees anything on account of a read that failed. A
+// hypervisor that does not give events is asked again.
+func (h *Host) Follow(ctx context.Context) error {
+	for ctx.Err() == nil {
+		events, err := h.driver.Events(ctx)
+		if err != nil {
+			h.log.Warn("no events from the hypervisor", "error", err)
+			_ = h.rt.Sleep(ctx, h.o.Agree) // only a pause before the next try
+			continue
+		}
+		h.followAll(ctx)
+		for e := range events {
+			switch e.Kind {
+			case driver.EventResync:
+				h.followAll(ctx)
+			case driver.EventUndefined, driver.EventStopped, driver.EventCrashed:
+				h.followOne(ctx, e.UUID)
+			}
+		}
+		if ctx.Err() == nil {
+			_ = h.rt.Sleep(ctx, h.o.Agree) // the driver was closed, or goes round again
+		}
+	}
+	return nil
+}
+
+func (h *Host) followAll(ctx context.Context) {
+	for _, inst := range h.tracker.Instances() {
+		h.followOne(ctx, inst.UUID)
+	}
+}
+
+func (h *Host) followOne(ctx context.Context, uuid string) {
+	if h.o.Mode() == ModeObserve {
+		return
+	}
+	if err := h.followGone(ctx, uuid); err != nil && ctx.Err() == nil {
+		// The next event or resync comes back to it.
+		h.log.Warn("could not follow a guest", "instance", uuid, "error", err)
+	}
+}
+
+// followGone releases the claim of a managed guest whose domain is gone.
+func (h *Host) followGone(ctx context.Context, uuid string) error {
+	gone, err := h.gone(ctx, uuid)
+	if err != nil || !gone {
+		return err
+	}
+	if err := h.rt.Sleep(ctx, h.o.Agree); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if gone, err = h.gone(ctx, uuid); err != nil || !gone {
+		return err
+	}
+	// A second opinion from the list: one domain's lookup and the list of all are
+	// answered by different paths of libvirtd.
+	all, err := h.driver.Domains(ctx)
+	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == uuid }) {
+		return err
+	}
+	h.log.Info("the guest was undefined: release its claim", "instance", uuid)
+	return h.forget(ctx, uuid)
+}
+
+// gone reports whether a guest that lives here, and neither moves nor is being
+// made, has no domain.
+func (h *Host) gone(ctx context.Context, uuid string) (bool, error) {
+	inst, ok := h.tracker.Instance(uuid)
+	if !ok || inst.Token.State != claims.TokenHere {
+		return false, nil
+	}
+	if _, bound := h.claimOf(uuid); !bound {
+		return false, nil
+	}
+	if _, moving := h.moving(uuid); moving {
+		return false, nil
+	}
+	_, exists, err := h.domain(ctx, uuid)
+	return err == nil && !exists, err
+}
+
+// undoMade removes the disks that a creation which broke off had made.
+func (h *Host) undoMade(ctx context.Context, uuid string) error {
+	ref := creation(uuid)
+	made, found, err := recall[[]madeDisk](h, ref, memoryCreate)
+	if err != nil || !found {
+		return err
+	}
+	for _, m := range slices.Backward(made) {
+		if err := h.files.Unmake(m.Made); err != nil {
+			return err
+		}
+	}
+	return h.tracker.Unremember(ctx, at(ref, memoryCreate))
+}
+
+// creation is under which a creation remembers what it made: no migration, and
+// named by the instance alone.
+func creation(uuid string) migration.Ref {
+	return migration.Ref{Migration: "create-" + uuid, Instance: uuid, Attempt: 1}
+}

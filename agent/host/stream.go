@@ -1,0 +1,426 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth/agent/host/disks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// cleanupTimeout bounds what is still written after a caller has gone.
+// Arbitrary: many fsyncs, one of a slow disk.
+const cleanupTimeout = 10 * time.Second
+
+// streaming is the record that a stream was asked for.
+type streaming struct {
+	Persistent  bool                 `json:"persistent"` // the source's domain had a definition
+	PowerState  migration.PowerState `json:"power_state"`
+	Destination string               `json:"dest_compute"`
+	DomainXML   string               `json:"domain_xml"` // for hooks, when the domain is gone
+	Copied      []copiedDisk         `json:"copied,omitempty"`
+}
+
+// streamed is the record of what came of a stream.
+type streamed struct {
+	Result result              `json:"result"`
+	Error  string              `json:"error,omitempty"`
+	Last   *migration.Progress `json:"last,omitempty"` // of the completed job
+}
+
+// copiedDisk is a disk that leaves by copy: its file here goes in the end.
+type copiedDisk struct {
+	Target string      `json:"target"`
+	Path   string      `json:"path"`
+	Stamp  disks.Stamp `json:"stamp"`
+}
+
+// result is what is known of the hypervisor's call.
+type result string
+
+const (
+	resultNone   result = ""       // asked for, or about to be
+	resultLeft   result = "left"   // it ended well, or the domain was seen `shut off (migrated)`
+	resultUndone result = "undone" // the hypervisor says that it rolled back
+	resultLost   result = "lost"   // it ended, nobody knows how
+)
+
+// stream is an actor that waits for a job.
+type stream struct{ over chan struct{} }
+
+func streamKey(ref migration.Ref) string { return fmt.Sprintf("%s/%d", ref.Migration, ref.Attempt) }
+
+// ownStream reports whether this process waits for this attempt's job.
+func (h *Host) ownStream(ref migration.Ref) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.streams[streamKey(ref)] != nil
+}
+
+// StartStream implements migration.SourceVerbs.
+func (h *Host) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return wrap(h.startStream(ctx, ref, s), "start stream of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := h.late(ref, stepStream); err != nil {
+		return err
+	}
+	if h.migrator == nil {
+		return fault.New(fault.Forbidden, "the hypervisor of %s cannot live-migrate", h.o.Name)
+	}
+	if h.ownStream(ref) {
+		return nil
+	}
+	_, found, err := recall[streaming](h, ref, memoryStream)
+	if err != nil {
+		return err
+	}
+	if found {
+		// A stream that was asked for is never asked for again: it is in flight
+		// and adopted, or over.
+		return h.adoptStream(ctx, ref)
+	}
+	if err := h.managing(""); err != nil {
+		return err
+	}
+	inst, ok := h.tracker.Instance(ref.Instance)
+	if !ok {
+		return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return err
+	}
+	mc, ok := h.tracker.Context(ref.Migration)
+	if !ok || mc.Instance != ref.Instance {
+		return fault.New(fault.Forbidden, "no context of migration %s is recorded here", ref.Migration)
+	}
+	if h.tracker.CommitRefused(ref.Migration, ref.Attempt) {
+		return fault.New(fault.Forbidden, "attempt %d of migration %s was given up", ref.Attempt, ref.Migration)
+	}
+	dom, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if !exists || !dom.Active() {
+		return fault.New(fault.Forbidden, "guest %s does not run", inst.Name)
+	}
+	job, err := h.migrator.Job(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if inFlight(job) {
+		return fault.New(fault.Busy, "libvirt has a job of guest %s in flight that nobody here asked for", inst.Name)
+	}
+	rec := streaming{Persistent: dom.Persistent, PowerState: migration.PowerState(mc.OldPowerState), Destination: mc.Destination}
+	if rec.DomainXML, err = h.driver.XML(ctx, ref.Instance, driver.Live); err != nil {
+		return err
+	}
+	if rec.Copied, err = h.copied(rec.DomainXML, s.CopyDisks); err != nil {
+		return err
+	}
+	// The last word before the effect: from this record on there is one stream,
+	// whatever dies.
+	if err := h.remember(ctx, ref, memoryStream, rec); err != nil {
+		return err
+	}
+	return h.awaitStart(ctx, ref, h.watch(ref, func(ctx context.Context) error {
+		return h.migrator.Migrate(ctx, ref.Instance, driver.Migration{
+			DestinationURI: s.Prepared.LibvirtURI, MigrateURI: s.Prepared.MigrateURI,
+			DestinationXML: s.Prepared.DestinationXML, PersistentXML: s.Prepared.PersistentXML,
+			CopyDisks: s.CopyDisks, Paused: true, Unsafe: s.Shared, TLS: h.o.StreamTLS,
+			Bandwidth: s.Options.Bandwidth, MaxDowntime: s.Options.MaxDowntime,
+		})
+	}))
+}
+
+// copied finds the files behind the disks that are to be copied, so that exactly
+// they are removed in the end.
+func (h *Host) copied(text string, targets []string) ([]copiedDisk, error) {
+	doc, err := parseDocument(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []copiedDisk
+	for _, target := range targets {
+		i := slices.IndexFunc(doc.Devices.Disks, func(e diskElement) bool { return e.Target.Dev == target })
+		if i < 0 || doc.Devices.Disks[i].Type != "file" || doc.Devices.Disks[i].path() == "" {
+			return nil, fault.New(fault.Invalid, "disk %s is to be copied and is no file", target)
+		}
+		path := doc.Devices.Disks[i].path()
+		stamp, err := h.files.Stamp(path)
+		if err != nil {
+			return nil, wrap(err, "disk %s", target)
+		}
+		out = append(out, copiedDisk{Target: target, Path: path, Stamp: stamp})
+	}
+	return out, nil
+}
+
+// watch runs call as the actor of a stream and records its outcome.
+func (h *Host) watch(ref migration.Ref, call func(context.Context) error) *stream {
+	st := &stream{over: make(chan struct{})}
+	h.mu.Lock()
+	h.streams[streamKey(ref)] = st
+	h.mu.Unlock()
+	end := func() {
+		h.mu.Lock()
+		delete(h.streams, streamKey(ref))
+		h.mu.Unlock()
+		close(st.over)
+	}
+	running := h.spawn("stream of migration "+ref.Migration, func() {
+		defer end()
+		log := h.log.With("instance", ref.Instance, "migration", ref.Migration, "attempt", ref.Attempt)
+		log.Info("stream begins")
+		begin := h.rt.Boot().Since
+		err := call(h.ctx)
+		if h.ctx.Err() != nil {
+			return // the agent stops; the job goes on, and is adopted
+		}
+		log.Info("stream is over", "seconds", (h.rt.Boot().Since - begin).Seconds(), "error", err)
+		if err := h.outcome(h.ctx, ref, err); err != nil {
+			log.Error("the outcome of the stream could not be recorded", "error", err)
+		}
+	})
+	if !running {
+		end()
+	}
+	return st
+}
+
+// outcome makes durable how a stream ended; nil is that the guest has left. It
+// only ever knows more than before.
+func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error) error {
+	got := streamed{Result: resultUndone} // also where it was refused before it began
+	switch fault.KindOf(ended) {
+	case "":
+		got.Result = resultLeft
+	case fault.InDoubt, fault.Unavailable:
+		got.Result = resultLost
+	}
+	if ended != nil {
+		got.Error = ended.Error()
+	} else if job, err := h.migrator.CompletedJob(ctx, ref.Instance); err == nil {
+		// Best effort: a transient domain takes its statistics along.
+		p := progress(job, driver.Domain{State: driver.ShutOff})
+		got.Last = &p
+	}
+	h.recording.Lock()
+	defer h.recording.Unlock()
+	was, _, err := recall[streamed](h, ref, memoryResult)
+	if err != nil || was.Result == resultUndone || was.Result == resultLeft || was.Result == got.Result {
+		return err
+	}
+	return h.remember(ctx, ref, memoryResult, got)
+}
+
+// adoptStream takes up a stream of an earlier agent: it watches a job in flight,
+// and records that one which is not there any more is over.
+func (h *Host) adoptStream(ctx context.Context, ref migration.Ref) error {
+	if was, known, err := recall[streamed](h, ref, memoryResult); err != nil || known && was.Result != resultLost {
+		return err
+	}
+	job, err := h.migrator.Job(ctx, ref.Instance)
+	if err != nil && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	if err != nil || !inFlight(job) {
+		return h.foundOver(ctx, ref)
+	}
+	h.log.Info("adopt the job in flight", "instance", ref.Instance, "migration", ref.Migration)
+	h.watch(ref, func(ctx context.Context) error {
+		for {
+			if err := h.rt.Sleep(ctx, h.o.Poll); err != nil {
+				return err
+			}
+			job, err := h.migrator.Job(ctx, ref.Instance)
+			if err == nil && inFlight(job) || err != nil && !errors.Is(err, fault.NotFound) {
+				continue // who does not answer has not ended
+			}
+			if err := h.seenEnd(ctx, ref); !errors.Is(err, fault.Unavailable) {
+				return err
+			}
+		}
+	})
+	return nil
+}
+
+// foundOver records the end of a job that nobody watched.
+func (h *Host) foundOver(ctx context.Context, ref migration.Ref) error {
+	err := h.seenEnd(ctx, ref)
+	if errors.Is(err, fault.Unavailable) {
+		return err
+	}
+	return h.outcome(ctx, ref, err)
+}
+
+// seenEnd tells from the domain how a job ended whose answer nobody heard: nil
+// when it has left, fault.Undone when it still has its memory, fault.InDoubt
+// when the domain does not say.
+func (h *Host) seenEnd(ctx context.Context, ref migration.Ref) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case exists && hasLeft(d):
+		return nil
+	case exists && d.Active():
+		return fault.New(fault.Undone, "the job ended while nobody watched, and the domain has its memory: %s (%s)", d.State, d.Reason)
+	}
+	return fault.New(fault.InDoubt, "the job ended while nobody watched")
+}
+
+// awaitStart returns when the job is seen, or over.
+func (h *Host) awaitStart(ctx context.Context, ref migration.Ref, st *stream) error {
+	for {
+		select {
+		case <-st.over:
+			return nil // how it ended is StreamStatus's to tell
+		default:
+		}
+		job, err := h.migrator.Job(ctx, ref.Instance)
+		if err == nil && inFlight(job) {
+			return nil
+		}
+		if err := h.rt.Sleep(ctx, h.o.Poll/4); err != nil {
+			return fault.New(fault.Unavailable, "the job was asked for and not seen yet: %w", err)
+		}
+	}
+}
+
+// StreamStatus implements migration.SourceVerbs.
+func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+	st, err := h.streamStatus(ctx, ref)
+	return st, wrap(err, "status of the stream of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+	st := migration.StreamStatus{Ledger: h.ledger(ref)}
+	_, found, err := recall[streaming](h, ref, memoryStream)
+	if err != nil {
+		return st, err
+	}
+	rec, _, err := recall[streamed](h, ref, memoryResult)
+	if err != nil {
+		return st, err
+	}
+	// The domain after the job: a job seen in flight beside a domain seen stopped
+	// afterwards is one that ended in between.
+	var job driver.Job
+	if h.migrator != nil {
+		job, err = h.migrator.Job(ctx, ref.Instance)
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return st, err
+		}
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return st, err
+	}
+	st.Domain = view(d, exists)
+	st.InFlight = found && (inFlight(job) || rec.Result == resultNone && h.ownStream(ref))
+	st.Progress, st.Error = progress(job, d), rec.Error
+	if !st.InFlight && rec.Last != nil {
+		st.Progress = *rec.Last
+	}
+	if found && exists && hasLeft(d) && (rec.Result == resultNone || rec.Result == resultLost) {
+		// libvirt forgets this reason when its daemon restarts. Whoever has been
+		// told of it must find it again; beside the answer, not before it, since
+		// the guest stands still at this moment.
+		h.spawn("note that "+ref.Instance+" has left", func() {
+			ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(h.ctx), cleanupTimeout)
+			defer cancel()
+			if err := h.outcome(ctx, ref, nil); err != nil {
+				h.log.Warn("that the guest has left could not be recorded", "instance", ref.Instance, "migration", ref.Migration, "error", err)
+			}
+		})
+	}
+	return st, nil
+}
+
+// hasLeft: the domain's memory is at the destination and nowhere else.
+func hasLeft(d driver.Domain) bool {
+	return d.State == driver.ShutOff && d.Reason == driver.ReasonMigrated
+}
+
+func view(d driver.Domain, exists bool) migration.DomainView {
+	if !exists {
+		return migration.DomainView{}
+	}
+	return migration.DomainView{Exists: true, State: string(d.State), Reason: string(d.Reason)}
+}
+
+// ledger is this host's word on the token, seen from one attempt.
+func (h *Host) ledger(ref migration.Ref) migration.Ledger {
+	inst, ok := h.tracker.Instance(ref.Instance)
+	switch {
+	case h.tracker.CommitRefused(ref.Migration, ref.Attempt) && ok && inst.Token.State == claims.TokenHere:
+		return migration.LedgerReclaimed
+	case ok && inst.Token.State == claims.TokenHere:
+		return migration.LedgerHere
+	}
+	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.From == h.o.Name {
+		return migration.LedgerSurrendered
+	}
+	return migration.LedgerElsewhere
+}
+
+// progress is a job in the words of the API.
+func progress(j driver.Job, d driver.Domain) migration.Progress {
+	p := migration.Progress{
+		Phase: "memory", Elapsed: j.Elapsed,
+		MemoryTotal: j.MemoryTotal, MemoryProcessed: j.MemoryProcessed, MemoryRemaining: j.MemoryRemaining,
+		DiskTotal: j.DiskTotal, DiskProcessed: j.DiskProcessed, DiskRemaining: j.DiskRemaining,
+		Rate: j.MemoryRate + j.DiskRate, DirtyRate: j.DirtyRate, Iteration: j.Iteration, Downtime: j.Downtime,
+	}
+	switch {
+	// While its memory moves a guest is paused only for the last of it, or by
+	// its user; the reason tells.
+	case d.State == driver.ShutOff || d.State == driver.Paused && d.Reason == driver.ReasonMigrating:
+		p.Phase = "switchover"
+	case j.DiskRemaining > 0 && j.MemoryProcessed == 0:
+		p.Phase = "disk"
+	case j.MemoryProcessed == 0 && j.DiskProcessed == 0:
+		p.Phase = "setup"
+	}
+	return p
+}
+
+// TuneStream implements migration.SourceVerbs.
+func (h *Host) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	return wrap(h.tuneStream(ctx, ref, t), "tune stream of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	if _, found, err := recall[streaming](h, ref, memoryStream); err != nil || !found {
+		return errors.Join(err, fault.New(fault.NotFound, "there is no stream"))
+	}
+	job, err := h.migrator.Job(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if !inFlight(job) {
+		return fault.New(fault.NotFound, "the job is over")
+	}
+	if t.Bandwidth > 0 {
+		if err := h.migrator.SetBandwidth(ctx, ref.Instance, t.Bandwidth); err != nil {
+			return err
+		}
+	}
+	if t.MaxDowntime > 0 {
+		return h.migrator.SetMaxDowntime(ctx, ref.Instance, t.MaxDowntime)
+	}
+	return nil
+}
