@@ -13,10 +13,10 @@ import (
 	"berth/internal/store"
 )
 
-// disk is what the state is kept in; *store.DB, or a test's that fails.
+// disk is what the state is kept in: *store.DB, or a test's that fails.
 type disk interface {
+	List(ctx context.Context, bucket string) (map[string][]byte, error)
 	Enqueue(mutations ...store.Mutation) *store.Pending
-	Close() error
 }
 
 // format is the version of the records below; a change that an older program
@@ -39,7 +39,7 @@ const format = "1"
 // state in memory for an empty path.
 func openState(ctx context.Context, path string, log *slog.Logger) (*state, error) {
 	if path == "" {
-		return &state{b: newBase()}, nil
+		return &state{b: newBase(), close: func() error { return nil }}, nil
 	}
 	db, err := store.Open(path, store.Options{Logger: log})
 	if err != nil {
@@ -49,7 +49,7 @@ func openState(ctx context.Context, path string, log *slog.Logger) (*state, erro
 	if err != nil {
 		return nil, closing(err, db)
 	}
-	return &state{b: b, disk: db}, nil
+	return &state{b: b, disk: db, close: db.Close}, nil
 }
 
 func closing(err error, db *store.DB) error {
@@ -60,7 +60,7 @@ func closing(err error, db *store.DB) error {
 }
 
 // load reads every record and checks that they agree with each other.
-func load(ctx context.Context, db *store.DB, path string) (*base, error) {
+func load(ctx context.Context, db disk, path string) (*base, error) {
 	found, err := db.List(ctx, bucketFormat)
 	if err != nil {
 		return nil, fmt.Errorf("read placement database %s: %w", path, err)
@@ -102,7 +102,7 @@ func load(ctx context.Context, db *store.DB, path string) (*base, error) {
 	return b, nil
 }
 
-func read[T any](ctx context.Context, db *store.DB, bucket string, to table[T]) error {
+func read[T any](ctx context.Context, db disk, bucket string, to table[T]) error {
 	records, err := db.List(ctx, bucket)
 	if err != nil {
 		return err
@@ -209,11 +209,4 @@ func mutate[T any](out *[]store.Mutation, bucket string, changed table[T]) error
 		*out = append(*out, store.Put(bucket, key, b))
 	}
 	return nil
-}
-
-func (s *state) close() error {
-	if s.disk == nil {
-		return nil
-	}
-	return s.disk.Close()
 }

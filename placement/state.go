@@ -387,7 +387,8 @@ func (b *base) account(c *consumer, sign int64) {
 
 // state is the committed state and where it is kept.
 type state struct {
-	disk disk // nil: memory only
+	disk  disk // nil: memory only
+	close func() error
 
 	// write serialises writers: it is held from reading the state a write is
 	// decided on until the write is durable and applied. Taken before mu.
