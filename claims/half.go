@@ -74,8 +74,8 @@ func (h half) clone() half {
 }
 
 // TombstoneKeep is how long tombstones and decisions of a migration are kept
-// after the last of them was written, on the boot clock; a reboot starts it
-// anew. A message can be late by at most the deadline of a request, seconds; a
+// after the last of them was written, on the boot clock; after a reboot it
+// starts anew with each start of the agent: longer than needed, never shorter. A message can be late by at most the deadline of a request, seconds; a
 // conductor that was down may repeat a verb when it comes back. A week is longer
 // than any such outage that nobody has looked into.
 const TombstoneKeep = 7 * 24 * time.Hour

@@ -317,6 +317,9 @@ func (t *Tracker) newClaimLocked(r Request) (Claim, error) {
 	if err != nil {
 		return Claim{}, fault.New(fault.Internal, "make claim uuid: %w", err)
 	}
+	if _, taken := t.claims[id.String()]; taken {
+		return Claim{}, fault.New(fault.Internal, "make claim uuid: the source of random numbers repeats itself (%s)", id)
+	}
 	boot := t.runtime.Boot()
 	c := Claim{
 		ID: id.String(), Owner: r.Owner, State: Pending, Resources: r.Resources,
