@@ -206,8 +206,8 @@ func TestNew_RefusesOtherDatabases(t *testing.T) {
 		"an agent's ledger": {store.Put("claims", "x", []byte("{}")), "ledger"},
 		"a newer format":    {store.Put(bucketFormat, "format", []byte("2")), "newer"},
 		"a broken record":   {store.Put(bucketProviders, id(1), []byte("{")), "record"},
-		"a lost parent":     {store.Put(bucketProviders, id(1), []byte(`{"uuid":"` + id(1) + `","name":"a","root":"` + id(2) + `"}`)), "root"},
-		"a lost provider":   {store.Put(bucketConsumers, id(1), []byte(`{"uuid":"` + id(1) + `","allocations":{"x":{"VCPU":1}}}`)), "not there"},
+		"a lost parent":     {store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","root":"`+id(2)+`"}`)), "root"},
+		"a lost provider":   {store.Put(bucketConsumers, id(1), []byte(`{"uuid":"`+id(1)+`","allocations":{"x":{"VCPU":1}}}`)), "not there"},
 	} {
 		path := filepath.Join(t.TempDir(), "other.db")
 		db, err := store.Open(path, store.Options{})
