@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -28,6 +29,7 @@ const (
 type Conductor struct {
 	cfg    Config
 	engine *task.Engine
+	mutate func([]task.Step) []task.Step // breaks a story on purpose, in tests; else nil
 
 	// mu guards what follows. Leaf lock: no host, store or Placement is called
 	// and nothing waits under it, but watchers' buffered channels are filled.
@@ -45,6 +47,8 @@ func New(cfg Config) *Conductor {
 	c.engine = task.New(task.Options{
 		Runtime: c.cfg.Runtime, Store: c.cfg.Store, Bucket: bucketTasks, Logger: c.cfg.Logger,
 		UndoLater: c.cfg.UndoLater, Patience: c.cfg.Patience, OnChange: c.taskChanged,
+		// The guest stands still while the destination does not take the token.
+		BackoffMax: 2 * time.Second,
 	})
 	return c
 }

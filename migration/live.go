@@ -43,7 +43,7 @@ const (
 // else from being put right. The undo of the stream may not: until the source
 // has decided, nothing may be taken away from the destination's copy.
 func (s *story) steps() []task.Step {
-	return []task.Step{
+	steps := []task.Step{
 		{Name: StepInspectSource, Do: s.inspectSource},
 		{Name: StepChooseDestination, Do: s.chooseDestination},
 		{Name: StepCheckDestination, Do: s.checkDestination},
@@ -60,6 +60,10 @@ func (s *story) steps() []task.Step {
 		{Name: StepCleanUpSource, Do: s.cleanUpSource, Forward: true},
 		{Name: StepDeleteAllocation, Do: s.deleteAllocation, Forward: true},
 	}
+	if s.c.mutate != nil {
+		steps = s.c.mutate(steps)
+	}
+	return steps
 }
 
 // Outputs of steps that are not verbs' answers.

@@ -1,0 +1,189 @@
+package migration_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/migration"
+)
+
+var (
+	completed = []migration.Outcome{migration.OutcomeCompleted}
+	undone    = []migration.Outcome{migration.OutcomeUndone}
+	refused   = []migration.Outcome{migration.OutcomeRefused}
+)
+
+// scenarios are the ways a live migration can go by itself; crashes and lost
+// messages are laid over each.
+var scenarios = []struct {
+	name   string
+	script script
+	paused bool // by the guest's user
+	gone   bool // a transient domain
+}{
+	{name: "completes", script: script{want: completed}},
+	{name: "completes, named destination", script: script{named: "b", want: completed}},
+	{name: "completes, guest paused by its user", script: script{want: completed}, paused: true},
+	{name: "completes, transient domain", script: script{want: completed}, gone: true},
+	{name: "second candidate takes it", script: script{hosts: []string{"a", "b", "c"}, refuse: []string{"b"}, want: completed}},
+	{name: "all refuse", script: script{hosts: []string{"a", "b", "c"}, refuse: []string{"b", "c"}, want: refused}},
+	{name: "hook fails", script: script{hookFails: true, want: undone}},
+	{name: "link cut", script: script{stallAt: 3, want: undone}},
+	{name: "timeout", script: script{options: migration.Options{Timeout: 4 * time.Second, TimeoutAction: "abort"}, want: undone}},
+	{name: "destination QEMU dies", script: script{failAt: 4, want: undone}},
+	{name: "guest crashes", script: script{crashAt: 4, want: undone}},
+	{name: "reply to Finish lost", script: script{finishLost: true, want: undone}},
+	{name: "reply to Finish lost, guest paused", script: script{finishLost: true, want: undone}, paused: true},
+	{name: "aborted in the stream", script: script{abortAfter: 5 * time.Second, want: undone}},
+	{name: "aborted near the end", script: script{abortAfter: 9540 * time.Millisecond}},
+	{name: "destination unreachable for a while", script: script{failAt: 2, cut: map[string][2]time.Duration{"b": {2 * time.Second, 40 * time.Second}}, want: undone}},
+	{name: "destination unreachable at the commit", script: script{cut: map[string][2]time.Duration{"b": {5 * time.Second, 3 * time.Minute}}, want: completed}},
+	{name: "aborted while the source's libvirtd is silent", script: script{abortAfter: 9300 * time.Millisecond, deaf: [2]time.Duration{9200 * time.Millisecond, time.Minute}, want: completed}},
+	{name: "source's libvirtd silent for a while", script: script{deaf: [2]time.Duration{4 * time.Second, 3 * time.Minute}, want: completed}},
+}
+
+// play runs one scenario once.
+func play(t testing.TB, i int, seed uint64, f faults, prepare func(*world)) (*world, migration.Migration) {
+	sc := scenarios[i]
+	w := newWorld(t, seed, sc.script, f)
+	if sc.paused {
+		w.power = migration.PowerPaused
+		*w.hosts["a"].domain = simDomain{"paused", "user"}
+	}
+	w.transient = sc.gone
+	if len(f.crash)+len(f.answers)+len(f.requests) > 0 || f.chance > 0 {
+		// A restart or a lost answer may turn a success into an honest undo.
+		w.script.want = nil
+	}
+	if prepare != nil {
+		prepare(w)
+	}
+	return w, w.run()
+}
+
+func TestLive_ScenariosEndAsTheyShould(t *testing.T) {
+	for i, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			w, m := play(t, i, 1, faults{}, nil)
+			if w.accepted != nil {
+				t.Fatalf("not accepted: %v", w.accepted)
+			}
+			w.report(sc.name)
+			t.Logf("%s/%s attempt %d, %d points, %s, hand-over %s", m.Status, m.Outcome, m.Attempt, w.points, w.sim.Elapsed(), m.HandoverDowntime)
+		})
+	}
+}
+
+// TestLive_EveryCrashPoint stops the conductor's process at every journal write
+// and before and after every verb and every write to Placement, of every
+// scenario, and starts it again.
+func TestLive_EveryCrashPoint(t *testing.T) {
+	runs := 0
+	for i, sc := range scenarios {
+		reference, _ := play(t, i, 1, faults{}, nil)
+		for point := range reference.points {
+			w, _ := play(t, i, 1, faults{crash: map[int]bool{point: true}}, nil)
+			w.report(fmt.Sprintf("%s: crash at point %d (%s)", sc.name, point, reference.trace[point]))
+			runs++
+			if t.Failed() {
+				return
+			}
+		}
+	}
+	t.Logf("%d crash points of %d scenarios", runs, len(scenarios))
+}
+
+// TestLive_EveryLostMessage loses every request, to arrive late, and every
+// answer.
+func TestLive_EveryLostMessage(t *testing.T) {
+	runs := 0
+	for i, sc := range scenarios {
+		reference, _ := play(t, i, 1, faults{}, nil)
+		for point, what := range reference.trace {
+			if !strings.HasPrefix(what, "before ") || strings.Contains(what, "journal") || strings.Contains(what, "delete ") && !strings.Contains(what, "allocations") {
+				continue
+			}
+			one := map[int]bool{point: true}
+			for _, f := range []faults{{requests: one}, {answers: one}} {
+				w, _ := play(t, i, 1, f, nil)
+				w.report(fmt.Sprintf("%s: message lost at point %d (%s), request %v", sc.name, point, reference.trace[point], f.requests != nil))
+				runs++
+				if t.Failed() {
+					return
+				}
+			}
+		}
+	}
+	t.Logf("%d lost messages of %d scenarios", runs, len(scenarios))
+}
+
+// TestLive_EveryFailedJournalWrite lets every write of the store fail once,
+// without having happened, and having happened all the same.
+func TestLive_EveryFailedJournalWrite(t *testing.T) {
+	runs := 0
+	for i, sc := range scenarios {
+		reference, _ := play(t, i, 1, faults{}, nil)
+		for point, what := range reference.trace {
+			if !strings.Contains(what, "journal") {
+				continue
+			}
+			w, _ := play(t, i, 1, faults{answers: map[int]bool{point: true}}, nil)
+			w.report(fmt.Sprintf("%s: journal write failed at point %d (%s)", sc.name, point, what))
+			runs++
+			if t.Failed() {
+				return
+			}
+		}
+	}
+	t.Logf("%d failed writes of %d scenarios", runs, len(scenarios))
+}
+
+// TestLive_AbortAtEveryMomentOfTheHandOver aborts in steps of 2 ms around the
+// end of the stream: the guest must end up in one place, and both ends occur.
+func TestLive_AbortAtEveryMomentOfTheHandOver(t *testing.T) {
+	outcomes := map[migration.Outcome]int{}
+	for d := 9480 * time.Millisecond; d < 9640*time.Millisecond; d += 2 * time.Millisecond {
+		w := newWorld(t, uint64(d), script{abortAfter: d}, faults{})
+		w.latency = 3 * time.Millisecond
+		m := w.run()
+		w.report(fmt.Sprintf("abort at %s", d))
+		outcomes[m.Outcome]++
+		if (m.Status == migration.StatusCancelled) != (m.Outcome == migration.OutcomeUndone) {
+			t.Errorf("abort at %s: status %s, outcome %s", d, m.Status, m.Outcome)
+		}
+	}
+	if outcomes[migration.OutcomeCompleted] == 0 || outcomes[migration.OutcomeUndone] == 0 {
+		t.Errorf("outcomes %v, want both", outcomes)
+	}
+}
+
+// TestSimulation_OneSeedReplaysExactly keeps failures reproducible.
+func TestSimulation_OneSeedReplaysExactly(t *testing.T) {
+	for seed := range uint64(20) {
+		a, _ := play(t, int(seed)%len(scenarios), seed, faults{chance: 0.08, budget: 6}, nil)
+		b, _ := play(t, int(seed)%len(scenarios), seed, faults{chance: 0.08, budget: 6}, nil)
+		if !slices.Equal(a.trace, b.trace) || a.sim.Elapsed() != b.sim.Elapsed() {
+			t.Errorf("seed %d gave two runs:\n%v\n%v", seed, a.trace, b.trace)
+		}
+	}
+}
+
+// TestLive_ManyFaults lays several faults of all kinds over random scenarios.
+func TestLive_ManyFaults(t *testing.T) {
+	runs := 400
+	if testing.Short() {
+		runs = 100
+	}
+	for seed := range uint64(runs) {
+		i := int(seed) % len(scenarios)
+		w, _ := play(t, i, seed, faults{chance: 0.08, budget: 6}, nil)
+		w.report(fmt.Sprintf("%s, seed %d", scenarios[i].name, seed))
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d runs", runs)
+}

@@ -1,0 +1,9 @@
+package migration
+
+import "berth/migration/task"
+
+// Mutation breaks a story's steps on purpose, to prove that the suite notices.
+type Mutation = func([]task.Step) []task.Step
+
+// Mutate makes a conductor run broken stories; nil mends it.
+func (c *Conductor) Mutate(m Mutation) { c.mutate = m }

@@ -1,0 +1,514 @@
+package migration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime/simruntime"
+	"berth/migration"
+	"berth/placementclient"
+)
+
+const (
+	guestUUID = "11111111-1111-4111-8111-111111111111"
+	moveUUID  = "22222222-2222-4222-8222-222222222222"
+)
+
+// script is what goes wrong in the world itself, apart from crashes and the wire.
+type script struct {
+	stallAt, failAt, crashAt int  // second of the stream; 0 never
+	finishLost               bool // libvirt's reply to Finish is lost
+	hookFails                bool
+	refuse                   []string // hosts whose claim says no
+	abortAfter               time.Duration
+	named                    string
+	hosts                    []string // default a, b
+	deaf                     [2]time.Duration
+	cut                      map[string][2]time.Duration // host: unreachable from, for
+	options                  migration.Options
+	// outcomes that are right; default completed and undone and refused.
+	want []migration.Outcome
+}
+
+// faults is what goes wrong around single calls: by number, or by chance.
+type faults struct {
+	crash    map[int]bool // the conductor's process dies at this point
+	answers  map[int]bool // the answer of the call at this point is lost
+	requests map[int]bool // the call at this point is lost, and arrives late
+	chance   float64      // of each of these, at any point, while budget lasts
+	budget   int
+}
+
+// world is hosts, Placement, store and one conductor's process, which may die
+// and is started again.
+type world struct {
+	t         testing.TB
+	sim       *simruntime.Simulation
+	init      *simruntime.Process // what never dies: libvirtd, the network, time
+	hosts     map[string]*simHost
+	placement *simPlacement
+	store     *simStore
+	script    script
+	faults    faults
+	power     migration.PowerState
+	transient bool
+	latency   time.Duration // of every call over the wire
+	configure func(*migration.Config)
+	mutate    func(*world) migration.Mutation
+	watch     func(migration.Migration) // sees the migration four times a second
+
+	process    *simruntime.Process
+	conductor  *migration.Conductor
+	lives      int // how often the conductor was started
+	points     int
+	trace      []string
+	violations []string
+	accepted   error
+	asked      bool
+}
+
+func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
+	w := &world{t: t, sim: simruntime.New(seed), hosts: map[string]*simHost{}, script: sc, faults: f, power: migration.PowerRunning}
+	w.init = w.sim.Process("world", "boot")
+	names := sc.hosts
+	if names == nil {
+		names = []string{"a", "b"}
+	}
+	w.placement = newSimPlacement(w)
+	w.store = &simStore{data: map[string]map[string][]byte{}}
+	for _, name := range names {
+		w.hosts[name] = newSimHost(w, name)
+		if slices.Contains(sc.refuse, name) {
+			w.hosts[name].refuses = fault.Refuse(fault.DoesNotFit, "claim", fault.Reason{Code: "pages_short", Message: "no huge pages on " + name})
+		}
+	}
+	a := w.hosts["a"]
+	a.token = &simToken{epoch: 1, here: true}
+	a.domain = &simDomain{"running", "booted"}
+	a.claims["instance"] = &simClaim{state: "bound", resources: guestSize}
+	w.placement.consumers[guestUUID] = &placementclient.Allocations{
+		Allocations: map[string]placementclient.Resources{"rp-a": {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}},
+		ProjectID:   "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
+		ConsumerGeneration: placementclient.Generation(1),
+	}
+	return w
+}
+
+func (w *world) byProvider(uuid string) *simHost { return w.hosts[strings.TrimPrefix(uuid, "rp-")] }
+
+func (w *world) violate(format string, args ...any) {
+	w.violations = append(w.violations, fmt.Sprintf("%s: %s", w.sim.Elapsed(), fmt.Sprintf(format, args...)))
+}
+
+// check holds what must hold at every moment.
+func (w *world) check(after string) {
+	running, tokens := 0, 0
+	for _, h := range w.hosts {
+		if h.domain != nil && h.domain.state == "running" {
+			running++
+		}
+		if h.token != nil && h.token.here {
+			tokens++
+		}
+	}
+	if running > 1 {
+		w.violate("two running copies after %s", after)
+	}
+	if tokens > 1 {
+		w.violate("two owners after %s", after)
+	}
+}
+
+// point is where the conductor's process may die; it says what else happens to
+// the call that is being made here.
+func (w *world) point(p *simruntime.Process, what string) (lostRequest, lostAnswer bool) {
+	if p != w.process || p.Dead() {
+		p.Yield() // ends a dead process's actor
+		return false, false
+	}
+	i := w.points
+	w.points++
+	w.trace = append(w.trace, what)
+	crash := w.faults.crash[i]
+	lostRequest, lostAnswer = w.faults.requests[i], w.faults.answers[i]
+	if w.faults.chance > 0 && w.faults.budget > 0 && w.sim.Rand().Float64() < w.faults.chance {
+		w.faults.budget--
+		switch w.sim.Rand().IntN(3) {
+		case 0:
+			crash = true
+		case 1:
+			lostRequest = true
+		case 2:
+			lostAnswer = true
+		}
+	}
+	if crash {
+		w.trace[i] += " CRASH"
+		p.Kill()
+	}
+	p.Yield()
+	return lostRequest, lostAnswer
+}
+
+// wire is one call from the conductor to somebody: it may be lost on its way
+// there (and arrive late), or back, and the caller may die before and after.
+func wire[T any](w *world, p *simruntime.Process, what string, reachable func() bool, do func() (T, error)) (T, error) {
+	var zero T
+	lost := func() error {
+		_ = p.Sleep(context.Background(), time.Second)
+		return fault.New(fault.InDoubt, "%s: the answer did not come", what)
+	}
+	lostRequest, lostAnswer := w.point(p, "before "+what)
+	if !reachable() {
+		return zero, fault.New(fault.Unavailable, "%s: no route to host", what)
+	}
+	if lostRequest {
+		w.init.Go("late "+what, func() {
+			_ = w.init.Sleep(context.Background(), time.Duration(w.sim.Rand().Int64N(int64(40*time.Second))))
+			_, _ = do()
+			w.check("a late " + what)
+		})
+		return zero, lost()
+	}
+	if w.latency > 0 {
+		_ = p.Sleep(context.Background(), w.latency)
+	}
+	v, err := do()
+	w.check(what)
+	if _, second := w.point(p, "after "+what); lostAnswer || second {
+		return zero, lost()
+	}
+	return v, err
+}
+
+func always() bool { return true }
+
+// boot starts the conductor's process.
+func (w *world) boot() {
+	w.lives++
+	p := w.sim.Process(fmt.Sprintf("conductor %d", w.lives), "boot")
+	w.process = p
+	cfg := migration.Config{
+		Runtime: p, Store: storeWire{w, p}, Local: "a", Placement: placementWire{w, p},
+		Hosts: func(_ context.Context, name string) (migration.Host, error) {
+			h := w.hosts[name]
+			if h == nil {
+				return nil, fault.New(fault.NotFound, "no peer is named %s", name)
+			}
+			return hostWire{w, p, h}, nil
+		},
+		Jitter:    func(d time.Duration) time.Duration { return time.Duration(w.sim.Rand().Int64N(int64(max(d, 1)))) },
+		UndoLater: 5 * time.Second,
+	}
+	if w.configure != nil {
+		w.configure(&cfg)
+	}
+	c := migration.New(cfg)
+	if w.mutate != nil {
+		c.Mutate(w.mutate(w))
+	}
+	w.conductor = c
+	p.Go("run", func() {
+		if err := c.Run(context.Background()); err != nil {
+			w.violate("conductor: %v", err)
+		}
+	})
+	if !w.asked {
+		p.Go("request", w.request(p, c))
+	}
+	if w.script.abortAfter > 0 {
+		p.Go("abort", func() {
+			if d := w.script.abortAfter - w.sim.Elapsed(); d > 0 {
+				_ = p.Sleep(context.Background(), d)
+				_ = c.Abort(context.Background(), moveUUID)
+			}
+		})
+	}
+}
+
+// request asks for the migration, once Run runs, as the API would.
+func (w *world) request(p *simruntime.Process, c *migration.Conductor) func() {
+	return func() {
+		for range 100 {
+			w.asked = true
+			_, err := c.LiveMigrate(context.Background(), migration.Request{
+				Instance: guestUUID, Destination: w.script.named, Migration: moveUUID, Options: w.script.options,
+			})
+			if w.accepted = err; !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "does not run") {
+				return
+			}
+			_ = p.Sleep(context.Background(), 10*time.Millisecond)
+		}
+	}
+}
+
+// run lets the world go until the migration is over and late messages have
+// arrived, and gives its record; the zero record where none was accepted.
+func (w *world) run() migration.Migration {
+	w.boot()
+	w.init.Go("time", func() {
+		for {
+			_ = w.init.Sleep(context.Background(), 250*time.Millisecond)
+			now := w.sim.Elapsed()
+			for name, c := range w.script.cut {
+				w.hosts[name].cut = now >= c[0] && now < c[0]+c[1]
+			}
+			d := w.script.deaf
+			w.hosts["a"].deaf = now >= d[0] && now < d[0]+d[1]
+			if m, err := w.conductor.Get(context.Background(), moveUUID); err == nil && w.watch != nil {
+				w.watch(m)
+			}
+			if w.process.Dead() {
+				_ = w.init.Sleep(context.Background(), time.Duration(w.sim.Rand().Int64N(int64(3*time.Second))))
+				w.boot()
+			}
+		}
+	})
+	var last migration.Migration
+	var rest time.Duration
+	if err := w.sim.Run(time.Hour, func() bool {
+		if w.process.Dead() {
+			rest = 0
+			return false
+		}
+		m, err := w.conductor.Get(context.Background(), moveUUID)
+		idle := err != nil && w.asked && w.sim.Elapsed() > 10*time.Second
+		if last = m; !idle && !m.Done() {
+			rest = 0
+			return false
+		}
+		if rest == 0 {
+			rest = w.sim.Elapsed()
+		}
+		return w.sim.Elapsed() > rest+time.Minute
+	}); err != nil {
+		w.violate("%v (status %s, step %s, error %v)", err, last.Status, last.Step, last.Error)
+	}
+	w.sim.Shutdown()
+	w.verify(last)
+	return last
+}
+
+// verify holds what must hold when all is over.
+func (w *world) verify(m migration.Migration) {
+	owner := "a"
+	switch m.Outcome {
+	case migration.OutcomeCompleted:
+		owner = m.DestCompute
+	case migration.OutcomeUndone, migration.OutcomeRefused, migration.OutcomeNone:
+	default:
+		w.violate("the migration ended %s", m.Outcome)
+	}
+	if w.script.want != nil && !slices.Contains(w.script.want, m.Outcome) {
+		w.violate("the outcome is %q (%v), want one of %q", m.Outcome, m.Error, w.script.want)
+	}
+	for name, h := range w.hosts {
+		h.expire()
+		state := "none"
+		if h.domain != nil {
+			state = h.domain.state
+		}
+		want := "none"
+		if name == owner {
+			if want = string(w.power); w.script.crashAt > 0 && m.Outcome != migration.OutcomeNone {
+				want = state // the guest crashed by itself
+			}
+		}
+		if state != want {
+			w.violate("at the end host %s has domain %s, want %s (outcome %s)", name, state, want, m.Outcome)
+		}
+		if here := h.token != nil && h.token.here; here != (name == owner) {
+			w.violate("at the end the token on %s is %v", name, here)
+		}
+		claims := slices.Sorted(maps.Keys(h.claims))
+		if name == owner && !slices.Equal(claims, []string{"instance"}) || name != owner && len(claims) > 0 {
+			w.violate("at the end host %s has claims %v", name, claims)
+		}
+		if len(h.contexts) > 0 {
+			w.violate("at the end host %s has a migration context", name)
+		}
+		if len(h.made) > 0 {
+			w.violate("at the end host %s has disks of %v", name, slices.Collect(maps.Keys(h.made)))
+		}
+	}
+	w.placement.verify(w.hosts[owner].provider)
+	if n := len(w.store.data["tasks"]); n > 0 {
+		w.violate("at the end %d task journals are left", n)
+	}
+	if n := len(w.store.data["aborts"]); n > 0 {
+		w.violate("at the end %d aborts are left", n)
+	}
+}
+
+// report fails the test with everything needed to understand a run.
+func (w *world) report(how string) {
+	w.t.Helper()
+	if len(w.violations) > 0 {
+		w.t.Errorf("%s:\n  %s\ntrace:\n  %s", how, strings.Join(w.violations, "\n  "), strings.Join(w.trace[max(0, len(w.trace)-60):], "\n  "))
+	}
+}
+
+// simStore is a durable store.
+type simStore struct {
+	data map[string]map[string][]byte
+}
+
+// storeWire is the store as one process sees it.
+type storeWire struct {
+	w *world
+	p *simruntime.Process
+}
+
+func (s storeWire) Put(_ context.Context, bucket, key string, value []byte) error {
+	_, failed := s.w.point(s.p, "before journal "+bucket)
+	if failed {
+		return errors.New("no space left on device")
+	}
+	b := s.w.store.data[bucket]
+	if b == nil {
+		b = map[string][]byte{}
+		s.w.store.data[bucket] = b
+	}
+	b[key] = slices.Clone(value)
+	if _, failed := s.w.point(s.p, "after journal "+bucket); failed {
+		return errors.New("input/output error")
+	}
+	return nil
+}
+
+func (s storeWire) Delete(_ context.Context, bucket, key string) error {
+	s.w.point(s.p, "before delete "+bucket)
+	delete(s.w.store.data[bucket], key)
+	s.w.point(s.p, "after delete "+bucket)
+	return nil
+}
+
+func (s storeWire) List(_ context.Context, bucket string) (map[string][]byte, error) {
+	return maps.Clone(s.w.store.data[bucket]), nil
+}
+
+// simPlacement is Placement's allocations: generations of consumers, and all or
+// nothing.
+type simPlacement struct {
+	w         *world
+	consumers map[string]*placementclient.Allocations
+	down      bool
+	full      map[string]bool // providers without room
+}
+
+func newSimPlacement(w *world) *simPlacement {
+	return &simPlacement{w: w, consumers: map[string]*placementclient.Allocations{}, full: map[string]bool{}}
+}
+
+func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
+	for id, a := range set {
+		have := s.consumers[id]
+		if (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have.ConsumerGeneration != *a.ConsumerGeneration {
+			return fault.New(fault.GenerationConflict, "consumer generation conflict on %s", id)
+		}
+		for rp := range a.Allocations {
+			if s.full[rp] {
+				return fault.Refuse(fault.DoesNotFit, "allocate", fault.Reason{Code: "placement_capacity", Message: "would exceed the capacity of " + rp})
+			}
+		}
+	}
+	for id, a := range set {
+		if len(a.Allocations) == 0 {
+			delete(s.consumers, id)
+			continue
+		}
+		next := 1
+		if a.ConsumerGeneration != nil {
+			next = *a.ConsumerGeneration + 1
+		}
+		kept := a.Clone()
+		kept.ConsumerGeneration = placementclient.Generation(next)
+		s.consumers[id] = &kept
+	}
+	return nil
+}
+
+func (s *simPlacement) verify(provider string) {
+	inst := s.consumers[guestUUID]
+	want := map[string]placementclient.Resources{provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+	if inst == nil || !inst.SameResources(placementclient.Allocations{Allocations: want}) {
+		s.w.violate("at the end the instance holds %+v, want %v", inst, want)
+	} else if inst.ConsumerType != placementclient.ConsumerInstance {
+		s.w.violate("at the end the instance's consumer type is %s", inst.ConsumerType)
+	}
+	if len(s.consumers) > 1 {
+		s.w.violate("at the end Placement has consumers %v", slices.Sorted(maps.Keys(s.consumers)))
+	}
+}
+
+// placementWire is Placement as one process sees it.
+type placementWire struct {
+	w *world
+	p *simruntime.Process
+}
+
+func (x placementWire) up() bool { return !x.w.placement.down }
+
+func (x placementWire) Allocations(_ context.Context, consumer string) (placementclient.Allocations, error) {
+	if !x.up() {
+		return placementclient.Allocations{}, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	x.p.Yield()
+	if a := x.w.placement.consumers[consumer]; a != nil {
+		return a.Clone(), nil
+	}
+	return placementclient.Allocations{}, nil
+}
+
+func (x placementWire) PutAllocations(_ context.Context, consumer string, a placementclient.Allocations) error {
+	_, err := wire(x.w, x.p, "put allocations", x.up, func() (struct{}, error) {
+		return struct{}{}, x.w.placement.write(map[string]placementclient.Allocations{consumer: a.Clone()})
+	})
+	return err
+}
+
+func (x placementWire) PostAllocations(_ context.Context, set map[string]placementclient.Allocations) error {
+	_, err := wire(x.w, x.p, "post allocations", x.up, func() (struct{}, error) {
+		return struct{}{}, x.w.placement.write(set)
+	})
+	return err
+}
+
+func (x placementWire) DeleteAllocations(_ context.Context, consumer string) error {
+	_, err := wire(x.w, x.p, "delete allocations", x.up, func() (struct{}, error) {
+		if x.w.placement.consumers[consumer] == nil {
+			return struct{}{}, fault.New(fault.NotFound, "consumer %s holds nothing", consumer)
+		}
+		delete(x.w.placement.consumers, consumer)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (x placementWire) Provider(_ context.Context, uuid string) (placementclient.ResourceProvider, error) {
+	return placementclient.ResourceProvider{UUID: uuid, Name: strings.TrimPrefix(uuid, "rp-")}, nil
+}
+
+func (x placementWire) AllocationCandidates(context.Context, placementclient.CandidateRequest) (placementclient.AllocationCandidates, error) {
+	var out placementclient.AllocationCandidates
+	if !x.up() {
+		return out, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	out.Summaries = map[string]placementclient.ProviderSummary{}
+	for _, name := range slices.Sorted(maps.Keys(x.w.hosts)) {
+		rp := x.w.hosts[name].provider
+		if x.w.placement.full[rp] {
+			continue
+		}
+		out.Candidates = append(out.Candidates, placementclient.Candidate{Allocations: map[string]placementclient.Resources{rp: {"VCPU": 2}}})
+		out.Summaries[rp] = placementclient.ProviderSummary{RootProviderUUID: rp}
+	}
+	return out, nil
+}
