@@ -111,6 +111,15 @@ func (f *fleet) crash(t *rapid.T, m *model, reboot bool) {
 	}
 }
 
+// given notes the answer of a Surrender, which may be the old one again.
+func (f *fleet) given(m *model, c claims.Commit) {
+	f.commits = append(f.commits, c)
+	f.gave[fmt.Sprint(m.host, c.Migration, c.Attempt)] = true
+	if k := m.tokens[c.Instance]; k.State == claims.TokenHere && k.Epoch < c.Epoch {
+		m.tokens[c.Instance] = claims.Token{Epoch: c.Epoch, State: claims.TokenSurrendered, Holder: c.To, Migration: c.Migration}
+	}
+}
+
 // check holds the ledgers against what was answered, and the fleet against the
 // laws.
 func (f *fleet) check(t *rapid.T) {
@@ -227,11 +236,7 @@ func TestTracker_LedgerIsWhatWasAnswered(t *testing.T) {
 			if !m.answered(t, o.Instance, err) {
 				return
 			}
-			f.commits = append(f.commits, c)
-			f.gave[fmt.Sprint(m.host, o.Migration, o.Attempt)] = true
-			if k := m.tokens[o.Instance]; k.State == claims.TokenHere && k.Epoch < c.Epoch {
-				m.tokens[o.Instance] = claims.Token{Epoch: c.Epoch, State: claims.TokenSurrendered, Holder: c.To, Migration: c.Migration}
-			}
+			f.given(m, c)
 		}
 		accept := func(t *rapid.T) {
 			if len(f.commits) == 0 {
@@ -330,9 +335,7 @@ func TestTracker_LedgerIsWhatWasAnswered(t *testing.T) {
 					if !m.answered(t, o.Instance, err) {
 						continue
 					}
-					f.commits = append(f.commits, commit)
-					f.gave[fmt.Sprint(m.host, o.Migration, o.Attempt)] = true
-					m.tokens[o.Instance] = claims.Token{Epoch: commit.Epoch, State: claims.TokenSurrendered, Holder: to.host, Migration: o.Migration}
+					f.given(m, commit)
 					if to.answered(t, o.Instance, to.AcceptToken(ctx, commit, guest(o.Instance))) {
 						to.tokens[o.Instance] = claims.Token{Epoch: commit.Epoch, State: claims.TokenHere, Holder: to.host, Migration: o.Migration}
 					}
