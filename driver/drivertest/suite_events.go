@@ -79,14 +79,31 @@ func events() []property {
 			wantKind(t, "Events after Close", err, fault.Unavailable)
 		}},
 		{"Events_ASlowReaderBlocksNobody", func(t *testing.T, b *bench) {
-			ch := b.events(t)
+			slow, fast := b.events(t), b.events(t)
 			id := b.running(t)
+			// Events may come long after their calls; when the fast reader has the
+			// last of them, the slow one's have all been there.
+			last := make(chan struct{})
+			go func() {
+				defer close(last)
+				for e := range fast {
+					if e.Kind == driver.EventStopped && e.UUID == id {
+						return
+					}
+				}
+			}()
 			for range 150 {
 				must(t, "Suspend", b.d.Suspend(within(t), id))
 				must(t, "Resume", b.d.Resume(within(t), id))
 			}
+			must(t, "Destroy", b.d.Destroy(within(t), id))
+			select {
+			case <-last:
+			case <-time.After(call):
+				t.Fatal("a reader that is fast did not get the last event")
+			}
 			// 300 events were not read: the reader is told to read everything again.
-			await(t, ch, driver.EventResync, "")
+			await(t, slow, driver.EventResync, "")
 		}},
 	}
 }

@@ -162,7 +162,7 @@ func (d *Driver) socket() string {
 }
 
 // where names the daemon in messages.
-func (d *Driver) where() string { return d.socket() }
+func (d *Driver) where() string { return d.o.URI + " at " + d.socket() }
 
 // dial opens one connection, within the driver's deadline.
 func (d *Driver) dial(ctx context.Context) (Conn, error) {
@@ -258,9 +258,9 @@ func (d *Driver) setHealth(err error) {
 	d.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):
-		d.log.Warn("libvirt does not answer", "socket", d.where(), "error", err)
+		d.log.Warn("libvirt does not answer", "uri", d.o.URI, "socket", d.socket(), "error", err)
 	case err == nil && was != nil:
-		d.log.Info("libvirt answers", "socket", d.where())
+		d.log.Info("libvirt answers", "uri", d.o.URI, "socket", d.socket())
 	}
 }
 
@@ -269,12 +269,12 @@ func (d *Driver) Health() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return fault.New(fault.Unavailable, "libvirt at %s: %w", d.where(), errClosed)
+		return fault.New(fault.Unavailable, "libvirt %s: %w", d.where(), errClosed)
 	}
 	if d.health == nil {
 		return nil
 	}
-	return fault.New(fault.Unavailable, "libvirt at %s: no answer since %s: %w", d.where(), d.since.Format(time.RFC3339), d.health)
+	return fault.New(fault.Unavailable, "libvirt %s: no answer since %s: %w", d.where(), d.since.Format(time.RFC3339), d.health)
 }
 
 // Close implements driver.Driver.

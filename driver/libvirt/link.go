@@ -196,7 +196,7 @@ func do[T any](ctx context.Context, l *link, r request, f func(Conn) (T, error))
 	}
 	s, err := l.acquire(ctx)
 	if err != nil {
-		return zero, fault.New(fault.Unavailable, "%s: libvirt at %s: %w", r, d.where(), err)
+		return zero, fault.New(fault.Unavailable, "%s: libvirt %s: %w", r, d.where(), err)
 	}
 	type answer struct {
 		v   T
