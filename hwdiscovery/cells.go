@@ -31,9 +31,10 @@ func (t *tree) readCells(host *topology.Host, cpus cpuReading) {
 		t.oneCell(host, cpus, proc, haveProc)
 		return
 	}
-	t.hideGPUs(nodes, cpus.info.power)
+	t.hideGPUs(nodes)
 	t.hideOverlaps(nodes)
 	t.checkPlacedCPUs(nodes, cpus.online)
+	t.checkCores(nodes, cpus.cores)
 	t.readDistances(nodes)
 	t.checkMemory(nodes, proc, haveProc)
 
@@ -110,18 +111,15 @@ func (t *tree) nodeCPUs(id int, online topology.CPUSet) topology.CPUSet {
 	return mask.Intersection(online)
 }
 
-// hideGPUs leaves out the nodes that are memory of an NVIDIA GPU on POWER, where
-// the driver gives the GPU's own memory to the kernel as a node. It is not for
-// guests: the GPU resets with what lies in it.
-func (t *tree) hideGPUs(nodes []*node, power bool) {
-	if !power {
-		return
-	}
+// hideGPUs leaves out the nodes that are memory of an NVIDIA GPU, which the
+// driver gives to the kernel as nodes without CPUs (POWER with NVLink, Grace). It
+// is not for guests: the GPU resets with what lies in it.
+func (t *tree) hideGPUs(nodes []*node) {
 	gpus, _ := t.names(nvidiaGPUs)
 	slices.Sort(gpus)
 	for _, gpu := range gpus {
 		file := nvidiaGPUs + "/" + gpu + "/numa_status"
-		text, ok := t.text(optional, file, about{})
+		text, ok := t.text(expected, file, about{})
 		id, found := parseGPUNode(text)
 		if !ok || !found {
 			continue
@@ -166,6 +164,26 @@ func (t *tree) checkPlacedCPUs(nodes []*node, online topology.CPUSet) {
 	}
 	if lost := online.Difference(placed); !lost.IsEmpty() {
 		t.degrade("cpu_without_cell", nodeDir, about{}, "CPUs %s are online and in no node of %s", list(lost), nodeDir)
+	}
+}
+
+// checkCores sees that no core lies in two cells; the kernel warns of the same
+// ("smt-sibling is not on the same node"). The cells stay as they are told.
+func (t *tree) checkCores(nodes []*node, cores []topology.CPUSet) {
+	for _, n := range nodes {
+		if n.hidden {
+			continue
+		}
+		var cut topology.CPUSet
+		for _, core := range cores {
+			if in := core.Intersection(n.cpus); !in.IsEmpty() && in.Len() < core.Len() {
+				cut = cut.Union(in)
+			}
+		}
+		if !cut.IsEmpty() {
+			file := nodeFile(n.id, "cpumap")
+			t.degrade("cells_contradict", file, cellOf(n.id), "%s: %s, but CPUs %s share their cores with CPUs outside", file, list(n.cpus), list(cut))
+		}
 	}
 }
 

@@ -41,7 +41,8 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 		root = "/"
 	}
 	o := options{basePageSize: 4096}
-	if filepath.Clean(root) == "/" {
+	live := filepath.Clean(root) == "/"
+	if live {
 		o.basePageSize = topology.PageSize(os.Getpagesize())
 	}
 	for _, opt := range opts {
@@ -56,6 +57,17 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 	}
 	defer r.Close()
 
+	host, err := discover(r, root, o)
+	if err == nil && live && host.Health == topology.HealthDegraded {
+		// Pools and CPUs of a running host change between two files. What is
+		// still wrong a second time is wrong.
+		host, err = discover(r, root, o)
+	}
+	return host, err
+}
+
+// discover reads the tree once.
+func discover(r *os.Root, root string, o options) (topology.Host, error) {
 	var first firstReading
 	if !o.skipGHW {
 		first = readGHW(root)

@@ -33,7 +33,7 @@
 // package is made by its lowest CPU, so a CPU whose mask names a lower one that
 // does not answer belongs to none; of cells that share CPUs the lower-numbered
 // one stands; the two halves of an AMD compute unit (families 15h and 16h) are
-// two cores; memory of an NVIDIA GPU on POWER is not a cell. Unlike hwloc, a
+// two cores; memory of an NVIDIA GPU is not a cell. Unlike hwloc, a
 // cell of memory only has no CPUs here (hwloc lends it those of its
 // neighbours): a CPU is counted in one cell only. Limits of the caller's own
 // cgroup are not the host's and are not looked at.

@@ -203,7 +203,6 @@ type cpuinfo struct {
 	processors topology.CPUSet // the numbers behind "processor"
 	amdCU      bool            // an AMD of family 15h or 16h: two cores share a compute unit
 	vendor     string          // of the first processor; "" where the architecture tells none
-	power      bool            // the architecture is POWER
 	core       map[int][2]int  // processor → physical id, core id; only where both stand
 }
 
@@ -251,8 +250,6 @@ func parseCPUInfo(text string) (cpuinfo, error) {
 					ids[1] = n
 				}
 			}
-		case "cpu":
-			info.power = info.power || strings.HasPrefix(value, "POWER")
 		default:
 			// s390: "processor 0: version = FF, identification = …".
 			if digits, ok := strings.CutPrefix(key, "processor "); ok {
