@@ -53,6 +53,10 @@ type half struct {
 	Commit  *Commit `json:"commit,omitempty"`
 	Refused int     `json:"refused,omitempty"`
 
+	// Accepted is the attempt by which the token came here; 0 when it did not.
+	// A migration brings a guest once: its verbs are late from then on.
+	Accepted int `json:"accepted,omitempty"`
+
 	// Buried is the highest attempt of each step whose undo has run.
 	Buried map[string]int `json:"buried,omitempty"`
 

@@ -193,6 +193,9 @@ func (t *Tracker) admitLocked(r Request) (*entry, error) {
 		}
 		return e, nil
 	}
+	if accepted := t.migrations[r.Owner.Migration].Accepted; accepted > 0 {
+		return nil, fault.Refuse(fault.Forbidden, doing, goneOn(r.Owner.Migration, accepted))
+	}
 	if err := t.admitOwnerLocked(doing, r.Owner); err != nil {
 		return nil, err
 	}

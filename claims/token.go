@@ -26,7 +26,11 @@ func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, er
 		doing := fmt.Sprintf("surrender token of instance %s to %s (migration %s, attempt %d)", ref.Instance, to, ref.Migration, ref.Attempt)
 		h := t.migrations[ref.Migration].clone()
 		if c := h.Commit; c != nil {
-			if c.Instance == ref.Instance && c.Attempt == ref.Attempt && c.To == to {
+			// A guest that has come back since has a higher epoch: then the old
+			// answer would be given to a receiver of long ago.
+			k := t.instances[ref.Instance].Token
+			back := k.State == TokenHere && k.Epoch >= c.Epoch
+			if c.Instance == ref.Instance && c.Attempt == ref.Attempt && c.To == to && !back {
 				answer = *c
 				return plan{}, nil
 			}
@@ -124,8 +128,9 @@ func (t *Tracker) CommitRefused(migration string, attempt int) bool {
 // AcceptToken takes the token that a commit names, with the record of the guest,
 // in one commit. It needs a claim here, pending or arriving, of exactly the
 // commit's migration and attempt. Safe to repeat, also after Bind.
-// fault.Forbidden for a commit to another host, without such a claim, or when
-// this ledger knows of the same or a higher epoch by another hand-over. A name
+// fault.Forbidden for a commit to another host, without such a claim, for one
+// that was accepted before and whose guest has gone on, or when this ledger
+// knows of the same or a higher epoch by another hand-over. A name
 // that a guest here has already is no reason to refuse: past the source's commit
 // there is only forward, and libvirt has let the domain in.
 func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
@@ -157,6 +162,10 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		case k.Epoch >= c.Epoch:
 			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(k))
 		}
+		h := t.migrations[c.Migration].clone()
+		if h.Accepted > 0 {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, goneOn(c.Migration, h.Accepted))
+		}
 		if !t.awaitedLocked(c) {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
 				Code:    "no_claim",
@@ -169,8 +178,18 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		if next.CreatedAt.IsZero() {
 			next.CreatedAt = t.runtime.Now().UTC()
 		}
-		return t.writeInstance(next), nil
+		h.Accepted = c.Attempt
+		return t.writeInstance(next).and(t.writeHalf(c.Migration, h)), nil
 	})
+}
+
+func goneOn(migration string, attempt int) fault.Reason {
+	return fault.Reason{
+		Code:    "accepted_before",
+		Message: fmt.Sprintf("migration %s has brought the guest here with attempt %d, and it has gone on since; this request is late", migration, attempt),
+		Have:    fmt.Sprintf("attempt %d", attempt),
+		Change:  "look where the guest is now",
+	}
 }
 
 // awaitedLocked reports whether a claim waits for what this commit brings.

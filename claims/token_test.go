@@ -233,3 +233,28 @@ func TestTracker_ValuesAreTheCallersOwn(t *testing.T) {
 		t.Error("a reader's map is the ledger's")
 	}
 }
+
+// Requests of a finished move, held up on the way, must not make a second owner
+// after the guest has gone on.
+func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
+	a, b := newBench(t, "host-a"), newBench(t, "host-b")
+	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), small))
+	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
+	arriving(t, b, there)
+	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
+	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
+	must[claims.Claim](t)(b.Bind(ctx, there))
+	wantNil(t, a.Forget(ctx, "i1"))
+	arriving(t, a, back)
+	second := must[claims.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
+	wantNil(t, a.AcceptToken(ctx, second, guest("i1")))
+	must[claims.Claim](t)(a.Bind(ctx, back))
+	wantNil(t, b.Forget(ctx, "i1"))
+	b.restart()
+
+	_, err := b.Claim(ctx, claims.Request{Owner: there, Resources: small})
+	wantKind(t, err, fault.Forbidden)
+	wantKind(t, b.AcceptToken(ctx, first, guest("i1")), fault.Forbidden)
+	_, err = a.Surrender(ctx, refOf(there, ""), "host-b")
+	wantKind(t, err, fault.Forbidden)
+}
