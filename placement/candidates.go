@@ -63,9 +63,6 @@ func listCandidates(t *tx, r *request) (*answer, error) {
 	if _, given := r.last("group_policy"); !given && granular > 1 {
 		return nil, badRequest(`The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.`)
 	}
-	if err := t.checkNames(groups, w); err != nil {
-		return nil, err
-	}
 	s := &search{t: t, ctx: r.http.Context(), w: w}
 	options, err := s.run(groups, granular)
 	if err != nil {
@@ -83,18 +80,9 @@ func listCandidates(t *tx, r *request) (*answer, error) {
 	}), nil
 }
 
-// checkNames refuses classes and traits that do not exist.
-func (t *tx) checkNames(groups []*group, w wide) error {
-	sets := [][]string{w.rootRequired, w.rootForbidden}
-	for _, g := range groups {
-		for _, a := range g.resources {
-			if _, known := t.classID(a.class); !known {
-				return badRequest("Invalid resource class in resources parameter: No such resource class %s.", a.class)
-			}
-		}
-		sets = append(append(sets, g.required...), g.forbidden)
-	}
-	if missing := t.unknownTraits(sets); missing != "" {
+// checkTraits refuses traits that do not exist.
+func (t *tx) checkTraits(sets ...[]string) error {
+	if missing := t.unknownTrait(sets); missing != "" {
 		return badRequest("No such trait(s): %s.", missing)
 	}
 	return nil
@@ -108,12 +96,20 @@ func (s *search) run(groups []*group, granular int) ([]option, error) {
 		}
 	}
 	if len(s.w.rootRequired) > 0 || len(s.w.rootForbidden) > 0 {
+		for _, list := range [][]string{s.w.rootRequired, s.w.rootForbidden} {
+			if err := s.t.checkTraits(list); err != nil {
+				return nil, err
+			}
+		}
 		s.roots = map[string]bool{}
 		for _, p := range s.t.allProviders() {
 			missing := slices.ContainsFunc(s.w.rootRequired, func(n string) bool { return !p.hasTrait(n) })
 			if p.Parent == "" && !missing && !slices.ContainsFunc(s.w.rootForbidden, p.hasTrait) {
 				s.roots[p.UUID] = true
 			}
+		}
+		if len(s.roots) == 0 {
+			return nil, nil
 		}
 	}
 	// By anchor, then by group, in the order of groups.
@@ -140,8 +136,23 @@ func (s *search) run(groups []*group, granular int) ([]option, error) {
 
 func (s *search) allowed(root string) bool { return s.roots == nil || s.roots[root] }
 
-// serve gives every way to serve one group.
+// serve gives every way to serve one group. Conditions are resolved in the real
+// service's order, which ends as soon as nobody can meet one: what is unknown
+// further on, in this group or the next, is then not told.
 func (s *search) serve(g *group) ([]option, error) {
+	for _, a := range g.resources {
+		if _, known := s.t.classID(a.class); !known {
+			return nil, badRequest("Invalid resource class in resources parameter: No such resource class %s.", a.class)
+		}
+	}
+	if len(g.memberOf) > 0 && !s.t.anybody(filter{memberOf: g.memberOf}) {
+		return nil, nil
+	}
+	for _, set := range append(slices.Clone(g.required), g.forbidden) {
+		if err := s.t.checkTraits(set); err != nil {
+			return nil, err
+		}
+	}
 	root := ""
 	if g.inTree != "" {
 		p := s.t.provider(g.inTree)

@@ -195,15 +195,33 @@ func listProviders(t *tx, r *request) (*answer, error) {
 			return nil, err
 		}
 	}
+	none := ok(map[string]any{"resource_providers": []any{}})
 	if inTree != "" {
 		p := t.provider(inTree)
 		if p == nil {
-			return ok(map[string]any{"resource_providers": []any{}}), nil
+			return none, nil
 		}
 		f.root = p.Root
 	}
-	if missing := t.unknownTraits(append(slices.Clone(f.required), f.forbidden)); missing != "" {
-		return nil, badRequest(`Invalid trait(s) in "required" parameter: No such trait(s): %s.`, missing)
+	// The real service resolves one condition after the other and is done as soon
+	// as nobody meets one, so that what it does not know further on is not told.
+	unknown := func(sets [][]string) error {
+		if missing := t.unknownTrait(sets); missing != "" {
+			return badRequest(`Invalid trait(s) in "required" parameter: No such trait(s): %s.`, missing)
+		}
+		return nil
+	}
+	if err := unknown(f.required); err != nil {
+		return nil, err
+	}
+	if len(f.required) > 0 && !t.anybody(filter{required: f.required}) {
+		return none, nil
+	}
+	if err := unknown([][]string{f.forbidden}); err != nil {
+		return nil, err
+	}
+	if len(f.memberOf) > 0 && !t.anybody(filter{memberOf: f.memberOf}) {
+		return none, nil
 	}
 	for _, c := range f.resources {
 		if _, known := t.classID(c.class); !known {
@@ -217,6 +235,11 @@ func listProviders(t *tx, r *request) (*answer, error) {
 		}
 	}
 	return ok(map[string]any{"resource_providers": out}), nil
+}
+
+// anybody says whether some provider passes the filter.
+func (t *tx) anybody(f filter) bool {
+	return slices.ContainsFunc(t.allProviders(), func(p *provider) bool { return f.matches(t, p) })
 }
 
 // filter is what GET /resource_providers narrows by.
@@ -285,23 +308,14 @@ func (t *tx) hasRoom(p *provider, a amount) bool {
 		float64(t.used(p.UUID, a.class)+a.n) <= float64(inv.Total-inv.Reserved)*inv.AllocationRatio
 }
 
-// unknownTraits names the traits of the sets that do not exist, or "".
-func (t *tx) unknownTraits(sets [][]string) string {
-	var missing []string
+// unknownTrait names the first trait of the sets that does not exist, or "".
+func (t *tx) unknownTrait(sets [][]string) string {
 	for _, set := range sets {
 		for _, name := range set {
-			if !t.hasTrait(name) && !slices.Contains(missing, name) {
-				missing = append(missing, name)
+			if !t.hasTrait(name) {
+				return name
 			}
 		}
 	}
-	slices.Sort(missing)
-	text := ""
-	for i, m := range missing {
-		if i > 0 {
-			text += ", "
-		}
-		text += m
-	}
-	return text
+	return ""
 }

@@ -164,11 +164,12 @@ func (s *schema) checkObject(o *object, depth int, found []violation) []violatio
 		}
 	}
 	if s.closed && len(extra) > 0 {
-		if len(s.patterns) > 0 && len(s.props) == 0 {
+		if len(s.patterns) > 0 {
 			var res []string
 			for _, p := range s.patterns {
 				res = append(res, python(p.re.String()))
 			}
+			slices.Sort(res)
 			verb := "does"
 			if len(extra) > 1 {
 				verb = "do"
