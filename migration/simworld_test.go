@@ -273,6 +273,10 @@ func (w *world) run() migration.Migration {
 	})
 	var last migration.Migration
 	var rest time.Duration
+	late := 2 * time.Second
+	if w.faults.chance > 0 || len(w.faults.requests) > 0 {
+		late = time.Minute // longer than any message is late
+	}
 	if err := w.sim.Run(time.Hour, func() bool {
 		if w.process.Dead() {
 			rest = 0
@@ -287,7 +291,7 @@ func (w *world) run() migration.Migration {
 		if rest == 0 {
 			rest = w.sim.Elapsed()
 		}
-		return w.sim.Elapsed() > rest+time.Minute
+		return w.sim.Elapsed() > rest+late
 	}); err != nil {
 		w.violate("%v (status %s, step %s, error %v)", err, last.Status, last.Step, last.Error)
 	}
@@ -401,6 +405,7 @@ type simPlacement struct {
 	consumers map[string]*placementclient.Allocations
 	down      bool
 	full      map[string]bool // providers without room
+	lateFull  string          // this one is full, but the candidates do not say so
 }
 
 func newSimPlacement(w *world) *simPlacement {
@@ -414,7 +419,7 @@ func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
 			return fault.New(fault.GenerationConflict, "consumer generation conflict on %s", id)
 		}
 		for rp := range a.Allocations {
-			if s.full[rp] {
+			if s.full[rp] || s.lateFull == rp {
 				return fault.Refuse(fault.DoesNotFit, "allocate", fault.Reason{Code: "placement_capacity", Message: "would exceed the capacity of " + rp})
 			}
 		}

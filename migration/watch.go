@@ -99,7 +99,8 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 
 // near says whether the end of the stream may come before the next usual look.
 func near(p Progress, d DomainView, poll time.Duration) bool {
-	if p.Phase == "switchover" || d.State == "paused" {
+	// A guest that its user had paused stays "user" to the end.
+	if p.Phase == "switchover" || d.State == "paused" && d.Reason != "user" {
 		return true
 	}
 	remaining := p.MemoryRemaining + p.DiskRemaining

@@ -1,0 +1,158 @@
+package migration
+
+import (
+	"fmt"
+	"testing"
+)
+
+var (
+	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
+	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning}
+	allJournal = []JournalFact{JournalStreaming, JournalSeen, JournalUndoing, JournalCommitted}
+	allLedgers = []Ledger{LedgerUnknown, LedgerHere, LedgerSurrendered, LedgerReclaimed, LedgerElsewhere}
+)
+
+func everyFact(f func(Facts)) {
+	for _, s := range allSources {
+		for _, d := range allDests {
+			for _, j := range allJournal {
+				for _, l := range allLedgers {
+					f(Facts{s, d, j, l})
+				}
+			}
+		}
+	}
+}
+
+// TestHandover_EveryRow has one witness for each row of the table, in order, and
+// what it must answer. A row without a witness, or one that decides nothing, fails.
+func TestHandover_EveryRow(t *testing.T) {
+	witnesses := []struct {
+		facts Facts
+		want  Action
+	}{
+		{Facts{SourceSilent, DestinationSilent, JournalCommitted, LedgerUnknown}, ActionCommit},
+		{Facts{SourceMigrated, DestinationArrived, JournalStreaming, LedgerSurrendered}, ActionCommit},
+		{Facts{SourceMemory, DestinationUnasked, JournalStreaming, LedgerElsewhere}, ActionInDoubt},
+		{Facts{SourceMigrated, DestinationArrived, JournalStreaming, LedgerReclaimed}, ActionInDoubt},
+		{Facts{SourceMemory, DestinationArrived, JournalUndoing, LedgerReclaimed}, ActionReclaim},
+		{Facts{SourceSilent, DestinationArrived, JournalStreaming, LedgerHere}, ActionWait},
+		{Facts{SourceJob, DestinationArriving, JournalUndoing, LedgerHere}, ActionReclaim},
+		{Facts{SourceJob, DestinationArriving, JournalStreaming, LedgerHere}, ActionWait},
+		{Facts{SourceMemory, DestinationArrived, JournalStreaming, LedgerHere}, ActionReclaim},
+		{Facts{SourceMigrated, DestinationSilent, JournalUndoing, LedgerHere}, ActionCommit},
+		{Facts{SourceEnded, DestinationUnasked, JournalStreaming, LedgerHere}, ActionReclaim},
+		{Facts{SourceRemoved, DestinationArrived, JournalStreaming, LedgerHere}, ActionInDoubt},
+		{Facts{SourceOff, DestinationUnasked, JournalSeen, LedgerHere}, ActionCommit},
+		{Facts{SourceOff, DestinationUnasked, JournalStreaming, LedgerHere}, ActionAsk},
+		{Facts{SourceVanished, DestinationSilent, JournalStreaming, LedgerHere}, ActionWait},
+		{Facts{SourceOff, DestinationNone, JournalStreaming, LedgerHere}, ActionReclaim},
+		{Facts{SourceOff, DestinationArrived, JournalStreaming, LedgerHere}, ActionInDoubt},
+		{Facts{SourceVanished, DestinationArrived, JournalStreaming, LedgerHere}, ActionCommit},
+		{Facts{SourceVanished, DestinationNone, JournalStreaming, LedgerHere}, ActionInDoubt},
+	}
+	if len(witnesses) != len(handoverTable) {
+		t.Fatalf("%d witnesses for %d rows", len(witnesses), len(handoverTable))
+	}
+	for i, w := range witnesses {
+		if row := decidingRow(w.facts); row != i {
+			t.Errorf("row %d: %v is decided by row %d", i, w.facts, row)
+		}
+		if got, why := Decide(w.facts); got != w.want {
+			t.Errorf("row %d: %v: %s (%s), want %s", i, w.facts, got, why, w.want)
+		}
+	}
+}
+
+// TestHandover_LawsHoldForAllFacts holds what no row may break, over every
+// combination of facts.
+func TestHandover_LawsHoldForAllFacts(t *testing.T) {
+	n := 0
+	everyFact(func(f Facts) {
+		n++
+		action, why := Decide(f)
+		if decidingRow(f) < 0 {
+			t.Errorf("%v: no row", f)
+		}
+		if why == "" {
+			t.Errorf("%v: no reason", f)
+		}
+		left := f.Journal == JournalCommitted || f.Ledger == LedgerSurrendered
+		bad := func(law string) { t.Errorf("%v: %s (%s): %s", f, action, why, law) }
+		switch {
+		case left && action != ActionCommit:
+			bad("the token has left: only forward")
+		case left:
+		case action == ActionCommit && (f.Source == SourceMemory || f.Source == SourceJob || f.Source == SourceEnded):
+			bad("commit while the source has the guest")
+		case action == ActionCommit && (f.Ledger == LedgerReclaimed || f.Ledger == LedgerElsewhere):
+			bad("commit of a token that the source will not or cannot give")
+		case action == ActionReclaim && (f.Source == SourceMigrated || f.Source == SourceVanished || f.Source == SourceRemoved):
+			bad("reclaim of a guest that has left")
+		case f.Source == SourceSilent && f.Ledger != LedgerReclaimed && f.Ledger != LedgerElsewhere && action != ActionWait:
+			bad("a decision about what cannot be seen")
+		case action == ActionAsk && f.Destination != DestinationUnasked:
+			bad("the destination was asked already")
+		case f.Source == SourceMigrated && f.Ledger == LedgerHere && action != ActionCommit:
+			bad("the destination's copy is the only one")
+		}
+	})
+	if want := len(allSources) * len(allDests) * len(allJournal) * len(allLedgers); n != want {
+		t.Errorf("%d facts, want %d", n, want)
+	}
+}
+
+// TestFacts_ReadLibvirtsWords holds how states and reasons are read.
+func TestFacts_ReadLibvirtsWords(t *testing.T) {
+	source := func(inFlight bool, state, reason string) *StreamStatus {
+		return &StreamStatus{InFlight: inFlight, Domain: DomainView{Exists: state != "", State: state, Reason: reason}}
+	}
+	for _, tt := range []struct {
+		st        *StreamStatus
+		transient bool
+		want      SourceFact
+	}{
+		{nil, false, SourceSilent},
+		{&StreamStatus{Domain: DomainView{Exists: true}}, false, SourceSilent},
+		{source(true, "running", "booted"), false, SourceJob},
+		{source(true, "paused", "migrating"), false, SourceJob},
+		{source(true, "shut off", "migrated"), false, SourceMigrated},
+		{source(false, "shut off", "migrated"), false, SourceMigrated},
+		{source(false, "running", "migration canceled"), false, SourceMemory},
+		{source(false, "paused", "migrating"), false, SourceMemory}, // libvirtd killed in Finish: not incoming
+		{source(false, "crashed", "panicked"), false, SourceMemory},
+		{source(false, "shut off", "crashed"), false, SourceOff},
+		{source(false, "shut off", "unknown"), false, SourceOff},
+		{source(false, "shut off", "destroyed"), false, SourceEnded},
+		{source(false, "shut off", "shutdown"), false, SourceEnded},
+		{source(false, "", ""), true, SourceVanished},
+		{source(false, "", ""), false, SourceRemoved},
+	} {
+		if got := sourceFact(tt.st, !tt.transient); got != tt.want {
+			t.Errorf("%+v, transient %v: %s, want %s", tt.st, tt.transient, got, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		state, reason string
+		want          DestinationFact
+	}{
+		{"", "", DestinationNone},
+		{"shut off", "destroyed", DestinationNone},
+		{"paused", "migrating", DestinationArriving},
+		{"paused", "user", DestinationArrived},
+		{"paused", "starting up", DestinationArrived},
+		{"running", "unpaused", DestinationRunning},
+	} {
+		st := &DestinationStatus{Domain: DomainView{Exists: tt.state != "", State: tt.state, Reason: tt.reason}}
+		if got := destinationFact(st); got != tt.want {
+			t.Errorf("%s (%s): %s, want %s", tt.state, tt.reason, got, tt.want)
+		}
+	}
+	if got := destinationFact(nil); got != DestinationSilent {
+		t.Errorf("no answer: %s", got)
+	}
+}
+
+func (f Facts) String() string {
+	return fmt.Sprintf("source %s, destination %s, journal %s, ledger %q", f.Source, f.Destination, f.Journal, f.Ledger)
+}

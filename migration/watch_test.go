@@ -1,0 +1,100 @@
+package migration
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/internal/fault"
+)
+
+var testLimits = StreamLimits{
+	Stall: 15 * time.Second, Setup: 60 * time.Second, Timeout: 100 * time.Second,
+	Poll: 250 * time.Millisecond, Near: 20 * time.Millisecond,
+}
+
+// TestJudge_Series feeds whole streams and looks at the first verdict.
+func TestJudge_Series(t *testing.T) {
+	raw, err := os.ReadFile("testdata/streams.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Split(string(raw), "\n-- ")[1:]
+	if len(all) < 9 {
+		t.Fatalf("%d series", len(all))
+	}
+	for _, series := range all {
+		lines := strings.Split(strings.TrimSpace(series), "\n")
+		t.Run(strings.TrimSuffix(lines[0], " --"), func(t *testing.T) {
+			want := strings.TrimPrefix(lines[len(lines)-1], "= ")
+			got := "none"
+			var w StreamWatch
+			var v Verdict
+			for _, line := range lines[1 : len(lines)-1] {
+				s, second := sample(t, line)
+				if w, v = w.Judge(s, testLimits); v.Abort != nil {
+					got = fmt.Sprintf("%s %s", fault.ReasonsOf(v.Abort)[0].Code, second)
+					break
+				}
+			}
+			if got != want {
+				t.Errorf("verdict %q, want %q (%v)", got, want, v.Abort)
+			}
+		})
+	}
+}
+
+// sample reads one line of testdata/streams.txt.
+func sample(t *testing.T, line string) (Sample, string) {
+	var second float64
+	var p Progress
+	second2, rest, _ := strings.Cut(line, " ")
+	if _, err := fmt.Sscan(second2, &second); err != nil {
+		t.Fatalf("line %q: %v", line, err)
+	}
+	s := Sample{At: time.Hour + time.Duration(second*float64(time.Second))}
+	switch rest {
+	case "silent":
+	case "over":
+		s.Status = &StreamStatus{Domain: DomainView{Exists: true, State: "shut off", Reason: "migrated"}}
+	default:
+		if _, err := fmt.Sscan(rest, &p.Phase, &p.Iteration, &p.MemoryProcessed, &p.MemoryRemaining, &p.Rate, &p.DiskProcessed); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		p.MemoryProcessed, p.MemoryRemaining, p.DiskProcessed, p.Rate = p.MemoryProcessed<<20, p.MemoryRemaining<<20, p.DiskProcessed<<20, p.Rate<<20
+		s.Status = &StreamStatus{InFlight: true, Domain: DomainView{Exists: true, State: "running"}, Progress: p}
+	}
+	return s, second2
+}
+
+// TestJudge_LooksOftenOnlyNearTheEnd: what is seen late is downtime, and what is
+// looked at too often is load.
+func TestJudge_LooksOftenOnlyNearTheEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		st   StreamStatus
+		want time.Duration
+	}{
+		{"setting up, nothing remains yet", StreamStatus{InFlight: true, Progress: Progress{Phase: "setup"}}, testLimits.Poll},
+		{"much remains", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 30, Rate: 1 << 27}}, testLimits.Poll},
+		{"little remains", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26, Rate: 1 << 27}}, testLimits.Near},
+		{"rate unknown", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26}}, testLimits.Poll},
+		{"switching over", StreamStatus{InFlight: true, Progress: Progress{Phase: "switchover"}}, testLimits.Near},
+		{"stopped by the switch-over", StreamStatus{InFlight: true, Domain: DomainView{Exists: true, State: "paused", Reason: "migrating"}}, testLimits.Near},
+	} {
+		if _, v := (StreamWatch{}).Judge(Sample{Status: &tt.st}, testLimits); v.Next != tt.want {
+			t.Errorf("%s: next look in %s, want %s", tt.name, v.Next, tt.want)
+		}
+	}
+}
+
+// TestJudge_CountsTimeFromBeforeARestart: the job's own clock goes on while the
+// conductor is away.
+func TestJudge_CountsTimeFromBeforeARestart(t *testing.T) {
+	st := &StreamStatus{InFlight: true, Progress: Progress{Elapsed: 101 * time.Second, MemoryProcessed: 1}}
+	if _, v := (StreamWatch{}).Judge(Sample{Status: st}, testLimits); v.Abort == nil {
+		t.Error("a job of 101 s goes on, want the timeout of 100 s")
+	}
+}
