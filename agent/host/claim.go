@@ -73,6 +73,9 @@ func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
+	if h.tokenArrived(ref) {
+		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
+	}
 	// Buried before the lock: a claim that is being made meanwhile is aborted
 	// below, and none can follow it.
 	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {

@@ -156,7 +156,8 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err := h.checkNames(ctx, &no, migration.Guest{UUID: req.UUID, Name: req.Name}); err != nil {
 		return createPlan{}, err
 	}
-	if other, taken := h.tracker.InstanceByName(req.Name); taken && other.UUID != req.UUID {
+	other, taken := h.tracker.InstanceByName(req.Name)
+	if taken && other.UUID != req.UUID && !slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Have == other.UUID }) {
 		no.add(fault.Exists, fault.Reason{Code: "name_exists", Message: "an instance named " + req.Name + " is in the ledger, with uuid " + other.UUID, Have: other.UUID})
 	}
 	if err := h.tracker.Check(p.resources); err != nil {

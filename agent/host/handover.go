@@ -85,7 +85,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if err != nil {
 		return sourceState{}, err
 	}
-	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, under: h.ownStream(ref)}
+	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, under: got.Result == resultNone && h.ownStream(ref)}
 	if h.migrator != nil {
 		job, err := h.migrator.Job(ctx, ref.Instance)
 		if err != nil && !errors.Is(err, fault.NotFound) {
@@ -134,7 +134,11 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	case mayCommit:
 		h.log.Info("the token leaves", "instance", ref.Instance, "migration", ref.Migration, "to", asked.Destination, "why", why)
 	case notYet:
-		return none, fault.New(fault.Busy, "%s", why)
+		kind := fault.Busy // it has left by all signs; the call's end is awaited
+		if s.exists && s.domain.Active() {
+			kind = fault.Forbidden
+		}
+		return none, fault.New(kind, "%s", why)
 	case mayReclaim:
 		return none, fault.New(fault.Forbidden, "%s", why)
 	default:

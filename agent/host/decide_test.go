@@ -1,0 +1,88 @@
+package host
+
+import (
+	"fmt"
+	"testing"
+
+	"berth/driver"
+)
+
+// TestDecide_EveryRow enumerates domain × record × definition × call.
+func TestDecide_EveryRow(t *testing.T) {
+	type dom struct {
+		exists bool
+		state  driver.State
+		reason driver.Reason
+	}
+	gone := dom{}
+	left := dom{true, driver.ShutOff, driver.ReasonMigrated}
+	off := []dom{
+		{true, driver.ShutOff, driver.ReasonUnknown}, {true, driver.ShutOff, driver.ReasonCrashed},
+		{true, driver.ShutOff, driver.ReasonDestroyed}, {true, driver.ShutOff, driver.ReasonShutdown}, {true, driver.Crashed, driver.ReasonGuestPanicked},
+	}
+	active := []dom{
+		{true, driver.Running, driver.ReasonBooted}, {true, driver.Running, driver.ReasonMigrationCanceled}, {true, driver.Blocked, driver.ReasonUnknown},
+		{true, driver.Paused, driver.ReasonMigrating}, {true, driver.Paused, driver.ReasonUser}, {true, driver.Paused, driver.ReasonIOError},
+		{true, driver.PMSuspended, driver.ReasonUnknown}, {true, driver.ShuttingDown, driver.ReasonUser},
+	}
+	postCopy := []dom{
+		{true, driver.Paused, driver.ReasonPostCopy}, {true, driver.Running, driver.ReasonPostCopy}, {true, driver.Paused, driver.ReasonPostCopyFailed},
+	}
+	all := append(append(append([]dom{gone, left}, off...), active...), postCopy...)
+
+	// want is the table again, asked by its meaning and not by its order.
+	want := func(d dom, s sourceState) decision {
+		is := func(set []dom) bool {
+			for _, x := range set {
+				if x == d {
+					return true
+				}
+			}
+			return false
+		}
+		switch {
+		case d == left:
+			return mayCommit // at once: the guest stands still
+		case s.under:
+			return notYet
+		case is(postCopy):
+			return inDoubt
+		case is(active):
+			return mayReclaim
+		case s.result == resultLeft:
+			return mayCommit
+		case is(off), s.result == resultUndone, !s.asked:
+			return mayReclaim
+		case s.persistent:
+			return inDoubt
+		}
+		return mayCommit
+	}
+	rows := 0
+	for _, d := range all {
+		for _, r := range []result{resultNone, resultLeft, resultUndone, resultLost} {
+			for bits := range 8 {
+				s := sourceState{
+					exists: d.exists, domain: driver.Domain{State: d.state, Reason: d.reason},
+					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, result: r,
+				}
+				rows++
+				got, why := decide(s)
+				if got != want(d, s) || why == "" {
+					t.Errorf("%s: %s (%s), want %s", fmt.Sprintf("%+v", s), got, why, want(d, s))
+				}
+				// Whatever else: a guest that has its memory here is never committed, one
+				// that has left is never reclaimed.
+				if got == mayCommit && s.domain.Active() && d.exists {
+					t.Errorf("%+v: a commit beside a guest with its memory", s)
+				}
+				if got == mayReclaim && d == left {
+					t.Errorf("%+v: a reclaim of a guest that has left", s)
+				}
+			}
+		}
+	}
+	if rows != len(all)*4*8 {
+		t.Errorf("%d rows", rows)
+	}
+}

@@ -1,0 +1,252 @@
+package host_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/agent/host"
+	"berth/driver"
+	"berth/driver/drivertest"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// breakable is a host whose verbs a test breaks: as a lost request, or as a lost
+// answer.
+type breakable struct {
+	migration.Host
+	fail func(verb string, answered bool) error
+}
+
+func call[T any](b breakable, verb string, f func() (T, error)) (T, error) {
+	var zero T
+	if err := b.fail(verb, false); err != nil {
+		return zero, err
+	}
+	v, err := f()
+	if err == nil {
+		err = b.fail(verb, true)
+	}
+	return v, err
+}
+
+func do(b breakable, verb string, f func() error) error {
+	_, err := call(b, verb, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+func (b breakable) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+	return call(b, "CheckDestination", func() (migration.CheckAnswer, error) { return b.Host.CheckDestination(ctx, ref, c) })
+}
+
+func (b breakable) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+	return call(b, "CheckSource", func() (migration.SourceAnswer, error) { return b.Host.CheckSource(ctx, ref, a) })
+}
+
+func (b breakable) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	return call(b, "Claim", func() (migration.ClaimAnswer, error) { return b.Host.Claim(ctx, ref, c) })
+}
+
+func (b breakable) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
+	return do(b, "RecordContext", func() error { return b.Host.RecordContext(ctx, ref, c) })
+}
+
+func (b breakable) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
+	return call(b, "PreLiveMigration", func() (migration.Prepared, error) { return b.Host.PreLiveMigration(ctx, ref, p) })
+}
+
+func (b breakable) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return do(b, "StartStream", func() error { return b.Host.StartStream(ctx, ref, s) })
+}
+
+func (b breakable) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
+	return call(b, "Commit", func() (migration.Commit, error) { return b.Host.Commit(ctx, ref) })
+}
+
+func (b breakable) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	return do(b, "AcceptToken", func() error { return b.Host.AcceptToken(ctx, ref, c) })
+}
+
+func (b breakable) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	return do(b, "FinishDestination", func() error { return b.Host.FinishDestination(ctx, ref) })
+}
+
+func (b breakable) CleanUpSource(ctx context.Context, ref migration.Ref) error {
+	return do(b, "CleanUpSource", func() error { return b.Host.CleanUpSource(ctx, ref) })
+}
+
+// conduct runs a conductor on host a over the lab's hosts until the move ends.
+func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) migration.Migration {
+	l.t.Helper()
+	c := migration.New(migration.Config{
+		Runtime: l.rt, Store: l.hosts["a"].store, Local: "a", Placement: l.placement,
+		Hosts: func(_ context.Context, name string) (migration.Host, error) {
+			if n := l.hosts[name]; n != nil {
+				return breakable{n.Host, fail}, nil
+			}
+			return nil, fault.New(fault.NotFound, "no peer is named %s", name)
+		},
+		PollInterval: 2 * time.Millisecond, PollNear: time.Millisecond, StallTimeout: 200 * time.Millisecond,
+		UndoLater: 5 * time.Millisecond, VerbTimeout: 5 * time.Second,
+		Jitter: func(time.Duration) time.Duration { return 0 },
+	})
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	l.rt.Go("conductor", func() { ended <- c.Run(ctx) })
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			l.t.Errorf("conductor: %v", err)
+		}
+	}()
+	var m migration.Migration
+	waitFor(l.t, "the conductor", func() bool {
+		var err error
+		m, err = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: "b", Options: options})
+		if fault.KindOf(err) == fault.Unavailable && strings.Contains(err.Error(), "does not run") {
+			return false
+		}
+		l.must("live-migrate", err)
+		return true
+	})
+	waitFor(l.t, "the migration's end", func() bool {
+		var err error
+		m, err = c.Get(ctx, m.UUID)
+		l.must("get", err)
+		return m.Done()
+	})
+	return m
+}
+
+func never(string, bool) error { return nil }
+
+func TestStory_CompleteLiveMigration(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+	m := l.conduct(v.UUID, never, migration.Options{})
+	if m.Status != migration.StatusCompleted {
+		t.Fatalf("migration %s: %+v", m.Status, m.Error)
+	}
+	l.same("after the move", picture{
+		"b domains":   {"vm1 running"},
+		"b claims":    {v.UUID + " instance bound 1 vcpus, 128 MiB, 1 GiB"},
+		"b instances": {"vm1 here"},
+		"a files":     {"/images"},
+		"b files":     {"/images", "/images/vm1-vda.qcow2"},
+		"allocations": {v.UUID + " rp-b DISK_GB,MEMORY_MB,VCPU"},
+	})
+}
+
+// TestStory_FailureAtEachVerb breaks each verb for good, before and after its
+// effect: the guest runs once, and either all is as before or the move is done.
+func TestStory_FailureAtEachVerb(t *testing.T) {
+	requireQemuImg(t)
+	verbs := []string{
+		"CheckSource", "Claim", "RecordContext", "PreLiveMigration", "StartStream",
+		"Commit", "AcceptToken", "FinishDestination", "CleanUpSource",
+	}
+	for i, verb := range verbs {
+		forward := i >= 5 // from the point of no return on it is tried until it succeeds
+		for _, after := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s answered=%v", verb, after), func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t, "a", "b")
+				v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+				l.hosts["b"].put(t, "/images/kept", "stays", 0o644)
+				before := l.picture()
+				failures := 0
+				m := l.conduct(v.UUID, func(v string, answered bool) error {
+					if v != verb || answered != after || forward && failures == 2 {
+						return nil
+					}
+					failures++
+					return fault.New(fault.Internal, "%s is broken", v)
+				}, migration.Options{})
+				if failures == 0 {
+					t.Fatal("nothing was broken")
+				}
+				if !forward {
+					if m.Outcome == migration.OutcomeCompleted {
+						t.Errorf("completed in spite of %s", verb)
+					}
+					l.state("a", v.UUID, driver.Running)
+					l.same("left behind", before)
+					return
+				}
+				if m.Status != migration.StatusCompleted {
+					t.Fatalf("migration %s: %+v", m.Status, m.Error)
+				}
+				l.state("b", v.UUID, driver.Running)
+				if p := l.picture(); p["a domains"] != nil || p["a claims"] != nil || len(p["allocations"]) != 1 || len(p["a files"]) != 1 {
+					t.Errorf("left behind: %v", p)
+				}
+			})
+		}
+	}
+}
+
+func TestStory_CutLinkIsNoticedAndUndone(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+	before := l.picture()
+	l.fleet.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond, Rate: 256 << 20, DirtyRate: 512 << 20})
+	moved := false
+	l.fleet.FaultPhase(func(phase, _ string) error {
+		if phase == drivertest.PhasePerform && !moved {
+			moved = true
+			l.fleet.CutData("a", "b")
+		}
+		return nil
+	})
+	m := l.conduct(v.UUID, never, migration.Options{StallTimeout: 50 * time.Millisecond})
+	if m.Outcome != migration.OutcomeUndone || !moved {
+		t.Errorf("outcome %q, cut %v: %+v", m.Outcome, moved, m.Error)
+	}
+	l.state("a", v.UUID, driver.Running)
+	l.same("left behind", before)
+}
+
+func TestStory_LostFinishReply(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	before := l.picture()
+	l.fleet.FaultPhase(func(phase, _ string) error {
+		if phase == drivertest.PhaseFinishReply {
+			return fault.New(fault.InDoubt, "the reply was lost")
+		}
+		return nil
+	})
+	m := l.conduct(v.UUID, never, migration.Options{})
+	if m.Outcome != migration.OutcomeUndone {
+		t.Errorf("outcome %q: %+v", m.Outcome, m.Error)
+	}
+	l.state("a", v.UUID, driver.Running)
+	l.same("left behind", before)
+}
+
+func TestStory_GuestThatDiesAtTheSourceStaysThere(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	l.fleet.FaultPhase(func(phase, uuid string) error {
+		if phase == drivertest.PhasePerform {
+			l.hosts["a"].fake.CrashGuest(uuid)
+		}
+		return nil
+	})
+	m := l.conduct(v.UUID, never, migration.Options{})
+	if m.Outcome != migration.OutcomeUndone {
+		t.Errorf("outcome %q: %+v", m.Outcome, m.Error)
+	}
+	l.fleet.FaultPhase(nil)
+	l.state("a", v.UUID, driver.ShutOff)
+	l.must("start", l.hosts["a"].Start(t.Context(), "vm1", false))
+	if p := l.picture(); p["b claims"] != nil || p["b domains"] != nil {
+		t.Errorf("left at the destination: %v", p)
+	}
+}
