@@ -21,7 +21,10 @@ import (
 	"berth/test/lab"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// With the tag native, libvirt's event loop is the process's and has no end.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("libvirt.org/go/libvirt.EventRunDefaultImpl"))
+}
 
 // options reach a lab host's libvirtd and notice a dead one soon.
 func options(t *testing.T, h *lab.Host) libvirt.Options {
@@ -100,7 +103,10 @@ func TestRPC_ConformsOnLibvirtsTestDriver(t *testing.T) {
 	})
 }
 
-func TestRPC_ConformsOnQEMU(t *testing.T) {
+func TestRPC_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, rpc.Dial) }
+
+// conformsOnQEMU runs the whole suite on two real hosts through one binding.
+func conformsOnQEMU(t *testing.T, dial libvirt.Dialer) {
 	l := lab.Start(t, lab.Options{})
 	a, b := l.Hosts[0], l.Hosts[1]
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -109,15 +115,20 @@ func TestRPC_ConformsOnQEMU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	connect := func(t *testing.T, h *lab.Host) *libvirt.Driver {
+		o := options(t, h)
+		o.Dial = dial
+		return libvirt.New(o)
+	}
 	drivertest.Run(t, drivertest.Harness{
-		New: func(t *testing.T) driver.Driver { return libvirt.New(options(t, a)) },
+		New: func(t *testing.T) driver.Driver { return connect(t, a) },
 		DomainXML: func(name, uuid string) string {
 			return guest.DomainXML(guest.Options{Name: name, UUID: uuid, Guest: g, Dirty: 32, Rate: 30})
 		},
 		Restart: func(t *testing.T) { restart(t, a) },
 		Hang:    func(t *testing.T) func() { return hang(t, a) },
 		Pair: func(t *testing.T) drivertest.Pair {
-			src, dst := open(t, options(t, a)), open(t, options(t, b))
+			src, dst := connect(t, a), connect(t, b)
 			limit := func(mibps int) func() {
 				return func() {
 					ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -127,7 +138,14 @@ func TestRPC_ConformsOnQEMU(t *testing.T) {
 					}
 				}
 			}
-			t.Cleanup(limit(0))
+			t.Cleanup(func() {
+				limit(0)()
+				for _, d := range []*libvirt.Driver{src, dst} {
+					if err := d.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
 			return drivertest.Pair{
 				Source: src, Destination: dst, DestinationURI: "qemu+tls://" + b.Name + "/system",
 				Slow: limit(4), Fast: limit(0),
