@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -245,10 +246,7 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 // precheck is what is decided before a body is read.
 func (m *method) precheck(r *request) *refusal {
 	if r.version < m.min {
-		if m.below == http.StatusMethodNotAllowed {
-			return refuse(m.below, "The method specified is not allowed for this resource.")
-		}
-		return refuse(http.StatusNotFound, "")
+		return refuse(cmp.Or(m.below, http.StatusNotFound), "")
 	}
 	if m.json && mediaType(r.http) != "application/json" {
 		return wrongMedia(r.http)

@@ -1,0 +1,53 @@
+package placement
+
+import (
+	"encoding/json"
+	"testing"
+	"unicode/utf8"
+)
+
+func FuzzParseJSON(f *testing.F) {
+	for _, s := range []string{
+		`{"a":[1,-2.5e3,true,false,null,"x\u00e9\n"],"b":{}}`, `[]`, `{nope`, `"`, `{"a":1,"a":2}`, `1 2`, `[[[[`, `"\q"`, "\"\x01\"", `-`, `01`, ``, ` {"a" : 1 } `,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := parseJSON(b)
+		if err == nil && !json.Valid(b) {
+			t.Errorf("%q was read as %v", b, v)
+		}
+		if err != nil && json.Valid(b) && utf8.Valid(b) && !tooDeep(b) {
+			t.Errorf("%q was refused: %v", b, err)
+		}
+	})
+}
+
+func tooDeep(b []byte) bool {
+	depth, most := 0, 0
+	for _, c := range b {
+		switch c {
+		case '[', '{':
+			depth++
+			most = max(most, depth)
+		case ']', '}':
+			depth--
+		}
+	}
+	return most >= deepest
+}
+
+func TestParseJSON_SaysWhereLikePython(t *testing.T) {
+	for in, want := range map[string]string{
+		`{nope`:        "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+		"{\n \"a\" 1}": "Expecting ':' delimiter: line 2 column 6 (char 7)",
+		`[1 2]`:        "Expecting ',' delimiter: line 1 column 4 (char 3)",
+		`nope`:         "Expecting value: line 1 column 1 (char 0)",
+		`{} {}`:        "Extra data: line 1 column 4 (char 3)",
+		``:             "Expecting value: line 1 column 1 (char 0)",
+	} {
+		if _, err := parseJSON([]byte(in)); err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, want %s", in, err, want)
+		}
+	}
+}
