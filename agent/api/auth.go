@@ -59,6 +59,13 @@ func callerOf(ctx context.Context) identity {
 	return id
 }
 
+// FromHost gives the provider's name of the host that sent the request of ctx;
+// false for a request of a person or tool.
+func FromHost(ctx context.Context) (string, bool) {
+	id := callerOf(ctx)
+	return id.name, id.caller == callerHost
+}
+
 type localKey struct{}
 
 // markLocal is an http.Server's ConnContext: what came through a unix socket was

@@ -306,10 +306,8 @@ func (c *Client) Hosts(ctx context.Context) ([]HostEntry, error) {
 }
 
 // Instances lists guests.
-func (c *Client) Instances(ctx context.Context) ([]Instance, error) {
-	var out InstanceList
-	err := c.do(ctx, http.MethodGet, "/v1/instances", nil, &out, repeatable)
-	return out.Instances, err
+func (c *Client) Instances(ctx context.Context) (out InstanceList, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/instances", nil, &out, repeatable)
 }
 
 // Instance shows one guest.
@@ -323,7 +321,7 @@ func (c *Client) CreateInstance(ctx context.Context, r CreateInstance) (out Inst
 }
 
 // AdoptInstances takes domains under claims; safe to repeat.
-func (c *Client) AdoptInstances(ctx context.Context, r AdoptInstances) (out Adopted, err error) {
+func (c *Client) AdoptInstances(ctx context.Context, r AdoptInstances) (out AdoptedList, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/instances/adopt", r, &out, repeatable)
 }
 
@@ -338,8 +336,8 @@ func (c *Client) StopInstance(ctx context.Context, ref string, r StopInstance) (
 }
 
 // DeleteInstance removes a guest. fault.InDoubt when its answer was lost.
-func (c *Client) DeleteInstance(ctx context.Context, ref string) error {
-	return c.do(ctx, http.MethodDelete, "/v1/instances/"+url.PathEscape(ref), nil, nil, once)
+func (c *Client) DeleteInstance(ctx context.Context, ref string, r DeleteInstance) error {
+	return c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/delete", r, nil, once)
 }
 
 // Claims lists what is held, with the host's usage.

@@ -118,14 +118,21 @@ func table() []route {
 		read(http.MethodGet, "/v1/instances", "instance-list", "Guests of this host, managed or not.", everyone,
 			func(s *Server, r *http.Request) (InstanceList, error) {
 				list, err := s.svc.Instances.List(r.Context())
-				return InstanceList{Instances: list}, err
+				if err != nil && len(list) == 0 {
+					return InstanceList{}, err
+				}
+				out := InstanceList{Instances: list}
+				if err != nil {
+					out.Error = err.Error()
+				}
+				return out, nil
 			}).canRelay(),
 		write(http.MethodPost, "/v1/instances", "instance-create", "Claim, define and start a new guest.", operators,
 			func(s *Server, r *http.Request, in CreateInstance) (Instance, error) {
 				return s.svc.Instances.Create(r.Context(), in)
 			}).withStatus(http.StatusCreated),
 		write(http.MethodPost, "/v1/instances/adopt", "instance-adopt", "Take domains that are there already under claims; changes no guest.", operators,
-			func(s *Server, r *http.Request, in AdoptInstances) (Adopted, error) {
+			func(s *Server, r *http.Request, in AdoptInstances) (AdoptedList, error) {
 				return s.svc.Instances.Adopt(r.Context(), in)
 			}),
 		read(http.MethodGet, "/v1/instances/{instance}", "instance-show", "One guest, by name or uuid.", everyone,
@@ -140,10 +147,10 @@ func table() []route {
 			func(s *Server, r *http.Request, in StopInstance) (Instance, error) {
 				return s.svc.Instances.Stop(r.Context(), r.PathValue("instance"), in)
 			}),
-		read(http.MethodDelete, "/v1/instances/{instance}", "instance-delete", "Delete a stopped guest: definition, disks Berth made, claim, allocation.", operators,
-			func(s *Server, r *http.Request) (nothing, error) {
-				return nothing{}, s.svc.Instances.Delete(r.Context(), r.PathValue("instance"))
-			}).slowly(),
+		write(http.MethodPost, "/v1/instances/{instance}/delete", "instance-delete", "Delete a guest: definition, allocation, claim; disks only when asked for.", operators,
+			func(s *Server, r *http.Request, in DeleteInstance) (nothing, error) {
+				return nothing{}, s.svc.Instances.Delete(r.Context(), r.PathValue("instance"), in)
+			}),
 
 		read(http.MethodGet, "/v1/claims", "claim-list", "What is held on this host.", everyone,
 			func(s *Server, r *http.Request) (ClaimList, error) {
@@ -189,8 +196,6 @@ func table() []route {
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }
-
-func (r route) slowly() route { r.timeout = slow; return r }
 
 // verbs are the rows of migration.Host.
 func verbs() []route {

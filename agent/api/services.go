@@ -31,12 +31,13 @@ type Agent interface {
 // Instances are the guests of this host. ref is a name or a uuid.
 type Instances interface {
 	Create(ctx context.Context, r CreateInstance) (Instance, error)
-	Adopt(ctx context.Context, r AdoptInstances) (Adopted, error)
+	Adopt(ctx context.Context, r AdoptInstances) (AdoptedList, error)
+	// List gives what is known beside the error that kept the rest away.
 	List(ctx context.Context) ([]Instance, error)
 	Show(ctx context.Context, ref string) (Instance, error)
 	Start(ctx context.Context, ref string) (Instance, error)
-	Stop(ctx context.Context, ref string, r StopInstance) (Instance, error)
-	Delete(ctx context.Context, ref string) error
+	Stop(ctx context.Context, ref string, o StopInstance) (Instance, error)
+	Delete(ctx context.Context, ref string, o DeleteInstance) error
 }
 
 // Claims are what is held on this host. ref is a claim's or an instance's uuid.

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	"berth/agent/host"
 	"berth/agent/reporter"
 	"berth/internal/fault"
 	"berth/migration"
@@ -83,77 +84,39 @@ type HostList struct {
 }
 
 // Instance is a guest as ledger and hypervisor know it.
-type Instance struct {
-	UUID      string             `json:"uuid"`
-	Name      string             `json:"name"`
-	Host      string             `json:"host"`
-	Managed   bool               `json:"managed"` // in the ledger; else a domain that could be adopted
-	Flavor    topology.Flavor    `json:"flavor"`
-	Resources topology.Resources `json:"resources"`
-	State     string             `json:"state"`  // libvirt's word; empty when the hypervisor does not answer
-	Reason    string             `json:"reason"` // libvirt's word
-	ProjectID string             `json:"project_id,omitempty"`
-	UserID    string             `json:"user_id,omitempty"`
-	Autostart bool               `json:"autostart"`
-	Adopted   bool               `json:"adopted,omitempty"`
-	Forced    bool               `json:"forced,omitempty"`
-	Epoch     uint64             `json:"epoch"`
-	Token     string             `json:"token,omitempty"`  // here, surrendered
-	Holder    string             `json:"holder,omitempty"` // host that holds the token
-	Claim     string             `json:"claim,omitempty"`
-	Remarks   []string           `json:"remarks,omitempty"` // what does not agree
-	CreatedAt time.Time          `json:"created_at,omitzero"`
-}
+type Instance = host.InstanceView
 
 // InstanceList is the answer of GET /v1/instances.
 type InstanceList struct {
 	Instances []Instance `json:"instances"`
+	// Error is why the hypervisor could not be asked: then the list is what the
+	// ledger knows, and unmanaged guests are missing.
+	Error string `json:"error,omitempty"`
 }
 
 // CreateInstance asks for a new guest.
 type CreateInstance struct {
-	UUID      string           `json:"uuid,omitempty"` // empty makes one
-	Name      string           `json:"name"`
-	Flavor    string           `json:"flavor,omitempty"`        // a flavor of this host, by name
-	Custom    *topology.Flavor `json:"custom_flavor,omitempty"` // instead of Flavor
-	DomainXML string           `json:"domain_xml,omitempty"`    // a domain to take devices from; empty for a plain machine
-	Image     string           `json:"image,omitempty"`         // file on the host that the first disk is copied from
-	Kernel    string           `json:"kernel,omitempty"`        // direct boot
-	Initrd    string           `json:"initrd,omitempty"`
-	Cmdline   string           `json:"cmdline,omitempty"`
-	ProjectID string           `json:"project_id,omitempty"`
-	UserID    string           `json:"user_id,omitempty"`
-	Autostart bool             `json:"autostart,omitempty"`
-	Start     bool             `json:"start,omitempty"`
+	host.CreateRequest
+	// FlavorName is a flavor of this host, in place of flavor.
+	FlavorName string `json:"flavor_name,omitempty"`
 }
 
-// AdoptInstances takes domains that run already under claims.
+// AdoptInstances takes domains that are there already under claims.
 type AdoptInstances struct {
 	Instances []string `json:"instances,omitempty"` // names or uuids
 	All       bool     `json:"all,omitempty"`
-	ProjectID string   `json:"project_id,omitempty"`
-	UserID    string   `json:"user_id,omitempty"`
 }
 
-// Adopted is what came of it.
-type Adopted struct {
-	Instances []Instance       `json:"instances"`
-	Failed    []AdoptionFailed `json:"failed,omitempty"`
-}
-
-// AdoptionFailed is one domain that was not adopted.
-type AdoptionFailed struct {
-	Instance string         `json:"instance"`
-	Kind     fault.Kind     `json:"kind"`
-	Message  string         `json:"message"`
-	Reasons  []fault.Reason `json:"reasons,omitempty"`
+// AdoptedList is what came of it, a row for each domain.
+type AdoptedList struct {
+	Instances []host.Adopted `json:"instances"`
 }
 
 // StopInstance says how.
-type StopInstance struct {
-	Force   bool          `json:"force,omitempty"`   // pull the plug at once
-	Timeout time.Duration `json:"timeout,omitempty"` // nanoseconds for the guest to power off by itself; 0 for one minute
-}
+type StopInstance = host.StopOptions
+
+// DeleteInstance says what goes with the guest.
+type DeleteInstance = host.DeleteOptions
 
 // Claim is a claim without its ticket.
 type Claim struct {

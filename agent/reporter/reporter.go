@@ -82,6 +82,7 @@ type Status struct {
 	SyncedAt     time.Time `json:"synced_at"`         // when both were last known to be equal
 	Error        string    `json:"error,omitempty"`   // why they are not
 	Pending      []string  `json:"pending,omitempty"` // what would be written, in mode observe
+	Traits       []string  `json:"traits,omitempty"`  // as last computed
 	Reads        uint64    `json:"reads"`
 	Writes       uint64    `json:"writes"`
 
@@ -270,6 +271,7 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 }
 
 func (r *Reporter) found(report inventory.Report) {
+	r.note(func(s *Status) { s.Traits = report.Traits })
 	if r.opt.Found != nil {
 		r.opt.Found(report)
 	}

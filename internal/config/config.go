@@ -78,7 +78,7 @@ type Host struct {
 
 // Libvirt is how the hypervisor is reached.
 type Libvirt struct {
-	Socket  string   `toml:"socket"`
+	Socket  string   `toml:"socket"` // empty: found by itself, virtqemud's before libvirtd's
 	URI     string   `toml:"uri"`
 	Timeout Duration `toml:"timeout"`  // of one call
 	PeerURI string   `toml:"peer_uri"` // this host's libvirt as another libvirtd reaches it; {name} is the provider's name
@@ -87,7 +87,7 @@ type Libvirt struct {
 // Placement is the service that the rest of the cloud sees this host by.
 type Placement struct {
 	URL       string   `toml:"url"`
-	Token     string   `toml:"token"` // X-Auth-Token of a service that asks for one; a secret
+	Token     string   `toml:"token"` // sent as X-Auth-Token; a secret
 	Timeout   Duration `toml:"timeout"`
 	Interval  Duration `toml:"interval"` // between two comparisons
 	ProjectID string   `toml:"project_id"`
@@ -134,16 +134,16 @@ func Default() Config {
 			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", DiscoverEvery: Duration(10 * time.Minute),
 		},
 		Libvirt: Libvirt{
-			Socket: "/run/libvirt/libvirt-sock", URI: "qemu:///system", Timeout: Duration(10 * time.Second),
+			URI: "qemu:///system", Timeout: Duration(10 * time.Second),
 			PeerURI: "qemu+tls://{name}/system",
 		},
 		Placement: Placement{
-			URL: "http://127.0.0.1:8778", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
+			URL: "http://127.0.0.1:8778", Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
 			ProjectID: "00000000-0000-0000-0000-000000000000", UserID: "00000000-0000-0000-0000-000000000000",
 			InitialCPURatio: 4, InitialRAMRatio: 1, InitialDiskRatio: 1,
 		},
 		Migration: Migration{
-			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(20 * time.Second),
+			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
 		},
 		Peers: map[string]string{},
 		Hooks: map[string]Hook{},

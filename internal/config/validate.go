@@ -78,7 +78,9 @@ func (c *Config) faults() []fault.Reason {
 			bad(k.key, k.val, "0 or more")
 		}
 	}
-	absolute("libvirt.socket", c.Libvirt.Socket)
+	if c.Libvirt.Socket != "" {
+		absolute("libvirt.socket", c.Libvirt.Socket)
+	}
 	if u, err := url.Parse(c.Libvirt.URI); err != nil || u.Scheme == "" {
 		bad("libvirt.uri", c.Libvirt.URI, "a libvirt URI such as qemu:///system")
 	}
@@ -100,8 +102,8 @@ func (c *Config) faults() []fault.Reason {
 		}
 	}
 	p := c.Placement
-	if u, err := url.Parse(p.URL); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		bad("placement.url", p.URL, "http://… or https://…; `berth placement` serves one")
+	if u, err := url.Parse(p.URL); err != nil || !placementURL(u) {
+		bad("placement.url", p.URL, "http://…, https://… or unix:/path; `berth placement` serves one")
 	}
 	if p.ProjectID == "" {
 		bad("placement.project_id", p.ProjectID, "the project that adopted guests count for")
@@ -168,6 +170,16 @@ func quote(v any) string {
 		return fmt.Sprintf("%q", v.String())
 	}
 	return fmt.Sprint(v)
+}
+
+func placementURL(u *url.URL) bool {
+	switch u.Scheme {
+	case "http", "https":
+		return u.Host != ""
+	case "unix":
+		return u.Host == "" && filepath.IsAbs(u.Path)
+	}
+	return false
 }
 
 func hostPort(s string) error {

@@ -1,0 +1,430 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/agent/host/hooks"
+	"berth/agent/reporter"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/config"
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+	"berth/internal/store"
+	"berth/internal/version"
+	"berth/migration"
+	"berth/placementclient"
+	"berth/systemd"
+	"berth/topology"
+)
+
+// Options are what an agent is made of.
+type Options struct {
+	Config     config.Config
+	ConfigPath string         // read again on Reload
+	Level      *slog.LevelVar // follows log_level on a reload; nil for nobody
+	Logger     *slog.Logger
+	Runtime    *runtime.System
+	Started    time.Time // of the process; for the start-up time
+
+	// Driver makes the hypervisor's driver; it connects by itself.
+	Driver func(config.Libvirt, runtime.Runtime) driver.Driver
+
+	// Reload asks for the configuration to be read again.
+	Reload <-chan os.Signal
+
+	// Listeners are sockets that systemd holds, by name: "api" is the local one,
+	// "peers" the one for hosts. What is missing is opened here.
+	Listeners map[string][]net.Listener
+
+	// NovaComputeID is where nova-compute keeps its node's uuid, and Proc where
+	// processes are looked for; empty for the machine's own.
+	NovaComputeID, Proc string
+}
+
+// Agent is one running daemon.
+type Agent struct {
+	opt  Options
+	log  *slog.Logger
+	rt   *runtime.System
+	name string
+	uuid string // of the provider
+
+	conf    atomic.Pointer[config.Config]
+	flavors atomic.Pointer[map[string]topology.Flavor]
+
+	db        *store.DB
+	tracker   *claims.Tracker
+	driver    driver.Driver
+	identity  *pki.Identity // nil without certificates
+	noPeers   error         // why identity is nil
+	placement *placementclient.Client
+	reporter  *reporter.Reporter
+	host      *host.Host
+	conductor *migration.Conductor
+	hardware  *hardware
+	health    *health
+	peers     *peers
+	server    *api.Server
+
+	ready   atomic.Bool
+	readyAt atomic.Int64 // milliseconds from the process's start; 0 before
+	settled atomic.Pointer[error]
+}
+
+// startPatience is how long the start waits for libvirt before it goes on
+// without: arbitrary, above what a healthy daemon takes to answer.
+const startPatience = 3 * time.Second
+
+// stopPatience is how long requests in progress may take once the agent goes
+// down; systemd's TimeoutStopSec is above it.
+const stopPatience = 20 * time.Second
+
+// Run starts the agent, serves until ctx ends, and stops it. Its error says why
+// it could not start, or which task failed; nil after an ordered stop.
+func Run(ctx context.Context, o Options) (err error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
+	a.conf.Store(&o.Config)
+	defer func() { err = errors.Join(err, a.close()) }()
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	listeners, err := a.listen()
+	if err != nil {
+		return err
+	}
+	return a.serve(ctx, listeners)
+}
+
+func (a *Agent) config() config.Config { return *a.conf.Load() }
+
+func (a *Agent) observing() bool { return a.opt.Config.Agent.Mode == config.Observe }
+
+// open makes all parts, in order. What it opened is closed by close, also after
+// an error.
+func (a *Agent) open(ctx context.Context) error {
+	c := a.config()
+	if err := a.identify(c); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.Agent.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	var err error
+	if a.db, err = store.Open(filepath.Join(c.Agent.StateDir, "berth.db"), store.Options{Logger: a.log}); err != nil {
+		return err
+	}
+	if a.uuid, err = reporter.Identity(c.Agent.StateDir); err != nil {
+		return err
+	}
+	flavors, err := readFlavors(c.Agent.FlavorsDir)
+	if err != nil {
+		return err
+	}
+	a.flavors.Store(&flavors)
+	a.loadIdentity(c)
+	if a.placement, err = a.newPlacement(c); err != nil {
+		return err
+	}
+	if c.Agent.Mode == config.Manage {
+		if err := a.mayManage(ctx); err != nil {
+			return err
+		}
+	}
+	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log})
+	if err != nil {
+		return err
+	}
+	a.driver = a.opt.Driver(c.Libvirt, a.rt)
+	a.hardware = newHardware(a)
+	a.hardware.read(ctx)
+	a.peers = newPeers(a)
+	a.makeParts(c)
+	a.health = newHealth(a)
+	a.awaitLibvirt(ctx)
+	a.settle(ctx)
+	return nil
+}
+
+// identify decides the provider's name.
+func (a *Agent) identify(c config.Config) error {
+	a.name = c.Agent.Name
+	if a.name != "" {
+		return nil
+	}
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return fmt.Errorf("find the provider's name: set [agent] name: %w", err)
+	}
+	a.name = name
+	return nil
+}
+
+// loadIdentity reads the certificates. Without them the agent serves its own
+// machine, and says so.
+func (a *Agent) loadIdentity(c config.Config) {
+	id, err := pki.Load(pki.Paths{CA: c.PKI.CA, Cert: c.PKI.Cert, Key: c.PKI.Key}, a.rt.Now())
+	if err == nil && !pki.Covers(id.Leaf, a.name) {
+		err = fault.Refuse(fault.Invalid, "load certificates", fault.Reason{
+			Code: "certificate_wrong_name", Message: c.PKI.Cert + " is a " + pki.Describe(id.Leaf) + ", and this host is " + a.name,
+			Change: "issue one: berth pki host " + a.name,
+		})
+	}
+	if err != nil {
+		a.noPeers = err
+		level := slog.LevelWarn
+		if errors.Is(err, fs.ErrNotExist) {
+			level = slog.LevelInfo
+		}
+		a.log.Log(context.Background(), level, "no certificates: peers and operators cannot connect over the network", "error", err)
+		return
+	}
+	a.identity = id
+}
+
+func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
+	o := placementclient.Config{
+		URL: c.Placement.URL, Token: c.Placement.Token, Timeout: c.Placement.Timeout.D(),
+		AttemptTimeout: min(15*time.Second, c.Placement.Timeout.D()), Logger: a.log, Runtime: a.rt,
+	}
+	if strings.HasPrefix(c.Placement.URL, "https:") && a.identity != nil {
+		o.TLS = &tls.Config{
+			Certificates: []tls.Certificate{a.identity.Certificate}, RootCAs: a.identity.Roots, MinVersion: tls.VersionTLS12,
+		}
+	}
+	return placementclient.New(o)
+}
+
+// makeParts makes host, conductor, reporter and server. None of them does
+// anything yet.
+func (a *Agent) makeParts(c config.Config) {
+	mode := func() string { return string(c.Agent.Mode) }
+	a.host = host.New(host.Options{
+		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
+		Placement: allocations{a.placement}, Moving: a.moving,
+		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
+			h := c.Hooks[name]
+			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}
+		},
+		ImagesDirs: []string{c.Host.DiskPath},
+		LibvirtURI: strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", a.name), MigrateURI: migrateURI(c.Migration.Address),
+		StreamTLS: c.Migration.TLS, Version: version.Get().String(),
+	})
+	a.conductor = migration.New(migration.Config{
+		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
+		StallTimeout: c.Migration.StallTimeout.D(),
+	})
+	a.reporter = reporter.New(reporter.Options{
+		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
+		Input: a.hardware.input, Found: a.hardware.found,
+		Interval: c.Placement.Interval.D(), Observe: a.observing(),
+	})
+	a.server = api.NewServer(api.Options{
+		Services: api.Services{
+			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
+			Verbs: a.host, Parties: parties{a.tracker}, Peer: a.peers.client,
+		},
+		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log,
+	})
+}
+
+// migrateURI is where memory and disks go: an address of this host, or libvirt's
+// own choice.
+func migrateURI(address string) string {
+	if address == "" {
+		return ""
+	}
+	if ip := net.ParseIP(address); ip != nil && ip.To4() == nil {
+		address = "[" + address + "]"
+	}
+	return "tcp://" + address
+}
+
+// moving names the migration that the conductor has not ended for an instance.
+func (a *Agent) moving(instance string) (string, bool) {
+	list, err := a.conductor.List(context.Background())
+	if err != nil {
+		return "", false
+	}
+	for _, m := range list {
+		if m.InstanceUUID == instance && !m.Done() {
+			return m.UUID, true
+		}
+	}
+	return "", false
+}
+
+// awaitLibvirt gives the driver a moment to connect.
+func (a *Agent) awaitLibvirt(ctx context.Context) {
+	ctx, cancel := a.rt.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for ctx.Err() == nil && a.driver.Health() != nil {
+		// Its end is looked at in the loop.
+		_ = a.rt.Sleep(ctx, 10*time.Millisecond)
+	}
+}
+
+// settle joins ledger and hypervisor once, and remembers how that went.
+func (a *Agent) settle(ctx context.Context) {
+	err := a.driver.Health()
+	if err == nil {
+		err = a.host.Settle(ctx)
+	}
+	a.settled.Store(&err)
+	if err != nil {
+		a.log.Warn("not settled yet: ledger and hypervisor could not be joined", "error", err)
+	}
+}
+
+// task is one long-lived part of the agent.
+type task struct {
+	name string
+	run  func(context.Context) error
+}
+
+func (a *Agent) tasks() []task {
+	t := []task{
+		{"claim leases", a.tracker.Run},
+		{"hardware", a.hardware.run},
+		{"reporter", a.reporter.Run},
+		{"health", a.health.run},
+		{"watchdog", func(ctx context.Context) error {
+			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)
+		}},
+		{"reload", a.runReload},
+		// In mode observe too: a move that began in mode manage must end.
+		{"conductor", a.conductor.Run},
+	}
+	if !a.observing() {
+		t = append(t, task{"settle and follow", a.runFollow})
+	}
+	return t
+}
+
+// serve runs tasks and listeners until ctx ends, then stops them in order.
+func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
+	// Tasks outlive ctx until the listeners are closed: a request in progress
+	// needs them.
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, running := errgroup.WithContext(running)
+	for _, t := range a.tasks() {
+		group.Go(func() error {
+			if err := t.run(running); err != nil {
+				return fmt.Errorf("%s: %w", t.name, err)
+			}
+			return nil
+		})
+	}
+	for _, l := range listeners {
+		group.Go(func() error { return a.server.Serve(l) })
+	}
+	a.tellReady()
+	select {
+	case <-ctx.Done():
+		a.log.Info("stopping; guests are not touched")
+	case <-running.Done():
+		a.log.Error("stopping, because a task failed")
+	}
+	a.notify(systemd.Notifier{}.Stopping())
+	a.ready.Store(false)
+	a.tracker.Refuse("the agent is going down")
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+	defer cancel()
+	err := a.server.Shutdown(closing)
+	stop()
+	return errors.Join(group.Wait(), err)
+}
+
+func (a *Agent) tellReady() {
+	a.readyAt.Store(max(1, a.rt.Now().Sub(a.opt.Started).Milliseconds()))
+	a.ready.Store(true)
+	status := a.health.line()
+	a.log.Info("ready", "name", a.name, "mode", a.config().Agent.Mode, "socket", a.config().Agent.SocketPath(),
+		"startup", time.Duration(a.readyAt.Load())*time.Millisecond, "status", status)
+	a.notify(systemd.Notifier{}.Ready(status))
+}
+
+// notify logs a manager that does not listen; nothing depends on it.
+func (a *Agent) notify(err error) {
+	if err != nil {
+		a.log.Warn("systemd was not told", "error", err)
+	}
+}
+
+// runFollow settles what could not be settled at the start, then keeps claims
+// behind what people do with virsh.
+func (a *Agent) runFollow(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if err := a.settled.Load(); err != nil && *err == nil {
+			return a.host.Follow(ctx)
+		}
+		if a.rt.Sleep(ctx, 2*time.Second) == nil {
+			a.settle(ctx)
+		}
+	}
+	return nil
+}
+
+// close ends what open made, in reverse.
+func (a *Agent) close() error {
+	var errs []error
+	if a.host != nil {
+		a.host.Close()
+	}
+	if a.driver != nil {
+		errs = append(errs, a.driver.Close())
+	}
+	if a.peers != nil {
+		a.peers.close()
+	}
+	if a.placement != nil {
+		a.placement.Close()
+	}
+	if a.db != nil {
+		errs = append(errs, a.db.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// readFlavors reads every flavor file of a folder, strictly.
+func readFlavors(dir string) (map[string]topology.Flavor, error) {
+	out := map[string]topology.Flavor{}
+	err := config.DecodeDir(dir, func(path string, into func(any) error) error {
+		var f topology.Flavor
+		if err := into(&f); err != nil {
+			return err
+		}
+		if err := f.Validate(); err != nil {
+			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": " + strings.ReplaceAll(err.Error(), "\n", "; "), Change: "correct the file"})
+		}
+		if _, twice := out[f.Name]; twice {
+			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": another file has a flavor named " + f.Name, Change: "give one of them another name"})
+		}
+		out[f.Name] = f
+		return nil
+	})
+	if err != nil {
+		return nil, fault.New(fault.KindOf(err), "read flavors: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,234 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/systemd"
+	"berth/topology"
+)
+
+// health is what the agent depends on, and since when each part is as it is.
+type health struct {
+	a *Agent
+
+	// mu guards since and told; nothing is called under it.
+	mu    sync.Mutex
+	since map[string]sinceWhen
+	told  string // the last line systemd was given
+}
+
+type sinceWhen struct {
+	health api.Health
+	at     time.Time
+}
+
+func newHealth(a *Agent) *health { return &health{a: a, since: map[string]sinceWhen{}} }
+
+// every is how often health is looked at, so that "since" is true to it.
+const every = 2 * time.Second
+
+// run looks at health again and again, logs each change, and tells systemd.
+func (h *health) run(ctx context.Context) error {
+	for {
+		h.conditions()
+		line := h.line()
+		h.mu.Lock()
+		changed := line != h.told
+		h.told = line
+		h.mu.Unlock()
+		if changed {
+			h.a.notify(systemd.Notifier{}.Status(line))
+		}
+		if h.a.rt.Sleep(ctx, every) != nil {
+			return nil
+		}
+	}
+}
+
+// alive answers the watchdog. It takes every lock that a request takes: an agent
+// whose loops hang on one of them does not answer, and is restarted.
+func (h *health) alive() bool {
+	h.conditions()
+	_, _, _ = h.a.hardware.input()
+	h.a.tracker.Usage()
+	return true
+}
+
+// line is health in a line.
+func (h *health) line() string {
+	var bad []string
+	for _, c := range h.conditions() {
+		if c.Health != api.HealthOK {
+			bad = append(bad, c.Name+": "+c.Detail)
+		}
+	}
+	u := h.a.tracker.Usage()
+	head := fmt.Sprintf("%s, %d guests, %d MiB free", h.a.config().Agent.Mode, len(h.a.tracker.Instances()), u.Free.MemoryMB)
+	if len(bad) == 0 {
+		return head + ", all well"
+	}
+	return head + ", degraded: " + strings.Join(bad, "; ")
+}
+
+// conditions looks at everything now. Nothing in it blocks on more than memory.
+func (h *health) conditions() []api.Condition {
+	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations()}
+	now := h.a.rt.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range out {
+		c := &out[i]
+		was, known := h.since[c.Name]
+		if !known || was.health != c.Health {
+			if known || c.Health != api.HealthOK {
+				h.a.log.Info("health changed", "part", c.Name, "health", c.Health, "detail", c.Detail)
+			}
+			was = sinceWhen{c.Health, now}
+			h.since[c.Name] = was
+		}
+		c.Since = was.at
+	}
+	return out
+}
+
+func bad(name, detail string, reasons ...fault.Reason) api.Condition {
+	return api.Condition{Name: name, Health: api.HealthDegraded, Detail: detail, Reasons: reasons}
+}
+
+func good(name, detail string) api.Condition {
+	return api.Condition{Name: name, Health: api.HealthOK, Detail: detail}
+}
+
+func (h *health) libvirt() api.Condition {
+	if err := h.a.driver.Health(); err != nil {
+		return bad("libvirt", err.Error(), fault.Reason{
+			Code: "libvirt_unavailable", Message: err.Error(), Change: "start libvirtd (systemctl start libvirtd), or set [libvirt] socket; Berth connects by itself",
+		})
+	}
+	if s := h.a.settled.Load(); s != nil && *s != nil {
+		return bad("libvirt", "answers; ledger and hypervisor are not joined yet: "+(*s).Error(), fault.ReasonsOf(*s)...)
+	}
+	return good("libvirt", "answers")
+}
+
+func (h *health) discovery() api.Condition {
+	good_, now, why := h.a.hardware.view()
+	if len(why) > 0 {
+		detail := "the last good reading stands: " + why[0].Message
+		if good_ == nil {
+			detail = "unknown, no new claims are given: " + why[0].Message
+		}
+		return bad("hardware", detail, why...)
+	}
+	if now != nil && now.Health == topology.HealthDegraded {
+		var reasons []fault.Reason
+		for _, r := range now.Reasons {
+			if r.Degrades {
+				reasons = append(reasons, fault.Reason{Code: r.Code, Message: r.Message})
+			}
+		}
+		return bad("hardware", fmt.Sprintf("the machine's tables contradict each other in %d places", len(reasons)), reasons...)
+	}
+	return good("hardware", fmt.Sprintf("%d cpus, %d MiB in %d cells", good_.CPUs().Len(), good_.MemoryBytes()>>20, len(good_.Cells)))
+}
+
+func (h *health) placement() api.Condition {
+	s := h.a.reporter.Status()
+	switch {
+	case s.Err != nil:
+		reasons := fault.ReasonsOf(s.Err)
+		if fault.KindOf(s.Err) == fault.Unavailable && len(reasons) == 0 {
+			reasons = append(reasons, fault.Reason{
+				Code: "placement_unavailable", Message: s.Error, Change: "start it (berth placement serves one), or correct [placement] url",
+			})
+		}
+		return bad("placement", s.Error, reasons...)
+	case s.At.IsZero():
+		return good("placement", "not compared yet")
+	case len(s.Pending) > 0:
+		return good("placement", "observing; would be written: "+strings.Join(s.Pending, ", "))
+	}
+	return good("placement", fmt.Sprintf("equal to the host, generation %d", s.Generation))
+}
+
+func (h *health) claims() api.Condition {
+	u := h.a.tracker.Usage()
+	if len(u.Forced) == 0 {
+		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
+	}
+	reasons := make([]fault.Reason, len(u.Forced))
+	for i, id := range u.Forced {
+		name := id
+		if c, ok := h.a.tracker.Get(id); ok {
+			name = c.Owner.Instance
+			if inst, ok := h.a.tracker.Instance(name); ok {
+				name = inst.Name
+			}
+		}
+		reasons[i] = fault.Reason{Code: "claim_forced", Message: "guest " + name + " was adopted though it does not fit", Change: "move it, or another, to a host with room"}
+	}
+	return bad("claims", fmt.Sprintf("%d adopted guests do not fit", len(u.Forced)), reasons...)
+}
+
+func (h *health) peers() api.Condition {
+	c := h.a.config()
+	switch {
+	case h.a.noPeers != nil && !h.a.observing():
+		return bad("peers", "other hosts cannot connect: "+h.a.noPeers.Error(), fault.Reason{
+			Code: "certificates", Message: h.a.noPeers.Error(), Change: "make certificates (berth pki --help), copy them to this host, restart the agent",
+		})
+	case h.a.noPeers != nil:
+		return good("peers", "no certificates; needed in mode manage")
+	case c.Agent.Listen == "":
+		return good("peers", "listening is off ([agent] listen)")
+	}
+	left := h.a.identity.Leaf.NotAfter.Sub(h.a.rt.Now())
+	const soon = 30 * 24 * time.Hour
+	if left < soon {
+		return bad("peers", "the certificate ends at "+h.a.identity.Leaf.NotAfter.Format(time.DateOnly), fault.Reason{
+			Code: "certificate_ends", Message: "this host's certificate ends at " + h.a.identity.Leaf.NotAfter.Format(time.DateTime), Change: "renew it: berth pki host " + h.a.name,
+		})
+	}
+	return good("peers", fmt.Sprintf("listening on %s, certificate good for %d days", c.Agent.Listen, int(left.Hours()/24)))
+}
+
+func (h *health) migrations() api.Condition {
+	list, err := h.a.conductor.List(context.Background())
+	if err != nil {
+		return bad("migrations", err.Error())
+	}
+	var reasons []fault.Reason
+	going := 0
+	for _, m := range list {
+		if !m.Done() {
+			going++
+		}
+		if m.Outcome == migration.OutcomeInDoubt {
+			words := "it cannot go on"
+			if m.Error != nil {
+				words = m.Error.Message
+			}
+			reasons = append(reasons, fault.Reason{Code: "migration_in_doubt", Message: "migration " + m.UUID + " of " + m.InstanceName + ": " + words, Change: "berth migration show " + m.UUID})
+		}
+	}
+	if len(reasons) > 0 {
+		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
+	}
+	return good("migrations", fmt.Sprintf("%d going on", going))
+}
+
+// overall is degraded when one part is.
+func overall(list []api.Condition) api.Health {
+	if slices.ContainsFunc(list, func(c api.Condition) bool { return c.Health != api.HealthOK }) {
+		return api.HealthDegraded
+	}
+	return api.HealthOK
+}

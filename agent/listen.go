@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"berth/internal/fault"
+)
+
+// listen gives the listeners: those that systemd holds, and for the rest its
+// own. The order is local socket, peers.
+func (a *Agent) listen() ([]net.Listener, error) {
+	c := a.config().Agent
+	out := append([]net.Listener(nil), a.opt.Listeners["api"]...)
+	if len(out) == 0 {
+		l, err := listenLocal(c.SocketPath(), c.SocketGroup)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, l)
+	}
+	if a.identity == nil || c.Listen == "" {
+		return out, nil
+	}
+	if held := a.opt.Listeners["peers"]; len(held) > 0 {
+		return append(out, held...), nil
+	}
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		for _, open := range out {
+			err = errors.Join(err, open.Close())
+		}
+		return nil, fault.New(fault.Busy, "listen for peers: %w: set [agent] listen", err)
+	}
+	return append(out, l), nil
+}
+
+// listenLocal makes the unix socket, root:group 0660. A socket that nobody
+// answers on is a crashed agent's and is replaced; one that somebody answers on
+// is refused.
+func listenLocal(path, group string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the runtime directory: %w", err)
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode()&fs.ModeSocket == 0 {
+			return nil, fault.New(fault.Exists, "listen on %s: it exists and is no socket", path)
+		}
+		if conn, err := net.Dial("unix", path); err == nil {
+			return nil, errors.Join(fault.Refuse(fault.Busy, "listen on "+path, fault.Reason{
+				Code: "socket_in_use", Message: "another agent answers on it", Change: "stop it, or set [agent] runtime_dir for this one",
+			}), conn.Close())
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("remove the socket that a crashed agent left: %w", err)
+		}
+	}
+	// Made with no rights at all, which it gets when it has its group: between the
+	// two nobody may connect.
+	old := syscall.Umask(0o777)
+	l, err := net.Listen("unix", path)
+	syscall.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	mode := fs.FileMode(0o600)
+	if g, err := user.LookupGroup(group); err == nil {
+		if gid, err := strconv.Atoi(g.Gid); err == nil && os.Chown(path, -1, gid) == nil {
+			mode = 0o660
+		}
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}

@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+)
+
+// novaComputeID is where nova-compute keeps the uuid of its compute node
+// (nova/virt/node.py).
+const novaComputeID = "/var/lib/nova/compute_id"
+
+// mayManage refuses mode manage while somebody else owns this host's provider,
+// naming everything that was found. Two writers of one provider destroy each
+// other's inventory.
+func (a *Agent) mayManage(ctx context.Context) error {
+	var reasons []fault.Reason
+	add := func(code, message, change string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	file := a.opt.NovaComputeID
+	if file == "" {
+		file = novaComputeID
+	}
+	id, err := os.ReadFile(file)
+	switch {
+	case err == nil:
+		add("nova_compute_id", fmt.Sprintf("%s exists (%s): nova-compute owns, or owned, this host's provider", file, bytes.TrimSpace(id)),
+			"take the host out of Nova and remove the file, or stay in mode observe")
+	case !errors.Is(err, fs.ErrNotExist):
+		add("nova_compute_id", "whether nova-compute owns this host cannot be told: "+err.Error(), "make the file readable, or remove it")
+	}
+	proc := a.opt.Proc
+	if proc == "" {
+		proc = "/proc"
+	}
+	running, err := novaComputes(proc)
+	if err != nil {
+		add("nova_compute", "whether nova-compute runs here cannot be told: "+err.Error(), "let the agent read "+proc)
+	}
+	for _, pid := range running {
+		add("nova_compute", fmt.Sprintf("nova-compute runs here (pid %d)", pid), "stop and disable it, or stay in mode observe")
+	}
+	if r, conflict := a.providerConflict(ctx); conflict {
+		reasons = append(reasons, r)
+	}
+	if len(reasons) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "manage host "+a.name, reasons...)
+}
+
+// providerConflict looks for a provider of this name with another uuid. A
+// Placement that does not answer is no conflict: the reporter looks again before
+// it writes anything.
+func (a *Agent) providerConflict(ctx context.Context) (fault.Reason, bool) {
+	ctx, cancel := a.rt.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	p, err := a.placement.ProviderByName(ctx, a.name)
+	if err != nil || p.UUID == a.uuid {
+		return fault.Reason{}, false
+	}
+	mine, theirs := a.name+" ("+a.uuid+")", p.Name+" ("+p.UUID+")"
+	return fault.Reason{
+		Code: "provider_identity", Message: "Placement has resource provider " + theirs + ", and this host is " + mine, Want: mine, Have: theirs,
+		Change: "if nothing else writes that provider, put its uuid into " + filepath.Join(a.config().Agent.StateDir, "provider_uuid") + "; else stay in mode observe",
+	}, true
+}
+
+// novaComputes finds nova-compute by what runs, not by its name alone: the
+// kernel cuts that to 15 letters, and Python programs are all called python. Only
+// processes of the same root folder count: a container's nova-compute owns the
+// container's host, not this one.
+func novaComputes(proc string) ([]int, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.Stat(filepath.Join(proc, "self", "root"))
+	if err != nil {
+		root = nil // a copied /proc has no live links: then all of them count
+	}
+	var out []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		// A process that ended meanwhile is none that runs.
+		cmdline, err := os.ReadFile(filepath.Join(proc, e.Name(), "cmdline"))
+		if err != nil || !isNovaCompute(strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")) {
+			continue
+		}
+		if root != nil {
+			theirs, err := os.Stat(filepath.Join(proc, e.Name(), "root"))
+			if err == nil && !os.SameFile(root, theirs) {
+				continue
+			}
+		}
+		out = append(out, pid)
+	}
+	return out, nil
+}
+
+// isNovaCompute looks at the program, and where that is an interpreter at the
+// script it runs.
+func isNovaCompute(args []string) bool {
+	for i, arg := range args {
+		switch base := filepath.Base(arg); {
+		case base == "nova-compute":
+			return true
+		case i == 0 && strings.HasPrefix(base, "python"), i > 0 && strings.HasPrefix(arg, "-"):
+			continue
+		}
+		return false
+	}
+	return false
+}

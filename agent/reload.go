@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+
+	"berth/internal/config"
+	"berth/systemd"
+)
+
+// runReload takes a new configuration each time that it is asked to.
+func (a *Agent) runReload(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.opt.Reload:
+			a.notify(systemd.Notifier{}.Reloading())
+			a.reload()
+			a.notify(systemd.Notifier{}.Ready(a.health.line()))
+		}
+	}
+}
+
+// reload takes what can change without a restart, and names what cannot. A
+// configuration with a fault changes nothing.
+func (a *Agent) reload() {
+	read, err := config.Load(a.opt.ConfigPath)
+	if err != nil {
+		a.log.Error("configuration not taken: it has faults, and the old one stands", "error", err)
+		return
+	}
+	flavors, err := readFlavors(read.Agent.FlavorsDir)
+	if err != nil {
+		a.log.Error("configuration not taken: flavors have faults, and the old ones stand", "error", err)
+		return
+	}
+	// Measured against what the process was started with, so that a key that needs
+	// a restart is named at each reload until it gets one.
+	for _, c := range config.Diff(a.config(), read) {
+		if c.Reloadable {
+			a.log.Info("configuration changed", "key", c.Key)
+		} else {
+			a.log.Warn("configuration changed, and needs a restart of the agent (which touches no guest)", "key", c.Key)
+		}
+	}
+	next := config.Reload(a.config(), read)
+	a.conf.Store(&next)
+	a.flavors.Store(&flavors)
+	if a.opt.Level != nil {
+		// Validate has held it against the four words there are.
+		_ = a.opt.Level.UnmarshalText([]byte(next.Agent.LogLevel))
+	}
+	a.peers.forget()
+	a.hardware.apply()
+	a.reporter.Kick()
+	a.log.Info("configuration read again", "flavors", len(flavors))
+}

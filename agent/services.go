@@ -1,0 +1,318 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/internal/version"
+	"berth/migration"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// PutAllocation implements host.Placement.
+func (p allocations) PutAllocation(ctx context.Context, a host.Allocation) error {
+	want := placementclient.Allocations{
+		Allocations: map[string]placementclient.Resources{a.Provider: classes(a.Resources)},
+		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
+	}
+	return p.put(ctx, a.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, bool) {
+		return want, !now.SameResources(want) || now.ProjectID != want.ProjectID || now.UserID != want.UserID
+	})
+}
+
+// DeleteAllocation implements host.Placement.
+func (p allocations) DeleteAllocation(ctx context.Context, consumer string) error {
+	err := p.client.DeleteAllocations(ctx, consumer)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// classes are amounts by resource class; a class of nothing is left out, as
+// Placement knows no allocation of zero.
+func classes(r topology.Resources) placementclient.Resources {
+	out := placementclient.Resources{}
+	for class, n := range map[string]int64{
+		placementclient.ClassVCPU: int64(r.VCPUs), placementclient.ClassMemoryMB: r.MemoryMB, placementclient.ClassDiskGB: r.DiskGB,
+	} {
+		if n > 0 {
+			out[class] = n
+		}
+	}
+	return out
+}
+
+type agentService struct{ a *Agent }
+
+// Status implements api.Agent.
+func (s agentService) Status(ctx context.Context) (api.Status, error) {
+	a := s.a
+	conditions := a.health.conditions()
+	out := api.Status{
+		Name: a.name, ProviderUUID: a.uuid, Mode: string(a.config().Agent.Mode), Version: version.Get().String(),
+		Health: overall(conditions), Ready: a.ready.Load(), StartedAt: a.opt.Started, StartupTime: a.readyAt.Load(),
+		Conditions: conditions, Usage: usage(a.tracker.Usage()),
+		Instances: len(a.tracker.Instances()), Claims: len(a.tracker.List()), Migrations: []string{},
+	}
+	list, err := a.conductor.List(ctx)
+	for _, m := range list {
+		if !m.Done() {
+			out.Migrations = append(out.Migrations, m.UUID)
+		}
+	}
+	return out, err
+}
+
+func usage(u claims.Usage) api.Usage {
+	c := u.Capacity
+	return api.Usage{
+		Total: c.Total, Reserved: c.Reserved, Used: u.Used, Free: u.Free, Forced: u.Forced,
+		CPURatio: c.CPURatio, RAMRatio: c.RAMRatio, DskRatio: c.DiskRatio,
+	}
+}
+
+// Host implements api.Agent.
+func (s agentService) Host(ctx context.Context) (api.HostInfo, error) {
+	a := s.a
+	d, err := a.host.Describe(ctx)
+	if err != nil {
+		// Without libvirt the rest is still worth showing.
+		d = migration.Description{Name: a.name, ProviderUUID: a.uuid, Mode: string(a.config().Agent.Mode), BerthVersion: version.Get().String(), Arch: machine()}
+	}
+	believed, _, _ := a.hardware.view()
+	return api.HostInfo{
+		Description: d, Health: overall(a.health.conditions()), Usage: usage(a.tracker.Usage()),
+		Placement: a.reporter.Status(), Topology: believed,
+	}, nil
+}
+
+// Hosts implements api.Agent.
+func (s agentService) Hosts(ctx context.Context) ([]api.HostEntry, error) {
+	a := s.a
+	byName := map[string]*api.HostEntry{a.name: {Name: a.name, ProviderUUID: a.uuid, Local: true}}
+	for name := range a.config().Peers {
+		if byName[name] == nil {
+			byName[name] = &api.HostEntry{Name: name}
+		}
+	}
+	asking, cancel := a.rt.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	providers, err := a.placement.Providers(asking, placementclient.ProviderFilter{})
+	if err != nil {
+		byName[a.name].Error = "Placement could not be asked for others: " + err.Error()
+	}
+	for _, p := range providers {
+		if !p.IsRoot() {
+			continue
+		}
+		if byName[p.Name] == nil {
+			byName[p.Name] = &api.HostEntry{Name: p.Name}
+		}
+		byName[p.Name].ProviderUUID = p.UUID
+	}
+	var wg sync.WaitGroup
+	for name, e := range byName {
+		e.Address, _ = a.peers.address(name)
+		wg.Go(func() { s.ask(ctx, e) })
+	}
+	wg.Wait()
+	out := make([]api.HostEntry, 0, len(byName))
+	for _, e := range byName {
+		out = append(out, *e)
+	}
+	slices.SortFunc(out, func(x, y api.HostEntry) int {
+		if x.Name < y.Name {
+			return -1
+		}
+		return 1
+	})
+	return out, nil
+}
+
+// ask fills in what a host says about itself.
+func (s agentService) ask(ctx context.Context, e *api.HostEntry) {
+	if e.Local {
+		e.Reachable, e.Mode, e.Version = true, string(s.a.config().Agent.Mode), version.Get().String()
+		return
+	}
+	ctx, cancel := s.a.rt.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	c, err := s.a.peers.client(e.Name)
+	if err == nil {
+		var st api.Status
+		if st, err = c.Status(ctx); err == nil {
+			e.Reachable, e.Mode, e.Version = true, st.Mode, st.Version
+			return
+		}
+	}
+	e.Error = err.Error()
+}
+
+type instanceService struct{ a *Agent }
+
+// Create implements api.Instances.
+func (s instanceService) Create(ctx context.Context, r api.CreateInstance) (api.Instance, error) {
+	if r.FlavorName != "" {
+		f, ok := (*s.a.flavors.Load())[r.FlavorName]
+		if !ok {
+			return api.Instance{}, fault.Refuse(fault.Invalid, "create instance "+r.Name, fault.Reason{
+				Code: "flavor_unknown", Message: "this host has no flavor " + r.FlavorName, Want: r.FlavorName,
+				Change: "write " + s.a.config().Agent.FlavorsDir + "/" + r.FlavorName + ".toml and reload the agent",
+			})
+		}
+		r.Flavor = f
+	}
+	c := s.a.config().Placement
+	if r.ProjectID == "" {
+		r.ProjectID = c.ProjectID
+	}
+	if r.UserID == "" {
+		r.UserID = c.UserID
+	}
+	return s.a.host.Create(ctx, r.CreateRequest)
+}
+
+// Adopt implements api.Instances.
+func (s instanceService) Adopt(ctx context.Context, r api.AdoptInstances) (api.AdoptedList, error) {
+	refs := r.Instances
+	if r.All == (len(refs) > 0) {
+		return api.AdoptedList{}, fault.New(fault.Invalid, "adopt: name instances, or all of them")
+	}
+	if r.All {
+		refs = []string{""}
+	}
+	out := api.AdoptedList{Instances: []host.Adopted{}}
+	var errs []error
+	for _, ref := range refs {
+		list, err := s.a.host.Adopt(ctx, ref)
+		out.Instances = append(out.Instances, list...)
+		if len(list) == 0 {
+			// What failed for a guest stands in its own row.
+			errs = append(errs, err)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// List implements api.Instances.
+func (s instanceService) List(ctx context.Context) ([]api.Instance, error) {
+	list, err := s.a.host.List(ctx)
+	if list == nil {
+		list = []api.Instance{}
+	}
+	return list, err
+}
+
+// Show implements api.Instances.
+func (s instanceService) Show(ctx context.Context, ref string) (api.Instance, error) {
+	return s.a.host.Show(ctx, ref)
+}
+
+// Start implements api.Instances.
+func (s instanceService) Start(ctx context.Context, ref string) (api.Instance, error) {
+	if err := s.a.host.Start(ctx, ref, false); err != nil {
+		return api.Instance{}, err
+	}
+	return s.a.host.Show(ctx, ref)
+}
+
+// Stop implements api.Instances.
+func (s instanceService) Stop(ctx context.Context, ref string, o api.StopInstance) (api.Instance, error) {
+	if err := s.a.host.Stop(ctx, ref, o); err != nil {
+		return api.Instance{}, err
+	}
+	return s.a.host.Show(ctx, ref)
+}
+
+// Delete implements api.Instances.
+func (s instanceService) Delete(ctx context.Context, ref string, o api.DeleteInstance) error {
+	return s.a.host.Delete(ctx, ref, o)
+}
+
+type claimService struct{ a *Agent }
+
+// List implements api.Claims.
+func (s claimService) List(context.Context) ([]api.Claim, error) {
+	out := []api.Claim{}
+	for _, c := range s.a.tracker.List() {
+		out = append(out, s.view(c))
+	}
+	return out, nil
+}
+
+// Show implements api.Claims.
+func (s claimService) Show(_ context.Context, ref string) (api.Claim, error) {
+	if c, ok := s.a.tracker.Get(ref); ok {
+		return s.view(c), nil
+	}
+	uuid := ref
+	if inst, ok := s.a.tracker.InstanceByName(ref); ok {
+		uuid = inst.UUID
+	}
+	if list := s.a.tracker.ByInstance(uuid); len(list) > 0 {
+		return s.view(list[0]), nil
+	}
+	for _, c := range s.a.tracker.List() {
+		// The short form that lists print.
+		if len(ref) >= 8 && len(c.ID) > len(ref) && c.ID[:len(ref)] == ref {
+			return s.view(c), nil
+		}
+	}
+	return api.Claim{}, fault.New(fault.NotFound, "host %s has no claim %s, and none of an instance of that name", s.a.name, ref)
+}
+
+func (s claimService) view(c claims.Claim) api.Claim {
+	out := api.Claim{
+		ID: c.ID, Kind: string(c.Owner.Kind), State: string(c.State), Instance: c.Owner.Instance, Migration: c.Owner.Migration,
+		Attempt: c.Owner.Attempt, Resources: c.Resources, Forced: c.Forced, CreatedAt: c.CreatedAt,
+	}
+	if inst, ok := s.a.tracker.Instance(c.Owner.Instance); ok {
+		out.Name = inst.Name
+	}
+	if c.Lease != nil {
+		out.Lease = c.Lease.Length
+		if boot := s.a.rt.Boot(); boot.ID == c.Lease.Until.ID {
+			out.ExpiresIn = c.Lease.Until.Since - boot.Since
+		}
+	}
+	if m := c.Context; m != nil {
+		out.Context = &migration.Context{
+			Source: m.Source, Destination: m.Destination, OldResources: m.OldResources, NewResources: m.NewResources,
+			OldFlavor: m.OldFlavor, NewFlavor: m.NewFlavor, PowerState: migration.PowerState(m.OldPowerState),
+		}
+	}
+	return out
+}
+
+// parties answers from the ledger which hosts a migration is between.
+type parties struct{ tracker *claims.Tracker }
+
+// Parties implements api.Parties.
+func (p parties) Parties(migration, instance string) (source, destination string, known bool) {
+	if migration != "" {
+		if c, ok := p.tracker.Context(migration); ok {
+			return c.Source, c.Destination, true
+		}
+		for _, c := range p.tracker.ByMigration(migration) {
+			if c.Context != nil {
+				return c.Context.Source, c.Context.Destination, true
+			}
+		}
+		return "", "", false
+	}
+	for _, c := range p.tracker.Contexts() {
+		if c.Instance == instance {
+			return c.Source, c.Destination, true
+		}
+	}
+	return "", "", false
+}

@@ -1,0 +1,17 @@
+//go:build !native
+
+package main
+
+import (
+	"berth/driver"
+	"berth/driver/libvirt"
+	"berth/driver/libvirt/rpc"
+	"berth/internal/config"
+	"berth/internal/runtime"
+)
+
+const bindingName = "go-libvirt (pure Go)"
+
+func newDriver(c config.Libvirt, rt runtime.Runtime) driver.Driver {
+	return libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: c.Socket, URI: c.URI, CallTimeout: c.Timeout.D(), Runtime: rt})
+}

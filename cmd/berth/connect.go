@@ -1,0 +1,82 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"berth/agent/api"
+	"berth/internal/config"
+	"berth/internal/fault"
+	"berth/internal/pki"
+)
+
+// peerPort is where agents listen for peers and operators.
+const peerPort = "16515"
+
+// dial finds the agent that a command is meant for:
+//
+//	(nothing)          the socket of this machine's configuration
+//	/path, unix:/path  that socket
+//	host:port          that address, with --cert
+//	name               with --cert that host, by [peers] or its name; without,
+//	                   the local agent, which passes the request on
+func (a *app) dial() (*api.Client, error) {
+	to := strings.TrimPrefix(a.connect, "unix:")
+	if strings.Contains(to, "/") {
+		return api.NewClient(api.ClientOptions{Socket: to})
+	}
+	c, err := a.readConfig()
+	if err != nil {
+		return nil, err
+	}
+	local, err := api.NewClient(api.ClientOptions{Socket: c.Agent.SocketPath()})
+	if err != nil || to == "" {
+		return local, err
+	}
+	name, _, splitErr := net.SplitHostPort(to)
+	if splitErr != nil && a.certFile == "" {
+		return local.Via(to), nil
+	}
+	o := api.ClientOptions{Address: to, Name: name}
+	if splitErr != nil {
+		o.Name, o.Address = to, net.JoinHostPort(to, peerPort)
+		if addr, ok := c.Peers[to]; ok {
+			o.Address = addr
+		}
+	}
+	if a.certFile == "" {
+		return nil, fault.Refuse(fault.Invalid, "connect to "+to, fault.Reason{
+			Code: "certificate_missing", Message: "another host is reached with a certificate, and none was named",
+			Change: "say --cert FILE (berth pki operator NAME makes one), or give the host's name alone, and this machine's agent passes the request on",
+		})
+	}
+	p := pki.Paths{Cert: a.certFile, Key: a.keyFile, CA: a.caFile}
+	if p.Key == "" {
+		p.Key = strings.TrimSuffix(p.Cert, filepath.Ext(p.Cert)) + ".key"
+	}
+	if p.CA == "" {
+		p.CA = filepath.Join(filepath.Dir(p.Cert), pki.CACertFile)
+	}
+	if o.Identity, err = pki.Load(p, time.Now()); err != nil {
+		return nil, err
+	}
+	if role, who := pki.RoleOf(o.Identity.Leaf); role == pki.RoleHost {
+		o.As = who
+	}
+	return api.NewClient(o)
+}
+
+// readConfig reads the configuration for where this machine's agent listens. A
+// file that this user may not read is no reason to give up: the default stands.
+func (a *app) readConfig() (config.Config, error) {
+	c, err := config.Load(a.config)
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return config.Default(), nil
+	}
+	return c, err
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+	"berth/hwdiscovery"
+	"berth/topology"
+)
+
+func (a *app) hostCommand() *cobra.Command {
+	cmd := group(&cobra.Command{Use: "host", Short: "Hardware and inventory of this host, and the other hosts"})
+	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList())
+	return cmd
+}
+
+func (a *app) hostDiscover() *cobra.Command {
+	var root string
+	cmd := &cobra.Command{
+		Use:   "discover",
+		Short: "Read the hardware; needs no agent and changes nothing",
+		Long: `Read NUMA cells, CPUs, memory, pages and PCI devices from /sys and /proc, as the
+agent does, and print them. "degraded" means that the machine's own tables
+contradict each other or that a part could not be read; the reasons say which.`,
+		Example: "  berth host discover\n  berth host discover --json | jq '.cells[].memory_bytes'\n  berth host discover --root ./copied-machine",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			h, err := hwdiscovery.Discover(root)
+			if err != nil {
+				return err
+			}
+			return a.print(h, func(w io.Writer) { topologyTable(w, &h) })
+		},
+	}
+	cmd.Flags().StringVar(&root, "root", "/", "`folder` that holds sys and proc")
+	return cmd
+}
+
+func topologyTable(w io.Writer, h *topology.Host) {
+	fmt.Fprintf(w, "hardware: %s, %d cpus in %d cores, %d cells, %s of memory, %d PCI functions\n",
+		strings.ToUpper(string(h.Health)), h.CPUs().Len(), len(h.Cores), len(h.Cells), size(h.MemoryBytes()), len(h.PCI))
+	for _, r := range h.Reasons {
+		fmt.Fprintf(w, "  - %s\n", r.Message)
+	}
+	fmt.Fprintln(w)
+	row(w, "CELL", "CPUS", "MEMORY", "FREE", "PAGES", "DISTANCES")
+	for _, c := range h.Cells {
+		var pages []string
+		for _, p := range h.PageSizes {
+			if n := c.Pages[p]; n > 0 {
+				pages = append(pages, fmt.Sprintf("%d×%s", n, p))
+			}
+		}
+		row(w, c.ID, c.CPUs, size(c.MemoryBytes), size(c.MemoryFreeBytes), strings.Join(pages, " "), strings.Trim(fmt.Sprint(c.Distances), "[]"))
+	}
+	if !h.OfflineCPUs.IsEmpty() {
+		fmt.Fprintf(w, "offline cpus: %s\n", h.OfflineCPUs)
+	}
+	if !h.IsolatedCPUs.IsEmpty() {
+		fmt.Fprintf(w, "isolated cpus: %s\n", h.IsolatedCPUs)
+	}
+	if len(h.PCI) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	row(w, "PCI", "ID", "CLASS", "CELL", "DRIVER", "VIRTUAL FUNCTIONS")
+	for _, d := range h.PCI {
+		if d.PhysFn != nil {
+			continue // counted with its physical function
+		}
+		cell, vfs := fmt.Sprint(d.NUMANode), ""
+		if d.NUMANode == topology.UnknownCell {
+			cell = "?"
+		}
+		if d.TotalVFs > 0 {
+			vfs = fmt.Sprintf("%d of %d", len(d.VFs), d.TotalVFs)
+		}
+		row(w, d.Address, strings.TrimPrefix(d.Vendor, "0x")+":"+strings.TrimPrefix(d.Product, "0x"), d.Class, cell, d.Driver, vfs)
+	}
+}
+
+func (a *app) hostShow() *cobra.Command {
+	return &cobra.Command{
+		Use:     "show",
+		Short:   "Show a host: who it is, its hardware, what is used, how Placement stands",
+		Example: "  berth host show\n  berth host show -c host-b",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				h, err := c.Host(ctx)
+				if err != nil {
+					return err
+				}
+				return a.print(h, func(w io.Writer) { hostTable(w, h) })
+			})
+		},
+	}
+}
+
+func hostTable(w io.Writer, h api.HostInfo) {
+	fmt.Fprintf(w, "%s: %s, mode %s\n\n", h.Name, strings.ToUpper(string(h.Health)), h.Mode)
+	row(w, "hypervisor", h.Hypervisor+" "+libvirtVersion(h.HypervisorVersion)+", libvirt "+libvirtVersion(h.LibvirtVersion)+", "+h.Arch)
+	row(w, "host uuid", h.HostUUID)
+	row(w, "berth", h.BerthVersion)
+	row(w, "guests arrive at", h.LibvirtURI+" "+h.MigrateURI)
+	fmt.Fprintln(w)
+	p := h.Placement
+	state := "equal to the host"
+	switch {
+	case p.Error != "":
+		state = "NOT EQUAL: " + p.Error
+	case len(p.Pending) > 0:
+		state = "would be written: " + strings.Join(p.Pending, ", ")
+	case !p.InSync:
+		state = "not compared yet"
+	}
+	fmt.Fprintf(w, "placement: resource provider %s (%s), generation %d, %s\n\n", p.ProviderName, p.ProviderUUID, p.Generation, state)
+	usageTable(w, h.Usage)
+	if len(p.Traits) > 0 {
+		fmt.Fprintf(w, "traits: %s\n", strings.Join(p.Traits, " "))
+	}
+	fmt.Fprintln(w)
+	if h.Topology == nil {
+		fmt.Fprintln(w, "the hardware could not be read; see `berth status`")
+		return
+	}
+	topologyTable(w, h.Topology)
+}
+
+// libvirtVersion writes libvirt's number, major*1e6 + minor*1e3 + micro.
+func libvirtVersion(v uint64) string {
+	if v == 0 {
+		return "?"
+	}
+	return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000)
+}
+
+func (a *app) hostList() *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the hosts that Placement and [peers] know, and ask each",
+		Example: "  berth host list",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				hosts, err := c.Hosts(ctx)
+				if err != nil {
+					return err
+				}
+				return a.print(api.HostList{Hosts: hosts}, func(w io.Writer) {
+					row(w, "HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "PROVIDER", "REMARK")
+					for _, h := range hosts {
+						remark := h.Error
+						if h.Local {
+							remark = strings.TrimSpace("this host " + remark)
+						}
+						row(w, h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, h.ProviderUUID, remark)
+					}
+				})
+			})
+		},
+	}
+}

@@ -1,0 +1,377 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// workTime bounds a command that makes disks or waits for a guest.
+const workTime = 12 * time.Minute
+
+func (a *app) instanceCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:     "instance",
+		Aliases: []string{"guest"},
+		Short:   "Guests of a host: create, adopt, list, show, start, stop, delete",
+	})
+	cmd.AddCommand(a.instanceCreate(), a.instanceAdopt(), a.instanceList(), a.instanceShow(),
+		a.instanceStart(), a.instanceStop(), a.instanceDelete())
+	return cmd
+}
+
+func (a *app) instanceCreate() *cobra.Command {
+	var r api.CreateInstance
+	var vcpus int
+	var memory, disk int64
+	var specs, disks []string
+	var xml string
+	cmd := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Make a guest: claim, disks, definition; and start it",
+		Long: `Make a guest under a claim. What it may use comes from a flavor: one of this host
+by name (/etc/berth/flavors.d), or --vcpus, --memory and --disk.
+
+Its devices come from the flags, or from a whole domain document with --xml.
+--disk-file is PATH, made with the flavor's size unless it is there already, or
+key=value pairs: path=,size=GiB,image=FILE,format=qcow2|raw. When anything fails,
+nothing is left.`,
+		Example: `  berth instance create web-1 --flavor small --disk-file image=/srv/debian-12.qcow2 --network default --start
+  berth instance create probe --vcpus 1 --memory 128 --kernel /boot/vmlinuz --initrd probe.img --cmdline console=ttyS0 --start
+  berth instance create old-1 --vcpus 2 --memory 2048 --xml old-1.xml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Name = args[0]
+			if r.UUID == "" {
+				// Made here, so that a lost answer can be looked up.
+				r.UUID = uuid.NewString()
+			}
+			if (r.FlavorName == "") == (vcpus == 0 && memory == 0) {
+				return fault.New(fault.Invalid, "create %s: say --flavor NAME, or --vcpus and --memory", r.Name)
+			}
+			if r.FlavorName == "" {
+				r.Flavor = topology.Flavor{Name: r.Name, VCPUs: vcpus, MemoryMB: memory, DiskGB: disk}
+				for _, s := range specs {
+					k, v, ok := strings.Cut(s, "=")
+					if !ok {
+						return fault.New(fault.Invalid, "--extra-spec %q: want key=value", s)
+					}
+					if r.Flavor.ExtraSpecs == nil {
+						r.Flavor.ExtraSpecs = map[string]string{}
+					}
+					r.Flavor.ExtraSpecs[k] = v
+				}
+			}
+			for _, d := range disks {
+				made, err := parseDisk(d)
+				if err != nil {
+					return err
+				}
+				r.Disks = append(r.Disks, made)
+			}
+			if xml != "" {
+				text, err := a.readFile(xml)
+				if err != nil {
+					return err
+				}
+				r.XML = text
+			}
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				inst, err := c.CreateInstance(ctx, r)
+				if err != nil {
+					return err
+				}
+				return a.printInstance(inst)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&r.UUID, "uuid", "", "the guest's `uuid` (default: a new one)")
+	f.StringVar(&r.FlavorName, "flavor", "", "a flavor of the host, by `name`")
+	f.IntVar(&vcpus, "vcpus", 0, "virtual CPUs, in place of --flavor")
+	f.Int64Var(&memory, "memory", 0, "memory in `MiB`, in place of --flavor")
+	f.Int64Var(&disk, "disk", 0, "disk in `GiB` that is counted, in place of --flavor")
+	f.StringArrayVar(&specs, "extra-spec", nil, "extra spec `key=value` of the flavor; may be given again")
+	f.StringVar(&r.ProjectID, "project", "", "project that it counts for (default: the agent's)")
+	f.StringVar(&r.UserID, "user", "", "user that it counts for (default: the agent's)")
+	f.BoolVar(&r.Autostart, "autostart", false, "start it after reboots of its host")
+	f.StringVar(&r.Kernel, "kernel", "", "boot this kernel `file` of the host directly")
+	f.StringVar(&r.Initrd, "initrd", "", "initial ram disk `file`, with --kernel")
+	f.StringVar(&r.Cmdline, "cmdline", "", "kernel's command line, with --kernel")
+	f.StringArrayVar(&disks, "disk-file", nil, "a `disk`: PATH, or path=,size=,image=,format=; may be given again")
+	f.StringVar(&r.Network, "network", "", "libvirt `network` of its interface")
+	f.StringVar(&r.Bridge, "bridge", "", "`bridge` of its interface, in place of --network")
+	f.StringVar(&r.SerialFile, "serial-file", "", "`file` for its console's output (default: a terminal, virsh console)")
+	f.StringVar(&r.Machine, "machine", "", "machine type (default: q35)")
+	f.StringVar(&r.CPU, "cpu", "", "CPU: a `model`, host-model, or host-passthrough")
+	f.StringVar(&xml, "xml", "", "domain document to take devices from; - for standard input")
+	f.BoolVar(&r.Start, "start", false, "start it")
+	f.BoolVar(&r.Paused, "paused", false, "start it with its CPUs stopped")
+	return cmd
+}
+
+// readFile reads a file, or standard input for "-".
+func (a *app) readFile(path string) (string, error) {
+	var data []byte
+	var err error
+	if path == "-" {
+		data, err = io.ReadAll(io.LimitReader(a.in, api.MaxBody))
+	} else {
+		data, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return "", fault.New(fault.Invalid, "read %s: %w", path, err)
+	}
+	return string(data), nil
+}
+
+// parseDisk reads --disk-file.
+func parseDisk(text string) (host.CreateDisk, error) {
+	if !strings.Contains(text, "=") {
+		return host.CreateDisk{Path: text}, nil
+	}
+	var d host.CreateDisk
+	for part := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		switch key {
+		case "path":
+			d.Path = value
+		case "size":
+			n, err := strconv.ParseInt(value, 10, 32)
+			if err != nil || n < 1 {
+				return d, fault.New(fault.Invalid, "--disk-file %q: size %q: want GiB", text, value)
+			}
+			d.SizeGB = n
+		case "image":
+			d.Image = value
+		case "image-format":
+			d.ImageFormat = value
+		case "format":
+			d.Format = value
+		default:
+			return d, fault.New(fault.Invalid, "--disk-file %q: unknown key %q: want path, size, image, image-format or format", text, key)
+		}
+	}
+	return d, nil
+}
+
+func (a *app) instanceAdopt() *cobra.Command {
+	var r api.AdoptInstances
+	cmd := &cobra.Command{
+		Use:   "adopt [INSTANCE...]",
+		Short: "Take domains that are there already under claims",
+		Long: `Take domains that libvirt has, and Berth does not know, under claims. No guest is
+changed or stopped. It never refuses for room: what does not fit is adopted as
+"forced", named in the status, and nothing new is placed on top of it.`,
+		Example: "  berth instance adopt --all\n  berth instance adopt web-1 web-2",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Instances = args
+			if r.All == (len(args) > 0) {
+				return fault.New(fault.Invalid, "adopt: name instances, or say --all")
+			}
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				list, err := c.AdoptInstances(ctx, r)
+				if err != nil {
+					return err
+				}
+				if err := a.print(list, func(w io.Writer) { adoptTable(w, list) }); err != nil {
+					return err
+				}
+				for _, i := range list.Instances {
+					if i.Error != "" {
+						return errDegraded
+					}
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&r.All, "all", false, "every domain of the host")
+	return cmd
+}
+
+func adoptTable(w io.Writer, list api.AdoptedList) {
+	row(w, "INSTANCE", "UUID", "STATE", "VCPUS", "MEMORY_MB", "DISK_GB", "RESULT")
+	for _, i := range list.Instances {
+		result := "adopted"
+		switch {
+		case i.Error != "":
+			result = "not adopted: " + i.Error
+		case !i.New:
+			result = "managed already"
+		case i.Claim != nil && i.Claim.Forced:
+			result = "adopted, though it does not fit"
+		}
+		r := i.Flavor.Resources()
+		if i.Claim != nil {
+			r = i.Claim.Resources
+		}
+		row(w, i.Name, i.UUID, i.State, r.VCPUs, r.MemoryMB, r.DiskGB, result)
+		for _, warning := range i.Warnings {
+			row(w, "", "", "", "", "", "", "- "+warning.Message)
+		}
+	}
+}
+
+func (a *app) instanceList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List guests, managed or not", Args: cobra.NoArgs,
+		Example: "  berth instance list\n  berth instance list -c host-b",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				list, err := c.Instances(ctx)
+				if err != nil {
+					return err
+				}
+				if list.Error != "" && !a.json {
+					fmt.Fprintf(a.err, "berth: libvirt could not be asked, so guests that are not managed are missing: %s\n", list.Error)
+				}
+				return a.print(list, func(w io.Writer) {
+					row(w, "INSTANCE", "UUID", "STATE", "MANAGED", "VCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
+					for _, i := range list.Instances {
+						r := i.Flavor.Resources()
+						if i.Claim != nil {
+							r = i.Claim.Resources
+						}
+						row(w, i.Name, i.UUID, i.State, yes(i.Managed), r.VCPUs, r.MemoryMB, r.DiskGB, token(i), remarks(i))
+					}
+				})
+			})
+		},
+	}
+}
+
+// token says where the guest's ownership token is.
+func token(i api.Instance) string {
+	if !i.Managed {
+		return ""
+	}
+	if i.Token.State == "here" {
+		return "here"
+	}
+	return string(i.Token.State) + " to " + i.Token.Holder
+}
+
+func remarks(i api.Instance) string {
+	var out []string
+	if i.Migration != "" {
+		out = append(out, "moving ("+short(i.Migration)+")")
+	}
+	if i.Claim != nil && i.Claim.Forced {
+		out = append(out, "does not fit")
+	}
+	if !i.Managed {
+		out = append(out, "adopt it: berth instance adopt "+i.Name)
+	}
+	return strings.Join(out, ", ")
+}
+
+func (a *app) printInstance(i api.Instance) error {
+	return a.print(i, func(w io.Writer) {
+		row(w, "instance", i.Name)
+		row(w, "uuid", i.UUID)
+		row(w, "host", i.Host)
+		row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
+		row(w, "managed", yes(i.Managed))
+		if i.Managed {
+			row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
+			row(w, "token", fmt.Sprintf("%s, epoch %d", token(i), i.Token.Epoch))
+			row(w, "autostart", yes(i.Autostart))
+			row(w, "adopted", yes(i.Adopted))
+		}
+		if i.Claim != nil {
+			row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
+		}
+		if r := remarks(i); r != "" {
+			row(w, "remark", r)
+		}
+	})
+}
+
+func parenthesis(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "(" + s + ")"
+}
+
+func (a *app) instanceShow() *cobra.Command {
+	return &cobra.Command{
+		Use: "show INSTANCE", Short: "Show one guest, with its claim and ownership token", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				i, err := c.Instance(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.printInstance(i)
+			})
+		},
+	}
+}
+
+func (a *app) instanceStart() *cobra.Command {
+	return &cobra.Command{
+		Use: "start INSTANCE", Short: "Start a guest whose ownership token is here", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				i, err := c.StartInstance(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.printInstance(i)
+			})
+		},
+	}
+}
+
+func (a *app) instanceStop() *cobra.Command {
+	var o api.StopInstance
+	cmd := &cobra.Command{
+		Use: "stop INSTANCE", Short: "Power a guest off; its claim stays", Args: cobra.ExactArgs(1),
+		Long: "Ask the guest to power off, and wait until it is off. With --force it is ended when it\nhas not obeyed within --timeout, or at once where none is given.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				i, err := c.StopInstance(ctx, args[0], o)
+				if err != nil {
+					return err
+				}
+				return a.printInstance(i)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&o.Force, "force", false, "end it when it does not obey")
+	cmd.Flags().DurationVar(&o.Timeout, "timeout", 0, "how long it may take (default: a minute; with --force none)")
+	return cmd
+}
+
+func (a *app) instanceDelete() *cobra.Command {
+	var o api.DeleteInstance
+	cmd := &cobra.Command{
+		Use: "delete INSTANCE", Short: "Delete a guest: definition, allocation, claim", Args: cobra.ExactArgs(1),
+		Long: "Delete a stopped guest: its definition, its allocation in Placement, its claim. Disks\nstay unless --disks is said.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				if err := c.DeleteInstance(ctx, args[0], o); err != nil {
+					return err
+				}
+				return a.print(map[string]string{"deleted": args[0]}, func(w io.Writer) { fmt.Fprintf(w, "%s is deleted\n", args[0]) })
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&o.Force, "force", false, "end it when it runs")
+	cmd.Flags().BoolVar(&o.Disks, "disks", false, "remove the files of its writable disks too")
+	return cmd
+}

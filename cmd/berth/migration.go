@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+	"berth/migration"
+)
+
+func (a *app) migrationCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "migration",
+		Short: "Moves: list, show, watch, abort",
+		Long:  "A move is conducted, and remembered, by the host that the guest leaves: ask that one with -c.",
+	})
+	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort())
+	return cmd
+}
+
+func (a *app) migrationList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List moves, newest first", Args: cobra.NoArgs,
+		Example: "  berth migration list\n  berth migration list -c host-b",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				list, err := c.Migrations(ctx)
+				if err != nil {
+					return err
+				}
+				return a.print(api.MigrationList{Migrations: list}, func(w io.Writer) {
+					row(w, "MIGRATION", "INSTANCE", "FROM", "TO", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")
+					for _, m := range list {
+						took, remark := time.Since(m.CreatedAt), ""
+						if m.Done() {
+							took = m.UpdatedAt.Sub(m.CreatedAt)
+						}
+						if m.Error != nil {
+							remark = m.Error.Message
+						}
+						row(w, m.UUID, m.InstanceName, m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
+					}
+				})
+			})
+		},
+	}
+}
+
+func abridge(s string, most int) string {
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return s
+}
+
+func (a *app) migrationShow() *cobra.Command {
+	return &cobra.Command{
+		Use: "show MIGRATION", Short: "Show one move, step by step", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				m, err := c.Migration(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.printMigration(m)
+			})
+		},
+	}
+}
+
+func (a *app) printMigration(m migration.Migration) error {
+	return a.print(m, func(w io.Writer) {
+		row(w, "migration", m.UUID)
+		row(w, "instance", m.InstanceName+" "+m.InstanceUUID)
+		row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
+		row(w, "status", strings.TrimSpace(string(m.Status)+" "+string(m.Outcome)))
+		row(w, "attempt", m.Attempt)
+		row(w, "started", ago(m.CreatedAt))
+		if p := m.Progress; p.MemoryTotal > 0 {
+			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
+			row(w, "downtime", fmt.Sprintf("%s, and %s for the hand-over", rough(p.Downtime), rough(m.HandoverDowntime)))
+		}
+		if m.Error != nil {
+			row(w, "error", m.Error.Message)
+			for _, r := range m.Error.Reasons {
+				row(w, "", "- "+r.Message)
+				if r.Change != "" {
+					row(w, "", "  to do: "+r.Change)
+				}
+			}
+		}
+		for _, r := range m.Refusals {
+			row(w, "refused by", fmt.Sprintf("%s: %s", r.DestCompute, r.Message))
+		}
+		if len(m.Steps) == 0 {
+			return
+		}
+		fmt.Fprintln(w)
+		row(w, "STEP", "STATE", "TOOK", "TRIES", "ERROR")
+		for _, s := range m.Steps {
+			took := ""
+			if s.Duration > 0 {
+				took = rough(s.Duration)
+			}
+			row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, s.Tries, abridge(s.Error, 100))
+		}
+	})
+}
+
+// printLine writes one record as one line of JSON.
+func (a *app) printLine(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+func (a *app) migrationWatch() *cobra.Command {
+	return &cobra.Command{
+		Use: "watch MIGRATION", Short: "Follow a move to its end; its outcome is the exit code", Args: cobra.ExactArgs(1),
+		Long: "Follow a move to its end. With --json each change is one line. The exit code is that of `berth migrate`.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.dial()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			return a.watch(cmd.Context(), c, args[0], "", true)
+		},
+	}
+}
+
+func (a *app) migrationAbort() *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "abort MIGRATION", Short: "Give a move up and put everything back", Args: cobra.ExactArgs(1),
+		Long: `Give a move up. It is refused from the point of no return on, when the guest has
+left its source. With --wait the command returns when all is put back.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.dial()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			asking, cancel := context.WithTimeout(cmd.Context(), answerTime)
+			defer cancel()
+			m, err := c.AbortMigration(asking, args[0])
+			if err != nil {
+				return err
+			}
+			if !wait || m.Done() {
+				return a.printMigration(m)
+			}
+			p := newProgress(a)
+			err = c.WatchMigration(cmd.Context(), args[0], watchPatience, func(now migration.Migration) error {
+				m = now
+				if !a.json {
+					p.show(now)
+				}
+				return nil
+			})
+			p.end()
+			if err != nil {
+				return err
+			}
+			// Undone is what was asked for here, and no failure.
+			if m.Outcome != migration.OutcomeUndone {
+				if err := m.Err(); err != nil {
+					return err
+				}
+			}
+			return a.printMigration(m)
+		},
+	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "return when it is over")
+	return cmd
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"berth/internal/runtime"
+	"berth/placement"
+	"berth/systemd"
+)
+
+func (a *app) placementCommand() *cobra.Command {
+	o := placement.Options{}
+	var level string
+	cmd := &cobra.Command{
+		Use:   "placement",
+		Short: "Run the embedded Placement: OpenStack's API, one file or memory",
+		Long: `Serve OpenStack Placement's API for one machine, a lab or a small fleet. Agents
+find it by [placement] url. Without --db everything is kept in memory.
+
+On loopback and unix sockets no certificate is asked for (--auth none); elsewhere
+clients show one (--auth mtls): a host's may write its own provider and the
+consumers that touch it, an operator's everything.`,
+		Example: `  berth placement --listen 127.0.0.1:8778
+  berth placement --listen 192.0.2.10:8778 --db /var/lib/berth/placement.db \
+      --ca /etc/berth/pki/ca.crt --cert /etc/berth/pki/host.crt --key /etc/berth/pki/host.key`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Cert, o.Key, o.CA = a.certFile, a.keyFile, a.caFile
+			rt := &runtime.System{}
+			defer rt.Wait()
+			log, err := newLogger(a.err, level)
+			if err != nil {
+				return err
+			}
+			o.Runtime, o.Logger = rt, log
+			s, err := placement.New(o)
+			if err != nil {
+				return err
+			}
+			ctx := cmd.Context()
+			told := make(chan struct{})
+			rt.Go("placement readiness", func() {
+				defer close(told)
+				select {
+				case <-s.Ready():
+					log.Info("placement is ready", "listen", s.Addr(), "db", o.DB)
+					if err := (systemd.Notifier{}).Ready("serving on " + s.Addr()); err != nil {
+						log.Warn("systemd was not told", "error", err)
+					}
+				case <-ctx.Done():
+				}
+			})
+			return s.Run(ctx)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:8778", "`address` to serve on: host:port or unix:/path")
+	f.StringVar(&o.DB, "db", "", "database `file` (default: memory)")
+	f.StringVar(&o.Auth, "auth", "", "none or mtls (default: none on loopback and sockets, mtls elsewhere)")
+	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
+	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	return cmd
+}

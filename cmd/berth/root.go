@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"berth/internal/config"
+	"berth/internal/fault"
+)
+
+// app is one run of the command: where it prints, and the flags that every
+// command has.
+type app struct {
+	parts
+	in       io.Reader
+	out, err io.Writer
+
+	config   string // --config
+	connect  string
+	certFile string
+	keyFile  string
+	caFile   string
+	output   string
+	json     bool
+
+	began bool // the command line was understood; what fails after it is no usage error
+}
+
+// execute runs one command line and gives the exit code.
+func execute(ctx context.Context, p parts, args []string, in io.Reader, out, errOut io.Writer) int {
+	a := &app{parts: p, in: in, out: out, err: errOut}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !a.began {
+		err = fault.Refuse(fault.Invalid, err.Error(), fault.Reason{
+			Code: "usage", Message: "the command line is not understood", Change: "see `berth --help`, and --help of each command",
+		})
+	}
+	if err != nil {
+		printError(errOut, err, a.json)
+	}
+	return codeOf(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "berth",
+		Short: "Hold a berth for every guest before it sails to a host",
+		Long: `Berth is the agent of a KVM host. It finds the host's hardware, keeps Placement
+equal to it, holds every guest's resources as claims, and moves guests between
+hosts so that each runs exactly once and nothing is left behind.
+
+On a host that already runs guests:
+
+  berth host discover          what hardware is here (needs no agent)
+  berth pki init /root/ca      make certificates, if you have none
+  berth agent                  run the agent; it only observes until told to manage
+  berth instance adopt --all   take the guests that run under claims
+  berth migrate GUEST HOST     move one
+
+Commands ask the agent on this machine, through /run/berth/berth.sock, unless
+--connect names another.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if a.output != "table" && a.output != "json" {
+				return fmt.Errorf("--output %q: want table or json", a.output)
+			}
+			a.json = a.json || a.output == "json"
+			a.began = true
+			return nil
+		},
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	f := root.PersistentFlags()
+	f.StringVarP(&a.connect, "connect", "c", os.Getenv("BERTH_CONNECT"), "agent to ask: path of a socket, host's `name`, or host:port (env BERTH_CONNECT)")
+	f.StringVar(&a.certFile, "cert", os.Getenv("BERTH_CERT"), "certificate `file` to show a host, with --connect (env BERTH_CERT)")
+	f.StringVar(&a.keyFile, "key", os.Getenv("BERTH_KEY"), "its key `file` (default: beside the certificate)")
+	f.StringVar(&a.caFile, "ca", os.Getenv("BERTH_CA"), "CA `file` that signed the hosts' certificates (default: ca.crt beside the certificate)")
+	f.StringVar(&a.config, "config", config.DefaultPath, "configuration `file` of the agent on this machine")
+	f.StringVarP(&a.output, "output", "o", "table", "how to print: `table` or json")
+	f.BoolVar(&a.json, "json", false, "the same as --output json")
+
+	root.AddGroup(
+		&cobra.Group{ID: "guests", Title: "Guests and moves:"},
+		&cobra.Group{ID: "host", Title: "This host:"},
+		&cobra.Group{ID: "daemons", Title: "Daemons and certificates:"},
+	)
+	in := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	in("guests", a.instanceCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand())
+	in("host", a.statusCommand(), a.hostCommand())
+	in("daemons", a.agentCommand(), a.placementCommand(), a.pkiCommand(), a.versionCommand())
+	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
+	return root
+}
+
+// group is a command that only holds others; called alone it is a usage error.
+func group(c *cobra.Command) *cobra.Command {
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("%s: unknown command %q", c.CommandPath(), args[0])
+		}
+		return nil
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	return c
+}
+
+// print writes v as JSON, or what table writes in columns.
+func (a *app) print(v any, table func(w io.Writer)) error {
+	if a.json {
+		enc := json.NewEncoder(a.out)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	table(w)
+	return w.Flush()
+}
+
+// row writes one line of a table; columns are separated by tabs, of which no
+// value may hold one.
+func row(w io.Writer, columns ...any) {
+	for i, c := range columns {
+		if i > 0 {
+			fmt.Fprint(w, "\t")
+		}
+		text := strings.NewReplacer("\t", " ", "\n", " ").Replace(fmt.Sprint(c))
+		if text == "" {
+			text = "-"
+		}
+		fmt.Fprint(w, text)
+	}
+	fmt.Fprintln(w)
+}
+
+// isTerminal says whether somebody watches.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+)
+
+// answerTime bounds a command that only asks.
+const answerTime = 30 * time.Second
+
+// ask runs f with a client and a deadline.
+func (a *app) ask(cmd *cobra.Command, most time.Duration, f func(ctx context.Context, c *api.Client) error) error {
+	c, err := a.dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), most)
+	defer cancel()
+	return f(ctx, c)
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Is all well, and if not: what, since when, what to do",
+		Long: `Show how the agent is: what it depends on, what the host has left, what moves.
+Exits with 7 when not all is well.`,
+		Example: "  berth status\n  berth status -c host-b\n  berth status --json | jq .conditions",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				s, err := c.Status(ctx)
+				if err != nil {
+					return err
+				}
+				if err := a.print(s, func(w io.Writer) { statusTable(w, s) }); err != nil {
+					return err
+				}
+				if s.Health != api.HealthOK {
+					return errDegraded
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func statusTable(w io.Writer, s api.Status) {
+	ready := "ready"
+	if !s.Ready {
+		ready = "not ready"
+	}
+	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n\n", s.Name, strings.ToUpper(string(s.Health)), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
+	row(w, "PART", "HEALTH", "SINCE", "DETAIL")
+	for _, c := range s.Conditions {
+		row(w, c.Name, c.Health, ago(c.Since), c.Detail)
+		for _, r := range c.Reasons {
+			if r.Message != c.Detail {
+				fmt.Fprintf(w, "\t\t\t- %s\n", r.Message)
+			}
+			if r.Change != "" {
+				fmt.Fprintf(w, "\t\t\t  to do: %s\n", r.Change)
+			}
+		}
+	}
+	fmt.Fprintln(w)
+	usageTable(w, s.Usage)
+	fmt.Fprintf(w, "\nguests %d, claims %d, moves going on %d\n", s.Instances, s.Claims, len(s.Migrations))
+	for _, m := range s.Migrations {
+		fmt.Fprintf(w, "  berth migration watch %s\n", m)
+	}
+}
+
+func usageTable(w io.Writer, u api.Usage) {
+	row(w, "RESOURCE", "TOTAL", "RESERVED", "RATIO", "USED", "FREE")
+	row(w, "VCPU", u.Total.VCPUs, u.Reserved.VCPUs, u.CPURatio, u.Used.VCPUs, u.Free.VCPUs)
+	row(w, "MEMORY_MB", u.Total.MemoryMB, u.Reserved.MemoryMB, u.RAMRatio, u.Used.MemoryMB, u.Free.MemoryMB)
+	row(w, "DISK_GB", u.Total.DiskGB, u.Reserved.DiskGB, u.DskRatio, u.Used.DiskGB, u.Free.DiskGB)
+	if len(u.Forced) > 0 {
+		fmt.Fprintf(w, "adopted though they do not fit: %s\n", strings.Join(u.Forced, ", "))
+	}
+}
