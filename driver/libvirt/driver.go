@@ -39,7 +39,7 @@ var defaultSockets = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvi
 // Options are how to reach a daemon. Zero values mean the defaults named.
 type Options struct {
 	Dial   Dialer // the binding; required
-	Socket string // unix socket; found by itself when empty and URI has no path of its own
+	Socket string // unix socket; found by itself when empty: virtqemud's, else libvirtd's
 	URI    string // qemu:///system
 
 	CallTimeout  time.Duration // deadline of a call whose caller gave none; 10 s
@@ -153,12 +153,18 @@ func (d *Driver) socket() string {
 	if d.o.Socket != "" {
 		return d.o.Socket
 	}
-	for _, s := range defaultSockets {
-		if _, err := os.Stat(s); err == nil {
-			return s
+	return firstSocket(defaultSockets)
+}
+
+// firstSocket is the first that exists, else the last: whose absence is then the
+// error that an operator reads.
+func firstSocket(paths []string) string {
+	for _, p := range paths {
+		if _, err := os.Stat(p); err == nil {
+			return p
 		}
 	}
-	return defaultSockets[len(defaultSockets)-1]
+	return paths[len(paths)-1]
 }
 
 // where names the daemon in messages.

@@ -1,0 +1,192 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const guestUUID = "8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11"
+
+// daemon is a libvirtd of which tests decide every answer. Methods that no test
+// scripts panic, by the nil interface in stub.
+type daemon struct {
+	mu     sync.Mutex // guards what follows
+	refuse error      // of connecting
+	conns  []*stub
+	answer map[string]func(*stub) error // by method; nil answers at once
+	state  State
+	job    int
+	refs   [][]Ref // what List(0) gives, one element a call, the last one again
+	params []Param
+	flags  uint32
+}
+
+func (d *daemon) dial(ctx context.Context, _ Target) (Conn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
+	c := &stub{d: d, done: make(chan struct{})}
+	d.conns = append(d.conns, c)
+	return c, ctx.Err()
+}
+
+func (d *daemon) set(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
+// count is how many connections were made, and how many of them are open.
+func (d *daemon) count() (made, open int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.conns {
+		select {
+		case <-c.done:
+		default:
+			open++
+		}
+	}
+	return len(d.conns), open
+}
+
+// lose ends every connection, as a daemon that dies does.
+func (d *daemon) lose() {
+	d.mu.Lock()
+	conns := d.conns
+	d.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+type stub struct {
+	Conn
+	d         *daemon
+	once      sync.Once
+	done      chan struct{}
+	subscribe func(Lifecycle)
+}
+
+func (s *stub) Done() <-chan struct{} { return s.done }
+func (s *stub) Close()                { s.once.Do(func() { close(s.done) }) }
+
+// hang waits for the connection's end, as a call to a stopped daemon does.
+func hang(s *stub) error {
+	<-s.done
+	return ErrLost
+}
+
+func (s *stub) call(name string) error {
+	s.d.mu.Lock()
+	f := s.d.answer[name]
+	s.d.mu.Unlock()
+	select {
+	case <-s.done:
+		return ErrNotSent
+	default:
+	}
+	if f == nil {
+		return nil
+	}
+	return f(s)
+}
+
+func (s *stub) LibVersion() (uint64, error) { return 9000000, s.call("LibVersion") }
+func (s *stub) Subscribe(f func(Lifecycle)) error {
+	s.subscribe = f
+	return s.call("Subscribe")
+}
+func (s *stub) LookupUUID(uuid string) (Ref, error) {
+	s.d.mu.Lock()
+	id := -1
+	if s.d.state.State != 5 {
+		id = 3
+	}
+	s.d.mu.Unlock()
+	return Ref{UUID: uuid, Name: "g", ID: id}, s.call("LookupUUID")
+}
+func (s *stub) State(string) (State, error) {
+	err := s.call("State")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.d.state, err
+}
+func (s *stub) Info(uuid string) (Info, error) {
+	return Info{MaxMemKiB: 1025, VCPUs: 2}, s.call("Info " + uuid)
+}
+func (s *stub) IsPersistent(string) (bool, error)   { return true, s.call("IsPersistent") }
+func (s *stub) Autostart(string) (bool, error)      { return false, s.call("Autostart") }
+func (s *stub) Create(string, uint32) error         { return s.call("Create") }
+func (s *stub) Suspend(string) error                { return s.call("Suspend") }
+func (s *stub) AbortJob(string) error               { return s.call("AbortJob") }
+func (s *stub) CompareCPU(CPU, uint32) error        { return s.call("CompareCPU") }
+func (s *stub) Undefine(string, uint32) error       { return s.call("Undefine") }
+func (s *stub) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }
+func (s *stub) MaxDowntime(string) (uint64, error)  { return 300, s.call("MaxDowntime") }
+func (s *stub) JobStats(string, uint32) (int, map[string]any, error) {
+	err := s.call("JobStats")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.d.job, nil, err
+}
+func (s *stub) Migrate(_, _ string, params []Param, flags uint32) error {
+	s.d.set(func() { s.d.params, s.d.flags = params, flags })
+	return s.call("Migrate")
+}
+func (s *stub) List(flags uint32) ([]Ref, error) {
+	err := s.call("List")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	if flags != 0 || len(s.d.refs) == 0 {
+		return nil, err
+	}
+	refs := s.d.refs[0]
+	if len(s.d.refs) > 1 {
+		s.d.refs = s.d.refs[1:]
+	}
+	return refs, err
+}
+func (s *stub) States() (map[string]State, error) {
+	err := s.call("States")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	out := map[string]State{}
+	if len(s.d.refs) > 0 {
+		for _, r := range s.d.refs[0] { // what the list will give next time
+			out[r.UUID] = State{State: 5}
+		}
+	}
+	return out, err
+}
+
+// drive makes a driver on a scripted daemon. In a synctest bubble its time is
+// the bubble's.
+func drive(t *testing.T, d *daemon) *Driver {
+	t.Helper()
+	if d.answer == nil {
+		d.answer = map[string]func(*stub) error{}
+	}
+	l := New(Options{Dial: d.dial, CallTimeout: time.Second, PingInterval: 5 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func code(n int) error { return &Error{Code: n, Message: fmt.Sprintf("libvirt says %d", n)} }
+
+var errDial = errors.New("connection refused")
