@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -50,6 +51,13 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	step := s.steps[0]
 	s.steps = s.steps[1:]
 	step(w, r)
+}
+
+// requests is what was seen so far.
+func (s *script) requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.seen)
 }
 
 func answer(status int, body string) func(http.ResponseWriter, *http.Request) {
@@ -173,8 +181,8 @@ func TestPutAllocations_RepeatsTheSameBodyAfterARaceInsideTheServer(t *testing.T
 	if err := c.PutAllocations(t.Context(), "i", claimed); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.seen) != 3 || s.seen[0] != s.seen[1] || s.seen[1] != s.seen[2] {
-		t.Errorf("requests: %q", s.seen)
+	if len(s.requests()) != 3 || s.requests()[0] != s.requests()[1] || s.requests()[1] != s.requests()[2] {
+		t.Errorf("requests: %q", s.requests())
 	}
 	if d := cmp.Diff([]time.Duration{200 * time.Millisecond, 400 * time.Millisecond}, clock.slept); d != "" {
 		t.Errorf("pauses (-want +got)\n%s", d)
@@ -191,8 +199,8 @@ func TestPutAllocations_GivesUpOnRacesAsBusy(t *testing.T) {
 	}
 	c, _ := dial(t, s, func(cfg *Config) { cfg.Retries = 3 })
 	err := c.PutAllocations(t.Context(), "i", claimed)
-	if fault.KindOf(err) != fault.Busy || ConflictOf(err) != ConflictServerRace || len(s.seen) != 4 {
-		t.Errorf("got %v after %d requests", err, len(s.seen))
+	if fault.KindOf(err) != fault.Busy || ConflictOf(err) != ConflictServerRace || len(s.requests()) != 4 {
+		t.Errorf("got %v after %d requests", err, len(s.requests()))
 	}
 }
 
@@ -200,8 +208,8 @@ func TestPutAllocations_AConsumerConflictIsNotRepeated(t *testing.T) {
 	s := &script{steps: []func(http.ResponseWriter, *http.Request){refusalBody(409, concurrent, consumerDetail)}}
 	c, _ := dial(t, s, nil)
 	err := c.PutAllocations(t.Context(), "i", claimed)
-	if !errors.Is(err, fault.GenerationConflict) || ConflictOf(err) != ConflictConsumerGeneration || len(s.seen) != 1 {
-		t.Errorf("got %v after %q", err, s.seen)
+	if !errors.Is(err, fault.GenerationConflict) || ConflictOf(err) != ConflictConsumerGeneration || len(s.requests()) != 1 {
+		t.Errorf("got %v after %q", err, s.requests())
 	}
 }
 
@@ -211,7 +219,7 @@ func TestPutAllocations_LostReplyOfALandedWriteIsSuccess(t *testing.T) {
 	}}
 	c, _ := dial(t, s, nil)
 	if err := c.PutAllocations(t.Context(), "i", claimed); err != nil {
-		t.Errorf("got %v after %q", err, s.seen)
+		t.Errorf("got %v after %q", err, s.requests())
 	}
 	if n := c.Counters().InDoubt; n != 0 {
 		t.Errorf("%d in doubt", n)
@@ -233,7 +241,7 @@ func TestPostAllocations_NoAnswerToTheEndIsInDoubt(t *testing.T) {
 	s := &script{steps: []func(http.ResponseWriter, *http.Request){hangUp, hangUp, hangUp}}
 	c, _ := dial(t, s, func(cfg *Config) { cfg.Retries = 2 })
 	err := c.PostAllocations(t.Context(), map[string]Allocations{"i": claimed})
-	if fault.KindOf(err) != fault.InDoubt || c.Counters().InDoubt != 1 || len(s.seen) != 3 {
+	if fault.KindOf(err) != fault.InDoubt || c.Counters().InDoubt != 1 || len(s.requests()) != 3 {
 		t.Errorf("got %v (%s), %+v", err, fault.KindOf(err), c.Counters())
 	}
 }
@@ -304,12 +312,12 @@ func TestPostAllocations_TakesOverAnOrphanConsumer(t *testing.T) {
 	var last map[string]struct {
 		G *int `json:"consumer_generation"`
 	}
-	_, body, _ := strings.Cut(s.seen[2], "/allocations ")
+	_, body, _ := strings.Cut(s.requests()[2], "/allocations ")
 	if err := json.Unmarshal([]byte(body), &last); err != nil {
 		t.Fatal(err)
 	}
 	if last["migration"].G == nil || *last["migration"].G != 0 || *last["instance"].G != 4 || c.Counters().Orphans != 1 {
-		t.Errorf("last request %s, counters %+v", s.seen[2], c.Counters())
+		t.Errorf("last request %s, counters %+v", s.requests()[2], c.Counters())
 	}
 }
 
@@ -389,7 +397,7 @@ func TestClient_NegotiatesAndLeavesOutWhatIsTooNew(t *testing.T) {
 		if err := client.PutAllocations(t.Context(), "i", a); err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff([]string{c.header, "PUT /allocations/i " + c.body}, []string{header, s.seen[0]}); d != "" {
+		if d := cmp.Diff([]string{c.header, "PUT /allocations/i " + c.body}, []string{header, s.requests()[0]}); d != "" {
 			t.Errorf("up to %s (-want +got)\n%s", c.max, d)
 		}
 	}
