@@ -74,8 +74,10 @@ func decide(s sourceState) (decision, string) {
 	return inDoubt, "the domain is gone though it had a definition, and nobody saw it leave"
 }
 
-// sourceState reads what decide needs. The job before the domain: a job seen
-// over beside a domain that has its memory cannot become another.
+// sourceState reads what decide needs. A domain that has left settles it by
+// itself, and each call more is downtime then. Else the job is read before the
+// domain: a job seen over beside a domain that has its memory cannot become
+// another.
 func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState, error) {
 	asked, found, err := recall[streaming](h, ref, memoryStream)
 	if err != nil {
@@ -85,7 +87,11 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if err != nil {
 		return sourceState{}, err
 	}
-	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, under: got.Result == resultNone && h.ownStream(ref)}
+	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result}
+	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
+		return s, err
+	}
+	s.under = got.Result == resultNone && h.ownStream(ref)
 	if h.migrator != nil {
 		job, err := h.migrator.Job(ctx, ref.Instance)
 		if err != nil && !errors.Is(err, fault.NotFound) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/internal/store"
+	"berth/internal/store/storetest"
 	"berth/migration"
 )
 
@@ -78,19 +82,33 @@ func (b breakable) CleanUpSource(ctx context.Context, ref migration.Ref) error {
 	return do(b, "CleanUpSource", func() error { return b.Host.CleanUpSource(ctx, ref) })
 }
 
+// hasty is a runtime that sleeps a twentieth: a conductor's pauses between tries
+// are long, and not what is looked at here.
+type hasty struct{ *runtime.System }
+
+func (h hasty) Sleep(ctx context.Context, d time.Duration) error { return h.System.Sleep(ctx, d/20) }
+
 // conduct runs a conductor on host a over the lab's hosts until the move ends.
 func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) migration.Migration {
 	l.t.Helper()
+	m, err := l.tryConduct(uuid, fail, options)
+	l.must("live-migrate", err)
+	return m
+}
+
+// tryConduct gives the refusal of a move that is not accepted.
+func (l *lab) tryConduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
+	l.t.Helper()
 	c := migration.New(migration.Config{
-		Runtime: l.rt, Store: l.hosts["a"].store, Local: "a", Placement: l.placement,
+		Runtime: hasty{l.rt}, Store: l.hosts["a"].store, Local: "a", Placement: l.placement,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if n := l.hosts[name]; n != nil {
 				return breakable{n.Host, fail}, nil
 			}
 			return nil, fault.New(fault.NotFound, "no peer is named %s", name)
 		},
-		PollInterval: 2 * time.Millisecond, PollNear: time.Millisecond, StallTimeout: 200 * time.Millisecond,
-		UndoLater: 5 * time.Millisecond, VerbTimeout: 5 * time.Second,
+		PollInterval: 40 * time.Millisecond, PollNear: 20 * time.Millisecond, StallTimeout: 200 * time.Millisecond,
+		UndoLater: 100 * time.Millisecond, VerbTimeout: 5 * time.Second,
 		Jitter: func(time.Duration) time.Duration { return 0 },
 	})
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -104,22 +122,21 @@ func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, 
 		}
 	}()
 	var m migration.Migration
+	var refused error
 	waitFor(l.t, "the conductor", func() bool {
-		var err error
-		m, err = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: "b", Options: options})
-		if fault.KindOf(err) == fault.Unavailable && strings.Contains(err.Error(), "does not run") {
-			return false
-		}
-		l.must("live-migrate", err)
-		return true
+		m, refused = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: "b", Options: options})
+		return refused == nil || !strings.Contains(refused.Error(), "the conductor does not run")
 	})
+	if refused != nil {
+		return m, refused
+	}
 	waitFor(l.t, "the migration's end", func() bool {
 		var err error
 		m, err = c.Get(ctx, m.UUID)
 		l.must("get", err)
 		return m.Done()
 	})
-	return m
+	return m, nil
 }
 
 func never(string, bool) error { return nil }
@@ -248,5 +265,114 @@ func TestStory_GuestThatDiesAtTheSourceStaysThere(t *testing.T) {
 	l.must("start", l.hosts["a"].Start(t.Context(), "vm1", false))
 	if p := l.picture(); p["b claims"] != nil || p["b domains"] != nil {
 		t.Errorf("left at the destination: %v", p)
+	}
+}
+
+// settled checks what must hold whatever went wrong: the guest runs once, with
+// its token and claim there and one allocation, and nothing is left elsewhere.
+func (l *lab) settled(m migration.Migration, uuid string, before picture) {
+	l.t.Helper()
+	switch m.Outcome {
+	case migration.OutcomeCompleted:
+		l.state("b", uuid, driver.Running)
+		l.same("after the move", picture{
+			"b domains": before["a domains"], "b claims": before["a claims"], "b instances": before["a instances"],
+			"b files": before["a files"], "a files": {"/images"},
+			"allocations": {strings.Replace(before["allocations"][0], "rp-a", "rp-b", 1)},
+		})
+	case migration.OutcomeUndone, migration.OutcomeRefused:
+		l.state("a", uuid, driver.Running)
+		l.same("left behind", before)
+	default:
+		l.t.Errorf("outcome %q: %+v", m.Outcome, m.Error)
+	}
+}
+
+// TestStory_ErrorAtEveryHypervisorCall loses each single call to either
+// hypervisor in a whole move, once as a request and once as an answer.
+func TestStory_ErrorAtEveryHypervisorCall(t *testing.T) {
+	requireQemuImg(t)
+	for _, on := range []string{"a", "b"} {
+		for _, answered := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s answered=%v", on, answered), func(t *testing.T) {
+				t.Parallel()
+				completed, undone := 0, 0
+				for nth, reached := 1, true; reached; nth++ {
+					reached = false
+					l := newLab(t, "a", "b")
+					v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+					before := l.picture()
+					var calls atomic.Int64
+					name := ""
+					lose := func(call, _ string) error {
+						if calls.Add(1) != int64(nth) {
+							return nil
+						}
+						reached, name = true, call
+						switch call {
+						case "Node", "Domains", "Domain", "XML", "Job", "CompletedJob", "CheckCPU", "Events":
+							return fault.New(fault.Unavailable, "%s was lost", call)
+						case "Arrive":
+							return fault.New(fault.Forbidden, "%s was refused", call)
+						}
+						return fault.New(fault.InDoubt, "%s was lost", call)
+					}
+					if answered {
+						l.hosts[on].fake.FaultReply(lose)
+					} else {
+						l.hosts[on].fake.Fault(lose)
+					}
+					m, err := l.tryConduct(v.UUID, never, migration.Options{})
+					l.hosts[on].fake.Fault(nil)
+					l.hosts[on].fake.FaultReply(nil)
+					if err != nil {
+						l.same(fmt.Sprintf("refused at call %d, %s", nth, name), before)
+						undone++
+						continue
+					}
+					l.settled(m, v.UUID, before)
+					if t.Failed() {
+						t.Fatalf("call %d, %s: outcome %s, %+v", nth, name, m.Outcome, m.Error)
+					}
+					if m.Outcome == migration.OutcomeCompleted {
+						completed++
+					} else {
+						undone++
+					}
+				}
+				t.Logf("%d completed, %d undone", completed, undone)
+				if completed == 0 || undone == 0 {
+					t.Error("one of the two outcomes was never seen: the calls were not lost")
+				}
+			})
+		}
+	}
+}
+
+// TestStory_FailedCommitAtTheDestination fails each commit of the destination's
+// ledger, as a full disk would for a moment.
+func TestStory_FailedCommitAtTheDestination(t *testing.T) {
+	requireQemuImg(t)
+	t.Parallel()
+	for nth, reached := 1, true; reached; nth++ {
+		reached = false
+		l := newLab(t, "a", "b")
+		v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+		before := l.picture()
+		n := 0
+		l.hosts["b"].store.OnCommit(func(int, []store.Mutation) storetest.Outcome {
+			if n++; n == nth {
+				reached = true
+				return storetest.Fail
+			}
+			return storetest.Commit
+		})
+		m, err := l.tryConduct(v.UUID, never, migration.Options{})
+		l.hosts["b"].store.OnCommit(nil)
+		l.must("live-migrate", err)
+		l.settled(m, v.UUID, before)
+		if t.Failed() {
+			t.Fatalf("commit %d: outcome %s, %+v", nth, m.Outcome, m.Error)
+		}
 	}
 }
