@@ -28,11 +28,12 @@ func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: raw, done: make(chan struct{})}
+	w := &wire{Conn: raw, done: make(chan struct{}), ready: make(chan struct{})}
 	c := &conn{l: golibvirt.NewWithDialer(dialer{w}), wire: w}
 	// The handshake has no deadline of its own either.
 	stop := context.AfterFunc(ctx, func() { _ = w.Close() }) // a second close is harmless
 	err = c.l.ConnectToURI(golibvirt.ConnectURI(t.URI))
+	close(w.ready)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}

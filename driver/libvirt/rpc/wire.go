@@ -14,11 +14,17 @@ type wire struct {
 	net.Conn
 	once sync.Once
 	done chan struct{}
+	// ready is closed when the library's ConnectToURI has returned. At its end it
+	// writes a field that the library's own goroutine reads when the connection
+	// ends, without a lock; so between the daemon's last word of the handshake and
+	// ready the end of the connection is held back.
+	ready chan struct{}
 
 	// The reader's place in the stream; only the library's one reader uses it.
-	prefix [4]byte
-	have   int   // bytes of prefix read
-	left   int64 // bytes of the packet still to come after its prefix
+	head   [packetMin]byte
+	have   int   // bytes of head read
+	left   int64 // bytes of the packet still to come after its head
+	opened bool  // the daemon has agreed to open
 }
 
 // libvirt's own limits (virnetprotocol.x: VIR_NET_MESSAGE_MAX is 32 MiB with
@@ -43,12 +49,15 @@ func (w *wire) Read(p []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.done) })
 		_ = w.Conn.Close() // the error is on its way already
+		if w.opened {
+			<-w.ready
+		}
 		return 0, err
 	}
 	return n, nil
 }
 
-// follow keeps the place in the stream and looks at each length.
+// follow keeps the place in the stream and looks at the head of each packet.
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
 		if w.left > 0 {
@@ -56,16 +65,27 @@ func (w *wire) follow(p []byte) error {
 			p, w.left = p[n:], w.left-n
 			continue
 		}
-		n := copy(w.prefix[w.have:], p)
+		n := copy(w.head[w.have:], p)
 		p, w.have = p[n:], w.have+n
-		if w.have < len(w.prefix) {
+		if w.have < 4 {
 			return nil
 		}
-		length := binary.BigEndian.Uint32(w.prefix[:])
+		length := w.word(0)
 		if length < packetMin || length > packetMax {
 			return fmt.Errorf("libvirt sent a packet of %d bytes", length)
 		}
-		w.have, w.left = 0, int64(length)-int64(len(w.prefix))
+		if w.have < packetMin {
+			return nil
+		}
+		w.have, w.left = 0, int64(length)-packetMin
+		const program, procOpen, reply, ok = 0x20008086, 1, 1, 0 // virnetprotocol.x, remote_protocol.x
+		if w.word(1) == program && w.word(3) == procOpen && w.word(4) == reply && w.word(6) == ok {
+			w.opened = true
+		}
 	}
 	return nil
 }
+
+// word is the nth of the head: length, program, version, procedure, type,
+// serial, status.
+func (w *wire) word(n int) uint32 { return binary.BigEndian.Uint32(w.head[4*n:]) }
