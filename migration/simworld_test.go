@@ -188,8 +188,6 @@ func wire[T any](w *world, p *simruntime.Process, what string, reachable func() 
 	return v, err
 }
 
-func always() bool { return true }
-
 // boot starts the conductor's process.
 func (w *world) boot() {
 	w.lives++
@@ -266,7 +264,11 @@ func (w *world) run() migration.Migration {
 				w.watch(m)
 			}
 			if w.process.Dead() {
-				_ = w.init.Sleep(context.Background(), time.Duration(w.sim.Rand().Int64N(int64(3*time.Second))))
+				down := 3 * time.Second
+				if w.faults.chance > 0 && w.sim.Rand().IntN(5) == 0 {
+					down = 3 * time.Minute // longer than a lease
+				}
+				_ = w.init.Sleep(context.Background(), time.Duration(w.sim.Rand().Int64N(int64(down))))
 				w.boot()
 			}
 		}
