@@ -34,6 +34,7 @@ type search struct {
 	t       *tx
 	ctx     context.Context
 	w       wide
+	all     []*provider     // in order of creation
 	nested  bool            // some provider has a parent
 	sharing []*provider     // providers that share through their aggregates
 	roots   map[string]bool // the roots allowed; nil for all
@@ -89,7 +90,8 @@ func (t *tx) checkTraits(sets ...[]string) error {
 }
 
 func (s *search) run(groups []*group, granular int) ([]option, error) {
-	for _, p := range s.t.allProviders() {
+	s.all = s.t.allProviders()
+	for _, p := range s.all {
 		s.nested = s.nested || p.Parent != ""
 		if p.hasTrait(sharesTrait) {
 			s.sharing = append(s.sharing, p)
@@ -102,7 +104,7 @@ func (s *search) run(groups []*group, granular int) ([]option, error) {
 			}
 		}
 		s.roots = map[string]bool{}
-		for _, p := range s.t.allProviders() {
+		for _, p := range s.all {
 			missing := slices.ContainsFunc(s.w.rootRequired, func(n string) bool { return !p.hasTrait(n) })
 			if p.Parent == "" && !missing && !slices.ContainsFunc(s.w.rootForbidden, p.hasTrait) {
 				s.roots[p.UUID] = true
@@ -174,7 +176,7 @@ func (s *search) serveByOne(g *group, root string) []option {
 		return nil
 	}
 	var out []option
-	for _, p := range s.t.allProviders() {
+	for _, p := range s.all {
 		if !s.servesAll(p, g, root) {
 			continue
 		}
@@ -218,8 +220,10 @@ func (s *search) servesAll(p *provider, g *group, root string) bool {
 // sharing provider, in order of creation.
 func (s *search) anchorsOf(p *provider) []string {
 	var out []string
-	for _, q := range s.t.allProviders() {
-		if q.inAnyAggregate(p.Aggregates) && !slices.Contains(out, q.Root) {
+	seen := map[string]bool{}
+	for _, q := range s.all {
+		if q.inAnyAggregate(p.Aggregates) && !seen[q.Root] {
+			seen[q.Root] = true
 			out = append(out, q.Root)
 		}
 	}
@@ -291,12 +295,14 @@ func (s *search) serveByTree(g *group, root string) ([]option, error) {
 // withRoom is who has room for one amount of a group, for which trees.
 func (s *search) withRoom(g *group, a amount, root string) []located {
 	var found []located
+	seen := map[located]bool{}
 	add := func(l located) {
-		if s.allowed(l.anchor) && s.aggregatesAgree(g, l) && !slices.Contains(found, l) {
+		if !seen[l] && s.allowed(l.anchor) && s.aggregatesAgree(g, l) {
+			seen[l] = true
 			found = append(found, l)
 		}
 	}
-	for _, p := range s.t.allProviders() {
+	for _, p := range s.all {
 		if root != "" && p.Root != root || !s.t.hasRoom(p, a) {
 			continue
 		}
