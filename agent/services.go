@@ -89,10 +89,14 @@ func (s agentService) Host(ctx context.Context) (api.HostInfo, error) {
 		d = migration.Description{Name: a.name, ProviderUUID: a.uuid, Mode: string(a.config().Agent.Mode), BerthVersion: version.Get().String(), Arch: machine()}
 	}
 	believed, _, _ := a.hardware.view()
-	return api.HostInfo{
+	out := api.HostInfo{
 		Description: d, Health: overall(a.health.conditions()), Usage: usage(a.tracker.Usage()),
 		Placement: a.reporter.Status(), Topology: believed,
-	}, nil
+	}
+	if out.Providers, err = a.providers(ctx); err != nil {
+		out.Providers, out.ProvidersError = []api.ProviderView{}, err.Error()
+	}
+	return out, nil
 }
 
 // Hosts implements api.Agent.
@@ -213,8 +217,18 @@ func (s instanceService) List(ctx context.Context) ([]api.Instance, error) {
 }
 
 // Show implements api.Instances.
-func (s instanceService) Show(ctx context.Context, ref string) (api.Instance, error) {
-	return s.a.host.Show(ctx, ref)
+func (s instanceService) Show(ctx context.Context, ref string) (api.InstanceDetail, error) {
+	in, err := s.a.host.Show(ctx, ref)
+	if err != nil {
+		return api.InstanceDetail{}, err
+	}
+	out := api.InstanceDetail{Instance: in, Allocations: []api.Allocation{}}
+	if held, err := s.a.held(ctx, in.UUID); err != nil {
+		out.AllocationsError = err.Error()
+	} else if held != nil {
+		out.Allocations = held
+	}
+	return out, nil
 }
 
 // Start implements api.Instances.

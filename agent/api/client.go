@@ -168,11 +168,17 @@ func (c *Client) connectError(err error) error {
 	return fault.Refuse(fault.Unavailable, "ask the agent at "+c.where(), reason)
 }
 
+// unsentError is the failure of a request that did not leave.
+type unsentError struct{ error }
+
+// Unwrap gives what people see.
+func (e unsentError) Unwrap() error { return e.error }
+
 // sent tells whether a request that got no answer had left: an error while
 // dialling means that it had not.
 func sent(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return !ok || op.Op != "dial"
+	_, unsent := errors.AsType[unsentError](err)
+	return !unsent
 }
 
 // repeat is how often a request that is safe to repeat is sent when no answer
@@ -249,14 +255,6 @@ func (c *Client) attempt(ctx context.Context, method, path string, body []byte, 
 	return false, nil
 }
 
-// lostError keeps what sent needs behind the error that people see.
-type lostError struct {
-	error
-	cause error
-}
-
-func (e lostError) Unwrap() []error { return []error{e.error, e.cause} }
-
 func (c *Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	u := *c.base
 	u.Path, u.RawQuery, _ = strings.Cut(path, "?")
@@ -283,7 +281,10 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte) (*h
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, lostError{c.connectError(err), err}
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+			return nil, unsentError{c.connectError(err)}
+		}
+		return nil, c.connectError(err)
 	}
 	return resp, nil
 }
@@ -311,7 +312,7 @@ func (c *Client) Instances(ctx context.Context) (out InstanceList, err error) {
 }
 
 // Instance shows one guest.
-func (c *Client) Instance(ctx context.Context, ref string) (out Instance, err error) {
+func (c *Client) Instance(ctx context.Context, ref string) (out InstanceDetail, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/instances/"+url.PathEscape(ref), nil, &out, repeatable)
 }
 

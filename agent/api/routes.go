@@ -136,7 +136,7 @@ func table() []route {
 				return s.svc.Instances.Adopt(r.Context(), in)
 			}),
 		read(http.MethodGet, "/v1/instances/{instance}", "instance-show", "One guest, by name or uuid.", everyone,
-			func(s *Server, r *http.Request) (Instance, error) {
+			func(s *Server, r *http.Request) (InstanceDetail, error) {
 				return s.svc.Instances.Show(r.Context(), r.PathValue("instance"))
 			}).canRelay(),
 		write(http.MethodPost, "/v1/instances/{instance}/start", "instance-start", "Start a guest whose ownership token is here.", operators,

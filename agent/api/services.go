@@ -34,7 +34,7 @@ type Instances interface {
 	Adopt(ctx context.Context, r AdoptInstances) (AdoptedList, error)
 	// List gives what is known beside the error that kept the rest away.
 	List(ctx context.Context) ([]Instance, error)
-	Show(ctx context.Context, ref string) (Instance, error)
+	Show(ctx context.Context, ref string) (InstanceDetail, error)
 	Start(ctx context.Context, ref string) (Instance, error)
 	Stop(ctx context.Context, ref string, o StopInstance) (Instance, error)
 	Delete(ctx context.Context, ref string, o DeleteInstance) error

@@ -7,6 +7,7 @@ import (
 	"berth/agent/reporter"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -63,7 +64,11 @@ type HostInfo struct {
 	Health    Health          `json:"health"`
 	Usage     Usage           `json:"usage"`
 	Placement reporter.Status `json:"placement"`
-	Topology  *topology.Host  `json:"topology"` // null while the hardware has not been read
+	// Providers is the host's tree as Placement has it now, ProvidersError why it
+	// could not be read.
+	Providers      []ProviderView `json:"providers"`
+	ProvidersError string         `json:"providers_error,omitempty"`
+	Topology       *topology.Host `json:"topology"` // null while the hardware has not been read
 }
 
 // HostEntry is one host of the fleet as Placement and [peers] know it.
@@ -85,6 +90,33 @@ type HostList struct {
 
 // Instance is a guest as ledger and hypervisor know it.
 type Instance = host.InstanceView
+
+// InstanceDetail is one guest, and what Placement holds for it and for the move
+// that it is on.
+type InstanceDetail struct {
+	Instance
+	Allocations      []Allocation `json:"allocations"`
+	AllocationsError string       `json:"allocations_error,omitempty"` // why Placement could not be asked
+}
+
+// Allocation is what one consumer holds on one provider.
+type Allocation struct {
+	Consumer     string                    `json:"consumer"`      // uuid of an instance or a migration
+	ConsumerType string                    `json:"consumer_type"` // INSTANCE, MIGRATION
+	Provider     string                    `json:"provider"`      // name
+	ProviderUUID string                    `json:"provider_uuid"`
+	Resources    placementclient.Resources `json:"resources"`
+}
+
+// ProviderView is one resource provider of a host's tree as Placement has it.
+type ProviderView struct {
+	Name        string                               `json:"name"`
+	UUID        string                               `json:"uuid"`
+	Parent      string                               `json:"parent,omitempty"` // name; empty for the root
+	Generation  int                                  `json:"generation"`
+	Inventories map[string]placementclient.Inventory `json:"inventories"`
+	Usages      placementclient.Resources            `json:"usages"`
+}
 
 // InstanceList is the answer of GET /v1/instances.
 type InstanceList struct {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -120,7 +122,10 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		state = "not compared yet"
 	}
 	fmt.Fprintf(w, "placement: resource provider %s (%s), generation %d, %s\n\n", p.ProviderName, p.ProviderUUID, p.Generation, state)
-	usageTable(w, h.Usage)
+	providerTable(w, h.Providers)
+	if h.ProvidersError != "" {
+		fmt.Fprintf(w, "Placement could not be read: %s\n", h.ProvidersError)
+	}
 	if len(p.Traits) > 0 {
 		fmt.Fprintf(w, "traits: %s\n", strings.Join(p.Traits, " "))
 	}
@@ -130,6 +135,26 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		return
 	}
 	topologyTable(w, h.Topology)
+}
+
+// providerTable prints a provider tree with what each part has and how much of
+// it is allocated, as Placement says.
+func providerTable(w io.Writer, tree []api.ProviderView) {
+	row(w, "PROVIDER", "RESOURCE CLASS", "TOTAL", "RESERVED", "RATIO", "ALLOCATED")
+	for _, p := range tree {
+		name := p.Name
+		if p.Parent != "" {
+			name = "└ " + name
+		}
+		for _, class := range slices.Sorted(maps.Keys(p.Inventories)) {
+			inv := p.Inventories[class]
+			row(w, name, class, inv.Total, inv.Reserved, inv.AllocationRatio, p.Usages[class])
+			name = ""
+		}
+		if name != "" {
+			row(w, name, "-")
+		}
+	}
 }
 
 // libvirtVersion writes libvirt's number, major*1e6 + minor*1e3 + micro.

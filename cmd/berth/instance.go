@@ -279,25 +279,27 @@ func remarks(i api.Instance) string {
 }
 
 func (a *app) printInstance(i api.Instance) error {
-	return a.print(i, func(w io.Writer) {
-		row(w, "instance", i.Name)
-		row(w, "uuid", i.UUID)
-		row(w, "host", i.Host)
-		row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
-		row(w, "managed", yes(i.Managed))
-		if i.Managed {
-			row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
-			row(w, "token", fmt.Sprintf("%s, epoch %d", token(i), i.Token.Epoch))
-			row(w, "autostart", yes(i.Autostart))
-			row(w, "adopted", yes(i.Adopted))
-		}
-		if i.Claim != nil {
-			row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
-		}
-		if r := remarks(i); r != "" {
-			row(w, "remark", r)
-		}
-	})
+	return a.print(i, func(w io.Writer) { instanceTable(w, i) })
+}
+
+func instanceTable(w io.Writer, i api.Instance) {
+	row(w, "instance", i.Name)
+	row(w, "uuid", i.UUID)
+	row(w, "host", i.Host)
+	row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
+	row(w, "managed", yes(i.Managed))
+	if i.Managed {
+		row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
+		row(w, "token", fmt.Sprintf("%s, epoch %d", token(i), i.Token.Epoch))
+		row(w, "autostart", yes(i.Autostart))
+		row(w, "adopted", yes(i.Adopted))
+	}
+	if i.Claim != nil {
+		row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
+	}
+	if r := remarks(i); r != "" {
+		row(w, "remark", r)
+	}
 }
 
 func parenthesis(s string) string {
@@ -316,9 +318,24 @@ func (a *app) instanceShow() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.printInstance(i)
+				return a.print(i, func(w io.Writer) {
+					instanceTable(w, i.Instance)
+					fmt.Fprintln(w)
+					allocationTable(w, i.Allocations)
+					if i.AllocationsError != "" {
+						fmt.Fprintf(w, "what Placement holds could not be read: %s\n", i.AllocationsError)
+					}
+				})
 			})
 		},
+	}
+}
+
+// allocationTable prints who holds what on which provider, as Placement says.
+func allocationTable(w io.Writer, rows []api.Allocation) {
+	row(w, "CONSUMER", "UUID", "PROVIDER", "HOLDS")
+	for _, al := range rows {
+		row(w, al.ConsumerType, al.Consumer, al.Provider, amounts(al.Resources))
 	}
 }
 

@@ -2,8 +2,12 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -62,4 +66,13 @@ func yes(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// amounts writes resources by class, "DISK_GB 1, MEMORY_MB 128, VCPU 1".
+func amounts(r placementclient.Resources) string {
+	var out []string
+	for _, class := range slices.Sorted(maps.Keys(r)) {
+		out = append(out, fmt.Sprintf("%s %d", class, r[class]))
+	}
+	return strings.Join(out, ", ")
 }

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/term"
+)
+
+// screen prints acts, remarks and what commands say. Colour only on a terminal.
+type screen struct {
+	mu    sync.Mutex // guards w, so that lines of two writers do not mix
+	w     io.Writer
+	color bool
+	acts  int
+}
+
+func newScreen(f *os.File) *screen {
+	return &screen{w: f, color: term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""}
+}
+
+func (s *screen) style(code, text string) string {
+	if !s.color {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (s *screen) printf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.w, format, args...)
+}
+
+func (s *screen) title(text string) {
+	s.printf("\n%s\n%s\n", s.style("1", text), strings.Repeat("=", len(text)))
+}
+
+func (s *screen) act(text string) {
+	s.acts++
+	s.printf("\n%s\n", s.style("1;36", fmt.Sprintf("%d. %s", s.acts, text)))
+}
+
+func (s *screen) say(format string, args ...any) {
+	s.printf("   %s\n", fmt.Sprintf(format, args...))
+}
+
+func (s *screen) good(format string, args ...any) {
+	s.printf("   %s\n", s.style("32", fmt.Sprintf(format, args...)))
+}
+
+func (s *screen) command(host, line string) {
+	s.printf("\n   %s\n", s.style("1", host+"# berth "+line))
+}
+
+func (s *screen) block(text string) {
+	for line := range strings.Lines(strings.TrimRight(text, "\n") + "\n") {
+		s.printf("     %s", line)
+	}
+}
+
+// indented is a writer whose lines stand under the act. A carriage return, as
+// progress lines use, goes through and is indented too.
+func (s *screen) indented() io.Writer { return &indent{s: s, fresh: true} }
+
+type indent struct {
+	s     *screen
+	fresh bool
+}
+
+func (i *indent) Write(p []byte) (int, error) {
+	var b bytes.Buffer
+	for _, c := range p {
+		if i.fresh && c != '\n' && c != '\r' {
+			b.WriteString("     ")
+			i.fresh = false
+		}
+		b.WriteByte(c)
+		if c == '\n' || c == '\r' {
+			i.fresh = true
+		}
+	}
+	i.s.printf("%s", b.String())
+	return len(p), nil
+}
