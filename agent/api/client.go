@@ -202,7 +202,7 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, times
 	var err error
 	for try := range int(times) {
 		if try > 0 {
-			pause := time.Duration((0.5 + rand.Float64()) * float64(50*time.Millisecond<<(2*try)))
+			pause := time.Duration((0.5 + rand.Float64()) * float64(50*time.Millisecond<<(try+1)))
 			if c.rt.Sleep(ctx, pause) != nil {
 				return err
 			}
@@ -211,7 +211,9 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, times
 		if lost, err = c.attempt(ctx, method, path, body, out); !lost {
 			return err
 		}
-		if ctx.Err() != nil {
+		// A local agent that is not there is not waited for: systemd holds its socket
+		// over a restart, and a person wants to know.
+		if ctx.Err() != nil || c.opt.Socket != "" && !sent(err) {
 			break
 		}
 	}

@@ -1,0 +1,600 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+var ref = migration.Ref{Migration: "m-1", Instance: "i-1", Attempt: 2, Step: "claim"}
+
+// everyVerb calls each verb of a host once, as the given source.
+func everyVerb(h migration.Host, source string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"CheckDestination": func(ctx context.Context) error {
+			a, err := h.CheckDestination(ctx, ref, migration.CheckRequest{Source: migration.Description{Name: source}})
+			if err == nil && len(a.Disks) != 1 {
+				err = fmt.Errorf("answer %+v", a)
+			}
+			return err
+		},
+		"Claim": func(ctx context.Context) error {
+			a, err := h.Claim(ctx, ref, migration.ClaimRequest{Context: migration.Context{Source: source}, Lease: time.Minute})
+			if err == nil && (a.Ticket != "secret" || a.Lease != time.Minute) {
+				err = fmt.Errorf("answer %+v", a)
+			}
+			return err
+		},
+		"RenewClaim": func(ctx context.Context) error { return h.RenewClaim(ctx, ref) },
+		"AbortClaim": func(ctx context.Context) error { return h.AbortClaim(ctx, ref) },
+		"PreLiveMigration": func(ctx context.Context) error {
+			a, err := h.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Source: source})
+			if err == nil && !strings.Contains(a.DestinationXML, "<domain") {
+				err = fmt.Errorf("answer %+v", a)
+			}
+			return err
+		},
+		"RollbackPreLiveMigration": func(ctx context.Context) error { return h.RollbackPreLiveMigration(ctx, ref) },
+		"AcceptToken": func(ctx context.Context) error {
+			return h.AcceptToken(ctx, ref, migration.Commit{Instance: "i-1", From: source, Epoch: 9})
+		},
+		"DestinationStatus": func(ctx context.Context) error {
+			a, err := h.DestinationStatus(ctx, ref)
+			if err == nil && a.Claim != "arriving" {
+				err = fmt.Errorf("answer %+v", a)
+			}
+			return err
+		},
+		"FinishDestination": func(ctx context.Context) error { return h.FinishDestination(ctx, ref) },
+	}
+}
+
+// sourceVerbs calls each verb that a destination may ask of the source.
+func sourceVerbs(h migration.Host) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"Inspect": func(ctx context.Context) error {
+			g, err := h.Inspect(ctx, "i-1")
+			if err == nil && g.XML != "<domain>&</domain>" {
+				err = fmt.Errorf("answer %+v", g)
+			}
+			return err
+		},
+		"CheckSource": func(ctx context.Context) error {
+			_, err := h.CheckSource(ctx, ref, migration.CheckAnswer{Disks: []migration.DiskView{{Target: "vda"}}})
+			return err
+		},
+		"RecordContext": func(ctx context.Context) error { return h.RecordContext(ctx, ref, migration.Context{}) },
+		"DropContext":   func(ctx context.Context) error { return h.DropContext(ctx, ref) },
+		"StartStream":   func(ctx context.Context) error { return h.StartStream(ctx, ref, migration.Stream{}) },
+		"StreamStatus": func(ctx context.Context) error {
+			s, err := h.StreamStatus(ctx, ref)
+			if err == nil && s.Progress.MemoryTotal != 1<<40 {
+				err = fmt.Errorf("answer %+v", s)
+			}
+			return err
+		},
+		"TuneStream": func(ctx context.Context) error { return h.TuneStream(ctx, ref, migration.Tuning{}) },
+		"Commit": func(ctx context.Context) error {
+			c, err := h.Commit(ctx, ref)
+			if err == nil && c.Epoch != 7 {
+				err = fmt.Errorf("answer %+v", c)
+			}
+			return err
+		},
+		"Reclaim":       func(ctx context.Context) error { return h.Reclaim(ctx, ref) },
+		"CleanUpSource": func(ctx context.Context) error { return h.CleanUpSource(ctx, ref) },
+	}
+}
+
+func TestVerbs_RoundTripBetweenHosts(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	c := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
+	if d, err := c.Describe(t.Context()); err != nil || d.Name != "host-a" || d.LibvirtVersion != 9000000 {
+		t.Fatalf("describe: %+v, %v", d, err)
+	}
+	verbs := everyVerb(c, "host-b")
+	w.parties["m-1"] = [2]string{"host-b", "host-a"}
+	for name, call := range verbs {
+		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
+			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
+		}
+	}
+	w.parties["m-1"] = [2]string{"host-a", "host-b"}
+	w.parties["instance i-1"] = w.parties["m-1"]
+	for name, call := range sourceVerbs(c) {
+		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
+			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
+		}
+	}
+	for i, r := range w.verbs.refs {
+		if w.verbs.calls[i] != "Inspect" && r != ref {
+			t.Errorf("%s got ref %+v", w.verbs.calls[i], r)
+		}
+	}
+	if w.verbs.seen.Epoch != 9 {
+		t.Errorf("commit %+v", w.verbs.seen)
+	}
+}
+
+func TestVerbs_OnlyThePartiesOfAMigrationMayAsk(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	w.parties["m-1"] = [2]string{"host-b", "host-a"}
+	forbidden := func(who string, verbs map[string]func(context.Context) error) {
+		t.Helper()
+		for name, call := range verbs {
+			if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || len(fault.ReasonsOf(err)) != 1 {
+				t.Errorf("%s by %s: %v, want %v with its reason", name, who, err, fault.Forbidden)
+			}
+		}
+	}
+	c := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-c"), As: "host-c"})
+	forbidden("a third host", everyVerb(c, "host-c"))
+	forbidden("a third host that names the true source", everyVerb(c, "host-b"))
+	forbidden("a host that no migration is recorded with", sourceVerbs(c))
+	op := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.operator("alice")})
+	forbidden("an operator", everyVerb(op, "host-b"))
+	local := client(t, api.ClientOptions{Socket: w.socket})
+	forbidden("the local socket", sourceVerbs(local))
+	if len(w.verbs.calls) != 0 {
+		t.Errorf("verbs that were run all the same: %v", w.verbs.calls)
+	}
+}
+
+func TestCertificates_WrongOnesAreRefusedWithTheReasonOnBothSides(t *testing.T) {
+	ours, theirs := newCA(t, "ours"), newCA(t, "theirs")
+	w := serve(t, "host-a", ours.host("host-a"))
+
+	t.Run("a client of another CA, that would believe this server", func(t *testing.T) {
+		id := *theirs.host("host-b")
+		id.Roots = ours.host("x").Roots
+		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: &id, As: "host-b"}).RenewClaim(t.Context(), ref)
+		wantReason(t, err, "certificate_unknown_authority", "host-b", `"theirs"`)
+	})
+	t.Run("a host that calls itself another", func(t *testing.T) {
+		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-c"}).RenewClaim(t.Context(), ref)
+		wantReason(t, err, "certificate_wrong_name", "host-c", "host-b")
+	})
+	t.Run("a server of another CA", func(t *testing.T) {
+		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: theirs.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		wantReason(t, err, "certificate_unknown_authority", "host-a", `"ours"`)
+	})
+	t.Run("a server that is another host", func(t *testing.T) {
+		err := client(t, api.ClientOptions{Address: w.address, Name: "host-z", Identity: ours.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		wantReason(t, err, "certificate_wrong_name", "host-a", "host-b")
+	})
+	t.Run("a server with an operator's certificate", func(t *testing.T) {
+		imposter := serve(t, "host-a", ours.operator("host-a"))
+		err := client(t, api.ClientOptions{Address: imposter.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		if !errors.Is(err, fault.Forbidden) {
+			t.Errorf("error %v, want %v", err, fault.Forbidden)
+		}
+	})
+	if len(w.verbs.calls) != 0 {
+		t.Errorf("verbs that were run all the same: %v", w.verbs.calls)
+	}
+}
+
+func wantReason(t *testing.T, err error, code string, anyOf ...string) {
+	t.Helper()
+	reasons := fault.ReasonsOf(err)
+	if !errors.Is(err, fault.Forbidden) || len(reasons) != 1 || reasons[0].Code != code || reasons[0].Change == "" {
+		t.Fatalf("error %v (%v) with %+v, want forbidden, %s and what to change", err, fault.KindOf(err), reasons, code)
+	}
+	for _, s := range anyOf {
+		if strings.Contains(err.Error(), s) {
+			return
+		}
+	}
+	t.Errorf("%q names none of %q", err, anyOf)
+}
+
+func TestOperator_LocalAndByCertificate(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	clients := map[string]*api.Client{
+		"socket":      client(t, api.ClientOptions{Socket: w.socket}),
+		"certificate": client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.operator("alice")}),
+	}
+	for name, c := range clients {
+		t.Run(name, func(t *testing.T) {
+			if s, err := c.Status(t.Context()); err != nil || s.Name != "host-a" || !s.Ready {
+				t.Errorf("status %+v, %v", s, err)
+			}
+			r := api.CreateInstance{FlavorName: "small"}
+			r.Name, r.UUID, r.XML = "web", "u-1", "<domain/>"
+			if i, err := c.CreateInstance(t.Context(), r); err != nil || i.Name != "web" || !i.Managed {
+				t.Errorf("create %+v, %v", i, err)
+			}
+			if diff := cmp.Diff(r, w.instances.created[len(w.instances.created)-1]); diff != "" {
+				t.Errorf("what arrived (-want +got):\n%s", diff)
+			}
+			if i, err := c.Instance(t.Context(), "a b/c"); err != nil || i.Name != "a b/c" {
+				t.Errorf("a name with a slash: %+v, %v", i, err)
+			}
+			if l, err := c.Instances(t.Context()); err != nil || len(l.Instances) != 1 || !strings.Contains(l.Error, "away") {
+				t.Errorf("a list that is a part of the truth: %+v, %v", l, err)
+			}
+			m, err := c.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-9", Options: migration.Options{Bandwidth: 1 << 20}})
+			if err != nil || m.UUID != "m-9" || w.agent.started[len(w.agent.started)-1].Options.Bandwidth != 1<<20 {
+				t.Errorf("migrate %+v, %v", m, err)
+			}
+			if l, err := c.Claims(t.Context()); err != nil || len(l.Claims) != 1 {
+				t.Errorf("claims %+v, %v", l, err)
+			}
+		})
+	}
+	// A host's certificate reads and passes migrations on, and changes nothing else.
+	peer := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
+	if _, err := peer.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-10"}); err != nil || w.agent.from[len(w.agent.from)-1] != "host-b" {
+		t.Errorf("a migrate that is passed on: %v, from %v", err, w.agent.from)
+	}
+	if err := peer.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a host that deletes a guest: %v, want %v", err, fault.Forbidden)
+	}
+}
+
+func TestErrors_KeepKindAndReasonsAndSayThemOnce(t *testing.T) {
+	w := serve(t, "host-a", nil)
+	c := client(t, api.ClientOptions{Socket: w.socket})
+	_, err := c.StartInstance(t.Context(), "web")
+	want := "start instance web: memory: want 4096 MiB, 1024 MiB free; vcpus: want 4, 1 free"
+	if !errors.Is(err, fault.DoesNotFit) || err.Error() != want {
+		t.Errorf("error %q (%v), want %q", err, fault.KindOf(err), want)
+	}
+	reasons := fault.ReasonsOf(err)
+	if len(reasons) != 2 || reasons[0].Change != "free 3072 MiB" || reasons[1].Code != "vcpu_short" {
+		t.Errorf("reasons %+v", reasons)
+	}
+	if _, err := c.ClaimByID(t.Context(), "x"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error %v, want %v", err, fault.NotFound)
+	}
+	for _, kind := range []fault.Kind{fault.NotFound, fault.Exists, fault.Busy, fault.DoesNotFit, fault.GenerationConflict, fault.Unavailable,
+		fault.Invalid, fault.Forbidden, fault.InDoubt, fault.Undone, fault.Internal} {
+		wrapped := fmt.Errorf("outer: %w", fault.Refuse(kind, "inner", fault.Reason{Code: "c", Message: "said"}))
+		back := api.BodyOf(wrapped).Err()
+		if !errors.Is(back, kind) || strings.Count(back.Error(), "said") != 1 || back.Error() != "outer: inner: said" {
+			t.Errorf("%s comes back as %q (%v)", kind, back, fault.KindOf(back))
+		}
+	}
+}
+
+// raw sends bytes as they are over the unix socket.
+func raw(t *testing.T, socket, method, path, body string, header ...string) (int, api.ErrorBody) {
+	t.Helper()
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://berth"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Header.Get("X-Request-Id") == "" {
+		t.Errorf("%s %s: no request id", method, path)
+	}
+	var out api.ErrorBody
+	if err := json.Unmarshal(data, &out); err != nil && resp.StatusCode >= 300 {
+		t.Errorf("%s %s: error body is not JSON: %s", method, path, data)
+	}
+	return resp.StatusCode, out
+}
+
+func TestRequests_AreStrictAndBounded(t *testing.T) {
+	w := serve(t, "host-a", nil)
+	for _, tt := range []struct {
+		name, method, path, body string
+		status                   int
+		kind                     fault.Kind
+		says                     string
+	}{
+		{"unknown field", "POST", "/v1/migrations", `{"instance":"web","dest":"b"}`, 400, fault.Invalid, `unknown field "dest"`},
+		{"wrong type", "POST", "/v1/migrations", `{"instance":7}`, 400, fault.Invalid, `field "instance"`},
+		{"two values", "POST", "/v1/migrations", `{"instance":"a"}{"instance":"b"}`, 400, fault.Invalid, "follows"},
+		{"empty", "POST", "/v1/migrations", ``, 400, fault.Invalid, "empty"},
+		{"garbage", "POST", "/v1/migrations", `{"instance":`, 400, fault.Invalid, "not JSON"},
+		{"too large", "POST", "/v1/instances", `{"xml":"` + strings.Repeat("x", api.MaxBody) + `"}`, 400, fault.Invalid, "larger"},
+		{"no such route", "GET", "/v2/status", ``, 404, fault.NotFound, "/v2/status"},
+		{"no such host", "GET", "/v1/status?host=host-z", ``, 404, fault.NotFound, "host-z"},
+		{"not passed on", "POST", "/v1/instances?host=host-z", `{}`, 403, fault.Forbidden, "not passed on"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, body := raw(t, w.socket, tt.method, tt.path, tt.body)
+			all := body.Err().Error()
+			if status != tt.status || body.Error.Kind != tt.kind || !strings.Contains(all, tt.says) {
+				t.Errorf("%d %s %q, want %d %s with %q", status, body.Error.Kind, all, tt.status, tt.kind, tt.says)
+			}
+		})
+	}
+	if len(w.agent.started)+len(w.instances.created) != 0 {
+		t.Error("a refused request was served")
+	}
+}
+
+func TestVerbs_ARepeatJoinsTheOneInProgressAndOutlivesItsCaller(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	w.verbs.gate, w.verbs.enter = make(chan struct{}), make(chan struct{}, 4)
+	c := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
+
+	// The first caller goes away in the middle of the verb.
+	first, leave := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := c.RenewClaim(first, ref); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("the caller that went away: %v, want %v", err, fault.Unavailable)
+		}
+	})
+	<-w.verbs.enter
+	leave()
+	wg.Wait()
+	// The second asks the same, and gets the answer of the one in progress.
+	answered := make(chan error, 1)
+	go func() { answered <- c.RenewClaim(t.Context(), ref) }()
+	select {
+	case <-w.verbs.enter:
+		t.Error("the verb runs twice at once")
+	case <-time.After(100 * time.Millisecond): // nothing happens: there is no sign of nothing
+	}
+	close(w.verbs.gate)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if n := w.verbs.count("RenewClaim"); n != 1 {
+		t.Errorf("it ran %d times, want once", n)
+	}
+}
+
+// flaky cuts the connection of the first n requests after they were served.
+func flaky(t *testing.T, to string, n int) (address string, count func() int) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	seen := 0
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			seen++
+			cut := seen <= n
+			mu.Unlock()
+			wg.Go(func() {
+				defer in.Close()
+				out, err := net.Dial("tcp", to)
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				var both sync.WaitGroup
+				both.Go(func() {
+					_, _ = io.Copy(out, in)
+					out.Close()
+				})
+				if cut {
+					// The handshake's answer passes; what follows it is lost.
+					_, _ = io.CopyN(in, out, 2500)
+					in.Close()
+				} else {
+					_, _ = io.Copy(in, out)
+					in.Close()
+				}
+				both.Wait()
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String(), func() int { mu.Lock(); defer mu.Unlock(); return seen }
+}
+
+func TestClient_RepeatsAVerbWhoseAnswerWasLost(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	addr, connections := flaky(t, w.address, 2)
+	c := client(t, api.ClientOptions{Address: addr, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
+	t.Cleanup(c.Close)
+	a, err := c.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Source: "host-b", Guest: migration.Guest{XML: strings.Repeat("<x/>", 50000)}})
+	if err != nil || !strings.Contains(a.DestinationXML, "host-b") {
+		t.Errorf("answer %+v, %v", a, err)
+	}
+	if connections() < 3 {
+		t.Errorf("%d connections: nothing was lost", connections())
+	}
+	c.Close()
+}
+
+func TestClient_NobodyThere(t *testing.T) {
+	ours := newCA(t, "ours")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	for name, o := range map[string]api.ClientOptions{
+		"socket": {Socket: t.TempDir() + "/absent"},
+		"peer":   {Address: addr, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := client(t, o)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if err := c.RenewClaim(ctx, ref); !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 {
+				t.Errorf("verb: %v, want %v with its reason", err, fault.Unavailable)
+			}
+			// Nothing was sent, so nothing is in doubt.
+			if err := c.DeleteInstance(ctx, "web", api.DeleteInstance{}); !errors.Is(err, fault.Unavailable) {
+				t.Errorf("delete: %v, want %v", err, fault.Unavailable)
+			}
+		})
+	}
+}
+
+func TestClient_ALostAnswerOfWhatCannotBeRepeatedIsInDoubt(t *testing.T) {
+	socket := t.TempDir() + "/s"
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 4096))
+			conn.Close()
+		}
+	})
+	defer wg.Wait()
+	defer l.Close()
+	c := client(t, api.ClientOptions{Socket: socket})
+	if err := c.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.InDoubt) {
+		t.Errorf("delete: %v (%v), want %v", err, fault.KindOf(err), fault.InDoubt)
+	}
+}
+
+func TestRelay_PassesOnWithThisHostsCertificate(t *testing.T) {
+	ours := newCA(t, "ours")
+	idA := ours.host("host-a")
+	a := serve(t, "host-a", idA)
+	b := serve(t, "host-b", ours.host("host-b"))
+	peer := client(t, api.ClientOptions{Address: b.address, Name: "host-b", Identity: idA, As: "host-a"})
+	a.peer = func(name string) (*api.Client, error) {
+		if name != "host-b" {
+			return nil, fault.New(fault.NotFound, "no host %s", name)
+		}
+		return peer, nil
+	}
+	local := client(t, api.ClientOptions{Socket: a.socket})
+	if s, err := local.Via("host-b").Status(t.Context()); err != nil || s.Name != "host-b" {
+		t.Errorf("status of host-b by host-a: %+v, %v", s, err)
+	}
+	if s, err := local.Via("host-a").Status(t.Context()); err != nil || s.Name != "host-a" {
+		t.Errorf("a host asked for itself: %+v, %v", s, err)
+	}
+	if m, err := local.Via("host-b").Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-1"}); err != nil || m.SourceCompute != "host-b" {
+		t.Errorf("migrate on host-b by host-a: %+v, %v", m, err)
+	}
+	b.agent.records = make(chan migration.Migration, 2)
+	b.agent.records <- migration.Migration{UUID: "m-1", Status: migration.StatusRunning}
+	b.agent.records <- migration.Migration{UUID: "m-1", Status: migration.StatusCompleted}
+	close(b.agent.records)
+	var seen []migration.Status
+	err := local.Via("host-b").WatchMigration(t.Context(), "m-1", time.Second, func(m migration.Migration) error {
+		seen = append(seen, m.Status)
+		return nil
+	})
+	if diff := cmp.Diff([]migration.Status{migration.StatusRunning, migration.StatusCompleted}, seen); err != nil || diff != "" {
+		t.Errorf("watched over two hosts: %v (-want +got):\n%s", err, diff)
+	}
+	// A request that was passed on is not passed on again.
+	status, body := raw(t, a.socket, "GET", "/v1/status?host=host-b", "", "Berth-Relayed", "host-c")
+	if status != 403 {
+		t.Errorf("%d %+v, want 403", status, body)
+	}
+	// Its wrong certificate is told through both.
+	a.peer = func(string) (*api.Client, error) {
+		return client(t, api.ClientOptions{Address: b.address, Name: "host-b", Identity: newCA(t, "theirs").host("host-a"), As: "host-a"}), nil
+	}
+	if _, err := local.Via("host-b").Status(t.Context()); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a wrong certificate behind a relay: %v, want %v", err, fault.Forbidden)
+	}
+}
+
+func TestWatch_EndsWhenAskedAndWhenTheServerStops(t *testing.T) {
+	w := serve(t, "host-a", nil)
+	w.agent.records = make(chan migration.Migration, 1)
+	w.agent.records <- migration.Migration{UUID: "m-1"}
+	c := client(t, api.ClientOptions{Socket: w.socket})
+	enough := errors.New("enough")
+	if err := c.WatchMigration(t.Context(), "m-1", time.Second, func(migration.Migration) error { return enough }); !errors.Is(err, enough) {
+		t.Errorf("error %v, want the caller's own", err)
+	}
+	w.agent.records = nil
+	if err := c.WatchMigration(t.Context(), "m-2", time.Second, nil); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a migration that is not there: %v, want %v", err, fault.NotFound)
+	}
+}
+
+func TestOpenAPI_CoversEveryRouteAndResolves(t *testing.T) {
+	text, err := json.Marshal(api.OpenAPI())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		OpenAPI    string                               `json:"openapi"`
+		Paths      map[string]map[string]map[string]any `json:"paths"`
+		Components struct {
+			Schemas   map[string]map[string]any `json:"schemas"`
+			Responses map[string]any            `json:"responses"`
+		} `json:"components"`
+	}
+	if err := json.Unmarshal(text, &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.OpenAPI != "3.1.0" || len(doc.Paths) < 30 {
+		t.Errorf("version %s, %d paths", doc.OpenAPI, len(doc.Paths))
+	}
+	for _, m := range []string{"claim", "migrate", "status"} {
+		if !bytes.Contains(text, []byte(`"operationId":"`+m)) {
+			t.Errorf("no operation %s", m)
+		}
+	}
+	ids := map[string]bool{}
+	for path, ops := range doc.Paths {
+		for method, op := range ops {
+			id, _ := op["operationId"].(string)
+			if id == "" || ids[id] {
+				t.Errorf("%s %s: operation id %q is empty or taken", method, path, id)
+			}
+			ids[id] = true
+		}
+	}
+	for _, part := range strings.Split(string(text), `"$ref":"`)[1:] {
+		target, _, _ := strings.Cut(part, `"`)
+		name, ok := strings.CutPrefix(target, "#/components/schemas/")
+		if ok && doc.Components.Schemas[name] == nil {
+			t.Errorf("%s leads nowhere", target)
+		}
+	}
+	w := serve(t, "host-a", nil)
+	if status, _ := raw(t, w.socket, "GET", "/v1/openapi.json", ""); status != 200 {
+		t.Errorf("served with %d", status)
+	}
+}
