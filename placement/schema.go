@@ -115,10 +115,10 @@ func (s *schema) check(v any, depth int, found []violation) []violation {
 			f = math.Inf(1)
 		}
 		if s.min != nil && f < *s.min {
-			say("%s is less than the minimum of %v", v, *s.min)
+			say("%s is less than the minimum of %.0f", v, *s.min)
 		}
 		if s.max != nil && f > *s.max {
-			say("%s is greater than the maximum of %v", v, *s.max)
+			say("%s is greater than the maximum of %.0f", v, *s.max)
 		}
 	}
 	if len(s.anyOf) > 0 {

@@ -34,7 +34,7 @@ func wantedVersion(h http.Header) (pc.Microversion, *refusal) {
 	case "latest":
 		return maxVersion, nil
 	}
-	parts := strings.Split(wanted, ".")
+	parts := strings.SplitN(wanted, ".", 2)
 	var numbers []int
 	for _, p := range parts {
 		n, err := strconv.Atoi(strings.TrimSpace(p))
@@ -44,7 +44,7 @@ func wantedVersion(h http.Header) (pc.Microversion, *refusal) {
 		numbers = append(numbers, n)
 	}
 	if len(numbers) != 2 {
-		return 0, badRequest("Invalid microversion: invalid version string: %s; want two numbers", wanted)
+		return 0, badRequest("Invalid microversion: invalid version string: %s; Version.__new__() missing 1 required positional argument: 'minor'", wanted)
 	}
 	if v := pc.Microversion(numbers[1]); numbers[0] == 1 && v >= minVersion && v <= maxVersion {
 		return v, nil
