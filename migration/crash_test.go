@@ -35,6 +35,8 @@ var scenarios = []struct {
 	{name: "timeout", script: script{options: migration.Options{Timeout: 4 * time.Second, TimeoutAction: "abort"}, want: undone}},
 	{name: "destination QEMU dies", script: script{failAt: 4, want: undone}},
 	{name: "guest crashes", script: script{crashAt: 4, want: undone}},
+	{name: "transient guest crashes", script: script{crashAt: 4, want: undone}, gone: true},
+	{name: "libvirtd forgets why the guest is off", script: script{forgets: true, want: completed}},
 	{name: "reply to Finish lost", script: script{finishLost: true, want: undone}},
 	{name: "reply to Finish lost, guest paused", script: script{finishLost: true, want: undone}, paused: true},
 	{name: "aborted in the stream", script: script{abortAfter: 5 * time.Second, want: undone}},

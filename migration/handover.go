@@ -13,7 +13,7 @@ const (
 	SourceSilent   SourceFact = "silent"    // the host or its hypervisor does not answer
 	SourceJob      SourceFact = "job"       // the migration job is in flight
 	SourceMemory   SourceFact = "memory"    // no job, and the domain has its memory: running, paused, …
-	SourceMigrated SourceFact = "migrated"  // shut off (migrated)
+	SourceMigrated SourceFact = "migrated"  // shut off (migrated), or recorded to have left
 	SourceEnded    SourceFact = "ended"     // shut off (shutdown) or (destroyed): somebody ended the guest here
 	SourceOff      SourceFact = "off"       // shut off for another reason: crashed, failed, or unknown after a restart of libvirtd
 	SourceVanished SourceFact = "vanished"  // no domain, and it was transient
@@ -122,6 +122,8 @@ var handoverTable = []handoverRow{
 		action: ActionReclaim, why: "the guest crashed at the source and no whole copy arrived"},
 	{source: []SourceFact{SourceOff}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
 		action: ActionInDoubt, why: "the source's domain is off and does not say that it migrated, yet a whole copy is at the destination"},
+	{source: []SourceFact{SourceVanished}, destination: []DestinationFact{DestinationNone},
+		action: ActionReclaim, why: "the transient domain has ended and no copy is anywhere: nothing is left to move"},
 	{source: []SourceFact{SourceVanished}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
 		action: ActionCommit, why: "the transient domain has left the source and a whole copy is at the destination"},
 	{source: []SourceFact{SourceVanished},
@@ -155,6 +157,10 @@ func sourceFact(st *StreamStatus, persistent bool) SourceFact {
 	// Before the job: libvirt's call may still be cleaning up when the domain has
 	// already left, and each moment counts now.
 	case st.Domain.Exists && st.Domain.State == "shut off" && st.Domain.Reason == "migrated":
+		return SourceMigrated
+	// The host has seen it before; a domain that has its memory again, because
+	// somebody started it, is another matter.
+	case st.Left && (!st.Domain.Exists || st.Domain.State == "shut off"):
 		return SourceMigrated
 	case st.InFlight:
 		return SourceJob

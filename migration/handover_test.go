@@ -48,8 +48,9 @@ func TestHandover_EveryRow(t *testing.T) {
 		{Facts{SourceVanished, DestinationSilent, JournalStreaming, LedgerHere}, ActionWait},
 		{Facts{SourceOff, DestinationNone, JournalStreaming, LedgerHere}, ActionReclaim},
 		{Facts{SourceOff, DestinationArrived, JournalStreaming, LedgerHere}, ActionInDoubt},
+		{Facts{SourceVanished, DestinationNone, JournalStreaming, LedgerHere}, ActionReclaim},
 		{Facts{SourceVanished, DestinationArrived, JournalStreaming, LedgerHere}, ActionCommit},
-		{Facts{SourceVanished, DestinationNone, JournalStreaming, LedgerHere}, ActionInDoubt},
+		{Facts{SourceVanished, DestinationArriving, JournalStreaming, LedgerHere}, ActionInDoubt},
 	}
 	if len(witnesses) != len(handoverTable) {
 		t.Fatalf("%d witnesses for %d rows", len(witnesses), len(handoverTable))
@@ -87,7 +88,7 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("commit while the source has the guest")
 		case action == ActionCommit && (f.Ledger == LedgerReclaimed || f.Ledger == LedgerElsewhere):
 			bad("commit of a token that the source will not or cannot give")
-		case action == ActionReclaim && (f.Source == SourceMigrated || f.Source == SourceVanished || f.Source == SourceRemoved):
+		case action == ActionReclaim && (f.Source == SourceMigrated || f.Source == SourceRemoved || f.Source == SourceVanished && f.Destination != DestinationNone):
 			bad("reclaim of a guest that has left")
 		case f.Source == SourceSilent && f.Ledger != LedgerReclaimed && f.Ledger != LedgerElsewhere && action != ActionWait:
 			bad("a decision about what cannot be seen")
@@ -126,6 +127,9 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 		{source(false, "shut off", "destroyed"), false, SourceEnded},
 		{source(false, "shut off", "shutdown"), false, SourceEnded},
 		{source(false, "", ""), true, SourceVanished},
+		{&StreamStatus{Left: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "unknown"}}, false, SourceMigrated},
+		{&StreamStatus{Left: true, InFlight: true}, true, SourceMigrated},
+		{&StreamStatus{Left: true, Domain: DomainView{Exists: true, State: "running", Reason: "booted"}}, false, SourceMemory},
 		{source(false, "", ""), false, SourceRemoved},
 	} {
 		if got := sourceFact(tt.st, !tt.transient); got != tt.want {

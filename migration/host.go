@@ -287,6 +287,10 @@ type StreamStatus struct {
 	Error    string     `json:"error,omitempty"` // what the hypervisor said when the job ended
 	// Ledger is the source ledger's word on this migration and attempt.
 	Ledger Ledger `json:"ledger"`
+	// Left: the source has durably recorded that its domain left by this stream.
+	// libvirt forgets the reason of a stopped domain when its daemon restarts,
+	// and a transient one leaves no trace at all.
+	Left bool `json:"left,omitempty"`
 }
 
 // DestinationStatus is the destination's view of its own copy.

@@ -84,7 +84,7 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	began := s.c.cfg.Runtime.Boot().Since
-	for {
+	for pause := s.c.cfg.PollNear; ; pause = min(2*pause, s.c.cfg.PollInterval) {
 		var c Commit
 		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
 			c, err = h.Commit(ctx, s.ref(StepCommit))
@@ -105,7 +105,7 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 		if s.c.cfg.Runtime.Boot().Since-began >= s.c.cfg.Patience {
 			t.Doubt(fault.New(fault.InDoubt, "the source does not surrender the token: %w", err))
 		}
-		if err := s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.PollInterval); err != nil {
+		if err := s.c.cfg.Runtime.Sleep(ctx, pause); err != nil {
 			return nil, err
 		}
 	}

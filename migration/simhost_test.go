@@ -30,6 +30,7 @@ type simHost struct {
 	started   map[string]bool // streams, by migration/attempt
 	// Disks and directories made for a migration, by migration/attempt.
 	made map[string]bool
+	seen bool // the record that the domain has left
 
 	// The hypervisor.
 	domain *simDomain
@@ -180,7 +181,7 @@ func (h *simHost) StreamStatus(_ context.Context, ref migration.Ref) (migration.
 	if err := h.hypervisor(); err != nil {
 		return migration.StreamStatus{}, err
 	}
-	st := migration.StreamStatus{Ledger: h.ledger(ref), Domain: h.view()}
+	st := migration.StreamStatus{Ledger: h.ledger(ref), Domain: h.view(), Left: h.seen && h.started[at(ref)]}
 	if h.job != nil {
 		st.InFlight, st.Progress, st.Error = h.job.running, h.job.p, h.job.err
 	}
@@ -215,9 +216,9 @@ func (h *simHost) TuneStream(context.Context, migration.Ref, migration.Tuning) e
 // migrated.
 func (h *simHost) left() bool {
 	if h.domain == nil {
-		return h.w.transient
+		return h.w.transient && h.job.err == ""
 	}
-	return h.domain.state == "shut off" && h.domain.reason == "migrated"
+	return h.domain.state == "shut off" && (h.domain.reason == "migrated" || h.seen)
 }
 
 func (h *simHost) Commit(_ context.Context, ref migration.Ref) (migration.Commit, error) {
@@ -254,7 +255,7 @@ func (h *simHost) Reclaim(_ context.Context, ref migration.Ref) error {
 		h.bury(ref, migration.StepStream)
 		return nil
 	}
-	if !h.token.here || h.left() || h.domain == nil {
+	if !h.token.here || h.left() || h.domain == nil && !h.w.transient {
 		return fault.New(fault.Forbidden, "host %s: reclaim %s: the guest has left", h.name, at(ref))
 	}
 	if h.job.running {
@@ -262,7 +263,7 @@ func (h *simHost) Reclaim(_ context.Context, ref migration.Ref) error {
 	}
 	h.reclaimed[at(ref)] = true
 	h.bury(ref, migration.StepStream)
-	if h.domain.state == "paused" && h.w.power == migration.PowerRunning {
+	if h.domain != nil && h.domain.state == "paused" && h.w.power == migration.PowerRunning {
 		*h.domain = simDomain{"running", "migration canceled"}
 	}
 	return nil
@@ -474,7 +475,9 @@ func (j *simJob) run(h *simHost, ticket string) func() {
 				j.running, j.err = false, "qemu unexpectedly closed the monitor"
 				return
 			case w.script.crashAt == i:
-				*h.domain = simDomain{"shut off", "crashed"}
+				if *h.domain = (simDomain{"shut off", "crashed"}); w.transient {
+					h.domain = nil
+				}
 				j.to.domain = nil
 				j.running, j.err = false, "domain is not running"
 				return
@@ -501,11 +504,15 @@ func (j *simJob) run(h *simHost, ticket string) func() {
 			w.check("a lost Finish")
 			return
 		}
-		if w.transient {
+		switch {
+		case w.transient:
 			h.domain = nil
-		} else {
+		case w.script.forgets:
+			*h.domain = simDomain{"shut off", "unknown"}
+		default:
 			*h.domain = simDomain{"shut off", "migrated"}
 		}
+		h.seen = true
 		_ = w.init.Sleep(context.Background(), 10*time.Millisecond)
 		j.running = false
 	}

@@ -26,6 +26,7 @@ type script struct {
 	stallAt, failAt, crashAt int  // second of the stream; 0 never
 	finishLost               bool // libvirt's reply to Finish is lost
 	hookFails                bool
+	forgets                  bool     // the source's libvirtd restarts just after the guest has left
 	refuse                   []string // hosts whose claim says no
 	abortAfter               time.Duration
 	named                    string

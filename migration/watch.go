@@ -100,7 +100,8 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 // near says whether the end of the stream may come before the next usual look.
 func near(p Progress, d DomainView, poll time.Duration) bool {
 	// A guest that its user had paused stays "user" to the end.
-	if p.Phase == "switchover" || d.State == "paused" && d.Reason != "user" {
+	// A domain that is off or gone while its job is in flight ends it any moment.
+	if p.Phase == "switchover" || d.State == "paused" && d.Reason != "user" || d.State == "shut off" || !d.Exists {
 		return true
 	}
 	remaining := p.MemoryRemaining + p.DiskRemaining

@@ -72,16 +72,19 @@ func sample(t *testing.T, line string) (Sample, string) {
 // TestJudge_LooksOftenOnlyNearTheEnd: what is seen late is downtime, and what is
 // looked at too often is load.
 func TestJudge_LooksOftenOnlyNearTheEnd(t *testing.T) {
+	running := DomainView{Exists: true, State: "running"}
 	for _, tt := range []struct {
 		name string
 		st   StreamStatus
 		want time.Duration
 	}{
-		{"setting up, nothing remains yet", StreamStatus{InFlight: true, Progress: Progress{Phase: "setup"}}, testLimits.Poll},
-		{"much remains", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 30, Rate: 1 << 27}}, testLimits.Poll},
-		{"little remains", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26, Rate: 1 << 27}}, testLimits.Near},
-		{"rate unknown", StreamStatus{InFlight: true, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26}}, testLimits.Poll},
-		{"switching over", StreamStatus{InFlight: true, Progress: Progress{Phase: "switchover"}}, testLimits.Near},
+		{"setting up, nothing remains yet", StreamStatus{InFlight: true, Domain: running, Progress: Progress{Phase: "setup"}}, testLimits.Poll},
+		{"much remains", StreamStatus{InFlight: true, Domain: running, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 30, Rate: 1 << 27}}, testLimits.Poll},
+		{"little remains", StreamStatus{InFlight: true, Domain: running, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26, Rate: 1 << 27}}, testLimits.Near},
+		{"rate unknown", StreamStatus{InFlight: true, Domain: running, Progress: Progress{Phase: "memory", MemoryProcessed: 1, MemoryRemaining: 1 << 26}}, testLimits.Poll},
+		{"switching over", StreamStatus{InFlight: true, Domain: running, Progress: Progress{Phase: "switchover"}}, testLimits.Near},
+		{"paused by its user", StreamStatus{InFlight: true, Domain: DomainView{Exists: true, State: "paused", Reason: "user"}}, testLimits.Poll},
+		{"a transient domain that has gone", StreamStatus{InFlight: true}, testLimits.Near},
 		{"stopped by the switch-over", StreamStatus{InFlight: true, Domain: DomainView{Exists: true, State: "paused", Reason: "migrating"}}, testLimits.Near},
 	} {
 		if _, v := (StreamWatch{}).Judge(Sample{Status: &tt.st}, testLimits); v.Next != tt.want {

@@ -227,7 +227,11 @@ func (e *Engine) undo(ctx context.Context, t *Task, step Step) error {
 func (e *Engine) turnRound(ctx context.Context, t *Task, i, pass int, why error) error {
 	e.o.Logger.Warn("too late to undo, going forward", "task", t.ID(), "step", t.State().Steps[i].Name, "reason", why)
 	if t.State().Turned {
-		// The step failed again though only forward is left: not a hot loop.
+		// The step failed again though only forward is left: told, and no hot loop.
+		t.change(func(s *State) bool {
+			s.Doubt = Keep(fault.New(fault.InDoubt, "step %s: %w", s.Steps[i].Name, errors.Join(s.Cause.Err(), why)))
+			return true
+		})
 		if err := e.o.Runtime.Sleep(ctx, e.o.BackoffMax); err != nil {
 			return err
 		}
