@@ -97,7 +97,7 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 			return out, err
 		}
 	}
-	found, resources, err := h.read(ctx, d)
+	found, resources, remarks, err := h.read(ctx, d)
 	if err != nil {
 		return out, err
 	}
@@ -110,27 +110,27 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 	if err != nil {
 		return out, err
 	}
-	out.Warnings = append(out.Warnings, h.settleAdopted(ctx, d, found, claim)...)
+	out.Warnings = append(remarks, h.settleAdopted(ctx, d, found, claim)...)
 	inst, _ = h.tracker.Instance(uuid)
 	out.InstanceView = h.look(inst, d)
 	return out, nil
 }
 
 // read makes the ledger's instance of a domain: from Berth's metadata where a
-// lost ledger left it, else from what the domain uses.
-func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topology.Resources, error) {
+// lost ledger left it, else from what the domain uses. The reasons are what could
+// not be read of its disks.
+func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topology.Resources, []fault.Reason, error) {
 	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, err
+		return claims.Instance{}, topology.Resources{}, nil, err
 	}
 	doc, err := parseDocument(text)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, err
+		return claims.Instance{}, topology.Resources{}, nil, err
 	}
 	uses := topology.Resources{VCPUs: max(d.VCPUs, 1), MemoryMB: max(d.MemoryMB, 1)}
-	if uses.DiskGB, err = h.diskGB(ctx, doc); err != nil {
-		return claims.Instance{}, topology.Resources{}, err
-	}
+	var remarks []fault.Reason
+	uses.DiskGB, remarks = h.diskGB(ctx, doc)
 	inst := claims.Instance{
 		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
@@ -144,24 +144,30 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topo
 			}
 		}
 	}
-	return inst, uses, nil
+	return inst, uses, remarks, nil
 }
 
 // diskGB is what a guest's own disks may grow to, GiB rounded up. A disk that
-// cannot be read makes an error: it is not smaller for that.
-func (h *Host) diskGB(ctx context.Context, doc document) (int64, error) {
+// cannot be read counts for what its file has now and is named: to leave the
+// whole guest unclaimed for it would count less.
+func (h *Host) diskGB(ctx context.Context, doc document) (int64, []fault.Reason) {
 	var bytes int64
+	var remarks []fault.Reason
 	for _, e := range doc.Devices.Disks {
 		if e.Type != "file" || e.path() == "" || e.readOnly() || e.Shareable != nil {
 			continue
 		}
 		img, err := h.files.Image(ctx, e.path(), e.Driver.Type)
 		if err != nil {
-			return 0, wrap(err, "disk %s", e.Target.Dev)
+			remarks = append(remarks, fault.Reason{
+				Code: "disk_unreadable", Message: fmt.Sprintf("disk %s could not be read, its claim may be too small: %v", e.Target.Dev, err),
+				Have: e.path(), Change: "repair it, then adopt the guest again",
+			})
+			img.VirtualSize = h.files.Size(e.path())
 		}
 		bytes += img.VirtualSize
 	}
-	return (bytes + 1<<30 - 1) >> 30, nil
+	return (bytes + 1<<30 - 1) >> 30, remarks
 }
 
 // settleAdopted does what comes after the claim, each as far as it can.

@@ -39,6 +39,10 @@ type CreateRequest struct {
 	SerialFile string       `json:"serial_file,omitempty"` // where the console's output goes; a terminal when empty
 	Machine    string       `json:"machine,omitempty"`     // q35 when empty
 	CPU        string       `json:"cpu,omitempty"`         // see domainxml.Spec
+	// VirtType is kvm or qemu (without hardware virtualization), as Nova's
+	// [libvirt] virt_type; kvm where the host has it when empty. A /dev/kvm that
+	// is there need not work: nested virtualization can lack what QEMU asks for.
+	VirtType string `json:"virt_type,omitempty"`
 
 	// XML is a whole domain document, used as it is with Berth's metadata added,
 	// in place of all from Kernel down but Disks, which are made for it where
@@ -138,7 +142,14 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	p.resources = req.Flavor.Resources()
 	p.resources.DiskGB = max(p.resources.DiskGB, (bytes+1<<30-1)>>30)
 	meta := domainxml.Metadata{Name: req.Name, Flavor: req.Flavor, Epoch: 1}
-	if p.xml, err = writeDocument(req, meta, !node.Emulated); err != nil {
+	kvm := req.VirtType == "kvm" || req.VirtType == "" && !node.Emulated
+	switch {
+	case req.VirtType != "" && req.VirtType != "kvm" && req.VirtType != "qemu":
+		no.add(fault.Invalid, fault.Reason{Code: "virt_type", Message: "virt_type " + req.VirtType + ": want kvm or qemu", Have: req.VirtType})
+	case kvm && node.Emulated:
+		no.add(fault.Forbidden, fault.Reason{Code: "no_kvm", Message: h.o.Name + " has no hardware virtualization", Want: "kvm", Have: "qemu"})
+	}
+	if p.xml, err = writeDocument(req, meta, kvm); err != nil {
 		no.add(fault.Invalid, reasonsOf("request_invalid", err)...)
 	}
 	for _, path := range []string{req.Kernel, req.Initrd} {

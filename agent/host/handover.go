@@ -194,6 +194,9 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		if what == mayReclaim {
 			break
 		}
+		if h.tracker.CommitRefused(ref.Migration, ref.Attempt) {
+			return nil // decided before, when its own job was over: this one is a later attempt's
+		}
 		if !found && !h.ownStream(ref) {
 			// The job is not this migration's: not this undo's to abort.
 			return fault.New(fault.Busy, "a job that nobody here asked for is in flight")

@@ -244,3 +244,25 @@ func TestPreLive_MakesDocumentsFitForAnotherHost(t *testing.T) {
 	}
 	m.back()
 }
+
+func TestReclaim_RepeatedLateLeavesTheNextAttemptAlone(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	l.must("start stream", m.start())
+	m.back()
+	late := m.ref
+	m.ref.Attempt = 2
+	m.prepare()
+	l.must("start stream", m.start())
+	l.must("reclaim of the first attempt", m.a.Reclaim(t.Context(), late))
+	if !m.status().InFlight {
+		t.Error("a late reclaim aborted the next attempt's job")
+	}
+	l.fleet.HealData("a", "b")
+	waitFor(t, "the end", func() bool { return !m.status().InFlight })
+	m.handOver()
+	l.state("b", v.UUID, driver.Running)
+}

@@ -187,6 +187,24 @@ func TestAdopt_WithoutPlacementWarnsAndHealsLater(t *testing.T) {
 	}
 }
 
+func TestAdopt_AGuestWithADiskThatCannotBeReadIsClaimedAndNamed(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	a.put(t, "/images/odd", strings.Repeat("x", 3<<20), 0o644)
+	l.must("define", a.fake.Define(t.Context(), foreignXML("foreign",
+		`<disk type='file'><driver type='qcow2'/><source file='/images/odd'/><target dev='vda'/></disk>`+
+			`<disk type='file'><driver type='qcow2'/><source file='/images/gone'/><target dev='vdb'/></disk>`, "")))
+	got, err := a.Adopt(t.Context(), "foreign")
+	if err != nil || len(got) != 1 || got[0].Claim == nil || got[0].Claim.Resources.DiskGB != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for i, dev := range []string{"vda", "vdb"} {
+		if w := got[0].Warnings[i]; w.Code != "disk_unreadable" || !strings.Contains(w.Message, dev) {
+			t.Errorf("warning %+v, want one about %s", w, dev)
+		}
+	}
+}
+
 func TestInstance_StartStopDelete(t *testing.T) {
 	requireQemuImg(t)
 	l := newLab(t, "a")

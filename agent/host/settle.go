@@ -69,7 +69,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		if _, known := h.tracker.Instance(uuid); known {
 			return nil
 		}
-		inst, _, err := h.read(ctx, d)
+		inst, _, _, err := h.read(ctx, d)
 		if err != nil {
 			return err
 		}

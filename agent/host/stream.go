@@ -330,6 +330,7 @@ func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.S
 		return st, err
 	}
 	st.Domain = view(d, exists)
+	st.Left = rec.Result == resultLeft
 	st.InFlight = found && (inFlight(job) || rec.Result == resultNone && h.ownStream(ref))
 	st.Progress, st.Error = progress(job, d), rec.Error
 	if !st.InFlight && rec.Last != nil {

@@ -224,6 +224,16 @@ func (f Files) Exists(path string) (bool, error) {
 	return true, nil
 }
 
+// Size is a file's length, bytes; 0 where there is none that can be looked at.
+// It is what a raw image's guest sees, and less than that for other formats.
+func (f Files) Size(path string) int64 {
+	fi, err := os.Stat(f.Real(path))
+	if err != nil {
+		return 0
+	}
+	return fi.Size()
+}
+
 func (f Files) syncDir(dir string) error {
 	d, err := os.Open(f.Real(dir))
 	if err != nil {
