@@ -86,6 +86,7 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	must[claims.Claim](t)(a.Bind(ctx, back))
 	wantKind(t, b.AcceptToken(ctx, first, guest("i1")), fault.Forbidden) // late
 	wantKind(t, a.Forget(ctx, "i1"), fault.Forbidden)                    // late clean-up of m1
+	wantKind(t, a.RefuseCommit(ctx, refOf(there, "")), fault.Forbidden)  // m1 has committed
 	if len(a.List()) != 1 {
 		t.Error("the late clean-up took the claim of the guest that came back")
 	}
@@ -257,4 +258,31 @@ func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
 	wantKind(t, b.AcceptToken(ctx, first, guest("i1")), fault.Forbidden)
 	_, err = a.Surrender(ctx, refOf(there, ""), "host-b")
 	wantKind(t, err, fault.Forbidden)
+}
+
+func TestTracker_AcceptTokenRefusesAnOlderEpoch(t *testing.T) {
+	b := newBench(t, "host-b")
+	i := guest("i1")
+	i.Token.Epoch = 3
+	must[claims.Instance](t)(b.Own(ctx, i))
+	left := must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-a")) // epoch 5
+	o := moveOwner("i1", "m2", 1)
+	arriving(t, b, o)
+	for epoch, want := range map[uint64]fault.Kind{left.Epoch - 1: fault.Forbidden, left.Epoch: fault.Forbidden} {
+		err := b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: epoch, To: "host-b"}, i)
+		wantKind(t, err, want)
+	}
+	wantNil(t, b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: left.Epoch + 1, To: "host-b"}, i))
+}
+
+// The same where the guest went on before its claim was bound.
+func TestTracker_ATokenIsAcceptedOnceByAMigration(t *testing.T) {
+	b := newBench(t, "host-b")
+	o := moveOwner("i1", "m1", 1)
+	arriving(t, b, o)
+	c := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
+	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
+	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-a"))
+	wantNil(t, b.Forget(ctx, "i1"))
+	wantKind(t, b.AcceptToken(ctx, c, guest("i1")), fault.Forbidden)
 }
