@@ -135,7 +135,8 @@ func reasonsOf(reasons []fit.Reason) []fault.Reason {
 // whatever state it is by now. Refusals: fault.DoesNotFit with every class that
 // is short; fault.Exists when the owner holds other amounts, or the instance
 // lives here already; fault.Busy while another move of the instance has a claim
-// here; fault.Forbidden when the claim was aborted (a tombstone stands);
+// here; fault.Forbidden when the claim was aborted (a tombstone stands), or when
+// its migration has brought the guest here before;
 // fault.Unavailable after Refuse.
 func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
 	if err := r.validate(); err != nil {

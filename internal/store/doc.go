@@ -24,7 +24,13 @@
 //	│                             which attempt it is refused, tombstones
 //	├── verbs
 //	│   └── <migration>/<attempt>/<step>   what a host verb made or answered
-//	└── <any other name>          package migration/task: stories and their journal
+//	├── migrations                package migration: the conductor's records
+//	│   └── <migration uuid>      the record and what was asked
+//	├── aborts
+//	│   └── <migration uuid>      an abort was asked for in time
+//	├── tasks                     package migration/task: the journal
+//	│   └── <migration uuid>/<attempt>
+//	└── agent                     package agent: what it must know at its next start
 //
 // Values are JSON, each followed by its seal: eight bytes, FNV-1a of bucket, key
 // and value. A bucket is made by the first write to it. A change of this tree
