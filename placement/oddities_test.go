@@ -3,19 +3,15 @@ package placement
 import (
 	"encoding/json"
 	"net/http/httptest"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 )
 
 // TestDifferential_OddRequests compares the answers to requests that no sane
-// client makes. BERTH_PLACEMENT_DIFF_URL as in TestDifferential_RandomTraffic.
+// client makes, as TestDifferential_RandomTraffic does.
 func TestDifferential_OddRequests(t *testing.T) {
-	base := os.Getenv("BERTH_PLACEMENT_DIFF_URL")
-	if base == "" {
-		t.Skip("BERTH_PLACEMENT_DIFF_URL names no throw-away OpenStack Placement to compare with")
-	}
+	base, _ := theOther(t)
 	ours := httptest.NewServer(memory(t).Handler())
 	defer ours.Close()
 	empty(t, base)

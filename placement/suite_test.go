@@ -35,14 +35,13 @@ func clientSuite(t *testing.T, url string) {
 	}
 }
 
-func TestClientSuite_Embedded(t *testing.T) { clientSuite(t, serve(t, memory(t)).URL) }
-
-func TestClientSuite_OpenStack(t *testing.T) {
-	url := os.Getenv("BERTH_PLACEMENT_URL")
-	if url == "" {
-		t.Skip("BERTH_PLACEMENT_URL names no OpenStack Placement to run against")
+// The suite runs against the OpenStack Placement that BERTH_PLACEMENT_URL names,
+// too (token: BERTH_PLACEMENT_TOKEN, else admin).
+func TestClientSuite(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) { clientSuite(t, serve(t, memory(t)).URL) })
+	if url := os.Getenv("BERTH_PLACEMENT_URL"); url != "" {
+		t.Run("openstack", func(t *testing.T) { clientSuite(t, url) })
 	}
-	clientSuite(t, url)
 }
 
 func client(t *testing.T, url string, v pc.Microversion) *pc.Client {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
@@ -179,7 +180,7 @@ func (c *Client) writeAllocations(ctx context.Context, doing string, set map[str
 	}
 	hidden, lookErr := c.hiddenConsumers(ctx, set)
 	if lookErr != nil {
-		return wrap(doing, errors.Join(err, lookErr))
+		return wrap(doing, fmt.Errorf("%w; then looking for orphans failed: %v", err, lookErr))
 	}
 	// Placement does not say which consumer it means. There is nearly always one
 	// that was to be new (the migration); for more, every choice is tried.

@@ -274,7 +274,7 @@ func (c *Client) settle(ctx context.Context, k call, rep reply, err error) error
 				return err
 			}
 			if lookErr != nil {
-				err = fmt.Errorf("%w; then looking failed: %w", err, lookErr)
+				err = fmt.Errorf("%w; then looking failed: %v", err, lookErr)
 			}
 		}
 		if api.Kind() == fault.Invalid {

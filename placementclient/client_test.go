@@ -241,6 +241,9 @@ func TestPostAllocations_NoAnswerToTheEndIsInDoubt(t *testing.T) {
 	s := &script{steps: []func(http.ResponseWriter, *http.Request){hangUp, hangUp, hangUp}}
 	c, _ := dial(t, s, func(cfg *Config) { cfg.Retries = 2 })
 	err := c.PostAllocations(t.Context(), map[string]Allocations{"i": claimed})
+	if err == nil || !strings.HasPrefix(err.Error(), "post allocations of consumers i: ") {
+		t.Errorf("it does not say what was being done: %v", err)
+	}
 	if fault.KindOf(err) != fault.InDoubt || c.Counters().InDoubt != 1 || len(s.requests()) != 3 {
 		t.Errorf("got %v (%s), %+v", err, fault.KindOf(err), c.Counters())
 	}

@@ -206,16 +206,13 @@ func (a answered) Error() string {
 
 func (a answered) Unwrap() error { return a.e }
 
-// wrap says what was being done; doing is like "put inventories of provider x".
+// wrap says what was being done; doing is like "put inventories of provider x". A
+// refusal for want of room gets its reason.
 func wrap(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
-	api, ok := errors.AsType[*APIError](err)
-	if _, done := err.(*fault.Error); done {
-		return err
-	}
-	if ok && api.Kind() == fault.DoesNotFit {
+	if api, plain := err.(*APIError); plain && api.Kind() == fault.DoesNotFit {
 		return &fault.Error{
 			Kind: fault.DoesNotFit, Message: doing,
 			Reasons: []fault.Reason{{Code: "placement_" + string(api.Conflict), Message: api.Detail}},
