@@ -3,10 +3,8 @@ package drivertest
 import (
 	"cmp"
 	"context"
-	"encoding/xml"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -58,15 +56,6 @@ type domain struct {
 	autostart  bool
 	job        *job        // outgoing or incoming, nil when none
 	completed  *driver.Job // statistics of the last completed job
-}
-
-// definition is what the fake understands of a domain document.
-type definition struct {
-	xml      string
-	uuid     string
-	name     string
-	vcpus    int
-	memoryMB int64
 }
 
 func newMachine(f *Fleet, name string) *machine {
@@ -237,39 +226,6 @@ func (d *domain) view() driver.Domain {
 		v.VCPUs, v.MemoryMB = def.vcpus, def.memoryMB
 	}
 	return v
-}
-
-// parse reads what the fake needs, with libvirt's answer for what it rejects.
-func parse(doc string) (*definition, error) {
-	var x struct {
-		XMLName xml.Name `xml:"domain"`
-		Name    string   `xml:"name"`
-		UUID    string   `xml:"uuid"`
-		Memory  struct {
-			Unit  string `xml:"unit,attr"`
-			Value int64  `xml:",chardata"`
-		} `xml:"memory"`
-		VCPU struct {
-			Current int `xml:"current,attr"`
-			Max     int `xml:",chardata"`
-		} `xml:"vcpu"`
-	}
-	if err := xml.Unmarshal([]byte(doc), &x); err != nil {
-		return nil, fault.New(fault.Invalid, "domain document: %w", err)
-	}
-	if x.Name == "" || x.UUID == "" {
-		return nil, fault.New(fault.Invalid, "domain document: name and uuid are required")
-	}
-	kib := map[string]int64{"": 1, "KiB": 1, "k": 1, "MiB": 1 << 10, "M": 1 << 10, "GiB": 1 << 20, "G": 1 << 20}[x.Memory.Unit]
-	if kib == 0 || x.Memory.Value <= 0 {
-		return nil, fault.New(fault.Invalid, "domain document: memory %d %q", x.Memory.Value, x.Memory.Unit)
-	}
-	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*kib + 1023) / 1024}
-	d.vcpus = max(x.VCPU.Max, 1)
-	if x.VCPU.Current > 0 {
-		d.vcpus = x.VCPU.Current
-	}
-	return d, nil
 }
 
 // Node implements driver.Driver.
@@ -483,23 +439,4 @@ func (h *Fake) Close() error {
 		return s.owner == h
 	})
 	return nil
-}
-
-// requires reports which of the features a document's CPU needs.
-func requires(doc string, features []string) []string {
-	var x struct {
-		Features []struct {
-			Name   string `xml:"name,attr"`
-			Policy string `xml:"policy,attr"`
-		} `xml:"cpu>feature"`
-	}
-	// A document that cannot be read was refused by Define; here it needs nothing.
-	_ = xml.NewDecoder(strings.NewReader(doc)).Decode(&x)
-	var out []string
-	for _, f := range x.Features {
-		if (f.Policy == "require" || f.Policy == "force" || f.Policy == "") && slices.Contains(features, f.Name) {
-			out = append(out, f.Name)
-		}
-	}
-	return out
 }

@@ -188,6 +188,30 @@ func TestFleet_ACutDataLinkStallsUntilAborted(t *testing.T) {
 	}
 }
 
+func TestFleet_AHungDaemonStopsTheJobUntilItGoesOn(t *testing.T) {
+	for _, host := range []string{"a", "b"} {
+		v := newMover(t)
+		v.Manual()
+		done := make(chan error, 1)
+		go func() { done <- v.a.Migrate(context.Background(), v.id, v.m) }()
+		for v.states(t) != "running/booted paused/migrating" {
+			<-time.After(time.Millisecond)
+		}
+		v.Host(host).Hang(true)
+		v.Advance(time.Hour)
+		v.Host(host).Hang(false)
+		if got := v.states(t); got != "running/booted paused/migrating" {
+			t.Errorf("%s hung: states %q, want the job where it was", host, got)
+		}
+		for range 10 {
+			v.Advance(time.Second)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("%s hung: Migrate: %v", host, err)
+		}
+	}
+}
+
 func TestFleet_SeesAGuestThatRunsTwice(t *testing.T) {
 	v := newMover(t)
 	v.m.Paused = false

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"time"
 
 	"berth/driver"
@@ -290,6 +289,9 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 	if f.endedLocked(j) {
 		return false
 	}
+	if j.source.hung || j.dest.hung {
+		return false // libvirt is part of every step, so a stopped one stops the job
+	}
 	p := f.paceLocked()
 	j.elapsed += d
 	j.stats.Elapsed = j.elapsed
@@ -360,7 +362,7 @@ func (f *Fleet) endedLocked(j *job) bool {
 	case f.ctx.Err() != nil:
 		j.done, j.err = true, fault.New(fault.InDoubt, "migrate %s: the fleet is closed", j.uuid)
 	case j.source.hung:
-		// A stopped source daemon neither sees nor does anything.
+		// Nobody is there who would notice.
 	case src == nil || src.job != j || src.live == nil:
 		f.failLocked(j, errors.New("domain is not running"))
 	case dst == nil || dst.job != j || dst.live == nil:
@@ -444,65 +446,4 @@ func (f *Fleet) dropIncomingLocked(j *job) {
 	if in.live != nil {
 		j.dest.setLocked(in, driver.ShutOff, driver.ReasonFailed, driver.EventStopped, "failed")
 	}
-}
-
-// Job implements driver.LiveMigrator.
-func (h *Fake) Job(ctx context.Context, uuid string) (out driver.Job, err error) {
-	err = h.call(ctx, "Job", uuid, false, func() error {
-		d, err := h.findLocked(uuid)
-		if err != nil {
-			return err
-		}
-		out = driver.Job{Kind: driver.JobNone}
-		if d.job != nil && !d.job.done {
-			out = d.job.stats
-			out.Kind = driver.JobUnbounded
-		}
-		return nil
-	})
-	return out, err
-}
-
-// CompletedJob implements driver.LiveMigrator. Reading takes it away, as
-// libvirt does.
-func (h *Fake) CompletedJob(ctx context.Context, uuid string) (out driver.Job, err error) {
-	err = h.call(ctx, "CompletedJob", uuid, false, func() error {
-		d, err := h.findLocked(uuid)
-		if err != nil {
-			return err
-		}
-		if d.completed == nil {
-			return fault.New(fault.NotFound, "completed job of %s on %s", uuid, h.name)
-		}
-		out, d.completed = *d.completed, nil
-		return nil
-	})
-	return out, err
-}
-
-// AbortJob implements driver.LiveMigrator. The job ends at its next step.
-func (h *Fake) AbortJob(ctx context.Context, uuid string) error {
-	return h.withJob(ctx, "AbortJob", uuid, func(j *job) { j.abort = true })
-}
-
-// SetMaxDowntime implements driver.LiveMigrator.
-func (h *Fake) SetMaxDowntime(ctx context.Context, uuid string, d time.Duration) error {
-	return h.withJob(ctx, "SetMaxDowntime", uuid, func(j *job) { j.maxDowntime = d })
-}
-
-// SetBandwidth implements driver.LiveMigrator.
-func (h *Fake) SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error {
-	return h.withJob(ctx, "SetBandwidth", uuid, func(j *job) { j.m.Bandwidth = bytesPerSecond })
-}
-
-func (h *Fake) withJob(ctx context.Context, call, uuid string, do func(*job)) error {
-	return h.call(ctx, call, uuid, true, func() error {
-		d, err := h.findLocked(uuid)
-		if err != nil || d.job == nil || d.job.source != h.machine {
-			return err
-		}
-		h.fleet.recordLocked(h.name, uuid, strings.ToLower(call))
-		do(d.job)
-		return nil
-	})
 }

@@ -1,0 +1,70 @@
+package drivertest
+
+import (
+	"encoding/xml"
+	"slices"
+	"strings"
+
+	"berth/internal/fault"
+)
+
+// definition is what the fake understands of a domain document.
+type definition struct {
+	xml      string
+	uuid     string
+	name     string
+	vcpus    int
+	memoryMB int64
+}
+
+// parse reads what the fake needs, with libvirt's answer for what it rejects.
+func parse(doc string) (*definition, error) {
+	var x struct {
+		XMLName xml.Name `xml:"domain"`
+		Name    string   `xml:"name"`
+		UUID    string   `xml:"uuid"`
+		Memory  struct {
+			Unit  string `xml:"unit,attr"`
+			Value int64  `xml:",chardata"`
+		} `xml:"memory"`
+		VCPU struct {
+			Current int `xml:"current,attr"`
+			Max     int `xml:",chardata"`
+		} `xml:"vcpu"`
+	}
+	if err := xml.Unmarshal([]byte(doc), &x); err != nil {
+		return nil, fault.New(fault.Invalid, "domain document: %w", err)
+	}
+	if x.Name == "" || x.UUID == "" {
+		return nil, fault.New(fault.Invalid, "domain document: name and uuid are required")
+	}
+	kib := map[string]int64{"": 1, "KiB": 1, "k": 1, "MiB": 1 << 10, "M": 1 << 10, "GiB": 1 << 20, "G": 1 << 20}[x.Memory.Unit]
+	if kib == 0 || x.Memory.Value <= 0 {
+		return nil, fault.New(fault.Invalid, "domain document: memory %d %q", x.Memory.Value, x.Memory.Unit)
+	}
+	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*kib + 1023) / 1024}
+	d.vcpus = max(x.VCPU.Max, 1)
+	if x.VCPU.Current > 0 {
+		d.vcpus = x.VCPU.Current
+	}
+	return d, nil
+}
+
+// requires reports which of the features a document's CPU needs.
+func requires(doc string, features []string) []string {
+	var x struct {
+		Features []struct {
+			Name   string `xml:"name,attr"`
+			Policy string `xml:"policy,attr"`
+		} `xml:"cpu>feature"`
+	}
+	// A document that cannot be read was refused by Define; here it needs nothing.
+	_ = xml.NewDecoder(strings.NewReader(doc)).Decode(&x)
+	var out []string
+	for _, f := range x.Features {
+		if (f.Policy == "require" || f.Policy == "force" || f.Policy == "") && slices.Contains(features, f.Name) {
+			out = append(out, f.Name)
+		}
+	}
+	return out
+}
