@@ -379,3 +379,73 @@ func TestHooks_GetTheirDataBackInTheUndo(t *testing.T) {
 		}
 	}
 }
+
+func TestMove_AgentsMayRestartBetweenAllVerbs(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+	m := newMove(l, v.UUID)
+	restart := func() { m.a, m.b = l.restart("a"), l.restart("b") }
+	for _, verb := range m.verbs() {
+		restart()
+		_, err := verb(t.Context())
+		l.must("verb", err)
+	}
+	restart()
+	m.stream()
+	restart()
+	var err error
+	m.commit, err = m.a.Commit(t.Context(), m.ref)
+	l.must("commit", err)
+	restart()
+	l.must("accept", m.b.AcceptToken(t.Context(), m.ref, m.commit))
+	restart()
+	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
+	restart()
+	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	restart()
+	m.handOverAgain()
+	l.state("b", v.UUID, driver.Running)
+	if p := l.picture(); p["a domains"] != nil || p["a claims"] != nil || len(p["a files"]) != 1 {
+		t.Errorf("left behind: %v", p)
+	}
+}
+
+// handOverAgain repeats every verb of the hand-over when all is over.
+func (m *move) handOverAgain() {
+	m.t.Helper()
+	c, err := m.a.Commit(m.t.Context(), m.ref)
+	m.must("commit again", err)
+	m.must("accept again", m.b.AcceptToken(m.t.Context(), m.ref, c))
+	m.must("finish again", m.b.FinishDestination(m.t.Context(), m.ref))
+	m.must("clean up again", m.a.CleanUpSource(m.t.Context(), m.ref))
+}
+
+func TestHooks_AfterTheMoveFailNothingAndAreTriedAgainWhenTheyAsk(t *testing.T) {
+	l := newLab(t, "a", "b")
+	seen := l.hosts["a"].path("/seen")
+	script := func(rest string) string {
+		return "#!/bin/sh\ncat >> " + seen + "\necho >> " + seen + "\n" + rest + "\n"
+	}
+	l.hosts["a"].put(t, "/hooks/post_live_migration/10-fails", script("exit 1"), 0o755)
+	l.hosts["b"].put(t, "/hooks/post_live_migration_at_destination/10-later",
+		script("test -e "+seen+".ready && exit 0; touch "+seen+".ready; exit 75"), 0o755)
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	m.stream()
+	c, err := m.a.Commit(t.Context(), m.ref)
+	l.must("commit", err)
+	l.must("accept", m.b.AcceptToken(t.Context(), m.ref, c))
+	l.wantKind("finish while a hook asks to wait", m.b.FinishDestination(t.Context(), m.ref), fault.Unavailable)
+	l.state("b", v.UUID, driver.Running)
+	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
+	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	text, err := os.ReadFile(seen)
+	l.must("read what hooks got", err)
+	for _, want := range []string{`"phase":"post_live_migration"`, `"phase":"post_live_migration_at_destination"`, `"dest_compute":"b"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("hooks got %s: want %s in it", text, want)
+		}
+	}
+}

@@ -186,11 +186,13 @@ func (h *Host) watch(ref migration.Ref, call func(context.Context) error) *strea
 		log.Info("stream begins")
 		begin := h.rt.Boot().Since
 		err := call(h.ctx)
-		if h.ctx.Err() != nil {
+		if err != nil && h.ctx.Err() != nil {
 			return // the agent stops; the job goes on, and is adopted
 		}
 		log.Info("stream is over", "seconds", (h.rt.Boot().Since - begin).Seconds(), "error", err)
-		if err := h.outcome(h.ctx, ref, err); err != nil {
+		ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(h.ctx), cleanupTimeout)
+		defer cancel()
+		if err := h.outcome(ctx, ref, err); err != nil {
 			log.Error("the outcome of the stream could not be recorded", "error", err)
 		}
 	})
