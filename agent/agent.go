@@ -90,7 +90,7 @@ type Agent struct {
 
 // startPatience is how long the start waits for libvirt before it goes on
 // without: arbitrary, above what a healthy daemon takes to answer.
-const startPatience = 3 * time.Second
+const startPatience = time.Second
 
 // stopPatience is how long requests in progress may take once the agent goes
 // down; systemd's TimeoutStopSec is above it.

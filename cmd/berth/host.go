@@ -146,13 +146,12 @@ func providerTable(w io.Writer, tree []api.ProviderView) {
 		if p.Parent != "" {
 			name = "└ " + name
 		}
+		if len(p.Inventories) == 0 {
+			row(w, name, "none")
+		}
 		for _, class := range slices.Sorted(maps.Keys(p.Inventories)) {
 			inv := p.Inventories[class]
 			row(w, name, class, inv.Total, inv.Reserved, inv.AllocationRatio, p.Usages[class])
-			name = ""
-		}
-		if name != "" {
-			row(w, name, "-")
 		}
 	}
 }

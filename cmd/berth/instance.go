@@ -54,8 +54,8 @@ nothing is left.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Name = args[0]
-			if r.UUID == "" {
-				// Made here, so that a lost answer can be looked up.
+			if r.UUID == "" && xml == "" {
+				// Made here, so that a lost answer can be looked up; a document has its own.
 				r.UUID = uuid.NewString()
 			}
 			if (r.FlavorName == "") == (vcpus == 0 && memory == 0) {

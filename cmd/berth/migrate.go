@@ -38,6 +38,9 @@ that does. Ctrl-C stops watching, never the move.`,
 			if len(args) == 2 {
 				r.Destination = args[1]
 			}
+			if detach && wait && cmd.Flags().Changed("wait") {
+				return fault.New(fault.Invalid, "--wait and --detach: say one of them")
+			}
 			rate, err := config.ParseRate(bandwidth)
 			if err != nil {
 				return fault.New(fault.Invalid, "--bandwidth: %w", err)
@@ -60,7 +63,6 @@ that does. Ctrl-C stops watching, never the move.`,
 	f.DurationVar(&o.StallTimeout, "stall-timeout", 0, "no progress for this long is a dead link (default: the host's)")
 	f.BoolVar(&wait, "wait", true, "watch until it is over")
 	f.BoolVar(&detach, "detach", false, "return when the move is accepted")
-	cmd.MarkFlagsMutuallyExclusive("wait", "detach")
 	return cmd
 }
 

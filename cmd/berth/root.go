@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -44,6 +45,7 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	root.SetErr(errOut)
 	err := root.ExecuteContext(ctx)
 	if err != nil && !a.began {
+		a.json = slices.Contains(args, "--json") // flags may not have been read
 		err = fault.Refuse(fault.Invalid, err.Error(), fault.Reason{
 			Code: "usage", Message: "the command line is not understood", Change: "see `berth --help`, and --help of each command",
 		})
@@ -115,7 +117,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 func group(c *cobra.Command) *cobra.Command {
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("%s: unknown command %q", c.CommandPath(), args[0])
+			return fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
 		}
 		return nil
 	}

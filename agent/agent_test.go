@@ -1,0 +1,396 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"berth/agent/api"
+	"berth/driver"
+	"berth/internal/config"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/topology"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// absent is a hypervisor that never answers.
+type absent struct{ driver.Driver }
+
+var errAbsent = fault.New(fault.Unavailable, "no hypervisor in this test")
+
+func (absent) Health() error                                       { return errAbsent }
+func (absent) Close() error                                        { return nil }
+func (absent) Node(context.Context) (driver.Node, error)           { return driver.Node{}, errAbsent }
+func (absent) Domains(context.Context) ([]driver.Domain, error)    { return nil, errAbsent }
+func (absent) Events(context.Context) (<-chan driver.Event, error) { return nil, errAbsent }
+func (absent) Domain(context.Context, string) (driver.Domain, error) {
+	return driver.Domain{}, errAbsent
+}
+
+// settings is a configuration in a folder of the test's own.
+func settings(t *testing.T, placement string) config.Config {
+	t.Helper()
+	dir := t.TempDir()
+	c := config.Default()
+	c.Agent.Name, c.Agent.Mode, c.Agent.Listen = "host-t", config.Manage, ""
+	c.Agent.StateDir, c.Agent.RuntimeDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
+	c.Agent.FlavorsDir, c.Agent.HooksDir = filepath.Join(dir, "flavors.d"), filepath.Join(dir, "hooks.d")
+	c.PKI = config.PKI{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key")}
+	c.Placement.URL, c.Placement.Timeout, c.Placement.Interval = placement, config.Duration(time.Second), config.Duration(time.Second)
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func options(t *testing.T, c config.Config) Options {
+	t.Helper()
+	rt := &runtime.System{}
+	t.Cleanup(rt.Wait)
+	return Options{
+		Config: c, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Runtime: rt, Started: time.Now(),
+		Driver:        func(config.Libvirt, runtime.Runtime) driver.Driver { return absent{} },
+		NovaComputeID: filepath.Join(t.TempDir(), "compute_id"), Proc: proc(t),
+	}
+}
+
+// proc is a /proc of the given processes' command lines.
+func proc(t *testing.T, commands ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, c := range commands {
+		pid := filepath.Join(dir, string(rune('1'+i))+"00")
+		if err := os.Mkdir(pid, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(pid, "cmdline"), []byte(strings.ReplaceAll(c, " ", "\x00")+"\x00"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "sys"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// start runs an agent until the test ends and waits until it is ready.
+func start(t *testing.T, o Options) (*api.Client, func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	stopped := false
+	stop := func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-ended
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := api.NewClient(api.ClientOptions{Socket: o.Config.Agent.SocketPath()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		select {
+		case err := <-ended:
+			stopped = true
+			t.Fatalf("the agent ended: %v", err)
+		default:
+		}
+		if s, err := c.Status(t.Context()); err == nil && s.Ready {
+			return c, stop
+		}
+	}
+	t.Fatal("the agent does not get ready")
+	return nil, nil
+}
+
+// nowhere is an address where no Placement answers.
+func nowhere(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "http://" + l.Addr().String()
+}
+
+func TestAgent_StartsWithoutLibvirtAndPlacementAndSaysSo(t *testing.T) {
+	o := options(t, settings(t, nowhere(t)))
+	c, stop := start(t, o)
+	s, err := c.Status(t.Context())
+	if err != nil || s.Health != api.HealthDegraded || s.Name != "host-t" || s.Usage.Total.VCPUs == 0 {
+		t.Errorf("status %+v, %v", s, err)
+	}
+	for _, part := range s.Conditions {
+		if part.Name == "libvirt" && (part.Health != api.HealthDegraded || len(part.Reasons) == 0 || part.Reasons[0].Change == "") {
+			t.Errorf("libvirt: %+v", part)
+		}
+	}
+	before := s.ProviderUUID
+	// A second agent on the same state or socket is refused.
+	if err := Run(t.Context(), o); !errors.Is(err, fault.Busy) {
+		t.Errorf("a second agent: %v, want %v", err, fault.Busy)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	// The identity outlives the process.
+	c, _ = start(t, o)
+	if s, err := c.Status(t.Context()); err != nil || s.ProviderUUID != before {
+		t.Errorf("provider uuid %s after a restart, %v; want %s", s.ProviderUUID, err, before)
+	}
+}
+
+// answering serves one answer for GET /resource_providers?name=.
+func answering(t *testing.T, providers string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Path == "/" {
+			_, _ = io.WriteString(w, `{"versions":[{"id":"v1.0","min_version":"1.0","max_version":"1.39","status":"CURRENT","links":[]}]}`)
+			return
+		}
+		_, _ = io.WriteString(w, `{"resource_providers":[`+providers+`]}`)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestAgent_ManageIsRefusedNamingEverythingFound(t *testing.T) {
+	const other = "11111111-2222-3333-4444-555555555555"
+	o := options(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
+	if err := os.WriteFile(o.NovaComputeID, []byte("99999999-8888-7777-6666-555555555555\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.Proc = proc(t, "/usr/sbin/sshd -D", "/usr/bin/python3 /usr/bin/nova-compute --config-file=/etc/nova/nova.conf", "vim nova-compute")
+	err := Run(t.Context(), o)
+	if !errors.Is(err, fault.Forbidden) {
+		t.Fatalf("error %v, want %v", err, fault.Forbidden)
+	}
+	reasons := fault.ReasonsOf(err)
+	if len(reasons) != 3 {
+		t.Errorf("%d reasons, want the file, the process and the provider: %v", len(reasons), err)
+	}
+	for _, want := range []string{o.NovaComputeID, "99999999-8888", "pid 200", other} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not name %s", err, want)
+		}
+	}
+	// Observing harms nobody, and is what such a host is looked at with.
+	o.Config.Agent.Mode = config.Observe
+	c, _ := start(t, o)
+	if s, err := c.Status(t.Context()); err != nil || s.Mode != "observe" {
+		t.Errorf("mode observe beside nova-compute: %+v, %v", s, err)
+	}
+}
+
+func TestIsNovaCompute(t *testing.T) {
+	for cmd, want := range map[string]bool{
+		"/usr/bin/nova-compute":                                  true,
+		"/usr/bin/python3 /usr/bin/nova-compute --config-file x": true,
+		"python3.11 -s /opt/nova/bin/nova-compute":               true,
+		"/usr/bin/python3 /usr/bin/nova-conductor":               false,
+		"vim /usr/bin/nova-compute":                              false,
+		"/usr/bin/tail -f nova-compute":                          false,
+		"":                                                       false,
+	} {
+		if got := isNovaCompute(strings.Split(cmd, " ")); got != want {
+			t.Errorf("%q: %v, want %v", cmd, got, want)
+		}
+	}
+}
+
+func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
+	c := settings(t, nowhere(t))
+	path := filepath.Join(t.TempDir(), "berth.toml")
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := "[agent]\nname = \"host-t\"\nmode = \"manage\"\nlisten = \"\"\nstate_dir = \"" + c.Agent.StateDir + "\"\nruntime_dir = \"" + c.Agent.RuntimeDir +
+		"\"\nflavors_dir = \"" + c.Agent.FlavorsDir + "\"\nhooks_dir = \"" + c.Agent.HooksDir + "\"\n"
+	o := options(t, c)
+	reload := make(chan os.Signal)
+	o.Reload, o.ConfigPath, o.Level = reload, path, new(slog.LevelVar)
+	client, _ := start(t, o)
+
+	s, err := client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserved := s.Usage.Reserved.MemoryMB
+	ask := func() api.Status {
+		t.Helper()
+		// Unbuffered: the second is taken when the first has been worked on.
+		reload <- syscall.SIGHUP
+		reload <- syscall.SIGHUP
+		s, err := client.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	write(path, base+"log_level = \"debug\"\n[host]\nreserved_memory_mb = 700\nreserved_vcpus = \"none\"\n")
+	if s := ask(); s.Usage.Reserved.MemoryMB != reserved {
+		t.Errorf("a configuration with a fault changed the reserve to %d", s.Usage.Reserved.MemoryMB)
+	}
+	write(path, strings.Replace(base, "host-t", "host-x", 1)+"log_level = \"debug\"\n[host]\nreserved_memory_mb = 700\n")
+	write(filepath.Join(c.Agent.FlavorsDir, "small.toml"), "name = \"small\"\nvcpus = 1\nmemory_mb = 64\ndisk_gb = 0\n")
+	s = ask()
+	if s.Usage.Reserved.MemoryMB != 700 || s.Name != "host-t" || o.Level.Level() != slog.LevelDebug {
+		t.Errorf("reserve %d, name %s, level %v; want 700 taken, the name kept, debug", s.Usage.Reserved.MemoryMB, s.Name, o.Level.Level())
+	}
+	r := api.CreateInstance{FlavorName: "large"}
+	r.Name = "web"
+	if _, err := client.CreateInstance(t.Context(), r); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a flavor that is not there: %v, want %v", err, fault.Invalid)
+	}
+	r.FlavorName = "small"
+	if _, err := client.CreateInstance(t.Context(), r); errors.Is(err, fault.Invalid) {
+		t.Errorf("a flavor that was added: %v", err)
+	}
+}
+
+func TestReadFlavors_NamesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"a.toml": "name = \"small\"\nvcpus = 0\nmemory_mb = 64\n", "b.toml": "name = \"big\"\nvcpu = 2\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := readFlavors(dir)
+	if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "a.toml: vcpus 0") || !strings.Contains(err.Error(), "b.toml:2: vcpu") {
+		t.Errorf("error %v, want both files named", err)
+	}
+}
+
+func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
+	machine := func(cpus int, memory int64, reasons ...topology.Reason) *topology.Host {
+		h := &topology.Host{Health: topology.HealthOK, Reasons: reasons, Cells: []topology.Cell{{MemoryBytes: memory}}}
+		for c := range cpus {
+			h.Cores = append(h.Cores, topology.NewCPUSet(c))
+		}
+		for _, r := range reasons {
+			if r.Degrades {
+				h.Health = topology.HealthDegraded
+			}
+		}
+		return h
+	}
+	missing := topology.Reason{Code: "file_missing", File: "sys/x", Degrades: true}
+	device := missing
+	device.Device = &topology.PCIAddress{}
+	clash := topology.Reason{Code: "memory_contradicts", Degrades: true}
+	remark := topology.Reason{Code: "ghw_differs"}
+	for _, tt := range []struct {
+		name      string
+		got, good *topology.Host
+		believed  bool
+	}{
+		{"all well", machine(4, 8), nil, true},
+		{"a remark", machine(4, 8, remark), machine(4, 8), true},
+		{"a smaller machine, all well: memory was taken out", machine(2, 4), machine(4, 8), true},
+		{"a file is missing on the first start", machine(4, 8, missing), nil, false},
+		{"a file is missing later", machine(4, 8, missing), machine(4, 8), false},
+		{"a device's file is missing", machine(4, 8, device), nil, true},
+		{"tables that always contradicted", machine(4, 8, clash), nil, true},
+		{"tables that contradict and give less", machine(2, 8, clash), machine(4, 8), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := doubts(tt.got, tt.good); (len(got) == 0) != tt.believed {
+				t.Errorf("doubts %v, want believed %v", got, tt.believed)
+			}
+		})
+	}
+}
+
+func TestAgent_HardwareThatCannotBeReadGivesNoClaimsAndNoInventory(t *testing.T) {
+	c := settings(t, nowhere(t))
+	c.Host.Root = t.TempDir() // neither sys nor proc
+	client, _ := start(t, options(t, c))
+	s, err := client.Status(t.Context())
+	if err != nil || s.Usage.Free.VCPUs != 0 || s.Usage.Total.VCPUs != 0 {
+		t.Errorf("usage %+v, %v", s.Usage, err)
+	}
+	for _, part := range s.Conditions {
+		if part.Name == "hardware" && (part.Health != api.HealthDegraded || !strings.Contains(part.Detail, "no new claims")) {
+			t.Errorf("hardware: %+v", part)
+		}
+		if part.Name == "placement" && part.Health == api.HealthOK {
+			t.Errorf("placement: %+v", part)
+		}
+	}
+}
+
+func TestListenLocal_ReplacesADeadSocketOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "berth.sock")
+	l, err := listenLocal(path, "no-such-group")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600 where the group does not exist", st.Mode(), err)
+	}
+	if _, err := listenLocal(path, "root"); !errors.Is(err, fault.Busy) {
+		t.Errorf("a socket that answers: %v, want %v", err, fault.Busy)
+	}
+	// As a crash leaves it.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	again, err := listenLocal(path, "root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || (os.Geteuid() == 0 && st.Mode().Perm() != 0o660) {
+		t.Errorf("mode %v, %v; want 0660", st.Mode(), err)
+	}
+	again.Close()
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenLocal(path, "root"); !errors.Is(err, fault.Exists) {
+		t.Errorf("a file in its place: %v, want %v", err, fault.Exists)
+	}
+}
+
+func TestDiskGB_OfAFolderThatIsNotThereYet(t *testing.T) {
+	dir := t.TempDir()
+	have, err := diskGB(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := diskGB(filepath.Join(dir, "a", "b")); err != nil || got != have {
+		t.Errorf("%d, %v; want its parent's %d", got, err, have)
+	}
+}
