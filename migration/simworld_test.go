@@ -64,6 +64,7 @@ type world struct {
 	configure func(*migration.Config)
 	mutate    func(*world) migration.Mutation
 	watch     func(migration.Migration) // sees the migration four times a second
+	embedded  *embedded                 // the real thing in the place of placement; or nil
 
 	process    *simruntime.Process
 	conductor  *migration.Conductor
@@ -102,7 +103,14 @@ func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
 	return w
 }
 
-func (w *world) byProvider(uuid string) *simHost { return w.hosts[strings.TrimPrefix(uuid, "rp-")] }
+func (w *world) byProvider(uuid string) *simHost {
+	for _, h := range w.hosts {
+		if h.provider == uuid {
+			return h
+		}
+	}
+	return nil
+}
 
 func (w *world) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf("%s: %s", w.sim.Elapsed(), fmt.Sprintf(format, args...)))
@@ -205,6 +213,9 @@ func (w *world) boot() {
 		},
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(w.sim.Rand().Int64N(int64(max(d, 1)))) },
 		UndoLater: 5 * time.Second,
+	}
+	if w.embedded != nil {
+		cfg.Placement = embeddedWire{w.embedded.admin, w, p}
 	}
 	if w.configure != nil {
 		w.configure(&cfg)
@@ -345,7 +356,11 @@ func (w *world) verify(m migration.Migration) {
 			w.violate("at the end host %s has disks of %v", name, slices.Collect(maps.Keys(h.made)))
 		}
 	}
-	w.placement.verify(w.hosts[owner].provider)
+	if w.embedded != nil {
+		w.embedded.verify(w, w.hosts[owner].provider)
+	} else {
+		w.placement.verify(w.hosts[owner].provider)
+	}
 	if n := len(w.store.data["tasks"]); n > 0 {
 		w.violate("at the end %d task journals are left", n)
 	}

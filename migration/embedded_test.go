@@ -1,0 +1,155 @@
+package migration_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"berth/internal/runtime/simruntime"
+	"berth/migration"
+	"berth/placement"
+	"berth/placementclient"
+)
+
+// embedded is the embedded Placement behind its own HTTP API and the real
+// client, without a network.
+type embedded struct {
+	t      testing.TB
+	server *placement.Server
+	admin  *placementclient.Client
+}
+
+// roundTrip answers a request by the server, in the caller's goroutine.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+func newEmbedded(t testing.TB, w *world) *embedded {
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &embedded{t: t, server: server}
+	if e.admin, err = placementclient.New(placementclient.Config{
+		URL: "http://127.0.0.1:8778", Token: "admin", Transport: roundTrip(e.serve),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	for i, name := range []string{"a", "b", "c"} {
+		h := w.hosts[name]
+		if h == nil {
+			continue
+		}
+		h.provider = fmt.Sprintf("33333333-3333-4333-8333-33333333333%d", i)
+		p, err := e.admin.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: h.provider})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.admin.PutInventories(ctx, h.provider, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
+			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192}, "DISK_GB": {Total: 100},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := *w.placement.consumers[guestUUID]
+	a.Allocations = map[string]placementclient.Resources{w.hosts["a"].provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+	a.ConsumerGeneration = nil
+	if err := e.admin.PutAllocations(ctx, guestUUID, a); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (e *embedded) serve(q *http.Request) (*http.Response, error) {
+	if q.Body == nil {
+		q.Body = http.NoBody // as a server's request always has one
+	}
+	r := httptest.NewRecorder()
+	e.server.ServeHTTP(r, q)
+	return r.Result(), nil
+}
+
+// embeddedWire is the client as one process of the simulation uses it: each
+// write may be lost, late, or the last thing that the process does. (Not below
+// the client: a simulated death inside net/http would leave its timers behind.)
+type embeddedWire struct {
+	*placementclient.Client
+	w *world
+	p *simruntime.Process
+}
+
+func (x embeddedWire) write(what string, do func(context.Context) error) error {
+	_, err := wire(x.w, x.p, what, func() bool { return true }, func() (struct{}, error) { return struct{}{}, do(context.Background()) })
+	return err
+}
+
+func (x embeddedWire) PutAllocations(_ context.Context, consumer string, a placementclient.Allocations) error {
+	return x.write("put allocations", func(ctx context.Context) error { return x.Client.PutAllocations(ctx, consumer, a) })
+}
+
+func (x embeddedWire) PostAllocations(_ context.Context, set map[string]placementclient.Allocations) error {
+	return x.write("post allocations", func(ctx context.Context) error { return x.Client.PostAllocations(ctx, set) })
+}
+
+func (x embeddedWire) DeleteAllocations(_ context.Context, consumer string) error {
+	return x.write("delete allocations", func(ctx context.Context) error { return x.Client.DeleteAllocations(ctx, consumer) })
+}
+
+func (e *embedded) verify(w *world, provider string) {
+	ctx := context.Background()
+	inst, err := e.admin.Allocations(ctx, guestUUID)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	mig, err := e.admin.Allocations(ctx, moveUUID)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	want := placementclient.Allocations{Allocations: map[string]placementclient.Resources{provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}}
+	if !inst.SameResources(want) || inst.ConsumerType != placementclient.ConsumerInstance {
+		w.violate("at the end the instance holds %+v, want %v", inst, want.Allocations)
+	}
+	if mig.Exists() {
+		w.violate("at the end the migration holds %+v", mig)
+	}
+}
+
+// TestLive_AgainstTheEmbeddedPlacement repeats what matters most about the two
+// consumers with the real client and the embedded server: every crash point,
+// and every lost message.
+func TestLive_AgainstTheEmbeddedPlacement(t *testing.T) {
+	runs := 0
+	for i, sc := range scenarios {
+		switch sc.name {
+		case "completes", "second candidate takes it", "hook fails", "aborted in the stream":
+		default:
+			continue
+		}
+		run := func(f faults) *world {
+			w, m := play(t, i, 1, f, func(w *world) { w.embedded = newEmbedded(t, w) })
+			if err := w.embedded.server.Close(); err != nil {
+				t.Error(err)
+			}
+			if len(f.crash)+len(f.answers)+len(f.requests) == 0 && m.Outcome != sc.script.want[0] {
+				t.Errorf("%s: outcome %s (%v)", sc.name, m.Outcome, m.Error)
+			}
+			runs++
+			return w
+		}
+		reference := run(faults{})
+		reference.report(sc.name)
+		for point := i % stride; point < reference.points && !t.Failed(); point += stride {
+			one := map[int]bool{point: true}
+			for how, f := range map[string]faults{"crash": {crash: one}, "lost request": {requests: one}, "lost answer": {answers: one}} {
+				run(f).report(fmt.Sprintf("%s: %s at point %d (%s)", sc.name, how, point, reference.trace[point]))
+			}
+		}
+	}
+	t.Logf("%d runs", runs)
+}
+
+var _ migration.Placement = (*placementclient.Client)(nil)
