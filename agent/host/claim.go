@@ -139,15 +139,27 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 	return h.tracker.RecordContext(ctx, at(ref, stepContext), ledgerContext(ref, c))
 }
 
-// DropContext implements migration.SourceVerbs.
+// DropContext implements migration.SourceVerbs. It is the last undo on a source,
+// and takes along what the stream of this attempt remembered.
 func (h *Host) DropContext(ctx context.Context, ref migration.Ref) error {
-	err := h.tracker.Bury(ctx, at(ref, stepContext))
-	if err == nil {
-		var unlock func()
-		if unlock, err = h.lock(ctx, ref.Instance); err == nil {
-			defer unlock()
-			err = h.tracker.DropContext(ctx, at(ref, stepContext))
-		}
+	return wrap(h.dropContext(ctx, ref), "drop context of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
+	if err := h.tracker.Bury(ctx, at(ref, stepContext)); err != nil {
+		return err
 	}
-	return wrap(err, "drop context of migration %s on %s", ref.Migration, h.o.Name)
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if c, ok := h.tracker.Committed(ref.Migration); ok {
+		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
+	}
+	// Nobody asks for a stream without a context, so nothing writes these again.
+	if err := h.forgetStream(ctx, ref); err != nil {
+		return err
+	}
+	return h.tracker.DropContext(ctx, at(ref, stepContext))
 }

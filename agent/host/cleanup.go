@@ -33,7 +33,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	// of this one was cleaned before it could.
 	inst, known := h.tracker.Instance(ref.Instance)
 	if !known || inst.Token.Migration != ref.Migration {
-		return h.tracker.ForgetMigration(ctx, ref.Migration)
+		return h.forgetMigration(ctx, ref)
 	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
@@ -49,6 +49,14 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	}
 	// Record, claim and context go in one commit, after all else.
 	if err := h.tracker.Forget(ctx, ref.Instance); err != nil {
+		return err
+	}
+	return h.forgetMigration(ctx, ref)
+}
+
+// forgetMigration drops everything that verbs of a migration remembered here.
+func (h *Host) forgetMigration(ctx context.Context, ref migration.Ref) error {
+	if err := h.forgetStream(ctx, ref); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

@@ -103,9 +103,10 @@ type Host struct {
 	working map[string]chan struct{} // by instance: a verb works on it; closed when it is done
 	streams map[string]*stream       // by migration and attempt: actors of this process
 
-	// recording makes the results of streams come one after another: what is
-	// known is never overwritten by what is not. A durable write happens under
-	// it, nothing else; it is taken after an instance's turn, never before.
+	// recording makes the results of streams come one after another, and none
+	// after its stream was forgotten: what is known is never overwritten by what
+	// is not. Durable writes happen under it, nothing else; it is taken after an
+	// instance's turn, never before.
 	recording sync.Mutex
 }
 

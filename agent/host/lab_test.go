@@ -173,6 +173,15 @@ func (l *lab) picture() picture {
 		for _, c := range n.tracker.Contexts() {
 			add(name+" contexts", c.Instance)
 		}
+		verbs, err := n.store.List(context.WithoutCancel(l.t.Context()), "verbs")
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		for key := range verbs {
+			if !strings.HasPrefix(key, "autostart/") {
+				add(name+" memories", key)
+			}
+		}
 		for _, dir := range []string{"/images", "/elsewhere"} {
 			_ = filepath.WalkDir(n.path(dir), func(path string, d os.DirEntry, err error) error {
 				if err == nil {

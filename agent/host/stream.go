@@ -221,6 +221,10 @@ func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error) erro
 	}
 	h.recording.Lock()
 	defer h.recording.Unlock()
+	// The guest's move can be over, and forgotten, before libvirt's call returns.
+	if _, asked, err := recall[streaming](h, ref, memoryStream); err != nil || !asked {
+		return err
+	}
 	was, _, err := recall[streamed](h, ref, memoryResult)
 	if err != nil || was.Result == resultUndone || was.Result == resultLeft || was.Result == got.Result {
 		return err
@@ -424,6 +428,18 @@ func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tu
 	}
 	if t.MaxDowntime > 0 {
 		return h.migrator.SetMaxDowntime(ctx, ref.Instance, t.MaxDowntime)
+	}
+	return nil
+}
+
+// forgetStream drops what the stream of one attempt remembered.
+func (h *Host) forgetStream(ctx context.Context, ref migration.Ref) error {
+	h.recording.Lock()
+	defer h.recording.Unlock()
+	for _, memory := range []string{memoryStream, memoryResult} {
+		if err := h.tracker.Unremember(ctx, at(ref, memory)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
