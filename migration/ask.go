@@ -19,13 +19,13 @@ const askTries = 3
 
 // ref names a verb of the current attempt.
 func (s *story) ref(step string) Ref {
-	return Ref{Migration: s.rec.UUID, Instance: s.rec.InstanceUUID, Attempt: s.rec.Attempt, Step: step}
+	return Ref{Migration: s.uuid, Instance: s.instance, Attempt: s.rec.Attempt, Step: step}
 }
 
 func (s *story) halves() halves {
 	return halves{
 		placement: s.c.cfg.Placement, runtime: s.c.cfg.Runtime, jitter: s.c.cfg.Jitter,
-		instance: s.rec.InstanceUUID, migration: s.rec.UUID,
+		instance: s.instance, migration: s.uuid,
 	}
 }
 
@@ -37,7 +37,7 @@ func (s *story) host(name string) finder {
 
 // source finds the local host.
 func (s *story) source(ctx context.Context) (Host, error) {
-	return s.c.cfg.Hosts(ctx, s.rec.SourceCompute)
+	return s.c.cfg.Hosts(ctx, s.from)
 }
 
 // ask asks a host a verb, and again when the answer does not come: verbs are
@@ -117,7 +117,7 @@ func (s *story) context(t *task.Task, from, to Guest) Context {
 	// would be empty and the destination would refuse.
 	_ = t.Output(StepChooseDestination, &dst)
 	return Context{
-		Source: s.rec.SourceCompute, Destination: dst.Name,
+		Source: s.from, Destination: dst.Name,
 		OldResources: from.Resources, NewResources: to.Resources,
 		OldFlavor: from.Flavor, NewFlavor: to.Flavor, PowerState: from.PowerState,
 	}
@@ -129,29 +129,29 @@ func (s *story) precheck(ctx context.Context) (Guest, error) {
 	var src inspectedSource
 	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
 		if src.Source, err = h.Describe(ctx); err == nil {
-			src.Guest, err = h.Inspect(ctx, s.rec.InstanceUUID)
+			src.Guest, err = h.Inspect(ctx, s.instance)
 		}
 		return err
 	})
 	if err != nil {
-		return Guest{}, fmt.Errorf("live-migrate instance %s: %w", s.rec.InstanceUUID, err)
+		return Guest{}, fmt.Errorf("live-migrate instance %s: %w", s.instance, err)
 	}
 	errs := []error{movable(src.Guest)}
 	if s.named != "" {
 		errs = append(errs, s.precheckNamed(ctx, src))
-		_, err = s.c.cfg.Placement.Allocations(ctx, s.rec.InstanceUUID)
+		_, err = s.c.cfg.Placement.Allocations(ctx, s.instance)
 	} else {
 		var names []string
 		if names, err = s.candidates(ctx, src.Guest); err == nil && s.untried(names) == "" {
-			err = nowhere(s.rec.InstanceUUID)
+			err = nowhere(s.instance)
 		}
 	}
 	errs = append(errs, err)
-	return src.Guest, together("live-migrate instance "+s.rec.InstanceUUID, errs)
+	return src.Guest, together("live-migrate instance "+s.instance, errs)
 }
 
 func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
-	if s.named == s.rec.SourceCompute {
+	if s.named == s.from {
 		return sameHost(src.Source, src.Source)
 	}
 	return s.askOnce(ctx, s.c.cfg.VerbTimeout, s.host(s.named), func(ctx context.Context, h Host) error {
@@ -266,7 +266,7 @@ func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
 // untried is the first of names that is not the source and has not refused.
 func (s *story) untried(names []string) string {
 	for _, name := range names {
-		if name != s.rec.SourceCompute && !slices.ContainsFunc(s.rec.Refusals, func(r Refusal) bool { return r.DestCompute == name }) {
+		if name != s.from && !slices.ContainsFunc(s.rec.Refusals, func(r Refusal) bool { return r.DestCompute == name }) {
 			return name
 		}
 	}

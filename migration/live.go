@@ -91,12 +91,12 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 	var out inspectedSource
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
 		if out.Source, err = h.Describe(ctx); err == nil {
-			out.Guest, err = h.Inspect(ctx, s.rec.InstanceUUID)
+			out.Guest, err = h.Inspect(ctx, s.instance)
 		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("inspect instance %s: %w", s.rec.InstanceUUID, err)
+		return nil, fmt.Errorf("inspect instance %s: %w", s.instance, err)
 	}
 	if err := movable(out.Guest); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error
 			return nil, err
 		}
 		if name = s.untried(names); name == "" {
-			return nil, nowhere(s.rec.InstanceUUID)
+			return nil, nowhere(s.instance)
 		}
 	}
 	return chosenDestination{Name: name}, nil
@@ -219,7 +219,7 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 	var out Prepared
 	err := s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.PreLiveMigration(ctx, s.ref(StepPreLiveMigration), PreLiveRequest{
-			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.rec.SourceCompute,
+			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.from,
 		})
 		return err
 	})
@@ -288,13 +288,13 @@ func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref) {
 		switch {
 		case err == nil || ctx.Err() != nil:
 		case errors.Is(err, fault.NotFound) || errors.Is(err, fault.Forbidden):
-			s.c.cfg.Logger.Warn("the destination's claim is gone", "migration", s.rec.UUID, "error", err)
+			s.c.cfg.Logger.Warn("the destination's claim is gone", "migration", s.uuid, "error", err)
 			// Refused from the commit step on, where the claim no longer has a lease.
 			_ = t.Cancel(fault.Refuse(fault.Unavailable, "live migration", fault.Reason{
 				Code: codeClaimLost, Message: "the claim on the destination is gone: " + err.Error(),
 			}))
 		default:
-			s.c.cfg.Logger.Warn("the destination's claim could not be renewed", "migration", s.rec.UUID, "error", err)
+			s.c.cfg.Logger.Warn("the destination's claim could not be renewed", "migration", s.uuid, "error", err)
 		}
 	}
 }

@@ -152,7 +152,7 @@ func (s *story) look(ctx context.Context) *StreamStatus {
 		st, err = h.StreamStatus(ctx, s.ref(StepStream))
 		return err
 	}); err != nil {
-		s.c.cfg.Logger.Debug("the stream's status did not come", "migration", s.rec.UUID, "error", err)
+		s.c.cfg.Logger.Debug("the stream's status did not come", "migration", s.uuid, "error", err)
 		return nil
 	}
 	return &st

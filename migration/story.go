@@ -25,10 +25,14 @@ const (
 var errAborted = fault.Refuse(fault.Undone, "", fault.Reason{Code: codeAborted, Message: "aborted on request"})
 
 // story is one migration in memory. c.mu guards rec, state, task and watchers;
-// the rest never changes.
+// the rest never changes. rec is written by the story's own actor alone (but for
+// AbortRequested), so that this actor reads it without the lock.
 type story struct {
-	c     *Conductor
-	named string // destination asked for; empty when candidates decide
+	c        *Conductor
+	uuid     string
+	instance string
+	from     string // source
+	named    string // destination asked for; empty when candidates decide
 
 	rec      Migration  // what is stored; the rest of what people see comes from state
 	state    task.State // of the current attempt
@@ -37,24 +41,28 @@ type story struct {
 }
 
 func newStory(c *Conductor, kept stored) *story {
-	return &story{c: c, named: kept.Named, rec: kept.Migration, watchers: map[chan Migration]func() bool{}}
+	m := kept.Migration
+	return &story{
+		c: c, uuid: m.UUID, instance: m.InstanceUUID, from: m.SourceCompute, named: kept.Named,
+		rec: m, watchers: map[chan Migration]func() bool{},
+	}
 }
 
 // taskID names the journal of the current attempt.
-func (s *story) taskID() string { return s.rec.UUID + "/" + strconv.Itoa(s.rec.Attempt) }
+func (s *story) taskID() string { return s.uuid + "/" + strconv.Itoa(s.rec.Attempt) }
 
 // drive runs attempts until the migration is over or ctx ends.
 func (s *story) drive(ctx context.Context) {
 	for ctx.Err() == nil {
 		t, err := s.attempt(ctx)
 		if err != nil {
-			s.c.cfg.Logger.Error("an attempt cannot be journaled, trying again", "migration", s.rec.UUID, "error", err)
+			s.c.cfg.Logger.Error("an attempt cannot be journaled, trying again", "migration", s.uuid, "error", err)
 			_ = s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.UndoLater)
 			continue
 		}
 		lease, stop := context.WithCancel(ctx)
 		ref := s.ref(StepClaim)
-		s.c.spawn("lease "+s.rec.UUID, func() { s.renewLease(lease, t, ref) })
+		s.c.spawn("lease "+s.uuid, func() { s.renewLease(lease, t, ref) })
 		err = s.c.engine.Run(ctx, t, s.steps())
 		stop()
 		if err != nil || s.conclude(ctx, t.State()) {
@@ -74,6 +82,7 @@ func (s *story) attempt(ctx context.Context) (*task.Task, error) {
 			return nil, err
 		}
 	}
+	t.LogTo(s.c.cfg.Logger.With("instance", s.instance, "migration", s.uuid, "attempt", s.rec.Attempt))
 	s.c.mu.Lock()
 	s.task, s.state = t, t.State()
 	aborted := s.rec.AbortRequested
@@ -234,7 +243,7 @@ func (s *story) abort() error {
 		s.rec.AbortRequested = false
 		s.publishLocked()
 		s.c.mu.Unlock()
-		return fmt.Errorf("abort migration %s: %w", s.rec.UUID, err)
+		return fmt.Errorf("abort migration %s: %w", s.uuid, err)
 	}
 	return nil
 }

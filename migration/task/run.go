@@ -52,7 +52,7 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 	}
 	for i < len(steps) {
 		step := steps[i]
-		e.o.Logger.Info("step begins", "task", t.ID(), "step", step.Name)
+		t.log.Info("step begins", "step", step.Name)
 		began := e.o.Runtime.Boot().Since
 		out, err := e.do(ctx, t, step)
 		if cause := context.Cause(ctx); cause != nil {
@@ -60,10 +60,10 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 		}
 		took := e.o.Runtime.Boot().Since - began
 		if err != nil {
-			e.o.Logger.Warn("step failed", "task", t.ID(), "step", step.Name, "duration", took, "error", err)
+			t.log.Warn("step failed", "step", step.Name, "duration", took, "error", err)
 			return e.turn(ctx, t, step.Name, err)
 		}
-		e.o.Logger.Info("step ended", "task", t.ID(), "step", step.Name, "duration", took)
+		t.log.Info("step ended", "step", step.Name, "duration", took)
 
 		// The end of one step and the intent of the next are one write: one sync
 		// fewer while the guest may be standing still.
@@ -119,7 +119,7 @@ func (e *Engine) do(ctx context.Context, t *Task, step Step) (json.RawMessage, e
 		if !step.Forward {
 			return nil, err
 		}
-		e.o.Logger.Warn("step past the point of no return failed, trying again", "task", t.ID(), "step", step.Name, "try", try+1, "error", err)
+		t.log.Warn("step past the point of no return failed, trying again", "step", step.Name, "try", try+1, "error", err)
 		patient := e.o.Runtime.Boot().Since-began < e.o.Patience
 		t.change(func(s *State) bool {
 			st := &s.Steps[s.index(step.Name)]
@@ -179,7 +179,7 @@ func (e *Engine) undoing(ctx context.Context, t *Task, steps []Step) error {
 			}
 			if err != nil {
 				failed = true
-				e.o.Logger.Warn("undo failed, to be tried again", "task", t.ID(), "step", ss.Name, "error", err)
+				t.log.Warn("undo failed, to be tried again", "step", ss.Name, "error", err)
 				if err := t.commit(ctx, func(s *State) {
 					s.Steps[i].Undo = Keep(fmt.Errorf("undo step %s: %w", ss.Name, err))
 				}); err != nil {
@@ -195,7 +195,7 @@ func (e *Engine) undoing(ctx context.Context, t *Task, steps []Step) error {
 				t.change(func(s *State) bool { s.Steps[i].State = StepUndone; return false })
 				continue
 			}
-			e.o.Logger.Info("step undone", "task", t.ID(), "step", ss.Name)
+			t.log.Info("step undone", "step", ss.Name)
 			if err := t.commit(ctx, func(s *State) { s.Steps[i].State = StepUndone }); err != nil {
 				return err
 			}
@@ -225,7 +225,7 @@ func (e *Engine) undo(ctx context.Context, t *Task, step Step) error {
 // turnRound goes forward again from step i, whose undo came too late. What was
 // undone after it is to be done anew.
 func (e *Engine) turnRound(ctx context.Context, t *Task, i, pass int, why error) error {
-	e.o.Logger.Warn("too late to undo, going forward", "task", t.ID(), "step", t.State().Steps[i].Name, "reason", why)
+	t.log.Warn("too late to undo, going forward", "step", t.State().Steps[i].Name, "reason", why)
 	if t.State().Turned {
 		// The step failed again though only forward is left: told, and no hot loop.
 		t.change(func(s *State) bool {
@@ -329,7 +329,7 @@ func (t *Task) commit(ctx context.Context, f func(*State)) error {
 		if err == nil {
 			break
 		}
-		e.o.Logger.Error("task journal cannot be written, trying again", "task", t.ID(), "error", err)
+		t.log.Error("task journal cannot be written, trying again", "error", err)
 		t.change(func(s *State) bool { s.Doubt = Keep(err); return true })
 		if err := e.o.Runtime.Sleep(ctx, e.backoff(try)); err != nil {
 			return err

@@ -96,6 +96,7 @@ func New(o Options) *Engine {
 type Task struct {
 	engine  *Engine
 	resumed bool // made from a journal
+	log     *slog.Logger
 
 	// mu guards what follows. Leaf lock; nothing that blocks happens under it.
 	mu       sync.Mutex
@@ -107,7 +108,7 @@ type Task struct {
 
 // Begin makes a task and its journal; when it returns, a restart will find it.
 func (e *Engine) Begin(ctx context.Context, id string) (*Task, error) {
-	t := &Task{engine: e, state: State{ID: id, Phase: Doing}}
+	t := &Task{engine: e, log: e.o.Logger.With("task", id), state: State{ID: id, Phase: Doing}}
 	if err := t.write(ctx, t.State()); err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (e *Engine) Load(ctx context.Context) (tasks map[string]*Task, broken map[s
 	}
 	tasks, broken = map[string]*Task{}, map[string]error{}
 	for id, raw := range all {
-		t := &Task{engine: e, resumed: true}
+		t := &Task{engine: e, log: e.o.Logger.With("task", id), resumed: true}
 		err := json.Unmarshal(raw, &t.state)
 		if err == nil && t.state.ID != id {
 			err = fmt.Errorf("it names task %q", t.state.ID)
@@ -148,6 +149,10 @@ func (e *Engine) Forget(ctx context.Context, id string) error {
 
 // ID is the id given to Begin.
 func (t *Task) ID() string { return t.state.ID }
+
+// LogTo replaces the engine's logger, to say more about the task on each line.
+// Before Run only.
+func (t *Task) LogTo(l *slog.Logger) { t.log = l }
 
 // State is the task at this moment.
 func (t *Task) State() State {
