@@ -83,9 +83,15 @@ type Agent struct {
 	peers     *peers
 	server    *api.Server
 
-	ready   atomic.Bool
-	readyAt atomic.Int64 // milliseconds from the process's start; 0 before
-	settled atomic.Pointer[error]
+	ready    atomic.Bool
+	stopping atomic.Bool
+	readyAt  atomic.Int64 // milliseconds from the process's start; 0 before
+	settled  atomic.Pointer[error]
+	// stranger is why this host's identity is not believed; nil pointer or error
+	// where it is.
+	stranger atomic.Pointer[error]
+	// answers says that Placement answered during the start.
+	answers bool
 }
 
 // startPatience is how long the start waits for libvirt before it goes on
@@ -162,7 +168,20 @@ func (a *Agent) open(ctx context.Context) error {
 	a.health = newHealth(a)
 	a.awaitLibvirt(ctx)
 	a.settle(ctx)
+	if a.answers {
+		a.firstReport(ctx)
+	}
 	return nil
+}
+
+// firstReport makes Placement equal to the host before anybody is told that the
+// agent is ready, where Placement is there. What fails is tried again by Run.
+func (a *Agent) firstReport(ctx context.Context) {
+	ctx, cancel := a.rt.WithTimeout(ctx, startPatience)
+	defer cancel()
+	if err := a.reporter.Sync(ctx); err != nil {
+		a.log.Warn("placement is not equal to the host yet", "error", err)
+	}
 }
 
 // identify decides the provider's name.
@@ -287,6 +306,9 @@ func (a *Agent) awaitLibvirt(ctx context.Context) {
 func (a *Agent) settle(ctx context.Context) {
 	err := a.driver.Health()
 	if err == nil {
+		err = a.recognise(ctx)
+	}
+	if err == nil {
 		err = a.host.Settle(ctx)
 	}
 	a.settled.Store(&err)
@@ -314,10 +336,7 @@ func (a *Agent) tasks() []task {
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
 	}
-	if !a.observing() {
-		t = append(t, task{"settle and follow", a.runFollow})
-	}
-	return t
+	return append(t, task{"settle and follow", a.runFollow})
 }
 
 // serve runs tasks and listeners until ctx ends, then stops them in order.
@@ -347,6 +366,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	}
 	a.notify(systemd.Notifier{}.Stopping())
 	a.ready.Store(false)
+	a.stopping.Store(true)
 	a.tracker.Refuse("the agent is going down")
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
 	defer cancel()
@@ -372,10 +392,15 @@ func (a *Agent) notify(err error) {
 }
 
 // runFollow settles what could not be settled at the start, then keeps claims
-// behind what people do with virsh.
+// behind what people do with virsh; in mode observe it only settles, which
+// writes nothing.
 func (a *Agent) runFollow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := a.settled.Load(); err != nil && *err == nil {
+			if a.observing() {
+				<-ctx.Done()
+				return nil
+			}
 			return a.host.Follow(ctx)
 		}
 		if a.rt.Sleep(ctx, 2*time.Second) == nil {

@@ -394,3 +394,54 @@ func TestDiskGB_OfAFolderThatIsNotThereYet(t *testing.T) {
 		t.Errorf("%d, %v; want its parent's %d", got, err, have)
 	}
 }
+
+// present is a hypervisor that answers and has no guests.
+type present struct {
+	absent
+	uuid string
+}
+
+func (present) Health() error { return nil }
+func (p present) Node(context.Context) (driver.Node, error) {
+	return driver.Node{UUID: p.uuid, Hypervisor: "QEMU"}, nil
+}
+func (present) Domains(context.Context) ([]driver.Domain, error) { return nil, nil }
+func (present) Events(ctx context.Context) (<-chan driver.Event, error) {
+	events := make(chan driver.Event)
+	context.AfterFunc(ctx, func() { close(events) })
+	return events, nil
+}
+
+func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
+	const first, second = "aaaaaaaa-0000-0000-0000-000000000001", "aaaaaaaa-0000-0000-0000-000000000002"
+	o := options(t, settings(t, nowhere(t)))
+	as := func(uuid string) api.Condition {
+		t.Helper()
+		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return present{uuid: uuid} }
+		c, stop := start(t, o)
+		s, err := c.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range s.Conditions {
+			if part.Name == "libvirt" {
+				return part
+			}
+		}
+		t.Fatal("no condition of libvirt")
+		return api.Condition{}
+	}
+	if got := as(first); got.Health != api.HealthOK {
+		t.Errorf("on its own machine: %+v", got)
+	}
+	got := as(second)
+	if got.Health != api.HealthDegraded || !strings.Contains(got.Detail, first) || !strings.Contains(got.Detail, second) {
+		t.Errorf("on a copy: %+v, want degraded and both uuids named", got)
+	}
+	if got := as(first); got.Health != api.HealthOK {
+		t.Errorf("back on its own machine: %+v", got)
+	}
+}

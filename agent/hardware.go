@@ -138,9 +138,12 @@ func (h *hardware) keep(ctx context.Context, key string, v any) {
 
 // apply makes the claim tracker follow what is believed.
 func (h *hardware) apply() {
+	if h.a.stopping.Load() {
+		return // claims are refused, and stay so
+	}
 	in, known, why := h.input()
 	if !known {
-		h.a.tracker.Refuse("the hardware of this host is not known: " + why)
+		h.a.tracker.Refuse("this host is not known: " + why)
 		return
 	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
@@ -185,6 +188,9 @@ func (h *hardware) setCapacity(c inventory.Capacity) {
 
 // input is what the host is now, for the reporter.
 func (h *hardware) input() (inventory.Input, bool, string) {
+	if err := h.a.estranged(); err != nil {
+		return inventory.Input{}, false, err.Error()
+	}
 	c := h.a.config()
 	h.mu.Lock()
 	defer h.mu.Unlock()

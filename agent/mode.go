@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -66,6 +67,7 @@ func (a *Agent) providerConflict(ctx context.Context) (fault.Reason, bool) {
 	ctx, cancel := a.rt.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	p, err := a.placement.ProviderByName(ctx, a.name)
+	a.answers = err == nil || errors.Is(err, fault.NotFound)
 	if err != nil || p.UUID == a.uuid {
 		return fault.Reason{}, false
 	}
@@ -74,6 +76,73 @@ func (a *Agent) providerConflict(ctx context.Context) (fault.Reason, bool) {
 		Code: "provider_identity", Message: "Placement has resource provider " + theirs + ", and this host is " + mine, Want: mine, Have: theirs,
 		Change: "if nothing else writes that provider, put its uuid into " + filepath.Join(a.config().Agent.StateDir, "provider_uuid") + "; else stay in mode observe",
 	}, true
+}
+
+// keyIdentity is the record of which hypervisor the provider's uuid was made on.
+const keyIdentity = "identity"
+
+// identity binds the provider to the machine: a copied disk carries the
+// provider's uuid to another machine, and two would write one provider.
+type identity struct {
+	ProviderUUID string `json:"provider_uuid"`
+	HostUUID     string `json:"host_uuid"` // the hypervisor's
+}
+
+// recognise holds the hypervisor's host uuid against the one that the provider
+// was first seen with. While they differ no claim is given, nothing is reported
+// and nothing is settled: fault.Forbidden, both named.
+func (a *Agent) recognise(ctx context.Context) error {
+	node, err := a.driver.Node(ctx)
+	if err != nil {
+		return err
+	}
+	raw, found, err := a.db.Get(ctx, bucketAgent, keyIdentity)
+	if err != nil {
+		return fmt.Errorf("read this host's identity: %w", err)
+	}
+	now := identity{ProviderUUID: a.uuid, HostUUID: node.UUID}
+	if found {
+		var was identity
+		if err := json.Unmarshal(raw, &was); err != nil {
+			return fmt.Errorf("read this host's identity: %w", err)
+		}
+		if was.ProviderUUID == now.ProviderUUID && was.HostUUID != now.HostUUID {
+			err := fault.Refuse(fault.Forbidden, "recognise host "+a.name, fault.Reason{
+				Code:    "host_identity",
+				Message: "resource provider " + a.uuid + " belongs to the hypervisor with host uuid " + was.HostUUID + ", and this one has " + now.HostUUID,
+				Want:    was.HostUUID, Have: now.HostUUID,
+				Change: "on a copied machine, empty " + a.config().Agent.StateDir + "; after a change of libvirt's host_uuid, set the old one again (libvirtd.conf)",
+			})
+			a.stranger.Store(&err)
+			a.hardware.apply()
+			return err
+		}
+	}
+	if a.stranger.Swap(nil) != nil {
+		a.hardware.apply()
+	}
+	if found && sameProvider(raw, a.uuid) || node.UUID == "" {
+		return nil
+	}
+	if raw, err = json.Marshal(now); err != nil {
+		return err
+	}
+	return a.db.Put(ctx, bucketAgent, keyIdentity, raw)
+}
+
+// sameProvider says whether a record is of this provider; one of another is
+// from before the operator gave the host a new uuid, and is replaced.
+func sameProvider(raw []byte, uuid string) bool {
+	var was identity
+	return json.Unmarshal(raw, &was) == nil && was.ProviderUUID == uuid
+}
+
+// estranged is why this host's identity is not believed.
+func (a *Agent) estranged() error {
+	if err := a.stranger.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // novaComputes finds nova-compute by what runs, not by its name alone: the

@@ -92,7 +92,7 @@ func (s migrationService) find(ctx context.Context, ref string) (string, error) 
 			}
 		}
 	}
-	hosts, err := agentService{s.a}.Hosts(ctx)
+	hosts, err := agentService(s).Hosts(ctx)
 	if err != nil {
 		return "", err
 	}
