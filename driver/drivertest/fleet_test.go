@@ -303,3 +303,16 @@ func TestFake_BootStartsAutostart(t *testing.T) {
 		t.Errorf("%d running copies after boot, want 1", n)
 	}
 }
+
+func TestFake_CheckCPUNamesEveryMissingFeature(t *testing.T) {
+	v := newMover(t)
+	v.b.LackFeatures("avx512f", "vmx", "sse2")
+	const doc = `<domain><name>g</name><cpu><feature policy='require' name='avx512f'/><feature name='vmx'/><feature policy='disable' name='sse2'/></cpu></domain>`
+	err := v.b.CheckCPU(t.Context(), doc)
+	if reasons := fault.ReasonsOf(err); len(reasons) != 2 || reasons[0].Want != "avx512f" || reasons[1].Want != "vmx" || !errors.Is(err, fault.DoesNotFit) {
+		t.Errorf("CheckCPU: %v, reasons %v; want avx512f and vmx", err, reasons)
+	}
+	if err := v.a.CheckCPU(t.Context(), doc); err != nil {
+		t.Errorf("CheckCPU of a host that has them: %v", err)
+	}
+}
