@@ -105,6 +105,7 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 	if managed {
 		// What was asked for stays; what it uses is looked at again.
 		found.Token, found.Flavor, found.Autostart = inst.Token, inst.Flavor, inst.Autostart
+		found.ProjectID, found.UserID = inst.ProjectID, inst.UserID
 	}
 	claim, err := h.tracker.Adopt(ctx, found, resources)
 	if err != nil {
@@ -132,7 +133,7 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topo
 	var remarks []fault.Reason
 	uses.DiskGB, remarks = h.diskGB(ctx, doc)
 	inst := claims.Instance{
-		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true,
+		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
 	}
 	if edit, err := domainxml.Parse(text); err == nil {

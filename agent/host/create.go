@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,6 +130,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err := describe(&req); err != nil {
 		return createPlan{}, err
 	}
+	req.ProjectID, req.UserID = cmp.Or(req.ProjectID, h.o.ProjectID), cmp.Or(req.UserID, h.o.UserID)
 	p := createPlan{
 		inst: claims.Instance{
 			UUID: req.UUID, Name: req.Name, Flavor: req.Flavor, ProjectID: req.ProjectID, UserID: req.UserID, Autostart: req.Autostart,

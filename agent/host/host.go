@@ -49,6 +49,9 @@ type Options struct {
 	Logger       *slog.Logger  // nil for slog.Default()
 	Mode         func() string // ModeObserve or manage; nil for manage
 	Placement    Placement     // nil: nobody keeps allocations
+	// ProjectID and UserID are those of guests for which nobody names any, adopted
+	// ones before all: Placement takes no allocation without.
+	ProjectID, UserID string
 	// Moving names the migration that a conductor of this agent has not ended
 	// yet for an instance, before and after the ledger shows one; nil where there
 	// is no conductor.

@@ -93,7 +93,7 @@ func (l *lab) boot(name string, change func(*host.Options)) *node {
 	n.tracker = tracker
 	o := host.Options{
 		Name: name, ProviderUUID: "rp-" + name, Tracker: tracker, Driver: n.fake, Runtime: l.rt, Logger: slog.New(slog.DiscardHandler),
-		Mode: func() string { return n.mode }, Placement: l.placement, HooksDir: n.path("/hooks"),
+		Mode: func() string { return n.mode }, Placement: l.placement, ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
 		ImagesDirs: []string{n.images}, Root: n.root, LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name, Version: "test",
 		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond,
 	}
@@ -267,6 +267,9 @@ func (p *placement) breakWith(err error) {
 }
 
 func (p *placement) PutAllocation(ctx context.Context, a host.Allocation) error {
+	if a.ProjectID == "" || a.UserID == "" {
+		return fault.New(fault.Invalid, "an allocation names project and user, as the real one wants it")
+	}
 	r := placementclient.Resources{"VCPU": int64(a.Resources.VCPUs), "MEMORY_MB": a.Resources.MemoryMB, "DISK_GB": a.Resources.DiskGB}
 	maps.DeleteFunc(r, func(_ string, n int64) bool { return n == 0 })
 	have, err := p.Allocations(ctx, a.Consumer)
