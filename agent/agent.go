@@ -239,7 +239,7 @@ func (a *Agent) makeParts(c config.Config) {
 	mode := func() string { return string(c.Agent.Mode) }
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
-		Placement: allocations{a.placement}, Moving: a.moving,
+		Placement: allocations{a.placement}, ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
 			h := c.Hooks[name]
 			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}
