@@ -1,0 +1,132 @@
+package migration_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth/internal/fault"
+	"berth/internal/runtime/simruntime"
+	"berth/placementclient"
+)
+
+// simPlacement is Placement's allocations: generations of consumers, and all or
+// nothing.
+type simPlacement struct {
+	w         *world
+	consumers map[string]*placementclient.Allocations
+	down      bool
+	full      map[string]bool // providers without room
+	lateFull  string          // this one is full, but the candidates do not say so
+}
+
+func newSimPlacement(w *world) *simPlacement {
+	return &simPlacement{w: w, consumers: map[string]*placementclient.Allocations{}, full: map[string]bool{}}
+}
+
+func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
+	for id, a := range set {
+		have := s.consumers[id]
+		if (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have.ConsumerGeneration != *a.ConsumerGeneration {
+			return fault.New(fault.GenerationConflict, "consumer generation conflict on %s", id)
+		}
+		for rp := range a.Allocations {
+			if s.full[rp] || s.lateFull == rp {
+				return fault.Refuse(fault.DoesNotFit, "allocate", fault.Reason{Code: "placement_capacity", Message: "would exceed the capacity of " + rp})
+			}
+		}
+	}
+	for id, a := range set {
+		if len(a.Allocations) == 0 {
+			delete(s.consumers, id)
+			continue
+		}
+		next := 1
+		if a.ConsumerGeneration != nil {
+			next = *a.ConsumerGeneration + 1
+		}
+		kept := a.Clone()
+		kept.ConsumerGeneration = placementclient.Generation(next)
+		s.consumers[id] = &kept
+	}
+	return nil
+}
+
+func (s *simPlacement) verify(provider string) {
+	inst := s.consumers[guestUUID]
+	want := map[string]placementclient.Resources{provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+	if inst == nil || !inst.SameResources(placementclient.Allocations{Allocations: want}) {
+		s.w.violate("at the end the instance holds %+v, want %v", inst, want)
+	} else if inst.ConsumerType != placementclient.ConsumerInstance {
+		s.w.violate("at the end the instance's consumer type is %s", inst.ConsumerType)
+	}
+	if len(s.consumers) > 1 {
+		s.w.violate("at the end Placement has consumers %v", slices.Sorted(maps.Keys(s.consumers)))
+	}
+}
+
+// placementWire is Placement as one process sees it.
+type placementWire struct {
+	w *world
+	p *simruntime.Process
+}
+
+func (x placementWire) up() bool { return !x.w.placement.down }
+
+func (x placementWire) Allocations(_ context.Context, consumer string) (placementclient.Allocations, error) {
+	if !x.up() {
+		return placementclient.Allocations{}, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	x.p.Yield()
+	if a := x.w.placement.consumers[consumer]; a != nil {
+		return a.Clone(), nil
+	}
+	return placementclient.Allocations{}, nil
+}
+
+func (x placementWire) PutAllocations(_ context.Context, consumer string, a placementclient.Allocations) error {
+	_, err := wire(x.w, x.p, "put allocations", x.up, func() (struct{}, error) {
+		return struct{}{}, x.w.placement.write(map[string]placementclient.Allocations{consumer: a.Clone()})
+	})
+	return err
+}
+
+func (x placementWire) PostAllocations(_ context.Context, set map[string]placementclient.Allocations) error {
+	_, err := wire(x.w, x.p, "post allocations", x.up, func() (struct{}, error) {
+		return struct{}{}, x.w.placement.write(set)
+	})
+	return err
+}
+
+func (x placementWire) DeleteAllocations(_ context.Context, consumer string) error {
+	_, err := wire(x.w, x.p, "delete allocations", x.up, func() (struct{}, error) {
+		if x.w.placement.consumers[consumer] == nil {
+			return struct{}{}, fault.New(fault.NotFound, "consumer %s holds nothing", consumer)
+		}
+		delete(x.w.placement.consumers, consumer)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (x placementWire) Provider(_ context.Context, uuid string) (placementclient.ResourceProvider, error) {
+	return placementclient.ResourceProvider{UUID: uuid, Name: strings.TrimPrefix(uuid, "rp-")}, nil
+}
+
+func (x placementWire) AllocationCandidates(context.Context, placementclient.CandidateRequest) (placementclient.AllocationCandidates, error) {
+	var out placementclient.AllocationCandidates
+	if !x.up() {
+		return out, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	out.Summaries = map[string]placementclient.ProviderSummary{}
+	for _, name := range slices.Sorted(maps.Keys(x.w.hosts)) {
+		rp := x.w.hosts[name].provider
+		if x.w.placement.full[rp] {
+			continue
+		}
+		out.Candidates = append(out.Candidates, placementclient.Candidate{Allocations: map[string]placementclient.Resources{rp: {"VCPU": 2}}})
+		out.Summaries[rp] = placementclient.ProviderSummary{RootProviderUUID: rp}
+	}
+	return out, nil
+}
