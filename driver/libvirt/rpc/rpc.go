@@ -28,7 +28,7 @@ func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: raw, done: make(chan struct{}), ready: make(chan struct{})}
+	w := &wire{Conn: raw, done: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{})}
 	c := &conn{l: golibvirt.NewWithDialer(dialer{w}), wire: w}
 	// The handshake has no deadline of its own either.
 	stop := context.AfterFunc(ctx, func() { _ = w.Close() }) // a second close is harmless
@@ -289,18 +289,34 @@ func (c *conn) SetMaxSpeed(id string, mib uint64) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxSpeed(d, mib, 0) })
 }
 
+// Subscribe owns two weaknesses of the library. Unsubscribing deadlocks with an
+// event that arrives meanwhile, so it is left to the end of the connection; and
+// when that end comes between the daemon's answer and the library's note of the
+// subscription, its goroutines are forgotten, so they are ended here: after the
+// reader, which then routes no event any more.
 func (c *conn) Subscribe(f func(libvirt.Lifecycle)) error {
-	// Never cancelled: the library's way to unsubscribe deadlocks when an event
-	// arrives meanwhile. The end of the connection ends it.
-	ch, err := c.l.SubscribeEvents(context.Background(), golibvirt.DomainEventIDLifecycle, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	ch, err := c.l.SubscribeEvents(ctx, golibvirt.DomainEventIDLifecycle, nil)
 	if err != nil {
+		cancel()
 		return explain(err)
 	}
-	go func() { // owned by the connection: the library closes ch when it ends
-		for e := range ch {
-			if m, ok := e.(*golibvirt.DomainEventCallbackLifecycleMsg); ok {
-				r := ref(m.Msg.Dom)
-				f(libvirt.Lifecycle{UUID: r.UUID, Name: r.Name, Event: int(m.Msg.Event), Detail: int(m.Msg.Detail)})
+	go func() { // owned by the connection: it ends with it
+		defer cancel()
+		ended := c.wire.ended
+		for {
+			select {
+			case e, open := <-ch:
+				if !open {
+					return
+				}
+				if m, ok := e.(*golibvirt.DomainEventCallbackLifecycleMsg); ok {
+					r := ref(m.Msg.Dom)
+					f(libvirt.Lifecycle{UUID: r.UUID, Name: r.Name, Event: int(m.Msg.Event), Detail: int(m.Msg.Detail)})
+				}
+			case <-ended:
+				cancel()
+				ended = nil // what is on its way still comes, then ch is closed
 			}
 		}
 	}()

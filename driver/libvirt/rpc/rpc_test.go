@@ -146,3 +146,54 @@ func TestValues_IntegersAreUnsigned(t *testing.T) {
 		}
 	}
 }
+
+// answer writes an empty, successful reply to every call on the connection;
+// extra is appended to the reply of a procedure. It closes the connection right
+// after the reply of the procedure last.
+func answer(c net.Conn, extra map[uint32][]byte, last uint32) {
+	for {
+		var head [packetMin]byte
+		if _, err := io.ReadFull(c, head[:]); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[:])-packetMin)
+		if _, err := io.ReadFull(c, body); err != nil {
+			return
+		}
+		procedure := binary.BigEndian.Uint32(head[12:])
+		reply := append(head[:], extra[procedure]...)
+		binary.BigEndian.PutUint32(reply, uint32(len(reply)))
+		binary.BigEndian.PutUint32(reply[16:], 1) // a reply
+		binary.BigEndian.PutUint32(reply[24:], 0) // ok
+		if _, err := c.Write(reply); err != nil || procedure == last {
+			return
+		}
+	}
+}
+
+// A connection that ends at any point of opening or subscribing leaves nothing
+// behind; TestMain counts the goroutines.
+func TestSubscribe_OnAConnectionThatEndsLeaksNothing(t *testing.T) {
+	const procOpen, procAuthList, procRegister = 1, 66, 316
+	none := make([]byte, 4) // no authentication; callback 0
+	for _, last := range []uint32{procOpen, procAuthList, procRegister, 0} {
+		socket := listen(t, func(c net.Conn) {
+			answer(c, map[uint32][]byte{procAuthList: none, procRegister: none}, last)
+		})
+		for range 100 {
+			c, err := Dial(t.Context(), libvirt.Target{Socket: socket, URI: "qemu:///system"})
+			if err != nil {
+				if last == 0 || last == procRegister {
+					t.Fatal(err)
+				}
+				continue
+			}
+			err = c.Subscribe(func(libvirt.Lifecycle) {})
+			if last == 0 && err != nil {
+				t.Errorf("Subscribe: %v", err)
+			}
+			c.Close()
+			<-c.Done()
+		}
+	}
+}

@@ -20,6 +20,10 @@ type wire struct {
 	// ready the end of the connection is held back.
 	ready chan struct{}
 
+	// ended is closed when the library's reader has been told of the end: it
+	// routes nothing any more.
+	ended chan struct{}
+
 	// The reader's place in the stream; only the library's one reader uses it.
 	head   [packetMin]byte
 	have   int   // bytes of head read
@@ -51,6 +55,11 @@ func (w *wire) Read(p []byte) (int, error) {
 		_ = w.Conn.Close() // the error is on its way already
 		if w.opened {
 			<-w.ready
+		}
+		select {
+		case <-w.ended: // told before; only the one reader comes here
+		default:
+			close(w.ended)
 		}
 		return 0, err
 	}
