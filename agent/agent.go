@@ -327,6 +327,7 @@ func (a *Agent) tasks() []task {
 	t := []task{
 		{"claim leases", a.tracker.Run},
 		{"hardware", a.hardware.run},
+		{"hardware events", a.hardware.runUevents},
 		{"reporter", a.reporter.Run},
 		{"health", a.health.run},
 		{"watchdog", func(ctx context.Context) error {

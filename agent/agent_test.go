@@ -445,3 +445,68 @@ func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 		t.Errorf("back on its own machine: %+v", got)
 	}
 }
+
+func TestConcerns_OnlyHardwareThatIsReported(t *testing.T) {
+	for event, want := range map[string]bool{
+		"online@/devices/system/cpu/cpu3\x00ACTION=online\x00SUBSYSTEM=cpu\x00SEQNUM=4711": true,
+		"add@/devices/pci0000:00/0000:00:1f.0\x00SUBSYSTEM=pci":                            true,
+		"change@/devices/virtual/block/loop0\x00ACTION=change\x00SUBSYSTEM=block":          false,
+		"add@/devices/virtual/net/veth0\x00SUBSYSTEM=net":                                  false,
+		"": false,
+	} {
+		if got := concerns([]byte(event)); got != want {
+			t.Errorf("%q: %v, want %v", event, got, want)
+		}
+	}
+}
+
+func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
+	root := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("sys/devices/system/cpu/online", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/core_id", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/physical_package_id", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/thread_siblings", "1\n")
+	put("sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n")
+	put("proc/cpuinfo", "processor\t: 0\n\n")
+	put("proc/meminfo", "MemTotal: 1048576 kB\nMemFree: 524288 kB\n")
+	c := settings(t, nowhere(t))
+	c.Host.Root = root
+	a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	a.rt = a.opt.Runtime
+	a.conf.Store(&c)
+	if err := a.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if u := a.tracker.Usage().Capacity.Total; u.VCPUs != 1 || u.MemoryMB != 1024 {
+		t.Fatalf("capacity %+v", u)
+	}
+	put("proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 524288 kB\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.hardware.run(ctx) }()
+	a.hardware.kickRead()
+	for end := time.Now().Add(10 * time.Second); a.tracker.Usage().Capacity.Total.MemoryMB != 2048; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the change was never read")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

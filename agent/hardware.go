@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,8 @@ const (
 // hardware keeps the reading of the hardware that is believed, and the capacity
 // that follows from it.
 type hardware struct {
-	a *Agent
+	a       *Agent
+	changed chan struct{} // the kernel told of a change
 
 	// mu guards what follows. Nothing blocks under it.
 	mu     sync.Mutex
@@ -43,7 +45,7 @@ type hardware struct {
 }
 
 func newHardware(a *Agent) *hardware {
-	h := &hardware{a: a, arch: machine()}
+	h := &hardware{a: a, arch: machine(), changed: make(chan struct{}, 1)}
 	ctx := context.Background()
 	// Records that cannot be read are as none: the next good reading replaces them.
 	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyTopology); err == nil && ok {
@@ -230,9 +232,10 @@ func (h *hardware) view() (good, now *topology.Host, why []fault.Reason) {
 	return h.good, h.now, h.why
 }
 
-// run reads the hardware again and again until ctx ends.
+// run reads the hardware again after each change that the kernel tells of, and
+// slowly behind that, until ctx ends.
 func (h *hardware) run(ctx context.Context) error {
-	for h.a.rt.Sleep(ctx, h.a.config().Host.DiscoverEvery.D()) == nil {
+	for h.pause(ctx, h.a.config().Host.DiscoverEvery.D()) {
 		before, _, _ := h.view()
 		h.read(ctx)
 		if after, _, _ := h.view(); after != before {
@@ -240,6 +243,33 @@ func (h *hardware) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// pause waits for the time to be over or a change to have settled; false when
+// ctx ended.
+func (h *hardware) pause(ctx context.Context, d time.Duration) bool {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	over := make(chan struct{})
+	h.a.rt.Go("hardware pause", func() {
+		defer close(over)
+		// Its end is all that is wanted; why it ended is asked of ctx below.
+		_ = h.a.rt.Sleep(waiting, d)
+	})
+	select {
+	case <-over:
+	case <-h.changed:
+		stop()
+		<-over
+		if h.a.rt.Sleep(ctx, settleTime) != nil {
+			return false
+		}
+		select {
+		case <-h.changed: // what came while it settled is read with it
+		default:
+		}
+	}
+	return ctx.Err() == nil
 }
 
 // diskGB is the size of the filesystem that a folder is on, GiB rounded down. A

@@ -120,10 +120,10 @@ func (h *health) libvirt() api.Condition {
 }
 
 func (h *health) discovery() api.Condition {
-	good_, now, why := h.a.hardware.view()
+	believed, now, why := h.a.hardware.view()
 	if len(why) > 0 {
 		detail := "the last good reading stands: " + why[0].Message
-		if good_ == nil {
+		if believed == nil {
 			detail = "unknown, no new claims are given: " + why[0].Message
 		}
 		return bad("hardware", detail, why...)
@@ -137,7 +137,7 @@ func (h *health) discovery() api.Condition {
 		}
 		return bad("hardware", fmt.Sprintf("the machine's tables contradict each other in %d places", len(reasons)), reasons...)
 	}
-	return good("hardware", fmt.Sprintf("%d cpus, %d MiB in %d cells", good_.CPUs().Len(), good_.MemoryBytes()>>20, len(good_.Cells)))
+	return good("hardware", fmt.Sprintf("cells %d, cpus %d, memory %d MiB", len(believed.Cells), believed.CPUs().Len(), believed.MemoryBytes()>>20))
 }
 
 func (h *health) placement() api.Condition {

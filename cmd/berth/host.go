@@ -44,8 +44,8 @@ contradict each other or that a part could not be read; the reasons say which.`,
 }
 
 func topologyTable(w io.Writer, h *topology.Host) {
-	fmt.Fprintf(w, "hardware: %s, %d cpus in %d cores, %d cells, %s of memory, %d PCI functions\n",
-		strings.ToUpper(string(h.Health)), h.CPUs().Len(), len(h.Cores), len(h.Cells), size(h.MemoryBytes()), len(h.PCI))
+	fmt.Fprintf(w, "hardware: %s, %s in %s, %s, %s of memory, %s\n", strings.ToUpper(string(h.Health)),
+		count(h.CPUs().Len(), "cpu"), count(len(h.Cores), "core"), count(len(h.Cells), "cell"), size(h.MemoryBytes()), count(len(h.PCI), "PCI function"))
 	for _, r := range h.Reasons {
 		fmt.Fprintf(w, "  - %s\n", r.Message)
 	}

@@ -272,7 +272,7 @@ func remarks(i api.Instance) string {
 	if i.Claim != nil && i.Claim.Forced {
 		out = append(out, "does not fit")
 	}
-	if !i.Managed {
+	if !i.Managed && i.Migration == "" {
 		out = append(out, "adopt it: berth instance adopt "+i.Name)
 	}
 	return strings.Join(out, ", ")

@@ -79,7 +79,11 @@ func (a *app) printMigration(m migration.Migration) error {
 		row(w, "migration", m.UUID)
 		row(w, "instance", m.InstanceName+" "+m.InstanceUUID)
 		row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
-		row(w, "status", strings.TrimSpace(string(m.Status)+" "+string(m.Outcome)))
+		status := string(m.Status)
+		if m.Outcome != "" && string(m.Outcome) != status {
+			status += ", " + string(m.Outcome)
+		}
+		row(w, "status", status)
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
 		if p := m.Progress; p.MemoryTotal > 0 {
@@ -104,11 +108,14 @@ func (a *app) printMigration(m migration.Migration) error {
 		fmt.Fprintln(w)
 		row(w, "STEP", "STATE", "TOOK", "TRIES", "ERROR")
 		for _, s := range m.Steps {
-			took := ""
+			took, tries := "", ""
 			if s.Duration > 0 {
 				took = rough(s.Duration)
 			}
-			row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, s.Tries, abridge(s.Error, 100))
+			if s.Tries > 0 {
+				tries = fmt.Sprint(s.Tries)
+			}
+			row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
 		}
 	})
 }

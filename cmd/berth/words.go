@@ -76,3 +76,11 @@ func amounts(r placementclient.Resources) string {
 	}
 	return strings.Join(out, ", ")
 }
+
+// count says how many, with the plural where it belongs.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
