@@ -166,12 +166,22 @@ func (a *Agent) open(ctx context.Context) error {
 	a.peers = newPeers(a)
 	a.makeParts(c)
 	a.health = newHealth(a)
+	return nil
+}
+
+// recover joins journal, ledger, hypervisor and Placement. The journal comes
+// first: settling must know which guests are on a move, and whoever asks for a
+// migration after a restart must not be told that there is none.
+func (a *Agent) recover(ctx context.Context) {
+	for ctx.Err() == nil && !a.conductor.Running() {
+		// Its end is looked at in the loop.
+		_ = a.rt.Sleep(ctx, 2*time.Millisecond)
+	}
 	a.awaitLibvirt(ctx)
 	a.settle(ctx)
 	if a.answers {
 		a.firstReport(ctx)
 	}
-	return nil
 }
 
 // firstReport makes Placement equal to the host before anybody is told that the
@@ -324,7 +334,7 @@ type task struct {
 }
 
 func (a *Agent) tasks() []task {
-	t := []task{
+	return []task{
 		{"claim leases", a.tracker.Run},
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
@@ -337,7 +347,6 @@ func (a *Agent) tasks() []task {
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
 	}
-	return append(t, task{"settle and follow", a.runFollow})
 }
 
 // serve runs tasks and listeners until ctx ends, then stops them in order.
@@ -347,7 +356,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, running := errgroup.WithContext(running)
-	for _, t := range a.tasks() {
+	begin := func(t task) {
 		group.Go(func() error {
 			if err := t.run(running); err != nil {
 				return fmt.Errorf("%s: %w", t.name, err)
@@ -355,10 +364,21 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 			return nil
 		})
 	}
+	for _, t := range a.tasks() {
+		begin(t)
+	}
+	starting, started := context.WithCancel(ctx)
+	unhook := context.AfterFunc(running, started) // a task that failed ends the start
+	a.recover(starting)
+	unhook()
+	started()
+	begin(task{"settle and follow", a.runFollow})
 	for _, l := range listeners {
 		group.Go(func() error { return a.server.Serve(l) })
 	}
-	a.tellReady()
+	if ctx.Err() == nil && running.Err() == nil {
+		a.tellReady()
+	}
 	select {
 	case <-ctx.Done():
 		a.log.Info("stopping; guests are not touched")

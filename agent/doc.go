@@ -12,8 +12,9 @@
 //	claim tracker                            gives no new claim yet
 //	driver                                   connects by itself; its absence degrades
 //	hardware                                 read, or the last good reading stands
-//	Placement                                identity; its absence degrades
-//	settle, conductor                        journal, ledger and hypervisor joined
+//	tasks, the conductor first of all        the journal is read, moves go on
+//	settle                                   ledger and hypervisor joined
+//	Placement                                equal to the host; its absence degrades
 //	listeners, READY=1
 //
 // Going down: no new claims, listeners, tasks, driver, database. A guest is

@@ -95,6 +95,15 @@ func (c *Conductor) Run(ctx context.Context) error {
 	return nil
 }
 
+// Running reports whether Run has recovered the journal and has not been told to
+// stop: from then on every migration is known by Get, List and Watch, and new
+// ones are accepted. An agent answers nobody before.
+func (c *Conductor) Running() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.run != nil && c.run.Err() == nil
+}
+
 // spawn starts an actor that Run waits for.
 func (c *Conductor) spawn(name string, f func()) {
 	c.mu.Lock()

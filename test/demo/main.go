@@ -134,7 +134,7 @@ func (d *demo) boot(ctx context.Context) error {
 	}
 	xml := guest.DomainXML(guest.Options{
 		Name: d.guest, Guest: g, Disks: []guest.Disk{{Path: disk}},
-		Dirty: 48, Rate: 12, Beat: 200 * time.Millisecond,
+		Dirty: 32, Rate: 4, Beat: 200 * time.Millisecond,
 	})
 	if err := os.WriteFile(h.Path("/var/lib/libvirt/sailor.xml"), []byte(xml), 0o644); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (d *demo) move(ctx context.Context) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { during <- d.lookDuring(watching, shown) }()
-	err := d.show(ctx, "host-a", "migrate", d.guest, "host-b", "--bandwidth", "12MiB/s")
+	err := d.show(ctx, "host-a", "migrate", d.guest, "host-b", "--bandwidth", "20MiB/s")
 	cancel()
 	if err := errors.Join(err, <-during); err != nil {
 		return err

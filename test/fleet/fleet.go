@@ -143,7 +143,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 }
 
 func (f *Fleet) start(ctx context.Context, o Options, keys string) error {
-	if err := f.Switch.InstallPKI(filepath.Join(keys, "switch")); err != nil {
+	if err := f.Switch.InstallPKI(keys); err != nil {
 		return err
 	}
 	if err := f.StartPlacement(ctx); err != nil {
