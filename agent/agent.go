@@ -338,7 +338,6 @@ func (a *Agent) tasks() []task {
 		{"claim leases", a.tracker.Run},
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
-		{"reporter", a.reporter.Run},
 		{"health", a.health.run},
 		{"watchdog", func(ctx context.Context) error {
 			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)
@@ -372,6 +371,8 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	a.recover(starting)
 	unhook()
 	started()
+	// Not before: a machine that is recognised as a copy must not have written.
+	begin(task{"reporter", a.reporter.Run})
 	begin(task{"settle and follow", a.runFollow})
 	for _, l := range listeners {
 		group.Go(func() error { return a.server.Serve(l) })
