@@ -258,8 +258,9 @@ type LiveMigrator interface {
 	CompletedJob(ctx context.Context, uuid string) (Job, error)
 
 	// AbortJob asks the hypervisor to give the job up; the domain runs on here.
-	// Success when there is no job. It returns when the order is given, not
-	// when the job has ended.
+	// Success when there is no job. It returns when the order is given, or a
+	// little later, not when the job has ended; an implementation whose
+	// hypervisor waits for a dead connection ends that connection.
 	AbortJob(ctx context.Context, uuid string) error
 
 	// SetMaxDowntime bounds the time for which the guest may stand still, for

@@ -56,6 +56,9 @@ type Conn interface {
 	// parameters, integers as uint64, strings as string.
 	JobStats(uuid string, flags uint32) (int, map[string]any, error)
 	AbortJob(uuid string) error
+	// Monitor is virDomainQemuMonitorCommand: one QMP command and its answer, as
+	// JSON. libvirt notes the domain as tainted by it.
+	Monitor(uuid, command string) (string, error)
 	MaxDowntime(uuid string) (milliseconds uint64, err error)
 	SetMaxDowntime(uuid string, milliseconds uint64) error
 	SetMaxSpeed(uuid string, mib uint64) error

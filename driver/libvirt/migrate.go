@@ -234,9 +234,21 @@ func jobOf(kind int, params map[string]any) driver.Job {
 	return j
 }
 
-// AbortJob implements driver.LiveMigrator.
+// AbortJob implements driver.LiveMigrator. A job that does not end within a
+// second of the order is freed from its dead connections; see unstick.
 func (d *Driver) AbortJob(ctx context.Context, uuid string) error {
-	return d.tune(ctx, "abort job of", uuid, func(c Conn) error { return c.AbortJob(uuid) })
+	if err := d.tune(ctx, "abort job of", uuid, func(c Conn) error { return c.AbortJob(uuid) }); err != nil {
+		return err
+	}
+	for range abortLooks {
+		if j, err := d.Job(ctx, uuid); err != nil || j.Kind == driver.JobNone {
+			return err
+		}
+		if err := d.rt.Sleep(ctx, abortLook); err != nil {
+			return fault.New(fault.Unavailable, "wait until the job of domain %s ends: %w", uuid, err)
+		}
+	}
+	return d.unstick(ctx, uuid)
 }
 
 // SetMaxDowntime implements driver.LiveMigrator.

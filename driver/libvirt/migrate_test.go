@@ -216,3 +216,33 @@ func TestCapabilities_OfAHostWithAndWithoutKVM(t *testing.T) {
 		t.Error("garbage is accepted")
 	}
 }
+
+func TestAbortJob_FreesAJobFromItsDeadDiskCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &daemon{state: State{1, 1}, job: 4, monitor: `{"return":[{"type":"chardev","id":"charmonitor"},` +
+			`{"type":"block-node","node-name":"nbd-of-the-guest"},{"node-name":"migration-vda-storage","type":"block-node"}],"id":"libvirt-9"}`}
+		var said []string
+		l := drive(t, d)
+		query, yank := `Monitor {"execute":"query-yank"}`,
+			`Monitor {"arguments":{"instances":[{"type":"block-node","node-name":"migration-vda-storage"}]},"execute":"yank"}`
+		for _, m := range []string{query, yank} {
+			d.set(func() {
+				if d.answer == nil {
+					d.answer = map[string]func(*stub) error{}
+				}
+				d.answer[m] = func(*stub) error { said = append(said, m); return nil }
+			})
+		}
+		if err := l.AbortJob(t.Context(), guestUUID); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{query, yank}, said); diff != "" {
+			t.Errorf("a job that does not end (-want +got):\n%s", diff)
+		}
+		said = nil
+		d.set(func() { d.job = 0 })
+		if err := l.AbortJob(t.Context(), guestUUID); err != nil || said != nil {
+			t.Errorf("a job that ends: %v, and the monitor was asked %v", err, said)
+		}
+	})
+}

@@ -19,15 +19,16 @@ const guestUUID = "8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11"
 // daemon is a libvirtd of which tests decide every answer. Methods that no test
 // scripts panic, by the nil interface in stub.
 type daemon struct {
-	mu     sync.Mutex // guards what follows
-	refuse error      // of connecting
-	conns  []*stub
-	answer map[string]func(*stub) error // by method; nil answers at once
-	state  State
-	job    int
-	refs   [][]Ref // what List(0) gives, one element a call, the last one again
-	params []Param
-	flags  uint32
+	mu      sync.Mutex // guards what follows
+	refuse  error      // of connecting
+	conns   []*stub
+	answer  map[string]func(*stub) error // by method; nil answers at once
+	state   State
+	job     int
+	monitor string  // what Monitor answers
+	refs    [][]Ref // what List(0) gives, one element a call, the last one again
+	params  []Param
+	flags   uint32
 }
 
 func (d *daemon) dial(ctx context.Context, _ Target) (Conn, error) {
@@ -126,11 +127,17 @@ func (s *stub) State(string) (State, error) {
 func (s *stub) Info(uuid string) (Info, error) {
 	return Info{MaxMemKiB: 1025, VCPUs: 2}, s.call("Info " + uuid)
 }
-func (s *stub) IsPersistent(string) (bool, error)   { return true, s.call("IsPersistent") }
-func (s *stub) Autostart(string) (bool, error)      { return false, s.call("Autostart") }
-func (s *stub) Create(string, uint32) error         { return s.call("Create") }
-func (s *stub) Suspend(string) error                { return s.call("Suspend") }
-func (s *stub) AbortJob(string) error               { return s.call("AbortJob") }
+func (s *stub) IsPersistent(string) (bool, error) { return true, s.call("IsPersistent") }
+func (s *stub) Autostart(string) (bool, error)    { return false, s.call("Autostart") }
+func (s *stub) Create(string, uint32) error       { return s.call("Create") }
+func (s *stub) Suspend(string) error              { return s.call("Suspend") }
+func (s *stub) AbortJob(string) error             { return s.call("AbortJob") }
+func (s *stub) Monitor(_, command string) (string, error) {
+	err := s.call("Monitor " + command)
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.d.monitor, err
+}
 func (s *stub) CompareCPU(CPU, uint32) error        { return s.call("CompareCPU") }
 func (s *stub) Undefine(string, uint32) error       { return s.call("Undefine") }
 func (s *stub) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }

@@ -368,6 +368,12 @@ func (c *conn) CompareCPU(cpu libvirt.CPU, flags uint32) error {
 
 func (c *conn) AbortJob(uuid string) error { return c.order(uuid, (*lv.Domain).AbortJob) }
 
+func (c *conn) Monitor(uuid, command string) (string, error) {
+	return with(c, uuid, func(d *lv.Domain) (string, error) {
+		return d.QemuMonitorCommand(command, lv.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
+	})
+}
+
 func (c *conn) MaxDowntime(uuid string) (uint64, error) {
 	return with(c, uuid, func(d *lv.Domain) (uint64, error) { return d.MigrateGetMaxDowntime(0) })
 }

@@ -277,6 +277,10 @@ func (c *conn) JobStats(id string, flags uint32) (int, map[string]any, error) {
 
 func (c *conn) AbortJob(id string) error { return order(id, c.l.DomainAbortJob) }
 
+func (c *conn) Monitor(id, command string) (string, error) {
+	return with(id, func(d golibvirt.Domain) (string, error) { return c.l.QEMUDomainMonitorCommand(d, command, 0) })
+}
+
 func (c *conn) MaxDowntime(id string) (uint64, error) {
 	return with(id, func(d golibvirt.Domain) (uint64, error) { return c.l.DomainMigrateGetMaxDowntime(d, 0) })
 }
