@@ -273,7 +273,9 @@ func (s *Server) once(r *http.Request, name string, body any, f func(context.Con
 
 // relay passes a request on to another host, with this host's own certificate.
 func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to string) {
-	if by := r.Header.Get(headerRelayed); by != "" || !rt.relayed {
+	// A host asks for itself, with its own name: through another it would ask as
+	// that one. And a request that was passed on is not passed on again.
+	if r.Header.Get(headerRelayed) != "" || !rt.relayed || callerOf(r.Context()).caller == callerHost {
 		s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.name, fault.Reason{
 			Code: "not_relayed", Message: "a request to " + rt.name + " is not passed on to another host",
 			Change: "connect to " + to + " itself with an operator's certificate: --connect " + to + ":16515 --cert FILE --key FILE",

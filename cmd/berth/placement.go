@@ -25,7 +25,12 @@ consumers that touch it, an operator's everything.`,
       --ca /etc/berth/pki/ca.crt --cert /etc/berth/pki/host.crt --key /etc/berth/pki/host.key`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Cert, o.Key, o.CA = a.certFile, a.keyFile, a.caFile
+			// Only what this command line says: BERTH_CERT is an operator's, for asking.
+			for name, to := range map[string]*string{"cert": &o.Cert, "key": &o.Key, "ca": &o.CA} {
+				if flag := cmd.Flags().Lookup(name); flag.Changed {
+					*to = flag.Value.String()
+				}
+			}
 			rt := &runtime.System{}
 			defer rt.Wait()
 			log, err := newLogger(a.err, level)

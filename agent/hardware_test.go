@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/agent/api"
+	"berth/topology"
+)
+
+func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
+	machine := func(cpus int, memory int64, reasons ...topology.Reason) *topology.Host {
+		h := &topology.Host{Health: topology.HealthOK, Reasons: reasons, Cells: []topology.Cell{{MemoryBytes: memory}}}
+		for c := range cpus {
+			h.Cores = append(h.Cores, topology.NewCPUSet(c))
+		}
+		for _, r := range reasons {
+			if r.Degrades {
+				h.Health = topology.HealthDegraded
+			}
+		}
+		return h
+	}
+	missing := topology.Reason{Code: "file_missing", File: "sys/x", Degrades: true}
+	device := missing
+	device.Device = &topology.PCIAddress{}
+	clash := topology.Reason{Code: "memory_contradicts", Degrades: true}
+	remark := topology.Reason{Code: "ghw_differs"}
+	for _, tt := range []struct {
+		name      string
+		got, good *topology.Host
+		believed  bool
+	}{
+		{"all well", machine(4, 8), nil, true},
+		{"a remark", machine(4, 8, remark), machine(4, 8), true},
+		{"a smaller machine, all well: memory was taken out", machine(2, 4), machine(4, 8), true},
+		{"a file is missing on the first start", machine(4, 8, missing), nil, false},
+		{"a file is missing later", machine(4, 8, missing), machine(4, 8), false},
+		{"a device's file is missing", machine(4, 8, device), nil, true},
+		{"tables that always contradicted", machine(4, 8, clash), nil, true},
+		{"tables that contradict and give less", machine(2, 8, clash), machine(4, 8), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := doubts(tt.got, tt.good); (len(got) == 0) != tt.believed {
+				t.Errorf("doubts %v, want believed %v", got, tt.believed)
+			}
+		})
+	}
+}
+
+func TestAgent_HardwareThatCannotBeReadGivesNoClaimsAndNoInventory(t *testing.T) {
+	c := settings(t, nowhere(t))
+	c.Host.Root = t.TempDir() // neither sys nor proc
+	client, _ := start(t, options(t, c))
+	s, err := client.Status(t.Context())
+	if err != nil || s.Usage.Free.VCPUs != 0 || s.Usage.Total.VCPUs != 0 {
+		t.Errorf("usage %+v, %v", s.Usage, err)
+	}
+	for _, part := range s.Conditions {
+		if part.Name == "hardware" && (part.Health != api.HealthDegraded || !strings.Contains(part.Detail, "no new claims")) {
+			t.Errorf("hardware: %+v", part)
+		}
+		if part.Name == "placement" && part.Health == api.HealthOK {
+			t.Errorf("placement: %+v", part)
+		}
+	}
+}
+
+func TestDiskGB_OfAFolderThatIsNotThereYet(t *testing.T) {
+	dir := t.TempDir()
+	have, err := diskGB(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := diskGB(filepath.Join(dir, "a", "b")); err != nil || got != have {
+		t.Errorf("%d, %v; want its parent's %d", got, err, have)
+	}
+}
+
+func TestConcerns_OnlyHardwareThatIsReported(t *testing.T) {
+	for event, want := range map[string]bool{
+		"online@/devices/system/cpu/cpu3\x00ACTION=online\x00SUBSYSTEM=cpu\x00SEQNUM=4711": true,
+		"add@/devices/pci0000:00/0000:00:1f.0\x00SUBSYSTEM=pci":                            true,
+		"change@/devices/virtual/block/loop0\x00ACTION=change\x00SUBSYSTEM=block":          false,
+		"add@/devices/virtual/net/veth0\x00SUBSYSTEM=net":                                  false,
+		"": false,
+	} {
+		if got := concerns([]byte(event)); got != want {
+			t.Errorf("%q: %v, want %v", event, got, want)
+		}
+	}
+}
+
+func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
+	root := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("sys/devices/system/cpu/online", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/core_id", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/physical_package_id", "0\n")
+	put("sys/devices/system/cpu/cpu0/topology/thread_siblings", "1\n")
+	put("sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n")
+	put("proc/cpuinfo", "processor\t: 0\n\n")
+	put("proc/meminfo", "MemTotal: 1048576 kB\nMemFree: 524288 kB\n")
+	c := settings(t, nowhere(t))
+	c.Host.Root = root
+	a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	a.rt = a.opt.Runtime
+	a.conf.Store(&c)
+	if err := a.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if u := a.tracker.Usage().Capacity.Total; u.VCPUs != 1 || u.MemoryMB != 1024 {
+		t.Fatalf("capacity %+v", u)
+	}
+	put("proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 524288 kB\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.hardware.run(ctx) }()
+	a.hardware.kickRead()
+	for end := time.Now().Add(10 * time.Second); a.tracker.Usage().Capacity.Total.MemoryMB != 2048; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the change was never read")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
