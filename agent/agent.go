@@ -90,6 +90,8 @@ type Agent struct {
 	// stranger is why this host's identity is not believed; nil pointer or error
 	// where it is.
 	stranger atomic.Pointer[error]
+	// foreign is why Placement's provider is somebody else's; as stranger.
+	foreign atomic.Pointer[error]
 	// answers says that Placement answered during the start.
 	answers bool
 }
@@ -264,7 +266,7 @@ func (a *Agent) makeParts(c config.Config) {
 	})
 	a.reporter = reporter.New(reporter.Options{
 		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
-		Input: a.hardware.input, Found: a.hardware.found,
+		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
 		Interval: c.Placement.Interval.D(), Observe: a.observing(),
 	})
 	a.server = api.NewServer(api.Options{

@@ -22,6 +22,7 @@ import (
 	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/topology"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -373,5 +374,31 @@ func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 	}
 	if got := as(first); got.Health != api.HealthOK {
 		t.Errorf("back on its own machine: %+v", got)
+	}
+}
+
+func TestAgent_AProviderThatTurnsOutToBeAnothersEndsNewClaims(t *testing.T) {
+	o := options(t, settings(t, nowhere(t)))
+	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
+	a.conf.Store(&o.Config)
+	if err := a.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	want := topology.Resources{VCPUs: 1, MemoryMB: 1}
+	if err := a.tracker.Check(want); err != nil {
+		t.Fatalf("before: %v", err)
+	}
+	a.estrange(fault.New(fault.Forbidden, "provider host-t is another's"))
+	if err := a.tracker.Check(want); err == nil || !strings.Contains(err.Error(), "another's") {
+		t.Errorf("while it is: %v, want a refusal that says why", err)
+	}
+	a.estrange(nil)
+	if err := a.tracker.Check(want); err != nil {
+		t.Errorf("after: %v", err)
 	}
 }

@@ -148,6 +148,10 @@ func (h *hardware) apply() {
 		h.a.tracker.Refuse("this host is not known: " + why)
 		return
 	}
+	if err := h.a.foreign.Load(); err != nil {
+		h.a.tracker.Refuse((*err).Error())
+		return
+	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
 	h.setCapacity(inventory.Compute(in, nil, nil).Capacity)
 	h.a.tracker.Allow()

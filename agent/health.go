@@ -194,7 +194,7 @@ func (h *health) peers() api.Condition {
 	const soon = 30 * 24 * time.Hour
 	if left < soon {
 		return bad("peers", "the certificate ends at "+h.a.identity.Leaf.NotAfter.Format(time.DateOnly), fault.Reason{
-			Code: "certificate_ends", Message: "this host's certificate ends at " + h.a.identity.Leaf.NotAfter.Format(time.DateTime), Change: "renew it: berth pki host " + h.a.name,
+			Code: "certificate_ends", Message: "this host's certificate ends at " + h.a.identity.Leaf.NotAfter.Format(time.DateTime), Change: "renew it (berth pki host " + h.a.name + "), copy it here, restart the agent",
 		})
 	}
 	return good("peers", fmt.Sprintf("listening on %s, certificate good for %d days", c.Agent.Listen, int(left.Hours()/24)))

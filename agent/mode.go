@@ -145,6 +145,20 @@ func (a *Agent) estranged() error {
 	return nil
 }
 
+// estrange is told by the reporter whether Placement's provider is somebody
+// else's. Then no new claim is given: its allocation would be written there.
+func (a *Agent) estrange(err error) {
+	if err == nil {
+		if a.foreign.Swap(nil) != nil {
+			a.hardware.apply()
+		}
+		return
+	}
+	if a.foreign.Swap(&err) == nil {
+		a.hardware.apply()
+	}
+}
+
 // novaComputes finds nova-compute by what runs, not by its name alone: the
 // kernel cuts that to 15 letters, and Python programs are all called python. Only
 // processes of the same root folder count: a container's nova-compute owns the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,6 +45,11 @@ type Options struct {
 	// capacity that claims are fitted in follows Placement's ratios. It must not
 	// block. Nil for nobody.
 	Found func(inventory.Report)
+
+	// Estranged is told after each attempt whether Placement's provider is somebody
+	// else's: with the refusal that names both, or nil. It must not block. Nil for
+	// nobody.
+	Estranged func(error)
 
 	Interval time.Duration
 	Observe  bool // compare and tell, write nothing
@@ -200,6 +206,14 @@ func (r *Reporter) finish(err error) {
 	}
 	after := r.status.Error
 	r.mu.Unlock()
+	if r.opt.Estranged != nil {
+		switch {
+		case errors.Is(err, fault.Forbidden) && identityReason(err):
+			r.opt.Estranged(err)
+		case err == nil:
+			r.opt.Estranged(nil) // any other failure says nothing about it
+		}
+	}
 	switch {
 	case after != "" && after != before:
 		r.opt.Logger.Warn("placement is not equal to the host", "provider", r.opt.UUID, "error", after)
@@ -304,11 +318,18 @@ func (r *Reporter) find(ctx context.Context) (placementclient.ResourceProvider, 
 		"if nothing else writes it, put its uuid into "+IdentityFile+" in the state directory; if nova-compute or another host does, do not manage this host with Berth")
 }
 
+const codeIdentity = "provider_identity"
+
+// identityReason tells a refusal of ours from one of Placement's own (401, 403).
+func identityReason(err error) bool {
+	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == codeIdentity })
+}
+
 // conflict names both identities.
 func (r *Reporter) conflict(message, have, change string) error {
 	want := r.opt.Name + " (" + r.opt.UUID + ")"
 	return fault.Refuse(fault.Forbidden, "report the host to placement", fault.Reason{
-		Code: "provider_identity", Message: message + ", this host is " + want, Want: want, Have: have, Change: change,
+		Code: codeIdentity, Message: message + ", this host is " + want, Want: want, Have: have, Change: change,
 	})
 }
 

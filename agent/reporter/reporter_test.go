@@ -227,8 +227,14 @@ func TestReporter_IdentityConflictWritesNothingAndNamesBoth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlacement()
 			p.provider[there.UUID] = there
-			r := reporter.New(options(p))
+			o := options(p)
+			var told []error
+			o.Estranged = func(err error) { told = append(told, err) }
+			r := reporter.New(o)
 			err := r.Sync(t.Context())
+			if len(told) != 1 || told[0] == nil {
+				t.Errorf("told %v, want the refusal", told)
+			}
 			if !errors.Is(err, fault.Forbidden) || p.writes != 0 {
 				t.Fatalf("error %v after %d writes, want %v and none", err, p.writes, fault.Forbidden)
 			}
