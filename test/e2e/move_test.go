@@ -45,7 +45,8 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	m := w.migration(w.a, "m1", "is over", migration.Migration.Done)
 	w.require("outcome", m.Outcome, migration.OutcomeCompleted)
 	w.livesOn("m1", w.b, w.a)
-	t.Log(w.alive("m1", w.a, w.b))
+	m1 := w.alive("m1", w.a, w.b)
+	t.Log(m1)
 	if m.HandoverDowntime <= 0 || m.HandoverDowntime > 5*time.Second {
 		t.Errorf("commit and resume took %v", m.HandoverDowntime)
 	}
@@ -55,7 +56,10 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	// is chosen from Placement's candidates.
 	w.berth(w.a, "migrate", "m1")
 	w.livesOn("m1", w.a, w.b)
-	w.alive("m1", w.a, w.a)
+	back := w.beats(w.a, "m1", m1.Source+5) // its first words there were before the moves
+	if last := back[len(back)-1]; last.Boot != back[0].Boot || last.Bad+last.DiskBad != 0 || last.N <= m1.Last {
+		t.Errorf("back on host-a the guest says %+v; it was at beat %d of boot %s on host-b", last, m1.Last, m1.Boot)
+	}
 }
 
 func TestMove_CutLinkIsNoticedAndUndone(t *testing.T) {
@@ -182,7 +186,7 @@ func TestMove_HooksRunAndAreUndone(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		script := "#!/bin/sh\necho " + phase + " $(cat) >> /var/lib/berth/hook.log\necho '" + text + "'\n"
+		script := "#!/bin/sh\n{ printf '" + phase + " '; cat; echo; } >> /var/lib/berth/hook.log\necho '" + text + "'\n"
 		if err := os.WriteFile(filepath.Join(dir, "10-network"), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -397,3 +398,5 @@ func decodeError(w *world, r fleet.Result) api.ErrorDetail {
 	w.Fatalf("no error body in the answer:\n%s%s", r.Stdout, r.Stderr)
 	return api.ErrorDetail{Kind: fault.Internal}
 }
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

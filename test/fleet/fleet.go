@@ -125,7 +125,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 		}
 		o.Binary = bin
 	}
-	if err := makeKeys(ctx, o.Binary, keys, o.Names); err != nil {
+	if err := MakeKeys(ctx, o.Binary, keys, o.Names); err != nil {
 		return nil, err
 	}
 	begun := time.Now()
@@ -165,9 +165,9 @@ func (f *Fleet) start(ctx context.Context, o Options, keys string) error {
 	return nil
 }
 
-// makeKeys makes an authority, a certificate for each host, one for the switch
+// MakeKeys makes an authority, a certificate for each host, one for the switch
 // (Placement) and one for an operator, with the binary's own `berth pki`.
-func makeKeys(ctx context.Context, bin, dir string, names []string) error {
+func MakeKeys(ctx context.Context, bin, dir string, names []string) error {
 	run := func(args ...string) error {
 		out, err := exec.CommandContext(ctx, bin, args...).CombinedOutput()
 		if err != nil {
