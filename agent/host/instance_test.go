@@ -373,6 +373,44 @@ func TestSettle_StartsAutostartGuestsOnceABoot(t *testing.T) {
 	l.state("a", v.UUID, driver.Running)
 }
 
+// TestSettle_AutostartTriesEachGuestOnceABoot has a guest that cannot start, and
+// one whose start could not be asked for at first: neither has a guest started
+// again that was stopped since.
+func TestSettle_AutostartTriesEachGuestOnceABoot(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	uuids := map[string]string{}
+	for _, name := range []string{"broken", "fine", "late"} {
+		v := l.guest("a", name)
+		uuids[v.UUID] = name
+		inst, _ := a.tracker.Instance(v.UUID)
+		inst.Autostart = true
+		_, err := a.tracker.PutInstance(t.Context(), inst)
+		l.must("wish", err)
+		l.must("stop", a.Stop(t.Context(), name, host.StopOptions{Force: true}))
+	}
+	silent := true
+	a.fake.Fault(func(call, uuid string) error {
+		switch {
+		case call != "Start":
+		case uuids[uuid] == "broken":
+			return fault.New(fault.Internal, "its disk is gone")
+		case uuids[uuid] == "late" && silent:
+			return fault.New(fault.Unavailable, "libvirt does not answer")
+		}
+		return nil
+	})
+	l.wantKind("settle while libvirt does not answer", a.Settle(t.Context()), fault.Unavailable)
+	l.must("stop what was started", a.Stop(t.Context(), "fine", host.StopOptions{Force: true}))
+	silent = false
+	l.must("settle", a.Settle(t.Context()))
+	l.must("settle again", a.Settle(t.Context()))
+	want := map[string]driver.State{"broken": driver.ShutOff, "fine": driver.ShutOff, "late": driver.Running}
+	for uuid, name := range uuids {
+		l.state("a", uuid, want[name])
+	}
+}
+
 func TestFollow_ReleasesTheClaimOfAnUndefinedGuest(t *testing.T) {
 	l := newLab(t, "a")
 	a := l.hosts["a"]

@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/driver"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -92,34 +93,59 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 	return h.tracker.DeleteInstance(ctx, uuid)
 }
 
-// thisBoot is under which the boot of the last autostart is remembered. The
-// ledger keeps verbs of migrations; this is none, and says so.
-func (h *Host) thisBoot() claims.Ref {
-	return claims.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}
+// autostartRef is under which an autostart is remembered: the boot that it was
+// begun in, and the guests that are still to be tried. The ledger keeps verbs of
+// migrations; this is none, and says so.
+func autostartRef(step string) claims.Ref {
+	return claims.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: step}
 }
 
-// autostart starts, once in a boot of the host, the guests whose wish it is.
+// autostart tries once in a boot of the host to start each guest whose wish it
+// is. One that cannot start is told and left to its user: trying it again would
+// keep the host from ever being settled. Only a hypervisor that did not answer is
+// asked again, for those guests alone: of the others, some were stopped since.
 func (h *Host) autostart(ctx context.Context) error {
 	var last string
-	if _, err := h.tracker.Recall(h.thisBoot(), &last); err != nil {
+	var left []string
+	if _, err := h.tracker.Recall(autostartRef("boot"), &last); err != nil {
 		return err
 	}
 	boot := h.rt.Boot().ID
 	if last == boot {
-		return nil
-	}
-	var errs []error
-	for _, inst := range h.tracker.Instances() {
-		if inst.Autostart && inst.Token.State == claims.TokenHere {
-			if err := h.autostartOne(ctx, inst.UUID); err != nil {
-				errs = append(errs, wrap(err, "autostart instance %s", inst.UUID))
+		if _, err := h.tracker.Recall(autostartRef("left"), &left); err != nil {
+			return err
+		}
+	} else {
+		for _, inst := range h.tracker.Instances() {
+			if inst.Autostart && inst.Token.State == claims.TokenHere {
+				left = append(left, inst.UUID)
 			}
 		}
+		// The list before the boot that it is of: a crash between them makes it anew.
+		if err := h.tracker.Remember(ctx, autostartRef("left"), left); err != nil {
+			return err
+		}
+		if err := h.tracker.Remember(ctx, autostartRef("boot"), boot); err != nil {
+			return err
+		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	var errs []error
+	var again []string
+	for _, uuid := range left {
+		err := h.autostartOne(ctx, uuid)
+		switch fault.KindOf(err) {
+		case "":
+		case fault.Unavailable, fault.InDoubt, fault.Busy:
+			again = append(again, uuid)
+			errs = append(errs, wrap(err, "autostart instance %s", uuid))
+		default:
+			h.log.Error("a guest could not be started after the host's reboot", "instance", uuid, "error", err)
+		}
 	}
-	return h.tracker.Remember(ctx, h.thisBoot(), boot)
+	if len(again) < len(left) {
+		errs = append(errs, h.tracker.Remember(ctx, autostartRef("left"), again))
+	}
+	return errors.Join(errs...)
 }
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {
