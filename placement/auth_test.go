@@ -149,6 +149,8 @@ func TestMTLS_AHostWritesItsOwnAndAnOperatorAll(t *testing.T) {
 	must(t, a.PostAllocations(ctx, move))
 	forbidden(b.DeleteAllocations(ctx, id(200)))
 	must(t, a.DeleteAllocations(ctx, id(200)))
+	// Repeated after a lost reply: it is gone, which is no matter of rights.
+	wantKind(t, a.DeleteAllocations(ctx, id(200)), fault.NotFound, "")
 	stranger := map[string]pc.Allocations{
 		id(100): holding(id(2), one, pc.ConsumerInstance, pc.Generation(4)),
 		id(300): holding(id(11), one, pc.ConsumerInstance, nil),
