@@ -80,6 +80,16 @@ type SourceVerbs interface {
 	CleanUpSource(ctx context.Context, ref Ref) error
 }
 
+// StreamWaiter is an ability of a Host that is told when its hypervisor's job
+// ends: found by a type assertion, used in place of sleeping between two looks.
+// The guest stands still from that moment until the token is accepted.
+type StreamWaiter interface {
+	// AwaitStream returns when the stream's job ends, after d at the latest, or
+	// with ctx's cause when ctx ends first. Of a job that ended before, or that
+	// this process never watched, it knows nothing and takes all of d.
+	AwaitStream(ctx context.Context, ref Ref, d time.Duration) error
+}
+
 // DestinationVerbs are asked of the host that the guest goes to.
 type DestinationVerbs interface {
 	// CheckDestination says whether the guest could come, with every reason why

@@ -81,6 +81,9 @@ type (
 		Stopped  runtime.BootTime `json:"stopped"` // when the source's domain was seen stopped
 		Progress Progress         `json:"progress"`
 	}
+	finishedDestination struct {
+		Progress *Progress `json:"progress,omitempty"` // the stream's, when it was over
+	}
 	acceptedToken struct {
 		Downtime time.Duration `json:"downtime"`
 	}
@@ -255,9 +258,20 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 }
 
 func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.FinishDestination(ctx, s.ref(StepFinishDestination))
 	})
+	if err != nil {
+		return nil, err
+	}
+	// The stream's last figures come with the end of the hypervisor's job, and
+	// nobody waited for them while the guest stood still. Best effort: they are
+	// gone when the source has forgotten them.
+	var out finishedDestination
+	if st := s.look(ctx); st != nil && !st.InFlight && st.Progress.Elapsed > 0 {
+		out.Progress = &st.Progress
+	}
+	return out, nil
 }
 
 func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {

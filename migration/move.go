@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"berth/internal/fault"
 	"berth/migration/task"
@@ -68,10 +69,21 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		case action == ActionInDoubt || now.Since-settled >= s.c.cfg.Patience:
 			t.Doubt(fault.New(fault.InDoubt, "%s", why))
 		}
-		if err := s.c.cfg.Runtime.Sleep(ctx, verdict.Next); err != nil {
+		if err := s.pause(ctx, verdict.Next); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// pause waits before the next look at the stream: where the source can tell, no
+// longer than until its job ends.
+func (s *story) pause(ctx context.Context, d time.Duration) error {
+	if h, err := s.source(ctx); err == nil {
+		if w, ok := h.(StreamWaiter); ok {
+			return w.AwaitStream(ctx, s.ref(StepStream), d)
+		}
+	}
+	return s.c.cfg.Runtime.Sleep(ctx, d)
 }
 
 // commit is step 8b: the source durably surrenders the token. It is asked at

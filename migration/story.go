@@ -346,6 +346,11 @@ func (s *story) viewOf(st task.State) Migration {
 			if json.Unmarshal(step.Output, &accepted) == nil {
 				m.HandoverDowntime = accepted.Downtime
 			}
+		case StepFinishDestination:
+			var finished finishedDestination
+			if json.Unmarshal(step.Output, &finished) == nil && finished.Progress != nil {
+				m.Progress = *finished.Progress
+			}
 		}
 	}
 	switch {

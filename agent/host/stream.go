@@ -52,7 +52,10 @@ const (
 )
 
 // stream is an actor that waits for a job.
-type stream struct{ over chan struct{} }
+type stream struct {
+	ended chan struct{} // closed when libvirt has answered
+	over  chan struct{} // closed when what it answered is durable
+}
 
 func streamKey(ref migration.Ref) string { return fmt.Sprintf("%s/%d", ref.Migration, ref.Attempt) }
 
@@ -170,7 +173,7 @@ func (h *Host) copied(text string, targets []string) ([]copiedDisk, error) {
 
 // watch runs call as the actor of a stream and records its outcome.
 func (h *Host) watch(ref migration.Ref, call func(context.Context) error) *stream {
-	st := &stream{over: make(chan struct{})}
+	st := &stream{ended: make(chan struct{}), over: make(chan struct{})}
 	h.mu.Lock()
 	h.streams[streamKey(ref)] = st
 	h.mu.Unlock()
@@ -186,25 +189,50 @@ func (h *Host) watch(ref migration.Ref, call func(context.Context) error) *strea
 		log.Info("stream begins")
 		begin := h.rt.Boot().Since
 		err := call(h.ctx)
+		close(st.ended)
 		if err != nil && h.ctx.Err() != nil {
 			return // the agent stops; the job goes on, and is adopted
 		}
-		log.Info("stream is over", "seconds", (h.rt.Boot().Since - begin).Seconds(), "error", err)
+		lasted := h.rt.Boot().Since - begin
+		log.Info("stream is over", "seconds", lasted.Seconds(), "error", err)
 		ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(h.ctx), cleanupTimeout)
 		defer cancel()
-		if err := h.outcome(ctx, ref, err); err != nil {
+		if err := h.outcome(ctx, ref, err, lasted); err != nil {
 			log.Error("the outcome of the stream could not be recorded", "error", err)
 		}
 	})
 	if !running {
+		close(st.ended)
 		end()
 	}
 	return st
 }
 
+// AwaitStream implements migration.StreamWaiter.
+func (h *Host) AwaitStream(ctx context.Context, ref migration.Ref, d time.Duration) error {
+	h.mu.Lock()
+	st := h.streams[streamKey(ref)]
+	h.mu.Unlock()
+	if st != nil {
+		select {
+		case <-st.ended: // told once already, as far as anybody waited
+		default:
+			wait, cancel := h.rt.WithTimeout(ctx, d)
+			defer cancel()
+			select {
+			case <-st.ended:
+			case <-wait.Done():
+			}
+			return context.Cause(ctx)
+		}
+	}
+	return h.rt.Sleep(ctx, d)
+}
+
 // outcome makes durable how a stream ended; nil is that the guest has left. It
-// only ever knows more than before.
-func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error) error {
+// only ever knows more than before. lasted is how long libvirt's call took, 0
+// where that is not known.
+func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error, lasted time.Duration) error {
 	got := streamed{Result: resultUndone} // also where it was refused before it began
 	switch fault.KindOf(ended) {
 	case "":
@@ -217,6 +245,9 @@ func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error) erro
 	} else if job, err := h.migrator.CompletedJob(ctx, ref.Instance); err == nil {
 		// Best effort: a transient domain takes its statistics along.
 		p := progress(job, driver.Domain{State: driver.ShutOff})
+		// libvirt's downtime ends with its job; until its call returned the guest
+		// stood still as well.
+		p.Downtime += max(0, lasted-job.Elapsed)
 		got.Last = &p
 	}
 	h.recording.Lock()
@@ -269,7 +300,7 @@ func (h *Host) foundOver(ctx context.Context, ref migration.Ref) error {
 	if errors.Is(err, fault.Unavailable) {
 		return err
 	}
-	return h.outcome(ctx, ref, err)
+	return h.outcome(ctx, ref, err, 0)
 }
 
 // seenEnd tells from the domain how a job ended whose answer nobody heard: nil
@@ -349,7 +380,7 @@ func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.S
 		h.spawn("note that "+ref.Instance+" has left", func() {
 			ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(h.ctx), cleanupTimeout)
 			defer cancel()
-			if err := h.outcome(ctx, ref, nil); err != nil {
+			if err := h.outcome(ctx, ref, nil, 0); err != nil {
 				h.log.Warn("that the guest has left could not be recorded", "instance", ref.Instance, "migration", ref.Migration, "error", err)
 			}
 		})

@@ -91,7 +91,7 @@ func TestRefusals_TellAllReasonsAndLeaveNothing(t *testing.T) {
 		{name: "no destination with room", args: []string{"r1"}, code: 3, setup: fill},
 	} {
 		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
-			sub := &world{T: t, Fleet: w.Fleet, ctx: w.ctx, a: w.a, b: w.b}
+			sub := &world{TB: t, Fleet: w.Fleet, ctx: w.ctx, a: w.a, b: w.b}
 			undo := func() {}
 			if tt.setup != nil {
 				undo = tt.setup()

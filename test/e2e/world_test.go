@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func build(t *testing.T) {
+func build(t testing.TB) {
 	t.Helper()
 	lab.Require(t)
 	shared.once.Do(func() {
@@ -70,7 +70,7 @@ func build(t *testing.T) {
 
 // world is a fleet with helpers that fail the test.
 type world struct {
-	*testing.T
+	testing.TB
 	*fleet.Fleet
 	ctx  context.Context
 	a, b *lab.Host
@@ -113,7 +113,7 @@ func own(t *testing.T, config map[string]string) *world {
 func enter(t *testing.T, f *fleet.Fleet) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	t.Cleanup(cancel)
-	w := &world{T: t, Fleet: f, ctx: ctx, a: f.Hosts[0], b: f.Hosts[1]}
+	w := &world{TB: t, Fleet: f, ctx: ctx, a: f.Hosts[0], b: f.Hosts[1]}
 	t.Cleanup(w.logs)
 	return w
 }
