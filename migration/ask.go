@@ -123,6 +123,11 @@ func (s *story) context(t *task.Task, from, to Guest) Context {
 	}
 }
 
+// precheckTime bounds the question to a named destination while somebody waits
+// for the refusal. The check opens no disk and asks no hook: a host that takes
+// longer is as good as away. Arbitrary.
+const precheckTime = 10 * time.Second
+
 // precheck refuses what cannot be, before anything is accepted. It changes
 // nothing anywhere; the steps check again, since the world moves on.
 func (s *story) precheck(ctx context.Context) (Guest, error) {
@@ -147,14 +152,14 @@ func (s *story) precheck(ctx context.Context) (Guest, error) {
 		}
 	}
 	errs = append(errs, err)
-	return src.Guest, together("live-migrate instance "+s.instance, errs)
+	return src.Guest, together("live-migrate "+src.Guest.Name, errs)
 }
 
 func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
 	if s.named == s.from {
 		return sameHost(src.Source, src.Source)
 	}
-	return s.askOnce(ctx, s.c.cfg.VerbTimeout, s.host(s.named), func(ctx context.Context, h Host) error {
+	return s.askOnce(ctx, min(precheckTime, s.c.cfg.VerbTimeout), s.host(s.named), func(ctx context.Context, h Host) error {
 		answer, err := h.CheckDestination(ctx, s.ref(StepCheckDestination), CheckRequest{Guest: src.Guest, Source: src.Source})
 		if err != nil {
 			return fmt.Errorf("host %s: %w", s.named, err)
