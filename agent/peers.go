@@ -10,7 +10,6 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/placementclient"
 )
 
 const peerPort = "16515"
@@ -87,29 +86,3 @@ func (p *peers) forget() {
 }
 
 func (p *peers) close() { p.forget() }
-
-// allocations gives agent/host the two calls it needs of Placement.
-type allocations struct{ client *placementclient.Client }
-
-// attempts bounds how often a lost race for a consumer's generation is read
-// again: the instance stands still, so nobody else should write it.
-const allocationAttempts = 4
-
-func (p allocations) put(ctx context.Context, consumer string, change func(now placementclient.Allocations) (placementclient.Allocations, bool)) error {
-	var err error
-	for range allocationAttempts {
-		var now placementclient.Allocations
-		if now, err = p.client.Allocations(ctx, consumer); err != nil {
-			return err
-		}
-		next, differs := change(now)
-		if !differs {
-			return nil
-		}
-		next.ConsumerGeneration = now.ConsumerGeneration
-		if err = p.client.PutAllocations(ctx, consumer, next); !errors.Is(err, fault.GenerationConflict) {
-			return err
-		}
-	}
-	return err
-}

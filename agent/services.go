@@ -14,42 +14,7 @@ import (
 	"berth/internal/version"
 	"berth/migration"
 	"berth/placementclient"
-	"berth/topology"
 )
-
-// PutAllocation implements host.Placement.
-func (p allocations) PutAllocation(ctx context.Context, a host.Allocation) error {
-	want := placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{a.Provider: classes(a.Resources)},
-		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
-	}
-	return p.put(ctx, a.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, bool) {
-		return want, !now.SameResources(want) || now.ProjectID != want.ProjectID || now.UserID != want.UserID
-	})
-}
-
-// DeleteAllocation implements host.Placement.
-func (p allocations) DeleteAllocation(ctx context.Context, consumer string) error {
-	err := p.client.DeleteAllocations(ctx, consumer)
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	return err
-}
-
-// classes are amounts by resource class; a class of nothing is left out, as
-// Placement knows no allocation of zero.
-func classes(r topology.Resources) placementclient.Resources {
-	out := placementclient.Resources{}
-	for class, n := range map[string]int64{
-		placementclient.ClassVCPU: int64(r.VCPUs), placementclient.ClassMemoryMB: r.MemoryMB, placementclient.ClassDiskGB: r.DiskGB,
-	} {
-		if n > 0 {
-			out[class] = n
-		}
-	}
-	return out
-}
 
 type agentService struct{ a *Agent }
 

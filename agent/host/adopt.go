@@ -96,6 +96,12 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 		if err := h.tokenHere(inst); err != nil {
 			return out, err
 		}
+	} else if err := between(d); err != nil {
+		if amongAll {
+			h.log.Warn("not adopted: a migration that nobody here conducts has it", "instance", uuid, "name", d.Name, "state", d.State, "reason", d.Reason)
+			return Adopted{}, nil
+		}
+		return out, err
 	}
 	found, resources, remarks, err := h.read(ctx, d)
 	if err != nil {
@@ -115,6 +121,24 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 	inst, _ = h.tracker.Instance(uuid)
 	out.InstanceView = h.look(inst, d)
 	return out, nil
+}
+
+// between refuses to own what a migration by other hands has left here, or has not
+// brought whole: the guest is another host's, as far as anybody can tell here.
+func between(d driver.Domain) error {
+	switch {
+	case hasLeft(d):
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "has_left", Message: "guest " + d.Name + " has left by a migration: it runs on another host", Have: "shut off (migrated)",
+			Change: "virsh undefine what is left of it here; adopt it where it runs",
+		})
+	case d.State == driver.Paused && d.Reason == driver.ReasonMigrating:
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "migration_under_way", Message: "guest " + d.Name + " is in the middle of a migration", Have: "paused (migrating)",
+			Change: "adopt it where it runs when that is over",
+		})
+	}
+	return nil
 }
 
 // read makes the ledger's instance of a domain: from Berth's metadata where a
@@ -193,7 +217,11 @@ func (h *Host) settleAdopted(ctx context.Context, d driver.Domain, inst claims.I
 	err := h.o.Placement.PutAllocation(ctx, Allocation{
 		Consumer: d.UUID, Provider: h.o.ProviderUUID, Resources: claim.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, fault.Forbidden) && len(fault.ReasonsOf(err)) > 0:
+		out = append(out, fault.ReasonsOf(err)...)
+		h.log.Warn("adopted with a remark", "instance", d.UUID, "name", d.Name, "remark", err.Error())
+	case err != nil:
 		// A guest that runs is not refused for bookkeeping (law 6).
 		warn("allocation_missing", fmt.Sprintf("the allocation of %s could not be written: %v", d.Name, err), "adopt it again when Placement answers")
 	}

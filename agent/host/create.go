@@ -437,7 +437,7 @@ func (c *creating) undo(ctx context.Context) error {
 		errs = append(errs, h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)))
 	}
 	if errors.Join(errs...) == nil && c.allocated {
-		errs = append(errs, h.o.Placement.DeleteAllocation(ctx, uuid))
+		errs = append(errs, h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID))
 	}
 	if errors.Join(errs...) == nil && c.claimed {
 		// Record, token and claim, whether the claim is bound by now or pending.

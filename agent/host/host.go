@@ -25,9 +25,13 @@ const ModeObserve = "observe"
 // safe to repeat.
 type Placement interface {
 	// PutAllocation makes the consumer's allocation exactly this one.
+	// fault.Forbidden when it holds something of another provider: then the guest
+	// is another host's, or moves.
 	PutAllocation(ctx context.Context, a Allocation) error
-	// DeleteAllocation removes all of the consumer's; success when it has none.
-	DeleteAllocation(ctx context.Context, consumer string) error
+	// DeleteAllocation removes what the consumer holds of this provider; success
+	// when that is nothing. What it holds of others stays: a guest that somebody
+	// moved by hand lives there.
+	DeleteAllocation(ctx context.Context, consumer, provider string) error
 }
 
 // Allocation is what an instance holds of this host's provider.

@@ -276,14 +276,24 @@ func (p *placement) PutAllocation(ctx context.Context, a host.Allocation) error 
 	if err != nil {
 		return err
 	}
+	for rp := range have.Allocations {
+		if rp != a.Provider {
+			return fault.Refuse(fault.Forbidden, "put allocation", fault.Reason{Code: "allocation_elsewhere", Message: "it is on " + rp})
+		}
+	}
 	return p.PutAllocations(ctx, a.Consumer, placementclient.Allocations{
 		Allocations: map[string]placementclient.Resources{a.Provider: r}, ProjectID: a.ProjectID, UserID: a.UserID,
 		ConsumerGeneration: have.ConsumerGeneration, ConsumerType: placementclient.ConsumerInstance,
 	})
 }
 
-func (p *placement) DeleteAllocation(ctx context.Context, consumer string) error {
-	return p.DeleteAllocations(ctx, consumer)
+func (p *placement) DeleteAllocation(ctx context.Context, consumer, provider string) error {
+	have, err := p.Allocations(ctx, consumer)
+	if _, here := have.Allocations[provider]; err != nil || !here {
+		return err
+	}
+	delete(have.Allocations, provider)
+	return p.PutAllocations(ctx, consumer, have)
 }
 
 func (p *placement) Allocations(_ context.Context, consumer string) (placementclient.Allocations, error) {

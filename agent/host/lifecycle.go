@@ -181,7 +181,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 // first: while the ledger knows the guest, a failure here can be repeated.
 func (h *Host) forget(ctx context.Context, uuid string) error {
 	if h.o.Placement != nil {
-		if err := h.o.Placement.DeleteAllocation(ctx, uuid); err != nil {
+		if err := h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID); err != nil {
 			return wrap(err, "delete its allocation")
 		}
 	}

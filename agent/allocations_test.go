@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host"
+	"berth/internal/fault"
+	"berth/placement"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// served answers requests by a server, without a network.
+type served struct{ http.Handler }
+
+func (s served) RoundTrip(q *http.Request) (*http.Response, error) {
+	if q.Body == nil {
+		q.Body = http.NoBody // as a server's request always has one
+	}
+	r := httptest.NewRecorder()
+	s.ServeHTTP(r, q)
+	return r.Result(), nil
+}
+
+// TestAllocations_LeaveAloneWhatIsAnotherHosts is a guest that was moved by hand,
+// with virsh: its old host, which finds it gone, must not take its allocation
+// away, nor one that has a leftover of it overwrite it.
+func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
+	const (
+		here     = "33333333-3333-4333-8333-333333333330"
+		there    = "33333333-3333-4333-8333-333333333331"
+		instance = "11111111-1111-4111-8111-111111111111"
+	)
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for name, uuid := range map[string]string{"a": here, "b": there} {
+		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: uuid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
+			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := allocations{client}
+	on := func(provider string) host.Allocation {
+		return host.Allocation{
+			Consumer: instance, Provider: provider, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u",
+		}
+	}
+	held := func(what string, want map[string]placementclient.Resources) {
+		t.Helper()
+		got, err := client.Allocations(ctx, instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got.Allocations); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	amounts := placementclient.Resources{"VCPU": 1, "MEMORY_MB": 64}
+	if err := a.PutAllocation(ctx, on(there)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.PutAllocation(ctx, on(here)); !errors.Is(err, fault.Forbidden) || len(fault.ReasonsOf(err)) != 1 {
+		t.Errorf("put over another host's: %v, want a refusal that names it", err)
+	}
+	if err := a.DeleteAllocation(ctx, instance, here); err != nil {
+		t.Errorf("delete what is not here: %v", err)
+	}
+	held("after the old host's clean-up", map[string]placementclient.Resources{there: amounts})
+	for range 2 {
+		if err := a.DeleteAllocation(ctx, instance, there); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	}
+	held("after the delete", map[string]placementclient.Resources{})
+	if err := a.PutAllocation(ctx, on(here)); err != nil {
+		t.Errorf("put after a delete: %v", err)
+	}
+	held("after the put", map[string]placementclient.Resources{here: amounts})
+}
