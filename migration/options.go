@@ -51,7 +51,7 @@ type Config struct {
 	// Patience is how long somebody who must answer may be silent before the
 	// migration is shown as in doubt (default 1 minute).
 	Patience time.Duration
-	// UndoLater is the pause between two passes of an undo that did not succeed
+	// UndoLater is the longest pause between two passes of an undo that did not succeed
 	// (default 30 s).
 	UndoLater time.Duration
 	// KeepFinished is how many finished migrations are kept (default 1000).

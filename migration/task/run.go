@@ -157,7 +157,7 @@ func (e *Engine) turn(ctx context.Context, t *Task, step string, err error) erro
 func (e *Engine) undoing(ctx context.Context, t *Task, steps []Step) error {
 	for pass := 0; ; pass++ {
 		if pass > 0 {
-			if err := e.o.Runtime.Sleep(ctx, e.o.UndoLater); err != nil {
+			if err := e.o.Runtime.Sleep(ctx, e.later(pass)); err != nil {
 				return err
 			}
 		}
@@ -254,6 +254,19 @@ func (e *Engine) backoff(try int) time.Duration {
 		}
 	}
 	return d
+}
+
+// later is the pause before a pass of undos: it doubles up to UndoLater, so that
+// somebody who was away for a moment is asked again soon.
+func (e *Engine) later(pass int) time.Duration {
+	d := e.o.BackoffMax
+	for range pass - 1 {
+		if d >= e.o.UndoLater {
+			break
+		}
+		d *= 2
+	}
+	return min(d, e.o.UndoLater)
 }
 
 func find(steps []Step, name string) (Step, error) {

@@ -54,7 +54,8 @@ type Options struct {
 	// (default 100 ms and 10 s).
 	BackoffMin, BackoffMax time.Duration
 	// UndoTries is how often an undo is tried in one pass (default 4). When a
-	// pass has failed, the next comes after UndoLater (default 30 s).
+	// pass has failed, the next comes after BackoffMax, and then after twice as
+	// long each time, up to UndoLater (default 30 s).
 	UndoTries int
 	UndoLater time.Duration
 	// Patience is how long a forward step may fail before State.Doubt says so

@@ -273,6 +273,28 @@ func TestRun_NeverForgetsAnUndo(t *testing.T) {
 	}
 }
 
+func TestRun_AsksAgainSoonForAnUndoThatFailedOnce(t *testing.T) {
+	b := newBench(t)
+	var at []time.Duration // of each pass
+	steps := []task.Step{b.step("one", fails, func(context.Context, *task.Task) error {
+		now := b.proc.Boot().Since
+		if len(at) == 0 || now-at[len(at)-1] > 5*time.Second {
+			at = append(at, now)
+		}
+		if len(at) < 5 {
+			return errors.New("peer is down")
+		}
+		return nil
+	})}
+	b.run(steps, nil)
+	b.end()
+	for i, most := range []time.Duration{12 * time.Second, 22 * time.Second, 32 * time.Second, 32 * time.Second} {
+		if pause := at[i+1] - at[i]; pause > most {
+			t.Errorf("pass %d came after %v, want at most %v", i+2, pause, most)
+		}
+	}
+}
+
 func TestRun_UndoesNothingEarlierThanAnUndoThatMustNotLag(t *testing.T) {
 	b := newBench(t)
 	tries := 0
