@@ -35,6 +35,7 @@ type Verdict struct {
 type StreamWatch struct {
 	seen    bool
 	started time.Duration // first sample
+	looked  time.Duration // last sample
 	moved   time.Duration // last sample with progress
 	moving  bool          // a byte has been seen
 	last    Progress
@@ -51,11 +52,21 @@ type StreamWatch struct {
 // limit. The dirty rate is not looked at: it stays 0 in some versions.
 func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 	if !w.seen {
-		w.seen, w.started, w.moved = true, s.At, s.At
+		w.seen, w.started, w.looked, w.moved = true, s.At, s.At, s.At
+	}
+	limit, what := l.Stall, "no memory or disk bytes moved"
+	if !w.moving {
+		limit, what = l.Setup, "the destination did not begin to take the guest"
+	}
+	// Silence is no stall: nothing is known about the bytes. A look that came
+	// late, since the agent or the hypervisor hung, is a silence too: libvirt
+	// itself moves nothing while it hangs, and goes on afterwards.
+	late := s.At-w.looked >= limit/2
+	w.looked = s.At
+	if s.Status == nil || late {
+		w.moved = s.At
 	}
 	if s.Status == nil {
-		// Silence is no stall: nothing is known about the bytes.
-		w.moved = s.At
 		return w, Verdict{Next: l.Poll}
 	}
 	p := s.Status.Progress
@@ -68,10 +79,6 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 	w.last = p
 
 	v := Verdict{Next: l.Poll}
-	limit, what := l.Stall, "no memory or disk bytes moved"
-	if !w.moving {
-		limit, what = l.Setup, "the destination did not begin to take the guest"
-	}
 	elapsed := max(p.Elapsed, s.At-w.started)
 	switch {
 	case !s.Status.InFlight:
