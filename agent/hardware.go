@@ -25,6 +25,7 @@ import (
 const (
 	bucketAgent = "agent"
 	keyTopology = "topology" // the last good reading
+	keyDisk     = "disk_gb"  // the last size of the filesystem of guests' disks, GiB
 	keyRatios   = "ratios"   // the last ratios that Placement and the configuration came to
 )
 
@@ -39,7 +40,7 @@ type hardware struct {
 	now    *topology.Host // as last read; nil when it could not be
 	good   *topology.Host // what is believed; nil on a first start without a good reading
 	arch   string
-	diskGB int64
+	disk   *int64         // GiB, as last read; nil when it never could be
 	why    []fault.Reason // why now is not believed, or what it lacks
 	ratios inventory.Ratios
 }
@@ -52,6 +53,12 @@ func newHardware(a *Agent) *hardware {
 		var good topology.Host
 		if json.Unmarshal(raw, &good) == nil {
 			h.good = &good
+		}
+	}
+	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyDisk); err == nil && ok {
+		var gb int64
+		if json.Unmarshal(raw, &gb) == nil {
+			h.disk = &gb
 		}
 	}
 	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyRatios); err == nil && ok {
@@ -90,8 +97,10 @@ func (h *hardware) read(ctx context.Context) {
 			good = &got
 		}
 	}
+	resized := false
 	if diskErr == nil {
-		h.diskGB = disk
+		resized = h.disk == nil || *h.disk != disk
+		h.disk = &disk
 	} else {
 		why = append(why, fault.Reason{Code: "disk_unreadable", Message: diskErr.Error(), Change: "set [host] disk_path to the folder of guests' disks"})
 	}
@@ -101,6 +110,9 @@ func (h *hardware) read(ctx context.Context) {
 
 	if changed {
 		h.keep(ctx, keyTopology, good)
+	}
+	if resized {
+		h.keep(ctx, keyDisk, disk)
 	}
 	h.apply()
 }
@@ -200,7 +212,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 	c := h.a.config()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.good == nil {
+	if h.good == nil || h.disk == nil {
 		words := "it has not been read yet"
 		if len(h.why) > 0 {
 			words = h.why[0].Message
@@ -208,7 +220,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		return inventory.Input{}, false, words
 	}
 	return inventory.Input{
-		Host: h.good, Arch: h.arch, DiskGB: h.diskGB,
+		Host: h.good, Arch: h.arch, DiskGB: *h.disk,
 		Reserved: topology.Resources{VCPUs: c.Host.ReservedVCPUs, MemoryMB: c.Host.ReservedMemoryMB, DiskGB: c.Host.ReservedDiskGB},
 		Fixed:    inventory.Ratios{CPU: c.Placement.CPURatio, RAM: c.Placement.RAMRatio, Disk: c.Placement.DiskRatio},
 		Initial:  inventory.Ratios{CPU: c.Placement.InitialCPURatio, RAM: c.Placement.InitialRAMRatio, Disk: c.Placement.InitialDiskRatio},

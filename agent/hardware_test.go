@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/internal/fault"
 	"berth/topology"
 )
 
@@ -97,9 +99,12 @@ func TestConcerns_OnlyHardwareThatIsReported(t *testing.T) {
 	}
 }
 
-func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
-	root := t.TempDir()
-	put := func(path, text string) {
+// tinyMachine is a tree of one CPU and 1 GiB, and a function that writes one of
+// its files.
+func tinyMachine(t *testing.T) (root string, put func(path, text string)) {
+	t.Helper()
+	root = t.TempDir()
+	put = func(path, text string) {
 		t.Helper()
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -116,6 +121,47 @@ func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
 	put("sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n")
 	put("proc/cpuinfo", "processor\t: 0\n\n")
 	put("proc/meminfo", "MemTotal: 1048576 kB\nMemFree: 524288 kB\n")
+	return root, put
+}
+
+// TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller restarts an agent
+// whose folder for disks cannot be read any more.
+func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
+	c := settings(t, nowhere(t))
+	root, put := tinyMachine(t)
+	c.Host.Root = root
+	put("file", "no folder")
+	good, bad := t.TempDir(), filepath.Join(root, "file", "below")
+	total := func(path string) (gb int64, claim error) {
+		t.Helper()
+		c.Host.DiskPath = path
+		a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		a.rt = a.opt.Runtime
+		a.conf.Store(&c)
+		if err := a.open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := a.close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		return a.tracker.Usage().Capacity.Total.DiskGB, a.tracker.Check(topology.Resources{VCPUs: 1, MemoryMB: 1})
+	}
+	if gb, err := total(bad); gb != 0 || !errors.Is(err, fault.Unavailable) {
+		t.Errorf("first start without a readable folder: %d GiB, claims: %v; want none given", gb, err)
+	}
+	want, err := total(good)
+	if err != nil || want == 0 {
+		t.Fatalf("%d GiB, claims: %v", want, err)
+	}
+	if got, err := total(bad); got != want || err != nil {
+		t.Errorf("folder unreadable after a restart: %d GiB, claims: %v; want %d as last read", got, err, want)
+	}
+}
+
+func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
+	root, put := tinyMachine(t)
 	c := settings(t, nowhere(t))
 	c.Host.Root = root
 	a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
