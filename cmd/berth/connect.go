@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,7 +39,15 @@ func (a *app) dial() (*api.Client, error) {
 	if err != nil || to == "" {
 		return local, err
 	}
-	name, _, splitErr := net.SplitHostPort(to)
+	name, port, splitErr := net.SplitHostPort(to)
+	if splitErr != nil {
+		name, port = to, peerPort
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil || name == "" || strings.ContainsAny(name, " \t\n\"@?#") {
+		return nil, fault.Refuse(fault.Invalid, "connect to "+strconv.Quote(to), fault.Reason{
+			Code: "address", Message: "it is neither a socket's path, nor a host's name, nor HOST:PORT", Change: "correct --connect (or BERTH_CONNECT)",
+		})
+	}
 	if splitErr != nil && a.certFile == "" {
 		return local.Via(to), nil
 	}
@@ -63,6 +72,11 @@ func (a *app) dial() (*api.Client, error) {
 		p.CA = filepath.Join(filepath.Dir(p.Cert), pki.CACertFile)
 	}
 	if o.Identity, err = pki.Load(p, time.Now()); err != nil {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+			return nil, fault.Refuse(fault.Invalid, "connect to "+to, fault.Reason{
+				Code: "certificate_missing", Message: err.Error(), Change: "correct --cert, --key and --ca (berth pki operator NAME makes the three files)",
+			})
+		}
 		return nil, err
 	}
 	if role, who := pki.RoleOf(o.Identity.Leaf); role == pki.RoleHost {

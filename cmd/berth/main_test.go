@@ -14,7 +14,6 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
-	"berth/migration"
 )
 
 func TestMain(m *testing.M) {
@@ -110,43 +109,6 @@ func TestEveryCommand_HasHelp(t *testing.T) {
 		}
 	}
 	walk(nil)
-}
-
-func TestProgressLine(t *testing.T) {
-	m := migration.Migration{
-		InstanceName: "web-1", SourceCompute: "host-a", DestCompute: "host-b", Status: migration.StatusRunning, Step: "stream",
-		Progress: migration.Progress{
-			Phase: "memory", MemoryTotal: 128 << 20, MemoryRemaining: 32 << 20, Rate: 20 << 20, DirtyRate: 4 << 20, Iteration: 3,
-		},
-	}
-	for _, tt := range []struct {
-		name   string
-		change func(*migration.Migration)
-		want   []string
-	}{
-		{"sending", func(*migration.Migration) {}, []string{"web-1 host-a -> host-b", "memory", "[###############.....]", " 75%", "20.0 MiB/s", "32.0 MiB left", "dirty 4.0 MiB/s", "pass 3", "ETA 2.0s"}},
-		{"never ends", func(m *migration.Migration) { m.Progress.DirtyRate = 30 << 20 }, []string{"ETA never"}},
-		{"nothing sent yet", func(m *migration.Migration) { m.Progress.Rate = 0 }, []string{"ETA ?"}},
-		{"preparing", func(m *migration.Migration) {
-			m.Status, m.Step, m.Progress = migration.StatusPreparing, "pre_live_migration", migration.Progress{}
-		}, []string{"preparing", "pre live migration"}},
-		{"undoing", func(m *migration.Migration) { m.Status, m.Phase = migration.StatusError, "undoing" }, []string{"putting back: stream"}},
-		{"over", func(m *migration.Migration) {
-			m.Status, m.Outcome = migration.StatusCompleted, migration.OutcomeCompleted
-		}, []string{"completed"}},
-		{"no destination yet", func(m *migration.Migration) { m.Status, m.DestCompute = migration.StatusAccepted, "" }, []string{"host-a -> ?"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			m := m
-			tt.change(&m)
-			line := progressLine(m)
-			for _, want := range tt.want {
-				if !strings.Contains(line, want) {
-					t.Errorf("%q lacks %q", line, want)
-				}
-			}
-		})
-	}
 }
 
 func TestPrintError_SaysEachReasonAndWhatToDo(t *testing.T) {

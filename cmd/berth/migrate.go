@@ -36,6 +36,10 @@ that does. Ctrl-C stops watching, never the move.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: o}
 			if len(args) == 2 {
+				// An unset variable of a script must not become "anywhere".
+				if args[1] == "" {
+					return fault.New(fault.Invalid, "HOST is empty: name one, or leave it out and Placement's candidates decide")
+				}
 				r.Destination = args[1]
 			}
 			if detach && wait && cmd.Flags().Changed("wait") {
@@ -82,20 +86,20 @@ func (a *app) migrate(ctx context.Context, r api.Migrate, wait bool) error {
 	if !wait {
 		return a.printMigration(m)
 	}
-	return a.watch(ctx, c, m.UUID, m.SourceCompute, false)
+	return a.watch(ctx, c, m.UUID, m.SourceCompute, r.Destination, false)
 }
 
 // watchPatience is how long an agent may be away while its move is watched.
 const watchPatience = 2 * time.Minute
 
-// watch follows a migration to its end. each makes every record a line of JSON;
-// else only the last one is printed.
-func (a *app) watch(ctx context.Context, c *api.Client, id, source string, each bool) error {
+// watch follows a migration to its end, to the host that was named or empty. each
+// makes every record a line of JSON; else only the last one is printed.
+func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, each bool) error {
 	if source != "" {
 		c = c.Via(source)
 	}
 	var last migration.Migration
-	p := newProgress(a)
+	p := newProgress(a, to)
 	err := c.WatchMigration(ctx, id, watchPatience, func(m migration.Migration) error {
 		last = m
 		switch {
@@ -124,9 +128,29 @@ func (a *app) watch(ctx context.Context, c *api.Client, id, source string, each 
 			return printErr
 		}
 	}
-	if err == nil && !a.json {
-		fmt.Fprintf(a.out, "%s runs on %s; it stood still for %s, of which the hand-over took %s\n", last.InstanceName, last.DestCompute,
-			rough(last.Progress.Downtime+last.HandoverDowntime), rough(last.HandoverDowntime))
+	if !a.json {
+		a.tellOutcome(last)
 	}
 	return err
+}
+
+// tellOutcome says what a watched move came to, where that is settled.
+func (a *app) tellOutcome(m migration.Migration) {
+	switch m.Outcome {
+	case migration.OutcomeCompleted:
+		fmt.Fprintf(a.out, "%s runs on %s; %s\n", m.InstanceName, m.DestCompute, stoodStill(m))
+	case migration.OutcomeUndone:
+		fmt.Fprintf(a.out, "%s stays on %s: %s\n", m.InstanceName, m.SourceCompute, restored(m))
+	}
+}
+
+// stoodStill says for how long the guest did not run, as far as it was measured.
+func stoodStill(m migration.Migration) string {
+	switch {
+	case m.HandoverDowntime == 0:
+		return "how long it stood still was not measured"
+	case m.Progress.Downtime == 0:
+		return "the hand-over took " + rough(m.HandoverDowntime)
+	}
+	return fmt.Sprintf("it stood still for %s, of which the hand-over took %s", rough(m.Progress.Downtime+m.HandoverDowntime), rough(m.HandoverDowntime))
 }

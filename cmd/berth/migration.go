@@ -88,14 +88,21 @@ func (a *app) printMigration(m migration.Migration) error {
 		row(w, "started", ago(m.CreatedAt))
 		if p := m.Progress; p.MemoryTotal > 0 {
 			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
-			row(w, "downtime", fmt.Sprintf("%s, and %s for the hand-over", rough(p.Downtime), rough(m.HandoverDowntime)))
+		}
+		switch m.Outcome {
+		case migration.OutcomeCompleted:
+			row(w, "downtime", stoodStill(m))
+		case migration.OutcomeUndone:
+			row(w, "put back", restored(m))
 		}
 		if m.Error != nil {
 			row(w, "error", m.Error.Message)
 			for _, r := range m.Error.Reasons {
-				row(w, "", "- "+r.Message)
+				if r.Message != m.Error.Message {
+					fmt.Fprintf(w, "\t- %s\n", r.Message)
+				}
 				if r.Change != "" {
-					row(w, "", "  to do: "+r.Change)
+					fmt.Fprintf(w, "\t  to do: %s\n", r.Change)
 				}
 			}
 		}
@@ -137,7 +144,7 @@ func (a *app) migrationWatch() *cobra.Command {
 				return err
 			}
 			defer c.Close()
-			return a.watch(cmd.Context(), c, args[0], "", true)
+			return a.watch(cmd.Context(), c, args[0], "", "", true)
 		},
 	}
 }
@@ -163,7 +170,7 @@ left its source. With --wait the command returns when all is put back.`,
 			if !wait || m.Done() {
 				return a.printMigration(m)
 			}
-			p := newProgress(a)
+			p := newProgress(a, "")
 			err = c.WatchMigration(cmd.Context(), args[0], watchPatience, func(now migration.Migration) error {
 				m = now
 				if !a.json {

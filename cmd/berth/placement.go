@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"berth/internal/runtime"
@@ -24,7 +26,7 @@ consumers that touch it, an operator's everything.`,
   berth placement --listen 192.0.2.10:8778 --db /var/lib/berth/placement.db \
       --ca /etc/berth/pki/ca.crt --cert /etc/berth/pki/host.crt --key /etc/berth/pki/host.key`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			// Only what this command line says: BERTH_CERT is an operator's, for asking.
 			for name, to := range map[string]*string{"cert": &o.Cert, "key": &o.Key, "ca": &o.CA} {
 				if flag := cmd.Flags().Lookup(name); flag.Changed {
@@ -42,6 +44,7 @@ consumers that touch it, an operator's everything.`,
 			if err != nil {
 				return err
 			}
+			defer func() { err = errors.Join(err, s.Close()) }()
 			ctx := cmd.Context()
 			told := make(chan struct{})
 			rt.Go("placement readiness", func() {

@@ -3,95 +3,203 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
 
 	"berth/migration"
+	"berth/migration/task"
 )
 
-// progress shows a migration as it goes: one line that is written over on a
-// terminal; in a pipe a new line when the step changes and every few seconds.
+// progress shows a migration as it goes. Live, on a terminal or where
+// BERTH_PROGRESS=live says that somebody watches through a pipe, it is one line
+// that is written over. Plain, it is a new line when what is being done changes,
+// and every plainEvery while it stays the same.
 type progress struct {
-	w        io.Writer
-	terminal bool
-	open     bool // a line without its end stands on the terminal
-	step     string
-	shown    time.Time
+	w     io.Writer
+	live  bool
+	width int              // of the terminal, in columns; live only
+	now   func() time.Time // replaced in tests
+	to    string           // destination that was asked for; empty where Placement decides
+
+	open  bool // a line without its end stands on the terminal
+	drawn int  // how long it is
+	doing string
+	sent  bool // bytes were seen to move
+	shown time.Time
 }
 
 // plainEvery is how often a line is printed where nothing can be written over.
-const plainEvery = 5 * time.Second
+const plainEvery = 2 * time.Second
 
-func newProgress(a *app) *progress {
-	return &progress{w: a.out, terminal: isTerminal(a.out)}
+func newProgress(a *app, to string) *progress {
+	p := &progress{w: a.out, live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: 80}
+	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
+		p.width = n
+	}
+	if f, ok := a.out.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
+			p.width = n
+		}
+	}
+	return p
 }
 
 func (p *progress) show(m migration.Migration) {
-	line, step := progressLine(m), string(m.Status)+m.Step
-	if p.terminal {
-		// Return, write, clear what an older and longer line left.
-		fmt.Fprintf(p.w, "\r%s\x1b[K", line)
-		p.open = true
-		if m.Done() {
-			p.end()
+	if m.DestCompute == "" {
+		m.DestCompute = p.to
+	}
+	doing := doingWords(m)
+	if m.Step == migration.StepStream && p.sent && doing == startingTransfer {
+		doing = "" // the hypervisor has forgotten a job that is over
+	}
+	p.sent = p.sent || strings.HasPrefix(doing, "sending")
+	if doing == "" { // between two steps
+		if doing = p.doing; doing == "" {
+			doing = "checking both hosts"
 		}
-		return
 	}
-	if step == p.step && time.Since(p.shown) < plainEvery {
-		return
+	line := progressLine(m, doing)
+	if p.live {
+		p.redraw(line)
+	} else if doing != p.doing || p.now().Sub(p.shown) >= plainEvery {
+		p.shown = p.now()
+		fmt.Fprintln(p.w, line)
 	}
-	p.step, p.shown = step, time.Now()
-	fmt.Fprintln(p.w, line)
+	p.doing = doing
+	if m.Done() {
+		p.end()
+	}
+}
+
+// redraw writes over the line. A line that is longer than the terminal would
+// wrap, and the next return would not reach its beginning.
+func (p *progress) redraw(line string) {
+	if r := []rune(line); len(r) >= p.width {
+		line = string(r[:p.width-1])
+	}
+	n := utf8.RuneCountInString(line)
+	fmt.Fprintf(p.w, "\r%s%s", line, strings.Repeat(" ", max(0, p.drawn-n)))
+	p.open, p.drawn = true, n
 }
 
 func (p *progress) end() {
 	if p.open {
 		fmt.Fprintln(p.w)
-		p.open = false
+		p.open, p.drawn = false, 0
 	}
 }
 
-// progressLine is a migration in one line.
-func progressLine(m migration.Migration) string {
+// doingWords says what a migration does, for somebody who does not know its
+// steps: several quick ones are one thing to a reader. Empty between two steps.
+func doingWords(m migration.Migration) string {
+	switch m.Outcome {
+	case migration.OutcomeCompleted:
+		return "moved in " + rough(m.UpdatedAt.Sub(m.CreatedAt))
+	case migration.OutcomeUndone:
+		return "undone after " + rough(m.UpdatedAt.Sub(m.CreatedAt))
+	case migration.OutcomeRefused:
+		return "refused"
+	}
 	to := m.DestCompute
 	if to == "" {
-		to = "?"
+		to = "the destination"
 	}
-	head := fmt.Sprintf("%s %s -> %s  %-14s", m.InstanceName, m.SourceCompute, to, m.Status)
-	if m.Status != migration.StatusRunning || m.Progress.MemoryTotal == 0 {
-		words := strings.ReplaceAll(m.Step, "_", " ")
-		if m.Phase == "undoing" {
-			words = "putting back: " + words
-		}
-		if m.Done() {
-			words = string(m.Outcome)
-		}
-		return strings.TrimRight(head+" "+words, " ")
+	words := ""
+	switch m.Step {
+	case migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination:
+		words = "checking both hosts"
+	case migration.StepClaim:
+		words = "claiming room on " + to
+	case migration.StepSwapAllocations:
+		words = "moving the allocation in Placement"
+	case migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration:
+		words = "preparing " + to
+	case migration.StepStream:
+		words = streamWords(m.Progress)
+	case migration.StepCommit, migration.StepAcceptToken:
+		words = "handing the guest over"
+	case migration.StepFinishDestination, migration.StepCleanUpSource, migration.StepDeleteAllocation:
+		words = "cleaning up"
 	}
+	if m.Phase == task.Undoing {
+		words = "putting back"
+		switch m.Step {
+		case migration.StepStream:
+			words += ": stopping the transfer"
+		case migration.StepPreLiveMigration:
+			words += ": what was prepared on " + to
+		case migration.StepSwapAllocations:
+			words += ": the allocation in Placement"
+		case migration.StepClaim:
+			words += ": the claim on " + to
+		}
+	}
+	if m.Status == migration.StatusError && words != "" {
+		words = "held up, trying again: " + words
+	}
+	return words
+}
+
+const startingTransfer = "starting the transfer"
+
+func streamWords(p migration.Progress) string {
+	switch {
+	case p.Phase == "switchover":
+		return "switching over"
+	case p.Phase == "disk" && p.DiskTotal > 0:
+		return "sending disks"
+	case p.Phase == "memory" && p.MemoryTotal > 0:
+		return "sending memory"
+	}
+	return startingTransfer
+}
+
+// progressLine is a migration in one line, what matters most first.
+func progressLine(m migration.Migration, doing string) string {
+	to := m.DestCompute
+	if to == "" {
+		to = "(choosing)"
+	}
+	head := fmt.Sprintf("%s  %s -> %s  ", m.InstanceName, m.SourceCompute, to)
 	p := m.Progress
-	total, left := p.MemoryTotal+p.DiskTotal, p.MemoryRemaining+p.DiskRemaining
+	if m.Done() || m.Step != migration.StepStream || m.Phase != task.Doing || !strings.HasPrefix(doing, "sending") {
+		return head + doing
+	}
+	// Disks are copied first; what is sent now is what is counted.
+	total, left := p.MemoryTotal, p.MemoryRemaining
+	if p.Phase == "disk" {
+		total, left = p.DiskTotal, p.DiskRemaining
+	}
+	if total == 0 {
+		return head + doing
+	}
 	part := 0.0
-	if total > 0 && left <= total {
+	if left <= total {
 		part = float64(total-left) / float64(total)
 	}
 	const cells = 20
 	full := int(part * cells)
 	bar := strings.Repeat("#", full) + strings.Repeat(".", cells-full)
-	line := fmt.Sprintf("%s %-6s [%s] %3.0f%%  %s/s  %s left", head, p.Phase, bar, 100*part, size(p.Rate), size(left))
+	line := fmt.Sprintf("%s%-14s %3.0f%% [%s] %s %10s/s %10s left", head, doing, 100*part, bar, eta(p, left), size(p.Rate), size(left))
 	if p.DirtyRate > 0 {
 		line += fmt.Sprintf("  dirty %s/s", size(p.DirtyRate))
 	}
 	if p.Iteration > 1 {
 		line += fmt.Sprintf("  pass %d", p.Iteration)
 	}
-	return line + "  " + eta(p, left)
+	return line
 }
 
 // eta is how long it will still take, as far as one can tell: memory that
 // changes as fast as it is sent never ends.
 func eta(p migration.Progress, left uint64) string {
 	if p.Rate == 0 {
-		return "ETA ?"
+		return "ETA ?    "
 	}
 	dirty := p.DirtyRate
 	if p.Phase == "disk" {
@@ -100,5 +208,41 @@ func eta(p migration.Progress, left uint64) string {
 	if dirty >= p.Rate {
 		return "ETA never: it changes faster than it is sent"
 	}
-	return "ETA " + rough(time.Duration(float64(left)/float64(p.Rate-dirty)*float64(time.Second)))
+	return fmt.Sprintf("ETA %-5s", rough(time.Duration(float64(left)/float64(p.Rate-dirty)*float64(time.Second))))
+}
+
+// restored says what the undo of a migration put back, and how long that took.
+func restored(m migration.Migration) string {
+	var what []string
+	var failed time.Time
+	for _, s := range m.Steps {
+		if s.Ended.After(failed) {
+			failed = s.Ended
+		}
+		if s.State != task.StepUndone || s.Begun.IsZero() {
+			continue
+		}
+		switch s.Name {
+		case migration.StepClaim:
+			what = append(what, "the claim on "+m.DestCompute+" is released")
+		case migration.StepSwapAllocations:
+			what = append(what, "the allocation is on "+m.SourceCompute+" again")
+		case migration.StepPreLiveMigration:
+			what = append(what, "what was prepared on "+m.DestCompute+" is removed")
+		case migration.StepStream:
+			what = append(what, "the transfer is stopped")
+		}
+	}
+	if len(what) == 0 {
+		return "nothing had to be put back"
+	}
+	// In the order in which it was done.
+	for i, j := 0, len(what)-1; i < j; i, j = i+1, j-1 {
+		what[i], what[j] = what[j], what[i]
+	}
+	words := strings.Join(what, ", ")
+	if took := m.UpdatedAt.Sub(failed); !failed.IsZero() && took >= 0 {
+		words += "; that took " + rough(took)
+	}
+	return words
 }

@@ -43,11 +43,11 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.began {
 		a.json = slices.Contains(args, "--json") // flags may not have been read
 		err = fault.Refuse(fault.Invalid, err.Error(), fault.Reason{
-			Code: "usage", Message: "the command line is not understood", Change: "see `berth --help`, and --help of each command",
+			Code: "usage", Message: "the command line is not understood", Change: "usage: " + cmd.UseLine() + "; `" + cmd.CommandPath() + " --help` says more",
 		})
 	}
 	if err != nil {

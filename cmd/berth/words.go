@@ -58,7 +58,7 @@ func short(uuid string) string {
 }
 
 func resources(r topology.Resources) string {
-	return fmt.Sprintf("%d vcpus, %d MiB, %d GiB", r.VCPUs, r.MemoryMB, r.DiskGB)
+	return fmt.Sprintf("%s, %d MiB, %d GiB", count(r.VCPUs, "vcpu"), r.MemoryMB, r.DiskGB)
 }
 
 func yes(b bool) string {

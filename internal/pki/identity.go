@@ -82,17 +82,30 @@ type Identity struct {
 // Load reads an identity and checks that it is whole: the key belongs to the
 // certificate, the CA signed it, it is valid now.
 func Load(p Paths, now time.Time) (*Identity, error) {
-	caPEM, err := os.ReadFile(p.CA)
-	if err != nil {
-		return nil, fmt.Errorf("load certificates: %w", err)
+	var files [3][]byte
+	var missing error // every file that cannot be read, not the first alone
+	for i, path := range []string{p.CA, p.Cert, p.Key} {
+		text, err := os.ReadFile(path)
+		switch {
+		case err == nil:
+			files[i] = text
+		case missing == nil:
+			missing = err
+		default:
+			missing = fmt.Errorf("%w; %w", missing, err)
+		}
 	}
+	if missing != nil {
+		return nil, fmt.Errorf("load certificates: %w", missing)
+	}
+	caPEM := files[0]
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(caPEM) {
 		return nil, fault.New(fault.Invalid, "load certificates: %s holds no certificate", p.CA)
 	}
-	pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
+	pair, err := tls.X509KeyPair(files[1], files[2])
 	if err != nil {
-		return nil, fmt.Errorf("load certificates: %s and %s: %w", p.Cert, p.Key, err)
+		return nil, fault.New(fault.Invalid, "load certificates: %s and %s: %w", p.Cert, p.Key, err)
 	}
 	leaf := pair.Leaf
 	if leaf == nil {

@@ -32,6 +32,12 @@ func Get() Info {
 	if !ok {
 		return i
 	}
+	// A module's version is known where the module was downloaded, as by
+	// `go install berth/cmd/berth@v1.2.3`. The Go tool makes one up for a work tree,
+	// which says less than the commit does.
+	if v := b.Main.Version; release == "" && v != "" && v != "(devel)" && b.Main.Sum != "" {
+		i.Version = v
+	}
 	for _, s := range b.Settings {
 		switch s.Key {
 		case "vcs.revision":
@@ -45,11 +51,16 @@ func Get() Info {
 	return i
 }
 
-// String is the short form that hosts tell each other, "1.2.3" or
-// "devel+0123456789ab".
+// String is the short form that hosts tell each other: "1.2.3",
+// "devel+0123456789ab", with ".modified" where the work tree held more than the
+// commit, or "devel" where nothing is known.
 func (i Info) String() string {
 	if i.Version != "devel" || i.Commit == "" {
 		return i.Version
 	}
-	return fmt.Sprintf("%s+%.12s", i.Version, i.Commit)
+	text := fmt.Sprintf("%s+%.12s", i.Version, i.Commit)
+	if i.Modified {
+		text += ".modified"
+	}
+	return text
 }
