@@ -285,6 +285,7 @@ func raw(t *testing.T, socket, method, path, body string, header ...string) (int
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
@@ -321,9 +322,10 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 		{"empty", "POST", "/v1/migrations", ``, 400, fault.Invalid, "empty"},
 		{"garbage", "POST", "/v1/migrations", `{"instance":`, 400, fault.Invalid, "not JSON"},
 		{"too large", "POST", "/v1/instances", `{"xml":"` + strings.Repeat("x", api.MaxBody) + `"}`, 400, fault.Invalid, "larger"},
+		{"method that the path has not", "DELETE", "/v1/instances", ``, 405, fault.Invalid, "GET and POST"},
 		{"no such route", "GET", "/v2/status", ``, 404, fault.NotFound, "/v2/status"},
 		{"no such host", "GET", "/v1/status?host=host-z", ``, 404, fault.NotFound, "host-z"},
-		{"not passed on", "POST", "/v1/instances?host=host-z", `{}`, 403, fault.Forbidden, "not passed on"},
+		{"not passed on", "POST", "/v1/instances?host=host-z", `{}`, 403, fault.Forbidden, "has to be asked of host-z itself"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			status, body := raw(t, w.socket, tt.method, tt.path, tt.body)
@@ -332,6 +334,13 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 				t.Errorf("%d %s %q, want %d %s with %q", status, body.Error.Kind, all, tt.status, tt.kind, tt.says)
 			}
 		})
+	}
+	// What a web page can make a browser send without asking first.
+	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"} {
+		status, body := raw(t, w.socket, "POST", "/v1/migrations", `{"instance":"web"}`, "Content-Type", kind)
+		if status != 400 || len(body.Error.Reasons) != 1 || body.Error.Reasons[0].Code != "content_type" {
+			t.Errorf("content type %q: %d %+v, want 400 for it", kind, status, body)
+		}
 	}
 	if len(w.agent.started)+len(w.instances.created) != 0 {
 		t.Error("a refused request was served")

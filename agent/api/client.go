@@ -137,7 +137,10 @@ func (c *Client) where() string {
 	if c.opt.Socket != "" {
 		return c.opt.Socket
 	}
-	return c.opt.Name + " at " + c.opt.Address
+	if host, _, err := net.SplitHostPort(c.opt.Address); err == nil && host == c.opt.Name {
+		return c.opt.Address
+	}
+	return c.opt.Name + ", " + c.opt.Address
 }
 
 // connectError puts a failure of the connection into a kind and words. A
@@ -159,6 +162,10 @@ func (c *Client) connectError(err error) error {
 		return fault.Refuse(fault.Forbidden, "ask the agent at "+c.where(), fault.Reason{
 			Code: "socket_permission", Message: "the socket may not be opened: " + err.Error(), Change: "be root, or a member of group berth",
 		})
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH) && !errors.As(err, new(*net.DNSError)):
+		reason.Message, reason.Change = "there is no route to it", "check the host, the network, and its address in [peers]"
+	case errors.As(err, new(*net.DNSError)):
+		reason.Message, reason.Change = "its name leads to no address: "+err.Error(), "write its address into [peers], or correct the name"
 	case errors.Is(err, context.DeadlineExceeded):
 		reason.Code, reason.Message = "no_answer", "it did not answer in time"
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"strings"
 
@@ -123,6 +124,21 @@ func known(k fault.Kind) bool {
 func abridged(b []byte) string {
 	const most = 200
 	return strings.ToValidUTF8(string(bytes.TrimSpace(b[:min(len(b), most)])), "?")
+}
+
+// wantJSON refuses a body of another type. A web page can make a browser send
+// text or a form to any address, with the operator's certificate that the browser
+// holds, but JSON only where the server has agreed to it, which this one never
+// does.
+func wantJSON(r *http.Request) error {
+	have := r.Header.Get("Content-Type")
+	if kind, _, err := mime.ParseMediaType(have); err == nil && kind == "application/json" {
+		return nil
+	}
+	return fault.Refuse(fault.Invalid, "read the request", fault.Reason{
+		Code: "content_type", Message: fmt.Sprintf("the body's Content-Type is %q", have), Want: "application/json", Have: have,
+		Change: "send JSON, with the header Content-Type: application/json",
+	})
 }
 
 // decodeStrict reads one JSON value and nothing else from a bounded body.

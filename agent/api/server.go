@@ -16,6 +16,7 @@ import (
 	"net/http/httputil"
 	"reflect"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -60,10 +61,21 @@ func NewServer(o Options) *Server {
 	stopping, stop := context.WithCancel(context.Background())
 	s := &Server{opt: o, svc: o.Services, places: make(chan struct{}, maxRequests), stopping: stopping}
 	mux := http.NewServeMux()
+	// paths tells a path that is not there from a method that it does not take.
+	paths, methods := http.NewServeMux(), map[string][]string{}
 	for _, r := range table() {
 		mux.Handle(r.method+" "+r.path, s.handler(r))
+		if methods[r.path] == nil {
+			paths.Handle(r.path, http.NotFoundHandler())
+		}
+		methods[r.path] = append(methods[r.path], r.method)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if _, path := paths.Handler(r); methods[path] != nil {
+			w.Header().Set("Allow", strings.Join(methods[path], ", "))
+			s.answer(w, http.StatusMethodNotAllowed, BodyOf(fault.New(fault.Invalid, "%s %s: this path takes %s", r.Method, r.URL.Path, strings.Join(methods[path], " and "))))
+			return
+		}
 		s.refuse(w, r, fault.New(fault.NotFound, "no route %s %s: see GET /v1/openapi.json", r.Method, r.URL.Path))
 	})
 	s.http = &http.Server{
@@ -119,7 +131,13 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		log := s.opt.Logger.With("request", id, "method", r.Method, "path", r.URL.Path)
 		// A panic of a handler is a bug of one request, not of the agent.
 		defer func() {
-			if p := recover(); p != nil && p != http.ErrAbortHandler {
+			switch p := recover(); p {
+			case nil:
+			case http.ErrAbortHandler:
+				// An answer that was passed on broke off: so must this one, or its first
+				// half would look whole.
+				panic(p)
+			default:
 				log.Error("request panicked", "panic", p, "stack", string(debug.Stack()))
 				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
 			}
@@ -175,7 +193,7 @@ func requestID(r *http.Request) string {
 func (s *Server) handler(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if who := callerOf(r.Context()); rt.allow&who.caller == 0 {
-			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.name, fault.Reason{
+			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), fault.Reason{
 				Code: "caller", Message: "a caller by " + who.caller.String() + " may not do this", Have: who.caller.String(),
 				Change: map[bool]string{true: "this is for other hosts' agents alone", false: "use the local socket or an operator's certificate"}[rt.allow == hostsOnly],
 			}))
@@ -203,6 +221,10 @@ func (s *Server) handler(rt route) http.Handler {
 		}()
 		var body any
 		if rt.in != nil {
+			if err := wantJSON(r); err != nil {
+				s.refuse(w, r, err)
+				return
+			}
 			body = reflect.New(rt.in).Interface()
 			if err := decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body); err != nil {
 				s.refuse(w, r, err)
@@ -276,9 +298,9 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to stri
 	// A host asks for itself, with its own name: through another it would ask as
 	// that one. And a request that was passed on is not passed on again.
 	if r.Header.Get(headerRelayed) != "" || !rt.relayed || callerOf(r.Context()).caller == callerHost {
-		s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.name, fault.Reason{
-			Code: "not_relayed", Message: "a request to " + rt.name + " is not passed on to another host",
-			Change: "connect to " + to + " itself with an operator's certificate: --connect " + to + ":16515 --cert FILE --key FILE",
+		s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words()+" on host "+to, fault.Reason{
+			Code: "not_relayed", Message: "host " + s.opt.Name + " passes on what only reads, and moves; this has to be asked of " + to + " itself",
+			Change: "show it an operator's certificate: --connect " + to + " --cert FILE (berth pki operator NAME makes one); or run the command on " + to,
 		}))
 		return
 	}
@@ -354,6 +376,9 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, rt route) {
 		}
 	}
 }
+
+// words is what the row does, as commands say it: "instance stop".
+func (r route) words() string { return strings.ReplaceAll(r.name, "-", " ") }
 
 // String gives the row as documents name it.
 func (r route) String() string { return r.method + " " + r.path }
