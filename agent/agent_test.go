@@ -215,11 +215,60 @@ func TestIsNovaCompute(t *testing.T) {
 		"python3.11 -s /opt/nova/bin/nova-compute":               true,
 		"/usr/bin/python3 /usr/bin/nova-conductor":               false,
 		"vim /usr/bin/nova-compute":                              false,
+		"/bin/sh /usr/local/bin/nova-compute":                    true,
+		"bash -x ./nova-compute":                                 true,
 		"/usr/bin/tail -f nova-compute":                          false,
 		"":                                                       false,
 	} {
 		if got := isNovaCompute(strings.Split(cmd, " ")); got != want {
 			t.Errorf("%q: %v, want %v", cmd, got, want)
+		}
+	}
+}
+
+func TestNovaComputes_FindsAScriptByTheNameTheKernelGivesIt(t *testing.T) {
+	dir := proc(t, "/usr/bin/env -S perl /opt/x", "/usr/bin/env -S perl /opt/y")
+	if err := os.WriteFile(filepath.Join(dir, "100", "comm"), []byte("nova-compute\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := novaComputes(dir)
+	if err != nil || len(got) != 1 || got[0] != 100 {
+		t.Errorf("found %v, %v; want process 100 alone", got, err)
+	}
+}
+
+func TestAgent_ManageLooksForNovaBelowTheHostsRootToo(t *testing.T) {
+	c := settings(t, nowhere(t))
+	c.Host.Root = t.TempDir()
+	id := filepath.Join(c.Host.Root, novaComputeID)
+	for _, dir := range []string{filepath.Dir(id), filepath.Join(c.Host.Root, "proc")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(id, []byte("99999999-8888-7777-6666-555555555555\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := Run(t.Context(), options(t, c))
+	if !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), id) {
+		t.Errorf("error %v, want %v that names %s", err, fault.Forbidden, id)
+	}
+}
+
+func TestAgent_ObservingWithWrongCertificatesIsDegraded(t *testing.T) {
+	c := settings(t, nowhere(t))
+	c.Agent.Mode = config.Observe
+	if err := os.WriteFile(c.PKI.CA, []byte("no certificate"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	client, _ := start(t, options(t, c))
+	s, err := client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range s.Conditions {
+		if part.Name == "peers" && (part.Health == api.HealthOK || !strings.Contains(part.Detail, c.PKI.CA)) {
+			t.Errorf("%+v, want degraded, naming %s", part, c.PKI.CA)
 		}
 	}
 }

@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -181,11 +183,11 @@ func (h *health) claims() api.Condition {
 func (h *health) peers() api.Condition {
 	c := h.a.config()
 	switch {
-	case h.a.noPeers != nil && !h.a.observing():
+	case h.a.noPeers != nil && !(h.a.observing() && errors.Is(h.a.noPeers, fs.ErrNotExist)):
 		return bad("peers", "other hosts cannot connect: "+h.a.noPeers.Error(), fault.Reason{
 			Code: "certificates", Message: h.a.noPeers.Error(), Change: "make certificates (berth pki --help), copy them to this host, restart the agent",
 		})
-	case h.a.noPeers != nil:
+	case h.a.noPeers != nil: // not made yet, and nobody misses them yet
 		return good("peers", "no certificates; needed in mode manage")
 	case c.Agent.Listen == "":
 		return good("peers", "listening is off ([agent] listen)")

@@ -28,28 +28,25 @@ func (a *Agent) mayManage(ctx context.Context) error {
 	add := func(code, message, change string) {
 		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
 	}
-	file := a.opt.NovaComputeID
-	if file == "" {
-		file = novaComputeID
+	files, procs := a.novaPlaces()
+	for _, file := range files {
+		id, err := os.ReadFile(file)
+		switch {
+		case err == nil:
+			add("nova_compute_id", fmt.Sprintf("%s exists (%s): nova-compute owns, or owned, this host's provider", file, bytes.TrimSpace(id)),
+				"take the host out of Nova and remove the file, or stay in mode observe")
+		case !errors.Is(err, fs.ErrNotExist):
+			add("nova_compute_id", "whether nova-compute owns this host cannot be told: "+err.Error(), "make the file readable, or remove it")
+		}
 	}
-	id, err := os.ReadFile(file)
-	switch {
-	case err == nil:
-		add("nova_compute_id", fmt.Sprintf("%s exists (%s): nova-compute owns, or owned, this host's provider", file, bytes.TrimSpace(id)),
-			"take the host out of Nova and remove the file, or stay in mode observe")
-	case !errors.Is(err, fs.ErrNotExist):
-		add("nova_compute_id", "whether nova-compute owns this host cannot be told: "+err.Error(), "make the file readable, or remove it")
-	}
-	proc := a.opt.Proc
-	if proc == "" {
-		proc = "/proc"
-	}
-	running, err := novaComputes(proc)
-	if err != nil {
-		add("nova_compute", "whether nova-compute runs here cannot be told: "+err.Error(), "let the agent read "+proc)
-	}
-	for _, pid := range running {
-		add("nova_compute", fmt.Sprintf("nova-compute runs here (pid %d)", pid), "stop and disable it, or stay in mode observe")
+	for _, proc := range procs {
+		running, err := novaComputes(proc)
+		if err != nil {
+			add("nova_compute", "whether nova-compute runs here cannot be told: "+err.Error(), "let the agent read "+proc)
+		}
+		for _, pid := range running {
+			add("nova_compute", fmt.Sprintf("nova-compute runs here (pid %d)", pid), "stop and disable it, or stay in mode observe")
+		}
 	}
 	if r, conflict := a.providerConflict(ctx); conflict {
 		reasons = append(reasons, r)
@@ -58,6 +55,24 @@ func (a *Agent) mayManage(ctx context.Context) error {
 		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "manage host "+a.name, reasons...)
+}
+
+// novaPlaces are where nova-compute is looked for: on the machine that the agent
+// sees, and, where [host] root is another folder, in that too. An agent in a
+// container has its host there.
+func (a *Agent) novaPlaces() (files, procs []string) {
+	files, procs = []string{a.opt.NovaComputeID}, []string{a.opt.Proc}
+	if files[0] == "" {
+		files[0] = novaComputeID
+	}
+	if procs[0] == "" {
+		procs[0] = "/proc"
+	}
+	if root := a.config().Host.Root; filepath.Clean(root) != "/" {
+		files = append(files, filepath.Join(root, novaComputeID))
+		procs = append(procs, filepath.Join(root, "proc"))
+	}
+	return files, procs
 }
 
 // providerConflict looks for a provider of this name with another uuid. A
@@ -159,18 +174,17 @@ func (a *Agent) estrange(err error) {
 	}
 }
 
-// novaComputes finds nova-compute by what runs, not by its name alone: the
-// kernel cuts that to 15 letters, and Python programs are all called python. Only
-// processes of the same root folder count: a container's nova-compute owns the
-// container's host, not this one.
+// novaComputes finds nova-compute by what runs: the program, the script that an
+// interpreter runs, or the name that the kernel gives a script started by its
+// first line (proc(5), comm; 15 letters, and this name has 12).
+//
+// A process of another machine does not count: one with a root folder and a
+// network of its own, as in a system container. One with a root folder of its own
+// alone is how Kolla and TripleO run this host's nova-compute, and counts.
 func novaComputes(proc string) ([]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
-	}
-	root, err := os.Stat(filepath.Join(proc, "self", "root"))
-	if err != nil {
-		root = nil // a copied /proc has no live links: then all of them count
 	}
 	var out []int
 	for _, e := range entries {
@@ -180,18 +194,31 @@ func novaComputes(proc string) ([]int, error) {
 		}
 		// A process that ended meanwhile is none that runs.
 		cmdline, err := os.ReadFile(filepath.Join(proc, e.Name(), "cmdline"))
-		if err != nil || !isNovaCompute(strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")) {
+		if err != nil {
 			continue
 		}
-		if root != nil {
-			theirs, err := os.Stat(filepath.Join(proc, e.Name(), "root"))
-			if err == nil && !os.SameFile(root, theirs) {
-				continue
-			}
+		// Absent in a copied /proc, which then has the command line alone.
+		comm, _ := os.ReadFile(filepath.Join(proc, e.Name(), "comm"))
+		args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		if (string(bytes.TrimSpace(comm)) == "nova-compute" || isNovaCompute(args)) && !otherMachine(proc, e.Name()) {
+			out = append(out, pid)
 		}
-		out = append(out, pid)
 	}
 	return out, nil
+}
+
+// otherMachine says whether a process has both a root folder and a network that
+// are not the agent's. What cannot be read is taken for this machine's.
+func otherMachine(proc, pid string) bool {
+	differ := func(link string) bool {
+		mine, err := os.Stat(filepath.Join(proc, "self", link))
+		if err != nil {
+			return false
+		}
+		theirs, err := os.Stat(filepath.Join(proc, pid, link))
+		return err == nil && !os.SameFile(mine, theirs)
+	}
+	return differ("root") && differ("ns/net")
 }
 
 // isNovaCompute looks at the program, and where that is an interpreter at the
@@ -201,10 +228,14 @@ func isNovaCompute(args []string) bool {
 		switch base := filepath.Base(arg); {
 		case base == "nova-compute":
 			return true
-		case i == 0 && strings.HasPrefix(base, "python"), i > 0 && strings.HasPrefix(arg, "-"):
+		case i == 0 && isInterpreter(base), i > 0 && strings.HasPrefix(arg, "-"):
 			continue
 		}
 		return false
 	}
 	return false
+}
+
+func isInterpreter(name string) bool {
+	return strings.HasPrefix(name, "python") || name == "sh" || name == "bash" || name == "dash"
 }

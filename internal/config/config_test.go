@@ -115,8 +115,9 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 }
 
 func TestLoad_MissingFile(t *testing.T) {
-	if _, err := config.Load(filepath.Join(t.TempDir(), "absent.toml")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that was named and is absent: %v, want %v", err, os.ErrNotExist)
+	_, err := config.Load(filepath.Join(t.TempDir(), "absent.toml"))
+	if !errors.Is(err, os.ErrNotExist) || !errors.Is(err, fault.Invalid) {
+		t.Errorf("a file that was named and is absent: %v, want %v that is %v", err, fault.Invalid, os.ErrNotExist)
 	}
 }
 

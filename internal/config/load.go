@@ -33,7 +33,9 @@ func Load(path string) (Config, error) {
 	for _, f := range append(files, dropIns...) {
 		err := DecodeFile(f, &c)
 		if err != nil && !errors.Is(err, fault.Invalid) {
-			return c, fmt.Errorf("read configuration: %w", err)
+			// Absent or unreadable: as wrong as a wrong value, and for whoever starts the
+			// agent as little a reason to try again.
+			return c, fault.New(fault.Invalid, "read configuration: %w", err)
 		}
 		reasons = append(reasons, fault.ReasonsOf(err)...)
 	}

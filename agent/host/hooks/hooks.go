@@ -112,7 +112,7 @@ func (r *Runner) Run(ctx context.Context, req Request, started func(context.Cont
 	if req.Context.Data == nil {
 		req.Context.Data = map[string]json.RawMessage{}
 	}
-	input, err := json.Marshal(req)
+	input, err := encode(req)
 	if err != nil {
 		return data, fault.New(fault.Internal, "write the input of hooks of %s: %w", req.Phase, err)
 	}
@@ -288,6 +288,17 @@ func answer(hook string, out []byte, stderr *bounded) (json.RawMessage, error) {
 		return nil, fault.New(fault.Internal, "keep the data of hook %s: %w", hook, err)
 	}
 	return data, nil
+}
+
+// encode writes a request as hooks read it: domain XML keeps its < and >, which
+// json.Marshal would write as \u003c for the sake of web pages. It ends with a
+// newline, without which a shell's read fails.
+func encode(req Request) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(req)
+	return b.Bytes(), err
 }
 
 func refuse(kind fault.Kind, hook, what string, stderr *bounded) error {

@@ -77,7 +77,7 @@ func TestRunner_FeedsHooksInNameOrderAndKeepsTheirData(t *testing.T) {
 	}
 	input, _ := os.ReadFile(filepath.Join(r.Dir, "input"))
 	wantInput := `{"version":1,"phase":"pre_live_migration","migration":"m1","instance":"i1","source":"a","destination":"b",` +
-		`"domain_xml":"\u003cdomain/\u003e","context":{"migration_context":null,"data":{"10-net":{"port":7}}}}`
+		`"domain_xml":"<domain/>","context":{"migration_context":null,"data":{"10-net":{"port":7}}}}` + "\n"
 	if diff := cmp.Diff(wantInput, string(input)); diff != "" {
 		t.Errorf("input (-want +got):\n%s", diff)
 	}
