@@ -74,6 +74,7 @@ type Agent struct {
 	driver    driver.Driver
 	identity  *pki.Identity // nil without certificates
 	noPeers   error         // why identity is nil
+	noFiles   bool          // it is nil because no certificate was ever put here
 	placement *placementclient.Client
 	reporter  *reporter.Reporter
 	host      *host.Host
@@ -221,9 +222,14 @@ func (a *Agent) loadIdentity(c config.Config) {
 		})
 	}
 	if err != nil {
-		a.noPeers = err
+		a.noPeers, a.noFiles = err, true
+		for _, path := range []string{c.PKI.CA, c.PKI.Cert, c.PKI.Key} {
+			if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+				a.noFiles = false
+			}
+		}
 		level := slog.LevelWarn
-		if errors.Is(err, fs.ErrNotExist) {
+		if a.noFiles {
 			level = slog.LevelInfo
 		}
 		a.log.Log(context.Background(), level, "no certificates: peers and operators cannot connect over the network", "error", err)

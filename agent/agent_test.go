@@ -267,8 +267,8 @@ func TestAgent_ObservingWithWrongCertificatesIsDegraded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range s.Conditions {
-		if part.Name == "peers" && (part.Health == api.HealthOK || !strings.Contains(part.Detail, c.PKI.CA)) {
-			t.Errorf("%+v, want degraded, naming %s", part, c.PKI.CA)
+		if part.Name == "peers" && (part.Health == api.HealthOK || !strings.Contains(part.Detail, c.PKI.Key)) {
+			t.Errorf("%+v, want degraded, naming %s", part, c.PKI.Key)
 		}
 	}
 }

@@ -2,9 +2,7 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -183,7 +181,7 @@ func (h *health) claims() api.Condition {
 func (h *health) peers() api.Condition {
 	c := h.a.config()
 	switch {
-	case h.a.noPeers != nil && !(h.a.observing() && errors.Is(h.a.noPeers, fs.ErrNotExist)):
+	case h.a.noPeers != nil && !(h.a.observing() && h.a.noFiles):
 		return bad("peers", "other hosts cannot connect: "+h.a.noPeers.Error(), fault.Reason{
 			Code: "certificates", Message: h.a.noPeers.Error(), Change: "make certificates (berth pki --help), copy them to this host, restart the agent",
 		})

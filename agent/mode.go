@@ -39,8 +39,11 @@ func (a *Agent) mayManage(ctx context.Context) error {
 			add("nova_compute_id", "whether nova-compute owns this host cannot be told: "+err.Error(), "make the file readable, or remove it")
 		}
 	}
-	for _, proc := range procs {
+	for i, proc := range procs {
 		running, err := novaComputes(proc)
+		if i > 0 && errors.Is(err, fs.ErrNotExist) {
+			continue // a copied machine without processes; the hardware is refused where that matters
+		}
 		if err != nil {
 			add("nova_compute", "whether nova-compute runs here cannot be told: "+err.Error(), "let the agent read "+proc)
 		}
