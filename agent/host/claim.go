@@ -73,7 +73,7 @@ func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
-	if h.tokenArrived(ref) {
+	if h.arrived(ref) {
 		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 	}
 	// Buried before the lock: a claim that is being made meanwhile is aborted
@@ -88,7 +88,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	defer unlock()
 	c, ok := h.tracker.ByOwner(owner(ref))
 	if ok {
-		if c.State == claims.Bound || h.tokenArrived(ref) {
+		if c.State == claims.Bound || h.arrived(ref) {
 			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 		}
 		// Nothing can arrive any more: the stream's end is the source's to see and
@@ -105,11 +105,20 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	return nil
 }
 
-// tokenArrived reports whether the token came here by this migration or later,
-// or never left.
-func (h *Host) tokenArrived(ref migration.Ref) bool {
+// arrived reports whether the token is here and this migration has, or may have,
+// to do with it: it came by it, or something of this attempt is still here beside
+// it. A host that owns the guest by other ways, and has nothing of this attempt,
+// refused it: there is nothing to undo.
+func (h *Host) arrived(ref migration.Ref) bool {
 	inst, ok := h.tracker.Instance(ref.Instance)
-	return ok && inst.Token.State == claims.TokenHere
+	if !ok || inst.Token.State != claims.TokenHere {
+		return false
+	}
+	_, bound := h.boundBy(ref)
+	_, claimed := h.tracker.ByOwner(owner(ref))
+	// A record that cannot be read is one that is there.
+	_, prepared, err := recall[preparation](h, ref, memoryPrepared)
+	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil
 }
 
 // RecordContext implements migration.SourceVerbs.

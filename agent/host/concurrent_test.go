@@ -1,11 +1,14 @@
 package host_test
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"berth/agent/host"
+	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -48,4 +51,35 @@ func TestDelete_UnderWayKeepsAMoveFromBeginning(t *testing.T) {
 	l.wantKind("migrate", err, fault.NotFound)
 	before["a files"], before["b files"] = l.picture()["a files"], l.picture()["b files"]
 	l.same("left behind", before)
+}
+
+// TestClaim_OfAGuestThatTheDestinationCameToOwnIsUndone has the destination own a
+// guest of the same uuid between its check and its claim: the move is refused and
+// over, and does not wait for ever for undos that have nothing to undo.
+func TestClaim_OfAGuestThatTheDestinationCameToOwnIsUndone(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	b := l.hosts["b"]
+	var once sync.Once
+	m, err := l.tryConduct(v.UUID, func(verb string, answered bool) error {
+		if verb == "Claim" && !answered {
+			once.Do(func() {
+				l.must("define", b.fake.Define(t.Context(), strings.ReplaceAll(foreignXML("twin", "", ""), "33333333-3333-4333-8333-333333333333", v.UUID)))
+				_, err := b.Adopt(t.Context(), "twin")
+				l.must("adopt", err)
+			})
+		}
+		return nil
+	}, migration.Options{})
+	l.must("live-migrate", err)
+	if m.Status != migration.StatusFailed || !strings.Contains(m.Error.Message, "owns") {
+		t.Errorf("migration %s: %+v", m.Status, m.Error)
+	}
+	ref := refFor(v.UUID, 1)
+	l.must("roll back what never began", b.RollbackPreLiveMigration(t.Context(), ref))
+	l.must("abort a claim that never was", b.AbortClaim(t.Context(), ref))
+	l.state("a", v.UUID, driver.Running)
+	if inst, ok := b.tracker.Instance(v.UUID); !ok || inst.Token.State != claims.TokenHere {
+		t.Errorf("the twin: %+v, %v", inst, ok)
+	}
 }

@@ -201,7 +201,7 @@ func (h *Host) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) 
 func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
 	// Looked at before it is buried, too: a rollback that is refused must leave
 	// no trace in a move that has succeeded.
-	if h.tokenArrived(ref) {
+	if h.arrived(ref) {
 		return rolledTooLate(h.o.Name)
 	}
 	if err := h.tracker.Bury(ctx, at(ref, stepPrepare)); err != nil {
@@ -214,7 +214,7 @@ func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
 	defer unlock()
 	// Under the lock nobody accepts the token meanwhile. Who accepts it later
 	// has a commit, which nobody can have who also undoes.
-	if h.tokenArrived(ref) {
+	if h.arrived(ref) {
 		return rolledTooLate(h.o.Name)
 	}
 	if err := h.endCopy(ctx, ref); err != nil {
