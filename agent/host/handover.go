@@ -83,6 +83,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if err != nil {
 		return sourceState{}, err
 	}
+	own := h.ownStream(ref) // before the record that its end leaves
 	got, _, err := recall[streamed](h, ref, memoryResult)
 	if err != nil {
 		return sourceState{}, err
@@ -91,7 +92,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
 		return s, err
 	}
-	s.under = got.Result == resultNone && h.ownStream(ref)
+	s.under = got.Result == resultNone && own
 	if h.migrator != nil {
 		job, err := h.migrator.Job(ctx, ref.Instance)
 		if err != nil && !errors.Is(err, fault.NotFound) {

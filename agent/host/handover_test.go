@@ -98,6 +98,35 @@ func TestStream_LostFinishReplyNeverRunsTwice(t *testing.T) {
 	l.same("left behind", before)
 }
 
+func TestStream_EndsTogetherWithWhatTheHypervisorSaid(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	l.must("start stream", m.start())
+	// The stream ends and is recorded in the middle of a look.
+	looking := true
+	m.a.fake.Fault(func(call, _ string) error {
+		if call != "Job" || !looking {
+			return nil
+		}
+		looking = false
+		m.b.fake.KillDaemon()
+		waitFor(t, "the end", func() bool { return !m.status().InFlight })
+		return nil
+	})
+	for range 2 {
+		if st := m.status(); !st.InFlight && st.Error == "" {
+			t.Errorf("over, and no word why: %+v", st)
+		}
+	}
+	if st := m.status(); st.InFlight {
+		t.Errorf("the end is not seen: %+v", st)
+	}
+}
+
 func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	l := newLab(t, "a", "b")
 	v := l.guest("a", "vm1")

@@ -345,6 +345,9 @@ func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.S
 
 func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
 	st := migration.StreamStatus{Ledger: h.ledger(ref)}
+	// Before its record: a stream that is over has been recorded, so that what
+	// the hypervisor said stands beside the first word of its end.
+	own := h.ownStream(ref)
 	_, found, err := recall[streaming](h, ref, memoryStream)
 	if err != nil {
 		return st, err
@@ -368,7 +371,7 @@ func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.S
 	}
 	st.Domain = view(d, exists)
 	st.Left = rec.Result == resultLeft
-	st.InFlight = found && (inFlight(job) || rec.Result == resultNone && h.ownStream(ref))
+	st.InFlight = found && (inFlight(job) || rec.Result == resultNone && own)
 	st.Progress, st.Error = progress(job, d), rec.Error
 	if !st.InFlight && rec.Last != nil {
 		st.Progress = *rec.Last
