@@ -22,6 +22,12 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	}
 	defer unlock()
 	c, ok := h.tracker.Committed(ref.Migration)
+	_, moving := h.tracker.Context(ref.Migration)
+	if _, known := h.tracker.Instance(ref.Instance); !ok && !known && !moving {
+		// Done before: the decision goes when it has been kept for long enough, and
+		// a conductor may have been away for longer.
+		return h.forgetMigration(ctx, ref)
+	}
 	if !ok || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "its token has not left by attempt %d of this migration", ref.Attempt)
 	}

@@ -83,3 +83,22 @@ func TestClaim_OfAGuestThatTheDestinationCameToOwnIsUndone(t *testing.T) {
 		t.Errorf("the twin: %+v, %v", inst, ok)
 	}
 }
+
+// TestCleanUpSource_RepeatedWhenTheDecisionIsNotKeptAnyMore is a conductor that
+// died before it could note that the source is clean, and came back a week later.
+func TestCleanUpSource_RepeatedWhenTheDecisionIsNotKeptAnyMore(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	m.stream()
+	m.handOver()
+	after := l.picture()
+	l.must("forget the decision", m.a.store.Delete(t.Context(), "halves", m.ref.Migration))
+	l.must("clean up again", l.restart("a").CleanUpSource(t.Context(), m.ref))
+	l.same("after the repetition", after)
+
+	// A guest that is here is never cleaned up without a decision.
+	w := l.guest("a", "vm2")
+	l.wantKind("clean up without a decision", l.hosts["a"].CleanUpSource(t.Context(), refFor(w.UUID, 1)), fault.Forbidden)
+}
