@@ -183,6 +183,15 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 	})
 }
 
+// Accepted is the attempt by which a migration has brought its guest here, also
+// when the guest has gone on since; 0 when it has not, or when that was longer ago
+// than tombstones are kept.
+func (t *Tracker) Accepted(migration string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.migrations[migration].Accepted
+}
+
 func goneOn(migration string, attempt int) fault.Reason {
 	return fault.Reason{
 		Code:    "accepted_before",

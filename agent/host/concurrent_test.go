@@ -102,3 +102,27 @@ func TestCleanUpSource_RepeatedWhenTheDecisionIsNotKeptAnyMore(t *testing.T) {
 	w := l.guest("a", "vm2")
 	l.wantKind("clean up without a decision", l.hosts["a"].CleanUpSource(t.Context(), refFor(w.UUID, 1)), fault.Forbidden)
 }
+
+// TestFinish_RepeatedAfterTheGuestHasGoneOn loses the answer of a finished
+// destination until the guest is gone from there: the source must still be told
+// that it was bound, or it is never cleaned.
+func TestFinish_RepeatedAfterTheGuestHasGoneOn(t *testing.T) {
+	l := newLab(t, "a", "b")
+	empty := l.picture()
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	m.stream()
+	var err error
+	m.commit, err = m.a.Commit(t.Context(), m.ref)
+	l.must("commit", err)
+	l.wantKind("finish before the token came", m.b.FinishDestination(t.Context(), m.ref), fault.Forbidden)
+	l.must("accept token", m.b.AcceptToken(t.Context(), m.ref, m.commit))
+	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
+	l.must("delete", m.b.Delete(t.Context(), v.UUID, host.DeleteOptions{Force: true}))
+	l.must("accept token again", m.b.AcceptToken(t.Context(), m.ref, m.commit))
+	l.must("finish again", m.b.FinishDestination(t.Context(), m.ref))
+	l.must("clean up source", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("delete the allocation, as the conductor of a whole move has swapped it", l.placement.DeleteAllocations(t.Context(), v.UUID))
+	l.same("in the end", empty)
+}

@@ -255,6 +255,9 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 			return nil // finished, and its records are gone
 		}
 	}
+	if h.goneOn(ref) {
+		return nil
+	}
 	rec, found, err := recall[preparation](h, ref, memoryPrepared)
 	if err != nil {
 		return err
@@ -323,6 +326,19 @@ func (h *Host) boundBy(ref migration.Ref) (claims.Claim, bool) {
 	return claims.Claim{}, false
 }
 
+// goneOn reports whether the guest came here by this attempt, was finished, and
+// has been moved on or deleted since: its claim can go by no other way.
+func (h *Host) goneOn(ref migration.Ref) bool {
+	if h.tracker.Accepted(ref.Migration) != ref.Attempt {
+		return false
+	}
+	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.Migration == ref.Migration && inst.Token.State == claims.TokenHere {
+		return false
+	}
+	_, claimed := h.tracker.ByOwner(owner(ref))
+	return !claimed
+}
+
 // DestinationStatus implements migration.DestinationVerbs.
 func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
 	var st migration.DestinationStatus
@@ -358,7 +374,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if _, bound := h.boundBy(ref); bound && !found {
+	if _, bound := h.boundBy(ref); bound && !found || h.goneOn(ref) {
 		return nil // done before, and its records are gone
 	}
 	inst, ok := h.tracker.Instance(ref.Instance)
