@@ -140,6 +140,16 @@ func (h *health) discovery() api.Condition {
 	return good("hardware", fmt.Sprintf("cells %d, cpus %d, memory %d MiB", len(believed.Cells), believed.CPUs().Len(), believed.MemoryBytes()>>20))
 }
 
+// firstAnswer is how long Placement may be silent after the start before that is
+// called a fault; arbitrary. The client itself tries for longer.
+const firstAnswer = 2 * time.Second
+
+// awaitingPlacement says that Placement has been silent since the start for
+// longer than an answer takes.
+func (h *health) awaitingPlacement() bool {
+	return !h.a.observing() && !h.a.answers || h.a.rt.Now().Sub(h.a.opt.Started) > firstAnswer
+}
+
 func (h *health) placement() api.Condition {
 	s := h.a.reporter.Status()
 	switch {
@@ -151,6 +161,11 @@ func (h *health) placement() api.Condition {
 			})
 		}
 		return bad("placement", s.Error, reasons...)
+	case s.At.IsZero() && h.awaitingPlacement():
+		url := h.a.config().Placement.URL
+		return bad("placement", "no answer from "+url+" yet", fault.Reason{
+			Code: "placement_unavailable", Message: "no answer from " + url + " yet", Change: "start it (berth placement serves one), or correct [placement] url",
+		})
 	case s.At.IsZero():
 		return good("placement", "not compared yet")
 	case len(s.Pending) > 0:

@@ -139,6 +139,11 @@ func (a *Agent) recognise(ctx context.Context) error {
 	if a.stranger.Swap(nil) != nil {
 		a.hardware.apply()
 	}
+	if node.Hostname != "" && node.Hostname != a.name && a.config().Agent.Name == "" {
+		// Not taken: the name is needed before libvirt answers, and must not change
+		// when libvirt resolves itself otherwise one day.
+		a.log.Warn("libvirt calls this host by another name than the machine: set [agent] name to the one that peers and Placement know", "name", a.name, "libvirt", node.Hostname)
+	}
 	if found && sameProvider(raw, a.uuid) || node.UUID == "" {
 		return nil
 	}

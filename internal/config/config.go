@@ -40,7 +40,7 @@ const (
 // Agent is the daemon itself.
 type Agent struct {
 	Mode        Mode   `toml:"mode"`
-	Name        string `toml:"name"`         // the provider's name; empty for libvirt's host name, which is the machine's
+	Name        string `toml:"name"`         // the provider's name; empty for the machine's host name, by which libvirt goes too
 	StateDir    string `toml:"state_dir"`    // berth.db, provider_uuid, lock
 	RuntimeDir  string `toml:"runtime_dir"`  // the socket and owner files
 	Socket      string `toml:"socket"`       // empty for berth.sock in RuntimeDir
