@@ -188,6 +188,7 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 // leaves nothing, not even a record:
 //
 //	fault.NotFound     no such instance, or no such host
+//	fault.Exists       the uuid asked for is another migration's, or somebody else's
 //	fault.Invalid      the options make no sense
 //	fault.Forbidden    stopped guest, same host, not managed, hosts that cannot work together
 //	fault.DoesNotFit   no room at the destination, or nowhere
@@ -199,8 +200,10 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 	}
 	if r.Migration == "" {
 		r.Migration = uuid.NewString()
-	} else if m, err := c.Get(ctx, r.Migration); err == nil {
+	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
 		return m, nil
+	} else if err := c.unused(ctx, r.Migration); err != nil {
+		return Migration{}, fmt.Errorf("live-migrate instance %s: %w", r.Instance, err)
 	}
 	if err := c.free(r.Instance); err != nil {
 		return Migration{}, err
@@ -245,6 +248,23 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 	c.mu.Unlock()
 	c.spawn("migration "+r.Migration, func() { s.drive(run) })
 	return m, nil
+}
+
+// unused refuses a uuid for a new migration that is none, or somebody else's. It
+// becomes a consumer in Placement, which the move's end or undo deletes: that of
+// an instance would lose its allocation.
+func (c *Conductor) unused(ctx context.Context, id string) error {
+	if u, err := uuid.Parse(id); err != nil || u.String() != id {
+		return fault.New(fault.Invalid, "migration %q: want a uuid in its usual form", id)
+	}
+	if m, err := c.Get(ctx, id); err == nil {
+		return fault.New(fault.Exists, "migration %s is one of instance %s", id, m.InstanceUUID)
+	}
+	held, err := c.cfg.Placement.Allocations(ctx, id)
+	if err == nil && held.Exists() {
+		err = fault.New(fault.Exists, "%s is a consumer in Placement already: %v", id, held.Allocations)
+	}
+	return err
 }
 
 // free refuses while an instance has an unfinished migration.

@@ -341,6 +341,38 @@ func TestAbort_IsRefusedWhenTheGuestHasLeft(t *testing.T) {
 	})
 }
 
+func TestLiveMigrate_RefusesAUUIDThatIsSomebodyElses(t *testing.T) {
+	w := newWorld(t, 1, script{}, faults{})
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		ctx := context.Background()
+		for _, tt := range []struct {
+			uuid string
+			kind fault.Kind
+		}{
+			{guestUUID, fault.Exists}, // its end would delete the instance's allocation
+			{"my-move", fault.Invalid},
+		} {
+			asked := move
+			asked.Migration = tt.uuid
+			if _, err := c.LiveMigrate(ctx, asked); fault.KindOf(err) != tt.kind {
+				t.Errorf("migration %s: %v, want %s", tt.uuid, err, tt.kind)
+			}
+		}
+		if _, err := c.LiveMigrate(ctx, move); err != nil {
+			t.Fatal(err)
+		}
+		other := move
+		other.Instance = "99999999-9999-4999-8999-999999999999"
+		if _, err := c.LiveMigrate(ctx, other); !errors.Is(err, fault.Exists) {
+			t.Errorf("another instance by the same uuid: %v", err)
+		}
+		if m, err := c.LiveMigrate(ctx, move); err != nil || m.UUID != moveUUID {
+			t.Errorf("the same request again: %s, %v", m.UUID, err)
+		}
+		until(t, p, c, "done", migration.Migration.Done)
+	})
+}
+
 func TestWatch_GivesTheNewestAndEnds(t *testing.T) {
 	w := newWorld(t, 1, script{}, faults{})
 	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
