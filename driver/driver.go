@@ -67,8 +67,10 @@ type Driver interface {
 	Define(ctx context.Context, xml string) error
 
 	// Undefine removes the persistent definition. A running domain becomes
-	// transient; a stopped one is gone. Firmware variables and managed-save
-	// images go with it, disks never. Success when there is no such domain.
+	// transient; a stopped one is gone. Its managed-save image goes with it; files
+	// of the guest's own never do, disks and firmware variables alike: on storage
+	// that hosts share they are in use where the guest went. Success when there is
+	// no such domain.
 	Undefine(ctx context.Context, uuid string) error
 
 	// Start boots a defined domain; with paused its CPUs stay stopped. Success

@@ -68,7 +68,9 @@ func (h *Host) forgetMigration(ctx context.Context, ref migration.Ref) error {
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
 }
 
-// endSource removes the source's definition. A domain that runs here now is a
+// endSource removes the source's definition. The file of firmware variables stays:
+// where hosts share its folder the guest uses it at the destination, and nothing
+// here tells. A domain that runs here now is a
 // second copy: its token has left, so it is ended (law 6's one exception).
 func (h *Host) endSource(ctx context.Context, ref migration.Ref) error {
 	d, exists, err := h.domain(ctx, ref.Instance)
@@ -143,6 +145,9 @@ func (h *Host) usedFiles(ctx context.Context) (map[string]string, error) {
 			doc, err := parseDocument(text)
 			if err != nil {
 				return nil, wrap(err, "domain %s", d.Name)
+			}
+			if path := doc.variables(); path != "" {
+				used[path] = d.Name
 			}
 			for _, e := range doc.Devices.Disks {
 				if path := e.path(); path != "" {

@@ -419,7 +419,13 @@ func (c *creating) makeDisks(ctx context.Context) error {
 func (c *creating) undo(ctx context.Context) error {
 	h, uuid := c.h, c.plan.inst.UUID
 	var errs []error
+	var variables []copiedDisk
 	if c.defined {
+		// libvirt makes the file of firmware variables at the start. Best effort: a
+		// document that cannot be read now leaves a small file behind.
+		if text, err := h.driver.XML(ctx, uuid, driver.Live); err == nil {
+			variables, _ = h.variables(text)
+		}
 		err := h.driver.Destroy(ctx, uuid)
 		if err == nil || errors.Is(err, fault.NotFound) {
 			err = h.driver.Undefine(ctx, uuid)
@@ -429,6 +435,7 @@ func (c *creating) undo(ctx context.Context) error {
 		}
 	}
 	if len(errs) == 0 {
+		errs = append(errs, h.removeMoved(ctx, creation(uuid), variables))
 		for _, m := range slices.Backward(c.plan.make) {
 			if m.Part != "" { // planned
 				errs = append(errs, h.files.Unmake(m.Made))

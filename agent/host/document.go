@@ -27,6 +27,10 @@ type document struct {
 		Loader string `xml:"loader"`
 		NVRAM  struct {
 			Template string `xml:"template,attr"`
+			Path     string `xml:",chardata"`
+			Source   struct {
+				File string `xml:"file,attr"`
+			} `xml:"source"`
 		} `xml:"nvram"`
 	} `xml:"os"`
 	LaunchSecurity *struct {
@@ -119,6 +123,15 @@ func parseDocument(text string) (document, error) {
 		return document{}, fault.New(fault.Invalid, "read domain document: %w", err)
 	}
 	return doc, nil
+}
+
+// variables is the file of the guest's firmware variables; empty for none. Newer
+// documents name it as a disk's source.
+func (d document) variables() string {
+	if d.OS.NVRAM.Source.File != "" {
+		return d.OS.NVRAM.Source.File
+	}
+	return strings.TrimSpace(d.OS.NVRAM.Path)
 }
 
 // emulated reports whether the guest runs without KVM.

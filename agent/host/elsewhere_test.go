@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -88,6 +89,19 @@ func TestAdopt_PassesOverWhatAMigrationByHandHasLeft(t *testing.T) {
 	_, err = a.Adopt(t.Context(), "foreign")
 	l.wantKind("adopt by name", err, fault.Forbidden)
 	l.same("what is left", before)
+}
+
+func TestDelete_TakesFirmwareVariablesAlong(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	before := l.picture()
+	a.put(t, "/images/VARS.fd", "variables", 0o600)
+	text := strings.Replace(foreignXML("foreign", "", ""), "</os>", "<nvram template='/usr/share/OVMF.fd'>/images/VARS.fd</nvram></os>", 1)
+	l.must("define", a.fake.Define(t.Context(), text))
+	_, err := a.Adopt(t.Context(), "foreign")
+	l.must("adopt", err)
+	l.must("delete", a.Delete(t.Context(), "foreign", host.DeleteOptions{}))
+	l.same("after the deletion", before)
 }
 
 func TestCreate_RefusesAUUIDThatHoldsAnAllocationElsewhere(t *testing.T) {

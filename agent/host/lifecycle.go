@@ -134,8 +134,8 @@ type DeleteOptions struct {
 }
 
 // Delete ends a guest: domain, definition, allocation, claim, token, in this
-// order, each safe to repeat. Disks go only when asked for, and never one that
-// another definition names.
+// order, each safe to repeat. Its firmware variables go with it; disks only when
+// asked for, and never one that another definition names.
 func (h *Host) Delete(ctx context.Context, id string, o DeleteOptions) error {
 	inst, unlock, err := h.own(ctx, id)
 	if err == nil {
@@ -150,7 +150,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	if err != nil {
 		return err
 	}
-	var files []copiedDisk
+	var files, disks []copiedDisk
 	if exists {
 		if d.Active() && !o.Force {
 			return fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
@@ -159,10 +159,14 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 		if err != nil {
 			return err
 		}
+		if files, err = h.variables(text); err != nil {
+			return err
+		}
 		if o.Disks {
-			if files, err = h.writableFiles(text); err != nil {
+			if disks, err = h.writableFiles(text); err != nil {
 				return err
 			}
+			files = append(files, disks...)
 		}
 		if err := h.stop(ctx, inst.UUID, StopOptions{Force: true}); err != nil {
 			return err
@@ -186,6 +190,20 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 		}
 	}
 	return h.tracker.DeleteInstance(ctx, uuid)
+}
+
+// variables finds the file of a guest's firmware variables, which goes with the
+// guest.
+func (h *Host) variables(text string) ([]copiedDisk, error) {
+	doc, err := parseDocument(text)
+	if err != nil || doc.variables() == "" {
+		return nil, err
+	}
+	stamp, err := h.files.Stamp(doc.variables())
+	if errors.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	return []copiedDisk{{Target: "nvram", Path: doc.variables(), Stamp: stamp}}, err
 }
 
 // writableFiles finds the files of a guest's own disks.

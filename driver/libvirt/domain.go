@@ -21,7 +21,7 @@ const (
 
 	undefineManagedSave         = 1 << 0
 	undefineSnapshotsMetadata   = 1 << 1
-	undefineNVRAM               = 1 << 2
+	undefineKeepNVRAM           = 1 << 3
 	undefineCheckpointsMetadata = 1 << 4
 
 	startPaused = 1 << 0
@@ -181,7 +181,7 @@ func (d *Driver) Undefine(ctx context.Context, uuid string) error {
 		if err != nil || !persistent {
 			return unless(err, errNoDomain)
 		}
-		err = c.Undefine(uuid, undefineManagedSave|undefineSnapshotsMetadata|undefineNVRAM|undefineCheckpointsMetadata)
+		err = c.Undefine(uuid, undefineManagedSave|undefineSnapshotsMetadata|undefineKeepNVRAM|undefineCheckpointsMetadata)
 		if code := codeOf(err); code == errInvalidArg || code == errNoSupport || code == errOperationUnsupported {
 			// Not every hypervisor knows checkpoints or firmware variables.
 			err = c.Undefine(uuid, undefineManagedSave|undefineSnapshotsMetadata)

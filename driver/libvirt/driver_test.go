@@ -92,6 +92,20 @@ func TestCall_ThatHangsLeavesItsNeighboursTheirAnswer(t *testing.T) {
 	})
 }
 
+// On storage that hosts share, the firmware variables of a guest that has moved
+// are in use at its new host.
+func TestUndefine_KeepsFirmwareVariables(t *testing.T) {
+	d := &daemon{}
+	l := drive(t, d)
+	if err := l.Undefine(withIn(t, time.Second), guestUUID); err != nil {
+		t.Fatal(err)
+	}
+	const removes, keeps = 1 << 2, 1 << 3 // VIR_DOMAIN_UNDEFINE_NVRAM, _KEEP_NVRAM
+	if d.flags&removes != 0 || d.flags&keeps == 0 {
+		t.Errorf("flags %#x", d.flags)
+	}
+}
+
 func TestCall_CancelledByItsCallerReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := drive(t, &daemon{answer: map[string]func(*stub) error{"Create": hang}})

@@ -138,8 +138,11 @@ func (s *stub) Monitor(_, command string) (string, error) {
 	defer s.d.mu.Unlock()
 	return s.d.monitor, err
 }
-func (s *stub) CompareCPU(CPU, uint32) error        { return s.call("CompareCPU") }
-func (s *stub) Undefine(string, uint32) error       { return s.call("Undefine") }
+func (s *stub) CompareCPU(CPU, uint32) error { return s.call("CompareCPU") }
+func (s *stub) Undefine(_ string, flags uint32) error {
+	s.d.set(func() { s.d.flags = flags })
+	return s.call("Undefine")
+}
 func (s *stub) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }
 func (s *stub) MaxDowntime(string) (uint64, error)  { return 300, s.call("MaxDowntime") }
 func (s *stub) JobStats(string, uint32) (int, map[string]any, error) {
