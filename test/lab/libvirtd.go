@@ -75,8 +75,24 @@ const libvirtdPIDFile = "/run/libvirt/libvirtd.pid"
 // qemu:///system?socket=<this>.
 func (h *Host) LibvirtSocket() string { return h.Path("/run/libvirt/libvirt-sock") }
 
-// StartLibvirtd starts the host's libvirtd and waits until it answers.
+// StartLibvirtd starts the host's libvirtd and waits until it answers. A child
+// that a killed daemon was just forking holds its port for a moment longer, so
+// a daemon that cannot listen is started again for some seconds.
 func (h *Host) StartLibvirtd(ctx context.Context) error {
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		err := h.startLibvirtd(ctx)
+		if err == nil || !strings.Contains(err.Error(), "network sockets") || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (h *Host) startLibvirtd(ctx context.Context) error {
 	// A killed daemon leaves its pid file, whose pid may be another's by now.
 	if err := os.Remove(h.Path(libvirtdPIDFile)); err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("start libvirtd on %s: %w", h.Name, err)
