@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"os"
 	"strings"
 
 	"berth/internal/fault"
@@ -163,6 +164,9 @@ func decodeStrict(r io.Reader, v any) error {
 	}
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return invalid("field_type", fmt.Sprintf("field %q: a JSON %s does not fit", wrong.Field, wrong.Value), "see GET /v1/openapi.json for its type")
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return invalid("body_late", fmt.Sprintf("the body did not arrive within %s", bodyPatience), "send it at once")
 	}
 	if errors.Is(err, io.EOF) {
 		return invalid("body", "the body is empty", "send a JSON object")

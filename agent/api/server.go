@@ -53,6 +53,11 @@ type Server struct {
 // what would exhaust it.
 const maxRequests = 512
 
+// bodyPatience is how long a body may take to arrive. Each holds a place, and
+// callers that send nothing must not take all of them; arbitrary, MaxBody over a
+// slow line.
+const bodyPatience = 20 * time.Second
+
 // NewServer makes a server; Serve starts it on a listener.
 func NewServer(o Options) *Server {
 	if o.Logger == nil {
@@ -211,8 +216,8 @@ func (s *Server) handler(rt route) http.Handler {
 		defer cancel()
 		deadline := time.Now().Add(rt.timeout + 10*time.Second)
 		rc := http.NewResponseController(w)
-		// Both fail only where the connection is none of net's, as in a test's recorder.
-		_ = rc.SetReadDeadline(deadline)
+		// These fail only where the connection is none of net's, as in a test's recorder.
+		_ = rc.SetReadDeadline(time.Now().Add(bodyPatience))
 		_ = rc.SetWriteDeadline(deadline)
 		defer func() {
 			// The next request on this connection has its own.
@@ -231,6 +236,8 @@ func (s *Server) handler(rt route) http.Handler {
 				return
 			}
 		}
+		// From here a read that times out would be taken for a caller that is gone.
+		_ = rc.SetReadDeadline(deadline)
 		out, err := rt.serve(s, r.WithContext(ctx), body)
 		if err != nil {
 			s.refuse(w, r, err)
