@@ -268,6 +268,34 @@ func TestLive_LosesTheRaceForRoomAndTriesTheNext(t *testing.T) {
 	}
 }
 
+// TestAbort_NeverEndsTheOnlyWholeCopy aborts a move of which nobody can say
+// whether the guest has left: its source is off for no known reason, and a whole
+// copy is at the destination. To keep the guest at the source would end that copy.
+func TestAbort_NeverEndsTheOnlyWholeCopy(t *testing.T) {
+	w := newWorld(t, 1, script{unseen: true}, faults{})
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		ctx := context.Background()
+		if _, err := c.LiveMigrate(ctx, move); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "in doubt", func(m migration.Migration) bool { return m.Outcome == migration.OutcomeInDoubt })
+		if err := c.Abort(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "in doubt while it is undone", func(m migration.Migration) bool {
+			return m.Done() || m.Phase == task.Undoing && m.Status == migration.StatusError
+		})
+		if d := w.hosts["b"].domain; d == nil || d.state != "paused" {
+			t.Fatalf("the copy at the destination: %+v", d)
+		}
+		w.hosts["a"].seen = true // an operator has looked, and says so
+		m := until(t, p, c, "done", migration.Migration.Done)
+		if m.Outcome != migration.OutcomeCompleted {
+			t.Errorf("outcome %s: %v", m.Outcome, m.Err())
+		}
+	})
+}
+
 func TestLive_SaysWhatItWaitsFor(t *testing.T) {
 	t.Run("source silent", func(t *testing.T) {
 		w := newWorld(t, 1, script{deaf: [2]time.Duration{4 * time.Second, 3 * time.Minute}, want: completed}, faults{})

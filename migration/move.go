@@ -32,6 +32,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 
 	limits := s.limits()
 	var watch StreamWatch
+	var speed rate
 	var last string // what the hypervisor said when the job ended
 	settled := s.c.cfg.Runtime.Boot().Since
 	for {
@@ -41,6 +42,10 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		status := s.look(ctx)
 		now := s.c.cfg.Runtime.Boot()
 		if status != nil {
+			if status.InFlight {
+				speed = speed.see(now.Since, status.Progress)
+				status.Progress.Rate = speed.value
+			}
 			s.progress(status.Progress)
 			last = status.Error
 		}
@@ -126,7 +131,21 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 // reclaim is the undo of both: the source decides to keep the guest. Its refusal
 // means that the token or the domain has left, and only forward is possible;
 // except when nothing arrived, which the table calls in doubt.
+//
+// The source decides by its own domain alone. One that is off and does not say
+// why may have left unseen: then the destination is asked first, since what undoes
+// the rest ends its copy, and that may be the only whole one.
 func (s *story) reclaim(ctx context.Context, t *task.Task) error {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return err
+	}
+	if status := s.look(ctx); sourceFact(status, src.Guest.Persistent) == SourceOff {
+		switch _, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing); action {
+		case ActionInDoubt, ActionWait:
+			return fault.New(fault.InDoubt, "%s", why)
+		}
+	}
 	err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.Reclaim(ctx, s.ref(StepStream)) })
 	if errors.Is(err, fault.Forbidden) {
 		return fmt.Errorf("%w: %w", task.ErrTooLate, err)

@@ -86,6 +86,10 @@ func (j *simJob) run(h *simHost, ticket string) func() {
 		switch {
 		case w.transient:
 			h.domain = nil
+		case w.script.unseen:
+			*h.domain = simDomain{"shut off", "unknown"}
+			j.running, j.err = false, "client socket is closed"
+			return
 		case w.script.forgets:
 			*h.domain = simDomain{"shut off", "unknown"}
 		default:

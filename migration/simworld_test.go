@@ -27,6 +27,7 @@ type script struct {
 	finishLost               bool // libvirt's reply to Finish is lost
 	hookFails                bool
 	forgets                  bool     // the source's libvirtd restarts just after the guest has left
+	unseen                   bool     // so it does, and nobody had seen the guest leave
 	refuse                   []string // hosts whose claim says no
 	abortAfter               time.Duration
 	named                    string
