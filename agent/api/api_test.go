@@ -347,6 +347,26 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 	}
 }
 
+func TestRequests_ABodyThatDoesNotArriveFreesItsConnection(t *testing.T) {
+	w := serveWith(t, "host-a", nil, 30*time.Millisecond)
+	conn, err := net.Dial("unix", w.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, "POST /v1/migrations HTTP/1.1\r\nHost: berth\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	// To the end: the server says why, and hangs up.
+	answer, err := io.ReadAll(conn)
+	if err != nil || !strings.Contains(string(answer), " 400 ") || !strings.Contains(string(answer), "body_late") {
+		t.Errorf("%q, %v; want 400 body_late and the connection's end", answer, err)
+	}
+}
+
 func TestVerbs_ARepeatJoinsTheOneInProgressAndOutlivesItsCaller(t *testing.T) {
 	ours := newCA(t, "ours")
 	w := serve(t, "host-a", ours.host("host-a"))

@@ -166,7 +166,7 @@ func decodeStrict(r io.Reader, v any) error {
 		return invalid("field_type", fmt.Sprintf("field %q: a JSON %s does not fit", wrong.Field, wrong.Value), "see GET /v1/openapi.json for its type")
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return invalid("body_late", fmt.Sprintf("the body did not arrive within %s", bodyPatience), "send it at once")
+		return invalid("body_late", "the body did not arrive in time", "send it at once")
 	}
 	if errors.Is(err, io.EOF) {
 		return invalid("body", "the body is empty", "send a JSON object")

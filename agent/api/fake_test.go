@@ -275,18 +275,25 @@ type world struct {
 	socket    string
 	address   string
 	peer      func(string) (*api.Client, error)
+
+	bodyTimeout time.Duration
 }
 
 // serve starts an agent called name with a unix socket and, with an identity, a
 // TCP port.
 func serve(t *testing.T, name string, id *pki.Identity) *world {
 	t.Helper()
+	return serveWith(t, name, id, 10*time.Second)
+}
+
+func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Duration) *world {
+	t.Helper()
 	w := &world{
 		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{},
-		socket: filepath.Join(t.TempDir(), "s"),
+		socket: filepath.Join(t.TempDir(), "s"), bodyTimeout: bodyTimeout,
 	}
 	s := api.NewServer(api.Options{
-		Name: name, Identity: id, Runtime: &runtime.System{},
+		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout,
 		Services: api.Services{
 			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties,
 			Peer: func(n string) (*api.Client, error) {

@@ -34,6 +34,8 @@ type Options struct {
 	Identity *pki.Identity // nil where there are no certificates: then the unix socket alone serves
 	Runtime  runtime.Runtime
 	Logger   *slog.Logger
+	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
+	BodyTimeout time.Duration
 }
 
 // Server is the API of one agent. Make it with NewServer.
@@ -62,6 +64,9 @@ const bodyPatience = 20 * time.Second
 func NewServer(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.BodyTimeout == 0 {
+		o.BodyTimeout = bodyPatience
 	}
 	stopping, stop := context.WithCancel(context.Background())
 	s := &Server{opt: o, svc: o.Services, places: make(chan struct{}, maxRequests), stopping: stopping}
@@ -217,13 +222,12 @@ func (s *Server) handler(rt route) http.Handler {
 		deadline := time.Now().Add(rt.timeout + 10*time.Second)
 		rc := http.NewResponseController(w)
 		// These fail only where the connection is none of net's, as in a test's recorder.
-		_ = rc.SetReadDeadline(time.Now().Add(bodyPatience))
+		_ = rc.SetReadDeadline(time.Now().Add(s.opt.BodyTimeout))
 		_ = rc.SetWriteDeadline(deadline)
-		defer func() {
-			// The next request on this connection has its own.
-			_ = rc.SetReadDeadline(time.Time{})
-			_ = rc.SetWriteDeadline(time.Time{})
-		}()
+		// The next request on this connection has its own. The one for reading stands:
+		// what the caller did not send is waited for once more after the handler, and
+		// the server sets its own before the next request.
+		defer func() { _ = rc.SetWriteDeadline(time.Time{}) }()
 		var body any
 		if rt.in != nil {
 			if err := wantJSON(r); err != nil {
