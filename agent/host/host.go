@@ -109,6 +109,9 @@ type Host struct {
 	closed  bool                     // no actor starts any more
 	working map[string]chan struct{} // by instance: a verb works on it; closed when it is done
 	streams map[string]*stream       // by migration and attempt: actors of this process
+	// preparing ends a preparation under way, by migration and attempt: its undo
+	// does not wait for operators' programs.
+	preparing map[string]context.CancelCauseFunc
 
 	// recording makes the results of streams come one after another, and none
 	// after its stream was forgotten: what is known is never overwritten by what
@@ -136,7 +139,7 @@ func New(o Options) *Host {
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		files:   disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID},
-		working: map[string]chan struct{}{}, streams: map[string]*stream{},
+		working: map[string]chan struct{}{}, streams: map[string]*stream{}, preparing: map[string]context.CancelCauseFunc{},
 	}
 	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
@@ -242,12 +245,9 @@ const (
 // end of a stream have something to write.
 const (
 	memoryPrepared = "prepared"
-	memoryRollback = "rollback"
 	memoryStream   = "stream_asked"
 	memoryResult   = "stream_result"
 	memoryAccepted = "accepted"
-	memoryFinish   = "finish"
-	memoryCleanUp  = "clean_up"
 )
 
 func at(ref migration.Ref, step string) claims.Ref {

@@ -380,6 +380,35 @@ func TestHooks_GetTheirDataBackInTheUndo(t *testing.T) {
 	}
 }
 
+func TestHooks_UnderWayAreEndedByTheUndo(t *testing.T) {
+	l := newLab(t, "a", "b")
+	b := l.hosts["b"]
+	began := b.path("/hook-began")
+	b.put(t, "/hooks/pre_live_migration/10-slow", "#!/bin/sh\ntouch "+began+"\nexec sleep 600\n", 0o755)
+	v := l.guest("a", "vm1")
+	before := l.picture()
+	m := newMove(l, v.UUID)
+	for _, verb := range m.verbs()[:4] {
+		_, err := verb(t.Context())
+		l.must("verb", err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.verbs()[4](context.WithoutCancel(t.Context())) // whoever asked has died
+		done <- err
+	}()
+	waitFor(t, "the hook", func() bool { _, err := os.Stat(began); return err == nil })
+	begin := time.Now()
+	m.back()
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("the undo waited %v for the hook", took)
+	}
+	if err := <-done; err == nil {
+		t.Error("the preparation succeeded beside its undo")
+	}
+	l.same("left behind", before)
+}
+
 func TestMove_AgentsMayRestartBetweenAllVerbs(t *testing.T) {
 	requireQemuImg(t)
 	l := newLab(t, "a", "b")

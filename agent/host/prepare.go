@@ -40,6 +40,9 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, err
 	}
 	defer unlock()
+	// Before it is seen whether the undo has come: one that comes later finds it.
+	ctx, over := h.stoppable(ctx, ref)
+	defer over()
 	if err := h.late(ref, stepPrepare); err != nil {
 		return none, err
 	}
@@ -85,6 +88,30 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, err
 	}
 	return prepared, nil
+}
+
+// stoppable is the context of a preparation that its undo may end.
+func (h *Host) stoppable(ctx context.Context, ref migration.Ref) (context.Context, func()) {
+	ctx, stop := context.WithCancelCause(ctx)
+	h.mu.Lock()
+	h.preparing[streamKey(ref)] = stop
+	h.mu.Unlock()
+	return ctx, func() {
+		h.mu.Lock()
+		delete(h.preparing, streamKey(ref))
+		h.mu.Unlock()
+		stop(nil)
+	}
+}
+
+// stopPreparing ends a preparation under way; it gives the instance's turn back
+// by itself.
+func (h *Host) stopPreparing(ref migration.Ref) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if stop := h.preparing[streamKey(ref)]; stop != nil {
+		stop(fault.New(fault.Undone, "its undo has come"))
+	}
 }
 
 // arriving is the ledger's instance for a guest whose token has not come yet.
@@ -207,6 +234,8 @@ func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
 	if err := h.tracker.Bury(ctx, at(ref, stepPrepare)); err != nil {
 		return err
 	}
+	// Its caller may be long dead, and a hook take its minutes.
+	h.stopPreparing(ref)
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
 		return err
