@@ -30,6 +30,13 @@ func (h *Host) MigIP() string { return fmt.Sprintf("10.78.0.%d", h.Index) }
 // port is the switch's end of a host's link.
 func (h *Host) port(l Link) string { return fmt.Sprintf("p%d-%s", h.Index, l) }
 
+// mac is the hardware address of a link. It is the same after the host was off,
+// as a real machine's is: others that remember another wait half a minute.
+func (h *Host) mac(l Link) string {
+	net := map[Link]int{Mgmt: 77, Mig: 78}[l]
+	return fmt.Sprintf("02:62:0a:%02x:00:%02x", net, h.Index)
+}
+
 // ip runs one batch of ip(8) commands in the net namespace of process pid.
 func ip(ctx context.Context, pid int, lines ...string) error {
 	return netCommand(ctx, pid, strings.Join(lines, "\n")+"\n", "ip", "-batch", "-")
@@ -66,7 +73,7 @@ func (l *Lab) wire(ctx context.Context, h *Host) error {
 	var sw []string
 	for _, k := range []Link{Mgmt, Mig} {
 		sw = append(sw,
-			fmt.Sprintf("link add %s type veth peer name %s netns %d", h.port(k), k, h.init.PID),
+			fmt.Sprintf("link add %s type veth peer name %s address %s netns %d", h.port(k), k, h.mac(k), h.init.PID),
 			fmt.Sprintf("link set %s master br-%s up", h.port(k), k))
 	}
 	if err := ip(ctx, l.Switch.init.PID, sw...); err != nil {
