@@ -245,7 +245,11 @@ func (a *app) instanceList() *cobra.Command {
 						if i.Claim != nil {
 							r = i.Claim.Resources
 						}
-						row(w, i.Name, i.UUID, i.State, yes(i.Managed), r.VCPUs, r.MemoryMB, r.DiskGB, token(i), remarks(i))
+						var vcpus, memory, disk any = r.VCPUs, r.MemoryMB, r.DiskGB
+						if r.VCPUs == 0 { // unmanaged: nothing is held for it
+							vcpus, memory, disk = "", "", ""
+						}
+						row(w, i.Name, i.UUID, i.State, yes(i.Managed), vcpus, memory, disk, token(i), remarks(i))
 					}
 				})
 			})

@@ -36,10 +36,6 @@ that does. Ctrl-C stops watching, never the move.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: o}
 			if len(args) == 2 {
-				// An unset variable of a script must not become "anywhere".
-				if args[1] == "" {
-					return fault.New(fault.Invalid, "HOST is empty: name one, or leave it out and Placement's candidates decide")
-				}
 				r.Destination = args[1]
 			}
 			if detach && wait && cmd.Flags().Changed("wait") {

@@ -2,9 +2,12 @@ package main
 
 import (
 	"errors"
+	"net"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/placement"
 	"berth/systemd"
@@ -31,6 +34,11 @@ consumers that touch it, an operator's everything.`,
 			for name, to := range map[string]*string{"cert": &o.Cert, "key": &o.Key, "ca": &o.CA} {
 				if flag := cmd.Flags().Lookup(name); flag.Changed {
 					*to = flag.Value.String()
+				}
+			}
+			if !strings.HasPrefix(o.Listen, "unix:/") {
+				if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+					return fault.New(fault.Invalid, "--listen %q: want HOST:PORT or unix:/path", o.Listen)
 				}
 			}
 			rt := &runtime.System{}
@@ -64,7 +72,7 @@ consumers that touch it, an operator's everything.`,
 	f := cmd.Flags()
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8778", "`address` to serve on: host:port or unix:/path")
 	f.StringVar(&o.DB, "db", "", "database `file` (default: memory)")
-	f.StringVar(&o.Auth, "auth", "", "none or mtls (default: none on loopback and sockets, mtls elsewhere)")
+	f.StringVar(&o.Auth, "auth", "", "none, or mtls with --ca, --cert and --key (default: none on loopback and sockets, mtls elsewhere)")
 	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	return cmd

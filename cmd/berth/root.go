@@ -76,7 +76,11 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 --connect names another.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			// An unset variable of a script must not become "any host".
+			if i := slices.Index(args, ""); i >= 0 {
+				return fmt.Errorf("argument %d of %q is empty", i+1, cmd.CommandPath())
+			}
 			if a.output != "table" && a.output != "json" {
 				return fmt.Errorf("--output %q: want table or json", a.output)
 			}

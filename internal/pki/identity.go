@@ -96,7 +96,7 @@ func Load(p Paths, now time.Time) (*Identity, error) {
 		}
 	}
 	if missing != nil {
-		return nil, fmt.Errorf("load certificates: %w", missing)
+		return nil, fault.New(fault.Invalid, "load certificates: %w", missing)
 	}
 	caPEM := files[0]
 	pool := x509.NewCertPool()
