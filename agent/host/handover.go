@@ -374,8 +374,11 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if _, bound := h.boundBy(ref); bound && !found || h.goneOn(ref) {
+	if _, bound := h.boundBy(ref); bound && !found {
 		return nil // done before, and its records are gone
+	}
+	if h.goneOn(ref) {
+		return h.tracker.ForgetMigration(ctx, ref.Migration)
 	}
 	inst, ok := h.tracker.Instance(ref.Instance)
 	if !ok || inst.Token.State != claims.TokenHere || inst.Token.Migration != ref.Migration {
