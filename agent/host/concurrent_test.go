@@ -126,3 +126,28 @@ func TestFinish_RepeatedAfterTheGuestHasGoneOn(t *testing.T) {
 	l.must("delete the allocation, as the conductor of a whole move has swapped it", l.placement.DeleteAllocations(t.Context(), v.UUID))
 	l.same("in the end", empty)
 }
+
+// TestStream_KeepsThePauseThatItsUserChoseMeanwhile has users suspend and resume
+// the guest while its move is being prepared.
+func TestStream_KeepsThePauseThatItsUserChoseMeanwhile(t *testing.T) {
+	for _, paused := range []bool{true, false} {
+		l := newLab(t, "a", "b")
+		v := l.guest("a", "vm1")
+		fake := l.hosts["a"].fake
+		want := driver.Running
+		if !paused {
+			l.must("suspend before the move", fake.Suspend(t.Context(), v.UUID))
+		}
+		m := newMove(l, v.UUID)
+		m.prepare()
+		if paused {
+			want = driver.Paused
+			l.must("suspend", fake.Suspend(t.Context(), v.UUID))
+		} else {
+			l.must("resume", fake.Resume(t.Context(), v.UUID))
+		}
+		m.stream()
+		m.handOver()
+		l.state("b", v.UUID, want)
+	}
+}

@@ -126,7 +126,9 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 	if inFlight(job) {
 		return fault.New(fault.Busy, "libvirt has a job of guest %s in flight that nobody here asked for", inst.Name)
 	}
-	rec := streaming{Persistent: dom.Persistent, PowerState: migration.PowerState(mc.OldPowerState), Destination: mc.Destination}
+	// What the user has chosen by now: between the context and this moment disks
+	// were made and hooks run, and the stream itself hides the choice.
+	rec := streaming{Persistent: dom.Persistent, PowerState: powerState(dom), Destination: mc.Destination}
 	if rec.DomainXML, err = h.driver.XML(ctx, ref.Instance, driver.Live); err != nil {
 		return err
 	}
