@@ -36,8 +36,12 @@ type progress struct {
 // plainEvery is how often a line is printed where nothing can be written over.
 const plainEvery = 2 * time.Second
 
+// unknownWidth is for a pipe: 80 columns, of which whoever reads the pipe may
+// want some for an indent.
+const unknownWidth = 76
+
 func newProgress(a *app, to string) *progress {
-	p := &progress{w: a.out, live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: 80}
+	p := &progress{w: a.out, live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		p.width = n
 	}
@@ -185,7 +189,8 @@ func progressLine(m migration.Migration, doing string) string {
 	const cells = 20
 	full := int(part * cells)
 	bar := strings.Repeat("#", full) + strings.Repeat(".", cells-full)
-	line := fmt.Sprintf("%s%-14s %3.0f%% [%s] %s %10s/s %10s left", head, doing, 100*part, bar, eta(p, left), size(p.Rate), size(left))
+	// The bar comes after the numbers: on a narrow terminal it is what can be spared.
+	line := fmt.Sprintf("%s%-6s %3.0f%%  %s %9s/s %9s left  [%s]", head, strings.TrimPrefix(doing, "sending "), 100*part, eta(p, left), size(p.Rate), size(left), bar)
 	if p.DirtyRate > 0 {
 		line += fmt.Sprintf("  dirty %s/s", size(p.DirtyRate))
 	}

@@ -27,10 +27,10 @@ func TestProgressLine(t *testing.T) {
 		change func(*migration.Migration)
 		want   []string
 	}{
-		{"sending memory", func(*migration.Migration) {}, []string{"web-1  host-a -> host-b  sending memory", "[###############.....]", " 75%", "20.0 MiB/s", "32.0 MiB left", "dirty 4.0 MiB/s", "pass 3", "ETA 2.0s"}},
+		{"sending memory", func(*migration.Migration) {}, []string{"web-1  host-a -> host-b  memory", "[###############.....]", " 75%", "20.0 MiB/s", "32.0 MiB left", "dirty 4.0 MiB/s", "pass 3", "ETA 2.0s"}},
 		{"sending disks", func(m *migration.Migration) {
 			m.Progress = migration.Progress{Phase: "disk", DiskTotal: 64 << 20, DiskRemaining: 32 << 20, Rate: 16 << 20}
-		}, []string{"sending disks", " 50%", "ETA 2.0s"}},
+		}, []string{"host-b  disks", " 50%", "ETA 2.0s"}},
 		{"never ends", func(m *migration.Migration) { m.Progress.DirtyRate = 30 << 20 }, []string{"ETA never"}},
 		{"no rate yet", func(m *migration.Migration) { m.Progress.Rate = 0 }, []string{"ETA ?"}},
 		{"nothing sent yet", func(m *migration.Migration) { m.Progress = migration.Progress{Phase: "setup"} }, []string{"starting the transfer"}},
@@ -115,8 +115,8 @@ web-1  host-a -> host-b  checking both hosts
 web-1  host-a -> host-b  claiming room on host-b
 web-1  host-a -> host-b  preparing host-b
 web-1  host-a -> host-b  starting the transfer
-web-1  host-a -> host-b  sending memory  10% [##..................] ETA 9.0s    10.0 MiB/s   90.0 MiB left
-web-1  host-a -> host-b  sending memory  30% [######..............] ETA 7.0s    10.0 MiB/s   70.0 MiB left
+web-1  host-a -> host-b  memory  10%  ETA 9.0s   10.0 MiB/s  90.0 MiB left  [##..................]
+web-1  host-a -> host-b  memory  30%  ETA 7.0s   10.0 MiB/s  70.0 MiB left  [######..............]
 web-1  host-a -> host-b  sending memory
 web-1  host-a -> host-b  handing the guest over
 web-1  host-a -> host-b  cleaning up
