@@ -10,8 +10,7 @@ import (
 	"berth/test/lab"
 )
 
-func TestFaults_Libvirtd(t *testing.T) {
-	w := faults(t, "f4", nil)
+func libvirtdKilledOrHangs(w *world, name string) {
 	list := []breakage{
 		{what: "kill -9 destination libvirtd mid-stream", broken: killLibvirtd(destination), healed: startLibvirtd(destination), down: time.Second, want: undone},
 		{what: "kill -9 source libvirtd mid-stream", broken: killLibvirtd(source), healed: startLibvirtd(source), down: time.Second, want: undone},
@@ -30,29 +29,27 @@ func TestFaults_Libvirtd(t *testing.T) {
 		b.what, b.broken, b.healed, b.rare = "kill -9 destination libvirtd at "+step, killLibvirtd(destination), startLibvirtd(destination), step != migration.StepAcceptToken
 		list = append(list, b)
 	}
-	w.sufferAll("f4", list)
+	w.sufferAll(name, list)
 }
 
-func TestFaults_ManagementLink(t *testing.T) {
-	w := faults(t, "f5", nil)
+func managementLinkCut(w *world, name string) {
 	link := func(of func(*round) *lab.Host, b breakage) breakage {
 		b.broken, b.healed = cut(lab.Mgmt, of), heal(lab.Mgmt, of)
 		return b
 	}
-	w.sufferAll("f5", []breakage{
+	w.sufferAll(name, []breakage{
 		link(destination, breakage{what: "management link cut mid-stream, 12 s", bytes: true, bandwidth: slow, down: 12 * time.Second}),
 		link(destination, breakage{what: "management link cut mid-stream, 3 s", bytes: true, bandwidth: slow, down: 3 * time.Second, want: completed, rare: true}),
 		link(source, breakage{what: "source's management link cut mid-stream, 12 s", bytes: true, bandwidth: slow, down: 12 * time.Second, rare: true}),
 		{what: "both links cut mid-stream, 10 s", bytes: true, bandwidth: slow, down: 10 * time.Second, rare: true,
 			broken: func(r *round) { cut(lab.Mgmt, destination)(r); cut(lab.Mig, destination)(r) },
 			healed: func(r *round) { heal(lab.Mgmt, destination)(r); heal(lab.Mig, destination)(r) }},
-		link(destination, breakage{what: "management link cut at commit, 6 s", step: migration.StepCommit, down: 6 * time.Second, want: completed}),
+		link(destination, breakage{what: "management link cut at commit, 4 s", step: migration.StepCommit, down: 4 * time.Second, want: completed}),
 		link(destination, breakage{what: "management link cut at accept_token, 12 s", step: migration.StepAcceptToken, down: 12 * time.Second, want: completed, rare: true}),
 	})
 }
 
-func TestFaults_SourceQEMUKilled(t *testing.T) {
-	w := faults(t, "f7", nil)
+func sourceQEMUKilled(w *world, name string) {
 	for _, b := range []breakage{
 		{what: "kill -9 source QEMU mid-stream", broken: killQEMU(source)},
 		{what: "kill -9 source QEMU and agent mid-stream", rare: true,
@@ -60,11 +57,11 @@ func TestFaults_SourceQEMUKilled(t *testing.T) {
 		{what: "kill -9 source QEMU and libvirtd mid-stream", rare: true,
 			broken: func(r *round) { killLibvirtd(source)(r); killQEMU(source)(r) }, healed: startLibvirtd(source)},
 	} {
+		here, _ := w.where(name)
 		b.bytes, b.bandwidth, b.off, b.want = true, slow, "shut off (crashed)", undone
-		w.sufferAll("f7", []breakage{b})
+		w.sufferAll(name, []breakage{b})
 		if !b.rare || all() {
-			w.berth(w.a, "instance", "start", "f7")
-			w.beats(w.a, "f7", 1)
+			w.again(here, name)
 		}
 	}
 }
@@ -166,7 +163,7 @@ func TestFaults_JournalDiskFull(t *testing.T) {
 		_, err := w.a.Exec(w.ctx, "rm", state+"/fill")
 		r.must("free the disk", err)
 	}
-	b := breakage{bytes: true, bandwidth: "60MiB/s", broken: fill, healed: free, down: 4 * time.Second, want: completed}
+	b := breakage{bytes: true, bandwidth: "60MiB/s", broken: fill, healed: free, down: 3 * time.Second, want: completed}
 	b.what = "state disk of the source full from mid-stream to after it"
 	w.suffer("f10", b)
 	b.what, b.rare = "state disk of the destination full from mid-stream to after it", true

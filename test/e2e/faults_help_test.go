@@ -55,7 +55,7 @@ type round struct {
 // faults brings up a fleet of its own with one guest that loads it little.
 func faults(t *testing.T, name string, config map[string]string) *world {
 	w := own(t, config)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	t.Cleanup(cancel)
 	w.ctx = ctx
 	w.boot(w.a, guest.Options{Name: name, Dirty: 4, Rate: 16})
@@ -246,6 +246,17 @@ func (w *world) livesAs(state, name string, here, there *lab.Host) {
 	}
 	w.require("claims", claims, []string{here.Name + " instance bound"})
 	w.require("allocations", w.holds(here, name), []string{"INSTANCE on " + here.Name})
+}
+
+// again starts a guest that a breakage has ended.
+func (w *world) again(h *lab.Host, name string) {
+	w.Helper()
+	// What the console had is another boot's.
+	if err := os.Remove(h.Console(name)); err != nil {
+		w.Fatal(err)
+	}
+	w.berth(h, "instance", "start", name)
+	w.beats(h, name, 1)
 }
 
 // ranOnce reads from the guest's own words that no second copy of it ran.

@@ -22,22 +22,20 @@ func powerBack(of func(*round) *lab.Host) func(*round) {
 	}
 }
 
-func TestFaults_PowerCut(t *testing.T) {
-	w := faults(t, "f13", nil)
+func powerCuts(w *world, name string) {
 	for _, b := range []breakage{
 		{what: "power cut of the destination mid-stream", bytes: true, bandwidth: slow, broken: powerCut(destination), healed: powerBack(destination), want: undone},
 		{what: "power cut of the source at accept_token", step: migration.StepAcceptToken, broken: powerCut(source), healed: powerBack(source), want: completed},
 		{what: "power cut of the source at clean_up_source", step: migration.StepCleanUpSource, broken: powerCut(source), healed: powerBack(source), want: completed, rare: true},
-		{what: "power cut of the source mid-stream", bytes: true, bandwidth: slow, broken: powerCut(source), healed: powerBack(source), want: undone, off: "shut off (unknown)"},
+		{what: "power cut of the source mid-stream", bytes: true, bandwidth: slow, broken: powerCut(source), healed: powerBack(source), want: undone, off: "shut off (unknown)", rare: true},
 		{what: "power cut of the destination at finish_destination", step: migration.StepFinishDestination, broken: powerCut(destination), healed: powerBack(destination),
 			want: completed, off: "shut off (unknown)"},
 	} {
-		w.sufferAll("f13", []breakage{b})
-		if b.off != "" {
+		w.sufferAll(name, []breakage{b})
+		if b.off != "" && (!b.rare || all()) {
 			for _, h := range w.Hosts {
-				if w.domain(h, "f13") != "" {
-					w.berth(h, "instance", "start", "f13")
-					w.beats(h, "f13", 1)
+				if w.domain(h, name) != "" {
+					w.again(h, name)
 				}
 			}
 		}
