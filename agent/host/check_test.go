@@ -92,10 +92,10 @@ func TestCheckDestination_ListsEveryReason(t *testing.T) {
 			return func() { b.mode = "manage" }
 		}},
 		{name: "devices", kind: fault.Forbidden,
-			codes: "device_not_migratable device_not_migratable device_not_migratable device_not_migratable",
+			codes: "device_not_migratable device_not_migratable device_not_migratable device_not_migratable device_not_migratable",
 			change: devices(`<hostdev mode='subsystem' type='pci'><source><address domain='0x0000' bus='0x3b' slot='0x00' function='0x1'/></source></hostdev>` +
 				`<interface type='hostdev'><source><address type='pci' domain='0x0000' bus='0x3b' slot='0x00' function='0x2'/></source></interface>` +
-				`<filesystem type='mount'><target dir='share'/></filesystem><hostdev mode='subsystem' type='mdev'><source><address uuid='aa'/></source></hostdev>`)},
+				`<filesystem type='mount'><target dir='share'/></filesystem><tpm model='tpm-crb'><backend type='emulator'/></tpm><hostdev mode='subsystem' type='mdev'><source><address uuid='aa'/></source></hostdev>`)},
 		{name: "a disk outside the folders", codes: "disk_place", kind: fault.Forbidden, change: func(g *migration.Guest, _ *migration.Description) {
 			g.Disks = append([]migration.Disk(nil), g.Disks...)
 			g.Disks[0].Path = "/etc/passwd-"

@@ -52,6 +52,11 @@ type document struct {
 			Type   string  `xml:"type,attr"`
 			Source hostdev `xml:"source"`
 		} `xml:"interface"`
+		TPMs []struct {
+			Backend struct {
+				Type string `xml:"type,attr"`
+			} `xml:"backend"`
+		} `xml:"tpm"`
 		Filesystems []struct {
 			Target struct {
 				Dir string `xml:"dir,attr"`
@@ -173,6 +178,11 @@ func (d document) unmovable() []fault.Reason {
 	}
 	for range d.Devices.Redirdevs {
 		add("redirected USB device", detach)
+	}
+	for _, tpm := range d.Devices.TPMs {
+		// With a definition libvirt removes the TPM's state, and where that lies on
+		// storage of both hosts it is the moved guest's.
+		add("TPM of type "+tpm.Backend.Type, detach)
 	}
 	for _, fs := range d.Devices.Filesystems {
 		add("shared folder "+fs.Target.Dir, "detach it, or use a network filesystem inside the guest")
