@@ -50,6 +50,9 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	if m.HandoverDowntime <= 0 || m.HandoverDowntime > 5*time.Second {
 		t.Errorf("commit and resume took %v", m.HandoverDowntime)
 	}
+	if p := m.Progress; p.MemoryProcessed == 0 || p.DiskTotal == 0 || p.Downtime <= 0 || p.Downtime > 10*time.Second {
+		t.Errorf("a move that is over says %+v of its stream", p)
+	}
 	t.Logf("moved in %v; commit and resume took %v", m.UpdatedAt.Sub(m.CreatedAt), m.HandoverDowntime)
 
 	// Asked of the host that it left, the request is passed on; the destination

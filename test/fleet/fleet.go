@@ -110,7 +110,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 	if say == nil {
 		say = func(string, ...any) {}
 	}
-	// Keys and binary stand beside the lab's folder, which Up of the lab clears.
+	// Made beside the lab's folder, which Up of the lab clears.
 	keys := o.Dir + ".pki"
 	if err := os.RemoveAll(keys); err != nil {
 		return nil, err
@@ -135,6 +135,15 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 	}
 	say("%d hosts with libvirtd and QEMU up in %.1f s", len(l.Hosts), time.Since(begun).Seconds())
 	f := &Fleet{Lab: l, Binary: o.Binary, agents: map[string]*Process{}}
+	// Into the lab's folder, so that whoever takes the lab down removes them.
+	inside := filepath.Join(l.Dir, "pki")
+	if err := os.Rename(keys, inside); err != nil {
+		return nil, errors.Join(err, l.Down())
+	}
+	if filepath.Dir(o.Binary) == keys {
+		f.Binary = filepath.Join(inside, filepath.Base(o.Binary))
+	}
+	keys = inside
 	if err := f.start(ctx, o, keys); err != nil {
 		return nil, errors.Join(err, f.Down())
 	}
@@ -386,7 +395,7 @@ func (f *Fleet) JSON(ctx context.Context, host string, into any, args ...string)
 	return nil
 }
 
-// Down ends everything and removes the fleet's folders.
+// Down ends everything and removes the fleet's folder.
 func (f *Fleet) Down() error {
 	f.mu.Lock()
 	processes := []*Process{f.place}
@@ -400,5 +409,5 @@ func (f *Fleet) Down() error {
 			<-p.done // the host's end was its end
 		}
 	}
-	return errors.Join(err, os.RemoveAll(f.Dir+".pki"))
+	return err
 }
