@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -148,6 +149,49 @@ func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	}
 	if jobs != 1 {
 		t.Errorf("%d jobs, want 1", jobs)
+	}
+	l.fleet.HealData("a", "b")
+	waitFor(t, "the end", func() bool { return m.status().Domain.Reason == "migrated" })
+	m.handOver()
+	l.state("b", v.UUID, driver.Running)
+}
+
+func TestStream_BegunLateIsAdoptedToo(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	// The record stands, and the call is lost with its agent on the way to a
+	// hypervisor that hangs.
+	m.a.fake.Fault(func(call, _ string) error {
+		if call == "Migrate" {
+			return fault.New(fault.InDoubt, "on its way")
+		}
+		return nil
+	})
+	l.must("start stream", m.start())
+	m.a.Close()
+	l.must("forget the outcome", m.a.tracker.Unremember(t.Context(), claims.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: m.ref.Attempt, Step: "stream_result"}))
+	m.a = l.restart("a")
+	looks := 0
+	m.a.fake.Fault(func(call, _ string) error {
+		if call != "Job" {
+			return nil
+		}
+		if looks++; looks == 2 {
+			go func() {
+				_ = m.a.fake.Migrate(context.WithoutCancel(t.Context()), v.UUID, driver.Migration{
+					DestinationURI: m.prepared.LibvirtURI, DestinationXML: m.prepared.DestinationXML, PersistentXML: m.prepared.PersistentXML, Paused: true,
+				})
+			}()
+			time.Sleep(50 * time.Millisecond)
+		}
+		return nil
+	})
+	l.must("start again", m.start())
+	if st := m.status(); !st.InFlight || st.Error != "" {
+		t.Errorf("the job that began late was taken for over: %+v", st)
 	}
 	l.fleet.HealData("a", "b")
 	waitFor(t, "the end", func() bool { return m.status().Domain.Reason == "migrated" })

@@ -271,12 +271,27 @@ func (h *Host) adoptStream(ctx context.Context, ref migration.Ref) error {
 	if was, known, err := recall[streamed](h, ref, memoryResult); err != nil || known && was.Result != resultLost {
 		return err
 	}
-	job, err := h.migrator.Job(ctx, ref.Instance)
-	if err != nil && !errors.Is(err, fault.NotFound) {
-		return err
-	}
-	if err != nil || !inFlight(job) {
-		return h.foundOver(ctx, ref)
+	for agreed := false; ; agreed = true {
+		job, err := h.migrator.Job(ctx, ref.Instance)
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+		if err == nil && inFlight(job) {
+			break
+		}
+		// An earlier agent may have died with its call on the way: to a hypervisor
+		// that hung, which takes it up only now. Two reads agree that none comes.
+		if agreed {
+			return h.foundOver(ctx, ref)
+		}
+		if d, exists, err := h.domain(ctx, ref.Instance); err != nil {
+			return err
+		} else if !exists || !d.Active() {
+			return h.foundOver(ctx, ref)
+		}
+		if err := h.rt.Sleep(ctx, h.o.Agree); err != nil {
+			return err
+		}
 	}
 	h.log.Info("adopt the job in flight", "instance", ref.Instance, "migration", ref.Migration)
 	h.watch(ref, func(ctx context.Context) error {
