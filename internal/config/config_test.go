@@ -193,3 +193,21 @@ func TestParseRate(t *testing.T) {
 		t.Errorf("duration %s", d)
 	}
 }
+
+// A peer's libvirt is reached through a host, or through a socket that somebody
+// forwards; a local one without either is a mistake.
+func TestValidate_PeerURINamesAHostOrASocket(t *testing.T) {
+	for uri, good := range map[string]bool{
+		"qemu+tls://{name}/system":                             true,
+		"qemu+tcp://192.0.2.7:16509/system":                    true,
+		"qemu+unix:///system?socket=/run/berth/libvirt-{name}": true,
+		"qemu:///system":                                       false,
+		"host-b":                                               false,
+	} {
+		c := config.Default()
+		c.Libvirt.PeerURI = uri
+		if err := c.Validate(); (err == nil) != good {
+			t.Errorf("%s: %v, want accepted: %v", uri, err, good)
+		}
+	}
+}

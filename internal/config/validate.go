@@ -84,7 +84,7 @@ func (c *Config) faults() []fault.Reason {
 	if u, err := url.Parse(c.Libvirt.URI); err != nil || u.Scheme == "" {
 		bad("libvirt.uri", c.Libvirt.URI, "a libvirt URI such as qemu:///system")
 	}
-	if u, err := url.Parse(strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", "name")); err != nil || u.Scheme == "" || u.Host == "" {
+	if u, err := url.Parse(strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", "name")); err != nil || u.Scheme == "" || u.Host == "" && !u.Query().Has("socket") {
 		bad("libvirt.peer_uri", c.Libvirt.PeerURI, "a libvirt URI such as qemu+tls://{name}/system")
 	}
 	for _, k := range []struct {
