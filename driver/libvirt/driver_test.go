@@ -34,7 +34,7 @@ func TestCall_ThatIsNeverAnsweredEndsAtItsDeadline(t *testing.T) {
 		for _, given := range []time.Duration{0, 300 * time.Millisecond, 3 * time.Second} {
 			t.Run(fmt.Sprintf("%s, given %v", tt.name, given), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					d := &daemon{answer: map[string]func(*stub) error{tt.method: hang}}
+					d := &daemon{answer: map[string]func(*scripted) error{tt.method: hang}}
 					l := drive(t, d)
 					ctx, want := context.Background(), time.Second
 					if given > 0 {
@@ -64,9 +64,9 @@ func TestCall_ThatIsNeverAnsweredEndsAtItsDeadline(t *testing.T) {
 // One hung call must not make the outcome of its neighbours unknown.
 func TestCall_ThatHangsLeavesItsNeighboursTheirAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &daemon{answer: map[string]func(*stub) error{
+		d := &daemon{answer: map[string]func(*scripted) error{
 			"Create":  hang,
-			"Suspend": func(*stub) error { time.Sleep(2 * time.Second); return nil },
+			"Suspend": func(*scripted) error { time.Sleep(2 * time.Second); return nil },
 		}}
 		l := drive(t, d)
 		done := make(chan error, 1)
@@ -108,7 +108,7 @@ func TestUndefine_KeepsFirmwareVariables(t *testing.T) {
 
 func TestCall_CancelledByItsCallerReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := drive(t, &daemon{answer: map[string]func(*stub) error{"Create": hang}})
+		l := drive(t, &daemon{answer: map[string]func(*scripted) error{"Create": hang}})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- l.Start(ctx, guestUUID, false) }()
@@ -121,7 +121,7 @@ func TestCall_CancelledByItsCallerReturnsAtOnce(t *testing.T) {
 }
 
 func TestCall_ThatWasNotSentIsUnavailable(t *testing.T) {
-	d := &daemon{answer: map[string]func(*stub) error{"Create": func(*stub) error { return ErrNotSent }}}
+	d := &daemon{answer: map[string]func(*scripted) error{"Create": func(*scripted) error { return ErrNotSent }}}
 	l := drive(t, d)
 	if err := l.Start(t.Context(), guestUUID, false); !errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt) {
 		t.Errorf("Start: %v, want unavailable", err)
@@ -135,7 +135,7 @@ func TestCall_ThatWasNotSentIsUnavailable(t *testing.T) {
 
 func TestClose_EndsCallsThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := drive(t, &daemon{state: State{1, 1}, answer: map[string]func(*stub) error{"Create": hang, "Migrate": hang, "JobStats": nil}})
+		l := drive(t, &daemon{state: State{1, 1}, answer: map[string]func(*scripted) error{"Create": hang, "Migrate": hang, "JobStats": nil}})
 		done := make(chan error, 2)
 		go func() { done <- l.Start(context.Background(), guestUUID, false) }()
 		go func() {
@@ -277,12 +277,12 @@ func TestDomains_IsReadAgainWhenDomainsComeAndGo(t *testing.T) {
 	}
 	d.set(func() {
 		d.refs = [][]Ref{{a, b}}
-		d.answer["Info b"] = func(*stub) error { return code(errNoDomain) }
+		d.answer["Info b"] = func(*scripted) error { return code(errNoDomain) }
 	})
 	if got, err := l.Domains(t.Context()); err != nil || len(got) != 1 {
 		t.Errorf("domains %+v, %v; want a alone: libvirt says that b is gone", got, err)
 	}
-	d.set(func() { d.answer["Info b"] = func(*stub) error { return code(1) } })
+	d.set(func() { d.answer["Info b"] = func(*scripted) error { return code(1) } })
 	if got, err := l.Domains(t.Context()); err == nil {
 		t.Errorf("domains %+v: a part of the truth, want an error", got)
 	}

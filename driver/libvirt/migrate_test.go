@@ -76,7 +76,7 @@ func TestMigrate_JudgesByWhatIsLeft(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := &daemon{state: running}
-			d.answer = map[string]func(*stub) error{"Migrate": func(*stub) error {
+			d.answer = map[string]func(*scripted) error{"Migrate": func(*scripted) error {
 				d.set(func() { d.state, d.job = tt.after, tt.job })
 				return tt.says
 			}}
@@ -104,9 +104,9 @@ func TestMigrate_RefusesBeforeItBegins(t *testing.T) {
 		{"could not look", docs, State{1, 1}, 0, ErrLost, fault.Unavailable},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d := &daemon{state: tt.state, job: tt.job, answer: map[string]func(*stub) error{
-				"Migrate": func(*stub) error { t.Error("it was begun"); return nil },
-				"State":   func(*stub) error { return tt.look },
+			d := &daemon{state: tt.state, job: tt.job, answer: map[string]func(*scripted) error{
+				"Migrate": func(*scripted) error { t.Error("it was begun"); return nil },
+				"State":   func(*scripted) error { return tt.look },
 			}}
 			if err := drive(t, d).Migrate(t.Context(), guestUUID, tt.m); !errors.Is(err, tt.kind) {
 				t.Errorf("Migrate: %v, want %s", err, tt.kind)
@@ -117,8 +117,8 @@ func TestMigrate_RefusesBeforeItBegins(t *testing.T) {
 
 func TestMigrate_OutlivesTheControlConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &daemon{state: State{1, 1}, answer: map[string]func(*stub) error{
-			"Migrate": func(*stub) error { time.Sleep(time.Hour); return nil },
+		d := &daemon{state: State{1, 1}, answer: map[string]func(*scripted) error{
+			"Migrate": func(*scripted) error { time.Sleep(time.Hour); return nil },
 			"Create":  hang,
 		}}
 		l := drive(t, d)
@@ -138,7 +138,7 @@ func TestMigrate_OutlivesTheControlConnection(t *testing.T) {
 }
 
 func TestAbortJob_WithoutAJobSucceeds(t *testing.T) {
-	d := &daemon{state: State{1, 1}, answer: map[string]func(*stub) error{"AbortJob": func(*stub) error { return code(errOperationInvalid) }}}
+	d := &daemon{state: State{1, 1}, answer: map[string]func(*scripted) error{"AbortJob": func(*scripted) error { return code(errOperationInvalid) }}}
 	l := drive(t, d)
 	if err := l.AbortJob(t.Context(), guestUUID); err != nil {
 		t.Errorf("AbortJob: %v", err)
@@ -172,7 +172,7 @@ func TestJob_UnitsAreBerths(t *testing.T) {
 func TestCheckCPU_NamesEveryMissingFeature(t *testing.T) {
 	const guest = "<domain type='kvm'><name>g</name><uuid>" + guestUUID + "</uuid><memory>1</memory><cpu mode='custom'><model>X</model></cpu></domain>"
 	says := "the CPU is incompatible with host CPU: Host CPU does not provide required features: vmx, avx512f"
-	d := &daemon{answer: map[string]func(*stub) error{"CompareCPU": func(*stub) error { return &Error{Code: errCPUIncompatible, Message: says} }}}
+	d := &daemon{answer: map[string]func(*scripted) error{"CompareCPU": func(*scripted) error { return &Error{Code: errCPUIncompatible, Message: says} }}}
 	l := drive(t, d)
 	err := l.CheckCPU(t.Context(), guest)
 	var missing []string
@@ -228,9 +228,9 @@ func TestAbortJob_FreesAJobFromItsDeadDiskCopies(t *testing.T) {
 		for _, m := range []string{query, yank} {
 			d.set(func() {
 				if d.answer == nil {
-					d.answer = map[string]func(*stub) error{}
+					d.answer = map[string]func(*scripted) error{}
 				}
-				d.answer[m] = func(*stub) error { said = append(said, m); return nil }
+				d.answer[m] = func(*scripted) error { said = append(said, m); return nil }
 			})
 		}
 		if err := l.AbortJob(t.Context(), guestUUID); err != nil {

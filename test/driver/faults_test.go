@@ -17,6 +17,7 @@ import (
 	"berth/internal/fault"
 	"berth/test/guest"
 	"berth/test/lab"
+	"berth/test/rpcproxy"
 )
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -69,17 +70,17 @@ func TestRPC_ALostReplyIsInDoubtAndTheEffectThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := startProxy(t, h.LibvirtSocket())
+	p, socket := startProxy(t, h.LibvirtSocket())
 	o := options(t, h)
-	o.Socket = p.Socket
+	o.Socket = socket
 	d := open(t, o)
 	id := defined(t, d, guest.Options{Guest: g})
-	p.cutReply(procCreateWithFlags)
+	p.LoseReply(rpcproxy.CreateWithFlags)
 	if err := d.Start(within(t, 30*time.Second), id, false); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("Start: %v, want in doubt", err)
 	}
-	if p.count() != 1 {
-		t.Fatalf("%d replies were cut, want 1", p.count())
+	if p.Lost() != 1 {
+		t.Fatalf("%d replies were cut, want 1", p.Lost())
 	}
 	// Looking is all that is needed, over a connection that the driver makes anew.
 	if got := state(t, d, id); got != "running (booted)" {
@@ -247,16 +248,16 @@ func awaitJob(t *testing.T, d *libvirt.Driver, id string) {
 // with the paused one the destination's copy never runs.
 func TestMigrate_LostFinishLeavesOneRunningCopy(t *testing.T) {
 	l, src, dst, id, m := pairOf(t, guest.Options{})
-	p := startProxy(t, l.Hosts[1].LibvirtSocket())
-	m.DestinationURI = "qemu+unix:///system?socket=" + p.Socket
+	p, socket := startProxy(t, l.Hosts[1].LibvirtSocket())
+	m.DestinationURI = "qemu+unix:///system?socket=" + socket
 	m.MigrateURI = "tcp://" + l.Hosts[1].MigIP()
-	p.cutReply(procFinish3Params)
+	p.LoseReply(rpcproxy.Finish3Params)
 	err := src.Migrate(within(t, time.Minute), id, m)
 	if !errors.Is(err, fault.Undone) {
 		t.Errorf("Migrate: %v, want undone", err)
 	}
-	if p.count() != 1 {
-		t.Fatalf("%d replies were cut, want 1", p.count())
+	if p.Lost() != 1 {
+		t.Fatalf("%d replies were cut, want 1", p.Lost())
 	}
 	if a, b := state(t, src, id), state(t, dst, id); a != "running (migration canceled)" || b != "paused (user)" {
 		t.Errorf("source is %s, destination %s; want running (migration canceled), paused (user)", a, b)
@@ -265,11 +266,11 @@ func TestMigrate_LostFinishLeavesOneRunningCopy(t *testing.T) {
 
 func TestMigrate_LostAnswerIsInDoubtAndTheMoveComplete(t *testing.T) {
 	l, _, dst, id, m := pairOf(t, guest.Options{})
-	p := startProxy(t, l.Hosts[0].LibvirtSocket())
+	p, socket := startProxy(t, l.Hosts[0].LibvirtSocket())
 	o := options(t, l.Hosts[0])
-	o.Socket = p.Socket
+	o.Socket = socket
 	src := open(t, o)
-	p.cutReply(procPerform3Params)
+	p.LoseReply(rpcproxy.Perform3Params)
 	if err := src.Migrate(within(t, time.Minute), id, m); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("Migrate: %v, want in doubt", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"berth/migration"
 	"berth/test/guest"
 	"berth/test/lab"
+	"berth/test/rpcproxy"
 )
 
 func libvirtdKilledOrHangs(w *world, name string) {
@@ -84,7 +85,7 @@ func TestFaults_LostFinishReply(t *testing.T) {
 		if b.rare && !all() {
 			continue
 		}
-		met, release := p.loseReply(procFinish3Params)
+		met, release := p.HoldReply(rpcproxy.Finish3Params)
 		inner := b.broken
 		b.want = undone
 		b.broken = func(r *round) {

@@ -17,12 +17,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const guestUUID = "8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11"
 
 // daemon is a libvirtd of which tests decide every answer. Methods that no test
-// scripts panic, by the nil interface in stub.
+// scripts panic, by the nil interface in scripted.
 type daemon struct {
 	mu      sync.Mutex // guards what follows
 	refuse  error      // of connecting
-	conns   []*stub
-	answer  map[string]func(*stub) error // by method; nil answers at once
+	conns   []*scripted
+	answer  map[string]func(*scripted) error // by method; nil answers at once
 	state   State
 	job     int
 	monitor string  // what Monitor answers
@@ -37,7 +37,7 @@ func (d *daemon) dial(ctx context.Context, _ Target) (Conn, error) {
 	if d.refuse != nil {
 		return nil, d.refuse
 	}
-	c := &stub{d: d, done: make(chan struct{})}
+	c := &scripted{d: d, done: make(chan struct{})}
 	d.conns = append(d.conns, c)
 	return c, ctx.Err()
 }
@@ -72,7 +72,7 @@ func (d *daemon) lose() {
 	}
 }
 
-type stub struct {
+type scripted struct {
 	Conn
 	d         *daemon
 	once      sync.Once
@@ -80,16 +80,16 @@ type stub struct {
 	subscribe func(Lifecycle)
 }
 
-func (s *stub) Done() <-chan struct{} { return s.done }
-func (s *stub) Close()                { s.once.Do(func() { close(s.done) }) }
+func (s *scripted) Done() <-chan struct{} { return s.done }
+func (s *scripted) Close()                { s.once.Do(func() { close(s.done) }) }
 
 // hang waits for the connection's end, as a call to a stopped daemon does.
-func hang(s *stub) error {
+func hang(s *scripted) error {
 	<-s.done
 	return ErrLost
 }
 
-func (s *stub) call(name string) error {
+func (s *scripted) call(name string) error {
 	s.d.mu.Lock()
 	f := s.d.answer[name]
 	s.d.mu.Unlock()
@@ -104,12 +104,12 @@ func (s *stub) call(name string) error {
 	return f(s)
 }
 
-func (s *stub) LibVersion() (uint64, error) { return 9000000, s.call("LibVersion") }
-func (s *stub) Subscribe(f func(Lifecycle)) error {
+func (s *scripted) LibVersion() (uint64, error) { return 9000000, s.call("LibVersion") }
+func (s *scripted) Subscribe(f func(Lifecycle)) error {
 	s.subscribe = f
 	return s.call("Subscribe")
 }
-func (s *stub) LookupUUID(uuid string) (Ref, error) {
+func (s *scripted) LookupUUID(uuid string) (Ref, error) {
 	s.d.mu.Lock()
 	id := -1
 	if s.d.state.State != 5 {
@@ -118,44 +118,44 @@ func (s *stub) LookupUUID(uuid string) (Ref, error) {
 	s.d.mu.Unlock()
 	return Ref{UUID: uuid, Name: "g", ID: id}, s.call("LookupUUID")
 }
-func (s *stub) State(string) (State, error) {
+func (s *scripted) State(string) (State, error) {
 	err := s.call("State")
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return s.d.state, err
 }
-func (s *stub) Info(uuid string) (Info, error) {
+func (s *scripted) Info(uuid string) (Info, error) {
 	return Info{MaxMemKiB: 1025, VCPUs: 2}, s.call("Info " + uuid)
 }
-func (s *stub) IsPersistent(string) (bool, error) { return true, s.call("IsPersistent") }
-func (s *stub) Autostart(string) (bool, error)    { return false, s.call("Autostart") }
-func (s *stub) Create(string, uint32) error       { return s.call("Create") }
-func (s *stub) Suspend(string) error              { return s.call("Suspend") }
-func (s *stub) AbortJob(string) error             { return s.call("AbortJob") }
-func (s *stub) Monitor(_, command string) (string, error) {
+func (s *scripted) IsPersistent(string) (bool, error) { return true, s.call("IsPersistent") }
+func (s *scripted) Autostart(string) (bool, error)    { return false, s.call("Autostart") }
+func (s *scripted) Create(string, uint32) error       { return s.call("Create") }
+func (s *scripted) Suspend(string) error              { return s.call("Suspend") }
+func (s *scripted) AbortJob(string) error             { return s.call("AbortJob") }
+func (s *scripted) Monitor(_, command string) (string, error) {
 	err := s.call("Monitor " + command)
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return s.d.monitor, err
 }
-func (s *stub) CompareCPU(CPU, uint32) error { return s.call("CompareCPU") }
-func (s *stub) Undefine(_ string, flags uint32) error {
+func (s *scripted) CompareCPU(CPU, uint32) error { return s.call("CompareCPU") }
+func (s *scripted) Undefine(_ string, flags uint32) error {
 	s.d.set(func() { s.d.flags = flags })
 	return s.call("Undefine")
 }
-func (s *stub) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }
-func (s *stub) MaxDowntime(string) (uint64, error)  { return 300, s.call("MaxDowntime") }
-func (s *stub) JobStats(string, uint32) (int, map[string]any, error) {
+func (s *scripted) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }
+func (s *scripted) MaxDowntime(string) (uint64, error)  { return 300, s.call("MaxDowntime") }
+func (s *scripted) JobStats(string, uint32) (int, map[string]any, error) {
 	err := s.call("JobStats")
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return s.d.job, nil, err
 }
-func (s *stub) Migrate(_, _ string, params []Param, flags uint32) error {
+func (s *scripted) Migrate(_, _ string, params []Param, flags uint32) error {
 	s.d.set(func() { s.d.params, s.d.flags = params, flags })
 	return s.call("Migrate")
 }
-func (s *stub) List(flags uint32) ([]Ref, error) {
+func (s *scripted) List(flags uint32) ([]Ref, error) {
 	err := s.call("List")
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *stub) List(flags uint32) ([]Ref, error) {
 	}
 	return refs, err
 }
-func (s *stub) States() (map[string]State, error) {
+func (s *scripted) States() (map[string]State, error) {
 	err := s.call("States")
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *stub) States() (map[string]State, error) {
 func drive(t *testing.T, d *daemon) *Driver {
 	t.Helper()
 	if d.answer == nil {
-		d.answer = map[string]func(*stub) error{}
+		d.answer = map[string]func(*scripted) error{}
 	}
 	l := New(Options{Dial: d.dial, CallTimeout: time.Second, PingInterval: 5 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {
