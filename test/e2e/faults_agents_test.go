@@ -125,11 +125,10 @@ func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
 	if r := w.run(w.a, "instance", "start", "f12"); r.Code != 5 {
 		t.Errorf("a guest in doubt was started: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	// The person has looked, and ends the copy.
-	for _, verb := range []string{"destroy", "undefine"} {
-		if _, err := w.b.Virsh(w.ctx, verb, "f12"); err != nil {
-			t.Fatal(err)
-		}
+	// The person has looked, and ends the copy. Berth sees it at once, and takes
+	// the definition away.
+	if _, err := w.b.Virsh(w.ctx, "destroy", "f12"); err != nil {
+		t.Fatal(err)
 	}
 	m = w.migration(w.a, "f12", "is over", migration.Migration.Done)
 	w.require("outcome", m.Outcome, migration.OutcomeUndone)

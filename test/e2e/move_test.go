@@ -25,7 +25,7 @@ func unmarshalLast(text string, into any) error {
 
 func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m1", Dirty: 32, Rate: 8})
+	w.boot(w.a, guest.Options{Name: "m1", Dirty: 16, Rate: 8})
 	w.livesOn("m1", w.a, w.b)
 
 	w.berth(w.a, "migrate", "m1", w.b.Name, "--detach", "--bandwidth", "16MiB/s")
@@ -107,7 +107,7 @@ func TestMove_TimeoutAborts(t *testing.T) {
 
 func TestMove_KilledSourceAgentAdoptsItsStream(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m5", Dirty: 32, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "m5", Dirty: 16, Rate: 8})
 	w.berth(w.a, "migrate", "m5", w.b.Name, "--detach", "--bandwidth", "12MiB/s")
 	w.migration(w.a, "m5", "sends memory", flowing)
 	w.Agent("host-a").Kill()
@@ -125,7 +125,7 @@ func TestMove_KilledSourceAgentAdoptsItsStream(t *testing.T) {
 
 func TestMove_KilledDestinationAgentIsWaitedFor(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m6", Dirty: 32, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "m6", Dirty: 16, Rate: 8})
 	w.berth(w.a, "migrate", "m6", w.b.Name, "--detach", "--bandwidth", "12MiB/s")
 	w.migration(w.a, "m6", "sends memory", flowing)
 	w.Agent("host-b").Kill()
@@ -205,7 +205,7 @@ func TestMove_HooksRunAndAreUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+	lines := strings.FieldsFunc(string(log), func(c rune) bool { return c == '\n' })
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], "pre_live_migration ") || !strings.HasPrefix(lines[1], "rollback_live_migration_at_destination ") {
 		t.Fatalf("hooks ran as:\n%s", log)
 	}
