@@ -20,8 +20,10 @@
 // What it reads: the machine's apt sources, package database and /usr. What it
 // alone writes: the lab's folder and the cache (CacheDir). Install is the only
 // thing that changes the machine, by installing missing packages with every
-// service start masked. Never touched: the machine's daemons, firewall, huge
-// pages, apt sources and apt state, /etc, /run.
+// service start masked. Never touched: the machine's daemons, firewall, pool of
+// huge pages, apt sources and apt state, /etc, /run. Only a lab that asks for
+// huge pages (Options.HugePages) changes one kernel setting while it is up, the
+// limit of pages beyond that pool.
 //
 // Debian 12's QEMU 7.2 corrupts guest memory in live migrations without KVM, so
 // hosts see QEMU 10 from the release's backports laid over their /usr; where

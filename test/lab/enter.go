@@ -27,8 +27,9 @@ const (
 // startIn starts cmd inside the given namespaces of process pid. The thread
 // that forks enters them and is thrown away, so the started process is a child
 // of ours with a pid of ours: it can be waited for and killed directly, which
-// nsenter's go-between would prevent.
-func startIn(pid int, namespaces int, cmd *exec.Cmd) error {
+// nsenter's go-between would prevent. What prepare, if any, does to that thread,
+// the process inherits.
+func startIn(pid int, namespaces int, prepare func() error, cmd *exec.Cmd) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", pid, err)
@@ -57,6 +58,11 @@ func startIn(pid int, namespaces int, cmd *exec.Cmd) error {
 			}
 			if err := unix.Setns(fd, namespaces); err != nil {
 				return fmt.Errorf("enter the namespaces of process %d: %w", pid, err)
+			}
+			if prepare != nil {
+				if err := prepare(); err != nil {
+					return err
+				}
 			}
 			return cmd.Start()
 		}()

@@ -105,7 +105,11 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 	if !h.init.alive() {
 		return fmt.Errorf("host %s is off: cannot run %s", h.Name, cmd.Path)
 	}
-	if err := startIn(h.init.PID, inHost, cmd); err != nil {
+	var prepare func() error
+	if h.lab.cells > 1 {
+		prepare = ignoreNodes
+	}
+	if err := startIn(h.init.PID, inHost, prepare, cmd); err != nil {
 		return fmt.Errorf("host %s: start %s: %w", h.Name, cmd.Path, err)
 	}
 	return nil
@@ -254,6 +258,7 @@ type plan struct {
 	Binds    [][2]string
 	Keep     []string
 	Files    map[string]string
+	HugeKiB  int
 }
 
 func (h *Host) plan(ctx context.Context) (*plan, error) {
@@ -267,6 +272,7 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 	}
 	p := &plan{
 		Hostname: h.Name,
+		HugeKiB:  h.lab.hugePages * hugePageKiB,
 		Upper:    filepath.Join(h.dir, "upper"),
 		Overlays: []string{"/etc", "/var/lib", "/var/log", "/var/cache"},
 		Keep:     append([]string{h.lab.Dir, CacheDir()}, h.lab.shared...),
@@ -288,6 +294,13 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 	}
 	for _, d := range ownDirs {
 		p.Binds = append(p.Binds, [2]string{filepath.Join(h.dir, d), d})
+	}
+	if h != h.lab.Switch {
+		made, err := h.view()
+		if err != nil {
+			return nil, fmt.Errorf("make up its cells: %w", err)
+		}
+		p.Binds = append(p.Binds, made...)
 	}
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {

@@ -43,6 +43,17 @@ type Options struct {
 	Shared []string
 	// NoLibvirtd leaves libvirtd to be started by the caller.
 	NoLibvirtd bool
+	// Cells, where not zero, shows every host that many NUMA cells instead of the
+	// machine's, each with its part of the machine's CPUs (dealt in turn: CPU 0 to
+	// cell 0, CPU 1 to cell 1) and of its memory. It is a view: libvirt, QEMU and
+	// the agent take it for the hardware, memory can be bound to any of the cells,
+	// and the kernel pays no heed.
+	Cells int
+	// HugePages is how many pages of 2 MiB each host has, in equal parts in its
+	// cells (one cell, where Cells is zero). The machine's own pool is not
+	// touched: see hugepages.go. The default, none, changes nothing on the
+	// machine.
+	HugePages int
 }
 
 // Lab is a running lab.
@@ -56,6 +67,8 @@ type Lab struct {
 	shared     []string
 	pki        string
 	noLibvirtd bool
+	cells      int // see Options
+	hugePages  int
 	ca         *authority
 }
 
@@ -65,6 +78,8 @@ type state struct {
 	Owner      process
 	Shared     []string
 	NoLibvirtd bool
+	Cells      int `json:",omitempty"`
+	HugePages  int `json:",omitempty"`
 	Switch     process
 	Hosts      []hostState
 }
@@ -84,7 +99,7 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil || o.Dir == "" {
 		return nil, errors.Join(errors.New("bring up a lab: no folder named"), err)
 	}
-	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, shared: o.Shared}
+	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, shared: o.Shared, cells: o.Cells, hugePages: o.HugePages}
 	if err := l.up(ctx, o); err != nil {
 		return nil, fmt.Errorf("bring up lab %s: %w", dir, err)
 	}
@@ -107,6 +122,9 @@ func (l *Lab) up(ctx context.Context, o Options) error {
 	}
 	if err := clear(l.Dir); err != nil {
 		return err
+	}
+	if o.Cells < 0 || o.HugePages < 0 {
+		return fmt.Errorf("%d cells and %d huge pages: want none or more", o.Cells, o.HugePages)
 	}
 	names := o.Names
 	if len(names) == 0 {
@@ -169,6 +187,10 @@ func (l *Lab) start(ctx context.Context) error {
 	}
 	if err := l.wireSwitch(ctx); err != nil {
 		return fmt.Errorf("switch: %w", err)
+	}
+	// Also without pages of our own: a lab that crashed may have left its share.
+	if err := machinePages().hold(l.Dir, l.hugePages*len(l.Hosts), l.Switch.init); err != nil {
+		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, h := range l.Hosts {
@@ -264,12 +286,13 @@ func (l *Lab) end() error {
 	for _, h := range hosts {
 		all = append(all, h.PowerOff())
 	}
+	all = append(all, machinePages().hold(l.Dir, 0, process{}))
 	return errors.Join(all...)
 }
 
 // save writes lab.json.
 func (l *Lab) save() error {
-	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Switch: l.Switch.init}
+	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Cells: l.cells, HugePages: l.hugePages, Switch: l.Switch.init}
 	for _, h := range l.Hosts {
 		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init})
 	}
@@ -298,7 +321,7 @@ func load(dir string) (*Lab, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return nil, fmt.Errorf("%s/lab.json: %w", dir, err)
 	}
-	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd}
+	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd, cells: s.Cells, hugePages: s.HugePages}
 	for i, h := range s.Hosts {
 		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init})
 	}

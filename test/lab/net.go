@@ -48,7 +48,7 @@ func netCommand(ctx context.Context, pid int, stdin, name string, args ...string
 	cmd.Stdin = strings.NewReader(stdin)
 	var text tail
 	cmd.Stdout, cmd.Stderr = &text, &text
-	if err := startIn(pid, inNet, cmd); err != nil {
+	if err := startIn(pid, inNet, nil, cmd); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if err := cmd.Wait(); err != nil {

@@ -34,6 +34,7 @@ type plan struct {
 	Binds    [][2]string       // source, target; targets are made
 	Keep     []string          // paths that must show what they showed before
 	Files    map[string]string // written at the end, into the private layers
+	HugeKiB  int               // size of the hugetlbfs; 0: as much as the machine has, where it has any
 }
 
 const (
@@ -147,11 +148,18 @@ func (p *plan) mount() error {
 			return err
 		}
 	}
-	// Only guests with huge pages need it, and not every kernel has it.
-	if os.MkdirAll("/run/hugepages", 0o755) == nil {
-		_ = mount("hugetlbfs", "/run/hugepages", "hugetlbfs", 0, "pagesize=2M")
+	data := "pagesize=2M"
+	if p.HugeKiB > 0 {
+		data += fmt.Sprintf(",size=%dK", p.HugeKiB)
 	}
-	return nil
+	err := os.MkdirAll("/run/hugepages", 0o755)
+	if err == nil {
+		err = mount("hugetlbfs", "/run/hugepages", "hugetlbfs", 0, data)
+	}
+	if p.HugeKiB > 0 {
+		return err
+	}
+	return nil // only guests with huge pages need it, and not every kernel has it
 }
 
 // mountUsr lays the layers over /usr. What is hidden is hidden by a topmost
@@ -190,10 +198,12 @@ func (p *plan) mountUsr() error {
 	return nil
 }
 
-// bind mounts the directory opened as fd on target, which is made.
+// bind mounts what was opened as fd on target; a folder that is absent is made.
 func bind(fd int, target string) error {
-	if err := os.MkdirAll(target, 0o755); err != nil {
-		return err
+	if !exists(target) {
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
 	}
 	return mount(fmt.Sprintf("/proc/self/fd/%d", fd), target, "", syscall.MS_BIND|syscall.MS_REC, "")
 }

@@ -23,7 +23,9 @@ import (
 const usage = `usage: lab [-dir DIR] COMMAND
 
   install [-native]         add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well
-  up [-owner PID] [HOST…]   bring hosts up (host-a and host-b); with -owner the lab ends with that process
+  up [-owner PID] [-cells N] [-hugepages N] [HOST…]
+                            bring hosts up (host-a and host-b); with -owner the lab ends with that process;
+                            with N made-up NUMA cells, and N pages of 2 MiB, in each host
   down                      end the lab and remove its folder
   status                    show the hosts, their pids and sockets
   exec HOST COMMAND…        run a command in a host ("switch" is the network between them)
@@ -72,6 +74,8 @@ func command(ctx context.Context, dir, name string, args []string) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	native := flags.Bool("native", false, "with what cgo tests need")
 	owner := flags.Int("owner", 0, "process the lab ends with")
+	cells := flags.Int("cells", 0, "made-up NUMA cells of each host")
+	pages := flags.Int("hugepages", 0, "pages of 2 MiB of each host")
 	if name != "exec" {
 		if err := flags.Parse(args); err != nil {
 			return err
@@ -109,7 +113,7 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		return nil
 	case "up":
 		begun := time.Now()
-		l, err := lab.Up(ctx, lab.Options{Dir: dir, Names: args, Owner: *owner, Detached: *owner == 0})
+		l, err := lab.Up(ctx, lab.Options{Dir: dir, Names: args, Owner: *owner, Detached: *owner == 0, Cells: *cells, HugePages: *pages})
 		if err != nil {
 			return err
 		}
