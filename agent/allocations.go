@@ -82,7 +82,8 @@ func (p allocations) DeleteAllocation(ctx context.Context, consumer, provider st
 func classes(r topology.Resources) placementclient.Resources {
 	out := placementclient.Resources{}
 	for class, n := range map[string]int64{
-		placementclient.ClassVCPU: int64(r.VCPUs), placementclient.ClassMemoryMB: r.MemoryMB, placementclient.ClassDiskGB: r.DiskGB,
+		placementclient.ClassVCPU: int64(r.VCPUs), placementclient.ClassPCPU: int64(r.PCPUs),
+		placementclient.ClassMemoryMB: r.MemoryMB, placementclient.ClassDiskGB: r.DiskGB,
 	} {
 		if n > 0 {
 			out[class] = n

@@ -284,7 +284,8 @@ func (r Request) validate() error {
 
 func validResources(r topology.Resources) error {
 	const most = 1 << 40 // keeps every sum far from overflow
-	if r.VCPUs < 1 || r.MemoryMB < 1 || r.DiskGB < 0 || int64(r.VCPUs) > most || r.MemoryMB > most || r.DiskGB > most {
+	if r.VCPUs < 0 || r.PCPUs < 0 || int64(r.VCPUs) > most || int64(r.PCPUs) > most || r.VCPUs+r.PCPUs < 1 ||
+		r.MemoryMB < 1 || r.DiskGB < 0 || r.MemoryMB > most || r.DiskGB > most {
 		return fmt.Errorf("resources %s: want at least 1 vcpu and 1 MiB", r)
 	}
 	return nil

@@ -33,6 +33,7 @@ type halves struct {
 func placementResources(r topology.Resources) placementclient.Resources {
 	out := placementclient.Resources{
 		placementclient.ClassVCPU:     int64(r.VCPUs),
+		placementclient.ClassPCPU:     int64(r.PCPUs),
 		placementclient.ClassMemoryMB: r.MemoryMB,
 		placementclient.ClassDiskGB:   r.DiskGB,
 	}

@@ -77,6 +77,20 @@ type GuestCell struct {
 // VCPUs are all vCPUs of the cell.
 func (c GuestCell) VCPUs() CPUSet { return c.SharedVCPUs.Union(c.DedicatedVCPUs) }
 
+// CPUs are how many vCPUs float over shared CPUs of a host, and how many of its
+// CPUs the guest has to itself: one for each dedicated vCPU, and one more for
+// isolated emulator threads.
+func (t *GuestTopology) CPUs() (shared, dedicated int) {
+	for _, c := range t.Cells {
+		shared += c.SharedVCPUs.Len()
+		dedicated += c.DedicatedVCPUs.Len()
+	}
+	if t.Emulator == EmulatorIsolate {
+		dedicated++
+	}
+	return shared, dedicated
+}
+
 // Clone shares no memory with t; nil gives nil.
 func (t *GuestTopology) Clone() *GuestTopology {
 	if t == nil {

@@ -180,3 +180,27 @@ func TestHost_FindsCellsDevicesAndDistances(t *testing.T) {
 		t.Errorf("CPUs %s, memory %d", got, h.MemoryBytes())
 	}
 }
+
+func TestFlavor_DedicatedCPUsAreAClassOfTheirOwn(t *testing.T) {
+	f := Flavor{Name: "f", VCPUs: 4, MemoryMB: 64, DiskGB: 1}
+	mixed := &GuestTopology{Emulator: EmulatorIsolate, Cells: []GuestCell{
+		{SharedVCPUs: NewCPUSet(0), DedicatedVCPUs: NewCPUSet(1), MemoryMB: 32},
+		{DedicatedVCPUs: NewCPUSet(2, 3), MemoryMB: 32},
+	}}
+	for _, tt := range []struct {
+		topology *GuestTopology
+		want     Resources
+		text     string
+	}{
+		{nil, Resources{VCPUs: 4, MemoryMB: 64, DiskGB: 1}, "4 vcpus, 64 MiB, 1 GiB"},
+		{mixed, Resources{VCPUs: 1, PCPUs: 4, MemoryMB: 64, DiskGB: 1}, "1 vcpus, 4 pcpus, 64 MiB, 1 GiB"},
+	} {
+		if got := f.ResourcesWith(tt.topology); got != tt.want || got.String() != tt.text {
+			t.Errorf("resources %s, want %s (%q)", got, tt.want, tt.text)
+		}
+	}
+	a, b := Resources{1, 2, 3, 4}, Resources{4, 3, 2, 1}
+	if a.Add(b) != (Resources{5, 5, 5, 5}) || a.Sub(b) != (Resources{-3, -1, 1, 3}) || a.Max(b) != (Resources{4, 3, 3, 4}) {
+		t.Errorf("sum %s, difference %s, maximum %s", a.Add(b), a.Sub(b), a.Max(b))
+	}
+}

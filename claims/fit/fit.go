@@ -14,7 +14,8 @@
 // Invariants:
 //
 //   - Fits gives nil exactly when used + request ≤ ⌊(total − reserved) × ratio⌋
-//     and request ≤ total, for each of vCPUs, memory and disk;
+//     and request ≤ total, for each of vCPUs, memory and disk, and for dedicated
+//     CPUs with no ratio;
 //   - a class of which nothing is asked is never a reason, also on a host that
 //     adopted guests have taken over its limit;
 //   - a refusal lists every class that is short, in a fixed order.
@@ -31,9 +32,11 @@ import (
 // The codes of reasons.
 const (
 	VCPUShort      = "vcpu_short"       // too few vCPUs are free
+	PCPUShort      = "pcpu_short"       // too few dedicated CPUs are free
 	MemoryShort    = "memory_short"     // too little memory is free
 	DiskShort      = "disk_short"       // too little disk is free
 	VCPUOverHost   = "vcpu_over_host"   // more vCPUs than the host has CPUs: an empty host would not do
+	PCPUOverHost   = "pcpu_over_host"   // more dedicated CPUs than the host has
 	MemoryOverHost = "memory_over_host" // more memory than the host has
 	DiskOverHost   = "disk_over_host"   // more disk than the host has
 )
@@ -63,9 +66,11 @@ type Reason struct {
 // Limit is how much guests may use together: ⌊(Total − Reserved) × ratio⌋, the
 // same arithmetic on the same floats as Placement's (Nova's documentation on
 // overcommitting, Placement's objects/inventory.py capacity), never below zero.
+// A dedicated CPU is promised once: PCPU has no ratio.
 func (h Host) Limit() topology.Resources {
 	return topology.Resources{
 		VCPUs:    int(limit(int64(h.Total.VCPUs), int64(h.Reserved.VCPUs), h.CPURatio)),
+		PCPUs:    int(limit(int64(h.Total.PCPUs), int64(h.Reserved.PCPUs), 1)),
 		MemoryMB: limit(h.Total.MemoryMB, h.Reserved.MemoryMB, h.RAMRatio),
 		DiskGB:   limit(h.Total.DiskGB, h.Reserved.DiskGB, h.DiskRatio),
 	}
@@ -91,27 +96,30 @@ func (h Host) Free() topology.Resources {
 	l := h.Limit()
 	return topology.Resources{
 		VCPUs:    max(0, l.VCPUs-h.Used.VCPUs),
+		PCPUs:    max(0, l.PCPUs-h.Used.PCPUs),
 		MemoryMB: max(0, l.MemoryMB-h.Used.MemoryMB),
 		DiskGB:   max(0, l.DiskGB-h.Used.DiskGB),
 	}
 }
 
-// class is one of the three amounts, with the words for it.
+// class is one of the four amounts, with the words for it.
 type class struct {
-	name, unit, ratio     string // "memory", " MiB", "ram_allocation_ratio"
+	name, unit, ratio     string // "memory", " MiB", "ram_allocation_ratio"; no ratio for what is promised once
 	short, over           string // codes
 	want, total, reserved int64
 	used, limit           int64
 }
 
 // Fits gives nil when the request fits beside what is used, or every reason why
-// it does not, in the order vCPUs, memory, disk.
+// it does not, in the order vCPUs, dedicated CPUs, memory, disk.
 func Fits(request topology.Resources, h Host) []Reason {
 	l := h.Limit()
 	var reasons []Reason
 	for _, c := range []class{
 		{"vcpus", "", "cpu_allocation_ratio", VCPUShort, VCPUOverHost,
 			int64(request.VCPUs), int64(h.Total.VCPUs), int64(h.Reserved.VCPUs), int64(h.Used.VCPUs), int64(l.VCPUs)},
+		{"pcpus", "", "", PCPUShort, PCPUOverHost,
+			int64(request.PCPUs), int64(h.Total.PCPUs), int64(h.Reserved.PCPUs), int64(h.Used.PCPUs), int64(l.PCPUs)},
 		{"memory", " MiB", "ram_allocation_ratio", MemoryShort, MemoryOverHost,
 			request.MemoryMB, h.Total.MemoryMB, h.Reserved.MemoryMB, h.Used.MemoryMB, l.MemoryMB},
 		{"disk", " GiB", "disk_allocation_ratio", DiskShort, DiskOverHost,
@@ -167,6 +175,9 @@ func (c class) change(missing int64) string {
 		ways = "free " + c.amount(missing)
 	} else {
 		ways = "lower what is reserved"
+	}
+	if c.ratio == "" {
+		return ways + ", or add CPUs to [host] dedicated_cpus"
 	}
 	if base := c.total - c.reserved; base > 0 {
 		// In hundredths, rounded up so that the ratio named is enough.

@@ -58,6 +58,18 @@ func TestFits(t *testing.T) {
 			fit.Host{Total: topology.Resources{VCPUs: 1, MemoryMB: 8}, Reserved: topology.Resources{MemoryMB: 8}}, []fit.Reason{{
 				Code: fit.MemoryShort, Message: "memory: want 1 MiB, 0 MiB free", Want: "1 MiB", Have: "0 MiB", Change: "lower what is reserved",
 			}}},
+		{"dedicated CPUs are promised once, whatever the ratio", topology.Resources{VCPUs: 8, PCPUs: 3, MemoryMB: 1},
+			fit.Host{Total: topology.Resources{VCPUs: 4, PCPUs: 4, MemoryMB: 8}, Used: topology.Resources{PCPUs: 2}, CPURatio: 4}, []fit.Reason{
+				{Code: fit.VCPUOverHost, Message: "vcpus: want 8, the host has 4", Want: "8", Have: "4",
+					Change: "ask for at most 4, or choose a host with at least 8"},
+				{Code: fit.PCPUShort, Message: "pcpus: want 3, 2 free", Want: "3", Have: "2",
+					Change: "free 1, or add CPUs to [host] dedicated_cpus"},
+			}},
+		{"a host without dedicated CPUs", topology.Resources{PCPUs: 1, MemoryMB: 1},
+			fit.Host{Total: topology.Resources{VCPUs: 4, MemoryMB: 8}}, []fit.Reason{{
+				Code: fit.PCPUOverHost, Message: "pcpus: want 1, the host has 0", Want: "1", Have: "0",
+				Change: "ask for at most 0, or choose a host with at least 1",
+			}}},
 		{"nothing known of the host", topology.Resources{VCPUs: 1}, fit.Host{}, []fit.Reason{{
 			Code: fit.VCPUOverHost, Message: "vcpus: want 1, the host has 0", Want: "1", Have: "0",
 			Change: "ask for at most 0, or choose a host with at least 1",
@@ -74,7 +86,7 @@ func TestFits(t *testing.T) {
 func amounts(most int64) *rapid.Generator[topology.Resources] {
 	return rapid.Custom(func(t *rapid.T) topology.Resources {
 		n := rapid.Int64Range(0, most)
-		return topology.Resources{VCPUs: int(n.Draw(t, "vcpus")), MemoryMB: n.Draw(t, "memory"), DiskGB: n.Draw(t, "disk")}
+		return topology.Resources{VCPUs: int(n.Draw(t, "vcpus")), PCPUs: int(n.Draw(t, "pcpus")), MemoryMB: n.Draw(t, "memory"), DiskGB: n.Draw(t, "disk")}
 	})
 }
 
@@ -89,15 +101,17 @@ func hosts() *rapid.Generator[fit.Host] {
 	})
 }
 
-// classes lays the three amounts side by side, apart from the package's own way.
-func classes(r topology.Resources) [3]int64 { return [3]int64{int64(r.VCPUs), r.MemoryMB, r.DiskGB} }
+// classes lays the four amounts side by side, apart from the package's own way.
+func classes(r topology.Resources) [4]int64 {
+	return [4]int64{int64(r.VCPUs), int64(r.PCPUs), r.MemoryMB, r.DiskGB}
+}
 
 func TestFits_IsTheArithmetic(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h, request := hosts().Draw(t, "host"), amounts(300).Draw(t, "request")
 		total, reserved, inUse, want := classes(h.Total), classes(h.Reserved), classes(h.Used), classes(request)
 		short := 0
-		for i, ratio := range []float64{h.CPURatio, h.RAMRatio, h.DiskRatio} {
+		for i, ratio := range []float64{h.CPURatio, 1, h.RAMRatio, h.DiskRatio} {
 			if ratio <= 0 {
 				ratio = 1
 			}
@@ -145,10 +159,11 @@ func TestHost_FreeIsNeverNegativeAndAlwaysFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := hosts().Draw(t, "host")
 		free := h.Free()
-		if free.VCPUs < 0 || free.MemoryMB < 0 || free.DiskGB < 0 {
+		if free.VCPUs < 0 || free.PCPUs < 0 || free.MemoryMB < 0 || free.DiskGB < 0 {
 			t.Fatalf("free %s", free)
 		}
-		free.VCPUs, free.MemoryMB, free.DiskGB = min(free.VCPUs, h.Total.VCPUs), min(free.MemoryMB, h.Total.MemoryMB), min(free.DiskGB, h.Total.DiskGB)
+		free.VCPUs, free.PCPUs = min(free.VCPUs, h.Total.VCPUs), min(free.PCPUs, h.Total.PCPUs)
+		free.MemoryMB, free.DiskGB = min(free.MemoryMB, h.Total.MemoryMB), min(free.DiskGB, h.Total.DiskGB)
 		if r := fit.Fits(free, h); r != nil {
 			t.Errorf("what is free does not fit: %+v", r)
 		}
