@@ -64,7 +64,7 @@ func TestDiscover_NoDamagedFileMakesASmallerHostInSilence(t *testing.T) {
 		if strings.HasPrefix(file, "sys/devices/pci") {
 			return strings.Contains(file, "/0000:1a:00.0/")
 		}
-		return !otherCPU.MatchString(file)
+		return !otherCPU.MatchString(file) && !strings.Contains(file, "/cache/") // see TestDiscover_DamagedCacheFilesAreRemarks
 	}
 	for _, archive := range []string{"8ia64-2n2s2c", "20em64t-hybrid-1p6c2t+2ca4co1t", "32intel64-2p8co2t+8ve"} {
 		t.Run(archive, func(t *testing.T) {

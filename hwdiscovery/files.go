@@ -43,6 +43,8 @@ const (
 //	free_hugepages, MemFree   free pages are unknown, shown as none
 //	proc/cpuinfo              nothing: it cross-checks cpu/online and tells AMD's compute units
 //	proc/driver/nvidia/gpus   no node is a GPU's
+//	cpu*/cache/index*/{level,type,shared_cpu_list,shared_cpu_map}
+//	                          the CPU is in no last-level cache
 //	driver, iommu_group, subsystem_vendor, subsystem_device, vpd, mdev_supported_types
 //	                          the field stays empty
 //
@@ -61,6 +63,9 @@ const (
 
 func cpuFile(cpu int, name string) string     { return fmt.Sprintf("%s/cpu%d/%s", cpuDir, cpu, name) }
 func cpuTopology(cpu int, name string) string { return cpuFile(cpu, "topology/"+name) }
+func cacheFile(cpu, index int, name string) string {
+	return cpuFile(cpu, fmt.Sprintf("cache/index%d/%s", index, name))
+}
 func nodeFile(node int, name string) string   { return fmt.Sprintf("%s/node%d/%s", nodeDir, node, name) }
 func pciFile(address fmt.Stringer, name string) string {
 	return pciDir + "/" + address.String() + "/" + name

@@ -65,7 +65,10 @@ func golden(t testing.TB, h topology.Host) []byte {
 	var b bytes.Buffer
 	v := reflect.ValueOf(h)
 	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		if options == "omitempty" && v.Field(i).IsZero() {
+			continue
+		}
 		sep := ",\n"
 		if i == 0 {
 			sep = "{\n"

@@ -83,7 +83,7 @@ func sharedHosts(t testing.TB) string {
 // unpacked are the files worth unpacking: those that Discover looks at. Whole
 // machines have thousands of others (caches, memory blocks, power management).
 var unpacked = regexp.MustCompile(`^(proc(/[^/]+)?|proc/driver/.*` +
-	`|sys/devices/system/cpu(/[a-z]+|/cpu[0-9]+(/online|/node[0-9]+|/topology(/.*)?)?)?` +
+	`|sys/devices/system/cpu(/[a-z]+|/cpu[0-9]+(/online|/node[0-9]+|/topology(/.*)?|/cache|/cache/index[0-9]+(/(level|type|shared_cpu_(list|map)))?)?)?` +
 	`|sys/devices/system/node(/[a-z_]+|/node[0-9]+(/cpu[a-z0-9]+|/distance|/meminfo|/hugepages(/.*)?)?)?` +
 	`|sys/kernel/mm/hugepages(/.*)?` +
 	`|sys/bus/pci/devices(/.*)?` +

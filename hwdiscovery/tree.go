@@ -180,11 +180,15 @@ func parsed[T any](t *tree, n need, file string, a about, parse func(string) (T,
 
 // names lists a directory in no particular order; nil and false when absent. A
 // directory that is there and cannot be listed degrades the host.
-func (t *tree) names(dir string) ([]string, bool) {
+func (t *tree) names(dir string) ([]string, bool) { return t.listed(expected, dir) }
+
+// listed is names with its own word on what a directory means that is there and
+// cannot be listed.
+func (t *tree) listed(n need, dir string) ([]string, bool) {
 	f, err := t.root.Open(dir)
 	if err != nil {
 		if !isAbsent(err) {
-			t.degrade("file_unreadable", dir, about{}, "unreadable: %v", plain(err))
+			t.complain(n, "file_unreadable", dir, about{}, "unreadable: %v", plain(err))
 		}
 		return nil, false
 	}
@@ -192,7 +196,7 @@ func (t *tree) names(dir string) ([]string, bool) {
 	names, err := f.Readdirnames(maxDirEntries)
 	if err != nil && !errors.Is(err, io.EOF) {
 		if !errors.Is(err, unix.ENOTDIR) {
-			t.degrade("file_unreadable", dir, about{}, "unreadable: %v", plain(err))
+			t.complain(n, "file_unreadable", dir, about{}, "unreadable: %v", plain(err))
 		}
 		return nil, false
 	}

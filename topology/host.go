@@ -61,6 +61,12 @@ type Host struct {
 	Packages []Package `json:"packages"` // ascending by first CPU
 	Dies     []Die     `json:"dies"`     // ascending by first CPU; empty when the kernel tells of none
 
+	// LastLevelCaches are the sets of online CPUs that share a cache of the
+	// highest level that holds data (cpu*/cache/index*), ascending by first CPU.
+	// No CPU is in two of them; one whose caches are unknown is in none. Empty
+	// when the kernel tells of none.
+	LastLevelCaches []CPUSet `json:"last_level_caches,omitempty"`
+
 	OfflineCPUs  CPUSet `json:"offline_cpus"`  // present but switched off; in no other list
 	IsolatedCPUs CPUSet `json:"isolated_cpus"` // kept from the scheduler (isolcpus=); online ones
 
