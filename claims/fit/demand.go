@@ -1,0 +1,285 @@
+package fit
+
+import (
+	"slices"
+	"strings"
+
+	"berth/topology"
+)
+
+// kind is a PCI request, or several that ask for the same.
+type kind struct {
+	requests []int // indexes of Request.PCI
+	affinity topology.PCIAffinity
+	count    int
+	matches  []bool // by pool
+}
+
+// near says where a pool must be for a kind to draw on it.
+type near int
+
+const (
+	nowhere  near = iota // never
+	onCell               // its cell is chosen
+	onSocket             // a chosen cell shares its socket, or is it
+	anywhere
+)
+
+// devices is all of PCI in one question: the kinds, and where each may draw.
+type devices struct {
+	machine  *Machine
+	kinds    []kind
+	place    []int // by pool: index of its host cell, −1 when it is on none
+	socket   []int // by host cell: index of its socket; nil when one is unknown
+	sockets  int
+	floats   bool // the guest has no cells: affinity asks nothing
+	requests []topology.PCIRequest
+}
+
+func newDevices(r Request, m *Machine) *devices {
+	d := &devices{machine: m, requests: r.PCI, floats: r.Topology == nil}
+	if len(r.PCI) == 0 {
+		return d
+	}
+	index := make(map[topology.CellID]int, len(m.Cells))
+	for i := range m.Cells {
+		index[m.Cells[i].ID] = i
+	}
+	d.place = make([]int, len(m.Pools))
+	for p := range m.Pools {
+		d.place[p] = -1
+		if i, ok := index[m.Pools[p].Cell]; ok && m.Pools[p].Cell != topology.UnknownCell {
+			d.place[p] = i
+		}
+	}
+	d.findSockets()
+requests:
+	for i, q := range r.PCI {
+		if q.Count <= 0 {
+			continue
+		}
+		affinity := q.Affinity
+		if affinity == "" {
+			affinity = topology.AffinityLegacy
+		}
+		matches := make([]bool, len(m.Pools))
+		for p := range m.Pools {
+			matches[p] = slices.ContainsFunc(q.Specs, m.Pools[p].is)
+		}
+		for k := range d.kinds {
+			if d.kinds[k].affinity == affinity && slices.Equal(d.kinds[k].matches, matches) {
+				d.kinds[k].requests = append(d.kinds[k].requests, i)
+				d.kinds[k].count += q.Count
+				continue requests
+			}
+		}
+		d.kinds = append(d.kinds, kind{requests: []int{i}, affinity: affinity, count: q.Count, matches: matches})
+	}
+	return d
+}
+
+func (d *devices) findSockets() {
+	numbers := map[int]int{}
+	d.socket = make([]int, len(d.machine.Cells))
+	for i := range d.machine.Cells {
+		s := d.machine.Cells[i].Socket
+		if s == nil {
+			d.socket = nil // as in Nova: one unknown socket makes all of them unknown
+			return
+		}
+		n, ok := numbers[*s]
+		if !ok {
+			n = len(numbers)
+			numbers[*s] = n
+		}
+		d.socket[i] = n
+	}
+	d.sockets = len(numbers)
+}
+
+// is reports whether a pool's functions are what is asked for. A physical
+// function is only given to who names it: it takes all its virtual ones along.
+func (p *Pool) is(s topology.PCISpec) bool {
+	if p.Type == topology.PCITypePF && s.Type != topology.PCITypePF {
+		return false
+	}
+	same := func(want, have string) bool { return want == "" || strings.EqualFold(want, have) }
+	if !same(s.Vendor, p.Vendor) || !same(s.Product, p.Product) || !same(string(s.Type), string(p.Type)) {
+		return false
+	}
+	for k, v := range s.Tags {
+		if have, ok := p.Tags[k]; !ok || !strings.EqualFold(v, have) {
+			return false
+		}
+	}
+	return true
+}
+
+// reach says where pool p must be for kind k.
+func (d *devices) reach(k, p int) near {
+	if !d.kinds[k].matches[p] || d.machine.Pools[p].Count <= 0 {
+		return nowhere
+	}
+	if d.floats {
+		return anywhere
+	}
+	switch d.kinds[k].affinity {
+	case topology.AffinityPreferred:
+		return anywhere
+	case topology.AffinityLegacy:
+		if d.machine.Pools[p].Cell == topology.UnknownCell {
+			return anywhere
+		}
+	case topology.AffinitySocket:
+		if d.socket == nil || d.place[p] < 0 {
+			return nowhere
+		}
+		return onSocket
+	}
+	if d.place[p] < 0 {
+		return nowhere
+	}
+	return onCell
+}
+
+// usable reports whether kind k may draw on pool p when these host cells are
+// chosen.
+func (d *devices) usable(k, p int, chosen bitset) bool {
+	switch d.reach(k, p) {
+	case anywhere:
+		return true
+	case onCell:
+		return chosen.has(d.place[p])
+	case onSocket:
+		for i, s := range d.socket {
+			if s == d.socket[d.place[p]] && chosen.has(i) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// demand is one thing that the chosen host cells must bring together. A set of
+// cells meets all demands exactly when the devices and networks can be given.
+type demand struct {
+	need   int64
+	base   int64   // had wherever the guest goes
+	cell   []int64 // by host cell: what choosing it brings
+	socket []int64 // by socket: what choosing a cell of it brings; nil for nothing
+	kinds  []int   // of the requests it is of; nil for a network
+	what   string  // the network
+}
+
+// mostKinds bounds how many kinds of request are taken together in every
+// combination: 2^mostKinds demands. A guest with more kinds of device has them
+// held against all pools only one by one and all at once; the search still
+// decides it, with less to guide it.
+const mostKinds = 6
+
+// demands are those of the PCI requests, by the theorem of Hall for supply and
+// demand (Gale 1957): the requests can be met exactly when, for every set of
+// them, the pools that any of the set may use hold as many as the set wants.
+func (d *devices) demands() []demand {
+	n := len(d.kinds)
+	var sets [][]int
+	if n <= mostKinds {
+		for mask := 1; mask < 1<<n; mask++ {
+			var set []int
+			for k := range n {
+				if mask>>k&1 == 1 {
+					set = append(set, k)
+				}
+			}
+			sets = append(sets, set)
+		}
+	} else {
+		all := make([]int, n)
+		for k := range n {
+			all[k] = k
+			sets = append(sets, []int{k})
+		}
+		sets = append(sets, all)
+	}
+	var out []demand
+	for _, set := range sets {
+		if x := d.demandOf(set); x.need > x.base {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func (d *devices) demandOf(set []int) demand {
+	x := demand{kinds: set, cell: make([]int64, len(d.machine.Cells))}
+	for _, k := range set {
+		x.need += int64(d.kinds[k].count)
+	}
+	for p := range d.machine.Pools {
+		widest := nowhere
+		for _, k := range set {
+			widest = max(widest, d.reach(k, p))
+		}
+		count := int64(d.machine.Pools[p].Count)
+		switch widest {
+		case anywhere:
+			x.base += count
+		case onCell:
+			x.cell[d.place[p]] += count
+		case onSocket:
+			if x.socket == nil {
+				x.socket = make([]int64, d.sockets)
+			}
+			x.socket[d.socket[d.place[p]]] += count
+		}
+	}
+	return x
+}
+
+// networkDemands: of every network that is near to some cells, one such cell
+// must be chosen.
+func networkDemands(m *Machine) []demand {
+	if m.Limits == nil || m.Limits.Network == nil {
+		return nil
+	}
+	var out []demand
+	of := func(what string, near func(*Network) bool) {
+		x := demand{need: 1, cell: make([]int64, len(m.Cells)), what: what}
+		any := false
+		for i := range m.Cells {
+			if n := m.Cells[i].Network; n != nil && near(n) {
+				x.cell[i], any = 1, true
+			}
+		}
+		if any {
+			out = append(out, x)
+		}
+	}
+	for _, p := range m.Limits.Network.Physical {
+		of("physical network "+p, func(n *Network) bool { return slices.Contains(n.Physical, p) })
+	}
+	if m.Limits.Network.Tunneled {
+		of("tunnelled networks", func(n *Network) bool { return n.Tunneled })
+	}
+	return out
+}
+
+// met is what a set of host cells brings for the demand.
+func (x *demand) met(chosen bitset, socket []int) int64 {
+	sum := x.base
+	var seen bitset
+	if x.socket != nil {
+		seen = newBitset(len(x.socket))
+	}
+	for i, v := range x.cell {
+		if !chosen.has(i) {
+			continue
+		}
+		sum += v
+		if x.socket != nil && !seen.has(socket[i]) {
+			seen.set(socket[i])
+			sum += x.socket[socket[i]]
+		}
+	}
+	return sum
+}

@@ -1,0 +1,304 @@
+package fit
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+)
+
+// Budget is how many steps Place takes at most before it says that it does not
+// know. A step is one host cell offered to a matching.
+const Budget = 1 << 17
+
+// verdict is what a search came to.
+type verdict int
+
+const (
+	none verdict = iota
+	found
+	undecided
+)
+
+// search looks for a set of host cells that holds the guest's cells and meets
+// every demand.
+type search struct {
+	admits  []bitset // by host cell: the guest cells that it holds
+	guests  int
+	devices *devices
+	demands []demand
+	rank    []int // host cells, the one that costs least first
+	class   []int // by host cell: cells of one class can stand in for each other
+
+	m     *matching
+	limit int // of steps
+	steps int
+	pci   []PoolUse // of the set found
+}
+
+func (s *search) hosts() int { return len(s.admits) }
+
+// find looks among the host cells that are not out. The answer, when there is
+// one, has as many cells as the guest.
+func (s *search) find(out bitset) (bitset, verdict) {
+	if len(s.demands) > 0 && s.class == nil {
+		s.classify()
+	}
+	return s.node(newBitset(s.hosts()), out.clone())
+}
+
+// node decides for the sets that hold all of in and nothing of out.
+func (s *search) node(in, out bitset) (bitset, verdict) {
+	chosen, _, ok := s.most(in, out, nil)
+	if !ok {
+		return nil, none
+	}
+	if s.enough(chosen) {
+		return chosen, found
+	}
+	if s.steps > s.limit {
+		return nil, undecided
+	}
+	if in.count() == s.guests {
+		return nil, none // it was the only set
+	}
+	best := chosen
+	for i := range s.demands {
+		x := &s.demands[i]
+		set, bound, _ := s.most(in, out, x)
+		if bound < x.need {
+			return nil, none
+		}
+		if len(s.demands) > 1 && s.enough(set) {
+			return set, found
+		}
+		best = set
+	}
+	if len(s.demands) > 1 {
+		together := s.together()
+		set, bound, _ := s.most(in, out, &together)
+		if bound < together.need {
+			return nil, none
+		}
+		best = set
+	}
+	if s.enough(best) {
+		return best, found
+	}
+	if s.steps > s.limit {
+		return nil, undecided
+	}
+	host := s.branch(best, in, out)
+	if host < 0 {
+		return nil, none
+	}
+	with := in.clone()
+	with.set(host)
+	set, v := s.node(with, out)
+	if v != none {
+		return set, v
+	}
+	// Whatever has the host or one of its class has been looked at: a set that
+	// has another of the class has it in the host's stead.
+	without := out.clone()
+	for i := range s.class {
+		if s.class[i] == s.class[host] && !in.has(i) {
+			without.set(i)
+		}
+	}
+	return s.node(in, without)
+}
+
+// most gives the set of host cells that brings most for a demand, and a bound
+// that no set exceeds; for a demand of cells alone the set reaches it. Without a
+// demand it gives the set that costs least. False when no set can be matched.
+func (s *search) most(in, out bitset, x *demand) (bitset, int64, bool) {
+	s.m.empty()
+	chosen := newBitset(s.hosts())
+	for i := range s.admits {
+		if in.has(i) {
+			if s.steps++; !s.m.add(i) {
+				return nil, 0, false
+			}
+			chosen.set(i)
+		}
+	}
+	bound := int64(0)
+	if x != nil {
+		bound = x.base
+		if x.socket != nil {
+			bound += s.sockets(x, in, out, chosen)
+		}
+	}
+	for _, i := range s.order(x) {
+		if s.m.full() {
+			break
+		}
+		if !chosen.has(i) && !out.has(i) {
+			if s.steps++; s.m.add(i) {
+				chosen.set(i)
+			}
+		}
+	}
+	if !s.m.full() {
+		return nil, 0, false
+	}
+	if x == nil {
+		return chosen, 0, true
+	}
+	if x.socket == nil {
+		for i, v := range x.cell {
+			if chosen.has(i) {
+				bound += v
+			}
+		}
+		return chosen, bound, true
+	}
+	if slices.Max(x.cell) > 0 { // the cells' part by itself
+		part := demand{cell: x.cell}
+		_, cells, _ := s.most(in, out, &part)
+		bound += cells
+	}
+	return chosen, bound, true
+}
+
+// order gives the host cells, what brings most first, then what costs least.
+func (s *search) order(x *demand) []int {
+	if x == nil || slices.Max(x.cell) == 0 {
+		return s.rank
+	}
+	order := slices.Clone(s.rank)
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(x.cell[b], x.cell[a]) })
+	return order
+}
+
+// sockets adds one host cell of each socket that can be reached, the socket that
+// brings most first, and gives what all of them bring: no set of cells reaches
+// sockets that bring more, since the sets of sockets that can be reached are
+// again the independent sets of a matroid.
+func (s *search) sockets(x *demand, in, out, chosen bitset) int64 {
+	sum := int64(0)
+	reached := newBitset(len(x.socket))
+	for i, socket := range s.devices.socket {
+		if in.has(i) && !reached.has(socket) {
+			reached.set(socket)
+			sum += x.socket[socket]
+		}
+	}
+	order := make([]int, len(x.socket))
+	for t := range order {
+		order[t] = t
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(x.socket[b], x.socket[a]) })
+	for _, t := range order {
+		if reached.has(t) || x.socket[t] == 0 || s.m.full() {
+			continue
+		}
+		for _, i := range s.rank {
+			if s.devices.socket[i] != t || out.has(i) || chosen.has(i) {
+				continue
+			}
+			if s.steps++; s.m.add(i) {
+				chosen.set(i)
+				sum += x.socket[t]
+				break
+			}
+		}
+	}
+	return sum
+}
+
+// together is all demands of cells as one, each counted as a share of what it
+// needs and no more than that: a set that meets them all meets it.
+func (s *search) together() demand {
+	const whole = 1 << 20
+	sum := demand{cell: make([]int64, s.hosts())}
+	for i := range s.demands {
+		x := &s.demands[i]
+		need := x.need - x.base
+		if x.socket != nil || need <= 0 {
+			continue
+		}
+		sum.need += whole
+		for h, v := range x.cell {
+			sum.cell[h] += (min(v, need)*whole + need - 1) / need
+		}
+	}
+	return sum
+}
+
+// enough reports whether a set of host cells meets every demand, and finds the
+// devices.
+func (s *search) enough(chosen bitset) bool {
+	for i := range s.demands {
+		if s.demands[i].met(chosen, s.devices.socket) < s.demands[i].need {
+			return false
+		}
+	}
+	uses, ok := s.devices.draw(chosen, &s.steps, s.limit)
+	if ok {
+		s.pci = uses
+	}
+	return ok
+}
+
+// branch chooses the host cell to decide on next: the one that brings most for
+// the demand which the set misses by most; −1 when there is none to decide on.
+func (s *search) branch(set, in, out bitset) int {
+	worst, share := -1, 1.0
+	for i := range s.demands {
+		x := &s.demands[i]
+		if have := float64(x.met(set, s.devices.socket)) / float64(x.need); have < share {
+			worst, share = i, have
+		}
+	}
+	host, most := -1, int64(0)
+	for _, i := range s.rank {
+		if in.has(i) || out.has(i) {
+			continue
+		}
+		v := int64(1) // the demands are met, and yet the devices cannot be drawn
+		if worst >= 0 {
+			x := &s.demands[worst]
+			v = x.cell[i]
+			if x.socket != nil {
+				v += x.socket[s.devices.socket[i]]
+			}
+			v *= 2
+			if !set.has(i) {
+				v++
+			}
+		}
+		if v > most {
+			host, most = i, v
+		}
+	}
+	return host
+}
+
+// classify tells which host cells bring the same: they hold the same guest
+// cells, the same pools, the same networks, and where sockets matter are on the
+// same one.
+func (s *search) classify() {
+	s.class = make([]int, s.hosts())
+	names := map[string]int{}
+	for i := range s.class {
+		var key []byte
+		add := func(n int64) { key = binary.AppendVarint(key, n) }
+		for _, w := range s.admits[i] {
+			add(int64(w))
+		}
+		for d := range s.demands {
+			add(s.demands[d].cell[i])
+			if s.demands[d].socket != nil {
+				add(int64(s.devices.socket[i]))
+			}
+		}
+		key = append(key, s.devices.signature(i)...)
+		n, ok := names[string(key)]
+		if !ok {
+			n = len(names)
+			names[string(key)] = n
+		}
+		s.class[i] = n
+	}
+}
