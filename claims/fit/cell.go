@@ -247,15 +247,18 @@ func (r *room) dedicatedFit(q *ask) bool {
 	return q.dedicated+q.emulator <= r.free && (q.emulator == 0 || q.dedicated > 0)
 }
 
+// threadsFit holds the thread policy also against a mixed guest's cell without a
+// dedicated vCPU, as Nova does: such a cell cannot be isolated, and require asks
+// of its host cell that there are free siblings.
 func (r *room) threadsFit(q *ask) bool {
-	if !q.cell.CPUPolicy.Pins() || q.dedicated == 0 {
+	if !q.cell.CPUPolicy.Pins() {
 		return true
 	}
 	switch q.cell.ThreadPolicy {
 	case topology.ThreadPolicyIsolate:
-		return r.oneSet && q.dedicated <= r.whole && r.free-q.dedicated*r.threads >= q.emulator
+		return r.oneSet && q.dedicated > 0 && q.dedicated <= r.whole && r.free-q.dedicated*r.threads >= q.emulator
 	case topology.ThreadPolicyRequire:
-		return r.threads > 1 && r.grouping(q.dedicated) > 0
+		return r.grouping(max(1, q.dedicated)) > 0
 	}
 	return true
 }

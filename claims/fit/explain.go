@@ -166,6 +166,11 @@ func (r *room) sayThreads(q *ask, say func(Reason)) {
 			"%d of %s free stand beside a free sibling, `require` needs %s", most, count(r.free, "CPU"), want))
 		return
 	}
+	if q.dedicated == 0 {
+		say(r.reason(ThreadsIsolate, "1", "0", "give the guest cell a dedicated vCPU, or ask for prefer",
+			"`isolate` isolates dedicated vCPUs, the guest cell has none"))
+		return
+	}
 	if !r.oneSet {
 		say(r.reason(ThreadsIsolate, "no SMT", "SMT", "ask for prefer, or switch SMT off",
 			"`isolate` cannot be had on a host with SMT whose shared and dedicated CPUs are apart"))
