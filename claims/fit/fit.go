@@ -1,24 +1,3 @@
-// Package fit answers whether a guest fits on a host, and if not, every reason.
-//
-// It is for claims.Tracker to ask under the claim lock and for a dry run to ask
-// without it: pure arithmetic on values, deterministic, well under a microsecond. It
-// reads nothing, writes nothing, and imports only topology.
-//
-// A request is held against the host as a whole: vCPUs, memory, disk. Which
-// cells, which cores, how many pages of which size and which PCI devices is
-// asked of the same function on the same terms: Host grows a list of cells with
-// what each has and what is used in it, the request grows the guest's NUMA
-// topology, and a Reason says in Cell which one it is about. The whole-host
-// arithmetic stays as the first and cheapest question.
-//
-// Invariants:
-//
-//   - Fits gives nil exactly when used + request ≤ ⌊(total − reserved) × ratio⌋
-//     and request ≤ total, for each of vCPUs, memory and disk, and for dedicated
-//     CPUs with no ratio;
-//   - a class of which nothing is asked is never a reason, also on a host that
-//     adopted guests have taken over its limit;
-//   - a refusal lists every class that is short, in a fixed order.
 package fit
 
 import (
