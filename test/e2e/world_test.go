@@ -97,8 +97,16 @@ func start(t *testing.T) *world {
 // own is a fleet for one test.
 func own(t *testing.T, config map[string]string) *world {
 	t.Helper()
+	return ownWith(t, fleet.Options{Config: config})
+}
+
+// ownWith is own with all that a fleet can be told; folder and binary are set
+// here.
+func ownWith(t *testing.T, o fleet.Options) *world {
+	t.Helper()
 	build(t)
-	f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(t.TempDir(), "fleet"), Binary: shared.bin, Config: config})
+	o.Dir, o.Binary = filepath.Join(t.TempDir(), "fleet"), shared.bin
+	f, err := fleet.Up(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,8 +296,13 @@ func (w *world) domain(h *lab.Host, name string) string {
 // holds is what Placement has for a guest and its move: "INSTANCE on host-b".
 func (w *world) holds(h *lab.Host, name string) []string {
 	w.Helper()
+	d := ask[api.InstanceDetail](w, h, "instance", "show", name)
+	// Unreadable is not nothing.
+	if d.AllocationsError != "" {
+		w.Errorf("%s cannot read what %s holds in Placement: %s", h.Name, name, d.AllocationsError)
+	}
 	var out []string
-	for _, a := range ask[api.InstanceDetail](w, h, "instance", "show", name).Allocations {
+	for _, a := range d.Allocations {
 		out = append(out, a.ConsumerType+" on "+a.Provider)
 	}
 	slices.Sort(out)

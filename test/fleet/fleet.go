@@ -32,6 +32,11 @@ type Options struct {
 	// Config is added to every agent's berth.toml as a drop-in; the key is the
 	// host's name, "" stands for all.
 	Config map[string]string
+	// Flavors are added to every agent's flavors: TOML by the flavor's name.
+	Flavors map[string]string
+	// Cells and HugePages are each host's made-up NUMA cells and pages of 2 MiB;
+	// see lab.Options.
+	Cells, HugePages int
 	// Log is told what is done, a line each; nil for silence.
 	Log func(format string, args ...any)
 }
@@ -129,7 +134,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 		return nil, err
 	}
 	begun := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys})
+	l, err := lab.Up(ctx, lab.Options{Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages})
 	if err != nil {
 		return nil, err
 	}
@@ -228,6 +233,9 @@ stall_timeout = "8s"
 		"/etc/berth/flavors.d/large.toml":      "name = \"large\"\nvcpus = 2\nmemory_mb = 4096\ndisk_gb = 1\n",
 		"/etc/berth/berth.toml.d/50-all.toml":  o.Config[""],
 		"/etc/berth/berth.toml.d/60-host.toml": o.Config[h.Name],
+	}
+	for name, text := range o.Flavors {
+		files["/etc/berth/flavors.d/"+name+".toml"] = text
 	}
 	for path, text := range files {
 		if text == "" {

@@ -29,6 +29,7 @@ type Options struct {
 	CPU       string // a <cpu> element; empty: qemu64, exactly
 	Metadata  string // put into <metadata>
 	Devices   string // put into <devices>
+	Elements  string // put into <domain>: memoryBacking, cputune, numatune
 }
 
 // Disk is a file, the same path on every host.
@@ -78,7 +79,7 @@ func DomainXML(o Options) string {
   <uuid>%s</uuid>
 %s  <memory unit='MiB'>%d</memory>
   <vcpu placement='static'>%d</vcpu>
-  <os>
+%s  <os>
     <type arch='x86_64' machine='%s'>hvm</type>
     <kernel>%s</kernel>
     <initrd>%s</initrd>
@@ -100,7 +101,7 @@ func DomainXML(o Options) string {
     <video><model type='none'/></video>
 %s  </devices>
 </domain>
-`, escape(o.Name), escape(o.UUID), metadata, or(o.MemoryMiB, 128), or(o.VCPUs, 1), Machine,
+`, escape(o.Name), escape(o.UUID), metadata, or(o.MemoryMiB, 128), or(o.VCPUs, 1), o.Elements, Machine,
 		escape(o.Guest.Kernel), escape(o.Guest.Initrd), escape(o.Cmdline()),
 		or(o.CPU, "<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>"),
 		disks.String(), escape(o.Name), o.Devices)
