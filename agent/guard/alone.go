@@ -1,0 +1,90 @@
+package guard
+
+import "berth/internal/fault"
+
+// Arrivals is what becomes, with no agent to ask, of an arrival that no owner
+// file announces ([guard] arrivals).
+type Arrivals string
+
+// The policies.
+const (
+	ArrivalsRefuse Arrivals = "refuse"
+	ArrivalsAllow  Arrivals = "allow"
+)
+
+// FileFacts are what the hook decides by while no agent answers.
+type FileFacts struct {
+	Operation Operation
+	Observing bool // mode observe
+	Arrivals  Arrivals
+
+	// Readable is false for a document that cannot be understood.
+	Readable     bool
+	Marked       bool // Berth's metadata is in the document
+	DocMigration string
+
+	Owner   Owner // the guest's owner file
+	Owned   bool  // there is a good one
+	Why     string
+	IsBegun bool // `migrate begin` of this guest was let in a moment ago
+}
+
+// Alone is the table without an agent. The rows, the first that holds counts:
+//
+//	operation  owner file            document                       answer
+//	any        (mode observe)        any                            allow
+//	arrival    any                   not understood                 refuse
+//	arrival    arriving              names the migration, or it is
+//	                                 foreign                        allow, noted
+//	arrival    arriving              names another                  refuse
+//	arrival    here                  any                            refuse
+//	arrival    none, gone            any                            [guard] arrivals; allowed ones noted
+//	start      any                   any; arrival noted             allow
+//	start      arriving              any                            refuse
+//	start      here                  any                            allow
+//	start      gone                  any                            refuse
+//	start      none                  with Berth's metadata          refuse
+//	start      none                  without                        allow, spooled for the agent
+//
+// An owner file proves that the guest is managed, with or without metadata:
+// adopted guests have none before their first move.
+func Alone(f FileFacts) (Decision, []fault.Reason) {
+	no := func(code, message, change string) (Decision, []fault.Reason) {
+		return Refuse, []fault.Reason{
+			{Code: code, Message: message, Change: change},
+			{Code: "no_agent", Message: "the agent of this host does not answer", Change: "start it (systemctl start berth)"},
+		}
+	}
+	switch {
+	case f.Observing:
+		return Allow, nil
+	case f.Operation == Migrate && !f.Readable:
+		return no("document", "the guest's document is not understood", "report it")
+	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerArriving && (f.Owner.Foreign || f.Owner.Migration == f.DocMigration):
+		return AllowArrival, nil
+	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerArriving:
+		return no("other_migration", "migration "+f.Owner.Migration+" has a claim for this guest, and this stream is not that migration's", "wait for that migration's end")
+	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerHere:
+		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs")
+	case f.Operation == Migrate && f.Arrivals == ArrivalsAllow:
+		return AllowArrival, nil
+	case f.Operation == Migrate:
+		return no("no_claim", "no claim on this host waits for this guest", `claim it (berth hook pre-live-migration), or set [guard] arrivals = "allow"`)
+
+	case f.IsBegun:
+		return Allow, nil
+	case f.Owned && f.Owner.State == OwnerArriving:
+		return no("arriving", "the guest is to arrive here by migration "+f.Owner.Migration+", so it lives on another host", "wait for that migration's end")
+	case f.Owned && f.Owner.State == OwnerHere:
+		return Allow, nil
+	case f.Owned && f.Owner.State == OwnerGone:
+		where := f.Owner.Holder
+		if where == "" {
+			where = "another host"
+		}
+		return no("token_elsewhere", "its ownership token went to "+where, "start it there")
+	case f.Marked:
+		return no("no_token", "Berth manages this guest, and nothing proves that its ownership token is here: "+f.Why, "let the agent settle first")
+	}
+	return AllowAndAdopt, nil
+}
