@@ -21,6 +21,7 @@ type Config struct {
 	Libvirt   Libvirt           `toml:"libvirt"`
 	Placement Placement         `toml:"placement"`
 	Migration Migration         `toml:"migration"`
+	Guard     Guard             `toml:"guard"`
 	Peers     map[string]string `toml:"peers"` // provider's name → host:port, where the name itself is not the address
 	Hooks     map[string]Hook   `toml:"hooks"` // "<phase>/NN-name" → how to run it
 }
@@ -116,6 +117,27 @@ type Migration struct {
 	StallTimeout Duration `toml:"stall_timeout"`
 }
 
+// What becomes of an arrival that no claim announces while the agent is down.
+const (
+	ArrivalsRefuse = "refuse"
+	ArrivalsAllow  = "allow"
+)
+
+// Guard is what libvirt's hook goes by.
+type Guard struct {
+	Arrivals  string `toml:"arrivals"`  // refuse or allow
+	Directory string `toml:"directory"` // owner files; empty for guard in agent.runtime_dir
+	Hook      string `toml:"hook"`      // where libvirt finds the hook, for status; nothing writes there
+}
+
+// GuardDir is where owner files are kept.
+func (c Config) GuardDir() string {
+	if c.Guard.Directory != "" {
+		return c.Guard.Directory
+	}
+	return filepath.Join(c.Agent.RuntimeDir, "guard")
+}
+
 // Hook is how one operator hook is run.
 type Hook struct {
 	Timeout   Duration `toml:"timeout"`    // 0 for 60s
@@ -145,6 +167,7 @@ func Default() Config {
 		Migration: Migration{
 			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
 		},
+		Guard: Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
 		Peers: map[string]string{},
 		Hooks: map[string]Hook{},
 	}

@@ -14,7 +14,7 @@ var reloadable = []string{
 	"agent.log_level", "agent.flavors_dir",
 	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
 	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
-	"peers",
+	"guard.arrivals", "peers",
 }
 
 // Change is one key whose value differs between two configurations.
@@ -55,6 +55,7 @@ func Reload(running, read Config) Config {
 	out.Placement.CPURatio = read.Placement.CPURatio
 	out.Placement.RAMRatio = read.Placement.RAMRatio
 	out.Placement.DiskRatio = read.Placement.DiskRatio
+	out.Guard.Arrivals = read.Guard.Arrivals
 	out.Peers = read.Peers
 	return out
 }

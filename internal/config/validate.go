@@ -136,6 +136,11 @@ func (c *Config) faults() []fault.Reason {
 	default:
 		bad("migration.transport", c.Migration.Transport, `"libvirt-tls"`)
 	}
+	if !slices.Contains([]string{ArrivalsRefuse, ArrivalsAllow}, c.Guard.Arrivals) {
+		bad("guard.arrivals", c.Guard.Arrivals, `"refuse" or "allow"`)
+	}
+	absolute("guard.directory", c.GuardDir())
+	absolute("guard.hook", c.Guard.Hook)
 	for _, name := range slices.SortedFunc(maps.Keys(c.Peers), cmp.Compare) {
 		key := fmt.Sprintf("peers.%q", name)
 		if !providerName.MatchString(name) {
