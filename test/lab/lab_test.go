@@ -294,18 +294,52 @@ func TestHost_LibvirtdStopsHangsDiesAndReturns(t *testing.T) {
 	}
 }
 
+// reaches says whether packets pass from a host to an address. Bash is not wanted
+// here and ping is often absent: a TCP connection to a closed port is refused at
+// once where they do.
+func reaches(ctx context.Context, h *Host, ip string) bool {
+	short, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
+	defer cancel()
+	_, err := h.Exec(short, "virsh", "-c", "qemu+tcp://"+ip+":1/system?no_verify=1", "uri")
+	return err != nil && strings.Contains(err.Error(), "refused")
+}
+
+func TestHost_PowerCutLeavesTheOthersTheirWayToTheSwitch(t *testing.T) {
+	l := Start(t, Options{NoLibvirtd: true})
+	ctx := ctx1(t)
+	for _, h := range l.Hosts {
+		other := l.Hosts[len(l.Hosts)-h.Index]
+		// A bridge left to itself takes its lowest port's address for its own, and
+		// loses it with that port.
+		if err := ip(ctx, l.Switch.init.PID, "link set "+h.port(Mgmt)+" address 02:00:00:00:00:01"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := other.Exec(ctx, "ip", "neigh", "flush", "dev", string(Mgmt)); err != nil {
+			t.Fatal(err)
+		}
+		if !reaches(ctx, other, SwitchIP) {
+			t.Fatalf("%s does not reach the switch before anything happens", other.Name)
+		}
+		if err := h.PowerOff(); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.PowerOn(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if !reaches(ctx, other, SwitchIP) {
+			t.Errorf("%s does not reach the switch after %s was off", other.Name, h.Name)
+		}
+		if !reaches(ctx, h, SwitchIP) {
+			t.Errorf("%s does not reach the switch after it was off", h.Name)
+		}
+	}
+}
+
 func TestHost_CutLinkLosesPacketsUntilHealed(t *testing.T) {
 	l := Start(t, Options{NoLibvirtd: true})
 	ctx := ctx1(t)
 	a, b := l.Hosts[0], l.Hosts[1]
-	// Bash is not wanted here and ping is often absent: a TCP connection to a
-	// closed port is refused at once where packets pass.
-	reaches := func(ip string) bool {
-		short, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
-		defer cancel()
-		_, err := a.Exec(short, "virsh", "-c", "qemu+tcp://"+ip+":1/system?no_verify=1", "uri")
-		return err != nil && strings.Contains(err.Error(), "refused")
-	}
+	reaches := func(ip string) bool { return reaches(ctx, a, ip) }
 	if !reaches(b.MigIP()) || !reaches(b.MgmtIP()) || !reaches(SwitchIP) {
 		t.Fatal("the hosts do not reach each other")
 	}

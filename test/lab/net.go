@@ -57,11 +57,17 @@ func netCommand(ctx context.Context, pid int, stdin, name string, args ...string
 	return nil
 }
 
+// switchMAC is the switch's hardware address on the management network. It is
+// given, since a bridge left to itself takes that of one of its ports, and has
+// another when the host behind that port was off: the others then send to nobody
+// until their neighbour tables age.
+const switchMAC = "02:62:0a:4d:00:fe"
+
 // wireSwitch makes the two bridges.
 func (l *Lab) wireSwitch(ctx context.Context) error {
 	return ip(ctx, l.Switch.init.PID,
 		"link set lo up",
-		"link add br-mgmt type bridge forward_delay 0", "link set br-mgmt up",
+		"link add br-mgmt address "+switchMAC+" type bridge forward_delay 0", "link set br-mgmt up",
 		"link add br-mig type bridge forward_delay 0", "link set br-mig up",
 		"addr add "+SwitchIP+"/24 dev br-mgmt")
 }
