@@ -297,9 +297,8 @@ func (w *world) domain(h *lab.Host, name string) string {
 func (w *world) holds(h *lab.Host, name string) []string {
 	w.Helper()
 	d := ask[api.InstanceDetail](w, h, "instance", "show", name)
-	// Unreadable is not nothing.
-	if d.AllocationsError != "" {
-		w.Errorf("%s cannot read what %s holds in Placement: %s", h.Name, name, d.AllocationsError)
+	if d.AllocationsError != "" { // unreadable is not nothing
+		w.Fatalf("%s cannot read what Placement holds for %s: %s", h.Name, name, d.AllocationsError)
 	}
 	var out []string
 	for _, a := range d.Allocations {
