@@ -66,7 +66,7 @@ func cpuTopology(cpu int, name string) string { return cpuFile(cpu, "topology/"+
 func cacheFile(cpu, index int, name string) string {
 	return cpuFile(cpu, fmt.Sprintf("cache/index%d/%s", index, name))
 }
-func nodeFile(node int, name string) string   { return fmt.Sprintf("%s/node%d/%s", nodeDir, node, name) }
+func nodeFile(node int, name string) string { return fmt.Sprintf("%s/node%d/%s", nodeDir, node, name) }
 func pciFile(address fmt.Stringer, name string) string {
 	return pciDir + "/" + address.String() + "/" + name
 }
