@@ -36,6 +36,17 @@ type Spec struct {
 	// empty.
 	SerialFile string
 	Networks   []SpecNetwork
+
+	// Place is where the guest is put; the zero value is anywhere.
+	Place
+
+	// Cores are the host's (topology.Host.Cores): vCPUs that are pinned to siblings
+	// of one core become threads of one. Empty when the kernel does not tell; the
+	// guest then has cores of one thread.
+	Cores []topology.CPUSet
+
+	LockedMemory bool // the guest's memory is never swapped (hw:locked_memory)
+	IOThreads    int  // threads beside QEMU's main one for disks, which take them in turn
 }
 
 // SpecDisk is one disk of a new guest.
@@ -100,7 +111,7 @@ func (s Spec) Validate() error {
 			fault("network %d: want either a network or a bridge", i+1)
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.placeFaults()...)...)
 }
 
 // target is vda … vdz, vdaa ….
@@ -129,14 +140,21 @@ func Build(s Spec) (string, error) {
 	text(root, "uuid", s.UUID)
 	memory := text(root, "memory", strconv.FormatInt(s.Flavor.MemoryMB, 10))
 	memory.CreateAttr("unit", "MiB")
-	text(root, "vcpu", strconv.Itoa(s.Flavor.VCPUs)).CreateAttr("placement", "static")
+	tuned := s.Place.tune()
+	s.memoryBacking(root, tuned)
+	vcpu := text(root, "vcpu", strconv.Itoa(s.Flavor.VCPUs))
+	vcpu.CreateAttr("placement", "static")
+	if !tuned.cpuset.IsEmpty() {
+		vcpu.CreateAttr("cpuset", tuned.cpuset.String())
+	}
+	s.tuneNew(root, tuned)
 	s.os(root)
 	features := root.CreateElement("features")
 	features.CreateElement("acpi")
 	if arch := or(s.Arch, "x86_64"); arch == "x86_64" {
 		features.CreateElement("apic")
 	}
-	s.cpu(root)
+	s.cpuTopology(s.cpu(root), tuned)
 	root.CreateElement("clock").CreateAttr("offset", "utc")
 	text(root, "on_poweroff", "destroy")
 	text(root, "on_reboot", "restart")
@@ -176,7 +194,7 @@ func (s Spec) os(root *etree.Element) {
 	}
 }
 
-func (s Spec) cpu(root *etree.Element) {
+func (s Spec) cpu(root *etree.Element) *etree.Element {
 	model := s.CPU
 	if model == "" {
 		model = map[bool]string{true: "host-model", false: "qemu64"}[s.KVM]
@@ -192,6 +210,7 @@ func (s Spec) cpu(root *etree.Element) {
 		// Another model than the one asked for would change under a move.
 		m.CreateAttr("fallback", "forbid")
 	}
+	return cpu
 }
 
 func (s Spec) devices(devices *etree.Element) {
@@ -207,6 +226,9 @@ func (s Spec) devices(devices *etree.Element) {
 		driver.CreateAttr("type", or(d.Format, "raw"))
 		driver.CreateAttr("cache", or(d.Cache, "none"))
 		driver.CreateAttr("discard", "unmap")
+		if s.IOThreads > 0 {
+			driver.CreateAttr("iothread", strconv.Itoa(i%s.IOThreads+1))
+		}
 		disk.CreateElement("source").CreateAttr("file", d.Path)
 		target := disk.CreateElement("target")
 		target.CreateAttr("dev", d.target(i))
@@ -228,6 +250,7 @@ func (s Spec) devices(devices *etree.Element) {
 		nic.CreateElement("source").CreateAttr(kind, source)
 		nic.CreateElement("model").CreateAttr("type", "virtio")
 	}
+	s.hostDevices(devices)
 	serial := devices.CreateElement("serial")
 	serial.CreateAttr("type", "pty")
 	if s.SerialFile != "" {

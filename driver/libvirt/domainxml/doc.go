@@ -169,18 +169,29 @@ func memory(root *etree.Element) (int64, error) {
 	if e == nil {
 		return 0, fmt.Errorf("domain document: <memory> is missing")
 	}
-	unit := e.SelectAttrValue("unit", "")
+	bytes, err := scaled(strings.TrimSpace(e.Text()), e.SelectAttrValue("unit", ""))
+	if err != nil {
+		return 0, fmt.Errorf("domain document: <memory> %w", err)
+	}
+	return mebibytes(bytes), nil
+}
+
+// scaled gives the bytes of a positive number with one of libvirt's units.
+func scaled(number, unit string) (int64, error) {
 	scale, known := units[unit]
 	if !known {
-		return 0, fmt.Errorf("domain document: <memory> has the unknown unit %q", unit)
+		return 0, fmt.Errorf("has the unknown unit %q", unit)
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(e.Text()), 10, 64)
+	n, err := strconv.ParseUint(number, 10, 64)
 	// A pebibyte is beyond any machine and far from overflow.
 	if err != nil || n == 0 || n > 1<<50/scale {
-		return 0, fmt.Errorf("domain document: <memory> is %q, want a positive number", e.Text())
+		return 0, fmt.Errorf("is %q, want a positive number", number)
 	}
-	return int64((n*scale + 1<<20 - 1) >> 20), nil
+	return int64(n * scale), nil
 }
+
+// mebibytes rounds up.
+func mebibytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
 
 func vcpus(root *etree.Element) (int, error) {
 	e := root.SelectElement("vcpu")
