@@ -169,6 +169,7 @@ type demand struct {
 	socket []int64 // by socket: what choosing a cell of it brings; nil for nothing
 	kinds  []int   // of the requests it is of; nil for a network
 	what   string  // the network
+	order  []int   // host cells, what brings most first; filled when first asked for
 }
 
 // mostKinds bounds how many kinds of request are taken together in every
@@ -203,11 +204,38 @@ func (d *devices) demands() []demand {
 	}
 	var out []demand
 	for _, set := range sets {
+		// Of requests that share no pools each has to find its own.
+		if n <= mostKinds && !d.connected(set) {
+			continue
+		}
 		if x := d.demandOf(set); x.need > x.base {
 			out = append(out, x)
 		}
 	}
 	return out
+}
+
+// connected reports whether the kinds of a set cannot be parted into two that
+// share no pool.
+func (d *devices) connected(set []int) bool {
+	reached := []int{set[0]}
+	for i := 0; i < len(reached); i++ {
+		for _, k := range set {
+			if !slices.Contains(reached, k) && d.share(reached[i], k) {
+				reached = append(reached, k)
+			}
+		}
+	}
+	return len(reached) == len(set)
+}
+
+func (d *devices) share(a, b int) bool {
+	for p := range d.machine.Pools {
+		if d.kinds[a].matches[p] && d.kinds[b].matches[p] {
+			return true
+		}
+	}
+	return false
 }
 
 func (d *devices) demandOf(set []int) demand {
@@ -267,18 +295,19 @@ func networkDemands(m *Machine) []demand {
 // met is what a set of host cells brings for the demand.
 func (x *demand) met(chosen bitset, socket []int) int64 {
 	sum := x.base
-	var seen bitset
-	if x.socket != nil {
-		seen = newBitset(len(x.socket))
-	}
 	for i, v := range x.cell {
-		if !chosen.has(i) {
-			continue
+		if chosen.has(i) {
+			sum += v
 		}
-		sum += v
-		if x.socket != nil && !seen.has(socket[i]) {
-			seen.set(socket[i])
-			sum += x.socket[socket[i]]
+	}
+	if x.socket == nil {
+		return sum
+	}
+	seen := make([]bool, len(x.socket))
+	for i, t := range socket {
+		if chosen.has(i) && !seen[t] {
+			seen[t] = true
+			sum += x.socket[t]
 		}
 	}
 	return sum

@@ -37,7 +37,7 @@ func Place(r Request, m *Machine) Answer {
 // floating is the answer for a guest without cells: it needs only devices.
 func (d *devices) floating() Answer {
 	steps := 0
-	uses, ok := d.draw(nil, &steps, Budget)
+	uses, ok := d.draw(newBitset(len(d.machine.Cells)), &steps, Budget)
 	if !ok {
 		reasons := d.explainFloating()
 		return Answer{Reasons: reasons, Steps: steps, Undecided: steps > Budget}

@@ -74,10 +74,12 @@ func (s *search) node(in, out bitset) (bitset, verdict) {
 		best = set
 	}
 	if len(s.demands) > 1 {
-		together := s.together()
-		set, bound, _ := s.most(in, out, &together)
-		if bound < together.need {
+		set, ok, met := s.together(in, out)
+		if !ok {
 			return nil, none
+		}
+		if met {
+			return set, found
 		}
 		best = set
 	}
@@ -154,7 +156,7 @@ func (s *search) most(in, out bitset, x *demand) (bitset, int64, bool) {
 		return chosen, bound, true
 	}
 	if slices.Max(x.cell) > 0 { // the cells' part by itself
-		part := demand{cell: x.cell}
+		part := demand{cell: x.cell, order: s.order(x)}
 		_, cells, _ := s.most(in, out, &part)
 		bound += cells
 	}
@@ -163,12 +165,14 @@ func (s *search) most(in, out bitset, x *demand) (bitset, int64, bool) {
 
 // order gives the host cells, what brings most first, then what costs least.
 func (s *search) order(x *demand) []int {
-	if x == nil || slices.Max(x.cell) == 0 {
+	if x == nil {
 		return s.rank
 	}
-	order := slices.Clone(s.rank)
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(x.cell[b], x.cell[a]) })
-	return order
+	if x.order == nil {
+		x.order = slices.Clone(s.rank)
+		slices.SortStableFunc(x.order, func(a, b int) int { return cmp.Compare(x.cell[b], x.cell[a]) })
+	}
+	return x.order
 }
 
 // sockets adds one host cell of each socket that can be reached, the socket that
@@ -207,20 +211,65 @@ func (s *search) sockets(x *demand, in, out, chosen bitset) int64 {
 	return sum
 }
 
-// together is all demands of cells as one, each counted as a share of what it
-// needs and no more than that: a set that meets them all meets it.
-func (s *search) together() demand {
+// rounds is how often together shifts the weights of the demands.
+const rounds = 8
+
+// together adds all demands up, each counted as a share of what it needs and no
+// more than that, and weighted; a set that meets them all meets the sum, so a
+// sum that no set reaches ends the node (ok is false). What the best set of one
+// round misses weighs more in the next (Lagrange's multipliers). The last set is
+// the answer, with whether it meets all.
+func (s *search) together(in, out bitset) (set bitset, ok, met bool) {
+	weight := make([]float64, len(s.demands))
+	for i := range weight {
+		weight[i] = 1
+	}
+	for range rounds {
+		sum := s.weighted(weight)
+		var bound int64
+		if set, bound, ok = s.most(in, out, &sum); !ok || bound < sum.need {
+			return nil, false, false
+		}
+		if s.enough(set) {
+			return set, true, true
+		}
+		if s.steps > s.limit {
+			return set, true, false
+		}
+		for i := range s.demands {
+			x := &s.demands[i]
+			share := float64(x.met(set, s.devices.socket)) / float64(x.need)
+			weight[i] *= 1 + max(-0.4, min(0.8, 1.2*(1-share)))
+		}
+	}
+	return set, true, false
+}
+
+// weighted is the weighted sum of all demands. Sums are rounded so that no set
+// which meets every demand falls short of it.
+func (s *search) weighted(weight []float64) demand {
 	const whole = 1 << 20
 	sum := demand{cell: make([]int64, s.hosts())}
 	for i := range s.demands {
 		x := &s.demands[i]
 		need := x.need - x.base
-		if x.socket != nil || need <= 0 {
+		share := int64(weight[i] * whole)
+		if need <= 0 || share <= 0 {
 			continue
 		}
-		sum.need += whole
+		part := func(v int64) int64 { return (min(v, need)*share + need - 1) / need }
+		sum.need += share
 		for h, v := range x.cell {
-			sum.cell[h] += (min(v, need)*whole + need - 1) / need
+			sum.cell[h] += part(v)
+		}
+		if x.socket == nil {
+			continue
+		}
+		if sum.socket == nil {
+			sum.socket = make([]int64, len(x.socket))
+		}
+		for t, v := range x.socket {
+			sum.socket[t] += part(v)
 		}
 	}
 	return sum
@@ -280,6 +329,9 @@ func (s *search) branch(set, in, out bitset) int {
 // same one.
 func (s *search) classify() {
 	s.class = make([]int, s.hosts())
+	for i := range s.demands {
+		s.demands[i].order = nil
+	}
 	names := map[string]int{}
 	for i := range s.class {
 		var key []byte
