@@ -1,0 +1,71 @@
+package domainxml
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// libvirt's own schema accepts what Berth writes, and its test driver defines
+// it and gives back the same place.
+func TestDocuments_LibvirtTakesThem(t *testing.T) {
+	virsh, err := exec.LookPath("virsh")
+	if err != nil {
+		t.Skip("virsh is not installed (libvirt-clients)")
+	}
+	run := func(t *testing.T, commands string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, virsh, "-q", "-c", "test:///default", commands).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run(t, "version"); err != nil {
+		t.Skipf("libvirt's test driver does not answer: %v: %s", err, out)
+	}
+	moved := parsed(t, fixture(t, "placed.xml"))
+	if err := moved.Rebind(there(t)); err != nil {
+		t.Fatal(err)
+	}
+	documents := map[string]string{
+		"placed.xml": fixture(t, "placed.xml"), "placed.xml rebound": moved.String(), "placed.xml rebound, persistent": persistent(moved.String()),
+	}
+	for _, name := range []string{"build-kernel.xml", "build-disk.xml", "build-dedicated.xml", "build-mixed.xml", "build-floating.xml", "build-small-pages.xml",
+		"unpinned.xml", "unpinned-moved.xml", "bare-placed.xml"} {
+		documents[name] = fixture(t, name)
+	}
+	for name, text := range documents {
+		t.Run(name, func(t *testing.T) {
+			d := parsed(t, text)
+			// The test driver takes its own type of domain only.
+			d.root.CreateAttr("type", "test")
+			d.changed = true
+			file := filepath.Join(t.TempDir(), "domain.xml")
+			if err := os.WriteFile(file, []byte(d.String()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := run(t, "define --validate "+file+"; dumpxml "+d.Name())
+			if err != nil {
+				t.Fatalf("%v: %s\n%s", err, out, d)
+			}
+			_, out, _ = strings.Cut(out, "<domain")
+			back, err := Parse("<domain" + out)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			wantTopology, want, _ := d.Assignment(nil, nil)
+			gotTopology, got, _ := back.Assignment(nil, nil)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("assignment as libvirt gives it back (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(wantTopology, gotTopology); diff != "" {
+				t.Errorf("topology as libvirt gives it back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
