@@ -219,7 +219,7 @@ func ignoreNodes() error {
 		ifEqual(unix.SYS_MBIND, 2, 0),
 		ifEqual(unix.SYS_SET_MEMPOLICY, 1, 0),
 		ret(unix.SECCOMP_RET_ALLOW),
-		ret(unix.SECCOMP_RET_ERRNO | 0), // errno 0: the call returns 0
+		ret(unix.SECCOMP_RET_ERRNO), // with errno 0: the call returns 0
 	}
 	f := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Not unix.Prctl, which takes the address as a number: what it points to may
