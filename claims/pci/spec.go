@@ -50,15 +50,15 @@ type Fault struct {
 	Message string // what is there and what is wanted
 }
 
-// Tag names of a Device. Trusted, remote_managed and live_migratable are "true"
-// or "false", traits a sorted list with commas.
+// Tag names of a Device, as claims/flavor makes them of an alias. Trusted,
+// remote_managed and live_migratable are "true" or "false".
 const (
 	TagPhysicalNetwork = "physical_network"
 	TagTrusted         = "trusted"
 	TagRemoteManaged   = "remote_managed"
 	TagLiveMigratable  = "live_migratable" // always there
 	TagResourceClass   = "resource_class"  // always there
-	TagTraits          = "traits"
+	TagTrait           = "trait:"          // and the trait's name; the value is "required"
 )
 
 // matcher is a Spec that was understood.
@@ -124,16 +124,19 @@ func (s Spec) compile() (matcher, []Fault) {
 		m.tags[TagPhysicalNetwork] = s.PhysicalNetwork
 	}
 	if s.ResourceClass != "" {
-		if m.class, err = ResourceClass(s.ResourceClass); err != nil {
+		if m.class, err = className(s.ResourceClass); err != nil {
 			bad("resource_class", "%v", err)
 		}
 	}
 	if s.Traits != "" {
-		traits, err := Traits(s.Traits)
-		if err != nil {
-			bad("traits", "%v", err)
+		for part := range strings.SplitSeq(s.Traits, ",") {
+			name, err := traitName(part)
+			if err != nil {
+				bad("traits", "%v", err)
+				continue
+			}
+			m.tags[TagTrait+name] = "required"
 		}
-		m.tags[TagTraits] = strings.Join(traits, ",")
 	}
 	return m, faults
 }
@@ -203,29 +206,20 @@ var standardClasses = []string{"FPGA", "PCI_DEVICE", "PGPU", "SRIOV_NET_VF", "VG
 
 var otherThanName = regexp.MustCompile(`[^A-Z0-9_]+`)
 
-// ResourceClass spells an operator's word for a kind of device as Placement does:
+// className spells an operator's word for a kind of device as Placement does:
 // capitals, "_" for whatever else stands in it, CUSTOM_ before what is no
-// standard class. At most 255 characters, as Placement takes.
-func ResourceClass(text string) (string, error) {
+// standard class; at most 255 characters. claims/flavor does the same with an
+// alias's, and a test holds the two together.
+func className(text string) (string, error) {
 	return placementName(text, slices.Contains(standardClasses, strings.ToUpper(strings.TrimSpace(text))))
 }
 
-// Traits spells a list with commas as ResourceClass does, sorted, without
-// repeats. Traits that begin as those of os-traits do (HW_, COMPUTE_, …) are
-// kept as they are.
-func Traits(text string) ([]string, error) {
-	var out []string
-	for part := range strings.SplitSeq(text, ",") {
-		upper := strings.ToUpper(strings.TrimSpace(part))
-		standard := slices.ContainsFunc([]string{"HW_", "COMPUTE_", "MISC_", "STORAGE_"}, func(p string) bool { return strings.HasPrefix(upper, p) })
-		name, err := placementName(part, standard)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return slices.Compact(out), nil
+// traitName does as className does for a trait. Those that begin as os-traits'
+// do (HW_, COMPUTE_, …) are kept as they are.
+func traitName(text string) (string, error) {
+	upper := strings.ToUpper(strings.TrimSpace(text))
+	standard := slices.ContainsFunc([]string{"HW_", "COMPUTE_", "MISC_", "STORAGE_", "OWNER_"}, func(p string) bool { return strings.HasPrefix(upper, p) })
+	return placementName(text, standard && !otherThanName.MatchString(upper))
 }
 
 func placementName(text string, standard bool) (string, error) {

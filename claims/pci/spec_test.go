@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"berth/claims/flavor"
 	"berth/claims/pci"
 	"berth/topology"
 )
@@ -181,7 +182,7 @@ func TestDevices_TheFirstSpecDecides(t *testing.T) {
 			Tags: map[string]string{"live_migratable": "false", "resource_class": "CUSTOM_PCI_8086_1563"}},
 		{Address: vf, Vendor: "8086", Product: "1565", Type: topology.PCITypeVF, Cell: 1, Parent: &pf, LiveMigratable: true,
 			Tags: map[string]string{"live_migratable": "true", "resource_class": "CUSTOM_FAST_VF", "physical_network": "physnet1",
-				"trusted": "true", "traits": "CUSTOM_A,CUSTOM_Z,HW_NIC_X"}},
+				"trusted": "true", "trait:CUSTOM_A": "required", "trait:CUSTOM_Z": "required", "trait:HW_NIC_X": "required"}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
@@ -258,6 +259,43 @@ func TestDevices_NameWhyAFunctionIsUnfit(t *testing.T) {
 			}
 			if free := pci.Pools(devices, nil, ""); (len(free) > 0) != (len(got) == 0) {
 				t.Errorf("pools %+v, and unfit for %v", free, got)
+			}
+		})
+	}
+}
+
+// TestDevices_MeetTheAliasesOfFlavors: what an alias asks in any spelling is what
+// a device of the same words says of itself.
+func TestDevices_MeetTheAliasesOfFlavors(t *testing.T) {
+	h := &topology.Host{PCI: []topology.PCIDevice{function(t, "0000:01:00.0", "10DE:2330")}}
+	for _, tt := range []struct {
+		name  string
+		spec  pci.Spec
+		alias flavor.Alias
+	}{
+		{"ids", pci.Spec{}, flavor.Alias{VendorID: "10DE", ProductID: "2330"}},
+		{"not live migratable unless it is said", pci.Spec{}, flavor.Alias{VendorID: "10de", ProductID: "2330", LiveMigratable: "no"}},
+		{"live migratable", pci.Spec{LiveMigratable: "yes"}, flavor.Alias{VendorID: "10de", ProductID: "2330", LiveMigratable: "true"}},
+		{"the class of the ids", pci.Spec{}, flavor.Alias{ResourceClass: "CUSTOM_PCI_10DE_2330"}},
+		{"a standard class", pci.Spec{ResourceClass: "pgpu"}, flavor.Alias{ResourceClass: "PGPU"}},
+		{"a class in other words", pci.Spec{ResourceClass: "big gpu"}, flavor.Alias{ResourceClass: "CUSTOM_BIG-GPU"}},
+		{"some of the traits", pci.Spec{Traits: "my-gpu, HW_GPU_API_VULKAN,HW_x.y,OWNER_NOVA"}, flavor.Alias{ResourceClass: "custom_pci_10de_2330", Traits: "hw_gpu_api_vulkan,My.GPU,HW_X-Y,OWNER_NOVA"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.alias.Name = "gpu"
+			requests, err := flavor.PCIRequests(topology.Flavor{ExtraSpecs: map[string]string{"pci_passthrough:alias": "gpu:1"}}, flavor.Image{}, []flavor.Alias{tt.alias})
+			if err != nil {
+				t.Fatal(err)
+			}
+			devices, _ := pci.Devices(h, []pci.Spec{tt.spec})
+			want, got := requests[0].Specs[0], devices[0]
+			if want.Vendor != "" && want.Vendor != got.Vendor || want.Product != "" && want.Product != got.Product {
+				t.Errorf("ids %s:%s, want %s:%s", got.Vendor, got.Product, want.Vendor, want.Product)
+			}
+			for k, v := range want.Tags {
+				if got.Tags[k] != v {
+					t.Errorf("tag %s is %q, want %q", k, got.Tags[k], v)
+				}
 			}
 		})
 	}
