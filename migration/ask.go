@@ -120,6 +120,9 @@ func (s *story) context(t *task.Task, from, to Guest) Context {
 		Source: s.from, Destination: dst.Name,
 		OldResources: from.Resources, NewResources: to.Resources,
 		OldFlavor: from.Flavor, NewFlavor: to.Flavor, PowerState: from.PowerState,
+		OldTopology: from.Topology, NewTopology: to.Topology,
+		OldPCIRequests: from.PCIRequests, NewPCIRequests: to.PCIRequests,
+		OldAssignment: from.Assignment,
 	}
 }
 

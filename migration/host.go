@@ -162,20 +162,26 @@ const (
 
 // Guest is what is to be moved.
 type Guest struct {
-	UUID       string             `json:"uuid"`
-	Name       string             `json:"name"`
-	Flavor     topology.Flavor    `json:"flavor"`
-	Resources  topology.Resources `json:"resources"` // its claim on the source
-	ProjectID  string             `json:"project_id"`
-	UserID     string             `json:"user_id"`
-	Autostart  bool               `json:"autostart"`
-	Adopted    bool               `json:"adopted"`
-	Epoch      uint64             `json:"epoch"`
-	PowerState PowerState         `json:"power_state"`
-	Persistent bool               `json:"persistent"`
-	XML        string             `json:"xml"`            // live, migratable
-	Definition string             `json:"definition_xml"` // persistent; empty for a transient domain
-	Disks      []Disk             `json:"disks"`
+	UUID      string             `json:"uuid"`
+	Name      string             `json:"name"`
+	Flavor    topology.Flavor    `json:"flavor"`
+	Resources topology.Resources `json:"resources"` // its claim on the source
+	// Topology is its NUMA topology as it runs: a page size that its flavor left
+	// open is the one it has, since memory cannot change its pages while it is
+	// sent. Nil for a guest that floats over its host.
+	Topology    *topology.GuestTopology `json:"numa_topology,omitempty"`
+	PCIRequests []topology.PCIRequest   `json:"pci_requests,omitempty"`
+	Assignment  topology.Assignment     `json:"assignment,omitzero"` // what it has of the source
+	ProjectID   string                  `json:"project_id"`
+	UserID      string                  `json:"user_id"`
+	Autostart   bool                    `json:"autostart"`
+	Adopted     bool                    `json:"adopted"`
+	Epoch       uint64                  `json:"epoch"`
+	PowerState  PowerState              `json:"power_state"`
+	Persistent  bool                    `json:"persistent"`
+	XML         string                  `json:"xml"`            // live, migratable
+	Definition  string                  `json:"definition_xml"` // persistent; empty for a transient domain
+	Disks       []Disk                  `json:"disks"`
 }
 
 // Disk is one disk of a guest.
@@ -231,6 +237,13 @@ type Context struct {
 	OldFlavor    topology.Flavor    `json:"old_flavor"`
 	NewFlavor    topology.Flavor    `json:"new_flavor"`
 	PowerState   PowerState         `json:"old_power_state"`
+
+	OldTopology    *topology.GuestTopology `json:"old_numa_topology,omitempty"`
+	NewTopology    *topology.GuestTopology `json:"new_numa_topology,omitempty"`
+	OldPCIRequests []topology.PCIRequest   `json:"old_pci_requests,omitempty"`
+	NewPCIRequests []topology.PCIRequest   `json:"new_pci_requests,omitempty"`
+	OldAssignment  topology.Assignment     `json:"old_assignment,omitzero"`
+	NewAssignment  topology.Assignment     `json:"new_assignment,omitzero"` // zero until the destination has claimed
 }
 
 // ClaimRequest asks a destination to hold a guest's resources.
@@ -246,6 +259,8 @@ type ClaimAnswer struct {
 	Resources topology.Resources `json:"resources"`
 	Ticket    string             `json:"ticket"`
 	Lease     time.Duration      `json:"lease"`
+	// Assignment is what the destination chose for the guest.
+	Assignment topology.Assignment `json:"assignment,omitzero"`
 }
 
 // PreLiveRequest asks a destination to get ready.

@@ -204,6 +204,7 @@ func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	to := src.Guest
 	to.Resources = claim.Resources
 	c := s.context(t, src.Guest, to)
+	c.NewAssignment = claim.Assignment
 	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
 		return h.RecordContext(ctx, s.ref(StepRecordContext), c)
 	})
