@@ -27,13 +27,14 @@ const bolt, etree, systemdGo = "go.etcd.io/bbolt", "github.com/beevik/etree", "g
 
 // table is the import table. The longest matching key rules a package.
 var table = map[string]rule{
-	"topology":      {why: "leaf values: know nobody, do nothing"},
-	"claims/fit":    {own: []string{"topology"}, why: "pure: values in, an answer out"},
-	"claims/flavor": {own: []string{"topology"}, why: "pure: a flavor in, a guest topology out"},
-	"claims/pci":    {own: []string{"topology"}, why: "pure: values in, devices and pools out"},
-	"hwdiscovery":   {own: []string{"topology", "internal/..."}, third: []string{"github.com/jaypipes/ghw", "golang.org/x/sys"}, why: "the only user of ghw"},
-	"claims":        {own: []string{"claims/fit", "topology", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "one lock, one ledger; never the hypervisor or Placement"},
-	"driver":        {own: []string{"topology", "internal/..."}, why: "the contract knows no implementation"},
+	"topology":       {why: "leaf values: know nobody, do nothing"},
+	"claims/fit":     {own: []string{"topology"}, why: "pure: values in, an answer out"},
+	"claims/flavor":  {own: []string{"topology"}, why: "pure: a flavor in, a guest topology out"},
+	"claims/fitcase": {own: []string{"claims/fit", "claims/flavor", "topology"}, why: "pure: cases in, answers out"},
+	"claims/pci":     {own: []string{"topology"}, why: "pure: values in, devices and pools out"},
+	"hwdiscovery":    {own: []string{"topology", "internal/..."}, third: []string{"github.com/jaypipes/ghw", "golang.org/x/sys"}, why: "the only user of ghw"},
+	"claims":         {own: []string{"claims/fit", "claims/pci", "topology", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "one lock, one ledger; never the hypervisor or Placement"},
+	"driver":         {own: []string{"topology", "internal/..."}, why: "the contract knows no implementation"},
 	"driver/drivertest": {own: []string{"driver", "topology", "internal/...", "driver/libvirt/domainxml"},
 		third: []string{etree, "github.com/google/uuid", "github.com/google/go-cmp", "go.uber.org/goleak", "libvirt.org/go/libvirtxml"}, why: "suite and fake know the contract only"},
 	"driver/libvirt":           {own: []string{"driver", "driver/libvirt/domainxml", "topology", "internal/..."}, third: []string{"libvirt.org/go/libvirtxml", "golang.org/x/sync"}, why: "one narrow connection interface; the bindings come from main"},

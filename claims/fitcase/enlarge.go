@@ -1,0 +1,601 @@
+package fitcase
+
+import (
+	"math"
+	"slices"
+	"strconv"
+
+	"berth/claims/fit"
+	"berth/topology"
+)
+
+// terms say what a change may do to host cells.
+type terms struct {
+	enlarge bool // give a cell CPUs, memory or pages that it has not; else only free what is in use
+	ratios  bool // leave the ratios out of account: they are raised afterwards
+	add     bool // give the host more cells
+}
+
+// fixer makes one host cell hold one guest cell. It works on amounts, and writes
+// the operations for what has changed at the end.
+type fixer struct {
+	cell  *fit.Cell
+	doc   map[string]any // the cell's object
+	path  []string
+	guest *topology.GuestCell
+	emu   int // isolated emulator CPUs wanted
+	terms terms
+	limit *fit.Limits
+	next  *int // the next CPU number that nobody has
+
+	memory, memoryUsed int64
+	shared, sharedUsed int
+	released           []int
+	newCores           [][]int
+	both               bool // new dedicated CPUs are shared ones too
+	pages              []fit.Pages
+	addedPages         []fit.Pages
+}
+
+// fix gives the operations that make the cell hold the guest cell, and how far
+// they depart from what is; false when no operation on the cell does.
+func (f *fixer) fix() (ops []Op, departure float64, ok bool) {
+	f.memory, f.memoryUsed = f.cell.MemoryMB, f.cell.MemoryUsedMB
+	f.shared, f.sharedUsed = f.cell.Shared.Len(), f.cell.SharedUsed
+	f.pages = f.cell.Pages
+	if !f.fixPages() || !f.fixShared() || !f.fixDedicated() {
+		return nil, 0, false
+	}
+	return f.write()
+}
+
+// fixPages sees to the memory that rules 1 and 2 of the case format ask for.
+func (f *fixer) fixPages() bool {
+	need, pins := f.guest.MemoryMB, f.guest.CPUPolicy.Pins()
+	want := f.guest.PageSize
+	switch {
+	case want != topology.PagesDefault:
+		return f.fixAskedPages(want)
+	case len(f.pages) > 0:
+		if f.divides(f.pages[0].Size) {
+			return f.morePages(0, pins)
+		}
+		return f.addPages(f.smaller())
+	case pins && f.memory-f.memoryUsed < need:
+		if f.memory >= need {
+			f.memoryUsed = f.memory - need
+			return true
+		}
+		f.memory = f.memoryUsed + need
+		return f.terms.enlarge
+	case f.memory < need:
+		f.memory = need
+		return f.terms.enlarge
+	}
+	return true
+}
+
+func (f *fixer) divides(size topology.PageSize) bool {
+	return size > 0 && f.guest.MemoryMB<<20%int64(size) == 0
+}
+
+// smaller is a page size below all that the cell has, which divides every MiB.
+func (f *fixer) smaller() topology.PageSize {
+	if len(f.pages) == 0 || f.pages[0].Size > 4<<10 {
+		return 4 << 10
+	}
+	return 1 << 10
+}
+
+func (f *fixer) fixAskedPages(want topology.PageRequest) bool {
+	best, least := -1, math.Inf(1)
+	for i, p := range f.pages {
+		if !asked(want, i, p.Size) || !f.divides(p.Size) {
+			continue
+		}
+		need := f.guest.MemoryMB << 20 / int64(p.Size)
+		price := 0.0
+		if need > p.Free() {
+			price = 1 + float64(need-p.Free())/float64(max(1, p.Total))
+			if need > p.Total-p.Reserved {
+				price += 1000
+			}
+		}
+		if price < least {
+			best, least = i, price
+		}
+	}
+	if best >= 0 {
+		return f.morePages(best, true)
+	}
+	switch want {
+	case topology.PagesSmall, topology.PagesAny:
+		return f.addPages(f.smaller())
+	case topology.PagesLarge:
+		if len(f.pages) == 0 && !f.addPages(4<<10) {
+			return false
+		}
+		for _, size := range []topology.PageSize{2 << 20, 1 << 20, 64 << 10, 8 << 10, 1 << 30} {
+			known := slices.ContainsFunc(f.pages, func(p fit.Pages) bool { return p.Size == size })
+			if !known && f.divides(size) && (len(f.pages) == 0 || size > f.pages[0].Size) {
+				return f.addPages(size)
+			}
+		}
+		return false
+	}
+	return f.divides(topology.PageSize(want)) && f.addPages(topology.PageSize(want))
+}
+
+// asked reports whether the i-th smallest page size is one that is asked for.
+func asked(want topology.PageRequest, i int, size topology.PageSize) bool {
+	switch want {
+	case topology.PagesSmall:
+		return i == 0
+	case topology.PagesLarge:
+		return i > 0
+	case topology.PagesAny:
+		return true
+	}
+	return topology.PageSize(want) == size
+}
+
+// morePages sees to enough pages in a pool: free ones, or of the total where
+// those in use do not count.
+func (f *fixer) morePages(i int, free bool) bool {
+	p := f.pages[i]
+	need := f.guest.MemoryMB << 20 / int64(p.Size)
+	if !free {
+		p.Used, p.Reserved = 0, 0
+	}
+	switch {
+	case need <= p.Free():
+		return true
+	case need <= p.Total-p.Reserved:
+		p.Used = p.Total - p.Reserved - need
+	case f.terms.enlarge:
+		p.Total = p.Used + p.Reserved + need
+	default:
+		return false
+	}
+	if !free {
+		p.Used, p.Reserved = f.pages[i].Used, f.pages[i].Reserved
+	}
+	f.pages = slices.Clone(f.pages)
+	f.pages[i] = p
+	return true
+}
+
+func (f *fixer) addPages(size topology.PageSize) bool {
+	if !f.terms.enlarge {
+		return false
+	}
+	f.addedPages = append(f.addedPages, fit.Pages{Size: size, Total: f.guest.MemoryMB << 20 / int64(size)})
+	return true
+}
+
+// fixShared sees to the shared CPUs and to the ratios.
+func (f *fixer) fixShared() bool {
+	if f.guest.CPUPolicy == topology.CPUPolicyDedicated {
+		return true
+	}
+	want := f.guest.SharedVCPUs.Len()
+	if f.shared < want {
+		f.shared = want
+		if !f.terms.enlarge {
+			return false
+		}
+	}
+	if f.limit == nil || f.terms.ratios {
+		return f.limit == nil || (want+f.sharedUsed == 0 || f.shared > 0) && f.memory > 0
+	}
+	if float64(f.sharedUsed+want) > float64(f.shared)*f.limit.CPURatio {
+		may := int(float64(f.shared) * f.limit.CPURatio)
+		switch {
+		case may >= want:
+			f.sharedUsed = may - want
+		case f.terms.enlarge:
+			f.shared = max(f.shared, int(math.Ceil(float64(f.sharedUsed+want)/f.limit.CPURatio)))
+			for float64(f.sharedUsed+want) > float64(f.shared)*f.limit.CPURatio {
+				f.shared++
+			}
+		default:
+			return false
+		}
+	}
+	need := f.guest.MemoryMB
+	if float64(f.memoryUsed+need) > float64(f.memory)*f.limit.RAMRatio {
+		may := int64(float64(f.memory) * f.limit.RAMRatio)
+		switch {
+		case may >= need:
+			f.memoryUsed = may - need
+		case f.terms.enlarge:
+			f.memory = int64(math.Ceil(float64(f.memoryUsed+need) / f.limit.RAMRatio))
+			for float64(f.memoryUsed+need) > float64(f.memory)*f.limit.RAMRatio {
+				f.memory++
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// coreState is what is free and what is taken of the dedicated CPUs of a core.
+type coreState struct{ free, taken []int }
+
+func (k coreState) len() int { return len(k.free) + len(k.taken) }
+
+// cores sorts the dedicated CPUs into cores; threads is how many the largest has.
+func (f *fixer) cores() (cores []coreState, threads int) {
+	threads = 1
+	rest := f.cell.Dedicated
+	add := func(cpus topology.CPUSet) {
+		var k coreState
+		for _, cpu := range cpus {
+			switch {
+			case !f.cell.Dedicated.Contains(cpu):
+			case f.cell.Pinned.Contains(cpu):
+				k.taken = append(k.taken, cpu)
+			default:
+				k.free = append(k.free, cpu)
+			}
+		}
+		if k.len() > 0 {
+			cores = append(cores, k)
+		}
+	}
+	in := map[int]bool{}
+	for _, siblings := range f.cell.Cores {
+		threads = max(threads, siblings.Len())
+		add(siblings)
+		for _, cpu := range siblings {
+			in[cpu] = true
+		}
+	}
+	for _, cpu := range rest {
+		if !in[cpu] {
+			add(topology.CPUSet{cpu})
+		}
+	}
+	return cores, threads
+}
+
+// fixDedicated sees to CPUs for dedicated vCPUs and isolated emulator threads.
+func (f *fixer) fixDedicated() bool {
+	if !f.guest.CPUPolicy.Pins() {
+		return true
+	}
+	want := f.guest.DedicatedVCPUs.Len()
+	if f.emu > 0 && want == 0 {
+		return false // Nova has no place for emulator threads without dedicated vCPUs
+	}
+	// The thread policy holds for a cell without dedicated vCPUs too.
+	vcpus := want
+	if want == 0 {
+		switch f.guest.ThreadPolicy {
+		case topology.ThreadPolicyIsolate:
+			return false
+		case topology.ThreadPolicyRequire:
+			vcpus = 1
+		default:
+			return true
+		}
+	}
+	cores, threads := f.cores()
+	free, taken := 0, 0
+	for _, k := range cores {
+		free += len(k.free)
+		taken += len(k.taken)
+	}
+	per, whole := 1, 0 // threads wanted of each core, and how many cores have them
+	switch f.guest.ThreadPolicy {
+	case topology.ThreadPolicyIsolate:
+		if threads > 1 && !f.cell.Shared.SameAs(f.cell.Dedicated) {
+			return false
+		}
+		f.both = threads > 1
+		per, whole = threads, want
+	case topology.ThreadPolicyRequire:
+		if threads < 2 && !f.terms.enlarge {
+			return false
+		}
+		per, whole = f.grouping(cores, vcpus, max(2, threads))
+	}
+	if per > 1 || f.guest.ThreadPolicy == topology.ThreadPolicyIsolate {
+		if !f.releaseCores(cores, per, whole) {
+			if !f.terms.enlarge {
+				return false
+			}
+			f.released = nil
+			if f.guest.ThreadPolicy == topology.ThreadPolicyRequire {
+				per = max(2, threads)
+				whole = (vcpus + per - 1) / per
+			}
+			have := 0
+			for _, k := range cores {
+				if len(k.free) >= per {
+					have++
+				}
+			}
+			for ; have < whole; have++ {
+				f.newCore(per)
+			}
+		}
+	}
+	total := want + f.emu
+	if f.guest.ThreadPolicy == topology.ThreadPolicyIsolate {
+		total = want*threads + f.emu
+	}
+	short := total - free - len(f.released)
+	for _, k := range f.newCores {
+		short -= len(k)
+	}
+	if short <= 0 {
+		return true
+	}
+	if short <= taken-len(f.released) {
+		f.releaseAny(cores, short)
+		return true
+	}
+	for ; short > 0 && f.terms.enlarge; short -= threads {
+		f.newCore(threads)
+	}
+	return short <= 0
+}
+
+// grouping is the number of threads a core, and of such cores, that `require`
+// comes by with the fewest CPUs released.
+func (f *fixer) grouping(cores []coreState, want, threads int) (per, whole int) {
+	least := math.MaxInt
+	per, whole = threads, (want+threads-1)/threads
+	for k := threads; k >= 2; k-- {
+		n := (want + k - 1) / k
+		if cpus, ok := missing(cores, k, n); ok && len(cpus) < least {
+			per, whole, least = k, n, len(cpus)
+		}
+	}
+	return per, whole
+}
+
+// missing are the CPUs to be released so that n cores have per free threads each.
+func missing(cores []coreState, per, n int) ([]int, bool) {
+	var short []coreState
+	for _, k := range cores {
+		switch {
+		case len(k.free) >= per:
+			n--
+		case k.len() >= per:
+			short = append(short, k)
+		}
+	}
+	slices.SortStableFunc(short, func(a, b coreState) int { return len(b.free) - len(a.free) })
+	var out []int
+	for _, k := range short {
+		if n <= 0 {
+			break
+		}
+		out = append(out, k.taken[:per-len(k.free)]...)
+		n--
+	}
+	return out, n <= 0
+}
+
+func (f *fixer) releaseCores(cores []coreState, per, whole int) bool {
+	cpus, ok := missing(cores, per, whole)
+	if ok {
+		f.released = cpus
+	}
+	return ok
+}
+
+// releaseAny releases so many CPUs beyond those released already: of the cores
+// where that leaves the fewest taken.
+func (f *fixer) releaseAny(cores []coreState, n int) {
+	sorted := slices.Clone(cores)
+	slices.SortStableFunc(sorted, func(a, b coreState) int { return len(a.taken) - len(b.taken) })
+	for _, k := range sorted {
+		for _, cpu := range k.taken {
+			if n > 0 && !slices.Contains(f.released, cpu) {
+				f.released = append(f.released, cpu)
+				n--
+			}
+		}
+	}
+}
+
+func (f *fixer) newCore(threads int) {
+	core := make([]int, threads)
+	for i := range core {
+		core[i] = *f.next
+		*f.next++
+	}
+	f.newCores = append(f.newCores, core)
+}
+
+// write compares what is wanted with what is.
+func (f *fixer) write() (ops []Op, departure float64, ok bool) {
+	set := func(value any, key string, path ...string) {
+		op := "replace"
+		if _, there := f.doc[key]; !there && len(path) == 0 {
+			op = "add"
+		}
+		ops = append(ops, Op{op, pointer(append(append(slices.Clone(f.path), key), path...)...), value})
+	}
+	// What is freed counts once, what is bought ten times.
+	freed := func(n, of int64) { departure += float64(n) / float64(max(1, of)) }
+	bought := func(n, of int64) { departure += 10 * (1 + float64(n)/float64(max(1, of))) }
+
+	if len(f.released) > 0 {
+		set(f.cell.Pinned.Difference(topology.NewCPUSet(f.released...)).String(), "pinned_cpus")
+		freed(int64(len(f.released)), int64(f.cell.Dedicated.Len()))
+	}
+	f.writePages(&ops, set, freed, bought)
+	if f.memory != f.cell.MemoryMB {
+		set(f.memory, "memory_mb")
+		bought(f.memory-f.cell.MemoryMB, f.cell.MemoryMB)
+	}
+	if f.memoryUsed != f.cell.MemoryUsedMB {
+		set(f.memoryUsed, "memory_used_mb")
+		freed(f.cell.MemoryUsedMB-f.memoryUsed, f.cell.MemoryMB)
+	}
+	if f.sharedUsed != f.cell.SharedUsed {
+		set(f.sharedUsed, "shared_vcpus_used")
+		freed(int64(f.cell.SharedUsed-f.sharedUsed), int64(f.cell.Shared.Len()))
+	}
+	var dedicated []int
+	for _, k := range f.newCores {
+		dedicated = append(dedicated, k...)
+	}
+	shared := f.cell.Shared
+	if f.both {
+		shared = shared.Union(topology.NewCPUSet(dedicated...))
+	}
+	cores := f.newCores
+	for shared.Len() < f.shared {
+		shared = shared.Union(topology.CPUSet{*f.next})
+		cores = append(cores, []int{*f.next})
+		*f.next++
+	}
+	if len(dedicated) > 0 {
+		set(f.cell.Dedicated.Union(topology.NewCPUSet(dedicated...)).String(), "dedicated_cpus")
+		bought(int64(len(dedicated)), int64(f.cell.Dedicated.Len()))
+	}
+	if n := shared.Len() - f.cell.Shared.Len(); n > 0 {
+		set(shared.String(), "shared_cpus")
+		bought(int64(n), int64(f.cell.Shared.Len()))
+	}
+	if len(cores) > 0 {
+		siblings := []string{}
+		for _, k := range f.cell.Cores {
+			siblings = append(siblings, k.String())
+		}
+		for _, k := range cores {
+			siblings = append(siblings, topology.NewCPUSet(k...).String())
+		}
+		set(siblings, "siblings")
+	}
+	return ops, departure, true
+}
+
+// writePages writes the page pools, and the memory that must hold them.
+func (f *fixer) writePages(ops *[]Op, set func(any, string, ...string), freed, bought func(n, of int64)) {
+	sum := func(pages []fit.Pages) (bytes int64) {
+		for _, p := range pages {
+			bytes += p.Total * int64(p.Size)
+		}
+		return bytes
+	}
+	list, _ := f.doc["mempages"].([]any)
+	for i, p := range f.pages {
+		was := f.cell.Pages[i]
+		at := slices.IndexFunc(list, func(v any) bool {
+			m, _ := v.(map[string]any)
+			kb, ok := whole(m["size_kb"])
+			return ok && topology.PageSize(kb)<<10 == p.Size
+		})
+		if p.Used != was.Used {
+			set(p.Used, "mempages", strconv.Itoa(at), "used")
+			freed(was.Used-p.Used, was.Total)
+		}
+		if p.Total != was.Total {
+			set(p.Total, "mempages", strconv.Itoa(at), "total")
+			bought(p.Total-was.Total, was.Total)
+		}
+	}
+	if len(f.addedPages) > 0 {
+		if f.doc["mempages"] == nil {
+			set([]any{}, "mempages")
+		}
+		for _, p := range f.addedPages {
+			*ops = append(*ops, Op{"add", pointer(append(slices.Clone(f.path), "mempages", "-")...),
+				map[string]any{"size_kb": int64(p.Size) >> 10, "total": p.Total, "used": 0, "reserved": 0}})
+			bought(1, 1)
+		}
+	}
+	// Pages are part of the cell's memory: where they stood within it, they stay.
+	before, after := sum(f.cell.Pages), sum(f.pages)+sum(f.addedPages)
+	if after > before && before <= f.cell.MemoryMB<<20 {
+		f.memory = max(f.memory, (after+1<<20-1)>>20)
+	}
+}
+
+// newCell is a host cell made for a guest cell.
+func (c *Case) newCell(g *topology.GuestCell, emu, id int, next *int) (map[string]any, bool) {
+	take := func(n int) []int {
+		cpus := make([]int, n)
+		for i := range cpus {
+			cpus[i] = *next
+			*next++
+		}
+		return cpus
+	}
+	shared, dedicated, threads := g.SharedVCPUs.Len(), g.DedicatedVCPUs.Len(), 1
+	if dedicated == 0 && g.CPUPolicy.Pins() && (emu > 0 || g.ThreadPolicy == topology.ThreadPolicyIsolate) {
+		return nil, false
+	}
+	memory := g.MemoryMB
+	if l := c.Machine.Limits; l != nil {
+		shared = max(shared, int(math.Ceil(float64(shared)/l.CPURatio))+btoi(shared > 0 && l.CPURatio < 1))
+		memory = max(memory, int64(math.Ceil(float64(memory)/l.RAMRatio))+int64(btoi(l.RAMRatio < 1)))
+	}
+	pinned := dedicated + emu
+	if g.ThreadPolicy == topology.ThreadPolicyRequire && g.CPUPolicy.Pins() {
+		threads, pinned = 2, max(1, pinned)
+	}
+	siblings, pinnable := []string{}, []int{}
+	for n := pinned; n > 0; n -= threads {
+		core := take(threads)
+		siblings = append(siblings, topology.NewCPUSet(core...).String())
+		pinnable = append(pinnable, core...)
+	}
+	floating := take(shared)
+	for _, cpu := range floating {
+		siblings = append(siblings, strconv.Itoa(cpu))
+	}
+	pages := []any{}
+	page := func(kb, total int64) {
+		pages = append(pages, map[string]any{"size_kb": kb, "total": total, "used": 0, "reserved": 0})
+	}
+	switch p := g.PageSize; {
+	case p == topology.PagesLarge:
+		if g.MemoryMB%2 != 0 {
+			return nil, false
+		}
+		page(4, 0)
+		page(2048, memory/2)
+	case p < 0:
+		page(4, memory<<8)
+	case p > 0:
+		if g.MemoryMB<<20%int64(p) != 0 {
+			return nil, false
+		}
+		if kb := int64(p) >> 10; kb > 4 {
+			page(4, 0)
+			page(kb, g.MemoryMB<<10/kb)
+		} else {
+			page(kb, g.MemoryMB<<10/kb)
+		}
+	default:
+		if slices.ContainsFunc(c.Machine.Cells, func(h fit.Cell) bool { return len(h.Pages) > 0 }) {
+			page(4, memory<<8)
+		}
+	}
+	cell := map[string]any{
+		"id": id, "socket": nil, "shared_cpus": topology.NewCPUSet(floating...).String(), "dedicated_cpus": topology.NewCPUSet(pinnable...).String(),
+		"siblings": siblings, "memory_mb": memory, "memory_used_mb": 0, "shared_vcpus_used": 0, "pinned_cpus": "", "mempages": pages,
+	}
+	// A socket of unknown number would take the socket policy from all others.
+	for _, h := range c.Machine.Cells {
+		if h.Socket != nil {
+			cell["socket"] = *h.Socket
+		}
+	}
+	return cell, true
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

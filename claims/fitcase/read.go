@@ -1,0 +1,561 @@
+package fitcase
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth/claims/fit"
+	"berth/topology"
+)
+
+// The ends of what a case may hold: far above any machine, far below where sums
+// of them would overflow.
+const (
+	mostMemoryMB = 1 << 40 // MiB
+	mostPages    = 1 << 42
+	mostPageKB   = 1 << 30 // KiB
+	mostCells    = 1 << 10
+	mostPools    = 1 << 14
+	mostDevices  = 1 << 20
+	mostVCPUs    = 1 << 16
+)
+
+// Case is a case that was read.
+type Case struct {
+	ID      string
+	Flavor  topology.Flavor
+	Image   map[string]string // image properties, numbers and booleans as text
+	Machine fit.Machine
+	PCI     []topology.PCIRequest
+
+	pools []pool // as Machine.Pools, in the case's own spelling
+	doc   map[string]any
+	cells map[uintptr]readCell // host cells by the object that they were read from
+}
+
+// readCell is a host cell that was read. It keeps the object, so that no other
+// can come to stand at its address.
+type readCell struct {
+	object map[string]any
+	cell   fit.Cell
+}
+
+// pool is a PCI pool's key as the case spells it, for the answer.
+type pool struct {
+	vendor, product, kind string
+	node                  *int
+}
+
+// Read reads one case. The error names every fault and where it is; the Case is
+// then nil, except that ReadID may still tell whose case it is.
+func Read(line []byte) (*Case, error) {
+	doc, err := parse(line)
+	if err != nil {
+		return nil, err
+	}
+	return FromDocument(doc)
+}
+
+// ReadID gives the id of a case that Read refuses, or "".
+func ReadID(line []byte) string {
+	var c struct{ ID any }
+	if json.Unmarshal(line, &c) != nil || c.ID == nil {
+		return ""
+	}
+	return fmt.Sprint(c.ID)
+}
+
+func parse(line []byte) (map[string]any, error) {
+	dec := json.NewDecoder(bytes.NewReader(line))
+	dec.UseNumber()
+	var doc map[string]any
+	if err := dec.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("read case: not a JSON object: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("read case: something follows the JSON object")
+	}
+	if doc == nil {
+		return nil, errors.New("read case: null is no case")
+	}
+	return doc, nil
+}
+
+// FromDocument reads a case that was decoded already, numbers as json.Number.
+// The Case keeps the document; the caller no longer changes it.
+func FromDocument(doc map[string]any) (*Case, error) {
+	return fromDocument(doc, map[uintptr]readCell{})
+}
+
+func fromDocument(doc map[string]any, cells map[uintptr]readCell) (*Case, error) {
+	c := &Case{doc: doc, cells: cells}
+	r := &reader{}
+	c.ID = r.id(doc)
+	r.in("host", func() {
+		if host := r.object(doc["host"]); host != nil {
+			c.readHost(r, host)
+		}
+	})
+	r.in("request", func() {
+		if request := r.object(doc["request"]); request != nil {
+			c.readRequest(r, request)
+		}
+	})
+	if doc["limits"] != nil {
+		r.in("limits", func() { c.Machine.Limits = r.limits(r.object(doc["limits"])) })
+	}
+	if len(r.faults) > 0 {
+		return nil, fmt.Errorf("read case %q: %w", c.ID, errors.Join(r.faults...))
+	}
+	return c, nil
+}
+
+// reader keeps where it is and what it met.
+type reader struct {
+	at     []string
+	faults []error
+}
+
+func (r *reader) fault(format string, args ...any) {
+	const most = 20 // the first are enough to start with
+	if len(r.faults) < most {
+		r.faults = append(r.faults, fmt.Errorf("%s: %s", pointer(r.at...), fmt.Sprintf(format, args...)))
+	}
+}
+
+func (r *reader) in(key string, read func()) {
+	r.at = append(r.at, key)
+	read()
+	r.at = r.at[:len(r.at)-1]
+}
+
+// id takes numbers too.
+func (r *reader) id(doc map[string]any) string {
+	switch v := doc["id"].(type) {
+	case nil:
+		return ""
+	case string:
+		return v
+	case json.Number:
+		return v.String()
+	}
+	r.in("id", func() { r.fault("want a text") })
+	return ""
+}
+
+func (r *reader) object(v any) map[string]any {
+	m, ok := v.(map[string]any)
+	if !ok {
+		r.fault("want an object%s", got(v))
+	}
+	return m
+}
+
+// list gives what is in a list; nothing where there is none.
+func (r *reader) list(m map[string]any, key string, most int) []any {
+	if m[key] == nil {
+		return nil
+	}
+	l, ok := m[key].([]any)
+	switch {
+	case !ok:
+		r.in(key, func() { r.fault("want a list%s", got(m[key])) })
+	case len(l) > most:
+		r.in(key, func() { r.fault("%d entries, want at most %d", len(l), most) })
+		l = nil
+	}
+	return l
+}
+
+func (r *reader) each(m map[string]any, key string, most int, read func(i int, v any)) {
+	l := r.list(m, key, most)
+	r.in(key, func() {
+		for i, v := range l {
+			r.in(strconv.Itoa(i), func() { read(i, v) })
+		}
+	})
+}
+
+// count reads a number of things: whole, from least to most. Absent and null
+// are 0, or a fault where the field is needed.
+func (r *reader) count(m map[string]any, key string, least, most int64, needed bool) int64 {
+	if m[key] == nil {
+		if needed {
+			r.in(key, func() { r.fault("missing") })
+		}
+		return 0
+	}
+	n, ok := whole(m[key])
+	switch {
+	case !ok:
+		r.in(key, func() { r.fault("want a whole number%s", got(m[key])) })
+	case n < least || n > most:
+		r.in(key, func() { r.fault("%d, want %d to %d", n, least, most) })
+	default:
+		return n
+	}
+	return 0
+}
+
+func whole(v any) (int64, bool) {
+	number, ok := v.(json.Number)
+	if !ok {
+		return 0, false
+	}
+	if n, err := strconv.ParseInt(number.String(), 10, 64); err == nil {
+		return n, true
+	}
+	f, err := number.Float64()
+	if err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+		return 0, false
+	}
+	return int64(f), true
+}
+
+func (r *reader) cpus(v any) topology.CPUSet {
+	if v == nil {
+		return nil
+	}
+	text, ok := v.(string)
+	if !ok {
+		r.fault("want a list of CPUs as text%s", got(v))
+		return nil
+	}
+	s, err := topology.ParseCPUSet(text)
+	if err != nil {
+		r.fault("%s", err)
+	}
+	return s
+}
+
+func (r *reader) cpusOf(m map[string]any, key string) (s topology.CPUSet) {
+	if m[key] == nil {
+		return nil
+	}
+	r.in(key, func() { s = r.cpus(m[key]) })
+	return s
+}
+
+// text takes numbers and booleans as their JSON text: Nova's image properties
+// come as either.
+func text(v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case json.Number:
+		return v.String(), true
+	case bool:
+		return strconv.FormatBool(v), true
+	}
+	return "", false
+}
+
+func (r *reader) texts(m map[string]any, key string) map[string]string {
+	if m[key] == nil {
+		return nil
+	}
+	var out map[string]string
+	r.in(key, func() {
+		o := r.object(m[key])
+		out = make(map[string]string, len(o))
+		for _, k := range slices.Sorted(maps.Keys(o)) {
+			v, ok := text(o[k])
+			if !ok {
+				r.in(k, func() { r.fault("want a text, a number or a boolean%s", got(o[k])) })
+				continue
+			}
+			out[k] = v
+		}
+	})
+	return out
+}
+
+func (c *Case) readHost(r *reader, host map[string]any) {
+	if _, ok := host["cells"].([]any); !ok {
+		r.in("cells", func() { r.fault("want a list%s", got(host["cells"])) })
+		return
+	}
+	ids := map[topology.CellID]bool{}
+	owner := map[int]topology.CellID{}
+	r.each(host, "cells", mostCells, func(_ int, v any) {
+		m := r.object(v)
+		if m == nil {
+			return
+		}
+		cell := c.readCell(r, m)
+		if ids[cell.ID] {
+			r.in("id", func() { r.fault("a second cell %d", cell.ID) })
+		}
+		ids[cell.ID] = true
+		for _, cpus := range []topology.CPUSet{cell.Shared, cell.Dedicated} {
+			for _, cpu := range cpus {
+				if other, taken := owner[cpu]; taken && other != cell.ID {
+					r.fault("cpu %d stands in cell %d too", cpu, other)
+				}
+				owner[cpu] = cell.ID
+			}
+		}
+		c.Machine.Cells = append(c.Machine.Cells, cell)
+	})
+	r.each(host, "pci_pools", mostPools, func(_ int, v any) {
+		if m := r.object(v); m != nil {
+			c.readPool(r, m)
+		}
+	})
+}
+
+// readCell reads a host cell, unless it was read from this same object before:
+// changes share all that they do not touch with the case that they change.
+func (c *Case) readCell(r *reader, m map[string]any) fit.Cell {
+	key := reflect.ValueOf(m).Pointer()
+	if read, ok := c.cells[key]; ok {
+		return read.cell
+	}
+	faults := len(r.faults)
+	cell := fit.Cell{
+		ID:           topology.CellID(r.count(m, "id", 0, topology.MaxCPU, true)),
+		Shared:       r.cpusOf(m, "shared_cpus"),
+		Dedicated:    r.cpusOf(m, "dedicated_cpus"),
+		Pinned:       r.cpusOf(m, "pinned_cpus"),
+		MemoryMB:     r.count(m, "memory_mb", 0, mostMemoryMB, true),
+		MemoryUsedMB: r.count(m, "memory_used_mb", 0, mostMemoryMB, false),
+		SharedUsed:   int(r.count(m, "shared_vcpus_used", 0, mostVCPUs, false)),
+	}
+	if m["socket"] != nil {
+		socket := int(r.count(m, "socket", 0, math.MaxInt32, true))
+		cell.Socket = &socket
+	}
+	core := map[int]bool{}
+	r.each(m, "siblings", topology.MaxCPU+1, func(_ int, v any) {
+		siblings := r.cpus(v)
+		for _, cpu := range siblings {
+			if core[cpu] {
+				r.fault("cpu %d stands among other siblings too", cpu)
+			}
+			core[cpu] = true
+		}
+		if !siblings.IsEmpty() {
+			cell.Cores = append(cell.Cores, siblings)
+		}
+	})
+	r.each(m, "mempages", 64, func(_ int, v any) {
+		if p := r.object(v); p != nil {
+			cell.Pages = append(cell.Pages, fit.Pages{
+				Size:  topology.PageSize(r.count(p, "size_kb", 1, mostPageKB, true)) << 10,
+				Total: r.count(p, "total", 0, mostPages, true), Used: r.count(p, "used", 0, mostPages, false), Reserved: r.count(p, "reserved", 0, mostPages, false),
+			})
+		}
+	})
+	slices.SortStableFunc(cell.Pages, func(a, b fit.Pages) int { return int(min(1, max(-1, a.Size-b.Size))) })
+	for i, p := range cell.Pages {
+		if i > 0 && p.Size == cell.Pages[i-1].Size && p.Size > 0 {
+			r.in("mempages", func() { r.fault("two pools of pages of %d KiB", p.Size>>10) })
+		}
+		if p.Size > 0 && p.Total > mostMemoryMB<<20/int64(p.Size) {
+			r.in("mempages", func() { r.fault("%d pages of %d KiB are more than %d MiB", p.Total, p.Size>>10, int64(mostMemoryMB)) })
+		}
+	}
+	if m["network"] != nil {
+		r.in("network", func() { cell.Network = r.network(r.object(m["network"])) })
+	}
+	if len(r.faults) == faults {
+		c.cells[key] = readCell{m, cell}
+	}
+	return cell
+}
+
+func (r *reader) network(m map[string]any) *fit.Network {
+	if m == nil {
+		return nil
+	}
+	n := &fit.Network{}
+	r.each(m, "physnets", mostPools, func(_ int, v any) {
+		name, ok := v.(string)
+		if !ok {
+			r.fault("want a text%s", got(v))
+		}
+		n.Physical = append(n.Physical, name)
+	})
+	n.Tunneled = r.yes(m, "tunneled")
+	return n
+}
+
+func (r *reader) yes(m map[string]any, key string) bool {
+	yes, ok := m[key].(bool)
+	if !ok && m[key] != nil {
+		r.in(key, func() { r.fault("want true or false%s", got(m[key])) })
+	}
+	return yes
+}
+
+func (r *reader) limits(m map[string]any) *fit.Limits {
+	if m == nil {
+		return nil
+	}
+	ratio := func(key string) float64 {
+		number, ok := m[key].(json.Number)
+		f, err := number.Float64()
+		if !ok || err != nil || f <= 0 || f > 1e6 {
+			r.in(key, func() { r.fault("want a number above 0 and at most 1e6%s", got(m[key])) })
+		}
+		return f
+	}
+	l := &fit.Limits{CPURatio: ratio("cpu_allocation_ratio"), RAMRatio: ratio("ram_allocation_ratio")}
+	if m["network"] != nil {
+		r.in("network", func() { l.Network = r.network(r.object(m["network"])) })
+	}
+	return l
+}
+
+func (c *Case) readRequest(r *reader, request map[string]any) {
+	r.in("flavor", func() {
+		m := r.object(request["flavor"])
+		if m == nil {
+			return
+		}
+		c.Flavor = topology.Flavor{
+			Name:       "flavor", // a case names none
+			VCPUs:      int(r.count(m, "vcpus", 1, mostVCPUs, true)),
+			MemoryMB:   r.count(m, "memory_mb", 1, mostMemoryMB, true),
+			ExtraSpecs: r.texts(m, "extra_specs"),
+		}
+		if name, ok := m["name"].(string); ok && name != "" {
+			c.Flavor.Name = name
+		}
+	})
+	c.Image = r.texts(request, "image_props")
+	ids := map[string]bool{}
+	r.each(request, "pci_requests", mostPools, func(_ int, v any) {
+		m := r.object(v)
+		if m == nil {
+			return
+		}
+		q := r.pciRequest(m)
+		if ids[q.ID] {
+			r.in("id", func() { r.fault("a second request %q", q.ID) })
+		}
+		ids[q.ID] = true
+		c.PCI = append(c.PCI, q)
+	})
+}
+
+func (r *reader) pciRequest(m map[string]any) topology.PCIRequest {
+	q := topology.PCIRequest{Count: int(r.count(m, "count", 0, mostDevices, true))}
+	id, ok := text(m["id"])
+	if !ok {
+		r.in("id", func() { r.fault("want a text%s", got(m["id"])) })
+	}
+	q.ID = id
+	switch policy, _ := m["numa_policy"].(string); topology.PCIAffinity(policy) {
+	case topology.AffinityLegacy, topology.AffinityPreferred, topology.AffinityRequired, topology.AffinitySocket:
+		q.Affinity = topology.PCIAffinity(policy)
+	default:
+		if m["numa_policy"] != nil {
+			r.in("numa_policy", func() { r.fault("%v, want legacy, preferred, required, socket or null", m["numa_policy"]) })
+		}
+	}
+	if l, _ := m["spec"].([]any); len(l) == 0 {
+		r.in("spec", func() { r.fault("want at least one") })
+	}
+	r.each(m, "spec", mostPools, func(_ int, v any) {
+		o := r.object(v)
+		keys := r.keys(o)
+		s := topology.PCISpec{Vendor: keys["vendor_id"], Product: keys["product_id"], Type: pciType(keys["dev_type"])}
+		for k, v := range keys {
+			switch k {
+			case "vendor_id", "product_id", "dev_type":
+			default:
+				if s.Tags == nil {
+					s.Tags = map[string]string{}
+				}
+				s.Tags[k] = v
+			}
+		}
+		q.Specs = append(q.Specs, s)
+	})
+	return q
+}
+
+// keys are attributes of a device or a spec, in lower case: they compare so.
+func (r *reader) keys(m map[string]any) map[string]string {
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		t, ok := text(v)
+		if !ok {
+			r.in(k, func() { r.fault("want a text, a number or a boolean%s", got(v)) })
+			continue
+		}
+		out[k] = strings.ToLower(t)
+	}
+	return out
+}
+
+func pciType(lower string) topology.PCIType {
+	for _, t := range []topology.PCIType{topology.PCITypeFunction, topology.PCITypePF, topology.PCITypeVF} {
+		if strings.EqualFold(lower, string(t)) {
+			return t
+		}
+	}
+	return topology.PCIType(lower)
+}
+
+func (c *Case) readPool(r *reader, m map[string]any) {
+	p := fit.Pool{Cell: topology.UnknownCell, Count: int(r.count(m, "count", 0, mostDevices, true))}
+	raw := pool{}
+	if m["numa_node"] != nil {
+		node := int(r.count(m, "numa_node", 0, topology.MaxCPU, true))
+		p.Cell, raw.node = topology.CellID(node), &node
+	}
+	attributes := maps.Clone(m)
+	delete(attributes, "count")
+	delete(attributes, "numa_node")
+	maps.DeleteFunc(attributes, func(_ string, v any) bool { return v == nil })
+	keys := r.keys(attributes)
+	p.Vendor, p.Product, p.Type = keys["vendor_id"], keys["product_id"], pciType(keys["dev_type"])
+	for k, v := range keys {
+		switch k {
+		case "vendor_id", "product_id", "dev_type":
+		default:
+			if p.Tags == nil {
+				p.Tags = map[string]string{}
+			}
+			p.Tags[k] = v
+		}
+	}
+	for key, to := range map[string]*string{"vendor_id": &raw.vendor, "product_id": &raw.product, "dev_type": &raw.kind} {
+		t, ok := text(m[key])
+		if !ok {
+			r.in(key, func() { r.fault("want a text%s", got(m[key])) })
+		}
+		*to = t
+	}
+	c.Machine.Pools = append(c.Machine.Pools, p)
+	c.pools = append(c.pools, raw)
+}
+
+// got says what stands in the place of what was wanted.
+func got(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ", there is none"
+	case map[string]any:
+		return ", got an object"
+	case []any:
+		return ", got a list"
+	default:
+		text := fmt.Sprintf("%v", v)
+		if len(text) > 40 {
+			text = text[:40] + "…"
+		}
+		return fmt.Sprintf(", got %q", text)
+	}
+}

@@ -1,0 +1,137 @@
+package fitcase_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/claims/fitcase"
+)
+
+// sharedCases are the lines of the collection of cases beside the project.
+func sharedCases(t testing.TB) [][]byte {
+	t.Helper()
+	shared := os.Getenv("BERTH_SHARED")
+	if shared == "" {
+		shared = filepath.Join("..", "..", "..", "shared")
+	}
+	f, err := os.Open(filepath.Join(shared, "numa-cases", "public.jsonl"))
+	if err != nil {
+		t.Skipf("the shared cases are not here: %v", err)
+	}
+	defer f.Close()
+	var lines [][]byte
+	in := bufio.NewScanner(f)
+	in.Buffer(nil, 1<<24)
+	for in.Scan() {
+		lines = append(lines, append([]byte(nil), in.Bytes()...))
+	}
+	if err := in.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) < 300 {
+		t.Fatalf("only %d cases", len(lines))
+	}
+	return lines
+}
+
+// oracle is what a shared case says of the right answer.
+type oracle struct {
+	ID          string `json:"id"`
+	ExactFits   *bool  `json:"exact_fits"`
+	Constraints struct {
+		Error    string          `json:"error"`
+		Topology json.RawMessage `json:"topology"`
+		Realtime *string         `json:"realtime_vcpus"`
+	} `json:"constraints"`
+}
+
+// withoutAnswers takes from a case what an answer must not need.
+func withoutAnswers(t testing.TB, line []byte) []byte {
+	t.Helper()
+	var doc map[string]json.RawMessage
+	if err := json.Unmarshal(line, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []string{"nova", "nova_zed", "exact_fits", "pair_fits", "constraints", "note", "class"} {
+		delete(doc, k)
+	}
+	out, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestSolve_AnswersTheSharedCases(t *testing.T) {
+	solver := fitcase.Solver{Now: time.Now}
+	for _, line := range sharedCases(t) {
+		var want oracle
+		if err := json.Unmarshal(line, &want); err != nil {
+			t.Fatal(err)
+		}
+		c, err := fitcase.Read(withoutAnswers(t, line))
+		if err != nil {
+			t.Errorf("%s: %v", want.ID, err)
+			continue
+		}
+		began := time.Now()
+		a := solver.Solve(c)
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Logf("%s: took %v with its changes", want.ID, took)
+		}
+		if a.Undecided {
+			t.Errorf("%s: undecided", want.ID)
+		}
+		if want.Constraints.Error != "" {
+			if a.Refused == "" || a.Fits || !containsClass(a.Refused, want.Constraints.Error) {
+				t.Errorf("%s: refused %q, want %s", want.ID, a.Refused, want.Constraints.Error)
+			}
+			continue
+		}
+		if a.Refused != "" {
+			t.Errorf("%s: refused: %s", want.ID, a.Refused)
+			continue
+		}
+		var topology any
+		if err := json.Unmarshal(want.Constraints.Topology, &topology); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(topology, roundTrip(t, a.Topology)); diff != "" {
+			t.Errorf("%s: topology (-want +got):\n%s", want.ID, diff)
+		}
+		if want.Constraints.Realtime != nil && *want.Constraints.Realtime != a.Realtime {
+			t.Errorf("%s: realtime vCPUs %q, want %q", want.ID, a.Realtime, *want.Constraints.Realtime)
+		}
+		if want.ExactFits != nil && *want.ExactFits != a.Fits {
+			t.Errorf("%s: fits %v, want %v: %v", want.ID, a.Fits, *want.ExactFits, a.Reasons)
+		}
+		if !a.Fits && (len(a.Reasons) == 0 || len(a.Changes) == 0) {
+			t.Errorf("%s: %d reasons, %d changes", want.ID, len(a.Reasons), len(a.Changes))
+		}
+	}
+}
+
+func containsClass(refused, class string) bool {
+	return strings.Contains(refused, "("+class+")")
+}
+
+// roundTrip gives a value as a decoder sees it.
+func roundTrip(t testing.TB, v any) any {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out any
+	if err := json.Unmarshal(text, &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
