@@ -3,6 +3,8 @@ package claims
 import (
 	"time"
 
+	"berth/claims/fit"
+	"berth/claims/pci"
 	"berth/internal/runtime"
 	"berth/topology"
 )
@@ -63,6 +65,13 @@ type Claim struct {
 	Context   *MigrationContext  `json:"context,omitempty"`
 	CreatedAt time.Time          `json:"created_at"`
 
+	// Topology and PCI are what was asked beyond amounts, and Assignment is what
+	// was given for it. All three stay as they are for as long as the claim does,
+	// whoever owns it by then: the domain document is written from them.
+	Topology   *topology.GuestTopology `json:"numa_topology,omitempty"`
+	PCI        []topology.PCIRequest   `json:"pci_requests,omitempty"`
+	Assignment topology.Assignment     `json:"assignment,omitzero"`
+
 	// BoundFrom is the migration's owner whose claim became the instance's by
 	// Bind; nil for a claim that was the instance's from the start. By it a
 	// repeated Bind gives the same answer and a late Abort is refused.
@@ -86,21 +95,6 @@ func (c Claim) Redacted() Claim {
 type Lease struct {
 	Length time.Duration    `json:"length"`
 	Until  runtime.BootTime `json:"until"`
-}
-
-// MigrationContext is what a move changes about a guest, kept by both hosts
-// until the move has ended (Nova's object of the same name). NUMA topology and
-// PCI devices will stand beside the resources.
-type MigrationContext struct {
-	Migration     string             `json:"migration"`
-	Instance      string             `json:"instance"`
-	Source        string             `json:"source_compute"`
-	Destination   string             `json:"dest_compute"`
-	OldResources  topology.Resources `json:"old_resources"`
-	NewResources  topology.Resources `json:"new_resources"`
-	OldFlavor     topology.Flavor    `json:"old_flavor"`
-	NewFlavor     topology.Flavor    `json:"new_flavor"`
-	OldPowerState string             `json:"old_power_state"` // "running" or "paused": what the user had chosen before the move
 }
 
 // Instance is what this host's ledger knows about a guest: enough to start it,
@@ -163,14 +157,22 @@ type Capacity struct {
 	CPURatio  float64            `json:"cpu_allocation_ratio"` // 0 and less stand for 1
 	RAMRatio  float64            `json:"ram_allocation_ratio"`
 	DiskRatio float64            `json:"disk_allocation_ratio"`
+
+	// Cells and Devices are the machine as it would be with no guest; what they
+	// say of use is ignored. Without cells no guest with a NUMA topology fits.
+	Cells   []fit.Cell   `json:"-"`
+	Devices []pci.Device `json:"-"`
+
+	// Unusable are cells and devices that no new claim may touch, because a
+	// mandatory fact about them could not be read. What is held there stays, and
+	// claims that do not touch them go on.
+	Unusable []Unusable `json:"unusable,omitempty"`
 }
 
-// Usage is the tracker's sum at one moment.
-type Usage struct {
-	Capacity Capacity           `json:"capacity"`
-	Used     topology.Resources `json:"used"` // Σ claims that List shows
-	// Free is what a claim could get now: never below 0, and less what is
-	// promised to claims whose commit is on its way.
-	Free   topology.Resources `json:"free"`
-	Forced []string           `json:"forced,omitempty"` // instances whose claims are forced
+// Unusable is a cell or a device that no new claim may touch; one of the two is
+// named.
+type Unusable struct {
+	Cell   *topology.CellID     `json:"cell,omitempty"`
+	Device *topology.PCIAddress `json:"device,omitempty"`
+	Reason string               `json:"reason"` // in an operator's words
 }

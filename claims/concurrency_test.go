@@ -203,8 +203,8 @@ func writeSnapshot(t *testing.T, path string) {
 	}
 	lives := guest("lives")
 	lives.Token.Epoch = 4
-	check(tracker.Adopt(ctx, lives, small))
-	check(tracker.Adopt(ctx, guest("left"), small))
+	check(tracker.Adopt(ctx, lives, claims.Found{Resources: small}))
+	check(tracker.Adopt(ctx, guest("left"), claims.Found{Resources: small}))
 	check(tracker.Surrender(ctx, refOf(moveOwner("left", "m-left", 1), ""), "elsewhere"))
 	check(tracker.Own(ctx, guest("stays")))
 	stays := refOf(moveOwner("stays", "m-stays", 1), "record-context")
@@ -230,7 +230,7 @@ func BenchmarkTracker_Claim(b *testing.B) {
 			var setup sync.WaitGroup
 			for i := range 500 {
 				setup.Go(func() {
-					if _, err := tracker.Adopt(ctx, guest(fmt.Sprintf("guest-%d", i)), small); err != nil {
+					if _, err := tracker.Adopt(ctx, guest(fmt.Sprintf("guest-%d", i)), claims.Found{Resources: small}); err != nil {
 						b.Error(err)
 					}
 				})

@@ -101,7 +101,7 @@ func TestTracker_VerbsAreRemembered(t *testing.T) {
 
 func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	b := newBench(t, "host-a")
-	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	ref := refOf(moveOwner("i1", "m1", 1), "prepare")
 	wantNil(t, b.Bury(ctx, ref))
 	leaving := refOf(moveOwner("i1", "m2", 1), "commit")

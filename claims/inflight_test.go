@@ -90,7 +90,7 @@ func TestTracker_WhileACommitIsOnItsWay(t *testing.T) {
 
 	// The claim follows a guest that shrinks and grows: the larger side counts.
 	adopt := func(r topology.Resources) func() error {
-		return func() error { _, err := tracker.Adopt(ctx, guest("i1"), r); return err }
+		return func() error { _, err := tracker.Adopt(ctx, guest("i1"), claims.Found{Resources: r}); return err }
 	}
 	c = begin(adopt(half))
 	full("shrinking", large)

@@ -36,7 +36,7 @@ func (t *Tracker) load(ctx context.Context) error {
 				c.Lease.Until.Since = boot.Since + c.Lease.Length
 			}
 		}
-		t.claims[id] = &entry{claim: c, told: true, counted: c.Resources}
+		t.enterLocked(&entry{claim: c, told: true})
 		return nil
 	}); err != nil {
 		return err

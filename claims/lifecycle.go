@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"berth/claims/fit"
 	"berth/internal/fault"
 	"berth/internal/store"
-	"berth/topology"
 )
 
 // Arrive makes a pending claim arriving: durable before the destination lets
@@ -121,10 +119,9 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		var remove *entry
-		for _, e := range t.claims {
+		for _, e := range t.entriesLocked(ref.Instance) {
 			from := e.claim.BoundFrom
 			switch o := e.claim.Owner; {
-			case o.Instance != ref.Instance:
 			case from != nil && from.Migration == ref.Migration && from.Attempt == ref.Attempt:
 				return plan{}, wrongState(&e.claim, "aborted")
 			case o.Migration == ref.Migration && o.Attempt == ref.Attempt:
@@ -150,7 +147,7 @@ func (t *Tracker) Release(ctx context.Context, o Owner) error {
 		return fault.New(fault.Invalid, "release claim: %w", err)
 	}
 	return t.change(ctx, subjects(o.Instance, o.Migration), func() (plan, error) {
-		for _, e := range t.claims {
+		for _, e := range t.entriesLocked(o.Instance) {
 			if e.claim.Owner != o {
 				continue
 			}
@@ -173,7 +170,7 @@ func (t *Tracker) removeLocked(entries ...*entry) plan {
 		}
 		p = p.and(plan{
 			mutations: []store.Mutation{store.Delete(bucketClaims, e.claim.ID)},
-			apply:     func() { delete(t.claims, e.claim.ID) },
+			apply:     func() { t.leaveLocked(e) },
 		})
 	}
 	return p
@@ -196,78 +193,4 @@ func both(f, g func()) func() {
 		return f
 	}
 	return func() { f(); g() }
-}
-
-// Adopt takes a guest that is already here under a bound claim and makes this
-// host its owner (see Own), in one commit. It never refuses for room and never
-// after Refuse: what does not fit is claimed all the same and marked forced.
-// Repeated with other resources the claim follows the guest. fault.Busy while a
-// migration has a claim for it here; the refusals of Own.
-func (t *Tracker) Adopt(ctx context.Context, i Instance, r topology.Resources) (Claim, error) {
-	if err := validInstance("adopt", i); err != nil {
-		return Claim{}, err
-	}
-	if err := validResources(r); err != nil {
-		return Claim{}, fault.New(fault.Invalid, "adopt instance %s: %w", i.UUID, err)
-	}
-	var answer Claim
-	i.Adopted = true
-	err := t.change(ctx, []string{ofInstance(i.UUID), ofName(i.Name)}, func() (plan, error) {
-		p, _, err := t.ownLocked("adopt", i)
-		if err != nil {
-			return plan{}, err
-		}
-		owner := Owner{Instance: i.UUID, Kind: KindInstance}
-		e := t.findLocked(owner)
-		if e == nil {
-			if err := t.admitOwnerLocked("adopt instance "+i.UUID, owner); err != nil {
-				return plan{}, err
-			}
-			c, err := t.newClaimLocked(Request{Owner: owner, Resources: r})
-			if err != nil {
-				return plan{}, err
-			}
-			c.State, c.Lease = Bound, nil
-			c.Forced = t.overLocked(nil, r)
-			answer = c.clone()
-			return p.and(t.insertLocked(c)), nil
-		}
-		q, next := t.followLocked(e, r)
-		answer = next.clone()
-		return p.and(q), nil
-	})
-	if err != nil {
-		return Claim{}, err
-	}
-	return answer, nil
-}
-
-// overLocked reports whether resources beside all claims but one are too much.
-func (t *Tracker) overLocked(except *entry, r topology.Resources) bool {
-	return len(fit.Fits(r, t.hostLocked(except))) > 0
-}
-
-// followLocked plans a bound claim of other resources. While it is on its way
-// the larger of old and new is counted.
-func (t *Tracker) followLocked(e *entry, r topology.Resources) (plan, Claim) {
-	next := e.claim.clone()
-	next.Resources, next.State, next.Lease = r, Bound, nil
-	if e.claim.State == Held {
-		next.State = Held
-	}
-	next.Forced = t.overLocked(e, r)
-	if next.Resources == e.claim.Resources && next.State == e.claim.State && next.Forced == e.claim.Forced {
-		return plan{}, next
-	}
-	before := e.counted
-	e.counted = topology.Resources{
-		VCPUs:    max(before.VCPUs, r.VCPUs),
-		MemoryMB: max(before.MemoryMB, r.MemoryMB),
-		DiskGB:   max(before.DiskGB, r.DiskGB),
-	}
-	return plan{
-		mutations: []store.Mutation{put(bucketClaims, next.ID, next)},
-		apply:     func() { e.claim, e.counted = next, r },
-		revert:    func() { e.counted = before },
-	}, next
 }

@@ -299,7 +299,7 @@ func TestTracker_LedgerIsWhatWasAnswered(t *testing.T) {
 						t.Skip("its token may be on its way")
 					}
 				}
-				if c, err := m.Adopt(ctx, guest(i), amounts.Draw(t, "resources")); m.answered(t, i, err) {
+				if c, err := m.Adopt(ctx, guest(i), claims.Found{Resources: amounts.Draw(t, "resources")}); m.answered(t, i, err) {
 					m.claims[c.ID] = c
 					if m.tokens[i].Epoch == 0 {
 						m.tokens[i] = claims.Token{Epoch: 1, State: claims.TokenHere, Holder: m.host}

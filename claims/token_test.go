@@ -18,7 +18,7 @@ func arriving(t *testing.T, b *bench, o claims.Owner) {
 
 func TestTracker_TokenMovesOnce(t *testing.T) {
 	a, b := newBench(t, "host-a"), newBench(t, "host-b")
-	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	o := moveOwner("i1", "m1", 1)
 	arriving(t, b, o)
 
@@ -66,7 +66,7 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 
 func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	a, b := newBench(t, "host-a"), newBench(t, "host-b")
-	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
 	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
@@ -129,7 +129,7 @@ func TestTracker_AcceptTokenNeedsItsClaim(t *testing.T) {
 
 func TestTracker_RefuseCommitAndSurrenderExcludeEachOther(t *testing.T) {
 	b := newBench(t, "host-a")
-	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	for range 2 {
 		wantNil(t, b.RefuseCommit(ctx, refOf(moveOwner("i1", "m1", 2), "")))
 		b.restart()
@@ -174,7 +174,7 @@ func TestTracker_NamesAreUniqueAmongTheLiving(t *testing.T) {
 	must[claims.Instance](t)(b.Own(ctx, one))
 	_, err := b.Own(ctx, two)
 	wantKind(t, err, fault.Exists)
-	_, err = b.Adopt(ctx, two, small)
+	_, err = b.Adopt(ctx, two, claims.Found{Resources: small})
 	wantKind(t, err, fault.Exists)
 	two.Name = "other"
 	must[claims.Instance](t)(b.Own(ctx, two))
@@ -202,7 +202,7 @@ func TestTracker_NamesAreUniqueAmongTheLiving(t *testing.T) {
 
 func TestTracker_DeleteInstanceTakesItsClaimWithIt(t *testing.T) {
 	b := newBench(t, "h")
-	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	ref := refOf(moveOwner("i1", "m1", 1), "record-context")
 	wantNil(t, b.RecordContext(ctx, ref, claims.MigrationContext{Migration: "m1", Instance: "i1"}))
 	wantKind(t, b.DeleteInstance(ctx, "i1"), fault.Busy)
@@ -239,7 +239,7 @@ func TestTracker_ValuesAreTheCallersOwn(t *testing.T) {
 // after the guest has gone on.
 func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
 	a, b := newBench(t, "host-a"), newBench(t, "host-b")
-	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), small))
+	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
 	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))

@@ -14,7 +14,6 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
-	"berth/topology"
 )
 
 // Store is where the ledger lives: store.DB, or storetest.Memory.
@@ -64,9 +63,10 @@ type Tracker struct {
 	// enqueueing; never a wait for disk, libvirt, Placement, peers or
 	// callbacks. In the lock order it stands above the store's own.
 	mu         sync.Mutex
-	capacity   Capacity
+	machine    *machine            // the host and what is in use of it
 	refusal    string              // why no new claim is given; "" when they are
 	claims     map[string]*entry   // by claim uuid
+	holdings   map[string]*holding // by instance uuid: the same entries; only by enterLocked, leaveLocked and recountLocked
 	instances  map[string]Instance // by uuid
 	migrations map[string]half     // by uuid
 	verbs      map[string][]byte   // by verbKey: JSON
@@ -78,9 +78,89 @@ type entry struct {
 	claim Claim
 	told  bool // durable, and so visible; a new claim is not until its commit
 
-	// counted is what the arithmetic holds for it: the claim's resources, and
-	// while a change is on its way the larger of old and new.
-	counted topology.Resources
+	// counted is what the arithmetic holds for it: what the claim holds, and
+	// while a change to next is on its way both together.
+	counted hold
+	next    *Claim // nil when no change of what it holds is on its way
+}
+
+// holdOn is what the entry is to be counted for.
+func (e *entry) holdOn(m *machine) hold {
+	h := m.hold(e.claim.Resources, e.claim.Assignment)
+	if e.next != nil {
+		h = h.union(m.hold(e.next.Resources, e.next.Assignment))
+	}
+	return h
+}
+
+// holding is all that an instance holds here. It has two claims while it is
+// resized or rebuilt on this host, and uses one of them: together they hold,
+// of each amount, the larger, and of CPUs, pages and devices what either has.
+type holding struct {
+	instance string
+	entries  []*entry
+	counted  hold // as the machine counts it
+}
+
+func (h *holding) sum() hold {
+	var sum hold
+	for i, e := range h.entries {
+		if i == 0 {
+			sum = e.counted
+			continue
+		}
+		sum = sum.union(e.counted)
+	}
+	return sum
+}
+
+// entriesLocked are the claims of an instance, those on their way in included.
+func (t *Tracker) entriesLocked(instance string) []*entry {
+	if h, ok := t.holdings[instance]; ok {
+		return h.entries
+	}
+	return nil
+}
+
+// enterLocked counts a claim from now on.
+func (t *Tracker) enterLocked(e *entry) {
+	t.claims[e.claim.ID] = e
+	e.counted = e.holdOn(t.machine)
+	h, ok := t.holdings[e.claim.Owner.Instance]
+	if !ok {
+		h = &holding{instance: e.claim.Owner.Instance}
+		t.holdings[h.instance] = h
+	}
+	t.changeLocked(h, func() { h.entries = append(h.entries, e) })
+}
+
+// leaveLocked ends a claim: from now on others can have what it held.
+func (t *Tracker) leaveLocked(e *entry) {
+	delete(t.claims, e.claim.ID)
+	h := t.holdings[e.claim.Owner.Instance]
+	t.changeLocked(h, func() {
+		h.entries = slices.DeleteFunc(h.entries, func(o *entry) bool { return o == e })
+	})
+	if len(h.entries) == 0 {
+		delete(t.holdings, h.instance)
+	}
+}
+
+// recountLocked has an entry be the claim now, with a change to next on its way
+// or, with nil, none.
+func (t *Tracker) recountLocked(e *entry, now Claim, next *Claim) {
+	t.changeLocked(t.holdings[e.claim.Owner.Instance], func() {
+		e.claim, e.next = now, next
+		e.counted = e.holdOn(t.machine)
+	})
+}
+
+// changeLocked has the machine count an instance as it is after f.
+func (t *Tracker) changeLocked(h *holding, f func()) {
+	t.machine.remove(h.instance, h.counted)
+	f()
+	h.counted = h.sum()
+	t.machine.add(h.instance, h.counted)
 }
 
 // change is what is on its way to the disk, and what becomes of memory then.
@@ -109,8 +189,8 @@ func Open(ctx context.Context, o Options) (*Tracker, error) {
 	}
 	t := &Tracker{
 		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random,
-		capacity: o.Capacity,
-		claims:   map[string]*entry{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
+		machine: newMachine(o.Capacity),
+		claims:  map[string]*entry{}, holdings: map[string]*holding{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
 		changing: map[string]*change{},
 	}
 	if t.lease <= 0 {
@@ -299,12 +379,7 @@ func (c Claim) clone() Claim {
 		o := *c.BoundFrom
 		c.BoundFrom = &o
 	}
-	return c
-}
-
-func (c MigrationContext) clone() MigrationContext {
-	c.OldFlavor.ExtraSpecs = maps.Clone(c.OldFlavor.ExtraSpecs)
-	c.NewFlavor.ExtraSpecs = maps.Clone(c.NewFlavor.ExtraSpecs)
+	c.Topology, c.PCI, c.Assignment = c.Topology.Clone(), cloneRequests(c.PCI), c.Assignment.Clone()
 	return c
 }
 

@@ -87,7 +87,7 @@ func TestTracker_RefuseTellsTheReason(t *testing.T) {
 	if !strings.Contains(err.Error(), "cpumap") {
 		t.Errorf("error %v does not tell the reason", err)
 	}
-	must[claims.Claim](t)(b.Adopt(ctx, guest("i2"), small))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i2"), claims.Found{Resources: small}))
 	b.Allow()
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: instanceOwner("i1"), Resources: small}))
 }
@@ -112,7 +112,7 @@ func TestTracker_InvalidRequests(t *testing.T) {
 
 func TestTracker_AnInstanceHasOnePlaceHere(t *testing.T) {
 	b := newBench(t, "h")
-	must[claims.Claim](t)(b.Adopt(ctx, guest("lives"), small))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("lives"), claims.Found{Resources: small}))
 	_, err := b.Claim(ctx, claims.Request{Owner: moveOwner("lives", "m1", 1), Resources: small})
 	wantKind(t, err, fault.Exists)
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: moveOwner("comes", "m1", 1), Resources: small}))
@@ -120,7 +120,7 @@ func TestTracker_AnInstanceHasOnePlaceHere(t *testing.T) {
 	wantKind(t, err, fault.Busy)
 	_, err = b.Claim(ctx, claims.Request{Owner: instanceOwner("comes"), Resources: small})
 	wantKind(t, err, fault.Busy)
-	_, err = b.Adopt(ctx, guest("comes"), small)
+	_, err = b.Adopt(ctx, guest("comes"), claims.Found{Resources: small})
 	wantKind(t, err, fault.Busy)
 	wantUsed(t, b, small.Add(small))
 }
@@ -316,9 +316,9 @@ func TestTracker_RunExpiresAndStops(t *testing.T) {
 
 func TestTracker_AdoptNeverRefusesForRoom(t *testing.T) {
 	b := newBench(t, "h")
-	fits := must[claims.Claim](t)(b.Adopt(ctx, guest("fits"), small))
+	fits := must[claims.Claim](t)(b.Adopt(ctx, guest("fits"), claims.Found{Resources: small}))
 	large := topology.Resources{VCPUs: 64, MemoryMB: 100_000, DiskGB: 0}
-	forced := must[claims.Claim](t)(b.Adopt(ctx, guest("large"), large))
+	forced := must[claims.Claim](t)(b.Adopt(ctx, guest("large"), claims.Found{Resources: large}))
 	if fits.Forced || !forced.Forced || forced.State != claims.Bound {
 		t.Errorf("forced: %v and %v", fits.Forced, forced.Forced)
 	}
@@ -333,7 +333,7 @@ func TestTracker_AdoptNeverRefusesForRoom(t *testing.T) {
 		t.Errorf("adopted instance %+v", i)
 	}
 	// The claim follows the guest.
-	c := must[claims.Claim](t)(b.Adopt(ctx, guest("large"), small))
+	c := must[claims.Claim](t)(b.Adopt(ctx, guest("large"), claims.Found{Resources: small}))
 	if c.Forced || c.ID != forced.ID || c.Resources != small {
 		t.Errorf("after the guest shrank: %+v", c)
 	}
@@ -356,7 +356,7 @@ func TestTracker_AFailedCommitTakesTheReservationBack(t *testing.T) {
 		b.failCommits(outcome)
 		wantKind(t, b.Release(ctx, instanceOwner("i1")), fault.Unavailable)
 		wantUsed(t, b, small)
-		_, err = b.Adopt(ctx, guest("i1"), small.Add(small))
+		_, err = b.Adopt(ctx, guest("i1"), claims.Found{Resources: small.Add(small)})
 		wantKind(t, err, fault.Unavailable)
 		wantUsed(t, b, small)
 		b.healCommits()

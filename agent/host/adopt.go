@@ -113,7 +113,7 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 		found.Token, found.Flavor, found.Autostart = inst.Token, inst.Flavor, inst.Autostart
 		found.ProjectID, found.UserID = inst.ProjectID, inst.UserID
 	}
-	claim, err := h.tracker.Adopt(ctx, found, resources)
+	claim, err := h.tracker.Adopt(ctx, found, claims.Found{Resources: resources})
 	if err != nil {
 		return out, err
 	}

@@ -1,0 +1,176 @@
+package claims
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"berth/claims/fit"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// The codes of the tracker's own reasons, beside those of package fit.
+const (
+	OrdinaryMemoryShort = "ordinary_memory_short" // what huge pages leave is too little
+	CellsUnknown        = "cells_unknown"         // the host's cells were never read
+	CellUnusable        = "cell_unusable"         // a cell that may not be touched now
+	DeviceUnusable      = "device_unusable"       // a PCI function that may not be touched now
+)
+
+// place chooses cells, CPUs, pages and devices for a request beside all that
+// the machine counts, or gives every reason why there are none. It takes
+// nothing.
+func (m *machine) place(r Request) (topology.Assignment, []fit.Reason) {
+	reasons := fit.Fits(r.Resources, m.host())
+	var a topology.Assignment
+	switch {
+	case r.Topology != nil && len(m.cells) == 0:
+		return a, append(reasons, fit.Reason{
+			Code: CellsUnknown, Message: "the host's NUMA cells are not known", Change: "see the host's status",
+		})
+	case r.Topology != nil || len(r.PCI) > 0:
+		view := m.view(r.Topology)
+		answer := fit.Place(fit.Request{Topology: r.Topology, PCI: r.PCI}, &view)
+		if !answer.Fits() {
+			reasons = append(reasons, answer.Reasons...)
+			return a, append(reasons, m.unusableReasons(r)...)
+		}
+		a.Cells = answer.Placement.Cells
+		a.Devices = m.pick(r.PCI, answer.Placement.PCI)
+	}
+	if len(m.cells) > 0 {
+		want, limit := m.hold(r.Resources, a).ordinaryMB, m.ordinaryLimit()
+		if free := max(0, limit-m.ordinaryMB); want > free {
+			reasons = append(reasons, fit.Reason{
+				Code:    OrdinaryMemoryShort,
+				Message: fmt.Sprintf("memory in ordinary pages: want %d MiB, %d MiB free; pools of huge pages hold the rest", want, free),
+				Want:    fmt.Sprintf("%d MiB", want), Have: fmt.Sprintf("%d MiB", free),
+				Change: fmt.Sprintf("free %d MiB, make the pools of huge pages smaller, or ask for huge pages", want-free),
+			})
+		}
+	}
+	return a, reasons
+}
+
+// unusableReasons names what was left out of the search.
+func (m *machine) unusableReasons(r Request) []fit.Reason {
+	var out []fit.Reason
+	for _, u := range m.capacity.Unusable {
+		switch {
+		case u.Cell != nil && r.Topology != nil:
+			id := int(*u.Cell)
+			out = append(out, fit.Reason{
+				Code: CellUnusable, Message: fmt.Sprintf("cell %d cannot be used: %s", id, u.Reason), Cell: &id,
+				Have: u.Reason, Change: "see the host's status",
+			})
+		case u.Device != nil && len(r.PCI) > 0:
+			out = append(out, fit.Reason{
+				Code: DeviceUnusable, Message: fmt.Sprintf("PCI device %s cannot be used: %s", u.Device, u.Reason),
+				Have: u.Reason, Change: "see the host's status",
+			})
+		}
+	}
+	return out
+}
+
+// roomLocked finds room for a request, or tells every reason why there is none.
+// A resize or rebuild sees what its own guest holds here as free for itself:
+// the guest uses one or the other, never both.
+func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, error) {
+	if t.refusal != "" {
+		return topology.Assignment{}, fault.Refuse(fault.Unavailable, doing, fault.Reason{
+			Code: "no_new_claims", Message: "no new claims are given: " + t.refusal, Change: "see the host's status",
+		})
+	}
+	if own, ok := t.holdings[r.Owner.Instance]; ok && (r.Owner.Kind == KindResize || r.Owner.Kind == KindRebuild) {
+		t.machine.remove(r.Owner.Instance, own.counted)
+		defer t.machine.add(r.Owner.Instance, own.counted)
+	}
+	a, reasons := t.machine.place(r)
+	if len(reasons) > 0 {
+		return topology.Assignment{}, fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)
+	}
+	return a, nil
+}
+
+func reasonsOf(reasons []fit.Reason) []fault.Reason {
+	out := make([]fault.Reason, len(reasons))
+	for i, r := range reasons {
+		out[i] = fault.Reason(r)
+	}
+	return out
+}
+
+// over reports whether the machine, which counts h for the instance, has given
+// more than it may of anything that h holds: only guests that were found here
+// can do that.
+func (m *machine) over(instance string, h hold) bool {
+	limit, host := m.host().Limit(), m.capacity
+	used := m.used
+	switch r := h.resources; {
+	case r.VCPUs > 0 && (used.VCPUs > limit.VCPUs || r.VCPUs > host.Total.VCPUs),
+		r.PCPUs > 0 && (used.PCPUs > limit.PCPUs || r.PCPUs > host.Total.PCPUs),
+		r.MemoryMB > 0 && (used.MemoryMB > limit.MemoryMB || r.MemoryMB > host.Total.MemoryMB),
+		r.DiskGB > 0 && (used.DiskGB > limit.DiskGB || r.DiskGB > host.Total.DiskGB):
+		return true
+	case len(m.cells) > 0 && h.ordinaryMB > 0 && m.ordinaryMB > m.ordinaryLimit():
+		return true
+	}
+	if len(m.doubledCPUs(h)) > 0 || len(m.doubledDevices(instance, h)) > 0 {
+		return true
+	}
+	for _, c := range h.cells {
+		i, ok := m.index[c.id]
+		if !ok {
+			return len(m.cells) > 0
+		}
+		for _, p := range m.cells[i].Pages {
+			for _, q := range c.pages {
+				if q.size == p.Size && p.Used > p.Total-p.Reserved {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// doubledCPUs are those of h that another instance has too.
+func (m *machine) doubledCPUs(h hold) topology.CPUSet {
+	var out topology.CPUSet
+	for _, cpu := range h.cpus {
+		if cpu < len(m.taken) && m.taken[cpu] > 1 {
+			out = append(out, cpu)
+		}
+	}
+	return out
+}
+
+// differs says in what a request is not the claim that its owner has.
+func (r Request) differs(c Claim) (what, want, have string) {
+	switch {
+	case c.Resources != r.Resources:
+		return c.Resources.String(), r.Resources.String(), c.Resources.String()
+	case !sameTopology(c.Topology, r.Topology):
+		return "another NUMA topology", cellsOf(r.Topology), cellsOf(c.Topology)
+	case !slices.EqualFunc(c.PCI, r.PCI, sameRequest):
+		return "other PCI devices", requestsOf(r.PCI), requestsOf(c.PCI)
+	}
+	return "", "", ""
+}
+
+func cellsOf(t *topology.GuestTopology) string {
+	if t == nil {
+		return "no cells"
+	}
+	return strconv.Itoa(len(t.Cells)) + " cells"
+}
+
+func requestsOf(requests []topology.PCIRequest) string {
+	n := 0
+	for _, r := range requests {
+		n += r.Count
+	}
+	return strconv.Itoa(n) + " devices"
+}

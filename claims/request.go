@@ -1,0 +1,161 @@
+package claims
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// Request asks for a claim.
+type Request struct {
+	Owner     Owner
+	Resources topology.Resources // see topology.Flavor.ResourcesWith
+
+	// Topology is what the guest asks of cells; nil for one that floats over
+	// the host. Its vCPUs and memory are those of Resources.
+	Topology *topology.GuestTopology
+	PCI      []topology.PCIRequest
+
+	Step    string            // the verb's step, for tombstones; "" for StepClaim
+	Context *MigrationContext // recorded with the claim, its new side filled in, in one commit; nil for kind instance
+	Lease   time.Duration     // 0 for the tracker's default
+}
+
+func (r Request) ref() Ref {
+	return Ref{r.Owner.Migration, r.Owner.Instance, r.Owner.Attempt, stepOr(r.Step, StepClaim)}
+}
+
+func (r Request) validate() error {
+	err := func(format string, args ...any) error {
+		return fault.New(fault.Invalid, "claim for instance %q: "+format, append([]any{r.Owner.Instance}, args...)...)
+	}
+	if e := validUUIDs(r.Owner.Instance, r.Owner.Migration); e != nil {
+		return err("%w", e)
+	}
+	switch r.Owner.Kind {
+	case KindInstance:
+		if r.Owner.Migration != "" || r.Owner.Attempt != 0 {
+			return err("a claim of kind instance names no migration")
+		}
+	case KindLiveMigration, KindResize, KindRebuild, KindEvacuation:
+		if r.Owner.Migration == "" || r.Owner.Attempt < 1 {
+			return err("a claim of kind %s names its migration and attempt", r.Owner.Kind)
+		}
+	default:
+		return err("kind %q", r.Owner.Kind)
+	}
+	if c := r.Context; c != nil && (c.Migration != r.Owner.Migration || c.Instance != r.Owner.Instance) {
+		return err("its context is of instance %q and migration %q", c.Instance, c.Migration)
+	}
+	if e := validResources(r.Resources); e != nil {
+		return err("%w", e)
+	}
+	if e := validTopology(r.Resources, r.Topology); e != nil {
+		return err("%w", e)
+	}
+	if e := validPCI(r.PCI); e != nil {
+		return err("%w", e)
+	}
+	if r.Lease < 0 {
+		return err("lease of %s", r.Lease)
+	}
+	return nil
+}
+
+func validResources(r topology.Resources) error {
+	const most = 1 << 40 // keeps every sum far from overflow
+	if r.VCPUs < 0 || r.PCPUs < 0 || int64(r.VCPUs) > most || int64(r.PCPUs) > most || r.VCPUs+r.PCPUs < 1 ||
+		r.MemoryMB < 1 || r.DiskGB < 0 || r.MemoryMB > most || r.DiskGB > most {
+		return fmt.Errorf("resources %s: want at least 1 vcpu and 1 MiB", r)
+	}
+	return nil
+}
+
+// validTopology refuses a topology that is not of these amounts: what is held
+// host-wide and what is held in cells would differ for ever. A host that tells
+// Placement of no PCPU counts dedicated CPUs as VCPU, so only their sum is
+// looked at.
+func validTopology(r topology.Resources, t *topology.GuestTopology) error {
+	if t == nil {
+		return nil
+	}
+	shared, dedicated := t.CPUs()
+	var memory int64
+	for i, c := range t.Cells {
+		if c.MemoryMB < 0 {
+			return fmt.Errorf("guest cell %d has %d MiB", i, c.MemoryMB)
+		}
+		memory += c.MemoryMB
+	}
+	if len(t.Cells) == 0 || shared+dedicated != r.VCPUs+r.PCPUs || memory != r.MemoryMB {
+		return fmt.Errorf("resources %s: its %d cells have %d shared and %d dedicated CPUs and %d MiB", r, len(t.Cells), shared, dedicated, memory)
+	}
+	return nil
+}
+
+func validPCI(requests []topology.PCIRequest) error {
+	seen := map[string]bool{}
+	for _, r := range requests {
+		if r.Count < 1 || len(r.Specs) == 0 || seen[r.ID] {
+			return fmt.Errorf("PCI request %q: want at least one device and one spec, and each request once", r.ID)
+		}
+		seen[r.ID] = true
+	}
+	return nil
+}
+
+// validUUIDs refuses what could not be part of a key: the instance must be
+// named, the migration may be empty. Whether it is a uuid is its maker's affair.
+func validUUIDs(instance, migration string) error {
+	if !validName(instance) {
+		return fmt.Errorf("instance %q is not a name", instance)
+	}
+	if migration != "" && !validName(migration) {
+		return fmt.Errorf("migration %q is not a name", migration)
+	}
+	return nil
+}
+
+// validName takes what may stand between the slashes of a key.
+func validName(s string) bool {
+	if s == "" || len(s) > 255 {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if c <= ' ' || c == '/' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// sameTopology compares what is asked; sets that were read back from the ledger
+// are the same as those that were written.
+func sameTopology(a, b *topology.GuestTopology) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Emulator == b.Emulator && a.Realtime.SameAs(b.Realtime) &&
+		slices.EqualFunc(a.Cells, b.Cells, func(a, b topology.GuestCell) bool {
+			return a.SharedVCPUs.SameAs(b.SharedVCPUs) && a.DedicatedVCPUs.SameAs(b.DedicatedVCPUs) && a.MemoryMB == b.MemoryMB &&
+				a.PageSize == b.PageSize && a.CPUPolicy == b.CPUPolicy && a.ThreadPolicy == b.ThreadPolicy
+		})
+}
+
+func sameRequest(a, b topology.PCIRequest) bool {
+	return a.ID == b.ID && a.Count == b.Count && a.Affinity == b.Affinity &&
+		slices.EqualFunc(a.Specs, b.Specs, func(a, b topology.PCISpec) bool {
+			return a.Vendor == b.Vendor && a.Product == b.Product && a.Type == b.Type && maps.Equal(a.Tags, b.Tags)
+		})
+}
+
+func sameAssignment(a, b topology.Assignment) bool {
+	return slices.Equal(a.Devices, b.Devices) && slices.EqualFunc(a.Cells, b.Cells, func(a, b topology.AssignedCell) bool {
+		return a.HostCell == b.HostCell && a.MemoryMB == b.MemoryMB && a.PageSize == b.PageSize && a.Shared == b.Shared &&
+			slices.Equal(a.Pins, b.Pins) && a.Emulator.SameAs(b.Emulator) && a.Idle.SameAs(b.Idle)
+	})
+}
