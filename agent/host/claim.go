@@ -145,6 +145,15 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 	if err := h.tokenHere(inst); err != nil {
 		return err
 	}
+	// Before the guest may leave: while no agent answers, nothing may start it here
+	// by an old word.
+	if h.o.Owners != nil {
+		done, err := h.o.Owners.Withdraw(ref.Instance)
+		if err != nil {
+			return fault.New(fault.Unavailable, "%w", err)
+		}
+		defer done()
+	}
 	return h.tracker.RecordContext(ctx, at(ref, stepContext), ledgerContext(ref, c))
 }
 

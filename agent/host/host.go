@@ -61,6 +61,11 @@ type Options struct {
 	// is no conductor.
 	Moving func(instance string) (migration string, moving bool)
 
+	// Owners keeps the guard's owner files, Fleet reaches the other hosts for guests
+	// that come by foreign migrations; nil for none.
+	Owners Owners
+	Fleet  Fleet
+
 	HooksDir string                          // of <phase>/NN-name; empty for none
 	Hook     func(hook string) hooks.Setting // configuration of "<phase>/NN-name"; nil for defaults
 
@@ -112,6 +117,8 @@ type Host struct {
 	// preparing ends a preparation under way, by migration and attempt: its undo
 	// does not wait for operators' programs.
 	preparing map[string]context.CancelCauseFunc
+	arrivals  map[string]bool  // foreign migrations whose domain this process has seen here
+	unsettled map[string]error // by instance: why a guest that came by one is not settled
 
 	// recording makes the results of streams come one after another, and none
 	// after its stream was forgotten: what is known is never overwritten by what
@@ -140,6 +147,7 @@ func New(o Options) *Host {
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		files:   disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID},
 		working: map[string]chan struct{}{}, streams: map[string]*stream{}, preparing: map[string]context.CancelCauseFunc{},
+		arrivals: map[string]bool{}, unsettled: map[string]error{},
 	}
 	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)

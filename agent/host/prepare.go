@@ -249,6 +249,11 @@ func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
 	if err := h.endCopy(ctx, ref); err != nil {
 		return err
 	}
+	return h.undoPreparation(ctx, ref)
+}
+
+// undoPreparation removes exactly what a preparation made.
+func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 	rec, found, err := recall[preparation](h, ref, memoryPrepared)
 	if err != nil || !found {
 		return err

@@ -1,0 +1,276 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// The phases of a migration that a tool runs by itself, as `berth hook` names
+// them (design section 12).
+const (
+	PhasePreLive               = "pre-live-migration"
+	PhasePostAtDestination     = "post-live-migration-at-destination"
+	PhaseRollbackAtDestination = "rollback-live-migration-at-destination"
+	PhasePost                  = "post-live-migration"
+	PhaseRollback              = "rollback-live-migration"
+)
+
+// Phases are all of them, in the order of a migration.
+func Phases() []string {
+	return []string{PhasePreLive, PhasePostAtDestination, PhasePost, PhaseRollbackAtDestination, PhaseRollback}
+}
+
+// HookRequest is what a tool says about its migration.
+type HookRequest struct {
+	// Instance is needed before the move only; afterwards it may be left out.
+	Instance string `json:"instance,omitempty"`
+	// Source is the host that the guest comes from; before the move.
+	Source string `json:"source_compute,omitempty"`
+	// DomainXML is the guest's migratable document; before the move.
+	DomainXML string `json:"domain_xml,omitempty"`
+}
+
+// HookAnswer is what a tool is told.
+type HookAnswer struct {
+	Migration string `json:"migration"`
+	Claim     string `json:"claim,omitempty"`
+	// DestinationXML is what to send the guest with, placed as its claim says, and
+	// MigrateURI where to; empty leaves that to libvirt.
+	DestinationXML string `json:"destination_xml,omitempty"`
+	MigrateURI     string `json:"migrate_uri,omitempty"`
+	// ExpiresAt is when the claim goes, unless the guest has come or it is asked for
+	// again; nil for a claim that stays.
+	ExpiresAt *time.Time     `json:"expires_at,omitempty"`
+	Reasons   []fault.Reason `json:"reasons"`
+}
+
+// Hook answers a tool that runs a migration of its own. Every phase is safe to
+// repeat; pre-live-migration is refused once its rollback was asked for, whatever
+// came first.
+func (h *Host) Hook(ctx context.Context, id, phase string, r HookRequest) (HookAnswer, error) {
+	a := HookAnswer{Migration: id, Reasons: []fault.Reason{}}
+	err := h.hook(ctx, id, phase, r, &a)
+	return a, wrap(err, "%s of migration %s on %s", phase, id, h.o.Name)
+}
+
+func (h *Host) hook(ctx context.Context, id, phase string, r HookRequest, a *HookAnswer) error {
+	parsed, err := uuid.Parse(id)
+	if err != nil || parsed.String() != id {
+		return fault.New(fault.Invalid, "%q is not a uuid in lower case", id)
+	}
+	ref := migration.Ref{Migration: id, Instance: r.Instance, Attempt: 1}
+	// A tool speaks of its own migrations; Berth's have their conductor.
+	mine, err := h.foreignClaim(id)
+	if err != nil {
+		return err
+	}
+	if mine != nil {
+		if r.Instance != "" && r.Instance != mine.Instance {
+			return fault.New(fault.Invalid, "it is a migration of instance %s", mine.Instance)
+		}
+		ref.Instance = mine.Instance
+	}
+	switch phase {
+	case PhasePreLive:
+		if err := h.managing(""); err != nil {
+			return err
+		}
+		return h.hookPreLive(ctx, ref, r, a)
+	case PhasePostAtDestination:
+		return h.hookArrived(ctx, ref, mine, a)
+	case PhaseRollbackAtDestination:
+		return h.hookRollback(ctx, ref, mine)
+	case PhasePost:
+		return h.hookPost(ctx, ref, a)
+	case PhaseRollback:
+		return h.hookKeep(ctx, ref)
+	}
+	return fault.New(fault.Invalid, "there is no such phase: want one of %v", Phases())
+}
+
+// foreignClaim gives the owner of the claim that a tool's migration has here, or
+// had when it was bound; nil for none. A migration of Berth's own is refused.
+func (h *Host) foreignClaim(id string) (*claims.Owner, error) {
+	own := fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "own_migration", Message: "migration " + id + " is Berth's own", Change: "berth migration show " + id,
+	})
+	if _, moving := h.tracker.Context(id); moving {
+		return nil, own
+	}
+	for _, c := range h.tracker.ByMigration(id) {
+		if c.BoundFrom != nil && c.BoundFrom.Migration == id {
+			o := *c.BoundFrom
+			return &o, nil
+		}
+		if _, found, err := h.foreignRecord(c.Owner); err != nil || !found {
+			return nil, cmp.Or(err, own)
+		}
+		return &c.Owner, nil
+	}
+	return nil, nil
+}
+
+func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
+	inst, uses, err := h.arrivalOf(ctx, r.DomainXML)
+	if err != nil {
+		return err
+	}
+	if ref.Instance = inst.UUID; r.Instance != "" && r.Instance != inst.UUID {
+		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", inst.UUID, r.Instance)
+	}
+	if r.Source == h.o.Name {
+		return fault.New(fault.Invalid, "the guest is to come from another host, not from %s", r.Source)
+	}
+	g := migration.Guest{
+		UUID: inst.UUID, Name: inst.Name, Flavor: inst.Flavor, Resources: uses, ProjectID: inst.ProjectID, UserID: inst.UserID,
+		Adopted: inst.Adopted, Epoch: inst.Token.Epoch, PowerState: migration.PowerRunning, Persistent: true, XML: r.DomainXML,
+	}
+	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: h.foreignContext(r.Source, inst, uses)})
+	if err != nil {
+		return err
+	}
+	if claim.State == claims.Bound {
+		return fault.New(fault.Forbidden, "the guest has arrived already")
+	}
+	rec := foreignArrival{Source: r.Source, Guest: inst}
+	rec.Until, rec.Expires = h.patience(hookPatience)
+	if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
+		return err
+	}
+	p, err := h.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
+	if err != nil {
+		// Nothing half-made stays; the tool may ask again with another uuid.
+		undo, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		return errors.Join(err, h.hookRollback(undo, ref, &claim.Owner))
+	}
+	if h.o.Owners != nil {
+		h.o.Owners.Kick()
+	}
+	a.Claim, a.DestinationXML, a.MigrateURI, a.ExpiresAt = claim.ID, p.DestinationXML, p.MigrateURI, &rec.Expires
+	return nil
+}
+
+// claimForeign makes the claim of a foreign migration by the verb that a
+// conductor would use.
+func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest) (claims.Claim, error) {
+	if _, err := h.Claim(ctx, ref, r); err != nil {
+		return claims.Claim{}, err
+	}
+	c, ok := h.tracker.ByOwner(owner(ref))
+	if !ok {
+		if c, ok = h.boundBy(ref); !ok {
+			return claims.Claim{}, fault.New(fault.Unavailable, "its claim has ended again: ask once more")
+		}
+	}
+	return c, nil
+}
+
+// hookArrived settles what has come, without waiting for the next look.
+func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.Owner, a *HookAnswer) error {
+	if mine == nil {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this migration", Change: "claim before the guest moves: berth hook " + PhasePreLive,
+		})
+	}
+	if err := h.FollowArrival(ctx, ref); err != nil {
+		return err
+	}
+	c, bound := h.boundBy(ref)
+	if !bound {
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "not_arrived", Message: "the guest has not arrived on " + h.o.Name, Change: "ask again when it has, or berth hook " + PhaseRollbackAtDestination,
+		})
+	}
+	a.Claim = c.ID
+	return nil
+}
+
+// hookRollback is the undo of hookPreLive. A guest that runs here is not ended for
+// it: a tool that takes its migration for failed can be wrong.
+func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims.Owner) error {
+	if mine == nil {
+		// Its tombstone is all there is to do; it is kept under the migration.
+		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
+		return errors.Join(h.tracker.Bury(ctx, at(ref, stepClaim)), h.tracker.Bury(ctx, at(ref, stepPrepare)))
+	}
+	if _, bound := h.boundBy(ref); bound {
+		return rolledTooLate(h.o.Name)
+	}
+	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+		return err
+	}
+	h.stopPreparing(ref)
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if h.arrived(ref) {
+		return rolledTooLate(h.o.Name)
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if exists && d.Active() {
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
+			Change: "abort the migration first (virsh domjobabort on its source); if the guest did arrive, berth hook " + PhasePostAtDestination,
+		})
+	}
+	return h.endForeign(ctx, ref)
+}
+
+// hookPost lets go, on the source, of a guest that has left. The token goes when
+// the destination asks for it.
+func (h *Host) hookPost(ctx context.Context, ref migration.Ref, a *HookAnswer) error {
+	c, left := h.tracker.Committed(ref.Migration)
+	if !left {
+		a.Reasons = append(a.Reasons, fault.Reason{
+			Code: "not_asked_yet", Message: "no host has asked " + h.o.Name + " for the guest's ownership token yet",
+			Change: "berth hook " + PhasePostAtDestination + " on the destination, which asks for it",
+		})
+		return nil
+	}
+	if inst, known := h.tracker.Instance(c.Instance); known && inst.Token.State == claims.TokenSurrendered {
+		return h.followLeft(ctx, inst)
+	}
+	return nil
+}
+
+// hookKeep is the source's word that the guest stays: nobody gets its token by
+// this migration any more.
+func (h *Host) hookKeep(ctx context.Context, ref migration.Ref) error {
+	if c, left := h.tracker.Committed(ref.Migration); left {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "token_has_left", Message: "the guest's ownership token went to " + c.To, Have: c.To, Change: "it lives there; move it back with another migration",
+		})
+	}
+	ref.Instance = cmp.Or(ref.Instance, ref.Migration)
+	return h.tracker.Bury(ctx, at(ref, memoryLeft))
+}
+
+// finishForeign runs what an operator wants to run for a guest that has come, and
+// drops the records of its migration.
+func (h *Host) finishForeign(ctx context.Context, ref migration.Ref) error {
+	rec, prepared, err := recall[preparation](h, ref, memoryPrepared)
+	if err != nil {
+		return err
+	}
+	if prepared {
+		if err := h.postHooks(ctx, ref, h.request(ref, hooks.PostLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)); err != nil {
+			return err
+		}
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
