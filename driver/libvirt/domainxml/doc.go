@@ -6,6 +6,10 @@
 // people's metadata, comments, order. A document that nothing was changed in
 // comes back byte for byte.
 //
+// Where a guest is put on a host is a Place: Build writes it into a new document,
+// Rebind rewrites an existing one for a Place on another host, and Pinning and
+// Assignment read what a document asks, so that a guest of others can be adopted.
+//
 // Berth's own facts about a guest stand in the document's metadata under the
 // namespace Namespace, so that a lost ledger can be rebuilt from the hypervisor.
 package domainxml

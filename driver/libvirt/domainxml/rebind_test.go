@@ -2,6 +2,7 @@ package domainxml
 
 import (
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -244,6 +245,77 @@ func TestRebind_ErrorsListEveryReasonAndChangeNothing(t *testing.T) {
 	d = parsed(t, strings.Replace(fixture(t, "unpinned.xml"), "<vcpu ", "<memoryBacking><hugepages/></memoryBacking><vcpu ", 1))
 	if err := d.Rebind(Binding{}); err == nil || !strings.Contains(err.Error(), "runs on huge pages") {
 		t.Errorf("error %v, want one that names huge pages", err)
+	}
+}
+
+func TestRebind_WhatIsTheGuestsStaysWhenItFloats(t *testing.T) {
+	text := strings.Replace(fixture(t, "placed.xml"), "<hugepages>", "<later>", 1)
+	text = strings.Replace(text, "</hugepages>", "</later>", 1)
+	d, b := parsed(t, text), there(t)
+	b.Topology, b.Assignment.Cells = nil, nil
+	if err := d.Rebind(b); err != nil {
+		t.Fatal(err)
+	}
+	for _, kept := range []string{"<shares>4096</shares>", "<vcpusched vcpus='3' scheduler='fifo' priority='1'/>", "<iothreadsched ", "<cell id='1'", "<pagesize "} {
+		if !strings.Contains(d.String(), kept) {
+			t.Errorf("%s is gone", kept)
+		}
+	}
+	for _, gone := range []string{"pin ", "<numatune", "<nodemask"} {
+		if strings.Contains(d.String(), gone) {
+			t.Errorf("%s is left:\n%s", gone, d)
+		}
+	}
+	if p, err := d.Pinning(); err != nil || p.CPUSet.String() != "0-7" {
+		t.Errorf("cpuset %q, %v", p.CPUSet, err)
+	}
+}
+
+func TestRebind_RealtimeIsTheGuestsUnlessThePlaceSaysOtherwise(t *testing.T) {
+	sched := func(edit func(p *Place)) (out []string) {
+		text := strings.Replace(fixture(t, "placed.xml"), "<iothreadsched", "<vcpusched vcpus='0' scheduler='batch'/>\n    <iothreadsched", 1)
+		d, b := parsed(t, strings.ReplaceAll(text, "priority='1'", "priority='7'")), here(t)
+		edit(&b.Place)
+		if err := d.Rebind(b); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range d.root.FindElements("./cputune/vcpusched") {
+			out = append(out, e.SelectAttrValue("vcpus", "")+" "+e.SelectAttrValue("scheduler", "")+" "+e.SelectAttrValue("priority", ""))
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name string
+		edit func(p *Place)
+		want []string
+	}{
+		{"the same", func(*Place) {}, []string{"1 fifo 7", "2 fifo 7", "3 fifo 7", "0 batch "}},
+		{"another priority", func(p *Place) { p.RealtimePriority = 2 }, []string{"1 fifo 2", "2 fifo 2", "3 fifo 2", "0 batch "}},
+		{"other vCPUs", func(p *Place) { p.Topology.Realtime = topology.NewCPUSet(2, 3) }, []string{"0 batch ", "2-3 fifo 1"}},
+		{"none", func(p *Place) { p.Topology.Realtime = nil }, []string{"0 batch "}},
+	} {
+		if diff := cmp.Diff(tt.want, sched(tt.edit)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestRebind_PinsIOThreadsOfEveryNumber(t *testing.T) {
+	for _, tt := range []struct{ ids, want string }{{"<iothread id='2'/><iothread id='5'/>", "2 5"}, {"<iothread id='2'/>", "2 1"}, {"", "1 2"}} {
+		text := strings.NewReplacer("<iothread id='2'/>", "", "<iothread id='5'/>", "", "<iothreadids>", "<iothreadids>"+tt.ids).Replace(fixture(t, "placed.xml"))
+		d := parsed(t, text)
+		if err := d.Rebind(there(t)); err != nil {
+			t.Fatal(err)
+		}
+		p, err := d.Pinning()
+		if err != nil || len(p.IOThreads) != 2 {
+			t.Errorf("%s: pins %v, %v", tt.ids, p.IOThreads, err)
+		}
+		for _, id := range d.ioThreads() {
+			if p.IOThreads[id].String() != "44" || !strings.Contains(tt.want, strconv.Itoa(id)) {
+				t.Errorf("%s: thread %d on %q, want threads %s on 44", tt.ids, id, p.IOThreads[id], tt.want)
+			}
+		}
 	}
 }
 
