@@ -1,12 +1,12 @@
 package config
 
 import (
-	"fmt"
 	"path/filepath"
-	"regexp"
-	"strconv"
-	"strings"
 	"time"
+
+	"berth/claims/flavor"
+	"berth/claims/pci"
+	"berth/topology"
 )
 
 // DefaultPath is where the configuration stands unless the command line says
@@ -18,6 +18,7 @@ type Config struct {
 	Agent     Agent             `toml:"agent"`
 	PKI       PKI               `toml:"pki"`
 	Host      Host              `toml:"host"`
+	PCI       PCI               `toml:"pci"`
 	Libvirt   Libvirt           `toml:"libvirt"`
 	Placement Placement         `toml:"placement"`
 	Migration Migration         `toml:"migration"`
@@ -69,12 +70,36 @@ type PKI struct {
 
 // Host is what the machine has and keeps for itself.
 type Host struct {
-	Root             string   `toml:"root"`               // the folder that holds sys and proc
-	ReservedVCPUs    int      `toml:"reserved_vcpus"`     // kept from guests
-	ReservedMemoryMB int64    `toml:"reserved_memory_mb"` // MiB kept from guests
-	ReservedDiskGB   int64    `toml:"reserved_disk_gb"`   // GiB kept from guests
-	DiskPath         string   `toml:"disk_path"`          // its filesystem is DISK_GB; where disks of new guests are made
-	DiscoverEvery    Duration `toml:"discover_interval"`  // slow full re-read of the hardware
+	Root             string `toml:"root"`               // the folder that holds sys and proc
+	ReservedVCPUs    int    `toml:"reserved_vcpus"`     // kept from guests; not beside a CPU set
+	ReservedMemoryMB int64  `toml:"reserved_memory_mb"` // MiB kept from guests
+	ReservedDiskGB   int64  `toml:"reserved_disk_gb"`   // GiB kept from guests
+
+	// DedicatedCPUs may be pinned, SharedCPUs are what other vCPUs float over
+	// (Nova's cpu_dedicated_set and cpu_shared_set). Both empty: every CPU is
+	// shared. One empty: there are none of its kind. What stands in neither is the
+	// host's own.
+	DedicatedCPUs topology.CPUSet `toml:"dedicated_cpus"`
+	SharedCPUs    topology.CPUSet `toml:"shared_cpus"`
+
+	ReservedPages []ReservedPages `toml:"reserved_hugepages"`
+	DiskPath      string          `toml:"disk_path"`         // its filesystem is DISK_GB; where disks of new guests are made
+	DiscoverEvery Duration        `toml:"discover_interval"` // slow full re-read of the hardware
+}
+
+// ReservedPages are memory pages of one cell that no guest gets (Nova's
+// reserved_huge_pages): those of a virtual switch, for one.
+type ReservedPages struct {
+	Node  topology.CellID `toml:"node"`
+	Size  PageSize        `toml:"size"`
+	Count int64           `toml:"count"`
+}
+
+// PCI says which functions guests may have, and under which names flavors ask
+// for them.
+type PCI struct {
+	DeviceSpec []pci.Spec     `toml:"device_spec"`
+	Alias      []flavor.Alias `toml:"alias"`
 }
 
 // Libvirt is how the hypervisor is reached.
@@ -154,7 +179,9 @@ func Default() Config {
 		PKI: PKI{CA: "/etc/berth/pki/ca.crt", Cert: "/etc/berth/pki/host.crt", Key: "/etc/berth/pki/host.key"},
 		Host: Host{
 			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", DiscoverEvery: Duration(10 * time.Minute),
+			ReservedPages: []ReservedPages{},
 		},
+		PCI: PCI{DeviceSpec: []pci.Spec{}, Alias: []flavor.Alias{}},
 		Libvirt: Libvirt{
 			URI: "qemu:///system", Timeout: Duration(10 * time.Second),
 			PeerURI: "qemu+tls://{name}/system",
@@ -171,82 +198,4 @@ func Default() Config {
 		Peers: map[string]string{},
 		Hooks: map[string]Hook{},
 	}
-}
-
-// Duration is a time.Duration, written "1m30s".
-type Duration time.Duration
-
-// UnmarshalText reads the form of time.ParseDuration.
-func (d *Duration) UnmarshalText(text []byte) error {
-	v, err := time.ParseDuration(string(text))
-	if err != nil {
-		return fmt.Errorf("%q is not a duration such as \"30s\" or \"1m30s\"", text)
-	}
-	*d = Duration(v)
-	return nil
-}
-
-// MarshalText writes the form that UnmarshalText reads.
-func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// String is time.Duration's.
-func (d Duration) String() string { return time.Duration(d).String() }
-
-// D is the value as the rest of the program uses it.
-func (d Duration) D() time.Duration { return time.Duration(d) }
-
-// Rate is bytes a second, written "20MiB/s"; "0" is no bound.
-type Rate uint64
-
-var rateForm = regexp.MustCompile(`^([0-9]+)\s*([KMGT]i?B|B)?(/s)?$`)
-
-// ParseRate reads "20MiB/s", "1GB/s", "500000". Units without i are powers of
-// ten, as everywhere but in virsh.
-func ParseRate(text string) (Rate, error) {
-	bad := func() (Rate, error) {
-		return 0, fmt.Errorf("%q is not a rate such as \"20MiB/s\" or \"1GiB/s\"", text)
-	}
-	m := rateForm.FindStringSubmatch(strings.TrimSpace(text))
-	if m == nil {
-		return bad()
-	}
-	n, err := strconv.ParseUint(m[1], 10, 64)
-	if err != nil {
-		return bad()
-	}
-	unit := map[string]uint64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[m[2]]
-	// libvirt keeps bandwidths as signed MiB/s and bytes/s.
-	if n > (1<<63-1)/unit {
-		return bad()
-	}
-	return Rate(n * unit), nil
-}
-
-// UnmarshalText reads the form of ParseRate.
-func (r *Rate) UnmarshalText(text []byte) error {
-	v, err := ParseRate(string(text))
-	if err != nil {
-		return err
-	}
-	*r = v
-	return nil
-}
-
-// MarshalText writes the form that UnmarshalText reads.
-func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// String gives the rate with the largest unit that divides it.
-func (r Rate) String() string {
-	if r == 0 {
-		return "0"
-	}
-	for _, u := range []struct {
-		size Rate
-		name string
-	}{{1 << 30, "GiB/s"}, {1 << 20, "MiB/s"}, {1 << 10, "KiB/s"}} {
-		if r%u.size == 0 {
-			return fmt.Sprintf("%d%s", r/u.size, u.name)
-		}
-	}
-	return fmt.Sprintf("%dB/s", uint64(r))
 }

@@ -12,8 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/pelletier/go-toml/v2"
 
+	"berth/claims/flavor"
+	"berth/claims/pci"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/topology"
 )
 
 func write(t *testing.T, path, text string) string {
@@ -77,6 +80,66 @@ func TestLoad_DropInsLayOverTheFileInNameOrder(t *testing.T) {
 	}
 }
 
+func TestLoad_HostAndDevices(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "berth.toml"), `
+[host]
+dedicated_cpus = "2-3,8"
+shared_cpus = " 0-1 "
+reserved_hugepages = [{ node = 0, size = "1GB", count = 4 }, { node = 1, size = 2048, count = 512 }, { node = 1, size = "16384", count = 1 }]
+[pci]
+device_spec = [{ vendor_id = "8086" }, { vendor_id = "15b3" }]
+[[pci.alias]]
+name = "nic"
+vendor_id = "15b3"
+product_id = "101e"
+live_migratable = "yes"
+`)
+	// A drop-in's list stands instead of the file's.
+	write(t, path+".d/10-pci.toml", `[[pci.device_spec]]
+address = { bus = "3b", function = "[0-3]" }
+managed = "no"
+`)
+	got, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Default()
+	want.Host.DedicatedCPUs, want.Host.SharedCPUs = topology.NewCPUSet(2, 3, 8), topology.NewCPUSet(0, 1)
+	want.Host.ReservedPages = []config.ReservedPages{
+		{Node: 0, Size: 1 << 20, Count: 4}, {Node: 1, Size: 2 << 10, Count: 512}, {Node: 1, Size: 16 << 10, Count: 1},
+	}
+	want.PCI.DeviceSpec = []pci.Spec{{Address: map[string]any{"bus": "3b", "function": "[0-3]"}, Managed: "no"}}
+	want.PCI.Alias = []flavor.Alias{{Name: "nic", VendorID: "15b3", ProductID: "101e", LiveMigratable: "yes"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestSample_ItsExamplesAreSound takes the examples out of the comments.
+func TestSample_ItsExamplesAreSound(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "packaging", "berth.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, key := range []string{"reserved_hugepages", "device_spec", "alias"} {
+		_, example, ok := strings.Cut(string(text), "\n# "+key+" = [\n")
+		example, _, closed := strings.Cut(example, "\n# ]\n")
+		if !ok || !closed {
+			t.Fatalf("no example of %s", key)
+		}
+		section := map[bool]string{true: "[host]\n", false: ""}[key == "reserved_hugepages"] + map[bool]string{true: "[pci]\n", false: ""}[key == "device_spec"]
+		out = append(out, section+key+" = [\n"+strings.ReplaceAll("\n"+example, "\n# ", "\n")+"\n]\n")
+	}
+	c, err := config.Load(write(t, filepath.Join(t.TempDir(), "berth.toml"), strings.Join(out, "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Host.ReservedPages) != 2 || len(c.PCI.DeviceSpec) != 3 || len(c.PCI.Alias) != 1 {
+		t.Errorf("read %+v, %+v", c.Host.ReservedPages, c.PCI)
+	}
+}
+
 func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
@@ -89,6 +152,14 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		{"syntax", "[agent\n", []string{":1: "}},
 		{"every bad value", "[agent]\nmode = \"both\"\nlog_level = \"loud\"\nstate_dir = \"here\"\n[placement]\ncpu_allocation_ratio = nan\n[peers]\nb = \"nowhere\"\n",
 			[]string{"agent.mode", "agent.state_dir", "agent.log_level", "placement.cpu_allocation_ratio", `peers."b"`}},
+		{"a CPU list that is none", "[host]\ndedicated_cpus = \"2-\"\n", []string{":2: host.dedicated_cpus: "}},
+		{"a page size that is none", "[host]\nreserved_hugepages = [\n{node = 0, size = \"2 loaves\", count = 1},\n]\n", []string{":3: "}},
+		{"an unknown key of a device", "[pci]\ndevice_spec = [{vendor = \"8086\"}]\n", []string{".vendor: unknown key"}},
+		{"every bad value of the host's sets and pages", "[host]\ndedicated_cpus = \"2-5\"\nshared_cpus = \"0-1,5\"\nreserved_vcpus = 1\nreserved_hugepages = [{node = -1, count = 0}, {node = 1, size = 2048, count = 1}, {node = 1, size = \"2M\", count = 1}]\n",
+			[]string{"CPUs 5 are in both", "host.reserved_vcpus", "host.reserved_hugepages[0].node", "host.reserved_hugepages[0].size", "host.reserved_hugepages[0].count",
+				"host.reserved_hugepages[2] = node 1, 2MiB"}},
+		{"every bad device and alias", "[pci]\ndevice_spec = [{}, {vendor_id = \"x\", address = {bus = \"[\"}}]\nalias = [{name = \"\", vendor_id = \"8086\", product_id = \"1565\"}, {name = \"a\"}]\n",
+			[]string{"pci.device_spec[1].vendor_id", "pci.device_spec[1].address.bus", "pci.alias \"\"", "pci.alias \"a\""}},
 		{"stream, which is not here yet", "[migration]\ntransport = \"stream\"\n", []string{"no stream process yet"}},
 		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
 	} {
@@ -164,6 +235,8 @@ func alter(f reflect.Value) {
 		f.SetFloat(f.Float() + 1)
 	case reflect.Bool:
 		f.SetBool(!f.Bool())
+	case reflect.Slice:
+		f.Set(reflect.MakeSlice(f.Type(), 1, 1))
 	case reflect.Map:
 		m := reflect.MakeMap(f.Type())
 		m.SetMapIndex(reflect.ValueOf("x"), reflect.Zero(f.Type().Elem()))

@@ -78,6 +78,18 @@ func (c *Config) faults() []fault.Reason {
 			bad(k.key, k.val, "0 or more")
 		}
 	}
+	if both := h.DedicatedCPUs.Intersection(h.SharedCPUs); !both.IsEmpty() {
+		out = append(out, fault.Reason{
+			Code: "config_cpus_overlap", Message: fmt.Sprintf("host.dedicated_cpus = %q and host.shared_cpus = %q: CPUs %s are in both", h.DedicatedCPUs, h.SharedCPUs, both),
+			Want: "no CPU in both", Have: both.String(), Change: "take them out of one of the two",
+		})
+	}
+	if h.ReservedVCPUs > 0 && (!h.DedicatedCPUs.IsEmpty() || !h.SharedCPUs.IsEmpty()) {
+		// Nova refuses the same: what the sets leave out is already reserved.
+		bad("host.reserved_vcpus", h.ReservedVCPUs, "0 beside dedicated_cpus or shared_cpus: leave the host's CPUs out of both sets instead")
+	}
+	out = append(out, h.pagesFaults()...)
+	out = append(out, c.PCI.faults()...)
 	if c.Libvirt.Socket != "" {
 		absolute("libvirt.socket", c.Libvirt.Socket)
 	}

@@ -1,0 +1,122 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth/topology"
+)
+
+// Duration is a time.Duration, written "1m30s".
+type Duration time.Duration
+
+// UnmarshalText reads the form of time.ParseDuration.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is not a duration such as \"30s\" or \"1m30s\"", text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalText writes the form that UnmarshalText reads.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// String is time.Duration's.
+func (d Duration) String() string { return time.Duration(d).String() }
+
+// D is the value as the rest of the program uses it.
+func (d Duration) D() time.Duration { return time.Duration(d) }
+
+// Rate is bytes a second, written "20MiB/s"; "0" is no bound.
+type Rate uint64
+
+var rateForm = regexp.MustCompile(`^([0-9]+)\s*([KMGT]i?B|B)?(/s)?$`)
+
+// ParseRate reads "20MiB/s", "1GB/s", "500000". Units without i are powers of
+// ten, as everywhere but in virsh.
+func ParseRate(text string) (Rate, error) {
+	bad := func() (Rate, error) {
+		return 0, fmt.Errorf("%q is not a rate such as \"20MiB/s\" or \"1GiB/s\"", text)
+	}
+	m := rateForm.FindStringSubmatch(strings.TrimSpace(text))
+	if m == nil {
+		return bad()
+	}
+	n, err := strconv.ParseUint(m[1], 10, 64)
+	if err != nil {
+		return bad()
+	}
+	unit := map[string]uint64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[m[2]]
+	// libvirt keeps bandwidths as signed MiB/s and bytes/s.
+	if n > (1<<63-1)/unit {
+		return bad()
+	}
+	return Rate(n * unit), nil
+}
+
+// UnmarshalText reads the form of ParseRate.
+func (r *Rate) UnmarshalText(text []byte) error {
+	v, err := ParseRate(string(text))
+	if err != nil {
+		return err
+	}
+	*r = v
+	return nil
+}
+
+// MarshalText writes the form that UnmarshalText reads.
+func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// String gives the rate with the largest unit that divides it.
+func (r Rate) String() string {
+	if r == 0 {
+		return "0"
+	}
+	for _, u := range []struct {
+		size Rate
+		name string
+	}{{1 << 30, "GiB/s"}, {1 << 20, "MiB/s"}, {1 << 10, "KiB/s"}} {
+		if r%u.size == 0 {
+			return fmt.Sprintf("%d%s", r/u.size, u.name)
+		}
+	}
+	return fmt.Sprintf("%dB/s", uint64(r))
+}
+
+// PageSize is a number of KiB, which is how Nova's reserved_huge_pages has plain
+// numbers (2048). Text may have a unit ("2MB", "2MiB", "1G"), all of them powers
+// of 1024.
+type PageSize int64
+
+// maxPageSize is 1 PiB: no kernel has larger pages, and its bytes fit.
+const maxPageSize PageSize = 1 << 40
+
+var pageSizeForm = regexp.MustCompile(`^([0-9]+)\s*(?:([KMGT])i?B?)?$`)
+
+// UnmarshalText reads text; TOML's plain numbers do not come here.
+func (p *PageSize) UnmarshalText(text []byte) error {
+	m := pageSizeForm.FindStringSubmatch(strings.TrimSpace(string(text)))
+	if m != nil {
+		n, err := strconv.ParseInt(m[1], 10, 64)
+		unit := map[string]PageSize{"": 1, "K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}[m[2]]
+		if err == nil && n <= int64(maxPageSize/unit) {
+			*p = PageSize(n) * unit
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not a page size such as 2048 (KiB), \"2MiB\" or \"1GiB\"", text)
+}
+
+// MarshalText writes a form that UnmarshalText reads.
+func (p PageSize) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// String is topology.PageSize's.
+func (p PageSize) String() string { return p.Bytes().String() }
+
+// Bytes is the size as the rest of the program has it.
+func (p PageSize) Bytes() topology.PageSize { return topology.PageSize(p) << 10 }
