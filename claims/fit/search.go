@@ -102,6 +102,7 @@ func (s *search) node(in, out bitset) (bitset, verdict) {
 	// Whatever has the host or one of its class has been looked at: a set that
 	// has another of the class has it in the host's stead.
 	without := out.clone()
+	without.set(host) // without demands there are no classes
 	for i := range s.class {
 		if s.class[i] == s.class[host] && !in.has(i) {
 			without.set(i)
