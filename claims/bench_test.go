@@ -92,6 +92,8 @@ type bench struct {
 	clock *clock
 	store *storetest.Memory
 	ids   *rand.Rand
+
+	capacity claims.Capacity
 }
 
 type fataler interface {
@@ -105,8 +107,10 @@ var capacity = claims.Capacity{
 	CPURatio: 2, RAMRatio: 1, DiskRatio: 1,
 }
 
-func newBench(t fataler, host string) *bench {
-	b := &bench{t: t, host: host, clock: newClock(), store: storetest.NewMemory(), ids: rand.New(rand.NewPCG(1, 2))}
+func newBench(t fataler, host string) *bench { return newBenchWith(t, host, capacity) }
+
+func newBenchWith(t fataler, host string, c claims.Capacity) *bench {
+	b := &bench{t: t, host: host, clock: newClock(), store: storetest.NewMemory(), ids: rand.New(rand.NewPCG(1, 2)), capacity: c}
 	b.open()
 	return b
 }
@@ -114,7 +118,7 @@ func newBench(t fataler, host string) *bench {
 func (b *bench) open() {
 	b.t.Helper()
 	tracker, err := claims.Open(context.Background(), claims.Options{
-		Store: b.store, Runtime: b.clock, Host: b.host, Capacity: capacity,
+		Store: b.store, Runtime: b.clock, Host: b.host, Capacity: b.capacity,
 		Logger: slog.New(slog.DiscardHandler), Random: seeded{b.ids},
 	})
 	if err != nil {
