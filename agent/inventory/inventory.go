@@ -1,6 +1,7 @@
-// Package inventory says what a host is in Placement's words: from the hardware,
-// the reserve and the ratios to the root provider's inventories and traits, and
-// to the capacity that claims are fitted in.
+// Package inventory says what a host is in Placement's words and in those of
+// claims/fit: from the hardware, the reserve, the CPU sets and the ratios to the
+// root provider's inventories and traits, and to the capacity and the cells that
+// claims are fitted in.
 //
 // It is pure: values in, values out. Invariants: the inventories and the capacity
 // of one Report say the same, so that what Placement would give away and what the
@@ -32,6 +33,7 @@ type Input struct {
 	Arch     string             // the kernel's word, "x86_64"; empty for unknown
 	DiskGB   int64              // size of the filesystem that holds guests' disks, GiB rounded down
 	Reserved topology.Resources // kept from guests
+	Cells    CellOptions        // which CPUs are dedicated, which shared
 	Fixed    Ratios             // the operator's; zero keeps what stands in Placement
 	Initial  Ratios             // where nothing stands in Placement
 	// Holding says that a move has a half on this provider: then nothing that an
@@ -59,8 +61,10 @@ const mib = 1 << 20
 // Compute gives the report. inventories and traits are what stands in Placement
 // now; nil for a provider that does not exist yet.
 func Compute(in Input, inventories map[string]placementclient.Inventory, traits []string) Report {
+	dedicated, shared := in.Cells.cpus(in.Host)
 	total := topology.Resources{
-		VCPUs:    in.Host.CPUs().Len(),
+		VCPUs:    shared.Len(),
+		PCPUs:    dedicated.Len(),
 		MemoryMB: in.Host.MemoryBytes() / mib,
 		DiskGB:   in.DiskGB,
 	}
@@ -78,6 +82,7 @@ func Compute(in Input, inventories map[string]placementclient.Inventory, traits 
 	if r.Inventories == nil {
 		r.Inventories = map[string]placementclient.Inventory{}
 	}
+	var once float64 // a dedicated CPU is given away once, whatever stands in Placement
 	for _, c := range []struct {
 		class           string
 		total, reserved int64
@@ -85,6 +90,7 @@ func Compute(in Input, inventories map[string]placementclient.Inventory, traits 
 		ratio           *float64
 	}{
 		{placementclient.ClassVCPU, int64(total.VCPUs), int64(reserved.VCPUs), in.Fixed.CPU, in.Initial.CPU, &r.Capacity.Ratios.CPU},
+		{placementclient.ClassPCPU, int64(total.PCPUs), 0, 1, 1, &once},
 		{placementclient.ClassMemoryMB, total.MemoryMB, reserved.MemoryMB, in.Fixed.RAM, in.Initial.RAM, &r.Capacity.Ratios.RAM},
 		{placementclient.ClassDiskGB, total.DiskGB, reserved.DiskGB, in.Fixed.Disk, in.Initial.Disk, &r.Capacity.Ratios.Disk},
 	} {

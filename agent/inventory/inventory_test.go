@@ -50,6 +50,44 @@ func TestCompute_NewProvider(t *testing.T) {
 	}
 }
 
+func TestCompute_CountsDedicatedCPUsApart(t *testing.T) {
+	in := input(host(8, 16384, true))
+	stands := map[string]placementclient.Inventory{"PCPU": {Total: 8, MinUnit: 1, MaxUnit: 8, StepSize: 1, AllocationRatio: 4}}
+	for _, tt := range []struct {
+		name       string
+		cells      inventory.CellOptions
+		vcpu, pcpu int64
+	}{
+		{"no sets", inventory.CellOptions{}, 8, 0},
+		{"both", inventory.CellOptions{Dedicated: topology.NewCPUSet(2, 3, 4), Shared: topology.NewCPUSet(0, 1)}, 2, 3},
+		{"dedicated alone", inventory.CellOptions{Dedicated: topology.NewCPUSet(2, 3)}, 0, 2},
+		{"shared alone", inventory.CellOptions{Shared: topology.NewCPUSet(0, 1)}, 2, 0},
+		{"CPUs that are not there", inventory.CellOptions{Dedicated: topology.NewCPUSet(7, 8), Shared: topology.NewCPUSet(0, 99)}, 1, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in.Cells = tt.cells
+			r := inventory.Compute(in, stands, nil)
+			for _, c := range []struct {
+				class string
+				want  int64
+				ratio float64
+			}{{"VCPU", tt.vcpu, 4}, {"PCPU", tt.pcpu, 1}} {
+				got, ok := r.Inventories[c.class]
+				if ok != (c.want > 0) {
+					t.Fatalf("%s is %+v, want %d", c.class, got, c.want)
+				}
+				want := placementclient.Inventory{Total: c.want, MinUnit: 1, MaxUnit: c.want, StepSize: 1, AllocationRatio: c.ratio}
+				if ok && got != want {
+					t.Errorf("%s is %+v, want %+v", c.class, got, want)
+				}
+			}
+			if got := r.Capacity.Total; int64(got.VCPUs) != tt.vcpu || int64(got.PCPUs) != tt.pcpu {
+				t.Errorf("capacity %+v says otherwise", got)
+			}
+		})
+	}
+}
+
 func TestCompute_IsAFixedPoint(t *testing.T) {
 	in := input(host(8, 16384, false))
 	in.Fixed.CPU = 2
@@ -127,6 +165,12 @@ func TestCompute_ReserveAboveTheTotal(t *testing.T) {
 	if d, ok := r.Inventories["DISK_GB"]; ok {
 		t.Errorf("disk %+v, want none: Placement knows no inventory of nothing", d)
 	}
+}
+
+func sorted(in []topology.PageSize) []topology.PageSize {
+	out := slices.Clone(in)
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func reversed(in []string) []string {
