@@ -192,7 +192,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = append(rows, verbs()...)
+	rows = append(append(rows, verbs()...), foreignRows()...)
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

@@ -34,6 +34,9 @@ type Options struct {
 	Identity *pki.Identity // nil where there are no certificates: then the unix socket alone serves
 	Runtime  runtime.Runtime
 	Logger   *slog.Logger
+	// Started lets requests through once it is closed: until then all but the
+	// guard's wait. nil for no wait.
+	Started <-chan struct{}
 	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
 	BodyTimeout time.Duration
 }
@@ -152,6 +155,13 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
 			}
 		}()
+		if s.opt.Started != nil && r.URL.Path != guardPath {
+			select {
+			case <-s.opt.Started:
+			case <-r.Context().Done():
+				return // nobody waits for the answer any more
+			}
+		}
 		select {
 		case s.places <- struct{}{}:
 			defer func() { <-s.places }()

@@ -15,6 +15,8 @@ type Services struct {
 	// Verbs is the local host; Parties says which hosts a migration is between.
 	Verbs   migration.Host
 	Parties Parties
+	Guard   Guard
+	Foreign Foreign
 	// Peer gives a client of another host, for requests that are passed on;
 	// fault.NotFound for a name that no peer has.
 	Peer func(name string) (*Client, error)

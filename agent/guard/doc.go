@@ -11,7 +11,7 @@
 //
 //	DIRECTORY/owners/UUID    what the ledger says of a guest: here, arriving, gone
 //	DIRECTORY/begun/UUID     an arrival that was let in while no agent answered
-//	DIRECTORY/started/UUID   an unmanaged guest that was let start: the agent adopts it
+//	DIRECTORY/started/UUID   a guest that was let in without a claim: the agent looks at it
 //	DIRECTORY/daemon         the libvirt daemon that called last: its line of proc/PID/stat
 //
 // and beside the ledger, durable over reboots, STATE_DIR/managed: an agent has

@@ -147,17 +147,37 @@ func (f Files) End(instance string) error {
 	return remove(path)
 }
 
-// NoteStarted notes that an unmanaged guest was let start.
-func (f Files) NoteStarted(instance string) error {
-	path, err := f.path(startedDir, instance)
+// Started is a guest that was let in without a claim.
+type Started struct {
+	Instance string `json:"instance"`
+	Arrived  bool   `json:"arrived,omitempty"` // from another host, while no agent answered
+}
+
+// NoteStarted notes that a guest was let in without a claim.
+func (f Files) NoteStarted(s Started) error {
+	path, err := f.path(startedDir, s.Instance)
 	if err != nil {
 		return err
 	}
-	return write(path, Owner{Boot: f.Boot, Instance: instance})
+	return write(path, s)
 }
 
-// Started lists the unmanaged guests that were let start and not looked at yet.
-func (f Files) Started() ([]string, error) { return f.list(startedDir) }
+// Started lists the guests that were let in and not looked at yet. Notes of an
+// earlier boot are good: the guest may have been started again since. A damaged one
+// is of a guest that started.
+func (f Files) Started() ([]Started, error) {
+	list, err := f.list(startedDir)
+	var out []Started
+	for _, instance := range list {
+		var s Started
+		if path, err := f.path(startedDir, instance); err != nil || read(path, &s) != nil {
+			s = Started{}
+		}
+		s.Instance = instance
+		out = append(out, s)
+	}
+	return out, err
+}
 
 // DropStarted forgets one of them.
 func (f Files) DropStarted(instance string) error {

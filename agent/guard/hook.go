@@ -87,12 +87,21 @@ func (h Hook) alone(c Call, silent error) int {
 				{Code: "guard_files", Message: "the arrival could not be noted: " + err.Error(), Change: "make room in " + h.Files.Dir + ", or start the agent"},
 			})
 		}
+		if f.Owned && f.Owner.State == OwnerArriving {
+			return ExitAllow
+		}
+		// The agent claims it when it is back.
+		if err := h.Files.NoteStarted(Started{Instance: d.UUID, Arrived: true}); err != nil {
+			return h.refuse(c, "", []fault.Reason{
+				{Code: "guard_files", Message: "the arrival could not be noted: " + err.Error(), Change: "make room in " + h.Files.Dir + ", or start the agent"},
+			})
+		}
 		return ExitAllow
 	case AllowAndAdopt:
 		// Best effort: a guest that nobody manages starts, whatever happens. What is
 		// not noted is found by the agent's audit.
 		if d.Err == nil && c.Operation == Start {
-			if err := h.Files.NoteStarted(d.UUID); err != nil {
+			if err := h.Files.NoteStarted(Started{Instance: d.UUID}); err != nil {
 				fmt.Fprintf(h.Err, "berth: guest %s starts, and could not be noted for the agent: %v\n", c.Guest, err)
 			}
 		}

@@ -238,6 +238,9 @@ func TestHook_AgentDown_Arrivals(t *testing.T) {
 	b.require("migrate", document(true, ours), guard.ExitAllow, "")
 	b.require("prepare", document(true, ours), guard.ExitAllow, "")
 	b.require("start", document(true, ours), guard.ExitAllow, "")
+	if list, err := b.files.Started(); err != nil || len(list) != 1 || list[0] != (guard.Started{Instance: instance, Arrived: true}) {
+		t.Errorf("spooled for the agent: %v %v", list, err)
+	}
 	b.own(guard.Owner{State: guard.OwnerHere})
 	b.require("migrate", document(true, ours), guard.ExitRefuse, "second copy")
 }
@@ -249,7 +252,7 @@ func TestHook_AgentDown_UnmanagedStartsAreSpooled(t *testing.T) {
 		t.Errorf("spooled before it starts: %v %v", list, err)
 	}
 	b.require("start", document(false, ""), guard.ExitAllow, "")
-	if list, err := b.files.Started(); err != nil || len(list) != 1 || list[0] != instance {
+	if list, err := b.files.Started(); err != nil || len(list) != 1 || list[0] != (guard.Started{Instance: instance}) {
 		t.Errorf("spooled: %v %v", list, err)
 	}
 	if err := b.files.DropStarted(instance); err != nil {

@@ -7,15 +7,17 @@ import (
 	"berth/internal/fault"
 )
 
-// AdoptStarted looks at a guest that nobody managed and that the guard let start:
-// it is adopted if it fits. One that does not fit is left alone, never stopped,
-// and the error names every reason: fault.DoesNotFit. A guest that is not active
-// any more, is managed already, or moves, is no business of this.
-func (h *Host) AdoptStarted(ctx context.Context, uuid string) error {
-	return wrap(h.adoptStarted(ctx, uuid), "adopt guest %s, which was started", uuid)
+// AdoptStarted looks at a guest that the guard let in without a claim: it is
+// adopted if it fits. One that arrived from another host is claimed as an arrival,
+// since its token has to follow (FollowArrivals). One that does not fit is left
+// alone, never stopped, and the error names every reason: fault.DoesNotFit. A
+// guest that is not active any more, is managed already, or moves, is no business
+// of this.
+func (h *Host) AdoptStarted(ctx context.Context, uuid string, arrived bool) error {
+	return wrap(h.adoptStarted(ctx, uuid, arrived), "adopt guest %s, which was let in", uuid)
 }
 
-func (h *Host) adoptStarted(ctx context.Context, uuid string) error {
+func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) error {
 	if h.o.Mode() == ModeObserve {
 		return nil
 	}
@@ -31,6 +33,13 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string) error {
 		return err
 	case d.State == driver.Paused && d.Reason == driver.ReasonStartingUp:
 		return fault.New(fault.Busy, "it is still starting")
+	}
+	if arrived {
+		text, err := h.driver.XML(ctx, uuid, driver.Live)
+		if err == nil {
+			_, err = h.ClaimArrival(ctx, text)
+		}
+		return err
 	}
 	_, uses, _, err := h.read(ctx, d)
 	if err != nil {
