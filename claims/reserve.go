@@ -50,14 +50,19 @@ func (t *Tracker) SetCapacity(c Capacity) {
 	}
 }
 
-// Check answers whether a claim of this size could be had now, as Claim would,
-// and takes nothing: fault.DoesNotFit with every reason, fault.Unavailable
-// after Refuse.
+// Check is Room for a guest that asks for amounts alone.
 func (t *Tracker) Check(r topology.Resources) error {
+	_, err := t.Room(r, nil, nil)
+	return err
+}
+
+// Room answers whether a claim of this size, topology and devices could be had
+// now by a guest that is not here, with what Claim would choose, and takes
+// nothing: fault.DoesNotFit with every reason, fault.Unavailable after Refuse.
+func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devices []topology.PCIRequest) (topology.Assignment, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, err := t.roomLocked(fmt.Sprintf("claim %s on %s", r, t.host), Request{Resources: r})
-	return err
+	return t.roomLocked(fmt.Sprintf("claim %s on %s", r, t.host), Request{Resources: r, Topology: guest, PCI: devices})
 }
 
 // CheckClaim answers whether Claim would grant this request now, with every

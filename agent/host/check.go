@@ -93,6 +93,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
 	no.add(fault.Forbidden, doc.unmovable()...)
+	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
 	if !doc.emulated() && node.Emulated {
 		no.add(fault.Forbidden, fault.Reason{
 			Code: "no_kvm", Message: "the guest needs KVM, " + h.o.Name + " has no hardware virtualization", Want: doc.Type, Have: "qemu",
@@ -109,10 +110,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 			return migration.CheckAnswer{}, err
 		}
 	}
-	if err := h.tracker.Check(g.Resources); errors.Is(err, fault.Unavailable) && len(fault.ReasonsOf(err)) > 0 {
-		// No new claims for now: a reason among others, not an unknown.
-		no.add(fault.Forbidden, fault.ReasonsOf(err)...)
-	} else if err := no.take(err); err != nil {
+	if err := h.checkRoom(&no, ref, g); err != nil {
 		return migration.CheckAnswer{}, err
 	}
 	if err := h.checkNames(ctx, &no, g); err != nil {

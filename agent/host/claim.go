@@ -12,14 +12,6 @@ func owner(ref migration.Ref) claims.Owner {
 	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: claims.KindLiveMigration}
 }
 
-func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationContext {
-	return claims.MigrationContext{
-		Migration: ref.Migration, Instance: ref.Instance, Source: c.Source, Destination: c.Destination,
-		OldResources: c.OldResources, NewResources: c.NewResources, OldFlavor: c.OldFlavor, NewFlavor: c.NewFlavor,
-		OldPowerState: string(c.PowerState),
-	}
-}
-
 // Claim implements migration.DestinationVerbs.
 func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 	a, err := h.claim(ctx, ref, c)
@@ -45,12 +37,13 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	}
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
-		Owner: owner(ref), Resources: c.Context.NewResources, Step: stepClaim, Context: &mc, Lease: c.Lease,
+		Owner: owner(ref), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
+		Step: stepClaim, Context: &mc, Lease: c.Lease,
 	})
 	if err != nil {
 		return migration.ClaimAnswer{}, err
 	}
-	a := migration.ClaimAnswer{Claim: got.ID, Resources: got.Resources, Ticket: got.Ticket}
+	a := migration.ClaimAnswer{Claim: got.ID, Resources: got.Resources, Ticket: got.Ticket, Assignment: got.Assignment}
 	if got.Lease != nil {
 		a.Lease = got.Lease.Length
 	}

@@ -112,12 +112,13 @@ func (h *Host) Create(ctx context.Context, req CreateRequest) (InstanceView, err
 
 // createPlan is what a request comes to.
 type createPlan struct {
-	inst      claims.Instance
-	resources topology.Resources
-	xml       string
-	make      []madeDisk
-	start     bool
-	paused    bool
+	inst   claims.Instance
+	wants  demand
+	req    CreateRequest
+	kvm    bool
+	make   []madeDisk
+	start  bool
+	paused bool
 }
 
 // planCreate reads and computes, and collects every reason why not.
@@ -141,18 +142,21 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err != nil {
 		return createPlan{}, err
 	}
-	p.resources = req.Flavor.Resources()
-	p.resources.DiskGB = max(p.resources.DiskGB, (bytes+1<<30-1)>>30)
-	meta := domainxml.Metadata{Name: req.Name, Flavor: req.Flavor, Epoch: 1}
-	kvm := req.VirtType == "kvm" || req.VirtType == "" && !node.Emulated
+	p.wants = h.demandOf(req.Flavor, &no)
+	if err := h.documentDemand(&no, req, &p.wants); err != nil {
+		return createPlan{}, err
+	}
+	p.wants.resources.DiskGB = max(p.wants.resources.DiskGB, (bytes+1<<30-1)>>30)
+	p.kvm = req.VirtType == "kvm" || req.VirtType == "" && !node.Emulated
 	switch {
 	case req.VirtType != "" && req.VirtType != "kvm" && req.VirtType != "qemu":
 		no.add(fault.Invalid, fault.Reason{Code: "virt_type", Message: "virt_type " + req.VirtType + ": want kvm or qemu", Have: req.VirtType})
-	case kvm && node.Emulated:
+	case p.kvm && node.Emulated:
 		no.add(fault.Forbidden, fault.Reason{Code: "no_kvm", Message: h.o.Name + " has no hardware virtualization", Want: "kvm", Have: "qemu"})
 	}
-	if p.xml, err = writeDocument(req, meta, kvm); err != nil {
-		no.add(fault.Invalid, reasonsOf("request_invalid", err)...)
+	p.req = req
+	if err := h.planPlace(&no, p); err != nil {
+		return createPlan{}, err
 	}
 	for _, path := range []string{req.Kernel, req.Initrd} {
 		if path == "" || !filepath.IsAbs(path) {
@@ -172,13 +176,6 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	other, taken := h.tracker.InstanceByName(req.Name)
 	if taken && other.UUID != req.UUID && !slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Have == other.UUID }) {
 		no.add(fault.Exists, fault.Reason{Code: "name_exists", Message: "an instance named " + req.Name + " is in the ledger, with uuid " + other.UUID, Have: other.UUID})
-	}
-	if err := h.tracker.Check(p.resources); err != nil {
-		if reasons := fault.ReasonsOf(err); errors.Is(err, fault.Unavailable) && len(reasons) > 0 {
-			no.add(fault.Forbidden, reasons...)
-		} else if err := no.take(err); err != nil {
-			return createPlan{}, err
-		}
 	}
 	return p, no.err("")
 }
@@ -287,29 +284,6 @@ func (h *Host) planNewDisk(ctx context.Context, no *refusal, d *CreateDisk, p *c
 	return size, nil
 }
 
-// writeDocument gives the guest's document with Berth's metadata.
-func writeDocument(req CreateRequest, meta domainxml.Metadata, kvm bool) (string, error) {
-	if req.XML != "" {
-		doc, err := domainxml.Parse(req.XML)
-		if err != nil {
-			return "", err
-		}
-		doc.SetMetadata(meta)
-		return doc.String(), nil
-	}
-	spec := domainxml.Spec{
-		Name: req.Name, UUID: req.UUID, Flavor: req.Flavor, Metadata: &meta, KVM: kvm, Machine: req.Machine, CPU: req.CPU,
-		Kernel: req.Kernel, Initrd: req.Initrd, Cmdline: req.Cmdline, SerialFile: req.SerialFile,
-	}
-	for _, d := range req.Disks {
-		spec.Disks = append(spec.Disks, domainxml.SpecDisk{Path: d.Path, Format: d.Format})
-	}
-	if req.Network != "" || req.Bridge != "" {
-		spec.Networks = []domainxml.SpecNetwork{{Network: req.Network, Bridge: req.Bridge}}
-	}
-	return domainxml.Build(spec)
-}
-
 // reasonsOf makes a reason of each line of a joined error.
 func reasonsOf(code string, err error) []fault.Reason {
 	if err == nil {
@@ -340,14 +314,21 @@ func (c *creating) run(ctx context.Context) error {
 	if _, ok := h.tracker.ByOwner(c.owner()); ok {
 		return fault.New(fault.Exists, "instance %s has a claim already", uuid)
 	}
-	if _, err := h.tracker.Claim(ctx, claims.Request{Owner: c.owner(), Resources: c.plan.resources, Lease: createLease}); err != nil {
+	claim, err := h.tracker.Claim(ctx, claims.Request{
+		Owner: c.owner(), Resources: c.plan.wants.resources, Topology: c.plan.wants.topology, PCI: c.plan.wants.pci, Lease: createLease,
+	})
+	if err != nil {
 		return err
 	}
 	c.claimed = true
+	xml, err := h.writeDocument(c.plan, claim.Topology, claim.Assignment)
+	if err != nil {
+		return err
+	}
 	if h.o.Placement != nil {
 		c.allocated = true
 		if err := h.o.Placement.PutAllocation(ctx, Allocation{
-			Consumer: uuid, Provider: h.o.ProviderUUID, Resources: c.plan.resources,
+			Consumer: uuid, Provider: h.o.ProviderUUID, Resources: c.plan.wants.resources,
 			ProjectID: c.plan.inst.ProjectID, UserID: c.plan.inst.UserID,
 		}); err != nil {
 			return wrap(err, "write its allocation")
@@ -357,7 +338,7 @@ func (c *creating) run(ctx context.Context) error {
 		return err
 	}
 	c.defined = true
-	if err := h.driver.Define(ctx, c.plan.xml); err != nil {
+	if err := h.driver.Define(ctx, xml); err != nil {
 		return err
 	}
 	if err := h.driver.SetAutostart(ctx, uuid, false); err != nil {

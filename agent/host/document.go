@@ -154,20 +154,11 @@ func (d document) files() []string {
 }
 
 // unmovable lists every device and property with which a guest cannot be live
-// migrated by this version.
+// migrated by this version; host devices aside, see immovable.
 func (d document) unmovable() []fault.Reason {
 	var out []fault.Reason
-	add := func(what, change string) {
-		out = append(out, fault.Reason{Code: "device_not_migratable", Message: what + " cannot be live-migrated", Have: what, Change: change})
-	}
+	add := func(what, change string) { out = append(out, notMovable(what, change)) }
 	const detach = "detach it, or move the guest shut off"
-	for _, dev := range d.Devices.Hostdevs {
-		at := ""
-		if src := dev.Source; src != nil {
-			at = src.where()
-		}
-		add(strings.TrimSpace(dev.kind()+" host device "+at), detach)
-	}
 	for _, nic := range d.Devices.Interface {
 		switch nic.Type {
 		case "hostdev":

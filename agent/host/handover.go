@@ -444,20 +444,21 @@ func (h *Host) documents(ref migration.Ref, g migration.Guest, c claims.Claim) (
 		flavor = c.Context.NewFlavor
 	}
 	meta := domainxml.Metadata{Name: g.Name, Flavor: flavor, Epoch: g.Epoch + 1, Migration: ref.Migration}
+	binding := domainxml.Binding{Place: h.placeOf(c), Devices: domainxml.MapDevices(g.Assignment, c.Assignment)}
 	p := migration.Prepared{LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI}
 	var err error
-	if p.DestinationXML, err = h.rewrite(g.XML, meta); err != nil {
+	if p.DestinationXML, err = h.rewrite(g.XML, meta, binding); err != nil {
 		return migration.Prepared{}, err
 	}
 	persistent := g.Definition
 	if persistent == "" {
 		persistent = g.XML // a transient guest is defined at its destination
 	}
-	p.PersistentXML, err = h.rewrite(persistent, meta)
+	p.PersistentXML, err = h.rewrite(persistent, meta, binding)
 	return p, err
 }
 
-func (h *Host) rewrite(text string, meta domainxml.Metadata) (string, error) {
+func (h *Host) rewrite(text string, meta domainxml.Metadata, binding domainxml.Binding) (string, error) {
 	doc, err := domainxml.Parse(text)
 	if err != nil {
 		return "", fault.New(fault.Invalid, "write the guest's document: %w", err)
@@ -469,11 +470,14 @@ func (h *Host) rewrite(text string, meta domainxml.Metadata) (string, error) {
 	}
 	switch {
 	case h.o.ListenAddress != "":
-		doc.SetListen(h.o.ListenAddress)
+		binding.Listen = h.o.ListenAddress
 	case own.listensOnOneAddress():
 		// An address of the source's would keep the guest from starting here.
 		// Loopback is reachable by nobody it was not meant for.
-		doc.SetListen("127.0.0.1")
+		binding.Listen = "127.0.0.1"
+	}
+	if err := doc.Rebind(binding); err != nil {
+		return "", fault.New(fault.Invalid, "%w", err)
 	}
 	return doc.String(), nil
 }

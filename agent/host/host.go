@@ -9,6 +9,7 @@ import (
 	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
 	"berth/claims"
+	"berth/claims/flavor"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -65,6 +66,13 @@ type Options struct {
 	// that come by foreign migrations; nil for none.
 	Owners Owners
 	Fleet  Fleet
+
+	// Aliases are the names by which flavors ask for PCI devices; SharedCPUs the
+	// CPUs that guests share, empty where none are kept apart; Hardware what is
+	// known of the machine, nil while nothing is. All may be nil.
+	Aliases    func() []flavor.Alias
+	SharedCPUs func() topology.CPUSet
+	Hardware   func() *topology.Host
 
 	HooksDir string                          // of <phase>/NN-name; empty for none
 	Hook     func(hook string) hooks.Setting // configuration of "<phase>/NN-name"; nil for defaults

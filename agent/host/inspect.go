@@ -48,6 +48,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	}
 	g := migration.Guest{
 		UUID: uuid, Name: dom.Name, Flavor: inst.Flavor, Resources: claim.Resources,
+		Topology: asItRuns(claim.Topology, claim.Assignment), PCIRequests: claim.PCI, Assignment: claim.Assignment,
 		ProjectID: inst.ProjectID, UserID: inst.UserID, Autostart: inst.Autostart, Adopted: inst.Adopted,
 		Epoch: inst.Token.Epoch, PowerState: powerState(dom), Persistent: dom.Persistent,
 	}

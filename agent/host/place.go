@@ -1,0 +1,185 @@
+package host
+
+import (
+	"errors"
+	"slices"
+
+	"berth/claims"
+	"berth/claims/flavor"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// demand is what a guest asks of a host beyond disks.
+type demand struct {
+	resources topology.Resources
+	topology  *topology.GuestTopology
+	pci       []topology.PCIRequest
+	locked    bool // its memory is never swapped
+	refused   bool // the flavor itself is at fault; the rest is not to be believed
+}
+
+// demandOf is stage one: what a flavor asks for, in the words of claims.
+func (h *Host) demandOf(f topology.Flavor, no *refusal) demand {
+	var d demand
+	var err error
+	take := func(err error) {
+		d.refused = d.refused || err != nil
+		no.add(fault.Invalid, flavorReasons(err)...)
+	}
+	take(flavor.Validate(f))
+	if d.topology, err = flavor.Topology(f, nil); err != nil {
+		take(err)
+	}
+	if d.pci, err = flavor.PCIRequests(f, nil, h.aliases()); err != nil {
+		take(err)
+	}
+	if d.locked, err = flavor.LockedMemory(f, nil); err != nil {
+		take(err)
+	}
+	d.resources = f.ResourcesWith(d.topology)
+	return d
+}
+
+// flavorReasons makes a reason of each fault of a flavor.
+func flavorReasons(err error) []fault.Reason {
+	if err == nil {
+		return nil
+	}
+	var all flavor.Errors
+	if !errors.As(err, &all) {
+		return reasonsOf("flavor_invalid", err)
+	}
+	var out []fault.Reason
+	for _, e := range all {
+		out = append(out, fault.Reason{Code: e.Code, Message: "flavor: " + e.Error(), Have: e.Key})
+	}
+	return out
+}
+
+func (h *Host) aliases() []flavor.Alias {
+	if h.o.Aliases == nil {
+		return nil
+	}
+	return h.o.Aliases()
+}
+
+// sharedCPUs are the host's CPUs that guests share; empty where the operator
+// keeps none apart.
+func (h *Host) sharedCPUs() topology.CPUSet {
+	if h.o.SharedCPUs == nil {
+		return nil
+	}
+	return h.o.SharedCPUs()
+}
+
+func (h *Host) hardware() *topology.Host {
+	if h.o.Hardware == nil {
+		return nil
+	}
+	return h.o.Hardware()
+}
+
+// place is what documents name of this host for a guest with that topology and
+// assignment.
+func (h *Host) place(t *topology.GuestTopology, a topology.Assignment) domainxml.Place {
+	p := domainxml.Place{Topology: t, Assignment: a, SharedCPUs: h.sharedCPUs()}
+	if t == nil {
+		return p
+	}
+	p.SharedByCell = map[topology.CellID]topology.CPUSet{}
+	for _, c := range h.tracker.Machine().Cells {
+		p.SharedByCell[c.ID] = c.Shared
+	}
+	if hw := h.hardware(); hw != nil {
+		p.BasePageSize = hw.BasePageSize
+	}
+	return p
+}
+
+func (h *Host) placeOf(c claims.Claim) domainxml.Place { return h.place(c.Topology, c.Assignment) }
+
+// asItRuns is a guest's topology with the page sizes that it got: memory cannot
+// change its pages while it is sent.
+func asItRuns(t *topology.GuestTopology, a topology.Assignment) *topology.GuestTopology {
+	t = t.Clone()
+	if t == nil {
+		return nil
+	}
+	for i := range t.Cells {
+		if i < len(a.Cells) && a.Cells[i].PageSize > 0 {
+			t.Cells[i].PageSize = topology.PageRequest(a.Cells[i].PageSize)
+		}
+	}
+	return t
+}
+
+// immovable names the devices of a guest that a live migration cannot take
+// along: those that its claim does not hold, and those that nobody said can be
+// migrated (Nova's live_migratable).
+func (d document) immovable(a topology.Assignment) []fault.Reason {
+	var out []fault.Reason
+	for _, dev := range d.Devices.Hostdevs {
+		at := ""
+		if dev.Source != nil {
+			at = dev.Source.where()
+		}
+		held := slices.IndexFunc(a.Devices, func(d topology.AssignedDevice) bool { return d.Address.String() == at })
+		switch {
+		case held < 0:
+			out = append(out, notMovable(dev.kind()+" host device "+at, "detach it, or move the guest shut off"))
+		case !a.Devices[held].LiveMigratable:
+			out = append(out, notMovable(dev.kind()+" host device "+at, "say live_migratable in [pci] device_spec if its driver can, or move the guest shut off"))
+		}
+	}
+	return out
+}
+
+const deviceNotMigratable = "device_not_migratable"
+
+func notMovable(what, change string) fault.Reason {
+	return fault.Reason{Code: deviceNotMigratable, Message: what + " cannot be live-migrated", Have: what, Change: change}
+}
+
+// room asks whether a claim could be had now, and adds every reason why not.
+func (h *Host) room(no *refusal, d demand) (topology.Assignment, error) {
+	a, err := h.tracker.Room(d.resources, d.topology, d.pci)
+	if errors.Is(err, fault.Unavailable) && len(fault.ReasonsOf(err)) > 0 {
+		// No new claims for now: a reason among others, not an unknown.
+		no.add(fault.Forbidden, fault.ReasonsOf(err)...)
+		return a, nil
+	}
+	return a, no.take(err)
+}
+
+// checkRoom asks for a guest that would come, and writes its documents once for
+// the case that they cannot be written: a move must not find that out later.
+func (h *Host) checkRoom(no *refusal, ref migration.Ref, g migration.Guest) error {
+	before := len(no.reasons)
+	a, err := h.room(no, demand{resources: g.Resources, topology: g.Topology, pci: g.PCIRequests})
+	if err != nil || len(no.reasons) > before {
+		return err
+	}
+	if slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Code == deviceNotMigratable }) {
+		return nil // its document says the same again
+	}
+	_, err = h.documents(ref, g, claims.Claim{Topology: g.Topology, Assignment: a})
+	if err != nil {
+		no.add(fault.Forbidden, reasonsOf("document_does_not_fit", errors.Unwrap(err))...)
+	}
+	return nil
+}
+
+// ledgerContext maps a context from the wire to the ledger's.
+func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationContext {
+	side := func(r topology.Resources, f topology.Flavor, t *topology.GuestTopology, a topology.Assignment, pci []topology.PCIRequest) claims.Holding {
+		return claims.Claim{Resources: r, Topology: t, Assignment: a, PCI: pci}.Holding(f)
+	}
+	return claims.MigrationContext{
+		Migration: ref.Migration, Instance: ref.Instance, Source: c.Source, Destination: c.Destination, OldPowerState: string(c.PowerState),
+	}.
+		WithOld(side(c.OldResources, c.OldFlavor, c.OldTopology, c.OldAssignment, c.OldPCIRequests)).
+		WithNew(side(c.NewResources, c.NewFlavor, c.NewTopology, c.NewAssignment, c.NewPCIRequests))
+}
