@@ -136,11 +136,14 @@ func (m *machine) over(instance string, h hold) bool {
 	return false
 }
 
-// doubledCPUs are those of h that another instance has too.
+// doubledCPUs are those of h that are not its own alone: another instance has
+// them too, or they are not among the host's dedicated CPUs, so that shared
+// vCPUs run there.
 func (m *machine) doubledCPUs(h hold) topology.CPUSet {
 	var out topology.CPUSet
 	for _, cpu := range h.cpus {
-		if cpu < len(m.taken) && m.taken[cpu] > 1 {
+		cell := m.cellOf[cpu]
+		if m.taken[cpu] > 1 || cell >= 0 && !m.cells[cell].Dedicated.Contains(cpu) {
 			out = append(out, cpu)
 		}
 	}

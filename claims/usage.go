@@ -27,7 +27,8 @@ type Usage struct {
 }
 
 // Doubled is a CPU or a device that several instances have, or a pool of pages
-// of which more are promised than it has; one of the three is named.
+// of which more are promised than it has; one of the three is named. A CPU with
+// one holder is not a dedicated one: shared vCPUs run there too.
 type Doubled struct {
 	CPU       *int                 `json:"cpu,omitempty"`
 	Device    *topology.PCIAddress `json:"device,omitempty"`
@@ -213,6 +214,8 @@ func (d Doubled) kind() int {
 func (d Doubled) String() string {
 	holders := "held by " + strings.Join(d.Instances, " and ")
 	switch {
+	case d.CPU != nil && d.Cell != nil && len(d.Instances) == 1:
+		return fmt.Sprintf("cpu %d of cell %d: %s, and not a dedicated CPU", *d.CPU, *d.Cell, holders)
 	case d.CPU != nil && d.Cell != nil:
 		return fmt.Sprintf("cpu %d of cell %d: %s", *d.CPU, *d.Cell, holders)
 	case d.CPU != nil:
