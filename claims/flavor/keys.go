@@ -56,8 +56,8 @@ func Validate(f topology.Flavor) error {
 }
 
 func (r *reader) knows(key string) {
-	answered := slices.ContainsFunc(families, func(family string) bool { return strings.HasPrefix(key, family) })
-	if !answered || slices.Contains(knownKeys, key) {
+	at := slices.IndexFunc(families, func(family string) bool { return strings.HasPrefix(key, family) })
+	if at < 0 || slices.Contains(knownKeys, key) {
 		return
 	}
 	if why, there := withheld[key]; there {
@@ -82,18 +82,25 @@ func (r *reader) knows(key string) {
 		}
 		return
 	}
-	r.fault(key, "extra_spec_unknown", "", "no such extra spec; the nearest is %s", nearest(key))
+	if families[at] == "hw:iothread" {
+		r.fault(key, "extra_spec_unknown", "", "no such extra spec: every guest has %d I/O thread", IOThreads)
+		return
+	}
+	r.fault(key, "extra_spec_unknown", "", "no such extra spec; the nearest is %s", nearest(key, families[at]))
 }
 
 func has(specs map[string]string, key string) bool { _, there := specs[key]; return there }
 
-// nearest is the known key that takes the fewest changes of a letter to reach;
-// the first in order among equals.
-func nearest(key string) string {
+// nearest is the known key of the family that takes the fewest changes of a
+// letter to reach; the first in order among equals.
+func nearest(key, family string) string {
 	const most = 64 // longer than any; the rest changes no order
 	key = key[:min(len(key), most)]
 	best, least := "", 0
 	for _, k := range slices.Concat(knownKeys, []string{listKeys[0] + "0", listKeys[1] + "0"}) {
+		if !strings.HasPrefix(k, family) {
+			continue
+		}
 		if d := distance(key, k); best == "" || d < least {
 			best, least = k, d
 		}

@@ -66,6 +66,7 @@ func (m mask) merged() mask {
 // without is m less t; both are merged.
 func (m mask) without(t mask) mask {
 	var out mask
+spans:
 	for _, s := range m {
 		for len(t) > 0 && t[0].last < s.first {
 			t = t[1:]
@@ -74,15 +75,12 @@ func (m mask) without(t mask) mask {
 			if t[i].first > s.first {
 				out = append(out, span{s.first, t[i].first - 1})
 			}
-			s.first = t[i].last + 1
-			if s.first > s.last || t[i].last == s.last { // the latter where last+1 ran over
-				s.first, s.last = 1, 0
-				break
+			if t[i].last >= s.last { // nothing of s is left; also keeps last+1 from running over
+				continue spans
 			}
+			s.first = t[i].last + 1
 		}
-		if s.first <= s.last {
-			out = append(out, s)
-		}
+		out = append(out, s)
 	}
 	return out
 }

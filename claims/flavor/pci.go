@@ -115,7 +115,7 @@ var notOfName = regexp.MustCompile(`[^A-Z0-9_]+`)
 // that an operator wrote in any form: upper case, other characters become one
 // underscore, and CUSTOM_ in front unless it is there or the class is standard.
 func ResourceClass(name string) string {
-	name = strings.ToUpper(name)
+	name = strings.ToUpper(strings.TrimSpace(name))
 	if slices.Contains(standardClasses, name) {
 		return name
 	}
