@@ -106,7 +106,3 @@ func TestMask_IsWhatCountingGives(t *testing.T) {
 		}
 	}
 }
-
-func strconv.Itoa(n int) string {
-	return string(append([]byte(nil), []byte{byte('0' + n/10), byte('0' + n%10)}...))
-}
