@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"berth/agent/api"
+	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/agent/host/hooks"
 	"berth/agent/reporter"
@@ -83,6 +84,8 @@ type Agent struct {
 	health    *health
 	peers     *peers
 	server    *api.Server
+	guardian  *guardian
+	recovered chan struct{} // closed when the start has settled what it can
 
 	ready    atomic.Bool
 	stopping atomic.Bool
@@ -167,6 +170,12 @@ func (a *Agent) open(ctx context.Context) error {
 	a.hardware = newHardware(a)
 	a.hardware.read(ctx)
 	a.peers = newPeers(a)
+	if c.Agent.Mode == config.Manage {
+		// Before anything is managed: the hook goes by it from now on.
+		if err := guard.MarkManaged(c.Agent.StateDir); err != nil {
+			return err
+		}
+	}
 	a.makeParts(c)
 	a.health = newHealth(a)
 	return nil
@@ -255,9 +264,11 @@ func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 // anything yet.
 func (a *Agent) makeParts(c config.Config) {
 	mode := func() string { return string(c.Agent.Mode) }
+	a.guardian, a.recovered = newGuardian(a), make(chan struct{})
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: allocations{a.placement}, ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
+		Owners: a.guardian.owners, Fleet: foreignFleet{a},
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
 			h := c.Hooks[name]
 			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}
@@ -279,8 +290,9 @@ func (a *Agent) makeParts(c config.Config) {
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
 			Verbs: a.host, Parties: parties{a.tracker}, Peer: a.peers.client,
+			Guard: a.guardian, Foreign: a.host,
 		},
-		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log,
+		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered,
 	})
 }
 
@@ -351,6 +363,7 @@ func (a *Agent) tasks() []task {
 			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)
 		}},
 		{"reload", a.runReload},
+		{"owner files", a.guardian.owners.Run},
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
 	}
@@ -374,6 +387,11 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	for _, t := range a.tasks() {
 		begin(t)
 	}
+	// libvirt asks before it starts a guest, for what the start itself starts too;
+	// every other request waits until it is over.
+	for _, l := range listeners {
+		group.Go(func() error { return a.server.Serve(l) })
+	}
 	starting, started := context.WithCancel(ctx)
 	unhook := context.AfterFunc(running, started) // a task that failed ends the start
 	a.recover(starting)
@@ -382,9 +400,9 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	// Not before: a machine that is recognised as a copy must not have written.
 	begin(task{"reporter", a.reporter.Run})
 	begin(task{"settle and follow", a.runFollow})
-	for _, l := range listeners {
-		group.Go(func() error { return a.server.Serve(l) })
-	}
+	begin(task{"arrivals", a.host.FollowArrivals})
+	begin(task{"guard", a.guardian.run})
+	close(a.recovered)
 	if ctx.Err() == nil && running.Err() == nil {
 		a.tellReady()
 	}

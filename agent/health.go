@@ -80,7 +80,7 @@ func (h *health) line() string {
 
 // conditions looks at everything now. Nothing in it blocks on more than memory.
 func (h *health) conditions() []api.Condition {
-	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations()}
+	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations(), h.a.guardian.condition()}
 	now := h.a.rt.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()

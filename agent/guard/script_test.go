@@ -75,7 +75,7 @@ func TestScript_PassesQuestionAndAnswerOn(t *testing.T) {
 		}
 	}
 	args, _ := os.ReadFile(filepath.Join(s.dir, "args"))
-	if want := "guard web migrate begin -\nguard web restore begin -\nguard web prepare begin -\nguard web start begin -\n"; string(args) != want {
+	if want := "guard -- web migrate begin -\nguard -- web restore begin -\nguard -- web prepare begin -\nguard -- web start begin -\n"; string(args) != want {
 		t.Errorf("called with %q, want %q", args, want)
 	}
 	got, _ := os.ReadFile(filepath.Join(s.dir, "document"))

@@ -92,6 +92,9 @@ func (h *Host) Foreign(o claims.Owner) bool {
 	return found && err == nil
 }
 
+// Moving names the migration that an instance is in, as source or destination.
+func (h *Host) Moving(instance string) (string, bool) { return h.moving(instance) }
+
 // Undone reports whether the undo of a migration's claim has begun.
 func (h *Host) Undone(o claims.Owner) bool { return h.tracker.Buried(at(refOf(o), stepClaim)) }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"berth/agent/api"
+	"berth/agent/guard"
 	"berth/internal/fault"
 )
 
@@ -36,6 +37,9 @@ func codeOf(err error) int {
 	}
 	if errors.Is(err, errDegraded) {
 		return exitDegraded
+	}
+	if errors.Is(err, errGuardRefused) {
+		return guard.ExitRefuse
 	}
 	switch fault.KindOf(err) {
 	case fault.Invalid:
@@ -73,7 +77,7 @@ const exitCodesHelp = `Exit codes of every command:
 // printError says what went wrong: what was being done, then each reason with
 // what would have to change; as the API's error body where JSON is asked for.
 func printError(w io.Writer, err error, asJSON bool) {
-	if errors.Is(err, errDegraded) {
+	if errors.Is(err, errDegraded) || errors.Is(err, errGuardRefused) {
 		return
 	}
 	body := api.BodyOf(err)

@@ -110,9 +110,10 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			root.AddCommand(c)
 		}
 	}
-	in("guests", a.instanceCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand())
+	in("guests", a.instanceCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
 	in("host", a.statusCommand(), a.hostCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.pkiCommand(), a.versionCommand())
+	root.AddCommand(a.guardCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
 	return root
 }

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/internal/fault"
+)
+
+// hookCommand is for tools that run migrations of their own (design section 12).
+func (a *app) hookCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "hook",
+		Short: "For tools that migrate guests themselves: claim before, tell after",
+		Long: `A tool that runs its own migrations asks Berth on the destination before the
+stream begins, and tells it afterwards. Each may be asked again and again.
+
+  berth hook pre-live-migration --migration UUID --instance UUID --source HOST < domain.xml
+      on the destination: claims, prepares, prints where and with which document to
+      migrate. Exit code 3 when it is refused: then do not migrate.
+  berth hook post-live-migration-at-destination --migration UUID
+      on the destination, when the guest has come: it is Berth's from then on.
+  berth hook rollback-live-migration-at-destination --migration UUID
+      on the destination, when it did not: the claim ends.
+  berth hook post-live-migration --migration UUID
+  berth hook rollback-live-migration --migration UUID
+      on the source: the guest has left, or stays.
+
+UUID names the tool's migration, in lower case; take a new one for each try.`,
+	})
+	short := map[string]string{
+		host.PhasePreLive:               "On the destination, before: claim, prepare, print the document to migrate with",
+		host.PhasePostAtDestination:     "On the destination, after: the guest has come",
+		host.PhaseRollbackAtDestination: "On the destination, after: it did not come",
+		host.PhasePost:                  "On the source, after: it has left",
+		host.PhaseRollback:              "On the source, after: it stays",
+	}
+	for _, phase := range host.Phases() {
+		cmd.AddCommand(a.hookPhase(phase, short[phase]))
+	}
+	return cmd
+}
+
+func (a *app) hookPhase(phase, short string) *cobra.Command {
+	var migration string
+	var r host.HookRequest
+	cmd := &cobra.Command{
+		Use: phase, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if phase == host.PhasePreLive {
+				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml --migratable GUEST | berth hook …", phase)
+				}
+				text, err := io.ReadAll(io.LimitReader(a.in, api.MaxBody))
+				if err != nil {
+					return fmt.Errorf("read the guest's document: %w", err)
+				}
+				r.DomainXML = string(text)
+			}
+			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
+				answer, err := c.MigrationHook(ctx, migration, phase, r)
+				if err != nil {
+					return err
+				}
+				// For programs, whatever --output says.
+				a.json = true
+				return a.print(answer, nil)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&migration, "migration", "", "the tool's own `uuid` of the migration")
+	f.StringVar(&r.Instance, "instance", "", "the guest's `uuid`")
+	required := []string{"migration"}
+	if phase == host.PhasePreLive {
+		f.StringVar(&r.Source, "source", "", "the `host` that the guest comes from, by its provider's name")
+		required = append(required, "instance", "source")
+	}
+	for _, name := range required {
+		// Fails only for a flag that does not exist.
+		_ = cmd.MarkFlagRequired(name)
+	}
+	return cmd
+}
