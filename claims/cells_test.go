@@ -147,12 +147,12 @@ func (s hostState) broken() error {
 					}
 					cpus[cpu] = instance
 				}
-				if a.PageSize > topology.PageSize4K {
-					k := pool{a.HostCell, a.PageSize}
-					used[k] = max(used[k], a.MemoryMB<<20/int64(a.PageSize))
-				} else {
+				k := pool{a.HostCell, a.PageSize}
+				if a.PageSize <= topology.PageSize4K {
+					k.size = topology.PageSize4K
 					mine += a.MemoryMB
 				}
+				used[k] = max(used[k], a.MemoryMB<<20/int64(k.size))
 				sharedHere[a.HostCell] = max(sharedHere[a.HostCell], a.Shared)
 			}
 			for _, d := range c.Assignment.Devices {

@@ -125,15 +125,35 @@ func (m *machine) over(instance string, h hold) bool {
 		if !ok {
 			return len(m.cells) > 0
 		}
-		for _, p := range m.cells[i].Pages {
-			for _, q := range c.pages {
-				if q.size == p.Size && p.Used > p.Total-p.Reserved {
-					return true
-				}
+		if c.shared > 0 && float64(m.cells[i].SharedUsed) > float64(m.cells[i].Shared.Len())*ratio(m.capacity.CPURatio) {
+			return true
+		}
+		for j := range m.cells[i].Pages {
+			if c.holds(m.cells[i].Pages, j) && m.overPool(i, j) > 0 {
+				return true
 			}
 		}
 	}
 	return false
+}
+
+// overPool is how many pages of a pool of a cell are promised beyond those there
+// are; ordinary pages, the smallest, are promised by the ratio.
+func (m *machine) overPool(cell, pool int) int64 {
+	p := m.cells[cell].Pages[pool]
+	limit := p.Total - p.Reserved
+	if pool == 0 {
+		limit = int64(float64(limit) * ratio(m.capacity.RAMRatio))
+	}
+	return p.Used - limit
+}
+
+// holds reports whether c has pages of a pool of its cell.
+func (c cellHold) holds(pools []fit.Pages, pool int) bool {
+	if pool == 0 {
+		return c.ordinaryMB > 0
+	}
+	return slices.ContainsFunc(c.pages, func(p pagesHold) bool { return p.size == pools[pool].Size })
 }
 
 // doubledCPUs are those of h that are not its own alone: another instance has

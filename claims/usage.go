@@ -12,7 +12,7 @@ import (
 
 // Usage is the tracker's sum at one moment.
 type Usage struct {
-	Capacity Capacity `json:"capacity"`
+	Capacity Capacity `json:"capacity"` // as it was set; not to be changed
 	// Used is Σ over instances of the claims that List shows; of an instance
 	// with two claims here, which uses one of them, the larger of each amount.
 	Used topology.Resources `json:"used"`
@@ -141,7 +141,6 @@ func (t *Tracker) CellUsage() []CellUsage {
 func (m *machine) doubled(holdings map[string]*holding) []Doubled {
 	cpus := map[int][]string{}
 	devices := map[topology.PCIAddress][]string{}
-	pools := map[topology.CellID]map[topology.PageSize][]string{}
 	for _, h := range holdings {
 		for _, cpu := range m.doubledCPUs(h.counted) {
 			cpus[cpu] = append(cpus[cpu], h.instance)
@@ -149,14 +148,6 @@ func (m *machine) doubled(holdings map[string]*holding) []Doubled {
 		for _, d := range m.doubledDevices(h.instance, h.counted) {
 			for _, a := range append(m.rivals(d), d) {
 				devices[d] = append(devices[d], m.devices[a]...)
-			}
-		}
-		for _, c := range h.counted.cells {
-			for _, p := range c.pages {
-				if pools[c.id] == nil {
-					pools[c.id] = map[topology.PageSize][]string{}
-				}
-				pools[c.id][p.size] = append(pools[c.id][p.size], h.instance)
 			}
 		}
 	}
@@ -172,12 +163,19 @@ func (m *machine) doubled(holdings map[string]*holding) []Doubled {
 	for a, by := range devices {
 		out = append(out, Doubled{Device: &a, Instances: by})
 	}
-	for _, c := range m.cells {
-		for i, p := range c.Pages {
-			if over := p.Used - (p.Total - p.Reserved); i > 0 && over > 0 {
-				id := c.ID
-				out = append(out, Doubled{Cell: &id, PageSize: p.Size, Over: over, Instances: pools[c.ID][p.Size]})
+	for i, c := range m.cells {
+		for j, p := range c.Pages {
+			over := m.overPool(i, j)
+			if over <= 0 {
+				continue
 			}
+			d := Doubled{Cell: &c.ID, PageSize: p.Size, Over: over}
+			for _, h := range holdings {
+				if slices.ContainsFunc(h.counted.cells, func(x cellHold) bool { return x.id == c.ID && x.holds(c.Pages, j) }) {
+					d.Instances = append(d.Instances, h.instance)
+				}
+			}
+			out = append(out, d)
 		}
 	}
 	for i := range out {
