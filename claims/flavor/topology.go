@@ -146,7 +146,9 @@ func (r *reader) equalCells(n int64, known bool) []cell {
 }
 
 // namedCells checks the lists against the flavor: each vCPU in one cell, all
-// memory given away. Both lists are as long as there are cells.
+// memory given away. Both lists are as long as there are cells. Of one cell that
+// has vCPUs of another and vCPUs beyond the flavor's, Nova names whichever its
+// hash table holds first; here the former come first.
 func (r *reader) namedCells(cpus list[mask], memory list[int64]) []cell {
 	cells := make([]cell, len(cpus.values))
 	left := r.allVCPUs()
