@@ -269,6 +269,7 @@ func (a *Agent) makeParts(c config.Config) {
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: allocations{a.placement}, ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
 		Owners: a.guardian.owners, Fleet: foreignFleet{a},
+		Aliases: a.aliases, SharedCPUs: a.sharedCPUs, Hardware: a.believed,
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
 			h := c.Hooks[name]
 			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/agent/inventory"
-	"berth/claims"
 	"berth/hwdiscovery"
 	"berth/internal/fault"
 	"berth/topology"
@@ -43,6 +42,8 @@ type hardware struct {
 	disk   *int64         // GiB, as last read; nil when it never could be
 	why    []fault.Reason // why now is not believed, or what it lacks
 	ratios inventory.Ratios
+
+	remarks []fault.Reason // on how the configuration goes with the machine
 }
 
 func newHardware(a *Agent) *hardware {
@@ -199,9 +200,21 @@ func (h *hardware) found(r inventory.Report) {
 }
 
 func (h *hardware) setCapacity(c inventory.Capacity) {
-	h.a.tracker.SetCapacity(claims.Capacity{
-		Total: c.Total, Reserved: c.Reserved, CPURatio: c.Ratios.CPU, RAMRatio: c.Ratios.RAM, DiskRatio: c.Ratios.Disk,
-	})
+	believed, now, _ := h.view()
+	machine, remarks := machineOf(h.a.config(), believed, now)
+	machine.Total, machine.Reserved = c.Total, c.Reserved
+	machine.CPURatio, machine.RAMRatio, machine.DiskRatio = c.Ratios.CPU, c.Ratios.RAM, c.Ratios.Disk
+	h.a.tracker.SetCapacity(machine)
+	h.mu.Lock()
+	h.remarks = remarks
+	h.mu.Unlock()
+}
+
+// notes are remarks on how the configuration goes with the machine.
+func (h *hardware) notes() []fault.Reason {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.remarks
 }
 
 // input is what the host is now, for the reporter.
@@ -220,7 +233,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		return inventory.Input{}, false, words
 	}
 	return inventory.Input{
-		Host: h.good, Arch: h.arch, DiskGB: *h.disk,
+		Host: h.good, Arch: h.arch, DiskGB: *h.disk, Cells: cellOptions(c),
 		Reserved: topology.Resources{VCPUs: c.Host.ReservedVCPUs, MemoryMB: c.Host.ReservedMemoryMB, DiskGB: c.Host.ReservedDiskGB},
 		Fixed:    inventory.Ratios{CPU: c.Placement.CPURatio, RAM: c.Placement.RAMRatio, Disk: c.Placement.DiskRatio},
 		Initial:  inventory.Ratios{CPU: c.Placement.InitialCPURatio, RAM: c.Placement.InitialRAMRatio, Disk: c.Placement.InitialDiskRatio},

@@ -137,6 +137,9 @@ func (h *health) discovery() api.Condition {
 		}
 		return bad("hardware", fmt.Sprintf("the machine's tables contradict each other in %d places", len(reasons)), reasons...)
 	}
+	if notes := h.a.hardware.notes(); len(notes) > 0 {
+		return bad("hardware", "the configuration does not go with the machine: "+notes[0].Message, notes...)
+	}
 	return good("hardware", fmt.Sprintf("cells %d, cpus %d, memory %d MiB", len(believed.Cells), believed.CPUs().Len(), believed.MemoryBytes()>>20))
 }
 

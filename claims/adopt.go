@@ -2,6 +2,7 @@ package claims
 
 import (
 	"context"
+	"fmt"
 
 	"berth/internal/fault"
 	"berth/internal/store"
@@ -60,6 +61,40 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 		return Claim{}, err
 	}
 	return answer, nil
+}
+
+// CheckFound answers whether a guest that is here unmanaged would be adopted
+// without force, and changes nothing: fault.DoesNotFit with every amount that is
+// short and every CPU and device that another guest has; fault.Unavailable after
+// Refuse.
+func (t *Tracker) CheckFound(instance string, f Found) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	doing := fmt.Sprintf("adopt instance %s on %s", instance, t.host)
+	if _, err := t.roomLocked(doing, Request{Resources: f.Resources}); err != nil {
+		return err
+	}
+	h := t.machine.hold(f.Resources, f.Assignment)
+	t.machine.add(instance, h)
+	defer t.machine.remove(instance, h)
+	if !t.machine.over(instance, h) {
+		return nil
+	}
+	var reasons []fault.Reason
+	if cpus := t.machine.doubledCPUs(h); len(cpus) > 0 {
+		reasons = append(reasons, fault.Reason{
+			Code: "cpus_doubled", Message: "another guest has CPUs " + cpus.String() + " to itself", Have: cpus.String(), Change: "pin one of the two elsewhere",
+		})
+	}
+	for _, d := range t.machine.doubledDevices(instance, h) {
+		reasons = append(reasons, fault.Reason{Code: "device_doubled", Message: "another guest has PCI device " + d.String(), Have: d.String(), Change: "detach it from one of the two"})
+	}
+	if len(reasons) == 0 {
+		reasons = append(reasons, fault.Reason{
+			Code: "pages_over", Message: "it uses memory pages of a cell that are promised to others or reserved", Change: "move guests away, or lower what is reserved",
+		})
+	}
+	return fault.Refuse(fault.DoesNotFit, doing, reasons...)
 }
 
 // overLocked reports whether the host would have given too much if it gave this

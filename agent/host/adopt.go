@@ -103,21 +103,21 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 		}
 		return out, err
 	}
-	found, resources, remarks, err := h.read(ctx, d)
+	asRead, found, remarks, err := h.read(ctx, d)
 	if err != nil {
 		return out, err
 	}
 	out.New = !managed
 	if managed {
 		// What was asked for stays; what it uses is looked at again.
-		found.Token, found.Flavor, found.Autostart = inst.Token, inst.Flavor, inst.Autostart
-		found.ProjectID, found.UserID = inst.ProjectID, inst.UserID
+		asRead.Token, asRead.Flavor, asRead.Autostart = inst.Token, inst.Flavor, inst.Autostart
+		asRead.ProjectID, asRead.UserID = inst.ProjectID, inst.UserID
 	}
-	claim, err := h.tracker.Adopt(ctx, found, claims.Found{Resources: resources})
+	claim, err := h.tracker.Adopt(ctx, asRead, found)
 	if err != nil {
 		return out, err
 	}
-	out.Warnings = append(remarks, h.settleAdopted(ctx, d, found, claim)...)
+	out.Warnings = append(remarks, h.settleAdopted(ctx, d, asRead, claim)...)
 	inst, _ = h.tracker.Instance(uuid)
 	out.InstanceView = h.look(inst, d)
 	return out, nil
@@ -144,14 +144,14 @@ func between(d driver.Domain) error {
 // read makes the ledger's instance of a domain: from Berth's metadata where a
 // lost ledger left it, else from what the domain uses. The reasons are what could
 // not be read of its disks.
-func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topology.Resources, []fault.Reason, error) {
+func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, claims.Found, []fault.Reason, error) {
 	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, nil, err
+		return claims.Instance{}, claims.Found{}, nil, err
 	}
 	doc, err := parseDocument(text)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, nil, err
+		return claims.Instance{}, claims.Found{}, nil, err
 	}
 	uses := topology.Resources{VCPUs: max(d.VCPUs, 1), MemoryMB: max(d.MemoryMB, 1)}
 	var remarks []fault.Reason
@@ -160,7 +160,11 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topo
 		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
 	}
+	found := claims.Found{Resources: uses}
 	if edit, err := domainxml.Parse(text); err == nil {
+		var doubts []fault.Reason
+		found, doubts = h.foundIn(edit, uses)
+		remarks = append(remarks, doubts...)
 		if meta, ok, err := edit.Metadata(); err == nil && ok {
 			// Epochs only rise: whoever reads an older one knows that it is older.
 			inst.Token.Epoch = meta.Epoch
@@ -169,7 +173,7 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, topo
 			}
 		}
 	}
-	return inst, uses, remarks, nil
+	return inst, found, remarks, nil
 }
 
 // diskGB is what a guest's own disks may grow to, GiB rounded up. A disk that

@@ -143,6 +143,28 @@ func notMovable(what, change string) fault.Reason {
 	return fault.Reason{Code: deviceNotMigratable, Message: what + " cannot be live-migrated", Have: what, Change: change}
 }
 
+// foundIn reads from a guest's document what it has of this host, whoever gave
+// it that, with remarks on what had to be guessed. uses are its amounts.
+func (h *Host) foundIn(doc *domainxml.Doc, uses topology.Resources) (claims.Found, []fault.Reason) {
+	t, a, doubts := doc.Assignment(h.hardware(), h.sharedCPUs())
+	f := claims.Found{Resources: uses, Topology: t, Assignment: a}
+	if t != nil {
+		f.Resources.VCPUs, f.Resources.PCPUs = t.CPUs()
+	}
+	for _, d := range a.Devices {
+		// What it would ask of another host: one more like it.
+		f.PCI = append(f.PCI, topology.PCIRequest{
+			ID: d.Request, Count: 1, Affinity: topology.AffinityPreferred,
+			Specs: []topology.PCISpec{{Vendor: d.Vendor, Product: d.Product, Type: d.Type}},
+		})
+	}
+	var remarks []fault.Reason
+	for _, text := range doubts {
+		remarks = append(remarks, fault.Reason{Code: "placement_doubtful", Message: doc.Name() + ": " + text})
+	}
+	return f, remarks
+}
+
 // room asks whether a claim could be had now, and adds every reason why not.
 func (h *Host) room(no *refusal, d demand) (topology.Assignment, error) {
 	a, err := h.tracker.Room(d.resources, d.topology, d.pci)

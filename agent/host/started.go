@@ -41,11 +41,11 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) erro
 		}
 		return err
 	}
-	_, uses, _, err := h.read(ctx, d)
+	_, found, _, err := h.read(ctx, d)
 	if err != nil {
 		return err
 	}
-	if err := h.tracker.Check(uses); err != nil {
+	if err := h.tracker.CheckFound(uuid, found); err != nil {
 		return err
 	}
 	a, err := h.adoptOne(ctx, uuid, true)
