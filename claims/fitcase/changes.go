@@ -67,6 +67,10 @@ func (c *Case) changes(guest *topology.GuestTopology) []Change {
 
 // lastResort gives up one wish of the request after another, and buys cells.
 func (x *changer) lastResort(relaxed []candidate) {
+	// At last no device is asked for; from the end, so that no index moves.
+	for i := len(x.c.PCI) - 1; i >= 0; i-- {
+		relaxed = append(relaxed, candidate{[]Op{{Op: "remove", Path: pointer("request", "pci_requests", itoa(i))}}, 2})
+	}
 	base := candidate{}
 	for i := -1; i < len(relaxed) && len(x.found) == 0; i++ {
 		if i >= 0 {

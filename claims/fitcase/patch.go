@@ -130,3 +130,8 @@ func plain(v any) (any, error) {
 	var out any
 	return out, dec.Decode(&out)
 }
+
+func marshal(v any) (string, error) {
+	text, err := json.Marshal(v)
+	return string(text), err
+}

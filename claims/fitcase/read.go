@@ -114,7 +114,7 @@ func fromDocument(doc map[string]any, cells map[uintptr]readCell) (*Case, error)
 		r.in("limits", func() { c.Machine.Limits = r.limits(r.object(doc["limits"])) })
 	}
 	if len(r.faults) > 0 {
-		return nil, fmt.Errorf("read case %q: %w", c.ID, errors.Join(r.faults...))
+		return nil, fmt.Errorf("read case %q: %s", c.ID, strings.Join(r.faults, "; "))
 	}
 	return c, nil
 }
@@ -122,13 +122,13 @@ func fromDocument(doc map[string]any, cells map[uintptr]readCell) (*Case, error)
 // reader keeps where it is and what it met.
 type reader struct {
 	at     []string
-	faults []error
+	faults []string
 }
 
 func (r *reader) fault(format string, args ...any) {
 	const most = 20 // the first are enough to start with
 	if len(r.faults) < most {
-		r.faults = append(r.faults, fmt.Errorf("%s: %s", pointer(r.at...), fmt.Sprintf(format, args...)))
+		r.faults = append(r.faults, pointer(r.at...)+": "+fmt.Sprintf(format, args...))
 	}
 }
 
@@ -311,6 +311,13 @@ func (c *Case) readHost(r *reader, host map[string]any) {
 			c.readPool(r, m)
 		}
 	})
+	for i, p := range c.Machine.Pools {
+		for _, other := range p.Excludes {
+			if other >= len(c.Machine.Pools) {
+				r.in("pci_pools", func() { r.fault("pool %d excludes pool %d, which is not there", i, other) })
+			}
+		}
+	}
 }
 
 // readCell reads a host cell, unless it was read from this same object before:
@@ -347,6 +354,7 @@ func (c *Case) readCell(r *reader, m map[string]any) fit.Cell {
 			cell.Cores = append(cell.Cores, siblings)
 		}
 	})
+	r.each(m, "caches", topology.MaxCPU+1, func(_ int, v any) { cell.Caches = append(cell.Caches, r.cpus(v)) })
 	r.each(m, "mempages", 64, func(_ int, v any) {
 		if p := r.object(v); p != nil {
 			cell.Pages = append(cell.Pages, fit.Pages{
@@ -515,7 +523,15 @@ func (c *Case) readPool(r *reader, m map[string]any) {
 		node := int(r.count(m, "numa_node", 0, topology.MaxCPU, true))
 		p.Cell, raw.node = topology.CellID(node), &node
 	}
+	r.each(m, "excludes", mostPools, func(_ int, v any) {
+		n, ok := whole(v)
+		if !ok || n < 0 || n >= mostPools {
+			r.fault("want the index of a pool%s", got(v))
+		}
+		p.Excludes = append(p.Excludes, int(n))
+	})
 	attributes := maps.Clone(m)
+	delete(attributes, "excludes")
 	delete(attributes, "count")
 	delete(attributes, "numa_node")
 	maps.DeleteFunc(attributes, func(_ string, v any) bool { return v == nil })

@@ -55,12 +55,6 @@ func (c *Case) fit(guest *topology.GuestTopology) fit.Answer {
 	return a
 }
 
-// fits is fit with stage one: false too for what it refuses.
-func (c *Case) fits() bool {
-	guest, err := c.stageOne()
-	return err == nil && c.fit(guest).Fits()
-}
-
 // amounts are the sums over the cells. Without limits nobody promised what is in
 // use to anyone: a guest that floats may share it.
 func (c *Case) amounts() fit.Host {
