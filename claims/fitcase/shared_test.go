@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,4 +135,16 @@ func roundTrip(t testing.TB, v any) any {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// requests is how many random requests are asked: n, or BERTH_FIT_REQUESTS.
+func requests(t testing.TB, n int) int {
+	t.Helper()
+	if text := os.Getenv("BERTH_FIT_REQUESTS"); text != "" {
+		var err error
+		if n, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
 }
