@@ -43,6 +43,7 @@ type demo struct {
 
 	f     *fleet.Fleet
 	guest string // the instance's name
+	pin   bool   // this machine has CPUs enough for pinned guests
 }
 
 func (d *demo) run(ctx context.Context, force bool) (err error) {
@@ -79,7 +80,7 @@ func (d *demo) run(ctx context.Context, force bool) (err error) {
 		}
 		err = errors.Join(err, d.f.Down())
 	}()
-	for _, act := range []func(context.Context) error{d.hosts, d.boot, d.move, d.alive, d.fail} {
+	for _, act := range []func(context.Context) error{d.hosts, d.boot, d.move, d.alive, d.fail, d.pinned} {
 		if err := act(ctx); err != nil {
 			return err
 		}
@@ -101,7 +102,11 @@ func (d *demo) run(ctx context.Context, force bool) (err error) {
 // hosts brings up two hosts with agents and shows what they found.
 func (d *demo) hosts(ctx context.Context) error {
 	d.out.act("Two hosts, an agent on each, one Placement between them")
-	f, err := fleet.Up(ctx, fleet.Options{Dir: d.dir, Detached: d.keep, Log: d.out.say})
+	o := fleet.Options{Dir: d.dir, Detached: d.keep, Guard: true, Log: d.out.say}
+	if d.pin = canPin(); d.pin {
+		o.Config, o.Flavors = pinnedConfig(), map[string]string{"pinned": pinnedFlavor}
+	}
+	f, err := fleet.Up(ctx, o)
 	if err != nil {
 		return err
 	}

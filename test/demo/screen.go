@@ -53,8 +53,10 @@ func (s *screen) good(format string, args ...any) {
 	s.printf("   %s\n", s.style("32", fmt.Sprintf(format, args...)))
 }
 
-func (s *screen) command(host, line string) {
-	s.printf("\n   %s\n", s.style("1", host+"# berth "+line))
+func (s *screen) command(host, line string) { s.commandOf(host, "berth", line) }
+
+func (s *screen) commandOf(host, program, line string) {
+	s.printf("\n   %s\n", s.style("1", host+"# "+program+" "+line))
 }
 
 func (s *screen) block(text string) {

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth/packaging"
 	"berth/test/lab"
 )
 
@@ -37,6 +38,8 @@ type Options struct {
 	// Cells and HugePages are each host's made-up NUMA cells and pages of 2 MiB;
 	// see lab.Options.
 	Cells, HugePages int
+	// Guard gives every host's libvirtd the hook as it is shipped.
+	Guard bool
 	// Log is told what is done, a line each; nil for silence.
 	Log func(format string, args ...any)
 }
@@ -115,6 +118,10 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 	if say == nil {
 		say = func(string, ...any) {}
 	}
+	var err error
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return nil, err
+	}
 	// Made beside the lab's folder, which Up of the lab clears.
 	keys := o.Dir + ".pki"
 	if err := os.RemoveAll(keys); err != nil {
@@ -134,19 +141,25 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 		return nil, err
 	}
 	begun := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages})
+	inside := filepath.Join(o.Dir, "pki")
+	if filepath.Dir(o.Binary) == keys {
+		o.Binary = filepath.Join(inside, filepath.Base(o.Binary)) // where it will be, see below
+	}
+	hook := ""
+	if o.Guard {
+		hook = guardHook(o.Binary)
+	}
+	l, err := lab.Up(ctx, lab.Options{
+		Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages, QEMUHook: hook,
+	})
 	if err != nil {
 		return nil, err
 	}
 	say("%d hosts with libvirtd and QEMU up in %.1f s", len(l.Hosts), time.Since(begun).Seconds())
 	f := &Fleet{Lab: l, Binary: o.Binary, agents: map[string]*Process{}}
 	// Into the lab's folder, so that whoever takes the lab down removes them.
-	inside := filepath.Join(l.Dir, "pki")
 	if err := os.Rename(keys, inside); err != nil {
 		return nil, errors.Join(err, l.Down())
-	}
-	if filepath.Dir(o.Binary) == keys {
-		f.Binary = filepath.Join(inside, filepath.Base(o.Binary))
 	}
 	keys = inside
 	if err := f.start(ctx, o, keys); err != nil {
@@ -177,6 +190,11 @@ func (f *Fleet) start(ctx context.Context, o Options, keys string) error {
 		}
 	}
 	return nil
+}
+
+// guardHook is the hook as it is shipped, with the fleet's binary.
+func guardHook(binary string) string {
+	return strings.Replace(packaging.GuardHook, "\nberth=/usr/bin/berth\n", "\nberth="+binary+"\n", 1)
 }
 
 // MakeKeys makes an authority, a certificate for each host, one for the switch

@@ -43,6 +43,9 @@ type Options struct {
 	Shared []string
 	// NoLibvirtd leaves libvirtd to be started by the caller.
 	NoLibvirtd bool
+	// QEMUHook is the text of a hook that every host's libvirtd finds in qemu.d when
+	// it starts; empty for none.
+	QEMUHook string
 	// Cells, where not zero, shows every host that many NUMA cells instead of the
 	// machine's, each with its part of the machine's CPUs (dealt in turn: CPU 0 to
 	// cell 0, CPU 1 to cell 1) and of its memory. It is a view: libvirt, QEMU and
@@ -69,6 +72,7 @@ type Lab struct {
 	noLibvirtd bool
 	cells      int // see Options
 	hugePages  int
+	hook       string // kept in the hosts' own files, which outlive them
 	ca         *authority
 }
 
@@ -99,7 +103,7 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil || o.Dir == "" {
 		return nil, errors.Join(errors.New("bring up a lab: no folder named"), err)
 	}
-	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, shared: o.Shared, cells: o.Cells, hugePages: o.HugePages}
+	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, shared: o.Shared, cells: o.Cells, hugePages: o.HugePages, hook: o.QEMUHook}
 	if err := l.up(ctx, o); err != nil {
 		return nil, fmt.Errorf("bring up lab %s: %w", dir, err)
 	}
@@ -233,6 +237,9 @@ func (l *Lab) bringUp(ctx context.Context, h *Host) error {
 		return err
 	}
 	if err := h.configureLibvirt(); err != nil {
+		return err
+	}
+	if err := h.installHook(l.hook); err != nil {
 		return err
 	}
 	if l.noLibvirtd {

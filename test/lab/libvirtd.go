@@ -59,6 +59,18 @@ hugetlbfs_mount = "%s"
 		os.WriteFile(h.Path("/etc/libvirt/qemu.conf"), []byte(qemu), 0o644))
 }
 
+// installHook puts a hook where libvirtd looks for one when it starts.
+func (h *Host) installHook(text string) error {
+	if text == "" {
+		return nil
+	}
+	path := h.Path("/etc/libvirt/hooks/qemu.d/50-berth")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(text), 0o755)
+}
+
 // hugepages is where the host has huge pages mounted; empty where the kernel has
 // none, since libvirtd does not start with a folder that is no hugetlbfs.
 func (h *Host) hugepages() string {
