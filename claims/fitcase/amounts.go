@@ -72,7 +72,7 @@ func (c *Case) floatingChanges() []candidate {
 	if ok1 && ok2 {
 		join(cpus, memory, freeCPU, freeMemory)
 	}
-	if l := c.Machine.Limits; l != nil {
+	if l := c.Machine.Limits; l != nil && float64(h.Used.VCPUs+want.VCPUs)/l.CPURatio < topology.MaxCPU && float64(h.Used.MemoryMB+want.MemoryMB)/l.RAMRatio < mostMemoryMB {
 		moreCPU := int64(math.Ceil(float64(h.Used.VCPUs+want.VCPUs)/l.CPURatio)) - int64(h.Total.VCPUs) + btoi64(l.CPURatio != math.Trunc(l.CPURatio))
 		moreMemory := int64(math.Ceil(float64(h.Used.MemoryMB+want.MemoryMB)/l.RAMRatio)) - h.Total.MemoryMB + btoi64(l.RAMRatio != math.Trunc(l.RAMRatio))
 		if shortCPU <= 0 {
@@ -130,7 +130,7 @@ func (c *Case) enlargeFloating(cpus, memory int64) (moreCPUs, moreMemory candida
 	cell := &c.Machine.Cells[0]
 	if cpus > 0 {
 		guest := &topology.GuestTopology{Cells: []topology.GuestCell{{}}}
-		m := matcher{c: c, guest: guest}
+		m := newMatcher(c, guest)
 		next := m.firstCPU()
 		f := m.fixer(0, 0, terms{enlarge: true}, &next)
 		f.memory, f.memoryUsed, f.sharedUsed, f.pages = cell.MemoryMB, cell.MemoryUsedMB, cell.SharedUsed, cell.Pages

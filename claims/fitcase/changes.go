@@ -2,8 +2,8 @@ package fitcase
 
 import (
 	"cmp"
-	"encoding/json"
 	"slices"
+	"strings"
 
 	"berth/claims/fit"
 	"berth/topology"
@@ -37,11 +37,12 @@ type changer struct {
 	c     *Case
 	guest *topology.GuestTopology
 	found []candidate
-	tried map[string]bool
+	tried map[string]bool // candidates
+	kept  map[string]bool // what was left of those that work
 }
 
 func (c *Case) changes(guest *topology.GuestTopology) []Change {
-	x := &changer{c: c, guest: guest, tried: map[string]bool{}}
+	x := &changer{c: c, guest: guest, tried: map[string]bool{}, kept: map[string]bool{}}
 	relaxed := x.relaxations()
 	x.try(relaxed)
 	x.try(x.fewer())
@@ -49,6 +50,9 @@ func (c *Case) changes(guest *topology.GuestTopology) []Change {
 	if len(x.found) < mostChanges/2 {
 		// What no single relaxation does, it may do together with the host.
 		for _, r := range relaxed {
+			if len(x.found) >= mostChanges/2 {
+				break
+			}
 			if after, afterGuest, ok := x.after(r); ok {
 				x.try(x.hostChanges(after, afterGuest, r, false))
 			}
@@ -87,6 +91,17 @@ func (x *changer) lastResort(relaxed []candidate) {
 
 func compare(a, b candidate) int {
 	return cmp.Or(cmp.Compare(len(a.ops), len(b.ops)), cmp.Compare(a.departure, b.departure))
+}
+
+// key tells whether two changes are the same: the same operations, in whatever
+// order the guest's cells asked for them.
+func (a candidate) key() string {
+	texts := make([]string, len(a.ops))
+	for i, op := range a.ops {
+		texts[i] = op.Op + " " + op.Path + " " + value(op.Value)
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, "\n")
 }
 
 // with gives the operations of a and then those of b.
@@ -130,16 +145,39 @@ func (x *changer) try(candidates []candidate) {
 		if kept >= mostChanges || len(x.tried) >= mostTries && len(x.found) > 0 {
 			return
 		}
-		key, err := json.Marshal(c.ops)
-		if err != nil || x.tried[string(key)] {
+		key := c.key()
+		if x.tried[key] {
 			continue
 		}
-		x.tried[string(key)] = true
-		if x.works(c) {
+		x.tried[key] = true
+		if !x.works(c) {
+			continue
+		}
+		c = x.shrink(c)
+		if key = c.key(); !x.kept[key] {
+			x.kept[key] = true
 			x.found = append(x.found, c)
 			kept++
 		}
 	}
+}
+
+// shrink leaves out what the rest of a change does without: a policy need not
+// be softened where the host is made to hold it anyway. The operations on one
+// host cell belong together, and stay.
+func (x *changer) shrink(c candidate) candidate {
+	for i := 0; i < len(c.ops) && len(c.ops) > 1; {
+		if strings.HasPrefix(c.ops[i].Path, "/host/cells/") {
+			i++
+			continue
+		}
+		if less := (candidate{slices.Delete(slices.Clone(c.ops), i, i+1), c.departure}); x.works(less) {
+			c = less
+			continue
+		}
+		i++
+	}
+	return c
 }
 
 // hostChanges are changes of the host and of the limits, upon a change of the
@@ -148,7 +186,7 @@ func (x *changer) hostChanges(c *Case, guest *topology.GuestTopology, base candi
 	if guest == nil {
 		return upon(base, c.floatingChanges())
 	}
-	m := matcher{c: c, guest: guest}
+	m := newMatcher(c, guest)
 	var out []candidate
 	add = add || len(guest.Cells) > len(c.Machine.Cells)
 	for _, t := range []terms{{}, {ratios: true}, {enlarge: true}, {enlarge: true, ratios: true}} {
@@ -182,6 +220,19 @@ func upon(base candidate, changes []candidate) []candidate {
 type matcher struct {
 	c     *Case
 	guest *topology.GuestTopology
+	kind  []int     // by guest cell: the first that asks for the same
+	sorts []*sorted // by host cell
+}
+
+func newMatcher(c *Case, guest *topology.GuestTopology) matcher {
+	m := matcher{c: c, guest: guest, kind: make([]int, len(guest.Cells)), sorts: make([]*sorted, len(c.Machine.Cells))}
+	for g := range m.kind {
+		m.kind[g] = m.like(g)
+	}
+	for h := range m.sorts {
+		m.sorts[h] = sortCores(&c.Machine.Cells[h])
+	}
+	return m
 }
 
 // matched is a change and the host cells that it was made for, by guest cell, as
@@ -207,7 +258,7 @@ func (m matcher) changes(t terms) []matched {
 	first := m.firstCPU()
 	costs := make([][]int64, guests)
 	for g := range costs {
-		if like := m.like(g); like < g {
+		if like := m.kind[g]; like < g {
 			costs[g] = slices.Clone(costs[like])
 			continue
 		}
@@ -229,7 +280,7 @@ func (m matcher) changes(t terms) []matched {
 			if costs[g][h] >= anOp {
 				paid = true
 				for other := range costs {
-					if m.like(other) == m.like(g) {
+					if m.kind[other] == m.kind[g] {
 						costs[other][h] = fit.Never
 					}
 				}
@@ -270,7 +321,7 @@ func (m matcher) fixer(g, h int, t terms, next *int) *fixer {
 	doc, _ := list[h].(map[string]any)
 	return &fixer{
 		cell: &m.c.Machine.Cells[h], doc: doc, path: []string{"host", "cells", itoa(h)},
-		guest: &m.guest.Cells[g], emu: m.emulator(g), terms: t, limit: m.c.Machine.Limits, next: next,
+		guest: &m.guest.Cells[g], emu: m.emulator(g), terms: t, limit: m.c.Machine.Limits, next: next, sorts: m.sorts[h],
 	}
 }
 

@@ -27,6 +27,7 @@ type fixer struct {
 	terms terms
 	limit *fit.Limits
 	next  *int // the next CPU number that nobody has
+	sorts *sorted
 
 	memory, memoryUsed int64
 	shared, sharedUsed int
@@ -193,7 +194,7 @@ func (f *fixer) fixShared() bool {
 		switch {
 		case may >= want:
 			f.sharedUsed = may - want
-		case f.terms.enlarge:
+		case f.terms.enlarge && float64(f.sharedUsed+want)/f.limit.CPURatio < topology.MaxCPU:
 			f.shared = max(f.shared, int(math.Ceil(float64(f.sharedUsed+want)/f.limit.CPURatio)))
 			for float64(f.sharedUsed+want) > float64(f.shared)*f.limit.CPURatio {
 				f.shared++
@@ -208,7 +209,7 @@ func (f *fixer) fixShared() bool {
 		switch {
 		case may >= need:
 			f.memoryUsed = may - need
-		case f.terms.enlarge:
+		case f.terms.enlarge && float64(f.memoryUsed+need)/f.limit.RAMRatio < mostMemoryMB:
 			f.memory = int64(math.Ceil(float64(f.memoryUsed+need) / f.limit.RAMRatio))
 			for float64(f.memoryUsed+need) > float64(f.memory)*f.limit.RAMRatio {
 				f.memory++
@@ -225,16 +226,21 @@ type coreState struct{ free, taken []int }
 
 func (k coreState) len() int { return len(k.free) + len(k.taken) }
 
-// cores sorts the dedicated CPUs into cores; threads is how many the largest has.
-func (f *fixer) cores() (cores []coreState, threads int) {
-	threads = 1
-	rest := f.cell.Dedicated
+// sorted are the dedicated CPUs of a cell in cores; threads is how many the
+// largest core has. They are the same for every guest cell and all terms.
+type sorted struct {
+	cores   []coreState
+	threads int
+}
+
+func sortCores(cell *fit.Cell) *sorted {
+	cores, threads := []coreState{}, 1
 	add := func(cpus topology.CPUSet) {
 		var k coreState
 		for _, cpu := range cpus {
 			switch {
-			case !f.cell.Dedicated.Contains(cpu):
-			case f.cell.Pinned.Contains(cpu):
+			case !cell.Dedicated.Contains(cpu):
+			case cell.Pinned.Contains(cpu):
 				k.taken = append(k.taken, cpu)
 			default:
 				k.free = append(k.free, cpu)
@@ -245,19 +251,19 @@ func (f *fixer) cores() (cores []coreState, threads int) {
 		}
 	}
 	in := map[int]bool{}
-	for _, siblings := range f.cell.Cores {
+	for _, siblings := range cell.Cores {
 		threads = max(threads, siblings.Len())
 		add(siblings)
 		for _, cpu := range siblings {
 			in[cpu] = true
 		}
 	}
-	for _, cpu := range rest {
+	for _, cpu := range cell.Dedicated {
 		if !in[cpu] {
 			add(topology.CPUSet{cpu})
 		}
 	}
-	return cores, threads
+	return &sorted{cores, threads}
 }
 
 // fixDedicated sees to CPUs for dedicated vCPUs and isolated emulator threads.
@@ -281,7 +287,7 @@ func (f *fixer) fixDedicated() bool {
 			return true
 		}
 	}
-	cores, threads := f.cores()
+	cores, threads := f.sorts.cores, f.sorts.threads
 	free, taken := 0, 0
 	for _, k := range cores {
 		free += len(k.free)
@@ -391,9 +397,9 @@ func (f *fixer) releaseCores(cores []coreState, per, whole int) bool {
 // releaseAny releases so many CPUs beyond those released already: of the cores
 // where that leaves the fewest taken.
 func (f *fixer) releaseAny(cores []coreState, n int) {
-	sorted := slices.Clone(cores)
-	slices.SortStableFunc(sorted, func(a, b coreState) int { return len(a.taken) - len(b.taken) })
-	for _, k := range sorted {
+	fullest := slices.Clone(cores)
+	slices.SortStableFunc(fullest, func(a, b coreState) int { return len(a.taken) - len(b.taken) })
+	for _, k := range fullest {
 		for _, cpu := range k.taken {
 			if n > 0 && !slices.Contains(f.released, cpu) {
 				f.released = append(f.released, cpu)
@@ -535,6 +541,9 @@ func (c *Case) newCell(g *topology.GuestCell, emu, id int, next *int) (map[strin
 	}
 	memory := g.MemoryMB
 	if l := c.Machine.Limits; l != nil {
+		if float64(shared)/l.CPURatio > topology.MaxCPU || float64(memory)/l.RAMRatio > mostMemoryMB {
+			return nil, false
+		}
 		shared = max(shared, int(math.Ceil(float64(shared)/l.CPURatio))+btoi(shared > 0 && l.CPURatio < 1))
 		memory = max(memory, int64(math.Ceil(float64(memory)/l.RAMRatio))+int64(btoi(l.RAMRatio < 1)))
 	}

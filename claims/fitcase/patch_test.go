@@ -199,9 +199,9 @@ func specify(f *topology.Flavor, guest *topology.GuestTopology) {
 
 func TestSolve_EveryChangeOfRandomRefusalsIsEnough(t *testing.T) {
 	refusals, fits, slowest := 0, 0, time.Duration(0)
-	for i := range requests(t, 600) {
+	for i := range requests(t, 300) {
 		rng := rand.New(rand.NewPCG(7, uint64(i)))
-		r, m := fittest.Random(rng, fittest.Classes[i%len(fittest.Classes)], 16)
+		r, m := fittest.Random(rng, fittest.Classes[i%len(fittest.Classes)], 64)
 		line := asCase(t, fmt.Sprintf("random-%d", i), r, m)
 		c, err := fitcase.Read(line)
 		if err != nil {

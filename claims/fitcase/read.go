@@ -27,6 +27,7 @@ const (
 	mostPools    = 1 << 14
 	mostDevices  = 1 << 20
 	mostVCPUs    = 1 << 16
+	mostCPUs     = 1 << 20 // in all lists of a case together
 )
 
 // Case is a case that was read.
@@ -123,6 +124,7 @@ func fromDocument(doc map[string]any, cells map[uintptr]readCell) (*Case, error)
 type reader struct {
 	at     []string
 	faults []string
+	cpuSum int // CPUs in all lists so far
 }
 
 func (r *reader) fault(format string, args ...any) {
@@ -230,10 +232,15 @@ func (r *reader) cpus(v any) topology.CPUSet {
 		r.fault("want a list of CPUs as text%s", got(v))
 		return nil
 	}
+	if r.cpuSum > mostCPUs {
+		r.fault("the lists of CPUs before this one hold more than %d already", mostCPUs)
+		return nil
+	}
 	s, err := topology.ParseCPUSet(text)
 	if err != nil {
 		r.fault("%s", err)
 	}
+	r.cpuSum += len(s)
 	return s
 }
 
@@ -285,7 +292,7 @@ func (c *Case) readHost(r *reader, host map[string]any) {
 		return
 	}
 	ids := map[topology.CellID]bool{}
-	owner := map[int]topology.CellID{}
+	var owner []topology.CellID // by CPU: the cell it stands in, and one
 	r.each(host, "cells", mostCells, func(_ int, v any) {
 		m := r.object(v)
 		if m == nil {
@@ -298,10 +305,13 @@ func (c *Case) readHost(r *reader, host map[string]any) {
 		ids[cell.ID] = true
 		for _, cpus := range []topology.CPUSet{cell.Shared, cell.Dedicated} {
 			for _, cpu := range cpus {
-				if other, taken := owner[cpu]; taken && other != cell.ID {
+				for len(owner) <= cpu {
+					owner = append(owner, 0)
+				}
+				if other := owner[cpu] - 1; other >= 0 && other != cell.ID {
 					r.fault("cpu %d stands in cell %d too", cpu, other)
 				}
-				owner[cpu] = cell.ID
+				owner[cpu] = cell.ID + 1
 			}
 		}
 		c.Machine.Cells = append(c.Machine.Cells, cell)

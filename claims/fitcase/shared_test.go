@@ -148,3 +148,12 @@ func requests(t testing.TB, n int) int {
 	}
 	return n
 }
+
+func mustMarshal(t testing.TB, v any) []byte {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
