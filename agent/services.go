@@ -253,6 +253,7 @@ func (s claimService) view(c claims.Claim) api.Claim {
 	out := api.Claim{
 		ID: c.ID, Kind: string(c.Owner.Kind), State: string(c.State), Instance: c.Owner.Instance, Migration: c.Owner.Migration,
 		Attempt: c.Owner.Attempt, Resources: c.Resources, Forced: c.Forced, CreatedAt: c.CreatedAt,
+		Topology: c.Topology, PCI: c.PCI, Assignment: c.Assignment,
 	}
 	if inst, ok := s.a.tracker.Instance(c.Owner.Instance); ok {
 		out.Name = inst.Name
@@ -264,10 +265,8 @@ func (s claimService) view(c claims.Claim) api.Claim {
 		}
 	}
 	if m := c.Context; m != nil {
-		out.Context = &migration.Context{
-			Source: m.Source, Destination: m.Destination, OldResources: m.OldResources, NewResources: m.NewResources,
-			OldFlavor: m.OldFlavor, NewFlavor: m.NewFlavor, PowerState: migration.PowerState(m.OldPowerState),
-		}
+		wire := host.WireContext(*m)
+		out.Context = &wire
 	}
 	return out
 }

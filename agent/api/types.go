@@ -165,6 +165,11 @@ type Claim struct {
 	ExpiresIn time.Duration      `json:"expires_in,omitempty"` // nanoseconds left of it
 	Context   *migration.Context `json:"context,omitempty"`    // the MigrationContext
 	CreatedAt time.Time          `json:"created_at"`
+
+	// What was asked beyond amounts, and what was given for it.
+	Topology   *topology.GuestTopology `json:"numa_topology,omitempty"`
+	PCI        []topology.PCIRequest   `json:"pci_requests,omitempty"`
+	Assignment topology.Assignment     `json:"assignment,omitzero"`
 }
 
 // ClaimList is the answer of GET /v1/claims.

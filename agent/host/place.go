@@ -205,3 +205,27 @@ func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationConte
 		WithOld(side(c.OldResources, c.OldFlavor, c.OldTopology, c.OldAssignment, c.OldPCIRequests)).
 		WithNew(side(c.NewResources, c.NewFlavor, c.NewTopology, c.NewAssignment, c.NewPCIRequests))
 }
+
+// WireContext maps a context of the ledger to the wire's: what ledgerContext
+// made of it, told back.
+func WireContext(m claims.MigrationContext) migration.Context {
+	old, now := m.Revert(), m.Apply()
+	c := migration.Context{
+		Source: m.Source, Destination: m.Destination, PowerState: migration.PowerState(m.OldPowerState),
+		OldResources: old.Resources, OldFlavor: old.Flavor, OldPCIRequests: old.PCIRequests,
+		NewResources: now.Resources, NewFlavor: now.Flavor, NewPCIRequests: now.PCIRequests,
+	}
+	c.OldTopology, c.OldAssignment = given(old)
+	c.NewTopology, c.NewAssignment = given(now)
+	return c
+}
+
+// given takes a side of a context apart into what was asked and what was given.
+func given(h claims.Holding) (*topology.GuestTopology, topology.Assignment) {
+	a := topology.Assignment{Devices: h.PCIDevices}
+	if h.NUMATopology == nil {
+		return nil, a
+	}
+	a.Cells = h.NUMATopology.Cells
+	return h.NUMATopology.Guest, a
+}
