@@ -116,6 +116,7 @@ nothing is left.`,
 	f.StringVar(&r.SerialFile, "serial-file", "", "`file` for its console's output (default: a terminal, virsh console)")
 	f.StringVar(&r.Machine, "machine", "", "machine type (default: q35)")
 	f.StringVar(&r.CPU, "cpu", "", "CPU: a `model`, host-model, or host-passthrough")
+	f.StringVar(&r.VirtType, "virt-type", "", "kvm, or qemu without hardware virtualization (default: kvm where the host has it)")
 	f.StringVar(&xml, "xml", "", "domain document to take devices from; - for standard input")
 	f.BoolVar(&r.Start, "start", false, "start it")
 	f.BoolVar(&r.Paused, "paused", false, "start it with its CPUs stopped")
