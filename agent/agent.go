@@ -364,7 +364,7 @@ func (a *Agent) tasks() []task {
 			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)
 		}},
 		{"reload", a.runReload},
-		{"owner files", a.guardian.owners.Run},
+		{"owner files", a.guardian.keepOwners},
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
 	}

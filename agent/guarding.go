@@ -47,6 +47,16 @@ func newGuardian(a *Agent) *guardian {
 	return g
 }
 
+// keepOwners keeps the owner files; in mode observe there are none to keep, and
+// nothing is written.
+func (g *guardian) keepOwners(ctx context.Context) error {
+	if g.a.observing() {
+		<-ctx.Done()
+		return nil
+	}
+	return g.owners.Run(ctx)
+}
+
 // ledger is what the owner files should say.
 func (g *guardian) ledger() []guard.Owner {
 	a := g.a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -86,6 +87,10 @@ func (o *Owners) syncLocked() error {
 		}
 	}
 	if !o.known {
+		// The hook notes there who calls, also before there is an owner.
+		if err := os.MkdirAll(o.files.Dir, 0o700); err != nil {
+			return fmt.Errorf("guard files: %w", err)
+		}
 		// Whatever an earlier agent left is looked at as if it said "here".
 		list, err := o.files.Owners()
 		if err != nil {

@@ -98,34 +98,79 @@ func (h *Host) Moving(instance string) (string, bool) { return h.moving(instance
 // Undone reports whether the undo of a migration's claim has begun.
 func (h *Host) Undone(o claims.Owner) bool { return h.tracker.Buried(at(refOf(o), stepClaim)) }
 
-// arrivalOf reads from a document what its guest needs here.
-func (h *Host) arrivalOf(ctx context.Context, text string) (claims.Instance, topology.Resources, error) {
+// arrival is a guest that comes by a foreign migration.
+type arrival struct {
+	inst       claims.Instance // its token's epoch is what the document says
+	demand     demand
+	assignment topology.Assignment // what it has of the host that it comes from
+}
+
+func (a arrival) guest(text string) migration.Guest {
+	return migration.Guest{
+		UUID: a.inst.UUID, Name: a.inst.Name, Flavor: a.inst.Flavor, ProjectID: a.inst.ProjectID, UserID: a.inst.UserID,
+		Resources: a.demand.resources, Topology: a.demand.topology, PCIRequests: a.demand.pci, Assignment: a.assignment,
+		Adopted: a.inst.Adopted, Epoch: a.inst.Token.Epoch, PowerState: migration.PowerRunning, Persistent: true, XML: text,
+	}
+}
+
+// context is the move's; nobody has told what the source holds, so its old side is
+// what the guest has.
+func (a arrival) context(source, destination string) migration.Context {
+	return migration.Context{
+		Source: source, Destination: destination, PowerState: migration.PowerRunning,
+		OldResources: a.demand.resources, OldFlavor: a.inst.Flavor, OldTopology: a.demand.topology, OldAssignment: a.assignment, OldPCIRequests: a.demand.pci,
+		NewResources: a.demand.resources, NewFlavor: a.inst.Flavor, NewTopology: a.demand.topology, NewPCIRequests: a.demand.pci,
+	}
+}
+
+// arrivalOf reads from a document what its guest needs here: by its flavor where
+// Berth manages it, else by what it has where it comes from. A guest with a device
+// of its host's is refused: nothing tells which of this host's is like it.
+func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
+	const doing = "read the arriving guest's document"
 	doc, err := domainxml.Parse(text)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, fault.Refuse(fault.Invalid, "read the arriving guest's document", fault.Reason{
-			Code: "document", Message: err.Error(), Change: "correct it, or report it",
-		})
+		return arrival{}, fault.Refuse(fault.Invalid, doing, fault.Reason{Code: "document", Message: err.Error(), Change: "correct it, or report it"})
 	}
-	uses := doc.Resources()
 	own, err := parseDocument(text)
 	if err != nil {
-		return claims.Instance{}, topology.Resources{}, err
+		return arrival{}, err
 	}
+	uses := doc.Resources()
 	// What cannot be read here yet is copied later; its own host has counted it.
 	uses.DiskGB, _ = h.diskGB(ctx, own)
-	inst := claims.Instance{
+	a := arrival{inst: claims.Instance{
 		UUID: doc.UUID(), Name: doc.Name(), Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
+	}}
+	var no refusal
+	no.add(fault.Forbidden, own.immovable(topology.Assignment{})...)
+	// Without this host's cells and shared CPUs: the document names another's.
+	var found *topology.GuestTopology
+	found, a.assignment, _ = doc.Assignment(nil, nil)
+	a.demand = demand{resources: uses, topology: asItRuns(found, a.assignment)}
+	if found != nil {
+		a.demand.resources.VCPUs, a.demand.resources.PCPUs = found.CPUs()
 	}
 	if meta, ok, err := doc.Metadata(); err == nil && ok {
-		inst.Token.Epoch, inst.Adopted = meta.Epoch, false
-		if meta.Flavor.Name != "" {
-			inst.Flavor = meta.Flavor
-			uses.DiskGB = max(uses.DiskGB, meta.Flavor.DiskGB)
+		a.inst.Token.Epoch, a.inst.Adopted = meta.Epoch, false
+		if meta.Flavor.Name != "" && !adoptedFlavor(meta.Flavor) {
+			d := h.demandOf(meta.Flavor, &no)
+			d.resources.DiskGB = max(d.resources.DiskGB, uses.DiskGB)
+			if d.topology == nil {
+				// People may have given it more since.
+				d.resources.VCPUs, d.resources.MemoryMB = max(d.resources.VCPUs, uses.VCPUs), max(d.resources.MemoryMB, uses.MemoryMB)
+			}
+			d.topology = asItRuns(d.topology, a.assignment)
+			a.inst.Flavor, a.demand = meta.Flavor, d
 		}
 	}
-	return inst, uses, nil
+	return a, no.err(doing)
 }
+
+// adoptedFlavor is what adoption writes for a guest that has none: its amounts say
+// nothing of what it has of a host.
+func adoptedFlavor(f topology.Flavor) bool { return f.Name == "adopted" && len(f.ExtraSpecs) == 0 }
 
 // ClaimArrival holds a place for a guest that libvirt is about to take in by a
 // migration that is not Berth's, and gives the document that it is to come with:
@@ -133,10 +178,11 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (claims.Instance, top
 // used. It reads the ledger and the document, never libvirt, which waits. The
 // refusals are those of a claim, with every reason.
 func (h *Host) ClaimArrival(ctx context.Context, text string) (string, error) {
-	inst, uses, err := h.arrivalOf(ctx, text)
+	comes, err := h.arrivalOf(ctx, text)
 	if err != nil {
 		return "", err
 	}
+	inst, uses := comes.inst, comes.demand.resources
 	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
 	if err := h.managing(doing); err != nil {
 		return "", err
@@ -156,8 +202,7 @@ func (h *Host) ClaimArrival(ctx context.Context, text string) (string, error) {
 		// what one undoes the next is not kept from.
 		ref := migration.Ref{Migration: uuid.NewString(), Instance: inst.UUID, Attempt: 1}
 		if claim, err = h.claimForeign(ctx, ref, migration.ClaimRequest{
-			Guest:   migration.Guest{UUID: inst.UUID, Name: inst.Name, Flavor: inst.Flavor, Resources: uses, XML: text},
-			Context: h.foreignContext("", inst, uses),
+			Guest: comes.guest(text), Context: comes.context("", h.o.Name),
 		}); err != nil {
 			return "", err
 		}
@@ -183,14 +228,7 @@ func (h *Host) ClaimArrival(ctx context.Context, text string) (string, error) {
 
 // holds reports whether a claim made ahead is enough for what comes.
 func holds(claimed, uses topology.Resources) bool {
-	return uses.VCPUs <= claimed.VCPUs && uses.MemoryMB <= claimed.MemoryMB
-}
-
-func (h *Host) foreignContext(source string, inst claims.Instance, uses topology.Resources) migration.Context {
-	return migration.Context{
-		Source: source, Destination: h.o.Name, OldResources: uses, NewResources: uses, OldFlavor: inst.Flavor, NewFlavor: inst.Flavor,
-		PowerState: migration.PowerRunning,
-	}
+	return uses.VCPUs <= claimed.VCPUs && uses.PCPUs <= claimed.PCPUs && uses.MemoryMB <= claimed.MemoryMB
 }
 
 // announced gives the foreign claim that waits for a guest.

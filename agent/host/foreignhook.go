@@ -120,21 +120,19 @@ func (h *Host) foreignClaim(id string) (*claims.Owner, error) {
 }
 
 func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
-	inst, uses, err := h.arrivalOf(ctx, r.DomainXML)
+	comes, err := h.arrivalOf(ctx, r.DomainXML)
 	if err != nil {
 		return err
 	}
+	inst := comes.inst
 	if ref.Instance = inst.UUID; r.Instance != "" && r.Instance != inst.UUID {
 		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", inst.UUID, r.Instance)
 	}
 	if r.Source == h.o.Name {
 		return fault.New(fault.Invalid, "the guest is to come from another host, not from %s", r.Source)
 	}
-	g := migration.Guest{
-		UUID: inst.UUID, Name: inst.Name, Flavor: inst.Flavor, Resources: uses, ProjectID: inst.ProjectID, UserID: inst.UserID,
-		Adopted: inst.Adopted, Epoch: inst.Token.Epoch, PowerState: migration.PowerRunning, Persistent: true, XML: r.DomainXML,
-	}
-	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: h.foreignContext(r.Source, inst, uses)})
+	g := comes.guest(r.DomainXML)
+	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: comes.context(r.Source, h.o.Name)})
 	if err != nil {
 		return err
 	}
