@@ -64,7 +64,7 @@ requests:
 		}
 		matches := make([]bool, len(m.Pools))
 		for p := range m.Pools {
-			matches[p] = slices.ContainsFunc(q.Specs, m.Pools[p].is)
+			matches[p] = m.Pools[p].Answers(q)
 		}
 		for k := range d.kinds {
 			if d.kinds[k].affinity == affinity && slices.Equal(d.kinds[k].matches, matches) {
@@ -97,12 +97,16 @@ func (d *devices) findSockets() {
 	d.sockets = len(numbers)
 }
 
-// is reports whether a pool's functions are what is asked for. A physical
-// function is only given to who names it: it takes all its virtual ones along.
+// Answers reports whether a pool's functions are what a request asks for. A
+// physical function is only given to who names one, in whichever of the specs: it
+// takes all its virtual ones along.
+func (p *Pool) Answers(q topology.PCIRequest) bool {
+	named := slices.ContainsFunc(q.Specs, func(s topology.PCISpec) bool { return s.Type == topology.PCITypePF })
+	return (p.Type != topology.PCITypePF || named) && slices.ContainsFunc(q.Specs, p.is)
+}
+
+// is reports whether a pool's functions are what one spec says.
 func (p *Pool) is(s topology.PCISpec) bool {
-	if p.Type == topology.PCITypePF && s.Type != topology.PCITypePF {
-		return false
-	}
 	same := func(want, have string) bool { return want == "" || strings.EqualFold(want, have) }
 	if !same(s.Vendor, p.Vendor) || !same(s.Product, p.Product) || !same(string(s.Type), string(p.Type)) {
 		return false

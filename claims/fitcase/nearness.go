@@ -3,7 +3,6 @@ package fitcase
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"berth/claims/fit"
 	"berth/topology"
@@ -106,7 +105,7 @@ func (c *Case) nearDevices(cells bool, chosen []int) (pools, softer candidate) {
 			pools.ops = append(pools.ops, Op{c.verb(key), key, string(topology.AffinityPreferred)})
 			pools.departure += 0.5
 			for p := range left {
-				if want > 0 && c.match(q, p) {
+				if want > 0 && c.Machine.Pools[p].Answers(q) {
 					n := min(want, left[p])
 					left[p] -= n
 					if want -= n; first < 0 {
@@ -147,34 +146,16 @@ func (c *Case) nearDevices(cells bool, chosen []int) (pools, softer candidate) {
 // matching is how many devices match a request, wherever they are.
 func (c *Case) matching(q topology.PCIRequest) (n int) {
 	for p := range c.Machine.Pools {
-		if c.match(q, p) {
+		if c.Machine.Pools[p].Answers(q) {
 			n += c.Machine.Pools[p].Count
 		}
 	}
 	return n
 }
 
-// match reports whether a pool's functions are what a request asks for.
-func (c *Case) match(q topology.PCIRequest, i int) bool {
-	p := &c.Machine.Pools[i]
-	same := func(want, have string) bool { return want == "" || strings.EqualFold(want, have) }
-	return slices.ContainsFunc(q.Specs, func(s topology.PCISpec) bool {
-		if p.Type == topology.PCITypePF && s.Type != topology.PCITypePF ||
-			!same(s.Vendor, p.Vendor) || !same(s.Product, p.Product) || !same(string(s.Type), string(p.Type)) {
-			return false
-		}
-		for k, v := range s.Tags {
-			if have, ok := p.Tags[k]; !ok || !strings.EqualFold(v, have) {
-				return false
-			}
-		}
-		return true
-	})
-}
-
 // may reports whether a request may draw on a pool.
 func (c *Case) may(q topology.PCIRequest, i int, cells bool, chosen []int) bool {
-	if !c.match(q, i) {
+	if !c.Machine.Pools[i].Answers(q) {
 		return false
 	}
 	if !cells || q.Affinity == topology.AffinityPreferred {
@@ -201,7 +182,7 @@ func (c *Case) may(q topology.PCIRequest, i int, cells bool, chosen []int) bool 
 func (c *Case) newPool(q topology.PCIRequest, count int, chosen []int) map[string]any {
 	out := map[string]any{}
 	for p := range c.Machine.Pools {
-		if c.match(q, p) {
+		if c.Machine.Pools[p].Answers(q) {
 			host, _ := c.doc["host"].(map[string]any)
 			list, _ := host["pci_pools"].([]any)
 			like, _ := list[p].(map[string]any)

@@ -243,11 +243,17 @@ func grouped(cores []topology.CPUSet, most int, pinned, free topology.CPUSet) bo
 
 // matches reports whether a pool's functions are what a request asks for.
 func matches(q topology.PCIRequest, p *fit.Pool) bool {
+	names := false // some spec names physical functions
+	for _, s := range q.Specs {
+		names = names || s.Type == topology.PCITypePF
+	}
+	if p.Type == topology.PCITypePF && !names {
+		return false
+	}
 	for _, s := range q.Specs {
 		same := (s.Vendor == "" || strings.EqualFold(s.Vendor, p.Vendor)) &&
 			(s.Product == "" || strings.EqualFold(s.Product, p.Product)) &&
-			(s.Type == "" || strings.EqualFold(string(s.Type), string(p.Type))) &&
-			(p.Type != topology.PCITypePF || s.Type == topology.PCITypePF)
+			(s.Type == "" || strings.EqualFold(string(s.Type), string(p.Type)))
 		for k, v := range s.Tags {
 			have, there := p.Tags[k]
 			same = same && there && strings.EqualFold(have, v)
