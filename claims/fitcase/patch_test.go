@@ -1,6 +1,7 @@
 package fitcase_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -26,69 +27,77 @@ func patched(t testing.TB, line []byte, patch fitcase.Change) []byte {
 	}
 	var ops []struct {
 		Op, Path string
-		Value    *json.RawMessage
+		Value    json.RawMessage
 	}
 	if err := json.Unmarshal(text, &ops); err != nil {
 		t.Fatal(err)
 	}
-	doc := json.RawMessage(line)
+	doc := decoded(t, line)
 	for _, op := range ops {
 		if op.Op != "remove" && op.Value == nil || !strings.HasPrefix(op.Path, "/") {
 			t.Fatalf("incomplete operation in %s", text)
 		}
-		if doc, err = edit(doc, strings.Split(op.Path[1:], "/"), op.Op, op.Value); err != nil {
+		var value any
+		if op.Op != "remove" {
+			value = decoded(t, op.Value)
+		}
+		if doc, err = edit(doc, strings.Split(op.Path[1:], "/"), op.Op, value); err != nil {
 			t.Fatalf("%v: %s %s in %s", err, op.Op, op.Path, text)
 		}
 	}
-	return doc
+	return mustMarshal(t, doc)
 }
 
-func edit(doc json.RawMessage, path []string, op string, value *json.RawMessage) (json.RawMessage, error) {
+func decoded(t testing.TB, text []byte) (v any) {
+	t.Helper()
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// gone stands where something was removed.
+type gone struct{}
+
+func edit(node any, path []string, op string, value any) (any, error) {
 	if len(path) == 0 {
 		if op == "remove" {
-			return nil, nil
+			return gone{}, nil
 		}
-		return *value, nil
+		return value, nil
 	}
 	key := strings.NewReplacer("~1", "/", "~0", "~").Replace(path[0])
-	var list []json.RawMessage
-	if err := json.Unmarshal(doc, &list); err == nil && list != nil {
+	switch node := node.(type) {
+	case []any:
 		i, err := strconv.Atoi(key)
 		if key == "-" {
-			i, err = len(list), nil
+			i, err = len(node), nil
 		}
 		insert := len(path) == 1 && op == "add"
-		if err != nil || i < 0 || i > len(list) || !insert && i == len(list) {
+		if err != nil || i < 0 || i > len(node) || !insert && i == len(node) {
 			return nil, fmt.Errorf("no entry %s", key)
 		}
 		if insert {
-			return json.Marshal(slices.Insert(list, i, *value))
+			return slices.Insert(node, i, value), nil
 		}
-		if list[i], err = edit(list[i], path[1:], op, value); err != nil {
-			return nil, err
+		if node[i], err = edit(node[i], path[1:], op, value); node[i] == (gone{}) {
+			return slices.Delete(node, i, i+1), err
 		}
-		if list[i] == nil {
-			list = slices.Delete(list, i, i+1)
+		return node, err
+	case map[string]any:
+		child, there := node[key]
+		if !there && (len(path) > 1 || op != "add") {
+			return nil, fmt.Errorf("no member %s", key)
 		}
-		return json.Marshal(list)
+		changed, err := edit(child, path[1:], op, value)
+		if node[key] = changed; changed == (gone{}) {
+			delete(node, key)
+		}
+		return node, err
 	}
-	var object map[string]json.RawMessage
-	if err := json.Unmarshal(doc, &object); err != nil || object == nil {
-		return nil, fmt.Errorf("%s stands in neither object nor list", key)
-	}
-	child, there := object[key]
-	if !there && (len(path) > 1 || op != "add") {
-		return nil, fmt.Errorf("no member %s", key)
-	}
-	changed, err := edit(child, path[1:], op, value)
-	if err != nil {
-		return nil, err
-	}
-	object[key] = changed
-	if changed == nil {
-		delete(object, key)
-	}
-	return json.Marshal(object)
+	return nil, fmt.Errorf("%s stands in neither object nor list", key)
 }
 
 // checkChanges holds every change of an answer against a fresh reading of the
