@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/systemd"
@@ -182,18 +183,49 @@ func (h *health) claims() api.Condition {
 	if len(u.Forced) == 0 {
 		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
 	}
-	reasons := make([]fault.Reason, len(u.Forced))
-	for i, id := range u.Forced {
-		name := id
-		if c, ok := h.a.tracker.Get(id); ok {
-			name = c.Owner.Instance
-			if inst, ok := h.a.tracker.Instance(name); ok {
-				name = inst.Name
-			}
+	reasons := forcedReasons(u, func(instance string) string {
+		if inst, ok := h.a.tracker.Instance(instance); ok {
+			return inst.Name
 		}
-		reasons[i] = fault.Reason{Code: "claim_forced", Message: "guest " + name + " was adopted though it does not fit", Change: "move it, or another, to a host with room"}
-	}
+		return instance
+	})
 	return bad("claims", fmt.Sprintf("%d adopted guests do not fit", len(u.Forced)), reasons...)
+}
+
+// forcedReasons names each guest whose claim is forced, and then each CPU, device
+// and pool that is promised more often than it is there. name gives a guest's
+// name by its uuid.
+func forcedReasons(u claims.Usage, name func(instance string) string) []fault.Reason {
+	var out []fault.Reason
+	for _, id := range u.Forced {
+		out = append(out, fault.Reason{
+			Code: "claim_forced", Message: "guest " + name(id) + " was adopted though it does not fit", Change: "move it, or another, to a host with room",
+		})
+	}
+	for _, d := range u.Doubled {
+		names := make([]string, len(d.Instances))
+		for i, id := range d.Instances {
+			names[i] = name(id)
+		}
+		d.Instances = names
+		r := fault.Reason{Message: d.String(), Have: strings.Join(names, ", "), Change: "move all of them but one to other hosts"}
+		switch {
+		case d.CPU != nil && len(names) == 1:
+			r.Code, r.Change = "cpu_not_dedicated", fmt.Sprintf("put CPU %d into [host] dedicated_cpus, or move the guest: it gets a dedicated CPU then", *d.CPU)
+		case d.CPU != nil:
+			r.Code = "cpus_doubled"
+		case d.Device != nil:
+			r.Code = "device_doubled"
+		default:
+			r.Code, r.Change = "pages_over", "move guests away, or make the pool larger"
+		}
+		if d.Cell != nil {
+			cell := int(*d.Cell)
+			r.Cell = &cell
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 func (h *health) peers() api.Condition {

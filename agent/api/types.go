@@ -55,7 +55,7 @@ type Usage struct {
 	CPURatio float64            `json:"cpu_allocation_ratio"`
 	RAMRatio float64            `json:"ram_allocation_ratio"`
 	DskRatio float64            `json:"disk_allocation_ratio"`
-	Forced   []string           `json:"forced,omitempty"` // claims adopted though they do not fit
+	Forced   []string           `json:"forced,omitempty"` // instances adopted though they do not fit, by uuid
 }
 
 // HostInfo is one host with its hardware.
