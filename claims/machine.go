@@ -235,19 +235,16 @@ func ordinaryMB(c fit.Cell) int64 {
 // ordinaryLimit is how much ordinary memory guests may use together, in all
 // cells: what the pools of huge pages and the reserve leave, times the ratio.
 func (m *machine) ordinaryLimit() int64 {
-	var total, kept, poolsKept int64 // kept: by the cells; poolsKept: of huge pages
+	var total, kept int64
 	for _, c := range m.cells {
 		total += ordinaryMB(c)
-		for i, p := range c.Pages {
-			if mb := p.Reserved * int64(p.Size) / mib; i == 0 {
-				kept += mb
-			} else {
-				poolsKept += mb
-			}
+		if len(c.Pages) > 0 {
+			kept += c.Pages[0].Reserved * int64(c.Pages[0].Size) / mib
 		}
 	}
-	// The host's reserve may be told in both ways; it is kept once.
-	total -= max(0, m.capacity.Reserved.MemoryMB-poolsKept-kept)
+	// The host's own memory is ordinary: what it reserves as a whole, and what it
+	// reserves of cells' ordinary pages, are two ways to tell of one reserve.
+	total -= max(0, m.capacity.Reserved.MemoryMB-kept)
 	return int64(float64(max(0, total)) * ratio(m.capacity.RAMRatio))
 }
 

@@ -93,6 +93,19 @@ func TestTracker_HugePagesAreNotOrdinaryMemory(t *testing.T) {
 	// Pools are there still, for those who ask for them.
 	must[claims.Claim](t)(b.Claim(ctx, request(instanceOwner("d"), shared(huge, 1, 2048))))
 
+	// The host's reserve is kept once, whichever way it is told.
+	kept := cells
+	kept.Cells = slices.Clone(cells.Cells)
+	kept.Reserved.MemoryMB = 512
+	for _, inCells := range []int64{0, 256} {
+		kept.Cells[0].Pages = slices.Clone(cells.Cells[0].Pages)
+		kept.Cells[0].Pages[0].Reserved = inCells << 8 // pages of 4 KiB
+		kept.Cells[0].Pages[1].Reserved = 100
+		b = newBenchWith(t, "h", kept)
+		wantKind(t, float("a", 4096-512+1), fault.DoesNotFit)
+		wantNil(t, float("a", 4096-512))
+	}
+
 	// Within a cell it is the same: two guests of 1.5 GiB are more than its ordinary memory.
 	one := cells
 	one.Cells, one.Total.MemoryMB = cells.Cells[:1], 4096
