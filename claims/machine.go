@@ -198,8 +198,11 @@ func ratio(r float64) float64 {
 // holds it against all memory of the cell; pools of huge pages can never serve
 // it, and promised twice they would starve it. It shares memory with m: it is
 // for use under the lock only.
-func (m *machine) view(t *topology.GuestTopology) fit.Machine {
-	out := fit.Machine{Cells: m.cells, Pools: m.freePools().fit, Limits: m.limits()}
+func (m *machine) view(r Request) fit.Machine {
+	out, t := fit.Machine{Cells: m.cells, Limits: m.limits()}, r.Topology
+	if len(r.PCI) > 0 {
+		out.Pools = m.freePools().fit
+	}
 	if t == nil {
 		return out
 	}

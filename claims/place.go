@@ -30,7 +30,7 @@ func (m *machine) place(r Request) (topology.Assignment, []fit.Reason) {
 			Code: CellsUnknown, Message: "the host's NUMA cells are not known", Change: "see the host's status",
 		})
 	case r.Topology != nil || len(r.PCI) > 0:
-		view := m.view(r.Topology)
+		view := m.view(r)
 		answer := fit.Place(fit.Request{Topology: r.Topology, PCI: r.PCI}, &view)
 		if !answer.Fits() {
 			reasons = append(reasons, answer.Reasons...)

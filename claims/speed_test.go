@@ -10,12 +10,14 @@ import (
 
 	"berth/claims"
 	"berth/claims/fit"
+	"berth/claims/pci"
 	"berth/internal/store"
 	"berth/topology"
 )
 
 // large is a host of 8 cells of 48 cores with two threads: 768 CPUs, of which
-// one core of each cell is shared, and 64 GiB of huge pages a cell.
+// one core of each cell is shared, 64 GiB of huge pages a cell, and 256 virtual
+// functions.
 func large() claims.Capacity {
 	c := claims.Capacity{Total: topology.Resources{VCPUs: 16, PCPUs: 752, MemoryMB: 8 * 96 << 10, DiskGB: 1 << 20}}
 	for id := range 8 {
@@ -41,9 +43,25 @@ func large() claims.Capacity {
 			}
 			cell.Caches = append(cell.Caches, cache)
 		}
+		for bus := range uint8(4) {
+			c.Devices = append(c.Devices, virtual(uint8(id)<<4|bus, topology.CellID(id), 8)...)
+		}
 		c.Cells = append(c.Cells, cell)
 	}
 	return c
+}
+
+// virtual are the virtual functions of a card whose physical one guests never
+// get.
+func virtual(bus uint8, at topology.CellID, n uint8) []pci.Device {
+	var out []pci.Device
+	for f := range n {
+		out = append(out, pci.Device{
+			Address: topology.PCIAddress{Bus: bus, Device: 1, Function: f}, Vendor: "8086", Product: "1565", Type: topology.PCITypeVF, Cell: at,
+			Parent: &topology.PCIAddress{Bus: bus}, Tags: map[string]string{"physical_network": "net"}, Managed: true,
+		})
+	}
+	return out
 }
 
 // crowded is that host with 500 guests of a pinned vCPU each, on a disk.
@@ -80,8 +98,12 @@ func spent() time.Duration {
 // callers.
 func BenchmarkTracker_PinnedClaim(b *testing.B) {
 	const round = 224 // what is free, and then given back apart from the measuring
-	for _, callers := range []int{1, 32} {
-		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+	for _, tt := range []struct {
+		callers int
+		devices []topology.PCIRequest
+	}{{1, nil}, {32, nil}, {1, vfs(1)}, {32, vfs(1)}} {
+		b.Run(fmt.Sprintf("callers=%d,devices=%d", tt.callers, len(tt.devices)), func(b *testing.B) {
+			callers := tt.callers
 			tracker, db := crowded(b)
 			defer db.Close()
 			var cpu, wall time.Duration
@@ -105,7 +127,7 @@ func BenchmarkTracker_PinnedClaim(b *testing.B) {
 				before, start := spent(), time.Now()
 				b.StartTimer()
 				each(func(o claims.Owner) error {
-					_, err := tracker.Claim(ctx, request(o, pinned(huge, 1)))
+					_, err := tracker.Claim(ctx, request(o, pinned(huge, 1), tt.devices...))
 					return err
 				})
 				b.StopTimer()
