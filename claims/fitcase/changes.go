@@ -189,7 +189,7 @@ func (x *changer) hostChanges(c *Case, guest *topology.GuestTopology, base candi
 	m := newMatcher(c, guest)
 	var out []candidate
 	add = add || len(guest.Cells) > len(c.Machine.Cells)
-	for _, t := range []terms{{}, {ratios: true}, {enlarge: true}, {enlarge: true, ratios: true}} {
+	for _, t := range []terms{{}, {ratios: true}, {convert: true}, {enlarge: true}, {enlarge: true, ratios: true}} {
 		t.add = add
 		for _, host := range m.changes(t) {
 			joined := base.with(host.candidate)

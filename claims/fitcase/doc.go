@@ -26,10 +26,11 @@
 // the cells are filled automatically, the ratio that would do. Then every pair
 // of guest cell and host cell is priced by the operations on the host cell that
 // would make the one fit the other, and claims/fit's Cheapest chooses the pairs.
-// That is done under several terms (only free what is in use; also enlarge; also
-// raise the ratios; also soften the thread policy), each giving one change. What
-// devices and networks still lack on the cells so chosen is added. A host with
-// too few cells is given new ones, which can be made to hold any guest cell whose
-// memory its page size divides; where it does not, the request's page size is
-// dropped first. So there is always one.
+// That is done under several terms (only free what is in use; dedicate shared
+// cores; also enlarge; also raise the ratios), each giving one change or a few,
+// and where that gives too few, upon each softer request. What devices and
+// networks still lack on the cells so chosen is added, and what a change does
+// without is left out again. A host with too few cells is given new ones, which
+// can be made to hold any guest cell whose memory its page size divides; where it
+// does not, the request's page size is dropped first. So there is always one.
 package fitcase

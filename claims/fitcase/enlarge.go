@@ -12,6 +12,7 @@ import (
 // terms say what a change may do to host cells.
 type terms struct {
 	enlarge bool // give a cell CPUs, memory or pages that it has not; else only free what is in use
+	convert bool // dedicate cores of a cell that are shared until now
 	ratios  bool // leave the ratios out of account: they are raised afterwards
 	add     bool // give the host more cells
 }
@@ -33,7 +34,9 @@ type fixer struct {
 	shared, sharedUsed int
 	released           []int
 	newCores           [][]int
-	both               bool // new dedicated CPUs are shared ones too
+	converted          topology.CPUSet // CPUs of newCores that were shared
+	failed             bool            // a core was wanted and could not be had
+	both               bool            // new dedicated CPUs are shared ones too
 	pages              []fit.Pages
 	addedPages         []fit.Pages
 }
@@ -45,6 +48,9 @@ func (f *fixer) fix() (ops []Op, departure float64, ok bool) {
 	f.shared, f.sharedUsed = f.cell.Shared.Len(), f.cell.SharedUsed
 	f.pages = f.cell.Pages
 	if !f.fixPages() || !f.fixShared() || !f.fixDedicated() {
+		return nil, 0, false
+	}
+	if f.failed {
 		return nil, 0, false
 	}
 	return f.write()
@@ -221,203 +227,6 @@ func (f *fixer) fixShared() bool {
 	return true
 }
 
-// coreState is what is free and what is taken of the dedicated CPUs of a core.
-type coreState struct{ free, taken []int }
-
-func (k coreState) len() int { return len(k.free) + len(k.taken) }
-
-// sorted are the dedicated CPUs of a cell in cores; threads is how many the
-// largest core has. They are the same for every guest cell and all terms.
-type sorted struct {
-	cores   []coreState
-	threads int
-}
-
-func sortCores(cell *fit.Cell) *sorted {
-	cores, threads := []coreState{}, 1
-	add := func(cpus topology.CPUSet) {
-		var k coreState
-		for _, cpu := range cpus {
-			switch {
-			case !cell.Dedicated.Contains(cpu):
-			case cell.Pinned.Contains(cpu):
-				k.taken = append(k.taken, cpu)
-			default:
-				k.free = append(k.free, cpu)
-			}
-		}
-		if k.len() > 0 {
-			cores = append(cores, k)
-		}
-	}
-	in := map[int]bool{}
-	for _, siblings := range cell.Cores {
-		threads = max(threads, siblings.Len())
-		add(siblings)
-		for _, cpu := range siblings {
-			in[cpu] = true
-		}
-	}
-	for _, cpu := range cell.Dedicated {
-		if !in[cpu] {
-			add(topology.CPUSet{cpu})
-		}
-	}
-	return &sorted{cores, threads}
-}
-
-// fixDedicated sees to CPUs for dedicated vCPUs and isolated emulator threads.
-func (f *fixer) fixDedicated() bool {
-	if !f.guest.CPUPolicy.Pins() {
-		return true
-	}
-	want := f.guest.DedicatedVCPUs.Len()
-	if f.emu > 0 && want == 0 {
-		return false // Nova has no place for emulator threads without dedicated vCPUs
-	}
-	// The thread policy holds for a cell without dedicated vCPUs too.
-	vcpus := want
-	if want == 0 {
-		switch f.guest.ThreadPolicy {
-		case topology.ThreadPolicyIsolate:
-			return false
-		case topology.ThreadPolicyRequire:
-			vcpus = 1
-		default:
-			return true
-		}
-	}
-	cores, threads := f.sorts.cores, f.sorts.threads
-	free, taken := 0, 0
-	for _, k := range cores {
-		free += len(k.free)
-		taken += len(k.taken)
-	}
-	per, whole := 1, 0 // threads wanted of each core, and how many cores have them
-	switch f.guest.ThreadPolicy {
-	case topology.ThreadPolicyIsolate:
-		if threads > 1 && !f.cell.Shared.SameAs(f.cell.Dedicated) {
-			return false
-		}
-		f.both = threads > 1
-		per, whole = threads, want
-	case topology.ThreadPolicyRequire:
-		if threads < 2 && !f.terms.enlarge {
-			return false
-		}
-		per, whole = f.grouping(cores, vcpus, max(2, threads))
-	}
-	if per > 1 || f.guest.ThreadPolicy == topology.ThreadPolicyIsolate {
-		if !f.releaseCores(cores, per, whole) {
-			if !f.terms.enlarge {
-				return false
-			}
-			f.released = nil
-			if f.guest.ThreadPolicy == topology.ThreadPolicyRequire {
-				per = max(2, threads)
-				whole = (vcpus + per - 1) / per
-			}
-			have := 0
-			for _, k := range cores {
-				if len(k.free) >= per {
-					have++
-				}
-			}
-			for ; have < whole; have++ {
-				f.newCore(per)
-			}
-		}
-	}
-	total := want + f.emu
-	if f.guest.ThreadPolicy == topology.ThreadPolicyIsolate {
-		total = want*threads + f.emu
-	}
-	short := total - free - len(f.released)
-	for _, k := range f.newCores {
-		short -= len(k)
-	}
-	if short <= 0 {
-		return true
-	}
-	if short <= taken-len(f.released) {
-		f.releaseAny(cores, short)
-		return true
-	}
-	for ; short > 0 && f.terms.enlarge; short -= threads {
-		f.newCore(threads)
-	}
-	return short <= 0
-}
-
-// grouping is the number of threads a core, and of such cores, that `require`
-// comes by with the fewest CPUs released.
-func (f *fixer) grouping(cores []coreState, want, threads int) (per, whole int) {
-	least := math.MaxInt
-	per, whole = threads, (want+threads-1)/threads
-	for k := threads; k >= 2; k-- {
-		n := (want + k - 1) / k
-		if cpus, ok := missing(cores, k, n); ok && len(cpus) < least {
-			per, whole, least = k, n, len(cpus)
-		}
-	}
-	return per, whole
-}
-
-// missing are the CPUs to be released so that n cores have per free threads each.
-func missing(cores []coreState, per, n int) ([]int, bool) {
-	var short []coreState
-	for _, k := range cores {
-		switch {
-		case len(k.free) >= per:
-			n--
-		case k.len() >= per:
-			short = append(short, k)
-		}
-	}
-	slices.SortStableFunc(short, func(a, b coreState) int { return len(b.free) - len(a.free) })
-	var out []int
-	for _, k := range short {
-		if n <= 0 {
-			break
-		}
-		out = append(out, k.taken[:per-len(k.free)]...)
-		n--
-	}
-	return out, n <= 0
-}
-
-func (f *fixer) releaseCores(cores []coreState, per, whole int) bool {
-	cpus, ok := missing(cores, per, whole)
-	if ok {
-		f.released = cpus
-	}
-	return ok
-}
-
-// releaseAny releases so many CPUs beyond those released already: of the cores
-// where that leaves the fewest taken.
-func (f *fixer) releaseAny(cores []coreState, n int) {
-	fullest := slices.Clone(cores)
-	slices.SortStableFunc(fullest, func(a, b coreState) int { return len(a.taken) - len(b.taken) })
-	for _, k := range fullest {
-		for _, cpu := range k.taken {
-			if n > 0 && !slices.Contains(f.released, cpu) {
-				f.released = append(f.released, cpu)
-				n--
-			}
-		}
-	}
-}
-
-func (f *fixer) newCore(threads int) {
-	core := make([]int, threads)
-	for i := range core {
-		core[i] = *f.next
-		*f.next++
-	}
-	f.newCores = append(f.newCores, core)
-}
-
 // write compares what is wanted with what is.
 func (f *fixer) write() (ops []Op, departure float64, ok bool) {
 	set := func(value any, key string, path ...string) {
@@ -457,6 +266,14 @@ func (f *fixer) write() (ops []Op, departure float64, ok bool) {
 		shared = shared.Union(topology.NewCPUSet(dedicated...))
 	}
 	cores := f.newCores
+	if !f.converted.IsEmpty() {
+		cores = nil // they are known
+		left := shared.Difference(f.converted)
+		set(left.String(), "shared_cpus")
+		set(f.cell.Dedicated.Union(f.converted).String(), "dedicated_cpus")
+		departure += 2 + float64(f.converted.Len())/float64(shared.Len())
+		return ops, departure, left.Len() >= f.guest.SharedVCPUs.Len()
+	}
 	for shared.Len() < f.shared {
 		shared = shared.Union(topology.CPUSet{*f.next})
 		cores = append(cores, []int{*f.next})
@@ -523,88 +340,4 @@ func (f *fixer) writePages(ops *[]Op, set func(any, string, ...string), freed, b
 	if after > before && before <= f.cell.MemoryMB<<20 {
 		f.memory = max(f.memory, (after+1<<20-1)>>20)
 	}
-}
-
-// newCell is a host cell made for a guest cell.
-func (c *Case) newCell(g *topology.GuestCell, emu, id int, next *int) (map[string]any, bool) {
-	take := func(n int) []int {
-		cpus := make([]int, n)
-		for i := range cpus {
-			cpus[i] = *next
-			*next++
-		}
-		return cpus
-	}
-	shared, dedicated, threads := g.SharedVCPUs.Len(), g.DedicatedVCPUs.Len(), 1
-	if dedicated == 0 && g.CPUPolicy.Pins() && (emu > 0 || g.ThreadPolicy == topology.ThreadPolicyIsolate) {
-		return nil, false
-	}
-	memory := g.MemoryMB
-	if l := c.Machine.Limits; l != nil {
-		if float64(shared)/l.CPURatio > topology.MaxCPU || float64(memory)/l.RAMRatio > mostMemoryMB {
-			return nil, false
-		}
-		shared = max(shared, int(math.Ceil(float64(shared)/l.CPURatio))+btoi(shared > 0 && l.CPURatio < 1))
-		memory = max(memory, int64(math.Ceil(float64(memory)/l.RAMRatio))+int64(btoi(l.RAMRatio < 1)))
-	}
-	pinned := dedicated + emu
-	if g.ThreadPolicy == topology.ThreadPolicyRequire && g.CPUPolicy.Pins() {
-		threads, pinned = 2, max(1, pinned)
-	}
-	siblings, pinnable := []string{}, []int{}
-	for n := pinned; n > 0; n -= threads {
-		core := take(threads)
-		siblings = append(siblings, topology.NewCPUSet(core...).String())
-		pinnable = append(pinnable, core...)
-	}
-	floating := take(shared)
-	for _, cpu := range floating {
-		siblings = append(siblings, strconv.Itoa(cpu))
-	}
-	pages := []any{}
-	page := func(kb, total int64) {
-		pages = append(pages, map[string]any{"size_kb": kb, "total": total, "used": 0, "reserved": 0})
-	}
-	switch p := g.PageSize; {
-	case p == topology.PagesLarge:
-		if g.MemoryMB%2 != 0 {
-			return nil, false
-		}
-		page(4, 0)
-		page(2048, memory/2)
-	case p < 0:
-		page(4, memory<<8)
-	case p > 0:
-		if g.MemoryMB<<20%int64(p) != 0 {
-			return nil, false
-		}
-		if kb := int64(p) >> 10; kb > 4 {
-			page(4, 0)
-			page(kb, g.MemoryMB<<10/kb)
-		} else {
-			page(kb, g.MemoryMB<<10/kb)
-		}
-	default:
-		if slices.ContainsFunc(c.Machine.Cells, func(h fit.Cell) bool { return len(h.Pages) > 0 }) {
-			page(4, memory<<8)
-		}
-	}
-	cell := map[string]any{
-		"id": id, "socket": nil, "shared_cpus": topology.NewCPUSet(floating...).String(), "dedicated_cpus": topology.NewCPUSet(pinnable...).String(),
-		"siblings": siblings, "memory_mb": memory, "memory_used_mb": 0, "shared_vcpus_used": 0, "pinned_cpus": "", "mempages": pages,
-	}
-	// A socket of unknown number would take the socket policy from all others.
-	for _, h := range c.Machine.Cells {
-		if h.Socket != nil {
-			cell["socket"] = *h.Socket
-		}
-	}
-	return cell, true
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -63,6 +63,8 @@ func (c *Case) cellWords(op Op, field []string, was any) string {
 		if err1 == nil && err2 == nil {
 			return fmt.Sprintf("free the pinned CPUs %s", a.Difference(b))
 		}
+	case field[0] == "dedicated_cpus" || field[0] == "shared_cpus":
+		return fmt.Sprintf("%s %s, now %s", strings.ReplaceAll(field[0], "_", " "), value(op.Value), value(was))
 	case field[0] == "memory_used_mb" && counted:
 		return fmt.Sprintf("free %d MiB of memory in use", before-after)
 	case field[0] == "shared_vcpus_used" && counted:
