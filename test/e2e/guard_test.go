@@ -155,6 +155,18 @@ func (w *world) virshRefused(h *lab.Host, words string, args ...string) {
 	}
 }
 
+// dropIn adds to a host's configuration; the hook reads it at each call.
+func (w *world) dropIn(h *lab.Host, text string) {
+	w.Helper()
+	path := h.Path("/etc/berth/berth.toml.d/70-guard.toml")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		w.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		w.Fatal(err)
+	}
+}
+
 func uri(h *lab.Host) string { return "qemu+tls://" + h.Name + "/system" }
 
 // diskless boots a managed guest that any virsh can move.
@@ -373,10 +385,7 @@ func TestGuard_AgentDown(t *testing.T) {
 	// An arrival that nothing announced: by [guard] arrivals.
 	w.diskless(w.b, "visitor")
 	w.virshRefused(w.b, "no claim on this host waits for this guest", "migrate", "--live", "--p2p", "--persistent", "visitor", uri(w.a))
-	drop := w.a.Path("/etc/berth/berth.toml.d/70-guard.toml")
-	if err := os.WriteFile(drop, []byte("[guard]\narrivals = \"allow\"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	w.dropIn(w.a, "[guard]\narrivals = \"allow\"\n")
 	w.virsh(w.b, "migrate", "--live", "--p2p", "--persistent", "visitor", uri(w.a))
 	w.require("the visitor", w.domain(w.a, "visitor"), "running (migrated)")
 
@@ -397,9 +406,7 @@ func TestGuard_AgentDown(t *testing.T) {
 	if err := w.Agent("host-b").Stop(w.ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(w.b.Path("/etc/berth/berth.toml.d/70-guard.toml"), []byte("[agent]\nmode = \"observe\"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	w.dropIn(w.b, "[agent]\nmode = \"observe\"\n")
 	if err := w.StartAgent(w.ctx, "host-b"); err != nil {
 		t.Fatal(err)
 	}
