@@ -12,7 +12,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/claims/fit"
+	"berth/claims/fit/fittest"
 	"berth/claims/fitcase"
+	"berth/claims/flavor"
 )
 
 // sharedCases are the lines of the collection of cases beside the project.
@@ -113,9 +116,50 @@ func TestSolve_AnswersTheSharedCases(t *testing.T) {
 		if want.ExactFits != nil && *want.ExactFits != a.Fits {
 			t.Errorf("%s: fits %v, want %v: %v", want.ID, a.Fits, *want.ExactFits, a.Reasons)
 		}
+		if a.Fits {
+			checkPlacement(t, c, a)
+		}
 		if !a.Fits && (len(a.Reasons) == 0 || len(a.Changes) == 0) {
 			t.Errorf("%s: %d reasons, %d changes", want.ID, len(a.Reasons), len(a.Changes))
 		}
+	}
+}
+
+// checkPlacement holds the places of an answer, as it is printed, against the
+// rules.
+func checkPlacement(t *testing.T, c *fitcase.Case, a fitcase.Answer) {
+	t.Helper()
+	guest, err := flavor.Topology(c.Flavor, c.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := fit.Request{Topology: guest, PCI: c.PCI}
+	placement := fit.Place(r, &c.Machine).Placement
+	if err := fittest.Check(&c.Machine, r, placement); err != nil {
+		t.Errorf("%s: %v", a.ID, err)
+	}
+	for i, cell := range placement.Cells {
+		got := a.Cells[i]
+		same := got.GuestCell == i && got.HostCell == int(cell.HostCell) && got.Reserved == cell.Emulator.String() && len(got.Pinning) == len(cell.Pins)
+		for _, pin := range cell.Pins {
+			same = same && got.Pinning[strconv.Itoa(pin.VCPU)] == pin.CPU
+		}
+		if cell.PageSize > 0 {
+			same = same && got.PageSize != nil && *got.PageSize<<10 == int64(cell.PageSize)
+		}
+		if !same {
+			t.Errorf("%s: guest cell %d is printed as %+v, and was placed at %+v", a.ID, i, got, cell)
+		}
+	}
+	devices := 0
+	for _, u := range a.PCI {
+		devices += u.Count
+	}
+	for _, q := range c.PCI {
+		devices -= q.Count
+	}
+	if devices != 0 {
+		t.Errorf("%s: %d devices too many", a.ID, devices)
 	}
 }
 
