@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth/agent/api"
@@ -19,6 +20,9 @@ import (
 // health is what the agent depends on, and since when each part is as it is.
 type health struct {
 	a *Agent
+
+	// audited is the ledger's last audit; nil until the first. Only audit writes it.
+	audited atomic.Pointer[api.Audit]
 
 	// mu guards since and told; nothing is called under it.
 	mu    sync.Mutex
@@ -38,7 +42,11 @@ const every = 2 * time.Second
 
 // run looks at health again and again, logs each change, and tells systemd.
 func (h *health) run(ctx context.Context) error {
+	var next time.Duration // on the boot clock
 	for {
+		if now := h.a.rt.Boot().Since; now >= next {
+			next = now + h.audit()
+		}
 		h.conditions()
 		line := h.line()
 		h.mu.Lock()
@@ -52,6 +60,27 @@ func (h *health) run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// auditEvery is how often the ledger is audited; arbitrary, above what adoption
+// or a change of the hardware takes to be looked into. auditShare bounds how much
+// of the time claims wait for it: no more than one part in so many.
+const (
+	auditEvery = 10 * time.Second
+	auditShare = 1000
+)
+
+// audit holds the ledger against itself and the host, and says how long not to do
+// that again. Claims wait for it, so that it is never part of a request.
+func (h *health) audit() time.Duration {
+	start := h.a.rt.Boot().Since
+	a := h.a.tracker.Audit()
+	took := h.a.rt.Boot().Since - start
+	if before := h.audited.Load(); len(a.Differences) > 0 && (before == nil || !slices.Equal(before.Differences, a.Differences)) {
+		h.a.log.Error("the ledger counts otherwise than its claims add up to", "differences", a.Differences)
+	}
+	h.audited.Store(&api.Audit{Audit: a, At: h.a.rt.Now(), Took: took})
+	return max(auditEvery, took*auditShare)
 }
 
 // alive answers the watchdog. It takes every lock that a request takes: an agent
@@ -180,16 +209,60 @@ func (h *health) placement() api.Condition {
 
 func (h *health) claims() api.Condition {
 	u := h.a.tracker.Usage()
-	if len(u.Forced) == 0 {
-		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
-	}
-	reasons := forcedReasons(u, func(instance string) string {
+	name := func(instance string) string {
 		if inst, ok := h.a.tracker.Instance(instance); ok {
 			return inst.Name
 		}
 		return instance
-	})
-	return bad("claims", fmt.Sprintf("%d adopted guests do not fit", len(u.Forced)), reasons...)
+	}
+	var audited claims.Audit
+	if last := h.audited.Load(); last != nil {
+		audited = last.Audit
+	}
+	if len(u.Forced) == 0 {
+		// The host may have got smaller under claims that did fit.
+		u.Doubled = audited.Doubled
+	}
+	reasons := forcedReasons(u, name)
+	reasons = append(reasons, lostReasons(audited, name)...)
+	if len(reasons) == 0 {
+		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
+	}
+	var detail []string
+	say := func(n int, words string) {
+		if n > 0 {
+			detail = append(detail, fmt.Sprintf("%d %s", n, words))
+		}
+	}
+	say(len(u.Forced), "adopted guests do not fit")
+	say(len(u.Doubled), "CPUs, devices or pools are promised twice")
+	say(len(audited.Lost), "holdings are gone from the host")
+	say(len(audited.Differences), "sums differ from the claims")
+	return bad("claims", strings.Join(detail, ", "), reasons...)
+}
+
+// lostReasons names what guests hold and the host no longer has, and where the
+// ledger's running sums are not what the claims add up to.
+func lostReasons(a claims.Audit, name func(instance string) string) []fault.Reason {
+	var out []fault.Reason
+	for _, l := range a.Lost {
+		r := fault.Reason{Code: "held_and_lost", Change: "bring it back, or move the guest away"}
+		holds := "guest " + name(l.Instance) + " holds "
+		switch {
+		case l.Cell != nil:
+			id := int(*l.Cell)
+			r.Message, r.Cell = fmt.Sprintf("%scell %d, which the host no longer has", holds, id), &id
+		case l.Device != nil:
+			r.Message = fmt.Sprintf("%sPCI device %s, which the host no longer has or [pci] device_spec no longer gives", holds, l.Device)
+		default:
+			r.Message = fmt.Sprintf("%sCPUs %s, which the host no longer has or no longer gives to guests", holds, l.CPUs)
+		}
+		out = append(out, r)
+	}
+	for _, d := range a.Differences {
+		out = append(out, fault.Reason{Code: "ledger_differs", Message: d, Change: "restart the agent, which adds up anew; it is a fault of Berth's: report it"})
+	}
+	return out
 }
 
 // forcedReasons names each guest whose claim is forced, and then each CPU, device

@@ -27,6 +27,7 @@ func (s agentService) Status(ctx context.Context) (api.Status, error) {
 		Health: overall(conditions), Ready: a.ready.Load(), StartedAt: a.opt.Started, StartupTime: a.readyAt.Load(),
 		Conditions: conditions, Usage: usage(a.tracker.Usage()),
 		Instances: len(a.tracker.Instances()), Claims: len(a.tracker.List()), Migrations: []string{},
+		Audit: a.health.audited.Load(),
 	}
 	list, err := a.conductor.List(ctx)
 	for _, m := range list {
@@ -35,14 +36,6 @@ func (s agentService) Status(ctx context.Context) (api.Status, error) {
 		}
 	}
 	return out, err
-}
-
-func usage(u claims.Usage) api.Usage {
-	c := u.Capacity
-	return api.Usage{
-		Total: c.Total, Reserved: c.Reserved, Used: u.Used, Free: u.Free, Forced: u.Forced,
-		CPURatio: c.CPURatio, RAMRatio: c.RAMRatio, DskRatio: c.DiskRatio,
-	}
 }
 
 // Host implements api.Agent.
@@ -58,6 +51,7 @@ func (s agentService) Host(ctx context.Context) (api.HostInfo, error) {
 		Description: d, Health: overall(a.health.conditions()), Usage: usage(a.tracker.Usage()),
 		Placement: a.reporter.Status(), Topology: believed,
 	}
+	out.Cells, out.Loose = a.cellViews()
 	if out.Providers, err = a.providers(ctx); err != nil {
 		out.Providers, out.ProvidersError = []api.ProviderView{}, err.Error()
 	}
@@ -230,23 +224,41 @@ func (s claimService) List(context.Context) ([]api.Claim, error) {
 
 // Show implements api.Claims.
 func (s claimService) Show(_ context.Context, ref string) (api.Claim, error) {
+	c, err := s.find(ref)
+	if err != nil {
+		return api.Claim{}, err
+	}
+	return s.view(c), nil
+}
+
+// Explain implements api.Claims.
+func (s claimService) Explain(_ context.Context, ref string) (api.Explanation, error) {
+	c, err := s.find(ref)
+	if err != nil {
+		return api.Explanation{}, err
+	}
+	return s.a.explain(c), nil
+}
+
+// find gives the claim that ref names.
+func (s claimService) find(ref string) (claims.Claim, error) {
 	if c, ok := s.a.tracker.Get(ref); ok {
-		return s.view(c), nil
+		return c, nil
 	}
 	uuid := ref
 	if inst, ok := s.a.tracker.InstanceByName(ref); ok {
 		uuid = inst.UUID
 	}
 	if list := s.a.tracker.ByInstance(uuid); len(list) > 0 {
-		return s.view(list[0]), nil
+		return list[0], nil
 	}
 	for _, c := range s.a.tracker.List() {
 		// The short form that lists print.
 		if len(ref) >= 8 && len(c.ID) > len(ref) && c.ID[:len(ref)] == ref {
-			return s.view(c), nil
+			return c, nil
 		}
 	}
-	return api.Claim{}, fault.New(fault.NotFound, "host %s has no claim %s, and none of an instance of that name", s.a.name, ref)
+	return claims.Claim{}, fault.New(fault.NotFound, "host %s has no claim %s, and none of an instance of that name", s.a.name, ref)
 }
 
 func (s claimService) view(c claims.Claim) api.Claim {

@@ -360,6 +360,12 @@ func (c *Client) ClaimByID(ctx context.Context, ref string) (out Claim, err erro
 	return out, c.do(ctx, http.MethodGet, "/v1/claims/"+url.PathEscape(ref), nil, &out, repeatable)
 }
 
+// ExplainClaim tells what a claim holds, by its own uuid or its instance's name
+// or uuid.
+func (c *Client) ExplainClaim(ctx context.Context, ref string) (out Explanation, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/claims/"+url.PathEscape(ref)+"/explanation", nil, &out, repeatable)
+}
+
 // Migrate asks for a live migration. It is safe to repeat where r names the
 // migration's uuid, and is then repeated.
 func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migration, err error) {

@@ -187,6 +187,13 @@ type fakeClaims struct{}
 func (fakeClaims) List(context.Context) ([]api.Claim, error) {
 	return []api.Claim{{ID: "c-1", Resources: topology.Resources{VCPUs: 2}}}, nil
 }
+func (fakeClaims) Explain(_ context.Context, ref string) (api.Explanation, error) {
+	if ref != "web" {
+		return api.Explanation{}, fault.New(fault.NotFound, "no claim")
+	}
+	return explained, nil
+}
+
 func (fakeClaims) Show(context.Context, string) (api.Claim, error) {
 	return api.Claim{}, fault.New(fault.NotFound, "no claim")
 }

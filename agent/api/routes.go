@@ -165,6 +165,10 @@ func table() []route {
 			func(s *Server, r *http.Request) (Claim, error) {
 				return s.svc.Claims.Show(r.Context(), r.PathValue("claim"))
 			}).canRelay(),
+		read(http.MethodGet, "/v1/claims/{claim}/explanation", "claim-explain", "What a claim holds, cell by cell, beside what was asked.", everyone,
+			func(s *Server, r *http.Request) (Explanation, error) {
+				return s.svc.Claims.Explain(r.Context(), r.PathValue("claim"))
+			}).canRelay(),
 
 		read(http.MethodGet, "/v1/migrations", "migration-list", "Moves that this host conducts or conducted, newest first.", everyone,
 			func(s *Server, r *http.Request) (MigrationList, error) {

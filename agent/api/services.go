@@ -42,10 +42,12 @@ type Instances interface {
 	Delete(ctx context.Context, ref string, o DeleteInstance) error
 }
 
-// Claims are what is held on this host. ref is a claim's or an instance's uuid.
+// Claims are what is held on this host. ref is a claim's uuid, the first eight
+// characters of it or more, or an instance's name or uuid.
 type Claims interface {
 	List(ctx context.Context) ([]Claim, error)
 	Show(ctx context.Context, ref string) (Claim, error)
+	Explain(ctx context.Context, ref string) (Explanation, error)
 }
 
 // Migrations are the moves that this host conducts.

@@ -5,6 +5,7 @@ import (
 
 	"berth/agent/host"
 	"berth/agent/reporter"
+	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/placementclient"
@@ -43,7 +44,8 @@ type Status struct {
 	Usage        Usage       `json:"usage"`
 	Instances    int         `json:"instances"`
 	Claims       int         `json:"claims"`
-	Migrations   []string    `json:"migrations"` // uuids of those that are not over
+	Migrations   []string    `json:"migrations"`      // uuids of those that are not over
+	Audit        *Audit      `json:"audit,omitempty"` // nil until the first
 }
 
 // Usage is what the host has, holds and can still give.
@@ -56,6 +58,9 @@ type Usage struct {
 	RAMRatio float64            `json:"ram_allocation_ratio"`
 	DskRatio float64            `json:"disk_allocation_ratio"`
 	Forced   []string           `json:"forced,omitempty"` // instances adopted though they do not fit, by uuid
+
+	// Doubled is what is promised more often than it is there, by forced claims.
+	Doubled []claims.Doubled `json:"doubled,omitempty"`
 }
 
 // HostInfo is one host with its hardware.
@@ -69,6 +74,11 @@ type HostInfo struct {
 	Providers      []ProviderView `json:"providers"`
 	ProvidersError string         `json:"providers_error,omitempty"`
 	Topology       *topology.Host `json:"topology"` // null while the hardware has not been read
+
+	// Cells are what guests are fitted in, with what is in use; none while the
+	// hardware has not been read. Loose are devices whose cell nobody knows.
+	Cells []HostCell   `json:"cells"`
+	Loose []HostDevice `json:"devices_of_no_cell,omitempty"`
 }
 
 // HostEntry is one host of the fleet as Placement and [peers] know it.
