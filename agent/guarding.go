@@ -111,7 +111,10 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 		case claims.KindInstance:
 			f.Claimed = true
 		case claims.KindLiveMigration, claims.KindEvacuation:
-			f.Arrival = &guard.Arrival{Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o), Begun: g.isBegun(d.UUID)}
+			f.Arrival = &guard.Arrival{
+				Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o),
+				Pending: claim.State == claims.Pending, Begun: g.isBegun(d.UUID),
+			}
 		}
 	}
 	return f

@@ -51,6 +51,8 @@ type Arrival struct {
 	Foreign bool
 	// Undone: its undo has begun, and nothing may come any more.
 	Undone bool
+	// Pending: the host is not prepared for it yet.
+	Pending bool
 	// Begun: its `migrate begin` was let in, a moment ago.
 	Begun bool
 }
@@ -91,6 +93,7 @@ const (
 //	manage    arrival    identity not believed                     refuse
 //	manage    arrival    token here                                refuse: it would be a second copy
 //	manage    arrival    claim, its undo has begun                 refuse
+//	manage    arrival    claim of Berth's, still pending           refuse
 //	manage    arrival    claim of Berth's, document names it       allow
 //	manage    arrival    claim of Berth's, document does not       refuse
 //	manage    arrival    foreign claim, or none                    claim and rewrite, or refuse with the fit's reasons
@@ -119,6 +122,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs; berth instance show")
 	case f.Operation == Migrate && a != nil && a.Undone:
 		return no("undone", "migration "+a.Migration+" of this guest is being undone", "start another when it is over")
+	case f.Operation == Migrate && a != nil && !a.Foreign && a.Pending:
+		return no("not_prepared", "this host is not prepared yet for migration "+a.Migration+", which is to bring this guest", "wait for that migration's own stream, or abort it")
 	case f.Operation == Migrate && a != nil && !a.Foreign && a.Migration == f.DocMigration:
 		return AllowArrival, nil
 	case f.Operation == Migrate && a != nil && !a.Foreign:
@@ -126,7 +131,7 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 	case f.Operation == Migrate:
 		return ClaimArrival, nil
 
-	case a != nil && a.Begun && !a.Undone:
+	case a != nil && a.Begun && !a.Undone && !a.Pending:
 		return Allow, nil
 	case a != nil:
 		return no("arriving", "the guest is to arrive here by migration "+a.Migration+", so it lives on another host", "wait for that migration's end, or abort it")

@@ -19,7 +19,9 @@ func everyFact(f func(guard.Facts)) int {
 	for _, foreign := range bools {
 		for _, undone := range bools {
 			for _, begun := range bools {
-				arrivals = append(arrivals, &guard.Arrival{Migration: ours, Foreign: foreign, Undone: undone, Begun: begun})
+				for _, pending := range bools {
+					arrivals = append(arrivals, &guard.Arrival{Migration: ours, Foreign: foreign, Undone: undone, Begun: begun, Pending: pending})
+				}
 			}
 		}
 	}
@@ -62,10 +64,10 @@ func allowed(f guard.Facts) bool {
 		if f.Stranger || f.TokenHere {
 			return false
 		}
-		return f.Arrival == nil || !f.Arrival.Undone && (f.Arrival.Foreign || f.DocMigration == f.Arrival.Migration)
+		return f.Arrival == nil || !f.Arrival.Undone && (f.Arrival.Foreign || !f.Arrival.Pending && f.DocMigration == f.Arrival.Migration)
 	}
 	if f.Arrival != nil {
-		return f.Arrival.Begun && !f.Arrival.Undone
+		return f.Arrival.Begun && !f.Arrival.Undone && !f.Arrival.Pending
 	}
 	if !managed {
 		return true

@@ -21,13 +21,13 @@ import (
 	"berth/test/lab"
 )
 
-// guarded is a fleet whose libvirt daemons call the hook. host-b has room for one
-// vCPU.
-func guarded(t *testing.T) *world {
+// narrow is a host with room for one vCPU.
+const narrow = "[host]\nreserved_vcpus = 1\n[placement]\ncpu_allocation_ratio = 1.0\n"
+
+// guarded is a fleet whose libvirt daemons call the hook.
+func guarded(t *testing.T, config map[string]string) *world {
 	t.Helper()
-	w := own(t, map[string]string{
-		"host-b": "[host]\nreserved_vcpus = 1\n[placement]\ncpu_allocation_ratio = 1.0\n",
-	})
+	w := own(t, config)
 	for _, h := range w.Hosts {
 		w.says(h, "guard not active")
 		w.installHook(h)
@@ -185,7 +185,7 @@ func (w *world) diskless(h *lab.Host, name string, size ...string) {
 }
 
 func TestGuard_ForeignMigrations(t *testing.T) {
-	w := guarded(t)
+	w := guarded(t, map[string]string{"host-b": narrow})
 	w.diskless(w.a, "wanderer")
 	w.says(w.a, "active, last called")
 
@@ -349,8 +349,50 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 	})
 }
 
+// TestGuard_RepinsOnArrival: the CPU that is dedicated on one host is shared on the
+// other, and a hand-typed virsh migrate carries the pins of the host it left.
+func TestGuard_RepinsOnArrival(t *testing.T) {
+	w := guarded(t, map[string]string{
+		"host-a": "[host]\ndedicated_cpus = \"0\"\nshared_cpus = \"1\"\n",
+		"host-b": "[host]\ndedicated_cpus = \"1\"\nshared_cpus = \"0\"\n",
+	})
+	pinned := []string{"--vcpus", "1", "--memory", "128", "--extra-spec", "hw:cpu_policy=dedicated"}
+	on := func(h *lab.Host, name, cpu string) {
+		t.Helper()
+		if c := ask[api.InstanceDetail](w, h, "instance", "show", name).Claim; c == nil || len(c.Assignment.Cells) != 1 || c.Assignment.Cells[0].Pinned().String() != cpu {
+			t.Errorf("claim of %s on %s: %+v, want CPU %s", name, h.Name, c, cpu)
+		}
+		for witness, got := range map[string]pins{"libvirt": w.libvirtPins(h, name), "the definition": w.definedPins(h, name), "the kernel": w.actualPins(h, name)} {
+			w.require("vCPU 0 of "+name+" on "+h.Name+" by "+witness, got.VCPUs[0], cpu)
+		}
+		t.Logf("%s on %s: claim, virsh vcpupin, dumpxml --inactive and /proc/PID/task/*/status say CPU %s", name, h.Name, cpu)
+	}
+	w.diskless(w.a, "anchor", pinned...)
+	on(w.a, "anchor", "0")
+	w.virsh(w.a, "migrate", "--live", "--p2p", "--persistent", "--undefinesource", "anchor", uri(w.b))
+	w.ownedBy("anchor", w.b)
+	on(w.b, "anchor", "1")
+	w.alive("anchor", w.a, w.b)
+
+	// Nobody gets a CPU that somebody has.
+	w.eventually("host-a forgets it", func() string {
+		if n := len(ask[api.ClaimList](w, w.a, "claim", "list").Claims); n > 0 {
+			return itoa(int64(n)) + " claims"
+		}
+		return ""
+	})
+	w.diskless(w.a, "second", pinned...)
+	_, err := w.a.Virsh(w.ctx, "migrate", "--live", "--p2p", "--persistent", "second", uri(w.b))
+	if err == nil || !strings.Contains(err.Error(), "may not arrive here") {
+		t.Errorf("a second pinned guest: %v, want a refusal", err)
+	}
+	t.Logf("virsh migrate of a second one: %v", err)
+	w.require("the second guest", w.domain(w.a, "second"), "running (booted)")
+	w.require("its copy", w.domain(w.b, "second"), "")
+}
+
 func TestGuard_AgentDown(t *testing.T) {
-	w := guarded(t)
+	w := guarded(t, map[string]string{"host-b": narrow})
 	w.diskless(w.a, "keeper")
 	w.virsh(w.a, "destroy", "keeper")
 	instance := w.virsh(w.a, "domuuid", "keeper")
