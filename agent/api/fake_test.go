@@ -279,6 +279,7 @@ type world struct {
 	agent     *fakeAgent
 	instances *fakeInstances
 	parties   fakeParties
+	foreign   *fakeForeign
 	socket    string
 	address   string
 	peer      func(string) (*api.Client, error)
@@ -296,13 +297,14 @@ func serve(t *testing.T, name string, id *pki.Identity) *world {
 func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Duration) *world {
 	t.Helper()
 	w := &world{
-		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{},
+		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{}, foreign: &fakeForeign{},
 		socket: filepath.Join(t.TempDir(), "s"), bodyTimeout: bodyTimeout,
 	}
 	s := api.NewServer(api.Options{
 		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout,
 		Services: api.Services{
 			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties,
+			Guard: w.foreign, Foreign: w.foreign,
 			Peer: func(n string) (*api.Client, error) {
 				if w.peer == nil {
 					return nil, fault.New(fault.NotFound, "no host %s", n)

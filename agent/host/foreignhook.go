@@ -106,17 +106,18 @@ func (h *Host) foreignClaim(id string) (*claims.Owner, error) {
 	if _, moving := h.tracker.Context(id); moving {
 		return nil, own
 	}
-	for _, c := range h.tracker.ByMigration(id) {
-		if c.BoundFrom != nil && c.BoundFrom.Migration == id {
-			o := *c.BoundFrom
-			return &o, nil
-		}
-		if _, found, err := h.foreignRecord(c.Owner); err != nil || !found {
-			return nil, cmp.Or(err, own)
-		}
-		return &c.Owner, nil
+	list := h.tracker.ByMigration(id)
+	if len(list) == 0 {
+		return nil, nil
 	}
-	return nil, nil
+	c := list[0] // a migration has one claim on a host
+	if c.BoundFrom != nil && c.BoundFrom.Migration == id {
+		return c.BoundFrom, nil
+	}
+	if _, found, err := h.foreignRecord(c.Owner); err != nil || !found {
+		return nil, cmp.Or(err, own)
+	}
+	return &c.Owner, nil
 }
 
 func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {

@@ -54,6 +54,10 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: phase, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if migration == "" || phase == host.PhasePreLive && (r.Instance == "" || r.Source == "") {
+				want := map[bool]string{true: "--migration, --instance and --source", false: "--migration"}[phase == host.PhasePreLive]
+				return fault.New(fault.Invalid, "%s: say %s", phase, want)
+			}
 			if phase == host.PhasePreLive {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml --migratable GUEST | berth hook …", phase)
@@ -78,14 +82,8 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&migration, "migration", "", "the tool's own `uuid` of the migration")
 	f.StringVar(&r.Instance, "instance", "", "the guest's `uuid`")
-	required := []string{"migration"}
 	if phase == host.PhasePreLive {
 		f.StringVar(&r.Source, "source", "", "the `host` that the guest comes from, by its provider's name")
-		required = append(required, "instance", "source")
-	}
-	for _, name := range required {
-		// Fails only for a flag that does not exist.
-		_ = cmd.MarkFlagRequired(name)
 	}
 	return cmd
 }
