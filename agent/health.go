@@ -229,15 +229,15 @@ func (h *health) claims() api.Condition {
 		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
 	}
 	var detail []string
-	say := func(n int, words string) {
+	say := func(words string, n int) {
 		if n > 0 {
-			detail = append(detail, fmt.Sprintf("%d %s", n, words))
+			detail = append(detail, fmt.Sprintf("%s %d", words, n))
 		}
 	}
-	say(len(u.Forced), "adopted guests do not fit")
-	say(len(u.Doubled), "CPUs, devices or pools are promised twice")
-	say(len(audited.Lost), "holdings are gone from the host")
-	say(len(audited.Differences), "sums differ from the claims")
+	say("adopted guests that do not fit", len(u.Forced))
+	say("CPUs, devices and pools promised twice", len(u.Doubled))
+	say("held and gone from the host", len(audited.Lost))
+	say("sums that differ", len(audited.Differences))
 	return bad("claims", strings.Join(detail, ", "), reasons...)
 }
 

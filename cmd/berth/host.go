@@ -88,8 +88,15 @@ func topologyTable(w io.Writer, h *topology.Host) {
 
 func (a *app) hostShow() *cobra.Command {
 	return &cobra.Command{
-		Use:     "show",
-		Short:   "Show a host: who it is, its hardware, what is used, how Placement stands",
+		Use:   "show",
+		Short: "Show a host: who it is, its hardware, what is used, how Placement stands",
+		Long: `Show who a host is, its resource provider as Placement has it, what guests have of
+each NUMA cell, and the hardware.
+
+Of each cell: the CPUs that guests can have to themselves ([host] dedicated_cpus)
+and those of them that are free, the CPUs that vCPUs share and how many of guests
+bound to the cell do, memory and huge pages in use, and devices that [pci]
+device_spec gives to guests. Guests that float are in no cell.`,
 		Example: "  berth host show\n  berth host show -c host-b",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -130,6 +137,10 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		fmt.Fprintf(w, "traits: %s\n", strings.Join(p.Traits, " "))
 	}
 	fmt.Fprintln(w)
+	if len(h.Cells) > 0 {
+		cellTable(w, h.Cells, h.Loose)
+		fmt.Fprintln(w)
+	}
 	if h.Topology == nil {
 		fmt.Fprintln(w, "the hardware could not be read; see `berth status`")
 		return

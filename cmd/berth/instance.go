@@ -47,10 +47,29 @@ by name (/etc/berth/flavors.d), or --vcpus, --memory and --disk.
 Its devices come from the flags, or from a whole domain document with --xml.
 --disk-file is PATH, made with the flavor's size unless it is there already, or
 key=value pairs: path=,size=GiB,image=FILE,format=qcow2|raw. When anything fails,
-nothing is left.`,
+nothing is left.
+
+What it may use of the host's cells, CPUs, pages and devices is said by extra specs
+of the flavor, in Nova's words; without any the guest floats over the host:
+
+  hw:cpu_policy=dedicated|mixed        a CPU for each vCPU; of some, with
+    hw:cpu_dedicated_mask=1-3          the vCPUs that get one
+  hw:cpu_thread_policy=isolate|require whole cores; only siblings (or prefer)
+  hw:emulator_threads_policy=isolate   one more CPU, for the hypervisor's threads
+  hw:cpu_realtime=yes                  with hw:cpu_realtime_mask=^0
+  hw:numa_nodes=2                      cells of the guest; uneven ones with
+    hw:numa_cpus.0=0-1 hw:numa_mem.0=2048, and so on for each cell
+  hw:mem_page_size=large|any|2MB|1GB   huge pages
+  pci_passthrough:alias=gpu:1          devices, by an alias of [pci] in the configuration
+    hw:pci_numa_affinity_policy=required
+
+` + "`berth fit`" + ` says beforehand whether such a guest would fit, and what would make it;
+` + "`berth claim explain`" + ` says afterwards what it got.`,
 		Example: `  berth instance create web-1 --flavor small --disk-file image=/srv/debian-12.qcow2 --network default --start
   berth instance create probe --vcpus 1 --memory 128 --kernel /boot/vmlinuz --initrd probe.img --cmdline console=ttyS0 --start
-  berth instance create old-1 --vcpus 2 --memory 2048 --xml old-1.xml`,
+  berth instance create old-1 --vcpus 2 --memory 2048 --xml old-1.xml
+  berth instance create db-1 --vcpus 4 --memory 4096 --extra-spec hw:cpu_policy=mixed --extra-spec hw:cpu_dedicated_mask=1-3 \
+    --extra-spec hw:numa_nodes=2 --extra-spec hw:mem_page_size=2MB --disk-file /srv/db-1.qcow2 --start`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Name = args[0]
@@ -103,7 +122,7 @@ nothing is left.`,
 	f.IntVar(&vcpus, "vcpus", 0, "virtual CPUs, in place of --flavor")
 	f.Int64Var(&memory, "memory", 0, "memory in `MiB`, in place of --flavor")
 	f.Int64Var(&disk, "disk", 0, "disk in `GiB` that is counted, in place of --flavor")
-	f.StringArrayVar(&specs, "extra-spec", nil, "extra spec `key=value` of the flavor; may be given again")
+	f.StringArrayVar(&specs, "extra-spec", nil, "extra spec `key=value` of the flavor, beside --vcpus; may be given again")
 	f.StringVar(&r.ProjectID, "project", "", "project that it counts for (default: the agent's)")
 	f.StringVar(&r.UserID, "user", "", "user that it counts for (default: the agent's)")
 	f.BoolVar(&r.Autostart, "autostart", false, "start it after reboots of its host")
@@ -204,7 +223,7 @@ changed or stopped. It never refuses for room: what does not fit is adopted as
 }
 
 func adoptTable(w io.Writer, list api.AdoptedList) {
-	row(w, "INSTANCE", "UUID", "STATE", "VCPUS", "MEMORY_MB", "DISK_GB", "RESULT")
+	row(w, "INSTANCE", "UUID", "STATE", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "RESULT")
 	for _, i := range list.Instances {
 		result := "adopted"
 		switch {
@@ -219,9 +238,9 @@ func adoptTable(w io.Writer, list api.AdoptedList) {
 		if i.Claim != nil {
 			r = i.Claim.Resources
 		}
-		row(w, i.Name, i.UUID, i.State, r.VCPUs, r.MemoryMB, r.DiskGB, result)
+		row(w, i.Name, i.UUID, i.State, r.VCPUs, r.PCPUs, r.MemoryMB, r.DiskGB, result)
 		for _, warning := range i.Warnings {
-			row(w, "", "", "", "", "", "", "- "+warning.Message)
+			row(w, "", "", "", "", "", "", "", "- "+warning.Message)
 		}
 	}
 }
@@ -240,17 +259,17 @@ func (a *app) instanceList() *cobra.Command {
 					fmt.Fprintf(a.err, "berth: libvirt could not be asked, so guests that are not managed are missing: %s\n", list.Error)
 				}
 				return a.print(list, func(w io.Writer) {
-					row(w, "INSTANCE", "UUID", "STATE", "MANAGED", "VCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
+					row(w, "INSTANCE", "UUID", "STATE", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
 					for _, i := range list.Instances {
 						r := i.Flavor.Resources()
 						if i.Claim != nil {
 							r = i.Claim.Resources
 						}
-						var vcpus, memory, disk any = r.VCPUs, r.MemoryMB, r.DiskGB
-						if r.VCPUs == 0 { // unmanaged: nothing is held for it
-							vcpus, memory, disk = "", "", ""
+						var vcpus, pcpus, memory, disk any = r.VCPUs, r.PCPUs, r.MemoryMB, r.DiskGB
+						if r.IsZero() { // unmanaged: nothing is held for it
+							vcpus, pcpus, memory, disk = "", "", "", ""
 						}
-						row(w, i.Name, i.UUID, i.State, yes(i.Managed), vcpus, memory, disk, token(i), remarks(i))
+						row(w, i.Name, i.UUID, i.State, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i))
 					}
 				})
 			})
@@ -301,6 +320,7 @@ func instanceTable(w io.Writer, i api.Instance) {
 	}
 	if i.Claim != nil {
 		row(w, "claim", fmt.Sprintf("%s %s: %s", i.Claim.ID, i.Claim.State, resources(i.Claim.Resources)))
+		row(w, "place", place(i.Claim.Assignment, onePlace))
 	}
 	if r := remarks(i); r != "" {
 		row(w, "remark", r)

@@ -32,6 +32,7 @@ func TestScripts(t *testing.T) {
 			"exit":        exitCode,
 			"expand":      expand,
 			"await-agent": awaitAgent,
+			"ledger":      writeLedger,
 		},
 	})
 }

@@ -32,7 +32,12 @@ func (a *app) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Is all well, and if not: what, since when, what to do",
 		Long: `Show how the agent is: what it depends on, what the host has left, what moves.
-Exits with 7 when not all is well.`,
+Exits with 7 when not all is well.
+
+The part "claims" names guests that were adopted though they do not fit, each CPU,
+device and page pool that is promised twice and who holds it, and what guests hold
+that the host no longer has. The ledger is audited for that by itself; --json has
+the last audit, and what it took.`,
 		Example: "  berth status\n  berth status -c host-b\n  berth status --json | jq .conditions",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -79,12 +84,12 @@ func statusTable(w io.Writer, s api.Status) {
 	}
 }
 
+// usageTable prints the sums; VCPU are vCPUs that share CPUs, PCPU are CPUs that
+// a guest has to itself, and are never promised twice.
 func usageTable(w io.Writer, u api.Usage) {
 	row(w, "RESOURCE", "TOTAL", "RESERVED", "RATIO", "USED", "FREE")
 	row(w, "VCPU", u.Total.VCPUs, u.Reserved.VCPUs, u.CPURatio, u.Used.VCPUs, u.Free.VCPUs)
+	row(w, "PCPU", u.Total.PCPUs, u.Reserved.PCPUs, 1, u.Used.PCPUs, u.Free.PCPUs)
 	row(w, "MEMORY_MB", u.Total.MemoryMB, u.Reserved.MemoryMB, u.RAMRatio, u.Used.MemoryMB, u.Free.MemoryMB)
 	row(w, "DISK_GB", u.Total.DiskGB, u.Reserved.DiskGB, u.DskRatio, u.Used.DiskGB, u.Free.DiskGB)
-	if len(u.Forced) > 0 {
-		fmt.Fprintf(w, "adopted though they do not fit: %s\n", strings.Join(u.Forced, ", "))
-	}
 }

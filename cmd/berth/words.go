@@ -57,8 +57,16 @@ func short(uuid string) string {
 	return uuid
 }
 
+// resources are amounts for people; a PCPU is a CPU that is the guest's alone.
 func resources(r topology.Resources) string {
-	return fmt.Sprintf("%s, %d MiB, %d GiB", count(r.VCPUs, "vcpu"), r.MemoryMB, r.DiskGB)
+	cpus := count(r.VCPUs, "vcpu")
+	switch {
+	case r.PCPUs > 0 && r.VCPUs == 0:
+		cpus = count(r.PCPUs, "pcpu")
+	case r.PCPUs > 0:
+		cpus += ", " + count(r.PCPUs, "pcpu")
+	}
+	return fmt.Sprintf("%s, %d MiB, %d GiB", cpus, r.MemoryMB, r.DiskGB)
 }
 
 func yes(b bool) string {
