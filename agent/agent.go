@@ -85,7 +85,9 @@ type Agent struct {
 	peers     *peers
 	server    *api.Server
 	guardian  *guardian
-	recovered chan struct{} // closed when the start has settled what it can
+	// recognised is closed once libvirt was seen to be the one that this ledger is of.
+	recognised chan struct{}
+	recovered  chan struct{} // closed when the start has settled what it can
 
 	ready    atomic.Bool
 	stopping atomic.Bool
@@ -264,7 +266,7 @@ func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 // anything yet.
 func (a *Agent) makeParts(c config.Config) {
 	mode := func() string { return string(c.Agent.Mode) }
-	a.guardian, a.recovered = newGuardian(a), make(chan struct{})
+	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: allocations{a.placement}, ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
@@ -340,6 +342,7 @@ func (a *Agent) settle(ctx context.Context) {
 		err = a.recognise(ctx)
 	}
 	if err == nil {
+		a.guardian.recognised()
 		err = a.host.Settle(ctx)
 	}
 	a.settled.Store(&err)

@@ -33,6 +33,8 @@ type guardian struct {
 	// quarantined are guests that were let in and could not be adopted, by
 	// instance; they run, and are named.
 	quarantined map[string]error
+
+	once sync.Once // of recognised
 }
 
 // begunFor is as the hook's own; see guard.Files.IsBegun.
@@ -50,11 +52,31 @@ func newGuardian(a *Agent) *guardian {
 // keepOwners keeps the owner files; in mode observe there are none to keep, and
 // nothing is written.
 func (g *guardian) keepOwners(ctx context.Context) error {
+	wait := g.a.recognised
 	if g.a.observing() {
-		<-ctx.Done()
+		wait = nil
+	}
+	// Until then the files of an earlier agent of this boot are the better word.
+	select {
+	case <-wait:
+		return g.owners.Run(ctx)
+	case <-ctx.Done():
 		return nil
 	}
-	return g.owners.Run(ctx)
+}
+
+// recognised is told that the ledger is this machine's: on a copied one the tokens
+// are the other's.
+func (g *guardian) recognised() { g.once.Do(func() { close(g.a.recognised) }) }
+
+// known reports whether that, or the contrary, has been seen.
+func (g *guardian) known() bool {
+	select {
+	case <-g.a.recognised:
+		return true
+	default:
+		return g.a.estranged() != nil
+	}
 }
 
 // ledger is what the owner files should say.
@@ -125,6 +147,10 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error) {
 	if !c.Watched() {
 		return guard.Answer{Allow: true}, nil
+	}
+	if !g.a.observing() && !g.known() {
+		// The hook goes by the owner files, then.
+		return guard.Answer{}, fault.New(fault.Unavailable, "guard %s of guest %s: libvirt's identity has not been seen yet", c.Operation, c.Guest)
 	}
 	d := guard.ReadDocument(c.DomainXML)
 	if d.UUID == "" && !g.a.observing() {

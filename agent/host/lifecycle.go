@@ -184,6 +184,13 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 // forget ends what bookkeeping holds of a guest that is gone. The allocation
 // first: while the ledger knows the guest, a failure here can be repeated.
 func (h *Host) forget(ctx context.Context, uuid string) error {
+	if h.o.Owners != nil {
+		done, err := h.o.Owners.Withdraw(uuid)
+		if err != nil {
+			return fault.New(fault.Unavailable, "%w", err)
+		}
+		defer done()
+	}
 	if h.o.Placement != nil {
 		if err := h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID); err != nil {
 			return wrap(err, "delete its allocation")
