@@ -26,6 +26,9 @@ func (a *Agent) explain(c claims.Claim) api.Explanation {
 	if inst, ok := a.tracker.Instance(c.Owner.Instance); ok {
 		e.Name = inst.Name
 	}
+	if t := c.Topology; t != nil {
+		e.EmulatorPolicy, e.Realtime = t.Emulator, t.Realtime
+	}
 	for _, cell := range a.tracker.CellUsage() {
 		has := func(x claims.ExplainedCell) bool { return x.HostCell == cell.ID }
 		if !cell.SharedCPUs.IsEmpty() && (len(e.Cells) == 0 || slices.ContainsFunc(e.Cells, has)) {

@@ -14,6 +14,11 @@ type Explanation struct {
 	Name string `json:"instance_name,omitempty"`
 	Host string `json:"host"` // provider's name
 
+	// EmulatorPolicy is where the hypervisor's own threads were asked to run, and
+	// Realtime which vCPUs in real time; empty where nothing was asked or known.
+	EmulatorPolicy topology.EmulatorPolicy `json:"emulator_threads_policy,omitempty"`
+	Realtime       topology.CPUSet         `json:"realtime_vcpus,omitempty"`
+
 	// SharedCPUs are the CPUs on which vCPUs without a CPU of their own run, of
 	// each cell that the guest was given, or of all cells where it floats.
 	SharedCPUs map[topology.CellID]topology.CPUSet `json:"host_shared_cpus,omitempty"`

@@ -34,7 +34,7 @@ var explained = api.Explanation{
 			Asked: &topology.PCIRequest{ID: "gpu", Count: 1, Specs: []topology.PCISpec{{Vendor: "10de"}}, Affinity: topology.AffinityRequired},
 		}},
 	},
-	Name: "web", Host: "host-a", SharedCPUs: map[topology.CellID]topology.CPUSet{1: topology.NewCPUSet(2, 3)},
+	Name: "web", Host: "host-a", EmulatorPolicy: topology.EmulatorIsolate, Realtime: topology.NewCPUSet(0), SharedCPUs: map[topology.CellID]topology.CPUSet{1: topology.NewCPUSet(2, 3)},
 }
 
 func TestExplainClaim_TellsAllThatIsHeld(t *testing.T) {

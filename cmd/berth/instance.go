@@ -52,16 +52,20 @@ nothing is left.
 What it may use of the host's cells, CPUs, pages and devices is said by extra specs
 of the flavor, in Nova's words; without any the guest floats over the host:
 
-  hw:cpu_policy=dedicated|mixed        a CPU for each vCPU; of some, with
-    hw:cpu_dedicated_mask=1-3          the vCPUs that get one
-  hw:cpu_thread_policy=isolate|require whole cores; only siblings (or prefer)
-  hw:emulator_threads_policy=isolate   one more CPU, for the hypervisor's threads
-  hw:cpu_realtime=yes                  with hw:cpu_realtime_mask=^0
-  hw:numa_nodes=2                      cells of the guest; uneven ones with
-    hw:numa_cpus.0=0-1 hw:numa_mem.0=2048, and so on for each cell
-  hw:mem_page_size=large|any|2MB|1GB   huge pages
-  pci_passthrough:alias=gpu:1          devices, by an alias of [pci] in the configuration
-    hw:pci_numa_affinity_policy=required
+  hw:cpu_policy=dedicated               a CPU for each vCPU, that nobody else has
+  hw:cpu_policy=mixed                   for some, with
+    hw:cpu_dedicated_mask=1-3           the vCPUs that get one; the others share
+  hw:cpu_thread_policy=isolate          no guest on their siblings; require: siblings
+                                        only; prefer: siblings where there are some
+  hw:emulator_threads_policy=isolate    one more CPU, for the hypervisor's own threads
+  hw:cpu_realtime=yes                   dedicated vCPUs in real time, but for vCPU 0 with
+    hw:cpu_realtime_mask=^0             (mixed: in the place of hw:cpu_dedicated_mask)
+  hw:numa_nodes=2                       that many cells of the guest, each on a cell of
+                                        the host; uneven ones with
+    hw:numa_cpus.0=0-1                  and hw:numa_mem.0=2048, for each of them
+  hw:mem_page_size=large                huge pages of any size; or any, 2MB, 1GB
+  pci_passthrough:alias=gpu:1           devices, by an alias of the configuration's [pci]
+    hw:pci_numa_affinity_policy=required  only beside a cell of the guest
 
 ` + "`berth fit`" + ` says beforehand whether such a guest would fit, and what would make it;
 ` + "`berth claim explain`" + ` says afterwards what it got.`,
@@ -79,6 +83,9 @@ of the flavor, in Nova's words; without any the guest floats over the host:
 			}
 			if (r.FlavorName == "") == (vcpus == 0 && memory == 0) {
 				return fault.New(fault.Invalid, "create %s: say --flavor NAME, or --vcpus and --memory", r.Name)
+			}
+			if r.FlavorName != "" && len(specs) > 0 {
+				return fault.New(fault.Invalid, "create %s: --extra-spec goes with --vcpus and --memory: the flavor %s has extra specs of its own", r.Name, r.FlavorName)
 			}
 			if r.FlavorName == "" {
 				r.Flavor = topology.Flavor{Name: r.Name, VCPUs: vcpus, MemoryMB: memory, DiskGB: disk}

@@ -72,6 +72,8 @@ func cpuWords(s topology.CPUSet) string {
 	return "cpus " + s.String()
 }
 
+func vcpuWords(s topology.CPUSet) string { return "v" + cpuWords(s) }
+
 // explainTable says what a claim holds, and what of it was asked.
 func explainTable(w io.Writer, e api.Explanation) {
 	name := e.Name
@@ -93,6 +95,11 @@ func explainTable(w io.Writer, e api.Explanation) {
 		for _, c := range e.Cells {
 			explainCell(w, c, e.SharedCPUs[c.HostCell])
 		}
+		fmt.Fprintln(w)
+		fmt.Fprintln(w, emulatorWords(e))
+		if !e.Realtime.IsEmpty() {
+			fmt.Fprintf(w, "In real time run its %s.\n", vcpuWords(e.Realtime))
+		}
 	}
 	if len(e.Devices) == 0 {
 		return
@@ -102,6 +109,20 @@ func explainTable(w io.Writer, e api.Explanation) {
 	for _, d := range e.Devices {
 		row(w, d.Address, d.Vendor+":"+d.Product, d.Type, cellWord(d.Cell), d.Request, askedDevice(d.Asked), deviceRemark(d))
 	}
+}
+
+// emulatorWords say where the hypervisor's own threads of a guest with cells run.
+func emulatorWords(e api.Explanation) string {
+	own := slices.ContainsFunc(e.Cells, func(c claims.ExplainedCell) bool { return !c.Emulator.IsEmpty() })
+	switch {
+	case own:
+		return "The hypervisor's own threads have a CPU to themselves (emulator)."
+	case e.EmulatorPolicy == topology.EmulatorShare:
+		return "The hypervisor's own threads run on the host's shared CPUs, as was asked (share)."
+	case !e.Realtime.IsEmpty():
+		return "The hypervisor's own threads run where the guest's vCPUs do that are not in real time."
+	}
+	return "The hypervisor's own threads run where the guest's vCPUs do."
 }
 
 // floats is the sentence about a guest that is in no cell.
@@ -128,7 +149,7 @@ func explainCell(w io.Writer, c claims.ExplainedCell, shared topology.CPUSet) {
 		if c.Asked == nil {
 			return ""
 		}
-		return strings.Replace(cpuWords(of(c.Asked)), "cpu", "vcpu", 1)
+		return vcpuWords(of(c.Asked))
 	}
 	if len(c.Pins) > 0 {
 		asked := vcpus(func(g *topology.GuestCell) topology.CPUSet { return g.DedicatedVCPUs })
