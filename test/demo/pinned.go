@@ -101,7 +101,7 @@ func (d *demo) byHand(ctx context.Context, a, b *lab.Host) error {
 	if err == nil {
 		return fmt.Errorf("virsh migrate went through although host-a has no CPU for gunner")
 	}
-	d.out.block(wrapped(err.Error()))
+	d.out.block(hookSaid(err.Error()))
 	d.out.good("refused by the guard in libvirt's hook, with the reason, before any memory moved")
 	if err := d.show(ctx, "host-a", "instance", "delete", "stoker"); err != nil {
 		return err
@@ -155,7 +155,11 @@ func (d *demo) settled(ctx context.Context, h *lab.Host, name string) error {
 	return fmt.Errorf("wait until %s is %s's: %w", name, h.Name, context.Cause(ctx))
 }
 
-// wrapped breaks a long line at the reasons it lists.
-func wrapped(text string) string {
+// hookSaid is what virsh prints of a refusal without the command line of the
+// hook that libvirt puts before it, a reason a line.
+func hookSaid(text string) string {
+	if _, ours, ok := strings.Cut(text, "berth: "); ok {
+		text = "error: Hook script execution failed: … berth: " + ours
+	}
 	return strings.ReplaceAll(text, "; ", ";\n  ")
 }
