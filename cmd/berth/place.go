@@ -267,7 +267,7 @@ func deviceRemark(d claims.ExplainedDevice) string {
 
 // cellTable prints what guests are fitted in, cell by cell.
 func cellTable(w io.Writer, cells []api.HostCell, loose []api.HostDevice) {
-	row(w, "CELL", "DEDICATED", "FREE", "SHARED", "SHARED BY", "MEMORY_MB", "USED", "PAGES USED", "DEVICES USED", "GUESTS")
+	row(w, "CELL", "DEDICATED CPUS", "FREE CPUS", "SHARED CPUS", "SHARED BY", "MEMORY_MB", "USED", "PAGES USED", "DEVICES USED", "GUESTS")
 	var devices []api.HostDevice
 	of := map[topology.PCIAddress]topology.CellID{}
 	for _, c := range cells {
