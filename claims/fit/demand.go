@@ -29,8 +29,9 @@ const (
 type devices struct {
 	machine  *Machine
 	kinds    []kind
-	place    []int // by pool: index of its host cell, −1 when it is on none
-	socket   []int // by host cell: index of its socket; nil when one is unknown
+	place    []int   // by pool: index of its host cell, −1 when it is on none
+	rivals   [][]int // by pool: those that cannot be used beside it
+	socket   []int   // by host cell: index of its socket; nil when one is unknown
 	sockets  int
 	floats   bool // the guest has no cells: affinity asks nothing
 	requests []topology.PCIRequest
@@ -53,6 +54,7 @@ func newDevices(r Request, m *Machine) *devices {
 		}
 	}
 	d.findSockets()
+	d.findRivals()
 requests:
 	for i, q := range r.PCI {
 		if q.Count <= 0 {

@@ -17,7 +17,10 @@ func (d *devices) draw(chosen bitset, steps *int, limit int) ([]PoolUse, bool) {
 }
 
 // drawWithout leaves the barred pools alone. Where what it finds uses a pool
-// beside one that excludes it, it tries without the one, then without the other.
+// beside one that excludes it, it tries without the one, then with it and without
+// all that it excludes. When no draw does without the pool, none does without a
+// twin of it either, so that all twins are decided at once: ten like PFs and their
+// VFs are ten questions and not 2^10.
 func (d *devices) drawWithout(chosen, barred bitset, steps *int, limit int) ([]PoolUse, bool) {
 	if *steps += 1 + len(d.kinds)*len(d.machine.Pools)/16; *steps > limit {
 		return nil, false
@@ -42,16 +45,84 @@ func (d *devices) drawWithout(chosen, barred bitset, steps *int, limit int) ([]P
 		}
 	}
 	if a, b, clash := f.clash(); clash {
-		for _, bar := range []int{a, b} {
-			without := barred.clone()
-			without.set(bar)
-			if uses, ok := d.drawWithout(chosen, without, steps, limit); ok {
-				return uses, true
+		if !d.star(a) && d.star(b) {
+			a = b
+		}
+		without := barred.clone()
+		without.set(a)
+		if uses, ok := d.drawWithout(chosen, without, steps, limit); ok {
+			return uses, true
+		}
+		with := barred.clone()
+		for _, p := range d.twins(a, chosen, barred) {
+			for _, rival := range d.rivals[p] {
+				with.set(rival)
 			}
 		}
-		return nil, false
+		return d.drawWithout(chosen, with, steps, limit)
 	}
 	return f.uses(), true
+}
+
+// findRivals tells each pool those that cannot be used beside it, on whichever
+// side that is said.
+func (d *devices) findRivals() {
+	d.rivals = make([][]int, len(d.machine.Pools))
+	add := func(p, other int) {
+		if !slices.Contains(d.rivals[p], other) {
+			d.rivals[p] = append(d.rivals[p], other)
+		}
+	}
+	for p := range d.machine.Pools {
+		for _, other := range d.machine.Pools[p].Excludes {
+			if other != p && other >= 0 && other < len(d.rivals) {
+				add(p, other)
+				add(other, p)
+			}
+		}
+	}
+}
+
+// star reports whether no rival of a pool has another rival than this one: a PF
+// among the pools of its VFs.
+func (d *devices) star(p int) bool {
+	return !slices.ContainsFunc(d.rivals[p], func(r int) bool { return len(d.rivals[r]) > 1 })
+}
+
+// twins gives a pool and, where it is the middle of a star, those of all stars
+// that are the same to every kind. Changing two of them over, rivals and all,
+// changes no answer.
+func (d *devices) twins(p int, chosen, barred bitset) []int {
+	if !d.star(p) {
+		return []int{p}
+	}
+	where := func(k, p int) byte { return byte(btoi(!barred.has(p) && d.usable(k, p, chosen))) }
+	shape := d.shape(p, where)
+	var twins []int
+	for q := range d.rivals {
+		if q == p || len(d.rivals[q]) == len(d.rivals[p]) && d.star(q) && slices.Equal(shape, d.shape(q, where)) {
+			twins = append(twins, q)
+		}
+	}
+	return twins
+}
+
+// shape says what a pool and each of its rivals are to every kind: where says
+// whether, or how near, the kind may draw on it.
+func (d *devices) shape(p int, where func(k, p int) byte) []byte {
+	likeness := func(p int) []byte {
+		key := binary.AppendVarint(nil, int64(d.machine.Pools[p].Count))
+		for k := range d.kinds {
+			key = append(key, where(k, p))
+		}
+		return key
+	}
+	rivals := make([][]byte, len(d.rivals[p]))
+	for i, r := range d.rivals[p] {
+		rivals[i] = likeness(r)
+	}
+	slices.SortFunc(rivals, slices.Compare[[]byte])
+	return append(binary.AppendVarint(likeness(p), int64(len(rivals))), slices.Concat(rivals...)...)
 }
 
 // nearest gives the pools that a kind may use, those on a chosen cell first,
@@ -77,7 +148,7 @@ func (d *devices) nearest(k int, chosen bitset) []int {
 	}
 	slices.SortStableFunc(pools, func(a, b int) int {
 		x, y := &d.machine.Pools[a], &d.machine.Pools[b]
-		return cmp.Or(cmp.Compare(far(a), far(b)), cmp.Compare(len(x.Excludes), len(y.Excludes)), cmp.Compare(x.Count, y.Count))
+		return cmp.Or(cmp.Compare(far(a), far(b)), cmp.Compare(len(d.rivals[a]), len(d.rivals[b])), cmp.Compare(x.Count, y.Count))
 	})
 	return pools
 }
@@ -129,13 +200,11 @@ func (f *flow) clash() (a, b int, clash bool) {
 		return slices.ContainsFunc(f.taken, func(by []int) bool { return by[p] > 0 })
 	}
 	for p := range f.left {
-		if len(f.machine.Pools[p].Excludes) == 0 || !used(p) {
+		if len(f.rivals[p]) == 0 || !used(p) {
 			continue
 		}
-		for _, other := range f.machine.Pools[p].Excludes {
-			if other != p && other < len(f.left) && used(other) {
-				return p, other, true
-			}
+		if i := slices.IndexFunc(f.rivals[p], used); i >= 0 {
+			return p, f.rivals[p][i], true
 		}
 	}
 	return 0, 0, false
@@ -163,21 +232,24 @@ func (f *flow) uses() []PoolUse {
 }
 
 // signature says what PCI there is on a host cell: two cells of one signature
-// can stand in for each other. A pool that excludes others is like no other.
+// can stand in for each other. A PF and its VFs are part of it as one; a pool
+// whose rivals are on another cell, or no star, is like no other.
 func (d *devices) signature(host int) []byte {
+	here := func(p int) bool { return d.place[p] == host }
+	where := func(k, p int) byte { return byte(d.reach(k, p)) }
 	var pools [][]byte
 	for p := range d.place {
-		if d.place[p] != host {
+		if !here(p) {
 			continue
 		}
-		key := binary.AppendVarint(nil, int64(d.machine.Pools[p].Count))
-		for k := range d.kinds {
-			key = append(key, byte(d.reach(k, p)))
+		if d.star(p) && !slices.ContainsFunc(d.rivals[p], func(r int) bool { return !here(r) }) {
+			pools = append(pools, d.shape(p, where))
+			continue
 		}
-		if len(d.machine.Pools[p].Excludes) > 0 {
-			key = binary.AppendVarint(append(key, 'x'), int64(p))
+		if r := d.rivals[p]; len(r) == 1 && here(r[0]) && d.star(r[0]) {
+			continue // part of its star's shape
 		}
-		pools = append(pools, key)
+		pools = append(pools, binary.AppendVarint(binary.AppendVarint(nil, -1), int64(p))) // no count is below 0
 	}
 	slices.SortFunc(pools, slices.Compare[[]byte])
 	return slices.Concat(pools...)
