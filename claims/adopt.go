@@ -3,7 +3,9 @@ package claims
 import (
 	"context"
 	"fmt"
+	"strconv"
 
+	"berth/claims/fit"
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/topology"
@@ -65,36 +67,72 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 
 // CheckFound answers whether a guest that is here unmanaged would be adopted
 // without force, and changes nothing: fault.DoesNotFit with every amount that is
-// short and every CPU and device that another guest has; fault.Unavailable after
-// Refuse.
+// short, every CPU and device that is not for it alone, and every cell that has
+// too little of what it uses there; fault.Unavailable after Refuse.
 func (t *Tracker) CheckFound(instance string, f Found) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	doing := fmt.Sprintf("adopt instance %s on %s", instance, t.host)
-	if _, err := t.roomLocked(doing, Request{Resources: f.Resources}); err != nil {
-		return err
+	if t.refusal != "" {
+		return t.refusedLocked(doing)
 	}
+	reasons := fit.Fits(f.Resources, t.machine.host())
 	h := t.machine.hold(f.Resources, f.Assignment)
+	if r, short := t.machine.ordinaryShort(h.ordinaryMB); short {
+		reasons = append(reasons, r)
+	}
 	t.machine.add(instance, h)
 	defer t.machine.remove(instance, h)
-	if !t.machine.over(instance, h) {
-		return nil
+	if reasons = append(reasons, t.machine.overReasons(instance, h)...); len(reasons) > 0 {
+		return fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)
 	}
-	var reasons []fault.Reason
-	if cpus := t.machine.doubledCPUs(h); len(cpus) > 0 {
-		reasons = append(reasons, fault.Reason{
-			Code: "cpus_doubled", Message: "another guest has CPUs " + cpus.String() + " to itself", Have: cpus.String(), Change: "pin one of the two elsewhere",
+	return nil
+}
+
+// overReasons tells what a machine that counts h for the instance has given more
+// often than it may, cell by cell; host-wide amounts aside.
+func (m *machine) overReasons(instance string, h hold) []fit.Reason {
+	var out []fit.Reason
+	for _, cpu := range m.doubledCPUs(h) {
+		r := fit.Reason{Code: "cpus_doubled", Have: strconv.Itoa(cpu)}
+		if m.taken[cpu] > 1 {
+			r.Message, r.Change = fmt.Sprintf("another guest has CPU %d to itself", cpu), "pin one of the two elsewhere"
+		} else {
+			r.Code = "cpu_not_dedicated"
+			r.Message, r.Change = fmt.Sprintf("CPU %d is not a dedicated one: shared vCPUs run there", cpu), "pin it elsewhere, or put the CPU into [host] dedicated_cpus"
+		}
+		out = append(out, r)
+	}
+	for _, d := range m.doubledDevices(instance, h) {
+		out = append(out, fit.Reason{
+			Code: "device_doubled", Message: fmt.Sprintf("another guest has PCI device %s, or one that goes with it", d), Have: d.String(), Change: "detach it from one of the two",
 		})
 	}
-	for _, d := range t.machine.doubledDevices(instance, h) {
-		reasons = append(reasons, fault.Reason{Code: "device_doubled", Message: "another guest has PCI device " + d.String(), Have: d.String(), Change: "detach it from one of the two"})
+	for _, c := range h.cells {
+		id := int(c.id)
+		i, ok := m.index[c.id]
+		if !ok {
+			if len(m.cells) > 0 {
+				out = append(out, fit.Reason{Code: CellUnknown, Cell: &id, Message: fmt.Sprintf("it uses cell %d, which the host does not have", id), Change: "bind it to other cells"})
+			}
+			continue
+		}
+		if over := m.overShared(i); c.shared > 0 && over > 0 {
+			out = append(out, fit.Reason{
+				Code: fit.CellVCPURatio, Cell: &id, Message: fmt.Sprintf("cell %d: %d more shared vCPUs than its shared CPUs may have", id, over),
+				Change: "move guests away, or raise cpu_allocation_ratio",
+			})
+		}
+		for j, p := range m.cells[i].Pages {
+			if over := m.overPool(i, j); c.holds(m.cells[i].Pages, j) && over > 0 {
+				out = append(out, fit.Reason{
+					Code: "pages_over", Cell: &id, Message: fmt.Sprintf("cell %d: %d more pages of %s in use than guests may have", id, over, p.Size),
+					Change: "move guests away, make the pool larger, or lower what is reserved",
+				})
+			}
+		}
 	}
-	if len(reasons) == 0 {
-		reasons = append(reasons, fault.Reason{
-			Code: "pages_over", Message: "it uses memory pages of a cell that are promised to others or reserved", Change: "move guests away, or lower what is reserved",
-		})
-	}
-	return fault.Refuse(fault.DoesNotFit, doing, reasons...)
+	return out
 }
 
 // overLocked reports whether the host would have given too much if it gave this

@@ -2,6 +2,7 @@ package claims
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -14,6 +15,7 @@ import (
 const (
 	OrdinaryMemoryShort = "ordinary_memory_short" // what huge pages leave is too little
 	CellsUnknown        = "cells_unknown"         // the host's cells were never read
+	CellUnknown         = "cell_unknown"          // a guest that was found uses a cell that the host does not have
 	CellUnusable        = "cell_unusable"         // a cell that may not be touched now
 	DeviceUnusable      = "device_unusable"       // a PCI function that may not be touched now
 )
@@ -39,18 +41,25 @@ func (m *machine) place(r Request) (topology.Assignment, []fit.Reason) {
 		a.Cells = answer.Placement.Cells
 		a.Devices = m.pick(r.PCI, answer.Placement.PCI)
 	}
-	if len(m.cells) > 0 {
-		want, limit := m.hold(r.Resources, a).ordinaryMB, m.ordinaryLimit()
-		if free := max(0, limit-m.ordinaryMB); want > free {
-			reasons = append(reasons, fit.Reason{
-				Code:    OrdinaryMemoryShort,
-				Message: fmt.Sprintf("memory in ordinary pages: want %d MiB, %d MiB free; pools of huge pages hold the rest", want, free),
-				Want:    fmt.Sprintf("%d MiB", want), Have: fmt.Sprintf("%d MiB", free),
-				Change: fmt.Sprintf("free %d MiB, make the pools of huge pages smaller, or ask for huge pages", want-free),
-			})
-		}
+	if r, short := m.ordinaryShort(m.hold(r.Resources, a).ordinaryMB); short {
+		reasons = append(reasons, r)
 	}
 	return a, reasons
+}
+
+// ordinaryShort tells when there is too little memory in ordinary pages, all
+// cells together.
+func (m *machine) ordinaryShort(want int64) (fit.Reason, bool) {
+	free := max(0, m.ordinaryLimit()-m.ordinaryMB)
+	if len(m.cells) == 0 || want <= free {
+		return fit.Reason{}, false
+	}
+	return fit.Reason{
+		Code:    OrdinaryMemoryShort,
+		Message: fmt.Sprintf("memory in ordinary pages: want %d MiB, %d MiB free; pools of huge pages hold the rest", want, free),
+		Want:    fmt.Sprintf("%d MiB", want), Have: fmt.Sprintf("%d MiB", free),
+		Change: fmt.Sprintf("free %d MiB, make the pools of huge pages smaller, or ask for huge pages", want-free),
+	}, true
 }
 
 // unusableReasons names what was left out of the search.
@@ -79,9 +88,7 @@ func (m *machine) unusableReasons(r Request) []fit.Reason {
 // the guest uses one or the other, never both.
 func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, error) {
 	if t.refusal != "" {
-		return topology.Assignment{}, fault.Refuse(fault.Unavailable, doing, fault.Reason{
-			Code: "no_new_claims", Message: "no new claims are given: " + t.refusal, Change: "see the host's status",
-		})
+		return topology.Assignment{}, t.refusedLocked(doing)
 	}
 	if own, ok := t.holdings[r.Owner.Instance]; ok && (r.Owner.Kind == KindResize || r.Owner.Kind == KindRebuild) {
 		t.machine.remove(r.Owner.Instance, own.counted)
@@ -92,6 +99,12 @@ func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, erro
 		return topology.Assignment{}, fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)
 	}
 	return a, nil
+}
+
+func (t *Tracker) refusedLocked(doing string) error {
+	return fault.Refuse(fault.Unavailable, doing, fault.Reason{
+		Code: "no_new_claims", Message: "no new claims are given: " + t.refusal, Change: "see the host's status",
+	})
 }
 
 func reasonsOf(reasons []fit.Reason) []fault.Reason {
@@ -117,24 +130,14 @@ func (m *machine) over(instance string, h hold) bool {
 	case len(m.cells) > 0 && h.ordinaryMB > 0 && m.ordinaryMB > m.ordinaryLimit():
 		return true
 	}
-	if len(m.doubledCPUs(h)) > 0 || len(m.doubledDevices(instance, h)) > 0 {
-		return true
-	}
-	for _, c := range h.cells {
-		i, ok := m.index[c.id]
-		if !ok {
-			return len(m.cells) > 0
-		}
-		if c.shared > 0 && float64(m.cells[i].SharedUsed) > float64(m.cells[i].Shared.Len())*ratio(m.capacity.CPURatio) {
-			return true
-		}
-		for j := range m.cells[i].Pages {
-			if c.holds(m.cells[i].Pages, j) && m.overPool(i, j) > 0 {
-				return true
-			}
-		}
-	}
-	return false
+	return len(m.overReasons(instance, h)) > 0
+}
+
+// overShared is how many shared vCPUs of a cell are promised beyond its shared
+// CPUs times the ratio.
+func (m *machine) overShared(cell int) int {
+	limit := float64(m.cells[cell].Shared.Len()) * ratio(m.capacity.CPURatio)
+	return max(0, int(math.Ceil(float64(m.cells[cell].SharedUsed)-limit)))
 }
 
 // overPool is how many pages of a pool of a cell are promised beyond those there
