@@ -179,6 +179,47 @@ func TestForeign_TokenFollowsByItsGiversSurrender(t *testing.T) {
 	l.must("follow what is done", b.FollowArrival(ctx, ref))
 }
 
+func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	g := l.guest("a", "web")
+	b := l.hosts["b"]
+	document, err := b.ClaimArrival(ctx, l.document("a", g.UUID))
+	l.must("claim on arrival", err)
+	ref := l.arrival("b", g.UUID)
+	l.migrate("a", "b", g.UUID, document)
+	l.placement.breakWith(fault.New(fault.Unavailable, "placement is down"))
+	l.wantKind("follow without Placement", b.FollowArrival(ctx, ref), fault.Unavailable)
+	if inst, _ := b.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere {
+		t.Errorf("b has %+v: bookkeeping kept it from its guest", inst)
+	}
+
+	// Its own loop comes back to it, also after a restart.
+	b.Close()
+	b.store = b.store.Crash()
+	b = l.boot("b", func(o *host.Options) { o.Fleet = fellows{l.lab, "b", l.silent} })
+	l.placement.breakWith(nil)
+	following, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.FollowArrivals(following) }()
+	patience, cancel := l.rt.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for l.placement.all()[g.UUID].Allocations["rp-b"] == nil {
+		if l.rt.Sleep(patience, time.Millisecond) != nil {
+			t.Fatal("the allocation is not b's")
+		}
+	}
+	stop()
+	l.must("stop", <-done)
+	l.must("follow what is done", b.FollowArrival(ctx, ref))
+	if got := l.picture()["b memories"]; len(got) > 0 || len(b.Unsettled()) > 0 {
+		t.Errorf("b remembers %v, and is unsettled for %v", got, b.Unsettled())
+	}
+	if got := l.placement.all()[g.UUID].Allocations; len(got) != 1 {
+		t.Errorf("allocations %v", got)
+	}
+}
+
 func TestForeign_GuestThatNobodyOwnsIsAdoptedOnArrival(t *testing.T) {
 	l := newForeignLab(t)
 	ctx := t.Context()

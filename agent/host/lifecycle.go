@@ -196,6 +196,9 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 			return wrap(err, "delete its allocation")
 		}
 	}
+	if err := h.forgetArrival(ctx, uuid); err != nil {
+		return err
+	}
 	return h.tracker.DeleteInstance(ctx, uuid)
 }
 
