@@ -41,10 +41,22 @@ func (m *machine) place(r Request) (topology.Assignment, []fit.Reason) {
 		a.Cells = answer.Placement.Cells
 		a.Devices = m.pick(r.PCI, answer.Placement.PCI)
 	}
-	if r, short := m.ordinaryShort(m.hold(r.Resources, a).ordinaryMB); short {
+	if r, short := m.ordinaryShort(m.hold(r.Resources, a).ordinaryMB); short && (m.hasPools() || !memoryTold(reasons)) {
 		reasons = append(reasons, r)
 	}
 	return a, reasons
+}
+
+// hasPools reports whether huge pages take any of the host's memory. Where they
+// take none all memory is ordinary, and its want has been told by host-wide sums.
+func (m *machine) hasPools() bool {
+	return slices.ContainsFunc(m.cells, func(c fit.Cell) bool {
+		return len(c.Pages) > 1 && slices.ContainsFunc(c.Pages[1:], func(p fit.Pages) bool { return p.Total > 0 })
+	})
+}
+
+func memoryTold(reasons []fit.Reason) bool {
+	return slices.ContainsFunc(reasons, func(r fit.Reason) bool { return r.Code == fit.MemoryShort || r.Code == fit.MemoryOverHost })
 }
 
 // ordinaryShort tells when there is too little memory in ordinary pages, all
