@@ -61,11 +61,11 @@ disk_gb = 1
 "hw:cpu_dedicated_mask" = "0"
 "hw:numa_nodes" = "2"
 "hw:numa_cpus.0" = "0"
-"hw:numa_mem.0" = "96"
+"hw:numa_mem.0" = "%d"
 "hw:numa_cpus.1" = "1"
-"hw:numa_mem.1" = "32"
+"hw:numa_mem.1" = "%d"
 "hw:mem_page_size" = "2048"
-%s`, name, more)
+%s`, name, firstCell, secondCell, more)
 }
 
 // sharedOf are a host's shared CPUs.
