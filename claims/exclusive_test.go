@@ -291,13 +291,13 @@ func TestTracker_TenGuestsMovedAroundNeverShare(t *testing.T) {
 				if !m.arriving {
 					t.Skip("it has not begun")
 				}
-				before, _ := m.to.AssignmentOf(m.owner)
+				before, _ := m.to.ByOwner(m.owner)
 				c, err := m.to.Bind(ctx, m.owner)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if fmt.Sprint(before) != fmt.Sprint(c.Assignment) {
-					t.Fatalf("%s came to %+v and was given %+v", name, c.Assignment, before)
+				if fmt.Sprint(before.Assignment) != fmt.Sprint(c.Assignment) {
+					t.Fatalf("%s came to %+v and was given %+v", name, c.Assignment, before.Assignment)
 				}
 				m.to.lawful(t) // both sides hold it for a moment
 				if err := m.from.Release(ctx, instanceOwner(name)); err != nil {

@@ -34,8 +34,8 @@ func TestTracker_PinnedClaimKeepsItsCoresThroughItsWholeLife(t *testing.T) {
 		if diff := cmp.Diff(preview, c.Assignment, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s (-claimed +now):\n%s", when, diff)
 		}
-		if a, ok := b.AssignmentOf(c.Owner); !ok || cmp.Diff(a, c.Assignment) != "" {
-			t.Errorf("%s: AssignmentOf gives %+v, %v", when, a, ok)
+		if has, ok := b.ByOwner(c.Owner); !ok || cmp.Diff(has.Assignment, c.Assignment) != "" {
+			t.Errorf("%s: its owner has %+v, %v", when, has.Assignment, ok)
 		}
 	}
 	same("repeated", must[claims.Claim](t)(b.Claim(ctx, r)))

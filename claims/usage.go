@@ -89,12 +89,6 @@ func (t *Tracker) Machine() fit.Machine {
 	return t.machine.snapshot()
 }
 
-// AssignmentOf gives what an owner's claim was given of the host.
-func (t *Tracker) AssignmentOf(o Owner) (topology.Assignment, bool) {
-	c, ok := t.ByOwner(o)
-	return c.Assignment, ok
-}
-
 // CellUsage gives what is in use of each cell of the host, in its order.
 func (t *Tracker) CellUsage() []CellUsage {
 	t.mu.Lock()

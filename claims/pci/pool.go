@@ -16,22 +16,16 @@ type Pool struct {
 	Type            topology.PCIType
 	Cell            topology.CellID // UnknownCell when unknown
 	Tags            map[string]string
-	Count           int                   // len(Addresses), at least 1
-	Addresses       []topology.PCIAddress // in the order in which they are best taken; see Pick
+	Count           int // len(Addresses), at least 1
+
+	// Addresses are in the order in which they are best taken. VFs come from the PF
+	// of which most are taken already, until it is full, so that whole PFs stay
+	// free; everything else comes in ascending address.
+	Addresses []topology.PCIAddress
 
 	// Excludes are the indexes of pools that cannot be used beside this one, a
 	// PF's and those of its VFs; ascending, and said on both sides.
 	Excludes []int
-}
-
-// Pick gives the n functions that are best taken, or false when there are fewer.
-// VFs come from the PF of which most are taken already, until it is full, so that
-// whole PFs stay free; everything else comes in ascending address.
-func (p Pool) Pick(n int) ([]topology.PCIAddress, bool) {
-	if n < 0 || n > len(p.Addresses) {
-		return nil, false
-	}
-	return slices.Clone(p.Addresses[:n]), true
 }
 
 // Pools gives the free functions of the devices in pools, in an order that

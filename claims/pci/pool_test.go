@@ -52,6 +52,9 @@ func TestPools(t *testing.T) {
 			[]string{"1565 type-VF@0: 3b:00.1 3b:00.2 5e:00.1 5e:00.2 5e:00.3"}},
 		{"the PF most used is filled first", two, onlyVFs, map[string]string{"0000:5e:00.2": "a"}, "",
 			[]string{"1565 type-VF@0: 5e:00.1 5e:00.3 3b:00.1 3b:00.2"}},
+		{"however its VFs came to be given", two, []pci.Spec{{Address: "0000:3b:00.0"}, onlyVFs[0]}, map[string]string{"0000:3b:00.1": "a", "0000:5e:00.1": "a", "0000:5e:00.2": "a"}, "",
+			[]string{"1565 type-VF@0: 5e:00.3 3b:00.2"}},
+		{"a PF whose VFs are switched off is one", card(t, "0000:3b:00.0", 0), all, nil, "", []string{"1563 type-PF@0: 3b:00.0"}},
 		{"a PF that is taken takes its VFs along", two, onlyVFs, map[string]string{"0000:3b:00.0": "a"}, "",
 			[]string{"1565 type-VF@0: 5e:00.1 5e:00.2 5e:00.3"}},
 		{"PFs beside their VFs", two, all, nil, "", []string{
@@ -88,16 +91,6 @@ func TestPools(t *testing.T) {
 				t.Errorf("pools (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestPool_PickTakesNoMoreThanThereIs(t *testing.T) {
-	p := pci.Pool{Count: 2, Addresses: []topology.PCIAddress{at(t, "0000:01:00.0"), at(t, "0000:01:00.1")}}
-	for n, want := range map[int]bool{-1: false, 0: true, 2: true, 3: false} {
-		got, ok := p.Pick(n)
-		if ok != want || ok && len(got) != n {
-			t.Errorf("pick %d gives %v, %v", n, got, ok)
-		}
 	}
 }
 
@@ -211,11 +204,10 @@ func TestPools_OfferWhatIsFreeAfterAnyOrderOfTakesAndReturns(t *testing.T) {
 				continue
 			}
 			p := rapid.SampledFrom(pools).Draw(r, "pool")
-			picked, ok := p.Pick(rapid.IntRange(1, p.Count).Draw(r, "count"))
-			if !ok {
-				r.Fatalf("a pool of %d does not give as many", p.Count)
+			if len(p.Addresses) != p.Count {
+				r.Fatalf("a pool of %d has %d functions", p.Count, len(p.Addresses))
 			}
-			for _, a := range picked {
+			for _, a := range p.Addresses[:rapid.IntRange(1, p.Count).Draw(r, "count")] {
 				taken[a] = guest
 			}
 		}
@@ -227,20 +219,17 @@ func TestPools_OfferWhatIsFreeAfterAnyOrderOfTakesAndReturns(t *testing.T) {
 	})
 }
 
-// TestPools_PickLeavesWholePFsFree: as many VFs as there are on one PF open no
+// TestPools_LeaveWholePFsFree: as many VFs as there are on one PF open no
 // second one.
-func TestPools_PickLeavesWholePFsFree(t *testing.T) {
+func TestPools_LeaveWholePFsFree(t *testing.T) {
 	h := &topology.Host{PCI: slices.Concat(card(t, "0000:3b:00.0", 4), card(t, "0000:5e:00.0", 4), card(t, "0000:86:00.0", 4))}
 	devices, _ := pci.Devices(h, []pci.Spec{{ProductID: "1565"}})
 	taken := map[topology.PCIAddress]string{at(t, "0000:5e:00.3"): "first"}
 	opened := map[uint8]bool{0x5e: true}
 	for i := range 7 {
-		picked, ok := pci.Pools(devices, taken, "")[0].Pick(1)
-		if !ok {
-			t.Fatal("nothing to pick")
-		}
-		taken[picked[0]] = fmt.Sprint(i)
-		opened[picked[0].Bus] = true
+		best := pci.Pools(devices, taken, "")[0].Addresses[0]
+		taken[best] = fmt.Sprint(i)
+		opened[best.Bus] = true
 		if want := 1 + (i+1)/4; len(opened) != want {
 			t.Fatalf("%d VFs stand on %d PFs, want %d", i+2, len(opened), want)
 		}
