@@ -164,7 +164,7 @@ func (w *world) table(h *lab.Host, name string, claim pins) string {
 
 // createArgs make a guest from its flavor alone: Berth writes the document.
 func (w *world) createArgs(name, flavor, disk string) []string {
-	o := guest.Options{Beat: 100 * time.Millisecond, Dirty: 8, Rate: 8}
+	o := guest.Options{Beat: 100 * time.Millisecond, Dirty: 8, Rate: 16}
 	return []string{
 		"instance", "create", name, "--flavor", flavor, "--machine", guest.Machine, "--kernel", shared.g.Kernel, "--initrd", shared.g.Initrd,
 		"--cmdline", inFirstCell + " " + o.Cmdline(), "--serial-file", "/var/log/libvirt/" + name + ".console", "--disk-file", disk, "--virt-type", "qemu", "--start",
@@ -442,7 +442,7 @@ func TestPinned_MovesByItsClaim(t *testing.T) {
 func (w *world) virshPinned(name string, first, second int, p pins, flags ...string) {
 	w.Helper()
 	o := guest.Options{
-		Name: name, VCPUs: 2, MemoryMiB: first + second, Dirty: 8, Rate: 8, Disks: []guest.Disk{}, Elements: p.elements(),
+		Name: name, VCPUs: 2, MemoryMiB: first + second, Dirty: 8, Rate: 16, Disks: []guest.Disk{}, Elements: p.elements(),
 		CPU: fmt.Sprintf(`<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model><numa>
     <cell id='0' cpus='0' memory='%d' unit='MiB'/><cell id='1' cpus='1' memory='%d' unit='MiB'/></numa></cpu>`, first, second),
 	}
