@@ -177,8 +177,12 @@ func (r *room) sayThreads(q *ask, say func(Reason)) {
 		return
 	}
 	if q.dedicated > r.whole {
+		busy := "busy"
+		if slices.ContainsFunc(r.cell.Cores, func(s topology.CPUSet) bool { return len(s) < r.threads }) {
+			busy = "busy or offline"
+		}
 		say(r.reason(ThreadsIsolate, want, strconv.Itoa(r.whole), "free the siblings, or ask for prefer",
-			"%d of %s with free CPUs have a busy sibling; `isolate` needs %s whole, %d are", len(r.cores)-r.whole, count(len(r.cores), "core"), count(q.dedicated, "core"), r.whole))
+			"%d of %s with free CPUs have a %s sibling; `isolate` needs %s whole, %d are", len(r.cores)-r.whole, count(len(r.cores), "core"), busy, count(q.dedicated, "core"), r.whole))
 		return
 	}
 	say(r.reason(ThreadsIsolate, count(q.emulator, "CPU"), "0", "free a CPU, or share the emulator threads",

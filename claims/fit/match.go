@@ -11,6 +11,13 @@ func (b bitset) set(i int)      { b[i>>6] |= 1 << (i & 63) }
 func (b bitset) clone() bitset  { return append(bitset(nil), b...) }
 func (b bitset) reset()         { clear(b) }
 
+// include adds what is in o, which is of the same size.
+func (b bitset) include(o bitset) {
+	for i := range o {
+		b[i] |= o[i]
+	}
+}
+
 func (b bitset) count() int {
 	n := 0
 	for _, w := range b {

@@ -179,35 +179,55 @@ func (s *search) order(x *demand) []int {
 // sockets adds one host cell of each socket that can be reached, the socket that
 // brings most first, and gives what all of them bring: no set of cells reaches
 // sockets that bring more, since the sets of sockets that can be reached are
-// again the independent sets of a matroid.
+// again the independent sets of a matroid. A socket holds whatever one of its
+// cells holds; which of them is settled last, lest the first that comes keeps
+// another socket out.
 func (s *search) sockets(x *demand, in, out, chosen bitset) int64 {
 	sum := int64(0)
+	n := s.hosts()
 	reached := newBitset(len(x.socket))
-	for i, socket := range s.devices.socket {
-		if in.has(i) && !reached.has(socket) {
-			reached.set(socket)
-			sum += x.socket[socket]
+	admits := append(s.admits[:n:n], make([]bitset, len(x.socket))...)
+	for t := range x.socket {
+		admits[n+t] = newBitset(s.guests)
+	}
+	for i, t := range s.devices.socket {
+		if !out.has(i) {
+			admits[n+t].include(s.admits[i])
 		}
 	}
+	m := newMatching(admits, s.guests)
 	order := make([]int, len(x.socket))
 	for t := range order {
 		order[t] = t
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(x.socket[b], x.socket[a]) })
-	for _, t := range order {
-		if reached.has(t) || x.socket[t] == 0 || s.m.full() {
+	for i, t := range s.devices.socket {
+		if !in.has(i) {
 			continue
 		}
-		for _, i := range s.rank {
-			if s.devices.socket[i] != t || out.has(i) || chosen.has(i) {
-				continue
-			}
-			if s.steps++; s.m.add(i) {
-				chosen.set(i)
-				sum += x.socket[t]
-				break
-			}
+		m.add(i)
+		if !reached.has(t) {
+			reached.set(t)
+			sum += x.socket[t]
 		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(x.socket[b], x.socket[a]) })
+	for _, t := range order {
+		if reached.has(t) || x.socket[t] == 0 || m.full() {
+			continue
+		}
+		if s.steps++; m.add(n + t) {
+			sum += x.socket[t]
+		}
+	}
+	for g, at := range m.host {
+		if at < n {
+			continue
+		}
+		i := slices.IndexFunc(s.rank, func(i int) bool {
+			return n+s.devices.socket[i] == at && !out.has(i) && s.admits[i].has(g)
+		})
+		chosen.set(s.rank[i])
+		s.m.add(s.rank[i])
 	}
 	return sum
 }
