@@ -1,7 +1,6 @@
 package claims
 
 import (
-	"math"
 	"slices"
 
 	"berth/claims/fit"
@@ -216,10 +215,11 @@ func (m *machine) view(r Request) fit.Machine {
 			continue
 		}
 		if ordinary && len(c.Pages) > 0 {
-			// used + want ≤ ratio × total of ordinary memory, said in terms of
-			// all memory: what is not ordinary counts as in use, ratio times.
-			elsewhere := float64(c.MemoryMB-ordinaryMB(c)) * out.Limits.RAMRatio
-			c.MemoryUsedMB = max(c.MemoryUsedMB, m.ordinary[i]+int64(math.Ceil(elsewhere)))
+			// The cell is its ordinary memory, where that leaves less than all of it.
+			own, times := ordinaryMB(c), out.Limits.RAMRatio
+			if float64(own)*times-float64(m.ordinary[i]) < float64(c.MemoryMB)*times-float64(c.MemoryUsedMB) {
+				c.MemoryMB, c.MemoryUsedMB = own, m.ordinary[i]
+			}
 		}
 		out.Cells = append(out.Cells, c)
 	}
