@@ -20,6 +20,7 @@ func crowded(t *rapid.T) (Request, *Machine) {
 		socket := h / rapid.IntRange(1, 3).Draw(t, "cells on a socket")
 		m.Cells[h].Socket = &socket
 		m.Cells[h].Pages[1].Used = rapid.Int64Range(0, 30).Draw(t, "pages used")
+		m.Cells[h].Pinned = m.Cells[h].Dedicated[:rapid.IntRange(0, 7).Draw(t, "CPUs taken")]
 		for k := range kinds {
 			if n := rapid.IntRange(-2, 3).Draw(t, "functions"); n > 0 {
 				m.Pools = append(m.Pools, Pool{Vendor: "8086", Product: fmt.Sprint(1000 + k), Type: topology.PCITypeVF, Cell: m.Cells[h].ID, Count: n})
@@ -46,7 +47,10 @@ func crowded(t *rapid.T) (Request, *Machine) {
 	}
 	r := Request{Topology: pinnedGuest(rapid.IntRange(1, hosts).Draw(t, "guest cells"), 2, 1024)}
 	for g := range r.Topology.Cells {
+		// Much memory or many CPUs: host cells then hold different guest cells, and
+		// not the one ever more than the other.
 		r.Topology.Cells[g].MemoryMB = rapid.Int64Range(1, 24).Draw(t, "memory") << 10
+		r.Topology.Cells[g].DedicatedVCPUs = topology.CPUSet{8 * g, 8*g + 1, 8*g + 2, 8*g + 3, 8*g + 4, 8*g + 5}[:rapid.IntRange(1, 6).Draw(t, "vcpus")]
 	}
 	for q := range rapid.IntRange(0, 4).Draw(t, "requests") {
 		req := topology.PCIRequest{
