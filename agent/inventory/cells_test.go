@@ -202,3 +202,14 @@ func TestFitCells_OfTheSharedMachines(t *testing.T) {
 		})
 	}
 }
+
+// TestUnusableOf_ADevicesCellStaysInUse: what is wrong with a device says nothing
+// of the cell that it is on.
+func TestUnusableOf_ADevicesCellStaysInUse(t *testing.T) {
+	cell, device := topology.CellID(1), topology.PCIAddress{Bus: 1}
+	h := twoSockets()
+	h.Reasons = []topology.Reason{{Code: "pci_contradicts", Message: "numa_node 7", Cell: &cell, Device: &device, Degrades: true}}
+	if diff := cmp.Diff([]inventory.Unusable{{Device: &device, Reason: "numa_node 7"}}, inventory.UnusableOf(h)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

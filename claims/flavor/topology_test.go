@@ -389,3 +389,13 @@ func checkTopology(t *testing.T, f topology.Flavor, g *topology.GuestTopology) {
 		t.Fatalf("%+v of %+v", g, f)
 	}
 }
+
+// TestTopology_MemoryOfCellsDoesNotRunOver: numbers whose sum in 64 bits is the
+// flavor's memory are not taken for it.
+func TestTopology_MemoryOfCellsDoesNotRunOver(t *testing.T) {
+	f := guest("hw:numa_nodes=3 hw:numa_cpus.0=0-1 hw:numa_cpus.1=2-3 hw:numa_cpus.2=4-7" +
+		" hw:numa_mem.0=9223372036854775807 hw:numa_mem.1=9223372036854775807 hw:numa_mem.2=2050")
+	if g, err := Topology(f, nil); err == nil {
+		t.Errorf("taken: %s", brief(g))
+	}
+}
