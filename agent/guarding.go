@@ -85,9 +85,9 @@ func (g *guardian) ledger() []guard.Owner {
 	if a.observing() || a.estranged() != nil {
 		return nil
 	}
-	leaving := map[string]bool{}
+	leaving := map[string]string{}
 	for _, c := range a.tracker.Contexts() {
-		leaving[c.Instance] = true
+		leaving[c.Instance] = c.Migration
 	}
 	rows := map[string]guard.Owner{}
 	claimed := map[string]bool{}
@@ -109,7 +109,11 @@ func (g *guardian) ledger() []guard.Owner {
 		switch {
 		case inst.Token.State != claims.TokenHere:
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerGone, Holder: inst.Token.Holder}
-		case claimed[inst.UUID] && !leaving[inst.UUID]:
+		case leaving[inst.UUID] != "":
+			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerMoving, Migration: leaving[inst.UUID]}
+		case a.host.LeftByHand(inst.UUID):
+			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerLeft}
+		case claimed[inst.UUID]:
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerHere}
 		}
 	}
@@ -126,6 +130,7 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 	if inst, known := a.tracker.Instance(d.UUID); known {
 		f.Known, f.TokenHere, f.Holder = true, inst.Token.State == claims.TokenHere, inst.Token.Holder
 		f.Leaving, _ = a.host.Moving(d.UUID)
+		f.Left = a.host.LeftByHand(d.UUID)
 	}
 	for _, claim := range a.tracker.ByInstance(d.UUID) {
 		o := claim.Owner

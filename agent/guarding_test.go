@@ -123,12 +123,26 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 		t.Errorf("owner file %q", got)
 	}
 
+	// As agent/host notes it.
+	left := claims.Ref{Migration: "left-" + guarded, Instance: guarded, Attempt: 1, Step: "left_by_hand"}
+	b.must(b.a.tracker.Remember(ctx, left, struct{}{}))
+	for op, code := range map[guard.Operation]string{guard.Start: "has_left", guard.Migrate: "left_behind"} {
+		if _, codes := b.ask(op, guardDocument(1, false, ""), false); !slices.Equal(codes, []string{code}) {
+			t.Errorf("%s: reasons %v, want %s", op, codes, code)
+		}
+	}
+	if got := b.owner(); got != guard.OwnerLeft {
+		t.Errorf("owner file of a guest that left by hand: %q", got)
+	}
+	b.must(b.a.tracker.Unremember(ctx, left))
+
 	ref := claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
 	b.must(b.a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: moved, Instance: guarded, Source: "host-t", Destination: "host-b"}))
 	if _, codes := b.ask(guard.Start, guardDocument(1, true, ""), false); !slices.Equal(codes, []string{"moving"}) {
 		t.Errorf("reasons %v", codes)
 	}
-	if got := b.owner(); got != "" {
+	// It may not be taken for one that nobody manages.
+	if got := b.owner(); got != guard.OwnerMoving {
 		t.Errorf("owner file of a guest that leaves: %q", got)
 	}
 	_, err := b.a.tracker.Surrender(ctx, ref, "host-b")

@@ -20,7 +20,7 @@ type FileFacts struct {
 
 	// Readable is false for a document that cannot be understood.
 	Readable     bool
-	Marked       bool // Berth's metadata is in the document
+	Marked       bool // Berth's metadata is in the document, or it has an owner file that is no good
 	DocMigration string
 
 	Owner   Owner // the guest's owner file
@@ -37,13 +37,14 @@ type FileFacts struct {
 //	arrival    arriving              names the migration, or it is
 //	                                 foreign                        allow, noted
 //	arrival    arriving              names another                  refuse
-//	arrival    here                  any                            refuse
-//	arrival    none, gone            any                            [guard] arrivals; allowed ones noted
+//	arrival    here, moving          any                            refuse
+//	arrival    none, left, gone      any                            [guard] arrivals; allowed ones noted
 //	start      any                   any; arrival noted             allow
 //	start      arriving              any                            refuse
 //	start      here                  any                            allow
-//	start      gone                  any                            refuse
-//	start      none                  with Berth's metadata          refuse
+//	start      moving, left, gone    any                            refuse
+//	start      none, or no good      with Berth's metadata          refuse
+//	start      no good               any                            refuse
 //	start      none                  without                        allow, spooled for the agent
 //
 // An owner file proves that the guest is managed, with or without metadata:
@@ -64,7 +65,7 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 		return AllowArrival, nil
 	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerArriving:
 		return no("other_migration", "migration "+f.Owner.Migration+" has a claim for this guest, and this stream is not that migration's", "wait for that migration's end")
-	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerHere:
+	case f.Operation == Migrate && f.Owned && (f.Owner.State == OwnerHere || f.Owner.State == OwnerMoving):
 		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs")
 	case f.Operation == Migrate && f.Arrivals == ArrivalsAllow:
 		return AllowArrival, nil
@@ -77,6 +78,10 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 		return no("arriving", "the guest is to arrive here by migration "+f.Owner.Migration+", so it lives on another host", "wait for that migration's end")
 	case f.Owned && f.Owner.State == OwnerHere:
 		return Allow, nil
+	case f.Owned && f.Owner.State == OwnerMoving:
+		return no("moving", "the guest is moving, so it may be on another host by now", "let the agent finish that")
+	case f.Owned && f.Owner.State == OwnerLeft:
+		return refuseLeft(no)
 	case f.Owned && f.Owner.State == OwnerGone:
 		where := f.Owner.Holder
 		if where == "" {

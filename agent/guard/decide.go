@@ -71,6 +71,7 @@ type Facts struct {
 	Holder    string // else where it went; may be empty
 	Claimed   bool   // it has a claim of its own here
 	Leaving   string // the migration that it leaves by, or is prepared to; empty for none
+	Left      bool   // it has left by a migration that Berth did not conduct
 	Arrival   *Arrival
 }
 
@@ -101,6 +102,7 @@ const (
 //	manage    start      claim of an arrival, not begun            refuse: the guest runs elsewhere
 //	manage    start      managed, identity not believed            refuse
 //	manage    start      token here, leaving                       refuse: its memory may be elsewhere by now
+//	manage    start      token here, it has left by hand           refuse: it runs elsewhere
 //	manage    start      token here, no claim                      refuse
 //	manage    start      token here                                allow
 //	manage    start      known, token elsewhere                    refuse
@@ -118,6 +120,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return Allow, nil
 	case f.Operation == Migrate && f.Stranger:
 		return no("host_identity", "this host's identity is not believed, so it takes no guests", "see berth status")
+	case f.Operation == Migrate && f.Known && f.TokenHere && f.Left:
+		return no("left_behind", "the guest's ownership token is still on this host, which it left by a migration that Berth did not conduct", "virsh undefine what it has left here, then let it come back")
 	case f.Operation == Migrate && f.Known && f.TokenHere:
 		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs; berth instance show")
 	case f.Operation == Migrate && a != nil && a.Undone:
@@ -139,6 +143,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return no("host_identity", "this host's identity is not believed, so it may own no guest", "see berth status")
 	case f.Known && f.TokenHere && f.Leaving != "":
 		return no("moving", "the guest is moving by migration "+f.Leaving, "wait for it, or berth migration abort "+f.Leaving)
+	case f.Known && f.TokenHere && f.Left:
+		return refuseLeft(no)
 	case f.Known && f.TokenHere && !f.Claimed:
 		return no("no_claim", "the guest has no claim on this host", "berth instance adopt it")
 	case f.Known && f.TokenHere:
@@ -153,4 +159,9 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return no("no_token", "Berth manages this guest, and its ownership token is not on this host", "start it where it lives; where no host knows it any more, berth instance adopt it here")
 	}
 	return AllowAndAdopt, nil
+}
+
+// refuseLeft is the same with and without an agent.
+func refuseLeft(no func(code, message, change string) (Decision, []fault.Reason)) (Decision, []fault.Reason) {
+	return no("has_left", "it left by a migration that Berth did not conduct, so it runs on another host", "manage it there; if that copy is no more, berth instance adopt it here, then start it")
 }

@@ -32,8 +32,9 @@ func everyFact(f func(guard.Facts)) int {
 					marked    bool
 					migration string
 				}{{false, ""}, {true, ""}, {true, ours}, {true, theirs}} {
-					for _, ledger := range []struct{ known, here, claimed bool }{
-						{false, false, false}, {true, false, false}, {true, true, false}, {true, true, true},
+					for _, ledger := range []struct{ known, here, claimed, left bool }{
+						{}, {known: true}, {known: true, here: true}, {known: true, here: true, claimed: true},
+						{known: true, here: true, claimed: true, left: true},
 					} {
 						for _, leaving := range []string{"", theirs} {
 							for _, a := range arrivals {
@@ -41,7 +42,7 @@ func everyFact(f func(guard.Facts)) int {
 								f(guard.Facts{
 									Operation: op, Observing: observing, Stranger: stranger,
 									Marked: document.marked, DocMigration: document.migration,
-									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Arrival: a,
+									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Arrival: a,
 								})
 							}
 						}
@@ -72,7 +73,7 @@ func allowed(f guard.Facts) bool {
 	if !managed {
 		return true
 	}
-	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == ""
+	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == "" && !f.Left
 }
 
 func TestDecide_EveryCombination(t *testing.T) {
@@ -113,7 +114,7 @@ func TestDecide_EveryCombination(t *testing.T) {
 func everyFileFact(f func(guard.FileFacts)) {
 	bools := []bool{false, true}
 	owners := []guard.Owner{{}}
-	for _, state := range []guard.OwnerState{guard.OwnerHere, guard.OwnerGone} {
+	for _, state := range []guard.OwnerState{guard.OwnerHere, guard.OwnerMoving, guard.OwnerLeft, guard.OwnerGone} {
 		owners = append(owners, guard.Owner{State: state})
 	}
 	for _, foreign := range bools {
@@ -156,7 +157,7 @@ func allowedAlone(f guard.FileFacts) bool {
 		if state == guard.OwnerArriving {
 			return f.Owner.Foreign || f.Owner.Migration == f.DocMigration
 		}
-		return state != guard.OwnerHere && f.Arrivals == guard.ArrivalsAllow
+		return state != guard.OwnerHere && state != guard.OwnerMoving && f.Arrivals == guard.ArrivalsAllow
 	}
 	return f.IsBegun || state == guard.OwnerHere || state == "" && !f.Marked
 }

@@ -9,7 +9,7 @@
 //
 // Those files are the package's own (Files); it alone reads and writes them:
 //
-//	DIRECTORY/owners/UUID    what the ledger says of a guest: here, arriving, gone
+//	DIRECTORY/owners/UUID    what the ledger says of a guest: here, moving, arriving, left, gone
 //	DIRECTORY/begun/UUID     an arrival that was let in while no agent answered
 //	DIRECTORY/started/UUID   a guest that was let in without a claim: the agent looks at it
 //	DIRECTORY/daemon         the libvirt daemon that called last: its line of proc/PID/stat
@@ -20,9 +20,9 @@
 // Invariants:
 //
 //   - an owner file says "here" only while the ledger durably holds the token and
-//     no move has it: it appears after the ledger says so, and is taken away
+//     no move has it: it says so after the ledger does, and not any more
 //     before a move or a hand-over is recorded (Owners.Withdraw);
-//   - a file of another boot, a damaged one and one that cannot be read count as
-//     absent; absent means no;
+//   - a file of another boot, a damaged one and one that cannot be read say no, and
+//     so does an absent one of a guest with Berth's metadata;
 //   - what is no start and no arrival is never refused.
 package guard

@@ -19,8 +19,10 @@ type OwnerState string
 // The states.
 const (
 	OwnerHere     OwnerState = "here"     // the token is here, and no move has it
+	OwnerMoving   OwnerState = "moving"   // a move has it, or its token may go at any moment
 	OwnerArriving OwnerState = "arriving" // a claim waits for it
-	OwnerGone     OwnerState = "gone"     // the token is elsewhere; the same as no file, with words
+	OwnerLeft     OwnerState = "left"     // the token is here, and the guest left by a migration that Berth did not conduct
+	OwnerGone     OwnerState = "gone"     // the token is elsewhere
 )
 
 // Owner is an owner file.
@@ -29,7 +31,7 @@ type Owner struct {
 	Instance  string     `json:"instance"`
 	Name      string     `json:"name,omitempty"`
 	State     OwnerState `json:"state"`
-	Migration string     `json:"migration,omitempty"` // arriving: by which it comes
+	Migration string     `json:"migration,omitempty"` // arriving, moving: by which
 	Foreign   bool       `json:"foreign,omitempty"`   // arriving: see Arrival.Foreign
 	Holder    string     `json:"holder,omitempty"`    // gone: where to
 }
@@ -83,10 +85,21 @@ func (f Files) Owner(instance string) (o Owner, ok bool, why string) {
 		return Owner{}, false, "its owner file is of another guest"
 	case o.Boot != f.Boot || o.Boot == "":
 		return Owner{}, false, "its owner file is of an earlier boot"
-	case o.State != OwnerHere && o.State != OwnerArriving && o.State != OwnerGone:
+	case !slices.Contains([]OwnerState{OwnerHere, OwnerMoving, OwnerArriving, OwnerLeft, OwnerGone}, o.State):
 		return Owner{}, false, fmt.Sprintf("its owner file says %q", o.State)
 	}
 	return o, true, ""
+}
+
+// HasOwner reports whether a guest has an owner file, good or not: then it is, or
+// was, managed here.
+func (f Files) HasOwner(instance string) bool {
+	path, err := f.path(ownersDir, instance)
+	if err != nil {
+		return false
+	}
+	_, err = os.Lstat(path)
+	return err == nil
 }
 
 // SetOwner writes a guest's owner file: whole or not at all. When it cannot, it

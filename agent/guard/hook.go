@@ -76,6 +76,8 @@ func (h Hook) alone(c Call, silent error) int {
 	now := h.Runtime.Boot().Since
 	f := FileFacts{Operation: c.Operation, Observing: h.Observing, Arrivals: h.Arrivals, Readable: d.Err == nil, Marked: d.Marked, DocMigration: d.Migration}
 	f.Owner, f.Owned, f.Why = h.Files.Owner(d.UUID)
+	// One that is no good proves as much as metadata does.
+	f.Marked = f.Marked || !f.Owned && h.Files.HasOwner(d.UUID)
 	f.IsBegun = h.Files.IsBegun(d.UUID, now)
 	decision, reasons := Alone(f)
 	switch decision {

@@ -136,13 +136,18 @@ func TestHook_AgentDown_StartsNeedTheOwnerFile(t *testing.T) {
 		b.require(op, document(true, ours), guard.ExitAllow, "")
 		b.require(op, document(false, ""), guard.ExitAllow, "")
 	}
+	for state, words := range map[guard.OwnerState]string{guard.OwnerMoving: "the guest is moving", guard.OwnerLeft: "runs on another host"} {
+		b.own(guard.Owner{State: state})
+		b.require("start", document(true, ours), guard.ExitRefuse, words)
+		b.require("start", document(false, ""), guard.ExitRefuse, words)
+	}
 	b.own(guard.Owner{State: guard.OwnerGone, Holder: "host-b"})
 	b.require("start", document(true, ours), guard.ExitRefuse, "host-b")
 	// An adopted guest has no metadata; the file tells that it is managed.
 	b.require("start", document(false, ""), guard.ExitRefuse, "host-b")
 }
 
-func TestHook_AgentDown_BadFilesCountAsAbsent(t *testing.T) {
+func TestHook_AgentDown_BadFilesSayNo(t *testing.T) {
 	good := guard.Owner{Boot: "this-boot", Instance: instance, State: guard.OwnerHere}
 	stale, other, odd := good, good, good
 	stale.Boot, other.Instance, odd.State = "last-boot", theirs, "maybe"
@@ -164,7 +169,8 @@ func TestHook_AgentDown_BadFilesCountAsAbsent(t *testing.T) {
 			}
 			b.require("start", document(true, ours), guard.ExitRefuse, "nothing proves that its ownership token is here")
 			b.require("migrate", document(true, ours), guard.ExitRefuse, "no claim on this host waits for this guest")
-			b.require("start", document(false, ""), guard.ExitAllow, "")
+			// The file proves that it is managed, if nothing else.
+			b.require("start", document(false, ""), guard.ExitRefuse, "nothing proves that its ownership token is here")
 			if err := os.WriteFile(path, []byte(text(good)), 0o600); err != nil {
 				t.Fatal(err)
 			}

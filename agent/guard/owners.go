@@ -17,7 +17,7 @@ type Ledger func() []Owner
 
 // Owners keeps the owner files behind the ledger. A file that says "here" or
 // "arriving" follows it, by Run or sooner by Kick: late means no, which is safe.
-// What must not be late is taken away first, by Withdraw.
+// What must not be late is taken back first, by Withdraw.
 type Owners struct {
 	files  Files
 	ledger Ledger
@@ -42,16 +42,22 @@ func NewOwners(files Files, ledger Ledger, rt runtime.Runtime, log *slog.Logger)
 	}
 }
 
-// Withdraw takes a guest's file away before its token, or its right to run here,
-// may go, and keeps it away until done is called, when the ledger decides again.
-// An error means that the file may still say "here": then nothing may go.
+// Withdraw makes a guest's file say "moving" before its token, or its right to run
+// here, may go, until done is called, when the ledger decides again. The file
+// stays: an adopted guest has nothing else that tells it from one that nobody
+// manages. Where it cannot be written it goes. An error means that it may still say
+// "here": then nothing may go.
 func (o *Owners) Withdraw(instance string) (done func(), err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := o.files.DropOwner(instance); err != nil {
-		return nil, fmt.Errorf("withdraw the owner file of %s: %w", instance, err)
+	moving := Owner{Instance: instance, State: OwnerMoving}
+	if err := o.files.SetOwner(moving); err != nil {
+		if err := o.files.DropOwner(instance); err != nil {
+			return nil, fmt.Errorf("withdraw the owner file of %s: %w", instance, err)
+		}
+		moving = Owner{}
 	}
-	delete(o.written, instance)
+	o.written[instance] = moving
 	o.held[instance]++
 	return sync.OnceFunc(func() {
 		o.mu.Lock()
@@ -109,7 +115,7 @@ func (o *Owners) syncLocked() error {
 		}
 	}
 	for instance := range o.written {
-		if _, wanted := want[instance]; wanted {
+		if _, wanted := want[instance]; wanted || o.held[instance] > 0 {
 			continue
 		}
 		if err := o.files.DropOwner(instance); err != nil {

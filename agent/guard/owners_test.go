@@ -94,14 +94,14 @@ func TestOwners_WithdrawComesBeforeTheLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	require(t, f, map[string]guard.OwnerState{})
+	require(t, f, map[string]guard.OwnerState{instance: guard.OwnerMoving})
 	// The ledger says "here" until the surrender is durable; the file does not.
 	for _, done := range []func(){func() {}, first, first} {
 		done()
 		if err := o.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		require(t, f, map[string]guard.OwnerState{})
+		require(t, f, map[string]guard.OwnerState{instance: guard.OwnerMoving})
 	}
 	// It was not surrendered after all.
 	second()
@@ -109,6 +109,17 @@ func TestOwners_WithdrawComesBeforeTheLedger(t *testing.T) {
 		t.Fatal(err)
 	}
 	require(t, f, map[string]guard.OwnerState{instance: guard.OwnerHere})
+	// It is gone: nothing of it stays.
+	third, err := o.Withdraw(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.set()
+	third()
+	if err := o.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	require(t, f, map[string]guard.OwnerState{})
 }
 
 func TestOwners_WithdrawSaysWhenItCannot(t *testing.T) {

@@ -32,6 +32,10 @@ type Adopted struct {
 // definition: Berth's metadata comes with its next move; libvirt's autostart is
 // turned off and kept as a wish, so that nothing starts a guest that has left.
 //
+// To adopt a managed guest by name that has left by a migration which Berth did not
+// conduct is an operator's word that it is this host's all the same: it may be
+// started here again.
+//
 // The error of one guest keeps nobody else from being adopted; all are joined.
 // Safe to repeat: the claim follows the guest.
 func (h *Host) Adopt(ctx context.Context, id string) ([]Adopted, error) {
@@ -109,6 +113,11 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 	}
 	out.New = !managed
 	if managed {
+		if !amongAll {
+			if err := h.keepLeft(ctx, d); err != nil {
+				return out, err
+			}
+		}
 		// What was asked for stays; what it uses is looked at again.
 		asRead.Token, asRead.Flavor, asRead.Autostart = inst.Token, inst.Flavor, inst.Autostart
 		asRead.ProjectID, asRead.UserID = inst.ProjectID, inst.UserID

@@ -53,7 +53,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
-	if err := h.forgetArrival(ctx, ref.Instance); err != nil {
+	if err := h.dropRecords(ctx, ref.Instance); err != nil {
 		return err
 	}
 	// Record, claim and context go in one commit, after all else.

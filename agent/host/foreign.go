@@ -17,8 +17,8 @@ import (
 
 // Owners keeps the guard's owner files (agent/guard).
 type Owners interface {
-	// Withdraw takes a guest's file away until done is called; an error means that
-	// it may still say that the guest may start here.
+	// Withdraw makes a guest's file say that it moves until done is called; an error
+	// means that it may still say that the guest may start here.
 	Withdraw(instance string) (done func(), err error)
 	// Kick makes the files follow the ledger soon.
 	Kick()

@@ -242,16 +242,6 @@ func (h *Host) finishArrival(ctx context.Context, ref migration.Ref, bound claim
 	return h.finishForeign(ctx, ref)
 }
 
-// forgetArrival drops the record of the foreign migration that brought a guest
-// which goes now, where that was never finished.
-func (h *Host) forgetArrival(ctx context.Context, uuid string) error {
-	claim, ok := h.claimOf(uuid)
-	if !ok || claim.BoundFrom == nil || !h.Foreign(*claim.BoundFrom) {
-		return nil
-	}
-	return h.tracker.ForgetMigration(ctx, claim.BoundFrom.Migration)
-}
-
 // takeOwnership brings the token here: from the host that holds it, or anew where
 // every host has said that none does.
 func (h *Host) takeOwnership(ctx context.Context, ref migration.Ref, rec foreignArrival, d driver.Domain) (claims.Instance, error) {

@@ -48,13 +48,25 @@ func (h *Host) Start(ctx context.Context, id string, paused bool) error {
 	inst, unlock, err := h.own(ctx, id)
 	if err == nil {
 		defer unlock()
-		if _, ok := h.claimOf(inst.UUID); !ok {
-			err = fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
-		} else {
-			err = h.driver.Start(ctx, inst.UUID, paused)
-		}
+		err = h.start(ctx, inst, paused)
 	}
 	return wrap(err, "start instance %s", id)
+}
+
+func (h *Host) start(ctx context.Context, inst claims.Instance, paused bool) error {
+	if _, ok := h.claimOf(inst.UUID); !ok {
+		return fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
+	}
+	d, exists, err := h.domain(ctx, inst.UUID)
+	if err != nil {
+		return err
+	}
+	if exists {
+		if err := h.stays(d); err != nil {
+			return err
+		}
+	}
+	return h.driver.Start(ctx, inst.UUID, paused)
 }
 
 // StopOptions say how a guest is stopped.
@@ -163,6 +175,9 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 			return err
 		}
 		if o.Disks {
+			if err := h.stays(d); err != nil {
+				return err // the disks are those of a guest that runs
+			}
 			if disks, err = h.writableFiles(text); err != nil {
 				return err
 			}
@@ -196,7 +211,7 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 			return wrap(err, "delete its allocation")
 		}
 	}
-	if err := h.forgetArrival(ctx, uuid); err != nil {
+	if err := h.dropRecords(ctx, uuid); err != nil {
 		return err
 	}
 	return h.tracker.DeleteInstance(ctx, uuid)

@@ -19,6 +19,7 @@ import (
 //	claim of kind instance, pending no domain               dropped: a creation that broke off
 //	claim of kind instance, pending domain                  bound: a creation that was all but done
 //	claim of kind instance, bound   no domain, two reads    guest deleted by somebody: released
+//	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
 //	token surrendered               anything                the conductor's; nothing
 //	claim of a migration            anything                the conductor's; nothing
 //	nothing                         domain                  left alone: adopt is a person's word
@@ -49,7 +50,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		return nil
 	}
 	if c.State == claims.Bound {
-		return h.followGone(ctx, uuid)
+		return h.follow(ctx, uuid)
 	}
 	if c.State != claims.Pending {
 		return nil
@@ -165,13 +166,17 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	if err != nil || !exists || d.Active() {
 		return err
 	}
+	if err := h.stays(d); err != nil {
+		return err
+	}
 	h.log.Info("start a guest after the host's reboot, as it is its wish", "instance", uuid)
 	return h.driver.Start(ctx, uuid, false)
 }
 
 // Follow keeps claims behind what people do with virsh, until ctx ends: the
 // claim of a guest that was undefined while it was off is released, after two
-// agreeing reads. Events are hints; a resync, and every start of Follow, reads
+// agreeing reads, and a guest that somebody migrated away is not started here any
+// more. Events are hints; a resync, and every start of Follow, reads
 // everything. It never frees anything on account of a read that failed. A
 // hypervisor that does not give events is asked again.
 func (h *Host) Follow(ctx context.Context) error {
@@ -187,7 +192,7 @@ func (h *Host) Follow(ctx context.Context) error {
 			switch e.Kind {
 			case driver.EventResync:
 				h.followAll(ctx)
-			case driver.EventUndefined, driver.EventStopped, driver.EventCrashed:
+			case driver.EventUndefined, driver.EventStarted, driver.EventStopped, driver.EventCrashed:
 				h.followOne(ctx, e.UUID)
 			}
 		}
@@ -208,10 +213,14 @@ func (h *Host) followOne(ctx context.Context, uuid string) {
 	if h.o.Mode() == ModeObserve {
 		return
 	}
-	if err := h.followGone(ctx, uuid); err != nil && ctx.Err() == nil {
+	if err := h.follow(ctx, uuid); err != nil && ctx.Err() == nil {
 		// The next event or resync comes back to it.
 		h.log.Warn("could not follow a guest", "instance", uuid, "error", err)
 	}
+}
+
+func (h *Host) follow(ctx context.Context, uuid string) error {
+	return errors.Join(h.followLeaving(ctx, uuid), h.followGone(ctx, uuid))
 }
 
 // followGone releases the claim of a managed guest whose domain is gone.

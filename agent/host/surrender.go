@@ -21,7 +21,8 @@ import (
 //	moving by another migration         any                  busy
 //	token here                          active               busy while migrating or paused by it, else refused:
 //	                                                         the guest would run twice, and who is right is a person's word
-//	token here                          shut off (migrated)  surrendered
+//	token here                          shut off (migrated), surrendered
+//	                                    or once seen so
 //	token here                          gone, two reads      surrendered
 //	token here                          shut off otherwise   refused: nothing tells that it left
 //
@@ -65,7 +66,10 @@ func (h *Host) surrender(ctx context.Context, ref migration.Ref, to string) (mig
 		return none, err
 	}
 	h.log.Info("the token of a guest that left by a foreign migration follows it", "instance", ref.Instance, "migration", ref.Migration, "to", to)
-	// Best effort: followLeft comes back to it.
+	// Best effort, both: followLeft comes back to them.
+	if err := h.dropLeft(ctx, ref.Instance); err != nil {
+		h.log.Warn("the record of a guest that has left is still kept", "instance", ref.Instance, "error", err)
+	}
 	if err := h.tracker.Release(ctx, claims.Owner{Instance: ref.Instance, Kind: claims.KindInstance}); err != nil {
 		h.log.Warn("the claim of a guest that has left is still held", "instance", ref.Instance, "error", err)
 	}
@@ -97,7 +101,7 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case !exists || hasLeft(d):
+	case !exists || hasLeft(d) || !d.Active() && h.LeftByHand(ref.Instance):
 		return nil
 	case d.Active() && (d.Reason == driver.ReasonMigrating || d.Reason == driver.ReasonPostCopy):
 		return fault.New(fault.Busy, "its stream is not over: %s (%s)", d.State, d.Reason)
@@ -136,6 +140,9 @@ func (h *Host) followLeft(ctx context.Context, inst claims.Instance) error {
 	}
 	all, err := h.driver.Domains(ctx)
 	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == inst.UUID }) {
+		return err
+	}
+	if err := h.dropLeft(ctx, inst.UUID); err != nil {
 		return err
 	}
 	if err := h.tracker.Forget(ctx, inst.UUID); err != nil {
