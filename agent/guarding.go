@@ -27,14 +27,21 @@ type guardian struct {
 
 	// mu guards the fields below; nothing is called under it.
 	mu sync.Mutex
-	// begun are arrivals whose `migrate begin` was let in, and when on the boot
-	// clock: libvirt's prepare and start of them follow within moments.
-	begun map[string]time.Duration
+	// begun are arrivals whose `migrate begin` was let in: libvirt's prepare and start
+	// of them follow within moments.
+	begun map[string]begun
 	// quarantined are guests that were let in and could not be adopted, by
 	// instance; they run, and are named.
 	quarantined map[string]error
 
 	once sync.Once // of recognised
+}
+
+// begun is an arrival that was let in: when on the boot clock, and the migration
+// that its document names.
+type begun struct {
+	since     time.Duration
+	migration string
 }
 
 // begunFor is as the hook's own; see guard.Files.IsBegun.
@@ -43,7 +50,7 @@ const begunFor = 30 * time.Second
 func newGuardian(a *Agent) *guardian {
 	g := &guardian{
 		a: a, files: guard.Files{Dir: a.config().GuardDir(), Boot: a.rt.Boot().ID},
-		begun: map[string]time.Duration{}, quarantined: map[string]error{},
+		begun: map[string]begun{}, quarantined: map[string]error{},
 	}
 	g.owners = guard.NewOwners(g.files, g.ledger, a.rt, a.log)
 	return g
@@ -140,7 +147,7 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 		case claims.KindLiveMigration, claims.KindEvacuation:
 			f.Arrival = &guard.Arrival{
 				Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o),
-				Pending: claim.State == claims.Pending, Begun: g.isBegun(d.UUID),
+				Pending: claim.State == claims.Pending, Begun: g.isBegun(d),
 			}
 		}
 	}
@@ -166,7 +173,7 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 	answer := guard.Answer{Allow: decision != guard.Refuse, Reasons: reasons}
 	switch decision {
 	case guard.AllowArrival:
-		g.begin(d.UUID)
+		g.begin(d)
 	case guard.ClaimArrival:
 		document, err := g.a.host.ClaimArrival(ctx, c.DomainXML)
 		if err != nil {
@@ -176,7 +183,7 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 			}
 			break
 		}
-		g.begin(d.UUID)
+		g.begin(guard.ReadDocument(document))
 		answer.DomainXML = document
 	case guard.AllowAndAdopt:
 		if c.Operation == guard.Start {
@@ -198,10 +205,10 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 	return answer, nil
 }
 
-func (g *guardian) begin(instance string) {
+func (g *guardian) begin(d guard.Document) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.begun[instance] = g.a.rt.Boot().Since
+	g.begun[d.UUID] = begun{g.a.rt.Boot().Since, d.Migration}
 }
 
 // end is called when libvirt starts what was let in: the next start is another.
@@ -214,16 +221,17 @@ func (g *guardian) end(instance string) {
 }
 
 // isBegun also takes the hook's word for what it let in before this agent came up.
-func (g *guardian) isBegun(instance string) bool {
+func (g *guardian) isBegun(d guard.Document) bool {
 	now := g.a.rt.Boot().Since
 	g.mu.Lock()
-	since, begun := g.begun[instance]
-	if begun && now-since >= begunFor {
-		delete(g.begun, instance)
-		begun = false
+	was, found := g.begun[d.UUID]
+	if found && now-was.since >= begunFor {
+		delete(g.begun, d.UUID)
+		found = false
 	}
 	g.mu.Unlock()
-	return begun || g.files.IsBegun(instance, now)
+	migration, alone := g.files.Begun(d.UUID, now)
+	return found && was.migration == d.Migration || alone && migration == d.Migration
 }
 
 // run looks at guests that were let in without a claim, until ctx ends.
@@ -244,6 +252,9 @@ func (g *guardian) lookAtStarted(ctx context.Context) {
 	}
 	left := map[string]error{}
 	for _, s := range list {
+		if _, begun := g.files.Begun(s.Instance, g.a.rt.Boot().Since); s.Arrived && begun {
+			continue // libvirt may not have its domain yet
+		}
 		err := g.a.host.AdoptStarted(ctx, s.Instance, s.Arrived)
 		if ctx.Err() != nil {
 			return
@@ -275,7 +286,7 @@ func (g *guardian) condition() api.Condition {
 	g.mu.Unlock()
 	for _, instance := range slices.Sorted(maps.Keys(quarantined)) {
 		reasons = append(reasons, fault.Reason{
-			Code: "quarantined", Message: fmt.Sprintf("guest %s was started by hand and has no claim: %v", instance, quarantined[instance]),
+			Code: "quarantined", Message: fmt.Sprintf("guest %s was let in and has no claim: %v", instance, quarantined[instance]),
 			Change: "make room, or stop it; berth instance adopt takes it all the same",
 		})
 	}

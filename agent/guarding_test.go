@@ -172,6 +172,9 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	if answer, _ := b.ask(guard.Migrate, guardDocument(1, true, moved), true); answer.DomainXML != "" {
 		t.Errorf("its document, which is the claim's already, was replaced by %s", answer.DomainXML)
 	}
+	// What an earlier move has left here is not what arrives.
+	b.ask(guard.Start, guardDocument(1, true, uuid.NewString()), false)
+	b.ask(guard.Start, guardDocument(1, false, ""), false)
 	b.ask(guard.Prepare, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), false) // once
@@ -200,9 +203,26 @@ func TestGuardian_ForeignArrivalsAreClaimed(t *testing.T) {
 	if len(list) != 1 || list[0].State != claims.Arriving || list[0].Owner.Instance != guarded {
 		t.Fatalf("claims %+v", list)
 	}
+	b.ask(guard.Start, guardDocument(1, false, ""), false)
 	b.ask(guard.Prepare, answer.DomainXML, true)
 	b.ask(guard.Start, answer.DomainXML, true)
 	b.ask(guard.Start, answer.DomainXML, false)
+}
+
+func TestGuardian_LooksAtAnArrivalWhenLibvirtHasIt(t *testing.T) {
+	b := newGuardBench(t, config.Manage)
+	g := b.a.guardian
+	b.must(g.files.NoteStarted(guard.Started{Instance: guarded, Arrived: true}))
+	b.must(g.files.Begin(guarded, "", b.a.rt.Boot().Since))
+	g.lookAtStarted(t.Context())
+	if len(g.quarantined) > 0 {
+		t.Errorf("looked at before it can be there: %v", g.quarantined)
+	}
+	b.must(g.files.End(guarded))
+	g.lookAtStarted(t.Context())
+	if len(g.quarantined) != 1 { // libvirt does not answer here
+		t.Errorf("not looked at: %v", g.quarantined)
+	}
 }
 
 func TestGuardian_ObserveChangesNothing(t *testing.T) {

@@ -26,7 +26,8 @@ type FileFacts struct {
 	Owner   Owner // the guest's owner file
 	Owned   bool  // there is a good one
 	Why     string
-	IsBegun bool // `migrate begin` of this guest was let in a moment ago
+	Silent  string // why no agent has decided
+	IsBegun bool   // `migrate begin` of this very document was let in a moment ago
 }
 
 // Alone is the table without an agent. The rows, the first that holds counts:
@@ -53,7 +54,7 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 	no := func(code, message, change string) (Decision, []fault.Reason) {
 		return Refuse, []fault.Reason{
 			{Code: code, Message: message, Change: change},
-			{Code: "no_agent", Message: "the agent of this host does not answer", Change: "start it (systemctl start berth)"},
+			{Code: "no_agent", Message: "the agent of this host has not decided: " + f.Silent, Change: "start it (systemctl start berth), or see berth status"},
 		}
 	}
 	switch {

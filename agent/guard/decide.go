@@ -53,7 +53,7 @@ type Arrival struct {
 	Undone bool
 	// Pending: the host is not prepared for it yet.
 	Pending bool
-	// Begun: its `migrate begin` was let in, a moment ago.
+	// Begun: `migrate begin` of this very document was let in, a moment ago.
 	Begun bool
 }
 

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -36,10 +37,14 @@ type Owner struct {
 	Holder    string     `json:"holder,omitempty"`    // gone: where to
 }
 
-// Begun is an arrival that was let in while no agent answered.
-type Begun struct {
+// begun is an arrival that was let in while no agent answered.
+type begun struct {
 	Boot  string        `json:"boot"`
 	Since time.Duration `json:"since"` // on the boot clock
+	// Migration is the one that the document names which it was let in with; empty
+	// for none. What is started must name it too: a definition that an earlier move
+	// has left here is not what arrives.
+	Migration string `json:"migration,omitempty"`
 }
 
 // Files is the guard's folder. Paths are made of uuids only.
@@ -128,27 +133,29 @@ func (f Files) DropOwner(instance string) error {
 // Owners lists the guests that have an owner file, good or not.
 func (f Files) Owners() ([]string, error) { return f.list(ownersDir) }
 
-// Begin notes that an arrival was let in.
-func (f Files) Begin(instance string, since time.Duration) error {
+// Begin notes that an arrival was let in, with a document that names migration.
+func (f Files) Begin(instance, migration string, since time.Duration) error {
 	path, err := f.path(begunDir, instance)
 	if err != nil {
 		return err
 	}
-	return write(path, Begun{Boot: f.Boot, Since: since})
+	return write(path, begun{Boot: f.Boot, Since: since, Migration: migration})
 }
 
 // begunFor is how long after `migrate begin` libvirt may still ask `prepare` and
 // `start` for it: milliseconds as measured, seconds on a host that swaps.
 const begunFor = 30 * time.Second
 
-// IsBegun reports whether an arrival was let in a moment ago.
-func (f Files) IsBegun(instance string, now time.Duration) bool {
+// Begun reports whether an arrival was let in a moment ago, and the migration that
+// its document named.
+func (f Files) Begun(instance string, now time.Duration) (migration string, ok bool) {
 	path, err := f.path(begunDir, instance)
 	if err != nil {
-		return false
+		return "", false
 	}
-	var b Begun
-	return read(path, &b) == nil && b.Boot == f.Boot && b.Boot != "" && now >= b.Since && now-b.Since < begunFor
+	var b begun
+	ok = read(path, &b) == nil && b.Boot == f.Boot && b.Boot != "" && now >= b.Since && now-b.Since < begunFor
+	return b.Migration, ok
 }
 
 // End forgets that an arrival was let in.
@@ -297,11 +304,15 @@ func MarkManaged(stateDir string) error {
 }
 
 func read(path string, v any) error {
-	f, err := os.Open(path)
+	// A pipe in its place must not hold libvirt up.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return errors.Join(fmt.Errorf("%s is no file", path), err)
+	}
 	var buf [largest + 1]byte
 	n := 0
 	for n < len(buf) {

@@ -74,17 +74,18 @@ func (h Hook) Run(ctx context.Context, args []string) int {
 func (h Hook) alone(c Call, silent error) int {
 	d := ReadDocument(c.DomainXML)
 	now := h.Runtime.Boot().Since
-	f := FileFacts{Operation: c.Operation, Observing: h.Observing, Arrivals: h.Arrivals, Readable: d.Err == nil, Marked: d.Marked, DocMigration: d.Migration}
+	f := FileFacts{Operation: c.Operation, Observing: h.Observing, Arrivals: h.Arrivals, Readable: d.Err == nil, Marked: d.Marked, DocMigration: d.Migration, Silent: silent.Error()}
 	f.Owner, f.Owned, f.Why = h.Files.Owner(d.UUID)
 	// One that is no good proves as much as metadata does.
 	f.Marked = f.Marked || !f.Owned && h.Files.HasOwner(d.UUID)
-	f.IsBegun = h.Files.IsBegun(d.UUID, now)
+	was, begun := h.Files.Begun(d.UUID, now)
+	f.IsBegun = begun && was == d.Migration
 	decision, reasons := Alone(f)
 	switch decision {
 	case AllowArrival:
 		// Noted before it is allowed: without the note libvirt's own prepare and
 		// start of the arrival would be refused, later and less clearly.
-		if err := h.Files.Begin(d.UUID, now); err != nil {
+		if err := h.Files.Begin(d.UUID, d.Migration, now); err != nil {
 			return h.refuse(c, "", []fault.Reason{
 				{Code: "guard_files", Message: "the arrival could not be noted: " + err.Error(), Change: "make room in " + h.Files.Dir + ", or start the agent"},
 			})
@@ -115,7 +116,7 @@ func (h Hook) alone(c Call, silent error) int {
 		}
 		return ExitAllow
 	}
-	return h.refuse(c, silent.Error(), reasons)
+	return h.refuse(c, "", reasons)
 }
 
 func (h Hook) allow(c Call, document string) int {

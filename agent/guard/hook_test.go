@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -179,6 +180,23 @@ func TestHook_AgentDown_BadFilesSayNo(t *testing.T) {
 	}
 }
 
+func TestHook_AgentDown_PipeInPlaceOfAFile(t *testing.T) {
+	b := newBench(t)
+	for _, dir := range []string{"owners", "begun", "started"} {
+		if err := os.MkdirAll(filepath.Join(b.files.Dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mkfifo(filepath.Join(b.files.Dir, dir, instance), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.require("start", document(true, ours), guard.ExitRefuse, "is no file")
+	b.require("migrate", document(true, ours), guard.ExitRefuse, "no claim on this host")
+	if list, err := b.files.Started(); err != nil || len(list) != 1 {
+		t.Errorf("started: %v, %v", list, err)
+	}
+}
+
 func TestHook_AgentDown_UnreadableFolder(t *testing.T) {
 	b := newBench(t)
 	// A file where the folder should be is unreadable also for root.
@@ -229,6 +247,9 @@ func TestHook_AgentDown_Arrivals(t *testing.T) {
 	b.require("start", document(true, ours), guard.ExitRefuse, "it lives on another host")
 	b.require("migrate", document(true, theirs), guard.ExitRefuse, "not that migration's")
 	b.require("migrate", document(true, ours), guard.ExitAllow, "")
+	// What an earlier move has left here is not what arrives.
+	b.require("start", document(true, theirs), guard.ExitRefuse, "it lives on another host")
+	b.require("start", document(false, ""), guard.ExitRefuse, "it lives on another host")
 	// What libvirt asks for next, once; then a start is a start again.
 	b.require("prepare", document(true, ours), guard.ExitAllow, "")
 	b.require("start", document(true, ours), guard.ExitAllow, "")

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"berth/agent/guard"
@@ -140,6 +141,16 @@ func TestScript_NotesWhoCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(s.dir, "daemon"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errs := s.call("reconnect", ""); code != 0 || out != "" || errs != "" {
+		t.Errorf("exit %d, %q, %q", code, out, errs)
+	}
+	// A pipe that nobody reads must not hold libvirt up.
+	if err := os.Remove(filepath.Join(s.dir, "daemon")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(s.dir, "daemon"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, out, errs := s.call("reconnect", ""); code != 0 || out != "" || errs != "" {

@@ -31,13 +31,14 @@ decided.`,
 			observing := err == nil && c.Agent.Mode == config.Observe
 			if err != nil {
 				// A configuration with a fault must not open the door: the folders are the
-				// packaged ones then, and the policy is the careful one.
+				// packaged ones then, and the policy is the careful one. The hook asks only
+				// where the marker is, which may not be there.
 				c = config.Default()
 			}
 			rt := &runtime.System{}
 			code := guard.Hook{
 				Files:    guard.Files{Dir: c.GuardDir(), Boot: rt.Boot().ID},
-				Arrivals: guard.Arrivals(c.Guard.Arrivals), Unmanaged: !guard.Managed(c.Agent.StateDir), Observing: observing,
+				Arrivals: guard.Arrivals(c.Guard.Arrivals), Unmanaged: err == nil && !guard.Managed(c.Agent.StateDir), Observing: observing,
 				Ask: func(ctx context.Context, call guard.Call) (guard.Answer, error) {
 					client, err := api.NewClient(api.ClientOptions{Socket: c.Agent.SocketPath()})
 					if err != nil {

@@ -485,7 +485,10 @@ func TestGuard_HostThatWasNeverManaged(t *testing.T) {
 		w.require("the tourist", w.domain(w.b, "tourist"), "running (migrated)")
 		w.virsh(w.b, "destroy", "tourist")
 		if alive {
-			// Where it came from it is managed, and still is.
+			// Where it came from it is managed, and still is; only nobody there can know
+			// that its copy has ended.
+			w.virshRefused(w.a, "so it runs on another host", "start", "tourist")
+			w.berth(w.a, "instance", "adopt", "tourist")
 			w.virsh(w.a, "start", "tourist")
 			w.beats(w.a, "tourist", 3)
 		}
