@@ -28,12 +28,7 @@ func (h *Host) documentDemand(no *refusal, req CreateRequest, d *demand) error {
 	if t == nil || d.topology != nil {
 		return nil
 	}
-	d.topology = t
-	d.resources.VCPUs, d.resources.PCPUs = t.CPUs()
-	d.resources.MemoryMB = 0
-	for _, c := range t.Cells {
-		d.resources.MemoryMB += c.MemoryMB
-	}
+	d.topology, d.resources = t, usesOf(t, d.resources)
 	return nil
 }
 

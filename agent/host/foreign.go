@@ -145,10 +145,7 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
 	// Without this host's cells and shared CPUs: the document names another's.
 	var found *topology.GuestTopology
 	found, a.assignment, _ = doc.Assignment(nil, nil)
-	a.demand = demand{resources: uses, topology: asItRuns(found, a.assignment)}
-	if found != nil {
-		a.demand.resources.VCPUs, a.demand.resources.PCPUs = found.CPUs()
-	}
+	a.demand = demand{resources: usesOf(found, uses), topology: asItRuns(found, a.assignment)}
 	if meta, ok, err := doc.Metadata(); err == nil && ok {
 		a.inst.Token.Epoch, a.inst.Adopted = meta.Epoch, false
 		if meta.Flavor.Name != "" && !adoptedFlavor(meta.Flavor) {

@@ -143,14 +143,26 @@ func notMovable(what, change string) fault.Reason {
 	return fault.Reason{Code: deviceNotMigratable, Message: what + " cannot be live-migrated", Have: what, Change: change}
 }
 
+// usesOf are the amounts of a guest whose document has that topology; uses where
+// it has none. The cells decide: each is rounded up by itself, and together they
+// are what is held.
+func usesOf(t *topology.GuestTopology, uses topology.Resources) topology.Resources {
+	if t == nil {
+		return uses
+	}
+	uses.VCPUs, uses.PCPUs = t.CPUs()
+	uses.MemoryMB = 0
+	for _, c := range t.Cells {
+		uses.MemoryMB += c.MemoryMB
+	}
+	return uses
+}
+
 // foundIn reads from a guest's document what it has of this host, whoever gave
 // it that, with remarks on what had to be guessed. uses are its amounts.
 func (h *Host) foundIn(doc *domainxml.Doc, uses topology.Resources) (claims.Found, []fault.Reason) {
 	t, a, doubts := doc.Assignment(h.hardware(), h.sharedCPUs())
-	f := claims.Found{Resources: uses, Topology: t, Assignment: a}
-	if t != nil {
-		f.Resources.VCPUs, f.Resources.PCPUs = t.CPUs()
-	}
+	f := claims.Found{Resources: usesOf(t, uses), Topology: t, Assignment: a}
 	for _, d := range a.Devices {
 		// What it would ask of another host: one more like it.
 		f.PCI = append(f.PCI, topology.PCIRequest{

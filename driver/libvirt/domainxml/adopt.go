@@ -54,6 +54,9 @@ func (d *Doc) Assignment(host *topology.Host, shared topology.CPUSet) (*topology
 	for _, uuid := range a.pinning.Mdevs {
 		a.remark("mediated device %s is not part of an assignment", uuid)
 	}
+	if mb := a.pinning.ApartMB; mb > 0 {
+		a.remark("%d MiB of memory devices with pages or files of their own are not part of an assignment", mb)
+	}
 	t := &topology.GuestTopology{}
 	for i, cell := range a.pinning.Cells {
 		want, given := a.cell(i, cell)

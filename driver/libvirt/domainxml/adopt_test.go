@@ -21,7 +21,7 @@ func TestPinning_ReadsWhatADocumentAsks(t *testing.T) {
 		VCPUs:     map[int]topology.CPUSet{0: {8}, 1: {24}, 2: {2}, 3: {18}, 4: anywhere, 5: anywhere},
 		Emulator:  cpus(t, "9"),
 		IOThreads: map[int]topology.CPUSet{2: {9}, 5: {9}},
-		Realtime:  cpus(t, "1-3"), MemoryMode: "strict", MemoryNodes: cpus(t, "0-1"), HasCells: true,
+		Realtime:  cpus(t, "1-3"), MemoryMode: "strict", MemoryNodes: cpus(t, "0-1"), HasCells: true, ApartMB: 512,
 		Cells: []PinnedCell{
 			{VCPUs: cpus(t, "0-1,4"), MemoryMB: 1024, Pages: topology.PageRequest(topology.PageSize2M), Mode: "strict", Nodes: cpus(t, "1")},
 			{VCPUs: cpus(t, "2-3,5"), MemoryMB: 2048, Pages: topology.PageRequest(topology.PageSize1G), Mode: "strict", Nodes: cpus(t, "0")},
@@ -123,6 +123,7 @@ func TestAssignment_IsWhatTheDocumentWasWrittenFrom(t *testing.T) {
 	wantRemarks := []string{
 		"interface 52:54:00:aa:bb:cd of network vf-pool: whether it holds a virtual function of the host cannot be known from the document",
 		"mediated device " + mdevHere + " is not part of an assignment",
+		"512 MiB of memory devices with pages or files of their own are not part of an assignment",
 	}
 	if diff := cmp.Diff(wantRemarks, remarks); diff != "" {
 		t.Errorf("remarks (-want +got):\n%s", diff)

@@ -120,8 +120,8 @@ func (d *Doc) Emulator() string {
 // VCPUs is how many vCPUs the guest has now (vcpu/@current, else vcpu).
 func (d *Doc) VCPUs() int { return d.vcpus }
 
-// MemoryMB is the guest's maximum memory without that of hot-plugged modules,
-// MiB rounded up (memory).
+// MemoryMB is the guest's maximum memory, MiB rounded up (memory). libvirt counts
+// memory devices in, whatever its author wrote.
 func (d *Doc) MemoryMB() int64 { return d.memoryMB }
 
 // Resources is what the guest uses of a host. DiskGB is 0: what a disk takes is

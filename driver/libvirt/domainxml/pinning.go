@@ -33,6 +33,7 @@ type Pinning struct {
 	// entry here, with all its vCPUs and memory.
 	Cells    []PinnedCell
 	HasCells bool
+	ApartMB  int64 // memory devices that no cell counts
 
 	Devices []HostDevice // PCI functions of the host
 	Mdevs   []string     // uuids of mediated devices, lower case
@@ -41,7 +42,7 @@ type Pinning struct {
 // PinnedCell is a guest's NUMA cell.
 type PinnedCell struct {
 	VCPUs    topology.CPUSet // those that are not online included
-	MemoryMB int64           // rounded up
+	MemoryMB int64           // rounded up, memory devices included
 
 	// Pages is the size of the huge pages behind the cell, PagesLarge where the
 	// document leaves the size to the host (<hugepages/> alone), PagesDefault for
@@ -186,6 +187,32 @@ func (d *Doc) guestCells(p *Pinning, r *reading) {
 	}
 	// libvirt puts vCPUs of no cell into the first.
 	p.Cells[0].VCPUs = p.Cells[0].VCPUs.Union(firstCPUs(p.MaxVCPUs).Difference(listed))
+	d.modules(p, r)
+}
+
+// modules adds the memory devices (DIMMs and the like) to the cells that they are
+// in. Those with a page size or a file of their own are kept apart: a cell has one.
+func (d *Doc) modules(p *Pinning, r *reading) {
+	for _, e := range d.root.FindElements("./devices/memory/target") {
+		cell := 0
+		if node := e.SelectElement("node"); node != nil {
+			var err error
+			if cell, err = strconv.Atoi(strings.TrimSpace(node.Text())); err != nil || cell < 0 || cell >= len(p.Cells) {
+				r.fault("<memory> device in cell %q of %d cells", node.Text(), len(p.Cells))
+				continue
+			}
+		}
+		bytes, err := scaled(child(e, "size"), attribute(e, "size", "unit"))
+		if err != nil {
+			r.fault("<size> of a <memory> device %w", err)
+			continue
+		}
+		if own := e.Parent().SelectElement("source"); own != nil && (own.SelectElement("pagesize") != nil || own.SelectElement("path") != nil) {
+			p.ApartMB += mebibytes(bytes)
+			continue
+		}
+		p.Cells[cell].MemoryMB += mebibytes(bytes)
+	}
 }
 
 // pages reads memoryBacking/hugepages. A page without a nodeset is that of all
