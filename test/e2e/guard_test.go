@@ -430,6 +430,18 @@ func TestGuard_AgentDown(t *testing.T) {
 	w.dropIn(w.a, "[guard]\narrivals = \"allow\"\n")
 	w.virsh(w.b, "migrate", "--live", "--p2p", "--persistent", "visitor", uri(w.a))
 	w.require("the visitor", w.domain(w.a, "visitor"), "running (migrated)")
+	// Its token is on host-b still, since nobody has asked for it.
+	w.eventually("host-b sees that it has left", func() string {
+		text, err := os.ReadFile(w.b.Path("/run/berth/guard/owners/" + w.virsh(w.b, "domuuid", "visitor")))
+		if err != nil || !strings.Contains(string(text), `"left"`) {
+			return string(text)
+		}
+		return ""
+	})
+	w.virshRefused(w.b, "so it runs on another host", "start", "visitor")
+	if r := w.run(w.b, "instance", "start", "visitor"); r.Code != 3 {
+		t.Errorf("berth instance start of a guest that has left: exit %d, %s", r.Code, r.Stderr)
+	}
 
 	// The agent takes all of them in hand.
 	if err := w.StartAgent(w.ctx, "host-a"); err != nil {
@@ -485,10 +497,7 @@ func TestGuard_HostThatWasNeverManaged(t *testing.T) {
 		w.require("the tourist", w.domain(w.b, "tourist"), "running (migrated)")
 		w.virsh(w.b, "destroy", "tourist")
 		if alive {
-			// Where it came from it is managed, and still is; only nobody there can know
-			// that its copy has ended.
-			w.virshRefused(w.a, "so it runs on another host", "start", "tourist")
-			w.berth(w.a, "instance", "adopt", "tourist")
+			// Where it came from it is managed, and still is; no hook asks there.
 			w.virsh(w.a, "start", "tourist")
 			w.beats(w.a, "tourist", 3)
 		}
