@@ -103,6 +103,9 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 	if !guard.Managed(b.a.config().Agent.StateDir) {
 		t.Error("an agent in mode manage leaves no marker")
 	}
+	if _, err := b.a.guardian.Guard(ctx, guard.Call{Operation: guard.Start, SubOperation: "begin", DomainXML: "<domain/>"}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("an answer about nobody: %v", err)
+	}
 	b.ask(guard.Start, guardDocument(1, true, ""), false)
 	if list, _ := b.a.guardian.files.Started(); len(list) > 0 {
 		t.Errorf("noted for adoption: %v", list)
@@ -162,6 +165,9 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	_, err := b.a.tracker.Claim(ctx, claims.Request{Owner: owner, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}})
 	b.must(err)
 	b.ask(guard.Migrate, guardDocument(1, true, moved), false) // not prepared yet
+	if got := b.owner(); got != "" {
+		t.Errorf("owner file %q of what may not arrive yet", got)
+	}
 	_, err = b.a.tracker.Arrive(ctx, owner)
 	b.must(err)
 	if got := b.owner(); got != guard.OwnerArriving {

@@ -255,6 +255,12 @@ func TestHook_AgentDown_Arrivals(t *testing.T) {
 	b.require("start", document(true, ours), guard.ExitAllow, "")
 	b.require("start", document(true, ours), guard.ExitRefuse, "it lives on another host")
 
+	// Nor is what came before a reboot.
+	b.require("migrate", document(true, ours), guard.ExitAllow, "")
+	b.hook.Files.Boot = "next-boot"
+	b.require("start", document(true, ours), guard.ExitRefuse, "of an earlier boot")
+	b.hook.Files.Boot = "this-boot"
+
 	// An arrival that was let in and never came opens the door for a moment only.
 	b.require("migrate", document(true, ours), guard.ExitAllow, "")
 	b.clock.since += time.Minute
