@@ -133,6 +133,7 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 	f := guard.Facts{
 		Operation: c.Operation, Observing: a.observing(), Stranger: a.estranged() != nil,
 		Marked: d.Marked, DocMigration: d.Migration,
+		Defined: d.Migration != "" && d.Migration == c.Defined,
 	}
 	if inst, known := a.tracker.Instance(d.UUID); known {
 		f.Known, f.TokenHere, f.Holder = true, inst.Token.State == claims.TokenHere, inst.Token.Holder

@@ -210,6 +210,13 @@ func TestGuardian_ForeignArrivalsAreClaimed(t *testing.T) {
 		t.Fatalf("claims %+v", list)
 	}
 	b.ask(guard.Start, guardDocument(1, false, ""), false)
+	// A person starts what came by an offline migration.
+	came, err := b.a.guardian.Guard(t.Context(), guard.Call{
+		Guest: "web", Operation: guard.Prepare, SubOperation: "begin", DomainXML: answer.DomainXML, Defined: guard.ReadDocument(answer.DomainXML).Migration,
+	})
+	if err != nil || came.Allow || came.Reasons[0].Code != "came_shut_off" {
+		t.Errorf("a definition without its token: %+v, %v", came, err)
+	}
 	b.ask(guard.Prepare, answer.DomainXML, true)
 	b.ask(guard.Start, answer.DomainXML, true)
 	b.ask(guard.Start, answer.DomainXML, false)

@@ -21,6 +21,10 @@ type Call struct {
 	Operation    Operation `json:"operation"`
 	SubOperation string    `json:"sub_operation"`
 	DomainXML    string    `json:"domain_xml"`
+	// Defined is the migration that the guest's definition on this host names; empty
+	// for none. libvirt writes the definition of a guest that arrives live when it has
+	// come; of one that comes shut off (virsh migrate --offline) it is all there is.
+	Defined string `json:"defined,omitempty"`
 }
 
 // Watched reports whether the answer to a call can be no. A failing reconnect
@@ -65,6 +69,7 @@ type Facts struct {
 
 	Marked       bool   // the document has Berth's metadata
 	DocMigration string // the migration that the metadata names
+	Defined      bool   // its definition here names that migration too
 
 	Known     bool   // the ledger has the instance
 	TokenHere bool   // and its token is here
@@ -98,6 +103,7 @@ const (
 //	manage    arrival    claim of Berth's, document names it       allow
 //	manage    arrival    claim of Berth's, document does not       refuse
 //	manage    arrival    foreign claim, or none                    claim and rewrite, or refuse with the fit's reasons
+//	manage    start      arrival begun, defined by it              refuse: it came shut off, and a person starts it
 //	manage    start      arrival begun                             allow: libvirt prepares what `migrate begin` let in
 //	manage    start      claim of an arrival, not begun            refuse: the guest runs elsewhere
 //	manage    start      managed, identity not believed            refuse
@@ -135,6 +141,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 	case f.Operation == Migrate:
 		return ClaimArrival, nil
 
+	case a != nil && f.Defined:
+		return no("came_shut_off", "its definition came here by an offline migration, and its ownership token did not", "start it where it lives; where no host knows it any more, berth instance adopt it here")
 	case a != nil && a.Begun && !a.Undone && !a.Pending:
 		return Allow, nil
 	case a != nil:

@@ -31,7 +31,8 @@ func everyFact(f func(guard.Facts)) int {
 				for _, document := range []struct {
 					marked    bool
 					migration string
-				}{{false, ""}, {true, ""}, {true, ours}, {true, theirs}} {
+					defined   bool
+				}{{}, {marked: true}, {marked: true, migration: ours}, {marked: true, migration: ours, defined: true}, {marked: true, migration: theirs}} {
 					for _, ledger := range []struct{ known, here, claimed, left bool }{
 						{}, {known: true}, {known: true, here: true}, {known: true, here: true, claimed: true},
 						{known: true, here: true, claimed: true, left: true},
@@ -41,7 +42,7 @@ func everyFact(f func(guard.Facts)) int {
 								n++
 								f(guard.Facts{
 									Operation: op, Observing: observing, Stranger: stranger,
-									Marked: document.marked, DocMigration: document.migration,
+									Marked: document.marked, DocMigration: document.migration, Defined: document.defined,
 									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Arrival: a,
 								})
 							}
@@ -68,7 +69,7 @@ func allowed(f guard.Facts) bool {
 		return f.Arrival == nil || !f.Arrival.Undone && (f.Arrival.Foreign || !f.Arrival.Pending && f.DocMigration == f.Arrival.Migration)
 	}
 	if f.Arrival != nil {
-		return f.Arrival.Begun && !f.Arrival.Undone && !f.Arrival.Pending
+		return f.Arrival.Begun && !f.Defined && !f.Arrival.Undone && !f.Arrival.Pending
 	}
 	if !managed {
 		return true

@@ -303,16 +303,25 @@ func MarkManaged(stateDir string) error {
 	return nil
 }
 
-func read(path string, v any) error {
-	// A pipe in its place must not hold libvirt up.
+// openFile opens a regular file and nothing else: a pipe in its place must not hold
+// libvirt up.
+func openFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(fmt.Errorf("%s is no file", path), err, f.Close())
+	}
+	return f, nil
+}
+
+func read(path string, v any) error {
+	f, err := openFile(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return errors.Join(fmt.Errorf("%s is no file", path), err)
-	}
 	var buf [largest + 1]byte
 	n := 0
 	for n < len(buf) {

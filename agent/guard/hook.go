@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,6 +23,9 @@ const Deadline = 2 * time.Second
 type Hook struct {
 	Files    Files
 	Arrivals Arrivals
+	// Definitions is the folder where libvirt keeps definitions, NAME.xml each; empty
+	// for none.
+	Definitions string
 	// Unmanaged says that no agent has ever run in mode manage here (see Managed).
 	Unmanaged bool
 	// Observing is the mode that the configuration names; the agent's own counts
@@ -58,6 +62,7 @@ func (h Hook) Run(ctx context.Context, args []string) int {
 	if err != nil {
 		return h.refuse(c, "", []fault.Reason{{Code: "document", Message: "the guest's document could not be read: " + err.Error()}})
 	}
+	c.Defined = h.defined(c)
 	asking, cancel := h.Runtime.WithTimeout(ctx, Deadline)
 	a, err := h.Ask(asking, c)
 	cancel()
@@ -68,6 +73,27 @@ func (h Hook) Run(ctx context.Context, args []string) int {
 		return h.allow(c, a.DomainXML)
 	}
 	return h.alone(c, err)
+}
+
+// defined reads Call.Defined; a definition that cannot be read is none.
+func (h Hook) defined(c Call) string {
+	if h.Definitions == "" || c.Operation == Migrate || strings.Contains(c.Guest, "/") {
+		return ""
+	}
+	f, err := openFile(filepath.Join(h.Definitions, c.Guest+".xml"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 16<<20))
+	if err != nil {
+		return ""
+	}
+	d := ReadDocument(string(text))
+	if d.UUID == "" || d.UUID != ReadDocument(c.DomainXML).UUID {
+		return ""
+	}
+	return d.Migration
 }
 
 // alone decides by files.

@@ -119,6 +119,20 @@ func TestHook_SaysWhatTheAgentSays(t *testing.T) {
 	if b.out.Len() > 0 {
 		t.Errorf("a start printed %q", b.out.String())
 	}
+	// The agent is told what the guest's definition here says.
+	b.hook.Definitions = t.TempDir()
+	for content, want := range map[string]string{
+		document(true, theirs): theirs, document(false, ""): "", "<domain": "",
+		strings.Replace(document(true, theirs), instance, ours, 1): "", // another guest of that name, once
+	} {
+		if err := os.WriteFile(filepath.Join(b.hook.Definitions, "web.xml"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.require("start", document(true, ours), guard.ExitAllow, "")
+		if got := b.asked[len(b.asked)-1].Defined; got != want {
+			t.Errorf("defined by %q, want %q", got, want)
+		}
+	}
 	answer = guard.Answer{Reasons: []fault.Reason{{Message: "memory is short", Change: "free some"}, {Message: "vcpus too"}}}
 	// A good owner file does not overrule the agent.
 	b.own(guard.Owner{State: guard.OwnerHere})

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -47,7 +48,9 @@ decided.`,
 					defer client.Close()
 					return client.Guard(ctx, call)
 				},
-				Runtime: rt, In: a.in, Out: a.out, Err: a.err,
+				// Beside libvirt's hooks, in its own folder of configuration.
+				Definitions: filepath.Join(filepath.Dir(c.Guard.Hook), "..", "..", "qemu"),
+				Runtime:     rt, In: a.in, Out: a.out, Err: a.err,
 			}.Run(cmd.Context(), args)
 			if code != guard.ExitAllow {
 				return errGuardRefused

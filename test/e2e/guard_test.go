@@ -221,6 +221,17 @@ func TestGuard_ForeignMigrations(t *testing.T) {
 		w.ownedBy("wanderer", w.a)
 		w.require("domain on host-b", w.domain(w.b, "wanderer"), "")
 	})
+	t.Run("one that came shut off is not started beside its owner", func(t *testing.T) {
+		w.diskless(w.b, "still")
+		w.virsh(w.b, "destroy", "still")
+		w.virsh(w.b, "migrate", "--offline", "--persistent", "still", uri(w.a))
+		w.virshRefused(w.a, "its definition came here by an offline migration", "start", "still")
+		w.virsh(w.b, "start", "still")
+		w.ownedBy("still", w.b)
+		w.require("the definition", w.domain(w.a, "still"), "shut off (unknown)")
+		w.virsh(w.a, "undefine", "still")
+		w.remove("still")
+	})
 	t.Run("refused before memory moves", func(t *testing.T) {
 		w.diskless(w.a, "wide", "--vcpus", "2", "--memory", "128")
 		w.virshRefused(w.a, "vcpus", "migrate", "--live", "--p2p", "--persistent", "wide", uri(w.b))
