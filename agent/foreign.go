@@ -38,40 +38,60 @@ func (f foreignFleet) TakeToken(ctx context.Context, ref migration.Ref, source s
 	if err != nil {
 		return migration.Commit{}, false, fault.New(fault.Unavailable, "find the host that owns instance %s: %w", ref.Instance, err)
 	}
+	return takeFrom(candidates(a.name, source, slices.Sorted(maps.Keys(a.config().Peers)), providers, held), func(name string) (migration.Commit, error) {
+		return f.askOne(ctx, name, ref)
+	})
+}
+
+// candidate is a host that may hold a token. Where its silence matters, the
+// question stays open until it has answered.
+type candidate struct {
+	name    string
+	matters bool
+}
+
+// candidates gives the hosts to ask, those first that are likeliest to hold the
+// token; never self.
+func candidates(self, source string, peers []string, providers []placementclient.ResourceProvider, held placementclient.Allocations) []candidate {
 	name := map[string]string{}
 	for _, p := range providers {
 		if p.IsRoot() {
 			name[p.UUID] = p.Name
 		}
 	}
-	counts := map[string]bool{} // hosts whose silence leaves it open
-	var order []string
-	ask := func(host string, matters bool) {
-		if host == "" || host == a.name {
-			return
+	var out []candidate
+	add := func(host string, matters bool) {
+		i := slices.IndexFunc(out, func(c candidate) bool { return c.name == host })
+		switch {
+		case host == "" || host == self:
+		case i >= 0:
+			out[i].matters = out[i].matters || matters
+		default:
+			out = append(out, candidate{host, matters})
 		}
-		if !slices.Contains(order, host) {
-			order = append(order, host)
-		}
-		counts[host] = counts[host] || matters
 	}
-	if _, known := a.config().Peers[source]; known || slices.Contains(slices.Collect(maps.Values(name)), source) {
-		ask(source, true)
+	if slices.Contains(peers, source) || slices.Contains(slices.Collect(maps.Values(name)), source) {
+		add(source, true)
 	}
 	for _, p := range providers {
 		if _, holds := held.Allocations[p.UUID]; holds {
-			ask(name[p.RootProviderUUID], true)
+			add(name[p.RootProviderUUID], true)
 		}
 	}
-	for _, host := range slices.Sorted(maps.Keys(a.config().Peers)) {
-		ask(host, true)
+	for _, host := range peers {
+		add(host, true)
 	}
 	for _, host := range slices.Sorted(maps.Values(name)) {
-		ask(host, false)
+		add(host, false)
 	}
+	return out
+}
+
+// takeFrom asks one host after the other until one surrenders the token.
+func takeFrom(hosts []candidate, ask func(host string) (migration.Commit, error)) (migration.Commit, bool, error) {
 	var silent []fault.Reason
-	for _, host := range order {
-		c, err := f.askOne(ctx, host, ref)
+	for _, host := range hosts {
+		c, err := ask(host.name)
 		switch {
 		case err == nil:
 			return c, true, nil
@@ -79,8 +99,10 @@ func (f foreignFleet) TakeToken(ctx context.Context, ref migration.Ref, source s
 			// Not its guest, or not any more: where it went is asked too.
 		case !errors.Is(err, fault.Unavailable):
 			return migration.Commit{}, false, err
-		case counts[host]:
-			silent = append(silent, fault.Reason{Code: "host_silent", Message: "host " + host + " may own it and does not answer: " + err.Error(), Change: "start its agent"})
+		case host.matters:
+			silent = append(silent, fault.Reason{
+				Code: "host_silent", Message: "host " + host.name + " may own it and does not answer: " + err.Error(), Change: "start its agent",
+			})
 		}
 	}
 	if len(silent) > 0 {
