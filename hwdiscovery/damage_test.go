@@ -12,6 +12,7 @@ import (
 
 	"berth/topology"
 
+	"berth/test/shared"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -68,7 +69,7 @@ func TestDiscover_NoDamagedFileMakesASmallerHostInSilence(t *testing.T) {
 	}
 	for _, archive := range []string{"8ia64-2n2s2c", "20em64t-hybrid-1p6c2t+2ca4co1t", "32intel64-2p8co2t+8ve"} {
 		t.Run(archive, func(t *testing.T) {
-			root := unpack(t, filepath.Join(sharedHosts(t), archive+".tar.bz2"), machineDir(t))
+			root := unpack(t, shared.Path(t, "hosts", archive+".tar.bz2"), machineDir(t))
 			damageEachFile(t, root, some)
 		})
 	}

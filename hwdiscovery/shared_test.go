@@ -15,6 +15,7 @@ import (
 
 	"berth/topology"
 
+	"berth/test/shared"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -51,33 +52,6 @@ func answer(h topology.Host) expectation {
 		e.PCI = append(e.PCI, expectedDevice{d.Address, d.Vendor, d.Product, d.Class, d.NUMANode})
 	}
 	return e
-}
-
-// sharedHosts is the folder of copied machines beside the checkout.
-func sharedHosts(t testing.TB) string {
-	t.Helper()
-	shared := os.Getenv("BERTH_SHARED")
-	if shared == "" {
-		dir, err := os.Getwd()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for {
-			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-				break
-			}
-			if dir == filepath.Dir(dir) {
-				t.Fatal("no go.mod above the test")
-			}
-			dir = filepath.Dir(dir)
-		}
-		shared = filepath.Join(dir, "..", "shared")
-	}
-	hosts := filepath.Join(shared, "hosts")
-	if _, err := os.Stat(hosts); err != nil {
-		t.Skipf("needs the copied machines of ../shared/hosts (or BERTH_SHARED): %v", err)
-	}
-	return hosts
 }
 
 // unpacked are the files worth unpacking: those that Discover looks at. Whole
@@ -171,7 +145,7 @@ func unpack(t testing.TB, archive, dir string) string {
 }
 
 func sharedMachines(t testing.TB) []string {
-	archives, err := filepath.Glob(filepath.Join(sharedHosts(t), "*.tar.bz2"))
+	archives, err := filepath.Glob(shared.Path(t, "hosts") + "/*.tar.bz2")
 	if err != nil || len(archives) == 0 {
 		t.Fatalf("no machine in the shared folder: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth/test/shared"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -43,32 +44,8 @@ var wordingDiffers = map[string]string{
 	"inventories/16": "the recorded text is the error of the recorded server's MariaDB",
 }
 
-// sharedFolder finds the recordings beside the checkout.
-func sharedFolder(t *testing.T) string {
-	if dir := os.Getenv("BERTH_SHARED"); dir != "" {
-		return dir
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return filepath.Join(filepath.Dir(dir), "shared")
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("no go.mod above the test")
-		}
-		dir = filepath.Dir(dir)
-	}
-}
-
 func TestGolden_AnswersLikeOpenStackPlacement8(t *testing.T) {
-	path := filepath.Join(sharedFolder(t), "placement-traffic", "golden-8.0.0.jsonl")
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("the recorded traffic is not here: %v", err)
-	}
-	replay(t, path, 299)
+	replay(t, shared.Path(t, "placement-traffic", "golden-8.0.0.jsonl"), 299)
 }
 
 // The part of the traffic that a live migration makes, kept in the project so

@@ -12,6 +12,7 @@ import (
 
 	"berth/agent/inventory"
 	"berth/claims/fit"
+	"berth/test/shared"
 	"berth/topology"
 )
 
@@ -151,13 +152,9 @@ func TestUnusableOf_NamesWhatDegrades(t *testing.T) {
 // TestFitCells_OfTheSharedMachines: the cells of real machines hold every CPU and
 // page once.
 func TestFitCells_OfTheSharedMachines(t *testing.T) {
-	shared := os.Getenv("BERTH_SHARED")
-	if shared == "" {
-		shared = filepath.Join("..", "..", "..", "shared") // beside the module
-	}
-	files, err := filepath.Glob(filepath.Join(shared, "hosts", "*.json"))
+	files, err := filepath.Glob(shared.Path(t, "hosts") + "/*.json")
 	if err != nil || len(files) == 0 {
-		t.Skipf("needs the copied machines of ../shared/hosts (or BERTH_SHARED): %v", err)
+		t.Fatalf("%d machines: %v", len(files), err)
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {

@@ -4,10 +4,10 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"berth/test/shared"
 	"berth/topology"
 )
 
@@ -141,14 +141,7 @@ func (c *sharedCase) request(t *testing.T) Request {
 // sharedCases gives the recorded cases that have a topology.
 func sharedCases(t *testing.T) []sharedCase {
 	t.Helper()
-	dir := os.Getenv("BERTH_SHARED")
-	if dir == "" {
-		dir = filepath.Join("..", "..", "..", "shared")
-	}
-	f, err := os.Open(filepath.Join(dir, "numa-cases", "public.jsonl"))
-	if os.IsNotExist(err) {
-		t.Skip("the recorded cases are not here: ", err)
-	}
+	f, err := os.Open(shared.Path(t, "numa-cases", "public.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}

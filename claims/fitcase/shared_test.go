@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,18 +15,15 @@ import (
 	"berth/claims/fit/fittest"
 	"berth/claims/fitcase"
 	"berth/claims/flavor"
+	"berth/test/shared"
 )
 
 // sharedCases are the lines of the collection of cases beside the project.
 func sharedCases(t testing.TB) [][]byte {
 	t.Helper()
-	shared := os.Getenv("BERTH_SHARED")
-	if shared == "" {
-		shared = filepath.Join("..", "..", "..", "shared")
-	}
-	f, err := os.Open(filepath.Join(shared, "numa-cases", "public.jsonl"))
+	f, err := os.Open(shared.Path(t, "numa-cases", "public.jsonl"))
 	if err != nil {
-		t.Skipf("the shared cases are not here: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	var lines [][]byte

@@ -5,37 +5,20 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"berth/topology"
 
+	"berth/test/shared"
 	"github.com/google/go-cmp/cmp"
 )
 
 // openCases opens the placement cases beside the checkout.
 func openCases(t *testing.T) *os.File {
 	t.Helper()
-	shared := os.Getenv("BERTH_SHARED")
-	if shared == "" {
-		dir, err := os.Getwd()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for {
-			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-				break
-			}
-			if dir == filepath.Dir(dir) {
-				t.Fatal("no go.mod above the test")
-			}
-			dir = filepath.Dir(dir)
-		}
-		shared = filepath.Join(dir, "..", "shared")
-	}
-	f, err := os.Open(filepath.Join(shared, "numa-cases", "public.jsonl"))
+	f, err := os.Open(shared.Path(t, "numa-cases", "public.jsonl"))
 	if err != nil {
-		t.Skipf("needs the placement cases of ../shared/numa-cases (or BERTH_SHARED): %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
 	return f

@@ -8,19 +8,16 @@ import (
 	"testing"
 
 	"berth/claims/pci"
+	"berth/test/shared"
 	"berth/topology"
 )
 
 // TestDevices_OfTheSharedMachines: what hwloc reads of real machines runs
 // through, and no bridge is offered.
 func TestDevices_OfTheSharedMachines(t *testing.T) {
-	shared := os.Getenv("BERTH_SHARED")
-	if shared == "" {
-		shared = filepath.Join("..", "..", "..", "shared") // beside the module
-	}
-	files, err := filepath.Glob(filepath.Join(shared, "hosts", "*.json"))
+	files, err := filepath.Glob(shared.Path(t, "hosts") + "/*.json")
 	if err != nil || len(files) == 0 {
-		t.Skipf("needs the copied machines of ../shared/hosts (or BERTH_SHARED): %v", err)
+		t.Fatalf("%d machines: %v", len(files), err)
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
