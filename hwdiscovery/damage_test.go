@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"berth/topology"
+	"github.com/google/go-cmp/cmp"
 
 	"berth/test/shared"
-	"github.com/google/go-cmp/cmp"
+	"berth/topology"
 )
 
 // damage is one way in which a file goes bad.

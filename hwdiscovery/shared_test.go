@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"berth/topology"
+	"github.com/google/go-cmp/cmp"
 
 	"berth/test/shared"
-	"github.com/google/go-cmp/cmp"
+	"berth/topology"
 )
 
 // expectation is what hwloc reads from a machine, as the shared folder has it.

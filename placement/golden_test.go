@@ -14,8 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"berth/test/shared"
 	"github.com/google/go-cmp/cmp"
+
+	"berth/test/shared"
 )
 
 // exchange is one line of the recorded traffic of OpenStack Placement 8.0.0.

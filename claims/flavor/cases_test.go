@@ -7,10 +7,10 @@ import (
 	"os"
 	"testing"
 
-	"berth/topology"
+	"github.com/google/go-cmp/cmp"
 
 	"berth/test/shared"
-	"github.com/google/go-cmp/cmp"
+	"berth/topology"
 )
 
 // openCases opens the placement cases beside the checkout.
