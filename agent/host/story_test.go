@@ -99,8 +99,14 @@ func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, 
 // tryConduct gives the refusal of a move that is not accepted.
 func (l *lab) tryConduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
 	l.t.Helper()
+	return l.tryMove("a", "b", uuid, fail, options)
+}
+
+// tryMove moves a guest by a conductor on the host that it leaves.
+func (l *lab) tryMove(from, to, uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
+	l.t.Helper()
 	c := migration.New(migration.Config{
-		Runtime: hasty{l.rt}, Store: l.hosts["a"].store, Local: "a", Placement: l.placement,
+		Runtime: hasty{l.rt}, Store: l.hosts[from].store, Local: from, Placement: l.placement,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if n := l.hosts[name]; n != nil {
 				return breakable{n.Host, fail}, nil
@@ -124,7 +130,7 @@ func (l *lab) tryConduct(uuid string, fail func(verb string, answered bool) erro
 	var m migration.Migration
 	var refused error
 	waitFor(l.t, "the conductor", func() bool {
-		m, refused = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: "b", Options: options})
+		m, refused = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: to, Options: options})
 		return refused == nil || !strings.Contains(refused.Error(), "the conductor does not run")
 	})
 	if refused != nil {
