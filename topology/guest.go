@@ -51,6 +51,20 @@ const (
 	PagesAny     PageRequest = -3 // any, the largest that fits
 )
 
+// Takes reports whether a page size will do, the i-th smallest of its host cell
+// from 0. No size will do where none was asked for.
+func (p PageRequest) Takes(i int, size PageSize) bool {
+	switch p {
+	case PagesSmall:
+		return i == 0
+	case PagesLarge:
+		return i > 0
+	case PagesAny:
+		return true
+	}
+	return PageSize(p) == size
+}
+
 // GuestTopology is the NUMA topology of a guest: what stage one makes of a
 // flavor's extra specs and an image's properties (Nova's
 // InstanceNUMATopology). A guest without one is a nil pointer: it asks for

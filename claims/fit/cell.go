@@ -174,24 +174,11 @@ func (r *room) pages(q *ask) (topology.PageSize, bool) {
 	}
 	for i := len(pools) - 1; i >= 0; i-- {
 		p := pools[i]
-		if wants(want, i, p.Size) && bytes%int64(p.Size) == 0 && bytes/int64(p.Size) <= p.Free() {
+		if want.Takes(i, p.Size) && bytes%int64(p.Size) == 0 && bytes/int64(p.Size) <= p.Free() {
 			return p.Size, true
 		}
 	}
 	return 0, false
-}
-
-// wants reports whether the i-th smallest page size is one that is asked for.
-func wants(want topology.PageRequest, i int, size topology.PageSize) bool {
-	switch want {
-	case topology.PagesSmall:
-		return i == 0
-	case topology.PagesLarge:
-		return i > 0
-	case topology.PagesAny:
-		return true
-	}
-	return topology.PageSize(want) == size
 }
 
 // ordinaryMemory is how many bytes a guest cell that asks for no page size may

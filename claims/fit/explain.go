@@ -73,7 +73,7 @@ func (r *room) sayPages(q *ask, say func(Reason)) {
 	bytes, asked := q.cell.MemoryMB<<20, pageWords(q.cell.PageSize)
 	any := false
 	for i, p := range r.cell.Pages {
-		if !wants(q.cell.PageSize, i, p.Size) {
+		if !q.cell.PageSize.Takes(i, p.Size) {
 			continue
 		}
 		any = true

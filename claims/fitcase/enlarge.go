@@ -97,7 +97,7 @@ func (f *fixer) smaller() topology.PageSize {
 func (f *fixer) fixAskedPages(want topology.PageRequest) bool {
 	best, least := -1, math.Inf(1)
 	for i, p := range f.pages {
-		if !asked(want, i, p.Size) || !f.divides(p.Size) {
+		if !want.Takes(i, p.Size) || !f.divides(p.Size) {
 			continue
 		}
 		need := f.guest.MemoryMB << 20 / int64(p.Size)
@@ -131,19 +131,6 @@ func (f *fixer) fixAskedPages(want topology.PageRequest) bool {
 		return false
 	}
 	return f.divides(topology.PageSize(want)) && f.addPages(topology.PageSize(want))
-}
-
-// asked reports whether the i-th smallest page size is one that is asked for.
-func asked(want topology.PageRequest, i int, size topology.PageSize) bool {
-	switch want {
-	case topology.PagesSmall:
-		return i == 0
-	case topology.PagesLarge:
-		return i > 0
-	case topology.PagesAny:
-		return true
-	}
-	return topology.PageSize(want) == size
 }
 
 // morePages sees to enough pages in a pool: free ones, or of the total where
