@@ -65,29 +65,6 @@ func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devi
 	return t.roomLocked(fmt.Sprintf("claim %s on %s", r, t.host), Request{Resources: r, Topology: guest, PCI: devices})
 }
 
-// CheckClaim answers whether Claim would grant this request now, with every
-// reason why not, and takes nothing.
-func (t *Tracker) CheckClaim(r Request) error {
-	_, err := t.Preview(r)
-	return err
-}
-
-// Preview gives what Claim would choose for this request now, and takes nothing:
-// a moment later it may be another's. For an owner that has its claim already it
-// is that claim's. Errors as of Claim.
-func (t *Tracker) Preview(r Request) (topology.Assignment, error) {
-	if err := r.validate(); err != nil {
-		return topology.Assignment{}, err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	existing, a, err := t.admitLocked(r)
-	if existing != nil {
-		a = existing.claim.Assignment.Clone()
-	}
-	return a, err
-}
-
 // Claim holds resources for an owner, pending under a lease, with its
 // MigrationContext in the same commit, and a ticket for a migration's. Which
 // cells, CPUs, pages and devices they are is chosen under the claim lock, and

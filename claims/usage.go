@@ -82,7 +82,7 @@ func (t *Tracker) Usage() Usage {
 
 // Machine is the host cell by cell, with what is in use and what is free of it
 // now, for dry runs: fit.Place over it answers as Claim would, but for the
-// host-wide sums and what may not be touched (see Preview).
+// host-wide sums and what may not be touched (see Room).
 func (t *Tracker) Machine() fit.Machine {
 	t.mu.Lock()
 	defer t.mu.Unlock()
