@@ -162,7 +162,7 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		if where == "" {
 			where = "another host"
 		}
-		return no("token_elsewhere", "its ownership token went to "+where, "start it there; if it was lost with that host, berth audit")
+		return no("token_elsewhere", "its ownership token went to "+where, "start it there")
 	case f.Marked:
 		return no("no_token", "Berth manages this guest, and its ownership token is not on this host", "start it where it lives; where no host knows it any more, berth instance adopt it here")
 	}
