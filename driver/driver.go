@@ -37,8 +37,12 @@
 //
 // # Optional abilities
 //
-// Live migration and others are interfaces of their own, found by a type
-// assertion on the Driver (driver.LiveMigrator), never by the driver's name.
+// Live migration, copied storage, post-copy, the agent inside a guest, statistics
+// and the host's devices are interfaces of their own. They are found by the
+// finders of this package (LiveMigration, PostCopy, …), which ask what the driver's
+// code knows and what the hypervisor at its other end can: one driver may be
+// connected to hypervisors of different abilities. Nobody asks for a driver's type
+// or name.
 package driver
 
 import (
@@ -122,6 +126,8 @@ type Node struct {
 	CPUXML            string   // host CPU as an XML element, for ComparesCPU; empty when unknown
 	Machines          []string // machine types of the host's own architecture, sorted
 	Emulated          bool     // no hardware virtualization: QEMU under TCG
+	// Cannot says which optional abilities this hypervisor lacks, and why.
+	Cannot map[Ability]string
 }
 
 // Version orders as libvirt's numbers do: major*1,000,000 + minor*1,000 + micro.
@@ -221,7 +227,11 @@ const (
 	EventResumed   EventKind = "resumed"
 	EventStopped   EventKind = "stopped"
 	EventCrashed   EventKind = "crashed"
-	EventOther     EventKind = "other"
+	// EventChanged: what a domain has is not what it was, running or for its next
+	// start: devices, pins, memory, its definition. Not every change brings one
+	// (libvirt sends none for a vCPU plugged in).
+	EventChanged EventKind = "changed"
+	EventOther   EventKind = "other"
 )
 
 // Event is a hint that a domain changed.
@@ -309,6 +319,9 @@ type Migration struct {
 	ParallelConnections int
 	// AutoConverge slows the guest when its memory changes faster than it can be sent.
 	AutoConverge bool
+	// PostCopy permits PostCopier.StartPostCopy while it runs. It excludes Paused:
+	// fault.Invalid.
+	PostCopy bool
 }
 
 // JobKind is libvirt's virDomainJobType by name.

@@ -1,0 +1,188 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"berth/internal/fault"
+)
+
+// Ability names one of the optional interfaces. That a Driver's type has the
+// methods says only that its code knows how; whether the hypervisor at the other
+// end can is in Node.Cannot, read from the hypervisor itself. The finders of this
+// file ask both, so nobody needs to know which driver it is.
+type Ability string
+
+// The abilities, each with the interface that it stands for.
+const (
+	AbilityLiveMigration Ability = "live_migration" // LiveMigrator
+	AbilityStorageCopy   Ability = "storage_copy"   // StorageCopier
+	AbilityPostCopy      Ability = "post_copy"      // PostCopier
+	AbilityGuestAgent    Ability = "guest_agent"    // GuestAgent
+	AbilityStatistics    Ability = "statistics"     // Statistician
+	AbilityDevices       Ability = "devices"        // DeviceWatcher
+)
+
+// Abilities lists them all, in the order of this file.
+func Abilities() []Ability {
+	return []Ability{
+		AbilityLiveMigration, AbilityStorageCopy, AbilityPostCopy, AbilityGuestAgent, AbilityStatistics, AbilityDevices,
+	}
+}
+
+// LiveMigration finds the ability to live-migrate. n is what d.Node gave;
+// fault.Forbidden, with the reason no_live_migration, where it is missing.
+func LiveMigration(d Driver, n Node) (LiveMigrator, error) {
+	return find[LiveMigrator](d, n, AbilityLiveMigration)
+}
+
+// StorageCopy finds the ability to copy disks on the way; as LiveMigration.
+func StorageCopy(d Driver, n Node) (StorageCopier, error) {
+	return find[StorageCopier](d, n, AbilityStorageCopy)
+}
+
+// PostCopy finds the ability to start a guest before its memory is whole; as
+// LiveMigration.
+func PostCopy(d Driver, n Node) (PostCopier, error) {
+	return find[PostCopier](d, n, AbilityPostCopy)
+}
+
+// Agent finds the ability to talk with the agent inside a guest; as
+// LiveMigration. Whether one guest has such an agent is that guest's matter.
+func Agent(d Driver, n Node) (GuestAgent, error) {
+	return find[GuestAgent](d, n, AbilityGuestAgent)
+}
+
+// Statistics finds the ability to count what guests use; as LiveMigration.
+func Statistics(d Driver, n Node) (Statistician, error) {
+	return find[Statistician](d, n, AbilityStatistics)
+}
+
+// Devices finds the ability to tell of the host's devices; as LiveMigration.
+func Devices(d Driver, n Node) (DeviceWatcher, error) {
+	return find[DeviceWatcher](d, n, AbilityDevices)
+}
+
+func find[I any](d Driver, n Node, a Ability) (I, error) {
+	able, ok := d.(I)
+	why, cannot := n.Cannot[a]
+	switch {
+	case !ok:
+		why = "the driver has no such ability"
+	case !cannot:
+		return able, nil
+	}
+	var none I
+	return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "no_" + string(a), Message: fmt.Sprintf("the hypervisor of %s has no %s: %s", n.Hostname, a, why), Have: n.Hypervisor,
+	})
+}
+
+// StorageCopier is the ability of a LiveMigrator to send disks too
+// (Migration.CopyDisks), and to tell how far each copy is.
+type StorageCopier interface {
+	// DiskCopies reads the copies in flight of a domain's disks, by target
+	// ("vda"). A disk that is not being copied is absent; without any the map is
+	// empty. fault.NotFound when there is no such domain.
+	DiskCopies(ctx context.Context, uuid string) (map[string]DiskCopy, error)
+}
+
+// DiskCopy is how far the copy of one disk is. Ready is not the end: writes of
+// the guest are copied on until the memory has been sent.
+type DiskCopy struct {
+	Total  uint64 // bytes to copy, which grows with what the guest writes
+	Copied uint64 // bytes
+	Ready  bool   // everything is there; what is written now goes to both
+}
+
+// PostCopier is the ability to let a guest run at the destination before all its
+// memory has arrived. From that moment neither side alone has the whole guest:
+// there is no way back, and a lost connection stops it until it is recovered.
+type PostCopier interface {
+	// StartPostCopy turns the migration in flight, which must have been begun with
+	// Migration.PostCopy, into post-copy. It returns when the hypervisor has taken
+	// the order, not when the guest runs there. fault.Invalid where there is no
+	// such migration. To be repeated only after a look at Job and Domain: a second
+	// order in post-copy changes nothing and may be refused as fault.Invalid.
+	StartPostCopy(ctx context.Context, uuid string) error
+}
+
+// GuestAgent is the ability to ask the QEMU guest agent, a process inside the
+// guest that its owner installed. A guest without one that answers is
+// fault.Unavailable; a guest that is not running is fault.Invalid. Each call
+// waits for the guest no longer than its context and then is fault.InDoubt, where
+// it changes something.
+type GuestAgent interface {
+	// PingAgent is nil when the agent answers.
+	PingAgent(ctx context.Context, uuid string) error
+
+	// FreezeFilesystems flushes and freezes the guest's filesystems and says how
+	// many. Frozen ones may be frozen again only after Thaw; some agents refuse it.
+	FreezeFilesystems(ctx context.Context, uuid string) (int, error)
+
+	// ThawFilesystems ends that, and says how many. Safe to repeat.
+	ThawFilesystems(ctx context.Context, uuid string) (int, error)
+}
+
+// Statistician is the ability to count what guests use.
+type Statistician interface {
+	// Statistics reads all active domains at once, without waiting for one that
+	// is busy: what such a one could not tell is zero. An error means that nothing
+	// is known.
+	Statistics(ctx context.Context) ([]Usage, error)
+}
+
+// Usage is what one active domain uses at one moment. Counters rise from the
+// domain's start, and begin anew on each host that it comes to.
+type Usage struct {
+	UUID, Name  string
+	State       State
+	CPUTime     time.Duration // of vCPUs and emulator together
+	VCPUs       int           // plugged in
+	VCPUsMax    int
+	Memory      uint64 // bytes that the guest has at present (the balloon's)
+	MemoryMax   uint64 // bytes
+	RSS         uint64 // bytes of the host that the process has resident
+	DiskRead    uint64 // bytes, all disks
+	DiskWritten uint64
+	Received    uint64 // bytes, all interfaces
+	Sent        uint64
+}
+
+// DeviceWatcher is the ability to tell of the host's devices.
+type DeviceWatcher interface {
+	// HostDevices lists the host's devices as the hypervisor's daemon knows them.
+	HostDevices(ctx context.Context) ([]HostDevice, error)
+
+	// DeviceEvents tells of devices that come, go and change, under the terms of
+	// Driver.Events: hints, a resync after each connection, closed when ctx ends.
+	DeviceEvents(ctx context.Context) (<-chan DeviceEvent, error)
+}
+
+// HostDevice is one device of the host.
+type HostDevice struct {
+	Name   string // the daemon's, e.g. pci_0000_3b_00_0
+	Parent string
+	Kind   string // first capability: "pci", "net", "mdev", …
+	PCI    string // address 0000:3b:00.0; empty for others
+	Driver string // kernel driver bound to it; empty for none
+}
+
+// DeviceEvent is a hint that a device changed.
+type DeviceEvent struct {
+	Kind DeviceEventKind
+	Name string // as HostDevice.Name; empty for a resync
+	At   time.Time
+}
+
+// DeviceEventKind says what happened to a device.
+type DeviceEventKind string
+
+// The kinds.
+const (
+	DeviceResync  DeviceEventKind = "resync" // read everything again
+	DeviceAdded   DeviceEventKind = "added"
+	DeviceRemoved DeviceEventKind = "removed"
+	DeviceChanged DeviceEventKind = "changed"
+)
