@@ -142,10 +142,15 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	}
 	if status := s.look(ctx); sourceFact(status, src.Guest.Persistent) == SourceOff {
 		switch _, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing); action {
-		case ActionInDoubt, ActionWait:
+		case ActionInDoubt:
+			err := fault.New(fault.InDoubt, "%s", why)
+			t.Doubt(err)
+			return err
+		case ActionWait:
 			return fault.New(fault.InDoubt, "%s", why)
 		}
 	}
+	t.Doubt(nil)
 	err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.Reclaim(ctx, s.ref(StepStream)) })
 	if errors.Is(err, fault.Forbidden) {
 		return fmt.Errorf("%w: %w", task.ErrTooLate, err)

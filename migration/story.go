@@ -362,6 +362,9 @@ func (s *story) viewOf(st task.State) Migration {
 			m.Status = StatusError
 			m.Error = task.Keep(errors.Join(st.Cause.Err(), undo))
 		}
+		if st.Doubt != nil {
+			m.Outcome = OutcomeInDoubt
+		}
 	case st.Doubt != nil:
 		m.Status, m.Outcome, m.Error = StatusError, OutcomeInDoubt, st.Doubt
 	}

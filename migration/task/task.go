@@ -201,7 +201,7 @@ func (t *Task) Cancel(cause error) error {
 }
 
 // Doubt tells why the running step cannot go on at present; nil takes it back.
-// It is for a Do that keeps asking.
+// It is for a Do that keeps asking, and an Undo that will be asked again.
 func (t *Task) Doubt(err error) {
 	t.change(func(s *State) bool {
 		if (s.Doubt == nil) == (err == nil) && (err == nil || s.Doubt.Message == err.Error()) {

@@ -188,7 +188,7 @@ func (r *round) over(doubt bool) migration.Migration {
 	defer cancel()
 	for {
 		var m migration.Migration
-		if err := r.JSON(ctx, r.from.Name, &m, "migration", "show", r.uuid); err == nil && (m.Done() || doubt && m.Outcome == migration.OutcomeInDoubt) {
+		if err := r.JSON(ctx, r.from.Name, &m, "migration", "show", r.uuid); err == nil && (m.Done() || doubt && m.Outcome == migration.OutcomeInDoubt && r.nobodyKnows()) {
 			return m
 		}
 		select {
@@ -198,6 +198,12 @@ func (r *round) over(doubt bool) migration.Migration {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// nobodyKnows is the one doubt that no later look ends: the source's domain has
+// forgotten why it is off, and a whole copy waits at the destination.
+func (r *round) nobodyKnows() bool {
+	return r.domain(r.from, r.guest) == "shut off (unknown)" && r.domain(r.to, r.guest) == "paused (user)"
 }
 
 // truth requires that the guest is where the move says and nowhere else, that it
