@@ -123,7 +123,7 @@ func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
 	if r := w.run(w.a, "instance", "start", "f12"); r.Code != 5 {
 		t.Errorf("a guest in doubt was started: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	w.personEndsTheCopy("f12", w.a, w.b)
+	w.personEndsTheCopy(m.UUID, "f12", w.a, w.b)
 	w.livesOn("f12", w.a, w.b)
 	w.healthy(w.a)
 }
@@ -131,14 +131,14 @@ func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
 // personEndsTheCopy is what somebody does about a guest in doubt who has looked
 // at both sides. Berth sees it at once, takes the copy's definition away, and
 // the guest may be started where it was.
-func (w *world) personEndsTheCopy(name string, from, to *lab.Host) {
+func (w *world) personEndsTheCopy(uuid, name string, from, to *lab.Host) {
 	w.Helper()
 	w.require("domain on the source", w.domain(from, name), "shut off (unknown)")
 	w.require("domain on the destination", w.domain(to, name), "paused (user)")
 	if _, err := to.Virsh(w.ctx, "destroy", name); err != nil {
 		w.Fatal(err)
 	}
-	m := w.migration(from, name, "is over", migration.Migration.Done)
+	m := w.migration(from, name, "is over", func(m migration.Migration) bool { return m.UUID == uuid && m.Done() })
 	w.require("outcome", m.Outcome, migration.OutcomeUndone)
 	w.require("domain on the destination", w.domain(to, name), "")
 	w.berth(from, "instance", "start", name)
@@ -174,7 +174,7 @@ func killsAtRandomMoments(w *world, name string) {
 			after: after, down: time.Duration(rng.IntN(1500)) * time.Millisecond,
 			broken: func(r *round) { one.do(r); two.do(r) }, healed: func(r *round) { two.fix(r); one.fix(r) }, want: want})
 		if m.Outcome == migration.OutcomeInDoubt {
-			w.personEndsTheCopy(name, here, there)
+			w.personEndsTheCopy(m.UUID, name, here, there)
 			w.livesOn(name, here, there)
 		}
 	}
