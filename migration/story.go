@@ -358,12 +358,13 @@ func (s *story) viewOf(st task.State) Migration {
 		m.Step = ""
 	case st.Phase == task.Undoing:
 		m.Error = st.Cause
-		if undo := st.Undos(); undo != nil {
+		undo := st.Undos()
+		if st.Doubt != nil {
+			m.Outcome, undo = OutcomeInDoubt, st.Doubt.Err()
+		}
+		if undo != nil {
 			m.Status = StatusError
 			m.Error = task.Keep(errors.Join(st.Cause.Err(), undo))
-		}
-		if st.Doubt != nil {
-			m.Outcome = OutcomeInDoubt
 		}
 	case st.Doubt != nil:
 		m.Status, m.Outcome, m.Error = StatusError, OutcomeInDoubt, st.Doubt
