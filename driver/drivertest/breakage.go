@@ -1,6 +1,8 @@
 package drivertest
 
 import (
+	"errors"
+
 	"berth/driver"
 	"berth/internal/fault"
 )
@@ -66,6 +68,10 @@ func (h *machine) KillDaemon() {
 			f.failLocked(j, fault.New(fault.Unavailable, "client socket is closed"))
 			continue
 		}
+		if j.postCopy {
+			f.breakPostCopyLocked(j, errors.New("libvirtd was killed"))
+			continue
+		}
 		// The source's half keeps the state it has: running before the switch-over,
 		// `paused (migrating)` after it. The destination drops an incomplete guest.
 		j.done, j.err = true, fault.New(fault.InDoubt, "migrate %s: libvirtd was killed", j.uuid)
@@ -101,13 +107,15 @@ func (h *machine) Crash() {
 		if d.live != nil {
 			h.setLocked(d, driver.ShutOff, driver.ReasonUnknown, driver.EventStopped, "")
 		}
-		if j == nil || j.done {
+		switch {
+		case j == nil || j.done:
 			continue
-		}
-		if j.source == h {
+		case j.postCopy:
+			f.breakPostCopyLocked(j, errors.New("the machine crashed"))
+		case j.source == h:
 			j.done, j.err = true, fault.New(fault.InDoubt, "migrate %s: the machine crashed", j.uuid)
 			f.dropIncomingLocked(j)
-		} else {
+		default:
 			f.failLocked(j, fault.New(fault.Unavailable, "client socket is closed"))
 		}
 		d.job = nil
@@ -142,13 +150,13 @@ func (h *machine) CrashGuest(uuid string) {
 }
 
 func (h *machine) loseLocked() {
-	for _, s := range h.streams {
-		s.lost = true
+	for _, s := range h.streamsLocked() {
+		s.lose()
 	}
 }
 
 func (h *machine) resyncLocked() {
-	for _, s := range h.streams {
+	for _, s := range h.streamsLocked() {
 		s.resync(h.fleet.rt.Now())
 	}
 }

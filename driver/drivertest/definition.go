@@ -14,7 +14,9 @@ type definition struct {
 	uuid     string
 	name     string
 	vcpus    int
+	maximum  int // vCPUs that can be plugged in
 	memoryMB int64
+	agent    bool // has the guest agent's channel
 }
 
 // parse reads what the fake needs, with libvirt's answer for what it rejects.
@@ -31,6 +33,11 @@ func parse(doc string) (*definition, error) {
 			Current int `xml:"current,attr"`
 			Max     int `xml:",chardata"`
 		} `xml:"vcpu"`
+		Channels []struct {
+			Target struct {
+				Name string `xml:"name,attr"`
+			} `xml:"target"`
+		} `xml:"devices>channel"`
 	}
 	if err := xml.Unmarshal([]byte(doc), &x); err != nil {
 		return nil, fault.New(fault.Invalid, "domain document: %w", err)
@@ -44,6 +51,10 @@ func parse(doc string) (*definition, error) {
 	}
 	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*kib + 1023) / 1024}
 	d.vcpus = max(x.VCPU.Max, 1)
+	d.maximum = d.vcpus
+	for _, c := range x.Channels {
+		d.agent = d.agent || c.Target.Name == "org.qemu.guest_agent.0"
+	}
 	if x.VCPU.Current > 0 {
 		d.vcpus = x.VCPU.Current
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 // Fake is one user's connection to a fake hypervisor of a Fleet. It implements
-// driver.Driver and driver.LiveMigrator. Every Fleet.Host gives a new one to the
+// driver.Driver and every ability of package driver, and refuses those that its
+// Node declares impossible (SetNode). Every Fleet.Host gives a new one to the
 // same machine, and Close ends only the Fake it is called on.
 type Fake struct {
 	*machine
@@ -37,12 +38,22 @@ type machine struct {
 	downReason string
 	before     func(call, uuid string) error
 	after      func(call, uuid string) error
-	streams    []*stream
+
+	events       streams[driver.Event]
+	deviceEvents streams[driver.DeviceEvent]
+	devices      map[string]driver.HostDevice
+	agents       map[string]agent        // of guests, by UUID
+	usage        map[string]driver.Usage // what SetUsage said, by UUID
 }
 
 var (
-	_ driver.Driver       = (*Fake)(nil)
-	_ driver.LiveMigrator = (*Fake)(nil)
+	_ driver.Driver        = (*Fake)(nil)
+	_ driver.LiveMigrator  = (*Fake)(nil)
+	_ driver.StorageCopier = (*Fake)(nil)
+	_ driver.PostCopier    = (*Fake)(nil)
+	_ driver.GuestAgent    = (*Fake)(nil)
+	_ driver.Statistician  = (*Fake)(nil)
+	_ driver.DeviceWatcher = (*Fake)(nil)
 )
 
 // domain is a guest on one host.
@@ -54,13 +65,17 @@ type domain struct {
 	live       *definition // nil when not active
 	persistent *definition // nil when transient
 	autostart  bool
-	job        *job        // outgoing or incoming, nil when none
-	completed  *driver.Job // statistics of the last completed job
+	job        *job          // outgoing or incoming, nil when none
+	completed  *driver.Job   // statistics of the last completed job
+	cpuTime    time.Duration // until since
+	since      time.Time     // when its CPUs began to run; zero while they stand still
+	frozen     bool          // its filesystems, by its agent
 }
 
 func newMachine(f *Fleet, name string) *machine {
 	return &machine{
 		fleet: f, name: name, power: true, daemon: true, domains: map[string]*domain{},
+		devices: map[string]driver.HostDevice{}, agents: map[string]agent{}, usage: map[string]driver.Usage{},
 		node: driver.Node{
 			// A host keeps its uuid over restarts of the test, so it comes from the name.
 			UUID: uuid.NewSHA1(uuid.NameSpaceDNS, []byte(name)).String(), Hostname: name,
@@ -113,6 +128,9 @@ func (h *Fake) call(ctx context.Context, name, uuid string, changes bool, effect
 	}
 	f.mu.Lock()
 	err := h.openLocked(name)
+	if err == nil {
+		err = h.refusesLocked(name)
+	}
 	if err == nil {
 		err = effect()
 		f.checkLocked(uuid)
@@ -201,9 +219,16 @@ func (h *machine) sortedLocked() []*domain {
 
 // setLocked changes a domain's state, tells the history and the event streams.
 func (h *machine) setLocked(d *domain, state driver.State, reason driver.Reason, kind driver.EventKind, detail string) {
+	now := h.fleet.rt.Now()
+	if !d.since.IsZero() {
+		d.cpuTime, d.since = d.cpuTime+now.Sub(d.since), time.Time{}
+	}
 	d.state, d.reason = state, reason
+	if state == driver.Running {
+		d.since = now
+	}
 	if !d.view().Active() {
-		d.id, d.live = -1, nil
+		d.id, d.live, d.cpuTime, d.frozen = -1, nil, 0, false
 	}
 	h.fleet.recordLocked(h.name, d.uuid, fmt.Sprintf("%s (%s)", state, reason))
 	h.publishLocked(driver.Event{Kind: kind, UUID: d.uuid, Name: d.name, Detail: detail})
@@ -432,11 +457,8 @@ func (h *Fake) Close() error {
 	h.fleet.mu.Lock()
 	defer h.fleet.mu.Unlock()
 	h.closed = true
-	h.streams = slices.DeleteFunc(h.streams, func(s *stream) bool {
-		if s.owner == h {
-			close(s.ch)
-		}
-		return s.owner == h
-	})
+	for _, ss := range h.streamsLocked() {
+		ss.end(h)
+	}
 	return nil
 }

@@ -43,29 +43,35 @@ func (h *Fake) CompletedJob(ctx context.Context, uuid string) (out driver.Job, e
 	return out, err
 }
 
-// AbortJob implements driver.LiveMigrator. The job ends at its next step.
+// AbortJob implements driver.LiveMigrator. The job ends at its next step; one in
+// post-copy cannot be given up.
 func (h *Fake) AbortJob(ctx context.Context, uuid string) error {
-	return h.withJob(ctx, "AbortJob", uuid, func(j *job) { j.abort = true })
+	return h.withJob(ctx, "AbortJob", uuid, func(j *job) error {
+		if j.postCopy {
+			return fault.New(fault.Invalid, "abort job of %s: cannot abort migration in post-copy mode", uuid)
+		}
+		j.abort = true
+		return nil
+	})
 }
 
 // SetMaxDowntime implements driver.LiveMigrator.
 func (h *Fake) SetMaxDowntime(ctx context.Context, uuid string, d time.Duration) error {
-	return h.withJob(ctx, "SetMaxDowntime", uuid, func(j *job) { j.maxDowntime = d })
+	return h.withJob(ctx, "SetMaxDowntime", uuid, func(j *job) error { j.maxDowntime = d; return nil })
 }
 
 // SetBandwidth implements driver.LiveMigrator.
 func (h *Fake) SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error {
-	return h.withJob(ctx, "SetBandwidth", uuid, func(j *job) { j.m.Bandwidth = bytesPerSecond })
+	return h.withJob(ctx, "SetBandwidth", uuid, func(j *job) error { j.m.Bandwidth = bytesPerSecond; return nil })
 }
 
-func (h *Fake) withJob(ctx context.Context, call, uuid string, do func(*job)) error {
+func (h *Fake) withJob(ctx context.Context, call, uuid string, do func(*job) error) error {
 	return h.call(ctx, call, uuid, true, func() error {
 		d, err := h.findLocked(uuid)
 		if err != nil || d.job == nil || d.job.source != h.machine {
 			return err
 		}
 		h.fleet.recordLocked(h.name, uuid, strings.ToLower(call))
-		do(d.job)
-		return nil
+		return do(d.job)
 	})
 }

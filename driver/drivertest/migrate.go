@@ -27,6 +27,8 @@ type job struct {
 	iteration   uint64 // bytes that the present iteration has to send
 	iterTime    time.Duration
 	abort       bool
+	switching   bool          // post-copy was asked for
+	postCopy    bool          // the guest runs at the destination, and there is no way back
 	maxDowntime time.Duration // 0 for the pace's
 
 	done bool
@@ -98,7 +100,7 @@ func (h *Fake) begin(uuid string, m driver.Migration) (*job, error) {
 		return fault.New(fault.Undone, "migrate %s: %w", uuid, fmt.Errorf(format, args...))
 	}
 	f.mu.Lock()
-	if err := h.openLocked("Migrate"); err != nil {
+	if err := errors.Join(h.openLocked("Migrate"), h.refusesLocked("Migrate")); err != nil {
 		f.mu.Unlock()
 		return nil, err
 	}
@@ -194,6 +196,9 @@ func documents(uuid string, m driver.Migration) (live, persistent *definition, e
 	if m.DestinationURI == "" {
 		reasons = append(reasons, fault.Reason{Code: "no_destination", Message: "destination uri is empty"})
 	}
+	if m.PostCopy && m.Paused {
+		reasons = append(reasons, fault.Reason{Code: "post_copy_paused", Message: "post-copy runs the guest at the destination: it cannot arrive paused"})
+	}
 	if reasons != nil {
 		return nil, nil, fault.Refuse(fault.Invalid, "migrate "+uuid, reasons...)
 	}
@@ -251,9 +256,11 @@ func (f *Fleet) step(j *job, d time.Duration) {
 		return
 	}
 	// The source stops its CPUs for the last bytes.
-	if s := j.source.domains[j.uuid]; s.state != driver.Paused {
+	switch s := j.source.domains[j.uuid]; {
+	case j.postCopy: // they stand still already
+	case s.state != driver.Paused:
 		j.source.setLocked(s, driver.Paused, driver.ReasonMigrating, driver.EventSuspended, "migrated")
-	} else {
+	default:
 		s.reason = driver.ReasonMigrating
 	}
 	f.mu.Unlock()
@@ -328,6 +335,9 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		return false
 	}
 	j.stats.DiskRate = 0
+	if j.switching && !j.postCopy {
+		f.postCopyLocked(j)
+	}
 	j.iterTime += d
 	sent := min(bytes, j.iteration-j.sent)
 	j.sent += sent
@@ -335,6 +345,10 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 	downtime := j.maxDowntime
 	if downtime == 0 {
 		downtime = p.MaxDowntime
+	}
+	if j.postCopy {
+		j.stats.MemoryRemaining = j.iteration - j.sent
+		return j.sent == j.iteration
 	}
 	if j.sent == j.iteration {
 		// What was dirtied meanwhile is the next iteration.
@@ -413,6 +427,10 @@ func (f *Fleet) fail(j *job, cause error) {
 // (a complete one stays), the source's runs on.
 func (f *Fleet) failLocked(j *job, cause error) {
 	if j.done {
+		return
+	}
+	if j.postCopy {
+		f.breakPostCopyLocked(j, cause)
 		return
 	}
 	j.done = true
