@@ -28,7 +28,7 @@ func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{Conn: raw, done: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{})}
+	w := newWire(raw)
 	c := &conn{l: golibvirt.NewWithDialer(dialer{w}), wire: w}
 	// The handshake has no deadline of its own either.
 	stop := context.AfterFunc(ctx, func() { _ = w.Close() }) // a second close is harmless
@@ -41,6 +41,8 @@ func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 		_ = w.Close()
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+		} else if why := w.why(); why != nil {
+			err = why
 		}
 		return nil, fmt.Errorf("open %s at %s: %w", t.URI, t.Socket, explain(err))
 	}

@@ -85,29 +85,6 @@ func TestDial_SurvivesADaemonThatTalksNonsense(t *testing.T) {
 	}
 }
 
-func TestWire_FollowsPacketsHoweverTheyArrive(t *testing.T) {
-	var stream []byte
-	for _, n := range []int{packetMin, 100, packetMin, 5000} {
-		p := make([]byte, n)
-		binary.BigEndian.PutUint32(p, uint32(n))
-		stream = append(stream, p...)
-	}
-	for _, chunk := range []int{1, 3, 4, 27, 29, 1000, len(stream)} {
-		w := &wire{}
-		for i := 0; i < len(stream); i += chunk {
-			if err := w.follow(stream[i:min(i+chunk, len(stream))]); err != nil {
-				t.Fatalf("in chunks of %d: %v", chunk, err)
-			}
-		}
-		if w.left != 0 || w.have != 0 {
-			t.Errorf("in chunks of %d: %d bytes are left of a whole packet", chunk, w.left)
-		}
-		if err := w.follow([]byte{0, 0, 0, 5}); err == nil {
-			t.Errorf("in chunks of %d: a packet of 5 bytes is accepted", chunk)
-		}
-	}
-}
-
 func TestExplain_TellsRefusedLostAndNotSentApart(t *testing.T) {
 	if e, ok := errors.AsType[*libvirt.Error](explain(golibvirt.Error{Code: 42, Message: "gone"})); !ok || e.Code != 42 || e.Message != "gone" {
 		t.Errorf("libvirt's refusal became %v", e)
