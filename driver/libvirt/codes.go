@@ -125,13 +125,22 @@ var lifecycleEvents = []struct {
 	{driver.EventCrashed, []string{"panicked", "crashloaded"}},
 }
 
-func eventOf(l Lifecycle) driver.Event {
-	e := driver.Event{Kind: driver.EventOther, UUID: l.UUID, Name: l.Name}
-	if l.Event >= 0 && l.Event < len(lifecycleEvents) {
-		known := lifecycleEvents[l.Event]
+// changes names the events that say that something changed.
+var changes = map[EventID]string{
+	BlockJobEvent: "block job", DiskChangeEvent: "disk", BalloonChangeEvent: "balloon", DeviceRemovedEvent: "device removed",
+	TunableEvent: "tunable", DeviceAddedEvent: "device added", MetadataChangeEvent: "metadata",
+	MemoryDeviceSizeChangeEvent: "memory device",
+}
+
+func eventOf(of Event) driver.Event {
+	e := driver.Event{Kind: driver.EventOther, UUID: of.UUID, Name: of.Name}
+	if what, change := changes[of.ID]; change {
+		e.Kind, e.Detail = driver.EventChanged, what
+	} else if of.ID == LifecycleEvent && of.Event >= 0 && of.Event < len(lifecycleEvents) {
+		known := lifecycleEvents[of.Event]
 		e.Kind = known.kind
-		if l.Detail >= 0 && l.Detail < len(known.details) {
-			e.Detail = known.details[l.Detail]
+		if of.Detail >= 0 && of.Detail < len(known.details) {
+			e.Detail = known.details[of.Detail]
 		}
 	}
 	return e

@@ -24,11 +24,16 @@ type Conn interface {
 	LibVersion() (uint64, error) // the daemon's; also the ping
 	Hostname() (string, error)
 	Capabilities() (string, error)
+	// DomainCapabilities is virConnectGetDomainCapabilities; empty strings mean
+	// the daemon's own default.
+	DomainCapabilities(emulator, arch, machine, virtType string, flags uint32) (string, error)
 
 	// List gives the domains that virConnectListAllDomains gives for flags.
 	List(flags uint32) ([]Ref, error)
-	// States gives state and reason of all domains in one call, by UUID.
-	States() (map[string]State, error)
+	// Stats is virConnectGetAllDomainStats: of all domains that flags choose, the
+	// groups of types (virDomainStatsTypes), in one call. What a domain has nothing
+	// to say of is left out.
+	Stats(types, flags uint32) ([]Stats, error)
 	LookupName(name string) (Ref, error)
 	LookupUUID(uuid string) (Ref, error)
 	State(uuid string) (State, error)
@@ -49,6 +54,11 @@ type Conn interface {
 	// CompareCPU is virConnectCompareHypervisorCPU for the machine, type and
 	// emulator of a guest; flags as libvirt's.
 	CompareCPU(c CPU, flags uint32) error
+	// BaselineHypervisorCPU is virConnectBaselineHypervisorCPU: the best CPU that
+	// the hypervisor runs and that all of cpus, each a <cpu> element or a document
+	// with one, can be. It asks for the machine, type and emulator of c, whose XML
+	// is not looked at.
+	BaselineHypervisorCPU(c CPU, cpus []string, flags uint32) (string, error)
 	// Migrate is the peer-to-peer virDomainMigrateToURI3. It blocks as long as
 	// the migration lasts.
 	Migrate(uuid, uri string, params []Param, flags uint32) error
@@ -56,6 +66,15 @@ type Conn interface {
 	// parameters, integers as uint64, strings as string.
 	JobStats(uuid string, flags uint32) (int, map[string]any, error)
 	AbortJob(uuid string) error
+	// StartPostCopy is virDomainMigrateStartPostCopy.
+	StartPostCopy(uuid string) error
+	// BlockJob is virDomainGetBlockJobInfo of one disk, by its target; found is
+	// false when the disk has no job.
+	BlockJob(uuid, target string) (info BlockJob, found bool, err error)
+	// Agent is virDomainQemuAgentCommand: one command to the agent inside the
+	// guest and its answer, as JSON. The daemon waits for the answer no longer than
+	// the seconds given. libvirt notes the domain as tainted by it.
+	Agent(uuid, command string, seconds int) (string, error)
 	// Monitor is virDomainQemuMonitorCommand: one QMP command and its answer, as
 	// JSON. libvirt notes the domain as tainted by it.
 	Monitor(uuid, command string) (string, error)
@@ -63,9 +82,18 @@ type Conn interface {
 	SetMaxDowntime(uuid string, milliseconds uint64) error
 	SetMaxSpeed(uuid string, mib uint64) error
 
-	// Subscribe gives every lifecycle event from now on to f, in order, until
-	// the connection ends. f does not block. To be called once at most.
-	Subscribe(f func(Lifecycle)) error
+	// Devices names the devices of the host (virConnectListAllNodeDevices),
+	// DeviceXML is the document of one.
+	Devices() ([]string, error)
+	DeviceXML(name string) (string, error)
+
+	// Subscribe gives the domains' events, those of EventID, from now on to f, in
+	// the order of the daemon, until the connection ends. f does not block. To be
+	// called once at most.
+	Subscribe(f func(Event)) error
+	// SubscribeDevices is Subscribe for the events of the host's devices. Daemons
+	// without a driver of devices refuse it.
+	SubscribeDevices(f func(DeviceEvent)) error
 
 	// Done is closed when the connection has ended, for whatever reason.
 	Done() <-chan struct{}
@@ -128,11 +156,53 @@ type Param struct {
 	Value any
 }
 
-// Lifecycle is VIR_DOMAIN_EVENT_ID_LIFECYCLE.
-type Lifecycle struct {
-	UUID, Name    string
-	Event, Detail int
+// Stats is what one domain has counted, under the names of libvirt-domain.h
+// (VIR_DOMAIN_STATS_*, "cpu.time"): integers as uint64, strings as string,
+// booleans as bool.
+type Stats struct {
+	UUID, Name string
+	Values     map[string]any
 }
+
+// BlockJob is virDomainBlockJobInfo. While a copy is not ready Done is less than
+// Total, by libvirt's own doing.
+type BlockJob struct {
+	Type        int // virDomainBlockJobType
+	Done, Total uint64
+}
+
+// EventID is virDomainEventID.
+type EventID int
+
+// The events that Subscribe gives: what happens to a domain, and what says that
+// something that it has is not what it was. libvirt has none for vCPUs.
+const (
+	LifecycleEvent              EventID = 0
+	BlockJobEvent               EventID = 8 // a job that ends may leave a disk on another file
+	DiskChangeEvent             EventID = 9
+	BalloonChangeEvent          EventID = 13
+	DeviceRemovedEvent          EventID = 15
+	TunableEvent                EventID = 17 // pins, shares, block limits
+	DeviceAddedEvent            EventID = 19
+	MetadataChangeEvent         EventID = 23
+	MemoryDeviceSizeChangeEvent EventID = 26
+)
+
+// Event is one of a domain's.
+type Event struct {
+	ID            EventID
+	UUID, Name    string
+	Event, Detail int // of a LifecycleEvent: virDomainEventType and its detail
+}
+
+// DeviceEvent is one of a host's device.
+type DeviceEvent struct {
+	Name  string
+	Event int // virNodeDeviceEventLifecycleType, or DeviceUpdated
+}
+
+// DeviceUpdated marks VIR_NODE_DEVICE_EVENT_ID_UPDATE, which is no lifecycle event.
+const DeviceUpdated = -1
 
 // codeOf is libvirt's error number in err's chain, 0 when there is none.
 func codeOf(err error) int {

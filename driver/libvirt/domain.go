@@ -25,6 +25,8 @@ const (
 	undefineCheckpointsMetadata = 1 << 4
 
 	startPaused = 1 << 0
+
+	statsState = 1 << 0 // of virDomainStatsTypes
 )
 
 // Domains implements driver.Driver.
@@ -55,7 +57,7 @@ func domains(c Conn) ([]driver.Domain, error) {
 		if err != nil {
 			return nil, err
 		}
-		states, err := c.States()
+		states, err := states(c)
 		if err != nil {
 			return nil, err
 		}
@@ -81,6 +83,21 @@ func domains(c Conn) ([]driver.Domain, error) {
 		}
 	}
 	slices.SortFunc(out, func(a, b driver.Domain) int { return strings.Compare(a.UUID, b.UUID) })
+	return out, nil
+}
+
+// states reads state and reason of all domains, by UUID.
+func states(c Conn) (map[string]State, error) {
+	all, err := c.Stats(statsState, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]State, len(all))
+	for _, s := range all {
+		state, _ := s.Values["state.state"].(uint64)
+		reason, _ := s.Values["state.reason"].(uint64)
+		out[s.UUID] = State{State: int(state), Reason: int(reason)}
+	}
 	return out, nil
 }
 

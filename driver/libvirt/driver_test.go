@@ -181,7 +181,7 @@ func TestEvents_AreResyncedAfterEveryConnection(t *testing.T) {
 		if err := l.Health(); err != nil {
 			t.Errorf("Health: %v", err)
 		}
-		d.conns[0].subscribe(Lifecycle{UUID: guestUUID, Name: "g", Event: 5, Detail: 3})
+		d.conns[0].subscribe(Event{UUID: guestUUID, Name: "g", Event: 5, Detail: 3})
 		if e := next(); e.Kind != driver.EventStopped || e.Detail != "migrated" || e.UUID != guestUUID || e.At.IsZero() {
 			t.Errorf("event %+v, want stopped (migrated)", e)
 		}
@@ -237,7 +237,7 @@ func TestEvents_ASlowReaderGetsAResync(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range queueLength + 2 {
-			d.conns[0].subscribe(Lifecycle{UUID: guestUUID, Event: 3})
+			d.conns[0].subscribe(Event{UUID: guestUUID, Event: 3})
 			if i == 0 {
 				synctest.Wait() // it is on its way
 			}

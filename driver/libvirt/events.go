@@ -70,8 +70,8 @@ func (d *Driver) forget(r *reader) {
 }
 
 // publish is the binding's callback.
-func (d *Driver) publish(l Lifecycle) {
-	e := eventOf(l)
+func (d *Driver) publish(of Event) {
+	e := eventOf(of)
 	e.At = d.rt.Now()
 	d.broadcast(e)
 }

@@ -77,7 +77,7 @@ type scripted struct {
 	d         *daemon
 	once      sync.Once
 	done      chan struct{}
-	subscribe func(Lifecycle)
+	subscribe func(Event)
 }
 
 func (s *scripted) Done() <-chan struct{} { return s.done }
@@ -105,7 +105,7 @@ func (s *scripted) call(name string) error {
 }
 
 func (s *scripted) LibVersion() (uint64, error) { return 9000000, s.call("LibVersion") }
-func (s *scripted) Subscribe(f func(Lifecycle)) error {
+func (s *scripted) Subscribe(f func(Event)) error {
 	s.subscribe = f
 	return s.call("Subscribe")
 }
@@ -168,14 +168,14 @@ func (s *scripted) List(flags uint32) ([]Ref, error) {
 	}
 	return refs, err
 }
-func (s *scripted) States() (map[string]State, error) {
-	err := s.call("States")
+func (s *scripted) Stats(uint32, uint32) ([]Stats, error) {
+	err := s.call("Stats")
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	out := map[string]State{}
+	var out []Stats
 	if len(s.d.refs) > 0 {
 		for _, r := range s.d.refs[0] { // what the list will give next time
-			out[r.UUID] = State{State: 5}
+			out = append(out, Stats{UUID: r.UUID, Values: map[string]any{"state.state": uint64(5)}})
 		}
 	}
 	return out, err

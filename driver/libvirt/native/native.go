@@ -123,10 +123,10 @@ type conn struct {
 	once    sync.Once
 	done    chan struct{}
 
-	mu           sync.Mutex // guards what follows; nothing blocks under it
-	calls        int
-	closed       bool
-	subscription int // callback id + 1; 0 for none
+	mu          sync.Mutex // guards what follows; nothing blocks under it
+	calls       int
+	closed      bool
+	unsubscribe []func(*lv.Connect) error // the callbacks' ends
 }
 
 var _ libvirt.Conn = (*conn)(nil)
@@ -151,8 +151,8 @@ func (c *conn) Close() {
 // release gives everything back; errors mean that the daemon has gone, and it
 // keeps nothing of a client that went away.
 func (c *conn) release() {
-	if c.subscription > 0 {
-		_ = c.l.DomainEventDeregister(c.subscription - 1)
+	for _, end := range c.unsubscribe {
+		_ = end(c.l)
 	}
 	if c.watched {
 		_ = c.l.UnregisterCloseCallback()
@@ -253,6 +253,12 @@ func (c *conn) LibVersion() (uint64, error) {
 func (c *conn) Hostname() (string, error)     { return get(c, (*lv.Connect).GetHostname) }
 func (c *conn) Capabilities() (string, error) { return get(c, (*lv.Connect).GetCapabilities) }
 
+func (c *conn) DomainCapabilities(emulator, arch, machine, virtType string, flags uint32) (string, error) {
+	return get(c, func(l *lv.Connect) (string, error) {
+		return l.GetDomainCapabilities(emulator, arch, machine, virtType, lv.ConnectGetDomainCapabilitiesFlags(flags))
+	})
+}
+
 func (c *conn) List(flags uint32) ([]libvirt.Ref, error) {
 	return get(c, func(l *lv.Connect) ([]libvirt.Ref, error) {
 		ds, err := l.ListAllDomains(lv.ConnectListAllDomainsFlags(flags))
@@ -267,26 +273,6 @@ func (c *conn) List(flags uint32) ([]libvirt.Ref, error) {
 				err = rerr
 			}
 			out = append(out, r)
-		}
-		return out, err
-	})
-}
-
-func (c *conn) States() (map[string]libvirt.State, error) {
-	return get(c, func(l *lv.Connect) (map[string]libvirt.State, error) {
-		records, err := l.GetAllDomainStats(nil, lv.DOMAIN_STATS_STATE, 0)
-		if err != nil {
-			return nil, err
-		}
-		out := map[string]libvirt.State{}
-		for _, r := range records {
-			defer free(r.Domain)
-			uuid, uerr := r.Domain.GetUUIDString()
-			if uerr != nil {
-				err = uerr
-			} else if r.State != nil {
-				out[uuid] = libvirt.State{State: int(r.State.State), Reason: r.State.Reason}
-			}
 		}
 		return out, err
 	})
@@ -366,7 +352,32 @@ func (c *conn) CompareCPU(cpu libvirt.CPU, flags uint32) error {
 	})
 }
 
+func (c *conn) BaselineHypervisorCPU(cpu libvirt.CPU, cpus []string, flags uint32) (string, error) {
+	return get(c, func(l *lv.Connect) (string, error) {
+		return l.BaselineHypervisorCPU(cpu.Emulator, cpu.Arch, cpu.Machine, cpu.VirtType, cpus, lv.ConnectBaselineCPUFlags(flags))
+	})
+}
+
 func (c *conn) AbortJob(uuid string) error { return c.order(uuid, (*lv.Domain).AbortJob) }
+
+func (c *conn) StartPostCopy(uuid string) error {
+	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateStartPostCopy(0) })
+}
+
+func (c *conn) BlockJob(uuid, target string) (libvirt.BlockJob, bool, error) {
+	j, err := with(c, uuid, func(d *lv.Domain) (*lv.DomainBlockJobInfo, error) { return d.GetBlockJobInfo(target, 0) })
+	// The binding answers a disk without a job by zeros, and no job has type 0.
+	if err != nil || j.Type == 0 {
+		return libvirt.BlockJob{}, false, err
+	}
+	return libvirt.BlockJob{Type: int(j.Type), Done: j.Cur, Total: j.End}, true, nil
+}
+
+func (c *conn) Agent(uuid, command string, seconds int) (string, error) {
+	return with(c, uuid, func(d *lv.Domain) (string, error) {
+		return d.QemuAgentCommand(command, lv.DomainQemuAgentCommandTimeout(seconds), 0)
+	})
+}
 
 func (c *conn) Monitor(uuid, command string) (string, error) {
 	return with(c, uuid, func(d *lv.Domain) (string, error) {
@@ -382,29 +393,38 @@ func (c *conn) SetMaxDowntime(uuid string, ms uint64) error {
 	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateSetMaxDowntime(ms, 0) })
 }
 
-func (c *conn) SetMaxSpeed(uuid string, mib uint64) error {
-	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateSetMaxSpeed(mib, 0) })
+func (c *conn) Devices() ([]string, error) {
+	return get(c, func(l *lv.Connect) ([]string, error) {
+		ds, err := l.ListAllNodeDevices(0)
+		if err != nil {
+			return nil, err
+		}
+		var out []string
+		for i := range ds {
+			defer freeDevice(&ds[i])
+			name, nerr := ds[i].GetName()
+			if nerr != nil {
+				err = nerr
+			}
+			out = append(out, name)
+		}
+		return out, err
+	})
 }
 
-func (c *conn) Subscribe(f func(libvirt.Lifecycle)) error {
-	return c.use(func(l *lv.Connect) error {
-		id, err := l.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, e *lv.DomainEventLifecycle) {
-			uuid, err := d.GetUUIDString()
-			if err != nil {
-				return // an event about no domain that can be named says nothing
-			}
-			name, err := d.GetName()
-			if err != nil {
-				return
-			}
-			f(libvirt.Lifecycle{UUID: uuid, Name: name, Event: int(e.Event), Detail: e.Detail})
-		})
+func (c *conn) DeviceXML(name string) (string, error) {
+	return get(c, func(l *lv.Connect) (string, error) {
+		d, err := l.LookupDeviceByName(name)
 		if err != nil {
-			return err
+			return "", err
 		}
-		c.mu.Lock()
-		c.subscription = id + 1
-		c.mu.Unlock()
-		return nil
+		defer freeDevice(d)
+		return d.GetXMLDesc(0)
 	})
+}
+
+func freeDevice(d *lv.NodeDevice) { _ = d.Free() }
+
+func (c *conn) SetMaxSpeed(uuid string, mib uint64) error {
+	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateSetMaxSpeed(mib, 0) })
 }

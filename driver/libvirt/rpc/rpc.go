@@ -4,8 +4,10 @@
 // That library has no deadlines, no keepalive and no way to give a call up, and
 // its own Disconnect asks the daemon first, so a hung daemon would hang it too.
 // This package therefore owns the net.Conn: closing it ends every call and
-// goroutine of the library. It drops job-completed events without a word (its
-// event decoder lacks typed parameters); nothing here relies on them.
+// goroutine of the library. Its own events are not used: it drops those with
+// typed parameters (tunable, job-completed) without a word, knows none of the
+// host's devices, and its end of a subscription deadlocks with an event that
+// arrives meanwhile. They are read off the wire here; see events.go.
 package rpc
 
 import (
@@ -129,6 +131,11 @@ func (c *conn) Capabilities() (string, error) {
 	return s, explain(err)
 }
 
+func (c *conn) DomainCapabilities(emulator, arch, machine, virtType string, flags uint32) (string, error) {
+	s, err := c.l.ConnectGetDomainCapabilities(opt(emulator), opt(arch), opt(machine), opt(virtType), golibvirt.ConnectGetDomainCapabilitiesFlags(flags))
+	return s, explain(err)
+}
+
 func (c *conn) List(flags uint32) ([]libvirt.Ref, error) {
 	ds, _, err := c.l.ConnectListAllDomains(1, golibvirt.ConnectListAllDomainsFlags(flags))
 	if err != nil {
@@ -141,17 +148,15 @@ func (c *conn) List(flags uint32) ([]libvirt.Ref, error) {
 	return out, nil
 }
 
-func (c *conn) States() (map[string]libvirt.State, error) {
-	records, err := c.l.ConnectGetAllDomainStats(nil, uint32(golibvirt.DomainStatsState), 0)
+func (c *conn) Stats(types, flags uint32) ([]libvirt.Stats, error) {
+	records, err := c.l.ConnectGetAllDomainStats(nil, types, flags)
 	if err != nil {
 		return nil, explain(err)
 	}
-	out := make(map[string]libvirt.State, len(records))
-	for _, r := range records {
-		p := values(r.Params)
-		state, _ := p["state.state"].(uint64)
-		reason, _ := p["state.reason"].(uint64)
-		out[ref(r.Dom).UUID] = libvirt.State{State: int(state), Reason: int(reason)}
+	out := make([]libvirt.Stats, len(records))
+	for i, r := range records {
+		d := ref(r.Dom)
+		out[i] = libvirt.Stats{UUID: d.UUID, Name: d.Name, Values: values(r.Params)}
 	}
 	return out, nil
 }
@@ -230,15 +235,22 @@ func (c *conn) SetAutostart(id string, on bool) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainSetAutostart(d, n) })
 }
 
-func (c *conn) CompareCPU(cpu libvirt.CPU, flags uint32) error {
-	opt := func(s string) golibvirt.OptString {
-		if s == "" {
-			return nil
-		}
-		return golibvirt.OptString{s}
+// opt leaves out what is empty.
+func opt(s string) golibvirt.OptString {
+	if s == "" {
+		return nil
 	}
+	return golibvirt.OptString{s}
+}
+
+func (c *conn) CompareCPU(cpu libvirt.CPU, flags uint32) error {
 	_, err := c.l.ConnectCompareHypervisorCPU(opt(cpu.Emulator), opt(cpu.Arch), opt(cpu.Machine), opt(cpu.VirtType), cpu.XML, flags)
 	return explain(err)
+}
+
+func (c *conn) BaselineHypervisorCPU(cpu libvirt.CPU, cpus []string, flags uint32) (string, error) {
+	s, err := c.l.ConnectBaselineHypervisorCPU(opt(cpu.Emulator), opt(cpu.Arch), opt(cpu.Machine), opt(cpu.VirtType), cpus, flags)
+	return s, explain(err)
 }
 
 func (c *conn) Migrate(id, uri string, params []libvirt.Param, flags uint32) error {
@@ -279,6 +291,27 @@ func (c *conn) JobStats(id string, flags uint32) (int, map[string]any, error) {
 
 func (c *conn) AbortJob(id string) error { return order(id, c.l.DomainAbortJob) }
 
+func (c *conn) StartPostCopy(id string) error {
+	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateStartPostCopy(d, 0) })
+}
+
+func (c *conn) BlockJob(id, target string) (libvirt.BlockJob, bool, error) {
+	found := false
+	j, err := with(id, func(d golibvirt.Domain) (libvirt.BlockJob, error) {
+		n, kind, _, done, total, err := c.l.DomainGetBlockJobInfo(d, target, 0)
+		found = n != 0
+		return libvirt.BlockJob{Type: int(kind), Done: done, Total: total}, err
+	})
+	return j, found && err == nil, err
+}
+
+func (c *conn) Agent(id, command string, seconds int) (string, error) {
+	return with(id, func(d golibvirt.Domain) (string, error) {
+		answer, err := c.l.QEMUDomainAgentCommand(d, command, int32(seconds), 0)
+		return strings.Join(answer, ""), err
+	})
+}
+
 func (c *conn) Monitor(id, command string) (string, error) {
 	return with(id, func(d golibvirt.Domain) (string, error) { return c.l.QEMUDomainMonitorCommand(d, command, 0) })
 }
@@ -295,38 +328,21 @@ func (c *conn) SetMaxSpeed(id string, mib uint64) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxSpeed(d, mib, 0) })
 }
 
-// Subscribe owns two weaknesses of the library. Unsubscribing deadlocks with an
-// event that arrives meanwhile, so it is left to the end of the connection; and
-// when that end comes between the daemon's answer and the library's note of the
-// subscription, its goroutines are forgotten, so they are ended here: after the
-// reader, which then routes no event any more.
-func (c *conn) Subscribe(f func(libvirt.Lifecycle)) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	ch, err := c.l.SubscribeEvents(ctx, golibvirt.DomainEventIDLifecycle, nil)
+func (c *conn) Devices() ([]string, error) {
+	ds, _, err := c.l.ConnectListAllNodeDevices(1, 0)
 	if err != nil {
-		cancel()
-		return explain(err)
+		return nil, explain(err)
 	}
-	go func() { // owned by the connection: it ends with it
-		defer cancel()
-		ended := c.wire.ended
-		for {
-			select {
-			case e, open := <-ch:
-				if !open {
-					return
-				}
-				if m, ok := e.(*golibvirt.DomainEventCallbackLifecycleMsg); ok {
-					r := ref(m.Msg.Dom)
-					f(libvirt.Lifecycle{UUID: r.UUID, Name: r.Name, Event: int(m.Msg.Event), Detail: int(m.Msg.Detail)})
-				}
-			case <-ended:
-				cancel()
-				ended = nil // what is on its way still comes, then ch is closed
-			}
-		}
-	}()
-	return nil
+	out := make([]string, len(ds))
+	for i, d := range ds {
+		out[i] = d.Name
+	}
+	return out, nil
+}
+
+func (c *conn) DeviceXML(name string) (string, error) {
+	s, err := c.l.NodeDeviceGetXMLDesc(name, 0)
+	return s, explain(err)
 }
 
 // values flattens typed parameters: integers become uint64, since none that is

@@ -165,7 +165,7 @@ func TestSubscribe_OnAConnectionThatEndsLeaksNothing(t *testing.T) {
 				}
 				continue
 			}
-			err = c.Subscribe(func(libvirt.Lifecycle) {})
+			err = c.Subscribe(func(libvirt.Event) {})
 			if last == 0 && err != nil {
 				t.Errorf("Subscribe: %v", err)
 			}

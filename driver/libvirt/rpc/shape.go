@@ -74,7 +74,7 @@ var events = sync.OnceValue(func() shapes {
 		354: golibvirt.DomainEventCallbackDeviceAddedMsg{}, 359: golibvirt.DomainEventCallbackMigrationIterationMsg{},
 		363: golibvirt.DomainEventCallbackJobCompletedMsg{}, 367: golibvirt.DomainEventCallbackDeviceRemovalFailedMsg{},
 		376: golibvirt.NodeDeviceEventLifecycleMsg{}, 377: golibvirt.NodeDeviceEventUpdateMsg{},
-		379: golibvirt.DomainEventCallbackMetadataChangeMsg{},
+		379: golibvirt.DomainEventCallbackMetadataChangeMsg{}, 438: golibvirt.DomainEventMemoryDeviceSizeChangeMsg{},
 	})
 })
 
@@ -86,10 +86,6 @@ func of(remote map[uint32]any) shapes {
 	}
 	return out
 }
-
-// unrouted are events that the library does not know: it would take them for the
-// answer to a call that has their serial.
-var unrouted = map[procedure]bool{{programRemote, 376}: true, {programRemote, 377}: true}
 
 // refusal is libvirt's remote_error (virnetprotocol.x), as far as it has a shape
 // of its own.

@@ -9,11 +9,15 @@ import (
 	"net"
 	"reflect"
 	"sync"
+	"sync/atomic"
+
+	"berth/driver/libvirt"
 )
 
 // wire is the socket under the library. It tells when the connection has ended,
-// and passes on nothing that the library must not see: whole packets only, events
-// and answers to calls that wait for one, each measured against its shape. What
+// gives the daemon's events to whoever subscribed (see events.go), and passes on
+// nothing that the library must not see: whole packets only, answers to calls that
+// wait for one. Answers and events are measured against their shapes. What
 // is anything else ends the connection, with every call on it, because there is
 // no telling what else of it is wrong. For the library would crash at a length
 // below the header's, fill the memory at one within, hang at a second answer to
@@ -29,9 +33,9 @@ type wire struct {
 	// ready the end of the connection is held back.
 	ready chan struct{}
 
-	// ended is closed when the library's reader has been told of the end: it
-	// routes nothing any more.
-	ended chan struct{}
+	// domains and devices take events; nil until somebody subscribes.
+	domains atomic.Pointer[func(libvirt.Event)]
+	devices atomic.Pointer[func(libvirt.DeviceEvent)]
 
 	mu sync.Mutex // guards what follows; nothing blocks under it
 	// calls are those that wait for an answer, by serial.
@@ -51,7 +55,7 @@ type wire struct {
 
 func newWire(c net.Conn) *wire {
 	return &wire{
-		Conn: c, done: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{}),
+		Conn: c, done: make(chan struct{}), ready: make(chan struct{}),
 		calls: map[uint32]procedure{}, in: bufio.NewReader(c),
 	}
 }
@@ -113,15 +117,11 @@ func (w *wire) Read(p []byte) (int, error) {
 			if w.opened {
 				<-w.ready
 			}
-			select {
-			case <-w.ended: // told before; only the one reader comes here
-			default:
-				close(w.ended)
-			}
 			// An error that the library takes for the end, whatever it was.
 			return 0, io.ErrUnexpectedEOF
 		}
-		if word(packet, headType) == typeMessage && unrouted[procedure{word(packet, headProgram), word(packet, headProcedure)}] {
+		if word(packet, headType) == typeMessage {
+			w.tell(procedure{word(packet, headProgram), word(packet, headProcedure)}, packet[packetMin:])
 			continue
 		}
 		w.packet = packet
