@@ -51,6 +51,7 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 				return plan{}, err
 			}
 			c.State, c.Lease = Bound, nil
+			t.forgetStrangerLocked(i.UUID)
 			c.Forced = t.overLocked(nil, c)
 			answer = c.clone()
 			return p.and(t.insertLocked(c)), nil
@@ -76,6 +77,7 @@ func (t *Tracker) CheckFound(instance string, f Found) error {
 	if t.refusal != "" {
 		return t.refusedLocked(doing)
 	}
+	defer t.withoutStrangerLocked(instance)()
 	reasons := fit.Fits(f.Resources, t.machine.host())
 	h := t.machine.hold(f.Resources, f.Assignment)
 	if r, short := t.machine.ordinaryShort(h.ordinaryMB); short {
@@ -149,8 +151,7 @@ func (t *Tracker) overLocked(instead *entry, c Claim) bool {
 	return t.machine.over(instance, h)
 }
 
-// followLocked plans a bound claim of what was found. While it is on its way
-// old and new are counted together.
+// followLocked plans a bound claim of what was found.
 func (t *Tracker) followLocked(e *entry, f Found) (plan, Claim) {
 	next := e.claim.clone()
 	next.Resources, next.State, next.Lease = f.Resources, Bound, nil
@@ -163,11 +164,17 @@ func (t *Tracker) followLocked(e *entry, f Found) (plan, Claim) {
 	if what == "" && sameAssignment(next.Assignment, e.claim.Assignment) && next.State == e.claim.State && next.Forced == e.claim.Forced {
 		return plan{}, next
 	}
+	return t.swapLocked(e, next), next
+}
+
+// swapLocked plans a claim in the place of another of the same owner. While it is
+// on its way old and new are counted together.
+func (t *Tracker) swapLocked(e *entry, next Claim) plan {
 	before := e.claim
 	t.recountLocked(e, before, &next)
 	return plan{
 		mutations: []store.Mutation{put(bucketClaims, next.ID, next)},
 		apply:     func() { t.recountLocked(e, next, nil) },
 		revert:    func() { t.recountLocked(e, before, nil) },
-	}, next
+	}
 }

@@ -63,8 +63,11 @@ func (t *Tracker) Audit() Audit {
 		}
 		a.Lost = append(a.Lost, anew.lost(instance, sum)...)
 	}
+	for instance, s := range t.strangers {
+		anew.add(instance, anew.hold(s.found.Resources, s.found.Assignment))
+	}
 	a.Differences = t.machine.differences(anew)
-	a.Doubled = anew.doubled(t.holdings)
+	a.Doubled = anew.doubled(t.countedLocked())
 	return a
 }
 

@@ -59,7 +59,7 @@ type Claim struct {
 	Owner     Owner              `json:"owner"`
 	State     State              `json:"state"`
 	Resources topology.Resources `json:"resources"`
-	Forced    bool               `json:"forced,omitempty"` // adopted though it does not fit
+	Forced    bool               `json:"forced,omitempty"` // adopted or changed by hand though it does not fit
 	Ticket    string             `json:"ticket,omitempty"` // secret that admits this migration's stream; never logged
 	Lease     *Lease             `json:"lease,omitempty"`  // pending claims only
 	Context   *MigrationContext  `json:"context,omitempty"`
@@ -71,6 +71,12 @@ type Claim struct {
 	Topology   *topology.GuestTopology `json:"numa_topology,omitempty"`
 	PCI        []topology.PCIRequest   `json:"pci_requests,omitempty"`
 	Assignment topology.Assignment     `json:"assignment,omitzero"`
+
+	// Seen is what the guest's document showed when the claim was last held against
+	// it; nil before the first time. ByHand says that the claim has followed a change
+	// that somebody made past Berth: it is not what was asked for.
+	Seen   *Seen `json:"seen,omitempty"`
+	ByHand bool  `json:"changed_by_hand,omitempty"`
 
 	// BoundFrom is the migration's owner whose claim became the instance's by
 	// Bind; nil for a claim that was the instance's from the start. By it a

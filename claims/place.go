@@ -106,6 +106,7 @@ func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, erro
 		t.machine.remove(r.Owner.Instance, own.counted)
 		defer t.machine.add(r.Owner.Instance, own.counted)
 	}
+	defer t.withoutStrangerLocked(r.Owner.Instance)()
 	a, reasons := t.machine.place(r)
 	if len(reasons) > 0 {
 		return topology.Assignment{}, fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)

@@ -48,6 +48,7 @@ func (t *Tracker) SetCapacity(c Capacity) {
 		h.counted = h.sum()
 		t.machine.add(h.instance, h.counted)
 	}
+	t.countStrangersLocked()
 }
 
 // Check is Room for a guest that asks for amounts alone.

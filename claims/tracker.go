@@ -67,6 +67,7 @@ type Tracker struct {
 	refusal    string              // why no new claim is given; "" when they are
 	claims     map[string]*entry   // by claim uuid
 	holdings   map[string]*holding // by instance uuid: the same entries; only by enterLocked, leaveLocked and recountLocked
+	strangers  map[string]stranger // by instance uuid: guests that run here without a claim
 	instances  map[string]Instance // by uuid
 	migrations map[string]half     // by uuid
 	verbs      map[string][]byte   // by verbKey: JSON
@@ -124,6 +125,7 @@ func (t *Tracker) entriesLocked(instance string) []*entry {
 
 // enterLocked counts a claim from now on.
 func (t *Tracker) enterLocked(e *entry) {
+	t.forgetStrangerLocked(e.claim.Owner.Instance)
 	t.claims[e.claim.ID] = e
 	e.counted = e.holdOn(t.machine)
 	h, ok := t.holdings[e.claim.Owner.Instance]
@@ -190,7 +192,7 @@ func Open(ctx context.Context, o Options) (*Tracker, error) {
 	t := &Tracker{
 		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random,
 		machine: newMachine(o.Capacity),
-		claims:  map[string]*entry{}, holdings: map[string]*holding{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
+		claims:  map[string]*entry{}, holdings: map[string]*holding{}, strangers: map[string]stranger{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
 		changing: map[string]*change{},
 	}
 	if t.lease <= 0 {
@@ -374,6 +376,10 @@ func (c Claim) clone() Claim {
 	if c.Context != nil {
 		x := c.Context.clone()
 		c.Context = &x
+	}
+	if c.Seen != nil {
+		s := *c.Seen
+		c.Seen = &s
 	}
 	if c.BoundFrom != nil {
 		o := *c.BoundFrom

@@ -75,7 +75,7 @@ func (t *Tracker) Usage() Usage {
 	}
 	slices.Sort(u.Forced)
 	if len(u.Forced) > 0 {
-		u.Doubled = t.machine.doubled(t.holdings)
+		u.Doubled = t.machine.doubled(t.countedLocked())
 	}
 	return u
 }
@@ -130,16 +130,16 @@ func (t *Tracker) CellUsage() []CellUsage {
 	return out
 }
 
-// doubled names what the holdings have more often than the machine has it: CPUs,
-// then devices, then pools.
-func (m *machine) doubled(holdings map[string]*holding) []Doubled {
+// doubled names what instances are counted for more often than the machine has it:
+// CPUs, then devices, then pools.
+func (m *machine) doubled(counted map[string]hold) []Doubled {
 	cpus := map[int][]string{}
 	devices := map[topology.PCIAddress][]string{}
-	for _, h := range holdings {
-		for _, cpu := range m.doubledCPUs(h.counted) {
-			cpus[cpu] = append(cpus[cpu], h.instance)
+	for instance, h := range counted {
+		for _, cpu := range m.doubledCPUs(h) {
+			cpus[cpu] = append(cpus[cpu], instance)
 		}
-		for _, d := range m.doubledDevices(h.instance, h.counted) {
+		for _, d := range m.doubledDevices(instance, h) {
 			for _, a := range append(m.rivals(d), d) {
 				devices[d] = append(devices[d], m.devices[a]...)
 			}
@@ -164,9 +164,9 @@ func (m *machine) doubled(holdings map[string]*holding) []Doubled {
 				continue
 			}
 			d := Doubled{Cell: &c.ID, PageSize: p.Size, Over: over}
-			for _, h := range holdings {
-				if slices.ContainsFunc(h.counted.cells, func(x cellHold) bool { return x.id == c.ID && x.holds(c.Pages, j) }) {
-					d.Instances = append(d.Instances, h.instance)
+			for instance, h := range counted {
+				if slices.ContainsFunc(h.cells, func(x cellHold) bool { return x.id == c.ID && x.holds(c.Pages, j) }) {
+					d.Instances = append(d.Instances, instance)
 				}
 			}
 			out = append(out, d)
