@@ -16,6 +16,15 @@ type Option func(*options)
 type options struct {
 	basePageSize topology.PageSize
 	skipGHW      bool
+	known        *topology.Host
+}
+
+// WithSerialNumbersOf takes the serial numbers of cards from an earlier reading
+// where address, vendor and product are the same, because reading one may take a
+// card a second. A card that was changed for its like at the same address keeps
+// the old one's until a reading without this option. nil for no earlier reading.
+func WithSerialNumbersOf(known *topology.Host) Option {
+	return func(o *options) { o.known = known }
 }
 
 // WithBasePageSize tells the size of an ordinary page. Without it that is the
@@ -72,7 +81,12 @@ func discover(r *os.Root, root string, o options) (topology.Host, error) {
 	if !o.skipGHW {
 		first = readGHW(root)
 	}
-	t := &tree{root: r}
+	t := &tree{root: r, serials: map[serialKey]string{}}
+	if o.known != nil {
+		for _, d := range o.known.PCI {
+			t.serials[serialKey{d.Address, d.Vendor, d.Product}] = d.SerialNumber
+		}
+	}
 	defer t.close()
 	host := topology.Host{BasePageSize: o.basePageSize}
 	cpus, err := t.readCPUs()

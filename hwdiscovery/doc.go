@@ -38,6 +38,13 @@
 // neighbours): a CPU is counted in one cell only. Limits of the caller's own
 // cgroup are not the host's and are not looked at.
 //
+// # Changes
+//
+// Discover tells what there is when it is asked, and the kernel sends an event for
+// most of what changes that. Watch notices the rest, the sizes of the pools of
+// huge pages, at a cost of microseconds. A PCI function that is listed and no
+// longer answers degrades the host with the reason "pci_dead"; see silent.
+//
 // # Memory
 //
 // Cell.MemoryBytes is the kernel's own number per node. /proc/meminfo counts

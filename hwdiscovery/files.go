@@ -47,6 +47,8 @@ const (
 //	                          the CPU is in no last-level cache
 //	driver, iommu_group, subsystem_vendor, subsystem_device, vpd, mdev_supported_types
 //	                          the field stays empty
+//	config, power/runtime_status
+//	                          the function is taken to answer
 //
 // A garbled one of these degrades the host if it would have changed cells, CPUs
 // or SR-IOV, and is a remark else.

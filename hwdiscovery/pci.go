@@ -1,11 +1,16 @@
 package hwdiscovery
 
 import (
+	"io"
 	"slices"
 	"strings"
 
 	"berth/topology"
 )
+
+// CodeDead is the code of the reason that names a PCI function which the kernel
+// still lists and which does not work any more.
+const CodeDead = "pci_dead"
 
 // pciReading is one function with what tells its SR-IOV role.
 type pciReading struct {
@@ -35,6 +40,7 @@ func (t *tree) readPCI(host *topology.Host) {
 	slices.SortFunc(read, func(a, b *pciReading) int { return a.dev.Address.Compare(b.dev.Address) })
 	t.checkPCINodes(read, host.Cells)
 	t.checkVFs(read)
+	t.buryVFs(read)
 	for _, r := range read {
 		host.PCI = append(host.PCI, r.dev)
 	}
@@ -70,12 +76,41 @@ func (t *tree) readFunction(address topology.PCIAddress) *pciReading {
 	// Reading vital product data goes through slow config cycles, so it is asked
 	// only where an operator tells cards apart by it: SR-IOV and network cards.
 	if d.TotalVFs > 0 || strings.HasPrefix(d.Class, "0x02") {
-		if data, err := t.bytes(file("vpd")); err == nil {
+		if serial, known := t.serials[serialKey{address, d.Vendor, d.Product}]; known {
+			d.SerialNumber = serial
+		} else if data, err := t.bytes(file("vpd")); err == nil {
 			d.SerialNumber = vpdSerial(data)
 		}
 	}
 	d.Mdev = t.readMdev(file("mdev_supported_types"))
+	if d.PhysFn == nil && t.silent(address) {
+		t.degrade(CodeDead, file("config"), a, "device %s does not answer: its configuration space reads as all ones", address)
+	}
 	return r
+}
+
+// silent reports whether a function is there for the kernel and no longer on the
+// bus: what nobody answers reads as ones (PCI Express Base Specification, 2.3.2).
+// The files vendor and device do not tell, since the kernel keeps what it read
+// once. Virtual functions are never asked, because their vendor always reads so
+// (the kernel's pci_iov_add_virtfn takes the PF's); nor is a sleeping function,
+// which the question would wake.
+func (t *tree) silent(address topology.PCIAddress) bool {
+	if data, err := t.bytes(pciFile(address, "power/runtime_status")); err == nil {
+		if s := strings.TrimSpace(string(data)); s == "suspended" || s == "suspending" {
+			return false
+		}
+	}
+	f, err := t.open(pciFile(address, "config"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var id [4]byte // vendor and device; the rest costs a bus cycle for each word
+	if _, err := io.ReadFull(f, id[:]); err != nil {
+		return false
+	}
+	return id == [4]byte{0xff, 0xff, 0xff, 0xff}
 }
 
 // readSRIOV reads how many virtual functions there may be and are
@@ -157,6 +192,22 @@ func (t *tree) checkVFs(read []*pciReading) {
 		if r.numVFs >= 0 && r.numVFs != int64(len(d.VFs)) {
 			file := pciFile(d.Address, "sriov_numvfs")
 			t.degrade("pci_contradicts", file, a, "%s: %d, but there are %d links", file, r.numVFs, len(d.VFs))
+		}
+	}
+}
+
+// buryVFs says of the virtual functions of a dead physical one that they are dead
+// with it.
+func (t *tree) buryVFs(read []*pciReading) {
+	dead := map[topology.PCIAddress]bool{}
+	for _, r := range t.reasons {
+		if r.Code == CodeDead {
+			dead[*r.Device] = true
+		}
+	}
+	for _, r := range read {
+		if d := &r.dev; d.PhysFn != nil && dead[*d.PhysFn] {
+			t.degrade(CodeDead, pciFile(d.Address, "physfn"), about{device: &d.Address}, "device %s is a virtual function of %s, which does not answer", d.Address, d.PhysFn)
 		}
 	}
 }

@@ -46,6 +46,15 @@ type tree struct {
 	// and walking from the root anew costs a dozen system calls for each.
 	dir     *os.Root
 	dirName string
+
+	serials map[serialKey]string // see WithSerialNumbersOf
+}
+
+// serialKey is what a card must have kept for its serial number to be believed
+// without asking it.
+type serialKey struct {
+	address         topology.PCIAddress
+	vendor, product string
 }
 
 // close lets go of the folder of the last file.
