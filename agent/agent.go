@@ -170,7 +170,7 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.driver = a.opt.Driver(c.Libvirt, a.rt)
 	a.hardware = newHardware(a)
-	a.hardware.read(ctx)
+	a.hardware.read(ctx, false)
 	a.peers = newPeers(a)
 	if c.Agent.Mode == config.Manage {
 		// Before anything is managed: the hook goes by it from now on.
@@ -362,6 +362,8 @@ func (a *Agent) tasks() []task {
 		{"claim leases", a.tracker.Run},
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
+		{"hardware pools", a.hardware.runPools},
+		{"hardware devices", a.hardware.runDevices},
 		{"health", a.health.run},
 		{"watchdog", func(ctx context.Context) error {
 			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)
@@ -476,6 +478,9 @@ func (a *Agent) close() error {
 	}
 	if a.placement != nil {
 		a.placement.Close()
+	}
+	if a.hardware != nil {
+		errs = append(errs, a.hardware.close())
 	}
 	if a.db != nil {
 		errs = append(errs, a.db.Close())

@@ -8,9 +8,8 @@ import (
 	"io/fs"
 	"math"
 	"path/filepath"
-	"strings"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -24,31 +23,51 @@ import (
 const (
 	bucketAgent = "agent"
 	keyTopology = "topology" // the last good reading
+	keyBoot     = "boot"     // the machine's boot (its id) in which that was made
 	keyDisk     = "disk_gb"  // the last size of the filesystem of guests' disks, GiB
 	keyRatios   = "ratios"   // the last ratios that Placement and the configuration came to
 )
 
 // hardware keeps the reading of the hardware that is believed, and the capacity
 // that follows from it.
+//
+// One path leads from the machine to ledger and inventory: whoever hears of a
+// change tells it (hardwarewatch.go), run reads everything again, what is believed
+// of that (hardwarebelief.go) is applied, and what it changed is said
+// (hardwarechanges.go).
 type hardware struct {
-	a       *Agent
-	changed chan struct{} // the kernel told of a change
+	a     *Agent
+	news  chan struct{} // something changed; holds one, which serves all
+	heard atomic.Uint64 // how often it was told that something changed
+
+	// pools is looked at by runPools alone; nil where the root cannot be opened.
+	pools *hwdiscovery.Watch
 
 	// mu guards what follows. Nothing blocks under it.
 	mu     sync.Mutex
 	now    *topology.Host // as last read; nil when it could not be
 	good   *topology.Host // what is believed; nil on a first start without a good reading
+	past   bool           // good was read before the machine was booted
 	arch   string
 	disk   *int64         // GiB, as last read; nil when it never could be
 	why    []fault.Reason // why now is not believed, or what it lacks
 	ratios inventory.Ratios
 
 	remarks []fault.Reason // on how the configuration goes with the machine
+
+	// lost are the functions of which the kernel said that they do not work, and
+	// what it said (see runUevents).
+	lost map[topology.PCIAddress]string
 }
 
 func newHardware(a *Agent) *hardware {
-	h := &hardware{a: a, arch: machine(), changed: make(chan struct{}, 1)}
+	h := &hardware{a: a, arch: machine(), news: make(chan struct{}, 1), lost: map[topology.PCIAddress]string{}}
 	ctx := context.Background()
+	// Before the first reading: what changes after it is noticed.
+	var err error
+	if h.pools, err = hwdiscovery.NewWatch(a.config().Host.Root); err != nil {
+		a.log.Warn("pools of huge pages are not watched", "error", err)
+	}
 	// Records that cannot be read are as none: the next good reading replaces them.
 	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyTopology); err == nil && ok {
 		var good topology.Host
@@ -56,6 +75,12 @@ func newHardware(a *Agent) *hardware {
 			h.good = &good
 		}
 	}
+	var boot string
+	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyBoot); err == nil && ok {
+		// What does not decode is another boot.
+		_ = json.Unmarshal(raw, &boot)
+	}
+	h.past = boot != a.rt.Boot().ID
 	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyDisk); err == nil && ok {
 		var gb int64
 		if json.Unmarshal(raw, &gb) == nil {
@@ -78,24 +103,33 @@ func machine() string {
 	return unix.ByteSliceToString(u.Machine[:])
 }
 
-// read reads the hardware once and decides what of it is believed (law 7: a read
-// error never becomes a smaller host).
-func (h *hardware) read(ctx context.Context) {
+// read reads the hardware once, decides what of it is believed (law 7: a read
+// error never becomes a smaller host), and makes the ledger follow. It gives what
+// that changed. quick leaves out what takes long and seldom changes.
+func (h *hardware) read(ctx context.Context, quick bool) []string {
 	c := h.a.config()
-	got, err := hwdiscovery.Discover(c.Host.Root)
+	var options []hwdiscovery.Option
+	if before, _, _ := h.view(); quick && before != nil {
+		options = append(options, hwdiscovery.WithSerialNumbersOf(before))
+	}
+	got, err := hwdiscovery.Discover(c.Host.Root, options...)
 	disk, diskErr := diskGB(c.Host.DiskPath)
 
 	h.mu.Lock()
 	var why []fault.Reason
-	good := h.good
+	was, now, good := h.good, (*topology.Host)(nil), h.good
 	if err != nil {
-		h.now = nil
 		why = append(why, fault.Reason{Code: "hardware_unreadable", Message: err.Error(), Change: "repair what cannot be read; it is read again by itself"})
 	} else {
-		h.now = &got
-		why = append(why, doubts(&got, good)...)
+		now = &got
+		h.blameLocked(now)
+		measure := good
+		if h.past {
+			measure = nil
+		}
+		why = append(why, doubts(now, measure)...)
 		if len(why) == 0 {
-			good = &got
+			good = now
 		}
 	}
 	resized := false
@@ -105,38 +139,26 @@ func (h *hardware) read(ctx context.Context) {
 	} else {
 		why = append(why, fault.Reason{Code: "disk_unreadable", Message: diskErr.Error(), Change: "set [host] disk_path to the folder of guests' disks"})
 	}
-	changed := good != h.good
-	h.good, h.why = good, why
+	first := good != was && (was == nil || h.past)
+	h.now, h.good, h.why, h.past = now, good, why, h.past && good == was
 	h.mu.Unlock()
 
-	if changed {
+	var changes []string
+	if good != was {
+		changes = differences(was, good)
+	}
+	if first || len(changes) > 0 {
 		h.keep(ctx, keyTopology, good)
+	}
+	if first {
+		h.keep(ctx, keyBoot, h.a.rt.Boot().ID)
 	}
 	if resized {
 		h.keep(ctx, keyDisk, disk)
+		changes = append(changes, fmt.Sprintf("filesystem of guests' disks %d GiB", disk))
 	}
 	h.apply()
-}
-
-// doubts says why a reading may not replace the last good one; none for one that
-// may.
-func doubts(got, good *topology.Host) []fault.Reason {
-	var out []fault.Reason
-	for _, r := range got.Reasons {
-		// A file of one device takes no cell's CPUs or memory away.
-		if r.Degrades && r.Device == nil && strings.HasPrefix(r.Code, "file_") {
-			out = append(out, fault.Reason{Code: r.Code, Message: r.File + ": " + r.Message, Change: "repair what cannot be read; it is read again by itself"})
-		}
-	}
-	if got.Health == topology.HealthDegraded && good != nil &&
-		(got.CPUs().Len() < good.CPUs().Len() || got.MemoryBytes() < good.MemoryBytes()) {
-		for _, r := range got.Reasons {
-			if r.Degrades {
-				out = append(out, fault.Reason{Code: r.Code, Message: r.Message, Change: "repair it, or restart the agent after a change of the machine"})
-			}
-		}
-	}
-	return out
+	return changes
 }
 
 // keep writes a record; that it could not is no reason to stop, since all it is
@@ -202,6 +224,7 @@ func (h *hardware) found(r inventory.Report) {
 func (h *hardware) setCapacity(c inventory.Capacity) {
 	believed, now, _ := h.view()
 	machine, remarks := machineOf(h.a.config(), believed, now)
+	machine.Unusable = append(machine.Unusable, missing(believed, now)...)
 	machine.Total, machine.Reserved = c.Total, c.Reserved
 	machine.CPURatio, machine.RAMRatio, machine.DiskRatio = c.Ratios.CPU, c.Ratios.RAM, c.Ratios.Disk
 	h.a.tracker.SetCapacity(machine)
@@ -259,46 +282,6 @@ func (h *hardware) view() (good, now *topology.Host, why []fault.Reason) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.good, h.now, h.why
-}
-
-// run reads the hardware again after each change that the kernel tells of, and
-// slowly behind that, until ctx ends.
-func (h *hardware) run(ctx context.Context) error {
-	for h.pause(ctx, h.a.config().Host.DiscoverEvery.D()) {
-		before, _, _ := h.view()
-		h.read(ctx)
-		if after, _, _ := h.view(); after != before {
-			h.a.reporter.Kick()
-		}
-	}
-	return nil
-}
-
-// pause waits for the time to be over or a change to have settled; false when
-// ctx ended.
-func (h *hardware) pause(ctx context.Context, d time.Duration) bool {
-	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	over := make(chan struct{})
-	h.a.rt.Go("hardware pause", func() {
-		defer close(over)
-		// Its end is all that is wanted; why it ended is asked of ctx below.
-		_ = h.a.rt.Sleep(waiting, d)
-	})
-	select {
-	case <-over:
-	case <-h.changed:
-		stop()
-		<-over
-		if h.a.rt.Sleep(ctx, settleTime) != nil {
-			return false
-		}
-		select {
-		case <-h.changed: // what came while it settled is read with it
-		default:
-		}
-	}
-	return ctx.Err() == nil
 }
 
 // diskGB is the size of the filesystem that a folder is on, GiB rounded down. A

@@ -93,7 +93,7 @@ func TestConcerns_OnlyHardwareThatIsReported(t *testing.T) {
 		"add@/devices/virtual/net/veth0\x00SUBSYSTEM=net":                                  false,
 		"": false,
 	} {
-		if got := concerns([]byte(event)); got != want {
+		if got := parseUevent([]byte(event)).concerns(); got != want {
 			t.Errorf("%q: %v, want %v", event, got, want)
 		}
 	}
@@ -182,7 +182,7 @@ func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- a.hardware.run(ctx) }()
-	a.hardware.kickRead()
+	a.hardware.tell()
 	for end := time.Now().Add(10 * time.Second); a.tracker.Usage().Capacity.Total.MemoryMB != 2048; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the change was never read")

@@ -75,6 +75,8 @@ const (
 func (h *health) audit() time.Duration {
 	start := h.a.rt.Boot().Since
 	a := h.a.tracker.Audit()
+	believed, _, _ := h.a.hardware.view()
+	a.Lost = append(a.Lost, goneDevices(believed, h.a.tracker.List(), a.Lost)...)
 	took := h.a.rt.Boot().Since - start
 	if before := h.audited.Load(); len(a.Differences) > 0 && (before == nil || !slices.Equal(before.Differences, a.Differences)) {
 		h.a.log.Error("the ledger counts otherwise than its claims add up to", "differences", a.Differences)
@@ -165,7 +167,7 @@ func (h *health) discovery() api.Condition {
 				reasons = append(reasons, fault.Reason{Code: r.Code, Message: r.Message})
 			}
 		}
-		return bad("hardware", fmt.Sprintf("the machine's tables contradict each other in %d places", len(reasons)), reasons...)
+		return bad("hardware", fmt.Sprintf("%d faults of the machine, the first: %s", len(reasons), reasons[0].Message), reasons...)
 	}
 	if notes := h.a.hardware.notes(); len(notes) > 0 {
 		return bad("hardware", "the configuration does not go with the machine: "+notes[0].Message, notes...)
@@ -225,6 +227,9 @@ func (h *health) claims() api.Condition {
 	}
 	reasons := forcedReasons(u, name)
 	reasons = append(reasons, lostReasons(audited, name)...)
+	_, now, _ := h.a.hardware.view()
+	dead := deadReasons(now, h.a.tracker.List(), name)
+	reasons = append(reasons, dead...)
 	if len(reasons) == 0 {
 		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
 	}
@@ -237,6 +242,7 @@ func (h *health) claims() api.Condition {
 	say("adopted guests that do not fit", len(u.Forced))
 	say("CPUs, devices and pools promised twice", len(u.Doubled))
 	say("held and gone from the host", len(audited.Lost))
+	say("devices held and dead", len(dead))
 	say("sums that differ", len(audited.Differences))
 	return bad("claims", strings.Join(detail, ", "), reasons...)
 }

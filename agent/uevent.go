@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth/topology"
 )
 
 // The kernel tells of every device that comes, goes or changes by a datagram of
@@ -17,26 +19,77 @@ import (
 // the kernel itself, without udev's additions.
 const ueventGroup = 1
 
-// ueventSubsystems are those whose changes change a topology.Host.
+// ueventSubsystems are those whose changes change a topology.Host. Network
+// interfaces are not among them: a card's virtual functions are PCI devices.
 var ueventSubsystems = []string{"cpu", "memory", "node", "pci", "mdev"}
 
-// concerns says whether an event is about hardware that is reported.
-func concerns(event []byte) bool {
-	for line := range bytes.SplitSeq(event, []byte{0}) {
-		if name, ok := bytes.CutPrefix(line, []byte("SUBSYSTEM=")); ok {
-			return slices.Contains(ueventSubsystems, string(name))
-		}
-	}
-	return false
+// uevent is what is read of one event.
+type uevent struct {
+	action, subsystem string
+	slot              string // of a PCI function, its address
+	recovery          string // ERROR_EVENT of a PCI function that met an error
 }
 
-// runUevents asks for the hardware to be read again when the kernel tells that
-// it changed, until ctx ends. Where the socket cannot be had the slow re-read
-// stands alone.
+func parseUevent(event []byte) uevent {
+	var e uevent
+	for line := range bytes.SplitSeq(event, []byte{0}) {
+		key, value, _ := bytes.Cut(line, []byte("="))
+		switch string(key) {
+		case "ACTION":
+			e.action = string(value)
+		case "SUBSYSTEM":
+			e.subsystem = string(value)
+		case "PCI_SLOT_NAME":
+			e.slot = string(value)
+		case "ERROR_EVENT":
+			e.recovery = string(value)
+		}
+	}
+	return e
+}
+
+// concerns says whether an event is about hardware that is reported.
+func (e uevent) concerns() bool { return slices.Contains(ueventSubsystems, e.subsystem) }
+
+// takeUevent notes what an event says of a device and tells of the change.
+func (h *hardware) takeUevent(event []byte) {
+	e := parseUevent(event)
+	if !e.concerns() {
+		return
+	}
+	if address, err := topology.ParsePCIAddress(e.slot); err == nil && e.subsystem == "pci" {
+		h.mu.Lock()
+		// drivers/pci/pci-driver.c, pci_uevent_ers: a function is offline from the
+		// error that is being recovered from until that succeeded.
+		switch {
+		case e.recovery == "BEGIN_RECOVERY":
+			h.lost[address] = "the kernel is recovering it from an error"
+		case e.recovery == "FAILED_RECOVERY":
+			h.lost[address] = "the kernel could not recover it from an error"
+		case e.recovery == "SUCCESSFUL_RECOVERY", e.action == "add", e.action == "remove":
+			delete(h.lost, address)
+		}
+		h.mu.Unlock()
+	}
+	h.tell()
+}
+
+// missedUevents is told that some were lost: everything may have changed. What
+// devices recovered meanwhile is not known either; those that are dead show it
+// by their files.
+func (h *hardware) missedUevents() {
+	h.mu.Lock()
+	clear(h.lost)
+	h.mu.Unlock()
+	h.tell()
+}
+
+// runUevents takes the kernel's events until ctx ends. Where its socket cannot be
+// had, libvirt's events and re-reading stand alone.
 func (h *hardware) runUevents(ctx context.Context) error {
 	f, err := openUevents()
 	if err != nil {
-		h.a.log.Info("changes of the hardware are seen by re-reading alone", "error", err)
+		h.a.log.Info("the kernel's events of hardware cannot be had: libvirt's and re-reading serve", "error", err)
 		<-ctx.Done()
 		return nil
 	}
@@ -50,13 +103,13 @@ func (h *hardware) runUevents(ctx context.Context) error {
 	for ctx.Err() == nil {
 		n, err := f.Read(buf)
 		switch {
-		case errors.Is(err, unix.ENOBUFS): // events were lost: something changed
-			h.kickRead()
-		case err != nil && ctx.Err() == nil:
-			h.a.log.Warn("changes of the hardware are seen by re-reading alone from now on", "error", err)
+		case err == nil:
+			h.takeUevent(buf[:n])
+		case errors.Is(err, unix.ENOBUFS):
+			h.missedUevents()
+		case ctx.Err() == nil:
+			h.a.log.Warn("the kernel's events of hardware ended: libvirt's and re-reading serve", "error", err)
 			<-ctx.Done()
-		case err == nil && concerns(buf[:n]):
-			h.kickRead()
 		}
 	}
 	return nil
@@ -72,15 +125,3 @@ func openUevents() (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), "uevents"), nil
 }
-
-// kickRead asks for a reading; one that is waiting already serves.
-func (h *hardware) kickRead() {
-	select {
-	case h.changed <- struct{}{}:
-	default:
-	}
-}
-
-// settleTime is how long after an event is waited before reading: plugging one
-// card makes dozens of events.
-const settleTime = time.Second
