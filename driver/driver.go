@@ -48,6 +48,8 @@ package driver
 import (
 	"context"
 	"time"
+
+	"berth/topology"
 )
 
 // Driver is what every hypervisor can do.
@@ -126,6 +128,10 @@ type Node struct {
 	CPUXML            string   // host CPU as an XML element, for ComparesCPU; empty when unknown
 	Machines          []string // machine types of the host's own architecture, sorted
 	Emulated          bool     // no hardware virtualization: QEMU under TCG
+	// Capabilities is what guests can have here; nil where the hypervisor does not
+	// tell, and CapabilitiesError then says why.
+	Capabilities      *topology.Capabilities
+	CapabilitiesError string
 	// Cannot says which optional abilities this hypervisor lacks, and why.
 	Cannot map[Ability]string
 }
@@ -248,7 +254,11 @@ type Event struct {
 type LiveMigrator interface {
 	// CheckCPU reports whether this host's hypervisor can run a guest with the
 	// CPU of the given migratable domain document: nil, or fault.DoesNotFit
-	// with one reason for each missing feature where the hypervisor names them.
+	// with one reason for each missing feature (cpu_feature_missing), for another
+	// vendor (cpu_vendor_differs), or, where nothing can be named, one of the
+	// hypervisor's own words (cpu_incompatible). A guest that has its host's own CPU
+	// names none, and is not refused here; a machine type or emulator that is not
+	// here is not this method's matter.
 	CheckCPU(ctx context.Context, domainXML string) error
 
 	// Migrate sends a running domain and blocks until the hypervisor calls the

@@ -3,12 +3,9 @@ package libvirt
 import (
 	"context"
 	"fmt"
-	"regexp"
-	"strings"
 	"time"
 
 	"berth/driver"
-	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 )
 
@@ -26,8 +23,7 @@ const (
 	migrateTLS              = 1 << 16
 	migrateParallel         = 1 << 17
 
-	compareFailIncompatible = 1 << 0
-	jobStatsCompleted       = 1 << 0
+	jobStatsCompleted = 1 << 0
 )
 
 // orders turns a Migration into libvirt's flags and typed parameters.
@@ -276,38 +272,4 @@ func (d *Driver) tune(ctx context.Context, verb, uuid string, f func(Conn) error
 		}
 		return err
 	})
-}
-
-// missing finds the features that libvirt names in its refusal: "Host CPU does
-// not provide required features: vmx, avx512f".
-var missing = regexp.MustCompile(`features: ([A-Za-z0-9._, -]+)`)
-
-// CheckCPU implements driver.LiveMigrator by virConnectCompareHypervisorCPU. A
-// guest with mode host-passthrough names no features, so nothing is compared.
-func (d *Driver) CheckCPU(ctx context.Context, domainXML string) error {
-	doc, err := domainxml.Parse(domainXML)
-	if err != nil {
-		return fault.New(fault.Invalid, "check cpu: %w", err)
-	}
-	xml, named := doc.CPU()
-	if !named {
-		return nil
-	}
-	c := CPU{Emulator: doc.Emulator(), Arch: doc.Arch(), Machine: doc.Machine(), VirtType: doc.Type(), XML: xml}
-	err = run(ctx, d.control, request{verb: "compare cpu"}, func(conn Conn) error {
-		return conn.CompareCPU(c, compareFailIncompatible)
-	})
-	if codeOf(err) != errCPUIncompatible {
-		return err
-	}
-	var reasons []fault.Reason
-	if found := missing.FindStringSubmatch(err.Error()); found != nil {
-		for f := range strings.SplitSeq(found[1], ",") {
-			f = strings.TrimSpace(f)
-			reasons = append(reasons, fault.Reason{Code: "cpu_feature_missing", Message: "cpu feature " + f + " is missing", Want: f})
-		}
-	} else {
-		reasons = []fault.Reason{{Code: "cpu_incompatible", Message: err.Error()}}
-	}
-	return fault.Refuse(fault.DoesNotFit, "compare cpu", reasons...)
 }

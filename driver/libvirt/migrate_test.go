@@ -197,7 +197,7 @@ func TestCapabilities_OfAHostWithAndWithoutKVM(t *testing.T) {
 <guest><os_type>hvm</os_type><arch name='x86_64'><machine canonical='pc-q35-7.2' maxCpus='288'>q35</machine><machine>pc-i440fx-7.2</machine><domain type='qemu'/>%s</arch></guest></capabilities>`
 	for kvm, emulated := range map[string]bool{"<domain type='kvm'><machine>pc-q35-kvm</machine></domain>": false, "": true} {
 		n := driver.Node{Hypervisor: "QEMU"}
-		if err := capabilities(&n, fmt.Sprintf(xml, kvm)); err != nil {
+		if _, err := readHost(&n, fmt.Sprintf(xml, kvm)); err != nil {
 			t.Fatal(err)
 		}
 		want := driver.Node{
@@ -212,7 +212,7 @@ func TestCapabilities_OfAHostWithAndWithoutKVM(t *testing.T) {
 			t.Errorf("node (-want +got):\n%s", diff)
 		}
 	}
-	if err := capabilities(&driver.Node{}, "<capabilities>"); err == nil {
+	if _, err := readHost(&driver.Node{}, "<capabilities>"); err == nil {
 		t.Error("garbage is accepted")
 	}
 }

@@ -3,13 +3,12 @@ package libvirt
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
 
 	"berth/driver"
-	"berth/driver/libvirt/domainxml"
+	"berth/topology"
 )
 
 // Node implements driver.Driver. Its facts come from the daemon's capabilities
@@ -26,6 +25,7 @@ func node(c Conn) (n driver.Node, err error) {
 		return n, err
 	}
 	n.Hypervisor = strings.ToUpper(n.Hypervisor) // "Test" says the test driver
+	n.Cannot = cannot(n.Hypervisor)
 	version, err := c.Version()
 	if err != nil {
 		return n, err
@@ -39,48 +39,49 @@ func node(c Conn) (n driver.Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	return n, capabilities(&n, xml)
+	side, err := readHost(&n, xml)
+	if err != nil {
+		return n, err
+	}
+	can, err := guests(c, n.Arch, side)
+	switch {
+	case err == nil:
+		n.Capabilities = &can
+	case codeOf(err) == 0:
+		return n, err // it could not be asked
+	default:
+		n.CapabilitiesError = err.Error()
+	}
+	return n, nil
 }
 
-// capabilities fills in what the capabilities document says.
-func capabilities(n *driver.Node, xml string) (err error) {
-	var caps libvirtxml.Caps
-	if err = caps.Unmarshal(xml); err != nil {
-		return fmt.Errorf("capabilities: %w", err)
-	}
-	n.UUID = caps.Host.UUID
-	if cpu := caps.Host.CPU; cpu != nil {
-		n.Arch, n.CPUModel = cpu.Arch, cpu.Model
-		if n.CPUXML, err = domainxml.HostCPU(xml); err != nil {
-			return err
+// guests asks what guests can have. An *Error says that the daemon does not tell.
+func guests(c Conn, arch string, side guestSide) (topology.Capabilities, error) {
+	var documents []string
+	where, model := CPU{Emulator: side.emulator, Arch: arch, VirtType: side.virtType}, ""
+	for _, machine := range side.usualMachines() {
+		text, err := c.DomainCapabilities(side.emulator, arch, machine, side.virtType, 0)
+		if err != nil {
+			return topology.Capabilities{}, fmt.Errorf("domain capabilities of machine type %s: %w", machine, err)
 		}
-	}
-	kvm, machines := false, map[string]bool{}
-	for _, g := range caps.Guests {
-		if n.Arch == "" {
-			n.Arch = g.Arch.Name // the test driver names no host CPU
-		}
-		if g.Arch.Name != n.Arch {
-			continue
-		}
-		add := func(ms []libvirtxml.CapsGuestMachine) {
-			for _, m := range ms {
-				machines[m.Name] = true
-				if m.Canonical != "" {
-					machines[m.Canonical] = true
-				}
+		documents = append(documents, text)
+		var caps libvirtxml.DomainCaps
+		if model == "" && caps.Unmarshal(text) == nil {
+			if m, ok := hostModel(&caps); ok {
+				model, where.Machine = m, machine
 			}
 		}
-		add(g.Arch.Machines)
-		for _, t := range g.Arch.Domains {
-			kvm = kvm || t.Type == "kvm"
-			add(t.Machines)
-		}
 	}
-	for m := range machines {
-		n.Machines = append(n.Machines, m)
+	out, err := readGuests(arch, side, documents)
+	if err != nil || model == "" {
+		return out, err
 	}
-	slices.Sort(n.Machines)
-	n.Emulated = n.Hypervisor == "QEMU" && !kvm
-	return nil
+	cpu, err := expand(c, where, model)
+	switch {
+	case err == nil:
+		out.CPU.Features = required(cpu)
+	case codeOf(err) == 0:
+		return out, fmt.Errorf("features of cpu %s: %w", out.CPU.Model, err)
+	}
+	return out, nil // without features they are unknown: libvirt expands no CPU of this architecture
 }

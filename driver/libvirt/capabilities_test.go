@@ -1,0 +1,224 @@
+package libvirt
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+var update = flag.Bool("update", false, "write what was read as what is wanted")
+
+// answers is a daemon whose documents are files: host.xml, one of domain
+// capabilities for each machine type, and expanded.xml.
+type answers struct {
+	Conn
+	t   *testing.T
+	dir string
+	// lost and refused are what calls answer instead, by their name.
+	lost, refused string
+	compare       func(CPU) error
+	expand        map[string]string // by the element's model
+}
+
+func (a answers) file(call, name string) (string, error) {
+	switch {
+	case call == "":
+	case call == a.lost:
+		return "", ErrLost
+	case call == a.refused:
+		return "", code(errNoSupport)
+	}
+	text, err := os.ReadFile(filepath.Join("testdata", "capabilities", a.dir, name+".xml"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", code(errOperationUnsupported)
+	}
+	return string(text), err
+}
+
+func (a answers) Hostname() (string, error)     { return "host-a", nil }
+func (a answers) Type() (string, error)         { return "QEMU", nil }
+func (a answers) Version() (uint64, error)      { return 10_000_002, nil }
+func (a answers) LibVersion() (uint64, error)   { return 9_000_000, nil }
+func (a answers) Capabilities() (string, error) { return a.file("Capabilities", "host") }
+func (a answers) CompareCPU(c CPU, flags uint32) error {
+	if flags != compareFailIncompatible {
+		a.t.Errorf("compared with flags %d", flags)
+	}
+	return a.compare(c)
+}
+
+func (a answers) DomainCapabilities(emulator, arch, machine, virtType string, _ uint32) (string, error) {
+	text, err := a.file("DomainCapabilities", machine)
+	if err == nil && !(strings.Contains(text, "<path>"+emulator+"<") && strings.Contains(text, "<arch>"+arch+"<") && strings.Contains(text, "<domain>"+virtType+"<")) {
+		a.t.Errorf("asked for %s of %s, %s with %s", machine, emulator, arch, virtType)
+	}
+	return text, err
+}
+
+func (a answers) BaselineHypervisorCPU(_ CPU, cpus []string, flags uint32) (string, error) {
+	if flags != baselineExpandFeatures || len(cpus) != 1 {
+		a.t.Errorf("baseline of %d with flags %d", len(cpus), flags)
+	}
+	for model, text := range a.expand {
+		if strings.Contains(cpus[0], ">"+model+"<") {
+			return text, nil
+		}
+	}
+	return a.file("BaselineHypervisorCPU", "expanded")
+}
+
+func (s *scripted) DomainCapabilities(_, _, _, _ string, _ uint32) (string, error) {
+	return "", code(errNoSupport)
+}
+
+// TestNode_SaysWhatGuestsCanHave reads the answers of an Intel and an AMD host, of
+// an Arm host, and those of libvirt 9.0 with QEMU 10.0 and no KVM.
+func TestNode_SaysWhatGuestsCanHave(t *testing.T) {
+	for _, dir := range []string{"intel", "amd-sev", "aarch64", "tcg"} {
+		t.Run(dir, func(t *testing.T) {
+			n, err := node(answers{t: t, dir: dir})
+			if err != nil || n.CapabilitiesError != "" {
+				t.Fatal(err, n.CapabilitiesError)
+			}
+			got, err := json.MarshalIndent(n.Capabilities, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", "capabilities", dir, "want.json")
+			if *update {
+				if err := os.WriteFile(golden, append(got, '\n'), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if strings.Contains(string(got), "null") {
+				t.Error("a list that is empty is written as null")
+			}
+		})
+	}
+}
+
+func TestNode_WithoutDomainCapabilities(t *testing.T) {
+	n, err := node(answers{t: t, dir: "intel", refused: "DomainCapabilities"})
+	if err != nil || n.Capabilities != nil || n.CapabilitiesError == "" || n.Arch != "x86_64" {
+		t.Errorf("a daemon that does not tell: %+v, %v", n, err)
+	}
+	for _, call := range []string{"Capabilities", "DomainCapabilities", "BaselineHypervisorCPU"} {
+		if _, err := node(answers{t: t, dir: "intel", lost: call}); !errors.Is(err, ErrLost) {
+			t.Errorf("%s without an answer: %v, want that", call, err)
+		}
+	}
+	n, err = node(answers{t: t, dir: "intel", refused: "BaselineHypervisorCPU"})
+	if err != nil || n.Capabilities == nil || len(n.Capabilities.CPU.Features) != 0 || n.Capabilities.CPU.Model != "Skylake-Server-IBRS" {
+		t.Errorf("a daemon that expands no CPU: %+v, %v", n.Capabilities, err)
+	}
+}
+
+func TestCompareCPU_NamesWhatIsMissing(t *testing.T) {
+	incompatible := func(says string) func(CPU) error {
+		return func(CPU) error { return &Error{Code: errCPUIncompatible, Message: says} }
+	}
+	const (
+		guest    = "<cpu mode='custom' match='exact' check='full'><model fallback='forbid'>Icelake</model><vendor>Intel</vendor><feature policy='require' name='vmx'/><feature policy='disable' name='pku'/></cpu>"
+		icelake  = "<cpu><model>Icelake</model><feature policy='require' name='sse'/><feature policy='disable' name='la57'/><feature policy='disable' name='avx512vbmi'/><feature policy='disable' name='pku'/><feature policy='require' name='vmx'/></cpu>"
+		opteron  = "<cpu mode='custom'><model>Opteron</model><vendor>AMD</vendor></cpu>"
+		opterons = "<cpu><model>Opteron</model><vendor>AMD</vendor><feature policy='require' name='sse'/></cpu>"
+	)
+	known := func(CPU) error { return nil }
+	for _, tt := range []struct {
+		name    string
+		element string
+		compare func(CPU) error
+		refused string
+		codes   []string
+		wants   []string
+	}{
+		{name: "it fits", element: guest, compare: known},
+		{
+			name: "libvirt names them", element: guest, codes: []string{"cpu_feature_missing", "cpu_feature_missing"}, wants: []string{"pni", "sse4.2"},
+			compare: incompatible("the CPU is incompatible with host CPU: Host CPU does not provide required features: pni, sse4.2"),
+		},
+		{
+			name: "libvirt names none", element: guest, compare: incompatible("the CPU is incompatible with host CPU"),
+			codes: []string{"cpu_feature_missing", "cpu_feature_missing"}, wants: []string{"avx512vbmi", "la57"},
+		},
+		{
+			name: "another vendor", element: opteron, compare: incompatible("the CPU is incompatible with host CPU: vendor"),
+			codes: []string{"cpu_vendor_differs"}, wants: []string{"AMD"},
+		},
+		{
+			name: "nothing can be named", element: guest, compare: incompatible("the CPU is incompatible with host CPU"), refused: "BaselineHypervisorCPU",
+			codes: []string{"cpu_incompatible"}, wants: []string{""},
+		},
+		{
+			name: "a machine type that is not here", element: guest, codes: []string{"cpu_feature_missing"}, wants: []string{"vmx"},
+			compare: func(c CPU) error {
+				if c.Machine != "" {
+					return code(errInvalidArg)
+				}
+				return incompatible("Host CPU does not provide required features: vmx")(c)
+			},
+		},
+		{name: "an architecture whose CPUs libvirt does not compare", element: guest, compare: func(CPU) error { return code(errOperationUnsupported) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			conn := answers{t: t, dir: "intel", compare: tt.compare, refused: tt.refused, expand: map[string]string{"Icelake": icelake, "Opteron": opterons}}
+			if tt.refused != "" {
+				conn.expand = nil
+			}
+			err := compareCPU(conn, CPU{Emulator: "/usr/bin/qemu-system-x86_64", Arch: "x86_64", Machine: "q35", VirtType: "kvm", XML: tt.element})
+			var codes, wants []string
+			for _, r := range fault.ReasonsOf(err) {
+				codes, wants = append(codes, r.Code), append(wants, r.Want)
+			}
+			if !slices.Equal(codes, tt.codes) || !slices.Equal(wants, tt.wants) {
+				t.Errorf("reasons %q of %q, want %q of %q (%v)", codes, wants, tt.codes, tt.wants, err)
+			}
+			if (err == nil) != (tt.codes == nil) || err != nil && !errors.Is(err, fault.DoesNotFit) {
+				t.Errorf("refusal %v", err)
+			}
+		})
+	}
+	lost := answers{t: t, dir: "intel", compare: func(CPU) error { return ErrLost }}
+	if err := compareCPU(lost, CPU{Machine: "q35"}); !errors.Is(err, ErrLost) {
+		t.Errorf("no answer: %v", err)
+	}
+	unknown := answers{t: t, dir: "intel", compare: func(CPU) error { return code(errInvalidArg) }}
+	if err := compareCPU(unknown, CPU{Machine: "q35"}); codeOf(err) != errInvalidArg {
+		t.Errorf("what libvirt does not understand: %v", err)
+	}
+}
+
+func TestNode_NamesTheHostsOwnFeaturesApart(t *testing.T) {
+	n := driver.Node{Hypervisor: "QEMU"}
+	text, err := answers{dir: "intel"}.file("", "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	side, err := readHost(&n, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := topology.HypervisorCPU{Model: "Skylake-Server-IBRS", Vendor: "Intel", Features: []string{"acpi", "ds", "invtsc", "smx", "tm2", "vmx"}}
+	if diff := cmp.Diff(want, side.host); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
