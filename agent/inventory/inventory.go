@@ -14,7 +14,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 
 	"berth/placementclient"
 	"berth/topology"
@@ -36,6 +35,9 @@ type Input struct {
 	Cells    CellOptions        // which CPUs are dedicated, which shared
 	Fixed    Ratios             // the operator's; zero keeps what stands in Placement
 	Initial  Ratios             // where nothing stands in Placement
+	// Hypervisor is what guests can have here; nil while it is not known, and then no
+	// trait that depends on it is taken away.
+	Hypervisor *Hypervisor
 	// Holding says that a move has a half on this provider: then nothing that an
 	// allocation could be refused by is made tighter, so that it can go back.
 	Holding bool
@@ -58,9 +60,9 @@ type Report struct {
 
 const mib = 1 << 20
 
-// Compute gives the report. inventories and traits are what stands in Placement
-// now; nil for a provider that does not exist yet.
-func Compute(in Input, inventories map[string]placementclient.Inventory, traits []string) Report {
+// Compute gives the report. inventories and standing, its traits, are what stands
+// in Placement now; nil for a provider that does not exist yet.
+func Compute(in Input, inventories map[string]placementclient.Inventory, standing []string) Report {
 	dedicated, shared := in.Cells.cpus(in.Host)
 	total := topology.Resources{
 		VCPUs:    shared.Len(),
@@ -112,7 +114,7 @@ func Compute(in Input, inventories map[string]placementclient.Inventory, traits 
 		}
 		r.Inventories[c.class] = want
 	}
-	r.Traits = mergeTraits(traits, ownTraits(in))
+	r.Traits = traits(in, standing)
 	return r
 }
 
@@ -131,35 +133,6 @@ func loosest(want, now placementclient.Inventory) placementclient.Inventory {
 	want.AllocationRatio = max(want.AllocationRatio, now.AllocationRatio)
 	want.Reserved = min(want.Reserved, now.Reserved)
 	return want
-}
-
-// ownTraits are the traits that this host has, of those that Berth decides on.
-func ownTraits(in Input) []string {
-	out := []string{placementclient.TraitComputeNode}
-	if t, ok := archTraits[in.Arch]; ok {
-		out = append(out, t)
-	}
-	if slices.ContainsFunc(in.Host.Cores, func(core topology.CPUSet) bool { return core.Len() > 1 }) {
-		out = append(out, placementclient.TraitHWCPUHyperthreading)
-	}
-	return out
-}
-
-// archTraits are os-traits' names by the kernel's.
-var archTraits = map[string]string{
-	"x86_64": "HW_ARCH_X86_64", "aarch64": "HW_ARCH_AARCH64", "ppc64le": "HW_ARCH_PPC64LE", "s390x": "HW_ARCH_S390X",
-}
-
-// owned reports whether Berth alone decides on a trait; all others are kept as
-// they stand, since an operator or another tool set them.
-func owned(trait string) bool {
-	return trait == placementclient.TraitComputeNode || trait == placementclient.TraitHWCPUHyperthreading || strings.HasPrefix(trait, "HW_ARCH_")
-}
-
-func mergeTraits(stand, own []string) []string {
-	out := slices.Concat(slices.DeleteFunc(slices.Clone(stand), owned), own)
-	slices.Sort(out)
-	return slices.Compact(out)
 }
 
 // Equal reports whether Placement says already what the report says.
