@@ -162,15 +162,14 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, clai
 	if err != nil {
 		return claims.Instance{}, claims.Found{}, nil, err
 	}
-	uses := topology.Resources{VCPUs: max(d.VCPUs, 1), MemoryMB: max(d.MemoryMB, 1)}
-	var remarks []fault.Reason
-	uses.DiskGB, remarks = h.diskGB(ctx, doc)
+	edit, unread := domainxml.Parse(text)
+	uses, remarks := h.usesNow(ctx, d, doc, edit)
 	inst := claims.Instance{
 		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
 		Flavor: topology.Flavor{Name: "adopted", VCPUs: uses.VCPUs, MemoryMB: uses.MemoryMB, DiskGB: uses.DiskGB},
 	}
 	found := claims.Found{Resources: uses}
-	if edit, err := domainxml.Parse(text); err == nil {
+	if unread == nil {
 		var doubts []fault.Reason
 		found, doubts = h.foundIn(edit, uses)
 		remarks = append(remarks, doubts...)
@@ -185,6 +184,8 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, clai
 	return inst, found, remarks, nil
 }
 
+const diskUnreadable = "disk_unreadable"
+
 // diskGB is what a guest's own disks may grow to, GiB rounded up. A disk that
 // cannot be read counts for what its file has now and is named: to leave the
 // whole guest unclaimed for it would count less.
@@ -198,7 +199,7 @@ func (h *Host) diskGB(ctx context.Context, doc document) (int64, []fault.Reason)
 		img, err := h.files.Image(ctx, e.path(), e.Driver.Type)
 		if err != nil {
 			remarks = append(remarks, fault.Reason{
-				Code: "disk_unreadable", Message: fmt.Sprintf("disk %s could not be read, its claim may be too small: %v", e.Target.Dev, err),
+				Code: diskUnreadable, Message: fmt.Sprintf("disk %s could not be read, its claim may be too small: %v", e.Target.Dev, err),
 				Have: e.path(), Change: "repair it, then adopt the guest again",
 			})
 			img.VirtualSize = h.files.Size(e.path())

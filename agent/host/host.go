@@ -100,6 +100,9 @@ type Options struct {
 	// Agree is the time between the two reads that must agree before a claim of
 	// a vanished guest is released; 0 for 2 s.
 	Agree time.Duration
+	// Look is how often all guests are looked at for changes that no event told of;
+	// 0 for five times Agree.
+	Look time.Duration
 }
 
 // Host implements migration.Host for this machine, and the instance verbs.
@@ -127,6 +130,12 @@ type Host struct {
 	preparing map[string]context.CancelCauseFunc
 	arrivals  map[string]bool  // foreign migrations whose domain this process has seen here
 	unsettled map[string]error // by instance: why a guest that came by one is not settled
+	// What Follow saw the last time, by instance; see use.go and strangers.go.
+	uses      map[string]use
+	round     string                   // the guest whose document is read next for changes that nothing tells of
+	absent    map[string]time.Duration // managed guests without a domain, since when on the boot clock
+	strangers map[string]stranger
+	started   map[string]bool // unmanaged guests whose start was seen
 
 	// recording makes the results of streams come one after another, and none
 	// after its stream was forgotten: what is known is never overwritten by what
@@ -151,11 +160,15 @@ func New(o Options) *Host {
 	if o.Agree <= 0 {
 		o.Agree = 2 * time.Second
 	}
+	if o.Look <= 0 {
+		o.Look = 5 * o.Agree
+	}
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		files:   disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID},
 		working: map[string]chan struct{}{}, streams: map[string]*stream{}, preparing: map[string]context.CancelCauseFunc{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
+		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}
 	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)

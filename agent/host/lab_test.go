@@ -178,7 +178,7 @@ func (l *lab) picture() picture {
 			l.t.Fatal(err)
 		}
 		for key := range verbs {
-			if !strings.HasPrefix(key, "autostart/") {
+			if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") {
 				add(name+" memories", key)
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"berth/claims"
-	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -22,7 +21,8 @@ import (
 //	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
 //	token surrendered               anything                the conductor's; nothing
 //	claim of a migration            anything                the conductor's; nothing
-//	nothing                         domain                  left alone: adopt is a person's word
+//	nothing                         domain, running         counted; adopted if it was started since (see strangers.go)
+//	nothing                         domain, shut off        left alone: adopt is a person's word
 //
 // After a reboot of the host it then starts the guests whose wish is autostart
 // and whose token is here. What could not be asked is an error, and nothing is
@@ -40,8 +40,9 @@ func (h *Host) Settle(ctx context.Context) error {
 			errs = append(errs, wrap(err, "settle instance %s", c.Owner.Instance))
 		}
 	}
-	errs = append(errs, h.autostart(ctx))
-	return errors.Join(errs...)
+	// Before anybody is given a claim: what runs here is not free.
+	_, err := h.lookAround(ctx)
+	return errors.Join(append(errs, err, h.autostart(ctx))...)
 }
 
 func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
@@ -50,7 +51,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		return nil
 	}
 	if c.State == claims.Bound {
-		return h.follow(ctx, uuid)
+		return h.settleBound(ctx, uuid)
 	}
 	if c.State != claims.Pending {
 		return nil
@@ -171,100 +172,6 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	}
 	h.log.Info("start a guest after the host's reboot, as it is its wish", "instance", uuid)
 	return h.driver.Start(ctx, uuid, false)
-}
-
-// Follow keeps claims behind what people do with virsh, until ctx ends: the
-// claim of a guest that was undefined while it was off is released, after two
-// agreeing reads, and a guest that somebody migrated away is not started here any
-// more. Events are hints; a resync, and every start of Follow, reads
-// everything. It never frees anything on account of a read that failed. A
-// hypervisor that does not give events is asked again.
-func (h *Host) Follow(ctx context.Context) error {
-	for ctx.Err() == nil {
-		events, err := h.driver.Events(ctx)
-		if err != nil {
-			h.log.Warn("no events from the hypervisor", "error", err)
-			_ = h.rt.Sleep(ctx, h.o.Agree) // only a pause before the next try
-			continue
-		}
-		h.followAll(ctx)
-		for e := range events {
-			switch e.Kind {
-			case driver.EventResync:
-				h.followAll(ctx)
-			case driver.EventUndefined, driver.EventStarted, driver.EventStopped, driver.EventCrashed:
-				h.followOne(ctx, e.UUID)
-			}
-		}
-		if ctx.Err() == nil {
-			_ = h.rt.Sleep(ctx, h.o.Agree) // the driver was closed, or goes round again
-		}
-	}
-	return nil
-}
-
-func (h *Host) followAll(ctx context.Context) {
-	for _, inst := range h.tracker.Instances() {
-		h.followOne(ctx, inst.UUID)
-	}
-}
-
-func (h *Host) followOne(ctx context.Context, uuid string) {
-	if h.o.Mode() == ModeObserve {
-		return
-	}
-	if err := h.follow(ctx, uuid); err != nil && ctx.Err() == nil {
-		// The next event or resync comes back to it.
-		h.log.Warn("could not follow a guest", "instance", uuid, "error", err)
-	}
-}
-
-func (h *Host) follow(ctx context.Context, uuid string) error {
-	return errors.Join(h.followLeaving(ctx, uuid), h.followGone(ctx, uuid))
-}
-
-// followGone releases the claim of a managed guest whose domain is gone.
-func (h *Host) followGone(ctx context.Context, uuid string) error {
-	gone, err := h.gone(ctx, uuid)
-	if err != nil || !gone {
-		return err
-	}
-	if err := h.rt.Sleep(ctx, h.o.Agree); err != nil {
-		return err
-	}
-	unlock, err := h.lock(ctx, uuid)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if gone, err = h.gone(ctx, uuid); err != nil || !gone {
-		return err
-	}
-	// A second opinion from the list: one domain's lookup and the list of all are
-	// answered by different paths of libvirtd.
-	all, err := h.driver.Domains(ctx)
-	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == uuid }) {
-		return err
-	}
-	h.log.Info("the guest was undefined: release its claim", "instance", uuid)
-	return h.forget(ctx, uuid)
-}
-
-// gone reports whether a guest that lives here, and neither moves nor is being
-// made, has no domain.
-func (h *Host) gone(ctx context.Context, uuid string) (bool, error) {
-	inst, ok := h.tracker.Instance(uuid)
-	if !ok || inst.Token.State != claims.TokenHere {
-		return false, nil
-	}
-	if _, bound := h.claimOf(uuid); !bound {
-		return false, nil
-	}
-	if _, moving := h.moving(uuid); moving {
-		return false, nil
-	}
-	_, exists, err := h.domain(ctx, uuid)
-	return err == nil && !exists, err
 }
 
 // undoMade removes the disks that a creation which broke off had made.

@@ -1,0 +1,315 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+)
+
+// Follow keeps claims behind what people do with virsh, until ctx ends:
+//
+//	what people do                          what becomes of the guest's claim
+//	start, create or restore an unknown one adopted if it fits; else counted, and named in quarantine
+//	shut down, crash, reboot                kept
+//	undefine a stopped one                  released, after two agreeing reads
+//	undefine a running one                  kept until it ends, then released
+//	migrate away                            kept, and not started here, until its domain is gone
+//	setvcpus, setmem, vcpupin, attach, …    follows: forced where it does not fit
+//	rename                                  kept; the record has the new name
+//
+// The use of a guest that runs is what its live document says: a change for its
+// next start (--config) counts from that start on. One that is off holds what its
+// next start takes. A guest that moves is not touched.
+//
+// Events are hints; where libvirt sends none, a look around (Options.Look apart)
+// finds what has changed. A resync, and every start of Follow, reads everything.
+// It never frees anything on account of a read that failed. A hypervisor that does
+// not give events is asked again.
+func (h *Host) Follow(ctx context.Context) error {
+	f := &following{h: h, due: map[string]time.Duration{}, busy: map[string]bool{}, said: map[string]string{}}
+	var listening sync.WaitGroup
+	listening.Add(1)
+	h.rt.Go("follow events", func() {
+		defer listening.Done()
+		f.listen(ctx)
+	})
+	for ctx.Err() == nil {
+		f.turn(ctx)
+		_ = h.rt.Sleep(ctx, max(h.o.Agree/8, time.Millisecond)) // its end is looked at in the loop
+	}
+	listening.Wait()
+	f.looking.Wait()
+	return nil
+}
+
+// lookers bounds how many guests are looked at at a time: one whose disk does not
+// answer holds nobody else up.
+const lookers = 4
+
+// following is one run of Follow.
+type following struct {
+	h       *Host
+	looking sync.WaitGroup
+
+	// mu guards the fields below; nothing but map work happens under it.
+	mu   sync.Mutex
+	due  map[string]time.Duration // guests to look at, and from when on the boot clock
+	busy map[string]bool          // guests that are being looked at
+	said map[string]string        // what was last complained of, by guest
+	next time.Duration            // when to look around again; 0 for now
+}
+
+// listen takes events. A storm of them is one look.
+func (f *following) listen(ctx context.Context) {
+	for ctx.Err() == nil {
+		events, err := f.h.driver.Events(ctx)
+		if err != nil {
+			f.h.log.Warn("no events from the hypervisor", "error", err)
+			_ = f.h.rt.Sleep(ctx, f.h.o.Agree) // only a pause before the next try
+			continue
+		}
+		f.all()
+		for e := range events {
+			switch {
+			case e.Kind == driver.EventResync:
+				f.all()
+			case e.Kind == driver.EventOther || e.UUID == "":
+			default:
+				if e.Kind == driver.EventStarted {
+					f.h.startSeen(e.UUID)
+				}
+				f.at(e.UUID, 0)
+			}
+		}
+		if ctx.Err() == nil {
+			_ = f.h.rt.Sleep(ctx, f.h.o.Agree) // the driver was closed, or goes round again
+		}
+	}
+}
+
+// all has everything be looked at again.
+func (f *following) all() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next = 0
+	for _, inst := range f.h.tracker.Instances() {
+		f.due[inst.UUID] = 0
+	}
+}
+
+// at has a guest be looked at, not before a moment of the boot clock.
+func (f *following) at(uuid string, when time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if was, due := f.due[uuid]; !due || when < was {
+		f.due[uuid] = when
+	}
+}
+
+// turn begins what is due.
+func (f *following) turn(ctx context.Context) {
+	h := f.h
+	if h.o.Mode() == ModeObserve {
+		return
+	}
+	now := h.rt.Boot().Since
+	f.mu.Lock()
+	around := now >= f.next
+	if around {
+		f.next = now + h.o.Look
+	}
+	f.mu.Unlock()
+	if around {
+		changed, err := h.lookAround(ctx)
+		if err != nil {
+			f.complain(ctx, "", err)
+			f.mu.Lock()
+			f.next = min(f.next, now+h.o.Agree)
+			f.mu.Unlock()
+		}
+		for _, uuid := range changed {
+			f.at(uuid, 0)
+		}
+		h.relax(ctx)
+	}
+	f.mu.Lock()
+	var begin []string
+	for uuid, when := range f.due {
+		if now >= when && !f.busy[uuid] {
+			begin = append(begin, uuid)
+		}
+	}
+	slices.Sort(begin)
+	begin = begin[:min(len(begin), max(0, lookers-len(f.busy)))]
+	for _, uuid := range begin {
+		delete(f.due, uuid)
+		f.busy[uuid] = true
+	}
+	f.mu.Unlock()
+	for _, uuid := range begin {
+		f.looking.Add(1)
+		h.rt.Go("follow "+uuid, func() {
+			defer f.looking.Done()
+			f.look(ctx, uuid)
+		})
+	}
+}
+
+// lookPatience bounds a look at one guest, Placement's answer included.
+const lookPatience = 30 * time.Second
+
+func (f *following) look(ctx context.Context, uuid string) {
+	looking, cancel := f.h.rt.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	again, err := f.h.lookAt(looking, uuid)
+	f.mu.Lock()
+	delete(f.busy, uuid)
+	f.mu.Unlock()
+	if errors.Is(err, fault.Busy) {
+		again = f.h.o.Agree / 4 // a verb works on it
+	} else {
+		if err != nil && again == 0 {
+			again = f.h.o.Look
+		}
+		f.complain(ctx, uuid, err)
+	}
+	if again > 0 {
+		f.at(uuid, f.h.rt.Boot().Since+again)
+	}
+}
+
+// complain says once what is wrong.
+func (f *following) complain(ctx context.Context, uuid string, err error) {
+	said := ""
+	if err != nil {
+		said = err.Error()
+	}
+	f.mu.Lock()
+	was := f.said[uuid]
+	f.said[uuid] = said
+	if said == "" {
+		delete(f.said, uuid)
+	}
+	f.mu.Unlock()
+	if err != nil && said != was && ctx.Err() == nil {
+		f.h.log.Warn("could not follow what was done to guests; they are looked at again", "instance", uuid, "error", err)
+	}
+}
+
+// lookAt makes ledger and Placement follow one guest. again is when to look the
+// next time, where that is not for an event to say.
+func (h *Host) lookAt(ctx context.Context, uuid string) (again time.Duration, err error) {
+	if _, known := h.tracker.Instance(uuid); !known {
+		return 0, h.lookAtStranger(ctx, uuid)
+	}
+	if err := h.followLeaving(ctx, uuid); err != nil {
+		return 0, err
+	}
+	gone, err := h.gone(ctx, uuid)
+	switch {
+	case err != nil:
+		return 0, err
+	case !gone:
+		h.missing(uuid, false)
+		return 0, h.followUse(ctx, uuid)
+	case !h.missing(uuid, true):
+		return h.o.Agree, nil // the second read
+	}
+	return 0, h.releaseGone(ctx, uuid)
+}
+
+// missing notes whether a guest's domain was there, and says whether it was not
+// for so long that a second read may decide.
+func (h *Host) missing(uuid string, is bool) (long bool) {
+	now := h.rt.Boot().Since
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	since, was := h.absent[uuid]
+	switch {
+	case !is:
+		delete(h.absent, uuid)
+		return false
+	case !was:
+		h.absent[uuid] = now
+		return false
+	}
+	return now-since >= h.o.Agree
+}
+
+// settleBound is lookAt for the start: what a guest uses now is Follow's to see.
+func (h *Host) settleBound(ctx context.Context, uuid string) error {
+	if err := h.followLeaving(ctx, uuid); err != nil {
+		return err
+	}
+	gone, err := h.gone(ctx, uuid)
+	if err != nil || !gone {
+		return err
+	}
+	if err := h.rt.Sleep(ctx, h.o.Agree); err != nil {
+		return err
+	}
+	return h.releaseGone(ctx, uuid)
+}
+
+// releaseGone releases the claim of a managed guest whose domain was gone a while
+// ago, if it is gone still.
+func (h *Host) releaseGone(ctx context.Context, uuid string) error {
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	gone, err := h.gone(ctx, uuid)
+	if err != nil || !gone {
+		return err
+	}
+	// A second opinion from the list: one domain's lookup and the list of all are
+	// answered by different paths of libvirtd.
+	all, err := h.driver.Domains(ctx)
+	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == uuid }) {
+		return err
+	}
+	h.log.Info("the guest was undefined: release its claim", "instance", uuid)
+	if err := h.forget(ctx, uuid); err != nil {
+		return err
+	}
+	h.missing(uuid, false)
+	h.mu.Lock()
+	delete(h.uses, uuid)
+	h.mu.Unlock()
+	return nil
+}
+
+// gone reports whether a guest that lives here, and neither moves nor is being
+// made, has no domain.
+func (h *Host) gone(ctx context.Context, uuid string) (bool, error) {
+	inst, ok := h.tracker.Instance(uuid)
+	if !ok || inst.Token.State != claims.TokenHere {
+		return false, nil
+	}
+	if _, bound := h.claimOf(uuid); !bound {
+		return false, nil
+	}
+	if _, moving := h.moving(uuid); moving {
+		return false, nil
+	}
+	_, exists, err := h.domain(ctx, uuid)
+	return err == nil && !exists, err
+}
+
+// relax takes the mark from forced claims that fit by now.
+func (h *Host) relax(ctx context.Context) {
+	fit, err := h.tracker.Relax(ctx)
+	if err != nil && ctx.Err() == nil {
+		h.log.Warn("forced claims could not be looked at", "error", err)
+	}
+	for _, uuid := range fit {
+		h.log.Info("a claim that was forced fits now", "instance", uuid)
+	}
+}

@@ -1,0 +1,236 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// stranger is a guest that runs here and that nobody manages.
+type stranger struct {
+	domain driver.Domain
+	text   string // digest of its document
+	found  claims.Found
+	why    error // why it was not adopted; nil where nobody asked for it
+}
+
+// Stranger is a guest that runs here and that nobody manages. What it uses is
+// counted, so that no claim is put on it.
+type Stranger struct {
+	UUID, Name string
+	Resources  topology.Resources
+	// Why is what keeps it from being adopted, with every reason: it is in
+	// quarantine. nil for one that ran before Berth came, which waits for a person's
+	// word.
+	Why error
+}
+
+// Strangers gives them by name.
+func (h *Host) Strangers() []Stranger {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]Stranger, 0, len(h.strangers))
+	for uuid, s := range h.strangers {
+		out = append(out, Stranger{UUID: uuid, Name: s.domain.Name, Resources: s.found.Resources, Why: s.why})
+	}
+	slices.SortFunc(out, func(a, b Stranger) int { return strings.Compare(a.Name+"\x00"+a.UUID, b.Name+"\x00"+b.UUID) })
+	return out
+}
+
+// lookAround reads the list of domains: it counts the strangers among them, and
+// gives the guests that are to be looked at, because the list says something else
+// of them than the last time, or it is their turn.
+func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
+	all, err := h.driver.Domains(ctx)
+	if err != nil {
+		return nil, wrap(err, "look for guests on %s", h.o.Name)
+	}
+	byUUID := make(map[string]driver.Domain, len(all))
+	var running []string
+	for _, d := range all {
+		byUUID[d.UUID] = d
+		if d.Active() && h.isStranger(d.UUID) {
+			running = append(running, d.UUID)
+		}
+	}
+	if err := h.leaveAlone(ctx, running); err != nil {
+		return nil, err
+	}
+	for _, inst := range h.tracker.Instances() {
+		if d, there := byUUID[inst.UUID]; inst.Token.State == claims.TokenHere && (!there || h.lastUse(inst.UUID).domain != d) {
+			changed = append(changed, inst.UUID)
+		}
+	}
+	h.mu.Lock()
+	maps.DeleteFunc(h.strangers, func(uuid string, _ stranger) bool { return !slices.Contains(running, uuid) })
+	for _, uuid := range running {
+		if s, counted := h.strangers[uuid]; !counted || s.domain != byUUID[uuid] || s.why != nil {
+			changed = append(changed, uuid)
+		}
+	}
+	changed = append(changed, h.roundLocked()...)
+	h.mu.Unlock()
+	var errs []error
+	for _, uuid := range running {
+		// What cannot be read now stays counted as it was, and is looked at again.
+		if err := h.count(ctx, byUUID[uuid]); err != nil {
+			errs = append(errs, wrap(err, "read guest %s, which has no claim", byUUID[uuid].Name))
+		}
+	}
+	h.tellStrangers()
+	slices.Sort(changed)
+	return slices.Compact(changed), errors.Join(errs...)
+}
+
+// roundLocked gives the next guests whose documents are read for changes that no
+// event and no list tells of.
+func (h *Host) roundLocked() []string {
+	uuids := slices.Sorted(maps.Keys(h.uses))
+	at, _ := slices.BinarySearch(uuids, h.round)
+	out := slices.Concat(uuids[at:], uuids[:at])
+	out = out[:min(len(out), documentsEach)]
+	h.round = ""
+	if len(out) < len(uuids) {
+		h.round = uuids[(at+len(out))%len(uuids)]
+	}
+	return out
+}
+
+// isStranger reports whether nobody here manages a guest, makes it, or waits for it.
+func (h *Host) isStranger(uuid string) bool {
+	if _, known := h.tracker.Instance(uuid); known || len(h.tracker.ByInstance(uuid)) > 0 {
+		return false
+	}
+	_, moving := h.moving(uuid)
+	return !moving
+}
+
+// leftAlone is the record of the guests that ran, unmanaged, when this host was
+// first managed: adopting them is a person's word. What runs unmanaged and is not
+// among them was started since.
+const memoryLeftAlone = "left_alone"
+
+func hostRef(step string) claims.Ref {
+	return claims.Ref{Migration: "strangers", Instance: "host", Attempt: 1, Step: step}
+}
+
+func (h *Host) leaveAlone(ctx context.Context, running []string) error {
+	var was []string
+	if found, err := h.tracker.Recall(hostRef(memoryLeftAlone), &was); err != nil || found {
+		return err
+	}
+	return h.tracker.Remember(ctx, hostRef(memoryLeftAlone), running)
+}
+
+// startSeen notes that a guest was started while this process looked on: whatever it
+// was before, it is not left alone any more.
+func (h *Host) startSeen(uuid string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.started[uuid] = true
+}
+
+// wasStarted reports whether an unmanaged guest was started since this host is
+// managed.
+func (h *Host) wasStarted(uuid string) (bool, error) {
+	h.mu.Lock()
+	seen := h.started[uuid]
+	h.mu.Unlock()
+	if seen {
+		return true, nil
+	}
+	var was []string
+	found, err := h.tracker.Recall(hostRef(memoryLeftAlone), &was)
+	return err == nil && found && !slices.Contains(was, uuid), err
+}
+
+// lookAtStranger adopts a guest that was started by hand if it fits. One that does
+// not is counted, and named.
+func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	if !exists || !d.Active() || !h.isStranger(uuid) {
+		h.mu.Lock()
+		delete(h.started, uuid)
+		delete(h.strangers, uuid)
+		h.mu.Unlock()
+		h.tellStrangers()
+		return nil
+	}
+	if err := h.count(ctx, d); err != nil {
+		return err
+	}
+	h.tellStrangers()
+	if halfway(d) {
+		return fault.New(fault.Busy, "guest %s is on its way", d.Name)
+	}
+	started, err := h.wasStarted(uuid)
+	if err != nil || !started {
+		return err
+	}
+	why := h.AdoptStarted(ctx, uuid, d.Reason == driver.ReasonMigrated)
+	if errors.Is(why, fault.Busy) {
+		return why
+	}
+	h.mu.Lock()
+	if s, there := h.strangers[uuid]; there {
+		if s.why = why; why == nil {
+			delete(h.strangers, uuid)
+			delete(h.started, uuid)
+		} else {
+			h.strangers[uuid] = s
+		}
+	}
+	h.mu.Unlock()
+	if why != nil {
+		return wrap(why, "guest %s is in quarantine: it runs, and has no claim", d.Name)
+	}
+	// It is looked at once more as one that is managed.
+	return h.followUse(ctx, uuid)
+}
+
+// count reads what a stranger uses, where it is not what was read before.
+func (h *Host) count(ctx context.Context, d driver.Domain) error {
+	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return nil // it has ended
+	case err != nil:
+		return err
+	}
+	h.mu.Lock()
+	s, counted := h.strangers[d.UUID]
+	h.mu.Unlock()
+	if counted && s.domain == d && s.text == digest(text) {
+		return nil
+	}
+	_, found, _, err := h.read(ctx, d)
+	if err != nil {
+		return err
+	}
+	s.domain, s.text, s.found = d, digest(text), found
+	h.mu.Lock()
+	h.strangers[d.UUID] = s
+	h.mu.Unlock()
+	return nil
+}
+
+// tellStrangers has the tracker count them.
+func (h *Host) tellStrangers() {
+	h.mu.Lock()
+	all := make(map[string]claims.Found, len(h.strangers))
+	for uuid, s := range h.strangers {
+		all[uuid] = s.found
+	}
+	h.mu.Unlock()
+	h.tracker.SetStrangers(all)
+}
