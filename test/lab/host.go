@@ -23,9 +23,10 @@ type Host struct {
 	Name  string
 	Index int // from 1; the last number of the host's addresses
 
-	lab  *Lab
-	dir  string // its folder outside
-	init process
+	lab       *Lab
+	dir       string // its folder outside
+	backports bool   // runs the libvirt of the release's backports
+	init      process
 	// started is the first process where this program started it, and is to be
 	// waited for; nil in a lab that was attached to.
 	started *exec.Cmd
@@ -262,7 +263,7 @@ type plan struct {
 }
 
 func (h *Host) plan(ctx context.Context) (*plan, error) {
-	have, err := installed(ctx, []string{"qemu-system-x86"})
+	have, err := installed(ctx, []string{"qemu-system-x86", "libvirt-daemon"})
 	if err != nil {
 		return nil, err
 	}
@@ -291,6 +292,17 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 		p.Usr = []string{filepath.Join(tree, "usr")}
 		// A QEMU that meets another build's modules dies at start.
 		p.UsrWhole = []string{"lib/x86_64-linux-gnu/qemu", "share/qemu"}
+	}
+	if h.backports {
+		tree, err := libvirtTree(have["libvirt-daemon"])
+		if err != nil {
+			return nil, err
+		}
+		if tree != "" {
+			p.Usr = append(p.Usr, filepath.Join(tree, "usr"))
+			p.UsrWhole = append(p.UsrWhole, "lib/x86_64-linux-gnu/libvirt")
+			p.UsrHide = nil // the tree has no network driver
+		}
 	}
 	for _, d := range ownDirs {
 		p.Binds = append(p.Binds, [2]string{filepath.Join(h.dir, d), d})

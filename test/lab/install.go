@@ -40,6 +40,15 @@ func NativePackages() []string {
 // shared libraries come with the system's own qemu-system-x86.
 var backports = []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "qemu-utils", "seabios"}
 
+// libvirtBackports make the libvirt tree of a host that runs a newer libvirt than
+// the machine has. The network driver is not among them: from libvirt 11 on it
+// ends a daemon that finds no firewall program.
+var libvirtBackports = []string{
+	"libvirt0", "libvirt-clients", "libvirt-common", "libvirt-daemon", "libvirt-daemon-common", "libvirt-daemon-driver-qemu",
+	"libvirt-daemon-driver-nodedev", "libvirt-daemon-driver-storage", "libvirt-daemon-driver-interface", "libvirt-daemon-driver-secret",
+	"libvirt-daemon-log", "libvirt-daemon-lock",
+}
+
 // guestModules are loaded by the guest. A kernel that has one built in ships no
 // file for it.
 var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"}
@@ -63,6 +72,9 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 	if tree, err := qemuTree(have["qemu-system-x86"]); err == nil && tree != "" && !exists(tree) {
 		out = append(out, "QEMU from backports in "+tree)
 	}
+	if tree, err := libvirtTree(have["libvirt-daemon"]); err == nil && tree != "" && !exists(tree) {
+		out = append(out, "libvirt from backports in "+tree)
+	}
 	if k := KernelDir(); !exists(k) {
 		out = append(out, "guest kernel in "+k)
 	}
@@ -82,7 +94,15 @@ func KernelDir() string { return filepath.Join(CacheDir(), "kernel") }
 // qemuTree is the folder laid over /usr in every host, or empty where the
 // system's QEMU, of the given package version, is new enough to migrate
 // correctly without KVM.
-func qemuTree(version string) (string, error) {
+func qemuTree(version string) (string, error) { return treeBelow("qemu", 9, version) }
+
+// libvirtTree is the folder laid over /usr in the hosts of Options.Backports, or
+// empty where the system's libvirt, of the given package version, is as new.
+func libvirtTree(version string) (string, error) { return treeBelow("libvirt", 11, version) }
+
+// treeBelow is the folder name in the cache for a package that is older than the
+// major version enough.
+func treeBelow(name string, enough int, version string) (string, error) {
 	v := version
 	if _, after, ok := strings.Cut(v, ":"); ok {
 		v = after
@@ -90,12 +110,12 @@ func qemuTree(version string) (string, error) {
 	major, _, _ := strings.Cut(v, ".")
 	n, err := strconv.Atoi(major)
 	if err != nil && version != "" {
-		return "", fmt.Errorf("version of qemu-system-x86: %q", version)
+		return "", fmt.Errorf("version of %s: %q", name, version)
 	}
-	if n >= 9 {
+	if n >= enough {
 		return "", nil
 	}
-	return filepath.Join(CacheDir(), "qemu"), nil
+	return filepath.Join(CacheDir(), name), nil
 }
 
 // Install adds what is missing: the named packages (Packages, NativePackages or
@@ -161,8 +181,18 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 		}
 		if tree != "" && !exists(tree) {
 			fmt.Fprintf(log, "lab: fetching QEMU from %s-backports (QEMU %s corrupts memory in migrations without KVM)\n", codename, have["qemu-system-x86"])
-			if err := fetch(ctx, tree, func(tmp string) error { return fetchQEMU(ctx, a, tmp) }); err != nil {
+			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, backports) }); err != nil {
 				return fmt.Errorf("fetch QEMU from backports: %w", err)
+			}
+		}
+		tree, err = libvirtTree(have["libvirt-daemon"])
+		if err != nil {
+			return fmt.Errorf("install the lab: %w", err)
+		}
+		if tree != "" && !exists(tree) {
+			fmt.Fprintf(log, "lab: fetching libvirt from %s-backports (some hosts run it beside libvirt %s)\n", codename, have["libvirt-daemon"])
+			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, libvirtBackports) }); err != nil {
+				return fmt.Errorf("fetch libvirt from backports: %w", err)
 			}
 		}
 		if !exists(KernelDir()) {
@@ -198,14 +228,14 @@ func fetch(ctx context.Context, target string, fill func(tmp string) error) erro
 	return os.Rename(tmp, target)
 }
 
-// fetchQEMU extracts the backports' QEMU below tmp/usr.
-func fetchQEMU(ctx context.Context, a *apt, tmp string) error {
+// fetchTree extracts packages of the backports below tmp/usr.
+func fetchTree(ctx context.Context, a *apt, tmp string, packages []string) error {
 	dl := filepath.Join(tmp, ".dl")
 	if err := os.Mkdir(dl, 0o755); err != nil {
 		return err
 	}
 	var want []string
-	for _, p := range backports {
+	for _, p := range packages {
 		want = append(want, p+"/"+a.codename+"-backports")
 	}
 	debs, err := a.download(ctx, dl, want...)

@@ -57,13 +57,18 @@ func TestDebianSources_ReadBothSpellings(t *testing.T) {
 	}
 }
 
-func TestQEMUTree_IsNeededBelowNine(t *testing.T) {
+func TestTrees_AreNeededBelowAVersion(t *testing.T) {
 	t.Setenv("BERTH_LAB_CACHE", "/cache")
 	for version, want := range map[string]string{
 		"1:7.2+dfsg-7+deb12u18": "/cache/qemu", "1:10.0.2+ds-2+deb13u1": "", "9.1.0": "", "8.2": "/cache/qemu", "": "/cache/qemu",
 	} {
 		if got, err := qemuTree(version); err != nil || got != want {
 			t.Errorf("qemuTree(%q) = %q, %v; want %q", version, got, err, want)
+		}
+	}
+	for version, want := range map[string]string{"9.0.0-4+deb12u2": "/cache/libvirt", "11.3.0-3": "", "12.1.0": ""} {
+		if got, err := libvirtTree(version); err != nil || got != want {
+			t.Errorf("libvirtTree(%q) = %q, %v; want %q", version, got, err, want)
 		}
 	}
 	if _, err := qemuTree("strange"); err == nil {

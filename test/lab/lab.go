@@ -41,6 +41,10 @@ type Options struct {
 	// not below a host's own folders is seen by all hosts anyway, and so is
 	// Lab.SharedDir.
 	Shared []string
+	// Backports names hosts whose libvirt is that of the release's backports, where
+	// the machine's own is older; elsewhere they run the machine's own as the others
+	// do. What a host runs, its libvirtd says.
+	Backports []string
 	// NoLibvirtd leaves libvirtd to be started by the caller.
 	NoLibvirtd bool
 	// QEMUHook is the text of a hook that every host's libvirtd finds in qemu.d when
@@ -89,8 +93,9 @@ type state struct {
 }
 
 type hostState struct {
-	Name string
-	Init process
+	Name      string
+	Init      process
+	Backports bool `json:",omitempty"`
 }
 
 var hostName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,40}$`)
@@ -141,7 +146,12 @@ func (l *Lab) up(ctx context.Context, o Options) error {
 		if !hostName.MatchString(name) || name == "switch" || slices.Contains(names[:i], name) {
 			return fmt.Errorf("host name %q: want each once, of a-z, 0-9 and -, and not switch", name)
 		}
-		l.Hosts = append(l.Hosts, &Host{Name: name, Index: i + 1, lab: l, dir: filepath.Join(l.Dir, name)})
+		l.Hosts = append(l.Hosts, &Host{Name: name, Index: i + 1, lab: l, dir: filepath.Join(l.Dir, name), backports: slices.Contains(o.Backports, name)})
+	}
+	for _, name := range o.Backports {
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("libvirt from backports on %q, which is no host", name)
+		}
 	}
 	l.Switch = &Host{Name: "switch", Index: 254, lab: l, dir: filepath.Join(l.Dir, "switch")}
 	if !o.Detached {
@@ -301,7 +311,7 @@ func (l *Lab) end() error {
 func (l *Lab) save() error {
 	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Cells: l.cells, HugePages: l.hugePages, Switch: l.Switch.init}
 	for _, h := range l.Hosts {
-		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init})
+		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init, Backports: h.backports})
 	}
 	b, err := json.MarshalIndent(s, "", "\t")
 	if err != nil {
@@ -330,7 +340,7 @@ func load(dir string) (*Lab, error) {
 	}
 	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd, cells: s.Cells, hugePages: s.HugePages}
 	for i, h := range s.Hosts {
-		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init})
+		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init, backports: h.Backports})
 	}
 	l.Switch = &Host{Name: "switch", Index: 254, lab: l, dir: filepath.Join(dir, "switch"), init: s.Switch}
 	return l, nil
