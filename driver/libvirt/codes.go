@@ -9,6 +9,7 @@ import (
 
 // The numbers of virErrorNumber (libvirt/virterror.h) that decisions depend on.
 const (
+	errInternal             = 1
 	errNoMemory             = 2
 	errNoSupport            = 3
 	errNoConnect            = 5
@@ -24,6 +25,7 @@ const (
 	errNoDomain             = 42
 	errInvalidMAC           = 44
 	errAuthFailed           = 45
+	errNoNodeDevice         = 53
 	errOperationInvalid     = 55
 	errConfigUnsupported    = 67
 	errOperationTimeout     = 68 // "cannot acquire state change lock"
@@ -33,11 +35,13 @@ const (
 	errMigrateUnsafe        = 81
 	errOverflow             = 82
 	errOperationUnsupported = 84
+	errAgentUnresponsive    = 86
 	errResourceBusy         = 87
 	errAccessDenied         = 88
 	errCPUIncompatible      = 91
 	errXMLInvalidSchema     = 92
 	errAuthUnavailable      = 94
+	errAgentTimeout         = 112
 )
 
 // kindOf turns an error of a binding into a decision. Numbers that are not
@@ -68,7 +72,7 @@ func kindOf(err error, changes bool) fault.Kind {
 		return fault.Forbidden
 	case errCPUIncompatible, errNoMemory:
 		return fault.DoesNotFit
-	case errNoConnect, errInvalidConn, errRPC:
+	case errNoConnect, errInvalidConn, errRPC, errAgentUnresponsive, errAgentTimeout:
 		return fault.Unavailable
 	}
 	return fault.Internal

@@ -25,8 +25,6 @@ const (
 	undefineCheckpointsMetadata = 1 << 4
 
 	startPaused = 1 << 0
-
-	statsState = 1 << 0 // of virDomainStatsTypes
 )
 
 // Domains implements driver.Driver.

@@ -1,5 +1,5 @@
 // Package libvirt drives KVM, or any hypervisor of libvirt's, through a local
-// daemon. It implements driver.Driver and driver.LiveMigrator over one narrow
+// daemon. It implements driver.Driver and all optional abilities over one narrow
 // interface, Conn, for which there are two bindings: rpc (pure Go, the default)
 // and native (libvirt's own C library, build tag native).
 //
@@ -51,7 +51,8 @@ type Options struct {
 	Logger  *slog.Logger    // slog.Default
 }
 
-// Driver is a driver.Driver and driver.LiveMigrator over libvirt.
+// Driver is a driver.Driver with every ability, over libvirt; which of them the
+// daemon's hypervisor has is in Node.Cannot.
 type Driver struct {
 	o   Options
 	rt  runtime.Runtime
@@ -62,21 +63,28 @@ type Driver struct {
 	wg     sync.WaitGroup // every goroutine
 
 	control, stats *link
+	events         *stream[driver.Event]
+	deviceEvents   *stream[driver.DeviceEvent]
 
 	// mu guards what follows. Nothing blocks under it; links' locks are not taken
 	// under it.
-	mu      sync.Mutex
-	closed  bool
-	health  error
-	since   time.Time       // of health, when not nil
-	moving  map[string]bool // domains that Migrate sends now
-	links   map[*link]bool  // all that are open: control, statistics, one for each migration
-	readers map[*reader]bool
+	mu       sync.Mutex
+	closed   bool
+	health   error
+	since    time.Time       // of health, when not nil
+	answered answered        // to Node
+	moving   map[string]bool // domains that Migrate sends now
+	links    map[*link]bool  // all that are open: control, statistics, one for each migration
 }
 
 var (
-	_ driver.Driver       = (*Driver)(nil)
-	_ driver.LiveMigrator = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.LiveMigrator  = (*Driver)(nil)
+	_ driver.StorageCopier = (*Driver)(nil)
+	_ driver.PostCopier    = (*Driver)(nil)
+	_ driver.GuestAgent    = (*Driver)(nil)
+	_ driver.Statistician  = (*Driver)(nil)
+	_ driver.DeviceWatcher = (*Driver)(nil)
 )
 
 var errClosed = errors.New("the driver is closed")
@@ -106,10 +114,14 @@ func New(o Options) *Driver {
 	}
 	d := &Driver{
 		o: o, rt: o.Runtime, log: o.Logger,
-		moving: map[string]bool{}, links: map[*link]bool{}, readers: map[*reader]bool{},
+		moving: map[string]bool{}, links: map[*link]bool{},
 		health: errors.New("not connected yet"), since: o.Runtime.Now(),
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.events = newStream(d, "events", func(at time.Time) driver.Event { return driver.Event{Kind: driver.EventResync, At: at} })
+	d.deviceEvents = newStream(d, "device events", func(at time.Time) driver.DeviceEvent {
+		return driver.DeviceEvent{Kind: driver.DeviceResync, At: at}
+	})
 	d.control, d.stats = d.newLink("control"), d.newLink("statistics")
 	d.spawn("events", d.supervise)
 	return d
@@ -225,8 +237,16 @@ func (d *Driver) attend() (up bool, err error) {
 	if err := d.bounded(ctx, func() error { return conn.Subscribe(d.publish) }); err != nil {
 		return false, err
 	}
+	if err := d.bounded(ctx, func() error { return conn.SubscribeDevices(d.publishDevice) }); codeOf(err) != 0 {
+		// Domains are driven without: the daemon may have no driver of devices, or
+		// one, virtnodedevd, that is not up.
+		d.log.Info("libvirt tells nothing of devices", "uri", d.o.URI, "error", err)
+	} else if err != nil {
+		return false, err
+	}
 	d.setHealth(nil)
-	d.broadcast(driver.Event{Kind: driver.EventResync, At: d.rt.Now()})
+	d.events.restart()
+	d.deviceEvents.restart()
 	for {
 		if err := d.rt.Sleep(ctx, d.o.PingInterval); err != nil {
 			return true, err

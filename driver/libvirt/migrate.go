@@ -20,6 +20,7 @@ const (
 	migrateUnsafe           = 1 << 9
 	migrateAbortOnError     = 1 << 12
 	migrateAutoConverge     = 1 << 13
+	migratePostCopy         = 1 << 15
 	migrateTLS              = 1 << 16
 	migrateParallel         = 1 << 17
 
@@ -45,6 +46,7 @@ func orders(m driver.Migration) (uint32, []Param) {
 	text("disks_uri", m.DisksURI)
 	for flag, on := range map[uint32]bool{
 		migratePaused: m.Paused, migrateUnsafe: m.Unsafe, migrateTLS: m.TLS, migrateAutoConverge: m.AutoConverge,
+		migratePostCopy: m.PostCopy,
 		// Only with a list: without one libvirt copies every writable disk, shared
 		// volumes included.
 		migrateNonSharedDisk: len(m.CopyDisks) > 0,
@@ -134,6 +136,9 @@ func check(r request, m driver.Migration) error {
 	need("destination uri", m.DestinationURI)
 	need("destination xml", m.DestinationXML)
 	need("persistent xml", m.PersistentXML)
+	if m.PostCopy && m.Paused {
+		reasons = append(reasons, fault.Reason{Code: "post_copy_paused", Message: "post-copy lets the guest run at the destination: it cannot arrive paused"})
+	}
 	if reasons != nil {
 		return fault.Refuse(fault.Invalid, r.String(), reasons...)
 	}
@@ -245,6 +250,13 @@ func (d *Driver) AbortJob(ctx context.Context, uuid string) error {
 		}
 	}
 	return d.unstick(ctx, uuid)
+}
+
+// StartPostCopy implements driver.PostCopier.
+func (d *Driver) StartPostCopy(ctx context.Context, uuid string) error {
+	return run(ctx, d.control, request{verb: "start post-copy of", uuid: uuid, changes: true}, func(c Conn) error {
+		return c.StartPostCopy(uuid)
+	})
 }
 
 // SetMaxDowntime implements driver.LiveMigrator.

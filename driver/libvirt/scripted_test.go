@@ -78,6 +78,7 @@ type scripted struct {
 	once      sync.Once
 	done      chan struct{}
 	subscribe func(Event)
+	devices   func(DeviceEvent)
 }
 
 func (s *scripted) Done() <-chan struct{} { return s.done }
@@ -108,6 +109,10 @@ func (s *scripted) LibVersion() (uint64, error) { return 9000000, s.call("LibVer
 func (s *scripted) Subscribe(f func(Event)) error {
 	s.subscribe = f
 	return s.call("Subscribe")
+}
+func (s *scripted) SubscribeDevices(f func(DeviceEvent)) error {
+	s.devices = f
+	return s.call("SubscribeDevices")
 }
 func (s *scripted) LookupUUID(uuid string) (Ref, error) {
 	s.d.mu.Lock()
