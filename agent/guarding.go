@@ -291,6 +291,15 @@ func (g *guardian) condition() api.Condition {
 			Change: "make room, or stop it; berth instance adopt takes it all the same",
 		})
 	}
+	for _, s := range g.a.host.Strangers() {
+		if _, told := quarantined[s.UUID]; told || s.Why == nil {
+			continue
+		}
+		reasons = append(reasons, fault.Reason{
+			Code: "quarantined", Message: fmt.Sprintf("guest %s runs here and has no claim: %v", s.Name, s.Why), Have: s.Resources.String(),
+			Change: "make room, or stop it; berth instance adopt takes it all the same",
+		})
+	}
 	unsettled := g.a.host.Unsettled()
 	for _, instance := range slices.Sorted(maps.Keys(unsettled)) {
 		if errors.Is(unsettled[instance], fault.Busy) {

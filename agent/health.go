@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/agent/host"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -211,9 +212,15 @@ func (h *health) placement() api.Condition {
 
 func (h *health) claims() api.Condition {
 	u := h.a.tracker.Usage()
+	strangers := h.a.host.Strangers()
 	name := func(instance string) string {
 		if inst, ok := h.a.tracker.Instance(instance); ok {
 			return inst.Name
+		}
+		for _, s := range strangers {
+			if s.UUID == instance {
+				return s.Name
+			}
 		}
 		return instance
 	}
@@ -225,13 +232,13 @@ func (h *health) claims() api.Condition {
 		// The host may have got smaller under claims that did fit.
 		u.Doubled = audited.Doubled
 	}
-	reasons := forcedReasons(u, name)
+	reasons := forcedReasons(u, name, h.byHand)
 	reasons = append(reasons, lostReasons(audited, name)...)
 	_, now, _ := h.a.hardware.view()
 	dead := deadReasons(now, h.a.tracker.List(), name)
 	reasons = append(reasons, dead...)
 	if len(reasons) == 0 {
-		return good("claims", fmt.Sprintf("%d held", len(h.a.tracker.List())))
+		return good("claims", fmt.Sprintf("%d held%s", len(h.a.tracker.List()), unclaimed(strangers)))
 	}
 	var detail []string
 	say := func(words string, n int) {
@@ -239,12 +246,29 @@ func (h *health) claims() api.Condition {
 			detail = append(detail, fmt.Sprintf("%s %d", words, n))
 		}
 	}
-	say("adopted guests that do not fit", len(u.Forced))
+	say("guests that do not fit", len(u.Forced))
 	say("CPUs, devices and pools promised twice", len(u.Doubled))
 	say("held and gone from the host", len(audited.Lost))
 	say("devices held and dead", len(dead))
 	say("sums that differ", len(audited.Differences))
-	return bad("claims", strings.Join(detail, ", "), reasons...)
+	return bad("claims", strings.Join(detail, ", ")+unclaimed(strangers), reasons...)
+}
+
+// unclaimed names the guests that run here without a claim.
+func unclaimed(strangers []host.Stranger) string {
+	if len(strangers) == 0 {
+		return ""
+	}
+	names := make([]string, len(strangers))
+	for i, s := range strangers {
+		names[i] = s.Name
+	}
+	return "; running without a claim, and counted: " + strings.Join(names, ", ")
+}
+
+// byHand reports whether a guest's claim has followed a change past Berth.
+func (h *health) byHand(instance string) bool {
+	return slices.ContainsFunc(h.a.tracker.ByInstance(instance), func(c claims.Claim) bool { return c.ByHand })
 }
 
 // lostReasons names what guests hold and the host no longer has, and where the
@@ -273,12 +297,16 @@ func lostReasons(a claims.Audit, name func(instance string) string) []fault.Reas
 
 // forcedReasons names each guest whose claim is forced, and then each CPU, device
 // and pool that is promised more often than it is there. name gives a guest's
-// name by its uuid.
-func forcedReasons(u claims.Usage, name func(instance string) string) []fault.Reason {
+// name by its uuid, byHand whether somebody changed it past Berth.
+func forcedReasons(u claims.Usage, name func(instance string) string, byHand func(instance string) bool) []fault.Reason {
 	var out []fault.Reason
 	for _, id := range u.Forced {
+		how := "adopted"
+		if byHand(id) {
+			how = "changed by hand"
+		}
 		out = append(out, fault.Reason{
-			Code: "claim_forced", Message: "guest " + name(id) + " was adopted though it does not fit", Change: "move it, or another, to a host with room",
+			Code: "claim_forced", Message: "guest " + name(id) + " was " + how + " though it does not fit", Change: "move it, or another, to a host with room",
 		})
 	}
 	for _, d := range u.Doubled {
@@ -295,6 +323,8 @@ func forcedReasons(u claims.Usage, name func(instance string) string) []fault.Re
 			r.Code = "cpus_doubled"
 		case d.Device != nil:
 			r.Code = "device_doubled"
+		case d.Mdev != "":
+			r.Code = "mdev_doubled"
 		default:
 			r.Code, r.Change = "pages_over", "move guests away, or make the pool larger"
 		}

@@ -264,7 +264,7 @@ func (s claimService) find(ref string) (claims.Claim, error) {
 func (s claimService) view(c claims.Claim) api.Claim {
 	out := api.Claim{
 		ID: c.ID, Kind: string(c.Owner.Kind), State: string(c.State), Instance: c.Owner.Instance, Migration: c.Owner.Migration,
-		Attempt: c.Owner.Attempt, Resources: c.Resources, Forced: c.Forced, CreatedAt: c.CreatedAt,
+		Attempt: c.Owner.Attempt, Resources: c.Resources, Forced: c.Forced, ByHand: c.ByHand, CreatedAt: c.CreatedAt,
 		Topology: c.Topology, PCI: c.PCI, Assignment: c.Assignment,
 	}
 	if inst, ok := s.a.tracker.Instance(c.Owner.Instance); ok {

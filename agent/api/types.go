@@ -57,7 +57,7 @@ type Usage struct {
 	CPURatio float64            `json:"cpu_allocation_ratio"`
 	RAMRatio float64            `json:"ram_allocation_ratio"`
 	DskRatio float64            `json:"disk_allocation_ratio"`
-	Forced   []string           `json:"forced,omitempty"` // instances adopted though they do not fit, by uuid
+	Forced   []string           `json:"forced,omitempty"` // instances that do not fit, by uuid: adopted or changed by hand
 
 	// Doubled is what is promised more often than it is there, by forced claims.
 	Doubled []claims.Doubled `json:"doubled,omitempty"`
@@ -171,9 +171,10 @@ type Claim struct {
 	Attempt   int                `json:"attempt,omitempty"`
 	Resources topology.Resources `json:"resources"`
 	Forced    bool               `json:"forced,omitempty"`
-	Lease     time.Duration      `json:"lease,omitempty"`      // nanoseconds, pending claims only
-	ExpiresIn time.Duration      `json:"expires_in,omitempty"` // nanoseconds left of it
-	Context   *migration.Context `json:"context,omitempty"`    // the MigrationContext
+	ByHand    bool               `json:"changed_by_hand,omitempty"` // it followed a change past Berth: not what was asked for
+	Lease     time.Duration      `json:"lease,omitempty"`           // nanoseconds, pending claims only
+	ExpiresIn time.Duration      `json:"expires_in,omitempty"`      // nanoseconds left of it
+	Context   *migration.Context `json:"context,omitempty"`         // the MigrationContext
 	CreatedAt time.Time          `json:"created_at"`
 
 	// What was asked beyond amounts, and what was given for it.

@@ -85,7 +85,7 @@ func claimTable(w io.Writer, l api.ClaimList) {
 		return out
 	}
 	if len(l.Usage.Forced) > 0 {
-		fmt.Fprintf(w, "\nadopted though they do not fit: %s\n", strings.Join(named(l.Usage.Forced), ", "))
+		fmt.Fprintf(w, "\nguests that do not fit: %s\n", strings.Join(named(l.Usage.Forced), ", "))
 	}
 	for _, d := range l.Usage.Doubled {
 		d.Instances = named(d.Instances)
@@ -100,6 +100,9 @@ func claimRemarks(c api.Claim) string {
 	}
 	if c.Forced {
 		out = append(out, "forced")
+	}
+	if c.ByHand {
+		out = append(out, "changed by hand")
 	}
 	if c.Lease > 0 {
 		out = append(out, rough(c.ExpiresIn.Round(time.Second))+" left")
@@ -134,6 +137,9 @@ func claimRows(w io.Writer, cl api.Claim) {
 	row(w, "holds", resources(cl.Resources))
 	row(w, "place", place(cl.Assignment, onePlace))
 	row(w, "forced", yes(cl.Forced))
+	if cl.ByHand {
+		row(w, "changed", "by hand: it holds what the guest uses, not what was asked for")
+	}
 	row(w, "since", ago(cl.CreatedAt))
 	if cl.Migration != "" {
 		row(w, "migration", fmt.Sprintf("%s, attempt %d", cl.Migration, cl.Attempt))

@@ -303,6 +303,9 @@ func remarks(i api.Instance) string {
 	if i.Claim != nil && i.Claim.Forced {
 		out = append(out, "does not fit")
 	}
+	if i.Claim != nil && i.Claim.ByHand {
+		out = append(out, "changed by hand")
+	}
 	if !i.Managed && i.Migration == "" {
 		out = append(out, "adopt it: berth instance adopt "+i.Name)
 	}

@@ -49,6 +49,9 @@ func place(a topology.Assignment, width int) string {
 	for _, d := range a.Devices {
 		parts = append(parts, d.Address.String())
 	}
+	for _, uuid := range a.Mdevs {
+		parts = append(parts, "mdev "+uuid)
+	}
 	if text := strings.Join(parts, "; "); len(text) <= width {
 		return text
 	}
@@ -56,7 +59,7 @@ func place(a topology.Assignment, width int) string {
 	for _, n := range []struct {
 		n    int
 		what string
-	}{{len(a.Cells), "cell"}, {cpus, "cpu"}, {len(a.Devices), "device"}} {
+	}{{len(a.Cells), "cell"}, {cpus, "cpu"}, {len(a.Devices) + len(a.Mdevs), "device"}} {
 		if n.n > 0 {
 			parts = append(parts, count(n.n, n.what))
 		}
@@ -85,7 +88,7 @@ func explainTable(w io.Writer, e api.Explanation) {
 		fmt.Fprintf(w, "It is for migration %s, attempt %d.\n", e.Owner.Migration, e.Owner.Attempt)
 	}
 	if e.Forced {
-		fmt.Fprintln(w, "It was adopted though it does not fit: `berth status` names what it shares with others.")
+		fmt.Fprintln(w, "It was adopted, or changed by hand, though it does not fit: `berth status` names what it shares with others.")
 	}
 	fmt.Fprintln(w)
 	if len(e.Cells) == 0 {

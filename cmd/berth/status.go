@@ -34,9 +34,11 @@ func (a *app) statusCommand() *cobra.Command {
 		Long: `Show how the agent is: what it depends on, what the host has left, what moves.
 Exits with 7 when not all is well.
 
-The part "claims" names guests that were adopted though they do not fit, each CPU,
-device and page pool that is promised twice and who holds it, and what guests hold
-that the host no longer has. The ledger is audited for that by itself; --json has
+The part "claims" names guests that were adopted, or changed by hand, though they do
+not fit, each CPU, device and page pool that is promised twice and who holds it, what
+guests hold that the host no longer has, and guests that run without a claim; what
+these use is given to nobody. The part "guard" says why those that were started by
+hand could not be adopted. The ledger is audited for that by itself; --json has
 the last audit, and what it took.`,
 		Example: "  berth status\n  berth status -c host-b\n  berth status --json | jq .conditions",
 		Args:    cobra.NoArgs,
