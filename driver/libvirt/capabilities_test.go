@@ -1,15 +1,20 @@
 package libvirt
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -177,6 +182,16 @@ func TestCompareCPU_NamesWhatIsMissing(t *testing.T) {
 				return incompatible("Host CPU does not provide required features: vmx")(c)
 			},
 		},
+		{
+			name: "a feature that the guest forbids", element: guest, codes: []string{"cpu_feature_forbidden"}, wants: []string{""},
+			compare: incompatible("the CPU is incompatible with host CPU: Host CPU provides forbidden features: sse2"),
+		},
+		{
+			name: "a model of a newer libvirt", element: guest, codes: []string{"cpu_model_unknown"}, wants: []string{"Icelake"},
+			compare: func(CPU) error {
+				return &Error{Code: errInternal, Message: "internal error: Unknown CPU model Icelake"}
+			},
+		},
 		{name: "an architecture whose CPUs libvirt does not compare", element: guest, compare: func(CPU) error { return code(errOperationUnsupported) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -201,8 +216,8 @@ func TestCompareCPU_NamesWhatIsMissing(t *testing.T) {
 	if err := compareCPU(lost, CPU{Machine: "q35"}); !errors.Is(err, ErrLost) {
 		t.Errorf("no answer: %v", err)
 	}
-	unknown := answers{t: t, dir: "intel", compare: func(CPU) error { return code(errInvalidArg) }}
-	if err := compareCPU(unknown, CPU{Machine: "q35"}); codeOf(err) != errInvalidArg {
+	odd := answers{t: t, dir: "intel", compare: func(CPU) error { return code(errInvalidArg) }}
+	if err := compareCPU(odd, CPU{Machine: "q35"}); codeOf(err) != errInvalidArg {
 		t.Errorf("what libvirt does not understand: %v", err)
 	}
 }
@@ -222,3 +237,64 @@ func TestNode_NamesTheHostsOwnFeaturesApart(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestNode_IsAskedOnceForEachConnectionAndQEMU holds the cost of a check down.
+func TestNode_IsAskedOnceForEachConnectionAndQEMU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &counting{qemu: 10_000_002}
+		l := New(Options{Dial: func(context.Context, Target) (Conn, error) {
+			return &counted{answers: answers{t: t, dir: "intel"}, n: d, done: make(chan struct{})}, nil
+		}, Logger: slog.New(slog.DiscardHandler)})
+		defer func() {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		want := 0
+		for _, step := range []struct {
+			name   string
+			before func()
+			asks   bool
+		}{
+			{"the first time", func() {}, true},
+			{"again", func() {}, false},
+			{"after a new QEMU", func() { d.qemu = 10_001_000 }, true},
+			{"again", func() {}, false},
+			{"on a new connection", l.control.retire, true},
+			{"a minute later", func() { time.Sleep(capabilitiesAge) }, true},
+			{"again", func() {}, false},
+		} {
+			step.before()
+			if step.asks {
+				want++
+			}
+			n, err := l.Node(t.Context())
+			if err != nil || n.Capabilities == nil || n.HypervisorVersion != driver.Version(d.qemu) {
+				t.Fatalf("%s: %+v, %v", step.name, n, err)
+			}
+			if d.asked != want {
+				t.Errorf("%s: capabilities were asked for %d times, want %d", step.name, d.asked, want)
+			}
+		}
+	})
+}
+
+type counting struct {
+	qemu  uint64
+	asked int
+}
+
+// counted is a connection to a daemon that counts.
+type counted struct {
+	answers
+	n    *counting
+	once sync.Once
+	done chan struct{}
+}
+
+func (c *counted) Done() <-chan struct{}                    { return c.done }
+func (c *counted) Close()                                   { c.once.Do(func() { close(c.done) }) }
+func (c *counted) Subscribe(func(Event)) error              { return nil }
+func (c *counted) SubscribeDevices(func(DeviceEvent)) error { return nil }
+func (c *counted) Version() (uint64, error)                 { return c.n.qemu, nil }
+func (c *counted) Capabilities() (string, error)            { c.n.asked++; return c.answers.Capabilities() }

@@ -20,9 +20,15 @@ const (
 	baselineExpandFeatures  = 1 << 0
 )
 
-// named finds the features that libvirt names in its refusal: "Host CPU does
-// not provide required features: vmx, avx512f".
-var named = regexp.MustCompile(`features: ([A-Za-z0-9._, -]+)`)
+// What libvirt names in its refusals (src/cpu/cpu_x86.c): "Host CPU does not
+// provide required features: vmx, avx512f", "Host CPU provides forbidden features:
+// sse2", and, of a guest from a newer libvirt, "Unknown CPU model X", "Unknown CPU
+// feature x".
+var (
+	lacking   = regexp.MustCompile(`required features: ([A-Za-z0-9._, -]+)`)
+	forbidden = regexp.MustCompile(`forbidden features: ([A-Za-z0-9._, -]+)`)
+	unknown   = regexp.MustCompile(`Unknown CPU (model|feature) ([A-Za-z0-9._-]+)`)
+)
 
 // CheckCPU implements driver.LiveMigrator by virConnectCompareHypervisorCPU. A
 // guest with mode host-passthrough or maximum names no features: its CPU is its
@@ -58,25 +64,27 @@ func compareCPU(conn Conn, guest CPU) error {
 		// libvirt compares the CPUs of x86 and s390 alone. Elsewhere it says at the
 		// start what it cannot give, before any memory has moved.
 		return nil
+	case errInternal:
+		if found := unknown.FindStringSubmatch(err.Error()); found != nil {
+			return fault.Refuse(fault.DoesNotFit, "compare cpu", fault.Reason{
+				Code: "cpu_" + found[1] + "_unknown", Message: "cpu " + found[1] + " " + found[2] + " is unknown to libvirt", Want: found[2], Change: "upgrade libvirt",
+			})
+		}
 	}
 	return err
 }
 
-// incompatible names what a host's CPU lacks. libvirt names features from 4.4 on,
-// but not whenever it refuses; then what a guest can have here is held against
+// incompatible names what stands against a CPU. libvirt names features, but only
+// where it came to compare them; else what a guest can have here is held against
 // what this one has. That only names: the refusal is libvirt's.
 func incompatible(conn Conn, guest CPU, refusal error) []fault.Reason {
-	var missing []string
-	if found := named.FindStringSubmatch(refusal.Error()); found != nil {
-		for f := range strings.SplitSeq(found[1], ",") {
-			missing = append(missing, strings.TrimSpace(f))
-		}
-	}
+	missing := names(lacking, refusal)
 	var reasons []fault.Reason
-	if missing == nil {
-		var vendor []fault.Reason
-		missing, vendor = difference(conn, guest)
-		reasons = append(reasons, vendor...)
+	for _, f := range names(forbidden, refusal) {
+		reasons = append(reasons, fault.Reason{Code: "cpu_feature_forbidden", Message: "cpu feature " + f + " is there, and the guest forbids it", Have: f})
+	}
+	if missing == nil && reasons == nil {
+		missing, reasons = difference(conn, guest)
 	}
 	for _, f := range missing {
 		reasons = append(reasons, fault.Reason{Code: "cpu_feature_missing", Message: "cpu feature " + f + " is missing", Want: f})
@@ -85,6 +93,15 @@ func incompatible(conn Conn, guest CPU, refusal error) []fault.Reason {
 		reasons = []fault.Reason{{Code: "cpu_incompatible", Message: refusal.Error()}}
 	}
 	return reasons
+}
+
+func names(in *regexp.Regexp, refusal error) (out []string) {
+	if found := in.FindStringSubmatch(refusal.Error()); found != nil {
+		for f := range strings.SplitSeq(found[1], ",") {
+			out = append(out, strings.TrimSpace(f))
+		}
+	}
+	return out
 }
 
 // difference gives the features of a guest that none can have here, and the
@@ -152,7 +169,7 @@ func hostModel(caps *libvirtxml.DomainCaps) (string, bool) {
 			Model: &libvirtxml.DomainCPUModel{Fallback: mode.Models[0].Fallback, Value: mode.Models[0].Name},
 		}
 		for _, f := range mode.Features {
-			cpu.Features = append(cpu.Features, libvirtxml.DomainCPUFeature{Policy: f.Policy, Name: f.Name})
+			cpu.Features = append(cpu.Features, libvirtxml.DomainCPUFeature(f))
 		}
 		text, err := cpu.Marshal()
 		return text, err == nil

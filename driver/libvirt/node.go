@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"libvirt.org/go/libvirtxml"
 
@@ -11,10 +12,43 @@ import (
 	"berth/topology"
 )
 
-// Node implements driver.Driver. Its facts come from the daemon's capabilities
-// (https://libvirt.org/formatcaps.html) and versions.
+// capabilitiesAge is for how long a connection's answer is believed: libvirt looks
+// for firmware and swtpm itself, and tells nobody when they come. Arbitrary.
+const capabilitiesAge = time.Minute
+
+// answered is what the daemon has said of its machine.
+type answered struct {
+	by   Conn // on this connection: a daemon that was restarted is asked again
+	qemu driver.Version
+	at   time.Time
+	node driver.Node
+}
+
+// Node implements driver.Driver. Its facts come from the daemon's capabilities and
+// versions. It is asked at each check of a destination, and all of it costs ten
+// milliseconds and more, so it is asked once for each connection and each version
+// of QEMU, and again when the answer is old. What it gives is shared: not to be
+// changed.
 func (d *Driver) Node(ctx context.Context) (driver.Node, error) {
-	return do(ctx, d.control, request{verb: "read capabilities"}, node)
+	return do(ctx, d.control, request{verb: "read capabilities"}, func(c Conn) (driver.Node, error) {
+		qemu, err := c.Version()
+		if err != nil {
+			return driver.Node{}, err
+		}
+		d.mu.Lock()
+		last := d.answered
+		d.mu.Unlock()
+		if last.by == c && last.qemu == driver.Version(qemu) && d.rt.Now().Sub(last.at) < capabilitiesAge {
+			return last.node, nil
+		}
+		n, err := node(c)
+		if err == nil && n.CapabilitiesError == "" {
+			d.mu.Lock()
+			d.answered = answered{by: c, qemu: n.HypervisorVersion, at: d.rt.Now(), node: n}
+			d.mu.Unlock()
+		}
+		return n, err
+	})
 }
 
 func node(c Conn) (n driver.Node, err error) {
