@@ -33,6 +33,7 @@ func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
 	device := missing
 	device.Device = &topology.PCIAddress{}
 	clash := topology.Reason{Code: "memory_contradicts", Degrades: true}
+	dead := topology.Reason{Code: "pci_dead", Device: &topology.PCIAddress{}, Degrades: true}
 	remark := topology.Reason{Code: "ghw_differs"}
 	for _, tt := range []struct {
 		name      string
@@ -47,6 +48,9 @@ func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
 		{"a device's file is missing", machine(4, 8, device), nil, true},
 		{"tables that always contradicted", machine(4, 8, clash), nil, true},
 		{"tables that contradict and give less", machine(2, 8, clash), machine(4, 8), false},
+		{"tables that contradict as they did and give less", machine(2, 8, clash), machine(4, 8, clash), true},
+		{"a device died when CPUs went", machine(2, 8, dead), machine(4, 8), true},
+		{"a file is missing as it was", machine(2, 8, missing), machine(4, 8, missing), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := doubts(tt.got, tt.good); (len(got) == 0) != tt.believed {

@@ -20,7 +20,7 @@ func doubts(got, good *topology.Host) []fault.Reason {
 	for _, r := range got.Reasons {
 		// A file of one device takes no cell's CPUs or memory away.
 		if r.Degrades && r.Device == nil && strings.HasPrefix(r.Code, "file_") {
-			out = append(out, fault.Reason{Code: r.Code, Message: r.File + ": " + r.Message, Change: "repair what cannot be read; it is read again by itself"})
+			out = append(out, fault.Reason{Code: r.Code, Message: r.Message, Change: "repair what cannot be read; it is read again by itself"})
 		}
 	}
 	if good == nil || got.CPUs().Len() >= good.CPUs().Len() && got.MemoryBytes() >= good.MemoryBytes() {
