@@ -144,6 +144,9 @@ type Description struct {
 	LibvirtVersion    uint64 `json:"libvirt_version"`
 	BerthVersion      string `json:"berth_version"`
 	Arch              string `json:"arch"`
+	// CPU is the best that guests can have here; nil where nobody knows, also for
+	// agents that did not send it yet: then it is not compared.
+	CPU *topology.HypervisorCPU `json:"cpu,omitempty"`
 	// LibvirtURI is this host's libvirt as another libvirtd reaches it;
 	// MigrateURI where memory and disks go, on [migration] address.
 	LibvirtURI string `json:"libvirt_uri"`
@@ -181,7 +184,11 @@ type Guest struct {
 	Persistent  bool                    `json:"persistent"`
 	XML         string                  `json:"xml"`            // live, migratable
 	Definition  string                  `json:"definition_xml"` // persistent; empty for a transient domain
-	Disks       []Disk                  `json:"disks"`
+	// CPU is the <cpu> element that it has while it runs: XML has the one that it
+	// was started with, of which QEMU left out what its host lacks. Empty for a guest
+	// that does not run or names no model, and from agents that did not send it yet.
+	CPU   string `json:"cpu_xml,omitempty"`
+	Disks []Disk `json:"disks"`
 }
 
 // Disk is one disk of a guest.

@@ -15,13 +15,6 @@ import (
 	"berth/migration"
 )
 
-// The versions of design section 13, in libvirt's numbers.
-const (
-	minLibvirt      = 8_000_000
-	minQEMU         = 6_002_000 // with KVM
-	minQEMUEmulated = 9_000_000 // under TCG: before, live migration loses stores to guest memory
-)
-
 // refusal collects every reason before anybody is told of one.
 type refusal struct {
 	kinds   map[fault.Kind]bool
@@ -87,26 +80,22 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if here.Mode == ModeObserve {
 		no.add(fault.Forbidden, observing(h.o.Name))
 	}
-	if h.migrator == nil {
-		no.add(fault.Forbidden, fault.Reason{Code: "no_live_migration", Message: "the hypervisor of " + h.o.Name + " cannot live-migrate"})
+	live, err := driver.LiveMigration(h.driver, node)
+	if err := no.take(err); err != nil {
+		return migration.CheckAnswer{}, err
 	}
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
-	if !doc.emulated() && node.Emulated {
-		no.add(fault.Forbidden, fault.Reason{
-			Code: "no_kvm", Message: "the guest needs KVM, " + h.o.Name + " has no hardware virtualization", Want: doc.Type, Have: "qemu",
-		})
-	}
-	if m := doc.OS.Type.Machine; m != "" && !slices.Contains(node.Machines, m) {
-		no.add(fault.Forbidden, fault.Reason{
-			Code: "machine_type_missing", Message: "machine type " + m + " is unknown to QEMU on " + h.o.Name, Want: m,
-			Change: "upgrade QEMU on " + h.o.Name + ", or change the guest's machine type",
-		})
-	}
-	if h.migrator != nil {
-		if err := no.take(h.migrator.CheckCPU(ctx, g.XML)); err != nil {
+	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)
+	no.add(fault.DoesNotFit, passthroughReasons(doc, c.Source, here)...)
+	if live != nil && accelerated(doc, node) {
+		text, err := withCPU(g)
+		if err != nil {
+			return migration.CheckAnswer{}, err
+		}
+		if err := no.take(live.CheckCPU(ctx, text)); err != nil {
 			return migration.CheckAnswer{}, err
 		}
 	}
@@ -120,17 +109,8 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err != nil {
 		return migration.CheckAnswer{}, err
 	}
-	for _, path := range doc.files() {
-		there, err := h.files.Exists(path)
-		if err != nil {
-			return migration.CheckAnswer{}, err
-		}
-		if !there {
-			no.add(fault.Forbidden, fault.Reason{
-				Code: "file_missing", Message: "the guest boots from " + path + ", which " + h.o.Name + " does not have", Want: path,
-				Change: "put the same file there",
-			})
-		}
+	if err := h.checkFiles(&no, doc); err != nil {
+		return migration.CheckAnswer{}, err
 	}
 	if err := no.err(""); err != nil {
 		return migration.CheckAnswer{}, err
@@ -138,58 +118,27 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	return migration.CheckAnswer{Destination: here, Disks: views}, nil
 }
 
-// sameHost compares all three names a host has: two agents on one libvirt are
-// one host too.
-func sameHost(source, here migration.Description) []fault.Reason {
-	if source.Name != here.Name && (source.ProviderUUID == "" || source.ProviderUUID != here.ProviderUUID) &&
-		(source.HostUUID == "" || source.HostUUID != here.HostUUID) {
-		return nil
-	}
-	return []fault.Reason{{Code: "same_host", Message: "the guest is on " + here.Name + " already", Have: source.Name, Change: "name another host"}}
-}
-
-// pairReasons holds two hosts against design section 13. QEMU and libvirt of
-// the destination may be newer than the source's, not older: QEMU reads the
-// state of older versions only.
-func pairReasons(source, dest migration.Description, emulated bool) []fault.Reason {
-	var out []fault.Reason
-	qemu, how := uint64(minQEMU), ""
-	if emulated {
-		qemu, how = minQEMUEmulated, " without KVM"
-	}
-	for _, d := range []migration.Description{source, dest} {
-		if d.LibvirtVersion < minLibvirt {
-			out = append(out, tooOld("libvirt_too_old", "libvirt", d.Name, d.LibvirtVersion, minLibvirt, ""))
+// checkFiles refuses a guest whose files beside disks are not here, firmware before
+// all. The destination's document names them as the source's does.
+func (h *Host) checkFiles(no *refusal, doc document) error {
+	reason := func(path, code, message, change string) error {
+		if path == "" {
+			return nil
 		}
-		if d.HypervisorVersion < qemu {
-			out = append(out, tooOld("qemu_too_old", "QEMU", d.Name, d.HypervisorVersion, qemu, how))
+		there, err := h.files.Exists(path)
+		if err == nil && !there {
+			no.add(fault.Forbidden, fault.Reason{Code: code, Message: message + ", which " + h.o.Name + " does not have", Want: path, Change: change})
+		}
+		return err
+	}
+	for _, path := range doc.files() {
+		if err := reason(path, "file_missing", "the guest boots from "+path, "put the same file there"); err != nil {
+			return err
 		}
 	}
-	if source.Arch != dest.Arch {
-		out = append(out, fault.Reason{
-			Code: "arch_differs", Message: fmt.Sprintf("%s is %s, %s is %s", source.Name, source.Arch, dest.Name, dest.Arch),
-			Want: source.Arch, Have: dest.Arch,
-		})
-	}
-	// A stable update (the third number) changes nothing in the stream.
-	if dest.HypervisorVersion/1000 < source.HypervisorVersion/1000 {
-		out = append(out, fault.Reason{
-			Code: "qemu_older", Message: fmt.Sprintf("QEMU %s on %s is older than %s on %s",
-				version(dest.HypervisorVersion), dest.Name, version(source.HypervisorVersion), source.Name),
-			Want: version(source.HypervisorVersion), Have: version(dest.HypervisorVersion), Change: "upgrade QEMU on " + dest.Name,
-		})
-	}
-	return out
+	return reason(doc.Devices.Emulator, "emulator_missing", "the guest runs in "+doc.Devices.Emulator,
+		"install QEMU at that path there, or change the guest's emulator")
 }
-
-func tooOld(code, what, host string, have, want uint64, how string) fault.Reason {
-	return fault.Reason{
-		Code: code, Message: fmt.Sprintf("%s %s on %s: at least %s is needed%s", what, version(have), host, version(want), how),
-		Want: version(want), Have: version(have), Change: "upgrade " + what + " on " + host,
-	}
-}
-
-func version(v uint64) string { return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000) }
 
 // checkNames refuses what another guest has here.
 func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest) error {
@@ -358,8 +307,15 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	if h.o.Mode() == ModeObserve {
 		no.add(fault.Forbidden, observing(h.o.Name))
 	}
-	if h.migrator == nil {
-		no.add(fault.Forbidden, fault.Reason{Code: "no_live_migration", Message: "the hypervisor of " + h.o.Name + " cannot live-migrate"})
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	live, err := driver.LiveMigration(h.driver, node)
+	if err := no.take(err); err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	if live == nil {
 		return migration.SourceAnswer{}, no.err("")
 	}
 	g, err := h.inspect(ctx, ref.Instance)
@@ -372,7 +328,7 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 			Have: string(g.PowerState), Want: string(migration.PowerRunning), Change: "start it first",
 		})
 	}
-	job, err := h.migrator.Job(ctx, ref.Instance)
+	job, err := live.Job(ctx, ref.Instance)
 	if err != nil {
 		return migration.SourceAnswer{}, err
 	}
@@ -400,6 +356,12 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 			ans.CopyDisks = append(ans.CopyDisks, d.Target)
 		case leave:
 			ans.Shared = ans.Shared || shared
+		}
+	}
+	if len(ans.CopyDisks) > 0 {
+		_, err := driver.StorageCopy(h.driver, node)
+		if err := no.take(err); err != nil {
+			return migration.SourceAnswer{}, err
 		}
 	}
 	return ans, no.err("")

@@ -17,15 +17,30 @@ type document struct {
 	Type    string   `xml:"type,attr"` // kvm, or qemu under TCG
 	Name    string   `xml:"name"`
 	UUID    string   `xml:"uuid"`
-	OS      struct {
-		Type struct {
+	VCPU    struct {
+		Max int `xml:",chardata"`
+	} `xml:"vcpu"`
+	CPU struct {
+		Mode string `xml:"mode,attr"` // custom, host-passthrough, maximum
+	} `xml:"cpu"`
+	MemoryBacking struct {
+		Source struct {
+			Type string `xml:"type,attr"`
+		} `xml:"source"`
+	} `xml:"memoryBacking"`
+	OS struct {
+		Firmware string `xml:"firmware,attr"` // efi, bios; empty where a loader is named or nothing
+		Type     struct {
 			Arch    string `xml:"arch,attr"`
 			Machine string `xml:"machine,attr"`
 		} `xml:"type"`
 		Kernel string `xml:"kernel"`
 		Initrd string `xml:"initrd"`
-		Loader string `xml:"loader"`
-		NVRAM  struct {
+		Loader struct {
+			Secure string `xml:"secure,attr"`
+			Path   string `xml:",chardata"`
+		} `xml:"loader"`
+		NVRAM struct {
 			Template string `xml:"template,attr"`
 			Path     string `xml:",chardata"`
 			Source   struct {
@@ -34,10 +49,18 @@ type document struct {
 		} `xml:"nvram"`
 	} `xml:"os"`
 	LaunchSecurity *struct {
-		Type string `xml:"type,attr"`
+		Type   string `xml:"type,attr"`
+		Policy string `xml:"policy"` // of SEV, hexadecimal
 	} `xml:"launchSecurity"`
 	Devices struct {
+		Emulator string `xml:"emulator"`
+		Video    []struct {
+			Model struct {
+				Type string `xml:"type,attr"`
+			} `xml:"model"`
+		} `xml:"video"`
 		Graphics []struct {
+			Type    string `xml:"type,attr"`
 			Listen  string `xml:"listen,attr"`
 			Listens []struct {
 				Address string `xml:"address,attr"`
@@ -53,8 +76,10 @@ type document struct {
 			Source hostdev `xml:"source"`
 		} `xml:"interface"`
 		TPMs []struct {
+			Model   string `xml:"model,attr"`
 			Backend struct {
-				Type string `xml:"type,attr"`
+				Type    string `xml:"type,attr"`
+				Version string `xml:"version,attr"`
 			} `xml:"backend"`
 		} `xml:"tpm"`
 		Filesystems []struct {
@@ -105,6 +130,7 @@ type diskElement struct {
 	} `xml:"source"`
 	Target struct {
 		Dev string `xml:"dev,attr"`
+		Bus string `xml:"bus,attr"`
 	} `xml:"target"`
 	ReadOnly  *struct{} `xml:"readonly"`
 	Shareable *struct{} `xml:"shareable"`
@@ -139,13 +165,16 @@ func (d document) variables() string {
 	return strings.TrimSpace(d.OS.NVRAM.Path)
 }
 
+// loader is the file of the guest's firmware; empty for none.
+func (d document) loader() string { return strings.TrimSpace(d.OS.Loader.Path) }
+
 // emulated reports whether the guest runs without KVM.
 func (d document) emulated() bool { return d.Type == "qemu" }
 
 // files are the files besides disks that QEMU opens when it starts the guest.
 func (d document) files() []string {
 	var out []string
-	for _, path := range []string{d.OS.Kernel, d.OS.Initrd, strings.TrimSpace(d.OS.Loader), d.OS.NVRAM.Template} {
+	for _, path := range []string{d.OS.Kernel, d.OS.Initrd, d.loader(), d.OS.NVRAM.Template} {
 		if path != "" {
 			out = append(out, path)
 		}

@@ -49,7 +49,7 @@ type Options struct {
 	Name         string // provider's name
 	ProviderUUID string
 	Tracker      *claims.Tracker
-	Driver       driver.Driver // live migration where it is a driver.LiveMigrator too
+	Driver       driver.Driver
 	Runtime      runtime.Runtime
 	Logger       *slog.Logger  // nil for slog.Default()
 	Mode         func() string // ModeObserve or manage; nil for manage
@@ -107,16 +107,20 @@ type Options struct {
 
 // Host implements migration.Host for this machine, and the instance verbs.
 type Host struct {
-	o        Options
-	log      *slog.Logger
-	tracker  *claims.Tracker
-	driver   driver.Driver
-	rt       runtime.Runtime
-	files    disks.Files
-	hooks    *hooks.Runner
-	ctx      context.Context // of actors; ends with Close
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup // actors
+	o       Options
+	log     *slog.Logger
+	tracker *claims.Tracker
+	driver  driver.Driver
+	rt      runtime.Runtime
+	files   disks.Files
+	hooks   *hooks.Runner
+	ctx     context.Context // of actors; ends with Close
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup // actors
+	// migrator serves moves that have begun, nil where the driver's code knows none:
+	// what they ask must not cost a question more while a guest stands still.
+	// Whether the hypervisor can is asked where a move is checked
+	// (driver.LiveMigration).
 	migrator driver.LiveMigrator
 
 	// mu guards the fields below up to the blank line. Nothing but map work and starting an
@@ -214,7 +218,7 @@ func (h *Host) description(n driver.Node) migration.Description {
 	return migration.Description{
 		Name: h.o.Name, ProviderUUID: h.o.ProviderUUID, HostUUID: n.UUID, Mode: h.o.Mode(),
 		Hypervisor: n.Hypervisor, HypervisorVersion: uint64(n.HypervisorVersion), LibvirtVersion: uint64(n.LibraryVersion),
-		BerthVersion: h.o.Version, Arch: n.Arch, LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
+		BerthVersion: h.o.Version, Arch: n.Arch, CPU: hypervisorCPU(n), LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
 	}
 }
 

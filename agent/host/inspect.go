@@ -5,6 +5,7 @@ import (
 
 	"berth/claims"
 	"berth/driver"
+	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -59,6 +60,11 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	if g.XML, err = h.driver.XML(ctx, uuid, what); err != nil {
 		return migration.Guest{}, err
 	}
+	if dom.Active() {
+		if g.CPU, err = h.realCPU(ctx, uuid); err != nil {
+			return migration.Guest{}, err
+		}
+	}
 	if dom.Persistent {
 		if g.Definition, err = h.driver.XML(ctx, uuid, driver.Persistent); err != nil {
 			return migration.Guest{}, err
@@ -70,6 +76,21 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	}
 	g.Disks, err = h.guestDisks(ctx, doc)
 	return g, err
+}
+
+// realCPU is the CPU that a running guest has, as an element; empty where its
+// document names no model.
+func (h *Host) realCPU(ctx context.Context, uuid string) (string, error) {
+	text, err := h.driver.XML(ctx, uuid, driver.Live)
+	if err != nil {
+		return "", err
+	}
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return "", fault.New(fault.Invalid, "read the document of the guest as it runs: %w", err)
+	}
+	cpu, _ := doc.CPU()
+	return cpu, nil
 }
 
 // tokenHere is nil when this host may start, move and delete the guest.

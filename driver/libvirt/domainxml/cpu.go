@@ -17,6 +17,27 @@ func (d *Doc) CPU() (string, bool) {
 	return alone(e), true
 }
 
+// SetCPU puts a <cpu> element in the place of the guest's own: what libvirt says of
+// a running guest in two documents, the one it accepts at a destination and the
+// one with the CPU that the guest really has, is brought together by it.
+func (d *Doc) SetCPU(element string) error {
+	t := etree.NewDocument()
+	if err := t.ReadFromString(element); err != nil {
+		return fmt.Errorf("cpu element: %w", err)
+	}
+	if t.Root() == nil || t.Root().Tag != "cpu" {
+		return fmt.Errorf("cpu element: %q is none", element)
+	}
+	if old := d.root.SelectElement("cpu"); old != nil {
+		d.root.InsertChildAt(old.Index(), t.Root().Copy())
+		d.root.RemoveChild(old)
+	} else {
+		d.root.AddChild(t.Root().Copy())
+	}
+	d.changed = true
+	return nil
+}
+
 // HostCPU gives the host's <cpu> element of a capabilities document
 // (https://libvirt.org/formatcaps.html), as it stands; empty when there is none.
 func HostCPU(capabilities string) (string, error) {
