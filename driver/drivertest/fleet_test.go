@@ -23,35 +23,12 @@ func document(name, id string) string {
 }
 
 // newFleet is a fleet whose actors have ended when the test has.
-func newFleet(t *testing.T) *drivertest.Fleet {
+func newFleet(t testing.TB) *drivertest.Fleet {
 	rt := &runtime.System{}
 	f := drivertest.NewFleet(rt)
 	f.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond})
 	t.Cleanup(func() { f.Close(); rt.Wait() })
 	return f
-}
-
-func TestFake_Conforms(t *testing.T) {
-	f := newFleet(t)
-	drivertest.Run(t, drivertest.Harness{
-		New:       func(*testing.T) driver.Driver { return f.Host("a") },
-		DomainXML: document,
-		Restart:   func(*testing.T) { f.Host("a").KillDaemon(); f.Host("a").StartDaemon() },
-		Hang: func(*testing.T) func() {
-			f.Host("a").Hang(true)
-			return func() { f.Host("a").Hang(false) }
-		},
-		Pair: func(t *testing.T) drivertest.Pair {
-			f := newFleet(t)
-			return drivertest.Pair{
-				Source: f.Host("a"), Destination: f.Host("b"), DestinationURI: "qemu+tls://b/system",
-				Slow: func() {
-					f.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond, Rate: 100 << 20, DirtyRate: 100 << 20})
-				},
-				Fast: func() { f.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond}) },
-			}
-		},
-	})
 }
 
 // mover is a fleet of two with a guest that runs on a.

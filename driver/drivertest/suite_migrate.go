@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,32 +23,51 @@ type move struct {
 }
 
 // migration wraps a property with two hosts and a guest that runs on the first.
-func migration(name string, test func(*testing.T, *move)) property {
-	return property{name, func(t *testing.T, b *bench) {
+func migration(name string, test func(testing.TB, *move)) property {
+	return migrationOf(name, func(t testing.TB, b *bench, p Pair, name, id string) string { return b.DomainXML(name, id) }, test)
+}
+
+func migrationOf(name string, doc func(t testing.TB, b *bench, p Pair, name, id string) string, test func(testing.TB, *move)) property {
+	return property{name, func(t testing.TB, b *bench) {
 		p := b.Pair(t)
-		src, ok := p.Source.(driver.LiveMigrator)
-		if !ok {
-			t.Fatalf("%T is no driver.LiveMigrator", p.Source)
-		}
-		dst := p.Destination.(driver.LiveMigrator)
-		id := uuid.NewString()
-		must(t, "Define", p.Source.Define(within(t), b.DomainXML("conf-"+id[:8], id)))
-		t.Cleanup(func() { b.remove(t, p.Source, id); b.remove(t, p.Destination, id) })
-		must(t, "Start", p.Source.Start(within(t), id, false))
-		live, err := p.Source.XML(within(t), id, driver.Migratable)
+		v := &move{bench: b, Pair: p, src: migrator(t, p.Source), dst: migrator(t, p.Destination), id: uuid.NewString()}
+		must(t, "Define", p.Source.Define(within(t), doc(t, b, p, "conf-"+v.id[:8], v.id)))
+		t.Cleanup(func() { b.remove(t, p.Source, v.id); b.remove(t, p.Destination, v.id) })
+		must(t, "Start", p.Source.Start(within(t), v.id, false))
+		live, err := p.Source.XML(within(t), v.id, driver.Migratable)
 		must(t, "XML", err)
-		persistent, err := p.Source.XML(within(t), id, driver.Persistent)
+		persistent, err := p.Source.XML(within(t), v.id, driver.Persistent)
 		must(t, "XML", err)
-		test(t, &move{bench: b, Pair: p, src: src, dst: dst, id: id, m: driver.Migration{
-			DestinationURI: p.DestinationURI, DestinationXML: live, PersistentXML: persistent, Paused: true,
-		}})
+		v.m = driver.Migration{DestinationURI: p.DestinationURI, DestinationXML: live, PersistentXML: persistent, Paused: true}
+		test(t, v)
 	}}
 }
 
+// found asks a finder of package driver.
+func found[I any](t testing.TB, d driver.Driver, finder func(driver.Driver, driver.Node) (I, error)) I {
+	t.Helper()
+	n, err := d.Node(within(t))
+	must(t, "Node", err)
+	able, err := finder(d, n)
+	must(t, "find the ability", err)
+	return able
+}
+
+func migrator(t testing.TB, d driver.Driver) driver.LiveMigrator {
+	t.Helper()
+	return found(t, d, driver.LiveMigration)
+}
+
 // begin starts a slow migration and waits until its memory moves.
-func (v *move) begin(t *testing.T) (<-chan error, context.CancelFunc) {
+func (v *move) begin(t testing.TB) (<-chan error, context.CancelFunc) {
 	t.Helper()
 	v.Slow()
+	return v.start(t)
+}
+
+// start starts a migration that lasts, and waits until its memory moves.
+func (v *move) start(t testing.TB) (<-chan error, context.CancelFunc) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	done := make(chan error, 1)
@@ -59,12 +79,12 @@ func (v *move) begin(t *testing.T) (<-chan error, context.CancelFunc) {
 	return done, cancel
 }
 
-func (v *move) end(t *testing.T, done <-chan error) error {
+func (v *move) end(t testing.TB, done <-chan error) error {
 	t.Helper()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(2 * call):
+	case <-time.After(2 * patience(t)):
 		t.Fatal("Migrate did not return")
 		return nil
 	}
@@ -72,7 +92,7 @@ func (v *move) end(t *testing.T, done <-chan error) error {
 
 // wantBack is the state after a rollback: the source runs, the destination has
 // no guest.
-func (v *move) wantBack(t *testing.T) {
+func (v *move) wantBack(t testing.TB) {
 	t.Helper()
 	wantState(t, v.Source, v.id, driver.Running)
 	eventually(t, "the destination's half to go", func() bool {
@@ -83,7 +103,7 @@ func (v *move) wantBack(t *testing.T) {
 
 func migrations() []property {
 	return []property{
-		migration("Migrate_PausedHandOver", func(t *testing.T, v *move) {
+		migration("Migrate_PausedHandOver", func(t testing.TB, v *move) {
 			v.Fast()
 			must(t, "Migrate", v.src.Migrate(context.Background(), v.id, v.m))
 			src := wantState(t, v.Source, v.id, driver.ShutOff)
@@ -100,33 +120,45 @@ func migrations() []property {
 			must(t, "Resume", v.Destination.Resume(within(t), v.id))
 			wantState(t, v.Destination, v.id, driver.Running)
 		}),
-		migration("Migrate_JobShowsProgress", func(t *testing.T, v *move) {
-			done, _ := v.begin(t)
+		migration("Migrate_JobShowsProgress", func(t testing.TB, v *move) {
+			v.Fast()
+			v.m.Bandwidth = 4 << 20
+			done, _ := v.start(t)
 			j, err := v.src.Job(within(t), v.id)
 			must(t, "Job", err)
 			if j.MemoryTotal == 0 || j.Elapsed == 0 {
 				t.Errorf("job %+v lacks totals", j)
 			}
-			v.Fast()
+			select {
+			case err := <-done:
+				t.Fatalf("Migrate ended early, with %v: is the bandwidth bounded?", err)
+			default:
+			}
 			must(t, "SetBandwidth", v.src.SetBandwidth(within(t), v.id, 10<<30))
-			must(t, "SetMaxDowntime", v.src.SetMaxDowntime(within(t), v.id, 20*time.Second))
 			must(t, "Migrate", v.end(t, done))
 		}),
-		migration("Migrate_AbortRollsBack", func(t *testing.T, v *move) {
+		migration("Migrate_MayStandStillForLonger", func(t testing.TB, v *move) {
+			v.Endless(&v.m)
+			done, _ := v.start(t)
+			must(t, "SetMaxDowntime", v.src.SetMaxDowntime(within(t), v.id, 20*time.Second))
+			must(t, "Migrate", v.end(t, done))
+			wantState(t, v.Destination, v.id, driver.Paused)
+		}),
+		migration("Migrate_AbortRollsBack", func(t testing.TB, v *move) {
 			done, _ := v.begin(t)
 			must(t, "AbortJob", v.src.AbortJob(within(t), v.id))
 			wantKind(t, "Migrate", v.end(t, done), fault.Undone)
 			v.wantBack(t)
 			must(t, "AbortJob without a job", v.src.AbortJob(within(t), v.id))
 		}),
-		migration("Migrate_TwiceIsBusy", func(t *testing.T, v *move) {
+		migration("Migrate_TwiceIsBusy", func(t testing.TB, v *move) {
 			done, _ := v.begin(t)
 			wantKind(t, "a second Migrate", v.src.Migrate(within(t), v.id, v.m), fault.Busy)
 			must(t, "AbortJob", v.src.AbortJob(within(t), v.id))
 			wantKind(t, "Migrate", v.end(t, done), fault.Undone)
 			v.wantBack(t)
 		}),
-		migration("Migrate_OutlivesItsCaller", func(t *testing.T, v *move) {
+		migration("Migrate_OutlivesItsCaller", func(t testing.TB, v *move) {
 			done, cancel := v.begin(t)
 			cancel()
 			wantKind(t, "Migrate", v.end(t, done), fault.InDoubt)
@@ -142,7 +174,7 @@ func migrations() []property {
 			})
 			v.wantBack(t)
 		}),
-		migration("Migrate_APausedGuestArrivesPaused", func(t *testing.T, v *move) {
+		migration("Migrate_APausedGuestArrivesPaused", func(t testing.TB, v *move) {
 			v.Fast()
 			must(t, "Suspend", v.Source.Suspend(within(t), v.id))
 			must(t, "Migrate", v.src.Migrate(context.Background(), v.id, v.m))
@@ -150,16 +182,16 @@ func migrations() []property {
 				t.Errorf("paused for %q, want %q", d.Reason, driver.ReasonUser)
 			}
 		}),
-		migration("Migrate_UnreachableDestinationIsUndone", func(t *testing.T, v *move) {
+		migration("Migrate_UnreachableDestinationIsUndone", func(t testing.TB, v *move) {
 			v.m.DestinationURI = "qemu+tcp://127.0.0.1:1/system"
 			wantKind(t, "Migrate", v.src.Migrate(within(t), v.id, v.m), fault.Undone)
 			v.wantBack(t)
 		}),
-		migration("Migrate_RefusesAStoppedGuest", func(t *testing.T, v *move) {
+		migration("Migrate_RefusesAStoppedGuest", func(t testing.TB, v *move) {
 			must(t, "Destroy", v.Source.Destroy(within(t), v.id))
 			wantKind(t, "Migrate", v.src.Migrate(within(t), v.id, v.m), fault.Invalid)
 		}),
-		migration("Migrate_NeedsBothDocuments", func(t *testing.T, v *move) {
+		migration("Migrate_NeedsBothDocuments", func(t testing.TB, v *move) {
 			m := v.m
 			m.DestinationXML, m.PersistentXML = "", ""
 			err := v.src.Migrate(within(t), v.id, m)
@@ -169,12 +201,12 @@ func migrations() []property {
 			}
 			v.wantBack(t)
 		}),
-		migration("Migrate_UnknownIsNotFound", func(t *testing.T, v *move) {
+		migration("Migrate_UnknownIsNotFound", func(t testing.TB, v *move) {
 			wantKind(t, "Migrate", v.src.Migrate(within(t), uuid.NewString(), v.m), fault.NotFound)
 			_, err := v.src.Job(within(t), uuid.NewString())
 			wantKind(t, "Job", err, fault.NotFound)
 		}),
-		migration("Job_NoneBeforeAndAfter", func(t *testing.T, v *move) {
+		migration("Job_NoneBeforeAndAfter", func(t testing.TB, v *move) {
 			j, err := v.src.Job(within(t), v.id)
 			must(t, "Job", err)
 			if j.Kind != driver.JobNone {
@@ -184,8 +216,95 @@ func migrations() []property {
 			wantKind(t, "CompletedJob", err, fault.NotFound)
 			must(t, "AbortJob", v.src.AbortJob(within(t), v.id))
 		}),
-		migration("CheckCPU_AcceptsTheHostsOwnGuest", func(t *testing.T, v *move) {
+		migration("CheckCPU_AcceptsTheHostsOwnGuest", func(t testing.TB, v *move) {
 			must(t, "CheckCPU", v.dst.CheckCPU(within(t), v.m.DestinationXML))
 		}),
+		migration("CheckCPU_NamesWhatIsMissing", func(t testing.TB, v *move) {
+			err := v.dst.CheckCPU(within(t), withFeature(v.m.DestinationXML, v.Lacks))
+			wantKind(t, "CheckCPU", err, fault.DoesNotFit)
+			if len(fault.ReasonsOf(err)) == 0 || !strings.Contains(err.Error(), v.Lacks) {
+				t.Errorf("%v: want a reason that names %s", err, v.Lacks)
+			}
+		}),
+		migrationOf("StorageCopy_ShowsEachDisk", withDisk, func(t testing.TB, v *move) {
+			copier := found(t, v.Source, driver.StorageCopy)
+			v.m.CopyDisks = []string{"vda"}
+			v.Slow()
+			done := make(chan error, 1)
+			go func() { done <- v.src.Migrate(context.Background(), v.id, v.m) }()
+			eventually(t, "the copy", func() bool {
+				c, err := copier.DiskCopies(within(t), v.id)
+				must(t, "DiskCopies", err)
+				return len(c) == 1 && c["vda"].Total > 0 && c["vda"].Copied > 0 && c["vda"].Copied <= c["vda"].Total
+			})
+			v.Fast()
+			must(t, "Migrate", v.end(t, done))
+			wantState(t, v.Destination, v.id, driver.Paused)
+			c, err := copier.DiskCopies(within(t), v.id)
+			must(t, "DiskCopies afterwards", err)
+			if len(c) > 0 {
+				t.Errorf("copies %+v after the migration, want none", c)
+			}
+		}),
+		migration("StorageCopy_IsNoneWithoutAJob", func(t testing.TB, v *move) {
+			copier := found(t, v.Source, driver.StorageCopy)
+			if c, err := copier.DiskCopies(within(t), v.id); err != nil || len(c) > 0 {
+				t.Errorf("copies %+v, %v, want none", c, err)
+			}
+			_, err := copier.DiskCopies(within(t), uuid.NewString())
+			wantKind(t, "DiskCopies of an unknown domain", err, fault.NotFound)
+		}),
+		migration("PostCopy_RunsAtTheDestination", func(t testing.TB, v *move) {
+			poster := found(t, v.Source, driver.PostCopy)
+			v.m.PostCopy, v.m.Paused = true, false
+			done, _ := v.begin(t)
+			must(t, "StartPostCopy", poster.StartPostCopy(within(t), v.id))
+			eventually(t, "the guest to run there", func() bool {
+				d, err := v.Destination.Domain(within(t), v.id)
+				return err == nil && d.State == driver.Running
+			})
+			if d := domainOf(t, v.Source, v.id); d.State == driver.Running {
+				t.Errorf("the guest runs there, and here it is %s (%s)", d.State, d.Reason)
+			}
+			v.Fast()
+			must(t, "Migrate", v.end(t, done))
+			if d := wantState(t, v.Source, v.id, driver.ShutOff); d.Reason != driver.ReasonMigrated {
+				t.Errorf("source is %+v, want shut off (migrated)", d)
+			}
+			wantState(t, v.Destination, v.id, driver.Running)
+		}),
+		migration("PostCopy_NeedsAMigrationThatPermitsIt", func(t testing.TB, v *move) {
+			poster := found(t, v.Source, driver.PostCopy)
+			wantKind(t, "StartPostCopy without a job", poster.StartPostCopy(within(t), v.id), fault.Invalid)
+			done, _ := v.begin(t)
+			wantKind(t, "StartPostCopy of a job that does not permit it", poster.StartPostCopy(within(t), v.id), fault.Invalid)
+			must(t, "AbortJob", v.src.AbortJob(within(t), v.id))
+			wantKind(t, "Migrate", v.end(t, done), fault.Undone)
+			v.wantBack(t)
+		}),
+		migration("PostCopy_ExcludesPaused", func(t testing.TB, v *move) {
+			found(t, v.Source, driver.PostCopy)
+			v.m.PostCopy, v.m.Paused = true, true
+			wantKind(t, "Migrate", v.src.Migrate(within(t), v.id, v.m), fault.Invalid)
+			v.wantBack(t)
+		}),
+		migration("PostCopy_UnknownIsNotFound", func(t testing.TB, v *move) {
+			poster := found(t, v.Source, driver.PostCopy)
+			wantKind(t, "StartPostCopy", poster.StartPostCopy(within(t), uuid.NewString()), fault.NotFound)
+		}),
 	}
+}
+
+func withDisk(t testing.TB, _ *bench, p Pair, name, id string) string {
+	t.Helper()
+	return p.DiskXML(t, name, id)
+}
+
+// withFeature makes a document's CPU need a feature.
+func withFeature(doc, feature string) string {
+	need := "<feature policy='require' name='" + feature + "'/></cpu>"
+	if strings.Contains(doc, "</cpu>") {
+		return strings.Replace(doc, "</cpu>", need, 1)
+	}
+	return strings.Replace(doc, "</domain>", "<cpu>"+need+"</domain>", 1)
 }

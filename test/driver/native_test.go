@@ -4,8 +4,69 @@ package driver
 
 import (
 	"testing"
+	"time"
 
+	"berth/driver/drivertest"
+	"berth/driver/libvirt"
 	"berth/driver/libvirt/native"
+	"berth/test/matrix"
+
+	golibvirt "libvirt.org/go/libvirt"
 )
 
-func TestNative_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, native.Dial) }
+func TestNative_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, native.Dial, matrix.QEMUNative) }
+
+// libvirt's test driver inside the process: no daemon, nothing installed but the
+// library.
+func TestNative_ConformsOnLibvirtsTestDriver(t *testing.T) {
+	o := libvirt.Options{Dial: native.Dial, PingInterval: 100 * time.Millisecond}
+	alone := func(h drivertest.Harness) drivertest.Harness {
+		impossible(h.Cannot, "there is no daemon to restart or to hang", "Restart_", "Devices_Restart", "Hang_")
+		return h
+	}
+	t.Run("default", func(t *testing.T) {
+		o := o
+		o.URI = "test:///default"
+		h := alone(onTestDriver(o))
+		// Connections of one process share the default machine.
+		c, err := golibvirt.NewConnect(o.URI)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		h.Change = func(t testing.TB, id string) {
+			d, err := c.LookupDomainByUUIDString(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Free()
+			if err := d.SetMetadata(golibvirt.DOMAIN_METADATA_ELEMENT, "<yes/>", "changed", "http://berth.example/changed", golibvirt.DOMAIN_AFFECT_CURRENT); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.Plug = func(t testing.TB) (string, func()) {
+			d, err := c.DeviceCreateXML(plugged, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, err := d.GetName()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return name, func() {
+				defer d.Free()
+				if err := d.Destroy(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		record(t, matrix.TestNative, h, o.URI+" in the process", drivertest.Run(t, h))
+	})
+	t.Run("node file", func(t *testing.T) {
+		o := o
+		o.URI = writeNodeFile(t)
+		h := alone(onNodeFile(o))
+		wantNodeFilesDevices(t, h)
+		record(t, matrix.TestNative, h, "test:// node file in the process", drivertest.Run(t, h))
+	})
+}

@@ -4,9 +4,13 @@
 package driver
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +23,7 @@ import (
 	"berth/driver/libvirt/rpc"
 	"berth/test/guest"
 	"berth/test/lab"
+	"berth/test/matrix"
 )
 
 func TestMain(m *testing.M) {
@@ -27,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 // options reach a lab host's libvirtd and notice a dead one soon.
-func options(t *testing.T, h *lab.Host) libvirt.Options {
+func options(t testing.TB, h *lab.Host) libvirt.Options {
 	return libvirt.Options{
 		Dial: rpc.Dial, Socket: h.LibvirtSocket(), PingInterval: 200 * time.Millisecond, PingTimeout: time.Second,
 		ReconnectMax: 500 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
@@ -35,7 +40,7 @@ func options(t *testing.T, h *lab.Host) libvirt.Options {
 }
 
 // testWriter shows a driver's log with its test.
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))
@@ -53,7 +58,7 @@ func open(t *testing.T, o libvirt.Options) *libvirt.Driver {
 	return d
 }
 
-func restart(t *testing.T, h *lab.Host) {
+func restart(t testing.TB, h *lab.Host) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -65,7 +70,7 @@ func restart(t *testing.T, h *lab.Host) {
 	}
 }
 
-func hang(t *testing.T, h *lab.Host) (release func()) {
+func hang(t testing.TB, h *lab.Host) (release func()) {
 	t.Helper()
 	if err := h.PauseLibvirtd(); err != nil {
 		t.Fatal(err)
@@ -77,57 +82,72 @@ func hang(t *testing.T, h *lab.Host) (release func()) {
 	}
 }
 
-func TestRPC_ConformsOnLibvirtsTestDriver(t *testing.T) {
-	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
-	o := options(t, h)
-	o.URI = "test:///default"
-	cannot := map[string]string{
-		"Restart_ReconnectsAndResyncs": "the test driver's domains end with its daemon",
-		"Start_PausedDoesNotRun":       "the test driver refuses VIR_DOMAIN_START_PAUSED",
-		"Node_HasAHostUUIDThatStays":   "the test driver's capabilities have no host uuid",
-		"Node_ListsMachines":           "the test driver has no machine types",
+// virsh does on a host what an operator does.
+func virsh(t testing.TB, h *lab.Host, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	out, err := h.Exec(ctx, append([]string{"virsh", "-q"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, name := range append(drivertest.Properties("Migrate_"), drivertest.Properties("Job_")...) {
-		cannot[name] = "the test driver has no peer-to-peer migration and no jobs"
-	}
-	for _, name := range drivertest.Properties("CheckCPU_") {
-		cannot[name] = "the test driver compares no CPUs"
-	}
-	drivertest.Run(t, drivertest.Harness{
-		New: func(t *testing.T) driver.Driver { return libvirt.New(o) },
-		DomainXML: func(name, uuid string) string {
-			return fmt.Sprintf("<domain type='test'><name>%s</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>", name, uuid)
-		},
-		Cannot: cannot,
-		Hang:   func(t *testing.T) func() { return hang(t, h) },
-	})
+	return out
 }
 
-func TestRPC_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, rpc.Dial) }
+// record writes what a run of the suite found into the matrix, under the name of
+// the daemon that answered.
+func record(t *testing.T, c matrix.Column, h drivertest.Harness, of string, results map[string]drivertest.Result) {
+	t.Helper()
+	d := h.New(t)
+	n, err := d.Node(t.Context())
+	if err := errors.Join(err, d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	matrix.Record(t, c, fmt.Sprintf("libvirt %s, %s", version(n.LibraryVersion), strings.Replace(of, "QEMU", "QEMU "+version(n.HypervisorVersion), 1)), results)
+}
 
-// conformsOnQEMU runs the whole suite on two real hosts through one binding.
-func conformsOnQEMU(t *testing.T, dial libvirt.Dialer) {
-	l := lab.Start(t, lab.Options{})
-	a, b := l.Hosts[0], l.Hosts[1]
+func version(v driver.Version) string {
+	return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000)
+}
+
+// impossible declares groups of properties, by the beginnings of their names.
+func impossible(cannot map[string]string, why string, prefixes ...string) {
+	for _, name := range drivertest.Properties(prefixes...) {
+		cannot[name] = why
+	}
+}
+
+// onQEMU is the harness of real QEMU: d is the host that is held to the suite,
+// guests move from a to b.
+func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Harness {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	g, err := guest.Build(ctx, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	connect := func(t *testing.T, h *lab.Host) *libvirt.Driver {
+	connect := func(t testing.TB, h *lab.Host) *libvirt.Driver {
 		o := options(t, h)
 		o.Dial = dial
 		return libvirt.New(o)
 	}
-	drivertest.Run(t, drivertest.Harness{
-		New: func(t *testing.T) driver.Driver { return connect(t, a) },
-		DomainXML: func(name, uuid string) string {
-			return guest.DomainXML(guest.Options{Name: name, UUID: uuid, Guest: g, Dirty: 32, Rate: 30})
+	busy := guest.Options{Guest: g, MemoryMiB: 96, Dirty: 32, Rate: 30}
+	document := func(o guest.Options, name, id string) string {
+		o.Name, o.UUID = name, id
+		return guest.DomainXML(o)
+	}
+	return drivertest.Harness{
+		New:       func(t testing.TB) driver.Driver { return connect(t, d) },
+		DomainXML: func(name, id string) string { return document(busy, name, id) },
+		Restart: func(t testing.TB) { restart(t, d) },
+		Hang:    func(t testing.TB) func() { return hang(t, d) },
+		// A pin: what Berth must hear of most, and the event that carries typed parameters.
+		Change: func(t testing.TB, id string) { virsh(t, d, "vcpupin", id, "0", "0", "--live") },
+		Cannot: map[string]string{
+			"GuestAgent_FreezesAndThaws": "the test guest has no agent",
+			"Devices_ComeAndGoAsEvents":  "a lab host has no udevd, which tells libvirt of devices",
 		},
-		Restart: func(t *testing.T) { restart(t, a) },
-		Hang:    func(t *testing.T) func() { return hang(t, a) },
-		Pair: func(t *testing.T) drivertest.Pair {
+		Pair: func(t testing.TB) drivertest.Pair {
 			src, dst := connect(t, a), connect(t, b)
 			limit := func(mibps int) func() {
 				return func() {
@@ -149,7 +169,50 @@ func conformsOnQEMU(t *testing.T, dial libvirt.Dialer) {
 			return drivertest.Pair{
 				Source: src, Destination: dst, DestinationURI: "qemu+tls://" + b.Name + "/system",
 				Slow: limit(4), Fast: limit(0),
+				Endless: func(m *driver.Migration) { limit(0)(); m.Bandwidth = 20 << 20 },
+				DiskXML: func(t testing.TB, name, id string) string {
+					inside := "/var/lib/libvirt/" + name + ".raw" // each host's own
+					for i, h := range []*lab.Host{a, b} {
+						// The destination's is empty, and as large.
+						content := bytes.Repeat([]byte{byte(1 - i)}, 8<<20)
+						if err := os.WriteFile(h.Path(inside), content, 0o600); err != nil {
+							t.Fatal(err)
+						}
+						t.Cleanup(func() { _ = os.Remove(h.Path(inside)) }) // the host's folder goes with the lab
+					}
+					o := busy
+					o.Disks = []guest.Disk{{Path: inside, Format: "raw"}}
+					return document(o, name, id)
+				},
+				Lacks: "avx512f", // QEMU emulates no AVX-512
 			}
 		},
-	})
+	}
+}
+
+func TestRPC_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, rpc.Dial, matrix.QEMURPC) }
+
+// conformsOnQEMU runs the whole suite on two real hosts through one binding.
+func conformsOnQEMU(t *testing.T, dial libvirt.Dialer, c matrix.Column) {
+	l := lab.Start(t, lab.Options{})
+	h := onQEMU(t, dial, l.Hosts[0], l.Hosts[0], l.Hosts[1])
+	record(t, c, h, "QEMU", drivertest.Run(t, h))
+}
+
+// The libvirt of the release's backports keeps the contract too, and guests move
+// to it from the release's own.
+func TestRPC_ConformsOnBackports(t *testing.T) {
+	l := lab.Start(t, lab.Options{Backports: []string{"host-b"}})
+	old, backports := l.Hosts[0], l.Hosts[1]
+	h := onQEMU(t, rpc.Dial, backports, old, backports)
+	// What may differ from one libvirt to the next; the rest is Berth's own code.
+	h.Only = func(p string) bool {
+		return slices.Contains(drivertest.Properties("Node_", "Define_", "XML_", "Start_", "SuspendResume_", "Destroy_", "Undefine_", "Abilities_",
+			"Events_Tell", "GuestAgent_", "Statistics_", "Devices_Are", "Restart_",
+			"Migrate_PausedHandOver", "Migrate_AbortRollsBack", "PostCopy_Runs", "StorageCopy_Shows", "CheckCPU_"), p)
+	}
+	if virsh(t, old, "--version") == virsh(t, backports, "--version") {
+		t.Log("the machine's own libvirt is as new as the backports': both hosts run it")
+	}
+	record(t, matrix.QEMURPC, h, "QEMU, from backports", drivertest.Run(t, h))
 }

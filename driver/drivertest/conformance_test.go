@@ -1,0 +1,81 @@
+package drivertest_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"berth/driver"
+	"berth/driver/drivertest"
+	"berth/test/matrix"
+)
+
+// harness is the fake's: every property is held to it.
+func harness(t testing.TB) drivertest.Harness {
+	f := newFleet(t)
+	nic := driver.HostDevice{Name: "pci_0000_3b_00_0", Parent: "computer", Kind: "pci", PCI: "0000:3b:00.0", Driver: "mlx5_core"}
+	f.Host("a").PlugDevice(nic)
+	return drivertest.Harness{
+		New:       func(testing.TB) driver.Driver { return f.Host("a") },
+		DomainXML: document,
+		AgentXML: func(name, id string) string {
+			return strings.Replace(document(name, id), "</domain>",
+				"<devices><channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel></devices></domain>", 1)
+		},
+		Restart: func(testing.TB) { f.Host("a").KillDaemon(); f.Host("a").StartDaemon() },
+		Hang: func(testing.TB) func() {
+			f.Host("a").Hang(true)
+			return func() { f.Host("a").Hang(false) }
+		},
+		Change: func(_ testing.TB, uuid string) {
+			f.Host("a").ChangeGuest(uuid, func(doc string) string { return strings.Replace(doc, "128", "256", 1) })
+		},
+		Plug: func(testing.TB) (string, func()) {
+			vf := driver.HostDevice{Name: "pci_0000_3b_00_2", Parent: nic.Name, Kind: "pci", PCI: "0000:3b:00.2"}
+			f.Host("a").PlugDevice(vf)
+			return vf.Name, func() { f.Host("a").UnplugDevice(vf.Name) }
+		},
+		Pair: func(t testing.TB) drivertest.Pair {
+			f := newFleet(t)
+			f.Host("b").LackFeatures("avx512f")
+			pace := func(p drivertest.Pace) func() {
+				p.Tick = 2 * time.Millisecond
+				return func() { f.SetPace(p) }
+			}
+			return drivertest.Pair{
+				Source: f.Host("a"), Destination: f.Host("b"), DestinationURI: "qemu+tls://b/system", Lacks: "avx512f",
+				Slow: pace(drivertest.Pace{Rate: 100 << 20, DirtyRate: 100 << 20}), Fast: pace(drivertest.Pace{}),
+				Endless: func(*driver.Migration) { pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30})() },
+				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },
+			}
+		},
+	}
+}
+
+func TestFake_Conforms(t *testing.T) {
+	results := drivertest.Run(t, harness(t))
+	for _, c := range []matrix.Column{matrix.FakeRPC, matrix.FakeNative} {
+		matrix.Record(t, c, "the fake", results)
+	}
+}
+
+// A hypervisor that has none of the abilities keeps the rest of the contract.
+func TestFake_ConformsWithoutAbilities(t *testing.T) {
+	h := harness(t)
+	n, err := h.New(t).Node(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Cannot, h.Cannot = map[driver.Ability]string{}, map[string]string{}
+	for _, a := range driver.Abilities() {
+		n.Cannot[a] = "it is old"
+		for _, p := range drivertest.OfAbility(a) {
+			h.Cannot[p] = n.Cannot[a]
+		}
+	}
+	f := newFleet(t)
+	f.Host("a").SetNode(n)
+	h.New = func(testing.TB) driver.Driver { return f.Host("a") }
+	h.Only = func(p string) bool { return strings.HasPrefix(p, "Abilities_") || h.Cannot[p] != "" }
+	drivertest.Run(t, h)
+}
