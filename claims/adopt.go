@@ -110,6 +110,11 @@ func (m *machine) overReasons(instance string, h hold) []fit.Reason {
 			Code: "device_doubled", Message: fmt.Sprintf("another guest has PCI device %s, or one that goes with it", d), Have: d.String(), Change: "detach it from one of the two",
 		})
 	}
+	for _, uuid := range m.doubledMdevs(instance, h) {
+		out = append(out, fit.Reason{
+			Code: "mdev_doubled", Message: "another guest has mediated device " + uuid, Have: uuid, Change: "detach it from one of the two",
+		})
+	}
 	for _, c := range h.cells {
 		id := int(c.id)
 		i, ok := m.index[c.id]

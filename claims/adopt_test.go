@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"berth/claims"
 	"berth/claims/fit"
 	"berth/internal/fault"
@@ -69,4 +71,39 @@ func TestTracker_CheckFoundCountsThePagesThatTheGuestUses(t *testing.T) {
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: instanceOwner("floats"), Resources: topology.Resources{VCPUs: 1, MemoryMB: 4096}}))
 	wantNil(t, b.CheckFound("huge", foundOn(topology.Resources{VCPUs: 1, MemoryMB: 512}, topology.AssignedCell{MemoryMB: 512, PageSize: topology.PageSize2M, Shared: 1})))
 	wantKind(t, b.CheckFound("ordinary", foundOn(topology.Resources{VCPUs: 1, MemoryMB: 512}, topology.AssignedCell{MemoryMB: 512, Shared: 1})), fault.DoesNotFit)
+}
+
+// Two guests with one mediated device are named, as with a PCI function, and the
+// one that is left has it to itself.
+func TestTracker_AMediatedDeviceIsOneGuests(t *testing.T) {
+	const shared, own = "c2177883-f1bb-47f0-914d-32a22e3a8804", "9063cba3-ecef-47b6-abcf-3fef4fdcad85"
+	b := newBenchWith(t, "h", cells)
+	with := func(mdevs ...string) claims.Found {
+		return claims.Found{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Assignment: topology.Assignment{Mdevs: mdevs}}
+	}
+	first, second := guest("first"), guest("second")
+	if c := must[claims.Claim](t)(b.Adopt(ctx, first, with(own, shared))); c.Forced {
+		t.Error("alone with its devices, and forced")
+	}
+	if got := fault.ReasonsOf(b.CheckFound(second.UUID, with(shared))); len(got) != 1 || got[0].Code != "mdev_doubled" || got[0].Have != shared {
+		t.Errorf("reasons %+v", got)
+	}
+	if c := must[claims.Claim](t)(b.Adopt(ctx, second, with(shared))); !c.Forced {
+		t.Error("another's mediated device without force")
+	}
+	want := []claims.Doubled{{Mdev: shared, Instances: slices.Sorted(slices.Values([]string{first.UUID, second.UUID}))}}
+	audit := b.Audit()
+	if diff := cmp.Diff(want, audit.Doubled); diff != "" || len(audit.Differences) > 0 {
+		t.Errorf("differences %v, doubled (-want +got):\n%s", audit.Differences, diff)
+	}
+	if diff := cmp.Diff(want, b.Usage().Doubled); diff != "" {
+		t.Errorf("usage (-want +got):\n%s", diff)
+	}
+	// The claim follows: what was detached is nobody's.
+	if c := must[claims.Claim](t)(b.Adopt(ctx, second, with())); c.Forced {
+		t.Error("forced without a device")
+	}
+	if a := b.Audit(); !a.Agrees() {
+		t.Errorf("audit %+v", a)
+	}
 }

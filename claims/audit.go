@@ -131,6 +131,9 @@ func (m *machine) differences(anew *machine) []string {
 	if !maps.EqualFunc(m.devices, anew.devices, func(a, b []string) bool { return slices.Equal(a, b) }) {
 		say("PCI devices", m.devices, anew.devices)
 	}
+	if !maps.EqualFunc(m.mdevs, anew.mdevs, func(a, b []string) bool { return slices.Equal(a, b) }) {
+		say("mediated devices", m.mdevs, anew.mdevs)
+	}
 	return out
 }
 

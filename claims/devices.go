@@ -93,3 +93,15 @@ func (m *machine) doubledDevices(instance string, h hold) []topology.PCIAddress 
 	}
 	return out
 }
+
+// doubledMdevs are the mediated devices of an instance that another has too. Which
+// PCI function one is made of its uuid does not tell.
+func (m *machine) doubledMdevs(instance string, h hold) []string {
+	var out []string
+	for _, uuid := range h.mdevs {
+		if slices.ContainsFunc(m.mdevs[uuid], func(holder string) bool { return holder != instance }) {
+			out = append(out, uuid)
+		}
+	}
+	return out
+}

@@ -16,6 +16,7 @@ type hold struct {
 	cpus       topology.CPUSet // that nobody else may have
 	cells      []cellHold      // ascending by id
 	devices    []topology.PCIAddress
+	mdevs      []string // uuids, ascending
 }
 
 // cellHold is what is held of one cell of the host.
@@ -63,6 +64,7 @@ func (m *machine) hold(r topology.Resources, a topology.Assignment) hold {
 	}
 	slices.SortFunc(h.devices, topology.PCIAddress.Compare)
 	h.devices = slices.Compact(h.devices)
+	h.mdevs = slices.Compact(slices.Sorted(slices.Values(a.Mdevs)))
 	return h
 }
 
@@ -110,6 +112,7 @@ func (h hold) union(o hold) hold {
 	u.devices = append(slices.Clone(h.devices), o.devices...)
 	slices.SortFunc(u.devices, topology.PCIAddress.Compare)
 	u.devices = slices.Compact(u.devices)
+	u.mdevs = slices.Compact(slices.Sorted(slices.Values(slices.Concat(h.mdevs, o.mdevs))))
 	return u
 }
 

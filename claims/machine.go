@@ -26,6 +26,7 @@ type machine struct {
 	cellOf  []int32                          // by CPU: index of its cell, -1 for none
 	taken   []int32                          // by CPU: how many instances have it to themselves; more than 1 only by force
 	devices map[topology.PCIAddress][]string // the instances that have it, in order of uuid; more than 1 only by force
+	mdevs   map[string][]string              // by uuid, as devices
 	pools   *pools                           // of free devices; nil when they are to be counted anew
 
 	deviceAt map[topology.PCIAddress]pci.Device // of capacity.Devices
@@ -35,7 +36,7 @@ type machine struct {
 func newMachine(c Capacity) *machine {
 	m := &machine{
 		capacity: c, cells: slices.Clone(c.Cells), ordinary: make([]int64, len(c.Cells)),
-		index: map[topology.CellID]int{}, devices: map[topology.PCIAddress][]string{},
+		index: map[topology.CellID]int{}, devices: map[topology.PCIAddress][]string{}, mdevs: map[string][]string{},
 		deviceAt: make(map[topology.PCIAddress]pci.Device, len(c.Devices)),
 	}
 	for _, d := range c.Devices {
@@ -79,18 +80,29 @@ func (m *machine) ordinarySize(id topology.CellID) topology.PageSize {
 // cell that the host no longer has is counted host-wide only.
 func (m *machine) add(instance string, h hold) {
 	m.count(h, 1)
-	for _, d := range h.devices {
-		i, _ := slices.BinarySearch(m.devices[d], instance)
-		m.devices[d] = slices.Insert(m.devices[d], i, instance)
-	}
+	takeUp(m.devices, h.devices, instance)
+	takeUp(m.mdevs, h.mdevs, instance)
 }
 
 func (m *machine) remove(instance string, h hold) {
 	m.count(h, -1)
-	for _, d := range h.devices {
-		i, _ := slices.BinarySearch(m.devices[d], instance)
-		if m.devices[d] = slices.Delete(m.devices[d], i, i+1); len(m.devices[d]) == 0 {
-			delete(m.devices, d)
+	putDown(m.devices, h.devices, instance)
+	putDown(m.mdevs, h.mdevs, instance)
+}
+
+// takeUp makes an instance a holder of each device, putDown takes that back.
+func takeUp[D comparable](holders map[D][]string, devices []D, instance string) {
+	for _, d := range devices {
+		i, _ := slices.BinarySearch(holders[d], instance)
+		holders[d] = slices.Insert(holders[d], i, instance)
+	}
+}
+
+func putDown[D comparable](holders map[D][]string, devices []D, instance string) {
+	for _, d := range devices {
+		i, _ := slices.BinarySearch(holders[d], instance)
+		if holders[d] = slices.Delete(holders[d], i, i+1); len(holders[d]) == 0 {
+			delete(holders, d)
 		}
 	}
 }

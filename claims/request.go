@@ -154,7 +154,7 @@ func sameRequest(a, b topology.PCIRequest) bool {
 }
 
 func sameAssignment(a, b topology.Assignment) bool {
-	return slices.Equal(a.Devices, b.Devices) && slices.EqualFunc(a.Cells, b.Cells, func(a, b topology.AssignedCell) bool {
+	return slices.Equal(a.Devices, b.Devices) && slices.Equal(a.Mdevs, b.Mdevs) && slices.EqualFunc(a.Cells, b.Cells, func(a, b topology.AssignedCell) bool {
 		return a.HostCell == b.HostCell && a.MemoryMB == b.MemoryMB && a.PageSize == b.PageSize && a.Shared == b.Shared &&
 			slices.Equal(a.Pins, b.Pins) && a.Emulator.SameAs(b.Emulator) && a.Idle.SameAs(b.Idle)
 	})

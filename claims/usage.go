@@ -27,11 +27,12 @@ type Usage struct {
 }
 
 // Doubled is a CPU or a device that several instances have, or a pool of pages
-// of which more are promised than it has; one of the three is named. A CPU with
+// of which more are promised than it has; one of the four is named. A CPU with
 // one holder is not a dedicated one: shared vCPUs run there too.
 type Doubled struct {
 	CPU       *int                 `json:"cpu,omitempty"`
 	Device    *topology.PCIAddress `json:"device,omitempty"`
+	Mdev      string               `json:"mdev,omitempty"` // uuid of a mediated device
 	Cell      *topology.CellID     `json:"cell,omitempty"` // of the CPU or pool, where known
 	PageSize  topology.PageSize    `json:"page_size,omitempty"`
 	Over      int64                `json:"over,omitempty"` // pages promised beyond those there are
@@ -131,10 +132,11 @@ func (t *Tracker) CellUsage() []CellUsage {
 }
 
 // doubled names what instances are counted for more often than the machine has it:
-// CPUs, then devices, then pools.
+// CPUs, then devices, then mediated ones, then pools.
 func (m *machine) doubled(counted map[string]hold) []Doubled {
 	cpus := map[int][]string{}
 	devices := map[topology.PCIAddress][]string{}
+	mdevs := map[string]bool{}
 	for instance, h := range counted {
 		for _, cpu := range m.doubledCPUs(h) {
 			cpus[cpu] = append(cpus[cpu], instance)
@@ -143,6 +145,9 @@ func (m *machine) doubled(counted map[string]hold) []Doubled {
 			for _, a := range append(m.rivals(d), d) {
 				devices[d] = append(devices[d], m.devices[a]...)
 			}
+		}
+		for _, uuid := range m.doubledMdevs(instance, h) {
+			mdevs[uuid] = true
 		}
 	}
 	var out []Doubled
@@ -156,6 +161,9 @@ func (m *machine) doubled(counted map[string]hold) []Doubled {
 	}
 	for a, by := range devices {
 		out = append(out, Doubled{Device: &a, Instances: by})
+	}
+	for uuid := range mdevs {
+		out = append(out, Doubled{Mdev: uuid, Instances: slices.Clone(m.mdevs[uuid])})
 	}
 	for i, c := range m.cells {
 		for j, p := range c.Pages {
@@ -186,6 +194,8 @@ func (d Doubled) compare(o Doubled) int {
 		return cmp.Compare(*d.CPU, *o.CPU)
 	case d.Device != nil && o.Device != nil:
 		return d.Device.Compare(*o.Device)
+	case d.Mdev != "" && o.Mdev != "":
+		return cmp.Compare(d.Mdev, o.Mdev)
 	case d.PageSize != 0 && o.PageSize != 0:
 		return cmp.Or(cmp.Compare(*d.Cell, *o.Cell), cmp.Compare(d.PageSize, o.PageSize))
 	}
@@ -198,8 +208,10 @@ func (d Doubled) kind() int {
 		return 0
 	case d.Device != nil:
 		return 1
+	case d.Mdev != "":
+		return 2
 	}
-	return 2
+	return 3
 }
 
 // String says it in an operator's words, "cpu 4 of cell 1: held by a and b".
@@ -214,6 +226,8 @@ func (d Doubled) String() string {
 		return fmt.Sprintf("cpu %d: %s", *d.CPU, holders)
 	case d.Device != nil:
 		return fmt.Sprintf("PCI device %s: %s", d.Device, holders)
+	case d.Mdev != "":
+		return fmt.Sprintf("mediated device %s: %s", d.Mdev, holders)
 	}
 	return fmt.Sprintf("%s pages of cell %d: %d more than there are, %s", d.PageSize, *d.Cell, d.Over, holders)
 }

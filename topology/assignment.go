@@ -9,6 +9,10 @@ import "slices"
 type Assignment struct {
 	Cells   []AssignedCell   `json:"cells,omitempty"` // guest cell i is entry i; empty for a guest without NUMA topology
 	Devices []AssignedDevice `json:"devices,omitempty"`
+
+	// Mdevs are uuids of mediated devices, lower case with dashes, ascending
+	// (sys/bus/mdev/devices/UUID). One guest has each.
+	Mdevs []string `json:"mdevs,omitempty"`
 }
 
 // AssignedCell is the host cell that a guest cell was given. Each guest cell
@@ -65,7 +69,9 @@ func (c AssignedCell) Exclusive() CPUSet {
 }
 
 // IsZero reports whether the guest floats and has no device.
-func (a Assignment) IsZero() bool { return len(a.Cells) == 0 && len(a.Devices) == 0 }
+func (a Assignment) IsZero() bool {
+	return len(a.Cells) == 0 && len(a.Devices) == 0 && len(a.Mdevs) == 0
+}
 
 // Clone shares no memory with a that anyone changes in place.
 func (a Assignment) Clone() Assignment {
@@ -73,5 +79,5 @@ func (a Assignment) Clone() Assignment {
 	for i := range cells {
 		cells[i].Pins = slices.Clone(cells[i].Pins)
 	}
-	return Assignment{Cells: cells, Devices: slices.Clone(a.Devices)}
+	return Assignment{Cells: cells, Devices: slices.Clone(a.Devices), Mdevs: slices.Clone(a.Mdevs)}
 }
