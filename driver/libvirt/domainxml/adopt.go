@@ -32,6 +32,10 @@ import (
 //     policy isolate the siblings of its CPUs are idle ones.
 //   - PCI requests have no name in a document: devices are hostdev0, hostdev1, …
 //     in order.
+//   - Mediated devices are those that the document names; what they are made of is
+//     the host's matter.
+//
+// What of a guest is no part of an assignment, Kept tells.
 //
 // Of the host it reads cells, cores, page sizes and PCI functions; nil where that
 // is unknown. shared are the CPUs that no guest has to itself.
@@ -46,16 +50,14 @@ func (d *Doc) Assignment(host *topology.Host, shared topology.CPUSet) (*topology
 	}
 	var out topology.Assignment
 	out.Devices = a.devices()
-	for _, n := range d.Interfaces() {
-		if n.Type == "network" {
-			a.remark("interface %s of network %s: whether it holds a virtual function of the host cannot be known from the document", n.MAC, n.Source)
-		}
-	}
-	for _, uuid := range a.pinning.Mdevs {
-		a.remark("mediated device %s is not part of an assignment", uuid)
-	}
+	out.Mdevs = a.mdevs()
 	if mb := a.pinning.ApartMB; mb > 0 {
-		a.remark("%d MiB of memory devices with pages or files of their own are not part of an assignment", mb)
+		a.remark("%d MiB of memory devices with files of their own are not part of an assignment", mb)
+	}
+	for _, m := range a.pinning.OwnPages {
+		if cell := a.pinning.Cells[m.Cell].Pages; cell != topology.PageRequest(m.Pages) {
+			a.remark("guest cell %d: a memory device of %d MiB has pages of %s, other ones than its cell; counted as the cell's", m.Cell, m.MemoryMB, m.Pages)
+		}
 	}
 	t := &topology.GuestTopology{}
 	for i, cell := range a.pinning.Cells {
@@ -63,7 +65,7 @@ func (d *Doc) Assignment(host *topology.Host, shared topology.CPUSet) (*topology
 		t.Cells, out.Cells = append(t.Cells, want), append(out.Cells, given)
 	}
 	if !a.binds {
-		return nil, topology.Assignment{Devices: out.Devices}, a.remarks
+		return nil, topology.Assignment{Devices: out.Devices, Mdevs: out.Mdevs}, a.remarks
 	}
 	a.policies(t, out)
 	a.emulator(t, &out)
@@ -299,5 +301,19 @@ func (a *adoption) devices() []topology.AssignedDevice {
 		}
 		out = append(out, d)
 	}
+	return out
+}
+
+// mdevs are the mediated devices that the guest has, ascending.
+func (a *adoption) mdevs() []string {
+	var out []string
+	for _, uuid := range a.pinning.Mdevs {
+		if slices.Contains(out, uuid) {
+			a.remark("mediated device %s is in the document twice", uuid)
+			continue
+		}
+		out = append(out, uuid)
+	}
+	slices.Sort(out)
 	return out
 }

@@ -21,10 +21,11 @@ func TestPinning_ReadsWhatADocumentAsks(t *testing.T) {
 		VCPUs:     map[int]topology.CPUSet{0: {8}, 1: {24}, 2: {2}, 3: {18}, 4: anywhere, 5: anywhere},
 		Emulator:  cpus(t, "9"),
 		IOThreads: map[int]topology.CPUSet{2: {9}, 5: {9}},
-		Realtime:  cpus(t, "1-3"), MemoryMode: "strict", MemoryNodes: cpus(t, "0-1"), HasCells: true, ApartMB: 512,
+		Realtime:  cpus(t, "1-3"), MemoryMode: "strict", MemoryNodes: cpus(t, "0-1"), HasCells: true,
+		OwnPages: []MemoryModule{{Cell: 1, MemoryMB: 512, Pages: topology.PageSize2M}},
 		Cells: []PinnedCell{
 			{VCPUs: cpus(t, "0-1,4"), MemoryMB: 1024, Pages: topology.PageRequest(topology.PageSize2M), Mode: "strict", Nodes: cpus(t, "1")},
-			{VCPUs: cpus(t, "2-3,5"), MemoryMB: 2048, Pages: topology.PageRequest(topology.PageSize1G), Mode: "strict", Nodes: cpus(t, "0")},
+			{VCPUs: cpus(t, "2-3,5"), MemoryMB: 2560, Pages: topology.PageRequest(topology.PageSize1G), Mode: "strict", Nodes: cpus(t, "0")},
 		},
 		Devices: []HostDevice{
 			{Address: pci(t, "10000:af:00.0"), Element: "hostdev", Alias: "hostdev1"},
@@ -106,6 +107,7 @@ func TestAssignment_IsWhatTheDocumentWasWrittenFrom(t *testing.T) {
 	topo, got, remarks := parsed(t, fixture(t, "placed.xml")).Assignment(twoCells(t), cpus(t, "0-1,16-17"))
 	p := dedicated(t)
 	want := p.Assignment
+	want.Mdevs = []string{mdevHere}
 	want.Devices = []topology.AssignedDevice{
 		{Request: "hostdev0", Address: pci(t, "10000:af:00.0"), Vendor: "10de", Product: "20b0", Type: topology.PCITypeFunction, Cell: topology.UnknownCell},
 		{Request: "hostdev1", Address: pci(t, "0000:3b:02.1"), Vendor: "8086", Product: "1565", Type: topology.PCITypeVF, Cell: 1, Managed: true},
@@ -114,6 +116,8 @@ func TestAssignment_IsWhatTheDocumentWasWrittenFrom(t *testing.T) {
 	for i, size := range []topology.PageSize{topology.PageSize2M, topology.PageSize1G} {
 		wantTopo.Cells[i].PageSize = topology.PageRequest(size)
 	}
+	// Its memory device was plugged in later.
+	wantTopo.Cells[1].MemoryMB, want.Cells[1].MemoryMB = 2560, 2560
 	if diff := cmp.Diff(wantTopo, topo); diff != "" {
 		t.Errorf("topology (-want +got):\n%s", diff)
 	}
@@ -121,9 +125,7 @@ func TestAssignment_IsWhatTheDocumentWasWrittenFrom(t *testing.T) {
 		t.Errorf("assignment (-want +got):\n%s", diff)
 	}
 	wantRemarks := []string{
-		"interface 52:54:00:aa:bb:cd of network vf-pool: whether it holds a virtual function of the host cannot be known from the document",
-		"mediated device " + mdevHere + " is not part of an assignment",
-		"512 MiB of memory devices with pages or files of their own are not part of an assignment",
+		"guest cell 1: a memory device of 512 MiB has pages of 2MiB, other ones than its cell; counted as the cell's",
 	}
 	if diff := cmp.Diff(wantRemarks, remarks); diff != "" {
 		t.Errorf("remarks (-want +got):\n%s", diff)

@@ -40,6 +40,41 @@ type Console struct {
 	Port string // target port
 }
 
+// Firmware is what a guest boots from besides its disks; all are files of the host
+// and empty where the document leaves them to libvirt or has none.
+type Firmware struct {
+	Auto      string // os/@firmware, efi or bios: libvirt finds loader and variables by it
+	Loader    string
+	Variables string // the guest's own copy of the template (nvram)
+	Template  string
+	Secure    bool // secure boot is asked for
+	Kernel    string
+	Initrd    string
+}
+
+// Firmware reads what the guest boots from.
+func (d *Doc) Firmware() Firmware {
+	os := d.root.SelectElement("os")
+	if os == nil {
+		return Firmware{}
+	}
+	f := Firmware{
+		Auto: os.SelectAttrValue("firmware", ""), Loader: child(os, "loader"), Variables: child(os, "nvram"),
+		Template: attribute(os, "nvram", "template"), Secure: attribute(os, "loader", "secure") == "yes",
+		Kernel: child(os, "kernel"), Initrd: child(os, "initrd"),
+	}
+	// Newer documents name the variables as a disk's source.
+	if file := attribute(os, "nvram/source", "file"); file != "" {
+		f.Variables = file
+	}
+	for _, e := range os.FindElements("./firmware/feature") {
+		if e.SelectAttrValue("name", "") == "secure-boot" && e.SelectAttrValue("enabled", "") == "yes" {
+			f.Secure = true
+		}
+	}
+	return f
+}
+
 // Disks lists the guest's disks in the document's order.
 func (d *Doc) Disks() []Disk { return append([]Disk(nil), d.disks...) }
 

@@ -3,8 +3,8 @@
 //
 // It is pure: text in, text out. It understands what Berth needs and keeps
 // everything else as it stands: elements and attributes it does not know, other
-// people's metadata, comments, order. A document that nothing was changed in
-// comes back byte for byte.
+// people's metadata, comments, order. Whatever was not changed comes back byte for
+// byte.
 //
 // Where a guest is put on a host is a Place: Build writes it into a new document,
 // Rebind rewrites an existing one for a Place on another host, and Pinning and
@@ -15,6 +15,7 @@
 package domainxml
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -31,6 +32,8 @@ type Doc struct {
 	tree *etree.Document
 	root *etree.Element
 
+	origins map[etree.Token]*origin // of what was parsed
+
 	uuid     string
 	vcpus    int
 	memoryMB int64
@@ -41,11 +44,9 @@ type Doc struct {
 // Parse reads a document. The error names the element that is missing or makes
 // no sense; elements that Berth does not read are not judged.
 func Parse(text string) (*Doc, error) {
-	d := &Doc{text: text, tree: etree.NewDocument()}
-	d.tree.WriteSettings.AttrSingleQuote = true // as libvirt writes
-	d.tree.ReadSettings.PreserveCData = true
-	if err := d.tree.ReadFromString(text); err != nil {
-		return nil, fmt.Errorf("domain document: %w", err)
+	d := &Doc{text: text}
+	if err := d.read(); err != nil {
+		return nil, err
 	}
 	if d.root = d.tree.Root(); d.root == nil || d.root.FullTag() != "domain" {
 		return nil, fmt.Errorf("domain document: the root element is not <domain>")
@@ -69,24 +70,21 @@ func Parse(text string) (*Doc, error) {
 	return d, nil
 }
 
-// String gives the document: the very text that was parsed while nothing has
-// changed.
+// String gives the document: the very text that was parsed, but for what was
+// changed since.
 func (d *Doc) String() string {
 	if !d.changed {
 		return d.text
 	}
-	s, err := d.tree.WriteToString()
-	if err != nil {
-		// Writing to memory does not fail; the method has to answer something.
-		return d.text
-	}
-	return s
+	var out bytes.Buffer
+	d.write(&out, d.tree.Child)
+	return out.String()
 }
 
 // Clone gives a copy that can be edited by itself.
 func (d *Doc) Clone() *Doc {
 	c := *d
-	c.tree = d.tree.Copy()
+	c.tree, c.origins = d.cloneTree()
 	c.root = c.tree.Root()
 	c.disks = append([]Disk(nil), d.disks...)
 	return &c

@@ -5,12 +5,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// younger are the documents that a libvirt of Debian 12 does not take.
+var younger = map[string]string{"adopt/pool-vf-running.xml": "<crypto> is younger than libvirt 9.0"}
 
 // libvirt's own schema accepts what Berth writes, and its test driver defines
 // it and gives back the same place.
@@ -39,6 +43,9 @@ func TestDocuments_LibvirtTakesThem(t *testing.T) {
 		"unpinned.xml", "unpinned-moved.xml", "bare-placed.xml"} {
 		documents[name] = fixture(t, name)
 	}
+	for _, name := range fixtures(t) {
+		documents[name] = fixture(t, name)
+	}
 	for name, text := range documents {
 		t.Run(name, func(t *testing.T) {
 			d := parsed(t, text)
@@ -49,7 +56,11 @@ func TestDocuments_LibvirtTakesThem(t *testing.T) {
 			if err := os.WriteFile(file, []byte(d.String()), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			out, err := run(t, "define --validate "+file+"; dumpxml "+d.Name())
+			out, err := run(t, "define --validate "+file+"; dumpxml "+d.UUID())
+			if why, young := younger[name]; young && err != nil && strings.Contains(out, "validate against schema") {
+				t.Logf("not taken by this libvirt: %s", why)
+				return
+			}
 			if err != nil {
 				t.Fatalf("%v: %s\n%s", err, out, d)
 			}
@@ -66,6 +77,22 @@ func TestDocuments_LibvirtTakesThem(t *testing.T) {
 			if diff := cmp.Diff(wantTopology, gotTopology); diff != "" {
 				t.Errorf("topology as libvirt gives it back (-want +got):\n%s", diff)
 			}
+			if diff := cmp.Diff(keptDevices(d), keptDevices(back)); diff != "" {
+				t.Errorf("what is kept, as libvirt gives it back (-want +got):\n%s", diff)
+			}
 		})
 	}
+}
+
+// keptDevices are the devices that are kept, in no order: libvirt sorts them. The
+// test driver plugs interfaces in when it defines them.
+func keptDevices(d *Doc) []string {
+	var out []string
+	for _, k := range d.Kept() {
+		if strings.HasPrefix(k.Element, "devices/") && k.Element != "devices/interface" {
+			out = append(out, k.String())
+		}
+	}
+	slices.Sort(out)
+	return out
 }

@@ -33,7 +33,10 @@ type Pinning struct {
 	// entry here, with all its vCPUs and memory.
 	Cells    []PinnedCell
 	HasCells bool
-	ApartMB  int64 // memory devices that no cell counts
+	ApartMB  int64 // memory devices with files of their own, which no cell counts
+
+	// OwnPages are memory devices with a page size of their own; their cells count them.
+	OwnPages []MemoryModule
 
 	Devices []HostDevice // PCI functions of the host
 	Mdevs   []string     // uuids of mediated devices, lower case
@@ -51,6 +54,13 @@ type PinnedCell struct {
 
 	Mode  string          // numatune/memnode/@mode; empty when the cell has none of its own
 	Nodes topology.CPUSet // numatune/memnode/@nodeset, host cells
+}
+
+// MemoryModule is a memory device (a DIMM) whose page size the document names.
+type MemoryModule struct {
+	Cell     int   // guest cell
+	MemoryMB int64 // rounded up
+	Pages    topology.PageSize
 }
 
 // HostDevice is a PCI function of the host that the guest is given.
@@ -191,7 +201,7 @@ func (d *Doc) guestCells(p *Pinning, r *reading) {
 }
 
 // modules adds the memory devices (DIMMs and the like) to the cells that they are
-// in. Those with a page size or a file of their own are kept apart: a cell has one.
+// in. Those with a file of their own are kept apart: they are no memory of a cell.
 func (d *Doc) modules(p *Pinning, r *reading) {
 	for _, e := range d.root.FindElements("./devices/memory/target") {
 		cell := 0
@@ -207,11 +217,21 @@ func (d *Doc) modules(p *Pinning, r *reading) {
 			r.fault("<size> of a <memory> device %w", err)
 			continue
 		}
-		if own := e.Parent().SelectElement("source"); own != nil && (own.SelectElement("pagesize") != nil || own.SelectElement("path") != nil) {
+		own := e.Parent().SelectElement("source")
+		if own != nil && own.SelectElement("path") != nil {
 			p.ApartMB += mebibytes(bytes)
 			continue
 		}
 		p.Cells[cell].MemoryMB += mebibytes(bytes)
+		if own == nil || own.SelectElement("pagesize") == nil {
+			continue
+		}
+		size, err := scaled(child(own, "pagesize"), attribute(own, "pagesize", "unit"))
+		if err != nil {
+			r.fault("<pagesize> of a <memory> device %w", err)
+			continue
+		}
+		p.OwnPages = append(p.OwnPages, MemoryModule{Cell: cell, MemoryMB: mebibytes(bytes), Pages: topology.PageSize(size)})
 	}
 }
 
