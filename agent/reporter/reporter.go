@@ -25,6 +25,7 @@ type Placement interface {
 	PutInventories(ctx context.Context, rp string, inv placementclient.Inventories) (placementclient.Inventories, error)
 	Traits(ctx context.Context, rp string) (placementclient.Traits, error)
 	PutTraits(ctx context.Context, rp string, t placementclient.Traits) (placementclient.Traits, error)
+	KnownTraits(ctx context.Context, names []string) ([]string, error)
 }
 
 // Options are what a Reporter is made of.
@@ -65,6 +66,10 @@ type Reporter struct {
 	// never taken by anything that must answer at once.
 	syncing sync.Mutex
 	seen    *observation // guarded by syncing
+	// settable says of each trait that Placement was asked for whether it has it: one
+	// of an older os-traits refuses a whole PUT for one name. Forgotten after a
+	// failure, since a Placement that was upgraded was away. Guarded by syncing.
+	settable map[string]bool
 
 	// mu guards status alone; nothing is called under it.
 	mu     sync.Mutex
@@ -89,8 +94,11 @@ type Status struct {
 	Error        string    `json:"error,omitempty"`   // why they are not
 	Pending      []string  `json:"pending,omitempty"` // what would be written, in mode observe
 	Traits       []string  `json:"traits,omitempty"`  // as last computed
-	Reads        uint64    `json:"reads"`
-	Writes       uint64    `json:"writes"`
+	// UnknownTraits are those of this host that Placement does not know, and that are
+	// not reported therefore.
+	UnknownTraits []string `json:"unknown_traits,omitempty"`
+	Reads         uint64   `json:"reads"`
+	Writes        uint64   `json:"writes"`
 
 	Err error `json:"-"` // Error with its kind and reasons
 }
@@ -186,7 +194,7 @@ func (r *Reporter) Sync(ctx context.Context) error {
 		r.seen = nil
 	}
 	if err != nil {
-		r.seen = nil
+		r.seen, r.settable = nil, nil
 	}
 	r.finish(err)
 	return err
@@ -260,6 +268,9 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 		return err
 	}
 	report := inventory.Compute(in, r.seen.inventories.Inventories, r.seen.traits)
+	if report.Traits, err = r.withoutUnknown(ctx, report.Traits); err != nil {
+		return err
+	}
 	r.found(report)
 	sameInventories, sameTraits := report.Equal(r.seen.inventories.Inventories, r.seen.traits)
 	if r.opt.Observe {
@@ -282,6 +293,46 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 		return r.putTraits(ctx, report)
 	}
 	return nil
+}
+
+// withoutUnknown leaves out the traits that Placement does not have. Those that
+// stand on the provider it has, so in a steady state nothing is asked.
+func (r *Reporter) withoutUnknown(ctx context.Context, traits []string) ([]string, error) {
+	var ask []string
+	for _, t := range traits {
+		if _, asked := r.settable[t]; !asked && !slices.Contains(r.seen.traits, t) {
+			ask = append(ask, t)
+		}
+	}
+	if len(ask) > 0 {
+		r.read()
+		have, err := r.opt.Placement.KnownTraits(ctx, ask)
+		if err != nil {
+			return nil, err
+		}
+		if r.settable == nil {
+			r.settable = map[string]bool{}
+		}
+		var unknown []string
+		for _, t := range ask {
+			if r.settable[t] = slices.Contains(have, t); !r.settable[t] {
+				unknown = append(unknown, t)
+			}
+		}
+		if len(unknown) > 0 {
+			r.opt.Logger.Info("traits that this placement does not know are not reported", "provider", r.opt.UUID, "traits", unknown)
+		}
+	}
+	var out, unknown []string
+	for _, t := range traits {
+		if known, asked := r.settable[t]; asked && !known && !slices.Contains(r.seen.traits, t) {
+			unknown = append(unknown, t)
+		} else {
+			out = append(out, t)
+		}
+	}
+	r.note(func(s *Status) { s.UnknownTraits = unknown })
+	return out, nil
 }
 
 func (r *Reporter) found(report inventory.Report) {

@@ -30,6 +30,8 @@ type placement struct {
 	provider map[string]placementclient.ResourceProvider
 	inv      map[string]placementclient.Inventory
 	traits   []string
+	unknown  []string // traits of a newer os-traits
+	asked    int      // for what it knows
 	writes   int
 	reads    int
 	down     error
@@ -122,8 +124,23 @@ func (p *placement) PutTraits(_ context.Context, rp string, in placementclient.T
 	if err != nil {
 		return in, err
 	}
+	for _, t := range in.Traits {
+		if slices.Contains(p.unknown, t) {
+			return in, fault.New(fault.Invalid, "no such trait %s", t)
+		}
+	}
 	p.traits = in.Traits
 	return placementclient.Traits{Generation: g, Traits: p.traits}, nil
+}
+
+func (p *placement) KnownTraits(_ context.Context, names []string) ([]string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked++
+	if p.down != nil {
+		return nil, p.down
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(p.unknown, n) }), nil
 }
 
 const uuidA = "aaaaaaaa-0000-0000-0000-000000000000"
@@ -179,6 +196,50 @@ func TestReporter_PutsBackWhatSomebodyChanged(t *testing.T) {
 	}
 	if !slices.Contains(p.traits, "COMPUTE_NODE") || !slices.Contains(p.traits, "CUSTOM_RACK_7") {
 		t.Errorf("traits %v, want ours back and theirs kept", p.traits)
+	}
+}
+
+// TestReporter_LeavesOutTraitsThatPlacementDoesNotKnow: one unknown name would
+// refuse all of them.
+func TestReporter_LeavesOutTraitsThatPlacementDoesNotKnow(t *testing.T) {
+	p := newPlacement()
+	p.unknown = []string{"COMPUTE_FIRMWARE_UEFI"}
+	o := options(p)
+	o.Input = func() (inventory.Input, bool, string) {
+		in, _, _ := machine()
+		in.Hypervisor = &inventory.Hypervisor{Capabilities: topology.Capabilities{Firmware: []string{"bios", "efi"}}}
+		return in, true, ""
+	}
+	r := reporter.New(o)
+	sync := func() {
+		t.Helper()
+		if err := r.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sync()
+	s := r.Status()
+	if !slices.Contains(p.traits, "COMPUTE_FIRMWARE_BIOS") || slices.Contains(p.traits, "COMPUTE_FIRMWARE_UEFI") || !s.InSync {
+		t.Errorf("traits %v, status %+v", p.traits, s)
+	}
+	if !slices.Equal(s.UnknownTraits, p.unknown) || slices.Contains(s.Traits, "COMPUTE_FIRMWARE_UEFI") {
+		t.Errorf("told of %v as unknown and %v as reported, want %v", s.UnknownTraits, s.Traits, p.unknown)
+	}
+	asked, writes := p.asked, p.writes
+	sync()
+	sync()
+	if p.asked != asked || p.writes != writes {
+		t.Errorf("a steady state asks %d times and writes %d times, want none", p.asked-asked, p.writes-writes)
+	}
+	// An upgrade of Placement is an outage, after which it knows more.
+	p.down = fault.New(fault.Unavailable, "connection refused")
+	if err := r.Sync(t.Context()); err == nil {
+		t.Error("Placement is down, and nothing is wrong")
+	}
+	p.down, p.unknown = nil, nil
+	sync()
+	if !slices.Contains(p.traits, "COMPUTE_FIRMWARE_UEFI") || len(r.Status().UnknownTraits) > 0 {
+		t.Errorf("after its upgrade: %v, %+v", p.traits, r.Status())
 	}
 }
 
