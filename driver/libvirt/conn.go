@@ -2,8 +2,10 @@ package libvirt
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Conn is one connection to one libvirt daemon, and all that this package needs
@@ -16,7 +18,7 @@ import (
 // ErrLost (wrapped) when the connection ended before the answer came, and
 // ErrNotSent (wrapped) when the request certainly did not leave.
 //
-// Domains are named by UUID in its usual spelling.
+// Domains are named by UUID in its usual spelling; see UUID.
 type Conn interface {
 	// Type, versions, host name and capabilities of the daemon.
 	Type() (string, error)
@@ -117,6 +119,16 @@ var ErrLost = errors.New("connection to libvirt lost")
 
 // ErrNotSent says that the request did not leave: nothing happened.
 var ErrNotSent = errors.New("not connected to libvirt")
+
+// UUID reads a UUID in its usual spelling. What is none names no domain, which is
+// said as libvirt says it of one that is unknown.
+func UUID(id string) (u [16]byte, err error) {
+	raw, err := hex.DecodeString(strings.ReplaceAll(id, "-", ""))
+	if err != nil || len(raw) != len(u) {
+		return u, &Error{Code: errNoDomain, Message: fmt.Sprintf("no domain has uuid %q", id)}
+	}
+	return [16]byte(raw), nil
+}
 
 // Error is libvirt's own refusal.
 type Error struct {

@@ -50,8 +50,8 @@ func (c *conn) Subscribe(f func(libvirt.Event)) error {
 			})
 		},
 		func(l *lv.Connect) (int, error) {
-			return l.DomainEventTunableRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventTunable) {
-				changed(libvirt.TunableEvent, d)
+			return registerTunable(l, func(uuid, name string) {
+				f(libvirt.Event{ID: libvirt.TunableEvent, UUID: uuid, Name: name})
 			})
 		},
 		func(l *lv.Connect) (int, error) {

@@ -205,7 +205,11 @@ func get[T any](c *conn, f func(*lv.Connect) (T, error)) (v T, err error) {
 // with is get for calls about one domain, whose handle it frees.
 func with[T any](c *conn, uuid string, f func(*lv.Domain) (T, error)) (T, error) {
 	return get(c, func(l *lv.Connect) (v T, err error) {
-		d, err := l.LookupDomainByUUIDString(uuid)
+		id, err := libvirt.UUID(uuid)
+		if err != nil {
+			return v, err
+		}
+		d, err := l.LookupDomainByUUID(id[:])
 		if err != nil {
 			return v, err
 		}

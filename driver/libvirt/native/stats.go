@@ -43,10 +43,7 @@ func (c *conn) Stats(types, flags uint32) ([]libvirt.Stats, error) {
 		var cerr C.virError
 		n := C.berth_stats(unsafe.Pointer(raw), C.uint(types), C.uint(flags), &records, &cerr)
 		if n < 0 {
-			defer C.virResetError(&cerr)
-			return nil, lv.Error{
-				Code: lv.ErrorNumber(cerr.code), Domain: lv.ErrorDomain(cerr.domain), Message: C.GoString(cerr.message), Level: lv.ErrorLevel(cerr.level),
-			}
+			return nil, refusal(&cerr)
 		}
 		defer C.virDomainStatsRecordListFree(records)
 		out := make([]libvirt.Stats, 0, n)

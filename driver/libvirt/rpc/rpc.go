@@ -12,7 +12,6 @@ package rpc
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -90,12 +89,8 @@ func (c *conn) Close() { _ = c.wire.Close() } // what it would say is that it wa
 // domain names a domain for a call. libvirt finds it by UUID; the name is only
 // for its messages, and must not be empty.
 func domain(id string) (golibvirt.Domain, error) {
-	d := golibvirt.Domain{Name: id, ID: -1}
-	raw, err := hex.DecodeString(strings.ReplaceAll(id, "-", ""))
-	if err != nil || copy(d.UUID[:], raw) != len(d.UUID) || len(raw) != len(d.UUID) {
-		return d, &libvirt.Error{Code: int(golibvirt.ErrNoDomain), Message: fmt.Sprintf("no domain has uuid %q", id)}
-	}
-	return d, nil
+	u, err := libvirt.UUID(id)
+	return golibvirt.Domain{Name: id, UUID: u, ID: -1}, err
 }
 
 func ref(d golibvirt.Domain) libvirt.Ref {
@@ -163,13 +158,19 @@ func (c *conn) Stats(types, flags uint32) ([]libvirt.Stats, error) {
 
 func (c *conn) LookupName(name string) (libvirt.Ref, error) {
 	d, err := c.l.DomainLookupByName(name)
-	return ref(d), explain(err)
+	if err != nil {
+		return libvirt.Ref{}, explain(err)
+	}
+	return ref(d), nil
 }
 
 func (c *conn) LookupUUID(id string) (libvirt.Ref, error) {
 	return with(id, func(d golibvirt.Domain) (libvirt.Ref, error) {
 		d, err := c.l.DomainLookupByUUID(d.UUID)
-		return ref(d), err
+		if err != nil {
+			return libvirt.Ref{}, err
+		}
+		return ref(d), nil
 	})
 }
 
@@ -286,7 +287,10 @@ func (c *conn) JobStats(id string, flags uint32) (int, map[string]any, error) {
 		kind, params, err := c.l.DomainGetJobStats(d, golibvirt.DomainGetJobStatsFlags(flags))
 		return answer{kind, params}, err
 	})
-	return int(a.kind), values(a.params), err
+	if err != nil {
+		return 0, nil, err
+	}
+	return int(a.kind), values(a.params), nil
 }
 
 func (c *conn) AbortJob(id string) error { return order(id, c.l.DomainAbortJob) }
