@@ -99,10 +99,25 @@ func TestTracker_AMediatedDeviceIsOneGuests(t *testing.T) {
 	if diff := cmp.Diff(want, b.Usage().Doubled); diff != "" {
 		t.Errorf("usage (-want +got):\n%s", diff)
 	}
-	// The claim follows: what was detached is nobody's.
+	// The claim follows what people do: as it was, detached, attached.
+	seen := claims.Seen{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}}
+	seen.Devices = "a"
+	if c, changed, err := b.Follow(ctx, first.UUID, seen, with(own, shared)); err != nil || changed {
+		t.Errorf("nothing new: %+v, %t, %v", c, changed, err)
+	}
+	seen.Devices = "b"
+	if c, changed, err := b.Follow(ctx, first.UUID, seen, with(own)); err != nil || !changed || !slices.Equal(c.Assignment.Mdevs, []string{own}) {
+		t.Errorf("detached: %+v, %t, %v", c, changed, err)
+	}
+	seen.Devices = "c"
+	if c, changed, err := b.Follow(ctx, first.UUID, seen, with(own, shared)); err != nil || !changed || !c.Forced {
+		t.Errorf("attached again: %+v, %t, %v", c, changed, err)
+	}
+	// What was detached is nobody's.
 	if c := must[claims.Claim](t)(b.Adopt(ctx, second, with())); c.Forced {
 		t.Error("forced without a device")
 	}
+	must[[]string](t)(b.Relax(ctx))
 	if a := b.Audit(); !a.Agrees() {
 		t.Errorf("audit %+v", a)
 	}

@@ -133,6 +133,7 @@ func (t *Tracker) asSeenLocked(c Claim, seen Seen, f Found) Claim {
 	}
 	if seen.Devices != was.Devices {
 		next.PCI, next.Assignment.Devices = withDevices(c, f)
+		next.Assignment.Mdevs = slices.Clone(f.Assignment.Mdevs)
 	}
 	return next
 }

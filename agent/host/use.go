@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"berth/claims"
@@ -191,19 +192,18 @@ func sighting(doc *domainxml.Doc, uses topology.Resources) (claims.Seen, error) 
 		// What makes no sense counts for nothing, as in the claim; the rest was read.
 		p.MaxVCPUs = 0
 	}
-	devices := p.Devices
-	p.Devices, p.IOThreads, p.MaxVCPUs = nil, nil, 0
+	names := p.Mdevs
+	for _, d := range p.Devices {
+		names = append(names, d.Address.String())
+	}
+	p.Devices, p.Mdevs, p.IOThreads, p.MaxVCPUs = nil, nil, nil, 0
 	placement, err := json.Marshal(p)
 	if err != nil {
 		return claims.Seen{}, fault.New(fault.Internal, "write down what document %s shows: %w", doc.UUID(), err)
 	}
 	s := claims.Seen{Resources: uses, Placement: digest(string(placement))}
-	if len(devices) > 0 {
-		var addresses string
-		for _, d := range devices {
-			addresses += d.Address.String() + " "
-		}
-		s.Devices = digest(addresses)
+	if len(names) > 0 {
+		s.Devices = digest(strings.Join(names, " ") + " ")
 	}
 	return s, nil
 }
