@@ -70,21 +70,22 @@ type Agent struct {
 	conf    atomic.Pointer[config.Config]
 	flavors atomic.Pointer[map[string]topology.Flavor]
 
-	db        *store.DB
-	tracker   *claims.Tracker
-	driver    driver.Driver
-	identity  *pki.Identity // nil without certificates
-	noPeers   error         // why identity is nil
-	noFiles   bool          // it is nil because no certificate was ever put here
-	placement *placementclient.Client
-	reporter  *reporter.Reporter
-	host      *host.Host
-	conductor *migration.Conductor
-	hardware  *hardware
-	health    *health
-	peers     *peers
-	server    *api.Server
-	guardian  *guardian
+	db         *store.DB
+	tracker    *claims.Tracker
+	driver     driver.Driver
+	identity   *pki.Identity // nil without certificates
+	noPeers    error         // why identity is nil
+	noFiles    bool          // it is nil because no certificate was ever put here
+	placement  *placementclient.Client
+	reporter   *reporter.Reporter
+	host       *host.Host
+	conductor  *migration.Conductor
+	hardware   *hardware
+	hypervisor *hypervisor
+	health     *health
+	peers      *peers
+	server     *api.Server
+	guardian   *guardian
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -169,7 +170,7 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	a.driver = a.opt.Driver(c.Libvirt, a.rt)
-	a.hardware = newHardware(a)
+	a.hardware, a.hypervisor = newHardware(a), &hypervisor{a: a}
 	a.hardware.read(ctx, false)
 	a.peers = newPeers(a)
 	if c.Agent.Mode == config.Manage {
@@ -364,6 +365,7 @@ func (a *Agent) tasks() []task {
 		{"hardware events", a.hardware.runUevents},
 		{"hardware pools", a.hardware.runPools},
 		{"hardware devices", a.hardware.runDevices},
+		{"hypervisor", a.hypervisor.run},
 		{"health", a.health.run},
 		{"watchdog", func(ctx context.Context) error {
 			return systemd.Notifier{}.Watchdog(ctx, a.rt, a.health.alive)

@@ -260,7 +260,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		Reserved: topology.Resources{VCPUs: c.Host.ReservedVCPUs, MemoryMB: c.Host.ReservedMemoryMB, DiskGB: c.Host.ReservedDiskGB},
 		Fixed:    inventory.Ratios{CPU: c.Placement.CPURatio, RAM: c.Placement.RAMRatio, Disk: c.Placement.DiskRatio},
 		Initial:  inventory.Ratios{CPU: c.Placement.InitialCPURatio, RAM: c.Placement.InitialRAMRatio, Disk: c.Placement.InitialDiskRatio},
-		Holding:  h.holding(),
+		Holding:  h.holding(), Hypervisor: h.a.hypervisor.view(),
 	}, true, ""
 }
 

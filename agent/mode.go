@@ -136,6 +136,7 @@ func (a *Agent) recognise(ctx context.Context) error {
 			return err
 		}
 	}
+	a.hypervisor.found(node)
 	if a.stranger.Swap(nil) != nil {
 		a.hardware.apply()
 	}

@@ -49,7 +49,7 @@ func (s agentService) Host(ctx context.Context) (api.HostInfo, error) {
 	believed, _, _ := a.hardware.view()
 	out := api.HostInfo{
 		Description: d, Health: overall(a.health.conditions()), Usage: usage(a.tracker.Usage()),
-		Placement: a.reporter.Status(), Topology: believed,
+		Placement: a.reporter.Status(), Topology: believed, Capabilities: a.hypervisor.capabilities(),
 	}
 	out.Cells, out.Loose = a.cellViews()
 	if out.Providers, err = a.providers(ctx); err != nil {

@@ -74,6 +74,9 @@ type HostInfo struct {
 	Providers      []ProviderView `json:"providers"`
 	ProvidersError string         `json:"providers_error,omitempty"`
 	Topology       *topology.Host `json:"topology"` // null while the hardware has not been read
+	// Capabilities is what guests can have here, as the hypervisor last told; null
+	// while it has not.
+	Capabilities *topology.Capabilities `json:"capabilities"`
 
 	// Cells are what guests are fitted in, with what is in use; none while the
 	// hardware has not been read. Loose are devices whose cell nobody knows.

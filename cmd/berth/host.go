@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -115,6 +116,7 @@ func hostTable(w io.Writer, h api.HostInfo) {
 	fmt.Fprintf(w, "%s: %s, mode %s\n\n", h.Name, strings.ToUpper(string(h.Health)), h.Mode)
 	row(w, "hypervisor", h.Hypervisor+" "+libvirtVersion(h.HypervisorVersion)+", libvirt "+libvirtVersion(h.LibvirtVersion)+", "+h.Arch)
 	row(w, "host uuid", h.HostUUID)
+	capabilityRows(w, h.Capabilities)
 	row(w, "berth", h.BerthVersion)
 	row(w, "guests arrive at", h.LibvirtURI+" "+h.MigrateURI)
 	fmt.Fprintln(w)
@@ -146,6 +148,37 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		return
 	}
 	topologyTable(w, h.Topology)
+}
+
+// capabilityRows print what guests can have here, in a few lines; JSON has all.
+func capabilityRows(w io.Writer, c *topology.Capabilities) {
+	if c == nil {
+		row(w, "guests can have", "not known yet")
+		return
+	}
+	cpu := cmp.Or(c.CPU.Model, "no named model")
+	if c.CPU.Vendor != "" {
+		cpu += " (" + c.CPU.Vendor + ")"
+	}
+	features := "features not known"
+	if n := len(c.CPU.Features); n > 0 {
+		features = fmt.Sprintf("%d features", n)
+	}
+	row(w, "cpu of guests", fmt.Sprintf("%s, %s, by %s", cpu, features, c.VirtType))
+	row(w, "machine types", fmt.Sprintf("%d, up to %d vCPUs", len(c.Machines), c.MaxVCPUs))
+	none := func(list []string) string { return cmp.Or(strings.Join(list, ", "), "none") }
+	firmware := none(c.Firmware)
+	if c.SecureBoot {
+		firmware += ", secure boot"
+	}
+	row(w, "firmware", firmware)
+	tpm := "none for each guest"
+	if c.TPM.Emulated() {
+		tpm = strings.TrimSpace(none(c.TPM.Models) + " " + strings.Join(c.TPM.Versions, ", "))
+	}
+	row(w, "tpm", tpm)
+	row(w, "memory encryption", none(c.LaunchSecurity))
+	row(w, "host devices", none(c.HostDevices))
 }
 
 // providerTable prints a provider tree with what each part has and how much of
