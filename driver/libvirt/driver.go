@@ -45,7 +45,8 @@ type Options struct {
 	CallTimeout  time.Duration // deadline of a call whose caller gave none; 10 s
 	PingInterval time.Duration // how often the daemon is asked whether it lives; 5 s
 	PingTimeout  time.Duration // how long it may take to answer; CallTimeout
-	ReconnectMax time.Duration // the longest wait between attempts to reconnect; 5 s
+	ReconnectMin time.Duration // the wait before the first attempt to reconnect; 100 ms
+	ReconnectMax time.Duration // the longest, to which it doubles; 5 s
 
 	Runtime runtime.Runtime // the machine's own
 	Logger  *slog.Logger    // slog.Default
@@ -102,6 +103,9 @@ func New(o Options) *Driver {
 	}
 	if o.PingTimeout == 0 {
 		o.PingTimeout = o.CallTimeout
+	}
+	if o.ReconnectMin == 0 {
+		o.ReconnectMin = 100 * time.Millisecond // arbitrary: a restarted libvirtd listens within this
 	}
 	if o.ReconnectMax == 0 {
 		o.ReconnectMax = 5 * time.Second
@@ -196,15 +200,14 @@ func (d *Driver) dial(ctx context.Context) (Conn, error) {
 // supervise keeps the events' connection: it connects, subscribes, tells
 // readers to read again, and asks the daemon whether it lives until it does not.
 func (d *Driver) supervise() {
-	const shortest = 100 * time.Millisecond // arbitrary: a restarted libvirtd listens within this
-	wait := shortest
+	wait := d.o.ReconnectMin
 	for d.ctx.Err() == nil {
 		up, err := d.attend()
 		if d.ctx.Err() != nil {
 			return
 		}
 		if up {
-			wait = shortest
+			wait = d.o.ReconnectMin
 		}
 		d.setHealth(err)
 		// A half-open connection looks alive to the calls that use it.
