@@ -75,12 +75,12 @@ func TestRPC_ALostReplyIsInDoubtAndTheEffectThere(t *testing.T) {
 	o.Socket = socket
 	d := open(t, o)
 	id := defined(t, d, guest.Options{Guest: g})
-	p.LoseReply(rpcproxy.CreateWithFlags)
+	cut := p.Add(rpcproxy.ReplyOf(rpcproxy.CreateWithFlags), rpcproxy.CutInstead)
 	if err := d.Start(within(t, 30*time.Second), id, false); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("Start: %v, want in doubt", err)
 	}
-	if p.Lost() != 1 {
-		t.Fatalf("%d replies were cut, want 1", p.Lost())
+	if cut.Count() != 1 {
+		t.Fatalf("%d replies were cut, want 1", cut.Count())
 	}
 	// Looking is all that is needed, over a connection that the driver makes anew.
 	if got := state(t, d, id); got != "running (booted)" {
@@ -251,13 +251,13 @@ func TestMigrate_LostFinishLeavesOneRunningCopy(t *testing.T) {
 	p, socket := startProxy(t, l.Hosts[1].LibvirtSocket())
 	m.DestinationURI = "qemu+unix:///system?socket=" + socket
 	m.MigrateURI = "tcp://" + l.Hosts[1].MigIP()
-	p.LoseReply(rpcproxy.Finish3Params)
+	cut := p.Add(rpcproxy.ReplyOf(rpcproxy.Finish3Params), rpcproxy.CutInstead)
 	err := src.Migrate(within(t, time.Minute), id, m)
 	if !errors.Is(err, fault.Undone) {
 		t.Errorf("Migrate: %v, want undone", err)
 	}
-	if p.Lost() != 1 {
-		t.Fatalf("%d replies were cut, want 1", p.Lost())
+	if cut.Count() != 1 {
+		t.Fatalf("%d replies were cut, want 1", cut.Count())
 	}
 	if a, b := state(t, src, id), state(t, dst, id); a != "running (migration canceled)" || b != "paused (user)" {
 		t.Errorf("source is %s, destination %s; want running (migration canceled), paused (user)", a, b)
@@ -270,7 +270,7 @@ func TestMigrate_LostAnswerIsInDoubtAndTheMoveComplete(t *testing.T) {
 	o := options(t, l.Hosts[0])
 	o.Socket = socket
 	src := open(t, o)
-	p.LoseReply(rpcproxy.Perform3Params)
+	p.Add(rpcproxy.ReplyOf(rpcproxy.Perform3Params), rpcproxy.CutInstead)
 	if err := src.Migrate(within(t, time.Minute), id, m); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("Migrate: %v, want in doubt", err)
 	}
