@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"berth/driver"
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -89,6 +91,42 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			if _, err := b.claim(second, pins(1, 2), "", 0); err == nil {
 				b.Error("a new claim got what is not there")
 			}
+		},
+		"CPUs go that Placement has given away": func(b *hardwareBench) {
+			given := placementclient.Allocations{
+				Allocations: map[string]placementclient.Resources{b.a.uuid: {"PCPU": 3}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerInstance,
+			}
+			if err := b.placement.PutAllocations(b.Context(), tenant, given); err != nil {
+				b.Fatal(err)
+			}
+			b.online(0, 1, 2)
+			b.event("offline", "cpu")
+			b.within("fewer than are given away", func() bool { return b.total("PCPU") == 2 })
+			// The last ones go, and memory comes: the class must stay for those that
+			// have it, and must not keep the memory from being told.
+			b.online(0)
+			b.memory(0, 2<<20)
+			b.put("proc/meminfo", "MemTotal: 3145728 kB\nMemFree: 1048576 kB\n")
+			b.event("offline", "cpu")
+			b.within("the memory is told", func() bool { return b.total("MEMORY_MB") == 3072 })
+			inv, err := b.placement.Inventories(b.Context(), b.a.uuid)
+			if p := inv.Inventories["PCPU"]; err != nil || p.Total != 2 || p.Reserved != 2 {
+				b.Errorf("dedicated CPUs in Placement: %+v, %v; want both reserved", p, err)
+			}
+			s := b.a.reporter.Status()
+			if s.Err != nil || !s.InSync || !slices.Equal(s.Kept, []string{"PCPU"}) {
+				b.Errorf("reporting stands at %+v", s)
+			}
+			writes := s.Writes
+			if err := b.a.reporter.Sync(b.Context()); err != nil {
+				b.Error(err)
+			}
+			if s := b.a.reporter.Status(); s.Writes != writes+1 || s.Generation != inv.Generation {
+				b.Errorf("%d writes, generation %d to %d: want the one that is refused", s.Writes-writes, inv.Generation, s.Generation)
+			}
+			b.online(0, 1, 2, 3)
+			b.event("online", "cpu")
+			b.within("all are there again", func() bool { return b.total("PCPU") == 3 && len(b.a.reporter.Status().Kept) == 0 })
 		},
 		"pages are added to a pool": func(b *hardwareBench) {
 			b.pool(64, 128)

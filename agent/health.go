@@ -207,6 +207,9 @@ func (h *health) placement() api.Condition {
 	case len(s.Pending) > 0:
 		return good("placement", "observing; would be written: "+strings.Join(s.Pending, ", "))
 	}
+	if len(s.Kept) > 0 {
+		return good("placement", fmt.Sprintf("equal to the host, generation %d, but for what guests have and the host has no more: %s", s.Generation, strings.Join(s.Kept, ", ")))
+	}
 	return good("placement", fmt.Sprintf("equal to the host, generation %d", s.Generation))
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // Placement is what the reporter asks of the service.
@@ -94,6 +96,7 @@ type Status struct {
 	Error        string    `json:"error,omitempty"`   // why they are not
 	Pending      []string  `json:"pending,omitempty"` // what would be written, in mode observe
 	Traits       []string  `json:"traits,omitempty"`  // as last computed
+	Kept         []string  `json:"kept,omitempty"`    // classes that the host has no more of and guests still have: see putInventories
 	// UnknownTraits are those of this host that Placement does not know, and that are
 	// not reported therefore.
 	UnknownTraits []string `json:"unknown_traits,omitempty"`
@@ -288,6 +291,8 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 		if err := r.putInventories(ctx, report); err != nil {
 			return err
 		}
+	} else {
+		r.note(func(s *Status) { s.Kept = nil })
 	}
 	if !sameTraits {
 		return r.putTraits(ctx, report)
@@ -423,17 +428,50 @@ func (r *Reporter) observe(ctx context.Context, p placementclient.ResourceProvid
 	return nil
 }
 
+// putInventories puts what was computed. Placement lets a total fall below what is
+// allocated of it, but not a class go, and then takes nothing of the whole write
+// (409 placement.inventory.inuse): CPUs may go while guests are pinned to them.
+// Such a class stays as it stands with all of it reserved, so that nobody gets
+// more of it, and everything else is put; each comparison tries again to take it
+// out.
 func (r *Reporter) putInventories(ctx context.Context, report inventory.Report) error {
+	err := r.put(ctx, report.Inventories, report.Capacity.Total)
+	if err == nil {
+		r.note(func(s *Status) { s.Kept = nil })
+		return nil
+	}
+	if placementclient.ConflictOf(err) != placementclient.ConflictInventoryInUse {
+		return err
+	}
+	without, kept := maps.Clone(report.Inventories), []string(nil)
+	for class, stands := range r.seen.inventories.Inventories {
+		if _, has := without[class]; !has {
+			stands.Reserved = stands.Total
+			without[class], kept = stands, append(kept, class)
+		}
+	}
+	slices.Sort(kept)
+	if same, _ := (inventory.Report{Inventories: without}).Equal(r.seen.inventories.Inventories, nil); !same {
+		if err := r.put(ctx, without, report.Capacity.Total); err != nil {
+			return err
+		}
+		r.opt.Logger.Warn("the host has no more of classes that guests have: nobody gets more of them", "provider", r.opt.UUID, "classes", kept)
+	}
+	r.note(func(s *Status) { s.Kept = kept })
+	return nil
+}
+
+func (r *Reporter) put(ctx context.Context, inventories map[string]placementclient.Inventory, total topology.Resources) error {
 	r.wrote()
 	got, err := r.opt.Placement.PutInventories(ctx, r.opt.UUID, placementclient.Inventories{
-		Generation: r.seen.provider.Generation, Inventories: report.Inventories,
+		Generation: r.seen.provider.Generation, Inventories: inventories,
 	})
 	if err != nil {
 		return err
 	}
 	r.seen.inventories = got
 	r.advance(got.Generation)
-	r.opt.Logger.Info("inventories put", "provider", r.opt.UUID, "generation", got.Generation, "capacity", report.Capacity.Total)
+	r.opt.Logger.Info("inventories put", "provider", r.opt.UUID, "generation", got.Generation, "capacity", total)
 	return nil
 }
 
