@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"berth/agent/api"
 	"berth/internal/fault"
@@ -89,20 +87,6 @@ func TestDiskGB_OfAFolderThatIsNotThereYet(t *testing.T) {
 	}
 }
 
-func TestConcerns_OnlyHardwareThatIsReported(t *testing.T) {
-	for event, want := range map[string]bool{
-		"online@/devices/system/cpu/cpu3\x00ACTION=online\x00SUBSYSTEM=cpu\x00SEQNUM=4711": true,
-		"add@/devices/pci0000:00/0000:00:1f.0\x00SUBSYSTEM=pci":                            true,
-		"change@/devices/virtual/block/loop0\x00ACTION=change\x00SUBSYSTEM=block":          false,
-		"add@/devices/virtual/net/veth0\x00SUBSYSTEM=net":                                  false,
-		"": false,
-	} {
-		if got := parseUevent([]byte(event)).concerns(); got != want {
-			t.Errorf("%q: %v, want %v", event, got, want)
-		}
-	}
-}
-
 // tinyMachine is a tree of one CPU and 1 GiB, and a function that writes one of
 // its files.
 func tinyMachine(t *testing.T) (root string, put func(path, text string)) {
@@ -161,39 +145,5 @@ func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
 	}
 	if got, err := total(bad); got != want || err != nil {
 		t.Errorf("folder unreadable after a restart: %d GiB, claims: %v; want %d as last read", got, err, want)
-	}
-}
-
-func TestHardware_IsReadAgainWhenTheKernelTells(t *testing.T) {
-	root, put := tinyMachine(t)
-	c := settings(t, nowhere(t))
-	c.Host.Root = root
-	a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	a.rt = a.opt.Runtime
-	a.conf.Store(&c)
-	if err := a.open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := a.close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if u := a.tracker.Usage().Capacity.Total; u.VCPUs != 1 || u.MemoryMB != 1024 {
-		t.Fatalf("capacity %+v", u)
-	}
-	put("proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 524288 kB\n")
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- a.hardware.run(ctx) }()
-	a.hardware.tell()
-	for end := time.Now().Add(10 * time.Second); a.tracker.Usage().Capacity.Total.MemoryMB != 2048; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the change was never read")
-		}
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }

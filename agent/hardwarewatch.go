@@ -78,7 +78,7 @@ func (h *hardware) follow(ctx context.Context, quick bool) {
 		}
 	}
 	if len(changes) > 0 {
-		h.a.log.Info("hardware changed", "changes", changes, "took", h.a.rt.Boot().Since-start)
+		h.a.log.Info("hardware changed", "changes", strings.Join(changes, "; "), "took", h.a.rt.Boot().Since-start)
 	}
 	if len(changes) > 0 || before == nil && after != nil {
 		h.a.reporter.Kick()

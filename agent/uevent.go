@@ -93,6 +93,12 @@ func (h *hardware) runUevents(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	h.takeUevents(ctx, f)
+	return nil
+}
+
+// takeUevents takes events from a socket until ctx ends, and closes it.
+func (h *hardware) takeUevents(ctx context.Context, f *os.File) {
 	stop := context.AfterFunc(ctx, func() {
 		// Ends the read below; f itself is closed by the reader.
 		_ = f.SetReadDeadline(time.Unix(1, 0))
@@ -112,7 +118,6 @@ func (h *hardware) runUevents(ctx context.Context) error {
 			<-ctx.Done()
 		}
 	}
-	return nil
 }
 
 func openUevents() (*os.File, error) {
