@@ -45,11 +45,14 @@ func parse(doc string) (*definition, error) {
 	if x.Name == "" || x.UUID == "" {
 		return nil, fault.New(fault.Invalid, "domain document: name and uuid are required")
 	}
-	kib := map[string]int64{"": 1, "KiB": 1, "k": 1, "MiB": 1 << 10, "M": 1 << 10, "GiB": 1 << 20, "G": 1 << 20}[x.Memory.Unit]
-	if kib == 0 || x.Memory.Value <= 0 {
+	unit := map[string]int64{
+		"b": 1, "bytes": 1, "": 1 << 10, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20, "GiB": 1 << 30, "G": 1 << 30,
+		"KB": 1e3, "MB": 1e6, "GB": 1e9,
+	}[x.Memory.Unit]
+	if unit == 0 || x.Memory.Value <= 0 {
 		return nil, fault.New(fault.Invalid, "domain document: memory %d %q", x.Memory.Value, x.Memory.Unit)
 	}
-	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*kib + 1023) / 1024}
+	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*unit + 1<<20 - 1) >> 20}
 	d.vcpus = max(x.VCPU.Max, 1)
 	d.maximum = d.vcpus
 	for _, c := range x.Channels {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -51,6 +52,24 @@ func abilities() []property {
 				}
 			}
 		}},
+		{"Abilities_EndWithTheDriver", func(t testing.TB, b *bench) {
+			d := b.New(t)
+			n, err := d.Node(within(t))
+			must(t, "Node", err)
+			must(t, "Close", d.Close())
+			for name, err := range abilityCalls(within(t), d, n, b.DomainXML) {
+				wantKind(t, name+" after Close", err, fault.Unavailable)
+			}
+		}},
+		{"Abilities_EndWithTheirContext", func(t testing.TB, b *bench) {
+			n, err := b.d.Node(within(t))
+			must(t, "Node", err)
+			ctx, cancel := context.WithCancel(within(t))
+			cancel()
+			for name, err := range abilityCalls(ctx, b.d, n, b.DomainXML) {
+				wantEither(t, name, err, fault.Unavailable, fault.InDoubt)
+			}
+		}},
 		// What a harness calls impossible, the driver must say to its users too:
 		// they have nothing but Node.
 		{"Abilities_MissingOnesAreDeclaredByTheNode", func(t testing.TB, b *bench) {
@@ -64,6 +83,41 @@ func abilities() []property {
 			}
 		}},
 	}
+}
+
+// abilityCalls makes every call of the abilities that are found, with a context,
+// and gives each one's error. The domain of the verbs is none.
+func abilityCalls(ctx context.Context, d driver.Driver, n driver.Node, document func(name, uuid string) string) map[string]error {
+	out, id := map[string]error{}, uuid.NewString()
+	doc := document("conf-none", id)
+	if m, err := driver.LiveMigration(d, n); err == nil {
+		out["CheckCPU"] = m.CheckCPU(ctx, doc)
+		out["Migrate"] = m.Migrate(ctx, id, driver.Migration{DestinationURI: "qemu+tls://nowhere/system", DestinationXML: doc, PersistentXML: doc})
+		_, out["Job"] = m.Job(ctx, id)
+		_, out["CompletedJob"] = m.CompletedJob(ctx, id)
+		out["AbortJob"] = m.AbortJob(ctx, id)
+		out["SetMaxDowntime"] = m.SetMaxDowntime(ctx, id, time.Second)
+		out["SetBandwidth"] = m.SetBandwidth(ctx, id, 1<<20)
+	}
+	if c, err := driver.StorageCopy(d, n); err == nil {
+		_, out["DiskCopies"] = c.DiskCopies(ctx, id)
+	}
+	if p, err := driver.PostCopy(d, n); err == nil {
+		out["StartPostCopy"] = p.StartPostCopy(ctx, id)
+	}
+	if a, err := driver.Agent(d, n); err == nil {
+		out["PingAgent"] = a.PingAgent(ctx, id)
+		_, out["FreezeFilesystems"] = a.FreezeFilesystems(ctx, id)
+		_, out["ThawFilesystems"] = a.ThawFilesystems(ctx, id)
+	}
+	if s, err := driver.Statistics(d, n); err == nil {
+		_, out["Statistics"] = s.Statistics(ctx)
+	}
+	if w, err := driver.Devices(d, n); err == nil {
+		_, out["HostDevices"] = w.HostDevices(ctx)
+		_, out["DeviceEvents"] = w.DeviceEvents(ctx)
+	}
+	return out
 }
 
 func agents() []property {
