@@ -127,6 +127,10 @@ type conn struct {
 	calls       int
 	closed      bool
 	unsubscribe []func(*lv.Connect) error // the callbacks' ends
+
+	// left is how many references to the library's connection remained when it was
+	// released: each is an object of it, a domain or a callback, that was not freed.
+	left int
 }
 
 var _ libvirt.Conn = (*conn)(nil)
@@ -157,7 +161,7 @@ func (c *conn) release() {
 	if c.watched {
 		_ = c.l.UnregisterCloseCallback()
 	}
-	_, _ = c.l.Close()
+	c.left, _ = c.l.Close()
 }
 
 // use runs one call of the library.

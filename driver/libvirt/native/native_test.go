@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("libvirt.org/go/libvirt.EventRunDefaultImpl"))
 }
 
-func TestAddress_PutsTheSocketIntoTheURI(t *testing.T) {
+func TestNative_PutsTheSocketIntoTheURI(t *testing.T) {
 	for _, tt := range []struct {
 		target libvirt.Target
 		want   string

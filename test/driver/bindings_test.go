@@ -1,0 +1,348 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	golibvirt "github.com/digitalocean/go-libvirt"
+	"github.com/digitalocean/go-libvirt/socket/dialers"
+
+	"berth/driver"
+	"berth/driver/libvirt"
+	"berth/driver/libvirt/rpc"
+	"berth/test/guest"
+	"berth/test/lab"
+)
+
+// library is one of the two bindings, and what was found of the library beneath it, which
+// docs/decisions/BINDINGS tells and the code relies on.
+type library struct {
+	dial libvirt.Dialer
+	// watch counts what the library's own subscriptions give.
+	watch func(*testing.T, *lab.Host) func() (lifecycle, completed int)
+	// completes: the library delivers job-completed events.
+	completes bool
+	// notices: the library ends the connection of a daemon that hangs.
+	notices bool
+}
+
+func TestRPC_DoesWhatTheDriverReliesOn(t *testing.T) {
+	reliesOn(t, library{dial: rpc.Dial, watch: watchGoLibvirt})
+}
+
+// Flags and parameters of libvirt-domain.h.
+const (
+	migrateFlags    = 1 | 1<<1 | 1<<3 // live, peer-to-peer, persist at the destination
+	migratePostCopy = 1 << 15
+	jobUnbounded    = 2
+	jobCompleted    = 3
+	statsCompleted  = 1
+)
+
+// reliesOn is one guest's way through everything: an aborted migration, one in
+// post-copy, then a daemon that hangs and one that dies.
+func reliesOn(t *testing.T, b library) {
+	l := lab.Start(t, lab.Options{})
+	src, dst := l.Hosts[0], l.Hosts[1]
+	g, err := guest.Build(within(t, time.Minute), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := open(t, options(t, src)), open(t, options(t, dst))
+	o := guest.Options{Name: "binding", Guest: g, MemoryMiB: 96, Dirty: 24, Rate: 60, Beat: 50 * time.Millisecond}
+	id := defined(t, here, o)
+	t.Cleanup(func() { removeDomain(t, there, id) })
+	if err := here.Start(within(t, 30*time.Second), id, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := guest.WaitBeat(within(t, time.Minute), src.Console(o.Name), 3); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, b.dial, src)
+	events, arrivals := follow(t, conn, id), follow(t, connect(t, b.dial, dst), id)
+	counts := b.watch(t, src)
+	params := parameters(t, here, id)
+
+	t.Run("abort", func(t *testing.T) {
+		done := migrate(t, src, conn, id, dst, params, migrateFlags)
+		// Of the job in flight, with the migration's call pending on the same connection.
+		if err := conn.SetMaxDowntime(id, 700); err != nil {
+			t.Error(err)
+		}
+		if ms, err := conn.MaxDowntime(id); err != nil || ms != 700 {
+			t.Errorf("maximum downtime %d, %v, want 700", ms, err)
+		}
+		if err := conn.SetMaxSpeed(id, 8); err != nil {
+			t.Error(err)
+		}
+		if err := conn.StartPostCopy(id); refusalCode(err) != int(golibvirt.ErrOperationInvalid) {
+			t.Errorf("StartPostCopy of a migration that does not permit it: %v", err)
+		}
+		if err := conn.AbortJob(id); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; refusalCode(err) != int(golibvirt.ErrOperationAborted) {
+			t.Errorf("Migrate: %v, want libvirt's 78, aborted", err)
+		}
+		if got := state(t, here, id); got != "running (migration canceled)" && got != "running (booted)" {
+			t.Errorf("the source is %s", got)
+		}
+		if _, completed := counts(); completed != 0 {
+			t.Errorf("%d job-completed events came of an abort", completed)
+		}
+	})
+	t.Run("post-copy", func(t *testing.T) {
+		done := migrate(t, src, conn, id, dst, params, migrateFlags|migratePostCopy)
+		if err := conn.StartPostCopy(id); err != nil {
+			t.Fatal(err)
+		}
+		limit(t, src, 0) // what is missing shall come
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if a, b := state(t, here, id), state(t, there, id); a != "shut off (migrated)" || b != "running (migrated)" && b != "running (post-copy)" {
+			t.Errorf("the source is %s, the destination %s", a, b)
+		}
+		left := events(t, func(e libvirt.Event) bool { return e.Event == 5 }) // stopped
+		came := arrivals(t, func(e libvirt.Event) bool { return e.Event == 4 && e.Detail == 3 })
+		t.Logf("source %v, destination %v", left, came)
+		if !slices.Contains(left, "suspended 7") {
+			t.Errorf("the source's events are %v, want it suspended by post-copy", left)
+		}
+		kind, stats, err := conn.JobStats(id, statsCompleted)
+		processed, _ := stats["memory_processed"].(uint64)
+		if err != nil || kind != jobCompleted || processed == 0 {
+			t.Errorf("completed job %d, %v, %v", kind, stats, err)
+		}
+		before, err := guest.ReadConsole(src.Console(o.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := guest.WaitBeat(within(t, time.Minute), dst.Console(o.Name), 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if proof, err := guest.Continuity(before, after); err != nil {
+			t.Errorf("%v, %v", proof, err)
+		}
+		want := 0
+		if b.completes {
+			want = 1
+		}
+		// The lifecycle events of the same connection came after it.
+		if lifecycle, completed := counts(); lifecycle == 0 || completed != want {
+			t.Errorf("the library gave %d lifecycle and %d job-completed events, want some and %d", lifecycle, completed, want)
+		}
+	})
+	t.Run("a daemon that hangs", func(t *testing.T) {
+		c := connect(t, b.dial, src)
+		if err := src.PauseLibvirtd(); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		began := time.Now()
+		go func() { _, err := c.LibVersion(); done <- err }()
+		patience := 2 * time.Second
+		if b.notices {
+			patience = 20 * time.Second
+		}
+		select {
+		case <-c.Done():
+			t.Logf("the connection ended after %v", time.Since(began).Round(100*time.Millisecond))
+			if !b.notices {
+				t.Error("the library ended the connection of a daemon that hangs: it has a keepalive now")
+			}
+		case <-time.After(patience):
+			if b.notices {
+				t.Error("the library did not notice within 20 s")
+			}
+		}
+		// With the library's keepalive it is over; else closing ends it.
+		c.Close()
+		select {
+		case err := <-done:
+			if !errors.Is(err, libvirt.ErrLost) {
+				t.Errorf("the call in flight: %v, want lost", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("the call in flight did not end with its connection")
+		}
+		if err := src.ResumeLibvirtd(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("a daemon that dies", func(t *testing.T) {
+		c := connect(t, b.dial, src)
+		seen := follow(t, c, id)
+		restart(t, src)
+		select {
+		case <-c.Done():
+		case <-time.After(10 * time.Second):
+			t.Fatal("the connection outlives its daemon")
+		}
+		if _, err := c.State(id); !errors.Is(err, libvirt.ErrNotSent) && !errors.Is(err, libvirt.ErrLost) {
+			t.Errorf("State on the dead connection: %v, want not sent or lost", err)
+		}
+		again := connect(t, b.dial, src)
+		fresh := follow(t, again, id)
+		if _, err := again.State(id); err != nil {
+			t.Errorf("State on a new connection, of a domain known from the old: %v", err)
+		}
+		if err := again.Undefine(id, 0); err != nil {
+			t.Fatal(err)
+		}
+		undefined := func(e libvirt.Event) bool { return e.Event == 1 }
+		if got := fresh(t, undefined); len(got) == 0 {
+			t.Error("a new subscription gives nothing")
+		}
+		if got := seen(t, nil); len(got) > 0 {
+			t.Errorf("the old subscription gave %v", got)
+		}
+	})
+}
+
+func connect(t *testing.T, dial libvirt.Dialer, h *lab.Host) libvirt.Conn {
+	t.Helper()
+	c, err := dial(within(t, 30*time.Second), libvirt.Target{Socket: h.LibvirtSocket(), URI: "qemu:///system"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func refusalCode(err error) int {
+	if e, ok := errors.AsType[*libvirt.Error](err); ok {
+		return e.Code
+	}
+	return 0
+}
+
+func limit(t *testing.T, h *lab.Host, mibps int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := h.Limit(ctx, lab.Mig, mibps); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// parameters are the migration's typed parameters, of each type one.
+func parameters(t *testing.T, d *libvirt.Driver, id string) []libvirt.Param {
+	t.Helper()
+	live, err := d.XML(within(t, 10*time.Second), id, driver.Migratable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	persistent, err := d.XML(within(t, 10*time.Second), id, driver.Persistent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []libvirt.Param{
+		{Name: "destination_xml", Value: live}, {Name: "persistent_xml", Value: persistent}, {Name: "bandwidth", Value: uint64(512)},
+	}
+}
+
+// migrate sends a guest over a link that is too slow for it, and returns once
+// memory is on its way.
+func migrate(t *testing.T, h *lab.Host, c libvirt.Conn, id string, to *lab.Host, params []libvirt.Param, flags uint32) <-chan error {
+	t.Helper()
+	limit(t, h, 4)
+	t.Cleanup(func() { limit(t, h, 0) })
+	done := make(chan error, 1)
+	go func() { done <- c.Migrate(id, "qemu+tls://"+to.Name+"/system", params, flags) }()
+	ctx := within(t, 30*time.Second)
+	for {
+		kind, stats, err := c.JobStats(id, 0)
+		if n, _ := stats["memory_processed"].(uint64); err == nil && kind == jobUnbounded && n > 0 {
+			return done
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("Migrate ended before it had begun: %v", err)
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("no job within 30 s: %d, %v, %v", kind, stats, err)
+		}
+	}
+}
+
+// follow subscribes. What it gives waits for a lifecycle event, or for none, and
+// names those that came: "suspended 7".
+func follow(t *testing.T, c libvirt.Conn, id string) func(*testing.T, func(libvirt.Event) bool) []string {
+	t.Helper()
+	var mu sync.Mutex // guards seen
+	var seen []libvirt.Event
+	news := make(chan struct{}, 1)
+	if err := c.Subscribe(func(e libvirt.Event) {
+		if e.UUID != id || e.ID != libvirt.LifecycleEvent {
+			return
+		}
+		mu.Lock()
+		seen = append(seen, e)
+		mu.Unlock()
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return func(t *testing.T, last func(libvirt.Event) bool) (out []string) {
+		t.Helper()
+		ctx := within(t, 20*time.Second)
+		for {
+			mu.Lock()
+			over := last == nil || slices.ContainsFunc(seen, last)
+			out = out[:0]
+			for _, e := range seen {
+				out = append(out, fmt.Sprintf("%s %d", []string{"defined", "undefined", "started", "suspended", "resumed", "stopped", "shutdown", "pmsuspended", "crashed"}[e.Event], e.Detail))
+			}
+			mu.Unlock()
+			if over {
+				return out
+			}
+			select {
+			case <-news:
+			case <-ctx.Done():
+				t.Fatalf("events %v, and no more within 20 s", out)
+			}
+		}
+	}
+}
+
+// watchGoLibvirt subscribes by go-libvirt alone.
+func watchGoLibvirt(t *testing.T, h *lab.Host) func() (lifecycle, completed int) {
+	t.Helper()
+	l := golibvirt.NewWithDialer(dialers.NewLocal(dialers.WithSocket(h.LibvirtSocket())))
+	if err := l.ConnectToURI("qemu:///system"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var counts [2]atomic.Int64
+	var readers sync.WaitGroup
+	for i, id := range []golibvirt.DomainEventID{golibvirt.DomainEventIDLifecycle, golibvirt.DomainEventIDJobCompleted} {
+		ch, err := l.SubscribeEvents(ctx, id, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		readers.Go(func() {
+			for range ch {
+				counts[i].Add(1)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		// The daemon has died meanwhile: what this says is that it has.
+		_ = l.Disconnect()
+		cancel()
+		readers.Wait()
+	})
+	return func() (int, int) { return int(counts[0].Load()), int(counts[1].Load()) }
+}
