@@ -13,7 +13,7 @@
 //     Berth made have one in common, no pool is promised over its total, and of
 //     a PF and its VFs, or of an IOMMU group, one guest has all that is given;
 //   - what a claim was given (its Assignment) is chosen by claims/fit under the
-//     lock, is durable in the claim's own commit, and never changes but by Adopt;
+//     lock, is durable in the claim's own commit, and never changes but by Adopt and Follow;
 //   - nobody is told of a claim, a token or a release before it is durable;
 //     what is freed can be reused only once its release is durable;
 //   - a token is here on at most one host of a fleet that keeps the hand-over's
@@ -43,7 +43,8 @@
 //
 // tracker.go has the lock and the way of a change; request.go says what a
 // request must be, reserve.go admits claims, place.go asks claims/fit for room,
-// adopt.go takes guests as they are found; lifecycle.go takes claims through
+// adopt.go takes guests as they are found, follow.go keeps claims behind what people
+// do to them, stranger.go counts guests without a claim; lifecycle.go takes claims through
 // their states, lease.go ends those that nobody renews; instance.go and token.go
 // keep who owns a guest; half.go keeps what this host must remember of a
 // migration, context.go what a move changes. hold.go says what a claim is

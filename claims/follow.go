@@ -119,7 +119,7 @@ func (t *Tracker) asSeenLocked(c Claim, seen Seen, f Found) Claim {
 	if seen.Resources.DiskGB != was.Resources.DiskGB {
 		next.Resources.DiskGB = f.Resources.DiskGB
 	}
-	switch floats := c.Topology == nil && f.Topology == nil; {
+	switch floats := len(c.Assignment.Cells)+len(f.Assignment.Cells) == 0; {
 	case floats:
 		if seen.Resources.VCPUs != was.Resources.VCPUs {
 			next.Resources.VCPUs, next.Resources.PCPUs = f.Resources.VCPUs, f.Resources.PCPUs
