@@ -18,11 +18,14 @@ import (
 
 	"berth/test/guest"
 	"berth/test/lab"
+	"berth/test/openstack"
 )
 
 const usage = `usage: lab [-dir DIR] COMMAND
 
-  install [-native]         add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well
+  install [-native] [-openstack]
+                            add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well;
+                            -openstack: OpenStack's Placement and Keystone
   up [-owner PID] [-cells N] [-hugepages N] [HOST…]
                             bring hosts up (host-a and host-b); with -owner the lab ends with that process;
                             with N made-up NUMA cells, and N pages of 2 MiB, in each host
@@ -73,6 +76,7 @@ func run(ctx context.Context, args []string) int {
 func command(ctx context.Context, dir, name string, args []string) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	native := flags.Bool("native", false, "with what cgo tests need")
+	withOpenStack := flags.Bool("openstack", false, "with Placement and Keystone")
 	owner := flags.Int("owner", 0, "process the lab ends with")
 	cells := flags.Int("cells", 0, "made-up NUMA cells of each host")
 	pages := flags.Int("hugepages", 0, "pages of 2 MiB of each host")
@@ -88,8 +92,16 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		if *native {
 			packages = append(packages, lab.NativePackages()...)
 		}
+		if *withOpenStack {
+			packages = append(packages, openstack.Packages()...)
+		}
 		if err := lab.Install(ctx, os.Stdout, packages...); err != nil {
 			return err
+		}
+		if *withOpenStack {
+			if err := openstack.Prepare(ctx); err != nil {
+				return err
+			}
 		}
 		// Built now, so that the first lab comes up as fast as the next.
 		if err := lab.Prepare(ctx); err != nil {
