@@ -119,7 +119,11 @@ func (m *machine) overReasons(instance string, h hold) []fit.Reason {
 		id := int(c.id)
 		i, ok := m.index[c.id]
 		if !ok {
-			if len(m.cells) > 0 {
+			switch {
+			case len(m.cells) == 0:
+			case c.id == topology.UnknownCell:
+				out = append(out, fit.Reason{Code: CellUnknown, Message: "which of the host's cells it uses is not known", Change: "bind its memory to a cell"})
+			default:
 				out = append(out, fit.Reason{Code: CellUnknown, Cell: &id, Message: fmt.Sprintf("it uses cell %d, which the host does not have", id), Change: "bind it to other cells"})
 			}
 			continue

@@ -77,7 +77,7 @@ func (m *machine) lost(instance string, h hold) []Lost {
 	var out []Lost
 	if len(m.cells) > 0 {
 		for _, c := range h.cells {
-			if _, ok := m.index[c.id]; !ok {
+			if _, ok := m.index[c.id]; !ok && c.id != topology.UnknownCell {
 				out = append(out, Lost{Instance: instance, Cell: &c.id})
 			}
 		}

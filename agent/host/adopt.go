@@ -9,7 +9,6 @@ import (
 
 	"berth/claims"
 	"berth/driver"
-	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/topology"
 )
@@ -152,7 +151,7 @@ func between(d driver.Domain) error {
 
 // read makes the ledger's instance of a domain: from Berth's metadata where a
 // lost ledger left it, else from what the domain uses. The reasons are what could
-// not be read of its disks.
+// not be read, what had to be guessed, and what is kept as it is.
 func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, claims.Found, []fault.Reason, error) {
 	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
 	if err != nil {
@@ -162,7 +161,7 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, clai
 	if err != nil {
 		return claims.Instance{}, claims.Found{}, nil, err
 	}
-	edit, unread := domainxml.Parse(text)
+	edit, unread := doc.doc, doc.unread
 	uses, remarks := h.usesNow(ctx, d, doc, edit)
 	inst := claims.Instance{
 		UUID: d.UUID, Name: d.Name, Autostart: d.Autostart, Adopted: true, ProjectID: h.o.ProjectID, UserID: h.o.UserID,
@@ -172,7 +171,7 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, clai
 	if unread == nil {
 		var doubts []fault.Reason
 		found, doubts = h.foundIn(edit, uses)
-		remarks = append(remarks, doubts...)
+		remarks = append(append(remarks, doubts...), keptReasons(edit)...)
 		if meta, ok, err := edit.Metadata(); err == nil && ok {
 			// Epochs only rise: whoever reads an older one knows that it is older.
 			inst.Token.Epoch = meta.Epoch
@@ -180,6 +179,8 @@ func (h *Host) read(ctx context.Context, d driver.Domain) (claims.Instance, clai
 				inst.Flavor = meta.Flavor
 			}
 		}
+	} else {
+		remarks = append(remarks, unreadDocument(unread))
 	}
 	return inst, found, remarks, nil
 }

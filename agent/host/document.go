@@ -7,12 +7,15 @@ import (
 	"slices"
 	"strings"
 
+	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 )
 
 // document is what this package reads of a domain document. It is never written
 // back: editing is domainxml's.
 type document struct {
+	doc     *domainxml.Doc // the same, as domainxml reads it; nil with unread, which says why
+	unread  error
 	XMLName xml.Name `xml:"domain"`
 	Type    string   `xml:"type,attr"` // kvm, or qemu under TCG
 	Name    string   `xml:"name"`
@@ -70,7 +73,6 @@ type document struct {
 		Consoles  []charDevice  `xml:"console"`
 		Disks     []diskElement `xml:"disk"`
 		Hostdevs  []hostdev     `xml:"hostdev"`
-		Redirdevs []struct{}    `xml:"redirdev"`
 		Interface []struct {
 			Type   string  `xml:"type,attr"`
 			Source hostdev `xml:"source"`
@@ -82,18 +84,6 @@ type document struct {
 				Version string `xml:"version,attr"`
 			} `xml:"backend"`
 		} `xml:"tpm"`
-		Filesystems []struct {
-			Target struct {
-				Dir string `xml:"dir,attr"`
-			} `xml:"target"`
-		} `xml:"filesystem"`
-		Shmem []struct {
-			Name  string `xml:"name,attr"`
-			Role  string `xml:"role,attr"`
-			Model struct {
-				Type string `xml:"type,attr"`
-			} `xml:"model"`
-		} `xml:"shmem"`
 	} `xml:"devices"`
 }
 
@@ -149,11 +139,12 @@ func (d diskElement) path() string {
 func (d diskElement) readOnly() bool { return d.ReadOnly != nil || d.Device == "cdrom" }
 
 func parseDocument(text string) (document, error) {
-	var doc document
-	if err := xml.Unmarshal([]byte(text), &doc); err != nil {
+	var d document
+	if err := xml.Unmarshal([]byte(text), &d); err != nil {
 		return document{}, fault.New(fault.Invalid, "read domain document: %w", err)
 	}
-	return doc, nil
+	d.doc, d.unread = domainxml.Parse(text)
+	return d, nil
 }
 
 // variables is the file of the guest's firmware variables; empty for none. Newer
@@ -183,46 +174,34 @@ func (d document) files() []string {
 }
 
 // unmovable lists every device and property with which a guest cannot be live
-// migrated by this version; host devices aside, see immovable.
+// migrated by this version: what adoption named as kept (domainxml.Kept), and
+// interfaces of a PCI function. Other host devices are immovable's.
 func (d document) unmovable() []fault.Reason {
 	var out []fault.Reason
-	add := func(what, change string) { out = append(out, notMovable(what, change)) }
-	const detach = "detach it, or move the guest shut off"
 	for _, nic := range d.Devices.Interface {
-		switch nic.Type {
-		case "hostdev":
-			add("interface of a PCI host device "+nic.Source.where(), detach)
-		case "vdpa":
-			add("interface of type vdpa", detach)
+		if nic.Type == "hostdev" {
+			out = append(out, notMovable("interface of a PCI host device "+nic.Source.where(), "detach it, or move the guest shut off"))
 		}
 	}
-	for range d.Devices.Redirdevs {
-		add("redirected USB device", detach)
+	if d.unread != nil {
+		return append(out, notMovable("a guest whose document cannot be read ("+d.unread.Error()+")", "correct it with virsh edit"))
 	}
-	for _, tpm := range d.Devices.TPMs {
-		// With a definition libvirt removes the TPM's state, and where that lies on
-		// storage of both hosts it is the moved guest's.
-		add("TPM of type "+tpm.Backend.Type, detach)
-	}
-	for _, fs := range d.Devices.Filesystems {
-		add("shared folder "+fs.Target.Dir, "detach it, or use a network filesystem inside the guest")
-	}
-	for _, m := range d.Devices.Shmem {
-		if m.Role != "master" {
-			add("shared memory device "+m.Name, detach)
+	for _, k := range d.kept() {
+		if k.Stays && k.Element != keptHostDevice {
+			out = append(out, notMovable(k.What, k.Change))
 		}
-	}
-	if d.LaunchSecurity != nil {
-		add("memory encryption ("+d.LaunchSecurity.Type+")", "move the guest shut off")
 	}
 	return out
 }
 
-func (h hostdev) kind() string {
-	if h.Type == "" {
-		return "unknown"
+const keptHostDevice = "devices/hostdev"
+
+// kept is what Berth leaves as it stands.
+func (d document) kept() []domainxml.Kept {
+	if d.unread != nil {
+		return nil
 	}
-	return h.Type
+	return d.doc.Kept()
 }
 
 // where is the address as sysfs spells it: libvirt writes 0x0000, 0x3b, …

@@ -121,7 +121,15 @@ func asItRuns(t *topology.GuestTopology, a topology.Assignment) *topology.GuestT
 // migrated (Nova's live_migratable).
 func (d document) immovable(a topology.Assignment) []fault.Reason {
 	var out []fault.Reason
+	for _, k := range d.kept() {
+		if k.Stays && k.Element == keptHostDevice {
+			out = append(out, notMovable(k.What, k.Change))
+		}
+	}
 	for _, dev := range d.Devices.Hostdevs {
+		if dev.Type != "pci" && dev.Type != "mdev" {
+			continue // kept
+		}
 		at := ""
 		if dev.Source != nil {
 			at = dev.Source.where()
@@ -129,9 +137,9 @@ func (d document) immovable(a topology.Assignment) []fault.Reason {
 		held := slices.IndexFunc(a.Devices, func(d topology.AssignedDevice) bool { return d.Address.String() == at })
 		switch {
 		case held < 0:
-			out = append(out, notMovable(dev.kind()+" host device "+at, "detach it, or move the guest shut off"))
+			out = append(out, notMovable(dev.Type+" host device "+at, "detach it, or move the guest shut off"))
 		case !a.Devices[held].LiveMigratable:
-			out = append(out, notMovable(dev.kind()+" host device "+at, "say live_migratable in [pci] device_spec if its driver can, or move the guest shut off"))
+			out = append(out, notMovable(dev.Type+" host device "+at, "say live_migratable in [pci] device_spec if its driver can, or move the guest shut off"))
 		}
 	}
 	return out
