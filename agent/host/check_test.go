@@ -2,15 +2,20 @@ package host_test
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
+
+var cpuElement = regexp.MustCompile(`(?s)<cpu [^>]*/>|<cpu[ >].*?</cpu>`)
 
 func TestCheckDestination_ListsEveryReason(t *testing.T) {
 	requireQemuImg(t)
@@ -71,6 +76,38 @@ func TestCheckDestination_ListsEveryReason(t *testing.T) {
 		}, change: func(g *migration.Guest, _ *migration.Description) {
 			g.XML = strings.Replace(g.XML, "<devices>", "<cpu><feature policy='require' name='avx512f'/></cpu><devices>", 1)
 		}},
+		{name: "the CPU that it has, not the one it was started with", codes: "", setup: func() func() {
+			b.fake.LackFeatures("avx512f")
+			return func() { b.fake.LackFeatures() }
+		}, change: func(g *migration.Guest, _ *migration.Description) {
+			g.XML = cpuElement.ReplaceAllString(g.XML, "")
+			g.XML = strings.Replace(g.XML, "<devices>", "<cpu><feature policy='require' name='avx512f'/></cpu><devices>", 1)
+			g.CPU = "<cpu><model>qemu64</model><feature policy='disable' name='avx512f'/></cpu>"
+		}},
+		{name: "its host's own CPU", codes: "cpu_feature_missing", kind: fault.DoesNotFit, setup: func() func() {
+			n := node
+			n.Capabilities = &topology.Capabilities{CPU: topology.HypervisorCPU{Features: []string{"avx"}}}
+			b.fake.SetNode(n)
+			return func() { b.fake.SetNode(node) }
+		}, change: func(g *migration.Guest, s *migration.Description) {
+			g.XML = cpuElement.ReplaceAllString(g.XML, "")
+			g.XML = strings.Replace(g.XML, "<devices>", "<cpu mode='host-passthrough'/><devices>", 1)
+			s.CPU = &topology.HypervisorCPU{Features: []string{"avx", "vmx"}}
+		}},
+		{name: "graphics that are not built in", codes: "graphics_missing", kind: fault.Forbidden, setup: func() func() {
+			n := node
+			n.Capabilities = &topology.Capabilities{Graphics: []string{"vnc"}}
+			b.fake.SetNode(n)
+			return func() { b.fake.SetNode(node) }
+		}, change: devices("<graphics type='spice'/>")},
+		{name: "a hypervisor that cannot", codes: "no_live_migration", kind: fault.Forbidden, setup: func() func() {
+			n := node
+			n.Cannot = map[driver.Ability]string{driver.AbilityLiveMigration: "it has no peer-to-peer migration"}
+			b.fake.SetNode(n)
+			return func() { b.fake.SetNode(node) }
+		}},
+		{name: "another hypervisor", codes: "hypervisor_differs", kind: fault.Forbidden, change: func(_ *migration.Guest, s *migration.Description) { s.Hypervisor = "TEST" }},
+		{name: "emulator", codes: "emulator_missing", kind: fault.Forbidden, change: devices("<emulator>/usr/libexec/qemu-kvm</emulator>")},
 		{name: "occupied disk", codes: "disk_exists", kind: fault.Exists, setup: func() func() {
 			b.put(t, "/images/vm1-vda.qcow2", "another guest's", 0o644)
 			return func() { l.must("remove", os.Remove(b.path("/images/vm1-vda.qcow2"))) }
@@ -152,6 +189,16 @@ func TestInspect_AndCheckSource_Refuse(t *testing.T) {
 	l.must("define", a.fake.Define(t.Context(), foreignXML("foreign", "", "")))
 	_, err = a.Inspect(t.Context(), "44444444-4444-4444-8444-444444444444")
 	l.wantKind("not managed", err, fault.Forbidden)
+	node, err := a.fake.Node(t.Context())
+	l.must("node", err)
+	cannot := node
+	cannot.Cannot = map[driver.Ability]string{driver.AbilityLiveMigration: "it has no peer-to-peer migration"}
+	a.fake.SetNode(cannot)
+	_, err = a.CheckSource(t.Context(), refFor(v.UUID, 1), migration.CheckAnswer{})
+	if diff := cmp.Diff([]string{"no_live_migration"}, codes(err)); diff != "" {
+		t.Errorf("a hypervisor that cannot (-want +got):\n%s", diff)
+	}
+	a.fake.SetNode(node)
 	l.must("stop", a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
 	_, err = a.CheckSource(t.Context(), refFor(v.UUID, 1), migration.CheckAnswer{})
 	if diff := cmp.Diff([]string{"not_running"}, codes(err)); diff != "" {
