@@ -181,7 +181,7 @@ func (s instanceService) Show(ctx context.Context, ref string) (api.InstanceDeta
 	if err != nil {
 		return api.InstanceDetail{}, err
 	}
-	out := api.InstanceDetail{Instance: in, Allocations: []api.Allocation{}}
+	out := api.InstanceDetail{Instance: in, Remarks: s.a.host.Remarks(ctx, in.UUID), Allocations: []api.Allocation{}}
 	if held, err := s.a.held(ctx, in.UUID); err != nil {
 		out.AllocationsError = err.Error()
 	} else if held != nil {

@@ -104,12 +104,15 @@ type HostList struct {
 // Instance is a guest as ledger and hypervisor know it.
 type Instance = host.InstanceView
 
-// InstanceDetail is one guest, and what Placement holds for it and for the move
-// that it is on.
+// InstanceDetail is one guest, what its document says beyond its claim, and what
+// Placement holds for it and for the move that it is on.
 type InstanceDetail struct {
 	Instance
-	Allocations      []Allocation `json:"allocations"`
-	AllocationsError string       `json:"allocations_error,omitempty"` // why Placement could not be asked
+	// Remarks are what the claim had to guess, and what is kept as it is: no claim
+	// holds it. They are read from its document at each look.
+	Remarks          []fault.Reason `json:"remarks,omitempty"`
+	Allocations      []Allocation   `json:"allocations"`
+	AllocationsError string         `json:"allocations_error,omitempty"` // why Placement could not be asked
 }
 
 // Allocation is what one consumer holds on one provider.

@@ -355,6 +355,9 @@ func (a *app) instanceShow() *cobra.Command {
 				}
 				return a.print(i, func(w io.Writer) {
 					instanceTable(w, i.Instance)
+					for _, r := range i.Remarks {
+						row(w, "remark", r.Message)
+					}
 					fmt.Fprintln(w)
 					allocationTable(w, i.Allocations)
 					if i.AllocationsError != "" {
