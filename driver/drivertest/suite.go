@@ -49,7 +49,7 @@ type Pair struct {
 	Slow, Fast func()
 	// Endless makes a migration last until it may stand still for longer: memory
 	// changes faster than it is sent, at a rate that can be borne.
-	Endless func(m *driver.Migration)
+	Endless func(t testing.TB, m *driver.Migration)
 	// DiskXML is the document of a small domain with the disk vda, which each of
 	// the hosts has a copy of its own of.
 	DiskXML func(t testing.TB, name, uuid string) string

@@ -137,7 +137,7 @@ func migrations() []property {
 			must(t, "Migrate", v.end(t, done))
 		}),
 		migration("Migrate_MayStandStillForLonger", func(t testing.TB, v *move) {
-			v.Endless(&v.m)
+			v.Endless(t, &v.m)
 			done, _ := v.start(t)
 			must(t, "SetMaxDowntime", v.src.SetMaxDowntime(within(t), v.id, 20*time.Second))
 			must(t, "Migrate", v.end(t, done))

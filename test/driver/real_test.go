@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -131,7 +132,7 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 		o.Dial = dial
 		return libvirt.New(o)
 	}
-	busy := guest.Options{Guest: g, MemoryMiB: 96, Dirty: 32, Rate: 30}
+	busy := guest.Options{Guest: g, MemoryMiB: 96, Dirty: 16, Rate: 30} // more does not boot in so little memory
 	document := func(o guest.Options, name, id string) string {
 		o.Name, o.UUID = name, id
 		return guest.DomainXML(o)
@@ -139,13 +140,17 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 	return drivertest.Harness{
 		New:       func(t testing.TB) driver.Driver { return connect(t, d) },
 		DomainXML: func(name, id string) string { return document(busy, name, id) },
+		AgentXML: func(name, id string) string {
+			o := busy
+			o.Devices = guest.AgentChannel
+			return document(o, name, id)
+		},
 		Restart: func(t testing.TB) { restart(t, d) },
 		Hang:    func(t testing.TB) func() { return hang(t, d) },
 		// A pin: what Berth must hear of most, and the event that carries typed parameters.
 		Change: func(t testing.TB, id string) { virsh(t, d, "vcpupin", id, "0", "0", "--live") },
 		Cannot: map[string]string{
-			"GuestAgent_FreezesAndThaws": "the test guest has no agent",
-			"Devices_ComeAndGoAsEvents":  "a lab host has no udevd, which tells libvirt of devices",
+			"Devices_ComeAndGoAsEvents": "a lab host has no udevd, which tells libvirt of devices",
 		},
 		Pair: func(t testing.TB) drivertest.Pair {
 			src, dst := connect(t, a), connect(t, b)
@@ -169,7 +174,18 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 			return drivertest.Pair{
 				Source: src, Destination: dst, DestinationURI: "qemu+tls://" + b.Name + "/system",
 				Slow: limit(4), Fast: limit(0),
-				Endless: func(m *driver.Migration) { limit(0)(); m.Bandwidth = 20 << 20 },
+				Endless: func(t testing.TB, m *driver.Migration) {
+					// Until the guest has booted it changes nothing. Then 16 MiB change in half a
+					// second, and take two to send.
+					limit(0)()
+					m.Bandwidth = 8 << 20
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					name := regexp.MustCompile("<name>(.*)</name>").FindStringSubmatch(m.DestinationXML)[1]
+					if _, err := guest.WaitBeat(ctx, a.Console(name), 2); err != nil {
+						t.Fatal(err)
+					}
+				},
 				DiskXML: func(t testing.TB, name, id string) string {
 					inside := "/var/lib/libvirt/" + name + ".raw" // each host's own
 					for i, h := range []*lab.Host{a, b} {

@@ -29,6 +29,11 @@ import (
 //go:embed init/main.go
 var initSource []byte
 
+// AgentChannel is a device by which the hypervisor reaches the guest's agent (see
+// Options.Devices). Without it the guest has none.
+const AgentChannel = `    <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>
+`
+
 // Guest is what a domain boots.
 type Guest struct {
 	Kernel string // path of a bzImage
@@ -42,7 +47,7 @@ func Build(ctx context.Context, cache string) (Guest, error) {
 	if cache == "" {
 		cache = lab.CacheDir()
 	}
-	kernel := filepath.Join(cache, "kernel")
+	kernel := filepath.Join(cache, filepath.Base(lab.KernelDir()))
 	order, err := os.ReadFile(filepath.Join(kernel, "modules/order"))
 	if err != nil {
 		return Guest{}, fmt.Errorf("build the guest: %w (lab install fetches its kernel)", err)

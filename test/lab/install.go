@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -51,7 +53,7 @@ var libvirtBackports = []string{
 
 // guestModules are loaded by the guest. A kernel that has one built in ships no
 // file for it.
-var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"}
+var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk", "virtio_console"}
 
 // Missing lists what Install would have to add, in words; empty means a lab can
 // start. It does not use the network and takes some hundredths of a second.
@@ -88,8 +90,12 @@ func providedAs(p string, have map[string]string) bool {
 }
 
 // KernelDir holds the guest's kernel: vmlinuz and modules/*.ko, named
-// in modules/order.
-func KernelDir() string { return filepath.Join(CacheDir(), "kernel") }
+// in modules/order. Its name tells which modules were asked for, so that a cache
+// from before another was is not taken for whole.
+func KernelDir() string {
+	sum := sha256.Sum256([]byte(strings.Join(guestModules, " ")))
+	return filepath.Join(CacheDir(), "kernel-"+hex.EncodeToString(sum[:4]))
+}
 
 // qemuTree is the folder laid over /usr in every host, or empty where the
 // system's QEMU, of the given package version, is new enough to migrate

@@ -1,4 +1,5 @@
-// Command init is pid 1 of the test guest. It loads the virtio modules, then
+// Command init is pid 1 of the test guest. It loads the virtio modules, answers
+// as QEMU's guest agent where the guest has a channel for one, and
 // for ever: writes memory and checks what it wrote before, writes a disk and
 // reads it back, and prints a heartbeat on the serial console. A guest that was
 // rebooted, lost a page or lost a block cannot hide it.
@@ -22,6 +23,7 @@ package main
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
@@ -47,6 +49,8 @@ func main() {
 	loadModules()
 	args := arguments()
 	mib, rate, beat := args["dirty"], args["rate"], time.Duration(args["hb"])*time.Millisecond
+
+	go agent()
 
 	id := bootID()
 	boot := hex.EncodeToString(id[:])
@@ -298,4 +302,96 @@ func (d *disk) check(n uint64) {
 	if k, err := syscall.Pread(d.fd, d.buffer, int64(n%d.blocks)*page); err != nil || k != page || string(d.buffer) != string(d.want) {
 		d.bad++
 	}
+}
+
+// agent answers what the hypervisor asks QEMU's guest agent, where the guest has
+// its channel: whether it is there, and to freeze filesystems, of which it has one
+// only in name (https://www.qemu.org/docs/master/interop/qemu-ga-ref.html).
+func agent() {
+	port := agentPort()
+	if port == "" {
+		return
+	}
+	f, err := os.OpenFile(port, os.O_RDWR, 0)
+	if err != nil {
+		say("agent: %v", err)
+		return
+	}
+	say("agent ready: %s", port)
+	frozen := false
+	var line []byte
+	buffer := make([]byte, page)
+	for {
+		n, err := f.Read(buffer)
+		if n == 0 || err != nil {
+			time.Sleep(50 * time.Millisecond) // nobody is at the other end
+			continue
+		}
+		for _, b := range buffer[:n] {
+			if b != '\n' {
+				line = append(line, b)
+				continue
+			}
+			if answer := obey(line, &frozen); answer != "" {
+				_, _ = f.WriteString(answer + "\n")
+			}
+			line = line[:0]
+		}
+	}
+}
+
+// agentPort is the device of the agent's channel; its name comes shortly after its
+// driver, and not at all where the guest has no channels.
+func agentPort() string {
+	for range 100 {
+		if entries, _ := os.ReadDir("/sys/bus/virtio/drivers/virtio_console"); len(entries) == 0 {
+			return "" // no such driver
+		}
+		ports, _ := os.ReadDir("/sys/class/virtio-ports")
+		for _, p := range ports {
+			name, _ := os.ReadFile("/sys/class/virtio-ports/" + p.Name() + "/name")
+			if strings.TrimSpace(string(name)) == "org.qemu.guest_agent.0" {
+				return "/dev/" + p.Name()
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return ""
+}
+
+// obey does one command and gives the answer, empty for what is no command. A
+// client that comes anew may begin with the byte 0xff, and wants it back before
+// the answer to guest-sync-delimited.
+func obey(line []byte, frozen *bool) string {
+	for len(line) > 0 && line[0] != '{' {
+		line = line[1:]
+	}
+	var c struct {
+		Execute   string `json:"execute"`
+		Arguments struct {
+			ID json.Number `json:"id"`
+		} `json:"arguments"`
+	}
+	if json.Unmarshal(line, &c) != nil {
+		return ""
+	}
+	was := *frozen
+	count := map[bool]string{true: `{"return":1}`, false: `{"return":0}`}
+	switch c.Execute {
+	case "guest-sync":
+		return `{"return":` + c.Arguments.ID.String() + `}`
+	case "guest-sync-delimited":
+		return "\xff" + `{"return":` + c.Arguments.ID.String() + `}`
+	case "guest-ping":
+		return `{"return":{}}`
+	case "guest-fsfreeze-status":
+		return map[bool]string{true: `{"return":"frozen"}`, false: `{"return":"thawed"}`}[was]
+	case "guest-fsfreeze-freeze":
+		*frozen = true
+		return count[!was]
+	case "guest-fsfreeze-thaw":
+		*frozen = false
+		return count[was]
+	}
+	return `{"error":{"class":"CommandNotFound","desc":"The command ` + c.Execute + ` has not been found"}}`
 }
