@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"berth/internal/fault"
+	"berth/placement/placementtest"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	pc "berth/placementclient"
@@ -83,7 +84,7 @@ func TestServer_RestartLosesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "placement.db")
 	s := on(t, path)
 	h := serve(t, s)
-	clientSuite(t, h.URL) // much is written and removed again
+	placementtest.ClientSuite(t, placementtest.Server{URL: h.URL}) // much is written and removed again
 	c := client(t, h.URL, 39)
 	ctx := t.Context()
 	must(t, c.EnsureResourceClass(ctx, "CUSTOM_KEPT"))

@@ -1,4 +1,4 @@
-package placement
+package placementtest
 
 import (
 	"bufio"
@@ -7,16 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"sort"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"berth/test/shared"
 )
 
 // exchange is one line of the recorded traffic of OpenStack Placement 8.0.0.
@@ -45,56 +41,72 @@ var wordingDiffers = map[string]string{
 	"inventories/16": "the recorded text is the error of the recorded server's MariaDB",
 }
 
-func TestGolden_AnswersLikeOpenStackPlacement8(t *testing.T) {
-	replay(t, shared.Path(t, "placement-traffic", "golden-8.0.0.jsonl"), 299)
-}
-
-// The part of the traffic that a live migration makes, kept in the project so
-// that it is replayed also where the whole is not at hand.
-func TestGolden_MigrationScenarios(t *testing.T) {
-	replay(t, filepath.Join("testdata", "recorded.jsonl"), 93)
-}
-
-func replay(t *testing.T, path string, want int) {
+// exchanges reads a file of recorded traffic, which must hold want of them.
+func exchanges(t *testing.T, path string, want int) []exchange {
+	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	var server *httptest.Server
-	scenario, same, n := "", 0, 0
+	var out []exchange
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var e exchange
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			t.Fatalf("%s line %d: %v", path, n+1, err)
+			t.Fatalf("%s line %d: %v", path, len(out)+1, err)
 		}
-		if e.Scenario != scenario { // each begins with an empty server
-			if server != nil {
-				server.Close()
-			}
-			server = serve(t, memory(t))
-			scenario = e.Scenario
+		out = append(out, e)
+	}
+	must(t, lines.Err())
+	if len(out) != want {
+		t.Fatalf("%s has %d exchanges, want %d", path, len(out), want)
+	}
+	return out
+}
+
+// Replay sends recorded requests and compares the answers with the recorded ones.
+// Each scenario begins with what fresh gives, an empty server.
+func Replay(t *testing.T, path string, want int, fresh func() Server) {
+	t.Helper()
+	var server Server
+	scenario, same := "", 0
+	all := exchanges(t, path, want)
+	for _, e := range all {
+		if e.Scenario != scenario {
+			server, scenario = fresh(), e.Scenario
 		}
-		n++
-		if diffs := e.replay(t, server.URL); len(diffs) > 0 {
+		if diffs := e.replay(t, server); len(diffs) > 0 {
 			t.Errorf("%s/%d %s %s (%s)\n%s", e.Scenario, e.Step, e.Request.Method, e.Request.Path, e.Why, strings.Join(diffs, "\n"))
 		} else {
 			same++
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d of %d exchanges are the same", same, n)
-	if want > 0 && n != want || n == 0 {
-		t.Errorf("%s has %d exchanges, want %d", path, n, want)
-	}
+	t.Logf("%d of %d exchanges are the same", same, len(all))
 }
 
-func (e *exchange) replay(t *testing.T, base string) (diffs []string) {
-	status, header, body := e.send(t, base)
+// ReplayBeside sends recorded requests to both servers, both empty at each
+// scenario's begin, and compares their answers with each other.
+func ReplayBeside(t *testing.T, path string, want int, fresh func() (ours, theirs Server)) {
+	t.Helper()
+	var ours, theirs Server
+	scenario, same := "", 0
+	all := exchanges(t, path, want)
+	for _, e := range all {
+		if e.Scenario != scenario {
+			scenario = e.Scenario
+			ours, theirs = fresh()
+		}
+		if diffs := compare(t, &e, ours, theirs); len(diffs) > 0 {
+			t.Errorf("%s/%d %s %s (%s)\n%s", e.Scenario, e.Step, e.Request.Method, e.Request.Path, e.Why, strings.Join(diffs, "\n"))
+		} else {
+			same++
+		}
+	}
+	t.Logf("%d of %d answers are the same", same, len(all))
+}
+
+func (e *exchange) replay(t *testing.T, s Server) (diffs []string) {
+	status, header, body := e.send(t, s)
 	diff := func(what string, got, want any) {
 		if d := cmp.Diff(want, got); d != "" {
 			diffs = append(diffs, fmt.Sprintf("  %s (-want +got)\n%s", what, d))
@@ -112,7 +124,7 @@ func (e *exchange) replay(t *testing.T, base string) (diffs []string) {
 	return diffs
 }
 
-func (e *exchange) send(t *testing.T, base string) (int, http.Header, any) {
+func (e *exchange) send(t *testing.T, s Server) (int, http.Header, any) {
 	t.Helper()
 	var body io.Reader
 	var raw struct {
@@ -124,7 +136,7 @@ func (e *exchange) send(t *testing.T, base string) (int, http.Header, any) {
 	case len(e.Request.Body) > 0 && string(e.Request.Body) != "null":
 		body = bytes.NewReader(e.Request.Body)
 	}
-	q, err := http.NewRequest(e.Request.Method, base+e.Request.Path, body)
+	q, err := http.NewRequest(e.Request.Method, s.URL+e.Request.Path, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,9 +144,9 @@ func (e *exchange) send(t *testing.T, base string) (int, http.Header, any) {
 		q.Header.Set(k, v)
 	}
 	if e.Request.Auth {
-		q.Header.Set("X-Auth-Token", "admin")
+		q.Header.Set("X-Auth-Token", s.token(t))
 	}
-	resp, err := http.DefaultClient.Do(q)
+	resp, err := http.DefaultTransport.RoundTrip(q)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,22 +203,4 @@ func canonical(v any, loose bool) any {
 		return sorted
 	}
 	return v
-}
-
-// memory is a server with nothing but memory.
-func memory(t *testing.T) *Server {
-	t.Helper()
-	s, err := New(Options{Listen: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
-}
-
-func serve(t *testing.T, s *Server) *httptest.Server {
-	t.Helper()
-	h := httptest.NewServer(s.Handler())
-	t.Cleanup(h.Close)
-	return h
 }

@@ -1,20 +1,16 @@
-package placement
+package placementtest
 
 import (
 	"encoding/json"
-	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// TestDifferential_OddRequests compares the answers to requests that no sane
-// client makes, as TestDifferential_RandomTraffic does.
-func TestDifferential_OddRequests(t *testing.T) {
-	base, _ := theOther(t)
-	ours := httptest.NewServer(memory(t).Handler())
-	defer ours.Close()
-	empty(t, base)
+// OddRequests compares the answers to requests that no sane client makes. Both
+// servers must be empty.
+func OddRequests(t *testing.T, ours, theirs Server) {
+	t.Helper()
 	const json = "application/json"
 	p1 := "/resource_providers/" + id(1)
 	al := "/allocations/" + id(900)
@@ -151,7 +147,7 @@ func TestDifferential_OddRequests(t *testing.T) {
 			e.Request.Headers["Content-Type"] = c.contentType
 		}
 		e.Request.Body = raw(c.body)
-		if d := compare(t, &e, ours.URL, base); len(d) > 0 {
+		if d := compare(t, &e, ours, theirs); len(d) > 0 {
 			t.Errorf("%s %s %s %s\n%s", c.method, c.path, c.version, c.body, strings.Join(d, "\n"))
 		}
 	}

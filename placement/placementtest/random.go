@@ -1,13 +1,12 @@
-package placement
+package placementtest
 
 import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net/http/httptest"
+	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,23 +18,14 @@ import (
 	pc "berth/placementclient"
 )
 
-// theOther is what a differential test compares with: the OpenStack Placement that
-// BERTH_PLACEMENT_DIFF_URL names (IT IS EMPTIED), and how many rounds it is worth.
-// Without one it is this server on a database, which must answer like memory.
-func theOther(t *testing.T) (base string, rounds int) {
-	if base := os.Getenv("BERTH_PLACEMENT_DIFF_URL"); base != "" {
-		return base, 20
-	}
-	return serve(t, on(t, filepath.Join(t.TempDir(), "placement.db"))).URL, 3
-}
-
-// TestDifferential_RandomTraffic sends the same random requests, at random
-// microversions, to a server in memory and to another one, and compares the
-// answers. BERTH_PLACEMENT_DIFF_SEED repeats one round.
-func TestDifferential_RandomTraffic(t *testing.T) {
-	base, rounds := theOther(t)
+// RandomTraffic sends the same random requests, at random microversions, to both
+// servers and compares the answers, for so many rounds of 150 requests. fresh
+// gives the servers of a round, both empty. BERTH_PLACEMENT_SEED repeats one
+// round.
+func RandomTraffic(t *testing.T, rounds int, fresh func() (ours, theirs Server)) {
+	t.Helper()
 	first := rand.Uint64()
-	if s := os.Getenv("BERTH_PLACEMENT_DIFF_SEED"); s != "" {
+	if s := os.Getenv("BERTH_PLACEMENT_SEED"); s != "" {
 		seed, err := strconv.ParseUint(s, 10, 64)
 		must(t, err)
 		rounds, first = 1, seed
@@ -43,54 +33,71 @@ func TestDifferential_RandomTraffic(t *testing.T) {
 	failures := 0
 	for n := range rounds {
 		seed := first + uint64(n)
-		ours := httptest.NewServer(memory(t).Handler())
-		empty(t, base)
-		g := &generator{rand: rand.New(rand.NewPCG(seed, 0)), t: t, ours: ours.URL}
-		for range 4 { // orphan consumers outlive the emptying, so each round has its own
+		ours, theirs := fresh()
+		g := &generator{rand: rand.New(rand.NewPCG(seed, 0)), t: t, ours: ours}
+		for range 4 { // orphan consumers outlive an emptying, so each round has its own
 			g.consumers = append(g.consumers, uuid.NewString())
 		}
 		for step := range 150 {
 			e := g.next(step)
-			diffs := compare(t, &e, ours.URL, base)
-			if len(diffs) > 0 {
-				t.Errorf("seed %d step %d: %s %s %s\n%s\n%s", seed, step, e.Request.Method, e.Request.Path,
-					e.Request.Headers["OpenStack-API-Version"], e.Request.Body, strings.Join(diffs, "\n"))
-				if failures++; failures > 8 {
-					ours.Close()
-					t.Fatal("enough")
-				}
-				break // the states may differ from here on
+			diffs := compare(t, &e, ours, theirs)
+			if len(diffs) == 0 {
+				continue
 			}
+			t.Errorf("seed %d step %d: %s %s %s\n%s\n%s", seed, step, e.Request.Method, e.Request.Path,
+				e.Request.Headers["OpenStack-API-Version"], e.Request.Body, strings.Join(diffs, "\n"))
+			if failures++; failures > 8 {
+				t.Fatal("enough")
+			}
+			break // the states may differ from here on
 		}
-		ours.Close()
 	}
 }
 
 // compare sends one request to both. Texts are compared as bags of words,
 // because the real server names sets in the order of a hash.
-func compare(t *testing.T, e *exchange, ours, theirs string) (diffs []string) {
+func compare(t *testing.T, e *exchange, ours, theirs Server) (diffs []string) {
 	s1, h1, b1 := e.send(t, ours)
 	s2, h2, b2 := e.send(t, theirs)
+	if e.Compare == "status" {
+		if s1 != s2 {
+			return []string{fmt.Sprintf("  status: other %d, ours %d", s2, s1)}
+		}
+		return nil
+	}
+	return differences(e.Request.Path, answer{s1, h1, b1, ours.URL}, answer{s2, h2, b2, theirs.URL})
+}
+
+// answer is what a server said; body is decoded.
+type answer struct {
+	status int
+	header http.Header
+	body   any
+	base   string
+}
+
+// differences of two answers to the same request, in words.
+func differences(path string, ours, theirs answer) (diffs []string) {
 	diff := func(what string, want, got any) {
 		if d := cmp.Diff(want, got); d != "" {
 			diffs = append(diffs, fmt.Sprintf("  %s (-other +ours)\n%s", what, d))
 		}
 	}
-	diff("status", s2, s1)
+	diff("status", theirs.status, ours.status)
 	for _, h := range []string{"Openstack-Api-Version", "Location", "Vary", "Allow", "Cache-Control", "Content-Type"} {
-		got, want := h1.Get(h), h2.Get(h)
+		got, want := ours.header.Get(h), theirs.header.Get(h)
 		if h == "Location" {
-			got, want = strings.TrimPrefix(got, ours), strings.TrimPrefix(want, theirs)
+			got, want = strings.TrimPrefix(got, ours.base), strings.TrimPrefix(want, theirs.base)
 		}
 		diff("header "+h, want, got)
 	}
 	// Of several unknown traits the real one names any, and a database's error is
 	// its own.
-	loose := strings.Contains(fmt.Sprint(b2), "IntegrityError") || strings.Contains(fmt.Sprint(b2), "No such trait(s)")
-	if realSumsTwice(e.Request.Path) {
+	loose := strings.Contains(fmt.Sprint(theirs.body), "IntegrityError") || strings.Contains(fmt.Sprint(theirs.body), "No such trait(s)")
+	if realSumsTwice(path) {
 		return diffs
 	}
-	diff("body", words(canonical(b2, loose)), words(canonical(b1, loose)))
+	diff("body", words(canonical(theirs.body, loose)), words(canonical(ours.body, loose)))
 	return diffs
 }
 
@@ -126,9 +133,10 @@ func words(v any) any {
 	return v
 }
 
-// empty removes everything from a server.
-func empty(t *testing.T, base string) {
-	c := client(t, base, 39)
+// Empty removes everything from a server, but for consumers that a failed claim
+// left behind, which no request shows.
+func Empty(t *testing.T, s Server) {
+	c := s.Client(t, 39)
 	ctx := t.Context()
 	all, err := c.Providers(ctx, pc.ProviderFilter{})
 	must(t, err)
@@ -152,7 +160,7 @@ func empty(t *testing.T, base string) {
 	}
 	for path, list := range map[string]string{"/traits": "traits", "/resource_classes": "resource_classes"} {
 		e := request39("GET", path)
-		_, _, body := e.send(t, base)
+		_, _, body := e.send(t, s)
 		for _, v := range body.(map[string]any)[list].([]any) {
 			name, _ := v.(string)
 			if m, is := v.(map[string]any); is {
@@ -160,7 +168,7 @@ func empty(t *testing.T, base string) {
 			}
 			if strings.HasPrefix(name, pc.CustomPrefix) {
 				e := request39("DELETE", path+"/"+name)
-				e.send(t, base)
+				e.send(t, s)
 			}
 		}
 	}
@@ -190,7 +198,7 @@ var (
 type generator struct {
 	rand *rand.Rand
 	t    *testing.T
-	ours string
+	ours Server
 
 	consumers []string
 }

@@ -1,12 +1,10 @@
-package placement
+package placementtest
 
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
@@ -15,10 +13,9 @@ import (
 	pc "berth/placementclient"
 )
 
-// clientSuite is what the client must get from a Placement at url, embedded or
-// OpenStack's. It makes providers of its own and removes them, so that it can run
-// against a server that is in use.
-func clientSuite(t *testing.T, url string) {
+// ClientSuite is what the client must get from any Placement. It makes providers
+// of its own and removes them, so that it can run against a server in use.
+func ClientSuite(t *testing.T, s Server) {
 	for _, v := range []pc.Microversion{28, 33, 37, 39} {
 		t.Run("1."+v.String()[2:], func(t *testing.T) {
 			for _, c := range []struct {
@@ -29,33 +26,10 @@ func clientSuite(t *testing.T, url string) {
 				{"aggregates", suiteAggregates}, {"claims", suiteClaims}, {"refusals", suiteRefusals},
 				{"move", suiteMove}, {"orphan", suiteOrphan}, {"candidates", suiteCandidates},
 			} {
-				t.Run(c.name, func(t *testing.T) { c.run(t, client(t, url, v)) })
+				t.Run(c.name, func(t *testing.T) { c.run(t, s.Client(t, v)) })
 			}
 		})
 	}
-}
-
-// The suite runs against the OpenStack Placement that BERTH_PLACEMENT_URL names,
-// too (token: BERTH_PLACEMENT_TOKEN, else admin).
-func TestClientSuite(t *testing.T) {
-	t.Run("embedded", func(t *testing.T) { clientSuite(t, serve(t, memory(t)).URL) })
-	if url := os.Getenv("BERTH_PLACEMENT_URL"); url != "" {
-		t.Run("openstack", func(t *testing.T) { clientSuite(t, url) })
-	}
-}
-
-func client(t *testing.T, url string, v pc.Microversion) *pc.Client {
-	t.Helper()
-	token := os.Getenv("BERTH_PLACEMENT_TOKEN")
-	if token == "" {
-		token = "admin"
-	}
-	c, err := pc.New(pc.Config{URL: url, Token: token, MaxVersion: v, Retries: 8, RetryWait: 20 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return c
 }
 
 func must(t *testing.T, err error) {

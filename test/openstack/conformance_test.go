@@ -1,0 +1,67 @@
+package openstack
+
+import (
+	"net/http/httptest"
+	"path/filepath"
+	"testing"
+
+	"berth/placement"
+	"berth/placement/placementtest"
+	"berth/test/shared"
+)
+
+// embedded is an empty Placement of ours, in memory.
+func embedded(t *testing.T) placementtest.Server {
+	t.Helper()
+	s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})
+	must(t, err)
+	h := httptest.NewServer(s.Handler())
+	t.Cleanup(func() {
+		h.Close()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return placementtest.Server{URL: h.URL}
+}
+
+// TestPlacement_AnswersLikeOpenStacks runs what every Placement must pass on
+// OpenStack's own, over each database, and compares its answers with ours.
+func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
+	recorded := shared.Path(t, "placement-traffic", "golden-8.0.0.jsonl")
+	for _, c := range []struct {
+		database Database
+		rounds   int // of random traffic
+	}{{SQLite, 4}, {MariaDB, 4}} {
+		t.Run(string(c.database), func(t *testing.T) {
+			t.Parallel()
+			theirs := placementtest.Server{URL: StartPlacement(t, PlacementOptions{Database: c.database}).URL}
+			both := func(t *testing.T) (placementtest.Server, placementtest.Server) {
+				placementtest.Empty(t, theirs)
+				return embedded(t), theirs
+			}
+			t.Run("client", func(t *testing.T) {
+				placementtest.ClientSuite(t, placementtest.Beside(t, embedded(t), theirs))
+			})
+			t.Run("recorded", func(t *testing.T) {
+				placementtest.ReplayBeside(t, recorded, 299, func() (ours, other placementtest.Server) { return both(t) })
+			})
+			t.Run("odd", func(t *testing.T) {
+				ours, theirs := both(t)
+				placementtest.OddRequests(t, ours, theirs)
+			})
+			t.Run("random", func(t *testing.T) {
+				placementtest.RandomTraffic(t, c.rounds, func() (ours, other placementtest.Server) { return both(t) })
+			})
+		})
+	}
+}
+
+// The traffic kept in the project is a part of the recorded one.
+func TestPlacement_RecordedMigrationsAreOfOpenStacks(t *testing.T) {
+	theirs := placementtest.Server{URL: StartPlacement(t, PlacementOptions{}).URL}
+	placementtest.Replay(t, filepath.Join("..", "..", "placement", "testdata", "recorded.jsonl"), 93, func() placementtest.Server {
+		placementtest.Empty(t, theirs)
+		return theirs
+	})
+}
