@@ -89,8 +89,12 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
 	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)
-	no.add(fault.DoesNotFit, passthroughReasons(doc, c.Source, here)...)
 	if live != nil && accelerated(doc, node) {
+		reasons, err := judged(ctx, live, g.XML, passthroughReasons(doc, c.Source, here))
+		if err != nil {
+			return migration.CheckAnswer{}, err
+		}
+		no.add(fault.DoesNotFit, reasons...)
 		text, err := withCPU(g)
 		if err != nil {
 			return migration.CheckAnswer{}, err

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -200,6 +201,36 @@ func passthroughReasons(doc document, source, dest migration.Description) []faul
 		})
 	}
 	return out
+}
+
+// judged leaves out the features that this host's libvirt does not know: an older
+// one names fewer, of the same CPU, and what it does not name is not missing.
+func judged(ctx context.Context, live driver.LiveMigrator, text string, reasons []fault.Reason) ([]fault.Reason, error) {
+	if len(reasons) == 0 {
+		return nil, nil
+	}
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "read the guest's document: %w", err)
+	}
+	var out []fault.Reason
+	for _, r := range reasons {
+		if r.Code == "cpu_feature_missing" {
+			// A model that every libvirt has, and the one feature.
+			if err := doc.SetCPU("<cpu mode='custom' match='exact'><model>486</model><feature policy='require' name='" + r.Want + "'/></cpu>"); err != nil {
+				return nil, fault.New(fault.Invalid, "%w", err)
+			}
+			err := live.CheckCPU(ctx, doc.String())
+			if slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == "cpu_feature_unknown" }) {
+				continue
+			}
+			if err := new(refusal).take(err); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, r)
+	}
+	return out, nil
 }
 
 // withCPU is the guest's document with the CPU that it really has.

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -230,5 +231,43 @@ func TestWithCPU_PutsTheRealOneInItsPlace(t *testing.T) {
 	}
 	if _, err := withCPU(migration.Guest{XML: xml, CPU: "<cpu"}); fault.KindOf(err) != fault.Invalid {
 		t.Errorf("a CPU that cannot be read: %v", err)
+	}
+}
+
+// older is a libvirt that knows some features, and has none.
+type older struct {
+	driver.LiveMigrator
+	knows []string
+	err   error
+}
+
+func (o older) CheckCPU(_ context.Context, text string) error {
+	if o.err != nil {
+		return o.err
+	}
+	for _, f := range o.knows {
+		if strings.Contains(text, "'"+f+"'") {
+			return fault.Refuse(fault.DoesNotFit, "", fault.Reason{Code: "cpu_feature_missing", Want: f})
+		}
+	}
+	return fault.Refuse(fault.DoesNotFit, "", fault.Reason{Code: "cpu_feature_unknown"})
+}
+
+// TestJudged_AnOlderLibvirtNamesFewerFeaturesOfTheSameCPU holds two hosts of one
+// hardware together that name it differently.
+func TestJudged_AnOlderLibvirtNamesFewerFeaturesOfTheSameCPU(t *testing.T) {
+	const xml = "<domain type='kvm'><name>g</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory>1024</memory><vcpu>1</vcpu><cpu mode='host-passthrough'/></domain>"
+	reasons := []fault.Reason{
+		{Code: "cpu_vendor_differs", Want: "Intel"}, {Code: "cpu_feature_missing", Want: "avx512f"}, {Code: "cpu_feature_missing", Want: "vmx-ept-4k"},
+	}
+	got, err := judged(t.Context(), older{knows: []string{"avx512f"}}, xml, reasons)
+	if diff := cmp.Diff("cpu_feature_missing cpu_vendor_differs", codesOf(got)); diff != "" || err != nil || got[1].Want != "avx512f" {
+		t.Errorf("%v, %v (-want +got):\n%s", got, err, diff)
+	}
+	if _, err := judged(t.Context(), older{err: fault.New(fault.Unavailable, "libvirt is away")}, xml, reasons); fault.KindOf(err) != fault.Unavailable {
+		t.Errorf("libvirt away: %v", err)
+	}
+	if got, err := judged(t.Context(), nil, "", nil); got != nil || err != nil {
+		t.Errorf("nothing to judge: %v, %v", got, err)
 	}
 }
