@@ -138,6 +138,9 @@ func hostTable(w io.Writer, h api.HostInfo) {
 	if len(p.Traits) > 0 {
 		fmt.Fprintf(w, "traits: %s\n", strings.Join(p.Traits, " "))
 	}
+	if len(p.UnknownTraits) > 0 {
+		fmt.Fprintf(w, "traits that this Placement does not know: %s\n", strings.Join(p.UnknownTraits, " "))
+	}
 	fmt.Fprintln(w)
 	if len(h.Cells) > 0 {
 		cellTable(w, h.Cells, h.Loose)
