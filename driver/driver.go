@@ -125,7 +125,6 @@ type Node struct {
 	LibraryVersion    Version  // libvirt's
 	Arch              string   // "x86_64"
 	CPUModel          string   // host CPU model name; empty when unknown
-	CPUXML            string   // host CPU as an XML element, for ComparesCPU; empty when unknown
 	Machines          []string // machine types of the host's own architecture, sorted
 	Emulated          bool     // no hardware virtualization: QEMU under TCG
 	// Capabilities is what guests can have here; nil where the hypervisor does not

@@ -8,7 +8,6 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"berth/driver"
-	"berth/driver/libvirt/domainxml"
 	"berth/topology"
 )
 
@@ -32,10 +31,6 @@ func readHost(n *driver.Node, xml string) (guestSide, error) {
 	n.UUID = caps.Host.UUID
 	if cpu := caps.Host.CPU; cpu != nil {
 		n.Arch, n.CPUModel = cpu.Arch, cpu.Model
-		var err error
-		if n.CPUXML, err = domainxml.HostCPU(xml); err != nil {
-			return side, err
-		}
 		side.host = topology.HypervisorCPU{Model: cpu.Model, Vendor: cpu.Vendor}
 		for _, f := range cpu.FeatureFlags {
 			side.host.Features = append(side.host.Features, f.Name)

@@ -38,19 +38,6 @@ func (d *Doc) SetCPU(element string) error {
 	return nil
 }
 
-// HostCPU gives the host's <cpu> element of a capabilities document
-// (https://libvirt.org/formatcaps.html), as it stands; empty when there is none.
-func HostCPU(capabilities string) (string, error) {
-	t := etree.NewDocument()
-	if err := t.ReadFromString(capabilities); err != nil {
-		return "", fmt.Errorf("capabilities document: %w", err)
-	}
-	if e := t.FindElement("/capabilities/host/cpu"); e != nil {
-		return alone(e), nil
-	}
-	return "", nil
-}
-
 // alone writes one element as a document of its own.
 func alone(e *etree.Element) string {
 	t := etree.NewDocument()

@@ -276,16 +276,27 @@ func TestSpecDisk_TargetsGoOnAfterZ(t *testing.T) {
 	}
 }
 
-func TestHostCPU_IsTheElementAsItStands(t *testing.T) {
-	got, err := HostCPU("<capabilities><host><cpu><arch>x86_64</arch><odd/></cpu></host></capabilities>")
-	if err != nil || got != "<cpu><arch>x86_64</arch><odd/></cpu>" {
-		t.Errorf("%q, %v", got, err)
-	}
-	if got, err := HostCPU("<capabilities/>"); err != nil || got != "" {
-		t.Errorf("%q, %v", got, err)
-	}
-	if _, err := HostCPU("<"); err == nil {
-		t.Error("garbage is accepted")
+func TestSetCPU_TakesThePlaceOfTheGuestsOwn(t *testing.T) {
+	const head, tail = "<domain type='kvm'><name>g</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory>1024</memory><vcpu>1</vcpu>", "<on_crash>destroy</on_crash></domain>"
+	const other = "<cpu mode='custom'><model>qemu64</model><feature policy='disable' name='svm'/></cpu>"
+	for own, want := range map[string]string{
+		"<cpu mode='custom'><model>Westmere</model><topology sockets='1'/></cpu>": head + other + tail, "": head + "<on_crash>destroy</on_crash>" + other + "</domain>",
+	} {
+		doc, err := Parse(head + own + tail)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := doc.SetCPU(other); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, doc.String()); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		for _, garbage := range []string{"", "<cpu", "<memory>1</memory>"} {
+			if err := doc.SetCPU(garbage); err == nil || doc.String() != want {
+				t.Errorf("%q is accepted: %v", garbage, err)
+			}
+		}
 	}
 }
 
