@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -237,6 +238,12 @@ func (h *health) claims() api.Condition {
 	}
 	reasons := forcedReasons(u, name, h.byHand)
 	reasons = append(reasons, lostReasons(audited, name)...)
+	behind := h.a.host.Behind()
+	for _, id := range slices.Sorted(maps.Keys(behind)) {
+		reasons = append(reasons, fault.Reason{
+			Code: "allocation_behind", Message: behind[id].Error(), Change: "see Placement's own words; it is tried again",
+		})
+	}
 	_, now, _ := h.a.hardware.view()
 	dead := deadReasons(now, h.a.tracker.List(), name)
 	reasons = append(reasons, dead...)
@@ -254,6 +261,7 @@ func (h *health) claims() api.Condition {
 	say("held and gone from the host", len(audited.Lost))
 	say("devices held and dead", len(dead))
 	say("sums that differ", len(audited.Differences))
+	say("allocations that are not what is claimed", len(behind))
 	return bad("claims", strings.Join(detail, ", ")+unclaimed(strangers), reasons...)
 }
 

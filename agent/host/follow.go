@@ -32,7 +32,7 @@ import (
 // It never frees anything on account of a read that failed. A hypervisor that does
 // not give events is asked again.
 func (h *Host) Follow(ctx context.Context) error {
-	f := &following{h: h, due: map[string]time.Duration{}, busy: map[string]bool{}, said: map[string]string{}}
+	f := &following{h: h, due: map[string]time.Duration{}, busy: map[string]time.Duration{}, said: map[string]string{}}
 	var listening sync.WaitGroup
 	listening.Add(1)
 	h.rt.Go("follow events", func() {
@@ -48,8 +48,8 @@ func (h *Host) Follow(ctx context.Context) error {
 	return nil
 }
 
-// lookers bounds how many guests are looked at at a time: one whose disk does not
-// answer holds nobody else up.
+// lookers bounds how many guests are looked at at a time. One whose disk does not
+// answer holds nobody else up: past its patience it is not counted.
 const lookers = 4
 
 // following is one run of Follow.
@@ -60,7 +60,7 @@ type following struct {
 	// mu guards the fields below; nothing but map work happens under it.
 	mu   sync.Mutex
 	due  map[string]time.Duration // guests to look at, and from when on the boot clock
-	busy map[string]bool          // guests that are being looked at
+	busy map[string]time.Duration // guests that are being looked at, and since when
 	said map[string]string        // what was last complained of, by guest
 	next time.Duration            // when to look around again; 0 for now
 }
@@ -81,7 +81,7 @@ func (f *following) listen(ctx context.Context) {
 				f.all()
 			case e.Kind == driver.EventOther || e.UUID == "":
 			default:
-				if e.Kind == driver.EventStarted {
+				if e.Kind == driver.EventStarted && f.h.isStranger(e.UUID) {
 					f.h.startSeen(e.UUID)
 				}
 				f.at(e.UUID, 0)
@@ -141,15 +141,21 @@ func (f *following) turn(ctx context.Context) {
 	f.mu.Lock()
 	var begin []string
 	for uuid, when := range f.due {
-		if now >= when && !f.busy[uuid] {
+		if _, busy := f.busy[uuid]; now >= when && !busy {
 			begin = append(begin, uuid)
 		}
 	}
+	free := lookers
+	for _, since := range f.busy {
+		if now-since < lookPatience {
+			free--
+		}
+	}
 	slices.Sort(begin)
-	begin = begin[:min(len(begin), max(0, lookers-len(f.busy)))]
+	begin = begin[:min(len(begin), max(0, free))]
 	for _, uuid := range begin {
 		delete(f.due, uuid)
-		f.busy[uuid] = true
+		f.busy[uuid] = now
 	}
 	f.mu.Unlock()
 	for _, uuid := range begin {

@@ -9,6 +9,7 @@ import (
 
 	"berth/claims"
 	"berth/driver"
+	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/topology"
 )
@@ -63,13 +64,16 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 	if err := h.leaveAlone(ctx, running); err != nil {
 		return nil, err
 	}
+	here := map[string]bool{}
 	for _, inst := range h.tracker.Instances() {
+		here[inst.UUID] = inst.Token.State == claims.TokenHere
 		if d, there := byUUID[inst.UUID]; inst.Token.State == claims.TokenHere && (!there || h.lastUse(inst.UUID).domain != d) {
 			changed = append(changed, inst.UUID)
 		}
 	}
 	h.mu.Lock()
 	maps.DeleteFunc(h.strangers, func(uuid string, _ stranger) bool { return !slices.Contains(running, uuid) })
+	maps.DeleteFunc(h.uses, func(uuid string, _ use) bool { return !here[uuid] })
 	for _, uuid := range running {
 		if s, counted := h.strangers[uuid]; !counted || s.domain != byUUID[uuid] || s.why != nil {
 			changed = append(changed, uuid)
@@ -80,7 +84,7 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 	var errs []error
 	for _, uuid := range running {
 		// What cannot be read now stays counted as it was, and is looked at again.
-		if err := h.count(ctx, byUUID[uuid]); err != nil {
+		if _, err := h.count(ctx, byUUID[uuid]); err != nil {
 			errs = append(errs, wrap(err, "read guest %s, which has no claim", byUUID[uuid].Name))
 		}
 	}
@@ -166,7 +170,8 @@ func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
 		h.tellStrangers()
 		return nil
 	}
-	if err := h.count(ctx, d); err != nil {
+	marked, err := h.count(ctx, d)
+	if err != nil {
 		return err
 	}
 	h.tellStrangers()
@@ -177,7 +182,8 @@ func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
 	if err != nil || !started {
 		return err
 	}
-	why := h.AdoptStarted(ctx, uuid, d.Reason == driver.ReasonMigrated)
+	// One that says whose it is may have its token elsewhere: that has to follow it.
+	why := h.AdoptStarted(ctx, uuid, d.Reason == driver.ReasonMigrated || marked)
 	if errors.Is(why, fault.Busy) {
 		return why
 	}
@@ -198,30 +204,35 @@ func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
 	return h.followUse(ctx, uuid)
 }
 
-// count reads what a stranger uses, where it is not what was read before.
-func (h *Host) count(ctx context.Context, d driver.Domain) error {
+// count reads what a stranger uses, where it is not what was read before, and says
+// whether its document has Berth's mark.
+func (h *Host) count(ctx context.Context, d driver.Domain) (marked bool, err error) {
 	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
 	switch {
 	case errors.Is(err, fault.NotFound):
-		return nil // it has ended
+		return false, nil // it has ended
 	case err != nil:
-		return err
+		return false, err
+	}
+	if doc, err := domainxml.Parse(text); err == nil {
+		_, marked, err = doc.Metadata()
+		marked = marked || err != nil
 	}
 	h.mu.Lock()
 	s, counted := h.strangers[d.UUID]
 	h.mu.Unlock()
 	if counted && s.domain == d && s.text == digest(text) {
-		return nil
+		return marked, nil
 	}
 	_, found, _, err := h.read(ctx, d)
 	if err != nil {
-		return err
+		return marked, err
 	}
 	s.domain, s.text, s.found = d, digest(text), found
 	h.mu.Lock()
 	h.strangers[d.UUID] = s
 	h.mu.Unlock()
-	return nil
+	return marked, nil
 }
 
 // tellStrangers has the tracker count them.

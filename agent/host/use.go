@@ -24,6 +24,7 @@ type use struct {
 	claim     string // the claim that it was held against
 	at        time.Duration
 	allocated topology.Resources // what Placement is known to hold for it
+	behind    error              // why it does not hold what is claimed
 }
 
 // disksEvery is how often the sizes of disks are read again though the document is
@@ -39,43 +40,60 @@ const documentsEach = 64
 const allocationPatience = 5 * time.Second
 
 // followUse makes record, claim and allocation follow what a guest that lives here
-// and stands still uses now.
+// and stands still uses now. Its disks are read before its turn is taken: one that
+// does not answer keeps nobody from the guest.
 func (h *Host) followUse(ctx context.Context, uuid string) error {
-	if !h.follows(uuid) {
+	d, text, err := h.inUse(ctx, uuid)
+	if err != nil || text == "" {
+		return err
+	}
+	claim, _ := h.claimOf(uuid)
+	was, now := h.lastUse(uuid), h.rt.Boot().Since
+	same := was.text == digest(text) && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery
+	if same && (h.o.Placement == nil || was.allocated == claim.Resources) {
 		return nil
+	}
+	var shows shown
+	if !same {
+		if shows, err = h.show(ctx, d, text); err != nil {
+			return err
+		}
 	}
 	unlock, err := h.tryLock(ctx, uuid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	switch again, now, err := h.inUse(ctx, uuid); {
+	case err != nil:
+		return err
+	case now != text || again != d:
+		return fault.New(fault.Busy, "guest %s changes", d.Name)
+	}
+	if claim, _ = h.claimOf(uuid); !same {
+		if err := h.followName(ctx, uuid, d); err != nil {
+			return err
+		}
+		if claim, err = h.followDocument(ctx, d, shows, claim); err != nil {
+			return err
+		}
+		h.setUse(uuid, use{domain: d, text: digest(text), claim: claim.ID, at: now, allocated: was.allocated, behind: was.behind})
+	}
+	return h.followAllocation(ctx, uuid, claim)
+}
+
+// inUse reads a guest that is this host's to follow; no text for others, and for
+// what a migration by other hands has left, or brings.
+func (h *Host) inUse(ctx context.Context, uuid string) (d driver.Domain, text string, err error) {
 	if !h.follows(uuid) {
-		return nil
+		return d, "", nil
 	}
 	d, exists, err := h.domain(ctx, uuid)
 	if err != nil || !exists || halfway(d) || hasLeft(d) || h.LeftByHand(uuid) {
-		return err
+		return d, "", err
 	}
-	text, err := h.driver.XML(ctx, uuid, driver.Live)
-	if err != nil {
-		return err
-	}
-	claim, _ := h.claimOf(uuid)
-	was, now := h.lastUse(uuid), h.rt.Boot().Since
-	seen := use{domain: d, text: digest(text), claim: claim.ID, at: now, allocated: was.allocated}
-	if was.text == seen.text && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery {
-		seen.at = was.at
-		h.setUse(uuid, seen)
-		return h.followAllocation(ctx, uuid, claim)
-	}
-	if err := h.followName(ctx, uuid, d); err != nil {
-		return err
-	}
-	if claim, err = h.followDocument(ctx, d, text, claim); err != nil {
-		return err
-	}
-	h.setUse(uuid, seen)
-	return h.followAllocation(ctx, uuid, claim)
+	text, err = h.driver.XML(ctx, uuid, driver.Live)
+	return d, text, err
 }
 
 // follows reports whether a guest is this host's to follow: not on a move, nor one
@@ -125,42 +143,53 @@ func (h *Host) followName(ctx context.Context, uuid string, d driver.Domain) err
 	return nil
 }
 
-// followDocument makes the claim follow the document.
-func (h *Host) followDocument(ctx context.Context, d driver.Domain, text string, before claims.Claim) (claims.Claim, error) {
+// shown is what a guest's document shows, and what that comes to on this host.
+type shown struct {
+	seen    claims.Seen
+	found   claims.Found
+	remarks []fault.Reason
+	unread  bool // a disk could not be read: it is no smaller for that
+}
+
+func (h *Host) show(ctx context.Context, d driver.Domain, text string) (shown, error) {
 	if h.o.Hardware != nil && h.hardware() == nil {
-		return before, fault.New(fault.Unavailable, "follow guest %s: the host's cells are not known", d.Name)
+		return shown{}, fault.New(fault.Unavailable, "follow guest %s: the host's cells are not known", d.Name)
 	}
 	doc, err := parseDocument(text)
 	if err != nil {
-		return before, err
+		return shown{}, err
 	}
 	edit, err := domainxml.Parse(text)
 	if err != nil {
-		return before, fault.New(fault.Invalid, "read the document of %s: %w", d.Name, err)
+		return shown{}, fault.New(fault.Invalid, "read the document of %s: %w", d.Name, err)
 	}
 	uses, remarks := h.usesNow(ctx, d, doc, edit)
-	inst, _ := h.tracker.Instance(d.UUID)
-	if !adoptedFlavor(inst.Flavor) {
-		uses.DiskGB = max(uses.DiskGB, inst.Flavor.DiskGB)
+	s := shown{remarks: remarks}
+	s.unread = slices.ContainsFunc(remarks, func(r fault.Reason) bool { return r.Code == diskUnreadable })
+	var doubts []fault.Reason
+	s.found, doubts = h.foundIn(edit, uses)
+	s.remarks = append(s.remarks, doubts...)
+	s.seen, err = sighting(edit, uses)
+	return s, err
+}
+
+// followDocument makes the claim follow the document. Of disks a flavor's share
+// stays, whatever is plugged in.
+func (h *Host) followDocument(ctx context.Context, d driver.Domain, s shown, before claims.Claim) (claims.Claim, error) {
+	disk := s.found.Resources.DiskGB
+	if inst, _ := h.tracker.Instance(d.UUID); !adoptedFlavor(inst.Flavor) {
+		disk = max(disk, inst.Flavor.DiskGB)
 	}
-	if slices.ContainsFunc(remarks, func(r fault.Reason) bool { return r.Code == diskUnreadable }) {
-		// A disk that cannot be read is no smaller for it.
-		uses.DiskGB = max(uses.DiskGB, before.Resources.DiskGB)
+	if s.unread {
+		disk = max(disk, before.Resources.DiskGB)
 	}
-	found, doubts := h.foundIn(edit, uses)
-	seen, err := sighting(edit, uses)
-	if err != nil {
-		return before, err
-	}
-	claim, changed, err := h.tracker.Follow(ctx, d.UUID, seen, found)
-	if err != nil {
-		return before, err
-	}
-	if !changed {
-		return claim, nil
+	s.found.Resources.DiskGB, s.seen.Resources.DiskGB = disk, disk
+	claim, changed, err := h.tracker.Follow(ctx, d.UUID, s.seen, s.found)
+	if err != nil || !changed {
+		return claim, err
 	}
 	log := h.log.With("instance", d.UUID, "name", d.Name, "was", before.Resources.String(), "uses", claim.Resources.String())
-	for _, r := range append(remarks, doubts...) {
+	for _, r := range s.remarks {
 		log = log.With("remark", r.Message)
 	}
 	if claim.Forced {
@@ -226,12 +255,27 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	err := h.o.Placement.PutAllocation(asking, Allocation{
 		Consumer: uuid, Provider: h.o.ProviderUUID, Resources: claim.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
 	})
-	if err != nil {
-		return wrap(err, "make the allocation of guest %s follow its claim", inst.Name)
+	if err = wrap(err, "make the allocation of guest %s follow its claim", inst.Name); err == nil {
+		last.allocated = claim.Resources
 	}
-	last.allocated = claim.Resources
-	h.setUse(uuid, last)
-	return nil
+	if last.behind = err; ctx.Err() == nil {
+		h.setUse(uuid, last)
+	}
+	return err
+}
+
+// Behind gives why allocations are not what is claimed, by instance. A guest may use
+// more than Placement lets one consumer have.
+func (h *Host) Behind() map[string]error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]error{}
+	for uuid, u := range h.uses {
+		if u.behind != nil {
+			out[uuid] = u.behind
+		}
+	}
+	return out
 }
 
 func (h *Host) lastUse(uuid string) use {
