@@ -94,7 +94,9 @@ func (a *adoption) cell(i int, cell PinnedCell) (topology.GuestCell, topology.As
 	var dedicated, floating []int
 	for _, v := range cell.VCPUs.Intersection(a.pinning.Online) {
 		cpus := a.pinning.VCPUs[v]
-		affinity = affinity.Union(cpus)
+		if len(cpus) > 0 && !affinity.ContainsAll(cpus) {
+			affinity = affinity.Union(cpus)
+		}
 		if cpus.Len() == 1 && !a.shared.Contains(cpus[0]) {
 			dedicated = append(dedicated, v)
 			given.Pins = append(given.Pins, topology.Pin{VCPU: v, CPU: cpus[0]})
@@ -230,7 +232,9 @@ func (a *adoption) emulator(t *topology.GuestTopology, given *topology.Assignmen
 	}
 	var guests topology.CPUSet
 	for _, v := range a.pinning.Online {
-		guests = guests.Union(a.pinning.VCPUs[v])
+		if pin := a.pinning.VCPUs[v]; len(pin) > 0 && !guests.ContainsAll(pin) {
+			guests = guests.Union(pin)
+		}
 	}
 	asked := topology.EmulatorPolicy(a.specs["hw:emulator_threads_policy"])
 	outside := cpus.Difference(a.shared)

@@ -306,6 +306,9 @@ func FuzzParse(f *testing.F) {
 	f.Add(fixture(f, "rich.xml"))
 	f.Add(fixture(f, "bare.xml"))
 	f.Add("<domain><name>a</name>")
+	for _, name := range fixtures(f) {
+		f.Add(fixture(f, name))
+	}
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := Parse(text)
 		if err != nil {
@@ -313,6 +316,15 @@ func FuzzParse(f *testing.F) {
 		}
 		if d.String() != text {
 			t.Fatal("a document that nothing was changed in changed")
+		}
+		_, _, _ = d.Assignment(here16(t), nil)
+		_, _ = d.Kept(), d.Firmware()
+		managed := d.Clone()
+		if meta := d.root.SelectElement("metadata"); d.instance() == nil && (meta == nil || len(meta.Child) > 0) {
+			managed.SetMetadata(Metadata{Name: "x", Epoch: 9})
+			if _, ok := inserted(text, managed.String()); !ok {
+				t.Fatalf("metadata were not only put in:\n%s", managed)
+			}
 		}
 		before := elements(d.root)
 		d.SetListen("198.51.100.9")

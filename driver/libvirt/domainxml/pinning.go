@@ -164,6 +164,9 @@ func firstCPUs(n int) topology.CPUSet {
 	return out
 }
 
+// maxCells is beyond QEMU's MAX_NODES, 128.
+const maxCells = 1024
+
 // guestCells reads cpu/numa. Cells have the numbers 0, 1, … in any order; one
 // without a number has that of its place.
 func (d *Doc) guestCells(p *Pinning, r *reading) {
@@ -171,6 +174,10 @@ func (d *Doc) guestCells(p *Pinning, r *reading) {
 	if len(cells) == 0 {
 		p.Cells = []PinnedCell{{VCPUs: firstCPUs(p.MaxVCPUs), MemoryMB: d.memoryMB}}
 		return
+	}
+	if len(cells) > maxCells {
+		r.fault("%d guest cells, more than QEMU has; the first %d are read", len(cells), maxCells)
+		cells = cells[:maxCells]
 	}
 	p.HasCells, p.Cells = true, make([]PinnedCell, len(cells))
 	seen := map[int]bool{}
@@ -273,7 +280,15 @@ func (d *Doc) pages(p *Pinning, r *reading) {
 }
 
 // reading gathers what makes no sense in a document.
-type reading struct{ faults []error }
+type reading struct {
+	faults  []error
+	numbers int // that its lists have come to
+}
+
+// maxNumbers is how many numbers all lists of a document may come to: 1024 vCPUs,
+// each with a choice of 4096 CPUs. A few hundred bytes could else stand for more
+// than a machine's memory.
+const maxNumbers = 1 << 22
 
 func (r *reading) fault(format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf(format, args...))
@@ -298,6 +313,9 @@ func (r *reading) set(e *etree.Element, name string) topology.CPUSet {
 		r.fault("<%s>: %s has too many ^", e.Tag, name)
 		return nil
 	}
+	if r.numbers > maxNumbers {
+		return nil
+	}
 	for i, part := range strings.Split(text, "^") {
 		// What follows the first number after a ^ is added again.
 		part = strings.Trim(strings.TrimSpace(part), ",")
@@ -312,6 +330,11 @@ func (r *reading) set(e *etree.Element, name string) topology.CPUSet {
 			return nil
 		}
 		out = out.Difference(without).Union(with)
+		r.numbers += len(without) + len(with)
+	}
+	if r.numbers > maxNumbers {
+		r.fault("<%s>: %s and the lists before it have more than %d numbers", e.Tag, name, maxNumbers)
+		return nil
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -175,5 +176,26 @@ func TestParse_OddDocuments(t *testing.T) {
 				t.Errorf("took %s", took)
 			}
 		})
+	}
+}
+
+// A few bytes can stand for many numbers: what is read of them has an end.
+func TestPinning_ItsListsHaveAnEnd(t *testing.T) {
+	const head = "<domain type='kvm'><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory>65536</memory><vcpu>65536</vcpu>"
+	var pins strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&pins, "<vcpupin vcpu='%d' cpuset='0-8191'/>", i)
+	}
+	for name, text := range map[string]string{
+		"numbers":     head + "<cputune>" + pins.String() + "</cputune></domain>",
+		"guest cells": head + "<cpu><numa>" + strings.Repeat("<cell memory='1'/>", 2000) + "</numa></cpu></domain>",
+	} {
+		d := parsed(t, text)
+		if _, err := d.Pinning(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if topo, _, remarks := d.Assignment(here16(t), nil); len(remarks) == 0 || topo != nil && len(topo.Cells) > 1024 {
+			t.Errorf("%s: remarks %q", name, remarks)
+		}
 	}
 }
