@@ -18,9 +18,9 @@ import (
 	"go.uber.org/goleak"
 
 	"berth/internal/fault"
-	"berth/placement/placementtest"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/placement/placementtest"
 	pc "berth/placementclient"
 )
 

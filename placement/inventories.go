@@ -120,12 +120,20 @@ func (t *tx) setInventories(id string, list []classInventory) error {
 	return nil
 }
 
+// datedInventories answers a provider's inventories. Their date is that of the
+// newest; of none there is none.
+func datedInventories(p *provider) *answer {
+	a := ok(inventoriesJSON(p))
+	a.undated = len(p.Inventories) == 0
+	return a
+}
+
 func listInventories(t *tx, r *request) (*answer, error) {
 	p, err := theProviderOr(t, r, "No resource provider with uuid %s found : %s")
 	if err != nil {
 		return nil, err
 	}
-	return ok(inventoriesJSON(p)), nil
+	return datedInventories(p), nil
 }
 
 func showInventory(t *tx, r *request) (*answer, error) {
@@ -193,7 +201,7 @@ func putInventories(t *tx, r *request) (*answer, error) {
 		}
 		return nil, conflict(codeInventoryInUse, "update conflict: %v", err)
 	}
-	return ok(inventoriesJSON(t.provider(p.UUID))), nil
+	return datedInventories(t.provider(p.UUID)), nil
 }
 
 func putInventory(t *tx, r *request) (*answer, error) {

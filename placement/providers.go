@@ -98,6 +98,7 @@ func createProvider(t *tx, r *request) (*answer, error) {
 	if t.providerNamed(p.Name) != nil {
 		return nil, conflict(codeDuplicateName, "Conflicting resource provider name: %s already exists.", p.Name)
 	}
+	p.Saved = p.Parent == ""
 	t.providers[p.UUID] = p
 	if r.version >= 20 {
 		a := ok(providerJSON(p, r))
@@ -148,12 +149,18 @@ func updateProvider(t *tx, r *request) (*answer, error) {
 	}
 	if root != old.Root {
 		for _, p := range t.subtree(old.UUID) {
-			t.edit(p.UUID).Root = root
+			e := t.edit(p.UUID)
+			e.Root, e.Saved = root, true
 		}
 	}
+	// The real service answers when the row was written before this, which for a
+	// child that is as it was made is never.
+	undated := !old.Saved && old.Generation == 0
 	p := t.edit(old.UUID)
-	p.Name, p.Parent = name, parent
-	return ok(providerJSON(p, r)), nil
+	p.Name, p.Parent, p.Saved = name, parent, true
+	a := ok(providerJSON(p, r))
+	a.undated = undated
+	return a, nil
 }
 
 func deleteProvider(t *tx, r *request) (*answer, error) {

@@ -106,10 +106,11 @@ func (r *refusal) text(q *http.Request) string {
 // answer is what a handler gives on success.
 type answer struct {
 	status   int
-	body     any // nil for none
-	location string
+	body     any       // nil for none
+	location string    // a path; it is answered with scheme and host, as WebOb does
 	modified time.Time // zero for now
 	noCache  bool      // from 1.15 on, where the real service sets it
+	undated  bool      // without Last-Modified though noCache
 }
 
 func ok(body any) *answer { return &answer{status: http.StatusOK, body: body, noCache: true} }
@@ -120,14 +121,20 @@ func noContent() *answer { return &answer{status: http.StatusNoContent} }
 func (a *answer) write(w http.ResponseWriter, r *request) {
 	h := w.Header()
 	if a.location != "" {
-		h.Set("Location", a.location)
+		scheme := "http://"
+		if r.http.TLS != nil {
+			scheme = "https://"
+		}
+		h.Set("Location", scheme+r.http.Host+a.location)
 	}
 	if a.noCache && r.version >= 15 {
 		h.Set("Cache-Control", "no-cache")
 		if a.modified.IsZero() {
 			a.modified = r.now
 		}
-		h.Set("Last-Modified", a.modified.UTC().Format(http.TimeFormat))
+		if !a.undated {
+			h.Set("Last-Modified", a.modified.UTC().Format(http.TimeFormat))
+		}
 	}
 	if a.body == nil {
 		w.WriteHeader(a.status)

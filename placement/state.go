@@ -24,6 +24,9 @@ type provider struct {
 	Traits      []string                `json:"traits,omitempty"`     // sorted
 	Aggregates  []string                `json:"aggregates,omitempty"` // as written
 	Updated     time.Time               `json:"updated"`
+	// Saved says that its own row was written since it was made: a new name or
+	// parent, or being a root, which the real service makes in two steps.
+	Saved bool `json:"saved,omitempty"`
 }
 
 func (p *provider) clone() *provider {
