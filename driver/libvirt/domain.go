@@ -27,11 +27,6 @@ const (
 	startPaused = 1 << 0
 )
 
-// Domains implements driver.Driver.
-func (d *Driver) Domains(ctx context.Context) ([]driver.Domain, error) {
-	return do(ctx, d.control, request{verb: "list domains"}, domains)
-}
-
 // attempts bounds how often a list is read again because domains came or went
 // meanwhile. Arbitrary; one repetition is already rare.
 const attempts = 5

@@ -69,13 +69,17 @@ type Driver struct {
 
 	// mu guards what follows. Nothing blocks under it; links' locks are not taken
 	// under it.
-	mu       sync.Mutex
-	closed   bool
-	health   error
-	since    time.Time       // of health, when not nil
-	answered answered        // to Node
-	moving   map[string]bool // domains that Migrate sends now
-	links    map[*link]bool  // all that are open: control, statistics, one for each migration
+	mu     sync.Mutex
+	closed bool
+	health error
+	since  time.Time // of health, when not nil
+	// mute is what the last list of domains came to, where that was silence; see
+	// heard. muteSince is its beginning.
+	mute      error
+	muteSince time.Time
+	answered  answered        // to Node
+	moving    map[string]bool // domains that Migrate sends now
+	links     map[*link]bool  // all that are open: control, statistics, one for each migration
 }
 
 var (
@@ -257,6 +261,10 @@ func (d *Driver) attend() (up bool, err error) {
 		if err := d.bounded(ctx, func() error { _, err := conn.LibVersion(); return err }); err != nil {
 			return true, err
 		}
+		if d.isMute() {
+			// Nobody else may ask for the list, whose answer ends that.
+			_, _ = d.Domains(ctx)
+		}
 	}
 }
 
@@ -299,6 +307,9 @@ func (d *Driver) Health() error {
 	defer d.mu.Unlock()
 	if d.closed {
 		return fault.New(fault.Unavailable, "libvirt %s: %w", d.where(), errClosed)
+	}
+	if d.health == nil && d.mute != nil {
+		return fault.New(fault.Unavailable, "libvirt %s: it answers pings and nothing else since %s: %w", d.where(), d.muteSince.Format(time.RFC3339), d.mute)
 	}
 	if d.health == nil {
 		return nil
