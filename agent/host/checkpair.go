@@ -124,11 +124,11 @@ func hypervisorReasons(doc document, node driver.Node, host string) []fault.Reas
 			add(code, want, strings.Join(have, ", "), change, "QEMU on %s has no %s %s", host, what, want)
 		}
 	}
-	firmware := doc.OS.Firmware
-	if doc.loader() == "" { // a named file is looked for by itself
+	firmware := doc.firmware().Auto
+	if doc.firmware().Loader == "" { // a named file is looked for by itself
 		lacks("firmware_missing", "firmware", firmware, c.Firmware, "install the firmware on "+host)
 	}
-	if doc.OS.Loader.Secure == "yes" && !c.SecureBoot {
+	if doc.firmware().Secure && !c.SecureBoot {
 		add("secure_boot_missing", "secure boot", "", "install a firmware with secure boot on "+host, "no firmware on %s has secure boot", host)
 	}
 	for _, tpm := range doc.Devices.TPMs {

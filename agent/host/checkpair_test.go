@@ -117,6 +117,8 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 			codes: "firmware_missing", wants: "efi", have: "bios"},
 		{name: "secure boot", guest: guest{extra: "<os><type machine='q35'>hvm</type><loader secure='yes' type='pflash'>/usr/share/OVMF/x.fd</loader></os>"},
 			codes: "secure_boot_missing", wants: "secure boot"},
+		{name: "secure boot of a firmware that libvirt finds", guest: guest{extra: "<os firmware='bios'><type machine='q35'>hvm</type><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"},
+			codes: "secure_boot_missing", wants: "secure boot"},
 		{name: "a TPM of its own", guest: guest{devices: "<tpm model='tpm-tis'><backend type='emulator' version='1.2'/></tpm>"},
 			codes: "tpm_missing tpm_model_missing tpm_version_missing", wants: "emulator", have: "passthrough"},
 		{name: "encrypted state", guest: guest{extra: "<launchSecurity type='sev'><policy>0x0007</policy></launchSecurity>"},
@@ -146,7 +148,7 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 			if vcpus == "" {
 				vcpus = "<vcpu>2</vcpu>"
 			}
-			doc, err := parseDocument("<domain type='" + kind + "'>" + vcpus + os + g.extra + "<devices>" + g.devices + "</devices></domain>")
+			doc, err := parseDocument("<domain type='" + kind + "'><name>g</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory>1024</memory>" + vcpus + os + g.extra + "<devices>" + g.devices + "</devices></domain>")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -146,10 +147,10 @@ func (h *Host) usedFiles(ctx context.Context) (map[string]string, error) {
 				return nil, err
 			}
 			doc, err := parseDocument(text)
-			if err != nil {
-				return nil, wrap(err, "domain %s", d.Name)
+			if err = cmp.Or(err, doc.unread); err != nil {
+				return nil, wrap(err, "domain %s", d.Name) // it may use any file
 			}
-			if path := doc.variables(); path != "" {
+			if path := doc.firmware().Variables; path != "" {
 				used[path] = d.Name
 			}
 			for _, e := range doc.Devices.Disks {

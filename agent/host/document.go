@@ -32,24 +32,10 @@ type document struct {
 		} `xml:"source"`
 	} `xml:"memoryBacking"`
 	OS struct {
-		Firmware string `xml:"firmware,attr"` // efi, bios; empty where a loader is named or nothing
-		Type     struct {
+		Type struct {
 			Arch    string `xml:"arch,attr"`
 			Machine string `xml:"machine,attr"`
 		} `xml:"type"`
-		Kernel string `xml:"kernel"`
-		Initrd string `xml:"initrd"`
-		Loader struct {
-			Secure string `xml:"secure,attr"`
-			Path   string `xml:",chardata"`
-		} `xml:"loader"`
-		NVRAM struct {
-			Template string `xml:"template,attr"`
-			Path     string `xml:",chardata"`
-			Source   struct {
-				File string `xml:"file,attr"`
-			} `xml:"source"`
-		} `xml:"nvram"`
 	} `xml:"os"`
 	LaunchSecurity *struct {
 		Type   string `xml:"type,attr"`
@@ -147,17 +133,13 @@ func parseDocument(text string) (document, error) {
 	return d, nil
 }
 
-// variables is the file of the guest's firmware variables; empty for none. Newer
-// documents name it as a disk's source.
-func (d document) variables() string {
-	if d.OS.NVRAM.Source.File != "" {
-		return d.OS.NVRAM.Source.File
+// firmware is what the guest boots from besides its disks.
+func (d document) firmware() domainxml.Firmware {
+	if d.unread != nil {
+		return domainxml.Firmware{}
 	}
-	return strings.TrimSpace(d.OS.NVRAM.Path)
+	return d.doc.Firmware()
 }
-
-// loader is the file of the guest's firmware; empty for none.
-func (d document) loader() string { return strings.TrimSpace(d.OS.Loader.Path) }
 
 // emulated reports whether the guest runs without KVM.
 func (d document) emulated() bool { return d.Type == "qemu" }
@@ -165,7 +147,8 @@ func (d document) emulated() bool { return d.Type == "qemu" }
 // files are the files besides disks that QEMU opens when it starts the guest.
 func (d document) files() []string {
 	var out []string
-	for _, path := range []string{d.OS.Kernel, d.OS.Initrd, d.loader(), d.OS.NVRAM.Template} {
+	f := d.firmware()
+	for _, path := range []string{f.Kernel, f.Initrd, f.Loader, f.Template} {
 		if path != "" {
 			out = append(out, path)
 		}

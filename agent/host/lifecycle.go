@@ -221,14 +221,14 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 // guest.
 func (h *Host) variables(text string) ([]copiedDisk, error) {
 	doc, err := parseDocument(text)
-	if err != nil || doc.variables() == "" {
+	if err != nil || doc.firmware().Variables == "" {
 		return nil, err
 	}
-	stamp, err := h.files.Stamp(doc.variables())
+	stamp, err := h.files.Stamp(doc.firmware().Variables)
 	if errors.Is(err, fault.NotFound) {
 		return nil, nil
 	}
-	return []copiedDisk{{Target: "nvram", Path: doc.variables(), Stamp: stamp}}, err
+	return []copiedDisk{{Target: "nvram", Path: doc.firmware().Variables, Stamp: stamp}}, err
 }
 
 // writableFiles finds the files of a guest's own disks.
