@@ -29,10 +29,8 @@ import (
 // GiB, 64 pages of 2 MiB in each, and one card, whose files the test changes as
 // the kernel would.
 type machineTree struct {
-	t     *testing.T
-	root  string
-	pages [2]int
-	cpus  topology.CPUSet
+	t    *testing.T
+	root string
 }
 
 const card = "0000:3b:00.0"

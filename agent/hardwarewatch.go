@@ -163,15 +163,17 @@ func (h *hardware) close() error {
 func (h *hardware) runDevices(ctx context.Context) error {
 	told, pause := "", devicesPause
 	for ; ; pause = min(2*pause, devicesPauseMost) {
-		// An absent daemon is said elsewhere, and costs nothing to ask after.
-		for h.a.driver.Health() != nil {
-			if h.a.rt.Sleep(ctx, devicesPause) != nil {
+		// An absent daemon is said elsewhere, and costs nothing to ask after. At the
+		// start it is there within milliseconds.
+		for wait := devicesPause / 64; h.a.driver.Health() != nil; wait = min(2*wait, devicesPause) {
+			if h.a.rt.Sleep(ctx, wait) != nil {
 				return nil
 			}
 		}
 		events, err := h.deviceEvents(ctx)
 		if err == nil {
 			told, pause = "", devicesPause
+			h.tell() // what came before this stream was told to nobody
 			for e := range events {
 				if ofInterest(e) {
 					h.tell()
@@ -198,7 +200,6 @@ func (h *hardware) deviceEvents(ctx context.Context) (<-chan driver.DeviceEvent,
 	if err != nil {
 		return nil, err
 	}
-	// What came before this stream is in the reading that its resync asks for.
 	return watcher.DeviceEvents(ctx)
 }
 
