@@ -300,7 +300,47 @@ func TestNative_AnswersAsRPC(t *testing.T) {
 		}
 		events(stopped, func(e libvirt.Event) bool { return e.ID == libvirt.LifecycleEvent && e.Event == 1 })
 	})
+	t.Run("connections", func(t *testing.T) { leaveNothing(t, h) })
 	t.Run("devices of the test driver", func(t *testing.T) { dialBoth(t, h, "test:///default").sameDeviceEvents(t, h) })
+}
+
+// leaveNothing opens, uses and ends connections. One of the C library's stays open,
+// with its socket, as long as anything of it was not freed.
+func leaveNothing(t *testing.T, h *lab.Host) {
+	files := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	for name, dial := range map[string]libvirt.Dialer{"rpc": rpc.Dial, "native": native.Dial} {
+		before := files()
+		for range 50 {
+			c, err := dial(within(t, 30*time.Second), libvirt.Target{Socket: h.LibvirtSocket(), URI: "qemu:///system"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, listed := c.List(0)
+			_, counted := c.Stats(1, 0)
+			_, found := c.Devices()
+			if err := errors.Join(listed, counted, found, c.Subscribe(func(libvirt.Event) {}), c.SubscribeDevices(func(libvirt.DeviceEvent) {})); err != nil {
+				t.Error(err)
+			}
+			if _, err := c.DeviceXML("computer"); err != nil {
+				t.Error(err)
+			}
+			c.Close()
+		}
+		ctx := within(t, 10*time.Second)
+		for files() > before {
+			select {
+			case <-time.After(10 * time.Millisecond): // sockets are closed on other threads
+			case <-ctx.Done():
+				t.Fatalf("%s: %d descriptors, were %d before 50 connections", name, files(), before)
+			}
+		}
+	}
 }
 
 // record subscribes both; what it gives waits for the last event of a domain and
