@@ -72,7 +72,13 @@ func kindOf(err error, changes bool) fault.Kind {
 		return fault.Forbidden
 	case errCPUIncompatible, errNoMemory:
 		return fault.DoesNotFit
-	case errNoConnect, errInvalidConn, errRPC, errAgentUnresponsive, errAgentTimeout:
+	case errRPC:
+		// Some say that the answer could not be read.
+		if changes {
+			return fault.InDoubt
+		}
+		return fault.Unavailable
+	case errNoConnect, errInvalidConn, errAgentUnresponsive, errAgentTimeout:
 		return fault.Unavailable
 	}
 	return fault.Internal
