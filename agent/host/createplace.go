@@ -25,6 +25,12 @@ func (h *Host) documentDemand(no *refusal, req CreateRequest, d *demand) error {
 			Have: dev.Address.String(), Change: "ask for it with pci_passthrough:alias in the flavor",
 		})
 	}
+	for _, uuid := range a.Mdevs {
+		no.add(fault.Invalid, fault.Reason{
+			Code: "document_device", Message: "the document names mediated device " + uuid + " of the host, which no claim would hold",
+			Have: uuid, Change: "attach it when the guest is there",
+		})
+	}
 	if t == nil || d.topology != nil {
 		return nil
 	}

@@ -212,3 +212,23 @@ func TestCheckDestination_RefusesWhatAdoptionNamed(t *testing.T) {
 		}
 	}
 }
+
+// A new guest gets devices by its flavor: a claim would not hold what its document
+// names.
+func TestCreate_RefusesDevicesThatADocumentNames(t *testing.T) {
+	l := newLab(t, "a")
+	for name, devices := range map[string][]string{"sriov-hostdev-pinned.xml": {"0000:3b:02.0", "0000:3b:02.1"}, "mdev-vgpu.xml": {"9063cba3-ecef-47b6-abcf-3fef4fdcad85", "c2177883-f1bb-47f0-914d-32a22e3a8804"}} {
+		_, err := l.hosts["a"].Create(t.Context(), host.CreateRequest{XML: foreigners(t)[name].String()})
+		var got []string
+		for _, r := range fault.ReasonsOf(err) {
+			if r.Code == "document_device" {
+				got = append(got, r.Have)
+			}
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(devices, got); diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+	l.same("nothing is left", picture{"a files": {"/images"}})
+}

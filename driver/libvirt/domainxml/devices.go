@@ -26,7 +26,7 @@ type Disk struct {
 type Interface struct {
 	MAC    string // lower case; empty when left to libvirt
 	Type   string // network, bridge, direct, ethernet, hostdev, vhostuser, user
-	Source string // network, bridge or device; empty where the type has none
+	Source string // network, bridge, device, PCI address (hostdev) or socket (vhostuser); empty where the type has none
 	Target string // the host's device, vnet0; only while running
 	Model  string
 }
@@ -177,6 +177,14 @@ func (d *Doc) Interfaces() []Interface {
 			if n.Source == "" {
 				n.Source = attribute(e, "source", name)
 			}
+		}
+		if a := e.FindElement("./source/address"); a != nil && n.Type == "hostdev" {
+			if at, err := pciAddress(a); err == nil {
+				n.Source = at.String()
+			}
+		}
+		if n.Type == "vhostuser" {
+			n.Source = attribute(e, "source", "path")
 		}
 		out = append(out, n)
 	}
