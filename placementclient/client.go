@@ -23,17 +23,26 @@ import (
 // TokenSource gives the X-Auth-Token of each request. Keystone's is one; a fixed
 // token is Config.Token.
 type TokenSource interface {
-	// Token gives a token, from a cache where it has one. With renew set the last
-	// one was refused (401 is the only sign of a revoked token, at any time), and a
-	// new one is wanted. It may block until ctx ends.
-	Token(ctx context.Context, renew bool) (string, error)
+	// Token gives a token, from a cache where it has one. refused is the token that
+	// was answered 401, the only sign of a revoked one, at any time: another one is
+	// wanted. It is empty for whatever there is. It may block until ctx ends.
+	Token(ctx context.Context, refused string) (string, error)
 }
 
-// Config is what a Client is made from. Only URL is mandatory.
+// Catalogue finds the endpoint where Config gives none. Keystone's is one.
+type Catalogue interface {
+	// Endpoint gives the URL, from a cache where it has one. It may block until ctx
+	// ends.
+	Endpoint(ctx context.Context) (string, error)
+}
+
+// Config is what a Client is made from. Only URL, or Catalogue, is mandatory.
 type Config struct {
 	// URL is the endpoint, http(s)://host:port[/prefix], or unix:/path for an
-	// embedded Placement that listens on a unix socket.
-	URL string
+	// embedded Placement that listens on a unix socket. Where it is empty Catalogue
+	// is asked before each request.
+	URL       string
+	Catalogue Catalogue
 	// Token is sent as X-Auth-Token; TokenSource, when set, is asked instead. With
 	// neither no token is sent (mutual TLS).
 	Token       string
@@ -66,7 +75,7 @@ type Config struct {
 // idle connections (Close).
 type Client struct {
 	cfg     Config
-	base    string
+	base    string // empty where the catalogue is asked
 	http    *retryablehttp.Client
 	version atomic.Int32 // negotiated microversion; 0 before
 	count   counters
@@ -114,6 +123,11 @@ func New(cfg Config) (*Client, error) {
 	}
 	dialer := &net.Dialer{Timeout: 5 * time.Second}
 	switch u.Scheme {
+	case "":
+		if cfg.URL != "" || cfg.Catalogue == nil {
+			return nil, fault.New(fault.Invalid, "placement url %q: want http, https or unix", cfg.URL)
+		}
+		transport.DialContext = dialer.DialContext
 	case "http", "https":
 		if u.Host == "" {
 			return nil, fault.New(fault.Invalid, "placement url %q: no host", cfg.URL)
@@ -165,8 +179,20 @@ func setDefault(d *time.Duration, v time.Duration) {
 // Close drops idle connections. The client can still be used.
 func (c *Client) Close() { c.http.HTTPClient.CloseIdleConnections() }
 
-// URL is the endpoint this client was made for.
-func (c *Client) URL() string { return c.cfg.URL }
+// endpoint is what a path is put behind.
+func (c *Client) endpoint(ctx context.Context) (string, error) {
+	if c.base != "" {
+		return c.base, nil
+	}
+	base, err := c.cfg.Catalogue.Endpoint(ctx)
+	if err != nil {
+		return "", err
+	}
+	if u, err := url.Parse(base); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", fault.New(fault.Unavailable, "the catalogue's placement url %q: want http or https", base)
+	}
+	return strings.TrimRight(base, "/"), nil
+}
 
 // Version negotiates and gives the microversion in use: the highest that both
 // sides speak. It is asked once and kept until the server answers 406.
@@ -193,7 +219,7 @@ func (c *Client) negotiate(ctx context.Context) (Microversion, error) {
 		return 0, err
 	}
 	if err := json.Unmarshal(rep.body, &doc); err != nil || len(doc.Versions) == 0 {
-		return 0, fault.New(fault.Unavailable, "%s does not answer like placement: no versions document", c.base)
+		return 0, fault.New(fault.Unavailable, "%s does not answer like placement: no versions document", rep.base)
 	}
 	for _, d := range doc.Versions {
 		low, err1 := ParseMicroversion(d.MinVersion)
@@ -208,7 +234,7 @@ func (c *Client) negotiate(ctx context.Context) (Microversion, error) {
 	}
 	d := doc.Versions[0]
 	return 0, fault.New(fault.Invalid, "%s speaks microversions %s to %s, want some of %s to %s",
-		c.base, d.MinVersion, d.MaxVersion, c.cfg.MinVersion, c.cfg.MaxVersion)
+		rep.base, d.MinVersion, d.MaxVersion, c.cfg.MinVersion, c.cfg.MaxVersion)
 }
 
 // call is one request before it has a version.

@@ -351,8 +351,8 @@ func TestClient_ItsOwnDeadlineEndsACall(t *testing.T) {
 
 type tokens struct{ given []string }
 
-func (s *tokens) Token(_ context.Context, renew bool) (string, error) {
-	s.given = append(s.given, fmt.Sprint(renew))
+func (s *tokens) Token(_ context.Context, refused string) (string, error) {
+	s.given = append(s.given, refused)
 	return fmt.Sprintf("token-%d", len(s.given)), nil
 }
 
@@ -377,8 +377,40 @@ func TestClient_TakesANewTokenOnceAfter401(t *testing.T) {
 	if d := cmp.Diff([]string{"token-2", "token-3", "token-4", "token-5"}, got); d != "" {
 		t.Errorf("tokens (-want +got)\n%s", d)
 	}
-	if d := cmp.Diff([]string{"false", "false", "true", "false", "true"}, src.given); d != "" {
-		t.Errorf("renewals (-want +got)\n%s", d)
+	if d := cmp.Diff([]string{"", "", "token-2", "", "token-4"}, src.given); d != "" {
+		t.Errorf("refused tokens (-want +got)\n%s", d)
+	}
+}
+
+// catalogue is one that knows a single endpoint.
+type catalogue string
+
+func (c catalogue) Endpoint(context.Context) (string, error) {
+	if c == "" {
+		return "", fault.New(fault.Unavailable, "no endpoint")
+	}
+	return string(c), nil
+}
+
+func TestClient_AsksTheCatalogueWhereNoURLIsGiven(t *testing.T) {
+	s := &script{steps: []func(http.ResponseWriter, *http.Request){answer(204, "")}}
+	c, _ := dial(t, http.StripPrefix("/placement", s), func(cfg *Config) {
+		cfg.Catalogue, cfg.URL = catalogue(cfg.URL+"/placement/"), ""
+	})
+	if err := c.DeleteProvider(t.Context(), "rp"); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"DELETE /resource_providers/rp"}, s.requests()); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	for _, none := range []catalogue{"", "placement:8778", "ftp://x", "unix:/x"} {
+		c, err := New(Config{Catalogue: none})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.DeleteProvider(t.Context(), "rp"); fault.KindOf(err) != fault.Unavailable {
+			t.Errorf("catalogue %q: %v", string(none), err)
+		}
 	}
 }
 
@@ -416,7 +448,7 @@ func TestClient_RefusesAServerThatIsTooOld(t *testing.T) {
 func TestNew_RefusesWhatIsNoEndpoint(t *testing.T) {
 	for _, cfg := range []Config{
 		{URL: ""}, {URL: "placement:8778"}, {URL: "ftp://x"}, {URL: "http://"}, {URL: "unix:"}, {URL: "unix://host/path"},
-		{URL: "http://x", MinVersion: 27}, {URL: "http://x", MaxVersion: 40}, {URL: "http://x", MinVersion: 39, MaxVersion: 38},
+		{URL: "placement:8778", Catalogue: catalogue("")}, {URL: "http://x", MinVersion: 27}, {URL: "http://x", MaxVersion: 40}, {URL: "http://x", MinVersion: 39, MaxVersion: 38},
 	} {
 		if _, err := New(cfg); fault.KindOf(err) != fault.Invalid {
 			t.Errorf("%+v: got %v", cfg, err)

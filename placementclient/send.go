@@ -24,6 +24,7 @@ const maxBody = 64 << 20
 
 // reply is the last answer to a request, if any.
 type reply struct {
+	base   string // the endpoint that was asked
 	status int
 	body   []byte
 	// lost says that at least one copy left this process and was not answered, or
@@ -61,7 +62,12 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 		}
 		body = b
 	}
-	u := c.base + k.path
+	base, err := c.endpoint(ctx)
+	if err != nil {
+		return f.rep, err
+	}
+	f.rep.base = base
+	u := base + k.path
 	if len(k.query) > 0 {
 		u += "?" + k.query.Encode()
 	}
@@ -77,7 +83,7 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 	if v != 0 {
 		req.Header.Set("OpenStack-API-Version", "placement "+v.String())
 	}
-	if err := c.setToken(ctx, req.Request, false); err != nil {
+	if err := c.setToken(ctx, req.Request, ""); err != nil {
 		return f.rep, err
 	}
 	resp, err := c.http.Do(req)
@@ -90,7 +96,7 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 		if f.why != "" && errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w (last try: %s)", err, f.why)
 		}
-		return f.rep, fault.New(fault.Unavailable, "%s %s: no answer after %d tries: %w", k.method, c.base, f.attempts, err)
+		return f.rep, fault.New(fault.Unavailable, "%s %s: no answer after %d tries: %w", k.method, base, f.attempts, err)
 	}
 	c.cfg.Logger.DebugContext(ctx, "placement answered", "method", k.method, "route", k.route,
 		"status", f.rep.status, "attempts", f.attempts)
@@ -100,11 +106,11 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 	return f.rep, nil
 }
 
-func (c *Client) setToken(ctx context.Context, req *http.Request, renew bool) error {
+func (c *Client) setToken(ctx context.Context, req *http.Request, refused string) error {
 	token := c.cfg.Token
 	if c.cfg.TokenSource != nil {
 		var err error
-		if token, err = c.cfg.TokenSource.Token(ctx, renew); err != nil {
+		if token, err = c.cfg.TokenSource.Token(ctx, refused); err != nil {
 			return fmt.Errorf("get a token for placement: %w", err)
 		}
 	}
@@ -187,7 +193,7 @@ func (c *Client) prepareRetry(req *http.Request) error {
 	}
 	if f.renew {
 		f.renew = false
-		return c.setToken(ctx, req, true)
+		return c.setToken(ctx, req, req.Header.Get("X-Auth-Token"))
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func (s Server) token(t *testing.T) string {
 	if s.Tokens == nil {
 		return "admin"
 	}
-	token, err := s.Tokens.Token(t.Context(), false)
+	token, err := s.Tokens.Token(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

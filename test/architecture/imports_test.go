@@ -42,7 +42,9 @@ var table = map[string]rule{
 	"driver/libvirt/rpc":       {own: []string{"driver", "driver/libvirt", "internal/..."}, third: []string{"github.com/digitalocean/go-libvirt"}, why: "the pure Go binding"},
 	"driver/libvirt/native":    {own: []string{"driver", "driver/libvirt", "internal/..."}, third: []string{"libvirt.org/go/libvirt"}, why: "the cgo binding, behind its build tag"},
 	"placementclient":          {own: []string{"internal/..."}, third: []string{"github.com/hashicorp/go-retryablehttp", "github.com/google/uuid"}, why: "Placement's words and its HTTP client"},
+	"placementclient/keystone": {own: []string{"internal/..."}, third: []string{"github.com/gophercloud/gophercloud"}, why: "logs in for the client; the only user of gophercloud"},
 	"placement":                {own: []string{"placementclient", "internal/..."}, third: []string{bolt, "github.com/google/uuid"}, why: "the same API served; shares the vocabulary only"},
+	"placement/placementtest":  {own: []string{"placementclient", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what every Placement must pass, ours and OpenStack's"},
 	"migration/task":           {own: []string{"internal/..."}, why: "steps, journal, undo; knows no hypervisor"},
 	"migration":                {own: []string{"migration/task", "topology", "placementclient", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "stories over host verbs; never a driver"},
 	"systemd":                  {own: []string{"internal/..."}, third: []string{systemdGo}, why: "the manager's protocols"},
@@ -64,6 +66,7 @@ var soleUsers = map[string][]string{
 	"libvirt.org/go/libvirt":                {"driver/libvirt/native"},
 	"github.com/spf13/cobra":                {"cmd"},
 	"github.com/hashicorp/go-retryablehttp": {"placementclient"},
+	"github.com/gophercloud/gophercloud":    {"placementclient/keystone"},
 }
 
 type pkg struct {
