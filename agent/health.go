@@ -208,6 +208,15 @@ func (h *health) placement() api.Condition {
 	case len(s.Pending) > 0:
 		return good("placement", "observing; would be written: "+strings.Join(s.Pending, ", "))
 	}
+	if behind := h.a.host.Behind(); len(behind) > 0 {
+		var reasons []fault.Reason
+		for _, id := range slices.Sorted(maps.Keys(behind)) {
+			reasons = append(reasons, fault.Reason{
+				Code: "allocation_behind", Message: behind[id].Error(), Change: "make room for it there; it is tried again by itself",
+			})
+		}
+		return bad("placement", fmt.Sprintf("equal to the host, generation %d; allocations that are not what is claimed %d", s.Generation, len(behind)), reasons...)
+	}
 	if len(s.Kept) > 0 {
 		return good("placement", fmt.Sprintf("equal to the host, generation %d, but for what guests have and the host has no more: %s", s.Generation, strings.Join(s.Kept, ", ")))
 	}
@@ -238,12 +247,6 @@ func (h *health) claims() api.Condition {
 	}
 	reasons := forcedReasons(u, name, h.byHand)
 	reasons = append(reasons, lostReasons(audited, name)...)
-	behind := h.a.host.Behind()
-	for _, id := range slices.Sorted(maps.Keys(behind)) {
-		reasons = append(reasons, fault.Reason{
-			Code: "allocation_behind", Message: behind[id].Error(), Change: "see Placement's own words; it is tried again",
-		})
-	}
 	_, now, _ := h.a.hardware.view()
 	dead := deadReasons(now, h.a.tracker.List(), name)
 	reasons = append(reasons, dead...)
@@ -261,7 +264,6 @@ func (h *health) claims() api.Condition {
 	say("held and gone from the host", len(audited.Lost))
 	say("devices held and dead", len(dead))
 	say("sums that differ", len(audited.Differences))
-	say("allocations that are not what is claimed", len(behind))
 	return bad("claims", strings.Join(detail, ", ")+unclaimed(strangers), reasons...)
 }
 

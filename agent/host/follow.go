@@ -112,7 +112,7 @@ func (f *following) at(uuid string, when time.Duration) {
 	}
 }
 
-// turn begins what is due.
+// turn looks around when it is time to, and begins what is due.
 func (f *following) turn(ctx context.Context) {
 	h := f.h
 	if h.o.Mode() == ModeObserve {
@@ -138,6 +138,12 @@ func (f *following) turn(ctx context.Context) {
 		}
 		h.relax(ctx)
 	}
+	f.begin(ctx)
+}
+
+// begin looks at guests that are due, as many as there is room for.
+func (f *following) begin(ctx context.Context) {
+	now := f.h.rt.Boot().Since
 	f.mu.Lock()
 	var begin []string
 	for uuid, when := range f.due {
@@ -160,9 +166,12 @@ func (f *following) turn(ctx context.Context) {
 	f.mu.Unlock()
 	for _, uuid := range begin {
 		f.looking.Add(1)
-		h.rt.Go("follow "+uuid, func() {
+		f.h.rt.Go("follow "+uuid, func() {
 			defer f.looking.Done()
 			f.look(ctx, uuid)
+			if ctx.Err() == nil {
+				f.begin(ctx)
+			}
 		})
 	}
 }

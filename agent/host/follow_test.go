@@ -419,3 +419,54 @@ func TestStrangers_AreCountedAndAdoptedWhereTheyFit(t *testing.T) {
 	l.soon("a", old, "1 vcpus, 128 MiB, 0 GiB")
 	waitFor(t, "no stranger to be left", func() bool { return len(a.Strangers()) == 0 && free().VCPUs == 0 })
 }
+
+// A guest that runs here unknown, and whose document says that Berth manages it, has
+// its token on another host: it is claimed as one that arrives, and not owned anew.
+func TestStrangers_OneOfAnotherHostIsNotTakenOver(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	a, b := l.hosts["a"], l.hosts["b"]
+	l.followed("b")
+	waitFor(t, "the first look", func() bool { // what runs then is left alone
+		verbs, err := b.store.List(ctx, "verbs")
+		return err == nil && len(verbs) > 0
+	})
+	g := l.guest("a", "web")
+	text := l.definition("a", g.UUID)
+	l.must("stop", a.fake.Destroy(ctx, g.UUID))
+	l.silent["a"] = true
+	l.must("define", b.fake.Define(ctx, text))
+	l.must("start", b.fake.Start(ctx, g.UUID, false))
+	waitFor(t, "its claim", func() bool { return len(b.tracker.ByInstance(g.UUID)) == 1 })
+	ref := l.arrival("b", g.UUID)
+	l.wantKind("take it over while its owner is silent", b.FollowArrival(ctx, ref), fault.Unavailable)
+	if inst, known := b.tracker.Instance(g.UUID); known {
+		t.Errorf("b owns it: %+v", inst)
+	}
+	l.state("b", g.UUID, driver.Running)
+}
+
+// A disk that does not answer keeps nobody from its guest, nor others from theirs.
+func TestFollow_WhatIsSlowHoldsNobodyUp(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	v, w := l.guest("a", "slow"), l.guest("a", "quick")
+	release := make(chan struct{})
+	asked := make(chan struct{}, 100)
+	a.fake.Fault(func(call, uuid string) error {
+		if call == "XML" && uuid == v.UUID {
+			asked <- struct{}{}
+			<-release
+		}
+		return nil
+	})
+	stop := l.followed("a")
+	<-asked
+	ctx, cancel := l.rt.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	l.must("stop a guest that is being looked at", a.Stop(ctx, "slow", host.StopOptions{Force: true}))
+	a.fake.ChangeGuest(w.UUID, swap(">1</vcpu>", ">2</vcpu>"))
+	l.soon("a", w.UUID, "2 vcpus, 128 MiB, 1 GiB by hand")
+	close(release)
+	stop()
+}

@@ -258,14 +258,15 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	if err = wrap(err, "make the allocation of guest %s follow its claim", inst.Name); err == nil {
 		last.allocated = claim.Resources
 	}
-	if last.behind = err; ctx.Err() == nil {
-		h.setUse(uuid, last)
+	if last.behind = err; errors.Is(err, fault.Unavailable) {
+		last.behind = nil // nobody has said anything
 	}
+	h.setUse(uuid, last)
 	return err
 }
 
-// Behind gives why allocations are not what is claimed, by instance. A guest may use
-// more than Placement lets one consumer have.
+// Behind gives why allocations are not what is claimed, by instance, where Placement
+// refuses it: a guest may use more than there is for it there.
 func (h *Host) Behind() map[string]error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -220,12 +220,7 @@ func TestAdopt_RunningGuestMovesAfterwards(t *testing.T) {
 	o := guest.Options{Name: "foreign", Dirty: 16, Rate: 8}
 	w.xml(w.a, &o)
 	t.Cleanup(func() { w.remove("foreign") })
-	for _, args := range [][]string{{"define", "/var/lib/libvirt/foreign.xml"}, {"start", "foreign"}} {
-		if _, err := w.a.Virsh(w.ctx, args...); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before := w.beats(w.a, "foreign", 3)
+	w.virsh(w.a, "define", "/var/lib/libvirt/foreign.xml")
 	list := ask[api.InstanceList](w, w.a, "instance", "list").Instances
 	i := slices.IndexFunc(list, func(in api.Instance) bool { return in.Name == "foreign" })
 	if i < 0 || list[i].Managed {
@@ -234,6 +229,8 @@ func TestAdopt_RunningGuestMovesAfterwards(t *testing.T) {
 	if codes, _ := w.refused(3, w.a, "migrate", "foreign", w.b.Name); len(codes) == 0 {
 		t.Error("a move of an unmanaged guest was refused with no reason")
 	}
+	w.virsh(w.a, "start", "foreign")
+	before := w.beats(w.a, "foreign", 3)
 	w.berth(w.a, "instance", "adopt", "foreign")
 	w.livesOn("foreign", w.a, w.b)
 	w.berth(w.a, "instance", "adopt", "--all") // safe to repeat
