@@ -21,6 +21,14 @@
 // never touched; a move that is on its way goes on in the hypervisor and is
 // found again by the next start.
 //
+// # Hardware
+//
+// Kernel events, libvirt's events of the host's devices and a look at the pools of
+// huge pages each second say that the machine changed; hardware settles them for
+// half a second at most, reads everything once, and what is believed of it is in
+// ledger and Placement within two seconds. What cannot be had of these sources is
+// said once, and the others and a slow re-read stand.
+//
 // # Invariants
 //
 //   - in mode observe nothing is written to libvirt, Placement or hooks;

@@ -225,3 +225,33 @@ func TestDiscover_TakesSerialNumbersThatAreKnown(t *testing.T) {
 		t.Errorf("another card at the same address has serial number %q", got)
 	}
 }
+
+// TestWatch_AnOpenFileOfSysfsTellsTheValueOfTheMoment holds the kernel to what
+// Watch relies on, by an attribute that is made as those of the pools are and that
+// changes when a device is asked to repeat its event.
+func TestWatch_AnOpenFileOfSysfsTellsTheValueOfTheMoment(t *testing.T) {
+	devices, err := filepath.Glob("/sys/bus/*/devices/*/uevent")
+	if err != nil || len(devices) == 0 {
+		t.Skip("this machine has no device in /sys")
+	}
+	ask, err := os.OpenFile(devices[0], os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("events can be asked for by root alone, where /sys is writable: %v", err)
+	}
+	defer ask.Close()
+	file, err := os.Open("/sys/kernel/uevent_seqnum")
+	if err != nil {
+		t.Skip(err)
+	}
+	w := &Watch{buf: make([]byte, 4096)}
+	f := watched{name: file.Name(), file: file}
+	f.text = slices.Clone(w.look(&f))
+	w.files = append(w.files, f)
+	defer w.forget()
+	if _, err := ask.WriteString("change"); err != nil {
+		t.Skipf("the kernel gives no event on demand: %v", err)
+	}
+	if now := string(w.look(&f)); now == string(f.text) {
+		t.Errorf("still %q after an event", now)
+	}
+}
