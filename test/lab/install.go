@@ -53,7 +53,7 @@ var libvirtBackports = []string{
 
 // guestModules are loaded by the guest. A kernel that has one built in ships no
 // file for it.
-var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk", "virtio_console"}
+var guestModules = []string{"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk", "virtio_console", "virtio_balloon"}
 
 // Missing lists what Install would have to add, in words; empty means a lab can
 // start. It does not use the network and takes some hundredths of a second.
