@@ -148,7 +148,7 @@ func (d document) emulated() bool { return d.Type == "qemu" }
 func (d document) files() []string {
 	var out []string
 	f := d.firmware()
-	for _, path := range []string{f.Kernel, f.Initrd, f.Loader, f.Template} {
+	for _, path := range append(f.Others, f.Kernel, f.Initrd, f.Loader, f.Template) {
 		if path != "" {
 			out = append(out, path)
 		}

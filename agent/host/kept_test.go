@@ -97,11 +97,18 @@ func TestAdopt_ForeignersOfEveryKind(t *testing.T) {
 	a := l.boot("a", roomy)
 	docs := foreigners(t)
 	before := map[string]string{} // by uuid
+	var err error
 	for name, doc := range docs {
 		l.must("define "+name, a.fake.Define(t.Context(), doc.String()))
 		text, err := a.fake.XML(t.Context(), doc.UUID(), driver.Live)
 		l.must("read "+name, err)
 		before[doc.UUID()] = text
+	}
+	for _, name := range []string{"virt-install-q35-secureboot", "sriov-hostdev-pinned", "mdev-vgpu", "nova-flavor-metadata"} {
+		id := docs[name+".xml"].UUID()
+		l.must("start "+name, a.fake.Start(t.Context(), id, false))
+		before[id], err = a.fake.XML(t.Context(), id, driver.Live)
+		l.must("read "+name, err)
 	}
 	adopted, err := a.Adopt(t.Context(), "")
 	l.must("adopt all", err)
@@ -169,7 +176,8 @@ func TestAdopt_ForeignersOfEveryKind(t *testing.T) {
 }
 
 // What adoption says cannot be live-migrated is what a move is refused for, by the
-// same name, and so is each device of the host's.
+// same name, and so are each device of the host's, and each file that it boots from
+// and the destination has not.
 func TestCheckDestination_RefusesWhatAdoptionNamed(t *testing.T) {
 	l := newLab(t, "a", "b")
 	a, b := l.hosts["a"], l.hosts["b"]
@@ -199,9 +207,18 @@ func TestCheckDestination_RefusesWhatAdoptionNamed(t *testing.T) {
 			Guest:  migration.Guest{UUID: doc.UUID(), Name: doc.Name(), Resources: topology.Resources{VCPUs: 1, MemoryMB: 1}, XML: doc.String()},
 			Source: here,
 		})
+		f := doc.Firmware()
+		for _, path := range append(f.Others, f.Loader, f.Template, f.Kernel, f.Initrd) {
+			if path != "" {
+				want = append(want, "file "+path)
+			}
+		}
 		var got []string
 		for _, r := range fault.ReasonsOf(err) {
-			if r.Code == "device_not_migratable" {
+			switch r.Code {
+			case "file_missing":
+				got = append(got, "file "+r.Want)
+			case "device_not_migratable":
 				got = append(got, strings.Replace(r.Have, "C2177883-F1BB-47F0-914D-32A22E3A8804", "c2177883-f1bb-47f0-914d-32a22e3a8804", 1))
 			}
 		}

@@ -50,6 +50,7 @@ type Firmware struct {
 	Secure    bool // secure boot is asked for
 	Kernel    string
 	Initrd    string
+	Others    []string // device tree, ACPI tables, blobs of fw_cfg
 }
 
 // Firmware reads what the guest boots from.
@@ -66,6 +67,15 @@ func (d *Doc) Firmware() Firmware {
 	// Newer documents name the variables as a disk's source.
 	if file := attribute(os, "nvram/source", "file"); file != "" {
 		f.Variables = file
+	}
+	others := append(os.FindElements("./dtb"), os.FindElements("./acpi/table")...)
+	for _, e := range others {
+		f.Others = append(f.Others, strings.TrimSpace(e.Text()))
+	}
+	for _, e := range d.root.FindElements("./sysinfo/entry") {
+		if file := e.SelectAttrValue("file", ""); file != "" {
+			f.Others = append(f.Others, file)
+		}
 	}
 	for _, e := range os.FindElements("./firmware/feature") {
 		if e.SelectAttrValue("name", "") == "secure-boot" && e.SelectAttrValue("enabled", "") == "yes" {

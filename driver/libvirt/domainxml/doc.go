@@ -8,7 +8,8 @@
 //
 // Where a guest is put on a host is a Place: Build writes it into a new document,
 // Rebind rewrites an existing one for a Place on another host, and Pinning and
-// Assignment read what a document asks, so that a guest of others can be adopted.
+// Assignment read what a document asks, so that a guest of others can be adopted;
+// Kept names what of it they cannot hold.
 //
 // Berth's own facts about a guest stand in the document's metadata under the
 // namespace Namespace, so that a lost ledger can be rebuilt from the hypervisor.

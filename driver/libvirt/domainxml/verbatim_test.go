@@ -145,7 +145,7 @@ func TestParse_OddDocuments(t *testing.T) {
 		{"a declaration that nobody uses", "<!DOCTYPE domain [<!ENTITY a 'aaaa'>]>" + head + "</domain>", ""},
 		{"too long", head + "<description>" + strings.Repeat("x", 10<<20) + "</description></domain>", "bytes"},
 		{"long", head + "<description>" + strings.Repeat("x", 3<<20) + "</description></domain>", ""},
-		{"many elements", head + "<devices>" + strings.Repeat("<a b='c'/>\n", 100_000) + "</devices></domain>", ""},
+		{"many elements", head + "<devices>" + strings.Repeat("<a b='c'/>\n", 20_000) + "</devices></domain>", ""},
 		{"too deep", head + strings.Repeat("<a>", 100_000) + strings.Repeat("</a>", 100_000) + "</domain>", "depth"},
 		{"deep", head + strings.Repeat("<a>", 2000) + strings.Repeat("</a>", 2000) + "</domain>", ""},
 		{"another encoding", "<?xml version='1.0' encoding='ISO-8859-1'?>" + head + "<title>\xe4</title></domain>", "domain document"},
