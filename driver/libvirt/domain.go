@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -37,7 +38,9 @@ const attempts = 5
 // vanished; one that came is in the next list.
 func domains(c Conn) ([]driver.Domain, error) {
 	var out []driver.Domain
+	var odd error // of the last attempt
 	for range attempts {
+		odd = nil
 		refs, err := c.List(0)
 		if err != nil {
 			return nil, err
@@ -59,11 +62,18 @@ func domains(c Conn) ([]driver.Domain, error) {
 		for _, r := range refs {
 			s, known := states[r.UUID]
 			info, err := c.Info(r.UUID)
-			if codeOf(err) == errNoDomain || err == nil && !known {
+			if codeOf(err) == errNoDomain {
 				settled = false
 				continue
 			}
 			if err != nil {
+				return nil, err
+			}
+			if !known {
+				settled, odd = false, nonsense("it lists domain %s and tells no state of it", r.UUID)
+				continue
+			}
+			if err := sensible(s); err != nil {
 				return nil, err
 			}
 			v := domain(r, s, info, persistent[r.UUID], autostart[r.UUID])
@@ -74,6 +84,9 @@ func domains(c Conn) ([]driver.Domain, error) {
 		if settled {
 			break
 		}
+	}
+	if odd != nil {
+		return nil, odd // the list would lack a domain that is there
 	}
 	slices.SortFunc(out, func(a, b driver.Domain) int { return strings.Compare(a.UUID, b.UUID) })
 	return out, nil
@@ -92,6 +105,20 @@ func states(c Conn) (map[string]State, error) {
 		out[s.UUID] = State{State: int(state), Reason: int(reason)}
 	}
 	return out, nil
+}
+
+// nonsense is the error of an answer that cannot be true: nothing is known.
+func nonsense(format string, args ...any) error {
+	return fmt.Errorf("%w: libvirt's answer makes no sense: %w", ErrLost, fmt.Errorf(format, args...))
+}
+
+// sensible refuses a state that libvirt has no name for: taken for none, it would
+// make of a running guest one that is off.
+func sensible(s State) error {
+	if s.State < 0 || s.State >= len(stateNames) {
+		return nonsense("a domain is in state %d", s.State)
+	}
+	return nil
 }
 
 func set(c Conn, flags uint32) (map[string]bool, error) {
@@ -128,7 +155,13 @@ func read(c Conn, uuid string) (v driver.Domain, err error) {
 		if err != nil {
 			return v, err
 		}
+		if !sameUUID(r.UUID, uuid) {
+			return v, nonsense("asked for domain %s it tells of %s", uuid, r.UUID)
+		}
 		s, err := c.State(uuid)
+		if err == nil {
+			err = sensible(s)
+		}
 		if err != nil {
 			return v, err
 		}
@@ -152,6 +185,12 @@ func read(c Conn, uuid string) (v driver.Domain, err error) {
 		}
 	}
 	return v, nil
+}
+
+// sameUUID compares two spellings of a UUID, with and without dashes.
+func sameUUID(a, b string) bool {
+	plain := func(s string) string { return strings.ReplaceAll(s, "-", "") }
+	return strings.EqualFold(plain(a), plain(b))
 }
 
 // XML implements driver.Driver. The persistent and migratable forms carry

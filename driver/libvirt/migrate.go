@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -242,11 +243,14 @@ func (d *Driver) AbortJob(ctx context.Context, uuid string) error {
 		return err
 	}
 	for range abortLooks {
-		if j, err := d.Job(ctx, uuid); err != nil || j.Kind == driver.JobNone {
+		switch j, err := d.Job(ctx, uuid); {
+		case errors.Is(err, fault.Unavailable):
+			return fault.New(fault.InDoubt, "the job of domain %s was told to end: %w", uuid, err)
+		case err != nil || j.Kind == driver.JobNone:
 			return err
 		}
 		if err := d.rt.Sleep(ctx, abortLook); err != nil {
-			return fault.New(fault.Unavailable, "wait until the job of domain %s ends: %w", uuid, err)
+			return fault.New(fault.InDoubt, "the job of domain %s was told to end: wait until it has: %w", uuid, err)
 		}
 	}
 	return d.unstick(ctx, uuid)
