@@ -470,3 +470,30 @@ func TestFollow_WhatIsSlowHoldsNobodyUp(t *testing.T) {
 	close(release)
 	stop()
 }
+
+// Placement refuses what there is not room for: that is told, and is over when the
+// guest is as it was.
+func TestFollow_AllocationThatIsRefusedIsTold(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	v := l.guest("a", "web")
+	l.followed("a")
+	waitFor(t, "the first sighting", func() bool { return a.tracker.ByInstance(v.UUID)[0].Seen != nil })
+	waitFor(t, "its allocation to be looked at", func() bool { return *l.placement.all()[v.UUID].ConsumerGeneration > 1 })
+	l.placement.breakWith(fault.New(fault.GenerationConflict, "the requested amount would exceed the capacity"))
+	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">3</vcpu>"))
+	waitFor(t, "it to be told", func() bool { return a.Behind()[v.UUID] != nil })
+	if c := a.tracker.ByInstance(v.UUID)[0]; c.Resources.VCPUs != 3 {
+		t.Errorf("the claim is %s", c.Resources)
+	}
+	a.fake.ChangeGuest(v.UUID, swap(">3</vcpu>", ">1</vcpu>"))
+	waitFor(t, "it to be over", func() bool { return len(a.Behind()) == 0 })
+	l.placement.breakWith(fault.New(fault.Unavailable, "placement does not answer"))
+	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">2</vcpu>"))
+	waitFor(t, "the claim to follow", func() bool { return a.tracker.ByInstance(v.UUID)[0].Resources.VCPUs == 2 })
+	l.placement.breakWith(nil)
+	l.soon("a", v.UUID, "2 vcpus, 128 MiB, 1 GiB by hand")
+	if behind := a.Behind(); len(behind) > 0 {
+		t.Errorf("told though Placement said nothing: %v", behind)
+	}
+}

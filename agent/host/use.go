@@ -246,7 +246,12 @@ func digest(text string) string {
 // one write for each change.
 func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.Claim) error {
 	last := h.lastUse(uuid)
-	if h.o.Placement == nil || last.allocated == claim.Resources {
+	if h.o.Placement == nil {
+		return nil
+	}
+	if last.allocated == claim.Resources {
+		last.behind = nil
+		h.setUse(uuid, last)
 		return nil
 	}
 	inst, _ := h.tracker.Instance(uuid)
