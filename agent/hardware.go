@@ -43,6 +43,10 @@ type hardware struct {
 	// pools is looked at by runPools alone; nil where the root cannot be opened.
 	pools *hwdiscovery.Watch
 
+	// applying is held from the look at what is believed until the ledger has it, so
+	// that the newest is applied last. mu and the ledger's lock are taken under it.
+	applying sync.Mutex
+
 	// mu guards what follows. Nothing blocks under it.
 	mu     sync.Mutex
 	now    *topology.Host // as last read; nil when it could not be
@@ -222,6 +226,8 @@ func (h *hardware) found(r inventory.Report) {
 }
 
 func (h *hardware) setCapacity(c inventory.Capacity) {
+	h.applying.Lock()
+	defer h.applying.Unlock()
 	believed, now, _ := h.view()
 	machine, remarks := machineOf(h.a.config(), believed, now)
 	machine.Unusable = append(machine.Unusable, missing(believed, now)...)
