@@ -211,13 +211,13 @@ func TestFleet_KilledSourceLeavesAPausedHalf(t *testing.T) {
 	v.FaultPhase(func(p, _ string) error {
 		if p == drivertest.PhaseFinishReply {
 			v.a.KillDaemon()
-			v.a.StartDaemon()
 		}
 		return nil
 	})
 	if err := v.a.Migrate(t.Context(), v.id, v.m); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("Migrate: %v, want in doubt", err)
 	}
+	v.a.StartDaemon()
 	if got, want := v.states(t), "paused/migrating paused/user"; got != want {
 		t.Errorf("states %q, want %q", got, want)
 	}
