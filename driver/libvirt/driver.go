@@ -255,15 +255,15 @@ func (d *Driver) attend() (up bool, err error) {
 	d.events.restart()
 	d.deviceEvents.restart()
 	for {
+		if d.isMute() {
+			// Nobody else may ask for the list, whose answer ends that.
+			_, _ = d.Domains(ctx)
+		}
 		if err := d.rt.Sleep(ctx, d.o.PingInterval); err != nil {
 			return true, err
 		}
 		if err := d.bounded(ctx, func() error { _, err := conn.LibVersion(); return err }); err != nil {
 			return true, err
-		}
-		if d.isMute() {
-			// Nobody else may ask for the list, whose answer ends that.
-			_, _ = d.Domains(ctx)
 		}
 	}
 }
