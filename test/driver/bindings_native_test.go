@@ -18,6 +18,7 @@ import (
 	lv "libvirt.org/go/libvirt"
 
 	"berth/driver/libvirt/native"
+	"berth/driver/libvirt/rpc"
 	"berth/test/lab"
 )
 
@@ -30,7 +31,7 @@ func TestNative_DoesWhatTheDriverReliesOn(t *testing.T) {
 		watchTunables(t, socket)
 		return
 	}
-	reliesOn(t, library{dial: native.Dial, watch: watchLibvirt, completes: true, notices: true, first: diesOfTunables})
+	reliesOn(t, library{dial: native.Dial, watch: watchLibvirt, completes: true, notices: true, first: diesOfTunables, peer: rpc.Dial})
 }
 
 func openLibvirt(t *testing.T, socket string) *lv.Connect {
