@@ -31,6 +31,7 @@ import (
 	"berth/internal/version"
 	"berth/migration"
 	"berth/placementclient"
+	"berth/placementclient/keystone"
 	"berth/systemd"
 	"berth/topology"
 )
@@ -252,10 +253,20 @@ func (a *Agent) loadIdentity(c config.Config) {
 
 func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 	o := placementclient.Config{
-		URL: c.Placement.URL, Token: c.Placement.Token, Timeout: c.Placement.Timeout.D(),
+		URL: c.Placement.Endpoint(), Token: c.Placement.Token, Timeout: c.Placement.Timeout.D(),
 		AttemptTimeout: min(15*time.Second, c.Placement.Timeout.D()), Logger: a.log, Runtime: a.rt,
 	}
-	if strings.HasPrefix(c.Placement.URL, "https:") && a.identity != nil {
+	if c.Placement.Auth == config.AuthKeystone {
+		s, err := keystone.New(keystone.Options{
+			Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile, Region: c.Placement.Region, Interface: c.Placement.Interface, Runtime: a.rt,
+		})
+		if err != nil {
+			return nil, err
+		}
+		o.Token, o.TokenSource, o.Catalogue, o.TLS = "", s, s, s.TLS()
+		return placementclient.New(o)
+	}
+	if strings.HasPrefix(o.URL, "https:") && a.identity != nil {
 		o.TLS = &tls.Config{
 			Certificates: []tls.Certificate{a.identity.Certificate}, RootCAs: a.identity.Roots, MinVersion: tls.VersionTLS12,
 		}

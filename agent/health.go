@@ -199,7 +199,10 @@ func (h *health) placement() api.Condition {
 		}
 		return bad("placement", s.Error, reasons...)
 	case s.At.IsZero() && h.awaitingPlacement():
-		url := h.a.config().Placement.URL
+		url := h.a.config().Placement.Endpoint()
+		if url == "" {
+			url = "the placement of keystone's catalogue"
+		}
 		return bad("placement", "no answer from "+url+" yet", fault.Reason{
 			Code: "placement_unavailable", Message: "no answer from " + url + " yet", Change: "start it (berth placement serves one), or correct [placement] url",
 		})

@@ -110,10 +110,29 @@ type Libvirt struct {
 	PeerURI string   `toml:"peer_uri"` // this host's libvirt as another libvirtd reaches it; {name} is the provider's name
 }
 
+// How the agent says to Placement who it is.
+const (
+	AuthToken    = "token"    // the token that is set; for an embedded one, or noauth2
+	AuthKeystone = "keystone" // a token of Keystone's
+)
+
+// DefaultPlacement is where an embedded Placement listens.
+const DefaultPlacement = "http://127.0.0.1:8778"
+
 // Placement is the service that the rest of the cloud sees this host by.
 type Placement struct {
-	URL       string   `toml:"url"`
-	Token     string   `toml:"token"` // sent as X-Auth-Token; a secret
+	URL   string `toml:"url"`   // empty: DefaultPlacement, or with Keystone what its catalogue says
+	Auth  string `toml:"auth"`  // AuthToken or AuthKeystone
+	Token string `toml:"token"` // sent as X-Auth-Token; a secret; not with Keystone
+
+	// With Keystone: an entry of clouds.yaml, or empty for what the OS_* variables
+	// say; the file, or empty for the usual places; and which of Placement's
+	// endpoints, or empty for what the cloud says.
+	Cloud      string `toml:"cloud"`
+	CloudsFile string `toml:"clouds_file"`
+	Region     string `toml:"region"`
+	Interface  string `toml:"interface"`
+
 	Timeout   Duration `toml:"timeout"`
 	Interval  Duration `toml:"interval"` // between two comparisons
 	ProjectID string   `toml:"project_id"`
@@ -126,6 +145,14 @@ type Placement struct {
 	InitialCPURatio  float64 `toml:"initial_cpu_allocation_ratio"`
 	InitialRAMRatio  float64 `toml:"initial_ram_allocation_ratio"`
 	InitialDiskRatio float64 `toml:"initial_disk_allocation_ratio"`
+}
+
+// Endpoint is Placement's URL, or empty where Keystone's catalogue is to be asked.
+func (p Placement) Endpoint() string {
+	if p.URL == "" && p.Auth != AuthKeystone {
+		return DefaultPlacement
+	}
+	return p.URL
 }
 
 // TransportLibvirtTLS is libvirt's own TLS between the two libvirt daemons.
@@ -187,7 +214,7 @@ func Default() Config {
 			PeerURI: "qemu+tls://{name}/system",
 		},
 		Placement: Placement{
-			URL: "http://127.0.0.1:8778", Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
+			Auth: AuthToken, Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
 			ProjectID: "00000000-0000-0000-0000-000000000000", UserID: "00000000-0000-0000-0000-000000000000",
 			InitialCPURatio: 4, InitialRAMRatio: 1, InitialDiskRatio: 1,
 		},

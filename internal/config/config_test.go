@@ -140,6 +140,20 @@ func TestSample_ItsExamplesAreSound(t *testing.T) {
 	}
 }
 
+func TestPlacement_EndpointIsTheCataloguesOnlyWithKeystone(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                    config.DefaultPlacement,
+		"[placement]\nurl = \"http://p/x\"\n": "http://p/x",
+		"[placement]\nauth = \"keystone\"\n":  "",
+		"[placement]\nauth = \"keystone\"\ncloud = \"mine\"\nregion = \"one\"\nurl = \"https://p\"\n": "https://p",
+	} {
+		c, err := config.Load(write(t, filepath.Join(t.TempDir(), "berth.toml"), text))
+		if got := c.Placement.Endpoint(); err != nil || got != want {
+			t.Errorf("%q: endpoint %q, want %q; %v", text, got, want, err)
+		}
+	}
+}
+
 func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
@@ -152,6 +166,10 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		{"syntax", "[agent\n", []string{":1: "}},
 		{"every bad value", "[agent]\nmode = \"both\"\nlog_level = \"loud\"\nstate_dir = \"here\"\n[placement]\ncpu_allocation_ratio = nan\n[peers]\nb = \"nowhere\"\n",
 			[]string{"agent.mode", "agent.state_dir", "agent.log_level", "placement.cpu_allocation_ratio", `peers."b"`}},
+		{"a cloud without keystone", "[placement]\ncloud = \"mine\"\ninterface = \"internal\"\n", []string{"placement.cloud", "placement.interface"}},
+		{"every bad value of keystone's", "[placement]\nauth = \"keystone\"\nurl = \"unix:/run/placement\"\nclouds_file = \"clouds.yaml\"\ninterface = \"private\"\n",
+			[]string{"placement.clouds_file", "placement.interface", "placement.url"}},
+		{"no such way to log in", "[placement]\nauth = \"password\"\n", []string{"placement.auth"}},
 		{"a CPU list that is none", "[host]\ndedicated_cpus = \"2-\"\n", []string{":2: host.dedicated_cpus: "}},
 		{"a page size that is none", "[host]\nreserved_hugepages = [\n{node = 0, size = \"2 loaves\", count = 1},\n]\n", []string{":3: "}},
 		{"an unknown key of a device", "[pci]\ndevice_spec = [{vendor = \"8086\"}]\n", []string{".vendor: unknown key"}},

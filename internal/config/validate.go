@@ -114,8 +114,30 @@ func (c *Config) faults() []fault.Reason {
 		}
 	}
 	p := c.Placement
-	if u, err := url.Parse(p.URL); err != nil || !placementURL(u) {
+	if u, err := url.Parse(p.URL); p.URL != "" && (err != nil || !placementURL(u)) {
 		bad("placement.url", p.URL, "http://…, https://… or unix:/path; `berth placement` serves one")
+	}
+	switch p.Auth {
+	case AuthToken:
+		for _, k := range []struct{ key, val string }{
+			{"placement.cloud", p.Cloud}, {"placement.clouds_file", p.CloudsFile}, {"placement.region", p.Region}, {"placement.interface", p.Interface},
+		} {
+			if k.val != "" {
+				bad(k.key, k.val, `"" unless placement.auth = "keystone"`)
+			}
+		}
+	case AuthKeystone:
+		if p.CloudsFile != "" {
+			absolute("placement.clouds_file", p.CloudsFile)
+		}
+		if !slices.Contains([]string{"", "public", "internal", "admin"}, p.Interface) {
+			bad("placement.interface", p.Interface, `"public", "internal", "admin", or "" for what the cloud says`)
+		}
+		if strings.HasPrefix(p.URL, "unix:") {
+			bad("placement.url", p.URL, `http://…, https://…, or "" for what Keystone's catalogue says`)
+		}
+	default:
+		bad("placement.auth", p.Auth, `"token" or "keystone"`)
 	}
 	if p.ProjectID == "" {
 		bad("placement.project_id", p.ProjectID, "the project that adopted guests count for")
