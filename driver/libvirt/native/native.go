@@ -3,6 +3,7 @@
 package native
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -231,6 +232,11 @@ func with[T any](c *conn, uuid string, f func(*lv.Domain) (T, error)) (T, error)
 			return v, err
 		}
 		defer free(d)
+		// The handle goes by what the answer said; what is asked through it must be
+		// of the domain that is meant.
+		if got, err := d.GetUUID(); err != nil || !bytes.Equal(got, id[:]) {
+			return v, fmt.Errorf("%w: asked for domain %s libvirt tells of %x (%v)", libvirt.ErrLost, uuid, got, err)
+		}
 		return f(d)
 	})
 }
