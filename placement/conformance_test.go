@@ -1,8 +1,12 @@
 package placement
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"berth/placement/placementtest"
 	"berth/test/shared"
@@ -42,4 +46,32 @@ func TestDatabase_AnswersOddRequestsLikeMemory(t *testing.T) {
 
 func TestDatabase_AnswersTheClientLikeMemory(t *testing.T) {
 	placementtest.ClientSuite(t, placementtest.Beside(t, inMemory(t), onDisk(t)))
+}
+
+// inProcess carries requests to a handler without a network.
+type inProcess struct{ h http.Handler }
+
+func (p inProcess) RoundTrip(q *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(q.Context(), q.Method, q.URL.String(), q.Body)
+	r.Header, r.ContentLength = q.Header.Clone(), q.ContentLength
+	p.h.ServeHTTP(w, r)
+	resp := w.Result()
+	resp.Request = q
+	return resp, nil
+}
+
+func TestClient_SaysTheTruthOverABadNetwork(t *testing.T) {
+	doubts := 0
+	rapid.Check(t, func(t *rapid.T) {
+		s, err := New(Options{Listen: "127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		doubts += placementtest.BadNetwork(t, placementtest.Server{URL: "http://placement", Transport: inProcess{s.Handler()}},
+			func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "choice") })
+	})
+	if doubts == 0 {
+		t.Error("no write was ever in doubt: the network was not bad enough")
+	}
 }

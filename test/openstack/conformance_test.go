@@ -1,6 +1,7 @@
 package openstack
 
 import (
+	"math/rand/v2"
 	"net/http/httptest"
 	"path/filepath"
 	"testing"
@@ -32,7 +33,7 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 	for _, c := range []struct {
 		database Database
 		rounds   int // of random traffic
-	}{{SQLite, 4}, {MariaDB, 4}} {
+	}{{SQLite, 12}, {MariaDB, 12}} {
 		t.Run(string(c.database), func(t *testing.T) {
 			t.Parallel()
 			theirs := placementtest.Server{URL: StartPlacement(t, PlacementOptions{Database: c.database}).URL}
@@ -49,6 +50,16 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 			t.Run("odd", func(t *testing.T) {
 				ours, theirs := both(t)
 				placementtest.OddRequests(t, ours, theirs)
+			})
+			t.Run("bad network", func(t *testing.T) {
+				choices := rand.New(rand.NewPCG(1, uint64(c.rounds)))
+				doubts := 0
+				for range 12 {
+					doubts += placementtest.BadNetwork(t, theirs, choices.IntN)
+				}
+				if doubts == 0 {
+					t.Error("no write was ever in doubt: the network was not bad enough")
+				}
 			})
 			t.Run("random", func(t *testing.T) {
 				placementtest.RandomTraffic(t, c.rounds, func() (ours, other placementtest.Server) { return both(t) })
