@@ -37,6 +37,9 @@ type session struct {
 	conn    Conn
 	pending int // calls that somebody waits for
 	retired bool
+	// gone is closed when the daemon was found not to answer at all: who only reads
+	// need not wait for its own deadline.
+	gone chan struct{}
 }
 
 // dialing is an attempt to connect that several callers may wait for.
@@ -91,7 +94,7 @@ func (l *link) dial(a *dialing) {
 	l.dialing, a.err = nil, err
 	closed := l.closed
 	if err == nil && !closed {
-		l.current = &session{conn: conn}
+		l.current = &session{conn: conn, gone: make(chan struct{})}
 		l.sessions[l.current] = true
 	}
 	l.mu.Unlock()
@@ -144,9 +147,16 @@ func (l *link) release(s *session, abandoned bool) {
 	}
 }
 
-// retire makes the next call connect anew.
+// retire makes the next call connect anew, and ends what only reads.
 func (l *link) retire() {
 	l.mu.Lock()
+	for s := range l.sessions {
+		select {
+		case <-s.gone:
+		default:
+			close(s.gone)
+		}
+	}
 	idle := l.dropLocked()
 	l.mu.Unlock()
 	if idle != nil {
@@ -210,6 +220,10 @@ func do[T any](ctx context.Context, l *link, r request, f func(Conn) (T, error))
 		l.release(s, true)
 		return zero, fault.New(fault.Unavailable, "%s: %w", r, errClosed)
 	}
+	gone := s.gone
+	if r.changes {
+		gone = nil // the answer may come, and decides
+	}
 	select {
 	case a := <-ch:
 		l.release(s, false)
@@ -220,6 +234,9 @@ func do[T any](ctx context.Context, l *link, r request, f func(Conn) (T, error))
 	case <-ctx.Done():
 		l.release(s, true)
 		return zero, d.explain(r, fmt.Errorf("%w: no answer: %w", ErrLost, context.Cause(ctx)))
+	case <-gone:
+		l.release(s, true)
+		return zero, d.explain(r, fmt.Errorf("%w: the daemon does not answer", ErrLost))
 	}
 }
 

@@ -45,8 +45,11 @@ func (d *Driver) isMute() bool {
 	return d.mute != nil
 }
 
-// Domains implements driver.Driver.
+// Domains implements driver.Driver. A patient caller does not wait longer than the
+// driver's own deadline: what it would wait for is what makes the driver unwell.
 func (d *Driver) Domains(ctx context.Context) ([]driver.Domain, error) {
+	ctx, cancel := d.rt.WithTimeout(ctx, d.o.CallTimeout)
+	defer cancel()
 	began := d.rt.Now()
 	list, err := do(ctx, d.control, request{verb: "list domains"}, domains)
 	d.heard(began, err)
