@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
