@@ -39,8 +39,7 @@ var loop = sync.OnceValue(func() error {
 })
 
 // Dial opens t.URI: through t.Socket, or inside the process for the test driver.
-// When ctx ends first, the attempt goes on in the library until the daemon
-// answers, and is then closed.
+// The library connects through a relay of this package; see relay.
 func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 	uri, err := address(t)
 	if err != nil {
@@ -49,30 +48,11 @@ func Dial(ctx context.Context, t libvirt.Target) (libvirt.Conn, error) {
 	if err := loop(); err != nil {
 		return nil, fmt.Errorf("libvirt's event loop: %w", err)
 	}
-	type answer struct {
-		c   *conn
-		err error
+	c, err := dial(ctx, uri)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", uri, err)
 	}
-	ch := make(chan answer)
-	go func() {
-		c, err := open(uri)
-		select {
-		case ch <- answer{c, err}:
-		case <-ctx.Done():
-			if err == nil {
-				c.Close()
-			}
-		}
-	}()
-	select {
-	case a := <-ch:
-		if a.err != nil {
-			return nil, fmt.Errorf("open %s: %w", uri, a.err)
-		}
-		return a.c, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("open %s: %w", uri, context.Cause(ctx))
-	}
+	return c, nil
 }
 
 // address puts the socket into the URI, where the driver has one.
@@ -91,12 +71,13 @@ func address(t libvirt.Target) (string, error) {
 	return u.String(), nil
 }
 
-func open(uri string) (*conn, error) {
+// open lets the library open uri; cut ends what it connects by.
+func open(uri string, cut func()) (*conn, error) {
 	l, err := lv.NewConnect(uri)
 	if err != nil {
 		return nil, translate(err)
 	}
-	c := &conn{l: l, done: make(chan struct{})}
+	c := &conn{l: l, cut: cut, done: make(chan struct{})}
 	if strings.HasPrefix(uri, "test:") {
 		// The driver is inside the process: there is nothing to be lost, and libvirt
 		// takes a close callback without ever freeing it.
@@ -124,6 +105,7 @@ func unsupported(err error) bool {
 // that a call is in, so the last one out closes.
 type conn struct {
 	l       *lv.Connect
+	cut     func() // ends the connection under the library
 	watched bool
 	once    sync.Once
 	done    chan struct{}
@@ -145,9 +127,11 @@ func (c *conn) lose() { c.once.Do(func() { close(c.done) }) }
 
 func (c *conn) Done() <-chan struct{} { return c.done }
 
-// Close ends the connection when the last call in it has returned.
+// Close cuts the connection, which ends the calls in it, and gives it back when
+// the last of them has returned.
 func (c *conn) Close() {
 	c.lose()
+	c.cut()
 	c.mu.Lock()
 	was := c.closed
 	c.closed = true
