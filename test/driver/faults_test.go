@@ -17,7 +17,6 @@ import (
 	"berth/internal/fault"
 	"berth/test/guest"
 	"berth/test/lab"
-	"berth/test/rpcproxy"
 )
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -62,33 +61,6 @@ func state(t *testing.T, d driver.Driver, id string) string {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("%s (%s)", v.State, v.Reason)
-}
-
-func TestRPC_ALostReplyIsInDoubtAndTheEffectThere(t *testing.T) {
-	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
-	g, err := guest.Build(within(t, time.Minute), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, socket := startProxy(t, h.LibvirtSocket())
-	o := options(t, h)
-	o.Socket = socket
-	d := open(t, o)
-	id := defined(t, d, guest.Options{Guest: g})
-	cut := p.Add(rpcproxy.ReplyOf(rpcproxy.CreateWithFlags), rpcproxy.CutInstead)
-	if err := d.Start(within(t, 30*time.Second), id, false); !errors.Is(err, fault.InDoubt) {
-		t.Errorf("Start: %v, want in doubt", err)
-	}
-	if cut.Count() != 1 {
-		t.Fatalf("%d replies were cut, want 1", cut.Count())
-	}
-	// Looking is all that is needed, over a connection that the driver makes anew.
-	if got := state(t, d, id); got != "running (booted)" {
-		t.Errorf("the domain is %s, want running (booted)", got)
-	}
-	if err := d.Start(within(t, 30*time.Second), id, false); err != nil {
-		t.Errorf("Start again: %v", err)
-	}
 }
 
 // pairOf is two hosts' drivers and a guest that runs on the first.
@@ -244,41 +216,6 @@ func awaitJob(t *testing.T, d *libvirt.Driver, id string) {
 	}
 }
 
-// The lost reply after which libvirt's own hand-over leaves two running copies:
-// with the paused one the destination's copy never runs.
-func TestMigrate_LostFinishLeavesOneRunningCopy(t *testing.T) {
-	l, src, dst, id, m := pairOf(t, guest.Options{})
-	p, socket := startProxy(t, l.Hosts[1].LibvirtSocket())
-	m.DestinationURI = "qemu+unix:///system?socket=" + socket
-	m.MigrateURI = "tcp://" + l.Hosts[1].MigIP()
-	cut := p.Add(rpcproxy.ReplyOf(rpcproxy.Finish3Params), rpcproxy.CutInstead)
-	err := src.Migrate(within(t, time.Minute), id, m)
-	if !errors.Is(err, fault.Undone) {
-		t.Errorf("Migrate: %v, want undone", err)
-	}
-	if cut.Count() != 1 {
-		t.Fatalf("%d replies were cut, want 1", cut.Count())
-	}
-	if a, b := state(t, src, id), state(t, dst, id); a != "running (migration canceled)" || b != "paused (user)" {
-		t.Errorf("source is %s, destination %s; want running (migration canceled), paused (user)", a, b)
-	}
-}
-
-func TestMigrate_LostAnswerIsInDoubtAndTheMoveComplete(t *testing.T) {
-	l, _, dst, id, m := pairOf(t, guest.Options{})
-	p, socket := startProxy(t, l.Hosts[0].LibvirtSocket())
-	o := options(t, l.Hosts[0])
-	o.Socket = socket
-	src := open(t, o)
-	p.Add(rpcproxy.ReplyOf(rpcproxy.Perform3Params), rpcproxy.CutInstead)
-	if err := src.Migrate(within(t, time.Minute), id, m); !errors.Is(err, fault.InDoubt) {
-		t.Errorf("Migrate: %v, want in doubt", err)
-	}
-	if a, b := state(t, src, id), state(t, dst, id); a != "shut off (migrated)" || b != "paused (user)" {
-		t.Errorf("source is %s, destination %s", a, b)
-	}
-}
-
 func TestMigrate_SourceDaemonDiesInDoubt(t *testing.T) {
 	l, src, dst, id, m := pairOf(t, guest.Options{Dirty: 32, Rate: 30})
 	if err := l.Hosts[0].Limit(t.Context(), lab.Mig, 4); err != nil {
@@ -301,61 +238,6 @@ func TestMigrate_SourceDaemonDiesInDoubt(t *testing.T) {
 		case <-gone.Done():
 			t.Fatalf("destination is still %s", state(t, dst, id))
 		}
-	}
-}
-
-// A daemon that comes and goes leaves neither goroutines nor descriptors, and
-// nothing is ever reported as gone because it could not be asked.
-func TestRPC_ReconnectsLeakNothing(t *testing.T) {
-	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
-	g, err := guest.Build(within(t, time.Minute), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := open(t, options(t, h))
-	id := defined(t, d, guest.Options{Guest: g})
-	if err := d.Start(within(t, 30*time.Second), id, false); err != nil {
-		t.Fatal(err)
-	}
-	settled := func() (goroutines, files int) {
-		deadline := within(t, 30*time.Second)
-		for d.Health() != nil {
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-deadline.Done():
-				t.Fatal(d.Health())
-			}
-		}
-		if got := state(t, d, id); got != "running (booted)" {
-			t.Errorf("the domain is %s", got)
-		}
-		if _, err := d.Job(within(t, 10*time.Second), id); err != nil {
-			t.Error(err)
-		}
-		// What a closed connection leaves ends within moments.
-		<-time.After(100 * time.Millisecond)
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.NumGoroutine(), len(fds)
-	}
-	goroutines, files := settled()
-	for i := range 12 {
-		if i%3 == 2 {
-			release := hang(t, h)
-			if _, err := d.Domain(within(t, 200*time.Millisecond), id); !errors.Is(err, fault.Unavailable) {
-				t.Errorf("Domain of a hung daemon: %v, want unavailable", err)
-			}
-			release()
-			continue
-		}
-		restart(t, h)
-	}
-	g2, f2 := settled()
-	t.Logf("goroutines %d, then %d; descriptors %d, then %d", goroutines, g2, files, f2)
-	if g2 > goroutines+2 || f2 > files+1 {
-		t.Errorf("goroutines %d, were %d; descriptors %d, were %d", g2, goroutines, f2, files)
 	}
 }
 
