@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -37,7 +38,7 @@ func TestGolden_MigrationScenarios(t *testing.T) {
 // A server on a database must answer like one in memory.
 
 func TestDatabase_AnswersRandomTrafficLikeMemory(t *testing.T) {
-	placementtest.RandomTraffic(t, 3, func() (ours, theirs placementtest.Server) { return inMemory(t), onDisk(t) })
+	placementtest.RandomTraffic(t, rand.Uint64(), 3, func() (ours, theirs placementtest.Server) { return inMemory(t), onDisk(t) })
 }
 
 func TestDatabase_AnswersOddRequestsLikeMemory(t *testing.T) {

@@ -157,7 +157,8 @@ func updateProvider(t *tx, r *request) (*answer, error) {
 	// child that is as it was made is never.
 	undated := !old.Saved && old.Generation == 0
 	p := t.edit(old.UUID)
-	p.Name, p.Parent, p.Saved = name, parent, true
+	p.Saved = p.Saved || name != old.Name || parent != old.Parent // the same again writes no row
+	p.Name, p.Parent = name, parent
 	a := ok(providerJSON(p, r))
 	a.undated = undated
 	return a, nil

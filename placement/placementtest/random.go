@@ -13,19 +13,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
-
 	pc "berth/placementclient"
+	"github.com/google/go-cmp/cmp"
 )
 
 // RandomTraffic sends the same random requests, at random microversions, to both
-// servers and compares the answers, for so many rounds of 150 requests. fresh
-// gives the servers of a round, both empty. BERTH_PLACEMENT_SEED repeats one
-// round.
-func RandomTraffic(t *testing.T, rounds int, fresh func() (ours, theirs Server)) {
+// servers and compares the answers, for so many rounds of 150 requests: those of
+// the seed first and of the seeds after it. fresh gives the servers of a round,
+// both empty. BERTH_PLACEMENT_SEED makes it one round, of that seed.
+func RandomTraffic(t *testing.T, first uint64, rounds int, fresh func() (ours, theirs Server)) {
 	t.Helper()
-	first := rand.Uint64()
 	if s := os.Getenv("BERTH_PLACEMENT_SEED"); s != "" {
 		seed, err := strconv.ParseUint(s, 10, 64)
 		must(t, err)
@@ -37,7 +34,7 @@ func RandomTraffic(t *testing.T, rounds int, fresh func() (ours, theirs Server))
 		ours, theirs := fresh()
 		g := &generator{rand: rand.New(rand.NewPCG(seed, 0)), t: t, ours: ours}
 		for range 4 { // orphan consumers outlive an emptying, so each round has its own
-			g.consumers = append(g.consumers, uuid.NewString())
+			g.consumers = append(g.consumers, fmt.Sprintf("%08x-0000-4000-8000-%012x", g.rand.Uint32(), g.rand.Uint64()>>16))
 		}
 		for step := range 150 {
 			e := g.next(step)
