@@ -269,15 +269,19 @@ func TestFollow_AfterARestartAndThroughAStorm(t *testing.T) {
 	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">3</vcpu>"))
 	l.must("end", a.fake.Destroy(t.Context(), w.UUID))
 	l.must("undefine", a.fake.Undefine(t.Context(), w.UUID))
-	l.stranger("a", "late", "cccccccc-0000-4000-8000-000000000001", nil)
-	l.must("start", a.fake.Start(t.Context(), "cccccccc-0000-4000-8000-000000000001", false))
+	const late = "cccccccc-0000-4000-8000-000000000001"
+	l.stranger("a", "late", late, nil)
+	l.must("start", a.fake.Start(t.Context(), late, false))
 	a = l.restart("a")
+	l.must("settle", a.Settle(t.Context()))
 	stop = l.followed("a")
 	l.soon("a", v.UUID, "3 vcpus, 128 MiB, 1 GiB by hand")
 	l.soon("a", w.UUID, "nothing")
 	if _, held := l.placement.all()[w.UUID]; held {
 		t.Error("its allocation is still there")
 	}
+	l.soon("a", late, "1 vcpus, 128 MiB, 0 GiB")
+	l.must("end", a.fake.Destroy(t.Context(), late))
 	for i := range 1000 {
 		a.fake.ChangeGuest(v.UUID, swap(fmt.Sprintf(">%d</vcpu>", 3-i%2), fmt.Sprintf(">%d</vcpu>", 3-(i+1)%2)))
 	}

@@ -19,6 +19,7 @@ type stranger struct {
 	domain driver.Domain
 	text   string // digest of its document
 	found  claims.Found
+	looked bool  // whether to adopt it was looked into
 	why    error // why it was not adopted; nil where nobody asked for it
 }
 
@@ -75,7 +76,7 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 	maps.DeleteFunc(h.strangers, func(uuid string, _ stranger) bool { return !slices.Contains(running, uuid) })
 	maps.DeleteFunc(h.uses, func(uuid string, _ use) bool { return !here[uuid] })
 	for _, uuid := range running {
-		if s, counted := h.strangers[uuid]; !counted || s.domain != byUUID[uuid] || s.why != nil {
+		if s := h.strangers[uuid]; !s.looked || s.domain != byUUID[uuid] || s.why != nil {
 			changed = append(changed, uuid)
 		}
 	}
@@ -179,8 +180,17 @@ func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
 		return fault.New(fault.Busy, "guest %s is on its way", d.Name)
 	}
 	started, err := h.wasStarted(uuid)
-	if err != nil || !started {
+	if err != nil {
 		return err
+	}
+	h.mu.Lock()
+	if s, there := h.strangers[uuid]; there {
+		s.looked = true
+		h.strangers[uuid] = s
+	}
+	h.mu.Unlock()
+	if !started {
+		return nil
 	}
 	// One that says whose it is may have its token elsewhere: that has to follow it.
 	why := h.AdoptStarted(ctx, uuid, d.Reason == driver.ReasonMigrated || marked)
