@@ -27,6 +27,7 @@ type Options struct {
 	Beat      time.Duration
 	Guest     Guest
 	CPU       string // a <cpu> element; empty: qemu64, exactly
+	Emulator  string // empty: /usr/bin/qemu-system-x86_64
 	Metadata  string // put into <metadata>
 	Devices   string // put into <devices>
 	Elements  string // put into <domain>: memoryBacking, cputune, numatune
@@ -91,7 +92,7 @@ func DomainXML(o Options) string {
   <on_reboot>destroy</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <emulator>%s</emulator>
 %s    <serial type='file'>
       <source path='/var/log/libvirt/%s.console' append='on'/>
       <target port='0'/>
@@ -104,7 +105,7 @@ func DomainXML(o Options) string {
 `, escape(o.Name), escape(o.UUID), metadata, or(o.MemoryMiB, 128), or(o.VCPUs, 1), o.Elements, Machine,
 		escape(o.Guest.Kernel), escape(o.Guest.Initrd), escape(o.Cmdline()),
 		or(o.CPU, "<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>"),
-		disks.String(), escape(o.Name), o.Devices)
+		escape(or(o.Emulator, "/usr/bin/qemu-system-x86_64")), disks.String(), escape(o.Name), o.Devices)
 }
 
 // or is v, or what stands for its zero.
