@@ -60,7 +60,7 @@ func (t *tree) oneCell(host *topology.Host, cpus cpuReading, proc meminfo, haveP
 	for _, cpu := range cpus.online {
 		// cpu*/node* is a link that only a kernel with nodes makes.
 		if nodes, ok := t.numbered(cpuDir+"/cpu"+topology.CPUSet{cpu}.String(), "node"); ok && !nodes.IsEmpty() {
-			t.degrade("cells_contradict", nodeDir, about{}, "missing, but CPU %d is in node %s", cpu, list(nodes))
+			t.degrade("file_missing", nodeDir, about{}, "missing, but CPU %d is in node %s", cpu, list(nodes))
 			break
 		}
 	}
@@ -115,7 +115,15 @@ func (t *tree) nodeCPUs(id int, online topology.CPUSet) topology.CPUSet {
 // driver gives to the kernel as nodes without CPUs (POWER with NVLink, Grace). It
 // is not for guests: the GPU resets with what lies in it.
 func (t *tree) hideGPUs(nodes []*node) {
-	gpus, _ := t.names(nvidiaGPUs)
+	gpus, ok := t.names(nvidiaGPUs)
+	if !ok && !t.exists(procMeminfo) {
+		// Without /proc nobody tells a GPU's memory from the host's.
+		for _, n := range nodes {
+			if n.cpus.IsEmpty() && n.mem.total > 0 {
+				t.degrade("file_missing", procMeminfo, cellOf(n.id), "missing, and node %d without CPUs may be the memory of a GPU", n.id)
+			}
+		}
+	}
 	slices.Sort(gpus)
 	for _, gpu := range gpus {
 		file := nvidiaGPUs + "/" + gpu + "/numa_status"

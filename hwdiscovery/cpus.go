@@ -24,6 +24,8 @@ func (t *tree) readCPUs() (cpuReading, error) {
 	r.info = info
 	dirs, ok := t.numbered(cpuDir, "cpu")
 	if !ok || dirs.IsEmpty() {
+		// Linux has had it since 2.6: where it is not, /sys is not mounted.
+		t.degrade("file_missing", cpuDir, about{}, "names no CPU")
 		return r, t.cpusFromProc(&r)
 	}
 	t.readOnline(&r, dirs)

@@ -15,7 +15,7 @@
 //
 //	error     the host cannot be described at all: the root is not there, or
 //	          neither sysfs nor /proc names one CPU.
-//	degraded  a mandatory file is missing, truncated or garbled, or tables
+//	degraded  a mandatory file or folder is missing, truncated or garbled, or tables
 //	          contradict each other (sysfs itself, or sysfs against /proc). The
 //	          Host holds the best reading, hwloc's where hwloc has one, and a
 //	          reason with Degrades names each file and, where it is about one

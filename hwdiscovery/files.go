@@ -20,17 +20,21 @@ import "fmt"
 //	vendor, device, class     for every PCI function
 //	numa_node                 for every PCI function, if any has one
 //	sriov_totalvfs, physfn    for every function that shows another sign of SR-IOV
-//	proc/meminfo              on hosts without nodes: it is their only memory
+//	proc/meminfo              on hosts without nodes, whose only memory it is, and
+//	                          on those with a node of no CPUs, which may be a GPU's
 //
-// Two families of files are mandatory as a whole: without sys/devices/system/cpu
-// the CPUs come from /proc, and without sys/devices/system/node there is one
-// cell.
+// Whole folders that are absent or empty, as where nothing is mounted there:
+//
+//	sys/devices/system/cpu    degrades; the CPUs come from /proc
+//	sys/devices/system/node   one cell; degrades if a CPU has a link to its node
+//	sys/bus/pci/devices       no device; degrades if proc/bus/pci/devices has one
 const (
 	cpuDir       = "sys/devices/system/cpu"
 	nodeDir      = "sys/devices/system/node"
 	hugepagesDir = "sys/kernel/mm/hugepages"
 	pciDir       = "sys/bus/pci/devices"
 	procMeminfo  = "proc/meminfo"
+	procPCI      = "proc/bus/pci/devices"
 )
 
 // Files that may be absent. What stands in for them:

@@ -24,9 +24,14 @@ type pciReading struct {
 // when one of its files cannot be read: its field is empty, and a reason names
 // the file and the device.
 func (t *tree) readPCI(host *topology.Host) {
-	names, ok := t.names(pciDir)
-	if !ok {
-		return // no PCI bus, as on s390 without zPCI
+	names, _ := t.names(pciDir)
+	if len(names) == 0 {
+		// No PCI bus, as on s390 without zPCI; or a folder that is not mounted, which
+		// the kernel's other list tells.
+		if data, err := t.bytes(procPCI); err == nil && len(data) > 0 {
+			t.degrade("file_missing", pciDir, about{}, "names no function, but %s does", procPCI)
+		}
+		return
 	}
 	var read []*pciReading
 	for _, name := range names {
