@@ -182,6 +182,8 @@ func (h *hardware) apply() {
 	if h.a.stopping.Load() {
 		return // claims are refused, and stay so
 	}
+	h.applying.Lock()
+	defer h.applying.Unlock()
 	in, known, why := h.input()
 	if !known {
 		h.a.tracker.Refuse("this host is not known: " + why)
@@ -192,7 +194,7 @@ func (h *hardware) apply() {
 		return
 	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
-	h.setCapacity(inventory.Compute(in, nil, nil).Capacity)
+	h.setCapacityApplying(in, inventory.Compute(in, nil, nil).Capacity)
 	h.a.tracker.Allow()
 }
 
@@ -215,20 +217,29 @@ func firstSet(a, b inventory.Ratios) inventory.Ratios {
 // found is told each report that the reporter computes: claims are fitted in
 // the same amounts that Placement gives away.
 func (h *hardware) found(r inventory.Report) {
-	h.setCapacity(r.Capacity)
 	h.mu.Lock()
 	changed := h.ratios != r.Capacity.Ratios
 	h.ratios = r.Capacity.Ratios
 	h.mu.Unlock()
+	h.applying.Lock()
+	// The report may be of what was believed before Placement answered: of it only
+	// the ratios are taken, which are Placement's.
+	if in, known, _ := h.input(); known {
+		c := inventory.Compute(in, nil, nil).Capacity
+		c.Ratios = r.Capacity.Ratios
+		h.setCapacityApplying(in, c)
+	}
+	h.applying.Unlock()
 	if changed {
 		h.keep(context.Background(), keyRatios, r.Capacity.Ratios)
 	}
 }
 
-func (h *hardware) setCapacity(c inventory.Capacity) {
-	h.applying.Lock()
-	defer h.applying.Unlock()
-	believed, now, _ := h.view()
+// setCapacityApplying gives the ledger what is believed. Its caller has held
+// applying since it asked for in.
+func (h *hardware) setCapacityApplying(in inventory.Input, c inventory.Capacity) {
+	_, now, _ := h.view()
+	believed := in.Host
 	machine, remarks := machineOf(h.a.config(), believed, now)
 	machine.Unusable = append(machine.Unusable, missing(believed, now)...)
 	machine.Total, machine.Reserved = c.Total, c.Reserved
@@ -251,7 +262,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 	if err := h.a.estranged(); err != nil {
 		return inventory.Input{}, false, err.Error()
 	}
-	c := h.a.config()
+	c, holding := h.a.config(), h.holding()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.good == nil || h.disk == nil {
@@ -266,7 +277,7 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		Reserved: topology.Resources{VCPUs: c.Host.ReservedVCPUs, MemoryMB: c.Host.ReservedMemoryMB, DiskGB: c.Host.ReservedDiskGB},
 		Fixed:    inventory.Ratios{CPU: c.Placement.CPURatio, RAM: c.Placement.RAMRatio, Disk: c.Placement.DiskRatio},
 		Initial:  inventory.Ratios{CPU: c.Placement.InitialCPURatio, RAM: c.Placement.InitialRAMRatio, Disk: c.Placement.InitialDiskRatio},
-		Holding:  h.holding(), Hypervisor: h.a.hypervisor.view(),
+		Holding:  holding, Hypervisor: h.a.hypervisor.view(),
 	}, true, ""
 }
 

@@ -39,7 +39,7 @@ func newMachineTree(t *testing.T) *machineTree {
 	t.Helper()
 	m := &machineTree{t: t, root: t.TempDir()}
 	for cpu := range 4 {
-		m.put(fmt.Sprintf("sys/devices/system/cpu/cpu%d/crash_notes", cpu), "0\n")
+		m.put(fmt.Sprintf("sys/devices/system/cpu/cpu%d/node%d/x", cpu, cpu/2), "a link on a real machine\n")
 	}
 	m.online(0, 1, 2, 3)
 	for cell := range 2 {
@@ -66,6 +66,13 @@ func (m *machineTree) put(name, text string) {
 func (m *machineTree) remove(name string) {
 	m.t.Helper()
 	if err := os.RemoveAll(filepath.Join(m.root, name)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machineTree) rename(from, to string) {
+	m.t.Helper()
+	if err := os.Rename(filepath.Join(m.root, from), filepath.Join(m.root, to)); err != nil {
 		m.t.Fatal(err)
 	}
 }
@@ -135,9 +142,23 @@ func (m *machineTree) plug(address string, cell, vfs int) {
 		m.put(pciPath(address, "sriov_totalvfs"), fmt.Sprintln(vfs))
 		m.put(pciPath(address, "sriov_numvfs"), "0\n")
 	}
+	m.listFunctions()
 }
 
-func (m *machineTree) unplug(address string) { m.remove(pciPath(address, "")) }
+func (m *machineTree) unplug(address string) {
+	m.remove(pciPath(address, ""))
+	m.listFunctions()
+}
+
+// listFunctions writes the kernel's other list of what is plugged in.
+func (m *machineTree) listFunctions() {
+	m.t.Helper()
+	there, err := filepath.Glob(filepath.Join(m.root, pciPath("*", "")))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.put("proc/bus/pci/devices", strings.Repeat("3b00\t80861563\t0\n", len(there)))
+}
 
 // vf is the address of the card's virtual function.
 func vf(n int) string { return fmt.Sprintf("0000:3b:01.%x", n) }

@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"berth/agent/api"
+	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/topology"
 )
@@ -31,6 +33,16 @@ func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
 	device := missing
 	device.Device = &topology.PCIAddress{}
 	clash := topology.Reason{Code: "memory_contradicts", Degrades: true}
+	cells := func(n int, h *topology.Host) *topology.Host {
+		for len(h.Cells) < n {
+			h.Cells = append(h.Cells, topology.Cell{ID: topology.CellID(len(h.Cells))})
+		}
+		return h
+	}
+	pages := func(large, small int64, h *topology.Host) *topology.Host {
+		h.BasePageSize, h.Cells[0].Pages = 4096, topology.Pages{4096: 1000 - small, topology.PageSize2M: small, topology.PageSize1G: large}
+		return h
+	}
 	dead := topology.Reason{Code: "pci_dead", Device: &topology.PCIAddress{}, Degrades: true}
 	remark := topology.Reason{Code: "ghw_differs"}
 	for _, tt := range []struct {
@@ -47,6 +59,11 @@ func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
 		{"tables that always contradicted", machine(4, 8, clash), nil, true},
 		{"tables that contradict and give less", machine(2, 8, clash), machine(4, 8), false},
 		{"tables that contradict as they did and give less", machine(2, 8, clash), machine(4, 8, clash), true},
+		{"tables that contradict and give fewer cells", machine(4, 8, clash), cells(2, machine(4, 8)), false},
+		{"tables that contradict and give fewer large pages", pages(1, 100, machine(4, 8, clash)), pages(2, 10, machine(4, 8)), false},
+		{"tables that contradict and give fewer small pages", pages(2, 10, machine(4, 8, clash)), pages(2, 100, machine(4, 8)), false},
+		{"tables that contradict and give more of everything", pages(2, 100, cells(2, machine(5, 9, clash))), pages(2, 10, machine(4, 8)), true},
+		{"smaller pools, all well", pages(1, 1, machine(4, 8)), pages(2, 10, machine(4, 8)), true},
 		{"a device died when CPUs went", machine(2, 8, dead), machine(4, 8), true},
 		{"a file is missing as it was", machine(2, 8, missing), machine(4, 8, missing), false},
 	} {
@@ -146,4 +163,25 @@ func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
 	if got, err := total(bad); got != want || err != nil {
 		t.Errorf("folder unreadable after a restart: %d GiB, claims: %v; want %d as last read", got, err, want)
 	}
+}
+
+// TestHardware_AReportOfWhatWasBelievedBeforeDoesNotTakeTheLedgerBack: Placement
+// takes its time to answer, and the hardware changes meanwhile.
+func TestHardware_AReportOfWhatWasBelievedBeforeDoesNotTakeTheLedgerBack(t *testing.T) {
+	onMadeUpMachine(t, func(b *hardwareBench) {
+		in, _, _ := b.a.hardware.input()
+		late := inventory.Compute(in, nil, nil)
+		late.Capacity.Ratios.RAM = 1.25
+		b.memory(1, 1<<19)
+		b.online(0, 1, 2)
+		b.put("proc/meminfo", "MemTotal: 1572864 kB\nMemFree: 1048576 kB\n")
+		b.event("offline", "memory")
+		b.within("the ledger follows", func() bool { return b.a.tracker.Usage().Capacity.Total.MemoryMB == 1536 })
+		synctest.Wait()
+		b.a.hardware.found(late)
+		c := b.a.tracker.Usage().Capacity
+		if c.Total.MemoryMB != 1536 || c.Total.PCPUs != 2 || c.RAMRatio != 1.25 {
+			b.Errorf("the ledger has %+v, want what is believed now with the report's ratio", c)
+		}
+	})
 }

@@ -23,7 +23,7 @@ func doubts(got, good *topology.Host) []fault.Reason {
 			out = append(out, fault.Reason{Code: r.Code, Message: r.Message, Change: "repair what cannot be read; it is read again by itself"})
 		}
 	}
-	if good == nil || got.CPUs().Len() >= good.CPUs().Len() && got.MemoryBytes() >= good.MemoryBytes() {
+	if good == nil || !smaller(got, good) {
 		return out
 	}
 	for _, r := range got.Reasons {
@@ -40,11 +40,43 @@ func doubts(got, good *topology.Host) []fault.Reason {
 	return out
 }
 
+// smaller says that a host has fewer CPUs, cells or huge pages of a size than
+// another, or less memory.
+func smaller(got, good *topology.Host) bool {
+	if got.CPUs().Len() < good.CPUs().Len() || len(got.Cells) < len(good.Cells) || got.MemoryBytes() < good.MemoryBytes() {
+		return true
+	}
+	was, is := hugePages(good), hugePages(got)
+	for size, n := range was {
+		if is[size] < n {
+			return true
+		}
+	}
+	return false
+}
+
+func hugePages(h *topology.Host) topology.Pages {
+	sum := topology.Pages{}
+	for _, c := range h.Cells {
+		for size, n := range c.Pages {
+			if size != h.BasePageSize {
+				sum[size] += n
+			}
+		}
+	}
+	return sum
+}
+
 // blameLocked adds what the kernel said of devices to what their files say.
 func (h *hardware) blameLocked(got *topology.Host) {
 	for i := range got.PCI {
 		address := got.PCI[i].Address
 		words, lost := h.lost[address]
+		if pf := got.PCI[i].PhysFn; !lost && pf != nil {
+			if words, lost = h.lost[*pf]; lost {
+				words += ", with its physical function " + pf.String()
+			}
+		}
 		said := slices.ContainsFunc(got.Reasons, func(r topology.Reason) bool {
 			return r.Code == hwdiscovery.CodeDead && r.Device != nil && *r.Device == address
 		})

@@ -58,6 +58,15 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			b.event("change", "pci", "PCI_SLOT_NAME="+card, "ERROR_EVENT=SUCCESSFUL_RECOVERY", "DEVICE_ONLINE=1")
 			b.within("a claim can have it again", func() bool { return b.free() == 1 })
 		},
+		"a PCI device with virtual functions meets an error": func(b *hardwareBench) {
+			b.virtual(2)
+			b.event("add", "pci")
+			b.within("its functions can be had", func() bool { return b.free() == 3 })
+			b.event("change", "pci", "PCI_SLOT_NAME="+card, "ERROR_EVENT=BEGIN_RECOVERY", "DEVICE_ONLINE=0")
+			b.within("no claim can have any", func() bool { return b.free() == 0 })
+			b.event("change", "pci", "PCI_SLOT_NAME="+card, "ERROR_EVENT=SUCCESSFUL_RECOVERY", "DEVICE_ONLINE=1")
+			b.within("claims can have all again", func() bool { return b.free() == 3 })
+		},
 		"virtual functions are made and fewer": func(b *hardwareBench) {
 			for _, n := range []int{8, 0, 4} {
 				b.virtual(n)
@@ -184,6 +193,33 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			b.memory(1, 1<<20)
 			b.within("it is read again by itself", func() bool { return b.total("PCPU") == 2 })
+		},
+		"folders vanish as a whole": func(b *hardwareBench) {
+			for _, dir := range []string{"sys", "sys/devices/system", "sys/devices/system/cpu", "sys/devices/system/node", "sys/bus/pci", "sys/bus/pci/devices"} {
+				for _, empty := range []bool{false, true} {
+					b.rename(dir, "away")
+					if empty {
+						b.put(dir+"/x", "")
+						b.remove(dir + "/x")
+					}
+					b.event("change", "cpu")
+					time.Sleep(5 * time.Second)
+					u := b.a.tracker.Usage()
+					if b.total("PCPU") != 3 || b.total("MEMORY_MB") != 2048 || u.Capacity.Total.PCPUs != 3 || len(b.a.tracker.Machine().Cells) != 2 {
+						b.Errorf("%s: a folder that is not there made the host smaller: %+v", dir, u.Capacity.Total)
+					}
+					if good, _, why := b.a.hardware.view(); len(why) == 0 || len(good.PCI) != 1 {
+						b.Errorf("%s: doubts %v, devices %v", dir, why, good.PCI)
+					}
+					b.remove(dir)
+					b.rename("away", dir)
+					b.event("change", "cpu")
+					b.within("it is believed again", func() bool { return b.a.hardware.sound() && b.free() == 1 })
+				}
+			}
+			if strings.Contains(b.log.String(), "hardware changed") {
+				b.Error("a change was told")
+			}
 		},
 		"the kernel's events were lost": func(b *hardwareBench) {
 			b.plug("0000:5e:00.0", 0, 0)
