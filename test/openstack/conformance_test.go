@@ -34,7 +34,7 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 		database Database
 		seed     uint64 // of random traffic
 		rounds   int
-	}{{SQLite, 1, 12}, {MariaDB, 101, 12}} {
+	}{{SQLite, 1, 8}, {MariaDB, 101, 8}} {
 		t.Run(string(c.database), func(t *testing.T) {
 			t.Parallel()
 			theirs := placementtest.Server{URL: StartPlacement(t, PlacementOptions{Database: c.database}).URL}
