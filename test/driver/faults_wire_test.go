@@ -89,22 +89,25 @@ func TestRPC_EveryVerbUnderEveryFaultOfTheWire(t *testing.T) { rpcBinding.faults
 func (n binding) faultsOfTheWire(t *testing.T) {
 	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
 	table := newTable(t)
+	t.Run("connect", func(t *testing.T) { // a library may keep files of its own from now on
+		b := n.bench(t, h.LibvirtSocket())
+		b.ready()
+		b.settled()
+	})
 	files := descriptors(t)
-	t.Run("verbs", func(t *testing.T) {
-		n.everyVerb(t, h.LibvirtSocket(), func(b *bench) {
-			for i, f := range wireFaults() {
-				if n.share > 0 && (i+b.nth)%n.share > 0 && !all() {
-					continue
-				}
-				// At that call of the verb which changes something, and what is a matter of
-				// reading at each in turn.
-				s := b.steps[i%len(b.steps)]
-				if slices.Contains(b.steps, b.v.order) && !f.lies {
-					s = b.v.order
-				}
-				b.suffer(table, f, s)
+	n.everyVerb(t, h.LibvirtSocket(), func(b *bench) {
+		for i, f := range wireFaults() {
+			if n.share > 0 && (i+b.nth)%n.share > 0 && !all() {
+				continue
 			}
-		})
+			// At that call of the verb which changes something, and what is a matter of
+			// reading at each in turn.
+			s := b.steps[i%len(b.steps)]
+			if slices.Contains(b.steps, b.v.order) && !f.lies {
+				s = b.v.order
+			}
+			b.suffer(table, f, s)
+		}
 	})
 	awaitDescriptors(t, files)
 }

@@ -143,8 +143,11 @@ func (w *world) doubts(claim string) {
 	if len(list.Instances) != 1 || list.Instances[0].State != host.StateUnknown || list.Error == "" {
 		w.Errorf("instances %+v, %q; want one whose state is unknown", list.Instances, list.Error)
 	}
+	// One guest may still be told of, where lists alone fail.
 	d := ask[api.InstanceDetail](w, w.a, "instance", "show", "f11")
-	w.require("instance show", d.State, host.StateUnknown)
+	if d.State != host.StateUnknown && d.State != "running" {
+		w.Errorf("instance show says %q", d.State)
+	}
 	w.require("its claim", w.claimID("f11"), claim)
 	st := ask[api.Status](w, w.a, "status")
 	if st.Instances != 1 || st.Claims != 1 {
