@@ -15,12 +15,14 @@ import (
 //
 // The topology is nil, and the assignment without cells, where the guest binds
 // nothing: no vCPU with a CPU of its own, no huge pages, no memory nodes in mode
-// strict. Guest cells alone bind nothing.
+// strict or restrictive. Guest cells alone bind nothing.
 //
-//   - A vCPU is dedicated if its vcpupin names exactly one CPU and that is none
-//     of the shared ones; a wider pin is affinity, and the vCPU is a shared one.
+//   - A vCPU is dedicated if its vcpupin, else vcpu/@cpuset, names exactly one CPU
+//     and that is none of the shared ones; a wider pin is affinity, and the vCPU is
+//     a shared one. No claim holds CPUs that are neither shared nor one vCPU's, with
+//     a remark where threads of the guest may run on such.
 //   - A guest cell's host cell is the one that its memnode, else numatune/memory,
-//     names in mode strict; else the one that all its pins lie in; else the host's
+//     names in mode strict or restrictive; else the one that all its pins lie in; else the host's
 //     only cell; else UnknownCell, with a remark.
 //   - Emulator threads are of policy isolate on one CPU that is not shared and no
 //     vCPU's, of policy share on shared CPUs beside those of the vCPUs, else of
@@ -64,6 +66,7 @@ func (d *Doc) Assignment(host *topology.Host, shared topology.CPUSet) (*topology
 		want, given := a.cell(i, cell)
 		t.Cells, out.Cells = append(t.Cells, want), append(out.Cells, given)
 	}
+	a.wandering(out)
 	if !a.binds {
 		return nil, topology.Assignment{Devices: out.Devices, Mdevs: out.Mdevs}, a.remarks
 	}
@@ -79,6 +82,7 @@ type adoption struct {
 	pinning Pinning
 	specs   map[string]string // of the flavor of a managed guest
 	binds   bool              // whether the guest holds anything by cell
+	wide    []topology.CPUSet // where its shared vCPUs may run, of those that do not run anywhere
 	remarks []string
 }
 
@@ -90,18 +94,16 @@ func (a *adoption) remark(format string, args ...any) {
 func (a *adoption) cell(i int, cell PinnedCell) (topology.GuestCell, topology.AssignedCell) {
 	want := topology.GuestCell{MemoryMB: cell.MemoryMB, PageSize: cell.Pages}
 	given := topology.AssignedCell{MemoryMB: cell.MemoryMB, PageSize: a.pageSize(i, cell.Pages)}
-	var affinity topology.CPUSet // of all vCPUs together
+	var affinity []topology.CPUSet
 	var dedicated, floating []int
 	for _, v := range cell.VCPUs.Intersection(a.pinning.Online) {
-		cpus := a.pinning.VCPUs[v]
-		if len(cpus) > 0 && !affinity.ContainsAll(cpus) {
-			affinity = affinity.Union(cpus)
-		}
+		cpus := a.affinity(v)
+		affinity = append(affinity, cpus)
 		if cpus.Len() == 1 && !a.shared.Contains(cpus[0]) {
 			dedicated = append(dedicated, v)
 			given.Pins = append(given.Pins, topology.Pin{VCPU: v, CPU: cpus[0]})
 		} else {
-			floating = append(floating, v)
+			floating, a.wide = append(floating, v), append(a.wide, cpus)
 		}
 	}
 	want.DedicatedVCPUs, want.SharedVCPUs = topology.NewCPUSet(dedicated...), topology.NewCPUSet(floating...)
@@ -110,15 +112,56 @@ func (a *adoption) cell(i int, cell PinnedCell) (topology.GuestCell, topology.As
 	if mode == "" {
 		mode, nodes = a.pinning.MemoryMode, a.pinning.MemoryNodes
 	}
-	strict := mode == "strict" && !nodes.IsEmpty()
+	// Restrictive is for the kernel what strict is for QEMU: the guest's control
+	// group has no other memory.
+	strict := (mode == "strict" || mode == "restrictive") && !nodes.IsEmpty()
 	if !strict && !nodes.IsEmpty() {
 		a.remark("guest cell %d: memory of mode %s on host cells %s is a wish and holds nothing", i, mode, nodes)
 	}
 	if strict || len(dedicated) > 0 || cell.Pages != topology.PagesDefault {
 		a.binds = true
 	}
-	given.HostCell = a.hostCell(i, strict, nodes, given.Pinned(), affinity)
+	given.HostCell = a.hostCell(i, strict, nodes, given.Pinned(), union(affinity))
 	return want, given
+}
+
+// affinity is where a vCPU may run; empty for anywhere.
+func (a *adoption) affinity(vcpu int) topology.CPUSet {
+	if cpus, own := a.pinning.VCPUs[vcpu]; own {
+		return cpus
+	}
+	return a.pinning.CPUSet
+}
+
+// union of many sets costs little more than all that is in them.
+func union(sets []topology.CPUSet) topology.CPUSet {
+	switch n := len(sets); n {
+	case 0:
+		return nil
+	case 1:
+		return sets[0]
+	default:
+		return union(sets[:n/2]).Union(union(sets[n/2:]))
+	}
+}
+
+// wandering remarks on threads that may run where no shared vCPU should: nothing
+// keeps those CPUs from being given to another guest alone.
+func (a *adoption) wandering(given topology.Assignment) {
+	if a.shared.IsEmpty() {
+		return // the host keeps no CPUs apart
+	}
+	own := a.shared
+	for _, c := range given.Cells {
+		own = own.Union(c.Pinned())
+	}
+	if cpus := union(a.wide).Difference(own); !cpus.IsEmpty() {
+		a.remark("vCPUs may run on CPUs %s, which are neither shared nor theirs alone; they hold none of them", cpus)
+	}
+	threads := union(slices.Collect(maps.Values(a.pinning.IOThreads)))
+	if cpus := threads.Difference(own).Difference(a.pinning.Emulator); !cpus.IsEmpty() {
+		a.remark("I/O threads may run on CPUs %s, which are neither shared nor the guest's; they hold none", cpus)
+	}
 }
 
 // hostCell finds the host's cell of a guest cell.
@@ -135,7 +178,7 @@ func (a *adoption) hostCell(i int, strict bool, nodes, pinned, affinity topology
 	}
 	if strict && nodes.Len() == 1 {
 		cell := topology.CellID(nodes[0])
-		if a.host != nil && !pinned.IsEmpty() {
+		if a.host != nil {
 			if c, ok := a.host.Cell(cell); !ok {
 				a.remark("guest cell %d: its memory is bound to host cell %d, which this host does not have", i, cell)
 			} else if away := pinned.Difference(c.CPUs); !away.IsEmpty() {
@@ -230,12 +273,11 @@ func (a *adoption) emulator(t *topology.GuestTopology, given *topology.Assignmen
 	if cpus.IsEmpty() {
 		return
 	}
-	var guests topology.CPUSet
+	var pins []topology.CPUSet
 	for _, v := range a.pinning.Online {
-		if pin := a.pinning.VCPUs[v]; len(pin) > 0 && !guests.ContainsAll(pin) {
-			guests = guests.Union(pin)
-		}
+		pins = append(pins, a.affinity(v))
 	}
+	guests := union(pins)
 	asked := topology.EmulatorPolicy(a.specs["hw:emulator_threads_policy"])
 	outside := cpus.Difference(a.shared)
 	switch {
@@ -280,11 +322,13 @@ func (a *adoption) doubles(given topology.Assignment) {
 // devices are the PCI functions that the guest has.
 func (a *adoption) devices() []topology.AssignedDevice {
 	var out []topology.AssignedDevice
+	seen := map[topology.PCIAddress]bool{}
 	for _, h := range a.pinning.Devices {
-		if slices.ContainsFunc(out, func(o topology.AssignedDevice) bool { return o.Address == h.Address }) {
+		if seen[h.Address] {
 			a.remark("PCI device %s is in the document twice", h.Address)
 			continue
 		}
+		seen[h.Address] = true
 		d := topology.AssignedDevice{
 			Request: fmt.Sprintf("hostdev%d", len(out)), Address: h.Address, Type: topology.PCITypeFunction,
 			Cell: topology.UnknownCell, Managed: h.Managed,
@@ -310,14 +354,11 @@ func (a *adoption) devices() []topology.AssignedDevice {
 
 // mdevs are the mediated devices that the guest has, ascending.
 func (a *adoption) mdevs() []string {
-	var out []string
-	for _, uuid := range a.pinning.Mdevs {
-		if slices.Contains(out, uuid) {
-			a.remark("mediated device %s is in the document twice", uuid)
-			continue
+	out := slices.Sorted(slices.Values(a.pinning.Mdevs))
+	for i := 1; i < len(out); i++ {
+		if out[i] == out[i-1] {
+			a.remark("mediated device %s is in the document twice", out[i])
 		}
-		out = append(out, uuid)
 	}
-	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }

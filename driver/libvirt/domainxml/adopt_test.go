@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -168,7 +169,15 @@ func TestAssignment_Guesses(t *testing.T) {
 		{"pins alone name the cell", tune("8", "9"), twoCells(t), result{Dedicated: "0-1", Host: 1, Policy: "dedicated"}, ""},
 		{"pins without a host", tune("8", "9"), nil, result{Dedicated: "0-1", Host: -1, Policy: "dedicated"}, "cannot be known"},
 		{"pins of two cells", tune("8", "2"), twoCells(t), result{Dedicated: "0-1", Host: -1, Policy: "dedicated"}, "its CPUs 2,8 are in no single cell"},
-		{"a wide pin is affinity", tune("8", "9-11"), twoCells(t), result{Dedicated: "0", Shared: "1", Host: 1, Policy: "mixed"}, ""},
+		{"a wide pin is affinity", tune("8", "8-11"), twoCells(t), result{Dedicated: "0", Shared: "1", Host: 1, Policy: "mixed"}, "vCPUs may run on CPUs 9-11, which are neither shared"},
+		{"I/O threads elsewhere", tune("8", "9", "<iothreadpin iothread='1' cpuset='0,8,10'/>"), twoCells(t), result{Dedicated: "0-1", Host: 1, Policy: "dedicated"}, "I/O threads may run on CPUs 10,"},
+		{"I/O threads with the emulator", tune("8", "9", "<emulatorpin cpuset='10'/><iothreadpin iothread='1' cpuset='10'/>"), twoCells(t),
+			result{Dedicated: "0-1", Host: 1, Policy: "dedicated", Threads: "isolate", Emulator: "10"}, ""},
+		{"memory nodes by control group", "<numatune><memory mode='restrictive' nodeset='1'/></numatune>", twoCells(t), result{Shared: "0-1", Host: 1, Policy: "shared"}, ""},
+		{"no pins, and memory on a cell that is not there", "<numatune><memory nodeset='7'/></numatune>", twoCells(t), result{Shared: "0-1", Host: 7, Policy: "shared"}, "does not have"},
+		{"idle siblings less the emulator's", "<metadata><b:instance xmlns:b='urn:berth:domain:1' name='a'><b:flavor name='f'><b:extra_spec key='hw:cpu_thread_policy' value='isolate'/>" +
+			"<b:extra_spec key='hw:emulator_threads_policy' value='isolate'/></b:flavor></b:instance></metadata>" + tune("8", "9", "<emulatorpin cpuset='24'/>"), twoCells(t),
+			result{Dedicated: "0-1", Host: 1, Policy: "dedicated", Threads: "isolate", Emulator: "24", Idle: "25"}, ""},
 		{"a shared CPU is nobody's", tune("8", "0"), twoCells(t), result{Dedicated: "0", Shared: "1", Host: 1, Policy: "mixed"}, ""},
 		{"one CPU twice", tune("8", "8"), twoCells(t), result{Dedicated: "0-1", Host: 1, Policy: "dedicated"}, "CPU 8 has the vCPUs [0 1]"},
 		{"memory beside the pins", tune("8", "9", "</cputune><numatune><memory mode='strict' nodeset='0'/></numatune><cputune>"), twoCells(t),
@@ -205,6 +214,75 @@ func TestAssignment_Guesses(t *testing.T) {
 				t.Errorf("remarks %q, want %q", remarks, tt.remark)
 			}
 		})
+	}
+}
+
+// A pin of all threads is one of each vCPU that has none of its own, but where
+// libvirt asks numad and leaves it unread.
+func TestAssignment_PinOfAllThreads(t *testing.T) {
+	for _, tt := range []struct {
+		vcpu   string // element, with what follows
+		pins   string // vCPU:CPU
+		remark string // of all
+	}{
+		{"<vcpu cpuset='9'>1</vcpu>", "0:9", ""},
+		{"<vcpu cpuset='0'>1</vcpu>", "", ""},
+		{"<vcpu cpuset='9' placement='auto'>1</vcpu>", "", ""},
+		{"<vcpu cpuset='9'>2</vcpu><cputune><vcpupin vcpu='1' cpuset='10'/></cputune>", "0:9 1:10", ""},
+		{"<vcpu cpuset='0-3'>2</vcpu>", "", "vCPUs may run on CPUs 2-3, which are neither shared nor theirs alone; they hold none of them"},
+	} {
+		d := parsed(t, "<domain><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory unit='MiB'>64</memory>"+tt.vcpu+"</domain>")
+		_, a, remarks := d.Assignment(twoCells(t), cpus(t, "0-1"))
+		var pins []string
+		for _, c := range a.Cells {
+			for _, p := range c.Pins {
+				pins = append(pins, fmt.Sprintf("%d:%d", p.VCPU, p.CPU))
+			}
+		}
+		if got := strings.Join(pins, " "); got != tt.pins || strings.Join(remarks, "; ") != tt.remark {
+			t.Errorf("%s: pins %q, remarks %q", tt.vcpu, got, remarks)
+		}
+	}
+}
+
+func TestCurrentMemory_IsWhatABalloonLeaves(t *testing.T) {
+	const balloon = "<devices><memballoon model='virtio'/></devices>"
+	for in, want := range map[string]int64{
+		"<currentMemory>513</currentMemory>" + balloon:                                                                 1, // rounded up
+		"<currentMemory unit='MiB'>32</currentMemory>" + balloon:                                                       32,
+		"<currentMemory unit='MiB'>65</currentMemory>" + balloon:                                                       64,
+		"<currentMemory unit='x'>1</currentMemory>" + balloon:                                                          64,
+		"<currentMemory unit='MiB'>32</currentMemory>":                                                                 64,
+		"<currentMemory unit='MiB'>32</currentMemory><devices><memballoon model='none'/></devices>":                    64,
+		"<currentMemory unit='MiB'>32</currentMemory><devices><memballoon model='virtio' autodeflate='on'/></devices>": 64,
+		"<currentMemory unit='MiB'>32</currentMemory><devices><memballoon autodeflate='off'/></devices>":               32,
+		balloon: 64,
+	} {
+		d := parsed(t, "<domain><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory unit='MiB'>64</memory>"+in+"</domain>")
+		if got := d.CurrentMemoryMB(); got != want {
+			t.Errorf("%s: %d, want %d", in, got, want)
+		}
+	}
+}
+
+// What makes no sense is named, and counts for nothing else.
+func TestPinning_OddLists(t *testing.T) {
+	const start = "<domain><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory unit='MiB'>64</memory><vcpu current='2'>3</vcpu>"
+	p, err := parsed(t, start+"<vcpus><vcpu id='0'/><vcpu id='2'/><vcpu id='7'/></vcpus><cpu><numa><cell cpus='1' memory='1024'/><cell id='1' cpus='2' memory='1024'/></numa></cpu>"+
+		"<devices><hostdev mode='capabilities' type='pci'><source><address bus='1'/></source></hostdev>"+
+		"<interface type='hostdev'><source><address type='usb' bus='1' device='2'/></source></interface></devices></domain>").Pinning()
+	if err != nil || p.Online.String() != "0,2" || p.Cells[0].VCPUs.String() != "0-1" || len(p.Devices) > 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, in := range []string{
+		"<cpu><numa><cell id='1' memory='1024'/><cell id='1' memory='1024'/></numa></cpu>",
+		"<cputune><emulatorpin cpuset='0-9" + strings.Repeat(",^1", 300) + "'/></cputune>",
+		"<cpu><numa>" + strings.Repeat("<cell memory='1024'/>", 2000) + "</numa></cpu>",
+		"<devices><hostdev mode='subsystem' type='mdev'><source><address/></source></hostdev></devices>",
+	} {
+		if p, err := parsed(t, start+in+"</domain>").Pinning(); err == nil || len(p.Cells) > 1024 || len(p.Mdevs) > 0 {
+			t.Errorf("%.90s…: %d cells, %v", in, len(p.Cells), err)
+		}
 	}
 }
 

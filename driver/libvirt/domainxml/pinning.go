@@ -20,7 +20,7 @@ type Pinning struct {
 	Online   topology.CPUSet // vCPUs that the guest has now
 	MaxVCPUs int             // vCPUs that it may have
 
-	CPUSet    topology.CPUSet         // vcpu/@cpuset: of every thread without a pin of its own; empty for all
+	CPUSet    topology.CPUSet         // vcpu/@cpuset: of every thread without a pin of its own; empty for all, and where numad is asked (placement auto)
 	VCPUs     map[int]topology.CPUSet // cputune/vcpupin by vCPU
 	Emulator  topology.CPUSet         // cputune/emulatorpin
 	IOThreads map[int]topology.CPUSet // cputune/iothreadpin by I/O thread
@@ -77,7 +77,7 @@ func (d *Doc) Pinning() (Pinning, error) {
 	p := Pinning{VCPUs: map[int]topology.CPUSet{}, IOThreads: map[int]topology.CPUSet{}}
 	r := &reading{}
 	p.MaxVCPUs, p.Online = d.onlineVCPUs(r)
-	if e := d.root.SelectElement("vcpu"); e != nil {
+	if e := d.root.SelectElement("vcpu"); e != nil && e.SelectAttrValue("placement", "") != "auto" {
 		p.CPUSet = r.set(e, "cpuset")
 	}
 	for _, e := range d.root.FindElements("./cputune/vcpupin") {
@@ -93,11 +93,13 @@ func (d *Doc) Pinning() (Pinning, error) {
 			p.IOThreads[i] = r.set(e, "cpuset")
 		}
 	}
+	var realtimes []topology.CPUSet
 	for _, e := range d.root.FindElements("./cputune/vcpusched") {
 		if realtime(e) {
-			p.Realtime = p.Realtime.Union(r.set(e, "vcpus"))
+			realtimes = append(realtimes, r.set(e, "vcpus"))
 		}
 	}
+	p.Realtime = union(realtimes)
 	if e := d.root.FindElement("./numatune/memory"); e != nil {
 		p.MemoryMode, p.MemoryNodes = e.SelectAttrValue("mode", "strict"), r.set(e, "nodeset")
 	}
@@ -123,7 +125,12 @@ func (d *Doc) Pinning() (Pinning, error) {
 		})
 	}
 	for _, e := range d.mdevSources() {
-		p.Mdevs = append(p.Mdevs, strings.ToLower(e.SelectAttrValue("uuid", "")))
+		uuid := strings.ToLower(e.SelectAttrValue("uuid", ""))
+		if uuid == "" {
+			r.fault("mediated device: uuid is missing")
+			continue
+		}
+		p.Mdevs = append(p.Mdevs, uuid)
 	}
 	if len(r.faults) > 0 {
 		return p, fmt.Errorf("domain document: %w", errors.Join(r.faults...))
