@@ -185,3 +185,45 @@ func TestHardware_AReportOfWhatWasBelievedBeforeDoesNotTakeTheLedgerBack(t *test
 		}
 	})
 }
+
+// TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot restarts an
+// agent on a machine that contradicts itself and has less than before.
+func TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot(t *testing.T) {
+	c := settings(t, nowhere(t))
+	m := newMachineTree(t)
+	c.Host.Root = m.root
+	run := func(what string, cpus int, memory int64, and func(a *Agent)) {
+		t.Helper()
+		a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		a.rt = a.opt.Runtime
+		a.conf.Store(&c)
+		if err := a.open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if good := a.believed(); good.CPUs().Len() != cpus || good.MemoryBytes()>>20 != memory {
+			t.Errorf("%s: believed are %d CPUs and %d MiB, want %d and %d", what, good.CPUs().Len(), good.MemoryBytes()>>20, cpus, memory)
+		}
+		if and != nil {
+			and(a)
+		}
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	run("first start", 4, 2048, func(a *Agent) {
+		m.memory(0, 2<<20)
+		m.put("proc/meminfo", "MemTotal: 3145728 kB\n")
+		a.hardware.read(t.Context(), true)
+	})
+	m.remove(m.node(1, "meminfo"))
+	run("a file is gone", 4, 3072, nil)
+	m.memory(1, 1<<20)
+	m.online(0, 1, 2)
+	m.put("proc/cpuinfo", "processor\t: 0\n\n")
+	run("fewer CPUs, and two tables contradict", 4, 3072, func(a *Agent) {
+		if err := a.db.Put(t.Context(), bucketAgent, keyBoot, []byte(`"another"`)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	run("so it is since the machine was booted", 3, 3072, nil)
+}

@@ -93,6 +93,7 @@ func (h *hardware) runUevents(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	h.tell() // what came before there was a socket was told to nobody
 	h.takeUevents(ctx, f)
 	return nil
 }

@@ -60,6 +60,16 @@ func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	// The first is read because events are heard from now on.
+	_, first, _ := a.hardware.view()
+	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		if _, now, _ := a.hardware.view(); now != first {
+			break
+		}
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("what changed before events were heard is not read")
+		}
+	}
 	m.plug("0000:5e:00.0", 0, 0)
 	address, err := topology.ParsePCIAddress("0000:5e:00.0")
 	if err != nil {
