@@ -82,6 +82,10 @@ func (k *keeping) guest() {
 	for _, e := range root.FindElements("./blkiotune/device") {
 		k.keeps("blkiotune/device", "limit on host device "+child(e, "path"), "the device has that name on this host only")
 	}
+	// libvirt itself puts guests into /machine.
+	if p := root.FindElement("./resource/partition"); p != nil && strings.TrimSpace(p.Text()) != "/machine" {
+		k.keeps("resource/partition", "control group "+strings.TrimSpace(p.Text()), "another host needs one of that name")
+	}
 	for _, tag := range []string{"cachetune", "memorytune"} {
 		for range root.FindElements("./cputune/" + tag) {
 			k.keeps("cputune/"+tag, "share of a processor's cache or memory bandwidth ("+tag+")", "it is held by no claim")
@@ -90,11 +94,15 @@ func (k *keeping) guest() {
 	k.processor()
 }
 
-// processor names an invariant time-stamp counter: without a fixed frequency
-// QEMU refuses to migrate it.
+// processor names a CPU that is as it is on this host only, and an invariant
+// time-stamp counter: without a fixed frequency QEMU refuses to migrate it.
 func (k *keeping) processor() {
 	cpu := k.d.root.SelectElement("cpu")
 	if cpu == nil {
+		return
+	}
+	if cpu.SelectAttrValue("migratable", "on") == "off" {
+		k.stays("cpu", "CPU of mode "+cpu.SelectAttrValue("mode", "")+" that is not migratable", "it shows the guest features that only this processor has", "set migratable='on'")
 		return
 	}
 	for _, t := range k.d.root.FindElements("./clock/timer") {
@@ -103,10 +111,6 @@ func (k *keeping) processor() {
 		}
 	}
 	const why, change = "it ties the guest to processors of one frequency", "give the clock a tsc timer with a frequency, or take the feature away"
-	if cpu.SelectAttrValue("migratable", "on") == "off" {
-		k.stays("cpu", "CPU of mode "+cpu.SelectAttrValue("mode", "")+" that is not migratable", "it shows the guest features that only this processor has", "set migratable='on'")
-		return
-	}
 	for _, f := range cpu.SelectElements("feature") {
 		if f.SelectAttrValue("name", "") == "invtsc" && slices.Contains([]string{"require", "force"}, f.SelectAttrValue("policy", "require")) {
 			k.stays("cpu/feature", "CPU feature invtsc without a frequency", why, change)

@@ -150,6 +150,52 @@ func TestKept_AnOrdinaryGuestHasNone(t *testing.T) {
 	}
 }
 
+// Odd things of a guest: each is named, and whether it stays.
+func TestKept_NamesWhatIsOfThisHost(t *testing.T) {
+	const invtsc, tsc = "<feature name='invtsc'/>", "<clock><timer name='tsc' frequency='2500000000'/></clock>"
+	device := func(s string) string { return "<devices>" + s + "</devices>" }
+	for in, want := range map[string]string{
+		"<cpu mode='host-passthrough' migratable='off'/>" + tsc:                                                            "S CPU of mode host-passthrough that is not migratable",
+		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>":                                                                "S CPU feature invtsc without a frequency",
+		"<cpu mode='host-model'><feature policy='force' name='invtsc'/></cpu>":                                             "S CPU feature invtsc without a frequency",
+		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>" + tsc:                                                          "",
+		"<cpu>" + invtsc + "</cpu><clock><timer name='tsc' mode='native'/></clock>":                                        "S CPU feature invtsc without a frequency",
+		"<resource><partition>/prod</partition></resource>":                                                                "control group /prod",
+		"<resource><partition>/machine</partition></resource>":                                                             "",
+		device("<redirdev type='spicevmc'/>"):                                                                              "redirected USB device (spicevmc)",
+		device("<redirdev type='tcp'/>"):                                                                                   "S redirected USB device (tcp)",
+		device("<console type='dev'><source path='/dev/ttyS1'/></console>"):                                                "S console on host device /dev/ttyS1",
+		device("<console type='dev'><source path='/a'/><target type='serial'/></console>"):                                 "",
+		device("<channel type='pipe'><source path='/p'/><target name='n'/></channel>"):                                     "channel n at pipe /p",
+		device("<serial type='unix'><source mode='connect' path='/s'/></serial>"):                                          "serial port at unix /s",
+		device("<serial type='unix'><source mode='bind' path='/s'/></serial>"):                                             "",
+		device("<rng><backend model='egd' type='unix'><source mode='connect' path='/e'/></backend></rng>"):                 "random numbers at unix /e",
+		device("<rng><backend model='random'>/dev/urandom</backend></rng>"):                                                "",
+		device("<audio type='alsa'/>"):                                                                                     "sound played by alsa",
+		device("<audio type='spice'/>"):                                                                                    "",
+		device("<video><driver name='vhostuser'/></video>"):                                                                "S video device of type vhostuser",
+		device("<interface type='ethernet'><mac address='AA:00:00:00:00:01'/><target dev='t0' managed='no'/></interface>"): "interface aa:00:00:00:00:01 on tap t0",
+		device("<interface type='network'><source network='n' bridge='b'/></interface>"):                                   "",
+		device("<interface type='network'><source network='n'/><target dev='vnet0'/></interface>"):                         "",
+		device("<disk type='network'><source><host transport='unix' socket='/n'/></source><target dev='vda'/></disk>"):     "S disk vda (served at /n)",
+		device("<disk type='network'><source><host name='h'/></source><target dev='vda'/></disk>"):                         "",
+		device("<disk><source><auth><secret uuid='u'/></auth></source><backingStore><source><auth><secret uuid='u'/></auth></source></backingStore>" +
+			"<target dev='vda'/></disk>"): "disk vda with libvirt's secret u",
+	} {
+		d := parsed(t, "<domain type='kvm'><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory unit='MiB'>64</memory>"+in+"</domain>")
+		var got []string
+		for _, k := range d.Kept() {
+			if k.Stays {
+				k.What = "S " + k.What
+			}
+			got = append(got, k.What)
+		}
+		if s := strings.Join(got, "; "); s != want {
+			t.Errorf("%s: %q, want %q", in, s, want)
+		}
+	}
+}
+
 // What a newer libvirt has is named too.
 func TestKept_NamesWhatItDoesNotKnow(t *testing.T) {
 	d := parsed(t, strings.Replace(fixture(t, "adopt/minimal-by-hand.xml"), "<os>",

@@ -10,7 +10,7 @@ import (
 
 // knownDevices are the devices that are the guest's own: QEMU makes them of
 // nothing that another guest could want.
-var knownDevices = []string{"emulator", "controller", "console", "channel", "sound", "audio", "hub", "memballoon", "rng", "watchdog", "panic", "iommu", "nvram", "redirfilter"}
+var knownDevices = []string{"emulator", "controller", "sound", "hub", "memballoon", "watchdog", "panic", "iommu", "nvram", "redirfilter"}
 
 // device looks at one device.
 func (k *keeping) device(e *etree.Element) {
@@ -32,7 +32,13 @@ func (k *keeping) device(e *etree.Element) {
 	case "tpm":
 		k.tpm(path, e)
 	case "redirdev":
-		k.stays(path, "redirected USB device ("+e.SelectAttrValue("type", "")+")", "its connection ends where the guest runs", detach)
+		// Over SPICE the viewer connects anew; without one there is nothing to carry.
+		what, t := "redirected USB device", e.SelectAttrValue("type", "")
+		if t == "spicevmc" {
+			k.keeps(path, what+" ("+t+")", "what a viewer redirects is unplugged when the guest moves, unless the viewer follows")
+		} else {
+			k.stays(path, what+" ("+t+")", "its connection ends where the guest runs", detach)
+		}
 	case "smartcard":
 		if mode := e.SelectAttrValue("mode", ""); mode != "passthrough" {
 			k.stays(path, "smart card of mode "+mode, "the reader or its certificates are the host's", detach)
@@ -46,15 +52,30 @@ func (k *keeping) device(e *etree.Element) {
 			k.stays(path, what, "others of this host write it", detach)
 		}
 	case "serial", "parallel":
-		if e.SelectAttrValue("type", "") == "dev" {
-			k.stays(path, e.Tag+" port on host device "+attribute(e, "source", "path"), "no claim holds the device", detach)
+		k.character(path, e.Tag+" port", e)
+	case "console":
+		// libvirt shows the first serial port a second time, as a console.
+		if attribute(e, "target", "type") != "serial" {
+			k.character(path, "console", e)
+		}
+	case "channel":
+		k.character(path, "channel "+attribute(e, "target", "name"), e)
+	case "rng":
+		if b := e.SelectElement("backend"); b != nil && b.SelectAttrValue("model", "") == "egd" {
+			k.character(path, "random numbers", b)
+		}
+	case "audio":
+		if t := e.SelectAttrValue("type", ""); !slices.Contains([]string{"none", "spice", "dbus"}, t) {
+			k.keeps(path, "sound played by "+t, "no claim holds what plays it, and another host needs the same")
 		}
 	case "input":
 		if t := e.SelectAttrValue("type", ""); t == "evdev" || t == "passthrough" {
 			k.stays(path, "input from host device "+attribute(e, "source", "dev")+attribute(e, "source", "evdev"), "no claim holds the device", detach)
 		}
 	case "video":
-		if attribute(e, "model/acceleration", "accel3d") == "yes" {
+		if attribute(e, "driver", "name") == "vhostuser" {
+			k.stays(path, "video device of type vhostuser", "another process of this host draws it, and QEMU cannot send its state", detach)
+		} else if attribute(e, "model/acceleration", "accel3d") == "yes" {
 			k.stays(path, "3D acceleration of its video device", "the host's GPU draws it, which no claim holds", "switch it off, or move the guest shut off")
 		}
 	case "graphics":
@@ -78,6 +99,17 @@ func (k *keeping) device(e *etree.Element) {
 	}
 }
 
+// character names what a character device is connected to on this host.
+func (k *keeping) character(path, what string, e *etree.Element) {
+	at := attribute(e, "source", "path")
+	switch t := e.SelectAttrValue("type", ""); {
+	case t == "dev":
+		k.stays(path, what+" on host device "+at, "no claim holds the device", detach)
+	case t == "pipe", t == "unix" && attribute(e, "source", "mode") == "connect":
+		k.keeps(path, what+" at "+t+" "+at, "another process of this host is at its other end")
+	}
+}
+
 // disk names disks whose content is found by a name that means another thing on
 // another host, and secrets.
 func (k *keeping) disk(path string, e *etree.Element) {
@@ -88,6 +120,12 @@ func (k *keeping) disk(path string, e *etree.Element) {
 		k.stays(path, disk+" (volume "+source(e)+")", "a pool of that name has other volumes on another host", give)
 	case "nvme":
 		k.stays(path, disk+" (the host's own NVMe device)", "its content does not move", give)
+	case "network":
+		for _, h := range e.FindElements("./source/host") {
+			if h.SelectAttrValue("transport", "") == "unix" {
+				k.stays(path, disk+" (served at "+h.SelectAttrValue("socket", "")+")", "another process of this host serves it", give)
+			}
+		}
 	case "vhostuser", "vhostvdpa":
 		k.stays(path, disk+" (type "+t+" at "+source(e)+")", "another process of this host serves it", give)
 	case "dir":
@@ -121,6 +159,10 @@ func (k *keeping) network(path string, e *etree.Element) {
 		}
 	case "vdpa":
 		k.stays(path, nic+" of vDPA device "+dev, "no claim holds the device", detach)
+	case "ethernet":
+		if attribute(e, "target", "managed") == "no" {
+			k.keeps(path, nic+" on tap "+attribute(e, "target", "dev"), "somebody made that device on this host, and has to on another")
+		}
 	case "direct":
 		if attribute(e, "source", "mode") == "passthrough" {
 			k.keeps(path, nic+" that has "+dev+" to itself", "no claim holds the device")
