@@ -214,6 +214,9 @@ type telling struct {
 	events chan driver.DeviceEvent
 }
 
+// streamEnds is the name of the device with which the stream of events ends.
+const streamEnds = "the stream ends"
+
 func (telling) Health() error                             { return nil }
 func (telling) Node(context.Context) (driver.Node, error) { return driver.Node{Hostname: "h"}, nil }
 
@@ -226,6 +229,9 @@ func (d telling) DeviceEvents(ctx context.Context) (<-chan driver.DeviceEvent, e
 		for {
 			select {
 			case e := <-d.events:
+				if e.Name == streamEnds {
+					return
+				}
 				out <- e
 			case <-ctx.Done():
 				return

@@ -234,6 +234,17 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			b.devices <- driver.DeviceEvent{Kind: driver.DeviceAdded, Name: "pci_0000_5e_00_0"}
 			b.within("a claim can have the device", func() bool { return b.free() == 2 })
 		},
+		"libvirt's events end and are asked for again": func(b *hardwareBench) {
+			b.devices <- driver.DeviceEvent{Name: streamEnds}
+			b.plug("0000:5e:00.0", 0, 0)
+			time.Sleep(devicesPause + settleMost)
+			if n := b.free(); n != 2 {
+				b.Errorf("what came meanwhile is not read: %d devices", n)
+			}
+			b.unplug("0000:5e:00.0")
+			b.devices <- driver.DeviceEvent{Kind: driver.DeviceRemoved, Name: "pci_0000_5e_00_0"}
+			b.within("it listens again", func() bool { return b.free() == 1 })
+		},
 		"libvirt asks for everything to be read again": func(b *hardwareBench) {
 			b.plug("0000:5e:00.0", 0, 0)
 			b.devices <- driver.DeviceEvent{Kind: driver.DeviceResync}

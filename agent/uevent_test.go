@@ -176,6 +176,8 @@ func TestTakeUevent_RemembersWhatDevicesAreOffline(t *testing.T) {
 		{"ACTION=remove\x00SUBSYSTEM=pci\x00" + slot, 0},
 		{"ACTION=change\x00SUBSYSTEM=pci\x00" + slot + "\x00ERROR_EVENT=BEGIN_RECOVERY\x00DEVICE_ONLINE=0", 1},
 		{"ACTION=change\x00SUBSYSTEM=pci\x00" + slot + "\x00ERROR_EVENT=SUCCESSFUL_RECOVERY\x00DEVICE_ONLINE=1", 0},
+		{"ACTION=change\x00SUBSYSTEM=pci\x00" + slot + "\x00ERROR_EVENT=FAILED_RECOVERY\x00DEVICE_ONLINE=0", 1},
+		{"ACTION=add\x00SUBSYSTEM=pci\x00" + slot, 0}, // its removal was missed
 	} {
 		h.takeUevent([]byte(step.lines))
 		if len(h.lost) != step.lost {
