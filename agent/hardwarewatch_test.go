@@ -136,6 +136,22 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			b.online(0, 1, 2, 3)
 			b.event("online", "cpu")
 			b.within("all are there again", func() bool { return b.total("PCPU") == 3 && len(b.a.reporter.Status().Kept) == 0 })
+			// They go once more, and then so do the guests.
+			b.online(0)
+			b.event("offline", "cpu")
+			b.within("it is kept again", func() bool { return len(b.a.reporter.Status().Kept) == 1 })
+			if err := b.placement.DeleteAllocations(b.Context(), tenant); err != nil {
+				b.Fatal(err)
+			}
+			for _, writes := range []uint64{1, 0} {
+				before := b.a.reporter.Status().Writes
+				if err := b.a.reporter.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				if s := b.a.reporter.Status(); b.total("PCPU") != 0 || len(s.Kept) != 0 || !s.InSync || s.Writes != before+writes {
+					b.Errorf("%d dedicated CPUs in Placement that nobody has, %d writes: %+v", b.total("PCPU"), s.Writes-before, s)
+				}
+			}
 		},
 		"pages are added to a pool": func(b *hardwareBench) {
 			b.pool(64, 128)
