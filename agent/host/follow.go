@@ -85,6 +85,9 @@ func (f *following) listen(ctx context.Context) {
 					f.h.startSeen(e.UUID)
 				}
 				f.at(e.UUID, 0)
+				if e.Kind == driver.EventUndefined || e.Kind == driver.EventStopped || e.Kind == driver.EventCrashed {
+					f.roomMayCome()
+				}
 			}
 		}
 		if ctx.Err() == nil {
@@ -100,6 +103,17 @@ func (f *following) all() {
 	f.next = 0
 	for _, inst := range f.h.tracker.Instances() {
 		f.due[inst.UUID] = 0
+	}
+}
+
+// roomMayCome has guests in quarantine be tried again soon, when the claim of the
+// one that has ended is likely to have gone too.
+func (f *following) roomMayCome() {
+	waiting := slices.ContainsFunc(f.h.Strangers(), func(s Stranger) bool { return s.Why != nil })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if waiting {
+		f.next = min(f.next, f.h.rt.Boot().Since+f.h.o.Agree/2)
 	}
 }
 
