@@ -29,8 +29,7 @@ type Watch struct {
 // watched is one file as it was last read. text is the reason why not where it
 // could not be.
 type watched struct {
-	name string
-	file *os.File // nil where it could not be opened
+	file *os.File
 	text []byte
 }
 
@@ -63,7 +62,7 @@ func (w *Watch) Files() int { return len(w.files) }
 // cannot be read is a change too, once.
 func (w *Watch) Changed() bool {
 	for i := range w.files {
-		if !bytes.Equal(w.look(&w.files[i]), w.files[i].text) {
+		if !bytes.Equal(w.look(w.files[i].file), w.files[i].text) {
 			// A node that comes or goes brings or takes pools: which files there are
 			// is found anew, with their values.
 			w.scan()
@@ -74,11 +73,8 @@ func (w *Watch) Changed() bool {
 }
 
 // look reads a file; the answer is good until the next look.
-func (w *Watch) look(f *watched) []byte {
-	if f.file == nil {
-		return f.text
-	}
-	n, err := f.file.ReadAt(w.buf, 0)
+func (w *Watch) look(file *os.File) []byte {
+	n, err := file.ReadAt(w.buf, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return []byte(plain(err).Error()) // ENODEV: its node went
 	}
@@ -87,9 +83,7 @@ func (w *Watch) look(f *watched) []byte {
 
 func (w *Watch) forget() {
 	for _, f := range w.files {
-		if f.file != nil {
-			f.file.Close()
-		}
+		f.file.Close()
 	}
 	w.files = nil
 }
@@ -115,16 +109,10 @@ func (w *Watch) scan() {
 		pools(nodeFile(id, "hugepages"))
 	}
 	for _, name := range names {
-		f := watched{name: name}
-		var err error
-		if f.file, err = w.root.Open(name); err != nil {
-			if isAbsent(err) {
-				continue
-			}
-			f.file, f.text = nil, []byte(plain(err).Error())
-		} else {
-			f.text = bytes.Clone(w.look(&f))
+		// One that cannot be opened makes the host degraded, which is read again
+		// anyway until it is sound.
+		if file, err := w.root.Open(name); err == nil {
+			w.files = append(w.files, watched{file: file, text: bytes.Clone(w.look(file))})
 		}
-		w.files = append(w.files, f)
 	}
 }

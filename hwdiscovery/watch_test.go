@@ -99,8 +99,57 @@ func TestWatch_AFileThatCannotBeReadIsAChangeOnce(t *testing.T) {
 	if w.Files() != files || w.Changed() {
 		t.Errorf("%d files, want %d and no change", w.Files(), files)
 	}
+	// As where a node went, whose open files answer with an error from then on.
+	if err := w.files[0].file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !w.Changed() || w.Changed() {
+		t.Error("an open file that cannot be read any more is no change, or one twice")
+	}
+	// One that cannot be opened.
+	if err := os.Remove(pool); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nr_hugepages", pool); err != nil {
+		t.Fatal(err)
+	}
+	w.scan()
+	if w.Files() != files-1 || w.Changed() {
+		t.Errorf("%d files, want %d and no change", w.Files(), files-1)
+	}
 	if _, err := NewWatch(filepath.Join(root, "nowhere")); err == nil {
 		t.Error("a root that is not there is watched")
+	}
+}
+
+func TestWatch_LeavesNoFileOpen(t *testing.T) {
+	open := func() int {
+		names, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip(err)
+		}
+		return len(names)
+	}
+	root := poolTree(t, 2)
+	before := open()
+	w, err := NewWatch(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 20 {
+		write(t, root, nodeFile(1, "hugepages/hugepages-2048kB/nr_hugepages"), string(rune('a'+n))+"\n")
+		if !w.Changed() {
+			t.Error("no change")
+		}
+	}
+	if n := open() - before; n > w.Files()+5 {
+		t.Errorf("%d files are open, want %d and few more", n, w.Files())
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := open() - before; n > 5 {
+		t.Errorf("%d files stay open", n)
 	}
 }
 
@@ -152,6 +201,7 @@ func TestDiscover_NamesAFunctionThatNobodyAnswersFor(t *testing.T) {
 		{"its file is empty", map[string]string{card + "/config": ""}, nil},
 		{"it does not answer", map[string]string{card + "/config": ones}, []string{card, "0000:3b:02.0"}},
 		{"it sleeps", map[string]string{card + "/config": ones, card + "/power/runtime_status": "suspended\n"}, nil},
+		{"it falls asleep", map[string]string{card + "/config": ones, card + "/power/runtime_status": "suspending\n"}, nil},
 		{"it is awake and does not answer", map[string]string{card + "/config": ones, card + "/power/runtime_status": "active\n"}, []string{card, "0000:3b:02.0"}},
 		{"its virtual function reads as all do", map[string]string{"0000:3b:02.0/config": ones}, nil},
 	} {
@@ -244,14 +294,13 @@ func TestWatch_AnOpenFileOfSysfsTellsTheValueOfTheMoment(t *testing.T) {
 		t.Skip(err)
 	}
 	w := &Watch{buf: make([]byte, 4096)}
-	f := watched{name: file.Name(), file: file}
-	f.text = slices.Clone(w.look(&f))
-	w.files = append(w.files, f)
+	before := string(w.look(file))
+	w.files = append(w.files, watched{file: file})
 	defer w.forget()
 	if _, err := ask.WriteString("change"); err != nil {
 		t.Skipf("the kernel gives no event on demand: %v", err)
 	}
-	if now := string(w.look(&f)); now == string(f.text) {
+	if now := string(w.look(file)); now == before {
 		t.Errorf("still %q after an event", now)
 	}
 }
