@@ -90,6 +90,75 @@ func TestFollow_ForcesWhatDoublesAndRelaxesWhatFits(t *testing.T) {
 	}
 }
 
+// Devices that stay are as they were claimed, with their requests; new ones get
+// requests of their own; and what the document shows as before is left alone.
+func TestFollow_DevicesComeAndGo(t *testing.T) {
+	b := newBenchWith(t, "h", cells)
+	spec := []topology.PCISpec{{Vendor: "8086", Product: "1889", Type: topology.PCITypeVF}}
+	device := func(request string, function uint8) topology.AssignedDevice {
+		return topology.AssignedDevice{Request: request, Address: topology.PCIAddress{Bus: 0x10, Function: function}, Type: topology.PCITypeVF}
+	}
+	vf1, vf2, vf3 := device("hostdev0", 1), device("hostdev1", 2), device("hostdev1", 3)
+	found := func(mdevs []string, devices ...topology.AssignedDevice) claims.Found {
+		f := claims.Found{Resources: small, Assignment: topology.Assignment{Devices: devices, Mdevs: mdevs}}
+		for _, d := range devices {
+			f.PCI = append(f.PCI, topology.PCIRequest{ID: d.Request, Count: 1, Specs: spec})
+		}
+		return f
+	}
+	asked := device("nics", 1)
+	asked.LiveMigratable = true
+	asked2 := asked
+	asked2.Address = vf2.Address
+	claimed := claims.Found{Resources: small, PCI: []topology.PCIRequest{{ID: "nics", Count: 2, Specs: spec}}, Assignment: topology.Assignment{Devices: []topology.AssignedDevice{asked, asked2}}}
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claimed))
+	follow := func(seen string, f claims.Found, changes bool) claims.Claim {
+		t.Helper()
+		c, changed, err := b.Follow(ctx, "i1", sees(small, "floats", seen), f)
+		wantNil(t, err)
+		if changed != changes {
+			t.Errorf("%s: changed %t", seen, changed)
+		}
+		return c
+	}
+	if c := follow("1 2", found(nil, vf1, vf2), false); !slices.Equal(c.Assignment.Devices, claimed.Assignment.Devices) {
+		t.Errorf("as claimed: %+v", c.Assignment.Devices)
+	}
+	// The second goes, a third comes.
+	c := follow("1 3", found([]string{"m"}, vf1, vf3), true)
+	fresh := vf3
+	fresh.Request = "by-hand-0000:10:00.3"
+	if !slices.Equal(c.Assignment.Devices, []topology.AssignedDevice{asked, fresh}) || !slices.Equal(c.Assignment.Mdevs, []string{"m"}) {
+		t.Errorf("devices %+v, mdevs %q", c.Assignment.Devices, c.Assignment.Mdevs)
+	}
+	if len(c.PCI) != 2 || c.PCI[0].ID != "nics" || c.PCI[0].Count != 1 || c.PCI[1].ID != fresh.Request {
+		t.Errorf("requests %+v", c.PCI)
+	}
+	// What shows the same is not read anew, whatever it comes to by now.
+	c = follow("1 3", found(nil), false)
+	if len(c.Assignment.Devices) != 2 || !c.ByHand {
+		t.Errorf("%+v", c)
+	}
+	if c, _, err := b.Follow(ctx, "i1", sees(small, "bound", "1 3"), foundOn(small, topology.AssignedCell{MemoryMB: small.MemoryMB, Shared: small.VCPUs})); err != nil || len(c.Assignment.Cells) != 1 || len(c.Assignment.Devices) != 2 {
+		t.Errorf("bound to a cell: %+v, %v", c.Assignment, err)
+	}
+}
+
+func TestRelax_LeavesWhatIsForcedStill(t *testing.T) {
+	b := newBenchWith(t, "h", cells)
+	one := topology.Resources{PCPUs: 1, MemoryMB: 128}
+	on := foundOn(one, topology.AssignedCell{MemoryMB: 128, Pins: []topology.Pin{{CPU: 1}}})
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), on))
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i2"), on))
+	if got := must[[]string](t)(b.Relax(ctx)); len(got) > 0 || !b.ByInstance("i2")[0].Forced {
+		t.Errorf("relaxed %v", got)
+	}
+	// A mark that is due stays where the claim does not grow.
+	if c, _, err := b.Follow(ctx, "i2", sees(one, "on 1", ""), on); err != nil || !c.Forced {
+		t.Errorf("forced %t, %v", c.Forced, err)
+	}
+}
+
 func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	b := newBenchWith(t, "h", cells)
 	see := func(instance string) error {
@@ -102,6 +171,10 @@ func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	must[claims.Claim](t)(b.Adopt(ctx, guest("moves"), claims.Found{Resources: small}))
 	wantNil(t, b.RecordContext(ctx, claims.Ref{Migration: "m1", Instance: "moves", Attempt: 1}, claims.MigrationContext{Migration: "m1", Instance: "moves", Source: "h", Destination: "o"}))
 	wantKind(t, see("moves"), fault.Busy)
+	// A second claim of the same guest here: it is being changed.
+	must[claims.Claim](t)(b.Adopt(ctx, guest("grows"), claims.Found{Resources: small}))
+	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: claims.Owner{Instance: "grows", Migration: "m2", Attempt: 1, Kind: claims.KindResize}, Resources: small}))
+	wantKind(t, see("grows"), fault.Busy)
 }
 
 func TestStrangers_AreNobodyElsesRoom(t *testing.T) {
@@ -160,6 +233,24 @@ func TestStrangers_AreNobodyElsesRoom(t *testing.T) {
 	if u := b.Usage(); len(u.Doubled) != 1 || !slices.Equal(u.Doubled[0].Instances, []string{"forced", "i0", "thief"}) {
 		t.Errorf("doubled: %v", u.Doubled)
 	}
+	// And beside a claim that nobody forced.
+	b.SetStrangers(map[string]claims.Found{"thief": foundOn(one, topology.AssignedCell{MemoryMB: 128, Pins: []topology.Pin{{CPU: 3}}})})
+	wantNil(t, b.Release(ctx, instanceOwner("forced")))
+	if u := b.Usage(); len(u.Forced) > 0 || len(u.Doubled) != 1 || !slices.Equal(u.Doubled[0].Instances, []string{"i1", "thief"}) {
+		t.Errorf("nobody forced %v, doubled: %v", u.Forced, u.Doubled)
+	}
 	b.SetStrangers(nil)
 	lawful("gone")
+}
+
+// A claim for a guest that is counted already is of what it uses, and takes the
+// place of that.
+func TestStrangers_AreNotInTheWayOfTheirOwnClaim(t *testing.T) {
+	b := newBench(t, "h")
+	all := topology.Resources{VCPUs: 1, MemoryMB: b.Usage().Free.MemoryMB}
+	b.SetStrangers(map[string]claims.Found{"wild": {Resources: small}})
+	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: instanceOwner("wild"), Resources: all}))
+	if d := b.Audit().Differences; len(d) > 0 || len(b.Strangers()) > 0 || b.Usage().Free.MemoryMB != 0 {
+		t.Errorf("%v, strangers %v, free %s", d, b.Strangers(), b.Usage().Free)
+	}
 }

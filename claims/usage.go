@@ -75,7 +75,8 @@ func (t *Tracker) Usage() Usage {
 		}
 	}
 	slices.Sort(u.Forced)
-	if len(u.Forced) > 0 {
+	// Claims that nobody forced double nothing by themselves.
+	if len(u.Forced)+len(t.strangers) > 0 {
 		u.Doubled = t.machine.doubled(t.countedLocked())
 	}
 	return u
