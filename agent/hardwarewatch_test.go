@@ -342,7 +342,7 @@ func TestHardware_AnUnsoundReadingIsMadeAgainEverMoreSlowly(t *testing.T) {
 		// News begin the pauses anew: what is being changed will soon be sound.
 		b.online(0, 1, 2)
 		b.event("offline", "cpu")
-		time.Sleep(time.Second)
+		time.Sleep(3 * time.Second) // the look at the pools has seen the CPU too
 		b.memory(1, 1<<20)
 		b.within("it is read again by itself", func() bool { return b.total("PCPU") == 2 })
 	})
