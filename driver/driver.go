@@ -128,7 +128,8 @@ type Node struct {
 	Machines          []string // machine types of the host's own architecture, sorted
 	Emulated          bool     // no hardware virtualization: QEMU under TCG
 	// Capabilities is what guests can have here; nil where the hypervisor does not
-	// tell, and CapabilitiesError then says why.
+	// tell. CapabilitiesError then says why; with Capabilities it says why the
+	// features of the CPU are not among them.
 	Capabilities      *topology.Capabilities
 	CapabilitiesError string
 	// Cannot says which optional abilities this hypervisor lacks, and why.

@@ -31,10 +31,10 @@ type answers struct {
 	Conn
 	t   *testing.T
 	dir string
-	// lost and refused are what calls answer instead, by their name.
-	lost, refused string
-	compare       func(CPU) error
-	expand        map[string]string // by the element's model
+	// lost, refused and failed are what calls answer instead, by their name.
+	lost, refused, failed string
+	compare               func(CPU) error
+	expand                map[string]string // by the element's model
 }
 
 func (a answers) file(call, name string) (string, error) {
@@ -44,6 +44,8 @@ func (a answers) file(call, name string) (string, error) {
 		return "", ErrLost
 	case call == a.refused:
 		return "", code(errNoSupport)
+	case call == a.failed:
+		return "", code(errInternal)
 	}
 	text, err := os.ReadFile(filepath.Join("testdata", "capabilities", a.dir, name+".xml"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,9 +133,23 @@ func TestNode_WithoutDomainCapabilities(t *testing.T) {
 			t.Errorf("%s without an answer: %v, want that", call, err)
 		}
 	}
-	n, err = node(answers{t: t, dir: "intel", refused: "BaselineHypervisorCPU"})
-	if err != nil || n.Capabilities == nil || len(n.Capabilities.CPU.Features) != 0 || n.Capabilities.CPU.Model != "Skylake-Server-IBRS" {
-		t.Errorf("a daemon that expands no CPU: %+v, %v", n.Capabilities, err)
+	for _, tt := range []struct {
+		name string
+		with answers
+		told bool
+	}{
+		{"a daemon that expands no CPU", answers{refused: "BaselineHypervisorCPU"}, false},
+		{"one that fails to", answers{failed: "BaselineHypervisorCPU"}, true},
+		{"one whose answer makes no sense", answers{expand: map[string]string{"Skylake-Server-IBRS": "<cpu"}}, true},
+	} {
+		tt.with.t, tt.with.dir = t, "intel"
+		n, err = node(tt.with)
+		if err != nil || n.Capabilities == nil || len(n.Capabilities.CPU.Features) != 0 || n.Capabilities.CPU.Model != "Skylake-Server-IBRS" {
+			t.Errorf("%s: %+v, %v", tt.name, n.Capabilities, err)
+		}
+		if told := n.CapabilitiesError != ""; told != tt.told {
+			t.Errorf("%s: says %q", tt.name, n.CapabilitiesError)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"berth/driver"
+	"berth/internal/fault"
 	"berth/topology"
 )
 
@@ -77,26 +78,26 @@ func node(c Conn) (n driver.Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	can, err := guests(c, n.Arch, side)
+	n.Capabilities, err = guests(c, n.Arch, side)
 	switch {
 	case err == nil:
-		n.Capabilities = &can
-	case codeOf(err) == 0:
-		return n, err // it could not be asked
+	case kindOf(err, false) == fault.Unavailable:
+		return driver.Node{}, err // it could not be asked
 	default:
 		n.CapabilitiesError = err.Error()
 	}
 	return n, nil
 }
 
-// guests asks what guests can have. An *Error says that the daemon does not tell.
-func guests(c Conn, arch string, side guestSide) (topology.Capabilities, error) {
+// guests asks what guests can have. An error comes with what was told all the
+// same: nothing, or all but the features of the CPU.
+func guests(c Conn, arch string, side guestSide) (*topology.Capabilities, error) {
 	var documents []string
 	where, model := CPU{Emulator: side.emulator, Arch: arch, VirtType: side.virtType}, ""
 	for _, machine := range side.usualMachines() {
 		text, err := c.DomainCapabilities(side.emulator, arch, machine, side.virtType, 0)
 		if err != nil {
-			return topology.Capabilities{}, fmt.Errorf("domain capabilities of machine type %s: %w", machine, err)
+			return nil, fmt.Errorf("domain capabilities of machine type %s: %w", machine, err)
 		}
 		documents = append(documents, text)
 		var caps libvirtxml.DomainCaps
@@ -107,15 +108,18 @@ func guests(c Conn, arch string, side guestSide) (topology.Capabilities, error) 
 		}
 	}
 	out, err := readGuests(arch, side, documents)
-	if err != nil || model == "" {
-		return out, err
+	if err != nil {
+		return nil, err
+	}
+	if model == "" {
+		return &out, nil
 	}
 	cpu, err := expand(c, where, model)
 	switch {
 	case err == nil:
 		out.CPU.Features = required(cpu)
-	case codeOf(err) == 0:
-		return out, fmt.Errorf("features of cpu %s: %w", out.CPU.Model, err)
+	case codeOf(err) != errOperationUnsupported && codeOf(err) != errNoSupport: // libvirt expands no CPU of this architecture
+		return &out, fmt.Errorf("features of cpu %s: %w", out.CPU.Model, err)
 	}
-	return out, nil // without features they are unknown: libvirt expands no CPU of this architecture
+	return &out, nil
 }
