@@ -441,7 +441,10 @@ func TestStrangers_OneOfAnotherHostIsNotTakenOver(t *testing.T) {
 	l.silent["a"] = true
 	l.must("define", b.fake.Define(ctx, text))
 	l.must("start", b.fake.Start(ctx, g.UUID, false))
-	waitFor(t, "its claim", func() bool { return len(b.tracker.ByInstance(g.UUID)) == 1 })
+	waitFor(t, "its claim", func() bool {
+		claim := b.tracker.ByInstance(g.UUID)
+		return len(claim) == 1 && claim[0].State == claims.Arriving && b.Foreign(claim[0].Owner)
+	})
 	ref := l.arrival("b", g.UUID)
 	l.wantKind("take it over while its owner is silent", b.FollowArrival(ctx, ref), fault.Unavailable)
 	if inst, known := b.tracker.Instance(g.UUID); known {
