@@ -108,12 +108,13 @@ func TestHostDevices_AreReadFromTheirDocuments(t *testing.T) {
 
 func TestDeviceEvents_AreResyncedAfterEveryConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &daemon{}
+		d := &daemon{refuse: errDial} // until the reader is there
 		l := drive(t, d)
 		ch, err := l.DeviceEvents(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+		d.set(func() { d.refuse = nil })
 		if e := <-ch; e.Kind != driver.DeviceResync || e.Name != "" || e.At.IsZero() {
 			t.Errorf("first event %+v, want a resync", e)
 		}
@@ -134,12 +135,13 @@ func TestDeviceEvents_AreResyncedAfterEveryConnection(t *testing.T) {
 
 func TestEvents_ComeThoughThereAreNoneOfDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &daemon{answer: map[string]func(*scripted) error{"SubscribeDevices": func(*scripted) error { return code(errNoSupport) }}}
+		d := &daemon{refuse: errDial, answer: map[string]func(*scripted) error{"SubscribeDevices": func(*scripted) error { return code(errNoSupport) }}}
 		l := drive(t, d)
 		ch, err := l.Events(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+		d.set(func() { d.refuse = nil }) // the reader is there
 		<-ch
 		if err := l.Health(); err != nil {
 			t.Errorf("Health: %v", err)
@@ -217,11 +219,12 @@ func TestMigrate_PostCopyIsAskedForAndExcludesPaused(t *testing.T) {
 func TestGuestAgent_TellsUnreachableFromInDoubt(t *testing.T) {
 	const ping, freeze = `{"execute":"guest-ping"}`, `{"execute":"guest-fsfreeze-freeze"}`
 	answers := map[string]error{}
+	answer := `{"return":3}`
 	l := ability(t, able{agent: func(command string, seconds int) (string, error) {
 		if seconds != 4 {
 			t.Errorf("the daemon is given %d s, want less than the caller's 5", seconds)
 		}
-		return `{"return":3}`, answers[command]
+		return answer, answers[command]
 	}})
 	call := func() (int, error) { return l.FreezeFilesystems(withIn(t, 5*time.Second), guestUUID) }
 	if n, err := call(); n != 3 || err != nil {
@@ -245,6 +248,12 @@ func TestGuestAgent_TellsUnreachableFromInDoubt(t *testing.T) {
 		answers[tt.command] = tt.err
 		if _, err := call(); !errors.Is(err, tt.want) {
 			t.Errorf("FreezeFilesystems when %s meets %v: %v, want %s", tt.command, tt.err, err, tt.want)
+		}
+	}
+	clear(answers)
+	for _, answer = range []string{`{}`, `{"return":{}}`, `no json`} {
+		if n, err := call(); !errors.Is(err, fault.InDoubt) {
+			t.Errorf("FreezeFilesystems of an agent that answers %s: %d, %v, want in doubt", answer, n, err)
 		}
 	}
 }

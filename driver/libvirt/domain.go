@@ -92,7 +92,8 @@ func domains(c Conn) ([]driver.Domain, error) {
 	return out, nil
 }
 
-// states reads state and reason of all domains, by UUID.
+// states reads state and reason of all domains, by UUID. A domain whose state is
+// not told is absent.
 func states(c Conn) (map[string]State, error) {
 	all, err := c.Stats(statsState, 0)
 	if err != nil {
@@ -100,7 +101,10 @@ func states(c Conn) (map[string]State, error) {
 	}
 	out := make(map[string]State, len(all))
 	for _, s := range all {
-		state, _ := s.Values["state.state"].(uint64)
+		state, told := s.Values["state.state"].(uint64)
+		if !told {
+			continue
+		}
 		reason, _ := s.Values["state.reason"].(uint64)
 		out[s.UUID] = State{State: int(state), Reason: int(reason)}
 	}

@@ -303,18 +303,19 @@ func (d *Driver) setHealth(err error) {
 
 // Health implements driver.Driver.
 func (d *Driver) Health() error {
+	where := d.where() // looks at files, which nobody shall wait for
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return fault.New(fault.Unavailable, "libvirt %s: %w", d.where(), errClosed)
+		return fault.New(fault.Unavailable, "libvirt %s: %w", where, errClosed)
 	}
 	if d.health == nil && d.mute != nil {
-		return fault.New(fault.Unavailable, "libvirt %s: it answers pings and nothing else since %s: %w", d.where(), d.muteSince.Format(time.RFC3339), d.mute)
+		return fault.New(fault.Unavailable, "libvirt %s: it answers pings and nothing else since %s: %w", where, d.muteSince.Format(time.RFC3339), d.mute)
 	}
 	if d.health == nil {
 		return nil
 	}
-	return fault.New(fault.Unavailable, "libvirt %s: no answer since %s: %w", d.where(), d.since.Format(time.RFC3339), d.health)
+	return fault.New(fault.Unavailable, "libvirt %s: no answer since %s: %w", where, d.since.Format(time.RFC3339), d.health)
 }
 
 // Close implements driver.Driver.

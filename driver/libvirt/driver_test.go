@@ -159,12 +159,13 @@ func TestClose_EndsCallsThatWait(t *testing.T) {
 
 func TestEvents_AreResyncedAfterEveryConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &daemon{}
+		d := &daemon{refuse: errDial} // until the reader is there
 		l := drive(t, d)
 		ch, err := l.Events(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+		d.set(func() { d.refuse = nil })
 		next := func() driver.Event {
 			t.Helper()
 			select {
@@ -202,6 +203,15 @@ func TestEvents_AreResyncedAfterEveryConnection(t *testing.T) {
 		}
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("reconnecting took %v, want no more than the longest wait", took)
+		}
+		// One that lived is awaited anew from the shortest wait.
+		d.lose()
+		began = time.Now()
+		if e := next(); e.Kind != driver.EventResync {
+			t.Errorf("event %+v, want a resync", e)
+		}
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("reconnecting at once took %v, want the shortest wait", took)
 		}
 	})
 }

@@ -40,12 +40,15 @@ func (d *Driver) filesystems(ctx context.Context, r request, command string) (in
 		return 0, err
 	}
 	var count struct {
-		Return int `json:"return"`
+		Return *int `json:"return"`
 	}
 	if err := json.Unmarshal([]byte(answer), &count); err != nil {
 		return 0, fault.New(fault.InDoubt, "%s: read the agent's answer: %w", r, err)
 	}
-	return count.Return, nil
+	if count.Return == nil {
+		return 0, fault.New(fault.InDoubt, "%s: the agent's answer has no number: %.200s", r, answer)
+	}
+	return *count.Return, nil
 }
 
 // agent asks the agent, in the daemon no longer than ctx.

@@ -197,7 +197,10 @@ func (d *Driver) Job(ctx context.Context, uuid string) (driver.Job, error) {
 			// "domain is not running": what does not run has no job.
 			return driver.Job{Kind: driver.JobNone}, nil
 		}
-		return jobOf(kind, params), err
+		if err != nil {
+			return driver.Job{}, err
+		}
+		return jobOf(kind, params)
 	})
 }
 
@@ -209,31 +212,36 @@ func (d *Driver) CompletedJob(ctx context.Context, uuid string) (driver.Job, err
 		if err == nil && kind == 0 {
 			err = fault.New(fault.NotFound, "%s: there is none", r)
 		}
-		return jobOf(kind, params), err
+		if err != nil {
+			return driver.Job{}, err
+		}
+		return jobOf(kind, params)
 	})
 }
 
 // jobOf reads the typed parameters of VIR_DOMAIN_JOB_* (libvirt-domain.h):
-// milliseconds, bytes and bytes a second. What libvirt does not say stays zero.
-func jobOf(kind int, params map[string]any) driver.Job {
+// milliseconds, bytes and bytes a second. What libvirt does not say stays zero; a
+// kind that it has no name for is no answer: taken for none, it would make of a
+// job in flight one that is over.
+func jobOf(kind int, params map[string]any) (driver.Job, error) {
+	if kind < 0 || kind >= len(jobKinds) {
+		return driver.Job{}, nonsense("a job is of type %d", kind)
+	}
 	n := func(name string) uint64 {
 		v, _ := params[name].(uint64)
 		return v
 	}
 	ms := func(name string) time.Duration { return time.Duration(n(name)) * time.Millisecond }
 	j := driver.Job{
-		Kind: driver.JobNone, Elapsed: ms("time_elapsed"), Downtime: ms("downtime"), Setup: ms("setup_time"),
+		Kind: jobKinds[kind], Elapsed: ms("time_elapsed"), Downtime: ms("downtime"), Setup: ms("setup_time"),
 		MemoryTotal: n("memory_total"), MemoryProcessed: n("memory_processed"), MemoryRemaining: n("memory_remaining"),
 		MemoryRate: n("memory_bps"), Iteration: n("memory_iteration"),
 		// Pages a second, of the page size beside it.
 		DirtyRate: n("memory_dirty_rate") * n("memory_page_size"),
 		DiskTotal: n("disk_total"), DiskProcessed: n("disk_processed"), DiskRemaining: n("disk_remaining"), DiskRate: n("disk_bps"),
 	}
-	if kind >= 0 && kind < len(jobKinds) {
-		j.Kind = jobKinds[kind]
-	}
 	j.Error, _ = params["errmsg"].(string)
-	return j
+	return j, nil
 }
 
 // AbortJob implements driver.LiveMigrator. A job that does not end within a
@@ -253,7 +261,8 @@ func (d *Driver) AbortJob(ctx context.Context, uuid string) error {
 			return fault.New(fault.InDoubt, "the job of domain %s was told to end: wait until it has: %w", uuid, err)
 		}
 	}
-	return d.unstick(ctx, uuid)
+	// A guest that does not run any more has no job.
+	return unless(d.unstick(ctx, uuid), errOperationInvalid)
 }
 
 // StartPostCopy implements driver.PostCopier.

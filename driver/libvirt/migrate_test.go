@@ -150,7 +150,7 @@ func TestAbortJob_WithoutAJobSucceeds(t *testing.T) {
 }
 
 func TestJob_UnitsAreBerths(t *testing.T) {
-	got := jobOf(2, map[string]any{
+	got, err := jobOf(2, map[string]any{
 		"time_elapsed": uint64(1500), "downtime": uint64(20), "setup_time": uint64(3), "memory_total": uint64(100), "memory_processed": uint64(60),
 		"memory_remaining": uint64(40), "memory_bps": uint64(7), "memory_dirty_rate": uint64(5), "memory_page_size": uint64(4096),
 		"memory_iteration": uint64(2), "disk_total": uint64(9), "disk_processed": uint64(8), "disk_remaining": uint64(1), "disk_bps": uint64(6),
@@ -161,11 +161,8 @@ func TestJob_UnitsAreBerths(t *testing.T) {
 		MemoryTotal: 100, MemoryProcessed: 60, MemoryRemaining: 40, MemoryRate: 7, DirtyRate: 20480, Iteration: 2,
 		DiskTotal: 9, DiskProcessed: 8, DiskRemaining: 1, DiskRate: 6, Error: "why",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("job (-want +got):\n%s", diff)
-	}
-	if got := jobOf(99, nil); got.Kind != driver.JobNone {
-		t.Errorf("a type that is not known is %s", got.Kind)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("job, %v (-want +got):\n%s", err, diff)
 	}
 }
 
@@ -219,7 +216,8 @@ func TestCapabilities_OfAHostWithAndWithoutKVM(t *testing.T) {
 func TestAbortJob_FreesAJobFromItsDeadDiskCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &daemon{state: State{1, 1}, job: 4, monitor: `{"return":[{"type":"chardev","id":"charmonitor"},` +
-			`{"type":"block-node","node-name":"nbd-of-the-guest"},{"node-name":"migration-vda-storage","type":"block-node"}],"id":"libvirt-9"}`}
+			`{"type":"block-node","node-name":"nbd-of-the-guest"},{"type":"block-node","node-name":"migration-disk-of-the-guest"},` +
+			`{"type":"migration","node-name":"migration-vdb-storage"},{"node-name":"migration-vda-storage","type":"block-node"}],"id":"libvirt-9"}`}
 		var said []string
 		l := drive(t, d)
 		query, yank := `Monitor {"execute":"query-yank"}`,
@@ -237,6 +235,10 @@ func TestAbortJob_FreesAJobFromItsDeadDiskCopies(t *testing.T) {
 		}
 		if diff := cmp.Diff([]string{query, yank}, said); diff != "" {
 			t.Errorf("a job that does not end (-want +got):\n%s", diff)
+		}
+		d.set(func() { d.answer[query] = func(*scripted) error { return code(errOperationInvalid) } })
+		if err := l.AbortJob(t.Context(), guestUUID); err != nil {
+			t.Errorf("a job whose guest has ended meanwhile: %v", err)
 		}
 		said = nil
 		d.set(func() { d.job = 0 })

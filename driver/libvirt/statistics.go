@@ -45,7 +45,8 @@ func usage(s Stats) driver.Usage {
 		return v
 	}
 	sum := func(group, what string) (total uint64) {
-		for i := range n(group + ".count") {
+		// No more than there are parameters, whatever the daemon says.
+		for i := range min(n(group+".count"), uint64(len(s.Values))) {
 			total += n(fmt.Sprintf("%s.%d.%s", group, i, what))
 		}
 		return total
