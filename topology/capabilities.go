@@ -11,12 +11,15 @@ import (
 // have it. Lists are sorted and hold each name once, in libvirt's spelling
 // (https://libvirt.org/formatdomaincaps.html); an empty list means none.
 type Capabilities struct {
-	VirtType string        `json:"virt_type"` // "kvm", or "qemu" without hardware virtualization
+	VirtType string        `json:"virt_type"`          // "kvm", or "qemu" without hardware virtualization
+	Emulator string        `json:"emulator,omitempty"` // the program that all of this is told of; empty for unknown
 	CPU      HypervisorCPU `json:"cpu"`
 	// Machines are the machine types. Some capabilities differ between them; what
 	// follows is what at least one of the usual ones has (q35 and pc, or virt).
 	Machines []MachineType `json:"machine_types"`
-	MaxVCPUs int           `json:"max_vcpus"` // of the machine type that takes most; 0 for unknown
+	// MaxVCPUs is of the machine type that takes most, and of what the kernel's
+	// accelerator takes; 0 for unknown.
+	MaxVCPUs int `json:"max_vcpus"`
 
 	Firmware   []string `json:"firmware"`    // "bios", "efi"
 	SecureBoot bool     `json:"secure_boot"` // a firmware that checks signatures, and a machine that protects it

@@ -31,9 +31,9 @@ func sameHost(source, here migration.Description) []fault.Reason {
 	return []fault.Reason{{Code: "same_host", Message: "the guest is on " + here.Name + " already", Have: source.Name, Change: "name another host"}}
 }
 
-// pairReasons holds two hosts against design section 13. QEMU and libvirt of
-// the destination may be newer than the source's, not older: QEMU reads the
-// state of older versions only.
+// pairReasons holds two hosts against design section 13. The destination's QEMU
+// may be newer than the source's, not older: it reads the state of older versions
+// only.
 func pairReasons(source, dest migration.Description, emulated bool) []fault.Reason {
 	var out []fault.Reason
 	qemu, how := uint64(minQEMU), ""
@@ -43,7 +43,7 @@ func pairReasons(source, dest migration.Description, emulated bool) []fault.Reas
 	if source.Hypervisor != dest.Hypervisor {
 		out = append(out, fault.Reason{
 			Code: "hypervisor_differs", Message: fmt.Sprintf("%s runs %s, %s runs %s", source.Name, source.Hypervisor, dest.Name, dest.Hypervisor),
-			Want: source.Hypervisor, Have: dest.Hypervisor,
+			Want: source.Hypervisor, Have: dest.Hypervisor, Change: "name a host with the same hypervisor",
 		})
 		return out // versions of two hypervisors say nothing about each other
 	}
@@ -58,7 +58,7 @@ func pairReasons(source, dest migration.Description, emulated bool) []fault.Reas
 	if source.Arch != dest.Arch {
 		out = append(out, fault.Reason{
 			Code: "arch_differs", Message: fmt.Sprintf("%s is %s, %s is %s", source.Name, source.Arch, dest.Name, dest.Arch),
-			Want: source.Arch, Have: dest.Arch,
+			Want: source.Arch, Have: dest.Arch, Change: "name a host of the same architecture",
 		})
 	}
 	// A stable update (the third number) changes nothing in the stream.
@@ -93,55 +93,63 @@ func hypervisorReasons(doc document, node driver.Node, host string) []fault.Reas
 		out = append(out, fault.Reason{Code: code, Message: fmt.Sprintf(format, args...), Want: want, Have: have, Change: change})
 	}
 	if !accelerated(doc, node) {
-		add("no_kvm", doc.Type, "qemu", "", "the guest needs KVM, %s has no hardware virtualization", host)
+		add("no_kvm", doc.Type, "qemu", "turn on virtualization in the firmware of "+host+" and load the kernel's KVM module, or name another host",
+			"the guest needs KVM, %s has no hardware virtualization", host)
 	}
-	machine := doc.OS.Type.Machine
-	if arch := doc.OS.Type.Arch; arch != "" && node.Arch != "" && arch != node.Arch {
-		// Machine types are known of the host's own architecture only.
-		machine = ""
-	}
-	missing := machine != "" && !slices.Contains(node.Machines, machine)
-	if missing && node.Capabilities == nil {
-		add("machine_type_missing", machine, "", "upgrade QEMU on "+host+", or change the guest's machine type", "machine type %s is unknown to QEMU on %s", machine, host)
-	}
-	if node.Capabilities == nil {
+	if !toldOf(doc, node) {
 		return out
 	}
-	c := *node.Capabilities
+	machine := doc.OS.Type.Machine
+	missing := machine != "" && !slices.Contains(node.Machines, machine)
 	if missing {
-		change, nearest := "upgrade QEMU on "+host+", or change the guest's machine type", c.NearestMachine(machine)
+		change, nearest := "upgrade QEMU on "+host+", or change the guest's machine type", ""
+		if node.Capabilities != nil {
+			nearest = node.Capabilities.NearestMachine(machine)
+		}
 		if nearest != "" {
 			change += " (the newest of its kind there is " + nearest + ")"
 		}
 		add("machine_type_missing", machine, nearest, change, "machine type %s is unknown to QEMU on %s", machine, host)
 	}
+	if ownCPU(doc) && accelerated(doc, node) && node.CapabilitiesError != "" && hypervisorCPU(node) == nil {
+		add("cpu_unknown", "the features of the CPU", node.CapabilitiesError, "try again, or mend what libvirt says",
+			"the guest has the CPU of its host, and libvirt on %s could not tell what its own has: %s", host, node.CapabilitiesError)
+	}
+	if node.Capabilities == nil {
+		return out
+	}
+	c := *node.Capabilities
 	if m, ok := c.Machine(machine); ok && m.MaxVCPUs > 0 && doc.VCPU.Max > m.MaxVCPUs {
 		add("vcpus_over_machine", strconv.Itoa(doc.VCPU.Max), strconv.Itoa(m.MaxVCPUs), "give the guest fewer vCPUs, or another machine type",
 			"machine type %s has at most %d vCPUs on %s, the guest has up to %d", machine, m.MaxVCPUs, host, doc.VCPU.Max)
+	} else if !doc.emulated() && c.MaxVCPUs > 0 && doc.VCPU.Max > c.MaxVCPUs {
+		add("vcpus_over_host", strconv.Itoa(doc.VCPU.Max), strconv.Itoa(c.MaxVCPUs), "give the guest fewer vCPUs, or a newer kernel to "+host,
+			"a guest has at most %d vCPUs on %s, this one has up to %d", c.MaxVCPUs, host, doc.VCPU.Max)
 	}
 	lacks := func(code, what, want string, have []string, change string) {
 		if want != "" && !slices.Contains(have, want) {
 			add(code, want, strings.Join(have, ", "), change, "QEMU on %s has no %s %s", host, what, want)
 		}
 	}
-	firmware := doc.firmware().Auto
-	if doc.firmware().Loader == "" { // a named file is looked for by itself
-		lacks("firmware_missing", "firmware", firmware, c.Firmware, "install the firmware on "+host)
-	}
-	if doc.firmware().Secure && !c.SecureBoot {
-		add("secure_boot_missing", "secure boot", "", "install a firmware with secure boot on "+host, "no firmware on %s has secure boot", host)
+	// A file that is named is looked for by itself, and needs nobody to list it.
+	if boot := doc.firmware(); boot.Loader == "" {
+		lacks("firmware_missing", "firmware", boot.Auto, c.Firmware, "install the firmware on "+host)
+		if boot.Secure && !c.SecureBoot {
+			add("secure_boot_missing", "secure boot", "", "install a firmware with secure boot on "+host, "no firmware on %s has secure boot", host)
+		}
 	}
 	for _, tpm := range doc.Devices.TPMs {
 		lacks("tpm_missing", "TPM backend", tpm.Backend.Type, c.TPM.Backends, "install swtpm on "+host)
-		lacks("tpm_model_missing", "TPM model", tpm.Model, c.TPM.Models, "")
+		lacks("tpm_model_missing", "TPM model", tpm.Model, c.TPM.Models, "install a QEMU with it on "+host+", or change the model while the guest is shut off")
 		if len(c.TPM.Versions) > 0 {
-			lacks("tpm_version_missing", "TPM version", tpm.Backend.Version, c.TPM.Versions, "")
+			lacks("tpm_version_missing", "TPM version", tpm.Backend.Version, c.TPM.Versions, "install a swtpm with it on "+host)
 		}
 	}
 	if l := doc.LaunchSecurity; l != nil {
-		lacks("launch_security_missing", "memory encryption", l.Type, c.LaunchSecurity, "")
+		encryption := "turn on memory encryption in the firmware and the kernel of " + host + ", or name another host"
+		lacks("launch_security_missing", "memory encryption", l.Type, c.LaunchSecurity, encryption)
 		if l.Type == "sev" && sevES(l.Policy) && c.SEV.SEV && !c.SEV.ES {
-			add("launch_security_missing", "sev-es", "sev", "", "%s has SEV without encrypted state (SEV-ES)", host)
+			add("launch_security_missing", "sev-es", "sev", encryption, "%s has SEV without encrypted state (SEV-ES)", host)
 		}
 	}
 	// These lists are not empty where libvirt knows the device at all.
@@ -150,9 +158,11 @@ func hypervisorReasons(doc document, node driver.Node, host string) []fault.Reas
 			lacks(code, what, want, have, change)
 		}
 	}
-	some("memory_backing_missing", "memory backing", map[string]string{"file": "file", "memfd": "memfd"}[doc.MemoryBacking.Source.Type], c.MemoryBacking, "")
+	if source := doc.MemoryBacking.Source.Type; source != "anonymous" {
+		some("memory_backing_missing", "memory backing", source, c.MemoryBacking, "upgrade QEMU on "+host+", or change it while the guest is shut off")
+	}
 	for _, bus := range unique(doc.Devices.Disks, func(d diskElement) string { return d.Target.Bus }) {
-		some("disk_bus_missing", "disk bus", bus, c.DiskBuses, "")
+		some("disk_bus_missing", "disk bus", bus, c.DiskBuses, "install a QEMU with it on "+host+", or change the bus while the guest is shut off")
 	}
 	for _, g := range doc.Devices.Graphics {
 		some("graphics_missing", "graphics", g.Type, c.Graphics, "install it, or detach it while the guest is shut off")
@@ -161,6 +171,23 @@ func hypervisorReasons(doc document, node driver.Node, host string) []fault.Reas
 		some("video_missing", "video model", v.Model.Type, c.Video, "install it, or change the model while the guest is shut off")
 	}
 	return out
+}
+
+// toldOf reports whether what a hypervisor tells is said of the program that runs
+// this guest: of other architectures, and of a QEMU of the guest's own, it tells
+// nothing here.
+func toldOf(doc document, node driver.Node) bool {
+	if arch := doc.OS.Type.Arch; arch != "" && node.Arch != "" && arch != node.Arch {
+		return false
+	}
+	own := doc.Devices.Emulator
+	return own == "" || node.Capabilities == nil || node.Capabilities.Emulator == "" || own == node.Capabilities.Emulator
+}
+
+// ownCPU reports whether a guest has its host's own CPU, whose features nothing in
+// its document names.
+func ownCPU(doc document) bool {
+	return !doc.emulated() && (doc.CPU.Mode == "host-passthrough" || doc.CPU.Mode == "maximum")
 }
 
 // unique are the distinct values of a property, in order.
@@ -184,7 +211,7 @@ func sevES(policy string) bool {
 // passthroughReasons hold the hosts' CPUs against each other, for a guest that has
 // its host's own: nothing in its document says which features it uses.
 func passthroughReasons(doc document, source, dest migration.Description) []fault.Reason {
-	if doc.emulated() || doc.CPU.Mode != "host-passthrough" && doc.CPU.Mode != "maximum" || source.CPU == nil || dest.CPU == nil {
+	if !ownCPU(doc) || source.CPU == nil || dest.CPU == nil {
 		return nil
 	}
 	var out []fault.Reason

@@ -70,8 +70,8 @@ func TestPairReasons_HoldEveryPairAgainstTheSupportedVersions(t *testing.T) {
 						way.to.LibvirtVersion, way.to.HypervisorVersion, diff)
 				}
 				for _, r := range got {
-					if r.Message == "" || r.Have == "" {
-						t.Errorf("%+v does not say what there is", r)
+					if r.Message == "" || r.Have == "" || r.Want == "" || r.Change == "" {
+						t.Errorf("%+v does not say what there is, what is wanted and what would have to change", r)
 					}
 				}
 			}
@@ -81,7 +81,7 @@ func TestPairReasons_HoldEveryPairAgainstTheSupportedVersions(t *testing.T) {
 
 func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 	can := topology.Capabilities{
-		VirtType: "kvm", Firmware: []string{"bios"}, MemoryBacking: []string{"anonymous", "memfd"}, DiskBuses: []string{"scsi", "virtio"},
+		VirtType: "kvm", Emulator: "/usr/bin/qemu-system-x86_64", MaxVCPUs: 1024, Firmware: []string{"bios"}, MemoryBacking: []string{"anonymous", "memfd"}, DiskBuses: []string{"scsi", "virtio"},
 		Graphics: []string{"vnc"}, Video: []string{"virtio"}, LaunchSecurity: []string{"sev"}, SEV: topology.SEVCapabilities{SEV: true},
 		TPM: topology.TPMCapabilities{Models: []string{"tpm-crb"}, Backends: []string{"passthrough"}, Versions: []string{"2.0"}},
 		Machines: []topology.MachineType{
@@ -93,6 +93,10 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 	silent.Capabilities = nil
 	tcg := here
 	tcg.Emulated = true
+	failed, featureless := here, can
+	failed.Capabilities, failed.CapabilitiesError = &featureless, "QEMU does not answer"
+	told := failed
+	told.Capabilities = &topology.Capabilities{CPU: topology.HypervisorCPU{Features: []string{"avx"}}}
 	type guest struct{ kind, vcpus, os, extra, devices string }
 	for _, tt := range []struct {
 		name  string
@@ -110,13 +114,28 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 			codes: "machine_type_missing", wants: "pc-q35-10.1", have: "pc-q35-10.0"},
 		{name: "another family", guest: guest{os: "<type arch='x86_64' machine='isapc'>hvm</type>"}, codes: "machine_type_missing", wants: "isapc"},
 		{name: "a machine type that a silent hypervisor lacks", node: silent, guest: guest{os: "<type machine='isapc'>hvm</type>"}, codes: "machine_type_missing", wants: "isapc"},
-		{name: "an emulated architecture", guest: guest{kind: "qemu", os: "<type arch='aarch64' machine='virt-10.0'>hvm</type>"}},
+		{name: "an emulated architecture, of whose devices nothing is known", guest: guest{kind: "qemu", extra: "<os firmware='efi'><type arch='aarch64' machine='virt-10.0'>hvm</type></os>",
+			devices: "<disk type='file' device='disk'><target dev='sda' bus='usb'/></disk><video><model type='ramfb'/></video>"}},
+		{name: "a QEMU of its own, of which nothing is known", guest: guest{os: "<type arch='x86_64' machine='pc-q35-10.1'>hvm</type>",
+			devices: "<emulator>/opt/qemu/bin/qemu-system-x86_64</emulator><graphics type='spice'/>"}},
+		{name: "the QEMU that was asked", guest: guest{os: "<type arch='x86_64' machine='pc-q35-10.1'>hvm</type>", devices: "<emulator>/usr/bin/qemu-system-x86_64</emulator>"},
+			codes: "machine_type_missing", wants: "pc-q35-10.1", have: "pc-q35-10.0"},
+		{name: "its host's own CPU, where that could not be told", node: failed, guest: guest{extra: "<cpu mode='host-passthrough'/>"},
+			codes: "cpu_unknown", wants: "the features of the CPU", have: "QEMU does not answer"},
+		{name: "a named CPU there", node: failed, guest: guest{extra: "<cpu mode='custom'><model>qemu64</model></cpu>"}},
+		{name: "its host's own CPU, which was told", node: told, guest: guest{extra: "<cpu mode='host-passthrough'/>"}},
+		{name: "its host's own CPU, of which libvirt tells nobody", node: silent, guest: guest{extra: "<cpu mode='maximum'/>"}},
 		{name: "too many vCPUs", guest: guest{vcpus: "<vcpu current='2'>512</vcpu>", os: "<type machine='pc-q35-9.2'>hvm</type>"},
 			codes: "vcpus_over_machine", wants: "512", have: "288"},
+		{name: "more vCPUs than KVM has", guest: guest{vcpus: "<vcpu>2000</vcpu>", os: "<type machine='pc-q35-10.0'>hvm</type>"},
+			codes: "vcpus_over_host", wants: "2000", have: "1024"},
+		{name: "as many, emulated", guest: guest{kind: "qemu", vcpus: "<vcpu>2000</vcpu>", os: "<type machine='pc-q35-10.0'>hvm</type>"}},
 		{name: "UEFI by itself", guest: guest{os: "<type machine='q35'>hvm</type>", extra: "<os firmware='efi'><type machine='q35'>hvm</type></os>"},
 			codes: "firmware_missing", wants: "efi", have: "bios"},
-		{name: "secure boot", guest: guest{extra: "<os><type machine='q35'>hvm</type><loader secure='yes' type='pflash'>/usr/share/OVMF/x.fd</loader></os>"},
+		{name: "secure boot", guest: guest{extra: "<os firmware='bios'><type machine='q35'>hvm</type><loader secure='yes'/></os>"},
 			codes: "secure_boot_missing", wants: "secure boot"},
+		{name: "secure boot of a file that is named, and looked for by itself", guest: guest{
+			extra: "<os firmware='efi'><type machine='q35'>hvm</type><loader secure='yes' type='pflash'>/opt/OVMF/x.fd</loader></os>"}},
 		{name: "secure boot of a firmware that libvirt finds", guest: guest{extra: "<os firmware='bios'><type machine='q35'>hvm</type><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"},
 			codes: "secure_boot_missing", wants: "secure boot"},
 		{name: "a TPM of its own", guest: guest{devices: "<tpm model='tpm-tis'><backend type='emulator' version='1.2'/></tpm>"},
@@ -155,6 +174,11 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 			got := hypervisorReasons(doc, node, "host-b")
 			if diff := cmp.Diff(tt.codes, codesOf(got)); diff != "" {
 				t.Fatalf("%+v (-want +got):\n%s", got, diff)
+			}
+			for _, r := range got {
+				if r.Want == "" || r.Change == "" {
+					t.Errorf("%+v does not say what is wanted, and what would have to change", r)
+				}
 			}
 			if tt.codes != "" && (got[0].Want != tt.wants || got[0].Have != tt.have || !strings.Contains(got[0].Message, "host-b")) {
 				t.Errorf("%+v, want %q and have %q", got[0], tt.wants, tt.have)

@@ -97,10 +97,7 @@ func (s guestSide) usualMachines() []string {
 // readGuests joins the domain capabilities of the usual machine types
 // (https://libvirt.org/formatdomaincaps.html) to what guests can have.
 func readGuests(arch string, side guestSide, documents []string) (topology.Capabilities, error) {
-	out := topology.Capabilities{VirtType: side.virtType, Machines: side.machines}
-	for _, m := range side.machines {
-		out.MaxVCPUs = max(out.MaxVCPUs, m.MaxVCPUs)
-	}
+	out := topology.Capabilities{VirtType: side.virtType, Emulator: side.emulator, Machines: side.machines}
 	if arch == "x86_64" || arch == "i686" {
 		out.Firmware = []string{"bios"} // SeaBIOS comes with QEMU, and stands in no list
 	}
