@@ -162,9 +162,11 @@ type Domain struct {
 	MemoryMB   int64 // maximum, MiB, rounded up
 }
 
-// Active reports whether the domain has a process.
+// Active reports whether the domain has a process. A crashed one has: its guest has
+// panicked, and its document says that it is kept as it is (on_crash preserve). One
+// whose process ended is shut off, for the reason crashed.
 func (d Domain) Active() bool {
-	return d.State != ShutOff && d.State != Crashed && d.State != NoState
+	return d.State != ShutOff && d.State != NoState
 }
 
 // State is libvirt's virDomainState by name.
@@ -272,7 +274,8 @@ type LiveMigrator interface {
 	// It must not be repeated while a job is in flight (fault.Busy).
 	Migrate(ctx context.Context, uuid string, m Migration) error
 
-	// Job is the state of the job in flight, or JobNone.
+	// Job is the state of the job in flight by which the domain leaves this host, or
+	// JobNone. Of one by which it arrives the source alone tells.
 	Job(ctx context.Context, uuid string) (Job, error)
 
 	// CompletedJob is the statistics of the last completed job of the domain,
@@ -286,10 +289,11 @@ type LiveMigrator interface {
 	AbortJob(ctx context.Context, uuid string) error
 
 	// SetMaxDowntime bounds the time for which the guest may stand still, for
-	// the job in flight.
+	// the job in flight. Success without one, which may then bound the next.
 	SetMaxDowntime(ctx context.Context, uuid string, d time.Duration) error
 
-	// SetBandwidth bounds the rate of the job in flight, bytes a second.
+	// SetBandwidth bounds the rate of the job in flight, bytes a second; as
+	// SetMaxDowntime.
 	SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error
 }
 

@@ -18,12 +18,13 @@ func TestDecide_EveryRow(t *testing.T) {
 	left := dom{true, driver.ShutOff, driver.ReasonMigrated}
 	off := []dom{
 		{true, driver.ShutOff, driver.ReasonUnknown}, {true, driver.ShutOff, driver.ReasonCrashed},
-		{true, driver.ShutOff, driver.ReasonDestroyed}, {true, driver.ShutOff, driver.ReasonShutdown}, {true, driver.Crashed, driver.ReasonGuestPanicked},
+		{true, driver.ShutOff, driver.ReasonDestroyed}, {true, driver.ShutOff, driver.ReasonShutdown},
 	}
 	active := []dom{
 		{true, driver.Running, driver.ReasonBooted}, {true, driver.Running, driver.ReasonMigrationCanceled}, {true, driver.Blocked, driver.ReasonUnknown},
 		{true, driver.Paused, driver.ReasonMigrating}, {true, driver.Paused, driver.ReasonUser}, {true, driver.Paused, driver.ReasonIOError},
 		{true, driver.PMSuspended, driver.ReasonUnknown}, {true, driver.ShuttingDown, driver.ReasonUser},
+		{true, driver.Crashed, driver.ReasonGuestPanicked}, // and kept as it is, with its process
 	}
 	postCopy := []dom{
 		{true, driver.Paused, driver.ReasonPostCopy}, {true, driver.Running, driver.ReasonPostCopy}, {true, driver.Paused, driver.ReasonPostCopyFailed},

@@ -9,7 +9,8 @@ import (
 	"berth/internal/fault"
 )
 
-// Job implements driver.LiveMigrator.
+// Job implements driver.LiveMigrator. Of what arrives it tells nothing, as libvirt
+// ("migration statistics are available only on the source host").
 func (h *Fake) Job(ctx context.Context, uuid string) (out driver.Job, err error) {
 	err = h.call(ctx, "Job", uuid, false, func() error {
 		d, err := h.findLocked(uuid)
@@ -17,7 +18,7 @@ func (h *Fake) Job(ctx context.Context, uuid string) (out driver.Job, err error)
 			return err
 		}
 		out = driver.Job{Kind: driver.JobNone}
-		if d.job != nil && !d.job.done {
+		if d.job != nil && !d.job.done && d.job.source == h.machine {
 			out = d.job.stats
 			out.Kind = driver.JobUnbounded
 		}

@@ -70,6 +70,15 @@ func TestKinds_OfAnAnswerThatCouldNotBeRead(t *testing.T) {
 	}
 }
 
+// A guest that has panicked and is kept has its process, its number and its memory.
+func TestDomain_ThatCrashedAndIsKeptIsActive(t *testing.T) {
+	l := drive(t, &daemon{state: State{6, 1}})
+	v, err := l.Domain(t.Context(), guestUUID)
+	if err != nil || v.State != driver.Crashed || v.Reason != driver.ReasonGuestPanicked || !v.Active() || v.ID != 3 {
+		t.Errorf("domain %+v, %v; want it crashed (panicked), active with its number", v, err)
+	}
+}
+
 func TestDomains_IsReadAgainWhenADomainStartsMeanwhile(t *testing.T) {
 	d := &toldDaemon{daemon: &daemon{refs: [][]Ref{{{UUID: guestUUID, ID: -1}}, {{UUID: guestUUID, ID: 7}}}}, stats: State{1, 1}}
 	got, err := tell(t, d).Domains(t.Context())
