@@ -199,7 +199,7 @@ func TestCompareCPU_NamesWhatIsMissing(t *testing.T) {
 			},
 		},
 		{
-			name: "a feature that the guest forbids", element: guest, codes: []string{"cpu_feature_forbidden"}, wants: []string{""},
+			name: "a feature that the guest forbids", element: guest, codes: []string{"cpu_feature_forbidden"}, wants: []string{"no sse2"},
 			compare: incompatible("the CPU is incompatible with host CPU: Host CPU provides forbidden features: sse2"),
 		},
 		{
@@ -219,6 +219,9 @@ func TestCompareCPU_NamesWhatIsMissing(t *testing.T) {
 			var codes, wants []string
 			for _, r := range fault.ReasonsOf(err) {
 				codes, wants = append(codes, r.Code), append(wants, r.Want)
+				if r.Change == "" {
+					t.Errorf("%+v does not say what would have to change", r)
+				}
 			}
 			if !slices.Equal(codes, tt.codes) || !slices.Equal(wants, tt.wants) {
 				t.Errorf("reasons %q of %q, want %q of %q (%v)", codes, wants, tt.codes, tt.wants, err)

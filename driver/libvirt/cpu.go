@@ -30,6 +30,9 @@ var (
 	unknown   = regexp.MustCompile(`Unknown CPU (model|feature) ([A-Za-z0-9._-]+)`)
 )
 
+// otherCPU is what has to change where a host's CPU has not what a guest's has.
+const otherCPU = "name a host with such a CPU, or start the guest with a CPU model that both have"
+
 // CheckCPU implements driver.LiveMigrator by virConnectCompareHypervisorCPU. A
 // guest with mode host-passthrough or maximum names no features: its CPU is its
 // host's, and the hosts are compared (topology.HypervisorCPU.Lacks).
@@ -67,7 +70,7 @@ func compareCPU(conn Conn, guest CPU) error {
 	case errInternal:
 		if found := unknown.FindStringSubmatch(err.Error()); found != nil {
 			return fault.Refuse(fault.DoesNotFit, "compare cpu", fault.Reason{
-				Code: "cpu_" + found[1] + "_unknown", Message: "cpu " + found[1] + " " + found[2] + " is unknown to libvirt", Want: found[2], Change: "upgrade libvirt",
+				Code: "cpu_" + found[1] + "_unknown", Message: "cpu " + found[1] + " " + found[2] + " is unknown to libvirt", Want: found[2], Change: "upgrade libvirt there",
 			})
 		}
 	}
@@ -81,16 +84,19 @@ func incompatible(conn Conn, guest CPU, refusal error) []fault.Reason {
 	missing := names(lacking, refusal)
 	var reasons []fault.Reason
 	for _, f := range names(forbidden, refusal) {
-		reasons = append(reasons, fault.Reason{Code: "cpu_feature_forbidden", Message: "cpu feature " + f + " is there, and the guest forbids it", Have: f})
+		reasons = append(reasons, fault.Reason{
+			Code: "cpu_feature_forbidden", Message: "cpu feature " + f + " is there, and the guest forbids it", Want: "no " + f, Have: f,
+			Change: "let the guest's CPU be without it by policy disable, not forbid",
+		})
 	}
 	if missing == nil && reasons == nil {
 		missing, reasons = difference(conn, guest)
 	}
 	for _, f := range missing {
-		reasons = append(reasons, fault.Reason{Code: "cpu_feature_missing", Message: "cpu feature " + f + " is missing", Want: f})
+		reasons = append(reasons, fault.Reason{Code: "cpu_feature_missing", Message: "cpu feature " + f + " is missing", Want: f, Change: otherCPU})
 	}
 	if reasons == nil {
-		reasons = []fault.Reason{{Code: "cpu_incompatible", Message: refusal.Error()}}
+		reasons = []fault.Reason{{Code: "cpu_incompatible", Message: refusal.Error(), Change: otherCPU}}
 	}
 	return reasons
 }
@@ -129,7 +135,7 @@ func difference(conn Conn, guest CPU) (missing []string, vendor []fault.Reason) 
 	}
 	if want.Vendor != "" && here.Vendor != "" && want.Vendor != here.Vendor {
 		vendor = []fault.Reason{{
-			Code: "cpu_vendor_differs", Message: "the guest needs a CPU of " + want.Vendor + ", this one is of " + here.Vendor, Want: want.Vendor, Have: here.Vendor,
+			Code: "cpu_vendor_differs", Message: "the guest needs a CPU of " + want.Vendor + ", this one is of " + here.Vendor, Want: want.Vendor, Have: here.Vendor, Change: otherCPU,
 		}}
 	}
 	all, err := expand(conn, guest, guest.XML)
