@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth/driver/libvirt"
+	golibvirt "github.com/digitalocean/go-libvirt"
 )
 
 // reply is a packet that answers a call, made from the call's own head.
@@ -266,4 +267,15 @@ func FuzzMeasure(f *testing.F) {
 			_ = measure(payload, shape) // whatever it says, it must come back
 		}
 	})
+}
+
+// What is there once or not at all is not there twice.
+func TestMeasure_AnOptionalValueIsThereOnceAtMost(t *testing.T) {
+	for n, fine := range []bool{true, true, false} {
+		payload := make([]byte, 4+4*n) // n empty strings
+		payload[3] = byte(n)
+		if err := measure(payload, reflect.TypeFor[golibvirt.OptString]()); (err == nil) != fine {
+			t.Errorf("an optional string that is there %d times: %v", n, err)
+		}
+	}
 }
