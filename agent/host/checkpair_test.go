@@ -93,6 +93,9 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 	silent.Capabilities = nil
 	tcg := here
 	tcg.Emulated = true
+	older, less := here, can // libvirt 8.0 names no versions of TPMs, and no memory backing
+	less.TPM, less.MemoryBacking = topology.TPMCapabilities{Models: []string{"tpm-crb"}, Backends: []string{"emulator"}}, nil
+	older.Capabilities = &less
 	failed, featureless := here, can
 	failed.Capabilities, failed.CapabilitiesError = &featureless, "QEMU does not answer"
 	told := failed
@@ -140,6 +143,8 @@ func TestHypervisorReasons_NameEverythingThatGuestsCannotHave(t *testing.T) {
 			codes: "secure_boot_missing", wants: "secure boot"},
 		{name: "a TPM of its own", guest: guest{devices: "<tpm model='tpm-tis'><backend type='emulator' version='1.2'/></tpm>"},
 			codes: "tpm_missing tpm_model_missing tpm_version_missing", wants: "emulator", have: "passthrough"},
+		{name: "what an older libvirt does not list", node: older, guest: guest{extra: "<memoryBacking><source type='memfd'/></memoryBacking>",
+			devices: "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"}},
 		{name: "encrypted state", guest: guest{extra: "<launchSecurity type='sev'><policy>0x0007</policy></launchSecurity>"},
 			codes: "launch_security_missing", wants: "sev-es", have: "sev"},
 		{name: "another encryption", guest: guest{extra: "<launchSecurity type='tdx'/>"}, codes: "launch_security_missing", wants: "tdx", have: "sev"},
@@ -208,6 +213,8 @@ func TestPassthroughReasons_CompareTheHosts(t *testing.T) {
 		{"all that there is", "kvm", "<cpu mode='maximum'/>", host("Intel", "avx", "vmx"), host("Intel", "avx"), "cpu_feature_missing", []string{"vmx"}},
 		{"another vendor", "kvm", "<cpu mode='host-passthrough'/>", host("Intel", "avx", "vmx"), host("AMD", "avx", "svm"),
 			"cpu_feature_missing cpu_vendor_differs", []string{"Intel", "vmx"}},
+		{"a vendor that nobody told", "kvm", "<cpu mode='host-passthrough'/>", host("", "avx"), host("AMD", "avx"), "", nil},
+		{"nor there", "kvm", "<cpu mode='host-passthrough'/>", host("AMD", "avx"), host("", "avx"), "", nil},
 		{"a named model is compared by itself", "kvm", "<cpu mode='custom'><model>Skylake</model></cpu>", host("Intel", "vmx"), host("AMD", "avx"), "", nil},
 		{"emulated", "qemu", "<cpu mode='maximum'/>", host("Intel", "vmx"), host("AMD", "avx"), "", nil},
 		{"an agent that does not tell", "kvm", "<cpu mode='host-passthrough'/>", silent, host("AMD", "avx"), "", nil},

@@ -50,6 +50,9 @@ func TestCompute_TraitsOfTheHypervisor(t *testing.T) {
 			COMPUTE_STORAGE_VIRTIO_FS HW_ARCH_X86_64 HW_CPU_X86_AMD_IBPB HW_CPU_X86_AMD_SEV HW_CPU_X86_AMD_SEV_ES HW_CPU_X86_AMD_SEV_SNP
 			HW_CPU_X86_AMD_SVM HW_CPU_X86_AVX512VAES HW_CPU_X86_SHA HW_CPU_X86_SVM`},
 		{"the host's own TPM is not one for each guest", "x86_64", tcg, "", "COMPUTE_ARCH_X86_64 COMPUTE_NODE HW_ARCH_X86_64"},
+		{"an old TPM alone", "x86_64", &inventory.Hypervisor{Capabilities: topology.Capabilities{
+			TPM: topology.TPMCapabilities{Models: []string{"tpm-tis"}, Backends: []string{"emulator"}, Versions: []string{"1.2"}},
+		}}, "", "COMPUTE_ARCH_X86_64 COMPUTE_NODE COMPUTE_SECURITY_TPM_1_2 COMPUTE_SECURITY_TPM_TIS HW_ARCH_X86_64"},
 		{"Arm", "aarch64", arm, "", "COMPUTE_ARCH_AARCH64 COMPUTE_NODE HW_ARCH_AARCH64 HW_CPU_AARCH64_AES HW_CPU_AARCH64_ASIMD HW_CPU_AARCH64_SVE"},
 		{
 			"what went away goes, what others set stays", "aarch64", arm,

@@ -32,6 +32,7 @@ type placement struct {
 	traits   []string
 	unknown  []string // traits of a newer os-traits
 	asked    int      // for what it knows
+	last     []string // the names of the last time
 	writes   int
 	reads    int
 	down     error
@@ -137,6 +138,7 @@ func (p *placement) KnownTraits(_ context.Context, names []string) ([]string, er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
+	p.last = names
 	if p.down != nil {
 		return nil, p.down
 	}
@@ -230,6 +232,12 @@ func TestReporter_LeavesOutTraitsThatPlacementDoesNotKnow(t *testing.T) {
 	sync()
 	if p.asked != asked || p.writes != writes {
 		t.Errorf("a steady state asks %d times and writes %d times, want none", p.asked-asked, p.writes-writes)
+	}
+	// An agent that starts anew asks only for what does not stand already, and writes
+	// nothing.
+	again := reporter.New(o)
+	if err := again.Sync(t.Context()); err != nil || p.asked != asked+1 || p.writes != writes || !slices.Equal(p.last, p.unknown) {
+		t.Errorf("after a restart: asked for %v, %d writes, %v", p.last, p.writes-writes, err)
 	}
 	// An upgrade of Placement is an outage, after which it knows more.
 	p.down = fault.New(fault.Unavailable, "connection refused")

@@ -257,6 +257,27 @@ func TestNode_NamesTheHostsOwnFeaturesApart(t *testing.T) {
 	}
 }
 
+func TestReadHost_OnlyQEMUIsEmulated(t *testing.T) {
+	const host = "<capabilities><host><cpu><arch>x86_64</arch></cpu></host><guest><os_type>hvm</os_type><arch name='x86_64'><domain type='test'/></arch></guest></capabilities>"
+	for hypervisor, want := range map[string]bool{"QEMU": true, "TEST": false} {
+		n := driver.Node{Hypervisor: hypervisor}
+		if _, err := readHost(&n, host); err != nil || n.Emulated != want {
+			t.Errorf("%s: emulated %v, want %v (%v)", hypervisor, n.Emulated, want, err)
+		}
+	}
+}
+
+func TestReadGuests_ClaimsNoMoreThanIsTold(t *testing.T) {
+	arm := guestSide{virtType: "qemu", host: topology.HypervisorCPU{Model: "Neoverse-N1", Features: []string{"sve"}}}
+	if c, err := readGuests("aarch64", arm, nil); err != nil || c.CPU.Model != "" || len(c.CPU.Features) > 0 {
+		t.Errorf("emulated guests have the CPU of the host: %+v, %v", c.CPU, err)
+	}
+	const sev = "<domainCapabilities><features><sev supported='yes'><maxGuests>15</maxGuests><maxESGuests>0</maxESGuests></sev></features></domainCapabilities>"
+	if c, err := readGuests("x86_64", guestSide{virtType: "kvm"}, []string{sev}); err != nil || !c.SEV.SEV || c.SEV.ES || c.SEV.MaxGuests != 15 {
+		t.Errorf("SEV without room for encrypted state: %+v, %v", c.SEV, err)
+	}
+}
+
 // TestNode_IsAskedOnceForEachConnectionAndQEMU holds the cost of a check down.
 func TestNode_IsAskedOnceForEachConnectionAndQEMU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -282,6 +303,9 @@ func TestNode_IsAskedOnceForEachConnectionAndQEMU(t *testing.T) {
 			{"on a new connection", l.control.retire, true},
 			{"a minute later", func() { time.Sleep(capabilitiesAge) }, true},
 			{"again", func() {}, false},
+			{"when a part cannot be told", func() { time.Sleep(capabilitiesAge); d.fails = true }, true},
+			{"after a part", func() { d.fails = false }, true},
+			{"again", func() {}, false},
 		} {
 			step.before()
 			if step.asks {
@@ -301,6 +325,7 @@ func TestNode_IsAskedOnceForEachConnectionAndQEMU(t *testing.T) {
 type counting struct {
 	qemu  uint64
 	asked int
+	fails bool // to expand a CPU
 }
 
 // counted is a connection to a daemon that counts.
@@ -315,5 +340,11 @@ func (c *counted) Done() <-chan struct{}                    { return c.done }
 func (c *counted) Close()                                   { c.once.Do(func() { close(c.done) }) }
 func (c *counted) Subscribe(func(Event)) error              { return nil }
 func (c *counted) SubscribeDevices(func(DeviceEvent)) error { return nil }
-func (c *counted) Version() (uint64, error)                 { return c.n.qemu, nil }
-func (c *counted) Capabilities() (string, error)            { c.n.asked++; return c.answers.Capabilities() }
+func (c *counted) BaselineHypervisorCPU(where CPU, cpus []string, flags uint32) (string, error) {
+	if c.n.fails {
+		return "", code(errInternal)
+	}
+	return c.answers.BaselineHypervisorCPU(where, cpus, flags)
+}
+func (c *counted) Version() (uint64, error)      { return c.n.qemu, nil }
+func (c *counted) Capabilities() (string, error) { c.n.asked++; return c.answers.Capabilities() }
