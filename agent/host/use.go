@@ -49,7 +49,7 @@ func (h *Host) followUse(ctx context.Context, uuid string) error {
 	}
 	claim, _ := h.claimOf(uuid)
 	was, now := h.lastUse(uuid), h.rt.Boot().Since
-	same := was.text == digest(text) && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery
+	same := h.hasName(uuid, d.Name) && was.text == digest(text) && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery
 	if same && (h.o.Placement == nil || was.allocated == claim.Resources) {
 		return nil
 	}
@@ -71,15 +71,12 @@ func (h *Host) followUse(ctx context.Context, uuid string) error {
 		return fault.New(fault.Busy, "guest %s changes", d.Name)
 	}
 	if claim, _ = h.claimOf(uuid); !same {
-		if err := h.followName(ctx, uuid, d); err != nil {
-			return err
-		}
 		if claim, err = h.followDocument(ctx, d, shows, claim); err != nil {
 			return err
 		}
 		h.setUse(uuid, use{domain: d, text: digest(text), claim: claim.ID, at: now, allocated: was.allocated, behind: was.behind})
 	}
-	return h.followAllocation(ctx, uuid, claim)
+	return errors.Join(h.followName(ctx, uuid, d), h.followAllocation(ctx, uuid, claim))
 }
 
 // inUse reads a guest that is this host's to follow; no text for others, and for
@@ -119,19 +116,28 @@ func (h *Host) tryLock(ctx context.Context, uuid string) (func(), error) {
 	return h.lock(ctx, uuid)
 }
 
-// followName keeps the record's name: people rename with virsh.
-func (h *Host) followName(ctx context.Context, uuid string, d driver.Domain) error {
+// hasName reports whether a guest's record has the name; a domain always has one.
+func (h *Host) hasName(uuid, name string) bool {
 	inst, known := h.tracker.Instance(uuid)
-	if !known || inst.Name == d.Name || d.Name == "" {
+	return known && (inst.Name == name || name == "")
+}
+
+// followName keeps the record's name: people rename with virsh. A record whose new
+// name is another's is called by its uuid until that is free: two guests may have
+// changed names.
+func (h *Host) followName(ctx context.Context, uuid string, d driver.Domain) error {
+	if h.hasName(uuid, d.Name) {
 		return nil
 	}
+	inst, _ := h.tracker.Instance(uuid)
 	was := inst.Name
 	inst.Name = d.Name
 	_, err := h.tracker.PutInstance(ctx, inst)
-	if errors.Is(err, fault.Exists) {
-		// Two have changed names: the other's record follows, and then this one's.
-		h.log.Warn("a guest has another's name", "instance", uuid, "name", d.Name, "error", err)
-		return nil
+	if taken := err; errors.Is(taken, fault.Exists) {
+		if inst.Name = uuid; was != uuid {
+			_, err = h.tracker.PutInstance(ctx, inst)
+		}
+		return errors.Join(wrap(taken, "guest %s was renamed", d.Name), err)
 	}
 	if err != nil {
 		return err
