@@ -125,6 +125,38 @@ func hasReason(err error, code string) bool {
 	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == code })
 }
 
+// HeldElsewhere implements host.Fleet.
+func (f foreignFleet) HeldElsewhere(ctx context.Context, instance string) (bool, error) {
+	a := f.a
+	asking, cancel := a.rt.WithTimeout(ctx, surrenderPatience)
+	defer cancel()
+	held, err := a.placement.Allocations(asking, instance)
+	if err != nil {
+		return false, fault.New(fault.Unavailable, "ask which host has instance %s: %w", instance, err)
+	}
+	if len(held.Allocations) == 0 {
+		return false, nil
+	}
+	providers, err := a.placement.Providers(asking, placementclient.ProviderFilter{})
+	if err != nil {
+		return false, fault.New(fault.Unavailable, "ask which host has instance %s: %w", instance, err)
+	}
+	return elsewhere(a.uuid, providers, held), nil
+}
+
+// elsewhere reports whether an allocation has more than the providers under root.
+func elsewhere(root string, providers []placementclient.ResourceProvider, held placementclient.Allocations) bool {
+	for uuid := range held.Allocations {
+		own := uuid == root || slices.ContainsFunc(providers, func(p placementclient.ResourceProvider) bool {
+			return p.UUID == uuid && p.RootProviderUUID == root
+		})
+		if !own {
+			return true
+		}
+	}
+	return false
+}
+
 // TakeAllocation implements host.Fleet.
 func (f foreignFleet) TakeAllocation(ctx context.Context, a host.Allocation) error {
 	if inst, ok := f.a.tracker.Instance(a.Consumer); !ok || inst.Token.State != claims.TokenHere {

@@ -87,3 +87,16 @@ func TestTakeFrom_SilenceOfAnOwnerKeepsTheAnswerOpen(t *testing.T) {
 		})
 	}
 }
+
+func TestElsewhere_OwnProvidersAreTheHostsWhateverTheirDepth(t *testing.T) {
+	providers := []placementclient.ResourceProvider{root("here"), child("here_numa0", "here"), root("a"), child("a_numa0", "a")}
+	for name, want := range map[string]bool{"here": false, "here_numa0": false, "a": true, "a_numa0": true, "one that nobody lists": true} {
+		held := placementclient.Allocations{Allocations: map[string]placementclient.Resources{"uuid of " + name: {"VCPU": 1}}}
+		if got := elsewhere("uuid of here", providers, held); got != want {
+			t.Errorf("an allocation of %s is elsewhere: %v, want %v", name, got, want)
+		}
+	}
+	if elsewhere("uuid of here", providers, placementclient.Allocations{}) {
+		t.Error("no allocation is elsewhere")
+	}
+}

@@ -235,14 +235,17 @@ func (f *following) complain(ctx context.Context, uuid string, err error) {
 // next time, where that is not for an event to say.
 func (h *Host) lookAt(ctx context.Context, uuid string) (again time.Duration, err error) {
 	if _, known := h.tracker.Instance(uuid); !known {
-		return 0, h.lookAtStranger(ctx, uuid)
+		return h.lookAtStranger(ctx, uuid)
 	}
 	if err := h.followLeaving(ctx, uuid); err != nil {
+		h.missing(uuid, false)
 		return 0, err
 	}
 	gone, err := h.gone(ctx, uuid)
 	switch {
 	case err != nil:
+		// What was read before libvirt failed is no first of two reads.
+		h.missing(uuid, false)
 		return 0, err
 	case !gone:
 		h.missing(uuid, false)

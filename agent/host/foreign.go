@@ -31,6 +31,9 @@ type Fleet interface {
 	// said. false when all have answered that it is not theirs. A host that is
 	// silent is an error, and so is one that keeps it.
 	TakeToken(ctx context.Context, ref migration.Ref, source string) (migration.Commit, bool, error)
+	// HeldElsewhere reports whether Placement has an allocation for the instance of
+	// another host: it is that host's guest, as far as anybody knows.
+	HeldElsewhere(ctx context.Context, instance string) (bool, error)
 	// TakeAllocation makes the consumer's allocation exactly this one, whatever it
 	// held before: its token is here.
 	TakeAllocation(ctx context.Context, a Allocation) error

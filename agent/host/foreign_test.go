@@ -50,6 +50,12 @@ func (f fellows) TakeToken(ctx context.Context, ref migration.Ref, _ string) (mi
 	return migration.Commit{}, false, nil
 }
 
+func (f fellows) HeldElsewhere(ctx context.Context, instance string) (bool, error) {
+	held, err := f.l.placement.Allocations(ctx, instance)
+	delete(held.Allocations, "rp-"+f.name)
+	return len(held.Allocations) > 0, err
+}
+
 func (f fellows) TakeAllocation(ctx context.Context, a host.Allocation) error {
 	for name := range f.l.hosts {
 		if err := f.l.placement.DeleteAllocation(ctx, a.Consumer, "rp-"+name); err != nil {

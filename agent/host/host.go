@@ -137,9 +137,12 @@ type Host struct {
 	// What Follow saw the last time, by instance; see use.go and strangers.go.
 	uses      map[string]use
 	round     string                   // the guest whose document is read next for changes that nothing tells of
-	absent    map[string]time.Duration // managed guests without a domain, since when on the boot clock
+	absent    map[string]time.Duration // guests without a domain, since when on the boot clock
 	strangers map[string]stranger
 	started   map[string]bool // unmanaged guests whose start was seen
+
+	// telling makes what the tracker is told of strangers come in order. Taken before mu.
+	telling sync.Mutex
 
 	// recording makes the results of streams come one after another, and none
 	// after its stream was forgotten: what is known is never overwritten by what

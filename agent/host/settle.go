@@ -42,6 +42,9 @@ func (h *Host) Settle(ctx context.Context) error {
 	}
 	// Before anybody is given a claim: what runs here is not free.
 	_, err := h.lookAround(ctx)
+	if err == nil {
+		err = h.countStrangers(ctx)
+	}
 	return errors.Join(append(errs, err, h.autostart(ctx))...)
 }
 

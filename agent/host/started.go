@@ -8,8 +8,8 @@ import (
 )
 
 // AdoptStarted looks at a guest that the guard let in without a claim: it is
-// adopted if it fits. One that arrived from another host is claimed as an arrival,
-// since its token has to follow (FollowArrivals). One that does not fit is left
+// adopted if it fits. One that arrived from another host, or that Placement has at
+// one, is claimed as an arrival, since its token has to follow (FollowArrivals). One that does not fit is left
 // alone, never stopped, and the error names every reason: fault.DoesNotFit. A
 // guest that is not active any more, is managed already, or moves, is no business
 // of this.
@@ -33,6 +33,12 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) erro
 		return err
 	case d.State == driver.Paused && d.Reason == driver.ReasonStartingUp:
 		return fault.New(fault.Busy, "it is still starting")
+	}
+	if !arrived && h.o.Fleet != nil {
+		// libvirt forgets that a guest came by a migration, once it was paused.
+		if arrived, err = h.o.Fleet.HeldElsewhere(ctx, uuid); err != nil {
+			return err
+		}
 	}
 	if arrived {
 		text, err := h.driver.XML(ctx, uuid, driver.Live)

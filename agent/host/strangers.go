@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"berth/claims"
 	"berth/driver"
@@ -46,9 +47,11 @@ func (h *Host) Strangers() []Stranger {
 	return out
 }
 
-// lookAround reads the list of domains: it counts the strangers among them, and
-// gives the guests that are to be looked at, because the list says something else
-// of them than the last time, or it is their turn.
+// lookAround reads the list of domains: it counts the strangers among them, one that
+// was not read yet by what the list says, and gives the guests that are to be looked
+// at, because the list says something else of them than the last time, or it is
+// their turn. It reads no documents and no disks. A stranger that the list does not
+// have stays counted until a look has found it gone.
 func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 	all, err := h.driver.Domains(ctx)
 	if err != nil {
@@ -62,9 +65,6 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 			running = append(running, d.UUID)
 		}
 	}
-	if err := h.leaveAlone(ctx, running); err != nil {
-		return nil, err
-	}
 	here := map[string]bool{}
 	for _, inst := range h.tracker.Instances() {
 		here[inst.UUID] = inst.Token.State == claims.TokenHere
@@ -72,32 +72,77 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 			changed = append(changed, inst.UUID)
 		}
 	}
+	managed := map[string]bool{}
+	for _, s := range h.Strangers() {
+		managed[s.UUID] = !h.isStranger(s.UUID)
+	}
 	h.mu.Lock()
-	maps.DeleteFunc(h.strangers, func(uuid string, _ stranger) bool { return !slices.Contains(running, uuid) })
+	maps.DeleteFunc(h.strangers, func(uuid string, _ stranger) bool { return managed[uuid] })
 	maps.DeleteFunc(h.uses, func(uuid string, _ use) bool { return !here[uuid] })
 	for _, uuid := range running {
-		if s := h.strangers[uuid]; !s.looked || s.domain != byUUID[uuid] || s.why != nil {
+		if _, counted := h.strangers[uuid]; !counted {
+			h.strangers[uuid] = listed(byUUID[uuid])
+		}
+	}
+	for uuid, s := range h.strangers {
+		if d := byUUID[uuid]; !s.looked || s.domain != d || s.why != nil {
 			changed = append(changed, uuid)
 		}
 	}
 	changed = append(changed, h.roundLocked()...)
 	h.mu.Unlock()
+	h.tellStrangers()
+	if err := h.leaveAlone(ctx, running); err != nil {
+		return nil, err
+	}
+	slices.Sort(changed)
+	return slices.Compact(changed), nil
+}
+
+// listed is a stranger as the list of domains has it. What cannot be read of it
+// makes it no smaller.
+func listed(d driver.Domain) stranger {
+	return stranger{
+		domain: driver.Domain{UUID: d.UUID, Name: d.Name},
+		found:  claims.Found{Resources: topology.Resources{VCPUs: max(d.VCPUs, 1), MemoryMB: max(d.MemoryMB, 1)}},
+	}
+}
+
+// countStrangers reads the strangers of the last look around, for as long as
+// lookPatience. Those that it has not come to are counted by what the list says, and
+// Follow reads them.
+func (h *Host) countStrangers(ctx context.Context) error {
+	counting, cancel := h.rt.WithTimeout(ctx, lookPatience)
+	defer cancel()
 	var errs []error
-	for _, uuid := range running {
-		// What cannot be read now stays counted as it was, and is looked at again.
-		if _, err := h.count(ctx, byUUID[uuid]); err != nil {
-			errs = append(errs, wrap(err, "read guest %s, which has no claim", byUUID[uuid].Name))
+	for _, s := range h.Strangers() {
+		done := make(chan error, 1)
+		h.rt.Go("count "+s.UUID, func() {
+			d, exists, err := h.domain(counting, s.UUID)
+			if err == nil && exists && d.Active() {
+				_, err = h.count(counting, d)
+			}
+			done <- err
+		})
+		select {
+		case err := <-done:
+			if counting.Err() == nil && !errors.Is(err, fault.Invalid) {
+				errs = append(errs, wrap(err, "read guest %s, which has no claim", s.Name))
+			}
+		case <-counting.Done(): // a disk that does not answer keeps no host from its start
+		}
+		if counting.Err() != nil {
+			break
 		}
 	}
-	h.tellStrangers()
-	slices.Sort(changed)
-	return slices.Compact(changed), errors.Join(errs...)
+	return errors.Join(append(errs, ctx.Err())...)
 }
 
 // roundLocked gives the next guests whose documents are read for changes that no
 // event and no list tells of.
 func (h *Host) roundLocked() []string {
-	uuids := slices.Sorted(maps.Keys(h.uses))
+	uuids := slices.AppendSeq(slices.Collect(maps.Keys(h.uses)), maps.Keys(h.strangers))
+	slices.Sort(uuids)
 	at, _ := slices.BinarySearch(uuids, h.round)
 	out := slices.Concat(uuids[at:], uuids[:at])
 	out = out[:min(len(out), documentsEach)]
@@ -157,25 +202,47 @@ func (h *Host) wasStarted(uuid string) (bool, error) {
 }
 
 // lookAtStranger adopts a guest that was started by hand if it fits. One that does
-// not is counted, and named.
-func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
+// not is counted, and named. again is when to look the next time, 0 where something
+// else will say. One that was counted and that libvirt does not know is counted until
+// a second read agrees.
+func (h *Host) lookAtStranger(ctx context.Context, uuid string) (again time.Duration, err error) {
 	d, exists, err := h.domain(ctx, uuid)
 	if err != nil {
-		return err
+		h.missing(uuid, false)
+		return 0, err
 	}
+	h.mu.Lock()
+	_, counted := h.strangers[uuid]
+	h.mu.Unlock()
+	if counted && !exists && !h.missing(uuid, true) {
+		return h.o.Agree, nil
+	}
+	h.missing(uuid, false)
 	if !exists || !d.Active() || !h.isStranger(uuid) {
-		h.mu.Lock()
-		delete(h.started, uuid)
-		delete(h.strangers, uuid)
-		h.mu.Unlock()
-		h.tellStrangers()
-		return nil
+		h.dropStranger(uuid)
+		return 0, nil
 	}
+	return 0, h.lookAtRunning(ctx, d)
+}
+
+// dropStranger is for one that has ended, or is managed.
+func (h *Host) dropStranger(uuid string) {
+	h.mu.Lock()
+	_, counted := h.strangers[uuid]
+	delete(h.started, uuid)
+	delete(h.strangers, uuid)
+	h.mu.Unlock()
+	if counted {
+		h.tellStrangers()
+	}
+}
+
+func (h *Host) lookAtRunning(ctx context.Context, d driver.Domain) error {
+	uuid := d.UUID
 	marked, err := h.count(ctx, d)
 	if err != nil {
 		return err
 	}
-	h.tellStrangers()
 	if halfway(d) {
 		return fault.New(fault.Busy, "guest %s is on its way", d.Name)
 	}
@@ -194,22 +261,22 @@ func (h *Host) lookAtStranger(ctx context.Context, uuid string) error {
 	}
 	// One that says whose it is may have its token elsewhere: that has to follow it.
 	why := h.AdoptStarted(ctx, uuid, d.Reason == driver.ReasonMigrated || marked)
+	if why == nil && h.isStranger(uuid) {
+		why = fault.New(fault.Busy, "guest %s changes", d.Name) // it was passed over: it ends, or is on its way
+	}
 	if errors.Is(why, fault.Busy) {
 		return why
 	}
-	h.mu.Lock()
-	if s, there := h.strangers[uuid]; there {
-		if s.why = why; why == nil {
-			delete(h.strangers, uuid)
-			delete(h.started, uuid)
-		} else {
+	if why != nil {
+		h.mu.Lock()
+		if s, there := h.strangers[uuid]; there {
+			s.why = why
 			h.strangers[uuid] = s
 		}
-	}
-	h.mu.Unlock()
-	if why != nil {
+		h.mu.Unlock()
 		return wrap(why, "guest %s is in quarantine: it runs, and has no claim", d.Name)
 	}
+	h.dropStranger(uuid)
 	// It is looked at once more as one that is managed.
 	return h.followUse(ctx, uuid)
 }
@@ -242,11 +309,15 @@ func (h *Host) count(ctx context.Context, d driver.Domain) (marked bool, err err
 	h.mu.Lock()
 	h.strangers[d.UUID] = s
 	h.mu.Unlock()
+	h.tellStrangers()
 	return marked, nil
 }
 
-// tellStrangers has the tracker count them.
+// tellStrangers has the tracker count them: one teller after another, so that what
+// is told last is what was known last.
 func (h *Host) tellStrangers() {
+	h.telling.Lock()
+	defer h.telling.Unlock()
 	h.mu.Lock()
 	all := make(map[string]claims.Found, len(h.strangers))
 	for uuid, s := range h.strangers {

@@ -1,0 +1,165 @@
+package host_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth/agent/host"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+)
+
+// hollow is a libvirt whose list and look-ups lack guests for a while, and whose
+// guests have lost why they run.
+type hollow struct {
+	driver.Driver
+	noList, noDomain atomic.Bool
+	forgets          atomic.Bool
+}
+
+func (h *hollow) Domains(ctx context.Context) ([]driver.Domain, error) {
+	all, err := h.Driver.Domains(ctx)
+	if err != nil || h.noList.Load() {
+		return nil, err
+	}
+	for i := range all {
+		all[i] = h.forget(all[i])
+	}
+	return all, nil
+}
+
+func (h *hollow) Domain(ctx context.Context, uuid string) (driver.Domain, error) {
+	if h.noDomain.Load() {
+		return driver.Domain{}, fault.New(fault.NotFound, "no domain with uuid %s", uuid)
+	}
+	d, err := h.Driver.Domain(ctx, uuid)
+	return h.forget(d), err
+}
+
+func (h *hollow) forget(d driver.Domain) driver.Domain {
+	if h.forgets.Load() && d.Reason == driver.ReasonMigrated && d.Active() {
+		d.Reason = driver.ReasonUnpaused
+	}
+	return d
+}
+
+const wild = "cccccccc-0000-4000-8000-000000000001"
+
+// A list that is empty for a moment, and look-ups that find nothing, give away
+// nothing that a guest without a claim uses before a second read has agreed.
+func TestStrangers_AreCountedThroughAListThatIsEmptyForAMoment(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	l.stranger("a", "wild", wild, nil)
+	l.must("start", a.fake.Start(t.Context(), wild, false))
+	libvirt := &hollow{Driver: a.fake}
+	a.Close()
+	a = l.boot("a", func(o *host.Options) { o.Driver, o.Agree, o.Look = libvirt, 200*time.Millisecond, time.Millisecond })
+	l.must("settle", a.Settle(t.Context()))
+	used := func() int64 { return 1024 - a.tracker.Usage().Free.MemoryMB }
+	if used() != 128 {
+		t.Fatalf("%d MiB are counted, want 128", used())
+	}
+	l.followed("a")
+	looks := atomic.Int64{}
+	a.fake.Fault(func(call, _ string) error {
+		if call == "Domains" {
+			looks.Add(1)
+		}
+		return nil
+	})
+	round := func() {
+		t.Helper()
+		end := looks.Load() + 3
+		waitFor(t, "a few looks around", func() bool { return looks.Load() > end })
+	}
+	libvirt.noList.Store(true)
+	round()
+	if used() != 128 {
+		t.Errorf("%d MiB are counted while the list is empty, want 128", used())
+	}
+	libvirt.noDomain.Store(true)
+	time.AfterFunc(60*time.Millisecond, func() { libvirt.noDomain.Store(false); libvirt.noList.Store(false) })
+	waitFor(t, "libvirt to find it again", func() bool {
+		if used() != 128 {
+			t.Fatalf("%d MiB are counted after one read without it, want 128", used())
+		}
+		return !libvirt.noList.Load()
+	})
+	round()
+	libvirt.noDomain.Store(true)
+	libvirt.noList.Store(true)
+	waitFor(t, "one that is gone for good to be counted no more", func() bool { return used() == 0 })
+}
+
+// What cannot be read of a guest without a claim is counted by what the list says,
+// and keeps nobody else's start or look.
+func TestStrangers_OneThatCannotBeReadIsCounted(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	l.must("settle", a.Settle(t.Context()))
+	l.stranger("a", "wild", wild, nil)
+	l.must("start", a.fake.Start(t.Context(), wild, false))
+	v := l.guest("a", "web")
+	a.fake.Fault(func(call, uuid string) error {
+		if call == "XML" && uuid == wild {
+			return fault.New(fault.Unavailable, "its monitor does not answer")
+		}
+		return nil
+	})
+	l.followed("a")
+	waitFor(t, "it to be counted", func() bool { return a.tracker.Usage().Free.MemoryMB == 1024-128-small.MemoryMB })
+	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">2</vcpu>"))
+	l.soon("a", v.UUID, "2 vcpus, 128 MiB, 1 GiB by hand")
+	a.fake.Fault(nil)
+	l.soon("a", wild, "1 vcpus, 128 MiB, 0 GiB")
+}
+
+// A guest of another host's that came while nobody looked, and of which neither
+// libvirt nor its document says so, is not owned twice.
+func TestStrangers_OneThatPlacementHasElsewhereIsItsTokensToFollow(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	a := l.hosts["a"]
+	l.stranger("a", "web", wild, nil)
+	l.must("start", a.fake.Start(ctx, wild, false))
+	_, err := a.Adopt(ctx, "web")
+	l.must("adopt", err)
+	b := l.hosts["b"]
+	l.must("settle b", b.Settle(ctx))
+	l.byHand(wild)
+	libvirt := &hollow{Driver: b.fake}
+	libvirt.forgets.Store(true)
+	b.Close()
+	b = l.boot("b", func(o *host.Options) { o.Driver, o.Fleet = libvirt, fellows{l.lab, "b", l.silent} })
+	l.must("settle b again", b.Settle(ctx))
+	l.silent["a"] = true
+	l.followed("b")
+	waitFor(t, "its arrival to be claimed", func() bool { return len(b.tracker.ByInstance(wild)) > 0 })
+	c := b.tracker.ByInstance(wild)[0]
+	if _, known := b.tracker.Instance(wild); known || c.Owner.Kind != claims.KindLiveMigration {
+		t.Errorf("b owns it by %+v though a's token was not given", c.Owner)
+	}
+	if inst, _ := a.tracker.Instance(wild); inst.Token.State != claims.TokenHere {
+		t.Errorf("a's token is %s", inst.Token.State)
+	}
+}
+
+func TestFollow_TwoThatChangedNamesAreBothRenamed(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	one, two := l.guest("a", "one"), l.guest("a", "two")
+	docs := map[string]string{one.UUID: l.definition("a", one.UUID), two.UUID: l.definition("a", two.UUID)}
+	for uuid := range docs {
+		l.must("stop", a.fake.Destroy(t.Context(), uuid))
+		l.must("undefine", a.fake.Undefine(t.Context(), uuid))
+	}
+	l.must("define", a.fake.Define(t.Context(), swap("<name>one<", "<name>two<")(docs[one.UUID])))
+	l.must("define", a.fake.Define(t.Context(), swap("<name>two<", "<name>one<")(docs[two.UUID])))
+	l.followed("a")
+	name := func(uuid string) string { inst, _ := a.tracker.Instance(uuid); return inst.Name }
+	waitFor(t, "both records to have the names", func() bool { return name(one.UUID) == "two" && name(two.UUID) == "one" })
+}
