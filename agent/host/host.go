@@ -140,6 +140,7 @@ type Host struct {
 	absent    map[string]time.Duration // guests without a domain, since when on the boot clock
 	strangers map[string]stranger
 	started   map[string]bool // unmanaged guests whose start was seen
+	silent    time.Duration   // until when, on the boot clock, Placement is not asked for allocations that follow
 
 	// telling makes what the tracker is told of strangers come in order. Taken before mu.
 	telling sync.Mutex

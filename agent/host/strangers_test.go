@@ -163,3 +163,82 @@ func TestFollow_TwoThatChangedNamesAreBothRenamed(t *testing.T) {
 	name := func(uuid string) string { inst, _ := a.tracker.Instance(uuid); return inst.Name }
 	waitFor(t, "both records to have the names", func() bool { return name(one.UUID) == "two" && name(two.UUID) == "one" })
 }
+
+// A Placement that takes its time to say nothing costs one guest's look, not each.
+func TestFollow_SilentPlacementHoldsNobodyUp(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	v := l.guest("a", "web")
+	for _, name := range []string{"one", "two"} {
+		l.guest("a", name)
+	}
+	slow := &silentPlacement{placement: l.placement}
+	slow.silent.Store(true)
+	a.Close()
+	a = l.boot("a", func(o *host.Options) { o.Placement, o.Look = slow, 50*time.Millisecond })
+	l.followed("a")
+	seen := func() bool {
+		for _, c := range a.tracker.List() {
+			if c.Seen == nil {
+				return false
+			}
+		}
+		return true
+	}
+	waitFor(t, "every guest to be looked at", seen)
+	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">2</vcpu>"))
+	waitFor(t, "the claim to follow", func() bool { return a.tracker.ByInstance(v.UUID)[0].Resources.VCPUs == 2 })
+	asked := slow.asked.Load()
+	waitFor(t, "it to be asked again", func() bool { return slow.asked.Load() > asked })
+	slow.silent.Store(false)
+	l.soon("a", v.UUID, "2 vcpus, 128 MiB, 1 GiB by hand")
+}
+
+func TestFollow_AsksASilentPlacementForOneOfMany(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	for _, name := range []string{"one", "two", "three", "four"} {
+		l.guest("a", name)
+	}
+	slow := &silentPlacement{placement: l.placement}
+	slow.silent.Store(true)
+	a.Close()
+	a = l.boot("a", func(o *host.Options) { o.Placement, o.Look = slow, time.Hour })
+	l.followed("a")
+	waitFor(t, "every guest to be looked at", func() bool {
+		for _, c := range a.tracker.List() {
+			if c.Seen == nil {
+				return false
+			}
+		}
+		return true
+	})
+	for _, c := range a.tracker.List() {
+		a.fake.ChangeGuest(c.Owner.Instance, swap("<memory unit='MiB'>128<", "<memory unit='MiB'>64<"))
+	}
+	waitFor(t, "every claim to follow", func() bool {
+		for _, c := range a.tracker.List() {
+			if !c.ByHand {
+				return false
+			}
+		}
+		return true
+	})
+	// Those that were on their way together may each have asked.
+	if n := slow.asked.Load(); n > 4 {
+		t.Errorf("it was asked %d times", n)
+	}
+}
+
+type silentPlacement struct {
+	*placement
+	silent atomic.Bool
+	asked  atomic.Int64
+}
+
+func (s *silentPlacement) PutAllocation(ctx context.Context, a host.Allocation) error {
+	if s.asked.Add(1); s.silent.Load() {
+		return fault.New(fault.Unavailable, "placement does not answer")
+	}
+	return s.placement.PutAllocation(ctx, a)
+}

@@ -222,15 +222,12 @@ func (h *Host) usesNow(ctx context.Context, d driver.Domain, doc document, edit 
 // sighting is what a document shows, without the host's own view of it: a change
 // of what is known of the hardware is none of the guest.
 func sighting(doc *domainxml.Doc, uses topology.Resources) (claims.Seen, error) {
-	p, err := doc.Pinning()
-	if err != nil {
-		// What makes no sense counts for nothing, as in the claim; the rest was read.
-		p.MaxVCPUs = 0
-	}
-	names := p.Mdevs
+	p, _ := doc.Pinning() // what makes no sense counts for nothing, as in the claim; the rest was read
+	names := slices.Clone(p.Mdevs)
 	for _, d := range p.Devices {
 		names = append(names, d.Address.String())
 	}
+	slices.Sort(names) // the same devices in another order are the same use
 	p.Devices, p.Mdevs, p.IOThreads, p.MaxVCPUs = nil, nil, nil, 0
 	placement, err := json.Marshal(p)
 	if err != nil {
@@ -249,7 +246,8 @@ func digest(text string) string {
 }
 
 // followAllocation makes Placement follow the claim: one look the first time, then
-// one write for each change.
+// one write for each change. One that does not answer is asked again by a later
+// round, and meanwhile for nobody else.
 func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.Claim) error {
 	last := h.lastUse(uuid)
 	if h.o.Placement == nil {
@@ -259,6 +257,9 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 		last.behind = nil
 		h.setUse(uuid, last)
 		return nil
+	}
+	if h.rt.Boot().Since < h.placementSilentUntil() {
+		return nil // the next round asks: nobody's turn is spent on waiting for it now
 	}
 	inst, _ := h.tracker.Instance(uuid)
 	asking, cancel := h.rt.WithTimeout(ctx, allocationPatience)
@@ -271,9 +272,24 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	}
 	if last.behind = err; errors.Is(err, fault.Unavailable) {
 		last.behind = nil // nobody has said anything
+		h.placementWasSilent()
 	}
 	h.setUse(uuid, last)
 	return err
+}
+
+// placementWasSilent has allocations wait for a look around: a Placement that does not
+// answer must not cost each guest's turn its patience.
+func (h *Host) placementWasSilent() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.silent = h.rt.Boot().Since + h.o.Look
+}
+
+func (h *Host) placementSilentUntil() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.silent
 }
 
 // Behind gives why allocations are not what is claimed, by instance, where Placement
