@@ -175,6 +175,21 @@ func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	must[claims.Claim](t)(b.Adopt(ctx, guest("grows"), claims.Found{Resources: small}))
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: claims.Owner{Instance: "grows", Migration: "m2", Attempt: 1, Kind: claims.KindResize}, Resources: small}))
 	wantKind(t, see("grows"), fault.Busy)
+	// One that has left by other hands: its claim is here for as long as its domain.
+	must[claims.Claim](t)(b.Adopt(ctx, guest("left"), claims.Found{Resources: small}))
+	must[claims.Commit](t)(b.Surrender(ctx, claims.Ref{Migration: "m3", Instance: "left", Attempt: 1}, "o"))
+	wantKind(t, see("left"), fault.NotFound)
+}
+
+func TestFollow_WhatWasSeenIsTheLedgersOwn(t *testing.T) {
+	b := newBenchWith(t, "h", cells)
+	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
+	_, _, err := b.Follow(ctx, "i1", sees(small, "floats", ""), claims.Found{Resources: small})
+	wantNil(t, err)
+	b.ByInstance("i1")[0].Seen.Placement = "scribbled over"
+	if got := b.ByInstance("i1")[0].Seen.Placement; got != "floats" {
+		t.Errorf("the ledger has %q", got)
+	}
 }
 
 func TestStrangers_AreNobodyElsesRoom(t *testing.T) {
