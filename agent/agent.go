@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -31,7 +29,6 @@ import (
 	"berth/internal/version"
 	"berth/migration"
 	"berth/placementclient"
-	"berth/placementclient/keystone"
 	"berth/systemd"
 	"berth/topology"
 )
@@ -208,70 +205,6 @@ func (a *Agent) firstReport(ctx context.Context) {
 	if err := a.reporter.Sync(ctx); err != nil {
 		a.log.Warn("placement is not equal to the host yet", "error", err)
 	}
-}
-
-// identify decides the provider's name.
-func (a *Agent) identify(c config.Config) error {
-	a.name = c.Agent.Name
-	if a.name != "" {
-		return nil
-	}
-	name, err := os.Hostname()
-	if err != nil || name == "" {
-		return fmt.Errorf("find the provider's name: set [agent] name: %w", err)
-	}
-	a.name = name
-	return nil
-}
-
-// loadIdentity reads the certificates. Without them the agent serves its own
-// machine, and says so.
-func (a *Agent) loadIdentity(c config.Config) {
-	id, err := pki.Load(pki.Paths{CA: c.PKI.CA, Cert: c.PKI.Cert, Key: c.PKI.Key}, a.rt.Now())
-	if err == nil && !pki.Covers(id.Leaf, a.name) {
-		err = fault.Refuse(fault.Invalid, "load certificates", fault.Reason{
-			Code: "certificate_wrong_name", Message: c.PKI.Cert + " is a " + pki.Describe(id.Leaf) + ", and this host is " + a.name,
-			Change: "issue one: berth pki host " + a.name,
-		})
-	}
-	if err != nil {
-		a.noPeers, a.noFiles = err, true
-		for _, path := range []string{c.PKI.CA, c.PKI.Cert, c.PKI.Key} {
-			if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-				a.noFiles = false
-			}
-		}
-		level := slog.LevelWarn
-		if a.noFiles {
-			level = slog.LevelInfo
-		}
-		a.log.Log(context.Background(), level, "no certificates: peers and operators cannot connect over the network", "error", err)
-		return
-	}
-	a.identity = id
-}
-
-func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
-	o := placementclient.Config{
-		URL: c.Placement.Endpoint(), Token: c.Placement.Token, Timeout: c.Placement.Timeout.D(),
-		AttemptTimeout: min(15*time.Second, c.Placement.Timeout.D()), Logger: a.log, Runtime: a.rt,
-	}
-	if c.Placement.Auth == config.AuthKeystone {
-		s, err := keystone.New(keystone.Options{
-			Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile, Region: c.Placement.Region, Interface: c.Placement.Interface, Runtime: a.rt,
-		})
-		if err != nil {
-			return nil, err
-		}
-		o.Token, o.TokenSource, o.Catalogue, o.TLS = "", s, s, s.TLS()
-		return placementclient.New(o)
-	}
-	if strings.HasPrefix(o.URL, "https:") && a.identity != nil {
-		o.TLS = &tls.Config{
-			Certificates: []tls.Certificate{a.identity.Certificate}, RootCAs: a.identity.Roots, MinVersion: tls.VersionTLS12,
-		}
-	}
-	return placementclient.New(o)
 }
 
 // makeParts makes host, conductor, reporter and server. None of them does
