@@ -1,19 +1,38 @@
 package placement
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 
 	pc "berth/placementclient"
 )
 
-// inventoryJSON is one inventory; the ratio is a float also when it is whole.
+// ratio is a number that is written as Python writes a float, with a point or an
+// exponent also where it is whole: clients print what they are given.
+type ratio float64
+
+func (r ratio) MarshalJSON() ([]byte, error) {
+	f := float64(r)
+	if size := math.Abs(f); size != 0 && (size < 1e-4 || size >= 1e16) {
+		return strconv.AppendFloat(nil, f, 'e', -1, 64), nil
+	}
+	b := strconv.AppendFloat(nil, f, 'f', -1, 64)
+	if !bytes.ContainsRune(b, '.') {
+		b = append(b, ".0"...)
+	}
+	return b, nil
+}
+
+// inventoryJSON is one inventory.
 func inventoryJSON(i pc.Inventory) map[string]any {
 	return map[string]any{
 		"total": i.Total, "reserved": i.Reserved, "min_unit": i.MinUnit, "max_unit": i.MaxUnit,
-		"step_size": i.StepSize, "allocation_ratio": i.AllocationRatio,
+		"step_size": i.StepSize, "allocation_ratio": ratio(i.AllocationRatio),
 	}
 }
 

@@ -51,3 +51,14 @@ func TestParseJSON_SaysWhereLikePython(t *testing.T) {
 		}
 	}
 }
+
+func TestRatio_IsWrittenAsPythonWritesAFloat(t *testing.T) {
+	for f, want := range map[float64]string{
+		1: "1.0", 2.5: "2.5", 0.1: "0.1", 0: "0.0", -1: "-1.0", 1000: "1000.0", 0.0001: "0.0001", 0.00001: "1e-05",
+		1e15: "1000000000000000.0", 1e17: "1e+17", 1.5e16: "1.5e+16", 3.40282e+38: "3.40282e+38",
+	} {
+		if b, err := json.Marshal(ratio(f)); err != nil || string(b) != want {
+			t.Errorf("%v is written %s, want %s (%v)", f, b, want, err)
+		}
+	}
+}
