@@ -190,6 +190,10 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 		unauthorized(w)
 		return
 	}
+	if q.URL.Path == backupPath {
+		s.serveBackup(w, r)
+		return
+	}
 	version, refused := wantedVersion(q.Header)
 	if refused != nil {
 		refused.write(w, r)

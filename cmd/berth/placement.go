@@ -75,5 +75,6 @@ consumers that touch it, an operator's everything.`,
 	f.StringVar(&o.Auth, "auth", "", "none, or mtls with --ca, --cert and --key (default: none on loopback and sockets, mtls elsewhere)")
 	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	cmd.AddCommand(a.placementBackupCommand(), a.placementRestoreCommand())
 	return cmd
 }
