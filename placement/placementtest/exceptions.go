@@ -19,7 +19,8 @@ var lostProvider = regexp.MustCompile(`performing the requested operation\.\s+\d
 
 // realLosesASharingChild: where a provider that shares by aggregate is a child,
 // and the tree it is in is no candidate otherwise, the real server does not find
-// its summary again, as it takes sharing providers for roots, and fails.
+// its summary again, as it takes sharing providers for roots, and fails; also where
+// it would have found a trait of a later group unknown.
 func realLosesASharingChild(path string, theirs answer) bool {
 	if theirs.status != http.StatusInternalServerError || !strings.HasPrefix(path, "/allocation_candidates?") {
 		return false
