@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 // hollow is a libvirt whose list and look-ups lack guests for a while, and whose
@@ -305,4 +306,89 @@ func TestFollow_OneReadOfTwoReleasesNothing(t *testing.T) {
 	if took := time.Since(again); took < agree {
 		t.Errorf("released %s after libvirt had failed: the read before that counted", took)
 	}
+}
+
+func TestStrangers_AreCountedAndAdoptedWhereTheyFit(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	ctx := t.Context()
+	old, wide, created := "cccccccc-0000-4000-8000-000000000001", "cccccccc-0000-4000-8000-000000000002", "cccccccc-0000-4000-8000-000000000003"
+	l.stranger("a", "old", old, nil)
+	l.must("start", a.fake.Start(ctx, old, false))
+	l.stranger("a", "idle", "cccccccc-0000-4000-8000-000000000004", nil)
+	l.must("settle", a.Settle(ctx))
+	free := func() topology.Resources { return a.tracker.Usage().Free }
+	whole := topology.Resources{VCPUs: 4, MemoryMB: 1024, DiskGB: 100}
+	if want := whole.Sub(topology.Resources{VCPUs: 1, MemoryMB: 128}); free() != want {
+		t.Errorf("free is %s beside a guest without a claim, want %s", free(), want)
+	}
+	l.followed("a")
+	// One that fits, and one that does not: that goes on, and is not given away.
+	l.stranger("a", "created", created, nil)
+	l.must("start", a.fake.Start(ctx, created, false))
+	l.soon("a", created, "1 vcpus, 128 MiB, 0 GiB")
+	l.stranger("a", "wide", wide, swap("<vcpu>1<", "<vcpu>3<"))
+	l.must("start", a.fake.Start(ctx, wide, false))
+	named := func(name string) (s host.Stranger, ok bool) {
+		for _, s := range a.Strangers() {
+			if s.Name == name {
+				return s, true
+			}
+		}
+		return s, false
+	}
+	waitFor(t, "quarantine", func() bool { s, ok := named("wide"); return ok && s.Why != nil })
+	if s, _ := named("wide"); fault.KindOf(s.Why) != fault.DoesNotFit || len(fault.ReasonsOf(s.Why)) == 0 {
+		t.Errorf("it is in quarantine for %v", s.Why)
+	}
+	if s, ok := named("old"); !ok || s.Why != nil || l.holds("a", old) != "nothing" {
+		t.Errorf("one that ran before is %+v and holds %s", s, l.holds("a", old))
+	}
+	l.state("a", wide, driver.Running)
+	if got := free(); got.VCPUs != 0 {
+		t.Errorf("free is %s though five vCPUs of four run", got)
+	}
+	if _, err := a.Create(ctx, host.CreateRequest{Name: "new", Flavor: small, Kernel: "/boot/vmlinuz"}); fault.KindOf(err) == "" {
+		t.Error("a claim was given on what a guest without a claim uses")
+	}
+	if audit := a.tracker.Audit(); len(audit.Differences) > 0 {
+		t.Errorf("the ledger disagrees with itself: %v", audit.Differences)
+	}
+	// Room is made: it is adopted by itself. A start is a start, whoever ran before.
+	l.must("end", a.fake.Destroy(ctx, created))
+	l.must("undefine", a.fake.Undefine(ctx, created))
+	l.must("end", a.fake.Destroy(ctx, old))
+	l.soon("a", wide, "3 vcpus, 128 MiB, 0 GiB")
+	l.must("start", a.fake.Start(ctx, old, false))
+	l.soon("a", old, "1 vcpus, 128 MiB, 0 GiB")
+	waitFor(t, "no stranger to be left", func() bool { return len(a.Strangers()) == 0 && free().VCPUs == 0 })
+}
+
+// A guest that runs here unknown, and whose document says that Berth manages it, has
+// its token on another host: it is claimed as one that arrives, and not owned anew.
+func TestStrangers_OneOfAnotherHostIsNotTakenOver(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	a, b := l.hosts["a"], l.hosts["b"]
+	l.followed("b")
+	waitFor(t, "the first look", func() bool { // what runs then is left alone
+		verbs, err := b.store.List(ctx, "verbs")
+		return err == nil && len(verbs) > 0
+	})
+	g := l.guest("a", "web")
+	text := l.definition("a", g.UUID)
+	l.must("stop", a.fake.Destroy(ctx, g.UUID))
+	l.silent["a"] = true
+	l.must("define", b.fake.Define(ctx, text))
+	l.must("start", b.fake.Start(ctx, g.UUID, false))
+	waitFor(t, "its claim", func() bool {
+		claim := b.tracker.ByInstance(g.UUID)
+		return len(claim) == 1 && claim[0].State == claims.Arriving && b.Foreign(claim[0].Owner)
+	})
+	ref := l.arrival("b", g.UUID)
+	l.wantKind("take it over while its owner is silent", b.FollowArrival(ctx, ref), fault.Unavailable)
+	if inst, known := b.tracker.Instance(g.UUID); known {
+		t.Errorf("b owns it: %+v", inst)
+	}
+	l.state("b", g.UUID, driver.Running)
 }

@@ -187,8 +187,9 @@ func TestOpen_RefusesASecondProcess(t *testing.T) {
 	if !errors.Is(err, fault.Busy) {
 		t.Errorf("error %v, want busy", err)
 	}
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("refused after %s, want within a second", took)
+	// The lock is waited for 800 ms; the rest is for a machine that is busy.
+	if took := time.Since(began); took > 4*lockPatience {
+		t.Errorf("refused after %s, want soon after %s", took, lockPatience)
 	}
 	for _, want := range []string{path, fmt.Sprintf("process %d", cmd.Process.Pid)} {
 		if !strings.Contains(fmt.Sprint(err), want) {

@@ -82,7 +82,7 @@ func namesWhatACPULacks(t *testing.T, d *libvirt.Driver) {
 		{"of a machine type that is not here", "pc-q35-99.0", "<model>qemu64</model>" + lacks, "cpu_feature_missing avx512f, cpu_feature_missing pcid"},
 		{"another vendor, and features that libvirt does not come to", "q35", "<model>qemu64</model><vendor>" + other + "</vendor>" + lacks,
 			"cpu_feature_missing avx512f, cpu_feature_missing pcid, cpu_vendor_differs " + other},
-		{"a feature that is there", "q35", "<model>qemu64</model><feature policy='forbid' name='sse2'/>", "cpu_feature_forbidden "},
+		{"a feature that is there", "q35", "<model>qemu64</model><feature policy='forbid' name='sse2'/>", "cpu_feature_forbidden no sse2"},
 		{"a model of the future", "q35", "<model>Meteor</model>", "cpu_model_unknown Meteor"},
 		{"a feature of the future", "q35", "<model>qemu64</model><feature policy='require' name='warp'/>", "cpu_feature_unknown warp"},
 	} {
