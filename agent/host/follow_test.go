@@ -13,7 +13,6 @@ import (
 
 	"berth/agent/host"
 	"berth/claims"
-	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
