@@ -164,6 +164,11 @@ func (r *refusal) write(w http.ResponseWriter, q *request) {
 	if r.status == http.StatusServiceUnavailable {
 		h.Set("Retry-After", "1")
 	}
+	if q.http.Method == http.MethodHead { // no path has one; WebOb says its default, of a body it does not send
+		h.Set("Content-Type", "text/html; charset=UTF-8")
+		w.WriteHeader(r.status)
+		return
+	}
 	detail := r.text(q.http)
 	if !acceptsJSON(q.http) {
 		h.Set("Content-Type", "text/plain; charset=UTF-8")

@@ -51,6 +51,7 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 			})
 			t.Run("odd", func(t *testing.T) {
 				ours, theirs := both(t)
+				placementtest.OddHeaders(t, ours, theirs)
 				placementtest.OddRequests(t, ours, theirs)
 			})
 			t.Run("every version", func(t *testing.T) {
