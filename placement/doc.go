@@ -10,9 +10,16 @@
 // Placement 8.0.0 (Zed), which is at the newest microversion; recorded traffic of
 // that release is replayed against this one in the tests. What differs is listed
 // there, each with its reason: the tail of a schema error (Python prints the
-// schema), and the text of a database error. One known fault is not repeated:
-// where an unnumbered and a numbered request group meet on one provider, the real
-// one answers candidates with amounts that nobody asked for.
+// schema), the text of a database error, errors as HTML for those who ask for that,
+// and a whole number that was sent for a ratio, which an answer to the write gives
+// back with a point. Three faults of allocation candidates are not repeated. Where an
+// unnumbered and a numbered request group meet on one provider, the real one
+// answers amounts that nobody asked for. Where sharing providers serve the whole
+// unnumbered group of several trees, it knows that for one of the trees alone. And
+// where a child shares, it may fail.
+//
+// Beside the API there is GET /berth/backup, for operators: every record of one
+// moment (Backup, Restore).
 //
 // As in 8.0.0, and unlike releases from 2025 on, a provider that is over capacity
 // refuses every allocation write that leaves it so, a smaller one and the swap of a
