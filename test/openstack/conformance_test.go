@@ -54,14 +54,13 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 				placementtest.OddHeaders(t, ours, theirs)
 				placementtest.OddRequests(t, ours, theirs)
 			})
-			t.Run("every version", func(t *testing.T) {
-				if c.database != SQLite {
-					t.Skip("what a microversion brings does not depend on the database")
-				}
-				ours, theirs := both(t)
-				n := placementtest.EveryVersion(t, ours, theirs, os.Getenv("BERTH_PLACEMENT_ALL_VERSIONS") != "")
-				t.Logf("%d answers are equal", n)
-			})
+			if c.database == SQLite { // what a microversion brings does not depend on the database
+				t.Run("every version", func(t *testing.T) {
+					ours, theirs := both(t)
+					n := placementtest.EveryVersion(t, ours, theirs, os.Getenv("BERTH_PLACEMENT_ALL_VERSIONS") != "")
+					t.Logf("%d answers are equal", n)
+				})
+			}
 			t.Run("bad network", func(t *testing.T) {
 				choices := rand.New(rand.NewPCG(1, uint64(c.rounds)))
 				doubts := 0
