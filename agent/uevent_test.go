@@ -13,11 +13,11 @@ import (
 	"berth/topology"
 )
 
-// TestUevents_OfTheRealKernelAreHeard asks the kernel to repeat the event of a PCI
-// device of this machine (Documentation/ABI/testing/sysfs-uevent), which changes
-// nothing, and requires that an agent reads its hardware, a made-up machine, anew:
-// from the kernel's socket to the ledger.
-func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
+// kernelEvents is the file by which the kernel is asked to repeat the event of a
+// PCI device of this machine (Documentation/ABI/testing/sysfs-uevent), which
+// changes nothing.
+func kernelEvents(t *testing.T) *os.File {
+	t.Helper()
 	devices, err := filepath.Glob("/sys/bus/pci/devices/*/uevent")
 	if err != nil || len(devices) == 0 {
 		t.Skip("this machine has no PCI device")
@@ -26,7 +26,14 @@ func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
 	if err != nil {
 		t.Skipf("events can be asked for by root alone, where /sys is writable: %v", err)
 	}
-	defer file.Close()
+	t.Cleanup(func() { file.Close() })
+	return file
+}
+
+// TestUevents_OfTheRealKernelAreHeard requires that an agent reads its hardware, a
+// made-up machine, anew: from the kernel's socket to the ledger.
+func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
+	file := kernelEvents(t)
 	probe, err := openUevents()
 	if err != nil {
 		t.Skipf("no kernel events here: %v", err)
@@ -101,15 +108,7 @@ func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
 // the socket holds while nobody reads it, as a busy agent would: the overrun is
 // told of as a change.
 func TestUevents_AnOverrunOfTheSocketIsSeen(t *testing.T) {
-	devices, err := filepath.Glob("/sys/bus/pci/devices/*/uevent")
-	if err != nil || len(devices) == 0 {
-		t.Skip("this machine has no PCI device")
-	}
-	file, err := os.OpenFile(devices[0], os.O_WRONLY, 0)
-	if err != nil {
-		t.Skipf("events can be asked for by root alone, where /sys is writable: %v", err)
-	}
-	defer file.Close()
+	file := kernelEvents(t)
 	f, err := openUevents()
 	if err != nil {
 		t.Skipf("no kernel events here: %v", err)
