@@ -76,6 +76,9 @@ type Reporter struct {
 	// mu guards status alone; nothing is called under it.
 	mu     sync.Mutex
 	status Status
+	// tree is the host's as it stood after the last comparison that ended well;
+	// guarded by mu.
+	tree *inventory.Tree
 }
 
 // observation is what was last read or written, and what was computed from it.
@@ -122,6 +125,15 @@ func (r *Reporter) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.status
+}
+
+// Tree is the host's provider tree as it stands in Placement, and false before a
+// comparison has ended well: nobody knows then where a claim is counted. It never
+// blocks.
+func (r *Reporter) Tree() (*inventory.Tree, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.tree, r.tree != nil
 }
 
 // Kick asks Run to compare at once: the host or the configuration changed.
@@ -295,7 +307,15 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 		r.note(func(s *Status) { s.Kept = nil })
 	}
 	if !sameTraits {
-		return r.putTraits(ctx, report)
+		if err := r.putTraits(ctx, report); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tree = &inventory.Tree{
+		Shape: inventory.Flat, Disk: r.opt.UUID,
+		Providers: []inventory.Provider{{UUID: r.opt.UUID, Name: r.opt.Name, Inventories: report.Inventories, Traits: report.Traits}},
 	}
 	return nil
 }
