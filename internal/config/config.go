@@ -145,7 +145,19 @@ type Placement struct {
 	InitialCPURatio  float64 `toml:"initial_cpu_allocation_ratio"`
 	InitialRAMRatio  float64 `toml:"initial_ram_allocation_ratio"`
 	InitialDiskRatio float64 `toml:"initial_disk_allocation_ratio"`
+
+	NUMA              NUMA   `toml:"numa"`                // the shape of the host's provider tree
+	ProviderConfigDir string `toml:"provider_config_dir"` // Nova's provider config files, *.yaml
 }
+
+// NUMA is the shape of the host's provider tree.
+type NUMA string
+
+// The shapes.
+const (
+	NUMAFlat   NUMA = "flat"   // CPUs, memory and disk on the host's own provider
+	NUMANested NUMA = "nested" // CPUs, memory and devices below a provider for each NUMA node
+)
 
 // Endpoint is Placement's URL, or empty where Keystone's catalogue is to be asked.
 func (p Placement) Endpoint() string {
@@ -217,6 +229,7 @@ func Default() Config {
 			Auth: AuthToken, Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
 			ProjectID: "00000000-0000-0000-0000-000000000000", UserID: "00000000-0000-0000-0000-000000000000",
 			InitialCPURatio: 4, InitialRAMRatio: 1, InitialDiskRatio: 1,
+			NUMA: NUMAFlat, ProviderConfigDir: "/etc/berth/provider_config",
 		},
 		Migration: Migration{
 			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),

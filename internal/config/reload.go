@@ -14,6 +14,7 @@ var reloadable = []string{
 	"agent.log_level", "agent.flavors_dir",
 	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
 	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
+	"placement.numa", "placement.provider_config_dir",
 	"guard.arrivals", "peers",
 }
 
@@ -55,6 +56,8 @@ func Reload(running, read Config) Config {
 	out.Placement.CPURatio = read.Placement.CPURatio
 	out.Placement.RAMRatio = read.Placement.RAMRatio
 	out.Placement.DiskRatio = read.Placement.DiskRatio
+	out.Placement.NUMA = read.Placement.NUMA
+	out.Placement.ProviderConfigDir = read.Placement.ProviderConfigDir
 	out.Guard.Arrivals = read.Guard.Arrivals
 	out.Peers = read.Peers
 	return out

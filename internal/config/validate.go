@@ -159,6 +159,10 @@ func (c *Config) faults() []fault.Reason {
 			bad(k.key, k.val, "above 0, at most 10000"+map[bool]string{true: "", false: "; 0 for unset"}[k.initial])
 		}
 	}
+	if p.NUMA != NUMAFlat && p.NUMA != NUMANested {
+		bad("placement.numa", p.NUMA, `"flat" or "nested"`)
+	}
+	absolute("placement.provider_config_dir", p.ProviderConfigDir)
 	switch c.Migration.Transport {
 	case TransportLibvirtTLS:
 	case "stream":
@@ -203,6 +207,8 @@ func quote(v any) string {
 	switch v := v.(type) {
 	case string:
 		return fmt.Sprintf("%q", v)
+	case NUMA:
+		return fmt.Sprintf("%q", string(v))
 	case Mode:
 		return fmt.Sprintf("%q", string(v))
 	case Duration:
