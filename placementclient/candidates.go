@@ -14,46 +14,78 @@ import (
 // RequestGroup is resources that are asked for together, with conditions on who
 // provides them.
 type RequestGroup struct {
-	Resources Resources
-	Required  []string // traits
-	Forbidden []string // traits
-	InTree    string   // a provider UUID
-	MemberOf  []string // in at least one of these aggregates
+	Resources   Resources
+	Required    []string   // traits
+	AnyOf       [][]string // of each list at least one trait, from 1.39
+	Forbidden   []string   // traits
+	InTree      string     // a provider UUID, from 1.31
+	MemberOf    []string   // in at least one of these aggregates
+	NotMemberOf []string   // in none of these aggregates, from 1.32
 }
 
 // CandidateRequest asks who could hold something.
+//
+// It is written for the newest microversion. A server that speaks less is asked
+// for as much of it as it understands, so that it may name providers that the
+// whole request would not, never fewer:
+//
+//	below 1.39  a list of AnyOf is left out, but one of a single trait
+//	below 1.36  SameSubtree is left out, and groups without resources with it
+//	below 1.35  conditions on the root become the unnumbered group's: they are
+//	            held against the providers of its resources
+//	below 1.33  groups are numbered, in the order of their suffixes
+//	below 1.32  NotMemberOf is left out, below 1.31 InTree
+//	below 1.29  all of a tree's resources come from one provider of it (and from
+//	            sharing ones): here fewer are named, and a nested host never is
 type CandidateRequest struct {
 	// RequestGroup is the unnumbered group: its resources may come from several
-	// providers of one tree.
+	// providers of one tree, each class from one.
 	RequestGroup
-	// Groups are by suffix ("1", or from microversion 1.33 "_NUMA0"); each is served
-	// by one provider.
+	// Groups are by suffix ("1", or "_NUMA0"); each is served by one provider.
 	Groups map[string]RequestGroup
 	// GroupPolicy is "none" or "isolate"; mandatory with two or more Groups.
 	GroupPolicy string
-	// SameSubtree lists suffixes whose providers must be in one subtree, from 1.36.
+	// SameSubtree lists suffixes of which one's provider is the others' ancestor.
 	SameSubtree [][]string
-	// RootRequired and RootForbidden are traits of the root, from 1.35.
+	// RootRequired and RootForbidden are traits of the root.
 	RootRequired, RootForbidden []string
 	// Limit bounds the candidates; zero means no bound. Which are left out is
-	// arbitrary.
+	// arbitrary: it may be all but one of a host's, or all of another's.
 	Limit int
 }
 
-func (r CandidateRequest) query() url.Values {
+// Query is the request as a server of microversion v is asked.
+func (r CandidateRequest) Query(v Microversion) string { return r.query(v).Encode() }
+
+func (r CandidateRequest) query(v Microversion) url.Values {
 	q := url.Values{}
-	r.RequestGroup.query(q, "")
-	for suffix, g := range r.Groups {
-		g.query(q, suffix)
+	own := r.RequestGroup
+	if v < versionRootRequired {
+		own.Required = slices.Concat(own.Required, r.RootRequired)
+		own.Forbidden = slices.Concat(own.Forbidden, r.RootForbidden)
+	} else {
+		addTraits(q, "root_required", r.RootRequired, r.RootForbidden)
 	}
-	if r.GroupPolicy != "" {
+	own.query(q, "", v)
+	groups := 0
+	for i, suffix := range slices.Sorted(maps.Keys(r.Groups)) {
+		g := r.Groups[suffix]
+		if len(g.Resources) == 0 && v < versionSameSubtree {
+			continue
+		}
+		groups++
+		if v < versionNamedGroups {
+			suffix = strconv.Itoa(i + 1)
+		}
+		g.query(q, suffix, v)
+	}
+	if r.GroupPolicy != "" && groups > 0 {
 		q.Set("group_policy", r.GroupPolicy)
 	}
-	for _, s := range r.SameSubtree {
-		q.Add("same_subtree", strings.Join(s, ","))
-	}
-	if t := traitQuery(r.RootRequired, r.RootForbidden); t != "" {
-		q.Set("root_required", t)
+	if v >= versionSameSubtree {
+		for _, s := range r.SameSubtree {
+			q.Add("same_subtree", strings.Join(s, ","))
+		}
 	}
 	if r.Limit > 0 {
 		q.Set("limit", strconv.Itoa(r.Limit))
@@ -61,23 +93,48 @@ func (r CandidateRequest) query() url.Values {
 	return q
 }
 
-func (g RequestGroup) query(q url.Values, suffix string) {
-	set := func(key, v string) {
-		if v != "" {
-			q.Set(key+suffix, v)
+func (g RequestGroup) query(q url.Values, suffix string, v Microversion) {
+	set := func(key, value string) {
+		if value != "" {
+			q.Set(key+suffix, value)
 		}
 	}
 	set("resources", resourceQuery(g.Resources))
-	set("required", traitQuery(g.Required, g.Forbidden))
-	set("in_tree", g.InTree)
+	required := slices.Clone(g.Required)
+	var lists []string
+	for _, any := range g.AnyOf {
+		switch {
+		case len(any) == 1:
+			required = append(required, any[0])
+		case len(any) > 1 && v >= versionAnyTraits:
+			lists = append(lists, "in:"+strings.Join(any, ","))
+		}
+	}
+	addTraits(q, "required"+suffix, required, g.Forbidden)
+	for _, in := range lists {
+		q.Add("required"+suffix, in)
+	}
+	if v >= versionInTree {
+		set("in_tree", g.InTree)
+	}
 	if len(g.MemberOf) > 0 {
-		set("member_of", "in:"+strings.Join(g.MemberOf, ","))
+		q.Add("member_of"+suffix, "in:"+strings.Join(g.MemberOf, ","))
+	}
+	if len(g.NotMemberOf) > 0 && v >= versionForbiddenAggregates {
+		q.Add("member_of"+suffix, "!in:"+strings.Join(g.NotMemberOf, ","))
+	}
+}
+
+func addTraits(q url.Values, key string, required, forbidden []string) {
+	if t := traitQuery(required, forbidden); t != "" {
+		q.Add(key, t)
 	}
 }
 
 // AllocationCandidates asks who could hold the request. No candidate is an empty
 // answer, not an error; an unknown trait or class is fault.Invalid. Nothing is held:
-// another claim may take the room before a write.
+// another claim may take the room before a write. What a server below 1.39 is asked
+// is told at CandidateRequest.
 func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (AllocationCandidates, error) {
 	var doc struct {
 		Requests []struct {
@@ -86,9 +143,22 @@ func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (
 		} `json:"allocation_requests"`
 		Summaries map[string]ProviderSummary `json:"provider_summaries"`
 	}
-	err := c.do(ctx, "ask for allocation candidates", call{
-		method: http.MethodGet, route: "/allocation_candidates", path: "/allocation_candidates", query: r.query(), out: &doc,
-	})
+	v, err := c.Version(ctx)
+	for range 2 {
+		if err != nil {
+			return AllocationCandidates{}, err
+		}
+		err = c.do(ctx, "ask for allocation candidates", call{
+			method: http.MethodGet, route: "/allocation_candidates", path: "/allocation_candidates", query: r.query(v), out: &doc,
+		})
+		// The server may have been replaced by one that speaks less than what the
+		// query was written for.
+		now, lost := c.Version(ctx)
+		if err == nil || lost != nil || now == v {
+			break
+		}
+		v, err = now, nil
+	}
 	out := AllocationCandidates{Summaries: doc.Summaries}
 	for _, d := range doc.Requests {
 		k := Candidate{Allocations: map[string]Resources{}, Mappings: d.Mappings}

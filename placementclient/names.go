@@ -2,6 +2,7 @@ package placementclient
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -29,6 +30,12 @@ const (
 	TraitComputeMigratePostCopy     = "COMPUTE_MIGRATE_POST_COPY"
 )
 
+// TraitPageSize is the trait of a provider whose MEMORY_MB is pages of one size: the
+// size in KiB, "CUSTOM_MEMORY_PAGE_SIZE_2048". os-traits has none.
+func TraitPageSize(bytes int64) string {
+	return CustomPrefix + "MEMORY_PAGE_SIZE_" + strconv.FormatInt(bytes>>10, 10)
+}
+
 // Consumer types (from microversion 1.38).
 const (
 	ConsumerInstance  = "INSTANCE"
@@ -53,8 +60,14 @@ const (
 	MinMicroversion Microversion = 28
 	MaxMicroversion Microversion = 39
 
-	versionMappings      Microversion = 34
-	versionConsumerTypes Microversion = 38
+	versionInTree              Microversion = 31
+	versionForbiddenAggregates Microversion = 32
+	versionNamedGroups         Microversion = 33
+	versionMappings            Microversion = 34
+	versionRootRequired        Microversion = 35
+	versionSameSubtree         Microversion = 36
+	versionConsumerTypes       Microversion = 38
+	versionAnyTraits           Microversion = 39
 )
 
 // ParseMicroversion reads "1.N".
