@@ -95,7 +95,8 @@ func (t *Tree) Place(h Held, now map[string]placementclient.Resources) map[strin
 	if h.Resources.DiskGB > 0 {
 		on[placementclient.ClassDiskGB] = h.Resources.DiskGB
 	}
-	out := map[string]placementclient.Resources{t.Root(): root, t.Disk: disk}
+	out := map[string]placementclient.Resources{t.Disk: disk}
+	out[t.Root()] = root // the one with the disks may be the root itself
 	maps.DeleteFunc(out, func(_ string, r placementclient.Resources) bool { return len(r) == 0 })
 	return out
 }
