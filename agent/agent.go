@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -97,6 +98,10 @@ type Agent struct {
 	stranger atomic.Pointer[error]
 	// foreign is why Placement's provider is somebody else's; as stranger.
 	foreign atomic.Pointer[error]
+	// disabled is why this host gets no new guests; nil while it takes them.
+	// settingHost is held while it is changed, over the write of its record.
+	disabled    atomic.Pointer[api.Disabled]
+	settingHost sync.Mutex
 	// answers says that Placement answered during the start.
 	answers bool
 }
@@ -147,6 +152,9 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	if a.uuid, err = reporter.Identity(c.Agent.StateDir); err != nil {
+		return err
+	}
+	if err := a.loadDisabled(ctx); err != nil {
 		return err
 	}
 	flavors, err := readFlavors(c.Agent.FlavorsDir)
@@ -214,7 +222,7 @@ func (a *Agent) makeParts(c config.Config) {
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
-		Placement: allocations{a.placement}, ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
+		Placement: a.allocations(), ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
 		Owners: a.guardian.owners, Fleet: foreignFleet{a},
 		Aliases: a.aliases, SharedCPUs: a.sharedCPUs, Hardware: a.believed,
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
@@ -237,7 +245,7 @@ func (a *Agent) makeParts(c config.Config) {
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
-			Verbs: a.host, Parties: parties{a.tracker}, Peer: a.peers.client,
+			Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
 			Guard: a.guardian, Foreign: a.host,
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered,

@@ -8,29 +8,67 @@ import (
 	"slices"
 
 	"berth/agent/host"
+	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/placementclient"
-	"berth/topology"
 )
 
-// allocations gives agent/host the two calls it needs of Placement. Both write
-// guarded by the consumer's generation, and neither touches what a consumer holds
-// of another host's provider: the guest is there, or goes there, and its
-// allocation is that host's to write, or its conductor's.
-type allocations struct{ client *placementclient.Client }
+// allocations gives agent/host what it needs of Placement. It writes guarded by the
+// consumer's generation, and never touches what a consumer holds of another host's
+// providers: the guest is there, or goes there, and its allocation is that host's
+// to write, or its conductor's.
+//
+// On which provider something is counted is asked of the standing tree within each
+// attempt, after the consumer was read: a host that changed its shape meanwhile has
+// raised the consumer's generation, and the next attempt sees both.
+type allocations struct {
+	client *placementclient.Client
+	// tree is the host's as it stands in Placement, false while that is not known.
+	tree func() (*inventory.Tree, bool)
+}
+
+func (a *Agent) allocations() allocations { return allocations{a.placement, a.tree} }
+
+// tree is the host's provider tree as it stands in Placement, false while that is
+// not known.
+func (a *Agent) tree() (*inventory.Tree, bool) {
+	if t, known := a.reporter.Tree(); known {
+		return t, true
+	}
+	if s := a.reporter.Status(); s.SyncedAt.IsZero() {
+		return nil, false
+	}
+	return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: a.uuid, Name: a.name}}, Disk: a.uuid}, true
+}
 
 // allocationAttempts bounds how often a lost race for a consumer's generation is
 // read again: the instance stands still, so nobody else should write it.
 const allocationAttempts = 4
 
-func (p allocations) put(ctx context.Context, consumer string, change func(now placementclient.Allocations) (placementclient.Allocations, bool, error)) error {
+// standing is the tree, or why nothing can be counted in it.
+func (p allocations) standing() (*inventory.Tree, error) {
+	if t, known := p.tree(); known {
+		return t, nil
+	}
+	return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{
+		Code: "tree_unknown", Message: "the host has not been compared with Placement yet: on which provider a guest is counted is not known",
+		Change: "wait, or see berth status for what keeps it",
+	})
+}
+
+// put changes what a consumer holds, by what it holds and by the tree as both stand.
+func (p allocations) put(ctx context.Context, consumer string, change func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error)) error {
 	var err error
 	for range allocationAttempts {
 		var now placementclient.Allocations
 		if now, err = p.client.Allocations(ctx, consumer); err != nil {
 			return err
 		}
-		next, differs, refused := change(now)
+		t, err2 := p.standing()
+		if err2 != nil {
+			return fmt.Errorf("write the allocation of instance %s: %w", consumer, err2)
+		}
+		next, differs, refused := change(t, now)
 		if refused != nil || !differs {
 			return refused
 		}
@@ -42,52 +80,95 @@ func (p allocations) put(ctx context.Context, consumer string, change func(now p
 	return err
 }
 
-// PutAllocation implements host.Placement.
-func (p allocations) PutAllocation(ctx context.Context, a host.Allocation) error {
-	want := placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{a.Provider: classes(a.Resources)},
+// wanted is the allocation that a claim stands for.
+func wanted(t *inventory.Tree, a host.Allocation, now placementclient.Allocations) placementclient.Allocations {
+	return placementclient.Allocations{
+		Allocations: t.Place(inventory.Held{Resources: a.Resources, Assignment: a.Assignment}, now.Allocations),
 		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
 	}
-	return p.put(ctx, a.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, bool, error) {
+}
+
+// PutAllocation implements host.Placement.
+func (p allocations) PutAllocation(ctx context.Context, a host.Allocation) error {
+	return p.put(ctx, a.Consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
 		var elsewhere []fault.Reason
-		for _, rp := range slices.Sorted(maps.Keys(now.Allocations)) {
-			if rp != a.Provider {
-				elsewhere = append(elsewhere, fault.Reason{
-					Code: "allocation_elsewhere", Message: fmt.Sprintf("instance %s holds %v of provider %s, which is not this host's", a.Consumer, now.Allocations[rp], rp),
-					Want: a.Provider, Have: rp, Change: "look where the guest lives; delete there what is a leftover",
-				})
-			}
+		for _, rp := range notOf(t, now.Allocations) {
+			elsewhere = append(elsewhere, fault.Reason{
+				Code: "allocation_elsewhere", Message: fmt.Sprintf("instance %s holds %v of provider %s, which is not this host's", a.Consumer, now.Allocations[rp], rp),
+				Want: t.Root(), Have: rp, Change: "look where the guest lives; delete there what is a leftover",
+			})
 		}
 		if len(elsewhere) > 0 {
 			return now, false, fault.Refuse(fault.Forbidden, "put the allocation of instance "+a.Consumer, elsewhere...)
 		}
+		want := wanted(t, a, now)
 		return want, !now.SameResources(want) || now.ProjectID != want.ProjectID || now.UserID != want.UserID, nil
 	})
 }
 
-// DeleteAllocation implements host.Placement.
-func (p allocations) DeleteAllocation(ctx context.Context, consumer, provider string) error {
-	return p.put(ctx, consumer, func(now placementclient.Allocations) (placementclient.Allocations, bool, error) {
-		if _, here := now.Allocations[provider]; !here {
-			return now, false, nil
+// notOf are the providers, in order, that no guest of the tree's host is counted on.
+func notOf(t *inventory.Tree, held map[string]placementclient.Resources) []string {
+	var out []string
+	for _, rp := range slices.Sorted(maps.Keys(held)) {
+		if !t.Uses(rp) {
+			out = append(out, rp)
 		}
+	}
+	return out
+}
+
+// DeleteAllocation implements host.Placement.
+func (p allocations) DeleteAllocation(ctx context.Context, consumer string) error {
+	return p.put(ctx, consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
 		next := now.Clone()
-		delete(next.Allocations, provider)
-		return next, true, nil
+		next.Allocations = without(t, now.Allocations)
+		return next, len(next.Allocations) != len(now.Allocations), nil
 	})
 }
 
-// classes are amounts by resource class; a class of nothing is left out, as
-// Placement knows no allocation of zero.
-func classes(r topology.Resources) placementclient.Resources {
-	out := placementclient.Resources{}
-	for class, n := range map[string]int64{
-		placementclient.ClassVCPU: int64(r.VCPUs), placementclient.ClassPCPU: int64(r.PCPUs),
-		placementclient.ClassMemoryMB: r.MemoryMB, placementclient.ClassDiskGB: r.DiskGB,
-	} {
-		if n > 0 {
-			out[class] = n
+// without is what a consumer holds but for what it holds of this host. Its disk on
+// a sharing provider is this host's, unless the guest lives on another one: that
+// is, it holds of other providers, and no disk of them.
+func without(t *inventory.Tree, held map[string]placementclient.Resources) map[string]placementclient.Resources {
+	rest, ownDisk := map[string]placementclient.Resources{}, false
+	for _, rp := range notOf(t, held) {
+		rest[rp] = maps.Clone(held[rp])
+		ownDisk = ownDisk || held[rp][placementclient.ClassDiskGB] > 0
+	}
+	if disk, shares := held[t.Disk]; shares && !t.Owns(t.Disk) && len(rest) > 0 && !ownDisk {
+		rest[t.Disk] = maps.Clone(disk)
+	}
+	return rest
+}
+
+// Place implements host.Placement. What the consumer holds matters only where a
+// guest floats over the cells of a nested tree.
+func (p allocations) Place(ctx context.Context, a host.Allocation) (map[string]placementclient.Resources, error) {
+	t, err := p.standing()
+	if err != nil {
+		return nil, fmt.Errorf("find the providers of instance %s: %w", a.Consumer, err)
+	}
+	var now placementclient.Allocations
+	if t.Shape == inventory.Nested && len(a.Assignment.Cells) == 0 {
+		if now, err = p.client.Allocations(ctx, a.Consumer); err != nil {
+			return nil, err
 		}
+	}
+	return wanted(t, a, now).Allocations, nil
+}
+
+// Providers implements host.Placement.
+func (p allocations) Providers() []string {
+	t, known := p.tree()
+	if !known {
+		return nil
+	}
+	var out []string
+	for _, rp := range t.Providers {
+		out = append(out, rp.UUID)
+	}
+	if t.Disk != "" && !t.Owns(t.Disk) {
+		out = append(out, t.Disk)
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
+	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/placement"
 	"berth/placementclient"
@@ -57,12 +58,12 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := allocations{client}
-	on := func(provider string) host.Allocation {
-		return host.Allocation{
-			Consumer: instance, Provider: provider, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u",
-		}
+	at := func(root string) allocations {
+		return allocations{client, func() (*inventory.Tree, bool) {
+			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
+		}}
 	}
+	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u"}
 	held := func(what string, want map[string]placementclient.Resources) {
 		t.Helper()
 		got, err := client.Allocations(ctx, instance)
@@ -74,23 +75,23 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 		}
 	}
 	amounts := placementclient.Resources{"VCPU": 1, "MEMORY_MB": 64}
-	if err := a.PutAllocation(ctx, on(there)); err != nil {
+	if err := at(there).PutAllocation(ctx, wants); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.PutAllocation(ctx, on(here)); !errors.Is(err, fault.Forbidden) || len(fault.ReasonsOf(err)) != 1 {
+	if err := at(here).PutAllocation(ctx, wants); !errors.Is(err, fault.Forbidden) || len(fault.ReasonsOf(err)) != 1 {
 		t.Errorf("put over another host's: %v, want a refusal that names it", err)
 	}
-	if err := a.DeleteAllocation(ctx, instance, here); err != nil {
+	if err := at(here).DeleteAllocation(ctx, instance); err != nil {
 		t.Errorf("delete what is not here: %v", err)
 	}
 	held("after the old host's clean-up", map[string]placementclient.Resources{there: amounts})
 	for range 2 {
-		if err := a.DeleteAllocation(ctx, instance, there); err != nil {
+		if err := at(there).DeleteAllocation(ctx, instance); err != nil {
 			t.Errorf("delete: %v", err)
 		}
 	}
 	held("after the delete", map[string]placementclient.Resources{})
-	if err := a.PutAllocation(ctx, on(here)); err != nil {
+	if err := at(here).PutAllocation(ctx, wants); err != nil {
 		t.Errorf("put after a delete: %v", err)
 	}
 	held("after the put", map[string]placementclient.Resources{here: amounts})

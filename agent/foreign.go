@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/agent/host"
+	"berth/agent/inventory"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -162,12 +163,9 @@ func (f foreignFleet) TakeAllocation(ctx context.Context, a host.Allocation) err
 	if inst, ok := f.a.tracker.Instance(a.Consumer); !ok || inst.Token.State != claims.TokenHere {
 		return fault.New(fault.Forbidden, "take the allocation of instance %s: its token is not on %s", a.Consumer, f.a.name)
 	}
-	want := placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{a.Provider: classes(a.Resources)},
-		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
-	}
 	// One write, in place of whatever the host had that it left.
-	return allocations{f.a.placement}.put(ctx, a.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, bool, error) {
+	return f.a.allocations().put(ctx, a.Consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
+		want := wanted(t, a, now)
 		return want, !now.SameResources(want), nil
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -151,6 +152,10 @@ type Description struct {
 	// MigrateURI where memory and disks go, on [migration] address.
 	LibvirtURI string `json:"libvirt_uri"`
 	MigrateURI string `json:"migrate_uri"`
+	// Providers are all on which a guest of the host may be counted: its tree and the
+	// sharing one with its disks. Empty from agents that did not send it yet, and
+	// while a host does not know its tree.
+	Providers []string `json:"providers,omitempty"`
 }
 
 // PowerState is what the user has chosen, not what a migration does meanwhile.
@@ -175,15 +180,19 @@ type Guest struct {
 	Topology    *topology.GuestTopology `json:"numa_topology,omitempty"`
 	PCIRequests []topology.PCIRequest   `json:"pci_requests,omitempty"`
 	Assignment  topology.Assignment     `json:"assignment,omitzero"` // what it has of the source
-	ProjectID   string                  `json:"project_id"`
-	UserID      string                  `json:"user_id"`
-	Autostart   bool                    `json:"autostart"`
-	Adopted     bool                    `json:"adopted"`
-	Epoch       uint64                  `json:"epoch"`
-	PowerState  PowerState              `json:"power_state"`
-	Persistent  bool                    `json:"persistent"`
-	XML         string                  `json:"xml"`            // live, migratable
-	Definition  string                  `json:"definition_xml"` // persistent; empty for a transient domain
+	// Allocations is what its claim holds of the source by provider: what its consumer
+	// holds in Placement while it stands still. Nil from agents that did not send it
+	// yet: then all is on the source's root.
+	Allocations map[string]placementclient.Resources `json:"allocations,omitempty"`
+	ProjectID   string                               `json:"project_id"`
+	UserID      string                               `json:"user_id"`
+	Autostart   bool                                 `json:"autostart"`
+	Adopted     bool                                 `json:"adopted"`
+	Epoch       uint64                               `json:"epoch"`
+	PowerState  PowerState                           `json:"power_state"`
+	Persistent  bool                                 `json:"persistent"`
+	XML         string                               `json:"xml"`            // live, migratable
+	Definition  string                               `json:"definition_xml"` // persistent; empty for a transient domain
 	// CPU is the <cpu> element that it has while it runs: XML has the one that it
 	// was started with, of which QEMU left out what its host lacks. Empty for a guest
 	// that does not run or names no model, and from agents that did not send it yet.
@@ -268,6 +277,9 @@ type ClaimAnswer struct {
 	Lease     time.Duration      `json:"lease"`
 	// Assignment is what the destination chose for the guest.
 	Assignment topology.Assignment `json:"assignment,omitzero"`
+	// Allocations is the same by provider; nil from agents that did not send it yet:
+	// then all is on the destination's root.
+	Allocations map[string]placementclient.Resources `json:"allocations,omitempty"`
 }
 
 // PreLiveRequest asks a destination to get ready.

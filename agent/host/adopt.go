@@ -229,9 +229,7 @@ func (h *Host) settleAdopted(ctx context.Context, d driver.Domain, inst claims.I
 	if h.o.Placement == nil {
 		return out
 	}
-	err := h.o.Placement.PutAllocation(ctx, Allocation{
-		Consumer: d.UUID, Provider: h.o.ProviderUUID, Resources: claim.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
-	})
+	err := h.o.Placement.PutAllocation(ctx, allocationOf(inst, claim))
 	switch {
 	case errors.Is(err, fault.Forbidden) && len(fault.ReasonsOf(err)) > 0:
 		out = append(out, fault.ReasonsOf(err)...)

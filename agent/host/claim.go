@@ -15,6 +15,11 @@ func owner(ref migration.Ref) claims.Owner {
 // Claim implements migration.DestinationVerbs.
 func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 	a, err := h.claim(ctx, ref, c)
+	if err == nil {
+		// Outside of the instance's turn, and after the claim: what it holds is what it
+		// was given.
+		a.Allocations, err = h.countedOn(ctx, Allocation{Consumer: ref.Instance, Resources: a.Resources, Assignment: a.Assignment})
+	}
 	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
 }
 

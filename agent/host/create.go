@@ -327,10 +327,7 @@ func (c *creating) run(ctx context.Context) error {
 	}
 	if h.o.Placement != nil {
 		c.allocated = true
-		if err := h.o.Placement.PutAllocation(ctx, Allocation{
-			Consumer: uuid, Provider: h.o.ProviderUUID, Resources: c.plan.wants.resources,
-			ProjectID: c.plan.inst.ProjectID, UserID: c.plan.inst.UserID,
-		}); err != nil {
+		if err := h.o.Placement.PutAllocation(ctx, allocationOf(c.plan.inst, claim)); err != nil {
 			return wrap(err, "write its allocation")
 		}
 	}
@@ -425,7 +422,7 @@ func (c *creating) undo(ctx context.Context) error {
 		errs = append(errs, h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)))
 	}
 	if errors.Join(errs...) == nil && c.allocated {
-		errs = append(errs, h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID))
+		errs = append(errs, h.o.Placement.DeleteAllocation(ctx, uuid))
 	}
 	if errors.Join(errs...) == nil && c.claimed {
 		// Record, token and claim, whether the claim is bound by now or pending.

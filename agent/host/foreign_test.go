@@ -58,11 +58,11 @@ func (f fellows) HeldElsewhere(ctx context.Context, instance string) (bool, erro
 
 func (f fellows) TakeAllocation(ctx context.Context, a host.Allocation) error {
 	for name := range f.l.hosts {
-		if err := f.l.placement.DeleteAllocation(ctx, a.Consumer, "rp-"+name); err != nil {
+		if err := f.l.placement.of(name).DeleteAllocation(ctx, a.Consumer); err != nil {
 			return err
 		}
 	}
-	return f.l.placement.PutAllocation(ctx, a)
+	return f.l.placement.of(f.name).PutAllocation(ctx, a)
 }
 
 // owners is the guard's side of a host, which a test breaks.

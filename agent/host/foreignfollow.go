@@ -233,9 +233,7 @@ func (h *Host) finishArrival(ctx context.Context, ref migration.Ref, bound claim
 	}
 	inst, known := h.tracker.Instance(ref.Instance)
 	if known && inst.Token.State == claims.TokenHere && h.o.Fleet != nil {
-		if err := h.o.Fleet.TakeAllocation(ctx, Allocation{
-			Consumer: ref.Instance, Provider: h.o.ProviderUUID, Resources: bound.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
-		}); err != nil {
+		if err := h.o.Fleet.TakeAllocation(ctx, allocationOf(inst, bound)); err != nil {
 			return wrap(err, "guest %s has arrived on %s, and its allocation could not be written", inst.Name, h.o.Name)
 		}
 	}

@@ -160,10 +160,10 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 }
 
 // claimForeign makes the claim of a foreign migration by the verb that a
-// conductor would use.
+// conductor would use. Placement is not asked: libvirt may wait for the answer.
 func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest) (claims.Claim, error) {
-	if _, err := h.Claim(ctx, ref, r); err != nil {
-		return claims.Claim{}, err
+	if _, err := h.claim(ctx, ref, r); err != nil {
+		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
 	}
 	c, ok := h.tracker.ByOwner(owner(ref))
 	if !ok {

@@ -21,29 +21,6 @@ import (
 // hooks.
 const ModeObserve = "observe"
 
-// Placement is what instance verbs need of it: the allocation of an instance
-// that stands still on this host. Moves are the conductor's. Both calls are
-// safe to repeat.
-type Placement interface {
-	// PutAllocation makes the consumer's allocation exactly this one.
-	// fault.Forbidden when it holds something of another provider: then the guest
-	// is another host's, or moves.
-	PutAllocation(ctx context.Context, a Allocation) error
-	// DeleteAllocation removes what the consumer holds of this provider; success
-	// when that is nothing. What it holds of others stays: a guest that somebody
-	// moved by hand lives there.
-	DeleteAllocation(ctx context.Context, consumer, provider string) error
-}
-
-// Allocation is what an instance holds of this host's provider.
-type Allocation struct {
-	Consumer  string // instance uuid
-	Provider  string // root resource provider's uuid
-	Resources topology.Resources
-	ProjectID string
-	UserID    string
-}
-
 // Options are what a Host is made of.
 type Options struct {
 	Name         string // provider's name
@@ -223,6 +200,7 @@ func (h *Host) description(n driver.Node) migration.Description {
 		Name: h.o.Name, ProviderUUID: h.o.ProviderUUID, HostUUID: n.UUID, Mode: h.o.Mode(),
 		Hypervisor: n.Hypervisor, HypervisorVersion: uint64(n.HypervisorVersion), LibvirtVersion: uint64(n.LibraryVersion),
 		BerthVersion: h.o.Version, Arch: n.Arch, CPU: hypervisorCPU(n), LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
+		Providers: h.providers(),
 	}
 }
 

@@ -74,7 +74,10 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	if err != nil {
 		return migration.Guest{}, err
 	}
-	g.Disks, err = h.guestDisks(ctx, doc)
+	if g.Disks, err = h.guestDisks(ctx, doc); err != nil {
+		return g, err
+	}
+	g.Allocations, err = h.countedOn(ctx, allocationOf(inst, claim))
 	return g, err
 }
 

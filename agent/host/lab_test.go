@@ -93,7 +93,7 @@ func (l *lab) boot(name string, change func(*host.Options)) *node {
 	n.tracker = tracker
 	o := host.Options{
 		Name: name, ProviderUUID: "rp-" + name, Tracker: tracker, Driver: n.fake, Runtime: l.rt, Logger: slog.New(slog.DiscardHandler),
-		Mode: func() string { return n.mode }, Placement: l.placement, ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
+		Mode: func() string { return n.mode }, Placement: l.placement.of(name), ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
 		ImagesDirs: []string{n.images}, Root: n.root, LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name, Version: "test",
 		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond,
 	}
@@ -266,33 +266,51 @@ func (p *placement) breakWith(err error) {
 	p.fail = err
 }
 
-func (p *placement) PutAllocation(ctx context.Context, a host.Allocation) error {
+// placementOf is the placement as one host writes it.
+type placementOf struct {
+	*placement
+	provider string
+}
+
+func (p *placement) of(host string) placementOf { return placementOf{p, "rp-" + host} }
+
+func (p placementOf) Place(_ context.Context, a host.Allocation) (map[string]placementclient.Resources, error) {
+	r := placementclient.Resources{"VCPU": int64(a.Resources.VCPUs), "MEMORY_MB": a.Resources.MemoryMB, "DISK_GB": a.Resources.DiskGB}
+	maps.DeleteFunc(r, func(_ string, n int64) bool { return n == 0 })
+	return map[string]placementclient.Resources{p.provider: r}, nil
+}
+
+func (p placementOf) Providers() []string { return []string{p.provider} }
+
+func (p placementOf) PutAllocation(ctx context.Context, a host.Allocation) error {
 	if a.ProjectID == "" || a.UserID == "" {
 		return fault.New(fault.Invalid, "an allocation names project and user, as the real one wants it")
 	}
-	r := placementclient.Resources{"VCPU": int64(a.Resources.VCPUs), "MEMORY_MB": a.Resources.MemoryMB, "DISK_GB": a.Resources.DiskGB}
-	maps.DeleteFunc(r, func(_ string, n int64) bool { return n == 0 })
 	have, err := p.Allocations(ctx, a.Consumer)
 	if err != nil {
 		return err
 	}
+	placed, err := p.Place(ctx, a)
+	if err != nil {
+		return err
+	}
 	for rp := range have.Allocations {
-		if rp != a.Provider {
+		if rp != p.provider {
 			return fault.Refuse(fault.Forbidden, "put allocation", fault.Reason{Code: "allocation_elsewhere", Message: "it is on " + rp})
 		}
 	}
 	return p.PutAllocations(ctx, a.Consumer, placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{a.Provider: r}, ProjectID: a.ProjectID, UserID: a.UserID,
+		Allocations: placed, ProjectID: a.ProjectID, UserID: a.UserID,
 		ConsumerGeneration: have.ConsumerGeneration, ConsumerType: placementclient.ConsumerInstance,
 	})
 }
 
-func (p *placement) DeleteAllocation(ctx context.Context, consumer, provider string) error {
+func (p placementOf) DeleteAllocation(ctx context.Context, consumer string) error {
 	have, err := p.Allocations(ctx, consumer)
-	if _, here := have.Allocations[provider]; err != nil || !here {
+	if _, here := have.Allocations[p.provider]; err != nil || !here {
 		return err
 	}
-	delete(have.Allocations, provider)
+	delete(have.Allocations, p.provider)
 	return p.PutAllocations(ctx, consumer, have)
 }
 

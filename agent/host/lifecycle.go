@@ -207,7 +207,7 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 		defer done()
 	}
 	if h.o.Placement != nil {
-		if err := h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID); err != nil {
+		if err := h.o.Placement.DeleteAllocation(ctx, uuid); err != nil {
 			return wrap(err, "delete its allocation")
 		}
 	}

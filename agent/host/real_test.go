@@ -38,7 +38,7 @@ func realHost(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement) (
 		t.Fatal(err)
 	}
 	n := host.New(host.Options{
-		Name: h.Name, ProviderUUID: "rp-" + h.Name, Tracker: tracker, Driver: d, Runtime: rt, Logger: log, Placement: p, ProjectID: "project", UserID: "user",
+		Name: h.Name, ProviderUUID: "rp-" + h.Name, Tracker: tracker, Driver: d, Runtime: rt, Logger: log, Placement: p.of(h.Name), ProjectID: "project", UserID: "user",
 		ImagesDirs: []string{"/var/lib/libvirt/images"}, Root: fmt.Sprintf("/proc/%d/root", h.InitPID()),
 		LibvirtURI: "qemu+tls://" + h.Name + "/system", MigrateURI: "tcp://" + h.MigIP(), Version: "test",
 	})

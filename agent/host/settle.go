@@ -88,7 +88,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		return err
 	}
 	if h.o.Placement != nil {
-		if err := h.o.Placement.DeleteAllocation(ctx, uuid, h.o.ProviderUUID); err != nil {
+		if err := h.o.Placement.DeleteAllocation(ctx, uuid); err != nil {
 			return err
 		}
 	}

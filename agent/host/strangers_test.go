@@ -183,7 +183,7 @@ func TestFollow_SilentPlacementHoldsNobodyUp(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		l.guest("a", name)
 	}
-	slow := &silentPlacement{placement: l.placement}
+	slow := &silentPlacement{placementOf: l.placement.of("a")}
 	slow.silent.Store(true)
 	a.Close()
 	a = l.boot("a", func(o *host.Options) { o.Placement, o.Look = slow, 50*time.Millisecond })
@@ -211,7 +211,7 @@ func TestFollow_AsksASilentPlacementForOneOfMany(t *testing.T) {
 	for _, name := range []string{"one", "two", "three", "four"} {
 		l.guest("a", name)
 	}
-	slow := &silentPlacement{placement: l.placement}
+	slow := &silentPlacement{placementOf: l.placement.of("a")}
 	slow.silent.Store(true)
 	a.Close()
 	a = l.boot("a", func(o *host.Options) { o.Placement, o.Look = slow, time.Hour })
@@ -242,7 +242,7 @@ func TestFollow_AsksASilentPlacementForOneOfMany(t *testing.T) {
 }
 
 type silentPlacement struct {
-	*placement
+	placementOf
 	silent atomic.Bool
 	asked  atomic.Int64
 }
@@ -251,7 +251,7 @@ func (s *silentPlacement) PutAllocation(ctx context.Context, a host.Allocation) 
 	if s.asked.Add(1); s.silent.Load() {
 		return fault.New(fault.Unavailable, "placement does not answer")
 	}
-	return s.placement.PutAllocation(ctx, a)
+	return s.placementOf.PutAllocation(ctx, a)
 }
 
 // A claim is released by two reads that agree, both ways of asking, and by no fewer.

@@ -23,8 +23,8 @@ type use struct {
 	text      string // digest of its document
 	claim     string // the claim that it was held against
 	at        time.Duration
-	allocated topology.Resources // what Placement is known to hold for it
-	behind    error              // why it does not hold what is claimed
+	allocated string // digest of what Placement is known to hold for it
+	behind    error  // why it does not hold what is claimed
 }
 
 // disksEvery is how often the sizes of disks are read again though the document is
@@ -50,7 +50,7 @@ func (h *Host) followUse(ctx context.Context, uuid string) error {
 	claim, _ := h.claimOf(uuid)
 	was, now := h.lastUse(uuid), h.rt.Boot().Since
 	same := h.hasName(uuid, d.Name) && was.text == digest(text) && was.claim == claim.ID && was.domain == d && claim.Seen != nil && now-was.at < disksEvery
-	if same && (h.o.Placement == nil || was.allocated == claim.Resources) {
+	if same && (h.o.Placement == nil || was.allocated == counted(claim)) {
 		return nil
 	}
 	var shows shown
@@ -245,6 +245,14 @@ func digest(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
+// counted is a digest of what Placement counts of a claim: the amounts, and the
+// cells and devices that say on which providers.
+func counted(c claims.Claim) string {
+	// Nothing in these cannot be written as JSON.
+	raw, _ := json.Marshal(Allocation{Resources: c.Resources, Assignment: c.Assignment})
+	return digest(string(raw))
+}
+
 // followAllocation makes Placement follow the claim: one look the first time, then
 // one write for each change. One that does not answer is asked again by a later
 // round, and meanwhile for nobody else.
@@ -253,7 +261,8 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	if h.o.Placement == nil {
 		return nil
 	}
-	if last.allocated == claim.Resources {
+	counts := counted(claim)
+	if last.allocated == counts {
 		last.behind = nil
 		h.setUse(uuid, last)
 		return nil
@@ -264,11 +273,9 @@ func (h *Host) followAllocation(ctx context.Context, uuid string, claim claims.C
 	inst, _ := h.tracker.Instance(uuid)
 	asking, cancel := h.rt.WithTimeout(ctx, allocationPatience)
 	defer cancel()
-	err := h.o.Placement.PutAllocation(asking, Allocation{
-		Consumer: uuid, Provider: h.o.ProviderUUID, Resources: claim.Resources, ProjectID: inst.ProjectID, UserID: inst.UserID,
-	})
+	err := h.o.Placement.PutAllocation(asking, allocationOf(inst, claim))
 	if err = wrap(err, "make the allocation of guest %s follow its claim", inst.Name); err == nil {
-		last.allocated = claim.Resources
+		last.allocated = counts
 	}
 	if last.behind = err; errors.Is(err, fault.Unavailable) {
 		last.behind = nil // nobody has said anything
