@@ -27,7 +27,7 @@ func (s agentService) Status(ctx context.Context) (api.Status, error) {
 		Health: overall(conditions), Ready: a.ready.Load(), StartedAt: a.opt.Started, StartupTime: a.readyAt.Load(),
 		Conditions: conditions, Usage: usage(a.tracker.Usage()),
 		Instances: len(a.tracker.Instances()), Claims: len(a.tracker.List()), Migrations: []string{},
-		Audit: a.health.audited.Load(),
+		Audit: a.health.audited.Load(), Disabled: a.disabled.Load(),
 	}
 	list, err := a.conductor.List(ctx)
 	for _, m := range list {
@@ -48,7 +48,7 @@ func (s agentService) Host(ctx context.Context) (api.HostInfo, error) {
 	}
 	believed, _, _ := a.hardware.view()
 	out := api.HostInfo{
-		Description: d, Health: overall(a.health.conditions()), Usage: usage(a.tracker.Usage()),
+		Description: d, Health: overall(a.health.conditions()), Disabled: a.disabled.Load(), Usage: usage(a.tracker.Usage()),
 		Placement: a.reporter.Status(), Topology: believed, Capabilities: a.hypervisor.capabilities(),
 	}
 	out.Cells, out.Loose = a.cellViews()
@@ -105,6 +105,7 @@ func (s agentService) Hosts(ctx context.Context) ([]api.HostEntry, error) {
 func (s agentService) ask(ctx context.Context, e *api.HostEntry) {
 	if e.Local {
 		e.Reachable, e.Mode, e.Version = true, string(s.a.config().Agent.Mode), version.Get().String()
+		e.Disabled = whyDisabled(s.a.disabled.Load())
 		return
 	}
 	ctx, cancel := s.a.rt.WithTimeout(ctx, 3*time.Second)
@@ -113,7 +114,7 @@ func (s agentService) ask(ctx context.Context, e *api.HostEntry) {
 	if err == nil {
 		var st api.Status
 		if st, err = c.Status(ctx); err == nil {
-			e.Reachable, e.Mode, e.Version = true, st.Mode, st.Version
+			e.Reachable, e.Mode, e.Version, e.Disabled = true, st.Mode, st.Version, whyDisabled(st.Disabled)
 			return
 		}
 	}
@@ -133,6 +134,9 @@ func (s instanceService) Create(ctx context.Context, r api.CreateInstance) (api.
 			})
 		}
 		r.Flavor = f
+	}
+	if err := s.a.refuseDisabled("create instance " + r.Name); err != nil {
+		return api.Instance{}, err
 	}
 	c := s.a.config().Placement
 	if r.ProjectID == "" {

@@ -196,7 +196,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = append(append(rows, verbs()...), foreignRows()...)
+	rows = append(append(append(rows, verbs()...), foreignRows()...), hostRows()...)
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

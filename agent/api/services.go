@@ -28,6 +28,8 @@ type Agent interface {
 	Status(ctx context.Context) (Status, error)
 	Host(ctx context.Context) (HostInfo, error)
 	Hosts(ctx context.Context) ([]HostEntry, error)
+	// SetHost is durable when it returns; Placement follows as soon as it answers.
+	SetHost(ctx context.Context, r SetHost) (HostState, error)
 }
 
 // Instances are the guests of this host. ref is a name or a uuid.

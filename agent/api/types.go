@@ -46,6 +46,7 @@ type Status struct {
 	Claims       int         `json:"claims"`
 	Migrations   []string    `json:"migrations"`      // uuids of those that are not over
 	Audit        *Audit      `json:"audit,omitempty"` // nil until the first
+	Disabled     *Disabled   `json:"disabled"`        // null for a host that takes guests
 }
 
 // Usage is what the host has, holds and can still give.
@@ -67,6 +68,7 @@ type Usage struct {
 type HostInfo struct {
 	migration.Description
 	Health    Health          `json:"health"`
+	Disabled  *Disabled       `json:"disabled"` // null for a host that takes guests
 	Usage     Usage           `json:"usage"`
 	Placement reporter.Status `json:"placement"`
 	// Providers is the host's tree as Placement has it now, ProvidersError why it
@@ -93,7 +95,8 @@ type HostEntry struct {
 	Reachable    bool   `json:"reachable"`
 	Mode         string `json:"mode,omitempty"`
 	Version      string `json:"berth_version,omitempty"`
-	Error        string `json:"error,omitempty"` // why it is not reachable
+	Disabled     string `json:"disabled,omitempty"` // why it gets no new guests; empty for one that does
+	Error        string `json:"error,omitempty"`    // why it is not reachable
 }
 
 // HostList is the answer of GET /v1/hosts.

@@ -18,7 +18,7 @@ import (
 
 func (a *app) hostCommand() *cobra.Command {
 	cmd := group(&cobra.Command{Use: "host", Short: "Hardware and inventory of this host, and the other hosts"})
-	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList())
+	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList(), a.hostSet())
 	return cmd
 }
 
@@ -114,6 +114,9 @@ device_spec gives to guests. Guests that float are in no cell.`,
 
 func hostTable(w io.Writer, h api.HostInfo) {
 	fmt.Fprintf(w, "%s: %s, mode %s\n\n", h.Name, strings.ToUpper(string(h.Health)), h.Mode)
+	if h.Disabled != nil {
+		row(w, "disabled", disabledWords(h.Disabled))
+	}
 	row(w, "hypervisor", h.Hypervisor+" "+libvirtVersion(h.HypervisorVersion)+", libvirt "+libvirtVersion(h.LibvirtVersion)+", "+h.Arch)
 	row(w, "host uuid", h.HostUUID)
 	capabilityRows(w, h.Capabilities)
@@ -227,6 +230,9 @@ func (a *app) hostList() *cobra.Command {
 					row(w, "HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "PROVIDER", "REMARK")
 					for _, h := range hosts {
 						remark := h.Error
+						if h.Disabled != "" {
+							remark = strings.TrimSpace("DISABLED: " + h.Disabled + " " + remark)
+						}
 						if h.Local {
 							remark = strings.TrimSpace("this host " + remark)
 						}

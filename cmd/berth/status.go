@@ -66,6 +66,9 @@ func statusTable(w io.Writer, s api.Status) {
 		ready = "not ready"
 	}
 	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n\n", s.Name, strings.ToUpper(string(s.Health)), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
+	if s.Disabled != nil {
+		fmt.Fprintf(w, "DISABLED for new guests: %s\n\n", disabledWords(s.Disabled))
+	}
 	row(w, "PART", "HEALTH", "SINCE", "DETAIL")
 	for _, c := range s.Conditions {
 		row(w, c.Name, c.Health, ago(c.Since), c.Detail)

@@ -1,0 +1,60 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/internal/config"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
+	o := options(t, settings(t, nowhere(t)))
+	c, stop := start(t, o)
+	yes, no := true, false
+	if _, err := c.SetHost(t.Context(), api.SetHost{Disabled: &yes}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("disabled for no reason: %v, want %v", err, fault.Invalid)
+	}
+	got, err := c.SetHost(t.Context(), api.SetHost{Disabled: &yes, Reason: "a fan is loud"})
+	if err != nil || got.Disabled == nil || got.Disabled.By != "local" || got.Disabled.At.IsZero() {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	c, _ = start(t, o)
+	s, err := c.Status(t.Context())
+	if err != nil || s.Disabled == nil || s.Disabled.Reason != "a fan is loud" {
+		t.Fatalf("after a restart: %+v, %v", s.Disabled, err)
+	}
+	hosts, err := c.Hosts(t.Context())
+	if err != nil || len(hosts) != 1 || hosts[0].Disabled != "a fan is loud" {
+		t.Errorf("listed as %+v, %v", hosts, err)
+	}
+	_, err = c.CreateInstance(t.Context(), api.CreateInstance{CreateRequest: host.CreateRequest{Name: "web"}})
+	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "host_disabled" {
+		t.Errorf("a new guest on it: %v, want %v", err, fault.Forbidden)
+	}
+	if got, err = c.SetHost(t.Context(), api.SetHost{Disabled: &no}); err != nil || got.Disabled != nil {
+		t.Errorf("enabled: %+v, %v", got, err)
+	}
+	if s, err = c.Status(t.Context()); err != nil || s.Disabled != nil {
+		t.Errorf("enabled: %+v, %v", s.Disabled, err)
+	}
+}
+
+// answersChecks is a host that takes every guest.
+type answersChecks struct{ migration.Host }
+
+func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
+	b := newGuardBench(t, config.Manage)
+	b.a.disabled.Store(&api.Disabled{Reason: "a fan is loud"})
+	v := verbs{answersChecks{}, b.a}
+	_, err := v.CheckDestination(t.Context(), migration.Ref{Migration: "m", Instance: "i"}, migration.CheckRequest{})
+	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "host_disabled" {
+		t.Errorf("a move to it: %v, want %v", err, fault.Forbidden)
+	}
+}
