@@ -44,7 +44,7 @@ var table = map[string]rule{
 	"placementclient":          {own: []string{"internal/..."}, third: []string{"github.com/hashicorp/go-retryablehttp", "github.com/google/uuid"}, why: "Placement's words and its HTTP client"},
 	"placementclient/keystone": {own: []string{"internal/..."}, third: []string{"github.com/gophercloud/gophercloud"}, why: "logs in for the client; the only user of gophercloud"},
 	"placement":                {own: []string{"placementclient", "internal/..."}, third: []string{bolt, "github.com/google/uuid"}, why: "the same API served; shares the vocabulary only"},
-	"placement/placementtest":  {own: []string{"placementclient", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what every Placement must pass, ours and OpenStack's"},
+	"placement/placementtest":  {own: []string{"placementclient", "internal/..."}, third: []string{"github.com/anishathalye/porcupine", "github.com/google/uuid", "github.com/google/go-cmp"}, why: "what every Placement must pass, ours and OpenStack's"},
 	"migration/task":           {own: []string{"internal/..."}, why: "steps, journal, undo; knows no hypervisor"},
 	"migration":                {own: []string{"migration/task", "topology", "placementclient", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "stories over host verbs; never a driver"},
 	"systemd":                  {own: []string{"internal/..."}, third: []string{systemdGo}, why: "the manager's protocols"},
@@ -67,6 +67,7 @@ var soleUsers = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd"},
 	"github.com/hashicorp/go-retryablehttp": {"placementclient"},
 	"github.com/gophercloud/gophercloud":    {"placementclient/keystone"},
+	"github.com/anishathalye/porcupine":     {"placement/placementtest"},
 }
 
 type pkg struct {
