@@ -194,7 +194,7 @@ func (h *hardware) apply() {
 		return
 	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
-	h.setCapacityApplying(in, inventory.Compute(in, nil, nil).Capacity)
+	h.setCapacityApplying(in, inventory.Compute(in, nil).Capacity)
 	h.a.tracker.Allow()
 }
 
@@ -225,7 +225,7 @@ func (h *hardware) found(r inventory.Report) {
 	// The report may be of what was believed before Placement answered: of it only
 	// the ratios are taken, which are Placement's.
 	if in, known, _ := h.input(); known {
-		c := inventory.Compute(in, nil, nil).Capacity
+		c := inventory.Compute(in, nil).Capacity
 		c.Ratios = r.Capacity.Ratios
 		h.setCapacityApplying(in, c)
 	}

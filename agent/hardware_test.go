@@ -170,7 +170,7 @@ func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
 func TestHardware_AReportOfWhatWasBelievedBeforeDoesNotTakeTheLedgerBack(t *testing.T) {
 	onMadeUpMachine(t, func(b *hardwareBench) {
 		in, _, _ := b.a.hardware.input()
-		late := inventory.Compute(in, nil, nil)
+		late := inventory.Compute(in, nil)
 		late.Capacity.Ratios.RAM = 1.25
 		b.memory(1, 1<<19)
 		b.online(0, 1, 2)

@@ -73,6 +73,10 @@ type Host struct {
 	// PCI are the PCI functions in ascending address.
 	PCI []PCIDevice `json:"pci"`
 
+	// Mdevs are the mediated devices that were made of PCI functions, ascending by
+	// uuid.
+	Mdevs []Mdev `json:"mdevs,omitempty"`
+
 	// BasePageSize is the size of an ordinary page; PageSizes are all sizes the
 	// kernel can serve, ascending, base size first, pools of no page included.
 	BasePageSize PageSize   `json:"base_page_size"`

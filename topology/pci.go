@@ -114,3 +114,10 @@ type MdevType struct {
 	DeviceAPI string `json:"device_api"`          // "vfio-pci" (device_api)
 	Available int    `json:"available_instances"` // how many more can be made now, a moving value
 }
+
+// Mdev is one mediated device that was made (sys/bus/mdev/devices/UUID).
+type Mdev struct {
+	UUID   string     `json:"uuid"`   // lower case, with dashes
+	Parent PCIAddress `json:"parent"` // the function that it is made of
+	Type   string     `json:"type"`   // MdevType.Name (link mdev_type)
+}

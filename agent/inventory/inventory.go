@@ -1,13 +1,44 @@
 // Package inventory says what a host is in Placement's words and in those of
-// claims/fit: from the hardware, the reserve, the CPU sets and the ratios to the
-// root provider's inventories and traits, and to the capacity and the cells that
-// claims are fitted in.
+// claims/fit: from the hardware, the reserve, the CPU sets, the devices and the
+// ratios to a tree of providers with inventories and traits, to the capacity and
+// the cells that claims are fitted in, and to where in the tree each claim is
+// counted.
 //
-// It is pure: values in, values out. Invariants: the inventories and the capacity
-// of one Report say the same, so that what Placement would give away and what the
-// claim lock would hold are one amount; classes and traits that others have set on
-// the provider are kept; a ratio that stands in Placement is kept unless the
-// operator fixed one (Nova: virt/driver _get_allocation_ratios).
+// It is pure: values in, values out. Invariants: the tree and the capacity of one
+// Report say the same, so that what Placement would give away and what the claim
+// lock would hold are one amount; both shapes of one host have the same totals;
+// classes and traits that others have set on the root or a cell are kept, as are
+// children that others have hung there; a ratio that stands in Placement is kept
+// unless the operator fixed one (Nova: virt/driver _get_allocation_ratios);
+// computed from its own result a Report is the same again.
+//
+// # The shapes
+//
+// Flat:
+//
+//	compute1                          VCPU PCPU MEMORY_MB DISK_GB; traits of the host
+//	├ compute1_0000:81:00.0           a PF with its VFs, or a plain device: its classes
+//	└ compute1_pci_0000_84_00_0       a parent of mediated devices: VGPU
+//
+// Nested:
+//
+//	compute1                          DISK_GB, CPUs that are in no cell; traits of the host
+//	├ compute1_NUMA0                  VCPU PCPU; HW_NUMA_ROOT
+//	│ ├ compute1_NUMA0_4KiB           MEMORY_MB; CUSTOM_MEMORY_PAGE_SIZE_4, …_SMALL
+//	│ ├ compute1_NUMA0_2MiB           MEMORY_MB in steps of 2; CUSTOM_MEMORY_PAGE_SIZE_2048, …_LARGE
+//	│ └ compute1_0000:81:00.0         the devices of the cell; of no known cell: below the root
+//	└ compute1_NUMA1 …
+//
+// MEMORY_MB of the flat root is all memory. In the nested shape the same memory is
+// parted: each pool of huge pages is a provider's, with ratio 1 and with its
+// reserved pages reserved, and what the pools leave is the smallest size's, with
+// the host's ratio and the host's reserve. So totals are equal; the flat shape
+// cannot say that pages are reserved, nor that a pool is not overcommitted, and the
+// claim lock says both in either.
+//
+// A child's uuid follows from the root's and from what stands behind the host's
+// name in its own (uuid5), so a Placement that was lost or restored gets the same
+// ones again, and a child with another uuid is somebody else's.
 package inventory
 
 import (
@@ -15,6 +46,7 @@ import (
 	"math"
 	"slices"
 
+	"berth/claims/pci"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -28,6 +60,8 @@ type Ratios struct {
 
 // Input is everything a report is computed from.
 type Input struct {
+	UUID, Name string // of the root provider
+
 	Host     *topology.Host     // never nil: without one there is nothing to report
 	Arch     string             // the kernel's word, "x86_64"; empty for unknown
 	DiskGB   int64              // size of the filesystem that holds guests' disks, GiB rounded down
@@ -38,9 +72,27 @@ type Input struct {
 	// Hypervisor is what guests can have here; nil while it is not known, and then no
 	// trait that depends on it is taken away.
 	Hypervisor *Hypervisor
-	// Holding says that a move has a half on this provider: then nothing that an
-	// allocation could be refused by is made tighter, so that it can go back.
+	// Holding says that a move has a half on this tree: then nothing that an
+	// allocation could be refused by is made tighter, so that it can go back, and the
+	// tree keeps the shape that stands.
 	Holding bool
+
+	Shape    Shape  // that the operator wants; empty for Flat
+	Disabled bool   // nobody shall be sent here: COMPUTE_STATUS_DISABLED
+	Sharing  string // uuid of a provider outside the tree that has the guests' DISK_GB; empty for the root
+
+	Devices  []pci.Device // what device_spec gives to guests, of Host (claims/pci.Devices)
+	Unusable []Unusable   // what no new claim may touch now; devices of it are reserved
+	Mdev     []EnabledMdev
+	// Held is what every claim of the host holds. A device that somebody holds is
+	// counted for as long, also when it is gone from Host or Devices.
+	Held []Held
+
+	// Config is what Nova's provider config files say (package providerconfig), in
+	// the files' order.
+	Config []ProviderConfig
+	// Applied is Report.Applied of the last report; the zero value where none is known.
+	Applied Applied
 }
 
 // Capacity is what claims are fitted in: claims.Capacity under another name,
@@ -51,75 +103,53 @@ type Capacity struct {
 	Ratios   Ratios
 }
 
-// Report is the root provider as it shall stand in Placement.
+// Report is the host's tree as it shall stand in Placement, and what goes with it.
 type Report struct {
-	Inventories map[string]placementclient.Inventory
-	Traits      []string // sorted
-	Capacity    Capacity
+	// Tree has the shape that is computed: the wanted one, but for Holding, when it
+	// is the one that stands.
+	Tree     *Tree
+	Wanted   Shape // Input.Shape
+	Standing Shape // the shape in Placement; empty where nothing that tells it stands
+
+	Capacity Capacity
+	// Cells is for FitCells. It is Input.Cells, and in the nested shape each cell
+	// keeps its part of the reserve besides, as its provider in Placement does: so
+	// the claim lock gives no memory of a cell that Placement would refuse.
+	Cells CellOptions
+
+	// Applied is what to keep for the next Compute, across restarts, before anything
+	// of this report is written. It does not change in a steady state.
+	Applied Applied
+	// Reasons are remarks on provider config files, and on devices: what of them was
+	// not applied, and why.
+	Reasons []Reason
 }
+
+// Reshapes reports whether inventories and allocations must change their
+// providers together (POST /reshaper) before Placement can say what Tree says.
+func (r Report) Reshapes() bool { return r.Standing != "" && r.Standing != r.Tree.Shape }
 
 const mib = 1 << 20
 
-// Compute gives the report. inventories and standing, its traits, are what stands
-// in Placement now; nil for a provider that does not exist yet.
-func Compute(in Input, inventories map[string]placementclient.Inventory, standing []string) Report {
-	dedicated, shared := in.Cells.cpus(in.Host)
-	total := topology.Resources{
-		VCPUs:    shared.Len(),
-		PCPUs:    dedicated.Len(),
-		MemoryMB: in.Host.MemoryBytes() / mib,
-		DiskGB:   in.DiskGB,
+// Compute gives the report. standing is the host's tree as Placement has it now,
+// children of others and a sharing provider included or not; nil for a host that it
+// does not know.
+func Compute(in Input, standing []Standing) Report {
+	b := newBuilder(in, standing)
+	b.root()
+	if b.tree.Shape == Nested {
+		b.cells()
 	}
-	// Placement refuses a reserve above the total; so much is reserved, then, that
-	// nothing is left.
-	reserved := topology.Resources{
-		VCPUs:    min(in.Reserved.VCPUs, total.VCPUs),
-		MemoryMB: min(in.Reserved.MemoryMB, total.MemoryMB),
-		DiskGB:   min(in.Reserved.DiskGB, total.DiskGB),
-	}
-	r := Report{
-		Inventories: maps.Clone(inventories),
-		Capacity:    Capacity{Total: total, Reserved: reserved},
-	}
-	if r.Inventories == nil {
-		r.Inventories = map[string]placementclient.Inventory{}
-	}
-	var once float64 // a dedicated CPU is given away once, whatever stands in Placement
-	for _, c := range []struct {
-		class           string
-		total, reserved int64
-		fixed, initial  float64
-		ratio           *float64
-	}{
-		{placementclient.ClassVCPU, int64(total.VCPUs), int64(reserved.VCPUs), in.Fixed.CPU, in.Initial.CPU, &r.Capacity.Ratios.CPU},
-		{placementclient.ClassPCPU, int64(total.PCPUs), 0, 1, 1, &once},
-		{placementclient.ClassMemoryMB, total.MemoryMB, reserved.MemoryMB, in.Fixed.RAM, in.Initial.RAM, &r.Capacity.Ratios.RAM},
-		{placementclient.ClassDiskGB, total.DiskGB, reserved.DiskGB, in.Fixed.Disk, in.Initial.Disk, &r.Capacity.Ratios.Disk},
-	} {
-		now, stands := inventories[c.class]
-		*c.ratio = ratio(c.fixed, now.AllocationRatio, c.initial)
-		if c.total <= 0 {
-			// Placement knows no inventory of nothing. A class that went away is
-			// taken out; Placement refuses that while it is allocated.
-			delete(r.Inventories, c.class)
-			continue
-		}
-		want := placementclient.Inventory{
-			Total: min(c.total, placementclient.MaxInt), Reserved: c.reserved,
-			MinUnit: 1, MaxUnit: min(c.total, placementclient.MaxInt), StepSize: 1, AllocationRatio: *c.ratio,
-		}
-		if in.Holding && stands {
-			want = loosest(want, now)
-			*c.ratio = want.AllocationRatio
-		}
-		r.Inventories[c.class] = want
-	}
-	r.Traits = traits(in, standing)
-	return r
+	b.devices()
+	b.mdevs()
+	b.configure()
+	b.retire()
+	b.report.Applied.normalise()
+	return b.report
 }
 
-func ratio(fixed, stands, initial float64) float64 {
-	for _, v := range []float64{fixed, stands, initial} {
+func ratio(given ...float64) float64 {
+	for _, v := range given {
 		if v > 0 {
 			return v
 		}
@@ -135,11 +165,12 @@ func loosest(want, now placementclient.Inventory) placementclient.Inventory {
 	return want
 }
 
-// Equal reports whether Placement says already what the report says.
-func (r Report) Equal(inventories map[string]placementclient.Inventory, traits []string) (sameInventories, sameTraits bool) {
-	sorted := slices.Clone(traits)
+// Equal reports whether Placement says of a provider already what the report says.
+// Names and parents are not compared.
+func (p Provider) Equal(s Standing) (sameInventories, sameTraits bool) {
+	sorted := slices.Clone(s.Traits)
 	slices.Sort(sorted)
-	return maps.EqualFunc(r.Inventories, inventories, same), slices.Equal(r.Traits, sorted)
+	return maps.EqualFunc(p.Inventories, s.Inventories, same), slices.Equal(p.Traits, sorted)
 }
 
 // same compares ratios as Placement's database keeps them: MySQL's FLOAT gives

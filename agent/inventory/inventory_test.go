@@ -23,30 +23,57 @@ func host(cpus int, memoryMB int64, smt bool) *topology.Host {
 	return h
 }
 
+const rootUUID = "c0ffee00-0000-4000-8000-000000000001"
+
 func input(h *topology.Host) inventory.Input {
 	return inventory.Input{
+		UUID: rootUUID, Name: "compute1",
 		Host: h, Arch: "x86_64", DiskGB: 100, Reserved: topology.Resources{MemoryMB: 512},
 		Initial: inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
 	}
 }
 
+// rooted is a report of a host of which only the root stands, with that root.
+type rooted struct {
+	inventory.Report
+	inventory.Provider
+}
+
+func compute(in inventory.Input, inventories map[string]placementclient.Inventory, traits []string) rooted {
+	var standing []inventory.Standing
+	if inventories != nil || traits != nil {
+		standing = []inventory.Standing{{
+			Provider: placementclient.ResourceProvider{UUID: in.UUID, Name: in.Name, RootProviderUUID: in.UUID}, Inventories: inventories, Traits: traits,
+		}}
+	}
+	r := inventory.Compute(in, standing)
+	return rooted{r, r.Tree.Providers[0]}
+}
+
 func TestCompute_NewProvider(t *testing.T) {
-	got := inventory.Compute(input(host(8, 16384, true)), nil, nil)
-	want := inventory.Report{
+	got := compute(input(host(8, 16384, true)), nil, nil)
+	want := inventory.Provider{
+		UUID: rootUUID, Name: "compute1",
 		Inventories: map[string]placementclient.Inventory{
 			"VCPU":      {Total: 8, MinUnit: 1, MaxUnit: 8, StepSize: 1, AllocationRatio: 4},
 			"MEMORY_MB": {Total: 16384, Reserved: 512, MinUnit: 1, MaxUnit: 16384, StepSize: 1, AllocationRatio: 1},
 			"DISK_GB":   {Total: 100, MinUnit: 1, MaxUnit: 100, StepSize: 1, AllocationRatio: 1},
 		},
 		Traits: []string{"COMPUTE_NODE", "HW_ARCH_X86_64", "HW_CPU_HYPERTHREADING"},
-		Capacity: inventory.Capacity{
-			Total:    topology.Resources{VCPUs: 8, MemoryMB: 16384, DiskGB: 100},
-			Reserved: topology.Resources{MemoryMB: 512},
-			Ratios:   inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
-		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	if diff := cmp.Diff([]inventory.Provider{want}, got.Tree.Providers); diff != "" {
+		t.Errorf("providers (-want +got):\n%s", diff)
+	}
+	capacity := inventory.Capacity{
+		Total:    topology.Resources{VCPUs: 8, MemoryMB: 16384, DiskGB: 100},
+		Reserved: topology.Resources{MemoryMB: 512},
+		Ratios:   inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
+	}
+	if diff := cmp.Diff(capacity, got.Capacity); diff != "" {
+		t.Errorf("capacity (-want +got):\n%s", diff)
+	}
+	if got.Tree.Disk != rootUUID || got.Tree.Shape != inventory.Flat || got.Reshapes() {
+		t.Errorf("disk of %s, shape %s, reshape %v", got.Tree.Disk, got.Tree.Shape, got.Reshapes())
 	}
 }
 
@@ -66,7 +93,7 @@ func TestCompute_CountsDedicatedCPUsApart(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in.Cells = tt.cells
-			r := inventory.Compute(in, stands, nil)
+			r := compute(in, stands, nil)
 			for _, c := range []struct {
 				class string
 				want  int64
@@ -91,12 +118,12 @@ func TestCompute_CountsDedicatedCPUsApart(t *testing.T) {
 func TestCompute_IsAFixedPoint(t *testing.T) {
 	in := input(host(8, 16384, false))
 	in.Fixed.CPU = 2
-	first := inventory.Compute(in, nil, []string{"CUSTOM_RACK_7"})
-	again := inventory.Compute(in, first.Inventories, first.Traits)
-	if diff := cmp.Diff(first, again); diff != "" {
+	first := compute(in, nil, []string{"CUSTOM_RACK_7"})
+	again := compute(in, first.Inventories, reversed(first.Traits))
+	if diff := cmp.Diff(first.Provider, again.Provider); diff != "" {
 		t.Errorf("a second look wants something else (-first +again):\n%s", diff)
 	}
-	if inv, traits := again.Equal(first.Inventories, reversed(first.Traits)); !inv || !traits {
+	if inv, traits := again.Equal(inventory.Standing{Inventories: first.Inventories, Traits: reversed(first.Traits)}); !inv || !traits {
 		t.Errorf("equal things differ: inventories %v, traits %v", inv, traits)
 	}
 }
@@ -116,7 +143,7 @@ func TestCompute_Ratios(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			in := input(host(8, 16384, false))
 			in.Fixed.CPU = tt.fixed
-			r := inventory.Compute(in, tt.now, nil)
+			r := compute(in, tt.now, nil)
 			if got := r.Inventories["VCPU"].AllocationRatio; got != tt.want || r.Capacity.Ratios.CPU != tt.want {
 				t.Errorf("inventory %v, capacity %v, want %v", got, r.Capacity.Ratios.CPU, tt.want)
 			}
@@ -126,7 +153,7 @@ func TestCompute_Ratios(t *testing.T) {
 
 func TestCompute_KeepsWhatOthersSet(t *testing.T) {
 	gpu := placementclient.Inventory{Total: 2, MinUnit: 1, MaxUnit: 1, StepSize: 1, AllocationRatio: 1}
-	r := inventory.Compute(input(host(2, 4096, false)),
+	r := compute(input(host(2, 4096, false)),
 		map[string]placementclient.Inventory{"CUSTOM_GPU": gpu},
 		[]string{"CUSTOM_RACK_7", "HW_ARCH_AARCH64", "HW_CPU_HYPERTHREADING"})
 	if r.Inventories["CUSTOM_GPU"] != gpu {
@@ -144,12 +171,12 @@ func TestCompute_NothingIsTightenedUnderAHeldMove(t *testing.T) {
 	}
 	in := input(host(4, 8192, false))
 	in.Fixed.RAM, in.Holding = 1, true
-	got := inventory.Compute(in, now, nil).Inventories["MEMORY_MB"]
+	got := compute(in, now, nil).Inventories["MEMORY_MB"]
 	if got.Reserved != 256 || got.MaxUnit != 16384 || got.AllocationRatio != 1.5 || got.Total != 8192 {
 		t.Errorf("while a move is held: %+v", got)
 	}
 	in.Holding = false
-	got = inventory.Compute(in, now, nil).Inventories["MEMORY_MB"]
+	got = compute(in, now, nil).Inventories["MEMORY_MB"]
 	if got.Reserved != 512 || got.MaxUnit != 8192 || got.AllocationRatio != 1 {
 		t.Errorf("after it: %+v", got)
 	}
@@ -158,7 +185,7 @@ func TestCompute_NothingIsTightenedUnderAHeldMove(t *testing.T) {
 func TestCompute_ReserveAboveTheTotal(t *testing.T) {
 	in := input(host(1, 256, false))
 	in.DiskGB = 0
-	r := inventory.Compute(in, nil, nil)
+	r := compute(in, nil, nil)
 	if m := r.Inventories["MEMORY_MB"]; m.Reserved != 256 || m.Capacity() != 0 {
 		t.Errorf("memory %+v, want all of it reserved", m)
 	}

@@ -22,6 +22,7 @@ type Hypervisor struct {
 //
 //	group       decided by             traits
 //	machine     the hardware's reading COMPUTE_NODE, HW_CPU_HYPERTHREADING, HW_ARCH_*
+//	            Input.Disabled         COMPUTE_STATUS_DISABLED
 //	hypervisor  Input.Hypervisor       those of capabilityTraits; COMPUTE_ARCH_* is only added
 //	cpu         its CPU's features     those of x86Traits and armTraits
 type group struct {
@@ -56,6 +57,9 @@ func traits(in Input, stand []string) []string {
 // machineTraits are those of the hardware.
 func machineTraits(in Input) []string {
 	out := []string{placementclient.TraitComputeNode}
+	if in.Disabled {
+		out = append(out, placementclient.TraitComputeStatusDisabled)
+	}
 	if t, ok := archTraits[in.Arch]; ok {
 		out = append(out, "HW_ARCH_"+t)
 	}
@@ -66,7 +70,8 @@ func machineTraits(in Input) []string {
 }
 
 func ofTheMachine(trait string) bool {
-	return trait == placementclient.TraitComputeNode || trait == placementclient.TraitHWCPUHyperthreading || strings.HasPrefix(trait, "HW_ARCH_")
+	return slices.Contains([]string{placementclient.TraitComputeNode, placementclient.TraitComputeStatusDisabled, placementclient.TraitHWCPUHyperthreading}, trait) ||
+		strings.HasPrefix(trait, "HW_ARCH_")
 }
 
 // archTraits are os-traits' names of architectures by the kernel's.

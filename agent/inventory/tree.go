@@ -1,13 +1,15 @@
 package inventory
 
 import (
-	"maps"
+	"strings"
+
+	"github.com/google/uuid"
 
 	"berth/placementclient"
 	"berth/topology"
 )
 
-// Shape is how a host shows itself in Placement.
+// Shape is how a host shows itself in Placement; see the package comment.
 type Shape string
 
 // The shapes.
@@ -40,28 +42,65 @@ type Provider struct {
 }
 
 // Tree is the host in Placement's words, and where in it what a claim holds is
-// counted. Nothing changes a Tree after it was computed.
+// counted. Nothing changes a Tree after it was computed. One of a root alone, with
+// no field set but Shape, Providers and Disk, is that of a flat host without
+// devices.
 type Tree struct {
 	Shape     Shape
 	Providers []Provider // root first, each parent before its children
+	// Retired are own providers that stand in Placement and are no more: deepest
+	// first, everything of them reserved. They are to be deleted; where Placement says
+	// that they are in use they are to stand as they are here, and what a guest holds
+	// of them is still this host's.
+	Retired []Provider
 	// Disk is who has DISK_GB: the root, or a sharing provider, which is nobody's
 	// child; empty for nobody.
 	Disk string
+
+	// Cells are the host's cells in a nested tree, ascending by id; nil in a flat one.
+	Cells []TreeCell
+	// Devices and Mdevs (by uuid) say where each device is counted: those that guests
+	// may have, and those that they have.
+	Devices map[topology.PCIAddress]Home
+	Mdevs   map[string]Home
+
+	used map[string]placementclient.Resources // see Beside
+}
+
+// TreeCell is a NUMA cell in a nested tree.
+type TreeCell struct {
+	ID       topology.CellID
+	Provider string                       // uuid of who has its VCPU and PCPU
+	Pages    map[topology.PageSize]string // by size, uuid of who has the MEMORY_MB
+	Ordinary topology.PageSize            // the smallest size: memory of guests that ask for none
+}
+
+// Home is where one device is counted.
+type Home struct {
+	Provider string `json:"provider"` // uuid
+	Class    string `json:"class"`
 }
 
 // Held is what a claim holds: the values of claims.Claim of the same names.
 type Held struct {
 	Resources  topology.Resources
 	Assignment topology.Assignment
+	// Consumer is its consumer's uuid. By it guests that float over a nested tree of
+	// which no usage is known (see Tree.Beside) are put on different cells; it may be
+	// empty.
+	Consumer string
 }
 
 // Root is the uuid of the root provider.
 func (t *Tree) Root() string { return t.Providers[0].UUID }
 
-// Owns reports whether a provider is one of the tree's own. A sharing provider is
-// not.
+// Owns reports whether a provider is one of the tree's own, a retired one
+// included. A sharing provider is not.
 func (t *Tree) Owns(rp string) bool {
-	for _, p := range t.Providers {
+	if _, ok := t.provider(rp); ok {
+		return true
+	}
+	for _, p := range t.Retired {
 		if p.UUID == rp {
 			return true
 		}
@@ -73,50 +112,46 @@ func (t *Tree) Owns(rp string) bool {
 // counted there: it is the tree's own, or the sharing one with its disks.
 func (t *Tree) Uses(rp string) bool { return t.Owns(rp) || rp != "" && rp == t.Disk }
 
-// Place gives what a claim holds, by provider: exactly what Placement shall say.
-// now is what its consumer holds already, nil for nothing: a guest that floats over
-// the cells of a nested tree stays counted where it is counted, as long as the sums
-// are right. Classes of nothing are left out, as Placement knows no allocation of
-// zero.
-func (t *Tree) Place(h Held, now map[string]placementclient.Resources) map[string]placementclient.Resources {
-	root, disk := placementclient.Resources{}, placementclient.Resources{}
-	for class, n := range map[string]int64{
-		placementclient.ClassVCPU: int64(h.Resources.VCPUs), placementclient.ClassPCPU: int64(h.Resources.PCPUs),
-		placementclient.ClassMemoryMB: h.Resources.MemoryMB,
-	} {
-		if n > 0 {
-			root[class] = n
+func (t *Tree) provider(rp string) (*Provider, bool) {
+	for i := range t.Providers {
+		if t.Providers[i].UUID == rp {
+			return &t.Providers[i], true
 		}
 	}
-	on := root
-	if t.Disk != "" && t.Disk != t.Root() {
-		on = disk
-	}
-	if h.Resources.DiskGB > 0 {
-		on[placementclient.ClassDiskGB] = h.Resources.DiskGB
-	}
-	out := map[string]placementclient.Resources{t.Disk: disk}
-	out[t.Root()] = root // the one with the disks may be the root itself
-	maps.DeleteFunc(out, func(_ string, r placementclient.Resources) bool { return len(r) == 0 })
-	return out
+	return nil, false
 }
 
-// Rehome gives what a consumer that no claim is known of shall hold in this tree,
-// from what it holds of the tree as it stood: the same sums of each class, on
-// providers that have the class.
-func (t *Tree) Rehome(now map[string]placementclient.Resources) map[string]placementclient.Resources {
-	out := map[string]placementclient.Resources{}
-	for rp, r := range now {
-		to := t.Root()
-		if t.Uses(rp) {
-			to = rp
-		}
-		if out[to] == nil {
-			out[to] = placementclient.Resources{}
-		}
-		for class, n := range r {
-			out[to][class] += n
+func (t *Tree) cell(id topology.CellID) (*TreeCell, bool) {
+	for i := range t.Cells {
+		if t.Cells[i].ID == id {
+			return &t.Cells[i], true
 		}
 	}
-	return out
+	return nil, false
+}
+
+// ChildUUID is the uuid of the child whose name is the host's, "_" and suffix:
+// uuid5 of the suffix in the root's uuid. A root that is named otherwise than by a
+// uuid has a name space all the same.
+func ChildUUID(root, suffix string) string {
+	space, err := uuid.Parse(root)
+	if err != nil {
+		space = uuid.NewSHA1(uuid.NameSpaceOID, []byte(root))
+	}
+	return uuid.NewSHA1(space, []byte(suffix)).String()
+}
+
+// suffixOf gives the suffix of a child of Berth's from the name it has, also when
+// the host has been renamed since; false for somebody else's.
+func suffixOf(root string, p placementclient.ResourceProvider) (string, bool) {
+	for rest := p.Name; ; {
+		_, after, found := strings.Cut(rest, "_")
+		if !found {
+			return "", false
+		}
+		if ChildUUID(root, after) == p.UUID {
+			return after, true
+		}
+		rest = after
+	}
 }

@@ -262,13 +262,14 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 			Code: "host_unknown", Message: why, Change: "see `berth host show` for what cannot be read",
 		})
 	}
+	in.UUID, in.Name = r.opt.UUID, r.opt.Name
 	provider, exists, err := r.find(ctx)
 	if err != nil {
 		return err
 	}
 	if !exists {
 		if r.opt.Observe {
-			report := inventory.Compute(in, nil, nil)
+			report := inventory.Compute(in, nil)
 			r.found(report)
 			r.note(func(s *Status) {
 				s.Pending = []string{fmt.Sprintf("create resource provider %s (%s)", r.opt.Name, r.opt.UUID), "put inventories", "put traits"}
@@ -282,12 +283,14 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 	if err := r.observe(ctx, provider); err != nil {
 		return err
 	}
-	report := inventory.Compute(in, r.seen.inventories.Inventories, r.seen.traits)
-	if report.Traits, err = r.withoutUnknown(ctx, report.Traits); err != nil {
+	stands := inventory.Standing{Provider: provider, Inventories: r.seen.inventories.Inventories, Traits: r.seen.traits}
+	report := inventory.Compute(in, []inventory.Standing{stands})
+	root := &report.Tree.Providers[0]
+	if root.Traits, err = r.withoutUnknown(ctx, root.Traits); err != nil {
 		return err
 	}
 	r.found(report)
-	sameInventories, sameTraits := report.Equal(r.seen.inventories.Inventories, r.seen.traits)
+	sameInventories, sameTraits := root.Equal(stands)
 	if r.opt.Observe {
 		r.note(func(s *Status) {
 			if !sameInventories {
@@ -313,10 +316,7 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tree = &inventory.Tree{
-		Shape: inventory.Flat, Disk: r.opt.UUID,
-		Providers: []inventory.Provider{{UUID: r.opt.UUID, Name: r.opt.Name, Inventories: report.Inventories, Traits: report.Traits}},
-	}
+	r.tree = report.Tree
 	return nil
 }
 
@@ -361,7 +361,7 @@ func (r *Reporter) withoutUnknown(ctx context.Context, traits []string) ([]strin
 }
 
 func (r *Reporter) found(report inventory.Report) {
-	r.note(func(s *Status) { s.Traits = report.Traits })
+	r.note(func(s *Status) { s.Traits = report.Tree.Providers[0].Traits })
 	if r.opt.Found != nil {
 		r.opt.Found(report)
 	}
@@ -455,7 +455,7 @@ func (r *Reporter) observe(ctx context.Context, p placementclient.ResourceProvid
 // more of it, and everything else is put; each comparison tries again to take it
 // out.
 func (r *Reporter) putInventories(ctx context.Context, report inventory.Report) error {
-	err := r.put(ctx, report.Inventories, report.Capacity.Total)
+	err := r.put(ctx, report.Tree.Providers[0].Inventories, report.Capacity.Total)
 	if err == nil {
 		r.note(func(s *Status) { s.Kept = nil })
 		return nil
@@ -463,7 +463,7 @@ func (r *Reporter) putInventories(ctx context.Context, report inventory.Report) 
 	if placementclient.ConflictOf(err) != placementclient.ConflictInventoryInUse {
 		return err
 	}
-	without, kept := maps.Clone(report.Inventories), []string(nil)
+	without, kept := maps.Clone(report.Tree.Providers[0].Inventories), []string(nil)
 	for class, stands := range r.seen.inventories.Inventories {
 		if _, has := without[class]; !has {
 			stands.Reserved = stands.Total
@@ -471,7 +471,7 @@ func (r *Reporter) putInventories(ctx context.Context, report inventory.Report) 
 		}
 	}
 	slices.Sort(kept)
-	if same, _ := (inventory.Report{Inventories: without}).Equal(r.seen.inventories.Inventories, nil); !same {
+	if same, _ := (inventory.Provider{Inventories: without}).Equal(inventory.Standing{Inventories: r.seen.inventories.Inventories}); !same {
 		if err := r.put(ctx, without, report.Capacity.Total); err != nil {
 			return err
 		}
@@ -498,7 +498,7 @@ func (r *Reporter) put(ctx context.Context, inventories map[string]placementclie
 func (r *Reporter) putTraits(ctx context.Context, report inventory.Report) error {
 	r.wrote()
 	got, err := r.opt.Placement.PutTraits(ctx, r.opt.UUID, placementclient.Traits{
-		Generation: r.seen.provider.Generation, Traits: report.Traits,
+		Generation: r.seen.provider.Generation, Traits: report.Tree.Providers[0].Traits,
 	})
 	if err != nil {
 		return err

@@ -152,9 +152,15 @@ func (m *matcher) tagsOf(vendor, product string) map[string]string {
 	tags := maps.Clone(m.tags)
 	tags[TagResourceClass] = m.class
 	if m.class == "" {
-		tags[TagResourceClass] = customPrefix + "PCI_" + strings.ToUpper(vendor+"_"+product)
+		tags[TagResourceClass] = ClassOf(vendor, product)
 	}
 	return tags
+}
+
+// ClassOf is the class under which Placement counts functions of a vendor and
+// product where no resource_class says otherwise: CUSTOM_PCI_8086_1563.
+func ClassOf(vendor, product string) string {
+	return customPrefix + "PCI_" + strings.ToUpper(vendor+"_"+product)
 }
 
 // digits is the four hexadecimal digits of topology's "0x8086".

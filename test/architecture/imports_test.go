@@ -51,7 +51,7 @@ var table = map[string]rule{
 	"internal/store":           {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
 	"internal/config":          {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
 	"internal":                 {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
-	"agent/inventory":          {own: []string{"claims/fit", "topology", "placementclient"}, why: "pure: host and ratios in, provider tree out"},
+	"agent/inventory":          {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
 	"agent/guard":              {own: []string{"driver/libvirt/domainxml", "internal/..."}, why: "answers from a ledger's facts and its own files; never the hypervisor"},
 	"agent":                    {own: []string{"agent/...", "claims/...", "driver", "driver/libvirt/domainxml", "hwdiscovery", "migration/...", "placementclient/...", "systemd", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "golang.org/x/sync", "golang.org/x/sys", "github.com/pelletier/go-toml"}, why: "joins the parts; the binding comes from main"},
 	"packaging":                {why: "files, embedded for whoever installs them"},
