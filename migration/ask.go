@@ -1,16 +1,14 @@
 package migration
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration/candidates"
 	"berth/migration/task"
-	"berth/placementclient"
 )
 
 // askTries is how often a verb is asked whose answer does not come, before the
@@ -223,52 +221,39 @@ func nowhere(instance string) error {
 	})
 }
 
-// candidates are the names of hosts that Placement says have room, the emptiest
-// by memory first.
+// candidates are the names of hosts that Placement says have room, in the order in
+// which they are tried: those that share the guest's disks, then the emptiest by
+// memory. What Placement proposes of each is not handed on: only the destination
+// knows its CPUs, pages and devices one by one, so its claim decides where the guest
+// is counted, also where Placement would have had another provider of the same host.
 func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
-	answer, err := s.c.cfg.Placement.AllocationCandidates(ctx, placementclient.CandidateRequest{
-		RequestGroup: placementclient.RequestGroup{
-			Resources: placementResources(g.Resources),
-			Forbidden: []string{placementclient.TraitComputeStatusDisabled},
-		},
-	})
+	wish, err := wishOf(ctx, s.c.cfg.Placement, g)
 	if err != nil {
-		return nil, fmt.Errorf("ask Placement for destinations: %w", err)
+		return nil, err
 	}
-	type room struct {
-		root string
-		used float64
+	found, err := candidates.Find(ctx, s.c.cfg.Placement, wish, func(hosts []candidates.Host) bool {
+		return s.untried(hostNames(hosts)) != ""
+	})
+	return hostNames(found.Hosts), err
+}
+
+// wishOf is what a guest asks of another host.
+func wishOf(ctx context.Context, p Placement, g Guest) (candidates.Wish, error) {
+	disk, err := candidates.Own(ctx, p, g.Allocations)
+	if err != nil {
+		return candidates.Wish{}, fmt.Errorf("ask Placement for the provider of the guest's disks: %w", err)
 	}
-	var rooms []room
-	for _, c := range answer.Candidates {
-		for _, rp := range c.Providers()[:min(1, len(c.Allocations))] {
-			sum := answer.Summaries[rp]
-			r := room{root: cmp.Or(sum.RootProviderUUID, rp)}
-			if m := sum.Resources[placementclient.ClassMemoryMB]; m.Capacity > 0 {
-				r.used = float64(m.Used) / float64(m.Capacity)
-			}
-			rooms = append(rooms, r)
-		}
-	}
-	slices.SortFunc(rooms, func(a, b room) int { return cmp.Or(cmp.Compare(a.used, b.used), cmp.Compare(a.root, b.root)) })
+	return candidates.Wish{
+		Resources: g.Resources, Topology: g.Topology, Devices: g.PCIRequests, ExtraSpecs: g.Flavor.ExtraSpecs, Disk: disk,
+	}, nil
+}
+
+func hostNames(hosts []candidates.Host) []string {
 	var names []string
-	// Names are asked for only as long as there can be another attempt.
-	for _, r := range rooms {
-		if len(names) > s.c.cfg.MaxAttempts {
-			break
-		}
-		p, err := s.c.cfg.Placement.Provider(ctx, r.root)
-		if errors.Is(err, fault.NotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("ask Placement for the name of provider %s: %w", r.root, err)
-		}
-		if !slices.Contains(names, p.Name) {
-			names = append(names, p.Name)
-		}
+	for _, h := range hosts {
+		names = append(names, h.Name)
 	}
-	return names, nil
+	return names
 }
 
 // untried is the first of names that is not the source and has not refused.

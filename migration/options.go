@@ -8,6 +8,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration/candidates"
 	"berth/migration/task"
 	"berth/placementclient"
 )
@@ -20,8 +21,7 @@ type Placement interface {
 	// PostAllocations replaces what several consumers hold, all or none.
 	PostAllocations(ctx context.Context, set map[string]placementclient.Allocations) error
 	DeleteAllocations(ctx context.Context, consumer string) error
-	Provider(ctx context.Context, uuid string) (placementclient.ResourceProvider, error)
-	AllocationCandidates(ctx context.Context, r placementclient.CandidateRequest) (placementclient.AllocationCandidates, error)
+	candidates.Placement
 }
 
 // Config configures a Conductor. Zero durations and numbers mean the defaults.

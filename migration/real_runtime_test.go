@@ -74,8 +74,16 @@ func (q *quick) DeleteAllocations(ctx context.Context, consumer string) error {
 	return q.PutAllocations(ctx, consumer, placementclient.Allocations{})
 }
 
-func (q *quick) Provider(_ context.Context, uuid string) (placementclient.ResourceProvider, error) {
-	return placementclient.ResourceProvider{UUID: uuid, Name: uuid}, nil
+func (q *quick) Providers(context.Context, placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error) {
+	return []placementclient.ResourceProvider{{UUID: "a", Name: "a"}, {UUID: "b", Name: "b"}}, nil
+}
+
+func (q *quick) KnownTraits(_ context.Context, names []string) ([]string, error) { return names, nil }
+
+func (q *quick) KnownClasses(_ context.Context, names []string) ([]string, error) { return names, nil }
+
+func (q *quick) Aggregates(context.Context, string) (placementclient.Aggregates, error) {
+	return placementclient.Aggregates{}, nil
 }
 
 func (q *quick) AllocationCandidates(context.Context, placementclient.CandidateRequest) (placementclient.AllocationCandidates, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
 	"berth/internal/fault"
 	"berth/internal/runtime/simruntime"
@@ -110,8 +109,30 @@ func (x placementWire) DeleteAllocations(_ context.Context, consumer string) err
 	return err
 }
 
-func (x placementWire) Provider(_ context.Context, uuid string) (placementclient.ResourceProvider, error) {
-	return placementclient.ResourceProvider{UUID: uuid, Name: strings.TrimPrefix(uuid, "rp-")}, nil
+func (x placementWire) Providers(context.Context, placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error) {
+	if !x.up() {
+		return nil, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	var out []placementclient.ResourceProvider
+	for _, name := range slices.Sorted(maps.Keys(x.w.hosts)) {
+		out = append(out, placementclient.ResourceProvider{UUID: x.w.hosts[name].provider, Name: name})
+	}
+	return out, nil
+}
+
+func (x placementWire) KnownTraits(_ context.Context, names []string) ([]string, error) {
+	if !x.up() {
+		return nil, fault.New(fault.Unavailable, "Placement does not answer")
+	}
+	return names, nil
+}
+
+func (x placementWire) KnownClasses(_ context.Context, names []string) ([]string, error) {
+	return names, nil
+}
+
+func (x placementWire) Aggregates(context.Context, string) (placementclient.Aggregates, error) {
+	return placementclient.Aggregates{}, nil
 }
 
 func (x placementWire) AllocationCandidates(context.Context, placementclient.CandidateRequest) (placementclient.AllocationCandidates, error) {

@@ -36,7 +36,8 @@ type RequestGroup struct {
 //	below 1.33  groups are numbered, in the order of their suffixes
 //	below 1.32  NotMemberOf is left out, below 1.31 InTree
 //	below 1.29  all of a tree's resources come from one provider of it (and from
-//	            sharing ones): here fewer are named, and a nested host never is
+//	            sharing ones), so groups with names, which ask for what children
+//	            have, are left out. Here fewer are named: a nested host never is
 type CandidateRequest struct {
 	// RequestGroup is the unnumbered group: its resources may come from several
 	// providers of one tree, each class from one.
@@ -70,7 +71,7 @@ func (r CandidateRequest) query(v Microversion) url.Values {
 	groups := 0
 	for i, suffix := range slices.Sorted(maps.Keys(r.Groups)) {
 		g := r.Groups[suffix]
-		if len(g.Resources) == 0 && v < versionSameSubtree {
+		if len(g.Resources) == 0 && v < versionSameSubtree || v < versionNested && !isNumber(suffix) {
 			continue
 		}
 		groups++
@@ -125,6 +126,11 @@ func (g RequestGroup) query(q url.Values, suffix string, v Microversion) {
 	}
 }
 
+func isNumber(suffix string) bool {
+	_, err := strconv.ParseUint(suffix, 10, 32)
+	return err == nil
+}
+
 func addTraits(q url.Values, key string, required, forbidden []string) {
 	if t := traitQuery(required, forbidden); t != "" {
 		q.Add(key, t)
@@ -148,8 +154,12 @@ func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (
 		if err != nil {
 			return AllocationCandidates{}, err
 		}
+		q := r.query(v)
+		if !asks(q) {
+			return AllocationCandidates{}, nil // all that was wanted is what this server cannot be asked for
+		}
 		err = c.do(ctx, "ask for allocation candidates", call{
-			method: http.MethodGet, route: "/allocation_candidates", path: "/allocation_candidates", query: r.query(v), out: &doc,
+			method: http.MethodGet, route: "/allocation_candidates", path: "/allocation_candidates", query: q, out: &doc,
 		})
 		// The server may have been replaced by one that speaks less than what the
 		// query was written for.
@@ -168,6 +178,38 @@ func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (
 		out.Candidates = append(out.Candidates, k)
 	}
 	return out, err
+}
+
+// asks tells whether a query names a resource.
+func asks(q url.Values) bool {
+	for key := range q {
+		if strings.HasPrefix(key, "resources") {
+			return true
+		}
+	}
+	return false
+}
+
+// KnownClasses gives those of the names that this Placement has as resource
+// classes, sorted: a question that names another is refused.
+func (c *Client) KnownClasses(ctx context.Context, names []string) ([]string, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	var out struct {
+		Classes []struct {
+			Name string `json:"name"`
+		} `json:"resource_classes"`
+	}
+	err := c.do(ctx, "list resource classes", call{method: http.MethodGet, route: "/resource_classes", path: "/resource_classes", out: &out})
+	var known []string
+	for _, class := range out.Classes {
+		if slices.Contains(names, class.Name) {
+			known = append(known, class.Name)
+		}
+	}
+	slices.Sort(known)
+	return known, err
 }
 
 // Providers is the sorted UUIDs of the providers that a candidate uses.

@@ -19,7 +19,7 @@ func TestCandidateRequest_SaysWhatTheServerUnderstands(t *testing.T) {
 		Groups: map[string]RequestGroup{
 			"_CELL0": {Resources: Resources{ClassPCPU: 2}, Required: []string{TraitHWNUMARoot}},
 			"_TIE":   {Required: []string{TraitHWNUMARoot}},
-			"_MEM0":  {Resources: Resources{ClassMemoryMB: 512}, AnyOf: [][]string{{TraitPageSize(2 << 20), TraitPageSize(1 << 30)}}},
+			"_MEM0":  {Resources: Resources{ClassMemoryMB: 512}, AnyOf: [][]string{{TraitPageSize(2 << 20), TraitPageSizeLarge}}},
 		},
 		GroupPolicy: "isolate", SameSubtree: [][]string{{"_CELL0", "_MEM0"}},
 		RootRequired: []string{"COMPUTE_NODE"}, RootForbidden: []string{TraitComputeStatusDisabled}, Limit: 7,
@@ -28,7 +28,7 @@ func TestCandidateRequest_SaysWhatTheServerUnderstands(t *testing.T) {
 		"resources": {"DISK_GB:10"}, "required": {"STORAGE_DISK_SSD,CUSTOM_C", "in:CUSTOM_A,CUSTOM_B"},
 		"member_of": {"in:" + pool, "!in:" + other}, "in_tree": {other},
 		"resources_CELL0": {"PCPU:2"}, "required_CELL0": {"HW_NUMA_ROOT"}, "required_TIE": {"HW_NUMA_ROOT"},
-		"resources_MEM0": {"MEMORY_MB:512"}, "required_MEM0": {"in:CUSTOM_MEMORY_PAGE_SIZE_2048,CUSTOM_MEMORY_PAGE_SIZE_1048576"},
+		"resources_MEM0": {"MEMORY_MB:512"}, "required_MEM0": {"in:CUSTOM_MEMORY_PAGE_SIZE_2048,CUSTOM_MEMORY_PAGE_SIZE_LARGE"},
 		"group_policy": {"isolate"}, "same_subtree": {"_CELL0,_MEM0"}, "root_required": {"COMPUTE_NODE,!COMPUTE_STATUS_DISABLED"}, "limit": {"7"},
 	}
 	change := func(from url.Values, more url.Values, without ...string) url.Values {
@@ -49,8 +49,9 @@ func TestCandidateRequest_SaysWhatTheServerUnderstands(t *testing.T) {
 	at134 := change(at135, url.Values{"required": {"STORAGE_DISK_SSD,COMPUTE_NODE,CUSTOM_C,!COMPUTE_STATUS_DISABLED"}}, "root_required")
 	at132 := change(at134, url.Values{"resources1": {"PCPU:2"}, "required1": {"HW_NUMA_ROOT"}, "resources2": {"MEMORY_MB:512"}}, "resources_CELL0", "required_CELL0", "resources_MEM0")
 	at131 := change(at132, url.Values{"member_of": {"in:" + pool}})
-	at28 := change(at131, nil, "in_tree")
-	for v, want := range map[Microversion]url.Values{39: at139, 38: at138, 36: at138, 35: at135, 34: at134, 33: at134, 32: at132, 31: at131, 30: at28, 28: at28} {
+	at29 := change(at131, nil, "in_tree")
+	at28 := change(at29, nil, "resources1", "required1", "resources2", "group_policy")
+	for v, want := range map[Microversion]url.Values{39: at139, 38: at138, 36: at138, 35: at135, 34: at134, 33: at134, 32: at132, 31: at131, 30: at29, 29: at29, 28: at28} {
 		if diff := cmp.Diff(want, r.query(v)); diff != "" {
 			t.Errorf("at %s (-want +got):\n%s", v, diff)
 		}

@@ -30,11 +30,18 @@ const (
 	TraitComputeMigratePostCopy     = "COMPUTE_MIGRATE_POST_COPY"
 )
 
-// TraitPageSize is the trait of a provider whose MEMORY_MB is pages of one size: the
-// size in KiB, "CUSTOM_MEMORY_PAGE_SIZE_2048". os-traits has none.
-func TraitPageSize(bytes int64) string {
-	return CustomPrefix + "MEMORY_PAGE_SIZE_" + strconv.FormatInt(bytes>>10, 10)
-}
+// Traits of providers below a NUMA cell whose MEMORY_MB is pages of one size.
+// os-traits has none; the names are those of Nova's specification
+// numa-topology-with-rps, its standard ones made custom.
+const (
+	TraitPageSizeSmall = traitPageSize + "SMALL" // the smallest size of the host
+	TraitPageSizeLarge = traitPageSize + "LARGE" // any other
+	traitPageSize      = CustomPrefix + "MEMORY_PAGE_SIZE_"
+)
+
+// TraitPageSize is the trait of the size itself, by its KiB:
+// "CUSTOM_MEMORY_PAGE_SIZE_2048".
+func TraitPageSize(bytes int64) string { return traitPageSize + strconv.FormatInt(bytes>>10, 10) }
 
 // Consumer types (from microversion 1.38).
 const (
@@ -60,6 +67,7 @@ const (
 	MinMicroversion Microversion = 28
 	MaxMicroversion Microversion = 39
 
+	versionNested              Microversion = 29
 	versionInTree              Microversion = 31
 	versionForbiddenAggregates Microversion = 32
 	versionNamedGroups         Microversion = 33
