@@ -1,0 +1,477 @@
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/placementclient"
+)
+
+// Kind says what the subject of a row is.
+type Kind string
+
+// The kinds.
+const (
+	KindInstance  Kind = "instance"
+	KindMigration Kind = "migration"
+	KindConsumer  Kind = "consumer" // of Placement's, that nobody here knows
+	KindDomain    Kind = "domain"
+	KindProvider  Kind = "provider"
+)
+
+// Row is one subject.
+type Row struct {
+	Subject string  `json:"subject"` // uuid
+	Kind    Kind    `json:"kind"`
+	Name    string  `json:"name,omitempty"`
+	Verdict Verdict `json:"verdict"`
+	Code    string  `json:"code"`
+	Message string  `json:"message"`
+	// Change is what an operator does next; empty where nothing is to be done.
+	Change string `json:"change,omitempty"`
+	// Differences are the amounts that are not as they are claimed.
+	Differences []Difference `json:"differences,omitempty"`
+	// Heal is the write that makes it agree, empty for none. Quarantine is why there is
+	// none, where the row does not agree.
+	Heal       Heal   `json:"heal,omitempty"`
+	Quarantine string `json:"quarantine,omitempty"`
+	// Healed says that the write was done, Failed why it could not be.
+	Healed bool   `json:"healed,omitempty"`
+	Failed string `json:"failed,omitempty"`
+	// Since is when an audit of this agent first saw the row as it is.
+	Since time.Time `json:"since,omitzero"`
+
+	// Write is what the heal puts, by consumer, guarded by the generations that the
+	// row was judged by.
+	Write map[string]placementclient.Allocations `json:"-"`
+	Facts Facts                                  `json:"-"`
+}
+
+// Difference is one class of one provider.
+type Difference struct {
+	Provider string `json:"provider"`
+	Class    string `json:"class"`
+	Want     int64  `json:"want"`
+	Have     int64  `json:"have"`
+}
+
+// Agrees reports whether nothing is left to do about the row.
+func (r Row) Agrees() bool { return r.Verdict == Agree || r.Healed }
+
+// Join judges every subject. Rows are in order of kind, name and subject.
+func Join(in Input) []Row {
+	j := index(in)
+	var out []Row
+	for _, s := range j.subjects() {
+		out = append(out, j.row(s))
+	}
+	out = append(out, j.providers()...)
+	slices.SortStableFunc(out, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Subject, b.Subject))
+	})
+	return out
+}
+
+// Judge is the row of one subject.
+func Judge(in Input, subject string) Row { return index(in).row(subject) }
+
+// Unread are the consumers that must be read whole before they can be judged: those
+// that do not agree by what the providers say, or of which nobody here knows.
+func Unread(in Input) []string {
+	j := index(in)
+	if j.in.Placement.Why != "" || j.in.Tree == nil {
+		return nil
+	}
+	var out []string
+	add := func(consumer string) {
+		if _, read := in.Placement.Consumers[consumer]; !read && !slices.Contains(out, consumer) {
+			out = append(out, consumer)
+		}
+	}
+	for _, s := range j.subjects() {
+		if j.needsWhole(s) {
+			add(s)
+		}
+		if m, ok := j.moveOf(s); ok && m.Kept != nil {
+			add(m.UUID)
+		}
+	}
+	return out
+}
+
+// Strangers are the consumers that nobody here knows, or that hold of other hosts:
+// others are to be asked, those whose providers they hold (as found in Consumers),
+// and the one that the token was given to.
+func Strangers(in Input) []string {
+	j := index(in)
+	var out []string
+	for _, s := range j.subjects() {
+		f := j.facts(s)
+		if f.Allocation == AllocationUnknown || f.Story&moving != 0 {
+			continue
+		}
+		if f.Allocation&(AllocationDoubled|AllocationElsewhere) != 0 && f.Token == TokenHere ||
+			f.Token&(TokenNone|TokenElsewhere) != 0 && f.Claim == ClaimNone && f.Allocation&(allocatedHere|AllocationDoubled) != 0 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+type joined struct {
+	in        Input
+	instances map[string]Instance
+	claims    map[string]Claim // one of each instance
+	moves     map[string]Move  // by migration
+	going     map[string]Move  // unfinished, by instance
+	domains   map[string]LibvirtDomain
+	names     map[string]string // of providers
+}
+
+func index(in Input) *joined {
+	j := &joined{
+		in: in, instances: map[string]Instance{}, claims: map[string]Claim{}, moves: map[string]Move{},
+		going: map[string]Move{}, domains: map[string]LibvirtDomain{}, names: map[string]string{},
+	}
+	for _, i := range in.Ledger.Instances {
+		j.instances[i.UUID] = i
+	}
+	for _, c := range in.Ledger.Claims {
+		// The farthest counts: a guest has one claim of its own, and one of a move.
+		if was, ok := j.claims[c.Instance]; !ok || claimRank(c) > claimRank(was) {
+			j.claims[c.Instance] = c
+		}
+	}
+	for _, m := range in.Ledger.Moves {
+		j.moves[m.UUID] = m
+		if !m.Over {
+			j.going[m.Instance] = m
+		}
+	}
+	for _, d := range in.Domains.List {
+		j.domains[d.UUID] = d
+	}
+	if in.Tree != nil {
+		for _, p := range append(slices.Clone(in.Tree.Providers), in.Tree.Retired...) {
+			j.names[p.UUID] = p.Name
+		}
+	}
+	return j
+}
+
+func claimRank(c Claim) int {
+	return map[ClaimState]int{ClaimPending: 1, ClaimArriving: 2, ClaimHeld: 3, ClaimBound: 4}[c.State]
+}
+
+// subjects are all, in order of uuid.
+func (j *joined) subjects() []string {
+	set := map[string]bool{}
+	for id := range j.instances {
+		set[id] = true
+	}
+	for id := range j.claims {
+		set[id] = true
+	}
+	for id := range j.domains {
+		set[id] = true
+	}
+	for id, m := range j.moves {
+		if !m.Over && len(j.in.Placement.held(id)) > 0 {
+			set[id] = true
+		}
+	}
+	for rp, all := range j.in.Placement.Providers {
+		if j.in.Tree == nil || !j.in.Tree.Owns(rp) {
+			continue // of a sharing provider every host has consumers
+		}
+		for id := range all {
+			set[id] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+// moveOf is the unfinished move that a consumer is a part of.
+func (j *joined) moveOf(subject string) (Move, bool) {
+	if m, ok := j.moves[subject]; ok && !m.Over {
+		return m, true
+	}
+	m, ok := j.going[subject]
+	return m, ok
+}
+
+// want is what this host's claim stands for; nil without one. The consumer of a
+// move wants what the instance's claim here is.
+func (j *joined) want(subject string, now map[string]placementclient.Resources) map[string]placementclient.Resources {
+	claim, ok := j.claims[subject]
+	if m, isMove := j.moves[subject]; isMove && !ok {
+		claim, ok = j.claims[m.Instance]
+	}
+	if !ok || j.in.Tree == nil {
+		return nil
+	}
+	held := claim.Held
+	held.Consumer = subject
+	return j.in.Tree.Place(held, now)
+}
+
+func (j *joined) needsWhole(subject string) bool {
+	held := j.in.Placement.held(subject)
+	_, known := j.instances[subject]
+	_, claimed := j.claims[subject]
+	if !known && !claimed {
+		return len(held) > 0
+	}
+	if !claimed && !j.instances[subject].Here && len(held) == 0 {
+		return false
+	}
+	mine, _ := split(j.in.Tree, held, j.instances[subject].Here)
+	return !same(mine, j.want(subject, held))
+}
+
+// facts gathers what is known of a subject.
+func (j *joined) facts(subject string) Facts {
+	f := Facts{Token: TokenNone, Claim: ClaimNone, Domain: DomainGone, Story: StoryNone, Type: TypeUnknown, Fleet: FleetUnasked}
+	inst, known := j.instances[subject]
+	_, isMove := j.moves[subject]
+	m, going := j.moveOf(subject)
+	switch {
+	case known && inst.Here:
+		f.Token = TokenHere
+	case known && going:
+		f.Token = TokenTransit
+	case known:
+		f.Token = TokenElsewhere
+	}
+	if c, ok := j.claims[subject]; ok {
+		f.Claim = c.State
+	}
+	d, defined := j.domains[subject]
+	switch {
+	case defined && d.Active:
+		f.Domain = DomainRunning
+	case defined:
+		f.Domain = DomainOff
+	case j.in.Domains.Why != "":
+		f.Domain = DomainUnknown
+	}
+	switch {
+	case going:
+		f.Story = StoryRuns
+		if m.Kept != nil && !isMove && j.lost(subject) && j.lost(m.UUID) {
+			f.Story = StoryKept
+		}
+	case isMove, known && inst.Migration != "" && j.moves[inst.Migration].Over:
+		f.Story = StoryOver
+	}
+	whole, read := j.in.Placement.Consumers[subject]
+	switch {
+	case read && whole.ConsumerType == placementclient.ConsumerMigration:
+		f.Type = TypeMigration
+	case read && whole.ConsumerType == placementclient.ConsumerInstance, known:
+		f.Type = TypeInstance
+	}
+	if a, asked := j.in.Fleet[subject]; asked {
+		f.Fleet = a.Fleet
+	}
+	f.Allocation = j.allocation(subject)
+	return f
+}
+
+// lost reports whether Placement was read and does not have a consumer.
+func (j *joined) lost(consumer string) bool {
+	whole, read := j.in.Placement.Consumers[consumer]
+	return read && !whole.Exists()
+}
+
+func (j *joined) allocation(subject string) Allocation {
+	if j.in.Tree == nil || j.in.Placement.Why != "" {
+		return AllocationUnknown
+	}
+	whole, read := j.in.Placement.Consumers[subject]
+	held := whole.Allocations
+	if !read {
+		if held = j.in.Placement.held(subject); j.needsWhole(subject) {
+			return AllocationUnknown
+		}
+	}
+	mine, others := split(j.in.Tree, held, j.instances[subject].Here)
+	_, claimed := j.claims[subject]
+	m, isMove := j.moves[subject]
+	switch {
+	case len(mine) == 0 && len(others) == 0:
+		return AllocationNone
+	case len(mine) == 0:
+		return AllocationElsewhere
+	case len(others) > 0:
+		return AllocationDoubled
+	case claimed && same(mine, j.want(subject, held)):
+		return AllocationEqual
+	case isMove && !m.Over && within(mine, j.want(subject, held)):
+		return AllocationEqual
+	}
+	want := j.want(subject, held)
+	for rp := range mine {
+		if _, ok := want[rp]; !ok && want != nil {
+			return AllocationMisplaced
+		}
+	}
+	return AllocationAmounts
+}
+
+// row judges a subject, with its words.
+func (j *joined) row(subject string) Row {
+	f := j.facts(subject)
+	then, found := Decide(f)
+	if !found {
+		then = Judgement{Verdict: Differs, Code: "undecided"}
+	}
+	r := Row{Subject: subject, Verdict: then.Verdict, Code: then.Code, Heal: then.Heal, Facts: f, Name: j.name(subject), Kind: j.kind(subject)}
+	held := j.held(subject)
+	if r.Verdict != Agree && f.Allocation != AllocationUnknown {
+		r.Differences = j.differences(subject, held)
+	}
+	r.Write = j.write(subject, then.Heal)
+	j.say(&r)
+	return r
+}
+
+func (j *joined) held(subject string) map[string]placementclient.Resources {
+	if whole, read := j.in.Placement.Consumers[subject]; read {
+		return whole.Allocations
+	}
+	return j.in.Placement.held(subject)
+}
+
+func (j *joined) kind(subject string) Kind {
+	_, known := j.instances[subject]
+	_, claimed := j.claims[subject]
+	_, isMove := j.moves[subject]
+	_, domain := j.domains[subject]
+	switch {
+	case known || claimed:
+		return KindInstance
+	case isMove:
+		return KindMigration
+	case domain:
+		return KindDomain
+	}
+	return KindConsumer
+}
+
+func (j *joined) name(subject string) string {
+	if i, ok := j.instances[subject]; ok {
+		return i.Name
+	}
+	return j.domains[subject].Name
+}
+
+func (j *joined) differences(subject string, held map[string]placementclient.Resources) []Difference {
+	want := j.want(subject, held)
+	if j.instances[subject].Holder != "" && !j.instances[subject].Here {
+		want = nil
+	}
+	var out []Difference
+	for _, rp := range slices.Sorted(maps.Keys(union(want, held))) {
+		w := want[rp]
+		for _, class := range slices.Sorted(maps.Keys(union(map[string]int64(w), map[string]int64(held[rp])))) {
+			if w[class] != held[rp][class] {
+				out = append(out, Difference{Provider: j.provider(rp), Class: class, Want: w[class], Have: held[rp][class]})
+			}
+		}
+	}
+	return out
+}
+
+func union[V any](a, b map[string]V) map[string]V {
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]V{}
+	}
+	maps.Copy(out, b)
+	return out
+}
+
+// provider names one for people.
+func (j *joined) provider(rp string) string {
+	if n := j.names[rp]; n != "" {
+		return n
+	}
+	return rp
+}
+
+// write is what a heal puts. The rules give heals only for consumers that were read
+// whole.
+func (j *joined) write(subject string, h Heal) map[string]placementclient.Allocations {
+	whole := j.in.Placement.Consumers[subject].Clone()
+	inst := j.instances[subject]
+	switch h {
+	case HealPut, HealTake:
+		next := placementclient.Allocations{
+			Allocations: j.want(subject, whole.Allocations), ConsumerGeneration: whole.ConsumerGeneration,
+			ProjectID: inst.ProjectID, UserID: inst.UserID, ConsumerType: placementclient.ConsumerInstance,
+		}
+		return map[string]placementclient.Allocations{subject: next}
+	case HealDrop:
+		_, others := split(j.in.Tree, whole.Allocations, false)
+		whole.Allocations, whole.ConsumerType = others, placementclient.ConsumerInstance
+		return map[string]placementclient.Allocations{subject: whole}
+	case HealDelete:
+		whole.Allocations, whole.ConsumerType = nil, placementclient.ConsumerMigration
+		return map[string]placementclient.Allocations{subject: whole}
+	case HealHalves:
+		m, _ := j.moveOf(subject)
+		i, mig := m.Kept.Instance.Clone(), m.Kept.Migration.Clone()
+		i.ConsumerGeneration, i.ConsumerType = nil, placementclient.ConsumerInstance
+		mig.ConsumerGeneration, mig.ConsumerType = nil, placementclient.ConsumerMigration
+		return map[string]placementclient.Allocations{m.Instance: i, m.UUID: mig}
+	}
+	return nil
+}
+
+// providers are the rows of providers of which more is allocated than they give: a
+// ratio was lowered, a reserve raised, or the host has become smaller. Nothing heals
+// that but guests that leave.
+func (j *joined) providers() []Row {
+	if j.in.Tree == nil || j.in.Placement.Why != "" {
+		return nil
+	}
+	var out []Row
+	for _, p := range append(slices.Clone(j.in.Tree.Providers), j.in.Tree.Retired...) {
+		used := placementclient.Resources{}
+		for _, r := range j.in.Placement.Providers[p.UUID] {
+			for class, n := range r {
+				used[class] += n
+			}
+		}
+		if len(p.Inventories) == 0 {
+			continue // known by its uuid alone
+		}
+		var over []Difference
+		var words []string
+		code := CodeOverCapacity
+		for _, class := range slices.Sorted(maps.Keys(used)) {
+			inv, has := p.Inventories[class]
+			if !has {
+				code = CodeNoInventory
+			}
+			if c := inv.Capacity(); used[class] > c {
+				over = append(over, Difference{Provider: p.Name, Class: class, Want: c, Have: used[class]})
+				words = append(words, fmt.Sprintf("%s %d of %d", class, used[class], c))
+			}
+		}
+		if len(over) > 0 {
+			out = append(out, Row{
+				Subject: p.UUID, Kind: KindProvider, Name: p.Name, Verdict: Differs, Code: code, Differences: over,
+				Message:    "more is allocated of it than it gives: " + strings.Join(words, ", "),
+				Change:     "move guests away, or give back what was reserved or the ratio that was lowered",
+				Quarantine: "no write of Placement's makes a host larger",
+			})
+		}
+	}
+	return out
+}
