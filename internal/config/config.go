@@ -133,10 +133,12 @@ type Placement struct {
 	Region     string `toml:"region"`
 	Interface  string `toml:"interface"`
 
-	Timeout   Duration `toml:"timeout"`
-	Interval  Duration `toml:"interval"` // between two comparisons
-	ProjectID string   `toml:"project_id"`
-	UserID    string   `toml:"user_id"`
+	Timeout  Duration `toml:"timeout"`
+	Interval Duration `toml:"interval"` // between two comparisons
+	// AuditInterval is between two audits of the allocations, give or take a tenth.
+	AuditInterval Duration `toml:"audit_interval"`
+	ProjectID     string   `toml:"project_id"`
+	UserID        string   `toml:"user_id"`
 	// A ratio of 0 is unset: then what stands in Placement is kept, and the
 	// initial one is used where nothing stands there.
 	CPURatio         float64 `toml:"cpu_allocation_ratio"`
@@ -226,7 +228,7 @@ func Default() Config {
 			PeerURI: "qemu+tls://{name}/system",
 		},
 		Placement: Placement{
-			Auth: AuthToken, Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute),
+			Auth: AuthToken, Token: "admin", Timeout: Duration(30 * time.Second), Interval: Duration(time.Minute), AuditInterval: Duration(10 * time.Minute),
 			ProjectID: "00000000-0000-0000-0000-000000000000", UserID: "00000000-0000-0000-0000-000000000000",
 			InitialCPURatio: 4, InitialRAMRatio: 1, InitialDiskRatio: 1,
 			NUMA: NUMAFlat, ProviderConfigDir: "/etc/berth/provider_config",

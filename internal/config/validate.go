@@ -106,6 +106,7 @@ func (c *Config) faults() []fault.Reason {
 	}{
 		{"host.discover_interval", h.DiscoverEvery, 1e9}, {"libvirt.timeout", c.Libvirt.Timeout, 1e8},
 		{"placement.timeout", c.Placement.Timeout, 1e8}, {"placement.interval", c.Placement.Interval, 1e8},
+		{"placement.audit_interval", c.Placement.AuditInterval, 1e8},
 		{"migration.max_downtime", c.Migration.MaxDowntime, 0}, {"migration.timeout", c.Migration.Timeout, 0},
 		{"migration.stall_timeout", c.Migration.StallTimeout, 1e9},
 	} {
