@@ -97,6 +97,7 @@ func discover(r *os.Root, root string, o options) (topology.Host, error) {
 	host.OfflineCPUs, host.IsolatedCPUs = cpus.offline, cpus.isolated
 	t.readCells(&host, cpus)
 	t.readPCI(&host)
+	t.readMdevs(&host)
 	host.LastLevelCaches = t.readCaches(cpus.online)
 	first.compare(t, &host)
 

@@ -33,6 +33,7 @@ const (
 	nodeDir      = "sys/devices/system/node"
 	hugepagesDir = "sys/kernel/mm/hugepages"
 	pciDir       = "sys/bus/pci/devices"
+	mdevDir      = "sys/bus/mdev/devices"
 	procMeminfo  = "proc/meminfo"
 	procPCI      = "proc/bus/pci/devices"
 )
@@ -51,6 +52,8 @@ const (
 //	                          the CPU is in no last-level cache
 //	driver, iommu_group, subsystem_vendor, subsystem_device, vpd, mdev_supported_types
 //	                          the field stays empty
+//	sys/bus/mdev/devices      no mediated device is there
+//	mdev_type                 the type of a mediated device stays empty
 //	config, power/runtime_status
 //	                          the function is taken to answer
 //
