@@ -238,7 +238,7 @@ func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
 }
 
 // wishOf is what a guest asks of another host.
-func wishOf(ctx context.Context, p Placement, g Guest) (candidates.Wish, error) {
+func wishOf(ctx context.Context, p candidates.Placement, g Guest) (candidates.Wish, error) {
 	disk, err := candidates.Own(ctx, p, g.Allocations)
 	if err != nil {
 		return candidates.Wish{}, fmt.Errorf("ask Placement for the provider of the guest's disks: %w", err)

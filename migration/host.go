@@ -229,6 +229,9 @@ type CheckAnswer struct {
 	// Disks gives for each of the guest's disks what the destination sees at
 	// the same path.
 	Disks []DiskView `json:"disks"`
+	// WouldClaim is what it would claim now. Told where no migration is named, which
+	// is a plan; else nil, and so from agents that did not send it yet.
+	WouldClaim *RoomAnswer `json:"would_claim,omitempty"`
 }
 
 // DiskView is one disk path as the destination sees it.

@@ -103,7 +103,8 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 			return migration.CheckAnswer{}, err
 		}
 	}
-	if err := h.checkRoom(&no, ref, g); err != nil {
+	place, err := h.checkRoom(&no, ref, g)
+	if err != nil {
 		return migration.CheckAnswer{}, err
 	}
 	if err := h.checkNames(ctx, &no, g); err != nil {
@@ -119,7 +120,12 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err := no.err(""); err != nil {
 		return migration.CheckAnswer{}, err
 	}
-	return migration.CheckAnswer{Destination: here, Disks: views}, nil
+	answer := migration.CheckAnswer{Destination: here, Disks: views}
+	if ref.Migration == "" {
+		room := h.wouldClaim(ctx, g.UUID, demand{resources: g.Resources}, place)
+		answer.WouldClaim = &room
+	}
+	return answer, nil
 }
 
 // checkFiles refuses a guest whose files beside disks are not here, firmware before

@@ -197,21 +197,22 @@ func (h *Host) room(no *refusal, d demand) (topology.Assignment, error) {
 }
 
 // checkRoom asks for a guest that would come, and writes its documents once for
-// the case that they cannot be written: a move must not find that out later.
-func (h *Host) checkRoom(no *refusal, ref migration.Ref, g migration.Guest) error {
+// the case that they cannot be written: a move must not find that out later. The
+// place is the one that a claim would have now.
+func (h *Host) checkRoom(no *refusal, ref migration.Ref, g migration.Guest) (topology.Assignment, error) {
 	before := len(no.reasons)
 	a, err := h.room(no, demand{resources: g.Resources, topology: g.Topology, pci: g.PCIRequests})
 	if err != nil || len(no.reasons) > before {
-		return err
+		return a, err
 	}
 	if slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Code == deviceNotMigratable }) {
-		return nil // its document says the same again
+		return a, nil // its document says the same again
 	}
 	_, err = h.documents(ref, g, claims.Claim{Topology: g.Topology, Assignment: a})
 	if err != nil {
 		no.add(fault.Forbidden, reasonsOf("document_does_not_fit", errors.Unwrap(err))...)
 	}
-	return nil
+	return a, nil
 }
 
 // ledgerContext maps a context from the wire to the ledger's.

@@ -1,0 +1,65 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// Demand reads what a flavor asks of a host, by this host's aliases:
+// fault.Invalid with every reason for one that nobody could serve.
+func (h *Host) Demand(f topology.Flavor) (migration.RoomRequest, error) {
+	var no refusal
+	d := h.demandOf(f, &no)
+	return migration.RoomRequest{Flavor: f, Resources: d.resources, Topology: d.topology, Devices: d.pci}, no.err("flavor %s", f.Name)
+}
+
+// Room answers what this host would claim now for a guest, and changes nothing.
+// Disks, networks and files are not looked at. A refusal lists every reason.
+func (h *Host) Room(ctx context.Context, r migration.RoomRequest) (migration.RoomAnswer, error) {
+	var no refusal
+	if h.o.Mode() == ModeObserve {
+		no.add(fault.Forbidden, observing(h.o.Name))
+	}
+	d := demand{resources: r.Resources, topology: r.Topology, pci: r.Devices}
+	if r.Instance == "" {
+		d = h.demandOf(r.Flavor, &no)
+	}
+	var place topology.Assignment
+	if !d.refused {
+		var err error
+		if place, err = h.room(&no, d); err != nil {
+			return migration.RoomAnswer{}, wrap(err, "look for room on %s", h.o.Name)
+		}
+	}
+	if err := no.err("room on %s", h.o.Name); err != nil {
+		return migration.RoomAnswer{}, err
+	}
+	return h.wouldClaim(ctx, r.Instance, d, place), nil
+}
+
+// placeTime bounds the question where a claim would be counted, which asks
+// Placement for some guests: a plan is good without it.
+const placeTime = 3 * time.Second
+
+// wouldClaim is a claim that was not made.
+func (h *Host) wouldClaim(ctx context.Context, instance string, d demand, place topology.Assignment) migration.RoomAnswer {
+	out := migration.RoomAnswer{Resources: d.resources, Assignment: place}
+	if instance == "" {
+		instance = uuid.NewString() // one that holds nothing
+	}
+	ctx, cancel := h.rt.WithTimeout(ctx, placeTime)
+	defer cancel()
+	on, err := h.countedOn(ctx, Allocation{Consumer: instance, Resources: d.resources, Assignment: place})
+	if err != nil {
+		h.log.Debug("where a claim would be counted is not known", "instance", instance, "error", err)
+		return out
+	}
+	out.Allocations = on
+	return out
+}

@@ -1,0 +1,428 @@
+package migration
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration/candidates"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// PlanKind is what is planned.
+type PlanKind string
+
+// The kinds.
+const (
+	PlanLive PlanKind = "live-migration"
+	// PlanCold is of a guest that does not run, or is to be shut off: the room for it
+	// is looked at, and nothing of its disks and devices' drivers.
+	PlanCold PlanKind = "cold-migration"
+	PlanNew  PlanKind = "new" // of a guest that is not there yet
+)
+
+// PlanVerdict is what a host says.
+type PlanVerdict string
+
+// The verdicts.
+const (
+	VerdictTakes   PlanVerdict = "takes it"
+	VerdictRefuses PlanVerdict = "refuses"
+	VerdictSilent  PlanVerdict = "no answer"
+	VerdictUnasked PlanVerdict = "not asked"
+)
+
+// Plan says where a guest could go now. It holds nothing: by the time of a move
+// another guest may have the room.
+type Plan struct {
+	Kind         PlanKind           `json:"kind"`
+	Instance     string             `json:"instance_uuid,omitempty"` // empty for a new guest
+	InstanceName string             `json:"instance_name,omitempty"`
+	Flavor       string             `json:"flavor,omitempty"`
+	Source       string             `json:"source_compute,omitempty"`
+	Wants        topology.Resources `json:"wants"`
+	// Chosen is the host that a move would go to, empty for none.
+	Chosen string `json:"chosen,omitempty"`
+	// Blockers are what keeps the guest where it is, whatever the destination.
+	Blockers []fault.Reason `json:"blockers"`
+	// Hosts are the candidates of Placement in the order in which a move would try
+	// them, then every other host, by name.
+	Hosts []PlanHost `json:"hosts"`
+	// Questions are what Placement was asked for candidates, and Left what of the
+	// guest's wish is in none of them; the hosts' own checks look at it all.
+	Questions []string `json:"questions"`
+	Left      []string `json:"left_to_hosts,omitempty"`
+	// Truncated says that Placement's answer ended at its limit: hosts that it does
+	// not offer here may be candidates all the same.
+	Truncated bool `json:"truncated,omitempty"`
+	// Providers gives the name of each provider in Hosts, by uuid.
+	Providers map[string]string `json:"providers"`
+}
+
+// PlanHost is one host of a plan.
+type PlanHost struct {
+	Name         string `json:"name"`
+	ProviderUUID string `json:"provider_uuid,omitempty"`
+	Candidate    bool   `json:"candidate"` // Placement offers it
+	SameDisk     bool   `json:"same_disk,omitempty"`
+	// MemoryUsed is the part of the host's memory that is allocated, 0 to 1; of
+	// candidates only.
+	MemoryUsed float64 `json:"memory_used,omitempty"`
+	// Proposed is what Placement would have it hold, by provider. The host's own
+	// claim decides.
+	Proposed map[string]placementclient.Resources `json:"proposed,omitempty"`
+	Verdict  PlanVerdict                          `json:"verdict"`
+	Reasons  []fault.Reason                       `json:"reasons,omitempty"` // why not, Placement's and its own
+	Claim    *RoomAnswer                          `json:"would_claim,omitempty"`
+}
+
+// RoomRequest asks what a host would claim for a guest: one that is there, or one
+// of a flavor, which the host reads by its own aliases.
+type RoomRequest struct {
+	Flavor    topology.Flavor         `json:"flavor"`
+	Instance  string                  `json:"instance_uuid,omitempty"` // empty for a new guest; then only Flavor is read
+	Resources topology.Resources      `json:"resources,omitzero"`
+	Topology  *topology.GuestTopology `json:"numa_topology,omitempty"`
+	Devices   []topology.PCIRequest   `json:"pci_requests,omitempty"`
+}
+
+// RoomAnswer is what a host would claim now.
+type RoomAnswer struct {
+	Resources  topology.Resources  `json:"resources"`
+	Assignment topology.Assignment `json:"assignment,omitzero"`
+	// Allocations is the same by provider; nil while the host does not know its tree.
+	Allocations map[string]placementclient.Resources `json:"allocations,omitempty"`
+}
+
+// PlanRequest asks for a plan.
+type PlanRequest struct {
+	Kind   PlanKind
+	Guest  Guest       // of live and cold moves
+	Source Description // of the same
+	Room   RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
+	Named  string      // only this host; empty for all
+	// Blockers are found already.
+	Blockers []fault.Reason
+}
+
+// PlanPlacement is what a plan reads of Placement; *placementclient.Client is one.
+type PlanPlacement interface {
+	candidates.Placement
+	candidates.Reader
+}
+
+// Planner makes plans. It changes nothing anywhere, and asks no question that
+// does.
+type Planner struct {
+	Placement PlanPlacement
+	Runtime   runtime.Runtime
+	// Hosts finds a host by its provider's name, Room asks it; Known are names beside
+	// those that Placement has, Local is this host.
+	Hosts func(ctx context.Context, name string) (Host, error)
+	Room  func(ctx context.Context, name string, r RoomRequest) (RoomAnswer, error)
+	Known []string
+	Local string
+}
+
+// The bounds of a plan: how many hosts are asked, how many at the same time, how
+// long each, and of how many that Placement does not offer it is read why. All
+// arbitrary.
+const (
+	planHosts    = 64
+	planParallel = 16
+	planPatience = 10 * time.Second
+	planReasons  = 16
+)
+
+// Plan makes one. A Placement that does not answer is a blocker in it, and the
+// hosts that are known without it are asked all the same; the error is of what
+// cannot be planned at all.
+func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
+	wish := candidates.Wish{Resources: r.Room.Resources, Topology: r.Room.Topology, Devices: r.Room.Devices, ExtraSpecs: r.Room.Flavor.ExtraSpecs}
+	out := Plan{
+		Kind: r.Kind, Flavor: cmp.Or(r.Guest.Flavor.Name, r.Room.Flavor.Name), Instance: r.Guest.UUID, InstanceName: r.Guest.Name, Source: r.Source.Name,
+		Blockers: append([]fault.Reason{}, r.Blockers...), Hosts: []PlanHost{}, Questions: []string{}, Providers: map[string]string{},
+	}
+	if r.Kind == PlanLive {
+		out.Blockers = append(out.Blockers, fault.ReasonsOf(movable(r.Guest))...)
+	}
+	look := planning{Planner: p, request: r, plan: &out}
+	var err error
+	if r.Kind != PlanNew {
+		wish, err = wishOf(ctx, p.Placement, r.Guest)
+	}
+	if err == nil {
+		err = look.find(ctx, wish)
+	}
+	if err != nil {
+		// Without Placement nothing moves: the swap of the allocations is its.
+		out.Blockers = append(out.Blockers, reasonsOr(err)...)
+	}
+	out.Wants = wish.Resources
+	if out.Wants.IsZero() {
+		out.Wants = r.Guest.Resources
+	}
+	look.ask(ctx)
+	if err == nil {
+		look.explain(ctx, wish)
+	}
+	look.gather()
+	look.choose()
+	look.forget()
+	return out, ctx.Err()
+}
+
+// reasonsOr gives an error's reasons, or one made of it.
+func reasonsOr(err error) []fault.Reason {
+	if r := fault.ReasonsOf(err); len(r) > 0 {
+		return r
+	}
+	return []fault.Reason{{Code: string(fault.KindOf(err)), Message: err.Error()}}
+}
+
+// planning is one plan in the making.
+type planning struct {
+	Planner
+	request PlanRequest
+	plan    *Plan
+	trees   map[string][]placementclient.ResourceProvider // by root
+}
+
+// find lists the hosts: candidates first, then all others.
+func (p *planning) find(ctx context.Context, wish candidates.Wish) error {
+	list, err := p.Placement.Providers(ctx, placementclient.ProviderFilter{})
+	if err != nil {
+		p.others(nil)
+		return fmt.Errorf("ask Placement for its providers: %w", err)
+	}
+	sharing, err := p.Placement.Providers(ctx, placementclient.ProviderFilter{Required: []string{placementclient.TraitMiscSharesViaAggregate}})
+	if err != nil {
+		p.others(nil)
+		return fmt.Errorf("ask Placement for its sharing providers: %w", err)
+	}
+	shares := map[string]bool{}
+	for _, rp := range sharing {
+		shares[rp.UUID] = true
+	}
+	p.trees = map[string][]placementclient.ResourceProvider{}
+	var roots []placementclient.ResourceProvider
+	for _, rp := range list {
+		p.plan.Providers[rp.UUID] = rp.Name
+		root := cmp.Or(rp.RootProviderUUID, rp.UUID)
+		p.trees[root] = append(p.trees[root], rp)
+		if rp.IsRoot() && !shares[rp.UUID] {
+			roots = append(roots, rp)
+		}
+	}
+	found, err := candidates.Find(ctx, p.Placement, wish, nil)
+	for _, q := range found.Requests {
+		p.plan.Questions = append(p.plan.Questions, q.Query(placementclient.MaxMicroversion))
+		for _, text := range q.Left {
+			if !slices.Contains(p.plan.Left, text) {
+				p.plan.Left = append(p.plan.Left, text)
+			}
+		}
+	}
+	p.plan.Truncated = found.Truncated
+	for _, h := range found.Hosts {
+		if p.wanted(h.Name) {
+			p.plan.Hosts = append(p.plan.Hosts, PlanHost{
+				Name: h.Name, ProviderUUID: h.Root, Candidate: true, SameDisk: h.SameDisk, MemoryUsed: h.MemoryUsed, Proposed: h.Allocations,
+			})
+		}
+	}
+	p.others(roots)
+	return err
+}
+
+// wanted reports whether a host is looked at: not the one that the guest is on.
+func (p *planning) wanted(name string) bool {
+	return (p.request.Kind == PlanNew || name != p.request.Source.Name) && (p.request.Named == "" || p.request.Named == name)
+}
+
+// others adds the hosts that are no candidates, by name.
+func (p *planning) others(roots []placementclient.ResourceProvider) {
+	byName := map[string]string{}
+	for _, name := range append(slices.Clone(p.Known), p.Local, p.request.Named) {
+		byName[name] = ""
+	}
+	for _, rp := range roots {
+		byName[rp.Name] = rp.UUID
+	}
+	first := len(p.plan.Hosts)
+	for name, uuid := range byName {
+		if name == "" || !p.wanted(name) || slices.ContainsFunc(p.plan.Hosts, func(h PlanHost) bool { return h.Name == name }) {
+			continue
+		}
+		p.plan.Hosts = append(p.plan.Hosts, PlanHost{Name: name, ProviderUUID: uuid})
+	}
+	slices.SortFunc(p.plan.Hosts[first:], func(a, b PlanHost) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// each calls f for the hosts that ask wants, some at a time.
+func (p *planning) each(f func(h *PlanHost)) {
+	var wg sync.WaitGroup
+	places := make(chan struct{}, planParallel)
+	for i := range p.plan.Hosts {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			f(&p.plan.Hosts[i])
+		})
+	}
+	wg.Wait()
+}
+
+// ask has every host say what it would claim, or why it would not.
+func (p *planning) ask(ctx context.Context) {
+	for i := planHosts; i < len(p.plan.Hosts); i++ {
+		p.plan.Hosts[i].Verdict = VerdictUnasked
+	}
+	p.each(func(h *PlanHost) {
+		if h.Verdict == VerdictUnasked {
+			return
+		}
+		ctx, cancel := p.Runtime.WithTimeout(ctx, planPatience)
+		defer cancel()
+		answer, err := p.askOne(ctx, h.Name)
+		switch fault.KindOf(err) {
+		case "":
+			h.Verdict, h.Claim = VerdictTakes, &answer
+		case fault.DoesNotFit, fault.Forbidden, fault.Invalid, fault.Exists, fault.Busy, fault.NotFound:
+			h.Verdict, h.Reasons = VerdictRefuses, reasonsOr(err)
+		default:
+			h.Verdict, h.Reasons = VerdictSilent, reasonsOr(err)
+		}
+	})
+}
+
+func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) {
+	r := p.request
+	switch r.Kind {
+	case PlanNew:
+		return p.Room(ctx, name, RoomRequest{Flavor: r.Room.Flavor})
+	case PlanCold:
+		return p.Room(ctx, name, RoomRequest{
+			Flavor: r.Guest.Flavor, Instance: r.Guest.UUID, Resources: r.Guest.Resources, Topology: r.Guest.Topology, Devices: r.Guest.PCIRequests,
+		})
+	}
+	h, err := p.Hosts(ctx, name)
+	if err != nil {
+		return RoomAnswer{}, err
+	}
+	ref := Ref{Instance: r.Guest.UUID, Step: StepCheckDestination}
+	answer, err := h.CheckDestination(ctx, ref, CheckRequest{Guest: r.Guest, Source: r.Source})
+	if err != nil {
+		return RoomAnswer{}, err
+	}
+	if err := sameHost(r.Source, answer.Destination); err != nil {
+		return RoomAnswer{}, err
+	}
+	source, err := p.Hosts(ctx, r.Source.Name)
+	if err == nil {
+		_, err = source.CheckSource(ctx, ref, answer)
+	}
+	if err != nil {
+		return RoomAnswer{}, err
+	}
+	room := answer.WouldClaim
+	if room == nil { // an agent that does not tell it yet
+		room = &RoomAnswer{Resources: r.Guest.Resources}
+	}
+	return *room, nil
+}
+
+// explain adds why Placement does not offer a host.
+func (p *planning) explain(ctx context.Context, wish candidates.Wish) {
+	read := 0
+	for i := range p.plan.Hosts {
+		h := &p.plan.Hosts[i]
+		if h.Candidate {
+			continue
+		}
+		var why []fault.Reason
+		switch tree := p.trees[h.ProviderUUID]; {
+		case len(tree) == 0:
+			why = []fault.Reason{{
+				Code: candidates.CodeNotOffered, Message: "Placement has no provider named " + h.Name, Want: h.Name,
+				Change: "look whether its agent reports (berth status -c " + h.Name + ")",
+			}}
+		case read == planReasons:
+			why = []fault.Reason{{Code: candidates.CodeNotOffered, Message: "Placement does not offer " + h.Name}}
+		default:
+			read++
+			seen, err := candidates.See(ctx, p.Placement, tree)
+			if why = reasonsOf(err); err == nil {
+				why = candidates.Explain(wish, h.Name, seen)
+			}
+		}
+		h.Reasons = append(why, h.Reasons...)
+	}
+}
+
+func reasonsOf(err error) []fault.Reason {
+	if err == nil {
+		return nil
+	}
+	return reasonsOr(err)
+}
+
+// ownCodes are reasons that lie in the guest and not in a host.
+var ownCodes = []string{"guest_not_running", "not_running", "device_not_migratable", "job_in_flight", "moving"}
+
+// gather makes what is the guest's own out of what each host says of it.
+func (p *planning) gather() {
+	for i := range p.plan.Hosts {
+		h := &p.plan.Hosts[i]
+		h.Reasons = slices.DeleteFunc(h.Reasons, func(r fault.Reason) bool {
+			own := slices.Contains(ownCodes, r.Code)
+			known := slices.Contains(p.plan.Blockers, r)
+			if own && !known {
+				p.plan.Blockers = append(p.plan.Blockers, r)
+			}
+			return own || known
+		})
+	}
+}
+
+// choose names the host that a move would go to: the first candidate that takes
+// the guest. Who names a host has it also where it is disabled or lacks a trait,
+// since then Placement is not asked for candidates, but not without the room.
+func (p *planning) choose() {
+	if len(p.plan.Blockers) > 0 {
+		return
+	}
+	for _, h := range p.plan.Hosts {
+		byName := p.request.Named != "" && !slices.ContainsFunc(h.Reasons, func(r fault.Reason) bool {
+			return r.Code == candidates.CodeShort || r.Code == candidates.CodeNotOffered
+		})
+		if h.Verdict == VerdictTakes && (h.Candidate || byName) {
+			p.plan.Chosen = h.Name
+			return
+		}
+	}
+}
+
+// forget keeps the names of the providers that the plan names.
+func (p *planning) forget() {
+	named := map[string]string{}
+	keep := func(m map[string]placementclient.Resources) {
+		for rp := range m {
+			named[rp] = p.plan.Providers[rp]
+		}
+	}
+	for _, h := range p.plan.Hosts {
+		keep(h.Proposed)
+		if h.Claim != nil {
+			keep(h.Claim.Allocations)
+		}
+	}
+	p.plan.Providers = named
+}
