@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"berth/agent/api"
+	"berth/agent/auditor"
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/agent/host/hooks"
@@ -77,6 +78,7 @@ type Agent struct {
 	noFiles    bool          // it is nil because no certificate was ever put here
 	placement  *placementclient.Client
 	reporter   *reporter.Reporter
+	auditor    *auditor.Auditor
 	host       *host.Host
 	conductor  *migration.Conductor
 	hardware   *hardware
@@ -242,11 +244,12 @@ func (a *Agent) makeParts(c config.Config) {
 		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
 		Interval: c.Placement.Interval.D(), Observe: a.observing(),
 	})
+	a.auditor = a.newAuditor(c)
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
 			Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
-			Guard: a.guardian, Foreign: a.host,
+			Guard: a.guardian, Foreign: a.host, Audits: auditService{a},
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered,
 	})
@@ -361,6 +364,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	begin(task{"reporter", a.reporter.Run})
 	begin(task{"settle and follow", a.runFollow})
 	begin(task{"arrivals", a.host.FollowArrivals})
+	begin(task{"audit", a.runAudit})
 	begin(task{"guard", a.guardian.run})
 	close(a.recovered)
 	if ctx.Err() == nil && running.Err() == nil {

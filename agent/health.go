@@ -114,7 +114,7 @@ func (h *health) line() string {
 
 // conditions looks at everything now. Nothing in it blocks on more than memory.
 func (h *health) conditions() []api.Condition {
-	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations(), h.a.guardian.condition()}
+	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations(), h.allocations(), h.a.guardian.condition()}
 	now := h.a.rt.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()

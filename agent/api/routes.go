@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"reflect"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
@@ -196,7 +197,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = append(append(append(rows, verbs()...), foreignRows()...), hostRows()...)
+	rows = slices.Concat(rows, verbs(), foreignRows(), hostRows(), auditRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

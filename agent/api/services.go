@@ -17,6 +17,7 @@ type Services struct {
 	Parties Parties
 	Guard   Guard
 	Foreign Foreign
+	Audits  Audits
 	// Peer gives a client of another host, for requests that are passed on;
 	// fault.NotFound for a name that no peer has.
 	Peer func(name string) (*Client, error)
