@@ -156,9 +156,14 @@ func record(ctx context.Context, s Server, o Linear, seed uint64, transport http
 		}
 		clients = append(clients, c)
 	}
-	// The shared consumers are there when the race begins.
+	// The shared consumers are there when the race begins; their making is not lost.
 	for _, k := range clients[0].shared {
-		clients[0].write(ctx, linearWrite{k, null, clients[0].place(1)})
+		w := linearWrite{k, null, clients[0].place(1)}
+		call := time.Since(h.begun)
+		if status, body, err := h.ask(ctx, http.MethodPut, "/allocations/"+h.consumers[k], h.claim(w)); err != nil || status != http.StatusNoContent {
+			return nil, fmt.Errorf("prepare a history: make a consumer: %d %s %w", status, body, err)
+		}
+		h.add(0, call, linearInput{verb: "write", writes: []linearWrite{w}}, linearOutput{answer: answerDone})
 	}
 	var wg sync.WaitGroup
 	for _, c := range clients {
