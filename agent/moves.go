@@ -20,36 +20,16 @@ type migrationService struct{ a *Agent }
 // Start implements api.Migrations.
 func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.Migration, error) {
 	if s.a.observing() {
-		return migration.Migration{}, fault.Refuse(fault.Forbidden, "migrate "+r.Instance, fault.Reason{
-			Code: "mode_observe", Message: "host " + s.a.name + " only observes", Have: "observe", Want: "manage",
-			Change: `set [agent] mode = "manage" on ` + s.a.name,
-		})
+		return migration.Migration{}, fault.Refuse(fault.Forbidden, "migrate "+r.Instance, observes(s.a.name))
 	}
-	id, err := s.a.host.Resolve(ctx, r.Instance)
-	elsewhere := ""
-	if err == nil {
-		if inst, ok := s.a.tracker.Instance(id); ok && inst.Token.State == claims.TokenSurrendered {
-			elsewhere = inst.Token.Holder
-		}
-	} else if !errors.Is(err, fault.NotFound) {
+	id, elsewhere, err := s.whereIs(ctx, "migrate "+r.Instance, r.Instance)
+	if err != nil {
 		return migration.Migration{}, err
 	}
-	if err == nil && elsewhere == "" {
+	if elsewhere == "" {
 		return s.a.conductor.LiveMigrate(ctx, migration.Request{
 			Instance: id, Destination: r.Destination, Migration: r.Migration, Options: s.defaults(r.Options),
 		})
-	}
-	// Passed on once only: two hosts that each believe the guest to be with the
-	// other would pass it on for ever.
-	if from, relayed := api.FromHost(ctx); relayed {
-		return migration.Migration{}, fault.Refuse(fault.NotFound, "migrate "+r.Instance, fault.Reason{
-			Code: "instance_unknown", Message: "host " + s.a.name + " does not run it, though " + from + " believes so", Change: "berth instance list on each host",
-		})
-	}
-	if elsewhere == "" {
-		if elsewhere, err = s.find(ctx, r.Instance); err != nil {
-			return migration.Migration{}, err
-		}
 	}
 	peer, err := s.a.peers.client(elsewhere)
 	if err != nil {
@@ -57,6 +37,34 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	}
 	s.a.log.Info("migrate passed on to the host that runs the guest", "instance", r.Instance, "host", elsewhere)
 	return peer.Migrate(ctx, r)
+}
+
+// whereIs gives the uuid of a guest of this host, or the name of the host that runs
+// it.
+func (s migrationService) whereIs(ctx context.Context, doing, ref string) (id, elsewhere string, err error) {
+	id, err = s.a.host.Resolve(ctx, ref)
+	if err == nil {
+		if inst, ok := s.a.tracker.Instance(id); ok && inst.Token.State == claims.TokenSurrendered {
+			elsewhere = inst.Token.Holder
+		}
+		if elsewhere == "" {
+			return id, "", nil
+		}
+	} else if !errors.Is(err, fault.NotFound) {
+		return "", "", err
+	}
+	// Passed on once only: two hosts that each believe the guest to be with the
+	// other would pass it on for ever.
+	if from, relayed := api.FromHost(ctx); relayed {
+		return "", "", fault.Refuse(fault.NotFound, doing, fault.Reason{
+			Code: "instance_unknown", Message: "host " + s.a.name + " does not run it, though " + from + " believes so", Change: "berth instance list on each host",
+		})
+	}
+	if elsewhere != "" {
+		return "", elsewhere, nil
+	}
+	elsewhere, err = s.find(ctx, doing, ref)
+	return "", elsewhere, err
 }
 
 // defaults fills in what the request leaves to the host.
@@ -79,7 +87,7 @@ func (s migrationService) defaults(o migration.Options) migration.Options {
 
 // find looks for the host that runs a guest: by Placement's allocations where
 // the guest is named by uuid, then by asking the peers.
-func (s migrationService) find(ctx context.Context, ref string) (string, error) {
+func (s migrationService) find(ctx context.Context, doing, ref string) (string, error) {
 	ctx, cancel := s.a.rt.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if _, err := uuid.Parse(ref); err == nil {
@@ -122,11 +130,11 @@ func (s migrationService) find(ctx context.Context, ref string) (string, error) 
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return "", fault.New(fault.Invalid, "migrate %s: several hosts have a guest of that name (%v): name it by its uuid", ref, found)
+		return "", fault.New(fault.Invalid, "%s: several hosts have a guest of that name (%v): name it by its uuid", doing, found)
 	case len(silent) > 0:
 		return "", fault.Refuse(fault.Unavailable, "find the host that runs "+ref, silent...)
 	}
-	return "", fault.Refuse(fault.NotFound, "migrate "+ref, fault.Reason{
+	return "", fault.Refuse(fault.NotFound, doing, fault.Reason{
 		Code: "instance_unknown", Message: "no host has an instance " + ref, Want: ref, Change: "berth instance list, with -c for other hosts",
 	})
 }

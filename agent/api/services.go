@@ -12,6 +12,7 @@ type Services struct {
 	Instances  Instances
 	Claims     Claims
 	Migrations Migrations
+	Plans      Plans
 	// Verbs is the local host; Parties says which hosts a migration is between.
 	Verbs   migration.Host
 	Parties Parties

@@ -41,6 +41,9 @@ func codeOf(err error) int {
 	if errors.Is(err, errGuardRefused) {
 		return guard.ExitRefuse
 	}
+	if errors.Is(err, errNowhere) {
+		return exitRefused
+	}
 	switch fault.KindOf(err) {
 	case fault.Invalid:
 		return exitUsage
@@ -77,7 +80,7 @@ const exitCodesHelp = `Exit codes of every command:
 // printError says what went wrong: what was being done, then each reason with
 // what would have to change; as the API's error body where JSON is asked for.
 func printError(w io.Writer, err error, asJSON bool) {
-	if errors.Is(err, errDegraded) || errors.Is(err, errGuardRefused) {
+	if errors.Is(err, errDegraded) || errors.Is(err, errNowhere) || errors.Is(err, errGuardRefused) {
 		return
 	}
 	body := api.BodyOf(err)

@@ -110,7 +110,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			root.AddCommand(c)
 		}
 	}
-	in("guests", a.instanceCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
+	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
 	in("host", a.statusCommand(), a.hostCommand(), a.fitCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand())

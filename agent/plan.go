@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// planService plans from this host: nothing it asks of itself, of Placement or of
+// other hosts changes anything. It does so in mode observe too, where it says that
+// nothing would move.
+type planService struct{ a *Agent }
+
+// Plan implements api.Plans.
+func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Plan, error) {
+	doing := "plan where " + r.Instance + " could go"
+	asked := 0
+	for _, one := range []bool{r.Instance != "", r.Flavor != nil, r.FlavorName != ""} {
+		if one {
+			asked++
+		}
+	}
+	switch {
+	case asked != 1:
+		return migration.Plan{}, fault.New(fault.Invalid, "plan: name an instance, or a flavor, one of them")
+	case r.Instance == "":
+		return s.planNew(ctx, r)
+	case r.Kind != "" && r.Kind != migration.PlanLive && r.Kind != migration.PlanCold:
+		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: want %s or %s", doing, r.Kind, migration.PlanLive, migration.PlanCold)
+	}
+	id, elsewhere, err := migrationService(s).whereIs(ctx, doing, r.Instance)
+	if err != nil {
+		return migration.Plan{}, err
+	}
+	if elsewhere != "" {
+		peer, err := s.a.peers.client(elsewhere)
+		if err != nil {
+			return migration.Plan{}, err
+		}
+		return peer.Plan(ctx, r)
+	}
+	ask := migration.PlanRequest{Kind: r.Kind, Named: r.Destination}
+	if ask.Source, err = s.a.host.Describe(ctx); err != nil {
+		return migration.Plan{}, err
+	}
+	if ask.Guest, err = s.a.host.Inspect(ctx, id); err != nil {
+		return migration.Plan{}, err
+	}
+	if ask.Kind == "" {
+		if ask.Kind = migration.PlanLive; ask.Guest.PowerState == migration.PowerShutOff {
+			ask.Kind = migration.PlanCold
+		}
+	}
+	if ask.Named == s.a.name {
+		return migration.Plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "same_host", Message: "the guest is on " + s.a.name + " already", Have: s.a.name, Change: "name another host",
+		})
+	}
+	if s.a.observing() {
+		ask.Blockers = append(ask.Blockers, observes(s.a.name))
+	}
+	if m, moving := s.a.moving(id); moving {
+		ask.Blockers = append(ask.Blockers, fault.Reason{
+			Code: "moving", Message: "the instance is moving: migration " + m, Have: m, Change: "wait for it, or berth migration abort " + m,
+		})
+	}
+	return s.planner().Plan(ctx, ask)
+}
+
+// planNew plans for a guest that is not there yet.
+func (s planService) planNew(ctx context.Context, r api.PlanRequest) (migration.Plan, error) {
+	if r.Kind != "" && r.Kind != migration.PlanNew {
+		return migration.Plan{}, fault.New(fault.Invalid, "plan for a flavor: kind %q is of guests that are there", r.Kind)
+	}
+	if r.Flavor == nil {
+		f, known := (*s.a.flavors.Load())[r.FlavorName]
+		if !known {
+			return migration.Plan{}, fault.Refuse(fault.Invalid, "plan for flavor "+r.FlavorName, fault.Reason{
+				Code: "flavor_unknown", Message: "this host has no flavor " + r.FlavorName, Want: r.FlavorName,
+				Change: "write " + s.a.config().Agent.FlavorsDir + "/" + r.FlavorName + ".toml and reload the agent",
+			})
+		}
+		r.Flavor = &f
+	}
+	if err := r.Flavor.Validate(); err != nil {
+		return migration.Plan{}, fault.New(fault.Invalid, "flavor: %w", err)
+	}
+	room, err := s.a.host.Demand(*r.Flavor)
+	if err != nil {
+		return migration.Plan{}, err
+	}
+	return s.planner().Plan(ctx, migration.PlanRequest{Kind: migration.PlanNew, Room: room, Named: r.Destination})
+}
+
+// Room implements api.Plans.
+func (s planService) Room(ctx context.Context, r migration.RoomRequest) (migration.RoomAnswer, error) {
+	return s.a.host.Room(ctx, r)
+}
+
+func (s planService) planner() migration.Planner {
+	return migration.Planner{
+		Placement: s.a.placement, Runtime: s.a.rt, Local: s.a.name, Known: slices.Sorted(maps.Keys(s.a.config().Peers)),
+		Hosts: s.a.peers.host,
+		Room: func(ctx context.Context, name string, r migration.RoomRequest) (migration.RoomAnswer, error) {
+			if name == s.a.name {
+				return s.a.host.Room(ctx, r)
+			}
+			peer, err := s.a.peers.client(name)
+			if err != nil {
+				return migration.RoomAnswer{}, err
+			}
+			return peer.Room(ctx, r)
+		},
+	}
+}
+
+func observes(name string) fault.Reason {
+	return fault.Reason{
+		Code: "mode_observe", Message: "host " + name + " only observes", Have: "observe", Want: "manage",
+		Change: `set [agent] mode = "manage" on ` + name,
+	}
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// errNowhere ends a plan that was made, and in which no host would take the guest.
+// Nothing more is printed.
+var errNowhere = errors.New("no host would take it")
+
+func (a *app) planCommand() *cobra.Command {
+	var live, cold bool
+	var flavor string
+	cmd := &cobra.Command{
+		Use:   "plan INSTANCE [HOST] | --flavor FLAVOR [HOST]",
+		Short: "Where could a guest go, or a new one be, and if not, why; changes nothing",
+		Long: `Ask Placement for candidates and every host what it would claim for a guest, and
+show them in the order in which a move without HOST would try them. Nothing is
+held and nothing changes: by the time of a move another guest may have the room.
+
+Hosts that Placement does not offer are asked all the same, so that each says by
+itself what is in the way. With HOST only that one is asked.
+
+  #            the order in which a move would try it; a dash where Placement does
+               not offer it, which a move that names the host may still take
+  MEMORY USED  of the host's memory, by Placement: the emptiest is tried first,
+               after hosts that share the guest's disks
+  WOULD CLAIM  the cells, CPUs and devices that the guest would get now
+
+--cold looks at the room alone, not at disks, networks and CPU models. It is what
+is planned for a guest that is shut off.
+
+Exits with 0 when some host would take the guest, and with 3 when none would.`,
+		Example: `  berth plan web-1
+  berth plan web-1 host-b
+  berth plan --flavor large
+  berth plan web-1 --json | jq '.hosts[] | {name, verdict, reasons}'`,
+		Args: cobra.MaximumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r := api.PlanRequest{FlavorName: flavor}
+			if flavor == "" && len(args) > 0 {
+				r.Instance, args = args[0], args[1:]
+			}
+			if len(args) == 1 {
+				r.Destination = args[0]
+			}
+			switch {
+			case flavor == "" && r.Instance == "" || len(args) > 1:
+				return fault.New(fault.Invalid, "plan: name an instance, or a flavor with --flavor, and at most one host")
+			case live && cold:
+				return fault.New(fault.Invalid, "--live and --cold: say one of them")
+			case flavor != "" && (live || cold):
+				return fault.New(fault.Invalid, "--live and --cold are of a guest that is there, not of a flavor")
+			case live:
+				r.Kind = migration.PlanLive
+			case cold:
+				r.Kind = migration.PlanCold
+			}
+			return a.ask(cmd, planTime, func(ctx context.Context, c *api.Client) error {
+				p, err := c.Plan(ctx, r)
+				if err != nil {
+					return err
+				}
+				if err := a.print(p, func(w io.Writer) { planTable(w, p) }); err != nil {
+					return err
+				}
+				if p.Chosen == "" {
+					return errNowhere
+				}
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&live, "live", false, "plan a live migration (default for a guest that runs)")
+	f.BoolVar(&cold, "cold", false, "plan for the guest shut off: look at the room alone")
+	f.StringVar(&flavor, "flavor", "", "plan for a new guest of this `flavor` of the host")
+	return cmd
+}
+
+// planTime is for a fleet of which some hosts do not answer.
+const planTime = 2 * time.Minute
+
+// planPlace is how wide a place may be in the table, planText how wide a reason:
+// both look well in 80 columns.
+const (
+	planPlace = 36
+	planText  = 78
+)
+
+func planTable(w io.Writer, p migration.Plan) {
+	for _, line := range fold(planSummary(p), planText) {
+		fmt.Fprintln(w, line)
+	}
+	if len(p.Blockers) > 0 {
+		fmt.Fprintln(w, "\nIt can go nowhere, since")
+		reasonLines(w, p.Blockers)
+	}
+	if len(p.Hosts) > 0 {
+		fmt.Fprintln(w)
+		row(w, "#", "HOST", "ANSWER", "MEMORY USED", "WOULD CLAIM")
+	}
+	for i, h := range p.Hosts {
+		order, used, claim := "-", "-", "-"
+		if h.Candidate {
+			order, used = fmt.Sprint(i+1), fmt.Sprintf("%.0f %%", 100*h.MemoryUsed)
+		}
+		if h.Claim != nil {
+			claim = place(h.Claim.Assignment, planPlace)
+		}
+		if h.SameDisk {
+			claim += ", same disk"
+		}
+		row(w, order, h.Name, h.Verdict, used, claim)
+	}
+	for _, h := range p.Hosts {
+		if h.Name == p.Chosen && h.Claim != nil && len(h.Claim.Allocations) > 0 {
+			fmt.Fprintf(w, "\nPlacement would count on %s\n", h.Name)
+			for _, rp := range slices.SortedFunc(maps.Keys(h.Claim.Allocations), func(x, y string) int { return strings.Compare(p.Providers[x], p.Providers[y]) }) {
+				name := p.Providers[rp]
+				if name == "" {
+					name = rp
+				}
+				fmt.Fprintf(w, "  %s: %s\n", name, amounts(h.Claim.Allocations[rp]))
+			}
+		}
+	}
+	for _, h := range p.Hosts {
+		if len(h.Reasons) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s %s\n", h.Name, map[migration.PlanVerdict]string{
+			migration.VerdictTakes: "would take it, but is not tried by itself", migration.VerdictRefuses: "would not take it",
+			migration.VerdictSilent: "does not answer", migration.VerdictUnasked: "was not asked",
+		}[h.Verdict])
+		reasonLines(w, h.Reasons)
+	}
+	for _, text := range p.Left {
+		fmt.Fprintf(w, "\nLeft to the hosts to check: %s\n", text)
+	}
+	if p.Truncated {
+		fmt.Fprintln(w, "\nThe fleet has more hosts than Placement was asked to name: others may do too.")
+	}
+}
+
+// planSummary is what it comes to.
+func planSummary(p migration.Plan) string {
+	who := "A new guest of flavor " + p.Flavor
+	does := "would be best on "
+	switch p.Kind {
+	case migration.PlanLive:
+		who, does = p.InstanceName+" on "+p.Source, "would move live to "
+	case migration.PlanCold:
+		who, does = p.InstanceName+" on "+p.Source, "would move cold to "
+	}
+	who += " (" + resources(p.Wants) + ") "
+	switch {
+	case p.Chosen != "":
+		return who + does + p.Chosen + "."
+	case len(p.Hosts) == 0:
+		return who + "has no other host to go to."
+	}
+	return who + "can go to no host."
+}
+
+// reasonLines prints reasons as errors have them, folded.
+func reasonLines(w io.Writer, reasons []fault.Reason) {
+	item := func(head, text string) {
+		for i, line := range fold(text, planText-len(head)) {
+			if i > 0 {
+				head = strings.Repeat(" ", len(head))
+			}
+			fmt.Fprintf(w, "%s%s\n", head, line)
+		}
+	}
+	for _, r := range reasons {
+		text := r.Message
+		if r.Cell != nil && !strings.Contains(text, fmt.Sprintf("cell %d", *r.Cell)) {
+			text = fmt.Sprintf("cell %d: %s", *r.Cell, text)
+		}
+		item("  - ", text)
+		if r.Change != "" {
+			item("      to do: ", r.Change)
+		}
+	}
+}
+
+// fold breaks a text into lines no wider than width, where its words allow.
+func fold(text string, width int) []string { return wrap(strings.Fields(text), width) }
