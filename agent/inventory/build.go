@@ -63,6 +63,7 @@ type amount struct {
 	class           string
 	total, reserved int64
 	unit            int64   // of allocations; 0 for 1
+	most            int64   // of one allocation; 0 for the total
 	fixed           float64 // ratio; 0 keeps what stands
 	initial         float64
 }
@@ -80,7 +81,7 @@ func (b *builder) put(into map[string]placementclient.Inventory, a amount, now p
 	total := min(a.total, placementclient.MaxInt)
 	want := placementclient.Inventory{
 		Total: total, Reserved: min(a.reserved, total),
-		MinUnit: unit, MaxUnit: total, StepSize: unit, AllocationRatio: r,
+		MinUnit: unit, MaxUnit: max(total, min(a.most, placementclient.MaxInt)), StepSize: unit, AllocationRatio: r,
 	}
 	if b.in.Holding && stands {
 		want = loosest(want, now)
@@ -160,7 +161,7 @@ func (b *builder) root() {
 	}
 	if b.tree.Shape == Nested {
 		out := b.shares[topology.UnknownCell]
-		put(amount{class: vcpu, total: out.vcpus, reserved: out.reservedVCPUs, fixed: in.Fixed.CPU, initial: b.sibling(vcpu, in.Initial.CPU)})
+		put(amount{class: vcpu, total: out.vcpus, reserved: out.reservedVCPUs, most: int64(total.VCPUs), fixed: in.Fixed.CPU, initial: b.sibling(vcpu, in.Initial.CPU)})
 		put(amount{class: pcpu, total: out.pcpus, fixed: 1})
 	} else {
 		c.Ratios.CPU = put(amount{class: vcpu, total: int64(total.VCPUs), reserved: int64(reserved.VCPUs), fixed: in.Fixed.CPU, initial: b.sibling(vcpu, in.Initial.CPU)})

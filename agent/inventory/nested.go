@@ -163,7 +163,10 @@ func parts(n int64, weights []int64) []int64 {
 	return out
 }
 
-// cells adds the cells that have CPUs or memory, and their memory.
+// cells adds the cells that have CPUs or memory, and their memory. Where a ratio
+// promises more than there is, one allocation may be as large as the host, as in
+// the flat shape: Placement parts no class of a guest that floats, and the claim
+// lock does not hold it against a cell.
 func (b *builder) cells() {
 	const vcpu, pcpu = placementclient.ClassVCPU, placementclient.ClassPCPU
 	ratios := &b.report.Capacity.Ratios
@@ -183,7 +186,7 @@ func (b *builder) cells() {
 		now := b.standing[rp].Inventories
 		inventories := b.base(rp, vcpu, pcpu)
 		stood, stands := now[vcpu]
-		if r := b.put(inventories, amount{class: vcpu, total: s.vcpus, reserved: s.reservedVCPUs, fixed: b.in.Fixed.CPU, initial: cpu}, stood, stands); s.vcpus > 0 {
+		if r := b.put(inventories, amount{class: vcpu, total: s.vcpus, reserved: s.reservedVCPUs, most: int64(b.report.Capacity.Total.VCPUs), fixed: b.in.Fixed.CPU, initial: cpu}, stood, stands); s.vcpus > 0 {
 			least(&ratios.CPU, r)
 		}
 		stood, stands = now[pcpu]
@@ -220,7 +223,9 @@ func (b *builder) memory(cell, of string, p pageShare, huge bool, initial float6
 	rp = ChildUUID(b.in.UUID, suffix)
 	a := amount{class: placementclient.ClassMemoryMB, total: p.total, reserved: p.reserved, fixed: b.in.Fixed.RAM, initial: initial}
 	size := TraitPageSizeSmall
-	if huge {
+	if !huge {
+		a.most = b.report.Capacity.Total.MemoryMB
+	} else {
 		// A page is in nobody's hands or in one guest's, and a guest has whole ones.
 		a.fixed, a.unit, size = 1, min(int64(p.size)/mib, p.total), TraitPageSizeLarge
 	}
