@@ -102,8 +102,9 @@ type Agent struct {
 	foreign atomic.Pointer[error]
 	// disabled is why this host gets no new guests; nil while it takes them.
 	// settingHost is held while it is changed, over the write of its record.
-	disabled    atomic.Pointer[api.Disabled]
-	settingHost sync.Mutex
+	disabled       atomic.Pointer[api.Disabled]
+	settingHost    sync.Mutex
+	providerConfig atomic.Pointer[providerConfig]
 	// answers says that Placement answered during the start.
 	answers bool
 }
@@ -179,6 +180,7 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.driver = a.opt.Driver(c.Libvirt, a.rt)
 	a.hardware, a.hypervisor = newHardware(a), &hypervisor{a: a}
+	a.loadProviderConfig(ctx)
 	a.hardware.read(ctx, false)
 	a.peers = newPeers(a)
 	if c.Agent.Mode == config.Manage {
@@ -187,7 +189,11 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 	}
-	a.makeParts(c)
+	remembered, err := a.reported(ctx)
+	if err != nil {
+		return err
+	}
+	a.makeParts(c, remembered)
 	a.health = newHealth(a)
 	return nil
 }
@@ -219,7 +225,7 @@ func (a *Agent) firstReport(ctx context.Context) {
 
 // makeParts makes host, conductor, reporter and server. None of them does
 // anything yet.
-func (a *Agent) makeParts(c config.Config) {
+func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	mode := func() string { return string(c.Agent.Mode) }
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.host = host.New(host.Options{
@@ -242,6 +248,8 @@ func (a *Agent) makeParts(c config.Config) {
 	a.reporter = reporter.New(reporter.Options{
 		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
 		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
+		Held: a.hardware.heldBy, Moving: a.hardware.moving, Migration: a.hardware.isMigration,
+		Remembered: remembered, Keep: a.keepReported,
 		Interval: c.Placement.Interval.D(), Observe: a.observing(),
 	})
 	a.auditor = a.newAuditor(c)

@@ -22,10 +22,10 @@ func cellOptions(c config.Config) inventory.CellOptions {
 // machineOf is what claims are fitted in beyond amounts, with every remark on how
 // the configuration and the machine go together. believed is what is counted;
 // what now, the last reading, could not read soundly is touched by no new claim.
-func machineOf(c config.Config, believed, now *topology.Host) (claims.Capacity, []fault.Reason) {
+func machineOf(c config.Config, options inventory.CellOptions, believed, now *topology.Host) (claims.Capacity, []fault.Reason) {
 	var out claims.Capacity
 	var remarks []fault.Reason
-	cells, reasons := inventory.FitCells(believed, cellOptions(c))
+	cells, reasons := inventory.FitCells(believed, options)
 	for _, r := range reasons {
 		one := fault.Reason{Code: r.Code, Message: r.Message, Change: r.Change}
 		if r.Cell != nil {

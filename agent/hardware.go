@@ -8,14 +8,19 @@ import (
 	"io/fs"
 	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"berth/agent/inventory"
+	"berth/agent/reporter"
+	"berth/claims"
+	"berth/claims/pci"
 	"berth/hwdiscovery"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -26,6 +31,7 @@ const (
 	keyBoot     = "boot"     // the machine's boot (its id) in which that was made
 	keyDisk     = "disk_gb"  // the last size of the filesystem of guests' disks, GiB
 	keyRatios   = "ratios"   // the last ratios that Placement and the configuration came to
+	keyReported = "reported" // what was given to Placement: reporter.Remembered
 )
 
 // hardware keeps the reading of the hardware that is believed, and the capacity
@@ -56,6 +62,9 @@ type hardware struct {
 	disk   *int64         // GiB, as last read; nil when it never could be
 	why    []fault.Reason // why now is not believed, or what it lacks
 	ratios inventory.Ratios
+	// shape is the tree's in Placement as last reported; empty before. The wanted one
+	// may have to wait.
+	shape inventory.Shape
 
 	remarks []fault.Reason // on how the configuration goes with the machine
 
@@ -96,6 +105,28 @@ func newHardware(a *Agent) *hardware {
 		_ = json.Unmarshal(raw, &h.ratios)
 	}
 	return h
+}
+
+// reported reads what the reporter has to remember. A record that does not decode
+// fails the start: without it things of Berth's would stay in Placement for ever.
+func (a *Agent) reported(ctx context.Context) (reporter.Remembered, error) {
+	var out reporter.Remembered
+	raw, found, err := a.db.Get(ctx, bucketAgent, keyReported)
+	if err == nil && found {
+		err = json.Unmarshal(raw, &out)
+	}
+	if err != nil {
+		return out, fmt.Errorf("read what was reported to placement: %w", err)
+	}
+	return out, nil
+}
+
+func (a *Agent) keepReported(ctx context.Context, r reporter.Remembered) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return a.db.Put(ctx, bucketAgent, keyReported, raw)
 }
 
 // machine is the kernel's name of the architecture.
@@ -194,8 +225,18 @@ func (h *hardware) apply() {
 		return
 	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
-	h.setCapacityApplying(in, inventory.Compute(in, nil).Capacity)
+	h.setCapacityApplying(in, inventory.Compute(h.asStands(in), nil))
 	h.a.tracker.Allow()
+}
+
+// asStands gives the input of a report in the shape that Placement has.
+func (h *hardware) asStands(in inventory.Input) inventory.Input {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shape != "" {
+		in.Shape = h.shape
+	}
+	return in
 }
 
 func (h *hardware) lastRatios() inventory.Ratios {
@@ -219,15 +260,15 @@ func firstSet(a, b inventory.Ratios) inventory.Ratios {
 func (h *hardware) found(r inventory.Report) {
 	h.mu.Lock()
 	changed := h.ratios != r.Capacity.Ratios
-	h.ratios = r.Capacity.Ratios
+	h.ratios, h.shape = r.Capacity.Ratios, r.Tree.Shape
 	h.mu.Unlock()
 	h.applying.Lock()
 	// The report may be of what was believed before Placement answered: of it only
 	// the ratios are taken, which are Placement's.
 	if in, known, _ := h.input(); known {
-		c := inventory.Compute(in, nil).Capacity
-		c.Ratios = r.Capacity.Ratios
-		h.setCapacityApplying(in, c)
+		now := inventory.Compute(h.asStands(in), nil)
+		now.Capacity.Ratios = r.Capacity.Ratios
+		h.setCapacityApplying(in, now)
 	}
 	h.applying.Unlock()
 	if changed {
@@ -237,10 +278,10 @@ func (h *hardware) found(r inventory.Report) {
 
 // setCapacityApplying gives the ledger what is believed. Its caller has held
 // applying since it asked for in.
-func (h *hardware) setCapacityApplying(in inventory.Input, c inventory.Capacity) {
+func (h *hardware) setCapacityApplying(in inventory.Input, r inventory.Report) {
 	_, now, _ := h.view()
-	believed := in.Host
-	machine, remarks := machineOf(h.a.config(), believed, now)
+	believed, c := in.Host, r.Capacity
+	machine, remarks := machineOf(h.a.config(), r.Cells, believed, now)
 	machine.Unusable = append(machine.Unusable, missing(believed, now)...)
 	machine.Total, machine.Reserved = c.Total, c.Reserved
 	machine.CPURatio, machine.RAMRatio, machine.DiskRatio = c.Ratios.CPU, c.Ratios.RAM, c.Ratios.Disk
@@ -262,7 +303,11 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 	if err := h.a.estranged(); err != nil {
 		return inventory.Input{}, false, err.Error()
 	}
-	c, holding := h.a.config(), h.holding()
+	c, holding, config := h.a.config(), h.holding(), h.a.providerConfig.Load()
+	var held []inventory.Held
+	for _, claim := range h.a.tracker.List() {
+		held = append(held, heldOf(claim))
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.good == nil || h.disk == nil {
@@ -272,18 +317,46 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		}
 		return inventory.Input{}, false, words
 	}
-	return inventory.Input{
+	devices, _ := pci.Devices(h.good, c.PCI.DeviceSpec)
+	in := inventory.Input{
+		UUID: h.a.uuid, Name: h.a.name,
 		Host: h.good, Arch: h.arch, DiskGB: *h.disk, Cells: cellOptions(c),
 		Reserved: topology.Resources{VCPUs: c.Host.ReservedVCPUs, MemoryMB: c.Host.ReservedMemoryMB, DiskGB: c.Host.ReservedDiskGB},
 		Fixed:    inventory.Ratios{CPU: c.Placement.CPURatio, RAM: c.Placement.RAMRatio, Disk: c.Placement.DiskRatio},
 		Initial:  inventory.Ratios{CPU: c.Placement.InitialCPURatio, RAM: c.Placement.InitialRAMRatio, Disk: c.Placement.InitialDiskRatio},
 		Holding:  holding, Hypervisor: h.a.hypervisor.view(),
-	}, true, ""
+		Shape: inventory.Shape(c.Placement.NUMA), Disabled: h.a.disabled.Load() != nil,
+		Devices: devices, Held: held,
+	}
+	if h.now != nil {
+		in.Unusable = append(in.Unusable, inventory.UnusableOf(h.now)...)
+	}
+	if config != nil {
+		in.Config = config.providers
+	}
+	return in, true, ""
 }
 
-// holding says that a move has a half on this host.
+// heldOf is what a claim holds, for the tree of providers.
+func heldOf(c claims.Claim) inventory.Held {
+	held := inventory.Held{Resources: c.Resources, Assignment: c.Assignment, Consumer: c.Owner.Instance}
+	return held
+}
+
+// heldBy gives what the guest of a consumer holds by its claim.
+func (h *hardware) heldBy(consumer string) (inventory.Held, bool) {
+	for _, c := range h.a.tracker.ByInstance(consumer) {
+		if c.Owner.Migration == "" {
+			return heldOf(c), true
+		}
+	}
+	return inventory.Held{}, false
+}
+
+// holding says that a move has a half on this host, or will have: one that this
+// agent conducts from the moment on that it is journaled.
 func (h *hardware) holding() bool {
-	if len(h.a.tracker.Contexts()) > 0 {
+	if len(h.a.tracker.Contexts()) > 0 || h.conducting(func(m migration.Migration) bool { return true }) {
 		return true
 	}
 	for _, c := range h.a.tracker.List() {
@@ -292,6 +365,32 @@ func (h *hardware) holding() bool {
 		}
 	}
 	return false
+}
+
+// conducting says that one of the conductor's moves that are not over is such a one.
+func (h *hardware) conducting(such func(migration.Migration) bool) bool {
+	if h.a.conductor == nil {
+		return false // while the parts are being made
+	}
+	list, err := h.a.conductor.List(context.Background())
+	if err != nil {
+		return true // what cannot be told may be one
+	}
+	return slices.ContainsFunc(list, func(m migration.Migration) bool { return !m.Done() && such(m) })
+}
+
+// moving says that a consumer is a migration's whose story is not over.
+func (h *hardware) moving(consumer string) bool {
+	return len(h.a.tracker.ByMigration(consumer)) > 0 || h.conducting(func(m migration.Migration) bool { return m.UUID == consumer })
+}
+
+// isMigration says that a consumer is a migration's, over or not.
+func (h *hardware) isMigration(consumer string) bool {
+	if _, known := h.a.tracker.Context(consumer); known || h.a.conductor == nil {
+		return known
+	}
+	_, err := h.a.conductor.Get(context.Background(), consumer)
+	return err == nil
 }
 
 // view gives what is believed, what was read, and why they differ.

@@ -12,6 +12,8 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/agent/inventory"
+	"berth/agent/reporter"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -220,10 +222,40 @@ func (h *health) placement() api.Condition {
 		}
 		return bad("placement", fmt.Sprintf("equal to the host, generation %d; allocations that are not what is claimed %d", s.Generation, len(behind)), reasons...)
 	}
-	if len(s.Kept) > 0 {
-		return good("placement", fmt.Sprintf("equal to the host, generation %d, but for what guests have and the host has no more: %s", s.Generation, strings.Join(s.Kept, ", ")))
+	return h.placementEqual(s)
+}
+
+// placementEqual says how Placement is where it is as it can be.
+func (h *health) placementEqual(s reporter.Status) api.Condition {
+	detail := fmt.Sprintf("equal to the host, generation %d", s.Generation)
+	if s.Shape == inventory.Nested {
+		detail = "nested, " + detail
 	}
-	return good("placement", fmt.Sprintf("equal to the host, generation %d", s.Generation))
+	if s.Disk != "" && s.Disk != h.a.uuid {
+		detail += ", disks of provider " + s.Disk
+	}
+	if len(s.Kept) > 0 {
+		detail += ", but for what guests have and the host has no more: " + strings.Join(s.Kept, ", ")
+	}
+	if s.Disabled && h.a.disabled.Load() == nil {
+		detail += "; disabled for new guests by somebody else (COMPUTE_STATUS_DISABLED)"
+	}
+	reasons := slices.Clone(s.Reasons)
+	faults := len(reasons)
+	if c := h.a.providerConfig.Load(); c != nil {
+		reasons, faults = append(reasons, c.reasons...), faults+c.faults
+	}
+	if w := s.Waiting; w != nil {
+		reasons = append([]fault.Reason{w.Reason}, reasons...)
+		if w.Reason.Code == "reshape_move" {
+			return api.Condition{Name: "placement", Health: api.HealthOK, Detail: detail + "; to be " + string(w.Shape) + ": " + w.Reason.Message, Reasons: reasons}
+		}
+		return bad("placement", detail+"; not as it is to be ("+string(w.Shape)+"): "+w.Reason.Message, reasons...)
+	}
+	if faults > 0 {
+		return bad("placement", detail+"; what is configured is not reported: "+reasons[0].Message, reasons...)
+	}
+	return api.Condition{Name: "placement", Health: api.HealthOK, Detail: detail, Reasons: reasons}
 }
 
 func (h *health) claims() api.Condition {

@@ -50,6 +50,7 @@ func (a *Agent) reload() {
 		// Validate has held it against the four words there are.
 		_ = a.opt.Level.UnmarshalText([]byte(next.Agent.LogLevel))
 	}
+	a.loadProviderConfig(context.Background())
 	a.peers.forget()
 	a.hardware.apply()
 	a.reporter.Kick()

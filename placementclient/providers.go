@@ -137,6 +137,17 @@ func (c *Client) RenameProvider(ctx context.Context, uuid, name string) (Resourc
 	return out, err
 }
 
+// PlaceProvider gives a provider a name and a parent; the generation stays. Below
+// microversion 1.37 only a root can be given another parent: fault.Invalid.
+func (c *Client) PlaceProvider(ctx context.Context, uuid, name, parent string) (ResourceProvider, error) {
+	var out ResourceProvider
+	err := c.do(ctx, "put resource provider "+uuid+" below "+parent, call{
+		method: http.MethodPut, route: "/resource_providers/{uuid}", path: providerPath(uuid),
+		body: func(Microversion) any { return map[string]string{"name": name, "parent_provider_uuid": parent} }, out: &out,
+	})
+	return out, err
+}
+
 // DeleteProvider removes a provider that has no children and no allocations.
 // fault.NotFound when it is not there; fault.Busy (ConflictProviderInUse,
 // ConflictHasChildren) when it may not go.

@@ -3,16 +3,14 @@ package reporter_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"berth/agent/inventory"
 	"berth/agent/reporter"
@@ -22,265 +20,202 @@ import (
 	"berth/topology"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// placement is a small one that checks generations.
-type placement struct {
-	mu       sync.Mutex
-	provider map[string]placementclient.ResourceProvider
-	inv      map[string]placementclient.Inventory
-	traits   []string
-	unknown  []string // traits of a newer os-traits
-	asked    int      // for what it knows
-	last     []string // the names of the last time
-	writes   int
-	reads    int
-	down     error
-	// intrude is run before each write: another writer who was faster.
-	intrude func(*placement)
-}
-
-func newPlacement() *placement {
-	return &placement{provider: map[string]placementclient.ResourceProvider{}}
-}
-
-func (p *placement) Provider(_ context.Context, uuid string) (placementclient.ResourceProvider, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.reads++
-	if p.down != nil {
-		return placementclient.ResourceProvider{}, p.down
-	}
-	rp, ok := p.provider[uuid]
-	if !ok {
-		return rp, fault.New(fault.NotFound, "no provider %s", uuid)
-	}
-	return rp, nil
-}
-
-func (p *placement) ProviderByName(_ context.Context, name string) (placementclient.ResourceProvider, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.reads++
-	for _, rp := range p.provider {
-		if rp.Name == name {
-			return rp, nil
-		}
-	}
-	return placementclient.ResourceProvider{}, fault.New(fault.NotFound, "no provider named %s", name)
-}
-
-func (p *placement) CreateProvider(_ context.Context, n placementclient.NewProvider) (placementclient.ResourceProvider, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.writes++
-	p.provider[n.UUID] = placementclient.ResourceProvider{UUID: n.UUID, Name: n.Name}
-	return p.provider[n.UUID], nil
-}
-
-func (p *placement) Inventories(_ context.Context, rp string) (placementclient.Inventories, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.reads++
-	return placementclient.Inventories{Generation: p.provider[rp].Generation, Inventories: p.inv}, nil
-}
-
-func (p *placement) Traits(_ context.Context, rp string) (placementclient.Traits, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.reads++
-	return placementclient.Traits{Generation: p.provider[rp].Generation, Traits: p.traits}, nil
-}
-
-// write holds the caller's generation against the provider's and raises it.
-func (p *placement) write(rp string, generation int) (int, error) {
-	p.writes++
-	if p.intrude != nil {
-		p.intrude(p)
-	}
-	r := p.provider[rp]
-	if r.Generation != generation {
-		return 0, fault.New(fault.GenerationConflict, "generation is %d, not %d", r.Generation, generation)
-	}
-	r.Generation++
-	p.provider[rp] = r
-	return r.Generation, nil
-}
-
-func (p *placement) PutInventories(_ context.Context, rp string, in placementclient.Inventories) (placementclient.Inventories, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g, err := p.write(rp, in.Generation)
-	if err != nil {
-		return in, err
-	}
-	p.inv = in.Inventories
-	return placementclient.Inventories{Generation: g, Inventories: p.inv}, nil
-}
-
-func (p *placement) PutTraits(_ context.Context, rp string, in placementclient.Traits) (placementclient.Traits, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g, err := p.write(rp, in.Generation)
-	if err != nil {
-		return in, err
-	}
-	for _, t := range in.Traits {
-		if slices.Contains(p.unknown, t) {
-			return in, fault.New(fault.Invalid, "no such trait %s", t)
-		}
-	}
-	p.traits = in.Traits
-	return placementclient.Traits{Generation: g, Traits: p.traits}, nil
-}
-
-func (p *placement) KnownTraits(_ context.Context, names []string) ([]string, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.asked++
-	p.last = names
-	if p.down != nil {
-		return nil, p.down
-	}
-	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(p.unknown, n) }), nil
-}
-
-const uuidA = "aaaaaaaa-0000-0000-0000-000000000000"
-
-func machine() (inventory.Input, bool, string) {
-	return inventory.Input{
-		Host: &topology.Host{Cells: []topology.Cell{{MemoryBytes: 8 << 30}}, Cores: []topology.CPUSet{{0}, {1}}},
-		Arch: "x86_64", DiskGB: 50, Initial: inventory.Ratios{CPU: 4, RAM: 1, Disk: 1},
-	}, true, ""
-}
-
-func options(p *placement) reporter.Options {
-	return reporter.Options{
-		Placement: p, Runtime: &runtime.System{}, Name: "host-a", UUID: uuidA, Input: machine, Interval: time.Minute,
-	}
-}
-
 func TestReporter_CreatesThenWritesNothingMore(t *testing.T) {
-	p := newPlacement()
-	r := reporter.New(options(p))
-	if err := r.Sync(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, shape := range []inventory.Shape{inventory.Flat, inventory.Nested} {
+		t.Run(string(shape), func(t *testing.T) {
+			b := newBench(t)
+			b.in.Shape = shape
+			b.sync()
+			if shape == inventory.Flat && b.inventories(rootID)["VCPU"].Total != 4 || !slices.Contains(b.traits(rootID), "COMPUTE_NODE") {
+				t.Fatalf("after the first look: %+v, %v", b.inventories(rootID), b.traits(rootID))
+			}
+			if n := len(b.names()); n != map[inventory.Shape]int{inventory.Flat: 1, inventory.Nested: 7}[shape] {
+				t.Errorf("%d providers: %v", n, b.names())
+			}
+			b.steady(60)
+			// An agent that starts anew reads everything once, and writes nothing.
+			b.restart()
+			b.sync()
+			if _, writes, calls := b.wire.count(); writes != 0 {
+				t.Errorf("after a restart: %v", calls)
+			}
+			if s := b.r.Status(); !s.InSync || s.Error != "" || s.Shape != shape || s.Waiting != nil {
+				t.Errorf("status %+v", s)
+			}
+		})
 	}
-	if p.writes != 3 || p.inv["VCPU"].Total != 2 || !slices.Contains(p.traits, "COMPUTE_NODE") {
-		t.Fatalf("after the first look: %d writes, %+v, %v", p.writes, p.inv, p.traits)
-	}
-	reads := p.reads
-	for range 5 {
-		if err := r.Sync(t.Context()); err != nil {
-			t.Fatal(err)
+}
+
+// steady requires n intervals without a write and with one read each at most.
+func (b *bench) steady(n int) {
+	b.Helper()
+	b.wire.count()
+	for i := range n {
+		b.sync()
+		if reads, writes, calls := b.wire.count(); reads > 1 || writes > 0 {
+			b.Fatalf("interval %d of a steady state: %v; want one read", i, calls)
 		}
 	}
-	if p.writes != 3 || p.reads != reads+5 {
-		t.Errorf("five looks at a steady state: %d writes, %d reads; want none and 5", p.writes-3, p.reads-reads)
+}
+
+// TestReporter_ReadsWhatItsCommentSays counts what a guest's start costs, and what
+// the patrol takes to have looked at everything.
+func TestReporter_ReadsWhatItsCommentSays(t *testing.T) {
+	b := newBench(t)
+	b.in.Shape = inventory.Nested
+	b.sync()
+	// What was written has been read by its answers: the first intervals are quiet.
+	b.wire.count()
+	cell := inventory.ChildUUID(rootID, "NUMA0")
+	b.give(guestA, "INSTANCE", map[string]placementclient.Resources{cell: {"VCPU": 1}})
+	var reads []int
+	for range 6 {
+		b.sync()
+		n, writes, calls := b.wire.count()
+		if reads = append(reads, n); writes > 0 {
+			t.Errorf("a guest's start is answered by %v", calls)
+		}
 	}
-	if s := r.Status(); !s.InSync || s.Error != "" || s.Generation != 2 {
-		t.Errorf("status %+v", s)
+	sum := 0
+	for _, n := range reads {
+		sum += n
+	}
+	if sum > 7 {
+		t.Errorf("reads in the intervals after a guest's start: %v, want one more than intervals", reads)
+	}
+	seen := map[string]bool{}
+	for range 4 * (2*7 + 2) {
+		b.sync()
+		_, _, calls := b.wire.count()
+		for _, c := range calls {
+			seen[c] = true
+		}
+	}
+	for _, name := range []string{rootID + "/inventories", rootID + "/traits", rootID + "/aggregates", cell + "/inventories", cell + "/traits"} {
+		if !seen["GET /resource_providers/"+name] {
+			t.Errorf("the patrol never came by %s", name)
+		}
 	}
 }
 
 func TestReporter_PutsBackWhatSomebodyChanged(t *testing.T) {
-	p := newPlacement()
-	r := reporter.New(options(p))
-	if err := r.Sync(t.Context()); err != nil {
-		t.Fatal(err)
+	b := newBench(t)
+	b.sync()
+	now, err := b.theirs.Traits(t.Context(), rootID)
+	b.must(err)
+	b.must(b.theirs.EnsureTrait(t.Context(), "CUSTOM_RACK_7"))
+	now.Traits = []string{"CUSTOM_RACK_7"}
+	_, err = b.theirs.PutTraits(t.Context(), rootID, now)
+	b.must(err)
+	for range 4 {
+		b.sync()
 	}
-	rp := p.provider[uuidA]
-	rp.Generation += 3
-	p.provider[uuidA] = rp
-	p.traits = []string{"CUSTOM_RACK_7"}
-	if err := r.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Contains(p.traits, "COMPUTE_NODE") || !slices.Contains(p.traits, "CUSTOM_RACK_7") {
-		t.Errorf("traits %v, want ours back and theirs kept", p.traits)
+	if got := b.traits(rootID); !slices.Contains(got, "COMPUTE_NODE") || !slices.Contains(got, "CUSTOM_RACK_7") {
+		t.Errorf("traits %v, want ours back and theirs kept", got)
 	}
 }
 
 // TestReporter_LeavesOutTraitsThatPlacementDoesNotKnow: one unknown name would
 // refuse all of them.
 func TestReporter_LeavesOutTraitsThatPlacementDoesNotKnow(t *testing.T) {
-	p := newPlacement()
-	p.unknown = []string{"COMPUTE_FIRMWARE_UEFI"}
-	o := options(p)
-	o.Input = func() (inventory.Input, bool, string) {
-		in, _, _ := machine()
-		in.Hypervisor = &inventory.Hypervisor{Capabilities: topology.Capabilities{Firmware: []string{"bios", "efi"}}}
-		return in, true, ""
+	b := newBench(t)
+	const unknown = "COMPUTE_FIRMWARE_UEFI"
+	old := &older{Placement: b.client, unknown: []string{unknown}}
+	b.opt.Placement = old
+	b.in.Hypervisor = &inventory.Hypervisor{Capabilities: topology.Capabilities{Firmware: []string{"bios", "efi"}}}
+	b.restart()
+	b.sync()
+	s := b.r.Status()
+	if got := b.traits(rootID); !slices.Contains(got, "COMPUTE_FIRMWARE_BIOS") || slices.Contains(got, unknown) || !s.InSync {
+		t.Errorf("traits %v, status %+v", got, s)
 	}
-	r := reporter.New(o)
-	sync := func() {
-		t.Helper()
-		if err := r.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	if !slices.Equal(s.UnknownTraits, old.unknown) || slices.Contains(s.Traits, unknown) {
+		t.Errorf("told of %v as unknown and %v as reported, want %v", s.UnknownTraits, s.Traits, old.unknown)
 	}
-	sync()
-	s := r.Status()
-	if !slices.Contains(p.traits, "COMPUTE_FIRMWARE_BIOS") || slices.Contains(p.traits, "COMPUTE_FIRMWARE_UEFI") || !s.InSync {
-		t.Errorf("traits %v, status %+v", p.traits, s)
-	}
-	if !slices.Equal(s.UnknownTraits, p.unknown) || slices.Contains(s.Traits, "COMPUTE_FIRMWARE_UEFI") {
-		t.Errorf("told of %v as unknown and %v as reported, want %v", s.UnknownTraits, s.Traits, p.unknown)
-	}
-	asked, writes := p.asked, p.writes
-	sync()
-	sync()
-	if p.asked != asked || p.writes != writes {
-		t.Errorf("a steady state asks %d times and writes %d times, want none", p.asked-asked, p.writes-writes)
+	asked := old.asked
+	b.steady(8)
+	if old.asked != asked {
+		t.Errorf("a steady state asks %d times, want none", old.asked-asked)
 	}
 	// An agent that starts anew asks only for what does not stand already, and writes
 	// nothing.
-	again := reporter.New(o)
-	if err := again.Sync(t.Context()); err != nil || p.asked != asked+1 || p.writes != writes || !slices.Equal(p.last, p.unknown) {
-		t.Errorf("after a restart: asked for %v, %d writes, %v", p.last, p.writes-writes, err)
+	b.restart()
+	b.wire.count()
+	b.sync()
+	if _, writes, _ := b.wire.count(); old.asked != asked+1 || writes != 0 || !slices.Equal(old.last, old.unknown) {
+		t.Errorf("after a restart: asked for %v, %d writes", old.last, writes)
 	}
 	// An upgrade of Placement is an outage, after which it knows more.
-	p.down = fault.New(fault.Unavailable, "connection refused")
-	if err := r.Sync(t.Context()); err == nil {
+	old.unknown = nil
+	b.wire.before = func(*http.Request) error { return errors.New("connection refused") }
+	if err := b.r.Sync(t.Context()); err == nil {
 		t.Error("Placement is down, and nothing is wrong")
 	}
-	p.down, p.unknown = nil, nil
-	sync()
-	if !slices.Contains(p.traits, "COMPUTE_FIRMWARE_UEFI") || len(r.Status().UnknownTraits) > 0 {
-		t.Errorf("after its upgrade: %v, %+v", p.traits, r.Status())
+	b.wire.before = nil
+	b.sync()
+	if got := b.traits(rootID); !slices.Contains(got, unknown) || len(b.r.Status().UnknownTraits) > 0 {
+		t.Errorf("after its upgrade: %v, %+v", got, b.r.Status())
 	}
 }
 
+// older is a Placement whose os-traits is older.
+type older struct {
+	reporter.Placement
+	unknown []string
+	asked   int
+	last    []string
+}
+
+func (o *older) KnownTraits(ctx context.Context, names []string) ([]string, error) {
+	o.asked++
+	o.last = names
+	got, err := o.Placement.KnownTraits(ctx, names)
+	return slices.DeleteFunc(got, func(n string) bool { return slices.Contains(o.unknown, n) }), err
+}
+
 func TestReporter_GenerationConflictReadsAgainABoundedNumberOfTimes(t *testing.T) {
-	raise := func(p *placement) {
-		rp := p.provider[uuidA]
-		rp.Generation++
-		p.provider[uuidA] = rp
+	intrude := func(b *bench) func(r *http.Request) error {
+		return func(r *http.Request) error {
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/inventories") {
+				b.wire.mu.Unlock()
+				defer b.wire.mu.Lock()
+				now, err := b.theirs.Aggregates(b.Context(), rootID)
+				b.must(err)
+				now.Aggregates = []string{fleetID}
+				_, err = b.theirs.PutAggregates(b.Context(), rootID, now)
+				b.must(err)
+			}
+			return nil
+		}
 	}
 	t.Run("once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlacement()
-			p.intrude = func(p *placement) { raise(p); p.intrude = nil }
-			if err := reporter.New(options(p)).Sync(t.Context()); err != nil {
-				t.Fatal(err)
+			b := newBench(t)
+			all := intrude(b)
+			b.wire.before = func(r *http.Request) error {
+				err := all(r)
+				if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/inventories") {
+					b.wire.before = nil
+				}
+				return err
 			}
-			if p.inv["VCPU"].Total != 2 || len(p.traits) == 0 {
-				t.Errorf("not written after the conflict: %v %v", p.inv, p.traits)
+			b.sync()
+			if b.inventories(rootID)["VCPU"].Total != 4 || len(b.traits(rootID)) == 0 {
+				t.Errorf("not written after the conflict: %v", b.inventories(rootID))
 			}
 		})
 	})
 	t.Run("for ever", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlacement()
-			p.intrude = raise
-			r := reporter.New(options(p))
-			if err := r.Sync(t.Context()); !errors.Is(err, fault.GenerationConflict) {
+			b := newBench(t)
+			b.wire.before = intrude(b)
+			if err := b.r.Sync(t.Context()); !errors.Is(err, fault.GenerationConflict) {
 				t.Errorf("error %v, want %v", err, fault.GenerationConflict)
 			}
-			if p.writes != 1+4 { // the provider, and four tries
-				t.Errorf("%d writes, want 5", p.writes)
+			if _, writes, calls := b.wire.count(); writes != 2+4 { // the provider, its traits, and four tries
+				t.Errorf("%d writes, want 6: %v", writes, calls)
 			}
-			if s := r.Status(); s.InSync || s.Error == "" {
+			if s := b.r.Status(); s.InSync || s.Error == "" {
 				t.Errorf("status %+v", s)
 			}
 		})
@@ -288,26 +223,23 @@ func TestReporter_GenerationConflictReadsAgainABoundedNumberOfTimes(t *testing.T
 }
 
 func TestReporter_IdentityConflictWritesNothingAndNamesBoth(t *testing.T) {
-	const other = "bbbbbbbb-0000-0000-0000-000000000000"
-	for name, there := range map[string]placementclient.ResourceProvider{
+	const other = "99999999-0000-4000-8000-000000000000"
+	for name, there := range map[string]placementclient.NewProvider{
 		"our name, another uuid": {UUID: other, Name: "host-a"},
-		"our uuid, another name": {UUID: uuidA, Name: "host-z"},
+		"our uuid, another name": {UUID: rootID, Name: "host-z"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlacement()
-			p.provider[there.UUID] = there
-			o := options(p)
-			var told []error
-			o.Estranged = func(err error) { told = append(told, err) }
-			r := reporter.New(o)
-			err := r.Sync(t.Context())
-			if len(told) != 1 || told[0] == nil {
-				t.Errorf("told %v, want the refusal", told)
+			b := newBench(t)
+			_, err := b.theirs.CreateProvider(t.Context(), there)
+			b.must(err)
+			err = b.r.Sync(t.Context())
+			if len(b.estranged) != 1 || b.estranged[0] == nil {
+				t.Errorf("told %v, want the refusal", b.estranged)
 			}
-			if !errors.Is(err, fault.Forbidden) || p.writes != 0 {
-				t.Fatalf("error %v after %d writes, want %v and none", err, p.writes, fault.Forbidden)
+			if _, writes, _ := b.wire.count(); !errors.Is(err, fault.Forbidden) || writes != 0 {
+				t.Fatalf("error %v after %d writes, want %v and none", err, writes, fault.Forbidden)
 			}
-			for _, want := range []string{"host-a (" + uuidA + ")", there.Name, there.UUID} {
+			for _, want := range []string{"host-a (" + rootID + ")", there.Name, there.UUID} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q does not name %s", err, want)
 				}
@@ -316,61 +248,81 @@ func TestReporter_IdentityConflictWritesNothingAndNamesBoth(t *testing.T) {
 	}
 }
 
-func TestReporter_ObserveTellsAndWritesNothing(t *testing.T) {
-	p := newPlacement()
-	o := options(p)
-	o.Observe = true
-	var reports int
-	o.Found = func(inventory.Report) { reports++ }
-	r := reporter.New(o)
-	if err := r.Sync(t.Context()); err != nil {
-		t.Fatal(err)
+func TestReporter_AChildsNameInAnothersHandsIsNamed(t *testing.T) {
+	b := newBench(t)
+	b.in.Shape = inventory.Nested
+	_, err := b.theirs.CreateProvider(t.Context(), placementclient.NewProvider{UUID: sharedID, Name: "host-a_NUMA0"})
+	b.must(err)
+	err = b.r.Sync(t.Context())
+	if !errors.Is(err, fault.Forbidden) {
+		t.Fatalf("error %v, want %v", err, fault.Forbidden)
 	}
-	s := r.Status()
-	if p.writes != 0 || s.InSync || len(s.Pending) != 3 || reports != 1 {
-		t.Errorf("%d writes, %d reports, status %+v", p.writes, reports, s)
+	for _, want := range []string{"host-a_NUMA0", sharedID, inventory.ChildUUID(rootID, "NUMA0")} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not name %s", err, want)
+		}
+	}
+	if slices.ContainsFunc(b.estranged, func(err error) bool { return err != nil }) {
+		t.Errorf("the host itself is called a stranger: %v", b.estranged)
+	}
+}
+
+func TestReporter_ObserveTellsAndWritesNothing(t *testing.T) {
+	b := newBench(t)
+	b.opt.Observe = true
+	b.restart()
+	b.sync()
+	s := b.r.Status()
+	if _, writes, _ := b.wire.count(); writes != 0 || s.InSync || len(s.Pending) != 3 || len(b.found) != 1 {
+		t.Errorf("%d writes, %d reports, status %+v", writes, len(b.found), s)
+	}
+	b.opt.Observe = false
+	b.restart()
+	b.sync()
+	// A tree that stands, and would be another.
+	b.opt.Observe, b.in.Shape = true, inventory.Nested
+	b.restart()
+	b.wire.count()
+	b.sync()
+	if _, writes, _ := b.wire.count(); writes != 0 || !strings.Contains(strings.Join(b.r.Status().Pending, "\n"), "reshape to nested") {
+		t.Errorf("%d writes, status %+v", writes, b.r.Status())
 	}
 }
 
 func TestReporter_AnUnknownHostIsNotReported(t *testing.T) {
-	p := newPlacement()
-	o := options(p)
-	o.Input = func() (inventory.Input, bool, string) {
-		return inventory.Input{}, false, "node0/meminfo cannot be read"
-	}
-	r := reporter.New(o)
-	err := r.Sync(t.Context())
-	if err == nil || p.writes+p.reads != 0 || !strings.Contains(r.Status().Error, "node0/meminfo") {
-		t.Errorf("error %v, %d calls, status %+v", err, p.writes+p.reads, r.Status())
+	b := newBench(t)
+	b.unknown = "node0/meminfo cannot be read"
+	err := b.r.Sync(t.Context())
+	if reads, writes, _ := b.wire.count(); err == nil || reads+writes != 0 || !strings.Contains(b.r.Status().Error, "node0/meminfo") {
+		t.Errorf("error %v, %d calls, status %+v", err, reads+writes, b.r.Status())
 	}
 }
 
 func TestReporter_RunComesBackAfterAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newPlacement()
-		p.down = fault.New(fault.Unavailable, "connection refused")
+		b := newBench(t)
+		b.wire.before = func(*http.Request) error { return errors.New("connection refused") }
 		rt := &runtime.System{}
-		o := options(p)
-		o.Runtime = rt
-		r := reporter.New(o)
+		b.opt.Runtime = rt
+		b.restart()
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- r.Run(ctx) }()
+		go func() { ended <- b.r.Run(ctx) }()
 		time.Sleep(10 * time.Second)
-		if s := r.Status(); s.InSync || s.Error == "" {
+		if s := b.r.Status(); s.InSync || s.Error == "" {
 			t.Errorf("while Placement is down: %+v", s)
 		}
-		p.mu.Lock()
-		p.down = nil
-		p.mu.Unlock()
+		b.wire.mu.Lock()
+		b.wire.before = nil
+		b.wire.mu.Unlock()
 		time.Sleep(10 * time.Second)
-		if s := r.Status(); !s.InSync {
+		if s := b.r.Status(); !s.InSync {
 			t.Errorf("after it came back: %+v", s)
 		}
-		before := r.Status().Reads
-		r.Kick()
+		before := b.r.Status().Reads
+		b.r.Kick()
 		synctest.Wait()
-		if after := r.Status().Reads; after != before+1 {
+		if after := b.r.Status().Reads; after != before+1 {
 			t.Errorf("%d reads after a kick, want 1", after-before)
 		}
 		stop()
