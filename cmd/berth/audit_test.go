@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"berth/agent/api"
+	"berth/agent/audit"
+	"berth/agent/auditor"
+	"berth/internal/fault"
+)
+
+func auditOf(silent map[string]string, rows ...audit.Row) api.AuditReport {
+	return api.AuditReport{Hosts: []auditor.Result{{Host: "host-a", Rows: rows, Silent: silent, Verdicts: map[audit.Verdict]int{audit.Agree: 3}}}}
+}
+
+func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
+	silent := map[string]string{"placement": "connection refused"}
+	left := audit.Row{Verdict: audit.Differs, Code: audit.CodeTwoOwners}
+	healed := audit.Row{Verdict: audit.Differs, Heal: audit.HealPut, Healed: true}
+	unknown := audit.Row{Verdict: audit.Unknown, Code: audit.CodePlacementUnknown}
+	other := auditOf(nil)
+	other.Silent = map[string]string{"host-b": "connection refused"}
+	for _, tt := range []struct {
+		name   string
+		report api.AuditReport
+		code   int
+	}{
+		{"all agree", auditOf(nil), exitOK},
+		{"all was healed", auditOf(nil, healed), exitOK},
+		{"something is left", auditOf(nil, healed, left), exitDegraded},
+		{"something is provable and was not healed", auditOf(nil, audit.Row{Verdict: audit.LedgerOnly, Heal: audit.HealPut}), exitDegraded},
+		{"placement is silent", auditOf(silent, unknown), exitUnavailable},
+		{"a row could not be judged", auditOf(nil, unknown), exitUnavailable},
+		{"another host is silent", other, exitUnavailable},
+		{"both", auditOf(silent, unknown, left), exitDegraded},
+	} {
+		err := auditEnd(tt.report)
+		if got := codeOf(err); got != tt.code {
+			t.Errorf("%s: exit code %d (%v), want %d", tt.name, got, err, tt.code)
+		}
+		if tt.code == exitUnavailable && (!errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) == 0) {
+			t.Errorf("%s: %v names nobody", tt.name, err)
+		}
+	}
+}
+
+func TestAudit_TheTableSaysWhatIsWrongSinceWhenAndWhatToDo(t *testing.T) {
+	report := auditOf(map[string]string{"libvirt": "no socket"},
+		audit.Row{Verdict: audit.LedgerOnly, Message: "guest web is not counted", Heal: audit.HealPut, Change: "berth audit --heal", Since: time.Now().Add(-3 * time.Minute)},
+		audit.Row{Verdict: audit.PlacementOnly, Message: "consumer 7f holds", Quarantine: "another host may own it", Change: "berth audit --all"},
+		audit.Row{Verdict: audit.Unknown, Message: "not judged"},
+	)
+	report.Silent = map[string]string{"host-b": "connection refused"}
+	var out bytes.Buffer
+	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	auditTable(w, report, false)
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"host-a could not ask libvirt: no socket", "ledger only: guest web is not counted (for 3m", "provable", "to do: berth audit --heal",
+		"left alone: another host may own it", "to do: berth audit --all", "host host-b was not audited: connection refused",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "not judged") {
+		t.Errorf("what could not be judged has a line of its own:\n%s", &out)
+	}
+}
