@@ -75,10 +75,7 @@ func listCandidates(t *tx, r *request) (*answer, error) {
 	if w.limit > 0 && len(options) > w.limit {
 		options = options[:w.limit]
 	}
-	return ok(map[string]any{
-		"allocation_requests": requestsJSON(options, r.version),
-		"provider_summaries":  t.summariesJSON(options, groups, r.version),
-	}), nil
+	return ok(t.candidatesJSON(options, groups, r.version)), nil
 }
 
 // checkTraits refuses traits that do not exist.
@@ -132,6 +129,15 @@ func (s *search) run(groups []*group, granular int) ([]option, error) {
 			}
 			byAnchor[o.anchor][i] = append(byAnchor[o.anchor][i], o)
 		}
+	}
+	if len(groups) == 1 && !s.nested && len(s.sharing) == 0 {
+		// One provider serves all, so each option is a candidate as it is: nothing to
+		// join, to compare or to sum.
+		var out []option
+		for _, anchor := range anchors {
+			out = append(out, byAnchor[anchor][0]...)
+		}
+		return out, nil
 	}
 	return s.merge(anchors, byAnchor, granular)
 }

@@ -140,10 +140,13 @@ func (a *answer) write(w http.ResponseWriter, r *request) {
 		w.WriteHeader(a.status)
 		return
 	}
-	b, err := json.Marshal(a.body)
-	if err != nil {
-		refuse(http.StatusInternalServerError, "%v", err).write(w, r)
-		return
+	b, ready := a.body.(encoded)
+	if !ready {
+		var err error
+		if b, err = json.Marshal(a.body); err != nil {
+			refuse(http.StatusInternalServerError, "%v", err).write(w, r)
+			return
+		}
 	}
 	h.Set("Content-Type", "application/json")
 	w.WriteHeader(a.status)
