@@ -37,7 +37,8 @@ type RequestGroup struct {
 //	below 1.32  NotMemberOf is left out, below 1.31 InTree
 //	below 1.29  all of a tree's resources come from one provider of it (and from
 //	            sharing ones), so groups with names, which ask for what children
-//	            have, are left out. Here fewer are named: a nested host never is
+//	            have, are left out, and a request with SameSubtree, which only a
+//	            nested host can serve, is not sent. Here fewer are named
 type CandidateRequest struct {
 	// RequestGroup is the unnumbered group: its resources may come from several
 	// providers of one tree, each class from one.
@@ -155,8 +156,8 @@ func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (
 			return AllocationCandidates{}, err
 		}
 		q := r.query(v)
-		if !asks(q) {
-			return AllocationCandidates{}, nil // all that was wanted is what this server cannot be asked for
+		if !asks(q) || v < versionNested && len(r.SameSubtree) > 0 {
+			return AllocationCandidates{}, nil // nobody of whom this server could tell
 		}
 		err = c.do(ctx, "ask for allocation candidates", call{
 			method: http.MethodGet, route: "/allocation_candidates", path: "/allocation_candidates", query: q, out: &doc,
