@@ -33,8 +33,8 @@ type wide struct {
 }
 
 var (
-	groupKey      = regexp.MustCompile(`^(resources|required|member_of|in_tree)(` + groupSuffix.String() + `)?$`)
-	groupKeyNamed = regexp.MustCompile(`^(resources|required|member_of|in_tree)(` + groupSuffixNamed.String() + `)?$`)
+	groupKey      = regexp.MustCompile(`^(resources|required|member_of|in_tree)(` + groupSuffix + `)?$`)
+	groupKeyNamed = regexp.MustCompile(`^(resources|required|member_of|in_tree)(` + groupSuffixNamed + `)?$`)
 )
 
 // readWide reads the parameters that apply to the request as a whole.

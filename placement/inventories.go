@@ -1,12 +1,9 @@
 package placement
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"math"
 	"net/http"
-	"strconv"
 	"strings"
 
 	pc "berth/placementclient"
@@ -16,17 +13,7 @@ import (
 // exponent also where it is whole: clients print what they are given.
 type ratio float64
 
-func (r ratio) MarshalJSON() ([]byte, error) {
-	f := float64(r)
-	if size := math.Abs(f); size != 0 && (size < 1e-4 || size >= 1e16) {
-		return strconv.AppendFloat(nil, f, 'e', -1, 64), nil
-	}
-	b := strconv.AppendFloat(nil, f, 'f', -1, 64)
-	if !bytes.ContainsRune(b, '.') {
-		b = append(b, ".0"...)
-	}
-	return b, nil
-}
+func (r ratio) MarshalJSON() ([]byte, error) { return []byte(pythonFloat(float64(r))), nil }
 
 // inventoryJSON is one inventory.
 func inventoryJSON(i pc.Inventory) map[string]any {

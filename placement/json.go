@@ -3,7 +3,6 @@ package placement
 import (
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -230,44 +229,4 @@ func (p *parser) number() (any, error) {
 		return nil, p.fail("Expecting value", start)
 	}
 	return json.Number(n), nil
-}
-
-// python is the value as Python prints it, for texts that quote what was sent.
-func python(v any) string {
-	switch v := v.(type) {
-	case nil:
-		return "None"
-	case bool:
-		if v {
-			return "True"
-		}
-		return "False"
-	case json.Number:
-		return v.String()
-	case string:
-		if strings.Contains(v, "'") && !strings.Contains(v, `"`) {
-			return `"` + v + `"`
-		}
-		q := strconv.Quote(v)
-		return "'" + strings.ReplaceAll(strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`), "'", `\'`) + "'"
-	case []any:
-		parts := make([]string, len(v))
-		for i, e := range v {
-			parts[i] = python(e)
-		}
-		return "[" + strings.Join(parts, ", ") + "]"
-	case []string:
-		parts := make([]string, len(v))
-		for i, e := range v {
-			parts[i] = python(e)
-		}
-		return "[" + strings.Join(parts, ", ") + "]"
-	case *object:
-		parts := make([]string, len(v.keys))
-		for i, k := range v.keys {
-			parts[i] = python(k) + ": " + python(v.m[k])
-		}
-		return "{" + strings.Join(parts, ", ") + "}"
-	}
-	return fmt.Sprint(v)
 }
