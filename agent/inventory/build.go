@@ -169,8 +169,15 @@ func (b *builder) root() {
 		put(amount{class: pcpu, total: int64(total.PCPUs), fixed: 1})
 		c.Ratios.RAM = put(amount{class: memory, total: total.MemoryMB, reserved: reserved.MemoryMB, fixed: in.Fixed.RAM, initial: b.sibling(memory, in.Initial.RAM)})
 	}
+	kept := b.foreignTraits(in.UUID, func(string) bool { return false })
+	if disabled := placementclient.TraitComputeStatusDisabled; in.Disabled && !slices.Contains(kept, disabled) {
+		// Where somebody else has set it, it is theirs, and stays when Berth's operator
+		// enables the host.
+		kept = append(kept, disabled)
+		b.gave(in.UUID, nil, []string{disabled})
+	}
 	b.tree.Providers = append(b.tree.Providers, Provider{
-		UUID: in.UUID, Name: in.Name, Inventories: inventories, Traits: traits(in, b.foreignTraits(in.UUID, func(string) bool { return false })),
+		UUID: in.UUID, Name: in.Name, Inventories: inventories, Traits: traits(in, kept),
 	})
 }
 

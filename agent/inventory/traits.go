@@ -57,9 +57,6 @@ func traits(in Input, stand []string) []string {
 // machineTraits are those of the hardware.
 func machineTraits(in Input) []string {
 	out := []string{placementclient.TraitComputeNode}
-	if in.Disabled {
-		out = append(out, placementclient.TraitComputeStatusDisabled)
-	}
 	if t, ok := archTraits[in.Arch]; ok {
 		out = append(out, "HW_ARCH_"+t)
 	}
@@ -70,7 +67,7 @@ func machineTraits(in Input) []string {
 }
 
 func ofTheMachine(trait string) bool {
-	return slices.Contains([]string{placementclient.TraitComputeNode, placementclient.TraitComputeStatusDisabled, placementclient.TraitHWCPUHyperthreading}, trait) ||
+	return slices.Contains([]string{placementclient.TraitComputeNode, placementclient.TraitHWCPUHyperthreading}, trait) ||
 		strings.HasPrefix(trait, "HW_ARCH_")
 }
 
