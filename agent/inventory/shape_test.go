@@ -329,15 +329,28 @@ func TestCompute_ReservesPagesAndMemory(t *testing.T) {
 	}
 }
 
+// TestCompute_Disabled: Berth takes away what it has set, and not what somebody
+// else has.
 func TestCompute_Disabled(t *testing.T) {
+	const disabled = "COMPUTE_STATUS_DISABLED"
 	in := input(twoCells())
 	in.Disabled = true
 	r := compute(in, nil, nil)
-	if !slices.Contains(r.Traits, "COMPUTE_STATUS_DISABLED") {
+	if !slices.Contains(r.Traits, disabled) {
 		t.Errorf("disabled: %v", r.Traits)
 	}
-	in.Disabled = false
-	if r = compute(in, r.Inventories, r.Traits); slices.Contains(r.Traits, "COMPUTE_STATUS_DISABLED") {
+	in.Applied = r.Applied
+	if r = compute(in, r.Inventories, r.Traits); !slices.Contains(r.Traits, disabled) {
+		t.Errorf("computed again: %v", r.Traits)
+	}
+	in.Disabled, in.Applied = false, r.Applied
+	if r = compute(in, r.Inventories, r.Traits); slices.Contains(r.Traits, disabled) {
 		t.Errorf("enabled again: %v", r.Traits)
+	}
+	for _, in.Disabled = range []bool{true, false} {
+		in.Applied = r.Applied
+		if r = compute(in, nil, []string{disabled}); !slices.Contains(r.Traits, disabled) {
+			t.Errorf("somebody else's, Disabled %v: %v", in.Disabled, r.Traits)
+		}
 	}
 }

@@ -22,9 +22,13 @@ type Hypervisor struct {
 //
 //	group       decided by             traits
 //	machine     the hardware's reading COMPUTE_NODE, HW_CPU_HYPERTHREADING, HW_ARCH_*
-//	            Input.Disabled         COMPUTE_STATUS_DISABLED
+//	operator    Input.Disabled         COMPUTE_STATUS_DISABLED, where nobody else has set it (see root)
 //	hypervisor  Input.Hypervisor       those of capabilityTraits; COMPUTE_ARCH_* is only added
 //	cpu         its CPU's features     those of x86Traits and armTraits
+//
+// COMPUTE_STATUS_DISABLED is in none of them: it stands while Input.Disabled says
+// so, and goes with it where Berth has set it (Applied); one that somebody else set
+// stays.
 type group struct {
 	known bool
 	owns  func(trait string) bool
