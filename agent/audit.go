@@ -199,9 +199,37 @@ func (s auditService) Audit(ctx context.Context, r api.AuditRequest) (api.AuditR
 		out.Hosts = out.Hosts[:0]
 		r.Heal = true
 	}
-	s.each(ctx, r.All, api.AuditRequest{Heal: r.Heal, AskAll: r.AskAll || r.All, Report: r.Report}, &out)
+	order := api.AuditRequest{Heal: r.Heal, AskAll: r.AskAll || r.All, Report: r.Report}
+	s.each(ctx, r.All, order, &out)
+	if r.All && r.Heal && slices.ContainsFunc(out.Hosts, func(h auditor.Result) bool { return h.Healed > 0 }) &&
+		slices.ContainsFunc(out.Hosts, func(h auditor.Result) bool { return len(h.Left()) > 0 }) {
+		// What one host has healed another may have found before.
+		again := api.AuditReport{Silent: out.Silent}
+		s.each(ctx, true, order, &again)
+		out.Hosts = joined(out.Hosts, again.Hosts)
+	}
 	slices.SortFunc(out.Hosts, func(x, y auditor.Result) int { return cmp.Compare(x.Host, y.Host) })
 	return out, nil
+}
+
+// joined is the second of two rounds, with what the first has healed and cost.
+func joined(first, second []auditor.Result) []auditor.Result {
+	for i := range second {
+		now := &second[i]
+		j := slices.IndexFunc(first, func(r auditor.Result) bool { return r.Host == now.Host })
+		if j < 0 {
+			continue
+		}
+		was := first[j]
+		for _, row := range was.Rows {
+			if row.Healed {
+				now.Rows = append(now.Rows, row)
+			}
+		}
+		now.Healed, now.Took = now.Healed+was.Healed, now.Took+was.Took
+		now.Calls.Reads, now.Calls.Writes, now.Calls.Peers = now.Calls.Reads+was.Calls.Reads, now.Calls.Writes+was.Calls.Writes, now.Calls.Peers+was.Calls.Peers
+	}
+	return second
 }
 
 // each has this host audit, and where all are meant every other one, at once.

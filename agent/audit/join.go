@@ -311,10 +311,12 @@ func (j *joined) allocation(subject string) Allocation {
 		return AllocationDoubled
 	case claimed && same(mine, j.want(subject, held)):
 		return AllocationEqual
-	case isMove && !m.Over && within(mine, j.want(subject, held)):
-		return AllocationEqual
 	}
 	want := j.want(subject, held)
+	if isMove && !m.Over && (want == nil || within(mine, want)) {
+		// The claim on the source goes before the migration's consumer does.
+		return AllocationEqual
+	}
 	for rp := range mine {
 		if _, ok := want[rp]; !ok && want != nil {
 			return AllocationMisplaced

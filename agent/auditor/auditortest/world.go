@@ -52,7 +52,8 @@ type World struct {
 	Silent  bool                     // libvirt does not answer
 	Answers map[string]auditor.Known // of the other host, by consumer
 	Mute    bool                     // the other host does not answer
-	Between func()                   // called by each reading of the ledger for a heal
+	Between func()                   // called by each reading of the ledger between a judgement and its write
+	alone   bool
 	free    []topology.PCIAddress
 }
 
@@ -91,6 +92,11 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 		Tree: func() (*inventory.Tree, bool) { return w.Tree, true }, Ledger: w.read,
 		Domains: w.list, Peers: peers{w}, Interval: time.Hour,
 		Report: func(context.Context) error { return nil },
+		Alone: func(ctx context.Context, _ string, f func(context.Context) error) error {
+			w.alone = true
+			defer func() { w.alone = false }()
+			return f(ctx)
+		},
 	})
 	return w
 }
@@ -110,15 +116,14 @@ func (w *World) provide(id, name, parent string, inv map[string]placementclient.
 	w.must(err)
 }
 
-func (w *World) read(consumers []string) audit.Ledger {
+func (w *World) read([]string) audit.Ledger {
+	if w.Between != nil && w.alone {
+		w.Between()
+	}
 	w.mu.Lock()
-	between := w.Between
+	defer w.mu.Unlock()
 	out := audit.Ledger{
 		Instances: slices.Clone(w.ledger.Instances), Claims: slices.Clone(w.ledger.Claims), Moves: slices.Clone(w.ledger.Moves),
-	}
-	w.mu.Unlock()
-	if between != nil && len(consumers) == 1 {
-		between()
 	}
 	return out
 }
