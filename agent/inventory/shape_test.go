@@ -347,10 +347,11 @@ func TestCompute_Disabled(t *testing.T) {
 	if r = compute(in, r.Inventories, r.Traits); slices.Contains(r.Traits, disabled) {
 		t.Errorf("enabled again: %v", r.Traits)
 	}
+	in.Applied = inventory.Applied{}
 	for _, in.Disabled = range []bool{true, false} {
-		in.Applied = r.Applied
 		if r = compute(in, nil, []string{disabled}); !slices.Contains(r.Traits, disabled) {
 			t.Errorf("somebody else's, Disabled %v: %v", in.Disabled, r.Traits)
 		}
+		in.Applied = r.Applied
 	}
 }
