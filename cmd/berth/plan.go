@@ -36,8 +36,9 @@ itself what is in the way. With HOST only that one is asked.
 
   #            the order in which a move would try it; a dash where Placement does
                not offer it, which a move that names the host may still take
-  MEMORY USED  of the host's memory, by Placement: the emptiest is tried first,
-               after hosts that share the guest's disks
+  MEMORY USED  of the host's memory, by Placement: the emptiest is tried first
+  DISK         same, where the host shares the storage with the guest's disks: such
+               hosts are tried before others
   WOULD CLAIM  the cells, CPUs and devices that the guest would get now
 
 --cold looks at the room alone, not at disks, networks and CPU models. It is what
@@ -109,12 +110,19 @@ func planTable(w io.Writer, p migration.Plan) {
 		fmt.Fprintln(w, "\nIt can go nowhere, since")
 		reasonLines(w, p.Blockers)
 	}
+	shared := slices.ContainsFunc(p.Hosts, func(h migration.PlanHost) bool { return h.SameDisk })
+	columns := func(all ...any) []any {
+		if !shared {
+			all = slices.Delete(all, 4, 5) // whose disks are shared is a column only where some are
+		}
+		return all
+	}
 	if len(p.Hosts) > 0 {
 		fmt.Fprintln(w)
-		row(w, "#", "HOST", "ANSWER", "MEMORY USED", "WOULD CLAIM")
+		row(w, columns("#", "HOST", "ANSWER", "MEMORY USED", "DISK", "WOULD CLAIM")...)
 	}
 	for i, h := range p.Hosts {
-		order, used, claim := "-", "-", "-"
+		order, used, disk, claim := "-", "-", "-", "-"
 		if h.Candidate {
 			order, used = fmt.Sprint(i+1), fmt.Sprintf("%.0f %%", 100*h.MemoryUsed)
 		}
@@ -122,9 +130,9 @@ func planTable(w io.Writer, p migration.Plan) {
 			claim = place(h.Claim.Assignment, planPlace)
 		}
 		if h.SameDisk {
-			claim += ", same disk"
+			disk = "same"
 		}
-		row(w, order, h.Name, h.Verdict, used, claim)
+		row(w, columns(order, h.Name, h.Verdict, used, disk, claim)...)
 	}
 	for _, h := range p.Hosts {
 		if h.Name == p.Chosen && h.Claim != nil && len(h.Claim.Allocations) > 0 {
@@ -148,8 +156,13 @@ func planTable(w io.Writer, p migration.Plan) {
 		}[h.Verdict])
 		reasonLines(w, h.Reasons)
 	}
+	if len(p.Left) > 0 {
+		fmt.Fprintln(w, "\nPlacement was not asked for all of it; the hosts look at this by themselves:")
+	}
 	for _, text := range p.Left {
-		fmt.Fprintf(w, "\nLeft to the hosts to check: %s\n", text)
+		for i, line := range fold(text, planText-4) {
+			fmt.Fprintf(w, "%s%s\n", []string{"  - ", "    "}[min(i, 1)], line)
+		}
 	}
 	if p.Truncated {
 		fmt.Fprintln(w, "\nThe fleet has more hosts than Placement was asked to name: others may do too.")
