@@ -102,6 +102,11 @@ func (r *Reporter) compare(ctx context.Context, in inventory.Input) (reshaped bo
 			return false, err
 		}
 	}
+	// What was taken out is forgotten: it may be somebody else's from now on.
+	in.Shape, in.Sharing, in.Applied = g.report.Tree.Shape, g.report.Tree.Disk, r.remembered.Applied
+	if err := r.keep(ctx, inventory.Compute(in, r.seen.standing())); err != nil {
+		return false, err
+	}
 	if err := r.keepDisk(ctx, g.report.Tree.Disk); err != nil {
 		return false, err
 	}

@@ -144,9 +144,8 @@ func (r *Reporter) reshape(ctx context.Context, g goal) error {
 	}
 	body := placementclient.Reshape{Inventories: map[string]placementclient.Inventories{}, Allocations: map[string]placementclient.Allocations{}}
 	used := map[string]bool{}
-	for consumer, held := range g.holders {
-		next, differs := r.rehome(tree, consumer, held)
-		if differs {
+	for consumer, next := range r.rehome(tree, g.holders) {
+		if !next.SameResources(g.holders[consumer]) {
 			body.Allocations[consumer] = next
 		}
 		for rp := range next.Allocations {
@@ -222,39 +221,42 @@ func (r *Reporter) reshapeEmpty(ctx context.Context, tree *inventory.Tree) error
 	return nil
 }
 
-// rehome gives what a consumer shall hold: of this host what the tree says, of
+// rehome gives what each consumer shall hold: of this host what the tree says, of
 // others what it holds.
-func (r *Reporter) rehome(tree *inventory.Tree, consumer string, held placementclient.Allocations) (placementclient.Allocations, bool) {
-	mine, next := map[string]placementclient.Resources{}, held.Clone()
-	for rp, res := range held.Allocations {
-		if tree.Uses(rp) || rp == r.remembered.Disk {
-			mine[rp] = res
-			delete(next.Allocations, rp)
-		}
-	}
-	to := tree.Rehome(mine)
-	guest := false
-	if r.opt.Held != nil {
-		var claimed inventory.Held
-		if claimed, guest = r.opt.Held(consumer); guest {
-			// A claim that says otherwise than Placement is the audit's to settle: a reshape
-			// changes no sum.
-			if placed := tree.Place(claimed, mine); sameSums(placed, mine) {
-				to = placed
+func (r *Reporter) rehome(tree *inventory.Tree, holders map[string]placementclient.Allocations) map[string]placementclient.Allocations {
+	out := map[string]placementclient.Allocations{}
+	var consumers []inventory.Consumer
+	for _, id := range slices.Sorted(maps.Keys(holders)) {
+		held := holders[id]
+		c, next := inventory.Consumer{UUID: id, Now: map[string]placementclient.Resources{}}, held.Clone()
+		for rp, res := range held.Allocations {
+			if tree.Uses(rp) || rp == r.remembered.Disk {
+				c.Now[rp] = res
+				delete(next.Allocations, rp)
 			}
 		}
-	}
-	for rp, res := range to {
-		next.Allocations[rp] = res
-	}
-	if next.ConsumerType == placementclient.ConsumerUnknown {
-		// It was written below 1.38, when nobody told, and cannot be written so.
-		next.ConsumerType = placementclient.ConsumerInstance
-		if !guest && r.opt.Migration != nil && r.opt.Migration(consumer) {
-			next.ConsumerType = placementclient.ConsumerMigration
+		guest := false
+		if r.opt.Held != nil {
+			var claimed inventory.Held
+			if claimed, guest = r.opt.Held(id); guest && sameSums(tree.Place(claimed, c.Now), c.Now) {
+				// A claim that says otherwise than Placement is the audit's to settle: a reshape
+				// changes no sum.
+				c.Held = &claimed
+			}
 		}
+		if next.ConsumerType == placementclient.ConsumerUnknown {
+			// It was written below 1.38, when nobody told, and cannot be written so.
+			next.ConsumerType = placementclient.ConsumerInstance
+			if !guest && r.opt.Migration != nil && r.opt.Migration(id) {
+				next.ConsumerType = placementclient.ConsumerMigration
+			}
+		}
+		out[id], consumers = next, append(consumers, c)
 	}
-	return next, !next.SameResources(held)
+	for id, to := range tree.Settle(consumers, nil) {
+		maps.Copy(out[id].Allocations, to)
+	}
+	return out
 }
 
 // sameSums says whether both hold the same of each class, wherever.
