@@ -48,10 +48,10 @@ func (s *Server) serveBackup(w http.ResponseWriter, r *request) {
 		return
 	}
 	// Records are never changed in place, so holding the maps' copies is enough.
-	s.state.mu.RLock()
-	b := s.state.b
-	shot := snapshot{format, r.now.UTC(), maps.Clone(b.providers), maps.Clone(b.consumers), maps.Clone(b.classes), maps.Clone(b.traits)}
-	s.state.mu.RUnlock()
+	var shot snapshot
+	s.state.view(func(b *base) {
+		shot = snapshot{format, r.now.UTC(), maps.Clone(b.providers), maps.Clone(b.consumers), maps.Clone(b.classes), maps.Clone(b.traits)}
+	})
 	ok(shot).write(w, r)
 }
 

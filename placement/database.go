@@ -160,26 +160,7 @@ func (t *tx) check() error {
 	return nil
 }
 
-// commit makes the transaction durable, then visible. The caller holds s.write.
-func (s *state) commit(t *tx) error {
-	if t.empty() {
-		return nil
-	}
-	if s.disk != nil {
-		mutations, err := t.mutations()
-		if err != nil {
-			return err
-		}
-		if err := s.disk.Enqueue(mutations...).Wait(); err != nil {
-			return err
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.b.apply(t)
-	return nil
-}
-
+// mutations are the records of the transaction as the database keeps them.
 func (t *tx) mutations() ([]store.Mutation, error) {
 	var out []store.Mutation
 	for _, err := range []error{

@@ -274,31 +274,58 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 		}
 	}()
 	if !m.write {
-		s.state.mu.RLock()
-		defer s.state.mu.RUnlock()
-		t := newTx(s.state.b, r.now)
-		if err := permit(t, r, m); err != nil {
-			return nil, err
-		}
-		return m.do(t, r)
+		s.state.view(func(b *base) {
+			t := newTx(b, r.now)
+			if a, err = nil, permit(t, r, m); err == nil {
+				a, err = m.do(t, r)
+			}
+		})
+		return a, err
 	}
+	for {
+		d := s.decide(m, r)
+		var failed error
+		if d.leads {
+			failed = s.state.commit(d.batch)
+		} else {
+			failed = d.batch.wait()
+		}
+		switch {
+		case failed == nil:
+			return d.answer, d.err
+		case d.wrote:
+			return nil, fmt.Errorf("the database could not be written: %w", failed)
+		}
+		// Refused because of what could not be kept: it may be possible now.
+	}
+}
+
+// decision is a write as it was decided, to be answered once its batch is durable.
+type decision struct {
+	answer *answer
+	err    error
+	batch  *batch // nil for nothing to wait for
+	leads  bool   // and to commit it
+	wrote  bool   // the batch has something of it
+}
+
+func (s *Server) decide(m *method, r *request) (d decision) {
 	s.state.write.Lock()
 	defer s.state.write.Unlock()
 	if ctxErr := r.http.Context().Err(); ctxErr != nil {
 		// The client gave up while it waited; it takes this for not done.
-		return nil, refuse(http.StatusServiceUnavailable, "the request was given up: %v", ctxErr)
+		d.err = refuse(http.StatusServiceUnavailable, "the request was given up: %v", ctxErr)
+		return d
 	}
 	// Writers alone change the base, so the writer reads it without mu.
 	t := newTx(s.state.b, r.now)
-	if err := permit(t, r, m); err != nil {
-		return nil, err
+	if d.err = permit(t, r, m); d.err == nil {
+		d.answer, d.err = m.do(t, r)
 	}
-	a, err = m.do(t, r)
-	if err != nil && !asRefusal(err).keep {
-		return nil, err
+	if d.err != nil && !asRefusal(d.err).keep {
+		t = newTx(s.state.b, r.now) // nothing of it stays
 	}
-	if commitErr := s.state.commit(t); commitErr != nil {
-		return nil, fmt.Errorf("the database could not be written: %w", commitErr)
-	}
-	return a, err
+	d.wrote = !t.empty()
+	d.batch, d.leads = s.state.apply(t)
+	return d
 }

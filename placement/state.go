@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	pc "berth/placementclient"
@@ -300,19 +299,15 @@ func (t *tx) empty() bool {
 	return len(t.providers) == 0 && len(t.consumers) == 0 && len(t.classes) == 0 && len(t.traits) == 0
 }
 
-// apply makes a durable transaction part of the base.
+// apply makes a transaction part of the base.
 func (b *base) apply(t *tx) {
-	for uuid, p := range t.providers {
+	for uuid := range t.providers {
 		if old := b.providers[uuid]; old != nil {
 			if b.names[old.Name] == uuid {
 				delete(b.names, old.Name)
 			}
 			b.dropChild(old.Parent, uuid)
 			delete(b.providers, uuid)
-		}
-		if p == nil {
-			delete(b.used, uuid)
-			delete(b.holders, uuid)
 		}
 	}
 	for uuid, p := range t.providers {
@@ -328,6 +323,12 @@ func (b *base) apply(t *tx) {
 		if c != nil {
 			b.consumers[uuid] = c
 			b.account(c, 1)
+		}
+	}
+	for uuid, p := range t.providers {
+		if p == nil { // after its consumers, who are given back together with it
+			delete(b.used, uuid)
+			delete(b.holders, uuid)
 		}
 	}
 	applyCustom(b.classes, t.classes)
@@ -386,20 +387,6 @@ func (b *base) account(c *consumer, sign int64) {
 			}
 		}
 	}
-}
-
-// state is the committed state and where it is kept.
-type state struct {
-	disk  disk // nil: memory only
-	close func() error
-
-	// write serialises writers: it is held from reading the state a write is
-	// decided on until the write is durable and applied. Taken before mu.
-	write sync.Mutex
-	// mu guards b. Readers hold it for one request; a writer takes it only to
-	// apply what is durable already. Nothing slow happens under it.
-	mu sync.RWMutex
-	b  *base
 }
 
 // encode gives one record as the database keeps it.

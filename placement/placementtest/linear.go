@@ -140,7 +140,7 @@ func record(ctx context.Context, s Server, o Linear, seed uint64, transport http
 				"inventories": map[string]any{pc.ClassVCPU: map[string]any{"total": linearCapacity}}}},
 		} {
 			if status, body, err := h.ask(ctx, q.method, q.path, q.body); err != nil || status != http.StatusOK {
-				return nil, fmt.Errorf("prepare a history: %s %s: %d %s %w", q.method, q.path, status, body, err)
+				return nil, fmt.Errorf("prepare a history: %s %s: %d %s (%v)", q.method, q.path, status, body, err)
 			}
 		}
 	}
@@ -156,14 +156,11 @@ func record(ctx context.Context, s Server, o Linear, seed uint64, transport http
 		}
 		clients = append(clients, c)
 	}
-	// The shared consumers are there when the race begins; their making is not lost.
+	// The shared consumers are there when the race begins.
 	for _, k := range clients[0].shared {
-		w := linearWrite{k, null, clients[0].place(1)}
-		call := time.Since(h.begun)
-		if status, body, err := h.ask(ctx, http.MethodPut, "/allocations/"+h.consumers[k], h.claim(w)); err != nil || status != http.StatusNoContent {
-			return nil, fmt.Errorf("prepare a history: make a consumer: %d %s %w", status, body, err)
+		if err := clients[0].found(ctx, k); err != nil {
+			return nil, err
 		}
-		h.add(0, call, linearInput{verb: "write", writes: []linearWrite{w}}, linearOutput{answer: answerDone})
 	}
 	var wg sync.WaitGroup
 	for _, c := range clients {
@@ -183,6 +180,24 @@ func record(ctx context.Context, s Server, o Linear, seed uint64, transport http
 		clients[0].readProvider(ctx, p)
 	}
 	return h, nil
+}
+
+// found makes a shared consumer, and another where it is not known whether it was
+// made: nothing of it is lost.
+func (c *linearClient) found(ctx context.Context, consumer int) error {
+	for try := 0; ; try++ {
+		w := linearWrite{consumer, null, c.place(1)}
+		call := time.Since(c.h.begun)
+		status, body, err := c.h.ask(ctx, http.MethodPut, "/allocations/"+c.h.consumers[consumer], c.h.claim(w))
+		switch {
+		case err != nil || status != http.StatusNoContent && status < http.StatusInternalServerError || try == 9:
+			return fmt.Errorf("prepare a history: make a consumer: %d %s (%v)", status, body, err)
+		case status == http.StatusNoContent:
+			c.h.add(c.id, call, linearInput{verb: "write", writes: []linearWrite{w}}, linearOutput{answer: answerDone})
+			return nil
+		}
+		c.h.consumers[consumer] = uuid.NewString()
+	}
 }
 
 // act sends one request that a client of this kind might send next.
