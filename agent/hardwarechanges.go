@@ -21,6 +21,7 @@ func differences(was, is *topology.Host) []string {
 	cpuDifferences(was, is, say)
 	cellDifferences(was, is, say)
 	deviceDifferences(was, is, say)
+	mdevDifferences(was, is, say)
 	if len(out) == 0 && !reflect.DeepEqual(lasting(was), lasting(is)) {
 		say("how CPUs, caches and cells belong together")
 	}
@@ -133,6 +134,19 @@ func deviceDifferences(was, is *topology.Host, say func(string, ...any)) {
 			say("device %s serial number %s → %s", d.Address, orNone(old.SerialNumber), orNone(d.SerialNumber))
 		case !reflect.DeepEqual(lastingDevice(*old), lastingDevice(d)):
 			say("device %s changed", d.Address)
+		}
+	}
+}
+
+func mdevDifferences(was, is *topology.Host, say func(string, ...any)) {
+	for _, m := range was.Mdevs {
+		if !slices.Contains(is.Mdevs, m) {
+			say("mediated device %s of %s removed", m.UUID, m.Parent)
+		}
+	}
+	for _, m := range is.Mdevs {
+		if !slices.Contains(was.Mdevs, m) {
+			say("mediated device %s of %s added (%s)", m.UUID, m.Parent, orNone(m.Type))
 		}
 	}
 }

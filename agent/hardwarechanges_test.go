@@ -25,10 +25,18 @@ func TestDifferences_NameWhatBecameOfADevice(t *testing.T) {
 	as := func(*topology.PCIDevice) {}
 	silent := host(as)
 	silent.Reasons = []topology.Reason{{Code: hwdiscovery.CodeDead, Message: "it does not answer", Device: &address, Degrades: true}}
+	made := func(kind string) *topology.Host {
+		h := host(as)
+		h.Mdevs = []topology.Mdev{{UUID: tenant, Parent: address, Type: kind}}
+		return h
+	}
 	for _, tt := range []struct {
 		was, is *topology.Host
 		want    string
 	}{
+		{made("m"), made("m"), ""},
+		{host(as), made("m"), "mediated device " + tenant + " of 0000:3b:00.0 added (m)"},
+		{made("m"), host(as), "mediated device " + tenant + " of 0000:3b:00.0 removed"},
 		{host(as), host(as), ""},
 		{host(as), host(func(d *topology.PCIDevice) { d.Mdev[0].Available = 3 }), ""},
 		{host(as), silent, "it does not answer"},
