@@ -66,42 +66,96 @@ func gone(detail string, args ...any) *refusal {
 
 func (r *refusal) withCode(code string) *refusal { r.code = code; return r }
 
-// explanations are the first sentences that WebOb, the real service's library,
-// puts before the detail, and what it puts after it.
-var explanations = map[int]struct{ before, after string }{
-	400: {"The server could not comply with the request since it is either malformed or otherwise incorrect.\n\n ", "  "},
-	403: {"Access was denied to this resource.\n\n ", "  "},
-	404: {"The resource could not be found.\n\n ", "  "},
-	405: {"The method %s is not allowed for this resource. \n\n ", ""},
-	406: {"The resource could not be generated that was acceptable to your browser (content of type %s. \n\n ", ""},
-	409: {"There was a conflict when trying to complete your request.\n\n ", "  "},
-	413: {"The body of your request was too large for this server.\n\n ", "  "},
-	415: {"The request media type %s is not supported by this server. \n\n ", ""},
-	500: {"The server has either erred or is incapable of performing the requested operation.\n\n ", "  "},
-	503: {"The server is currently unavailable. Please try again at a later time.\n\n ", "  "},
+// explanations are what WebOb, the real service's library, puts before the detail.
+var explanations = map[int]string{
+	400: "The server could not comply with the request since it is either malformed or otherwise incorrect.",
+	401: "This server could not verify that you are authorized to access the document you requested. " +
+		"Either you supplied the wrong credentials (e.g., bad password), or your browser does not understand how to supply the credentials required.",
+	403: "Access was denied to this resource.",
+	404: "The resource could not be found.",
+	405: "The method %s is not allowed for this resource. <br /><br />\n",
+	406: "The resource could not be generated that was acceptable to your browser\n(content of type %s. <br /><br />\n",
+	409: "There was a conflict when trying to complete your request.",
+	413: "The body of your request was too large for this server.",
+	415: "The request media type %s is not supported by this server.\n<br /><br />\n",
+	500: "The server has either erred or is incapable of performing the requested operation.",
+	503: "The server is currently unavailable. Please try again at a later time.",
 }
 
-var tags = regexp.MustCompile(`<.*?>`)
+var (
+	breaks   = regexp.MustCompile(`(?is)<br.*?>`)
+	comments = regexp.MustCompile(`<!--|-->`)
+	tags     = regexp.MustCompile(`(?s)<.*?>`)
+)
 
-// text is the whole detail of the refusal as the real service words it.
-func (r *refusal) text(q *http.Request) string {
-	e := explanations[r.status]
-	before := e.before
-	switch r.status {
+// page is a refusal as WebOb words it, in HTML; escape makes text of the refusal's own fit
+// for it.
+func page(status int, detail string, q *http.Request, escape func(string) string) string {
+	explanation := explanations[status]
+	switch status {
 	case http.StatusMethodNotAllowed:
-		before = fmt.Sprintf(before, q.Method)
+		return fmt.Sprintf(explanation, escape(q.Method)) + escape(detail)
 	case http.StatusNotAcceptable:
-		accept := "application/json"
-		if a := q.Header.Get("Accept"); a != "" {
-			accept = a
-		}
-		before = fmt.Sprintf(before, accept)
+		return fmt.Sprintf(explanation, escape(accepted(q))) + escape(detail)
 	case http.StatusUnsupportedMediaType:
-		before = fmt.Sprintf(before, mediaType(q))
+		return fmt.Sprintf(explanation, escape(mediaType(q))) + escape(detail)
 	}
-	detail := tags.ReplaceAllString(strings.ReplaceAll(r.detail, "\n", " "), "")
-	return before + detail + e.after
+	return escape(explanation) + "<br /><br />\n" + escape(detail) + "\n\n"
 }
+
+// plain is a page without its tags.
+func plain(page string) string {
+	page = breaks.ReplaceAllString(strings.NewReplacer("\n", " ", "\r", "").Replace(page), "\n")
+	return tags.ReplaceAllString(comments.ReplaceAllString(page, ""), "")
+}
+
+// inHTML escapes text as WebOb does: also quotes, and everything beyond ASCII.
+func inHTML(s string) string {
+	var b strings.Builder
+	for _, c := range s {
+		switch c {
+		case '&':
+			b.WriteString("&amp;")
+		case '<':
+			b.WriteString("&lt;")
+		case '>':
+			b.WriteString("&gt;")
+		case '"':
+			b.WriteString("&quot;")
+		case '\'':
+			b.WriteString("&#x27;")
+		default:
+			if c > 126 {
+				fmt.Fprintf(&b, "&#%d;", c)
+			} else {
+				b.WriteRune(c)
+			}
+		}
+	}
+	return b.String()
+}
+
+// writePage writes a refusal as HTML or plain text, if the client asks for one of
+// them.
+func writePage(w http.ResponseWriter, status int, detail string, q *http.Request) bool {
+	title := fmt.Sprintf("%d %s", status, http.StatusText(status))
+	switch refusalType(q) {
+	case "text/html":
+		w.Header().Set("Content-Type", "text/html; charset=UTF-8")
+		w.WriteHeader(status)
+		fmt.Fprintf(w, "<html>\n <head>\n  <title>%s</title>\n </head>\n <body>\n  <h1>%s</h1>\n  %s\n </body>\n</html>",
+			title, title, page(status, detail, q, inHTML))
+		return true
+	case "text/plain":
+		w.Header().Set("Content-Type", "text/plain; charset=UTF-8")
+		w.WriteHeader(status)
+		fmt.Fprintf(w, "%s\n\n%s", title, plain(page(status, detail, q, asItIs)))
+		return true
+	}
+	return false
+}
+
+func asItIs(s string) string { return s }
 
 // answer is what a handler gives on success.
 type answer struct {
@@ -172,13 +226,10 @@ func (r *refusal) write(w http.ResponseWriter, q *request) {
 		w.WriteHeader(r.status)
 		return
 	}
-	detail := r.text(q.http)
-	if !acceptsJSON(q.http) {
-		h.Set("Content-Type", "text/plain; charset=UTF-8")
-		w.WriteHeader(r.status)
-		fmt.Fprintf(w, "%d %s\n\n%s", r.status, title, detail)
+	if writePage(w, r.status, r.detail, q.http) {
 		return
 	}
+	detail := plain(page(r.status, r.detail, q.http, asItIs))
 	e := map[string]any{"status": r.status, "title": title, "detail": detail, "request_id": q.id}
 	if q.versioned {
 		if q.version >= 23 {
@@ -212,23 +263,4 @@ func mediaType(q *http.Request) string {
 		return "None"
 	}
 	return t
-}
-
-// acceptsJSON reads the Accept header: none, or a range that covers JSON with a
-// quality above zero.
-func acceptsJSON(q *http.Request) bool {
-	accept := strings.Join(q.Header.Values("Accept"), ",")
-	if strings.TrimSpace(accept) == "" {
-		return true
-	}
-	for _, r := range strings.Split(accept, ",") {
-		t, params, _ := strings.Cut(strings.TrimSpace(r), ";")
-		switch strings.ToLower(strings.TrimSpace(t)) {
-		case "*/*", "application/*", "application/json":
-			if q := strings.TrimSpace(params); !strings.HasPrefix(q, "q=0") || strings.Trim(q[3:], ".0") != "" {
-				return true
-			}
-		}
-	}
-	return false
 }

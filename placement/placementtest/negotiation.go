@@ -7,8 +7,7 @@ import (
 
 // OddHeaders compares the answers to requests whose headers ask for microversions
 // and media types in every way, and to methods and queries that are not there.
-// Nothing is changed by them. Nobody asks for text/html, in which OpenStack's tells
-// a browser of an error and ours does not.
+// Nothing is changed by them.
 func OddHeaders(t *testing.T, ours, theirs Server) {
 	t.Helper()
 	const version, accept = "OpenStack-API-Version", "Accept"
@@ -47,6 +46,32 @@ func OddHeaders(t *testing.T, ours, theirs Server) {
 		{"GET", "/traits/HW_NUMA_ROOT", accept, "application/xhtml+xml"},
 		{"GET", "/nowhere", accept, "application/xhtml+xml"},
 		{"GET", "/", accept, "application/xhtml+xml"},
+		{"GET", "/nowhere", accept, "text/html"},
+		{"GET", "/nowhere", accept, "TEXT/*;q=0.2, application/json;q=0.1"},
+		{"GET", "/nowhere", accept, "text/html;q=0.5,*/*"},
+		{"GET", "/nowhere", accept, "*/*,text/html"},
+		{"GET", "/nowhere", accept, "*/*, text/html;q=0"},
+		{"GET", "/nowhere", accept, "*/*;q=0"},
+		{"GET", "/nowhere", accept, "application/json, text/html"},
+		{"GET", "/nowhere", accept, "application/json;charset=utf-8"},
+		{"GET", "/nowhere", accept, "text/html;level=1"},
+		{"GET", "/nowhere", accept, "text/html;q=0.8;x=1, */*;q=0.9"},
+		{"GET", "/nowhere", accept, `text/html;a="b,c";q=0.8, application/json;q=0.1`},
+		{"GET", "/nowhere", accept, "no media type"},
+		{"GET", "/nowhere", accept, "text/html;q=1.1,*/*"},
+		{"GET", "/nowhere", accept, ",text/html"},
+		{"GET", "/nowhere", accept, "text/plain,,a/b"},
+		{"GET", "/nowhere", accept, "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"},
+		{"GET", providers, accept, "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"},
+		{"GET", providers, accept, "text/html"},
+		{"GET", providers, accept, "no media type"},
+		{"GET", providers, accept, "text/html;x=\"<&>'\""},
+		{"DELETE", providers, accept, "text/html"},
+		{"GET", providers + "?name=<b>it's</b>&x=%E2%98%83<br>", accept, "text/html"},
+		{"GET", providers + "?name=<b>it's</b>&x=%E2%98%83<br>--><!--", accept, "text/plain"},
+		{"GET", providers + "?name=<b>it's</b>&x=%E2%98%83<br>a%0D%0Ab--><!--", accept, "application/json"},
+		{"GET", "/resource_providers/no%20<b>such</b>", accept, "text/html"},
+		{"POST", providers, accept, "text/html"},
 		{"HEAD", providers, "", ""},
 		{"OPTIONS", providers, "", ""},
 		{"PUT", providers, "", ""},
