@@ -334,7 +334,8 @@ func (j *joined) row(subject string) Row {
 	}
 	r := Row{Subject: subject, Verdict: then.Verdict, Code: then.Code, Heal: then.Heal, Facts: f, Name: j.name(subject), Kind: j.kind(subject)}
 	held := j.held(subject)
-	if r.Verdict != Agree && f.Allocation != AllocationUnknown {
+	// Of a move, the other host may have what is wanted here.
+	if r.Verdict != Agree && f.Allocation != AllocationUnknown && f.Story&moving == 0 {
 		r.Differences = j.differences(subject, held)
 	}
 	r.Write = j.write(subject, then.Heal)

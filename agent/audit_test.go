@@ -1,0 +1,326 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/api"
+	"berth/agent/audit"
+	"berth/driver"
+	"berth/driver/drivertest"
+	"berth/internal/config"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+	"berth/migration"
+	"berth/placement"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// pair is two agents over a fake hypervisor each, with certificates, and one embedded
+// Placement between them that can be lost.
+type pair struct {
+	*testing.T
+	fleet   *drivertest.Fleet
+	clients map[string]*api.Client
+	place   *placementclient.Client
+	kernel  string
+
+	handler atomic.Pointer[http.Handler]
+	// conducted is called before and after each request that only a conductor sends;
+	// nil for nobody.
+	conducted atomic.Pointer[func()]
+}
+
+func newPair(t *testing.T, interval time.Duration) *pair {
+	t.Helper()
+	rt := &runtime.System{}
+	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
+	t.Cleanup(func() {
+		p.fleet.Close()
+		rt.Wait()
+		for _, v := range p.fleet.Violations() {
+			t.Error(v)
+		}
+	})
+	p.fleet.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond})
+	p.must(os.WriteFile(p.kernel, []byte("kernel"), 0o644))
+	p.loseDatabase()
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f := p.conducted.Load(); f != nil && (r.Method == http.MethodPost && r.URL.Path == "/allocations" || r.Method == http.MethodDelete) {
+			(*f)()
+			defer (*f)()
+		}
+		(*p.handler.Load()).ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	var err error
+	p.place, err = placementclient.New(placementclient.Config{URL: front.URL, Token: "admin"})
+	p.must(err)
+	t.Cleanup(p.place.Close)
+
+	keys := t.TempDir()
+	authority, err := pki.Init(keys, "test", time.Now(), false)
+	p.must(err)
+	names := []string{"host-a", "host-b"}
+	listeners, addresses := map[string]net.Listener{}, map[string]string{}
+	for _, name := range names {
+		p.must(os.MkdirAll(filepath.Join(keys, name), 0o700))
+		_, err := authority.IssueHost(filepath.Join(keys, name), name, []string{"localhost"}, time.Now())
+		p.must(err)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		p.must(err)
+		listeners[name], addresses[name] = l, l.Addr().String()
+	}
+	for _, name := range names {
+		c := settings(t, front.URL)
+		c.Agent.Name, c.Agent.Listen, c.Peers = name, addresses[name], addresses
+		c.PKI = config.PKI{CA: filepath.Join(keys, "ca.crt"), Cert: filepath.Join(keys, name, "host.crt"), Key: filepath.Join(keys, name, "host.key")}
+		c.Placement.AuditInterval = config.Duration(interval)
+		c.Placement.Interval = config.Duration(200 * time.Millisecond)
+		o := options(t, c)
+		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
+		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }
+		p.clients[name], _ = start(t, o)
+	}
+	return p
+}
+
+// loseDatabase has Placement be an empty one from now on.
+func (p *pair) loseDatabase() {
+	p.Helper()
+	s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})
+	p.must(err)
+	p.Cleanup(func() { p.must(s.Close()) })
+	h := s.Handler()
+	p.handler.Store(&h)
+}
+
+func (p *pair) must(err error) {
+	p.Helper()
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+func (p *pair) guest(host, name string) string {
+	p.Helper()
+	r := api.CreateInstance{}
+	r.Name, r.Kernel, r.Start = name, p.kernel, true
+	r.Flavor = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
+	in, err := p.clients[host].CreateInstance(p.Context(), r)
+	p.must(err)
+	return in.UUID
+}
+
+// held is all that Placement has, by consumer and provider's name.
+func (p *pair) held() map[string]map[string]placementclient.Resources {
+	p.Helper()
+	out := map[string]map[string]placementclient.Resources{}
+	providers, err := p.place.Providers(p.Context(), placementclient.ProviderFilter{})
+	p.must(err)
+	for _, rp := range providers {
+		all, err := p.place.ProviderAllocations(p.Context(), rp.UUID)
+		p.must(err)
+		for consumer, r := range all.Allocations {
+			if out[consumer] == nil {
+				out[consumer] = map[string]placementclient.Resources{}
+			}
+			out[consumer][rp.Name] = r
+		}
+	}
+	return out
+}
+
+// move begins one and waits until its stream runs, which does not end by itself.
+func (p *pair) move(instance, from, to string) string {
+	p.Helper()
+	p.fleet.Manual()
+	m, err := p.clients[from].Migrate(p.Context(), api.Migrate{Instance: instance, Destination: to})
+	p.must(err)
+	p.until("the stream runs", func() bool {
+		m, err = p.clients[from].Migration(p.Context(), m.UUID)
+		p.must(err)
+		if m.Done() {
+			p.Fatalf("the move ended: %+v", m.Error)
+		}
+		return m.Step == migration.StepStream
+	})
+	return m.UUID
+}
+
+func (p *pair) finish(from, uuid string) migration.Migration {
+	p.Helper()
+	var m migration.Migration
+	p.until("the move ends", func() bool {
+		p.fleet.Advance(50 * time.Millisecond)
+		var err error
+		m, err = p.clients[from].Migration(p.Context(), uuid)
+		p.must(err)
+		return m.Done()
+	})
+	return m
+}
+
+func (p *pair) until(what string, ok func() bool) {
+	p.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.Fatalf("it does not come to this: %s", what)
+		}
+	}
+}
+
+// audit asks one host, and says what every host found.
+func (p *pair) audit(r api.AuditRequest) (report api.AuditReport, writes int64, left []audit.Row) {
+	p.Helper()
+	report, err := p.clients["host-a"].Audit(p.Context(), r)
+	p.must(err)
+	if len(report.Silent) > 0 {
+		p.Errorf("silent: %v", report.Silent)
+	}
+	for _, h := range report.Hosts {
+		if len(h.Silent) > 0 {
+			p.Errorf("%s could not ask: %v", h.Host, h.Silent)
+		}
+		writes += h.Calls.Writes
+		left = append(left, h.Left()...)
+	}
+	return report, writes, left
+}
+
+func TestAudit_ALostPlacementIsRebuiltFromTheAgents(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		interval time.Duration
+		rebuild  func(*pair)
+	}{
+		{"by command", time.Hour, func(p *pair) {
+			if _, writes, left := p.audit(api.AuditRequest{RebuildPlacement: true, All: true}); writes > 3 || len(left) > 0 {
+				// What looks at a new guest for the first time may have been faster.
+				p.Errorf("%d writes, want one for each guest and one for both halves of the move; left: %+v", writes, left)
+			}
+		}},
+		{"by themselves", 300 * time.Millisecond, func(*pair) {}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPair(t, tt.interval)
+			p.guest("host-a", "web")
+			p.guest("host-b", "db")
+			moving := p.guest("host-a", "mail")
+			uuid := p.move(moving, "host-a", "host-b")
+			want := p.held()
+			if len(want) != 4 || len(want[uuid]) != 1 || want[moving]["host-b"] == nil {
+				t.Fatalf("before: %v", want)
+			}
+			p.loseDatabase()
+			tt.rebuild(p)
+			p.until("all is counted again", func() bool { return cmp.Equal(want, p.held()) || tt.interval == time.Hour })
+			if diff := cmp.Diff(want, p.held()); diff != "" {
+				t.Fatalf("what Placement has (-before +after):\n%s", diff)
+			}
+			// On one that is whole nothing is changed.
+			if _, writes, left := p.audit(api.AuditRequest{RebuildPlacement: true, All: true}); writes != 0 || len(left) > 0 {
+				t.Errorf("again: %d writes, left %+v", writes, left)
+			}
+			if m := p.finish("host-a", uuid); m.Outcome != migration.OutcomeCompleted {
+				t.Fatalf("the move came to %s: %+v", m.Outcome, m.Error)
+			}
+			delete(want, uuid)
+			if diff := cmp.Diff(want, p.held()); diff != "" {
+				t.Errorf("after the move (-want +got):\n%s", diff)
+			}
+			if _, writes, left := p.audit(api.AuditRequest{Heal: true, All: true}); writes != 0 || len(left) > 0 {
+				t.Errorf("an audit after the move makes %d writes and leaves %+v", writes, left)
+			}
+		})
+	}
+}
+
+func TestAudit_OfARunningMoveChangesNothing(t *testing.T) {
+	p := newPair(t, time.Hour)
+	moving := p.guest("host-a", "mail")
+	before := p.held()
+	var mu sync.Mutex
+	audits := 0
+	look := func() {
+		for _, name := range slices.Sorted(maps.Keys(p.clients)) {
+			report, err := p.clients[name].Audit(context.WithoutCancel(t.Context()), api.AuditRequest{Heal: true, AskAll: true})
+			mu.Lock()
+			audits++
+			if err != nil {
+				t.Error(err)
+			}
+			for _, h := range report.Hosts {
+				if h.Calls.Writes > 0 || len(h.Left()) > 0 {
+					t.Errorf("an audit of %s in the middle of a move makes %d writes and finds %+v", h.Host, h.Calls.Writes, h.Left())
+				}
+			}
+			mu.Unlock()
+		}
+	}
+	p.conducted.Store(&look)
+	m, err := p.clients["host-a"].Migrate(t.Context(), api.Migrate{Instance: moving, Destination: "host-b"})
+	p.must(err)
+	var last string
+	err = p.clients["host-a"].WatchMigration(t.Context(), m.UUID, 30*time.Second, func(now migration.Migration) error {
+		m = now
+		if at := fmt.Sprint(now.Step, now.Phase); at != last && !now.Done() {
+			last = at
+			look()
+		}
+		return nil
+	})
+	p.must(err)
+	p.conducted.Store(nil)
+	if m.Outcome != migration.OutcomeCompleted {
+		t.Fatalf("the move came to %s: %+v", m.Outcome, m.Error)
+	}
+	if audits < 8 {
+		t.Errorf("%d audits alone", audits)
+	}
+	before[moving] = map[string]placementclient.Resources{"host-b": before[moving]["host-a"]}
+	if diff := cmp.Diff(before, p.held()); diff != "" {
+		t.Errorf("after the move (-want +got):\n%s", diff)
+	}
+	look()
+}
+
+func TestAudit_HealsByItselfAndSaysSoInTheStatus(t *testing.T) {
+	p := newPair(t, 300*time.Millisecond)
+	web := p.guest("host-a", "web")
+	want := p.held()
+	p.must(p.place.DeleteAllocations(t.Context(), web))
+	p.until("it is counted again", func() bool { return cmp.Equal(want, p.held()) })
+	stranger := "11111111-2222-4333-8444-555555555555"
+	hosts, err := p.clients["host-a"].Hosts(t.Context())
+	p.must(err)
+	p.must(p.place.PutAllocations(t.Context(), stranger, placementclient.Allocations{
+		Allocations: map[string]placementclient.Resources{hosts[0].ProviderUUID: {"VCPU": 1}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerInstance,
+	}))
+	part := func() api.Condition {
+		s, err := p.clients["host-a"].Status(t.Context())
+		p.must(err)
+		i := slices.IndexFunc(s.Conditions, func(c api.Condition) bool { return c.Name == "allocations" })
+		return s.Conditions[i]
+	}
+	p.until("the stranger is named", func() bool { return part().Health == api.HealthDegraded })
+	if c := part(); len(c.Reasons) != 1 || c.Reasons[0].Code != audit.CodeStranger || c.Reasons[0].Change == "" {
+		t.Errorf("%+v", c)
+	}
+	p.must(p.place.DeleteAllocations(t.Context(), stranger))
+	p.until("all is well again", func() bool { return part().Health == api.HealthOK })
+}
