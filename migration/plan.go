@@ -161,6 +161,10 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 	if err == nil {
 		err = look.find(ctx, wish)
 	}
+	if k := fault.KindOf(err); r.Named != "" && (k == fault.DoesNotFit || k == fault.Invalid) {
+		// Whoever names the host does not ask Placement for candidates.
+		look.remarks, err = reasonsOr(err), nil
+	}
 	if err != nil {
 		// Without Placement nothing moves: the swap of the allocations is its.
 		out.Blockers = append(out.Blockers, reasonsOr(err)...)
@@ -193,6 +197,7 @@ type planning struct {
 	request PlanRequest
 	plan    *Plan
 	trees   map[string][]placementclient.ResourceProvider // by root
+	remarks []fault.Reason                                // why Placement could not be asked for candidates
 }
 
 // find lists the hosts: candidates first, then all others.
@@ -347,8 +352,9 @@ func (p *planning) explain(ctx context.Context, wish candidates.Wish) {
 		if h.Candidate {
 			continue
 		}
-		var why []fault.Reason
+		why := p.remarks
 		switch tree := p.trees[h.ProviderUUID]; {
+		case len(why) > 0:
 		case len(tree) == 0:
 			why = []fault.Reason{{
 				Code: candidates.CodeNotOffered, Message: "Placement has no provider named " + h.Name, Want: h.Name,
