@@ -36,6 +36,14 @@
 // cannot say that pages are reserved, nor that a pool is not overcommitted, and the
 // claim lock says both in either.
 //
+// What the claim lock gives to a guest with cells fits in the nested shape, and so
+// do all guests together (Tree.Settle). Two things it says of the host as a whole
+// are finer than its cells in Placement, and may make that refuse the last guest:
+// with a ratio that is no whole number each cell loses a fraction of a vCPU or MiB,
+// and reserved_vcpus is parted among the cells, where the claim lock keeps it of
+// the host only. A guest that floats is counted on some cell, and may be in the way
+// there of one that is bound to it; Settle moves it.
+//
 // A child's uuid follows from the root's and from what stands behind the host's
 // name in its own (uuid5), so a Placement that was lost or restored gets the same
 // ones again, and a child with another uuid is somebody else's.
@@ -162,6 +170,7 @@ func loosest(want, now placementclient.Inventory) placementclient.Inventory {
 	want.MaxUnit = max(want.MaxUnit, now.MaxUnit)
 	want.AllocationRatio = max(want.AllocationRatio, now.AllocationRatio)
 	want.Reserved = min(want.Reserved, now.Reserved)
+	want.MinUnit, want.StepSize = min(want.MinUnit, max(now.MinUnit, 1)), min(want.StepSize, max(now.StepSize, 1))
 	return want
 }
 

@@ -227,13 +227,29 @@ func (b *builder) memory(cell, of string, p pageShare, huge bool, initial float6
 		a.most = b.report.Capacity.Total.MemoryMB
 	} else {
 		// A page is in nobody's hands or in one guest's, and a guest has whole ones.
-		a.fixed, a.unit, size = 1, min(int64(p.size)/mib, p.total), TraitPageSizeLarge
+		a.fixed, a.unit, size = 1, b.wholePages(p), TraitPageSizeLarge
 	}
 	inventories := map[string]placementclient.Inventory{}
 	stood, stands := b.standing[rp].Inventories[a.class]
 	ratio = b.put(inventories, a, stood, stands)
 	traits := b.foreignTraits(rp, func(t string) bool { return strings.HasPrefix(t, traitPageSize) })
 	return b.child(cell, suffix, inventories, append(traits, size, TraitPageSize(p.size))), ratio
+}
+
+// wholePages is the unit of a pool's allocations, a page in MiB. A guest that was
+// found with an odd amount of memory in such pages could never be counted by it:
+// for as long as there is one the unit is 1, and whole pages are left to the claim
+// lock.
+func (b *builder) wholePages(p pageShare) int64 {
+	unit := min(int64(p.size)/mib, p.total)
+	for _, h := range b.in.Held {
+		for _, c := range h.Assignment.Cells {
+			if c.PageSize == p.size && unit > 1 && c.MemoryMB%unit != 0 {
+				return 1
+			}
+		}
+	}
+	return unit
 }
 
 // ordinary tells the suffix of a provider of memory in the smallest pages.

@@ -329,6 +329,29 @@ func TestCompute_ReservesPagesAndMemory(t *testing.T) {
 	}
 }
 
+// TestCompute_AnOddGuestInHugePagesCanBeCounted: found so, with half a page.
+func TestCompute_AnOddGuestInHugePagesCanBeCounted(t *testing.T) {
+	in := nestedInput()
+	of := func() placementclient.Inventory {
+		for _, p := range inventory.Compute(in, nil).Tree.Providers {
+			if p.Name == "compute1_NUMA1_2MiB" {
+				return p.Inventories["MEMORY_MB"]
+			}
+		}
+		return placementclient.Inventory{}
+	}
+	if got := of(); got.StepSize != 2 || got.MinUnit != 2 {
+		t.Errorf("whole pages: %+v", got)
+	}
+	in.Held = []inventory.Held{{
+		Resources:  topology.Resources{VCPUs: 1, MemoryMB: 101},
+		Assignment: topology.Assignment{Cells: []topology.AssignedCell{{HostCell: 1, Shared: 1, MemoryMB: 101, PageSize: 2 << 20}}},
+	}}
+	if got := of(); got.StepSize != 1 || got.MinUnit != 1 {
+		t.Errorf("beside an odd guest: %+v", got)
+	}
+}
+
 // TestCompute_Disabled: Berth takes away what it has set, and not what somebody
 // else has.
 func TestCompute_Disabled(t *testing.T) {
