@@ -83,7 +83,7 @@ func (p allocations) put(ctx context.Context, consumer string, change func(t *in
 // wanted is the allocation that a claim stands for.
 func wanted(t *inventory.Tree, a host.Allocation, now placementclient.Allocations) placementclient.Allocations {
 	return placementclient.Allocations{
-		Allocations: t.Place(inventory.Held{Resources: a.Resources, Assignment: a.Assignment}, now.Allocations),
+		Allocations: t.Place(inventory.Held{Resources: a.Resources, Assignment: a.Assignment, Consumer: a.Consumer}, now.Allocations),
 		ProjectID:   a.ProjectID, UserID: a.UserID, ConsumerType: placementclient.ConsumerInstance,
 	}
 }

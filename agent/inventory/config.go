@@ -105,7 +105,7 @@ func (b *builder) foreignClass(rp, class string) bool {
 // ownTrait reports whether Berth itself gives a trait to a provider: one that it
 // has and that is not merely kept from what stands, or that device_spec gives.
 func (b *builder) ownTrait(p *Provider, trait string) bool {
-	if strings.HasPrefix(trait, traitPageSize) {
+	if strings.HasPrefix(trait, pageSizeTraits) {
 		return true
 	}
 	given := b.ofSpec[p.UUID]

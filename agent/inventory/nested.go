@@ -12,19 +12,8 @@ import (
 
 const cellSuffix = "NUMA"
 
-// Traits of providers of memory. os-traits has none of them; the names are those
-// of Nova's specification numa-topology-with-rps, its two standard ones made custom.
-const (
-	TraitPageSizeSmall = "CUSTOM_MEMORY_PAGE_SIZE_SMALL" // the smallest size of the host
-	TraitPageSizeLarge = "CUSTOM_MEMORY_PAGE_SIZE_LARGE" // any other
-	traitPageSize      = "CUSTOM_MEMORY_PAGE_SIZE_"
-)
-
-// TraitPageSize is the trait of providers of memory in pages of a size:
-// CUSTOM_MEMORY_PAGE_SIZE_ and its KiB.
-func TraitPageSize(size topology.PageSize) string {
-	return fmt.Sprintf("%s%d", traitPageSize, size>>10)
-}
+// pageSizeTraits begins the traits of providers of memory; see placementclient.
+const pageSizeTraits = placementclient.CustomPrefix + "MEMORY_PAGE_SIZE_"
 
 // cellShare is what one cell has of the host's amounts, in Placement's units. The
 // shares add up to the amounts of the flat shape.
@@ -222,18 +211,18 @@ func (b *builder) memory(cell, of string, p pageShare, huge bool, initial float6
 	suffix := of + "_" + p.size.String()
 	rp = ChildUUID(b.in.UUID, suffix)
 	a := amount{class: placementclient.ClassMemoryMB, total: p.total, reserved: p.reserved, fixed: b.in.Fixed.RAM, initial: initial}
-	size := TraitPageSizeSmall
+	size := placementclient.TraitPageSizeSmall
 	if !huge {
 		a.most = b.report.Capacity.Total.MemoryMB
 	} else {
 		// A page is in nobody's hands or in one guest's, and a guest has whole ones.
-		a.fixed, a.unit, size = 1, b.wholePages(p), TraitPageSizeLarge
+		a.fixed, a.unit, size = 1, b.wholePages(p), placementclient.TraitPageSizeLarge
 	}
 	inventories := map[string]placementclient.Inventory{}
 	stood, stands := b.standing[rp].Inventories[a.class]
 	ratio = b.put(inventories, a, stood, stands)
-	traits := b.foreignTraits(rp, func(t string) bool { return strings.HasPrefix(t, traitPageSize) })
-	return b.child(cell, suffix, inventories, append(traits, size, TraitPageSize(p.size))), ratio
+	traits := b.foreignTraits(rp, func(t string) bool { return strings.HasPrefix(t, pageSizeTraits) })
+	return b.child(cell, suffix, inventories, append(traits, size, placementclient.TraitPageSize(int64(p.size)))), ratio
 }
 
 // wholePages is the unit of a pool's allocations, a page in MiB. A guest that was
