@@ -67,6 +67,9 @@ func (b *builder) requests() []Request {
 	default:
 		out = append(out, b.sums(Either))
 	}
+	if b.wish.Topology == nil && !b.named(placementclient.ClassVCPU, placementclient.ClassMemoryMB) && b.wish.Resources.VCPUs > 0 {
+		out = append(out, b.spread())
+	}
 	if b.wish.Disk.Provider != "" && len(b.wish.Disk.Aggregates) > 0 && b.wish.Resources.DiskGB > 0 {
 		for _, r := range slices.Clone(out) {
 			if r.Shape != Nested {
@@ -161,6 +164,23 @@ func (b *builder) rooted() Request {
 	r.Resources = b.amounts()
 	b.rootTraits(&r)
 	r.Forbidden = append(r.Forbidden, placementclient.TraitPageSizeLarge)
+	return b.end(r, false)
+}
+
+// spread asks for hosts of which a cell has a little, for a guest that floats.
+func (b *builder) spread() Request {
+	r := b.start(Nested)
+	r.Resources = b.amounts()
+	r.Spread = placementclient.Resources{}
+	for _, class := range []string{placementclient.ClassVCPU, placementclient.ClassMemoryMB} {
+		r.Spread[class] = r.Resources[class]
+		delete(r.Resources, class)
+	}
+	b.rootTraits(&r)
+	cell, mem := suffixCell+"0", suffixMemory+"0"
+	r.Groups[cell] = placementclient.RequestGroup{Resources: placementclient.Resources{placementclient.ClassVCPU: 1}, Required: []string{placementclient.TraitHWNUMARoot}}
+	r.Groups[mem] = placementclient.RequestGroup{Resources: placementclient.Resources{placementclient.ClassMemoryMB: 1}, Required: []string{placementclient.TraitPageSizeSmall}}
+	r.SameSubtree = [][]string{{cell, mem}}
 	return b.end(r, false)
 }
 

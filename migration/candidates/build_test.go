@@ -1,6 +1,7 @@
 package candidates
 
 import (
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -33,6 +34,9 @@ func questions(t *testing.T, requests []Request) []string {
 		head := string(r.Shape)
 		if r.SameDisk {
 			head += " same disk"
+		}
+		if r.Spread != nil {
+			head += fmt.Sprintf(" with %d VCPU and %d MEMORY_MB", r.Spread["VCPU"], r.Spread["MEMORY_MB"])
 		}
 		out = append(out, head+"? "+strings.ReplaceAll(text, "&", " "))
 	}
@@ -67,9 +71,11 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 	}{
 		{"a guest that floats is asked for once", Wish{Resources: small}, []string{
 			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"nothing is not asked for", Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}}, []string{
 			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"one cell: the sums of a flat host, or a cell with its pages", Wish{
 			Resources: small, Topology: oneCell(topology.GuestCell{SharedVCPUs: set("0-1"), MemoryMB: 1024}),
@@ -97,6 +103,7 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 		{"devices are groups of one; an alias's class and traits", Wish{Resources: small, Devices: []topology.PCIRequest{gpu, nic}}, []string{
 			"either? group_policy=none limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE required_PCI1=CUSTOM_BLUE,CUSTOM_RED resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
 				" resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL required_PCI1=CUSTOM_BLUE,CUSTOM_RED resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"a device that must be of the guest's cell is below it", Wish{
 			Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Topology: oneCell(topology.GuestCell{SharedVCPUs: set("0"), MemoryMB: 64}), Devices: []topology.PCIRequest{gpu, nic},
@@ -111,7 +118,9 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 			ID: "a", Count: 1, Specs: []topology.PCISpec{{Vendor: "8086", Product: "1563"}, {Vendor: "8086", Product: "10fb"}, {Vendor: "8086", Product: "1563", Type: topology.PCIType("")}},
 		}}}, []string{
 			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_PCI_8086_1563:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_1563:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_PCI_8086_10FB:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_10FB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"traits are the flat host's provider's, or the nested one's root's", Wish{Resources: small, ExtraSpecs: map[string]string{
 			"trait:CUSTOM_RACK": "required", "trait:HW_CPU_X86_VMX": "forbidden", "trait:STORAGE_DISK_SSD": "required", "hw:watchdog_action": "reset",
@@ -120,6 +129,7 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 				" root_required=!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED",
 			"nested? limit=1000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX,!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
 				" root_required=CUSTOM_RACK,!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=CUSTOM_RACK,!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"the flavor's groups take their part of the sums", Wish{Resources: small, ExtraSpecs: map[string]string{
 			"resources:CUSTOM_LICENSE": "1", "resources:VCPU": "9", "resources:VGPU": "0",
@@ -131,6 +141,7 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 		{"a disk that is shared is not asked for again where it is shared", Wish{Resources: small, Disk: pool}, []string{
 			"either same disk? limit=1000 member_of=in:" + aggregate + " required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
 			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 	} {
 		got, err := Build(c.wish)

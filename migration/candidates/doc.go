@@ -14,17 +14,16 @@
 //	nested  each guest cell's CPUs from one provider with HW_NUMA_ROOT, and its
 //	        memory from one below it that has pages of a size that will do
 //
-// A guest that floats needs no such difference. Devices are groups of one device
-// each, below the root or below a cell.
+// A guest that floats is asked for by sums of either shape. Since Placement takes
+// all of a class from one provider, a nested host with enough in all its cells, and
+// in none by itself, is looked for once more: hosts of which a cell has a little of
+// each are asked for, and the sums are made here from Placement's summaries. Devices
+// are groups of one device each, below the root or below a cell.
 //
 // What a request says is always necessary and need not be enough, because
 // Placement tries every combination of providers for all groups of a host: at most
 // maxCells cells and maxDevices devices are asked for by groups, and the rest is
 // left to the destination's own check (Request.Left says what).
-//
-// Not found is a guest that floats and needs more CPUs or memory than any single
-// cell of a nested host has: Placement takes a class from one provider. Whoever
-// names such a host moves it there.
 package candidates
 
 import (
@@ -70,6 +69,10 @@ type Request struct {
 	// SameDisk is asked of hosts that share the guest's disks: its DISK_GB is counted
 	// where it is already, and not asked for again.
 	SameDisk bool
+	// Spread is for a guest that floats over cells: what it needs of CPUs and memory
+	// is to be there in the sum of a host's providers, which the question does not
+	// say. nil where the question says all.
+	Spread placementclient.Resources
 	// Left is what of the wish is not asked for, in an operator's words.
 	Left []string
 }

@@ -29,8 +29,9 @@ type Host struct {
 	SameDisk bool `json:"same_disk,omitempty"`
 	// MemoryUsed is the part of all its memory that is allocated, 0 to 1.
 	MemoryUsed float64 `json:"memory_used"`
-	// Allocations is what Placement proposes, by provider: one way of perhaps many.
-	Allocations map[string]placementclient.Resources `json:"allocations"`
+	// Allocations is what Placement proposes, by provider: one way of perhaps many;
+	// nil for a guest that is spread over several of the host's cells.
+	Allocations map[string]placementclient.Resources `json:"allocations,omitempty"`
 }
 
 // Found is what Placement said.
@@ -95,10 +96,14 @@ func join(best map[string]Host, r Request, answer placementclient.AllocationCand
 		m, root := s.Resources[placementclient.ClassMemoryMB], cmp.Or(s.RootProviderUUID, rp)
 		memories[root] = memory{memories[root].used + m.Used, memories[root].capacity + m.Capacity}
 	}
+	free := freeOf(r, answer.Summaries)
 	for _, c := range answer.Candidates {
 		root := rootOf(c, answer.Summaries)
-		if root == "" {
+		if root == "" || lacks(free[root], r.Spread) {
 			continue
+		}
+		if r.Spread != nil {
+			c.Allocations = nil
 		}
 		h := Host{Root: root, Shape: r.Shape, Allocations: c.Allocations, SameDisk: r.SameDisk || disk.Provider != "" && c.Allocations[disk.Provider] != nil}
 		if m := memories[root]; m.capacity > 0 {
@@ -108,6 +113,37 @@ func join(best map[string]Host, r Request, answer placementclient.AllocationCand
 			best[root] = h
 		}
 	}
+}
+
+// freeOf sums up, by root, what is free of the classes that a request leaves to be
+// summed. Pools of huge pages do not count.
+func freeOf(r Request, summaries map[string]placementclient.ProviderSummary) map[string]placementclient.Resources {
+	out := map[string]placementclient.Resources{}
+	if r.Spread == nil {
+		return out
+	}
+	for rp, s := range summaries {
+		if slices.Contains(s.Traits, placementclient.TraitPageSizeLarge) {
+			continue
+		}
+		root := cmp.Or(s.RootProviderUUID, rp)
+		if out[root] == nil {
+			out[root] = placementclient.Resources{}
+		}
+		for class := range r.Spread {
+			out[root][class] += max(0, s.Resources[class].Capacity-s.Resources[class].Used)
+		}
+	}
+	return out
+}
+
+func lacks(free, want placementclient.Resources) bool {
+	for class, n := range want {
+		if free[class] < n {
+			return true
+		}
+	}
+	return false
 }
 
 // rootOf is the host of a candidate: the root of who gives CPUs or memory. A

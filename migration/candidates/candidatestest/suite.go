@@ -126,7 +126,9 @@ func wishes() []wished {
 	onHuge := cell(512, "0-1", topology.PagesLarge)
 	return []wished{
 		{"a guest that floats", candidates.Wish{Resources: guest}, "flat-b nested flat-a shared-d"},
-		{"more than any cell", candidates.Wish{Resources: topology.Resources{VCPUs: 6, MemoryMB: 512, DiskGB: 1}}, "flat-b flat-a shared-d"},
+		{"more than any cell", candidates.Wish{Resources: topology.Resources{VCPUs: 6, MemoryMB: 1400, DiskGB: 1}}, "flat-b nested flat-a shared-d"},
+		{"more CPUs than all cells", candidates.Wish{Resources: topology.Resources{VCPUs: 9, MemoryMB: 512, DiskGB: 1}}, "flat-b flat-a shared-d"},
+		{"more memory than all cells, but for huge pages", candidates.Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 1600, DiskGB: 1}}, "flat-b flat-a shared-d"},
 		{"more disk than the pool has", candidates.Wish{Resources: topology.Resources{VCPUs: 2, MemoryMB: 512, DiskGB: 50}}, "flat-b nested flat-a"},
 		{"its disk is in the pool already", candidates.Wish{Resources: topology.Resources{VCPUs: 2, MemoryMB: 512, DiskGB: 50}, Disk: disk}, "shared-d flat-b nested flat-a"},
 		{"a host that is nowhere", candidates.Wish{Resources: topology.Resources{VCPUs: 500, MemoryMB: 512}}, ""},
@@ -241,7 +243,7 @@ func Suite(t *testing.T, client func(pc.Microversion) *pc.Client) {
 // for hosts whose resources are in children, below 1.29, and what it cannot be
 // asked may be found beside.
 func older(t *testing.T, client func(pc.Microversion) *pc.Client) {
-	for _, v := range []pc.Microversion{38, 34, 32, 29, 28} {
+	for _, v := range []pc.Microversion{38, 34, 29, 28} {
 		c := client(v)
 		for _, w := range wishes() {
 			if strings.HasPrefix(w.want, "!") {
