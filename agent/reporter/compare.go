@@ -166,7 +166,7 @@ func (r *Reporter) decide(ctx context.Context, in inventory.Input) (goal, error)
 
 // compute gives the report without the traits that this Placement does not have.
 func (r *Reporter) compute(ctx context.Context, in inventory.Input) (inventory.Report, error) {
-	in.Applied = r.remembered.Applied
+	in.Applied = r.applied()
 	report := inventory.Compute(in, r.seen.standing())
 	tree := *report.Tree
 	tree.Providers = slices.Clone(tree.Providers)

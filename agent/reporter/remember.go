@@ -2,6 +2,8 @@ package reporter
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"berth/agent/inventory"
 	"berth/internal/fault"
@@ -15,6 +17,65 @@ type Remembered struct {
 	// Disk is the uuid of who had DISK_GB when all was last equal: when that is a
 	// sharing provider, nothing on the root tells.
 	Disk string `json:"disk,omitempty"`
+	// Past is what was given once and taken back, by provider and by name of class or
+	// trait: the provider's generation when it was gone. What stands at an older
+	// generation comes from a backup of Placement's, and is Berth's to take back again;
+	// at a newer one somebody else has set it.
+	Past map[string]map[string]int `json:"past,omitempty"`
+}
+
+// applied is what was given, with what a restored Placement has again.
+func (r *Reporter) applied() inventory.Applied {
+	out := r.remembered.Applied
+	out.Providers = maps.Clone(out.Providers)
+	if out.Providers == nil {
+		out.Providers = map[string]inventory.Given{}
+	}
+	for rp, names := range r.remembered.Past {
+		w := r.seen.tree[rp]
+		if w == nil {
+			continue
+		}
+		given := out.Providers[rp]
+		for name, generation := range names {
+			if w.Provider.Generation >= generation {
+				continue
+			}
+			if _, stands := w.Inventories[name]; stands && !slices.Contains(given.Classes, name) {
+				given.Classes = append(slices.Clone(given.Classes), name)
+			}
+			if slices.Contains(w.Traits, name) && !slices.Contains(given.Traits, name) {
+				given.Traits = append(slices.Clone(given.Traits), name)
+			}
+		}
+		out.Providers[rp] = given
+	}
+	return out
+}
+
+// past notes what is given no more, now that Placement does not have it.
+func (r *Reporter) past(next inventory.Applied) map[string]map[string]int {
+	out := r.remembered.Past
+	for rp, before := range r.remembered.Applied.Providers {
+		w := r.seen.tree[rp]
+		if w == nil {
+			continue
+		}
+		now := next.Providers[rp]
+		for _, name := range slices.Concat(before.Classes, before.Traits) {
+			if slices.Contains(now.Classes, name) || slices.Contains(now.Traits, name) {
+				continue
+			}
+			if out = maps.Clone(out); out == nil {
+				out = map[string]map[string]int{}
+			}
+			if out[rp] = maps.Clone(out[rp]); out[rp] == nil {
+				out[rp] = map[string]int{}
+			}
+			out[rp][name] = w.Provider.Generation
+		}
+	}
+	return out
 }
 
 // keep makes durable what is about to be applied.
@@ -22,7 +83,7 @@ func (r *Reporter) keep(ctx context.Context, report inventory.Report) error {
 	if report.Applied.Equal(r.remembered.Applied) {
 		return nil
 	}
-	return r.remember(ctx, Remembered{Applied: report.Applied, Disk: r.remembered.Disk})
+	return r.remember(ctx, Remembered{Applied: report.Applied, Disk: r.remembered.Disk, Past: r.past(report.Applied)})
 }
 
 // keepDisk makes durable who has DISK_GB.
@@ -30,7 +91,7 @@ func (r *Reporter) keepDisk(ctx context.Context, disk string) error {
 	if disk == r.remembered.Disk {
 		return nil
 	}
-	return r.remember(ctx, Remembered{Applied: r.remembered.Applied, Disk: disk})
+	return r.remember(ctx, Remembered{Applied: r.remembered.Applied, Disk: disk, Past: r.remembered.Past})
 }
 
 func (r *Reporter) remember(ctx context.Context, next Remembered) error {

@@ -22,7 +22,7 @@ func (r *Reporter) prepare(ctx context.Context, tree *inventory.Tree) error {
 					continue
 				}
 			}
-			if err := r.ensure(ctx, class, r.opt.Placement.EnsureResourceClass); err != nil {
+			if err := r.ensure(ctx, "class", class, r.opt.Placement.EnsureResourceClass); err != nil {
 				return err
 			}
 		}
@@ -30,7 +30,7 @@ func (r *Reporter) prepare(ctx context.Context, tree *inventory.Tree) error {
 			if w != nil && slices.Contains(w.Traits, trait) {
 				continue
 			}
-			if err := r.ensure(ctx, trait, r.opt.Placement.EnsureTrait); err != nil {
+			if err := r.ensure(ctx, "trait", trait, r.opt.Placement.EnsureTrait); err != nil {
 				return err
 			}
 		}
@@ -63,8 +63,9 @@ func (r *Reporter) prepare(ctx context.Context, tree *inventory.Tree) error {
 
 // ensure makes a custom class or trait, once in this process's life and again after
 // a failure: nothing of Placement's tells cheaply that it is there.
-func (r *Reporter) ensure(ctx context.Context, name string, make func(context.Context, string) error) error {
-	if !custom(name) || r.ensured[name] {
+func (r *Reporter) ensure(ctx context.Context, kind, name string, make func(context.Context, string) error) error {
+	key := kind + " " + name // one name may be both
+	if !custom(name) || r.ensured[key] {
 		return nil
 	}
 	r.wrote()
@@ -74,7 +75,7 @@ func (r *Reporter) ensure(ctx context.Context, name string, make func(context.Co
 	if r.ensured == nil {
 		r.ensured = map[string]bool{}
 	}
-	r.ensured[name] = true
+	r.ensured[key] = true
 	return nil
 }
 

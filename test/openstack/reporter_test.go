@@ -1,0 +1,38 @@
+package openstack
+
+import (
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"berth/agent/reporter/reportertest"
+)
+
+// at leads every request to one server.
+type at struct {
+	url  *url.URL
+	over http.RoundTripper
+}
+
+func (a at) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host = a.url.Scheme, a.url.Host
+	return a.over.RoundTrip(r)
+}
+
+// TestReporter_KeepsOpenStacksPlacementEqualToTheHost: what the embedded one is
+// kept equal by is right for OpenStack's own.
+func TestReporter_KeepsOpenStacksPlacementEqualToTheHost(t *testing.T) {
+	// MariaDB keeps seven digits of a ratio.
+	for _, database := range []Database{SQLite, MariaDB} {
+		t.Run(string(database), func(t *testing.T) {
+			t.Parallel()
+			to, err := url.Parse(StartPlacement(t, PlacementOptions{Database: database}).URL)
+			must(t, err)
+			begun := time.Now()
+			reportertest.Suite(t, at{to, &http.Transport{DisableKeepAlives: true}})
+			t.Logf("the suite took %v", time.Since(begun))
+		})
+	}
+}
