@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -147,7 +148,10 @@ func codesOf(reasons []fault.Reason) string {
 
 func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.T) {
 	f := newPlanFleet(t, func(name string, c *config.Config, m *machineTree) {
-		if name == "host-c" {
+		switch name {
+		case "host-b":
+			c.Placement.NUMA = config.NUMANested
+		case "host-c":
 			m.pool(16, 16) // 32 MiB of pages in each cell, and 64 are wanted
 		}
 	})
@@ -173,11 +177,13 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 		if h.Claim == nil || len(h.Claim.Assignment.Cells) != 1 || len(h.Claim.Assignment.Cells[0].Pins) != 1 || h.Claim.Assignment.Cells[0].PageSize != topology.PageSize2M {
 			t.Fatalf("host-b would claim %+v", h.Claim)
 		}
-		if diff := cmp.Diff(map[string]placementclient.Resources{h.ProviderUUID: {"PCPU": 1, "MEMORY_MB": 64}}, h.Claim.Allocations); diff != "" {
-			t.Errorf("counted on (-want +got):\n%s", diff)
+		named := map[string]placementclient.Resources{}
+		for rp, r := range h.Claim.Allocations {
+			named[p.Providers[rp]] = r
 		}
-		if p.Providers[h.ProviderUUID] != "host-b" {
-			t.Errorf("providers %v", p.Providers)
+		cell := fmt.Sprintf("host-b_NUMA%d", h.Claim.Assignment.Cells[0].HostCell)
+		if diff := cmp.Diff(map[string]placementclient.Resources{cell: {"PCPU": 1}, cell + "_2MiB": {"MEMORY_MB": 64}}, named); diff != "" {
+			t.Errorf("counted on (-want +got):\n%s", diff)
 		}
 	}
 
