@@ -27,8 +27,23 @@ func (a *Agent) newAuditor(c config.Config) *auditor.Auditor {
 	return auditor.New(auditor.Options{
 		Host: a.name, Placement: a.placement, Runtime: a.rt, Logger: a.log,
 		Tree: a.tree, Report: a.reporter.Sync, Ledger: a.recorded, Domains: a.domains, Peers: auditPeers{a},
-		Alone: a.host.Alone, Interval: c.Placement.AuditInterval.D(), Observe: a.observing(),
+		Alone: a.host.Alone, Interval: c.Placement.AuditInterval.D(), Refuse: a.mayNotHeal,
 	})
+}
+
+// mayNotHeal is why this host writes no allocations at present.
+func (a *Agent) mayNotHeal() error {
+	if a.observing() {
+		return fault.Refuse(fault.Forbidden, "heal what host "+a.name+" has in Placement", fault.Reason{
+			Code: "mode_observe", Message: "host " + a.name + " only observes", Have: "observe", Want: "manage",
+			Change: `set [agent] mode = "manage" on ` + a.name + `, or audit without healing`,
+		})
+	}
+	// A copy of another host, or one whose provider is somebody else's, has no say.
+	if err := a.foreign.Load(); err != nil {
+		return *err
+	}
+	return a.estranged()
 }
 
 // runAudit audits again and again, once ledger and libvirt were joined: before, what
@@ -186,13 +201,10 @@ func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.
 // Audit implements api.Audits.
 func (s auditService) Audit(ctx context.Context, r api.AuditRequest) (api.AuditReport, error) {
 	a := s.a
-	if (r.Heal || r.RebuildPlacement) && a.observing() {
-		return api.AuditReport{}, fault.Refuse(fault.Forbidden, "heal what host "+a.name+" has in Placement", fault.Reason{
-			Code: "mode_observe", Message: "host " + a.name + " only observes", Have: "observe", Want: "manage",
-			Change: `set [agent] mode = "manage" on ` + a.name + `, or audit without healing`,
-		})
+	if err := a.mayNotHeal(); err != nil && (r.Heal || r.RebuildPlacement) {
+		return api.AuditReport{}, err
 	}
-	out := api.AuditReport{Hosts: []auditor.Result{}, Silent: map[string]string{}}
+	out := api.AuditReport{Hosts: []api.AuditHost{}, Silent: map[string]string{}}
 	if r.RebuildPlacement {
 		// Every host's providers have to stand before the halves of moves between them.
 		s.each(ctx, r.All, api.AuditRequest{Report: true}, &out)
@@ -201,22 +213,22 @@ func (s auditService) Audit(ctx context.Context, r api.AuditRequest) (api.AuditR
 	}
 	order := api.AuditRequest{Heal: r.Heal, AskAll: r.AskAll || r.All, Report: r.Report}
 	s.each(ctx, r.All, order, &out)
-	if r.All && r.Heal && slices.ContainsFunc(out.Hosts, func(h auditor.Result) bool { return h.Healed > 0 }) &&
-		slices.ContainsFunc(out.Hosts, func(h auditor.Result) bool { return len(h.Left()) > 0 }) {
+	if r.All && r.Heal && slices.ContainsFunc(out.Hosts, func(h api.AuditHost) bool { return h.Healed > 0 }) &&
+		slices.ContainsFunc(out.Hosts, func(h api.AuditHost) bool { return len(h.Left()) > 0 }) {
 		// What one host has healed another may have found before.
 		again := api.AuditReport{Silent: out.Silent}
 		s.each(ctx, true, order, &again)
 		out.Hosts = joined(out.Hosts, again.Hosts)
 	}
-	slices.SortFunc(out.Hosts, func(x, y auditor.Result) int { return cmp.Compare(x.Host, y.Host) })
+	slices.SortFunc(out.Hosts, func(x, y api.AuditHost) int { return cmp.Compare(x.Host, y.Host) })
 	return out, nil
 }
 
 // joined is the second of two rounds, with what the first has healed and cost.
-func joined(first, second []auditor.Result) []auditor.Result {
+func joined(first, second []api.AuditHost) []api.AuditHost {
 	for i := range second {
 		now := &second[i]
-		j := slices.IndexFunc(first, func(r auditor.Result) bool { return r.Host == now.Host })
+		j := slices.IndexFunc(first, func(r api.AuditHost) bool { return r.Host == now.Host })
 		if j < 0 {
 			continue
 		}
@@ -258,7 +270,7 @@ func (s auditService) each(ctx context.Context, all bool, r api.AuditRequest, ou
 	}
 	own := a.auditor.Audit(ctx, auditor.Order{Heal: r.Heal, AskAll: r.AskAll, Report: r.Report})
 	wg.Wait()
-	out.Hosts = append(out.Hosts, own)
+	out.Hosts = append(out.Hosts, api.AuditHost{Result: own, Ledger: a.health.audited.Load()})
 }
 
 func (s auditService) ask(ctx context.Context, host string, r api.AuditRequest) (api.AuditReport, error) {
@@ -270,8 +282,8 @@ func (s auditService) ask(ctx context.Context, host string, r api.AuditRequest) 
 		r.AskAll = true
 	}
 	got, err := c.Audit(ctx, r)
-	if fault.KindOf(err) == fault.Forbidden && hasReason(err, "mode_observe") {
-		// It heals nothing, and still sees what is wrong.
+	if fault.KindOf(err) == fault.Forbidden && r.Heal {
+		// It only observes, or is not believed: it heals nothing, and sees what is wrong.
 		r.Heal = false
 		got, err = c.Audit(ctx, r)
 	}
@@ -292,7 +304,8 @@ func (h *health) allocations() api.Condition {
 		switch {
 		case row.Code == audit.CodeUnmanaged:
 			unmanaged++
-		case row.Verdict == audit.Unknown || row.Code == audit.CodeCreating:
+		case row.Verdict == audit.Unknown:
+		case row.Settles() && h.a.rt.Now().Sub(row.Since) < settlesWithin:
 		default:
 			n++
 			if len(reasons) < maxReasons {
@@ -315,6 +328,10 @@ func (h *health) allocations() api.Condition {
 	}
 	return bad(name, fmt.Sprintf("%d disagree with Placement, see berth audit; %s", n, detail), reasons...)
 }
+
+// settlesWithin is how long what settles by itself is no fault; arbitrary, above what
+// two reads that agree and a slow hypervisor take.
+const settlesWithin = 2 * time.Minute
 
 // maxReasons bounds what a condition names; berth audit has all.
 const maxReasons = 20

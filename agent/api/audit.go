@@ -33,9 +33,17 @@ type AuditRequest struct {
 
 // AuditReport is what hosts found, each of its own.
 type AuditReport struct {
-	Hosts []auditor.Result `json:"hosts"`
+	Hosts []AuditHost `json:"hosts"`
 	// Silent are the hosts that could not be audited, and why.
 	Silent map[string]string `json:"silent,omitempty"`
+}
+
+// AuditHost is one of them.
+type AuditHost struct {
+	auditor.Result
+	// Ledger is the last time that the ledger was held against itself and the machine;
+	// nil before the first.
+	Ledger *Audit `json:"ledger,omitempty"`
 }
 
 // AuditQuestion asks a host what it knows of consumers.

@@ -136,6 +136,3 @@ type Judgement struct {
 	Code    string
 	Heal    Heal
 }
-
-// Left reports whether the row disagrees and no write here can heal it.
-func (j Judgement) Left() bool { return j.Verdict != Agree && j.Heal == HealNone }

@@ -62,6 +62,16 @@ type Difference struct {
 // Agrees reports whether nothing is left to do about the row.
 func (r Row) Agrees() bool { return r.Verdict == Agree || r.Healed }
 
+// Settles reports whether somebody is at work on the subject, as far as is known, so
+// that the row goes without anybody's doing.
+func (r Row) Settles() bool {
+	switch r.Code {
+	case CodeCreating, CodeMovingMissing, CodeMovingDiffers, CodeGuestGone, CodeClaimLeft, CodeInTransit, CodeRecordOnly, CodeClaimMissing:
+		return true
+	}
+	return false
+}
+
 // Join judges every subject. Rows are in order of kind, name and subject.
 func Join(in Input) []Row {
 	j := index(in)

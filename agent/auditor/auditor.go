@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,7 +69,8 @@ type Options struct {
 	Alone func(ctx context.Context, instance string, f func(ctx context.Context) error) error
 
 	Interval time.Duration // between two audits of Run
-	Observe  bool          // never write
+	// Refuse says why nothing may be written now, nil where it may. nil for never.
+	Refuse func() error
 }
 
 // Auditor audits one host. Make it with New.
@@ -90,6 +92,9 @@ type Auditor struct {
 func New(o Options) *Auditor {
 	if o.Alone == nil {
 		o.Alone = func(ctx context.Context, _ string, f func(context.Context) error) error { return f(ctx) }
+	}
+	if o.Refuse == nil {
+		o.Refuse = func() error { return nil }
 	}
 	return &Auditor{o: o, log: cmp.Or(o.Logger, slog.Default()), jitter: rand.Float64, since: map[string]time.Time{}}
 }
@@ -116,7 +121,9 @@ type Result struct {
 	Rows []audit.Row `json:"rows"`
 	// Silent is who could not be asked, and why: "placement", "libvirt", or a host.
 	Silent map[string]string `json:"silent,omitempty"`
-	Calls  Calls             `json:"calls"`
+	// Refused is why nothing was written, where healing was ordered.
+	Refused string `json:"refused,omitempty"`
+	Calls   Calls  `json:"calls"`
 }
 
 // Calls counts what audits have cost.
@@ -149,8 +156,8 @@ func (a *Auditor) Calls() Calls {
 // busy Placement take.
 const patience = 5 * time.Minute
 
-// sooner is how long an audit that could not ask somebody waits for the next, at
-// first; the pause doubles up to the interval.
+// sooner is how long an audit that could not ask somebody, or that saw what settles by
+// itself, waits for the next, at first; the pause doubles up to the interval.
 const sooner = 5 * time.Second
 
 // Run audits at once and then at each interval, give or take a tenth, until ctx ends.
@@ -161,7 +168,7 @@ func (a *Auditor) Run(ctx context.Context) error {
 		r := a.Audit(auditing, Order{Heal: true})
 		cancel()
 		wait := time.Duration((0.9 + 0.2*a.jitter()) * float64(a.o.Interval))
-		if len(r.Silent) > 0 {
+		if len(r.Silent) > 0 || slices.ContainsFunc(r.Left(), audit.Row.Settles) {
 			pause = min(max(2*pause, sooner), wait)
 			wait = pause
 		} else {
@@ -187,8 +194,12 @@ func (a *Auditor) Audit(ctx context.Context, o Order) Result {
 	for _, row := range rows {
 		r.Verdicts[row.Verdict]++
 	}
-	if o.Heal && !a.o.Observe {
-		l.heal(ctx, rows)
+	if o.Heal {
+		if err := a.o.Refuse(); err != nil {
+			r.Refused = err.Error()
+		} else {
+			l.heal(ctx, rows)
+		}
 	}
 	now := a.o.Runtime.Now()
 	seen := map[string]time.Time{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"berth/agent/audit"
 	"berth/internal/fault"
@@ -14,6 +15,10 @@ import (
 // healTries bounds how often one row is judged anew because somebody else wrote its
 // consumer, or an answer was lost.
 const healTries = 4
+
+// healPatience bounds one row: a verb may be at work on its instance, and a later
+// audit comes.
+const healPatience = 30 * time.Second
 
 // heal writes what is provable, one row after the other, and leaves in each what
 // came of it.
@@ -28,9 +33,14 @@ func (l *look) heal(ctx context.Context, rows []audit.Row) {
 			l.domains(ctx)
 			fresh = true
 		}
-		row, err := l.healOne(ctx, rows[i])
+		one, cancel := l.a.o.Runtime.WithTimeout(ctx, healPatience)
+		row, err := l.healOne(one, rows[i])
+		cancel()
 		if err != nil {
 			row.Failed = err.Error()
+			if errors.Is(err, fault.DoesNotFit) {
+				row.Change = "make room for it there: move guests away, or give back what was reserved; it is tried again by itself"
+			}
 		}
 		rows[i] = row
 	}

@@ -12,7 +12,6 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/audit"
-	"berth/agent/auditor"
 	"berth/internal/fault"
 )
 
@@ -81,7 +80,8 @@ func auditEnd(r api.AuditReport) error {
 		reasons = append(reasons, fault.Reason{Code: "not_asked", Message: who + ": " + why, Change: change})
 	}
 	for _, h := range r.Hosts {
-		if slices.ContainsFunc(h.Left(), func(row audit.Row) bool { return row.Verdict != audit.Unknown }) {
+		ledger := h.Ledger != nil && len(h.Ledger.Differences)+len(h.Ledger.Lost) > 0
+		if ledger || slices.ContainsFunc(h.Left(), func(row audit.Row) bool { return row.Verdict != audit.Unknown }) {
 			return errDegraded
 		}
 		for _, who := range slices.Sorted(maps.Keys(h.Silent)) {
@@ -122,9 +122,16 @@ func auditTable(w io.Writer, r api.AuditReport, healing bool) {
 }
 
 // auditRows prints what disagrees on one host; what could not be judged is one line.
-func auditRows(w io.Writer, h auditor.Result, healing bool) {
+func auditRows(w io.Writer, h api.AuditHost, healing bool) {
 	for _, who := range slices.Sorted(maps.Keys(h.Silent)) {
 		fmt.Fprintf(w, "\n%s could not ask %s: %s\n", h.Host, who, h.Silent[who])
+	}
+	if h.Refused != "" {
+		fmt.Fprintf(w, "\n%s heals nothing: %s\n", h.Host, h.Refused)
+	}
+	if h.Ledger != nil && len(h.Ledger.Differences)+len(h.Ledger.Lost) > 0 {
+		fmt.Fprintf(w, "\nthe ledger of %s does not agree with itself or the machine: sums that differ %d, held and gone from the host %d\n      to do: berth status -c %s, part claims\n",
+			h.Host, len(h.Ledger.Differences), len(h.Ledger.Lost), h.Host)
 	}
 	first := true
 	for _, one := range h.Rows {

@@ -11,11 +11,12 @@ import (
 	"berth/agent/api"
 	"berth/agent/audit"
 	"berth/agent/auditor"
+	"berth/claims"
 	"berth/internal/fault"
 )
 
 func auditOf(silent map[string]string, rows ...audit.Row) api.AuditReport {
-	return api.AuditReport{Hosts: []auditor.Result{{Host: "host-a", Rows: rows, Silent: silent, Verdicts: map[audit.Verdict]int{audit.Agree: 3}}}}
+	return api.AuditReport{Hosts: []api.AuditHost{{Result: auditor.Result{Host: "host-a", Rows: rows, Silent: silent, Verdicts: map[audit.Verdict]int{audit.Agree: 3}}}}}
 }
 
 func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
@@ -23,6 +24,8 @@ func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
 	left := audit.Row{Verdict: audit.Differs, Code: audit.CodeTwoOwners}
 	healed := audit.Row{Verdict: audit.Differs, Heal: audit.HealPut, Healed: true}
 	unknown := audit.Row{Verdict: audit.Unknown, Code: audit.CodePlacementUnknown}
+	ledger := auditOf(nil)
+	ledger.Hosts[0].Ledger = &api.Audit{Audit: claims.Audit{Differences: []string{"cpu 1: 2 counted, the claims add up to 1"}}}
 	other := auditOf(nil)
 	other.Silent = map[string]string{"host-b": "connection refused"}
 	for _, tt := range []struct {
@@ -37,6 +40,7 @@ func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
 		{"placement is silent", auditOf(silent, unknown), exitUnavailable},
 		{"a row could not be judged", auditOf(nil, unknown), exitUnavailable},
 		{"another host is silent", other, exitUnavailable},
+		{"the ledger does not add up", ledger, exitDegraded},
 		{"both", auditOf(silent, unknown, left), exitDegraded},
 	} {
 		err := auditEnd(tt.report)

@@ -1,0 +1,181 @@
+package audit
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/agent/inventory"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+const root, child, pool, other = "root", "child", "pool", "other"
+
+type by = map[string]placementclient.Resources
+
+func cpu(n int64) placementclient.Resources  { return placementclient.Resources{"VCPU": n} }
+func disk(n int64) placementclient.Resources { return placementclient.Resources{"DISK_GB": n} }
+
+// shared is a host whose guests' disks are on a pool that other hosts share.
+func shared(consumers map[string]placementclient.Allocations) Input {
+	in := Input{
+		Tree: &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root, Name: "host-a"}, {UUID: child, Name: "host-a_pci", Parent: root}}, Disk: pool},
+		Ledger: Ledger{
+			Instances: []Instance{{UUID: "web", Name: "web", Here: true, ProjectID: "p", UserID: "u"}},
+			Claims:    []Claim{{Instance: "web", State: ClaimBound, Held: inventory.Held{Resources: topology.Resources{VCPUs: 2, DiskGB: 5}}}},
+		},
+		Domains:   Domains{List: []LibvirtDomain{{UUID: "web", Name: "web", Active: true}}},
+		Placement: Placement{Providers: map[string]map[string]placementclient.Resources{}, Consumers: map[string]placementclient.Allocations{}},
+		Fleet:     map[string]Answer{},
+	}
+	for id, a := range consumers {
+		for rp, r := range a.Allocations {
+			if in.Tree.Uses(rp) {
+				if in.Placement.Providers[rp] == nil {
+					in.Placement.Providers[rp] = map[string]placementclient.Resources{}
+				}
+				in.Placement.Providers[rp][id] = r
+			}
+		}
+	}
+	return in
+}
+
+// read answers what a join wants to read whole.
+func read(in Input, consumers map[string]placementclient.Allocations) Input {
+	for _, id := range Unread(in) {
+		a := consumers[id].Clone()
+		if len(a.Allocations) > 0 {
+			a.ConsumerGeneration = placementclient.Generation(7)
+		}
+		in.Placement.Consumers[id] = a
+	}
+	return in
+}
+
+func TestJoin_OfASharedPoolOtherHostsGuestsAreNoneOfThisOnes(t *testing.T) {
+	all := map[string]placementclient.Allocations{
+		"web":    {Allocations: by{root: cpu(2), pool: disk(5)}},
+		"theirs": {Allocations: by{other: cpu(1), pool: disk(9)}},
+	}
+	in := shared(all)
+	if got := Unread(in); len(got) > 0 {
+		t.Errorf("%v are read whole though all agrees", got)
+	}
+	rows := Join(in)
+	if len(rows) != 1 || rows[0].Subject != "web" || rows[0].Verdict != Agree {
+		t.Errorf("%+v", rows)
+	}
+}
+
+func TestJoin_TheDiskOfASharedPool(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		held  by
+		fleet Answer
+		heal  Heal
+		code  string
+		after by
+	}{
+		{"its disk alone is left", by{pool: disk(5)}, Answer{}, HealPut, CodeAmounts, by{root: cpu(2), pool: disk(5)}},
+		{"counted on the root", by{root: {"VCPU": 2, "DISK_GB": 5}}, Answer{}, HealPut, CodeAmounts, by{root: cpu(2), pool: disk(5)}},
+		{"doubled, one disk for both", by{root: cpu(2), other: cpu(2), pool: disk(5)}, Answer{Fleet: FleetNobody}, HealTake, CodeDoubled, by{root: cpu(2), pool: disk(5)}},
+		{"at another host, with the disk", by{other: cpu(2), pool: disk(5)}, Answer{Fleet: FleetNobody}, HealTake, CodeElsewhere, by{root: cpu(2), pool: disk(5)}},
+	} {
+		all := map[string]placementclient.Allocations{"web": {Allocations: tt.held}}
+		in := shared(all)
+		// Whole, as where it was found to hold of another host.
+		in.Placement.Consumers["web"] = placementclient.Allocations{Allocations: tt.held, ConsumerGeneration: placementclient.Generation(7)}
+		in.Fleet["web"] = tt.fleet
+		row := Judge(in, "web")
+		if row.Heal != tt.heal || row.Code != tt.code || !same(row.Write["web"].Allocations, tt.after) || *row.Write["web"].ConsumerGeneration != 7 {
+			t.Errorf("%s: %s %s writes %v, want %s %s %v", tt.name, row.Code, row.Heal, row.Write, tt.code, tt.heal, tt.after)
+		}
+	}
+	// What is dropped of a guest that lives on another host that shares the pool leaves
+	// it its disk, unless that host counts one of its own.
+	for _, tt := range []struct {
+		held, after by
+	}{
+		{by{root: cpu(2), other: cpu(2), pool: disk(5)}, by{other: cpu(2), pool: disk(5)}},
+		{by{root: cpu(2), other: {"VCPU": 2, "DISK_GB": 5}, pool: disk(5)}, by{other: {"VCPU": 2, "DISK_GB": 5}}},
+	} {
+		all := map[string]placementclient.Allocations{"gone": {Allocations: tt.held}, "web": {Allocations: by{root: cpu(2), pool: disk(5)}}}
+		in := read(shared(all), all)
+		in.Fleet["gone"] = Answer{Fleet: FleetOwner, Words: "host-b"}
+		if row := Judge(in, "gone"); row.Heal != HealDrop || !same(row.Write["gone"].Allocations, tt.after) {
+			t.Errorf("of %v %s writes %v, want %v", tt.held, row.Heal, row.Write, tt.after)
+		}
+	}
+}
+
+func TestJoin_ARetiredProviderIsStillTheHosts(t *testing.T) {
+	all := map[string]placementclient.Allocations{"web": {Allocations: by{root: cpu(2), pool: disk(5), "old": {"CUSTOM_X": 1}}}}
+	in := shared(all)
+	in.Tree.Retired = []inventory.Provider{{UUID: "old", Name: "host-a_old"}}
+	in.Placement.Providers["old"] = map[string]placementclient.Resources{"web": {"CUSTOM_X": 1}}
+	in = read(in, all)
+	row := Judge(in, "web")
+	if row.Code != CodeMisplaced || row.Heal != HealPut || len(row.Write["web"].Allocations) != 2 {
+		t.Errorf("%+v", row)
+	}
+	if !strings.Contains(row.Message, "CUSTOM_X on host-a_old: want 0, have 1") {
+		t.Errorf("%q does not name class and provider", row.Message)
+	}
+}
+
+// What Placement did not say of one consumer is no verdict about it, and none of the
+// others is held up.
+func TestJoin_WhatCouldNotBeReadIsNotEmpty(t *testing.T) {
+	all := map[string]placementclient.Allocations{"stranger": {Allocations: by{root: cpu(1)}}}
+	in := shared(all)
+	for _, row := range Join(in) {
+		if row.Verdict != Unknown || row.Heal != HealNone || row.Code != CodePlacementUnknown {
+			t.Errorf("not read: %+v", row)
+		}
+	}
+	if got := Unread(in); !slices.Equal(got, []string{"stranger", "web"}) {
+		t.Errorf("%v are to be read", got)
+	}
+	in.Placement.Why = "connection refused"
+	for _, row := range Join(in) {
+		if row.Verdict != Unknown {
+			t.Errorf("Placement is down: %+v", row)
+		}
+	}
+	in.Tree = nil
+	if rows := Join(in); len(rows) == 0 || rows[0].Verdict != Unknown {
+		t.Errorf("without a tree: %+v", rows)
+	}
+}
+
+// A migration's consumer on the source is within what the guest's claim is; once the
+// claim has gone it may be anything until its conductor deletes it.
+func TestJoin_TheMigrationsHalfIsWithinTheClaim(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		held    by
+		claimed bool
+		want    string
+	}{
+		{"equal", by{root: cpu(2)}, true, CodeMoving},
+		{"less: a same-host move keeps what goes alone", by{root: cpu(1)}, true, CodeMoving},
+		{"more", by{root: cpu(3)}, true, CodeMovingDiffers},
+		{"the claim has gone", by{root: cpu(3)}, false, CodeMoving},
+	} {
+		all := map[string]placementclient.Allocations{"mig": {Allocations: tt.held}, "web": {Allocations: by{other: cpu(2), pool: disk(5)}}}
+		in := shared(all)
+		in.Ledger.Moves = []Move{{UUID: "mig", Instance: "web"}}
+		if !tt.claimed {
+			in.Ledger.Claims = nil
+		}
+		in = read(in, all)
+		if row := Judge(in, "mig"); row.Code != tt.want || row.Heal != HealNone {
+			t.Errorf("%s: %s, want %s", tt.name, row.Code, tt.want)
+		}
+		if row := Judge(in, "web"); row.Code != CodeMoving {
+			t.Errorf("%s: the instance is %s", tt.name, row.Code)
+		}
+	}
+}
