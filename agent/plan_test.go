@@ -200,7 +200,7 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 	if f.must(err); p.Kind != migration.PlanNew || p.Chosen != "host-b" && p.Chosen != "host-a" || len(p.Hosts) != 4 {
 		t.Errorf("plan of a flavor: %+v", p)
 	}
-	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanCold})
+	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanCold, Destination: "host-b"})
 	if f.must(err); p.Kind != migration.PlanCold || p.Chosen != "host-b" {
 		t.Errorf("plan of a cold move: %+v", p)
 	}
