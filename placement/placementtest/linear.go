@@ -224,7 +224,7 @@ func (c *linearClient) act(ctx context.Context) {
 		c.write(ctx, c.as(one, c.place(1+c.rand.IntN(3))))
 	case p < 70:
 		c.write(ctx, c.as(own, c.place(1+c.rand.IntN(3))))
-	case p < 88 && own != one:
+	case p < 86 && own != one:
 		if c.seen[own].generation == 0 || c.rand.IntN(3) == 0 {
 			// A move begins: one keeps what the other held.
 			c.write(ctx, c.as(own, c.seen[one].orSome(c)), c.as(one, c.place(1+c.rand.IntN(3))))
@@ -232,7 +232,7 @@ func (c *linearClient) act(ctx context.Context) {
 		}
 		// It is taken back: one is emptied and the other has its amounts again.
 		c.write(ctx, c.as(own, [linearProviders]int{}), c.as(one, c.seen[own].orSome(c)))
-	case p < 94 && c.seen[own].generation > 0:
+	case p < 90 && c.seen[own].generation > 0:
 		c.write(ctx, c.as(own, [linearProviders]int{}))
 	default:
 		c.delete(ctx, own)
