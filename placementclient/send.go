@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/go-retryablehttp"
 
 	"berth/internal/fault"
+	"berth/internal/pki"
 )
 
 // maxBody bounds an answer: candidates of a thousand hosts are half a MiB.
@@ -93,6 +94,12 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 	}
 	c.count.add(k, f)
 	if err != nil {
+		if bad, is := errors.AsType[*tls.CertificateVerificationError](err); is {
+			return f.rep, &fault.Error{
+				Kind: fault.Unavailable, Message: k.method + " " + base, Err: bad,
+				Reasons: []fault.Reason{pki.CertificateReason(bad.Err, pki.Describe(bad.UnverifiedCertificates[0])+" of placement", "signed by an authority that this host knows")},
+			}
+		}
 		if f.why != "" && errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w (last try: %s)", err, f.why)
 		}

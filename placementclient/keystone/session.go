@@ -17,6 +17,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/tokens"
 
 	"berth/internal/fault"
+	"berth/internal/pki"
 	"berth/internal/runtime"
 )
 
@@ -220,6 +221,11 @@ func (s *Session) failed(err error) error {
 	doing := fmt.Sprintf("log in to keystone at %s with %s", s.cloud.auth.IdentityEndpoint, s.cloud.from)
 	code, answered := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err)
 	if !answered {
+		if bad, is := errors.AsType[*tls.CertificateVerificationError](err); is {
+			r := pki.CertificateReason(bad.Err, pki.Describe(bad.UnverifiedCertificates[0])+" of keystone", "signed by an authority that this host knows")
+			r.Change = "set cacert of " + s.cloud.from + ", or OS_CACERT, to the file of the CA that signed it"
+			return &fault.Error{Kind: fault.Unavailable, Message: doing, Reasons: []fault.Reason{r}, Err: bad}
+		}
 		if _, sent := errors.AsType[interface {
 			error
 			Timeout() bool

@@ -1,6 +1,6 @@
 // Package openstack starts OpenStack's own Placement and Keystone, of Debian's
 // packages, for tests: Placement over SQLite or MariaDB, with noauth2 or with
-// Keystone's tokens. They are child processes of the test on loopback.
+// Keystone's tokens, over HTTP or TLS, in gunicorn or in uWSGI. They are child processes of the test on loopback.
 //
 // It reads the installed packages and writes only folders of its own: one
 // temporary folder a service, and in the lab's cache the databases that services

@@ -13,8 +13,8 @@ import (
 // service of its own: the packages named keystone, placement-api and
 // mariadb-server, which would make users, databases and units, are not needed.
 func Packages() []string {
-	return []string{"python3-placement", "python3-keystone", "python3-pymysql", "gunicorn", "mariadb-server-core",
-		"python3-openstackclient", "python3-osc-placement"}
+	return []string{"python3-placement", "python3-keystone", "python3-pymysql", "gunicorn", "uwsgi-core", "uwsgi-plugin-python3",
+		"mariadb-server-core", "python3-openstackclient", "python3-osc-placement"}
 }
 
 // Prepare makes the databases that services begin with, so that the first test

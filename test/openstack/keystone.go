@@ -2,6 +2,7 @@ package openstack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -12,9 +13,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // Who may log in, all with the password `secret`: admin in project admin, with
@@ -37,9 +40,16 @@ type Keystone struct {
 	web *web
 }
 
+// KeystoneOptions say how one is run. The zero value is plain HTTP and tokens of
+// an hour.
+type KeystoneOptions struct {
+	TLS       *Authority    // serves HTTPS with a certificate of this authority
+	TokenLife time.Duration // whole seconds
+}
+
 // StartKeystone starts one that ends with the test. Its catalogue is told by
 // SetEndpoint where Placement is. It does not wait until it answers.
-func StartKeystone(t testing.TB) *Keystone {
+func StartKeystone(t testing.TB, o KeystoneOptions) *Keystone {
 	t.Helper()
 	Require(t)
 	ctx := t.Context()
@@ -47,7 +57,7 @@ func StartKeystone(t testing.TB) *Keystone {
 	must(t, err)
 	dir := folder(t)
 	must(t, copyTree(ctx, from, dir))
-	k, err := startKeystone(dir)
+	k, err := startKeystone(dir, o)
 	must(t, err)
 	k.web.endWith(t)
 	// Its own endpoint, for Placement's middleware looks for it in the catalogue.
@@ -56,20 +66,30 @@ func StartKeystone(t testing.TB) *Keystone {
 	return k
 }
 
-func startKeystone(dir string) (*Keystone, error) {
-	if err := os.WriteFile(filepath.Join(dir, "keystone.conf"), []byte(keystoneConf(dir)), 0o600); err != nil {
+func startKeystone(dir string, o KeystoneOptions) (*Keystone, error) {
+	if err := os.WriteFile(filepath.Join(dir, "keystone.conf"), []byte(keystoneConf(dir, o)), 0o600); err != nil {
 		return nil, err
 	}
-	l, err := listen()
-	if err != nil {
-		return nil, err
-	}
-	w, err := serve("keystone", dir, l, 1, "keystone.server.wsgi:initialize_public_application()",
-		"OS_KEYSTONE_CONFIG_DIR="+dir, "OS_KEYSTONE_CONFIG_FILES=keystone.conf")
+	w, err := serve(application{
+		name: "keystone", dir: dir, callable: "keystone.server.wsgi:initialize_public_application()", workers: 1, authority: o.TLS,
+		env: []string{"OS_KEYSTONE_CONFIG_DIR=" + dir, "OS_KEYSTONE_CONFIG_FILES=keystone.conf"},
+	})
 	if err != nil {
 		return nil, err
 	}
 	return &Keystone{URL: w.url, dir: dir, web: w}, nil
+}
+
+// Stop kills it; clients are refused until Start.
+func (k *Keystone) Stop(t testing.TB) {
+	t.Helper()
+	must(t, k.web.halt())
+}
+
+// Start starts a stopped one again, on its port and with what it knew.
+func (k *Keystone) Start(t testing.TB) {
+	t.Helper()
+	must(t, k.web.again())
 }
 
 // Wait blocks until it answers, and fails the test when it does not.
@@ -79,8 +99,9 @@ func (k *Keystone) Wait(t testing.TB) {
 }
 
 // keystoneConf is keystone.conf. Hashing a password is made cheap.
-func keystoneConf(dir string) string {
-	return strings.NewReplacer("DIR", dir).Replace(`[DEFAULT]
+func keystoneConf(dir string, o KeystoneOptions) string {
+	life := cmp.Or(o.TokenLife, time.Hour)
+	return strings.NewReplacer("DIR", dir, "LIFE", strconv.Itoa(int(life/time.Second))).Replace(`[DEFAULT]
 log_dir =
 use_stderr = true
 [database]
@@ -88,6 +109,7 @@ connection = sqlite:///DIR/keystone.sqlite
 sqlite_synchronous = false
 [token]
 provider = fernet
+expiration = LIFE
 [fernet_tokens]
 key_repository = DIR/keys
 [fernet_receipts]
@@ -123,7 +145,7 @@ func fillKeystone(ctx context.Context, dir string) (err error) {
 		}
 	}
 	conf := filepath.Join(dir, "keystone.conf")
-	if err := os.WriteFile(conf, []byte(keystoneConf(dir)), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte(keystoneConf(dir, KeystoneOptions{})), 0o600); err != nil {
 		return err
 	}
 	manage := func(args ...string) error {
@@ -143,7 +165,7 @@ func fillKeystone(ctx context.Context, dir string) (err error) {
 		"--bootstrap-internal-url", keystoneMark, "--bootstrap-admin-url", keystoneMark); err != nil {
 		return err
 	}
-	k, err := startKeystone(dir)
+	k, err := startKeystone(dir, KeystoneOptions{})
 	if err != nil {
 		return err
 	}
@@ -262,7 +284,7 @@ func (k *Keystone) Revoke(t testing.TB, token string) {
 	must(t, err)
 	q.Header.Set("X-Auth-Token", k.Token(t, User("admin", "admin")))
 	q.Header.Set("X-Subject-Token", token)
-	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(q)
+	resp, err := k.web.transport().RoundTrip(q)
 	must(t, err)
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusNoContent {
@@ -314,7 +336,7 @@ func (k *Keystone) send(ctx context.Context, token, method, path string, body an
 	if token != "" {
 		q.Header.Set("X-Auth-Token", token)
 	}
-	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(q)
+	resp, err := k.web.transport().RoundTrip(q)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("keystone %s %s: %w", method, path, err), k.web.ended())
 	}

@@ -29,6 +29,11 @@ type PlacementOptions struct {
 	// CacheTokens keeps a token's validity for the default of five minutes, so that
 	// a revoked one is taken all the while. Otherwise each is checked each time.
 	CacheTokens bool
+	// TLS serves HTTPS with a certificate of this authority; nil means plain HTTP.
+	TLS *Authority
+	// Resets has it answer as uWSGI does with --http-socket: each connection is closed
+	// after one answer, without being told, so that a client that keeps it is reset.
+	Resets bool
 	// Workers answer at the same time; zero means 1 over SQLite, which has one
 	// writer, and 2 over MariaDB.
 	Workers int
@@ -58,12 +63,25 @@ func StartPlacement(t testing.TB, o PlacementOptions) *Placement {
 	connection, err := database(t, dir, o.Database)
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, "placement.conf"), []byte(o.configuration(connection)), 0o600))
-	l, err := listen()
-	must(t, err)
-	w, err := serve("placement-"+string(o.Database), dir, l, o.Workers, "placement.wsgi:init_application()", "OS_PLACEMENT_CONFIG_DIR="+dir)
+	w, err := serve(application{
+		name: "placement-" + string(o.Database), dir: dir, callable: "placement.wsgi:init_application()", env: []string{"OS_PLACEMENT_CONFIG_DIR=" + dir},
+		workers: o.Workers, authority: o.TLS, resets: o.Resets,
+	})
 	must(t, err)
 	w.endWith(t)
 	return &Placement{URL: w.url, web: w}
+}
+
+// Stop kills it; clients are refused until Start.
+func (p *Placement) Stop(t testing.TB) {
+	t.Helper()
+	must(t, p.web.halt())
+}
+
+// Start starts a stopped one again, on its port and with what it knew.
+func (p *Placement) Start(t testing.TB) {
+	t.Helper()
+	must(t, p.web.again())
 }
 
 // Wait blocks until it answers, and fails the test when it does not.
@@ -156,7 +174,11 @@ user_domain_id = default
 project_name = service
 project_domain_id = default
 service_type = placement
+http_request_max_retries = 0
 `, k.URL, password)
+		if a := k.web.app.authority; a != nil {
+			fmt.Fprintf(&b, "cafile = %s\n", a.CA)
+		}
 		if !o.CacheTokens {
 			b.WriteString("token_cache_time = -1\n")
 		}

@@ -2,18 +2,21 @@ package openstack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // startLimit is how long a service may take to its first answer. It takes one to
@@ -85,41 +88,134 @@ func (p *process) ended() error {
 	}
 }
 
-// web is a WSGI application of a package in gunicorn, on a port of loopback.
+// application is a WSGI application of a package, and how it is run.
+type application struct {
+	name, dir string
+	callable  string // module:callable
+	env       []string
+	workers   int
+	authority *Authority // signs the certificate of a TLS server; nil for plain HTTP
+	// resets is uWSGI as --http-socket runs it: each connection is closed after one
+	// answer that does not say so, and a client that sends on it is answered by a reset.
+	resets bool
+}
+
+// web is an application that runs on a port of loopback.
 type web struct {
 	*process
-	url string
+	app  application
+	url  string
+	port int
+	held *os.File // the bound socket while the application is stopped
 
 	ready sync.Once
 	err   error
 }
 
 // serve starts one. The listening socket is handed down, so a client may connect
-// at once; it is answered when the application is loaded. Each worker answers one
-// request at a time: gunicorn's threads were seen to wedge.
-func serve(name, dir string, l *net.TCPListener, workers int, application string, env ...string) (*web, error) {
-	f, err := l.File()
+// at once; it is answered when the application is loaded.
+func serve(a application) (*web, error) {
+	f, port, err := bound(0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	// Only the child holds the socket from now on, so that one that died refuses.
-	defer l.Close()
-	// Its settings stand in a file, because Keystone reads the command line too.
+	scheme := "http"
+	if a.authority != nil {
+		scheme = "https"
+	}
+	w := &web{app: a, port: port, url: fmt.Sprintf("%s://127.0.0.1:%d", scheme, port)}
+	return w, w.run(f)
+}
+
+// run starts the process on the bound socket, which it alone holds from then on,
+// so that one that died refuses.
+func (w *web) run(socket *os.File) (err error) {
+	defer func() { err = errors.Join(err, socket.Close()) }()
+	if err := unix.Listen(int(socket.Fd()), 128); err != nil {
+		return fmt.Errorf("start %s: listen: %w", w.app.name, err)
+	}
+	cmd := w.gunicorn
+	if w.app.resets {
+		cmd = w.uwsgi
+	}
+	c, err := cmd()
+	if err != nil {
+		return err
+	}
+	c.Dir, c.ExtraFiles, c.Env = w.app.dir, []*os.File{socket}, environment(w.app.env...)
+	w.process, err = start(w.app.name, w.app.dir, c)
+	return err
+}
+
+// gunicorn answers one request at a time in each worker: its threads were seen to
+// wedge. Its settings stand in a file, because Keystone reads the command line too.
+func (w *web) gunicorn() (*exec.Cmd, error) {
 	settings := fmt.Sprintf("wsgi_app = %q\nbind = 'fd://3'\nworkers = %d\nworker_class = 'sync'\ntimeout = 120\nloglevel = 'warning'\nworker_tmp_dir = %q\n",
-		application, workers, dir)
-	if err := os.WriteFile(filepath.Join(dir, "gunicorn.conf.py"), []byte(settings), 0o600); err != nil {
-		return nil, err
+		w.app.callable, w.app.workers, w.app.dir)
+	if w.app.authority != nil {
+		settings += fmt.Sprintf("certfile = %q\nkeyfile = %q\n", w.app.authority.cert, w.app.authority.key)
 	}
 	// Debian's interpreter by its path: another one on the PATH has not these packages.
-	cmd := exec.Command("/usr/bin/python3", "/usr/bin/gunicorn")
-	cmd.Dir, cmd.ExtraFiles = dir, []*os.File{f}
-	cmd.Env = environment(env...)
-	p, err := start(name, dir, cmd)
-	if err != nil {
-		return nil, err
+	return exec.Command("/usr/bin/python3", "/usr/bin/gunicorn"), os.WriteFile(filepath.Join(w.app.dir, "gunicorn.conf.py"), []byte(settings), 0o600)
+}
+
+func (w *web) uwsgi() (*exec.Cmd, error) {
+	return exec.Command("/usr/bin/uwsgi_python3", "--http-socket", "fd://3", "--module", w.app.callable, "--need-app", "--master", "--lazy-apps", "--enable-threads",
+		"--processes", strconv.Itoa(w.app.workers), "--buffer-size", "65535", "--die-on-term", "--disable-logging"), nil
+}
+
+// transport reaches it, with a connection for each request.
+func (w *web) transport() *http.Transport {
+	return &http.Transport{DisableKeepAlives: true, TLSClientConfig: w.app.authority.trust()}
+}
+
+// halt kills it and keeps its port, on which nobody listens: clients are refused.
+func (w *web) halt() error {
+	if err := w.stop(syscall.SIGKILL); err != nil {
+		return err
 	}
-	return &web{process: p, url: "http://" + l.Addr().String()}, nil
+	var err error
+	w.held, _, err = bound(w.port)
+	return err
+}
+
+// again starts it on the port it had.
+func (w *web) again() error {
+	socket := w.held
+	w.held, w.ready, w.err = nil, sync.Once{}, nil
+	return w.run(socket)
+}
+
+// endWith kills the process of that time at the end of the test.
+func (w *web) endWith(t testing.TB) {
+	t.Cleanup(func() {
+		if w.held != nil {
+			_ = w.held.Close() // nobody listens on it
+		}
+		w.finish(t)
+	})
+}
+
+// bound is a socket on a port of loopback, or on a free one for 0, on which nobody
+// listens yet.
+func bound(port int) (*os.File, int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, fmt.Errorf("make a socket: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "socket")
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) // over connections that were just closed
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+	}
+	var at unix.Sockaddr
+	if err == nil {
+		at, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("bind port %d of loopback: %w", port, err), f.Close())
+	}
+	return f, at.(*unix.SockaddrInet4).Port, nil
 }
 
 // environment is the machine's without what would lead OpenStack's programs to
@@ -146,13 +242,12 @@ func (w *web) wait(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		}()
-		transport := &http.Transport{DisableKeepAlives: true}
 		q, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+"/", nil)
 		if err != nil {
 			w.err = err
 			return
 		}
-		resp, err := transport.RoundTrip(q)
+		resp, err := w.transport().RoundTrip(q)
 		if err != nil {
 			if e := w.ended(); e != nil {
 				err = e
@@ -166,20 +261,15 @@ func (w *web) wait(ctx context.Context) error {
 	return w.err
 }
 
-// listen binds a free port of loopback.
-func listen() (*net.TCPListener, error) {
-	return net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-}
-
 // endWith kills the process at the end of the test, and shows what it said when
 // the test failed.
-func (p *process) endWith(t testing.TB) {
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the end of what %s said:\n%s", p.name, p.words())
-		}
-		if err := p.stop(syscall.SIGKILL); err != nil {
-			t.Error(err)
-		}
-	})
+func (p *process) endWith(t testing.TB) { t.Cleanup(func() { p.finish(t) }) }
+
+func (p *process) finish(t testing.TB) {
+	if t.Failed() {
+		t.Logf("the end of what %s said:\n%s", p.name, p.words())
+	}
+	if err := p.stop(syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
 }
