@@ -36,6 +36,7 @@ type pair struct {
 	*testing.T
 	fleet   *drivertest.Fleet
 	clients map[string]*api.Client
+	stop    map[string]func() error
 	place   *placementclient.Client
 	kernel  string
 
@@ -48,7 +49,7 @@ type pair struct {
 func newPair(t *testing.T, interval time.Duration) *pair {
 	t.Helper()
 	rt := &runtime.System{}
-	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
+	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, stop: map[string]func() error{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
 	t.Cleanup(func() {
 		p.fleet.Close()
 		rt.Wait()
@@ -94,7 +95,7 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 		o := options(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }
-		p.clients[name], _ = start(t, o)
+		p.clients[name], p.stop[name] = start(t, o)
 	}
 	return p
 }
@@ -297,6 +298,93 @@ func TestAudit_OfARunningMoveChangesNothing(t *testing.T) {
 		t.Errorf("after the move (-want +got):\n%s", diff)
 	}
 	look()
+}
+
+// put has a consumer hold as much of each named host as a small guest does.
+func (p *pair) put(consumer string, hosts ...string) {
+	p.Helper()
+	now, err := p.place.Allocations(p.Context(), consumer)
+	p.must(err)
+	next := placementclient.Allocations{
+		Allocations: map[string]placementclient.Resources{}, ProjectID: "p", UserID: "u",
+		ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
+	}
+	for _, h := range hosts {
+		rp, err := p.place.ProviderByName(p.Context(), h)
+		p.must(err)
+		next.Allocations[rp.UUID] = placementclient.Resources{"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}
+	}
+	p.must(p.place.PutAllocations(p.Context(), consumer, next))
+}
+
+func TestAudit_AsksTheHostsThatMayHaveAConsumer(t *testing.T) {
+	p := newPair(t, time.Hour)
+	web, db := p.guest("host-a", "web"), p.guest("host-b", "db")
+	want := p.held()
+	const stranger = "11111111-2222-4333-8444-555555555555"
+	var codes []string
+	audited := func(r api.AuditRequest) (writes int64) {
+		t.Helper()
+		_, writes, left := p.audit(r)
+		codes = nil
+		for _, row := range left {
+			codes = append(codes, row.Code)
+		}
+		return writes
+	}
+	for _, tt := range []struct {
+		name     string
+		consumer string
+		counted  []string
+		all      bool
+		left     []string
+	}{
+		{"a guest of the other host, counted here too", db, []string{"host-a", "host-b"}, false, nil},
+		{"a guest of this host, counted there alone", web, []string{"host-b"}, false, nil},
+		{"a guest of this host, counted there too: the other host drops it", web, []string{"host-a", "host-b"}, true, nil},
+		{"a stranger", stranger, []string{"host-a"}, false, []string{audit.CodeStranger}},
+		{"a stranger that every host was asked for", stranger, []string{"host-a"}, true, []string{audit.CodeStranger}},
+	} {
+		p.put(tt.consumer, tt.counted...)
+		writes := audited(api.AuditRequest{Heal: true, All: tt.all})
+		if diff := cmp.Diff(tt.left, codes); diff != "" || len(tt.left) == 0 && writes != 1 {
+			t.Errorf("%s: %d writes; what is left (-want +got):\n%s", tt.name, writes, diff)
+		}
+		if len(tt.left) > 0 {
+			p.must(p.place.DeleteAllocations(t.Context(), stranger))
+		}
+		if diff := cmp.Diff(want, p.held()); diff != "" {
+			t.Errorf("%s: what Placement has (-want +got):\n%s", tt.name, diff)
+		}
+	}
+	// A host that is away may own what it holds: nothing is written, and it is named.
+	p.must(p.stop["host-b"]())
+	p.put(web, "host-a", "host-b")
+	p.put(db, "host-a", "host-b")
+	report, err := p.clients["host-a"].Audit(t.Context(), api.AuditRequest{Heal: true, All: true})
+	p.must(err)
+	if h := report.Hosts[0]; len(report.Hosts) != 1 || h.Calls.Writes != 0 || report.Silent["host-b"] == "" || h.Silent["host-b"] == "" ||
+		len(h.Left()) != 1 || h.Left()[0].Subject != db {
+		t.Errorf("with the other host away: %+v", report)
+	}
+}
+
+// A guest that is deleted with virsh is released by its host after two reads; until
+// then an audit names it and writes nothing, and then nothing is left of it.
+func TestAudit_AGuestThatIsDeletedByHandGoes(t *testing.T) {
+	p := newPair(t, time.Hour)
+	web := p.guest("host-a", "web")
+	h := p.fleet.Host("host-a")
+	p.must(h.Destroy(t.Context(), web))
+	p.must(h.Undefine(t.Context(), web))
+	if _, writes, left := p.audit(api.AuditRequest{Heal: true}); writes != 0 || len(left) > 1 || len(left) == 1 && left[0].Code != audit.CodeGuestGone {
+		t.Errorf("%d writes, left %+v", writes, left)
+	}
+	p.until("nothing is counted", func() bool { return len(p.held()) == 0 })
+	p.until("nothing is named", func() bool {
+		_, writes, left := p.audit(api.AuditRequest{Heal: true})
+		return writes == 0 && len(left) == 0
+	})
 }
 
 func TestAudit_HealsByItselfAndSaysSoInTheStatus(t *testing.T) {

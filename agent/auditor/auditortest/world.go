@@ -71,7 +71,7 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 	inv := func(total int64) placementclient.Inventory {
 		return placementclient.Inventory{Total: total, AllocationRatio: 1}.WithDefaults()
 	}
-	host := map[string]placementclient.Inventory{"VCPU": inv(64), "MEMORY_MB": inv(65536), "DISK_GB": inv(1000)}
+	host := map[string]placementclient.Inventory{"VCPU": inv(256), "MEMORY_MB": inv(65536), "DISK_GB": inv(1000)}
 	w.provide(root, w.Name, "", host)
 	w.provide(w.PCI, w.Name+"_pci", root, map[string]placementclient.Inventory{Class: inv(devices)})
 	w.provide(other, w.OtherName, "", host)
@@ -114,6 +114,15 @@ func (w *World) provide(id, name, parent string, inv map[string]placementclient.
 	w.must(err)
 	_, err = w.Client.PutInventories(w.t.Context(), id, placementclient.Inventories{Generation: p.Generation, Inventories: inv})
 	w.must(err)
+}
+
+// Child adds a provider below the root, with nothing to give.
+func (w *World) Child(suffix string) {
+	w.t.Helper()
+	p := inventory.Provider{UUID: inventory.ChildUUID(w.Tree.Root(), suffix), Name: w.Name + "_" + suffix, Parent: w.Tree.Root()}
+	_, err := w.Client.CreateProvider(w.t.Context(), placementclient.NewProvider{UUID: p.UUID, Name: p.Name, ParentProviderUUID: p.Parent})
+	w.must(err)
+	w.Tree.Providers = append(w.Tree.Providers, p)
 }
 
 func (w *World) read([]string) audit.Ledger {
