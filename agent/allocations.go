@@ -80,6 +80,28 @@ func (p allocations) put(ctx context.Context, consumer string, change func(t *in
 	return err
 }
 
+// beside gives a tree that knows what others hold of it, where that decides on which
+// cell a guest is counted that floats over them and is not counted yet.
+func (p allocations) beside(ctx context.Context, t *inventory.Tree, a host.Allocation, now placementclient.Allocations) (*inventory.Tree, error) {
+	cells := t.Undecided(inventory.Held{Resources: a.Resources, Assignment: a.Assignment, Consumer: a.Consumer}, now.Allocations)
+	if len(cells) == 0 {
+		return t, nil
+	}
+	used := map[string]placementclient.Resources{}
+	for _, rp := range cells {
+		u, err := p.client.Usages(ctx, rp)
+		if err != nil {
+			return nil, fmt.Errorf("find a cell for instance %s: %w", a.Consumer, err)
+		}
+		used[rp] = placementclient.Resources{}
+		maps.Copy(used[rp], u.Usages)
+		for class, n := range now.Allocations[rp] {
+			used[rp][class] -= n // its own
+		}
+	}
+	return t.Beside(used), nil
+}
+
 // wanted is the allocation that a claim stands for.
 func wanted(t *inventory.Tree, a host.Allocation, now placementclient.Allocations) placementclient.Allocations {
 	return placementclient.Allocations{
@@ -100,6 +122,10 @@ func (p allocations) PutAllocation(ctx context.Context, a host.Allocation) error
 		}
 		if len(elsewhere) > 0 {
 			return now, false, fault.Refuse(fault.Forbidden, "put the allocation of instance "+a.Consumer, elsewhere...)
+		}
+		t, err := p.beside(ctx, t, a, now)
+		if err != nil {
+			return now, false, err
 		}
 		want := wanted(t, a, now)
 		return want, !now.SameResources(want) || now.ProjectID != want.ProjectID || now.UserID != want.UserID, nil
@@ -153,6 +179,9 @@ func (p allocations) Place(ctx context.Context, a host.Allocation) (map[string]p
 		if now, err = p.client.Allocations(ctx, a.Consumer); err != nil {
 			return nil, err
 		}
+	}
+	if t, err = p.beside(ctx, t, a, now); err != nil {
+		return nil, err
 	}
 	return wanted(t, a, now).Allocations, nil
 }

@@ -96,3 +96,57 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 	}
 	held("after the put", map[string]placementclient.Resources{here: amounts})
 }
+
+// TestAllocations_AFloatingGuestIsCountedWhereRoomIs: in a nested tree, of which one
+// cell is full.
+func TestAllocations_AFloatingGuestIsCountedWhereRoomIs(t *testing.T) {
+	const root, full, instance = "33333333-3333-4333-8333-333333333330", "11111111-1111-4111-8111-111111111110", "11111111-1111-4111-8111-111111111111"
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	cell := func(id topology.CellID) topology.Cell {
+		return topology.Cell{ID: id, CPUs: topology.NewCPUSet(int(id)), MemoryBytes: 1 << 30, Pages: topology.Pages{4096: 1 << 18}}
+	}
+	tree := inventory.Compute(inventory.Input{
+		UUID: root, Name: "a", Shape: inventory.Nested, Initial: inventory.Ratios{CPU: 8},
+		Host: &topology.Host{Cells: []topology.Cell{cell(0), cell(1)}, PageSizes: []topology.PageSize{4096}, BasePageSize: 4096},
+	}, nil).Tree
+	for _, p := range tree.Providers {
+		made, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: p.Name, UUID: p.UUID, ParentProviderUUID: p.Parent})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.PutInventories(ctx, p.UUID, placementclient.Inventories{Generation: made.Generation, Inventories: p.Inventories}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := allocations{client, func() (*inventory.Tree, bool) { return tree, true }}
+	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 600}, ProjectID: "p", UserID: "u"}
+	for _, c := range tree.Cells {
+		other := wants
+		other.Consumer = full
+		other.Assignment.Cells = []topology.AssignedCell{{HostCell: c.ID, Shared: 1, MemoryMB: 600}}
+		if err := p.PutAllocation(ctx, other); err != nil {
+			t.Fatal(err)
+		}
+		placed, err := p.Place(ctx, wants)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := placed[c.Pages[4096]]["MEMORY_MB"]; n != 0 || len(placed) != 2 {
+			t.Errorf("cell %d is full, and gets %d MiB: %v", c.ID, n, placed)
+		}
+		if err := p.PutAllocation(ctx, wants); err != nil {
+			t.Errorf("beside a full cell %d: %v", c.ID, err)
+		}
+		if err := p.DeleteAllocation(ctx, instance); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -40,7 +40,7 @@ type byProvider = map[string]placementclient.Resources
 func (t *Tree) Place(h Held, now map[string]placementclient.Resources) map[string]placementclient.Resources {
 	out := byProvider{}
 	if t.Shape == Nested && len(t.Cells) > 0 {
-		t.placeInCells(out, h, now)
+		t.spread(out, t.placeInCells(out, h, now), h.Consumer)
 	} else {
 		give(out, t.Root(), placementclient.ClassVCPU, int64(h.Resources.VCPUs))
 		give(out, t.Root(), placementclient.ClassPCPU, int64(h.Resources.PCPUs))
@@ -102,6 +102,17 @@ func (t *Tree) Beside(used map[string]placementclient.Resources) *Tree {
 	return &out
 }
 
+// Undecided are the providers whose usage decides where Place puts what floats of a
+// claim; nil where nothing floats, or all of it stays where now has it. Who asks for
+// their usages, and gives them to Beside, gets a place with room.
+func (t *Tree) Undecided(h Held, now map[string]placementclient.Resources) []string {
+	if t.Shape != Nested || len(t.Cells) == 0 || len(t.placeInCells(byProvider{}, h, now)) == 0 {
+		return nil
+	}
+	out := slices.Concat(t.floatsOn(placementclient.ClassVCPU), t.floatsOn(placementclient.ClassPCPU), t.floatsOn(placementclient.ClassMemoryMB))
+	return sortedSet(out)
+}
+
 func give(to byProvider, rp, class string, n int64) {
 	if n <= 0 {
 		return
@@ -118,8 +129,9 @@ type piece struct {
 	n  int64
 }
 
-// placeInCells counts CPUs and memory in a nested tree.
-func (t *Tree) placeInCells(out byProvider, h Held, now byProvider) {
+// placeInCells counts CPUs and memory in a nested tree, and gives what of them is to
+// be put anywhere.
+func (t *Tree) placeInCells(out byProvider, h Held, now byProvider) (floats placementclient.Resources) {
 	var shared, pinned, memory []piece
 	for _, a := range h.Assignment.Cells {
 		cell, there := t.cell(a.HostCell)
@@ -137,7 +149,7 @@ func (t *Tree) placeInCells(out byProvider, h Held, now byProvider) {
 	shared, _ = cut(append(shared, over...), int64(h.Resources.VCPUs))
 	memory, _ = cut(memory, h.Resources.MemoryMB)
 
-	floats := placementclient.Resources{}
+	floats = placementclient.Resources{}
 	for _, c := range []struct {
 		class string
 		fixed []piece
@@ -166,7 +178,7 @@ func (t *Tree) placeInCells(out byProvider, h Held, now byProvider) {
 			floats[c.class] = left
 		}
 	}
-	t.spread(out, floats, h.Consumer)
+	return floats
 }
 
 // memory is who has a cell's memory in pages of a size, 0 for ordinary memory. A

@@ -162,6 +162,33 @@ func TestTree_FloatingGuestsGoWhereRoomIs(t *testing.T) {
 	}
 }
 
+// TestTree_UndecidedAreTheCellsOfAGuestThatFloatsAnew, and nobody else's.
+func TestTree_UndecidedAreTheCellsOfAGuestThatFloatsAnew(t *testing.T) {
+	tree := inventory.Compute(nestedInput(), nil).Tree
+	floating := inventory.Held{Resources: topology.Resources{VCPUs: 1, MemoryMB: 10}}
+	names := func(rps []string) map[string]placementclient.Resources {
+		out := map[string]placementclient.Resources{}
+		for _, rp := range rps {
+			out[rp] = placementclient.Resources{}
+		}
+		return named(tree, out)
+	}
+	want := map[string]placementclient.Resources{"compute1_NUMA0": {}, "compute1_NUMA1": {}, "compute1_NUMA0_4KiB": {}, "compute1_NUMA1_4KiB": {}}
+	if diff := cmp.Diff(want, names(tree.Undecided(floating, nil))); diff != "" {
+		t.Errorf("a new one (-want +got):\n%s", diff)
+	}
+	bound := floating
+	bound.Assignment.Cells = []topology.AssignedCell{{HostCell: 0, Shared: 1, MemoryMB: 10}}
+	flat := inventory.Compute(input(twoCells()), nil).Tree
+	for what, got := range map[string][]string{
+		"bound": tree.Undecided(bound, nil), "counted already": tree.Undecided(floating, tree.Place(floating, nil)), "flat": flat.Undecided(floating, nil),
+	} {
+		if len(got) > 0 {
+			t.Errorf("%s: %v, want none", what, got)
+		}
+	}
+}
+
 // TestTree_SettleMakesRoomForTheBound: floating guests fill cell 0, and a guest
 // comes that is bound to it.
 func TestTree_SettleMakesRoomForTheBound(t *testing.T) {
