@@ -51,7 +51,10 @@ func (o others) clone() others {
 // have there.
 type world struct {
 	*reportertest.Bench
-	t      *rapid.T
+	t interface {
+		Fatal(args ...any)
+		Fatalf(format string, args ...any)
+	}
 	dir    string
 	now    *placement.Server
 	model  others
@@ -189,8 +192,8 @@ func (w *world) check() {
 }
 
 // disturb has a part of the requests fail in every way there is.
-func (w *world) disturb() {
-	fails := rapid.SliceOfN(rapid.IntRange(0, 15), 24, 24).Draw(w.t, "what happens to requests")
+func (w *world) disturb(t *rapid.T) {
+	fails := rapid.SliceOfN(rapid.IntRange(0, 15), 24, 24).Draw(t, "what happens to requests")
 	at := 0
 	next := func() int {
 		at++
@@ -270,17 +273,24 @@ func TestReporter_ConvergesAfterAnything(t *testing.T) {
 	})
 }
 
-func story(t *testing.T, rt *rapid.T, dir string) {
-	w := &world{t: rt, dir: dir, model: others{classes: map[string]int64{}, children: map[string]bool{}, holders: map[string]placementclient.Resources{}}}
+func newWorld(t *testing.T, dir string) *world {
+	t.Helper()
+	w := &world{t: t, dir: dir, model: others{classes: map[string]int64{}, children: map[string]bool{}, holders: map[string]placementclient.Resources{}}}
 	w.Bench = reportertest.New(t, w, placementclient.MaxMicroversion)
 	w.Options.Runtime = instant{&runtime.System{}}
 	w.Restart()
 	w.serve("")
+	return w
+}
+
+func story(t *testing.T, rt *rapid.T, dir string) {
+	w := newWorld(t, dir)
+	w.t = rt
 	defer func() { w.Must(w.now.Close()) }()
 	for range rapid.IntRange(4, 16).Draw(rt, "steps") {
 		switch step := rapid.IntRange(0, 19).Draw(rt, "step"); step {
 		case 0, 1, 2, 3:
-			w.disturb()
+			w.disturb(rt)
 			_ = w.R.Sync(w.Context()) // it may fail; what is left is the next one's
 			w.Wire.Disturb(nil, nil)
 		case 4, 5:
@@ -333,4 +343,67 @@ func story(t *testing.T, rt *rapid.T, dir string) {
 		}
 	}
 	w.Steady(12)
+}
+
+// TestReporter_ABackupDoesNotBringBackWhatWasTakenOut: what Berth gave last night
+// and has taken out since is Berth's to take out again.
+func TestReporter_ABackupDoesNotBringBackWhatWasTakenOut(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	defer func() { w.Must(w.now.Close()) }()
+	w.change(3) // disabled
+	w.change(4) // a provider config file
+	w.Sync()
+	w.takeBackup()
+	w.change(3)
+	w.change(4)
+	w.Sync()
+	w.Steady(3)
+	w.restore()
+	w.Restart()
+	w.Sync()
+	if got := w.Traits(w.Root); slices.Contains(got, placementclient.TraitComputeStatusDisabled) || slices.Contains(got, "CUSTOM_OF_FILE") {
+		t.Errorf("a backup brought back %v", got)
+	}
+	if _, there := w.Inventories(w.Root)["CUSTOM_OF_FILE"]; there {
+		t.Error("a backup brought back the class of a file")
+	}
+	// From now on it is somebody else's.
+	w.Steady(3)
+	w.AddTraits(w.Root, placementclient.TraitComputeStatusDisabled)
+	for range 30 {
+		w.Sync()
+	}
+	if got := w.Traits(w.Root); !slices.Contains(got, placementclient.TraitComputeStatusDisabled) {
+		t.Errorf("what somebody else set was taken away: %v", got)
+	}
+}
+
+// TestReporter_FindsOtherContentBehindEqualGenerations: a Placement that was
+// restored and written since may show the generation that was seen last.
+func TestReporter_FindsOtherContentBehindEqualGenerations(t *testing.T) {
+	w := newWorld(t, t.TempDir())
+	defer func() { w.Must(w.now.Close()) }()
+	w.Sync()
+	w.takeBackup()
+	w.AddTraits(w.Root, "CUSTOM_RACK_7")
+	for range 8 {
+		w.Sync()
+	}
+	seen, err := w.Theirs.Provider(w.Context(), w.Root)
+	w.Must(err)
+	w.restore()
+	now, err := w.Theirs.Traits(w.Context(), w.Root)
+	w.Must(err)
+	now.Traits = []string{}
+	if now, err = w.Theirs.PutTraits(w.Context(), w.Root, now); err != nil || now.Generation != seen.Generation {
+		t.Fatalf("generation %d, %v; want %d as seen before", now.Generation, err, seen.Generation)
+	}
+	for interval := range 4 * 3 {
+		w.Sync()
+		if slices.Contains(w.Traits(w.Root), placementclient.TraitComputeNode) {
+			t.Logf("found after %d intervals", interval+1)
+			return
+		}
+	}
+	t.Errorf("not found: %v", w.Traits(w.Root))
 }
