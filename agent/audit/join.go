@@ -226,7 +226,23 @@ func (j *joined) want(subject string, now map[string]placementclient.Resources) 
 	}
 	held := claim.Held
 	held.Consumer = subject
-	return j.in.Tree.Place(held, now)
+	tree := j.in.Tree
+	if cells := tree.Undecided(held, now); len(cells) > 0 {
+		// It floats and is counted nowhere yet: on a cell with room.
+		used := map[string]placementclient.Resources{}
+		for _, rp := range cells {
+			used[rp] = placementclient.Resources{}
+			for consumer, r := range j.in.Placement.Providers[rp] {
+				for class, n := range r {
+					if consumer != subject {
+						used[rp][class] += n
+					}
+				}
+			}
+		}
+		tree = tree.Beside(used)
+	}
+	return tree.Place(held, now)
 }
 
 func (j *joined) needsWhole(subject string) bool {

@@ -179,3 +179,55 @@ func TestJoin_TheMigrationsHalfIsWithinTheClaim(t *testing.T) {
 		}
 	}
 }
+
+// Guests that float over a nested tree and are counted nowhere are put where there is
+// room, and those that are counted stay where they are.
+func TestJoin_AGuestThatFloatsIsPutOnACellWithRoom(t *testing.T) {
+	room := func(vcpu, memory int64) map[string]placementclient.Inventory {
+		out := map[string]placementclient.Inventory{}
+		for class, n := range map[string]int64{"VCPU": vcpu, "MEMORY_MB": memory} {
+			if n > 0 {
+				out[class] = placementclient.Inventory{Total: n, AllocationRatio: 1}.WithDefaults()
+			}
+		}
+		return out
+	}
+	tree := &inventory.Tree{
+		Shape: inventory.Nested, Disk: root,
+		Providers: []inventory.Provider{
+			{UUID: root, Name: "host-a"},
+			{UUID: "c0", Name: "host-a_0", Parent: root, Inventories: room(4, 0)}, {UUID: "m0", Name: "host-a_0_4k", Parent: "c0", Inventories: room(0, 4096)},
+			{UUID: "c1", Name: "host-a_1", Parent: root, Inventories: room(4, 0)}, {UUID: "m1", Name: "host-a_1_4k", Parent: "c1", Inventories: room(0, 4096)},
+		},
+		Cells: []inventory.TreeCell{
+			{ID: 0, Provider: "c0", Ordinary: 4096, Pages: map[topology.PageSize]string{4096: "m0"}},
+			{ID: 1, Provider: "c1", Ordinary: 4096, Pages: map[topology.PageSize]string{4096: "m1"}},
+		},
+	}
+	for full, free := range map[string]string{"0": "1", "1": "0"} {
+		in := Input{
+			Tree: tree,
+			Ledger: Ledger{
+				Instances: []Instance{{UUID: "web", Here: true}, {UUID: "db", Here: true}},
+				Claims: []Claim{
+					{Instance: "web", State: ClaimBound, Held: inventory.Held{Resources: topology.Resources{VCPUs: 2, MemoryMB: 1024}}},
+					{Instance: "db", State: ClaimBound, Held: inventory.Held{Resources: topology.Resources{VCPUs: 4, MemoryMB: 4096}}},
+				},
+			},
+			Domains: Domains{List: []LibvirtDomain{{UUID: "web", Active: true}, {UUID: "db", Active: true}}},
+			Placement: Placement{
+				Providers: map[string]map[string]placementclient.Resources{"c" + full: {"db": {"VCPU": 4}}, "m" + full: {"db": {"MEMORY_MB": 4096}}},
+				Consumers: map[string]placementclient.Allocations{},
+			},
+		}
+		in = read(in, nil)
+		row := Judge(in, "web")
+		want := by{"c" + free: {"VCPU": 2}, "m" + free: {"MEMORY_MB": 1024}}
+		if row.Heal != HealPut || !same(row.Write["web"].Allocations, want) {
+			t.Errorf("cell %s is full: %s writes %v, want %v", full, row.Code, row.Write["web"].Allocations, want)
+		}
+		if row := Judge(in, "db"); row.Verdict != Agree {
+			t.Errorf("one that stands is moved: %+v", row)
+		}
+	}
+}

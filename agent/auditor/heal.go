@@ -54,6 +54,9 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 		var err error
 		for range healTries {
 			in := l.in
+			if tree, known := l.a.o.Tree(); known {
+				in.Tree = tree // the host may have changed its shape
+			}
 			in.Placement.Consumers = maps.Clone(l.in.Placement.Consumers)
 			for consumer := range was.Write {
 				l.a.calls.reads.Add(1)
@@ -69,6 +72,7 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 			}
 			if err = l.write(ctx, row.Write); err == nil {
 				row.Healed = true
+				l.wrote(row.Write)
 				return nil
 			}
 			if !errors.Is(err, fault.GenerationConflict) && !errors.Is(err, fault.Busy) && !errors.Is(err, fault.InDoubt) {
@@ -78,6 +82,18 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 		return err
 	})
 	return row, err
+}
+
+// wrote has the lists say what stands now: the next row may be put where there is room.
+func (l *look) wrote(set map[string]placementclient.Allocations) {
+	for consumer, a := range set {
+		for rp, all := range l.in.Placement.Providers {
+			delete(all, consumer)
+			if r, holds := a.Allocations[rp]; holds {
+				all[consumer] = r
+			}
+		}
+	}
 }
 
 // write puts one consumer, or several at once.
