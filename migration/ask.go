@@ -217,7 +217,7 @@ func nowhere(instance string) error {
 	return fault.Refuse(fault.DoesNotFit, "", fault.Reason{
 		Code:    "no_candidate",
 		Message: fmt.Sprintf("Placement knows no other host with room for instance %s", instance),
-		Change:  "free capacity on another host, or add one",
+		Change:  "free capacity on another host, or add one; berth plan says what is in the way of each",
 	})
 }
 

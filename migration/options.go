@@ -60,6 +60,10 @@ type Config struct {
 	Jitter func(time.Duration) time.Duration
 }
 
+// defaultAttempts is how many destinations are tried. Arbitrary: each may be asked
+// for up to VerbTimeout.
+const defaultAttempts = 5
+
 func (c Config) withDefaults() Config {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
@@ -75,7 +79,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Patience, time.Minute)
 	def(&c.UndoLater, 30*time.Second)
 	if c.MaxAttempts <= 0 {
-		c.MaxAttempts = 5
+		c.MaxAttempts = defaultAttempts
 	}
 	if c.KeepFinished <= 0 {
 		c.KeepFinished = 1000

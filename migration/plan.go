@@ -405,14 +405,22 @@ func (p *planning) choose() {
 	if len(p.plan.Blockers) > 0 {
 		return
 	}
-	for _, h := range p.plan.Hosts {
+	for i := range p.plan.Hosts {
+		h := &p.plan.Hosts[i]
 		byName := p.request.Named != "" && !slices.ContainsFunc(h.Reasons, func(r fault.Reason) bool {
 			return r.Code == candidates.CodeShort || r.Code == candidates.CodeNotOffered
 		})
-		if h.Verdict == VerdictTakes && (h.Candidate || byName) {
-			p.plan.Chosen = h.Name
-			return
+		if h.Verdict != VerdictTakes || !h.Candidate && !byName {
+			continue
 		}
+		if i >= defaultAttempts && p.request.Kind == PlanLive {
+			h.Reasons = append(h.Reasons, fault.Reason{
+				Code: "beyond_attempts", Message: fmt.Sprintf("a move that names no host gives up after %d, before it comes to %s", defaultAttempts, h.Name),
+				Change: "name it: berth migrate " + p.plan.InstanceName + " " + h.Name,
+			})
+		}
+		p.plan.Chosen = h.Name
+		return
 	}
 }
 

@@ -172,6 +172,35 @@ func TestPlanner_WithoutPlacementAsksTheHostsThatAreKnown(t *testing.T) {
 	}
 }
 
+// TestPlanner_SaysWhereAMoveGivesUp: a host that takes the guest after as many that
+// do not is chosen, and has to be named.
+func TestPlanner_SaysWhereAMoveGivesUp(t *testing.T) {
+	checks := map[string]error{}
+	for i := range 6 {
+		checks[fmt.Sprintf("more-%d", i)] = fault.New(fault.Unavailable, "no answer")
+	}
+	planner, c := newPlanner(t, checks)
+	for i := range 6 {
+		uuid := fmt.Sprintf("00000000-0000-4000-8000-000000000%03d", i)
+		p, err := c.CreateProvider(t.Context(), placementclient.NewProvider{Name: fmt.Sprintf("more-%d", i), UUID: uuid})
+		if err == nil {
+			_, err = c.PutInventories(t.Context(), uuid, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
+				"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192}, "DISK_GB": {Total: 100},
+			}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := planner.Plan(t.Context(), migration.PlanRequest{Kind: migration.PlanLive, Guest: planGuest, Source: migration.Description{Name: "flat-a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := p.Hosts[6]; p.Chosen != "flat-b" || h.Name != "flat-b" || len(h.Reasons) != 1 || h.Reasons[0].Code != "beyond_attempts" {
+		t.Errorf("chosen %s: %+v", p.Chosen, h)
+	}
+}
+
 // TestPlanner_AsksSomeHostsOfALargeFleet: the rest is named as not asked.
 func TestPlanner_AsksSomeHostsOfALargeFleet(t *testing.T) {
 	planner, _ := newPlanner(t, nil)
