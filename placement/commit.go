@@ -41,12 +41,12 @@ type batch struct {
 }
 
 // wait gives what became of the commit; nil of no batch is nothing to wait for.
-func (g *batch) wait() error {
-	if g == nil {
+func (b *batch) wait() error {
+	if b == nil {
 		return nil
 	}
-	<-g.done
-	return g.err
+	<-b.done
+	return b.err
 }
 
 // unsettled is the newest batch that is in b and may not be durable. Called with mu held.
@@ -73,7 +73,7 @@ func (s *state) view(f func(b *base)) {
 // apply makes a decided transaction visible and part of a batch, for the caller,
 // who holds write, to wait for once he has let go of it. leads says that the
 // caller is the one to commit it.
-func (s *state) apply(t *tx) (g *batch, leads bool) {
+func (s *state) apply(t *tx) (b *batch, leads bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.empty() {
@@ -92,15 +92,15 @@ func (s *state) apply(t *tx) (g *batch, leads bool) {
 }
 
 // add takes a transaction in, before it is applied.
-func (g *batch) add(t *tx) {
-	remember(g.before.providers, t.b.providers, t.providers)
-	remember(g.before.consumers, t.b.consumers, t.consumers)
-	remember(g.before.classes, t.b.classes, t.classes)
-	remember(g.before.traits, t.b.traits, t.traits)
-	maps.Copy(g.changed.providers, t.providers)
-	maps.Copy(g.changed.consumers, t.consumers)
-	maps.Copy(g.changed.classes, t.classes)
-	maps.Copy(g.changed.traits, t.traits)
+func (b *batch) add(t *tx) {
+	remember(b.before.providers, t.b.providers, t.providers)
+	remember(b.before.consumers, t.b.consumers, t.consumers)
+	remember(b.before.classes, t.b.classes, t.classes)
+	remember(b.before.traits, t.b.traits, t.traits)
+	maps.Copy(b.changed.providers, t.providers)
+	maps.Copy(b.changed.consumers, t.consumers)
+	maps.Copy(b.changed.classes, t.classes)
+	maps.Copy(b.changed.traits, t.traits)
 }
 
 // remember keeps what records are now that are about to change; nil for none.
@@ -114,17 +114,17 @@ func remember[T any](to table[T], now map[string]*T, changes table[T]) {
 
 // commit makes a batch durable; called by the one that leads it, without locks.
 // One that comes while the disk is busy gathers others meanwhile.
-func (s *state) commit(g *batch) error {
+func (s *state) commit(b *batch) error {
 	s.committing.Lock()
 	defer s.committing.Unlock()
 	s.mu.Lock()
-	if s.open != g { // the batch before it failed, and took it along
+	if s.open != b { // the batch before it failed, and took it along
 		s.mu.Unlock()
-		return g.wait()
+		return b.wait()
 	}
-	s.open, s.flying = nil, g
+	s.open, s.flying = nil, b
 	s.mu.Unlock()
-	mutations, err := g.changed.mutations()
+	mutations, err := b.changed.mutations()
 	if err == nil {
 		err = s.disk.Enqueue(mutations...).Wait()
 	}
@@ -140,16 +140,16 @@ func (s *state) commit(g *batch) error {
 		s.open = nil
 	}
 	if err != nil {
-		s.takeBack(g, err)
+		s.takeBack(b, err)
 		return err
 	}
-	close(g.done)
+	close(b.done)
 	return nil
 }
 
 // takeBack makes the state what it was before a batch.
-func (s *state) takeBack(g *batch, err error) {
-	s.b.apply(g.before)
-	g.err = err
-	close(g.done)
+func (s *state) takeBack(b *batch, err error) {
+	s.b.apply(b.before)
+	b.err = err
+	close(b.done)
 }
