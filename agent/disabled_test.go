@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"berth/agent/api"
@@ -9,6 +10,7 @@ import (
 	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/placementclient"
 )
 
 func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
@@ -57,4 +59,22 @@ func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
 	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "host_disabled" {
 		t.Errorf("a move to it: %v, want %v", err, fault.Forbidden)
 	}
+}
+
+// TestSetHost_PlacementFollowsAtOnce: and goes back to what it was.
+func TestSetHost_PlacementFollowsAtOnce(t *testing.T) {
+	onMadeUpMachine(t, func(b *hardwareBench) {
+		disabled := func() bool {
+			got, err := b.placement.Traits(b.Context(), b.a.uuid)
+			return err == nil && slices.Contains(got.Traits, placementclient.TraitComputeStatusDisabled)
+		}
+		if err := b.a.setDisabled(b.Context(), "set host", true, "a fan is loud"); err != nil {
+			b.Fatal(err)
+		}
+		b.within("the trait is set", disabled)
+		if err := b.a.setDisabled(b.Context(), "set host", false, ""); err != nil {
+			b.Fatal(err)
+		}
+		b.within("the trait is gone", func() bool { return !disabled() })
+	})
 }

@@ -328,6 +328,9 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 		Shape: inventory.Shape(c.Placement.NUMA), Disabled: h.a.disabled.Load() != nil,
 		Devices: devices, Held: held,
 	}
+	for _, m := range c.Devices.MdevTypes {
+		in.Mdev = append(in.Mdev, inventory.EnabledMdev{Type: m.Type, Parents: m.Addresses, Class: m.Class, Max: m.Max})
+	}
 	if h.now != nil {
 		in.Unusable = append(in.Unusable, inventory.UnusableOf(h.now)...)
 	}

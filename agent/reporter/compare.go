@@ -113,6 +113,7 @@ func (r *Reporter) compare(ctx context.Context, in inventory.Input) (reshaped bo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.tree = g.report.Tree
+	r.status.Generation = r.seen.tree[r.opt.UUID].Provider.Generation
 	r.status.Kept = r.kept(g.report.Tree)
 	return false, nil
 }
@@ -156,6 +157,9 @@ func (r *Reporter) decide(ctx context.Context, in inventory.Input) (goal, error)
 				return g, nil
 			}
 		}
+	}
+	if g.waiting == nil && !g.reshape {
+		r.refusals = 0
 	}
 	if g.waiting == nil && ambiguous != nil {
 		g.waiting = &Waiting{Shape: report.Tree.Shape, Reason: *ambiguous}

@@ -96,10 +96,12 @@ type Reporter struct {
 	// ensured are custom classes and traits that are there; guarded by syncing.
 	ensured map[string]bool
 	// remembered is what is durable; refused is why the last reshape did not go, and
-	// stands for refusedFor more comparisons. Guarded by syncing.
+	// stands for refusedFor more comparisons; refusals are how often Placement itself
+	// refused one in a row. Guarded by syncing.
 	remembered Remembered
 	refused    *fault.Reason
 	refusedFor int
+	refusals   int
 
 	// mu guards status alone; nothing is called under it.
 	mu     sync.Mutex

@@ -25,8 +25,13 @@ import (
 // Before the first step it is made sure that it may be: see mayReshape.
 
 // reshapeAgain is after how many comparisons a reshape that was refused is tried
-// again; arbitrary: what refused it is a guest's or an operator's to change.
-const reshapeAgain = 5
+// again; arbitrary: what refused it is a guest's or an operator's to change. Where
+// Placement itself refused, children were made for it and go again, so that the
+// pause doubles each time, up to reshapeSeldom.
+const (
+	reshapeAgain  = 5
+	reshapeSeldom = 60
+)
 
 // mayReshape gives all who hold something of the tree as it stands, or why the
 // standing shape must stay for now. It writes nothing.
@@ -178,7 +183,8 @@ func (r *Reporter) reshape(ctx context.Context, g goal) error {
 		return nil
 	case errors.Is(err, fault.DoesNotFit), errors.Is(err, fault.Busy), errors.Is(err, fault.Invalid):
 		reason := fault.Reason{Code: "reshape_refused", Message: "placement refuses it: " + err.Error(), Change: "move guests away, or go back to the shape that stands"}
-		r.refused, r.refusedFor = &reason, reshapeAgain
+		r.refused, r.refusedFor = &reason, min(reshapeAgain<<r.refusals, reshapeSeldom)
+		r.refusals = min(r.refusals+1, 8)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/agent/inventory"
 	"berth/hwdiscovery"
 	"berth/topology"
 )
@@ -133,7 +134,12 @@ func hostTable(w io.Writer, h api.HostInfo) {
 	case !p.InSync:
 		state = "not compared yet"
 	}
-	fmt.Fprintf(w, "placement: resource provider %s (%s), generation %d, %s\n\n", p.ProviderName, p.ProviderUUID, p.Generation, state)
+	if p.Shape == inventory.Nested {
+		state += ", nested"
+	}
+	fmt.Fprintf(w, "placement: resource provider %s (%s), generation %d, %s\n", p.ProviderName, p.ProviderUUID, p.Generation, state)
+	placementRemarks(w, h)
+	fmt.Fprintln(w)
 	providerTable(w, h.Providers)
 	if h.ProvidersError != "" {
 		fmt.Fprintf(w, "Placement could not be read: %s\n", h.ProvidersError)
@@ -154,6 +160,27 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		return
 	}
 	topologyTable(w, h.Topology)
+}
+
+// placementRemarks say what is not in Placement as it is on the host, or not as it
+// is wanted, and why.
+func placementRemarks(w io.Writer, h api.HostInfo) {
+	p := h.Placement
+	if p.Waiting != nil {
+		fmt.Fprintf(w, "to be %s, and not yet: %s\n", p.Waiting.Shape, p.Waiting.Reason.Message)
+	}
+	if p.Disk != "" && p.Disk != p.ProviderUUID {
+		fmt.Fprintf(w, "disks are of provider %s, which shares them\n", p.Disk)
+	}
+	if len(p.Kept) > 0 {
+		fmt.Fprintf(w, "kept, because guests have it and the host has it no more: %s\n", strings.Join(p.Kept, ", "))
+	}
+	if p.Disabled && h.Disabled == nil {
+		fmt.Fprintln(w, "COMPUTE_STATUS_DISABLED was set by somebody else: new guests are kept away")
+	}
+	for _, r := range p.Reasons {
+		fmt.Fprintf(w, "not reported: %s\n", r.Message)
+	}
 }
 
 // capabilityRows print what guests can have here, in a few lines; JSON has all.
@@ -187,14 +214,36 @@ func capabilityRows(w io.Writer, c *topology.Capabilities) {
 	row(w, "host devices", none(c.HostDevices))
 }
 
+// branch is a provider with its depth in the tree.
+type branch struct {
+	api.ProviderView
+	depth int
+}
+
+// asTree puts each provider below its parent, by name.
+func asTree(list []api.ProviderView) []branch {
+	var out []branch
+	var below func(parent string, depth int)
+	below = func(parent string, depth int) {
+		for _, p := range list {
+			if p.Parent == parent && depth <= len(list) {
+				out = append(out, branch{p, depth})
+				below(p.Name, depth+1)
+			}
+		}
+	}
+	below("", 0)
+	return out
+}
+
 // providerTable prints a provider tree with what each part has and how much of
 // it is allocated, as Placement says.
 func providerTable(w io.Writer, tree []api.ProviderView) {
 	row(w, "PROVIDER", "RESOURCE CLASS", "TOTAL", "RESERVED", "RATIO", "ALLOCATED")
-	for _, p := range tree {
+	for _, p := range asTree(tree) {
 		name := p.Name
-		if p.Parent != "" {
-			name = "└ " + name
+		if p.depth > 0 {
+			name = strings.Repeat("  ", p.depth-1) + "└ " + p.Name
 		}
 		if len(p.Inventories) == 0 {
 			row(w, name, "none")

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"berth/agent/api"
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -45,5 +47,25 @@ host devices none`},
 				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestProviderTable_ShowsEachBelowItsParent(t *testing.T) {
+	var b strings.Builder
+	providerTable(&b, []api.ProviderView{
+		{Name: "host-a"}, {Name: "host-a_NUMA0", Parent: "host-a"}, {Name: "host-a_NUMA1", Parent: "host-a"},
+		{Name: "host-a_NUMA0_4KiB", Parent: "host-a_NUMA0", Inventories: map[string]placementclient.Inventory{"MEMORY_MB": {Total: 64, AllocationRatio: 1}}},
+	})
+	var lines []string
+	for line := range strings.Lines(b.String()) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	want := `PROVIDER RESOURCE CLASS TOTAL RESERVED RATIO ALLOCATED
+host-a none
+└ host-a_NUMA0 none
+└ host-a_NUMA0_4KiB MEMORY_MB 64 0 1 0
+└ host-a_NUMA1 none`
+	if got := strings.Join(lines, "\n"); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }

@@ -19,6 +19,7 @@ type Config struct {
 	PKI       PKI               `toml:"pki"`
 	Host      Host              `toml:"host"`
 	PCI       PCI               `toml:"pci"`
+	Devices   Devices           `toml:"devices"`
 	Libvirt   Libvirt           `toml:"libvirt"`
 	Placement Placement         `toml:"placement"`
 	Migration Migration         `toml:"migration"`
@@ -100,6 +101,20 @@ type ReservedPages struct {
 type PCI struct {
 	DeviceSpec []pci.Spec     `toml:"device_spec"`
 	Alias      []flavor.Alias `toml:"alias"`
+}
+
+// Devices says which mediated devices guests may have.
+type Devices struct {
+	MdevTypes []MdevType `toml:"mdev_types"`
+}
+
+// MdevType is one type of mediated devices; the keys are those of Nova's
+// [mdev_TYPE].
+type MdevType struct {
+	Type      string                `toml:"type"`             // "nvidia-35", as in mdev_supported_types
+	Addresses []topology.PCIAddress `toml:"device_addresses"` // functions that make it; empty for every one that can and is not named otherwise
+	Class     string                `toml:"mdev_class"`       // VGPU or CUSTOM_…; empty for VGPU
+	Max       int                   `toml:"max_instances"`    // of one function; 0 for as many as its driver makes
 }
 
 // Libvirt is how the hypervisor is reached.
@@ -222,7 +237,8 @@ func Default() Config {
 			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", DiscoverEvery: Duration(10 * time.Minute),
 			ReservedPages: []ReservedPages{},
 		},
-		PCI: PCI{DeviceSpec: []pci.Spec{}, Alias: []flavor.Alias{}},
+		PCI:     PCI{DeviceSpec: []pci.Spec{}, Alias: []flavor.Alias{}},
+		Devices: Devices{MdevTypes: []MdevType{}},
 		Libvirt: Libvirt{
 			URI: "qemu:///system", Timeout: Duration(10 * time.Second),
 			PeerURI: "qemu+tls://{name}/system",

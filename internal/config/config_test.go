@@ -122,21 +122,21 @@ func TestSample_ItsExamplesAreSound(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out []string
-	for _, key := range []string{"reserved_hugepages", "device_spec", "alias"} {
+	for _, key := range []string{"reserved_hugepages", "device_spec", "alias", "mdev_types"} {
 		_, example, ok := strings.Cut(string(text), "\n# "+key+" = [\n")
 		example, _, closed := strings.Cut(example, "\n# ]\n")
 		if !ok || !closed {
 			t.Fatalf("no example of %s", key)
 		}
-		section := map[bool]string{true: "[host]\n", false: ""}[key == "reserved_hugepages"] + map[bool]string{true: "[pci]\n", false: ""}[key == "device_spec"]
+		section := map[string]string{"reserved_hugepages": "[host]\n", "device_spec": "[pci]\n", "mdev_types": "[devices]\n"}[key]
 		out = append(out, section+key+" = [\n"+strings.ReplaceAll("\n"+example, "\n# ", "\n")+"\n]\n")
 	}
 	c, err := config.Load(write(t, filepath.Join(t.TempDir(), "berth.toml"), strings.Join(out, "")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Host.ReservedPages) != 2 || len(c.PCI.DeviceSpec) != 3 || len(c.PCI.Alias) != 1 {
-		t.Errorf("read %+v, %+v", c.Host.ReservedPages, c.PCI)
+	if len(c.Host.ReservedPages) != 2 || len(c.PCI.DeviceSpec) != 3 || len(c.PCI.Alias) != 1 || len(c.Devices.MdevTypes) != 2 {
+		t.Errorf("read %+v, %+v, %+v", c.Host.ReservedPages, c.PCI, c.Devices)
 	}
 }
 
@@ -164,6 +164,8 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		{"wrong type", "[host]\nreserved_memory_mb = \"many\"\n", []string{":2: host.reserved_memory_mb: "}},
 		{"not a duration", "[libvirt]\ntimeout = \"soon\"\n", []string{":2: libvirt.timeout: "}},
 		{"syntax", "[agent\n", []string{":1: "}},
+		{"bad types of mediated devices", "[devices]\nmdev_types = [{ type = \"a/b\", mdev_class = \"PCPU\" }, { type = \"t\", device_addresses = [\"0000:84:00.0\"] }, { type = \"t\", device_addresses = [\"0000:84:00.0\"], max_instances = -1 }]\n",
+			[]string{"mdev_types[0].type", "mdev_types[0].mdev_class", "mdev_types[2].type", "mdev_types[2].device_addresses", "mdev_types[2].max_instances"}},
 		{"every bad value", "[agent]\nmode = \"both\"\nlog_level = \"loud\"\nstate_dir = \"here\"\n[placement]\ncpu_allocation_ratio = nan\nnuma = \"deep\"\nprovider_config_dir = \"here\"\n[peers]\nb = \"nowhere\"\n",
 			[]string{"agent.mode", "agent.state_dir", "agent.log_level", "placement.cpu_allocation_ratio", `placement.numa = "deep"`, "placement.provider_config_dir", `peers."b"`}},
 		{"a cloud without keystone", "[placement]\ncloud = \"mine\"\ninterface = \"internal\"\n", []string{"placement.cloud", "placement.interface"}},

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"regexp"
 
 	"berth/claims/flavor"
 	"berth/internal/fault"
@@ -54,6 +55,46 @@ func (p *PCI) faults() []fault.Reason {
 	if errs, ok := errors.AsType[flavor.Errors](flavor.ValidateAliases(p.Alias)); ok {
 		for _, e := range errs {
 			out = append(out, fault.Reason{Code: "config_alias", Message: "pci." + e.Error(), Change: "correct [pci] " + e.Key})
+		}
+	}
+	return out
+}
+
+var (
+	mdevType  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	mdevClass = regexp.MustCompile(`^(VGPU|CUSTOM_[A-Z0-9_]+)$`)
+)
+
+// faults are those of mdev_types.
+func (d *Devices) faults() []fault.Reason {
+	var out []fault.Reason
+	bad := func(i int, key string, value any, want string) {
+		key = fmt.Sprintf("devices.mdev_types[%d].%s", i, key)
+		out = append(out, fault.Reason{
+			Code: "config_value", Message: fmt.Sprintf("%s = %v: want %s", key, value, want),
+			Want: want, Have: fmt.Sprint(value), Change: "correct " + key,
+		})
+	}
+	types, functions := map[string]int{}, map[topology.PCIAddress]int{}
+	for i, m := range d.MdevTypes {
+		if !mdevType.MatchString(m.Type) {
+			bad(i, "type", fmt.Sprintf("%q", m.Type), `a type such as "nvidia-35"`)
+		}
+		if first, twice := types[m.Type]; twice {
+			bad(i, "type", fmt.Sprintf("%q", m.Type), fmt.Sprintf("one entry for it: mdev_types[%d] has it too", first))
+		}
+		types[m.Type] = i
+		for _, a := range m.Addresses {
+			if first, twice := functions[a]; twice {
+				bad(i, "device_addresses", a, fmt.Sprintf("each function once: mdev_types[%d] has it too, and a function makes one type", first))
+			}
+			functions[a] = i
+		}
+		if m.Class != "" && !mdevClass.MatchString(m.Class) {
+			bad(i, "mdev_class", fmt.Sprintf("%q", m.Class), `"VGPU" or "CUSTOM_…"`)
+		}
+		if m.Max < 0 {
+			bad(i, "max_instances", m.Max, "0 or more")
 		}
 	}
 	return out

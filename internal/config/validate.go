@@ -90,6 +90,7 @@ func (c *Config) faults() []fault.Reason {
 	}
 	out = append(out, h.pagesFaults()...)
 	out = append(out, c.PCI.faults()...)
+	out = append(out, c.Devices.faults()...)
 	if c.Libvirt.Socket != "" {
 		absolute("libvirt.socket", c.Libvirt.Socket)
 	}
