@@ -27,7 +27,7 @@ func TestAuditor_RandomLeaksAreHealedOrNamed(t *testing.T) {
 		for range rapid.IntRange(1, 3).Draw(r, "guests") {
 			guests = append(guests, w.Guest(rapid.IntRange(0, 2).Draw(r, "devices")))
 		}
-		left := map[string]bool{}
+		left, moves := map[string]bool{}, map[string]bool{}
 		spot := func() map[string]placementclient.Resources {
 			out := map[string]placementclient.Resources{}
 			for _, rp := range []string{w.Tree.Root(), w.Other} {
@@ -63,7 +63,9 @@ func TestAuditor_RandomLeaksAreHealedOrNamed(t *testing.T) {
 			case "undefine":
 				w.Undefined(rapid.SampledFrom(guests).Draw(r, "guest"))
 			case "move":
-				w.Move(audit.Move{UUID: w.Stranger(placementclient.ConsumerMigration, nil), Instance: rapid.SampledFrom(guests).Draw(r, "guest")})
+				g := rapid.SampledFrom(guests).Draw(r, "guest")
+				w.Move(audit.Move{UUID: w.Stranger(placementclient.ConsumerMigration, nil), Instance: g})
+				moves[g] = true
 			}
 		}
 		for _, c := range append(slices.Clone(guests), strangers...) {
@@ -82,6 +84,14 @@ func TestAuditor_RandomLeaksAreHealedOrNamed(t *testing.T) {
 			}
 		}
 		for _, g := range guests {
+			said := w.Answers[g]
+			no := !w.Mute && !said.Owner && said.Busy == "" && said.Unsure == ""
+			if other := before[g][w.Other]; !no && !maps.Equal(other, w.Held(g)[w.Other]) {
+				r.Fatalf("guest %s lost what it held of another host that did not say no: %v, and %v now", g, before[g], w.Held(g))
+			}
+			if moves[g] && !reflect.DeepEqual(w.Held(g), before[g]) {
+				r.Fatalf("guest %s moves, held %v, and holds %v", g, before[g], w.Held(g))
+			}
 			if left[g] {
 				continue
 			}
