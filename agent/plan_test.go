@@ -14,6 +14,8 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/claims/flavor"
+	"berth/claims/pci"
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/config"
@@ -80,6 +82,10 @@ func newPlanFleet(t *testing.T, change func(name string, c *config.Config, m *ma
 		f.must(os.MkdirAll(c.Agent.FlavorsDir, 0o755))
 		f.must(os.WriteFile(filepath.Join(c.Agent.FlavorsDir, "pinned.toml"),
 			[]byte("name = \"pinned\"\nvcpus = 1\nmemory_mb = 64\n[extra_specs]\n\"hw:cpu_policy\" = \"dedicated\"\n\"hw:mem_page_size\" = \"2MB\"\n"), 0o644))
+		f.must(os.WriteFile(filepath.Join(c.Agent.FlavorsDir, "carded.toml"), []byte("name = \"carded\"\nvcpus = 1\nmemory_mb = 64\n[extra_specs]\n"+
+			"\"hw:cpu_policy\" = \"dedicated\"\n\"hw:mem_page_size\" = \"2MB\"\n\"pci_passthrough:alias\" = \"card:1\"\n"), 0o644))
+		c.PCI.DeviceSpec = []pci.Spec{{VendorID: "8086", ProductID: "1563", Traits: "fast"}}
+		c.PCI.Alias = []flavor.Alias{{Name: "card", VendorID: "8086", ProductID: "1563", DeviceType: "type-PF", NUMAPolicy: "required", Traits: "fast"}}
 		change(name, &c, m)
 		o := options(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
@@ -199,6 +205,15 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 	p, err = f.clients["host-c"].Plan(t.Context(), api.PlanRequest{FlavorName: "pinned"})
 	if f.must(err); p.Kind != migration.PlanNew || p.Chosen != "host-b" && p.Chosen != "host-a" || len(p.Hosts) != 4 {
 		t.Errorf("plan of a flavor: %+v", p)
+	}
+	// A card is found where the agents report it, below the root and below a cell.
+	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{FlavorName: "carded", Destination: "host-b"})
+	if f.must(err); p.Chosen != "host-b" || !p.Hosts[0].Candidate || p.Hosts[0].Claim.Assignment.Cells[0].HostCell != 1 || len(p.Hosts[0].Proposed) != 3 {
+		t.Errorf("plan of a flavor with a device, nested: %+v", p)
+	}
+	p, err = f.clients["host-b"].Plan(t.Context(), api.PlanRequest{FlavorName: "carded", Destination: "host-a"})
+	if f.must(err); p.Chosen != "host-a" || !p.Hosts[0].Candidate || len(p.Hosts[0].Proposed) != 2 {
+		t.Errorf("plan of a flavor with a device, flat: %+v", p)
 	}
 	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanCold, Destination: "host-b"})
 	if f.must(err); p.Kind != migration.PlanCold || p.Chosen != "host-b" {
