@@ -154,9 +154,17 @@ func (p auditPeers) Knows(ctx context.Context, host string, consumers []string) 
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := p.a.rt.WithTimeout(ctx, peerPatience)
-	defer cancel()
-	return c.Knows(ctx, consumers)
+	var out []auditor.Known
+	for some := range slices.Chunk(consumers, api.MaxConsumers) {
+		asking, cancel := p.a.rt.WithTimeout(ctx, peerPatience)
+		known, err := c.Knows(asking, some)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, known...)
+	}
+	return out, nil
 }
 
 type auditService struct{ a *Agent }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/agent/auditor"
+	"berth/internal/fault"
 )
 
 // Audits hold Placement against the ledger and libvirt.
@@ -80,7 +81,7 @@ func auditRows() []route {
 		withTimeout(quick, write(http.MethodPost, "/v1/audit/consumers", "audit-consumers", "What this host knows of consumers that another found.", everyone,
 			func(s *Server, r *http.Request, in AuditQuestion) (AuditAnswer, error) {
 				if len(in.Consumers) > MaxConsumers {
-					in.Consumers = in.Consumers[:MaxConsumers]
+					return AuditAnswer{}, fault.New(fault.Invalid, "say what is known of %d consumers: at most %d at once", len(in.Consumers), MaxConsumers)
 				}
 				known, err := s.svc.Audits.Knows(r.Context(), in.Consumers)
 				return AuditAnswer{Known: known}, err
