@@ -9,6 +9,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration/candidates"
 	"berth/migration/task"
+	"berth/placementclient"
 )
 
 // askTries is how often a verb is asked whose answer does not come, before the
@@ -18,13 +19,6 @@ const askTries = 3
 // ref names a verb of the current attempt.
 func (s *story) ref(step string) Ref {
 	return Ref{Migration: s.uuid, Instance: s.instance, Attempt: s.rec.Attempt, Step: step}
-}
-
-func (s *story) halves() halves {
-	return halves{
-		placement: s.c.cfg.Placement, runtime: s.c.cfg.Runtime, jitter: s.c.cfg.Jitter,
-		instance: s.instance, migration: s.uuid,
-	}
 }
 
 type finder func(ctx context.Context) (Host, error)
@@ -145,7 +139,10 @@ func (s *story) precheck(ctx context.Context) (Guest, error) {
 	errs := []error{movable(src.Guest)}
 	if s.named != "" {
 		errs = append(errs, s.precheckNamed(ctx, src))
-		_, err = s.c.cfg.Placement.Allocations(ctx, s.instance)
+		var held placementclient.Allocations
+		if held, err = s.c.cfg.Placement.Allocations(ctx, s.instance); err == nil {
+			s.known = &held // the first step's, which need not read it again
+		}
 	} else {
 		var names []string
 		if names, err = s.candidates(ctx, src.Guest); err == nil && s.untried(names) == "" {
@@ -245,6 +242,7 @@ func wishOf(ctx context.Context, p candidates.Placement, g Guest) (candidates.Wi
 	}
 	return candidates.Wish{
 		Resources: g.Resources, Topology: g.Topology, Devices: g.PCIRequests, ExtraSpecs: g.Flavor.ExtraSpecs, Disk: disk,
+		Counted: candidates.DeviceClasses(g.Allocations),
 	}, nil
 }
 

@@ -42,7 +42,7 @@ func planned() migration.Plan {
 				Code: "unreachable", Message: "the connection is refused: no agent listens there", Change: "start it (systemctl start berth)",
 			}}},
 		},
-		Left: []string{"device gpu: Placement does not count what it asks for"},
+		Left: []string{"device gpu: it is not known what Placement counts it as"},
 	}
 }
 

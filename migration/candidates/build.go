@@ -22,7 +22,7 @@ func Build(w Wish) ([]Request, error) {
 		// As Nova: only siblings that share a core will do, so there must be some.
 		specs.required = append(specs.required, placementclient.TraitHWCPUHyperthreading)
 	}
-	ways, left := devicesOf(w.Devices)
+	ways, left := devicesOf(w.Devices, w.Counted)
 	var out []Request
 	for _, devices := range ways {
 		b := builder{wish: w, specs: specs, devices: devices, left: left}

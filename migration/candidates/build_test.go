@@ -114,6 +114,12 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 				" resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:64 resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1" +
 				" root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0,_PCI0,_PCI2",
 		}},
+		{"a device that is counted as another class where it is", Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Devices: []topology.PCIRequest{gpu}, Counted: []string{"CUSTOM_GPU"},
+			Topology: oneCell(topology.GuestCell{SharedVCPUs: set("0"), MemoryMB: 64})}, []string{
+			"flat? group_policy=none limit=5000 required=!HW_NUMA_ROOT resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_GPU:1 resources_PCI1=CUSTOM_GPU:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:64" +
+				" resources_PCI0=CUSTOM_GPU:1 resources_PCI1=CUSTOM_GPU:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0,_PCI0,_PCI1",
+		}},
 		{"an alias of two kinds is two questions", Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Devices: []topology.PCIRequest{{
 			ID: "a", Count: 1, Specs: []topology.PCISpec{{Vendor: "8086", Product: "1563"}, {Vendor: "8086", Product: "10fb"}, {Vendor: "8086", Product: "1563", Type: topology.PCIType("")}},
 		}}}, []string{
@@ -183,7 +189,7 @@ func TestBuild_IsBounded(t *testing.T) {
 		t.Errorf("the other device is not among the groups: %v", got[1].Groups)
 	}
 	want := []string{
-		"device lots: it may be of 5 kinds, which with the others are too many questions", "device port: Placement does not count what it asks for",
+		"device lots: it may be of 5 kinds, which with the others are too many questions", "device port: it is not known what Placement counts it as",
 		"197 of 201 devices: only 4 are asked for by groups", "2 of 4 guest cells: only the 2 largest are asked for by groups",
 	}
 	if diff := cmp.Diff(want, got[1].Left); diff != "" {

@@ -61,17 +61,17 @@ type device struct {
 // devicesOf gives the ways in which the requests can be asked for, each a list of
 // devices, and what is left to the destination. An alias of several kinds makes as
 // many ways; were they too many, the alias is left.
-func devicesOf(requests []topology.PCIRequest) (ways [][]device, left []string) {
+func devicesOf(requests []topology.PCIRequest, held []string) (ways [][]device, left []string) {
 	ways = [][]device{nil}
 	var taken []struct {
 		topology.PCIRequest
 		kinds []kind
 	}
 	for _, r := range requests {
-		kinds, all := kindsOf(r)
+		kinds, all := kindsOf(r, held)
 		switch {
 		case !all:
-			left = append(left, fmt.Sprintf("device %s: Placement does not count what it asks for", r.ID))
+			left = append(left, fmt.Sprintf("device %s: it is not known what Placement counts it as", r.ID))
 		case len(kinds)*len(ways) > maxVariants:
 			left = append(left, fmt.Sprintf("device %s: it may be of %d kinds, which with the others are too many questions", r.ID, len(kinds)))
 		default:
@@ -117,10 +117,15 @@ func devicesOf(requests []topology.PCIRequest) (ways [][]device, left []string) 
 }
 
 // kindsOf gives the different kinds that a request takes; all is false when one of
-// them is not known to Placement.
-func kindsOf(r topology.PCIRequest) (kinds []kind, all bool) {
+// them is not known to Placement. held are the classes that the guest's devices
+// are counted as already: a class made of vendor and product that is not among them
+// gives way to the only one there is.
+func kindsOf(r topology.PCIRequest, held []string) (kinds []kind, all bool) {
 	for _, s := range r.Specs {
 		k, known := kindOf(s)
+		if known && s.Tags[tagResourceClass] == "" && len(held) > 0 && !slices.Contains(held, k.class) {
+			k.class, known = held[0], len(held) == 1
+		}
 		if !known {
 			return nil, false
 		}
@@ -129,4 +134,19 @@ func kindsOf(r topology.PCIRequest) (kinds []kind, all bool) {
 		}
 	}
 	return kinds, len(kinds) > 0
+}
+
+// DeviceClasses are the classes of an allocation that are not a claim's amounts,
+// sorted.
+func DeviceClasses(allocations map[string]placementclient.Resources) []string {
+	var out []string
+	for _, r := range allocations {
+		for class := range r {
+			if !slices.Contains(counted, class) && !slices.Contains(out, class) {
+				out = append(out, class)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
 }

@@ -41,6 +41,10 @@ type Wish struct {
 	// ExtraSpecs are its flavor's: resources:, trait:, both with suffixes too, and
 	// group_policy are read, as Nova reads them.
 	ExtraSpecs map[string]string
+	// Counted are the classes that its devices are counted as where it is; nil for a
+	// guest that is nowhere yet. A host's device_spec may give a device another class
+	// than an alias without resource_class says, which claims do not mind.
+	Counted []string
 	// Disk is the sharing provider that its disks are counted on now; the zero value
 	// for none.
 	Disk Disk

@@ -91,7 +91,7 @@ func Explain(w Wish, host string, tree []Seen) []fault.Reason {
 	}
 	asked := (&builder{wish: w, specs: specs}).amounts()
 	for _, r := range w.Devices {
-		if kinds, all := kindsOf(r); all && len(kinds) == 1 {
+		if kinds, all := kindsOf(r, w.Counted); all && len(kinds) == 1 {
 			asked[kinds[0].class] += int64(r.Count)
 		}
 	}
