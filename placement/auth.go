@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"crypto/x509"
 	"net/http"
 	"slices"
@@ -11,9 +12,13 @@ import (
 
 // identity is who sent a request.
 type identity struct {
-	all  bool              // may do everything
-	read bool              // may read
-	host *x509.Certificate // set for a host: may write what is its own
+	operator bool              // may do everything
+	host     *x509.Certificate // set for a host: reads, and writes what is its own
+
+	// The rest is of the token, taken at its word.
+	roles   []string
+	system  bool   // of the whole system, not of a project
+	project string // "" for a token of the system
 }
 
 // identify reads the token or the certificate of a request. The refusal with
@@ -26,9 +31,9 @@ func (s *Server) identify(q *http.Request) (identity, bool) {
 		leaf := q.TLS.PeerCertificates[0] // the TLS server has verified the chain
 		switch role, _ := pki.RoleOf(leaf); role {
 		case pki.RoleOperator:
-			return identity{all: true, read: true}, true
+			return identity{operator: true}, true
 		case pki.RoleHost:
-			return identity{read: true, host: leaf}, true
+			return identity{host: leaf}, true
 		}
 		return identity{}, true
 	}
@@ -36,42 +41,76 @@ func (s *Server) identify(q *http.Request) (identity, bool) {
 	if !given {
 		return identity{}, false
 	}
-	user, _, _ := strings.Cut(tokens[0], ":")
-	roles := []string{}
-	if h := q.Header.Get("X-Roles"); h != "" { // taken at its word, as noauth2 does
-		roles = strings.Split(h, ",")
+	// As noauth2 has it: user, or user:project; roles, scope and project may be said by
+	// the headers that Keystone's middleware would set.
+	user, project, _ := strings.Cut(tokens[0], ":")
+	who := identity{system: q.Header.Get("OpenStack-System-Scope") == "all"}
+	if h := q.Header.Get("X-Roles"); h != "" {
+		for _, role := range strings.Split(h, ",") {
+			who.roles = append(who.roles, strings.ToLower(strings.TrimSpace(role)))
+		}
 	} else if user == "admin" {
-		roles = []string{"admin"}
+		who.roles = []string{"admin"}
 	}
-	admin := slices.Contains(roles, "admin")
-	return identity{all: admin, read: admin}, true
+	if who.project = q.Header.Get("X-Project-Id"); who.project == "" && q.Header.Get("OpenStack-System-Scope") == "" {
+		who.project = cmp.Or(project, user)
+	}
+	who.operator = who.is("admin")
+	return who, true
 }
 
+func (who identity) is(role string) bool { return slices.Contains(who.roles, role) }
+
 // unauthorized is the 401 of noauth2, which knows nothing of microversions.
-func unauthorized(w http.ResponseWriter) {
+func unauthorized(w http.ResponseWriter, q *http.Request) {
+	if writePage(w, http.StatusUnauthorized, "", q) {
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusUnauthorized)
-	_, _ = w.Write([]byte(`{"message": "This server could not verify that you are authorized to access the document you requested. ` +
-		`Either you supplied the wrong credentials (e.g., bad password), or your browser does not understand how to supply the credentials required.` +
-		`<br /><br />\n\n\n", "code": "401 Unauthorized", "title": "Unauthorized"}`))
+	_, _ = w.Write([]byte(`{"message": "` + explanations[http.StatusUnauthorized] + `<br /><br />\n\n\n", "code": "401 Unauthorized", "title": "Unauthorized"}`))
 }
 
 // permit refuses what the sender may not do. It is called inside the
 // transaction, because what is a host's own is a matter of the state.
-func permit(t *tx, r *request, m *method) error {
-	who := r.who
-	if who.all || !m.write && who.read {
+func (s *Server) permit(t *tx, r *request, m *method) error {
+	switch {
+	case s.options.auth() != AuthMTLS:
+		if s.options.allows(r, m) {
+			return nil
+		}
+	case r.who.operator, r.who.host != nil && (!m.write || ownWrite(t, r, m)):
 		return nil
 	}
 	denied := refuse(http.StatusForbidden, "Policy does not allow %s to be performed.", m.policy)
+	if s.options.Policy == PolicyScoped && !r.who.system && m.policy != usagesPolicy { // the scope is looked at before the rule
+		denied.detail = m.policy
+	}
 	denied.noVary = true
-	if who.host == nil {
-		return denied
-	}
-	if ownWrite(t, r, m) {
-		return nil
-	}
 	return denied
+}
+
+// usagesPolicy is the one rule that a project's own tokens may keep.
+const usagesPolicy = "placement:usages"
+
+// allows says whether the rules in use let a token do this. The rules are those of
+// 8.0.0. Every write wants an admin and every read a reader of the system, but the
+// usages of a project may be read by its readers too. PolicyDefault also takes the rule
+// that was before these, an admin of anything, and does not look at the scope.
+func (o Options) allows(r *request, m *method) bool {
+	who := r.who
+	if o.Policy == PolicyOpen || o.Policy != PolicyScoped && who.is("admin") {
+		return true
+	}
+	if m.policy == usagesPolicy && who.is("reader") && who.project != "" {
+		if asked, _ := r.last("project_id"); asked == who.project {
+			return true
+		}
+	}
+	if m.write {
+		return who.system && who.is("admin")
+	}
+	return who.system && who.is("reader")
 }
 
 // ownWrite says whether a host may make this write.

@@ -214,6 +214,10 @@ func TestOptions_Validate(t *testing.T) {
 		{Options{Listen: "unix:/x", Auth: AuthMTLS, Cert: "c", Key: "k", CA: "ca"}, []string{"auth_mtls_on_socket"}},
 		{Options{Listen: "127.0.0.1:0", Auth: "ldap"}, []string{"auth"}},
 		{Options{Listen: "127.0.0.1:0", Cert: "c"}, []string{"tls_files"}},
+		{Options{Listen: "127.0.0.1:0", Policy: PolicyScoped}, nil},
+		{Options{Listen: "127.0.0.1:0", Policy: "closed"}, []string{"policy"}},
+		{Options{Listen: "0.0.0.0:8778", Cert: "c", Key: "k", CA: "ca", Policy: PolicyDefault}, nil},
+		{Options{Listen: "0.0.0.0:8778", Cert: "c", Key: "k", CA: "ca", Policy: PolicyOpen}, []string{"policy_of_certificates"}},
 	} {
 		err := c.o.Validate()
 		var got []string

@@ -43,7 +43,7 @@ func (s *Server) serveBackup(w http.ResponseWriter, r *request) {
 		refused.write(w, r)
 		return
 	}
-	if !r.who.all {
+	if !r.who.operator {
 		refuse(http.StatusForbidden, "a backup is given to operators alone").write(w, r)
 		return
 	}

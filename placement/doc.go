@@ -9,10 +9,9 @@
 // Status codes, error codes, body shapes and texts are those of OpenStack
 // Placement 8.0.0 (Zed), which is at the newest microversion; recorded traffic of
 // that release is replayed against this one in the tests. What differs is listed
-// there, each with its reason: the tail of a schema error (Python prints the
-// schema), the text of a database error, errors as HTML for those who ask for that,
-// and a whole number that was sent for a ratio, which an answer to the write gives
-// back with a point. Three faults of allocation candidates are not repeated. Where an
+// there, each with its reason: the text of a database error, and a whole number
+// that was sent for a ratio, which an answer to the write gives back with a point.
+// There is no CORS. Three faults of allocation candidates are not repeated. Where an
 // unnumbered and a numbered request group meet on one provider, the real one
 // answers amounts that nobody asked for. Where sharing providers serve the whole
 // unnumbered group of several trees, it knows that for one of the trees alone. And

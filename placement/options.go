@@ -22,6 +22,18 @@ const (
 	AuthMTLS = "mtls"
 )
 
+// The rules of who may do what, where tokens are believed (AuthNone).
+const (
+	// PolicyDefault is what OpenStack's 8.0.0 has without configuration: role admin for
+	// everything, a reader of the system for reading, a project's reader for its usages.
+	PolicyDefault = "default"
+	// PolicyScoped is [oslo_policy] enforce_scope and enforce_new_defaults: an admin
+	// must be one of the system.
+	PolicyScoped = "scoped"
+	// PolicyOpen lets every token do everything.
+	PolicyOpen = "open"
+)
+
 // Options say where and how to serve. Only Listen is mandatory.
 type Options struct {
 	// Listen is host:port, or unix:/path.
@@ -33,6 +45,9 @@ type Options struct {
 	Auth string
 	// Insecure allows AuthNone off loopback.
 	Insecure bool
+	// Policy is PolicyDefault, PolicyScoped or PolicyOpen, for AuthNone; empty means
+	// PolicyDefault.
+	Policy string
 	// Cert, Key and CA are files. With Cert and Key TLS is spoken; AuthMTLS needs all.
 	Cert, Key, CA string
 	// Logger gets one debug line a request; nil means slog.Default().
@@ -93,6 +108,15 @@ func (o Options) Validate() error {
 	}
 	if o.Auth != "" && o.Auth != AuthNone && o.Auth != AuthMTLS {
 		add("auth", "give none or mtls", "authentication %q is neither none nor mtls", o.Auth)
+	}
+	switch o.Policy {
+	case "", PolicyDefault:
+	case PolicyScoped, PolicyOpen:
+		if o.auth() == AuthMTLS {
+			add("policy_of_certificates", "leave the policy out, or say none", "with mtls a certificate says what its owner may do")
+		}
+	default:
+		add("policy", "give default, scoped or open", "policy %q is neither default, scoped nor open", o.Policy)
 	}
 	switch o.auth() {
 	case AuthNone:

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	pc "berth/placementclient"
 )
@@ -107,12 +108,25 @@ func (r *route) match(segments []string) (map[string]string, bool) {
 			if segments[i] == "" {
 				return nil, false
 			}
-			vars[strings.Trim(p, "{}")] = segments[i]
+			vars[strings.Trim(p, "{}")] = latin1(segments[i])
 		case p != segments[i]:
 			return nil, false
 		}
 	}
 	return vars, true
+}
+
+// latin1 reads each byte of a path as a character, as WSGI has it. No name in a
+// path may hold others than ASCII; a refusal quotes what was read.
+func latin1(s string) string {
+	if strings.IndexFunc(s, func(c rune) bool { return c >= utf8.RuneSelf }) < 0 {
+		return s
+	}
+	runes := make([]rune, len(s))
+	for i := range len(s) {
+		runes[i] = rune(s[i])
+	}
+	return string(runes)
 }
 
 // routes is the whole API. The order of methods is that of the Allow header.
@@ -183,7 +197,7 @@ func routes() []route {
 			{verb: del, min: 6, write: true, policy: "placement:resource_providers:traits:delete", do: deleteProviderTraits},
 		}},
 		{"/usages", []method{
-			{verb: get, min: 9, accept: true, policy: "placement:usages", do: projectUsages},
+			{verb: get, min: 9, accept: true, policy: usagesPolicy, do: projectUsages},
 		}},
 		{"/reshaper", []method{
 			{verb: post, min: 30, json: true, write: true, policy: "placement:reshaper:reshape", do: reshape},

@@ -187,7 +187,7 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 	root := q.URL.Path == "/" || q.URL.Path == ""
 	known := true
 	if r.who, known = s.identify(q); !known && !root {
-		unauthorized(w)
+		unauthorized(w, q)
 		return
 	}
 	if q.URL.Path == backupPath {
@@ -276,7 +276,7 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 	if !m.write {
 		s.state.view(func(b *base) {
 			t := newTx(b, r.now)
-			if a, err = nil, permit(t, r, m); err == nil {
+			if a, err = nil, s.permit(t, r, m); err == nil {
 				a, err = m.do(t, r)
 			}
 		})
@@ -319,7 +319,7 @@ func (s *Server) decide(m *method, r *request) (d decision) {
 	}
 	// Writers alone change the base, so the writer reads it without mu.
 	t := newTx(s.state.b, r.now)
-	if d.err = permit(t, r, m); d.err == nil {
+	if d.err = s.permit(t, r, m); d.err == nil {
 		d.answer, d.err = m.do(t, r)
 	}
 	if d.err != nil && !asRefusal(d.err).keep {

@@ -74,6 +74,7 @@ consumers that touch it, an operator's everything.`,
 	f.StringVar(&o.DB, "db", "", "database `file` (default: memory)")
 	f.StringVar(&o.Auth, "auth", "", "none, or mtls with --ca, --cert and --key (default: none on loopback and sockets, mtls elsewhere)")
 	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
+	f.StringVar(&o.Policy, "policy", placement.PolicyDefault, "rules for tokens with --auth none: default (OpenStack's 8.0.0), scoped (an admin must be of the system) or open (every token)")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	cmd.AddCommand(a.placementBackupCommand(), a.placementRestoreCommand())
 	return cmd

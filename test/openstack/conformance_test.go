@@ -54,7 +54,12 @@ func TestPlacement_AnswersLikeOpenStacks(t *testing.T) {
 				placementtest.OddHeaders(t, ours, theirs)
 				placementtest.OddRequests(t, ours, theirs)
 			})
-			if c.database == SQLite { // what a microversion brings does not depend on the database
+			if c.database == SQLite { // neither who may do what nor what a microversion brings depends on the database
+				t.Run("callers", func(t *testing.T) {
+					ours, theirs := both(t)
+					n := placementtest.Callers(t, ours, theirs)
+					t.Logf("%d answers are equal", n)
+				})
 				t.Run("every version", func(t *testing.T) {
 					ours, theirs := both(t)
 					n := placementtest.EveryVersion(t, ours, theirs, os.Getenv("BERTH_PLACEMENT_ALL_VERSIONS") != "")
