@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -24,11 +25,7 @@ func python(v any) string {
 	case json.Number:
 		return pythonNumber(v.String())
 	case string:
-		if strings.Contains(v, "'") && !strings.Contains(v, `"`) {
-			return `"` + v + `"`
-		}
-		q := strconv.Quote(v)
-		return "'" + strings.ReplaceAll(strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`), "'", `\'`) + "'"
+		return pythonText(v)
 	case []any:
 		parts := make([]string, len(v))
 		for i, e := range v {
@@ -45,6 +42,39 @@ func python(v any) string {
 		return pythonDict(v, v.keys, python)
 	}
 	return fmt.Sprint(v)
+}
+
+// pythonText quotes with ', or with " what has a ' but no ".
+func pythonText(s string) string {
+	quote := '\''
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		quote = '"'
+	}
+	var b strings.Builder
+	b.WriteRune(quote)
+	for _, c := range s {
+		switch {
+		case c == quote, c == '\\':
+			b.WriteRune('\\')
+			b.WriteRune(c)
+		case c == '\n':
+			b.WriteString(`\n`)
+		case c == '\r':
+			b.WriteString(`\r`)
+		case c == '\t':
+			b.WriteString(`\t`)
+		case unicode.IsPrint(c):
+			b.WriteRune(c)
+		case c < 0x100:
+			fmt.Fprintf(&b, `\x%02x`, c)
+		case c < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, c)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, c)
+		}
+	}
+	b.WriteRune(quote)
+	return b.String()
 }
 
 func pythonDict(o *object, keys []string, print func(any) string) string {

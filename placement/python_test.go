@@ -10,6 +10,7 @@ func TestPretty_LaysOutLikePythonsPprint(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"b":1,"a":[true,null,2.50,1e20,1E3,-1e999]}`: `{'a': [True, None, 2.5, 1e+20, 1000.0, -inf], 'b': 1}`,
 		`[]`: `[]`,
+		`["it's","\"","it's \"so\"","\u0007\u0098\ud83d\ude00\ue000\udbff\udfff\\ \n\r\t"]`: `["it's", '"', 'it\'s "so"', '\x07\x98😀\ue000\U0010ffff\\ \n\r\t']`,
 		`{"aggregates":["83a3d69d-8920-48e2-8914-cadfd8fa2f91","99652f11-9f77-46b9-80b7-4b1989be9f8c"],"resource_provider_generation":0}`: `{'aggregates': ['83a3d69d-8920-48e2-8914-cadfd8fa2f91',
                 '99652f11-9f77-46b9-80b7-4b1989be9f8c'],
  'resource_provider_generation': 0}`,
