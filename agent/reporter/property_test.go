@@ -128,6 +128,12 @@ func (w *world) operator(what int) {
 		_, err := w.Theirs.CreateProvider(w.Context(), placementclient.NewProvider{UUID: child, Name: fmt.Sprint(w.Name, "-foreign", w.n), ParentProviderUUID: w.Root})
 		w.Must(err)
 		w.model.children[child] = true
+	case 4:
+		if now, stands := w.Inventories(w.Root)[placementclient.ClassVCPU]; stands {
+			now.AllocationRatio = 5 // above what is given away, so that Placement takes it
+			w.PutInventory(w.Root, placementclient.ClassVCPU, now)
+			w.model.ratio = now.AllocationRatio
+		}
 	}
 }
 
@@ -288,7 +294,7 @@ func story(t *testing.T, rt *rapid.T, dir string) {
 	w.t = rt
 	defer func() { w.Must(w.now.Close()) }()
 	for range rapid.IntRange(4, 16).Draw(rt, "steps") {
-		switch step := rapid.IntRange(0, 19).Draw(rt, "step"); step {
+		switch step := rapid.IntRange(0, 20).Draw(rt, "step"); step {
 		case 0, 1, 2, 3:
 			w.disturb(rt)
 			_ = w.R.Sync(w.Context()) // it may fail; what is left is the next one's
@@ -299,6 +305,8 @@ func story(t *testing.T, rt *rapid.T, dir string) {
 			w.Restart()
 		case 7, 8, 9, 10:
 			w.operator(step - 7)
+		case 20:
+			w.operator(4)
 		case 11:
 			w.guest(placementclient.ConsumerInstance)
 		case 12:
@@ -337,6 +345,11 @@ func story(t *testing.T, rt *rapid.T, dir string) {
 		rt.Fatalf("the class of the provider config file stands: %t", got)
 	}
 	tree, _ := w.R.Tree()
+	for _, p := range tree.Providers {
+		if v, has := p.Inventories[placementclient.ClassVCPU]; has && w.model.ratio > 0 && v.AllocationRatio != w.model.ratio {
+			rt.Fatalf("somebody's ratio %v is %v on %s", w.model.ratio, v.AllocationRatio, p.Name)
+		}
+	}
 	for id, h := range w.Held {
 		if !tree.Agrees(h, w.Holds(id)) {
 			rt.Fatalf("guest %s holds %v, which is not its claim's place", id, w.Holds(id))
