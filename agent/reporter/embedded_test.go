@@ -2,6 +2,7 @@ package reporter_test
 
 import (
 	"bytes"
+	"flag"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,7 +15,16 @@ import (
 	"berth/placementclient"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if f := flag.Lookup("rapid.checks"); raceDetector && f != nil {
+		// Before the command line, which may say otherwise.
+		if err := f.Value.Set("25"); err != nil {
+			panic(err)
+		}
+	}
+	flag.Parse()
+	goleak.VerifyTestMain(m)
+}
 
 // handler carries requests to a handler of this process.
 type handler struct{ http.Handler }
