@@ -64,9 +64,10 @@ var claimStates = map[claims.State]audit.ClaimState{
 	claims.Pending: audit.ClaimPending, claims.Arriving: audit.ClaimArriving, claims.Bound: audit.ClaimBound, claims.Held: audit.ClaimHeld,
 }
 
-// recorded is the ledger and the journal at this moment, with what they know of the
-// given consumers as moves.
-func (a *Agent) recorded(consumers []string) audit.Ledger {
+// recorded is the ledger and the journal at this moment. That a move is over is known
+// of those alone that this host conducted: of one that another host or a tool conducts
+// its consumer is theirs, whatever the ledger has seen of it.
+func (a *Agent) recorded() audit.Ledger {
 	var out audit.Ledger
 	known := map[string]bool{}
 	move := func(m audit.Move) {
@@ -100,14 +101,6 @@ func (a *Agent) recorded(consumers []string) audit.Ledger {
 	}
 	for _, c := range a.tracker.Contexts() {
 		move(audit.Move{UUID: c.Migration, Instance: c.Instance})
-	}
-	for _, id := range consumers {
-		// Of a move whose record is no longer kept, its commit or its arrival is.
-		if c, left := a.tracker.Committed(id); left {
-			move(audit.Move{UUID: id, Instance: c.Instance, Over: true})
-		} else if a.tracker.Accepted(id) > 0 {
-			move(audit.Move{UUID: id, Over: true})
-		}
 	}
 	return out
 }
@@ -177,7 +170,7 @@ func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.
 	for _, d := range list {
 		domains[d.UUID] = d
 	}
-	recorded := a.recorded(consumers)
+	recorded := a.recorded()
 	out := make([]auditor.Known, 0, len(consumers))
 	for _, id := range consumers {
 		k := auditor.Known{Consumer: id}

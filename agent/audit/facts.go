@@ -65,7 +65,7 @@ const (
 	StoryNone Story = 1 << iota
 	StoryRuns       // unfinished, here or elsewhere: its conductor writes
 	StoryKept       // unfinished and conducted here; Placement has lost both consumers, and the journal knows both halves
-	StoryOver       // the ledger here knows it, and that it is over
+	StoryOver       // conducted here, and over
 
 	moving = StoryRuns | StoryKept
 )

@@ -20,6 +20,8 @@ type Input struct {
 	// Fleet is what other hosts answered, by consumer; absent for those of which
 	// nobody was asked.
 	Fleet map[string]Answer
+	// Names are hosts of other providers, as far as they are known, for people.
+	Names map[string]string
 }
 
 // Ledger is what this host has recorded.

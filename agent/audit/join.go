@@ -401,8 +401,12 @@ func (j *joined) name(subject string) string {
 
 func (j *joined) differences(subject string, held map[string]placementclient.Resources) []Difference {
 	want := j.want(subject, held)
-	if j.instances[subject].Holder != "" && !j.instances[subject].Here {
-		want = nil
+	if !j.instances[subject].Here {
+		// What it holds of its own host is not this one's to want.
+		held, _ = split(j.in.Tree, held, false)
+		if j.instances[subject].Holder != "" {
+			want = nil
+		}
 	}
 	var out []Difference
 	for _, rp := range slices.Sorted(maps.Keys(union(want, held))) {
@@ -427,10 +431,7 @@ func union[V any](a, b map[string]V) map[string]V {
 
 // provider names one for people.
 func (j *joined) provider(rp string) string {
-	if n := j.names[rp]; n != "" {
-		return n
-	}
-	return rp
+	return cmp.Or(j.names[rp], j.in.Names[rp], rp)
 }
 
 // write is what a heal puts. The rules give heals only for consumers that were read

@@ -58,9 +58,8 @@ type Options struct {
 	// Report makes the tree stand in Placement when a provider of it is missing there:
 	// its database was lost.
 	Report func(ctx context.Context) error
-	// Ledger is what is recorded at this moment, with what is known of the given
-	// consumers as moves. It must not block.
-	Ledger func(consumers []string) audit.Ledger
+	// Ledger is what is recorded at this moment. It must not block.
+	Ledger func() audit.Ledger
 	// Domains lists libvirt's; an error means that nothing is known.
 	Domains func(ctx context.Context) ([]audit.LibvirtDomain, error)
 	// Peers are the other hosts; nil for none.

@@ -30,24 +30,21 @@ const (
 // after them: a guest that was made or deleted in between is then read whole, and
 // found to be as the ledger has it.
 func (l *look) gather(ctx context.Context) {
-	l.in = audit.Input{Host: l.a.o.Host, Fleet: map[string]audit.Answer{}}
+	l.in = audit.Input{Host: l.a.o.Host, Fleet: map[string]audit.Answer{}, Names: map[string]string{}}
 	if err := l.lists(ctx); err != nil {
 		l.in.Placement.Why = err.Error()
 		l.silent[silentPlacement] = err.Error()
 	}
 	l.domains(ctx)
-	l.in.Ledger = l.a.o.Ledger(nil)
+	l.in.Ledger = l.a.o.Ledger()
 	if l.in.Placement.Why != "" {
 		return
 	}
-	unread := audit.Unread(l.in)
-	// Whether an unknown consumer was a move is looked up in the same breath.
-	l.in.Ledger = l.a.o.Ledger(unread)
-	for _, consumer := range unread {
+	for _, consumer := range audit.Unread(l.in) {
 		l.whole(ctx, consumer)
 	}
 	// What was written in between, its verb has recorded by now.
-	l.in.Ledger = l.a.o.Ledger(unread)
+	l.in.Ledger = l.a.o.Ledger()
 	for _, consumer := range audit.Unread(l.in) {
 		l.whole(ctx, consumer)
 	}
@@ -129,7 +126,6 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 		return
 	}
 	of := map[string][]string{} // hosts to ask, by consumer
-	names := map[string]string{}
 	var everyone []string
 	if l.order.AskAll {
 		hosts, err := l.a.o.Peers.Hosts(ctx)
@@ -149,7 +145,7 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 		}
 		for rp := range l.in.Placement.Consumers[c].Allocations {
 			if !l.in.Tree.Uses(rp) {
-				hosts = append(hosts, l.hostOf(ctx, rp, names))
+				hosts = append(hosts, l.hostOf(ctx, rp))
 			}
 		}
 		slices.Sort(hosts)
@@ -184,8 +180,8 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 const nameless = "the host of provider "
 
 // hostOf names the host of a provider: its root's name.
-func (l *look) hostOf(ctx context.Context, rp string, names map[string]string) string {
-	if name, known := names[rp]; known {
+func (l *look) hostOf(ctx context.Context, rp string) string {
+	if name, known := l.in.Names[rp]; known {
 		return name
 	}
 	l.a.calls.reads.Add(1)
@@ -198,7 +194,7 @@ func (l *look) hostOf(ctx context.Context, rp string, names map[string]string) s
 		l.silent[silentPlacement] = err.Error()
 		return nameless + rp
 	}
-	names[rp] = p.Name
+	l.in.Names[rp] = p.Name
 	return p.Name
 }
 

@@ -66,7 +66,7 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 				}
 				in.Placement.Consumers[consumer] = got
 			}
-			in.Ledger = l.a.o.Ledger([]string{was.Subject})
+			in.Ledger = l.a.o.Ledger()
 			if row = audit.Judge(in, was.Subject); row.Heal != was.Heal {
 				return nil // somebody was faster, or it has begun to move
 			}

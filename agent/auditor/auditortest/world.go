@@ -125,7 +125,7 @@ func (w *World) Child(suffix string) {
 	w.Tree.Providers = append(w.Tree.Providers, p)
 }
 
-func (w *World) read([]string) audit.Ledger {
+func (w *World) read() audit.Ledger {
 	if w.Between != nil && w.alone {
 		w.Between()
 	}
