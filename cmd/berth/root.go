@@ -70,6 +70,7 @@ On a host that already runs guests:
   berth pki init /root/ca      make certificates, if you have none
   berth agent                  run the agent; it only observes until told to manage
   berth instance adopt --all   take the guests that run under claims
+  berth plan GUEST             where could one go, and if not, why
   berth migrate GUEST HOST     move one
 
 Commands ask the agent on this machine, through /run/berth/berth.sock, unless
