@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 
 	"berth/agent/audit"
 	"berth/agent/inventory"
@@ -156,24 +157,43 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 			}
 		}
 	}
-	answers := map[string]map[string]Known{} // by host and consumer
-	for host, consumers := range questions {
-		l.a.calls.peers.Add(1)
-		known, err := l.a.o.Peers.Knows(ctx, host, consumers)
-		if err != nil {
-			l.silent[host] = err.Error()
-			continue
-		}
-		answers[host] = map[string]Known{}
-		for _, k := range known {
-			answers[host][k.Consumer] = k
-		}
-	}
+	answers := l.question(ctx, questions)
 	for _, c := range strangers {
 		if len(of[c]) > 0 {
 			l.in.Fleet[c] = fold(c, of[c], answers)
 		}
 	}
+}
+
+// atOnce is how many hosts are asked at a time: one that does not answer costs its
+// patience, and must not cost it once for each such host. Arbitrary.
+const atOnce = 16
+
+// question asks hosts for consumers, and gives the answers by host and consumer.
+func (l *look) question(ctx context.Context, questions map[string][]string) map[string]map[string]Known {
+	var mu sync.Mutex // guards answers and l.silent
+	var wg sync.WaitGroup
+	answers, places := map[string]map[string]Known{}, make(chan struct{}, atOnce)
+	for host, consumers := range questions {
+		l.a.calls.peers.Add(1)
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			known, err := l.a.o.Peers.Knows(ctx, host, consumers)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				l.silent[host] = err.Error()
+				return
+			}
+			answers[host] = map[string]Known{}
+			for _, k := range known {
+				answers[host][k.Consumer] = k
+			}
+		})
+	}
+	wg.Wait()
+	return answers
 }
 
 // nameless begins what stands for a host that cannot be named, and so does not answer.
