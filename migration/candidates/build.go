@@ -40,6 +40,9 @@ func Build(w Wish) ([]Request, error) {
 	return out, nil
 }
 
+// needsThreads reports whether a guest wants siblings that share a core. One that
+// wants whole cores (isolate) asks for no trait: Nova forbids hosts with siblings to
+// it, here they are kept idle.
 func needsThreads(t *topology.GuestTopology) bool {
 	return t != nil && slices.ContainsFunc(t.Cells, func(c topology.GuestCell) bool { return c.ThreadPolicy == topology.ThreadPolicyRequire })
 }
