@@ -55,7 +55,7 @@ func TestLiveMigrate_RefusalsLeaveNothing(t *testing.T) {
 		{"the same host under another name", ask("b"), func(w *world) { w.hosts["b"].provider = "rp-a" }, fault.Forbidden, []string{"same_host"}},
 		{"a stopped guest", ask("b"), func(w *world) { *w.hosts["a"].domain = simDomain{"shut off", "shutdown"} }, fault.Forbidden, []string{"guest_not_running"}},
 		{"a host that does not exist", ask("nowhere"), nil, fault.NotFound, nil},
-		{"a guest that does not exist", migration.Request{Instance: moveUUID, Destination: "b", Migration: moveUUID}, nil, fault.NotFound, nil},
+		{"a guest that does not exist", migration.Request{Instance: moveUUID, Destination: "b", Migration: moveUUID}, nil, fault.NotFound, []string{migration.ReasonGuestGone}},
 		{"a peer that does not answer", ask("b"), func(w *world) { w.hosts["b"].cut = true }, fault.Unavailable, nil},
 		{"a Placement that is down, named", ask("b"), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
 		{"a Placement that is down", ask(""), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
@@ -220,7 +220,8 @@ func TestLive_HealsTheAllocationOrRefuses(t *testing.T) {
 	}{
 		{"absent", nil, migration.OutcomeCompleted},
 		{"other amounts", map[string]placementclient.Resources{"rp-a": {"VCPU": 1}}, migration.OutcomeCompleted},
-		{"on another host", map[string]placementclient.Resources{"rp-c": {"VCPU": 2}}, migration.OutcomeRefused},
+		{"doubled", map[string]placementclient.Resources{"rp-a": {"VCPU": 2}, "rp-b": {"VCPU": 2}}, migration.OutcomeCompleted},
+		{"on nobody's provider", map[string]placementclient.Resources{"rp-c": {"VCPU": 2}}, migration.OutcomeRefused},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, 1, script{}, faults{})
@@ -235,7 +236,7 @@ func TestLive_HealsTheAllocationOrRefuses(t *testing.T) {
 			}
 			if tt.want == migration.OutcomeCompleted {
 				w.report(tt.name)
-			} else if got := codes(m.Err()); !slices.Equal(got, []string{"allocation_elsewhere"}) {
+			} else if got := codes(m.Err()); !slices.Equal(got, []string{"allocation_elsewhere", "provider_unknown"}) {
 				t.Errorf("reasons %v", got)
 			}
 		})

@@ -39,6 +39,32 @@ func newEmbedded(t testing.TB, w *world) *embedded {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
+	shared, err := e.admin.CreateProvider(ctx, placementclient.NewProvider{Name: "nfs", UUID: "55555555-5555-4555-8555-555555555555"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const aggregate = "66666666-6666-4666-8666-666666666666"
+	share := func(rp string) {
+		have, err := e.admin.Aggregates(ctx, rp)
+		if err == nil {
+			_, err = e.admin.PutAggregates(ctx, rp, placementclient.Aggregates{Generation: have.Generation, Aggregates: []string{aggregate}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	traits, err := e.admin.PutTraits(ctx, shared.UUID, placementclient.Traits{Generation: shared.Generation, Traits: []string{"MISC_SHARES_VIA_AGGREGATE"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.Generation = traits.Generation
+	// Room for one guest: counted twice it would not fit.
+	if _, err := e.admin.PutInventories(ctx, shared.UUID, placementclient.Inventories{Generation: shared.Generation, Inventories: map[string]placementclient.Inventory{
+		"DISK_GB": {Total: 1},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	share(shared.UUID)
 	for i, name := range []string{"a", "b", "c"} {
 		h := w.hosts[name]
 		if h == nil {
@@ -50,13 +76,24 @@ func newEmbedded(t testing.TB, w *world) *embedded {
 			t.Fatal(err)
 		}
 		if _, err := e.admin.PutInventories(ctx, h.provider, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
-			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192}, "DISK_GB": {Total: 100},
+			"VCPU": {Total: 8},
 		}}); err != nil {
 			t.Fatal(err)
 		}
+		h.pages = fmt.Sprintf("44444444-4444-4444-8444-44444444444%d", i)
+		if p, err = e.admin.CreateProvider(ctx, placementclient.NewProvider{Name: name + "_pages", UUID: h.pages, ParentProviderUUID: h.provider}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.admin.PutInventories(ctx, h.pages, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
+			"MEMORY_MB": {Total: 8192},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		h.disk = shared.UUID
+		share(h.provider)
 	}
 	a := *w.placement.consumers[guestUUID]
-	a.Allocations = map[string]placementclient.Resources{w.hosts["a"].provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+	a.Allocations = w.hosts["a"].place(guestSize)
 	a.ConsumerGeneration = nil
 	if err := e.admin.PutAllocations(ctx, guestUUID, a); err != nil {
 		t.Fatal(err)
@@ -99,7 +136,7 @@ func (x embeddedWire) DeleteAllocations(_ context.Context, consumer string) erro
 	return x.write("delete allocations", func(ctx context.Context) error { return x.Client.DeleteAllocations(ctx, consumer) })
 }
 
-func (e *embedded) verify(w *world, provider string) {
+func (e *embedded) verify(w *world, owner *simHost) {
 	ctx := context.Background()
 	inst, err := e.admin.Allocations(ctx, guestUUID)
 	if err != nil {
@@ -109,7 +146,7 @@ func (e *embedded) verify(w *world, provider string) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	want := placementclient.Allocations{Allocations: map[string]placementclient.Resources{provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}}
+	want := placementclient.Allocations{Allocations: owner.place(guestSize)}
 	if !inst.SameResources(want) || inst.ConsumerType != placementclient.ConsumerInstance {
 		w.violate("at the end the instance holds %+v, want %v", inst, want.Allocations)
 	}

@@ -36,8 +36,9 @@ type Host interface {
 // decides about the guest until Commit; it never takes another host's word.
 type SourceVerbs interface {
 	// Inspect reads the guest that is to leave: ledger, definition, disks, state.
-	// fault.NotFound when there is none; fault.Forbidden when the token is not
-	// here or it is not managed.
+	// fault.NotFound with the reason ReasonGuestGone when there is none; fault.Forbidden
+	// when the token is not here (ReasonTokenElsewhere) or it is not managed;
+	// fault.Unavailable while it is not known on which providers it is counted.
 	Inspect(ctx context.Context, instance string) (Guest, error)
 
 	// CheckSource holds the destination's answer against the guest: which disks
@@ -347,6 +348,10 @@ type DestinationStatus struct {
 	// Claim is the state of the claim that names this migration and attempt:
 	// pending, arriving, bound; empty for none.
 	Claim string `json:"claim"`
+	// Nothing: the host has nothing of the instance at all, by whatever migration: no
+	// domain, no claim, no token, no context. False from agents that did not tell it
+	// yet.
+	Nothing bool `json:"nothing,omitempty"`
 }
 
 // Ledger is what one host's ledger says about the ownership token, seen from

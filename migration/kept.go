@@ -1,6 +1,7 @@
 package migration
 
 import (
+	"berth/migration/halves"
 	"berth/migration/task"
 	"berth/placementclient"
 )
@@ -8,7 +9,7 @@ import (
 // Halves are what the two consumers of a move hold between its swap and its end.
 type Halves struct {
 	Instance  placementclient.Allocations // on the destination
-	Migration placementclient.Allocations // on the source
+	Migration placementclient.Allocations // on the source; none where there was nothing to keep
 }
 
 // Halves gives what an unfinished migration's journal says that its consumers hold in
@@ -32,27 +33,12 @@ func (c *Conductor) Halves(uuid string) (Halves, bool) {
 	if st.Phase != task.Doing || swapped.State != task.StepEnded || deleting {
 		return Halves{}, false
 	}
-	source, destination, err := swapSides(t)
+	u, err := s.sides(t)
 	if err != nil {
 		return Halves{}, false
 	}
-	source.ConsumerGeneration, destination.ConsumerGeneration = nil, nil
-	source.ConsumerType, destination.ConsumerType = placementclient.ConsumerMigration, placementclient.ConsumerInstance
-	return Halves{Instance: destination, Migration: source}, true
-}
-
-// swapSides are what the instance held on the source, and what it holds on the
-// destination, as the swap has written them.
-func swapSides(t *task.Task) (source, destination placementclient.Allocations, err error) {
-	var src inspectedSource
-	var dst CheckAnswer
-	var claim ClaimAnswer
-	if err := outputs(t, StepInspectSource, &src, StepCheckDestination, &dst, StepClaim, &claim); err != nil {
-		return source, destination, err
-	}
-	destination = on(dst.Destination.ProviderUUID, claim.Resources, src.Held, src.Guest)
-	if claim.Allocations != nil {
-		destination.Allocations = claim.Allocations
-	}
-	return src.Held, destination, nil
+	kept, next := u.Start.Held.Clone(), u.Start.Held.Clone()
+	kept.Allocations, kept.ConsumerGeneration, kept.ConsumerType = halves.Split(u.Start.Held.Allocations, u.Next), nil, placementclient.ConsumerMigration
+	next.Allocations, next.ConsumerGeneration, next.ConsumerType = u.Next, nil, placementclient.ConsumerInstance
+	return Halves{Instance: next, Migration: kept}, true
 }

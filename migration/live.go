@@ -8,8 +8,8 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration/halves"
 	"berth/migration/task"
-	"berth/placementclient"
 )
 
 // The steps of a live migration, in order. The names are in journals and in the
@@ -71,8 +71,7 @@ type (
 	inspectedSource struct {
 		Guest  Guest       `json:"guest"`
 		Source Description `json:"source"`
-		// Held is what the instance held on the source before the move.
-		Held placementclient.Allocations `json:"held"`
+		halves.Start
 	}
 	chosenDestination struct {
 		Name string `json:"name"`
@@ -104,7 +103,7 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 	if err := movable(out.Guest); err != nil {
 		return nil, err
 	}
-	out.Held, err = s.halves().settleSource(ctx, out.Source.ProviderUUID, out.Guest)
+	out.Start, err = s.settleSource(ctx, out)
 	return out, err
 }
 
@@ -161,25 +160,6 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 
 func (s *story) abortClaim(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error { return h.AbortClaim(ctx, s.ref(StepClaim)) })
-}
-
-func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
-	var src inspectedSource
-	var dst CheckAnswer
-	var claim ClaimAnswer
-	if err := outputs(t, StepInspectSource, &src, StepCheckDestination, &dst, StepClaim, &claim); err != nil {
-		return nil, err
-	}
-	to := on(dst.Destination.ProviderUUID, claim.Resources, src.Held, src.Guest)
-	return nil, s.halves().swap(ctx, src.Held, to)
-}
-
-func (s *story) swapBack(ctx context.Context, t *task.Task) error {
-	var src inspectedSource
-	if err := t.Output(StepInspectSource, &src); err != nil {
-		return err
-	}
-	return s.halves().swapBack(ctx, src.Held)
 }
 
 func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
@@ -279,10 +259,6 @@ func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.CleanUpSource(ctx, s.ref(StepCleanUpSource))
 	})
-}
-
-func (s *story) deleteAllocation(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.halves().drop(ctx)
 }
 
 // renewLease keeps the destination's claim alive until the token has left. A

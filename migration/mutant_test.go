@@ -81,7 +81,7 @@ var mutants = []struct {
 						return nil, err
 					}
 				}
-				inst.Allocations = map[string]placementclient.Resources{"rp-" + to.Name: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+				inst.Allocations = w.hosts[to.Name].place(guestSize)
 				return nil, p.PutAllocations(ctx, guestUUID, inst)
 			}
 			s.Undo = func(ctx context.Context, t *task.Task) error {

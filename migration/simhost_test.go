@@ -7,6 +7,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/placementclient"
 	"berth/topology"
 )
 
@@ -17,6 +18,7 @@ import (
 type simHost struct {
 	w              *world
 	name, provider string
+	pages, disk    string // who has its MEMORY_MB and DISK_GB; the rest is on the root
 	capacity       topology.Resources
 	refuses        error // CheckDestination passes and Claim says this
 
@@ -69,7 +71,7 @@ var guestSize = topology.Resources{VCPUs: 2, MemoryMB: 1024, DiskGB: 1}
 
 func newSimHost(w *world, name string) *simHost {
 	return &simHost{
-		w: w, name: name, provider: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
+		w: w, name: name, provider: "rp-" + name, pages: "rp-" + name, disk: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
 		claims: map[string]*simClaim{}, contexts: map[string]bool{}, tombs: map[string]bool{}, reclaimed: map[string]bool{},
 		commits: map[string]migration.Commit{}, started: map[string]bool{}, made: map[string]bool{},
 	}
@@ -111,7 +113,24 @@ func (h *simHost) used() topology.Resources {
 }
 
 func (h *simHost) Describe(context.Context) (migration.Description, error) {
-	return migration.Description{Name: h.name, ProviderUUID: h.provider, HostUUID: "uuid-" + h.name}, nil
+	return migration.Description{
+		Name: h.name, ProviderUUID: h.provider, HostUUID: "uuid-" + h.name, Providers: []string{h.provider, h.pages, h.disk},
+	}, nil
+}
+
+// place is where a host counts what a claim holds.
+func (h *simHost) place(r topology.Resources) map[string]placementclient.Resources {
+	out := map[string]placementclient.Resources{h.provider: {}, h.pages: {}, h.disk: {}}
+	out[h.provider]["VCPU"], out[h.pages]["MEMORY_MB"], out[h.disk]["DISK_GB"] = int64(r.VCPUs), r.MemoryMB, r.DiskGB
+	return out
+}
+
+// told is what its agent tells a conductor of it: nothing, if it is an old one.
+func (h *simHost) told(r topology.Resources) map[string]placementclient.Resources {
+	if h.w.oldAgents {
+		return nil
+	}
+	return h.place(r)
 }
 
 func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, error) {
@@ -119,17 +138,17 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 		return migration.Guest{}, err
 	}
 	if instance != guestUUID || h.token == nil {
-		return migration.Guest{}, fault.New(fault.NotFound, "instance %s is not on host %s", instance, h.name)
+		return migration.Guest{}, fault.Refuse(fault.NotFound, "", fault.Reason{Code: migration.ReasonGuestGone, Message: "it is not on host " + h.name})
 	}
 	if !h.token.here {
-		return migration.Guest{}, fault.New(fault.Forbidden, "the token of instance %s is not on host %s", instance, h.name)
+		return migration.Guest{}, fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonTokenElsewhere, Message: "it is not on host " + h.name})
 	}
 	power := migration.PowerState("shut off")
 	if h.domain != nil && h.domain.state != "shut off" {
 		power = h.w.power
 	}
 	return migration.Guest{
-		UUID: guestUUID, Name: "vm1", Resources: h.claims["instance"].resources, ProjectID: "project", UserID: "user",
+		UUID: guestUUID, Name: "vm1", Resources: h.claims["instance"].resources, Allocations: h.told(h.claims["instance"].resources), ProjectID: "project", UserID: "user",
 		Epoch: h.token.epoch, PowerState: power, Persistent: !h.w.transient, Disks: []migration.Disk{{Target: "vda", Path: "/vda"}},
 	}, nil
 }
@@ -316,7 +335,7 @@ func (h *simHost) Claim(_ context.Context, ref migration.Ref, c migration.ClaimR
 		h.claims[at(ref)] = cl
 	}
 	cl.until = h.w.sim.Elapsed() + c.Lease
-	return migration.ClaimAnswer{Claim: at(ref), Resources: cl.resources, Ticket: cl.ticket, Lease: c.Lease}, nil
+	return migration.ClaimAnswer{Claim: at(ref), Resources: cl.resources, Allocations: h.told(cl.resources), Ticket: cl.ticket, Lease: c.Lease}, nil
 }
 
 func (h *simHost) RenewClaim(_ context.Context, ref migration.Ref) error {
@@ -425,5 +444,6 @@ func (h *simHost) DestinationStatus(_ context.Context, ref migration.Ref) (migra
 	if cl := h.claims[at(ref)]; cl != nil {
 		st.Claim = cl.state
 	}
+	st.Nothing = h.domain == nil && len(h.claims) == 0 && (h.token == nil || !h.token.here)
 	return st, nil
 }

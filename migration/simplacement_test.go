@@ -49,12 +49,20 @@ func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
 		kept.ConsumerGeneration = placementclient.Generation(next)
 		s.consumers[id] = &kept
 	}
+	// What hosts share is counted once, whatever moves.
+	shared := int64(0)
+	for _, a := range s.consumers {
+		shared += a.Allocations[sharedDisk]["DISK_GB"]
+	}
+	if shared > guestSize.DiskGB {
+		s.w.violate("%d GiB of the sharing provider are held for a guest of %d", shared, guestSize.DiskGB)
+	}
 	return nil
 }
 
-func (s *simPlacement) verify(provider string) {
+func (s *simPlacement) verify(owner *simHost) {
 	inst := s.consumers[guestUUID]
-	want := map[string]placementclient.Resources{provider: {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}}
+	want := owner.place(guestSize)
 	if inst == nil || !inst.SameResources(placementclient.Allocations{Allocations: want}) {
 		s.w.violate("at the end the instance holds %+v, want %v", inst, want)
 	} else if inst.ConsumerType != placementclient.ConsumerInstance {
@@ -109,13 +117,20 @@ func (x placementWire) DeleteAllocations(_ context.Context, consumer string) err
 	return err
 }
 
-func (x placementWire) Providers(context.Context, placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error) {
+func (x placementWire) Providers(_ context.Context, f placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error) {
 	if !x.up() {
 		return nil, fault.New(fault.Unavailable, "Placement does not answer")
 	}
 	var out []placementclient.ResourceProvider
 	for _, name := range slices.Sorted(maps.Keys(x.w.hosts)) {
-		out = append(out, placementclient.ResourceProvider{UUID: x.w.hosts[name].provider, Name: name})
+		h := x.w.hosts[name]
+		tree := []placementclient.ResourceProvider{{UUID: h.provider, Name: name, RootProviderUUID: h.provider}}
+		if h.pages != h.provider {
+			tree = append(tree, placementclient.ResourceProvider{UUID: h.pages, Name: name + "_pages", ParentProviderUUID: h.provider, RootProviderUUID: h.provider})
+		}
+		if f.InTree == "" || slices.ContainsFunc(tree, func(p placementclient.ResourceProvider) bool { return p.UUID == f.InTree }) {
+			out = append(out, tree...)
+		}
 	}
 	return out, nil
 }

@@ -19,6 +19,8 @@ import (
 const (
 	guestUUID = "11111111-1111-4111-8111-111111111111"
 	moveUUID  = "22222222-2222-4222-8222-222222222222"
+
+	sharedDisk = "rp-nfs" // the sharing provider of all hosts, where they have one
 )
 
 // script is what goes wrong in the world itself, apart from crashes and the wire.
@@ -61,6 +63,7 @@ type world struct {
 	faults    faults
 	power     migration.PowerState
 	transient bool
+	oldAgents bool          // that tell nothing of providers
 	latency   time.Duration // of every call over the wire
 	configure func(*migration.Config)
 	mutate    func(*world) migration.Mutation
@@ -87,7 +90,15 @@ func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
 	w.placement = newSimPlacement(w)
 	w.store = &simStore{data: map[string]map[string][]byte{}}
 	for _, name := range names {
-		w.hosts[name] = newSimHost(w, name)
+		h := newSimHost(w, name)
+		w.hosts[name] = h
+		// Trees of one provider and of several, disks of their own and a sharing one.
+		if seed%2 == 1 {
+			h.pages = h.provider + "_pages"
+		}
+		if seed%4 < 2 {
+			h.disk = sharedDisk
+		}
 		if slices.Contains(sc.refuse, name) {
 			w.hosts[name].refuses = fault.Refuse(fault.DoesNotFit, "claim", fault.Reason{Code: "pages_short", Message: "no huge pages on " + name})
 		}
@@ -97,7 +108,7 @@ func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
 	a.domain = &simDomain{"running", "booted"}
 	a.claims["instance"] = &simClaim{state: "bound", resources: guestSize}
 	w.placement.consumers[guestUUID] = &placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{"rp-a": {"VCPU": 2, "MEMORY_MB": 1024, "DISK_GB": 1}},
+		Allocations: a.place(guestSize),
 		ProjectID:   "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
 		ConsumerGeneration: placementclient.Generation(1),
 	}
@@ -358,9 +369,9 @@ func (w *world) verify(m migration.Migration) {
 		}
 	}
 	if w.embedded != nil {
-		w.embedded.verify(w, w.hosts[owner].provider)
+		w.embedded.verify(w, w.hosts[owner])
 	} else {
-		w.placement.verify(w.hosts[owner].provider)
+		w.placement.verify(w.hosts[owner])
 	}
 	if n := len(w.store.data["tasks"]); n > 0 {
 		w.violate("at the end %d task journals are left", n)

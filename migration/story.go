@@ -11,6 +11,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration/task"
+	"berth/placementclient"
 )
 
 // forever is a sleep that only its context ends.
@@ -24,7 +25,7 @@ const (
 
 var errAborted = fault.Refuse(fault.Undone, "", fault.Reason{Code: codeAborted, Message: "aborted on request"})
 
-// story is one migration in memory. c.mu guards rec, state, task and watchers;
+// story is one migration in memory. c.mu guards rec, state, task, watchers and known;
 // the rest never changes. rec is written by the story's own actor alone (but for
 // AbortRequested), so that this actor reads it without the lock.
 type story struct {
@@ -38,6 +39,7 @@ type story struct {
 	state    task.State // of the current attempt
 	task     *task.Task // nil between attempts
 	watchers map[chan Migration]func() bool
+	known    *placementclient.Allocations // what the instance was just read to hold; nil once it was used
 }
 
 func newStory(c *Conductor, kept stored) *story {

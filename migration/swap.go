@@ -3,29 +3,24 @@ package migration
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
-	"berth/internal/runtime"
+	"berth/migration/halves"
+	"berth/migration/task"
 	"berth/placementclient"
 	"berth/topology"
 )
 
-// swapTries bounds how often one swap is written. Placement loses races inside
-// itself in some of ten moves under load; Nova tries four times, this is a few
-// more, since each failure costs a whole undo.
-const swapTries = 6
+// What a move writes to Placement; package halves has the rules.
 
-// halves is the two consumers of a move: the instance, and the migration that
-// keeps what is needed to go back.
-type halves struct {
-	placement Placement
-	runtime   runtime.Runtime
-	jitter    func(time.Duration) time.Duration
-	instance  string
-	migration string
+// move is the two consumers of the migration.
+func (s *story) move() halves.Move {
+	return halves.Move{
+		Placement: s.c.cfg.Placement, Runtime: s.c.cfg.Runtime, Jitter: s.c.cfg.Jitter, Instance: s.instance, Migration: s.uuid,
+	}
 }
 
 // placementResources is a claim's amounts in Placement's classes. Placement
@@ -41,173 +36,186 @@ func placementResources(r topology.Resources) placementclient.Resources {
 	return out
 }
 
-// on is an allocation of r on one provider for the instance that from describes.
-func on(provider string, r topology.Resources, from placementclient.Allocations, g Guest) placementclient.Allocations {
-	a := placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{provider: placementResources(r)},
-		ProjectID:   from.ProjectID, UserID: from.UserID,
-		ConsumerGeneration: from.ConsumerGeneration,
-		ConsumerType:       placementclient.ConsumerInstance,
+// amounts is what a claim holds of a host by provider; of one whose agent does not
+// tell, all is on the root.
+func amounts(d Description, told halves.Amounts, r topology.Resources) halves.Amounts {
+	if told != nil {
+		return told
 	}
-	if a.ProjectID == "" {
-		a.ProjectID = g.ProjectID
-	}
-	if a.UserID == "" {
-		a.UserID = g.UserID
-	}
-	return a
+	return halves.Amounts{d.ProviderUUID: placementResources(r)}
 }
 
-// settleSource makes the instance's allocation equal to its claim on the source,
-// and answers with it. Absent or other amounts on the source's provider are
-// healed: the claim is the truth and the source holds the token. Anything on
-// another provider is refused: somebody else believes the guest is there.
-func (h halves) settleSource(ctx context.Context, provider string, g Guest) (placementclient.Allocations, error) {
-	for try := 0; ; try++ {
-		have, err := h.placement.Allocations(ctx, h.instance)
-		if err != nil {
-			return have, fmt.Errorf("read the allocation of instance %s: %w", h.instance, err)
-		}
-		want := on(provider, g.Resources, have, g)
-		if have.Exists() && have.SameResources(want) {
-			return want, nil
-		}
-		var reasons []fault.Reason
-		for rp, r := range have.Allocations {
-			if rp != provider {
-				reasons = append(reasons, fault.Reason{
-					Code:    "allocation_elsewhere",
-					Message: fmt.Sprintf("instance %s holds %v on provider %s, which is not its host", h.instance, r, rp),
-					Want:    provider, Have: rp, Change: "find out who wrote it, and delete what is stale",
-				})
-			}
-		}
-		if len(reasons) > 0 {
-			return have, fault.Refuse(fault.Forbidden, "allocations do not agree with the source's claim", reasons...)
-		}
-		if try >= swapTries {
-			return have, fault.New(fault.Busy, "heal the allocation of instance %s: it is written by somebody else at the same time", h.instance)
-		}
-		err = h.placement.PutAllocations(ctx, h.instance, want)
-		if err == nil {
-			continue // and read what was written
-		}
-		if try+1 >= swapTries || !again(err) {
-			return have, fmt.Errorf("heal the allocation of instance %s: %w", h.instance, err)
-		}
-		if err := h.pause(ctx, try); err != nil {
-			return have, err
-		}
-	}
+// counts reports whether a guest of the host may be counted on a provider.
+func (d Description) counts(rp string) bool {
+	return rp == d.ProviderUUID || slices.Contains(d.Providers, rp)
 }
 
-// swap gives the migration what the instance holds on the source and the
-// instance its place on the destination, both in one write or not at all.
-//
-// A 409 has three meanings. A provider changed: the write carries no provider
-// generation, so this comes only as a race lost inside the server; the same body
-// is sent again. A consumer changed: stop and look; only if what is there is the
-// swap itself, whose answer was lost, is all well.
-func (h halves) swap(ctx context.Context, source, destination placementclient.Allocations) error {
-	for try := 0; ; try++ {
-		inst, mig, err := h.read(ctx)
-		if err != nil {
-			if try >= swapTries || !again(err) {
-				return err
-			}
-		} else {
-			switch {
-			case mig.Exists() && inst.SameResources(destination) && mig.SameResources(source):
-				return nil
-			case mig.Exists() || !inst.SameResources(source):
-				return fault.New(fault.GenerationConflict,
-					"swap allocations of instance %s: it holds %v and the migration %v, want %v and nothing: another actor wrote them",
-					h.instance, inst.Allocations, mig.Allocations, source.Allocations)
-			}
-			to, keep := destination.Clone(), source.Clone()
-			to.ConsumerGeneration, to.ConsumerType = inst.ConsumerGeneration, placementclient.ConsumerInstance
-			keep.ConsumerGeneration, keep.ConsumerType = nil, placementclient.ConsumerMigration
-			err = h.placement.PostAllocations(ctx, map[string]placementclient.Allocations{h.migration: keep, h.instance: to})
-			if err == nil {
-				return nil
-			}
-			// A consumer conflict is looked at once more: the switch above decides.
-			if try >= swapTries || !again(err) {
-				return fmt.Errorf("swap allocations of instance %s: %w", h.instance, err)
-			}
-		}
-		if err := h.pause(ctx, try); err != nil {
-			return err
-		}
-	}
+// settleSource makes the instance's allocation equal to its claim.
+func (s *story) settleSource(ctx context.Context, src inspectedSource) (halves.Start, error) {
+	s.c.mu.Lock()
+	known := s.known
+	s.known = nil // once: a repeated step reads
+	s.c.mu.Unlock()
+	return s.move().Settle(ctx, halves.Source{
+		Root: src.Source.ProviderUUID, Uses: src.Source.counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
+		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.leftover,
+	}, known)
 }
 
-// swapBack is the undo. It succeeds only by a write whose answer came: a swap
-// whose answer was lost may still land, and only a raised generation of the
-// instance's consumer turns it away for good. What is written back is what the
-// migration holds now; where it holds nothing, the instance's source claim.
-func (h halves) swapBack(ctx context.Context, source placementclient.Allocations) error {
-	for try := 0; ; try++ {
-		err := h.writeBack(ctx, source)
-		if err == nil {
-			return nil
-		}
-		if try >= swapTries || !again(err) {
-			return fmt.Errorf("swap allocations of instance %s back: %w", h.instance, err)
-		}
-		if err := h.pause(ctx, try); err != nil {
-			return err
-		}
+// sides is what the swap changes, and what its undo and the end have to know.
+func (s *story) sides(t *task.Task) (halves.Undo, error) {
+	var src inspectedSource
+	var dst CheckAnswer
+	var claim ClaimAnswer
+	if err := outputs(t, StepInspectSource, &src, StepCheckDestination, &dst, StepClaim, &claim); err != nil {
+		return halves.Undo{}, err
 	}
+	return halves.Undo{
+		Start: src.Start, Next: amounts(dst.Destination, claim.Allocations, claim.Resources), Guest: s.whereabouts,
+		Both: func(rp string) bool { return src.Source.counts(rp) || dst.Destination.counts(rp) },
+	}, nil
 }
 
-func (h halves) writeBack(ctx context.Context, source placementclient.Allocations) error {
-	inst, mig, err := h.read(ctx)
+// swapped is the swap's output: what the migration keeps, empty where there is
+// nothing to keep and no such consumer was made.
+type swapped struct {
+	Kept halves.Amounts `json:"kept"`
+}
+
+func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
+	u, err := s.sides(t)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := s.move().Swap(ctx, u.Start, u.Next)
+	if err != nil {
+		return nil, err
+	}
+	return swapped{kept}, nil
+}
+
+func (s *story) swapBack(ctx context.Context, t *task.Task) error {
+	u, err := s.sides(t)
 	if err != nil {
 		return err
 	}
-	back := source.Clone()
-	if mig.Exists() {
-		back.Allocations = mig.Clone().Allocations
-	}
-	back.ConsumerGeneration, back.ConsumerType = inst.ConsumerGeneration, placementclient.ConsumerInstance
-	if !mig.Exists() {
-		return h.placement.PutAllocations(ctx, h.instance, back)
-	}
-	gone := mig.Clone()
-	gone.Allocations, gone.ConsumerType = nil, placementclient.ConsumerMigration
-	return h.placement.PostAllocations(ctx, map[string]placementclient.Allocations{h.migration: gone, h.instance: back})
+	return s.move().Back(ctx, u)
 }
 
-// drop deletes what the migration holds, at the very end. The uuid is never used
-// again, so a copy of the request that lands late does nothing.
-func (h halves) drop(ctx context.Context) error {
-	if err := h.placement.DeleteAllocations(ctx, h.migration); err != nil && !errors.Is(err, fault.NotFound) {
-		return fmt.Errorf("delete the allocation of migration %s: %w", h.migration, err)
-	}
-	return nil
-}
-
-func (h halves) read(ctx context.Context) (inst, mig placementclient.Allocations, err error) {
-	if inst, err = h.placement.Allocations(ctx, h.instance); err == nil {
-		mig, err = h.placement.Allocations(ctx, h.migration)
-	}
+func (s *story) deleteAllocation(ctx context.Context, t *task.Task) (any, error) {
+	u, err := s.sides(t)
 	if err != nil {
-		err = fmt.Errorf("read the allocations of instance %s and migration %s: %w", h.instance, h.migration, err)
+		return nil, err
 	}
-	return inst, mig, err
+	return nil, s.move().Finish(ctx, u, s.leftover)
 }
 
-// again says whether reading and writing once more may help.
-func again(err error) bool {
-	switch fault.KindOf(err) {
-	case fault.Unavailable, fault.InDoubt, fault.Busy, fault.GenerationConflict:
-		return true
+// Reason codes of Inspect that decide about an allocation.
+const (
+	// ReasonGuestGone says that the source has no domain of the guest: never had one,
+	// or its ledger still has the guest and its hypervisor no more.
+	ReasonGuestGone = "guest_gone"
+	// ReasonTokenElsewhere says that the guest is another host's.
+	ReasonTokenElsewhere = "token_elsewhere"
+)
+
+// goneAgree is between the two looks that must agree that a guest is gone: one
+// wrong answer of a hypervisor takes no allocation from a guest that runs. Arbitrary.
+const goneAgree = time.Second
+
+// whereabouts asks the source what became of the guest while it moved.
+func (s *story) whereabouts(ctx context.Context) (halves.Whereabouts, error) {
+	for look := 1; ; look++ {
+		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+			_, err := h.Inspect(ctx, s.instance)
+			return err
+		})
+		switch {
+		case errors.Is(err, fault.NotFound) && hasReason(err, ReasonGuestGone):
+			if look == 2 {
+				return halves.Gone, nil
+			}
+		case hasReason(err, ReasonTokenElsewhere):
+			return halves.Elsewhere, nil
+		case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.Busy):
+			return halves.Here, err
+		default:
+			// What else it complains of (a disk that cannot be read) is said of a guest that
+			// is there.
+			return halves.Here, nil
+		}
+		if err := s.c.cfg.Runtime.Sleep(ctx, goneAgree); err != nil {
+			return halves.Here, err
+		}
 	}
-	return false
 }
 
-func (h halves) pause(ctx context.Context, try int) error {
-	base := 50 * time.Millisecond << min(try, 5)
-	return h.runtime.Sleep(ctx, base+h.jitter(base))
+func hasReason(err error, code string) bool {
+	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == code })
+}
+
+// leftover proves that what the instance holds of other hosts was left by a move of
+// other hands: the agent of each must say that nothing of the guest is there. A
+// sharing provider has no agent; it is a leftover with the host that is counted there.
+func (s *story) leftover(ctx context.Context, providers []string) error {
+	var reasons, open []fault.Reason
+	kind := fault.Forbidden
+	covered, asked := map[string]bool{}, map[string]bool{}
+	for _, rp := range providers {
+		tree, err := s.c.cfg.Placement.Providers(ctx, placementclient.ProviderFilter{InTree: rp})
+		if err != nil {
+			return fault.New(fault.KindOf(err), "find the host of provider %s: %w", rp, err)
+		}
+		root := slices.IndexFunc(tree, placementclient.ResourceProvider.IsRoot)
+		switch {
+		case root < 0:
+			reasons = append(reasons, fault.Reason{Code: "provider_unknown", Message: "provider " + rp + " is not known, so nobody can be asked", Have: rp})
+			continue
+		case asked[tree[root].UUID]:
+			continue // its host has answered
+		}
+		name := tree[root].Name
+		asked[tree[root].UUID] = true
+		for _, p := range tree {
+			covered[p.UUID] = true
+		}
+		var there DestinationStatus
+		var who Description
+		err = s.askOnce(ctx, precheckTime, s.host(name), func(ctx context.Context, h Host) (err error) {
+			if who, err = h.Describe(ctx); err == nil {
+				there, err = h.DestinationStatus(ctx, Ref{Migration: s.uuid, Instance: s.instance, Attempt: max(s.rec.Attempt, 1), Step: StepInspectSource})
+			}
+			return err
+		})
+		switch {
+		case err != nil:
+			covered[rp] = false
+			open = append(open, fault.Reason{
+				Code: "host_silent", Message: "host " + name + " could not be asked whether it has the guest: " + err.Error(), Have: rp, Change: "start its agent",
+			})
+			if errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt) {
+				kind = fault.Unavailable
+			}
+		case !there.Nothing:
+			reasons = append(reasons, fault.Reason{
+				Code: "guest_there", Message: "host " + name + " has something of the guest, or its agent is too old to say", Have: rp, Change: "look there: berth -c " + name + " instance show " + s.instance,
+			})
+		default:
+			for _, more := range who.Providers {
+				covered[more] = true
+			}
+		}
+	}
+	for _, r := range open {
+		if !covered[r.Have] {
+			reasons = append(reasons, r)
+		}
+	}
+	switch {
+	case len(reasons) == 0:
+		return nil
+	case slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == "guest_there" }):
+		kind = fault.Forbidden
+	}
+	return fault.Refuse(kind, "", reasons...)
 }

@@ -356,6 +356,8 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	} else if c, ok := h.boundBy(ref); ok {
 		st.Claim = string(c.State)
 	}
+	other, moving := h.moving(ref.Instance)
+	st.Nothing = !exists && (!moving || other == ref.Migration) && st.Ledger != migration.LedgerHere && len(h.tracker.ByInstance(ref.Instance)) == 0
 	return st, nil
 }
 

@@ -31,7 +31,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	case err != nil:
 		return migration.Guest{}, err
 	case !managed && !exists:
-		return migration.Guest{}, fault.New(fault.NotFound, "host %s has no such guest", h.o.Name)
+		return migration.Guest{}, gone("host " + h.o.Name + " has no such guest")
 	case !managed:
 		return migration.Guest{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "not_managed", Message: "guest " + dom.Name + " is not managed", Change: "berth instance adopt " + dom.Name,
@@ -41,7 +41,7 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 		return migration.Guest{}, err
 	}
 	if !exists {
-		return migration.Guest{}, fault.New(fault.NotFound, "the ledger has it, libvirt on %s has no such domain", h.o.Name)
+		return migration.Guest{}, gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
 	}
 	claim, ok := h.claimOf(uuid)
 	if !ok {
@@ -81,6 +81,10 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	return g, err
 }
 
+func gone(message string) error {
+	return fault.Refuse(fault.NotFound, "", fault.Reason{Code: migration.ReasonGuestGone, Message: message})
+}
+
 // realCPU is the CPU that a running guest has, as an element; empty where its
 // document names no model.
 func (h *Host) realCPU(ctx context.Context, uuid string) (string, error) {
@@ -102,7 +106,7 @@ func (h *Host) tokenHere(inst claims.Instance) error {
 		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code:    "token_elsewhere",
+		Code:    migration.ReasonTokenElsewhere,
 		Message: "the ownership token of " + inst.Name + " is not on " + h.o.Name + ", it went to " + inst.Token.Holder,
 		Have:    inst.Token.Holder, Want: h.o.Name, Change: "ask " + inst.Token.Holder,
 	})
