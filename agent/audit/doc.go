@@ -10,6 +10,11 @@
 // the host's own providers, domains, and providers. All providers of the tree and
 // all resource classes count, children and custom classes too.
 //
+// Two things are not seen. A consumer that Placement keeps with generation 0 after a
+// failed write stands in no list; the client takes it over when it meets it. And a
+// guest that is counted here as claimed is not read whole: what it holds of another
+// host besides is that host's audit to find, where nobody knows it.
+//
 // Invariants, which a test holds for every combination of facts:
 //
 //   - nothing that a running guest uses is freed;

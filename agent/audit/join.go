@@ -458,6 +458,10 @@ func (j *joined) write(subject string, h Heal) map[string]placementclient.Alloca
 		i, mig := m.Kept.Instance.Clone(), m.Kept.Migration.Clone()
 		i.ConsumerGeneration, i.ConsumerType = nil, placementclient.ConsumerInstance
 		mig.ConsumerGeneration, mig.ConsumerType = nil, placementclient.ConsumerMigration
+		if len(mig.Allocations) == 0 {
+			// There was nothing to keep; an empty write would leave an orphan.
+			return map[string]placementclient.Allocations{m.Instance: i}
+		}
 		return map[string]placementclient.Allocations{m.Instance: i, m.UUID: mig}
 	}
 	return nil

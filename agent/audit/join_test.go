@@ -231,3 +231,26 @@ func TestJoin_AGuestThatFloatsIsPutOnACellWithRoom(t *testing.T) {
 		}
 	}
 }
+
+// Both halves of a move come back in one write, or the instance alone where the
+// migration had nothing to keep: an empty consumer would be left as an orphan.
+func TestJoin_TheHalvesOfAMoveThatPlacementHasLost(t *testing.T) {
+	for _, kept := range []by{{root: cpu(2)}, nil} {
+		in := shared(nil)
+		in.Ledger.Moves = []Move{{UUID: "mig", Instance: "web", Kept: &Halves{
+			Instance:  placementclient.Allocations{Allocations: by{other: cpu(2), pool: disk(5)}, ProjectID: "p", ConsumerGeneration: placementclient.Generation(4)},
+			Migration: placementclient.Allocations{Allocations: kept, ProjectID: "p"},
+		}}}
+		if got := Unread(in); !slices.Equal(got, []string{"web", "mig"}) {
+			t.Errorf("%v are read, want both halves", got)
+		}
+		row := Judge(read(in, nil), "web")
+		want := 1
+		if len(kept) > 0 {
+			want = 2
+		}
+		if row.Code != CodeHalvesMissing || row.Heal != HealHalves || len(row.Write) != want || row.Write["web"].ConsumerGeneration != nil {
+			t.Errorf("kept %v: %s %s writes %v", kept, row.Code, row.Heal, row.Write)
+		}
+	}
+}
