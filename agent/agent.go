@@ -245,13 +245,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
 		StallTimeout: c.Migration.StallTimeout.D(),
 	})
-	a.reporter = reporter.New(reporter.Options{
-		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
-		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
-		Held: a.hardware.heldBy, Moving: a.hardware.moving, Migration: a.hardware.isMigration,
-		Remembered: remembered, Keep: a.keepReported,
-		Interval: c.Placement.Interval.D(), Observe: a.observing(),
-	})
+	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
@@ -261,6 +255,17 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered,
 	})
+}
+
+// reporting are the options of the reporter.
+func (a *Agent) reporting(c config.Config, remembered reporter.Remembered) reporter.Options {
+	return reporter.Options{
+		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
+		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
+		Held: a.hardware.heldBy, Moving: a.hardware.moving, Migration: a.hardware.isMigration,
+		Remembered: remembered, Keep: a.keepReported,
+		Interval: c.Placement.Interval.D(), Observe: a.observing(),
+	}
 }
 
 // migrateURI is where memory and disks go: an address of this host, or libvirt's

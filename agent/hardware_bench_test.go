@@ -265,10 +265,9 @@ func onMadeUpMachine(t *testing.T, story func(b *hardwareBench)) {
 		if b.placement, err = placementclient.New(placementclient.Config{URL: c.Placement.URL, Token: "admin", Transport: served{server}}); err != nil {
 			t.Fatal(err)
 		}
-		b.a.reporter = reporter.New(reporter.Options{
-			Placement: b.placement, Runtime: b.a.rt, Logger: b.a.log, Name: b.a.name, UUID: b.a.uuid,
-			Input: b.a.hardware.input, Found: b.a.hardware.found, Interval: time.Hour,
-		})
+		options := b.a.reporting(c, reporter.Remembered{})
+		options.Placement, options.Interval, options.Observe = b.placement, time.Hour, false
+		b.a.reporter = reporter.New(options)
 		if err := b.a.reporter.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
