@@ -239,10 +239,9 @@ func Suite(t *testing.T, client func(pc.Microversion) *pc.Client) {
 	older(t, client)
 }
 
-// older asks servers that speak less: 1.29 has all of what is left out up to there.
-// Each finds what is found at the newest, but
-// for hosts whose resources are in children, below 1.29, and what it cannot be
-// asked may be found beside.
+// older asks servers that speak less; 1.29 lacks all that is left out above it. Each
+// finds what is found at the newest, but for hosts whose resources are in children,
+// below 1.29, and what it cannot be asked may be found beside.
 func older(t *testing.T, client func(pc.Microversion) *pc.Client) {
 	for _, v := range []pc.Microversion{29, 28} {
 		c := client(v)
