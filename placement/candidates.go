@@ -38,6 +38,7 @@ type search struct {
 	nested  bool            // some provider has a parent
 	sharing []*provider     // providers that share through their aggregates
 	roots   map[string]bool // the roots allowed; nil for all
+	enough  int             // candidates; 0 for all there are
 }
 
 // sharesTrait marks a provider whose inventory serves all members of its aggregates.
@@ -65,7 +66,10 @@ func listCandidates(t *tx, r *request) (*answer, error) {
 		return nil, badRequest(`The "group_policy" parameter is required when specifying more than one "resources{N}" parameter.`)
 	}
 	s := &search{t: t, ctx: r.http.Context(), w: w}
-	options, err := s.run(groups, granular)
+	if r.version >= 29 { // below it, of those found some are no candidates
+		s.enough = w.limit
+	}
+	options, err := s.run(groups)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +90,7 @@ func (t *tx) checkTraits(sets ...[]string) error {
 	return nil
 }
 
-func (s *search) run(groups []*group, granular int) ([]option, error) {
+func (s *search) run(groups []*group) ([]option, error) {
 	s.all = s.t.allProviders()
 	for _, p := range s.all {
 		s.nested = s.nested || p.Parent != ""
@@ -139,7 +143,7 @@ func (s *search) run(groups []*group, granular int) ([]option, error) {
 		}
 		return out, nil
 	}
-	return s.merge(anchors, byAnchor, granular)
+	return s.merge(anchors, byAnchor)
 }
 
 func (s *search) allowed(root string) bool { return s.roots == nil || s.roots[root] }
@@ -352,7 +356,7 @@ func product(ctx context.Context, sizes []int, f func(pick []int)) error {
 	pick := make([]int, len(sizes))
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
-			return refuse(http.StatusServiceUnavailable, "the request was given up: %v", ctx.Err())
+			return givenUp(ctx)
 		}
 		f(pick)
 		i := len(pick) - 1
@@ -368,43 +372,87 @@ func product(ctx context.Context, sizes []int, f func(pick []int)) error {
 	}
 }
 
-// merge joins one option of every group of an anchor into candidates.
-func (s *search) merge(anchors []string, byAnchor map[string][][]option, granular int) ([]option, error) {
+func givenUp(ctx context.Context) error {
+	return refuse(http.StatusServiceUnavailable, "the request was given up: %v", ctx.Err())
+}
+
+// merge joins one option of every group of an anchor into candidates. A choice that
+// cannot be part of any is not followed further, and none is looked for beyond the
+// limit: eight groups that eight devices can serve each are sixteen million
+// choices.
+func (s *search) merge(anchors []string, byAnchor map[string][][]option) ([]option, error) {
 	var out []option
 	seen := map[string]bool{}
 	for _, anchor := range anchors {
 		lists := byAnchor[anchor]
-		err := product(s.ctx, lengths(lists), func(pick []int) {
-			chosen := make([]option, len(pick))
-			for i, j := range pick {
-				chosen[i] = lists[i][j]
+		chosen := make([]option, 0, len(lists))
+		tried := 0
+		var choose func() error
+		choose = func() error {
+			if len(chosen) == len(lists) {
+				if s.sameSubtrees(chosen) {
+					if o := join(chosen); !seen[o.key()] {
+						seen[o.key()] = true
+						out = append(out, o)
+					}
+				}
+				return nil
 			}
-			if s.w.isolate && distinctGranular(chosen) != granular || !s.sameSubtrees(chosen) {
-				return
+			for _, o := range lists[len(chosen)] {
+				if s.enough > 0 && len(out) == s.enough {
+					return nil
+				}
+				if tried++; tried%1024 == 0 && s.ctx.Err() != nil {
+					return givenUp(s.ctx)
+				}
+				if s.w.isolate && clashes(chosen, o) || !s.fitsBeside(chosen, o) {
+					continue
+				}
+				chosen = append(chosen, o)
+				if err := choose(); err != nil {
+					return err
+				}
+				chosen = chosen[:len(chosen)-1]
 			}
-			o := join(chosen)
-			if key := o.key(); !seen[key] && s.stillFits(o) {
-				seen[key] = true
-				out = append(out, o)
-			}
-		})
-		if err != nil {
+			return nil
+		}
+		if slices.ContainsFunc(lists, func(l []option) bool { return len(l) == 0 }) {
+			continue
+		}
+		if err := choose(); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func distinctGranular(chosen []option) int {
-	set := map[string]bool{}
-	for _, o := range chosen {
-		if o.groups[0].suffix != "" {
-			for _, p := range o.groups[0].providers {
-				set[p] = true
+// clashes says whether two granular groups would be served by one provider.
+func clashes(chosen []option, o option) bool {
+	return o.groups[0].suffix != "" && slices.ContainsFunc(chosen, func(c option) bool {
+		return c.groups[0].suffix != "" && c.groups[0].providers[0] == o.groups[0].providers[0]
+	})
+}
+
+// fitsBeside checks the sums of groups that meet on one provider.
+func (s *search) fitsBeside(chosen []option, o option) bool {
+	for _, a := range o.parts {
+		n := a.n
+		for _, c := range chosen {
+			for _, b := range c.parts {
+				if b.p == a.p && b.class == a.class {
+					n += b.n
+				}
 			}
 		}
+		if n == a.n {
+			continue // found to fit when it was looked for
+		}
+		inv := a.p.Inventories[a.class]
+		if s.t.used(a.p.UUID, a.class)+n > inv.Capacity() || n > inv.MaxUnit {
+			return false
+		}
 	}
-	return len(set)
+	return true
 }
 
 // sameSubtrees: of the providers that serve the tied groups, one must be an
@@ -450,17 +498,6 @@ func join(chosen []option) option {
 		o.groups = append(o.groups, c.groups...)
 	}
 	return o
-}
-
-// stillFits checks the sums of groups that met on one provider.
-func (s *search) stillFits(o option) bool {
-	for _, a := range o.parts {
-		inv := a.p.Inventories[a.class]
-		if s.t.used(a.p.UUID, a.class)+a.n > inv.Capacity() || a.n > inv.MaxUnit {
-			return false
-		}
-	}
-	return true
 }
 
 // key is equal for options that are the same candidate.

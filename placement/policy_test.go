@@ -69,7 +69,12 @@ func TestPolicy_OpenIsNotForTheBackup(t *testing.T) {
 }
 
 func answerTo(s *Server, method, path string, headers map[string]string) *httptest.ResponseRecorder {
-	w, q := httptest.NewRecorder(), httptest.NewRequest(method, path, nil)
+	return answerWith(s, method, path, headers, "")
+}
+
+// answerWith is the server's answer to a request at the newest microversion.
+func answerWith(s *Server, method, path string, headers map[string]string, body string) *httptest.ResponseRecorder {
+	w, q := httptest.NewRecorder(), httptest.NewRequest(method, path, strings.NewReader(body))
 	for k, v := range headers {
 		q.Header.Set(k, v)
 	}

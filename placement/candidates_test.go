@@ -1,0 +1,80 @@
+package placement
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// devices is a server with one host of n devices, each a child with one unit.
+func devices(t *testing.T, n int) *Server {
+	t.Helper()
+	s, err := New(Options{Listen: "127.0.0.1:0"})
+	must(t, err)
+	admin := map[string]string{"X-Auth-Token": "admin", "Content-Type": "application/json"}
+	send := func(method, path, body string) {
+		t.Helper()
+		if w := answerWith(s, method, path, admin, body); w.Code >= 300 {
+			t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+		}
+	}
+	send("POST", "/resource_providers", fmt.Sprintf(`{"name":"host","uuid":%q}`, id(0)))
+	for i := 1; i <= n; i++ {
+		send("POST", "/resource_providers", fmt.Sprintf(`{"name":"device%d","uuid":%q,"parent_provider_uuid":%q}`, i, id(i), id(0)))
+		send("PUT", "/resource_providers/"+id(i)+"/inventories", `{"resource_provider_generation":0,"inventories":{"PGPU":{"total":1}}}`)
+	}
+	return s
+}
+
+// A guest with many devices must not make a search through every way to give them
+// out: what cannot be a candidate is left early, and the limit ends the search.
+func TestCandidates_ManyGroupsAreNotAllTried(t *testing.T) {
+	const n = 12 // 12 to the power of 12 choices, 12! candidates
+	s := devices(t, n)
+	var groups []string
+	for i := range n {
+		groups = append(groups, fmt.Sprintf("resources%d=PGPU:1", i+1))
+	}
+	for _, policy := range []string{"none", "isolate"} {
+		began := time.Now()
+		w := answerWith(s, "GET", "/allocation_candidates?"+strings.Join(groups, "&")+"&limit=5&group_policy="+policy, map[string]string{"X-Auth-Token": "admin"}, "")
+		var got struct {
+			Requests []json.RawMessage `json:"allocation_requests"`
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != 200 || len(got.Requests) != 5 {
+			t.Errorf("group_policy %s: %d, %d candidates, %v", policy, w.Code, len(got.Requests), err)
+		}
+		if took := time.Since(began); took > 10*time.Second { // it takes a millisecond; all choices took years
+			t.Errorf("group_policy %s: took %s", policy, took)
+		}
+	}
+	// One group more than there are devices has no candidate.
+	small := devices(t, 6)
+	w := answerWith(small, "GET", "/allocation_candidates?"+strings.Join(groups[:7], "&")+"&group_policy=isolate", map[string]string{"X-Auth-Token": "admin"}, "")
+	if w.Code != 200 || !strings.Contains(w.Body.String(), `"allocation_requests":[]`) {
+		t.Errorf("seven of six: %d %s", w.Code, w.Body)
+	}
+}
+
+// All of them are found where no limit is given, each once.
+func TestCandidates_WaysToGiveOutDevices(t *testing.T) {
+	s := devices(t, 4)
+	for policy, want := range map[string]int{"none": 24, "isolate": 24} { // each has room for one: 4·3·2
+		w := answerWith(s, "GET", "/allocation_candidates?resources1=PGPU:1&resources2=PGPU:1&resources3=PGPU:1&group_policy="+policy, map[string]string{"X-Auth-Token": "admin"}, "")
+		var got struct {
+			Requests []struct {
+				Mappings map[string][]string
+			} `json:"allocation_requests"`
+		}
+		must(t, json.Unmarshal(w.Body.Bytes(), &got))
+		distinct := map[string]bool{}
+		for _, r := range got.Requests {
+			distinct[fmt.Sprint(r.Mappings)] = true
+		}
+		if len(got.Requests) != want || len(distinct) != want {
+			t.Errorf("group_policy %s: %d candidates, %d distinct, want %d", policy, len(got.Requests), len(distinct), want)
+		}
+	}
+}
