@@ -96,6 +96,7 @@ type Bench struct {
 	Wire   *Wire
 	Client *placementclient.Client // the reporter's, over Wire
 	Theirs *placementclient.Client // another, undisturbed
+	Older  *placementclient.Client // as Theirs, at the oldest microversion
 	Root   string                  // the host's uuid
 	Name   string
 
@@ -128,6 +129,9 @@ func New(t testing.TB, to http.RoundTripper, v placementclient.Microversion) *Be
 	b.Must(err)
 	c.Transport, c.Retries, c.MaxVersion = to, 5, placementclient.MaxMicroversion
 	b.Theirs, err = placementclient.New(c)
+	b.Must(err)
+	c.MaxVersion = placementclient.MinMicroversion
+	b.Older, err = placementclient.New(c)
 	b.Must(err)
 	b.Options = reporter.Options{
 		Placement: b.Client, Runtime: &runtime.System{}, Logger: Silent, Name: b.Name, UUID: root, Interval: time.Minute,

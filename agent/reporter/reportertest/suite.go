@@ -80,7 +80,14 @@ func keeps(b *Bench, before map[string]placementclient.Resources) {
 // reshapes goes there and back with all that others have set on the tree.
 func reshapes(b *Bench) {
 	b.Sync()
-	before := sums(b, populate(b))
+	all := populate(b)
+	// One of whom Placement does not know the type.
+	old := b.ID("old")
+	tree, _ := b.R.Tree()
+	b.Must(b.Older.PutAllocations(b.Context(), old, placementclient.Allocations{
+		Allocations: tree.Place(Claimed(1, 64, 0), nil), ProjectID: "p", UserID: "u",
+	}))
+	before := sums(b, append(all, old))
 	b.AddTraits(b.Root, "CUSTOM_RACK_7")
 	b.PutInventory(b.Root, "CUSTOM_LICENSE_"+strings.ToUpper(b.Root[:4]), placementclient.Inventory{Total: 3})
 	foreign := b.ID("foreign child")

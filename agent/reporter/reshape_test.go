@@ -1,0 +1,98 @@
+package reporter_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/agent/inventory"
+	"berth/agent/reporter"
+	"berth/agent/reporter/reportertest"
+	"berth/internal/fault"
+	"berth/placementclient"
+)
+
+// refusing is a Placement that has no room for a reshape.
+type refusing struct {
+	reporter.Placement
+	why   error
+	tries int
+}
+
+func (p *refusing) Reshape(ctx context.Context, r placementclient.Reshape) error {
+	p.tries++
+	if p.why != nil {
+		return p.why
+	}
+	return p.Placement.Reshape(ctx, r)
+}
+
+// TestReporter_ARefusedReshapeLeavesTheStandingShapeEqual: and is tried seldom, since
+// each try makes children and deletes them.
+func TestReporter_ARefusedReshapeLeavesTheStandingShapeEqual(t *testing.T) {
+	b := newBench(t)
+	p := &refusing{Placement: b.Client, why: fault.New(fault.DoesNotFit, "no room on cell 1")}
+	b.Options.Placement = p
+	b.Restart()
+	b.Sync()
+	b.Place(b.ID("one"), reportertest.Claimed(1, 64, 1))
+	b.In.Shape = inventory.Nested
+	refused := 0
+	for range 100 {
+		if err := b.R.Sync(t.Context()); err != nil {
+			refused++
+			continue
+		}
+		s := b.R.Status()
+		if s.Waiting == nil || s.Waiting.Reason.Code != "reshape_refused" || !strings.Contains(s.Waiting.Reason.Message, "no room on cell 1") || s.Shape != inventory.Flat || !s.InSync {
+			t.Fatalf("status %+v", s)
+		}
+	}
+	if p.tries != refused || p.tries < 2 || p.tries > 6 {
+		t.Errorf("%d tries in 100 intervals, %d of them told as errors", p.tries, refused)
+	}
+	if got := b.Names(); !slices.Equal(got, []string{""}) {
+		t.Errorf("left over: %v", got)
+	}
+	p.why = nil
+	for range 70 {
+		b.Sync()
+	}
+	if s := b.R.Status(); s.Waiting != nil || s.Shape != inventory.Nested {
+		t.Errorf("with room: %+v", s)
+	}
+	b.Equal()
+}
+
+func TestReporter_ARootThatSomebodyHungBelowAnotherIsNamed(t *testing.T) {
+	b := newBench(t)
+	for _, p := range []placementclient.NewProvider{{UUID: b.ID("other"), Name: "rack-7"}, {UUID: b.Root, Name: b.Name, ParentProviderUUID: b.ID("other")}} {
+		_, err := b.Theirs.CreateProvider(t.Context(), p)
+		b.Must(err)
+	}
+	err := b.R.Sync(t.Context())
+	if _, writes, _ := b.Wire.Count(); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), b.ID("other")) || writes != 0 {
+		t.Errorf("error %v after %d writes, want %v and none", err, writes, fault.Forbidden)
+	}
+}
+
+// TestReporter_AChildOfOursInAnotherPlaceOrUnderAnotherNameIsPutBack needs
+// microversion 1.37.
+func TestReporter_AChildOfOursInAnotherPlaceOrUnderAnotherNameIsPutBack(t *testing.T) {
+	b := newBench(t)
+	b.In.Shape = inventory.Nested
+	b.Sync()
+	memory := b.Child("NUMA1_4KiB")
+	_, err := b.Theirs.PlaceProvider(t.Context(), memory, "mine_NUMA1_4KiB", b.Root)
+	b.Must(err)
+	for range 4 {
+		b.Sync()
+	}
+	p, err := b.Theirs.Provider(t.Context(), memory)
+	if err != nil || p.Name != b.Name+"_NUMA1_4KiB" || p.ParentProviderUUID != b.Child("NUMA1") {
+		t.Errorf("the child is %+v, %v", p, err)
+	}
+	b.Steady(5)
+}
