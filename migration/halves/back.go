@@ -39,8 +39,9 @@ func (m Move) Back(ctx context.Context, u Undo) error {
 	if err != nil {
 		return fmt.Errorf("swap allocations of instance %s back: ask its source for it: %w", m.Instance, err)
 	}
+	var sent *placementclient.Allocations
 	for try := 0; ; try++ {
-		err := m.writeBack(ctx, u, guest)
+		err := m.writeBack(ctx, u, guest, &sent)
 		if err == nil {
 			return nil
 		}
@@ -53,10 +54,17 @@ func (m Move) Back(ctx context.Context, u Undo) error {
 	}
 }
 
-func (m Move) writeBack(ctx context.Context, u Undo, guest Whereabouts) error {
+// writeBack writes once. sent is what the instance was sent by the write before, which
+// may have landed though it was answered with a conflict: a network that repeats a
+// request gives the answer to the second one.
+func (m Move) writeBack(ctx context.Context, u Undo, guest Whereabouts, sent **placementclient.Allocations) error {
 	inst, mig, err := m.read(ctx)
 	if err != nil {
 		return err
+	}
+	if s := *sent; s != nil && !mig.Exists() && Same(inst.Allocations, s.Allocations) &&
+		later(inst.ConsumerGeneration, s.ConsumerGeneration) && later(inst.ConsumerGeneration, u.Start.Held.ConsumerGeneration) {
+		return nil // whatever swap is still on its way was sent with an older generation
 	}
 	back := u.Start.Held.Clone()
 	back.ConsumerGeneration, back.ConsumerType = inst.ConsumerGeneration, placementclient.ConsumerInstance
@@ -79,11 +87,17 @@ func (m Move) writeBack(ctx context.Context, u Undo, guest Whereabouts) error {
 		mig.Allocations, mig.ConsumerType = nil, placementclient.ConsumerMigration
 		set[m.Migration] = mig
 	}
+	if a, sends := set[m.Instance]; sends {
+		*sent = &a
+	}
 	if err := m.write(ctx, set); err != nil || guest != Here {
 		return err
 	}
 	return m.outlive(ctx, u.Start.Held.ConsumerGeneration, back)
 }
+
+// later reports whether a generation is past another; none is before the first.
+func later(a, b *int) bool { return a != nil && (b == nil || *a > *b) }
 
 // of reports whether a provider is one of the move's hosts'.
 func (u Undo) of(rp string) bool {

@@ -1,0 +1,149 @@
+package halves_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"berth/migration/halves"
+	"berth/migration/halves/halvestest"
+	"berth/placement"
+	"berth/placementclient"
+)
+
+func TestMove_InTheEmbeddedPlacement(t *testing.T) {
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(server.Handler())
+	t.Cleanup(func() {
+		web.Close()
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	halvestest.Suite(t, web.URL, nil)
+}
+
+// held draws what a consumer may hold: of a few providers and classes, so that two of
+// them often share some.
+func held() *rapid.Generator[halves.Amounts] {
+	return rapid.Custom(func(t *rapid.T) halves.Amounts {
+		out := halves.Amounts{}
+		for _, rp := range []string{"a", "b", "shared"} {
+			r := placementclient.Resources{}
+			for _, class := range []string{"VCPU", "MEMORY_MB", "DISK_GB"} {
+				if n := rapid.Int64Range(-2, 6).Draw(t, rp+" "+class); n > 0 {
+					r[class] = n
+				}
+			}
+			if len(r) > 0 {
+				out[rp] = r
+			}
+		}
+		return out
+	})
+}
+
+func TestSplit_UsesTheGreaterOfBothAndGoesBackExactly(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		old, next := held().Draw(t, "old"), held().Draw(t, "next")
+		kept, stayed := halves.Split(old, next), halves.Stayed(old, next)
+		if back := halves.Sum(kept, stayed); !halves.Same(back, old) {
+			t.Errorf("back again is %v, want %v", back, old)
+		}
+		for name, a := range map[string]halves.Amounts{"kept": kept, "stayed": stayed} {
+			for rp, r := range a {
+				if old[rp] == nil || len(r) == 0 {
+					t.Errorf("%s has %v of %s, of which nothing was held", name, r, rp)
+				}
+				for class, n := range r {
+					if n <= 0 || n > old[rp][class] {
+						t.Errorf("%s has %d of %s of %s, of which %d was held", name, n, class, rp, old[rp][class])
+					}
+				}
+			}
+		}
+		during := halves.Sum(kept, next)
+		for _, rp := range []string{"a", "b", "shared"} {
+			for _, class := range []string{"VCPU", "MEMORY_MB", "DISK_GB"} {
+				if got, want := during[rp][class], max(old[rp][class], next[rp][class]); got != want {
+					t.Errorf("during the move %d of %s of %s is used, want %d", got, class, rp, want)
+				}
+			}
+		}
+	})
+}
+
+// ledger is Placement's allocations in memory, with generations.
+type ledger map[string]placementclient.Allocations
+
+func (l ledger) Allocations(_ context.Context, consumer string) (placementclient.Allocations, error) {
+	return l[consumer].Clone(), nil
+}
+
+func (l ledger) PutAllocations(ctx context.Context, consumer string, a placementclient.Allocations) error {
+	return l.PostAllocations(ctx, map[string]placementclient.Allocations{consumer: a})
+}
+
+func (l ledger) PostAllocations(_ context.Context, set map[string]placementclient.Allocations) error {
+	for consumer, a := range set {
+		if have := l[consumer].ConsumerGeneration; (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have != *a.ConsumerGeneration {
+			return fmt.Errorf("consumer %s has generation %v, not %v", consumer, have, a.ConsumerGeneration)
+		}
+	}
+	for consumer, a := range set {
+		next := 1
+		if a.ConsumerGeneration != nil {
+			next = *a.ConsumerGeneration + 1
+		}
+		if a = a.Clone(); len(a.Allocations) == 0 {
+			delete(l, consumer)
+			continue
+		}
+		a.ConsumerGeneration = &next
+		l[consumer] = a
+	}
+	return nil
+}
+
+func (l ledger) DeleteAllocations(_ context.Context, consumer string) error {
+	delete(l, consumer)
+	return nil
+}
+
+// TestMove_UndoRestoresAndConfirmLeaves moves anything to anything.
+func TestMove_UndoRestoresAndConfirmLeaves(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		old, next := held().Draw(t, "old"), held().Draw(t, "next")
+		if len(old) == 0 || len(next) == 0 {
+			t.Skip("a guest uses something")
+		}
+		ctx := context.Background()
+		l := ledger{"instance": {Allocations: old, ConsumerGeneration: placementclient.Generation(1)}}
+		m := halves.Move{Placement: l, Instance: "instance", Migration: "migration"}
+		u := halves.Undo{Start: halves.Start{Held: l["instance"].Clone()}, Next: next, Guest: func(context.Context) (halves.Whereabouts, error) { return halves.Here, nil }}
+		if _, err := m.Swap(ctx, u.Start, next); err != nil {
+			t.Fatal(err)
+		}
+		want := next
+		var err error
+		if rapid.Bool().Draw(t, "undone") {
+			want, err = old, m.Back(ctx, u)
+		} else {
+			err = m.Finish(ctx, u, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, l["instance"].Allocations); d != "" || len(l) != 1 {
+			t.Errorf("%d consumers are left, and the instance holds (-want +got):\n%s", len(l), d)
+		}
+	})
+}
