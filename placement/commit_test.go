@@ -161,7 +161,7 @@ func TestAllocations_AreLinearizableOnADiskThatFails(t *testing.T) {
 	})
 	s.state.disk = disk
 	server := placementtest.Server{URL: serve(t, s).URL}
-	counts := placementtest.Linearizable(t, server, placementtest.Linear{Seed: seed, Histories: 20, Clients: 4, Requests: 12, Exact: true})
+	counts := placementtest.Linearizable(t, server, placementtest.Linear{Seed: seed, Histories: 10, Clients: 4, Requests: 12, Exact: true})
 	t.Logf("seed %d: %d commits failed, %v", seed, failed, counts)
 	if failed == 0 {
 		t.Error("no commit failed")

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/google/uuid"
@@ -49,12 +48,24 @@ func (r Report) String() string {
 }
 
 // mostCopies is how often one swap or swap back may be sent at most: the story
-// writes it seven times and the client repeats each write five times (swapTries
-// in berth/migration, Retries in berth/placementclient).
+// writes it seven times and the client repeats each write five times (tries in
+// berth/migration/halves, Retries in berth/placementclient).
 const mostCopies = 7 * 6
 
+// T is what of *testing.T is used.
+type T interface {
+	Helper()
+	Context() context.Context
+	Cleanup(func())
+	Error(args ...any)
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Failed() bool
+	FailNow()
+}
+
 type run struct {
-	t       *testing.T
+	t       T
 	o       Options
 	fleet   *fleet
 	wire    *wire
@@ -70,7 +81,7 @@ type run struct {
 // Run moves guests and fails t when an allocation was lost, doubled or too much
 // at any time it was looked at. transport carries the requests; nil means
 // net/http's.
-func Run(t *testing.T, url string, transport http.RoundTripper, o Options) Report {
+func Run(t T, url string, transport http.RoundTripper, o Options) Report {
 	t.Helper()
 	if transport == nil {
 		own := http.DefaultTransport.(*http.Transport).Clone()
