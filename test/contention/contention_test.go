@@ -126,7 +126,7 @@ func TestRun_FindsAServerThatIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			once.Store(false)
 			h := &hears{T: t}
-			contention.Run(h, embedded(t, ""), wrong{c.f}, contention.Options{Seed: 1, Agents: 32, Hosts: 3, Room: 2, Moves: 3})
+			contention.Run(h, embedded(t, ""), wrong{c.f}, contention.Options{Seed: 1, Agents: 12, Hosts: 2, Room: 2, Moves: 3})
 			for _, s := range h.said {
 				if strings.Contains(s, c.want) {
 					t.Logf("found: %.300s", s)
