@@ -46,17 +46,22 @@ func (a *Agent) mayNotHeal() error {
 	return a.estranged()
 }
 
+// joinPatience is how long audits wait for ledger and libvirt to be joined; arbitrary.
+const joinPatience = time.Minute
+
 // runAudit audits again and again, once ledger and libvirt were joined: before, what
-// settles by itself would be named.
+// settles by itself would be named. A libvirt that stays away keeps no allocation from
+// being counted as it is claimed.
 func (a *Agent) runAudit(ctx context.Context) error {
-	for {
+	for end := a.rt.Boot().Since + joinPatience; a.rt.Boot().Since < end; {
 		if err := a.settled.Load(); err != nil && *err == nil {
-			return a.auditor.Run(ctx)
+			break
 		}
 		if a.rt.Sleep(ctx, 2*time.Second) != nil {
 			return nil
 		}
 	}
+	return a.auditor.Run(ctx)
 }
 
 // claimStates are the ledger's words as facts.
