@@ -37,7 +37,7 @@ type agents struct {
 var small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
 
 // startAgents starts one for each name, in mode manage, and waits until all are
-// ready. change sets how they reach Placement, and what else is to differ.
+// ready and Placement is equal to their hosts. change sets how they reach Placement, and what else is to differ.
 func startAgents(t *testing.T, place *pc.Client, change func(*config.Config), names ...string) *agents {
 	t.Helper()
 	rt := &runtime.System{}
@@ -84,6 +84,7 @@ func startAgents(t *testing.T, place *pc.Client, change func(*config.Config), na
 			NovaComputeID: filepath.Join(own, "compute_id"), Proc: own,
 		})
 	}
+	p.inSync()
 	return p
 }
 
