@@ -2,75 +2,11 @@ package audit
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
-	"time"
 
 	"berth/placementclient"
 )
-
-// Kind says what the subject of a row is.
-type Kind string
-
-// The kinds.
-const (
-	KindInstance  Kind = "instance"
-	KindMigration Kind = "migration"
-	KindConsumer  Kind = "consumer" // of Placement's, that nobody here knows
-	KindDomain    Kind = "domain"
-	KindProvider  Kind = "provider"
-)
-
-// Row is one subject.
-type Row struct {
-	Subject string  `json:"subject"` // uuid
-	Kind    Kind    `json:"kind"`
-	Name    string  `json:"name,omitempty"`
-	Verdict Verdict `json:"verdict"`
-	Code    string  `json:"code"`
-	Message string  `json:"message"`
-	// Change is what an operator does next; empty where nothing is to be done.
-	Change string `json:"change,omitempty"`
-	// Differences are the amounts that are not as they are claimed.
-	Differences []Difference `json:"differences,omitempty"`
-	// Heal is the write that makes it agree, empty for none. Quarantine is why there is
-	// none, where the row does not agree.
-	Heal       Heal   `json:"heal,omitempty"`
-	Quarantine string `json:"quarantine,omitempty"`
-	// Healed says that the write was done, Failed why it could not be.
-	Healed bool   `json:"healed,omitempty"`
-	Failed string `json:"failed,omitempty"`
-	// Since is when an audit of this agent first saw the row as it is.
-	Since time.Time `json:"since,omitzero"`
-
-	// Write is what the heal puts, by consumer, guarded by the generations that the
-	// row was judged by.
-	Write map[string]placementclient.Allocations `json:"-"`
-	Facts Facts                                  `json:"-"`
-}
-
-// Difference is one class of one provider.
-type Difference struct {
-	Provider string `json:"provider"`
-	Class    string `json:"class"`
-	Want     int64  `json:"want"`
-	Have     int64  `json:"have"`
-}
-
-// Agrees reports whether nothing is left to do about the row.
-func (r Row) Agrees() bool { return r.Verdict == Agree || r.Healed }
-
-// Settles reports whether somebody is at work on the subject, as far as is known, so
-// that the row goes without anybody's doing.
-func (r Row) Settles() bool {
-	switch r.Code {
-	case CodeCreating, CodeMovingMissing, CodeMovingDiffers, CodeGuestGone, CodeClaimLeft, CodeInTransit, CodeRecordOnly, CodeClaimMissing:
-		return true
-	}
-	return false
-}
 
 // Join judges every subject. Rows are in order of kind, name and subject.
 func Join(in Input) []Row {
@@ -465,47 +401,4 @@ func (j *joined) write(subject string, h Heal) map[string]placementclient.Alloca
 		return map[string]placementclient.Allocations{m.Instance: i, m.UUID: mig}
 	}
 	return nil
-}
-
-// providers are the rows of providers of which more is allocated than they give: a
-// ratio was lowered, a reserve raised, or the host has become smaller. Nothing heals
-// that but guests that leave.
-func (j *joined) providers() []Row {
-	if j.in.Tree == nil || j.in.Placement.Why != "" {
-		return nil
-	}
-	var out []Row
-	for _, p := range append(slices.Clone(j.in.Tree.Providers), j.in.Tree.Retired...) {
-		used := placementclient.Resources{}
-		for _, r := range j.in.Placement.Providers[p.UUID] {
-			for class, n := range r {
-				used[class] += n
-			}
-		}
-		if len(p.Inventories) == 0 {
-			continue // known by its uuid alone
-		}
-		var over []Difference
-		var words []string
-		code := CodeOverCapacity
-		for _, class := range slices.Sorted(maps.Keys(used)) {
-			inv, has := p.Inventories[class]
-			if !has {
-				code = CodeNoInventory
-			}
-			if c := inv.Capacity(); used[class] > c {
-				over = append(over, Difference{Provider: p.Name, Class: class, Want: c, Have: used[class]})
-				words = append(words, fmt.Sprintf("%s %d of %d", class, used[class], c))
-			}
-		}
-		if len(over) > 0 {
-			out = append(out, Row{
-				Subject: p.UUID, Kind: KindProvider, Name: p.Name, Verdict: Differs, Code: code, Differences: over,
-				Message:    "more is allocated of it than it gives: " + strings.Join(words, ", "),
-				Change:     "move guests away, or give back what was reserved or the ratio that was lowered",
-				Quarantine: "no write of Placement's makes a host larger",
-			})
-		}
-	}
-	return out
 }
