@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"berth/agent/api"
 	"berth/agent/host"
@@ -14,7 +15,9 @@ import (
 )
 
 func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
-	o := options(t, settings(t, nowhere(t)))
+	quick := settings(t, nowhere(t))
+	quick.Placement.Timeout = config.Duration(100 * time.Millisecond)
+	o := options(t, quick)
 	c, stop := start(t, o)
 	yes, no := true, false
 	if _, err := c.SetHost(t.Context(), api.SetHost{Disabled: &yes}); !errors.Is(err, fault.Invalid) {
@@ -52,7 +55,7 @@ func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
 type answersChecks struct{ migration.Host }
 
 func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
-	b := newGuardBench(t, config.Manage)
+	b := newGuardBench(t, config.Observe)
 	b.a.disabled.Store(&api.Disabled{Reason: "a fan is loud"})
 	v := verbs{answersChecks{}, b.a}
 	_, err := v.CheckDestination(t.Context(), migration.Ref{Migration: "m", Instance: "i"}, migration.CheckRequest{})

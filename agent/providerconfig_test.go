@@ -24,7 +24,7 @@ providers:
 // TestProviderConfig_AFaultInAFileTakesNothingAway: a slip of the operator's is no
 // reason to take out of Placement what the file gave; a file that is gone is.
 func TestProviderConfig_AFaultInAFileTakesNothingAway(t *testing.T) {
-	b := newGuardBench(t, config.Manage)
+	b := newGuardBench(t, config.Observe)
 	dir := t.TempDir()
 	c := b.a.config()
 	c.Placement.ProviderConfigDir = dir

@@ -108,6 +108,7 @@ type Bench struct {
 	Held      map[string]inventory.Held
 	Moving    map[string]bool
 	Kept      reporter.Remembered // the last that was kept
+	Keeps     int                 // how often something was
 	Found     []inventory.Report
 	Estranged []error
 }
@@ -141,7 +142,7 @@ func New(t testing.TB, to http.RoundTripper, v placementclient.Microversion) *Be
 		Held:      func(consumer string) (inventory.Held, bool) { h, ok := b.Held[consumer]; return h, ok },
 		Moving:    func(consumer string) bool { return b.Moving[consumer] },
 		Keep: func(_ context.Context, r reporter.Remembered) error {
-			b.Kept = r
+			b.Kept, b.Keeps = r, b.Keeps+1
 			return nil
 		},
 	}
@@ -175,15 +176,20 @@ func (b *Bench) Sync() {
 	b.Must(b.R.Sync(b.Context()))
 }
 
-// Steady requires n intervals without a write, and with one read each at most.
+// Steady requires n intervals without a write, to Placement or to what is
+// remembered, and with one read each at most.
 func (b *Bench) Steady(n int) {
 	b.Helper()
 	b.Wire.Count()
+	keeps := b.Keeps
 	for i := range n {
 		b.Sync()
 		if reads, writes, calls := b.Wire.Count(); reads > 1 || writes > 0 {
 			b.Fatalf("interval %d of a steady state: %v; want one read", i, calls)
 		}
+	}
+	if b.Keeps != keeps {
+		b.Fatalf("remembered %d times in a steady state: %+v", b.Keeps-keeps, b.Kept)
 	}
 }
 
