@@ -18,7 +18,7 @@ const askTries = 3
 
 // ref names a verb of the current attempt.
 func (s *story) ref(step string) Ref {
-	return Ref{Migration: s.uuid, Instance: s.instance, Attempt: s.rec.Attempt, Step: step}
+	return Ref{Migration: s.name(), Instance: s.instance, Attempt: s.rec.Attempt, Step: step}
 }
 
 type finder func(ctx context.Context) (Host, error)

@@ -36,6 +36,7 @@ type Conductor struct {
 	mu      sync.Mutex
 	run     context.Context   // of Run; nil while it does not run
 	stories map[string]*story // by migration uuid, finished ones too
+	uuids   map[string]string // of migrations that are called otherwise by hosts and journals
 	busy    map[string]string // instance uuid → uuid of its unfinished migration
 	actors  int
 	idle    context.CancelFunc // ends Run's wait when actors is 0
@@ -43,7 +44,7 @@ type Conductor struct {
 
 // New makes a conductor. It does nothing before Run.
 func New(cfg Config) *Conductor {
-	c := &Conductor{cfg: cfg.withDefaults(), stories: map[string]*story{}, busy: map[string]string{}}
+	c := &Conductor{cfg: cfg.withDefaults(), stories: map[string]*story{}, uuids: map[string]string{}, busy: map[string]string{}}
 	c.engine = task.New(task.Options{
 		Runtime: c.cfg.Runtime, Store: c.cfg.Store, Bucket: bucketTasks, Logger: c.cfg.Logger,
 		UndoLater: c.cfg.UndoLater, Patience: c.cfg.Patience, OnChange: c.taskChanged,
@@ -58,6 +59,9 @@ type stored struct {
 	Migration Migration `json:"migration"`
 	// Named is the destination that was asked for; empty when candidates decide.
 	Named string `json:"named,omitempty"`
+	// Called is how hosts and the steps' journal name a migration that had no uuid
+	// when it was begun; empty for its uuid.
+	Called string `json:"called,omitempty"`
 }
 
 // Run recovers every unfinished migration from the journal and drives all until
@@ -133,6 +137,9 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.nameRecords(ctx, records, aborts); err != nil {
+		return nil, err
+	}
 	tasks, broken, err := c.engine.Load(ctx)
 	if err != nil {
 		return nil, err
@@ -149,6 +156,9 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 		s := newStory(c, kept)
 		_, s.rec.AbortRequested = aborts[id]
 		c.stories[id] = s
+		if s.called != "" {
+			c.uuids[s.called] = id
+		}
 		if s.rec.Done() {
 			continue
 		}
@@ -169,8 +179,8 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 	// What a crash left between a record's last write and the deletion of its
 	// journal. Best effort: the next start finds it again.
 	for id := range tasks {
-		uuid, _, _ := strings.Cut(id, "/")
-		if _, known := c.stories[uuid]; known {
+		called, _, _ := strings.Cut(id, "/")
+		if s := c.calledLocked(called); s != nil {
 			_ = c.engine.Forget(ctx, id)
 		}
 	}
@@ -254,7 +264,7 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 // becomes a consumer in Placement, which the move's end or undo deletes: that of
 // an instance would lose its allocation.
 func (c *Conductor) unused(ctx context.Context, id string) error {
-	if u, err := uuid.Parse(id); err != nil || u.String() != id {
+	if !isUUID(id) {
 		return fault.New(fault.Invalid, "migration %q: want a uuid in its usual form", id)
 	}
 	if m, err := c.Get(ctx, id); err == nil {
@@ -388,19 +398,27 @@ func (c *Conductor) Tune(ctx context.Context, uuid string, t Tuning) error {
 	if m.Step != StepStream || m.Phase != task.Doing {
 		return fault.New(fault.Forbidden, "tune migration %s: no stream is in flight (status %s)", uuid, m.Status)
 	}
-	ref := Ref{Migration: uuid, Instance: m.InstanceUUID, Attempt: m.Attempt, Step: StepStream}
+	ref := Ref{Migration: s.name(), Instance: m.InstanceUUID, Attempt: m.Attempt, Step: StepStream}
 	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.TuneStream(ctx, ref, t) }); err != nil {
 		return fmt.Errorf("tune migration %s: %w", uuid, err)
 	}
 	return nil
 }
 
+// calledLocked finds a migration by the name that its steps' journal has for it.
+func (c *Conductor) calledLocked(name string) *story {
+	if id, ok := c.uuids[name]; ok {
+		name = id
+	}
+	return c.stories[name]
+}
+
 // taskChanged publishes a task's change on its migration.
 func (c *Conductor) taskChanged(st task.State) {
-	uuid, _, _ := strings.Cut(st.ID, "/")
+	called, _, _ := strings.Cut(st.ID, "/")
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.stories[uuid]; s != nil && s.taskID() == st.ID {
+	if s := c.calledLocked(called); s != nil && s.taskID() == st.ID {
 		s.state = st
 		s.publishLocked()
 	}

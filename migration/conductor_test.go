@@ -109,6 +109,15 @@ func (w *world) picture() map[string][]string {
 
 // inProcess runs f as an actor of a conductor that Run drives, and ends both.
 func (w *world) inProcess(f func(*simruntime.Process, *migration.Conductor)) {
+	w.t.Helper()
+	w.inProcessThen(f)
+	w.sim.Shutdown()
+}
+
+// inProcessThen kills the conductor's process after f, and leaves the world as it is
+// then.
+func (w *world) inProcessThen(f func(*simruntime.Process, *migration.Conductor)) {
+	w.t.Helper()
 	w.asked = true
 	w.boot()
 	done := false
@@ -118,6 +127,33 @@ func (w *world) inProcess(f func(*simruntime.Process, *migration.Conductor)) {
 		done = true
 	})
 	if err := w.sim.Run(time.Hour, func() bool { return done }); err != nil {
+		w.t.Error(err)
+	}
+	w.process.Kill()
+}
+
+// restart starts the conductor, again after each crash, until it has come to an end.
+func (w *world) restart(over func(*migration.Conductor) bool) {
+	w.t.Helper()
+	w.asked = true
+	w.boot()
+	w.init.Go("time", func() {
+		for {
+			_ = w.init.Sleep(context.Background(), 250*time.Millisecond)
+			if w.process.Dead() {
+				w.boot()
+			}
+		}
+	})
+	var rest time.Duration
+	if err := w.sim.Run(time.Hour, func() bool {
+		if w.process.Dead() || !over(w.conductor) {
+			rest = 0
+		} else if rest == 0 {
+			rest = w.sim.Elapsed()
+		}
+		return rest > 0 && w.sim.Elapsed() > rest+2*time.Second // its journal goes after its end is told
+	}); err != nil {
 		w.t.Error(err)
 	}
 	w.sim.Shutdown()

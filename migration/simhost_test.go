@@ -137,6 +137,11 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 	if err := h.hypervisor(); err != nil {
 		return migration.Guest{}, err
 	}
+	if h.w.inspect != nil {
+		if err := h.w.inspect(); err != nil {
+			return migration.Guest{}, err
+		}
+	}
 	if instance != guestUUID || h.token == nil {
 		return migration.Guest{}, fault.Refuse(fault.NotFound, "", fault.Reason{Code: migration.ReasonGuestGone, Message: "it is not on host " + h.name})
 	}

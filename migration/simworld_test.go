@@ -64,6 +64,7 @@ type world struct {
 	power     migration.PowerState
 	transient bool
 	oldAgents bool          // that tell nothing of providers
+	inspect   func() error  // what the source says instead of the guest; nil for the guest
 	latency   time.Duration // of every call over the wire
 	configure func(*migration.Config)
 	mutate    func(*world) migration.Mutation

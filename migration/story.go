@@ -1,6 +1,7 @@
 package migration
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,7 @@ type story struct {
 	instance string
 	from     string // source
 	named    string // destination asked for; empty when candidates decide
+	called   string // by hosts and the steps' journal, where not by its uuid; see unnamed.go
 
 	rec      Migration  // what is stored; the rest of what people see comes from state
 	state    task.State // of the current attempt
@@ -45,13 +47,16 @@ type story struct {
 func newStory(c *Conductor, kept stored) *story {
 	m := kept.Migration
 	return &story{
-		c: c, uuid: m.UUID, instance: m.InstanceUUID, from: m.SourceCompute, named: kept.Named,
+		c: c, uuid: m.UUID, instance: m.InstanceUUID, from: m.SourceCompute, named: kept.Named, called: kept.Called,
 		rec: m, watchers: map[chan Migration]func() bool{},
 	}
 }
 
 // taskID names the journal of the current attempt.
-func (s *story) taskID() string { return s.uuid + "/" + strconv.Itoa(s.rec.Attempt) }
+func (s *story) taskID() string { return s.name() + "/" + strconv.Itoa(s.rec.Attempt) }
+
+// name is how hosts and the steps' journal name the migration.
+func (s *story) name() string { return cmp.Or(s.called, s.uuid) }
 
 // drive runs attempts until the migration is over or ctx ends.
 func (s *story) drive(ctx context.Context) {
@@ -178,7 +183,7 @@ func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
 func (s *story) save(ctx context.Context) error { return s.put(ctx, s.rec) }
 
 func (s *story) put(ctx context.Context, rec Migration) error {
-	raw, err := json.Marshal(stored{Migration: rec, Named: s.named})
+	raw, err := json.Marshal(stored{Migration: rec, Named: s.named, Called: s.called})
 	if err != nil {
 		return fault.New(fault.Internal, "write migration %s: %w", rec.UUID, err)
 	}
