@@ -104,6 +104,9 @@ type Order struct {
 	// AskAll asks all other hosts for consumers that nobody here knows, not only those
 	// that hold a part of them.
 	AskAll bool
+	// Patient leaves what concerns another host until the next audit that finds it: who
+	// moves guests without Berth may count one on both hosts before the move begins.
+	Patient bool
 	// Report makes the host's tree stand first, whether a provider was missed or not.
 	Report bool
 }
@@ -164,7 +167,7 @@ func (a *Auditor) Run(ctx context.Context) error {
 	pause := time.Duration(0)
 	for {
 		auditing, cancel := a.o.Runtime.WithTimeout(ctx, patience)
-		r := a.Audit(auditing, Order{Heal: true})
+		r := a.Audit(auditing, Order{Heal: true, Patient: true})
 		cancel()
 		wait := time.Duration((0.9 + 0.2*a.jitter()) * float64(a.o.Interval))
 		if len(r.Silent) > 0 || slices.ContainsFunc(r.Left(), audit.Row.Settles) {
@@ -206,15 +209,14 @@ func (a *Auditor) Audit(ctx context.Context, o Order) Result {
 		if row.Verdict == audit.Agree {
 			continue
 		}
-		key := row.Subject + " " + row.Code
 		row.Since = now
-		if at, ok := a.since[key]; ok {
+		if at, ok := a.since[key(row)]; ok {
 			row.Since = at
 		}
 		if row.Healed {
 			r.Healed++
 		} else {
-			seen[key] = row.Since
+			seen[key(row)] = row.Since
 		}
 		r.Rows = append(r.Rows, row)
 	}
@@ -227,13 +229,16 @@ func (a *Auditor) Audit(ctx context.Context, o Order) Result {
 	return r
 }
 
+// key tells a row from another: the same subject may be wrong in another way later.
+func key(r audit.Row) string { return r.Subject + " " + r.Code }
+
 // tell logs what has changed since the last audit: what was healed, and what is new
 // among the rest.
 func (a *Auditor) tell(r Result) {
 	known := map[string]bool{}
 	if last := a.last.Load(); last != nil {
 		for _, row := range last.Left() {
-			known[row.Subject+row.Code] = true
+			known[key(row)] = true
 		}
 	}
 	for _, row := range r.Rows {
@@ -241,7 +246,7 @@ func (a *Auditor) tell(r Result) {
 		switch {
 		case row.Healed:
 			log.Info("audit: healed", "heal", string(row.Heal), "message", row.Message)
-		case known[row.Subject+row.Code]:
+		case known[key(row)]:
 		case row.Failed != "":
 			log.Warn("audit: could not be healed", "message", row.Message, "error", row.Failed)
 		default:

@@ -28,6 +28,10 @@ func (l *look) heal(ctx context.Context, rows []audit.Row) {
 		if rows[i].Heal == audit.HealNone || ctx.Err() != nil {
 			continue
 		}
+		other := rows[i].Heal == audit.HealTake || rows[i].Heal == audit.HealDrop
+		if _, seen := l.a.since[key(rows[i])]; other && l.order.Patient && !seen {
+			continue
+		}
 		if !fresh {
 			// What libvirt said is as old as the whole audit by now.
 			l.domains(ctx)

@@ -218,3 +218,20 @@ func TestAuditor_NamesWhatIsOverCapacity(t *testing.T) {
 		t.Errorf("%s", rows(r))
 	}
 }
+
+// By itself an agent leaves what is counted on two hosts until the next audit: a move
+// by other hands may be about to begin. What is its own it puts right at once.
+func TestAuditor_ByItselfItLeavesWhatConcernsAnotherHostOnce(t *testing.T) {
+	w := auditortest.NewWorld(t, embedded(t)(t))
+	double := auditortest.Both(auditortest.Small(w.Tree.Root()), auditortest.Small(w.Other))
+	theirs, own := w.Stranger(placementclient.ConsumerInstance, double), w.Guest(0)
+	w.Answers[theirs] = auditor.Known{Owner: true}
+	w.Put(own, placementclient.ConsumerInstance, nil)
+	patient := auditor.Order{Heal: true, Patient: true}
+	if r := w.Auditor.Audit(t.Context(), patient); r.Healed != 1 || len(r.Left()) != 1 || !reflect.DeepEqual(w.Held(theirs), double) || len(w.Held(own)) == 0 {
+		t.Errorf("the first: %s", rows(r))
+	}
+	if r := w.Auditor.Audit(t.Context(), patient); r.Healed != 1 || !reflect.DeepEqual(w.Held(theirs), auditortest.Small(w.Other)) {
+		t.Errorf("the second: %s", rows(r))
+	}
+}

@@ -41,7 +41,8 @@ amounts or on another provider is made equal to the claim; the consumer of a mov
 is over goes; of a guest counted on two hosts the part goes whose host has answered
 that it does not have it. What a running guest uses is never freed, what moves is left
 to its conductor, and a consumer that nobody knows is named and left. The agent does
-the same by itself at its start and every [placement] audit_interval.
+the same by itself at its start and every [placement] audit_interval; what concerns
+another host it leaves once, since a move by other hands may be about to begin.
 
 With --rebuild-placement, for an embedded Placement that has lost its database, every
 host first reports its providers, and then puts back what its guests and its
