@@ -110,7 +110,11 @@ func quality(ranges []acceptRange, kind string) float64 {
 // acceptsJSON says whether the client takes an answer in JSON. A header that is
 // none does not count.
 func acceptsJSON(q *http.Request) bool {
-	ranges, ok := parseAccept(accepted(q))
+	header := accepted(q)
+	if header == "application/json" { // nearly always
+		return true
+	}
+	ranges, ok := parseAccept(header)
 	return !ok || quality(ranges, "application/json") > 0
 }
 

@@ -189,7 +189,7 @@ func (s *search) serveByOne(g *group, root string) []option {
 		if !s.servesAll(p, g, root) {
 			continue
 		}
-		o := option{anchor: p.Root, groups: []served{{g.suffix, []string{p.UUID}}}}
+		o := option{anchor: p.Root, parts: make([]part, 0, len(g.resources)), groups: []served{{g.suffix, []string{p.UUID}}}}
 		for _, a := range g.resources {
 			o.parts = append(o.parts, part{p, a.class, a.n})
 		}
@@ -270,8 +270,8 @@ func (s *search) serveByTree(g *group, root string) ([]option, error) {
 	for _, anchor := range anchors {
 		choices := byAnchor[anchor]
 		err := product(s.ctx, lengths(choices), func(pick []int) {
-			o := option{anchor: anchor}
-			var uuids []string
+			o := option{anchor: anchor, parts: make([]part, 0, len(pick))}
+			uuids := make([]string, 0, len(pick))
 			traits := map[string]bool{}
 			for i, j := range pick {
 				p := choices[i][j]
