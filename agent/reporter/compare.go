@@ -152,10 +152,8 @@ func (r *Reporter) decide(ctx context.Context, in inventory.Input) (goal, error)
 			if g.report, err = r.compute(ctx, in); err != nil {
 				return goal{}, err
 			}
-			if g.report.Reshapes() {
-				// Both shapes stand, which is nobody's: nothing of it is made different.
-				return g, nil
-			}
+			// Where both shapes stand, after a crash in reshapeEmpty or by somebody else's
+			// hand, this takes the wanted one back, but for what guests hold of it.
 		}
 	}
 	if g.waiting == nil && !g.reshape {
@@ -283,8 +281,13 @@ func (r *Reporter) differences(g goal) []string {
 	return out
 }
 
-// misplaced says that a child has another name or parent than it should.
+// misplaced says that a child has another name or parent than it should, and can
+// have it.
 func misplaced(w *watched, p inventory.Provider) bool {
+	return !w.stuck && elsewhere(w, p)
+}
+
+func elsewhere(w *watched, p inventory.Provider) bool {
 	return w.Provider.Name != p.Name || w.Provider.ParentProviderUUID != p.Parent
 }
 

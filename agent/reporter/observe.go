@@ -48,6 +48,8 @@ type watched struct {
 	inUse []string
 	// barred says that somebody else's child is below a provider that is to go.
 	barred bool
+	// stuck says that a provider cannot be put below its parent: see place.
+	stuck bool
 }
 
 const never = -1
@@ -220,6 +222,7 @@ func (r *Reporter) generations(ctx context.Context) error {
 		case p.Generation < w.Provider.Generation:
 			return changed("the generation of resource provider %s went back from %d to %d: placement was restored", p.UUID, w.Provider.Generation, p.Generation)
 		default:
+			w.stuck = w.stuck && p.Generation == w.Provider.Generation
 			w.Provider = p
 		}
 	}

@@ -83,11 +83,12 @@ func (r *Reporter) mustWait(report inventory.Report, version placementclient.Mic
 	}
 	if version < reparentVersion {
 		for _, p := range report.Tree.Providers {
-			if w := r.seen.tree[p.UUID]; w != nil && w.Provider.ParentProviderUUID != p.Parent {
+			held := func(a placementclient.Allocations) bool { return len(a.Allocations[p.UUID]) > 0 }
+			if w := r.seen.tree[p.UUID]; w != nil && w.Provider.ParentProviderUUID != p.Parent && slices.ContainsFunc(slices.Collect(maps.Values(holders)), held) {
 				return &fault.Reason{
 					Code:    "reparent_missing",
-					Message: fmt.Sprintf("resource provider %s gets another parent, and this placement speaks microversion %s: that came with %s", p.Name, version, reparentVersion),
-					Want:    reparentVersion.String(), Have: version.String(), Change: "upgrade placement",
+					Message: fmt.Sprintf("resource provider %s, of which guests hold something, gets another parent, and this placement speaks microversion %s: that came with %s", p.Name, version, reparentVersion),
+					Want:    reparentVersion.String(), Have: version.String(), Change: "upgrade placement, or move these guests away first",
 				}
 			}
 		}
@@ -189,9 +190,10 @@ func (r *Reporter) reshape(ctx context.Context, g goal) error {
 	return err
 }
 
-// reshapeEmpty does without a reshaper what nobody holds anything of: who loses a
-// class goes before who gets it. A guest that comes in between makes Placement
-// refuse it, and all is read again.
+// reshapeEmpty does without a reshaper what nobody holds anything of: who gets a
+// class has it all reserved, so that its ratio is not forgotten, until who loses it
+// has lost it. A guest that comes in between makes Placement refuse that, and all is
+// read again.
 func (r *Reporter) reshapeEmpty(ctx context.Context, tree *inventory.Tree) error {
 	lose := func(p inventory.Provider, want map[string]placementclient.Inventory) error {
 		w := r.seen.tree[p.UUID]
@@ -208,6 +210,24 @@ func (r *Reporter) reshapeEmpty(ctx context.Context, tree *inventory.Tree) error
 			return fault.New(fault.GenerationConflict, "a guest came while the host changes its shape: %w", err)
 		}
 		return err
+	}
+	for _, p := range tree.Providers {
+		w := r.seen.tree[p.UUID]
+		both, news := maps.Clone(w.Inventories), false
+		if both == nil {
+			both = map[string]placementclient.Inventory{}
+		}
+		for class, inv := range p.Inventories {
+			if _, stands := both[class]; !stands {
+				inv.Reserved = inv.Total
+				both[class], news = inv, true
+			}
+		}
+		if news {
+			if err := r.put(ctx, w, both); err != nil {
+				return err
+			}
+		}
 	}
 	for _, p := range tree.Retired {
 		if err := lose(p, nil); err != nil {

@@ -36,28 +36,57 @@ func (r *Reporter) prepare(ctx context.Context, tree *inventory.Tree) error {
 		}
 	}
 	for _, p := range tree.Providers {
-		w := r.seen.tree[p.UUID]
-		switch {
-		case w == nil:
-			made, err := r.create(ctx, placementclient.NewProvider{UUID: p.UUID, Name: p.Name, ParentProviderUUID: p.Parent})
-			if err != nil {
+		if w := r.seen.tree[p.UUID]; w != nil && misplaced(w, p) {
+			if err := r.place(ctx, w, p); err != nil {
 				return err
 			}
-			r.seen.tree[p.UUID] = newWatched(made)
-			if err := r.settle(ctx); err != nil {
-				return err
-			}
-		case misplaced(w, p):
-			r.wrote()
-			moved, err := r.opt.Placement.PlaceProvider(ctx, p.UUID, p.Name, p.Parent)
-			if err != nil {
-				return err
-			}
-			w.Provider.Name, w.Provider.ParentProviderUUID = moved.Name, moved.ParentProviderUUID
-			w.Provider.Generation = max(w.Provider.Generation, moved.Generation)
-			r.opt.Logger.Info("resource provider has another name or parent", "provider", p.UUID, "name", p.Name, "parent", p.Parent)
+		}
+		if r.seen.tree[p.UUID] != nil {
+			continue
+		}
+		made, err := r.create(ctx, placementclient.NewProvider{UUID: p.UUID, Name: p.Name, ParentProviderUUID: p.Parent})
+		if err != nil {
+			return err
+		}
+		r.seen.tree[p.UUID] = newWatched(made)
+		if err := r.settle(ctx); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+// place gives a child its name and its parent. Below microversion 1.37 nobody gets
+// another parent: it is deleted then, to be made anew; one that somebody holds
+// something of stays where it is, which harms nobody.
+func (r *Reporter) place(ctx context.Context, w *watched, p inventory.Provider) error {
+	version, err := r.opt.Placement.Version(ctx)
+	if err != nil {
+		return err
+	}
+	if version < reparentVersion && w.Provider.ParentProviderUUID != p.Parent {
+		r.wrote()
+		err := r.opt.Placement.DeleteProvider(ctx, p.UUID)
+		switch placementclient.ConflictOf(err) {
+		case placementclient.ConflictProviderInUse, placementclient.ConflictHasChildren:
+			w.stuck = true
+			r.opt.Logger.Warn("a resource provider cannot be put below its parent: this placement is too old", "provider", p.UUID, "name", p.Name, "parent", p.Parent)
+			return nil
+		}
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+		delete(r.seen.tree, p.UUID)
+		return nil
+	}
+	r.wrote()
+	moved, err := r.opt.Placement.PlaceProvider(ctx, p.UUID, p.Name, p.Parent)
+	if err != nil {
+		return gone(err)
+	}
+	w.Provider.Name, w.Provider.ParentProviderUUID = moved.Name, moved.ParentProviderUUID
+	w.Provider.Generation = max(w.Provider.Generation, moved.Generation)
+	r.opt.Logger.Info("resource provider has another name or parent", "provider", p.UUID, "name", p.Name, "parent", p.Parent)
 	return nil
 }
 
