@@ -73,7 +73,11 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 func (t *Tracker) CheckFound(instance string, f Found) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	doing := fmt.Sprintf("adopt instance %s on %s", instance, t.host)
+	return t.fitsAsFoundLocked(fmt.Sprintf("adopt instance %s on %s", instance, t.host), instance, f)
+}
+
+// fitsAsFoundLocked refuses what a guest has here that does not fit where it is.
+func (t *Tracker) fitsAsFoundLocked(doing, instance string, f Found) error {
 	if t.refusal != "" {
 		return t.refusedLocked(doing)
 	}

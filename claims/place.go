@@ -106,6 +106,9 @@ func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, erro
 		t.machine.remove(r.Owner.Instance, own.counted)
 		defer t.machine.add(r.Owner.Instance, own.counted)
 	}
+	if r.Found != nil {
+		return r.Found.Clone(), t.fitsAsFoundLocked(doing, r.Owner.Instance, Found{Resources: r.Resources, Assignment: *r.Found})
+	}
 	defer t.withoutStrangerLocked(r.Owner.Instance)()
 	a, reasons := t.machine.place(r)
 	if len(reasons) > 0 {

@@ -20,6 +20,10 @@ type Request struct {
 	Topology *topology.GuestTopology
 	PCI      []topology.PCIRequest
 
+	// Found is the place that the guest has here already, where it runs though nobody
+	// has claimed it: it is held as it is, or refused. Nil has one chosen.
+	Found *topology.Assignment
+
 	Step    string            // the verb's step, for tombstones; "" for StepClaim
 	Context *MigrationContext // recorded with the claim, its new side filled in, in one commit; nil for kind instance
 	Lease   time.Duration     // 0 for the tracker's default

@@ -6,6 +6,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 func owner(ref migration.Ref) claims.Owner {
@@ -14,7 +15,7 @@ func owner(ref migration.Ref) claims.Owner {
 
 // Claim implements migration.DestinationVerbs.
 func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-	a, err := h.claim(ctx, ref, c)
+	a, err := h.claim(ctx, ref, c, nil)
 	if err == nil {
 		// Outside of the instance's turn, and after the claim: what it holds is what it
 		// was given.
@@ -23,7 +24,9 @@ func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	return a, wrap(err, "claim %s on %s", c.Guest.Name, h.o.Name)
 }
 
-func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+// claim holds what is asked for, in the place that is found where the guest runs
+// already; nil for one that is chosen.
+func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest, found *topology.Assignment) (migration.ClaimAnswer, error) {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
 		return migration.ClaimAnswer{}, err
@@ -43,7 +46,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
 		Owner: owner(ref), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
-		Step: stepClaim, Context: &mc, Lease: c.Lease,
+		Found: found, Step: stepClaim, Context: &mc, Lease: c.Lease,
 	})
 	if err != nil {
 		return migration.ClaimAnswer{}, err

@@ -175,26 +175,38 @@ func adoptedFlavor(f topology.Flavor) bool { return f.Name == "adopted" && len(f
 // used. It reads the ledger and the document, never libvirt, which waits. The
 // refusals are those of a claim, with every reason.
 func (h *Host) ClaimArrival(ctx context.Context, text string) (string, error) {
+	return h.claimArrival(ctx, text, nil)
+}
+
+// claimArrival is ClaimArrival, also of a guest that runs here already: that is
+// claimed where it was found. Another place would be counted in vain, and what it uses
+// be given out again until its token has come.
+func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Found) (string, error) {
 	comes, err := h.arrivalOf(ctx, text)
 	if err != nil {
 		return "", err
+	}
+	var place *topology.Assignment
+	if found != nil {
+		comes.demand = demand{resources: found.Resources, topology: found.Topology, pci: found.PCI}
+		place = &found.Assignment
 	}
 	inst, uses := comes.inst, comes.demand.resources
 	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
 	if err := h.managing(doing); err != nil {
 		return "", err
 	}
-	claim, found, err := h.useAnnounced(ctx, inst.UUID, uses)
+	claim, ahead, err := h.useAnnounced(ctx, inst.UUID, uses)
 	if err != nil {
 		return "", wrap(err, "%s", doing)
 	}
-	if !found {
+	if !ahead {
 		// Nobody named the migration: it gets a uuid of its own each time, so that
 		// what one undoes the next is not kept from.
 		ref := migration.Ref{Migration: uuid.NewString(), Instance: inst.UUID, Attempt: 1}
 		if claim, err = h.claimForeign(ctx, ref, migration.ClaimRequest{
 			Guest: comes.guest(text), Context: comes.context("", h.o.Name),
-		}); err != nil {
+		}, place); err != nil {
 			return "", err
 		}
 		if claim, err = h.await(ctx, claim, foreignArrival{Guest: inst}); err != nil {

@@ -13,6 +13,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/topology"
 )
 
 // later is a runtime whose boot clock a test moves on.
@@ -455,6 +456,59 @@ func TestStarted_AdoptedWhereItFits(t *testing.T) {
 	}
 	l.must("stop it", b.fake.Destroy(ctx, uuids[3]))
 	l.must("look at one that has stopped", b.AdoptStarted(ctx, uuids[3], false))
+}
+
+// TestStarted_ArrivalIsClaimedWhereItRuns has a pinned guest run on a host whose claim
+// would choose other CPUs: until its token has come, nobody else may get its own.
+func TestStarted_ArrivalIsClaimedWhereItRuns(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	for name, n := range l.hosts {
+		n.Close()
+		l.boot(name, func(o *host.Options) {
+			o.Fleet, o.Owners = fellows{l.lab, name, l.silent}, l.owners[name]
+			roomy(o)
+		})
+		n.put(t, "/boot/vmlinuz", "kernel", 0o644)
+	}
+	a, b := l.hosts["a"], l.hosts["b"]
+	pinned := topology.Flavor{Name: "pinned", VCPUs: 1, MemoryMB: 64, ExtraSpecs: map[string]string{"hw:cpu_policy": "dedicated"}}
+	create := func(on *node, name string) string {
+		t.Helper()
+		v, err := on.Create(ctx, host.CreateRequest{Name: name, Flavor: pinned, ProjectID: "project", UserID: "user", Kernel: "/boot/vmlinuz", Start: true})
+		l.must("create "+name, err)
+		return v.UUID
+	}
+	pins := func(on *node, uuid string) (out []int) {
+		for _, c := range on.tracker.ByInstance(uuid) {
+			for _, cell := range c.Assignment.Cells {
+				for _, p := range cell.Pins {
+					out = append(out, p.CPU)
+				}
+			}
+		}
+		return out
+	}
+	first, second := create(a, "first"), create(a, "second")
+	uses := pins(a, second)
+	if slices.Equal(uses, pins(a, first)) {
+		t.Fatalf("both are pinned to %v", uses)
+	}
+	// It runs on b, by whatever way it came, on the CPUs that it had; a is silent.
+	text, err := a.fake.XML(ctx, second, driver.Persistent)
+	l.must("read", err)
+	l.must("stop", errors.Join(a.fake.Destroy(ctx, second), a.fake.Undefine(ctx, second)))
+	l.must("define", errors.Join(b.fake.Define(ctx, text), b.fake.Start(ctx, second, false)))
+	l.silent["a"] = true
+	l.must("look at it", b.AdoptStarted(ctx, second, true))
+	if got := pins(b, second); !slices.Equal(got, uses) {
+		t.Fatalf("its claim has CPUs %v, it uses %v", got, uses)
+	}
+	for _, name := range []string{"third", "fourth"} {
+		if got := pins(b, create(b, name)); slices.Contains(got, uses[0]) {
+			t.Errorf("%s was given CPU %v, which is in use", name, got)
+		}
+	}
 }
 
 func TestRecordContext_WaitsForTheOwnerFileToGo(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 // The phases of a migration that a tool runs by itself, as `berth hook` names
@@ -133,7 +134,7 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 		return fault.New(fault.Invalid, "the guest is to come from another host, not from %s", r.Source)
 	}
 	g := comes.guest(r.DomainXML)
-	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: comes.context(r.Source, h.o.Name)})
+	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: comes.context(r.Source, h.o.Name)}, nil)
 	if err != nil {
 		return err
 	}
@@ -161,8 +162,8 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 
 // claimForeign makes the claim of a foreign migration by the verb that a
 // conductor would use. Placement is not asked: libvirt may wait for the answer.
-func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest) (claims.Claim, error) {
-	if _, err := h.claim(ctx, ref, r); err != nil {
+func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.ClaimRequest, found *topology.Assignment) (claims.Claim, error) {
+	if _, err := h.claim(ctx, ref, r, found); err != nil {
 		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
 	}
 	c, ok := h.tracker.ByOwner(owner(ref))

@@ -40,15 +40,15 @@ func (h *Host) adoptStarted(ctx context.Context, uuid string, arrived bool) erro
 			return err
 		}
 	}
+	_, found, _, err := h.read(ctx, d)
+	if err != nil {
+		return err
+	}
 	if arrived {
 		text, err := h.driver.XML(ctx, uuid, driver.Live)
 		if err == nil {
-			_, err = h.ClaimArrival(ctx, text)
+			_, err = h.claimArrival(ctx, text, &found)
 		}
-		return err
-	}
-	_, found, _, err := h.read(ctx, d)
-	if err != nil {
 		return err
 	}
 	if err := h.tracker.CheckFound(uuid, found); err != nil {
