@@ -31,15 +31,7 @@ func (a *Agent) allocations() allocations { return allocations{a.placement, a.tr
 
 // tree is the host's provider tree as it stands in Placement, false while that is
 // not known.
-func (a *Agent) tree() (*inventory.Tree, bool) {
-	if t, known := a.reporter.Tree(); known {
-		return t, true
-	}
-	if s := a.reporter.Status(); s.SyncedAt.IsZero() {
-		return nil, false
-	}
-	return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: a.uuid, Name: a.name}}, Disk: a.uuid}, true
-}
+func (a *Agent) tree() (*inventory.Tree, bool) { return a.reporter.Tree() }
 
 // allocationAttempts bounds how often a lost race for a consumer's generation is
 // read again: the instance stands still, so nobody else should write it.

@@ -17,6 +17,60 @@ import (
 	"berth/topology"
 )
 
+// TestAllocations_ADiskOnASharingProvider goes with its guest, and stays where the
+// guest lives on another host that shares it.
+func TestAllocations_ADiskOnASharingProvider(t *testing.T) {
+	tree := &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: "here"}, {UUID: "gpu", Parent: "here"}}, Disk: "pool"}
+	type held = map[string]placementclient.Resources
+	cpu, disk, both := placementclient.Resources{"VCPU": 1}, placementclient.Resources{"DISK_GB": 5}, placementclient.Resources{"VCPU": 1, "DISK_GB": 5}
+	for _, tt := range []struct {
+		name      string
+		has, left held
+		elsewhere bool
+	}{
+		{"here alone", held{"here": cpu, "gpu": {"VGPU": 1}, "pool": disk}, held{}, false},
+		{"on another that shares it", held{"there": cpu, "pool": disk}, held{"there": cpu, "pool": disk}, true},
+		{"doubled, on another that shares it", held{"here": cpu, "there": cpu, "pool": disk}, held{"there": cpu, "pool": disk}, true},
+		{"doubled, on another with disks of its own", held{"here": cpu, "there": both, "pool": disk}, held{"there": both}, true},
+		{"a disk that was left", held{"pool": disk}, held{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.left, without(tree, tt.has)); diff != "" {
+				t.Errorf("what stays (-want +got):\n%s", diff)
+			}
+			if got := len(notOf(tree, tt.has)) > 0; got != tt.elsewhere {
+				t.Errorf("elsewhere: %t, want %t", got, tt.elsewhere)
+			}
+			if got := elsewhere(tree, nil, placementclient.Allocations{Allocations: tt.has}); got != tt.elsewhere {
+				t.Errorf("held elsewhere: %t, want %t", got, tt.elsewhere)
+			}
+		})
+	}
+}
+
+func TestAllocations_WaitForTheTree(t *testing.T) {
+	a := allocations{nil, func() (*inventory.Tree, bool) { return nil, false }}
+	_, err := a.Place(t.Context(), host.Allocation{Consumer: "i"})
+	if !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 || a.Providers() != nil {
+		t.Errorf("without a tree: %v, %v; want that it is not available, and why", err, a.Providers())
+	}
+}
+
+func TestProviders_StandInTheOrderOfTheTree(t *testing.T) {
+	tree := []placementclient.ResourceProvider{
+		{UUID: "5", Name: "aaa_pool"}, {UUID: "4", Name: "h_cell1", ParentProviderUUID: "1"}, {UUID: "3", Name: "h_cell0_4KiB", ParentProviderUUID: "2"},
+		{UUID: "2", Name: "h_cell0", ParentProviderUUID: "1"}, {UUID: "1", Name: "h"},
+	}
+	sortTree(tree, "1")
+	var got []string
+	for _, p := range tree {
+		got = append(got, p.Name)
+	}
+	if diff := cmp.Diff([]string{"h", "h_cell0", "h_cell0_4KiB", "h_cell1", "aaa_pool"}, got); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}
+
 // served answers requests by a server, without a network.
 type served struct{ http.Handler }
 

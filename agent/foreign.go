@@ -75,7 +75,7 @@ func candidates(self, source string, peers []string, providers []placementclient
 		add(source, true)
 	}
 	for _, p := range providers {
-		if _, holds := held.Allocations[p.UUID]; holds {
+		if lives(held.Allocations[p.UUID]) {
 			add(name[p.RootProviderUUID], true)
 		}
 	}
@@ -86,6 +86,13 @@ func candidates(self, source string, peers []string, providers []placementclient
 		add(host, false)
 	}
 	return out
+}
+
+// lives reports whether what a guest holds of a provider says that it is there: a disk
+// alone may be one of a sharing provider, which runs no guests.
+func lives(r placementclient.Resources) bool {
+	_, disk := r[placementclient.ClassDiskGB]
+	return len(r) > 1 || len(r) == 1 && !disk
 }
 
 // takeFrom asks one host after the other until one surrenders the token.
@@ -142,13 +149,19 @@ func (f foreignFleet) HeldElsewhere(ctx context.Context, instance string) (bool,
 	if err != nil {
 		return false, fault.New(fault.Unavailable, "ask which host has instance %s: %w", instance, err)
 	}
-	return elsewhere(a.uuid, providers, held), nil
+	tree, err := a.allocations().standing()
+	if err != nil {
+		return false, err
+	}
+	return elsewhere(tree, providers, held), nil
 }
 
-// elsewhere reports whether an allocation has more than the providers under root.
-func elsewhere(root string, providers []placementclient.ResourceProvider, held placementclient.Allocations) bool {
+// elsewhere reports whether an allocation has more than the providers of a tree, what
+// others hang below its root, and the sharing one that it uses.
+func elsewhere(tree *inventory.Tree, providers []placementclient.ResourceProvider, held placementclient.Allocations) bool {
+	root := tree.Root()
 	for uuid := range held.Allocations {
-		own := uuid == root || slices.ContainsFunc(providers, func(p placementclient.ResourceProvider) bool {
+		own := tree.Uses(uuid) || slices.ContainsFunc(providers, func(p placementclient.ResourceProvider) bool {
 			return p.UUID == uuid && p.RootProviderUUID == root
 		})
 		if !own {

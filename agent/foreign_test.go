@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/agent/inventory"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/placementclient"
@@ -89,14 +90,15 @@ func TestTakeFrom_SilenceOfAnOwnerKeepsTheAnswerOpen(t *testing.T) {
 }
 
 func TestElsewhere_OwnProvidersAreTheHostsWhateverTheirDepth(t *testing.T) {
+	here := &inventory.Tree{Providers: []inventory.Provider{{UUID: "uuid of here"}}, Disk: "uuid of here"}
 	providers := []placementclient.ResourceProvider{root("here"), child("here_numa0", "here"), root("a"), child("a_numa0", "a")}
 	for name, want := range map[string]bool{"here": false, "here_numa0": false, "a": true, "a_numa0": true, "one that nobody lists": true} {
 		held := placementclient.Allocations{Allocations: map[string]placementclient.Resources{"uuid of " + name: {"VCPU": 1}}}
-		if got := elsewhere("uuid of here", providers, held); got != want {
+		if got := elsewhere(here, providers, held); got != want {
 			t.Errorf("an allocation of %s is elsewhere: %v, want %v", name, got, want)
 		}
 	}
-	if elsewhere("uuid of here", providers, placementclient.Allocations{}) {
+	if elsewhere(here, providers, placementclient.Allocations{}) {
 		t.Error("no allocation is elsewhere")
 	}
 }

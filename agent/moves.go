@@ -93,8 +93,14 @@ func (s migrationService) find(ctx context.Context, doing, ref string) (string, 
 	if _, err := uuid.Parse(ref); err == nil {
 		if held, err := s.a.placement.Allocations(ctx, ref); err == nil {
 			for _, provider := range slices.Sorted(maps.Keys(held.Allocations)) {
+				if !lives(held.Allocations[provider]) {
+					continue
+				}
 				p, err := s.a.placement.Provider(ctx, provider)
-				if err == nil && p.IsRoot() && p.Name != s.a.name {
+				if err == nil && !p.IsRoot() {
+					p, err = s.a.placement.Provider(ctx, p.RootProviderUUID)
+				}
+				if err == nil && p.Name != s.a.name {
 					return p.Name, nil
 				}
 			}

@@ -19,7 +19,8 @@ import (
 // should not wait for a service that is down.
 const viewTime = 4 * time.Second
 
-// providers is the host's provider tree as Placement has it, root first.
+// providers is the host's provider tree as Placement has it, each parent before its
+// children and root first, then the sharing provider with its disks.
 func (a *Agent) providers(ctx context.Context) ([]api.ProviderView, error) {
 	ctx, cancel := a.rt.WithTimeout(ctx, viewTime)
 	defer cancel()
@@ -27,6 +28,14 @@ func (a *Agent) providers(ctx context.Context) ([]api.ProviderView, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t, known := a.reporter.Tree(); known && t.Disk != "" && !t.Owns(t.Disk) {
+		sharing, err := a.placement.Provider(ctx, t.Disk)
+		if err != nil {
+			return nil, err
+		}
+		tree = append(tree, sharing)
+	}
+	sortTree(tree, a.uuid)
 	names := map[string]string{}
 	for _, p := range tree {
 		names[p.UUID] = p.Name
@@ -46,13 +55,35 @@ func (a *Agent) providers(ctx context.Context) ([]api.ProviderView, error) {
 			Inventories: inv.Inventories, Usages: used.Usages,
 		})
 	}
-	slices.SortFunc(out, func(x, y api.ProviderView) int {
-		if (x.Parent == "") != (y.Parent == "") {
-			return strings.Compare(x.Parent, y.Parent) // the root has no parent
-		}
-		return strings.Compare(x.Name, y.Name)
-	})
 	return out, nil
+}
+
+// sortTree puts root's tree first, each provider after its parent and beside its
+// siblings by name.
+func sortTree(tree []placementclient.ResourceProvider, root string) {
+	byUUID := map[string]placementclient.ResourceProvider{}
+	for _, p := range tree {
+		byUUID[p.UUID] = p
+	}
+	path := func(p placementclient.ResourceProvider) []string {
+		names := []string{p.Name}
+		// As deep as there are providers, and no deeper, whatever the answer says.
+		for range tree {
+			parent, there := byUUID[p.ParentProviderUUID]
+			if !there {
+				break
+			}
+			p, names = parent, append(names, parent.Name)
+		}
+		slices.Reverse(names)
+		if p.UUID != root {
+			names = append([]string{"\xff"}, names...) // no name of a tree begins with it
+		} else {
+			names[0] = ""
+		}
+		return names
+	}
+	slices.SortFunc(tree, func(x, y placementclient.ResourceProvider) int { return slices.Compare(path(x), path(y)) })
 }
 
 // held is what Placement holds for an instance, and for the move it is on.
