@@ -208,15 +208,21 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 	if err := r.Options.validate(); err != nil {
 		return Migration{}, err
 	}
+	asked := false // for a uuid that another may have
 	if r.Migration == "" {
 		r.Migration = uuid.NewString()
 	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
 		return m, nil
-	} else if err := c.unused(ctx, r.Migration); err != nil {
-		return Migration{}, fmt.Errorf("live-migrate instance %s: %w", r.Instance, err)
+	} else {
+		asked = true
 	}
 	if err := c.free(r.Instance); err != nil {
 		return Migration{}, err
+	}
+	if asked {
+		if err := c.unused(ctx, r.Migration); err != nil {
+			return Migration{}, fmt.Errorf("live-migrate instance %s: %w", r.Instance, err)
+		}
 	}
 	now := c.cfg.Runtime.Now()
 	s := newStory(c, stored{Named: r.Destination, Migration: Migration{

@@ -6,7 +6,10 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
@@ -138,6 +141,7 @@ func (x embeddedWire) DeleteAllocations(_ context.Context, consumer string) erro
 
 func (e *embedded) verify(w *world, owner *simHost) {
 	ctx := context.Background()
+	w.asking = e.admin.Counters()
 	inst, err := e.admin.Allocations(ctx, guestUUID)
 	if err != nil {
 		e.t.Fatal(err)
@@ -187,6 +191,46 @@ func TestLive_AgainstTheEmbeddedPlacement(t *testing.T) {
 		}
 	}
 	t.Logf("%d runs", runs)
+}
+
+// TestLive_AsksPlacementAsLittleAsItCan counts what a move to a named host costs.
+func TestLive_AsksPlacementAsLittleAsItCan(t *testing.T) {
+	i := slices.IndexFunc(scenarios, func(s struct {
+		name   string
+		script script
+		paused bool
+		gone   bool
+	}) bool {
+		return s.name == "completes, named destination"
+	})
+	var before placementclient.Counters
+	w, m := play(t, i, 1, faults{}, func(w *world) {
+		w.embedded = newEmbedded(t, w)
+		before = w.embedded.admin.Counters()
+	})
+	// Read before it is verified, which reads too.
+	after := w.asking
+	if err := w.embedded.server.Close(); err != nil {
+		t.Error(err)
+	}
+	if m.Outcome != migration.OutcomeCompleted {
+		t.Fatalf("outcome %s (%v)", m.Outcome, m.Error)
+	}
+	got := map[string]int64{}
+	for call, n := range after.Calls {
+		if n -= before.Calls[call]; n > 0 {
+			got[call] = n
+		}
+	}
+	want := map[string]int64{
+		// Whether the uuid that was asked for is free, and what the instance holds.
+		"GET /allocations/{consumer} 200":    2,
+		"POST /allocations 204":              1,
+		"DELETE /allocations/{consumer} 204": 1,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("calls of Placement (-want +got):\n%s", diff)
+	}
 }
 
 var _ migration.Placement = (*placementclient.Client)(nil)

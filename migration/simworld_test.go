@@ -70,6 +70,7 @@ type world struct {
 	mutate    func(*world) migration.Mutation
 	watch     func(migration.Migration) // sees the migration four times a second
 	embedded  *embedded                 // the real thing in the place of placement; or nil
+	asking    placementclient.Counters  // what it was asked until the end
 
 	process    *simruntime.Process
 	conductor  *migration.Conductor
