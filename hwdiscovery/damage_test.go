@@ -40,8 +40,12 @@ func facts(h topology.Host) topology.Host {
 		f.Cells = append(f.Cells, topology.Cell{ID: c.ID, CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, Pages: c.Pages, Distances: c.Distances})
 	}
 	for _, d := range h.PCI {
+		var kinds []topology.MdevType
+		for _, m := range d.Mdev {
+			kinds = append(kinds, topology.MdevType{Name: m.Name, Available: m.Available})
+		}
 		f.PCI = append(f.PCI, topology.PCIDevice{Address: d.Address, Vendor: d.Vendor, Product: d.Product, Class: d.Class,
-			NUMANode: d.NUMANode, PhysFn: d.PhysFn, VFs: d.VFs, TotalVFs: d.TotalVFs})
+			NUMANode: d.NUMANode, PhysFn: d.PhysFn, VFs: d.VFs, TotalVFs: d.TotalVFs, Mdev: kinds})
 	}
 	return f
 }

@@ -20,6 +20,7 @@ import "fmt"
 //	vendor, device, class     for every PCI function
 //	numa_node                 for every PCI function, if any has one
 //	sriov_totalvfs, physfn    for every function that shows another sign of SR-IOV
+//	available_instances       for every mdev_supported_types/*
 //	proc/meminfo              on hosts without nodes, whose only memory it is, and
 //	                          on those with a node of no CPUs, which may be a GPU's
 //

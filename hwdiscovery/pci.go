@@ -87,7 +87,7 @@ func (t *tree) readFunction(address topology.PCIAddress) *pciReading {
 			d.SerialNumber = vpdSerial(data)
 		}
 	}
-	d.Mdev = t.readMdev(file("mdev_supported_types"))
+	d.Mdev = t.readMdev(file("mdev_supported_types"), a)
 	if d.PhysFn == nil && t.silent(address) {
 		t.degrade(CodeDead, file("config"), a, "device %s does not answer: its configuration space reads as all ones", address)
 	}
@@ -217,8 +217,9 @@ func (t *tree) buryVFs(read []*pciReading) {
 	}
 }
 
-// readMdev reads the kinds of mediated device of one parent.
-func (t *tree) readMdev(dir string) []topology.MdevType {
+// readMdev reads the kinds of mediated device of one parent. How many can still be
+// made is a fact of the inventory: none is not what an unreadable file says.
+func (t *tree) readMdev(dir string, parent about) []topology.MdevType {
 	names, ok := t.names(dir)
 	if !ok {
 		return nil
@@ -229,7 +230,7 @@ func (t *tree) readMdev(dir string) []topology.MdevType {
 		m := topology.MdevType{Name: name}
 		m.DeviceAPI, _ = t.text(optional, dir+"/"+name+"/device_api", about{})
 		m.Label, _ = t.text(optional, dir+"/"+name+"/name", about{})
-		n, _ := parsed(t, optional, dir+"/"+name+"/available_instances", about{}, parseCount)
+		n, _ := parsed(t, mandatory, dir+"/"+name+"/available_instances", parent, parseCount)
 		m.Available = int(min(n, 1<<20))
 		types = append(types, m)
 	}

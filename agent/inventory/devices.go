@@ -46,7 +46,9 @@ func (c *card) count(class string) *count {
 // is never more than what is given.
 //
 // A function that somebody has stays counted where it was when it is gone, or gone
-// from device_spec.
+// from device_spec. So does, reserved, one that cannot be read: device_spec then
+// means it no more, or it seems to be no VF (a read error never becomes a smaller
+// host).
 func (b *builder) devices() {
 	held := map[topology.PCIAddress]topology.AssignedDevice{}
 	taken := map[topology.PCIAddress]string{}
@@ -88,7 +90,7 @@ func (b *builder) devices() {
 		// What a guest has is counted as what it was when it was given: Placement
 		// changes no class under an allocation.
 		_, has := held[d.Address]
-		if before, known := b.in.Applied.Devices[d.Address]; known && has {
+		if before, known := b.in.Applied.Devices[d.Address]; known && (has || b.unread(d.Address)) {
 			home = before
 		}
 		c, n := add(d.Address, home, d.Cell)
@@ -108,14 +110,34 @@ func (b *builder) devices() {
 			add(a, b.lastHome(held[a]), held[a].Cell)
 		}
 	}
+	for _, a := range slices.SortedFunc(maps.Keys(b.in.Applied.Devices), topology.PCIAddress.Compare) {
+		if _, counted := b.tree.Devices[a]; !counted && b.unread(a) {
+			_, n := add(a, b.in.Applied.Devices[a], topology.UnknownCell)
+			n.reserved++
+		}
+	}
 	for _, a := range slices.SortedFunc(maps.Keys(cards), topology.PCIAddress.Compare) {
 		b.card(cards[a])
 	}
 }
 
-func (b *builder) unusable(d pci.Device) bool {
+func (b *builder) unusable(d pci.Device) bool { return b.untouchable(d.Address, d.Cell) }
+
+// untouchable reports whether no new claim may touch a function of a cell now.
+func (b *builder) untouchable(a topology.PCIAddress, cell topology.CellID) bool {
 	return slices.ContainsFunc(b.in.Unusable, func(u Unusable) bool {
-		return u.Device != nil && *u.Device == d.Address || u.Cell != nil && *u.Cell == d.Cell
+		return u.Device != nil && *u.Device == a || u.Cell != nil && *u.Cell == cell
+	})
+}
+
+// unread reports whether the host has a function of which a mandatory file could
+// not be read: what it seems to be now is not what it is.
+func (b *builder) unread(a topology.PCIAddress) bool {
+	if _, there := b.in.Host.Device(a); !there {
+		return false
+	}
+	return slices.ContainsFunc(b.in.Host.Reasons, func(r topology.Reason) bool {
+		return r.Degrades && r.Device != nil && *r.Device == a && strings.HasPrefix(r.Code, "file_")
 	})
 }
 
@@ -171,5 +193,11 @@ func (b *builder) card(c *card) {
 		b.ofSpec[rp] = given
 	}
 	b.gave(rp, nil, given)
-	b.child(b.parentOf(c.cell), suffix, inventories, append(traits, given...))
+	parent := b.parentOf(c.cell)
+	if stood := b.standing[rp].Provider.ParentProviderUUID; b.unread(c.function) {
+		if _, is := b.tree.provider(stood); is {
+			parent = stood // its cell may be what could not be read
+		}
+	}
+	b.child(parent, suffix, inventories, append(traits, given...))
 }

@@ -3,6 +3,7 @@ package inventory_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -157,6 +158,62 @@ func TestCompute_AVanishedVFIsCountedWhereItWas(t *testing.T) {
 	}
 }
 
+// TestCompute_AnUnreadableFunctionTakesNothingAway: a read error never becomes a
+// smaller host, in neither shape. Its functions stay counted where they were, and
+// nobody gets them; the operator who takes them out of device_spec later has his way.
+func TestCompute_AnUnreadableFunctionTakesNothingAway(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		broken string
+		harm   func(f *topology.PCIDevice)
+		want   [2]int64
+	}{
+		{"a VF's product", "0000:81:10.1", func(f *topology.PCIDevice) { f.Product = "" }, [2]int64{3, 1}},
+		{"that it is a VF", "0000:81:10.1", func(f *topology.PCIDevice) { f.PhysFn = nil }, [2]int64{3, 1}},
+		{"its PF's cell", "0000:81:00.0", func(f *topology.PCIDevice) { f.NUMANode = topology.UnknownCell }, [2]int64{3, 0}},
+	} {
+		for _, shape := range []inventory.Shape{inventory.Flat, inventory.Nested} {
+			t.Run(tt.name+" "+string(shape), func(t *testing.T) {
+				specs := []pci.Spec{{ProductID: "1565", ResourceClass: "net", Traits: "fast", LiveMigratable: "yes"}}
+				in := input(carded())
+				in.Shape = shape
+				in.Devices, _ = pci.Devices(in.Host, specs)
+				before := inventory.Compute(in, nil)
+				bad := address(tt.broken)
+				at := slices.IndexFunc(in.Host.PCI, func(f topology.PCIDevice) bool { return f.Address == bad })
+				tt.harm(&in.Host.PCI[at])
+				in.Host.Reasons = []topology.Reason{{Code: "file_unreadable", Message: "unreadable", Device: &bad, Degrades: true}}
+				in.Unusable = inventory.UnusableOf(in.Host)
+				in.Devices, _ = pci.Devices(in.Host, specs)
+				in.Applied = before.Applied
+				// It stays so for as long as it is broken.
+				stands := standing(before.Tree)
+				for range 2 {
+					r := inventory.Compute(in, stands)
+					valid(t, r.Tree)
+					if len(r.Tree.Retired) > 0 || len(r.Tree.Providers) != len(before.Tree.Providers) {
+						t.Fatalf("%d providers, %d retired; want the %d that stand", len(r.Tree.Providers), len(r.Tree.Retired), len(before.Tree.Providers))
+					}
+					for i, p := range r.Tree.Providers {
+						was := before.Tree.Providers[i]
+						if p.UUID != was.UUID || p.Parent != was.Parent || !slices.Equal(p.Traits, was.Traits) {
+							t.Errorf("%+v, want it to stay as %+v", p, was)
+						}
+					}
+					if got := children(r.Tree)["compute1_0000:81:00.0"]["CUSTOM_NET"]; got != tt.want {
+						t.Errorf("total and reserved %v, want %v", got, tt.want)
+					}
+					stands, in.Applied = standing(r.Tree), r.Applied
+				}
+				in.Host.Reasons, in.Unusable, in.Devices = nil, nil, nil
+				if r := inventory.Compute(in, stands); len(r.Tree.Retired) != 1 {
+					t.Errorf("%d are retired when all is read and given to nobody, want the card", len(r.Tree.Retired))
+				}
+			})
+		}
+	}
+}
+
 func TestCompute_TraitsOfDeviceSpecComeAndGo(t *testing.T) {
 	in := input(carded())
 	compute := func(traits, live string, stands []inventory.Standing) (inventory.Report, []string) {
@@ -268,9 +325,102 @@ func TestCompute_CountsMediatedDevices(t *testing.T) {
 		})
 	}
 	// One that nobody ever saw has no parent: it is named.
-	r := inventory.Compute(input(host(2, 4096, false)), nil)
-	if diff := cmp.Diff([]string{uuid3}, r.Tree.Unknown(held(uuid3)[0])); diff != "" {
+	in := input(host(2, 4096, false))
+	in.Held = held(uuid3)
+	r := inventory.Compute(in, nil)
+	if diff := cmp.Diff([]string{uuid3}, r.Tree.Unknown(in.Held[0])); diff != "" {
 		t.Errorf("unknown (-want +got):\n%s", diff)
+	}
+	if len(r.Reasons) != 1 || r.Reasons[0].Code != inventory.MdevUnknown || !strings.Contains(r.Reasons[0].Message, uuid3) || r.Reasons[0].Change == "" {
+		t.Errorf("reasons %+v, want one that names it", r.Reasons)
+	}
+}
+
+// gpus is a host with two GPUs, 0000:84:00.0 and 0000:85:00.0, that can make four
+// mediated devices of nvidia-35 each.
+func gpus() (h *topology.Host, a, b topology.PCIAddress) {
+	h = host(2, 4096, false)
+	a, b = address("0000:84:00.0"), address("0000:85:00.0")
+	for _, at := range []topology.PCIAddress{a, b} {
+		h.PCI = append(h.PCI, topology.PCIDevice{Address: at, NUMANode: 1, Mdev: []topology.MdevType{{Name: "nvidia-35", Available: 4}}})
+	}
+	return h, a, b
+}
+
+// TestCompute_NoMoreMediatedDevicesThanCanBeMade: what guests had before the
+// machine was booted is to be made again, where it was or on another GPU.
+func TestCompute_NoMoreMediatedDevicesThanCanBeMade(t *testing.T) {
+	const uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+	const gpuA, gpuB = "compute1_pci_0000_84_00_0", "compute1_pci_0000_85_00_0"
+	h, a, b := gpus()
+	in := input(h)
+	in.Mdev = []inventory.EnabledMdev{{Type: "nvidia-35"}}
+	in.Held = []inventory.Held{{Resources: topology.Resources{VCPUs: 1, MemoryMB: 1}, Assignment: topology.Assignment{Mdevs: []string{uuid}}}}
+	made := func(by topology.PCIAddress, available int) map[string]map[string][2]int64 {
+		for i := range h.PCI {
+			h.PCI[i].Mdev[0].Available = 4
+			if h.PCI[i].Address == by {
+				h.PCI[i].Mdev[0].Available = available
+			}
+		}
+		r := inventory.Compute(in, nil)
+		in.Applied = r.Applied
+		return children(r.Tree)
+	}
+	want := map[string]map[string][2]int64{gpuA: {"VGPU": {4, 0}}, gpuB: {"VGPU": {4, 0}}}
+	h.Mdevs = []topology.Mdev{{UUID: uuid, Parent: a, Type: "nvidia-35"}}
+	if diff := cmp.Diff(want, made(a, 3)); diff != "" {
+		t.Errorf("as it was made (-want +got):\n%s", diff)
+	}
+	h.Mdevs = nil
+	if diff := cmp.Diff(want, made(a, 4)); diff != "" {
+		t.Errorf("booted anew (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]map[string][2]int64{gpuA: {"VGPU": {1, 0}}, gpuB: {"VGPU": {4, 0}}}, made(a, 0)); diff != "" {
+		t.Errorf("the GPU makes none now, and the guest's is counted (-want +got):\n%s", diff)
+	}
+	h.Mdevs = []topology.Mdev{{UUID: uuid, Parent: b, Type: "nvidia-35"}}
+	if diff := cmp.Diff(want, made(b, 3)); diff != "" {
+		t.Errorf("made again of the other GPU (-want +got):\n%s", diff)
+	}
+	if got := in.Applied.Mdevs[uuid].Function; got != b {
+		t.Errorf("it is counted at %s, want %s which made it", got, b)
+	}
+}
+
+// TestCompute_AnUnreadableGPUTakesNothingAway: how many it can make still is not
+// known, so what stands stands, and nobody gets more of it.
+func TestCompute_AnUnreadableGPUTakesNothingAway(t *testing.T) {
+	h, a, _ := gpus()
+	in := input(h)
+	in.Mdev = []inventory.EnabledMdev{{Type: "nvidia-35"}}
+	before := inventory.Compute(in, nil)
+	h.PCI[0].Mdev[0].Available = 0
+	h.Reasons = []topology.Reason{{Code: "file_unreadable", Message: "available_instances", Device: &a, Degrades: true}}
+	in.Unusable, in.Applied = inventory.UnusableOf(h), before.Applied
+	want := map[string]map[string][2]int64{"compute1_pci_0000_84_00_0": {"VGPU": {4, 4}}, "compute1_pci_0000_85_00_0": {"VGPU": {4, 0}}}
+	r := inventory.Compute(in, standing(before.Tree))
+	if diff := cmp.Diff(want, children(r.Tree)); diff != "" || len(r.Tree.Retired) > 0 {
+		t.Errorf("%d retired (-want +got):\n%s", len(r.Tree.Retired), diff)
+	}
+	// A cell that nobody may touch takes its GPUs with it.
+	cell := topology.CellID(1)
+	in.Unusable, h.Reasons, h.PCI[0].Mdev[0].Available = []inventory.Unusable{{Cell: &cell}}, nil, 4
+	for name, got := range children(inventory.Compute(in, nil).Tree) {
+		if got["VGPU"] != [2]int64{4, 4} {
+			t.Errorf("%s of the unusable cell: %v, want all of it reserved", name, got)
+		}
+	}
+}
+
+// TestCompute_AFunctionThatIsNamedMakesNoOtherType, also when it cannot make that.
+func TestCompute_AFunctionThatIsNamedMakesNoOtherType(t *testing.T) {
+	h, a, _ := gpus()
+	in := input(h)
+	in.Mdev = []inventory.EnabledMdev{{Type: "nvidia-35"}, {Type: "nvidia-99", Parents: []topology.PCIAddress{a}}}
+	want := map[string]map[string][2]int64{"compute1_pci_0000_85_00_0": {"VGPU": {4, 0}}}
+	if diff := cmp.Diff(want, children(inventory.Compute(in, nil).Tree)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -14,17 +14,22 @@ import (
 type EnabledMdev struct {
 	Type string // "nvidia-35", a directory of mdev_supported_types
 	// Parents are the functions that make it; empty for every one that can and is not
-	// named with another type. A function makes one type: what is named wins, then
+	// named with another type. A function makes one type, of those that nobody named
 	// the first.
 	Parents []topology.PCIAddress
 	Class   string // Placement's, VGPU or CUSTOM_…; empty for VGPU
 	Max     int    // at most so many of one parent; 0 for as many as its driver makes
 }
 
+// MdevUnknown is the code of the reason that names a mediated device which a guest
+// has and of which nobody knows the parent: it is counted nowhere.
+const MdevUnknown = "mdev_parent_unknown"
+
 // mdevs adds a provider for each function that makes mediated devices of an
-// enabled type. It has as many as there are of the type and can be made still;
-// each that a guest has is counted for as long, whatever its type, also when it is
-// gone.
+// enabled type. It has as many as there are of the type and can be made still, or,
+// where that could not be read, as many as stand; each that a guest has is counted
+// for as long, whatever its type. One that is gone is to be made again, out of those
+// that can be.
 func (b *builder) mdevs() {
 	type parent struct {
 		function topology.PCIAddress
@@ -64,12 +69,15 @@ func (b *builder) mdevs() {
 			continue
 		}
 		p := of(f.Address, enabled.Class)
-		p.reserved = slices.ContainsFunc(b.in.Unusable, func(u Unusable) bool { return u.Device != nil && *u.Device == f.Address })
+		p.reserved = b.untouchable(f.Address, f.NUMANode)
 		p.total = int64(kind.Available)
 		for _, m := range b.in.Host.Mdevs {
 			if m.Parent == f.Address && m.Type == kind.Name {
 				p.total++
 			}
+		}
+		if b.unread(f.Address) {
+			p.total = max(p.total, b.standing[ChildUUID(b.in.UUID, mdevSuffix(f.Address))].Inventories[enabled.Class].Total)
 		}
 		if enabled.Max > 0 {
 			p.total = min(p.total, int64(enabled.Max))
@@ -84,7 +92,7 @@ func (b *builder) mdevs() {
 				h.Class, kindOf = enabled.Class, kind.Name
 			}
 		}
-		if before, known := b.in.Applied.Mdevs[m.UUID]; known && held[m.UUID] {
+		if before, known := b.in.Applied.Mdevs[m.UUID]; known && held[m.UUID] && before.Function == m.Parent {
 			h = before
 		}
 		switch {
@@ -96,9 +104,14 @@ func (b *builder) mdevs() {
 		home(m.UUID, h)
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(held)) {
-		if h, known := b.in.Applied.Mdevs[uuid]; known && !exists[uuid] {
-			b.more(extra, h)
+		h, known := b.in.Applied.Mdevs[uuid]
+		switch {
+		case exists[uuid]:
+		case known:
+			of(h.Function, "")
 			home(uuid, h)
+		default:
+			b.refuse(MdevUnknown, "make it again, or detach it from its guest", "a guest has mediated device %s, which is not there: on which provider it is counted is not known", uuid)
 		}
 	}
 	for a := range extra {
@@ -119,7 +132,10 @@ func (b *builder) mdevs() {
 			totals = map[string]int64{}
 		}
 		if p.class != "" {
-			totals[p.class] = max(totals[p.class]+p.total, taken[p.class])
+			totals[p.class] += p.total
+		}
+		for class, n := range taken {
+			totals[class] = max(totals[class], n)
 		}
 		inventories := map[string]placementclient.Inventory{}
 		for class, total := range totals {
@@ -147,27 +163,20 @@ func (b *builder) more(extra map[topology.PCIAddress]map[string]int64, h DeviceH
 
 // enabled is the type that a function makes, with Placement's class filled in.
 func (b *builder) enabled(f *topology.PCIDevice) (EnabledMdev, topology.MdevType, bool) {
-	var found *EnabledMdev
-	var kind topology.MdevType
-	for _, named := range []bool{true, false} {
-		for i := range b.in.Mdev {
-			e := &b.in.Mdev[i]
-			if found != nil || named != (len(e.Parents) > 0) || named && !slices.Contains(e.Parents, f.Address) {
-				continue
+	names := func(e EnabledMdev) bool { return slices.Contains(e.Parents, f.Address) }
+	named := slices.ContainsFunc(b.in.Mdev, names)
+	for _, e := range b.in.Mdev {
+		if named != names(e) || !named && len(e.Parents) > 0 {
+			continue
+		}
+		if at := slices.IndexFunc(f.Mdev, func(t topology.MdevType) bool { return t.Name == e.Type }); at >= 0 {
+			if e.Class == "" {
+				e.Class = placementclient.ClassVGPU
 			}
-			if at := slices.IndexFunc(f.Mdev, func(t topology.MdevType) bool { return t.Name == e.Type }); at >= 0 {
-				found, kind = e, f.Mdev[at]
-			}
+			return e, f.Mdev[at], true
 		}
 	}
-	if found == nil {
-		return EnabledMdev{}, kind, false
-	}
-	out := *found
-	if out.Class == "" {
-		out.Class = placementclient.ClassVGPU
-	}
-	return out, kind, true
+	return EnabledMdev{}, topology.MdevType{}, false
 }
 
 // mdevSuffix is libvirt's name of the function's node device, as in Nova's names.
