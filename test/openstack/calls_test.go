@@ -91,6 +91,7 @@ func routes(calls map[string]int) string {
 // node asks about 3,450 times an hour: each minute the allocations of every provider
 // and of every guest.
 func TestAgents_AskPlacementLittle(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		machine string
 		shape   config.NUMA

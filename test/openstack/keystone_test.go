@@ -81,7 +81,29 @@ func connect(t *testing.T, s *keystone.Session) *pc.Client {
 	return c
 }
 
+// TestKeystone_ByVariables is not parallel, as the variables are the process's.
+func TestKeystone_ByVariables(t *testing.T) {
+	g := startGuarded(t)
+	t.Setenv("OS_AUTH_URL", g.keystone.URL+"/v3")
+	t.Setenv("OS_USERNAME", "agent")
+	t.Setenv("OS_PASSWORD", password)
+	t.Setenv("OS_PROJECT_NAME", "service")
+	t.Setenv("OS_USER_DOMAIN_ID", "default")
+	t.Setenv("OS_PROJECT_DOMAIN_ID", "default")
+	t.Setenv("OS_REGION_NAME", RegionOne)
+	t.Setenv("OS_CACERT", g.authority.CA)
+	_, err := connect(t, g.session(t, keystone.Options{})).Providers(t.Context(), pc.ProviderFilter{})
+	must(t, err)
+	t.Setenv("OS_REGION_NAME", "")
+	t.Setenv("OS_CACERT", "")
+	t.Setenv("OS_CLOUD", "credential")
+	t.Setenv("OS_CLIENT_CONFIG_FILE", g.file)
+	_, err = connect(t, g.session(t, keystone.Options{})).Providers(t.Context(), pc.ProviderFilter{})
+	must(t, err)
+}
+
 func TestKeystone_ClientBehindIt(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t)
 	t.Run("logs in", func(t *testing.T) {
 		for _, name := range []string{"password", "versioned", "credential", "named"} {
@@ -90,24 +112,6 @@ func TestKeystone_ClientBehindIt(t *testing.T) {
 				t.Errorf("cloud %s: %v", name, err)
 			}
 		}
-	})
-	t.Run("by variables", func(t *testing.T) {
-		t.Setenv("OS_AUTH_URL", g.keystone.URL+"/v3")
-		t.Setenv("OS_USERNAME", "agent")
-		t.Setenv("OS_PASSWORD", password)
-		t.Setenv("OS_PROJECT_NAME", "service")
-		t.Setenv("OS_USER_DOMAIN_ID", "default")
-		t.Setenv("OS_PROJECT_DOMAIN_ID", "default")
-		t.Setenv("OS_REGION_NAME", RegionOne)
-		t.Setenv("OS_CACERT", g.authority.CA)
-		_, err := connect(t, g.session(t, keystone.Options{})).Providers(t.Context(), pc.ProviderFilter{})
-		must(t, err)
-		t.Setenv("OS_REGION_NAME", "")
-		t.Setenv("OS_CACERT", "")
-		t.Setenv("OS_CLOUD", "credential")
-		t.Setenv("OS_CLIENT_CONFIG_FILE", g.file)
-		_, err = connect(t, g.session(t, keystone.Options{})).Providers(t.Context(), pc.ProviderFilter{})
-		must(t, err)
 	})
 	t.Run("refusals", func(t *testing.T) {
 		for _, c := range []struct {
