@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -199,6 +201,41 @@ func (w *world) floatsOn(h *lab.Host, name, cpus string) {
 	}
 }
 
+// shape has a host change how it shows itself in Placement, and waits until it stands so
+// and all agree.
+func (w *world) shape(h *lab.Host, shape string) {
+	w.Helper()
+	path := h.Path("/etc/berth/berth.toml.d/80-shape.toml")
+	if err := os.WriteFile(path, []byte(fmt.Sprintf("[placement]\nnuma = %q\n", shape)), 0o644); err != nil {
+		w.Fatal(err)
+	}
+	if err := w.Agent(h.Name).Cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		w.Fatal(err)
+	}
+	w.eventually(h.Name+" "+shape, func() string {
+		s := ask[api.HostInfo](w, h, "host", "show").Placement
+		if string(s.Shape) == shape && s.InSync {
+			return ""
+		}
+		return fmt.Sprintf("%s, in sync %v: %s", s.Shape, s.InSync, s.Error)
+	})
+	w.berth(h, "audit", "--all")
+}
+
+// counted is what Placement counts of a guest: "host-a: DISK_GB 1; host-a_NUMA0: PCPU 1".
+func (w *world) counted(h *lab.Host, name string) string {
+	w.Helper()
+	var out []string
+	for _, a := range ask[api.InstanceDetail](w, h, "instance", "show", name).Allocations {
+		text := a.Provider + ":"
+		for _, class := range slices.Sorted(maps.Keys(a.Resources)) {
+			text += fmt.Sprintf(" %s %d", class, a.Resources[class])
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, "; ")
+}
+
 // over waits for the end of a migration that host-a conducts.
 func (w *world) over(m migration.Migration) migration.Migration {
 	w.Helper()
@@ -310,6 +347,12 @@ func TestPinned_MovesByItsClaim(t *testing.T) {
 		w.make(w.a, "f1", "small")
 		w.floatsOn(w.a, "f1", sharedA)
 	})
+	part("their host shows its cells in Placement while they run", func(w *world) {
+		w.shape(w.a, "nested")
+		w.require("p1 in Placement", w.counted(w.a, "p1"), "host-a: DISK_GB 1; host-a_NUMA0: PCPU 1; host-a_NUMA0_2MiB: MEMORY_MB 96; host-a_NUMA1: VCPU 1; host-a_NUMA1_2MiB: MEMORY_MB 32")
+		w.livesOn("p1", w.a, w.b)
+		w.alive("p1", w.a, w.a)
+	})
 	part("a second one is refused with every reason", func(w *world) {
 		before := w.holdings(w.a)
 		no := w.refusal(3, w.a, w.createArgs("p2", "mixed-share", "path="+images+"/p2.qcow2,size=1")...)
@@ -389,6 +432,11 @@ func TestPinned_MovesByItsClaim(t *testing.T) {
 		same(w, "pins", w.asClaimed(w.a, "p2"), with)
 		w.livesOn("p2", w.a, w.b)
 		w.Log(w.alive("p2", w.b, w.a))
+	})
+	part("and a host is one again while a guest runs", func(w *world) {
+		w.shape(w.a, "flat")
+		w.require("p2 in Placement", w.counted(w.a, "p2"), "host-a: DISK_GB 1 MEMORY_MB 128 PCPU 1 VCPU 1")
+		w.livesOn("p2", w.a, w.b)
 		w.remove("p2")
 		w.remove("f1")
 	})

@@ -293,7 +293,8 @@ func (w *world) domain(h *lab.Host, name string) string {
 	return state
 }
 
-// holds is what Placement has for a guest and its move: "INSTANCE on host-b".
+// holds is what Placement has for a guest and its move, by host whatever the
+// shape of its tree: "INSTANCE on host-b".
 func (w *world) holds(h *lab.Host, name string) []string {
 	w.Helper()
 	d := ask[api.InstanceDetail](w, h, "instance", "show", name)
@@ -302,10 +303,11 @@ func (w *world) holds(h *lab.Host, name string) []string {
 	}
 	var out []string
 	for _, a := range d.Allocations {
-		out = append(out, a.ConsumerType+" on "+a.Provider)
+		host, _, _ := strings.Cut(a.Provider, "_")
+		out = append(out, a.ConsumerType+" on "+host)
 	}
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }
 
 func (w *world) require(what string, got, want any) {
