@@ -1,0 +1,66 @@
+package host_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/placementclient"
+)
+
+// A conductor learns from both hosts on which providers they count the guest, and
+// from any host whether it has anything of it.
+func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
+	l := newLab(t, "a", "b")
+	ctx := t.Context()
+	a, b := l.hosts["a"], l.hosts["b"]
+	v := l.guest("a", "web")
+	ref := refFor(v.UUID, 1)
+	nothing := func(on *node) bool {
+		t.Helper()
+		st, err := on.DestinationStatus(ctx, ref)
+		l.must("status", err)
+		return st.Nothing
+	}
+	if nothing(a) || !nothing(b) {
+		t.Errorf("a has nothing: %t, b has nothing: %t; it runs on a", nothing(a), nothing(b))
+	}
+	g, err := a.Inspect(ctx, v.UUID)
+	l.must("inspect", err)
+	on := func(host string) map[string]placementclient.Resources {
+		return map[string]placementclient.Resources{"rp-" + host: {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}}
+	}
+	if d := cmp.Diff(on("a"), g.Allocations); d != "" {
+		t.Errorf("the source counts it on (-want +got):\n%s", d)
+	}
+	claim, err := b.Claim(ctx, ref, migration.ClaimRequest{Guest: g, Context: contextFor(g)})
+	l.must("claim", err)
+	if d := cmp.Diff(on("b"), claim.Allocations); d != "" {
+		t.Errorf("the destination counts it on (-want +got):\n%s", d)
+	}
+	if nothing(b) {
+		t.Error("b has nothing of it, and has a claim")
+	}
+	l.must("abort", b.AbortClaim(ctx, ref))
+	if !nothing(b) {
+		t.Error("b has something of it after the claim was aborted")
+	}
+	d, err := b.Describe(ctx)
+	l.must("describe", err)
+	if diff := cmp.Diff([]string{"rp-b"}, d.Providers); diff != "" {
+		t.Errorf("providers of b (-want +got):\n%s", diff)
+	}
+	_, err = b.Inspect(ctx, v.UUID)
+	if got := codes(err); fault.KindOf(err) != fault.NotFound || len(got) != 1 || got[0] != migration.ReasonGuestGone {
+		t.Errorf("inspect where it is not: %v with %v", err, got)
+	}
+}
+
+func contextFor(g migration.Guest) migration.Context {
+	return migration.Context{
+		Source: "a", Destination: "b", OldResources: g.Resources, NewResources: g.Resources,
+		OldFlavor: g.Flavor, NewFlavor: g.Flavor, PowerState: g.PowerState,
+	}
+}
