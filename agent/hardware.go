@@ -333,6 +333,9 @@ func (h *hardware) input() (inventory.Input, bool, string) {
 	}
 	if h.now != nil {
 		in.Unusable = append(in.Unusable, inventory.UnusableOf(h.now)...)
+		for _, u := range missing(h.good, h.now) {
+			in.Unusable = append(in.Unusable, inventory.Unusable(u))
+		}
 	}
 	if config != nil {
 		in.Config = config.providers

@@ -12,6 +12,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/inventory"
+	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/topology"
 )
@@ -226,4 +227,19 @@ func TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot(t *testing
 		}
 	})
 	run("so it is since the machine was booted", 3, 3072, nil)
+}
+
+// TestHardware_WhatAReadingLacksIsReservedInPlacement, as the claim lock keeps it.
+func TestHardware_WhatAReadingLacksIsReservedInPlacement(t *testing.T) {
+	b := newGuardBench(t, config.Observe)
+	device := topology.PCIAddress{Bus: 0x81}
+	believed, now, disk := &topology.Host{PCI: []topology.PCIDevice{{Address: device}}}, &topology.Host{}, int64(10)
+	h := b.a.hardware
+	h.mu.Lock()
+	h.good, h.now, h.disk = believed, now, &disk
+	h.mu.Unlock()
+	in, known, why := h.input()
+	if !known || len(in.Unusable) != 1 || in.Unusable[0].Device == nil || *in.Unusable[0].Device != device {
+		t.Errorf("known %v (%s), unusable %+v; want %s", known, why, in.Unusable, device)
+	}
 }

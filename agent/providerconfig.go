@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -79,8 +80,9 @@ func (a *Agent) loadProviderConfig(ctx context.Context) {
 	}
 }
 
-// readProviderConfig gives the text of each *.yaml, as Nova looks for them. One
-// that cannot be read is blamed and given as it last was.
+// readProviderConfig gives the text of each *.yaml, as Nova looks for them (Python's
+// glob leaves out what begins with a dot). One that cannot be read is blamed and
+// given as it last was.
 func readProviderConfig(dir string, before map[string]string, blame func(error)) (map[string]string, error) {
 	out := map[string]string{}
 	entries, err := os.ReadDir(dir)
@@ -91,10 +93,10 @@ func readProviderConfig(dir string, before map[string]string, blame func(error))
 		return nil, err
 	}
 	for _, e := range entries {
-		if e.IsDir() || !strings.HasSuffix(e.Name(), ".yaml") {
+		if e.IsDir() || !strings.HasSuffix(e.Name(), ".yaml") || strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		text, err := readRegular(filepath.Join(dir, e.Name()), providerconfig.MaxBytes)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // removed meanwhile
 		}
@@ -109,4 +111,19 @@ func readProviderConfig(dir string, before map[string]string, blame func(error))
 		out[e.Name()] = string(text)
 	}
 	return out, nil
+}
+
+// readRegular reads a regular file, or what a link leads to, of at most so many
+// bytes: a pipe would keep its reader for ever.
+func readRegular(path string, most int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: is no regular file", path)
+	case info.Size() > most:
+		return nil, fmt.Errorf("%s: %d bytes, want at most %d", path, info.Size(), most)
+	}
+	return os.ReadFile(path)
 }

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"berth/agent/inventory/providerconfig"
 	"berth/internal/config"
 )
 
@@ -57,7 +60,18 @@ func TestProviderConfig_AFaultInAFileTakesNothingAway(t *testing.T) {
 	if got := b.a.providerConfig.Load(); given() != 1 || got.faults != 2 {
 		t.Errorf("a file that was never sound: %+v", got)
 	}
-	for _, name := range []string{"10-a.yaml", "20-b.yaml"} {
+	write(".30-c.yaml", licences)
+	if err := unix.Mkfifo(filepath.Join(dir, "40-d.yaml"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(dir, "50-e.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	write("60-f.yaml", licences+strings.Repeat("# 4567890\n", providerconfig.MaxBytes/10))
+	if got := b.a.providerConfig.Load(); given() != 1 || got.faults != 5 {
+		t.Errorf("hidden, no file, too large: %+v", got)
+	}
+	for _, name := range []string{"10-a.yaml", "20-b.yaml", "40-d.yaml", "50-e.yaml", "60-f.yaml"} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

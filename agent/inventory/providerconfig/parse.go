@@ -20,7 +20,8 @@
 //
 // What Nova refuses is refused; so are amounts that Placement would refuse, a class
 // that stands twice in one entry, and a key that stands twice. Keys that Nova lets
-// through unread are remarks: a word that is spelt wrong is seen.
+// through unread are remarks: a word that is spelt wrong is seen. Aliases and merge
+// keys (<<) are followed as PyYAML follows them for Nova, up to MaxNodes.
 package providerconfig
 
 import (
@@ -32,6 +33,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -42,6 +44,13 @@ import (
 // Ignored is the code of a remark on what a file has and means nothing.
 const Ignored = "provider_config_ignored"
 
+// Limits on what a file may cost.
+const (
+	MaxBytes  = 1 << 20 // a file's size
+	MaxNodes  = 1 << 17 // keys, values and items that are looked at, those behind an alias each time
+	maxFaults = 20      // that an error names; the rest is counted
+)
+
 // File is one file that was read.
 type File struct {
 	Providers []inventory.ProviderConfig // in the file's order
@@ -51,6 +60,9 @@ type File struct {
 // Parse reads one file; name is what messages call it. The error joins every
 // fault, each with file, line and key, and then nothing of the file may be used.
 func Parse(name string, data []byte) (File, error) {
+	if len(data) > MaxBytes {
+		return File{}, fmt.Errorf("%s: %d bytes, want at most %d", name, len(data), MaxBytes)
+	}
 	p := &parser{name: name}
 	var doc yaml.Node
 	in := yaml.NewDecoder(bytes.NewReader(data))
@@ -67,8 +79,19 @@ func Parse(name string, data []byte) (File, error) {
 		return File{}, fmt.Errorf("%s: %w", name, err)
 	}
 	p.file(doc.Content[0])
+	if p.looked > MaxNodes {
+		return File{}, fmt.Errorf("%s: more than %d values, those behind aliases each time that they are meant", name, MaxNodes)
+	}
+	if more := len(p.faults) - maxFaults; more > 0 {
+		p.faults = append(p.faults[:maxFaults:maxFaults], fmt.Errorf("%s: and %d more", name, more))
+	}
 	if len(p.faults) > 0 {
 		return File{}, errors.Join(p.faults...)
+	}
+	if r := p.out.Remarks; len(r) > maxFaults {
+		p.out.Remarks = append(r[:maxFaults:maxFaults], inventory.Reason{
+			Code: Ignored, Message: fmt.Sprintf("%s: and %d more", name, len(r)-maxFaults), Change: r[0].Change,
+		})
 	}
 	return p.out, nil
 }
@@ -77,6 +100,14 @@ type parser struct {
 	name   string
 	out    File
 	faults []error
+	looked int // nodes so far
+}
+
+// look counts the parts of a node that are about to be looked at; false when that
+// is too many, and then nothing of the file counts.
+func (p *parser) look(n *yaml.Node) bool {
+	p.looked += len(n.Content)
+	return p.looked <= MaxNodes
 }
 
 func (p *parser) bad(n *yaml.Node, key, format string, args ...any) {
@@ -106,18 +137,54 @@ func (p *parser) mapping(n *yaml.Node, key string) []entry {
 		p.bad(n, key, "%s, want a mapping", kindOf(n))
 		return nil
 	}
-	var out []entry
+	out, _ := p.entries(n, key, map[string]bool{})
+	return out
+}
+
+// entries gives those of a mapping whose keys are not there yet, merged ones last.
+func (p *parser) entries(n *yaml.Node, key string, there map[string]bool) (out []entry, ok bool) {
+	if !p.look(n) {
+		return nil, false
+	}
+	mine := map[string]bool{}
+	var merged []*yaml.Node
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], aliased(n.Content[i+1])
-		if k.Kind != yaml.ScalarNode {
+		switch {
+		case k.Kind != yaml.ScalarNode:
 			p.bad(k, key, "%s as a key, want a word", kindOf(k))
-			continue
-		}
-		if slices.ContainsFunc(out, func(e entry) bool { return e.key == k.Value }) {
+		case mine[k.Value]:
 			p.bad(k, under(key, k.Value), "stands twice")
+		case k.Tag == "!!merge":
+			mine[k.Value] = true
+			merged = append(merged, p.merges(k, v, key)...)
+		case !there[k.Value]:
+			mine[k.Value], there[k.Value] = true, true
+			out = append(out, entry{k.Value, k, v})
+		}
+	}
+	for _, m := range merged {
+		more, ok := p.entries(m, key, there)
+		if out = append(out, more...); !ok {
+			return nil, false
+		}
+	}
+	return out, true
+}
+
+// merges gives the mappings that a merge key means, the first of which wins.
+func (p *parser) merges(k, v *yaml.Node, key string) []*yaml.Node {
+	of := []*yaml.Node{v}
+	if v.Kind == yaml.SequenceNode && p.look(v) {
+		of = v.Content
+	}
+	var out []*yaml.Node
+	for _, m := range of {
+		if m = aliased(m); m.Kind != yaml.MappingNode {
+			p.bad(k, under(key, k.Value), "%s, want a mapping or a list of them", kindOf(m))
 			continue
 		}
-		out = append(out, entry{k.Value, k, v})
+		out = append(out, m)
 	}
 	return out
 }
@@ -126,6 +193,9 @@ func (p *parser) list(n *yaml.Node, key string) []*yaml.Node {
 	n = aliased(n)
 	if n.Kind != yaml.SequenceNode {
 		p.bad(n, key, "%s, want a list", kindOf(n))
+		return nil
+	}
+	if !p.look(n) {
 		return nil
 	}
 	out := make([]*yaml.Node, len(n.Content))
@@ -285,8 +355,8 @@ func (p *parser) identification(c *inventory.ProviderConfig, e entry, key string
 			}
 		case "name":
 			text, ok := p.text(id.value, at)
-			if ok && (text == "" || len(text) > 200) {
-				p.bad(id.value, at, "%d characters, want 1 to 200", len(text))
+			if n := utf8.RuneCountInString(text); ok && (n == 0 || n > 200) {
+				p.bad(id.value, at, "%d characters, want 1 to 200", n)
 			}
 			c.Name = text
 		default:

@@ -1,6 +1,7 @@
 package providerconfig_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -94,6 +95,16 @@ func TestParse_NamesEveryFault(t *testing.T) {
 		}},
 		{"more reserved than there is", class("{total: 1, reserved: 2}"), []string{"CUSTOM_A.reserved: 2, of a total of 1"}},
 		{"no amounts", class("4"), []string{`CUSTOM_A: "4", want a mapping`}},
+		{"a merge of no mapping", class("{<<: [4], total: 1}"), []string{`f.yaml:6: providers[0].inventories.additional[0].CUSTOM_A.<<: "4", want a mapping or a list`}},
+		{"a key twice beside a merge", class("{<<: {total: 1}, total: 1, total: 2}"), []string{"CUSTOM_A.total: stands twice"}},
+		{"a name of 201 characters", "meta: {schema_version: '1.0'}\nproviders:\n- identification: {name: " + strings.Repeat("é", 201) + "}\n", []string{"f.yaml:3: providers[0].identification.name: 201 characters, want 1 to 200"}},
+		{"a merge of itself", "meta: &a\n  <<: *a\n", []string{"f.yaml"}},
+		{"too large a file", "meta: {schema_version: '1.0'}\n" + strings.Repeat("# 4567890\n", providerconfig.MaxBytes/10), []string{"bytes, want at most 1048576"}},
+		{"too many keys", "meta: {schema_version: '1.0'}\n" + repeated(80000, "k%x: \n"), []string{"f.yaml: more than 131072 values"}},
+		{"aliases that multiply", "meta: {schema_version: '1.0'}\nc: &c {" + repeated(1000, "CUSTOM_%X: {total: 1}, ") + "}\n" +
+			"p: &p {identification: {name: a}, inventories: {additional: [" + strings.Repeat("*c, ", 1000) + "]}}\nproviders: [" + strings.Repeat("*p, ", 1000) + "]\n",
+			[]string{"f.yaml: more than 131072 values"}},
+		{"merges that multiply", "a: &a {k: v}\n" + "b: &b {<<: [" + strings.Repeat("*a, ", 1000) + "]}\n" + "c: &c {<<: [" + strings.Repeat("*b, ", 1000) + "]}\nmeta: *c\n", []string{"f.yaml: more than 131072 values"}},
 		{"an endless alias", "meta: {schema_version: '1.0'}\nproviders: &a\n- identification: *a\n", []string{"f.yaml"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -111,6 +122,58 @@ func TestParse_NamesEveryFault(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func repeated(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// TestParse_CountsWhatItDoesNotName: a file that is wrong throughout makes no error
+// as long as itself.
+func TestParse_CountsWhatItDoesNotName(t *testing.T) {
+	_, err := providerconfig.Parse("f.yaml", []byte("meta: {schema_version: '1.0'}\nproviders:\n"+strings.Repeat("- 4\n", 100)))
+	if err == nil {
+		t.Fatal("it is taken")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 21 || lines[20] != "f.yaml: and 80 more" || !strings.Contains(lines[19], "f.yaml:22: providers[19]") {
+		t.Errorf("%d lines, the last %q", len(lines), lines[len(lines)-1])
+	}
+	got, err := providerconfig.Parse("f.yaml", []byte("meta: {schema_version: '1.0'}\n"+repeated(100, "key%d: 1\n")))
+	if err != nil || len(got.Remarks) != 21 || got.Remarks[20].Message != "f.yaml: and 80 more" || got.Remarks[20].Change == "" {
+		t.Errorf("%d remarks, %v", len(got.Remarks), err)
+	}
+}
+
+// TestParse_FollowsAliasesAndMerges as PyYAML does: what stands wins over what is
+// merged, and what is merged first over what is merged then. Lines may end as they
+// do on other systems.
+func TestParse_FollowsAliasesAndMerges(t *testing.T) {
+	got, err := providerconfig.Parse("f.yaml", []byte(strings.ReplaceAll("\ufeff"+`# of all hosts
+meta: {schema_version: "1.0"}
+few: &few {total: 4, reserved: 1}
+more: &more {total: 9, max_unit: 3}
+providers:
+- identification: {name: Grüße}
+  inventories:
+    additional:
+    - CUSTOM_A: {<<: *few, total: 5}
+    - CUSTOM_B: {<<: [*few, *more]}
+    - CUSTOM_C: *more
+`, "\n", "\r\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []inventory.ProviderConfig{{Where: "f.yaml:6", Name: "Grüße", Inventories: map[string]placementclient.Inventory{
+		"CUSTOM_A": {Total: 5, Reserved: 1}, "CUSTOM_B": {Total: 4, Reserved: 1, MaxUnit: 3}, "CUSTOM_C": {Total: 9, MaxUnit: 3},
+	}}}
+	if diff := cmp.Diff(want, got.Providers); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
