@@ -43,44 +43,52 @@ func TestAgents_BehindKeystone(t *testing.T) {
 
 	first, err := session.Token(t.Context(), "")
 	must(t, err)
-	want := story(t, startAgents(t, operator, func(c *config.Config) {
-		c.Placement.URL, c.Placement.Auth, c.Placement.Token = "", config.AuthKeystone, ""
-		c.Placement.Cloud, c.Placement.CloudsFile = "c", file
-	}, "host-a", "host-b"), func(up bool) {
-		if !up {
-			theirs.Stop(t)
-			return
-		}
-		theirs.Start(t)
-		theirs.Wait(t)
-	}, func(p *agents) {
-		p.until("a token of the beginning has ended", func() bool {
-			q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, theirs.URL+"/resource_providers", nil)
+	var want, got []scene
+	t.Run("both", func(t *testing.T) { // at once: much of each is waiting
+		t.Run("OpenStack's", func(t *testing.T) {
+			t.Parallel()
+			want = story(t, startAgents(t, operator, func(c *config.Config) {
+				c.Placement.URL, c.Placement.Auth, c.Placement.Token = "", config.AuthKeystone, ""
+				c.Placement.Cloud, c.Placement.CloudsFile = "c", file
+			}, "host-a", "host-b"), func(up bool) {
+				if !up {
+					theirs.Stop(t)
+					return
+				}
+				theirs.Start(t)
+				theirs.Wait(t)
+			}, func(p *agents) {
+				p.until("a token of the beginning has ended", func() bool {
+					q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, theirs.URL+"/resource_providers", nil)
+					must(t, err)
+					q.Header.Set("X-Auth-Token", first)
+					resp, err := theirs.web.transport().RoundTrip(q)
+					must(t, err)
+					_ = resp.Body.Close()
+					return resp.StatusCode == http.StatusUnauthorized
+				})
+			})
+		})
+		t.Run("ours", func(t *testing.T) {
+			t.Parallel()
+			s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})
 			must(t, err)
-			q.Header.Set("X-Auth-Token", first)
-			resp, err := theirs.web.transport().RoundTrip(q)
+			t.Cleanup(func() { must(t, s.Close()) })
+			var away atomic.Bool
+			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if away.Load() {
+					panic(http.ErrAbortHandler) // the connection ends without an answer
+				}
+				s.Handler().ServeHTTP(w, r)
+			}))
+			t.Cleanup(front.Close)
+			client, err := pc.New(pc.Config{URL: front.URL, Token: "admin"})
 			must(t, err)
-			_ = resp.Body.Close()
-			return resp.StatusCode == http.StatusUnauthorized
+			t.Cleanup(client.Close)
+			got = story(t, startAgents(t, client, func(c *config.Config) { c.Placement.URL = front.URL }, "host-a", "host-b"),
+				func(up bool) { away.Store(!up) }, func(*agents) {})
 		})
 	})
-
-	s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})
-	must(t, err)
-	defer func() { must(t, s.Close()) }()
-	var away atomic.Bool
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if away.Load() {
-			panic(http.ErrAbortHandler) // the connection ends without an answer
-		}
-		s.Handler().ServeHTTP(w, r)
-	}))
-	defer front.Close()
-	client, err := pc.New(pc.Config{URL: front.URL, Token: "admin"})
-	must(t, err)
-	defer client.Close()
-	got := story(t, startAgents(t, client, func(c *config.Config) { c.Placement.URL = front.URL }, "host-a", "host-b"),
-		func(up bool) { away.Store(!up) }, func(*agents) {})
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("Placement shows (-OpenStack's +ours)\n%s", d)
 	}
