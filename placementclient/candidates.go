@@ -1,6 +1,7 @@
 package placementclient
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -31,8 +32,8 @@ type RequestGroup struct {
 //
 //	below 1.39  a list of AnyOf is left out, but one of a single trait
 //	below 1.36  SameSubtree is left out, and groups without resources with it
-//	below 1.35  conditions on the root become the unnumbered group's: they are
-//	            held against the providers of its resources
+//	below 1.35  conditions on the root are not asked; the answer is held against
+//	            them here
 //	below 1.33  groups are numbered, in the order of their suffixes
 //	below 1.32  NotMemberOf is left out, below 1.31 InTree
 //	below 1.29  all of a tree's resources come from one provider of it (and from
@@ -61,14 +62,10 @@ func (r CandidateRequest) Query(v Microversion) string { return r.query(v).Encod
 
 func (r CandidateRequest) query(v Microversion) url.Values {
 	q := url.Values{}
-	own := r.RequestGroup
-	if v < versionRootRequired {
-		own.Required = slices.Concat(own.Required, r.RootRequired)
-		own.Forbidden = slices.Concat(own.Forbidden, r.RootForbidden)
-	} else {
+	if v >= versionRootRequired {
 		addTraits(q, "root_required", r.RootRequired, r.RootForbidden)
 	}
-	own.query(q, "", v)
+	r.RequestGroup.query(q, "", v)
 	groups := 0
 	for i, suffix := range slices.Sorted(maps.Keys(r.Groups)) {
 		g := r.Groups[suffix]
@@ -176,9 +173,25 @@ func (c *Client) AllocationCandidates(ctx context.Context, r CandidateRequest) (
 		for rp, a := range d.Allocations {
 			k.Allocations[rp] = a.Resources
 		}
-		out.Candidates = append(out.Candidates, k)
+		if v >= versionRootRequired || rootHas(k, doc.Summaries, r.RootRequired, r.RootForbidden) {
+			out.Candidates = append(out.Candidates, k)
+		}
 	}
 	return out, err
+}
+
+// rootHas holds conditions on the root against a candidate, for servers that cannot
+// be asked. A sharing provider is the root of a tree of its own, and not the host's.
+func rootHas(k Candidate, summaries map[string]ProviderSummary, required, forbidden []string) bool {
+	for rp := range k.Allocations {
+		if slices.Contains(summaries[rp].Traits, TraitMiscSharesViaAggregate) {
+			continue
+		}
+		traits := summaries[cmp.Or(summaries[rp].RootProviderUUID, rp)].Traits
+		has := func(t string) bool { return slices.Contains(traits, t) }
+		return !slices.ContainsFunc(required, func(t string) bool { return !has(t) }) && !slices.ContainsFunc(forbidden, has)
+	}
+	return true
 }
 
 // asks tells whether a query names a resource.

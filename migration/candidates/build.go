@@ -75,12 +75,27 @@ func (b *builder) requests() []Request {
 	}
 	if b.wish.Disk.Provider != "" && len(b.wish.Disk.Aggregates) > 0 && b.wish.Resources.DiskGB > 0 {
 		for _, r := range slices.Clone(out) {
-			if r.Shape != Nested {
-				out = append(out, b.sameDisk(r))
-			}
+			out = append(out, b.sameDisk(r))
 		}
 	}
+	for i := range out {
+		rootless(&out[i])
+	}
 	return out
+}
+
+// rootless makes conditions on an unnumbered group that asks for nothing, which
+// Placement refuses, into conditions on the root.
+func rootless(r *Request) {
+	if len(r.Resources) > 0 {
+		return
+	}
+	for _, trait := range r.Required {
+		if !slices.Contains(r.RootRequired, trait) && !slices.Contains(r.HostRequired, trait) {
+			r.RootRequired = append(r.RootRequired, trait)
+		}
+	}
+	r.Required, r.Forbidden, r.MemberOf = nil, nil, nil
 }
 
 // named reports whether a group of the flavor's asks for one of the classes.
@@ -131,10 +146,7 @@ func deviceSuffix(i int) string { return fmt.Sprintf("%s%d", suffixDevice, i) }
 
 // end adds what depends on the groups.
 func (b *builder) end(r Request, isolate bool) Request {
-	r.Limit = limitPlain
-	if len(r.Groups) > 0 {
-		r.Limit = limitGroups
-	}
+	r.Limit = limit
 	if len(r.Groups) > 1 {
 		r.GroupPolicy = "none"
 		if isolate {
@@ -153,9 +165,10 @@ func (b *builder) sums(shape Shape) Request {
 	r := b.start(shape)
 	r.Resources = b.amounts()
 	r.Required, r.Forbidden = slices.Clone(b.specs.required), slices.Clone(b.specs.forbidden)
-	if shape == Flat {
+	switch {
+	case shape == Flat:
 		r.Forbidden = append(r.Forbidden, placementclient.TraitHWNUMARoot)
-	} else {
+	case b.wish.Topology == nil:
 		r.Forbidden = append(r.Forbidden, placementclient.TraitPageSizeLarge)
 	}
 	return b.end(r, false)
@@ -166,11 +179,14 @@ func (b *builder) rooted() Request {
 	r := b.start(Nested)
 	r.Resources = b.amounts()
 	b.rootTraits(&r)
-	r.Forbidden = append(r.Forbidden, placementclient.TraitPageSizeLarge)
+	if b.wish.Topology == nil {
+		r.Forbidden = append(r.Forbidden, placementclient.TraitPageSizeLarge)
+	}
 	return b.end(r, false)
 }
 
-// spread asks for hosts of which a cell has a little, for a guest that floats.
+// spread asks for hosts of which a cell has a little memory, for a guest that
+// floats. CPUs are not asked for: they may be left in cells that have no memory.
 func (b *builder) spread() Request {
 	r := b.start(Nested)
 	r.Resources = b.amounts()
@@ -180,19 +196,23 @@ func (b *builder) spread() Request {
 		delete(r.Resources, class)
 	}
 	b.rootTraits(&r)
-	cell, mem := suffixCell+"0", suffixMemory+"0"
-	r.Groups[cell] = placementclient.RequestGroup{Resources: placementclient.Resources{placementclient.ClassVCPU: 1}, Required: []string{placementclient.TraitHWNUMARoot}}
-	r.Groups[mem] = placementclient.RequestGroup{Resources: placementclient.Resources{placementclient.ClassMemoryMB: 1}, Required: []string{placementclient.TraitPageSizeSmall}}
-	r.SameSubtree = [][]string{{cell, mem}}
+	r.Groups[suffixMemory+"0"] = placementclient.RequestGroup{
+		Resources: placementclient.Resources{placementclient.ClassMemoryMB: 1}, Required: []string{placementclient.TraitPageSizeSmall},
+	}
 	return b.end(r, false)
 }
 
 // rootTraits holds the flavor's traits against the root of a nested host. Those of
-// storage stay with who gives the disk, which may be a sharing provider.
+// storage stay with who gives the disk, which may be a sharing provider; beside
+// classes that children give, such as VGPU, a trait may be a child's too.
 func (b *builder) rootTraits(r *Request) {
 	for _, trait := range b.specs.required {
-		if strings.HasPrefix(trait, "STORAGE_") && r.Resources[placementclient.ClassDiskGB] > 0 {
+		if ofStorage(trait) && r.Resources[placementclient.ClassDiskGB] > 0 {
 			r.Required = append(r.Required, trait)
+			continue
+		}
+		if len(b.specs.resources) > 0 {
+			r.HostRequired = append(r.HostRequired, trait)
 			continue
 		}
 		r.RootRequired = append(r.RootRequired, trait)
@@ -289,11 +309,17 @@ func pageTrait(p topology.PageRequest) string {
 	return placementclient.TraitPageSize(int64(p))
 }
 
-// sameDisk is the request without the disk, of hosts that share the one there is.
+// sameDisk is the request without the disk and what is asked of it, of hosts that
+// share the one there is.
 func (b *builder) sameDisk(r Request) Request {
 	r.SameDisk = true
 	r.Resources = maps.Clone(r.Resources)
 	delete(r.Resources, placementclient.ClassDiskGB)
-	r.MemberOf = b.wish.Disk.Aggregates
+	r.Required = slices.DeleteFunc(slices.Clone(r.Required), ofStorage)
+	if r.Shape != Nested {
+		r.MemberOf = b.wish.Disk.Aggregates // of nested ones only the root is a member
+	}
 	return r
 }
+
+func ofStorage(trait string) bool { return strings.HasPrefix(trait, "STORAGE_") }

@@ -70,24 +70,24 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 		want []string
 	}{
 		{"a guest that floats is asked for once", Wish{Resources: small}, []string{
-			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 		{"nothing is not asked for", Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}}, []string{
-			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 1 VCPU and 64 MEMORY_MB? limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 		{"one cell: the sums of a flat host, or a cell with its pages", Wish{
 			Resources: small, Topology: oneCell(topology.GuestCell{SharedVCPUs: set("0-1"), MemoryMB: 1024}),
 		}, []string{
-			"flat? limit=1000 required=!HW_NUMA_ROOT resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"flat? limit=5000 required=!HW_NUMA_ROOT resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
 			"nested? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:2 resources_MEM0=MEMORY_MB:1024" +
 				" root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"two cells are on two, the emulator's CPU in the first", Wish{
 			Resources: topology.Resources{VCPUs: 1, PCPUs: 4, MemoryMB: 768}, Topology: twoCells,
 		}, []string{
-			"flat? limit=1000 required=!HW_NUMA_ROOT resources=MEMORY_MB:768,PCPU:4,VCPU:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"flat? limit=5000 required=!HW_NUMA_ROOT resources=MEMORY_MB:768,PCPU:4,VCPU:1 root_required=!COMPUTE_STATUS_DISABLED",
 			"nested? group_policy=isolate limit=5000 required_CELL0=HW_NUMA_ROOT required_CELL1=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_LARGE required_MEM1=CUSTOM_MEMORY_PAGE_SIZE_1048576" +
 				" resources_CELL0=PCPU:3 resources_CELL1=PCPU:1,VCPU:1 resources_MEM0=MEMORY_MB:512 resources_MEM1=MEMORY_MB:256" +
 				" root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0 same_subtree=_CELL1,_MEM1",
@@ -96,14 +96,14 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 			Resources: topology.Resources{PCPUs: 2, MemoryMB: 64},
 			Topology:  oneCell(topology.GuestCell{DedicatedVCPUs: set("0-1"), MemoryMB: 64, PageSize: topology.PagesAny, ThreadPolicy: topology.ThreadPolicyRequire}),
 		}, []string{
-			"flat? limit=1000 required=HW_CPU_HYPERTHREADING,!HW_NUMA_ROOT resources=MEMORY_MB:64,PCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"flat? limit=5000 required=HW_CPU_HYPERTHREADING,!HW_NUMA_ROOT resources=MEMORY_MB:64,PCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
 			"nested? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT resources_CELL0=PCPU:2 resources_MEM0=MEMORY_MB:64" +
 				" root_required=HW_CPU_HYPERTHREADING,!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
 		}},
 		{"devices are groups of one; an alias's class and traits", Wish{Resources: small, Devices: []topology.PCIRequest{gpu, nic}}, []string{
 			"either? group_policy=none limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE required_PCI1=CUSTOM_BLUE,CUSTOM_RED resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
 				" resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL required_PCI1=CUSTOM_BLUE,CUSTOM_RED resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL required_PCI1=CUSTOM_BLUE,CUSTOM_RED resources=DISK_GB:10 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_FAST_NIC:1 resources_PCI2=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 		{"a device that must be of the guest's cell is below it", Wish{
 			Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Topology: oneCell(topology.GuestCell{SharedVCPUs: set("0"), MemoryMB: 64}), Devices: []topology.PCIRequest{gpu, nic},
@@ -119,23 +119,26 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 			"flat? group_policy=none limit=5000 required=!HW_NUMA_ROOT resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_GPU:1 resources_PCI1=CUSTOM_GPU:1 root_required=!COMPUTE_STATUS_DISABLED",
 			"nested? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:64" +
 				" resources_PCI0=CUSTOM_GPU:1 resources_PCI1=CUSTOM_GPU:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0,_PCI0,_PCI1",
+			"flat? group_policy=none limit=5000 required=!HW_NUMA_ROOT resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:64" +
+				" resources_PCI0=CUSTOM_PCI_10DE_2330:1 resources_PCI1=CUSTOM_PCI_10DE_2330:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0,_PCI0,_PCI1",
 		}},
 		{"an alias of two kinds is two questions", Wish{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, Devices: []topology.PCIRequest{{
 			ID: "a", Count: 1, Specs: []topology.PCISpec{{Vendor: "8086", Product: "1563"}, {Vendor: "8086", Product: "10fb"}, {Vendor: "8086", Product: "1563", Type: topology.PCIType("")}},
 		}}}, []string{
 			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_PCI_8086_1563:1 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_1563:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_1563:1 root_required=!COMPUTE_STATUS_DISABLED",
 			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:64,VCPU:1 resources_PCI0=CUSTOM_PCI_8086_10FB:1 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_10FB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"nested with 1 VCPU and 64 MEMORY_MB? group_policy=none limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_MEM0=MEMORY_MB:1 resources_PCI0=CUSTOM_PCI_8086_10FB:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 		{"traits are the flat host's provider's, or the nested one's root's", Wish{Resources: small, ExtraSpecs: map[string]string{
 			"trait:CUSTOM_RACK": "required", "trait:HW_CPU_X86_VMX": "forbidden", "trait:STORAGE_DISK_SSD": "required", "hw:watchdog_action": "reset",
 		}}, []string{
-			"either? limit=1000 required=CUSTOM_RACK,STORAGE_DISK_SSD,!HW_CPU_X86_VMX,!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
+			"either? limit=5000 required=CUSTOM_RACK,STORAGE_DISK_SSD,!HW_CPU_X86_VMX,!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
 				" root_required=!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED",
-			"nested? limit=1000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX,!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
+			"nested? limit=5000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX,!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2" +
 				" root_required=CUSTOM_RACK,!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED",
-			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=CUSTOM_RACK,!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"nested with 2 VCPU and 1024 MEMORY_MB? limit=5000 required=STORAGE_DISK_SSD,!HW_CPU_X86_VMX required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_MEM0=MEMORY_MB:1 root_required=CUSTOM_RACK,!HW_CPU_X86_VMX,!COMPUTE_STATUS_DISABLED",
 		}},
 		{"the flavor's groups take their part of the sums", Wish{Resources: small, ExtraSpecs: map[string]string{
 			"resources:CUSTOM_LICENSE": "1", "resources:VCPU": "9", "resources:VGPU": "0",
@@ -145,9 +148,10 @@ func TestBuild_WritesAWishDownAsQuestions(t *testing.T) {
 				" resources=CUSTOM_LICENSE:1,DISK_GB:10,MEMORY_MB:1024,VCPU:1 resources1=VCPU:1 resources_B=VGPU:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 		{"a disk that is shared is not asked for again where it is shared", Wish{Resources: small, Disk: pool}, []string{
-			"either same disk? limit=1000 member_of=in:" + aggregate + " required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
-			"either? limit=1000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
-			"nested with 2 VCPU and 1024 MEMORY_MB? group_policy=none limit=5000 required_CELL0=HW_NUMA_ROOT required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_CELL0=VCPU:1 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED same_subtree=_CELL0,_MEM0",
+			"either same disk? limit=5000 member_of=in:" + aggregate + " required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested same disk with 2 VCPU and 1024 MEMORY_MB? limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED",
+			"either? limit=5000 required=!CUSTOM_MEMORY_PAGE_SIZE_LARGE resources=DISK_GB:10,MEMORY_MB:1024,VCPU:2 root_required=!COMPUTE_STATUS_DISABLED",
+			"nested with 2 VCPU and 1024 MEMORY_MB? limit=5000 required_MEM0=CUSTOM_MEMORY_PAGE_SIZE_SMALL resources=DISK_GB:10 resources_MEM0=MEMORY_MB:1 root_required=!COMPUTE_STATUS_DISABLED",
 		}},
 	} {
 		got, err := Build(c.wish)

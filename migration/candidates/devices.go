@@ -118,19 +118,23 @@ func devicesOf(requests []topology.PCIRequest, held []string) (ways [][]device, 
 
 // kindsOf gives the different kinds that a request takes; all is false when one of
 // them is not known to Placement. held are the classes that the guest's devices
-// are counted as already: a class made of vendor and product that is not among them
-// gives way to the only one there is.
+// are counted as already: beside a class made of vendor and product that is not
+// among them the only one there is will do, since each host's device_spec says.
 func kindsOf(r topology.PCIRequest, held []string) (kinds []kind, all bool) {
 	for _, s := range r.Specs {
 		k, known := kindOf(s)
+		ways := []kind{k}
 		if known && s.Tags[tagResourceClass] == "" && len(held) > 0 && !slices.Contains(held, k.class) {
 			k.class, known = held[0], len(held) == 1
+			ways = []kind{k, ways[0]}
 		}
 		if !known {
 			return nil, false
 		}
-		if !slices.ContainsFunc(kinds, k.equal) {
-			kinds = append(kinds, k)
+		for _, k := range ways {
+			if !slices.ContainsFunc(kinds, k.equal) {
+				kinds = append(kinds, k)
+			}
 		}
 	}
 	return kinds, len(kinds) > 0

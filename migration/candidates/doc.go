@@ -16,8 +16,8 @@
 //
 // A guest that floats is asked for by sums of either shape. Since Placement takes
 // all of a class from one provider, a nested host with enough in all its cells, and
-// in none by itself, is looked for once more: hosts of which a cell has a little of
-// each are asked for, and the sums are made here from Placement's summaries. Devices
+// in none by itself, is looked for once more: hosts of which a cell has a little
+// memory are asked for, and the sums are made here from Placement's summaries. Devices
 // are groups of one device each, below the root or below a cell.
 //
 // What a request says is always necessary and need not be enough, because
@@ -73,6 +73,9 @@ type Request struct {
 	// SameDisk is asked of hosts that share the guest's disks: its DISK_GB is counted
 	// where it is already, and not asked for again.
 	SameDisk bool
+	// HostRequired are traits that some provider of the host has, which no question
+	// can say.
+	HostRequired []string
 	// Spread is for a guest that floats over cells: what it needs of CPUs and memory
 	// is to be there in the sum of a host's providers, which the question does not
 	// say. nil where the question says all.
@@ -90,9 +93,7 @@ const (
 	maxVariants = 4 // of devices that an alias lets be of several kinds
 )
 
-// How many candidates are asked for. Below it every host is considered; of a
-// larger fleet, an arbitrary part. A host with groups gives several candidates.
-const (
-	limitPlain  = 1000
-	limitGroups = 5000
-)
+// limit is how many candidates are asked for. Below it every host is considered; of
+// a larger fleet, an arbitrary part. A nested host, or one with groups, gives
+// several candidates.
+const limit = 5000

@@ -65,10 +65,19 @@ func Find(ctx context.Context, p Placement, w Wish, enough func([]Host) bool) (F
 	var out Found
 	best := map[string]Host{} // by root
 	names := names{p: p, marked: named}
+	var sharers map[string]bool
 	for i, r := range requests {
+		if r.SameDisk && len(r.MemberOf) == 0 && sharers == nil {
+			if sharers, err = sharing(ctx, p, w.Disk); err != nil {
+				return out, err
+			}
+		}
 		answer, err := p.AllocationCandidates(ctx, r.CandidateRequest)
 		if err != nil {
 			return out, fmt.Errorf("ask Placement for hosts: %w", err)
+		}
+		if r.SameDisk && len(r.MemberOf) == 0 {
+			answer.Candidates = slices.DeleteFunc(answer.Candidates, func(c placementclient.Candidate) bool { return !sharers[rootOf(c, answer.Summaries)] })
 		}
 		out.Requests = append(out.Requests, r)
 		out.Truncated = out.Truncated || len(answer.Candidates) >= r.Limit
@@ -99,10 +108,13 @@ func join(best map[string]Host, r Request, answer placementclient.AllocationCand
 	free := freeOf(r, answer.Summaries)
 	for _, c := range answer.Candidates {
 		root := rootOf(c, answer.Summaries)
-		if root == "" || lacks(free[root], r.Spread) {
+		if root == "" || lacks(free[root], r.Spread) || !hasTraits(root, c, answer.Summaries, r.HostRequired) {
 			continue
 		}
 		if r.Spread != nil {
+			if !gives(c, placementclient.ClassMemoryMB) {
+				continue // a server below 1.29 is not asked for the group
+			}
 			c.Allocations = nil
 		}
 		h := Host{Root: root, Shape: r.Shape, Allocations: c.Allocations, SameDisk: r.SameDisk || disk.Provider != "" && c.Allocations[disk.Provider] != nil}
@@ -144,6 +156,43 @@ func lacks(free, want placementclient.Resources) bool {
 		}
 	}
 	return false
+}
+
+func gives(c placementclient.Candidate, class string) bool {
+	for _, r := range c.Allocations {
+		if r[class] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// hasTraits reports whether each trait is one of some provider of a host, or of who
+// gives a candidate something.
+func hasTraits(root string, c placementclient.Candidate, summaries map[string]placementclient.ProviderSummary, traits []string) bool {
+	left := slices.Clone(traits)
+	for rp, s := range summaries {
+		if len(left) == 0 {
+			break
+		}
+		if c.Allocations[rp] != nil || cmp.Or(s.RootProviderUUID, rp) == root {
+			left = slices.DeleteFunc(left, func(t string) bool { return slices.Contains(s.Traits, t) })
+		}
+	}
+	return len(left) == 0
+}
+
+// sharing are the providers, hosts' roots among them, that share a disk.
+func sharing(ctx context.Context, p Placement, disk Disk) (map[string]bool, error) {
+	list, err := p.Providers(ctx, placementclient.ProviderFilter{MemberOf: disk.Aggregates})
+	if err != nil {
+		return nil, fmt.Errorf("ask Placement who shares the guest's disks: %w", err)
+	}
+	out := map[string]bool{}
+	for _, rp := range list {
+		out[rp.UUID] = true
+	}
+	return out, nil
 }
 
 // rootOf is the host of a candidate: the root of who gives CPUs or memory. A

@@ -84,7 +84,7 @@ func TestFind_StopsAtHostsThatShareTheDisks(t *testing.T) {
 		content bool
 		asked   int
 		want    []string
-	}{{true, 1, []string{"shared-d"}}, {false, 3, []string{"shared-d", "flat-b", "nested", "flat-a"}}} {
+	}{{true, 2, []string{"shared-d"}}, {false, 4, []string{"shared-d", "flat-b", "nested", "flat-a"}}} {
 		c.asked = 0
 		found, err := candidates.Find(t.Context(), c, w, func([]candidates.Host) bool { return tt.content })
 		if err != nil {

@@ -30,7 +30,7 @@ func (r Request) groups(f func(*placementclient.RequestGroup)) {
 
 // wanted are all traits that somebody must have.
 func (r Request) wanted() []string {
-	out := slices.Clone(r.RootRequired)
+	out := slices.Concat(r.RootRequired, r.HostRequired)
 	r.groups(func(g *placementclient.RequestGroup) { out = append(out, g.Required...) })
 	return out
 }

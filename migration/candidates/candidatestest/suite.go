@@ -23,6 +23,7 @@ func id(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-0000ca%06d",
 
 const (
 	rack, fast, slow, unset = "CUSTOM_RACK_1", "CUSTOM_FAST", "CUSTOM_SLOW", "CUSTOM_UNSET"
+	island                  = "CUSTOM_ISLAND"
 	gpuClass, nicClass      = "CUSTOM_PCI_10DE_2330", "CUSTOM_NIC"
 )
 
@@ -69,6 +70,23 @@ var fleet = []provider{
 	{name: "nested_NUMA1_gpu", parent: "nested_NUMA1", inventory: amounts(gpuClass, 1)},
 	{name: "shared-d", inventory: amounts("VCPU", 16, "MEMORY_MB", 16384), traits: "COMPUTE_NODE", aggregate: true, used: pc.Resources{"MEMORY_MB": 12288}},
 	{name: "pool", inventory: amounts("DISK_GB", 1000), traits: pc.TraitMiscSharesViaAggregate, aggregate: true, used: pc.Resources{"DISK_GB": 995}},
+}
+
+// islands are hosts that are found by their trait alone: one of which CPUs are free
+// where memory is not, and one with nothing of its own but CPUs and memory.
+var islands = []provider{
+	{name: "split", traits: "COMPUTE_NODE " + island},
+	{name: "split_NUMA0", parent: "split", inventory: amounts("VCPU", 4), traits: pc.TraitHWNUMARoot},
+	{name: "split_NUMA0_4K", parent: "split_NUMA0", inventory: pages(1024, 1), traits: small, used: pc.Resources{"MEMORY_MB": 1024}},
+	{name: "split_NUMA1", parent: "split", inventory: amounts("VCPU", 4), traits: pc.TraitHWNUMARoot},
+	{name: "split_NUMA1_4K", parent: "split_NUMA1", inventory: pages(1024, 1), traits: small, used: pc.Resources{"MEMORY_MB": 1024}},
+	{name: "split_NUMA2", parent: "split", inventory: amounts("VCPU", 4), traits: pc.TraitHWNUMARoot, used: pc.Resources{"VCPU": 4}},
+	{name: "split_NUMA2_4K", parent: "split_NUMA2", inventory: pages(4096, 1), traits: small},
+	{name: "nested-d", traits: "COMPUTE_NODE " + island, aggregate: true},
+	{name: "nested-d_NUMA0", parent: "nested-d", inventory: amounts("VCPU", 4, "PCPU", 4), traits: pc.TraitHWNUMARoot},
+	{name: "nested-d_NUMA0_4K", parent: "nested-d_NUMA0", inventory: pages(300, 1), traits: small},
+	{name: "nested-d_NUMA0_2M", parent: "nested-d_NUMA0", inventory: pages(1024, 2), traits: huge},
+	{name: "nested-d_NUMA0_vgpu", parent: "nested-d_NUMA0", inventory: amounts("VGPU", 4), traits: fast},
 }
 
 // guest is of two vCPUs that float.
@@ -173,35 +191,51 @@ func Fill(t *testing.T, c *pc.Client) {
 	for _, class := range []string{gpuClass, nicClass} {
 		must(c.EnsureResourceClass(ctx, class))
 	}
-	for _, trait := range append(strings.Fields(huge+" "+small), rack, fast, slow) {
+	for _, trait := range append(strings.Fields(huge+" "+small), rack, fast, slow, island) {
 		must(c.EnsureTrait(ctx, trait))
 	}
-	held := map[string]pc.Resources{}
-	for i, p := range fleet {
-		parent := ""
-		if j := slices.IndexFunc(fleet, func(q provider) bool { return q.name == p.parent }); j >= 0 {
-			parent = id(j)
+	fill(t, c, fleet, 0)
+}
+
+// fill makes providers; their uuids are counted from first, and the consumer's of
+// what is used of them is that of 999 less first.
+func fill(t *testing.T, c *pc.Client, providers []provider, first int) {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
 		}
-		made, err := c.CreateProvider(ctx, pc.NewProvider{Name: p.name, UUID: id(i), ParentProviderUUID: parent})
+	}
+	held := map[string]pc.Resources{}
+	for i, p := range providers {
+		me, parent := id(first+i), ""
+		if j := slices.IndexFunc(providers, func(q provider) bool { return q.name == p.parent }); j >= 0 {
+			parent = id(first + j)
+		}
+		made, err := c.CreateProvider(ctx, pc.NewProvider{Name: p.name, UUID: me, ParentProviderUUID: parent})
 		must(err)
 		generation := made.Generation
 		if p.traits != "" {
-			traits, err := c.PutTraits(ctx, id(i), pc.Traits{Generation: generation, Traits: strings.Fields(p.traits)})
+			traits, err := c.PutTraits(ctx, me, pc.Traits{Generation: generation, Traits: strings.Fields(p.traits)})
 			must(err)
 			generation = traits.Generation
 		}
 		if p.aggregate {
-			aggregates, err := c.PutAggregates(ctx, id(i), pc.Aggregates{Generation: generation, Aggregates: []string{id(900)}})
+			aggregates, err := c.PutAggregates(ctx, me, pc.Aggregates{Generation: generation, Aggregates: []string{id(900)}})
 			must(err)
 			generation = aggregates.Generation
 		}
-		_, err = c.PutInventories(ctx, id(i), pc.Inventories{Generation: generation, Inventories: p.inventory})
-		must(err)
+		if len(p.inventory) > 0 {
+			_, err = c.PutInventories(ctx, me, pc.Inventories{Generation: generation, Inventories: p.inventory})
+			must(err)
+		}
 		if p.used != nil {
-			held[id(i)] = p.used
+			held[me] = p.used
 		}
 	}
-	must(c.PutAllocations(ctx, id(999), pc.Allocations{Allocations: held, ProjectID: "p", UserID: "u", ConsumerType: pc.ConsumerInstance}))
+	must(c.PutAllocations(ctx, id(999-first), pc.Allocations{Allocations: held, ProjectID: "p", UserID: "u", ConsumerType: pc.ConsumerInstance}))
 }
 
 // Find is what a wish comes to, in the words of a wish's want.
@@ -237,6 +271,41 @@ func Suite(t *testing.T, client func(pc.Microversion) *pc.Client) {
 		t.Errorf("hosts by wish (-want +got):\n%s", diff)
 	}
 	older(t, client)
+	onIslands(t, client)
+}
+
+// onIslands asks for guests of which a host by itself is easily missed, at every
+// microversion that says the question in other words.
+func onIslands(t *testing.T, client func(pc.Microversion) *pc.Client) {
+	fill(t, client(pc.MaxMicroversion), islands, 100)
+	r, pinned := guestCells(cell(256, "0-1", topology.PagesDefault))
+	diskless := r
+	diskless.DiskGB, r.DiskGB = 0, 50
+	large, onHuge := guestCells(cell(512, "0-1", topology.PagesLarge))
+	large.DiskGB = 0
+	disk := candidates.Disk{Provider: id(16), Aggregates: []string{id(900)}}
+	here := func(w candidates.Wish, pairs ...string) candidates.Wish {
+		w.ExtraSpecs = map[string]string{"trait:" + island: "required"}
+		for i := 0; i < len(pairs); i += 2 {
+			w.ExtraSpecs[pairs[i]] = pairs[i+1]
+		}
+		return w
+	}
+	for _, w := range []wished{
+		{"floats, and CPUs are free where no memory is", here(candidates.Wish{Resources: topology.Resources{VCPUs: 6, MemoryMB: 1400}}), "split"},
+		{"pinned, and its disk is in the pool, which is full", here(candidates.Wish{Resources: r, Topology: pinned, Disk: disk}, "trait:STORAGE_DISK_SSD", "required"), "nested-d"},
+		{"pinned, without a disk", here(candidates.Wish{Resources: diskless, Topology: pinned}), "nested-d"},
+		{"pinned, with a virtual GPU of a kind", here(candidates.Wish{Resources: diskless, Topology: pinned}, "resources:VGPU", "1", "trait:"+fast, "required"), "nested-d"},
+		{"pinned, and no GPU is of that kind", here(candidates.Wish{Resources: diskless, Topology: pinned}, "resources:VGPU", "1", "trait:"+slow, "required"), ""},
+		{"huge pages, and a group of the flavor's", here(candidates.Wish{Resources: large, Topology: onHuge}, "resources1:PCPU", "2"), "nested-d"},
+		{"a group of the flavor's takes it all", here(candidates.Wish{Resources: topology.Resources{VCPUs: 2, MemoryMB: 256}}, "resources1:VCPU", "2", "resources2:MEMORY_MB", "256", "group_policy", "none"), "nested-d split"},
+	} {
+		for _, v := range []pc.Microversion{39, 35, 34, 32, 29} {
+			if names, err := Find(t.Context(), client(v), w.wish); err != nil || names != w.want {
+				t.Errorf("%s at %s: %q, %v; want %q", w.name, v, names, err, w.want)
+			}
+		}
+	}
 }
 
 // older asks servers that speak less; 1.29 lacks all that is left out above it. Each
