@@ -111,7 +111,7 @@ func (b *builder) foreignTraits(rp string, owned func(string) bool) []string {
 
 // child adds a child of the tree and gives its uuid.
 func (b *builder) child(parent, suffix string, inventories map[string]placementclient.Inventory, traits []string) string {
-	p := Provider{UUID: ChildUUID(b.in.UUID, suffix), Name: b.in.Name + "_" + suffix, Parent: parent, Inventories: inventories, Traits: sortedSet(traits)}
+	p := Provider{UUID: ChildUUID(b.in.UUID, suffix), Name: childName(b.in.UUID, b.in.Name, suffix), Parent: parent, Inventories: inventories, Traits: sortedSet(traits)}
 	b.tree.Providers = append(b.tree.Providers, p)
 	return p.UUID
 }

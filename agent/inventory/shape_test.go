@@ -2,6 +2,7 @@ package inventory_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -321,6 +322,37 @@ func TestCompute_KnowsItsChildrenByTheirUUIDs(t *testing.T) {
 	// Placement was restored: the same uuids come out of nothing.
 	if got, want := inventory.ChildUUID(rootUUID, "NUMA0"), "b2e4e3cf-4d26-5464-aaee-bd087a74c470"; got != want {
 		t.Errorf("uuid of NUMA0 is %s, was ever %s", got, want)
+	}
+}
+
+// TestCompute_NamesOfALongHostFit: Placement takes 200 characters.
+func TestCompute_NamesOfALongHostFit(t *testing.T) {
+	in := nestedInput()
+	in.Name = strings.Repeat("x", 190) // "_NUMA1" fits behind it, "_NUMA1_2MiB" does not
+	other := in
+	other.UUID = "5213b75d-9260-42a6-b236-f39b0fd10561"
+	r := inventory.Compute(in, nil)
+	valid(t, r.Tree)
+	var long int
+	for i, p := range r.Tree.Providers {
+		if len(p.Name) > 200 {
+			t.Errorf("%s has %d characters", p.Name, len(p.Name))
+		}
+		if p.Parent == "" || strings.HasPrefix(p.Name, in.Name+"_") {
+			continue
+		}
+		long++
+		if same := inventory.Compute(other, nil).Tree.Providers[i].Name; same == p.Name {
+			t.Errorf("two hosts that differ in the ends of their names have %s", same)
+		}
+	}
+	if again := inventory.Compute(in, standing(r.Tree)); long == 0 || len(again.Tree.Retired) > 0 || again.Tree.Providers[2].Name != r.Tree.Providers[2].Name {
+		t.Errorf("%d names are cut, %d are retired", long, len(again.Tree.Retired))
+	}
+	// The uuids do not tell, so a renamed host keeps them.
+	in.Name = "compute1"
+	if short := inventory.Compute(in, standing(r.Tree)); len(short.Tree.Retired) > 0 {
+		t.Errorf("renamed: %d are retired", len(short.Tree.Retired))
 	}
 }
 

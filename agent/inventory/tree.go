@@ -141,6 +141,18 @@ func ChildUUID(root, suffix string) string {
 	return uuid.NewSHA1(space, []byte(suffix)).String()
 }
 
+// childName is the host's name, "_" and suffix. Where that is longer than Placement
+// takes, the end of the host's name makes room, and for a part of a uuid, since
+// hosts may differ in their ends only.
+func childName(root, host, suffix string) string {
+	const longest = 200 // characters; a host's own are of one byte
+	if over := len(host) + 1 + len(suffix) - longest; over > 0 {
+		mark := "~" + ChildUUID(root, "")[:8]
+		host = host[:len(host)-over-len(mark)] + mark
+	}
+	return host + "_" + suffix
+}
+
 // suffixOf gives the suffix of a child of Berth's from the name it has, also when
 // the host has been renamed since; false for somebody else's.
 func suffixOf(root string, p placementclient.ResourceProvider) (string, bool) {
