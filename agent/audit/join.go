@@ -181,6 +181,10 @@ func (j *joined) want(subject string, now map[string]placementclient.Resources) 
 	return tree.Place(held, now)
 }
 
+// unplaced are the devices of a claim that the host's tree does not know, so that
+// nobody can say where they are counted.
+func (j *joined) unplaced(subject string) []string { return j.in.Tree.Unknown(j.claims[subject].Held) }
+
 func (j *joined) needsWhole(subject string) bool {
 	held := j.in.Placement.held(subject)
 	_, known := j.instances[subject]
@@ -264,17 +268,19 @@ func (j *joined) allocation(subject string) Allocation {
 	mine, others := split(j.in.Tree, held, j.instances[subject].Here)
 	_, claimed := j.claims[subject]
 	m, isMove := j.moves[subject]
+	want := j.want(subject, held)
 	switch {
 	case len(mine) == 0 && len(others) == 0:
 		return AllocationNone
 	case len(mine) == 0:
 		return AllocationElsewhere
+	case claimed && !within(mine, want) && len(j.unplaced(subject)) > 0:
+		return AllocationUnknown // what it holds may be what is used
 	case len(others) > 0:
 		return AllocationDoubled
-	case claimed && same(mine, j.want(subject, held)):
+	case claimed && same(mine, want):
 		return AllocationEqual
 	}
-	want := j.want(subject, held)
 	if isMove && !m.Over && (want == nil || within(mine, want)) {
 		// The claim on the source goes before the migration's consumer does.
 		return AllocationEqual

@@ -254,3 +254,32 @@ func TestJoin_TheHalvesOfAMoveThatPlacementHasLost(t *testing.T) {
 		}
 	}
 }
+
+// A device that a guest holds and the host's tree does not know is counted on nobody
+// knows which provider: nothing of what the guest holds is taken for too much.
+func TestJoin_WhatADeviceHoldsThatTheTreeDoesNotKnowIsNotFreed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		held by
+		code string
+		heal Heal
+	}{
+		{"its device is counted", by{root: cpu(2), pool: disk(5), child: {"VGPU": 1}}, CodePlacementUnknown, HealNone},
+		{"and on another host", by{root: cpu(2), pool: disk(5), child: {"VGPU": 1}, other: {"VCPU": 2, "DISK_GB": 5}}, CodePlacementUnknown, HealNone},
+		{"only what is missing is put", by{root: cpu(1)}, CodeAmounts, HealPut},
+		{"nothing is counted", nil, CodeMissing, HealPut},
+	} {
+		all := map[string]placementclient.Allocations{"web": {Allocations: tt.held}}
+		in := shared(all)
+		in.Ledger.Claims[0].Held.Assignment.Mdevs = []string{"gone-mdev"}
+		in = read(in, all)
+		in.Fleet["web"] = Answer{Fleet: FleetNobody}
+		row := Judge(in, "web")
+		if row.Code != tt.code || row.Heal != tt.heal {
+			t.Errorf("%s: %s heals by %q, want %s %q", tt.name, row.Code, row.Heal, tt.code, tt.heal)
+		}
+		if row.Code == CodePlacementUnknown && !strings.Contains(row.Message, "gone-mdev") {
+			t.Errorf("%s: %q does not name the device", tt.name, row.Message)
+		}
+	}
+}

@@ -41,7 +41,9 @@ func (j *joined) say(r *Row) {
 		if why == "" && j.in.Tree == nil {
 			why = "the host's providers are not known yet"
 		}
-		if why == "" {
+		if _, read := j.in.Placement.Consumers[r.Subject]; why == "" && read {
+			why = "the host does not know the devices of its claim any more: " + strings.Join(j.unplaced(r.Subject), ", ")
+		} else if why == "" {
 			why = "its allocation could not be read"
 		}
 		r.Message = "Placement cannot be compared: " + why
