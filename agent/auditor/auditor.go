@@ -3,10 +3,10 @@ package auditor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,13 +78,20 @@ type Auditor struct {
 	log    *slog.Logger
 	jitter func() float64
 
-	// working keeps one audit at a time; held over calls to Placement, libvirt and
-	// peers, so it is never taken by anything that must answer at once.
-	working sync.Mutex
-	since   map[string]time.Time // when a row was first seen, by subject and code; guarded by working
+	// working holds one token while an audit is at work: one at a time. It is held over
+	// calls to Placement, libvirt and peers, so that nothing that must answer at once
+	// takes it, and whoever waits for it gives up with his context.
+	working chan struct{}
+	since   map[string]first // by subject and code; only who works touches it
 
 	last  atomic.Pointer[Result]
 	calls struct{ reads, writes, peers, audits atomic.Int64 }
+}
+
+// first is when a row was first seen, for people and by the clock that never steps.
+type first struct {
+	at   time.Time
+	boot time.Duration
 }
 
 // New makes an auditor. It asks nobody anything yet.
@@ -95,7 +102,7 @@ func New(o Options) *Auditor {
 	if o.Refuse == nil {
 		o.Refuse = func() error { return nil }
 	}
-	return &Auditor{o: o, log: cmp.Or(o.Logger, slog.Default()), jitter: rand.Float64, since: map[string]time.Time{}}
+	return &Auditor{o: o, log: cmp.Or(o.Logger, slog.Default()), jitter: rand.Float64, working: make(chan struct{}, 1), since: map[string]first{}}
 }
 
 // Order says what an audit is to do beside looking.
@@ -104,8 +111,8 @@ type Order struct {
 	// AskAll asks all other hosts for consumers that nobody here knows, not only those
 	// that hold a part of them.
 	AskAll bool
-	// Patient leaves what concerns another host until the next audit that finds it: who
-	// moves guests without Berth may count one on both hosts before the move begins.
+	// Patient leaves what concerns another host until it has stood for a while: who moves
+	// guests without Berth may count one on both hosts before the move begins.
 	Patient bool
 	// Report makes the host's tree stand first, whether a provider was missed or not.
 	Report bool
@@ -183,11 +190,19 @@ func (a *Auditor) Run(ctx context.Context) error {
 }
 
 // Audit looks once, and heals where that is ordered and the agent manages. It blocks
-// for as long as Placement, libvirt and other hosts take; what they do not answer
-// stands in the result.
+// for as long as Placement, libvirt and other hosts take, and for an audit that is at
+// work already; what they do not answer stands in the result. One whose caller has
+// given up is forgotten: it has seen nothing to the end.
 func (a *Auditor) Audit(ctx context.Context, o Order) Result {
-	a.working.Lock()
-	defer a.working.Unlock()
+	select {
+	case a.working <- struct{}{}:
+		defer func() { <-a.working }()
+	case <-ctx.Done():
+		return Result{
+			Host: a.o.Host, At: a.o.Runtime.Now(), Verdicts: map[audit.Verdict]int{}, Rows: []audit.Row{},
+			Silent: map[string]string{a.o.Host: "another audit is at work"},
+		}
+	}
 	before, began := a.Calls(), a.o.Runtime.Boot().Since
 	l := &look{a: a, order: o, silent: map[string]string{}}
 	l.gather(ctx)
@@ -204,28 +219,31 @@ func (a *Auditor) Audit(ctx context.Context, o Order) Result {
 		}
 	}
 	now := a.o.Runtime.Now()
-	seen := map[string]time.Time{}
+	seen := map[string]first{}
 	for _, row := range rows {
 		if row.Verdict == audit.Agree {
 			continue
 		}
-		row.Since = now
-		if at, ok := a.since[key(row)]; ok {
-			row.Since = at
+		from, ok := a.since[key(row)]
+		if !ok {
+			from = first{now, began}
 		}
+		row.Since = from.at
 		if row.Healed {
 			r.Healed++
 		} else {
-			seen[key(row)] = row.Since
+			seen[key(row)] = from
 		}
 		r.Rows = append(r.Rows, row)
 	}
-	a.since = seen
 	after := a.Calls()
 	r.At, r.Took = now, a.o.Runtime.Boot().Since-began
 	r.Calls = Calls{Reads: after.Reads - before.Reads, Writes: after.Writes - before.Writes, Peers: after.Peers - before.Peers}
-	a.tell(r)
-	a.last.Store(&r)
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		a.since = seen
+		a.tell(r)
+		a.last.Store(&r)
+	}
 	return r
 }
 

@@ -10,9 +10,11 @@
 //
 //   - each write carries the consumer generation that its row was judged by, and the
 //     row is judged anew, by what stands then, right before: while no verb works on
-//     the instance. What another agent writes in between is read again;
-//   - by itself an agent leaves once, until the next audit finds it again, what another
-//     host holds a part of;
+//     the instance. What another agent writes in between is read again, and the hosts
+//     by whose word a row is provable are asked again;
+//   - by itself an agent leaves what another host holds a part of until it has stood
+//     for a while;
+//   - what gives back is written before what takes;
 //   - a row that has become another one meanwhile is not healed by this audit;
 //   - where all agrees nothing is written, and with P providers P calls are made.
 package auditor

@@ -49,7 +49,7 @@ func (l *look) gather(ctx context.Context) {
 	for _, consumer := range audit.Unread(l.in) {
 		l.whole(ctx, consumer)
 	}
-	l.ask(ctx, audit.Strangers(l.in))
+	l.ask(ctx, &l.in, audit.Strangers(l.in))
 }
 
 // lists reads who holds what of each provider. A provider that is not there means
@@ -121,8 +121,8 @@ func (l *look) whole(ctx context.Context, consumer string) {
 }
 
 // ask asks other hosts for consumers that may be theirs. Hosts are asked once each,
-// for all that concerns them.
-func (l *look) ask(ctx context.Context, strangers []string) {
+// for all that concerns them; the answers are left in the input's Fleet.
+func (l *look) ask(ctx context.Context, in *audit.Input, strangers []string) {
 	if l.a.o.Peers == nil || len(strangers) == 0 {
 		return
 	}
@@ -139,13 +139,13 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 	questions := map[string][]string{}
 	for _, c := range strangers {
 		hosts := slices.Clone(everyone)
-		for _, i := range l.in.Ledger.Instances {
+		for _, i := range in.Ledger.Instances {
 			if i.UUID == c && !i.Here && i.Holder != "" {
 				hosts = append(hosts, i.Holder)
 			}
 		}
-		for rp := range l.in.Placement.Consumers[c].Allocations {
-			if !l.in.Tree.Uses(rp) {
+		for rp := range in.Placement.Consumers[c].Allocations {
+			if !in.Tree.Uses(rp) {
 				hosts = append(hosts, l.hostOf(ctx, rp))
 			}
 		}
@@ -160,7 +160,7 @@ func (l *look) ask(ctx context.Context, strangers []string) {
 	answers := l.question(ctx, questions)
 	for _, c := range strangers {
 		if len(of[c]) > 0 {
-			l.in.Fleet[c] = fold(c, of[c], answers)
+			in.Fleet[c] = fold(c, of[c], answers)
 		}
 	}
 }

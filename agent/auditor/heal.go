@@ -20,22 +20,29 @@ const healTries = 4
 // audit comes.
 const healPatience = 30 * time.Second
 
+// stands is how long what concerns another host must have been seen before a patient
+// audit writes it, or an interval where that is less. Arbitrary, above what passes
+// between a tool's write of Placement and its first word to the hosts.
+const stands = 2 * time.Minute
+
 // heal writes what is provable, one row after the other, and leaves in each what
-// came of it.
+// came of it. What gives back goes first: what takes may need the room.
 func (l *look) heal(ctx context.Context, rows []audit.Row) {
-	fresh := false
-	for i := range rows {
-		if rows[i].Heal == audit.HealNone || ctx.Err() != nil {
-			continue
+	var order []int
+	for _, first := range []bool{true, false} {
+		for i, row := range rows {
+			if row.Heal != audit.HealNone && (row.Heal == audit.HealDrop || row.Heal == audit.HealDelete) == first && !l.early(row) {
+				order = append(order, i)
+			}
 		}
-		other := rows[i].Heal == audit.HealTake || rows[i].Heal == audit.HealDrop
-		if _, seen := l.a.since[key(rows[i])]; other && l.order.Patient && !seen {
-			continue
-		}
-		if !fresh {
-			// What libvirt said is as old as the whole audit by now.
-			l.domains(ctx)
-			fresh = true
+	}
+	if len(order) > 0 {
+		// What libvirt said is as old as the whole audit by now.
+		l.domains(ctx)
+	}
+	for _, i := range order {
+		if ctx.Err() != nil {
+			return
 		}
 		one, cancel := l.a.o.Runtime.WithTimeout(ctx, healPatience)
 		row, err := l.healOne(one, rows[i])
@@ -50,8 +57,19 @@ func (l *look) heal(ctx context.Context, rows []audit.Row) {
 	}
 }
 
+// early reports whether a row is left for now, since a move by other hands may be
+// about to begin.
+func (l *look) early(row audit.Row) bool {
+	if !l.order.Patient || row.Heal != audit.HealTake && row.Heal != audit.HealDrop {
+		return false
+	}
+	from, seen := l.a.since[key(row)]
+	return !seen || l.a.o.Runtime.Boot().Since-from.boot < min(stands, l.a.o.Interval)
+}
+
 // healOne judges a row anew while nobody works on its instance, and writes if it is
-// still the same.
+// still the same. Hosts by whose word it is provable are asked once more: they may
+// have begun something since, and the consumer may be at others by now.
 func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 	row := was
 	err := l.a.o.Alone(ctx, was.Subject, func(ctx context.Context) error {
@@ -70,9 +88,17 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 				}
 				in.Placement.Consumers[consumer] = got
 			}
+			if was.Facts.Fleet&(audit.FleetNobody|audit.FleetOwner) != 0 {
+				in.Fleet = maps.Clone(l.in.Fleet)
+				delete(in.Fleet, was.Subject)
+				l.ask(ctx, &in, []string{was.Subject})
+			}
 			in.Ledger = l.a.o.Ledger()
 			if row = audit.Judge(in, was.Subject); row.Heal != was.Heal {
 				return nil // somebody was faster, or it has begun to move
+			}
+			if err := l.a.o.Refuse(); err != nil {
+				return err // by now it is another's to write, or only to look
 			}
 			if err = l.write(ctx, row.Write); err == nil {
 				row.Healed = true

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -219,9 +220,10 @@ func TestAuditor_NamesWhatIsOverCapacity(t *testing.T) {
 	}
 }
 
-// By itself an agent leaves what is counted on two hosts until the next audit: a move
-// by other hands may be about to begin. What is its own it puts right at once.
-func TestAuditor_ByItselfItLeavesWhatConcernsAnotherHostOnce(t *testing.T) {
+// By itself an agent leaves what is counted on two hosts for a while, however often
+// somebody looks: a move by other hands may be about to begin. What is its own it puts
+// right at once.
+func TestAuditor_ByItselfItLeavesWhatConcernsAnotherHostForAWhile(t *testing.T) {
 	w := auditortest.NewWorld(t, embedded(t)(t))
 	double := auditortest.Both(auditortest.Small(w.Tree.Root()), auditortest.Small(w.Other))
 	theirs, own := w.Stranger(placementclient.ConsumerInstance, double), w.Guest(0)
@@ -231,7 +233,12 @@ func TestAuditor_ByItselfItLeavesWhatConcernsAnotherHostOnce(t *testing.T) {
 	if r := w.Auditor.Audit(t.Context(), patient); r.Healed != 1 || len(r.Left()) != 1 || !reflect.DeepEqual(w.Held(theirs), double) || len(w.Held(own)) == 0 {
 		t.Errorf("the first: %s", rows(r))
 	}
+	w.Auditor.Audit(t.Context(), auditor.Order{})
+	if r := w.Auditor.Audit(t.Context(), patient); r.Calls.Writes != 0 || !reflect.DeepEqual(w.Held(theirs), double) {
+		t.Errorf("moments later: %s", rows(r))
+	}
+	w.Pass(3 * time.Minute)
 	if r := w.Auditor.Audit(t.Context(), patient); r.Healed != 1 || !reflect.DeepEqual(w.Held(theirs), auditortest.Small(w.Other)) {
-		t.Errorf("the second: %s", rows(r))
+		t.Errorf("minutes later: %s", rows(r))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,7 +53,11 @@ type World struct {
 	Silent  bool                     // libvirt does not answer
 	Answers map[string]auditor.Known // of the other host, by consumer
 	Mute    bool                     // the other host does not answer
-	Between func()                   // called by each reading of the ledger between a judgement and its write
+	// Between is called by each reading of the ledger, and each question to the other
+	// host, between a judgement and its write.
+	Between func()
+	Refuse  error        // why nothing may be written
+	ahead   atomic.Int64 // of the boot clock, see Pass
 	alone   bool
 	free    []topology.PCIAddress
 }
@@ -60,9 +65,10 @@ type World struct {
 // NewWorld makes the providers of two hosts and an auditor of the first.
 func NewWorld(t testing.TB, client *placementclient.Client) *World {
 	t.Helper()
-	rt := &runtime.System{}
-	t.Cleanup(rt.Wait)
+	system := &runtime.System{}
+	t.Cleanup(system.Wait)
 	w := &World{t: t, Client: client, Answers: map[string]auditor.Known{}}
+	rt := clock{system, &w.ahead}
 	ctx := t.Context()
 	root, other := uuid.NewString(), uuid.NewString()
 	w.Name, w.OtherName, w.Other = "host-"+root[:8], "host-"+other[:8], other
@@ -91,7 +97,7 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 		Host: w.Name, Placement: client, Runtime: rt, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Tree: func() (*inventory.Tree, bool) { return w.Tree, true }, Ledger: w.read,
 		Domains: w.list, Peers: peers{w}, Interval: time.Hour,
-		Report: func(context.Context) error { return nil },
+		Report: func(context.Context) error { return nil }, Refuse: func() error { return w.Refuse },
 		Alone: func(ctx context.Context, _ string, f func(context.Context) error) error {
 			w.alone = true
 			defer func() { w.alone = false }()
@@ -100,6 +106,21 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 	})
 	return w
 }
+
+// clock is the system's, with a boot clock that can be set ahead.
+type clock struct {
+	*runtime.System
+	ahead *atomic.Int64
+}
+
+func (c clock) Boot() runtime.BootTime {
+	b := c.System.Boot()
+	b.Since += time.Duration(c.ahead.Load())
+	return b
+}
+
+// Pass has time go by.
+func (w *World) Pass(d time.Duration) { w.ahead.Add(int64(d)) }
 
 func (w *World) must(err error) {
 	w.t.Helper()
@@ -116,6 +137,14 @@ func (w *World) provide(id, name, parent string, inv map[string]placementclient.
 	w.must(err)
 }
 
+// Third adds the root of one more host, that does not answer.
+func (w *World) Third() string {
+	w.t.Helper()
+	id := uuid.NewString()
+	w.provide(id, "host-"+id[:8], "", w.Tree.Providers[0].Inventories)
+	return id
+}
+
 // Child adds a provider below the root, with nothing to give.
 func (w *World) Child(suffix string) {
 	w.t.Helper()
@@ -125,10 +154,14 @@ func (w *World) Child(suffix string) {
 	w.Tree.Providers = append(w.Tree.Providers, p)
 }
 
-func (w *World) read() audit.Ledger {
+func (w *World) between() {
 	if w.Between != nil && w.alone {
 		w.Between()
 	}
+}
+
+func (w *World) read() audit.Ledger {
+	w.between()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := audit.Ledger{
@@ -151,6 +184,7 @@ type peers struct{ w *World }
 func (p peers) Hosts(context.Context) ([]string, error) { return []string{p.w.OtherName}, nil }
 
 func (p peers) Knows(_ context.Context, host string, consumers []string) ([]auditor.Known, error) {
+	p.w.between()
 	if p.w.Mute || host != p.w.OtherName {
 		return nil, fault.New(fault.Unavailable, "host %s does not answer", host)
 	}
