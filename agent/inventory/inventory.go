@@ -183,9 +183,9 @@ func (p Provider) Equal(s Standing) (sameInventories, sameTraits bool) {
 }
 
 // same compares ratios as Placement's database keeps them: MySQL's FLOAT gives
-// back seven digits, and a difference behind them would be written for ever.
+// back six digits, and a difference behind them would be written for ever.
 func same(a, b placementclient.Inventory) bool {
-	const digits = 1e-6
+	const digits = 1e-5
 	close := math.Abs(a.AllocationRatio-b.AllocationRatio) <= digits*max(a.AllocationRatio, b.AllocationRatio)
 	a.AllocationRatio, b.AllocationRatio = 0, 0
 	return close && a == b

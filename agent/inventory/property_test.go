@@ -472,6 +472,57 @@ func TestPlace_WhatTheClaimLockGivesPlacementHasRoomFor(t *testing.T) {
 	})
 }
 
+// TestPlace_ANewClaimFitsWhatStoodBeforeIt: what the tracker gives next has room in
+// the inventories that were computed before it was asked, guests come and go. Only
+// what is reserved for a card's other side, or for a group's other functions, lags
+// until the next report, when its guest has gone.
+func TestPlace_ANewClaimFitsWhatStoodBeforeIt(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		in := drawn(t)
+		reservePages(t, &in)
+		r := inventory.Compute(in, nil)
+		cells, _ := inventory.FitCells(in.Host, r.Cells)
+		tracker, err := claims.Open(context.Background(), claims.Options{
+			Store: storetest.NewMemory(), Runtime: &runtime.System{}, Host: "compute1", Logger: slog.New(slog.DiscardHandler),
+			Capacity: claims.Capacity{
+				Total: r.Capacity.Total, Reserved: r.Capacity.Reserved, Cells: cells, Devices: in.Devices,
+				CPURatio: r.Capacity.Ratios.CPU, RAMRatio: r.Capacity.Ratios.RAM, DiskRatio: r.Capacity.Ratios.Disk,
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := map[string]map[string]placementclient.Resources{}
+		for i := range rapid.IntRange(1, 16).Draw(t, "steps") {
+			if live := tracker.List(); len(live) > 0 && rapid.IntRange(0, 2).Draw(t, "goes") == 0 {
+				c := rapid.SampledFrom(live).Draw(t, "guest")
+				if err := tracker.Abort(context.Background(), claims.Ref{Instance: c.Owner.Instance}); err != nil {
+					t.Fatal(err)
+				}
+				delete(held, c.Owner.Instance)
+				in.Held = slices.DeleteFunc(in.Held, func(h inventory.Held) bool { return h.Consumer == c.Owner.Instance })
+				continue
+			}
+			before := inventory.Compute(in, standing(r.Tree))
+			req := guest(t, in)
+			req.Owner = claims.Owner{Instance: fmt.Sprintf("00000000-0000-4000-8000-%012d", i), Kind: claims.KindInstance}
+			c, err := tracker.Claim(context.Background(), req)
+			if errors.Is(err, fault.DoesNotFit) {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim := inventory.Held{Resources: c.Resources, Assignment: c.Assignment, Consumer: c.Owner.Instance}
+			held[claim.Consumer] = before.Tree.Place(claim, nil)
+			if wrong := over(before.Tree, held); len(wrong) > 0 {
+				t.Errorf("claim %+v: %v", claim, wrong)
+			}
+			in.Held, in.Applied, r = append(in.Held, claim), before.Applied, before
+		}
+	})
+}
+
 // TestCompute_WhatOthersSetStays: ratios of amounts that are not fixed, traits, and
 // classes of the root and the cells.
 func TestCompute_WhatOthersSetStays(t *testing.T) {
