@@ -27,7 +27,6 @@ type goal struct {
 
 // syncOnce observes, compares, and writes what differs.
 func (r *Reporter) syncOnce(ctx context.Context) error {
-	r.note(func(s *Status) { s.Pending = nil })
 	in, known, why := r.opt.Input()
 	if !known {
 		return fault.Refuse(fault.Unavailable, "report the host to placement", fault.Reason{
@@ -50,7 +49,7 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.seen = &observation{tree: map[string]*watched{root.UUID: newWatched(root)}}
+		r.seen = &observation{tree: map[string]*watched{root.UUID: newMade(root)}}
 		if err := r.settle(ctx); err != nil {
 			return err
 		}
@@ -137,6 +136,13 @@ func (r *Reporter) decide(ctx context.Context, in inventory.Input) (goal, error)
 		}}
 	}
 	if report.Reshapes() || stands != "" && stands != report.Tree.Disk {
+		if _, _, owed := r.owed(); owed && r.refusedFor == 0 && !r.opt.Observe {
+			// Before everybody's allocations are read, which would be read again.
+			if err := r.settle(ctx); err != nil {
+				return goal{}, err
+			}
+			return r.decide(ctx, in)
+		}
 		holders, wait, err := r.mayReshape(ctx, report)
 		if err != nil {
 			return goal{}, err
@@ -349,7 +355,7 @@ func (r *Reporter) tell(g goal) {
 		if r.seen != nil {
 			s.Generation = r.seen.tree[r.opt.UUID].Provider.Generation
 		}
-		if r.opt.Observe {
+		if s.Pending = nil; r.opt.Observe {
 			s.Pending = g.words
 		}
 	})

@@ -58,6 +58,16 @@ func newWatched(p placementclient.ResourceProvider) *watched {
 	return &watched{Standing: inventory.Standing{Provider: p}, at: [parts]int{never, never, never}}
 }
 
+// newMade is a provider that was made now. Everything that anybody gives it raises
+// its generation from 0, at which it is known to be empty without a look.
+func newMade(p placementclient.ResourceProvider) *watched {
+	w := newWatched(p)
+	if p.Generation == 0 {
+		w.at = [parts]int{}
+	}
+	return w
+}
+
 // parts are what is watched of a provider: aggregates say who shares with the
 // host, and are the root's.
 func (w *watched) parts(root string) []part {

@@ -53,8 +53,14 @@ func TestReporter_ReadsWhatItsCommentSays(t *testing.T) {
 	b := newBench(t)
 	b.In.Shape = inventory.Nested
 	b.Sync()
-	// What was written has been read by its answers: the first intervals are quiet.
-	b.Wire.Count()
+	// What was made and written has been read by its answers, and the first intervals
+	// are quiet.
+	_, _, calls := b.Wire.Count()
+	for _, c := range calls {
+		if strings.HasPrefix(c, "GET /resource_providers/") {
+			t.Errorf("a first report asks %s", c)
+		}
+	}
 	cell := inventory.ChildUUID(b.Root, "NUMA0")
 	b.Give(b.ID("guest"), "INSTANCE", map[string]placementclient.Resources{cell: {"VCPU": 1}})
 	var reads []int
@@ -265,9 +271,17 @@ func TestReporter_ObserveTellsAndWritesNothing(t *testing.T) {
 	b.Restart()
 	b.Sync()
 	s := b.R.Status()
-	if _, writes, _ := b.Wire.Count(); writes != 0 || s.InSync || len(s.Pending) != 3 || len(b.Found) != 1 {
-		t.Errorf("%d writes, %d reports, status %+v", writes, len(b.Found), s)
+	if _, writes, _ := b.Wire.Count(); writes != 0 || b.Keeps != 0 || s.InSync || len(s.Pending) != 3 || len(b.Found) != 1 {
+		t.Errorf("%d writes, %d records, %d reports, status %+v", writes, b.Keeps, len(b.Found), s)
 	}
+	b.Wire.Disturb(func(*http.Request) error {
+		if n := len(b.R.Status().Pending); n != 3 {
+			t.Errorf("while Placement is asked, %d things would be written, want 3 as before", n)
+		}
+		return nil
+	}, nil)
+	b.Sync()
+	b.Wire.Disturb(nil, nil)
 	b.Options.Observe = false
 	b.Restart()
 	b.Sync()

@@ -3,6 +3,7 @@ package reporter_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -95,4 +96,28 @@ func TestReporter_AChildOfOursInAnotherPlaceOrUnderAnotherNameIsPutBack(t *testi
 		t.Errorf("the child is %+v, %v", p, err)
 	}
 	b.Steady(5)
+}
+
+// TestReporter_AReshapeReadsEachGuestOnce: there may be hundreds, and in a second
+// look at all of them others could have moved again.
+func TestReporter_AReshapeReadsEachGuestOnce(t *testing.T) {
+	b := newBench(t)
+	b.Sync()
+	const guests = 20
+	for i := range guests {
+		b.Place(b.ID(fmt.Sprint(i)), reportertest.Claimed(0, 16, 1))
+	}
+	b.In.Shape = inventory.Nested
+	b.Wire.Count()
+	b.Sync()
+	_, _, calls := b.Wire.Count()
+	n := 0
+	for _, c := range calls {
+		if strings.HasPrefix(c, "GET /allocations/") {
+			n++
+		}
+	}
+	if n != guests || b.R.Status().Shape != inventory.Nested {
+		t.Errorf("%d reads of what %d guests hold, status %+v", n, guests, b.R.Status())
+	}
 }

@@ -48,7 +48,7 @@ func (r *Reporter) prepare(ctx context.Context, tree *inventory.Tree) error {
 		if err != nil {
 			return err
 		}
-		r.seen.tree[p.UUID] = newWatched(made)
+		r.seen.tree[p.UUID] = newMade(made)
 		if err := r.settle(ctx); err != nil {
 			return err
 		}
