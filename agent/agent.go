@@ -332,6 +332,7 @@ func (a *Agent) tasks() []task {
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
 		{"hardware pools", a.hardware.runPools},
+		{"held devices", a.hardware.runHeld},
 		{"hardware devices", a.hardware.runDevices},
 		{"hypervisor", a.hypervisor.run},
 		{"health", a.health.run},

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"berth/agent/inventory"
 	"berth/agent/reporter"
 	"berth/claims"
 	"berth/claims/pci"
@@ -273,7 +274,7 @@ func onMadeUpMachine(t *testing.T, story func(b *hardwareBench)) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		var running sync.WaitGroup
-		for _, run := range []func(context.Context) error{b.a.hardware.run, b.a.hardware.runPools, b.a.hardware.runDevices, b.a.reporter.Run} {
+		for _, run := range []func(context.Context) error{b.a.hardware.run, b.a.hardware.runPools, b.a.hardware.runHeld, b.a.hardware.runDevices, b.a.reporter.Run} {
 			running.Go(func() {
 				if err := run(ctx); err != nil {
 					t.Error(err)
@@ -325,6 +326,16 @@ func (b *hardwareBench) total(class string) int64 {
 		b.Fatal(err)
 	}
 	return inv.Inventories[class].Total
+}
+
+// reserved is what Placement keeps back of a class of the card.
+func (b *hardwareBench) reserved(class string) int64 {
+	b.Helper()
+	inv, err := b.placement.Inventories(b.Context(), inventory.ChildUUID(b.a.uuid, card))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return inv.Inventories[class].Reserved
 }
 
 // free are the PCI functions that a claim could get.

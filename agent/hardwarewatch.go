@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,8 @@ const (
 	settleMost = 500 * time.Millisecond
 	// poolsEvery is how often the pools of huge pages are looked at.
 	poolsEvery = time.Second
+	// heldEvery is how often it is looked at which devices guests have.
+	heldEvery = time.Second
 	// doubtfulFirst is when a reading that was not sound is made again, for the
 	// first time; each time after that it is twice as long, up to
 	// [host] discover_interval. The kernel may take seconds to bring memory or a
@@ -148,6 +151,34 @@ func (h *hardware) runPools(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// runHeld looks at which devices guests have and tells the reporter when that
+// changed, until ctx ends: on it depends what is reserved in Placement of a card's
+// other side and of the other functions of an IOMMU group, and a stale reserve
+// refuses what the claim lock gives.
+func (h *hardware) runHeld(ctx context.Context) error {
+	held := h.devicesHeld()
+	for h.a.rt.Sleep(ctx, heldEvery) == nil {
+		if now := h.devicesHeld(); !slices.Equal(now, held) {
+			held = now
+			h.a.reporter.Kick()
+		}
+	}
+	return nil
+}
+
+// devicesHeld are the functions and mediated devices that claims hold, ascending.
+func (h *hardware) devicesHeld() []string {
+	var out []string
+	for _, c := range h.a.tracker.List() {
+		for _, d := range c.Assignment.Devices {
+			out = append(out, d.Address.String())
+		}
+		out = append(out, c.Assignment.Mdevs...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func (h *hardware) close() error {

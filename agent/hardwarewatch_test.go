@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"berth/claims"
 	"berth/driver"
 	"berth/placementclient"
 	"berth/topology"
@@ -74,6 +75,18 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 				// The card itself can be had while none of its functions is.
 				b.within("the pools follow", func() bool { return b.free() == n+1 })
 			}
+		},
+		"a guest takes a virtual function and gives it back": func(b *hardwareBench) {
+			b.virtual(2)
+			b.event("add", "pci")
+			b.within("its functions can be had", func() bool { return b.free() == 3 })
+			const pf = "CUSTOM_PCI_8086_1563"
+			b.mustClaim(tenant, nil, "1565", 1)
+			b.within("Placement gives the card itself to nobody", func() bool { return b.reserved(pf) == 1 })
+			if err := b.a.tracker.Abort(b.Context(), claims.Ref{Instance: tenant}); err != nil {
+				b.Fatal(err)
+			}
+			b.within("Placement has it again", func() bool { return b.reserved(pf) == 0 })
 		},
 		"CPUs go offline and come back": func(b *hardwareBench) {
 			b.online(0, 1, 2)

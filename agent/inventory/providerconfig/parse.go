@@ -47,7 +47,7 @@ const Ignored = "provider_config_ignored"
 // Limits on what a file may cost.
 const (
 	MaxBytes  = 1 << 20 // a file's size
-	MaxNodes  = 1 << 17 // keys, values and items that are looked at, those behind an alias each time
+	MaxNodes  = 1 << 15 // keys, values and items that are looked at, those behind an alias each time
 	maxFaults = 20      // that an error names; the rest is counted
 )
 

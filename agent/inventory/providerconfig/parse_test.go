@@ -100,11 +100,11 @@ func TestParse_NamesEveryFault(t *testing.T) {
 		{"a name of 201 characters", "meta: {schema_version: '1.0'}\nproviders:\n- identification: {name: " + strings.Repeat("é", 201) + "}\n", []string{"f.yaml:3: providers[0].identification.name: 201 characters, want 1 to 200"}},
 		{"a merge of itself", "meta: &a\n  <<: *a\n", []string{"f.yaml"}},
 		{"too large a file", "meta: {schema_version: '1.0'}\n" + strings.Repeat("# 4567890\n", providerconfig.MaxBytes/10), []string{"bytes, want at most 1048576"}},
-		{"too many keys", "meta: {schema_version: '1.0'}\n" + repeated(80000, "k%x: \n"), []string{"f.yaml: more than 131072 values"}},
-		{"aliases that multiply", "meta: {schema_version: '1.0'}\nc: &c {" + repeated(1000, "CUSTOM_%X: {total: 1}, ") + "}\n" +
+		{"too many keys", "meta: {schema_version: '1.0'}\n" + repeated(17000, "k%x: \n"), []string{"f.yaml: more than 32768 values"}},
+		{"aliases that multiply", "meta: {schema_version: '1.0'}\nc: &c {" + repeated(400, "CUSTOM_%X: {total: 1}, ") + "}\n" +
 			"p: &p {identification: {name: a}, inventories: {additional: [" + strings.Repeat("*c, ", 1000) + "]}}\nproviders: [" + strings.Repeat("*p, ", 1000) + "]\n",
-			[]string{"f.yaml: more than 131072 values"}},
-		{"merges that multiply", "a: &a {k: v}\n" + "b: &b {<<: [" + strings.Repeat("*a, ", 1000) + "]}\n" + "c: &c {<<: [" + strings.Repeat("*b, ", 1000) + "]}\nmeta: *c\n", []string{"f.yaml: more than 131072 values"}},
+			[]string{"f.yaml: more than 32768 values"}},
+		{"merges that multiply", "a: &a {k: v}\n" + "b: &b {<<: [" + strings.Repeat("*a, ", 1000) + "]}\n" + "c: &c {<<: [" + strings.Repeat("*b, ", 1000) + "]}\nmeta: *c\n", []string{"f.yaml: more than 32768 values"}},
 		{"an endless alias", "meta: {schema_version: '1.0'}\nproviders: &a\n- identification: *a\n", []string{"f.yaml"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
