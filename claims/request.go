@@ -55,19 +55,24 @@ func (r Request) validate() error {
 	if c := r.Context; c != nil && (c.Migration != r.Owner.Migration || c.Instance != r.Owner.Instance) {
 		return err("its context is of instance %q and migration %q", c.Instance, c.Migration)
 	}
-	if e := validResources(r.Resources); e != nil {
-		return err("%w", e)
-	}
-	if e := validTopology(r.Resources, r.Topology); e != nil {
-		return err("%w", e)
-	}
-	if e := validPCI(r.PCI); e != nil {
+	if e := r.validDemand(); e != nil {
 		return err("%w", e)
 	}
 	if r.Lease < 0 {
 		return err("lease of %s", r.Lease)
 	}
 	return nil
+}
+
+// validDemand looks at what is asked for, whoever asks.
+func (r Request) validDemand() error {
+	if err := validResources(r.Resources); err != nil {
+		return err
+	}
+	if err := validTopology(r.Resources, r.Topology); err != nil {
+		return err
+	}
+	return validPCI(r.PCI)
 }
 
 func validResources(r topology.Resources) error {

@@ -59,11 +59,16 @@ func (t *Tracker) Check(r topology.Resources) error {
 
 // Room answers whether a claim of this size, topology and devices could be had
 // now by a guest that is not here, with what Claim would choose, and takes
-// nothing: fault.DoesNotFit with every reason, fault.Unavailable after Refuse.
+// nothing: fault.DoesNotFit with every reason, fault.Invalid for what no Claim
+// would be given for anywhere, fault.Unavailable after Refuse.
 func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devices []topology.PCIRequest) (topology.Assignment, error) {
+	ask, doing := Request{Resources: r, Topology: guest, PCI: devices}, fmt.Sprintf("claim %s on %s", r, t.host)
+	if err := ask.validDemand(); err != nil {
+		return topology.Assignment{}, fault.New(fault.Invalid, "%s: %w", doing, err)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.roomLocked(fmt.Sprintf("claim %s on %s", r, t.host), Request{Resources: r, Topology: guest, PCI: devices})
+	return t.roomLocked(doing, ask)
 }
 
 // Claim holds resources for an owner, pending under a lease, with its

@@ -20,7 +20,8 @@ func (h *Host) Demand(f topology.Flavor) (migration.RoomRequest, error) {
 }
 
 // Room answers what this host would claim now for a guest, and changes nothing.
-// Disks, networks and files are not looked at. A refusal lists every reason.
+// Disks, networks and files are not looked at. A refusal lists every reason;
+// fault.Invalid is for what could be asked of no host.
 func (h *Host) Room(ctx context.Context, r migration.RoomRequest) (migration.RoomAnswer, error) {
 	var no refusal
 	if h.o.Mode() == ModeObserve {
@@ -29,6 +30,8 @@ func (h *Host) Room(ctx context.Context, r migration.RoomRequest) (migration.Roo
 	d := demand{resources: r.Resources, topology: r.Topology, pci: r.Devices}
 	if r.Instance == "" {
 		d = h.demandOf(r.Flavor, &no)
+	} else if uuid.Validate(r.Instance) != nil {
+		return migration.RoomAnswer{}, fault.New(fault.Invalid, "room on %s: instance %q: want a uuid", h.o.Name, r.Instance)
 	}
 	var place topology.Assignment
 	if !d.refused {
