@@ -25,12 +25,23 @@ type Seen struct {
 	Traits      []string
 }
 
-// maxSeen bounds how many providers of one host are read.
+// maxSeen bounds how many providers of one host are read. Arbitrary.
 const maxSeen = 32
 
-// See reads a host's tree: three questions a provider. tree are its providers.
+// See reads a host's tree: three questions a provider. tree are its providers; of
+// a tree with more than maxSeen the root and some others are read.
 func See(ctx context.Context, p Reader, tree []placementclient.ResourceProvider) ([]Seen, error) {
 	var out []Seen
+	tree = slices.Clone(tree)
+	slices.SortStableFunc(tree, func(a, b placementclient.ResourceProvider) int {
+		switch {
+		case a.IsRoot() == b.IsRoot():
+			return 0
+		case a.IsRoot():
+			return -1
+		}
+		return 1
+	})
 	for _, rp := range tree[:min(len(tree), maxSeen)] {
 		s := Seen{ResourceProvider: rp}
 		inventories, err := p.Inventories(ctx, rp.UUID)
@@ -58,17 +69,20 @@ const (
 	CodeForbidden  = "trait_forbidden"
 	CodeShort      = "placement_short"
 	CodeNotOffered = "placement_not_offered"
+	CodeUnread     = "placement_not_read" // too many providers to say why
 )
 
 // Explain says why Placement does not offer a host for what Find asked: every
 // reason that shows in its sums and traits, or, where these are well, that no
-// provider of it has all that is asked of one.
+// provider of it has all that is asked of one. Of a tree that was read in part only
+// what is sure is said.
 func Explain(w Wish, host string, tree []Seen) []fault.Reason {
 	specs, err := readSpecs(w.ExtraSpecs)
 	if err != nil {
 		return fault.ReasonsOf(err)
 	}
 	var out []fault.Reason
+	whole := len(tree) < maxSeen
 	has := func(trait string) bool {
 		return slices.ContainsFunc(tree, func(s Seen) bool { return slices.Contains(s.Traits, trait) })
 	}
@@ -80,7 +94,7 @@ func Explain(w Wish, host string, tree []Seen) []fault.Reason {
 	}
 	for _, trait := range specs.required {
 		// Those of storage may be a sharing provider's.
-		if !has(trait) {
+		if whole && !has(trait) {
 			out = append(out, fault.Reason{Code: CodeTrait, Message: host + " has no trait " + trait + " in Placement", Want: trait, Change: "set it on the host, or correct the flavor"})
 		}
 	}
@@ -96,7 +110,15 @@ func Explain(w Wish, host string, tree []Seen) []fault.Reason {
 		}
 	}
 	for _, class := range sortedClasses(asked) {
-		out = append(out, short(host, class, asked[class], tree)...)
+		if whole {
+			out = append(out, short(host, class, asked[class], tree)...)
+		}
+	}
+	if len(out) == 0 && !whole {
+		out = append(out, fault.Reason{
+			Code: CodeUnread, Message: fmt.Sprintf("Placement does not offer %s, which has too many providers to say why: %d of them were read", host, len(tree)),
+			Change: "see berth host show -c " + host + " for its providers",
+		})
 	}
 	if len(out) == 0 {
 		out = append(out, fault.Reason{

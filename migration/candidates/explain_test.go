@@ -1,6 +1,8 @@
 package candidates_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,5 +64,45 @@ CUSTOM_NIC: want 1, flat-full has none in Placement`},
 		if diff := cmp.Diff(strings.Split(tt.want, "\n"), got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.host, diff)
 		}
+	}
+}
+
+// TestExplain_OfALargeTreeSaysOnlyWhatIsSure: what is not read may have all of it.
+func TestExplain_OfALargeTreeSaysOnlyWhatIsSure(t *testing.T) {
+	c := embedded(t)(placementclient.MaxMicroversion)
+	root := "00000000-0000-4000-8000-000000000099"
+	tree := []placementclient.ResourceProvider{}
+	for i := range 40 {
+		uuid, parent := fmt.Sprintf("00000000-0000-4000-8000-0000000001%02d", i), root
+		if i == 0 {
+			uuid, parent = root, ""
+		}
+		p, err := c.CreateProvider(t.Context(), placementclient.NewProvider{Name: fmt.Sprintf("large-%02d", 99-i), UUID: uuid, ParentProviderUUID: parent})
+		if err == nil && i == 0 {
+			_, err = c.PutTraits(t.Context(), uuid, placementclient.Traits{Generation: p.Generation, Traits: []string{placementclient.TraitComputeStatusDisabled}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree = append(tree, p)
+	}
+	slices.Reverse(tree) // the root is last
+	w := candidates.Wish{Resources: topology.Resources{VCPUs: 2, MemoryMB: 512}, ExtraSpecs: map[string]string{"trait:CUSTOM_X": "required"}}
+	seen, err := candidates.See(t.Context(), c, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := func(seen []candidates.Seen) (out []string) {
+		for _, r := range candidates.Explain(w, "large", seen) {
+			out = append(out, r.Code)
+		}
+		return out
+	}
+	if diff := cmp.Diff([]string{candidates.CodeDisabled}, codes(seen)); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s", diff)
+	}
+	seen[0].Traits = nil
+	if diff := cmp.Diff([]string{candidates.CodeUnread}, codes(seen)); diff != "" {
+		t.Errorf("reasons of an enabled host (-want +got):\n%s", diff)
 	}
 }
