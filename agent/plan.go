@@ -109,6 +109,9 @@ func (s planService) planner() migration.Planner {
 			if name == s.a.name {
 				return s.a.host.Room(ctx, r)
 			}
+			if _, err := s.a.peers.host(ctx, name); err != nil {
+				return migration.RoomAnswer{}, err // nobody calls a name that somebody made up
+			}
 			peer, err := s.a.peers.client(name)
 			if err != nil {
 				return migration.RoomAnswer{}, err

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -214,6 +215,10 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 	p, err = f.clients["host-b"].Plan(t.Context(), api.PlanRequest{FlavorName: "carded", Destination: "host-a"})
 	if f.must(err); p.Chosen != "host-a" || !p.Hosts[0].Candidate || len(p.Hosts[0].Proposed) != 2 {
 		t.Errorf("plan of a flavor with a device, flat: %+v", p)
+	}
+	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{FlavorName: "pinned", Destination: "made-up"})
+	if f.must(err); p.Chosen != "" || len(p.Hosts) != 1 || p.Hosts[0].Verdict != migration.VerdictRefuses || !slices.ContainsFunc(p.Hosts[0].Reasons, func(r fault.Reason) bool { return r.Code == "host_unknown" }) {
+		t.Errorf("plan for a host that nobody knows: %+v", p.Hosts)
 	}
 	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanCold, Destination: "host-b"})
 	if f.must(err); p.Kind != migration.PlanCold || p.Chosen != "host-b" {
