@@ -305,6 +305,19 @@ func TestLive_LosesTheRaceForRoomAndTriesTheNext(t *testing.T) {
 	}
 }
 
+// TestLive_ASourceThatTakesNoWriteEndsTheMove: Placement refuses all that touches a
+// source of which an operator took back what its guests hold, the undo's write too. No
+// other destination would help.
+func TestLive_ASourceThatTakesNoWriteEndsTheMove(t *testing.T) {
+	w := newWorld(t, 1, script{hosts: []string{"a", "b", "c"}}, faults{})
+	w.placement.lateFull = "rp-a"
+	m := w.run()
+	w.report("overfull")
+	if m.Outcome != migration.OutcomeUndone || m.Attempt != 1 || len(m.Error.Reasons) == 0 || m.Error.Reasons[0].Code != "source_overfull" {
+		t.Errorf("outcome %s in attempt %d: %+v", m.Outcome, m.Attempt, m.Error)
+	}
+}
+
 // TestAbort_NeverEndsTheOnlyWholeCopy aborts a move of which nobody can say
 // whether the guest has left: its source is off for no known reason, and a whole
 // copy is at the destination. To keep the guest at the source would end that copy.

@@ -249,11 +249,27 @@ func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error
 	// nobody waited for them while the guest stood still. Best effort: they are
 	// gone when the source has forgotten them.
 	var out finishedDestination
-	if st := s.look(ctx); st != nil && !st.InFlight && st.Progress.Elapsed > 0 {
-		out.Progress = &st.Progress
+	for wait := s.c.cfg.PollNear; ; wait *= 2 {
+		st := s.look(ctx)
+		if st == nil {
+			return out, nil
+		}
+		if !st.InFlight {
+			if st.Progress.Elapsed > 0 {
+				out.Progress = &st.Progress
+			}
+			return out, nil
+		}
+		// Its libvirt has ended the job, and the call that waits for it is about to return.
+		if wait > lastFigures || s.c.cfg.Runtime.Sleep(ctx, wait) != nil {
+			return out, nil
+		}
 	}
-	return out, nil
 }
+
+// lastFigures is the longest pause in which a busy source's hypervisor is waited for; all
+// of them are some twice as long. Arbitrary.
+const lastFigures = 400 * time.Millisecond
 
 func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {

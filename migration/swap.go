@@ -3,8 +3,10 @@ package migration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"berth/internal/fault"
@@ -88,10 +90,29 @@ func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	kept, err := s.move().Swap(ctx, u.Start, u.Next)
+	if errors.Is(err, halves.ErrNothingWritten) {
+		return nil, fmt.Errorf("%w: %w", sourceOverfull(u.Start, err), task.ErrNothingDone)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return swapped{kept}, nil
+}
+
+// sourceOverfull tells a refusal of the source's own providers from one of the
+// destination's: no other destination would help, and what helps is said.
+func sourceOverfull(s halves.Start, err error) error {
+	reasons := slices.Clone(fault.ReasonsOf(err))
+	for rp := range s.Held.Allocations {
+		for i := range reasons {
+			if strings.Contains(reasons[i].Message, rp) {
+				reasons[i].Code, reasons[i].Change = "source_overfull", "give back to the source in Placement what its guests hold (reserved, allocation_ratio, max_unit); "+
+					"to keep new guests off a host: berth host set --disable"
+				return fault.Refuse(fault.Busy, "Placement takes no write that touches the source, which has less than its guests hold", reasons...)
+			}
+		}
+	}
+	return err
 }
 
 func (s *story) swapBack(ctx context.Context, t *task.Task) error {

@@ -2,14 +2,19 @@ package halves_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration/halves"
 	"berth/migration/halves/halvestest"
 	"berth/placement"
@@ -146,4 +151,56 @@ func TestMove_UndoRestoresAndConfirmLeaves(t *testing.T) {
 			t.Errorf("%d consumers are left, and the instance holds (-want +got):\n%s", len(l), d)
 		}
 	})
+}
+
+// sleepless is the machine's runtime without its pauses.
+type sleepless struct{ runtime.System }
+
+func (*sleepless) Sleep(context.Context, time.Duration) error { return nil }
+
+// refusing answers each write with the next of its words.
+type refusing struct {
+	halves.Placement
+	held placementclient.Allocations
+	says []error
+}
+
+func (r *refusing) Allocations(_ context.Context, consumer string) (placementclient.Allocations, error) {
+	if consumer == "m" {
+		return placementclient.Allocations{}, nil
+	}
+	return r.held, nil
+}
+
+func (r *refusing) PostAllocations(context.Context, map[string]placementclient.Allocations) error {
+	says := r.says[0]
+	r.says = r.says[1:]
+	return says
+}
+
+// TestSwap_SaysThatNothingWasWrittenOnlyWhenItKnows: a copy whose answer did not come
+// may land after the refusal of the next.
+func TestSwap_SaysThatNothingWasWrittenOnlyWhenItKnows(t *testing.T) {
+	race := &placementclient.APIError{Status: 409, Conflict: placementclient.ConflictServerRace}
+	for _, c := range []struct {
+		name string
+		says []error
+		want bool
+	}{
+		{"refused", []error{fault.DoesNotFit}, true},
+		{"refused after the server lost a race", []error{race, fault.DoesNotFit}, true},
+		{"refused after a lost answer", []error{fault.InDoubt, fault.DoesNotFit}, false},
+		{"refused after silence", []error{fault.Unavailable, fault.DoesNotFit}, false},
+		{"in doubt", slices.Repeat([]error{fault.InDoubt}, 9), false},
+	} {
+		held := placementclient.Allocations{Allocations: halves.Amounts{"a": {"VCPU": 1}}, ConsumerGeneration: placementclient.Generation(1)}
+		m := halves.Move{
+			Placement: &refusing{held: held, says: c.says}, Runtime: &sleepless{}, Jitter: func(time.Duration) time.Duration { return 0 },
+			Instance: "i", Migration: "m",
+		}
+		_, err := m.Swap(t.Context(), halves.Start{Held: held}, halves.Amounts{"b": {"VCPU": 1}})
+		if err == nil || errors.Is(err, halves.ErrNothingWritten) != c.want {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
 }

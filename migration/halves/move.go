@@ -2,6 +2,7 @@ package halves
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -154,16 +155,24 @@ func (s Source) proven(ctx context.Context, instance string, held Amounts, other
 	return fault.Refuse(fault.Forbidden, "allocations do not agree with the source's claim", reasons...)
 }
 
+// ErrNothingWritten says of a Swap that was refused for room that each of its writes was
+// answered with a no: nothing is on its way. To write the same amounts back would change
+// nothing, and a Placement whose provider is over its capacity, since an operator raised
+// its reserve, refuses that too (8.0.0).
+var ErrNothingWritten = errors.New("nothing was written")
+
 // Swap gives the migration what it has to keep and the instance what it is to hold,
 // in one write or not at all, and answers with what the migration keeps: nothing
 // where the instance only grows. fault.GenerationConflict when another actor wrote
-// either consumer; fault.DoesNotFit for no room.
+// either consumer; fault.DoesNotFit for no room; with ErrNothingWritten where that is
+// certain of this call.
 func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) {
 	keep := Split(s.Held.Allocations, next)
 	if s.Found == nil && Same(s.Held.Allocations, next) {
 		return keep, nil
 	}
 	generation, look := s.Held.ConsumerGeneration, s.Held.ConsumerGeneration == nil
+	doubt := false // a write was not answered with a no that is certain
 	for try := 0; ; try++ {
 		err := error(nil)
 		if look {
@@ -191,8 +200,12 @@ func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) 
 			if err = m.write(ctx, set); err == nil {
 				return keep, nil
 			}
+			if errors.Is(err, fault.DoesNotFit) && !doubt {
+				return nil, fmt.Errorf("swap allocations of instance %s: %w: %w", m.Instance, err, ErrNothingWritten)
+			}
 			// A race that the server lost inside itself did nothing, and nobody else did.
 			look = placementclient.ConflictOf(err) != placementclient.ConflictServerRace
+			doubt = doubt || look
 		}
 		if try >= tries || !again(err) {
 			return nil, fmt.Errorf("swap allocations of instance %s: %w", m.Instance, err)

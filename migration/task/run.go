@@ -36,19 +36,21 @@ func (e *Engine) Run(ctx context.Context, t *Task, steps []Step) error {
 // when the task has changed its phase.
 func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 	i, begun := t.position(steps)
+	again := "" // the step that was begun before
 	if i < len(steps) && begun && steps[i].UndoOnRestart && t.resumed && !t.State().Turned {
-		return e.turn(ctx, t, steps[i].Name, fault.New(fault.Undone, "step %s was interrupted by a restart", steps[i].Name))
+		return e.turn(ctx, t, steps[i].Name, fault.New(fault.Undone, "step %s was interrupted by a restart", steps[i].Name), StepFailed)
 	}
 	if !begun {
 		// The first step, or the one after a step whose end was journaled alone.
 		if cause := t.enter(steps, i); cause != nil {
-			return e.turn(ctx, t, "", cause)
+			return e.turn(ctx, t, "", cause, StepFailed)
 		}
 		if err := t.commit(ctx, func(s *State) { e.begin(s, steps, i) }); err != nil {
 			return err
 		}
 	} else {
 		t.enter(steps, i) // its intent stands in the journal: too late to stop before it
+		again = steps[i].Name
 	}
 	for i < len(steps) {
 		step := steps[i]
@@ -61,7 +63,11 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 		took := e.o.Runtime.Boot().Since - began
 		if err != nil {
 			t.log.Warn("step failed", "step", step.Name, "duration", took, "error", err)
-			return e.turn(ctx, t, step.Name, err)
+			left := StepFailed
+			if errors.Is(err, ErrNothingDone) && step.Name != again {
+				left = StepUndone
+			}
+			return e.turn(ctx, t, step.Name, err, left)
 		}
 		t.log.Info("step ended", "step", step.Name, "duration", took)
 
@@ -136,8 +142,8 @@ func (e *Engine) do(ctx context.Context, t *Task, step Step) (json.RawMessage, e
 }
 
 // turn begins the undoing. step is the one that failed, or empty when the task
-// was cancelled between two.
-func (e *Engine) turn(ctx context.Context, t *Task, step string, err error) error {
+// was cancelled between two; left is what is still to be done about it.
+func (e *Engine) turn(ctx context.Context, t *Task, step string, err error, left StepPhase) error {
 	return t.commit(ctx, func(s *State) {
 		cause := err
 		t.mu.Lock()
@@ -146,7 +152,7 @@ func (e *Engine) turn(ctx context.Context, t *Task, step string, err error) erro
 		}
 		t.mu.Unlock()
 		if i := s.index(step); i >= 0 {
-			s.Steps[i].State, s.Steps[i].Ended, s.Steps[i].Error = StepFailed, e.o.Runtime.Now(), Keep(err)
+			s.Steps[i].State, s.Steps[i].Ended, s.Steps[i].Error = left, e.o.Runtime.Now(), Keep(err)
 		}
 		s.Phase, s.Cause, s.Doubt = Undoing, Keep(cause), nil
 	})

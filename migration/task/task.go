@@ -43,6 +43,11 @@ type Step struct {
 // and the only way is forward.
 var ErrTooLate = errors.New("past the point of no return")
 
+// ErrNothingDone is what a Do answers that is certain to have had no effect: every
+// order it gave was answered with a refusal. It is believed, and nothing undone, of a Do
+// that ran once only: what an earlier run of it sent may still have an effect.
+var ErrNothingDone = errors.New("nothing was done")
+
 // Options configure an Engine. Zero durations mean the defaults.
 type Options struct {
 	Runtime runtime.Runtime

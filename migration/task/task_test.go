@@ -176,6 +176,33 @@ func TestRun_UndoesTheFailedStepFirstAndThenBackwards(t *testing.T) {
 	}
 }
 
+// TestRun_BelievesThatNothingWasDoneOfAStepThatRanOnce: what a run before a restart
+// sent may have an effect yet, whatever the next one finds.
+func TestRun_BelievesThatNothingWasDoneOfAStepThatRanOnce(t *testing.T) {
+	nothing := func(context.Context, *task.Task) error {
+		return fmt.Errorf("refused: %w: %w", task.ErrNothingDone, fault.DoesNotFit)
+	}
+	for _, crash := range []int{-1, 8} { // before "two" does anything
+		b := newBench(t)
+		steps := func() []task.Step { return []task.Step{b.step("one", nil, nil), b.step("two", nothing, nil)} }
+		b.crash = crash
+		st := b.run(steps(), nil)
+		want := []string{"do one", "do two", "undo one"}
+		if crash >= 0 {
+			b.restart()
+			b.crash = -1
+			st = b.run(steps(), nil)
+			want = []string{"do one", "do two", "undo two", "undo one"}
+		}
+		b.end()
+		b.want(want...)
+		two, _ := st.Step("two")
+		if st.Phase != task.Undone || two.State != task.StepUndone || !errors.Is(two.Error.Err(), fault.DoesNotFit) {
+			t.Errorf("crash at %d: phase %s, step %+v", crash, st.Phase, two)
+		}
+	}
+}
+
 func TestOutput_IsThereForLaterStepsAndUndosAfterARestart(t *testing.T) {
 	b := newBench(t)
 	read := func(_ context.Context, tk *task.Task) error {
