@@ -106,7 +106,7 @@ func (r *Reporter) compare(ctx context.Context, in inventory.Input) (reshaped bo
 	if err := r.keep(ctx, inventory.Compute(in, r.seen.standing())); err != nil {
 		return false, err
 	}
-	if err := r.keepDisk(ctx, g.report.Tree.Disk); err != nil {
+	if err := r.keepEqual(ctx, g.report.Tree.Disk); err != nil {
 		return false, err
 	}
 	r.mu.Lock()

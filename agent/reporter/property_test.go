@@ -429,3 +429,32 @@ func TestReporter_FindsOtherContentBehindEqualGenerations(t *testing.T) {
 	}
 	t.Errorf("not found: %v", w.Traits(w.Root))
 }
+
+// TestReporter_ReportsAnewToAPlacementThatWasWiped while the agent runs, in one
+// comparison; and from then on what somebody sets there is theirs, also where Berth
+// had once given the same and taken it out.
+func TestReporter_ReportsAnewToAPlacementThatWasWiped(t *testing.T) {
+	w := newWorld(t, t.TempDir(), placementclient.MaxMicroversion)
+	defer func() { w.Must(w.now.Close()) }()
+	w.change(3) // disabled
+	w.Sync()
+	w.change(3)
+	w.change(4) // a provider config file
+	w.change(0) // nested
+	for range 20 {
+		w.operator(1)
+		w.Sync()
+	}
+	w.serve("")
+	w.Sync()
+	w.Equal()
+	w.Restart()
+	w.Sync()
+	w.AddTraits(w.Root, placementclient.TraitComputeStatusDisabled)
+	for range 30 {
+		w.Sync()
+	}
+	if got := w.Traits(w.Root); !slices.Contains(got, placementclient.TraitComputeStatusDisabled) {
+		t.Errorf("what somebody else set was taken away: %v", got)
+	}
+}

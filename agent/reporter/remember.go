@@ -86,12 +86,32 @@ func (r *Reporter) keep(ctx context.Context, report inventory.Report) error {
 	return r.remember(ctx, Remembered{Applied: report.Applied, Disk: r.remembered.Disk, Past: r.past(report.Applied)})
 }
 
-// keepDisk makes durable who has DISK_GB.
-func (r *Reporter) keepDisk(ctx context.Context, disk string) error {
-	if disk == r.remembered.Disk {
+// keepEqual makes durable what is so now that both are equal: who has DISK_GB, and
+// what of the past does not stand in a Placement that has lower generations, having
+// been restored or wiped. What comes to stand there from now on somebody else sets.
+func (r *Reporter) keepEqual(ctx context.Context, disk string) error {
+	next := r.remembered
+	next.Disk, next.Past = disk, nil
+	changed := disk != r.remembered.Disk
+	for rp, names := range r.remembered.Past {
+		names = maps.Clone(names)
+		if w := r.seen.tree[rp]; w != nil {
+			for name, generation := range names {
+				_, stands := w.Inventories[name]
+				if generation > w.Provider.Generation && !stands && !slices.Contains(w.Traits, name) {
+					names[name], changed = w.Provider.Generation, true
+				}
+			}
+		}
+		if next.Past == nil {
+			next.Past = map[string]map[string]int{}
+		}
+		next.Past[rp] = names
+	}
+	if !changed {
 		return nil
 	}
-	return r.remember(ctx, Remembered{Applied: r.remembered.Applied, Disk: disk, Past: r.remembered.Past})
+	return r.remember(ctx, next)
 }
 
 func (r *Reporter) remember(ctx context.Context, next Remembered) error {

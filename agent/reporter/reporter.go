@@ -247,8 +247,8 @@ func (r *Reporter) Sync(ctx context.Context) error {
 		if err = r.syncOnce(ctx); !errors.Is(err, fault.GenerationConflict) {
 			break
 		}
-		// Somebody wrote in between: read again, compute again.
-		r.seen = nil
+		// Somebody wrote in between, or put Placement back: read again, compute again.
+		r.seen, r.ensured = nil, nil
 	}
 	if err != nil {
 		r.seen, r.settable, r.ensured = nil, nil, nil
