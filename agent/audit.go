@@ -308,7 +308,7 @@ func (h *health) allocations() api.Condition {
 	n, unmanaged := 0, 0
 	for _, row := range last.Left() {
 		switch {
-		case row.Code == audit.CodeUnmanaged:
+		case row.Unmanaged():
 			unmanaged++
 		case row.Verdict == audit.Unknown:
 		case row.Settles() && h.a.rt.Now().Sub(row.Since) < settlesWithin:

@@ -57,6 +57,11 @@ type Difference struct {
 // Agrees reports whether nothing is left to do about the row.
 func (r Row) Agrees() bool { return r.Verdict == Agree || r.Healed }
 
+// Unmanaged reports whether all that is to say of the row is that a guest runs here
+// that nobody has put under Berth's hand. It is named, and is no fault: its room is
+// given to nobody, and Placement and ledger say nothing of it that could be wrong.
+func (r Row) Unmanaged() bool { return r.Code == CodeUnmanaged }
+
 // Settles reports whether somebody is at work on the subject, as far as is known, so
 // that the row goes without anybody's doing.
 func (r Row) Settles() bool {

@@ -31,7 +31,8 @@ what is provable and what to type next.
 The verdicts:
 
   ledger only      the ledger has it, and libvirt or Placement does not
-  libvirt only     it runs, and nobody manages it or nothing is claimed for it
+  libvirt only     it runs, and nobody manages it (UNMANAGED where nobody counts it
+                   either), or nothing is claimed for it
   Placement only   it holds resources of this host, and nobody here has it
   differs          counted otherwise than claimed
   unknown          Placement or libvirt did not answer: nothing is judged
@@ -42,7 +43,8 @@ is over goes; of a guest counted on two hosts the part goes whose host has answe
 that it does not have it. What a running guest uses is never freed, what moves is left
 to its conductor, and a consumer that nobody knows is named and left. The agent does
 the same by itself at its start and every [placement] audit_interval; what concerns
-another host it leaves once, since a move by other hands may be about to begin.
+another host it leaves for some minutes, since a move by other hands may be about to
+begin.
 
 With --rebuild-placement, for an embedded Placement that has lost its database, every
 host first reports its providers, and then puts back what its guests and its
@@ -50,7 +52,9 @@ unfinished moves hold. It changes nothing that agrees, and the agents come to th
 by themselves within an interval.
 
 Exits with 7 when disagreements are left, else with 6 when somebody could not be
-asked, else with 0: what is known to be wrong goes before what is not known.`,
+asked, else with 0: what is known to be wrong goes before what is not known. Guests
+that run unmanaged are named, and are no disagreement: adopting them is up to you
+(berth instance adopt).`,
 		Example: "  berth audit\n  berth audit --heal\n  berth audit --all --heal\n  berth audit --all --json | jq '.hosts[].rows[]'\n  berth audit --rebuild-placement",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,13 +86,14 @@ func auditEnd(r api.AuditReport) error {
 	}
 	for _, h := range r.Hosts {
 		ledger := h.Ledger != nil && len(h.Ledger.Differences)+len(h.Ledger.Lost) > 0
-		if ledger || slices.ContainsFunc(h.Left(), func(row audit.Row) bool { return row.Verdict != audit.Unknown }) {
+		n := countLeft(h)
+		if ledger || n.wrong > 0 {
 			return errDegraded
 		}
 		for _, who := range slices.Sorted(maps.Keys(h.Silent)) {
 			silent("host "+h.Host+", asking "+who, h.Silent[who], "berth status -c "+h.Host)
 		}
-		if len(h.Silent) == 0 && len(h.Left()) > 0 {
+		if len(h.Silent) == 0 && n.unknown > 0 {
 			silent("host "+h.Host, "not everything could be judged", "berth status -c "+h.Host)
 		}
 	}
@@ -101,38 +106,56 @@ func auditEnd(r api.AuditReport) error {
 	return fault.Refuse(fault.Unavailable, "not everybody could be asked", reasons...)
 }
 
+// left is how many rows of a host are left, by what they mean for an operator.
+type left struct{ wrong, unmanaged, unknown int }
+
+func countLeft(h api.AuditHost) left {
+	var n left
+	for _, one := range h.Left() {
+		switch {
+		case one.Verdict == audit.Unknown:
+			n.unknown++
+		case one.Unmanaged():
+			n.unmanaged++
+		default:
+			n.wrong++
+		}
+	}
+	return n
+}
+
 // auditTable prints a line for each host, and below it what disagrees, with what is
 // to be done.
 func auditTable(w io.Writer, r api.AuditReport, healing bool) {
-	row(w, "HOST", "AGREE", "HEALED", "LEFT", "UNKNOWN", "TOOK", "READS", "WRITES")
+	row(w, "HOST", "AGREE", "HEALED", "LEFT", "UNMANAGED", "UNKNOWN", "TOOK", "READS", "WRITES")
 	for _, h := range r.Hosts {
-		unknown := 0
-		for _, one := range h.Left() {
-			if one.Verdict == audit.Unknown {
-				unknown++
-			}
-		}
-		row(w, h.Host, h.Verdicts[audit.Agree], h.Healed, len(h.Left())-unknown, unknown, rough(h.Took), h.Calls.Reads, h.Calls.Writes)
+		n := countLeft(h)
+		row(w, h.Host, h.Verdicts[audit.Agree], h.Healed, n.wrong, n.unmanaged, n.unknown, rough(h.Took), h.Calls.Reads, h.Calls.Writes)
 	}
 	for _, h := range r.Hosts {
 		auditRows(w, h, healing)
 	}
 	for _, host := range slices.Sorted(maps.Keys(r.Silent)) {
-		fmt.Fprintf(w, "\nhost %s was not audited: %s\n", host, r.Silent[host])
+		fmt.Fprintln(w)
+		say(w, "", "host "+host+" was not audited: "+r.Silent[host])
 	}
 }
 
 // auditRows prints what disagrees on one host; what could not be judged is one line.
 func auditRows(w io.Writer, h api.AuditHost, healing bool) {
 	for _, who := range slices.Sorted(maps.Keys(h.Silent)) {
-		fmt.Fprintf(w, "\n%s could not ask %s: %s\n", h.Host, who, h.Silent[who])
+		fmt.Fprintln(w)
+		say(w, "", h.Host+" could not ask "+who+": "+h.Silent[who])
 	}
 	if h.Refused != "" {
-		fmt.Fprintf(w, "\n%s heals nothing: %s\n", h.Host, h.Refused)
+		fmt.Fprintln(w)
+		say(w, "", h.Host+" heals nothing: "+h.Refused)
 	}
 	if h.Ledger != nil && len(h.Ledger.Differences)+len(h.Ledger.Lost) > 0 {
-		fmt.Fprintf(w, "\nthe ledger of %s does not agree with itself or the machine: sums that differ %d, held and gone from the host %d\n      to do: berth status -c %s, part claims\n",
-			h.Host, len(h.Ledger.Differences), len(h.Ledger.Lost), h.Host)
+		fmt.Fprintln(w)
+		say(w, "", fmt.Sprintf("the ledger of %s does not agree with itself or the machine: sums that differ %d, held and gone from the host %d",
+			h.Host, len(h.Ledger.Differences), len(h.Ledger.Lost)))
+		say(w, deeper, "to do: berth status -c "+h.Host+", part claims")
 	}
 	first := true
 	for _, one := range h.Rows {
@@ -147,20 +170,36 @@ func auditRows(w io.Writer, h api.AuditHost, healing bool) {
 		if s := time.Since(one.Since); !one.Since.IsZero() && s > time.Second {
 			since = " (for " + rough(s) + ")"
 		}
-		fmt.Fprintf(w, "  %s: %s%s\n", one.Verdict, one.Message, since)
+		say(w, "  ", string(one.Verdict)+": "+one.Message+since)
 		switch {
 		case one.Healed:
-			fmt.Fprintf(w, "      healed\n")
+			say(w, deeper, "healed")
 			continue
 		case one.Failed != "":
-			fmt.Fprintf(w, "      not healed: %s\n", one.Failed)
+			say(w, deeper, "not healed: "+one.Failed)
 		case one.Heal != audit.HealNone && !healing:
-			fmt.Fprintf(w, "      provable\n")
+			say(w, deeper, "provable")
 		case one.Quarantine != "":
-			fmt.Fprintf(w, "      left alone: %s\n", one.Quarantine)
+			say(w, deeper, "left alone: "+one.Quarantine)
 		}
-		if one.Change != "" && !(healing && one.Heal != audit.HealNone) {
-			fmt.Fprintf(w, "      to do: %s\n", one.Change)
+		if one.Change != "" && (!healing || one.Heal == audit.HealNone || one.Failed != "") {
+			say(w, deeper, "to do: "+one.Change)
 		}
+	}
+}
+
+const (
+	auditColumns = 80 // what an audit says below its table is no wider, where words allow
+	deeper       = "      "
+)
+
+// say prints a text below the table, on as many lines as the screen wants; those after
+// the first stand two columns deeper.
+func say(w io.Writer, indent, text string) {
+	for i, line := range fold(text, auditColumns-len(indent)-2) {
+		if i > 0 {
+			line = "  " + line
+		}
+		fmt.Fprintf(w, "%s%s\n", indent, line)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -24,6 +25,7 @@ func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
 	left := audit.Row{Verdict: audit.Differs, Code: audit.CodeTwoOwners}
 	healed := audit.Row{Verdict: audit.Differs, Heal: audit.HealPut, Healed: true}
 	unknown := audit.Row{Verdict: audit.Unknown, Code: audit.CodePlacementUnknown}
+	unmanaged := audit.Row{Verdict: audit.LibvirtOnly, Code: audit.CodeUnmanaged}
 	ledger := auditOf(nil)
 	ledger.Hosts[0].Ledger = &api.Audit{Audit: claims.Audit{Differences: []string{"cpu 1: 2 counted, the claims add up to 1"}}}
 	other := auditOf(nil)
@@ -40,6 +42,10 @@ func TestAudit_WhatIsKnownToBeWrongGoesBeforeWhatIsNotKnown(t *testing.T) {
 		{"placement is silent", auditOf(silent, unknown), exitUnavailable},
 		{"a row could not be judged", auditOf(nil, unknown), exitUnavailable},
 		{"another host is silent", other, exitUnavailable},
+		{"guests run unmanaged", auditOf(nil, unmanaged), exitOK},
+		{"guests run unmanaged, and something is left", auditOf(nil, unmanaged, left), exitDegraded},
+		{"guests run unmanaged, and placement is silent", auditOf(silent, unmanaged), exitUnavailable},
+		{"one runs that nobody manages and somebody counts", auditOf(nil, audit.Row{Verdict: audit.LibvirtOnly, Code: audit.CodeUnmanagedCounted}), exitDegraded},
 		{"the ledger does not add up", ledger, exitDegraded},
 		{"both", auditOf(silent, unknown, left), exitDegraded},
 	} {
@@ -58,6 +64,8 @@ func TestAudit_TheTableSaysWhatIsWrongSinceWhenAndWhatToDo(t *testing.T) {
 		audit.Row{Verdict: audit.LedgerOnly, Message: "guest web is not counted", Heal: audit.HealPut, Change: "berth audit --heal", Since: time.Now().Add(-3 * time.Minute)},
 		audit.Row{Verdict: audit.PlacementOnly, Message: "consumer 7f holds", Quarantine: "another host may own it", Change: "berth audit --all"},
 		audit.Row{Verdict: audit.Unknown, Message: "not judged"},
+		audit.Row{Verdict: audit.LibvirtOnly, Code: audit.CodeUnmanaged, Message: "guest old runs, and nobody manages it; what it uses is given to nobody", Quarantine: "only a person takes a guest under Berth's hand"},
+		audit.Row{Verdict: audit.LedgerOnly, Heal: audit.HealPut, Message: "guest big is not counted", Failed: "it does not fit", Change: "make room for it there"},
 	)
 	report.Silent = map[string]string{"host-b": "connection refused"}
 	var out bytes.Buffer
@@ -73,6 +81,14 @@ func TestAudit_TheTableSaysWhatIsWrongSinceWhenAndWhatToDo(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &out)
 		}
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := len(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	if f := strings.Fields(strings.Split(out.String(), "\n")[1]); len(f) < 6 || !slices.Equal(f[:6], []string{"host-a", "3", "0", "3", "1", "1"}) {
+		t.Errorf("the counts are %q in\n%s", f, &out)
 	}
 	if strings.Contains(out.String(), "not judged") {
 		t.Errorf("what could not be judged has a line of its own:\n%s", &out)
