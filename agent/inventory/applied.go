@@ -25,6 +25,9 @@ type Applied struct {
 type Given struct {
 	Classes []string `json:"classes,omitempty"` // sorted
 	Traits  []string `json:"traits,omitempty"`  // sorted
+	// Spec are those of Traits that device_spec gave last: they stay on a card of
+	// which device_spec means nothing any more while guests have functions of it.
+	Spec []string `json:"spec,omitempty"` // sorted
 }
 
 // DeviceHome is the function whose provider counts a device, and as what.
@@ -36,13 +39,13 @@ type DeviceHome struct {
 // Equal reports whether both say the same, so that nothing need be kept anew.
 func (a Applied) Equal(b Applied) bool {
 	return maps.EqualFunc(a.Providers, b.Providers, func(x, y Given) bool {
-		return slices.Equal(x.Classes, y.Classes) && slices.Equal(x.Traits, y.Traits)
+		return slices.Equal(x.Classes, y.Classes) && slices.Equal(x.Traits, y.Traits) && slices.Equal(x.Spec, y.Spec)
 	}) && maps.Equal(a.Devices, b.Devices) && maps.Equal(a.Mdevs, b.Mdevs)
 }
 
 func (a *Applied) normalise() {
 	for rp, g := range a.Providers {
-		g.Classes, g.Traits = sortedSet(g.Classes), sortedSet(g.Traits)
+		g.Classes, g.Traits, g.Spec = sortedSet(g.Classes), sortedSet(g.Traits), sortedSet(g.Spec)
 		if len(g.Classes) == 0 && len(g.Traits) == 0 {
 			delete(a.Providers, rp)
 			continue
@@ -58,7 +61,16 @@ func (b *builder) gave(rp string, classes, traits []string) {
 		a.Providers = map[string]Given{}
 	}
 	g := a.Providers[rp]
-	a.Providers[rp] = Given{Classes: append(g.Classes, classes...), Traits: append(g.Traits, traits...)}
+	g.Classes, g.Traits = append(g.Classes, classes...), append(g.Traits, traits...)
+	a.Providers[rp] = g
+}
+
+// gaveOfSpec notes the traits that device_spec gives a provider.
+func (b *builder) gaveOfSpec(rp string, traits []string) {
+	b.gave(rp, nil, traits)
+	g := b.report.Applied.Providers[rp]
+	g.Spec = traits
+	b.report.Applied.Providers[rp] = g
 }
 
 // remember keeps what was given before for as long as it stands.

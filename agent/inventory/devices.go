@@ -179,7 +179,7 @@ func (b *builder) card(c *card) {
 	live := c.live && c.spoken
 	if !c.spoken {
 		// Only guests that have them keep its functions: what was said of it stays.
-		given = slices.Clone(b.in.Applied.Providers[rp].Traits)
+		given = slices.Clone(b.in.Applied.Providers[rp].Spec)
 		live = slices.Contains(b.standing[rp].Traits, traitLiveMigratable)
 	}
 	traits := append(b.foreignTraits(rp, func(t string) bool {
@@ -192,7 +192,7 @@ func (b *builder) card(c *card) {
 	if c.spoken {
 		b.ofSpec[rp] = given
 	}
-	b.gave(rp, nil, given)
+	b.gaveOfSpec(rp, given)
 	parent := b.parentOf(c.cell)
 	if stood := b.standing[rp].Provider.ParentProviderUUID; b.unread(c.function) {
 		if _, is := b.tree.provider(stood); is {

@@ -240,6 +240,25 @@ func TestCompute_TraitsOfDeviceSpecComeAndGo(t *testing.T) {
 	}
 }
 
+// TestCompute_WhatAFileGaveGoesWithIt, also from a card that only guests keep: what
+// device_spec said of that stays.
+func TestCompute_WhatAFileGaveGoesWithIt(t *testing.T) {
+	in := input(carded())
+	in.Devices, _ = pci.Devices(in.Host, []pci.Spec{{ProductID: "1565", Traits: "fast"}})
+	in.Held = assigned("0000:81:10.1")
+	in.Config = []inventory.ProviderConfig{{Where: "a.yaml:1", Name: "compute1_0000:81:00.0", Traits: []string{"CUSTOM_A"}}}
+	before := inventory.Compute(in, nil)
+	in.Devices, in.Config, in.Applied = nil, nil, before.Applied
+	stands := standing(before.Tree)
+	for range 2 {
+		r := inventory.Compute(in, stands)
+		if diff := cmp.Diff([]string{"COMPUTE_MANAGED_PCI_DEVICE", "CUSTOM_FAST"}, r.Tree.Providers[1].Traits); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		stands, in.Applied = standing(r.Tree), r.Applied
+	}
+}
+
 // TestCompute_AHeldDeviceKeepsItsClass: Placement changes no class under an
 // allocation.
 func TestCompute_AHeldDeviceKeepsItsClass(t *testing.T) {
