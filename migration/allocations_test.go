@@ -59,6 +59,36 @@ func TestLive_MovesADoubledAllocation(t *testing.T) {
 	}
 }
 
+// TestLive_ADoubledDiskOfASharingProviderIsProvenByItsHost: nobody answers for the sharing
+// provider itself, whichever of the two is asked first.
+func TestLive_ADoubledDiskOfASharingProviderIsProvenByItsHost(t *testing.T) {
+	for _, other := range []string{"c", "z"} { // asked before it, and after it
+		for _, half := range []string{other, "b"} {
+			t.Run(other+" beside, "+half+" doubled", func(t *testing.T) {
+				w := newWorld(t, 2, script{named: "b", hosts: []string{"a", "b", other}, want: completed}, faults{}) // disks of their own
+				w.hosts[half].disk = sharedDisk
+				doubled(half)(w)
+				w.run()
+				w.report("moved")
+			})
+		}
+	}
+}
+
+// TestLive_AtTheEndTheSourcesHalfGoesWithItsSharedDisk is a move that another tool's
+// doubling has overtaken: the migration holds nothing.
+func TestLive_AtTheEndTheSourcesHalfGoesWithItsSharedDisk(t *testing.T) {
+	w := newWorld(t, 2, script{want: completed}, faults{})
+	w.hosts["a"].disk = sharedDisk
+	w.placement.consumers[guestUUID].Allocations = w.hosts["a"].place(guestSize)
+	crashed(t, w)
+	delete(w.placement.consumers, moveUUID)
+	w.placement.consumers[guestUUID].Allocations = halves.Sum(w.hosts["a"].place(guestSize), w.hosts["b"].place(guestSize))
+	w.asked = true
+	w.run()
+	w.report("finished")
+}
+
 func TestLive_ADoubledAllocationThatCannotBeProvenIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		prepare func(*world)

@@ -128,6 +128,9 @@ func (x placementWire) Providers(_ context.Context, f placementclient.ProviderFi
 		if h.pages != h.provider {
 			tree = append(tree, placementclient.ResourceProvider{UUID: h.pages, Name: name + "_pages", ParentProviderUUID: h.provider, RootProviderUUID: h.provider})
 		}
+		if h.disk == sharedDisk && !slices.ContainsFunc(out, func(p placementclient.ResourceProvider) bool { return p.UUID == sharedDisk }) && (f.InTree == "" || f.InTree == sharedDisk) {
+			out = append(out, placementclient.ResourceProvider{UUID: sharedDisk, Name: "nfs", RootProviderUUID: sharedDisk}) // a host of its own, without an agent
+		}
 		if f.InTree == "" || slices.ContainsFunc(tree, func(p placementclient.ResourceProvider) bool { return p.UUID == f.InTree }) {
 			out = append(out, tree...)
 		}

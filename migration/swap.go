@@ -181,7 +181,8 @@ func hasReason(err error, code string) bool {
 func (s *story) leftover(ctx context.Context, providers []string) error {
 	var reasons, open []fault.Reason
 	kind := fault.Forbidden
-	covered, asked := map[string]bool{}, map[string]bool{}
+	asked, later := map[string]bool{}, map[string]bool{} // later: who may answer then
+	covered := map[string]bool{}                         // by the word of a host that has nothing
 	for _, rp := range providers {
 		tree, err := s.c.cfg.Placement.Providers(ctx, placementclient.ProviderFilter{InTree: rp})
 		if err != nil {
@@ -197,9 +198,6 @@ func (s *story) leftover(ctx context.Context, providers []string) error {
 		}
 		name := tree[root].Name
 		asked[tree[root].UUID] = true
-		for _, p := range tree {
-			covered[p.UUID] = true
-		}
 		var there DestinationStatus
 		var who Description
 		err = s.askOnce(ctx, precheckTime, s.host(name), func(ctx context.Context, h Host) (err error) {
@@ -210,26 +208,26 @@ func (s *story) leftover(ctx context.Context, providers []string) error {
 		})
 		switch {
 		case err != nil:
-			covered[rp] = false
 			open = append(open, fault.Reason{
 				Code: "host_silent", Message: "host " + name + " could not be asked whether it has the guest: " + err.Error(), Have: rp, Change: "start its agent",
 			})
-			if errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt) {
-				kind = fault.Unavailable
-			}
+			later[rp] = errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt)
 		case !there.Nothing:
 			reasons = append(reasons, fault.Reason{
 				Code: "guest_there", Message: "host " + name + " has something of the guest, or its agent is too old to say", Have: rp, Change: "look there: berth -c " + name + " instance show " + s.instance,
 			})
 		default:
-			for _, more := range who.Providers {
-				covered[more] = true
+			for _, theirs := range who.Providers {
+				covered[theirs] = true
 			}
 		}
 	}
 	for _, r := range open {
-		if !covered[r.Have] {
-			reasons = append(reasons, r)
+		if covered[r.Have] {
+			continue
+		}
+		if reasons = append(reasons, r); later[r.Have] {
+			kind = fault.Unavailable
 		}
 	}
 	switch {
