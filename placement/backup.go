@@ -49,9 +49,12 @@ func (s *Server) serveBackup(w http.ResponseWriter, r *request) {
 	}
 	// Records are never changed in place, so holding the maps' copies is enough.
 	var shot snapshot
-	s.state.view(func(b *base) {
+	if err := s.state.view(r.http.Context(), func(b *base) {
 		shot = snapshot{format, r.now.UTC(), maps.Clone(b.providers), maps.Clone(b.consumers), maps.Clone(b.classes), maps.Clone(b.traits)}
-	})
+	}); err != nil {
+		asRefusal(err).write(w, r)
+		return
+	}
 	ok(shot).write(w, r)
 }
 

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"maps"
 	"sync"
 )
@@ -40,13 +41,18 @@ type batch struct {
 	err     error // set before done is closed
 }
 
-// wait gives what became of the commit; nil of no batch is nothing to wait for.
-func (b *batch) wait() error {
+// wait gives what became of the commit; nil of no batch is nothing to wait for. A
+// client that has gone is not waited with (ctx); what he wrote goes its way.
+func (b *batch) wait(ctx context.Context) error {
 	if b == nil {
 		return nil
 	}
-	<-b.done
-	return b.err
+	select {
+	case <-b.done:
+		return b.err
+	case <-ctx.Done():
+		return givenUp(ctx)
+	}
 }
 
 // unsettled is the newest batch that is in b and may not be durable. Called with mu held.
@@ -57,17 +63,22 @@ func (s *state) unsettled() *batch {
 	return s.flying
 }
 
-// view calls f with the state to read. What f saw last is durable when view
-// returns; f is called again where it turned out not to be.
-func (s *state) view(f func(b *base)) {
+// view calls f with the state to read. What f saw last is durable when view gives
+// nil; f is called again where it turned out not to be. The error is that ctx ended
+// before.
+func (s *state) view(ctx context.Context, f func(b *base)) error {
 	look := func() *batch {
 		s.mu.RLock()
 		defer s.mu.RUnlock()
 		f(s.b)
 		return s.unsettled()
 	}
-	for look().wait() != nil {
+	for look().wait(ctx) != nil {
+		if ctx.Err() != nil {
+			return givenUp(ctx)
+		}
 	}
+	return nil
 }
 
 // apply makes a decided transaction visible and part of a batch, for the caller,
@@ -120,7 +131,8 @@ func (s *state) commit(b *batch) error {
 	s.mu.Lock()
 	if s.open != b { // the batch before it failed, and took it along
 		s.mu.Unlock()
-		return b.wait()
+		<-b.done
+		return b.err
 	}
 	s.open, s.flying = nil, b
 	s.mu.Unlock()

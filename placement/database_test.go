@@ -51,7 +51,7 @@ func dump(t *testing.T, s *Server) string {
 	b := s.state.b
 	out, err := json.MarshalIndent(map[string]any{
 		"providers": b.providers, "consumers": b.consumers, "classes": b.classes, "traits": b.traits,
-		"names": b.names, "used": nonEmpty(b.used), "seq": b.seq,
+		"names": b.names, "used": nonEmpty(b.used), "children": childrenOf(b), "holders": nonEmpty(b.holders), "seq": b.seq,
 	}, "", " ")
 	if err != nil {
 		t.Fatal(err)
@@ -59,12 +59,21 @@ func dump(t *testing.T, s *Server) string {
 	return string(out)
 }
 
-func nonEmpty(used map[string]pc.Resources) map[string]pc.Resources {
-	out := map[string]pc.Resources{}
-	for rp, r := range used {
-		if len(r) > 0 {
-			out[rp] = r
+func nonEmpty[M ~map[string]V, V any](index map[string]M) map[string]M {
+	out := map[string]M{}
+	for rp, m := range index {
+		if len(m) > 0 {
+			out[rp] = m
 		}
+	}
+	return out
+}
+
+// childrenOf is the index of children, whose order says nothing.
+func childrenOf(b *base) map[string][]string {
+	out := map[string][]string{}
+	for parent, list := range b.children {
+		out[parent] = slices.Sorted(slices.Values(list))
 	}
 	return out
 }

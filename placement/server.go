@@ -274,12 +274,14 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 		}
 	}()
 	if !m.write {
-		s.state.view(func(b *base) {
+		if gone := s.state.view(r.http.Context(), func(b *base) {
 			t := newTx(b, r.now)
 			if a, err = nil, s.permit(t, r, m); err == nil {
 				a, err = m.do(t, r)
 			}
-		})
+		}); gone != nil {
+			return nil, gone
+		}
 		return a, err
 	}
 	for {
@@ -288,13 +290,13 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 		if d.leads {
 			failed = s.state.commit(d.batch)
 		} else {
-			failed = d.batch.wait()
+			failed = d.batch.wait(r.http.Context())
 		}
 		switch {
 		case failed == nil:
 			return d.answer, d.err
-		case d.wrote:
-			return nil, fmt.Errorf("the database could not be written: %w", failed)
+		case d.wrote: // %v: a commit that was not waited for is in doubt, and no 503
+			return nil, fmt.Errorf("the database could not be written: %v", failed)
 		}
 		// Refused because of what could not be kept: it may be possible now.
 	}
