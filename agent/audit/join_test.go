@@ -283,3 +283,77 @@ func TestJoin_WhatADeviceHoldsThatTheTreeDoesNotKnowIsNotFreed(t *testing.T) {
 		}
 	}
 }
+
+// What a join makes of a ledger's records, one fact at a time.
+func TestJoin_FactsOfTheLedger(t *testing.T) {
+	held := inventory.Held{Resources: topology.Resources{VCPUs: 2, DiskGB: 5}}
+	for _, tt := range []struct {
+		name   string
+		ledger Ledger
+		want   Facts
+	}{
+		{"the farthest of two claims", Ledger{
+			Instances: []Instance{{UUID: "web", Here: true}},
+			Claims:    []Claim{{Instance: "web", State: ClaimBound, Held: held}, {Instance: "web", Migration: "m", State: ClaimPending}},
+		}, Facts{Token: TokenHere, Claim: ClaimBound, Story: StoryNone, Type: TypeInstance}},
+		{"given away by a move that is not over", Ledger{
+			Instances: []Instance{{UUID: "web", Holder: "host-b", Migration: "m"}}, Moves: []Move{{UUID: "m", Instance: "web"}},
+		}, Facts{Token: TokenTransit, Claim: ClaimNone, Story: StoryRuns, Type: TypeInstance}},
+		{"and by one that is over", Ledger{
+			Instances: []Instance{{UUID: "web", Holder: "host-b", Migration: "m"}}, Moves: []Move{{UUID: "m", Instance: "web", Over: true}},
+		}, Facts{Token: TokenElsewhere, Claim: ClaimNone, Story: StoryOver, Type: TypeInstance}},
+		{"and by one that this host has not conducted", Ledger{
+			Instances: []Instance{{UUID: "web", Holder: "host-b", Migration: "m"}},
+		}, Facts{Token: TokenElsewhere, Claim: ClaimNone, Story: StoryNone, Type: TypeInstance}},
+		{"nobody's", Ledger{}, Facts{Token: TokenNone, Claim: ClaimNone, Story: StoryNone, Type: TypeUnknown}},
+	} {
+		in := shared(nil)
+		in.Ledger = tt.ledger
+		f := Judge(in, "web").Facts
+		tt.want.Domain, tt.want.Allocation, tt.want.Fleet = f.Domain, f.Allocation, f.Fleet
+		if f != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, f, tt.want)
+		}
+	}
+}
+
+// No host is asked for what moves: its conductor writes it.
+func TestStrangers_AreNoneThatMove(t *testing.T) {
+	all := map[string]placementclient.Allocations{"web": {Allocations: by{root: cpu(2), other: cpu(2), pool: disk(5)}}, "mig": {Allocations: by{root: cpu(1)}}}
+	in := shared(all)
+	in.Placement.Consumers["web"] = all["web"]
+	if got := Strangers(read(in, all)); !slices.Equal(got, []string{"mig", "web"}) {
+		t.Errorf("%v are asked for, want both", got)
+	}
+	in.Ledger.Moves = []Move{{UUID: "mig", Instance: "web"}}
+	if got := Strangers(read(in, all)); len(got) > 0 {
+		t.Errorf("%v are asked for, and move", got)
+	}
+}
+
+func TestJoin_AllocatedOfAClassThatTheProviderHasNoMore(t *testing.T) {
+	all := map[string]placementclient.Allocations{"web": {Allocations: by{root: {"VCPU": 2, "CUSTOM_X": 1}, pool: disk(5)}}}
+	in := shared(all)
+	in.Tree.Providers[0].Inventories = map[string]placementclient.Inventory{"VCPU": {Total: 8, AllocationRatio: 1}}
+	rows := slices.DeleteFunc(Join(read(in, all)), func(r Row) bool { return r.Kind != KindProvider })
+	if len(rows) != 1 || rows[0].Code != CodeNoInventory || len(rows[0].Differences) != 1 || rows[0].Differences[0].Have != 1 {
+		t.Errorf("%+v", rows)
+	}
+}
+
+// What is left behind here is said to be too much, and what the guest holds of its own
+// host is none of this one's.
+func TestJoin_WhatIsLeftBehindDiffersByWhatItHoldsHere(t *testing.T) {
+	all := map[string]placementclient.Allocations{"web": {Allocations: by{root: cpu(2), other: {"VCPU": 2, "DISK_GB": 5}}}}
+	in := shared(all)
+	in.Ledger = Ledger{
+		Instances: []Instance{{UUID: "web", Holder: "host-b"}},
+		Claims:    []Claim{{Instance: "web", State: ClaimHeld, Held: inventory.Held{Resources: topology.Resources{VCPUs: 2}}}},
+	}
+	in.Domains = Domains{}
+	in.Placement.Consumers["web"] = all["web"]
+	row := Judge(in, "web")
+	if len(row.Differences) != 1 || row.Differences[0] != (Difference{Provider: "host-a", Class: "VCPU", Want: 0, Have: 2}) {
+		t.Errorf("%+v", row.Differences)
+	}
+}

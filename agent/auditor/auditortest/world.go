@@ -56,10 +56,14 @@ type World struct {
 	// Between is called by each reading of the ledger, and each question to the other
 	// host, between a judgement and its write.
 	Between func()
-	Refuse  error        // why nothing may be written
-	ahead   atomic.Int64 // of the boot clock, see Pass
-	alone   bool
-	free    []topology.PCIAddress
+	Asked   func() // called by each question to the other host
+	Refuse  error  // why nothing may be written
+	Reports int    // how often the tree was reported
+	// Reported is called by each report; nil for nothing.
+	Reported func()
+	ahead    atomic.Int64 // of the boot clock, see Pass
+	alone    bool
+	free     []topology.PCIAddress
 }
 
 // NewWorld makes the providers of two hosts and an auditor of the first.
@@ -97,7 +101,7 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 		Host: w.Name, Placement: client, Runtime: rt, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Tree: func() (*inventory.Tree, bool) { return w.Tree, true }, Ledger: w.read,
 		Domains: w.list, Peers: peers{w}, Interval: time.Hour,
-		Report: func(context.Context) error { return nil }, Refuse: func() error { return w.Refuse },
+		Report: w.report, Refuse: func() error { return w.Refuse },
 		Alone: func(ctx context.Context, _ string, f func(context.Context) error) error {
 			w.alone = true
 			defer func() { w.alone = false }()
@@ -145,6 +149,31 @@ func (w *World) Third() string {
 	return id
 }
 
+// OtherChild adds a child with a device below the other host's root.
+func (w *World) OtherChild() string {
+	w.t.Helper()
+	id := uuid.NewString()
+	w.provide(id, "child-"+id[:8], w.Other, map[string]placementclient.Inventory{Class: placementclient.Inventory{Total: 1, AllocationRatio: 1}.WithDefaults()})
+	return id
+}
+
+// Provide has a provider that gives nothing give this.
+func (w *World) Provide(rp, class string, total int64) {
+	w.t.Helper()
+	p, err := w.Client.Provider(w.t.Context(), rp)
+	w.must(err)
+	inv := map[string]placementclient.Inventory{class: placementclient.Inventory{Total: total, AllocationRatio: 1}.WithDefaults()}
+	_, err = w.Client.PutInventories(w.t.Context(), rp, placementclient.Inventories{Generation: p.Generation, Inventories: inv})
+	w.must(err)
+}
+
+// Runs has libvirt run a domain that nobody manages.
+func (w *World) Runs(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.domains = append(w.domains, audit.LibvirtDomain{UUID: id, Name: "stranger-" + id[:4], Active: true})
+}
+
 // Child adds a provider below the root, with nothing to give.
 func (w *World) Child(suffix string) {
 	w.t.Helper()
@@ -152,6 +181,14 @@ func (w *World) Child(suffix string) {
 	_, err := w.Client.CreateProvider(w.t.Context(), placementclient.NewProvider{UUID: p.UUID, Name: p.Name, ParentProviderUUID: p.Parent})
 	w.must(err)
 	w.Tree.Providers = append(w.Tree.Providers, p)
+}
+
+func (w *World) report(context.Context) error {
+	w.Reports++
+	if w.Reported != nil {
+		w.Reported()
+	}
+	return nil
 }
 
 func (w *World) between() {
@@ -185,6 +222,9 @@ func (p peers) Hosts(context.Context) ([]string, error) { return []string{p.w.Ot
 
 func (p peers) Knows(_ context.Context, host string, consumers []string) ([]auditor.Known, error) {
 	p.w.between()
+	if p.w.Asked != nil {
+		p.w.Asked()
+	}
 	if p.w.Mute || host != p.w.OtherName {
 		return nil, fault.New(fault.Unavailable, "host %s does not answer", host)
 	}
