@@ -166,6 +166,9 @@ func (d *demo) boot(ctx context.Context) error {
 // move live-migrates it to host-b and looks at Placement half-way.
 func (d *demo) move(ctx context.Context) error {
 	d.out.act("A live migration to host-b")
+	if err := d.show(ctx, "host-a", "plan", d.guest); err != nil {
+		return err
+	}
 	d.out.say("first a claim on host-b, then one atomic write to Placement; libvirt leaves host-b's copy paused")
 	d.out.say("until host-a has durably given the ownership token away: there is no moment with two running copies")
 	during := make(chan error, 1)

@@ -122,7 +122,8 @@ func (d *demo) byHand(ctx context.Context, a, b *lab.Host) error {
 		return err
 	}
 	d.out.good("claimed on arrival and pinned anew from that claim; the token and the allocation followed")
-	return nil
+	d.out.say("after all this, what do Placement, the ledgers and libvirt say of both hosts?")
+	return d.show(ctx, "host-a", "audit", "--all")
 }
 
 // pinIs shows where gunner's vCPU is pinned, and that it is the CPU wanted.
