@@ -216,6 +216,11 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 	if f.must(err); p.Chosen != "host-a" || !p.Hosts[0].Candidate || len(p.Hosts[0].Proposed) != 2 {
 		t.Errorf("plan of a flavor with a device, flat: %+v", p)
 	}
+	for _, r := range []api.PlanRequest{{}, {Instance: "web", FlavorName: "pinned"}, {Instance: "web", Kind: migration.PlanNew}, {FlavorName: "pinned", Kind: migration.PlanCold}} {
+		if _, err := f.clients["host-a"].Plan(t.Context(), r); fault.KindOf(err) != fault.Invalid {
+			t.Errorf("plan of %+v: %v", r, err)
+		}
+	}
 	p, err = f.clients["host-a"].Plan(t.Context(), api.PlanRequest{FlavorName: "pinned", Destination: "made-up"})
 	if f.must(err); p.Chosen != "" || len(p.Hosts) != 1 || p.Hosts[0].Verdict != migration.VerdictRefuses || !slices.ContainsFunc(p.Hosts[0].Reasons, func(r fault.Reason) bool { return r.Code == "host_unknown" }) {
 		t.Errorf("plan for a host that nobody knows: %+v", p.Hosts)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -218,4 +219,42 @@ func TestPlanner_AsksSomeHostsOfALargeFleet(t *testing.T) {
 	if diff := cmp.Diff(map[migration.PlanVerdict]int{migration.VerdictTakes: 64, migration.VerdictUnasked: 42}, count); diff != "" {
 		t.Errorf("verdicts (-want +got):\n%s", diff)
 	}
+}
+
+// TestPlanner_WaitsForNoHost: one that hangs is silent after a while, one that says
+// it is the source is no destination, and a plan that nobody waits for ends.
+func TestPlanner_WaitsForNoHost(t *testing.T) {
+	planner, _ := newPlanner(t, nil)
+	usual := planner.Hosts
+	planner.Hosts = func(ctx context.Context, name string) (migration.Host, error) {
+		switch name {
+		case "nested":
+			<-ctx.Done()
+			return nil, fault.New(fault.Unavailable, "host nested: %w", context.Cause(ctx))
+		case "flat-b":
+			return planHost{name: "flat-a"}, nil
+		}
+		return usual(ctx, name)
+	}
+	planner.Runtime = hasty{planner.Runtime}
+	ask := migration.PlanRequest{Kind: migration.PlanLive, Guest: planGuest, Source: migration.Description{Name: "flat-a", ProviderUUID: "root of flat-a", HostUUID: "flat-a"}}
+	p, err := planner.Plan(t.Context(), ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := told(p); !strings.HasPrefix(got, "1 flat-b refuses same_host\n2 nested no answer unavailable\n") || p.Chosen != "shared-d" {
+		t.Errorf("plan:\n%s", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := planner.Plan(ctx, ask); err == nil {
+		t.Error("a plan that was cancelled is told as one that was made")
+	}
+}
+
+// hasty is a runtime in which patience is short.
+type hasty struct{ runtime.Runtime }
+
+func (h hasty) WithTimeout(ctx context.Context, _ time.Duration) (context.Context, context.CancelFunc) {
+	return h.Runtime.WithTimeout(ctx, 300*time.Millisecond)
 }

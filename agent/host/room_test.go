@@ -3,6 +3,7 @@ package host_test
 import (
 	"testing"
 
+	"berth/agent/host"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
@@ -19,5 +20,17 @@ func TestRoom_RefusesWhatIsNoGuest(t *testing.T) {
 		if a, err := h.Room(t.Context(), r); fault.KindOf(err) != fault.Invalid {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
+	}
+}
+
+func TestRoom_IsNotOnAHostThatObserves(t *testing.T) {
+	h := newLab(t, "a").hosts["a"]
+	r := migration.RoomRequest{Instance: "11111111-1111-4111-8111-111111111111", Resources: topology.Resources{VCPUs: 1, MemoryMB: 5}}
+	if _, err := h.Room(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	h.mode = host.ModeObserve
+	if _, err := h.Room(t.Context(), r); fault.KindOf(err) != fault.Forbidden {
+		t.Errorf("error %v", err)
 	}
 }

@@ -226,3 +226,34 @@ func TestBuild_RefusesWhatNobodyCouldAsk(t *testing.T) {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 }
+
+// TestBuild_HoldsGroupsApartOnlyWhereAllAre: VFs of one card, and a flavor's groups,
+// may be one provider's.
+func TestBuild_HoldsGroupsApartOnlyWhereAllAre(t *testing.T) {
+	cells := &topology.GuestTopology{Cells: []topology.GuestCell{{SharedVCPUs: set("0"), MemoryMB: 64}, {SharedVCPUs: set("1"), MemoryMB: 64}}}
+	r := topology.Resources{VCPUs: 2, MemoryMB: 128}
+	for _, tt := range []struct {
+		name string
+		wish Wish
+		want string
+	}{
+		{"cells", Wish{Resources: r, Topology: cells}, "isolate"},
+		{"cells and whole cards", Wish{Resources: r, Topology: cells, Devices: []topology.PCIRequest{gpu}}, "isolate"},
+		{"cells and VFs", Wish{Resources: r, Topology: cells, Devices: []topology.PCIRequest{nic}}, "none"},
+		{"cells and a group", Wish{Resources: r, Topology: cells, ExtraSpecs: map[string]string{"resources1:VGPU": "1"}}, "none"},
+	} {
+		got, err := Build(tt.wish)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := got[len(got)-1]
+		if last.Shape != Nested || last.GroupPolicy != tt.want {
+			t.Errorf("%s: %s asks with policy %q, want %q", tt.name, last.Shape, last.GroupPolicy, tt.want)
+		}
+		for _, tied := range last.SameSubtree {
+			if len(tied) != 2 {
+				t.Errorf("%s: %v are tied: a device may be of either cell", tt.name, tied)
+			}
+		}
+	}
+}
