@@ -183,6 +183,20 @@ func TestLive_UndoAsksTheSourceFirst(t *testing.T) {
 	}
 }
 
+// TestLive_TheSourceChangesItsShapeBeforeTheSwap: a reporter that has read of no move yet
+// reshapes the host while one begins.
+func TestLive_TheSourceChangesItsShapeBeforeTheSwap(t *testing.T) {
+	w := newWorld(t, 2, script{want: undone}, faults{}) // flat hosts
+	w.placement.swapping = func() {
+		a, held := w.hosts["a"], w.placement.consumers[guestUUID]
+		a.pages, w.placement.lost = a.provider+"_pages", map[string]string{a.provider: placementclient.ClassMemoryMB}
+		held.Allocations = a.place(guestSize)
+		held.ConsumerGeneration = placementclient.Generation(*held.ConsumerGeneration + 1)
+	}
+	w.run()
+	w.report("reshaped")
+}
+
 // crashed runs a migration until it streams, and kills its conductor.
 func crashed(t *testing.T, w *world) {
 	t.Helper()

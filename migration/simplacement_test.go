@@ -16,8 +16,10 @@ type simPlacement struct {
 	w         *world
 	consumers map[string]*placementclient.Allocations
 	down      bool
-	full      map[string]bool // providers without room
-	lateFull  string          // this one is full, but the candidates do not say so
+	full      map[string]bool   // providers without room
+	lateFull  string            // this one is full, but the candidates do not say so
+	lost      map[string]string // classes that providers have no more
+	swapping  func()            // before the first write of two consumers
 }
 
 func newSimPlacement(w *world) *simPlacement {
@@ -30,7 +32,10 @@ func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
 		if (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have.ConsumerGeneration != *a.ConsumerGeneration {
 			return fault.New(fault.GenerationConflict, "consumer generation conflict on %s", id)
 		}
-		for rp := range a.Allocations {
+		for rp, r := range a.Allocations {
+			if _, holds := r[s.lost[rp]]; holds {
+				return fault.New(fault.DoesNotFit, "provider %s has no %s", rp, s.lost[rp])
+			}
 			if s.full[rp] || s.lateFull == rp {
 				return fault.Refuse(fault.DoesNotFit, "allocate", fault.Reason{Code: "placement_capacity", Message: "would exceed the capacity of " + rp})
 			}
@@ -100,6 +105,10 @@ func (x placementWire) PutAllocations(_ context.Context, consumer string, a plac
 }
 
 func (x placementWire) PostAllocations(_ context.Context, set map[string]placementclient.Allocations) error {
+	if f := x.w.placement.swapping; f != nil {
+		x.w.placement.swapping = nil
+		f()
+	}
 	_, err := wire(x.w, x.p, "post allocations", x.up, func() (struct{}, error) {
 		return struct{}{}, x.w.placement.write(set)
 	})

@@ -144,29 +144,33 @@ const (
 // wrong answer of a hypervisor takes no allocation from a guest that runs. Arbitrary.
 const goneAgree = time.Second
 
-// whereabouts asks the source what became of the guest while it moved.
-func (s *story) whereabouts(ctx context.Context) (halves.Whereabouts, error) {
+// whereabouts asks the source what became of the guest while it moved, and where it
+// counts its guest now.
+func (s *story) whereabouts(ctx context.Context) (halves.Whereabouts, halves.Amounts, error) {
 	for look := 1; ; look++ {
-		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
-			_, err := h.Inspect(ctx, s.instance)
+		var g Guest
+		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+			g, err = h.Inspect(ctx, s.instance)
 			return err
 		})
 		switch {
+		case err == nil:
+			return halves.Here, g.Allocations, nil
 		case errors.Is(err, fault.NotFound) && hasReason(err, ReasonGuestGone):
 			if look == 2 {
-				return halves.Gone, nil
+				return halves.Gone, nil, nil
 			}
 		case hasReason(err, ReasonTokenElsewhere):
-			return halves.Elsewhere, nil
+			return halves.Elsewhere, nil, nil
 		case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.Busy):
-			return halves.Here, err
+			return halves.Here, nil, err
 		default:
 			// What else it complains of (a disk that cannot be read) is said of a guest that
 			// is there.
-			return halves.Here, nil
+			return halves.Here, nil, nil
 		}
 		if err := s.c.cfg.Runtime.Sleep(ctx, goneAgree); err != nil {
-			return halves.Here, err
+			return halves.Here, nil, err
 		}
 	}
 }

@@ -66,6 +66,17 @@ func only(a Amounts, keep func(rp string) bool) Amounts {
 	return out
 }
 
+// sums are the amounts of each class, wherever they are held.
+func sums(a Amounts) placementclient.Resources {
+	out := placementclient.Resources{}
+	for _, r := range a {
+		for class, n := range r {
+			out[class] += n
+		}
+	}
+	return out
+}
+
 // Same reports whether both are the same amounts of the same providers.
 func Same(a, b Amounts) bool {
 	return maps.EqualFunc(a, b, func(x, y placementclient.Resources) bool { return maps.Equal(x, y) })

@@ -27,18 +27,32 @@ type Undo struct {
 	// Both reports whether a provider is one of the two hosts'; those that Start and
 	// Next name are without asking. May be nil.
 	Both func(rp string) bool
-	// Guest asks the source what became of the guest. It is asked before Placement.
-	Guest func(ctx context.Context) (Whereabouts, error)
+	// Guest asks the source what became of the guest, and what its claim holds by
+	// provider as the source's tree stands now; nil where it does not say. It is asked
+	// before Placement.
+	Guest func(ctx context.Context) (Whereabouts, Amounts, error)
+
+	before Amounts // what Start held by the tree that stood then
+}
+
+// standing is the undo of a source that changed its shape after the move had begun: what
+// the guest held adds up to the same on other providers.
+func (u Undo) standing(claim Amounts) Undo {
+	if u.before = u.Start.Held.Allocations; maps.Equal(sums(u.before), sums(claim)) {
+		u.Start.Held.Allocations = claim
+	}
+	return u
 }
 
 // Back is the undo of Swap, also of one that did not land, or not yet. nil only
 // after a write whose answer came, or where there was nothing that a late swap could
 // be written over. See the table in the package comment.
 func (m Move) Back(ctx context.Context, u Undo) error {
-	guest, err := u.Guest(ctx)
+	guest, claim, err := u.Guest(ctx)
 	if err != nil {
 		return fmt.Errorf("swap allocations of instance %s back: ask its source for it: %w", m.Instance, err)
 	}
+	u = u.standing(claim)
 	var sent *placementclient.Allocations
 	for try := 0; ; try++ {
 		err := m.writeBack(ctx, u, guest, &sent)
@@ -101,7 +115,7 @@ func later(a, b *int) bool { return a != nil && (b == nil || *a > *b) }
 
 // of reports whether a provider is one of the move's hosts'.
 func (u Undo) of(rp string) bool {
-	for _, a := range []Amounts{u.Start.Held.Allocations, u.Start.Found, u.Next} {
+	for _, a := range []Amounts{u.Start.Held.Allocations, u.before, u.Start.Found, u.Next} {
 		if _, named := a[rp]; named {
 			return true
 		}

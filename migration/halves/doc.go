@@ -45,7 +45,9 @@
 //	unknown     anything                nothing yet: asked again later
 //
 // and the migration's consumer is emptied in the same write. What the instance holds of
-// providers that are neither host's is never touched.
+// providers that are neither host's is never touched. A source may have changed its shape
+// in Placement between the move's first look and its swap, which that turns away: back is
+// then to where its claim is counted now.
 //
 // Doubled allocations. OpenStack up to Pike, and tools made after it, have the
 // instance hold source and destination together while it moves, and the migration

@@ -133,7 +133,7 @@ func TestMove_UndoRestoresAndConfirmLeaves(t *testing.T) {
 		ctx := context.Background()
 		l := ledger{"instance": {Allocations: old, ConsumerGeneration: placementclient.Generation(1)}}
 		m := halves.Move{Placement: l, Instance: "instance", Migration: "migration"}
-		u := halves.Undo{Start: halves.Start{Held: l["instance"].Clone()}, Next: next, Guest: func(context.Context) (halves.Whereabouts, error) { return halves.Here, nil }}
+		u := halves.Undo{Start: halves.Start{Held: l["instance"].Clone()}, Next: next, Guest: func(context.Context) (halves.Whereabouts, halves.Amounts, error) { return halves.Here, nil, nil }}
 		if _, err := m.Swap(ctx, u.Start, next); err != nil {
 			t.Fatal(err)
 		}

@@ -185,7 +185,7 @@ func TestFaults_AMoveOnTheRealService(t *testing.T) {
 }
 
 // here is the word of a source that has its guest.
-func here(context.Context) (halves.Whereabouts, error) { return halves.Here, nil }
+func here(context.Context) (halves.Whereabouts, halves.Amounts, error) { return halves.Here, nil, nil }
 
 // TestFaults_ConnectionsThatAreReset has every write end right, exactly once, by a
 // server that closes connections without a word.

@@ -208,6 +208,23 @@ var cases = []struct {
 		m.back(s)
 		m.hold("undone", m.start, nil)
 	}},
+	{"its host changed its shape before the swap", func(m *move) {
+		// The small host has no disks: it stands for a root that lost them to another provider.
+		m.start = halves.Amounts{full: {"VCPU": 2, "DISK_GB": 5}}
+		now := halves.Amounts{full: {"VCPU": 2}, pool: {"DISK_GB": 5}}
+		m.has(now)
+		s := halves.Start{Held: m.read()}
+		s.Held.Allocations = m.start
+		m.has(halves.Sum(now, ofBandwidth)) // the reshape's write
+		_, err := m.by(m.client).Swap(m.t.Context(), s, m.to)
+		m.kind("the swap", err, fault.GenerationConflict)
+		m.both = func(rp string) bool { return rp == full } // as it described itself before
+		m.counted = halves.Amounts{full: {"VCPU": 1}, pool: {"DISK_GB": 5}}
+		m.kind("undone by a claim of less", m.by(m.client).Back(m.t.Context(), m.undo(s)), fault.DoesNotFit)
+		m.counted = now
+		m.back(s)
+		m.hold("undone", halves.Sum(now, ofBandwidth), nil)
+	}},
 	{"somebody else's provider is left alone", func(m *move) {
 		m.has(m.start)
 		s := m.settled()

@@ -125,6 +125,7 @@ type move struct {
 	start, to           halves.Amounts
 	both                func(string) bool
 	guest               halves.Whereabouts
+	counted             halves.Amounts // as the source's tree stands when it is undone; nil for nothing said
 }
 
 // hasty sleeps shortly: what is waited for here comes at once or never.
@@ -164,7 +165,7 @@ func (m *move) settled() halves.Start {
 }
 
 func (m *move) undo(s halves.Start) halves.Undo {
-	return halves.Undo{Start: s, Next: m.to, Both: m.both, Guest: func(context.Context) (halves.Whereabouts, error) { return m.guest, nil }}
+	return halves.Undo{Start: s, Next: m.to, Both: m.both, Guest: func(context.Context) (halves.Whereabouts, halves.Amounts, error) { return m.guest, m.counted, nil }}
 }
 
 func (m *move) swap(s halves.Start) {
