@@ -139,7 +139,7 @@ func notOf(t *inventory.Tree, held map[string]placementclient.Resources) []strin
 func (p allocations) DeleteAllocation(ctx context.Context, consumer string) error {
 	return p.put(ctx, consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
 		next := now.Clone()
-		next.Allocations = without(t, now.Allocations)
+		next.Allocations, next.ConsumerType = without(t, now.Allocations), placementclient.ConsumerInstance
 		return next, len(next.Allocations) != len(now.Allocations), nil
 	})
 }

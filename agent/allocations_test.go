@@ -149,6 +149,25 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 		t.Errorf("put after a delete: %v", err)
 	}
 	held("after the put", map[string]placementclient.Resources{here: amounts})
+
+	// Written before there were types, it reads as of one that cannot be written.
+	older, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}, MaxVersion: 37})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer older.Close()
+	if err := client.DeleteAllocations(ctx, instance); err != nil {
+		t.Fatal(err)
+	}
+	if err := older.PutAllocations(ctx, instance, placementclient.Allocations{
+		Allocations: map[string]placementclient.Resources{here: amounts, there: amounts}, ProjectID: "p", UserID: "u",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := at(here).DeleteAllocation(ctx, instance); err != nil {
+		t.Errorf("delete what was written without a type: %v", err)
+	}
+	held("after the delete of one without a type", map[string]placementclient.Resources{there: amounts})
 }
 
 // TestAllocations_AFloatingGuestIsCountedWhereRoomIs: in a nested tree, of which one

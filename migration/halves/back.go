@@ -95,7 +95,9 @@ func (m Move) writeBack(ctx context.Context, u Undo, guest Whereabouts, sent **p
 		back.Allocations = foreign
 		set[m.Instance] = back
 	case guest == Elsewhere && inst.Exists():
-		set[m.Instance] = inst.Clone()
+		same := inst.Clone()
+		same.ConsumerType = placementclient.ConsumerInstance // read from one written below 1.38 it is unknown
+		set[m.Instance] = same
 	}
 	if mig.Exists() {
 		mig.Allocations, mig.ConsumerType = nil, placementclient.ConsumerMigration

@@ -64,13 +64,14 @@ func Suite(t *testing.T, url string, transport http.RoundTripper) {
 			m := &move{suite: s, t: t, instance: id(s.next), migration: id(s.next + 1), start: onFlat, to: onNested, both: func(rp string) bool {
 				return slices.Contains([]string{flat, nested, cell, pages, sharing, pool, full}, rp)
 			}}
-			c.run(m)
-			// What a case leaves counts for the next.
-			for _, consumer := range []string{m.instance, m.migration} {
-				if err := s.client.DeleteAllocations(t.Context(), consumer); err != nil && !errors.Is(err, fault.NotFound) {
-					t.Error(err)
+			defer func() { // what a case leaves counts for the next, also where it failed
+				for _, consumer := range []string{m.instance, m.migration} {
+					if err := s.client.DeleteAllocations(t.Context(), consumer); err != nil && !errors.Is(err, fault.NotFound) {
+						t.Error(err)
+					}
 				}
-			}
+			}()
+			c.run(m)
 		})
 	}
 }
