@@ -33,8 +33,10 @@ func Unread(in Input) []string {
 		return nil
 	}
 	var out []string
+	added := map[string]bool{}
 	add := func(consumer string) {
-		if _, read := in.Placement.Consumers[consumer]; !read && !slices.Contains(out, consumer) {
+		if _, read := in.Placement.Consumers[consumer]; !read && !added[consumer] {
+			added[consumer] = true
 			out = append(out, consumer)
 		}
 	}
@@ -75,13 +77,15 @@ type joined struct {
 	moves     map[string]Move  // by migration
 	going     map[string]Move  // unfinished, by instance
 	domains   map[string]LibvirtDomain
-	names     map[string]string // of providers
+	names     map[string]string                    // of providers
+	sums      map[string]placementclient.Resources // see used
 }
 
 func index(in Input) *joined {
 	j := &joined{
 		in: in, instances: map[string]Instance{}, claims: map[string]Claim{}, moves: map[string]Move{},
 		going: map[string]Move{}, domains: map[string]LibvirtDomain{}, names: map[string]string{},
+		sums: map[string]placementclient.Resources{},
 	}
 	for _, i := range in.Ledger.Instances {
 		j.instances[i.UUID] = i
@@ -150,6 +154,22 @@ func (j *joined) moveOf(subject string) (Move, bool) {
 	return m, ok
 }
 
+// used is what all consumers hold of a provider. It is added up once: guests by the
+// thousand may float.
+func (j *joined) used(rp string) placementclient.Resources {
+	sum, known := j.sums[rp]
+	if !known {
+		sum = placementclient.Resources{}
+		for _, r := range j.in.Placement.Providers[rp] {
+			for class, n := range r {
+				sum[class] += n
+			}
+		}
+		j.sums[rp] = sum
+	}
+	return sum
+}
+
 // want is what this host's claim stands for; nil without one. The consumer of a
 // move wants what the instance's claim here is.
 func (j *joined) want(subject string, now map[string]placementclient.Resources) map[string]placementclient.Resources {
@@ -167,13 +187,9 @@ func (j *joined) want(subject string, now map[string]placementclient.Resources) 
 		// It floats and is counted nowhere yet: on a cell with room.
 		used := map[string]placementclient.Resources{}
 		for _, rp := range cells {
-			used[rp] = placementclient.Resources{}
-			for consumer, r := range j.in.Placement.Providers[rp] {
-				for class, n := range r {
-					if consumer != subject {
-						used[rp][class] += n
-					}
-				}
+			used[rp] = maps.Clone(j.used(rp))
+			for class, n := range j.in.Placement.Providers[rp][subject] {
+				used[rp][class] -= n // its own
 			}
 		}
 		tree = tree.Beside(used)

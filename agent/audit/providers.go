@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"berth/placementclient"
 )
 
 // providers are the rows of providers of which more is allocated than they give: a
@@ -18,12 +16,7 @@ func (j *joined) providers() []Row {
 	}
 	var out []Row
 	for _, p := range append(slices.Clone(j.in.Tree.Providers), j.in.Tree.Retired...) {
-		used := placementclient.Resources{}
-		for _, r := range j.in.Placement.Providers[p.UUID] {
-			for class, n := range r {
-				used[class] += n
-			}
-		}
+		used := j.used(p.UUID)
 		if len(p.Inventories) == 0 {
 			continue // known by its uuid alone
 		}

@@ -64,7 +64,7 @@ func TestAuditor_ListsRetiredProvidersAndThePoolOfDisks(t *testing.T) {
 		t.Errorf("a retired provider: %s", rows(r))
 	}
 	w.Tree.Disk = w.Other
-	own := w.Guest(0)
+	own, _ := w.Guest(0), w.Guest(0)
 	if r := w.Audit(false); len(r.Left()) != 1 || r.Left()[0].Subject != stranger || r.Calls.Reads != 4 {
 		t.Errorf("guest %s has its disk in a pool: %+v %s", own, r.Calls, rows(r))
 	}
