@@ -1,9 +1,12 @@
 package placement
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -77,4 +80,59 @@ func TestCandidates_WaysToGiveOutDevices(t *testing.T) {
 			t.Errorf("group_policy %s: %d candidates, %d distinct, want %d", policy, len(got.Requests), len(distinct), want)
 		}
 	}
+}
+
+// stopped is a client's context that stops who first looks whether it has ended.
+type stopped struct {
+	context.Context
+	once        sync.Once
+	at, proceed chan struct{}
+}
+
+func (c *stopped) Err() error {
+	c.once.Do(func() { close(c.at); <-c.proceed })
+	return nil
+}
+
+// A search among many providers and groups can take as long as its client waits.
+func TestCandidates_ASearchHoldsUpNobodyAndSeesOneMoment(t *testing.T) {
+	s := memory(t)
+	do := func(method, path, body string, want int) {
+		if w := answerWith(s, method, path, asAdmin, body); w.Code != want {
+			t.Errorf("%s %s: %d %s", method, path, w.Code, w.Body)
+		}
+	}
+	do("POST", "/resource_providers", `{"uuid":"`+id(1)+`","name":"a"}`, 200)
+	do("POST", "/resource_providers", `{"uuid":"`+id(2)+`","name":"b","parent_provider_uuid":"`+id(1)+`"}`, 200)
+	do("PUT", "/resource_providers/"+id(2)+"/inventories", `{"resource_provider_generation":0,"inventories":{"VCPU":{"total":8}}}`, 200)
+	do("PUT", "/allocations/"+id(5), claimBody(id(2), 2, "null"), 204)
+
+	const asked = "/allocation_candidates?resources=VCPU:1"
+	before := said(t, answerWith(s, "GET", asked, asAdmin, ""))
+	ctx := &stopped{Context: t.Context(), at: make(chan struct{}), proceed: make(chan struct{})}
+	q := httptest.NewRequest("GET", asked, nil).WithContext(ctx)
+	q.Header.Set("X-Auth-Token", "admin")
+	q.Header.Set("OpenStack-API-Version", "placement 1.39")
+	found := make(chan *httptest.ResponseRecorder)
+	go func() {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, q)
+		found <- w
+	}()
+	<-ctx.at
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		do("PUT", "/allocations/"+id(6), claimBody(id(2), 6, "null"), 204)
+		do("POST", "/resource_providers", `{"uuid":"`+id(3)+`","name":"c","parent_provider_uuid":"`+id(1)+`"}`, 200)
+		do("GET", "/resource_providers/"+id(2)+"/usages", "", 200)
+	}()
+	select {
+	case <-written:
+	case <-time.After(30 * time.Second):
+		t.Error("a write waits for the search")
+	}
+	close(ctx.proceed)
+	same(t, before, said(t, <-found))
+	<-written
 }

@@ -86,6 +86,7 @@ type method struct {
 	json   bool            // wants a JSON body
 	accept bool            // gives JSON and checks Accept
 	write  bool            // runs as a writer
+	search bool            // a read that may take long: it has a base of its own (searchable)
 	policy string          // the name of the rule, for refusals
 	do     func(t *tx, r *request) (*answer, error)
 }
@@ -181,7 +182,7 @@ func routes() []route {
 			{verb: del, write: true, policy: "placement:allocations:delete", do: deleteAllocations},
 		}},
 		{"/allocation_candidates", []method{
-			{verb: get, min: 10, accept: true, policy: "placement:allocation_candidates:list", do: listCandidates},
+			{verb: get, min: 10, accept: true, search: true, policy: "placement:allocation_candidates:list", do: listCandidates},
 		}},
 		{"/traits", []method{
 			{verb: get, min: 6, accept: true, policy: "placement:traits:list", do: listTraits},

@@ -274,13 +274,21 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 		}
 	}()
 	if !m.write {
-		if gone := s.state.view(r.http.Context(), func(b *base) {
+		read := func(b *base) {
 			t := newTx(b, r.now)
 			if a, err = nil, s.permit(t, r, m); err == nil {
 				a, err = m.do(t, r)
 			}
-		}); gone != nil {
+		}
+		look, own := read, (*base)(nil)
+		if m.search {
+			look = func(b *base) { own = b.searchable() }
+		}
+		if gone := s.state.view(r.http.Context(), look); gone != nil {
 			return nil, gone
+		}
+		if m.search { // without a lock
+			read(own)
 		}
 		return a, err
 	}

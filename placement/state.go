@@ -377,15 +377,26 @@ func (b *base) account(c *consumer, sign int64) {
 		} else {
 			delete(b.holders[rp], c.UUID)
 		}
-		if b.used[rp] == nil {
-			b.used[rp] = pc.Resources{}
+		used := maps.Clone(b.used[rp]) // a searchable may have the old one
+		if used == nil {
+			used = pc.Resources{}
 		}
 		for class, n := range r {
-			b.used[rp][class] += sign * n
-			if b.used[rp][class] == 0 {
-				delete(b.used[rp], class)
+			used[class] += sign * n
+			if used[class] == 0 {
+				delete(used, class)
 			}
 		}
+		b.used[rp] = used
+	}
+}
+
+// searchable is the base as it is now, for a search that takes long: providers and
+// what is used of them, classes and traits. It knows no names and no consumers.
+func (b *base) searchable() *base {
+	return &base{
+		providers: maps.Clone(b.providers), children: maps.Clone(b.children), used: maps.Clone(b.used),
+		classes: maps.Clone(b.classes), traits: maps.Clone(b.traits),
 	}
 }
 
