@@ -222,7 +222,7 @@ func TestPlanner_AsksSomeHostsOfALargeFleet(t *testing.T) {
 }
 
 // TestPlanner_WaitsForNoHost: one that hangs is silent after a while, one that says
-// it is the source is no destination, and a plan that nobody waits for ends.
+// it is the source is no destination, nor one that the source refuses, and a plan that nobody waits for ends.
 func TestPlanner_WaitsForNoHost(t *testing.T) {
 	planner, _ := newPlanner(t, nil)
 	usual := planner.Hosts
@@ -233,6 +233,13 @@ func TestPlanner_WaitsForNoHost(t *testing.T) {
 			return nil, fault.New(fault.Unavailable, "host nested: %w", context.Cause(ctx))
 		case "flat-b":
 			return planHost{name: "flat-a"}, nil
+		case "flat-a":
+			return planHost{name: name, source: func(dest string) error {
+				if dest == "shared-d" {
+					return fault.New(fault.Forbidden, "the source does not go to %s", dest)
+				}
+				return nil
+			}}, nil
 		}
 		return usual(ctx, name)
 	}
@@ -242,7 +249,7 @@ func TestPlanner_WaitsForNoHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := told(p); !strings.HasPrefix(got, "1 flat-b refuses same_host\n2 nested no answer unavailable\n") || p.Chosen != "shared-d" {
+	if got := told(p); !strings.HasPrefix(got, "1 flat-b refuses same_host\n2 nested no answer unavailable\n3 shared-d refuses forbidden\n") || p.Chosen != "" {
 		t.Errorf("plan:\n%s", got)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
