@@ -121,6 +121,11 @@ func (c change) begin(t *testing.T) (m *mortal, was inventory.Input, consumers [
 			// Bound, since the cells of those that float are chosen by uuid.
 			h := reportertest.Claimed(1, 512, 2)
 			h.Assignment.Cells = []topology.AssignedCell{{HostCell: topology.CellID(i % 2), Shared: 1, MemoryMB: 512}}
+			if i == 0 && len(m.In.Devices) > 0 {
+				h.Assignment.Devices = []topology.AssignedDevice{{Address: m.In.Devices[0].Address}}
+				m.In.Held = []inventory.Held{h}
+				was = m.In
+			}
 			consumers = append(consumers, m.ID(fmt.Sprint(i)))
 			m.Held[consumers[i]] = h
 			m.Give(consumers[i], kind, tree.Place(h, nil))
@@ -157,7 +162,8 @@ func changes() []change {
 		{"a provider config file comes", newest, plain, true, configured},
 		{"a provider config file goes", newest, configured, true, func(in *inventory.Input) { in.Config = nil }},
 		{"much at once", newest, both(card, configured), true, func(in *inventory.Input) {
-			in.Devices, in.Config, in.Disabled, in.Reserved.MemoryMB, in.Shape = nil, nil, true, 100, inventory.Nested
+			// The card goes, and what its guest had of it stays.
+			in.Devices, in.Held, in.Config, in.Disabled, in.Reserved.MemoryMB, in.Shape = nil, nil, nil, true, 100, inventory.Nested
 		}},
 	}
 }

@@ -3,6 +3,7 @@ package reporter_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -107,6 +108,47 @@ func TestReporter_PutsBackWhatSomebodyChanged(t *testing.T) {
 	}
 	if got := b.Traits(b.Root); !slices.Contains(got, "COMPUTE_NODE") || !slices.Contains(got, "CUSTOM_RACK_7") {
 		t.Errorf("traits %v, want ours back and theirs kept", got)
+	}
+}
+
+// TestReporter_WritesAtNoGenerationWhoseTraitsItHasNotRead: an operator's, set just
+// before, would go.
+func TestReporter_WritesAtNoGenerationWhoseTraitsItHasNotRead(t *testing.T) {
+	b := newBench(t)
+	b.Sync()
+	for i := range 12 {
+		trait := fmt.Sprint("CUSTOM_RACK_", i)
+		b.AddTraits(b.Root, trait)
+		b.In.Disabled = !b.In.Disabled
+		b.Sync()
+		b.Sync()
+		if got := b.Traits(b.Root); !slices.Contains(got, trait) || slices.Contains(got, placementclient.TraitComputeStatusDisabled) != b.In.Disabled {
+			t.Errorf("interval %d: %v, disabled %t", i, got, b.In.Disabled)
+		}
+	}
+}
+
+// TestReporter_NobodyGetsMoreOfAClassThatIsNoMore, and that a guest has.
+func TestReporter_NobodyGetsMoreOfAClassThatIsNoMore(t *testing.T) {
+	b := newBench(t)
+	const class = "CUSTOM_SLOT"
+	b.In.Config = []inventory.ProviderConfig{{UUID: inventory.ComputeNode, Inventories: map[string]placementclient.Inventory{class: {Total: 4}}}}
+	b.Sync()
+	b.Give(b.ID("guest"), placementclient.ConsumerInstance, map[string]placementclient.Resources{b.Root: {class: 1}})
+	b.In.Config = nil
+	for range 3 {
+		b.Sync()
+	}
+	if got := b.Inventories(b.Root)[class]; got.Total != 4 || got.Reserved != 4 || !slices.Equal(b.R.Status().Kept, []string{class}) {
+		t.Errorf("%+v, kept %v", got, b.R.Status().Kept)
+	}
+	b.Steady(9)
+	b.Must(b.Theirs.DeleteAllocations(t.Context(), b.ID("guest")))
+	for range 4 {
+		b.Sync()
+	}
+	if got, there := b.Inventories(b.Root)[class]; there {
+		t.Errorf("nobody has it, and there is %+v", got)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -119,5 +120,54 @@ func TestReporter_AReshapeReadsEachGuestOnce(t *testing.T) {
 	}
 	if n != guests || b.R.Status().Shape != inventory.Nested {
 		t.Errorf("%d reads of what %d guests hold, status %+v", n, guests, b.R.Status())
+	}
+}
+
+// TestReporter_AChildThatCannotBePutBackStaysWhileItIsHeld: below microversion 1.37
+// nobody gets another parent.
+func TestReporter_AChildThatCannotBePutBackStaysWhileItIsHeld(t *testing.T) {
+	b := reportertest.New(t, embedded(t), 30)
+	b.In.Shape = inventory.Nested
+	b.Sync()
+	memory := b.Child("NUMA1_4KiB")
+	_, err := b.Theirs.PlaceProvider(t.Context(), memory, b.Name+"_NUMA1_4KiB", b.Root)
+	b.Must(err)
+	b.Give(b.ID("guest"), placementclient.ConsumerInstance, map[string]placementclient.Resources{memory: {placementclient.ClassMemoryMB: 64}})
+	for range 4 {
+		b.Sync()
+	}
+	b.Steady(9)
+	b.Must(b.Theirs.DeleteAllocations(t.Context(), b.ID("guest")))
+	b.Restart()
+	b.Sync()
+	if p, err := b.Theirs.Provider(t.Context(), memory); err != nil || p.ParentProviderUUID != b.Child("NUMA1") {
+		t.Errorf("nobody holds the child, and it is %+v, %v", p, err)
+	}
+}
+
+// TestReporter_WithoutAReshaperNothingIsGivenTwice while both shapes stand.
+func TestReporter_WithoutAReshaperNothingIsGivenTwice(t *testing.T) {
+	b := reportertest.New(t, embedded(t), 28)
+	b.Sync()
+	b.Wire.Disturb(nil, func(r *http.Request) error {
+		list, err := b.Theirs.ProvidersInTree(b.Context(), b.Root)
+		b.Must(err)
+		free := placementclient.Resources{}
+		for _, p := range list {
+			for class, i := range b.Inventories(p.UUID) {
+				free[class] += i.Total - i.Reserved
+			}
+		}
+		if free[placementclient.ClassVCPU] > 4 || free[placementclient.ClassMemoryMB] > 8192 {
+			t.Errorf("after %s %s anybody could have %v", r.Method, r.URL.Path, free)
+		}
+		return nil
+	})
+	for _, shape := range []inventory.Shape{inventory.Nested, inventory.Flat} {
+		b.In.Shape = shape
+		b.Sync()
+		if got := b.R.Status().Shape; got != shape {
+			t.Errorf("the shape is %s, want %s", got, shape)
+		}
 	}
 }
