@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -326,6 +327,42 @@ func (b *hardwareBench) total(class string) int64 {
 		b.Fatal(err)
 	}
 	return inv.Inventories[class].Total
+}
+
+// totals are what Placement has of everything, by provider and class.
+func (b *hardwareBench) totals() map[string]int64 {
+	b.Helper()
+	list, err := b.placement.ProvidersInTree(b.Context(), b.a.uuid)
+	if err != nil {
+		b.Fatal(err)
+	}
+	out := map[string]int64{}
+	for _, p := range list {
+		inv, err := b.placement.Inventories(b.Context(), p.UUID)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for class, i := range inv.Inventories {
+			out[p.Name+" "+class] = i.Total
+		}
+	}
+	return out
+}
+
+// files are all files of the machine.
+func (b *hardwareBench) files() []string {
+	b.Helper()
+	var out []string
+	err := filepath.WalkDir(b.root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			out = append(out, strings.TrimPrefix(path, b.root+"/"))
+		}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return out
 }
 
 // reserved is what Placement keeps back of a class of the card.

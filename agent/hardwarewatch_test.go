@@ -254,6 +254,32 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 				b.Error("a change was told")
 			}
 		},
+		"any one file is unreadable or gone": func(b *hardwareBench) {
+			b.virtual(2)
+			b.event("add", "pci")
+			b.within("virtual functions can be had", func() bool { return b.free() == 3 })
+			before := b.totals()
+			for _, name := range b.files() {
+				for _, gone := range []bool{false, true} {
+					b.rename(name, "away")
+					if !gone {
+						b.put(name+"/x", "") // a folder cannot be read as a file
+					}
+					b.event("change", "cpu")
+					time.Sleep(5 * time.Second)
+					now := b.totals()
+					for what, was := range before {
+						if now[what] < was {
+							b.Errorf("%s (gone: %t): Placement has %d of %s, and had %d", name, gone, now[what], what, was)
+						}
+					}
+					b.remove(name)
+					b.rename("away", name)
+					b.event("change", "cpu")
+					b.within("it is believed again", func() bool { return b.a.hardware.sound() && b.free() == 3 })
+				}
+			}
+		},
 		"the kernel's events were lost": func(b *hardwareBench) {
 			b.plug("0000:5e:00.0", 0, 0)
 			b.a.hardware.missedUevents()
