@@ -362,7 +362,7 @@ func (h *hardware) heldBy(consumer string) (inventory.Held, bool) {
 // holding says that a move has a half on this host, or will have: one that this
 // agent conducts from the moment on that it is journaled.
 func (h *hardware) holding() bool {
-	if len(h.a.tracker.Contexts()) > 0 || h.conducting(func(m migration.Migration) bool { return true }) {
+	if len(h.a.tracker.Contexts()) > 0 || h.conducting() {
 		return true
 	}
 	for _, c := range h.a.tracker.List() {
@@ -373,21 +373,27 @@ func (h *hardware) holding() bool {
 	return false
 }
 
-// conducting says that one of the conductor's moves that are not over is such a one.
-func (h *hardware) conducting(such func(migration.Migration) bool) bool {
+// conducting says that one of the conductor's moves is not over.
+func (h *hardware) conducting() bool {
 	if h.a.conductor == nil {
 		return false // while the parts are being made
 	}
 	list, err := h.a.conductor.List(context.Background())
-	if err != nil {
-		return true // what cannot be told may be one
-	}
-	return slices.ContainsFunc(list, func(m migration.Migration) bool { return !m.Done() && such(m) })
+	// What cannot be told may be one.
+	return err != nil || slices.ContainsFunc(list, func(m migration.Migration) bool { return !m.Done() })
 }
 
 // moving says that a consumer is a migration's whose story is not over.
 func (h *hardware) moving(consumer string) bool {
-	return len(h.a.tracker.ByMigration(consumer)) > 0 || h.conducting(func(m migration.Migration) bool { return m.UUID == consumer })
+	if len(h.a.tracker.ByMigration(consumer)) > 0 {
+		return true
+	}
+	if h.a.conductor == nil {
+		return false // while the parts are being made
+	}
+	m, err := h.a.conductor.Get(context.Background(), consumer)
+	// What cannot be told may be one.
+	return err == nil && !m.Done() || err != nil && !errors.Is(err, fault.NotFound)
 }
 
 // isMigration says that a consumer is a migration's, over or not.
