@@ -164,6 +164,7 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		{"wrong type", "[host]\nreserved_memory_mb = \"many\"\n", []string{":2: host.reserved_memory_mb: "}},
 		{"not a duration", "[libvirt]\ntimeout = \"soon\"\n", []string{":2: libvirt.timeout: "}},
 		{"syntax", "[agent\n", []string{":1: "}},
+		{"a class that Placement does not take", "[devices]\nmdev_types = [{ type = \"t\", mdev_class = \"CUSTOM_" + strings.Repeat("A", 249) + "\" }]\n", []string{"mdev_types[0].mdev_class"}},
 		{"bad types of mediated devices", "[devices]\nmdev_types = [{ type = \"a/b\", mdev_class = \"PCPU\" }, { type = \"t\", device_addresses = [\"0000:84:00.0\"] }, { type = \"t\", device_addresses = [\"0000:84:00.0\"], max_instances = -1 }]\n",
 			[]string{"mdev_types[0].type", "mdev_types[0].mdev_class", "mdev_types[2].type", "mdev_types[2].device_addresses", "mdev_types[2].max_instances"}},
 		{"every bad value", "[agent]\nmode = \"both\"\nlog_level = \"loud\"\nstate_dir = \"here\"\n[placement]\ncpu_allocation_ratio = nan\nnuma = \"deep\"\nprovider_config_dir = \"here\"\n[peers]\nb = \"nowhere\"\n",

@@ -62,7 +62,7 @@ func (p *PCI) faults() []fault.Reason {
 
 var (
 	mdevType  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	mdevClass = regexp.MustCompile(`^(VGPU|CUSTOM_[A-Z0-9_]+)$`)
+	mdevClass = regexp.MustCompile(`^(VGPU|CUSTOM_[A-Z0-9_]{1,248})$`)
 )
 
 // faults are those of mdev_types.
@@ -91,7 +91,7 @@ func (d *Devices) faults() []fault.Reason {
 			functions[a] = i
 		}
 		if m.Class != "" && !mdevClass.MatchString(m.Class) {
-			bad(i, "mdev_class", fmt.Sprintf("%q", m.Class), `"VGPU" or "CUSTOM_…"`)
+			bad(i, "mdev_class", fmt.Sprintf("%q", m.Class), `"VGPU" or "CUSTOM_…", at most 255 characters`)
 		}
 		if m.Max < 0 {
 			bad(i, "max_instances", m.Max, "0 or more")
