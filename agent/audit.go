@@ -175,7 +175,16 @@ func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.
 	for _, d := range list {
 		domains[d.UUID] = d
 	}
+	moves, claimed := map[string]string{}, map[string]bool{} // unfinished ones, by both their consumers
 	recorded := a.recorded()
+	for _, m := range recorded.Moves {
+		if !m.Over {
+			moves[m.UUID], moves[m.Instance] = m.UUID, m.UUID
+		}
+	}
+	for _, c := range recorded.Claims {
+		claimed[c.Instance] = true
+	}
 	out := make([]auditor.Known, 0, len(consumers))
 	for _, id := range consumers {
 		k := auditor.Known{Consumer: id}
@@ -183,17 +192,13 @@ func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.
 		if known && inst.Token.State == claims.TokenHere {
 			k.Owner, k.Epoch = true, inst.Token.Epoch
 		}
-		for _, m := range recorded.Moves {
-			if !m.Over && (m.UUID == id || m.Instance == id) {
-				k.Busy = "migration " + m.UUID + " is not over"
-			}
-		}
-		for _, c := range recorded.Claims {
-			if c.Instance == id && !k.Owner && k.Busy == "" {
-				k.Busy = "it has a claim"
-			}
-		}
-		if _, there := domains[id]; there && !k.Owner && k.Busy == "" {
+		_, there := domains[id]
+		switch m, moves := moves[id]; {
+		case moves:
+			k.Busy = "migration " + m + " is not over"
+		case !k.Owner && claimed[id]:
+			k.Busy = "it has a claim"
+		case !k.Owner && there:
 			k.Busy = "libvirt has its domain"
 		}
 		if err != nil && !k.Owner {

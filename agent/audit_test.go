@@ -19,6 +19,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/audit"
+	"berth/agent/auditor"
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/config"
@@ -411,4 +412,28 @@ func TestAudit_HealsByItselfAndSaysSoInTheStatus(t *testing.T) {
 	}
 	p.must(p.place.DeleteAllocations(t.Context(), stranger))
 	p.until("all is well again", func() bool { return part().Health == api.HealthOK })
+}
+
+// What a host knows of a consumer: its own guests, what moves by both uuids and on both
+// hosts, and of the rest nothing.
+func TestAudit_WhatAHostKnowsOfConsumers(t *testing.T) {
+	p := newPair(t, time.Hour)
+	web, mail := p.guest("host-a", "web"), p.guest("host-a", "mail")
+	move := p.move(mail, "host-a", "host-b")
+	const stranger = "11111111-2222-4333-8444-555555555555"
+	busy := "migration " + move + " is not over"
+	for host, want := range map[string][]auditor.Known{
+		"host-a": {{Consumer: web, Owner: true}, {Consumer: mail, Owner: true, Busy: busy}, {Consumer: move, Busy: busy}, {Consumer: stranger}},
+		"host-b": {{Consumer: web}, {Consumer: mail, Busy: busy}, {Consumer: move, Busy: busy}, {Consumer: stranger}},
+	} {
+		got, err := p.clients[host].Knows(t.Context(), []string{web, mail, move, stranger})
+		p.must(err)
+		for i := range got {
+			got[i].Epoch = 0
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", host, diff)
+		}
+	}
+	p.finish("host-a", move)
 }
