@@ -22,9 +22,8 @@ var asAdmin = map[string]string{"X-Auth-Token": "admin", "Content-Type": "applic
 // waiting is a server on a disk that does not come back: of what was there, a
 // consumer, a provider, a class and a trait are deleted and others of each made,
 // and none of it is durable: the first is under way to the disk and the others
-// gather behind it. release lets the disk come back. It is to be used in a synctest
-// bubble.
-func waiting(t *testing.T) (s *Server, g *gate, before string, release func()) {
+// gather in open, behind it. It is to be used in a synctest bubble.
+func waiting(t *testing.T) (s *Server, g *gate, before string, open *batch) {
 	t.Helper()
 	s = memory(t)
 	s.log = slog.New(slog.DiscardHandler) // failures are meant
@@ -52,7 +51,6 @@ func waiting(t *testing.T) (s *Server, g *gate, before string, release func()) {
 	s.state.disk = g
 	go answerWith(s, "PUT", "/allocations/"+id(6), asAdmin, claimBody(id(1), 3, "null"))
 	synctest.Wait()
-	var open *batch
 	for _, q := range [][3]string{
 		{"DELETE", "/allocations/" + id(5)},
 		{"PUT", "/allocations/" + id(8), claimBody(id(1), 1, "null")}, {"DELETE", "/allocations/" + id(8)},
@@ -75,11 +73,14 @@ func waiting(t *testing.T) (s *Server, g *gate, before string, release func()) {
 		}
 		open = d.batch
 	}
-	return s, g, before, func() {
-		close(g.let)
-		_ = s.state.commit(open) // its followers are asked
-		synctest.Wait()
-	}
+	return s, g, before, open
+}
+
+// release lets the disk come back.
+func release(s *Server, g *gate, open *batch) {
+	close(g.let)
+	_ = s.state.commit(open) // its followers are asked
+	synctest.Wait()
 }
 
 func claimBody(rp string, n int, generation string) string {
@@ -128,14 +129,31 @@ func TestState_NobodyIsToldOfWhatIsNotDurable(t *testing.T) {
 	for _, q := range told {
 		t.Run(q[0]+" "+q[1], func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, _, _, release := waiting(t)
-				var answer atomic.Pointer[httptest.ResponseRecorder]
-				go func() { answer.Store(answerWith(s, q[0], q[1], asAdmin, q[2])) }()
-				synctest.Wait()
-				if w := answer.Load(); w != nil {
-					t.Errorf("answered while the disk is waited for: %d %s", w.Code, w.Body)
+				s, g, _, open := waiting(t)
+				ask := func() *atomic.Pointer[httptest.ResponseRecorder] {
+					var answer atomic.Pointer[httptest.ResponseRecorder]
+					go func() { answer.Store(answerWith(s, q[0], q[1], asAdmin, q[2])) }()
+					synctest.Wait()
+					return &answer
 				}
-				release()
+				waits := func(answer *atomic.Pointer[httptest.ResponseRecorder], when string) {
+					t.Helper()
+					if w := answer.Load(); w != nil {
+						t.Errorf("answered %s: %d %s", when, w.Code, w.Body)
+					}
+				}
+				answer := ask()
+				waits(answer, "while the disk is waited for")
+				g.let <- struct{}{}
+				synctest.Wait()
+				waits(answer, "when only the commit before is durable")
+				over := make(chan struct{})
+				go func() { _ = s.state.commit(open); close(over) }()
+				synctest.Wait()
+				waits(ask(), "while the commit of all is under way")
+				close(g.let)
+				<-over
+				synctest.Wait()
 				if w := answer.Load(); w == nil || w.Code >= http.StatusInternalServerError {
 					t.Errorf("answered %v when all is durable", w)
 				}
@@ -164,12 +182,12 @@ func TestState_ReadersNeverHearOfAFailedCommit(t *testing.T) {
 		ask := func(t *testing.T, outcome storetest.Outcome) string {
 			var body string
 			synctest.Test(t, func(t *testing.T) {
-				s, g, _, release := waiting(t)
+				s, g, _, open := waiting(t)
 				g.OnCommit(func(int, []store.Mutation) storetest.Outcome { return outcome })
 				var answer atomic.Pointer[httptest.ResponseRecorder]
 				go func() { answer.Store(answerWith(s, q[0], q[1], asAdmin, q[2])) }()
 				synctest.Wait()
-				release()
+				release(s, g, open)
 				body = said(t, answer.Load())
 				same(t, said(t, answerWith(s, q[0], q[1], asAdmin, q[2])), body)
 			})
@@ -186,9 +204,9 @@ func TestState_ReadersNeverHearOfAFailedCommit(t *testing.T) {
 func TestState_AFailedCommitLeavesWhatWasThere(t *testing.T) {
 	for _, outcome := range []storetest.Outcome{storetest.Fail, storetest.FailWritten} {
 		synctest.Test(t, func(t *testing.T) {
-			s, g, before, release := waiting(t)
+			s, g, before, open := waiting(t)
 			g.OnCommit(func(int, []store.Mutation) storetest.Outcome { return outcome })
-			release()
+			release(s, g, open)
 			same(t, before, dump(t, s))
 			g.OnCommit(nil)
 			// What is durable next undoes what may have been written.
@@ -218,8 +236,8 @@ func TestState_AClientThatHasGoneIsNotWaitedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			q := c.q
 			synctest.Test(t, func(t *testing.T) {
-				s, _, _, release := waiting(t)
-				defer release()
+				s, g, _, open := waiting(t)
+				defer release(s, g, open)
 				ctx, leave := context.WithCancel(t.Context())
 				gone := make(chan struct{})
 				go func() {
