@@ -200,7 +200,7 @@ func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) 
 			if err = m.write(ctx, set); err == nil {
 				return keep, nil
 			}
-			if errors.Is(err, fault.DoesNotFit) && !doubt {
+			if fault.KindOf(err) == fault.DoesNotFit && !doubt {
 				return nil, fmt.Errorf("swap allocations of instance %s: %w: %w", m.Instance, err, ErrNothingWritten)
 			}
 			// A race that the server lost inside itself did nothing, and nobody else did.

@@ -2,6 +2,7 @@ package halvestest
 
 import (
 	"context"
+	"errors"
 	"maps"
 
 	"berth/internal/fault"
@@ -110,6 +111,24 @@ var cases = []struct {
 		_, err := m.by(m.client).Swap(m.t.Context(), s, m.to)
 		m.kind("grow past the host", err, fault.DoesNotFit)
 		m.back(s)
+		m.hold("undone", m.start, nil)
+	}},
+	{"refused for room, while a copy of it is on its way", func(m *move) {
+		m.to = halves.Amounts{full: {"VCPU": 5}}
+		m.has(m.start)
+		s := m.settled()
+		n := m.network(func(n int) (bool, bool, bool) { return false, false, n == 1 })
+		_, err := m.by(m.connect(n)).Swap(m.t.Context(), s, m.to)
+		m.kind("the swap", err, fault.DoesNotFit)
+		if errors.Is(err, halves.ErrNothingWritten) {
+			m.t.Errorf("it is said to be certain that nothing is on its way: %v", err)
+		}
+		_, err = m.by(m.client).Swap(m.t.Context(), s, m.to)
+		if !errors.Is(err, halves.ErrNothingWritten) {
+			m.t.Errorf("with a network that loses nothing it is not said to be certain that nothing was written: %v", err)
+		}
+		m.back(s)
+		n.deliver(m)
 		m.hold("undone", m.start, nil)
 	}},
 	{"the first answer is lost", func(m *move) {
