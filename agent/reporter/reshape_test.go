@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"berth/agent/reporter"
 	"berth/agent/reporter/reportertest"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/placementclient"
 )
 
@@ -169,5 +171,57 @@ func TestReporter_WithoutAReshaperNothingIsGivenTwice(t *testing.T) {
 		if got := b.R.Status().Shape; got != shape {
 			t.Errorf("the shape is %s, want %s", got, shape)
 		}
+	}
+}
+
+// TestReporter_AReshapeChangesNoSum, also where a claim says otherwise; and says of
+// consumers of whom nobody told what they are.
+func TestReporter_AReshapeChangesNoSum(t *testing.T) {
+	b := newBench(t)
+	guest, move, other := b.ID("guest"), b.ID("move"), b.ID("other")
+	b.Options.Migration = func(consumer string) bool { return consumer != other }
+	b.Restart()
+	b.Sync()
+	b.Held[guest] = reportertest.Claimed(3, 2048, 9)
+	holds := placementclient.Resources{placementclient.ClassVCPU: 1, placementclient.ClassMemoryMB: 64}
+	for _, id := range []string{guest, move, other} {
+		b.Must(b.Older.PutAllocations(t.Context(), id, placementclient.Allocations{
+			Allocations: map[string]placementclient.Resources{b.Root: holds}, ProjectID: "p", UserID: "u",
+		}))
+	}
+	b.In.Shape = inventory.Nested
+	b.Sync()
+	for id, kind := range map[string]string{guest: placementclient.ConsumerInstance, move: placementclient.ConsumerMigration, other: placementclient.ConsumerInstance} {
+		got, err := b.Theirs.Allocations(t.Context(), id)
+		b.Must(err)
+		if sum := b.Sum(id); !maps.Equal(sum, holds) || got.ConsumerType != kind || len(got.Allocations[b.Root]) > 0 {
+			t.Errorf("a consumer holds %v and is %s, want %v below the root and %s", got.Allocations, got.ConsumerType, holds, kind)
+		}
+	}
+}
+
+// TestReporter_AGuestThatComesWhileThereIsNoReshaperKeepsTheShape: in one comparison.
+func TestReporter_AGuestThatComesWhileThereIsNoReshaperKeepsTheShape(t *testing.T) {
+	b := reportertest.New(t, embedded(t), 28)
+	b.Options.Runtime = instant{&runtime.System{}}
+	b.Restart()
+	b.Sync()
+	b.In.Shape = inventory.Nested
+	cells, guest := 0, b.ID("guest")
+	b.Wire.Disturb(nil, func(r *http.Request) error {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/inventories") {
+			if cells++; cells == 1 {
+				b.Give(guest, placementclient.ConsumerInstance, map[string]placementclient.Resources{b.Root: {placementclient.ClassVCPU: 1}})
+			}
+		}
+		return nil
+	})
+	b.Sync()
+	b.Wire.Disturb(nil, nil)
+	for range 4 {
+		b.Sync()
+	}
+	if s := b.R.Status(); s.Shape != inventory.Flat || s.Waiting == nil || s.Waiting.Reason.Code != "reshaper_missing" || len(b.Names()) != 1 {
+		t.Errorf("status %+v, providers %v", s, b.Names())
 	}
 }
