@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -257,6 +258,9 @@ func (r *Reporter) Sync(ctx context.Context) error {
 	return err
 }
 
+// requestID is in what Placement answers, and another each time.
+var requestID = regexp.MustCompile(`\breq-[0-9a-f-]+`)
+
 func (r *Reporter) finish(err error) {
 	now := r.opt.Runtime.Now()
 	r.mu.Lock()
@@ -280,7 +284,7 @@ func (r *Reporter) finish(err error) {
 		}
 	}
 	switch {
-	case after != "" && after != before:
+	case after != "" && requestID.ReplaceAllString(after, "") != requestID.ReplaceAllString(before, ""):
 		r.opt.Logger.Warn("placement is not equal to the host", "provider", r.opt.UUID, "error", after)
 	case after == "" && before != "":
 		r.opt.Logger.Info("placement is equal to the host again", "provider", r.opt.UUID)

@@ -1,9 +1,11 @@
 package reporter_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"berth/agent/inventory"
 	"berth/agent/reporter"
 	"berth/agent/reporter/reportertest"
+	"berth/claims/pci"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/placementclient"
@@ -343,6 +346,23 @@ func TestReporter_AnUnknownHostIsNotReported(t *testing.T) {
 	err := b.R.Sync(t.Context())
 	if reads, writes, _ := b.Wire.Count(); err == nil || reads+writes != 0 || !strings.Contains(b.R.Status().Error, "node0/meminfo") {
 		t.Errorf("error %v, %d calls, status %+v", err, reads+writes, b.R.Status())
+	}
+}
+
+// TestReporter_LogsWhatIsWrongOnce, though Placement names each request.
+func TestReporter_LogsWhatIsWrongOnce(t *testing.T) {
+	b := newBench(t)
+	var log bytes.Buffer
+	b.Options.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	b.Restart()
+	b.In.Devices = []pci.Device{{Type: topology.PCITypePF, Managed: true}} // of no class, which Placement refuses
+	for range 5 {
+		if err := b.R.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "req-") {
+			t.Fatalf("error %v, want one that names its request", err)
+		}
+	}
+	if n := strings.Count(log.String(), "\n"); n != 1 {
+		t.Errorf("%d lines, want 1:\n%s", n, &log)
 	}
 }
 
