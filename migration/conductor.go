@@ -220,7 +220,7 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 		return Migration{}, err
 	}
 	if asked {
-		if err := c.unused(ctx, r.Migration); err != nil {
+		if err := c.unused(ctx, r.Migration, r.Instance); err != nil {
 			return Migration{}, fmt.Errorf("live-migrate instance %s: %w", r.Instance, err)
 		}
 	}
@@ -269,9 +269,12 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 // unused refuses a uuid for a new migration that is none, or somebody else's. It
 // becomes a consumer in Placement, which the move's end or undo deletes: that of
 // an instance would lose its allocation.
-func (c *Conductor) unused(ctx context.Context, id string) error {
+func (c *Conductor) unused(ctx context.Context, id, instance string) error {
 	if !isUUID(id) {
 		return fault.New(fault.Invalid, "migration %q: want a uuid in its usual form", id)
+	}
+	if id == instance {
+		return fault.New(fault.Exists, "migration %s is the instance's own uuid", id)
 	}
 	if m, err := c.Get(ctx, id); err == nil {
 		return fault.New(fault.Exists, "migration %s is one of instance %s", id, m.InstanceUUID)

@@ -436,6 +436,13 @@ func TestLiveMigrate_RefusesAUUIDThatIsSomebodyElses(t *testing.T) {
 				t.Errorf("migration %s: %v, want %s", tt.uuid, err, tt.kind)
 			}
 		}
+		// One consumer would be both.
+		held := w.placement.consumers[guestUUID]
+		delete(w.placement.consumers, guestUUID)
+		if _, err := c.LiveMigrate(ctx, migration.Request{Instance: guestUUID, Migration: guestUUID}); !errors.Is(err, fault.Exists) {
+			t.Errorf("by the uuid of an instance that holds nothing yet: %v", err)
+		}
+		w.placement.consumers[guestUUID] = held
 		if _, err := c.LiveMigrate(ctx, move); err != nil {
 			t.Fatal(err)
 		}
