@@ -217,6 +217,7 @@ func TestNew_RefusesOtherDatabases(t *testing.T) {
 		"a newer format":    {store.Put(bucketFormat, "format", []byte("2")), "newer"},
 		"a broken record":   {store.Put(bucketProviders, id(1), []byte("{")), "record"},
 		"a lost parent":     {store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","root":"`+id(2)+`"}`)), "root"},
+		"a root below":      {store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","parent":"`+id(1)+`","root":"`+id(1)+`"}`)), "root"},
 		"a lost provider":   {store.Put(bucketConsumers, id(1), []byte(`{"uuid":"`+id(1)+`","allocations":{"x":{"VCPU":1}}}`)), "not there"},
 	} {
 		path := filepath.Join(t.TempDir(), "other.db")

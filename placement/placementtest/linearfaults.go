@@ -37,6 +37,9 @@ var linearFaults = []struct {
 	{"a delete is lost", (*linearFault).loseDelete},
 	{"a read is stale", (*linearFault).readStale},
 	{"a capacity is exceeded by one", (*linearFault).exceedCapacity},
+	{"a write is refused without reason", (*linearFault).refuse},
+	{"a delete finds nothing of what is there", (*linearFault).overlookDelete},
+	{"a provider forgets a consumer", (*linearFault).forgetConsumer},
 }
 
 // LinearFaults puts one fault after the other into a server that is right, and
@@ -287,4 +290,60 @@ func (f *linearFault) exceedCapacity(q *http.Request, body []byte) (*http.Respon
 		status, answer = again, b
 	}
 	return reply(q, status, answer), resize(linearCapacity)
+}
+
+// refuse says of a write that a generation in it is wrong, though all are right.
+func (f *linearFault) refuse(q *http.Request, body []byte) (*http.Response, error) {
+	if !isWrite(q) {
+		return nil, nil
+	}
+	for consumer, one := range claims(q, body) {
+		_, b, err := f.ask(q, http.MethodGet, "/allocations/"+consumer, nil)
+		if err != nil {
+			return nil, err
+		}
+		is := "" // a new one, which also the making of a history's consumers writes, is left alone
+		if found := consumerGeneration.Find(b); found != nil {
+			_, g, _ := bytes.Cut(found, []byte(":"))
+			is = string(bytes.TrimSpace(g))
+		}
+		if said, _ := json.Marshal(one["consumer_generation"]); string(said) != is {
+			return nil, nil
+		}
+	}
+	f.done = true
+	return reply(q, http.StatusConflict, []byte("consumer generation conflict")), nil
+}
+
+// overlookDelete answers the delete of a consumer that is there with 404.
+func (f *linearFault) overlookDelete(q *http.Request, body []byte) (*http.Response, error) {
+	resp, err := f.loseDelete(q, body)
+	if resp != nil {
+		resp.StatusCode = http.StatusNotFound
+	}
+	return resp, err
+}
+
+// forgetConsumer leaves one consumer out of what a provider says that it holds.
+func (f *linearFault) forgetConsumer(q *http.Request, _ []byte) (*http.Response, error) {
+	if q.Method != http.MethodGet || !strings.HasPrefix(q.URL.Path, "/resource_providers/") {
+		return nil, nil
+	}
+	status, b, err := f.ask(q, q.Method, q.URL.Path, nil)
+	if err != nil {
+		return nil, err
+	}
+	var doc struct {
+		Allocations map[string]json.RawMessage `json:"allocations"`
+	}
+	if status != http.StatusOK || json.Unmarshal(b, &doc) != nil || len(doc.Allocations) == 0 {
+		return reply(q, status, b), nil
+	}
+	for consumer := range doc.Allocations {
+		delete(doc.Allocations, consumer)
+		break
+	}
+	f.done = true
+	b, err = json.Marshal(doc)
+	return reply(q, status, b), err
 }
