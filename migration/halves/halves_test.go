@@ -191,6 +191,9 @@ func TestSwap_SaysThatNothingWasWrittenOnlyWhenItKnows(t *testing.T) {
 		{"refused after the server lost a race", []error{race, fault.DoesNotFit}, true},
 		{"refused after a lost answer", []error{fault.InDoubt, fault.DoesNotFit}, false},
 		{"refused after silence", []error{fault.Unavailable, fault.DoesNotFit}, false},
+		{"refused after silence and a race", []error{fault.Unavailable, race, fault.DoesNotFit}, false},
+		{"refused after a lost answer, whose copy lost a race", []error{&fault.Error{Kind: fault.InDoubt, Err: race}, fault.DoesNotFit}, false},
+		{"refused, a copy in doubt", append([]error{&fault.Error{Kind: fault.InDoubt, Err: fault.DoesNotFit}}, slices.Repeat([]error{fault.DoesNotFit}, 9)...), false},
 		{"in doubt", slices.Repeat([]error{fault.InDoubt}, 9), false},
 	} {
 		held := placementclient.Allocations{Allocations: halves.Amounts{"a": {"VCPU": 1}}, ConsumerGeneration: placementclient.Generation(1)}

@@ -204,7 +204,7 @@ func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) 
 				return nil, fmt.Errorf("swap allocations of instance %s: %w: %w", m.Instance, err, ErrNothingWritten)
 			}
 			// A race that the server lost inside itself did nothing, and nobody else did.
-			look = placementclient.ConflictOf(err) != placementclient.ConflictServerRace
+			look = fault.KindOf(err) == fault.InDoubt || placementclient.ConflictOf(err) != placementclient.ConflictServerRace
 			doubt = doubt || look
 		}
 		if try >= tries || !again(err) {

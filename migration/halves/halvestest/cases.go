@@ -52,6 +52,9 @@ var cases = []struct {
 		m.has(halves.Amounts{flat: {"VCPU": 1}})
 		s := m.settled()
 		m.hold("healed", m.start, nil)
+		if s.Held.ProjectID != "p" || s.Held.UserID != "u" {
+			m.t.Errorf("healed, it is of project %s and user %s, want those that it had", s.Held.ProjectID, s.Held.UserID)
+		}
 		m.swap(s)
 		m.swap(s) // again, by a process that knows of no first time
 		m.hold("while it moves", m.to, m.start)
@@ -59,6 +62,16 @@ var cases = []struct {
 		m.hold("undone", m.start, nil)
 		m.back(s)
 		m.hold("undone twice", m.start, nil)
+	}},
+	{"nobody knows of it in Placement", func(m *move) {
+		s := m.settled()
+		m.hold("healed", m.start, nil)
+		if s.Held.ProjectID != "host's" || s.Held.UserID != "host's" {
+			m.t.Errorf("it is of project %s and user %s, want those of the claim", s.Held.ProjectID, s.Held.UserID)
+		}
+		m.swap(s)
+		m.finish(s, nil)
+		m.hold("at the end", m.to, nil)
 	}},
 	{"a disk that both hosts share is counted once", func(m *move) {
 		m.start = onSharing
@@ -78,8 +91,15 @@ var cases = []struct {
 		m.start, m.to = halves.Amounts{full: {"VCPU": 3, "MEMORY_MB": 2048}}, halves.Amounts{full: {"VCPU": 4, "MEMORY_MB": 4096}}
 		m.has(m.start)
 		s := halves.Start{Held: m.read()}
-		kept, err := m.by(m.client).Swap(m.t.Context(), s, m.to)
+		c := m.connect(m.transport)
+		kept, err := m.by(c).Swap(m.t.Context(), s, m.to)
 		m.must(err)
+		half := pc.Allocations{Allocations: ofBandwidth, ProjectID: "p", UserID: "u", ConsumerType: pc.ConsumerMigration}
+		m.must(c.PutAllocations(m.t.Context(), m.migration, half))
+		if n := c.Counters().Orphans; n != 0 {
+			m.t.Error("the half that is empty was written: it left an orphan consumer")
+		}
+		m.must(c.DeleteAllocations(m.t.Context(), m.migration))
 		if kept == nil || len(kept) != 0 {
 			m.t.Errorf("kept %v, want nothing, said", kept)
 		}
@@ -248,6 +268,14 @@ var cases = []struct {
 		m.counted = now
 		m.back(s)
 		m.hold("undone", halves.Sum(now, ofBandwidth), nil)
+	}},
+	{"written as the swap would by somebody else", func(m *move) {
+		m.has(m.start)
+		s := m.settled()
+		m.has(m.to)
+		_, err := m.by(m.client).Swap(m.t.Context(), s, m.to)
+		m.kind("the swap, of which no half is kept,", err, fault.GenerationConflict)
+		m.hold("refused", m.to, nil)
 	}},
 	{"somebody else's provider is left alone", func(m *move) {
 		m.has(m.start)

@@ -145,7 +145,7 @@ func (m *move) by(c *pc.Client) halves.Move {
 }
 
 func (m *move) source(leftover halves.Leftover) halves.Source {
-	return halves.Source{Root: flat, Uses: flatProvider, Claim: m.start, ProjectID: "p", UserID: "u", Leftover: leftover}
+	return halves.Source{Root: flat, Uses: flatProvider, Claim: m.start, ProjectID: "host's", UserID: "host's", Leftover: leftover}
 }
 
 // has makes the instance hold something, as whoever wrote it before.
@@ -162,6 +162,9 @@ func (m *move) settled() halves.Start {
 	m.t.Helper()
 	s, err := m.by(m.client).Settle(m.t.Context(), m.source(nil), nil)
 	m.must(err)
+	if d := cmp.Diff(m.read(), s.Held); d != "" {
+		m.t.Errorf("settled, it says that the instance holds (-Placement +it):\n%s", d)
+	}
 	return s
 }
 
