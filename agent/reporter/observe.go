@@ -222,9 +222,9 @@ func (r *Reporter) generations(ctx context.Context) error {
 		return err
 	}
 	o := r.seen
-	here := map[string]bool{}
+	here, parents := map[string]bool{}, map[string]bool{}
 	for _, p := range list {
-		here[p.UUID] = true
+		here[p.UUID], parents[p.ParentProviderUUID] = true, true
 		w, known := o.tree[p.UUID]
 		switch {
 		case !known:
@@ -257,9 +257,7 @@ func (r *Reporter) generations(ctx context.Context) error {
 				}
 			}
 		}
-		if r.seen.turn%16 == 0 {
-			w.barred = false // asked again: children of others raise no generation
-		}
+		w.barred = w.barred && parents[id]
 	}
 	return nil
 }

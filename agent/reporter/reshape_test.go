@@ -225,3 +225,26 @@ func TestReporter_AGuestThatComesWhileThereIsNoReshaperKeepsTheShape(t *testing.
 		t.Errorf("status %+v, providers %v", s, b.Names())
 	}
 }
+
+// TestReporter_AProviderWithSomebodysChildStaysForAsLong, named, and is not asked
+// about in each interval.
+func TestReporter_AProviderWithSomebodysChildStaysForAsLong(t *testing.T) {
+	b := newBench(t)
+	b.In.Shape = inventory.Nested
+	b.Sync()
+	_, err := b.Theirs.CreateProvider(t.Context(), placementclient.NewProvider{UUID: b.ID("foreign"), Name: b.Name + "-fpga", ParentProviderUUID: b.Child("NUMA0")})
+	b.Must(err)
+	b.In.Shape = inventory.Flat
+	b.Sync()
+	if s := b.R.Status(); s.Shape != inventory.Flat || !s.InSync || !slices.Equal(s.Kept, []string{b.Name + "_NUMA0"}) {
+		t.Errorf("status %+v", s)
+	}
+	b.Steady(6)
+	b.Must(b.Theirs.DeleteProvider(t.Context(), b.ID("foreign")))
+	for range 2 {
+		b.Sync()
+	}
+	if got := b.Names(); !slices.Equal(got, []string{""}) {
+		t.Errorf("left over: %v", got)
+	}
+}

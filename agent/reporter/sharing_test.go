@@ -75,7 +75,8 @@ func TestReporter_APoolThatComesToTheAggregateLaterIsFound(t *testing.T) {
 	disksOf(b, shared, 4*4)
 }
 
-// TestReporter_AHostThatSharesItsDisksIsNoPoolOfItsOwn.
+// TestReporter_AHostThatSharesItsDisksIsNoPoolOfItsOwn: alone it keeps them, and
+// beside a pool nothing is ambiguous.
 func TestReporter_AHostThatSharesItsDisksIsNoPoolOfItsOwn(t *testing.T) {
 	b := newBench(t)
 	b.Sync()
@@ -84,5 +85,10 @@ func TestReporter_AHostThatSharesItsDisksIsNoPoolOfItsOwn(t *testing.T) {
 	disksOf(b, b.Root, 20)
 	if w := b.R.Status().Waiting; w != nil {
 		t.Errorf("waiting is %+v", w)
+	}
+	shared, _ := pool(b, "pool")
+	disksOf(b, shared, 20)
+	if w := b.R.Status().Waiting; w != nil {
+		t.Errorf("beside a pool, waiting is %+v", w)
 	}
 }
