@@ -120,6 +120,46 @@ func TestServer_RestartLosesNothing(t *testing.T) {
 	same(t, before, dump(t, again))
 }
 
+// Lists are in order of creation, which clients that take the first rely on.
+func TestServer_OrderOfCreationOutlivesARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "placement.db")
+	var providers, classes []string
+	for round := range 3 {
+		s := on(t, path)
+		c := client(t, serve(t, s).URL, 39)
+		for n := range 8 {
+			p, err := c.CreateProvider(t.Context(), pc.NewProvider{UUID: id(100*round + 50 - n), Name: fmt.Sprint("p", round, n)})
+			must(t, err)
+			providers = append(providers, p.UUID)
+		}
+		for n := range 8 { // last, so that theirs is the highest number
+			name := fmt.Sprintf("CUSTOM_%d_%d", 9-round, 9-n)
+			must(t, c.EnsureResourceClass(t.Context(), name))
+			classes = append(classes, name)
+		}
+		var listed struct {
+			Providers []struct{ UUID string } `json:"resource_providers"`
+			Classes   []struct{ Name string } `json:"resource_classes"`
+		}
+		for _, what := range []string{"/resource_providers", "/resource_classes"} {
+			must(t, json.Unmarshal(answerWith(s, "GET", what, asAdmin, "").Body.Bytes(), &listed))
+		}
+		var got []string
+		for _, p := range listed.Providers {
+			got = append(got, p.UUID)
+		}
+		same(t, providers, got)
+		got = nil
+		for _, c := range listed.Classes {
+			if strings.HasPrefix(c.Name, "CUSTOM_") {
+				got = append(got, c.Name)
+			}
+		}
+		same(t, classes, got)
+		must(t, s.Close())
+	}
+}
+
 // id is a fixed uuid.
 func id(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 
