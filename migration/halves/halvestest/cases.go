@@ -229,6 +229,22 @@ var cases = []struct {
 		n.deliver(m)
 		m.hold("undone", m.start, nil)
 	}},
+	{"its allocation deleted after many writes, and every request comes twice", func(m *move) {
+		for range 4 {
+			m.has(m.start)
+		}
+		s := m.settled()
+		late := m.network(holding)
+		m.kind("a swap that nobody answers", m.lostSwap(late, s), fault.Unavailable)
+		m.must(m.client.DeleteAllocations(m.t.Context(), m.instance))
+		c := m.connect(m.network(func(int) (bool, bool, bool) { return true, false, false }))
+		m.must(m.by(c).Back(m.t.Context(), m.undo(s)))
+		if is, was := *m.read().ConsumerGeneration, *s.Held.ConsumerGeneration; is <= was {
+			m.t.Errorf("undone, its generation is %d: a swap sent with %d may find its own", is, was)
+		}
+		late.deliver(m)
+		m.hold("undone", m.start, nil)
+	}},
 	{"its token left by another move", func(m *move) {
 		m.has(m.start)
 		s := m.settled()
