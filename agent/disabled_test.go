@@ -30,7 +30,7 @@ func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	c, _ = start(t, o)
+	c, stop = start(t, o)
 	s, err := c.Status(t.Context())
 	if err != nil || s.Disabled == nil || s.Disabled.Reason != "a fan is loud" {
 		t.Fatalf("after a restart: %+v, %v", s.Disabled, err)
@@ -46,8 +46,12 @@ func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
 	if got, err = c.SetHost(t.Context(), api.SetHost{Disabled: &no}); err != nil || got.Disabled != nil {
 		t.Errorf("enabled: %+v, %v", got, err)
 	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	c, _ = start(t, o)
 	if s, err = c.Status(t.Context()); err != nil || s.Disabled != nil {
-		t.Errorf("enabled: %+v, %v", s.Disabled, err)
+		t.Errorf("enabled, after a restart: %+v, %v", s.Disabled, err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,6 +71,20 @@ func TestProviderConfig_AFaultInAFileTakesNothingAway(t *testing.T) {
 	write("60-f.yaml", licences+strings.Repeat("# 4567890\n", providerconfig.MaxBytes/10))
 	if got := b.a.providerConfig.Load(); given() != 1 || got.faults != 5 {
 		t.Errorf("hidden, no file, too large: %+v", got)
+	}
+	// A folder that cannot be read.
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b.a.loadProviderConfig(t.Context())
+	if got := b.a.providerConfig.Load(); given() != 1 || got.faults != 1 {
+		t.Errorf("a folder that cannot be read: %+v", got)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
 	}
 	for _, name := range []string{"10-a.yaml", "20-b.yaml", "40-d.yaml", "50-e.yaml", "60-f.yaml"} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {
