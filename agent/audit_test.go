@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -23,6 +24,7 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/config"
+	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/migration"
@@ -436,4 +438,35 @@ func TestAudit_WhatAHostKnowsOfConsumers(t *testing.T) {
 		}
 	}
 	p.finish("host-a", move)
+}
+
+// Who only observes, whose provider is another's, and whose identity is not believed
+// writes no allocation, and says why.
+func TestAudit_WhoMayNotHeal(t *testing.T) {
+	taken, copied := fault.New(fault.Forbidden, "the provider is another host's"), fault.New(fault.Forbidden, "the host is a copy")
+	for _, tt := range []struct {
+		name string
+		set  func(a *Agent)
+		want error
+	}{
+		{"one that manages may", func(*Agent) {}, nil},
+		{"observes", func(a *Agent) { a.opt.Config.Agent.Mode = config.Observe }, fault.Forbidden},
+		{"another's provider", func(a *Agent) { a.foreign.Store(&taken) }, taken},
+		{"a copy of another host", func(a *Agent) { a.stranger.Store(&copied) }, copied},
+	} {
+		a := &Agent{name: "host-a"}
+		a.opt.Config.Agent.Mode = config.Manage
+		tt.set(a)
+		if err := a.mayNotHeal(); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+		if tt.want == nil {
+			continue
+		}
+		_, err := auditService{a}.Audit(t.Context(), api.AuditRequest{Heal: true})
+		_, rebuilt := auditService{a}.Audit(t.Context(), api.AuditRequest{RebuildPlacement: true})
+		if !errors.Is(err, tt.want) || !errors.Is(rebuilt, tt.want) {
+			t.Errorf("%s: healing %v, rebuilding %v, want %v", tt.name, err, rebuilt, tt.want)
+		}
+	}
 }

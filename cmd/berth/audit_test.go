@@ -94,3 +94,15 @@ func TestAudit_TheTableSaysWhatIsWrongSinceWhenAndWhatToDo(t *testing.T) {
 		t.Errorf("what could not be judged has a line of its own:\n%s", &out)
 	}
 }
+
+// Who has healed is told what is left to do where a write was refused, and not to heal.
+func TestAudit_AfterAHealThatFailedItSaysWhatToDo(t *testing.T) {
+	var out bytes.Buffer
+	auditTable(&out, auditOf(nil,
+		audit.Row{Verdict: audit.LedgerOnly, Heal: audit.HealPut, Message: "guest big is not counted", Failed: "it does not fit", Change: "make room for it there"},
+		audit.Row{Verdict: audit.LedgerOnly, Heal: audit.HealPut, Message: "guest web is not counted", Healed: true, Change: "berth audit --heal"},
+	), true)
+	if got := out.String(); !strings.Contains(got, "not healed: it does not fit") || !strings.Contains(got, "to do: make room for it there") || strings.Contains(got, "--heal") {
+		t.Errorf("%s", got)
+	}
+}
