@@ -128,7 +128,7 @@ func TestLive_UndoAsksTheSourceFirst(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		say     error
-		once    bool // then the guest is there again
+		once    bool // then the guest is there again, or gone
 		deleted bool // its consumer, by the control plane
 		holds   string
 	}{
@@ -140,6 +140,7 @@ func TestLive_UndoAsksTheSourceFirst(t *testing.T) {
 		{"elsewhere", fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonTokenElsewhere, Message: "it went to c"}), false, false, "b"},
 		{"elsewhere, its allocation deleted", fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonTokenElsewhere, Message: "it went to c"}), false, true, ""},
 		{"silent for a while", fault.New(fault.Unavailable, "libvirt does not answer"), true, false, "a"},
+		{"silent for a while, then gone", fault.New(fault.Unavailable, "libvirt does not answer"), true, false, ""},
 		{"a disk that cannot be read", fault.New(fault.NotFound, "disk vda: no such file"), false, false, "a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -153,6 +154,9 @@ func TestLive_UndoAsksTheSourceFirst(t *testing.T) {
 					delete(w.placement.consumers, guestUUID)
 				}
 				if tt.once && said > 1 {
+					if tt.holds == "" {
+						return gone
+					}
 					return nil
 				}
 				return tt.say

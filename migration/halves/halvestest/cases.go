@@ -107,7 +107,11 @@ var cases = []struct {
 		m.back(s)
 		m.hold("reverted", m.start, nil)
 		m.swap(halves.Start{Held: m.read()})
-		m.finish(s, nil)
+		before := c.Counters().Requests
+		m.must(m.by(c).Finish(m.t.Context(), m.undo(s), nil))
+		if n := c.Counters().Requests - before; n != 0 {
+			m.t.Errorf("the end of a move that keeps nothing took %d requests", n)
+		}
 		m.hold("confirmed", m.to, nil)
 	}},
 	{"shrunk and grown on a full host", func(m *move) {
@@ -267,6 +271,22 @@ var cases = []struct {
 		m.kind("the swap", err, fault.GenerationConflict)
 		m.back(s)
 		m.hold("undone", m.start, nil)
+	}},
+	{"its host changed its shape while it was away", func(m *move) {
+		m.has(m.start)
+		s := m.settled()
+		m.swap(s)
+		now := halves.Amounts{sharing: {"VCPU": 2, "MEMORY_MB": 1024}, pool: {"DISK_GB": 10}}
+		set := map[string]pc.Allocations{}
+		for consumer, holds := range map[string]halves.Amounts{m.migration: now, m.instance: {cell: {"VCPU": 2}, pages: {"MEMORY_MB": 1024}, flat: {"DISK_GB": 10}}} {
+			a, err := m.client.Allocations(m.t.Context(), consumer)
+			m.must(err)
+			a.Allocations = holds
+			set[consumer] = a
+		}
+		m.must(m.client.PostAllocations(m.t.Context(), set))
+		m.back(s)
+		m.hold("undone, to what was kept", now, nil)
 	}},
 	{"its host changed its shape before the swap", func(m *move) {
 		// The small host has no disks: it stands for a root that lost them to another provider.
