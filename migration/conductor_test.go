@@ -55,7 +55,7 @@ func TestLiveMigrate_RefusalsLeaveNothing(t *testing.T) {
 		{"the same host under another name", ask("b"), func(w *world) { w.hosts["b"].provider = "rp-a" }, fault.Forbidden, []string{"same_host"}},
 		{"a stopped guest", ask("b"), func(w *world) { *w.hosts["a"].domain = simDomain{"shut off", "shutdown"} }, fault.Forbidden, []string{"guest_not_running"}},
 		{"a host that does not exist", ask("nowhere"), nil, fault.NotFound, nil},
-		{"a guest that does not exist", migration.Request{Instance: moveUUID, Destination: "b", Migration: moveUUID}, nil, fault.NotFound, []string{migration.ReasonGuestGone}},
+		{"a guest that does not exist", migration.Request{Instance: strings.Replace(guestUUID, "1", "9", 1), Destination: "b", Migration: moveUUID}, nil, fault.NotFound, []string{migration.ReasonGuestGone}},
 		{"a peer that does not answer", ask("b"), func(w *world) { w.hosts["b"].cut = true }, fault.Unavailable, nil},
 		{"a Placement that is down, named", ask("b"), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
 		{"a Placement that is down", ask(""), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
