@@ -52,6 +52,16 @@ func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
 	if diff := cmp.Diff([]string{"rp-b"}, d.Providers); diff != "" {
 		t.Errorf("providers of b (-want +got):\n%s", diff)
 	}
+	l.must("define a stranger", b.fake.Define(ctx, foreignXML("foreign", "", "")))
+	if st, err := b.DestinationStatus(ctx, refFor("44444444-4444-4444-8444-444444444444", 1)); err != nil || st.Nothing {
+		t.Errorf("b has nothing of a domain that it has: %t, %v", st.Nothing, err)
+	}
+	l.must("destroy", a.fake.Destroy(ctx, v.UUID))
+	l.must("undefine", a.fake.Undefine(ctx, v.UUID))
+	_, err = a.Inspect(ctx, v.UUID)
+	if got := codes(err); fault.KindOf(err) != fault.NotFound || len(got) != 1 || got[0] != migration.ReasonGuestGone {
+		t.Errorf("inspect what only the ledger has: %v with %v", err, got)
+	}
 	_, err = b.Inspect(ctx, v.UUID)
 	if got := codes(err); fault.KindOf(err) != fault.NotFound || len(got) != 1 || got[0] != migration.ReasonGuestGone {
 		t.Errorf("inspect where it is not: %v with %v", err, got)
