@@ -134,6 +134,20 @@ func (t *tx) check() error {
 		if root := t.providers[p.Root]; root == nil || root.Parent != "" {
 			return fmt.Errorf("provider %s: its root %s is not there or is no root", key, p.Root)
 		}
+		above, steps := p, 0
+		for ; above.Parent != "" && steps <= len(t.providers); steps++ {
+			if above = t.providers[above.Parent]; above == nil {
+				return fmt.Errorf("provider %s: a parent above it is not there", key)
+			}
+		}
+		if above.UUID != p.Root || above.Parent != "" {
+			return fmt.Errorf("provider %s: its parents do not lead to its root %s", key, p.Root)
+		}
+		for class, inv := range p.Inventories {
+			if inv.StepSize <= 0 {
+				return fmt.Errorf("provider %s: %s has a step_size of %d", key, class, inv.StepSize)
+			}
+		}
 		t.seq = max(t.seq, p.Seq)
 	}
 	for key, c := range t.consumers {

@@ -250,20 +250,28 @@ func TestNew_ADamagedDatabaseIsNamedAndNotChanged(t *testing.T) {
 
 func TestNew_RefusesOtherDatabases(t *testing.T) {
 	for name, c := range map[string]struct {
-		record store.Mutation
-		want   string
+		records []store.Mutation
+		want    string
 	}{
-		"an agent's ledger": {store.Put("claims", "x", []byte("{}")), "ledger"},
-		"a newer format":    {store.Put(bucketFormat, "format", []byte("2")), "newer"},
-		"a broken record":   {store.Put(bucketProviders, id(1), []byte("{")), "record"},
-		"a lost parent":     {store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","root":"`+id(2)+`"}`)), "root"},
-		"a root below":      {store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","parent":"`+id(1)+`","root":"`+id(1)+`"}`)), "root"},
-		"a lost provider":   {store.Put(bucketConsumers, id(1), []byte(`{"uuid":"`+id(1)+`","allocations":{"x":{"VCPU":1}}}`)), "not there"},
+		"an agent's ledger": {[]store.Mutation{store.Put("claims", "x", []byte("{}"))}, "ledger"},
+		"a newer format":    {[]store.Mutation{store.Put(bucketFormat, "format", []byte("2"))}, "newer"},
+		"a broken record":   {[]store.Mutation{store.Put(bucketProviders, id(1), []byte("{"))}, "record"},
+		"a lost parent":     {[]store.Mutation{store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","root":"`+id(2)+`"}`))}, "root"},
+		"a root below":      {[]store.Mutation{store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","parent":"`+id(1)+`","root":"`+id(1)+`"}`))}, "root"},
+		"parents in a ring": {[]store.Mutation{
+			store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","parent":"`+id(2)+`","root":"`+id(3)+`"}`)),
+			store.Put(bucketProviders, id(2), []byte(`{"uuid":"`+id(2)+`","name":"b","parent":"`+id(1)+`","root":"`+id(3)+`"}`)),
+			store.Put(bucketProviders, id(3), []byte(`{"uuid":"`+id(3)+`","name":"c","root":"`+id(3)+`"}`)),
+		}, "do not lead to its root"},
+		"no step": {[]store.Mutation{
+			store.Put(bucketProviders, id(1), []byte(`{"uuid":"`+id(1)+`","name":"a","root":"`+id(1)+`","inventories":{"VCPU":{"total":1,"min_unit":1,"max_unit":1,"allocation_ratio":1}}}`)),
+		}, "step_size"},
+		"a lost provider": {[]store.Mutation{store.Put(bucketConsumers, id(1), []byte(`{"uuid":"`+id(1)+`","allocations":{"x":{"VCPU":1}}}`))}, "not there"},
 	} {
 		path := filepath.Join(t.TempDir(), "other.db")
 		db, err := store.Open(path, store.Options{})
 		must(t, err)
-		must(t, db.Enqueue(c.record).Wait())
+		must(t, db.Enqueue(c.records...).Wait())
 		must(t, db.Close())
 		if _, err := New(Options{Listen: "127.0.0.1:0", DB: path}); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v", name, err)
