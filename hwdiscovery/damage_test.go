@@ -74,14 +74,19 @@ func TestDiscover_NoDamagedFileMakesASmallerHostInSilence(t *testing.T) {
 	for _, archive := range []string{"8ia64-2n2s2c", "20em64t-hybrid-1p6c2t+2ca4co1t", "32intel64-2p8co2t+8ve"} {
 		t.Run(archive, func(t *testing.T) {
 			root := unpack(t, shared.Path(t, "hosts", archive+".tar.bz2"), machineDir(t))
-			damageEachFile(t, root, some)
+			damageEachFile(t, root, some, inTurn)
 		})
 	}
 }
 
+// inTurn damages each file in one way, the next in the next: a copied machine has many
+// files of each kind.
+func inTurn(file, damage int) bool { return file%len(damages) == damage }
+
 // damageEachFile damages those files below root, named from there, that pick
-// chooses.
-func damageEachFile(t *testing.T, root string, pick func(file string) bool) {
+// chooses, in every way, or in those only that ways allow by the numbers of file and
+// damage.
+func damageEachFile(t *testing.T, root string, pick func(file string) bool, ways ...func(file, damage int) bool) {
 	whole, err := Discover(root, withoutGHW())
 	if err != nil {
 		t.Fatal(err)
@@ -103,13 +108,16 @@ func damageEachFile(t *testing.T, root string, pick func(file string) bool) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d files: %v", len(files), err)
 	}
-	for _, file := range files {
+	for i, file := range files {
 		path := filepath.Join(root, file)
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, d := range damages {
+		for j, d := range damages {
+			if slices.ContainsFunc(ways, func(way func(file, damage int) bool) bool { return !way(i, j) }) {
+				continue
+			}
 			if d.to == nil {
 				err = os.Remove(path)
 			} else {

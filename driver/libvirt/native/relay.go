@@ -18,7 +18,8 @@ import (
 // in; a daemon that answers its keepalive and not the call would hold the call,
 // its thread and its connection for ever. So the library connects to a socket of
 // this process, from where its bytes go on to the daemon's, and the end of that is
-// the end of the connection to it.
+// the end of the connection to it. So is an answer that the library would not survive
+// (forward).
 type relay struct {
 	path string // of the socket that the library connects to
 	dir  string
@@ -92,7 +93,7 @@ func (r *relay) run() {
 		defer r.Cut()
 		_, _ = io.Copy(r.daemon, library) // its end is all that is to be known of it
 	}()
-	_, _ = io.Copy(library, r.daemon)
+	_ = forward(library, r.daemon) // why it ended, the library's caller is told as the end
 }
 
 // unlink takes the socket away: it has served, or never will.
