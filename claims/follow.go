@@ -22,7 +22,8 @@ type Seen struct {
 // did to it past Berth. seen is what its document shows now, and f what that comes
 // to here. A part that shows what it showed the last time stays as it is claimed:
 // more may have been asked for than the document uses. A part that differs is
-// claimed as found. The first time, a claim that covers what was found stays.
+// claimed as found. The first time, the parts of which the claim covers what was found
+// stay.
 //
 // It never refuses for room and never after Refuse: what does not fit, or holds a
 // CPU, page or device that another has, is claimed all the same and marked forced;
@@ -103,6 +104,36 @@ func (t *Tracker) standingLocked(instance string) (*entry, error) {
 	return e, nil
 }
 
+// coveredLocked is what a document that was never seen before would have had to show for
+// those parts to differ, and only those, of which the claim does not cover what was found.
+func (t *Tracker) coveredLocked(c Claim, seen Seen, f Found) Seen {
+	const other = -1 // is no amount
+	now := t.machine.hold(c.Resources, c.Assignment)
+	covers := func(r topology.Resources, a topology.Assignment) bool { return within(t.machine.hold(r, a), now) }
+	was := seen
+	if f.Resources.DiskGB > c.Resources.DiskGB {
+		was.Resources.DiskGB = other
+	}
+	if f.Resources.VCPUs > c.Resources.VCPUs || f.Resources.PCPUs > c.Resources.PCPUs {
+		was.Resources.VCPUs = other
+	}
+	if f.Resources.MemoryMB > c.Resources.MemoryMB {
+		was.Resources.MemoryMB = other
+	}
+	place, devices := f.Resources, c.Assignment.Clone()
+	place.DiskGB = c.Resources.DiskGB
+	devices.Cells = f.Assignment.Cells
+	if !covers(place, devices) {
+		was.Placement = ""
+	}
+	devices = c.Assignment.Clone()
+	devices.Devices, devices.Mdevs = f.Assignment.Devices, f.Assignment.Mdevs
+	if !covers(c.Resources, devices) {
+		was.Devices = ""
+	}
+	return was
+}
+
 // asSeenLocked is the claim with what was found in the parts that show something
 // else than before.
 func (t *Tracker) asSeenLocked(c Claim, seen Seen, f Found) Claim {
@@ -110,11 +141,8 @@ func (t *Tracker) asSeenLocked(c Claim, seen Seen, f Found) Claim {
 	next.Seen = &seen
 	was := c.Seen
 	if was == nil {
-		now := t.machine.hold(c.Resources, c.Assignment)
-		if within(t.machine.hold(f.Resources, f.Assignment), now) {
-			return next
-		}
-		was = &Seen{} // every part
+		first := t.coveredLocked(c, seen, f)
+		was = &first
 	}
 	if seen.Resources.DiskGB != was.Resources.DiskGB {
 		next.Resources.DiskGB = f.Resources.DiskGB

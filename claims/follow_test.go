@@ -51,6 +51,33 @@ func TestFollow_KeepsWhatTheDocumentDoesNotChange(t *testing.T) {
 	}
 }
 
+// TestFollow_FirstSeenWithMoreOfOnePartKeepsTheOthers: a disk that nobody claimed says
+// nothing of the memory that was asked for, nor of pins and devices.
+func TestFollow_FirstSeenWithMoreOfOnePartKeepsTheOthers(t *testing.T) {
+	b := newBenchWith(t, "h", cells)
+	pinned := func(cpu int, r topology.Resources) claims.Found {
+		return foundOn(r, topology.AssignedCell{MemoryMB: r.MemoryMB, Pins: []topology.Pin{{CPU: cpu}}})
+	}
+	floats := func(r topology.Resources) claims.Found { return claims.Found{Resources: r} }
+	for i, c := range []struct {
+		claimed, found claims.Found
+		want           topology.Resources
+	}{
+		{floats(topology.Resources{VCPUs: 2, MemoryMB: 1024}), floats(topology.Resources{VCPUs: 1, MemoryMB: 128, DiskGB: 1}), topology.Resources{VCPUs: 2, MemoryMB: 1024, DiskGB: 1}},
+		{floats(topology.Resources{VCPUs: 2, MemoryMB: 128, DiskGB: 5}), floats(topology.Resources{VCPUs: 1, MemoryMB: 256, DiskGB: 1}), topology.Resources{VCPUs: 2, MemoryMB: 256, DiskGB: 5}},
+		{floats(topology.Resources{VCPUs: 1, MemoryMB: 1024, DiskGB: 5}), floats(topology.Resources{VCPUs: 2, MemoryMB: 128, DiskGB: 1}), topology.Resources{VCPUs: 2, MemoryMB: 1024, DiskGB: 5}},
+		{pinned(1, topology.Resources{PCPUs: 1, MemoryMB: 512}), pinned(1, topology.Resources{PCPUs: 1, MemoryMB: 256, DiskGB: 1}), topology.Resources{PCPUs: 1, MemoryMB: 512, DiskGB: 1}},
+		{pinned(2, topology.Resources{PCPUs: 1, MemoryMB: 512, DiskGB: 5}), pinned(3, topology.Resources{PCPUs: 1, MemoryMB: 256, DiskGB: 1}), topology.Resources{PCPUs: 1, MemoryMB: 256, DiskGB: 5}},
+	} {
+		id := fmt.Sprint("i", i)
+		before := must[claims.Claim](t)(b.Adopt(ctx, guest(id), c.claimed))
+		after, changed, err := b.Follow(ctx, id, sees(c.found.Resources, "placed", ""), c.found)
+		if err != nil || !changed || after.Resources != c.want {
+			t.Errorf("claim of %s, found %s: %s, changed %t, %v; want %s", before.Resources, c.found.Resources, after.Resources, changed, err, c.want)
+		}
+	}
+}
+
 func TestFollow_ForcesWhatDoublesAndRelaxesWhatFits(t *testing.T) {
 	b := newBenchWith(t, "h", cells)
 	pinned := func(cpu int, mb int64) claims.Found {
