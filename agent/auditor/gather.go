@@ -30,7 +30,26 @@ const (
 // gather reads what the join needs. Placement's lists come first and the ledger
 // after them: a guest that was made or deleted in between is then read whole, and
 // found to be as the ledger has it.
+//
+// What was read while the host changed its shape belongs to no tree, and is read again.
 func (l *look) gather(ctx context.Context) {
+	for range 2 {
+		l.gatherOnce(ctx)
+		if now, known := l.a.o.Tree(); l.in.Placement.Why != "" || known && sameShape(now, l.in.Tree) {
+			return
+		}
+	}
+	l.in.Placement = audit.Placement{Why: "the host changes its shape in Placement: ask again"}
+	l.silent[silentPlacement] = l.in.Placement.Why
+}
+
+// sameShape reports whether claims are counted on the same providers of both trees.
+func sameShape(a, b *inventory.Tree) bool {
+	return a.Shape == b.Shape && a.Disk == b.Disk &&
+		slices.EqualFunc(a.Providers, b.Providers, func(x, y inventory.Provider) bool { return x.UUID == y.UUID })
+}
+
+func (l *look) gatherOnce(ctx context.Context) {
 	l.in = audit.Input{Host: l.a.o.Host, Fleet: map[string]audit.Answer{}, Names: map[string]string{}}
 	if err := l.lists(ctx); err != nil {
 		l.in.Placement.Why = err.Error()

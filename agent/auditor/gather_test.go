@@ -53,6 +53,35 @@ func TestAuditor_AsksWhoMayHaveAGuest(t *testing.T) {
 	}
 }
 
+// What was read while the host changed its shape is of no tree: it is read again, and of a
+// host that goes on changing nothing is said.
+func TestAuditor_JudgesByOneTreeAlone(t *testing.T) {
+	w := auditortest.NewWorld(t, embedded(t)(t))
+	id := w.Guest(0)
+	w.Put(id, placementclient.ConsumerInstance, w.Claimed(id))
+	other := *w.Tree
+	other.Shape, other.Disk = inventory.Nested, ""
+	asked := 0
+	w.Stands = func() *inventory.Tree {
+		if asked++; asked == 1 {
+			return &other
+		}
+		return w.Tree
+	}
+	if r := w.Audit(false); len(r.Rows)+len(r.Silent) > 0 || asked < 4 {
+		t.Errorf("changed once, asked %d times\n%s", asked, rows(r))
+	}
+	w.Stands = func() *inventory.Tree {
+		if asked++; asked%2 == 0 {
+			return &other
+		}
+		return w.Tree
+	}
+	if r := w.Audit(false); len(r.Silent) == 0 {
+		t.Errorf("changed again and again\n%s", rows(r))
+	}
+}
+
 // A retired provider is listed as the tree's own are, and so is a pool that holds the
 // disks: what is counted there alone is found.
 func TestAuditor_ListsRetiredProvidersAndThePoolOfDisks(t *testing.T) {

@@ -67,6 +67,20 @@ func (r *Reporter) syncOnce(ctx context.Context) error {
 	return err
 }
 
+// between makes Tree unknown: from a reshape's request to the comparison after it nobody
+// can say where a claim is counted. What it gives takes that back.
+func (r *Reporter) between() (known func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was := r.tree
+	r.tree, r.status.InSync = nil, false
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.tree = was
+	}
+}
+
 // compare makes Placement say what in says; true when a reshape was made, and all
 // is to be read again.
 func (r *Reporter) compare(ctx context.Context, in inventory.Input) (reshaped bool, err error) {
@@ -95,7 +109,13 @@ func (r *Reporter) compare(ctx context.Context, in inventory.Input) (reshaped bo
 			return false, err
 		}
 		if g.reshape {
-			return true, r.reshape(ctx, g)
+			known := r.between()
+			err := r.reshape(ctx, g)
+			switch fault.KindOf(err) {
+			case fault.DoesNotFit, fault.Busy, fault.Invalid:
+				known() // it was refused, and all stands as it did
+			}
+			return true, err
 		}
 		if err := r.write(ctx, g); err != nil {
 			return false, err

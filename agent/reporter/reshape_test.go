@@ -23,10 +23,14 @@ type refusing struct {
 	reporter.Placement
 	why   error
 	tries int
+	asked func() // nil for nobody
 }
 
 func (p *refusing) Reshape(ctx context.Context, r placementclient.Reshape) error {
 	p.tries++
+	if p.asked != nil {
+		p.asked()
+	}
 	if p.why != nil {
 		return p.why
 	}
@@ -68,6 +72,36 @@ func TestReporter_ARefusedReshapeLeavesTheStandingShapeEqual(t *testing.T) {
 		t.Errorf("with room: %+v", s)
 	}
 	b.Equal()
+}
+
+// TestReporter_NobodyIsToldWhereClaimsAreCountedWhileAReshapeIsOnItsWay: whoever went by
+// the old tree then would find every guest counted elsewhere.
+func TestReporter_NobodyIsToldWhereClaimsAreCountedWhileAReshapeIsOnItsWay(t *testing.T) {
+	b := newBench(t)
+	p := &refusing{Placement: b.Client, why: fault.New(fault.DoesNotFit, "no room on cell 1")}
+	b.Options.Placement = p
+	b.Restart()
+	b.Sync()
+	b.Place(b.ID("one"), reportertest.Claimed(1, 64, 1))
+	p.asked = func() {
+		if tree, known := b.R.Tree(); known || b.R.Status().InSync {
+			t.Errorf("known %t, in sync %t: %v", known, b.R.Status().InSync, tree)
+		}
+	}
+	b.In.Shape = inventory.Nested
+	if err := b.R.Sync(t.Context()); !errors.Is(err, fault.DoesNotFit) {
+		t.Errorf("%v, want %v", err, fault.DoesNotFit)
+	}
+	if tree, known := b.R.Tree(); !known || tree.Shape != inventory.Flat {
+		t.Errorf("after a refusal: known %t, %v", known, tree)
+	}
+	p.why = nil
+	for range 40 {
+		b.Sync()
+	}
+	if tree, known := b.R.Tree(); !known || tree.Shape != inventory.Nested || p.tries < 2 {
+		t.Errorf("after %d tries: known %t, %v", p.tries, known, tree)
+	}
 }
 
 func TestReporter_ARootThatSomebodyHungBelowAnotherIsNamed(t *testing.T) {

@@ -41,7 +41,8 @@ type World struct {
 	Client *placementclient.Client
 	Name   string
 	Tree   *inventory.Tree
-	PCI    string // uuid of the child with the devices
+	Stands func() *inventory.Tree // what the reporter says of it; nil for Tree
+	PCI    string                 // uuid of the child with the devices
 	// Other is the root of another host, OtherName its name.
 	Other, OtherName string
 	Auditor          *auditor.Auditor
@@ -99,7 +100,12 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 	}
 	w.Auditor = auditor.New(auditor.Options{
 		Host: w.Name, Placement: client, Runtime: rt, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Tree: func() (*inventory.Tree, bool) { return w.Tree, true }, Ledger: w.read,
+		Tree: func() (*inventory.Tree, bool) {
+			if w.Stands != nil {
+				return w.Stands(), true
+			}
+			return w.Tree, true
+		}, Ledger: w.read,
 		Domains: w.list, Peers: peers{w}, Interval: time.Hour,
 		Report: w.report, Refuse: func() error { return w.Refuse },
 		Alone: func(ctx context.Context, _ string, f func(context.Context) error) error {
