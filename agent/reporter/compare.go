@@ -368,6 +368,7 @@ func (r *Reporter) tell(g goal) {
 		s.Traits = tree.Providers[0].Traits
 		s.Disabled = slices.Contains(s.Traits, placementclient.TraitComputeStatusDisabled)
 		s.Shape, s.Waiting, s.Disk = tree.Shape, g.waiting, tree.Disk
+		s.InSync = s.InSync && !g.reshape // the shape does not stand yet
 		s.Reasons = nil
 		for _, reason := range g.report.Reasons {
 			s.Reasons = append(s.Reasons, fault.Reason{Code: reason.Code, Message: reason.Message, Change: reason.Change})

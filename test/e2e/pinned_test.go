@@ -219,7 +219,17 @@ func (w *world) shape(h *lab.Host, shape string) {
 		}
 		return fmt.Sprintf("%s, in sync %v: %s", s.Shape, s.InSync, s.Error)
 	})
-	w.berth(h, "audit", "--all")
+	// While the shape changes again, as after a conflict, nobody can tell: exit code 6.
+	w.eventually("an audit of "+h.Name, func() string {
+		r := w.run(h, "audit", "--all")
+		if r.Code == 7 {
+			w.Fatalf("%s%s", r.Stdout, r.Stderr)
+		}
+		if r.Code != 0 {
+			return r.Stdout + r.Stderr
+		}
+		return ""
+	})
 }
 
 // counted is what Placement counts of a guest: "host-a: DISK_GB 1; host-a_NUMA0: PCPU 1".
