@@ -42,21 +42,31 @@ type pair struct {
 
 func (c *pair) close() { _, _ = c.client.Close(), c.daemon.Close() }
 
-// Start forwards from l to the daemon's socket until the test ends.
+// Start is Forward until the test ends.
 func Start(t testing.TB, l net.Listener, socket string) *Proxy {
 	t.Helper()
+	p := Forward(l, socket)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// Forward forwards from l to the daemon's socket until Close.
+func Forward(l net.Listener, socket string) *Proxy {
 	p := &Proxy{listener: l, target: socket, ended: make(chan struct{}), pairs: map[*pair]bool{}}
 	p.wg.Go(p.accept)
-	t.Cleanup(func() {
-		_ = l.Close() // that it is closed is all that is wanted
-		close(p.ended)
-		p.mu.Lock()
-		p.closed = true
-		p.mu.Unlock()
-		p.CutAll()
-		p.wg.Wait()
-	})
 	return p
+}
+
+// Close ends the listener and every connection, and waits until nothing is
+// forwarded any more. It may be called once.
+func (p *Proxy) Close() {
+	_ = p.listener.Close() // that it is closed is all that is wanted
+	close(p.ended)
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.CutAll()
+	p.wg.Wait()
 }
 
 // Add lets an action befall the packets that match, from now on.
