@@ -82,6 +82,10 @@ func (c *clock) WithTimeout(ctx context.Context, d time.Duration) (context.Conte
 	return context.WithTimeout(ctx, d)
 }
 
+func (c *clock) Block(ctx context.Context, w runtime.Waiter) error {
+	return new(runtime.System).Block(ctx, w)
+}
+
 func (c *clock) Go(_ string, f func()) { go f() }
 
 // bench is one host with a store that can fail and crash.

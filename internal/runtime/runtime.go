@@ -4,6 +4,10 @@
 //
 // The real one is System. Transport and store are injected beside it, as the
 // interfaces of the packages that use them (migration.Host, task.Journal).
+//
+// Whoever lives on a runtime waits only in Sleep, Await, Receive, Lock and Group,
+// which are all made of Runtime.Block: a simulator stops at each of them. A
+// sync.Mutex is for what is held for moments, with nothing of these under it.
 package runtime
 
 import (
@@ -26,6 +30,9 @@ type Runtime interface {
 	// Sleep waits for d on the boot clock or until ctx ends; it returns ctx's
 	// cause in the second case.
 	Sleep(ctx context.Context, d time.Duration) error
+	// Block waits until w has what it waits for, or ctx ends, whose cause it then
+	// returns. Await and Receive are the common uses.
+	Block(ctx context.Context, w Waiter) error
 	// WithTimeout is context.WithTimeout on this runtime's clock.
 	WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)
 	// Go runs f as an actor of its own. name is for logs and traces. Whoever
@@ -72,6 +79,14 @@ func (*System) Sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Block waits in w.Take.
+func (*System) Block(ctx context.Context, w Waiter) error {
+	if w.Try() || w.Take(ctx) {
+		return nil
+	}
+	return context.Cause(ctx)
 }
 
 // WithTimeout is context.WithTimeout.

@@ -2,15 +2,21 @@
 // actor at a time, in an order drawn from a seed, on a clock that moves only
 // when every actor waits. The same seed gives the same run.
 //
-// Actors must wait only in Sleep, in Yield, or for nothing: one that blocks on a
-// channel or a mutex that another actor holds stops the whole simulation. A
-// Process can be killed at any scheduling point; its actors end there, as the
-// threads of a killed process do, except that deferred functions run.
+// Actors must wait only in what package runtime offers, in Yield, or for nothing:
+// one that blocks on a channel by itself, or on a mutex that another actor holds
+// while it waits, stops the whole simulation. A Process can be killed at any
+// scheduling point; its actors end there, as the threads of a killed process do,
+// except that deferred functions run. Those must have no effect outside of the
+// process: a simulated world refuses what a dead process asks of it.
+//
+// A context that ends by another clock than the simulation's, or in a goroutine
+// that is no actor, makes a run that cannot be repeated.
 package simruntime
 
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	goruntime "runtime"
 	"sync"
@@ -32,6 +38,9 @@ type Simulation struct {
 	parked chan struct{}
 	// current is the actor that runs; nil while the scheduler does.
 	current *actor
+	can     []*actor // those of one turn; kept for its memory
+	turns   int
+	trace   func(at time.Duration, actor string)
 }
 
 // Epoch is the wall clock at the start of every simulation.
@@ -43,9 +52,14 @@ type actor struct {
 	resume  chan struct{}
 	ready   bool            // wants to run now
 	until   time.Duration   // otherwise: wants to run then
+	waiter  runtime.Waiter  // or when this has come; nil for none
 	ctx     context.Context // or when this ends
+	got     bool            // waiter's has come, and was taken
 	over    bool
 }
+
+// forever is later than any simulation lasts.
+const forever = time.Duration(math.MaxInt64)
 
 type timer struct {
 	at   time.Duration
@@ -61,6 +75,26 @@ func New(seed uint64) *Simulation {
 // Rand is the simulation's own source of chance: use no other.
 func (s *Simulation) Rand() *rand.Rand { return s.rng }
 
+// OnTurn has f be told who runs at every turn; nil ends that. f must not call the
+// simulation.
+func (s *Simulation) OnTurn(f func(at time.Duration, actor string)) { s.trace = f }
+
+// Turns counts the turns so far.
+func (s *Simulation) Turns() int { return s.turns }
+
+// Waiting names the actors that have not ended, in the order in which they began.
+func (s *Simulation) Waiting() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for _, a := range s.actors {
+		if !a.over {
+			out = append(out, a.name)
+		}
+	}
+	return out
+}
+
 // Elapsed is the simulated time since the start.
 func (s *Simulation) Elapsed() time.Duration {
 	s.mu.Lock()
@@ -75,11 +109,13 @@ func (s *Simulation) Process(name, boot string) *Process {
 }
 
 // Run schedules actors until stop says so (asked between any two), until nobody
-// has anything left to do, or until limit of simulated time has passed, which is
+// has anything left to do but to wait for what nobody will bring (Waiting names
+// them), or until limit of simulated time has passed, which is
 // an error that names one who still waits.
 func (s *Simulation) Run(limit time.Duration, stop func() bool) error {
 	end := s.Elapsed() + limit
-	for turns := 0; !stop(); turns++ {
+	first := s.turns
+	for !stop() {
 		a := s.next()
 		if a == nil {
 			return nil
@@ -87,7 +123,7 @@ func (s *Simulation) Run(limit time.Duration, stop func() bool) error {
 		if s.Elapsed() > end {
 			return fmt.Errorf("the simulation does not come to rest within %s: %s still waits", limit, a.name)
 		}
-		if turns >= maxTurns {
+		if s.turns-first >= maxTurns {
 			return fmt.Errorf("the simulation does not come to rest within %d turns, at %s: %s runs", maxTurns, s.Elapsed(), a.name)
 		}
 		s.turn(a)
@@ -101,6 +137,10 @@ const maxTurns = 1_000_000
 
 // turn lets one actor run to its next scheduling point.
 func (s *Simulation) turn(a *actor) {
+	s.turns++
+	if s.trace != nil {
+		s.trace(s.Elapsed(), a.name)
+	}
 	s.mu.Lock()
 	s.current = a
 	s.mu.Unlock()
@@ -116,30 +156,24 @@ func (s *Simulation) turn(a *actor) {
 func (s *Simulation) next() *actor {
 	for {
 		s.mu.Lock()
-		var can []*actor
-		live := s.actors[:0]
-		wake, any := time.Duration(0), false
+		can, live, wake := s.can[:0], s.actors[:0], forever
 		for _, a := range s.actors {
 			if a.over {
 				continue
 			}
 			live = append(live, a)
-			if a.ready || a.process.dead || a.until <= s.now || a.ctx.Err() != nil {
+			if a.runnable(s.now) {
 				can = append(can, a)
-			} else if !any || a.until < wake {
-				wake, any = a.until, true
+			} else {
+				wake = min(wake, a.until)
 			}
 		}
-		s.actors = live
+		s.actors, s.can = live, can
 		if len(can) > 0 {
 			a := can[s.rng.IntN(len(can))]
 			a.ready = false
 			s.mu.Unlock()
 			return a
-		}
-		if !any {
-			s.mu.Unlock()
-			return nil
 		}
 		var fire []func()
 		timers := s.timers[:0]
@@ -147,6 +181,10 @@ func (s *Simulation) next() *actor {
 			if !t.dead && t.at < wake {
 				wake = t.at
 			}
+		}
+		if wake == forever || len(live) == 0 {
+			s.mu.Unlock()
+			return nil
 		}
 		s.now = max(s.now, wake)
 		for _, t := range s.timers {
@@ -166,6 +204,18 @@ func (s *Simulation) next() *actor {
 	}
 }
 
+// runnable reports whether an actor has what it waits for.
+func (a *actor) runnable(now time.Duration) bool {
+	if a.ready || a.process.dead || a.until <= now {
+		return true
+	}
+	if a.waiter != nil && a.waiter.Try() {
+		a.waiter, a.got, a.ready = nil, true, true
+		return true
+	}
+	return a.ctx.Err() != nil
+}
+
 // Shutdown kills every process and lets all actors end. The simulation cannot be
 // used afterwards; without it the goroutines of waiting actors stay.
 func (s *Simulation) Shutdown() {
@@ -181,10 +231,11 @@ func (s *Simulation) Shutdown() {
 
 // Process is one operating system process of the simulation: a runtime.Runtime.
 type Process struct {
-	sim  *Simulation
-	name string
-	boot string
-	dead bool // guarded by sim.mu
+	sim   *Simulation
+	name  string
+	boot  string
+	dead  bool          // guarded by sim.mu
+	clock time.Duration // how far its wall clock is ahead; guarded by sim.mu
 }
 
 var _ runtime.Runtime = (*Process)(nil)
@@ -197,6 +248,12 @@ func (p *Process) Kill() {
 	p.dead = true
 }
 
+// Die is Kill, and the actor that calls it, whose process it must be, ends here.
+func (p *Process) Die() {
+	p.Kill()
+	goruntime.Goexit()
+}
+
 // Dead says whether the process was killed.
 func (p *Process) Dead() bool {
 	p.sim.mu.Lock()
@@ -204,8 +261,20 @@ func (p *Process) Dead() bool {
 	return p.dead
 }
 
-// Now is Epoch plus the simulated time.
-func (p *Process) Now() time.Time { return Epoch.Add(p.sim.Elapsed()) }
+// StepClock moves the process's wall clock, not its boot clock, by d, which may be
+// negative.
+func (p *Process) StepClock(d time.Duration) {
+	p.sim.mu.Lock()
+	defer p.sim.mu.Unlock()
+	p.clock += d
+}
+
+// Now is Epoch plus the simulated time, and what StepClock added.
+func (p *Process) Now() time.Time {
+	p.sim.mu.Lock()
+	defer p.sim.mu.Unlock()
+	return Epoch.Add(p.sim.now + p.clock)
+}
 
 // Boot is the simulated time under the process's boot id.
 func (p *Process) Boot() runtime.BootTime {
@@ -220,7 +289,7 @@ func (p *Process) Go(name string, f func()) {
 	if p.dead {
 		return
 	}
-	a := &actor{process: p, name: p.name + "/" + name, resume: make(chan struct{}), ready: true}
+	a := &actor{process: p, name: p.name + "/" + name, resume: make(chan struct{}), ready: true, until: forever, ctx: context.Background()}
 	s.actors = append(s.actors, a)
 	go func() {
 		defer func() {
@@ -243,31 +312,58 @@ func (p *Process) Sleep(ctx context.Context, d time.Duration) error {
 		p.Yield()
 		return err
 	}
-	p.wait(ctx, d, false)
+	p.wait(ctx, actor{until: d})
 	return context.Cause(ctx)
 }
 
 // Yield lets others run at this moment.
-func (p *Process) Yield() { p.wait(context.Background(), 0, true) }
+func (p *Process) Yield() { p.wait(context.Background(), actor{ready: true}) }
 
-func (p *Process) wait(ctx context.Context, d time.Duration, ready bool) {
+// Block waits for w, or until ctx ends. What is there already is taken at once,
+// without letting others run.
+func (p *Process) Block(ctx context.Context, w runtime.Waiter) error {
 	if p.Dead() {
 		goruntime.Goexit()
 	}
+	if w.Try() {
+		return nil
+	}
+	if err := context.Cause(ctx); err != nil {
+		p.Yield()
+		return err
+	}
+	if p.wait(ctx, actor{until: forever, waiter: w}) {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// wait parks the actor that runs until what how says has come, and reports whether
+// it was how's waiter. An actor may wait on the runtime of another process, as one
+// who calls a server does; it is its own death that ends it.
+func (p *Process) wait(ctx context.Context, how actor) (got bool) {
 	s := p.sim
 	s.mu.Lock()
 	a := s.current // one actor runs at a time, so it is the caller
 	if a == nil {
 		s.mu.Unlock()
-		panic("simruntime: Sleep or Yield outside of an actor")
+		panic("simruntime: an actor's wait outside of an actor")
 	}
-	a.ready, a.until, a.ctx = ready, s.now+max(d, 0), ctx
+	if a.process.dead {
+		s.mu.Unlock()
+		goruntime.Goexit()
+	}
+	a.ready, a.waiter, a.ctx, a.got, a.until = how.ready, how.waiter, ctx, false, forever
+	if how.until < forever-s.now {
+		a.until = s.now + max(how.until, 0)
+	}
 	s.mu.Unlock()
 	s.parked <- struct{}{}
 	<-a.resume
-	if p.Dead() {
+	if a.process.Dead() {
 		goruntime.Goexit()
 	}
+	return a.got
 }
 
 // WithTimeout ends the context when the simulated clock gets there.
@@ -277,12 +373,26 @@ func (p *Process) WithTimeout(ctx context.Context, d time.Duration) (context.Con
 	s := p.sim
 	s.mu.Lock()
 	t.at = s.now + d
+	at := Epoch.Add(t.at + p.clock)
 	s.timers = append(s.timers, t)
 	s.mu.Unlock()
-	return out, func() {
+	if was, has := ctx.Deadline(); has && was.Before(at) {
+		at = was
+	}
+	return deadline{out, at}, func() {
 		s.mu.Lock()
 		t.dead = true
 		s.mu.Unlock()
 		cancel(context.Canceled)
 	}
 }
+
+// deadline is a context that says when it ends. Its embedded one is context's own,
+// so those made from it end with it without a goroutine.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline is on the process's wall clock.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
