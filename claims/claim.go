@@ -153,6 +153,9 @@ type Commit struct {
 	Epoch     uint64 `json:"epoch"` // the epoch that the receiver gets
 	From      string `json:"source_compute"`
 	To        string `json:"dest_compute"`
+	// Power is what the guest's user had chosen when it left, as the driver of the
+	// move spells it; empty where nobody told.
+	Power string `json:"power_state,omitempty"`
 }
 
 // Capacity is what a host has to give. Free = Total − Reserved, times the

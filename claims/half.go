@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +48,9 @@ type half struct {
 	// claim. Nil when there is none.
 	Context        *MigrationContext `json:"context,omitempty"`
 	ContextAttempt int               `json:"context_attempt,omitempty"` // that recorded it
+	// Peer is the host that a source's context named last: it may ask what became of
+	// the move when the context is gone.
+	Peer string `json:"peer,omitempty"`
 
 	// Commit is by which the token left, and Refused the highest attempt whose
 	// commit is refused. An attempt is never in both.
@@ -55,7 +59,9 @@ type half struct {
 
 	// Accepted is the attempt by which the token came here; 0 when it did not.
 	// A migration brings a guest once: its verbs are late from then on.
-	Accepted int `json:"accepted,omitempty"`
+	Accepted int     `json:"accepted,omitempty"`
+	Came     *Commit `json:"came,omitempty"` // the commit of it; nil in records of older agents
+	Word     *Word   `json:"word,omitempty"` // by which an operator has settled it here; see word.go
 
 	// Buried is the highest attempt of each step whose undo has run.
 	Buried map[string]int `json:"buried,omitempty"`
@@ -72,6 +78,14 @@ func (h half) clone() half {
 	if h.Commit != nil {
 		c := *h.Commit
 		h.Commit = &c
+	}
+	if h.Came != nil {
+		c := *h.Came
+		h.Came = &c
+	}
+	if h.Word != nil {
+		w := h.Word.clone()
+		h.Word = &w
 	}
 	h.Buried = maps.Clone(h.Buried)
 	return h
@@ -95,7 +109,7 @@ func (t *Tracker) writeHalf(migration string, h half) plan {
 
 // prune drops halves that are past their use: nothing was written for
 // TombstoneKeep, and no context, claim or surrendered instance of the migration
-// is left that would still need them.
+// is left that would still need them, nor an operator's word that a host has not heard.
 func (t *Tracker) prune(ctx context.Context) error {
 	old := t.prunable()
 	if len(old) == 0 {
@@ -144,7 +158,10 @@ func (t *Tracker) pastUseLocked(migration string) bool {
 		}
 	}
 	for _, i := range t.instances {
-		if i.Token.Migration == migration && i.Token.State == TokenSurrendered {
+		if i.Token.Migration != migration {
+			continue
+		}
+		if i.Token.State == TokenSurrendered || h.Word.untold() {
 			return false
 		}
 	}
@@ -223,7 +240,7 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 			return plan{}, nil
 		}
 		c := c.clone()
-		h.Context, h.ContextAttempt = &c, ref.Attempt
+		h.Context, h.ContextAttempt, h.Peer = &c, ref.Attempt, c.Destination
 		return t.writeHalf(ref.Migration, h), nil
 	})
 }
@@ -319,6 +336,32 @@ func (t *Tracker) Recall(ref Ref, v any) (bool, error) {
 		return true, fault.New(fault.Internal, "recall verb %s: %w", verbKey(ref), err)
 	}
 	return true, nil
+}
+
+// Remembering gives every verb of this step of which something is kept, in order.
+// Their refs name no instance: a memory is found by migration, attempt and step.
+func (t *Tracker) Remembering(step string) []Ref {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []Ref
+	for _, key := range slices.Sorted(maps.Keys(t.verbs)) {
+		parts := strings.Split(key, "/")
+		if len(parts) != 3 || parts[2] != step {
+			continue
+		}
+		if attempt, err := strconv.Atoi(parts[1]); err == nil {
+			out = append(out, Ref{Migration: parts[0], Attempt: attempt, Step: step})
+		}
+	}
+	return out
+}
+
+// Peer gives the host that this host's last context of a migration named as its
+// destination, also when the context is gone; empty where there was none.
+func (t *Tracker) Peer(migration string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.migrations[migration].Peer
 }
 
 // Unremember drops what one verb remembered, when an undo has removed it all.

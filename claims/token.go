@@ -15,6 +15,12 @@ import (
 // when the instance is not known. Of Surrender and RefuseCommit for one attempt
 // exactly one ever succeeds.
 func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, error) {
+	return t.SurrenderAs(ctx, ref, to, "")
+}
+
+// SurrenderAs is Surrender with what the guest's user has chosen for it, which is kept
+// in the commit: whoever finishes the move has nobody else to ask.
+func (t *Tracker) SurrenderAs(ctx context.Context, ref Ref, to, power string) (Commit, error) {
 	if err := ref.validate("surrender token", true); err != nil {
 		return Commit{}, err
 	}
@@ -55,7 +61,7 @@ func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, er
 		}
 		c := Commit{
 			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt,
-			Epoch: i.Token.Epoch + 1, From: t.host, To: to,
+			Epoch: i.Token.Epoch + 1, From: t.host, To: to, Power: power,
 		}
 		answer = c
 		h.Commit = &c
@@ -178,7 +184,7 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		if next.CreatedAt.IsZero() {
 			next.CreatedAt = t.runtime.Now().UTC()
 		}
-		h.Accepted = c.Attempt
+		h.Accepted, h.Came = c.Attempt, &c
 		return t.writeInstance(next).and(t.writeHalf(c.Migration, h)), nil
 	})
 }
@@ -190,6 +196,17 @@ func (t *Tracker) Accepted(migration string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.migrations[migration].Accepted
+}
+
+// Came gives the commit by which a migration brought its guest here, for as long as
+// tombstones are kept; false where it did not, or an older agent took it in.
+func (t *Tracker) Came(migration string) (Commit, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.migrations[migration].Came; c != nil {
+		return *c, true
+	}
+	return Commit{}, false
 }
 
 func goneOn(migration string, attempt int) fault.Reason {
