@@ -10,6 +10,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 )
 
 // Follow keeps claims behind what people do with virsh, until ctx ends:
@@ -33,18 +34,14 @@ import (
 // not give events is asked again.
 func (h *Host) Follow(ctx context.Context) error {
 	f := &following{h: h, due: map[string]time.Duration{}, busy: map[string]time.Duration{}, said: map[string]string{}}
-	var listening sync.WaitGroup
-	listening.Add(1)
-	h.rt.Go("follow events", func() {
-		defer listening.Done()
-		f.listen(ctx)
-	})
+	var listening runtime.Group
+	listening.Go(h.rt, "follow events", func() { f.listen(ctx) })
 	for ctx.Err() == nil {
 		f.turn(ctx)
 		_ = h.rt.Sleep(ctx, max(h.o.Agree/8, time.Millisecond)) // its end is looked at in the loop
 	}
-	listening.Wait()
-	f.looking.Wait()
+	listening.Wait(h.rt)
+	f.looking.Wait(h.rt)
 	return nil
 }
 
@@ -55,7 +52,7 @@ const lookers = 4
 // following is one run of Follow.
 type following struct {
 	h       *Host
-	looking sync.WaitGroup
+	looking runtime.Group
 
 	// mu guards the fields below; nothing but map work happens under it.
 	mu   sync.Mutex
@@ -75,7 +72,13 @@ func (f *following) listen(ctx context.Context) {
 			continue
 		}
 		f.all()
-		for e := range events {
+		for {
+			// Not until ctx ends: the driver closes the channel then, and whoever has
+			// left it open is waited for.
+			e, open, _ := runtime.Receive(context.WithoutCancel(ctx), f.h.rt, events)
+			if !open {
+				break
+			}
 			switch {
 			case e.Kind == driver.EventResync:
 				f.all()
@@ -179,9 +182,7 @@ func (f *following) begin(ctx context.Context) {
 	}
 	f.mu.Unlock()
 	for _, uuid := range begin {
-		f.looking.Add(1)
-		f.h.rt.Go("follow "+uuid, func() {
-			defer f.looking.Done()
+		f.looking.Go(f.h.rt, "follow "+uuid, func() {
 			f.look(ctx, uuid)
 			if ctx.Err() == nil {
 				f.begin(ctx)

@@ -91,9 +91,9 @@ type Host struct {
 	rt      runtime.Runtime
 	files   disks.Files
 	hooks   *hooks.Runner
-	ctx     context.Context // of actors; ends with Close
+	ctx     context.Context // of the actors; ends with Close
 	cancel  context.CancelFunc
-	wg      sync.WaitGroup // actors
+	actors  runtime.Group
 	// migrator serves moves that have begun, nil where the driver's code knows none:
 	// what they ask must not cost a question more while a guest stands still.
 	// Whether the hypervisor can is asked where a move is checked
@@ -126,7 +126,7 @@ type Host struct {
 	// after its stream was forgotten: what is known is never overwritten by what
 	// is not. Durable writes happen under it, nothing else; it is taken after an
 	// instance's turn, never before.
-	recording sync.Mutex
+	recording runtime.Lock
 }
 
 var _ migration.Host = (*Host)(nil)
@@ -168,7 +168,7 @@ func (h *Host) Close() {
 	h.closed = true
 	h.mu.Unlock()
 	h.cancel()
-	h.wg.Wait()
+	h.actors.Wait(h.rt)
 }
 
 // spawn runs f as an actor that Close waits for; false when Close was first.
@@ -178,11 +178,7 @@ func (h *Host) spawn(name string, f func()) bool {
 	if h.closed {
 		return false
 	}
-	h.wg.Add(1)
-	h.rt.Go(name, func() {
-		defer h.wg.Done()
-		f()
-	})
+	h.actors.Go(h.rt, name, f)
 	return true
 }
 
@@ -222,10 +218,8 @@ func (h *Host) lock(ctx context.Context, instance string) (unlock func(), err er
 			}, nil
 		}
 		h.mu.Unlock()
-		select {
-		case <-held:
-		case <-ctx.Done():
-			return nil, fault.New(fault.Busy, "instance %s: another verb works on it: %w", instance, context.Cause(ctx))
+		if err := runtime.Await(ctx, h.rt, held); err != nil {
+			return nil, fault.New(fault.Busy, "instance %s: another verb works on it: %w", instance, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/topology"
 )
 
@@ -124,12 +125,10 @@ func (h *Host) countStrangers(ctx context.Context) error {
 			}
 			done <- err
 		})
-		select {
-		case err := <-done:
-			if counting.Err() == nil && !errors.Is(err, fault.Invalid) {
-				errs = append(errs, wrap(err, "read guest %s, which has no claim", s.Name))
-			}
-		case <-counting.Done(): // a disk that does not answer keeps no host from its start
+		// A disk that does not answer keeps no host from its start.
+		err, _, over := runtime.Receive(counting, h.rt, done)
+		if over == nil && counting.Err() == nil && !errors.Is(err, fault.Invalid) {
+			errs = append(errs, wrap(err, "read guest %s, which has no claim", s.Name))
 		}
 		if counting.Err() != nil {
 			break

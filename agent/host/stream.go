@@ -11,6 +11,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration"
 )
 
@@ -221,10 +222,7 @@ func (h *Host) AwaitStream(ctx context.Context, ref migration.Ref, d time.Durati
 		default:
 			wait, cancel := h.rt.WithTimeout(ctx, d)
 			defer cancel()
-			select {
-			case <-st.ended:
-			case <-wait.Done():
-			}
+			_ = runtime.Await(wait, h.rt, st.ended) // the end of d is no error
 			return context.Cause(ctx)
 		}
 	}
@@ -252,7 +250,9 @@ func (h *Host) outcome(ctx context.Context, ref migration.Ref, ended error, last
 		p.Downtime += max(0, lasted-job.Elapsed)
 		got.Last = &p
 	}
-	h.recording.Lock()
+	if err := h.recording.Lock(ctx, h.rt); err != nil {
+		return err
+	}
 	defer h.recording.Unlock()
 	// The guest's move can be over, and forgotten, before libvirt's call returns.
 	if _, asked, err := recall[streaming](h, ref, memoryStream); err != nil || !asked {
@@ -485,7 +485,9 @@ func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tu
 
 // forgetStream drops what the stream of one attempt remembered.
 func (h *Host) forgetStream(ctx context.Context, ref migration.Ref) error {
-	h.recording.Lock()
+	if err := h.recording.Lock(ctx, h.rt); err != nil {
+		return err
+	}
 	defer h.recording.Unlock()
 	for _, memory := range []string{memoryStream, memoryResult} {
 		if err := h.tracker.Unremember(ctx, at(ref, memory)); err != nil {
