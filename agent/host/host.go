@@ -59,6 +59,7 @@ type Options struct {
 	// disks go that name no folder.
 	ImagesDirs []string
 	DiskTool   string // qemu-img; empty for the one in $PATH
+	Files      Files  // nil for this machine's own, below Root and with DiskTool
 	// Root is where this process sees the hypervisor's /; empty when both see the
 	// same.
 	Root string
@@ -89,7 +90,7 @@ type Host struct {
 	tracker *claims.Tracker
 	driver  driver.Driver
 	rt      runtime.Runtime
-	files   disks.Files
+	files   Files
 	hooks   *hooks.Runner
 	ctx     context.Context // of the actors; ends with Close
 	cancel  context.CancelFunc
@@ -150,10 +151,13 @@ func New(o Options) *Host {
 	}
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
-		files:   disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID},
+		files:   o.Files,
 		working: map[string]chan struct{}{}, streams: map[string]*stream{}, preparing: map[string]context.CancelCauseFunc{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
+	}
+	if h.files == nil {
+		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID}
 	}
 	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)

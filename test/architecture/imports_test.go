@@ -58,6 +58,7 @@ var table = map[string]rule{
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
 	"internal":                       {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
 	"agent/inventory":                {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
+	"agent/host/disks/diskstest":     {own: []string{"agent/host/disks", "internal/fault"}, third: []string{"github.com/google/go-cmp"}, why: "files in memory, and what all files must do"},
 	"agent/audit":                    {own: []string{"agent/inventory", "placementclient", "topology"}, why: "pure: what three parties say in, verdicts and writes out"},
 	"agent/reporter/reportertest":    {own: []string{"agent/inventory", "agent/reporter", "claims/pci", "placementclient", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what a reporter must do to every Placement, ours and OpenStack's"},
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},

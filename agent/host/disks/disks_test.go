@@ -6,13 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/disks/diskstest"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 )
@@ -152,123 +152,21 @@ func TestIdentity_SameFileOnlyWhereItIsTheSame(t *testing.T) {
 	}
 }
 
-func TestMake_ThenUnmakeLeavesTheRestAlone(t *testing.T) {
+func TestFiles_AreMadeAndUnmade(t *testing.T) {
 	requireQemuImg(t)
-	f := files(t)
-	put(t, f, "/img/there/file", "stays")
-	before := tree(t, f)
-	for _, stop := range []string{"planned", "built", "published", "published again"} {
-		t.Run(stop, func(t *testing.T) {
-			m, err := f.Plan("m1", disks.PartName(1, "vda"), "/img/new/deep/disk.qcow2")
-			if err != nil {
-				t.Fatal(err)
-			}
-			recorded := m // what a crash would leave on record
-			switch stop {
-			case "built", "published", "published again":
-				if err := f.Build(t.Context(), &m, "qcow2", 8<<20); err != nil {
+	diskstest.Run(t, func(t *testing.T) diskstest.Subject {
+		f := files(t)
+		return diskstest.Subject{
+			Files: f,
+			List:  func() []string { return tree(t, f) },
+			Put:   func(path, text string) { put(t, f, path, text) },
+			Rename: func(old, new string) {
+				if err := os.Rename(f.Real(old), f.Real(new)); err != nil {
 					t.Fatal(err)
 				}
-				if stop != "built" {
-					recorded = m
-				}
-			}
-			if strings.HasPrefix(stop, "published") {
-				if err := f.Publish(m); err != nil {
-					t.Fatal(err)
-				}
-				img, err := f.Image(t.Context(), m.Path, "qcow2")
-				if err != nil || img.VirtualSize != 8<<20 {
-					t.Fatalf("made image: %+v, %v", img, err)
-				}
-			}
-			if stop == "published again" {
-				if err := f.Publish(m); err != nil {
-					t.Fatalf("publish again: %v", err)
-				}
-			}
-			for range 2 {
-				if err := f.Unmake(recorded); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if diff := cmp.Diff(before, tree(t, f)); diff != "" {
-				t.Errorf("left behind (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestMake_NeverTouchesWhatSomebodyElsePutThere(t *testing.T) {
-	requireQemuImg(t)
-	f := files(t)
-	put(t, f, "/img/occupied", "mine")
-	if _, err := f.Plan("m1", "1-vda", "/img/occupied"); !errors.Is(err, fault.Exists) {
-		t.Errorf("plan for an occupied place: %v, want exists", err)
-	}
-	m, err := f.Plan("m1", "1-vda", "/img/raced")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Build(t.Context(), &m, "raw", 1<<20); err != nil {
-		t.Fatal(err)
-	}
-	put(t, f, "/img/raced", "somebody else's")
-	if err := f.Publish(m); !errors.Is(err, fault.Exists) {
-		t.Errorf("publish into a taken place: %v, want exists", err)
-	}
-	if err := f.Unmake(m); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"/img", "/img/occupied", "/img/raced"}, tree(t, f)); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
-	// Replaced after it was made: the new file is not ours either.
-	n, err := f.Plan("m1", "1-vdb", "/img/swapped")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Build(t.Context(), &n, "raw", 1<<20), f.Publish(n)); err != nil {
-		t.Fatal(err)
-	}
-	put(t, f, "/img/new", "restored from a backup")
-	if err := os.Rename(f.Real("/img/new"), f.Real("/img/swapped")); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Unmake(n); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Contains(tree(t, f), "/img/swapped") {
-		t.Error("a file that replaced ours was removed")
-	}
-}
-
-func TestRemove_OnlyTheFileOfThatStamp(t *testing.T) {
-	f := files(t)
-	put(t, f, "/a", "old")
-	stamp, err := f.Stamp("/a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, f, "/b", "new")
-	if err := os.Rename(f.Real("/b"), f.Real("/a")); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Remove("/a", stamp); !errors.Is(err, fault.Forbidden) {
-		t.Errorf("remove another file: %v, want forbidden", err)
-	}
-	stamp, err = f.Stamp("/a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := f.Remove("/a", stamp); err != nil {
-			t.Errorf("remove: %v", err)
+			},
 		}
-	}
-	if diff := cmp.Diff([]string(nil), tree(t, f)); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	})
 }
 
 func TestSpace_LooksAtTheNearestFolderThatExists(t *testing.T) {

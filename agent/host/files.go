@@ -1,0 +1,33 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/disks"
+)
+
+// Files reach the files of this host's guests. disks.Files are the machine's own;
+// what each method promises is said there.
+type Files interface {
+	// Image and what follows it look; fault.NotFound where there is no such file.
+	Image(ctx context.Context, path, format string) (disks.Image, error)
+	Identity(path string) (string, error)
+	Stamp(path string) (disks.Stamp, error)
+	Exists(path string) (bool, error)
+	Size(path string) int64
+	Space(path string) (disks.Space, error)
+
+	// Plan, Build, Publish and Keep make a file, Unmake takes back what they made,
+	// however far they got.
+	Plan(migration, part, path string) (disks.Made, error)
+	Build(ctx context.Context, m *disks.Made, format string, size int64) error
+	BuildFrom(ctx context.Context, m *disks.Made, format string, size int64, image, imageFormat string) error
+	Publish(m disks.Made) error
+	Keep(m disks.Made)
+	Unmake(m disks.Made) error
+
+	// Remove removes the file of that stamp and no other.
+	Remove(path string, s disks.Stamp) error
+}
+
+var _ Files = disks.Files{}
