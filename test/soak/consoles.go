@@ -1,0 +1,62 @@
+package soak
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+// eyes watch the guest's two consoles during a round: once the destination's has
+// said a word, the source's says no more.
+type eyes struct {
+	stop chan struct{}
+	done chan struct{}
+	once sync.Once
+	err  error
+}
+
+// blink is between two looks. What a source has said right before it left is seen
+// by the look after.
+const blink = 10 * time.Millisecond
+
+func (r *round) watchConsoles() *eyes {
+	e := &eyes{stop: make(chan struct{}), done: make(chan struct{})}
+	paths := [2]string{r.from.Console(r.name), r.to.Console(r.name)}
+	go func() {
+		defer close(e.done)
+		var size [2]int64
+		var moved [2]time.Time
+		var firstTo, before time.Time
+		for {
+			now := time.Now()
+			for i, path := range paths {
+				// A console that is not there has said nothing.
+				if st, err := os.Stat(path); err == nil && st.Size() != size[i] {
+					size[i], moved[i] = st.Size(), now
+				}
+			}
+			if firstTo.IsZero() && !moved[1].IsZero() {
+				// Said at some time since the last look.
+				firstTo = before
+			}
+			if !firstTo.IsZero() && moved[0].Sub(firstTo) > 5*blink && e.err == nil {
+				e.err = fmt.Errorf("two copies ran: %s's console went on %d ms after %s's had begun", r.from.Name, moved[0].Sub(firstTo).Milliseconds(), r.to.Name)
+			}
+			before = now
+			select {
+			case <-e.stop:
+				return
+			case <-time.After(blink):
+			}
+		}
+	}()
+	return e
+}
+
+// close ends the watch and says what it saw; it may be called again.
+func (e *eyes) close() error {
+	e.once.Do(func() { close(e.stop) })
+	<-e.done
+	return e.err
+}

@@ -1,0 +1,59 @@
+package soak
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// latest is how long after the request a random moment may be; a move takes about
+// three seconds.
+const latest = 3500 * time.Millisecond
+
+// PlanOf is the round of a seed. Consecutive seeds go through the whole table, so
+// that as many rounds as it has rows leave none out; moments, durations and every
+// fourth round's second fault are random.
+func PlanOf(seed uint64, table []Fault) Plan {
+	rng := rand.New(rand.NewPCG(seed, 0x626572))
+	p := Plan{Seed: seed, Bandwidth: []uint64{0, 60 << 20, 25 << 20}[rng.IntN(3)]}
+	add := func(f Fault) {
+		p.Strikes = append(p.Strikes, Strike{Fault: f.Name, At: f.momentOf(rng), For: f.lengthOf(rng)})
+	}
+	first := table[seed%uint64(len(table))]
+	add(first)
+	if rng.IntN(4) > 0 {
+		return p
+	}
+	// The longest faults keep to themselves: their rounds are long enough.
+	others := slices.DeleteFunc(slices.Clone(table), func(f Fault) bool {
+		return f.most > 20*time.Second || slices.ContainsFunc(f.touches, func(part string) bool { return slices.Contains(first.touches, part) })
+	})
+	if first.most < 20*time.Second {
+		add(others[rng.IntN(len(others))])
+	}
+	return p
+}
+
+// momentOf draws when a fault strikes: at one of its own moments, or anywhere.
+func (f Fault) momentOf(rng *rand.Rand) Moment {
+	if f.arm != nil {
+		return Moment{}
+	}
+	m := Moment{}
+	switch n := rng.IntN(10); {
+	case len(f.moments) > 0:
+		m = f.moments[rng.IntN(len(f.moments))]
+	case n < 6:
+		m.Step = steps[rng.IntN(len(steps))]
+	case n < 8:
+		m.Memory = true
+	default:
+		m.After = time.Duration(rng.Int64N(int64(latest)/1e6)) * time.Millisecond
+		return m
+	}
+	// At the boundary itself, or somewhere in what follows.
+	if rng.IntN(2) == 0 {
+		m.After = time.Duration(rng.IntN(600)) * time.Millisecond
+	}
+	return m
+}

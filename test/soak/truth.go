@@ -1,0 +1,312 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/api"
+	"berth/agent/audit"
+	"berth/test/guest"
+	"berth/test/lab"
+)
+
+// truth requires that, now or soon, all is as if nothing had happened, save for
+// where the guest is. reborn: a person has started it again.
+func (r *round) truth(ctx context.Context, reborn bool) error {
+	for _, h := range r.Hosts {
+		if err := r.agentUp(ctx, h); err != nil {
+			return err
+		}
+	}
+	err := await(ctx, truthMost, 50*time.Millisecond, func() error {
+		if wrong := r.complaints(ctx); len(wrong) > 0 {
+			return errors.New(strings.Join(wrong, "\n"))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("not as it should be: %w", err)
+	}
+	if err := r.lived(ctx, reborn); err != nil {
+		return err
+	}
+	return r.whole()
+}
+
+// complaints are what is not as it should be; what is cheap to ask comes first,
+// and the rest is asked when that is well.
+func (b *bed) complaints(ctx context.Context) []string {
+	for _, look := range []func(context.Context) []string{b.ledgers, b.domains, b.audits, b.leftovers} {
+		if wrong := look(ctx); len(wrong) > 0 {
+			return wrong
+		}
+	}
+	return nil
+}
+
+// ledgers asks each agent for its status, claims and guests.
+func (b *bed) ledgers(ctx context.Context) (wrong []string) {
+	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	for _, h := range b.Hosts {
+		c := b.clients[h]
+		st, err := c.Status(ctx)
+		if err != nil {
+			say("status of %s: %v", h.Name, err)
+			continue
+		}
+		if st.Health != api.HealthOK || len(st.Migrations) > 0 {
+			say("%s is %s, with migrations %v: %s", h.Name, st.Health, st.Migrations, conditions(st))
+		}
+		claims, err := c.Claims(ctx)
+		var have, want []string
+		for _, cl := range claims.Claims {
+			have = append(have, fmt.Sprintf("%s %s %s forced=%v context=%v", cl.Name, cl.Kind, cl.State, cl.Forced, cl.Context != nil))
+		}
+		if h == b.home {
+			want = []string{b.name + " instance bound forced=false context=false"}
+		}
+		if err != nil || !slices.Equal(have, want) {
+			say("claims of %s: %q, want %q: %v", h.Name, have, want, err)
+		}
+		list, err := c.Instances(ctx)
+		have, want = nil, nil
+		for _, in := range list.Instances {
+			have = append(have, fmt.Sprintf("%s %s managed=%v migration=%s", in.Name, in.State, in.Managed, in.Migration))
+		}
+		if h == b.home {
+			want = []string{b.name + " running managed=true migration="}
+		}
+		if err != nil || list.Error != "" || !slices.Equal(have, want) {
+			say("guests of %s: %q, want %q: %v %s", h.Name, have, want, err, list.Error)
+		}
+		info, err := c.Host(ctx)
+		if err != nil || info.ProvidersError != "" || len(info.Providers) == 0 {
+			say("providers of %s: %v %s", h.Name, err, info.ProvidersError)
+		}
+		used := 0
+		for _, p := range info.Providers {
+			for _, n := range p.Usages {
+				used += int(n)
+			}
+		}
+		if (used > 0) != (h == b.home) {
+			say("Placement counts %d units of %s", used, h.Name)
+		}
+	}
+	d, err := b.clients[b.home].Instance(ctx, b.name)
+	var have []string
+	for _, a := range d.Allocations {
+		have = append(have, a.ConsumerType+" on "+a.Provider)
+	}
+	if want := []string{"INSTANCE on " + b.home.Name}; err != nil || d.AllocationsError != "" || !slices.Equal(have, want) {
+		say("allocations of %s: %q, want %q: %v %s", b.name, have, want, err, d.AllocationsError)
+	}
+	return wrong
+}
+
+func conditions(st api.Status) string {
+	var out []string
+	for _, c := range st.Conditions {
+		if c.Health != api.HealthOK {
+			out = append(out, fmt.Sprintf("%s: %s %v", c.Name, c.Detail, c.Reasons))
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// domains asks each libvirtd, past everything of ours.
+func (b *bed) domains(ctx context.Context) (wrong []string) {
+	for _, h := range b.Hosts {
+		want := ""
+		if h == b.home {
+			want = b.name + " running"
+		}
+		// "ID NAME STATE"
+		out, err := h.Virsh(ctx, "list", "--all")
+		f := strings.Fields(out)
+		if len(f) > 0 {
+			f = f[1:]
+		}
+		if have := strings.Join(f, " "); err != nil || have != want {
+			wrong = append(wrong, fmt.Sprintf("domains of %s: %q, want %q: %v", h.Name, have, want, err))
+		}
+	}
+	return wrong
+}
+
+// audits requires that ledger, libvirt and Placement agree on every host.
+func (b *bed) audits(ctx context.Context) (wrong []string) {
+	report, err := b.clients[b.home].Audit(ctx, api.AuditRequest{All: true})
+	if err != nil || len(report.Silent) > 0 || len(report.Hosts) != len(b.Hosts) {
+		return []string{fmt.Sprintf("the audit of %d hosts: silent %v: %v", len(report.Hosts), report.Silent, err)}
+	}
+	for _, h := range report.Hosts {
+		for verdict, n := range h.Verdicts {
+			if verdict != audit.Agree && n > 0 {
+				wrong = append(wrong, fmt.Sprintf("the audit of %s: %d × %s", h.Host, n, verdict))
+			}
+		}
+		for _, row := range h.Left() {
+			wrong = append(wrong, fmt.Sprintf("the audit of %s: %+v", h.Host, row))
+		}
+		if len(h.Silent) > 0 || h.Refused != "" {
+			wrong = append(wrong, fmt.Sprintf("the audit of %s: silent %v, %s", h.Host, h.Silent, h.Refused))
+		}
+	}
+	return wrong
+}
+
+// baseline is what files and processes a host has with the guest on it, and
+// without.
+type baseline struct{ home, away []string }
+
+// leftovers holds files and processes against those of a fleet to which nothing
+// has happened.
+func (b *bed) leftovers(context.Context) (wrong []string) {
+	for _, h := range b.Hosts {
+		want := b.plain.away
+		if h == b.home {
+			want = b.plain.home
+		}
+		have, err := b.things(h)
+		if err != nil {
+			wrong = append(wrong, err.Error())
+		} else if d := cmp.Diff(want, have); d != "" {
+			wrong = append(wrong, fmt.Sprintf("files and processes of %s (-want +got):\n%s", h.Name, d))
+		}
+	}
+	return wrong
+}
+
+var numbered = regexp.MustCompile(`/domain-\d+-`)
+
+// things are a host's files that come and go with guests and moves, and its
+// processes.
+func (b *bed) things(h *lab.Host) ([]string, error) {
+	var out []string
+	for _, dir := range []string{"/run/berth", "/var/lib/berth", images, "/run/libvirt/qemu", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu"} {
+		err := filepath.WalkDir(h.Path(dir), func(path string, d os.DirEntry, err error) error {
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			inside := dir + strings.TrimPrefix(path, h.Path(dir))
+			inside = numbered.ReplaceAllString(inside, "/domain-N-")
+			inside = strings.ReplaceAll(inside, b.name, "GUEST")
+			out = append(out, strings.ReplaceAll(inside, b.id, "UUID"))
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("look at %s on %s: %w", dir, h.Name, err)
+		}
+	}
+	list, err := processes(h)
+	if err != nil {
+		return nil, fmt.Errorf("look at the processes of %s: %w", h.Name, err)
+	}
+	for _, p := range list {
+		out = append(out, "process "+p.name())
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// settleDown remembers what is there when nothing is wrong.
+func (b *bed) settleDown() error {
+	for _, h := range b.Hosts {
+		list, err := b.things(h)
+		if err != nil {
+			return err
+		}
+		if h == b.home {
+			b.plain.home = list
+		} else {
+			b.plain.away = list
+		}
+	}
+	return nil
+}
+
+// proofTime is about what it takes a guest to go once more through its memory.
+const proofTime = time.Second
+
+// lived proves by the guest's own words that it went through the round without a
+// gap, or stayed, that no copy ran anywhere else, and that it has since gone
+// through all its memory.
+func (r *round) lived(ctx context.Context, reborn bool) error {
+	var here []guest.Beat
+	passes := uint64(0)
+	err := await(ctx, 20*time.Second, 20*time.Millisecond, func() (err error) {
+		if here, err = guest.ReadConsole(r.home.Console(r.name)); err != nil {
+			return err
+		}
+		if len(here) == 0 {
+			return fmt.Errorf("the guest says nothing on %s", r.home.Name)
+		}
+		last := here[len(here)-1]
+		if passes == 0 {
+			passes = last.Passes + 2
+		}
+		if last.Passes < passes {
+			return fmt.Errorf("the guest on %s hangs: its last word is %+v", r.home.Name, last)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	since := func(beats []guest.Beat) []guest.Beat {
+		i := slices.IndexFunc(beats, func(b guest.Beat) bool { return b == r.begin })
+		return beats[max(i, 0):]
+	}
+	if r.home == r.to {
+		before, err := guest.ReadConsole(r.from.Console(r.name))
+		if err != nil {
+			return err
+		}
+		_, err = guest.Continuity(since(before), here)
+		return err
+	}
+	if st, err := os.Stat(r.to.Console(r.name)); err == nil && st.Size() > 0 {
+		text, _ := os.ReadFile(r.to.Console(r.name))
+		return fmt.Errorf("a copy ran on %s, where the guest is not: it said %q", r.to.Name, text[:min(len(text), 500)])
+	}
+	if reborn {
+		_, err = guest.Healthy(here)
+		return err
+	}
+	if mine := since(here); mine[0] == r.begin {
+		_, err = guest.Healthy(mine)
+		return err
+	}
+	return fmt.Errorf("the console of %s has lost heartbeat %d", r.home.Name, r.begin.N)
+}
+
+// whole reads the guest's disk past everything, and requires all that the guest
+// has written.
+func (r *round) whole() error {
+	beats, err := guest.ReadConsole(r.home.Console(r.name))
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(r.disk(r.home))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := guest.CheckDisk(f, diskSize, beats[len(beats)-1]); err != nil {
+		return fmt.Errorf("the disk on %s: %w", r.home.Name, err)
+	}
+	return nil
+}
