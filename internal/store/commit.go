@@ -120,6 +120,7 @@ func (db *DB) commit(batch []entry) error {
 	if err == nil {
 		clear(db.doubt)
 		db.commits++
+		db.keepReserve()
 		return nil
 	}
 	for r, old := range before {

@@ -104,7 +104,11 @@ func sample(t testing.TB) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return data
+	im, err := readImage(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data[:im.highWater*im.pageSize] // behind it is the reserve, of zeros
 }
 
 func openBytes(t *testing.T, data []byte) (*DB, error) {

@@ -45,8 +45,18 @@
 //     show it. All mutations of one Enqueue are one atomic step, and steps are
 //     committed in the order in which they were enqueued.
 //   - Many steps share one transaction and its fsync.
+//   - While the disk is full what gives back is written all the same: behind its
+//     last page the file has a reserve of blocks, and Room refuses who would take.
 //   - A file that is cut, garbled, foreign or newer than the program is an error
 //     that names it, and is not changed; it is never an empty database. Every
 //     page is walked and every record held against its seal and the digest
 //     before bbolt, which trusts its file, maps it.
+//
+// # Damage
+//
+// Of a file that Open refuses, Salvage reads what is left, record by record: what it
+// gives is what the last commit said, and what it lacks is not known. SetAside keeps
+// the file under a name with the date and puts a new database in its place, in one
+// rename, so that a crash leaves the one or the other. What follows from it is the
+// callers' to say: a ledger that lost a record is joined with what others know.
 package store

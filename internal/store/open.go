@@ -30,8 +30,10 @@ const (
 type DB struct {
 	path    string
 	created bool
+	behind  bool
 	log     *slog.Logger
 	bolt    *bbolt.DB
+	space   *space
 
 	// mu guards queue and closing. Nothing slow happens under it: Enqueue is
 	// called under the claim lock, which is above it.
@@ -80,10 +82,11 @@ func open(path string, o Options, s schema) (*DB, error) {
 	b, err := openBolt(path, o.MaxBytes, func(f *os.File) error {
 		var warnings []string
 		var err error
-		version, warnings, err = inspect(f, s)
+		version, db.behind, warnings, err = inspect(f, s)
 		for _, w := range warnings {
 			db.log.Warn("database was repaired", "path", path, "reason", w)
 		}
+		db.space = newSpace(f, o)
 		return err
 	})
 	if err != nil {
@@ -93,6 +96,7 @@ func open(path string, o Options, s schema) (*DB, error) {
 		return nil, explain(path, errors.Join(err, b.Close()))
 	}
 	db.bolt = b
+	db.keepReserve()
 	go db.committer()
 	return db, nil
 }
@@ -100,6 +104,11 @@ func open(path string, o Options, s schema) (*DB, error) {
 // Created reports whether Open found no file and made one. Where a ledger was
 // expected this is not a first start but a loss.
 func (db *DB) Created() bool { return db.created }
+
+// Behind reports whether Open found one of the two pages damaged that say which
+// commit is the last: what it shows may be the commit before. A write that a crash
+// cut leaves that too, and then nothing is missing that anybody was told of.
+func (db *DB) Behind() bool { return db.behind }
 
 // Path is the file.
 func (db *DB) Path() string { return db.path }
@@ -129,28 +138,31 @@ func openBolt(path string, maxBytes int, inspect func(*os.File) error) (*bbolt.D
 }
 
 // inspect refuses a file that is not whole.
-func inspect(f *os.File, s schema) (version int, warnings []string, err error) {
+func inspect(f *os.File, s schema) (version int, behind bool, warnings []string, err error) {
 	info, err := f.Stat()
 	if err != nil {
-		return 0, nil, err
+		return 0, false, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return 0, nil, damaged{errors.New("it is not a regular file")}
+		return 0, false, nil, errors.New("it is not a regular file")
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		if err := f.Chmod(fileMode); err != nil {
-			return 0, nil, err
+			return 0, false, nil, err
 		}
 		warnings = append(warnings, fmt.Sprintf("mode was %#o", info.Mode().Perm()))
 	}
 	im, err := readImage(f, info.Size())
+	if errors.Is(err, unix.EIO) {
+		return 0, false, nil, err // the disk, not the file: another time it may be read
+	}
 	if err != nil {
-		return 0, nil, damaged{err}
+		return 0, false, nil, damaged{err}
 	}
 	if version, err = s.examine(im); err != nil {
-		return 0, nil, damaged{err}
+		return 0, false, nil, damaged{err}
 	}
-	return version, append(warnings, im.warnings...), nil
+	return version, len(im.warnings) > 0, append(warnings, im.warnings...), nil
 }
 
 // create makes the file whole under another name and moves it into place, so
@@ -247,6 +259,12 @@ type damaged struct{ error }
 
 func (d damaged) Unwrap() error { return d.error }
 
+// newer marks a file of a schema that this program does not know.
+type newer struct{ error }
+
+// foreign marks a database of another program.
+type foreign struct{ error }
+
 // explain gives an error of Open its kind and the file's name.
 func explain(path string, err error) error {
 	doing := "open database " + path
@@ -259,11 +277,15 @@ func explain(path string, err error) error {
 		})
 	}
 	if d, ok := errors.AsType[damaged](err); ok {
-		return fault.Refuse(fault.Internal, doing, fault.Reason{
-			Code:    "database_damaged",
-			Message: d.Error(),
-			Change:  "keep the file for inspection and put a good copy in its place; nothing was changed",
-		})
+		r := fault.Reason{
+			Code: CodeDamaged, Message: d.Error(), Change: "keep the file for inspection and put a good copy in its place; nothing was changed",
+		}
+		if n, ok := errors.AsType[newer](err); ok {
+			r.Code, r.Have, r.Change = CodeNewer, n.Error(), "install the newer Berth again; nothing was changed"
+		} else if _, ok := errors.AsType[foreign](err); ok {
+			r.Code = CodeForeign
+		}
+		return fault.Refuse(fault.Internal, doing, r)
 	}
 	kind := fault.Internal
 	switch {

@@ -129,6 +129,7 @@ func writeIdentity(tx *bbolt.Tx, id identity) error {
 // person should be warned of.
 func (s schema) examine(im *image) (version int, err error) {
 	var seen census
+	var garbled error // told last: another program's records have no seals, and a newer Berth's may have others
 	about := map[string]string{}
 	err = im.walk(func(bucket, key, stored []byte) error {
 		if string(bucket) == bucketMeta {
@@ -136,8 +137,8 @@ func (s schema) examine(im *image) (version int, err error) {
 			return nil
 		}
 		value, seal, ok := unsealed(stored)
-		if !ok || seal != sealOf(string(bucket), string(key), value) {
-			return fmt.Errorf("record %q of bucket %s is garbled", key, bucket)
+		if garbled == nil && (!ok || seal != sealOf(string(bucket), string(key), value)) {
+			garbled = fmt.Errorf("record %q of bucket %s is garbled", key, bucket)
 		}
 		seen.add(seal)
 		return nil
@@ -146,14 +147,16 @@ func (s schema) examine(im *image) (version int, err error) {
 		return 0, err
 	}
 	if about[keyApplication] != application {
-		return 0, fmt.Errorf("it is a database of another program (application %q)", about[keyApplication])
+		return 0, foreign{fmt.Errorf("it is a database of another program (application %q)", about[keyApplication])}
 	}
 	id, err := parseIdentity(func(key string) string { return about[key] })
 	switch {
+	case err == nil && id.version > s.version:
+		return 0, newer{fmt.Errorf("it was written by a newer Berth: schema %d, this one knows up to %d", id.version, s.version)}
+	case garbled != nil:
+		return 0, garbled
 	case err != nil:
 		return 0, err
-	case id.version > s.version:
-		return 0, fmt.Errorf("it was written by a newer Berth: schema %d, this one knows up to %d", id.version, s.version)
 	case id.version < 1:
 		return 0, fmt.Errorf("its schema is %d", id.version)
 	case id.census != seen:

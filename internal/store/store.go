@@ -101,6 +101,10 @@ type Options struct {
 	// full disk. 0 for no bound.
 	MaxBytes int
 
+	// Reserve is how much of the disk is kept for what must be written when it is
+	// full (see DB.Room), in bytes; 0 for one MiB.
+	Reserve int
+
 	// MustExist refuses, as fault.NotFound, to make a new database. Without it
 	// a missing file is a first start, which Created tells.
 	MustExist bool
