@@ -53,6 +53,7 @@ var table = map[string]rule{
 	"migration/candidates/candidatestest": {own: []string{"migration/candidates", "topology", "placementclient", "internal/fault"},
 		third: []string{"github.com/google/go-cmp"}, why: "what must be found in every Placement, ours and OpenStack's"},
 	"migration":                      {own: []string{"migration/task", "topology", "placementclient", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "stories over host verbs; never a driver"},
+	"stream":                         {own: []string{"systemd", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "one migration's forwarding process; knows neither hypervisor nor ledger"},
 	"systemd":                        {own: []string{"internal/..."}, third: []string{systemdGo}, why: "the manager's protocols"},
 	"internal/store":                 {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},

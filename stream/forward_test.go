@@ -1,0 +1,81 @@
+package stream
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+)
+
+func TestStream_CarriesEachChannelToItsTarget(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	memory, disks := p.memory(), p.listen(p.dst.Paths(testID).Disks)
+	out, in := p.connected(memory)
+	p.says(out, in, "memory")
+	p.says(in, out, "return path")
+	out = p.dial(p.src.Paths(testID).Disks)
+	in = p.accept(disks)
+	p.says(out, in, "disks")
+	st := p.status(p.src)
+	if st.Open != 2 || st.Of(Memory).Sent != 6 || st.Of(Memory).Received != 11 || st.Of(Disks).Sent != 5 {
+		t.Errorf("the source's process says %+v", st)
+	}
+	if st := p.status(p.dst); st.Open != 2 || st.Of(Memory).Received != 6 || st.Of(Memory).Sent != 11 {
+		t.Errorf("the destination's process says %+v", st)
+	}
+}
+
+func TestStream_FourConnectionsLoseNothing(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	memory := p.memory()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		out, in := p.connected(memory)
+		sent, got := sha256.New(), sha256.New()
+		wg.Go(func() {
+			// Pieces of all sizes, odd ones too.
+			r := rand.New(rand.NewPCG(1, uint64(i)))
+			piece := make([]byte, 1<<20)
+			for left := 8 << 20; left > 0; {
+				n := min(left, 1+r.IntN(len(piece)))
+				for j := range n {
+					piece[j] = byte(r.Uint32())
+				}
+				sent.Write(piece[:n])
+				if _, err := out.Write(piece[:n]); err != nil {
+					t.Error(err)
+					return
+				}
+				left -= n
+			}
+			if err := out.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if n, err := io.Copy(got, in); n != 8<<20 || err != nil {
+				t.Errorf("%d bytes came, %v", n, err)
+			}
+			// The other direction is still open: this is a half close.
+			if _, err := in.Write([]byte{1}); err != nil {
+				t.Error(err)
+			}
+			in.Close()
+		})
+		defer func() {
+			var end bytes.Buffer
+			if _, err := io.Copy(&end, out); err != nil || end.Len() != 1 {
+				t.Errorf("after the half close %d bytes came back, %v; want 1", end.Len(), err)
+			}
+			if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+				t.Errorf("connection %d: what came is not what was sent", i)
+			}
+		}()
+	}
+	wg.Wait()
+	p.until(p.dst, "over", func(st Status) bool { return st.Open == 0 && st.Of(Memory).Received == 32<<20 })
+}

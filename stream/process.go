@@ -1,0 +1,446 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/internal/version"
+)
+
+// process is one end of a session.
+type process struct {
+	o     Order
+	paths Paths
+	log   *slog.Logger
+	boot  func() time.Duration // the boot clock
+	begun time.Time            // for ages; monotonic
+	cert  *certificates
+	key   []byte // the ticket's
+	port  int
+
+	wg sync.WaitGroup
+	// ctx ends when the process is over.
+	ctx    context.Context
+	cancel context.CancelFunc
+	last   atomic.Int64 // when a byte was last forwarded, since begun
+
+	// mu guards what follows. Nothing blocks under it.
+	mu       sync.Mutex
+	over     string // why it ends; empty while it does not
+	lease    time.Duration
+	places   [len(channels)]place
+	refused  int
+	refusal  string
+	quiet    quiet
+	waiting  []net.Conn // from the network, not let in yet, oldest first
+	closers  []func()   // what ends the accept loops
+	draining bool
+}
+
+// place counts one channel.
+type place struct {
+	open, total    int
+	links          map[*link]struct{}
+	sent, received uint64 // of links that have ended
+}
+
+// openMax bounds the connections of a channel at a time: libvirt takes up to 255
+// parallel ones for memory; a guest has a connection for each disk. Arbitrary
+// beyond that.
+var openMax = [len(channels)]int{4, 260, 64}
+
+// RunOptions are what a process has beside its order.
+type RunOptions struct {
+	Log *slog.Logger
+	// Ready is called once when it serves; nil calls nobody.
+	Ready func()
+}
+
+// Run is the process: it takes the order that lies in dir, serves until its end
+// (see the package), and removes dir. It returns nil when it was ended, and an
+// error when it could not begin, which it also leaves in dir for the manager. It
+// never starts a goroutine that outlives it.
+//
+// The caller must ignore SIGPIPE and SIGHUP; ctx ends it.
+func Run(ctx context.Context, dir string, o RunOptions) error {
+	dir = filepath.Clean(dir)
+	id, err := ParseID(filepath.Base(dir))
+	if err != nil {
+		return err
+	}
+	paths := PathsOf(filepath.Dir(dir), id)
+	life, err := holdLife(paths)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", id, err)
+	}
+	// Last of all: the lock says that everything else is gone.
+	defer life.Close()
+	p, listeners, err := begin(id, paths, o)
+	if err != nil {
+		err = fmt.Errorf("stream %s: %w", id, err)
+		// Best effort: without it the manager says less.
+		_ = os.WriteFile(paths.failure(), []byte(err.Error()+"\n"), 0o600)
+		return err
+	}
+	own, err := os.Stat(dir)
+	if err != nil {
+		own = nil // it is gone already: the first look ends the process
+	}
+	p.log.Info("stream serves", "port", p.port, "guest", p.o.Instance, "peer", p.o.Peer, "lease", p.o.Lease)
+	for _, serve := range listeners {
+		p.spawn(serve)
+	}
+	if o.Ready != nil {
+		o.Ready()
+	}
+	p.watch(ctx, own)
+	p.drain()
+	st := p.status()
+	p.log.Info("stream ends", "why", p.over, "channels", st.Channels, "refused", st.Refused)
+	if now, err := os.Stat(dir); err == nil && own != nil && os.SameFile(own, now) {
+		return os.RemoveAll(dir)
+	}
+	return nil
+}
+
+// begin takes the order and opens every socket.
+func begin(id ID, paths Paths, ro RunOptions) (p *process, serve []func(), err error) {
+	o, err := takeOrder(paths)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.ID != id {
+		return nil, nil, fault.New(fault.Invalid, "its order is for %s", o.ID)
+	}
+	if err := o.check(); err != nil {
+		return nil, nil, err
+	}
+	if o.DeadAfter <= 0 {
+		o.DeadAfter = DefaultDeadAfter
+	}
+	// A dump of this process would hold the host's key, and the guest's memory.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return nil, nil, fmt.Errorf("keep memory out of core dumps: %w", err)
+	}
+	sys := &runtime.System{}
+	p = &process{
+		o: o, paths: paths, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
+		key: o.Ticket.key(),
+		log: ro.Log.With("migration", o.Migration, "attempt", o.Attempt, "role", o.Role),
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.lease = p.boot() + o.Lease
+	for i := range p.places {
+		p.places[i].links = map[*link]struct{}{}
+	}
+	if p.cert, err = newCertificates(o.PKI); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.cancel()
+			for _, c := range p.closers {
+				c()
+			}
+		}
+	}()
+	if o.Role == Destination {
+		l, err := p.listenNetwork()
+		if err != nil {
+			return nil, nil, err
+		}
+		p.port = l.Addr().(*net.TCPAddr).Port
+		serve = append(serve, func() { p.serveNetwork(l) })
+	} else {
+		for _, s := range []struct {
+			channel Channel
+			path    string
+			owner   *Owner
+		}{{Control, paths.Control, nil}, {Memory, paths.Memory, &o.QEMU}, {Disks, paths.Disks, &o.QEMU}} {
+			l, err := p.listenLocal(s.path, s.owner)
+			if err != nil {
+				return nil, nil, err
+			}
+			serve = append(serve, func() { p.serveLocal(l, s.channel) })
+		}
+	}
+	// The agent's comes last: who answers there serves.
+	l, err := p.listenLocal(paths.agent(), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, append(serve, func() { p.serveAgent(l) }), nil
+}
+
+// takeOrder reads the order and removes it: the ticket then lies nowhere but in
+// this process.
+func takeOrder(paths Paths) (Order, error) {
+	var o Order
+	text, err := os.ReadFile(paths.order())
+	if errors.Is(err, fs.ErrNotExist) {
+		return o, fault.New(fault.NotFound, "it has no order; a stream is started by the agent, and once")
+	}
+	if err != nil {
+		return o, err
+	}
+	if err := json.Unmarshal(text, &o); err != nil {
+		return o, fault.New(fault.Invalid, "read its order: %w", err)
+	}
+	return o, os.Remove(paths.order())
+}
+
+// listenLocal makes a unix socket for root, and for owner where one is named.
+func (p *process) listenLocal(path string, owner *Owner) (*net.UnixListener, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	p.closers = append(p.closers, func() { l.Close() })
+	// Until this is done the umask decides; who is on the other end is asked of the
+	// kernel as well (mayConnect).
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
+	if owner != nil && os.Geteuid() == 0 {
+		if err := os.Chown(path, owner.UID, owner.GID); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+func (p *process) spawn(f func()) { p.wg.Go(f) }
+
+// stop has Run return. The first reason stands.
+func (p *process) stop(why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopLocked(why)
+}
+
+func (p *process) stopLocked(why string) {
+	if p.over == "" {
+		p.over = why
+		p.cancel()
+	}
+}
+
+// look is how often lease and folder are looked at.
+const look = time.Second
+
+// watch returns when the process is over.
+func (p *process) watch(ctx context.Context, own os.FileInfo) {
+	t := time.NewTicker(look)
+	defer t.Stop()
+	for {
+		if now, err := os.Stat(p.paths.Dir); errors.Is(err, fs.ErrNotExist) || own == nil || err == nil && !os.SameFile(own, now) {
+			p.stop("its folder is gone")
+		}
+		p.mu.Lock()
+		if p.openLocked() == 0 && p.boot() >= p.lease {
+			p.stopLocked("its lease is over")
+		}
+		p.mu.Unlock()
+		select {
+		case <-t.C:
+		case <-p.ctx.Done():
+			return
+		case <-ctx.Done():
+			p.stop("told to by a signal")
+			return
+		}
+	}
+}
+
+// drain closes everything and waits for everybody.
+func (p *process) drain() {
+	p.mu.Lock()
+	p.draining = true
+	closers, waiting := p.closers, p.waiting
+	p.waiting = nil
+	var links []*link
+	for i := range p.places {
+		for l := range p.places[i].links {
+			links = append(links, l)
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range closers {
+		c()
+	}
+	for _, c := range waiting {
+		c.Close()
+	}
+	for _, l := range links {
+		l.cut()
+	}
+	p.wg.Wait()
+}
+
+func (p *process) openLocked() int {
+	n := 0
+	for i := range p.places {
+		n += p.places[i].open
+	}
+	return n
+}
+
+// renew gives the lease anew. A process that is over stays so.
+func (p *process) renew(lease time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lease = p.boot() + lease
+}
+
+func placeOf(c Channel) int {
+	for i, known := range channels {
+		if known == c {
+			return i
+		}
+	}
+	return 0 // cannot be: channels come from the list
+}
+
+// admit takes a place for one more connection, and refuses where there is none: the
+// process is over, the lease is and nothing keeps it, the channel is full. leave
+// gives the place back.
+func (p *process) admit(c Channel) (leave func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := &p.places[placeOf(c)]
+	switch {
+	case p.over != "" || p.draining:
+		return nil, fault.New(fault.Forbidden, "the stream is over")
+	case p.openLocked() == 0 && p.boot() >= p.lease:
+		p.stopLocked("its lease is over")
+		return nil, fault.New(fault.Forbidden, "the ticket has expired")
+	case at.open >= openMax[placeOf(c)]:
+		return nil, fault.New(fault.Busy, "%d connections of %s are open, the most there may be", at.open, c)
+	}
+	at.open++
+	at.total++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		at.open--
+	}, nil
+}
+
+// carry forwards over one link until its end.
+func (p *process) carry(l *link) {
+	at := &p.places[placeOf(l.channel)]
+	p.mu.Lock()
+	if p.draining {
+		p.mu.Unlock()
+		l.cut()
+		return
+	}
+	at.links[l] = struct{}{}
+	p.mu.Unlock()
+	log := p.log.With("channel", l.channel)
+	log.Info("connection opens")
+	err := l.run()
+	p.mu.Lock()
+	delete(at.links, l)
+	at.sent += l.sent.Load()
+	at.received += l.received.Load()
+	p.mu.Unlock()
+	log.Info("connection ends", "sent_bytes", l.sent.Load(), "received_bytes", l.received.Load(), "error", err)
+}
+
+// refuse notes that somebody was let nothing.
+func (p *process) refuse(from string, err error) {
+	p.mu.Lock()
+	p.refused++
+	p.refusal = err.Error()
+	say, kept := p.quiet.may(time.Since(p.begun))
+	p.mu.Unlock()
+	if say {
+		p.log.Warn("connection refused", "from", from, "error", err, "unsaid", kept)
+	}
+}
+
+// quiet bounds the lines that strangers can have written: ten at once, then one a
+// second. Arbitrary.
+type quiet struct {
+	spent  int
+	since  time.Duration
+	unsaid int
+}
+
+func (q *quiet) may(now time.Duration) (say bool, unsaid int) {
+	if back := int((now - q.since) / time.Second); back > 0 {
+		q.spent = max(0, q.spent-back)
+		q.since = now
+	}
+	if q.spent >= 10 {
+		q.unsaid++
+		return false, 0
+	}
+	q.spent++
+	unsaid, q.unsaid = q.unsaid, 0
+	return true, unsaid
+}
+
+// retryAccept says whether to go on accepting after an error: always, but when the
+// listener was closed. Too many open files pass.
+func (p *process) retryAccept(what string, err error) bool {
+	if errors.Is(err, net.ErrClosed) {
+		return false
+	}
+	p.refuse(what, fmt.Errorf("accept: %w", err))
+	select {
+	case <-p.ctx.Done():
+		return false
+	case <-time.After(50 * time.Millisecond):
+		return true
+	}
+}
+
+// status is what the process says of itself.
+func (p *process) status() Status {
+	notAfter, cerr := p.cert.state()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	age := time.Since(p.begun)
+	st := Status{
+		ID: p.o.ID, Instance: p.o.Instance, Role: p.o.Role, Peer: p.o.Peer, Version: version.Get().String(), PID: os.Getpid(), Port: p.port,
+		Age: age, Lease: max(0, p.lease-p.boot()), Open: p.openLocked(), Idle: age - time.Duration(p.last.Load()),
+		Refused: p.refused, LastRefusal: p.refusal, Certificate: notAfter, OrderDigest: p.o.digest(),
+	}
+	if cerr != nil {
+		st.CertificateError = cerr.Error()
+	}
+	for i, c := range channels {
+		at := &p.places[i]
+		cs := ChannelStatus{Channel: c, Open: at.open, Total: at.total, Sent: at.sent, Received: at.received}
+		for l := range at.links {
+			cs.Sent += l.sent.Load()
+			cs.Received += l.received.Load()
+		}
+		st.Channels = append(st.Channels, cs)
+	}
+	return st
+}
+
+func inode(fi os.FileInfo) uint64 {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return st.Ino
+	}
+	return 0
+}
