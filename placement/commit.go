@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"sync"
+
+	"berth/internal/runtime"
 )
 
 // state is the committed state and where it is kept.
@@ -17,11 +19,12 @@ import (
 //
 // Lock order: committing, write, mu.
 type state struct {
-	disk  disk // nil: memory only
+	disk  Store // nil: memory only
 	close func() error
+	rt    runtime.Runtime
 
 	// committing is held by the one that waits for the disk.
-	committing sync.Mutex
+	committing runtime.Lock
 	// write serialises decisions: it is held from reading the state that a write is
 	// decided on until it is applied, never while the disk is waited for.
 	write sync.Mutex
@@ -43,16 +46,14 @@ type batch struct {
 
 // wait gives what became of the commit; nil of no batch is nothing to wait for. A
 // client that has gone is not waited with (ctx); what he wrote goes its way.
-func (b *batch) wait(ctx context.Context) error {
+func (b *batch) wait(ctx context.Context, rt runtime.Runtime) error {
 	if b == nil {
 		return nil
 	}
-	select {
-	case <-b.done:
-		return b.err
-	case <-ctx.Done():
+	if runtime.Await(ctx, rt, b.done) != nil {
 		return givenUp(ctx)
 	}
+	return b.err
 }
 
 // unsettled is the newest batch that is in b and may not be durable. Called with mu held.
@@ -73,7 +74,7 @@ func (s *state) view(ctx context.Context, f func(b *base)) error {
 		f(s.b)
 		return s.unsettled()
 	}
-	for look().wait(ctx) != nil {
+	for look().wait(ctx, s.rt) != nil {
 		if ctx.Err() != nil {
 			return givenUp(ctx)
 		}
@@ -126,13 +127,15 @@ func remember[T any](to table[T], now map[string]*T, changes table[T]) {
 // commit makes a batch durable; called by the one that leads it, without locks.
 // One that comes while the disk is busy gathers others meanwhile.
 func (s *state) commit(b *batch) error {
-	s.committing.Lock()
+	ctx := context.Background() // whoever has gone away, his writes go their way
+	if err := s.committing.Lock(ctx, s.rt); err != nil {
+		return err
+	}
 	defer s.committing.Unlock()
 	s.mu.Lock()
 	if s.open != b { // the batch before it failed, and took it along
 		s.mu.Unlock()
-		<-b.done
-		return b.err
+		return b.wait(ctx, s.rt)
 	}
 	s.open, s.flying = nil, b
 	s.mu.Unlock()

@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/internal/store"
 )
 
-// disk is what the state is kept in: *store.DB, or a test's that fails.
-type disk interface {
+// Store is what the state is kept in: *store.DB, or a test's that fails.
+type Store interface {
 	List(ctx context.Context, bucket string) (map[string][]byte, error)
 	Enqueue(mutations ...store.Mutation) *store.Pending
 }
@@ -35,11 +36,19 @@ type disk interface {
 //	    └── <CUSTOM_...>  custom
 const format = "1"
 
-// openState opens the database at path and reads it whole, or gives an empty
-// state in memory for an empty path.
-func openState(ctx context.Context, path string, log *slog.Logger) (*state, error) {
-	if path == "" {
-		return &state{b: newBase(), close: func() error { return nil }}, nil
+// openState opens the database at path and reads it whole, or takes the store that is
+// open, or gives an empty state in memory where there is neither.
+func openState(ctx context.Context, path string, open Store, rt runtime.Runtime, log *slog.Logger) (*state, error) {
+	stays := func() error { return nil }
+	switch {
+	case open != nil:
+		b, err := load(ctx, open, "given")
+		if err != nil {
+			return nil, err
+		}
+		return &state{b: b, disk: open, close: stays, rt: rt}, nil
+	case path == "":
+		return &state{b: newBase(), close: stays, rt: rt}, nil
 	}
 	db, err := store.Open(path, store.Options{Logger: log})
 	if err != nil {
@@ -49,7 +58,7 @@ func openState(ctx context.Context, path string, log *slog.Logger) (*state, erro
 	if err != nil {
 		return nil, closing(err, db)
 	}
-	return &state{b: b, disk: db, close: db.Close}, nil
+	return &state{b: b, disk: db, close: db.Close, rt: rt}, nil
 }
 
 func closing(err error, db *store.DB) error {
@@ -60,7 +69,7 @@ func closing(err error, db *store.DB) error {
 }
 
 // load reads every record and checks that they agree with each other.
-func load(ctx context.Context, db disk, path string) (*base, error) {
+func load(ctx context.Context, db Store, path string) (*base, error) {
 	found, err := db.List(ctx, bucketFormat)
 	if err != nil {
 		return nil, fmt.Errorf("read placement database %s: %w", path, err)
@@ -102,7 +111,7 @@ func load(ctx context.Context, db disk, path string) (*base, error) {
 	return b, nil
 }
 
-func read[T any](ctx context.Context, db disk, bucket string, to table[T]) error {
+func read[T any](ctx context.Context, db Store, bucket string, to table[T]) error {
 	records, err := db.List(ctx, bucket)
 	if err != nil {
 		return err

@@ -64,7 +64,7 @@ func waiting(t *testing.T) (s *Server, g *gate, before string, open *batch) {
 		{"DELETE", "/resource_classes/CUSTOM_OLD"}, {"PUT", "/resource_classes/CUSTOM_NEW"},
 		{"DELETE", "/traits/CUSTOM_OLD"}, {"PUT", "/traits/CUSTOM_NEW"},
 	} {
-		r := &request{http: httptest.NewRequest(q[0], q[1], nil), version: maxVersion, who: identity{operator: true, roles: []string{"admin"}}, body: []byte(q[2])}
+		r := &request{http: httptest.NewRequest(q[0], q[1], nil), version: maxVersion, who: identity{operator: true, roles: []string{"admin"}}, body: []byte(q[2]), newUUID: new(Server).newUUID}
 		m, vars, _ := find(s.routes, r.http)
 		r.vars = vars
 		d := s.decide(m, r)

@@ -3,6 +3,7 @@ package placement
 import (
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -52,8 +53,12 @@ type Options struct {
 	Cert, Key, CA string
 	// Logger gets one debug line a request; nil means slog.Default().
 	Logger *slog.Logger
-	// Runtime is the clock; nil means the machine's.
+	// Runtime is the clock, and where requests wait for commits; nil means the machine's.
 	Runtime runtime.Runtime
+	// Store is an open store to use in place of DB, which its owner closes; nil for none.
+	Store Store
+	// Random makes the uuids of providers and requests; nil for the machine's.
+	Random io.Reader
 }
 
 // unixPath is the path of a unix listen address, or "".

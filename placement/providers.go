@@ -3,8 +3,6 @@ package placement
 import (
 	"net/http"
 	"slices"
-
-	"github.com/google/uuid"
 )
 
 func providerURL(uuid string) string { return "/resource_providers/" + uuid }
@@ -75,7 +73,7 @@ func createProvider(t *tx, r *request) (*answer, error) {
 	}
 	p := &provider{Name: body.text("name"), Parent: body.text("parent_provider_uuid"), Seq: t.nextSeq(), Updated: t.now}
 	if p.UUID = canonicalUUID(body.text("uuid")); p.UUID == "" {
-		p.UUID = uuid.NewString()
+		p.UUID = r.newUUID()
 	}
 	p.Root = p.UUID
 	cannot := func(reason string) error {

@@ -21,6 +21,7 @@ type request struct {
 	query     []parameter       // in the order sent
 	body      []byte
 	who       identity
+	newUUID   func() string
 }
 
 type parameter struct{ key, value string }

@@ -63,7 +63,7 @@ func New(o Options) (*Server, error) {
 	if s.tls, _, err = o.tlsConfig(s.rt); err != nil {
 		return nil, fmt.Errorf("serve placement: %w", err)
 	}
-	if s.state, err = openState(context.Background(), o.DB, s.log); err != nil {
+	if s.state, err = openState(context.Background(), o.DB, o.Store, s.rt, s.log); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -161,12 +161,24 @@ func (s *Server) Handler() http.Handler { return s }
 
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	r := &request{http: q, id: requestID(uuid.NewString()), now: s.rt.Now(), query: parseQuery(q.URL.RawQuery)}
+	r := &request{http: q, id: requestID(s.newUUID()), newUUID: s.newUUID, now: s.rt.Now(), query: parseQuery(q.URL.RawQuery)}
 	w.Header().Set("X-Openstack-Request-Id", r.id)
 	log := &statusWriter{ResponseWriter: w}
 	s.serve(log, r)
 	s.log.DebugContext(q.Context(), "placement request", "method", q.Method, "path", q.URL.Path,
 		"status", log.status, "microversion", r.version.String(), "request", r.id)
+}
+
+// newUUID is uuid.NewString of the server's own chance.
+func (s *Server) newUUID() string {
+	if s.options.Random == nil {
+		return uuid.NewString()
+	}
+	id, err := uuid.NewRandomFromReader(s.options.Random)
+	if err != nil {
+		return uuid.NewString()
+	}
+	return id.String()
 }
 
 // statusWriter remembers the status for the log.
@@ -298,7 +310,7 @@ func (s *Server) run(m *method, r *request) (a *answer, err error) {
 		if d.leads {
 			failed = s.state.commit(d.batch)
 		} else {
-			failed = d.batch.wait(r.http.Context())
+			failed = d.batch.wait(r.http.Context(), s.rt)
 		}
 		switch {
 		case failed == nil:
