@@ -1,0 +1,197 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"berth/agent/host"
+	"berth/agent/host/disks/diskstest"
+	"berth/claims"
+	"berth/driver/drivertest"
+	"berth/internal/runtime"
+	"berth/internal/runtime/simruntime"
+	"berth/internal/store/storetest"
+	"berth/migration"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// machine is one host: what outlives its agent.
+type machine struct {
+	w        *world
+	name     string
+	provider string // its root in Placement
+	fake     *drivertest.Fake
+	mem      *storetest.Memory
+	files    *diskstest.Files
+	capacity topology.Resources
+
+	boots int
+	lives int    // how often an agent was started
+	agent *agent // the present one; a dead one until the next is started
+	full  bool   // its disk
+	hung  bool   // its libvirtd
+	off   bool   // between a crash of the machine and its boot
+	next  fate   // of the commit that is under way
+	away  time.Duration
+	cut   map[string]bool // hosts whose agents this one's cannot reach
+}
+
+// agent is one life of a host's agent.
+type agent struct {
+	w         *world
+	m         *machine
+	process   *simruntime.Process
+	rt        runtime.Runtime
+	tracker   *claims.Tracker
+	host      *host.Host
+	conductor *migration.Conductor
+	client    *placementclient.Client
+	rng       *rand.Rand
+
+	ready bool
+	begun chan struct{} // closed when it is ready
+	calls []*exchange   // that others wait for
+}
+
+func (a *agent) dead() bool { return a.process.Dead() }
+
+// boot starts an agent on what the machine has on its disk.
+func (m *machine) boot() {
+	w := m.w
+	m.lives++
+	a := &agent{
+		w: w, m: m, process: w.sim.Process(fmt.Sprintf("%s#%d", m.name, m.lives), fmt.Sprintf("boot-%d", m.boots)),
+		rng: rand.New(rand.NewPCG(w.options.Seed, hash(m.name)+uint64(m.lives))), begun: make(chan struct{}),
+	}
+	a.rt = a.process
+	m.agent = a
+	w.note(m.name, "agent starts")
+	a.process.Go("agent", a.run)
+}
+
+// hash makes a number of a name.
+func hash(s string) uint64 {
+	h := uint64(14695981039346656037) // FNV-1a
+	for _, c := range []byte(s) {
+		h = (h ^ uint64(c)) * 1099511628211
+	}
+	return h
+}
+
+// random is the agent's own source of claim ids and tickets.
+type random struct{ *rand.Rand }
+
+func (r random) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(r.Uint32())
+	}
+	return len(p), nil
+}
+
+var _ io.Reader = random{}
+
+// run is what the agent does from its start to its death: the order of
+// agent.(*Agent).serve.
+func (a *agent) run() {
+	w, m, ctx := a.w, a.m, context.Background()
+	store := ledger{a, m.mem}
+	log := w.log
+	var err error
+	if a.client, err = a.newClient(); err != nil {
+		w.violate("%s: placement client: %v", m.name, err)
+		return
+	}
+	a.tracker, err = claims.Open(ctx, claims.Options{
+		Store: w.mutatedStore(a, store), Runtime: a.rt, Host: m.name, Logger: log, Random: random{a.rng},
+		Capacity: claims.Capacity{Total: m.capacity},
+	})
+	if err != nil {
+		w.violate("%s: the ledger cannot be opened: %v", m.name, err)
+		return
+	}
+	a.conductor = migration.New(migration.Config{
+		Runtime: a.rt, Store: store, Local: m.name, Placement: w.mutatedPlacement(a, a.client), Logger: log,
+		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
+		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },
+		UndoLater: 10 * time.Second,
+	})
+	a.host = host.New(host.Options{
+		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: w.mutatedDriver(a, libvirt{m.w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
+		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
+		Files: m.files, ImagesDirs: []string{images}, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
+	})
+	a.spawn("claim leases", func() error { return a.tracker.Run(ctx) })
+	a.spawn("conductor", func() error { return a.conductor.Run(ctx) })
+	for !a.conductor.Running() {
+		_ = a.rt.Sleep(ctx, 2*time.Millisecond)
+	}
+	for begin := w.sim.Elapsed(); m.fake.Health() != nil && w.sim.Elapsed() < begin+time.Second; {
+		_ = a.rt.Sleep(ctx, 10*time.Millisecond)
+	}
+	settled := a.host.Settle(ctx)
+	a.ready = true
+	close(a.begun)
+	w.note(m.name, "agent is ready")
+	for settled != nil {
+		_ = a.rt.Sleep(ctx, 2*time.Second)
+		settled = a.host.Settle(ctx)
+	}
+	a.spawn("follow", func() error { return a.host.Follow(ctx) })
+	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })
+}
+
+// spawn runs one of the agent's tasks.
+func (a *agent) spawn(name string, f func() error) {
+	a.rt.Go(name, func() {
+		if err := f(); err != nil {
+			a.w.violate("%s: %s: %v", a.m.name, name, err)
+		}
+	})
+}
+
+// moving is agent.(*Agent).moving.
+func (a *agent) moving(instance string) (string, bool) {
+	list, err := a.conductor.List(context.Background())
+	if err != nil {
+		return "", false
+	}
+	for _, m := range list {
+		if m.InstanceUUID == instance && !m.Done() {
+			return m.UUID, true
+		}
+	}
+	return "", false
+}
+
+// kill ends the agent as kill -9 does; whoever waits for it hears so. It is started
+// again after a while.
+func (m *machine) kill(down time.Duration) {
+	a := m.agent
+	if a == nil || a.dead() {
+		return
+	}
+	w := m.w
+	w.fault(m.name, "agent killed")
+	a.process.Kill()
+	// What it had not made durable is gone.
+	m.mem = m.mem.Crash()
+	m.mem.OnCommit(m.decide)
+	for _, x := range a.calls {
+		x.end(unreachable("connection reset by " + m.name))
+	}
+	a.calls = nil
+	life := m.lives
+	w.later(down, "start the agent of "+m.name, func() {
+		if m.lives == life && !m.off {
+			m.boot()
+		}
+	})
+}
+
+// discard is for agents of runs that nobody reads.
+var discard = slog.New(slog.DiscardHandler)

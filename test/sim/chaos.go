@@ -1,0 +1,232 @@
+package sim
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"berth/driver/drivertest"
+)
+
+// chaos breaks things by chance, until its budget is spent or its time is over.
+type chaos struct {
+	w      *world
+	rng    *rand.Rand
+	rate   float64 // of a fault at a point
+	budget int
+	until  time.Duration
+	events int // of begin that are still to come
+}
+
+func newChaos(w *world) *chaos {
+	r := rand.New(rand.NewPCG(w.options.Seed, 3))
+	return &chaos{w: w, rng: r, rate: []float64{0.005, 0.02, 0.05}[r.IntN(3)], budget: 1 + r.IntN(8), until: 90 * time.Second}
+}
+
+// done says whether nothing more will break.
+func (c *chaos) done() bool {
+	return c.events == 0
+}
+
+func (c *chaos) spent() bool { return c.budget <= 0 || c.w.sim.Elapsed() > c.until }
+
+// downtime is how long something is away: mostly short, sometimes longer than a
+// lease.
+func (c *chaos) downtime() time.Duration {
+	d := time.Duration(c.rng.Int64N(int64(5 * time.Second)))
+	if c.rng.IntN(5) == 0 {
+		d = time.Duration(c.rng.Int64N(int64(3 * time.Minute)))
+	}
+	return d
+}
+
+// at is asked at every enumerated point.
+func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
+	if c.spent() || c.rng.Float64() >= c.rate {
+		return goesWell
+	}
+	c.budget--
+	switch n := c.rng.IntN(10); {
+	case n < 3:
+		a.m.kill(c.downtime())
+		return goesWell
+	case n < 5:
+		c.anything()
+		return goesWell
+	case !before:
+		return goesWell
+	}
+	switch k {
+	case ofCommit:
+		return []fate{refused, answerLost}[c.rng.IntN(2)]
+	case ofDriver:
+		return []fate{requestLost, answerLost, refused}[c.rng.IntN(3)]
+	case ofVerb:
+		return []fate{requestLost, requestLate, twice, answerLost}[c.rng.IntN(4)]
+	case ofDisk:
+		return refused
+	case ofPlacement:
+		return []fate{requestLost, requestLate, answerLost, refused, raced}[c.rng.IntN(5)]
+	}
+	return goesWell
+}
+
+// fateOf is asked where somebody only looks.
+func (c *chaos) fateOf(_ *agent, k kind, _ string) fate {
+	if c.spent() || c.rng.Float64() >= c.rate/4 {
+		return goesWell
+	}
+	c.budget--
+	return []fate{requestLost, answerLost}[c.rng.IntN(2)]
+}
+
+// begin plans what breaks at moments of its own.
+func (c *chaos) begin() {
+	for range c.rng.IntN(3) {
+		at := time.Duration(c.rng.Int64N(int64(20 * time.Second)))
+		c.events++
+		c.w.outside.Go("chaos", func() {
+			_ = c.w.outside.Sleep(context.Background(), at)
+			c.anything()
+			c.events--
+		})
+	}
+}
+
+// anything breaks something of the world.
+func (c *chaos) anything() {
+	w := c.w
+	m := w.machines[w.names[c.rng.IntN(len(w.names))]]
+	other := w.machines[w.names[c.rng.IntN(len(w.names))]]
+	d := c.downtime()
+	switch c.rng.IntN(9) {
+	case 0:
+		m.kill(d)
+	case 1:
+		m.killLibvirt(d)
+	case 2:
+		m.hangLibvirt(d)
+	case 3:
+		w.cutNetwork(m, other, d)
+	case 4:
+		w.cutData(m, other, d)
+	case 5:
+		w.placementAway(d)
+	case 6:
+		m.diskFull(d)
+	case 7:
+		m.stepClock(time.Duration(c.rng.Int64N(int64(2*time.Hour))) - time.Hour)
+	case 8:
+		m.killIncoming()
+	}
+}
+
+// What can break in the world, each mended after d.
+
+func (m *machine) killLibvirt(d time.Duration) {
+	if m.off || m.away > 0 {
+		return
+	}
+	m.away++
+	m.w.fault(m.name, "libvirtd killed")
+	m.fake.KillDaemon()
+	m.w.look()
+	m.w.later(d, "start libvirtd of "+m.name, func() { m.away--; m.fake.StartDaemon() })
+}
+
+func (m *machine) hangLibvirt(d time.Duration) {
+	if m.off || m.hung {
+		return
+	}
+	m.hung = true
+	m.w.fault(m.name, "libvirtd hangs")
+	m.fake.Hang(true)
+	m.w.later(d, "wake libvirtd of "+m.name, func() { m.hung = false; m.fake.Hang(false) })
+}
+
+func (w *world) cutNetwork(a, b *machine, d time.Duration) {
+	p := pair(a.name, b.name)
+	if a == b || w.cuts[p] {
+		return
+	}
+	w.cuts[p] = true
+	w.fault(a.name+"-"+b.name, "network cut")
+	w.fleet.CutData(a.name, b.name)
+	w.fleet.CutManagement(a.name, b.name)
+	w.later(d, "heal network", func() {
+		delete(w.cuts, p)
+		w.fleet.HealData(a.name, b.name)
+		w.fleet.HealManagement(a.name, b.name)
+	})
+}
+
+func (w *world) cutData(a, b *machine, d time.Duration) {
+	if a == b || w.cuts[pair(a.name, b.name)] {
+		return
+	}
+	w.fault(a.name+"-"+b.name, "data link cut")
+	w.fleet.CutData(a.name, b.name)
+	w.later(d, "heal data link", func() { w.fleet.HealData(a.name, b.name) })
+}
+
+func (w *world) placementAway(d time.Duration) {
+	if w.placement.away {
+		return
+	}
+	w.placement.away = true
+	w.fault("placement", "away")
+	w.later(d, "start placement", func() { w.placement.away = false })
+}
+
+func (m *machine) diskFull(d time.Duration) {
+	if m.full {
+		return
+	}
+	m.full = true
+	m.w.fault(m.name, "disk full")
+	m.w.later(d, "room on the disk of "+m.name, func() { m.full = false })
+}
+
+func (m *machine) stepClock(d time.Duration) {
+	m.w.fault(m.name, "clock steps "+d.String())
+	m.agent.process.StepClock(d)
+}
+
+// killIncoming kills the QEMU of a guest that arrives here.
+func (m *machine) killIncoming() {
+	for _, g := range m.w.guests {
+		switch g.copies[m.name] {
+		case incoming, stale:
+		case whole:
+			if h := m.w.holders(g.uuid); len(h) == 1 && h[0] == m.name {
+				continue // the guest itself
+			}
+			g.mayBeOff = true
+		default:
+			continue
+		}
+		m.w.fault(m.name, "QEMU of "+g.name+" killed")
+		m.fake.CrashGuest(g.uuid)
+		m.w.look()
+		return
+	}
+}
+
+// phases plays a story's events.
+func (w *world) phases() {
+	for _, e := range w.story.Events {
+		if e.Phase != "" {
+			continue
+		}
+		w.later(e.At, e.Name, func() {
+			w.note("story", e.Name)
+			e.Do(w)
+			w.look()
+		})
+	}
+	w.fleet.FaultPhase(func(phase, uuid string) error {
+		w.look()
+		return nil
+	})
+	_ = drivertest.PhaseBegin
+}

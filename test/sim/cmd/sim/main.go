@@ -1,0 +1,82 @@
+// Command sim plays runs of the simulated fleet: random ones by seed, every single
+// point of every story, or mutants that must be noticed.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"berth/test/sim"
+)
+
+func main() {
+	runs := flag.Int("runs", 100_000, "random runs")
+	seed := flag.Uint64("seed", 1, "of the first run; the next has the next")
+	verbose := flag.Bool("verbose", false, "print the trace of each run, and what the agents log")
+	workers := flag.Int("workers", 0, "runs at a time; 0 for one a processor")
+	mutant := flag.String("mutant", "", "a deliberate breakage, or list")
+	enumerate := flag.Bool("enumerate", false, "every point of every story, in place of random runs")
+	flag.Parse()
+	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate); err != nil {
+		fmt.Fprintln(os.Stderr, "sim:", err)
+		os.Exit(1)
+	}
+}
+
+func play(runs int, seed uint64, workers int, verbose bool, mutant string, enumerate bool) error {
+	began := time.Now()
+	if mutant == "list" {
+		for _, m := range sim.Mutants() {
+			fmt.Printf("%-32s %s\n", m.Name, m.What)
+		}
+		return nil
+	}
+	var broken *sim.Mutant
+	if mutant != "" {
+		if broken = sim.MutantNamed(mutant); broken == nil {
+			return fmt.Errorf("no mutant is named %s: see mutant list", mutant)
+		}
+	}
+	options := func(i int) sim.Options {
+		o := sim.Options{Seed: seed + uint64(i), Chaos: true, Mutant: broken, KeepTrace: verbose}
+		if verbose {
+			o.Log = os.Stdout
+		}
+		return o
+	}
+	replay := func(r sim.Result) string {
+		return fmt.Sprintf("make sim SEED=%d RUNS=1 VERBOSE=1", r.Seed)
+	}
+	if enumerate {
+		cases := sim.Cases(sim.Hows())
+		runs = len(cases)
+		options = func(i int) sim.Options { o := cases[i].Options(); o.Mutant = broken; o.KeepTrace = verbose; return o }
+	}
+	var stop func(sim.Result) bool
+	if broken != nil {
+		stop = func(r sim.Result) bool { return len(r.Violations) > 0 }
+	}
+	s := sim.Many(runs, workers, options, stop)
+	for _, r := range s.Failed {
+		fmt.Printf("seed %d (%s):\n", r.Seed, r.Story)
+		for _, v := range r.Violations {
+			fmt.Println("   ", v)
+		}
+		if !enumerate {
+			fmt.Println("    replay:", replay(r))
+		}
+	}
+	if verbose {
+		for i := range min(runs, 3) {
+			fmt.Print(sim.Run(options(i)).Trace)
+		}
+	}
+	fmt.Fprintf(os.Stderr, "%.1f s, %d turns\n", time.Since(began).Seconds(), s.Turns)
+	fmt.Println(s)
+	if s.Violations > 0 {
+		os.Exit(1)
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+// Package sim runs a whole fleet in one process: hosts with the real ledger, host
+// verbs and conductor, the embedded Placement behind its real client, and fake
+// hypervisors that fail as libvirt does, on a clock and in an order that come from
+// a seed. It breaks them in every way that the design names, and holds after every
+// change what must never be broken.
+//
+// It reads and writes nothing outside of its process. One seed is one run: the same
+// faults at the same places, the same trace, on any machine.
+//
+// # The world
+//
+// Every host has a machine (hypervisor, disks, the ledger's store), which outlives
+// its agent, and an agent: one simruntime.Process that can be killed at any point
+// and is started again, as systemd does it. Between them are wires: a verb to
+// another host, a request to Placement, a call of libvirt and a commit of the store
+// each pass a point (points.go) before and after their effect. At a point the agent
+// may die, a message may be lost, late or sent twice, a commit may fail, and anything
+// else in the world may break.
+//
+// # What is held
+//
+// At every moment (moment.go): no guest runs twice; nobody lets a guest run but the
+// holder of its token; a copy that was overtaken never runs; an instance has at most
+// one token; claims never exceed their host; what a verb answered is durable; nothing
+// arrives without a claim that awaits it; one attempt has one stream.
+//
+// When all is up again (rest.go): every move has ended and says truthfully how, or is
+// in doubt where the world itself has lost the answer; each guest is where its token
+// is, as its user left it; ledgers, Placement, hypervisors and disks hold the guests
+// that are there and nothing else.
+//
+// # Mutants
+//
+// A mutant (mutants.go) is one deliberate breakage, made in the wires around the real
+// parts or in the conductor's steps. A run that does not notice any of them proves
+// nothing.
+package sim

@@ -1,0 +1,192 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/store"
+	"berth/migration"
+	"berth/topology"
+)
+
+// look takes in what happened in the hypervisors since the last look.
+func (w *world) look() {
+	for _, e := range w.fleet.Since(w.seen) {
+		w.seen++
+		w.trace.note(w.sim.Elapsed(), e.Host, e.UUID, e.What)
+		if g := w.guestOf(e.UUID); g != nil {
+			w.happened(g, e.Host, e.What)
+		}
+	}
+}
+
+// happened holds one change of a guest on a host against the laws.
+func (w *world) happened(g *guest, host, what string) {
+	switch {
+	case strings.HasPrefix(what, "VIOLATION"):
+		w.violate("guest %s runs twice: on %s", g.name, host)
+	case strings.HasPrefix(what, "migration to "):
+		if to, begins := strings.CutSuffix(strings.TrimPrefix(what, "migration to "), " begins"); begins {
+			g.arriving, g.copies[to] = to, incoming
+			w.arrives(g, host, to)
+		}
+	case strings.HasPrefix(what, "running ("):
+		w.runs(g, host, what)
+	case strings.HasPrefix(what, "paused ("):
+		if g.copies[host] == incoming && what != "paused (migrating)" {
+			g.copies[host] = whole
+			if g.disk == local {
+				w.machines[host].files.Write(g.path(), g.data) // libvirt has copied it
+			}
+		}
+	case strings.HasPrefix(what, "shut off ("):
+		g.copies[host] = noCopy
+	}
+}
+
+// runs is called when a guest's CPUs begin to run on a host.
+func (w *world) runs(g *guest, host, what string) {
+	if h := w.holders(g.uuid); !slices.Contains(h, host) {
+		w.violate("guest %s is %s on %s, whose ledger does not hold its token (%v does)", g.name, what, host, h)
+	}
+	if g.copies[host] == stale {
+		w.violate("guest %s is %s on %s, whose copy is older than the guest", g.name, what, host)
+	}
+	if g.copies[host] == incoming {
+		w.violate("guest %s is %s on %s before its memory was complete", g.name, what, host)
+	}
+	if g.disk != noDisk {
+		files := w.machines[host].files
+		if have, _, exists := files.Data(g.path()); !exists || have != g.data {
+			w.violate("guest %s is %s on %s, whose disk has %q, the guest wrote %q", g.name, what, host, have, g.data)
+		}
+		g.writes++
+		g.data = fmt.Sprintf("%s wrote %d", g.name, g.writes)
+		files.Write(g.path(), g.data)
+	}
+	g.copies[host] = whole
+	for other, c := range g.copies {
+		if other != host && c == whole {
+			g.copies[other] = stale
+		}
+	}
+}
+
+// arrives holds law 2 and 10: a stream only where a claim awaits it.
+func (w *world) arrives(g *guest, from, to string) {
+	for _, c := range w.claimsOn(w.machines[to]) {
+		if c.Owner.Instance == g.uuid && c.State == claims.Arriving {
+			return
+		}
+	}
+	w.violate("guest %s begins to arrive on %s from %s without a claim that awaits it", g.name, to, from)
+}
+
+// streamAsked counts the streams of an attempt: there is never a second.
+func (w *world) streamAsked(a *agent, uuid string, m driver.Migration) {
+	moving, _ := a.moving(uuid)
+	key := moving + " to " + m.DestinationURI
+	if w.streams[key]++; w.streams[key] > 1 {
+		w.violate("a stream of migration %s is asked for %d times", key, w.streams[key])
+	}
+}
+
+// claimAnswered holds law 3: what was answered is durable.
+func (w *world) claimAnswered(b *agent, ref migration.Ref, answer migration.ClaimAnswer) {
+	for _, c := range w.claimsOn(b.m) {
+		if c.ID == answer.Claim {
+			return
+		}
+	}
+	w.violate("%s answered with claim %s of attempt %d, which is not on its disk", b.m.name, answer.Claim, ref.Attempt)
+}
+
+// committed is called after every commit of a machine's store.
+func (w *world) committed(m *machine, mutations []store.Mutation) {
+	for _, mutation := range mutations {
+		switch mutation.Bucket {
+		case "instances":
+			w.tokensOf(m)
+		case "claims":
+			w.fits(m)
+		}
+	}
+}
+
+// tokensOf reads the tokens of a ledger.
+func (w *world) tokensOf(m *machine) {
+	records, err := m.mem.List(context.Background(), "instances")
+	if err != nil {
+		return // the agent has just died; the next one reads them
+	}
+	for _, g := range w.guests {
+		if w.tokens[g.uuid] == nil {
+			w.tokens[g.uuid] = map[string]claims.Token{}
+		}
+		delete(w.tokens[g.uuid], m.name)
+		if raw, ok := records[g.uuid]; ok {
+			var i claims.Instance
+			if err := json.Unmarshal(raw, &i); err != nil {
+				w.violate("the ledger of %s: instance %s: %v", m.name, g.name, err)
+			}
+			w.tokens[g.uuid][m.name] = i.Token
+		}
+		if h := w.holders(g.uuid); len(h) > 1 {
+			w.violate("the token of %s is on %s", g.name, strings.Join(h, " and "))
+		}
+	}
+}
+
+// claimsOn reads the claims of a ledger.
+func (w *world) claimsOn(m *machine) []claims.Claim {
+	records, err := m.mem.List(context.Background(), "claims")
+	if err != nil {
+		return nil
+	}
+	var out []claims.Claim
+	for _, raw := range records {
+		var c claims.Claim
+		if err := json.Unmarshal(raw, &c); err != nil {
+			w.violate("the ledger of %s: %v", m.name, err)
+		}
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b claims.Claim) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+// fits holds that claims never exceed their host.
+func (w *world) fits(m *machine) {
+	var sum topology.Resources
+	for _, c := range w.claimsOn(m) {
+		sum = sum.Add(c.Resources)
+	}
+	if t := m.capacity; sum.VCPUs > t.VCPUs || sum.MemoryMB > t.MemoryMB || sum.DiskGB > t.DiskGB {
+		w.violate("claims on %s are %s, it has %s", m.name, sum, t)
+	}
+}
+
+// undecidable says whether the world itself has lost the answer to what became of a
+// move's guest: its source is off and does not say why, while a whole copy is where
+// it was to go.
+func (w *world) undecidable(m *move) bool {
+	ctx := context.Background()
+	from, err := w.machines[m.from].fake.Domain(ctx, m.guest.uuid)
+	gone := err != nil
+	if !gone && (from.Active() || from.Reason == driver.ReasonMigrated) {
+		return false
+	}
+	for host, c := range m.guest.copies {
+		if host != m.from && (c == whole || c == stale) {
+			return true
+		}
+	}
+	return gone
+}
+
+func (g *guest) String() string { return fmt.Sprintf("%s on %s", g.name, g.home) }

@@ -1,0 +1,183 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"berth/agent/host"
+	"berth/internal/fault"
+	"berth/placement"
+	"berth/placementclient"
+)
+
+// service is the embedded Placement.
+type service struct {
+	server *placement.Server
+	admin  *placementclient.Client // that nothing goes wrong for
+	away   bool
+}
+
+func newService() (*service, error) {
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	s := &service{server: server}
+	s.admin, err = placementclient.New(placementclient.Config{URL: placementURL, Token: "admin", Transport: roundTrip(s.serve), AttemptTimeout: -1})
+	return s, err
+}
+
+const placementURL = "http://127.0.0.1:8778"
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// serve answers a request in the caller's goroutine.
+func (s *service) serve(q *http.Request) (*http.Response, error) {
+	if q.Body == nil {
+		q.Body = http.NoBody // as a server's request always has one
+	}
+	r := httptest.NewRecorder()
+	s.server.ServeHTTP(r, q)
+	return r.Result(), nil
+}
+
+// newClient is the real client of one life of an agent, with its transport on the
+// wire.
+func (a *agent) newClient() (*placementclient.Client, error) {
+	return placementclient.New(placementclient.Config{
+		URL: placementURL, Token: "admin", Transport: roundTrip(a.request), Runtime: a.rt, Jitter: a.rng.Float64,
+		// Not net/http's own deadline, which is the machine's time.
+		AttemptTimeout: -1, Retries: 2,
+	})
+}
+
+// request is one request on its way to Placement.
+func (a *agent) request(q *http.Request) (*http.Response, error) {
+	w := a.w
+	var body []byte
+	if q.Body != nil {
+		body, _ = io.ReadAll(q.Body) // of memory
+		_ = q.Body.Close()
+	}
+	what := "placement " + q.Method + " " + q.URL.Path
+	how := w.before(a, ofPlacement, what)
+	lost := func() (*http.Response, error) {
+		_ = a.rt.Sleep(q.Context(), silence)
+		return nil, io.ErrUnexpectedEOF
+	}
+	send := func() (*http.Response, error) {
+		again := q.Clone(context.WithoutCancel(q.Context()))
+		again.Body = io.NopCloser(bytes.NewReader(body))
+		return w.placement.serve(again)
+	}
+	switch {
+	case w.placement.away:
+		_ = a.rt.Sleep(q.Context(), latency)
+		return nil, fmt.Errorf("dial %s: connection refused", placementURL)
+	case how == requestLost:
+		return lost()
+	case how == requestLate, how == twice:
+		w.late(what, func() {
+			if w.placement.away {
+				return
+			}
+			if r, err := send(); err == nil {
+				w.trace.note(w.sim.Elapsed(), "placement", "late", what, r.Status)
+			}
+		})
+		if how == requestLate {
+			return lost()
+		}
+	case how == refused:
+		return answer(q, http.StatusServiceUnavailable, `{"errors":[{"status":503,"title":"Service Unavailable","detail":"The server is not there now."}]}`), nil
+	case how == raced && q.Method != http.MethodGet:
+		return answer(q, http.StatusConflict, `{"errors":[{"status":409,"title":"Conflict","code":"placement.concurrent_update",`+
+			`"detail":"Unable to allocate inventory: a resource provider was changed while attempting to allocate."}]}`), nil
+	}
+	r, err := send()
+	if err == nil {
+		w.trace.note(w.sim.Elapsed(), a.m.name, what, r.Status)
+	}
+	w.after(a, ofPlacement, what)
+	if how == answerLost {
+		return lost()
+	}
+	return r, err
+}
+
+func answer(q *http.Request, status int, body string) *http.Response {
+	return &http.Response{
+		StatusCode: status, Status: http.StatusText(status), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: q,
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body)),
+	}
+}
+
+// tree is where a host counts what its guests hold: processors and memory on its
+// root, disks there or on the sharing provider.
+type tree struct{ a *agent }
+
+var _ host.Placement = tree{}
+
+// Place implements host.Placement.
+func (t tree) Place(_ context.Context, c host.Allocation) (map[string]placementclient.Resources, error) {
+	return t.a.m.place(c.Resources), nil
+}
+
+// Providers implements host.Placement.
+func (t tree) Providers() []string { return t.a.m.providers() }
+
+// PutAllocation implements host.Placement.
+func (t tree) PutAllocation(ctx context.Context, c host.Allocation) error {
+	return t.put(ctx, c.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, error) {
+		for rp := range now.Allocations {
+			if !contains(t.Providers(), rp) {
+				return now, fault.Refuse(fault.Forbidden, "put allocation", fault.Reason{Code: "allocation_elsewhere", Message: "it is on " + rp})
+			}
+		}
+		return placementclient.Allocations{
+			Allocations: t.a.m.place(c.Resources), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance,
+		}, nil
+	})
+}
+
+// DeleteAllocation implements host.Placement.
+func (t tree) DeleteAllocation(ctx context.Context, consumer string) error {
+	return t.put(ctx, consumer, func(now placementclient.Allocations) (placementclient.Allocations, error) {
+		next := now.Clone()
+		next.ConsumerType = placementclient.ConsumerInstance
+		maps.DeleteFunc(next.Allocations, func(rp string, _ placementclient.Resources) bool { return rp == t.a.m.provider })
+		if len(next.Allocations) == 1 && next.Allocations[sharing] != nil {
+			next.Allocations = nil // its disk, which is nobody else's
+		}
+		return next, nil
+	})
+}
+
+// put changes what a consumer holds, and again when another was quicker.
+func (t tree) put(ctx context.Context, consumer string, change func(now placementclient.Allocations) (placementclient.Allocations, error)) error {
+	var err error
+	for range 4 {
+		var now placementclient.Allocations
+		if now, err = t.a.client.Allocations(ctx, consumer); err != nil {
+			return err
+		}
+		next, refused := change(now)
+		if refused != nil || now.SameResources(next) {
+			return refused
+		}
+		next.ConsumerGeneration = now.ConsumerGeneration
+		if err = t.a.client.PutAllocations(ctx, consumer, next); fault.KindOf(err) != fault.GenerationConflict {
+			return err
+		}
+	}
+	return err
+}

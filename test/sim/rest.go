@@ -1,0 +1,268 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/placementclient"
+)
+
+// atRest holds what must hold when all is up again and every move is over.
+func (w *world) atRest() {
+	w.look()
+	if !w.over {
+		for _, m := range w.moves {
+			w.violate("move of %s is not over: status %q, outcome %q, phase %q, step %q: %v",
+				m.guest.name, m.last.Status, m.last.Outcome, m.last.Phase, m.last.Step, m.last.Error.Err())
+		}
+		return
+	}
+	for _, m := range w.moves {
+		w.told(m)
+	}
+	for _, g := range w.guests {
+		w.lives(g)
+	}
+	for _, name := range w.names {
+		w.leftOn(w.machines[name])
+	}
+	w.allocated()
+}
+
+// inDoubt says whether a move of the guest ended in doubt: then nothing of it is
+// held but what is held at every moment.
+func (w *world) inDoubt(g *guest) bool {
+	return slices.ContainsFunc(w.moves, func(m *move) bool { return m.guest == g && m.last.Outcome == migration.OutcomeInDoubt })
+}
+
+// told holds that a move says what is.
+func (w *world) told(m *move) {
+	if !m.accepted {
+		w.note("user", "move was never accepted", m.uuid)
+		return
+	}
+	w.trace.notef(w.sim.Elapsed(), "move %s: %s, %s, attempt %d to %s", m.uuid, m.last.Status, m.last.Outcome, m.last.Attempt, m.last.DestCompute)
+	if want := w.story.Want; want != "" && w.quiet() && m.last.Outcome != want {
+		w.violate("move of %s ended %q (%v), want %q", m.guest.name, m.last.Outcome, m.last.Error.Err(), want)
+	}
+	later := slices.ContainsFunc(w.moves, func(o *move) bool { return o.guest == m.guest && o.at > m.at && o.accepted })
+	if later {
+		return
+	}
+	at := w.holders(m.guest.uuid)
+	switch m.last.Outcome {
+	case migration.OutcomeCompleted:
+		if !slices.Equal(at, []string{m.last.DestCompute}) {
+			w.violate("move of %s says it completed to %s, its token is on %v", m.guest.name, m.last.DestCompute, at)
+		}
+	case migration.OutcomeUndone, migration.OutcomeRefused:
+		if !slices.Equal(at, []string{m.from}) {
+			w.violate("move of %s says %s, its token is on %v, want %s", m.guest.name, m.last.Outcome, at, m.from)
+		}
+	case migration.OutcomeInDoubt:
+		if m.last.Error == nil {
+			w.violate("move of %s is in doubt and does not say why", m.guest.name)
+		}
+	}
+}
+
+// quiet says whether nothing was broken on purpose.
+func (w *world) quiet() bool { return w.options.Break == nil && w.chaos == nil && w.mutant == nil }
+
+// lives holds that a guest is where its token is, as its user left it, and nowhere
+// else.
+func (w *world) lives(g *guest) {
+	if w.inDoubt(g) {
+		return
+	}
+	at := w.holders(g.uuid)
+	if len(at) != 1 {
+		w.violate("at the end %d hosts hold the token of %s: %v", len(at), g.name, at)
+		return
+	}
+	for _, name := range w.names {
+		d, err := w.machines[name].fake.Domain(context.Background(), g.uuid)
+		switch {
+		case fault.KindOf(err) == fault.NotFound:
+			if name == at[0] && !g.mayBeOff {
+				w.violate("at the end guest %s is nowhere, its token is on %s", g.name, name)
+			}
+			continue
+		case err != nil:
+			w.violate("at the end: %v", err)
+			continue
+		case name != at[0]:
+			w.violate("at the end %s has a domain of %s, %s (%s), whose token is on %s", name, g.name, d.State, d.Reason, at[0])
+			continue
+		}
+		if g.disk != noDisk {
+			if have, _, exists := w.machines[name].files.Data(g.path()); !exists || have != g.data {
+				w.violate("at the end the disk of %s on %s has %q, want %q", g.name, name, have, g.data)
+			}
+		}
+		want := driver.Running
+		if g.paused {
+			want = driver.Paused
+		}
+		if d.State != want && !(g.mayBeOff && d.State == driver.ShutOff) {
+			w.violate("at the end guest %s is %s (%s) on %s, want %s", g.name, d.State, d.Reason, name, want)
+		}
+		if !d.Persistent && (g.persistent || name != g.home) {
+			w.violate("at the end guest %s has no definition on %s", g.name, name)
+		}
+	}
+}
+
+// leftOn holds that a ledger has the guests that are there, and nothing else.
+func (w *world) leftOn(m *machine) {
+	var doubt []string
+	for _, g := range w.guests {
+		if w.inDoubt(g) {
+			doubt = append(doubt, g.uuid)
+		}
+	}
+	for _, c := range w.claimsOn(m) {
+		if slices.Contains(doubt, c.Owner.Instance) {
+			continue
+		}
+		g := w.guestOf(c.Owner.Instance)
+		if c.State != claims.Bound || c.Owner.Kind != claims.KindInstance || !slices.Contains(w.holders(c.Owner.Instance), m.name) {
+			w.violate("at the end %s has a claim of %s: %s %s of migration %q", m.name, g.name, c.Owner.Kind, c.State, c.Owner.Migration)
+		} else if c.Resources != g.resources() {
+			w.violate("at the end the claim of %s on %s is %s, want %s", g.name, m.name, c.Resources, g.resources())
+		}
+	}
+	for _, g := range w.guests {
+		if h := w.holders(g.uuid); len(h) != 1 || h[0] != m.name || slices.Contains(doubt, g.uuid) {
+			continue
+		}
+		if !slices.ContainsFunc(w.claimsOn(m), func(c claims.Claim) bool { return c.Owner.Instance == g.uuid }) && !w.gone(m, g) {
+			w.violate("at the end %s has no claim of its guest %s", m.name, g.name)
+		}
+	}
+	if len(doubt) > 0 {
+		return
+	}
+	for uuid := range w.records(m, "instances") {
+		if g := w.guestOf(uuid); !slices.Contains(w.holders(uuid), m.name) {
+			w.violate("at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
+		}
+	}
+	for migrated, raw := range w.records(m, "halves") {
+		var h struct {
+			Context json.RawMessage `json:"context"`
+		}
+		if err := json.Unmarshal(raw, &h); err != nil || h.Context != nil {
+			w.violate("at the end %s has a context of migration %s (%v)", m.name, migrated, err)
+		}
+	}
+	for key := range w.records(m, "verbs") {
+		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") {
+			w.violate("at the end %s remembers %s", m.name, key)
+		}
+	}
+	for key := range w.records(m, "tasks") {
+		w.violate("at the end %s has the journal %s", m.name, key)
+	}
+	for key := range w.records(m, "aborts") {
+		w.violate("at the end %s has the abort %s", m.name, key)
+	}
+	w.files(m)
+	if t := m.agent.tracker; t != nil {
+		if a := t.Audit(); !a.Agrees() {
+			w.violate("at the end the ledger of %s does not agree with itself: %+v", m.name, a)
+		}
+	}
+}
+
+// files holds that a host has the disks of its guests, and no other file.
+func (w *world) files(m *machine) {
+	want := map[string]bool{images: true, common: true}
+	for _, g := range w.guests {
+		if g.disk == shared || g.disk == local && slices.Contains(w.holders(g.uuid), m.name) {
+			want[g.path()] = true
+		}
+	}
+	for _, path := range m.files.List() {
+		if !want[path] {
+			w.violate("at the end %s has the file %s", m.name, path)
+		}
+		delete(want, path)
+	}
+	for path := range want {
+		if strings.HasSuffix(path, ".raw") {
+			w.violate("at the end %s does not have the disk %s", m.name, path)
+		}
+	}
+}
+
+// gone says whether a guest that was killed was transient, and so left nothing.
+func (w *world) gone(m *machine, g *guest) bool {
+	_, err := m.fake.Domain(context.Background(), g.uuid)
+	return g.mayBeOff && fault.KindOf(err) == fault.NotFound
+}
+
+func (w *world) records(m *machine, bucket string) map[string][]byte {
+	records, err := m.mem.List(context.Background(), bucket)
+	if err != nil {
+		w.violate("at the end the store of %s: %v", m.name, err)
+	}
+	return records
+}
+
+// allocated holds that Placement equals the truth.
+func (w *world) allocated() {
+	ctx := context.Background()
+	admin := w.placement.admin
+	for _, g := range w.guests {
+		at := w.holders(g.uuid)
+		if w.inDoubt(g) || len(at) != 1 {
+			continue
+		}
+		got, err := admin.Allocations(ctx, g.uuid)
+		if err != nil {
+			w.violate("at the end: %v", err)
+			continue
+		}
+		m := w.machines[at[0]]
+		want := placementclient.Allocations{Allocations: m.place(g.resources())}
+		if w.gone(m, g) {
+			want.Allocations = nil
+		}
+		if !got.SameResources(want) {
+			w.violate("at the end %s holds %v in Placement, want %v", g.name, got.Allocations, want.Allocations)
+		}
+		if got.Exists() && got.ConsumerType != placementclient.ConsumerInstance {
+			w.violate("at the end %s is a consumer of type %s", g.name, got.ConsumerType)
+		}
+	}
+	providers := []string{}
+	for _, name := range w.names {
+		providers = append(providers, w.machines[name].provider)
+	}
+	if w.story.Sharing {
+		providers = append(providers, sharing)
+	}
+	for _, rp := range providers {
+		held, err := admin.ProviderAllocations(ctx, rp)
+		if err != nil {
+			w.violate("at the end: %v", err)
+			continue
+		}
+		for _, consumer := range slices.Sorted(maps.Keys(held.Allocations)) {
+			if w.guestOf(consumer) != nil || slices.ContainsFunc(w.moves, func(m *move) bool {
+				return m.uuid == consumer && m.last.Outcome == migration.OutcomeInDoubt
+			}) {
+				continue
+			}
+			w.violate("at the end %s holds %v of provider %s", consumer, held.Allocations[consumer], rp)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"berth/driver/drivertest"
+	"berth/migration"
+	"berth/topology"
+)
+
+// Story is a fleet, its guests, and what is wanted of them.
+type Story struct {
+	Name    string
+	Hosts   []HostPlan
+	Sharing bool // all disks are counted on a sharing provider
+	Guests  []GuestPlan
+	Moves   []MovePlan
+	Pace    drivertest.Pace
+	// Events are what goes wrong in the story itself.
+	Events []Event
+	Want   migration.Outcome // of every move, where nothing else is broken; empty for any
+}
+
+// HostPlan is one host.
+type HostPlan struct {
+	Name     string
+	Capacity topology.Resources
+	// Told is what Placement is told that it has, where that is more than there is:
+	// then a claim is refused that Placement had promised.
+	Told topology.Resources
+}
+
+// GuestPlan is one guest.
+type GuestPlan struct {
+	Host      string
+	Flavor    topology.Flavor
+	Transient bool
+	Paused    bool
+	Disk      disk
+}
+
+// MovePlan is one migration that is asked for.
+type MovePlan struct {
+	Guest      int
+	To         string // empty to let candidates decide
+	At         time.Duration
+	AbortAfter time.Duration
+	Options    migration.Options
+}
+
+// Event is something that happens in a story at a moment, or when a migration comes
+// to a phase.
+type Event struct {
+	At    time.Duration
+	Phase string // a phase of drivertest; empty for At
+	Name  string
+	Do    func(w *world)
+}
+
+func (s *Story) host(name string) HostPlan {
+	for _, h := range s.Hosts {
+		if h.Name == name {
+			return h
+		}
+	}
+	return HostPlan{}
+}
+
+// grace is how long all must have been calm: longer than a lease and any message.
+func (s *Story) grace() time.Duration { return 70 * time.Second }
+
+var (
+	roomy = topology.Resources{VCPUs: 8, MemoryMB: 4096, DiskGB: 100}
+	small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 256, DiskGB: 1}
+	large = topology.Flavor{Name: "large", VCPUs: 4, MemoryMB: 1024, DiskGB: 10}
+	// slow takes some seconds for a small guest.
+	slow = drivertest.Pace{Tick: 200 * time.Millisecond, Setup: 600 * time.Millisecond, Rate: 128 << 20}
+)
+
+func hosts(n int) []HostPlan {
+	var out []HostPlan
+	for i := range n {
+		out = append(out, HostPlan{Name: string(rune('a' + i)), Capacity: roomy})
+	}
+	return out
+}
+
+// Stories are those whose points are tried one by one.
+func Stories() []*Story {
+	one := func(g GuestPlan) []GuestPlan {
+		g.Host = "a"
+		if g.Flavor.VCPUs == 0 {
+			g.Flavor = small
+		}
+		return []GuestPlan{g}
+	}
+	move := func(to string) []MovePlan { return []MovePlan{{To: to, At: time.Second}} }
+	full := hosts(3)
+	full[1].Capacity, full[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
+	tight := hosts(2)
+	tight[1] = full[1]
+	return []*Story{
+		{Name: "named", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "chosen", Hosts: hosts(2), Sharing: true, Guests: one(GuestPlan{}), Moves: move(""), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "paused by its user", Hosts: hosts(2), Guests: one(GuestPlan{Paused: true}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "transient", Hosts: hosts(2), Guests: one(GuestPlan{Transient: true}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "shared disk", Hosts: hosts(2), Sharing: true, Guests: one(GuestPlan{Disk: shared}), Moves: move(""), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "copied disk", Hosts: hosts(2), Guests: one(GuestPlan{Disk: local}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "second candidate", Hosts: full, Guests: one(GuestPlan{Flavor: large}), Moves: move(""), Pace: slow, Want: migration.OutcomeCompleted},
+		{Name: "nobody takes it", Hosts: tight, Guests: one(GuestPlan{Flavor: large}), Moves: move(""), Pace: slow, Want: migration.OutcomeRefused},
+		{Name: "aborted", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: []MovePlan{{To: "b", At: time.Second, AbortAfter: 2500 * time.Millisecond}}, Pace: slow, Want: migration.OutcomeUndone},
+		{Name: "stalled", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
+			Events: []Event{{At: 2500 * time.Millisecond, Name: "cut the data link", Do: func(w *world) { w.fleet.CutData("a", "b") }},
+				{At: 60 * time.Second, Name: "heal the data link", Do: func(w *world) { w.fleet.HealData("a", "b") }}}},
+	}
+}
+
+// drawStory makes a story by chance.
+func drawStory(r *rand.Rand) *Story {
+	n := 2 + r.IntN(3)
+	s := &Story{Name: "drawn", Hosts: hosts(n), Sharing: r.IntN(2) == 0, Pace: slow}
+	if r.IntN(3) == 0 {
+		s.Pace.Rate = 1 << 30
+	}
+	guests := 1 + r.IntN(3)
+	for i := range guests {
+		g := GuestPlan{Host: s.Hosts[r.IntN(n)].Name, Flavor: small, Transient: r.IntN(4) == 0, Paused: r.IntN(5) == 0, Disk: []disk{noDisk, shared, local}[r.IntN(3)]}
+		if r.IntN(4) == 0 {
+			g.Flavor = large
+		}
+		s.Guests = append(s.Guests, g)
+		m := MovePlan{Guest: i, At: time.Second + time.Duration(r.IntN(4000))*time.Millisecond}
+		if r.IntN(2) == 0 {
+			for m.To == "" || m.To == g.Host {
+				m.To = s.Hosts[r.IntN(n)].Name
+			}
+		}
+		if r.IntN(5) == 0 {
+			m.AbortAfter = m.At + time.Duration(r.IntN(6000))*time.Millisecond
+		}
+		s.Moves = append(s.Moves, m)
+	}
+	if r.IntN(4) == 0 {
+		h := &s.Hosts[r.IntN(n)]
+		h.Told, h.Capacity = h.Capacity, topology.Resources{VCPUs: 4, MemoryMB: 1024, DiskGB: 20}
+	}
+	s.Name = fmt.Sprintf("%d guests on %d hosts", guests, n)
+	return s
+}

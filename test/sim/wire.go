@@ -1,0 +1,260 @@
+package sim
+
+import (
+	"context"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// reach finds a host for the conductor of this agent: its own in process, another by
+// the wire.
+func (a *agent) reach(name string) (migration.Host, error) {
+	m := a.w.machines[name]
+	if m == nil {
+		return nil, fault.New(fault.NotFound, "no peer is named %s", name)
+	}
+	return peer{a, m}, nil
+}
+
+// peer is a host as a conductor asks it.
+type peer struct {
+	a *agent   // who asks
+	m *machine // who is asked
+}
+
+var (
+	_ migration.Host         = peer{}
+	_ migration.StreamWaiter = peer{}
+)
+
+// exchange is a request over the wire that somebody waits for.
+type exchange struct {
+	done  chan struct{}
+	ended bool
+	err   error // set when it ended without an answer
+}
+
+func (x *exchange) end(err error) {
+	if !x.ended {
+		x.ended, x.err = true, err
+		close(x.done)
+	}
+}
+
+func unreachable(why string) error { return fault.New(fault.Unavailable, "%s", why) }
+
+// latency is how long a message between two agents takes.
+const latency = time.Millisecond
+
+// verb asks one verb.
+func verb[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, *agent) (T, error)) (T, error) {
+	var zero T
+	a, w := p.a, p.a.w
+	what := name + " on " + p.m.name
+	how := w.before(a, k, what)
+	if p.m == a.m {
+		// In process: no message, but the agent may die around it.
+		v, err := f(ctx, a)
+		w.after(a, k, what)
+		return v, err
+	}
+	if err := a.rt.Sleep(ctx, latency); err != nil {
+		return zero, fault.New(fault.Unavailable, "%s: %w", what, err)
+	}
+	if w.cut(a.m, p.m) {
+		return zero, p.lost(ctx, what)
+	}
+	switch how {
+	case requestLate, requestLost:
+		if how == requestLate {
+			again(p, what, f)
+		}
+		return zero, p.lost(ctx, what)
+	case twice:
+		again(p, what, f)
+	}
+	if p.m.off || p.m.agent == nil || p.m.agent.dead() {
+		return zero, unreachable(what + ": connection refused")
+	}
+	var v T
+	var err error
+	x := p.send(ctx, what, func(ctx context.Context, b *agent) { v, err = f(ctx, b) })
+	if werr := runtime.Await(ctx, a.rt, x.done); werr != nil {
+		return zero, fault.New(fault.InDoubt, "%s: no answer: %w", what, werr)
+	}
+	if x.err != nil {
+		err = fault.New(fault.InDoubt, "%s: %w", what, x.err)
+	}
+	if serr := a.rt.Sleep(ctx, latency); serr != nil {
+		return zero, fault.New(fault.InDoubt, "%s: no answer: %w", what, serr)
+	}
+	w.after(a, k, what)
+	if how == answerLost || w.cut(a.m, p.m) {
+		return zero, p.lost(ctx, what)
+	}
+	return v, err
+}
+
+// lost is what a caller hears of a message that was lost: nothing, until he gives up
+// or his connection breaks.
+func (p peer) lost(ctx context.Context, what string) error {
+	wait := silence
+	if p.a.w.chaos != nil && p.a.w.chaos.rng.IntN(2) == 0 {
+		wait = time.Hour // until ctx ends
+	}
+	_ = p.a.rt.Sleep(ctx, wait)
+	return fault.New(fault.InDoubt, "%s: no answer", what)
+}
+
+// send has the other agent serve a request; it is over when it was served, when its
+// agent dies, or when nobody waits any more: then its context ends, as an HTTP
+// server's does.
+func (p peer) send(ctx context.Context, what string, serve func(context.Context, *agent)) *exchange {
+	b := p.m.agent
+	x := &exchange{done: make(chan struct{})}
+	b.calls = append(b.calls, x)
+	b.process.Go(what, func() {
+		// Every request waits until the start is over.
+		if err := runtime.Await(ctx, b.rt, b.begun); err == nil {
+			serve(ctx, b)
+		}
+		for i, o := range b.calls {
+			if o == x {
+				b.calls = append(b.calls[:i], b.calls[i+1:]...)
+				break
+			}
+		}
+		x.end(nil)
+	})
+	return x
+}
+
+// again delivers a message late, or once more, to whoever is there by then.
+func again[T any](p peer, what string, f func(context.Context, *agent) (T, error)) {
+	w := p.a.w
+	w.later(time.Duration(w.rng.Int64N(int64(latest))), "late "+what, func() {
+		if b := p.m.agent; b == nil || b.dead() || p.m.off {
+			return
+		}
+		ctx, cancel := w.outside.WithTimeout(context.Background(), 30*time.Second)
+		x := p.send(ctx, "late "+what, func(ctx context.Context, b *agent) { _, _ = f(ctx, b) })
+		_ = runtime.Await(ctx, w.outside, x.done) // whoever sent it has gone
+		cancel()
+	})
+}
+
+// latest is how late a message comes at most.
+const latest = 40 * time.Second
+
+func act(ctx context.Context, p peer, name string, f func(context.Context, migration.Host) error) error {
+	_, err := verb(ctx, p, ofVerb, name, func(ctx context.Context, b *agent) (struct{}, error) { return struct{}{}, f(ctx, b.verbs()) })
+	return err
+}
+
+func get[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, migration.Host) (T, error)) (T, error) {
+	return verb(ctx, p, k, name, func(ctx context.Context, b *agent) (T, error) { return f(ctx, b.verbs()) })
+}
+
+func (p peer) Describe(ctx context.Context) (migration.Description, error) {
+	return get(ctx, p, ofQuestion, "Describe", func(ctx context.Context, h migration.Host) (migration.Description, error) { return h.Describe(ctx) })
+}
+
+func (p peer) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
+	return get(ctx, p, ofQuestion, "Inspect", func(ctx context.Context, h migration.Host) (migration.Guest, error) { return h.Inspect(ctx, instance) })
+}
+
+func (p peer) CheckSource(ctx context.Context, ref migration.Ref, q migration.CheckAnswer) (migration.SourceAnswer, error) {
+	return get(ctx, p, ofVerb, "CheckSource", func(ctx context.Context, h migration.Host) (migration.SourceAnswer, error) {
+		return h.CheckSource(ctx, ref, q)
+	})
+}
+
+func (p peer) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
+	return act(ctx, p, "RecordContext", func(ctx context.Context, h migration.Host) error { return h.RecordContext(ctx, ref, c) })
+}
+
+func (p peer) DropContext(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "DropContext", func(ctx context.Context, h migration.Host) error { return h.DropContext(ctx, ref) })
+}
+
+func (p peer) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return act(ctx, p, "StartStream", func(ctx context.Context, h migration.Host) error { return h.StartStream(ctx, ref, s) })
+}
+
+func (p peer) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+	return get(ctx, p, ofQuestion, "StreamStatus", func(ctx context.Context, h migration.Host) (migration.StreamStatus, error) {
+		return h.StreamStatus(ctx, ref)
+	})
+}
+
+// AwaitStream is asked of the local host only.
+func (p peer) AwaitStream(ctx context.Context, ref migration.Ref, d time.Duration) error {
+	return p.a.host.AwaitStream(ctx, ref, d)
+}
+
+func (p peer) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	return act(ctx, p, "TuneStream", func(ctx context.Context, h migration.Host) error { return h.TuneStream(ctx, ref, t) })
+}
+
+func (p peer) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
+	return get(ctx, p, ofVerb, "Commit", func(ctx context.Context, h migration.Host) (migration.Commit, error) { return h.Commit(ctx, ref) })
+}
+
+func (p peer) Reclaim(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "Reclaim", func(ctx context.Context, h migration.Host) error { return h.Reclaim(ctx, ref) })
+}
+
+func (p peer) CleanUpSource(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "CleanUpSource", func(ctx context.Context, h migration.Host) error { return h.CleanUpSource(ctx, ref) })
+}
+
+func (p peer) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+	return get(ctx, p, ofQuestion, "CheckDestination", func(ctx context.Context, h migration.Host) (migration.CheckAnswer, error) {
+		return h.CheckDestination(ctx, ref, c)
+	})
+}
+
+func (p peer) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	return verb(ctx, p, ofVerb, "Claim", func(ctx context.Context, b *agent) (migration.ClaimAnswer, error) {
+		answer, err := b.verbs().Claim(ctx, ref, c)
+		if err == nil {
+			b.w.claimAnswered(b, ref, answer)
+		}
+		return answer, err
+	})
+}
+
+func (p peer) RenewClaim(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "RenewClaim", func(ctx context.Context, h migration.Host) error { return h.RenewClaim(ctx, ref) })
+}
+
+func (p peer) AbortClaim(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "AbortClaim", func(ctx context.Context, h migration.Host) error { return h.AbortClaim(ctx, ref) })
+}
+
+func (p peer) PreLiveMigration(ctx context.Context, ref migration.Ref, q migration.PreLiveRequest) (migration.Prepared, error) {
+	return get(ctx, p, ofVerb, "PreLiveMigration", func(ctx context.Context, h migration.Host) (migration.Prepared, error) {
+		return h.PreLiveMigration(ctx, ref, q)
+	})
+}
+
+func (p peer) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "RollbackPreLiveMigration", func(ctx context.Context, h migration.Host) error { return h.RollbackPreLiveMigration(ctx, ref) })
+}
+
+func (p peer) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	return act(ctx, p, "AcceptToken", func(ctx context.Context, h migration.Host) error { return h.AcceptToken(ctx, ref, c) })
+}
+
+func (p peer) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	return act(ctx, p, "FinishDestination", func(ctx context.Context, h migration.Host) error { return h.FinishDestination(ctx, ref) })
+}
+
+func (p peer) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
+	return get(ctx, p, ofQuestion, "DestinationStatus", func(ctx context.Context, h migration.Host) (migration.DestinationStatus, error) {
+		return h.DestinationStatus(ctx, ref)
+	})
+}
