@@ -1,6 +1,6 @@
 # Berth. `make` alone prints what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build check test demo bench clean
+.PHONY: help build check test demo bench clean soak
 
 help: ## this text
 	@echo "make ..."
@@ -17,6 +17,9 @@ test: ## every test, on real libvirt, QEMU and Placement; installs what is missi
 
 demo: ## two hosts, a guest, a live migration with claims, a cut link (KEEP=1 leaves it up, FORCE=1 runs beside a libvirt daemon)
 	@go run ./test/demo $(if $(KEEP),--keep) $(if $(FORCE),--force)
+
+soak: ## real migrations with a fault or two each, on real hosts (ROUNDS=200, SEED=n, BUDGET=45 minutes, ONLY=faults by expression)
+	@go run ./test/soak/cmd/soak -rounds $(or $(ROUNDS),200) $(if $(SEED),-seed $(SEED)) -budget $(or $(BUDGET),45)m $(if $(ONLY),-only '$(ONLY)') $(if $(FORCE),-force)
 
 bench: ## benchmarks; the embedded Placement beside OpenStack's as a table (BENCH=Placement alone)
 	@go test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem ./...

@@ -73,5 +73,5 @@ func run(ctx context.Context, o soak.Options, only string, force bool) (err erro
 	if n := len(report.Failed()); n > 0 {
 		return fmt.Errorf("%d rounds failed", n)
 	}
-	return report.Stopped
+	return ctx.Err()
 }
