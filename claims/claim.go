@@ -125,14 +125,17 @@ type Instance struct {
 //	here         AcceptToken¹           Surrender        Forget (delete)
 //	surrendered  AcceptToken, higher    Surrender¹       Forget
 //	             epoch only
+//	in doubt     Decide, Restore,       Restore          Forget
+//	             AcceptToken
 //
-// ¹ safe to repeat with the same epoch.
+// In doubt is a token of a ledger that was lost (see Restore). ¹ safe to repeat with the same epoch.
 type TokenState string
 
 // The states.
 const (
 	TokenHere        TokenState = "here"        // this host alone may start or resume the guest
 	TokenSurrendered TokenState = "surrendered" // given away; the epoch names the hand-over
+	TokenDoubt       TokenState = "in doubt"    // the ledger was lost, and nobody knows: not started, not moved
 )
 
 // Token is the ownership token of an instance. The epoch rises by one with

@@ -96,6 +96,12 @@ func (t *Tracker) writeInstance(i Instance) plan {
 }
 
 func surrendered(k Token) fault.Reason {
+	if k.State == TokenDoubt {
+		return fault.Reason{
+			Code: "token_in_doubt", Message: "whose it is is in doubt since the ledger was lost", Have: fmt.Sprintf("epoch %d", k.Epoch),
+			Change: "if it is nowhere else, berth instance adopt; else leave it to the host that has it",
+		}
+	}
 	return fault.Reason{
 		Code:    "token_surrendered",
 		Message: fmt.Sprintf("its ownership token was surrendered to %s (epoch %d, migration %s)", k.Holder, k.Epoch, k.Migration),

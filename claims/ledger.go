@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -21,7 +23,7 @@ const (
 // load reads the ledger.
 func (t *Tracker) load(ctx context.Context) error {
 	boot := t.runtime.Boot()
-	if err := each(ctx, t.store, bucketClaims, func(id string, c Claim) error {
+	if err := each(ctx, t, bucketClaims, func(id string, c Claim) error {
 		if c.ID != id {
 			return fmt.Errorf("it says it is %q", c.ID)
 		}
@@ -41,7 +43,7 @@ func (t *Tracker) load(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := each(ctx, t.store, bucketInstances, func(uuid string, i Instance) error {
+	if err := each(ctx, t, bucketInstances, func(uuid string, i Instance) error {
 		if i.UUID != uuid {
 			return fmt.Errorf("it says it is %q", i.UUID)
 		}
@@ -50,7 +52,7 @@ func (t *Tracker) load(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := each(ctx, t.store, bucketHalves, func(migration string, h half) error {
+	if err := each(ctx, t, bucketHalves, func(migration string, h half) error {
 		if h.Written.ID != boot.ID {
 			h.Written = boot // instants of another boot cannot be compared: its time starts anew
 		}
@@ -59,25 +61,30 @@ func (t *Tracker) load(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	return each(ctx, t.store, bucketVerbs, func(key string, answer json.RawMessage) error {
+	return each(ctx, t, bucketVerbs, func(key string, answer json.RawMessage) error {
 		t.verbs[key] = answer
 		return nil
 	})
 }
 
-// each decodes every record of a bucket.
-func each[T any](ctx context.Context, s Store, bucket string, f func(key string, v T) error) error {
-	records, err := s.List(ctx, bucket)
+// each decodes every record of a bucket, in order. One that makes no sense ends it, or
+// is noted where the tracker is tolerant.
+func each[T any](ctx context.Context, t *Tracker, bucket string, f func(key string, v T) error) error {
+	records, err := t.store.List(ctx, bucket)
 	if err != nil {
 		return fault.New(fault.KindOf(err), "read ledger: %w", err)
 	}
-	for key, data := range records {
+	for _, key := range slices.Sorted(maps.Keys(records)) {
 		var v T
-		err := json.Unmarshal(data, &v)
+		err := json.Unmarshal(records[key], &v)
 		if err == nil {
 			err = f(key, v)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case t.tolerant:
+			t.unread = append(t.unread, Unread{bucket, key, err})
+		default:
 			return fault.New(fault.Internal, "read ledger: record %s/%s: %w", bucket, key, err)
 		}
 	}

@@ -82,12 +82,13 @@ func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devi
 // lives here already; fault.Busy while another move of the instance has a claim
 // here; fault.Forbidden when the claim was aborted (a tombstone stands), or when
 // its migration has brought the guest here before;
-// fault.Unavailable after Refuse.
+// fault.Unavailable after Refuse, and while the disk of the ledger is full.
 func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
 	if err := r.validate(); err != nil {
 		return Claim{}, err
 	}
 	var answer Claim
+	full := t.storeRoom()
 	err := t.change(ctx, subjects(r.Owner.Instance, r.Owner.Migration), func() (plan, error) {
 		existing, a, err := t.admitLocked(r)
 		if err != nil {
@@ -96,6 +97,9 @@ func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
 		if existing != nil {
 			answer = existing.claim.clone()
 			return plan{}, nil
+		}
+		if full != nil {
+			return plan{}, fault.New(fault.KindOf(full), "claim %s for instance %s on %s: %w", r.Resources, r.Owner.Instance, t.host, full)
 		}
 		c, err := t.newClaimLocked(r, a)
 		if err != nil {
@@ -108,6 +112,15 @@ func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
 		return Claim{}, err
 	}
 	return answer, nil
+}
+
+// storeRoom is why the store takes no more: nil while it does, and for a store that
+// has no bound. It may wait for a disk, and is asked outside the lock.
+func (t *Tracker) storeRoom() error {
+	if s, bounded := t.store.(interface{ Room() error }); bounded {
+		return s.Room()
+	}
+	return nil
 }
 
 // insertLocked counts a new claim at once and shows it when it is durable.

@@ -157,7 +157,7 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 	return t.change(ctx, about, func() (plan, error) {
 		old, known := t.instances[c.Instance]
 		switch k := old.Token; {
-		case !known:
+		case !known, k.State == TokenDoubt && k.Epoch <= c.Epoch:
 		case k.State == TokenHere && k.Epoch == c.Epoch && k.Migration == c.Migration:
 			return plan{}, nil
 		case k.State == TokenHere:

@@ -33,6 +33,10 @@ type Options struct {
 	DefaultLease time.Duration // of a claim that asks for none; 0 for one minute
 	Logger       *slog.Logger  // nil for slog.Default()
 	Random       io.Reader     // for claim ids and tickets; nil for crypto/rand
+
+	// Tolerant passes over a record that cannot be read, and tells it by Unread: who
+	// sets it gives no claim before what the record may have said is known again.
+	Tolerant bool
 }
 
 // defaultLease outlives a conductor's restart and a few lost renewals.
@@ -58,6 +62,9 @@ type Tracker struct {
 	lease   time.Duration
 	log     *slog.Logger
 	random  io.Reader
+
+	tolerant bool
+	unread   []Unread // by load alone
 
 	// mu is the claim lock. It guards all below. Under it: arithmetic and
 	// enqueueing; never a wait for disk, libvirt, Placement, peers or
@@ -190,7 +197,7 @@ func Open(ctx context.Context, o Options) (*Tracker, error) {
 		return nil, fault.New(fault.Invalid, "open ledger: store, runtime and host name are needed")
 	}
 	t := &Tracker{
-		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random,
+		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random, tolerant: o.Tolerant,
 		machine: newMachine(o.Capacity),
 		claims:  map[string]*entry{}, holdings: map[string]*holding{}, strangers: map[string]stranger{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
 		changing: map[string]*change{},

@@ -1,0 +1,130 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+
+	"berth/internal/fault"
+	"berth/internal/store"
+)
+
+// Restored is a guest whose records were lost, as it is put back.
+type Restored struct {
+	// Instance is its record, with the token as it was found out to be. A token that
+	// is not here or in doubt leaves no record where there was none (Arriving).
+	Instance Instance
+	Found    Found // what its domain uses
+
+	// Move is the open move that brings it, and its Context; zero for none. The claim
+	// is that move's then, and arriving: what the conductor asks next finds it.
+	Move    Owner
+	Context *MigrationContext
+	// Accepted says that the token has come here by that move.
+	Accepted bool
+}
+
+// Restore puts back the claim and the record of a guest, in one commit. It never
+// refuses for room and never after Refuse: like Adopt it counts what is there. Of what
+// the ledger already has of the guest a claim stays as it is, and a token that was not
+// in doubt gives way only to one of its epoch or a higher. Safe to repeat.
+func (t *Tracker) Restore(ctx context.Context, r Restored) error {
+	i := r.Instance
+	if err := validInstance("restore", i); err != nil {
+		return err
+	}
+	if err := validResources(r.Found.Resources); err != nil {
+		return fault.New(fault.Invalid, "restore instance %s: %w", i.UUID, err)
+	}
+	owner := Owner{Instance: i.UUID, Kind: KindInstance}
+	if r.Move.Migration != "" {
+		if owner = r.Move; owner.Instance != i.UUID {
+			return fault.New(fault.Invalid, "restore instance %s: the move is of %q", i.UUID, owner.Instance)
+		}
+	}
+	return t.change(ctx, append(subjects(i.UUID, owner.Migration), ofName(i.Name)), func() (plan, error) {
+		var p plan
+		old, known := t.instances[i.UUID]
+		better := old.Token.State == TokenDoubt || i.Token.Epoch >= old.Token.Epoch
+		if i.Token.State != "" && (!known || better && i.Token != old.Token) {
+			next := i.clone()
+			if next.CreatedAt.IsZero() {
+				next.CreatedAt = t.runtime.Now().UTC()
+			}
+			p = t.writeInstance(next)
+		}
+		if h := t.migrations[owner.Migration].clone(); r.Accepted && owner.Migration != "" && h.Accepted < owner.Attempt {
+			h.Accepted = owner.Attempt
+			p = p.and(t.writeHalf(owner.Migration, h))
+		}
+		if len(t.entriesLocked(i.UUID)) > 0 {
+			return p, nil
+		}
+		c, err := t.newClaimLocked(Request{Owner: owner, Resources: r.Found.Resources, Topology: r.Found.Topology, PCI: r.Found.PCI, Context: r.Context}, r.Found.Assignment.Clone())
+		if err != nil {
+			return plan{}, err
+		}
+		c.State, c.Lease = Bound, nil
+		if owner.Migration != "" {
+			c.State = Arriving
+		}
+		t.forgetStrangerLocked(i.UUID)
+		c.Forced = t.overLocked(nil, c)
+		return p.and(t.insertLocked(c)), nil
+	})
+}
+
+// Decide takes an operator's word that a guest in doubt is this host's: its token is
+// here from now on, by an epoch above all that was known of it. A guest that is not
+// in doubt is left as it is. fault.NotFound when it is not known.
+func (t *Tracker) Decide(ctx context.Context, uuid string) error {
+	return t.change(ctx, []string{ofInstance(uuid)}, func() (plan, error) {
+		i, ok := t.instances[uuid]
+		if !ok {
+			return plan{}, fault.New(fault.NotFound, "decide whose instance %s is: it is not known on %s", uuid, t.host)
+		}
+		if i.Token.State != TokenDoubt {
+			return plan{}, nil
+		}
+		next := i.clone()
+		next.Token = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host}
+		return t.writeInstance(next), nil
+	})
+}
+
+// Unread is a record of the ledger that makes no sense, though its seal is right.
+type Unread struct {
+	Bucket, Key string
+	Err         error
+}
+
+func (u Unread) String() string { return fmt.Sprintf("%s/%s: %v", u.Bucket, u.Key, u.Err) }
+
+// Unread gives the records that Open passed over because Options.Tolerant was set,
+// in order of bucket and key.
+func (t *Tracker) Unread() []Unread { return t.unread }
+
+// bucketUnread keeps what nobody could read, for people.
+const bucketUnread = "unread"
+
+// SetUnreadAside moves the records that could not be read out of the way, byte for
+// byte, so that the next start does not meet them again. It is called once what they
+// may have said was put back from elsewhere.
+func (t *Tracker) SetUnreadAside(ctx context.Context) error {
+	var mutations []store.Mutation
+	for _, u := range t.unread {
+		records, err := t.store.List(ctx, u.Bucket)
+		if err != nil {
+			return fault.New(fault.KindOf(err), "set unreadable records aside: %w", err)
+		}
+		if data, there := records[u.Key]; there {
+			mutations = append(mutations, store.Put(bucketUnread, u.Bucket+"/"+u.Key, data), store.Delete(u.Bucket, u.Key))
+		}
+	}
+	if len(mutations) == 0 {
+		return nil
+	}
+	if err := t.store.Enqueue(mutations...).Wait(); err != nil {
+		return fault.New(fault.KindOf(err), "set unreadable records aside: %w", err)
+	}
+	return nil
+}
