@@ -210,7 +210,11 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 	}
 	asked := false // for a uuid that another may have
 	if r.Migration == "" {
-		r.Migration = uuid.NewString()
+		id, err := uuid.NewRandomFromReader(c.cfg.Random)
+		if err != nil {
+			return Migration{}, fault.New(fault.Internal, "make a uuid: %w", err)
+		}
+		r.Migration = id.String()
 	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
 		return m, nil
 	} else {

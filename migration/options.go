@@ -2,6 +2,8 @@ package migration
 
 import (
 	"context"
+	crand "crypto/rand"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -56,6 +58,8 @@ type Config struct {
 	UndoLater time.Duration
 	// KeepFinished is how many finished migrations are kept (default 1000).
 	KeepFinished int
+	// Random makes the uuids of migrations; nil means the machine's.
+	Random io.Reader
 	// Jitter gives a random duration below its argument; nil means math/rand.
 	Jitter func(time.Duration) time.Duration
 }
@@ -86,6 +90,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Random == nil {
+		c.Random = crand.Reader
 	}
 	if c.Jitter == nil {
 		c.Jitter = func(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(max(d, 1)))) }

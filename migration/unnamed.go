@@ -40,7 +40,11 @@ func (c *Conductor) nameRecords(ctx context.Context, records, aborts map[string]
 			if kept.Called = m.UUID; kept.Called == "" {
 				kept.Called = key
 			}
-			m.UUID = uuid.NewString()
+			id, err := uuid.NewRandomFromReader(c.cfg.Random)
+			if err != nil {
+				return fmt.Errorf("make a uuid: %w", err)
+			}
+			m.UUID = id.String()
 			c.cfg.Logger.Warn("a migration record had no uuid and was given one", "record", key, "migration", m.UUID, "instance", m.InstanceUUID)
 			if err := put(key); err != nil {
 				return fmt.Errorf("give migration %s a uuid: %w", key, err)

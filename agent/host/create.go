@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"berth/agent/host/disks"
 	"berth/claims"
 	"berth/driver"
@@ -128,7 +126,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err != nil {
 		return createPlan{}, err
 	}
-	if err := describe(&req); err != nil {
+	if err := h.describe(&req); err != nil {
 		return createPlan{}, err
 	}
 	req.ProjectID, req.UserID = cmp.Or(req.ProjectID, h.o.ProjectID), cmp.Or(req.UserID, h.o.UserID)
@@ -181,10 +179,10 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 }
 
 // describe fills in what a request leaves open: from its document, or anew.
-func describe(req *CreateRequest) error {
+func (h *Host) describe(req *CreateRequest) error {
 	if req.XML == "" {
 		if req.UUID == "" {
-			req.UUID = uuid.NewString()
+			req.UUID = h.newUUID()
 		}
 		return nil
 	}

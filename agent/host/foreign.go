@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
-
 	"berth/claims"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
@@ -203,7 +201,7 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 	if !ahead {
 		// Nobody named the migration: it gets a uuid of its own each time, so that
 		// what one undoes the next is not kept from.
-		ref := migration.Ref{Migration: uuid.NewString(), Instance: inst.UUID, Attempt: 1}
+		ref := migration.Ref{Migration: h.newUUID(), Instance: inst.UUID, Attempt: 1}
 		if claim, err = h.claimForeign(ctx, ref, migration.ClaimRequest{
 			Guest: comes.guest(text), Context: comes.context("", h.o.Name),
 		}, place); err != nil {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -29,6 +30,7 @@ type Options struct {
 	Driver       driver.Driver
 	Runtime      runtime.Runtime
 	Logger       *slog.Logger  // nil for slog.Default()
+	Random       io.Reader     // for uuids of guests and arrivals; nil for the machine's
 	Mode         func() string // ModeObserve or manage; nil for manage
 	Placement    Placement     // nil: nobody keeps allocations
 	// ProjectID and UserID are those of guests for which nobody names any, adopted

@@ -54,7 +54,7 @@ const placeTime = 3 * time.Second
 func (h *Host) wouldClaim(ctx context.Context, instance string, d demand, place topology.Assignment) migration.RoomAnswer {
 	out := migration.RoomAnswer{Resources: d.resources, Assignment: place}
 	if instance == "" {
-		instance = uuid.NewString() // one that holds nothing
+		instance = h.newUUID() // one that holds nothing
 	}
 	ctx, cancel := h.rt.WithTimeout(ctx, placeTime)
 	defer cancel()
