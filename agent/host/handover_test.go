@@ -48,6 +48,21 @@ func TestReclaim_ResumesUnlessTheUserHadPaused(t *testing.T) {
 	}
 }
 
+// An abort that comes while the guest leaves has begun the undo: the stream's step is
+// buried, the guest is gone, and the conductor goes forward from that step again.
+func TestStartStream_GoesOnWithAGuestThatLeftBeforeItsUndo(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	m.stream()
+	l.wantKind("reclaim of a guest that has left", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+	m.a = l.restart("a")
+	l.must("start the stream again", m.start())
+	m.handOver()
+	l.state("b", v.UUID, driver.Running)
+}
+
 func TestCommitAndReclaim_ExactlyOneWins(t *testing.T) {
 	l := newLab(t, "a", "b")
 	v := l.guest("a", "vm1")

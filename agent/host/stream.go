@@ -78,9 +78,6 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 		return err
 	}
 	defer unlock()
-	if err := h.late(ref, stepStream); err != nil {
-		return err
-	}
 	if h.migrator == nil {
 		return fault.New(fault.Forbidden, "the hypervisor of %s cannot live-migrate", h.o.Name)
 	}
@@ -93,8 +90,12 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 	}
 	if found {
 		// A stream that was asked for is never asked for again: it is in flight
-		// and adopted, or over.
+		// and adopted, or over. Also where its undo has begun: the guest may have
+		// left before it, and then the move goes forward from here.
 		return h.adoptStream(ctx, ref)
+	}
+	if err := h.late(ref, stepStream); err != nil {
+		return err
 	}
 	if err := h.managing(""); err != nil {
 		return err
