@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth/internal/fault"
@@ -271,18 +271,18 @@ func (p *planning) others(roots []placementclient.ResourceProvider) {
 	slices.SortFunc(p.plan.Hosts[first:], func(a, b PlanHost) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// each calls f for the hosts that ask wants, some at a time.
+// each calls f for every host, some at a time.
 func (p *planning) each(f func(h *PlanHost)) {
-	var wg sync.WaitGroup
-	places := make(chan struct{}, planParallel)
-	for i := range p.plan.Hosts {
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			f(&p.plan.Hosts[i])
+	var workers runtime.Group
+	var next atomic.Int64
+	for range min(planParallel, len(p.plan.Hosts)) {
+		workers.Go(p.Runtime, "plan", func() {
+			for i := int(next.Add(1)) - 1; i < len(p.plan.Hosts); i = int(next.Add(1)) - 1 {
+				f(&p.plan.Hosts[i])
+			}
 		})
 	}
-	wg.Wait()
+	workers.Wait(p.Runtime)
 }
 
 // ask has every host say what it would claim, or why it would not.
