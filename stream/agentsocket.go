@@ -95,6 +95,8 @@ func (p *process) serveAgent(l net.Listener) {
 		}
 		p.spawn(func() {
 			defer c.Close()
+			// The end of the process waits for nobody who asks and says nothing.
+			defer context.AfterFunc(p.ctx, func() { c.Close() })()
 			p.answerAgent(c)
 		})
 	}

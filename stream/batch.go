@@ -2,8 +2,11 @@ package stream
 
 import (
 	"encoding/binary"
+	"errors"
+	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +19,10 @@ import (
 type batch struct {
 	net.Conn
 
+	// Only TLS's one reader uses these.
 	in       []byte // read from the network
-	from, to int    // what of it TLS has not taken yet; only TLS's one reader uses these
+	from, to int    // what of it TLS has not taken yet
+	wide     atomic.Bool
 
 	mu   sync.Mutex // guards what follows; the network is written under it, as TLS does under its own
 	held []byte
@@ -31,14 +36,29 @@ const transfer = 256 << 10
 
 func newBatch(c net.Conn) *batch { return &batch{Conn: c} }
 
+// narrow is what a connection may hold that has not shown a ticket yet: enough for a
+// certificate and its chain.
+const narrow = 8 << 10
+
+// widen has it read transfer bytes at a time from now on.
+func (b *batch) widen() { b.wide.Store(true) }
+
 // Read gives what is at hand, and reads on only when nothing is.
 func (b *batch) Read(p []byte) (int, error) {
 	if b.from == b.to {
 		if b.in == nil {
+			b.in = make([]byte, narrow)
+		}
+		if len(b.in) < transfer && b.wide.Load() {
 			b.in = make([]byte, transfer)
 		}
 		n, err := b.Conn.Read(b.in)
 		b.from, b.to = 0, n
+		if errors.Is(err, io.EOF) {
+			// crypto/tls takes an end between two records for a farewell. It is how the
+			// death of the peer's process looks, and must not pass for the end of a stream.
+			err = errCut
+		}
 		if n == 0 {
 			return 0, err
 		}
@@ -55,6 +75,8 @@ const (
 	recordHead = 5
 	recordMax  = 1<<14 + 256
 )
+
+var errCut = errors.New("the connection was cut")
 
 // ready says whether a whole record is at hand, which TLS opens without waiting.
 // For the goroutine that reads.

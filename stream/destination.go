@@ -61,9 +61,9 @@ func (p *process) serveNetwork(l *net.TCPListener) {
 	}
 }
 
-// strangersMax is how many connections may be open that have not shown a ticket.
-// Beyond it the oldest goes: whoever knocks and says nothing keeps nobody out.
-// Arbitrary; it must hold what one source opens at once.
+// strangersMax is how many connections may be open that are not let in yet. Beyond
+// it the oldest goes: whoever knocks and says nothing keeps nobody out. Arbitrary;
+// it must hold what one source opens at once.
 const strangersMax = 512
 
 // hold keeps a connection where drain finds it, until forget.
@@ -74,7 +74,7 @@ func (p *process) hold(c net.Conn) (forget func()) {
 		c.Close()
 		return func() {}
 	}
-	if len(p.waiting) >= strangersMax {
+	if len(p.waiting) >= p.strangers {
 		p.waiting[0].Close()
 		p.waiting = slices.Delete(p.waiting, 0, 1)
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -115,13 +116,13 @@ func (l *link) inward() error {
 			l.moved(&l.received, n)
 		}
 		if errors.Is(err, io.EOF) {
-			if err := l.local.CloseWrite(); err != nil {
+			// Who has gone already needs no end.
+			if err := l.local.CloseWrite(); err != nil && !errors.Is(err, syscall.ENOTCONN) {
 				return fmt.Errorf("pass the end to the local %s: %w", l.channel, err)
 			}
 			return nil
 		}
 		if err != nil {
-			// io.ErrUnexpectedEOF too: an end without TLS's farewell is a cut.
 			return fmt.Errorf("receive from the peer: %w", err)
 		}
 	}

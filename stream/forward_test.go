@@ -19,13 +19,12 @@ func TestStream_CarriesEachChannelToItsTarget(t *testing.T) {
 	out = p.dial(p.src.Paths(testID).Disks)
 	in = p.accept(disks)
 	p.says(out, in, "disks")
-	st := p.status(p.src)
-	if st.Open != 2 || st.Of(Memory).Sent != 6 || st.Of(Memory).Received != 11 || st.Of(Disks).Sent != 5 {
-		t.Errorf("the source's process says %+v", st)
-	}
-	if st := p.status(p.dst); st.Open != 2 || st.Of(Memory).Received != 6 || st.Of(Memory).Sent != 11 {
-		t.Errorf("the destination's process says %+v", st)
-	}
+	p.until(p.src, "counted", func(st Status) bool {
+		return st.Open == 2 && st.Of(Memory).Sent == 6 && st.Of(Memory).Received == 11 && st.Of(Disks).Sent == 5
+	})
+	p.until(p.dst, "counted", func(st Status) bool {
+		return st.Open == 2 && st.Of(Memory).Received == 6 && st.Of(Memory).Sent == 11 && st.Of(Disks).Received == 5
+	})
 }
 
 func TestStream_FourConnectionsLoseNothing(t *testing.T) {

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,6 +30,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if len(os.Args) == 4 && os.Args[1] == "stream-agent" {
+		openAndDie(os.Args[2], os.Args[3])
 	}
 	os.Exit(m.Run())
 }
@@ -186,7 +190,7 @@ func (p *pair) dial(path string) *net.UnixConn {
 // deadline has a test that hangs fail.
 func (p *pair) deadline(c net.Conn) {
 	p.t.Helper()
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -194,7 +198,7 @@ func (p *pair) deadline(c net.Conn) {
 // accept takes one connection of what plays QEMU or libvirtd.
 func (p *pair) accept(l *net.UnixListener) *net.UnixConn {
 	p.t.Helper()
-	if err := l.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := l.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		p.t.Fatal(err)
 	}
 	c, err := l.AcceptUnix()
@@ -246,7 +250,7 @@ func (p *pair) status(m *Manager) Status {
 // until asks a side's process until what it says holds.
 func (p *pair) until(m *Manager, what string, holds func(Status) bool) Status {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
 	defer cancel()
 	for {
 		st, err := m.Status(ctx, testID)
@@ -254,7 +258,24 @@ func (p *pair) until(m *Manager, what string, holds func(Status) bool) Status {
 			return st
 		}
 		if (&runtime.System{}).Sleep(ctx, 5*time.Millisecond) != nil {
-			p.t.Fatalf("never %s: %+v, %v", what, st, err)
+			text, _ := json.Marshal(st)
+			p.t.Fatalf("never %s: %s, %v", what, text, err)
+		}
+	}
+}
+
+// gone waits until a side's process and folder are no more.
+func (p *pair) gone(m *Manager) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		_, err := os.Stat(m.Paths(testID).Dir)
+		if os.IsNotExist(err) {
+			return
+		}
+		if (&runtime.System{}).Sleep(ctx, 5*time.Millisecond) != nil {
+			p.t.Fatalf("its folder is still there: %v", err)
 		}
 	}
 }

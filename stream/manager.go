@@ -23,6 +23,8 @@ type Manager struct {
 	dir     string
 	starter Starter
 	rt      runtime.Runtime
+	// patience is how long a process may take to end when asked.
+	patience time.Duration
 }
 
 // Starter starts a process that reads its order in a session's folder (Run), and
@@ -40,21 +42,15 @@ type Started struct {
 	Ended <-chan struct{}
 }
 
-// NewManager makes a manager of dir, /run/berth/streams, and makes the folder. It
-// must be on a file system that a reboot empties, or Sweep must be called.
+// NewManager makes a manager of dir, /run/berth/streams, which the first Open makes;
+// the folder that it lies in must be there. It writes nothing. s may be nil for who
+// only looks.
 func NewManager(dir string, s Starter, rt runtime.Runtime) (*Manager, error) {
 	// The longest name that a session has.
 	if err := PathsOf(dir, ID{Migration: strings.Repeat("0", 36), Attempt: 999}).check(); err != nil {
 		return nil, err
 	}
-	// 0711: QEMU's user must pass, and has nothing to list.
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("make the folder of streams: %w", err)
-	}
-	if err := os.Chmod(dir, 0o711); err != nil { // the umask took bits
-		return nil, fmt.Errorf("make the folder of streams: %w", err)
-	}
-	return &Manager{dir: dir, starter: s, rt: rt}, nil
+	return &Manager{dir: dir, starter: s, rt: rt, patience: endTimeout}, nil
 }
 
 // Paths gives the paths of a session.
@@ -95,7 +91,7 @@ func (m *Manager) Open(ctx context.Context, o Order) (Status, error) {
 	st, err := m.start(ctx, p, o)
 	if err != nil {
 		// Whatever came up of it goes, with the ticket.
-		ctx, cancel := m.rt.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		ctx, cancel := m.rt.WithTimeout(context.WithoutCancel(ctx), 3*endTimeout)
 		defer cancel()
 		return Status{}, errors.Join(fmt.Errorf("%s: %w", doing, err), m.Close(ctx, o.ID))
 	}
@@ -104,6 +100,15 @@ func (m *Manager) Open(ctx context.Context, o Order) (Status, error) {
 
 // prepare makes the session's folder with the order in it.
 func (m *Manager) prepare(p Paths, o Order) error {
+	// 0711: QEMU's user must pass, and has nothing to list.
+	if err := os.Mkdir(m.dir, 0o711); err == nil {
+		err = os.Chmod(m.dir, 0o711) // the umask took bits
+		if err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
 	// What an earlier process left; nobody holds its lock.
 	if err := os.RemoveAll(p.Dir); err != nil {
 		return err
@@ -205,6 +210,9 @@ func (m *Manager) Find(migration string) ([]ID, error) {
 // folders lists the sessions that have a folder.
 func (m *Manager) folders() ([]ID, error) {
 	entries, err := os.ReadDir(m.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look for streams: %w", err)
 	}
@@ -224,7 +232,7 @@ func (m *Manager) folders() ([]ID, error) {
 }
 
 // endTimeout is how long a process may take to end when asked, before it is
-// killed.
+// killed. Arbitrary.
 const endTimeout = 5 * time.Second
 
 // Close revokes the session's ticket: it ends the process with every connection,
@@ -250,7 +258,7 @@ func (m *Manager) Close(ctx context.Context, id ID) error {
 
 // end ends a living process: by word, then by signal.
 func (m *Manager) end(ctx context.Context, id ID, p Paths) error {
-	polite, cancel := m.rt.WithTimeout(ctx, endTimeout)
+	polite, cancel := m.rt.WithTimeout(ctx, m.patience)
 	defer cancel()
 	// What it answers does not matter, only that its lock falls.
 	if _, err := m.ask(polite, id, request{Verb: verbEnd}); err == nil {

@@ -24,14 +24,17 @@ import (
 
 // process is one end of a session.
 type process struct {
-	o     Order
-	paths Paths
-	log   *slog.Logger
-	boot  func() time.Duration // the boot clock
-	begun time.Time            // for ages; monotonic
-	cert  *certificates
-	key   []byte // the ticket's
-	port  int
+	o      Order
+	digest string
+	paths  Paths
+	log    *slog.Logger
+	boot   func() time.Duration // the boot clock
+	begun  time.Time            // for ages; monotonic
+	cert   *certificates
+	key    []byte // the ticket's
+	port   int
+	// strangers is how many connections may wait to be let in; see hold.
+	strangers int
 
 	wg sync.WaitGroup
 	// ctx ends when the process is over.
@@ -47,7 +50,7 @@ type process struct {
 	refused  int
 	refusal  string
 	quiet    quiet
-	waiting  []net.Conn // from the network, not let in yet, oldest first
+	waiting  []net.Conn // not let in yet, oldest first
 	closers  []func()   // what ends the accept loops
 	draining bool
 }
@@ -119,7 +122,7 @@ func Run(ctx context.Context, dir string, o RunOptions) error {
 }
 
 // begin takes the order and opens every socket.
-func begin(id ID, paths Paths, ro RunOptions) (p *process, serve []func(), err error) {
+func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err error) {
 	o, err := takeOrder(paths)
 	if err != nil {
 		return nil, nil, err
@@ -130,6 +133,7 @@ func begin(id ID, paths Paths, ro RunOptions) (p *process, serve []func(), err e
 	if err := o.check(); err != nil {
 		return nil, nil, err
 	}
+	digest := o.digest() // of what was asked for
 	if o.DeadAfter <= 0 {
 		o.DeadAfter = DefaultDeadAfter
 	}
@@ -138,13 +142,19 @@ func begin(id ID, paths Paths, ro RunOptions) (p *process, serve []func(), err e
 		return nil, nil, fmt.Errorf("keep memory out of core dumps: %w", err)
 	}
 	sys := &runtime.System{}
-	p = &process{
-		o: o, paths: paths, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
+	p := &process{
+		o: o, digest: digest, paths: paths, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
 		key: o.Ticket.key(),
 		log: ro.Log.With("migration", o.Migration, "attempt", o.Attempt, "role", o.Role),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.lease = p.boot() + o.Lease
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return nil, nil, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	// Half the descriptors are kept for connections that are let in, and the agent.
+	p.strangers = int(min(files.Cur/2, strangersMax))
 	for i := range p.places {
 		p.places[i].links = map[*link]struct{}{}
 	}
@@ -350,6 +360,7 @@ func (p *process) carry(l *link) {
 		l.cut()
 		return
 	}
+	l.batch.widen()
 	at.links[l] = struct{}{}
 	p.mu.Unlock()
 	log := p.log.With("channel", l.channel)
@@ -421,7 +432,7 @@ func (p *process) status() Status {
 	st := Status{
 		ID: p.o.ID, Instance: p.o.Instance, Role: p.o.Role, Peer: p.o.Peer, Version: version.Get().String(), PID: os.Getpid(), Port: p.port,
 		Age: age, Lease: max(0, p.lease-p.boot()), Open: p.openLocked(), Idle: age - time.Duration(p.last.Load()),
-		Refused: p.refused, LastRefusal: p.refusal, Certificate: notAfter, OrderDigest: p.o.digest(),
+		Refused: p.refused, LastRefusal: p.refusal, Certificate: notAfter, OrderDigest: p.digest,
 	}
 	if cerr != nil {
 		st.CertificateError = cerr.Error()
