@@ -243,7 +243,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
-		StallTimeout: c.Migration.StallTimeout.D(),
+		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(),
 	})
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)

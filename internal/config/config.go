@@ -196,6 +196,7 @@ type Migration struct {
 	MaxDowntime  Duration `toml:"max_downtime"`
 	Timeout      Duration `toml:"timeout"` // of the stream; 0 for none
 	StallTimeout Duration `toml:"stall_timeout"`
+	ClaimLease   Duration `toml:"claim_lease"` // of a claim that this host, as the source, holds at a destination
 }
 
 // What becomes of an arrival that no claim announces while the agent is down.
@@ -251,6 +252,7 @@ func Default() Config {
 		},
 		Migration: Migration{
 			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
+			ClaimLease: Duration(time.Minute),
 		},
 		Guard: Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
 		Peers: map[string]string{},
