@@ -44,12 +44,28 @@ const (
 	JournalCommitted JournalFact = "committed" // the commit step has ended
 )
 
+// WordFact is whether an operator has said where the guest of an attempt is.
+type WordFact string
+
+// The word facts.
+const (
+	WordNone        WordFact = ""
+	WordSource      WordFact = "source"
+	WordDestination WordFact = "destination"
+)
+
 // Facts is what is known about a guest in the middle of a move.
 type Facts struct {
 	Source      SourceFact
 	Destination DestinationFact
 	Journal     JournalFact
 	Ledger      Ledger // the source's
+	// There is the destination's ledger: LedgerAccepted where it has the token by this
+	// attempt with a higher epoch than the source's, which without the source's
+	// surrender only an operator's word at the destination can have brought about;
+	// LedgerUnknown where it was not asked, and LedgerElsewhere else.
+	There Ledger
+	Word  WordFact // as the source has it
 }
 
 // Action is what the facts ask for.
@@ -62,6 +78,7 @@ const (
 	ActionWait    Action = "wait"     // look again; shown as in doubt after a while
 	ActionAsk     Action = "ask"      // look at the destination, then decide
 	ActionInDoubt Action = "in doubt" // no rule decides: keep looking, and tell the operator
+	ActionYield   Action = "yield"    // forward: the source gives way to the destination's higher epoch
 )
 
 // handoverRow is one row of law 11's table. An empty set stands for any value.
@@ -70,6 +87,8 @@ type handoverRow struct {
 	ledger      []Ledger
 	source      []SourceFact
 	destination []DestinationFact
+	there       []Ledger
+	word        []WordFact
 	action      Action
 	why         string
 }
@@ -78,6 +97,13 @@ type handoverRow struct {
 // counts. The hosts check again by themselves: Commit and Reclaim refuse what
 // their own domain contradicts.
 var handoverTable = []handoverRow{
+	// An operator's explicit word is above all that is written here, and of two words
+	// the one with the higher epoch is right.
+	{there: []Ledger{LedgerAccepted}, ledger: []Ledger{LedgerHere, LedgerReclaimed, LedgerElsewhere},
+		action: ActionYield, why: "the destination has the token with a higher epoch: an operator has said that the guest is there"},
+	{word: []WordFact{WordSource},
+		action: ActionReclaim, why: "an operator has said that the guest is at the source"},
+
 	// What is durable decides before what is seen.
 	{journal: []JournalFact{JournalCommitted},
 		action: ActionCommit, why: "the commit is journaled: the token has left the source"},
@@ -105,6 +131,8 @@ var handoverTable = []handoverRow{
 		action: ActionCommit, why: "the source's domain has left: the destination's paused copy is the only one"},
 	{source: []SourceFact{SourceEnded},
 		action: ActionReclaim, why: "the guest was ended at the source during the move, and stays there"},
+	{source: []SourceFact{SourceOff, SourceVanished, SourceRemoved}, word: []WordFact{WordDestination},
+		action: ActionCommit, why: "the source's domain has no memory, and an operator has said that the guest is at the destination"},
 	{source: []SourceFact{SourceRemoved},
 		action: ActionInDoubt, why: "the guest's definition at the source was removed during the move"},
 
@@ -136,18 +164,41 @@ func Decide(f Facts) (Action, string) {
 	if i := decidingRow(f); i >= 0 {
 		return handoverTable[i].action, handoverTable[i].why
 	}
-	return ActionInDoubt, fmt.Sprintf("no rule for source %s, destination %s, journal %s, ledger %s",
-		f.Source, f.Destination, f.Journal, f.Ledger)
+	return ActionInDoubt, fmt.Sprintf("no rule for source %s, destination %s, journal %s, ledger %s, destination's ledger %s, word %s",
+		f.Source, f.Destination, f.Journal, f.Ledger, f.There, f.Word)
 }
 
 // decidingRow is the index of the row that counts, or -1.
 func decidingRow(f Facts) int {
 	return slices.IndexFunc(handoverTable, func(r handoverRow) bool {
-		return in(r.journal, f.Journal) && in(r.ledger, f.Ledger) && in(r.source, f.Source) && in(r.destination, f.Destination)
+		return in(r.journal, f.Journal) && in(r.ledger, f.Ledger) && in(r.source, f.Source) && in(r.destination, f.Destination) &&
+			in(r.there, f.There) && in(r.word, f.Word)
 	})
 }
 
 func in[T comparable](set []T, v T) bool { return len(set) == 0 || slices.Contains(set, v) }
+
+// thereFact reads a destination's word on its ledger; nil is a status that did not come.
+func thereFact(source *StreamStatus, st *DestinationStatus) Ledger {
+	switch {
+	case st == nil:
+		return LedgerUnknown
+	case st.Ledger == LedgerAccepted && source != nil && st.Epoch > source.Epoch:
+		return LedgerAccepted
+	}
+	return LedgerElsewhere
+}
+
+// wordFact reads where an operator said that the guest is.
+func wordFact(st *StreamStatus, source string) WordFact {
+	switch {
+	case st == nil || st.Settled == "":
+		return WordNone
+	case st.Settled == source:
+		return WordSource
+	}
+	return WordDestination
+}
 
 // sourceFact reads a source's status; nil is one that did not come.
 func sourceFact(st *StreamStatus, persistent bool) SourceFact {

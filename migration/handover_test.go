@@ -10,6 +10,8 @@ var (
 	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning}
 	allJournal = []JournalFact{JournalStreaming, JournalSeen, JournalUndoing, JournalCommitted}
 	allLedgers = []Ledger{LedgerUnknown, LedgerHere, LedgerSurrendered, LedgerReclaimed, LedgerElsewhere}
+	allTheres  = []Ledger{LedgerUnknown, LedgerElsewhere, LedgerAccepted}
+	allWords   = []WordFact{WordNone, WordSource, WordDestination}
 )
 
 func everyFact(f func(Facts)) {
@@ -17,7 +19,11 @@ func everyFact(f func(Facts)) {
 		for _, d := range allDests {
 			for _, j := range allJournal {
 				for _, l := range allLedgers {
-					f(Facts{s, d, j, l})
+					for _, there := range allTheres {
+						for _, w := range allWords {
+							f(Facts{s, d, j, l, there, w})
+						}
+					}
 				}
 			}
 		}
@@ -31,26 +37,29 @@ func TestHandover_EveryRow(t *testing.T) {
 		facts Facts
 		want  Action
 	}{
-		{Facts{SourceSilent, DestinationSilent, JournalCommitted, LedgerUnknown}, ActionCommit},
-		{Facts{SourceMigrated, DestinationArrived, JournalStreaming, LedgerSurrendered}, ActionCommit},
-		{Facts{SourceMemory, DestinationUnasked, JournalStreaming, LedgerElsewhere}, ActionInDoubt},
-		{Facts{SourceMigrated, DestinationArrived, JournalStreaming, LedgerReclaimed}, ActionInDoubt},
-		{Facts{SourceMemory, DestinationArrived, JournalUndoing, LedgerReclaimed}, ActionReclaim},
-		{Facts{SourceSilent, DestinationArrived, JournalStreaming, LedgerHere}, ActionWait},
-		{Facts{SourceJob, DestinationArriving, JournalUndoing, LedgerHere}, ActionReclaim},
-		{Facts{SourceJob, DestinationArriving, JournalStreaming, LedgerHere}, ActionWait},
-		{Facts{SourceMemory, DestinationArrived, JournalStreaming, LedgerHere}, ActionReclaim},
-		{Facts{SourceMigrated, DestinationSilent, JournalUndoing, LedgerHere}, ActionCommit},
-		{Facts{SourceEnded, DestinationUnasked, JournalStreaming, LedgerHere}, ActionReclaim},
-		{Facts{SourceRemoved, DestinationArrived, JournalStreaming, LedgerHere}, ActionInDoubt},
-		{Facts{SourceOff, DestinationUnasked, JournalSeen, LedgerHere}, ActionCommit},
-		{Facts{SourceOff, DestinationUnasked, JournalStreaming, LedgerHere}, ActionAsk},
-		{Facts{SourceVanished, DestinationSilent, JournalStreaming, LedgerHere}, ActionWait},
-		{Facts{SourceOff, DestinationNone, JournalStreaming, LedgerHere}, ActionReclaim},
-		{Facts{SourceOff, DestinationArrived, JournalStreaming, LedgerHere}, ActionInDoubt},
-		{Facts{SourceVanished, DestinationNone, JournalStreaming, LedgerHere}, ActionReclaim},
-		{Facts{SourceVanished, DestinationArrived, JournalStreaming, LedgerHere}, ActionCommit},
-		{Facts{SourceVanished, DestinationArriving, JournalStreaming, LedgerHere}, ActionInDoubt},
+		{Facts{Source: SourceMemory, Destination: DestinationRunning, Journal: JournalUndoing, Ledger: LedgerReclaimed, There: LedgerAccepted, Word: WordSource}, ActionYield},
+		{Facts{Source: SourceMigrated, Destination: DestinationSilent, Journal: JournalCommitted, Ledger: LedgerSurrendered, Word: WordSource}, ActionReclaim},
+		{Facts{Source: SourceSilent, Destination: DestinationSilent, Journal: JournalCommitted, Ledger: LedgerUnknown}, ActionCommit},
+		{Facts{Source: SourceMigrated, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerSurrendered}, ActionCommit},
+		{Facts{Source: SourceMemory, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerElsewhere}, ActionInDoubt},
+		{Facts{Source: SourceMigrated, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerReclaimed}, ActionInDoubt},
+		{Facts{Source: SourceMemory, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerReclaimed}, ActionReclaim},
+		{Facts{Source: SourceSilent, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
+		{Facts{Source: SourceJob, Destination: DestinationArriving, Journal: JournalUndoing, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceJob, Destination: DestinationArriving, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
+		{Facts{Source: SourceMemory, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceMigrated, Destination: DestinationSilent, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
+		{Facts{Source: SourceEnded, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerHere, Word: WordDestination}, ActionCommit},
+		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
+		{Facts{Source: SourceOff, Destination: DestinationUnasked, Journal: JournalSeen, Ledger: LedgerHere}, ActionCommit},
+		{Facts{Source: SourceOff, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionAsk},
+		{Facts{Source: SourceVanished, Destination: DestinationSilent, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
+		{Facts{Source: SourceOff, Destination: DestinationNone, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceOff, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
+		{Facts{Source: SourceVanished, Destination: DestinationNone, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceVanished, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionCommit},
+		{Facts{Source: SourceVanished, Destination: DestinationArriving, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
 	}
 	if len(witnesses) != len(handoverTable) {
 		t.Fatalf("%d witnesses for %d rows", len(witnesses), len(handoverTable))
@@ -79,12 +88,23 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			t.Errorf("%v: no reason", f)
 		}
 		left := f.Journal == JournalCommitted || f.Ledger == LedgerSurrendered
+		overruled := f.There == LedgerAccepted && f.Ledger != LedgerSurrendered && f.Ledger != LedgerUnknown
+		memory := f.Source == SourceMemory || f.Source == SourceJob
 		bad := func(law string) { t.Errorf("%v: %s (%s): %s", f, action, why, law) }
+		if action == ActionYield && f.There != LedgerAccepted {
+			bad("gives way to nobody with a higher epoch")
+		}
 		switch {
+		case overruled && action != ActionYield:
+			bad("the destination is the owner by an operator's word: the source must give way")
+		case overruled:
+		case f.Word == WordSource && action != ActionReclaim:
+			bad("an operator has said that the guest is at the source")
+		case f.Word == WordSource:
 		case left && action != ActionCommit:
 			bad("the token has left: only forward")
 		case left:
-		case action == ActionCommit && (f.Source == SourceMemory || f.Source == SourceJob || f.Source == SourceEnded):
+		case action == ActionCommit && (memory || f.Source == SourceEnded):
 			bad("commit while the source has the guest")
 		case action == ActionCommit && (f.Ledger == LedgerReclaimed || f.Ledger == LedgerElsewhere):
 			bad("commit of a token that the source will not or cannot give")
@@ -96,9 +116,11 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("the destination was asked already")
 		case f.Source == SourceMigrated && f.Ledger == LedgerHere && action != ActionCommit:
 			bad("the destination's copy is the only one")
+		case f.Word == WordDestination && f.Ledger == LedgerHere && (action == ActionInDoubt || action == ActionAsk):
+			bad("in doubt, though an operator has said where the guest is")
 		}
 	})
-	if want := len(allSources) * len(allDests) * len(allJournal) * len(allLedgers); n != want {
+	if want := len(allSources) * len(allDests) * len(allJournal) * len(allLedgers) * len(allTheres) * len(allWords); n != want {
 		t.Errorf("%d facts, want %d", n, want)
 	}
 }
@@ -158,5 +180,5 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 }
 
 func (f Facts) String() string {
-	return fmt.Sprintf("source %s, destination %s, journal %s, ledger %q", f.Source, f.Destination, f.Journal, f.Ledger)
+	return fmt.Sprintf("source %s, destination %s, journal %s, ledger %q, there %q, word %q", f.Source, f.Destination, f.Journal, f.Ledger, f.There, f.Word)
 }

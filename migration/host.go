@@ -339,6 +339,12 @@ type StreamStatus struct {
 	// libvirt forgets the reason of a stopped domain when its daemon restarts,
 	// and a transient one leaves no trace at all.
 	Left bool `json:"left,omitempty"`
+	// Epoch is the source's epoch of the guest's token, wherever the token is; 0 where
+	// it is not known, and from agents that did not tell it yet.
+	Epoch uint64 `json:"epoch,omitempty"`
+	// Settled is the host at which an operator has said that the guest of this attempt
+	// is; empty where nobody has.
+	Settled string `json:"settled,omitempty"`
 }
 
 // DestinationStatus is the destination's view of its own copy.
@@ -352,6 +358,9 @@ type DestinationStatus struct {
 	// domain, no claim, no token, no context. False from agents that did not tell it
 	// yet.
 	Nothing bool `json:"nothing,omitempty"`
+	// Epoch is this host's epoch of the guest's token; 0 where it is not known, and from
+	// agents that did not tell it yet.
+	Epoch uint64 `json:"epoch,omitempty"`
 }
 
 // Ledger is what one host's ledger says about the ownership token, seen from
@@ -365,6 +374,7 @@ const (
 	LedgerSurrendered Ledger = "surrendered" // given away by the commit of this migration and attempt
 	LedgerReclaimed   Ledger = "reclaimed"   // here, and any later Commit of this attempt is refused
 	LedgerElsewhere   Ledger = "elsewhere"   // not here, by another hand-over, or never was
+	LedgerAccepted    Ledger = "accepted"    // here, by the commit of this migration and attempt: a destination's
 )
 
 // DomainView is a domain as one host's hypervisor reports it.

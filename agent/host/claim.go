@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 
 	"berth/claims"
 	"berth/internal/fault"
@@ -15,6 +16,7 @@ func owner(ref migration.Ref) claims.Owner {
 
 // Claim implements migration.DestinationVerbs.
 func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
+	h.hear(ref)
 	a, err := h.claim(ctx, ref, c, nil)
 	if err == nil {
 		// Outside of the instance's turn, and after the claim: what it holds is what it
@@ -61,6 +63,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 // RenewClaim implements migration.DestinationVerbs. A claim that is past its
 // pending state needs no renewal, and asking is no fault.
 func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
 	if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.State != claims.Pending {
 		return nil
 	}
@@ -68,8 +71,24 @@ func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
 	return wrap(err, "renew claim of migration %s on %s", ref.Migration, h.o.Name)
 }
 
+// StreamOpen says that a stream of a migration is open here: it keeps its claim by
+// itself, whoever else is silent. For the one who holds the stream; a migration without a
+// claim that could be kept is no fault.
+func (h *Host) StreamOpen(ctx context.Context, id string) error {
+	for _, c := range h.tracker.ByMigration(id) {
+		if c.State != claims.Pending {
+			continue
+		}
+		if _, err := h.tracker.Renew(ctx, c.Owner); err != nil && !errors.Is(err, fault.NotFound) {
+			return wrap(err, "renew the claim of the stream of migration %s on %s", id, h.o.Name)
+		}
+	}
+	return nil
+}
+
 // AbortClaim implements migration.DestinationVerbs.
 func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
 	return wrap(h.abortClaim(ctx, ref), "abort claim of migration %s on %s", ref.Migration, h.o.Name)
 }
 

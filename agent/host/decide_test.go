@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth/driver"
+	"berth/migration"
 )
 
 // TestDecide_EveryRow enumerates domain × record × definition × call.
@@ -31,6 +32,7 @@ func TestDecide_EveryRow(t *testing.T) {
 	}
 	all := append(append(append([]dom{gone, left}, off...), active...), postCopy...)
 
+	reached := make([]bool, len(sourceTable))
 	// want is the table again, asked by its meaning and not by its order.
 	want := func(d dom, s sourceState) decision {
 		is := func(set []dom) bool {
@@ -42,6 +44,8 @@ func TestDecide_EveryRow(t *testing.T) {
 			return false
 		}
 		switch {
+		case s.word == migration.WordSource && !s.under && !is(active) && !is(postCopy):
+			return mayReclaim
 		case d == left:
 			return mayCommit // at once: the guest stands still
 		case s.under:
@@ -51,6 +55,8 @@ func TestDecide_EveryRow(t *testing.T) {
 		case is(active):
 			return mayReclaim
 		case s.result == resultLeft:
+			return mayCommit
+		case s.word == migration.WordDestination:
 			return mayCommit
 		case is(off), s.result == resultUndone, !s.asked:
 			return mayReclaim
@@ -62,12 +68,18 @@ func TestDecide_EveryRow(t *testing.T) {
 	rows := 0
 	for _, d := range all {
 		for _, r := range []result{resultNone, resultLeft, resultUndone, resultLost} {
-			for bits := range 8 {
+			for bits := range 8 * 3 {
 				s := sourceState{
 					exists: d.exists, domain: driver.Domain{State: d.state, Reason: d.reason},
 					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, result: r,
+					word: []migration.WordFact{migration.WordNone, migration.WordSource, migration.WordDestination}[bits/8],
 				}
 				rows++
+				if i := decidingRow(s); i >= 0 {
+					reached[i] = true
+				} else {
+					t.Errorf("%+v: no row", s)
+				}
 				got, why := decide(s)
 				if got != want(d, s) || why == "" {
 					t.Errorf("%s: %s (%s), want %s", fmt.Sprintf("%+v", s), got, why, want(d, s))
@@ -77,13 +89,18 @@ func TestDecide_EveryRow(t *testing.T) {
 				if got == mayCommit && s.domain.Active() && d.exists {
 					t.Errorf("%+v: a commit beside a guest with its memory", s)
 				}
-				if got == mayReclaim && d == left {
+				if got == mayReclaim && d == left && s.word != migration.WordSource {
 					t.Errorf("%+v: a reclaim of a guest that has left", s)
 				}
 			}
 		}
 	}
-	if rows != len(all)*4*8 {
+	if rows != len(all)*4*8*3 {
 		t.Errorf("%d rows", rows)
+	}
+	for i, is := range reached {
+		if !is {
+			t.Errorf("row %d decides nothing: %+v", i, sourceTable[i])
+		}
 	}
 }

@@ -1,9 +1,9 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"berth/agent/host/hooks"
 	"berth/claims"
@@ -12,67 +12,6 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 )
-
-// decision is what the source may decide about a guest in a move.
-type decision string
-
-const (
-	mayCommit  decision = "commit"   // the token may leave; reclaiming is forbidden
-	mayReclaim decision = "reclaim"  // the guest stays; a commit is forbidden
-	notYet     decision = "not yet"  // a job or a call is still under way
-	inDoubt    decision = "in doubt" // nothing here tells
-)
-
-// sourceState is what the source knows: its domain, and its own record. What
-// the destination says is no part of it.
-type sourceState struct {
-	exists     bool
-	domain     driver.Domain
-	persistent bool   // the domain had a definition when the stream was asked for
-	asked      bool   // a stream was asked for
-	result     result // of the hypervisor's call
-	under      bool   // the call is pending or a job is in flight
-}
-
-// decide is law 11's table, seen from the source's own two facts. The rows, the
-// first that holds counts:
-//
-//	domain                          record            decision
-//	shut off (migrated)             any               commit
-//	any                             call under way    not yet
-//	active, not post-copy           any               reclaim
-//	active, post-copy               any               in doubt: half of the memory is elsewhere
-//	shut off, gone                  left              commit: libvirt has forgotten why
-//	shut off                        any other         reclaim: the guest ended here
-//	gone, was transient             undone, not asked reclaim: it ended by itself
-//	gone, was transient             any other         commit: a transient domain that leaves is gone
-//	gone, was persistent            undone, not asked reclaim: somebody removed it
-//	gone, was persistent            any other         in doubt
-//
-// Either decision keeps the guest from running twice, since the tracker lets
-// exactly one of them happen; the table is about not losing it.
-func decide(s sourceState) (decision, string) {
-	d := s.domain
-	switch {
-	case s.exists && hasLeft(d):
-		return mayCommit, "the domain has left: shut off (migrated)"
-	case s.under:
-		return notYet, "the hypervisor's job is not over"
-	case s.exists && d.Active() && (d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed):
-		return inDoubt, "part of the guest's memory is at the destination: " + string(d.State) + " (" + string(d.Reason) + ")"
-	case s.exists && d.Active():
-		return mayReclaim, fmt.Sprintf("the domain has its memory: %s (%s)", d.State, d.Reason)
-	case s.result == resultLeft:
-		return mayCommit, "the domain was seen to have left"
-	case s.exists:
-		return mayReclaim, fmt.Sprintf("the guest ended here: %s (%s)", d.State, d.Reason)
-	case s.result == resultUndone || !s.asked:
-		return mayReclaim, "the domain is gone, and it did not leave by this migration"
-	case !s.persistent:
-		return mayCommit, "the transient domain is gone"
-	}
-	return inDoubt, "the domain is gone though it had a definition, and nobody saw it leave"
-}
 
 // sourceState reads what decide needs. A domain that has left settles it by
 // itself, and each call more is downtime then. Else the job is read before the
@@ -88,7 +27,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if err != nil {
 		return sourceState{}, err
 	}
-	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result}
+	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, word: h.wordOn(ref)}
 	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
 		return s, err
 	}
@@ -121,14 +60,8 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	if err != nil {
 		return none, err
 	}
-	answer := func(c claims.Commit) migration.Commit {
-		return migration.Commit{
-			Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To,
-			Power: asked.PowerState,
-		}
-	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt {
-		return answer(c), nil
+		return wireCommit(c, asked.PowerState), nil
 	}
 	if !found {
 		return none, fault.New(fault.Forbidden, "no stream was asked for")
@@ -151,11 +84,26 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	default:
 		return none, fault.New(fault.InDoubt, "%s", why)
 	}
-	c, err := h.tracker.Surrender(ctx, at(ref, ""), asked.Destination)
+	c, err := h.tracker.SurrenderAs(ctx, at(ref, ""), asked.Destination, string(asked.PowerState))
 	if err != nil {
 		return none, err
 	}
-	return answer(c), nil
+	return wireCommit(c, asked.PowerState), nil
+}
+
+// wireCommit is a commit as it travels. power is for commits of agents that did not
+// keep it in the commit yet.
+func wireCommit(c claims.Commit, power migration.PowerState) migration.Commit {
+	return migration.Commit{
+		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To,
+		Power: cmp.Or(migration.PowerState(c.Power), power),
+	}
+}
+
+func ledgerCommit(c migration.Commit) claims.Commit {
+	return claims.Commit{
+		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To, Power: string(c.Power),
+	}
 }
 
 // Reclaim implements migration.SourceVerbs.
@@ -164,6 +112,9 @@ func (h *Host) Reclaim(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
+	if err := h.retake(ctx, ref); err != nil {
+		return err
+	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
 	}
@@ -218,6 +169,10 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
+	if s.word == migration.WordSource && s.exists && hasLeft(s.domain) {
+		// An operator's word: the guest is started here although its domain left.
+		return h.keepLeft(ctx, s.domain)
+	}
 	if !found || !s.exists || s.domain.State != driver.Paused || asked.PowerState == migration.PowerPaused {
 		return nil
 	}
@@ -233,6 +188,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 
 // AcceptToken implements migration.DestinationVerbs.
 func (h *Host) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	h.hear(ref)
 	return wrap(h.acceptToken(ctx, ref, c), "accept the token of migration %s on %s", ref.Migration, h.o.Name)
 }
 
@@ -278,8 +234,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 			rec.Guest.Name = d.Name
 		}
 	}
-	accepted := claims.Commit{Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To}
-	if err := h.tracker.AcceptToken(ctx, accepted, rec.Guest); err != nil {
+	if err := h.tracker.AcceptToken(ctx, ledgerCommit(c), rec.Guest); err != nil {
 		return err
 	}
 	// From here on the guest is this host's, and nothing below undoes that.
@@ -316,6 +271,12 @@ func (h *Host) letRun(ctx context.Context, ref migration.Ref, power migration.Po
 	return err
 }
 
+// accepted reports whether the token is here, and came by this attempt.
+func (h *Host) accepted(ref migration.Ref) bool {
+	inst, ok := h.tracker.Instance(ref.Instance)
+	return ok && inst.Token.State == claims.TokenHere && inst.Token.Migration == ref.Migration && h.tracker.Accepted(ref.Migration) == ref.Attempt
+}
+
 // boundBy is the claim that became the instance's by this attempt.
 func (h *Host) boundBy(ref migration.Ref) (claims.Claim, bool) {
 	for _, c := range h.tracker.ByMigration(ref.Migration) {
@@ -341,6 +302,7 @@ func (h *Host) goneOn(ref migration.Ref) bool {
 
 // DestinationStatus implements migration.DestinationVerbs.
 func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
+	h.hear(ref)
 	var st migration.DestinationStatus
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
@@ -348,8 +310,13 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	}
 	st.Domain = view(d, exists)
 	st.Ledger = migration.LedgerElsewhere
-	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.State == claims.TokenHere {
+	inst, known := h.tracker.Instance(ref.Instance)
+	here := known && inst.Token.State == claims.TokenHere
+	if st.Epoch = inst.Token.Epoch; here {
 		st.Ledger = migration.LedgerHere
+	}
+	if h.accepted(ref) {
+		st.Ledger = migration.LedgerAccepted
 	}
 	if c, ok := h.tracker.ByOwner(owner(ref)); ok {
 		st.Claim = string(c.State)
@@ -357,12 +324,13 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 		st.Claim = string(c.State)
 	}
 	other, moving := h.moving(ref.Instance)
-	st.Nothing = !exists && (!moving || other == ref.Migration) && st.Ledger != migration.LedgerHere && len(h.tracker.ByInstance(ref.Instance)) == 0
+	st.Nothing = !exists && (!moving || other == ref.Migration) && !here && len(h.tracker.ByInstance(ref.Instance)) == 0
 	return st, nil
 }
 
 // FinishDestination implements migration.DestinationVerbs.
 func (h *Host) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
 	return wrap(h.finishDestination(ctx, ref), "finish migration %s on %s", ref.Migration, h.o.Name)
 }
 

@@ -41,6 +41,14 @@ type Options struct {
 	// is no conductor.
 	Moving func(instance string) (migration string, moving bool)
 
+	// Conducts says what the conductor of this agent has of an attempt; nil where there
+	// is none. Side reaches the other host of a move; nil for none.
+	Conducts func(migration string, attempt int) migration.Conduct
+	Side     func(ctx context.Context, host string) (migration.Side, error)
+	// Silence is how long nothing is heard of an arrival's conductor before the source is
+	// asked what became of the move; 0 for 30 s.
+	Silence time.Duration
+
 	// Owners keeps the guard's owner files, Fleet reaches the other hosts for guests
 	// that come by foreign migrations; nil for none.
 	Owners Owners
@@ -122,6 +130,8 @@ type Host struct {
 	started   map[string]bool // unmanaged guests whose start was seen
 	silent    time.Duration   // until when, on the boot clock, Placement is not asked for allocations that follow
 
+	sides sides // what is known of the conductors of arrivals; see sides.go
+
 	// telling makes what the tracker is told of strangers come in order. Taken before mu.
 	telling sync.Mutex
 
@@ -148,6 +158,9 @@ func New(o Options) *Host {
 	if o.Agree <= 0 {
 		o.Agree = 2 * time.Second
 	}
+	if o.Silence <= 0 {
+		o.Silence = 30 * time.Second
+	}
 	if o.Look <= 0 {
 		o.Look = 5 * o.Agree
 	}
@@ -161,6 +174,7 @@ func New(o Options) *Host {
 	if h.files == nil {
 		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID}
 	}
+	h.sides.init()
 	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
 	h.ctx, h.cancel = context.WithCancel(context.Background())

@@ -203,7 +203,7 @@ func TestMove_EveryVerbTwice(t *testing.T) {
 	if diff := cmp.Diff(domainxml.Metadata{Name: "vm1", Flavor: small, Epoch: 2, Migration: m.ref.Migration}, meta); diff != "" || err != nil {
 		t.Errorf("metadata %v (-want +got):\n%s", err, diff)
 	}
-	if st, err := l.hosts["b"].DestinationStatus(t.Context(), m.ref); err != nil || st.Ledger != migration.LedgerHere || st.Claim != "bound" {
+	if st, err := l.hosts["b"].DestinationStatus(t.Context(), m.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Claim != "bound" {
 		t.Errorf("destination %+v, %v", st, err)
 	}
 	// Past the point of no return no undo does anything.

@@ -29,6 +29,7 @@ type preparation struct {
 
 // PreLiveMigration implements migration.DestinationVerbs.
 func (h *Host) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
+	h.hear(ref)
 	a, err := h.preLiveMigration(ctx, ref, p)
 	return a, wrap(err, "pre_live_migration of %s on %s", p.Guest.Name, h.o.Name)
 }
@@ -222,6 +223,7 @@ func (h *Host) endHook(rec preparation) error {
 
 // RollbackPreLiveMigration implements migration.DestinationVerbs.
 func (h *Host) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
 	return wrap(h.rollbackPreLive(ctx, ref), "roll back pre_live_migration of migration %s on %s", ref.Migration, h.o.Name)
 }
 

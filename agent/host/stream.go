@@ -362,7 +362,10 @@ func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.S
 }
 
 func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
-	st := migration.StreamStatus{Ledger: h.ledger(ref)}
+	st := migration.StreamStatus{Ledger: h.ledger(ref), Epoch: h.epoch(ref.Instance)}
+	if w, ok := h.WordOn(ref); ok {
+		st.Settled = w.GuestIsAt
+	}
 	// Before its record: a stream that is over has been recorded, so that what
 	// the hypervisor said stands beside the first word of its end.
 	own := h.ownStream(ref)

@@ -1,0 +1,184 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// attemptState is what a source knows of an attempt when the destination asks what
+// became of it.
+type attemptState struct {
+	commit   committed
+	refused  bool // a commit of the attempt is refused for good
+	conduct  migration.Conduct
+	token    tokenAt
+	context  bool // the migration's context is still recorded here
+	inFlight bool // the hypervisor has a job of the guest
+	left     bool // its domain is shut off (migrated), or was seen so
+}
+
+type committed string
+
+const (
+	commitNone  committed = "none"
+	commitThis  committed = "this"  // the attempt that is asked for
+	commitOther committed = "other" // another attempt of the migration
+)
+
+type tokenAt string
+
+const (
+	tokenHere    tokenAt = "here"
+	tokenGone    tokenAt = "gone"    // surrendered, by whatever migration
+	tokenUnknown tokenAt = "unknown" // the ledger does not know the guest
+)
+
+// fateRow is one row of the table of fates. An empty set stands for any value.
+type fateRow struct {
+	commit   []committed
+	refused  []bool
+	conduct  []migration.Conduct
+	token    []tokenAt
+	context  []bool
+	inFlight []bool
+	left     []bool
+	then     migration.Fate
+	why      string
+}
+
+// fateTable says what became of an attempt; the first row that matches counts. Kept
+// lets the destination end its copy, so that it is said only where the ledger of the
+// source, which alone gives the token away, has decided, or nobody is left who could
+// ask it to.
+var fateTable = []fateRow{
+	{commit: []committed{commitThis},
+		then: migration.FateCommitted, why: "the token has left by this attempt"},
+	{commit: []committed{commitOther},
+		then: migration.FateKept, why: "the token has left by another attempt"},
+	{refused: []bool{true},
+		then: migration.FateKept, why: "the source has decided to keep the guest"},
+	{conduct: []migration.Conduct{migration.ConductGoing},
+		then: migration.FateGoing, why: "the conductor works on it"},
+	{conduct: []migration.Conduct{migration.ConductDone},
+		then: migration.FateUnknown, why: "the conductor says that it has completed, and the ledger knows no commit"},
+	{conduct: []migration.Conduct{migration.ConductOver},
+		then: migration.FateKept, why: "the attempt is over, and nothing was committed"},
+	// From here on no conductor knows it. Who has lost its journal has not lost its
+	// guest: what may still be under way, or have left, is not for the destination to end.
+	{token: []tokenAt{tokenGone, tokenUnknown},
+		then: migration.FateUnknown, why: "the source has neither a record of the move nor the token"},
+	{inFlight: []bool{true},
+		then: migration.FateGoing, why: "the source's hypervisor has a job of the guest"},
+	{left: []bool{true},
+		then: migration.FateUnknown, why: "the source's domain has left, and nobody conducts the move"},
+	{context: []bool{true},
+		then: migration.FateUnknown, why: "the move is recorded at the source, and nobody conducts it"},
+	{then: migration.FateKept, why: "the source has the token and nothing of the move"},
+}
+
+func fateOf(s attemptState) (migration.Fate, string) {
+	i := fatedRow(s)
+	return fateTable[i].then, fateTable[i].why
+}
+
+// fatedRow is the index of the row that counts; the last matches everything.
+func fatedRow(s attemptState) int {
+	return slices.IndexFunc(fateTable, func(r fateRow) bool {
+		return in(r.commit, s.commit) && in(r.refused, s.refused) && in(r.conduct, s.conduct) && in(r.token, s.token) &&
+			in(r.context, s.context) && in(r.inFlight, s.inFlight) && in(r.left, s.left)
+	})
+}
+
+// AttemptFate implements migration.Side.
+func (h *Host) AttemptFate(ctx context.Context, ref migration.Ref) (migration.AttemptFate, error) {
+	f, err := h.attemptFate(ctx, ref)
+	return f, wrap(err, "say what became of attempt %d of migration %s", ref.Attempt, ref.Migration)
+}
+
+func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.AttemptFate, error) {
+	s := attemptState{commit: commitNone, token: tokenUnknown}
+	// The conductor before the ledger: one that ends its work between the two has
+	// written there what it came to.
+	if h.o.Conducts != nil {
+		s.conduct = h.o.Conducts(ref.Migration, ref.Attempt)
+	}
+	c, left := h.tracker.Committed(ref.Migration)
+	switch {
+	case left && c.Attempt == ref.Attempt && c.Instance == ref.Instance:
+		s.commit = commitThis
+	case left:
+		s.commit = commitOther
+	}
+	s.refused = h.tracker.CommitRefused(ref.Migration, ref.Attempt)
+	_, s.context = h.tracker.Context(ref.Migration)
+	inst, known := h.tracker.Instance(ref.Instance)
+	f := migration.AttemptFate{}
+	switch {
+	case known && inst.Token.State == claims.TokenHere:
+		s.token, f.Epoch = tokenHere, inst.Token.Epoch
+	case known:
+		s.token = tokenGone
+	}
+	if needsDomain(s) {
+		var err error
+		if s.left, s.inFlight, err = h.streamTraces(ctx, ref); err != nil {
+			return migration.AttemptFate{}, err
+		}
+	}
+	f.Fate, f.Why = fateOf(s)
+	if f.Fate == migration.FateCommitted {
+		asked, _, err := recall[streaming](h, ref, memoryStream)
+		if err != nil {
+			return migration.AttemptFate{}, err
+		}
+		m := wireCommit(c, asked.PowerState)
+		f.Commit = &m
+	}
+	return f, nil
+}
+
+// needsDomain: what the hypervisor says makes a difference.
+func needsDomain(s attemptState) bool {
+	with := s
+	with.left, with.inFlight = true, true
+	return fatedRow(s) != fatedRow(with)
+}
+
+// streamTraces reads whether a guest has left by a stream, or one is under way.
+func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFlightNow bool, err error) {
+	own := h.ownStream(ref)
+	got, _, err := recall[streamed](h, ref, memoryResult)
+	if err != nil {
+		return false, false, err
+	}
+	if h.migrator != nil {
+		var job driver.Job
+		if job, err = h.migrator.Job(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+			return false, false, err
+		}
+		inFlightNow = own || err == nil && inFlight(job)
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return false, false, err
+	}
+	return exists && hasLeft(d) || got.Result == resultLeft && !(exists && d.Active()), inFlightNow, nil
+}
+
+// epoch is this host's epoch of a guest's token, wherever that is; 0 for none.
+func (h *Host) epoch(instance string) uint64 {
+	inst, _ := h.tracker.Instance(instance)
+	return inst.Token.Epoch
+}
+
+func (s attemptState) String() string {
+	return fmt.Sprintf("commit %s, refused %v, conductor %q, token %s, context %v, in flight %v, left %v",
+		s.commit, s.refused, s.conduct, s.token, s.context, s.inFlight, s.left)
+}

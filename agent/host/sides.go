@@ -1,0 +1,324 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// sides is what this process knows of the other sides of arrivals.
+type sides struct {
+	// mu guards the fields below; nothing but map work happens under it.
+	mu      sync.Mutex
+	heard   map[string]time.Duration // by migration and attempt: when the conductor was heard of last
+	asked   map[string]time.Duration // when the source was asked last
+	waiting map[string]Waiting
+}
+
+func (s *sides) init() {
+	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
+}
+
+// Waiting is an arrival that goes on only when somebody else says so.
+type Waiting struct {
+	Migration string    `json:"migration"`
+	Instance  string    `json:"instance_uuid"`
+	Attempt   int       `json:"attempt"`
+	Source    string    `json:"source_compute"`
+	Since     time.Time `json:"since"`
+	For       string    `json:"for"`      // in an operator's words
+	InDoubt   bool      `json:"in_doubt"` // nobody who answers decides it
+}
+
+// Waiting gives them by migration.
+func (h *Host) Waiting() []Waiting {
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	out := make([]Waiting, 0, len(h.sides.waiting))
+	for _, w := range h.sides.waiting {
+		out = append(out, w)
+	}
+	slices.SortFunc(out, func(a, b Waiting) int { return strings.Compare(a.Migration, b.Migration) })
+	return out
+}
+
+// hear notes that the conductor of an attempt has asked something.
+func (h *Host) hear(ref migration.Ref) {
+	now := h.rt.Boot().Since
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	h.sides.heard[streamKey(ref)] = now
+}
+
+// askFate bounds the question to the other side of a move: a guest may stand still
+// meanwhile. Arbitrary.
+const askFate = time.Second
+
+// FollowSides looks after the arrivals of Berth's own migrations whose conductors are
+// silent, and tells other hosts of operators' words, until ctx ends. See destination.go
+// for what it goes by. In mode observe too: a move that has begun must end.
+func (h *Host) FollowSides(ctx context.Context) error {
+	for ctx.Err() == nil {
+		h.lookAtSides(ctx)
+		h.tellWords(ctx)
+		_ = h.rt.Sleep(ctx, h.o.Agree/4) // its end is looked at in the loop
+	}
+	return nil
+}
+
+// pendingArrival is a claim, or what is left of one, of a migration that is Berth's own.
+type pendingArrival struct {
+	ref    migration.Ref
+	source string
+	claim  arrivalClaim
+	power  migration.PowerState // as the context has it
+}
+
+func (h *Host) lookAtSides(ctx context.Context) {
+	list := h.pendingArrivals()
+	known := map[string]bool{}
+	silent := map[string]bool{}
+	for _, a := range list {
+		known[streamKey(a.ref)] = true
+		if ctx.Err() != nil {
+			return
+		}
+		if err := h.lookAtArrival(ctx, a, silent); err != nil && ctx.Err() == nil {
+			h.awaitSide(a, err.Error(), fault.KindOf(err) == fault.InDoubt)
+		}
+	}
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	for key := range h.sides.waiting {
+		if !known[key] {
+			delete(h.sides.waiting, key)
+		}
+	}
+	for key := range h.sides.asked {
+		if !known[key] {
+			delete(h.sides.asked, key)
+		}
+	}
+	for key := range h.sides.heard {
+		if !known[key] {
+			delete(h.sides.heard, key)
+		}
+	}
+}
+
+// pendingArrivals gives those whose token is here first: their guests may stand still.
+func (h *Host) pendingArrivals() []pendingArrival {
+	var out []pendingArrival
+	seen := map[string]bool{}
+	for _, c := range h.tracker.List() {
+		o := c.Owner
+		if o.Kind != claims.KindLiveMigration || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(o) {
+			continue
+		}
+		a := pendingArrival{ref: refOf(o), claim: arrivalArriving}
+		if c.State == claims.Pending {
+			a.claim = arrivalPending
+		}
+		if c.Context != nil {
+			a.source, a.power = c.Context.Source, migration.PowerState(c.Context.OldPowerState)
+		}
+		seen[streamKey(a.ref)] = true
+		out = append(out, a)
+	}
+	// A claim whose lease was over while it was prepared, and a guest that was bound and
+	// not finished.
+	for _, r := range h.tracker.Remembering(memoryPrepared) {
+		rec, found, err := recall[preparation](h, migration.Ref(r), memoryPrepared)
+		if err != nil || !found || rec.Guest.UUID == "" {
+			continue
+		}
+		ref := migration.Ref{Migration: r.Migration, Instance: rec.Guest.UUID, Attempt: r.Attempt}
+		if !seen[streamKey(ref)] && !h.Foreign(owner(ref)) {
+			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b pendingArrival) int {
+		rank := func(a pendingArrival) int {
+			if h.accepted(a.ref) {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Compare(rank(a), rank(b))
+	})
+	return out
+}
+
+func (h *Host) arrivalState(a pendingArrival) arrivalState {
+	s := arrivalState{token: arrivalUnowned, claim: a.claim, source: sourceUnasked}
+	inst, known := h.tracker.Instance(a.ref.Instance)
+	switch {
+	case h.accepted(a.ref):
+		s.token = arrivalOwned
+	case known && inst.Token.State == claims.TokenHere:
+		s.token = arrivalOther
+	}
+	h.sides.mu.Lock()
+	heard, ever := h.sides.heard[streamKey(a.ref)]
+	h.sides.mu.Unlock()
+	patience := h.o.Silence
+	if s.token == arrivalOwned {
+		patience /= 6 // its guest may stand still
+	}
+	s.heard = ever && h.rt.Boot().Since-heard < patience
+	return s
+}
+
+// lookAtArrival does what the table says about one arrival. Its error is what the
+// arrival waits for.
+func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[string]bool) error {
+	s := h.arrivalState(a)
+	then, why := decideArrival(s)
+	var fate *migration.AttemptFate
+	if then == arrivalAsk {
+		if s.token != arrivalOwned && !h.timeToAsk(a.ref) {
+			return nil
+		}
+		if !silent[a.source] {
+			var err error
+			if fate, err = h.askSource(ctx, a); err != nil {
+				return err
+			}
+		}
+		epoch := uint64(0)
+		if s.token == arrivalOwned {
+			epoch = h.epoch(a.ref.Instance)
+		}
+		s.source = wordOfSource(fate, epoch)
+		silent[a.source] = s.source == sourceSilent
+		then, why = decideArrival(s)
+	}
+	log := h.log.With("instance", a.ref.Instance, "migration", a.ref.Migration, "attempt", a.ref.Attempt, "source", a.source, "why", why)
+	var err error
+	switch then {
+	case arrivalWait:
+		if s.heard {
+			h.awaitSide(a, "", false)
+		} else {
+			h.awaitSide(a, "host "+a.source+": "+why, false)
+		}
+		return nil
+	case arrivalDoubt, arrivalAsk:
+		waits := "host " + a.source + ": " + why
+		if fate != nil {
+			waits += ": " + fate.Why
+		}
+		return fault.New(fault.InDoubt, "%s", waits)
+	case arrivalFinish:
+		log.Info("finish a move alone")
+		err = h.finishAlone(ctx, a)
+	case arrivalAccept:
+		log.Info("accept the token of a move whose conductor is silent")
+		if err = h.acceptToken(ctx, a.ref, *fate.Commit); err == nil {
+			err = h.finishDestination(ctx, a.ref)
+		}
+	case arrivalRollBack:
+		log.Info("end an arrival whose source keeps the guest")
+		err = h.endArrival(ctx, a.ref)
+	case arrivalYield:
+		log.Warn("give way to the source, which has the guest by an operator's word")
+		err = h.yieldToken(ctx, a.ref, fate.Epoch, a.source)
+	}
+	if err == nil {
+		h.awaitSide(a, "", false)
+		if h.o.Owners != nil {
+			h.o.Owners.Kick()
+		}
+	}
+	return err
+}
+
+// timeToAsk spaces questions about one arrival out.
+func (h *Host) timeToAsk(ref migration.Ref) bool {
+	now := h.rt.Boot().Since
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	last, before := h.sides.asked[streamKey(ref)]
+	if before && now-last < h.o.Silence/6 {
+		return false
+	}
+	h.sides.asked[streamKey(ref)] = now
+	return true
+}
+
+// askSource asks what became of an attempt; nil when no answer comes. An error is a
+// source that answers and does not say.
+func (h *Host) askSource(ctx context.Context, a pendingArrival) (*migration.AttemptFate, error) {
+	if h.o.Side == nil || a.source == "" {
+		return nil, nil
+	}
+	ctx, cancel := h.rt.WithTimeout(ctx, askFate)
+	defer cancel()
+	side, err := h.o.Side(ctx, a.source)
+	if err != nil {
+		return nil, nil // a host that nobody finds is one that does not answer
+	}
+	f, err := side.AttemptFate(ctx, a.ref)
+	switch {
+	case err == nil:
+		return &f, nil
+	case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.NotFound), ctx.Err() != nil:
+		return nil, nil
+	}
+	return nil, fault.New(fault.InDoubt, "host %s does not say what became of it: %w", a.source, err)
+}
+
+// awaitSide keeps what an arrival waits for, and logs it once; empty for nothing.
+func (h *Host) awaitSide(a pendingArrival, waits string, doubt bool) {
+	key := streamKey(a.ref)
+	h.sides.mu.Lock()
+	was, waited := h.sides.waiting[key]
+	if waits == "" {
+		delete(h.sides.waiting, key)
+	} else {
+		w := Waiting{
+			Migration: a.ref.Migration, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source,
+			Since: was.Since, For: waits, InDoubt: doubt,
+		}
+		if !waited {
+			w.Since = h.rt.Now().UTC()
+		}
+		h.sides.waiting[key] = w
+	}
+	h.sides.mu.Unlock()
+	if waits != "" && was.For != waits && doubt {
+		h.log.Warn("an arrival waits", "instance", a.ref.Instance, "migration", a.ref.Migration, "for", waits)
+	}
+}
+
+// finishAlone does what the conductor would have asked for: the guest is this host's.
+func (h *Host) finishAlone(ctx context.Context, a pendingArrival) error {
+	came, ok := h.tracker.Came(a.ref.Migration)
+	if !ok {
+		// An older agent took it in: what its user had chosen is in the context.
+		came = claims.Commit{
+			Instance: a.ref.Instance, Migration: a.ref.Migration, Attempt: a.ref.Attempt, Epoch: h.epoch(a.ref.Instance),
+			From: a.source, To: h.o.Name, Power: string(a.power),
+		}
+	}
+	if err := h.acceptToken(ctx, a.ref, wireCommit(came, a.power)); err != nil {
+		return err
+	}
+	return h.finishDestination(ctx, a.ref)
+}
+
+// endArrival ends all that is here of an attempt whose source keeps the guest.
+func (h *Host) endArrival(ctx context.Context, ref migration.Ref) error {
+	if err := h.rollbackPreLive(ctx, ref); err != nil {
+		return err
+	}
+	return h.abortClaim(ctx, ref)
+}

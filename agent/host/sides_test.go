@@ -1,0 +1,367 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth/agent/host"
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/drivertest"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// twoSides are hosts that reach each other without a conductor between them.
+type twoSides struct {
+	*move
+	silent  atomic.Bool // nobody reaches anybody
+	conduct atomic.Value
+}
+
+func newSides(t *testing.T, disks ...host.CreateDisk) *twoSides {
+	l := newLab(t, "a", "b")
+	s := &twoSides{}
+	s.conduct.Store(migration.ConductNone)
+	v := l.guest("a", "vm1", disks...)
+	s.move = newMove(l, v.UUID)
+	for _, name := range []string{"a", "b"} {
+		s.restart(name)
+	}
+	return s
+}
+
+// restart kills a host's agent and starts it again.
+func (s *twoSides) restart(name string) {
+	s.t.Helper()
+	n := s.hosts[name]
+	n.Close()
+	n.store = n.store.Crash()
+	s.boot(name, func(o *host.Options) {
+		o.Silence = time.Nanosecond
+		o.Conducts = func(string, int) migration.Conduct { return s.conduct.Load().(migration.Conduct) }
+		o.Side = func(_ context.Context, name string) (migration.Side, error) {
+			if s.silent.Load() {
+				return nil, fault.New(fault.Unavailable, "no route to host %s", name)
+			}
+			return s.hosts[name].Host, nil
+		}
+	})
+}
+
+// follow lets both hosts look after their sides until ok.
+func (s *twoSides) follow(what string, ok func() bool) {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(s.t.Context())
+	ended := make(chan error, 2)
+	for _, n := range []*node{s.a, s.b} {
+		s.rt.Go("sides of "+n.name, func() { ended <- n.FollowSides(ctx) })
+	}
+	waitFor(s.t, what, ok)
+	stop()
+	for range 2 {
+		s.must("follow sides", <-ended)
+	}
+}
+
+// left takes a move to where its guest has left the source and waits at the destination.
+func (s *twoSides) left() {
+	s.t.Helper()
+	s.prepare()
+	s.stream()
+	s.state("b", s.ref.Instance, driver.Paused)
+}
+
+func (s *twoSides) bound() bool {
+	c, ok := s.b.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Kind: claims.KindInstance})
+	return ok && c.State == claims.Bound && len(s.b.Waiting()) == 0
+}
+
+func (s *twoSides) token(on string) claims.Token {
+	inst, _ := s.hosts[on].tracker.Instance(s.ref.Instance)
+	return inst.Token
+}
+
+func TestSides_TheDestinationFinishesAloneWithTheToken(t *testing.T) {
+	for _, paused := range []bool{false, true} {
+		s := newSides(t)
+		if paused {
+			s.must("suspend", s.a.fake.Suspend(t.Context(), s.ref.Instance))
+			s.guest.PowerState = migration.PowerPaused
+		}
+		s.left()
+		c, err := s.a.Commit(t.Context(), s.ref)
+		s.must("commit", err)
+		// The agent dies between the token's record and the guest's first step here.
+		s.b.fake.Fault(func(call, _ string) error {
+			if call == "Resume" || paused && call == "Domain" {
+				return fault.New(fault.Unavailable, "libvirtd is away")
+			}
+			return nil
+		})
+		s.wantKind("accept token", s.b.AcceptToken(t.Context(), s.ref, c), fault.Unavailable)
+		s.b.fake.Fault(nil)
+		s.restart("b")
+		s.silent.Store(true) // the source is gone for good, and its conductor with it
+		s.follow("the guest", s.bound)
+		want := driver.Running
+		if paused {
+			want = driver.Paused
+		}
+		s.state("b", s.ref.Instance, want)
+		if d, err := s.b.fake.Domain(t.Context(), s.ref.Instance); err != nil || !d.Persistent {
+			t.Errorf("definition: %+v, %v", d, err)
+		}
+		if m := s.picture()["b memories"]; m != nil {
+			t.Errorf("left behind: %v", m)
+		}
+	}
+}
+
+func TestSides_TheSourceHandsItsCommitOver(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	_, err := s.a.Commit(t.Context(), s.ref)
+	s.must("commit", err)
+	s.restart("a") // its conductor's journal is lost
+	s.follow("the guest", s.bound)
+	s.state("b", s.ref.Instance, driver.Running)
+	if k := s.token("b"); k.State != claims.TokenHere || k.Epoch != 2 {
+		t.Errorf("token %+v", k)
+	}
+}
+
+func TestSides_ACopyThatIsProvablyNotTheOwnerEnds(t *testing.T) {
+	requireQemuImg(t)
+	s := newSides(t, host.CreateDisk{SizeGB: 1})
+	before := s.picture()
+	s.prepare()
+	s.fleet.FaultPhase(func(phase, _ string) error {
+		if phase == drivertest.PhaseFinishReply {
+			return errors.New("the reply was lost")
+		}
+		return nil
+	})
+	s.stream()
+	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
+	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	// The undo never came to the destination, and nobody is left to send it.
+	s.restart("b")
+	s.follow("the claim's end", func() bool { return len(s.b.tracker.List()) == 0 })
+	s.state("a", s.ref.Instance, driver.Running)
+	s.same("left behind", before)
+	_, err := s.b.Claim(t.Context(), s.ref, migration.ClaimRequest{Guest: s.guest, Context: contextOf("a", "b")})
+	s.wantKind("a late claim", err, fault.Forbidden)
+}
+
+func TestSides_ASilentSourceIsWaitedFor(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.silent.Store(true)
+	s.restart("b")
+	doubted := func() bool { w := s.b.Waiting(); return len(w) == 1 && w[0].InDoubt }
+	s.follow("the doubt", doubted)
+	before := s.picture()
+	if w := s.b.Waiting()[0]; w.Migration != s.ref.Migration || w.Source != "a" || !strings.Contains(w.For, "host a") {
+		t.Errorf("waits for %+v", w)
+	}
+	s.state("b", s.ref.Instance, driver.Paused)
+	s.same("while the source is silent", before)
+
+	// It comes back, and its conductor goes on.
+	s.silent.Store(false)
+	s.conduct.Store(migration.ConductGoing)
+	s.follow("its word", func() bool { w := s.b.Waiting(); return len(w) == 1 && !w[0].InDoubt })
+	s.handOver()
+	s.follow("the end", func() bool { return len(s.b.Waiting()) == 0 })
+	s.state("b", s.ref.Instance, driver.Running)
+}
+
+func TestSides_ALeaseThatEndsTakesAlongWhatWasMade(t *testing.T) {
+	requireQemuImg(t)
+	s := newSides(t, host.CreateDisk{SizeGB: 1})
+	before := s.picture()
+	for i, verb := range s.verbs()[:4] {
+		if _, err := verb(t.Context()); err != nil {
+			t.Fatalf("verb %d: %v", i, err)
+		}
+	}
+	// A hook fails after the disks were made; then the conductor dies, and the lease ends.
+	s.b.put(t, "/hooks/pre_live_migration/10-no", "#!/bin/sh\nexit 1\n", 0o755)
+	if _, err := s.verbs()[4](t.Context()); err == nil {
+		t.Fatal("prepared in spite of its hook")
+	}
+	s.must("abort", s.b.tracker.Abort(t.Context(), claims.Ref{Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1}))
+	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.silent.Store(true)
+	s.follow("the preparation's end", func() bool { return s.picture()["b memories"] == nil })
+	s.same("left behind", before)
+}
+
+var gone = migration.Settlement{GuestIsAt: "b", Gone: []string{"a"}, Why: "the machine room of a burnt down", By: "ann"}
+
+func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.silent.Store(true)
+	s.restart("b")
+	named := gone
+	named.Gone = nil
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, named)
+	if s.wantKind("without saying that the source is gone", err, fault.Forbidden); !slices.Contains(codes(err), "source_not_named") {
+		t.Errorf("reasons %v", codes(err))
+	}
+	_, err = s.b.SettleArrival(t.Context(), "33333333-3333-4333-8333-333333333333", gone)
+	s.wantKind("another migration", err, fault.NotFound)
+	_, err = s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
+	s.must("settle", err)
+	s.state("b", s.ref.Instance, driver.Running)
+	if w, ok := s.b.tracker.Word(s.ref.Migration); !ok || w.By != "ann" || w.Why == "" {
+		t.Errorf("the word %+v", w)
+	}
+
+	// The source was not gone after all: somebody has even started a copy there.
+	s.must("start", s.a.fake.Start(t.Context(), s.ref.Instance, true))
+	s.silent.Store(false)
+	s.follow("the source to give way", func() bool { return len(s.b.tracker.Untold()) == 0 })
+	s.state("a", s.ref.Instance, driver.ShutOff)
+	if k := s.token("a"); k.State != claims.TokenSurrendered || k.Holder != "b" {
+		t.Errorf("the source's token %+v", k)
+	}
+	if st := s.status(); st.Ledger != migration.LedgerSurrendered {
+		t.Errorf("the source's ledger says %s", st.Ledger)
+	}
+	s.wantKind("reclaim", s.a.Reclaim(t.Context(), s.ref), fault.Forbidden)
+	s.must("clean up source", s.a.CleanUpSource(t.Context(), s.ref))
+	s.wantKind("start at the source", s.a.Start(t.Context(), "vm1", false), fault.NotFound)
+}
+
+func TestSettleArrival_IsRefusedWhereTheFactsContradictIt(t *testing.T) {
+	for name, tt := range map[string]struct {
+		arrange func(s *twoSides)
+		word    migration.Settlement
+		code    string
+	}{
+		"the source answers": {func(s *twoSides) { s.conduct.Store(migration.ConductGoing); s.silent.Store(false) }, gone, "source_answers"},
+		"a third host":       {func(*twoSides) {}, migration.Settlement{GuestIsAt: "c", Why: "x"}, "not_a_party"},
+		"no copy is here": {func(s *twoSides) {
+			s.must("destroy", s.b.fake.Destroy(s.t.Context(), s.ref.Instance))
+		}, gone, "no_copy"},
+		"it runs here": {func(s *twoSides) {
+			s.must("resume", s.b.fake.Resume(s.t.Context(), s.ref.Instance))
+			s.must("destroy", s.a.fake.Undefine(s.t.Context(), s.ref.Instance))
+		}, migration.Settlement{GuestIsAt: "a", Why: "x"}, "runs_here"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			s.left()
+			s.silent.Store(true)
+			s.restart("b")
+			tt.arrange(s)
+			_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, tt.word)
+			if s.wantKind("settle", err, fault.Forbidden); !slices.Contains(codes(err), tt.code) {
+				t.Errorf("reasons %v, want %s: %v", codes(err), tt.code, err)
+			}
+			if k := s.token("b"); k.State != "" {
+				t.Errorf("token %+v", k)
+			}
+			if _, ok := s.b.tracker.Word(s.ref.Migration); ok {
+				t.Error("the word was taken")
+			}
+		})
+	}
+}
+
+func TestSettleArrival_TheGuestIsAtTheSource(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.silent.Store(true)
+	s.restart("b")
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, migration.Settlement{GuestIsAt: "a", Why: "it was started there again"})
+	s.must("settle", err)
+	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b memories"] != nil {
+		t.Errorf("left behind: %v", p)
+	}
+	c, err := s.a.Commit(t.Context(), s.ref)
+	s.must("commit", err)
+	s.wantKind("a token that comes all the same", s.b.AcceptToken(t.Context(), s.ref, c), fault.Forbidden)
+}
+
+func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {
+	for _, finished := range []bool{false, true} {
+		s := newSides(t)
+		s.left()
+		c, err := s.a.Commit(t.Context(), s.ref)
+		s.must("commit", err)
+		s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+		if finished {
+			s.must("finish", s.b.FinishDestination(t.Context(), s.ref))
+		}
+		// The destination's host dies: with it the only copy of its memory.
+		s.silent.Store(true)
+		s.must("destroy", s.b.fake.Destroy(t.Context(), s.ref.Instance))
+		word := migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "b is scrap", By: "ann"}
+		for range 2 {
+			s.must("take word", s.a.TakeWord(t.Context(), s.ref, word))
+		}
+		s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
+		s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+		s.must("start", s.a.Start(t.Context(), "vm1", false))
+		if k := s.token("a"); k.State != claims.TokenHere || k.Epoch != 3 {
+			t.Errorf("token %+v", k)
+		}
+
+		// It comes back, with the token that it once had, and starts nothing.
+		s.restart("b")
+		s.silent.Store(false)
+		s.follow("the destination to give way", func() bool {
+			return len(s.a.tracker.Untold()) == 0 && len(s.b.tracker.Instances()) == 0
+		})
+		s.state("a", s.ref.Instance, driver.Running)
+		if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b memories"] != nil {
+			t.Errorf("finished %v, left behind: %v", finished, p)
+		}
+	}
+}
+
+func TestTakeWord_IsRefusedBesideARunningGuest(t *testing.T) {
+	s := newSides(t)
+	s.prepare()
+	err := s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "b", Why: "x"})
+	if s.wantKind("take word", err, fault.Forbidden); !slices.Contains(codes(err), "runs_here") {
+		t.Errorf("reasons %v", codes(err))
+	}
+}
+
+func TestYieldToken_OnlyToAHigherEpoch(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.wantKind("the same epoch", s.a.YieldToken(t.Context(), s.ref, 1, "b"), fault.Forbidden)
+	other := s.ref
+	other.Instance = "44444444-4444-4444-8444-444444444444"
+	s.must("of a guest that nobody knows", s.a.YieldToken(t.Context(), other, 5, "b"))
+	if k := s.token("a"); k.State != claims.TokenHere || k.Epoch != 1 {
+		t.Errorf("token %+v", k)
+	}
+}
+
+func TestStreamOpen_KeepsAPendingClaim(t *testing.T) {
+	s := newSides(t)
+	for i, verb := range s.verbs()[:2] {
+		if _, err := verb(t.Context()); err != nil {
+			t.Fatalf("verb %d: %v", i, err)
+		}
+	}
+	until := func() time.Duration { return s.b.tracker.ByMigration(s.ref.Migration)[0].Lease.Until.Since }
+	before := until()
+	s.must("stream open", s.b.StreamOpen(t.Context(), s.ref.Migration))
+	if until() <= before {
+		t.Error("the claim was not renewed")
+	}
+	s.must("of a migration that has no claim", s.b.StreamOpen(t.Context(), "33333333-3333-4333-8333-333333333333"))
+}

@@ -1,0 +1,319 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+var (
+	_ migration.Side    = (*Host)(nil)
+	_ migration.Settler = (*Host)(nil)
+)
+
+// WordOn implements migration.Settler.
+func (h *Host) WordOn(ref migration.Ref) (migration.Settlement, bool) {
+	w, ok := h.tracker.Word(ref.Migration)
+	if !ok || w.Attempt != ref.Attempt || w.Instance != ref.Instance {
+		return migration.Settlement{}, false
+	}
+	return migration.Settlement{GuestIsAt: w.GuestIsAt, Gone: w.Gone, Why: w.Why, By: w.By}, true
+}
+
+// wordOn is an operator's word as the source's table has it.
+func (h *Host) wordOn(ref migration.Ref) migration.WordFact {
+	switch w, ok := h.WordOn(ref); {
+	case !ok:
+		return migration.WordNone
+	case w.GuestIsAt == h.o.Name:
+		return migration.WordSource
+	}
+	return migration.WordDestination
+}
+
+// TakeWord implements migration.Settler.
+func (h *Host) TakeWord(ctx context.Context, ref migration.Ref, s migration.Settlement) error {
+	return wrap(h.takeWord(ctx, ref, s), "settle migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Settlement) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if s.GuestIsAt != h.o.Name && exists && d.Active() {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code:    "runs_here",
+			Message: fmt.Sprintf("guest %s has its memory on %s: %s (%s); it cannot be at %s", d.Name, h.o.Name, d.State, d.Reason, s.GuestIsAt),
+			Have:    h.o.Name, Want: s.GuestIsAt, Change: "look again which of the two copies is the guest",
+		})
+	}
+	c, left := h.tracker.Committed(ref.Migration)
+	left = left && c.Attempt == ref.Attempt
+	tell := ""
+	if left && s.GuestIsAt == h.o.Name {
+		tell = c.To // whatever comes back there must hear of the higher epoch
+	} else if w, before := h.tracker.Word(ref.Migration); before && w.Attempt == ref.Attempt && w.GuestIsAt == s.GuestIsAt {
+		tell = w.Tell // the same word again
+	}
+	if err := h.noteWord(ctx, ref, s, tell); err != nil {
+		return err
+	}
+	return h.retake(ctx, ref)
+}
+
+// noteWord makes an operator's word durable, before anything is done by it.
+func (h *Host) noteWord(ctx context.Context, ref migration.Ref, s migration.Settlement, tell string) error {
+	h.log.Warn("an operator settles a migration", "instance", ref.Instance, "migration", ref.Migration, "attempt", ref.Attempt,
+		"guest_is_at", s.GuestIsAt, "gone", s.Gone, "by", s.By, "why", s.Why)
+	return h.tracker.NoteWord(ctx, claims.Word{
+		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, GuestIsAt: s.GuestIsAt, Gone: s.Gone,
+		By: s.By, Why: s.Why, At: h.rt.Now().UTC(), Tell: tell,
+	})
+}
+
+// retake takes the token of a guest back that an operator has said to be here, where
+// this attempt had given it away.
+func (h *Host) retake(ctx context.Context, ref migration.Ref) error {
+	if h.wordOn(ref) != migration.WordSource {
+		return nil
+	}
+	if c, left := h.tracker.Committed(ref.Migration); !left || c.Attempt != ref.Attempt {
+		return nil
+	}
+	return h.tracker.Retake(ctx, at(ref, ""))
+}
+
+// tellWords tells other hosts that a guest's token is here by an operator's word, until
+// each has heard it: who had it with a lower epoch gives way.
+func (h *Host) tellWords(ctx context.Context) {
+	for _, w := range h.tracker.Untold() {
+		if err := h.tellWord(ctx, w); err != nil && ctx.Err() == nil {
+			h.log.Debug("a host has not heard of an operator's word", "instance", w.Instance, "migration", w.Migration, "host", w.Tell, "error", err)
+		}
+	}
+}
+
+func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
+	inst, known := h.tracker.Instance(w.Instance)
+	if !known || inst.Token.State != claims.TokenHere || inst.Token.Migration != w.Migration {
+		// The guest has gone on: whoever has it now has a higher epoch, and the one who
+		// would have had to hear is the audit's.
+		return h.tracker.WordTold(ctx, w.Migration)
+	}
+	if h.o.Side == nil {
+		return nil
+	}
+	ctx, cancel := h.rt.WithTimeout(ctx, askFate)
+	defer cancel()
+	side, err := h.o.Side(ctx, w.Tell)
+	if err != nil {
+		return err
+	}
+	ref := migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}
+	if err := side.YieldToken(ctx, ref, inst.Token.Epoch, h.o.Name); err != nil {
+		return err
+	}
+	return h.tracker.WordTold(ctx, w.Migration)
+}
+
+// YieldToken implements migration.Side.
+func (h *Host) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
+	return wrap(h.yieldToken(ctx, ref, epoch, to), "give way to %s for instance %s", to, ref.Instance)
+}
+
+func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
+	clean, err := h.yield(ctx, ref, epoch, to)
+	if err != nil || !clean {
+		return err
+	}
+	return h.cleanUpSource(ctx, ref)
+}
+
+// yield surrenders and ends what is here. clean: this host was the source of the move,
+// and no conductor will ask it to clean up.
+func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to string) (clean bool, err error) {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	inst, known := h.tracker.Instance(ref.Instance)
+	if known && inst.Token.State == claims.TokenHere && inst.Token.Epoch >= epoch {
+		return false, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code:    "epoch_not_higher",
+			Message: fmt.Sprintf("the token is on %s with epoch %d", h.o.Name, inst.Token.Epoch),
+			Have:    fmt.Sprintf("epoch %d", inst.Token.Epoch), Want: fmt.Sprintf("epoch %d", epoch),
+		})
+	}
+	if h.o.Owners != nil {
+		done, err := h.o.Owners.Withdraw(ref.Instance)
+		if err != nil {
+			return false, fault.New(fault.Unavailable, "%w", err)
+		}
+		defer done()
+	}
+	arrived := h.accepted(ref)
+	decided := h.tracker.CommitRefused(ref.Migration, ref.Attempt)
+	yields, err := h.tracker.Yield(ctx, at(ref, ""), epoch, to)
+	if err != nil || !yields {
+		return false, err
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return false, err
+	}
+	if exists && d.Active() {
+		h.log.Error("end a copy that is not the owner: a higher epoch is elsewhere", "instance", ref.Instance, "migration", ref.Migration,
+			"host", to, "epoch", epoch, "state", d.State, "reason", d.Reason)
+		if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+			return false, err
+		}
+	}
+	if _, from := h.tracker.Came(ref.Migration); arrived || from {
+		return false, h.forgetArrival(ctx, ref)
+	}
+	return decided, nil
+}
+
+// forgetArrival removes what is left of a guest that had come here by this attempt and
+// whose token has gone back.
+func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
+	for _, step := range []string{stepClaim, stepPrepare} {
+		if err := h.tracker.Bury(ctx, at(ref, step)); err != nil {
+			return err
+		}
+	}
+	if err := h.endSource(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.undoPreparation(ctx, ref); err != nil {
+		return err
+	}
+	if _, bound := h.boundBy(ref); !bound {
+		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
+			return err
+		}
+	}
+	if err := h.dropRecords(ctx, ref.Instance); err != nil {
+		return err
+	}
+	if err := h.tracker.Forget(ctx, ref.Instance); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// SettleArrival takes an operator's word on an arrival that waits here for a source
+// which is silent, or cannot say what became of it. fault.NotFound where no arrival of
+// that migration waits; fault.Forbidden, with every reason, where the facts contradict
+// the word or nothing is in doubt.
+func (h *Host) SettleArrival(ctx context.Context, id string, s migration.Settlement) (Waiting, error) {
+	w, err := h.settleArrival(ctx, id, s)
+	return w, wrap(err, "settle migration %s on %s", id, h.o.Name)
+}
+
+func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlement) (Waiting, error) {
+	all := h.pendingArrivals()
+	i := slices.IndexFunc(all, func(a pendingArrival) bool { return a.ref.Migration == id && a.claim != arrivalNone })
+	if i < 0 {
+		return Waiting{}, fault.New(fault.NotFound, "no arrival of it waits here")
+	}
+	a := all[i]
+	done := Waiting{Migration: id, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source, Since: h.rt.Now().UTC()}
+	if err := h.mayBeSettled(ctx, a, s); err != nil {
+		return Waiting{}, err
+	}
+	if s.GuestIsAt == a.source {
+		if err := h.noteWord(ctx, a.ref, s, ""); err != nil {
+			return Waiting{}, err
+		}
+		return done, h.endArrival(ctx, a.ref)
+	}
+	epoch, err := h.arrivingEpoch(a.ref)
+	if err != nil {
+		return Waiting{}, err
+	}
+	// The epoch is the one that the source's own commit has, or would have had: a source
+	// that has given the token agrees, and one that has not has a lower one.
+	if err := h.noteWord(ctx, a.ref, s, a.source); err != nil {
+		return Waiting{}, err
+	}
+	c := migration.Commit{
+		Instance: a.ref.Instance, Migration: id, Attempt: a.ref.Attempt, Epoch: epoch, From: a.source, To: h.o.Name, Power: a.power,
+	}
+	if err := h.acceptToken(ctx, a.ref, c); err != nil {
+		return Waiting{}, err
+	}
+	return done, h.finishDestination(ctx, a.ref)
+}
+
+// mayBeSettled refuses a word that the facts contradict, with every reason.
+func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.Settlement) error {
+	var no refusal
+	add := func(code, message, change string) {
+		no.add(fault.Forbidden, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	fate, err := h.askSource(ctx, a)
+	switch {
+	case err != nil: // it answers and does not say: for the operator to decide
+	case fate == nil && s.GuestIsAt == h.o.Name && !slices.Contains(s.Gone, a.source):
+		add("source_not_named", "host "+a.source+" does not answer, and its copy may be the guest", "check that it is gone for good, and say so: --gone "+a.source)
+	case fate == nil:
+	case fate.Fate != migration.FateUnknown:
+		add("source_answers", "host "+a.source+" answers: "+fate.Why, "nothing is in doubt: look again with berth migration list")
+	case fate.Epoch > 0 && s.GuestIsAt == h.o.Name:
+		add("source_owns", fmt.Sprintf("host %s answers and has the token, with epoch %d", a.source, fate.Epoch), "settle it there")
+	}
+	inst, known := h.tracker.Instance(a.ref.Instance)
+	if known && inst.Token.State == claims.TokenHere {
+		add("token_here", "the token is on "+h.o.Name+" already", "nothing: it finishes by itself")
+	}
+	if s.GuestIsAt != h.o.Name && s.GuestIsAt != a.source {
+		add("not_a_party", "the migration is from "+a.source+" to "+h.o.Name, "name one of the two")
+	}
+	d, exists, err := h.domain(ctx, a.ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case s.GuestIsAt == h.o.Name && (!exists || !d.Active()):
+		add("no_copy", "no copy of the guest is on "+h.o.Name, "the guest cannot be here")
+	case s.GuestIsAt == h.o.Name && halfway(d):
+		add("copy_incomplete", fmt.Sprintf("the copy on %s is not whole: %s (%s)", h.o.Name, d.State, d.Reason), "the guest cannot be here")
+	case s.GuestIsAt == a.source && exists && d.State == driver.Running:
+		add("runs_here", "a copy runs on "+h.o.Name, "look again which of the two copies is the guest")
+	}
+	return no.err("")
+}
+
+// arrivingEpoch is the epoch that an arriving guest is to have here: its document says it.
+func (h *Host) arrivingEpoch(ref migration.Ref) (uint64, error) {
+	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+	switch {
+	case err != nil:
+		return 0, err
+	case !found || rec.Prepared == nil:
+		return 0, fault.New(fault.Forbidden, "the destination was not ready when its conductor fell silent: nothing can have come")
+	}
+	doc, err := domainxml.Parse(rec.Prepared.PersistentXML)
+	if err != nil {
+		return 0, fault.New(fault.Internal, "read the arriving guest's document: %w", err)
+	}
+	meta, ok, err := doc.Metadata()
+	if err != nil || !ok || meta.Epoch < 2 {
+		return 0, fault.New(fault.Internal, "the arriving guest's document does not say its epoch")
+	}
+	return meta.Epoch, nil
+}
