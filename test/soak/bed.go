@@ -71,6 +71,7 @@ interval = "1s"
 
 [migration]
 stall_timeout = "4s"
+claim_lease = "3s"
 `, proxySocket, address, proxyPort)
 	}
 	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Config: map[string]string{
@@ -214,7 +215,7 @@ func (b *bed) migrate(ctx context.Context, uuid string, bandwidth uint64) error 
 // await polls until ok gives no complaint, or the time is over; the last
 // complaint is the error.
 func await(ctx context.Context, most, every time.Duration, ok func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, most)
+	within, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for {
 		err := ok()
@@ -222,7 +223,10 @@ func await(ctx context.Context, most, every time.Duration, ok func() error) erro
 			return nil
 		}
 		select {
-		case <-ctx.Done():
+		case <-within.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			return fmt.Errorf("after %s: %w", most, err)
 		case <-time.After(every):
 		}

@@ -24,11 +24,10 @@ func PlanOf(seed uint64, table []Fault) Plan {
 	if rng.IntN(4) > 0 {
 		return p
 	}
-	// The longest faults keep to themselves: their rounds are long enough.
 	others := slices.DeleteFunc(slices.Clone(table), func(f Fault) bool {
-		return f.most > 20*time.Second || slices.ContainsFunc(f.touches, func(part string) bool { return slices.Contains(first.touches, part) })
+		return slices.ContainsFunc(f.touches, func(part string) bool { return slices.Contains(first.touches, part) })
 	})
-	if first.most < 20*time.Second {
+	if len(others) > 0 {
 		add(others[rng.IntN(len(others))])
 	}
 	return p

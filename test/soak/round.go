@@ -37,8 +37,9 @@ type Result struct {
 	// Struck says of each strike whether its moment came.
 	Struck []bool
 	// Settle is from the moment at which the last thing was put right until the move
-	// was over; 0 where it was over before. Whole is until all else was true as well,
-	// Took is the whole round.
+	// was over; 0 where it was over before. The time for which memory flowed after that
+	// moment is not part of it: no recovery shortens it. Whole is until all else was
+	// true as well, and Took the whole round.
 	Settle, Whole, Took time.Duration
 	// Step is where the move was when it was struck first.
 	Step string
@@ -73,7 +74,7 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	r := &round{bed: b, plan: p, uuid: uuid.NewString(), from: b.home, to: b.other(b.home), changed: make(chan struct{})}
 	out = Result{Plan: p, Migration: r.uuid, Outcome: Failed, Struck: make([]bool, len(p.Strikes))}
 	defer func() { out.Took = time.Since(begun) }()
-	if out.Err = r.prepare(); out.Err != nil {
+	if out.Err = r.prepare(ctx); out.Err != nil {
 		return out
 	}
 	eyes := r.watchConsoles()
@@ -129,7 +130,7 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 		out.Err = err
 		return out
 	}
-	out.Settle = max(0, m.UpdatedAt.Sub(healed))
+	out.Settle = recovery(m, healed)
 	switch {
 	case doubt:
 		out.Outcome, out.Settle = Settled, 0
@@ -153,17 +154,43 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	return out
 }
 
+// recovery is how long a move took to its end when all was up again; see
+// Result.Settle.
+func recovery(m migration.Migration, healed time.Time) time.Duration {
+	from := healed
+	for _, s := range m.Steps {
+		if s.Name != migration.StepStream || m.Outcome != migration.OutcomeCompleted {
+			continue
+		}
+		// By libvirt's own clock: the step may have ended long after the job, since
+		// nobody was there to see it.
+		if end := s.Begun.Add(m.Progress.Elapsed); end.After(from) {
+			from = end
+		}
+	}
+	return max(0, m.UpdatedAt.Sub(from))
+}
+
 // prepare clears the destination's console, so that one byte on it is a copy that
 // ran, and reads the guest's last word.
-func (r *round) prepare() error {
-	if err := os.Remove(r.to.Console(r.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+func (r *round) prepare(ctx context.Context) error {
+	if err := r.clearConsole(r.to); err != nil {
 		return err
 	}
-	beats, err := guest.ReadConsole(r.from.Console(r.name))
-	if err != nil || len(beats) == 0 {
-		return fmt.Errorf("the guest says nothing on %s: %w", r.from.Name, err)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	beats, err := guest.WaitBeat(ctx, r.from.Console(r.name), 1)
+	if err == nil {
+		r.begin = beats[len(beats)-1]
 	}
-	r.begin = beats[len(beats)-1]
+	return err
+}
+
+// clearConsole takes away what the guest said on a host that it has left.
+func (b *bed) clearConsole(h *lab.Host) error {
+	if err := os.Remove(h.Console(b.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	return nil
 }
 

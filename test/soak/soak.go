@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -72,6 +73,9 @@ func Run(ctx context.Context, o Options) (rep Report, err error) {
 		}
 		p := PlanOf(o.Seed+uint64(i), w.table)
 		res := w.b.run(ctx, p)
+		if ctx.Err() != nil {
+			continue // it was broken off
+		}
 		if res.Outcome != Failed && i == o.Rounds-1 {
 			if res.Err = w.b.ledgersEmpty(ctx); res.Err != nil {
 				res.Outcome = Failed
@@ -164,12 +168,32 @@ func (b *bed) learn(ctx context.Context) error {
 		}
 		return nil
 	})
-	return errors.Join(err, b.settleDown())
+	if err != nil {
+		return err
+	}
+	// What follows a move at its leisure, such as owner files, has followed when
+	// nothing has changed for a while.
+	for calm := 0; calm < 10; calm++ {
+		was := b.plain
+		if err := b.settleDown(); err != nil {
+			return err
+		}
+		if !reflect.DeepEqual(was, b.plain) {
+			calm = 0
+		}
+		if !pause(ctx, 100*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // plainMove moves the guest, and notes whether a stream's process was seen.
 func (b *bed) plainMove(ctx context.Context) error {
 	id := uuid.NewString()
+	if err := b.clearConsole(b.other(b.home)); err != nil {
+		return err
+	}
 	if err := b.migrate(ctx, id, 0); err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ var chosen = []struct {
 	{[]Strike{{"kill -9 Placement", Moment{Step: migration.StepSwapAllocations}, time.Second}}, 0, nil},
 	{[]Strike{{"data link cut, short", Moment{Memory: true}, 2 * time.Second}}, 25 << 20, nil},
 	{[]Strike{{"data link cut for good", Moment{Memory: true}, 15 * time.Second}}, 25 << 20, []Outcome{Undone}},
+	{[]Strike{{"SIGSTOP source agent across its lease", Moment{Step: migration.StepSwapAllocations}, acrossLease}}, 0, nil},
 	{[]Strike{{"kill -9 destination stream", Moment{Memory: true}, 0}}, 25 << 20, []Outcome{Undone}},
 	{[]Strike{{"kill -9 both agents and Placement", Moment{Memory: true}, time.Second}}, 40 << 20, []Outcome{Completed}},
 	{[]Strike{{"Finish reply held, then lost", Moment{}, time.Second}, {"kill -9 source agent", Moment{Step: migration.StepStream, After: 500 * time.Millisecond}, time.Second}}, 0, []Outcome{Undone}},
