@@ -420,7 +420,7 @@ func linkFaults() []Fault {
 		cut("data link cut for good", source, 15*second, 15*second, true, lab.Mig),
 		cut("management link cut, short", destination, second, 4*second, false, lab.Mgmt),
 		cut("management link cut, long", source, 9*second, 12*second, false, lab.Mgmt),
-		cut("both links cut", destination, second, 6*second, false, lab.Mgmt, lab.Mig),
+		cut("both links cut", destination, second, 10*second, false, lab.Mgmt, lab.Mig),
 		limit("data link slow", lab.Mig, 4),
 		limit("management link slow", lab.Mgmt, 1),
 		weather("data link late and lossy", lab.Mig, Weather{Delay: 5 * time.Millisecond, Jitter: 10 * time.Millisecond, Loss: 0.02}),

@@ -16,6 +16,7 @@ type Moment struct {
 	Step   string        // the beginning of this step of the journal
 	Memory bool          // memory flows
 	Undo   bool          // the move is being undone
+	With   bool          // the round's first fault has struck
 	After  time.Duration // and so much later
 }
 
@@ -29,6 +30,8 @@ func (m Moment) String() string {
 		out = "mid-stream"
 	case m.Undo:
 		out = "in the undo"
+	case m.With:
+		out = "with it"
 	}
 	if m.After > 0 {
 		out += fmt.Sprintf(" + %d ms", m.After.Milliseconds())
@@ -39,10 +42,13 @@ func (m Moment) String() string {
 // enough is how much memory flows before "memory flows" is true.
 const enough = 2 << 20
 
-// come says whether the moment is there, and whether it can no longer come.
-func (m Moment) come(rec migration.Migration) (come, never bool) {
+// come says whether the moment is there, and whether it can no longer come. struck
+// is whether the round's first fault has.
+func (m Moment) come(rec migration.Migration, struck bool) (come, never bool) {
 	undoing := rec.Phase == task.Undoing || rec.Phase == task.Undone
 	switch {
+	case m.With:
+		return struck, rec.Done()
 	case m.Undo:
 		return undoing, rec.Done()
 	case m.Step != "":

@@ -28,7 +28,11 @@ func PlanOf(seed uint64, table []Fault) Plan {
 		return slices.ContainsFunc(f.touches, func(part string) bool { return slices.Contains(first.touches, part) })
 	})
 	if len(others) > 0 {
-		add(others[rng.IntN(len(others))])
+		f := others[rng.IntN(len(others))]
+		add(f)
+		if f.arm == nil && rng.IntN(3) == 0 {
+			p.Strikes[1].At = Moment{With: true, After: p.Strikes[1].At.After}
+		}
 	}
 	return p
 }

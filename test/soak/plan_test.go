@@ -67,6 +67,7 @@ func TestMoment_ComesOnceAndNotAfterTheEnd(t *testing.T) {
 		rec         migration.Migration
 		come, never bool
 	}{
+		"the other struck":     {Moment{With: true}, at(task.Undoing, "claim"), true, false},
 		"step begun":           {Moment{Step: "claim"}, at(task.Doing, "inspect_source", "claim"), true, false},
 		"step not begun":       {Moment{Step: "claim"}, at(task.Doing, "inspect_source"), false, false},
 		"step begun, undone":   {Moment{Step: "claim"}, at(task.Undoing, "claim"), false, true},
@@ -77,7 +78,7 @@ func TestMoment_ComesOnceAndNotAfterTheEnd(t *testing.T) {
 		"memory does not flow": {Moment{Memory: true}, at(task.Doing, "stream"), false, false},
 		"over":                 {Moment{Memory: true}, over, false, true},
 	} {
-		if come, never := tc.moment.come(tc.rec); come != tc.come || never != tc.never {
+		if come, never := tc.moment.come(tc.rec, true); come != tc.come || never != tc.never {
 			t.Errorf("%s: %v, never %v; want %v, %v", name, come, never, tc.come, tc.never)
 		}
 	}

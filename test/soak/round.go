@@ -63,7 +63,8 @@ type round struct {
 
 	mu      sync.Mutex
 	rec     migration.Migration // the last that the watch said
-	changed chan struct{}       // closed at the next
+	struck  bool                // the first fault of the plan has
+	changed chan struct{}       // closed when one of the two changes
 }
 
 // run is one round. The guest is where the result says afterwards.
@@ -89,6 +90,9 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	struck := func(i int) {
 		out.Struck[i] = true
 		first.Do(func() { out.Step = r.record().Step })
+		if i == 0 {
+			r.change(func() { r.struck = true })
+		}
 	}
 	// What waits for a packet must stand before one comes.
 	ready := make(chan struct{})
@@ -200,10 +204,13 @@ func (r *round) watch(ctx context.Context) {
 	_ = r.clients[r.from].WatchMigration(ctx, r.uuid, roundMost, func(m migration.Migration) error { r.note(m); return nil })
 }
 
-func (r *round) note(m migration.Migration) {
+func (r *round) note(m migration.Migration) { r.change(func() { r.rec = m }) }
+
+// change changes what moments are told by, and wakes whoever waits for one.
+func (r *round) change(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.rec = m
+	f()
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -218,9 +225,9 @@ func (r *round) record() migration.Migration {
 func (r *round) await(ctx context.Context, m Moment) bool {
 	for {
 		r.mu.Lock()
-		rec, changed := r.rec, r.changed
+		rec, struck, changed := r.rec, r.struck, r.changed
 		r.mu.Unlock()
-		come, never := m.come(rec)
+		come, never := m.come(rec, struck)
 		if come {
 			return pause(ctx, m.After)
 		}

@@ -35,7 +35,8 @@ var chosen = []struct {
 	{[]Strike{{"SIGSTOP source agent across its lease", Moment{Step: migration.StepSwapAllocations}, acrossLease}}, 0, nil},
 	{[]Strike{{"kill -9 destination stream", Moment{Memory: true}, 0}}, 25 << 20, []Outcome{Undone}},
 	{[]Strike{{"kill -9 both agents and Placement", Moment{Memory: true}, time.Second}}, 40 << 20, []Outcome{Completed}},
-	{[]Strike{{"Finish reply held, then lost", Moment{}, time.Second}, {"kill -9 source agent", Moment{Step: migration.StepStream, After: 500 * time.Millisecond}, time.Second}}, 0, []Outcome{Undone}},
+	{[]Strike{{"Finish reply held, then lost", Moment{}, time.Second}, {"kill -9 source libvirtd and agent", Moment{With: true}, 300 * time.Millisecond}}, 0, []Outcome{Undone}},
+	{[]Strike{{"both links cut", Moment{Memory: true}, 9500 * time.Millisecond}}, 25 << 20, []Outcome{Undone}},
 }
 
 func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {
