@@ -62,7 +62,7 @@ func (w logTo) Write(p []byte) (int, error) {
 // TestReal_GuestMovesWithItsDiskAndComesBackAfterACut moves a real guest with
 // real libvirt and QEMU; the second move's link is cut half-way.
 func TestReal_GuestMovesWithItsDiskAndComesBackAfterACut(t *testing.T) {
-	l := testlab.Start(t, testlab.Options{})
+	l := testlab.Start(t, testlab.Options{Listen: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	g, err := guest.Build(ctx, "")

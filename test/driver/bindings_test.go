@@ -54,7 +54,7 @@ const (
 // reliesOn is one guest's way through everything: an aborted migration, one in
 // post-copy, then a daemon that hangs and one that dies.
 func reliesOn(t *testing.T, b library) {
-	l := lab.Start(t, lab.Options{})
+	l := lab.Start(t, lab.Options{Listen: true})
 	src, dst := l.Hosts[0], l.Hosts[1]
 	g, err := guest.Build(within(t, time.Minute), "")
 	if err != nil {

@@ -66,7 +66,7 @@ func state(t *testing.T, d driver.Driver, id string) string {
 // pairOf is two hosts' drivers and a guest that runs on the first.
 func pairOf(t *testing.T, o guest.Options) (l *lab.Lab, src, dst *libvirt.Driver, id string, m driver.Migration) {
 	t.Helper()
-	l = lab.Start(t, lab.Options{})
+	l = lab.Start(t, lab.Options{Listen: true})
 	g, err := guest.Build(within(t, time.Minute), "")
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func pairOf(t *testing.T, o guest.Options) (l *lab.Lab, src, dst *libvirt.Driver
 }
 
 func TestMigrate_WithEveryOptionAndADisk(t *testing.T) {
-	l := lab.Start(t, lab.Options{})
+	l := lab.Start(t, lab.Options{Listen: true})
 	a, b := l.Hosts[0], l.Hosts[1]
 	const image = "/var/lib/libvirt/images/opts.qcow2"
 	for _, h := range l.Hosts {

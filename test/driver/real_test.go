@@ -210,7 +210,7 @@ func TestRPC_ConformsOnQEMU(t *testing.T) { conformsOnQEMU(t, rpc.Dial, matrix.Q
 
 // conformsOnQEMU runs the whole suite on two real hosts through one binding.
 func conformsOnQEMU(t *testing.T, dial libvirt.Dialer, c matrix.Column) {
-	l := lab.Start(t, lab.Options{})
+	l := lab.Start(t, lab.Options{Listen: true})
 	h := onQEMU(t, dial, l.Hosts[0], l.Hosts[0], l.Hosts[1])
 	record(t, c, h, "QEMU", drivertest.Run(t, h))
 }
@@ -218,7 +218,7 @@ func conformsOnQEMU(t *testing.T, dial libvirt.Dialer, c matrix.Column) {
 // The libvirt of the release's backports keeps the contract too, and guests move
 // to it from the release's own.
 func TestRPC_ConformsOnBackports(t *testing.T) {
-	l := lab.Start(t, lab.Options{Backports: []string{"host-b"}})
+	l := lab.Start(t, lab.Options{Backports: []string{"host-b"}, Listen: true})
 	old, backports := l.Hosts[0], l.Hosts[1]
 	h := onQEMU(t, rpc.Dial, backports, old, backports)
 	// What may differ from one libvirt to the next; the rest is Berth's own code.

@@ -38,7 +38,7 @@ func (p pins) elements() string {
 func TestCells_PlainLibvirtMovesAPinnedGuestWithNewPins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	l := lab.Start(t, lab.Options{Cells: 2, HugePages: 64})
+	l := lab.Start(t, lab.Options{Cells: 2, HugePages: 64, Listen: true})
 	g, err := guest.Build(ctx, "")
 	if err != nil {
 		t.Fatal(err)

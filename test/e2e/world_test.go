@@ -58,6 +58,10 @@ func build(t testing.TB) {
 		if shared.dir, shared.err = os.MkdirTemp("", "berth-e2e-"); shared.err != nil {
 			return
 		}
+		// Open to QEMU, which is another user.
+		if shared.err = os.Chmod(shared.dir, 0o755); shared.err != nil {
+			return
+		}
 		if shared.bin, shared.err = fleet.Build(context.Background(), shared.dir); shared.err != nil {
 			return
 		}
@@ -105,7 +109,7 @@ func own(t *testing.T, config map[string]string) *world {
 func ownWith(t *testing.T, o fleet.Options) *world {
 	t.Helper()
 	build(t)
-	o.Dir, o.Binary = filepath.Join(t.TempDir(), "fleet"), shared.bin
+	o.Dir, o.Binary = filepath.Join(lab.TempDir(t), "fleet"), shared.bin
 	f, err := fleet.Up(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -151,6 +151,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 	}
 	l, err := lab.Up(ctx, lab.Options{
 		Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages, QEMUHook: hook,
+		Listen: true,
 	})
 	if err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ func TestUp_HostsDifferAsToldAndSeeTheirCellsAndPages(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	f, err := Up(ctx, Options{
-		Dir: filepath.Join(t.TempDir(), "fleet"), Cells: 2, HugePages: 32,
+		Dir: filepath.Join(lab.TempDir(t), "fleet"), Cells: 2, HugePages: 32,
 		Config: map[string]string{
 			"":       "[host]\nreserved_vcpus = 0\nreserved_memory_mb = 300\n",
 			"host-b": "[host]\nreserved_memory_mb = 400\n",

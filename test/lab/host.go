@@ -328,8 +328,8 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 	p.Files["/etc/machine-id"] = hex.EncodeToString(sum[:16]) + "\n"
 	// libvirtd does not start without the user libvirt-qemu, which Debian makes
 	// in a package that is not wanted here.
-	p.Files["/etc/passwd"] = withEntries(passwd, "libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin")
-	p.Files["/etc/group"] = withEntries(group, "libvirt-qemu:x:64055:", "libvirt:x:64056:", "kvm:x:64057:", "berth:x:64058:")
+	p.Files["/etc/passwd"] = withEntries(passwd, fmt.Sprintf("%s:x:%d:%[2]d::/var/lib/libvirt:/usr/sbin/nologin", qemuUser, qemuUID))
+	p.Files["/etc/group"] = withEntries(group, fmt.Sprintf("%s:x:%d:", qemuUser, qemuUID), "libvirt:x:64056:", "kvm:x:64057:", "berth:x:64058:")
 	return p, nil
 }
 

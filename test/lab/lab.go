@@ -47,6 +47,10 @@ type Options struct {
 	Backports []string
 	// NoLibvirtd leaves libvirtd to be started by the caller.
 	NoLibvirtd bool
+	// Listen lets every host's libvirtd listen on the network, with TLS on port
+	// 16514. Without it, as Berth's own streams want it, a libvirtd is reached
+	// through its unix socket alone.
+	Listen bool
 	// QEMUHook is the text of a hook that every host's libvirtd finds in qemu.d when
 	// it starts; empty for none.
 	QEMUHook string
@@ -74,6 +78,7 @@ type Lab struct {
 	shared     []string
 	pki        string
 	noLibvirtd bool
+	listen     bool
 	cells      int // see Options
 	hugePages  int
 	hook       string // kept in the hosts' own files, which outlive them
@@ -86,8 +91,9 @@ type state struct {
 	Owner      process
 	Shared     []string
 	NoLibvirtd bool
-	Cells      int `json:",omitempty"`
-	HugePages  int `json:",omitempty"`
+	Listen     bool `json:",omitempty"`
+	Cells      int  `json:",omitempty"`
+	HugePages  int  `json:",omitempty"`
 	Switch     process
 	Hosts      []hostState
 }
@@ -108,7 +114,7 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil || o.Dir == "" {
 		return nil, errors.Join(errors.New("bring up a lab: no folder named"), err)
 	}
-	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, shared: o.Shared, cells: o.Cells, hugePages: o.HugePages, hook: o.QEMUHook}
+	l := &Lab{Name: filepath.Base(dir), Dir: dir, pki: o.PKI, noLibvirtd: o.NoLibvirtd, listen: o.Listen, shared: o.Shared, cells: o.Cells, hugePages: o.HugePages, hook: o.QEMUHook}
 	if err := l.up(ctx, o); err != nil {
 		return nil, fmt.Errorf("bring up lab %s: %w", dir, err)
 	}
@@ -309,7 +315,7 @@ func (l *Lab) end() error {
 
 // save writes lab.json.
 func (l *Lab) save() error {
-	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Cells: l.cells, HugePages: l.hugePages, Switch: l.Switch.init}
+	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Listen: l.listen, Cells: l.cells, HugePages: l.hugePages, Switch: l.Switch.init}
 	for _, h := range l.Hosts {
 		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init, Backports: h.backports})
 	}
@@ -338,7 +344,7 @@ func load(dir string) (*Lab, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return nil, fmt.Errorf("%s/lab.json: %w", dir, err)
 	}
-	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd, cells: s.Cells, hugePages: s.HugePages}
+	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd, listen: s.Listen, cells: s.Cells, hugePages: s.HugePages}
 	for i, h := range s.Hosts {
 		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init, backports: h.Backports})
 	}

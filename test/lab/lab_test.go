@@ -3,10 +3,12 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -69,8 +71,8 @@ func inLab(t *testing.T, dir string) []string {
 func TestLab_TwoHostsReachEachOtherAndLeaveNothing(t *testing.T) {
 	Require(t)
 	ctx := ctx1(t)
-	dir := filepath.Join(t.TempDir(), "lab")
-	l, err := Up(ctx, Options{Dir: dir})
+	dir := filepath.Join(TempDir(t), "lab")
+	l, err := Up(ctx, Options{Dir: dir, Listen: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,6 +138,40 @@ func TestLab_TwoHostsReachEachOtherAndLeaveNothing(t *testing.T) {
 	}
 	if err := Down(dir); err != nil {
 		t.Errorf("down once more: %v", err)
+	}
+}
+
+func TestLab_NoLibvirtdListensAndQEMUIsAUserOfItsOwn(t *testing.T) {
+	l := Start(t, Options{Names: []string{"host-a"}})
+	h, ctx := l.Hosts[0], ctx1(t)
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		text, err := h.Exec(ctx, "cat", table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(text) {
+			if f := strings.Fields(line); len(f) > 3 && f[3] == "0A" { // TCP_LISTEN
+				t.Errorf("something listens in the host: %s", line)
+			}
+		}
+	}
+	if why := l.QEMUAsRoot(); why != "" {
+		t.Fatalf("QEMU runs as root: %s", why)
+	}
+	domain := `<domain type='qemu'><name>g</name><memory unit='MiB'>16</memory><os><type>hvm</type></os><features><acpi/></features></domain>`
+	if err := os.WriteFile(h.Path("/var/lib/libvirt/g.xml"), []byte(domain), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Virsh(ctx, "create", "--paused", "/var/lib/libvirt/g.xml"); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := h.QEMUPID("g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if want := fmt.Sprintf("Uid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", qemuUID); err != nil || !strings.Contains(string(status), want) {
+		t.Errorf("QEMU's status has no %q, %v", want, err)
 	}
 }
 

@@ -21,7 +21,7 @@ func (h *Host) configureLibvirt() error {
 	// Keepalive is short in both files: the connection of a peer-to-peer
 	// migration takes it from qemu.conf.
 	libvirtd := fmt.Sprintf(`host_uuid = "%s"
-listen_tls = 1
+listen_tls = %d
 listen_tcp = 0
 listen_addr = "%s"
 tls_port = "16514"
@@ -34,13 +34,17 @@ keepalive_interval = 2
 keepalive_count = 3
 log_filters = "2:qemu.qemu_migration 4:qemu.qemu_monitor 3:util.json 3:util.object"
 log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
-`, h.UUID(), h.MgmtIP())
+`, h.UUID(), map[bool]int{true: 1}[h.lab.listen], h.MgmtIP())
+	user, owns := qemuUser, 1
+	if h.lab.QEMUAsRoot() != "" {
+		user, owns = "root", 0
+	}
 	// migration_address alone sets only what QEMU listens on; the address told
 	// to the source is migration_host.
-	qemu := fmt.Sprintf(`user = "root"
-group = "root"
-dynamic_ownership = 0
-remember_owner = 0
+	qemu := fmt.Sprintf(`user = "%s"
+group = "%s"
+dynamic_ownership = %d
+remember_owner = %d
 security_driver = "none"
 cgroup_controllers = [ ]
 namespaces = [ ]
@@ -52,11 +56,38 @@ migration_host = "%s-mig"
 migrate_tls_x509_cert_dir = "/etc/pki/qemu"
 migrate_tls_x509_verify = 1
 hugetlbfs_mount = "%s"
-`, h.MigIP(), h.Name, h.hugepages())
+`, user, user, owns, owns, h.MigIP(), h.Name, h.hugepages())
 	return errors.Join(
 		os.MkdirAll(h.Path("/etc/libvirt/hooks"), 0o755),
 		os.WriteFile(h.Path("/etc/libvirt/libvirtd.conf"), []byte(libvirtd), 0o644),
 		os.WriteFile(h.Path("/etc/libvirt/qemu.conf"), []byte(qemu), 0o644))
+}
+
+// qemuUser is whom QEMU runs as, as on a Debian host; qemuUID is its number there.
+const (
+	qemuUser = "libvirt-qemu"
+	qemuUID  = 64055
+)
+
+// QEMUAsRoot says why QEMU runs as root in this lab; empty where it runs as
+// libvirt-qemu, as on a Debian host. That user has to get to the disks and to the
+// guest's kernel.
+func (l *Lab) QEMUAsRoot() string {
+	for _, dir := range []string{l.SharedDir(), CacheDir()} {
+		for ; dir != "/"; dir = filepath.Dir(dir) {
+			info, err := os.Stat(dir)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return err.Error()
+			}
+			if info.Mode()&0o001 == 0 {
+				return dir + " is closed to other users"
+			}
+		}
+	}
+	return ""
 }
 
 // installHook puts a hook where libvirtd looks for one when it starts.
@@ -109,7 +140,11 @@ func (h *Host) startLibvirtd(ctx context.Context) error {
 	if err := os.Remove(h.Path(libvirtdPIDFile)); err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("start libvirtd on %s: %w", h.Name, err)
 	}
-	cmd, err := h.Command(ctx, "libvirtd", "--listen", "--daemon", "--pid-file", libvirtdPIDFile)
+	args := []string{"libvirtd", "--daemon", "--pid-file", libvirtdPIDFile}
+	if h.lab.listen {
+		args = append(args, "--listen")
+	}
+	cmd, err := h.Command(ctx, args...)
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,9 @@ func (h *Host) writePKI(c credentials) error {
 		put("/etc/pki/libvirt/"+role+"cert.pem", c.cert, 0o644)
 		put("/etc/pki/libvirt/private/"+role+"key.pem", c.key, 0o600)
 		put("/etc/pki/qemu/"+role+"-cert.pem", c.cert, 0o644)
-		put("/etc/pki/qemu/"+role+"-key.pem", c.key, 0o600)
+		key := "/etc/pki/qemu/" + role + "-key.pem"
+		put(key, c.key, 0o600)
+		all = append(all, os.Chown(h.Path(key), qemuUID, -1))
 	}
 	if err := errors.Join(all...); err != nil {
 		return fmt.Errorf("certificates of host %s: %w", h.Name, err)

@@ -33,12 +33,7 @@ func Start(t testing.TB, o Options) *Lab {
 	t.Helper()
 	Require(t)
 	if o.Dir == "" {
-		// Not t.TempDir: its names can be too long for the sockets inside.
-		dir, err := os.MkdirTemp("", "berth-lab-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Dir = dir
+		o.Dir = TempDir(t)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -55,6 +50,25 @@ func Start(t testing.TB, o Options) *Lab {
 		}
 	})
 	return l
+}
+
+// TempDir is a folder for a lab, removed with the test. Unlike t.TempDir's it is
+// open to QEMU, which is another user, and its name is short: sockets lie in it.
+func TempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "berth-lab-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // showLogs prints the ends of the hosts' logs.
