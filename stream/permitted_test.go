@@ -1,0 +1,155 @@
+package stream
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// encoded puts a value in XDR.
+func encoded(values ...any) []byte {
+	var b []byte
+	for _, v := range values {
+		switch v := v.(type) {
+		case int:
+			b = binary.BigEndian.AppendUint32(b, uint32(v))
+		case string:
+			b = binary.BigEndian.AppendUint32(b, uint32(len(v)))
+			b = append(b, v...)
+			b = append(b, make([]byte, -len(v)&3)...)
+		case []byte:
+			b = append(b, v...)
+		}
+	}
+	return b
+}
+
+func packet(program, proc, kind int, payload []byte) []byte {
+	return append(encoded(packetHead+len(payload), program, 1, proc, kind, 1, 0), payload...)
+}
+
+func call(proc int, values ...any) []byte {
+	return packet(programRemote, proc, typeCall, encoded(values...))
+}
+
+// parameters are typed parameters of type string.
+func parameters(pairs ...string) []byte {
+	b := encoded(len(pairs)/2 + 2)
+	b = append(b, encoded("bandwidth", 4, 0, 8)...)
+	b = append(b, encoded("parallel.connections", 1, 2)...)
+	for i := 0; i < len(pairs); i += 2 {
+		b = append(b, encoded(pairs[i], 7, pairs[i+1])...)
+	}
+	return b
+}
+
+const guestXML = `<?xml version="1.0"?><domain type="kvm"><name>g</name><uuid>` + testGuest + `</uuid><devices><uuid>other</uuid></devices></domain>`
+
+func open(uri string) []byte { return call(procOpen, 1, uri, 0) }
+
+func prepare(xml string, more ...string) []byte {
+	return call(procPrepare3Params, parameters(append([]string{"destination_xml", xml}, more...)...), "cookie", 0)
+}
+
+func finish(name string) []byte {
+	return call(procFinish3Params, parameters("destination_name", name), "cookie", 0, 0)
+}
+
+func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
+	const uri = "qemu:///system"
+	begin := [][]byte{
+		call(66), open(uri), call(60, 15), call(360), packet(programKeepalive, 1, typeMessage, nil), prepare(guestXML),
+	}
+	for _, tt := range []struct {
+		name  string
+		calls [][]byte
+		why   string // empty passes
+	}{
+		{"a whole migration", append(slices.Clone(begin), finish("g"), call(361), call(2)), ""},
+		{"another name at the destination", [][]byte{prepare(guestXML, "destination_name", "new"), finish("new")}, ""},
+		{"two disks", [][]byte{prepare(guestXML, "migrate_disks", "vda", "migrate_disks", "vdb")}, ""},
+		{"another driver", [][]byte{open("lxc:///system")}, `opens "lxc:///system"`},
+		{"the default driver", [][]byte{call(procOpen, 0, 0)}, `opens ""`},
+		{"a start of a domain", append(slices.Clone(begin), call(196)), "procedure 196"},
+		{"an undefine", [][]byte{call(231)}, "procedure 231"},
+		{"the old protocols", [][]byte{call(213)}, "procedure 213"},
+		{"a tunnel", [][]byte{call(304)}, "procedure 304"},
+		{"QEMU's monitor", [][]byte{packet(0x20008087, 1, typeCall, nil)}, "program 0x20008087"},
+		{"data of a tunnel", [][]byte{packet(programRemote, procPrepare3Params, 3, make([]byte, 100))}, "type 3"},
+		{"a call with descriptors", [][]byte{packet(programRemote, procOpen, 4, nil)}, "type 4"},
+		{"a reply", [][]byte{packet(programRemote, procOpen, 1, nil)}, "type 1"},
+		{"a keepalive with a burden", [][]byte{packet(programKeepalive, 1, typeMessage, make([]byte, 4))}, "program 0x6b656570"},
+		{"a long close", [][]byte{call(2, make([]byte, 2<<10))}, "2048 bytes as connect close"},
+		{"another guest", [][]byte{prepare(strings.Replace(guestXML, testGuest, testMigration, 1))}, "prepares guest " + testMigration},
+		{"two uuids", [][]byte{prepare(strings.Replace(guestXML, "<devices>", "<uuid>"+testMigration+"</uuid><devices>", 1))}, "2 uuids"},
+		{"no uuid", [][]byte{prepare("<domain><name>g</name></domain>")}, "0 uuids"},
+		{"an entity", [][]byte{prepare(`<!DOCTYPE domain [<!ENTITY u "x">]>` + guestXML)}, "document type"},
+		{"no document", [][]byte{call(procPrepare3Params, parameters(), "", 0)}, "cannot be told"},
+		{"two documents", [][]byte{prepare(guestXML, "destination_xml", guestXML)}, "cannot be told"},
+		{"too many parameters", [][]byte{call(procPrepare3Params, 1<<20)}, "cannot be told"},
+		{"a parameter that is cut", [][]byte{call(procPrepare3Params, 1, "destination_xml", 7, 1<<30)}, "cannot be told"},
+		{"finish of another guest", append(slices.Clone(begin), finish("other")), `finishes guest "other"`},
+		{"finish without prepare", [][]byte{finish("g")}, `finishes guest "g", it prepared ""`},
+		{"finish of nobody", [][]byte{finish("")}, `finishes guest ""`},
+		{"a short packet", [][]byte{encoded(27, programRemote, 1, 1, 0, 1, 0)}, "packet of 27 bytes"},
+		{"a long packet", [][]byte{encoded(1<<30, programRemote, 1, 1, 0, 1, 0)}, "packet of 1073741824 bytes"},
+		{"TLS", [][]byte{[]byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03xxxxxxxxxxxxxxxxxxxxxxxxxxx")}, "packet of"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			all := slices.Concat(tt.calls...)
+			// However the bytes come: at once, one by one, and cut in two anywhere.
+			for _, step := range []int{len(all), 1, 13, 29} {
+				g := &gate{instance: testGuest, uri: uri}
+				var err error
+				passed := 0
+				for piece := range slices.Chunk(all, step) {
+					if err = g.pass(piece); err != nil {
+						break
+					}
+					passed += len(piece)
+				}
+				switch {
+				case tt.why == "" && err != nil:
+					t.Errorf("in pieces of %d: %v", step, err)
+				case tt.why != "" && (err == nil || !strings.Contains(err.Error(), tt.why)):
+					t.Errorf("in pieces of %d: %v, want %q", step, err, tt.why)
+				case tt.why != "" && passed >= len(all):
+					t.Errorf("in pieces of %d all of it passed", step)
+				}
+			}
+		})
+	}
+}
+
+func FuzzGate(f *testing.F) {
+	f.Add(slices.Concat(call(66), open("qemu:///system"), prepare(guestXML), finish("g")), 7)
+	f.Add(call(procPrepare3Params, 1, "destination_xml", 7, 1<<31-1), 1)
+	f.Fuzz(func(t *testing.T, data []byte, at int) {
+		at = max(0, min(at, len(data)))
+		whole := &gate{instance: testGuest, uri: "qemu:///system"}
+		cut := &gate{instance: testGuest, uri: "qemu:///system"}
+		a := whole.pass(data)
+		b := cut.pass(data[:at])
+		if b == nil {
+			b = cut.pass(data[at:])
+		}
+		if (a == nil) != (b == nil) {
+			t.Errorf("at once %v, in two %v", a, b)
+		}
+	})
+}
+
+func TestDestination_EndsAControlConnectionThatAsksForMore(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	out := p.dial(p.src.Paths(testID).Control)
+	in := p.accept(p.libvirt)
+	p.says(out, in, string(open("qemu:///system")))
+	p.says(in, out, string(packet(programRemote, 1, 1, nil)))
+	if _, err := out.Write(call(231, "a domain")); err != nil {
+		t.Fatal(err)
+	}
+	p.ends(in)
+	p.ends(out)
+}

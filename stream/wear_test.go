@@ -1,0 +1,223 @@
+package stream
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestStream_HoldsNoMoreThanItsBuffers(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	out, in := p.connected(p.memory())
+	// QEMU at the destination reads nothing: the one at the source must come to a
+	// stop. The bound is the kernel's for its own buffers, tcp_wmem and tcp_rmem.
+	const bound = 32 << 20
+	piece := bytes.Repeat([]byte{7}, 1<<20)
+	sent := 0
+	for sent <= bound {
+		if err := out.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := out.Write(piece)
+		sent += n
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sent > bound {
+		t.Errorf("%d bytes were taken that nobody reads", sent)
+	}
+	if err := out.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, in); n != int64(sent) || err != nil {
+		t.Errorf("of %d bytes came %d, %v", sent, n, err)
+	}
+}
+
+func TestDestination_WaitsForAFullQueue(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	// As short as a queue can be: one connection waits, the next finds no room.
+	path := p.dst.Paths(testID).Memory
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	var conns []*net.UnixConn
+	for range 4 {
+		conns = append(conns, p.dial(p.src.Paths(testID).Memory))
+	}
+	p.until(p.dst, "all on their way", func(st Status) bool { return st.Of(Memory).Open == 4 })
+	l, err := net.FileListener(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for range conns {
+		c := p.accept(l.(*net.UnixListener))
+		if _, err := c.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range conns {
+		got := make([]byte, 5)
+		if _, err := io.ReadFull(c, got); err != nil {
+			t.Errorf("a connection that waited: %v", err)
+		}
+	}
+}
+
+func TestProcess_SurvivesItsLimitOfFiles(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPair(t, Children{
+		Command: []string{"/bin/sh", "-c", `ulimit -n 48; exec "$0" "$@"`, self, "stream-process"},
+		Spawn:   func(_ string, f func()) { go f() },
+	})
+	p.open()
+	memory := p.memory()
+	var held []net.Conn
+	for range 60 {
+		c, err := net.Dial("tcp", p.out.Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+		held = append(held, p.dial(p.src.Paths(testID).Memory))
+	}
+	p.until(p.dst, "at its limit", func(st Status) bool { return st.Refused > 0 })
+	for _, c := range held {
+		c.Close()
+	}
+	_ = memory.SetDeadline(time.Now().Add(time.Second))
+	p.until(p.src, "free again", func(st Status) bool {
+		// What was accepted of those that went away is taken off the queue.
+		if c, err := memory.AcceptUnix(); err == nil {
+			c.Close()
+		}
+		return st.Open == 0
+	})
+	p.memoryAgain(memory)
+}
+
+// memoryAgain opens one more connection and uses it, whatever is still in the queue.
+func (p *pair) memoryAgain(l *net.UnixListener) {
+	p.t.Helper()
+	out := p.dial(p.src.Paths(testID).Memory)
+	if _, err := out.Write([]byte("again")); err != nil {
+		p.t.Fatal(err)
+	}
+	for {
+		in := p.accept(l)
+		if got, err := io.ReadAll(io.LimitReader(in, 5)); err == nil && string(got) == "again" {
+			return
+		}
+	}
+}
+
+func TestStream_SurvivesTheRotationOfItsCertificates(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	memory := p.memory()
+	old, oldIn := p.connected(memory)
+	p.says(old, oldIn, "before")
+	first := p.status(p.dst).Certificate
+
+	// Half a pair: a new certificate, and still the old key.
+	next := filepath.Join(p.root, "next")
+	if _, err := p.ca.IssueHost(next, "host-b", nil, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	p.put(hostFiles(next).Cert, p.in.PKI.Cert)
+	st := p.until(p.dst, "told", func(st Status) bool { return st.CertificateError != "" })
+	if !st.Certificate.Equal(first) {
+		t.Errorf("half a pair is used: %v, it was %v", st.Certificate, first)
+	}
+	a, b := p.connected(memory)
+	p.says(a, b, "by the last good pair")
+
+	p.put(hostFiles(next).Key, p.in.PKI.Key)
+	st = p.until(p.dst, "read", func(st Status) bool { return st.CertificateError == "" })
+	if st.Certificate.Equal(first) {
+		t.Error("the new pair is not used")
+	}
+	a, b = p.connected(memory)
+	p.says(a, b, "by the new pair")
+
+	// Files that are gone, for a while.
+	if err := os.Rename(p.in.PKI.Key, p.in.PKI.Key+".away"); err != nil {
+		t.Fatal(err)
+	}
+	a, b = p.connected(memory)
+	p.says(a, b, "by what was read before")
+	p.says(old, oldIn, "and the first one never noticed")
+}
+
+func (p *pair) put(from, to string) {
+	p.t.Helper()
+	text, err := os.ReadFile(from)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(to, text, 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func TestStream_TheRevokedNameIsRefusedAfterRotation(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	p.memory()
+	// The source's files now name somebody else.
+	dir := p.issue("other", "host-x")
+	p.put(dir.Cert, p.out.PKI.Cert)
+	p.put(dir.Key, p.out.PKI.Key)
+	p.ends(p.dial(p.src.Paths(testID).Memory))
+	p.until(p.dst, "refused", func(st Status) bool { return strings.Contains(st.LastRefusal, "is not host-a") })
+}
+
+func TestDestination_FollowsNoLinkThatQEMULeft(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	memory := p.dst.Paths(testID).Memory
+	for name, make := range map[string]func() error{
+		"a link to libvirt": func() error { return os.Symlink(p.in.Libvirt, memory) },
+		"a file":            func() error { return os.WriteFile(memory, nil, 0o600) },
+		"nothing":           func() error { return nil },
+	} {
+		if err := make(); err != nil {
+			t.Fatal(err)
+		}
+		p.ends(p.dial(p.src.Paths(testID).Memory))
+		if err := os.Remove(memory); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if err := p.libvirt.SetDeadline(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := p.libvirt.Accept(); err == nil {
+			c.Close()
+			t.Errorf("%s: libvirt was reached", name)
+		}
+	}
+}
