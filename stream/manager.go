@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -110,7 +112,7 @@ func (m *Manager) prepare(p Paths, o Order) error {
 		return err
 	}
 	// What an earlier process left; nobody holds its lock.
-	if err := os.RemoveAll(p.Dir); err != nil {
+	if err := remove(p); err != nil {
 		return err
 	}
 	if err := os.Mkdir(p.Dir, 0o711); err != nil {
@@ -207,6 +209,22 @@ func (m *Manager) Find(migration string) ([]ID, error) {
 	return out, nil
 }
 
+// removedPrefix begins the name of a folder that is being removed. A process
+// renames its own before it removes it: from then on the session's name is free,
+// and nothing of the old one touches what is made under it.
+const removedPrefix = ".removed-"
+
+func remove(p Paths) error {
+	away := filepath.Join(filepath.Dir(p.Dir), removedPrefix+filepath.Base(p.Dir)+"-"+strconv.Itoa(os.Getpid()))
+	if err := os.Rename(p.Dir, away); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return os.RemoveAll(away)
+}
+
 // folders lists the sessions that have a folder.
 func (m *Manager) folders() ([]ID, error) {
 	entries, err := os.ReadDir(m.dir)
@@ -250,7 +268,7 @@ func (m *Manager) Close(ctx context.Context, id ID) error {
 			return fmt.Errorf("close stream %s: %w", id, err)
 		}
 	}
-	if err := os.RemoveAll(p.Dir); err != nil {
+	if err := remove(p); err != nil {
 		return fmt.Errorf("close stream %s: %w", id, err)
 	}
 	return nil
@@ -260,11 +278,11 @@ func (m *Manager) Close(ctx context.Context, id ID) error {
 func (m *Manager) end(ctx context.Context, id ID, p Paths) error {
 	polite, cancel := m.rt.WithTimeout(ctx, m.patience)
 	defer cancel()
-	// What it answers does not matter, only that its lock falls.
-	if _, err := m.ask(polite, id, request{Verb: verbEnd}); err == nil {
-		if m.fallen(polite, p) == nil {
-			return nil
-		}
+	// What it answers does not matter, only that its lock falls: it may be at its end
+	// already.
+	_, _ = m.ask(polite, id, request{Verb: verbEnd})
+	if m.fallen(polite, p) == nil {
+		return nil
 	}
 	if err := kill(p); err != nil {
 		return err
@@ -297,7 +315,7 @@ func (m *Manager) Sweep() ([]ID, error) {
 		return nil, err
 	}
 	var out []ID
-	var errs []error
+	errs := []error{m.sweepRemoved()}
 	for _, id := range all {
 		p := m.Paths(id)
 		switch alive, err := living(p); {
@@ -306,10 +324,20 @@ func (m *Manager) Sweep() ([]ID, error) {
 		case alive:
 			out = append(out, id)
 		default:
-			if err := os.RemoveAll(p.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := remove(p); err != nil {
 				errs = append(errs, fmt.Errorf("remove what stream %s left: %w", id, err))
 			}
 		}
 	}
 	return out, errors.Join(errs...)
+}
+
+// sweepRemoved finishes removals that broke off.
+func (m *Manager) sweepRemoved() error {
+	left, err := filepath.Glob(filepath.Join(m.dir, removedPrefix+"*"))
+	errs := []error{err}
+	for _, path := range left {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(errs...)
 }

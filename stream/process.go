@@ -33,8 +33,9 @@ type process struct {
 	cert   *certificates
 	key    []byte // the ticket's
 	port   int
-	// strangers is how many connections may wait to be let in; see hold.
-	strangers int
+	// strangers is how many connections may wait to be let in (see hold), most how
+	// many may be open.
+	strangers, most int
 
 	wg sync.WaitGroup
 	// ctx ends when the process is over.
@@ -67,6 +68,16 @@ type place struct {
 // beyond that.
 var openMax = [len(channels)]int{4, 260, 64}
 
+// shares divides the descriptors that a process may have, so that its agent is
+// answered whatever the network does: a few are its own, a quarter of the rest is
+// for connections that are not let in yet, which take one each. Open ones take
+// three: both ends, and the target held while it is looked at.
+func shares(files uint64) (strangers, most int) {
+	left := int(min(files, 1<<20)) - 24
+	strangers = max(1, min(left/4, strangersMax))
+	return strangers, max(1, (left-strangers)/3)
+}
+
 // RunOptions are what a process has beside its order.
 type RunOptions struct {
 	Log *slog.Logger
@@ -96,8 +107,7 @@ func Run(ctx context.Context, dir string, o RunOptions) error {
 	p, listeners, err := begin(id, paths, o)
 	if err != nil {
 		err = fmt.Errorf("stream %s: %w", id, err)
-		// Best effort: without it the manager says less.
-		_ = os.WriteFile(paths.failure(), []byte(err.Error()+"\n"), 0o600)
+		leaveWord(paths, err)
 		return err
 	}
 	own, err := os.Stat(dir)
@@ -116,9 +126,18 @@ func Run(ctx context.Context, dir string, o RunOptions) error {
 	st := p.status()
 	p.log.Info("stream ends", "why", p.over, "channels", st.Channels, "refused", st.Refused)
 	if now, err := os.Stat(dir); err == nil && own != nil && os.SameFile(own, now) {
-		return os.RemoveAll(dir)
+		return remove(paths)
 	}
 	return nil
+}
+
+// leaveWord tells the manager why the process did not begin, whole or not at all.
+// Best effort: without it the manager says less.
+func leaveWord(paths Paths, why error) {
+	part := paths.failure() + ".part"
+	if os.WriteFile(part, []byte(why.Error()+"\n"), 0o600) == nil {
+		_ = os.Rename(part, paths.failure())
+	}
 }
 
 // begin takes the order and opens every socket.
@@ -153,8 +172,7 @@ func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err e
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return nil, nil, fmt.Errorf("read the limit of open files: %w", err)
 	}
-	// Half the descriptors are kept for connections that are let in, and the agent.
-	p.strangers = int(min(files.Cur/2, strangersMax))
+	p.strangers, p.most = shares(files.Cur)
 	for i := range p.places {
 		p.places[i].links = map[*link]struct{}{}
 	}
@@ -339,6 +357,8 @@ func (p *process) admit(c Channel) (leave func(), err error) {
 	case p.openLocked() == 0 && p.boot() >= p.lease:
 		p.stopLocked("its lease is over")
 		return nil, fault.New(fault.Forbidden, "the ticket has expired")
+	case p.openLocked() >= p.most:
+		return nil, fault.New(fault.Busy, "%d connections are open, for more the limit of open files is too low", p.most)
 	case at.open >= openMax[placeOf(c)]:
 		return nil, fault.New(fault.Busy, "%d connections of %s are open, the most there may be", at.open, c)
 	}

@@ -241,7 +241,7 @@ func TestDestination_AnExpiredTicketGetsNothing(t *testing.T) {
 
 func TestProcess_WhatIsOpenKeepsTheTicketGood(t *testing.T) {
 	now := time.Duration(0)
-	p := &process{lease: time.Minute, boot: func() time.Duration { return now }, cancel: func() {}}
+	p := &process{lease: time.Minute, most: 100, boot: func() time.Duration { return now }, cancel: func() {}}
 	leave, err := p.admit(Control)
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestProcess_WhatIsOpenKeepsTheTicketGood(t *testing.T) {
 }
 
 func TestProcess_BoundsItsConnections(t *testing.T) {
-	p := &process{lease: time.Minute, boot: func() time.Duration { return 0 }}
+	p := &process{lease: time.Minute, most: 100, boot: func() time.Duration { return 0 }}
 	for i := range openMax[0] {
 		if _, err := p.admit(Control); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
