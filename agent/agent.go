@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,6 +70,7 @@ type Agent struct {
 	flavors atomic.Pointer[map[string]topology.Flavor]
 
 	db         *store.DB
+	ledger     *ledger
 	tracker    *claims.Tracker
 	driver     driver.Driver
 	identity   *pki.Identity // nil without certificates
@@ -105,6 +105,10 @@ type Agent struct {
 	disabled       atomic.Pointer[api.Disabled]
 	settingHost    sync.Mutex
 	providerConfig atomic.Pointer[providerConfig]
+	// deaf is why nobody listens for peers; nil pointer where somebody does.
+	deaf atomic.Pointer[error]
+	// faults are what could not be had at the start, by part; see degraded.go.
+	faults faults
 	// answers says that Placement answered during the start.
 	answers bool
 }
@@ -151,19 +155,13 @@ func (a *Agent) open(ctx context.Context) error {
 		return fmt.Errorf("make the state directory: %w", err)
 	}
 	var err error
-	if a.db, err = store.Open(filepath.Join(c.Agent.StateDir, "berth.db"), store.Options{Logger: a.log}); err != nil {
+	if err = a.openLedger(ctx, c); err != nil {
 		return err
 	}
-	if a.uuid, err = reporter.Identity(c.Agent.StateDir); err != nil {
-		return err
-	}
-	if err := a.loadDisabled(ctx); err != nil {
-		return err
-	}
+	a.identifyProvider(ctx, c)
+	a.loadDisabled(ctx)
 	flavors, err := readFlavors(c.Agent.FlavorsDir)
-	if err != nil {
-		return err
-	}
+	a.faults.note(partFlavors, err) // those that could be read are there
 	a.flavors.Store(&flavors)
 	a.loadIdentity(c)
 	if a.placement, err = a.newPlacement(c); err != nil {
@@ -174,25 +172,24 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 	}
-	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log})
+	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log, Tolerant: true})
+	if err == nil {
+		err = a.ledger.missing(ctx, a.tracker.Unread())
+	}
 	if err != nil {
 		return err
 	}
 	a.driver = a.opt.Driver(c.Libvirt, a.rt)
 	a.hardware, a.hypervisor = newHardware(a), &hypervisor{a: a}
 	a.loadProviderConfig(ctx)
-	a.hardware.read(ctx, false)
 	a.peers = newPeers(a)
 	if c.Agent.Mode == config.Manage {
-		// Before anything is managed: the hook goes by it from now on.
-		if err := guard.MarkManaged(c.Agent.StateDir); err != nil {
-			return err
-		}
+		// Before anything is managed: the hook goes by it from now on. Where it cannot be
+		// left, nothing new is managed.
+		a.faults.withhold(partMarker, guard.MarkManaged(c.Agent.StateDir))
 	}
-	remembered, err := a.reported(ctx)
-	if err != nil {
-		return err
-	}
+	a.hardware.read(ctx, false)
+	remembered := a.reported(ctx)
 	a.makeParts(c, remembered)
 	a.health = newHealth(a)
 	return nil
@@ -208,7 +205,7 @@ func (a *Agent) recover(ctx context.Context) {
 	}
 	a.awaitLibvirt(ctx)
 	a.settle(ctx)
-	if a.answers {
+	if a.answers && a.ledger.state() == nil {
 		a.firstReport(ctx)
 	}
 }
@@ -253,7 +250,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
 			Guard: a.guardian, Foreign: a.host, Audits: auditService{a},
 		},
-		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered,
+		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
 	})
 }
 
@@ -264,7 +261,7 @@ func (a *Agent) reporting(c config.Config, remembered reporter.Remembered) repor
 		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
 		Held: a.hardware.heldBy, Moving: a.hardware.moving, Migration: a.hardware.isMigration,
 		Remembered: remembered, Keep: a.keepReported,
-		Interval: c.Placement.Interval.D(), Observe: a.observing(),
+		Interval: c.Placement.Interval.D(), Observe: a.observing() || a.faults.held() != nil,
 	}
 }
 
@@ -309,6 +306,9 @@ func (a *Agent) settle(ctx context.Context) {
 	err := a.driver.Health()
 	if err == nil {
 		err = a.recognise(ctx)
+	}
+	if err == nil {
+		err = a.ledger.round(ctx)
 	}
 	if err == nil {
 		a.guardian.recognised()
@@ -369,17 +369,21 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	for _, l := range listeners {
 		group.Go(func() error { return a.server.Serve(l) })
 	}
+	if a.deaf.Load() != nil {
+		begin(task{"peers' port", a.listenLater})
+	}
 	starting, started := context.WithCancel(ctx)
 	unhook := context.AfterFunc(running, started) // a task that failed ends the start
 	a.recover(starting)
 	unhook()
 	started()
 	// Not before: a machine that is recognised as a copy must not have written.
-	begin(task{"reporter", a.reporter.Run})
+	begin(task{"reporter", a.ledger.waiting(a.reporter.Run)})
 	begin(task{"settle and follow", a.runFollow})
-	begin(task{"arrivals", a.host.FollowArrivals})
-	begin(task{"audit", a.runAudit})
-	begin(task{"guard", a.guardian.run})
+	begin(task{"arrivals", a.ledger.waiting(a.host.FollowArrivals)})
+	begin(task{"audit", a.ledger.waiting(a.runAudit)})
+	begin(task{"guard", a.ledger.waiting(a.guardian.run)})
+	begin(task{"guests in doubt", a.ledger.waiting(a.ledger.runDoubts)})
 	close(a.recovered)
 	if ctx.Err() == nil && running.Err() == nil {
 		a.tellReady()
@@ -457,10 +461,11 @@ func (a *Agent) close() error {
 	if a.db != nil {
 		errs = append(errs, a.db.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, a.ledger.close())...)
 }
 
-// readFlavors reads every flavor file of a folder, strictly.
+// readFlavors reads every flavor file of a folder, strictly: beside an error it gives
+// those that could be read.
 func readFlavors(dir string) (map[string]topology.Flavor, error) {
 	out := map[string]topology.Flavor{}
 	err := config.DecodeDir(dir, func(path string, into func(any) error) error {
@@ -478,7 +483,7 @@ func readFlavors(dir string) (map[string]topology.Flavor, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fault.New(fault.KindOf(err), "read flavors: %w", err)
+		return out, fault.New(fault.KindOf(err), "read flavors: %w", err)
 	}
 	return out, nil
 }

@@ -39,6 +39,9 @@ func (a *Agent) mayNotHeal() error {
 			Change: `set [agent] mode = "manage" on ` + a.name + `, or audit without healing`,
 		})
 	}
+	if err := a.ledger.state(); err != nil {
+		return err
+	}
 	// A copy of another host, or one whose provider is somebody else's, has no say.
 	if err := a.foreign.Load(); err != nil {
 		return *err

@@ -15,19 +15,23 @@ import (
 // new guests, and why; absent while it takes them.
 const keyDisabled = "disabled"
 
-// loadDisabled reads the record. One that cannot be read fails the start: a host
-// that was disabled must not get guests because of it.
-func (a *Agent) loadDisabled(ctx context.Context) error {
+// loadDisabled reads the record. One that cannot be read disables: a host that was
+// disabled must not get guests because of it.
+func (a *Agent) loadDisabled(ctx context.Context) {
 	raw, found, err := a.db.Get(ctx, bucketAgent, keyDisabled)
-	if err != nil || !found {
-		return err
+	if err == nil && !found {
+		return
 	}
 	var d api.Disabled
-	if err := json.Unmarshal(raw, &d); err != nil {
-		return fmt.Errorf("read whether this host is disabled: %w", err)
+	if err == nil {
+		err = json.Unmarshal(raw, &d)
+	}
+	if err != nil {
+		err = fmt.Errorf("read whether this host is disabled: %w", err)
+		a.faults.note(partDisabled, err)
+		d = api.Disabled{Reason: err.Error(), By: "berth", At: a.rt.Now()}
 	}
 	a.disabled.Store(&d)
-	return nil
 }
 
 // SetHost implements api.Agent.

@@ -107,18 +107,20 @@ func newHardware(a *Agent) *hardware {
 	return h
 }
 
-// reported reads what the reporter has to remember. A record that does not decode
-// fails the start: without it things of Berth's would stay in Placement for ever.
-func (a *Agent) reported(ctx context.Context) (reporter.Remembered, error) {
+// reported reads what the reporter has to remember. Without it things of Berth's that
+// are not wanted any more stay in Placement, which harms nobody and is told.
+func (a *Agent) reported(ctx context.Context) reporter.Remembered {
 	var out reporter.Remembered
 	raw, found, err := a.db.Get(ctx, bucketAgent, keyReported)
 	if err == nil && found {
-		err = json.Unmarshal(raw, &out)
+		if err = json.Unmarshal(raw, &out); err != nil {
+			out = reporter.Remembered{}
+		}
 	}
 	if err != nil {
-		return out, fmt.Errorf("read what was reported to placement: %w", err)
+		a.faults.note(partReported, fmt.Errorf("read what was reported to placement: %w", err))
 	}
-	return out, nil
+	return out
 }
 
 func (a *Agent) keepReported(ctx context.Context, r reporter.Remembered) error {
@@ -226,6 +228,11 @@ func (h *hardware) apply() {
 	}
 	in.Initial = firstSet(h.lastRatios(), in.Initial)
 	h.setCapacityApplying(in, inventory.Compute(h.asStands(in), nil))
+	// After the sums: what is put back is counted in them.
+	if err := errors.Join(h.a.ledger.state(), h.a.faults.held()); err != nil {
+		h.a.tracker.Refuse(err.Error())
+		return
+	}
 	h.a.tracker.Allow()
 }
 

@@ -116,7 +116,10 @@ func (h *health) line() string {
 
 // conditions looks at everything now. Nothing in it blocks on more than memory.
 func (h *health) conditions() []api.Condition {
-	out := []api.Condition{h.libvirt(), h.discovery(), h.placement(), h.claims(), h.peers(), h.migrations(), h.allocations(), h.a.guardian.condition()}
+	out := []api.Condition{
+		h.libvirt(), h.discovery(), h.placement(), h.a.ledger.condition(), h.claims(), h.peers(), h.migrations(), h.allocations(), h.a.guardian.condition(),
+	}
+	out = append(out, h.a.faults.conditions()...)
 	now := h.a.rt.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,6 +195,8 @@ func (h *health) awaitingPlacement() bool {
 func (h *health) placement() api.Condition {
 	s := h.a.reporter.Status()
 	switch {
+	case h.a.ledger.state() != nil:
+		return good("placement", "nothing is compared or written before the ledger is known")
 	case s.Err != nil:
 		reasons := fault.ReasonsOf(s.Err)
 		if fault.KindOf(s.Err) == fault.Unavailable && len(reasons) == 0 {
@@ -394,6 +399,11 @@ func (h *health) peers() api.Condition {
 		})
 	case h.a.noPeers != nil: // not made yet, and nobody misses them yet
 		return good("peers", "no certificates; needed in mode manage")
+	case h.a.deaf.Load() != nil:
+		err := *h.a.deaf.Load()
+		return bad("peers", "other hosts cannot connect: "+err.Error(), fault.Reason{
+			Code: "peers_port", Message: err.Error(), Change: "free the address, or set [agent] listen; it is tried again by itself",
+		})
 	case c.Agent.Listen == "":
 		return good("peers", "listening is off ([agent] listen)")
 	}

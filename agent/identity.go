@@ -74,7 +74,9 @@ func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 			Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile, Region: c.Placement.Region, Interface: c.Placement.Interface, Runtime: a.rt,
 		})
 		if err != nil {
-			return nil, err
+			a.log.Error("keystone cannot be asked for a token", "error", err)
+			o.Token, o.TokenSource, o.Catalogue = "", noKeystone{err}, noKeystone{err}
+			return placementclient.New(o)
 		}
 		o.Token, o.TokenSource, o.Catalogue, o.TLS = "", s, s, s.TLS()
 		return placementclient.New(o)
@@ -86,3 +88,13 @@ func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 	}
 	return placementclient.New(o)
 }
+
+// noKeystone is a Keystone that cannot be asked, and says why: what the host has to do
+// without Placement it does.
+type noKeystone struct{ err error }
+
+// Token implements placementclient.TokenSource.
+func (n noKeystone) Token(context.Context, string) (string, error) { return "", n.err }
+
+// Endpoint implements placementclient.Catalogue.
+func (n noKeystone) Endpoint(context.Context) (string, error) { return "", n.err }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"berth/internal/fault"
 )
@@ -32,14 +34,42 @@ func (a *Agent) listen() ([]net.Listener, error) {
 	if held := a.opt.Listeners["peers"]; len(held) > 0 {
 		return append(out, held...), nil
 	}
-	l, err := net.Listen("tcp", c.Listen)
+	l, err := a.listenPeers()
 	if err != nil {
-		for _, open := range out {
-			err = errors.Join(err, open.Close())
-		}
-		return nil, fault.New(fault.Busy, "listen for peers: %w: set [agent] listen", err)
+		// The machine itself is served all the same, and its moves go on as far as they
+		// need nobody to call.
+		a.log.Error("nobody listens for peers", "error", err)
+		a.deaf.Store(&err)
+		return out, nil
 	}
 	return append(out, l), nil
+}
+
+func (a *Agent) listenPeers() (net.Listener, error) {
+	l, err := net.Listen("tcp", a.config().Agent.Listen)
+	if err != nil {
+		return nil, fault.New(fault.Busy, "listen for peers: %w: set [agent] listen", err)
+	}
+	return l, nil
+}
+
+// listenEvery is how often a port that was taken is tried again.
+const listenEvery = 2 * time.Second
+
+// listenLater listens for peers as soon as the port is free.
+func (a *Agent) listenLater(ctx context.Context) error {
+	for a.rt.Sleep(ctx, listenEvery) == nil {
+		l, err := a.listenPeers()
+		if err != nil {
+			a.deaf.Store(&err)
+			continue
+		}
+		a.deaf.Store(nil)
+		a.log.Info("listening for peers", "address", l.Addr())
+		// Shutdown closes it, before ctx ends.
+		return a.server.Serve(l)
+	}
+	return nil
 }
 
 // listenLocal makes the unix socket, root:group 0660. A socket that nobody

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/agent/guard"
 	"berth/internal/fault"
 )
 
@@ -52,6 +53,14 @@ func (a *Agent) mayManage(ctx context.Context) error {
 		}
 	}
 	if r, conflict := a.providerConflict(ctx); conflict {
+		if len(reasons) == 0 && guard.Managed(a.config().Agent.StateDir) {
+			// A host that has guests and perhaps moves under way: they are not left alone
+			// because of what somebody did to Placement. Nothing is written there.
+			err := fault.Refuse(fault.Forbidden, "report host "+a.name, r)
+			a.foreign.Store(&err)
+			a.log.Error("placement has another provider of this host's name: no claim is given and nothing is written there", "error", err)
+			return nil
+		}
 		reasons = append(reasons, r)
 	}
 	if len(reasons) == 0 {

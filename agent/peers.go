@@ -58,7 +58,9 @@ func (p *peers) client(name string) (*api.Client, error) {
 // [peers] nor Placement knows is fault.NotFound.
 func (p *peers) host(ctx context.Context, name string) (migration.Host, error) {
 	if name == p.a.name {
-		return p.a.host, nil
+		// While the ledger is not known the moves of this host wait: an answer by what is
+		// left of it would be one by guess.
+		return p.a.host, p.a.ledger.state()
 	}
 	if _, configured := p.address(name); !configured {
 		ctx, cancel := p.a.rt.WithTimeout(ctx, 5*time.Second)

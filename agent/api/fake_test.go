@@ -154,6 +154,10 @@ func (f *fakeAgent) Host(context.Context) (api.HostInfo, error) {
 func (f *fakeAgent) Hosts(context.Context) ([]api.HostEntry, error) {
 	return []api.HostEntry{{Name: f.name}}, nil
 }
+func (f *fakeAgent) Known(_ context.Context, from string) (api.Knowledge, error) {
+	return api.Knowledge{Host: from}, nil
+}
+
 func (f *fakeAgent) SetHost(ctx context.Context, r api.SetHost) (api.HostState, error) {
 	return api.HostState{Name: f.name, Disabled: &api.Disabled{Reason: r.Reason, By: api.CallerName(ctx)}}, nil
 }

@@ -37,6 +37,10 @@ type Options struct {
 	// Started lets requests through once it is closed: until then all but the
 	// guard's wait. nil for no wait.
 	Started <-chan struct{}
+	// Closed is why nothing may be asked of this host that changes something: its
+	// ledger is not known. The guard asks all the same, and whoever only reads. nil
+	// for never.
+	Closed func() error
 	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
 	BodyTimeout time.Duration
 }
@@ -222,6 +226,12 @@ func (s *Server) handler(rt route) http.Handler {
 		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
 			s.relay(w, r, rt, to)
 			return
+		}
+		if s.opt.Closed != nil && rt.method != http.MethodGet && rt.path != guardPath {
+			if err := s.opt.Closed(); err != nil {
+				s.refuse(w, r, err)
+				return
+			}
 		}
 		if rt.stream {
 			s.serveEvents(w, r, rt)

@@ -32,6 +32,8 @@ type Agent interface {
 	Hosts(ctx context.Context) ([]HostEntry, error)
 	// SetHost is durable when it returns; Placement follows as soon as it answers.
 	SetHost(ctx context.Context, r SetHost) (HostState, error)
+	// Known is from the ledger alone; from is the host that asks.
+	Known(ctx context.Context, from string) (Knowledge, error)
 }
 
 // Instances are the guests of this host. ref is a name or a uuid.

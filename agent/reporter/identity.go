@@ -43,6 +43,14 @@ func Identity(stateDir string) (id string, err error) {
 	return made.String(), nil
 }
 
+// KeepIdentity writes the provider's uuid that a host has lost and found again.
+func KeepIdentity(stateDir, id string) error {
+	if err := writeDurably(filepath.Join(stateDir, IdentityFile), id+"\n"); err != nil {
+		return fmt.Errorf("keep the provider's uuid: %w", err)
+	}
+	return nil
+}
+
 func writeDurably(path, text string) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)

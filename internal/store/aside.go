@@ -174,3 +174,15 @@ func Lost(err error) bool {
 	}
 	return false
 }
+
+// Keep gives the file at path its second name alone, for whoever has to know it
+// before SetAside, which finds it; empty where there is no file.
+func Keep(path string, at time.Time) (kept string, err error) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if kept, err = keepBeside(path, at); err != nil {
+		return "", explain(path, fmt.Errorf("keep the damaged file: %w", err))
+	}
+	return kept, nil
+}

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"berth/agent/api"
+	"berth/agent/guard"
+	"berth/agent/host"
+	"berth/claims"
+)
+
+// judged is one guest of a lost ledger: the facts, the verdict on them, and what is
+// needed to put it back.
+type judged struct {
+	facts   claims.Facts
+	verdict claims.Verdict
+	why     string
+
+	survey host.Surveyed // zero for a guest that libvirt does not have
+	there  bool
+	record claims.Instance // the ledger's; zero for none
+	known  bool
+	epoch  uint64        // the highest that is known to have been this host's
+	owner  string        // of OthersOwn
+	token  claims.Token  // of the owner's word
+	move   api.KnownMove // of an open move; zero for none
+	given  claims.Token  // the token that was surrendered to this host; zero for none
+	ids    [2]string     // project and user, by Placement
+}
+
+// judge joins what was told of one guest. It is a function of values: record is read
+// once.
+func judge(self, id string, t told, record func() (claims.Instance, bool), behind bool) judged {
+	g := judged{}
+	g.survey, g.there = t.here[id]
+	g.record, g.known = record()
+	g.ids = t.project[id]
+	g.facts = claims.Facts{Domain: claims.DomainNone, Record: claims.RecordNone, Others: claims.OthersNone, Way: claims.WayNone, Allocated: claims.AllocatedUnknown}
+	f := &g.facts
+	if where, ok := t.placed[id]; ok {
+		f.Allocated = where
+	}
+	if g.known {
+		switch g.record.Token.State {
+		case claims.TokenHere:
+			f.Record = claims.RecordHere
+			if behind {
+				f.Record = claims.RecordBehind
+			}
+			g.epoch = g.record.Token.Epoch
+		case claims.TokenSurrendered:
+			f.Record = claims.RecordGone
+		}
+	}
+	g.hear(self, id, t)
+	if g.there {
+		f.Domain = g.survey.Domain
+		// A copy that a move has brought whole stands paused like one whose user paused
+		// it. Which of the two it is the move tells; without a word of one, a guest that
+		// came by a migration is not taken for its user's.
+		if g.survey.Paused && f.Domain == claims.DomainRunning &&
+			(f.Way&(claims.WayIn|claims.WayGiven) != 0 || f.Record == claims.RecordNone && f.Way == claims.WayNone && g.survey.Moved != "") {
+			f.Domain = claims.DomainHalfway
+		}
+	}
+	// Who runs it has accepted it: the document's epoch is this host's then. Of a copy
+	// it is what the move promises.
+	if f.Domain == claims.DomainRunning {
+		g.epoch = max(g.epoch, g.survey.Instance.Token.Epoch)
+	}
+	if g.owner != "" {
+		f.Others = claims.OthersOwn
+		if g.token.Epoch < max(g.epoch, g.given.Epoch) || f.Domain != claims.DomainRunning && g.token.Epoch+1 < g.survey.Instance.Token.Epoch {
+			f.Others = claims.OthersLower
+		}
+	} else if len(t.silent) > 0 {
+		f.Others = claims.OthersSilent
+	}
+	f.Managed = g.survey.Marked || g.known || g.owner != "" || g.given.Epoch > 0 || f.Way != claims.WayNone ||
+		f.Allocated == claims.AllocatedHere || t.owners[id] != "" && t.owners[id] != guard.OwnerGone
+	g.verdict, g.why = f.Judge()
+	return g
+}
+
+// hear takes the words of the other hosts about one guest: the highest epoch is
+// right.
+func (g *judged) hear(self, id string, t told) {
+	for _, k := range t.answers {
+		for _, i := range k.Instances {
+			if i.UUID != id {
+				continue
+			}
+			switch {
+			case i.Token.State == claims.TokenHere && i.Token.Epoch > g.token.Epoch:
+				g.owner, g.token = k.Host, i.Token
+			case i.Token.State != claims.TokenSurrendered:
+			case i.Token.Holder == self && i.Token.Epoch > g.given.Epoch:
+				g.given = i.Token
+			case i.Token.Holder != self && i.Token.Epoch > g.token.Epoch:
+				// Given to a third, which may have accepted it or may yet.
+				g.owner, g.token = i.Token.Holder, i.Token
+			}
+		}
+		for _, m := range k.Moves {
+			if m.Instance != id {
+				continue
+			}
+			switch self {
+			case m.Destination:
+				g.move, g.facts.Way = m, claims.WayIn
+			case m.Source:
+				if g.facts.Way == claims.WayNone {
+					g.move, g.facts.Way = m, claims.WayOut
+				}
+			}
+		}
+	}
+	if g.token.Epoch > 0 && g.given.Epoch >= g.token.Epoch {
+		g.owner, g.token = "", claims.Token{} // what was surrendered is no claim to own it
+	}
+	if g.given.Epoch > 0 && g.owner == "" {
+		g.facts.Way = claims.WayGiven
+	}
+}
+
+// restored is what is put back; false where nothing is.
+func (g judged) restored(self string) (claims.Restored, bool) {
+	out := claims.Restored{Instance: g.survey.Instance, Found: g.survey.Found}
+	if g.known {
+		out.Instance = g.record
+	} else if g.ids[0] != "" {
+		out.Instance.ProjectID, out.Instance.UserID = g.ids[0], g.ids[1]
+	}
+	if !g.there {
+		// Of a guest that libvirt does not have nothing is counted; a token that is
+		// somebody else's by a higher epoch is not this host's any more.
+		return claims.Restored{}, false
+	}
+	inbound := g.move.Migration != "" && g.move.Destination == self
+	bring := func() {
+		if inbound {
+			out.Move = claims.Owner{Instance: out.Instance.UUID, Migration: g.move.Migration, Attempt: g.move.Attempt, Kind: claims.KindLiveMigration}
+			out.Context = g.move.Context
+		}
+	}
+	switch g.verdict {
+	case claims.VerdictKeep:
+		return out, true
+	case claims.VerdictOwn:
+		if g.known && g.record.Token.State == claims.TokenHere {
+			return out, true
+		}
+		out.Instance.Token = claims.Token{
+			Epoch: max(g.epoch, g.given.Epoch, g.survey.Instance.Token.Epoch, 1), State: claims.TokenHere, Holder: self, Migration: g.survey.Moved,
+		}
+		if g.given.Epoch > 0 {
+			out.Instance.Token.Epoch, out.Instance.Token.Migration = max(g.epoch, g.given.Epoch), g.given.Migration
+			bring()
+			out.Accepted = inbound
+		}
+	case claims.VerdictArriving:
+		out.Instance.Token = claims.Token{} // the move's to give
+		bring()
+		if !inbound {
+			// The source has given it, and knows of no open move any more.
+			out.Instance.Token = claims.Token{Epoch: g.given.Epoch, State: claims.TokenDoubt}
+		}
+	case claims.VerdictElsewhere:
+		out.Instance.Token = claims.Token{Epoch: g.token.Epoch, State: claims.TokenSurrendered, Holder: g.owner, Migration: g.token.Migration}
+	case claims.VerdictDoubt:
+		out.Instance.Token = claims.Token{Epoch: max(g.epoch, g.token.Epoch, g.given.Epoch, g.survey.Instance.Token.Epoch), State: claims.TokenDoubt}
+	default:
+		return claims.Restored{}, false
+	}
+	return out, true
+}

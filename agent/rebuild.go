@@ -1,0 +1,330 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/agent/api"
+	"berth/agent/guard"
+	"berth/agent/host"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/placementclient"
+)
+
+const (
+	// rebuildPatience is how long hosts that do not answer keep a rebuilt ledger from
+	// being used; arbitrary, above the restart of an agent.
+	rebuildPatience = 30 * time.Second
+	// knownPatience bounds the question to one host: each round asks them all anew.
+	knownPatience = 3 * time.Second
+	// doubtEvery is how often silent hosts are asked again while guests are in doubt.
+	doubtEvery = 10 * time.Second
+)
+
+// told is what the parties say about all guests in one round.
+type told struct {
+	here    map[string]host.Surveyed    // by instance: libvirt
+	answers []api.Knowledge             // of hosts whose ledgers are whole
+	silent  []string                    // hosts that did not answer, or whose own ledger is not whole, each with why
+	owners  map[string]guard.OwnerState // owner files of this boot
+	placed  map[string]claims.Allocated // what Placement has; absent for unknown
+	project map[string][2]string        // project and user of an allocation
+}
+
+// round asks everybody once, and puts back what can be decided. It gives nil once
+// the ledger is known: all have answered, or those that have not were waited for.
+func (l *ledger) round(ctx context.Context) error {
+	if l.closed != nil {
+		return l.closed
+	}
+	if l.state() == nil {
+		return nil
+	}
+	t, err := l.ask(ctx)
+	if err != nil {
+		return err
+	}
+	now := l.a.rt.Boot().Since
+	l.mu.Lock()
+	l.silent = t.silent
+	if l.since == 0 {
+		l.since = max(now, 1)
+	}
+	waited := now-l.since >= rebuildPatience
+	record := *l.record
+	l.mu.Unlock()
+	if err := l.putBack(ctx, t, record.Behind, len(t.silent) == 0 || waited); err != nil {
+		return err
+	}
+	if len(t.silent) > 0 && !waited {
+		return l.state()
+	}
+	return l.end(ctx, record)
+}
+
+// end makes durable that the ledger may be used again.
+func (l *ledger) end(ctx context.Context, record rebuildRecord) error {
+	if err := l.a.tracker.SetUnreadAside(ctx); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	record.Ended, record.InDoubt = l.a.rt.Now(), len(l.doubts)
+	silent := l.silent
+	l.mu.Unlock()
+	record.Counted = len(l.a.tracker.Instances())
+	if err := l.begin(ctx, record); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.record = &record
+	l.mu.Unlock()
+	l.a.log.Warn("the ledger is rebuilt", "cause", record.Cause, "saved", record.Saved, "guests", record.Counted, "in_doubt", record.InDoubt, "silent", silent)
+	close(l.whole)
+	l.a.hardware.apply()
+	return nil
+}
+
+// ask gathers what the parties say. What libvirt does not say is an error; the others
+// may be silent.
+func (l *ledger) ask(ctx context.Context) (told, error) {
+	a := l.a
+	surveyed, err := a.host.Survey(ctx)
+	if err != nil {
+		return told{}, err
+	}
+	t := told{here: map[string]host.Surveyed{}, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}, project: map[string][2]string{}}
+	for _, s := range surveyed {
+		t.here[s.Instance.UUID] = s
+		if o, ok, _ := a.guardian.files.Owner(s.Instance.UUID); ok {
+			t.owners[s.Instance.UUID] = o.State
+		}
+	}
+	listing, cancel := a.rt.WithTimeout(ctx, knownPatience)
+	names, err := auditPeers{a}.Hosts(listing)
+	cancel()
+	if err != nil {
+		t.silent = append(t.silent, "Placement, which knows the hosts: "+err.Error())
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, name := range names {
+		wg.Add(1)
+		a.rt.Go("ask "+name, func() {
+			defer wg.Done()
+			k, err := l.askHost(ctx, name)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.silent = append(t.silent, name+": "+err.Error())
+				return
+			}
+			t.answers = append(t.answers, k)
+		})
+	}
+	wg.Wait()
+	slices.Sort(t.silent)
+	slices.SortFunc(t.answers, func(x, y api.Knowledge) int { return strings.Compare(x.Host, y.Host) })
+	if err == nil {
+		l.askPlacement(ctx, &t)
+	}
+	return t, ctx.Err()
+}
+
+func (l *ledger) askHost(ctx context.Context, name string) (api.Knowledge, error) {
+	c, err := l.a.peers.client(name)
+	if err != nil {
+		return api.Knowledge{}, err
+	}
+	ctx, cancel := l.a.rt.WithTimeout(ctx, knownPatience)
+	defer cancel()
+	k, err := c.Known(ctx)
+	if err == nil && k.Partial != "" {
+		err = fault.New(fault.Unavailable, "its own ledger is not whole: %s", k.Partial)
+	}
+	k.Host = name
+	return k, err
+}
+
+// askPlacement reads the allocations of the guests that are here.
+func (l *ledger) askPlacement(ctx context.Context, t *told) {
+	a := l.a
+	ctx, cancel := a.rt.WithTimeout(ctx, knownPatience)
+	defer cancel()
+	tree, err := a.placement.ProvidersInTree(ctx, a.uuid)
+	if err != nil {
+		return
+	}
+	mine := map[string]bool{a.uuid: true}
+	for _, p := range tree {
+		mine[p.UUID] = true
+	}
+	for id := range t.here {
+		held, err := a.placement.Allocations(ctx, id)
+		if err != nil {
+			continue
+		}
+		t.placed[id] = allocated(held, mine)
+		t.project[id] = [2]string{held.ProjectID, held.UserID}
+	}
+}
+
+// allocated says where an allocation has its guest live.
+func allocated(held placementclient.Allocations, mine map[string]bool) claims.Allocated {
+	out := claims.AllocatedNone
+	for provider, r := range held.Allocations {
+		switch {
+		case !lives(r):
+		case mine[provider]:
+			return claims.AllocatedHere
+		default:
+			out = claims.AllocatedElsewhere
+		}
+	}
+	return out
+}
+
+// putBack judges every guest that is here or in the ledger. Doubts are written only
+// once nobody is waited for: an answer may end them.
+func (l *ledger) putBack(ctx context.Context, t told, behind, doubts bool) error {
+	a := l.a
+	ids := slices.Collect(maps.Keys(t.here))
+	for _, i := range a.tracker.Instances() {
+		if _, here := t.here[i.UUID]; !here {
+			ids = append(ids, i.UUID)
+		}
+	}
+	slices.Sort(ids)
+	inDoubt := map[string]string{}
+	for _, id := range ids {
+		g := judge(a.name, id, t, func() (claims.Instance, bool) { return a.tracker.Instance(id) }, behind)
+		if g.verdict == claims.VerdictDoubt {
+			inDoubt[id] = g.why
+			if !doubts {
+				continue
+			}
+		}
+		r, put := g.restored(a.name)
+		if !put {
+			continue
+		}
+		if err := a.tracker.Restore(ctx, r); err != nil {
+			return fmt.Errorf("put back guest %s: %w", id, err)
+		}
+		a.log.Info("guest judged after the loss of the ledger", "instance", id, "name", r.Instance.Name, "verdict", g.verdict, "why", g.why, "epoch", r.Instance.Token.Epoch)
+	}
+	l.mu.Lock()
+	l.doubts = inDoubt
+	l.mu.Unlock()
+	return nil
+}
+
+// runDoubts asks again for guests that are in doubt, until nobody is.
+func (l *ledger) runDoubts(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if l.anyDoubt() {
+			if t, err := l.ask(ctx); err == nil {
+				l.mu.Lock()
+				l.silent = t.silent
+				behind := l.record != nil && l.record.Behind
+				l.mu.Unlock()
+				if err := l.putBackDoubts(ctx, t, behind); err != nil {
+					l.a.log.Warn("guests in doubt could not be put back", "error", err)
+				}
+			}
+		}
+		if l.a.rt.Sleep(ctx, doubtEvery) != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// anyDoubt looks at the ledger: the doubts of an earlier process are in it.
+func (l *ledger) anyDoubt() bool {
+	any := false
+	said := map[string]string{}
+	for _, i := range l.a.tracker.Instances() {
+		if i.Token.State == claims.TokenDoubt {
+			any = true
+			said[i.UUID] = "the ledger was lost, and nobody who was asked knows whose it is"
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, why := range l.doubts {
+		if _, still := said[id]; still {
+			said[id] = why
+		}
+	}
+	l.doubts = said
+	return any
+}
+
+// putBackDoubts judges those in doubt alone: of the others the ledger is the truth
+// again.
+func (l *ledger) putBackDoubts(ctx context.Context, t told, behind bool) error {
+	for _, i := range l.a.tracker.Instances() {
+		if i.Token.State != claims.TokenDoubt {
+			continue
+		}
+		g := judge(l.a.name, i.UUID, t, func() (claims.Instance, bool) { return l.a.tracker.Instance(i.UUID) }, behind)
+		l.mu.Lock()
+		if l.doubts[i.UUID] = g.why; g.verdict != claims.VerdictDoubt {
+			delete(l.doubts, i.UUID)
+		}
+		l.mu.Unlock()
+		if r, put := g.restored(l.a.name); put {
+			if err := l.a.tracker.Restore(ctx, r); err != nil {
+				return err
+			}
+		}
+		if g.verdict == claims.VerdictNothing {
+			if err := l.a.tracker.Forget(ctx, i.UUID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Known implements api.Agent.
+func (s agentService) Known(ctx context.Context, from string) (api.Knowledge, error) {
+	a := s.a
+	out := api.Knowledge{Host: a.name, Instances: []api.KnownInstance{}, Moves: []api.KnownMove{}}
+	if err := a.ledger.state(); err != nil {
+		out.Partial = err.Error()
+	} else if err := a.estranged(); err != nil {
+		out.Partial = err.Error()
+	}
+	for _, i := range a.tracker.Instances() {
+		if i.Token.State != claims.TokenDoubt {
+			out.Instances = append(out.Instances, api.KnownInstance{UUID: i.UUID, Token: i.Token})
+		}
+	}
+	attempts := map[string]int{}
+	list, err := a.conductor.List(ctx)
+	for _, m := range list {
+		if !m.Done() {
+			attempts[m.UUID] = m.Attempt
+		}
+	}
+	for _, c := range a.tracker.Contexts() {
+		if attempt, open := attempts[c.Migration]; open && c.Destination == from {
+			out.Moves = append(out.Moves, api.KnownMove{Migration: c.Migration, Instance: c.Instance, Attempt: attempt, Source: c.Source, Destination: c.Destination, Context: &c})
+		}
+	}
+	for _, c := range a.tracker.List() {
+		if x := c.Context; x != nil && x.Source == from && c.Owner.Migration != "" {
+			out.Moves = append(out.Moves, api.KnownMove{
+				Migration: x.Migration, Instance: x.Instance, Attempt: c.Owner.Attempt, Source: x.Source, Destination: x.Destination, Claim: c.State,
+			})
+		}
+	}
+	return out, err
+}
