@@ -89,6 +89,10 @@ func (s *story) once(ctx context.Context, t *task.Task, timeout time.Duration, f
 }
 
 func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(context.Context, Host) error) error {
+	var dst chosenDestination
+	if err := t.Output(StepChooseDestination, &dst); err == nil && s.givenUp(ctx, dst.Name) {
+		return nil
+	}
 	return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, f)
 }
 

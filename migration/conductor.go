@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration/task"
 )
 
@@ -62,6 +63,9 @@ type stored struct {
 	// Called is how hosts and the steps' journal name a migration that had no uuid
 	// when it was begun; empty for its uuid.
 	Called string `json:"called,omitempty"`
+	// Limit is how long one attempt may take, and Until when the current one is over.
+	Limit time.Duration    `json:"limit,omitempty"`
+	Until runtime.BootTime `json:"until,omitzero"`
 }
 
 // Run recovers every unfinished migration from the journal and drives all until
@@ -154,6 +158,7 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 			continue
 		}
 		s := newStory(c, kept)
+		s.recovered = true
 		_, s.rec.AbortRequested = aborts[id]
 		c.stories[id] = s
 		if s.called != "" {
@@ -239,6 +244,8 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 		return Migration{}, err
 	}
 	s.rec.InstanceName = guest.Name
+	s.limit = c.attemptLimit(guest)
+	s.setDeadline(&s.rec)
 
 	// The reservation stands before the write and is taken back if it fails.
 	c.mu.Lock()

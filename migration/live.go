@@ -223,6 +223,9 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(StepCommit, &commit); err != nil {
 		return nil, err
 	}
+	if err := s.takenBack(ctx); err != nil {
+		return nil, err
+	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		return h.AcceptToken(ctx, s.ref(StepAcceptToken), commit)
 	})
@@ -239,6 +242,9 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 }
 
 func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error) {
+	if err := s.takenBack(ctx); err != nil {
+		return nil, err
+	}
 	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.FinishDestination(ctx, s.ref(StepFinishDestination))
 	})

@@ -56,6 +56,10 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		switch action {
 		case ActionCommit:
 			return streamEnd{Stopped: now, Progress: watch.last}, nil
+		case ActionYield:
+			if err := s.yield(ctx, t); err == nil {
+				return streamEnd{Stopped: now, Progress: watch.last}, nil
+			}
 		case ActionReclaim:
 			if last != "" {
 				why += ": " + last
@@ -140,13 +144,20 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	if err := t.Output(StepInspectSource, &src); err != nil {
 		return err
 	}
-	if status := s.look(ctx); sourceFact(status, src.Guest.Persistent) == SourceOff {
-		switch _, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing); action {
-		case ActionInDoubt:
+	if status := s.look(ctx); s.recovered || sourceFact(status, src.Guest.Persistent) == SourceOff {
+		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing)
+		switch {
+		case action == ActionYield:
+			if err := s.yield(ctx, t); err != nil {
+				return err
+			}
+			return fmt.Errorf("%w: %s", task.ErrTooLate, why)
+		case f.Source != SourceOff:
+		case action == ActionInDoubt:
 			err := fault.New(fault.InDoubt, "%s", why)
 			t.Doubt(err)
 			return err
-		case ActionWait:
+		case action == ActionWait:
 			return fault.New(fault.InDoubt, "%s", why)
 		}
 	}
@@ -161,24 +172,63 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 // decide joins what is known by the hand-over table, and asks the destination
 // only where the table wants it.
 func (s *story) decide(ctx context.Context, t *task.Task, status *StreamStatus, persistent bool, journal JournalFact) (Facts, Action, string) {
-	f := Facts{Source: sourceFact(status, persistent), Destination: DestinationUnasked, Journal: journal}
+	f := Facts{
+		Source: sourceFact(status, persistent), Destination: DestinationUnasked, Journal: journal, Word: wordFact(status, s.from),
+	}
 	if status != nil {
 		f.Ledger = status.Ledger
 	}
 	action, why := Decide(f)
-	if action != ActionAsk {
+	patience := s.c.cfg.VerbTimeout
+	switch {
+	case action == ActionAsk:
+	case action == ActionReclaim && s.recovered:
+		// While this conductor was away an operator may have said at the destination that
+		// the guest is there. One that is silent has not heard of the source for as long.
+		patience = min(patience, recoveredAsk)
+	default:
 		return f, action, why
 	}
-	f.Destination = DestinationSilent
-	var there DestinationStatus
-	if err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
-		there, err = h.DestinationStatus(ctx, s.ref(StepStream))
-		return err
-	}); err == nil {
-		f.Destination = destinationFact(&there)
-	}
+	there := s.lookThere(ctx, t, patience)
+	f.Destination, f.There = destinationFact(there), thereFact(status, there)
 	action, why = Decide(f)
 	return f, action, why
+}
+
+// recoveredAsk bounds the question to a destination that need not be answered.
+// Arbitrary: the guest may stand still.
+const recoveredAsk = time.Second
+
+// lookThere reads the destination's status; nil when it does not come.
+func (s *story) lookThere(ctx context.Context, t *task.Task, patience time.Duration) *DestinationStatus {
+	var there DestinationStatus
+	if err := s.once(ctx, t, patience, func(ctx context.Context, h Host) (err error) {
+		there, err = h.DestinationStatus(ctx, s.ref(StepStream))
+		return err
+	}); err != nil {
+		s.c.cfg.Logger.Debug("the destination's status did not come", "migration", s.uuid, "error", err)
+		return nil
+	}
+	return &there
+}
+
+// yield has the source give way to the destination, whose epoch is higher.
+func (s *story) yield(ctx context.Context, t *task.Task) error {
+	var dst chosenDestination
+	if err := t.Output(StepChooseDestination, &dst); err != nil {
+		return err
+	}
+	there := s.lookThere(ctx, t, s.c.cfg.VerbTimeout)
+	if there == nil {
+		return fault.New(fault.Unavailable, "host %s does not say with which epoch it has the guest", dst.Name)
+	}
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		side, ok := h.(Side)
+		if !ok {
+			return fault.New(fault.Internal, "the source cannot give way")
+		}
+		return side.YieldToken(ctx, s.ref(StepStream), there.Epoch, dst.Name)
+	})
 }
 
 // look reads the stream's status; nil when the source does not answer.

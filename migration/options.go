@@ -53,6 +53,10 @@ type Config struct {
 	// Patience is how long somebody who must answer may be silent before the
 	// migration is shown as in doubt (default 1 minute).
 	Patience time.Duration
+	// AttemptTimeout bounds one attempt: what is not over then is undone where it still
+	// can be, and else shown as in doubt. 0 for Nova's rule, 800 s for each GiB of the
+	// guest's memory and disks, of at least two.
+	AttemptTimeout time.Duration
 	// UndoLater is the longest pause between two passes of an undo that did not succeed
 	// (default 30 s).
 	UndoLater time.Duration

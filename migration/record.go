@@ -82,6 +82,13 @@ type Migration struct {
 	// the token and resumed. 0 until measured; not measured over a host's reboot.
 	HandoverDowntime time.Duration `json:"handover_downtime"`
 
+	// Deadline is when the current attempt is given up, where it still can be, on the
+	// wall clock; the attempt itself goes by the boot clock. Zero in records of agents
+	// that knew none.
+	Deadline time.Time `json:"deadline,omitzero"`
+	// Settled is an operator's word by which the move was decided; nil for none.
+	Settled *Settlement `json:"settled,omitempty"`
+
 	// AbortRequested: somebody asked for an abort in time.
 	AbortRequested bool `json:"abort_requested,omitempty"`
 	// Error is why the migration was undone, or cannot go on; nil for neither.

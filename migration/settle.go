@@ -1,5 +1,16 @@
 package migration
 
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
 // Settlement is an operator's explicit word on where the guest of a migration is.
 type Settlement struct {
 	// GuestIsAt is the host.
@@ -14,3 +25,273 @@ type Settlement struct {
 
 // GonePlacement is Placement in Settlement.Gone.
 const GonePlacement = "placement"
+
+// Validate refuses a word that says too little.
+func (w Settlement) Validate() error {
+	var reasons []fault.Reason
+	if w.GuestIsAt == "" {
+		reasons = append(reasons, fault.Reason{Code: "where", Message: "no host is named that the guest is at", Change: "name the source or the destination"})
+	}
+	if strings.TrimSpace(w.Why) == "" {
+		reasons = append(reasons, fault.Reason{Code: "why", Message: "nothing says what was checked", Change: "say it: it is kept with the move"})
+	}
+	if len(reasons) > 0 {
+		return fault.Refuse(fault.Invalid, "settle", reasons...)
+	}
+	return nil
+}
+
+func (w *Settlement) same(other Settlement) bool {
+	return w != nil && w.GuestIsAt == other.GuestIsAt && slices.Equal(w.Gone, other.Gone) && w.By == other.By && w.Why == other.Why
+}
+
+// settleStage is how far a move is that an operator wants to settle.
+type settleStage string
+
+const (
+	stageBefore    settleStage = "before"    // no stream has begun, and it goes forward
+	stageUndecided settleStage = "undecided" // stream or commit, forward or back: nothing has decided yet
+	stageKept      settleStage = "kept"      // the source has the guest, and the rest is being undone
+	stageCommitted settleStage = "committed" // the token has left, and the destination has not answered bound
+	stageFinished  settleStage = "finished"  // the destination has answered bound
+)
+
+func stageOf(st task.State) settleStage {
+	done := func(step string) bool { s, ok := st.Step(step); return ok && s.State == task.StepEnded }
+	begun := func(step string) bool { s, ok := st.Step(step); return ok && s.State != task.StepUndone }
+	switch {
+	case st.Phase == task.Undoing && (begun(StepStream) || begun(StepCommit)):
+		return stageUndecided
+	case st.Phase == task.Undoing:
+		return stageKept
+	case done(StepFinishDestination):
+		return stageFinished
+	case done(StepCommit):
+		return stageCommitted
+	case begun(StepStream):
+		return stageUndecided
+	}
+	return stageBefore
+}
+
+// settleFacts is what is held against an operator's word.
+type settleFacts struct {
+	Source, Destination string // hosts
+	Stage               settleStage
+	Facts               Facts
+	Answering           []string // of those that he says are gone
+}
+
+// settleRefusal gives every reason why a word is not taken; none where it is. It is a
+// pure function.
+func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
+	var reasons []fault.Reason
+	no := func(code, message, change string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	if w.GuestIsAt != f.Source && w.GuestIsAt != f.Destination || f.Destination == "" {
+		no("not_a_party", "the move is from "+f.Source+" to "+f.Destination, "name one of the two")
+		return reasons
+	}
+	for _, name := range w.Gone {
+		if name != f.Destination && name != GonePlacement {
+			no("not_a_party", name+" is neither the other host of the move nor "+GonePlacement, "name what the move waits for")
+		}
+		if slices.Contains(f.Answering, name) {
+			no("answers", name+" answers, and is not gone", "let the move go on by itself")
+		}
+	}
+	atSource := w.GuestIsAt == f.Source
+	goneDestination, gonePlacement := slices.Contains(w.Gone, f.Destination), slices.Contains(w.Gone, GonePlacement)
+	calm := func(why string) {
+		no("not_in_doubt", "nothing is in doubt: "+why, "look at it with berth migration show")
+	}
+	switch f.Stage {
+	case stageBefore:
+		calm("the guest has not left; the move can be aborted")
+	case stageKept:
+		if !atSource {
+			no("source_keeps", "the source has already decided to keep the guest", "say that it is at "+f.Source)
+		} else if len(w.Gone) == 0 {
+			calm("the guest is at the source, and the rest is being undone; if a host or Placement will never answer again, say so")
+		}
+	case stageFinished:
+		if atSource {
+			no("destination_has_guest", "the destination has answered that the guest is its own", "say that it is at "+f.Destination)
+		} else if !gonePlacement {
+			calm("the guest is at the destination, and the rest is being cleaned up")
+		}
+	case stageCommitted:
+		switch {
+		case !atSource:
+			calm("the token is the destination's, and it is asked until it answers")
+		case !goneDestination:
+			no("destination_not_named", "the token was given to "+f.Destination+", whose copy may be the guest",
+				"check that it is gone for good, and say so: --gone "+f.Destination)
+		}
+	case stageUndecided:
+		switch action, why := Decide(f.Facts); {
+		case f.Facts.Source == SourceSilent:
+			no("source_silent", "the source's hypervisor does not answer", "start libvirtd on "+f.Source)
+		case action == ActionCommit, action == ActionReclaim, action == ActionYield, f.Facts.Source == SourceJob:
+			calm(why)
+		case !atSource && f.Facts.Ledger == LedgerReclaimed:
+			no("source_keeps", "the source has refused every commit of this attempt, and may have run the guest since", "say that it is at "+f.Source)
+		case f.Facts.Ledger == LedgerElsewhere:
+			no("token_elsewhere", "the source does not hold the token, and did not give it to this attempt", "look which host has it: berth instance list")
+		}
+		switch {
+		case atSource && (f.Facts.Destination == DestinationRunning || f.Facts.There == LedgerAccepted):
+			no("runs_there", "the guest runs at "+f.Destination, "look again which of the two copies is the guest")
+		case !atSource && (f.Facts.Source == SourceMemory || f.Facts.Source == SourceJob):
+			no("runs_here", "the guest has its memory at "+f.Source, "look again which of the two copies is the guest")
+		case !atSource && f.Facts.Destination != DestinationArrived && f.Facts.Destination != DestinationRunning:
+			no("no_copy", "no whole copy is seen at "+f.Destination, "the guest cannot be there")
+		}
+	}
+	return reasons
+}
+
+// settleProbe bounds the question to somebody who is said to be gone. Arbitrary.
+const settleProbe = 3 * time.Second
+
+// Settle takes an operator's explicit word on where the guest of a move is, and goes on
+// by it: forward, back, or without those who are gone. The word is durable at the source
+// before anything is done, with who gave it and why. fault.Forbidden, with every reason,
+// where nothing is in doubt or the facts contradict the word; fault.NotFound for a
+// migration that is not known here. Safe to repeat.
+func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migration, error) {
+	doing := "settle migration " + id
+	if err := w.Validate(); err != nil {
+		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	c.mu.Lock()
+	s := c.stories[id]
+	var m Migration
+	var t *task.Task
+	if s != nil {
+		m, t = s.view(), s.task
+	}
+	c.mu.Unlock()
+	switch {
+	case s == nil:
+		return Migration{}, fault.New(fault.NotFound, "migration %s is not known here", id)
+	case m.Settled.same(w):
+		return m, nil // the same word again: its answer was lost
+	case m.Done():
+		return Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)
+	case t == nil:
+		return Migration{}, fault.New(fault.Unavailable, "%s: its journal cannot be read", doing)
+	}
+	facts, err := s.settleFacts(ctx, t, m.DestCompute, w)
+	if err != nil {
+		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	if reasons := settleRefusal(facts, w); len(reasons) > 0 {
+		return Migration{}, fault.Refuse(fault.Forbidden, doing, reasons...)
+	}
+	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		source, ok := h.(Settler)
+		if !ok {
+			return fault.New(fault.Internal, "the source takes nobody's word")
+		}
+		return source.TakeWord(ctx, s.ref(StepStream), w)
+	}); err != nil {
+		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	c.mu.Lock()
+	s.rec.Settled = &w
+	s.publishLocked()
+	m = s.view()
+	c.mu.Unlock()
+	t.Hurry()
+	return m, nil
+}
+
+// settleFacts gathers what is held against a word.
+func (s *story) settleFacts(ctx context.Context, t *task.Task, destination string, w Settlement) (settleFacts, error) {
+	f := settleFacts{Source: s.from, Destination: destination, Stage: stageOf(t.State())}
+	var src inspectedSource
+	if f.Stage == stageUndecided {
+		if err := t.Output(StepInspectSource, &src); err != nil {
+			return f, err
+		}
+		st := t.State()
+		journal := JournalStreaming
+		if _, seen := st.Step(StepCommit); st.Phase == task.Undoing {
+			journal = JournalUndoing
+		} else if seen {
+			journal = JournalSeen
+		}
+		status := s.look(ctx)
+		there := s.lookThere(ctx, t, settleProbe)
+		f.Facts = Facts{
+			Source: sourceFact(status, src.Guest.Persistent), Destination: destinationFact(there), Journal: journal, There: thereFact(status, there),
+		}
+		if status != nil {
+			f.Facts.Ledger = status.Ledger
+		}
+	}
+	for _, name := range w.Gone {
+		if s.answers(ctx, name) {
+			f.Answering = append(f.Answering, name)
+		}
+	}
+	return f, nil
+}
+
+// answers reports whether a host, or Placement, says anything at all.
+func (s *story) answers(ctx context.Context, name string) bool {
+	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, settleProbe)
+	defer cancel()
+	var err error
+	if name == GonePlacement {
+		_, err = s.c.cfg.Placement.Allocations(ctx, s.instance)
+	} else {
+		err = s.askOnce(ctx, settleProbe, s.host(name), func(ctx context.Context, h Host) error {
+			_, err := h.Describe(ctx)
+			return err
+		})
+	}
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.InDoubt, fault.NotFound:
+		return false
+	}
+	return ctx.Err() == nil
+}
+
+// word is an operator's word on the current attempt, as the source has taken it.
+func (s *story) word(ctx context.Context) (Settlement, bool) {
+	h, err := s.source(ctx)
+	if err != nil {
+		return Settlement{}, false
+	}
+	source, ok := h.(Settler)
+	if !ok {
+		return Settlement{}, false
+	}
+	return source.WordOn(s.ref(""))
+}
+
+// takenBack is why a step past the commit is not done: an operator has said that the
+// guest is at the source.
+func (s *story) takenBack(ctx context.Context) error {
+	w, ok := s.word(ctx)
+	if !ok || w.GuestIsAt != s.from {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", task.ErrTurnBack, fault.Refuse(fault.Undone, "", fault.Reason{
+		Code: codeSettled, Message: fmt.Sprintf("%s has said that the guest is at %s: %s", w.By, s.from, w.Why),
+	}))
+}
+
+// givenUp reports whether an operator has said that a host, or Placement, will never
+// come back: what is left there is not undone.
+func (s *story) givenUp(ctx context.Context, name string) bool {
+	w, ok := s.word(ctx)
+	if !ok || !slices.Contains(w.Gone, name) {
+		return false
+	}
+	s.c.cfg.Logger.Warn("not undone: an operator has said that it is gone for good", "migration", s.uuid, "gone", name, "by", w.By)
+	return true
+}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration/task"
 	"berth/placementclient"
 )
@@ -22,6 +23,8 @@ const forever = 365 * 24 * time.Hour
 const (
 	codeAborted   = "aborted"
 	codeClaimLost = "claim_lost"
+	codeDeadline  = "attempt_deadline"
+	codeSettled   = "settled"
 )
 
 var errAborted = fault.Refuse(fault.Undone, "", fault.Reason{Code: codeAborted, Message: "aborted on request"})
@@ -41,14 +44,19 @@ type story struct {
 	state    task.State // of the current attempt
 	task     *task.Task // nil between attempts
 	watchers map[chan Migration]func() bool
-	known    *placementclient.Allocations // what the instance was just read to hold; nil once it was used
+	limit    time.Duration    // of one attempt
+	until    runtime.BootTime // the current attempt's deadline
+	// recovered: the journal is of an earlier process, and an operator may have settled
+	// the move at its destination while this one was away. Never changes.
+	recovered bool
+	known     *placementclient.Allocations // what the instance was just read to hold; nil once it was used
 }
 
 func newStory(c *Conductor, kept stored) *story {
 	m := kept.Migration
 	return &story{
 		c: c, uuid: m.UUID, instance: m.InstanceUUID, from: m.SourceCompute, named: kept.Named, called: kept.Called,
-		rec: m, watchers: map[chan Migration]func() bool{},
+		rec: m, watchers: map[chan Migration]func() bool{}, limit: kept.Limit, until: kept.Until,
 	}
 }
 
@@ -70,6 +78,7 @@ func (s *story) drive(ctx context.Context) {
 		lease, stop := context.WithCancel(ctx)
 		ref := s.ref(StepClaim)
 		s.c.spawn("lease "+s.uuid, func() { s.renewLease(lease, t, ref) })
+		s.c.spawn("deadline "+s.uuid, func() { s.deadline(lease, t) })
 		err = s.c.engine.Run(ctx, t, s.steps())
 		stop()
 		if err != nil || s.conclude(ctx, t.State()) {
@@ -93,6 +102,9 @@ func (s *story) attempt(ctx context.Context) (*task.Task, error) {
 	s.c.mu.Lock()
 	s.task, s.state = t, t.State()
 	aborted := s.rec.AbortRequested
+	if w, ok := s.word(ctx); ok {
+		s.rec.Settled = &w
+	}
 	s.publishLocked()
 	s.c.mu.Unlock()
 	if aborted {
@@ -137,6 +149,7 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 		rec.Attempt++
 		rec.DestCompute, rec.Steps, rec.Step, rec.Phase, rec.Status = "", nil, "", task.Doing, StatusPreparing
 		rec.Error, rec.Progress = nil, Progress{}
+		s.setDeadline(&rec)
 	}
 	rec.UpdatedAt = s.c.cfg.Runtime.Now()
 	if !s.replace(ctx, rec, next) {
@@ -171,7 +184,7 @@ func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
 	}
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	rec.AbortRequested = s.rec.AbortRequested
+	rec.AbortRequested, rec.Settled = s.rec.AbortRequested, s.rec.Settled
 	s.rec, s.state, s.task = rec, task.State{}, nil
 	if !next {
 		delete(s.c.busy, rec.InstanceUUID)
@@ -183,7 +196,7 @@ func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
 func (s *story) save(ctx context.Context) error { return s.put(ctx, s.rec) }
 
 func (s *story) put(ctx context.Context, rec Migration) error {
-	raw, err := json.Marshal(stored{Migration: rec, Named: s.named, Called: s.called})
+	raw, err := json.Marshal(stored{Migration: rec, Named: s.named, Called: s.called, Until: s.until, Limit: s.limit})
 	if err != nil {
 		return fault.New(fault.Internal, "write migration %s: %w", rec.UUID, err)
 	}

@@ -116,6 +116,9 @@ func sourceOverfull(s halves.Start, err error) error {
 }
 
 func (s *story) swapBack(ctx context.Context, t *task.Task) error {
+	if s.givenUp(ctx, GonePlacement) {
+		return nil
+	}
 	u, err := s.sides(t)
 	if err != nil {
 		return err
@@ -124,6 +127,9 @@ func (s *story) swapBack(ctx context.Context, t *task.Task) error {
 }
 
 func (s *story) deleteAllocation(ctx context.Context, t *task.Task) (any, error) {
+	if s.givenUp(ctx, GonePlacement) {
+		return nil, nil
+	}
 	u, err := s.sides(t)
 	if err != nil {
 		return nil, err

@@ -122,7 +122,7 @@ func (e *Engine) do(ctx context.Context, t *Task, step Step) (json.RawMessage, e
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, cause
 		}
-		if !step.Forward {
+		if !step.Forward || errors.Is(err, ErrTurnBack) {
 			return nil, err
 		}
 		t.log.Warn("step past the point of no return failed, trying again", "step", step.Name, "try", try+1, "error", err)
@@ -135,7 +135,7 @@ func (e *Engine) do(ctx context.Context, t *Task, step Step) (json.RawMessage, e
 			}
 			return true
 		})
-		if err := e.o.Runtime.Sleep(ctx, e.backoff(try)); err != nil {
+		if err := t.rest(ctx, e.backoff(try)); err != nil {
 			return nil, err
 		}
 	}
@@ -155,6 +155,7 @@ func (e *Engine) turn(ctx context.Context, t *Task, step string, err error, left
 			s.Steps[i].State, s.Steps[i].Ended, s.Steps[i].Error = left, e.o.Runtime.Now(), Keep(err)
 		}
 		s.Phase, s.Cause, s.Doubt = Undoing, Keep(cause), nil
+		s.Turned = s.Turned && !errors.Is(err, ErrTurnBack)
 	})
 }
 
@@ -163,7 +164,7 @@ func (e *Engine) turn(ctx context.Context, t *Task, step string, err error, left
 func (e *Engine) undoing(ctx context.Context, t *Task, steps []Step) error {
 	for pass := 0; ; pass++ {
 		if pass > 0 {
-			if err := e.o.Runtime.Sleep(ctx, e.later(pass)); err != nil {
+			if err := t.rest(ctx, e.later(pass)); err != nil {
 				return err
 			}
 		}
@@ -222,7 +223,7 @@ func (e *Engine) undo(ctx context.Context, t *Task, step Step) error {
 		if err == nil || errors.Is(err, ErrTooLate) || try >= e.o.UndoTries {
 			return err
 		}
-		if err := e.o.Runtime.Sleep(ctx, e.backoff(try-1)); err != nil {
+		if err := t.rest(ctx, e.backoff(try-1)); err != nil {
 			return err
 		}
 	}
@@ -238,7 +239,7 @@ func (e *Engine) turnRound(ctx context.Context, t *Task, i, pass int, why error)
 			s.Doubt = Keep(fault.New(fault.InDoubt, "step %s: %w", s.Steps[i].Name, errors.Join(s.Cause.Err(), why)))
 			return true
 		})
-		if err := e.o.Runtime.Sleep(ctx, e.o.BackoffMax); err != nil {
+		if err := t.rest(ctx, e.o.BackoffMax); err != nil {
 			return err
 		}
 	}

@@ -43,6 +43,11 @@ type Step struct {
 // and the only way is forward.
 var ErrTooLate = errors.New("past the point of no return")
 
+// ErrTurnBack is what the Do of a forward step answers that is not to be tried again:
+// somebody outside has decided that the task goes back after all. The step is then
+// undone like any other, and so is all before it.
+var ErrTurnBack = errors.New("to be taken back")
+
 // ErrNothingDone is what a Do answers that is certain to have had no effect: every
 // order it gave was answered with a refusal. It is believed, and nothing undone, of a Do
 // that ran once only: what an earlier run of it sent may still have an effect.
@@ -110,6 +115,7 @@ type Task struct {
 	final    bool // Cancel is refused
 	canceled error
 	cancel   context.CancelCauseFunc // of the Do that runs; nil between
+	hurry    context.CancelFunc      // ends the pause that is being made; nil between
 }
 
 // Begin makes a task and its journal; when it returns, a restart will find it.
@@ -203,6 +209,30 @@ func (t *Task) Cancel(cause error) error {
 		}
 	}
 	return nil
+}
+
+// Hurry ends the pause before the next try of a step or an undo, if one is being made:
+// what it waited for may have come.
+func (t *Task) Hurry() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hurry != nil {
+		t.hurry()
+	}
+}
+
+// rest pauses between two tries; Hurry ends it early. Its error is ctx's cause.
+func (t *Task) rest(ctx context.Context, d time.Duration) error {
+	pause, end := context.WithCancel(ctx)
+	defer end()
+	t.mu.Lock()
+	t.hurry = end
+	t.mu.Unlock()
+	_ = t.engine.o.Runtime.Sleep(pause, d) // how it ended is asked of ctx
+	t.mu.Lock()
+	t.hurry = nil
+	t.mu.Unlock()
+	return context.Cause(ctx)
 }
 
 // Doubt tells why the running step cannot go on at present; nil takes it back.

@@ -1,0 +1,90 @@
+package migration
+
+import (
+	"slices"
+	"testing"
+
+	"berth/internal/fault"
+)
+
+func codesOf(reasons []fault.Reason) (out []string) {
+	for _, r := range reasons {
+		out = append(out, r.Code)
+	}
+	return out
+}
+
+// TestSettle_WhatIsRefused has the rows by which an operator's word is held against the
+// facts.
+func TestSettle_WhatIsRefused(t *testing.T) {
+	off := Facts{Source: SourceOff, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerHere}
+	with := func(f Facts, change func(*Facts)) Facts { change(&f); return f }
+	for name, tt := range map[string]struct {
+		stage     settleStage
+		facts     Facts
+		answering []string
+		word      Settlement
+		want      []string
+	}{
+		"forward, off beside a whole copy":  {stage: stageUndecided, facts: off, word: Settlement{GuestIsAt: "b"}},
+		"back, off beside a whole copy":     {stage: stageUndecided, facts: off, word: Settlement{GuestIsAt: "a"}},
+		"back, it runs there":               {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Destination = DestinationRunning }), word: Settlement{GuestIsAt: "a"}, want: []string{"runs_there"}},
+		"forward, no copy there":            {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Destination = DestinationSilent }), word: Settlement{GuestIsAt: "b"}, want: []string{"no_copy"}},
+		"back, the destination is silent":   {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Destination = DestinationSilent }), word: Settlement{GuestIsAt: "a"}},
+		"the source has its memory":         {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source = SourceMemory }), word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt", "runs_here"}},
+		"it has left, as libvirt says":      {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source = SourceMigrated }), word: Settlement{GuestIsAt: "a"}, want: []string{"not_in_doubt"}},
+		"the source's libvirt is away":      {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source, f.Ledger = SourceSilent, LedgerUnknown }), word: Settlement{GuestIsAt: "a"}, want: []string{"source_silent"}},
+		"the token is somewhere else":       {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Ledger = LedgerElsewhere }), word: Settlement{GuestIsAt: "a"}, want: []string{"token_elsewhere"}},
+		"a third host":                      {stage: stageUndecided, facts: off, word: Settlement{GuestIsAt: "c"}, want: []string{"not_a_party"}},
+		"before the stream":                 {stage: stageBefore, word: Settlement{GuestIsAt: "a"}, want: []string{"not_in_doubt"}},
+		"undoing, nobody is named":          {stage: stageKept, word: Settlement{GuestIsAt: "a"}, want: []string{"not_in_doubt"}},
+		"undoing, Placement is gone":        {stage: stageKept, word: Settlement{GuestIsAt: "a", Gone: []string{GonePlacement}}},
+		"undoing, both are gone":            {stage: stageKept, word: Settlement{GuestIsAt: "a", Gone: []string{"b", GonePlacement}}},
+		"undoing, what is gone answers":     {stage: stageKept, answering: []string{"b"}, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"answers"}},
+		"undoing, forward":                  {stage: stageKept, word: Settlement{GuestIsAt: "b", Gone: []string{GonePlacement}}, want: []string{"source_keeps"}},
+		"undoing, the source is gone":       {stage: stageKept, word: Settlement{GuestIsAt: "a", Gone: []string{"a"}}, want: []string{"not_a_party"}},
+		"committed, back":                   {stage: stageCommitted, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}},
+		"committed, back, nobody is named":  {stage: stageCommitted, word: Settlement{GuestIsAt: "a"}, want: []string{"destination_not_named"}},
+		"committed, back, it answers":       {stage: stageCommitted, answering: []string{"b"}, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"answers"}},
+		"committed, forward":                {stage: stageCommitted, word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
+		"finished, back":                    {stage: stageFinished, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"destination_has_guest"}},
+		"finished, Placement is gone":       {stage: stageFinished, word: Settlement{GuestIsAt: "b", Gone: []string{GonePlacement}}},
+		"finished, forward, nobody is gone": {stage: stageFinished, word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
+	} {
+		f := settleFacts{Source: "a", Destination: "b", Stage: tt.stage, Facts: tt.facts, Answering: tt.answering}
+		if got := codesOf(settleRefusal(f, tt.word)); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: refused for %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// TestSettle_NeverMakesTwo holds over every combination of facts that no word is taken
+// that would leave the guest with two hosts, or take it from one that answers and has it.
+func TestSettle_NeverMakesTwo(t *testing.T) {
+	taken := 0
+	everyFact(func(facts Facts) {
+		facts.Word = WordNone
+		for _, at := range []string{"a", "b"} {
+			f := settleFacts{Source: "a", Destination: "b", Stage: stageUndecided, Facts: facts}
+			if len(settleRefusal(f, Settlement{GuestIsAt: at})) > 0 {
+				continue
+			}
+			taken++
+			facts.Word = map[string]WordFact{"a": WordSource, "b": WordDestination}[at]
+			action, why := Decide(facts)
+			bad := func(law string) { t.Errorf("%v, said to be at %s: %s (%s): %s", facts, at, action, why, law) }
+			switch memory := facts.Source == SourceMemory || facts.Source == SourceJob; {
+			case at == "b" && memory:
+				bad("the source has its memory")
+			case at == "a" && (facts.Destination == DestinationRunning || facts.There == LedgerAccepted):
+				bad("it runs at the destination")
+			case at == "a" && action != ActionReclaim || at == "b" && action != ActionCommit:
+				bad("the word does not settle it")
+			}
+			facts.Word = WordNone
+		}
+	})
+	if taken == 0 {
+		t.Error("no word is ever taken")
+	}
+}
