@@ -140,7 +140,7 @@ func TestUnits_PassSystemdAnalyze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, unit := range []string{"berth.service", "berth.socket"} {
+	for _, unit := range []string{"berth.service", "berth.socket", "berth-stream@.service"} {
 		text, err := os.ReadFile(unit)
 		if err != nil {
 			t.Fatal(err)
@@ -152,8 +152,58 @@ func TestUnits_PassSystemdAnalyze(t *testing.T) {
 	for _, target := range []string{"network-online", "sysinit", "basic", "shutdown", "sockets", "multi-user"} {
 		put("etc/systemd/system/"+target+".target", []byte("[Unit]\nDescription="+target+"\n"), 0o644)
 	}
-	out, err := exec.Command(tool, "verify", "--man=no", "--root="+root, "berth.service", "berth.socket").CombinedOutput()
+	out, err := exec.Command(tool, "verify", "--man=no", "--root="+root, "berth.service", "berth.socket",
+		"berth-stream@11111111-2222-4333-8444-555555555555-1.service").CombinedOutput()
 	if err != nil || len(bytes.TrimSpace(out)) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+// What systemd holds against the stream's unit is that it is root, has two of
+// root's capabilities and the network: it may not become more.
+func TestStreamUnit_IsConfined(t *testing.T) {
+	tool, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("systemd-analyze is not installed")
+	}
+	out, err := exec.Command(tool, "security", "--offline=true", "--threshold=30", "--no-pager", "berth-stream@.service").CombinedOutput()
+	if err != nil {
+		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+	}
+}
+
+// systemctl writes down what it was asked and answers as the file beside it says.
+func TestUnits_AreStartedByName(t *testing.T) {
+	dir := t.TempDir()
+	tool, log := filepath.Join(dir, "systemctl"), filepath.Join(dir, "log")
+	script := "#!/bin/sh\necho \"$@\" >>" + log + "\ncase \"$3\" in start) cat " + dir + "/says >&2; exit $(cat " + dir + "/code);; reset-failed) exit 1;; esac\n"
+	put := func(name, text string, mode os.FileMode) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("systemctl", script, 0o755)
+	put("says", "", 0o644)
+	put("code", "0", 0o644)
+	u := systemd.Units{Systemctl: tool}
+	if err := u.Start(t.Context(), "x@1.service"); err != nil {
+		t.Error(err)
+	}
+	put("says", "Job for x@1.service failed.\nSee the journal.", 0o644)
+	put("code", "1", 0o644)
+	if err := u.Start(t.Context(), "x@1.service"); err == nil || !strings.Contains(err.Error(), "Job for x@1.service failed. See the journal.") {
+		t.Errorf("a start that fails: %v", err)
+	}
+	got, err := os.ReadFile(log)
+	want := strings.Repeat("--no-ask-password --quiet reset-failed -- x@1.service\n--no-ask-password --quiet start -- x@1.service\n", 2)
+	if err != nil || string(got) != want {
+		t.Errorf("asked %q, %v; want %q", got, err, want)
+	}
+	if !u.Has(t.Context(), "x@.service") {
+		t.Error("a unit that the manager knows is not there")
+	}
+	if (systemd.Units{Systemctl: filepath.Join(dir, "nothing")}).Has(t.Context(), "x@.service") {
+		t.Error("without a tool a unit is there")
 	}
 }
