@@ -228,7 +228,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: a.allocations(), ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
-		Owners: a.guardian.owners, Fleet: foreignFleet{a},
+		Owners: a.guardian.owners, Fleet: foreignFleet{a}, Conducts: a.conducts, Side: a.side,
 		Aliases: a.aliases, SharedCPUs: a.sharedCPUs, Hardware: a.believed,
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
 			h := c.Hooks[name]
@@ -240,7 +240,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
-		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(),
+		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(), AttemptTimeout: c.Migration.AttemptTimeout.D(),
 	})
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
@@ -248,7 +248,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
 			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
-			Guard: a.guardian, Foreign: a.host, Audits: auditService{a},
+			Guard: a.guardian, Foreign: a.host, Audits: auditService{a}, Sides: a.host, Settle: settleService{a},
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
 	})
@@ -381,6 +381,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	begin(task{"reporter", a.ledger.waiting(a.reporter.Run)})
 	begin(task{"settle and follow", a.runFollow})
 	begin(task{"arrivals", a.ledger.waiting(a.host.FollowArrivals)})
+	begin(task{"sides of moves", a.ledger.waiting(a.host.FollowSides)})
 	begin(task{"audit", a.ledger.waiting(a.runAudit)})
 	begin(task{"guard", a.ledger.waiting(a.guardian.run)})
 	begin(task{"guests in doubt", a.ledger.waiting(a.ledger.runDoubts)})

@@ -436,6 +436,11 @@ func (h *health) migrations() api.Condition {
 			reasons = append(reasons, fault.Reason{Code: "migration_in_doubt", Message: "migration " + m.UUID + " of " + m.InstanceName + ": " + words, Change: "berth migration show " + m.UUID})
 		}
 	}
+	for _, m := range h.a.waitingArrivals() {
+		if m.Outcome == migration.OutcomeInDoubt {
+			reasons = append(reasons, m.Error.Reasons...)
+		}
+	}
 	if len(reasons) > 0 {
 		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
 	}

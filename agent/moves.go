@@ -148,17 +148,24 @@ func (s migrationService) find(ctx context.Context, doing, ref string) (string, 
 // List implements api.Migrations.
 func (s migrationService) List(ctx context.Context) ([]migration.Migration, error) {
 	list, err := s.a.conductor.List(ctx)
-	out := slices.Clone(list)
-	if out == nil {
-		out = []migration.Migration{}
-	}
+	out := make([]migration.Migration, 0, len(list))
+	out = append(append(out, list...), s.a.waitingArrivals()...)
 	slices.Reverse(out)
 	return out, err
 }
 
 // Get implements api.Migrations.
 func (s migrationService) Get(ctx context.Context, uuid string) (migration.Migration, error) {
-	return s.a.conductor.Get(ctx, uuid)
+	m, err := s.a.conductor.Get(ctx, uuid)
+	if !errors.Is(err, fault.NotFound) {
+		return m, err
+	}
+	for _, w := range s.a.waitingArrivals() {
+		if w.UUID == uuid {
+			return w, nil
+		}
+	}
+	return m, err
 }
 
 // Abort implements api.Migrations.

@@ -280,6 +280,11 @@ func (s claimService) view(c claims.Claim) api.Claim {
 			out.ExpiresIn = c.Lease.Until.Since - boot.Since
 		}
 	}
+	for _, w := range s.a.host.Waiting() {
+		if c.Owner.Migration == w.Migration && c.Owner.Attempt == w.Attempt {
+			out.WaitsFor = w.For
+		}
+	}
 	if m := c.Context; m != nil {
 		wire := host.WireContext(*m)
 		out.Context = &wire
@@ -300,6 +305,16 @@ func (p parties) Parties(migration, instance string) (source, destination string
 			if c.Context != nil {
 				return c.Context.Source, c.Context.Destination, true
 			}
+		}
+		// What is left of it when claim and context are gone.
+		if c, ok := p.tracker.Committed(migration); ok {
+			return c.From, c.To, true
+		}
+		if c, ok := p.tracker.Came(migration); ok {
+			return c.From, c.To, true
+		}
+		if peer := p.tracker.Peer(migration); peer != "" {
+			return p.tracker.Host(), peer, true
 		}
 		return "", "", false
 	}

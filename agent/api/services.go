@@ -18,7 +18,11 @@ type Services struct {
 	Parties Parties
 	Guard   Guard
 	Foreign Foreign
-	Audits  Audits
+	// Sides answers the other host of a move without its conductor; Settle takes an
+	// operator's word on one.
+	Sides  migration.Side
+	Settle Settler
+	Audits Audits
 	// Peer gives a client of another host, for requests that are passed on;
 	// fault.NotFound for a name that no peer has.
 	Peer func(name string) (*Client, error)

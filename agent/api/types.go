@@ -184,6 +184,7 @@ type Claim struct {
 	Lease     time.Duration      `json:"lease,omitempty"`           // nanoseconds, pending claims only
 	ExpiresIn time.Duration      `json:"expires_in,omitempty"`      // nanoseconds left of it
 	Context   *migration.Context `json:"context,omitempty"`         // the MigrationContext
+	WaitsFor  string             `json:"waits_for,omitempty"`       // what an arrival whose conductor is silent waits for
 	CreatedAt time.Time          `json:"created_at"`
 
 	// What was asked beyond amounts, and what was given for it.

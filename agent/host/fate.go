@@ -22,6 +22,7 @@ type attemptState struct {
 	context  bool // the migration's context is still recorded here
 	inFlight bool // the hypervisor has a job of the guest
 	left     bool // its domain is shut off (migrated), or was seen so
+	active   bool // its domain has its memory
 }
 
 type committed string
@@ -49,6 +50,7 @@ type fateRow struct {
 	context  []bool
 	inFlight []bool
 	left     []bool
+	active   []bool
 	then     migration.Fate
 	why      string
 }
@@ -80,7 +82,10 @@ var fateTable = []fateRow{
 		then: migration.FateUnknown, why: "the source's domain has left, and nobody conducts the move"},
 	{context: []bool{true},
 		then: migration.FateUnknown, why: "the move is recorded at the source, and nobody conducts it"},
-	{then: migration.FateKept, why: "the source has the token and nothing of the move"},
+	{active: []bool{true},
+		then: migration.FateKept, why: "the source has the token and the guest's memory, and nothing of the move"},
+	// A ledger that was rebuilt, or is an old one, knows no more.
+	{then: migration.FateUnknown, why: "the source has the token, yet its domain does not run, and nothing of the move is recorded"},
 }
 
 func fateOf(s attemptState) (migration.Fate, string) {
@@ -92,7 +97,7 @@ func fateOf(s attemptState) (migration.Fate, string) {
 func fatedRow(s attemptState) int {
 	return slices.IndexFunc(fateTable, func(r fateRow) bool {
 		return in(r.commit, s.commit) && in(r.refused, s.refused) && in(r.conduct, s.conduct) && in(r.token, s.token) &&
-			in(r.context, s.context) && in(r.inFlight, s.inFlight) && in(r.left, s.left)
+			in(r.context, s.context) && in(r.inFlight, s.inFlight) && in(r.left, s.left) && in(r.active, s.active)
 	})
 }
 
@@ -128,7 +133,7 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 	}
 	if needsDomain(s) {
 		var err error
-		if s.left, s.inFlight, err = h.streamTraces(ctx, ref); err != nil {
+		if s.left, s.inFlight, s.active, err = h.streamTraces(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
 	}
@@ -144,32 +149,33 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 	return f, nil
 }
 
-// needsDomain: what the hypervisor says makes a difference.
+// needsDomain: what the hypervisor says may make a difference.
 func needsDomain(s attemptState) bool {
 	with := s
-	with.left, with.inFlight = true, true
+	with.left, with.inFlight, with.active = true, true, true
 	return fatedRow(s) != fatedRow(with)
 }
 
 // streamTraces reads whether a guest has left by a stream, or one is under way.
-func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFlightNow bool, err error) {
+func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFlightNow, active bool, err error) {
 	own := h.ownStream(ref)
 	got, _, err := recall[streamed](h, ref, memoryResult)
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
 	if h.migrator != nil {
 		var job driver.Job
 		if job, err = h.migrator.Job(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
-			return false, false, err
+			return false, false, false, err
 		}
 		inFlightNow = own || err == nil && inFlight(job)
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
-	return exists && hasLeft(d) || got.Result == resultLeft && !(exists && d.Active()), inFlightNow, nil
+	active = exists && d.Active()
+	return exists && hasLeft(d) || got.Result == resultLeft && !active, inFlightNow, active, nil
 }
 
 // epoch is this host's epoch of a guest's token, wherever that is; 0 for none.
@@ -179,6 +185,6 @@ func (h *Host) epoch(instance string) uint64 {
 }
 
 func (s attemptState) String() string {
-	return fmt.Sprintf("commit %s, refused %v, conductor %q, token %s, context %v, in flight %v, left %v",
-		s.commit, s.refused, s.conduct, s.token, s.context, s.inFlight, s.left)
+	return fmt.Sprintf("commit %s, refused %v, conductor %q, token %s, context %v, in flight %v, left %v, active %v",
+		s.commit, s.refused, s.conduct, s.token, s.context, s.inFlight, s.left, s.active)
 }

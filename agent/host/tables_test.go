@@ -13,10 +13,10 @@ func everyAttempt(f func(attemptState)) (n int) {
 	for _, c := range []committed{commitNone, commitThis, commitOther} {
 		for _, conduct := range []migration.Conduct{migration.ConductNone, migration.ConductGoing, migration.ConductOver, migration.ConductDone} {
 			for _, k := range []tokenAt{tokenHere, tokenGone, tokenUnknown} {
-				for bits := range 16 {
+				for bits := range 32 {
 					f(attemptState{
 						commit: c, conduct: conduct, token: k,
-						refused: bits&1 != 0, context: bits&2 != 0, inFlight: bits&4 != 0, left: bits&8 != 0,
+						refused: bits&1 != 0, context: bits&2 != 0, inFlight: bits&4 != 0, left: bits&8 != 0, active: bits&16 != 0,
 					})
 					n++
 				}
@@ -48,7 +48,7 @@ func TestFate_EveryRow(t *testing.T) {
 				bad("the token has left by this attempt")
 			case !final && s.conduct != migration.ConductNone:
 				bad("its conductor may still commit it")
-			case !final && (s.left || s.inFlight || s.context || s.token != tokenHere):
+			case !final && (s.left || s.inFlight || s.context || s.token != tokenHere || !s.active):
 				bad("nothing has decided it, and the guest may have left")
 			}
 		}
@@ -56,7 +56,7 @@ func TestFate_EveryRow(t *testing.T) {
 			bad("nobody works on it")
 		}
 	})
-	if want := 3 * 4 * 3 * 16; n != want {
+	if want := 3 * 4 * 3 * 32; n != want {
 		t.Errorf("%d combinations, want %d", n, want)
 	}
 	for i, is := range reached {
@@ -137,7 +137,7 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 		f := migration.AttemptFate{Fate: fate}
 		then, _ := decideArrival(arrivalState{token: arrivalUnowned, claim: arrivalArriving, source: wordOfSource(&f, 0)})
 		for _, d := range domains {
-			if a.left != hasLeft(d) {
+			if a.left != hasLeft(d) || a.active != d.Active() {
 				continue
 			}
 			for _, r := range []result{resultNone, resultUndone, resultLost} {

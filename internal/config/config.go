@@ -196,6 +196,9 @@ type Migration struct {
 	MaxDowntime  Duration `toml:"max_downtime"`
 	Timeout      Duration `toml:"timeout"` // of the stream; 0 for none
 	StallTimeout Duration `toml:"stall_timeout"`
+	// AttemptTimeout bounds one attempt of a move; 0 for 800 s for each GiB of the
+	// guest's memory and disks, of at least two.
+	AttemptTimeout Duration `toml:"attempt_timeout"`
 	ClaimLease   Duration `toml:"claim_lease"` // of a claim that this host, as the source, holds at a destination
 }
 

@@ -110,6 +110,7 @@ func (c *Config) faults() []fault.Reason {
 		{"placement.audit_interval", c.Placement.AuditInterval, 1e8},
 		{"migration.max_downtime", c.Migration.MaxDowntime, 0}, {"migration.timeout", c.Migration.Timeout, 0},
 		{"migration.stall_timeout", c.Migration.StallTimeout, 1e9},
+		{"migration.attempt_timeout", c.Migration.AttemptTimeout, 0},
 		{"migration.claim_lease", c.Migration.ClaimLease, 1e9},
 	} {
 		if k.val < k.min {
