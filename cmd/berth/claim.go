@@ -107,6 +107,9 @@ func claimRemarks(c api.Claim) string {
 	if c.Lease > 0 {
 		out = append(out, rough(c.ExpiresIn.Round(time.Second))+" left")
 	}
+	if c.WaitsFor != "" {
+		out = append(out, "waits for "+abridge(c.WaitsFor, 40))
+	}
 	return strings.Join(out, ", ")
 }
 
@@ -143,6 +146,9 @@ func claimRows(w io.Writer, cl api.Claim) {
 	row(w, "since", ago(cl.CreatedAt))
 	if cl.Migration != "" {
 		row(w, "migration", fmt.Sprintf("%s, attempt %d", cl.Migration, cl.Attempt))
+	}
+	if cl.WaitsFor != "" {
+		row(w, "waits for", cl.WaitsFor)
 	}
 	if cl.Lease > 0 {
 		row(w, "lease", fmt.Sprintf("%s, ends in %s", rough(cl.Lease), rough(cl.ExpiresIn)))

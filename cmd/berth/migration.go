@@ -17,10 +17,11 @@ import (
 func (a *app) migrationCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migration",
-		Short: "Moves: list, show, watch, abort",
-		Long:  "A move is conducted, and remembered, by the host that the guest leaves: ask that one with -c.",
+		Short: "Moves: list, show, watch, abort, settle",
+		Long: `A move is conducted, and remembered, by the host that the guest leaves: ask that one
+with -c. Its destination lists it only while it waits for a host that is silent.`,
 	})
-	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort())
+	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort(), a.migrationSettle())
 	return cmd
 }
 
@@ -86,6 +87,12 @@ func (a *app) printMigration(m migration.Migration) error {
 		row(w, "status", status)
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
+		if !m.Deadline.IsZero() && !m.Done() {
+			row(w, "deadline", "in "+rough(time.Until(m.Deadline)))
+		}
+		if m.Settled != nil {
+			row(w, "settled", settledBy(*m.Settled))
+		}
 		if p := m.Progress; p.MemoryTotal > 0 {
 			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
 		}
