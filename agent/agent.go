@@ -56,6 +56,8 @@ type Options struct {
 	// NovaComputeID is where nova-compute keeps its node's uuid, and Proc where
 	// processes are looked for; empty for the machine's own.
 	NovaComputeID, Proc string
+
+	made func(*Agent) // given the agent before it opens anything, for tests; nil for nobody
 }
 
 // Agent is one running daemon.
@@ -129,6 +131,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)
+	if o.made != nil {
+		o.made(a)
+	}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if err := a.open(ctx); err != nil {
 		return err

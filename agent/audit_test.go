@@ -40,6 +40,7 @@ type pair struct {
 	fleet   *drivertest.Fleet
 	clients map[string]*api.Client
 	stop    map[string]func() error
+	options map[string]Options
 	place   *placementclient.Client
 	kernel  string
 
@@ -52,7 +53,7 @@ type pair struct {
 func newPair(t *testing.T, interval time.Duration) *pair {
 	t.Helper()
 	rt := &runtime.System{}
-	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, stop: map[string]func() error{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
+	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, stop: map[string]func() error{}, options: map[string]Options{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
 	t.Cleanup(func() {
 		p.fleet.Close()
 		rt.Wait()
@@ -99,6 +100,8 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }
 		p.clients[name], p.stop[name] = start(t, o)
+		o.Listeners = nil // who comes next listens itself
+		p.options[name] = o
 	}
 	return p
 }

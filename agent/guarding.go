@@ -137,6 +137,9 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 	}
 	if inst, known := a.tracker.Instance(d.UUID); known {
 		f.Known, f.TokenHere, f.Holder = true, inst.Token.State == claims.TokenHere, inst.Token.Holder
+		if inst.Token.State == claims.TokenDoubt {
+			f.Holder = "nobody knows which (its ledger was lost; berth instance adopt, where it is nowhere else)"
+		}
 		f.Leaving, _ = a.host.Moving(d.UUID)
 		f.Left = a.host.LeftByHand(d.UUID)
 	}

@@ -129,6 +129,10 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 	} else if g.ids[0] != "" {
 		out.Instance.ProjectID, out.Instance.UserID = g.ids[0], g.ids[1]
 	}
+	if g.known || g.survey.Marked {
+		// What was asked for it may be more than its disks can grow to.
+		out.Found.Resources.DiskGB = max(out.Found.Resources.DiskGB, out.Instance.Flavor.DiskGB)
+	}
 	if !g.there {
 		// Of a guest that libvirt does not have nothing is counted; a token that is
 		// somebody else's by a higher epoch is not this host's any more.

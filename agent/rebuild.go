@@ -63,6 +63,7 @@ func (l *ledger) round(ctx context.Context) error {
 		return err
 	}
 	if len(t.silent) > 0 && !waited {
+		l.a.hardware.apply() // who is refused hears who is waited for
 		return l.state()
 	}
 	return l.end(ctx, record)

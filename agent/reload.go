@@ -46,6 +46,7 @@ func (a *Agent) reload() {
 	next := config.Reload(a.config(), read)
 	a.conf.Store(&next)
 	a.flavors.Store(&flavors)
+	a.faults.note(partFlavors, nil)
 	if a.opt.Level != nil {
 		// Validate has held it against the four words there are.
 		_ = a.opt.Level.UnmarshalText([]byte(next.Agent.LogLevel))

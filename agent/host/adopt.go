@@ -35,6 +35,9 @@ type Adopted struct {
 // conduct is an operator's word that it is this host's all the same: it may be
 // started here again.
 //
+// To adopt by name a guest that is in doubt since the ledger was lost is the same word:
+// its token is here from then on.
+//
 // The error of one guest keeps nobody else from being adopted; all are joined.
 // Safe to repeat: the claim follows the guest.
 func (h *Host) Adopt(ctx context.Context, id string) ([]Adopted, error) {
@@ -94,6 +97,13 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 			return Adopted{}, nil // a copy that comes or goes is no guest of this host yet, or soon
 		}
 		return out, err
+	}
+	if managed && inst.Token.State == claims.TokenDoubt && !amongAll {
+		if err := h.tracker.Decide(ctx, uuid); err != nil {
+			return out, err
+		}
+		inst, _ = h.tracker.Instance(uuid)
+		h.log.Warn("a guest in doubt is this host's by an operator's word", "instance", uuid, "name", d.Name, "epoch", inst.Token.Epoch)
 	}
 	if managed {
 		if err := h.tokenHere(inst); err != nil {

@@ -105,6 +105,12 @@ func (h *Host) tokenHere(inst claims.Instance) error {
 	if inst.Token.State == claims.TokenHere {
 		return nil
 	}
+	if inst.Token.State == claims.TokenDoubt {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "token_in_doubt", Message: "whose " + inst.Name + " is is in doubt since the ledger of " + h.o.Name + " was lost", Want: h.o.Name,
+			Change: "look for it on the other hosts; if it is nowhere else, berth instance adopt " + inst.Name,
+		})
+	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
 		Code:    migration.ReasonTokenElsewhere,
 		Message: "the ownership token of " + inst.Name + " is not on " + h.o.Name + ", it went to " + inst.Token.Holder,

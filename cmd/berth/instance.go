@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/claims"
 	"berth/agent/host"
 	"berth/internal/fault"
 	"berth/topology"
@@ -289,8 +290,8 @@ func token(i api.Instance) string {
 	if !i.Managed {
 		return ""
 	}
-	if i.Token.State == "here" {
-		return "here"
+	if i.Token.State != claims.TokenSurrendered {
+		return string(i.Token.State)
 	}
 	return string(i.Token.State) + " to " + i.Token.Holder
 }
