@@ -312,7 +312,7 @@ func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Dur
 		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout,
 		Services: api.Services{
 			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties,
-			Guard: w.foreign, Foreign: w.foreign, Audits: &w.audits,
+			Guard: w.foreign, Foreign: w.foreign, Audits: &w.audits, Sides: w.verbs, Settle: w.verbs,
 			Peer: func(n string) (*api.Client, error) {
 				if w.peer == nil {
 					return nil, fault.New(fault.NotFound, "no host %s", n)
