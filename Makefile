@@ -1,6 +1,6 @@
 # Berth. `make` alone prints what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build check test demo bench clean soak
+.PHONY: help build check test demo bench clean soak model
 
 help: ## this text
 	@echo "make ..."
@@ -23,6 +23,9 @@ soak: ## real migrations with a fault or two each, on real hosts (ROUNDS=200, SE
 
 bench: ## benchmarks; the embedded Placement beside OpenStack's as a table (BENCH=Placement alone)
 	@go test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem ./...
+
+model: ## the hand-over as a state machine, searched to the end, and its mutants (MUTANT=list, MUTANT=name shows the run in words); installs spin (root)
+	@go run ./test/model/cmd/model $(or $(MUTANT),all)
 
 clean: ## what was built
 	rm -rf bin build
