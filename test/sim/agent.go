@@ -53,9 +53,9 @@ type agent struct {
 	client    *placementclient.Client
 	rng       *rand.Rand
 
-	ready bool
-	begun chan struct{} // closed when it is ready
-	calls []*exchange   // that others wait for
+	ready  bool
+	begun  chan struct{} // closed when it is ready
+	served []*exchange   // that others wait for
 }
 
 func (a *agent) dead() bool { return a.process.Dead() }
@@ -107,7 +107,7 @@ func (a *agent) run() {
 		return
 	}
 	a.tracker, err = claims.Open(ctx, claims.Options{
-		Store: w.mutatedStore(a, store), Runtime: a.rt, Host: m.name, Logger: log, Random: random{a.rng},
+		Store: a.ledgerStore(store), Runtime: a.rt, Host: m.name, Logger: log, Random: random{a.rng},
 		Capacity: claims.Capacity{Total: m.capacity},
 	})
 	if err != nil {
@@ -115,13 +115,13 @@ func (a *agent) run() {
 		return
 	}
 	a.conductor = migration.New(migration.Config{
-		Runtime: a.rt, Store: store, Local: m.name, Placement: w.mutatedPlacement(a, a.client), Logger: log,
+		Runtime: a.rt, Store: a.journalStore(store), Local: m.name, Placement: a.asks(a.client), Logger: log,
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },
 		UndoLater: 10 * time.Second,
 	})
 	a.host = host.New(host.Options{
-		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: w.mutatedDriver(a, libvirt{m.w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
+		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
 		Files: m.files, ImagesDirs: []string{images}, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
 	})
@@ -181,10 +181,10 @@ func (m *machine) kill(down time.Duration) {
 	// What it had not made durable is gone.
 	m.mem = m.mem.Crash()
 	m.mem.OnCommit(m.decide)
-	for _, x := range a.calls {
+	for _, x := range a.served {
 		x.end(unreachable("connection reset by " + m.name))
 	}
-	a.calls = nil
+	a.served = nil
 	life := m.lives
 	w.later(down, "start the agent of "+m.name, func() {
 		if m.lives == life && !m.off {

@@ -3,9 +3,11 @@ package sim
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
-	"berth/driver/drivertest"
+	"berth/claims"
+	"berth/internal/fault"
 )
 
 // chaos breaks things by chance, until its budget is spent or its time is over.
@@ -212,7 +214,7 @@ func (m *machine) killIncoming() {
 	}
 }
 
-// phases plays a story's events.
+// phases plays a story's events, and asks at the door of every host who comes.
 func (w *world) phases() {
 	for _, e := range w.story.Events {
 		if e.Phase != "" {
@@ -220,13 +222,36 @@ func (w *world) phases() {
 		}
 		w.later(e.At, e.Name, func() {
 			w.note("story", e.Name)
-			e.Do(w)
+			_ = e.Do(w) // an event of a moment is nobody's answer
 			w.look()
 		})
 	}
-	w.fleet.FaultPhase(func(phase, uuid string) error {
+	played := map[int]bool{}
+	w.fleet.FaultPhase(func(phase, _ string) error {
 		w.look()
+		for i, e := range w.story.Events {
+			if e.Phase == phase && !played[i] {
+				played[i] = true
+				w.note("story", e.Name)
+				return e.Do(w)
+			}
+		}
 		return nil
 	})
-	_ = drivertest.PhaseBegin
+	for _, name := range w.names {
+		m := w.machines[name]
+		m.fake.Fault(func(call, uuid string) error {
+			if call != "Arrive" || w.mutant != nil && w.mutant.NoGate || w.awaited(m, uuid) {
+				return nil
+			}
+			w.note(name, "turned away a stream of", uuid)
+			return fault.New(fault.Forbidden, "no claim on %s awaits %s", name, uuid)
+		})
+	}
+}
+
+// awaited says whether an arriving claim names a guest: what a stream's ticket stands
+// for.
+func (w *world) awaited(m *machine, uuid string) bool {
+	return slices.ContainsFunc(w.claimsOn(m), func(c claims.Claim) bool { return c.Owner.Instance == uuid && c.State == claims.Arriving })
 }

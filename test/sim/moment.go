@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"berth/claims"
@@ -79,10 +80,8 @@ func (w *world) runs(g *guest, host, what string) {
 
 // arrives holds law 2 and 10: a stream only where a claim awaits it.
 func (w *world) arrives(g *guest, from, to string) {
-	for _, c := range w.claimsOn(w.machines[to]) {
-		if c.Owner.Instance == g.uuid && c.State == claims.Arriving {
-			return
-		}
+	if w.awaited(w.machines[to], g.uuid) {
+		return
 	}
 	w.violate("guest %s begins to arrive on %s from %s without a claim that awaits it", g.name, to, from)
 }
@@ -106,6 +105,40 @@ func (w *world) claimAnswered(b *agent, ref migration.Ref, answer migration.Clai
 	w.violate("%s answered with claim %s of attempt %d, which is not on its disk", b.m.name, answer.Claim, ref.Attempt)
 }
 
+// undone notes what an undo has answered: from then on its verb has no effect.
+func (w *world) undone(m *machine, ref migration.Ref, what string, err error) error {
+	if err == nil {
+		w.gone[undoing{m.name, ref.Migration, ref.Attempt, what}] = true
+	}
+	return err
+}
+
+// undoing names the undo of one verb.
+type undoing struct {
+	host, migration string
+	attempt         int
+	what            string // claim, or the verb's memory
+}
+
+// sourceHolds holds what a source keeps until its guest is bound at the destination:
+// claim and context.
+func (w *world) sourceHolds(ref migration.Ref, when string) {
+	for _, m := range w.moves {
+		if m.uuid != ref.Migration {
+			continue
+		}
+		from := w.machines[m.from]
+		if !slices.ContainsFunc(w.claimsOn(from), func(c claims.Claim) bool { return c.Owner.Instance == ref.Instance && c.State == claims.Bound }) {
+			w.violate("%s has no claim of %s any more %s", m.from, m.guest.name, when)
+		}
+		raw := w.records(from, "halves")[ref.Migration]
+		var h struct{ Context *json.RawMessage }
+		if json.Unmarshal(raw, &h) != nil || h.Context == nil {
+			w.violate("%s has no context of %s any more %s", m.from, m.guest.name, when)
+		}
+	}
+}
+
 // committed is called after every commit of a machine's store.
 func (w *world) committed(m *machine, mutations []store.Mutation) {
 	for _, mutation := range mutations {
@@ -114,6 +147,18 @@ func (w *world) committed(m *machine, mutations []store.Mutation) {
 			w.tokensOf(m)
 		case "claims":
 			w.fits(m)
+			for _, c := range w.claimsOn(m) {
+				if c.Owner.Migration != "" && w.gone[undoing{m.name, c.Owner.Migration, c.Owner.Attempt, "claim"}] {
+					w.violate("%s has a claim of attempt %d of migration %s again, though it was aborted", m.name, c.Owner.Attempt, c.Owner.Migration)
+				}
+			}
+		case "verbs":
+			if parts := strings.Split(mutation.Key, "/"); mutation.Value != nil && len(parts) == 3 {
+				attempt, _ := strconv.Atoi(parts[1]) // of a key that claims made
+				if w.gone[undoing{m.name, parts[0], attempt, parts[2]}] {
+					w.violate("%s remembers %s again, though it was undone", m.name, mutation.Key)
+				}
+			}
 		}
 	}
 }

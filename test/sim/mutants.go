@@ -4,49 +4,21 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/migration"
+	"berth/migration/task"
 )
 
-// Mutant is one deliberate breakage.
+// Mutant is one deliberate breakage, made in what is around the real parts.
 type Mutant struct {
-	Name  string
-	What  string // in one line
-	Store func(a *agent, s ledger) claims.Store
-	Verbs func(a *agent, h migration.Host) migration.Host
-	Calls func(a *agent, l libvirt) driver.Driver
-	Asks  func(a *agent, p migration.Placement) migration.Placement
-}
+	Name string
+	What string // in one line
 
-func (w *world) mutatedStore(a *agent, s ledger) claims.Store {
-	if w.mutant != nil && w.mutant.Store != nil {
-		return w.mutant.Store(a, s)
-	}
-	return s
+	Ledger  func(a *agent, s ledger) claims.Store // that the tracker writes to
+	Journal func(a *agent, s ledger) task.Store   // that the conductor writes to
+	Verbs   func(a *agent, h migration.Host) migration.Host
+	Calls   func(a *agent, l libvirt) driver.Driver
+	Asks    func(a *agent, p migration.Placement) migration.Placement
+	NoGate  bool // streams are let in whoever comes
 }
-
-func (w *world) mutatedPlacement(a *agent, p migration.Placement) migration.Placement {
-	if w.mutant != nil && w.mutant.Asks != nil {
-		return w.mutant.Asks(a, p)
-	}
-	return p
-}
-
-func (w *world) mutatedDriver(a *agent, l libvirt) driver.Driver {
-	if w.mutant != nil && w.mutant.Calls != nil {
-		return w.mutant.Calls(a, l)
-	}
-	return l
-}
-
-// verbs are the host's, as a mutant leaves them.
-func (a *agent) verbs() migration.Host {
-	if a.w.mutant != nil && a.w.mutant.Verbs != nil {
-		return a.w.mutant.Verbs(a, a.host)
-	}
-	return a.host
-}
-
-// Mutants are all of them, in the order in which they are listed.
-func Mutants() []Mutant { return nil }
 
 // MutantNamed finds one; nil for none of that name.
 func MutantNamed(name string) *Mutant {
@@ -56,4 +28,35 @@ func MutantNamed(name string) *Mutant {
 		}
 	}
 	return nil
+}
+
+// mutated gives what a mutant makes of a part of an agent.
+func mutated[T, M any](a *agent, part T, of func(*Mutant) func(*agent, T) M, as func(T) M) M {
+	if m := a.w.mutant; m != nil {
+		if f := of(m); f != nil {
+			return f(a, part)
+		}
+	}
+	return as(part)
+}
+
+func (a *agent) ledgerStore(s ledger) claims.Store {
+	return mutated(a, s, func(m *Mutant) func(*agent, ledger) claims.Store { return m.Ledger }, func(s ledger) claims.Store { return s })
+}
+
+func (a *agent) journalStore(s ledger) task.Store {
+	return mutated(a, s, func(m *Mutant) func(*agent, ledger) task.Store { return m.Journal }, func(s ledger) task.Store { return s })
+}
+
+func (a *agent) calls(l libvirt) driver.Driver {
+	return mutated(a, l, func(m *Mutant) func(*agent, libvirt) driver.Driver { return m.Calls }, func(l libvirt) driver.Driver { return l })
+}
+
+func (a *agent) asks(p migration.Placement) migration.Placement {
+	return mutated(a, p, func(m *Mutant) func(*agent, migration.Placement) migration.Placement { return m.Asks }, func(p migration.Placement) migration.Placement { return p })
+}
+
+// verbs are the host's.
+func (a *agent) verbs() migration.Host {
+	return mutated(a, migration.Host(a.host), func(m *Mutant) func(*agent, migration.Host) migration.Host { return m.Verbs }, func(h migration.Host) migration.Host { return h })
 }

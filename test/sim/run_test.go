@@ -4,10 +4,27 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"berth/test/sim"
 )
 
-func TestStories_Quiet(t *testing.T) {
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// report fails the test with what a person needs to understand a run.
+func report(t *testing.T, s sim.Summary) {
+	t.Helper()
+	t.Log(s)
+	for i, r := range s.Failed {
+		if i == 5 {
+			t.Errorf("and %d more", s.Violations-i)
+			break
+		}
+		t.Errorf("seed %d, %s (make sim SEED=%d RUNS=1 VERBOSE=1):\n  %s", r.Seed, r.Story, r.Seed, strings.Join(r.Violations, "\n  "))
+	}
+}
+
+func TestStories_EndAsTheyShould(t *testing.T) {
 	for _, s := range sim.Stories() {
 		t.Run(s.Name, func(t *testing.T) {
 			r := sim.Run(sim.Options{Seed: 1, Story: s, KeepPoints: true, KeepTrace: true})
@@ -16,5 +33,25 @@ func TestStories_Quiet(t *testing.T) {
 				t.Errorf("%s\n%s", strings.Join(r.Violations, "\n"), r.Trace)
 			}
 		})
+	}
+}
+
+// TestEveryPoint_AgentDies stops the agent that acts at every point of every story.
+func TestEveryPoint_AgentDies(t *testing.T) {
+	cases := sim.Cases(sim.Hows()[:1])
+	t.Logf("%d points of %d stories", len(cases), len(sim.Stories()))
+	report(t, sim.Many(len(cases)/few, 0, func(i int) sim.Options { return cases[i*few].Options() }, nil))
+}
+
+func TestRandom_RunsHoldTheLaws(t *testing.T) {
+	report(t, sim.Many(1000/few, 0, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 1, Chaos: true} }, nil))
+}
+
+func TestRun_OneSeedIsOneRun(t *testing.T) {
+	play := func(workers int) sim.Summary {
+		return sim.Many(20, workers, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 500, Chaos: true} }, nil)
+	}
+	if a, b := play(1), play(3); a.String() != b.String() {
+		t.Errorf("the same seeds gave two ends:\n%s\n%s", a, b)
 	}
 }

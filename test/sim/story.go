@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"berth/driver/drivertest"
@@ -44,6 +45,7 @@ type GuestPlan struct {
 // MovePlan is one migration that is asked for.
 type MovePlan struct {
 	Guest      int
+	After      *int   // the move that it waits for, from where that has brought the guest; nil for none
 	To         string // empty to let candidates decide
 	At         time.Duration
 	AbortAfter time.Duration
@@ -56,7 +58,7 @@ type Event struct {
 	At    time.Duration
 	Phase string // a phase of drivertest; empty for At
 	Name  string
-	Do    func(w *world)
+	Do    func(w *world) error // what a phase is answered with
 }
 
 func (s *Story) host(name string) HostPlan {
@@ -74,7 +76,7 @@ func (s *Story) grace() time.Duration { return 70 * time.Second }
 var (
 	roomy = topology.Resources{VCPUs: 8, MemoryMB: 4096, DiskGB: 100}
 	small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 256, DiskGB: 1}
-	large = topology.Flavor{Name: "large", VCPUs: 4, MemoryMB: 1024, DiskGB: 10}
+	large = topology.Flavor{Name: "large", VCPUs: 2, MemoryMB: 1024, DiskGB: 10}
 	// slow takes some seconds for a small guest.
 	slow = drivertest.Pace{Tick: 200 * time.Millisecond, Setup: 600 * time.Millisecond, Rate: 128 << 20}
 )
@@ -112,8 +114,8 @@ func Stories() []*Story {
 		{Name: "nobody takes it", Hosts: tight, Guests: one(GuestPlan{Flavor: large}), Moves: move(""), Pace: slow, Want: migration.OutcomeRefused},
 		{Name: "aborted", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: []MovePlan{{To: "b", At: time.Second, AbortAfter: 2500 * time.Millisecond}}, Pace: slow, Want: migration.OutcomeUndone},
 		{Name: "stalled", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
-			Events: []Event{{At: 2500 * time.Millisecond, Name: "cut the data link", Do: func(w *world) { w.fleet.CutData("a", "b") }},
-				{At: 60 * time.Second, Name: "heal the data link", Do: func(w *world) { w.fleet.HealData("a", "b") }}}},
+			Events: []Event{{At: 2500 * time.Millisecond, Name: "cut the data link", Do: func(w *world) error { w.fleet.CutData("a", "b"); return nil }},
+				{At: 60 * time.Second, Name: "heal the data link", Do: func(w *world) error { w.fleet.HealData("a", "b"); return nil }}}},
 	}
 }
 
@@ -141,10 +143,15 @@ func drawStory(r *rand.Rand) *Story {
 			m.AbortAfter = m.At + time.Duration(r.IntN(6000))*time.Millisecond
 		}
 		s.Moves = append(s.Moves, m)
+		if first := len(s.Moves) - 1; r.IntN(4) == 0 {
+			s.Moves = append(s.Moves, MovePlan{Guest: i, After: &first, At: m.At})
+		}
 	}
 	if r.IntN(4) == 0 {
 		h := &s.Hosts[r.IntN(n)]
-		h.Told, h.Capacity = h.Capacity, topology.Resources{VCPUs: 4, MemoryMB: 1024, DiskGB: 20}
+		if !slices.ContainsFunc(s.Guests, func(g GuestPlan) bool { return g.Host == h.Name }) {
+			h.Told, h.Capacity = h.Capacity, topology.Resources{VCPUs: 1, MemoryMB: 1024, DiskGB: 20}
+		}
 	}
 	s.Name = fmt.Sprintf("%d guests on %d hosts", guests, n)
 	return s

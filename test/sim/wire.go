@@ -115,15 +115,15 @@ func (p peer) lost(ctx context.Context, what string) error {
 func (p peer) send(ctx context.Context, what string, serve func(context.Context, *agent)) *exchange {
 	b := p.m.agent
 	x := &exchange{done: make(chan struct{})}
-	b.calls = append(b.calls, x)
+	b.served = append(b.served, x)
 	b.process.Go(what, func() {
 		// Every request waits until the start is over.
 		if err := runtime.Await(ctx, b.rt, b.begun); err == nil {
 			serve(ctx, b)
 		}
-		for i, o := range b.calls {
+		for i, o := range b.served {
 			if o == x {
-				b.calls = append(b.calls[:i], b.calls[i+1:]...)
+				b.served = append(b.served[:i], b.served[i+1:]...)
 				break
 			}
 		}
@@ -232,7 +232,9 @@ func (p peer) RenewClaim(ctx context.Context, ref migration.Ref) error {
 }
 
 func (p peer) AbortClaim(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "AbortClaim", func(ctx context.Context, h migration.Host) error { return h.AbortClaim(ctx, ref) })
+	return act(ctx, p, "AbortClaim", func(ctx context.Context, h migration.Host) error {
+		return p.a.w.undone(p.m, ref, "claim", h.AbortClaim(ctx, ref))
+	})
 }
 
 func (p peer) PreLiveMigration(ctx context.Context, ref migration.Ref, q migration.PreLiveRequest) (migration.Prepared, error) {
@@ -242,14 +244,18 @@ func (p peer) PreLiveMigration(ctx context.Context, ref migration.Ref, q migrati
 }
 
 func (p peer) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "RollbackPreLiveMigration", func(ctx context.Context, h migration.Host) error { return h.RollbackPreLiveMigration(ctx, ref) })
+	return act(ctx, p, "RollbackPreLiveMigration", func(ctx context.Context, h migration.Host) error {
+		return p.a.w.undone(p.m, ref, "prepared", h.RollbackPreLiveMigration(ctx, ref))
+	})
 }
 
 func (p peer) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	p.a.w.sourceHolds(ref, "before the token is accepted")
 	return act(ctx, p, "AcceptToken", func(ctx context.Context, h migration.Host) error { return h.AcceptToken(ctx, ref, c) })
 }
 
 func (p peer) FinishDestination(ctx context.Context, ref migration.Ref) error {
+	p.a.w.sourceHolds(ref, "before the destination is bound")
 	return act(ctx, p, "FinishDestination", func(ctx context.Context, h migration.Host) error { return h.FinishDestination(ctx, ref) })
 }
 

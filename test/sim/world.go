@@ -9,8 +9,8 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"berth/agent/host/disks/diskstest"
@@ -91,9 +91,12 @@ type world struct {
 	said       map[string]bool // violations that were told
 	pending    int             // of later: what will still happen by itself
 	calm       time.Duration   // since when all is up and over; 0 for not
+	mended     time.Duration   // when the last thing that was broken was mended
 	over       bool
+	stuck      bool
 	seen       int // entries of the fleet's history
 	tokens     map[string]map[string]claims.Token
+	gone       map[undoing]bool
 	streams    map[string]int // asked for, by migration and destination
 }
 
@@ -138,7 +141,8 @@ const (
 type move struct {
 	uuid       string
 	guest      *guest
-	from       string
+	from       string        // where the guest is when it is asked for
+	after      *move         // that it waits for; nil for none
 	to         string        // empty to let candidates decide
 	at         time.Duration // when it is asked for
 	abortAfter time.Duration // 0 for never; from the start of the run
@@ -169,22 +173,25 @@ func Run(o Options) Result {
 	if w.chaos != nil {
 		w.chaos.begin()
 	}
-	if err := w.sim.Run(limit, func() bool { return w.over }); err != nil {
+	if err := w.sim.Run(limit, func() bool { return w.over || w.stuck }); err != nil {
 		w.violate("%v", err)
 	}
 	w.atRest()
 	return w.result()
 }
 
-// limit is how long a run may last, of its own time. Arbitrary: far above what undos
-// that wait for a host take.
-const limit = 3 * time.Hour
+// limit is how long a run may last, of its own time, and patience how long all may be
+// mended and moves not over. Arbitrary: far above what undos that wait for a host take.
+const (
+	limit    = 3 * time.Hour
+	patience = 15 * time.Minute
+)
 
 func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
 		machines: map[string]*machine{}, cuts: map[[2]string]bool{}, said: map[string]bool{},
-		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{},
+		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{},
 	}
 	if o.Log != nil {
 		w.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -261,8 +268,13 @@ func (w *world) make() error {
 		w.guests = append(w.guests, g)
 	}
 	for i, s := range w.story.Moves {
+		var after *move
+		if s.After != nil {
+			after = w.moves[*s.After]
+		}
 		w.moves = append(w.moves, &move{
-			uuid: id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
+			after: after,
+			uuid:  id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
 		})
 	}
 	made := errors.New("it did not run")
@@ -436,6 +448,12 @@ func (w *world) changesFile(host, step, path string) error {
 func (w *world) ask(m *move) {
 	ctx := context.Background()
 	_ = w.outside.Sleep(ctx, m.at)
+	for m.after != nil && !w.isOver(m.after) {
+		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
+	}
+	if at := w.holders(m.guest.uuid); len(at) == 1 {
+		m.from = at[0]
+	}
 	source := w.machines[m.from]
 	for !m.accepted && m.asked < 40 {
 		m.asked++
@@ -458,7 +476,7 @@ func (w *world) ask(m *move) {
 			w.note("user", "move accepted", m.uuid)
 			break
 		}
-		w.note("user", "move not accepted:", err.Error())
+		w.note("user", "move not accepted:", requestID.ReplaceAllString(err.Error(), "req"))
 		m.refused = err
 		if k := fault.KindOf(err); k == fault.DoesNotFit || k == fault.Forbidden && m.asked > 3 {
 			break
@@ -468,7 +486,7 @@ func (w *world) ask(m *move) {
 	if !m.accepted {
 		// One answer may have been lost all the same.
 		m.accepted = w.known(m)
-		m.asked = 1000
+		m.asked = givenUp
 		return
 	}
 	for m.abortAfter > 0 && !m.last.Done() {
@@ -497,14 +515,22 @@ func (w *world) known(m *move) bool {
 
 // clock looks twice a second whether all is over.
 func (w *world) clock() {
-	for !w.over {
+	for {
 		_ = w.outside.Sleep(context.Background(), 500*time.Millisecond)
 		w.look()
+		now := w.sim.Elapsed()
+		if w.pending > 0 || w.chaos != nil && !w.chaos.done() {
+			w.mended = now
+		}
 		if !w.settled() {
 			w.calm = 0
+			if now > w.mended+patience {
+				w.violate("nothing has been broken for %s, and not all is over", patience)
+				w.stuck = true
+				return
+			}
 			continue
 		}
-		now := w.sim.Elapsed()
 		if w.calm == 0 {
 			w.calm = now
 			w.note("world", "calm")
@@ -524,23 +550,32 @@ func (w *world) settled() bool {
 		}
 	}
 	for _, m := range w.moves {
-		switch {
-		case !m.accepted && m.asked < 1000:
-			return false
-		case !m.accepted:
-			continue
-		}
-		rec, err := w.machines[m.from].agent.conductor.Get(context.Background(), m.uuid)
-		if err != nil {
-			return false
-		}
-		m.last = rec
-		if !rec.Done() && !(rec.Outcome == migration.OutcomeInDoubt && w.undecidable(m)) {
+		if !w.isOver(m) {
 			return false
 		}
 	}
 	return true
 }
+
+// isOver says whether a move has ended, or can go no further in this world.
+func (w *world) isOver(m *move) bool {
+	if !m.accepted {
+		return m.asked >= givenUp
+	}
+	a := w.machines[m.from].agent
+	if a.dead() || !a.ready {
+		return false
+	}
+	rec, err := a.conductor.Get(context.Background(), m.uuid)
+	if err != nil {
+		return false
+	}
+	m.last = rec
+	return rec.Done() || rec.Outcome == migration.OutcomeInDoubt && w.undecidable(m)
+}
+
+// givenUp is what a user has asked who asks no more.
+const givenUp = 1000
 
 // later has something happen after a while.
 func (w *world) later(d time.Duration, name string, f func()) {
@@ -571,7 +606,7 @@ func (w *world) note(parts ...string) { w.trace.note(w.sim.Elapsed(), parts...) 
 
 // violate records that something was not held; one thing once.
 func (w *world) violate(format string, args ...any) {
-	v := fmt.Sprintf(format, args...)
+	v := requestID.ReplaceAllString(fmt.Sprintf(format, args...), "req")
 	if w.said[v] || len(w.violations) >= 20 {
 		return
 	}
@@ -601,4 +636,6 @@ func (w *world) holders(uuid string) []string {
 	return out
 }
 
-func short(what string) string { return strings.TrimSpace(what) }
+// requestID is Placement's name for a request, the one thing in a run that is not
+// drawn from the seed.
+var requestID = regexp.MustCompile(`req-[0-9a-f-]{36}`)
