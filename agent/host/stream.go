@@ -290,7 +290,7 @@ func (h *Host) adoptStream(ctx context.Context, ref migration.Ref) error {
 		} else if !exists || !d.Active() {
 			return h.foundOver(ctx, ref)
 		}
-		if err := h.rt.Sleep(ctx, h.o.Agree); err != nil {
+		if err := h.rt.Sleep(ctx, h.o.Agree/4); err != nil {
 			return err
 		}
 	}

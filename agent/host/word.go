@@ -136,10 +136,15 @@ func (h *Host) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 
 func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
 	clean, err := h.yield(ctx, ref, epoch, to)
-	if err != nil || !clean {
+	switch _, claimed := h.tracker.ByOwner(owner(ref)); {
+	case err != nil:
 		return err
+	case clean:
+		return h.cleanUpSource(ctx, ref)
+	case claimed && !h.arrived(ref):
+		return h.endArrival(ctx, ref) // it never had the token, and gets it no more
 	}
-	return h.cleanUpSource(ctx, ref)
+	return nil
 }
 
 // yield surrenders and ends what is here. clean: this host was the source of the move,
