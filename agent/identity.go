@@ -75,6 +75,9 @@ func (a *Agent) newPlacement(c config.Config) (*placementclient.Client, error) {
 		})
 		if err != nil {
 			a.log.Error("keystone cannot be asked for a token", "error", err)
+			err = fault.Refuse(fault.Unavailable, "log in to keystone", fault.Reason{
+				Code: "keystone_config", Message: err.Error(), Change: "correct [placement] cloud and clouds_file, and restart the agent",
+			})
 			o.Token, o.TokenSource, o.Catalogue = "", noKeystone{err}, noKeystone{err}
 			return placementclient.New(o)
 		}

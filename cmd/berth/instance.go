@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/claims"
 	"berth/agent/host"
+	"berth/claims"
 	"berth/internal/fault"
 	"berth/topology"
 )
