@@ -118,11 +118,13 @@ func (a *agent) run() {
 		Runtime: a.rt, Store: a.journalStore(store), Local: m.name, Placement: a.asks(a.client), Logger: log,
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },
-		UndoLater: 10 * time.Second,
+		UndoLater: 10 * time.Second, Random: random{a.rng},
 	})
 	a.host = host.New(host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
+		Conducts: a.conductor.Conducts, Random: random{a.rng},
+		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
 		Files: m.files, ImagesDirs: []string{images}, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
 	})
 	a.spawn("claim leases", func() error { return a.tracker.Run(ctx) })
@@ -143,6 +145,7 @@ func (a *agent) run() {
 	}
 	a.spawn("follow", func() error { return a.host.Follow(ctx) })
 	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })
+	a.spawn("sides of moves", func() error { return a.host.FollowSides(ctx) })
 }
 
 // spawn runs one of the agent's tasks.

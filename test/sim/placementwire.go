@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -24,8 +23,8 @@ type service struct {
 	away   bool
 }
 
-func newService() (*service, error) {
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+func newService(w *world) (*service, error) {
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: discard, Runtime: w.outside, Random: random{w.rng}})
 	if err != nil {
 		return nil, err
 	}

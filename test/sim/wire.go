@@ -28,7 +28,42 @@ type peer struct {
 var (
 	_ migration.Host         = peer{}
 	_ migration.StreamWaiter = peer{}
+	_ migration.Settler      = peer{}
+	_ migration.Side         = peer{}
 )
+
+// side reaches the other host of a move, without a conductor between them.
+func (a *agent) side(name string) (migration.Side, error) {
+	m := a.w.machines[name]
+	if m == nil {
+		return nil, fault.New(fault.NotFound, "no peer is named %s", name)
+	}
+	return peer{a, m}, nil
+}
+
+// AttemptFate implements migration.Side.
+func (p peer) AttemptFate(ctx context.Context, ref migration.Ref) (migration.AttemptFate, error) {
+	return verb(ctx, p, ofQuestion, "AttemptFate", func(ctx context.Context, b *agent) (migration.AttemptFate, error) {
+		return b.host.AttemptFate(ctx, ref)
+	})
+}
+
+// YieldToken implements migration.Side.
+func (p peer) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
+	_, err := verb(ctx, p, ofVerb, "YieldToken", func(ctx context.Context, b *agent) (struct{}, error) {
+		return struct{}{}, b.host.YieldToken(ctx, ref, epoch, to)
+	})
+	return err
+}
+
+// TakeWord implements migration.Settler, which is the local host.
+func (p peer) TakeWord(ctx context.Context, ref migration.Ref, s migration.Settlement) error {
+	_, err := verb(ctx, p, ofVerb, "TakeWord", func(ctx context.Context, b *agent) (struct{}, error) { return struct{}{}, b.host.TakeWord(ctx, ref, s) })
+	return err
+}
+
+// WordOn implements migration.Settler.
+func (p peer) WordOn(ref migration.Ref) (migration.Settlement, bool) { return p.a.host.WordOn(ref) }
 
 // exchange is a request over the wire that somebody waits for.
 type exchange struct {

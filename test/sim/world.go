@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"berth/claims"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store/storetest"
 	"berth/migration"
@@ -152,6 +152,8 @@ type move struct {
 	accepted bool
 	refused  error // why it was not accepted, in the end
 	last     migration.Migration
+	doubted  time.Duration // since when it is in doubt; 0 for not
+	settling bool          // an operator is about to say where the guest is
 }
 
 // Run plays one run to its end.
@@ -243,7 +245,7 @@ func id(kind string, n int) string { return fmt.Sprintf("%s-0000-4000-8000-%012d
 // make makes hosts, Placement and guests, as they are before anything goes wrong.
 func (w *world) make() error {
 	var err error
-	if w.placement, err = newService(); err != nil {
+	if w.placement, err = newService(w); err != nil {
 		return err
 	}
 	w.fleet.SetPace(w.story.Pace)
@@ -476,7 +478,7 @@ func (w *world) ask(m *move) {
 			w.note("user", "move accepted", m.uuid)
 			break
 		}
-		w.note("user", "move not accepted:", requestID.ReplaceAllString(err.Error(), "req"))
+		w.note("user", "move not accepted:", err.Error())
 		m.refused = err
 		if k := fault.KindOf(err); k == fault.DoesNotFit || k == fault.Forbidden && m.asked > 3 {
 			break
@@ -571,7 +573,51 @@ func (w *world) isOver(m *move) bool {
 		return false
 	}
 	m.last = rec
-	return rec.Done() || rec.Outcome == migration.OutcomeInDoubt && w.undecidable(m)
+	if rec.Outcome != migration.OutcomeInDoubt {
+		m.doubted = 0
+		return rec.Done()
+	}
+	now := w.sim.Elapsed()
+	switch {
+	case m.doubted == 0:
+		m.doubted = now
+	case now > m.doubted+operatorsPatience && now > w.mended+operatorsPatience && !m.settling && w.undecidable(m):
+		m.settling = true
+		w.outside.Go("operator", func() { w.settle(m) })
+	}
+	return false
+}
+
+// operatorsPatience is how long an operator leaves a move in doubt to itself. He is
+// asked for nothing but what nobody else can know.
+const operatorsPatience = 2 * time.Minute
+
+// settle is the operator: he looks where the guest really is and says so.
+func (w *world) settle(m *move) {
+	at := m.from
+	for _, host := range w.names {
+		if c := m.guest.copies[host]; c == whole {
+			at = host
+		}
+	}
+	w.note("operator", "the guest of", m.uuid, "is at", at)
+	a := w.machines[m.from].agent
+	if a.dead() || !a.ready {
+		m.settling = false
+		return
+	}
+	ctx, cancel := w.outside.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var err error
+	x := peer{a: a, m: a.m}.send(ctx, "settle", func(ctx context.Context, b *agent) {
+		_, err = b.conductor.Settle(ctx, m.uuid, migration.Settlement{GuestIsAt: at, Why: "looked at both hosts", By: "operator"})
+	})
+	_ = runtime.Await(ctx, w.outside, x.done) // a word that is not heard is said again
+	if err = cmp.Or(x.err, err); err != nil {
+		w.note("operator", "was not heard:", err.Error())
+		_ = w.outside.Sleep(ctx, operatorsPatience)
+	}
+	m.settling = false
 }
 
 // givenUp is what a user has asked who asks no more.
@@ -606,7 +652,7 @@ func (w *world) note(parts ...string) { w.trace.note(w.sim.Elapsed(), parts...) 
 
 // violate records that something was not held; one thing once.
 func (w *world) violate(format string, args ...any) {
-	v := requestID.ReplaceAllString(fmt.Sprintf(format, args...), "req")
+	v := fmt.Sprintf(format, args...)
 	if w.said[v] || len(w.violations) >= 20 {
 		return
 	}
@@ -635,7 +681,3 @@ func (w *world) holders(uuid string) []string {
 	}
 	return out
 }
-
-// requestID is Placement's name for a request, the one thing in a run that is not
-// drawn from the seed.
-var requestID = regexp.MustCompile(`req-[0-9a-f-]{36}`)
