@@ -181,13 +181,13 @@ const recoveryTime = 2 * time.Second
 // and starts it again.
 func TestRecovery_TakesUnderTwoSeconds(t *testing.T) {
 	requireQemuImg(t)
-	verbs := []string{
-		"CheckDestination", "CheckSource", "Claim", "RecordContext", "PreLiveMigration", "StartStream",
-		"Commit", "AcceptToken", "FinishDestination", "CleanUpSource",
-	}
+	verbs := []string{"Claim", "PreLiveMigration", "StartStream", "Commit", "AcceptToken", "FinishDestination", "CleanUpSource"}
 	for _, who := range []string{"a", "b"} {
-		for _, verb := range verbs {
+		for i, verb := range verbs {
 			for _, answered := range []bool{false, true} {
+				if who == "b" && answered != (i%2 == 0) {
+					continue // of the destination every other point: each costs its while
+				}
 				t.Run(fmt.Sprintf("%s %s answered=%v", who, verb, answered), func(t *testing.T) {
 					t.Parallel()
 					s := newSite(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"berth/claims"
 	"berth/internal/fault"
@@ -136,7 +137,14 @@ func (h *Host) autostart(ctx context.Context) error {
 	}
 	var errs []error
 	var again []string
+	asking, cancel := h.rt.WithTimeout(ctx, askOwners)
+	defer cancel()
+	silent := map[string]bool{}
 	for _, uuid := range left {
+		if err := h.giveWay(asking, uuid, silent); err != nil {
+			again, errs = append(again, uuid), append(errs, wrap(err, "autostart instance %s", uuid))
+			continue
+		}
 		err := h.autostartOne(ctx, uuid)
 		switch fault.KindOf(err) {
 		case "":
@@ -151,6 +159,32 @@ func (h *Host) autostart(ctx context.Context) error {
 		errs = append(errs, h.tracker.Remember(ctx, autostartRef("left"), again))
 	}
 	return errors.Join(errs...)
+}
+
+// askOwners bounds, for all guests together, the questions whether an operator has given
+// them to somebody else while this host was down. Arbitrary: a host that starts alone
+// starts what is its own.
+const askOwners = 5 * time.Second
+
+// giveWay asks the host that a guest came from whether it has the token with a higher
+// epoch: an operator has taken the guest back there, since this host was taken for dead.
+// A host that is silent has nothing to say.
+func (h *Host) giveWay(ctx context.Context, uuid string, silent map[string]bool) error {
+	inst, known := h.tracker.Instance(uuid)
+	c, came := h.tracker.Came(inst.Token.Migration)
+	if !known || inst.Token.State != claims.TokenHere || !came || c.Instance != uuid || silent[c.From] || ctx.Err() != nil {
+		return nil
+	}
+	a := pendingArrival{ref: migration.Ref{Migration: c.Migration, Instance: uuid, Attempt: c.Attempt}, source: c.From}
+	fate, err := h.askSource(ctx, a)
+	switch {
+	case err != nil || fate == nil:
+		silent[c.From] = true
+		return nil
+	case fate.Epoch <= inst.Token.Epoch:
+		return nil
+	}
+	return h.yieldToken(ctx, a.ref, fate.Epoch, c.From)
 }
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {

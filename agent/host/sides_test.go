@@ -329,6 +329,29 @@ func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {
 	}
 }
 
+// A host that was taken for dead comes back, rebooted: it asks before it starts what was
+// its own.
+func TestAutostart_AsksTheOneWhoTookTheGuestBack(t *testing.T) {
+	s := newSides(t)
+	s.guest.Autostart = true
+	s.left()
+	c, err := s.a.Commit(t.Context(), s.ref)
+	s.must("commit", err)
+	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+	s.must("finish", s.b.FinishDestination(t.Context(), s.ref))
+	s.must("destroy", s.b.fake.Destroy(t.Context(), s.ref.Instance))
+	s.must("take word", s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "x"}))
+	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
+	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("start", s.a.Start(t.Context(), "vm1", false))
+	s.restart("b")
+	s.must("settle", s.b.Settle(t.Context()))
+	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b instances"] != nil {
+		t.Errorf("at the host that came back: %v", p)
+	}
+	s.state("a", s.ref.Instance, driver.Running)
+}
+
 func TestTakeWord_IsRefusedBesideARunningGuest(t *testing.T) {
 	s := newSides(t)
 	s.prepare()
