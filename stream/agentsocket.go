@@ -84,9 +84,9 @@ func ask(ctx context.Context, p Paths, r request) (Status, error) {
 }
 
 // serveAgent answers agents until the listener is closed.
-func (p *process) serveAgent(l net.Listener) {
+func (p *process) serveAgent(l *net.UnixListener) {
 	for {
-		c, err := l.Accept()
+		c, err := l.AcceptUnix()
 		if err != nil {
 			if p.retryAccept("agent", err) {
 				continue
@@ -97,6 +97,10 @@ func (p *process) serveAgent(l net.Listener) {
 			defer c.Close()
 			// The end of the process waits for nobody who asks and says nothing.
 			defer context.AfterFunc(p.ctx, func() { c.Close() })()
+			if err := p.mayConnect(c, Control); err != nil {
+				p.refuse("local agent", err)
+				return
+			}
 			p.answerAgent(c)
 		})
 	}

@@ -29,9 +29,9 @@ type batch struct {
 	hold bool
 }
 
-// transfer is how much is moved at a time, in each direction of a connection.
-// Measured over loopback: 64 KiB costs a tenth of the throughput, 1 MiB brings
-// nothing.
+// transfer is how much is moved at a time, in each direction of a connection. CPU
+// seconds a GiB, both processes together: 2.0 at 16 KiB, 1.7 at 64, 1.3 at 256, 1.2
+// at 1 MiB. A connection that moves has three buffers of it.
 const transfer = 256 << 10
 
 func newBatch(c net.Conn) *batch { return &batch{Conn: c} }

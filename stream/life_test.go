@@ -31,7 +31,7 @@ func openAndDie(dir, order string) {
 		if err = json.Unmarshal(text, &o); err == nil {
 			var m *Manager
 			self, _ := os.Executable()
-			s := Children{Command: []string{self, "stream-process"}, Spawn: func(_ string, f func()) { go f() }}
+			s := Children{Command: []string{self, "stream-process"}}
 			if m, err = NewManager(dir, s, &runtime.System{}); err == nil {
 				_, err = m.Open(context.Background(), o)
 			}
@@ -244,7 +244,7 @@ func TestManager_SaysWhyAProcessDidNotBegin(t *testing.T) {
 			}
 		})
 	}
-	p := newPair(t, Children{Command: []string{"/bin/false"}, Spawn: func(_ string, f func()) { go f() }})
+	p := newPair(t, Children{Command: []string{"/bin/false"}})
 	if _, err := p.dst.Open(t.Context(), p.in); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "ended before it served") {
 		t.Errorf("a program that fails: %v", err)
 	}

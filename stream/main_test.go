@@ -79,7 +79,7 @@ func own(t testing.TB) Starter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Children{Command: []string{self, "stream-process"}, Spawn: func(_ string, f func()) { go f() }}
+	return Children{Command: []string{self, "stream-process"}}
 }
 
 func newPair(t testing.TB, starter Starter) *pair {

@@ -406,8 +406,8 @@ func (p *process) refuse(from string, err error) {
 	}
 }
 
-// quiet bounds the lines that strangers can have written: ten at once, then one a
-// second. Arbitrary.
+// quiet bounds the lines that strangers can have written: ten at once, then one in
+// ten seconds. Arbitrary.
 type quiet struct {
 	spent  int
 	since  time.Duration
@@ -415,11 +415,12 @@ type quiet struct {
 }
 
 func (q *quiet) may(now time.Duration) (say bool, unsaid int) {
-	if back := int((now - q.since) / time.Second); back > 0 {
+	const burst, pause = 10, 10 * time.Second
+	if back := int((now - q.since) / pause); back > 0 {
 		q.spent = max(0, q.spent-back)
 		q.since = now
 	}
-	if q.spent >= 10 {
+	if q.spent >= burst {
 		q.unsaid++
 		return false, 0
 	}

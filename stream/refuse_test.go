@@ -343,7 +343,7 @@ func TestQuiet_BoundsTheLines(t *testing.T) {
 			said++
 		}
 	}
-	if say, unsaid := q.may(3 * time.Second); !say || unsaid != 990 || said != 10 {
+	if say, unsaid := q.may(11 * time.Second); !say || unsaid != 990 || said != 10 {
 		t.Errorf("said %d, then %v with %d unsaid; want 10, then one with 990", said, say, unsaid)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"berth/systemd"
@@ -28,6 +29,16 @@ func (u Units) Start(ctx context.Context, id ID, dir string) (*Started, error) {
 	return &Started{}, u.Systemd.Start(ctx, "berth-stream@"+id.String()+".service")
 }
 
+// StarterFor gives the starter for a folder of streams on this machine: Units where
+// systemd runs and knows the template, Children elsewhere.
+func StarterFor(ctx context.Context, dir string) Starter {
+	u := Units{}
+	if dir == PackagedDir && systemd.Running() && u.Systemd.Has(ctx, "berth-stream@.service") {
+		return u
+	}
+	return Children{}
+}
+
 // Children starts each process as a child in a session of its own, for machines
 // without a service manager. It is no more the agent's than a unit is: it has none
 // of its descriptors, no terminal, another process group, and is adopted by
@@ -36,8 +47,6 @@ type Children struct {
 	// Command is the program with its first arguments; the session's folder is
 	// added. Nil is this very program: `berth stream run`.
 	Command []string
-	// Spawn runs a function beside the caller: the child must be waited for.
-	Spawn func(name string, f func())
 }
 
 // Start implements Starter.
@@ -55,7 +64,7 @@ func (c Children) Start(_ context.Context, id ID, dir string) (*Started, error) 
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(command[0], append(command[1:], dir)...)
+	cmd := exec.Command(command[0], append(slices.Clone(command[1:]), dir)...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	// What the agent was given is none of its business: NOTIFY_SOCKET, LISTEN_FDS,
@@ -66,9 +75,11 @@ func (c Children) Start(_ context.Context, id ID, dir string) (*Started, error) 
 		return nil, fmt.Errorf("start the process: %w", err)
 	}
 	ended := make(chan struct{})
-	c.Spawn("stream "+id.String(), func() {
+	// Nobody waits for this goroutine: the child may live for hours, and the agent
+	// stops when it is told to. While the agent runs, a child that ends is no zombie.
+	go func() {
 		defer close(ended)
 		_ = cmd.Wait() // how it ended, its folder says
-	})
+	}()
 	return &Started{Ended: ended}, nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,7 +94,6 @@ func TestProcess_SurvivesItsLimitOfFiles(t *testing.T) {
 	}
 	p := newPair(t, Children{
 		Command: []string{"/bin/sh", "-c", `ulimit -n 48; exec "$0" "$@"`, self, "stream-process"},
-		Spawn:   func(_ string, f func()) { go f() },
 	})
 	p.open()
 	memory := p.memory()
@@ -222,5 +222,44 @@ func TestDestination_FollowsNoLinkThatQEMULeft(t *testing.T) {
 			c.Close()
 			t.Errorf("%s: libvirt was reached", name)
 		}
+	}
+}
+
+func TestTend_GivesADeadPeerUpInTime(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := tend(c.(*net.TCPConn), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	if err := raw.Control(func(fd uintptr) {
+		for name, o := range map[string][2]int{
+			"on": {unix.SOL_SOCKET, unix.SO_KEEPALIVE}, "idle": {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}, "interval": {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL},
+			"count": {unix.IPPROTO_TCP, unix.TCP_KEEPCNT}, "user timeout": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT},
+		} {
+			v, err := unix.GetsockoptInt(int(fd), o[0], o[1])
+			if err != nil {
+				t.Error(err)
+			}
+			got[name] = v
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{"on": 1, "idle": 30, "interval": 8, "count": 4, "user timeout": 60000}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
