@@ -164,7 +164,7 @@ func (w *world) drop(name string, on *lab.Host) {
 func benchWorld(b *testing.B) *world {
 	b.Helper()
 	build(b)
-	f, err := fleet.Up(b.Context(), fleet.Options{Dir: filepath.Join(lab.TempDir(b), "fleet"), Binary: shared.bin})
+	f, err := fleet.Up(b.Context(), fleet.Options{Dir: filepath.Join(lab.TempDir(b), "fleet"), Binary: shared.bin, Listen: true})
 	if err != nil {
 		b.Fatal(err)
 	}

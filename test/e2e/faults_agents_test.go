@@ -1,11 +1,7 @@
 package e2e
 
 import (
-	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,23 +14,17 @@ var undone, completed = []migration.Outcome{migration.OutcomeUndone}, []migratio
 // slow is a stream that lasts some seconds.
 const slow = "12MiB/s"
 
-// One guest goes through all of it: what one breakage leaves behind, the next
-// meets.
+// What ends a guest, or a whole host. All that a guest must outlive is broken in
+// test/soak. One guest goes through all of it: what one breakage leaves behind, the
+// next meets.
 func TestFaults_GuestRunsOnceAndNothingIsLeft(t *testing.T) {
 	w := faults(t, "f1", nil)
 	for _, group := range []struct {
 		name string
 		run  func(*world, string)
 	}{
-		{"source agent killed at every step", sourceAgentKilled},
-		{"destination agent killed", destinationAgentKilled},
-		{"Placement killed", placementKilled},
-		{"agents hang or stop", agentsHangOrStop},
-		{"libvirtd killed or hangs", libvirtdKilledOrHangs},
-		{"management link cut", managementLinkCut},
 		{"QEMU killed", sourceQEMUKilled},
 		{"power cut", powerCuts},
-		{"kills at random moments", killsAtRandomMoments},
 	} {
 		if !t.Run(group.name, func(t *testing.T) {
 			sub := *w
@@ -44,54 +34,6 @@ func TestFaults_GuestRunsOnceAndNothingIsLeft(t *testing.T) {
 			return // the fleet is not as the next one wants it
 		}
 	}
-}
-
-// atEveryStep is one breakage at each step; rarely are the steps that wait for
-// BERTH_FAULTS=all.
-func atEveryStep(b breakage, rarely ...string) (list []breakage) {
-	for _, step := range allSteps {
-		one := b
-		one.what, one.step, one.rare = b.what+" at "+step, step, slices.Contains(rarely, step)
-		list = append(list, one)
-	}
-	return list
-}
-
-func sourceAgentKilled(w *world, name string) {
-	w.sufferAll(name, atEveryStep(breakage{what: "kill -9 source agent", broken: killAgent(source), healed: startAgent(source)},
-		migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination, migration.StepCheckSource, migration.StepRecordContext))
-}
-
-func destinationAgentKilled(w *world, name string) {
-	w.sufferAll(name, atEveryStep(breakage{what: "kill -9 destination agent", broken: killAgent(destination), healed: startAgent(destination), down: 500 * time.Millisecond},
-		migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination, migration.StepSwapAllocations,
-		migration.StepCheckSource, migration.StepRecordContext, migration.StepCommit, migration.StepCleanUpSource, migration.StepDeleteAllocation))
-}
-
-func placementKilled(w *world, name string) {
-	w.sufferAll(name, atEveryStep(breakage{what: "kill -9 Placement", broken: killPlacement, healed: startPlacement, down: 2 * time.Second},
-		slices.DeleteFunc(slices.Clone(allSteps), func(s string) bool {
-			return s == migration.StepSwapAllocations || s == migration.StepDeleteAllocation
-		})...))
-}
-
-func agentsHangOrStop(w *world, name string) {
-	signal := func(of func(*round) *lab.Host, sig syscall.Signal) func(*round) {
-		return func(r *round) { r.must("signal the agent", r.Agent(of(r).Name).Cmd.Process.Signal(sig)) }
-	}
-	stop := func(r *round) { r.must("stop the agent", r.Agent(r.from.Name).Stop(r.ctx)) }
-	w.sufferAll(name, []breakage{
-		{what: "SIGTERM source agent mid-stream", bytes: true, bandwidth: "40MiB/s", want: completed, broken: stop, healed: startAgent(source)},
-		{what: "SIGTERM source agent mid-stream, started after the stream", bytes: true, bandwidth: "60MiB/s", want: completed, down: 4 * time.Second,
-			broken: stop, healed: startAgent(source), rare: true},
-		{what: "SIGSTOP destination agent mid-stream, until the commit stands", bytes: true, bandwidth: "40MiB/s", want: completed, down: 5 * time.Second,
-			broken: signal(destination, syscall.SIGSTOP), healed: signal(destination, syscall.SIGCONT), rare: true},
-		{what: "SIGSTOP source agent mid-stream, 5 s", bytes: true, bandwidth: "40MiB/s", want: completed, down: 5 * time.Second,
-			broken: signal(source, syscall.SIGSTOP), healed: signal(source, syscall.SIGCONT), rare: true},
-		{what: "kill -9 both agents and Placement mid-stream, until after it", bytes: true, bandwidth: "60MiB/s", down: 4 * time.Second, want: completed,
-			broken: func(r *round) { killAgent(source)(r); killAgent(destination)(r); killPlacement(r) },
-			healed: func(r *round) { startPlacement(r); startAgent(source)(r); startAgent(destination)(r) }},
-	})
 }
 
 // Both agents die, the guest leaves, and the source's libvirtd forgets why its
@@ -142,40 +84,4 @@ func (w *world) personEndsTheCopy(uuid, name string, from, to *lab.Host) {
 	w.require("outcome", m.Outcome, migration.OutcomeUndone)
 	w.require("domain on the destination", w.domain(to, name), "")
 	w.berth(from, "instance", "start", name)
-}
-
-// Two of the daemons die together at moments that seeds choose. A
-// source's libvirtd that dies while it ends the QEMU of a guest that has left
-// (some 400 ms under TCG) forgets that the guest left.
-func killsAtRandomMoments(w *world, name string) {
-	rounds := uint64(2)
-	if all() {
-		rounds = 24
-	}
-	for seed := range rounds {
-		rng := rand.New(rand.NewPCG(seed, 11))
-		after := time.Duration(rng.IntN(3500)) * time.Millisecond
-		victims := []struct {
-			name    string
-			do, fix func(*round)
-		}{
-			{"source agent", killAgent(source), startAgent(source)}, {"destination agent", killAgent(destination), startAgent(destination)},
-			{"source libvirtd", killLibvirtd(source), startLibvirtd(source)}, {"destination libvirtd", killLibvirtd(destination), startLibvirtd(destination)},
-			{"Placement", killPlacement, startPlacement},
-		}
-		rng.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
-		one, two := victims[0], victims[1]
-		want := []migration.Outcome{completed[0], undone[0]}
-		if one.name == "source libvirtd" || two.name == "source libvirtd" {
-			want = append(want, migration.OutcomeInDoubt)
-		}
-		here, there := w.where(name)
-		m := w.suffer(name, breakage{what: fmt.Sprintf("seed %d: kill -9 %s and %s after %s", seed, one.name, two.name, after), bandwidth: "60MiB/s",
-			after: after, down: time.Duration(rng.IntN(1500)) * time.Millisecond,
-			broken: func(r *round) { one.do(r); two.do(r) }, healed: func(r *round) { two.fix(r); one.fix(r) }, want: want})
-		if m.Outcome == migration.OutcomeInDoubt {
-			w.personEndsTheCopy(m.UUID, name, here, there)
-			w.livesOn(name, here, there)
-		}
-	}
 }

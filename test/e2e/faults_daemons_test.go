@@ -7,48 +7,7 @@ import (
 
 	"berth/migration"
 	"berth/test/guest"
-	"berth/test/lab"
-	"berth/test/rpcproxy"
 )
-
-func libvirtdKilledOrHangs(w *world, name string) {
-	list := []breakage{
-		{what: "kill -9 destination libvirtd mid-stream", broken: killLibvirtd(destination), healed: startLibvirtd(destination), down: time.Second, want: undone},
-		{what: "kill -9 source libvirtd mid-stream", broken: killLibvirtd(source), healed: startLibvirtd(source), down: time.Second, want: undone},
-		{what: "SIGSTOP destination libvirtd mid-stream, 12 s", broken: stopLibvirtd(destination), healed: continueLibvirtd(destination), down: 12 * time.Second, rare: true},
-		{what: "SIGSTOP source libvirtd mid-stream, 12 s", broken: stopLibvirtd(source), healed: continueLibvirtd(source), down: 12 * time.Second, rare: true},
-		{what: "SIGSTOP source libvirtd mid-stream, 3 s", broken: stopLibvirtd(source), healed: continueLibvirtd(source), down: 3 * time.Second, rare: true},
-		{what: "kill -9 destination QEMU mid-stream", broken: killQEMU(destination), want: undone},
-	}
-	for i := range list {
-		list[i].bytes, list[i].bandwidth = true, slow
-	}
-	for _, step := range []string{migration.StepCommit, migration.StepAcceptToken, migration.StepFinishDestination, migration.StepCleanUpSource} {
-		b := breakage{what: "kill -9 source libvirtd at " + step, step: step, broken: killLibvirtd(source), healed: startLibvirtd(source),
-			down: 300 * time.Millisecond, want: completed, rare: step != migration.StepCommit}
-		list = append(list, b)
-		b.what, b.broken, b.healed, b.rare = "kill -9 destination libvirtd at "+step, killLibvirtd(destination), startLibvirtd(destination), step != migration.StepAcceptToken
-		list = append(list, b)
-	}
-	w.sufferAll(name, list)
-}
-
-func managementLinkCut(w *world, name string) {
-	link := func(of func(*round) *lab.Host, b breakage) breakage {
-		b.broken, b.healed = cut(lab.Mgmt, of), heal(lab.Mgmt, of)
-		return b
-	}
-	w.sufferAll(name, []breakage{
-		link(destination, breakage{what: "management link cut mid-stream, 12 s", bytes: true, bandwidth: slow, down: 12 * time.Second}),
-		link(destination, breakage{what: "management link cut mid-stream, 3 s", bytes: true, bandwidth: slow, down: 3 * time.Second, want: completed, rare: true}),
-		link(source, breakage{what: "source's management link cut mid-stream, 12 s", bytes: true, bandwidth: slow, down: 12 * time.Second, rare: true}),
-		{what: "both links cut mid-stream, 10 s", bytes: true, bandwidth: slow, down: 10 * time.Second, rare: true,
-			broken: func(r *round) { cut(lab.Mgmt, destination)(r); cut(lab.Mig, destination)(r) },
-			healed: func(r *round) { heal(lab.Mgmt, destination)(r); heal(lab.Mig, destination)(r) }},
-		link(destination, breakage{what: "management link cut at commit, 4 s", step: migration.StepCommit, down: 4 * time.Second, want: completed}),
-		link(destination, breakage{what: "management link cut at accept_token, 12 s", step: migration.StepAcceptToken, down: 12 * time.Second, want: completed, rare: true}),
-	})
-}
 
 func sourceQEMUKilled(w *world, name string) {
 	for _, b := range []breakage{
@@ -65,44 +24,6 @@ func sourceQEMUKilled(w *world, name string) {
 			w.again(here, name)
 		}
 	}
-}
-
-const proxyPort = "16599"
-
-// With libvirt's own hand-over each of these leaves two running copies, or none.
-func TestFaults_LostFinishReply(t *testing.T) {
-	w := faults(t, "f8", map[string]string{"host-b": "[libvirt]\npeer_uri = \"qemu+tcp://10.77.0.1:" + proxyPort + "/system\"\n"})
-	p := between(t, w.a, w.b, w.a.MgmtIP()+":"+proxyPort)
-	for _, b := range []breakage{
-		{what: "Finish's reply lost"},
-		{what: "Finish's reply lost, source agent killed", broken: killAgent(source), healed: startAgent(source), rare: true},
-		{what: "Finish's reply never comes, source libvirtd killed", broken: killLibvirtd(source), healed: startLibvirtd(source)},
-		{what: "Finish's reply lost, destination libvirtd killed", broken: killLibvirtd(destination), healed: startLibvirtd(destination), rare: true},
-		{what: "Finish's reply never comes, source libvirtd and agent killed",
-			broken: func(r *round) { killAgent(source)(r); killLibvirtd(source)(r) },
-			healed: func(r *round) { startLibvirtd(source)(r); startAgent(source)(r) }},
-	} {
-		if b.rare && !all() {
-			continue
-		}
-		met, release := p.HoldReply(rpcproxy.Finish3Params)
-		inner := b.broken
-		b.want = undone
-		b.broken = func(r *round) {
-			select {
-			case <-met:
-			case <-time.After(time.Minute):
-				r.Fatal("no Finish passed the proxy")
-			}
-			if inner != nil {
-				inner(r)
-			}
-			close(release)
-		}
-		w.suffer("f8", b)
-	}
-	// The lost halves cost nothing: the guest still moves.
-	w.suffer("f8", breakage{what: "nothing", want: completed, broken: func(*round) {}})
 }
 
 func TestFaults_DestinationDiskFull(t *testing.T) {

@@ -343,22 +343,3 @@ func killQEMU(of func(*round) *lab.Host) func(*round) {
 		r.must("kill QEMU", syscall.Kill(pid, syscall.SIGKILL))
 	}
 }
-
-func cut(link lab.Link, of func(*round) *lab.Host) func(*round) {
-	return func(r *round) { r.must("cut", of(r).Cut(r.ctx, link)) }
-}
-
-func heal(link lab.Link, of func(*round) *lab.Host) func(*round) {
-	return func(r *round) { r.must("heal", of(r).Heal(r.ctx, link)) }
-}
-
-func killPlacement(r *round) { r.Placement().Kill() }
-
-func startPlacement(r *round) { r.must("start Placement", r.StartPlacement(r.ctx)) }
-
-var allSteps = []string{
-	migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination, migration.StepClaim,
-	migration.StepSwapAllocations, migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration,
-	migration.StepStream, migration.StepCommit, migration.StepAcceptToken, migration.StepFinishDestination,
-	migration.StepCleanUpSource, migration.StepDeleteAllocation,
-}

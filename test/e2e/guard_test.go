@@ -17,6 +17,7 @@ import (
 	"berth/agent/host"
 	"berth/claims"
 	"berth/internal/runtime"
+	"berth/test/fleet"
 	"berth/test/guest"
 	"berth/test/lab"
 )
@@ -27,7 +28,8 @@ const narrow = "[host]\nreserved_vcpus = 1\n[placement]\ncpu_allocation_ratio = 
 // guarded is a fleet whose libvirt daemons call the hook.
 func guarded(t *testing.T, config map[string]string) *world {
 	t.Helper()
-	w := own(t, config)
+	// Guests move by virsh too.
+	w := ownWith(t, fleet.Options{Config: config, Listen: true})
 	for _, h := range w.Hosts {
 		w.says(h, "guard not active")
 		w.installHook(h)
@@ -488,7 +490,7 @@ func TestGuard_AgentDown(t *testing.T) {
 
 // TestGuard_HostThatWasNeverManaged: the hook alone changes nothing.
 func TestGuard_HostThatWasNeverManaged(t *testing.T) {
-	w := own(t, map[string]string{"host-b": "[agent]\nmode = \"observe\"\n"})
+	w := ownWith(t, fleet.Options{Listen: true, Config: map[string]string{"host-b": "[agent]\nmode = \"observe\"\n"}})
 	w.installHook(w.b)
 	if err := w.b.StopLibvirtd(w.ctx); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"berth/agent/api"
 	"berth/claims"
 	"berth/placementclient"
+	"berth/test/fleet"
 	"berth/test/guest"
 	"berth/test/lab"
 )
@@ -129,9 +130,9 @@ func (w *world) owners(h *lab.Host) []string {
 // where their own doing is not asked for.
 func TestVirsh_ClaimFollowsTheDomain(t *testing.T) {
 	const config = "[placement]\ncpu_allocation_ratio = 4.0\n"
-	w := own(t, map[string]string{
+	w := ownWith(t, fleet.Options{Listen: true, Config: map[string]string{
 		"host-a": config + "[host]\ndedicated_cpus = \"0\"\nshared_cpus = \"1\"\n", "host-b": config,
-	})
+	}})
 	t.Cleanup(w.consoles)
 	a := w.a
 	part := func(name string, f func(w *world)) {

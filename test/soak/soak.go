@@ -233,7 +233,10 @@ func (b *bed) ledgersEmpty(ctx context.Context) error {
 			for key, value := range records {
 				mine := h == b.home && strings.Contains(string(value), b.id) && (bucket == "claims" || bucket == "instances")
 				half := bucket == "halves" && !strings.Contains(string(value), `"context":`)
-				if !mine && !half {
+				// What the agent remembers of itself stands under no migration.
+				first, _, _ := strings.Cut(key, "/")
+				own := bucket == "verbs" && uuid.Validate(first) != nil
+				if !mine && !half && !own {
 					all = append(all, fmt.Errorf("left in the ledger of %s: %s/%s: %s", h.Name, bucket, key, value))
 				}
 			}

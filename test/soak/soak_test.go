@@ -43,11 +43,8 @@ func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {
 	lab.Require(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	dir, err := os.MkdirTemp("", "berth-soak-") // t.TempDir's names are too long for sockets
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := lab.TempDir(t)
+	var err error
 	w := &world{o: Options{Dir: dir, Say: t.Logf, Logs: filepath.Join(dir, "logs")}}
 	if w.binary, err = fleet.Build(ctx, dir); err != nil {
 		t.Fatal(err)

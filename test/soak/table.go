@@ -23,11 +23,10 @@ func (r Report) Failed() []Result {
 
 // row is one line of the table.
 type row struct {
-	name           string
-	count, missed  int
-	outcomes       map[Outcome]int
-	settle, whole  []time.Duration
-	alone, inPairs int
+	name          string
+	count, missed int
+	outcomes      map[Outcome]int
+	settle, whole []time.Duration
 }
 
 // Write prints the table, the failed rounds, and one line at the end.

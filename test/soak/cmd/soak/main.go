@@ -61,6 +61,10 @@ func run(ctx context.Context, o soak.Options, only string, force bool) (err erro
 		return err
 	}
 	defer os.RemoveAll(o.Dir)
+	// Open to QEMU, which is another user.
+	if err := os.Chmod(o.Dir, 0o755); err != nil {
+		return err
+	}
 	if o.Logs, err = filepath.Abs(o.Logs); err != nil {
 		return err
 	}
