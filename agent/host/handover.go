@@ -40,6 +40,9 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 		s.under = s.under || inFlight(job)
 	}
 	s.domain, s.exists, err = h.domain(ctx, ref.Instance)
+	if err == nil && s.exists && h.leftOnRecord(ctx, ref, s.domain, s.asked, s.result) {
+		s.result = resultLeft
+	}
 	return s, err
 }
 

@@ -391,6 +391,9 @@ func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.S
 		return st, err
 	}
 	st.Domain = view(d, exists)
+	if exists && h.leftOnRecord(ctx, ref, d, found, rec.Result) {
+		rec.Result = resultLeft
+	}
 	st.Left = rec.Result == resultLeft
 	st.InFlight = found && (inFlight(job) || rec.Result == resultNone && own)
 	st.Progress, st.Error = progress(job, d), rec.Error

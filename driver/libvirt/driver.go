@@ -42,6 +42,8 @@ type Options struct {
 	Socket string // unix socket; found by itself when empty: virtqemud's, else libvirtd's
 	URI    string // qemu:///system
 
+	LogDir string // where libvirt logs each domain's runs; /var/log/libvirt/qemu
+
 	CallTimeout  time.Duration // deadline of a call whose caller gave none; 10 s
 	PingInterval time.Duration // how often the daemon is asked whether it lives; 5 s
 	PingTimeout  time.Duration // how long it may take to answer; CallTimeout

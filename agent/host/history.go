@@ -1,0 +1,30 @@
+package host
+
+import (
+	"context"
+
+	"berth/driver"
+	"berth/migration"
+)
+
+// leftOnRecord reports whether a domain that is off and does not say why has left by the
+// stream of ref, as its hypervisor has written down, and makes that durable. libvirt
+// forgets a domain's reason when its daemon restarts, and keeps it in the log of the
+// domain's runs: the same word by the same witness, so that it is no inference. Whose
+// daemon died before it wrote, or whose log is gone, stays in doubt.
+func (h *Host) leftOnRecord(ctx context.Context, ref migration.Ref, d driver.Domain, asked bool, got result) bool {
+	history, able := h.driver.(driver.Historian)
+	if !able || !asked || d.Active() || d.Reason != driver.ReasonUnknown || got == resultLeft || got == resultUndone {
+		return false
+	}
+	end, err := history.LastEnd(ctx, ref.Instance)
+	if err != nil || end != driver.ReasonMigrated {
+		return false
+	}
+	h.log.Info("the hypervisor's log says that a guest has left, which its daemon has forgotten", "instance", ref.Instance, "migration", ref.Migration)
+	if err := h.outcome(ctx, ref, nil, 0); err != nil {
+		h.log.Warn("that the guest has left could not be recorded", "instance", ref.Instance, "migration", ref.Migration, "error", err)
+		return false
+	}
+	return true
+}

@@ -1,0 +1,63 @@
+package host_test
+
+import (
+	"context"
+	"testing"
+
+	"berth/agent/host"
+	"berth/driver"
+	"berth/driver/drivertest"
+	"berth/internal/fault"
+)
+
+// remembering is a hypervisor whose log outlives its daemon.
+type remembering struct {
+	*drivertest.Fake
+	end driver.Reason // of every domain's last run; empty where its log says nothing
+}
+
+func (r remembering) LastEnd(context.Context, string) (driver.Reason, error) {
+	if r.end == "" {
+		return "", fault.New(fault.NotFound, "its log has no end of the last run")
+	}
+	return r.end, nil
+}
+
+// TestHistory_AGuestWhoseLibvirtForgetsThatItLeft kills agent and libvirtd of the source
+// right after the guest has left: what libvirt's log says settles it, and nothing else.
+func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
+	for end, left := range map[driver.Reason]bool{driver.ReasonMigrated: true, driver.ReasonCrashed: false, "": false} {
+		l := newLab(t, "a", "b")
+		v := l.guest("a", "vm1")
+		m := newMove(l, v.UUID)
+		m.prepare()
+		l.fleet.CutData("a", "b")
+		l.must("start stream", m.start())
+		m.a.Close()
+		m.a.store = m.a.store.Crash()
+		l.fleet.HealData("a", "b")
+		waitFor(t, "the guest to leave", func() bool {
+			d, err := m.a.fake.Domain(t.Context(), v.UUID)
+			return err == nil && d.State == driver.ShutOff && d.Reason == driver.ReasonMigrated
+		})
+		m.a.fake.KillDaemon()
+		m.a.fake.StartDaemon()
+		l.boot("a", func(o *host.Options) { o.Driver = remembering{m.a.fake, end} })
+		if d, err := m.a.fake.Domain(t.Context(), v.UUID); err != nil || d.Reason != driver.ReasonUnknown {
+			t.Fatalf("libvirt has not forgotten: %+v, %v", d, err)
+		}
+		l.must("adopt the stream", m.start())
+		if st := m.status(); st.Left != left {
+			t.Errorf("the log says %q: left %v", end, st.Left)
+		}
+		_, err := m.a.Commit(t.Context(), m.ref)
+		if !left {
+			l.wantKind("commit", err, fault.Forbidden)
+			continue
+		}
+		l.must("commit", err)
+		l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+		m.handOver()
+		l.state("b", v.UUID, driver.Running)
+	}
+}
