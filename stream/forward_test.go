@@ -31,19 +31,19 @@ func TestStream_FourConnectionsLoseNothing(t *testing.T) {
 	p := newPair(t, inside(t))
 	p.open()
 	memory := p.memory()
+	const each = 4 << 20
 	var wg sync.WaitGroup
 	for i := range 4 {
 		out, in := p.connected(memory)
 		sent, got := sha256.New(), sha256.New()
 		wg.Go(func() {
 			// Pieces of all sizes, odd ones too.
-			r := rand.New(rand.NewPCG(1, uint64(i)))
+			bytes := rand.NewChaCha8([32]byte{byte(i)})
+			r := rand.New(bytes)
 			piece := make([]byte, 1<<20)
-			for left := 8 << 20; left > 0; {
+			for left := each; left > 0; {
 				n := min(left, 1+r.IntN(len(piece)))
-				for j := range n {
-					piece[j] = byte(r.Uint32())
-				}
+				_, _ = bytes.Read(piece[:n]) // never fails
 				sent.Write(piece[:n])
 				if _, err := out.Write(piece[:n]); err != nil {
 					t.Error(err)
@@ -56,7 +56,7 @@ func TestStream_FourConnectionsLoseNothing(t *testing.T) {
 			}
 		})
 		wg.Go(func() {
-			if n, err := io.Copy(got, in); n != 8<<20 || err != nil {
+			if n, err := io.Copy(got, in); n != each || err != nil {
 				t.Errorf("%d bytes came, %v", n, err)
 			}
 			// The other direction is still open: this is a half close.
@@ -76,5 +76,5 @@ func TestStream_FourConnectionsLoseNothing(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	p.until(p.dst, "over", func(st Status) bool { return st.Open == 0 && st.Of(Memory).Received == 32<<20 })
+	p.until(p.dst, "over", func(st Status) bool { return st.Open == 0 && st.Of(Memory).Received == 4*each })
 }

@@ -278,6 +278,8 @@ func TestProcess_LeavesNoTicketBehind(t *testing.T) {
 }
 
 func TestProcess_EndsWithItsFolder(t *testing.T) {
+	t.Parallel() // it waits for the process's next look
+
 	p := newPair(t, inside(t))
 	p.open()
 	a, b := p.connected(p.memory())
