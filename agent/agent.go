@@ -87,6 +87,7 @@ type Agent struct {
 	hypervisor *hypervisor
 	health     *health
 	peers      *peers
+	streams    *streams
 	server     *api.Server
 	guardian   *guardian
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
@@ -208,6 +209,11 @@ func (a *Agent) recover(ctx context.Context) {
 		// Its end is looked at in the loop.
 		_ = a.rt.Sleep(ctx, 2*time.Millisecond)
 	}
+	if a.ledger.state() == nil {
+		if err := a.streams.tidy(ctx); err != nil {
+			a.log.Warn("what earlier streams left could not be tidied away", "error", err)
+		}
+	}
 	a.awaitLibvirt(ctx)
 	a.settle(ctx)
 	if a.answers && a.ledger.state() == nil {
@@ -229,6 +235,7 @@ func (a *Agent) firstReport(ctx context.Context) {
 // anything yet.
 func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	mode := func() string { return string(c.Agent.Mode) }
+	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
@@ -242,6 +249,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		ImagesDirs: []string{c.Host.DiskPath},
 		LibvirtURI: strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", a.name), MigrateURI: migrateURI(c.Migration.Address),
 		StreamTLS: c.Migration.TLS, Version: version.Get().String(),
+		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,

@@ -50,6 +50,8 @@ func settings(t *testing.T, placement string) config.Config {
 	c.Agent.StateDir, c.Agent.RuntimeDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
 	c.Agent.FlavorsDir, c.Agent.HooksDir = filepath.Join(dir, "flavors.d"), filepath.Join(dir, "hooks.d")
 	c.PKI = config.PKI{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key")}
+	// The agents of one test have no folder for sockets in common.
+	c.Migration.Transport = config.TransportLibvirtTLS
 	c.Placement.URL, c.Placement.Timeout, c.Placement.Interval = placement, config.Duration(time.Second), config.Duration(time.Second)
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)

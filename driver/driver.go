@@ -132,9 +132,18 @@ type Node struct {
 	// features of the CPU are not among them.
 	Capabilities      *topology.Capabilities
 	CapabilitiesError string
+	// Socket is the unix socket at which the daemon answers, and URI what is opened
+	// there; empty where there is none.
+	Socket, URI string
+	// GuestUser is who the processes of guests are, unless a guest's own document says
+	// otherwise; nil where the hypervisor does not tell.
+	GuestUser *User
 	// Cannot says which optional abilities this hypervisor lacks, and why.
 	Cannot map[Ability]string
 }
+
+// User is a user of the hypervisor's machine, by number.
+type User struct{ UID, GID int }
 
 // Version orders as libvirt's numbers do: major*1,000,000 + minor*1,000 + micro.
 type Version uint64

@@ -153,11 +153,29 @@ type Description struct {
 	// MigrateURI where memory and disks go, on [migration] address.
 	LibvirtURI string `json:"libvirt_uri"`
 	MigrateURI string `json:"migrate_uri"`
+	// Transport is how guests come to this host, Transports the ways in which they can
+	// leave it. Both empty from agents that did not send them yet: libvirt's own TLS.
+	// StreamDir is where its streams' sockets lie, which must be the same on two hosts
+	// for a stream between them: libvirt has one path for both ends.
+	Transport  Transport   `json:"transport,omitempty"`
+	Transports []Transport `json:"transports,omitempty"`
+	StreamDir  string      `json:"stream_dir,omitempty"`
 	// Providers are all on which a guest of the host may be counted: its tree and the
 	// sharing one with its disks. Empty from agents that did not send it yet, and
 	// while a host does not know its tree.
 	Providers []string `json:"providers,omitempty"`
 }
+
+// Transport is how a guest travels between two hosts.
+type Transport string
+
+// The transports.
+const (
+	// TransportStream is by a process of Berth's own on each side.
+	TransportStream Transport = "stream"
+	// TransportLibvirtTLS is between the two libvirt daemons, and from QEMU to QEMU.
+	TransportLibvirtTLS Transport = "libvirt-tls"
+)
 
 // PowerState is what the user has chosen, not what a migration does meanwhile.
 type PowerState string
@@ -299,6 +317,12 @@ type Prepared struct {
 	PersistentXML  string `json:"persistent_xml"`
 	LibvirtURI     string `json:"libvirt_uri"`
 	MigrateURI     string `json:"migrate_uri"`
+	DisksURI       string `json:"disks_uri,omitempty"`
+	// StreamAddress is where the destination's stream process listens, host:port; a
+	// host that is left out is the one at which the destination's agent is reached.
+	// LibvirtURI is then what is to be opened there. Empty: the guest comes by
+	// libvirt's own TLS.
+	StreamAddress string `json:"stream_address,omitempty"`
 }
 
 // Stream is how the guest is to be sent.

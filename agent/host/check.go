@@ -86,6 +86,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	}
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
+	no.add(fault.Forbidden, transportReasons(c.Source, here)...)
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
 	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)

@@ -65,6 +65,7 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
 	h.hear(ref)
 	if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.State != claims.Pending {
+		h.keepArrival(ctx, ref, streamLease)
 		return nil
 	}
 	_, err := h.tracker.Renew(ctx, owner(ref))
@@ -111,7 +112,10 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		if c.State == claims.Bound || h.arrived(ref) {
 			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 		}
-		// Nothing can arrive any more: the stream's end is the source's to see and
+		if err := h.closeStream(ctx, ref); err != nil {
+			return err
+		}
+		// Nothing can arrive any more: the job's end is the source's to see and
 		// comes first in the order of undos; that no copy is left is seen here.
 		if _, exists, err := h.domain(ctx, ref.Instance); err != nil {
 			return err
@@ -194,6 +198,9 @@ func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
 	defer unlock()
 	if c, ok := h.tracker.Committed(ref.Migration); ok {
 		return fault.New(fault.Forbidden, "its token has left to %s", c.To)
+	}
+	if err := h.closeStream(ctx, ref); err != nil {
+		return err
 	}
 	// Nobody asks for a stream without a context, so nothing writes these again.
 	if err := h.forgetStream(ctx, ref); err != nil {

@@ -45,6 +45,9 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
+	if err := h.closeStream(ctx, ref); err != nil {
+		return err
+	}
 	if found {
 		if err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
 			return err

@@ -135,7 +135,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	var s sourceState
-	for {
+	for turn := 0; ; turn++ {
 		if s, err = h.sourceState(ctx, ref); err != nil {
 			return err
 		}
@@ -161,9 +161,19 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		if err := h.migrator.AbortJob(ctx, ref.Instance); err != nil && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.NotFound) {
 			return err
 		}
+		if turn > 0 {
+			// It was told a second ago: libvirt waits for a network that is silent. Its
+			// connections end here, and the job with them.
+			if err := h.closeStream(ctx, ref); err != nil {
+				return err
+			}
+		}
 		if err := h.rt.Sleep(ctx, h.o.Poll/4); err != nil {
 			return fault.New(fault.Unavailable, "the job has not ended yet: %w", err)
 		}
+	}
+	if err := h.closeStream(ctx, ref); err != nil {
+		return err
 	}
 	err = h.tracker.RefuseCommit(ctx, at(ref, ""))
 	if errors.Is(err, fault.NotFound) && !found {
@@ -351,6 +361,9 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 		return nil // done before, and its records are gone
 	}
 	if h.goneOn(ref) {
+		if err := h.closeStream(ctx, ref); err != nil {
+			return err
+		}
 		return h.tracker.ForgetMigration(ctx, ref.Migration)
 	}
 	inst, ok := h.tracker.Instance(ref.Instance)
@@ -362,6 +375,9 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	if _, err := h.tracker.Bind(ctx, owner(ref)); err != nil {
+		return err
+	}
+	if err := h.closeStream(ctx, ref); err != nil {
 		return err
 	}
 	// libvirt's own autostart would start it without asking who owns it; the

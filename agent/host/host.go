@@ -80,8 +80,13 @@ type Options struct {
 	// guests that arrive; empty leaves wildcard and loopback addresses, and makes
 	// others loopback.
 	ListenAddress string
-	StreamTLS     bool // memory and disks by QEMU's own TLS
+	StreamTLS     bool // memory and disks by QEMU's own TLS, where libvirt's TLS is the transport
 	Version       string
+	// Transport is how guests come here; empty for libvirt's TLS. Streams are the
+	// processes for the other way, nil for none. They serve guests that leave too,
+	// whatever Transport is: their destination says how they come.
+	Transport migration.Transport
+	Streams   Streams
 
 	// Poll is how often jobs and shutting-down guests are looked at; 0 for 100 ms.
 	Poll time.Duration
@@ -212,12 +217,14 @@ func (h *Host) Describe(ctx context.Context) (migration.Description, error) {
 }
 
 func (h *Host) description(n driver.Node) migration.Description {
-	return migration.Description{
+	d := migration.Description{
 		Name: h.o.Name, ProviderUUID: h.o.ProviderUUID, HostUUID: n.UUID, Mode: h.o.Mode(),
 		Hypervisor: n.Hypervisor, HypervisorVersion: uint64(n.HypervisorVersion), LibvirtVersion: uint64(n.LibraryVersion),
 		BerthVersion: h.o.Version, Arch: n.Arch, CPU: hypervisorCPU(n), LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
 		Providers: h.providers(),
 	}
+	h.describeTransport(&d)
+	return d
 }
 
 // lock makes verbs on one instance come one after another. It waits no longer

@@ -79,6 +79,9 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if err != nil {
 		return none, err
 	}
+	if err := h.openArrival(ctx, ref, claim, p.Source, &prepared); err != nil {
+		return none, err
+	}
 	// Arriving before the answer: from here on a copy may come, and the claim
 	// must outlive its conductor.
 	if _, err := h.tracker.Arrive(ctx, owner(ref)); err != nil {
@@ -247,6 +250,10 @@ func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
 	// has a commit, which nobody can have who also undoes.
 	if h.arrived(ref) {
 		return rolledTooLate(h.o.Name)
+	}
+	// Before the look at what is here: through it nothing comes after that.
+	if err := h.closeStream(ctx, ref); err != nil {
+		return err
 	}
 	if err := h.endCopy(ctx, ref); err != nil {
 		return err

@@ -137,6 +137,10 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 	if rec.Copied, err = h.copied(rec.DomainXML, s.CopyDisks); err != nil {
 		return err
 	}
+	prepared, err := h.openDeparture(ctx, ref, mc.Destination, s)
+	if err != nil {
+		return err
+	}
 	// The last word before the effect: from this record on there is one stream,
 	// whatever dies.
 	if err := h.remember(ctx, ref, memoryStream, rec); err != nil {
@@ -144,9 +148,11 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 	}
 	return h.awaitStart(ctx, ref, h.watch(ref, func(ctx context.Context) error {
 		return h.migrator.Migrate(ctx, ref.Instance, driver.Migration{
-			DestinationURI: s.Prepared.LibvirtURI, MigrateURI: s.Prepared.MigrateURI,
-			DestinationXML: s.Prepared.DestinationXML, PersistentXML: s.Prepared.PersistentXML,
-			CopyDisks: s.CopyDisks, Paused: true, Unsafe: s.Shared, TLS: h.o.StreamTLS,
+			DestinationURI: prepared.LibvirtURI, MigrateURI: prepared.MigrateURI, DisksURI: prepared.DisksURI,
+			DestinationXML: prepared.DestinationXML, PersistentXML: prepared.PersistentXML,
+			CopyDisks: s.CopyDisks, Paused: true, Unsafe: s.Shared,
+			// What goes through a stream is encrypted by it.
+			TLS:       h.o.StreamTLS && prepared.StreamAddress == "",
 			Bandwidth: s.Options.Bandwidth, MaxDowntime: s.Options.MaxDowntime,
 		})
 	}))

@@ -201,6 +201,9 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
+	if err := h.closeStream(ctx, ref); err != nil {
+		return err
+	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}

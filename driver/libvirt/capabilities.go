@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"libvirt.org/go/libvirtxml"
 
@@ -37,6 +39,7 @@ func readHost(n *driver.Node, xml string) (guestSide, error) {
 		}
 		side.host.Features = sortedSet(side.host.Features)
 	}
+	n.GuestUser = guestUser(caps.Host.SecModel)
 	machines, types := map[string]topology.MachineType{}, map[string]bool{}
 	for _, g := range caps.Guests {
 		if n.Arch == "" {
@@ -64,6 +67,25 @@ func readHost(n *driver.Node, xml string) (guestSide, error) {
 	}
 	n.Emulated = n.Hypervisor == "QEMU" && !types["kvm"]
 	return side, nil
+}
+
+// guestUser reads the base label of libvirt's DAC model, "+64055:+64055": what
+// qemu.conf's user and group came to. An unprivileged daemon has no such model.
+func guestUser(models []libvirtxml.CapsHostSecModel) *driver.User {
+	for _, m := range models {
+		for _, l := range m.Labels {
+			if m.Name != "dac" || l.Type != "qemu" && l.Type != "kvm" {
+				continue
+			}
+			uid, gid, _ := strings.Cut(l.Value, ":")
+			u, uerr := strconv.Atoi(strings.TrimPrefix(uid, "+"))
+			g, gerr := strconv.Atoi(strings.TrimPrefix(gid, "+"))
+			if uerr == nil && gerr == nil && u >= 0 && g >= 0 {
+				return &driver.User{UID: u, GID: g}
+			}
+		}
+	}
+	return nil
 }
 
 func addMachines(to map[string]topology.MachineType, list []libvirtxml.CapsGuestMachine) {

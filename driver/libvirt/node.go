@@ -43,6 +43,7 @@ func (d *Driver) Node(ctx context.Context) (driver.Node, error) {
 			return last.node, nil
 		}
 		n, err := node(c)
+		n.Socket, n.URI = d.socket(), d.o.URI
 		if err == nil && n.CapabilitiesError == "" {
 			d.mu.Lock()
 			d.answered = answered{by: c, qemu: n.HypervisorVersion, at: d.rt.Now(), node: n}

@@ -184,14 +184,20 @@ func (p Placement) Endpoint() string {
 	return p.URL
 }
 
-// TransportLibvirtTLS is libvirt's own TLS between the two libvirt daemons.
-const TransportLibvirtTLS = "libvirt-tls"
+// How guests come to this host.
+const (
+	// TransportStream is a process of Berth's own for each migration.
+	TransportStream = "stream"
+	// TransportLibvirtTLS is libvirt's own TLS between the two libvirt daemons.
+	TransportLibvirtTLS = "libvirt-tls"
+)
 
 // Migration bounds moves.
 type Migration struct {
-	Transport    string   `toml:"transport"`
-	TLS          bool     `toml:"tls"`       // encrypt memory and disks too, with QEMU's own TLS
-	Address      string   `toml:"address"`   // where memory and disks arrive on this host; empty for libvirt's choice
+	Transport    string   `toml:"transport"` // of guests that come here; those that leave go by their destination's
+	TLS          bool     `toml:"tls"`       // with libvirt-tls: encrypt memory and disks too, with QEMU's own TLS
+	Address      string   `toml:"address"`   // where guests arrive on this host; empty for every address, or libvirt's choice
+	Ports        Ports    `toml:"ports"`     // of streams; empty for any
 	Bandwidth    Rate     `toml:"bandwidth"` // 0 for no bound
 	MaxDowntime  Duration `toml:"max_downtime"`
 	Timeout      Duration `toml:"timeout"` // of the stream; 0 for none
@@ -199,7 +205,7 @@ type Migration struct {
 	// AttemptTimeout bounds one attempt of a move; 0 for 800 s for each GiB of the
 	// guest's memory and disks, of at least two.
 	AttemptTimeout Duration `toml:"attempt_timeout"`
-	ClaimLease   Duration `toml:"claim_lease"` // of a claim that this host, as the source, holds at a destination
+	ClaimLease     Duration `toml:"claim_lease"` // of a claim that this host, as the source, holds at a destination
 }
 
 // What becomes of an arrival that no claim announces while the agent is down.
@@ -254,7 +260,7 @@ func Default() Config {
 			NUMA: NUMAFlat, ProviderConfigDir: "/etc/berth/provider_config",
 		},
 		Migration: Migration{
-			Transport: TransportLibvirtTLS, MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
+			Transport: TransportStream, Ports: "49152-49215", MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
 			ClaimLease: Duration(time.Minute),
 		},
 		Guard: Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},

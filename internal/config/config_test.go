@@ -181,7 +181,8 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 				"host.reserved_hugepages[2] = node 1, 2MiB"}},
 		{"every bad device and alias", "[pci]\ndevice_spec = [{}, {vendor_id = \"x\", address = {bus = \"[\"}}]\nalias = [{name = \"\", vendor_id = \"8086\", product_id = \"1565\"}, {name = \"a\"}]\n",
 			[]string{"pci.device_spec[1].vendor_id", "pci.device_spec[1].address.bus", "pci.alias \"\"", "pci.alias \"a\""}},
-		{"stream, which is not here yet", "[migration]\ntransport = \"stream\"\n", []string{"no stream process yet"}},
+		{"no such transport", "[migration]\ntransport = \"pigeon\"\n", []string{`migration.transport = "pigeon": want "stream" or "libvirt-tls"`}},
+		{"a range of ports that is none", "[migration]\nports = \"49215-49152\"\n", []string{`migration.ports = "49215-49152"`}},
 		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

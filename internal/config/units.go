@@ -88,6 +88,28 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%dB/s", uint64(r))
 }
 
+// Ports is a range of TCP ports, written "49152-49215"; "" is any.
+type Ports string
+
+func (p Ports) valid() bool {
+	first, last := p.Range()
+	return p == "" || first > 0 && first <= last
+}
+
+// Range is the first and the last; both 0 for any, and for what is no range.
+func (p Ports) Range() (first, last int) {
+	from, to, ranged := strings.Cut(string(p), "-")
+	if !ranged {
+		to = from
+	}
+	a, aerr := strconv.ParseUint(strings.TrimSpace(from), 10, 16)
+	b, berr := strconv.ParseUint(strings.TrimSpace(to), 10, 16)
+	if aerr != nil || berr != nil {
+		return 0, 0
+	}
+	return int(a), int(b)
+}
+
 // PageSize is a number of KiB, which is how Nova's reserved_huge_pages has plain
 // numbers (2048). Text may have a unit ("2MB", "2MiB", "1G"), all of them powers
 // of 1024.

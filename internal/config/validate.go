@@ -167,16 +167,11 @@ func (c *Config) faults() []fault.Reason {
 		bad("placement.numa", p.NUMA, `"flat" or "nested"`)
 	}
 	absolute("placement.provider_config_dir", p.ProviderConfigDir)
-	switch c.Migration.Transport {
-	case TransportLibvirtTLS:
-	case "stream":
-		out = append(out, fault.Reason{
-			Code:    "config_transport",
-			Message: `migration.transport = "stream": this build has no stream process yet, and would send the guest another way than you ask`,
-			Want:    TransportLibvirtTLS, Have: "stream", Change: `set it to "libvirt-tls": libvirtd listens on 16514 with TLS`,
-		})
-	default:
-		bad("migration.transport", c.Migration.Transport, `"libvirt-tls"`)
+	if !slices.Contains([]string{TransportStream, TransportLibvirtTLS}, c.Migration.Transport) {
+		bad("migration.transport", c.Migration.Transport, `"stream" or "libvirt-tls"`)
+	}
+	if !c.Migration.Ports.valid() {
+		bad("migration.ports", c.Migration.Ports, `FIRST-LAST, one port, or "" for any`)
 	}
 	if !slices.Contains([]string{ArrivalsRefuse, ArrivalsAllow}, c.Guard.Arrivals) {
 		bad("guard.arrivals", c.Guard.Arrivals, `"refuse" or "allow"`)
@@ -212,6 +207,8 @@ func quote(v any) string {
 	case string:
 		return fmt.Sprintf("%q", v)
 	case NUMA:
+		return fmt.Sprintf("%q", string(v))
+	case Ports:
 		return fmt.Sprintf("%q", string(v))
 	case Mode:
 		return fmt.Sprintf("%q", string(v))

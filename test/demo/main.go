@@ -105,6 +105,7 @@ func (d *demo) hosts(ctx context.Context) error {
 	o := fleet.Options{Dir: d.dir, Detached: d.keep, Guard: true, Log: d.out.say}
 	if d.pin = canPin(); d.pin {
 		o.Config, o.Flavors = pinnedConfig(), map[string]string{"pinned": pinnedFlavor}
+		o.Listen = true // for the operator who uses virsh; Berth needs no port of libvirtd's
 	}
 	f, err := fleet.Up(ctx, o)
 	if err != nil {

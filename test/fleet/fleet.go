@@ -8,6 +8,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth/internal/config"
 	"berth/packaging"
 	"berth/test/lab"
 )
@@ -38,6 +40,11 @@ type Options struct {
 	// Cells and HugePages are each host's made-up NUMA cells and pages of 2 MiB;
 	// see lab.Options.
 	Cells, HugePages int
+	// Transport is how guests travel: "stream", which empty means too, or "libvirt-tls".
+	Transport string
+	// Listen lets the libvirt daemons listen with TLS, for tests that let guests
+	// migrate by virsh; with the transport "libvirt-tls" they do anyway.
+	Listen bool
 	// Guard gives every host's libvirtd the hook as it is shipped.
 	Guard bool
 	// Log is told what is done, a line each; nil for silence.
@@ -151,7 +158,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 	}
 	l, err := lab.Up(ctx, lab.Options{
 		Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages, QEMUHook: hook,
-		Listen: true,
+		Listen: o.Listen || o.Transport == config.TransportLibvirtTLS,
 	})
 	if err != nil {
 		return nil, err
@@ -241,11 +248,12 @@ url = %q
 interval = "5s"
 
 [migration]
+transport = %q
 address = %q
 stall_timeout = "8s"
 
 [peers]
-%s`, h.Name, PlacementURL(), h.MigIP(), &peers)
+%s`, h.Name, PlacementURL(), cmp.Or(o.Transport, config.TransportStream), h.MigIP(), &peers)
 	files := map[string]string{
 		"/etc/berth/berth.toml":                toml,
 		"/etc/berth/flavors.d/small.toml":      "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 1\n",

@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"berth/agent/host"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/stream"
+	"berth/systemd"
+)
+
+// streams implements host.Streams by processes of package stream. It keeps nothing:
+// what there is, the processes and their folders say, also after this agent was
+// killed and another one started.
+type streams struct {
+	a   *Agent
+	dir string
+	m   *stream.Manager
+	why error // why there can be none; nil where there can
+}
+
+func newStreams(a *Agent) *streams {
+	s := &streams{a: a, dir: filepath.Join(a.config().Agent.RuntimeDir, "streams")}
+	s.m, s.why = stream.NewManager(s.dir, s.starter(), a.rt)
+	return s
+}
+
+// starter chooses who the processes belong to: the service manager, where there is
+// one with their unit, so that they are out of this agent's control group.
+func (s *streams) starter() stream.Starter {
+	if units := (systemd.Units{}); s.dir == stream.PackagedDir && systemd.Running() {
+		ctx, cancel := s.a.rt.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if units.Has(ctx, "berth-stream@.service") {
+			return stream.Units{Systemd: units}
+		}
+	}
+	return stream.Children{}
+}
+
+// Dir implements host.Streams.
+func (s *streams) Dir() string { return s.dir }
+
+// Open implements host.Streams.
+func (s *streams) Open(ctx context.Context, o host.StreamOrder) (host.StreamEnds, error) {
+	if s.why != nil {
+		return host.StreamEnds{}, s.why
+	}
+	c := s.a.config()
+	node, err := s.a.driver.Node(ctx)
+	if err != nil {
+		return host.StreamEnds{}, err
+	}
+	if node.GuestUser == nil {
+		return host.StreamEnds{}, fault.New(fault.Unavailable, "libvirt does not say as which user QEMU runs, whose sockets a stream needs")
+	}
+	order := stream.Order{
+		ID: stream.ID{Migration: o.Migration, Attempt: o.Attempt}, Instance: o.Instance, Host: s.a.name, Peer: o.Peer,
+		Ticket: stream.Ticket(o.Ticket), Lease: o.Lease, PKI: pki.Paths{CA: c.PKI.CA, Cert: c.PKI.Cert, Key: c.PKI.Key},
+		QEMU: stream.Owner{UID: node.GuestUser.UID, GID: node.GuestUser.GID},
+	}
+	if o.Address != "" {
+		order.Role = stream.Source
+		if order.Address, err = s.reach(o.Peer, o.Address); err != nil {
+			return host.StreamEnds{}, err
+		}
+	} else {
+		order.Role = stream.Destination
+		order.FirstPort, order.LastPort = c.Migration.Ports.Range()
+		order.Libvirt, order.LibvirtURI = node.Socket, node.URI
+		if net.ParseIP(c.Migration.Address) != nil {
+			order.Listen = c.Migration.Address
+		}
+	}
+	st, err := s.m.Open(ctx, order)
+	if err != nil {
+		return host.StreamEnds{}, err
+	}
+	paths := s.m.Paths(order.ID)
+	ends := host.StreamEnds{LibvirtURI: node.URI, MigrateURI: paths.MigrateURI(), DisksURI: paths.DisksURI()}
+	if order.Role == stream.Source {
+		ends.LibvirtURI = paths.LibvirtURI(o.LibvirtURI)
+	} else {
+		ends.Address = net.JoinHostPort(c.Migration.Address, strconv.Itoa(st.Port))
+	}
+	return ends, nil
+}
+
+// reach completes a destination's address: where it names no host, its process
+// listens where its agent does.
+func (s *streams) reach(peer, address string) (string, error) {
+	name, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", fault.New(fault.Invalid, "the stream's address %q at %s: %w", address, peer, err)
+	}
+	if name == "" {
+		at, _ := s.a.peers.address(peer)
+		if name, _, err = net.SplitHostPort(at); err != nil {
+			return "", fault.New(fault.Invalid, "the address of %s: %w", peer, err)
+		}
+	}
+	return net.JoinHostPort(name, port), nil
+}
+
+// Renew implements host.Streams.
+func (s *streams) Renew(ctx context.Context, migration string, attempt int, lease time.Duration) error {
+	if s.why != nil {
+		return fault.New(fault.NotFound, "there are no streams: %w", s.why)
+	}
+	_, err := s.m.Renew(ctx, stream.ID{Migration: migration, Attempt: attempt}, lease)
+	return err
+}
+
+// Close implements host.Streams.
+func (s *streams) Close(ctx context.Context, migration string, attempt int) error {
+	if s.why != nil {
+		return nil // none was ever started below this folder
+	}
+	return s.m.Close(ctx, stream.ID{Migration: migration, Attempt: attempt})
+}
+
+// tidy removes what dead processes left, and ends those whose migration the ledger
+// does not know: their agent died before it had asked for anything by them, or after
+// all was done. The others are found again when they are asked for. For the start,
+// with a ledger that is whole.
+func (s *streams) tidy(ctx context.Context) error {
+	if s.why != nil {
+		return nil
+	}
+	living, err := s.m.Sweep()
+	errs := []error{err}
+	for _, id := range living {
+		if s.known(id) {
+			s.a.log.Info("found a stream", "migration", id.Migration, "attempt", id.Attempt)
+			continue
+		}
+		s.a.log.Info("end a stream whose migration the ledger does not know", "migration", id.Migration, "attempt", id.Attempt)
+		if err := s.m.Close(ctx, id); err != nil {
+			errs = append(errs, fmt.Errorf("stream of migration %s: %w", id.Migration, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// known says whether a verb of the migration is still to come that ends its stream:
+// a destination has a claim that is not bound, or one that its move bound and has not
+// finished; a source has the migration's context.
+func (s *streams) known(id stream.ID) bool {
+	if _, ok := s.a.tracker.Context(id.Migration); ok {
+		return true
+	}
+	for _, c := range s.a.tracker.ByMigration(id.Migration) {
+		if c.State != claims.Bound || c.BoundFrom != nil && c.BoundFrom.Attempt == id.Attempt {
+			return true
+		}
+	}
+	return false
+}
