@@ -136,16 +136,17 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	}
 	out.Settle = recovery(m, healed)
 	switch {
-	case doubt:
-		out.Outcome, out.Settle = Settled, 0
 	case m.Outcome == migration.OutcomeCompleted:
 		out.Outcome, b.home = Completed, r.to
+		if doubt {
+			out.Outcome, out.Settle = Settled, 0
+		}
 	case m.Outcome == migration.OutcomeUndone:
 		out.Outcome = Undone
 	case m.Outcome == migration.OutcomeRefused:
 		out.Outcome = Refused
 	}
-	if out.Err = r.truth(ctx, doubt); out.Err != nil {
+	if out.Err = r.truth(ctx); out.Err != nil {
 		out.Outcome = Failed
 		return out
 	}
@@ -366,25 +367,24 @@ func (r *round) nobodyKnows(ctx context.Context) bool {
 	return true
 }
 
-// person does what somebody does who has looked at both sides: ends the copy, and
-// starts the guest where it was.
+// person does what somebody does who has looked at both sides, and found that the
+// source's QEMU has ended by itself and a whole copy waits: says that it is the guest.
 func (r *round) person(ctx context.Context) (m migration.Migration, doubt bool, err error) {
-	if _, err := r.to.Virsh(ctx, "destroy", r.name); err != nil {
-		return m, true, err
-	}
-	err = await(ctx, overMost, 50*time.Millisecond, func() error {
-		if m, err = r.clients[r.from].Migration(ctx, r.uuid); err == nil && !m.Done() {
-			err = fmt.Errorf("the copy has ended, and the move is still %s %q: %w", m.Status, m.Outcome, m.Error.Err())
-		}
-		return err
+	_, err = r.clients[r.from].SettleMigration(ctx, r.uuid, migration.Settlement{
+		GuestIsAt: r.to.Name, Why: "the source's QEMU has ended, its console too; a whole copy waits at the destination",
 	})
 	if err != nil {
 		return m, true, err
 	}
-	if err := os.Remove(r.from.Console(r.name)); err != nil {
-		return m, true, err
+	err = await(ctx, overMost, 50*time.Millisecond, func() error {
+		if m, err = r.clients[r.from].Migration(ctx, r.uuid); err == nil && !m.Done() {
+			err = fmt.Errorf("it was settled, and the move is still %s %q: %w", m.Status, m.Outcome, m.Error.Err())
+		}
+		return err
+	})
+	if err == nil && m.Outcome != migration.OutcomeCompleted {
+		err = fmt.Errorf("it was settled, and the move is %s %q: %w", m.Status, m.Outcome, m.Error.Err())
 	}
-	_, err = r.clients[r.from].StartInstance(ctx, r.name)
 	return m, true, err
 }
 

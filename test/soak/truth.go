@@ -20,8 +20,8 @@ import (
 )
 
 // truth requires that, now or soon, all is as if nothing had happened, save for
-// where the guest is. reborn: a person has started it again.
-func (r *round) truth(ctx context.Context, reborn bool) error {
+// where the guest is.
+func (r *round) truth(ctx context.Context) error {
 	for _, h := range r.Hosts {
 		if err := r.agentUp(ctx, h); err != nil {
 			return err
@@ -36,7 +36,7 @@ func (r *round) truth(ctx context.Context, reborn bool) error {
 	if err != nil {
 		return fmt.Errorf("not as it should be: %w", err)
 	}
-	if err := r.lived(ctx, reborn); err != nil {
+	if err := r.lived(ctx); err != nil {
 		return err
 	}
 	return r.whole()
@@ -244,7 +244,7 @@ const proofTime = time.Second
 // lived proves by the guest's own words that it went through the round without a
 // gap, or stayed, that no copy ran anywhere else, and that it has since gone
 // through all its memory.
-func (r *round) lived(ctx context.Context, reborn bool) error {
+func (r *round) lived(ctx context.Context) error {
 	var here []guest.Beat
 	passes := uint64(0)
 	err := await(ctx, 20*time.Second, 20*time.Millisecond, func() (err error) {
@@ -281,10 +281,6 @@ func (r *round) lived(ctx context.Context, reborn bool) error {
 	if st, err := os.Stat(r.to.Console(r.name)); err == nil && st.Size() > 0 {
 		text, _ := os.ReadFile(r.to.Console(r.name))
 		return fmt.Errorf("a copy ran on %s, where the guest is not: it said %q", r.to.Name, text[:min(len(text), 500)])
-	}
-	if reborn {
-		_, err = guest.Healthy(here)
-		return err
 	}
 	if mine := since(here); mine[0] == r.begin {
 		_, err = guest.Healthy(mine)
