@@ -173,7 +173,7 @@ func (s *site) get(id string) (m migration.Migration) {
 	return m
 }
 
-// recoveryTime is the promise of the issue: a move that can be settled is, within it
+// recoveryTime is what is promised: a move that can be settled is, within it
 // from the agent's start, when all others answer.
 const recoveryTime = 2 * time.Second
 
