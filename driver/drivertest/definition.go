@@ -17,6 +17,20 @@ type definition struct {
 	maximum  int // vCPUs that can be plugged in
 	memoryMB int64
 	agent    bool // has the guest agent's channel
+	disks    []disk
+}
+
+// disk is a disk that is a file.
+type disk struct{ target, path string }
+
+// disk gives the file of a target; empty for none.
+func (d *definition) disk(target string) string {
+	for _, one := range d.disks {
+		if one.target == target {
+			return one.path
+		}
+	}
+	return ""
 }
 
 // parse reads what the fake needs, with libvirt's answer for what it rejects.
@@ -33,6 +47,14 @@ func parse(doc string) (*definition, error) {
 			Current int `xml:"current,attr"`
 			Max     int `xml:",chardata"`
 		} `xml:"vcpu"`
+		Disks []struct {
+			Source struct {
+				File string `xml:"file,attr"`
+			} `xml:"source"`
+			Target struct {
+				Dev string `xml:"dev,attr"`
+			} `xml:"target"`
+		} `xml:"devices>disk"`
 		Channels []struct {
 			Target struct {
 				Name string `xml:"name,attr"`
@@ -55,6 +77,11 @@ func parse(doc string) (*definition, error) {
 	d := &definition{xml: doc, uuid: x.UUID, name: x.Name, memoryMB: (x.Memory.Value*unit + 1<<20 - 1) >> 20}
 	d.vcpus = max(x.VCPU.Max, 1)
 	d.maximum = d.vcpus
+	for _, e := range x.Disks {
+		if e.Source.File != "" {
+			d.disks = append(d.disks, disk{e.Target.Dev, e.Source.File})
+		}
+	}
 	for _, c := range x.Channels {
 		d.agent = d.agent || c.Target.Name == "org.qemu.guest_agent.0"
 	}

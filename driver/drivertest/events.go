@@ -7,6 +7,7 @@ import (
 
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 )
 
 // stream is one reader of events E. Its channel is written under the fleet's lock
@@ -79,12 +80,12 @@ func (ss *streams[E]) publish(h *machine, e E) {
 		case s.ch <- e:
 		default:
 			s.lost = true
+			h.fleet.tellLocked()
 		}
 	}
 }
 
-// open adds a reader, whose channel is closed when ctx ends, or within 200 ms of
-// the runtime's clock after the fleet was closed.
+// open adds a reader, whose channel is closed when ctx ends or the fleet is closed.
 func open[E any](ctx context.Context, h *Fake, ss *streams[E], what string, again func(at time.Time) E) (<-chan E, error) {
 	f := h.fleet
 	f.mu.Lock()
@@ -98,8 +99,19 @@ func open[E any](ctx context.Context, h *Fake, ss *streams[E], what string, agai
 	s := &stream[E]{owner: h, ch: make(chan E, 256), again: again}
 	ss.all = append(ss.all, s)
 	f.rt.Go("fake "+what+" of "+h.name, func() {
-		for ss.wanted(h, s) && ctx.Err() == nil {
-			_ = f.rt.Sleep(ctx, 200*time.Millisecond) // only a wait: the loop's condition decides
+		for {
+			f.mu.Lock()
+			news := f.newsLocked() // before what it tells of is looked at
+			f.mu.Unlock()
+			open, lost := ss.wanted(h, s)
+			if !open || ctx.Err() != nil {
+				break
+			}
+			if lost { // until the reader has made room
+				_ = f.rt.Sleep(ctx, 200*time.Millisecond) // only a wait: the loop's condition decides
+				continue
+			}
+			_ = runtime.Await(ctx, f.rt, news) // as above
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -112,15 +124,15 @@ func open[E any](ctx context.Context, h *Fake, ss *streams[E], what string, agai
 }
 
 // wanted reports whether a stream is still open, and tells a reader that has
-// made room again that it lost events.
-func (ss *streams[E]) wanted(h *Fake, s *stream[E]) bool {
+// made room again that it lost events; lost that it has not made room yet.
+func (ss *streams[E]) wanted(h *Fake, s *stream[E]) (open, lost bool) {
 	f := h.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if s.lost && h.daemon && h.power && slices.Contains(ss.all, s) {
 		s.resync(f.rt.Now())
 	}
-	return f.ctx.Err() == nil && slices.Contains(ss.all, s)
+	return f.ctx.Err() == nil && slices.Contains(ss.all, s), s.lost && h.daemon && h.power
 }
 
 // Events implements driver.Driver.
@@ -158,4 +170,5 @@ func (h *machine) DropEvents() {
 	h.fleet.mu.Lock()
 	defer h.fleet.mu.Unlock()
 	h.loseLocked()
+	h.fleet.tellLocked()
 }

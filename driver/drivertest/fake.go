@@ -35,6 +35,9 @@ type machine struct {
 	power      bool // the machine is on
 	daemon     bool // libvirtd runs
 	hung       bool // libvirtd is stopped as by SIGSTOP
+	lingers    bool // libvirtd was told to stop, and has a migration to end
+	blind      bool // calls that read fail
+	lives      int  // how often libvirtd has ended
 	downReason string
 	before     func(call, uuid string) error
 	after      func(call, uuid string) error
@@ -70,6 +73,7 @@ type domain struct {
 	cpuTime    time.Duration // until since
 	since      time.Time     // when its CPUs began to run; zero while they stand still
 	frozen     bool          // its filesystems, by its agent
+	fate       fate          // what the next daemon does with it
 }
 
 func newMachine(f *Fleet, name string) *machine {
@@ -123,19 +127,26 @@ func (h *Fake) call(ctx context.Context, name, uuid string, changes bool, effect
 			return fault.New(fault.Unavailable, "%s on %s: %w", name, h.name, err)
 		}
 	}
-	if err := h.untilAwake(ctx, name, changes); err != nil {
-		return err
+	err := ctx.Err()
+	if err != nil {
+		return lost(changes, name, h.name, err)
 	}
 	f.mu.Lock()
-	err := h.openLocked(name)
-	if err == nil {
-		err = h.refusesLocked(name)
-	}
-	if err == nil {
-		err = effect()
-		f.checkLocked(uuid)
-	}
+	hung := h.hung && h.daemon
 	f.mu.Unlock()
+	switch {
+	case hung && changes:
+		err = h.late(ctx, name, uuid, effect)
+	case hung:
+		if err = h.untilAwake(ctx, name, changes); err == nil {
+			err = h.effect(name, uuid, effect)
+		}
+	default:
+		err = h.effect(name, uuid, effect)
+	}
+	if err == nil && !changes {
+		err = h.seen(name)
+	}
 	if err != nil {
 		return err
 	}
@@ -150,31 +161,40 @@ func (h *Fake) call(ctx context.Context, name, uuid string, changes bool, effect
 	return nil
 }
 
+// effect is what the daemon does of a call.
+func (h *Fake) effect(name, uuid string, effect func() error) error {
+	f := h.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := h.openLocked(name); err != nil {
+		return err
+	}
+	if err := h.refusesLocked(name); err != nil {
+		return err
+	}
+	if err := effect(); err != nil {
+		return err
+	}
+	f.checkLocked(uuid)
+	return nil
+}
+
+// seen is the answer to a question of a host whose reads fail.
+func (h *machine) seen(name string) error {
+	h.fleet.mu.Lock()
+	defer h.fleet.mu.Unlock()
+	if h.blind {
+		return fault.New(fault.Unavailable, "%s on %s: libvirtd cannot read it", name, h.name)
+	}
+	return nil
+}
+
 // deadline is the driver's own when the caller gave none.
 func (h *machine) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}
 	return h.fleet.rt.WithTimeout(ctx, 10*time.Second)
-}
-
-// untilAwake waits while the daemon hangs. A hung daemon has read the request
-// into its socket, and will obey when it wakes, so a changing call is in doubt.
-func (h *machine) untilAwake(ctx context.Context, name string, changes bool) error {
-	for {
-		if err := ctx.Err(); err != nil {
-			return lost(changes, name, h.name, err)
-		}
-		h.fleet.mu.Lock()
-		hung := h.hung && h.daemon
-		h.fleet.mu.Unlock()
-		if !hung {
-			return nil
-		}
-		if err := h.fleet.rt.Sleep(ctx, 10*time.Millisecond); err != nil {
-			return lost(changes, name, h.name, err)
-		}
-	}
 }
 
 func lost(changes bool, name, host string, err error) error {
@@ -228,7 +248,7 @@ func (h *machine) setLocked(d *domain, state driver.State, reason driver.Reason,
 		d.since = now
 	}
 	if !d.view().Active() {
-		d.id, d.live, d.cpuTime, d.frozen = -1, nil, 0, false
+		d.id, d.live, d.cpuTime, d.frozen, d.fate = -1, nil, 0, false, kept
 	}
 	h.fleet.recordLocked(h.name, d.uuid, fmt.Sprintf("%s (%s)", state, reason))
 	h.publishLocked(driver.Event{Kind: kind, UUID: d.uuid, Name: d.name, Detail: detail})
@@ -354,6 +374,9 @@ func (h *Fake) Start(ctx context.Context, uuid string, paused bool) error {
 		if err != nil || d.live != nil {
 			return err
 		}
+		if err := h.disksHereLocked(d.persistent); err != nil {
+			return err
+		}
 		h.startLocked(d, paused)
 		return nil
 	})
@@ -457,6 +480,7 @@ func (h *Fake) Close() error {
 	h.fleet.mu.Lock()
 	defer h.fleet.mu.Unlock()
 	h.closed = true
+	h.fleet.tellLocked()
 	for _, ss := range h.streamsLocked() {
 		ss.end(h)
 	}

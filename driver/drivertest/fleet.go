@@ -45,6 +45,8 @@ type Fleet struct {
 	latency    time.Duration
 	history    []Entry
 	violations []string
+	news       chan struct{} // closed and renewed when a job, a daemon or a connection ends, or a daemon comes or wakes
+	storage    func(host string) Storage
 	twice      map[string]bool // instances that run twice at this moment, so that one fact is recorded once
 }
 
@@ -68,6 +70,15 @@ type Pace struct {
 	MaxDowntime time.Duration // the hypervisor's default; 300 ms as QEMU's
 	Keepalive   time.Duration // until libvirt notices a cut management link; 8 s as measured with 2 s × 3
 	DiskBytes   uint64        // bytes of each copied disk; default 64 MiB
+	// HandOver is how long each message and each act takes of what goes before the
+	// memory moves and after it has; default 0: nothing else happens in between.
+	HandOver time.Duration
+	// Orphan is how long a destination keeps what arrives when the source has gone
+	// without a word: libvirt takes up to 4 s; default 0, at once.
+	Orphan time.Duration
+	// Linger is how long a libvirtd that was told to stop waits for its migrations;
+	// default 30 s as measured.
+	Linger time.Duration
 }
 
 // NewFleet makes an empty fleet on a runtime. Close ends its actors.
@@ -82,7 +93,27 @@ func NewFleet(rt runtime.Runtime) *Fleet {
 
 // Close ends jobs and event streams. Calls in flight return when their own
 // context does or the next tick sees the end.
-func (f *Fleet) Close() { f.cancel() }
+func (f *Fleet) Close() {
+	f.cancel()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tellLocked()
+}
+
+// newsLocked is closed with the next change that somebody may wait for.
+func (f *Fleet) newsLocked() <-chan struct{} {
+	if f.news == nil {
+		f.news = make(chan struct{})
+	}
+	return f.news
+}
+
+func (f *Fleet) tellLocked() {
+	if f.news != nil {
+		close(f.news)
+		f.news = nil
+	}
+}
 
 // Host gives a connection to the fake hypervisor of that name, which is made and
 // powered on at first use.
@@ -166,7 +197,8 @@ func (f *Fleet) CutData(a, b string) { f.link(a, b, "data link cut", f.dataCut, 
 func (f *Fleet) HealData(a, b string) { f.link(a, b, "data link healed", f.dataCut, false) }
 
 // CutManagement cuts the link between the two hosts' daemons: after Keepalive
-// a migration rolls back, and no new one begins.
+// a migration rolls back, and no new one begins. One whose Finish was carried out
+// rolls back beside a complete destination.
 func (f *Fleet) CutManagement(a, b string) { f.link(a, b, "management link cut", f.mgmtCut, true) }
 
 // HealManagement joins it again.
@@ -183,16 +215,19 @@ func (f *Fleet) link(a, b, what string, m map[[2]string]bool, cut bool) {
 
 // The phases of a migration that FaultPhase sees, in their order.
 const (
-	PhaseBegin       = "begin"        // the destination's libvirt is asked, before any memory moves (its `migrate begin` hook)
-	PhasePerform     = "perform"      // memory moves; asked at every tick
-	PhaseFinish      = "finish"       // all is sent, the destination is about to complete the guest
-	PhaseFinishReply = "finish-reply" // the destination is complete, the source's libvirt is about to hear of it
+	PhaseBegin        = "begin"         // the destination's libvirt is asked, before any memory moves (its `migrate begin` hook)
+	PhasePrepareReply = "prepare-reply" // the destination waits for the guest, the source's libvirt is about to hear of it
+	PhasePerform      = "perform"       // memory moves; asked at every tick
+	PhaseFinish       = "finish"        // all is sent, the destination is about to be asked to complete the guest
+	PhaseFinishReply  = "finish-reply"  // the destination is complete, the source's libvirt is about to hear of it
+	PhaseConfirm      = "confirm"       // the source's libvirt has heard of it, and is about to end its half
 )
 
 // FaultPhase sets a hook into every migration. An error from begin, perform or
-// finish makes libvirt roll back; one from finish-reply is the lost reply after
-// which the source resumes its guest beside a complete destination. nil removes
-// the hook. The hook may call the fleet.
+// finish makes libvirt roll back; one from prepare-reply or finish-reply is a lost
+// reply, after which the source goes on beside what the destination has: a guest that
+// waits for its memory, and goes soon, or one that is complete. An error from confirm
+// kills the source's libvirt there. nil removes the hook. The hook may call the fleet.
 func (f *Fleet) FaultPhase(hook func(phase, uuid string) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -271,6 +306,9 @@ func (f *Fleet) paceLocked() Pace {
 	}
 	if p.Keepalive == 0 {
 		p.Keepalive = 8 * time.Second
+	}
+	if p.Linger == 0 {
+		p.Linger = defaultLinger
 	}
 	if p.DiskBytes == 0 {
 		p.DiskBytes = 64 << 20

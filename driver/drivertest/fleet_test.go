@@ -175,7 +175,7 @@ func TestFleet_AHungDaemonStopsTheJobUntilItGoesOn(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 		v.Host(host).Hang(true)
-		v.Advance(time.Hour)
+		v.Advance(7 * time.Second) // less than the keepalive
 		v.Host(host).Hang(false)
 		if got := v.states(t); got != "running/booted paused/migrating" {
 			t.Errorf("%s hung: states %q, want the job where it was", host, got)

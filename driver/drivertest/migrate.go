@@ -9,6 +9,7 @@ import (
 
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 )
 
 // job is one migration, shared by the domain's halves on source and
@@ -18,10 +19,14 @@ type job struct {
 	source, dest *machine
 	uuid         string
 	m            driver.Migration
-	wasPaused    bool // by its user, before
+	wasPaused    bool        // by its user, before
+	from         *definition // the source's, when it began
+
+	phase            phase
+	lives, destLives int // of the two daemons when they began to talk
 
 	elapsed     time.Duration
-	mgmtLost    time.Duration // how long the management link has been cut
+	mgmtLost    time.Duration // how long the destination's daemon has been silent
 	stats       driver.Job
 	sent        uint64 // of the present iteration
 	iteration   uint64 // bytes that the present iteration has to send
@@ -33,6 +38,14 @@ type job struct {
 
 	done bool
 	err  error // valid when done
+}
+
+// endLocked is the end of a job, once.
+func (j *job) endLocked(err error) {
+	if !j.done {
+		j.done, j.err = true, err
+		j.source.fleet.tellLocked()
+	}
 }
 
 // CheckCPU implements driver.LiveMigrator: the document's required features
@@ -53,7 +66,8 @@ func (h *Fake) CheckCPU(ctx context.Context, domainXML string) error {
 }
 
 // Migrate implements driver.LiveMigrator. The destination is the host part of
-// the URI, looked up in the fleet.
+// the URI, looked up in the fleet. Once the request has arrived, libvirt carries it
+// out, whoever waits for it.
 func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) error {
 	f := h.fleet
 	f.mu.Lock()
@@ -64,17 +78,22 @@ func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) err
 			return err
 		}
 	}
-	if err := h.untilAwake(ctx, "Migrate", true); err != nil {
-		return err
+	if err := ctx.Err(); err != nil {
+		return lost(true, "Migrate", h.name, err)
 	}
-	j, err := h.begin(uuid, m)
+	f.mu.Lock()
+	err := errors.Join(h.openLocked("Migrate"), h.refusesLocked("Migrate"))
+	lives := h.lives
+	f.mu.Unlock()
 	if err != nil {
 		return err
 	}
+	j := &job{source: h.machine, uuid: uuid, m: m}
+	f.rt.Go("fake migration of "+uuid, func() { f.carryOut(j) })
 	for {
 		f.mu.Lock()
-		done, err, up := j.done, j.err, h.openLocked("Migrate") == nil
-		tick := f.paceLocked().Tick
+		done, err, up := j.done, j.err, h.openLocked("Migrate") == nil && h.lives == lives
+		news := f.newsLocked()
 		f.mu.Unlock()
 		switch {
 		case !up:
@@ -87,98 +106,147 @@ func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) err
 		case done:
 			return err
 		}
-		if err := f.rt.Sleep(ctx, tick); err != nil {
+		if err := runtime.Await(ctx, f.rt, news); err != nil {
 			return fault.New(fault.InDoubt, "migrate %s: no answer yet: %w", uuid, err)
 		}
 	}
 }
 
-// begin checks what libvirt checks before memory moves and starts the job.
-func (h *Fake) begin(uuid string, m driver.Migration) (*job, error) {
-	f := h.fleet
+// carryOut is the source's libvirt at work.
+func (f *Fleet) carryOut(j *job) {
+	if err := f.begin(j); err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		j.endLocked(err)
+		return
+	}
+	f.mu.Lock()
+	manual := f.manual
+	f.mu.Unlock()
+	if !manual {
+		f.run(j)
+	}
+}
+
+// begin checks what libvirt checks before memory moves, and prepares the
+// destination.
+func (f *Fleet) begin(j *job) error {
+	h, uuid, m := j.source, j.uuid, j.m
 	undone := func(format string, args ...any) error {
 		return fault.New(fault.Undone, "migrate %s: %w", uuid, fmt.Errorf(format, args...))
 	}
+	if err := h.untilAwake(f.ctx, "Migrate", true); err != nil {
+		return err
+	}
 	f.mu.Lock()
-	if err := errors.Join(h.openLocked("Migrate"), h.refusesLocked("Migrate")); err != nil {
-		f.mu.Unlock()
-		return nil, err
-	}
-	d, err := h.activeLocked(uuid, "migrate")
-	if err == nil && d.job != nil {
-		err = fault.New(fault.Busy, "migrate %s: a job is in flight", uuid)
-	}
-	var live, persistent *definition
-	if err == nil {
-		live, persistent, err = documents(uuid, m)
-	}
-	if err != nil {
-		f.mu.Unlock()
-		return nil, err
-	}
+	_, _, _, err := j.mayBeginLocked()
 	dest, hook := f.hosts[hostOf(m.DestinationURI)], f.phase
 	f.mu.Unlock()
-
-	if dest == nil || dest == h.machine {
-		return nil, undone("unable to connect to server at %q", m.DestinationURI)
+	if err != nil {
+		return err
+	}
+	if dest == nil || dest == h {
+		return undone("unable to connect to server at %q", m.DestinationURI)
 	}
 	// The destination is asked before anything is made there.
+	j.dest = dest
 	f.mu.Lock()
 	if !dest.power || !dest.daemon || f.mgmtCut[pair(h.name, dest.name)] {
 		f.mu.Unlock()
-		return nil, undone("unable to connect to server at '%s:16514': Connection refused", dest.name)
+		return undone("unable to connect to server at '%s:16514': Connection refused", dest.name)
 	}
+	j.lives, j.destLives = h.lives, dest.lives
 	destHook := dest.before
 	f.mu.Unlock()
 	if destHook != nil {
 		if err := destHook("Arrive", uuid); err != nil {
-			return nil, undone("%s refuses: %w", dest.name, err)
+			return undone("%s refuses: %w", dest.name, err)
 		}
 	}
 	if hook != nil {
 		if err := hook(PhaseBegin, uuid); err != nil {
-			return nil, undone("%s refuses: %w", dest.name, err)
+			return undone("%s refuses: %w", dest.name, err)
 		}
 	}
-
+	f.window()
+	if !f.talks(j) {
+		return undone("client socket is closed")
+	}
+	f.mu.Lock()
+	// The hooks may have changed the world.
+	d, live, persistent, err := j.mayBeginLocked()
+	if err == nil {
+		err = f.prepareLocked(j, d, live, persistent, undone)
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	f.window()
+	if hook != nil {
+		if err := hook(PhasePrepareReply, uuid); err != nil {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if !j.done {
+				f.failLocked(j, fmt.Errorf("prepare: %w", err))
+			}
+			return j.err
+		}
+	}
+	if !f.talks(j) {
+		f.fail(j, errors.New("client socket is closed"))
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// The hooks may have changed the world.
-	if d, err = h.activeLocked(uuid, "migrate"); err != nil {
-		return nil, err
+	return j.err // it may have ended meanwhile
+}
+
+// mayBeginLocked is what the source's libvirt looks at.
+func (j *job) mayBeginLocked() (d *domain, live, persistent *definition, err error) {
+	h := j.source
+	if err := h.answersLocked("Migrate"); err != nil {
+		return nil, nil, nil, fault.New(fault.InDoubt, "migrate %s: libvirt on %s went away", j.uuid, h.name)
+	}
+	if d, err = h.activeLocked(j.uuid, "migrate"); err != nil {
+		return nil, nil, nil, err
 	}
 	if d.job != nil {
-		return nil, fault.New(fault.Busy, "migrate %s: a job is in flight", uuid)
+		return nil, nil, nil, fault.New(fault.Busy, "migrate %s: a job is in flight", j.uuid)
 	}
-	if !dest.power || !dest.daemon {
-		return nil, undone("client socket is closed")
-	}
-	in := dest.domains[uuid]
+	live, persistent, err = documents(j.uuid, j.m)
+	return d, live, persistent, err
+}
+
+// prepareLocked makes the destination's half.
+func (f *Fleet) prepareLocked(j *job, d *domain, live, persistent *definition, undone func(string, ...any) error) error {
+	dest := j.dest
+	in := dest.domains[j.uuid]
 	if in != nil && in.live != nil {
-		return nil, undone("domain '%s' is already active on %s", in.name, dest.name)
+		return undone("domain '%s' is already active on %s", in.name, dest.name)
 	}
-	for _, o := range dest.domains {
-		if o.name == live.name && o.uuid != uuid {
-			return nil, undone("domain '%s' already exists with uuid %s on %s", o.name, o.uuid, dest.name)
+	for _, o := range dest.sortedLocked() {
+		if o.name == live.name && o.uuid != j.uuid {
+			return undone("domain '%s' already exists with uuid %s on %s", o.name, o.uuid, dest.name)
 		}
 	}
-	j := &job{source: h.machine, dest: dest, uuid: uuid, m: m, wasPaused: d.state == driver.Paused, maxDowntime: m.MaxDowntime}
+	if err := f.disksFitLocked(j, d.live, live); err != nil {
+		return undone("%w", err)
+	}
+	j.from = d.live
+	j.wasPaused, j.maxDowntime = d.state == driver.Paused, j.m.MaxDowntime
 	// Before the destination is up libvirt says unbounded with nothing remaining.
 	j.stats = driver.Job{Kind: driver.JobUnbounded}
 	d.job, d.completed = j, nil
 	if in == nil {
-		in = &domain{uuid: uuid, name: live.name, id: -1}
-		dest.domains[uuid] = in
+		in = &domain{uuid: j.uuid, name: live.name, id: -1}
+		dest.domains[j.uuid] = in
 	}
 	dest.nextID++
 	in.id, in.live, in.job, in.completed = dest.nextID, live, j, nil
 	j.m.PersistentXML = persistent.xml
-	f.recordLocked(h.name, uuid, "migration to "+dest.name+" begins")
+	f.recordLocked(j.source.name, j.uuid, "migration to "+dest.name+" begins")
 	dest.setLocked(in, driver.Paused, driver.ReasonMigrating, driver.EventStarted, "migrated")
-	if !f.manual {
-		f.rt.Go("fake migration of "+uuid, func() { f.run(j) })
-	}
-	return j, nil
+	return nil
 }
 
 func documents(uuid string, m driver.Migration) (live, persistent *definition, err error) {
@@ -212,256 +280,4 @@ func hostOf(uri string) string {
 		return ""
 	}
 	return u.Hostname()
-}
-
-// run moves one job on until it ends.
-func (f *Fleet) run(j *job) {
-	for f.ctx.Err() == nil {
-		f.mu.Lock()
-		tick, done := f.paceLocked().Tick, j.done
-		f.mu.Unlock()
-		if done {
-			return
-		}
-		if f.rt.Sleep(f.ctx, tick) != nil {
-			return
-		}
-		f.step(j, tick)
-	}
-}
-
-// step moves a job on by d: what can end it first, then bytes, then the
-// hand-over.
-func (f *Fleet) step(j *job, d time.Duration) {
-	f.mu.Lock()
-	hook := f.phase
-	ready := f.progressLocked(j, d)
-	done := j.done
-	f.mu.Unlock()
-	if done {
-		return
-	}
-	if hook != nil {
-		if err := hook(PhasePerform, j.uuid); err != nil {
-			f.fail(j, err)
-			return
-		}
-	}
-	if !ready {
-		return
-	}
-	f.mu.Lock()
-	if f.endedLocked(j) {
-		f.mu.Unlock()
-		return
-	}
-	// The source stops its CPUs for the last bytes.
-	switch s := j.source.domains[j.uuid]; {
-	case j.postCopy: // they stand still already
-	case s.state != driver.Paused:
-		j.source.setLocked(s, driver.Paused, driver.ReasonMigrating, driver.EventSuspended, "migrated")
-	default:
-		s.reason = driver.ReasonMigrating
-	}
-	f.mu.Unlock()
-	if hook != nil {
-		if err := hook(PhaseFinish, j.uuid); err != nil {
-			f.fail(j, err)
-			return
-		}
-	}
-	f.mu.Lock()
-	if f.endedLocked(j) {
-		f.mu.Unlock()
-		return
-	}
-	f.completeLocked(j)
-	f.mu.Unlock()
-	if hook != nil {
-		if err := hook(PhaseFinishReply, j.uuid); err != nil {
-			f.fail(j, fmt.Errorf("finish: %w", err))
-			return
-		}
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !j.done {
-		f.confirmLocked(j)
-	}
-}
-
-// progressLocked moves bytes and reports whether the job is ready for its
-// hand-over.
-func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
-	if f.endedLocked(j) {
-		return false
-	}
-	if j.source.hung || j.dest.hung {
-		return false // libvirt is part of every step, so a stopped one stops the job
-	}
-	p := f.paceLocked()
-	j.elapsed += d
-	j.stats.Elapsed = j.elapsed
-	if f.mgmtCut[pair(j.source.name, j.dest.name)] {
-		if j.mgmtLost += d; j.mgmtLost >= p.Keepalive {
-			f.failLocked(j, errors.New("client socket is closed"))
-			return false
-		}
-	} else {
-		j.mgmtLost = 0
-	}
-	if f.dataCut[pair(j.source.name, j.dest.name)] || j.elapsed <= p.Setup {
-		return false
-	}
-	if j.stats.MemoryTotal == 0 {
-		j.stats.Setup = p.Setup
-		s := j.source.domains[j.uuid]
-		j.stats.MemoryTotal = uint64(s.live.memoryMB) << 20
-		j.stats.DiskTotal = p.DiskBytes * uint64(len(j.m.CopyDisks))
-		j.stats.DiskRemaining = j.stats.DiskTotal
-		j.iteration, j.stats.Iteration = j.stats.MemoryTotal, 1
-	}
-	rate := p.Rate
-	if j.m.Bandwidth > 0 {
-		rate = min(rate, j.m.Bandwidth)
-	}
-	bytes := uint64(float64(rate) * d.Seconds())
-	j.stats.MemoryRate, j.stats.DirtyRate = rate, p.DirtyRate
-	// Disks go first, as storage copy does before memory.
-	if disk := min(bytes, j.stats.DiskRemaining); disk > 0 {
-		j.stats.DiskRate, j.stats.MemoryRate = rate, 0
-		j.stats.DiskProcessed += disk
-		j.stats.DiskRemaining -= disk
-		return false
-	}
-	j.stats.DiskRate = 0
-	if j.switching && !j.postCopy {
-		f.postCopyLocked(j)
-	}
-	j.iterTime += d
-	sent := min(bytes, j.iteration-j.sent)
-	j.sent += sent
-	j.stats.MemoryProcessed += sent
-	downtime := j.maxDowntime
-	if downtime == 0 {
-		downtime = p.MaxDowntime
-	}
-	if j.postCopy {
-		j.stats.MemoryRemaining = j.iteration - j.sent
-		return j.sent == j.iteration
-	}
-	if j.sent == j.iteration {
-		// What was dirtied meanwhile is the next iteration.
-		j.iteration = min(j.stats.MemoryTotal, uint64(float64(p.DirtyRate)*j.iterTime.Seconds()))
-		j.sent, j.iterTime = 0, 0
-		j.stats.MemoryRemaining = j.iteration
-		if float64(j.iteration) <= float64(rate)*downtime.Seconds() {
-			j.stats.Downtime = time.Duration(float64(j.iteration) / float64(rate) * float64(time.Second))
-			return true
-		}
-		j.stats.Iteration++
-	}
-	j.stats.MemoryRemaining = j.iteration - j.sent
-	return false
-}
-
-// endedLocked ends the job where one of its ends is gone or somebody asked for
-// it, and reports whether it is over.
-func (f *Fleet) endedLocked(j *job) bool {
-	if j.done {
-		return true
-	}
-	src, dst := j.source.domains[j.uuid], j.dest.domains[j.uuid]
-	switch {
-	case f.ctx.Err() != nil:
-		j.done, j.err = true, fault.New(fault.InDoubt, "migrate %s: the fleet is closed", j.uuid)
-	case j.source.hung:
-		// Nobody is there who would notice.
-	case src == nil || src.job != j || src.live == nil:
-		f.failLocked(j, errors.New("domain is not running"))
-	case dst == nil || dst.job != j || dst.live == nil:
-		f.failLocked(j, errors.New("qemu unexpectedly closed the monitor"))
-	case !j.dest.power || !j.dest.daemon:
-		f.failLocked(j, errors.New("client socket is closed"))
-	case j.abort:
-		f.failLocked(j, errors.New("operation aborted: job 'migration out' canceled by client"))
-	}
-	return j.done
-}
-
-// completeLocked is Finish on the destination.
-func (f *Fleet) completeLocked(j *job) {
-	in := j.dest.domains[j.uuid]
-	// Read when the job began, so it parses.
-	in.persistent, _ = parse(j.m.PersistentXML)
-	in.job = nil
-	j.stats.Kind, j.stats.MemoryRemaining = driver.JobCompleted, 0
-	stats := j.stats
-	in.completed = &stats
-	if j.m.Paused || j.wasPaused {
-		j.dest.setLocked(in, driver.Paused, driver.ReasonUser, driver.EventSuspended, "paused")
-		return
-	}
-	j.dest.setLocked(in, driver.Running, driver.ReasonMigrated, driver.EventResumed, "migrated")
-}
-
-// confirmLocked is Confirm on the source: its half stops.
-func (f *Fleet) confirmLocked(j *job) {
-	j.done = true
-	s := j.source.domains[j.uuid]
-	if s == nil || s.job != j {
-		return
-	}
-	stats := j.stats
-	s.job, s.completed = nil, &stats
-	j.source.setLocked(s, driver.ShutOff, driver.ReasonMigrated, driver.EventStopped, "migrated")
-}
-
-func (f *Fleet) fail(j *job, cause error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failLocked(j, cause)
-}
-
-// failLocked rolls back as libvirt does: the destination's incoming half goes
-// (a complete one stays), the source's runs on.
-func (f *Fleet) failLocked(j *job, cause error) {
-	if j.done {
-		return
-	}
-	if j.postCopy {
-		f.breakPostCopyLocked(j, cause)
-		return
-	}
-	j.done = true
-	j.err = fault.New(fault.Undone, "migrate %s: %w", j.uuid, cause)
-	j.stats.Kind = driver.JobFailed
-	f.recordLocked(j.source.name, j.uuid, "migration to "+j.dest.name+" fails: "+cause.Error())
-	f.dropIncomingLocked(j)
-	s := j.source.domains[j.uuid]
-	if s == nil || s.job != j {
-		return
-	}
-	s.job = nil
-	switch {
-	case s.live == nil:
-		// It died under the job: nothing was put back, and what is there says why.
-		j.err = fault.New(fault.InDoubt, "migrate %s: domain is %s (%s): %w", j.uuid, s.state, s.reason, cause)
-	case s.state != driver.Paused:
-	case j.wasPaused:
-		s.reason = driver.ReasonUser
-	case s.reason == driver.ReasonMigrating:
-		j.source.setLocked(s, driver.Running, driver.ReasonMigrationCanceled, driver.EventResumed, "migrated")
-	}
-}
-
-func (f *Fleet) dropIncomingLocked(j *job) {
-	in := j.dest.domains[j.uuid]
-	if in == nil || in.job != j {
-		return
-	}
-	in.job = nil
-	if in.live != nil {
-		j.dest.setLocked(in, driver.ShutOff, driver.ReasonFailed, driver.EventStopped, "failed")
-	}
 }

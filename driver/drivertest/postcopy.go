@@ -39,7 +39,7 @@ func (f *Fleet) postCopyLocked(j *job) {
 // breakPostCopyLocked is a job that ends in post-copy: each side keeps a half that
 // is not the guest.
 func (f *Fleet) breakPostCopyLocked(j *job, cause error) {
-	j.done, j.err = true, fault.New(fault.InDoubt, "migrate %s: broken in post-copy: %w", j.uuid, cause)
+	j.endLocked(fault.New(fault.InDoubt, "migrate %s: broken in post-copy: %w", j.uuid, cause))
 	j.stats.Kind = driver.JobFailed
 	f.recordLocked(j.source.name, j.uuid, "post-copy to "+j.dest.name+" breaks: "+cause.Error())
 	if s := j.source.domains[j.uuid]; s != nil && s.job == j {

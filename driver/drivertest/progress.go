@@ -1,0 +1,155 @@
+package drivertest
+
+import (
+	"errors"
+	"time"
+
+	"berth/internal/fault"
+)
+
+// run moves one job on until it ends.
+func (f *Fleet) run(j *job) {
+	for f.ctx.Err() == nil {
+		f.mu.Lock()
+		tick, done := f.paceLocked().Tick, j.done
+		f.mu.Unlock()
+		if done {
+			return
+		}
+		if f.rt.Sleep(f.ctx, tick) != nil {
+			return
+		}
+		f.step(j, tick)
+	}
+}
+
+// step moves a job on by d: what can end it first, then bytes, then the
+// hand-over.
+func (f *Fleet) step(j *job, d time.Duration) {
+	f.mu.Lock()
+	hook := f.phase
+	ready := f.progressLocked(j, d)
+	done := j.done
+	f.mu.Unlock()
+	if done {
+		return
+	}
+	if hook != nil {
+		if err := hook(PhasePerform, j.uuid); err != nil {
+			f.fail(j, err)
+			return
+		}
+	}
+	if !ready {
+		return
+	}
+	f.mu.Lock()
+	if f.endedLocked(j) {
+		f.mu.Unlock()
+		return
+	}
+	f.mu.Unlock()
+	f.handOver(j)
+}
+
+// progressLocked moves bytes and reports whether the job is ready for its
+// hand-over.
+func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
+	if f.endedLocked(j) {
+		return false
+	}
+	if j.source.hung {
+		return false // libvirt is part of every step, so a stopped one stops the job
+	}
+	p := f.paceLocked()
+	j.elapsed += d
+	j.stats.Elapsed = j.elapsed
+	if f.silentLocked(j) {
+		if j.mgmtLost += d; j.mgmtLost >= p.Keepalive {
+			f.failLocked(j, errors.New("client socket is closed"))
+			return false
+		}
+	} else {
+		j.mgmtLost = 0
+	}
+	if j.dest.hung || !j.dest.power {
+		return false
+	}
+	if f.dataCut[pair(j.source.name, j.dest.name)] || j.elapsed <= p.Setup {
+		return false
+	}
+	if j.stats.MemoryTotal == 0 {
+		j.stats.Setup = p.Setup
+		s := j.source.domains[j.uuid]
+		j.stats.MemoryTotal = uint64(s.live.memoryMB) << 20
+		j.stats.DiskTotal = p.DiskBytes * uint64(len(j.m.CopyDisks))
+		j.stats.DiskRemaining = j.stats.DiskTotal
+		j.iteration, j.stats.Iteration = j.stats.MemoryTotal, 1
+	}
+	rate := p.Rate
+	if j.m.Bandwidth > 0 {
+		rate = min(rate, j.m.Bandwidth)
+	}
+	bytes := uint64(float64(rate) * d.Seconds())
+	j.stats.MemoryRate, j.stats.DirtyRate = rate, p.DirtyRate
+	// Disks go first, as storage copy does before memory.
+	if disk := min(bytes, j.stats.DiskRemaining); disk > 0 {
+		j.stats.DiskRate, j.stats.MemoryRate = rate, 0
+		j.stats.DiskProcessed += disk
+		j.stats.DiskRemaining -= disk
+		return false
+	}
+	j.stats.DiskRate = 0
+	if j.switching && !j.postCopy {
+		f.postCopyLocked(j)
+	}
+	j.iterTime += d
+	sent := min(bytes, j.iteration-j.sent)
+	j.sent += sent
+	j.stats.MemoryProcessed += sent
+	downtime := j.maxDowntime
+	if downtime == 0 {
+		downtime = p.MaxDowntime
+	}
+	if j.postCopy {
+		j.stats.MemoryRemaining = j.iteration - j.sent
+		return j.sent == j.iteration
+	}
+	if j.sent == j.iteration {
+		// What was dirtied meanwhile is the next iteration.
+		j.iteration = min(j.stats.MemoryTotal, uint64(float64(p.DirtyRate)*j.iterTime.Seconds()))
+		j.sent, j.iterTime = 0, 0
+		j.stats.MemoryRemaining = j.iteration
+		if float64(j.iteration) <= float64(rate)*downtime.Seconds() {
+			j.stats.Downtime = time.Duration(float64(j.iteration) / float64(rate) * float64(time.Second))
+			return true
+		}
+		j.stats.Iteration++
+	}
+	j.stats.MemoryRemaining = j.iteration - j.sent
+	return false
+}
+
+// endedLocked ends the job where one of its ends is gone or somebody asked for
+// it, and reports whether it is over.
+func (f *Fleet) endedLocked(j *job) bool {
+	if j.done {
+		return true
+	}
+	src, dst := j.source.domains[j.uuid], j.dest.domains[j.uuid]
+	switch {
+	case f.ctx.Err() != nil:
+		j.endLocked(fault.New(fault.InDoubt, "migrate %s: the fleet is closed", j.uuid))
+	case j.source.hung:
+		// Nobody is there who would notice.
+	case src == nil || src.job != j || src.live == nil:
+		f.failLocked(j, errors.New("domain is not running"))
+	case !f.silentLocked(j) && j.dest.lives != j.destLives:
+		f.failLocked(j, errors.New("client socket is closed"))
+	case j.dest.power && (j.postCopy || !f.dataCut[pair(j.source.name, j.dest.name)]) && (dst == nil || dst.job != j || dst.live == nil):
+		f.failLocked(j, errors.New("qemu unexpectedly closed the monitor"))
+	case j.abort:
+		f.failLocked(j, errors.New("operation aborted: job 'migration out' canceled by client"))
+	}
+	return j.done
+}
