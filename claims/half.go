@@ -109,7 +109,8 @@ func (t *Tracker) writeHalf(migration string, h half) plan {
 
 // prune drops halves that are past their use: nothing was written for
 // TombstoneKeep, and no context, claim or surrendered instance of the migration
-// is left that would still need them, nor an operator's word that a host has not heard.
+// is left that would still need them, nor what one of its verbs remembers, nor an
+// operator's word that a host has not heard.
 func (t *Tracker) prune(ctx context.Context) error {
 	old := t.prunable()
 	if len(old) == 0 {
@@ -155,6 +156,11 @@ func (t *Tracker) pastUseLocked(migration string) bool {
 	for _, e := range t.claims {
 		if e.claim.Owner.Migration == migration {
 			return false
+		}
+	}
+	for key := range t.verbs {
+		if strings.HasPrefix(key, migration+"/") {
+			return false // what it remembers is judged by what is kept here
 		}
 	}
 	for _, i := range t.instances {

@@ -104,6 +104,9 @@ func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	ref := refOf(moveOwner("i1", "m1", 1), "prepare")
 	wantNil(t, b.Bury(ctx, ref))
+	made := refOf(moveOwner("i3", "m3", 1), "prepared")
+	wantNil(t, b.Bury(ctx, refOf(moveOwner("i3", "m3", 1), "claim")))
+	wantNil(t, b.Remember(ctx, made, "a disk"))
 	leaving := refOf(moveOwner("i1", "m2", 1), "commit")
 	must[claims.Commit](t)(b.Surrender(ctx, leaving, "host-b"))
 	b.clock.reboot()
@@ -118,6 +121,9 @@ func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	wantNil(t, b.Prune(ctx))
 	if b.Buried(ref) {
 		t.Error("kept past its use")
+	}
+	if made.Step = "claim"; !b.Buried(made) {
+		t.Error("a tombstone went while a verb of its migration is remembered")
 	}
 	if _, ok := b.Committed("m2"); !ok {
 		t.Error("a commit went while its guest was not forgotten")

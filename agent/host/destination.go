@@ -21,6 +21,7 @@ type arrivalToken string
 const (
 	arrivalOwned   arrivalToken = "owned"   // the token is here by this attempt
 	arrivalOther   arrivalToken = "other"   // it is here by another hand-over
+	arrivalMoved   arrivalToken = "moved"   // it was here by this attempt, and the guest has gone on since
 	arrivalUnowned arrivalToken = "unowned" // it is not here
 )
 
@@ -81,6 +82,9 @@ var arrivalTable = []arrivalRow{
 		then: arrivalAsk, why: "the token is here, unless the source has a higher epoch"},
 	{token: []arrivalToken{arrivalOwned},
 		then: arrivalFinish, why: "the token is here: the guest is this host's"},
+	// What was made for it is the guest's, wherever that is now: only the records go.
+	{token: []arrivalToken{arrivalMoved},
+		then: arrivalFinish, why: "the guest had come, and has gone on since"},
 	{token: []arrivalToken{arrivalOther},
 		then: arrivalDoubt, why: "the guest is this host's by another hand-over, and a claim waits for it"},
 	{heard: []bool{true},

@@ -374,4 +374,3 @@ func TestDeadline_AnAttemptThatIsNotOverIsUndone(t *testing.T) {
 	stop()
 	l.must("conductor", <-ended)
 }
-

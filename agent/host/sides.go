@@ -35,7 +35,9 @@ type Waiting struct {
 	Source    string    `json:"source_compute"`
 	Since     time.Time `json:"since"`
 	For       string    `json:"for"`      // in an operator's words
-	InDoubt   bool      `json:"in_doubt"` // nobody who answers decides it
+	InDoubt   bool      `json:"in_doubt"` // nobody who answers decides it, and that for a while
+
+	since time.Duration // on the boot clock, that nobody has decided it; below 0 where somebody has
 }
 
 // Waiting gives them by migration.
@@ -163,6 +165,8 @@ func (h *Host) arrivalState(a pendingArrival) arrivalState {
 	switch {
 	case h.accepted(a.ref):
 		s.token = arrivalOwned
+	case h.goneOn(a.ref):
+		s.token = arrivalMoved
 	case known && inst.Token.State == claims.TokenHere:
 		s.token = arrivalOther
 	}
@@ -286,8 +290,16 @@ func (h *Host) awaitSide(a pendingArrival, waits string, doubt bool) {
 	} else {
 		w := Waiting{
 			Migration: a.ref.Migration, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source,
-			Since: was.Since, For: waits, InDoubt: doubt,
+			Since: was.Since, For: waits, since: was.since,
 		}
+		switch now := h.rt.Boot().Since; {
+		case !doubt:
+			w.since = -1
+		case !waited || was.since < 0:
+			w.since = now
+		}
+		// A source whose agent is being restarted is no doubt yet.
+		w.InDoubt = doubt && h.rt.Boot().Since-w.since >= h.o.Silence
 		if !waited {
 			w.Since = h.rt.Now().UTC()
 		}

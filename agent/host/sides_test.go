@@ -203,6 +203,34 @@ func TestSides_ALeaseThatEndsTakesAlongWhatWasMade(t *testing.T) {
 	s.same("left behind", before)
 }
 
+// TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn has a guest finish its arrival never,
+// since a hook wants another try, and move on: its disks are no leftover.
+func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
+	requireQemuImg(t)
+	s := newSides(t, host.CreateDisk{SizeGB: 1})
+	s.prepare()
+	s.stream()
+	c, err := s.a.Commit(t.Context(), s.ref)
+	s.must("commit", err)
+	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+	s.b.put(t, "/hooks/post_live_migration_at_destination/10-later", "#!/bin/sh\nexit 75\n", 0o755)
+	if err := s.b.FinishDestination(t.Context(), s.ref); err == nil {
+		t.Fatal("finished in spite of its hook")
+	}
+	away := claims.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
+	if _, err := s.b.tracker.Surrender(t.Context(), away, "c"); err != nil {
+		t.Fatal(err)
+	}
+	s.must("forget", s.b.tracker.Forget(t.Context(), s.ref.Instance))
+	disks := s.picture()["b files"]
+	s.restart("b")
+	s.silent.Store(true)
+	s.follow("the records' end", func() bool { return s.picture()["b memories"] == nil })
+	if got := s.picture()["b files"]; len(disks) < 2 || !slices.Equal(got, disks) {
+		t.Errorf("files %v, before %v", got, disks)
+	}
+}
+
 var gone = migration.Settlement{GuestIsAt: "b", Gone: []string{"a"}, Why: "the machine room of a burnt down", By: "ann"}
 
 func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(t *testing.T) {

@@ -67,7 +67,7 @@ func TestFate_EveryRow(t *testing.T) {
 }
 
 func everyArrival(f func(arrivalState)) (n int) {
-	for _, token := range []arrivalToken{arrivalOwned, arrivalOther, arrivalUnowned} {
+	for _, token := range []arrivalToken{arrivalOwned, arrivalOther, arrivalMoved, arrivalUnowned} {
 		for _, c := range []arrivalClaim{arrivalPending, arrivalArriving, arrivalNone} {
 			for _, heard := range bools {
 				for _, w := range []sourceWord{sourceUnasked, sourceSilent, sourceGoing, sourceCommitted, sourceKept, sourceUnknown, sourceHigher} {
@@ -92,11 +92,11 @@ func TestArrival_EveryRow(t *testing.T) {
 		switch {
 		case why == "":
 			bad("no reason")
-		case then == arrivalFinish && !owned:
+		case then == arrivalFinish && !owned && s.token != arrivalMoved:
 			bad("finishes alone without the token")
 		case then == arrivalAccept && (owned || s.source != sourceCommitted):
 			bad("accepts what nobody has given")
-		case then == arrivalRollBack && owned:
+		case then == arrivalRollBack && (owned || s.token == arrivalMoved):
 			bad("ends the owner")
 		case then == arrivalRollBack && s.source != sourceKept && s.claim != arrivalNone:
 			bad("ends a copy that may be the owner")
@@ -110,7 +110,7 @@ func TestArrival_EveryRow(t *testing.T) {
 			bad("does not say that it waits")
 		}
 	})
-	if want := 3 * 3 * 2 * 7; n != want {
+	if want := 4 * 3 * 2 * 7; n != want {
 		t.Errorf("%d combinations, want %d", n, want)
 	}
 	for i, is := range reached {
