@@ -56,8 +56,8 @@ func (c *certificates) look() (out [3]stamp) {
 func (c *certificates) current() *pki.Identity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// A pair that did not go together is read again each time: its second half may
-	// have come without a change that is seen.
+	// What could not be used is read again each time: it may have become readable,
+	// or good, without a change that is seen.
 	if now := c.look(); now != c.seen || c.err != nil {
 		id, err := pki.Load(c.paths, time.Now())
 		if c.err = err; err == nil {
@@ -83,11 +83,11 @@ func (c *certificates) server(peer string) *tls.Config {
 	// Asked for here and judged below: Go's own check knows no roles.
 	t.ClientAuth = tls.RequireAnyClientCert
 	t.VerifyConnection = func(s tls.ConnectionState) error {
-		role, leaf, err := id.VerifyClient(s.PeerCertificates, time.Now())
+		_, leaf, err := id.VerifyClient(s.PeerCertificates, time.Now())
 		if err != nil {
 			return err
 		}
-		return mustBe(role, leaf, peer)
+		return mustBe(leaf, peer)
 	}
 	return t
 }
@@ -111,8 +111,7 @@ func (c *certificates) client(peer string) *tls.Config {
 			return fault.Refuse(fault.Forbidden, "check the destination's certificate",
 				pki.CertificateReason(err, pki.Describe(leaf), fmt.Sprintf("signed by this host's CA %q", id.CAName)))
 		}
-		role, _ := pki.RoleOf(leaf)
-		return mustBe(role, leaf, peer)
+		return mustBe(leaf, peer)
 	}
 	return t
 }
@@ -133,8 +132,9 @@ func plainTLS(id *pki.Identity) *tls.Config {
 // frame has another name, and two that do not know each other do not connect.
 const protocol = "berth-stream/1"
 
-func mustBe(role pki.Role, leaf *x509.Certificate, peer string) error {
-	if role == pki.RoleHost && pki.Covers(leaf, peer) {
+// mustBe asks for a host's certificate with the peer's name in it.
+func mustBe(leaf *x509.Certificate, peer string) error {
+	if pki.Covers(leaf, peer) {
 		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "check the peer's certificate", fault.Reason{

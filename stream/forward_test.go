@@ -78,3 +78,18 @@ func TestStream_FourConnectionsLoseNothing(t *testing.T) {
 	wg.Wait()
 	p.until(p.dst, "over", func(st Status) bool { return st.Open == 0 && st.Of(Memory).Received == 4*each })
 }
+
+func TestStream_WhoGoesWithoutReadingAllIsACut(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.open()
+	out, in := p.connected(p.memory())
+	p.says(out, in, "x")
+	if _, err := in.Write([]byte("what nobody reads")); err != nil {
+		t.Fatal(err)
+	}
+	p.until(p.src, "there", func(st Status) bool { return st.Of(Memory).Received > 0 })
+	out.Close()
+	p.ends(in)
+	p.until(p.src, "closed", func(st Status) bool { return st.Open == 0 })
+	p.until(p.dst, "closed", func(st Status) bool { return st.Open == 0 })
+}

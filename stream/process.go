@@ -279,11 +279,7 @@ func (p *process) watch(ctx context.Context, own os.FileInfo) {
 		if now, err := os.Stat(p.paths.Dir); errors.Is(err, fs.ErrNotExist) || own == nil || err == nil && !os.SameFile(own, now) {
 			p.stop("its folder is gone")
 		}
-		p.mu.Lock()
-		if p.openLocked() == 0 && p.boot() >= p.lease {
-			p.stopLocked("its lease is over")
-		}
-		p.mu.Unlock()
+		p.expire()
 		select {
 		case <-t.C:
 		case <-p.ctx.Done():
@@ -292,6 +288,15 @@ func (p *process) watch(ctx context.Context, own os.FileInfo) {
 			p.stop("told to by a signal")
 			return
 		}
+	}
+}
+
+// expire ends the process when its lease is over and nothing is open.
+func (p *process) expire() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.openLocked() == 0 && p.boot() >= p.lease {
+		p.stopLocked("its lease is over")
 	}
 }
 

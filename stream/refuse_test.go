@@ -22,6 +22,7 @@ type stranger struct {
 	ticket  Ticket
 	channel byte
 	frame   []byte // sent in place of a first frame
+	changed bool   // the channel is another than the one that was proven
 }
 
 // knock gives what came back after the handshake, if anything, and why it ended.
@@ -57,6 +58,9 @@ func (s stranger) knock(t *testing.T) (string, error) {
 			t.Fatal(err)
 		}
 		copy(h[helloNamed:], proof)
+	}
+	if s.changed {
+		h[20] = byte(placeOf(Disks))
 	}
 	frame := s.frame
 	if frame == nil {
@@ -111,6 +115,7 @@ func TestDestination_LetsNobodyInWithoutCertificateAndTicket(t *testing.T) {
 		{"another ticket", func(s *stranger) { s.ticket = NewTicket() }, "its ticket is not this stream's"},
 		{"another migration", func(s *stranger) { s.id.Migration = testGuest }, "it is for stream " + testGuest},
 		{"another attempt", func(s *stranger) { s.id.Attempt = 2 }, "it is for stream " + testMigration + "-2"},
+		{"a channel that was not proven", func(s *stranger) { s.changed = true }, "its ticket is not this stream's"},
 		{"a channel that is not known", func(s *stranger) { s.channel = 3 }, "channel 3"},
 		{"half a frame", func(s *stranger) { s.frame = make([]byte, helloSize-1) }, "no whole first frame"},
 		{"a frame of zeros", func(s *stranger) { s.frame = make([]byte, helloSize) }, "it is for stream 00000000"},
@@ -247,12 +252,22 @@ func TestProcess_WhatIsOpenKeepsTheTicketGood(t *testing.T) {
 		t.Fatal(err)
 	}
 	now = time.Hour
+	p.expire()
+	if p.over != "" {
+		t.Errorf("with a connection open it ended: %s", p.over)
+	}
 	leaveMemory, err := p.admit(Memory)
 	if err != nil {
 		t.Fatalf("with a connection open, after the lease: %v", err)
 	}
 	leave()
 	leaveMemory()
+	p.renew(time.Minute)
+	p.expire()
+	if p.over != "" {
+		t.Errorf("with its lease renewed it ended: %s", p.over)
+	}
+	now += time.Minute
 	if _, err := p.admit(Memory); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("with nothing open, after the lease: %v", err)
 	}
@@ -262,18 +277,35 @@ func TestProcess_WhatIsOpenKeepsTheTicketGood(t *testing.T) {
 	}
 }
 
+func TestProcess_EndsWithItsLease(t *testing.T) {
+	ended := false
+	p := &process{lease: time.Minute, boot: func() time.Duration { return time.Minute }, cancel: func() { ended = true }}
+	p.expire()
+	if !ended {
+		t.Error("its lease is over, and it goes on")
+	}
+}
+
 func TestProcess_BoundsItsConnections(t *testing.T) {
-	p := &process{lease: time.Minute, most: 100, boot: func() time.Duration { return 0 }}
+	p := &process{lease: time.Minute, most: openMax[0] + 1, boot: func() time.Duration { return 0 }}
 	for i := range openMax[0] {
 		if _, err := p.admit(Control); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 	}
 	if _, err := p.admit(Control); err == nil {
-		t.Error("one more than the most was let in")
+		t.Error("one more than the channel may have was let in")
 	}
 	if _, err := p.admit(Memory); err != nil {
 		t.Errorf("another channel: %v", err)
+	}
+	if _, err := p.admit(Disks); err == nil {
+		t.Error("one more than there are descriptors for was let in")
+	}
+	for files, want := range map[uint64][2]int{48: {6, 6}, 1024: {250, 250}, 4096: {512, 1186}, 1 << 40: {512, 349346}, 3: {1, 1}} {
+		if strangers, most := shares(files); strangers != want[0] || most != want[1] {
+			t.Errorf("of %d files %d are for strangers and %d for connections, want %v", files, strangers, most, want)
+		}
 	}
 }
 
