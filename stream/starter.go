@@ -29,16 +29,6 @@ func (u Units) Start(ctx context.Context, id ID, dir string) (*Started, error) {
 	return &Started{}, u.Systemd.Start(ctx, "berth-stream@"+id.String()+".service")
 }
 
-// StarterFor gives the starter for a folder of streams on this machine: Units where
-// systemd runs and knows the template, Children elsewhere.
-func StarterFor(ctx context.Context, dir string) Starter {
-	u := Units{}
-	if dir == PackagedDir && systemd.Running() && u.Systemd.Has(ctx, "berth-stream@.service") {
-		return u
-	}
-	return Children{}
-}
-
 // Children starts each process as a child in a session of its own, for machines
 // without a service manager. It is no more the agent's than a unit is: it has none
 // of its descriptors, no terminal, another process group, and is adopted by
