@@ -46,6 +46,13 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	return s, err
 }
 
+// forgotten: the domain is off, nobody has written down why, and a stream was asked
+// for. It may have left; libvirtd forgets the reason when it restarts.
+func (s sourceState) forgotten() bool {
+	return s.exists && s.domain.State == driver.ShutOff && s.domain.Reason == driver.ReasonUnknown && s.asked &&
+		(s.result == resultNone || s.result == resultLost)
+}
+
 // Commit implements migration.SourceVerbs.
 func (h *Host) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
 	c, err := h.commit(ctx, ref)
@@ -135,11 +142,17 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	var s sourceState
+	active := false // the domain was seen with its memory
 	for turn := 0; ; turn++ {
 		if s, err = h.sourceState(ctx, ref); err != nil {
 			return err
 		}
 		what, why := decide(s)
+		if active && s.forgotten() {
+			// It may have left: the conductor looks again, and asks the destination first.
+			return fault.New(fault.InDoubt, "the domain went off while it was looked at, and does not say why")
+		}
+		active = active || s.exists && s.domain.Active()
 		if what == mayCommit {
 			return fault.New(fault.Forbidden, "%s", why)
 		}
@@ -174,6 +187,17 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	}
 	if err := h.closeStream(ctx, ref); err != nil {
 		return err
+	}
+	// Again: a hypervisor that hung may have taken up the call of an agent that is dead
+	// after the look above. Nothing passes from here on.
+	if s, err = h.sourceState(ctx, ref); err != nil {
+		return err
+	}
+	switch what, why := decide(s); {
+	case what == mayCommit:
+		return fault.New(fault.Forbidden, "%s", why)
+	case what != mayReclaim, active && s.forgotten():
+		return fault.New(fault.InDoubt, "it has changed while it was looked at: %s", why)
 	}
 	err = h.tracker.RefuseCommit(ctx, at(ref, ""))
 	if errors.Is(err, fault.NotFound) && !found {

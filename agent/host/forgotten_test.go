@@ -1,0 +1,46 @@
+package host_test
+
+import (
+	"testing"
+
+	"berth/driver"
+	"berth/internal/fault"
+)
+
+// leaveForgotten lets a guest leave whose agent was restarted in mid-stream, and its
+// libvirtd restart before anybody has looked.
+func (m *move) leaveForgotten() {
+	m.t.Helper()
+	m.fleet.HealData("a", "b")
+	waitFor(m.t, "the guest to leave", func() bool {
+		d, err := m.a.fake.Domain(m.t.Context(), m.ref.Instance)
+		return err == nil && d.State == driver.ShutOff
+	})
+	m.a.fake.KillDaemon()
+	m.a.fake.StartDaemon()
+	m.state("a", m.ref.Instance, driver.ShutOff)
+}
+
+// The rollback that follows a reclaim ends the destination's copy: here the only one.
+func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	l.must("start stream", m.start())
+	m.a = l.restart("a")
+	left := false
+	m.a.fake.Fault(func(call, _ string) error {
+		if call == "AbortJob" && !left {
+			left = true
+			m.leaveForgotten()
+		}
+		return nil
+	})
+	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	if !left {
+		t.Fatal("the guest did not leave in between: the test shows nothing")
+	}
+	l.state("b", v.UUID, driver.Paused)
+}
