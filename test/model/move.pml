@@ -62,6 +62,10 @@
 #define YES 1
 #define NO  2
 #define NIL 3           /* none came */
+/* What the network does to a request. */
+#define THROUGH 1
+#define GONE 2
+#define UNANSWERED 3
 /* Hosts as Placement names them. */
 #define ATS 1
 #define ATD 2
@@ -225,14 +229,20 @@ inline write(what, g, m) {
    back; done and repeated later. */
 inline place(what, g, m) {
 	atomic {
+		SAY("placement: {verb %e} at generation %d\n", what, g);
 		if
-		:: write(what, g, m); SAY("placement: {verb %e} at generation %d: {answer %d}\n", what, g, ans)
-		:: faults > 0 -> faults--; ans = NIL; SAY("** placement: {verb %e} at generation %d is lost\n", what, g)
-		:: faults > 0 -> faults--; write(what, g, m); SAY("** placement: {verb %e} at generation %d: {answer %d}, the answer is lost\n", what, g, ans); ans = NIL
-		:: faults > 0 && lateP == 0 -> faults--; lateP = what; lateGen = g; lateMig = m; ans = NIL; SAY("** placement: {verb %e} at generation %d is held up\n", what, g)
-		:: faults > 0 && lateP == 0 -> faults--; lateP = what; lateGen = g; lateMig = m;
-			write(what, g, m); SAY("** placement: {verb %e} at generation %d: {answer %d}, and will come once more\n", what, g, ans)
-		fi
+		:: way = THROUGH
+		:: faults > 0 -> faults--; way = GONE; SAY("** it is lost\n")
+		:: faults > 0 -> faults--; way = UNANSWERED; SAY("** its answer is lost\n")
+		:: faults > 0 && lateP == 0 -> faults--; way = GONE; lateP = what; lateGen = g; lateMig = m; SAY("** it is held up\n")
+		:: faults > 0 && lateP == 0 -> faults--; way = THROUGH; lateP = what; lateGen = g; lateMig = m; SAY("** it will come once more\n")
+		fi;
+		if
+		:: way != GONE -> write(what, g, m); SAY("placement: {answer %d}\n", ans)
+		:: else
+		fi;
+		if :: way != THROUGH -> ans = NIL :: else fi;
+		way = 0
 	}
 }
 
@@ -386,7 +396,7 @@ inline call(v) {
 #define HEAR if :: wish && !turned && jStep <= STREAM -> FAILED :: else fi
 
 proctype source() {
-	byte ans, g; bit m, failed, there;
+	byte ans, g, way; bit m, failed, there;
 	byte sent;              /* generation that the undo of the swap was sent with */
 	atomic { jGen = gen; goto claim };
 
