@@ -59,7 +59,7 @@ type bed struct {
 }
 
 // makeBed brings a fleet up below dir. Binary and guest are built.
-func makeBed(ctx context.Context, dir, binary string, image guest.Guest) (*bed, error) {
+func makeBed(ctx context.Context, dir, binary, transport string, image guest.Guest) (*bed, error) {
 	config := func(address string) string {
 		// Short intervals: what converges does so within a round.
 		return fmt.Sprintf(`[libvirt]
@@ -74,7 +74,7 @@ stall_timeout = "4s"
 claim_lease = "3s"
 `, proxySocket, address, proxyPort)
 	}
-	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Config: map[string]string{
+	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Transport: transport, Config: map[string]string{
 		"host-a": config("10.77.0.1"), "host-b": config("10.77.0.2"),
 	}})
 	if err != nil {

@@ -13,7 +13,9 @@ type eyes struct {
 	stop chan struct{}
 	done chan struct{}
 	once sync.Once
+	// Read when done is closed.
 	err  error
+	left time.Time // the source's last word; zero where it said nothing
 }
 
 // blink is between two looks. What a source has said right before it left is seen
@@ -43,7 +45,7 @@ func (r *round) watchConsoles() *eyes {
 			if !firstTo.IsZero() && moved[0].Sub(firstTo) > 5*blink && e.err == nil {
 				e.err = fmt.Errorf("two copies ran: %s's console went on %d ms after %s's had begun", r.from.Name, moved[0].Sub(firstTo).Milliseconds(), r.to.Name)
 			}
-			before = now
+			e.left, before = moved[0], now
 			select {
 			case <-e.stop:
 				return

@@ -60,6 +60,7 @@ type round struct {
 	uuid     string
 	from, to *lab.Host
 	begin    guest.Beat // the guest's last word before it
+	calm     time.Time  // when all but the guest's own words was as it should be
 
 	mu      sync.Mutex
 	rec     migration.Migration // the last that the watch said
@@ -134,12 +135,11 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 		out.Err = err
 		return out
 	}
-	out.Settle = recovery(m, healed)
 	switch {
 	case m.Outcome == migration.OutcomeCompleted:
 		out.Outcome, b.home = Completed, r.to
 		if doubt {
-			out.Outcome, out.Settle = Settled, 0
+			out.Outcome = Settled
 		}
 	case m.Outcome == migration.OutcomeUndone:
 		out.Outcome = Undone
@@ -150,30 +150,23 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 		out.Outcome = Failed
 		return out
 	}
-	if out.Whole = time.Since(healed); out.Settle == 0 {
-		out.Whole = max(0, time.Since(healed)-proofTime)
+	out.Whole = r.calm.Sub(healed)
+	if out.Err = eyes.close(); out.Err != nil {
+		out.Outcome = Failed
 	}
-	if err := eyes.close(); err != nil {
-		out.Err, out.Outcome = err, Failed
+	if !doubt { // how long a person took to decide is no recovery
+		out.Settle = recovery(m, healed, eyes.left)
 	}
 	return out
 }
 
-// recovery is how long a move took to its end when all was up again; see
-// Result.Settle.
-func recovery(m migration.Migration, healed time.Time) time.Duration {
-	from := healed
-	for _, s := range m.Steps {
-		if s.Name != migration.StepStream || m.Outcome != migration.OutcomeCompleted {
-			continue
-		}
-		// By libvirt's own clock: the step may have ended long after the job, since
-		// nobody was there to see it.
-		if end := s.Begun.Add(m.Progress.Elapsed); end.After(from) {
-			from = end
-		}
+// recovery is how long a move took to its end when all was up again and the guest
+// had fallen silent on the source; see Result.Settle.
+func recovery(m migration.Migration, healed, left time.Time) time.Duration {
+	if m.Outcome == migration.OutcomeCompleted && left.After(healed) {
+		healed = left
 	}
-	return max(0, m.UpdatedAt.Sub(from))
+	return max(0, m.UpdatedAt.Sub(healed))
 }
 
 // prepare clears the destination's console, so that one byte on it is a copy that

@@ -28,8 +28,10 @@ type Options struct {
 	// Budget bounds the whole run; 0 for no bound. A round that has begun is ended.
 	Budget time.Duration
 	Only   *regexp.Regexp // faults; nil for all
-	Dir    string         // for fleets; made and removed
-	Logs   string         // where failed rounds leave theirs
+	// Transport is how guests travel; empty for Berth's own streams. See config.
+	Transport string
+	Dir       string // for fleets; made and removed
+	Logs      string // where failed rounds leave theirs
 	// Guest is after how many rounds another guest comes, with the other storage; 0
 	// for 50.
 	Guest int
@@ -121,7 +123,7 @@ func (w *world) ready(ctx context.Context, s Storage) error {
 		return w.b.boot(ctx, s)
 	}
 	w.made++
-	b, err := makeBed(ctx, filepath.Join(w.o.Dir, fmt.Sprintf("f%d", w.made)), w.binary, w.image)
+	b, err := makeBed(ctx, filepath.Join(w.o.Dir, fmt.Sprintf("f%d", w.made)), w.binary, w.o.Transport, w.image)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ func (r *round) truth(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("not as it should be: %w", err)
 	}
+	r.calm = time.Now()
 	if err := r.lived(ctx); err != nil {
 		return err
 	}
@@ -237,9 +238,6 @@ func (b *bed) settleDown() error {
 	}
 	return nil
 }
-
-// proofTime is about what it takes a guest to go once more through its memory.
-const proofTime = time.Second
 
 // lived proves by the guest's own words that it went through the round without a
 // gap, or stayed, that no copy ran anywhere else, and that it has since gone

@@ -22,6 +22,7 @@ func main() {
 	seed := flag.Uint64("seed", uint64(time.Now().Unix()), "of the first round; each has the next, so that one alone can be repeated")
 	budget := flag.Duration("budget", 45*time.Minute, "no round begins after it; 0 for no bound")
 	only := flag.String("only", "", "only faults whose name matches this expression")
+	transport := flag.String("transport", "stream", "how guests travel: stream or libvirt-tls")
 	force := flag.Bool("force", false, "run although this machine has a libvirt daemon or guests of its own")
 	logs := flag.String("logs", "build/soak", "where failed rounds leave their logs")
 	list := flag.Bool("list", false, "print the faults and end")
@@ -34,7 +35,7 @@ func main() {
 		}
 		return
 	}
-	if err := run(ctx, soak.Options{Rounds: *rounds, Seed: *seed, Budget: *budget, Logs: *logs}, *only, *force); err != nil {
+	if err := run(ctx, soak.Options{Rounds: *rounds, Seed: *seed, Budget: *budget, Transport: *transport, Logs: *logs}, *only, *force); err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		stop()
 		os.Exit(1)
