@@ -96,7 +96,7 @@ func (p *process) meet(conn *net.TCPConn) error {
 		return err
 	}
 	// One deadline for everything that a stranger may take his time with.
-	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(p.opening)); err != nil {
 		return err
 	}
 	b := newBatch(conn)
@@ -118,7 +118,7 @@ func (p *process) meet(conn *net.TCPConn) error {
 		return fmt.Errorf("the local %s: %w", c, err)
 	}
 	defer local.Close()
-	if err := conn.SetDeadline(time.Now().Add(openTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(p.opening)); err != nil {
 		return err
 	}
 	if _, err := secure.Write([]byte{welcome}); err != nil {

@@ -58,9 +58,12 @@ type pair struct {
 
 // inside starts processes as goroutines of the test: seen by the race detector,
 // and cheap. own starts real ones.
-func inside(t testing.TB) Starter { return goroutines{t} }
+func inside(t testing.TB) Starter { return goroutines{t: t} }
 
-type goroutines struct{ t testing.TB }
+type goroutines struct {
+	t       testing.TB
+	opening time.Duration
+}
 
 func (g goroutines) Start(_ context.Context, _ ID, dir string) (*Started, error) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -68,7 +71,7 @@ func (g goroutines) Start(_ context.Context, _ ID, dir string) (*Started, error)
 	go func() {
 		defer close(ended)
 		// Why it failed, its folder says.
-		_ = Run(ctx, dir, RunOptions{Log: slog.New(slog.NewTextHandler(g.t.Output(), nil))})
+		_ = Run(ctx, dir, RunOptions{Log: slog.New(slog.NewTextHandler(g.t.Output(), nil)), opening: g.opening})
 	}()
 	g.t.Cleanup(func() { cancel(); <-ended })
 	return &Started{Ended: ended}, nil

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,15 +25,16 @@ import (
 
 // process is one end of a session.
 type process struct {
-	o      Order
-	digest string
-	paths  Paths
-	log    *slog.Logger
-	boot   func() time.Duration // the boot clock
-	begun  time.Time            // for ages; monotonic
-	cert   *certificates
-	key    []byte // the ticket's
-	port   int
+	o       Order
+	digest  string
+	paths   Paths
+	log     *slog.Logger
+	boot    func() time.Duration // the boot clock
+	begun   time.Time            // for ages; monotonic
+	cert    *certificates
+	key     []byte // the ticket's
+	port    int
+	opening time.Duration // how long a connection may take to be let in
 	// strangers is how many connections may wait to be let in (see hold), most how
 	// many may be open.
 	strangers, most int
@@ -83,6 +85,9 @@ type RunOptions struct {
 	Log *slog.Logger
 	// Ready is called once when it serves; nil calls nobody.
 	Ready func()
+
+	// opening is openTimeout, shorter for tests; 0 is openTimeout.
+	opening time.Duration
 }
 
 // Run is the process: it takes the order that lies in dir, serves until its end
@@ -163,7 +168,7 @@ func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err e
 	sys := &runtime.System{}
 	p := &process{
 		o: o, digest: digest, paths: paths, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
-		key: o.Ticket.key(),
+		key: o.Ticket.key(), opening: cmp.Or(ro.opening, openTimeout),
 		log: ro.Log.With("migration", o.Migration, "attempt", o.Attempt, "role", o.Role),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())

@@ -18,7 +18,7 @@ import (
 // several times within each.
 const (
 	dialTimeout   = 10 * time.Second
-	openTimeout   = 10 * time.Second // handshake and first frame
+	openTimeout   = 10 * time.Second // handshake and first frame, and each answer to them
 	targetTimeout = 10 * time.Second // the destination's own target
 )
 
@@ -64,7 +64,7 @@ func (p *process) connect(local *net.UnixConn, c Channel) error {
 	// The end of the process must not wait for a peer that says nothing.
 	forget := p.hold(conn)
 	defer forget()
-	if err := conn.SetDeadline(time.Now().Add(openTimeout + targetTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(p.opening + targetTimeout)); err != nil {
 		return err
 	}
 	b := newBatch(conn)

@@ -203,11 +203,18 @@ func TestDestination_FollowsNoLinkThatQEMULeft(t *testing.T) {
 	p := newPair(t, inside(t))
 	p.open()
 	memory := p.dst.Paths(testID).Memory
-	for name, make := range map[string]func() error{
+	targets := map[string]func() error{
 		"a link to libvirt": func() error { return os.Symlink(p.in.Libvirt, memory) },
 		"a file":            func() error { return os.WriteFile(memory, nil, 0o600) },
 		"nothing":           func() error { return nil },
-	} {
+	}
+	if os.Geteuid() == 0 {
+		targets["another user's socket"] = func() error {
+			p.memory()
+			return os.Chown(memory, 65534, 65534)
+		}
+	}
+	for name, make := range targets {
 		if err := make(); err != nil {
 			t.Fatal(err)
 		}
@@ -222,6 +229,9 @@ func TestDestination_FollowsNoLinkThatQEMULeft(t *testing.T) {
 			c.Close()
 			t.Errorf("%s: libvirt was reached", name)
 		}
+	}
+	if st := p.status(p.dst); st.Refused != len(targets) {
+		t.Errorf("%d were refused, want %d: %s", st.Refused, len(targets), st.LastRefusal)
 	}
 }
 
@@ -262,4 +272,29 @@ func TestTend_GivesADeadPeerUpInTime(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
+}
+
+func TestStream_ADeadlineIsForOpeningOnly(t *testing.T) {
+	t.Parallel() // it waits
+	const opening = 2 * time.Second
+	p := newPair(t, goroutines{t: t, opening: opening})
+	p.open()
+	memory := p.memory()
+	began := time.Now()
+	out, in := p.connected(memory)
+	p.says(out, in, "before")
+	// Who says nothing is closed when the deadline is over.
+	c, err := net.Dial("tcp", p.out.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p.deadline(c)
+	p.endsQuietly(c, "")
+	if took := time.Since(began); took < opening {
+		t.Errorf("silence was ended after %v, want %v", took, opening)
+	}
+	// Who was let in is not.
+	p.says(out, in, "after")
+	p.says(in, out, "after")
 }
