@@ -88,6 +88,23 @@ func (t *Tracker) Untold() []Word {
 	return out
 }
 
+// Epoch is the highest epoch of an instance's token of which this ledger knows, and its
+// holder then: from its record, or from the hand-overs that are kept. 0 for none.
+func (t *Tracker) Epoch(instance string) (uint64, string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := t.instances[instance].Token
+	epoch, holder := k.Epoch, k.Holder
+	for _, h := range t.migrations {
+		for _, c := range []*Commit{h.Commit, h.Came} {
+			if c != nil && c.Instance == instance && c.Epoch > epoch {
+				epoch, holder = c.Epoch, c.To
+			}
+		}
+	}
+	return epoch, holder
+}
+
 // Retake takes a token back that this host gave away by the attempt of ref, with an
 // epoch above the one that it gave: by an operator's word only, which NoteWord has kept,
 // since nobody else knows that the receiver is no more. From then on the attempt is one

@@ -144,3 +144,26 @@ func TestTracker_RememberingFindsTheVerbsOfAStep(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestTracker_EpochIsTheHighestThatIsKnown(t *testing.T) {
+	o := moveOwner("i1", "m1", 1)
+	a, c := gave(t, o)
+	check := func(b *bench, epoch uint64, holder string) {
+		t.Helper()
+		if e, h := b.Epoch("i1"); e != epoch || h != holder {
+			t.Errorf("epoch %d at %q, want %d at %q", e, h, epoch, holder)
+		}
+	}
+	check(a, 2, "host-b")
+	wantNil(t, a.Forget(ctx, "i1"))
+	a.restart()
+	check(a, 2, "host-b") // by the commit that is kept
+	b := newBench(t, "host-b")
+	check(b, 0, "")
+	arriving(t, b, o)
+	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
+	check(b, 2, "host-b")
+	must[claims.Claim](t)(b.Bind(ctx, o))
+	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	check(b, 3, "host-c")
+}

@@ -41,8 +41,10 @@ type AttemptFate struct {
 	Fate   Fate    `json:"fate"`
 	Why    string  `json:"why"` // in an operator's words
 	Commit *Commit `json:"commit,omitempty"`
-	// Epoch is that of the token where the source holds it; 0 where it does not.
-	Epoch uint64 `json:"epoch,omitempty"`
+	// Epoch is the highest of the guest's token that the source knows of, and Holder the
+	// host that has it then; 0 where it knows none.
+	Epoch  uint64 `json:"epoch,omitempty"`
+	Holder string `json:"holder,omitempty"`
 }
 
 // Conduct is what a conductor has of one attempt.

@@ -43,7 +43,7 @@ const (
 	sourceCommitted sourceWord = "committed"
 	sourceKept      sourceWord = "kept"
 	sourceUnknown   sourceWord = "unknown"
-	sourceHigher    sourceWord = "higher" // it has the token, with a higher epoch than the one here
+	sourceHigher    sourceWord = "higher" // it knows of a higher epoch than the one here
 )
 
 // arrivalAction is what a destination does about an arrival by itself.
@@ -75,7 +75,7 @@ type arrivalRow struct {
 // decides nothing: a whole one may have been given away or not.
 var arrivalTable = []arrivalRow{
 	{token: []arrivalToken{arrivalOwned}, source: []sourceWord{sourceHigher},
-		then: arrivalYield, why: "an operator has given the guest back to the source, with a higher epoch"},
+		then: arrivalYield, why: "an operator has given the guest back to the source: there is a higher epoch"},
 	{token: []arrivalToken{arrivalOwned}, heard: []bool{true},
 		then: arrivalWait, why: "the conductor finishes it"},
 	{token: []arrivalToken{arrivalOwned}, source: []sourceWord{sourceUnasked},

@@ -125,9 +125,10 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 	_, s.context = h.tracker.Context(ref.Migration)
 	inst, known := h.tracker.Instance(ref.Instance)
 	f := migration.AttemptFate{}
+	f.Epoch, f.Holder = h.tracker.Epoch(ref.Instance)
 	switch {
 	case known && inst.Token.State == claims.TokenHere:
-		s.token, f.Epoch = tokenHere, inst.Token.Epoch
+		s.token = tokenHere
 	case known:
 		s.token = tokenGone
 	}

@@ -181,10 +181,10 @@ func (h *Host) giveWay(ctx context.Context, uuid string, silent map[string]bool)
 	case err != nil || fate == nil:
 		silent[c.From] = true
 		return nil
-	case fate.Epoch <= inst.Token.Epoch:
+	case fate.Epoch <= inst.Token.Epoch || fate.Holder == h.o.Name:
 		return nil
 	}
-	return h.yieldToken(ctx, a.ref, fate.Epoch, c.From)
+	return h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
 }
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {

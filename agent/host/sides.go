@@ -233,8 +233,8 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		log.Info("end an arrival whose source keeps the guest")
 		err = h.endArrival(ctx, a.ref)
 	case arrivalYield:
-		log.Warn("give way to the source, which has the guest by an operator's word")
-		err = h.yieldToken(ctx, a.ref, fate.Epoch, a.source)
+		log.Warn("give way to a higher epoch", "holder", fate.Holder)
+		err = h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
 	}
 	if err == nil {
 		h.awaitSide(a, "", false)

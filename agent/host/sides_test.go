@@ -20,13 +20,14 @@ import (
 // twoSides are hosts that reach each other without a conductor between them.
 type twoSides struct {
 	*move
-	silent  atomic.Bool // nobody reaches anybody
+	silent  atomic.Bool   // nobody reaches anybody
+	silence time.Duration // of a conductor, until its destination asks
 	conduct atomic.Value
 }
 
 func newSides(t *testing.T, disks ...host.CreateDisk) *twoSides {
 	l := newLab(t, "a", "b")
-	s := &twoSides{}
+	s := &twoSides{silence: time.Nanosecond}
 	s.conduct.Store(migration.ConductNone)
 	v := l.guest("a", "vm1", disks...)
 	s.move = newMove(l, v.UUID)
@@ -43,7 +44,7 @@ func (s *twoSides) restart(name string) {
 	n.Close()
 	n.store = n.store.Crash()
 	s.boot(name, func(o *host.Options) {
-		o.Silence = time.Nanosecond
+		o.Silence = s.silence
 		o.Conducts = func(string, int) migration.Conduct { return s.conduct.Load().(migration.Conduct) }
 		o.Side = func(_ context.Context, name string) (migration.Side, error) {
 			if s.silent.Load() {
@@ -120,6 +121,23 @@ func TestSides_TheDestinationFinishesAloneWithTheToken(t *testing.T) {
 		if m := s.picture()["b memories"]; m != nil {
 			t.Errorf("left behind: %v", m)
 		}
+	}
+}
+
+// A guest that is here waits less long for a conductor that has fallen silent than a copy.
+func TestSides_AConductorThatFallsSilentIsNotWaitedForLong(t *testing.T) {
+	s := newSides(t)
+	s.silence = 2 * time.Second
+	s.restart("b")
+	s.left()
+	c, err := s.a.Commit(t.Context(), s.ref)
+	s.must("commit", err)
+	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+	began := time.Now()
+	s.silent.Store(true)
+	s.follow("the guest", s.bound)
+	if took := time.Since(began); took < s.silence/10 || took > s.silence {
+		t.Errorf("finished alone after %s of silence", took)
 	}
 }
 
@@ -305,6 +323,23 @@ func TestSettleArrival_IsRefusedWhereTheFactsContradictIt(t *testing.T) {
 	}
 }
 
+func TestSettleArrival_NeverOfACopyThatIsNotWhole(t *testing.T) {
+	s := newSides(t)
+	s.prepare()
+	s.fleet.CutData("a", "b")
+	s.must("start stream", s.start())
+	waitFor(t, "the copy", func() bool {
+		d, err := s.b.fake.Domain(t.Context(), s.ref.Instance)
+		return err == nil && d.State == driver.Paused
+	})
+	s.silent.Store(true)
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
+	if s.wantKind("settle", err, fault.Forbidden); !slices.Contains(codes(err), "copy_incomplete") {
+		t.Errorf("reasons %v: %v", codes(err), err)
+	}
+	s.back()
+}
+
 func TestSettleArrival_TheGuestIsAtTheSource(t *testing.T) {
 	s := newSides(t)
 	s.left()
@@ -360,6 +395,12 @@ func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {
 // A host that was taken for dead comes back, rebooted: it asks before it starts what was
 // its own.
 func TestAutostart_AsksTheOneWhoTookTheGuestBack(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		autostartAsks(t, gone)
+	}
+}
+
+func autostartAsks(t *testing.T, gone bool) {
 	s := newSides(t)
 	s.guest.Autostart = true
 	s.left()
@@ -372,12 +413,22 @@ func TestAutostart_AsksTheOneWhoTookTheGuestBack(t *testing.T) {
 	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
 	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
 	s.must("start", s.a.Start(t.Context(), "vm1", false))
+	// Meanwhile the guest has gone on, and the one who took it back knows only where to.
+	if gone {
+		s.must("stop", s.a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
+		on := claims.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
+		_, err := s.a.tracker.Surrender(t.Context(), on, "c")
+		s.must("surrender", err)
+		s.must("forget", s.a.tracker.Forget(t.Context(), s.ref.Instance))
+	}
 	s.restart("b")
 	s.must("settle", s.b.Settle(t.Context()))
 	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b instances"] != nil {
 		t.Errorf("at the host that came back: %v", p)
 	}
-	s.state("a", s.ref.Instance, driver.Running)
+	if !gone {
+		s.state("a", s.ref.Instance, driver.Running)
+	}
 }
 
 func TestTakeWord_IsRefusedBesideARunningGuest(t *testing.T) {

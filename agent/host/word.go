@@ -107,11 +107,10 @@ func (h *Host) tellWords(ctx context.Context) {
 }
 
 func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
-	inst, known := h.tracker.Instance(w.Instance)
-	if !known || inst.Token.State != claims.TokenHere || inst.Token.Migration != w.Migration {
-		// The guest has gone on: whoever has it now has a higher epoch, and the one who
-		// would have had to hear is the audit's.
-		return h.tracker.WordTold(ctx, w.Migration)
+	// By now the guest may have gone on: whoever has it then has a still higher epoch.
+	epoch, holder := h.tracker.Epoch(w.Instance)
+	if epoch == 0 || holder == w.Tell {
+		return h.tracker.WordTold(ctx, w.Migration) // it was deleted, or is there by another move
 	}
 	if h.o.Side == nil {
 		return nil
@@ -123,7 +122,7 @@ func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
 		return err
 	}
 	ref := migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}
-	if err := side.YieldToken(ctx, ref, inst.Token.Epoch, h.o.Name); err != nil {
+	if err := side.YieldToken(ctx, ref, epoch, h.o.Name); err != nil {
 		return err
 	}
 	return h.tracker.WordTold(ctx, w.Migration)
@@ -279,11 +278,11 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 	case err != nil: // it answers and does not say: for the operator to decide
 	case fate == nil && s.GuestIsAt == h.o.Name && !slices.Contains(s.Gone, a.source):
 		add("source_not_named", "host "+a.source+" does not answer, and its copy may be the guest", "check that it is gone for good, and say so: --gone "+a.source)
-	case fate == nil:
+	case fate == nil: // silent, and named as gone, or not the one that is asked to give up
 	case fate.Fate != migration.FateUnknown:
 		add("source_answers", "host "+a.source+" answers: "+fate.Why, "nothing is in doubt: look again with berth migration list")
 	case fate.Epoch > 0 && s.GuestIsAt == h.o.Name:
-		add("source_owns", fmt.Sprintf("host %s answers and has the token, with epoch %d", a.source, fate.Epoch), "settle it there")
+		add("source_knows", fmt.Sprintf("host %s answers and knows who has the token: %s, with epoch %d", a.source, fate.Holder, fate.Epoch), "settle it there")
 	}
 	inst, known := h.tracker.Instance(a.ref.Instance)
 	if known && inst.Token.State == claims.TokenHere {
