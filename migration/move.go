@@ -162,11 +162,35 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 		}
 	}
 	t.Doubt(nil)
-	err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.Reclaim(ctx, s.ref(StepStream)) })
+	again := func() error {
+		return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.Reclaim(ctx, s.ref(StepStream)) })
+	}
+	err := again()
+	if errors.Is(err, fault.Forbidden) && s.nothingArrived(ctx, t, src.Guest.Persistent) {
+		err = again()
+	}
 	if errors.Is(err, fault.Forbidden) {
 		return fmt.Errorf("%w: %w", task.ErrTooLate, err)
 	}
 	return err
+}
+
+// nothingArrived tells a source whose transient domain is gone, and which by itself can only
+// take it for one that left, that nothing has arrived: the destination was asked. Else
+// the two would send each other forward and back for ever. The word is kept as an
+// operator's is, with its reason.
+func (s *story) nothingArrived(ctx context.Context, t *task.Task, persistent bool) bool {
+	f, action, why := s.decide(ctx, t, s.look(ctx), persistent, JournalUndoing)
+	if f.Source != SourceVanished || f.Destination != DestinationNone || action != ActionReclaim {
+		return false
+	}
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		source, ok := h.(Settler)
+		if !ok {
+			return fault.New(fault.Internal, "the source takes nobody's word")
+		}
+		return source.TakeWord(ctx, s.ref(StepStream), Settlement{GuestIsAt: s.from, Why: why, By: "the conductor of the move"})
+	}) == nil
 }
 
 // decide joins what is known by the hand-over table, and asks the destination
