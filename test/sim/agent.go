@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -30,15 +31,16 @@ type machine struct {
 	files    *diskstest.Files
 	capacity topology.Resources
 
-	boots int
-	lives int    // how often an agent was started
-	agent *agent // the present one; a dead one until the next is started
-	full  bool   // its disk
-	hung  bool   // its libvirtd
-	off   bool   // between a crash of the machine and its boot
-	next  fate   // of the commit that is under way
-	away  time.Duration
-	cut   map[string]bool // hosts whose agents this one's cannot reach
+	boots      int
+	lives      int          // how often an agent was started
+	agent      *agent       // the present one; a dead one until the next is started
+	full       bool         // its disk
+	hung       bool         // its libvirtd
+	off        bool         // between a crash of the machine and its boot
+	forwarders []*forwarder // of streams
+	next       fate         // of the commit that is under way
+	away       time.Duration
+	cut        map[string]bool // hosts whose agents this one's cannot reach
 }
 
 // agent is one life of a host's agent.
@@ -123,7 +125,7 @@ func (a *agent) run() {
 	a.host = host.New(host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
-		Conducts: a.conductor.Conducts, Random: random{a.rng},
+		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
 		Files: m.files, ImagesDirs: []string{images}, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
 	})
@@ -135,13 +137,13 @@ func (a *agent) run() {
 	for begin := w.sim.Elapsed(); m.fake.Health() != nil && w.sim.Elapsed() < begin+time.Second; {
 		_ = a.rt.Sleep(ctx, 10*time.Millisecond)
 	}
-	settled := a.host.Settle(ctx)
+	settled := errors.Join(a.tidy(ctx), a.host.Settle(ctx))
 	a.ready = true
 	close(a.begun)
 	w.note(m.name, "agent is ready")
 	for settled != nil {
 		_ = a.rt.Sleep(ctx, 2*time.Second)
-		settled = a.host.Settle(ctx)
+		settled = errors.Join(a.tidy(ctx), a.host.Settle(ctx))
 	}
 	a.spawn("follow", func() error { return a.host.Follow(ctx) })
 	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })

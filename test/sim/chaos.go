@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"berth/claims"
+	"berth/driver/drivertest"
 	"berth/internal/fault"
 )
 
-// chaos breaks things by chance, until its budget is spent or its time is over.
+// chaos breaks things by chance, until its budget is spent or its time is over. Each
+// run has its own leaning, so that some meet many faults of one kind and none of another.
 type chaos struct {
 	w      *world
 	rng    *rand.Rand
@@ -18,11 +20,41 @@ type chaos struct {
 	budget int
 	until  time.Duration
 	events int // of begin that are still to come
+	lean   [causes]int
 }
+
+// The causes of trouble at a point, of which a run has more or less.
+const (
+	byDeath    = iota // the acting agent dies
+	byMessage         // the message, call or commit goes wrong
+	byWorld           // anything else in the world
+	byFarDeath        // the agent of another host dies
+	causes
+)
 
 func newChaos(w *world) *chaos {
 	r := rand.New(rand.NewPCG(w.options.Seed, 3))
-	return &chaos{w: w, rng: r, rate: []float64{0.005, 0.02, 0.05}[r.IntN(3)], budget: 1 + r.IntN(8), until: 90 * time.Second}
+	c := &chaos{w: w, rng: r, rate: []float64{0.005, 0.02, 0.05, 0.1}[r.IntN(4)], budget: 1 + r.IntN(8), until: 90 * time.Second}
+	for i := range c.lean {
+		c.lean[i] = []int{0, 1, 4}[r.IntN(3)]
+	}
+	c.lean[r.IntN(causes)]++ // never nothing
+	return c
+}
+
+// cause draws one.
+func (c *chaos) cause() int {
+	sum := 0
+	for _, n := range c.lean {
+		sum += n
+	}
+	n := c.rng.IntN(sum)
+	for i, m := range c.lean {
+		if n -= m; n < 0 {
+			return i
+		}
+	}
+	return byDeath
 }
 
 // done says whether nothing more will break.
@@ -48,14 +80,19 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 		return goesWell
 	}
 	c.budget--
-	switch n := c.rng.IntN(10); {
-	case n < 3:
+	switch c.cause() {
+	case byDeath:
 		a.m.kill(c.downtime())
 		return goesWell
-	case n < 5:
+	case byFarDeath:
+		c.machine().kill(c.downtime())
+		return goesWell
+	case byWorld:
 		c.anything()
 		return goesWell
-	case !before:
+	}
+	if !before {
+		c.budget++
 		return goesWell
 	}
 	switch k {
@@ -64,18 +101,20 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 	case ofDriver:
 		return []fate{requestLost, answerLost, refused}[c.rng.IntN(3)]
 	case ofVerb:
-		return []fate{requestLost, requestLate, twice, answerLost}[c.rng.IntN(4)]
+		return []fate{requestLost, requestLate, requestLate, twice, answerLost}[c.rng.IntN(5)]
+	case ofStream:
+		return []fate{refused, answerLost}[c.rng.IntN(2)]
 	case ofDisk:
 		return refused
 	case ofPlacement:
-		return []fate{requestLost, requestLate, answerLost, refused, raced}[c.rng.IntN(5)]
+		return []fate{requestLost, requestLate, requestLate, twice, answerLost, refused, raced}[c.rng.IntN(7)]
 	}
 	return goesWell
 }
 
 // fateOf is asked where somebody only looks.
 func (c *chaos) fateOf(_ *agent, k kind, _ string) fate {
-	if c.spent() || c.rng.Float64() >= c.rate/4 {
+	if c.lean[byMessage] == 0 || c.spent() || c.rng.Float64() >= c.rate/8 {
 		return goesWell
 	}
 	c.budget--
@@ -98,10 +137,8 @@ func (c *chaos) begin() {
 // anything breaks something of the world.
 func (c *chaos) anything() {
 	w := c.w
-	m := w.machines[w.names[c.rng.IntN(len(w.names))]]
-	other := w.machines[w.names[c.rng.IntN(len(w.names))]]
-	d := c.downtime()
-	switch c.rng.IntN(9) {
+	m, other, d := c.machine(), c.machine(), c.downtime()
+	switch c.rng.IntN(11) {
 	case 0:
 		m.kill(d)
 	case 1:
@@ -120,8 +157,14 @@ func (c *chaos) anything() {
 		m.stepClock(time.Duration(c.rng.Int64N(int64(2*time.Hour))) - time.Hour)
 	case 8:
 		m.killIncoming()
+	case 9:
+		m.reboot(d)
+	case 10:
+		m.killForwarder()
 	}
 }
+
+func (c *chaos) machine() *machine { return c.w.machines[c.w.names[c.rng.IntN(len(c.w.names))]] }
 
 // What can break in the world, each mended after d.
 
@@ -194,6 +237,35 @@ func (m *machine) stepClock(d time.Duration) {
 	m.agent.process.StepClock(d)
 }
 
+// reboot pulls the machine's plug: agent, hypervisor and guests are gone at once, and
+// what was not on its disk.
+func (m *machine) reboot(d time.Duration) {
+	if m.off || m.away > 0 || m.hung {
+		return
+	}
+	w := m.w
+	m.kill(0)
+	m.off = true
+	w.fault(m.name, "the machine loses its power")
+	w.look()
+	for _, g := range w.guests {
+		if g.copies[m.name] == whole {
+			g.mayBeOff = true
+		}
+	}
+	m.fake.Crash()
+	for _, f := range m.forwarders {
+		f.ended = true
+	}
+	w.look()
+	w.later(d, "boot "+m.name, func() {
+		m.off = false
+		m.boots++
+		m.fake.Boot()
+		m.boot()
+	})
+}
+
 // killIncoming kills the QEMU of a guest that arrives here.
 func (m *machine) killIncoming() {
 	for _, g := range m.w.guests {
@@ -227,8 +299,11 @@ func (w *world) phases() {
 		})
 	}
 	played := map[int]bool{}
-	w.fleet.FaultPhase(func(phase, _ string) error {
+	w.fleet.FaultPhase(func(phase, uuid string) error {
 		w.look()
+		if phase != drivertest.PhaseBegin && w.broken(uuid) {
+			return fault.New(fault.Unavailable, "the stream has ended")
+		}
 		for i, e := range w.story.Events {
 			if e.Phase == phase && !played[i] {
 				played[i] = true
@@ -241,11 +316,14 @@ func (w *world) phases() {
 	for _, name := range w.names {
 		m := w.machines[name]
 		m.fake.Fault(func(call, uuid string) error {
-			if call != "Arrive" || w.mutant != nil && w.mutant.NoGate || w.awaited(m, uuid) {
+			if call != "Arrive" || w.mutant != nil && w.mutant.NoGate {
 				return nil
 			}
-			w.note(name, "turned away a stream of", uuid)
-			return fault.New(fault.Forbidden, "no claim on %s awaits %s", name, uuid)
+			err := w.admitted(m, uuid)
+			if err != nil {
+				w.note(name, "turned away a stream of", uuid)
+			}
+			return err
 		})
 	}
 }

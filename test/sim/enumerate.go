@@ -25,6 +25,7 @@ func Hows() []How {
 		{"its libvirtd dies", func(_ *world, a *agent) { a.m.killLibvirt(2 * time.Second) }},
 		{"the other libvirtd dies", func(w *world, a *agent) { peerOf(w, a).killLibvirt(2 * time.Second) }},
 		{"the arriving QEMU dies", func(w *world, a *agent) { a.m.killIncoming(); peerOf(w, a).killIncoming() }},
+		{"the stream's process dies", func(w *world, a *agent) { a.m.killForwarder() }},
 		{"the network is cut", func(w *world, a *agent) { w.cutNetwork(a.m, peerOf(w, a), 25*time.Second) }},
 		{"placement is away", func(w *world, _ *agent) { w.placementAway(10 * time.Second) }},
 	}

@@ -37,6 +37,7 @@ func (w *world) happened(g *guest, host, what string) {
 			w.arrives(g, host, to)
 		}
 	case strings.HasPrefix(what, "running ("):
+		w.jobOver(g.uuid)
 		w.runs(g, host, what)
 	case strings.HasPrefix(what, "paused ("):
 		if g.copies[host] == incoming && what != "paused (migrating)" {
@@ -45,8 +46,12 @@ func (w *world) happened(g *guest, host, what string) {
 				w.machines[host].files.Write(g.path(), g.data) // libvirt has copied it
 			}
 		}
+		if g.copies[host] == whole {
+			w.jobOver(g.uuid)
+		}
 	case strings.HasPrefix(what, "shut off ("):
 		g.copies[host] = noCopy
+		w.jobOver(g.uuid)
 	}
 }
 
@@ -89,6 +94,13 @@ func (w *world) arrives(g *guest, from, to string) {
 // streamAsked counts the streams of an attempt: there is never a second.
 func (w *world) streamAsked(a *agent, uuid string, m driver.Migration) {
 	moving, _ := a.moving(uuid)
+	attempt := 0
+	for _, o := range w.moves {
+		if rec, err := a.conductor.Get(context.Background(), o.uuid); err == nil && o.uuid == moving {
+			attempt = rec.Attempt
+		}
+	}
+	w.leaving[uuid] = departure{from: a.m, migration: moving, attempt: attempt}
 	key := moving + " to " + m.DestinationURI
 	if w.streams[key]++; w.streams[key] > 1 {
 		w.violate("a stream of migration %s is asked for %d times", key, w.streams[key])

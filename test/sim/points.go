@@ -11,6 +11,7 @@ const (
 	ofVerb                  // a verb that changes something, to this host or another
 	ofQuestion              // a verb that only reads, as ofLook
 	ofPlacement             // a request to Placement
+	ofStream                // an order to a stream's process
 	ofDisk                  // a change of the host's files
 )
 

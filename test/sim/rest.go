@@ -57,6 +57,9 @@ func (w *world) told(m *move) {
 		return
 	}
 	at := w.holders(m.guest.uuid)
+	if w.vanished(m.guest) {
+		return
+	}
 	switch m.last.Outcome {
 	case migration.OutcomeCompleted:
 		if !slices.Equal(at, []string{m.last.DestCompute}) {
@@ -73,6 +76,20 @@ func (w *world) told(m *move) {
 	}
 }
 
+// vanished says whether a guest is no more: something killed it, and it was transient,
+// so that no definition says that there ever was one.
+func (w *world) vanished(g *guest) bool {
+	if g.persistent || !g.mayBeOff || len(w.holders(g.uuid)) > 0 {
+		return false
+	}
+	for _, name := range w.names {
+		if _, err := w.machines[name].fake.Domain(context.Background(), g.uuid); err == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // quiet says whether nothing was broken on purpose.
 func (w *world) quiet() bool { return w.options.Break == nil && w.chaos == nil && w.mutant == nil }
 
@@ -83,6 +100,9 @@ func (w *world) lives(g *guest) {
 		return
 	}
 	at := w.holders(g.uuid)
+	if w.vanished(g) {
+		return
+	}
 	if len(at) != 1 {
 		w.violate("at the end %d hosts hold the token of %s: %v", len(at), g.name, at)
 		return
@@ -185,6 +205,7 @@ func (w *world) leftOn(m *machine) {
 		}
 	}
 	w.files(m)
+	w.streamsLeft(m)
 	if t := m.agent.tracker; t != nil {
 		if a := t.Audit(); !a.Agrees() {
 			w.violate("at the end the ledger of %s does not agree with itself: %+v", m.name, a)
@@ -196,6 +217,13 @@ func (w *world) leftOn(m *machine) {
 func (w *world) files(m *machine) {
 	want := map[string]bool{}
 	for _, g := range w.guests {
+		if w.vanished(g) {
+			want[g.path()] = true // nobody knows whether somebody wants it
+			if exists, _ := m.files.Exists(g.path()); !exists {
+				delete(want, g.path())
+			}
+			continue
+		}
 		if g.disk == shared || g.disk == local && slices.Contains(w.holders(g.uuid), m.name) {
 			want[g.path()] = true
 		}

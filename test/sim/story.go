@@ -16,6 +16,7 @@ type Story struct {
 	Name    string
 	Hosts   []HostPlan
 	Sharing bool // all disks are counted on a sharing provider
+	Streams bool // guests travel by Berth's own streams, not by libvirt's TLS
 	Guests  []GuestPlan
 	Moves   []MovePlan
 	Pace    drivertest.Pace
@@ -103,7 +104,7 @@ func Stories() []*Story {
 	full[1].Capacity, full[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
 	tight := hosts(2)
 	tight[1] = full[1]
-	return []*Story{
+	stories := []*Story{
 		{Name: "named", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
 		{Name: "chosen", Hosts: hosts(2), Sharing: true, Guests: one(GuestPlan{}), Moves: move(""), Pace: slow, Want: migration.OutcomeCompleted},
 		{Name: "paused by its user", Hosts: hosts(2), Guests: one(GuestPlan{Paused: true}), Moves: move("b"), Pace: slow, Want: migration.OutcomeCompleted},
@@ -116,13 +117,20 @@ func Stories() []*Story {
 		{Name: "stalled", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
 			Events: []Event{{At: 2500 * time.Millisecond, Name: "cut the data link", Do: func(w *world) error { w.fleet.CutData("a", "b"); return nil }},
 				{At: 60 * time.Second, Name: "heal the data link", Do: func(w *world) error { w.fleet.HealData("a", "b"); return nil }}}},
+		{Name: "transient guest lost with its host", Hosts: hosts(2), Guests: one(GuestPlan{Transient: true}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
+			Events: []Event{{At: 1700 * time.Millisecond, Name: "the source loses its power", Do: func(w *world) error { w.machines["a"].reboot(5 * time.Second); return nil }}}},
+		{Name: "aborted while it leaves", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: []MovePlan{{To: "b", At: time.Second, AbortAfter: 3600 * time.Millisecond}}, Pace: slow},
 	}
+	for _, s := range stories {
+		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
+	}
+	return stories
 }
 
 // drawStory makes a story by chance.
 func drawStory(r *rand.Rand) *Story {
 	n := 2 + r.IntN(3)
-	s := &Story{Name: "drawn", Hosts: hosts(n), Sharing: r.IntN(2) == 0, Pace: slow}
+	s := &Story{Name: "drawn", Hosts: hosts(n), Sharing: r.IntN(2) == 0, Streams: r.IntN(4) > 0, Pace: slow}
 	if r.IntN(3) == 0 {
 		s.Pace.Rate = 1 << 30
 	}
@@ -139,8 +147,11 @@ func drawStory(r *rand.Rand) *Story {
 				m.To = s.Hosts[r.IntN(n)].Name
 			}
 		}
-		if r.IntN(5) == 0 {
+		switch r.IntN(8) {
+		case 0, 1:
 			m.AbortAfter = m.At + time.Duration(r.IntN(6000))*time.Millisecond
+		case 2:
+			m.AbortAfter = m.At + time.Duration(r.IntN(40))*time.Millisecond // before the stream
 		}
 		s.Moves = append(s.Moves, m)
 		if first := len(s.Moves) - 1; r.IntN(4) == 0 {

@@ -97,7 +97,9 @@ type world struct {
 	seen       int // entries of the fleet's history
 	tokens     map[string]map[string]claims.Token
 	gone       map[undoing]bool
-	streams    map[string]int // asked for, by migration and destination
+	leaving    map[string]departure // by instance
+	journeys   map[string]journey   // by instance
+	streams    map[string]int       // asked for, by migration and destination
 }
 
 // guest is an instance.
@@ -153,6 +155,7 @@ type move struct {
 	refused  error // why it was not accepted, in the end
 	last     migration.Migration
 	doubted  time.Duration // since when it is in doubt; 0 for not
+	doubt    time.Duration // when it was seen in doubt the last time
 	settling bool          // an operator is about to say where the guest is
 }
 
@@ -193,7 +196,7 @@ func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
 		machines: map[string]*machine{}, cuts: map[[2]string]bool{}, said: map[string]bool{},
-		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{},
+		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
 		w.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -573,12 +576,16 @@ func (w *world) isOver(m *move) bool {
 		return false
 	}
 	m.last = rec
-	if rec.Outcome != migration.OutcomeInDoubt {
-		m.doubted = 0
-		return rec.Done()
-	}
 	now := w.sim.Elapsed()
+	if rec.Done() {
+		return true
+	}
+	if rec.Outcome == migration.OutcomeInDoubt {
+		m.doubt = now
+	}
 	switch {
+	case m.doubt == 0 || now > m.doubt+time.Minute: // it comes and goes while a conductor tries again
+		m.doubted = 0
 	case m.doubted == 0:
 		m.doubted = now
 	case now > m.doubted+operatorsPatience && now > w.mended+operatorsPatience && !m.settling && w.undecidable(m):

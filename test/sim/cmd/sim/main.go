@@ -18,14 +18,15 @@ func main() {
 	workers := flag.Int("workers", 0, "runs at a time; 0 for one a processor")
 	mutant := flag.String("mutant", "", "a deliberate breakage, or list")
 	enumerate := flag.Bool("enumerate", false, "every point of every story, in place of random runs")
+	first := flag.Bool("first", false, "end with the first violation")
 	flag.Parse()
-	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate); err != nil {
+	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate, *first); err != nil {
 		fmt.Fprintln(os.Stderr, "sim:", err)
 		os.Exit(1)
 	}
 }
 
-func play(runs int, seed uint64, workers int, verbose bool, mutant string, enumerate bool) error {
+func play(runs int, seed uint64, workers int, verbose bool, mutant string, enumerate, first bool) error {
 	began := time.Now()
 	if mutant == "list" {
 		for _, m := range sim.Mutants() {
@@ -54,7 +55,11 @@ func play(runs int, seed uint64, workers int, verbose bool, mutant string, enume
 		runs = len(cases)
 		options = func(i int) sim.Options { o := cases[i].Options(); o.Mutant = broken; o.KeepTrace = verbose; return o }
 	}
-	s := sim.Many(runs, workers, options, nil)
+	var stop func(sim.Result) bool
+	if first {
+		stop = func(r sim.Result) bool { return len(r.Violations) > 0 }
+	}
+	s := sim.Many(runs, workers, options, stop)
 	for i, r := range s.Failed {
 		if broken != nil && i == 3 && !verbose {
 			break // they are meant to be found; a few tell how
