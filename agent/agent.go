@@ -23,7 +23,6 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/config"
-	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/internal/store"
@@ -476,28 +475,4 @@ func (a *Agent) close() error {
 		errs = append(errs, a.db.Close())
 	}
 	return errors.Join(append(errs, a.ledger.close())...)
-}
-
-// readFlavors reads every flavor file of a folder, strictly: beside an error it gives
-// those that could be read.
-func readFlavors(dir string) (map[string]topology.Flavor, error) {
-	out := map[string]topology.Flavor{}
-	err := config.DecodeDir(dir, func(path string, into func(any) error) error {
-		var f topology.Flavor
-		if err := into(&f); err != nil {
-			return err
-		}
-		if err := f.Validate(); err != nil {
-			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": " + strings.ReplaceAll(err.Error(), "\n", "; "), Change: "correct the file"})
-		}
-		if _, twice := out[f.Name]; twice {
-			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": another file has a flavor named " + f.Name, Change: "give one of them another name"})
-		}
-		out[f.Name] = f
-		return nil
-	})
-	if err != nil {
-		return out, fault.New(fault.KindOf(err), "read flavors: %w", err)
-	}
-	return out, nil
 }

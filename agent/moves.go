@@ -27,6 +27,9 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 		return migration.Migration{}, err
 	}
 	if elsewhere == "" {
+		if err := s.a.db.Room(); err != nil {
+			return migration.Migration{}, err // its journal would have to wait in the middle
+		}
 		return s.a.conductor.LiveMigrate(ctx, migration.Request{
 			Instance: id, Destination: r.Destination, Migration: r.Migration, Options: s.defaults(r.Options),
 		})

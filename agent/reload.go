@@ -2,9 +2,12 @@ package agent
 
 import (
 	"context"
+	"strings"
 
 	"berth/internal/config"
+	"berth/internal/fault"
 	"berth/systemd"
+	"berth/topology"
 )
 
 // runReload takes a new configuration each time that it is asked to.
@@ -56,4 +59,28 @@ func (a *Agent) reload() {
 	a.hardware.apply()
 	a.reporter.Kick()
 	a.log.Info("configuration read again", "flavors", len(flavors))
+}
+
+// readFlavors reads every flavor file of a folder, strictly: beside an error it gives
+// those that could be read.
+func readFlavors(dir string) (map[string]topology.Flavor, error) {
+	out := map[string]topology.Flavor{}
+	err := config.DecodeDir(dir, func(path string, into func(any) error) error {
+		var f topology.Flavor
+		if err := into(&f); err != nil {
+			return err
+		}
+		if err := f.Validate(); err != nil {
+			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": " + strings.ReplaceAll(err.Error(), "\n", "; "), Change: "correct the file"})
+		}
+		if _, twice := out[f.Name]; twice {
+			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": another file has a flavor named " + f.Name, Change: "give one of them another name"})
+		}
+		out[f.Name] = f
+		return nil
+	})
+	if err != nil {
+		return out, fault.New(fault.KindOf(err), "read flavors: %w", err)
+	}
+	return out, nil
 }

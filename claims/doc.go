@@ -50,5 +50,6 @@
 // migration, context.go what a move changes. hold.go says what a claim is
 // counted for; machine.go and devices.go keep the host with what is in use of
 // it, so that a claim need not add up all others; audit.go adds up all the same,
-// and compares; usage.go and explain.go tell.
+// and compares; usage.go and explain.go tell. rebuild.go judges guests whose records
+// were lost, restore.go puts them back.
 package claims

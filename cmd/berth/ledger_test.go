@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -70,4 +71,11 @@ func writeLedger(ts *testscript.TestScript, _ bool, args []string) {
 		}, g.found)
 		ts.Check(err)
 	}
+}
+
+// cutFile cuts a file to so many bytes: cut FILE BYTES.
+func cutFile(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := strconv.ParseInt(args[1], 10, 64)
+	ts.Check(err)
+	ts.Check(os.Truncate(ts.MkAbs(args[0]), n))
 }

@@ -33,6 +33,7 @@ func TestScripts(t *testing.T) {
 			"expand":      expand,
 			"await-agent": awaitAgent,
 			"ledger":      writeLedger,
+			"cut":         cutFile,
 		},
 	})
 }

@@ -112,7 +112,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 		}
 	}
 	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
-	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.fitCommand())
+	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.fitCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})

@@ -39,7 +39,9 @@ not fit, each CPU, device and page pool that is promised twice and who holds it,
 guests hold that the host no longer has, and guests that run without a claim; what
 these use is given to nobody. The part "guard" says why those that were started by
 hand could not be adopted. The part "allocations" is what the last audit of Placement
-has left; berth audit names all of it. The ledger is audited for that by itself; --json has
+has left; berth audit names all of it. The part "ledger" is the database: that it was
+damaged and where the file is kept, who is asked while it is rebuilt, which guests are
+in doubt since, and that its disk is full. The ledger is audited for that by itself; --json has
 the last audit, and what it took.`,
 		Example: "  berth status\n  berth status -c host-b\n  berth status --json | jq .conditions",
 		Args:    cobra.NoArgs,
