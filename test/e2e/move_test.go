@@ -12,7 +12,6 @@ import (
 	"berth/agent/api"
 	"berth/migration"
 	"berth/test/guest"
-	"berth/test/lab"
 )
 
 // unmarshalLast reads the JSON document that text ends with.
@@ -65,25 +64,6 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	}
 }
 
-func TestMove_CutLinkIsNoticedAndUndone(t *testing.T) {
-	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m2", Dirty: 48, Rate: 20})
-	w.berth(w.a, "migrate", "m2", w.b.Name, "--detach", "--bandwidth", "6MiB/s", "--stall-timeout", "4s")
-	w.migration(w.a, "m2", "sends memory", flowing)
-	if err := w.b.Cut(w.ctx, lab.Mig); err != nil {
-		t.Fatal(err)
-	}
-	cut := time.Now()
-	m := w.migration(w.a, "m2", "is over", migration.Migration.Done)
-	t.Logf("undone %v after the cut", time.Since(cut).Round(100*time.Millisecond))
-	if err := w.b.Heal(w.ctx, lab.Mig); err != nil {
-		t.Fatal(err)
-	}
-	w.require("outcome", m.Outcome, migration.OutcomeUndone)
-	w.livesOn("m2", w.a, w.b)
-	w.alive("m2", w.a, w.a)
-}
-
 func TestMove_AbortIsUndone(t *testing.T) {
 	w := start(t)
 	w.boot(w.a, guest.Options{Name: "m3", Dirty: 48, Rate: 20})
@@ -103,24 +83,6 @@ func TestMove_TimeoutAborts(t *testing.T) {
 	w.require("exit code", r.Code, 8)
 	w.livesOn("m4", w.a, w.b)
 	w.alive("m4", w.a, w.a)
-}
-
-func TestMove_KilledSourceAgentAdoptsItsStream(t *testing.T) {
-	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m5", Dirty: 16, Rate: 8})
-	w.berth(w.a, "migrate", "m5", w.b.Name, "--detach", "--bandwidth", "12MiB/s")
-	w.migration(w.a, "m5", "sends memory", flowing)
-	w.Agent("host-a").Kill()
-	if err := w.StartAgent(w.ctx, "host-a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.WaitReady(w.ctx, "host-a"); err != nil {
-		t.Fatal(err)
-	}
-	m := w.migration(w.a, "m5", "is over", migration.Migration.Done)
-	w.require("outcome", m.Outcome, migration.OutcomeCompleted)
-	w.livesOn("m5", w.b, w.a)
-	w.alive("m5", w.a, w.b)
 }
 
 func TestMove_KilledDestinationAgentIsWaitedFor(t *testing.T) {
