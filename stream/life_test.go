@@ -374,3 +374,53 @@ func connectAs(path string, uid int) error {
 	}()
 	return <-done
 }
+
+// The unit's capabilities, without its manager: what berth-stream@.service leaves of
+// root must be enough.
+func TestProcess_NeedsNoMoreOfRootThanItsUnitLeaves(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give most of it away")
+	}
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip("setpriv is not installed (package util-linux)")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit, err := os.ReadFile("../systemd/berth-stream@.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, ok := strings.Cut(string(unit), "\nCapabilityBoundingSet=")
+	list, _, _ = strings.Cut(list, "\n")
+	if !ok {
+		t.Fatal("the unit has no bounding set")
+	}
+	set := "-all"
+	for _, c := range strings.Fields(list) {
+		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	p := newPair(t, Children{Command: []string{setpriv, "--bounding-set", set, "--inh-caps", "-all", "--no-new-privs", self, "stream-process"}})
+	p.in.QEMU = Owner{UID: 64055, GID: 64055}
+	p.out.QEMU = p.in.QEMU
+	p.open()
+	l := p.memory()
+	// As QEMU makes it: its own, for itself.
+	path := p.dst.Paths(testID).Memory
+	if err := errors.Join(os.Chown(path, 64055, 64055), os.Chmod(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	out, in := p.connected(l)
+	p.says(out, in, "with little")
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.status(p.dst).PID))
+	if err != nil || !strings.Contains(string(text), "CapEff:\t0000000000000003\n") {
+		t.Errorf("it has other capabilities: %s, %v", text, err)
+	}
+	for _, m := range []*Manager{p.src, p.dst} {
+		if err := m.Close(t.Context(), testID); err != nil {
+			t.Error(err)
+		}
+	}
+}
