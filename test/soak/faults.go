@@ -136,9 +136,9 @@ func libvirtdFaults(s side) []Fault {
 func streamFaults(s side) []Fault {
 	part := []string{string(s) + " stream"}
 	return []Fault{
-		{Name: "kill -9 " + part[0], touches: part, moments: streaming, streams: true, strike: signalStreams(s, syscall.SIGKILL)},
-		{Name: "SIGSTOP " + part[0], touches: part, least: time.Second, most: 3 * time.Second, moments: streaming, streams: true, strike: signalStreams(s, syscall.SIGSTOP)},
-		{Name: "SIGSTOP, then kill -9 " + part[0], touches: part, least: time.Second, most: 2 * time.Second, moments: streaming, streams: true, strike: stopStreamsThenKill(s)},
+		{Name: "kill -9 " + part[0], touches: part, moments: late, streams: true, strike: signalStreams(s, syscall.SIGKILL)},
+		{Name: "SIGSTOP " + part[0], touches: part, least: time.Second, most: 3 * time.Second, moments: late, streams: true, strike: signalStreams(s, syscall.SIGSTOP)},
+		{Name: "SIGSTOP, then kill -9 " + part[0], touches: part, least: time.Second, most: 2 * time.Second, moments: late, streams: true, strike: stopStreamsThenKill(s)},
 	}
 }
 
