@@ -26,7 +26,12 @@ func (r remembering) LastEnd(context.Context, string) (driver.Reason, error) {
 // TestHistory_AGuestWhoseLibvirtForgetsThatItLeft kills agent and libvirtd of the source
 // right after the guest has left: what libvirt's log says settles it, and nothing else.
 func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
-	for end, left := range map[driver.Reason]bool{driver.ReasonMigrated: true, driver.ReasonCrashed: false, "": false} {
+	for _, tt := range []struct {
+		end     driver.Reason // as the log has it
+		started bool          // somebody has started and ended the guest at the source since
+		left    bool
+	}{{driver.ReasonMigrated, false, true}, {driver.ReasonMigrated, true, false}, {driver.ReasonCrashed, false, false}, {"", false, false}} {
+		end, left := tt.end, tt.left
 		l := newLab(t, "a", "b")
 		v := l.guest("a", "vm1")
 		m := newMove(l, v.UUID)
@@ -45,6 +50,10 @@ func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
 		l.boot("a", func(o *host.Options) { o.Driver = remembering{m.a.fake, end} })
 		if d, err := m.a.fake.Domain(t.Context(), v.UUID); err != nil || d.Reason != driver.ReasonUnknown {
 			t.Fatalf("libvirt has not forgotten: %+v, %v", d, err)
+		}
+		if tt.started {
+			l.must("start", m.a.fake.Start(t.Context(), v.UUID, true))
+			l.must("destroy", m.a.fake.Destroy(t.Context(), v.UUID))
 		}
 		l.must("adopt the stream", m.start())
 		if st := m.status(); st.Left != left {
