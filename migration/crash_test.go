@@ -172,20 +172,3 @@ func TestSimulation_OneSeedReplaysExactly(t *testing.T) {
 		}
 	}
 }
-
-// TestLive_ManyFaults lays several faults of all kinds over random scenarios.
-func TestLive_ManyFaults(t *testing.T) {
-	runs := 400
-	if testing.Short() || stride > 1 {
-		runs = 60
-	}
-	for seed := range uint64(runs) {
-		i := int(seed) % len(scenarios)
-		w, _ := play(t, i, seed, faults{chance: 0.08, budget: 6}, nil)
-		w.report(fmt.Sprintf("%s, seed %d", scenarios[i].name, seed))
-		if t.Failed() {
-			return
-		}
-	}
-	t.Logf("%d runs", runs)
-}
