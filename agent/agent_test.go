@@ -426,6 +426,17 @@ func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 	if got := as(first); got.Health != api.HealthOK {
 		t.Errorf("back on its own machine: %+v", got)
 	}
+	// The database alone, put into the place of another host's.
+	if err := os.WriteFile(filepath.Join(o.Config.Agent.StateDir, "provider_uuid"), []byte("bbbbbbbb-0000-4000-8000-000000000002\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := as(second); got.Health != api.HealthDegraded || got.Reasons[0].Code != "ledger_of_another_host" || !strings.Contains(got.Detail, first) {
+		t.Errorf("with another host's database: %+v, want degraded, both named", got)
+	}
+	// The same machine with a provider that its operator has given it.
+	if got := as(first); got.Health != api.HealthOK {
+		t.Errorf("with a new provider on its own machine: %+v", got)
+	}
 }
 
 func TestAgent_AProviderThatTurnsOutToBeAnothersEndsNewClaims(t *testing.T) {

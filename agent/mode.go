@@ -133,16 +133,22 @@ func (a *Agent) recognise(ctx context.Context) error {
 		if err := json.Unmarshal(raw, &was); err != nil {
 			return fmt.Errorf("read this host's identity: %w", err)
 		}
+		if was.ProviderUUID != now.ProviderUUID && was.HostUUID != now.HostUUID && was.HostUUID != "" {
+			return a.isStranger(fault.Reason{
+				Code: "ledger_of_another_host",
+				Message: "the ledger is of provider " + was.ProviderUUID + " on the hypervisor with host uuid " + was.HostUUID + ", and this is provider " + now.ProviderUUID +
+					" on " + now.HostUUID,
+				Want: now.HostUUID, Have: was.HostUUID,
+				Change: "put this host's own " + a.ledger.path + " in its place, or move it away and restart the agent: it is rebuilt",
+			})
+		}
 		if was.ProviderUUID == now.ProviderUUID && was.HostUUID != now.HostUUID {
-			err := fault.Refuse(fault.Forbidden, "recognise host "+a.name, fault.Reason{
+			return a.isStranger(fault.Reason{
 				Code:    "host_identity",
 				Message: "resource provider " + a.uuid + " belongs to the hypervisor with host uuid " + was.HostUUID + ", and this one has " + now.HostUUID,
 				Want:    was.HostUUID, Have: now.HostUUID,
 				Change: "on a copied machine, empty " + a.config().Agent.StateDir + "; after a change of libvirt's host_uuid, set the old one again (libvirtd.conf)",
 			})
-			a.stranger.Store(&err)
-			a.hardware.apply()
-			return err
 		}
 	}
 	a.hypervisor.found(node)
@@ -161,6 +167,14 @@ func (a *Agent) recognise(ctx context.Context) error {
 		return err
 	}
 	return a.db.Put(ctx, bucketAgent, keyIdentity, raw)
+}
+
+// isStranger notes why this host's identity is not believed.
+func (a *Agent) isStranger(r fault.Reason) error {
+	err := fault.Refuse(fault.Forbidden, "recognise host "+a.name, r)
+	a.stranger.Store(&err)
+	a.hardware.apply()
+	return err
 }
 
 // sameProvider says whether a record is of this provider; one of another is

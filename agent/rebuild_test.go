@@ -111,6 +111,10 @@ func TestLedger_IsRebuiltFromWhatOthersKnow(t *testing.T) {
 			}
 			return d
 		}), true},
+		{"a page damaged that says which commit is the last", edit(func(d []byte) []byte {
+			d[40] ^= 4
+			return d
+		}), false},
 		{"one record garbled", edit(func(d []byte) []byte {
 			return bytes.ReplaceAll(d, []byte(`"state":"bound"`), []byte(`"state":"bo\nd"`))
 		}), true},

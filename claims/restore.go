@@ -54,6 +54,11 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 		}
 		if h := t.migrations[owner.Migration].clone(); r.Accepted && owner.Migration != "" && h.Accepted < owner.Attempt {
 			h.Accepted = owner.Attempt
+			if r.Context != nil {
+				h.Came = &Commit{
+					Instance: i.UUID, Migration: owner.Migration, Attempt: owner.Attempt, Epoch: i.Token.Epoch, From: r.Context.Source, To: t.host, Power: r.Context.OldPowerState,
+				}
+			}
 			p = p.and(t.writeHalf(owner.Migration, h))
 		}
 		if len(t.entriesLocked(i.UUID)) > 0 {

@@ -90,6 +90,9 @@ func TestTracker_AGuestInDoubtIsCountedAndNobodysUntilAWord(t *testing.T) {
 	if err := tracker.Restore(ctx, lost(Token{Epoch: 3, State: TokenDoubt})); err != nil {
 		t.Fatal(err)
 	}
+	if epoch, _ := tracker.Epoch(lostGuest); epoch != 0 {
+		t.Errorf("epoch %d is told of a guest in doubt: its owner would give way to it", epoch)
+	}
 	if u := tracker.Usage(); u.Used.MemoryMB != 512 {
 		t.Errorf("used %v: it is not counted", u.Used)
 	}

@@ -95,6 +95,9 @@ func (t *Tracker) Epoch(instance string) (uint64, string) {
 	defer t.mu.Unlock()
 	k := t.instances[instance].Token
 	epoch, holder := k.Epoch, k.Holder
+	if k.State == TokenDoubt {
+		epoch, holder = 0, "" // what a lost ledger's guest may have had is nobody's proof
+	}
 	for _, h := range t.migrations {
 		for _, c := range []*Commit{h.Commit, h.Came} {
 			if c != nil && c.Instance == instance && c.Epoch > epoch {
@@ -159,7 +162,7 @@ func (t *Tracker) Yield(ctx context.Context, ref Ref, epoch uint64, to string) (
 			yields = true
 			return plan{}, nil
 		}
-		if i.Token.Epoch >= epoch {
+		if i.Token.Epoch >= epoch && i.Token.State != TokenDoubt {
 			return plan{}, nil
 		}
 		yields = true

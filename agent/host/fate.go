@@ -182,6 +182,9 @@ func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFli
 // epoch is this host's epoch of a guest's token, wherever that is; 0 for none.
 func (h *Host) epoch(instance string) uint64 {
 	inst, _ := h.tracker.Instance(instance)
+	if inst.Token.State == claims.TokenDoubt {
+		return 0 // whatever somebody knows is above it
+	}
 	return inst.Token.Epoch
 }
 
