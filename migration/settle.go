@@ -181,7 +181,7 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 	case m.Done():
 		return Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)
 	case t == nil:
-		return Migration{}, fault.New(fault.Unavailable, "%s: its journal cannot be read", doing)
+		return s.settleUnread(ctx, m, w)
 	}
 	facts, err := s.settleFacts(ctx, t, m.DestCompute, w)
 	if err != nil {
@@ -206,6 +206,64 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 	c.mu.Unlock()
 	t.Hurry()
 	return m, nil
+}
+
+// settleUnread settles a move whose journal cannot be read, so that nobody knows what it
+// has done: only back, and only where the source has not given the guest away. What is
+// left at the destination ends when that asks what became of it; what is left in
+// Placement is the audit's.
+func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Migration, error) {
+	doing := "settle migration " + s.uuid
+	if m.Outcome != OutcomeInDoubt {
+		return Migration{}, fault.New(fault.Unavailable, "%s: its next attempt has not begun yet", doing)
+	}
+	status := s.look(ctx)
+	var reasons []fault.Reason
+	no := func(code, message, change string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	if w.GuestIsAt != s.from {
+		no("journal_unread", "its journal cannot be read: what it has done at its destination is not known", "if the guest is at "+s.from+", say so")
+	}
+	switch fact := sourceFact(status, true); {
+	case fact == SourceSilent:
+		no("source_silent", "the source's hypervisor does not answer", "start libvirtd on "+s.from)
+	case fact == SourceMigrated, status.Ledger == LedgerSurrendered, status.Ledger == LedgerElsewhere:
+		no("has_left", "the guest has left the source", "settle it at the destination, which waits for the source's word")
+	}
+	if len(reasons) > 0 {
+		return Migration{}, fault.Refuse(fault.Forbidden, doing, reasons...)
+	}
+	if err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+		source, ok := h.(Settler)
+		if !ok {
+			return fault.New(fault.Internal, "the source takes nobody's word")
+		}
+		if err := source.TakeWord(ctx, s.ref(StepStream), w); err != nil {
+			return err
+		}
+		if err := h.Reclaim(ctx, s.ref(StepStream)); err != nil {
+			return err
+		}
+		return h.DropContext(ctx, s.ref(StepRecordContext))
+	}); err != nil {
+		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	id := s.taskID()
+	s.c.mu.Lock()
+	s.rec.Settled = &w
+	rec := s.rec
+	s.c.mu.Unlock()
+	rec.Status, rec.Outcome, rec.Phase, rec.Step, rec.UpdatedAt = StatusFailed, OutcomeUndone, task.Undone, "", s.c.cfg.Runtime.Now()
+	rec.Error = &task.Error{Kind: fault.Undone, Message: fmt.Sprintf("its journal could not be read; %s has said that the guest is at %s: %s", w.By, s.from, w.Why)}
+	if !s.replace(ctx, rec, false) {
+		return Migration{}, context.Cause(ctx)
+	}
+	// Best effort: the next start deletes what stays.
+	if err := s.c.engine.Forget(ctx, id); err != nil {
+		s.c.cfg.Logger.Warn("a journal that cannot be read stays until the next start", "migration", s.uuid, "error", err)
+	}
+	return s.c.Get(ctx, s.uuid)
 }
 
 // settleFacts gathers what is held against a word.

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"berth/agent/host"
 	"berth/driver"
 	"berth/internal/fault"
@@ -86,6 +88,7 @@ func (s *site) startAgent(name string) {
 	p := &agentProcess{ended: make(chan error, 2)}
 	n := s.boot(name, func(o *host.Options) {
 		o.Poll, o.Agree = 0, 0 // the real ones
+		o.Silence = time.Second
 		o.Moving = func(instance string) (string, bool) {
 			list, _ := p.conductor.List(context.Background()) // of a conductor in memory: no error
 			for _, m := range list {
@@ -338,6 +341,43 @@ func TestSettle_AnUndoGoesOnWithoutADestinationThatIsGone(t *testing.T) {
 	s.must("stop", s.hosts["a"].Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
 	if held := s.placement.all(); len(held) != 1 {
 		t.Errorf("allocations %v", held)
+	}
+}
+
+// TestSettle_AMoveWhoseJournalCannotBeRead frees a guest of which nobody knows what its
+// move has done.
+func TestSettle_AMoveWhoseJournalCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v := s.guest("a", "vm1")
+	before := s.picture()
+	s.fleet.CutData("a", "b")
+	m := s.migrate(v.UUID)
+	waitFor(t, "the stream", func() bool { return s.get(m.UUID).Step == migration.StepStream })
+	s.kill("a")
+	s.must("spoil the journal", s.hosts["a"].store.Put(t.Context(), "tasks", m.UUID+"/1", []byte("{")))
+	s.startAgent("a")
+	if m := s.get(m.UUID); m.Outcome != migration.OutcomeInDoubt {
+		t.Fatalf("%s: %+v", m.Outcome, m.Error)
+	}
+	_, err := s.conductor().Settle(t.Context(), m.UUID, migration.Settlement{GuestIsAt: "b", Why: "x"})
+	s.wantKind("forward", err, fault.Forbidden)
+	got, err := s.conductor().Settle(t.Context(), m.UUID, migration.Settlement{GuestIsAt: "a", Why: "it answers pings there", By: "ann"})
+	s.must("settle", err)
+	if got.Outcome != migration.OutcomeUndone || got.Settled == nil {
+		t.Errorf("%s, settled %+v", got.Outcome, got.Settled)
+	}
+	waitFor(t, "the destination's end", func() bool { return len(s.hosts["b"].tracker.List()) == 0 })
+	s.state("a", v.UUID, driver.Running)
+	after := s.picture()
+	before["allocations"], after["allocations"] = nil, nil // the audit's
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("left behind (-want +got):\n%s", diff)
+	}
+	s.kill("a")
+	s.startAgent("a")
+	if m := s.get(m.UUID); m.Outcome != migration.OutcomeUndone {
+		t.Errorf("after a restart: %s", m.Outcome)
 	}
 }
 
