@@ -218,13 +218,22 @@ func MakeKeys(ctx context.Context, bin, dir string, names []string) error {
 	if err := run("pki", "init", dir); err != nil {
 		return err
 	}
-	for i, name := range names {
-		if err := run("pki", "host", "--dir", dir, name, "--san", name+"-mig",
-			"--san", fmt.Sprintf("10.77.0.%d", i+1), "--san", fmt.Sprintf("10.78.0.%d", i+1), "--san", "localhost"); err != nil {
-			return err
-		}
+	if err := Reissue(ctx, bin, dir, names); err != nil {
+		return err
 	}
 	return run("pki", "host", "--dir", dir, "switch", "--san", lab.SwitchIP)
+}
+
+// Reissue makes a certificate for each host, in place of those that are there.
+func Reissue(ctx context.Context, bin, dir string, names []string) error {
+	for i, name := range names {
+		cmd := exec.CommandContext(ctx, bin, "pki", "host", "--dir", dir, name, "--san", name+"-mig",
+			"--san", fmt.Sprintf("10.77.0.%d", i+1), "--san", fmt.Sprintf("10.78.0.%d", i+1), "--san", "localhost")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("certificate of %s: %w\n%s", name, err, out)
+		}
+	}
+	return nil
 }
 
 // configure writes a host's berth.toml and flavors.
