@@ -56,6 +56,7 @@ var table = map[string]rule{
 	"stream":                         {own: []string{"systemd", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "one migration's forwarding process; knows neither hypervisor nor ledger"},
 	"systemd":                        {own: []string{"internal/..."}, third: []string{systemdGo}, why: "the manager's protocols"},
 	"internal/store":                 {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
+	"internal/store/storetest":       {own: []string{"internal/..."}, third: []string{"github.com/google/go-cmp"}, why: "a store in memory, and what every store must do"},
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
 	"internal":                       {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
 	"agent/inventory":                {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
