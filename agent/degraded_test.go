@@ -21,6 +21,7 @@ import (
 
 // The rows of the table in degraded.go that no other test has.
 func TestAgent_StartsDegradedRatherThanNotAtAll(t *testing.T) {
+	t.Parallel()
 	const was = "11111111-2222-4333-8444-555555555555"
 	write := func(path, text string) {
 		t.Helper()
@@ -148,6 +149,7 @@ func TestAgent_StartsDegradedRatherThanNotAtAll(t *testing.T) {
 }
 
 func TestAgent_ListensForPeersOnceThePortIsFree(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -166,6 +168,7 @@ func TestAgent_ListensForPeersOnceThePortIsFree(t *testing.T) {
 }
 
 func TestAgent_AManagedHostWhoseProviderWasTakenStartsAndWritesNothing(t *testing.T) {
+	t.Parallel()
 	const other = "11111111-2222-3333-4444-555555555555"
 	o := options(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
 	if err := Run(t.Context(), o); !errors.Is(err, fault.Forbidden) {

@@ -93,10 +93,13 @@ func listenLocal(path, group string) (net.Listener, error) {
 		}
 	}
 	// Made with no rights at all, which it gets when it has its group: between the
-	// two nobody may connect.
-	old := syscall.Umask(0o777)
-	l, err := net.Listen("unix", path)
-	syscall.Umask(old)
+	// two nobody may connect. Linux gives the file the mode that the socket has when it
+	// is bound (unix(7)); a umask would be every other file's of the process, too.
+	bare := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0) }), err)
+	}}
+	l, err := bare.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}

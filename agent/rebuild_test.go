@@ -75,6 +75,7 @@ func (p *pair) condition(on, name string) api.Condition {
 
 // Whatever becomes of the file, the guests run on, and the ledger is what it was.
 func TestLedger_IsRebuiltFromWhatOthersKnow(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	made, came := p.guest("host-a", "made"), p.guest("host-b", "came")
 	gone := p.guest("host-a", "gone")
@@ -170,6 +171,7 @@ func TestLedger_IsRebuiltFromWhatOthersKnow(t *testing.T) {
 }
 
 func TestLedger_WhatNobodyKnowsIsInDoubtUntilSomebodyDoes(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	off := p.guest("host-a", "off")
 	_, err := p.clients["host-a"].StopInstance(t.Context(), off, api.StopInstance{Force: true})
