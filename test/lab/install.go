@@ -38,6 +38,10 @@ func NativePackages() []string {
 	return []string{"gcc", "libc6-dev", "pkg-config", "libvirt-dev"}
 }
 
+// PackagingPackages are what the tests of packaging read our rules with: the
+// parser alone, for which no kernel needs to know AppArmor.
+func PackagingPackages() []string { return []string{"apparmor"} }
+
 // backports are the packages whose files make the QEMU tree of a host. Their
 // shared libraries come with the system's own qemu-system-x86.
 var backports = []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "qemu-utils", "seabios"}

@@ -23,9 +23,9 @@ import (
 
 const usage = `usage: lab [-dir DIR] COMMAND
 
-  install [-native] [-openstack]
+  install [-native] [-openstack] [-packaging]
                             add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well;
-                            -openstack: OpenStack's Placement and Keystone
+                            -openstack: OpenStack's Placement and Keystone; -packaging: what reads the rules we ship
   up [-owner PID] [-cells N] [-hugepages N] [HOST…]
                             bring hosts up (host-a and host-b); with -owner the lab ends with that process;
                             with N made-up NUMA cells, and N pages of 2 MiB, in each host
@@ -77,6 +77,7 @@ func command(ctx context.Context, dir, name string, args []string) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	native := flags.Bool("native", false, "with what cgo tests need")
 	withOpenStack := flags.Bool("openstack", false, "with Placement and Keystone")
+	packaging := flags.Bool("packaging", false, "with what reads packaging's rules")
 	owner := flags.Int("owner", 0, "process the lab ends with")
 	cells := flags.Int("cells", 0, "made-up NUMA cells of each host")
 	pages := flags.Int("hugepages", 0, "pages of 2 MiB of each host")
@@ -91,6 +92,9 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		packages := lab.Packages()
 		if *native {
 			packages = append(packages, lab.NativePackages()...)
+		}
+		if *packaging {
+			packages = append(packages, lab.PackagingPackages()...)
 		}
 		if *withOpenStack {
 			packages = append(packages, openstack.Packages()...)
