@@ -165,7 +165,7 @@ func (f *Fleet) jobs() []*job {
 	var out []*job
 	for _, name := range f.namesLocked() {
 		for _, d := range f.hosts[name].sortedLocked() {
-			if d.job != nil && d.job.source == f.hosts[name] {
+			if d.job != nil && d.job.prepared && d.job.source == f.hosts[name] {
 				out = append(out, d.job)
 			}
 		}

@@ -258,6 +258,9 @@ func (f *Fleet) failLocked(j *job, cause error) {
 // dropIncomingLocked ends what arrives, and is not complete: at once where the source
 // can say so, else when the destination has noticed that nobody is there any more.
 func (f *Fleet) dropIncomingLocked(j *job, told bool) {
+	if !j.prepared {
+		return
+	}
 	in := j.dest.domains[j.uuid]
 	if in == nil || in.job != j {
 		return

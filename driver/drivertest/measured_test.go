@@ -196,6 +196,22 @@ func TestFleet_FailsInTheMiddleAsMeasured(t *testing.T) {
 			l.ended("", 2*time.Second)
 			l.want("at the end", goneThere)
 		}},
+		"a job is seen before the destination is asked": {quick, func(l *lab) {
+			l.when(drivertest.PhaseBegin, func() error {
+				if !l.inFlight() {
+					l.t.Error("no job")
+				}
+				l.want("meanwhile", runsHere)
+				return l.a.AbortJob(context.Background(), labGuest)
+			})
+			l.migrate()
+			l.wait(3 * time.Second)
+			l.ended(fault.Undone, time.Second)
+			l.want("after an abort", runsHere)
+			if l.inFlight() {
+				l.t.Error("the job has not ended")
+			}
+		}},
 		"Prepare's reply lost: the arrival goes soon": {quick, func(l *lab) {
 			l.when(drivertest.PhasePrepareReply, func() error { return lost })
 			l.migrate()

@@ -22,6 +22,7 @@ type job struct {
 	wasPaused    bool        // by its user, before
 	from         *definition // the source's, when it began
 
+	prepared         bool // the destination has its half
 	phase            phase
 	lives, destLives int // of the two daemons when they began to talk
 
@@ -117,6 +118,9 @@ func (f *Fleet) carryOut(j *job) {
 	if err := f.begin(j); err != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if d := j.source.domains[j.uuid]; d != nil && d.job == j {
+			d.job = nil
+		}
 		j.endLocked(err)
 		return
 	}
@@ -139,7 +143,13 @@ func (f *Fleet) begin(j *job) error {
 		return err
 	}
 	f.mu.Lock()
-	_, _, _, err := j.mayBeginLocked()
+	d, _, _, err := j.mayBeginLocked()
+	if err == nil {
+		// The job is there before anybody else is asked. Before the destination is up
+		// libvirt says unbounded with nothing remaining.
+		j.stats = driver.Job{Kind: driver.JobUnbounded}
+		d.job, d.completed, j.lives = j, nil, h.lives
+	}
 	dest, hook := f.hosts[hostOf(m.DestinationURI)], f.phase
 	f.mu.Unlock()
 	if err != nil {
@@ -155,9 +165,13 @@ func (f *Fleet) begin(j *job) error {
 		f.mu.Unlock()
 		return undone("unable to connect to server at '%s:16514': Connection refused", dest.name)
 	}
-	j.lives, j.destLives = h.lives, dest.lives
+	j.destLives = dest.lives
 	destHook := dest.before
 	f.mu.Unlock()
+	f.window()
+	if !f.talks(j) {
+		return undone("client socket is closed")
+	}
 	if destHook != nil {
 		if err := destHook("Arrive", uuid); err != nil {
 			return undone("%s refuses: %w", dest.name, err)
@@ -168,14 +182,18 @@ func (f *Fleet) begin(j *job) error {
 			return undone("%s refuses: %w", dest.name, err)
 		}
 	}
-	f.window()
-	if !f.talks(j) {
-		return undone("client socket is closed")
-	}
 	f.mu.Lock()
 	// The hooks may have changed the world.
 	d, live, persistent, err := j.mayBeginLocked()
-	if err == nil {
+	switch {
+	case err != nil:
+	case h.lives != j.lives:
+		err = fault.New(fault.InDoubt, "migrate %s: libvirt on %s went away", uuid, h.name)
+	case j.abort:
+		err = undone("operation aborted: job 'migration out' canceled by client")
+	case dest.lives != j.destLives:
+		err = undone("client socket is closed")
+	default:
 		err = f.prepareLocked(j, d, live, persistent, undone)
 	}
 	f.mu.Unlock()
@@ -210,7 +228,7 @@ func (j *job) mayBeginLocked() (d *domain, live, persistent *definition, err err
 	if d, err = h.activeLocked(j.uuid, "migrate"); err != nil {
 		return nil, nil, nil, err
 	}
-	if d.job != nil {
+	if d.job != nil && d.job != j {
 		return nil, nil, nil, fault.New(fault.Busy, "migrate %s: a job is in flight", j.uuid)
 	}
 	live, persistent, err = documents(j.uuid, j.m)
@@ -234,9 +252,7 @@ func (f *Fleet) prepareLocked(j *job, d *domain, live, persistent *definition, u
 	}
 	j.from = d.live
 	j.wasPaused, j.maxDowntime = d.state == driver.Paused, j.m.MaxDowntime
-	// Before the destination is up libvirt says unbounded with nothing remaining.
-	j.stats = driver.Job{Kind: driver.JobUnbounded}
-	d.job, d.completed = j, nil
+	j.prepared = true
 	if in == nil {
 		in = &domain{uuid: j.uuid, name: live.name, id: -1}
 		dest.domains[j.uuid] = in
