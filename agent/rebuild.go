@@ -66,6 +66,16 @@ func (l *ledger) round(ctx context.Context) error {
 		l.a.hardware.apply() // who is refused hears who is waited for
 		return l.state()
 	}
+	for _, s := range t.here {
+		if s.Domain != claims.DomainRunning {
+			continue
+		}
+		// Something runs, so this boot has had its autostart.
+		if err := l.a.host.AutostartDone(ctx); err != nil {
+			return err
+		}
+		break
+	}
 	return l.end(ctx, record)
 }
 

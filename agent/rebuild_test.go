@@ -84,8 +84,16 @@ func TestLedger_IsRebuiltFromWhatOthersKnow(t *testing.T) {
 			t.Fatal(m.Err())
 		}
 	}
+	// One whose wish is to be started with the host, and which its user has stopped.
+	r := api.CreateInstance{}
+	r.Name, r.Kernel, r.Start, r.Autostart = "stopped", p.kernel, true, true
+	r.Flavor = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128}
+	stopped, err := p.clients["host-a"].CreateInstance(t.Context(), r)
+	p.must(err)
+	_, err = p.clients["host-a"].StopInstance(t.Context(), stopped.UUID, api.StopInstance{Force: true})
+	p.must(err)
 	want, events := p.ledger("host-a"), len(p.fleet.History())
-	if len(want) != 2 || want[made].Token.Epoch != 1 || want[came].Token.Epoch != 2 || len(want[came].Claims) != 1 {
+	if len(want) != 3 || want[made].Token.Epoch != 1 || want[came].Token.Epoch != 2 || len(want[came].Claims) != 1 {
 		t.Fatalf("before: %+v", want)
 	}
 	held := p.held()
@@ -102,6 +110,17 @@ func TestLedger_IsRebuiltFromWhatOthersKnow(t *testing.T) {
 		change func(path string)
 		kept   bool
 	}{
+		{"what was started in this boot is forgotten", func(path string) {
+			db, err := store.Open(path, store.Options{})
+			p.must(err)
+			all, err := db.List(t.Context(), "verbs")
+			p.must(err)
+			for key := range all {
+				p.must(db.Delete(t.Context(), "verbs", key))
+			}
+			p.must(db.Put(t.Context(), "claims", "garbled", []byte(`{}`)))
+			p.must(db.Close())
+		}, false},
 		{"empty", edit(func([]byte) []byte { return nil }), true},
 		{"cut", edit(func(d []byte) []byte { return d[:len(d)/40] }), true},
 		{"text", edit(func([]byte) []byte { return []byte("not a database\n") }), true},

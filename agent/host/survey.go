@@ -76,3 +76,17 @@ func (h *Host) survey(ctx context.Context, d driver.Domain) (Surveyed, error) {
 	s.Instance.Adopted = !s.Marked
 	return s, nil
 }
+
+// AutostartDone notes that the guests whose wish it is were started in this boot, where
+// the record of it was lost: one that its user has stopped since stays so. A record that
+// is there is left as it is.
+func (h *Host) AutostartDone(ctx context.Context) error {
+	var last string
+	if found, err := h.tracker.Recall(autostartRef("boot"), &last); err != nil || found {
+		return err
+	}
+	if err := h.tracker.Remember(ctx, autostartRef("left"), []string{}); err != nil {
+		return err
+	}
+	return h.tracker.Remember(ctx, autostartRef("boot"), h.rt.Boot().ID)
+}
