@@ -83,8 +83,7 @@ type Claim struct {
 	// repeated Bind gives the same answer and a late Abort is refused.
 	BoundFrom *Owner `json:"bound_from,omitempty"`
 	// Boot is the boot (runtime.BootTime.ID) in which the claim was last made
-	// or made arriving. An arriving claim of an earlier boot waits for nothing:
-	// see Tracker.ArrivingBeforeBoot.
+	// or made arriving.
 	Boot string `json:"boot,omitempty"`
 }
 

@@ -341,14 +341,6 @@ func (t *Tracker) ByMigration(uuid string) []Claim {
 	})
 }
 
-// ArrivingBeforeBoot gives the claims that were made arriving before the host's
-// last reboot. Nothing is on its way to them any more, but a domain may have
-// been left; who has looked may Abort them or, with a token, Bind them.
-func (t *Tracker) ArrivingBeforeBoot() []Claim {
-	boot := t.runtime.Boot().ID
-	return t.choose(func(c Claim) bool { return c.State == Arriving && c.Boot != boot })
-}
-
 func (t *Tracker) choose(want func(Claim) bool) []Claim {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -274,16 +274,10 @@ func TestTracker_LeasesOnTheBootClock(t *testing.T) {
 	wantKind(t, err, fault.NotFound)
 
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: moveOwner("pending", "m1", 1), Resources: small, Lease: time.Hour}))
-	if got := b.ArrivingBeforeBoot(); len(got) != 0 {
-		t.Errorf("arriving of an earlier boot, without one: %v", got)
-	}
 	b.clock.reboot()
 	b.restart()
 	if diff := cmp.Diff(without, states()); diff != "" {
 		t.Errorf("after a reboot (-want +got):\n%s", diff)
-	}
-	if got := b.ArrivingBeforeBoot(); len(got) != 1 || got[0].Owner.Instance != "arriving" {
-		t.Errorf("arriving of an earlier boot: %v", got)
 	}
 }
 

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
 
 	"berth/claims"
 	"berth/internal/fault"
@@ -70,21 +69,6 @@ func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
 	}
 	_, err := h.tracker.Renew(ctx, owner(ref))
 	return wrap(err, "renew claim of migration %s on %s", ref.Migration, h.o.Name)
-}
-
-// StreamOpen says that a stream of a migration is open here: it keeps its claim by
-// itself, whoever else is silent. For the one who holds the stream; a migration without a
-// claim that could be kept is no fault.
-func (h *Host) StreamOpen(ctx context.Context, id string) error {
-	for _, c := range h.tracker.ByMigration(id) {
-		if c.State != claims.Pending {
-			continue
-		}
-		if _, err := h.tracker.Renew(ctx, c.Owner); err != nil && !errors.Is(err, fault.NotFound) {
-			return wrap(err, "renew the claim of the stream of migration %s on %s", id, h.o.Name)
-		}
-	}
-	return nil
 }
 
 // AbortClaim implements migration.DestinationVerbs.

@@ -12,6 +12,7 @@ import (
 
 	"berth/agent/host"
 	"berth/driver"
+	"berth/driver/drivertest"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
@@ -341,6 +342,42 @@ func TestSettle_AnUndoGoesOnWithoutADestinationThatIsGone(t *testing.T) {
 	s.must("stop", s.hosts["a"].Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
 	if held := s.placement.all(); len(held) != 1 {
 		t.Errorf("allocations %v", held)
+	}
+}
+
+// TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack has an operator give the guest to
+// the destination while its source is away, with the guest paused in its hand-over.
+func TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v := s.guest("a", "vm1")
+	a, b := s.hosts["a"], s.hosts["b"]
+	s.fleet.FaultPhase(func(phase, _ string) error {
+		if phase == drivertest.PhaseFinishReply {
+			a.fake.KillDaemon()
+		}
+		return nil
+	})
+	m := s.migrate(v.UUID)
+	waitFor(t, "the copy", func() bool {
+		d, err := b.fake.Domain(t.Context(), v.UUID)
+		return err == nil && d.State == driver.Paused && d.Reason != driver.ReasonMigrating
+	})
+	s.fleet.FaultPhase(nil)
+	s.kill("a")
+	a.fake.StartDaemon()
+	s.state("a", v.UUID, driver.Paused)
+	_, err := b.SettleArrival(t.Context(), m.UUID, migration.Settlement{GuestIsAt: "b", Gone: []string{"a"}, Why: "a does not come up", By: "ann"})
+	s.must("settle", err)
+	s.state("b", v.UUID, driver.Running)
+	s.startAgent("a")
+	waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
+	if m = s.get(m.UUID); m.Outcome != migration.OutcomeCompleted {
+		t.Errorf("%s: %+v", m.Outcome, m.Error)
+	}
+	s.state("b", v.UUID, driver.Running)
+	if p := s.picture(); p["a domains"] != nil || p["a claims"] != nil || p["a memories"] != nil || len(p["allocations"]) != 1 {
+		t.Errorf("left behind: %v", p)
 	}
 }
 

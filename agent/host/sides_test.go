@@ -451,19 +451,3 @@ func TestYieldToken_OnlyToAHigherEpoch(t *testing.T) {
 		t.Errorf("token %+v", k)
 	}
 }
-
-func TestStreamOpen_KeepsAPendingClaim(t *testing.T) {
-	s := newSides(t)
-	for i, verb := range s.verbs()[:2] {
-		if _, err := verb(t.Context()); err != nil {
-			t.Fatalf("verb %d: %v", i, err)
-		}
-	}
-	until := func() time.Duration { return s.b.tracker.ByMigration(s.ref.Migration)[0].Lease.Until.Since }
-	before := until()
-	s.must("stream open", s.b.StreamOpen(t.Context(), s.ref.Migration))
-	if until() <= before {
-		t.Error("the claim was not renewed")
-	}
-	s.must("of a migration that has no claim", s.b.StreamOpen(t.Context(), "33333333-3333-4333-8333-333333333333"))
-}

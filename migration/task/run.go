@@ -155,7 +155,6 @@ func (e *Engine) turn(ctx context.Context, t *Task, step string, err error, left
 			s.Steps[i].State, s.Steps[i].Ended, s.Steps[i].Error = left, e.o.Runtime.Now(), Keep(err)
 		}
 		s.Phase, s.Cause, s.Doubt = Undoing, Keep(cause), nil
-		s.Turned = s.Turned && !errors.Is(err, ErrTurnBack)
 	})
 }
 
