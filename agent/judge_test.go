@@ -38,6 +38,8 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 	}
 	byMove := token(2, claims.TokenHere, "me")
 	byMove.Migration = move
+	given := token(3, claims.TokenHere, "me")
+	given.Migration = move
 	byThird := token(3, claims.TokenSurrendered, "c")
 	byThird.Migration = move
 	running, off, left := claims.DomainRunning, claims.DomainOff, claims.DomainLeft
@@ -67,6 +69,7 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		{name: "given to a third that does not answer", survey: guest(off, 1), answers: []api.Knowledge{gave("b", "c", 3)}, silent: true, want: claims.VerdictElsewhere, token: byThird},
 		{name: "accepted, resumed, and not finished", survey: guest(running, 2), answers: []api.Knowledge{moves(gave("b", "me", 2), "b", "me")}, want: claims.VerdictOwn, token: byMove, arrives: true, accepted: true},
 		{name: "came long ago, and its source remembers", survey: guest(running, 2), answers: []api.Knowledge{gave("b", "me", 2)}, want: claims.VerdictOwn, token: byMove},
+		{name: "given here by a higher epoch than a third believes to have", survey: guest(off, 3), answers: []api.Knowledge{gave("b", "me", 3), here("c", 2)}, want: claims.VerdictOwn, token: given},
 		{name: "on its way here", survey: paused, answers: []api.Knowledge{moves(here("b", 1), "b", "me")}, want: claims.VerdictArriving, arrives: true},
 		{name: "brought, given and not resumed", survey: paused, answers: []api.Knowledge{moves(gave("b", "me", 2), "b", "me")}, want: claims.VerdictArriving, arrives: true},
 		{name: "paused, came once, and nobody knows of a move", survey: paused, want: claims.VerdictDoubt, token: token(2, claims.TokenDoubt, "")},
