@@ -178,6 +178,9 @@ func (b *bed) leftovers(context.Context) (wrong []string) {
 		if h == b.home {
 			want = b.plain.home
 		}
+		if _, err := os.Stat(h.Path(b.diskPath())); b.storage == Copied && (err == nil) != (h == b.home) {
+			wrong = append(wrong, fmt.Sprintf("the guest's disk on %s: %v", h.Name, err))
+		}
 		have, err := b.things(h)
 		if err != nil {
 			wrong = append(wrong, err.Error())
@@ -190,8 +193,8 @@ func (b *bed) leftovers(context.Context) (wrong []string) {
 
 var numbered = regexp.MustCompile(`/domain-\d+-`)
 
-// things are a host's files that come and go with guests and moves, and its
-// processes.
+// things are a host's files that come and go with guests and moves, the disk left
+// out, and its processes.
 func (b *bed) things(h *lab.Host) ([]string, error) {
 	var out []string
 	for _, dir := range []string{"/run/berth", "/var/lib/berth", images, "/run/libvirt/qemu", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu"} {
@@ -203,6 +206,11 @@ func (b *bed) things(h *lab.Host) ([]string, error) {
 				return err
 			}
 			inside := dir + strings.TrimPrefix(path, h.Path(dir))
+			// The disk has a rule of its own, and a libvirtd that is killed while it
+			// writes what it knows of a guest leaves the half of that for ever.
+			if inside == b.diskPath() || strings.HasSuffix(inside, ".xml.new") {
+				return nil
+			}
 			inside = numbered.ReplaceAllString(inside, "/domain-N-")
 			inside = strings.ReplaceAll(inside, b.name, "GUEST")
 			out = append(out, strings.ReplaceAll(inside, b.id, "UUID"))
