@@ -127,7 +127,7 @@ func (a *agent) run() {
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
 		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
-		Files: m.files, ImagesDirs: []string{images}, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
+		Files: m.files, ImagesDirs: []string{images}, Agree: 4 * time.Second, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
 	})
 	a.spawn("claim leases", func() error { return a.tracker.Run(ctx) })
 	a.spawn("conductor", func() error { return a.conductor.Run(ctx) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"berth/claims"
@@ -76,7 +77,15 @@ func (c *chaos) downtime() time.Duration {
 
 // at is asked at every enumerated point.
 func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
-	if c.spent() || c.rng.Float64() >= c.rate {
+	if c.spent() {
+		return goesWell
+	}
+	if before && k == ofPlacement && c.lean[byMessage] > 0 && !strings.Contains(what, "GET") && c.rng.IntN(16) == 0 {
+		// A move writes to Placement three times only, and each is a matter of its own.
+		c.budget--
+		return c.impatient(a, []fate{requestLate, requestLate, answerLost, raced}[c.rng.IntN(4)])
+	}
+	if c.rng.Float64() >= c.rate {
 		return goesWell
 	}
 	c.budget--
@@ -101,15 +110,31 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 	case ofDriver:
 		return []fate{requestLost, answerLost, refused}[c.rng.IntN(3)]
 	case ofVerb:
-		return []fate{requestLost, requestLate, requestLate, twice, answerLost}[c.rng.IntN(5)]
+		return c.impatient(a, []fate{requestLost, requestLate, requestLate, twice, answerLost}[c.rng.IntN(5)])
 	case ofStream:
 		return []fate{refused, answerLost}[c.rng.IntN(2)]
 	case ofDisk:
 		return refused
 	case ofPlacement:
-		return []fate{requestLost, requestLate, requestLate, twice, answerLost, refused, raced}[c.rng.IntN(7)]
+		return c.impatient(a, []fate{requestLost, requestLate, requestLate, twice, answerLost, refused, raced}[c.rng.IntN(7)])
 	}
 	return goesWell
+}
+
+// impatient has users abort their moves, now and then, when a message of theirs is late.
+func (c *chaos) impatient(a *agent, f fate) fate {
+	if f != requestLate || c.rng.IntN(2) > 0 {
+		return f
+	}
+	for _, m := range c.w.moves {
+		if m.from == a.m.name && m.accepted {
+			a.process.Go("abort", func() {
+				_ = a.process.Sleep(context.Background(), 10*time.Millisecond)
+				_ = a.conductor.Abort(context.Background(), m.uuid) // or it comes too late
+			})
+		}
+	}
+	return f
 }
 
 // fateOf is asked where somebody only looks.

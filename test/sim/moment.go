@@ -42,9 +42,6 @@ func (w *world) happened(g *guest, host, what string) {
 	case strings.HasPrefix(what, "paused ("):
 		if g.copies[host] == incoming && what != "paused (migrating)" {
 			g.copies[host] = whole
-			if g.disk == local {
-				w.machines[host].files.Write(g.path(), g.data) // libvirt has copied it
-			}
 		}
 		if g.copies[host] == whole {
 			w.jobOver(g.uuid)

@@ -23,37 +23,37 @@ func Mutants() []Mutant {
 			Ledger: func(a *agent, s ledger) claims.Store { return hasty{s, "instances"} }},
 		{Name: "effect-before-journal", What: "a step begins before its intent is in the journal",
 			Journal: func(a *agent, s ledger) task.Store { return hasty{s, "tasks"} }},
-		{Name: "undo-claim-skipped", What: "the undo of the claim does nothing",
+		{Name: "undo-claim-skipped", Rare: true, What: "the undo of the claim does nothing",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noAbortClaim{h} }},
 		{Name: "undo-context-skipped", What: "the undo of the context does nothing",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noDropContext{h} }},
-		{Name: "undo-prepare-skipped", What: "the undo of pre_live_migration does nothing",
+		{Name: "undo-prepare-skipped", Rare: true, What: "the undo of pre_live_migration does nothing",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noRollback{h} }},
-		{Name: "reclaim-taken-for-granted", What: "a refused reclaim counts as one",
+		{Name: "reclaim-taken-for-granted", Rare: true, What: "a refused reclaim counts as one",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return boldReclaim{h} }},
-		{Name: "swap-in-two-calls", What: "the allocations are swapped in two writes",
+		{Name: "swap-in-two-calls", Rare: true, What: "the allocations are swapped in two writes",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return twoWrites{p} }},
-		{Name: "placement-undo-by-read", What: "a swap whose outcome is unknown is undone by a read where nothing is seen",
+		{Name: "placement-undo-by-read", Rare: true, What: "a swap whose outcome is unknown is undone by a read where nothing is seen",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return readOnly{p} }},
 		{Name: "allocation-left", What: "the migration's allocation is not deleted",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return noDelete{p} }},
-		{Name: "second-stream", What: "a restarted agent begins the stream again in place of adopting it",
+		{Name: "second-stream", Rare: true, What: "a restarted agent begins the stream again in place of adopting it",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return secondStream{h, a} }},
 		{Name: "expired-ticket", What: "a stream is let in without a claim that awaits it", NoGate: true,
 			Verbs: func(a *agent, h migration.Host) migration.Host { return slowStart{h, a} }},
 		{Name: "resume-without-commit", What: "the destination gets the guest without the source's commit",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCommit{h} }},
-		{Name: "commit-unseen", What: "the source commits when the job has ended, without having seen its domain leave",
+		{Name: "commit-unseen", Rare: true, What: "the source commits when the job has ended, without having seen its domain leave",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return blindCommit{h, a} }},
 		{Name: "resume-before-accept", What: "the destination resumes the guest before it has accepted the token",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return earlyResume{h, a} }},
-		{Name: "token-accepted-twice", What: "a commit that was accepted before is accepted again",
+		{Name: "token-accepted-twice", Rare: true, What: "a commit that was accepted before is accepted again",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return acceptAll{h, a} }},
-		{Name: "release-on-read-error", What: "a domain that cannot be read counts as gone",
+		{Name: "release-on-read-error", Rare: true, What: "a domain that cannot be read counts as gone",
 			Calls: func(_ *agent, l libvirt) driver.Driver { return blind{l} }},
-		{Name: "no-tombstone", What: "an undo leaves no tombstone, and a late verb is accepted",
+		{Name: "no-tombstone", Rare: true, What: "an undo leaves no tombstone, and a late verb is accepted",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return noTombstone{h, a} }},
-		{Name: "late-prepare", What: "a late pre_live_migration is obeyed",
+		{Name: "late-prepare", Rare: true, What: "a late pre_live_migration is obeyed",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return latePrepare{h, a} }},
 		{Name: "arriving-lease", What: "an arriving claim has a lease and ends with it",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return arrivingLease{h, a} }},
@@ -63,7 +63,7 @@ func Mutants() []Mutant {
 			Verbs: func(a *agent, h migration.Host) migration.Host { return earlyRelease{h, a} }},
 		{Name: "source-not-cleaned", What: "the clean-up of the source does nothing",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCleanUp{h} }},
-		{Name: "commit-forgotten", What: "the answer to a repeated commit is a refusal",
+		{Name: "commit-forgotten", Rare: true, What: "the answer to a repeated commit is a refusal",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return onceCommit{h, a} }},
 	}
 }
@@ -252,10 +252,18 @@ type acceptAll struct {
 	a *agent
 }
 
+// AcceptToken takes a commit, and once more when it comes again, as a network that
+// repeats messages brings it.
 func (h acceptAll) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	err := h.Host.AcceptToken(ctx, ref, c)
-	if _, known := h.a.tracker.Instance(ref.Instance); !known {
-		_, err = h.a.tracker.Own(ctx, claims.Instance{UUID: ref.Instance, Name: ref.Instance})
+	a := h.a
+	if err == nil {
+		a.process.Go("the commit again", func() {
+			_ = a.process.Sleep(context.Background(), 15*time.Second)
+			if _, known := a.tracker.Instance(ref.Instance); !known {
+				_, _ = a.tracker.Own(context.Background(), claims.Instance{UUID: ref.Instance, Name: ref.Instance})
+			}
+		})
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"berth/claims"
 	"berth/driver"
@@ -34,6 +35,20 @@ func (w *world) atRest() {
 		w.leftOn(w.machines[name])
 	}
 	w.allocated()
+}
+
+// grace is how long what is left may take to go by itself: longer than a lease and
+// any message. A world that is clean before does not wait for it.
+const grace = 70 * time.Second
+
+// clean says whether all would be held now.
+func (w *world) clean() bool {
+	text, violations, said := len(w.trace.text), w.violations, w.said
+	w.violations, w.said, w.over = nil, map[string]bool{}, true
+	w.atRest()
+	clean := len(w.violations) == 0
+	w.trace.text, w.violations, w.said, w.over = w.trace.text[:text], violations, said, false
+	return clean
 }
 
 // inDoubt says whether a move of the guest ended in doubt: then nothing of it is

@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -9,7 +10,10 @@ import (
 	"berth/test/sim"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // runs are short and their memory is small
+	goleak.VerifyTestMain(m)
+}
 
 // report fails the test with what a person needs to understand a run.
 func report(t *testing.T, s sim.Summary) {
@@ -44,7 +48,31 @@ func TestEveryPoint_AgentDies(t *testing.T) {
 }
 
 func TestRandom_RunsHoldTheLaws(t *testing.T) {
-	report(t, sim.Many(1000/few, 0, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 1, Chaos: true} }, nil))
+	report(t, sim.Many(600/few, 0, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 1, Chaos: true} }, nil))
+}
+
+// TestMutants_AreNoticed breaks what runs must notice soon; the rare ones are left to
+// make sim.
+func TestMutants_AreNoticed(t *testing.T) {
+	if few > 1 {
+		return // a mutant is none the better noticed under the race detector
+	}
+	if n := len(sim.Mutants()); n < 15 {
+		t.Errorf("%d mutants, want 15 at least", n)
+	}
+	for _, m := range sim.Mutants() {
+		if m.Rare {
+			continue
+		}
+		t.Run(m.Name, func(t *testing.T) {
+			s := sim.Many(20, 0, func(i int) sim.Options {
+				return sim.Options{Seed: uint64(i) + 1, Chaos: true, Mutant: &m}
+			}, func(r sim.Result) bool { return len(r.Violations) > 0 })
+			if s.Violations == 0 {
+				t.Errorf("%d runs did not notice: %s", s.Runs, m.What)
+			}
+		})
+	}
 }
 
 func TestRun_OneSeedIsOneRun(t *testing.T) {

@@ -71,15 +71,15 @@ func (s *Story) host(name string) HostPlan {
 	return HostPlan{}
 }
 
-// grace is how long all must have been calm: longer than a lease and any message.
-func (s *Story) grace() time.Duration { return 70 * time.Second }
-
 var (
 	roomy = topology.Resources{VCPUs: 8, MemoryMB: 4096, DiskGB: 100}
 	small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 256, DiskGB: 1}
 	large = topology.Flavor{Name: "large", VCPUs: 2, MemoryMB: 1024, DiskGB: 10}
 	// slow takes some seconds for a small guest.
-	slow = drivertest.Pace{Tick: 200 * time.Millisecond, Setup: 600 * time.Millisecond, Rate: 128 << 20}
+	slow = drivertest.Pace{
+		Tick: 200 * time.Millisecond, Setup: 600 * time.Millisecond, Rate: 128 << 20,
+		HandOver: 3 * time.Millisecond, Orphan: 4 * time.Second,
+	}
 )
 
 func hosts(n int) []HostPlan {

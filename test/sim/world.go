@@ -213,6 +213,7 @@ func newWorld(o Options) *world {
 	w.fleet = drivertest.NewFleet(w.outside)
 	w.storage = diskstest.NewWorld()
 	w.storage.OnStep(w.changesFile)
+	w.fleet.SetStorage(func(host string) drivertest.Storage { return w.storage.Host(host) })
 	if o.Chaos {
 		w.chaos = newChaos(w)
 	}
@@ -540,7 +541,9 @@ func (w *world) clock() {
 			w.calm = now
 			w.note("world", "calm")
 		}
-		w.over = now >= w.calm+w.story.grace()
+		if calm := now - w.calm; calm >= grace || calm > 0 && calm%(10*time.Second) == 0 && w.clean() {
+			w.over = true
+		}
 	}
 }
 
