@@ -163,6 +163,15 @@ func (b *bed) boot(ctx context.Context, s Storage) error {
 	if err := os.WriteFile(b.disk(h), make([]byte, diskSize), 0o644); err != nil {
 		return err
 	}
+	if s == Shared {
+		// As on a share that knows no owners. libvirt does not take a folder of this
+		// machine for shared: the source's makes the file over to root when the guest
+		// has left, but for its count of users in an extended attribute, which goes
+		// wrong when a libvirtd is killed.
+		if err := os.Chmod(b.disk(h), 0o666); err != nil {
+			return err
+		}
+	}
 	xml := guest.DomainXML(guest.Options{
 		Name: b.name, Guest: b.image, Dirty: 6, Rate: 12, Beat: 50 * time.Millisecond,
 		Disks: []guest.Disk{{Path: b.diskPath(), Format: "raw"}},
