@@ -336,11 +336,13 @@ type Stream struct {
 
 // Options are what a user may say about a live migration.
 type Options struct {
-	Bandwidth     uint64        `json:"bandwidth_bytes,omitempty"` // bytes a second; 0 for no bound
-	MaxDowntime   time.Duration `json:"max_downtime,omitempty"`    // 0 for the host's default
-	Timeout       time.Duration `json:"timeout,omitempty"`         // of the stream; 0 for none
-	TimeoutAction string        `json:"timeout_action,omitempty"`  // "abort"
-	StallTimeout  time.Duration `json:"stall_timeout,omitempty"`   // no progress for this long is a dead link; 0 for the host's default
+	Bandwidth uint64 `json:"bandwidth_bytes,omitempty"` // bytes a second; 0 for no bound
+	// Parallel above 1 sends memory by that many connections.
+	Parallel      int           `json:"parallel_connections,omitempty"`
+	MaxDowntime   time.Duration `json:"max_downtime,omitempty"`   // 0 for the host's default
+	Timeout       time.Duration `json:"timeout,omitempty"`        // of the stream; 0 for none
+	TimeoutAction string        `json:"timeout_action,omitempty"` // "abort"
+	StallTimeout  time.Duration `json:"stall_timeout,omitempty"`  // no progress for this long is a dead link; 0 for the host's default
 }
 
 // Tuning changes a job in flight; zero leaves as is.

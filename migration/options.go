@@ -3,6 +3,7 @@ package migration
 import (
 	"context"
 	crand "crypto/rand"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -116,6 +117,9 @@ type Request struct {
 	Options   Options `json:"options"`
 }
 
+// maxParallel is the most that QEMU's multifd-channels takes.
+const maxParallel = 255
+
 func (o Options) validate() error {
 	var reasons []fault.Reason
 	bad := func(code, message string) {
@@ -126,6 +130,9 @@ func (o Options) validate() error {
 	}
 	if o.Timeout < 0 || o.StallTimeout < 0 || o.MaxDowntime < 0 {
 		bad("negative_duration", "timeout, stall timeout and maximum downtime cannot be negative")
+	}
+	if o.Parallel < 0 || o.Parallel > maxParallel {
+		bad("parallel_connections", fmt.Sprintf("parallel connections %d: want 0 to %d", o.Parallel, maxParallel))
 	}
 	if len(reasons) > 0 {
 		return fault.Refuse(fault.Invalid, "options of the live migration", reasons...)

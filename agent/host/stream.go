@@ -153,7 +153,7 @@ func (h *Host) startStream(ctx context.Context, ref migration.Ref, s migration.S
 			CopyDisks: s.CopyDisks, Paused: true, Unsafe: s.Shared,
 			// What goes through a stream is encrypted by it.
 			TLS:       h.o.StreamTLS && prepared.StreamAddress == "",
-			Bandwidth: s.Options.Bandwidth, MaxDowntime: s.Options.MaxDowntime,
+			Bandwidth: s.Options.Bandwidth, MaxDowntime: s.Options.MaxDowntime, ParallelConnections: s.Options.Parallel,
 		})
 	}))
 }

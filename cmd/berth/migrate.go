@@ -56,6 +56,7 @@ that does. Ctrl-C stops watching, never the move.`,
 		},
 	}
 	f := cmd.Flags()
+	f.IntVar(&o.Parallel, "parallel", 0, "send memory by `N` connections (default: one)")
 	f.StringVar(&bandwidth, "bandwidth", "0", "bound of the transfer, such as 20MiB/s (default: the host's)")
 	f.DurationVar(&o.MaxDowntime, "max-downtime", 0, "longest time for which the guest may stand still (default: the host's)")
 	f.DurationVar(&o.Timeout, "timeout", 0, "longest time for the transfer (default: the host's)")
