@@ -40,7 +40,6 @@ type machine struct {
 	forwarders []*forwarder // of streams
 	next       fate         // of the commit that is under way
 	away       time.Duration
-	cut        map[string]bool // hosts whose agents this one's cannot reach
 }
 
 // agent is one life of a host's agent.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/driver/drivertest"
+	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
 )
@@ -119,6 +120,15 @@ func Stories() []*Story {
 				{At: 60 * time.Second, Name: "heal the data link", Do: func(w *world) error { w.fleet.HealData("a", "b"); return nil }}}},
 		{Name: "transient guest lost with its host", Hosts: hosts(2), Guests: one(GuestPlan{Transient: true}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
 			Events: []Event{{At: 1700 * time.Millisecond, Name: "the source loses its power", Do: func(w *world) error { w.machines["a"].reboot(5 * time.Second); return nil }}}},
+		{Name: "reply to Finish lost", Hosts: hosts(2), Guests: one(GuestPlan{Disk: local}), Moves: move("b"), Pace: slow, Want: migration.OutcomeUndone,
+			Events: []Event{{Phase: drivertest.PhaseFinishReply, Name: "the reply is lost", Do: func(*world) error {
+				return fault.New(fault.InDoubt, "the reply was lost")
+			}}}},
+		{Name: "libvirtd dies as the guest leaves", Hosts: hosts(2), Guests: one(GuestPlan{Disk: shared}), Sharing: true, Moves: move("b"), Pace: slow,
+			Events: []Event{{Phase: drivertest.PhaseConfirm, Name: "the source's libvirtd dies", Do: func(w *world) error {
+				w.later(2*time.Second, "start libvirtd of a", func() { _ = w.machines["a"].fake.StartDaemon() })
+				return fault.New(fault.InDoubt, "killed")
+			}}}},
 		{Name: "aborted while it leaves", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: []MovePlan{{To: "b", At: time.Second, AbortAfter: 3600 * time.Millisecond}}, Pace: slow},
 	}
 	for _, s := range stories {
