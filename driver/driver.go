@@ -314,7 +314,9 @@ type Migration struct {
 	// MigrateURI is where the memory goes, e.g. tcp://192.0.2.2; empty lets the
 	// destination say.
 	MigrateURI string
-	// DisksURI is where copied disks go; empty lets the destination say.
+	// DisksURI is where copied disks go; empty lets the destination say. Where
+	// MigrateURI is a unix socket it must be one too, and at both ends they have the
+	// same path.
 	DisksURI string
 	// DestinationXML is the live document on the destination, PersistentXML
 	// what is defined there. Both are required: what is defined must come from
