@@ -48,9 +48,10 @@ type half struct {
 	// claim. Nil when there is none.
 	Context        *MigrationContext `json:"context,omitempty"`
 	ContextAttempt int               `json:"context_attempt,omitempty"` // that recorded it
-	// Peer is the host that a source's context named last: it may ask what became of
-	// the move when the context is gone.
-	Peer string `json:"peer,omitempty"`
+	// Peer is the host that a source's context named last, and Guest whose context it
+	// was: that host may ask what became of the move when the context is gone.
+	Peer  string `json:"peer,omitempty"`
+	Guest string `json:"guest,omitempty"`
 
 	// Commit is by which the token left, and Refused the highest attempt whose
 	// commit is refused. An attempt is never in both.
@@ -246,7 +247,7 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 			return plan{}, nil
 		}
 		c := c.clone()
-		h.Context, h.ContextAttempt, h.Peer = &c, ref.Attempt, c.Destination
+		h.Context, h.ContextAttempt, h.Peer, h.Guest = &c, ref.Attempt, c.Destination, c.Instance
 		return t.writeHalf(ref.Migration, h), nil
 	})
 }
@@ -368,6 +369,25 @@ func (t *Tracker) Peer(migration string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.migrations[migration].Peer
+}
+
+// Moves reports whether a migration is, or was, of this instance, by anything that is
+// kept of it here.
+func (t *Tracker) Moves(migration, instance string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.migrations[migration]
+	for _, c := range []*Commit{h.Commit, h.Came} {
+		if c != nil && c.Instance == instance {
+			return true
+		}
+	}
+	for _, e := range t.claims {
+		if o := e.claim.Owner; o.Migration == migration && o.Instance == instance {
+			return true
+		}
+	}
+	return h.Guest == instance || h.Context != nil && h.Context.Instance == instance
 }
 
 // Unremember drops what one verb remembered, when an undo has removed it all.

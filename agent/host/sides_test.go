@@ -451,3 +451,21 @@ func TestYieldToken_OnlyToAHigherEpoch(t *testing.T) {
 		t.Errorf("token %+v", k)
 	}
 }
+
+// TestYieldToken_OfNoOtherGuest has the other host of one move speak for a guest that the
+// move is not of: it runs on.
+func TestYieldToken_OfNoOtherGuest(t *testing.T) {
+	s := newSides(t)
+	bystander := s.lab.guest("a", "vm2")
+	s.left()
+	other := s.ref
+	other.Instance = bystander.UUID
+	s.wantKind("of a guest that the move is not of", s.a.YieldToken(t.Context(), other, 9, "b"), fault.Forbidden)
+	s.state("a", bystander.UUID, driver.Running)
+	if inst, _ := s.a.tracker.Instance(bystander.UUID); inst.Token.State != claims.TokenHere {
+		t.Errorf("token %+v", inst.Token)
+	}
+	// Its own is spoken for also when the move's context is gone.
+	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("give way", s.a.YieldToken(t.Context(), s.ref, 9, "b"))
+}

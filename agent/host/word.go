@@ -155,6 +155,12 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	}
 	defer unlock()
 	inst, known := h.tracker.Instance(ref.Instance)
+	if known && !h.tracker.Moves(ref.Migration, ref.Instance) {
+		// Who may speak for one guest must not end another.
+		return false, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "not_its_guest", Message: fmt.Sprintf("migration %s is not one of instance %s", ref.Migration, ref.Instance),
+		})
+	}
 	if known && inst.Token.State == claims.TokenHere && inst.Token.Epoch >= epoch {
 		return false, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code:    "epoch_not_higher",
