@@ -130,7 +130,7 @@ func (p *process) meet(conn *net.TCPConn) error {
 	forget()
 	l := p.link(c, local, secure, b)
 	if c == Control {
-		l.gate = &gate{instance: p.o.Instance, uri: p.o.LibvirtURI}
+		l.gate = newGate(p.o, p.paths)
 	}
 	p.carry(l)
 	return nil

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/xml"
 	"fmt"
@@ -13,8 +14,8 @@ import (
 
 // A connection to libvirtd's socket may do anything on the host. The source needs
 // little of it: it opens QEMU's driver, asks what it supports, prepares the
-// arrival of one guest and finishes it. That is what passes; any other call ends
-// the connection before libvirtd has it whole.
+// arrival of one guest and finishes it, and leaves it paused. That is what passes; any
+// other call ends the connection before libvirtd has it whole.
 //
 // The numbers are libvirt's (src/remote/remote_protocol.x, virnetprotocol.x,
 // virkeepaliveprotocol.x); they never change. Which ones a source sends was read off
@@ -47,10 +48,21 @@ var permitted = map[uint32]string{
 	361:                "connect unregister close callback",
 }
 
+// Flags of a migration (libvirt's virDomainMigrateFlags).
+const (
+	flagTunnelled     = 1 << 2
+	flagPaused        = 1 << 5
+	flagNonSharedDisk = 1 << 6
+	flagNonSharedInc  = 1 << 7
+	flagPostCopy      = 1 << 15
+)
+
 // gate looks at what the peer sends to libvirtd.
 type gate struct {
 	instance string // uuid of the one guest that may be prepared
 	uri      string // the one URI that may be opened
+	// memory and disks are the URIs by which alone QEMU may be told to listen.
+	memory, disks string
 
 	head [packetHead]byte
 	have int // bytes of the head
@@ -60,6 +72,10 @@ type gate struct {
 	judge   func([]byte) error
 
 	guest string // the name under which it was prepared
+}
+
+func newGate(o Order, p Paths) *gate {
+	return &gate{instance: o.Instance, uri: o.LibvirtURI, memory: p.MigrateURI(), disks: p.DisksURI()}
 }
 
 // pass looks at the next bytes, and refuses them when a call ends or begins in
@@ -140,13 +156,26 @@ func (g *gate) open(payload []byte) error {
 }
 
 // prepare: remote_domain_migrate_prepare3_params_args, of which the first part is
-// typed parameters. The guest's document among them must be the one guest's.
+// typed parameters, then a cookie and flags. The guest's document among them must be
+// the one guest's, and QEMU may be made to listen on this stream's sockets alone.
 func (g *gate) prepare(payload []byte) error {
 	x := xdr{left: payload}
 	params := x.strings()
+	flags := x.flags()
 	uuid, name, err := identityOf(params["destination_xml"])
 	if x.failed || err != nil {
 		return fault.New(fault.Forbidden, "the peer prepares a guest that cannot be told: %v", err)
+	}
+	if err := paused("prepares", flags); err != nil {
+		return err
+	}
+	// Without a URI libvirt has QEMU listen on a port of its own choice.
+	if uri := params["migrate_uri"]; uri != g.memory {
+		return fault.New(fault.Forbidden, "the peer wants the memory at %.100q, its stream has it at %s", uri, g.memory)
+	}
+	uri, named := params["disks_uri"]
+	if (named || flags&(flagNonSharedDisk|flagNonSharedInc) != 0) && uri != g.disks {
+		return fault.New(fault.Forbidden, "the peer wants the disks at %.100q, its stream has them at %s", uri, g.disks)
 	}
 	if !strings.EqualFold(uuid, g.instance) {
 		return fault.New(fault.Forbidden, "the peer prepares guest %.36s, the claim is for %s", uuid, g.instance)
@@ -159,12 +188,22 @@ func (g *gate) prepare(payload []byte) error {
 }
 
 // finish: remote_domain_migrate_finish3_params_args. libvirt finds the guest by its
-// name.
+// name, and starts it but for its flags.
 func (g *gate) finish(payload []byte) error {
 	x := xdr{left: payload}
 	name := x.strings()["destination_name"]
+	flags := x.flags()
 	if x.failed || g.guest == "" || name != g.guest {
 		return fault.New(fault.Forbidden, "the peer finishes guest %.60q, it prepared %.60q", name, g.guest)
+	}
+	return paused("finishes", flags)
+}
+
+// paused refuses a copy that would run before the token is here: libvirt starts it by
+// Finish's flags, and one that is copied while it runs whatever they say.
+func paused(doing string, flags uint32) error {
+	if flags&flagPaused == 0 || flags&(flagPostCopy|flagTunnelled) != 0 {
+		return fault.New(fault.Forbidden, "the peer %s the guest with flags %#x: it must arrive paused, and by neither post-copy nor tunnel", doing, flags)
 	}
 	return nil
 }
@@ -239,15 +278,32 @@ func (x *xdr) word() uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-func (x *xdr) text() string {
+func (x *xdr) opaque() []byte {
 	n := x.word()
 	if n > packetMax {
 		x.failed = true
+		return nil
+	}
+	b := x.take(int(n))
+	x.take(int(-n & 3))
+	return b
+}
+
+// text is a string without a zero: at one libvirt's ends, and is another than the one
+// that is looked at here.
+func (x *xdr) text() string {
+	b := x.opaque()
+	if bytes.IndexByte(b, 0) >= 0 {
+		x.failed = true
 		return ""
 	}
-	s := string(x.take(int(n)))
-	x.take(int(-n & 3))
-	return s
+	return string(b)
+}
+
+// flags are what follows a call's parameters, after the cookie.
+func (x *xdr) flags() uint32 {
+	x.opaque()
+	return x.word()
 }
 
 // paramsMax is libvirt's REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX.

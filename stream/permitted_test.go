@@ -33,6 +33,15 @@ func call(proc int, values ...any) []byte {
 	return packet(programRemote, proc, typeCall, encoded(values...))
 }
 
+const (
+	memoryURI = "unix:///streams/x/qemu/memory.sock"
+	disksURI  = "unix:///streams/x/qemu/disks.sock"
+)
+
+func testGate() *gate {
+	return &gate{instance: testGuest, uri: "qemu:///system", memory: memoryURI, disks: disksURI}
+}
+
 // parameters are typed parameters of type string.
 func parameters(pairs ...string) []byte {
 	b := encoded(len(pairs)/2 + 2)
@@ -49,11 +58,17 @@ const guestXML = `<?xml version="1.0"?><domain type="kvm"><name>g</name><uuid>` 
 func open(uri string) []byte { return call(procOpen, 1, uri, 0) }
 
 func prepare(xml string, more ...string) []byte {
-	return call(procPrepare3Params, parameters(append([]string{"destination_xml", xml}, more...)...), "cookie", 0)
+	return prepareBy(flagPaused, append([]string{"migrate_uri", memoryURI, "destination_xml", xml}, more...)...)
 }
 
-func finish(name string) []byte {
-	return call(procFinish3Params, parameters("destination_name", name), "cookie", 0, 0)
+func prepareBy(flags int, params ...string) []byte {
+	return call(procPrepare3Params, parameters(params...), "cookie\x00", flags)
+}
+
+func finish(name string) []byte { return finishBy(flagPaused, name) }
+
+func finishBy(flags int, name string) []byte {
+	return call(procFinish3Params, parameters("destination_name", name), "cookie\x00", flags, 0)
 }
 
 func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
@@ -68,7 +83,17 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 	}{
 		{"a whole migration", append(slices.Clone(begin), finish("g"), call(361), call(2)), ""},
 		{"another name at the destination", [][]byte{prepare(guestXML, "destination_name", "new"), finish("new")}, ""},
-		{"two disks", [][]byte{prepare(guestXML, "migrate_disks", "vda", "migrate_disks", "vdb")}, ""},
+		{"two disks", [][]byte{prepareBy(flagPaused|flagNonSharedDisk, "migrate_uri", memoryURI, "destination_xml", guestXML, "disks_uri", disksURI, "migrate_disks", "vda", "migrate_disks", "vdb")}, ""},
+		{"a copy that would run", append(slices.Clone(begin), finishBy(0, "g")), "finishes the guest with flags 0x0"},
+		{"a copy that would run, and says so first", [][]byte{prepareBy(0, "migrate_uri", memoryURI, "destination_xml", guestXML)}, "prepares the guest with flags 0x0"},
+		{"post-copy", append(slices.Clone(begin), finishBy(flagPaused|flagPostCopy, "g")), "finishes the guest with flags 0x8020"},
+		{"a tunnel by flag", [][]byte{prepareBy(flagPaused|flagTunnelled, "migrate_uri", memoryURI, "destination_xml", guestXML)}, "flags 0x24"},
+		{"memory by a port", [][]byte{prepareBy(flagPaused, "migrate_uri", "tcp://0.0.0.0:1", "destination_xml", guestXML)}, `memory at "tcp://0.0.0.0:1"`},
+		{"memory by libvirt's choice", [][]byte{prepareBy(flagPaused, "destination_xml", guestXML)}, `memory at ""`},
+		{"disks by a port", [][]byte{prepare(guestXML, "disks_uri", "tcp://0.0.0.0:1")}, `disks at "tcp://0.0.0.0:1"`},
+		{"disks by libvirt's choice", [][]byte{prepareBy(flagPaused|flagNonSharedInc, "migrate_uri", memoryURI, "destination_xml", guestXML)}, `disks at ""`},
+		{"a parameter that libvirt reads as another", [][]byte{prepare(guestXML, "destination_name\x00", "new")}, "cannot be told"},
+		{"a prepare without flags", [][]byte{call(procPrepare3Params, parameters("migrate_uri", memoryURI, "destination_xml", guestXML), "cookie")}, "cannot be told"},
 		{"another driver", [][]byte{open("lxc:///system")}, `opens "lxc:///system"`},
 		{"the default driver", [][]byte{call(procOpen, 0, 0)}, `opens ""`},
 		{"a start of a domain", append(slices.Clone(begin), call(196)), "procedure 196"},
@@ -85,7 +110,7 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 		{"two uuids", [][]byte{prepare(strings.Replace(guestXML, "<devices>", "<uuid>"+testMigration+"</uuid><devices>", 1))}, "2 uuids"},
 		{"no uuid", [][]byte{prepare("<domain><name>g</name></domain>")}, "0 uuids"},
 		{"an entity", [][]byte{prepare(`<!DOCTYPE domain [<!ENTITY u "x">]>` + guestXML)}, "document type"},
-		{"no document", [][]byte{call(procPrepare3Params, parameters(), "", 0)}, "cannot be told"},
+		{"no document", [][]byte{prepareBy(flagPaused, "migrate_uri", memoryURI)}, "cannot be told"},
 		{"two documents", [][]byte{prepare(guestXML, "destination_xml", guestXML)}, "cannot be told"},
 		{"too many parameters", [][]byte{call(procPrepare3Params, 1<<20)}, "cannot be told"},
 		{"a parameter that is cut", [][]byte{call(procPrepare3Params, 1, "destination_xml", 7, 1<<30)}, "cannot be told"},
@@ -100,7 +125,7 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 			all := slices.Concat(tt.calls...)
 			// However the bytes come: at once, one by one, and cut in two anywhere.
 			for _, step := range []int{len(all), 1, 13, 29} {
-				g := &gate{instance: testGuest, uri: uri}
+				g := testGate()
 				var err error
 				passed := 0
 				for piece := range slices.Chunk(all, step) {
@@ -127,8 +152,7 @@ func FuzzGate(f *testing.F) {
 	f.Add(call(procPrepare3Params, 1, "destination_xml", 7, 1<<31-1), 1)
 	f.Fuzz(func(t *testing.T, data []byte, at int) {
 		at = max(0, min(at, len(data)))
-		whole := &gate{instance: testGuest, uri: "qemu:///system"}
-		cut := &gate{instance: testGuest, uri: "qemu:///system"}
+		whole, cut := testGate(), testGate()
 		a := whole.pass(data)
 		b := cut.pass(data[:at])
 		if b == nil {
