@@ -98,7 +98,8 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 			Change: "check the migration network between the two hosts",
 		})
 	}
-	if near(p, s.Status.Domain, l.Poll) {
+	// Where the job is over and nothing decides, no look is in a hurry.
+	if s.Status.InFlight && near(p, s.Status.Domain, l.Poll) {
 		v.Next = l.Near
 	}
 	return w, v

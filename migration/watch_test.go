@@ -101,3 +101,19 @@ func TestJudge_CountsTimeFromBeforeARestart(t *testing.T) {
 		t.Error("a job of 101 s goes on, want the timeout of 100 s")
 	}
 }
+
+func TestStreamWatch_IsInNoHurryWithAJobThatIsOver(t *testing.T) {
+	l := StreamLimits{Poll: time.Second, Near: time.Millisecond}
+	for _, inFlight := range []bool{true, false} {
+		_, v := StreamWatch{}.Judge(Sample{Status: &StreamStatus{
+			InFlight: inFlight, Domain: DomainView{Exists: true, State: "shut off", Reason: "unknown"},
+		}}, l)
+		want := l.Poll
+		if inFlight {
+			want = l.Near
+		}
+		if v.Next != want {
+			t.Errorf("in flight %v: the next look is in %s, want %s", inFlight, v.Next, want)
+		}
+	}
+}
