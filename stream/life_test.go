@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -244,8 +245,9 @@ func TestManager_SaysWhyAProcessDidNotBegin(t *testing.T) {
 			}
 		})
 	}
-	p := newPair(t, Children{Command: []string{"/bin/false"}})
-	if _, err := p.dst.Open(t.Context(), p.in); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "ended before it served") {
+	p := newPair(t, Children{Command: []string{"/bin/sh", "-c", "echo it is broken >&2; exit 1"}})
+	_, err := p.dst.Open(t.Context(), p.in)
+	if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), `ended before it served: "it is broken"`) {
 		t.Errorf("a program that fails: %v", err)
 	}
 }
@@ -326,6 +328,64 @@ func TestManager_SocketsAreQEMUsAndRootsAlone(t *testing.T) {
 		if got := int(fi.Sys().(*syscall.Stat_t).Uid); got != want.uid || fi.Mode().Perm() != want.mode {
 			t.Errorf("%s is %v of user %d, want %v of %d", path, fi.Mode(), got, want.mode, want.uid)
 		}
+	}
+}
+
+// An agent may die after it has made the folder and before its mode is right.
+func TestManager_MendsItsFolder(t *testing.T) {
+	p := newPair(t, inside(t))
+	if err := os.Mkdir(p.dst.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.openDestination()
+	if fi, err := os.Stat(p.dst.dir); err != nil || fi.Mode().Perm() != 0o711 {
+		t.Errorf("its folder is %v, %v", fi, err)
+	}
+}
+
+func TestManager_RefusesFoldersThatQEMUCannotPass(t *testing.T) {
+	p := newPair(t, inside(t))
+	p.in.QEMU = Owner{UID: 64055, GID: 64055}
+	if err := os.Chmod(p.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.dst.Open(t.Context(), p.in)
+	if !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "cannot pass "+p.root+" (mode 0700)") {
+		t.Errorf("below a folder of mode 0700: %v", err)
+	}
+	if err := errors.Join(os.RemoveAll(p.dst.dir), os.Symlink("/", p.dst.dir)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.dst.Open(t.Context(), p.in); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "is no folder of user") {
+		t.Errorf("with a link in its place: %v", err)
+	}
+	m, err := NewManager(filepath.Join(p.root, "nothing", "streams"), inside(t), &runtime.System{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Open(t.Context(), p.in); err == nil || !strings.Contains(err.Error(), m.dir+": no such file") {
+		t.Errorf("without the folder above it: %v", err)
+	}
+}
+
+func TestManager_WhatARemovalLeftIsNotInTheWay(t *testing.T) {
+	p := newPair(t, inside(t))
+	for range 2 {
+		p.openDestination()
+		// As if it broke off: QEMU's user may make files while its folder is removed.
+		left := filepath.Join(p.dst.dir, removedPrefix+testID.String()+"-"+strconv.Itoa(os.Getpid()), "qemu")
+		if err := os.MkdirAll(left, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.dst.Close(t.Context(), testID); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := p.dst.Sweep(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(p.dst.dir); err != nil || len(left) > 0 {
+		t.Errorf("it left %v, %v", left, err)
 	}
 }
 

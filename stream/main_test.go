@@ -93,6 +93,9 @@ func newPair(t testing.TB, starter Starter) *pair {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
+	if err := os.Chmod(root, 0o711); err != nil { // QEMU's user must pass
+		t.Fatal(err)
+	}
 	p := &pair{t: t, root: root, ticket: NewTicket()}
 	if p.ca, err = pki.Init(filepath.Join(root, "ca"), "test", time.Now(), false); err != nil {
 		t.Fatal(err)

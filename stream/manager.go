@@ -1,7 +1,9 @@
 package stream
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"berth/internal/fault"
@@ -102,13 +104,7 @@ func (m *Manager) Open(ctx context.Context, o Order) (Status, error) {
 
 // prepare makes the session's folder with the order in it.
 func (m *Manager) prepare(p Paths, o Order) error {
-	// 0711: QEMU's user must pass, and has nothing to list.
-	if err := os.Mkdir(m.dir, 0o711); err == nil {
-		err = os.Chmod(m.dir, 0o711) // the umask took bits
-		if err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrExist) {
+	if err := m.passable(o.QEMU); err != nil {
 		return err
 	}
 	// What an earlier process left; nobody holds its lock.
@@ -136,6 +132,42 @@ func (m *Manager) prepare(p Paths, o Order) error {
 	return os.WriteFile(p.order(), text, 0o600)
 }
 
+// passable makes the manager's folder, and sees to it that QEMU's user can pass it and
+// has nothing to list: libvirt would say of a folder above its sockets only that
+// permission was denied.
+func (m *Manager) passable(qemu Owner) error {
+	if err := os.Mkdir(m.dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	fi, err := os.Lstat(m.dir)
+	if err != nil {
+		return err
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !fi.IsDir() || ok && int(st.Uid) != os.Geteuid() {
+		return fault.New(fault.Forbidden, "%s is no folder of user %d's: remove it", m.dir, os.Geteuid())
+	}
+	// Not only after Mkdir: the umask took bits, and whoever made it may have died then.
+	if err := os.Chmod(m.dir, 0o711); err != nil {
+		return err
+	}
+	for at := filepath.Dir(m.dir); qemu.UID != 0; at = filepath.Dir(at) {
+		fi, err := os.Stat(at)
+		if err != nil {
+			return err
+		}
+		// Groups and access lists show in the group's bits; what those let in is left to
+		// the kernel.
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok && int(st.Uid) != qemu.UID && fi.Mode().Perm()&0o011 == 0 {
+			return fault.New(fault.Forbidden, "user %d, as whom QEMU runs, cannot pass %s (mode %#o) on the way to its sockets: chmod 0711, or another [agent] runtime_dir",
+				qemu.UID, at, fi.Mode().Perm())
+		}
+		if at == filepath.Dir(at) {
+			return nil
+		}
+	}
+	return nil
+}
+
 // start starts the process and waits until it serves.
 func (m *Manager) start(ctx context.Context, p Paths, o Order) (Status, error) {
 	ctx, cancel := m.rt.WithTimeout(ctx, startTimeout)
@@ -157,7 +189,7 @@ func (m *Manager) start(ctx context.Context, p Paths, o Order) (Status, error) {
 			if why := failure(p); why != nil {
 				return Status{}, why
 			}
-			return Status{}, fault.New(fault.Unavailable, "the process ended before it served; see %s", p.log())
+			return Status{}, fault.New(fault.Unavailable, "the process ended before it served%s", lastWords(p))
 		default:
 		}
 		if m.rt.Sleep(ctx, wait) != nil {
@@ -173,6 +205,16 @@ func failure(p Paths) error {
 		return nil
 	}
 	return fault.New(fault.Unavailable, "the process says: %s", strings.TrimSpace(string(text)))
+}
+
+// lastWords is the end of a process's log, which goes with its folder.
+func lastWords(p Paths) string {
+	const most = 500
+	text, err := os.ReadFile(p.log())
+	if text = bytes.TrimSpace(text); err != nil || len(text) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %q", text[max(0, len(text)-most):])
 }
 
 // Status asks a session's process. fault.NotFound: there is none. A process that
@@ -215,7 +257,8 @@ func (m *Manager) Find(migration string) ([]ID, error) {
 const removedPrefix = ".removed-"
 
 func remove(p Paths) error {
-	away := filepath.Join(filepath.Dir(p.Dir), removedPrefix+filepath.Base(p.Dir)+"-"+strconv.Itoa(os.Getpid()))
+	// A name of its own: what an earlier removal left under one would be in the way.
+	away := filepath.Join(filepath.Dir(p.Dir), removedPrefix+filepath.Base(p.Dir)+"-"+rand.Text())
 	if err := os.Rename(p.Dir, away); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -249,9 +292,10 @@ func (m *Manager) folders() ([]ID, error) {
 	return out, nil
 }
 
-// endTimeout is how long a process may take to end when asked, before it is
-// killed. Arbitrary.
-const endTimeout = 5 * time.Second
+// endTimeout is how long a process may take to end when asked, before it is killed,
+// and then again. Arbitrary; a guest may stand still as long, or an agent's start
+// wait, and one that is killed loses nothing but its last line in the log.
+const endTimeout = time.Second
 
 // Close revokes the session's ticket: it ends the process with every connection,
 // sees its end, and removes the folder. nil when there is none. It is safe to
@@ -287,9 +331,11 @@ func (m *Manager) end(ctx context.Context, id ID, p Paths) error {
 	if err := kill(p); err != nil {
 		return err
 	}
-	// A process that is killed may stand in the kernel for a while; the caller
-	// says how long is too long.
-	return m.fallen(ctx, p)
+	// A process that is killed may stand in the kernel for a while. Callers hold an
+	// instance's turn: they come again.
+	killed, cancel := m.rt.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	return m.fallen(killed, p)
 }
 
 // fallen waits until the process is gone.
