@@ -187,6 +187,12 @@ func (b *bed) learn(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	// What a plain move leaves must not pass for what is there anyway.
+	for _, thing := range slices.Concat(b.plain.home, b.plain.away) {
+		if thing == "process berth stream" || strings.HasPrefix(thing, "/run/berth/streams/") {
+			return fmt.Errorf("it leaves %s", thing)
+		}
+	}
 	return nil
 }
 
