@@ -600,7 +600,7 @@ func (w *world) isOver(m *move) bool {
 
 // operatorsPatience is how long an operator leaves a move in doubt to itself. He is
 // asked for nothing but what nobody else can know.
-const operatorsPatience = 2 * time.Minute
+const operatorsPatience = 30 * time.Second
 
 // settle is the operator: he looks where the guest really is and says so.
 func (w *world) settle(m *move) {
