@@ -1,6 +1,10 @@
 package migration
 
-import "context"
+import (
+	"context"
+
+	"berth/migration/task"
+)
 
 // Side is what one host of a move asks of the other, without a conductor between
 // them. Only the two hosts of the move may ask. Both calls are safe to repeat.
@@ -54,6 +58,7 @@ type Conduct string
 const (
 	ConductNone  Conduct = ""      // no record of the migration
 	ConductGoing Conduct = "going" // that attempt is not over, or cannot be read
+	ConductSeen  Conduct = "seen"  // the same, and by its journal the guest was seen to have left
 	ConductOver  Conduct = "over"  // it was undone, or refused: nothing of it goes on
 	ConductDone  Conduct = "done"  // it has completed
 )
@@ -72,6 +77,9 @@ func (c *Conductor) Conducts(migration string, attempt int) Conduct {
 	case s.rec.Attempt > attempt:
 		return ConductOver
 	case !s.rec.Done():
+		if _, seen := s.state.Step(StepCommit); seen && s.state.Phase == task.Doing {
+			return ConductSeen
+		}
 		return ConductGoing
 	case s.rec.Outcome == OutcomeCompleted:
 		return ConductDone

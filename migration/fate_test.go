@@ -30,6 +30,14 @@ func TestConducts_WhatBecameOfAnAttempt(t *testing.T) {
 			t.Errorf("attempt %d of one at attempt %d, %s: %q, want %q", tt.asked, tt.attempt, tt.outcome, got, tt.want)
 		}
 	}
+	s := newStory(c, stored{Migration: Migration{UUID: "m", Attempt: 1}})
+	c.stories["m"] = s
+	for phase, want := range map[task.Phase]Conduct{task.Doing: ConductSeen, task.Undoing: ConductGoing} {
+		s.state = task.State{Phase: phase, Steps: []task.StepState{{Name: StepStream, State: task.StepEnded}, {Name: StepCommit, State: task.StepBegun}}}
+		if got := c.Conducts("m", 1); got != want {
+			t.Errorf("%s, with its commit begun: %q, want %q", phase, got, want)
+		}
+	}
 	if got := c.Conducts("other", 1); got != ConductNone {
 		t.Errorf("of a migration that is not known: %q", got)
 	}

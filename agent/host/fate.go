@@ -66,7 +66,7 @@ var fateTable = []fateRow{
 		then: migration.FateKept, why: "the token has left by another attempt"},
 	{refused: []bool{true},
 		then: migration.FateKept, why: "the source has decided to keep the guest"},
-	{conduct: []migration.Conduct{migration.ConductGoing},
+	{conduct: []migration.Conduct{migration.ConductGoing, migration.ConductSeen},
 		then: migration.FateGoing, why: "the conductor works on it"},
 	{conduct: []migration.Conduct{migration.ConductDone},
 		then: migration.FateUnknown, why: "the conductor says that it has completed, and the ledger knows no commit"},

@@ -80,6 +80,9 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	if err != nil {
 		return none, err
 	}
+	if h.leftByJournal(ctx, ref, s) {
+		s.result = resultLeft
+	}
 	switch what, why := decide(s); what {
 	case mayCommit:
 		h.log.Info("the token leaves", "instance", ref.Instance, "migration", ref.Migration, "to", asked.Destination, "why", why)

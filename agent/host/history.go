@@ -28,3 +28,19 @@ func (h *Host) leftOnRecord(ctx context.Context, ref migration.Ref, d driver.Dom
 	}
 	return true
 }
+
+// leftByJournal reports whether the journal of the conductor, which is of this agent, says
+// of a guest that is off and does not say why that it was seen to have left. It is as good
+// as this host's own record, which is written beside the answer that the conductor went
+// by: the agent may have died between the two. A log that tells of another end was written
+// since, of a guest that somebody has started here.
+func (h *Host) leftByJournal(ctx context.Context, ref migration.Ref, s sourceState) bool {
+	if !s.forgotten() || h.o.Conducts == nil || h.o.Conducts(ref.Migration, ref.Attempt) != migration.ConductSeen {
+		return false
+	}
+	if history, able := h.driver.(driver.Historian); able {
+		end, err := history.LastEnd(ctx, ref.Instance)
+		return err != nil || end == driver.ReasonMigrated || end == driver.ReasonUnknown
+	}
+	return true
+}

@@ -8,6 +8,7 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // remembering is a hypervisor whose log outlives its daemon.
@@ -24,13 +25,20 @@ func (r remembering) LastEnd(context.Context, string) (driver.Reason, error) {
 }
 
 // TestHistory_AGuestWhoseLibvirtForgetsThatItLeft kills agent and libvirtd of the source
-// right after the guest has left: what libvirt's log says settles it, and nothing else.
+// right after the guest has left: what libvirt's log says settles it, or where that says
+// nothing what the conductor's journal has seen, and nothing else.
 func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
 	for _, tt := range []struct {
 		end     driver.Reason // as the log has it
 		started bool          // somebody has started and ended the guest at the source since
+		journal migration.Conduct
 		left    bool
-	}{{driver.ReasonMigrated, false, true}, {driver.ReasonMigrated, true, false}, {driver.ReasonCrashed, false, false}, {"", false, false}} {
+		commits bool
+	}{
+		{driver.ReasonMigrated, false, migration.ConductGoing, true, true}, {driver.ReasonMigrated, true, migration.ConductSeen, false, false},
+		{driver.ReasonCrashed, false, migration.ConductSeen, false, false}, {"", false, migration.ConductGoing, false, false},
+		{"", true, migration.ConductSeen, false, false}, {"", false, migration.ConductSeen, false, true},
+	} {
 		end, left := tt.end, tt.left
 		l := newLab(t, "a", "b")
 		v := l.guest("a", "vm1")
@@ -47,7 +55,10 @@ func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
 		})
 		m.a.fake.KillDaemon()
 		m.a.fake.StartDaemon()
-		l.boot("a", func(o *host.Options) { o.Driver = remembering{m.a.fake, end} })
+		l.boot("a", func(o *host.Options) {
+			o.Driver = remembering{m.a.fake, end}
+			o.Conducts = func(string, int) migration.Conduct { return tt.journal }
+		})
 		if d, err := m.a.fake.Domain(t.Context(), v.UUID); err != nil || d.Reason != driver.ReasonUnknown {
 			t.Fatalf("libvirt has not forgotten: %+v, %v", d, err)
 		}
@@ -60,7 +71,7 @@ func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
 			t.Errorf("the log says %q: left %v", end, st.Left)
 		}
 		_, err := m.a.Commit(t.Context(), m.ref)
-		if !left {
+		if !tt.commits {
 			l.wantKind("commit", err, fault.Forbidden)
 			continue
 		}

@@ -11,7 +11,7 @@ var bools = []bool{false, true}
 
 func everyAttempt(f func(attemptState)) (n int) {
 	for _, c := range []committed{commitNone, commitThis, commitOther} {
-		for _, conduct := range []migration.Conduct{migration.ConductNone, migration.ConductGoing, migration.ConductOver, migration.ConductDone} {
+		for _, conduct := range []migration.Conduct{migration.ConductNone, migration.ConductGoing, migration.ConductSeen, migration.ConductOver, migration.ConductDone} {
 			for _, k := range []tokenAt{tokenHere, tokenGone, tokenUnknown} {
 				for bits := range 32 {
 					f(attemptState{
@@ -52,11 +52,11 @@ func TestFate_EveryRow(t *testing.T) {
 				bad("nothing has decided it, and the guest may have left")
 			}
 		}
-		if fate == migration.FateGoing && s.conduct != migration.ConductGoing && !s.inFlight {
+		if fate == migration.FateGoing && s.conduct != migration.ConductGoing && s.conduct != migration.ConductSeen && !s.inFlight {
 			bad("nobody works on it")
 		}
 	})
-	if want := 3 * 4 * 3 * 32; n != want {
+	if want := 3 * 5 * 3 * 32; n != want {
 		t.Errorf("%d combinations, want %d", n, want)
 	}
 	for i, is := range reached {
@@ -147,7 +147,7 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 					}
 					what, _ := decide(sourceState{exists: d.State != "", domain: d, persistent: true, asked: true, result: r, under: under})
 					// The source can surrender only what it has, and what it has not refused.
-					maySurrender := what == mayCommit && a.token == tokenHere && !a.refused && a.commit == commitNone && a.conduct == migration.ConductGoing
+					maySurrender := what == mayCommit && a.token == tokenHere && !a.refused && a.commit == commitNone && (a.conduct == migration.ConductGoing || a.conduct == migration.ConductSeen)
 					mayResume := what == mayReclaim && a.token == tokenHere && a.commit == commitNone
 					switch {
 					case then == arrivalAccept && (maySurrender || mayResume):
