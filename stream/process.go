@@ -28,6 +28,7 @@ type process struct {
 	o       Order
 	digest  string
 	paths   Paths
+	life    *os.File // locked; see holdLife
 	log     *slog.Logger
 	boot    func() time.Duration // the boot clock
 	begun   time.Time            // for ages; monotonic
@@ -109,15 +110,13 @@ func Run(ctx context.Context, dir string, o RunOptions) error {
 	}
 	// Last of all: the lock says that everything else is gone.
 	defer life.Close()
-	p, listeners, err := begin(id, paths, o)
+	p, listeners, err := begin(id, paths, life, o)
 	if err != nil {
 		err = fmt.Errorf("stream %s: %w", id, err)
-		leaveWord(paths, err)
+		if lies(life, paths) {
+			leaveWord(paths, err)
+		}
 		return err
-	}
-	own, err := os.Stat(dir)
-	if err != nil {
-		own = nil // it is gone already: the first look ends the process
 	}
 	p.log.Info("stream serves", "port", p.port, "guest", p.o.Instance, "peer", p.o.Peer, "lease", p.o.Lease)
 	for _, serve := range listeners {
@@ -126,14 +125,29 @@ func Run(ctx context.Context, dir string, o RunOptions) error {
 	if o.Ready != nil {
 		o.Ready()
 	}
-	p.watch(ctx, own)
+	p.watch(ctx)
 	p.drain()
 	st := p.status()
 	p.log.Info("stream ends", "why", p.over, "channels", st.Channels, "refused", st.Refused)
-	if now, err := os.Stat(dir); err == nil && own != nil && os.SameFile(own, now) {
+	if lies(life, paths) {
 		return remove(paths)
 	}
 	return nil
+}
+
+// lies says whether a process's folder is still in its place: the file that it holds
+// locked is the one that everybody finds there. Under the same name may lie by now what
+// is another process's.
+func lies(life *os.File, paths Paths) bool {
+	own, err := life.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(paths.process())
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist) // who cannot look ends no migration
+	}
+	return os.SameFile(own, now)
 }
 
 // leaveWord tells the manager why the process did not begin, whole or not at all.
@@ -146,8 +160,8 @@ func leaveWord(paths Paths, why error) {
 }
 
 // begin takes the order and opens every socket.
-func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err error) {
-	o, err := takeOrder(paths)
+func begin(id ID, paths Paths, life *os.File, ro RunOptions) (_ *process, serve []func(), err error) {
+	o, err := takeOrder(paths, life)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -167,7 +181,7 @@ func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err e
 	}
 	sys := &runtime.System{}
 	p := &process{
-		o: o, digest: digest, paths: paths, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
+		o: o, digest: digest, paths: paths, life: life, boot: func() time.Duration { return sys.Boot().Since }, begun: time.Now(),
 		key: o.Ticket.key(), opening: cmp.Or(ro.opening, openTimeout),
 		log: ro.Log.With("migration", o.Migration, "attempt", o.Attempt, "role", o.Role),
 	}
@@ -222,9 +236,13 @@ func begin(id ID, paths Paths, ro RunOptions) (_ *process, serve []func(), err e
 
 // takeOrder reads the order and removes it: the ticket then lies nowhere but in
 // this process.
-func takeOrder(paths Paths) (Order, error) {
+func takeOrder(paths Paths, life *os.File) (Order, error) {
 	var o Order
 	text, err := os.ReadFile(paths.order())
+	if !lies(life, paths) {
+		// An agent that died had this one started, and the next one began anew.
+		return o, fault.New(fault.NotFound, "its folder has gone, and what lies there is not its own")
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return o, fault.New(fault.NotFound, "it has no order; a stream is started by the agent, and once")
 	}
@@ -277,11 +295,11 @@ func (p *process) stopLocked(why string) {
 const look = time.Second
 
 // watch returns when the process is over.
-func (p *process) watch(ctx context.Context, own os.FileInfo) {
+func (p *process) watch(ctx context.Context) {
 	t := time.NewTicker(look)
 	defer t.Stop()
 	for {
-		if now, err := os.Stat(p.paths.Dir); errors.Is(err, fs.ErrNotExist) || own == nil || err == nil && !os.SameFile(own, now) {
+		if !lies(p.life, p.paths) {
 			p.stop("its folder is gone")
 		}
 		p.expire()
@@ -414,29 +432,6 @@ func (p *process) refuse(from string, err error) {
 	if say {
 		p.log.Warn("connection refused", "from", from, "error", err, "unsaid", kept)
 	}
-}
-
-// quiet bounds the lines that strangers can have written: ten at once, then one in
-// ten seconds. Arbitrary.
-type quiet struct {
-	spent  int
-	since  time.Duration
-	unsaid int
-}
-
-func (q *quiet) may(now time.Duration) (say bool, unsaid int) {
-	const burst, pause = 10, 10 * time.Second
-	if back := int((now - q.since) / pause); back > 0 {
-		q.spent = max(0, q.spent-back)
-		q.since = now
-	}
-	if q.spent >= burst {
-		q.unsaid++
-		return false, 0
-	}
-	q.spent++
-	unsaid, q.unsaid = q.unsaid, 0
-	return true, unsaid
 }
 
 // retryAccept says whether to go on accepting after an error: always, but when the
