@@ -33,6 +33,8 @@ import (
 //	provider of this name, another uuid       a host that never managed does not start;     error, placement
 //	                                          else no claims, nothing written there
 //	database damaged, foreign, gone           sets it aside, rebuilds it (ledger.go)        ledger
+//	database an older copy of itself          asks the others what it does not know         ledger
+//	database replaced while it runs           no claims, nothing durable; restart it        ledger
 //	database newer, unreadable                stand-in: no claims, no starts, no verbs      ledger
 //	records that cannot be read               passed over, asked of others (ledger.go)      ledger
 //	disk full                                 no claims; releases, undos, moves go on       ledger

@@ -66,6 +66,10 @@ func judge(self, id string, t told, record func() (claims.Instance, bool), behin
 	if f.Domain == claims.DomainRunning {
 		g.epoch = max(g.epoch, g.survey.Instance.Token.Epoch)
 	}
+	// An older copy of the ledger does not know what has come back since.
+	if f.Record == claims.RecordGone && max(g.epoch, g.given.Epoch) > g.record.Token.Epoch {
+		f.Record = claims.RecordNone
+	}
 	if g.owner != "" {
 		f.Others = claims.OthersOwn
 		if g.token.Epoch < max(g.epoch, g.given.Epoch) || f.Domain != claims.DomainRunning && g.token.Epoch+1 < g.survey.Instance.Token.Epoch {
@@ -149,7 +153,7 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 	case claims.VerdictKeep:
 		return out, true
 	case claims.VerdictOwn:
-		if g.known && g.record.Token.State == claims.TokenHere {
+		if g.known && g.record.Token.State == claims.TokenHere && g.record.Token.Epoch >= max(g.epoch, g.given.Epoch) {
 			return out, true
 		}
 		out.Instance.Token = claims.Token{

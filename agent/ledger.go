@@ -80,14 +80,16 @@ func (a *Agent) openLedger(ctx context.Context, c config.Config) error {
 	l := &ledger{a: a, path: filepath.Join(c.Agent.StateDir, ledgerFile), whole: make(chan struct{}), doubts: map[string]string{}}
 	a.ledger = l
 	// Where guests were managed before, a database that is not there was lost.
-	db, err := store.Open(l.path, store.Options{Logger: a.log, MustExist: guard.Managed(c.Agent.StateDir)})
+	db, err := store.Open(l.path, store.Options{Logger: a.log, MustExist: guard.Managed(c.Agent.StateDir), TellCopies: true})
 	switch {
 	case err == nil:
 		a.db = db
+		cause := db.Older()
 		if db.Behind() {
-			err = l.begin(ctx, rebuildRecord{
-				Cause: "one of the two pages that say which commit is the last is damaged: the last commit may be missing", Began: a.rt.Now(), Behind: true,
-			})
+			cause = "one of the two pages that say which commit is the last is damaged: the last commit may be missing"
+		}
+		if cause != "" {
+			err = l.begin(ctx, rebuildRecord{Cause: cause, Began: a.rt.Now(), Behind: true})
 		}
 	case errors.Is(err, fault.Busy):
 		return err
@@ -160,7 +162,7 @@ func (l *ledger) replace(why error) error {
 	}
 	a.log.Error("the ledger was damaged or lost: the file is kept, and what is missing is asked of libvirt, peers and Placement",
 		"path", l.path, "kept", record.Kept, "cause", record.Cause, "saved", record.Saved, "lost", record.Lost, "faults", saved.Faults)
-	a.db, err = store.Open(l.path, store.Options{Logger: a.log, MustExist: true})
+	a.db, err = store.Open(l.path, store.Options{Logger: a.log, MustExist: true, TellCopies: true})
 	return err
 }
 

@@ -70,6 +70,10 @@ func setAside(path string, at time.Time, records []Record, s schema, reached fun
 	if err != nil {
 		return kept, explain(path, errors.Join(err, os.Remove(fresh)))
 	}
+	// The new one has no life yet: without the old one's note it is nobody's copy.
+	if err := forgetLatest(path); err != nil {
+		return kept, explain(path, errors.Join(err, os.Remove(fresh)))
+	}
 	if err := os.Rename(fresh, path); err != nil {
 		return kept, explain(path, errors.Join(err, os.Remove(fresh)))
 	}

@@ -63,6 +63,9 @@ func (db *DB) committer() {
 		}
 		if closing {
 			db.closed = db.bolt.Close()
+			if db.latest.file != nil {
+				db.closed = errors.Join(db.closed, db.latest.file.Close())
+			}
 			return
 		}
 	}
@@ -94,11 +97,15 @@ func (db *DB) write(batch []entry) {
 func (db *DB) commit(batch []entry) error {
 	db.view.Lock()
 	defer db.view.Unlock()
-	if db.broken != nil {
-		return db.broken
+	if err := db.broken.Load(); err != nil {
+		return *err
 	}
 	before := map[record][]byte{}
+	var number uint64
 	err := db.transact(func(tx *bbolt.Tx) error {
+		if number = uint64(tx.ID()); number <= db.latest.commit {
+			return db.replaced() // in the same file: bbolt reads its number from there
+		}
 		w, err := newWriter(tx, before)
 		if err != nil {
 			return err
@@ -117,6 +124,9 @@ func (db *DB) commit(batch []entry) error {
 		}
 		return w.finish()
 	})
+	if err == nil {
+		err = db.committed(number)
+	}
 	if err == nil {
 		clear(db.doubt)
 		db.commits++
@@ -139,13 +149,17 @@ func (db *DB) transact(f func(*bbolt.Tx) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			db.broken = fault.Refuse(fault.Internal, "write to database "+db.path, fault.Reason{
-				Code: "database_damaged", Message: fmt.Sprint(r), Change: "restart, which examines the file",
-			})
-			err = db.broken
+			err = db.breaks(fault.Reason{Code: "database_damaged", Message: fmt.Sprint(r), Change: "restart, which examines the file"})
 		}
 	}()
 	return db.bolt.Update(f)
+}
+
+// breaks ends the writing for good.
+func (db *DB) breaks(r fault.Reason) error {
+	err := fault.Refuse(fault.Internal, "write to database "+db.path, r)
+	db.broken.Store(&err)
+	return err
 }
 
 // writer writes sealed records in one transaction and keeps the census.

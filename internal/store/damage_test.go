@@ -183,6 +183,9 @@ func TestOpen_FindsFlippedBits(t *testing.T) {
 		again, _ := readImage(bytes.NewReader(data), int64(len(data)))
 		content = map[string]string{}
 		err = again.walk(func(b, k, v []byte) error {
+			if string(k) == keyLife {
+				return nil // one that is garbled is another file's: see Older
+			}
 			content[string(b)+"/"+string(k)] = string(v)
 			return nil
 		})

@@ -2,7 +2,7 @@
 // migrations of one host.
 //
 // It is for claims and migration/task to be durable with. It reads and alone
-// writes the file it is given, berth.db in the state directory; it knows
+// writes the file it is given, berth.db in the state directory, and berth.db.latest beside it; it knows
 // records by bucket and key, never what is in them, and imports nothing of this
 // module save internal/fault.
 //
@@ -13,7 +13,8 @@
 //	│   ├── application           "berth": tells a foreign bbolt file
 //	│   ├── schema                "1"
 //	│   ├── records               how many records all other buckets hold
-//	│   └── digest                the sum of their seals, hexadecimal
+//	│   ├── digest                the sum of their seals, hexadecimal
+//	│   └── life                  a random word; berth.db.latest names it (see latest.go)
 //	├── claims                    package claims: the ledger
 //	│   └── <claim uuid>          Claim
 //	├── instances
@@ -51,6 +52,8 @@
 //     that names it, and is not changed; it is never an empty database. Every
 //     page is walked and every record held against its seal and the digest
 //     before bbolt, which trusts its file, maps it.
+//   - A backup that takes the file's place is told from it (DB.Older), and a file that
+//     is replaced while it is open takes nothing more.
 //
 // # Damage
 //

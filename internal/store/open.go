@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -50,8 +51,13 @@ type DB struct {
 	// the other.
 	view    sync.RWMutex
 	doubt   map[record][]byte // what failed commits may have overwritten; nil values were absent
-	broken  error             // bbolt found its file impossible; nothing is written any more
 	commits uint64
+	latest  latest
+	older   string
+
+	// broken is set when the file turned out to be impossible, or not to be the one that
+	// was opened; nothing is written any more.
+	broken atomic.Pointer[error]
 }
 
 // record names one record.
@@ -96,6 +102,9 @@ func open(path string, o Options, s schema) (*DB, error) {
 		return nil, explain(path, errors.Join(err, b.Close()))
 	}
 	db.bolt = b
+	if err := db.compare(o.TellCopies); err != nil {
+		return nil, explain(path, errors.Join(err, b.Close()))
+	}
 	db.keepReserve()
 	go db.committer()
 	return db, nil
@@ -184,6 +193,9 @@ func create(path string, s schema) (created bool, err error) {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err // what a crash left here
+	}
+	if err := forgetLatest(path); err != nil {
+		return false, err
 	}
 	b, err := bbolt.Open(fresh, fileMode, &bbolt.Options{NoStatistics: true})
 	if err != nil {

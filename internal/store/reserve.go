@@ -93,11 +93,15 @@ func (s *space) cover(end int64) error {
 }
 
 // Room says whether the database can take more: nil, or fault.Unavailable with the
-// reason when the disk is full and only the reserve is left. Who takes something (a
+// reason when the disk is full and only the reserve is left; where nothing can be
+// written any more, fault.Internal with why. Who takes something (a
 // claim, a new migration) asks first; who gives something back or ends something
 // does not. It does not block while there is room; where there was none it waits
 // for a commit in flight and looks again.
 func (db *DB) Room() error {
+	if err := db.broken.Load(); err != nil {
+		return *err
+	}
 	if db.space.short.Load() == nil {
 		return nil
 	}

@@ -105,6 +105,10 @@ type Options struct {
 	// full (see DB.Room), in bytes; 0 for one MiB.
 	Reserve int
 
+	// TellCopies has the last commit noted beside the file, so that a backup that takes
+	// its place is told (see DB.Older).
+	TellCopies bool
+
 	// MustExist refuses, as fault.NotFound, to make a new database. Without it
 	// a missing file is a first start, which Created tells.
 	MustExist bool
