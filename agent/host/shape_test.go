@@ -1,0 +1,18 @@
+package host
+
+import (
+	"flag"
+	"testing"
+
+	"berth/internal/store/storetest"
+)
+
+var updateShapes = flag.Bool("update-shapes", false, "write the shapes of this schema's records")
+
+func TestShape_OfWhatVerbsRemember(t *testing.T) {
+	storetest.RequireShapes(t, "testdata/schema-1.shapes", *updateShapes, map[string]any{
+		memoryPrepared: preparation{}, memoryStream: streaming{}, memoryResult: streamed{}, memoryAccepted: false,
+		memoryCreate: []madeDisk{}, memoryForeign: foreignArrival{}, memoryLeft: "", memoryLeftByHand: leftByHand{},
+		memoryLeftAlone: []string{}, "autostart boot": "", "autostart left": []string{},
+	})
+}
