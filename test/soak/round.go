@@ -250,11 +250,11 @@ func (r *round) strike(ctx context.Context, f Fault, s Strike, struck func()) er
 	if !r.await(ctx, s.At) {
 		return ctx.Err()
 	}
-	struck()
 	mend, err := f.strike(ctx, r)
 	if errors.Is(err, errNothing) {
 		return nil
 	}
+	struck()
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.Name, err)
 	}
