@@ -210,7 +210,7 @@ func (a *Agent) recover(ctx context.Context) {
 	}
 	if a.ledger.state() == nil {
 		if err := a.streams.tidy(ctx); err != nil {
-			a.log.Warn("what earlier streams left could not be tidied away", "error", err)
+			a.log.Warn("streams that nobody needs could not be ended", "error", err)
 		}
 	}
 	a.awaitLibvirt(ctx)
@@ -373,6 +373,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 			return nil
 		})
 	}
+	a.streams.sweep() // before the conductor goes on with a move that asks for one
 	for _, t := range a.tasks() {
 		begin(t)
 	}

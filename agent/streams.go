@@ -66,6 +66,8 @@ func (s *streams) Open(ctx context.Context, o host.StreamOrder) (host.StreamEnds
 		ID: stream.ID{Migration: o.Migration, Attempt: o.Attempt}, Instance: o.Instance, Host: s.a.name, Peer: o.Peer,
 		Ticket: stream.Ticket(o.Ticket), Lease: o.Lease, PKI: pki.Paths{CA: c.PKI.CA, Cert: c.PKI.Cert, Key: c.PKI.Key},
 		QEMU: stream.Owner{UID: node.GuestUser.UID, GID: node.GuestUser.GID},
+		// What stands still for too long, the move's own watch says, and not the kernel.
+		DeadAfter: max(stream.DefaultDeadAfter, 2*c.Migration.StallTimeout.D()),
 	}
 	if o.Address != "" {
 		order.Role = stream.Source
@@ -127,15 +129,25 @@ func (s *streams) Close(ctx context.Context, migration string, attempt int) erro
 	return s.m.Close(ctx, stream.ID{Migration: migration, Attempt: attempt})
 }
 
-// tidy removes what dead processes left, and ends those whose migration the ledger
-// does not know: their agent died before it had asked for anything by them, or after
-// all was done. The others are found again when they are asked for. For the start,
-// with a ledger that is whole.
+// sweep removes what dead processes left. For the start, before anybody asks for a
+// stream: a folder whose process is only about to live looks like one of the dead.
+func (s *streams) sweep() {
+	if s.why != nil {
+		return
+	}
+	if _, err := s.m.Sweep(); err != nil {
+		s.a.log.Warn("what earlier streams left could not be removed", "error", err)
+	}
+}
+
+// tidy ends the processes whose migration the ledger does not know: their agent died
+// before it had asked for anything by them, or after all was done. The others are
+// found again when they are asked for. For the start, with a ledger that is whole.
 func (s *streams) tidy(ctx context.Context) error {
 	if s.why != nil {
 		return nil
 	}
-	living, err := s.m.Sweep()
+	living, err := s.m.Find("")
 	errs := []error{err}
 	for _, id := range living {
 		if s.known(id) {
