@@ -144,7 +144,11 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	if err := t.Output(StepInspectSource, &src); err != nil {
 		return err
 	}
-	if status := s.look(ctx); s.recovered || sourceFact(status, src.Guest.Persistent) == SourceOff {
+	status := s.look(ctx)
+	if _, settled := s.word(ctx); status == nil && !settled {
+		return fault.New(fault.Unavailable, "the source or its hypervisor does not answer")
+	}
+	if s.recovered || sourceFact(status, src.Guest.Persistent) == SourceOff {
 		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing)
 		switch {
 		case action == ActionYield:

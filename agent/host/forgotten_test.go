@@ -44,3 +44,24 @@ func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
 	}
 	l.state("b", v.UUID, driver.Paused)
 }
+
+// The conductor asks the destination only where it was told that the domain is off.
+func TestReclaim_OfAGuestThatIsOffOnlyWhereItsConductorWasToldSo(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	l.must("start stream", m.start())
+	m.a = l.restart("a")
+	if st := m.status(); st.Domain.State == string(driver.ShutOff) {
+		t.Fatalf("it has left already: %+v", st)
+	}
+	m.leaveForgotten()
+	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	l.state("b", v.UUID, driver.Paused)
+	if st := m.status(); st.Domain.State != string(driver.ShutOff) || st.Left {
+		t.Fatalf("told %+v", st)
+	}
+	l.must("reclaim", m.a.Reclaim(t.Context(), m.ref))
+}

@@ -46,13 +46,6 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	return s, err
 }
 
-// forgotten: the domain is off, nobody has written down why, and a stream was asked
-// for. It may have left; libvirtd forgets the reason when it restarts.
-func (s sourceState) forgotten() bool {
-	return s.exists && s.domain.State == driver.ShutOff && s.domain.Reason == driver.ReasonUnknown && s.asked &&
-		(s.result == resultNone || s.result == resultLost)
-}
-
 // Commit implements migration.SourceVerbs.
 func (h *Host) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
 	c, err := h.commit(ctx, ref)
@@ -151,7 +144,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 		what, why := decide(s)
-		if active && s.forgotten() {
+		if s.forgotten() && (active || !h.toldOff(ref)) && s.word != migration.WordSource {
 			// It may have left: the conductor looks again, and asks the destination first.
 			return fault.New(fault.InDoubt, "the domain went off while it was looked at, and does not say why")
 		}

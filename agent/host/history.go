@@ -44,3 +44,29 @@ func (h *Host) leftByJournal(ctx context.Context, ref migration.Ref, s sourceSta
 	}
 	return true
 }
+
+// forgotten: the domain is off, nobody has written down why, and a stream was asked
+// for. It may have left; libvirtd forgets the reason when it restarts.
+func (s sourceState) forgotten() bool {
+	return s.exists && s.domain.State == driver.ShutOff && s.domain.Reason == driver.ReasonUnknown && s.asked &&
+		(s.result == resultNone || s.result == resultLost)
+}
+
+// noteTold keeps whether the last answer to the conductor of an attempt was that the domain
+// is off and does not say why: then it asks the destination before it takes the guest back.
+// A conductor that was told anything else, or nothing, has not asked.
+func (h *Host) noteTold(ref migration.Ref, off bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if off {
+		h.told[streamKey(ref)] = true
+	} else {
+		delete(h.told, streamKey(ref))
+	}
+}
+
+func (h *Host) toldOff(ref migration.Ref) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.told[streamKey(ref)]
+}

@@ -122,6 +122,7 @@ type Host struct {
 	closed  bool                     // no actor starts any more
 	working map[string]chan struct{} // by instance: a verb works on it; closed when it is done
 	streams map[string]*stream       // by migration and attempt: actors of this process
+	told    map[string]bool          // by migration and attempt: see noteTold
 	// preparing ends a preparation under way, by migration and attempt: its undo
 	// does not wait for operators' programs.
 	preparing map[string]context.CancelCauseFunc
@@ -172,7 +173,7 @@ func New(o Options) *Host {
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		files:   o.Files,
-		working: map[string]chan struct{}{}, streams: map[string]*stream{}, preparing: map[string]context.CancelCauseFunc{},
+		working: map[string]chan struct{}{}, streams: map[string]*stream{}, told: map[string]bool{}, preparing: map[string]context.CancelCauseFunc{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}

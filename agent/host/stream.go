@@ -364,6 +364,8 @@ func (h *Host) awaitStart(ctx context.Context, ref migration.Ref, st *stream) er
 // StreamStatus implements migration.SourceVerbs.
 func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
 	st, err := h.streamStatus(ctx, ref)
+	off := st.Domain.State == string(driver.ShutOff) && st.Domain.Reason == string(driver.ReasonUnknown)
+	h.noteTold(ref, err == nil && off && !st.Left && !st.InFlight)
 	return st, wrap(err, "status of the stream of migration %s on %s", ref.Migration, h.o.Name)
 }
 
@@ -502,6 +504,7 @@ func (h *Host) forgetStream(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer h.recording.Unlock()
+	h.noteTold(ref, false)
 	for _, memory := range []string{memoryStream, memoryResult} {
 		if err := h.tracker.Unremember(ctx, at(ref, memory)); err != nil {
 			return err
