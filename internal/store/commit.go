@@ -138,6 +138,9 @@ func (db *DB) commit(batch []entry) error {
 			db.doubt[r] = old
 		}
 	}
+	// Room looks again whether it was for want of it: the blocks of the reserve may be
+	// gone, or were never promised.
+	db.space.short.CompareAndSwap(nil, &err)
 	db.log.Error("commit failed", "path", db.path, "records", len(before), "error", err)
 	return fault.New(fault.Unavailable, "write to database %s: %w", db.path, err)
 }

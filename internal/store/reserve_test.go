@@ -119,3 +119,28 @@ func TestDB_OpensOnAFullDiskAndSaysSo(t *testing.T) {
 		t.Errorf("with room again: %v", err)
 	}
 }
+
+// Blocks that were promised and are not there (a file system that cannot promise, a
+// sparse copy): the first write that fails tells, and it is told until there is room.
+func TestDB_AWriteThatFailsTakesTheRoom(t *testing.T) {
+	dir, fill, empty := smallDisk(t, 4<<20)
+	db := mustOpen(t, filepath.Join(dir, "berth.db"))
+	if err := unix.Fallocate(int(db.space.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 8<<12, db.space.covered-8<<12); err != nil {
+		t.Fatal(err)
+	}
+	fill()
+	var err error
+	for i := 0; err == nil && i < 100; i++ {
+		err = db.Put(t.Context(), "claims", fmt.Sprint(i), bytes.Repeat([]byte("x"), 9000))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("write: %v, want a full disk", err)
+	}
+	if err := db.Room(); !errors.Is(err, fault.Unavailable) || fault.ReasonsOf(err)[0].Code != "disk_full" {
+		t.Errorf("room: %v, want it said that the disk is full", err)
+	}
+	empty()
+	if err := errors.Join(db.Room(), db.Put(t.Context(), "claims", "again", nil)); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
