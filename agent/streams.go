@@ -163,14 +163,15 @@ func (s *streams) tidy(ctx context.Context) error {
 }
 
 // known says whether a verb of the migration is still to come that ends its stream:
-// a destination has a claim that is not bound, or one that its move bound and has not
-// finished; a source has the migration's context.
+// a destination has a claim that is arriving, or one that its move bound and has not
+// finished; a source has the migration's context. A claim that is pending frees itself
+// and ends nothing: nobody has been told of its stream, and the next try has another.
 func (s *streams) known(id stream.ID) bool {
 	if _, ok := s.a.tracker.Context(id.Migration); ok {
 		return true
 	}
 	for _, c := range s.a.tracker.ByMigration(id.Migration) {
-		if c.State != claims.Bound || c.BoundFrom != nil && c.BoundFrom.Attempt == id.Attempt {
+		if c.State != claims.Bound && c.State != claims.Pending || c.BoundFrom != nil && c.BoundFrom.Attempt == id.Attempt {
 			return true
 		}
 	}

@@ -85,7 +85,11 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	// Arriving before the answer: from here on a copy may come, and the claim
 	// must outlive its conductor.
 	if _, err := h.tracker.Arrive(ctx, owner(ref)); err != nil {
-		return none, err
+		// Whoever has the ticket can look for its port, and a claim that is pending frees
+		// itself: nothing may come by it then.
+		keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		return none, errors.Join(err, h.closeStream(keep, ref))
 	}
 	rec.Prepared = &prepared
 	if err := h.remember(ctx, ref, memoryPrepared, rec); err != nil {

@@ -1,51 +1,56 @@
-package host
+package host_test
 
 import (
-	"slices"
+	"context"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"berth/agent/host"
+	"berth/claims"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
-func TestTransport_OfAPair(t *testing.T) {
-	both := []migration.Transport{migration.TransportLibvirtTLS, migration.TransportStream}
-	streams := migration.Description{Name: "new", Transport: migration.TransportStream, Transports: both, StreamDir: "/run/berth/streams"}
-	tls := migration.Description{Name: "tls", Transport: migration.TransportLibvirtTLS, Transports: both, StreamDir: "/run/berth/streams"}
-	elsewhere := streams
-	elsewhere.StreamDir = "/run/other/streams"
-	old := migration.Description{Name: "old"}
-	for _, tt := range []struct {
-		name         string
-		source, dest migration.Description
-		want         []string
-	}{
-		{"two that stream", streams, streams, nil},
-		{"one that takes guests by TLS sends by a stream", tls, streams, nil},
-		{"and gets them by TLS", streams, tls, nil},
-		{"an older agent takes guests by TLS", streams, old, nil},
-		{"and cannot send by a stream", old, streams, []string{"transport_differs"}},
-		{"one path for both ends", elsewhere, streams, []string{"stream_dir_differs"}},
-	} {
-		var got []string
-		for _, r := range transportReasons(tt.source, tt.dest) {
-			got = append(got, r.Code)
-			if r.Change == "" || r.Message == "" {
-				t.Errorf("%s: %+v says too little", tt.name, r)
-			}
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
-	}
+// processes are streams that do nothing but be there.
+type processes struct {
+	live   map[string]bool
+	opened func()
 }
 
-func TestTransport_AHostSaysWhatItHas(t *testing.T) {
-	h := &Host{o: Options{Transport: migration.TransportStream}}
-	var d migration.Description
-	h.describeTransport(&d)
-	if d.Transport != migration.TransportLibvirtTLS || slices.Contains(d.Transports, migration.TransportStream) {
-		t.Errorf("without streams a host says %+v, want libvirt's TLS alone", d)
+func (p processes) Open(_ context.Context, o host.StreamOrder) (host.StreamEnds, error) {
+	p.live[o.Migration] = true
+	p.opened()
+	return host.StreamEnds{Address: ":1"}, nil
+}
+
+func (p processes) Renew(context.Context, string, int, time.Duration) error { return nil }
+
+func (p processes) Close(_ context.Context, migration string, _ int) error {
+	delete(p.live, migration)
+	return nil
+}
+
+func (p processes) Dir() string { return "/streams" }
+
+// A source may give its request up, or an undo come, at the moment in which the process
+// is there: its claim frees itself by its lease, and then nothing may come.
+func TestPreLiveMigration_ThatFailsLeavesNoStream(t *testing.T) {
+	l := newLab(t, "a", "b")
+	m := newMove(l, l.guest("a", "vm").UUID)
+	p := processes{live: map[string]bool{}}
+	m.b.Close()
+	m.b = l.boot("b", func(o *host.Options) { o.Streams, o.Transport = &p, migration.TransportStream })
+	verbs := m.verbs()
+	for _, verb := range verbs[1:3] { // claim and renewal
+		_, err := verb(t.Context())
+		l.must("claim", err)
+	}
+	p.opened = func() {
+		l.must("abort", m.b.tracker.Abort(context.Background(), claims.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: 1, Step: claims.StepClaim}))
+	}
+	_, err := m.b.PreLiveMigration(t.Context(), m.ref, migration.PreLiveRequest{Guest: m.guest, Source: "a"})
+	l.wantKind("prepare", err, fault.Forbidden)
+	if len(p.live) > 0 {
+		t.Errorf("a stream lives on without a claim: %v", p.live)
 	}
 }
