@@ -287,7 +287,7 @@ func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	base := "[agent]\nname = \"host-t\"\nmode = \"manage\"\nlisten = \"\"\nstate_dir = \"" + c.Agent.StateDir + "\"\nruntime_dir = \"" + c.Agent.RuntimeDir +
+	base := "[migration]\ntransport = \"" + c.Migration.Transport + "\"\n[agent]\nname = \"host-t\"\nmode = \"manage\"\nlisten = \"\"\nstate_dir = \"" + c.Agent.StateDir + "\"\nruntime_dir = \"" + c.Agent.RuntimeDir +
 		"\"\nflavors_dir = \"" + c.Agent.FlavorsDir + "\"\nhooks_dir = \"" + c.Agent.HooksDir + "\"\n"
 	o := options(t, c)
 	reload := make(chan os.Signal)

@@ -87,6 +87,9 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, pairReasons(c.Source, here, doc.emulated())...)
 	no.add(fault.Forbidden, transportReasons(c.Source, here)...)
+	if here.Transport == migration.TransportStream {
+		no.add(fault.Forbidden, userReasons(doc, node, h.o.Name)...)
+	}
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
 	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)
@@ -349,6 +352,9 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	doc, err := parseDocument(g.XML)
 	if err != nil {
 		return migration.SourceAnswer{}, err
+	}
+	if a.Destination.Transport == migration.TransportStream {
+		no.add(fault.Forbidden, userReasons(doc, node, h.o.Name)...)
 	}
 	var ans migration.SourceAnswer
 	for _, d := range g.Disks {

@@ -41,7 +41,8 @@ type document struct {
 		Type   string `xml:"type,attr"`
 		Policy string `xml:"policy"` // of SEV, hexadecimal
 	} `xml:"launchSecurity"`
-	Devices struct {
+	SecLabels []secLabel `xml:"seclabel"`
+	Devices   struct {
 		Emulator string `xml:"emulator"`
 		Video    []struct {
 			Model struct {

@@ -16,6 +16,7 @@ import (
 	"berth/claims/pci"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/stream"
 	"berth/topology"
 )
 
@@ -286,6 +287,30 @@ func TestParseRate(t *testing.T) {
 	}
 	if d := config.Duration(90 * time.Second); d.String() != "1m30s" {
 		t.Errorf("duration %s", d)
+	}
+}
+
+// The sockets of streams lie below it, and libvirt has no way around their length.
+func TestValidate_RuntimeDirLeavesRoomForSocketsOfStreams(t *testing.T) {
+	for _, tt := range []struct {
+		bytes     int
+		transport string
+		good      bool
+	}{
+		{41, config.TransportStream, true}, {42, config.TransportStream, false}, {42, config.TransportLibvirtTLS, true},
+	} {
+		c := config.Default()
+		c.Agent.RuntimeDir, c.Migration.Transport = "/"+strings.Repeat("r", tt.bytes-1), tt.transport
+		// The package's manager says so too, but when the first guest comes.
+		_, err := stream.NewManager(c.Agent.RuntimeDir+"/streams", nil, nil)
+		if fits := tt.bytes <= 41; (err == nil) != fits {
+			t.Errorf("streams below a folder of %d bytes: %v, want them to fit: %v", tt.bytes, err, fits)
+		}
+		if err := c.Validate(); (err == nil) != tt.good {
+			t.Errorf("%d bytes with %s: %v, want accepted: %v", tt.bytes, tt.transport, err, tt.good)
+		} else if !tt.good && !strings.Contains(err.Error(), "agent.runtime_dir") {
+			t.Errorf("%v: want the key named", err)
+		}
 	}
 }
 

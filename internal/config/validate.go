@@ -27,6 +27,10 @@ var (
 	hookName     = regexp.MustCompile(`^[a-z_]+/[0-9]{2}-[A-Za-z0-9._-]+$`)
 )
 
+// longestRuntimeDir leaves room for /streams/MIGRATION-ATTEMPT/qemu/memory.sock below
+// it, with attempts of three digits, within the 107 bytes of a socket's address.
+const longestRuntimeDir = 107 - len("/streams/") - 40 - len("/qemu/memory.sock")
+
 func (c *Config) faults() []fault.Reason {
 	var out []fault.Reason
 	bad := func(key string, value any, want string) {
@@ -52,6 +56,9 @@ func (c *Config) faults() []fault.Reason {
 	absolute("agent.socket", a.SocketPath())
 	if len(a.SocketPath()) > 107 { // sun_path of unix(7)
 		bad("agent.socket", a.SocketPath(), "at most 107 bytes, which is all a socket's address holds")
+	}
+	if c.Migration.Transport == TransportStream && len(a.RuntimeDir) > longestRuntimeDir {
+		bad("agent.runtime_dir", a.RuntimeDir, fmt.Sprintf(`at most %d bytes with [migration] transport = "stream", whose sockets lie deep below it and have at most 107`, longestRuntimeDir))
 	}
 	absolute("agent.flavors_dir", a.FlavorsDir)
 	absolute("agent.hooks_dir", a.HooksDir)

@@ -94,6 +94,7 @@ func TestAgent_FollowsTheDaemonsDevices(t *testing.T) {
 	c := config.Default()
 	c.Agent.Name, c.Agent.Mode, c.Agent.Listen = "host-a", config.Manage, ""
 	c.Agent.StateDir, c.Agent.RuntimeDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
+	c.Migration.Transport = config.TransportLibvirtTLS // the folder is too deep for streams
 	c.Agent.FlavorsDir, c.Agent.HooksDir = filepath.Join(dir, "flavors.d"), filepath.Join(dir, "hooks.d")
 	c.PKI = config.PKI{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key")}
 	c.Host.Root, c.PCI.DeviceSpec = m.root, []pci.Spec{{VendorID: "8086"}}
