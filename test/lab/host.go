@@ -307,11 +307,11 @@ func (h *Host) plan(ctx context.Context) (*plan, error) {
 	for _, d := range ownDirs {
 		p.Binds = append(p.Binds, [2]string{filepath.Join(h.dir, d), d})
 	}
-	kvm, err := h.kvm()
+	devices, err := h.devices()
 	if err != nil {
 		return nil, err
 	}
-	p.Binds = append(p.Binds, kvm...)
+	p.Binds = append(p.Binds, devices...)
 	if h != h.lab.Switch {
 		made, err := h.view()
 		if err != nil {
