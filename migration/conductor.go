@@ -182,16 +182,16 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 	slices.SortFunc(unfinished, func(a, b *story) int { return byAge(a.rec, b.rec) })
 
 	// What a crash left between a record's last write and the deletion of its
-	// journal. Best effort: the next start finds it again.
+	// journal.
 	for id := range tasks {
 		called, _, _ := strings.Cut(id, "/")
 		if s := c.calledLocked(called); s != nil {
-			_ = c.engine.Forget(ctx, id)
+			c.dropTask(ctx, id)
 		}
 	}
 	for id := range aborts {
 		if s := c.stories[id]; s != nil && s.rec.Done() {
-			_ = c.cfg.Store.Delete(ctx, bucketAborts, id)
+			c.dropAbort(ctx, id)
 		}
 	}
 	c.prune(ctx)
@@ -400,7 +400,14 @@ func (c *Conductor) Abort(ctx context.Context, uuid string) error {
 	if err := c.cfg.Store.Put(ctx, bucketAborts, uuid, []byte(`true`)); err != nil {
 		return fmt.Errorf("abort migration %s: %w", uuid, err)
 	}
-	return s.abort()
+	err := s.abort()
+	c.mu.Lock()
+	over, run := s.rec.Done(), c.run
+	c.mu.Unlock()
+	if over && run != nil {
+		c.dropAbort(run, uuid) // it ended while the wish was written
+	}
+	return err
 }
 
 // Tune changes the bounds of a stream in flight. fault.Forbidden when none is.

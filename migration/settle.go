@@ -259,9 +259,12 @@ func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Mi
 	if !s.replace(ctx, rec, false) {
 		return Migration{}, context.Cause(ctx)
 	}
-	// Best effort: the next start deletes what stays.
-	if err := s.c.engine.Forget(ctx, id); err != nil {
-		s.c.cfg.Logger.Warn("a journal that cannot be read stays until the next start", "migration", s.uuid, "error", err)
+	s.c.mu.Lock()
+	run := s.c.run
+	s.c.mu.Unlock()
+	if run != nil { // else the next start drops them
+		s.c.dropTask(run, id)
+		s.c.dropAbort(run, s.uuid)
 	}
 	return s.c.Get(ctx, s.uuid)
 }

@@ -420,9 +420,13 @@ func (s storeWire) Put(_ context.Context, bucket, key string, value []byte) erro
 }
 
 func (s storeWire) Delete(_ context.Context, bucket, key string) error {
-	s.w.point(s.p, "before delete "+bucket)
+	if _, failed := s.w.point(s.p, "before delete "+bucket); failed {
+		return errors.New("no space left on device")
+	}
 	delete(s.w.store.data[bucket], key)
-	s.w.point(s.p, "after delete "+bucket)
+	if _, failed := s.w.point(s.p, "after delete "+bucket); failed {
+		return errors.New("input/output error")
+	}
 	return nil
 }
 

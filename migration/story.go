@@ -155,13 +155,10 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 	if !s.replace(ctx, rec, next) {
 		return true // ctx ended: the next start concludes again
 	}
-	// The journal goes only after the record says what it came to. Best effort:
-	// the next start deletes what stays.
-	if err := s.c.engine.Forget(ctx, old); err != nil {
-		s.c.cfg.Logger.Warn("a finished journal stays until the next start", "migration", rec.UUID, "error", err)
-	}
+	// The journal goes only after the record says what it came to.
+	s.c.dropTask(ctx, old)
 	if !next {
-		_ = s.c.cfg.Store.Delete(ctx, bucketAborts, rec.UUID)
+		s.c.dropAbort(ctx, rec.UUID)
 		s.c.cfg.Logger.Info("migration over", "migration", rec.UUID, "instance", rec.InstanceUUID, "status", string(rec.Status),
 			"outcome", string(rec.Outcome), "source", rec.SourceCompute, "destination", rec.DestCompute)
 		s.c.prune(ctx)
