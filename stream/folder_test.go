@@ -129,3 +129,17 @@ func TestManager_SocketsAreQEMUsAndRootsAlone(t *testing.T) {
 		}
 	}
 }
+
+func TestNewManager_RefusesAFolderThatNoSocketOrURIHolds(t *testing.T) {
+	for dir, why := range map[string]string{
+		"/run/a?b/streams":                    "holds a '?'",
+		"/run/" + strings.Repeat("x", 50):     "too long for a unix socket",
+		"/run/a-b+c.d_e~f/streams":            "",
+		"/var/lib/cloud/berth/agent-1/stream": "",
+	} {
+		_, err := NewManager(dir, nil, nil)
+		if why == "" && err != nil || why != "" && (!errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), why)) {
+			t.Errorf("%s: %v, want %q", dir, err, why)
+		}
+	}
+}

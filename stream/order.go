@@ -219,9 +219,15 @@ func (p Paths) agent() string   { return filepath.Join(p.Dir, "agent.sock") }
 // sunPath is what a unix socket's address holds, less its final zero (unix(7)).
 const sunPath = 107
 
-// check refuses a folder whose sockets no address can hold.
+// check refuses a folder whose sockets no address can hold, or no URI of libvirt's.
 func (p Paths) check() error {
 	longest := p.Memory
+	if i := strings.IndexAny(longest, "?#&%; "); i >= 0 {
+		return fault.Refuse(fault.Invalid, "folder of streams "+filepath.Dir(p.Dir), fault.Reason{
+			Code: "path_not_for_uri", Message: fmt.Sprintf("%s holds a %q, and libvirt is told of its sockets by a URI", longest, longest[i]),
+			Change: "choose a folder without it",
+		})
+	}
 	if len(longest) > sunPath {
 		return fault.Refuse(fault.Invalid, "folder of streams "+filepath.Dir(p.Dir), fault.Reason{
 			Code: "path_too_long", Message: fmt.Sprintf("%s is too long for a unix socket", longest),
