@@ -11,6 +11,7 @@ import (
 
 	"berth/agent/host"
 	"berth/claims"
+	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/stream"
@@ -30,6 +31,9 @@ type streams struct {
 func newStreams(a *Agent) *streams {
 	s := &streams{a: a, dir: filepath.Join(a.config().Agent.RuntimeDir, "streams")}
 	s.m, s.why = stream.NewManager(s.dir, s.starter(), a.rt)
+	if s.why != nil && a.config().Migration.Transport == config.TransportStream {
+		a.log.Error("no guest can come or go by a stream", "error", s.why) // before the first move that fails of it
+	}
 	return s
 }
 
@@ -126,8 +130,26 @@ func (s *streams) Close(ctx context.Context, migration string, attempt int) erro
 	if s.why != nil {
 		return nil // none was ever started below this folder
 	}
-	return s.m.Close(ctx, stream.ID{Migration: migration, Attempt: attempt})
+	id := stream.ID{Migration: migration, Attempt: attempt}
+	s.lastWords(ctx, id)
+	return s.m.Close(ctx, id)
 }
+
+// lastWords logs what a stream refused before its own log goes with it. Best effort: a
+// process that does not answer is ended all the same.
+func (s *streams) lastWords(ctx context.Context, id stream.ID) {
+	ctx, cancel := s.a.rt.WithTimeout(ctx, wordsTimeout)
+	defer cancel()
+	st, err := s.m.Status(ctx, id)
+	if err == nil && st.Refused > 0 {
+		s.a.log.Warn("the stream refused connections", "migration", id.Migration, "attempt", id.Attempt,
+			"peer", st.Peer, "refused", st.Refused, "last", st.LastRefusal)
+	}
+}
+
+// wordsTimeout is short: a guest may stand still as long. Arbitrary; the process is of
+// this host and does nothing long.
+const wordsTimeout = 200 * time.Millisecond
 
 // sweep removes what dead processes left. For the start, before anybody asks for a
 // stream: a folder whose process is only about to live looks like one of the dead.

@@ -1,13 +1,17 @@
 package agent
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,7 +52,8 @@ func TestStreams_TidyEndsWhatTheLedgerDoesNotKnow(t *testing.T) {
 	if _, err := ca.IssueHost(root, "host-a", nil, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	a := &Agent{log: slog.New(slog.NewTextHandler(io.Discard, nil)), rt: &runtime.System{}, name: "host-a"}
+	var said bytes.Buffer // the handler guards it, and is done when it is read
+	a := &Agent{log: slog.New(slog.NewTextHandler(&said, nil)), rt: &runtime.System{}, name: "host-a"}
 	if a.tracker, err = claims.Open(ctx, claims.Options{
 		Store: storetest.NewMemory(), Runtime: a.rt, Host: "host-a", Logger: a.log,
 		Capacity: claims.Capacity{Total: topology.Resources{VCPUs: 9, MemoryMB: 1024}},
@@ -120,6 +125,30 @@ func TestStreams_TidyEndsWhatTheLedgerDoesNotKnow(t *testing.T) {
 		if got := slices.Contains(left, stream.ID{Migration: id(n), Attempt: 1}); got != want {
 			t.Errorf("stream of migration %d: lives %v, want %v", n, got, want)
 		}
+	}
+
+	// Its own log goes with its folder.
+	last := stream.ID{Migration: id(5), Attempt: 1}
+	c, err := net.Dial("unix", s.m.Paths(last).Control) // nobody is at the peer's address
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read from a stream whose peer is not there: %v", err)
+	}
+	for {
+		if st, err := s.m.Status(ctx, last); err != nil {
+			t.Fatal(err)
+		} else if st.Refused > 0 {
+			break
+		}
+	}
+	if err := s.Close(ctx, last.Migration, last.Attempt); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(said.String(), "127.0.0.1:1: connect") {
+		t.Errorf("why the stream refused is not in the agent's log:\n%s", said.String())
 	}
 }
 
