@@ -164,11 +164,16 @@ func (t *Tracker) pastUseLocked(migration string) bool {
 			return false // what it remembers is judged by what is kept here
 		}
 	}
-	for _, i := range t.instances {
-		if i.Token.Migration != migration {
-			continue
+	// Also of a guest that has gone on, with the epoch that it has then: the other host
+	// may take it for its own.
+	of := func(c *Commit, w *Word) bool { return c != nil && c.Instance == w.Instance }
+	for _, told := range t.migrations {
+		if w := told.Word; w.untold() && (w.Migration == migration || of(h.Commit, w) || of(h.Came, w)) {
+			return false
 		}
-		if i.Token.State == TokenSurrendered || h.Word.untold() {
+	}
+	for _, i := range t.instances {
+		if i.Token.Migration == migration && i.Token.State == TokenSurrendered {
 			return false
 		}
 	}

@@ -110,6 +110,29 @@ func TestTracker_WordIsKeptUntilTheOtherHostHasHeard(t *testing.T) {
 	wantKind(t, a.NoteWord(ctx, claims.Word{Instance: "i1", Migration: "m1", Attempt: 1, GuestIsAt: "host-a"}), fault.Invalid)
 }
 
+// The other host may come back after weeks, and find nobody who tells it that the guest,
+// which has gone on meanwhile, is not its own.
+func TestTracker_WordIsKeptOfAGuestThatHasGoneOn(t *testing.T) {
+	o := moveOwner("i1", "m1", 1)
+	a, _ := gave(t, o)
+	wantNil(t, a.NoteWord(ctx, wordOn(o, "host-a", "host-b")))
+	wantNil(t, a.Retake(ctx, refOf(o, "")))
+	must[claims.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	wantNil(t, a.Forget(ctx, "i1"))
+	a.clock.advance(3 * claims.TombstoneKeep)
+	wantNil(t, a.Prune(ctx))
+	epoch, holder := a.Epoch("i1")
+	if w := a.Untold(); len(w) != 1 || w[0].Tell != "host-b" || epoch != 4 || holder != "host-c" {
+		t.Errorf("to be told: %+v, epoch %d at %q", w, epoch, holder)
+	}
+	wantNil(t, a.WordTold(ctx, "m1"))
+	a.clock.advance(3 * claims.TombstoneKeep)
+	wantNil(t, a.Prune(ctx))
+	if epoch, _ := a.Epoch("i1"); epoch != 0 {
+		t.Errorf("kept past its use: epoch %d", epoch)
+	}
+}
+
 func TestTracker_CameAndPeerOutliveClaimAndContext(t *testing.T) {
 	o := moveOwner("i1", "m1", 1)
 	a, c := gave(t, o)

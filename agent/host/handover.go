@@ -348,8 +348,10 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	if st.Epoch = inst.Token.Epoch; here {
 		st.Ledger = migration.LedgerHere
 	}
-	if h.accepted(ref) {
+	if h.accepted(ref) || h.goneOn(ref) {
+		// Also where it has gone on since: whoever has it now has a still higher epoch.
 		st.Ledger = migration.LedgerAccepted
+		st.Epoch, _ = h.tracker.Epoch(ref.Instance)
 	}
 	if c, ok := h.tracker.ByOwner(owner(ref)); ok {
 		st.Claim = string(c.State)

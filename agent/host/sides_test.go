@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -241,6 +242,10 @@ func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
 	}
 	s.must("forget", s.b.tracker.Forget(t.Context(), s.ref.Instance))
 	disks := s.picture()["b files"]
+	// A source that has not heard of it must not take the guest for its own.
+	if st, err := s.b.DestinationStatus(t.Context(), s.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Epoch != c.Epoch+1 {
+		t.Errorf("of a guest that has gone on: %+v, %v", st, err)
+	}
 	s.restart("b")
 	s.silent.Store(true)
 	s.follow("the records' end", func() bool { return s.picture()["b memories"] == nil })
@@ -264,8 +269,16 @@ func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(
 	}
 	_, err = s.b.SettleArrival(t.Context(), "33333333-3333-4333-8333-333333333333", gone)
 	s.wantKind("another migration", err, fault.NotFound)
-	_, err = s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
-	s.must("settle", err)
+	for range 2 { // its answer may be lost
+		w, err := s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
+		if s.must("settle", err); w.Instance != s.ref.Instance {
+			t.Errorf("settled %+v", w)
+		}
+	}
+	other := gone
+	other.Why = "another reason"
+	_, err = s.b.SettleArrival(t.Context(), s.ref.Migration, other)
+	s.wantKind("another word when it is over", err, fault.NotFound)
 	s.state("b", s.ref.Instance, driver.Running)
 	if w, ok := s.b.tracker.Word(s.ref.Migration); !ok || w.By != "ann" || w.Why == "" {
 		t.Errorf("the word %+v", w)
@@ -468,4 +481,31 @@ func TestYieldToken_OfNoOtherGuest(t *testing.T) {
 	// Its own is spoken for also when the move's context is gone.
 	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
 	s.must("give way", s.a.YieldToken(t.Context(), s.ref, 9, "b"))
+}
+
+// A host that is gone for good had many guests: each turn waits for it once.
+func TestSides_ASilentHostIsToldOnceInATurn(t *testing.T) {
+	l := newLab(t, "a")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	calls := 0
+	for i, name := range []string{"vm1", "vm2"} {
+		v := l.guest("a", name)
+		l.must("note word", l.hosts["a"].tracker.NoteWord(t.Context(), claims.Word{
+			Instance: v.UUID, Migration: fmt.Sprintf("77777777-7777-4777-8777-77777777777%d", i), Attempt: 1,
+			GuestIsAt: "a", Why: "b is scrap", Tell: "b",
+		}))
+	}
+	l.hosts["a"].Close()
+	n := l.boot("a", func(o *host.Options) {
+		o.Side = func(context.Context, string) (migration.Side, error) {
+			calls++
+			stop() // in the first turn
+			return nil, fault.New(fault.Unavailable, "no route to host b")
+		}
+	})
+	l.must("follow sides", n.FollowSides(ctx))
+	if calls != 1 || len(n.tracker.Untold()) != 2 {
+		t.Errorf("asked %d times, to be told %v", calls, n.tracker.Untold())
+	}
 }

@@ -97,10 +97,16 @@ func (h *Host) retake(ctx context.Context, ref migration.Ref) error {
 }
 
 // tellWords tells other hosts that a guest's token is here by an operator's word, until
-// each has heard it: who had it with a lower epoch gives way.
+// each has heard it: who had it with a lower epoch gives way. A host that is silent is
+// asked once in a turn, however many guests it had: arrivals wait for this turn's end.
 func (h *Host) tellWords(ctx context.Context) {
+	silent := map[string]bool{}
 	for _, w := range h.tracker.Untold() {
-		if err := h.tellWord(ctx, w); err != nil && ctx.Err() == nil {
+		if silent[w.Tell] {
+			continue
+		}
+		if err := h.tellWord(ctx, w); err != nil {
+			silent[w.Tell] = errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt)
 			h.log.Debug("a host has not heard of an operator's word", "instance", w.Instance, "migration", w.Migration, "host", w.Tell, "error", err)
 		}
 	}
@@ -241,6 +247,11 @@ func (h *Host) SettleArrival(ctx context.Context, id string, s migration.Settlem
 func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlement) (Waiting, error) {
 	all := h.pendingArrivals()
 	i := slices.IndexFunc(all, func(a pendingArrival) bool { return a.ref.Migration == id && a.claim != arrivalNone })
+	if w, ok := h.tracker.Word(id); ok && (i < 0 || h.accepted(all[i].ref)) &&
+		w.GuestIsAt == s.GuestIsAt && slices.Equal(w.Gone, s.Gone) && w.Why == s.Why && w.By == s.By {
+		// The same word again: its answer was lost. What is left of it goes on by itself.
+		return Waiting{Migration: id, Instance: w.Instance, Attempt: w.Attempt, Since: w.At}, nil
+	}
 	if i < 0 {
 		return Waiting{}, fault.New(fault.NotFound, "no arrival of it waits here")
 	}
