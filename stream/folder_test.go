@@ -2,6 +2,8 @@ package stream
 
 import (
 	"errors"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -128,6 +130,46 @@ func TestManager_SocketsAreQEMUsAndRootsAlone(t *testing.T) {
 			t.Errorf("%s is %v of user %d, want %v of %d", path, fi.Mode(), got, want.mode, want.uid)
 		}
 	}
+}
+
+// Its folder was removed, and another process has one of the same name.
+func TestProcess_TouchesNothingOfItsSuccessor(t *testing.T) {
+	t.Parallel() // it waits for the process's next look
+	p := newPair(t, inside(t))
+	p.open()
+	a, b := p.connected(p.memory())
+	p.says(a, b, "x")
+	dir := p.dst.Paths(testID).Dir
+	if err := errors.Join(os.Rename(dir, dir+".away"), os.Mkdir(dir, 0o711)); err != nil {
+		t.Fatal(err)
+	}
+	successor, err := holdLife(p.dst.Paths(testID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.ends(a)
+	p.ends(b)
+	// Its lock falls last of all.
+	if err := p.dst.fallen(t.Context(), Paths{Dir: dir + ".away"}); err != nil {
+		t.Fatal(err)
+	}
+	if !lies(successor, p.dst.Paths(testID)) {
+		t.Error("it removed its successor's folder")
+	}
+	successor.Close()
+	if err := p.dst.Close(t.Context(), testID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProcess_CarriesNothingOnceItDrains(t *testing.T) {
+	p := newPair(t, inside(t))
+	far := p.dial(p.libvirt.Addr().String())
+	local := p.accept(p.libvirt)
+	network, _ := net.Pipe()
+	proc := &process{draining: true, log: slog.New(slog.DiscardHandler)}
+	proc.carry(&link{channel: Control, local: local, batch: newBatch(network)})
+	p.ends(far)
 }
 
 func TestNewManager_RefusesAFolderThatNoSocketOrURIHolds(t *testing.T) {
