@@ -35,10 +35,10 @@ type Simulation struct {
 	now    time.Duration
 	actors []*actor
 	timers []*timer
-	parked chan struct{}
 	// current is the actor that runs; nil while the scheduler does.
 	current *actor
-	can     []*actor // those of one turn; kept for its memory
+	idle    []*coroutine // those that no actor has
+	can     []*actor     // those of one turn; kept for its memory
 	turns   int
 	trace   func(at time.Duration, actor string)
 }
@@ -49,7 +49,8 @@ var Epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 type actor struct {
 	process *Process
 	name    string
-	resume  chan struct{}
+	f       func()
+	on      *coroutine      // nil before its first turn
 	ready   bool            // wants to run now
 	until   time.Duration   // otherwise: wants to run then
 	waiter  runtime.Waiter  // or when this has come; nil for none
@@ -69,7 +70,7 @@ type timer struct {
 
 // New makes a simulation whose order is drawn from seed.
 func New(seed uint64) *Simulation {
-	return &Simulation{rng: rand.New(rand.NewPCG(seed, 0x6265727468)), parked: make(chan struct{})}
+	return &Simulation{rng: rand.New(rand.NewPCG(seed, 0x6265727468))}
 }
 
 // Rand is the simulation's own source of chance: use no other.
@@ -113,15 +114,20 @@ func (s *Simulation) Process(name, boot string) *Process {
 // them), or until limit of simulated time has passed, which is
 // an error that names one who still waits.
 func (s *Simulation) Run(limit time.Duration, stop func() bool) error {
-	end := s.Elapsed() + limit
-	first := s.turns
+	first, end := s.turns, s.Elapsed()+limit
+	var err error
+	s.drive(func() { err = s.run(first, end, stop) })
+	return err
+}
+
+func (s *Simulation) run(first int, end time.Duration, stop func() bool) error {
 	for !stop() {
 		a := s.next()
 		if a == nil {
 			return nil
 		}
 		if s.Elapsed() > end {
-			return fmt.Errorf("the simulation does not come to rest within %s: %s still waits", limit, a.name)
+			return fmt.Errorf("the simulation does not come to rest by %s: %s still waits", end, a.name)
 		}
 		if s.turns-first >= maxTurns {
 			return fmt.Errorf("the simulation does not come to rest within %d turns, at %s: %s runs", maxTurns, s.Elapsed(), a.name)
@@ -135,17 +141,22 @@ func (s *Simulation) Run(limit time.Duration, stop func() bool) error {
 // arbitrary, a hundred times what the longest story here takes.
 const maxTurns = 1_000_000
 
-// turn lets one actor run to its next scheduling point.
+// turn lets one actor run to its next scheduling point. It does not return when the
+// actor ends there by Goexit: see drive.
 func (s *Simulation) turn(a *actor) {
 	s.turns++
 	if s.trace != nil {
 		s.trace(s.Elapsed(), a.name)
 	}
 	s.mu.Lock()
+	if a.on == nil && a.process.dead {
+		a.over = true // before it began
+		s.mu.Unlock()
+		return
+	}
 	s.current = a
 	s.mu.Unlock()
-	a.resume <- struct{}{}
-	<-s.parked
+	s.switchTo(a)
 	s.mu.Lock()
 	s.current = nil
 	s.mu.Unlock()
@@ -224,9 +235,11 @@ func (s *Simulation) Shutdown() {
 		a.process.dead = true
 	}
 	s.mu.Unlock()
-	for a := s.next(); a != nil; a = s.next() {
-		s.turn(a)
-	}
+	s.drive(func() {
+		for a := s.next(); a != nil; a = s.next() {
+			s.turn(a)
+		}
+	})
 }
 
 // Process is one operating system process of the simulation: a runtime.Runtime.
@@ -289,21 +302,7 @@ func (p *Process) Go(name string, f func()) {
 	if p.dead {
 		return
 	}
-	a := &actor{process: p, name: p.name + "/" + name, resume: make(chan struct{}), ready: true, until: forever, ctx: context.Background()}
-	s.actors = append(s.actors, a)
-	go func() {
-		defer func() {
-			s.mu.Lock()
-			a.over = true
-			s.mu.Unlock()
-			s.parked <- struct{}{}
-		}()
-		<-a.resume
-		if p.Dead() {
-			return
-		}
-		f()
-	}()
+	s.actors = append(s.actors, &actor{process: p, name: p.name + "/" + name, f: f, ready: true, until: forever, ctx: context.Background()})
 }
 
 // Sleep waits on the simulated clock, or until ctx ends.
@@ -358,8 +357,7 @@ func (p *Process) wait(ctx context.Context, how actor) (got bool) {
 		a.until = s.now + max(how.until, 0)
 	}
 	s.mu.Unlock()
-	s.parked <- struct{}{}
-	<-a.resume
+	a.on.yield(struct{}{})
 	if a.process.Dead() {
 		goruntime.Goexit()
 	}
