@@ -41,9 +41,12 @@ func (a *Agent) arrival(w host.Waiting) migration.Migration {
 	if w.InDoubt {
 		m.Status, m.Outcome, kind = migration.StatusError, migration.OutcomeInDoubt, fault.InDoubt
 	}
-	m.Error = &journal.Error{Kind: kind, Message: "arriving here, waits for " + w.For, Reasons: []fault.Reason{{
-		Code: "waits_for_source", Message: "waits for " + w.For, Have: w.Source,
-		Change: "start the agent on " + w.Source + "; if that host is gone for good: berth migration settle " + w.Migration + " --guest-is-at HOST --gone " + w.Source,
+	// The reason stands alone in the host's status.
+	waits := "instance " + w.Instance + " is arriving here and waits for " + w.For
+	m.Error = &journal.Error{Kind: kind, Message: waits, Reasons: []fault.Reason{{
+		Code: "waits_for_source", Message: waits, Have: w.Source,
+		Change: "start the agent on " + w.Source + "; if that host is gone for good: berth migration settle " + w.Migration +
+			" --guest-is-at " + a.name + " --gone " + w.Source + ` --because "what you have checked"`,
 	}}}
 	if word, ok := a.host.WordOn(migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}); ok {
 		m.Settled = &word

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -45,7 +48,7 @@ func (a *app) migrationList() *cobra.Command {
 						if m.Error != nil {
 							remark = m.Error.Message
 						}
-						row(w, m.UUID, m.InstanceName, m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
+						row(w, m.UUID, cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
 					}
 				})
 			})
@@ -78,7 +81,7 @@ func (a *app) migrationShow() *cobra.Command {
 func (a *app) printMigration(m migration.Migration) error {
 	return a.print(m, func(w io.Writer) {
 		row(w, "migration", m.UUID)
-		row(w, "instance", m.InstanceName+" "+m.InstanceUUID)
+		row(w, "instance", strings.TrimSpace(m.InstanceName+" "+m.InstanceUUID))
 		row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
 		status := string(m.Status)
 		if m.Outcome != "" && string(m.Outcome) != status {
@@ -88,7 +91,7 @@ func (a *app) printMigration(m migration.Migration) error {
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
 		if !m.Deadline.IsZero() && !m.Done() {
-			row(w, "deadline", "in "+rough(time.Until(m.Deadline)))
+			row(w, "deadline", deadline(time.Until(m.Deadline)))
 		}
 		if m.Settled != nil {
 			row(w, "settled", settledBy(*m.Settled))
@@ -113,6 +116,9 @@ func (a *app) printMigration(m migration.Migration) error {
 				}
 			}
 		}
+		if advice := settleAdvice(m); advice != "" {
+			fmt.Fprintf(w, "\t  to do: %s\n", advice)
+		}
 		for _, r := range m.Refusals {
 			row(w, "refused by", fmt.Sprintf("%s: %s", r.DestCompute, r.Message))
 		}
@@ -132,6 +138,25 @@ func (a *app) printMigration(m migration.Migration) error {
 			row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
 		}
 	})
+}
+
+// deadline says when an attempt is given up. One that is past it can only go forward.
+func deadline(left time.Duration) string {
+	if left < 0 {
+		return "passed " + rough(-left) + " ago"
+	}
+	return "in " + rough(left)
+}
+
+// settleAdvice is what an operator does about a move in doubt whose reasons do not say
+// so; empty for any other.
+func settleAdvice(m migration.Migration) string {
+	if m.Outcome != migration.OutcomeInDoubt ||
+		m.Error != nil && slices.ContainsFunc(m.Error.Reasons, func(r fault.Reason) bool { return r.Change != "" }) {
+		return ""
+	}
+	return fmt.Sprintf("it goes on by itself when who is silent answers; else find out whether the guest is at %s or %s, then: berth migration settle %s --guest-is-at HOST --because TEXT",
+		m.SourceCompute, m.DestCompute, m.UUID)
 }
 
 // printLine writes one record as one line of JSON.

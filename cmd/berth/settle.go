@@ -52,6 +52,11 @@ Exit code 0 when the word was taken, 3 when it was refused, 4 for an unknown mov
 					if s.Record != nil && !s.Record.Done() {
 						fmt.Fprintf(out, "the move goes on by it: berth migration watch %s\n", s.Migration)
 					}
+					// The conductor deletes it; here that is the host which is gone.
+					if s.Record == nil && s.GuestIsAt == s.Host && len(w.Gone) > 0 {
+						fmt.Fprintf(out, "Placement still counts the guest's old half on %s, as consumer %s: that host deletes it when it returns, else delete it yourself\n",
+							strings.Join(w.Gone, ", "), s.Migration)
+					}
 				})
 			})
 		},
