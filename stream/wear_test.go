@@ -176,6 +176,19 @@ func TestStream_SurvivesTheRotationOfItsCertificates(t *testing.T) {
 	p.says(old, oldIn, "and the first one never noticed")
 }
 
+// A certificate may become good without a change of its file: by the hour.
+func TestCertificates_WhatCouldNotBeUsedIsReadAgain(t *testing.T) {
+	p := newPair(t, inside(t))
+	c, err := newCertificates(p.in.PKI)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.err = errors.New("not valid before the hour")
+	if _, err := c.state(); err != nil {
+		t.Errorf("the same files, an hour later: %v", err)
+	}
+}
+
 func (p *pair) put(from, to string) {
 	p.t.Helper()
 	text, err := os.ReadFile(from)
