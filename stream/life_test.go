@@ -164,6 +164,44 @@ func TestManager_ClosesAProcessThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// hasty is a clock on which every limit is over early.
+type hasty struct{ runtime.System }
+
+func (h *hasty) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return h.System.WithTimeout(ctx, d/100)
+}
+
+func TestManager_WaitsForNoProcessThatTheKernelHolds(t *testing.T) {
+	root, err := os.MkdirTemp("", "s") // t.TempDir's name is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(root)
+	m, err := NewManager(root, nil, &hasty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := m.Paths(testID)
+	if err := os.Mkdir(p.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	life, err := holdLife(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer life.Close()
+	// So that a signal changes nothing.
+	if err := os.WriteFile(p.process(), []byte(`{"pid": 1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(context.Background(), testID); !errors.Is(err, fault.Busy) || !strings.Contains(err.Error(), "has not ended yet") {
+		t.Errorf("closed with %v, want %v", err, fault.Busy)
+	}
+	if _, err := os.Stat(p.Dir); err != nil {
+		t.Errorf("the folder of a process that lives: %v", err)
+	}
+}
+
 func TestManager_KillsNobodyElse(t *testing.T) {
 	dir := t.TempDir()
 	p := PathsOf(dir, testID)

@@ -95,7 +95,7 @@ func (m *Manager) Open(ctx context.Context, o Order) (Status, error) {
 	st, err := m.start(ctx, p, o)
 	if err != nil {
 		// Whatever came up of it goes, with the ticket.
-		ctx, cancel := m.rt.WithTimeout(context.WithoutCancel(ctx), 3*endTimeout)
+		ctx, cancel := m.rt.WithTimeout(context.WithoutCancel(ctx), endTimeout+killTimeout)
 		defer cancel()
 		return Status{}, errors.Join(fmt.Errorf("%s: %w", doing, err), m.Close(ctx, o.ID))
 	}
@@ -293,9 +293,13 @@ func (m *Manager) folders() ([]ID, error) {
 }
 
 // endTimeout is how long a process may take to end when asked, before it is killed,
-// and then again. Arbitrary; a guest may stand still as long, or an agent's start
-// wait, and one that is killed loses nothing but its last line in the log.
-const endTimeout = time.Second
+// and killTimeout how long then. Arbitrary; a guest may stand still as long as the
+// first, or an agent's start wait, and one that is killed loses nothing but its last
+// line in the log. Who is killed ends at once, but where the kernel holds him.
+const (
+	endTimeout  = time.Second
+	killTimeout = 4 * time.Second
+)
 
 // Close revokes the session's ticket: it ends the process with every connection,
 // sees its end, and removes the folder. nil when there is none. It is safe to
@@ -333,7 +337,7 @@ func (m *Manager) end(ctx context.Context, id ID, p Paths) error {
 	}
 	// A process that is killed may stand in the kernel for a while. Callers hold an
 	// instance's turn: they come again.
-	killed, cancel := m.rt.WithTimeout(ctx, endTimeout)
+	killed, cancel := m.rt.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	return m.fallen(killed, p)
 }
