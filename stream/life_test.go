@@ -352,7 +352,7 @@ func TestSource_AsksTheKernelWhoConnects(t *testing.T) {
 	p.open()
 	paths := p.src.Paths(testID)
 	// The modes alone would keep them out.
-	for _, path := range []string{p.root, paths.QEMU, paths.Memory, paths.Control} {
+	for _, path := range []string{p.root, paths.QEMU, paths.Memory, paths.Control, paths.agent()} {
 		if err := os.Chmod(path, 0o777); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +362,7 @@ func TestSource_AsksTheKernelWhoConnects(t *testing.T) {
 		path    string
 		uid     int
 		refused bool
-	}{{paths.Memory, 65534, true}, {paths.Control, 64055, true}, {paths.Memory, 64055, false}} {
+	}{{paths.Memory, 65534, true}, {paths.Control, 64055, true}, {paths.agent(), 64055, true}, {paths.Memory, 64055, false}} {
 		before := p.status(p.src)
 		if err := connectAs(tt.path, tt.uid); err != nil {
 			t.Fatal(err)
