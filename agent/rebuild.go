@@ -14,6 +14,7 @@ import (
 	"berth/agent/host"
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/placementclient"
 )
 
@@ -50,6 +51,13 @@ func (l *ledger) round(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if ended, err := l.endLostJobs(ctx, t); err != nil {
+		return err
+	} else if ended { // what is here now is another thing than what was asked about
+		if t, err = l.ask(ctx); err != nil {
+			return err
+		}
+	}
 	now := l.a.rt.Boot().Since
 	l.mu.Lock()
 	l.silent = t.silent
@@ -77,6 +85,23 @@ func (l *ledger) round(ctx context.Context) error {
 		break
 	}
 	return l.end(ctx, record)
+}
+
+// endLostJobs ends the streams of moves from here that other hosts wait for and that
+// nobody conducts any more: a guest that is still here stays.
+func (l *ledger) endLostJobs(ctx context.Context, t told) (ended bool, err error) {
+	for _, k := range t.answers {
+		for _, m := range k.Moves {
+			if s, here := t.here[m.Instance]; m.Source != l.a.name || !here || !s.Streams {
+				continue
+			}
+			if err := l.a.host.EndLostJob(ctx, migration.Ref{Migration: m.Migration, Instance: m.Instance, Attempt: m.Attempt}); err != nil {
+				return false, err
+			}
+			ended = true
+		}
+	}
+	return ended, nil
 }
 
 // end makes durable that the ledger may be used again.

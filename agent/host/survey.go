@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 
 	"berth/claims"
 	"berth/driver"
@@ -16,6 +17,7 @@ type Surveyed struct {
 	Instance claims.Instance // its token's epoch is what the document says; 0 for none
 	Found    claims.Found
 	Marked   bool   // the document has Berth's metadata
+	Streams  bool   // a migration job of it is in flight
 	Moved    string // the migration that the document says it came by; empty for none
 }
 
@@ -51,6 +53,14 @@ func (h *Host) survey(ctx context.Context, d driver.Domain) (Surveyed, error) {
 		s.Domain = claims.DomainHalfway
 	case d.Active():
 		s.Domain = claims.DomainRunning
+	}
+	if d.Active() && h.migrator != nil {
+		switch job, err := h.migrator.Job(ctx, d.UUID); {
+		case err == nil:
+			s.Streams = inFlight(job)
+		case !errors.Is(err, fault.NotFound):
+			return s, err
+		}
 	}
 	text, err := h.driver.XML(ctx, d.UUID, driver.Live)
 	if err != nil {
