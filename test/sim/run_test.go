@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400) // runs are short and their memory is small
+	debug.SetGCPercent(1600) // runs are short and their memory is small
 	goleak.VerifyTestMain(m)
 }
 

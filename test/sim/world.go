@@ -93,6 +93,7 @@ type world struct {
 	calm       time.Duration   // since when all is up and over; 0 for not
 	mended     time.Duration   // when the last thing that was broken was mended
 	over       bool
+	old        bool // age has been
 	stuck      bool
 	seen       int // entries of the fleet's history
 	tokens     map[string]map[string]claims.Token
@@ -473,9 +474,7 @@ func (w *world) ask(m *move) {
 		x := p.send(ctx, "LiveMigrate", func(ctx context.Context, b *agent) {
 			_, err = b.conductor.LiveMigrate(ctx, migration.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options})
 		})
-		for !x.ended {
-			_ = w.outside.Sleep(ctx, 10*time.Millisecond)
-		}
+		_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
 		err = cmp.Or(x.err, err)
 		if err == nil {
 			m.accepted = true
@@ -503,9 +502,7 @@ func (w *world) ask(m *move) {
 			w.note("user", "abort", m.uuid)
 			p := peer{a: a, m: source}
 			x := p.send(ctx, "Abort", func(ctx context.Context, b *agent) { _ = b.conductor.Abort(ctx, m.uuid) })
-			for !x.ended {
-				_ = w.outside.Sleep(ctx, 10*time.Millisecond)
-			}
+			_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
 			return
 		}
 		_ = w.outside.Sleep(ctx, time.Second)
@@ -541,7 +538,9 @@ func (w *world) clock() {
 			w.calm = now
 			w.note("world", "calm")
 		}
-		if calm := now - w.calm; calm >= grace || calm > 0 && calm%(10*time.Second) == 0 && w.clean() {
+		calm := now - w.calm
+		clean := calm > 0 && calm%(10*time.Second) == 0 && w.clean()
+		if calm >= grace || clean && !w.age() {
 			w.over = true
 		}
 	}

@@ -33,6 +33,7 @@ type Simulation struct {
 	// runs, so that actors' own goroutines and the scheduler may both use it.
 	mu     sync.Mutex
 	now    time.Duration
+	skips  time.Duration // what Skip has added to it
 	actors []*actor
 	timers []*timer
 	// current is the actor that runs; nil while the scheduler does.
@@ -103,6 +104,21 @@ func (s *Simulation) Elapsed() time.Duration {
 	return s.now
 }
 
+// Skip moves the clock on at once, as if all machines had been suspended together:
+// whoever sleeps wakes late, at the same moment. It does not count for Run's limit.
+func (s *Simulation) Skip(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now, s.skips = s.now+d, s.skips+d
+}
+
+// counted is the time that counts for Run's limit.
+func (s *Simulation) counted() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now - s.skips
+}
+
 // Process makes a process that can be killed apart from others. boot is the id
 // of its host's boot.
 func (s *Simulation) Process(name, boot string) *Process {
@@ -114,7 +130,7 @@ func (s *Simulation) Process(name, boot string) *Process {
 // them), or until limit of simulated time has passed, which is
 // an error that names one who still waits.
 func (s *Simulation) Run(limit time.Duration, stop func() bool) error {
-	first, end := s.turns, s.Elapsed()+limit
+	first, end := s.turns, s.counted()+limit
 	var err error
 	s.drive(func() { err = s.run(first, end, stop) })
 	return err
@@ -126,8 +142,8 @@ func (s *Simulation) run(first int, end time.Duration, stop func() bool) error {
 		if a == nil {
 			return nil
 		}
-		if s.Elapsed() > end {
-			return fmt.Errorf("the simulation does not come to rest by %s: %s still waits", end, a.name)
+		if s.counted() > end {
+			return fmt.Errorf("the simulation does not come to rest by %s: %s still waits", s.Elapsed(), a.name)
 		}
 		if s.turns-first >= maxTurns {
 			return fmt.Errorf("the simulation does not come to rest within %d turns, at %s: %s runs", maxTurns, s.Elapsed(), a.name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,4 +119,23 @@ func TestRun_NamesWhatDoesNotComeToRest(t *testing.T) {
 		t.Errorf("got %v, want an error that names p/clock", err)
 	}
 	s.Shutdown()
+}
+
+func TestSkip_WakesAllWhoSleepAndLeavesTheLimitAlone(t *testing.T) {
+	s := simruntime.New(1)
+	p := s.Process("p", "boot")
+	var woken []time.Duration
+	for _, d := range []time.Duration{time.Minute, time.Hour, 30 * time.Hour} {
+		p.Go("sleeps", func() {
+			_ = p.Sleep(context.Background(), d)
+			woken = append(woken, s.Elapsed())
+		})
+	}
+	p.Go("skips", func() { s.Skip(24 * time.Hour) })
+	if err := s.Run(12*time.Hour, never); err != nil {
+		t.Fatal(err)
+	}
+	if want := []time.Duration{24 * time.Hour, 24 * time.Hour, 30 * time.Hour}; !slices.Equal(woken, want) {
+		t.Errorf("woken at %v, want %v", woken, want)
+	}
 }

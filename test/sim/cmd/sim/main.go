@@ -21,7 +21,7 @@ func main() {
 	enumerate := flag.Bool("enumerate", false, "every point of every story, in place of random runs")
 	first := flag.Bool("first", false, "end with the first violation")
 	flag.Parse()
-	debug.SetGCPercent(400) // runs are short and their memory is small
+	debug.SetGCPercent(1600) // runs are short and their memory is small
 	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate, *first); err != nil {
 		fmt.Fprintln(os.Stderr, "sim:", err)
 		os.Exit(1)
