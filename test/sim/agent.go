@@ -34,12 +34,12 @@ type machine struct {
 	boots      int
 	lives      int          // how often an agent was started
 	agent      *agent       // the present one; a dead one until the next is started
-	full       bool         // its disk
 	hung       bool         // its libvirtd
 	off        bool         // between a crash of the machine and its boot
 	forwarders []*forwarder // of streams
-	next       fate         // of the commit that is under way
-	away       time.Duration
+	away       int          // how many want its libvirtd to be away
+	blind      bool         // its libvirtd cannot read
+	file
 }
 
 // agent is one life of a host's agent.
@@ -71,6 +71,7 @@ func (m *machine) boot() {
 	}
 	a.rt = a.process
 	m.agent = a
+	m.mem.Live(a.rt, a.commits)
 	w.note(m.name, "agent starts")
 	a.process.Go("agent", a.run)
 }
@@ -172,29 +173,33 @@ func (a *agent) moving(instance string) (string, bool) {
 	return "", false
 }
 
-// kill ends the agent as kill -9 does; whoever waits for it hears so. It is started
-// again after a while.
+// kill ends the agent as kill -9 does. It is started again after a while.
 func (m *machine) kill(down time.Duration) {
-	a := m.agent
-	if a == nil || a.dead() {
+	if m.agent == nil || m.agent.dead() {
 		return
 	}
-	w := m.w
-	w.fault(m.name, "agent killed")
-	a.process.Kill()
-	// What it had not made durable is gone.
-	m.mem = m.mem.Crash()
-	m.mem.OnCommit(m.decide)
-	for _, x := range a.served {
-		x.end(unreachable("connection reset by " + m.name))
-	}
-	a.served = nil
+	m.end("agent killed")
 	life := m.lives
-	w.later(down, "start the agent of "+m.name, func() {
+	m.w.later(down, "start the agent of "+m.name, func() {
 		if m.lives == life && !m.off {
 			m.boot()
 		}
 	})
+}
+
+// end is the end of the agent, with its machine or without; whoever waits for it hears so.
+func (m *machine) end(why string) {
+	m.w.fault(m.name, why)
+	a := m.agent
+	if a == nil || a.dead() {
+		return
+	}
+	a.process.Kill()
+	m.crash()
+	for _, x := range a.served {
+		x.end(unreachable("connection reset by " + m.name))
+	}
+	a.served = nil
 }
 
 // discard is for agents of runs that nobody reads.

@@ -10,6 +10,7 @@ import (
 	"berth/claims"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
+	"berth/internal/store/storetest"
 )
 
 // chaos breaks things by chance, until its budget is spent or its time is over. Each
@@ -106,7 +107,7 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 	}
 	switch k {
 	case ofCommit:
-		return []fate{refused, answerLost}[c.rng.IntN(2)]
+		return []fate{refused, answerLost, requestLate}[c.rng.IntN(3)]
 	case ofDriver:
 		return []fate{requestLost, answerLost, refused}[c.rng.IntN(3)]
 	case ofVerb:
@@ -119,6 +120,22 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 		return c.impatient(a, []fate{requestLost, requestLate, requestLate, twice, answerLost, refused, raced}[c.rng.IntN(7)])
 	}
 	return goesWell
+}
+
+// placementCommits is asked at every point of a commit of Placement's store.
+func (c *chaos) placementCommits(at storetest.Point) storetest.Outcome {
+	if c.spent() || c.lean[byWorld]+c.lean[byMessage] == 0 || c.rng.Float64() >= c.rate {
+		return storetest.Commit
+	}
+	c.budget--
+	s := c.w.placement
+	if c.lean[byWorld] == 0 || at == storetest.BeforeCommit && c.lean[byMessage] > 0 && c.rng.IntN(2) == 0 {
+		c.w.fault("placement", "disk")
+		return []storetest.Outcome{storetest.Fail, storetest.FailWritten}[c.rng.IntN(2)]
+	}
+	s.kill(c.downtime())
+	s.process.Yield() // it ends here
+	return storetest.Commit
 }
 
 // impatient has users abort their moves, now and then, when a message of theirs is late.
@@ -159,157 +176,53 @@ func (c *chaos) begin() {
 	}
 }
 
+// troubles are what can break of the world, each with its weight.
+func troubles() []trouble {
+	return []trouble{
+		{4, func(c *chaos, m *machine) { m.kill(c.downtime()) }},
+		{4, func(c *chaos, m *machine) { m.killLibvirt(c.downtime()) }},
+		{2, func(c *chaos, m *machine) { m.stopLibvirt(c.downtime()) }},
+		{3, func(c *chaos, m *machine) { m.hangLibvirt(c.downtime()) }},
+		{2, func(c *chaos, m *machine) { m.failReads(c.downtime()) }},
+		{4, func(c *chaos, m *machine) { c.w.cutNetwork(m, c.machine(), c.downtime()) }},
+		{3, func(c *chaos, m *machine) { c.w.cutData(m, c.machine(), c.downtime()) }},
+		{2, func(c *chaos, _ *machine) { c.w.placementAway(c.downtime()) }},
+		{3, func(c *chaos, _ *machine) { c.w.placement.kill(c.downtime()) }},
+		{3, func(c *chaos, m *machine) { c.w.otherWriter(m, c.rng.IntN(writes), c.downtime()) }},
+		{2, func(c *chaos, m *machine) { m.diskFull(c.downtime()) }},
+		{2, func(c *chaos, m *machine) { m.diskBroken(c.downtime()) }},
+		{2, func(c *chaos, m *machine) { m.stepClock(time.Duration(c.rng.Int64N(int64(2*time.Hour))) - time.Hour) }},
+		{4, func(_ *chaos, m *machine) { m.killIncoming() }},
+		{2, func(c *chaos, _ *machine) { c.guest().killed(c.w) }},
+		{4, func(c *chaos, m *machine) { m.reboot(c.downtime()) }},
+		{3, func(_ *chaos, m *machine) { m.killForwarder() }},
+		{4, func(c *chaos, _ *machine) { c.guest().used(c.w, c.rng.IntN(uses)) }},
+	}
+}
+
+type trouble struct {
+	weight int
+	do     func(c *chaos, m *machine)
+}
+
 // anything breaks something of the world.
 func (c *chaos) anything() {
-	w := c.w
-	m, other, d := c.machine(), c.machine(), c.downtime()
-	switch c.rng.IntN(11) {
-	case 0:
-		m.kill(d)
-	case 1:
-		m.killLibvirt(d)
-	case 2:
-		m.hangLibvirt(d)
-	case 3:
-		w.cutNetwork(m, other, d)
-	case 4:
-		w.cutData(m, other, d)
-	case 5:
-		w.placementAway(d)
-	case 6:
-		m.diskFull(d)
-	case 7:
-		m.stepClock(time.Duration(c.rng.Int64N(int64(2*time.Hour))) - time.Hour)
-	case 8:
-		m.killIncoming()
-	case 9:
-		m.reboot(d)
-	case 10:
-		m.killForwarder()
+	all, sum := troubles(), 0
+	for _, t := range all {
+		sum += t.weight
+	}
+	n, m := c.rng.IntN(sum), c.machine()
+	for _, t := range all {
+		if n -= t.weight; n < 0 {
+			t.do(c, m)
+			return
+		}
 	}
 }
+
+func (c *chaos) guest() *guest { return c.w.guests[c.rng.IntN(len(c.w.guests))] }
 
 func (c *chaos) machine() *machine { return c.w.machines[c.w.names[c.rng.IntN(len(c.w.names))]] }
-
-// What can break in the world, each mended after d.
-
-func (m *machine) killLibvirt(d time.Duration) {
-	if m.off || m.away > 0 {
-		return
-	}
-	m.away++
-	m.w.fault(m.name, "libvirtd killed")
-	m.fake.KillDaemon()
-	m.w.look()
-	m.w.later(d, "start libvirtd of "+m.name, func() { m.away--; m.fake.StartDaemon() })
-}
-
-func (m *machine) hangLibvirt(d time.Duration) {
-	if m.off || m.hung {
-		return
-	}
-	m.hung = true
-	m.w.fault(m.name, "libvirtd hangs")
-	m.fake.Hang(true)
-	m.w.later(d, "wake libvirtd of "+m.name, func() { m.hung = false; m.fake.Hang(false) })
-}
-
-func (w *world) cutNetwork(a, b *machine, d time.Duration) {
-	p := pair(a.name, b.name)
-	if a == b || w.cuts[p] {
-		return
-	}
-	w.cuts[p] = true
-	w.fault(a.name+"-"+b.name, "network cut")
-	w.fleet.CutData(a.name, b.name)
-	w.fleet.CutManagement(a.name, b.name)
-	w.later(d, "heal network", func() {
-		delete(w.cuts, p)
-		w.fleet.HealData(a.name, b.name)
-		w.fleet.HealManagement(a.name, b.name)
-	})
-}
-
-func (w *world) cutData(a, b *machine, d time.Duration) {
-	if a == b || w.cuts[pair(a.name, b.name)] {
-		return
-	}
-	w.fault(a.name+"-"+b.name, "data link cut")
-	w.fleet.CutData(a.name, b.name)
-	w.later(d, "heal data link", func() { w.fleet.HealData(a.name, b.name) })
-}
-
-func (w *world) placementAway(d time.Duration) {
-	if w.placement.away {
-		return
-	}
-	w.placement.away = true
-	w.fault("placement", "away")
-	w.later(d, "start placement", func() { w.placement.away = false })
-}
-
-func (m *machine) diskFull(d time.Duration) {
-	if m.full {
-		return
-	}
-	m.full = true
-	m.w.fault(m.name, "disk full")
-	m.w.later(d, "room on the disk of "+m.name, func() { m.full = false })
-}
-
-func (m *machine) stepClock(d time.Duration) {
-	m.w.fault(m.name, "clock steps "+d.String())
-	m.agent.process.StepClock(d)
-}
-
-// reboot pulls the machine's plug: agent, hypervisor and guests are gone at once, and
-// what was not on its disk.
-func (m *machine) reboot(d time.Duration) {
-	if m.off || m.away > 0 || m.hung {
-		return
-	}
-	w := m.w
-	m.kill(0)
-	m.off = true
-	w.fault(m.name, "the machine loses its power")
-	w.look()
-	for _, g := range w.guests {
-		if g.copies[m.name] == whole {
-			g.mayBeOff = true
-		}
-	}
-	m.fake.Crash()
-	for _, f := range m.forwarders {
-		f.ended = true
-	}
-	w.look()
-	w.later(d, "boot "+m.name, func() {
-		m.off = false
-		m.boots++
-		m.fake.Boot()
-		m.boot()
-	})
-}
-
-// killIncoming kills the QEMU of a guest that arrives here.
-func (m *machine) killIncoming() {
-	for _, g := range m.w.guests {
-		switch g.copies[m.name] {
-		case incoming, stale:
-		case whole:
-			if h := m.w.holders(g.uuid); len(h) == 1 && h[0] == m.name {
-				continue // the guest itself
-			}
-			g.mayBeOff = true
-		default:
-			continue
-		}
-		m.w.fault(m.name, "QEMU of "+g.name+" killed")
-		m.fake.CrashGuest(g.uuid)
-		m.w.look()
-		return
-	}
-}
 
 // phases plays a story's events, and asks at the door of every host who comes.
 func (w *world) phases() {

@@ -1,6 +1,11 @@
 package sim
 
-import "time"
+import (
+	"slices"
+	"time"
+
+	"berth/claims"
+)
 
 // How is one way in which something breaks at a point.
 type How struct {
@@ -10,14 +15,6 @@ type How struct {
 
 // Hows are all of them. The agent is the one that acts at the point.
 func Hows() []How {
-	peerOf := func(w *world, a *agent) *machine {
-		for _, name := range w.names {
-			if name != a.m.name {
-				return w.machines[name]
-			}
-		}
-		return a.m
-	}
 	return []How{
 		{"the acting agent dies", func(_ *world, a *agent) { a.m.kill(time.Second) }},
 		{"the other agent dies", func(w *world, a *agent) { peerOf(w, a).kill(time.Second) }},
@@ -28,7 +25,37 @@ func Hows() []How {
 		{"the stream's process dies", func(w *world, a *agent) { a.m.killForwarder() }},
 		{"the network is cut", func(w *world, a *agent) { w.cutNetwork(a.m, peerOf(w, a), 25*time.Second) }},
 		{"placement is away", func(w *world, _ *agent) { w.placementAway(10 * time.Second) }},
+		{"placement dies", func(w *world, _ *agent) { w.placement.kill(2 * time.Second) }},
+		{"its machine loses its power", func(_ *world, a *agent) { a.m.reboot(3 * time.Second) }},
+		{"the other machine loses its power", func(w *world, a *agent) { peerOf(w, a).reboot(3 * time.Second) }},
+		{"the guest's QEMU dies", func(w *world, _ *agent) { w.guests[0].killed(w) }},
+		{"the guest's user destroys it", func(w *world, _ *agent) { w.guests[0].used(w, 1) }},
+		{"the guest's user pauses it", func(w *world, _ *agent) { w.guests[0].used(w, 2) }},
 	}
+}
+
+// peerOf is the other host of the move that an agent is part of; before there is one,
+// the first other host.
+func peerOf(w *world, a *agent) *machine {
+	for _, m := range w.moves {
+		if a.m.name != m.from {
+			return w.machines[m.from]
+		}
+		for _, name := range w.names {
+			if name != m.from && slices.ContainsFunc(w.claimsOn(w.machines[name]), func(c claims.Claim) bool { return c.Owner.Instance == m.guest.uuid }) {
+				return w.machines[name]
+			}
+		}
+		if m.to != "" {
+			return w.machines[m.to]
+		}
+	}
+	for _, name := range w.names {
+		if name != a.m.name {
+			return w.machines[name]
+		}
+	}
+	return a.m
 }
 
 // Case is one story with one thing broken at one point.

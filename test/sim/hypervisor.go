@@ -106,11 +106,22 @@ func (l libvirt) Resume(ctx context.Context, uuid string) error {
 }
 
 func (l libvirt) Shutdown(ctx context.Context, uuid string) error {
-	return l.do(ctx, "Shutdown", func(ctx context.Context) error { return l.Fake.Shutdown(ctx, uuid) })
+	return l.do(ctx, "Shutdown", func(ctx context.Context) error { return l.stop(ctx, uuid, l.Fake.Shutdown) })
 }
 
 func (l libvirt) Destroy(ctx context.Context, uuid string) error {
-	return l.do(ctx, "Destroy", func(ctx context.Context) error { return l.Fake.Destroy(ctx, uuid) })
+	return l.do(ctx, "Destroy", func(ctx context.Context) error { return l.stop(ctx, uuid, l.Fake.Destroy) })
+}
+
+// stop stops a guest on the agent's word, and looks who it was.
+func (l libvirt) stop(ctx context.Context, uuid string, stop func(context.Context, string) error) error {
+	w := l.a.w
+	w.look()
+	w.stopping = [2]string{l.a.m.name, uuid}
+	err := stop(ctx, uuid)
+	w.look()
+	w.stopping = [2]string{}
+	return err
 }
 
 func (l libvirt) SetAutostart(ctx context.Context, uuid string, on bool) error {

@@ -1,42 +1,90 @@
 package sim
 
 import (
+	"bytes"
 	"context"
+	"strings"
+	"time"
 
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 )
 
-// ledger is a machine's store as one life of its agent uses it: each commit is a
-// point, before it is durable and before anybody is told.
+// ledger is a machine's store as one life of its agent uses it: it commits by itself,
+// what is enqueued meanwhile goes together, and each commit is a point, before it is
+// durable and before anybody is told.
 type ledger struct {
-	a   *agent
-	mem *storetest.Memory
+	a *agent
+	*storetest.Memory
 }
 
-// Enqueue implements claims.Store. The commit happens when somebody waits for it.
-func (l ledger) Enqueue(mutations ...store.Mutation) *store.Pending {
-	what := describe(mutations)
-	inner := l.mem.Enqueue(mutations...)
-	settled := false
-	var settle func(error)
-	p, settle := store.NewPending(func() {
-		if settled {
-			return
+// file is a machine's store beyond the life of its agent.
+type file struct {
+	full    bool                 // but for the store's reserve
+	broken  bool                 // nothing can be written
+	told    map[[2]string][]byte // by bucket and key: what was said to be durable; nil for deleted
+	flying  []store.Mutation     // of the commit that is under way
+	unheard int                  // how many of the last commits are on the disk and were said to have failed
+}
+
+// crash leaves of the store what a process that dies leaves, or a machine without
+// power: that may lose what the disk has and said that it has not.
+func (m *machine) crash() {
+	lose := 0
+	if m.off && m.unheard > 0 {
+		lose = m.w.rng.IntN(m.unheard + 1)
+	}
+	open := map[[2]string]bool{} // what nobody was told of
+	for _, mutation := range m.flying {
+		open[[2]string{mutation.Bucket, mutation.Key}] = true
+	}
+	for _, key := range m.mem.Doubtful() {
+		bucket, rest, _ := strings.Cut(key, "/")
+		open[[2]string{bucket, rest}] = true
+	}
+	m.mem = m.mem.CrashLosing(lose)
+	m.mem.SetFull(m.full)
+	m.flying, m.unheard = nil, 0
+	for key, value := range m.told {
+		if open[key] {
+			continue
 		}
-		f := l.a.w.before(l.a, ofCommit, what)
-		if settled {
-			return // by another who waits for it
+		if have, exists, err := m.mem.Get(context.Background(), key[0], key[1]); err != nil || exists != (value != nil) || !bytes.Equal(have, value) {
+			m.w.violate("%s has lost %s/%s, which was answered", m.name, key[0], key[1])
 		}
-		l.a.m.next = f
-		err := inner.Wait()
-		l.a.m.next = goesWell
-		settled = true
-		l.a.w.committed(l.a.m, mutations)
-		settle(err)
-		l.a.w.after(l.a, ofCommit, what)
-	})
-	return p
+	}
+	clear(m.told)
+	m.w.tokensOf(m)
+	m.w.fits(m)
+}
+
+// commits is asked at every point of a commit.
+func (a *agent) commits(at storetest.Point, batch []store.Mutation) storetest.Outcome {
+	w, m := a.w, a.m
+	switch at {
+	case storetest.BeforeCommit:
+		f := w.before(a, ofCommit, describe(batch))
+		if f == requestLate {
+			_ = a.rt.Sleep(context.Background(), time.Duration(w.rng.Int64N(int64(5*time.Second))))
+		}
+		switch {
+		case m.broken, f == refused, f == requestLost:
+			return storetest.Fail
+		case f == answerLost:
+			m.unheard++
+			return storetest.FailWritten
+		}
+		m.unheard, m.flying = 0, batch
+	case storetest.AfterCommit:
+		w.after(a, ofCommit, describe(batch))
+	case storetest.Visible:
+		m.flying = nil
+		for _, mutation := range batch {
+			m.told[[2]string{mutation.Bucket, mutation.Key}] = mutation.Value
+		}
+		w.committed(m, batch)
+	}
+	return storetest.Commit
 }
 
 // describe names a commit by its first record.
@@ -50,30 +98,4 @@ func describe(mutations []store.Mutation) string {
 		verb = "delete "
 	}
 	return verb + m.Bucket + "/" + m.Key
-}
-
-// List implements claims.Store and task.Store.
-func (l ledger) List(ctx context.Context, bucket string) (map[string][]byte, error) {
-	return l.mem.List(ctx, bucket)
-}
-
-// Put implements task.Store.
-func (l ledger) Put(_ context.Context, bucket, key string, value []byte) error {
-	return l.Enqueue(store.Put(bucket, key, value)).Wait()
-}
-
-// Delete implements task.Store.
-func (l ledger) Delete(_ context.Context, bucket, key string) error {
-	return l.Enqueue(store.Delete(bucket, key)).Wait()
-}
-
-// decide is asked by the store what becomes of a commit.
-func (m *machine) decide(int, []store.Mutation) storetest.Outcome {
-	switch {
-	case m.full, m.next == refused, m.next == requestLost:
-		return storetest.Fail
-	case m.next == answerLost:
-		return storetest.FailWritten
-	}
-	return storetest.Commit
 }

@@ -10,6 +10,7 @@ import (
 
 	"berth/claims"
 	"berth/driver"
+	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/migration"
 	"berth/topology"
@@ -47,8 +48,28 @@ func (w *world) happened(g *guest, host, what string) {
 			w.jobOver(g.uuid)
 		}
 	case strings.HasPrefix(what, "shut off ("):
-		g.copies[host] = noCopy
+		w.ends(g, host, what)
 		w.jobOver(g.uuid)
+	}
+}
+
+// ends is called when a copy is no more. The guest is off when the last one goes that
+// has all of it, or where it lived: there it can die as any guest can.
+func (w *world) ends(g *guest, host, what string) {
+	was := g.copies[host]
+	g.copies[host] = noCopy
+	if was != whole {
+		return
+	}
+	last := true
+	for _, c := range g.copies {
+		last = last && c != whole
+	}
+	switch {
+	case w.stopping == [2]string{host, g.uuid} && last:
+		w.violate("the agent of %s stops %s, whose only copy that was", host, g.name)
+	case last, w.machines[host].holds(g) && what != "shut off (migrated)" && what != "shut off (daemon)":
+		g.mayBeOff = true
 	}
 }
 
@@ -230,8 +251,15 @@ func (w *world) fits(m *machine) {
 // it was to go.
 func (w *world) undecidable(m *move) bool {
 	ctx := context.Background()
-	from, err := w.machines[m.from].fake.Domain(ctx, m.guest.uuid)
-	gone := err != nil
+	source := w.machines[m.from]
+	if source.off || source.hung || source.blind || source.away > 0 {
+		return false
+	}
+	from, err := source.fake.Domain(ctx, m.guest.uuid)
+	gone := fault.KindOf(err) == fault.NotFound
+	if err != nil && !gone {
+		return false
+	}
 	if !gone && (from.Active() || from.Reason == driver.ReasonMigrated) {
 		return false
 	}

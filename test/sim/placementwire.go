@@ -8,44 +8,155 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"time"
 
 	"berth/agent/host"
 	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/internal/runtime/simruntime"
+	"berth/internal/store"
+	"berth/internal/store/storetest"
 	"berth/placement"
 	"berth/placementclient"
 )
 
-// service is the embedded Placement.
+// service is the embedded Placement: a process of its own over a store.
 type service struct {
-	server *placement.Server
-	admin  *placementclient.Client // that nothing goes wrong for
-	away   bool
+	w       *world
+	mem     *storetest.Memory
+	process *simruntime.Process
+	server  *placement.Server
+	lives   int
+	asked   []*exchange
+	begun   bool // the world runs
+	away    bool // nobody reaches it
+
+	admin  *placementclient.Client // of who looks, and changes nothing once the world runs
+	others *placementclient.Client // of other writers
 }
 
 func newService(w *world) (*service, error) {
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: discard, Runtime: w.outside, Random: random{w.rng}})
-	if err != nil {
+	s := &service{w: w, mem: storetest.NewMemory()}
+	client := func(transport roundTrip) (*placementclient.Client, error) {
+		return placementclient.New(placementclient.Config{
+			URL: placementURL, Token: "admin", Transport: transport, Runtime: w.outside, AttemptTimeout: -1, Jitter: w.rng.Float64,
+		})
+	}
+	var err error
+	if s.admin, err = client(s.look); err != nil {
 		return nil, err
 	}
-	s := &service{server: server}
-	s.admin, err = placementclient.New(placementclient.Config{URL: placementURL, Token: "admin", Transport: roundTrip(s.serve), AttemptTimeout: -1})
-	return s, err
+	if s.others, err = client(s.serve); err != nil {
+		return nil, err
+	}
+	return s, s.start()
 }
 
 const placementURL = "http://127.0.0.1:8778"
+
+// start starts it on what its store has.
+func (s *service) start() error {
+	s.lives++
+	s.process = s.w.sim.Process(fmt.Sprint("placement#", s.lives), "placement")
+	var err error
+	s.server, err = placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: discard, Runtime: s.process, Random: random{s.w.rng}, Store: s.mem})
+	if s.begun {
+		s.mem.Live(s.process, s.commits)
+	}
+	return err
+}
+
+// live has requests come by the wire from now on.
+func (s *service) live() {
+	s.begun = true
+	s.mem.Live(s.process, s.commits)
+}
+
+// reopen is for who looks when all is over: he finds what is durable.
+func (s *service) reopen() {
+	s.begun, s.away = false, false
+	s.mem = s.mem.Crash()
+	if err := s.start(); err != nil {
+		s.w.violate("placement does not start again: %v", err)
+	}
+}
+
+// kill ends the process, and starts it again after a while.
+func (s *service) kill(d time.Duration) {
+	if s.process.Dead() {
+		return
+	}
+	s.w.fault("placement", "killed")
+	s.process.Kill()
+	s.mem = s.mem.Crash()
+	for _, x := range s.asked {
+		x.end(io.ErrUnexpectedEOF)
+	}
+	s.asked = nil
+	s.w.later(d, "start placement", func() {
+		if err := s.start(); err != nil {
+			s.w.violate("placement does not start again: %v", err)
+		}
+	})
+}
+
+// commits is asked at every point of a commit of its store.
+func (s *service) commits(at storetest.Point, _ []store.Mutation) storetest.Outcome {
+	if s.w.chaos == nil || at == storetest.BeforeAnswer {
+		return storetest.Commit
+	}
+	return s.w.chaos.placementCommits(at)
+}
 
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
 
-// serve answers a request in the caller's goroutine.
-func (s *service) serve(q *http.Request) (*http.Response, error) {
+// serve is a request of somebody who is no agent.
+func (s *service) serve(q *http.Request) (*http.Response, error) { return s.answer(s.w.outside, q) }
+
+// idle says that nothing is on its way: then look does not wait.
+func (s *service) idle() bool { return len(s.asked) == 0 && !s.process.Dead() }
+
+// look has the server answer here and now.
+func (s *service) look(q *http.Request) (*http.Response, error) {
 	if q.Body == nil {
 		q.Body = http.NoBody // as a server's request always has one
 	}
 	r := httptest.NewRecorder()
 	s.server.ServeHTTP(r, q)
+	return r.Result(), nil
+}
+
+// answer has the server answer a request, for one who waits on rt.
+func (s *service) answer(rt runtime.Runtime, q *http.Request) (*http.Response, error) {
+	if q.Body == nil {
+		q.Body = http.NoBody // as a server's request always has one
+	}
+	if !s.begun {
+		return s.look(q)
+	}
+	if s.process.Dead() {
+		return nil, fmt.Errorf("dial %s: connection refused", placementURL)
+	}
+	x := &exchange{done: make(chan struct{})}
+	s.asked = append(s.asked, x)
+	r, server := httptest.NewRecorder(), s.server
+	s.process.Go(q.Method, func() {
+		server.ServeHTTP(r, q)
+		if i := slices.Index(s.asked, x); i >= 0 {
+			s.asked = slices.Delete(s.asked, i, i+1)
+		}
+		x.end(nil)
+	})
+	if err := runtime.Await(q.Context(), rt, x.done); err != nil {
+		return nil, err
+	}
+	if x.err != nil {
+		return nil, x.err
+	}
 	return r.Result(), nil
 }
 
@@ -73,10 +184,10 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 		_ = a.rt.Sleep(q.Context(), silence)
 		return nil, io.ErrUnexpectedEOF
 	}
-	send := func() (*http.Response, error) {
+	send := func(rt runtime.Runtime) (*http.Response, error) {
 		again := q.Clone(context.WithoutCancel(q.Context()))
 		again.Body = io.NopCloser(bytes.NewReader(body))
-		return w.placement.serve(again)
+		return w.placement.answer(rt, again)
 	}
 	switch {
 	case w.placement.away:
@@ -89,7 +200,7 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 			if w.placement.away {
 				return
 			}
-			if r, err := send(); err == nil {
+			if r, err := send(w.outside); err == nil {
 				w.trace.note(w.sim.Elapsed(), "placement", "late", what, r.Status)
 			}
 		})
@@ -102,7 +213,7 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 		return answer(q, http.StatusConflict, `{"errors":[{"status":409,"title":"Conflict","code":"placement.concurrent_update",`+
 			`"detail":"Unable to allocate inventory: a resource provider was changed while attempting to allocate."}]}`), nil
 	}
-	r, err := send()
+	r, err := send(a.rt)
 	if err == nil {
 		w.trace.note(w.sim.Elapsed(), a.m.name, what, r.Status)
 	}

@@ -143,8 +143,8 @@ func (w *world) lives(g *guest) {
 		d, err := w.machines[name].fake.Domain(context.Background(), g.uuid)
 		switch {
 		case fault.KindOf(err) == fault.NotFound:
-			if name == at[0] && !g.mayBeOff {
-				w.violate("at the end guest %s is nowhere, its token is on %s", g.name, name)
+			if name == at[0] {
+				w.violate("at the end guest %s is nowhere (its memory lost: %v), its token is on %s", g.name, g.mayBeOff, name)
 			}
 			continue
 		case err != nil:
@@ -163,7 +163,7 @@ func (w *world) lives(g *guest) {
 		if g.paused {
 			want = driver.Paused
 		}
-		if d.State != want && !(g.mayBeOff && d.State == driver.ShutOff) {
+		if d.State != want && !(g.anyPower && d.Active()) && !(g.mayBeOff && d.State == driver.ShutOff) {
 			w.violate("at the end guest %s is %s (%s) on %s, want %s", g.name, d.State, d.Reason, name, want)
 		}
 		if !d.Persistent && (g.persistent || name != g.home) {
@@ -195,7 +195,7 @@ func (w *world) leftOn(m *machine) {
 		if h := w.holders(g.uuid); len(h) != 1 || h[0] != m.name || slices.Contains(doubt, g.uuid) {
 			continue
 		}
-		if !slices.ContainsFunc(w.claimsOn(m), func(c claims.Claim) bool { return c.Owner.Instance == g.uuid }) && !w.lost(m, g) {
+		if !slices.ContainsFunc(w.claimsOn(m), func(c claims.Claim) bool { return c.Owner.Instance == g.uuid }) {
 			w.violate("at the end %s has no claim of its guest %s", m.name, g.name)
 		}
 	}
@@ -242,11 +242,13 @@ func (w *world) files(m *machine) {
 	want := map[string]bool{}
 	for _, g := range w.guests {
 		if w.vanished(g) {
-			want[g.path()] = true // nobody knows whether somebody wants it
-			if exists, _ := m.files.Exists(g.path()); !exists {
-				delete(want, g.path())
+			// Its user may want the disk still: it is where the guest wrote last, and nowhere else.
+			if have, _, exists := m.files.Data(g.path()); g.disk == local && exists && have == g.data {
+				want[g.path()] = true
 			}
-			continue
+			if g.disk == local && m.name == w.names[0] {
+				w.diskKept(g)
+			}
 		}
 		if g.disk == shared || g.disk == local && slices.Contains(w.holders(g.uuid), m.name) {
 			want[g.path()] = true
@@ -263,10 +265,17 @@ func (w *world) files(m *machine) {
 	}
 }
 
-// lost says whether a guest that was killed was transient, and so left nothing.
-func (w *world) lost(m *machine, g *guest) bool {
-	_, err := m.fake.Domain(context.Background(), g.uuid)
-	return g.mayBeOff && fault.KindOf(err) == fault.NotFound
+// diskKept holds that the disk of a guest that is no more is on one host, as it wrote it.
+func (w *world) diskKept(g *guest) {
+	var on []string
+	for _, name := range w.names {
+		if have, _, exists := w.machines[name].files.Data(g.path()); exists && have == g.data {
+			on = append(on, name)
+		}
+	}
+	if len(on) != 1 {
+		w.violate("at the end the disk of %s, which is no more, is on %v", g.name, on)
+	}
 }
 
 func (w *world) records(m *machine, bucket string) map[string][]byte {
@@ -283,7 +292,7 @@ func (w *world) allocated() {
 	admin := w.placement.admin
 	for _, g := range w.guests {
 		at := w.holders(g.uuid)
-		if w.inDoubt(g) || len(at) != 1 {
+		if w.inDoubt(g) || len(at) != 1 && !w.vanished(g) {
 			continue
 		}
 		got, err := admin.Allocations(ctx, g.uuid)
@@ -291,10 +300,9 @@ func (w *world) allocated() {
 			w.violate("at the end: %v", err)
 			continue
 		}
-		m := w.machines[at[0]]
-		want := placementclient.Allocations{Allocations: m.place(g.resources())}
-		if w.lost(m, g) {
-			want.Allocations = nil
+		var want placementclient.Allocations // of a guest that is no more: none
+		if len(at) == 1 {
+			want.Allocations = w.machines[at[0]].place(g.resources())
 		}
 		if !got.SameResources(want) {
 			w.violate("at the end %s holds %v in Placement, want %v", g.name, got.Allocations, want.Allocations)

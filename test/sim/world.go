@@ -100,6 +100,7 @@ type world struct {
 	gone       map[undoing]bool
 	leaving    map[string]departure // by instance
 	journeys   map[string]journey   // by instance
+	stopping   [2]string            // host and instance that an agent stops just now
 	streams    map[string]int       // asked for, by migration and destination
 }
 
@@ -114,7 +115,8 @@ type guest struct {
 
 	data     string // what it wrote to its disk the last time
 	writes   int
-	mayBeOff bool // something killed it
+	mayBeOff bool // its memory is lost
+	anyPower bool // its user paused it, or let it run, while a move had it
 	arriving string
 	copies   map[string]copyState // by host
 }
@@ -174,6 +176,7 @@ func Run(o Options) Result {
 	for _, m := range w.moves {
 		w.outside.Go("user", func() { w.ask(m) })
 	}
+	w.placement.live()
 	w.phases()
 	w.outside.Go("clock", w.clock)
 	if w.chaos != nil {
@@ -182,6 +185,7 @@ func Run(o Options) Result {
 	if err := w.sim.Run(limit, func() bool { return w.over || w.stuck }); err != nil {
 		w.violate("%v", err)
 	}
+	w.placement.reopen()
 	w.atRest()
 	return w.result()
 }
@@ -258,8 +262,8 @@ func (w *world) make() error {
 	for i, h := range w.story.Hosts {
 		m := &machine{
 			w: w, name: h.Name, provider: id("33333333", i+1), fake: w.fleet.Host(h.Name), files: w.storage.Host(h.Name), mem: storetest.NewMemory(), capacity: h.Capacity, boots: 1,
+			file: file{told: map[[2]string][]byte{}},
 		}
-		m.mem.OnCommit(m.decide)
 		w.machines[h.Name] = m
 		w.names = append(w.names, h.Name)
 	}
@@ -539,7 +543,7 @@ func (w *world) clock() {
 			w.note("world", "calm")
 		}
 		calm := now - w.calm
-		clean := calm > 0 && calm%(10*time.Second) == 0 && w.clean()
+		clean := calm > 0 && calm%(10*time.Second) == 0 && w.placement.idle() && w.clean()
 		if calm >= grace || clean && !w.age() {
 			w.over = true
 		}

@@ -15,7 +15,8 @@ type Point string
 const (
 	BeforeCommit Point = "before commit" // nothing of it is on the disk
 	AfterCommit  Point = "after commit"  // the disk has it, or has failed; nobody was told
-	BeforeAnswer Point = "before answer" // readers see it, and one who waited for it is about to be told
+	Visible      Point = "visible"       // readers see it from here on; not asked where the commit has failed
+	BeforeAnswer Point = "before answer" // one who waited for it is about to be told
 )
 
 // Live has commits happen by themselves from now on, as actors of rt. point, which
@@ -112,9 +113,12 @@ func (m *Memory) commit(batch []*item) error {
 		return err
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, mutation := range all {
 		m.shown.set(record{mutation.Bucket, mutation.Key}, mutation.Value)
+	}
+	m.mu.Unlock()
+	if point != nil {
+		point(Visible, all)
 	}
 	return nil
 }
