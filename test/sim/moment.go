@@ -135,6 +135,14 @@ func (w *world) claimAnswered(b *agent, ref migration.Ref, answer migration.Clai
 	w.violate("%s answered with claim %s of attempt %d, which is not on its disk", b.m.name, answer.Claim, ref.Attempt)
 }
 
+// tokenAnswered holds it of tokens: who says that one has left, or has come, has on its
+// disk none of an epoch before.
+func (w *world) tokenAnswered(m *machine, c migration.Commit) {
+	if t, known := w.tokens[c.Instance][m.name]; known && t.State == claims.TokenHere && t.Epoch < c.Epoch {
+		w.violate("%s answered that the token of %s goes from %s to %s as %d, and its disk says %+v", m.name, c.Instance, c.From, c.To, c.Epoch, t)
+	}
+}
+
 // undone notes what an undo has answered: from then on its verb has no effect.
 func (w *world) undone(m *machine, ref migration.Ref, what string, err error) error {
 	if err == nil {

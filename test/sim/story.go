@@ -144,6 +144,9 @@ func drawStory(r *rand.Rand) *Story {
 	if r.IntN(3) == 0 {
 		s.Pace.Rate = 1 << 30
 	}
+	if r.IntN(4) == 0 {
+		s.Pace.HandOver = 400 * time.Millisecond // a network that is far, or a host that is busy
+	}
 	guests := 1 + r.IntN(3)
 	for i := range guests {
 		g := GuestPlan{Host: s.Hosts[r.IntN(n)].Name, Flavor: small, Transient: r.IntN(4) == 0, Paused: r.IntN(5) == 0, Disk: []disk{noDisk, shared, local}[r.IntN(3)]}

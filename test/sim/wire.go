@@ -235,7 +235,13 @@ func (p peer) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tun
 }
 
 func (p peer) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	return get(ctx, p, ofVerb, "Commit", func(ctx context.Context, h migration.Host) (migration.Commit, error) { return h.Commit(ctx, ref) })
+	return verb(ctx, p, ofVerb, "Commit", func(ctx context.Context, b *agent) (migration.Commit, error) {
+		c, err := b.verbs().Commit(ctx, ref)
+		if err == nil {
+			b.w.tokenAnswered(b.m, c)
+		}
+		return c, err
+	})
 }
 
 func (p peer) Reclaim(ctx context.Context, ref migration.Ref) error {
@@ -286,7 +292,14 @@ func (p peer) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) e
 
 func (p peer) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	p.a.w.sourceHolds(ref, "before the token is accepted")
-	return act(ctx, p, "AcceptToken", func(ctx context.Context, h migration.Host) error { return h.AcceptToken(ctx, ref, c) })
+	_, err := verb(ctx, p, ofVerb, "AcceptToken", func(ctx context.Context, b *agent) (struct{}, error) {
+		err := b.verbs().AcceptToken(ctx, ref, c)
+		if err == nil {
+			b.w.tokenAnswered(b.m, c)
+		}
+		return struct{}{}, err
+	})
+	return err
 }
 
 func (p peer) FinishDestination(ctx context.Context, ref migration.Ref) error {
