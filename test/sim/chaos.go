@@ -23,6 +23,8 @@ type chaos struct {
 	until  time.Duration
 	events int // of begin that are still to come
 	lean   [causes]int
+	aim    *aim // nil for none
+	shots  int  // at it, that are left
 }
 
 // The causes of trouble at a point, of which a run has more or less.
@@ -41,6 +43,7 @@ func newChaos(w *world) *chaos {
 		c.lean[i] = []int{0, 1, 4}[r.IntN(3)]
 	}
 	c.lean[r.IntN(causes)]++ // never nothing
+	c.takeAim()
 	return c
 }
 
@@ -85,6 +88,9 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 		// A move writes to Placement three times only, and each is a matter of its own.
 		c.budget--
 		return c.impatient(a, []fate{requestLate, requestLate, answerLost, raced}[c.rng.IntN(4)])
+	}
+	if before && c.aimed(what) {
+		return c.aimedFate(a)
 	}
 	if c.rng.Float64() >= c.rate {
 		return goesWell
@@ -143,14 +149,7 @@ func (c *chaos) impatient(a *agent, f fate) fate {
 	if f != requestLate || c.rng.IntN(2) > 0 {
 		return f
 	}
-	for _, m := range c.w.moves {
-		if m.from == a.m.name && m.accepted {
-			a.process.Go("abort", func() {
-				_ = a.process.Sleep(context.Background(), 10*time.Millisecond)
-				_ = a.conductor.Abort(context.Background(), m.uuid) // or it comes too late
-			})
-		}
-	}
+	c.abort(a.m, 10*time.Millisecond)
 	return f
 }
 
@@ -239,6 +238,9 @@ func (w *world) phases() {
 	played := map[int]bool{}
 	w.fleet.FaultPhase(func(phase, uuid string) error {
 		w.look()
+		if w.chaos != nil {
+			w.chaos.phase(phase, uuid)
+		}
 		if phase != drivertest.PhaseBegin && w.broken(uuid) {
 			return fault.New(fault.Unavailable, "the stream has ended")
 		}

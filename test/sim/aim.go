@@ -1,0 +1,99 @@
+package sim
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"berth/driver/drivertest"
+)
+
+// aim is one place that half of the runs break wherever they come to it. By chance alone
+// most faults fall on what a fleet does most, and the messages and commits that decide a
+// move are few.
+type aim struct {
+	at    string // how the point's name begins; or the phase of a migration
+	fates []fate // one of them; none for an abort by the user
+}
+
+// aims are all of them.
+func aims() []aim {
+	message := []fate{requestLate, requestLate, twice, answerLost, requestLost}
+	commit := []fate{answerLost, refused}
+	return []aim{
+		{"Claim on ", message},
+		{"PreLiveMigration on ", message},
+		{"AcceptToken on ", message},
+		{"FinishDestination on ", message},
+		{"AbortClaim on ", message},
+		{"RollbackPreLiveMigration on ", message},
+		{"placement POST ", []fate{requestLate, requestLate, answerLost, raced}},
+		{"placement DELETE ", []fate{requestLate, answerLost, refused}},
+		{"put halves/", commit},
+		{"put instances/", commit},
+		{"put claims/", commit},
+		{"delete claims/", commit},
+		{"libvirt Migrate", []fate{answerLost, answerLost, requestLost}},
+		{"StartStream on ", nil},
+		{drivertest.PhaseFinish, nil},
+		{drivertest.PhaseFinish, nil},
+		{drivertest.PhaseConfirm, nil},
+		{drivertest.PhaseConfirm, nil},
+	}
+}
+
+// shots is how often a run breaks what it aims at.
+const shots = 2
+
+// takeAim draws a run's aim; nil for none.
+func (c *chaos) takeAim() {
+	if all := aims(); c.rng.IntN(2) == 0 {
+		c.aim, c.shots = &all[c.rng.IntN(len(all))], shots
+	}
+}
+
+// aimed says whether a run aims at a point, and hits it.
+func (c *chaos) aimed(what string) bool {
+	if c.aim == nil || c.shots == 0 || !strings.HasPrefix(what, c.aim.at) || c.rng.IntN(3) == 0 {
+		return false
+	}
+	c.shots--
+	c.budget--
+	return true
+}
+
+// aimedFate is what becomes of a point that was hit.
+func (c *chaos) aimedFate(a *agent) fate {
+	if len(c.aim.fates) == 0 {
+		c.abort(a.m, 10*time.Millisecond)
+		return goesWell
+	}
+	return c.impatient(a, c.aim.fates[c.rng.IntN(len(c.aim.fates))])
+}
+
+// phase is asked when a migration comes to a phase.
+func (c *chaos) phase(phase, uuid string) {
+	if c.spent() || !c.aimed(phase) {
+		return
+	}
+	if h := c.w.holders(uuid); len(h) == 1 {
+		c.abort(c.w.machines[h[0]], time.Duration(c.rng.IntN(10))*time.Millisecond)
+	}
+}
+
+// abort has users abort their moves from a host.
+func (c *chaos) abort(from *machine, after time.Duration) {
+	a := from.agent
+	if a == nil || a.dead() || !a.ready {
+		return
+	}
+	for _, m := range c.w.moves {
+		if m.from != from.name || !m.accepted {
+			continue
+		}
+		a.process.Go("abort", func() {
+			_ = a.process.Sleep(context.Background(), after)
+			_ = a.conductor.Abort(context.Background(), m.uuid) // or it comes too late
+		})
+	}
+}
