@@ -49,6 +49,10 @@ type AttemptFate struct {
 	// host that has it then; 0 where it knows none.
 	Epoch  uint64 `json:"epoch,omitempty"`
 	Holder string `json:"holder,omitempty"`
+	// Of FateUnknown: Domain is the state of the source's domain and why, in an operator's
+	// words, empty where it could not be read; Active says that it has its memory.
+	Domain string `json:"domain,omitempty"`
+	Active bool   `json:"active,omitempty"`
 }
 
 // Conduct is what a conductor has of one attempt.

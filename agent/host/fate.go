@@ -139,6 +139,17 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		}
 	}
 	f.Fate, f.Why = fateOf(s)
+	if f.Fate == migration.FateUnknown {
+		// A person decides then, and the destination holds his word against it.
+		d, exists, err := h.domain(ctx, ref.Instance)
+		switch {
+		case err != nil:
+		case exists:
+			f.Domain, f.Active = fmt.Sprintf("%s (%s)", d.State, d.Reason), d.Active()
+		default:
+			f.Domain = "not there"
+		}
+	}
 	if f.Fate == migration.FateCommitted {
 		asked, _, err := recall[streaming](h, ref, memoryStream)
 		if err != nil {

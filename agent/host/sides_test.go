@@ -358,7 +358,13 @@ func TestSettleArrival_TheGuestIsAtTheSource(t *testing.T) {
 	s.left()
 	s.silent.Store(true)
 	s.restart("b")
-	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, migration.Settlement{GuestIsAt: "a", Why: "it was started there again"})
+	word := migration.Settlement{GuestIsAt: "a", Why: "it was started there again"}
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, word)
+	if s.wantKind("of a silent source that is not named", err, fault.Forbidden); !slices.Contains(codes(err), "source_not_named") {
+		t.Errorf("reasons %v", codes(err))
+	}
+	word.Gone = []string{"a"}
+	_, err = s.b.SettleArrival(t.Context(), s.ref.Migration, word)
 	s.must("settle", err)
 	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b memories"] != nil {
 		t.Errorf("left behind: %v", p)
@@ -366,6 +372,38 @@ func TestSettleArrival_TheGuestIsAtTheSource(t *testing.T) {
 	c, err := s.a.Commit(t.Context(), s.ref)
 	s.must("commit", err)
 	s.wantKind("a token that comes all the same", s.b.AcceptToken(t.Context(), s.ref, c), fault.Forbidden)
+}
+
+// The source answers, nobody conducts the move, and its domain says that the guest has
+// left: the copy here is the only one, whatever an operator says.
+func TestSettleArrival_NeverEndsTheOnlyCopyForASourceThatHasNone(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	for _, want := range []string{"shut off (migrated)", "not there"} {
+		if want == "not there" {
+			s.must("undefine", s.a.fake.Undefine(t.Context(), s.ref.Instance))
+		}
+		for _, gone := range [][]string{nil, {"a"}} {
+			_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, migration.Settlement{GuestIsAt: "a", Gone: gone, Why: "it answers pings"})
+			if s.wantKind("settle", err, fault.Forbidden); !slices.Contains(codes(err), "not_at_source") || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: reasons %v: %v", want, codes(err), err)
+			}
+		}
+		s.state("b", s.ref.Instance, driver.Paused)
+	}
+}
+
+// The same source where the guest does run: the word is taken.
+func TestSettleArrival_ASourceThatHasTheGuestKeepsIt(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.must("start", s.a.fake.Start(t.Context(), s.ref.Instance, false))
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, migration.Settlement{GuestIsAt: "a", Why: "somebody has started it there again"})
+	s.must("settle", err)
+	s.state("a", s.ref.Instance, driver.Running)
+	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil {
+		t.Errorf("left behind: %v", p)
+	}
 }
 
 func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -291,15 +292,24 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 		no.add(fault.Forbidden, fault.Reason{Code: code, Message: message, Change: change})
 	}
 	fate, err := h.askSource(ctx, a)
+	named := slices.Contains(s.Gone, a.source)
 	switch {
+	case err != nil && s.GuestIsAt == a.source && !named:
+		add("source_unread", "whether the guest is at "+a.source+" is not known, and the copy here may be the only one: "+err.Error(), "let that host say what it has")
 	case err != nil: // it answers and does not say: for the operator to decide
-	case fate == nil && s.GuestIsAt == h.o.Name && !slices.Contains(s.Gone, a.source):
+	case fate == nil && s.GuestIsAt == h.o.Name && !named:
 		add("source_not_named", "host "+a.source+" does not answer, and its copy may be the guest", "check that it is gone for good, and say so: --gone "+a.source)
-	case fate == nil: // silent, and named as gone, or not the one that is asked to give up
+	case fate == nil && s.GuestIsAt == a.source && !named:
+		add("source_not_named", "host "+a.source+" does not answer, and the copy here may be the only one",
+			"start its agent; if the copy here is to be given up though that host is gone for good, say so: --gone "+a.source)
+	case fate == nil: // silent, and named as gone
 	case fate.Fate != migration.FateUnknown:
 		add("source_answers", "host "+a.source+" answers: "+fate.Why, "nothing is in doubt: look again with berth migration list")
 	case fate.Epoch > 0 && s.GuestIsAt == h.o.Name:
 		add("source_knows", fmt.Sprintf("host %s answers and knows who has the token: %s, with epoch %d", a.source, fate.Holder, fate.Epoch), "settle it there")
+	case s.GuestIsAt == a.source && !fate.Active:
+		add("not_at_source", "the guest's domain on "+a.source+" is "+cmp.Or(fate.Domain, "not to be read")+", and the copy here may be the only one",
+			"if the guest is here, say that it is at "+h.o.Name+"; if it is at "+a.source+", start it there first")
 	}
 	inst, known := h.tracker.Instance(a.ref.Instance)
 	if known && inst.Token.State == claims.TokenHere {
