@@ -47,6 +47,13 @@ func harness(t testing.TB) drivertest.Harness {
 				Slow: pace(drivertest.Pace{Rate: 100 << 20, DirtyRate: 100 << 20}), Fast: pace(drivertest.Pace{}),
 				Endless: func(testing.TB, *driver.Migration) { pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30})() },
 				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },
+				Forward: func(_ testing.TB, id string, m *driver.Migration) func() (control, memory, disks int) {
+					dir := "/run/" + id
+					control, memory, disks := f.Forward(dir+"/control", "b"), f.Forward(dir+"/memory", "b"), f.Forward(dir+"/disks", "b")
+					m.DestinationURI = "qemu+unix:///system?socket=" + dir + "/control"
+					m.MigrateURI, m.DisksURI = "unix://"+dir+"/memory", "unix://"+dir+"/disks"
+					return func() (int, int, int) { return control(), memory(), disks() }
+				},
 			}
 		},
 	}

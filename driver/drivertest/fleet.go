@@ -47,7 +47,8 @@ type Fleet struct {
 	violations []string
 	news       chan struct{} // closed and renewed when a job, a daemon or a connection ends, or a daemon comes or wakes
 	storage    func(host string) Storage
-	twice      map[string]bool // instances that run twice at this moment, so that one fact is recorded once
+	forwards   map[string]*forwarded // by path
+	twice      map[string]bool       // instances that run twice at this moment, so that one fact is recorded once
 }
 
 // Entry is one thing that happened in the fleet.

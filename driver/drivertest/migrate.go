@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"berth/driver"
@@ -67,7 +66,7 @@ func (h *Fake) CheckCPU(ctx context.Context, domainXML string) error {
 }
 
 // Migrate implements driver.LiveMigrator. The destination is the host part of
-// the URI, looked up in the fleet. Once the request has arrived, libvirt carries it
+// the URI, looked up in the fleet, or where a socket leads (Fleet.Forward). Once the request has arrived, libvirt carries it
 // out, whoever waits for it.
 func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) error {
 	f := h.fleet
@@ -150,7 +149,7 @@ func (f *Fleet) begin(j *job) error {
 		j.stats = driver.Job{Kind: driver.JobUnbounded}
 		d.job, d.completed, j.lives = j, nil, h.lives
 	}
-	dest, hook := f.hosts[hostOf(m.DestinationURI)], f.phase
+	dest, hook := f.destinationLocked(m.DestinationURI), f.phase
 	f.mu.Unlock()
 	if err != nil {
 		return err
@@ -250,6 +249,9 @@ func (f *Fleet) prepareLocked(j *job, d *domain, live, persistent *definition, u
 	if err := f.disksFitLocked(j, d.live, live); err != nil {
 		return undone("%w", err)
 	}
+	if err := f.socketsLocked(j); err != nil {
+		return undone("%w", err)
+	}
 	j.from = d.live
 	j.wasPaused, j.maxDowntime = d.state == driver.Paused, j.m.MaxDowntime
 	j.prepared = true
@@ -287,13 +289,4 @@ func documents(uuid string, m driver.Migration) (live, persistent *definition, e
 		return nil, nil, fault.Refuse(fault.Invalid, "migrate "+uuid, reasons...)
 	}
 	return live, persistent, nil
-}
-
-// hostOf is the host of qemu+tls://host:port/system.
-func hostOf(uri string) string {
-	u, err := url.Parse(uri)
-	if err != nil {
-		return ""
-	}
-	return u.Hostname()
 }

@@ -234,6 +234,21 @@ func special() []mutant {
 			m.CopyDisks = nil
 			return nil, a.Migrate(a.ctx, a.id, m)
 		}},
+		{"Migrate", "goes by the network and not by sockets", func(a act) (any, error) {
+			m := a.m
+			m.MigrateURI, m.DisksURI = "", ""
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "does not say where disks go", func(a act) (any, error) {
+			m := a.m
+			m.DisksURI = ""
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "sends memory by one connection", func(a act) (any, error) {
+			m := a.m
+			m.ParallelConnections = 0
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
 		{"Migrate", "does not bound the rate", func(a act) (any, error) {
 			m := a.m
 			m.Bandwidth = 0

@@ -53,6 +53,10 @@ type Pair struct {
 	// DiskXML is the document of a small domain with the disk vda, which each of
 	// the hosts has a copy of its own of.
 	DiskXML func(t testing.TB, name, uuid string) string
+	// Forward makes unix sockets that lead from the source to the destination, for its
+	// libvirt, for memory and for disks, and names them in m. connections counts those
+	// that were made by each.
+	Forward func(t testing.TB, uuid string, m *driver.Migration) (connections func() (control, memory, disks int))
 	// Lacks is a CPU feature that the destination's hypervisor has not.
 	Lacks string
 }

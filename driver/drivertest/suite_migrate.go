@@ -257,6 +257,18 @@ func migrations() []property {
 				t.Errorf("copies %+v after the migration, want none", c)
 			}
 		}),
+		migrationOf("StorageCopy_OverUnixSockets", withDisk, func(t testing.TB, v *move) {
+			found(t, v.Source, driver.StorageCopy)
+			v.Fast()
+			connections := v.Forward(t, v.id, &v.m)
+			v.m.CopyDisks, v.m.ParallelConnections = []string{"vda"}, 2
+			must(t, "Migrate", v.src.Migrate(context.Background(), v.id, v.m))
+			wantState(t, v.Source, v.id, driver.ShutOff)
+			wantState(t, v.Destination, v.id, driver.Paused)
+			if control, memory, disks := connections(); control == 0 || memory < v.m.ParallelConnections || disks == 0 {
+				t.Errorf("%d, %d and %d connections for libvirt, memory and disks, want one, %d and one at least", control, memory, disks, v.m.ParallelConnections)
+			}
+		}),
 		migration("StorageCopy_IsNoneWithoutAJob", func(t testing.TB, v *move) {
 			copier := found(t, v.Source, driver.StorageCopy)
 			if c, err := copier.DiskCopies(within(t), v.id); err != nil || len(c) > 0 {

@@ -200,6 +200,9 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 					o.Disks = []guest.Disk{{Path: inside, Format: "raw"}}
 					return document(o, name, id)
 				},
+				Forward: func(t testing.TB, id string, m *driver.Migration) func() (control, memory, disks int) {
+					return forward(t, a, b, src, id, m)
+				},
 				Lacks: "avx512f", // QEMU emulates no AVX-512
 			}
 		},
