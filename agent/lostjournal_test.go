@@ -59,6 +59,12 @@ func TestLedger_AMoveWhoseJournalIsLost(t *testing.T) {
 				a, b := p.ledger("host-a")[id].Token.State, p.ledger("host-b")[id].Token.State
 				return p.fleet.RunningCopies(id) == 1 && (a == claims.TokenHere) != (b == claims.TokenHere)
 			})
+			if c.left { // nobody conducts the move who would clean up
+				p.until("nothing is left at the source", func() bool {
+					_, there := p.ledger("host-a")[id]
+					return !there && state("host-a").UUID == ""
+				})
+			}
 			got := p.ledger(c.at)[id]
 			if got.Token.State != claims.TokenHere || len(got.Claims) != 1 || p.fleet.Running(id)[0] != c.at {
 				t.Errorf("%s has %+v, and it runs at %v", c.at, got, p.fleet.Running(id))

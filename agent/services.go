@@ -316,6 +316,12 @@ func (p parties) Parties(migration, instance string) (source, destination string
 		if peer := p.tracker.Peer(migration); peer != "" {
 			return p.tracker.Host(), peer, true
 		}
+		// A rebuilt ledger has nothing of it but where the guest is by it.
+		for _, i := range p.tracker.Instances() {
+			if k := i.Token; k.Migration == migration && k.State == claims.TokenSurrendered {
+				return p.tracker.Host(), k.Holder, true
+			}
+		}
 		return "", "", false
 	}
 	for _, c := range p.tracker.Contexts() {

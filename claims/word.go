@@ -158,15 +158,16 @@ func (t *Tracker) Yield(ctx context.Context, ref Ref, epoch uint64, to string) (
 			return plan{}, nil
 		}
 		same := Token{Epoch: epoch, State: TokenSurrendered, Holder: to, Migration: ref.Migration}
-		if i.Token == same {
+		h := t.migrations[ref.Migration].clone()
+		switch {
+		case i.Token == same && h.Commit != nil:
 			yields = true
 			return plan{}, nil
-		}
-		if i.Token.Epoch >= epoch && i.Token.State != TokenDoubt {
+		case i.Token == same: // of a ledger that was rebuilt, which has no commit
+		case i.Token.Epoch >= epoch && i.Token.State != TokenDoubt:
 			return plan{}, nil
 		}
 		yields = true
-		h := t.migrations[ref.Migration].clone()
 		h.Commit = &Commit{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: epoch, From: t.host, To: to}
 		// An attempt is never both committed and refused: the higher epoch is right.
 		h.Refused = min(h.Refused, ref.Attempt-1)

@@ -286,6 +286,7 @@ func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(
 
 	// The source was not gone after all: somebody has even started a copy there.
 	s.must("start", s.a.fake.Start(t.Context(), s.ref.Instance, true))
+	s.conduct.Store(migration.ConductGoing)
 	s.silent.Store(false)
 	s.follow("the source to give way", func() bool { return len(s.b.tracker.Untold()) == 0 })
 	s.state("a", s.ref.Instance, driver.ShutOff)

@@ -162,7 +162,10 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	}
 	defer unlock()
 	inst, known := h.tracker.Instance(ref.Instance)
-	if known && !h.tracker.Moves(ref.Migration, ref.Instance) {
+	// A rebuilt ledger has nothing of the move, and has heard from its destination's where
+	// the token is.
+	heard := known && inst.Token == claims.Token{Epoch: epoch, State: claims.TokenSurrendered, Holder: to, Migration: ref.Migration}
+	if known && !heard && !h.tracker.Moves(ref.Migration, ref.Instance) {
 		// Who may speak for one guest must not end another.
 		return false, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "not_its_guest", Message: fmt.Sprintf("migration %s is not one of instance %s", ref.Migration, ref.Instance),
@@ -202,7 +205,8 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	if _, from := h.tracker.Came(ref.Migration); arrived || from {
 		return false, h.forgetArrival(ctx, ref)
 	}
-	return decided, nil
+	orphan := h.o.Conducts != nil && h.o.Conducts(ref.Migration, ref.Attempt) == migration.ConductNone
+	return decided || orphan, nil
 }
 
 // forgetArrival removes what is left of a guest that had come here by this attempt and
