@@ -66,7 +66,7 @@ func (w *world) ends(g *guest, host, what string) {
 		last = last && c != whole
 	}
 	switch {
-	case w.stopping == [2]string{host, g.uuid} && last:
+	case w.stopping == [2]string{host, g.uuid} && last && !g.mayBeOff:
 		w.violate("the agent of %s stops %s, whose only copy that was", host, g.name)
 	case last, w.machines[host].holds(g) && what != "shut off (migrated)" && what != "shut off (daemon)":
 		g.mayBeOff = true
