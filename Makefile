@@ -27,7 +27,7 @@ bench: ## benchmarks; the embedded Placement beside OpenStack's as a table (BENC
 model: ## the hand-over as a state machine, searched to the end, and its mutants (MUTANT=list, MUTANT=name shows the run in words); installs spin (root)
 	@go run ./test/model/cmd/model $(or $(MUTANT),all)
 
-sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VERBOSE=1, MUTANT=list or a name, EVERY=1 for each point of each story)
+sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VERBOSE=1, MUTANT=list, all or a name, EVERY=1 for each point of each story)
 	@go run ./test/sim/cmd/sim -runs $(or $(RUNS),$(if $(MUTANT),2000,100000)) -seed $(or $(SEED),1) $(if $(VERBOSE),-verbose) $(if $(EVERY),-enumerate) $(if $(MUTANT),-mutant $(MUTANT))
 
 clean: ## what was built

@@ -22,7 +22,9 @@ func aims() []aim {
 	commit := []fate{answerLost, refused}
 	return []aim{
 		{"Claim on ", message},
+		{"Claim on ", message[:1]}, // late claims and prepares are what tombstones are for
 		{"PreLiveMigration on ", message},
+		{"PreLiveMigration on ", message[:1]},
 		{"AcceptToken on ", message},
 		{"FinishDestination on ", message},
 		{"AbortClaim on ", message},
@@ -45,7 +47,7 @@ func aims() []aim {
 // shots is how often a run breaks what it aims at.
 const shots = 2
 
-// takeAim draws a run's aim; nil for none.
+// takeAim draws a run's aim, or none.
 func (c *chaos) takeAim() {
 	if all := aims(); c.rng.IntN(2) == 0 {
 		c.aim, c.shots = &all[c.rng.IntN(len(all))], shots

@@ -17,7 +17,7 @@ type Mutant struct {
 	Verbs   func(a *agent, h migration.Host) migration.Host
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p migration.Placement) migration.Placement
-	Rare    bool // a few runs do not notice it; some hundreds do
+	Rare    bool // some dozens of runs may not notice it; some hundreds do
 	NoGate  bool // streams are let in whoever comes
 }
 

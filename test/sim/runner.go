@@ -96,3 +96,15 @@ func (o *order) sum(n int) Summary {
 	all.Sum(s.Sum[:0])
 	return s
 }
+
+// Needed is how many random runs a mutant was not noticed in before one noticed it,
+// that one included; 0 when so many did not.
+func Needed(m *Mutant, seed uint64, runs, workers int) int {
+	s := Many(runs, workers, func(i int) Options {
+		return Options{Seed: seed + uint64(i), Chaos: true, Mutant: m}
+	}, func(r Result) bool { return len(r.Violations) > 0 })
+	if s.Violations == 0 {
+		return 0
+	}
+	return s.Runs
+}

@@ -17,7 +17,7 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of the first run; the next has the next")
 	verbose := flag.Bool("verbose", false, "print the trace of each run, and what the agents log")
 	workers := flag.Int("workers", 0, "runs at a time; 0 for one a processor")
-	mutant := flag.String("mutant", "", "a deliberate breakage, or list")
+	mutant := flag.String("mutant", "", "a deliberate breakage; list for their names, all for how many runs each needs")
 	enumerate := flag.Bool("enumerate", false, "every point of every story, in place of random runs")
 	first := flag.Bool("first", false, "end with the first violation")
 	flag.Parse()
@@ -35,6 +35,9 @@ func play(runs int, seed uint64, workers int, verbose bool, mutant string, enume
 			fmt.Printf("%-32s %s\n", m.Name, m.What)
 		}
 		return nil
+	}
+	if mutant == "all" {
+		return table(seed, runs, workers)
 	}
 	var broken *sim.Mutant
 	if mutant != "" {
@@ -83,6 +86,30 @@ func play(runs int, seed uint64, workers int, verbose bool, mutant string, enume
 	fmt.Println(s)
 	if (s.Violations > 0) != (broken != nil) {
 		os.Exit(1)
+	}
+	return nil
+}
+
+// apart is how far the seeds of a table's columns are from each other.
+const apart = 1_000_000
+
+// table tells how many runs notice each mutant, from three seeds.
+func table(seed uint64, runs, workers int) error {
+	fmt.Printf("%-32s %8s %8s %8s   runs until it is noticed, from seed %d and each %d later\n", "mutant", "", "", "", seed, apart)
+	missed := 0
+	for _, m := range sim.Mutants() {
+		fmt.Printf("%-32s", m.Name)
+		for i := range uint64(3) {
+			n := sim.Needed(&m, seed+i*apart, runs, workers)
+			if n == 0 {
+				missed++
+			}
+			fmt.Printf(" %8d", n)
+		}
+		fmt.Println()
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d times, %d runs did not notice a mutant (0 above)", missed, runs)
 	}
 	return nil
 }
