@@ -70,6 +70,8 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		{name: "accepted, resumed, and not finished", survey: guest(running, 2), answers: []api.Knowledge{moves(gave("b", "me", 2), "b", "me")}, want: claims.VerdictOwn, token: byMove, arrives: true, accepted: true},
 		{name: "came long ago, and its source remembers", survey: guest(running, 2), answers: []api.Knowledge{gave("b", "me", 2)}, want: claims.VerdictOwn, token: byMove},
 		{name: "given here by a higher epoch than a third believes to have", survey: guest(off, 3), answers: []api.Knowledge{gave("b", "me", 3), here("c", 2)}, want: claims.VerdictOwn, token: given},
+		{name: "back by a higher epoch than an older record gave it away with", survey: guest(running, 3), record: token(2, claims.TokenSurrendered, "b"), answers: []api.Knowledge{gave("b", "me", 3)}, want: claims.VerdictOwn, token: given},
+		{name: "given back by a higher epoch, and never started", survey: guest(off, 1), record: token(2, claims.TokenSurrendered, "b"), answers: []api.Knowledge{gave("b", "me", 3)}, want: claims.VerdictOwn, token: given},
 		{name: "on its way here", survey: paused, answers: []api.Knowledge{moves(here("b", 1), "b", "me")}, want: claims.VerdictArriving, arrives: true},
 		{name: "brought, given and not resumed", survey: paused, answers: []api.Knowledge{moves(gave("b", "me", 2), "b", "me")}, want: claims.VerdictArriving, arrives: true},
 		{name: "paused, came once, and nobody knows of a move", survey: paused, want: claims.VerdictDoubt, token: token(2, claims.TokenDoubt, "")},
