@@ -128,7 +128,7 @@ func (a *agent) knows(o host.StreamOrder) bool {
 		return true
 	}
 	return slices.ContainsFunc(a.tracker.ByMigration(o.Migration), func(c claims.Claim) bool {
-		return c.State != claims.Bound || c.BoundFrom != nil && c.BoundFrom.Attempt == o.Attempt
+		return c.State != claims.Bound && c.State != claims.Pending || c.BoundFrom != nil && c.BoundFrom.Attempt == o.Attempt
 	})
 }
 
