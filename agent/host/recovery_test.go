@@ -3,8 +3,10 @@ package host_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/task"
 )
 
 // through is a host whose verbs a test breaks, with what its other side and its
@@ -24,6 +27,17 @@ type through struct {
 	breakable
 	migration.Side
 	migration.Settler
+}
+
+// StreamStatus and Reclaim are broken here alone: stories are broken at what makes
+// something.
+func (t through) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+	return call(t.breakable, "StreamStatus", func() (migration.StreamStatus, error) { return t.Host.StreamStatus(ctx, ref) })
+}
+
+func (t through) Reclaim(ctx context.Context, ref migration.Ref) error {
+	_, err := call(t.breakable, "Reclaim", func() (any, error) { return nil, t.Host.Reclaim(ctx, ref) })
+	return err
 }
 
 // site is two hosts with their agents, each with a conductor of its own, with the
@@ -311,6 +325,11 @@ func TestSettle_AGuestComesBackFromADestinationThatIsGone(t *testing.T) {
 	if m = s.get(m.UUID); m.Outcome != migration.OutcomeUndone || m.Settled == nil || m.Settled.By != "ann" || !strings.Contains(m.Error.Message, "burnt down") {
 		t.Fatalf("%s, settled %+v: %+v", m.Outcome, m.Settled, m.Error)
 	}
+	_, err = s.conductor().Settle(ctx, m.UUID, word)
+	s.must("the same word again, whose answer was lost", err)
+	word.Why = "another reason"
+	_, err = s.conductor().Settle(ctx, m.UUID, word)
+	s.wantKind("another word when it is over", err, fault.Forbidden)
 	s.must("start", s.hosts["a"].Start(ctx, "vm1", false))
 	// The destination comes back with its paused copy, asks, and has nothing left.
 	s.cut("b", false)
@@ -416,6 +435,71 @@ func TestSettle_AMoveWhoseJournalCannotBeRead(t *testing.T) {
 	if m := s.get(m.UUID); m.Outcome != migration.OutcomeUndone {
 		t.Errorf("after a restart: %s", m.Outcome)
 	}
+}
+
+// TestSettle_AnUnreadMoveWhoseGuestHasLeft has the only copy at the destination: no word
+// brings its source to keep a guest that it has not.
+func TestSettle_AnUnreadMoveWhoseGuestHasLeft(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v := s.guest("a", "vm1")
+	s.fleet.CutData("a", "b")
+	m := s.migrate(v.UUID)
+	waitFor(t, "the stream", func() bool { return s.get(m.UUID).Step == migration.StepStream })
+	s.kill("a")
+	s.must("spoil the journal", s.hosts["a"].store.Put(t.Context(), "tasks", m.UUID+"/1", []byte("{")))
+	s.fleet.HealData("a", "b")
+	waitFor(t, "the guest to leave", func() bool {
+		d, err := s.hosts["a"].fake.Domain(t.Context(), v.UUID)
+		return err == nil && d.State == driver.ShutOff
+	})
+	s.startAgent("a")
+	if m := s.get(m.UUID); m.Outcome != migration.OutcomeInDoubt {
+		t.Fatalf("%s: %+v", m.Outcome, m.Error)
+	}
+	_, err := s.conductor().Settle(t.Context(), m.UUID, migration.Settlement{GuestIsAt: "a", Why: "it answers pings", By: "ann"})
+	if s.wantKind("settle", err, fault.Forbidden); !slices.Contains(codes(err), "has_left") {
+		t.Errorf("reasons %v: %v", codes(err), err)
+	}
+	if _, taken := s.hosts["a"].tracker.Word(m.UUID); taken {
+		t.Error("the word was taken")
+	}
+	s.state("b", v.UUID, driver.Paused)
+}
+
+// TestReclaim_AsksNothingOfASourceThatCannotBeLookedAt: what it decides unseen the
+// destination was not asked about.
+func TestReclaim_AsksNothingOfASourceThatCannotBeLookedAt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v := s.guest("a", "vm1")
+	before := s.picture()
+	s.fleet.CutData("a", "b")
+	m := s.migrate(v.UUID)
+	waitFor(t, "the stream", func() bool {
+		job, err := s.hosts["a"].fake.Job(t.Context(), v.UUID)
+		return err == nil && job.Kind == driver.JobUnbounded
+	})
+	var looked, reclaimed atomic.Int32
+	s.breaking(func(verb string, answered bool) error {
+		switch {
+		case answered:
+		case verb == "Reclaim":
+			reclaimed.Add(1)
+		case verb == "StreamStatus" && s.get(m.UUID).Phase == task.Undoing:
+			looked.Add(1)
+			return fault.New(fault.Unavailable, "libvirtd is away")
+		}
+		return nil
+	})
+	s.must("abort", s.conductor().Abort(t.Context(), m.UUID))
+	waitFor(t, "two looks", func() bool { return looked.Load() >= 2 })
+	if n := reclaimed.Load(); n != 0 {
+		t.Errorf("asked to keep the guest %d times", n)
+	}
+	s.breaking(never)
+	waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
+	s.settled(s.get(m.UUID), v.UUID, before)
 }
 
 // TestDeadline_AnAttemptThatIsNotOverIsUndone has a destination that never gets ready.
