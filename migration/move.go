@@ -46,11 +46,13 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 				speed = speed.see(now.Since, status.Progress)
 				status.Progress.Rate = speed.value
 			}
-			s.progress(status.Progress)
 			last = status.Error
 		}
 		var verdict Verdict
 		watch, verdict = watch.Judge(Sample{At: now.Since, Status: status}, limits)
+		if status != nil {
+			s.progress(watch.last)
+		}
 
 		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalStreaming)
 		switch action {

@@ -70,6 +70,11 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 		return w, Verdict{Next: l.Poll}
 	}
 	p := s.Status.Progress
+	if p.MemoryTotal == 0 && w.last.MemoryTotal > 0 {
+		// A job that is just over has no figures: the last that it had stand.
+		p = w.last
+		p.Phase = s.Status.Progress.Phase
+	}
 	// The phase alone does not count as moving: "setup" is seen from nothing.
 	if p.MemoryProcessed > w.last.MemoryProcessed || p.DiskProcessed > w.last.DiskProcessed || p.Iteration > w.last.Iteration {
 		w.moved, w.moving = s.At, true

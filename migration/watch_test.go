@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"berth/internal/fault"
 )
 
@@ -115,5 +117,18 @@ func TestStreamWatch_IsInNoHurryWithAJobThatIsOver(t *testing.T) {
 		if v.Next != want {
 			t.Errorf("in flight %v: the next look is in %s, want %s", inFlight, v.Next, want)
 		}
+	}
+}
+
+// TestJudge_KeepsTheLastFigures: a job that is over has none of its own.
+func TestJudge_KeepsTheLastFigures(t *testing.T) {
+	moving := Progress{Phase: "memory", Elapsed: time.Second, MemoryTotal: 1 << 30, MemoryProcessed: 1 << 29, Iteration: 2}
+	w, _ := StreamWatch{}.Judge(Sample{At: time.Second, Status: &StreamStatus{InFlight: true, Progress: moving}}, testLimits)
+	over := &StreamStatus{Domain: DomainView{Exists: true, State: "shut off", Reason: "migrated"}, Progress: Progress{Phase: "switchover"}}
+	w, _ = w.Judge(Sample{At: 2 * time.Second, Status: over}, testLimits)
+	want := moving
+	want.Phase = "switchover"
+	if diff := cmp.Diff(want, w.last); diff != "" {
+		t.Errorf("what is known of the stream (-want +got):\n%s", diff)
 	}
 }

@@ -101,9 +101,10 @@ func transportReasons(source, dest migration.Description) []fault.Reason {
 }
 
 // openArrival starts the stream by which a guest comes, and says in p how. The claim
-// is not arriving yet: until the answer is given nobody knows of the process.
+// is not arriving yet: until the answer is given nobody knows of the process. A guest
+// that somebody else sends comes by what that tool has.
 func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p *migration.Prepared) error {
-	if h.transport() != migration.TransportStream {
+	if h.transport() != migration.TransportStream || h.Foreign(owner(ref)) {
 		return nil
 	}
 	o := StreamOrder{Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: streamLease}

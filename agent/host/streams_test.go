@@ -54,3 +54,18 @@ func TestPreLiveMigration_ThatFailsLeavesNoStream(t *testing.T) {
 		t.Errorf("a stream lives on without a claim: %v", p.live)
 	}
 }
+
+// A tool that runs a migration of its own has no process of Berth's at the other end.
+func TestHook_AToolsGuestComesByNoStream(t *testing.T) {
+	l := newForeignLab(t)
+	g := l.guest("a", "web")
+	p := processes{live: map[string]bool{}, opened: func() {}}
+	l.hosts["b"].Close()
+	b := l.boot("b", func(o *host.Options) { o.Streams, o.Transport = &p, migration.TransportStream })
+	answer, err := b.Hook(t.Context(), "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", host.PhasePreLive,
+		host.HookRequest{Instance: g.UUID, Source: "a", DomainXML: l.document("a", g.UUID)})
+	l.must("pre-live-migration", err)
+	if len(p.live) > 0 || answer.MigrateURI != "tcp://b" {
+		t.Errorf("the tool is told to send to %s, streams %v; want the host's own address and no stream", answer.MigrateURI, p.live)
+	}
+}

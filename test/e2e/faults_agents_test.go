@@ -36,8 +36,8 @@ func TestFaults_GuestRunsOnceAndNothingIsLeft(t *testing.T) {
 	}
 }
 
-// Both agents die, the guest leaves, and the source's libvirtd forgets why its
-// domain is off: whether the copy is the guest or one that was left behind by a
+// Both agents die, the guest leaves, the source's libvirtd forgets why its domain is
+// off, and the log that it keeps of the guest's runs is lost too: whether the copy is the guest or one that was left behind by a
 // lost reply is known to nobody. Berth says so, starts neither, and goes on
 // when a person has ended one.
 func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
@@ -52,6 +52,8 @@ func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
 		},
 		healed: func(r *round) {
 			killLibvirtd(source)(r)
+			_, err := r.from.Exec(r.ctx, "truncate", "-s", "0", "/var/log/libvirt/qemu/f12.log")
+			r.must("lose the log", err)
 			startLibvirtd(source)(r)
 			startAgent(source)(r)
 			startAgent(destination)(r)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/migration"
+	"berth/migration/task"
 	"berth/test/guest"
 )
 
@@ -43,10 +44,14 @@ func TestFaults_DestinationDiskFull(t *testing.T) {
 	if _, err := w.b.Exec(w.ctx, "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", images); err != nil {
 		t.Fatal(err)
 	}
-	w.suffer("f9", breakage{what: "destination's disk runs full mid-stream", step: migration.StepStream, bandwidth: slow, want: undone, down: 2 * time.Second,
-		// dd ends when the disk is full, which is what is wanted of it.
+	w.suffer("f9", breakage{what: "destination's disk runs full mid-stream", step: migration.StepStream, bandwidth: slow, want: undone,
+		// dd ends when the disk is full, which is what is wanted of it. It stays full until
+		// QEMU has met it, however long that one takes to start.
 		broken: func(r *round) {
 			_, _ = r.to.Exec(r.ctx, "dd", "if=/dev/zero", "of="+images+"/fill", "bs=4k", "status=none")
+			r.migration(r.from, r.guest, "is given up", func(m migration.Migration) bool {
+				return m.Done() && m.Outcome == migration.OutcomeUndone || m.Phase == task.Undoing || m.Phase == task.Undone
+			})
 		},
 		healed: func(r *round) {
 			_, err := r.to.Exec(r.ctx, "rm", images+"/fill")
