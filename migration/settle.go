@@ -41,8 +41,11 @@ func (w Settlement) Validate() error {
 	return nil
 }
 
+// same: the other is this word again, or was joined to it.
 func (w *Settlement) same(other Settlement) bool {
-	return w != nil && w.GuestIsAt == other.GuestIsAt && slices.Equal(w.Gone, other.Gone) && w.By == other.By && w.Why == other.Why
+	known := func(name string) bool { return slices.Contains(w.Gone, name) }
+	return w != nil && w.GuestIsAt == other.GuestIsAt && w.By == other.By && w.Why == other.Why &&
+		!slices.ContainsFunc(other.Gone, func(name string) bool { return !known(name) })
 }
 
 // settleStage is how far a move is that an operator wants to settle.
@@ -198,6 +201,9 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 		return source.TakeWord(ctx, s.ref(StepStream), w)
 	}); err != nil {
 		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	if taken, ok := s.word(ctx); ok {
+		w = taken // with who was gone by an earlier one
 	}
 	c.mu.Lock()
 	s.rec.Settled = &w

@@ -58,6 +58,28 @@ func TestSettle_WhatIsRefused(t *testing.T) {
 	}
 }
 
+// A word that was joined to an earlier one is the same word when it comes again.
+func TestSettle_TheSameWordAgain(t *testing.T) {
+	kept := &Settlement{GuestIsAt: "a", Gone: []string{"b", GonePlacement}, Why: "scrap", By: "ann"}
+	for name, tt := range map[string]struct {
+		word Settlement
+		want bool
+	}{
+		"as it was kept":   {*kept, true},
+		"its own part":     {Settlement{GuestIsAt: "a", Gone: []string{GonePlacement}, Why: "scrap", By: "ann"}, true},
+		"one more is gone": {Settlement{GuestIsAt: "a", Gone: []string{"b", "c"}, Why: "scrap", By: "ann"}, false},
+		"at the other":     {Settlement{GuestIsAt: "b", Why: "scrap", By: "ann"}, false},
+		"by somebody else": {Settlement{GuestIsAt: "a", Why: "scrap", By: "bob"}, false},
+	} {
+		if got := kept.same(tt.word); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if (*Settlement)(nil).same(*kept) {
+		t.Error("no word is the same as one")
+	}
+}
+
 // TestSettle_NeverMakesTwo holds over every combination of facts that no word is taken
 // that would leave the guest with two hosts, or take it from one that answers and has it.
 func TestSettle_NeverMakesTwo(t *testing.T) {

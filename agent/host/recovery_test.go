@@ -445,7 +445,10 @@ func TestSettle_AnUnreadMoveWhoseGuestHasLeft(t *testing.T) {
 	v := s.guest("a", "vm1")
 	s.fleet.CutData("a", "b")
 	m := s.migrate(v.UUID)
-	waitFor(t, "the stream", func() bool { return s.get(m.UUID).Step == migration.StepStream })
+	waitFor(t, "the stream", func() bool {
+		job, err := s.hosts["a"].fake.Job(t.Context(), v.UUID)
+		return err == nil && job.Kind == driver.JobUnbounded
+	})
 	s.kill("a")
 	s.must("spoil the journal", s.hosts["a"].store.Put(t.Context(), "tasks", m.UUID+"/1", []byte("{")))
 	s.fleet.HealData("a", "b")

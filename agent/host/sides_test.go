@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"berth/agent/host"
 	"berth/claims"
 	"berth/driver"
@@ -489,6 +491,35 @@ func TestTakeWord_IsRefusedBesideARunningGuest(t *testing.T) {
 	err := s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "b", Why: "x"})
 	if s.wantKind("take word", err, fault.Forbidden); !slices.Contains(codes(err), "runs_here") {
 		t.Errorf("reasons %v", codes(err))
+	}
+}
+
+// Each word on a move adds to who is gone; what was checked before still holds.
+func TestTakeWord_JoinsWhoIsGone(t *testing.T) {
+	s := newSides(t)
+	s.prepare()
+	for _, gone := range [][]string{{"b"}, {migration.GonePlacement}, {"b"}} {
+		s.must("take word", s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "a", Gone: gone, Why: "x"}))
+	}
+	w, _ := s.a.WordOn(s.ref)
+	if diff := cmp.Diff([]string{"b", migration.GonePlacement}, w.Gone); diff != "" {
+		t.Errorf("gone (-want +got):\n%s", diff)
+	}
+}
+
+// The source decides to keep the guest while an operator says that it has left: the later
+// of the two is refused, as between a commit and a reclaim.
+func TestTakeWord_IsRefusedOnceTheSourceKeepsTheGuest(t *testing.T) {
+	s := newSides(t)
+	s.prepare()
+	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
+	s.must("it ends", s.a.fake.Destroy(t.Context(), s.ref.Instance))
+	err := s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "b", Why: "x"})
+	if s.wantKind("take word", err, fault.Forbidden); !slices.Contains(codes(err), "source_keeps") {
+		t.Errorf("reasons %v: %v", codes(err), err)
+	}
+	if _, taken := s.a.WordOn(s.ref); taken {
+		t.Error("the word was taken")
 	}
 }
 

@@ -61,6 +61,14 @@ func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Sett
 			Have:    h.o.Name, Want: s.GuestIsAt, Change: "look again which of the two copies is the guest",
 		})
 	}
+	if s.GuestIsAt != h.o.Name && h.tracker.CommitRefused(ref.Migration, ref.Attempt) {
+		// It was decided after the word was held against the facts.
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code:    "source_keeps",
+			Message: fmt.Sprintf("%s has refused every commit of attempt %d, and may have run the guest since", h.o.Name, ref.Attempt),
+			Have:    h.o.Name, Want: s.GuestIsAt, Change: "say that it is at " + h.o.Name,
+		})
+	}
 	c, left := h.tracker.Committed(ref.Migration)
 	left = left && c.Attempt == ref.Attempt
 	tell := ""
@@ -75,8 +83,17 @@ func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Sett
 	return h.retake(ctx, ref)
 }
 
-// noteWord makes an operator's word durable, before anything is done by it.
+// noteWord makes an operator's word durable, before anything is done by it. Who was gone
+// by an earlier word on the same attempt, at the same host, still is.
 func (h *Host) noteWord(ctx context.Context, ref migration.Ref, s migration.Settlement, tell string) error {
+	if before, ok := h.WordOn(ref); ok && before.GuestIsAt == s.GuestIsAt {
+		for _, name := range s.Gone {
+			if !slices.Contains(before.Gone, name) {
+				before.Gone = append(before.Gone, name)
+			}
+		}
+		s.Gone = before.Gone
+	}
 	h.log.Warn("an operator settles a migration", "instance", ref.Instance, "migration", ref.Migration, "attempt", ref.Attempt,
 		"guest_is_at", s.GuestIsAt, "gone", s.Gone, "by", s.By, "why", s.Why)
 	return h.tracker.NoteWord(ctx, claims.Word{
