@@ -14,6 +14,7 @@ import (
 type aim struct {
 	at    string // how the point's name begins; or the phase of a migration
 	fates []fate // one of them; none for an abort by the user
+	dies  bool   // the agent does, after the effect: it will ask for it again
 }
 
 // aims are all of them.
@@ -21,26 +22,29 @@ func aims() []aim {
 	message := []fate{requestLate, requestLate, twice, answerLost, requestLost}
 	commit := []fate{answerLost, refused}
 	return []aim{
-		{"Claim on ", message},
-		{"Claim on ", message[:1]}, // late claims and prepares are what tombstones are for
-		{"PreLiveMigration on ", message},
-		{"PreLiveMigration on ", message[:1]},
-		{"AcceptToken on ", message},
-		{"FinishDestination on ", message},
-		{"AbortClaim on ", message},
-		{"RollbackPreLiveMigration on ", message},
-		{"placement POST ", []fate{requestLate, requestLate, answerLost, raced}},
-		{"placement DELETE ", []fate{requestLate, answerLost, refused}},
-		{"put halves/", commit},
-		{"put instances/", commit},
-		{"put claims/", commit},
-		{"delete claims/", commit},
-		{"libvirt Migrate", []fate{answerLost, answerLost, requestLost}},
-		{"StartStream on ", nil},
-		{drivertest.PhaseFinish, nil},
-		{drivertest.PhaseFinish, nil},
-		{drivertest.PhaseConfirm, nil},
-		{drivertest.PhaseConfirm, nil},
+		{at: "Claim on ", fates: message},
+		{at: "Claim on ", fates: message[:1]}, // late claims and prepares are what tombstones are for
+		{at: "PreLiveMigration on ", fates: message},
+		{at: "PreLiveMigration on ", fates: message[:1]},
+		{at: "AcceptToken on ", fates: message},
+		{at: "FinishDestination on ", fates: message},
+		{at: "AbortClaim on ", fates: message},
+		{at: "RollbackPreLiveMigration on ", fates: message},
+		{at: "placement POST ", fates: []fate{requestLate, requestLate, answerLost, raced}},
+		{at: "placement DELETE ", fates: []fate{requestLate, answerLost, refused}},
+		{at: "put halves/", fates: commit},
+		{at: "put instances/", fates: commit},
+		{at: "put claims/", fates: commit},
+		{at: "delete claims/", fates: commit},
+		{at: "libvirt Migrate", fates: []fate{answerLost, answerLost, requestLost}},
+		{at: "StartStream on "},
+		{at: "StartStream on ", dies: true},
+		{at: "Commit on ", dies: true},
+		{at: "Commit on ", dies: true},
+		{at: drivertest.PhaseFinish},
+		{at: drivertest.PhaseFinish},
+		{at: drivertest.PhaseConfirm},
+		{at: drivertest.PhaseConfirm},
 	}
 }
 
@@ -66,6 +70,10 @@ func (c *chaos) aimed(what string) bool {
 
 // aimedFate is what becomes of a point that was hit.
 func (c *chaos) aimedFate(a *agent) fate {
+	if c.aim.dies {
+		a.m.kill(c.downtime())
+		return goesWell
+	}
 	if len(c.aim.fates) == 0 {
 		c.abort(a.m, 10*time.Millisecond)
 		return goesWell

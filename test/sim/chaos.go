@@ -89,7 +89,7 @@ func (c *chaos) at(a *agent, k kind, what string, before bool) fate {
 		c.budget--
 		return c.impatient(a, []fate{requestLate, requestLate, answerLost, raced}[c.rng.IntN(4)])
 	}
-	if before && c.aimed(what) {
+	if before != (c.aim != nil && c.aim.dies) && c.aimed(what) {
 		return c.aimedFate(a)
 	}
 	if c.rng.Float64() >= c.rate {
