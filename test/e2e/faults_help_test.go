@@ -215,6 +215,7 @@ func (r *round) truth(m migration.Migration, off string) {
 		here, there = r.to, r.from
 	}
 	r.livesAs(off, r.guest, here, there)
+	r.noStream()
 	if off == "" {
 		r.ranOnce(m, here)
 	}

@@ -73,6 +73,7 @@ func TestMove_AbortIsUndone(t *testing.T) {
 	m = w.migration(w.a, "m3", "is over", migration.Migration.Done)
 	w.require("status", m.Status, migration.StatusCancelled)
 	w.livesOn("m3", w.a, w.b)
+	w.noStream()
 	w.alive("m3", w.a, w.a)
 }
 

@@ -51,96 +51,116 @@ func (w *world) noStream() {
 	}
 }
 
-func TestStream_KilledProcessUndoesTheMove(t *testing.T) {
+// One guest goes through all of it, and what one breakage leaves the next meets.
+func TestStream_WhoeverDies(t *testing.T) {
 	w := start(t)
 	w.boot(w.a, guest.Options{Name: "s1", Dirty: 8, Rate: 4})
 	for _, side := range []*lab.Host{w.a, w.b} {
-		w.berth(w.a, "migrate", "s1", w.b.Name, "--detach", "--bandwidth", "6MiB/s")
-		m := w.migration(w.a, "s1", "sends memory", flowing)
-		if _, err := side.Exec(w.ctx, "kill", "-9", strconv.Itoa(w.oneStream(side).PID)); err != nil {
-			t.Fatal(err)
+		if !t.Run("process of "+side.Name, func(t *testing.T) { w.in(t).processDies("s1", side) }) {
+			return
 		}
-		m = w.migration(w.a, "s1", "is over", func(now migration.Migration) bool { return now.UUID == m.UUID && now.Done() })
-		w.require("outcome with the stream of "+side.Name+" killed", m.Outcome, migration.OutcomeUndone)
-		w.livesOn("s1", w.a, w.b)
-		w.noStream()
 	}
-	w.alive("s1", w.a, w.a)
+	t.Run("agents", func(t *testing.T) { w.in(t).agentsDie("s1") })
 }
 
-// Both agents end, one killed and one in order, and are started from another
-// binary; certificates are replaced; a third host knocks. The guest's memory flows
-// on through the same two processes, and the move is finished by the new agents.
-func TestStream_OutlivesAgentsAndCertificates(t *testing.T) {
-	w := own(t, nil)
-	w.boot(w.a, guest.Options{Name: "s2", Dirty: 8, Rate: 2})
-	w.berth(w.a, "migrate", "s2", w.b.Name, "--detach", "--bandwidth", "10MiB/s")
-	w.migration(w.a, "s2", "sends memory", flowing)
+// in is the world for a part of its test.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.TB = t
+	return &sub
+}
+
+// processDies kills one of the two processes of a move: nothing has happened then.
+func (w *world) processDies(name string, side *lab.Host) {
+	w.berth(w.a, "migrate", name, w.b.Name, "--detach", "--bandwidth", "6MiB/s")
+	m := w.migration(w.a, name, "sends memory", flowing)
+	if _, err := side.Exec(w.ctx, "kill", "-9", strconv.Itoa(w.oneStream(side).PID)); err != nil {
+		w.Fatal(err)
+	}
+	m = w.migration(w.a, name, "is over", func(now migration.Migration) bool { return now.UUID == m.UUID && now.Done() })
+	w.require("outcome", m.Outcome, migration.OutcomeUndone)
+	w.livesOn(name, w.a, w.b)
+	w.noStream()
+}
+
+// agentsDie ends both agents, one by a signal and one in order, and starts them from
+// another binary; certificates are replaced; a third host knocks. The guest's disk and
+// its memory, by parallel connections, flow on through the same two processes, and the
+// move is finished by the new agents.
+func (w *world) agentsDie(name string) {
+	w.berth(w.a, "migrate", name, w.b.Name, "--detach", "--bandwidth", "4MiB/s", "--parallel", "4")
+	m := w.migration(w.a, name, "sends memory", flowing)
 	from, to := w.oneStream(w.a), w.oneStream(w.b)
 
 	keys := filepath.Join(w.Dir, "pki")
-	t.Run("a third host of the same authority gets nothing", func(t *testing.T) { w.knocks(t, keys, to.Port) })
+	if err := fleet.Reissue(w.ctx, w.Fleet.Binary, keys, []string{"host-a", "host-b", "host-c"}); err != nil {
+		w.Fatal(err)
+	}
+	w.knocks(filepath.Join(keys, "host-c"), filepath.Join(keys, "ca.crt"), to.Port)
 
 	w.Agent("host-b").Kill()
 	if err := w.Agent("host-a").Stop(w.ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := fleet.Reissue(w.ctx, w.Fleet.Binary, keys, []string{"host-a", "host-b"}); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	for _, h := range []*lab.Host{w.a, w.b} {
 		if err := h.InstallPKI(keys); err != nil {
-			t.Fatal(err)
+			w.Fatal(err)
 		}
 	}
 	next := filepath.Join(w.Dir, "berth-next")
 	if out, err := exec.Command("cp", w.Fleet.Binary, next).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		w.Fatalf("%v: %s", err, out)
 	}
-	w.Fleet.Binary = next
 	before := w.oneStream(w.b)
+	was := w.Fleet.Binary
+	w.Cleanup(func() { w.Fleet.Binary = was })
+	w.Fleet.Binary = next
 	for _, h := range []*lab.Host{w.a, w.b} {
 		if err := w.StartAgent(w.ctx, h.Name); err != nil {
-			t.Fatal(err)
+			w.Fatal(err)
 		}
+	}
+	for _, h := range []*lab.Host{w.a, w.b} {
 		if err := w.WaitReady(w.ctx, h.Name); err != nil {
-			t.Fatal(err)
+			w.Fatal(err)
 		}
 	}
 	now := w.oneStream(w.b)
 	w.require("process of the source", w.oneStream(w.a).PID, from.PID)
 	w.require("process of the destination", now.PID, to.PID)
 	if was, is := before.Of(stream.Memory).Received, now.Of(stream.Memory).Received; is <= was {
-		t.Errorf("%d bytes of memory had come without an agent, then %d: want more", was, is)
+		w.Errorf("%d bytes of memory had come without an agent, then %d: want more", was, is)
+	}
+	if memory, disks := now.Of(stream.Memory), now.Of(stream.Disks); memory.Total < 4 || disks.Received == 0 {
+		w.Errorf("memory by %d connections, %d bytes of disks: want 4 at least, and the disk's", memory.Total, disks.Received)
 	}
 	if now.CertificateError != "" || !now.Certificate.After(to.Certificate) {
-		t.Errorf("the stream's certificate is good until %v, it was until %v: want the new one; %s", now.Certificate, to.Certificate, now.CertificateError)
+		w.Errorf("the stream's certificate is good until %v, it was until %v: want the new one; %s", now.Certificate, to.Certificate, now.CertificateError)
 	}
-	m := w.migration(w.a, "s2", "is over", migration.Migration.Done)
+	w.virsh(w.a, "migrate-setspeed", name, "1000")
+	m = w.migration(w.a, name, "is over", func(now migration.Migration) bool { return now.UUID == m.UUID && now.Done() })
 	w.require("outcome", m.Outcome, migration.OutcomeCompleted)
-	w.livesOn("s2", w.b, w.a)
+	w.livesOn(name, w.b, w.a)
 	w.noStream()
-	w.alive("s2", w.a, w.b)
+	w.alive(name, w.a, w.b)
 }
 
-// knocks dials the destination's stream with a good certificate of another host.
-func (w *world) knocks(t *testing.T, keys string, port int) {
-	if err := fleet.Reissue(w.ctx, w.Fleet.Binary, keys, []string{"host-c"}); err != nil {
-		t.Fatal(err)
-	}
-	cert, err := tls.LoadX509KeyPair(filepath.Join(keys, "host-c", "host.crt"), filepath.Join(keys, "host-c", "host.key"))
+// knocks dials the destination's stream with a good certificate of another host, which
+// is let nothing.
+func (w *world) knocks(host, authority string, port int) {
+	cert, err := tls.LoadX509KeyPair(filepath.Join(host, "host.crt"), filepath.Join(host, "host.key"))
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
-	ca, err := os.ReadFile(filepath.Join(keys, "ca.crt"))
+	ca, err := os.ReadFile(authority)
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	raw, err := dialIn(w.a, net.JoinHostPort(w.b.MigIP(), strconv.Itoa(port)))
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	defer raw.Close()
 	_ = raw.SetDeadline(time.Now().Add(20 * time.Second)) // of a socket that is open
@@ -148,11 +168,11 @@ func (w *world) knocks(t *testing.T, keys string, port int) {
 	if err := c.HandshakeContext(w.ctx); err == nil {
 		// TLS 1.3 has the server judge after the client is done.
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
-			t.Errorf("a third host was sent %d bytes, %v", n, err)
+			w.Errorf("a third host was sent %d bytes, %v", n, err)
 		}
 	}
 	if st := w.oneStream(w.b); st.Refused == 0 || st.LastRefusal == "" {
-		t.Errorf("refused %d, %q: want the third host with the reason", st.Refused, st.LastRefusal)
+		w.Errorf("refused %d, %q: want the third host with the reason", st.Refused, st.LastRefusal)
 	}
 }
 

@@ -355,6 +355,7 @@ func (w *world) requireEmpty() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
+	w.noStream()
 	for _, h := range w.Hosts {
 		var l api.ClaimList
 		if err := w.JSON(ctx, h.Name, &l, "claim", "list"); err != nil || len(l.Claims) > 0 {
