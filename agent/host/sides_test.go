@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -26,6 +27,7 @@ type twoSides struct {
 	silent  atomic.Bool   // nobody reaches anybody
 	silence time.Duration // of a conductor, until its destination asks
 	conduct atomic.Value
+	log     *slog.Logger // of hosts that start from now on; nil for none
 }
 
 func newSides(t *testing.T, disks ...host.CreateDisk) *twoSides {
@@ -48,6 +50,9 @@ func (s *twoSides) restart(name string) {
 	n.store = n.store.Crash()
 	s.boot(name, func(o *host.Options) {
 		o.Silence = s.silence
+		if s.log != nil {
+			o.Logger = s.log
+		}
 		o.Conducts = func(string, int) migration.Conduct { return s.conduct.Load().(migration.Conduct) }
 		o.Side = func(_ context.Context, name string) (migration.Side, error) {
 			if s.silent.Load() {
@@ -520,6 +525,30 @@ func TestTakeWord_IsRefusedOnceTheSourceKeepsTheGuest(t *testing.T) {
 	}
 	if _, taken := s.a.WordOn(s.ref); taken {
 		t.Error("the word was taken")
+	}
+}
+
+// A copy that had finished leaves its disks when its token is taken back: somebody has to
+// hear which.
+func TestYieldToken_NamesTheDisksThatStay(t *testing.T) {
+	requireQemuImg(t)
+	s := newSides(t, host.CreateDisk{SizeGB: 1})
+	var out strings.Builder
+	s.log = slog.New(slog.NewTextHandler(&out, nil))
+	s.restart("b")
+	s.left()
+	s.handOver()
+	s.must("give way", s.b.YieldToken(t.Context(), s.ref, 9, "a"))
+	files := s.picture()["b files"]
+	s.b.Close() // what it logs is read now
+	if len(files) < 2 {
+		t.Fatalf("no disk is left: %v", files)
+	}
+	for _, f := range files[1:] {
+		path, _, _ := strings.Cut(f, " ")
+		if !strings.Contains(out.String(), "path="+path) {
+			t.Errorf("%s is not named:\n%s", path, out.String())
+		}
 	}
 }
 

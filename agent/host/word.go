@@ -237,6 +237,9 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.closeStream(ctx, ref); err != nil {
 		return err
 	}
+	if err := h.nameLeftDisks(ctx, ref); err != nil {
+		return err
+	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
@@ -255,6 +258,30 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// nameLeftDisks logs the files that the definition of a guest names which had finished its
+// arrival: the guest may have written to them here, and nobody else says then whose they were.
+func (h *Host) nameLeftDisks(ctx context.Context, ref migration.Ref) error {
+	if _, found, err := recall[preparation](h, ref, memoryPrepared); err != nil || found {
+		return err // what was made for it is on record, and goes
+	}
+	text, err := h.driver.XML(ctx, ref.Instance, driver.Live)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	doc, err := parseDocument(text)
+	if err != nil {
+		h.log.Warn("which disks of a guest that was taken back stay is not known", "instance", ref.Instance, "error", err)
+	}
+	for _, d := range doc.Devices.Disks {
+		if path := d.path(); path != "" {
+			h.log.Warn("a disk of a guest that was taken back stays: take it away if no other host uses it", "instance", ref.Instance, "migration", ref.Migration, "path", path)
+		}
+	}
+	return nil
 }
 
 // SettleArrival takes an operator's word on an arrival that waits here for a source
