@@ -32,6 +32,7 @@ type machine struct {
 	capacity topology.Resources
 
 	boots      int
+	aged       int          // the boot in which age came over it
 	lives      int          // how often an agent was started
 	agent      *agent       // the present one; a dead one until the next is started
 	hung       bool         // its libvirtd
