@@ -149,6 +149,7 @@ func (w *world) moveByBerth(name string, from, to *lab.Host) (still, commit time
 }
 
 func (w *world) moveByVirsh(name string, from, to *lab.Host) (still, commit time.Duration) {
+	w.virsh(from, "migrate-setmaxdowntime", name, "500") // Berth's own; libvirt's default is 300
 	if _, err := from.Virsh(w.ctx, "migrate", "--live", "--p2p", "--persistent", "--undefinesource", "--unsafe",
 		name, "qemu+tls://"+to.Name+"/system"); err != nil {
 		w.Fatal(err)
