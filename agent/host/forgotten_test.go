@@ -65,3 +65,27 @@ func TestReclaim_OfAGuestThatIsOffOnlyWhereItsConductorWasToldSo(t *testing.T) {
 	}
 	l.must("reclaim", m.a.Reclaim(t.Context(), m.ref))
 }
+
+// A QEMU that dies under an abort may have died after its guest had left.
+func TestReclaim_DoesNotKeepAGuestWhoseQEMUDiedWhileItLooked(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	m := newMove(l, v.UUID)
+	m.prepare()
+	l.fleet.CutData("a", "b")
+	l.must("start stream", m.start())
+	m.a = l.restart("a")
+	died := false
+	m.a.fake.Fault(func(call, _ string) error {
+		if call == "AbortJob" && !died {
+			died = true
+			m.a.fake.CrashGuest(v.UUID)
+		}
+		return nil
+	})
+	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	if st := m.status(); st.Domain.Reason != string(driver.ReasonCrashed) {
+		t.Fatalf("told %+v, want a guest that crashed", st)
+	}
+	l.must("reclaim once its conductor was told", m.a.Reclaim(t.Context(), m.ref))
+}

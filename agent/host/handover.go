@@ -144,9 +144,9 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 		what, why := decide(s)
-		if s.forgotten() && (active || !h.toldOff(ref)) && s.word != migration.WordSource {
+		if s.unsettled() && (active || !h.toldOff(ref)) && s.word != migration.WordSource {
 			// It may have left: the conductor looks again, and asks the destination first.
-			return fault.New(fault.InDoubt, "the domain went off while it was looked at, and does not say why")
+			return fault.New(fault.InDoubt, "the domain went off while it was looked at, for a reason that settles nothing")
 		}
 		active = active || s.exists && s.domain.Active()
 		if what == mayCommit {
@@ -192,7 +192,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	switch what, why := decide(s); {
 	case what == mayCommit:
 		return fault.New(fault.Forbidden, "%s", why)
-	case what != mayReclaim, active && s.forgotten():
+	case what != mayReclaim, active && s.unsettled():
 		return fault.New(fault.InDoubt, "it has changed while it was looked at: %s", why)
 	}
 	err = h.tracker.RefuseCommit(ctx, at(ref, ""))

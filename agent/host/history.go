@@ -52,8 +52,21 @@ func (s sourceState) forgotten() bool {
 		(s.result == resultNone || s.result == resultLost)
 }
 
+// unsettled: the domain is off for a reason that settles nothing, and a stream was asked
+// for whose end nobody knows: its QEMU may have died before the guest had left, or just
+// after. The conductor's table asks the destination (SourceOff there).
+func (s sourceState) unsettled() bool {
+	return s.exists && s.domain.State == driver.ShutOff && !endedOrLeft(s.domain.Reason) && s.asked &&
+		(s.result == resultNone || s.result == resultLost)
+}
+
+// endedOrLeft are the reasons of a domain that is off which settle what became of it.
+func endedOrLeft(r driver.Reason) bool {
+	return r == driver.ReasonMigrated || r == driver.ReasonShutdown || r == driver.ReasonDestroyed
+}
+
 // noteTold keeps whether the last answer to the conductor of an attempt was that the domain
-// is off and does not say why: then it asks the destination before it takes the guest back.
+// is off for a reason that settles nothing: then it asks the destination before it takes the guest back.
 // A conductor that was told anything else, or nothing, has not asked.
 func (h *Host) noteTold(ref migration.Ref, off bool) {
 	h.mu.Lock()

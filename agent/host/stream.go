@@ -364,7 +364,7 @@ func (h *Host) awaitStart(ctx context.Context, ref migration.Ref, st *stream) er
 // StreamStatus implements migration.SourceVerbs.
 func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
 	st, err := h.streamStatus(ctx, ref)
-	off := st.Domain.State == string(driver.ShutOff) && st.Domain.Reason == string(driver.ReasonUnknown)
+	off := st.Domain.State == string(driver.ShutOff) && !endedOrLeft(driver.Reason(st.Domain.Reason))
 	h.noteTold(ref, err == nil && off && !st.Left && !st.InFlight)
 	return st, wrap(err, "status of the stream of migration %s on %s", ref.Migration, h.o.Name)
 }
