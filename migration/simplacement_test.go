@@ -32,7 +32,10 @@ func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
 		if (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have.ConsumerGeneration != *a.ConsumerGeneration {
 			return fault.New(fault.GenerationConflict, "consumer generation conflict on %s", id)
 		}
-		for rp, r := range a.Allocations {
+	}
+	// All consumers are looked at before any amount, as the service does.
+	for _, id := range slices.Sorted(maps.Keys(set)) {
+		for rp, r := range set[id].Allocations {
 			if _, holds := r[s.lost[rp]]; holds {
 				return fault.New(fault.DoesNotFit, "provider %s has no %s", rp, s.lost[rp])
 			}
