@@ -136,6 +136,11 @@ func openBolt(path string, maxBytes int, inspect func(*os.File) error) (*bbolt.D
 				return nil, err
 			}
 			if err = lock(f); err == nil {
+				// A process that was killed between a write and its sync left pages that
+				// only the kernel has: nobody goes by what a power cut may take back.
+				err = f.Sync()
+			}
+			if err == nil {
 				err = inspect(f)
 			}
 			if err != nil {
