@@ -301,13 +301,9 @@ func (im *image) walkBucket(name, value []byte) error {
 // checkFreelist refuses a page that is both free and in use (the next commit
 // would write over it), and one that is neither (something lost its way to it).
 func (im *image) checkFreelist(p []byte) error {
-	count, at := uint64(order.Uint16(p[10:])), uint64(pageHeader)
-	if count == math.MaxUint16 { // then the true count stands before the list
-		count, at = order.Uint64(p[at:]), at+8
-	}
-	list, ok := slice(p, at, count*8)
-	if !ok || count > im.highWater {
-		return fmt.Errorf("freelist: %d entries are beyond its end", count)
+	list, err := im.freePages(p)
+	if err != nil {
+		return err
 	}
 	free := make([]bool, im.highWater)
 	for ; len(list) > 0; list = list[8:] {
@@ -328,6 +324,19 @@ func (im *image) checkFreelist(p []byte) error {
 		}
 	}
 	return nil
+}
+
+// freePages gives the numbers that a freelist holds, eight bytes each.
+func (im *image) freePages(p []byte) ([]byte, error) {
+	count, at := uint64(order.Uint16(p[10:])), uint64(pageHeader)
+	if count == math.MaxUint16 { // then the true count stands before the list
+		count, at = order.Uint64(p[at:]), at+8
+	}
+	list, ok := slice(p, at, count*8)
+	if !ok || count > im.highWater {
+		return nil, fmt.Errorf("freelist: %d entries are beyond its end", count)
+	}
+	return list, nil
 }
 
 // slice is p[at:at+length], if it is all there.

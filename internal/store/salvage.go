@@ -74,6 +74,7 @@ func salvage(data []byte, s schema) Salvaged {
 		if w.highWater < m.highWater {
 			w.fault(fmt.Errorf("it was cut: it has %d of %d pages", w.highWater, m.highWater))
 		}
+		w.leaveFree(m.freelist)
 		w.tree(m.root, nil, 0)
 		if w.judge(s) {
 			return w.out
@@ -135,6 +136,27 @@ type salvager struct {
 func (w *salvager) fault(err error) {
 	if len(w.out.Faults) < mostFaults {
 		w.out.Faults = append(w.out.Faults, err.Error())
+	}
+}
+
+// leaveFree keeps the walk from pages that the commit has given up: a garbled page number
+// would lead to one, and to records of an earlier commit whose seals are right. Best effort:
+// the freelist may be what is damaged.
+func (w *salvager) leaveFree(id uint64) {
+	p, err := w.page(id, flagFreelist)
+	if err != nil {
+		w.fault(fmt.Errorf("freelist: %w", err))
+		return
+	}
+	list, err := w.freePages(p)
+	if err != nil {
+		w.fault(err)
+		return
+	}
+	for ; len(list) >= 8; list = list[8:] {
+		if id := order.Uint64(list); id < w.highWater {
+			w.reached[id] = true
+		}
 	}
 }
 
