@@ -1,0 +1,127 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"berth/claims"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// guest is an instance.
+type guest struct {
+	uuid, name string
+	home       string // where it was at first
+	flavor     topology.Flavor
+	persistent bool
+	paused     bool // by its user
+	disk       disk
+
+	data     string // what it wrote to its disk the last time
+	writes   int
+	mayBeOff bool // its memory is lost
+	anyPower bool // its user paused it, or let it run, while a move had it
+	arriving string
+	copies   map[string]copyState // by host
+}
+
+// disk is how a guest's disk is kept.
+type disk string
+
+// The disks.
+const (
+	noDisk disk = ""
+	shared disk = "shared"
+	local  disk = "local"
+)
+
+// copyState is a guest's memory on one host.
+type copyState int
+
+// The states of a copy.
+const (
+	noCopy   copyState = iota
+	incoming           // incomplete
+	whole              // complete, and the newest
+	stale              // complete, and the guest has run elsewhere since
+)
+
+// makeGuests defines, starts, claims and allocates every guest.
+func (w *world) makeGuests(ctx context.Context) error {
+	for _, g := range w.guests {
+		m := w.machines[g.home]
+		if g.disk != noDisk {
+			m.files.Put(g.path(), "raw", 1<<30, g.data)
+		}
+		if err := m.fake.Define(ctx, g.document()); err != nil {
+			return err
+		}
+		if err := m.fake.Start(ctx, g.uuid, g.paused); err != nil {
+			return err
+		}
+		if !g.persistent {
+			if err := m.fake.Undefine(ctx, g.uuid); err != nil {
+				return err
+			}
+		}
+		g.copies[g.home] = whole
+		t, err := claims.Open(ctx, claims.Options{Store: m.mem, Runtime: w.outside, Host: m.name, Random: random{w.rng}, Logger: discard, Capacity: claims.Capacity{Total: m.capacity}})
+		if err != nil {
+			return err
+		}
+		// Not by Berth's own creation, whose disks and documents are not what is looked at
+		// here, but what it leaves.
+		if _, err := t.Adopt(ctx, claims.Instance{UUID: g.uuid, Name: g.name, Flavor: g.flavor, ProjectID: "project", UserID: "user"},
+			claims.Found{Resources: g.resources()}); err != nil {
+			return err
+		}
+		w.tokensOf(m)
+		if err := w.placement.admin.PutAllocations(ctx, g.uuid, placementclient.Allocations{
+			Allocations: m.place(g.resources()), ProjectID: "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (g *guest) resources() topology.Resources { return g.flavor.Resources() }
+
+// document is the guest's domain document.
+func (g *guest) document() string {
+	disk := ""
+	if g.disk != noDisk {
+		disk = fmt.Sprintf(`<disk type="file" device="disk"><driver name="qemu" type="raw"/><source file="%s"/><target dev="vda" bus="virtio"/></disk>`, g.path())
+	}
+	return fmt.Sprintf(`<domain type="qemu"><name>%s</name><uuid>%s</uuid><memory unit="MiB">%d</memory><vcpu>%d</vcpu>`+
+		`<os><type arch="x86_64" machine="q35">hvm</type></os><devices>%s</devices></domain>`, g.name, g.uuid, g.flavor.MemoryMB, g.flavor.VCPUs, disk)
+}
+
+// The folders of disks: each host's own, and one that all share.
+const (
+	images = "/images"
+	common = "/images/nfs"
+)
+
+// path is where the guest's disk is.
+func (g *guest) path() string {
+	if g.disk == shared {
+		return common + "/" + g.name + ".raw"
+	}
+	return images + "/" + g.name + ".raw"
+}
+
+// changesFile is the point before each change of a host's files by its agent.
+func (w *world) changesFile(host, step, path string) error {
+	a := w.machines[host].agent
+	if a == nil {
+		return nil // the world is being made
+	}
+	what := "disks " + step + " " + path
+	if w.before(a, ofDisk, what) == refused {
+		return errors.New("input/output error")
+	}
+	return nil
+}

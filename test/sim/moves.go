@@ -1,0 +1,213 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// move is a migration that somebody wants.
+type move struct {
+	uuid       string
+	guest      *guest
+	from       string        // where the guest is when it is asked for
+	after      *move         // that it waits for; nil for none
+	to         string        // empty to let candidates decide
+	at         time.Duration // when it is asked for
+	abortAfter time.Duration // 0 for never; from the start of the run
+	options    migration.Options
+
+	asked    int
+	accepted bool
+	refused  error // why it was not accepted, in the end
+	last     migration.Migration
+	doubted  time.Duration // since when it is in doubt; 0 for not
+	doubt    time.Duration // when it was seen in doubt the last time
+	settling bool          // an operator is about to say where the guest is
+}
+
+// ask wants a migration as a user does: it asks the host's agent, and again while
+// nobody answers or the hosts are not up.
+func (w *world) ask(m *move) {
+	ctx := context.Background()
+	_ = w.outside.Sleep(ctx, m.at)
+	for m.after != nil && !w.isOver(m.after) {
+		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
+	}
+	if at := w.holders(m.guest.uuid); len(at) == 1 {
+		m.from = at[0]
+	}
+	source := w.machines[m.from]
+	for !m.accepted && m.asked < 40 {
+		m.asked++
+		a := source.agent
+		if a == nil || a.dead() || !a.ready {
+			_ = w.outside.Sleep(ctx, time.Second)
+			continue
+		}
+		var err error
+		p := peer{a: a, m: source}
+		x := p.send(ctx, "LiveMigrate", func(ctx context.Context, b *agent) {
+			_, err = b.conductor.LiveMigrate(ctx, migration.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options})
+		})
+		_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
+		err = cmp.Or(x.err, err)
+		if err == nil {
+			m.accepted = true
+			w.note("user", "move accepted", m.uuid)
+			break
+		}
+		w.note("user", "move not accepted:", err.Error())
+		m.refused = err
+		if k := fault.KindOf(err); k == fault.DoesNotFit || k == fault.Forbidden && m.asked > 3 {
+			break
+		}
+		_ = w.outside.Sleep(ctx, 2*time.Second)
+	}
+	if !m.accepted {
+		// One answer may have been lost all the same.
+		m.accepted = w.known(m)
+		m.asked = givenUp
+		return
+	}
+	for m.abortAfter > 0 && !m.last.Done() {
+		if d := m.abortAfter - w.sim.Elapsed(); d > 0 {
+			_ = w.outside.Sleep(ctx, d)
+		}
+		if a := source.agent; a.ready && !a.dead() {
+			w.note("user", "abort", m.uuid)
+			p := peer{a: a, m: source}
+			x := p.send(ctx, "Abort", func(ctx context.Context, b *agent) { _ = b.conductor.Abort(ctx, m.uuid) })
+			_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
+			return
+		}
+		_ = w.outside.Sleep(ctx, time.Second)
+	}
+}
+
+// known says whether the source has a record of a move.
+func (w *world) known(m *move) bool {
+	records, err := w.machines[m.from].mem.List(context.Background(), "migrations")
+	_, is := records[m.uuid]
+	return err == nil && is
+}
+
+// clock looks twice a second whether all is over.
+func (w *world) clock() {
+	for {
+		_ = w.outside.Sleep(context.Background(), 500*time.Millisecond)
+		w.look()
+		now := w.sim.Elapsed()
+		if w.pending > 0 || w.chaos != nil && !w.chaos.done() {
+			w.mended = now
+		}
+		if !w.settled() {
+			w.calm = 0
+			if now > w.mended+patience {
+				w.violate("nothing has been broken for %s, and not all is over", patience)
+				w.stuck = true
+				return
+			}
+			continue
+		}
+		if w.calm == 0 {
+			w.calm = now
+			w.note("world", "calm")
+		}
+		calm := now - w.calm
+		clean := calm > 0 && calm%(10*time.Second) == 0 && w.placement.idle() && w.clean()
+		if calm >= grace || clean && !w.age() {
+			w.over = true
+		}
+	}
+}
+
+// settled says whether every move is over, everything up and nothing more to come.
+func (w *world) settled() bool {
+	if w.pending > 0 || w.chaos != nil && !w.chaos.done() {
+		return false
+	}
+	for _, name := range w.names {
+		if a := w.machines[name].agent; a == nil || a.dead() || !a.ready {
+			return false
+		}
+	}
+	for _, m := range w.moves {
+		if !w.isOver(m) {
+			return false
+		}
+	}
+	return true
+}
+
+// isOver says whether a move has ended, or can go no further in this world.
+func (w *world) isOver(m *move) bool {
+	if !m.accepted {
+		return m.asked >= givenUp
+	}
+	a := w.machines[m.from].agent
+	if a.dead() || !a.ready {
+		return false
+	}
+	rec, err := a.conductor.Get(context.Background(), m.uuid)
+	if err != nil {
+		return false
+	}
+	m.last = rec
+	now := w.sim.Elapsed()
+	if rec.Done() {
+		return true
+	}
+	if rec.Outcome == migration.OutcomeInDoubt {
+		m.doubt = now
+	}
+	switch {
+	case m.doubt == 0 || now > m.doubt+time.Minute: // it comes and goes while a conductor tries again
+		m.doubted = 0
+	case m.doubted == 0:
+		m.doubted = now
+	case now > m.doubted+operatorsPatience && now > w.mended+operatorsPatience && !m.settling && w.undecidable(m):
+		m.settling = true
+		w.outside.Go("operator", func() { w.settle(m) })
+	}
+	return false
+}
+
+// operatorsPatience is how long an operator leaves a move in doubt to itself. He is
+// asked for nothing but what nobody else can know.
+const operatorsPatience = 30 * time.Second
+
+// settle is the operator: he looks where the guest really is and says so.
+func (w *world) settle(m *move) {
+	at := m.from
+	for _, host := range w.names {
+		if c := m.guest.copies[host]; c == whole {
+			at = host
+		}
+	}
+	w.note("operator", "the guest of", m.uuid, "is at", at)
+	a := w.machines[m.from].agent
+	if a.dead() || !a.ready {
+		m.settling = false
+		return
+	}
+	ctx, cancel := w.outside.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var err error
+	x := peer{a: a, m: a.m}.send(ctx, "settle", func(ctx context.Context, b *agent) {
+		_, err = b.conductor.Settle(ctx, m.uuid, migration.Settlement{GuestIsAt: at, Why: "looked at both hosts", By: "operator"})
+	})
+	_ = runtime.Await(ctx, w.outside, x.done) // a word that is not heard is said again
+	if err = cmp.Or(x.err, err); err != nil {
+		w.note("operator", "was not heard:", err.Error())
+		_ = w.outside.Sleep(ctx, operatorsPatience)
+	}
+	m.settling = false
+}
+
+// givenUp is what a user has asked who asks no more.
+const givenUp = 1000
