@@ -234,7 +234,8 @@ func (c *Client) hiddenConsumers(ctx context.Context, set map[string]Allocations
 // allocationsLanded says whether every consumer reads as one write of the set
 // would have left it: the amounts, and the generation raised by one.
 func (c *Client) allocationsLanded(ctx context.Context, set map[string]Allocations) (bool, error) {
-	for consumer, want := range set {
+	for _, consumer := range slices.Sorted(maps.Keys(set)) {
+		want := set[consumer]
 		got, err := c.Allocations(ctx, consumer)
 		if err != nil {
 			return false, err

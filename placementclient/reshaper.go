@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"slices"
 
 	"berth/internal/fault"
 )
@@ -66,13 +67,15 @@ func (c *Client) Reshape(ctx context.Context, r Reshape) error {
 // reshapeLanded says whether everything reads as the reshape would have left it.
 // Generations are not compared: by how much one rises is the server's own.
 func (c *Client) reshapeLanded(ctx context.Context, r Reshape) (bool, error) {
-	for rp, want := range r.Inventories {
+	for _, rp := range slices.Sorted(maps.Keys(r.Inventories)) {
+		want := r.Inventories[rp]
 		got, err := c.Inventories(ctx, rp)
 		if err != nil || got.Generation == want.Generation || !maps.Equal(got.Inventories, want.Inventories) {
 			return false, err
 		}
 	}
-	for consumer, want := range r.Allocations {
+	for _, consumer := range slices.Sorted(maps.Keys(r.Allocations)) {
+		want := r.Allocations[consumer]
 		got, err := c.Allocations(ctx, consumer)
 		if err != nil || !got.SameResources(want) {
 			return false, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"berth/internal/fault"
 	"berth/placementclient"
@@ -190,7 +191,7 @@ func (m Move) halve(ctx context.Context, u Undo, leftover Leftover) error {
 	old := u.Start.Held.Allocations
 	var half []string
 	there := false // it holds of the destination
-	for rp := range inst.Allocations {
+	for _, rp := range slices.Sorted(maps.Keys(inst.Allocations)) {
 		if _, next := u.Next[rp]; next {
 			there = true
 		} else if _, was := old[rp]; was {
