@@ -84,6 +84,7 @@ func TestReclaim_DoesNotKeepAGuestWhoseQEMUDiedWhileItLooked(t *testing.T) {
 		return nil
 	})
 	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	waitFor(t, "the job to be seen over", func() bool { return !m.status().InFlight })
 	if st := m.status(); st.Domain.Reason != string(driver.ReasonCrashed) {
 		t.Fatalf("told %+v, want a guest that crashed", st)
 	}
