@@ -21,15 +21,22 @@ func (m *move) leaveForgotten() {
 	m.state("a", m.ref.Instance, driver.ShutOff)
 }
 
-// The rollback that follows a reclaim ends the destination's copy: here the only one.
-func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
+// cutMidStream is a move whose stream stands still, and whose source's agent was
+// restarted since.
+func cutMidStream(t *testing.T) (*lab, *move) {
+	t.Helper()
 	l := newLab(t, "a", "b")
-	v := l.guest("a", "vm1")
-	m := newMove(l, v.UUID)
+	m := newMove(l, l.guest("a", "vm1").UUID)
 	m.prepare()
 	l.fleet.CutData("a", "b")
 	l.must("start stream", m.start())
 	m.a = l.restart("a")
+	return l, m
+}
+
+// The rollback that follows a reclaim ends the destination's copy: here the only one.
+func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
+	l, m := cutMidStream(t)
 	left := false
 	m.a.fake.Fault(func(call, _ string) error {
 		if call == "AbortJob" && !left {
@@ -42,24 +49,18 @@ func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
 	if !left {
 		t.Fatal("the guest did not leave in between: the test shows nothing")
 	}
-	l.state("b", v.UUID, driver.Paused)
+	l.state("b", m.ref.Instance, driver.Paused)
 }
 
 // The conductor asks the destination only where it was told that the domain is off.
 func TestReclaim_OfAGuestThatIsOffOnlyWhereItsConductorWasToldSo(t *testing.T) {
-	l := newLab(t, "a", "b")
-	v := l.guest("a", "vm1")
-	m := newMove(l, v.UUID)
-	m.prepare()
-	l.fleet.CutData("a", "b")
-	l.must("start stream", m.start())
-	m.a = l.restart("a")
+	l, m := cutMidStream(t)
 	if st := m.status(); st.Domain.State == string(driver.ShutOff) {
 		t.Fatalf("it has left already: %+v", st)
 	}
 	m.leaveForgotten()
 	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
-	l.state("b", v.UUID, driver.Paused)
+	l.state("b", m.ref.Instance, driver.Paused)
 	if st := m.status(); st.Domain.State != string(driver.ShutOff) || st.Left {
 		t.Fatalf("told %+v", st)
 	}
@@ -68,18 +69,12 @@ func TestReclaim_OfAGuestThatIsOffOnlyWhereItsConductorWasToldSo(t *testing.T) {
 
 // A QEMU that dies under an abort may have died after its guest had left.
 func TestReclaim_DoesNotKeepAGuestWhoseQEMUDiedWhileItLooked(t *testing.T) {
-	l := newLab(t, "a", "b")
-	v := l.guest("a", "vm1")
-	m := newMove(l, v.UUID)
-	m.prepare()
-	l.fleet.CutData("a", "b")
-	l.must("start stream", m.start())
-	m.a = l.restart("a")
+	l, m := cutMidStream(t)
 	died := false
 	m.a.fake.Fault(func(call, _ string) error {
 		if call == "AbortJob" && !died {
 			died = true
-			m.a.fake.CrashGuest(v.UUID)
+			m.a.fake.CrashGuest(m.ref.Instance)
 		}
 		return nil
 	})

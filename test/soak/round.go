@@ -272,19 +272,7 @@ func (r *round) ambush(ctx context.Context, s Strike, met <-chan struct{}, done 
 	defer cancel()
 	go func() {
 		defer close(over)
-		for {
-			r.mu.Lock()
-			rec, changed := r.rec, r.changed
-			r.mu.Unlock()
-			if rec.Done() {
-				return
-			}
-			select {
-			case <-changed:
-			case <-waiting.Done():
-				return
-			}
-		}
+		r.awaitEnd(waiting)
 	}()
 	select {
 	case <-met:
@@ -303,6 +291,11 @@ func (r *round) last(ctx context.Context, f Fault, d time.Duration) {
 		<-ctx.Done()
 		return
 	}
+	r.awaitEnd(ctx)
+}
+
+// awaitEnd returns when the move is over, or ctx ends.
+func (r *round) awaitEnd(ctx context.Context) {
 	for {
 		r.mu.Lock()
 		rec, changed := r.rec, r.changed
