@@ -240,6 +240,10 @@ type Disk struct {
 type CheckRequest struct {
 	Guest  Guest       `json:"guest"`
 	Source Description `json:"source"`
+	// Kind is the move's type; empty from agents that knew live migrations only. Wanted
+	// is what the guest is to be, where that is not what it is.
+	Kind   string  `json:"migration_type,omitempty"`
+	Wanted *Wanted `json:"wanted,omitempty"`
 }
 
 // CheckAnswer is a destination that would take the guest.
@@ -251,6 +255,8 @@ type CheckAnswer struct {
 	// WouldClaim is what it would claim now. Told where no migration is named, which
 	// is a plan; else nil, and so from agents that did not send it yet.
 	WouldClaim *RoomAnswer `json:"would_claim,omitempty"`
+	// Kind is the request's: the source's check depends on it.
+	Kind string `json:"migration_type,omitempty"`
 }
 
 // DiskView is one disk path as the destination sees it.
@@ -270,6 +276,7 @@ type SourceAnswer struct {
 type Context struct {
 	Source       string             `json:"source_compute"`
 	Destination  string             `json:"dest_compute"`
+	Conductor    string             `json:"conductor,omitempty"` // host whose agent conducts it; empty for the source
 	OldResources topology.Resources `json:"old_resources"`
 	NewResources topology.Resources `json:"new_resources"`
 	OldFlavor    topology.Flavor    `json:"old_flavor"`
@@ -289,6 +296,9 @@ type ClaimRequest struct {
 	Guest   Guest         `json:"guest"`
 	Context Context       `json:"context"`
 	Lease   time.Duration `json:"lease"`
+	// Kind is the move's type; empty for a live migration. A resize or rebuild whose
+	// context names one host twice is claimed beside what the guest holds there.
+	Kind string `json:"migration_type,omitempty"`
 }
 
 // ClaimAnswer is a claim that is durable.

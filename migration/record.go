@@ -45,8 +45,14 @@ const (
 	OutcomeInDoubt   Outcome = "in doubt"  // cannot be decided at present; Error says why
 )
 
-// TypeLiveMigration is Nova's migration_type of a live migration.
-const TypeLiveMigration = "live-migration"
+// The types of migrations, Nova's migration_type. Nova keeps no migration of a rebuild
+// on the same host; its claim calls it so.
+const (
+	TypeLiveMigration = "live-migration"
+	TypeMigration     = "migration" // cold, to another host
+	TypeResize        = "resize"
+	TypeRebuild       = "rebuild"
+)
 
 // Migration is the record of one move. Field names are Nova's where Nova has
 // the same thing. Durations are nanoseconds in JSON.

@@ -21,12 +21,32 @@ import (
 	"berth/internal/runtime"
 )
 
-// The phases that a live migration has, in Nova's names.
+// The phases of a live migration, in Nova's names.
 const (
 	PreLiveMigration                   = "pre_live_migration"
 	RollbackLiveMigrationAtDestination = "rollback_live_migration_at_destination" // the undo of PreLiveMigration
 	PostLiveMigration                  = "post_live_migration"
 	PostLiveMigrationAtDestination     = "post_live_migration_at_destination"
+)
+
+// The phases of a resize and of a cold migration, in the names of Nova's compute
+// manager; where Nova has no name for an undo it begins with rollback.
+const (
+	PrepResize             = "prep_resize"              // at the destination, before the guest is powered off
+	RollbackPrepResize     = "rollback_prep_resize"     // its undo
+	ResizeInstance         = "resize_instance"          // at the source, before the guest is powered off
+	RollbackResizeInstance = "rollback_resize_instance" // its undo
+	FinishResize           = "finish_resize"            // at the destination, when the guest is there
+	ConfirmResize          = "confirm_resize"           // at the source
+	RevertResize           = "revert_resize"            // at the destination, before the guest is taken away
+	FinishRevertResize     = "finish_revert_resize"     // at the source, when the guest is there again
+)
+
+// The phases of a rebuild.
+const (
+	PreRebuildInstance      = "pre_rebuild_instance"
+	RollbackRebuildInstance = "rollback_rebuild_instance" // its undo
+	PostRebuildInstance     = "post_rebuild_instance"
 )
 
 // DefaultTimeout is how long a hook may take where nothing else is configured.
