@@ -65,6 +65,41 @@ func parseBeat(line string) (Beat, bool) {
 	return b, len(numbers) == 0 && len(b.Boot) == 16
 }
 
+// Boot is what the guest says of its machine when it has booted.
+type Boot struct {
+	ID        string // drawn at random, as Beat.Boot
+	CPUs      int
+	MemoryMiB int    // as its kernel counts it; less than the machine has
+	DiskMiB   int    // of its first disk; 0: none
+	Before    string // the boot that wrote the disk before this one; empty for none
+	Kept      int    // blocks of that boot that are as it wrote them
+	Lost      int    // blocks of that boot that are not
+}
+
+// ParseBoots reads from a guest's console what it said at each boot.
+func ParseBoots(r io.Reader) ([]Boot, error) {
+	var out []Boot
+	s := bufio.NewScanner(r)
+	s.Buffer(nil, 1<<20)
+	for s.Scan() {
+		_, line, ok := strings.Cut(strings.TrimRight(s.Text(), "\r"), "guest ready: ")
+		if !ok {
+			continue
+		}
+		var b Boot
+		var ignored string
+		if _, err := fmt.Sscanf(line, "boot=%s dirty=%s rate=%s disk=%s cpus=%d memory=%dMiB vda=%dMiB before=%s kept=%d lost=%d",
+			&b.ID, &ignored, &ignored, &ignored, &b.CPUs, &b.MemoryMiB, &b.DiskMiB, &b.Before, &b.Kept, &b.Lost); err != nil {
+			continue // torn
+		}
+		if b.Before == "none" {
+			b.Before = ""
+		}
+		out = append(out, b)
+	}
+	return out, s.Err()
+}
+
 // Proof is what Continuity has shown.
 type Proof struct {
 	Boot        string

@@ -44,6 +44,24 @@ func TestParseConsole_TakesWholeBeatsOnly(t *testing.T) {
 	}
 }
 
+func TestParseBoots_TellsWhatEachBootFound(t *testing.T) {
+	console := "guest ready: boot=" + bootA + " dirty=16MiB rate=8MiB/s disk=1024blocks cpus=1 memory=103MiB vda=32MiB before=none kept=0 lost=0 up=1.20\r\n" +
+		"hb boot=" + bootA + " n=1 up=1.50 passes=2 mib=30 bad=4 diskbad=5 blocks=6\r\n" +
+		"guest ready: boot=" + bootA[:4] + " dirty=16MiB rate=8MiB/s\r\n" +
+		"guest ready: boot=" + bootB + " dirty=16MiB rate=8MiB/s disk=1024blocks cpus=2 memory=230MiB vda=64MiB before=" + bootA + " kept=7 lost=1 up=1.20"
+	got, err := ParseBoots(strings.NewReader(console))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Boot{
+		{ID: bootA, CPUs: 1, MemoryMiB: 103, DiskMiB: 32},
+		{ID: bootB, CPUs: 2, MemoryMiB: 230, DiskMiB: 64, Before: bootA, Kept: 7, Lost: 1},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("boots (-want +got):\n%s", diff)
+	}
+}
+
 func TestContinuity_SeesEveryKindOfLoss(t *testing.T) {
 	edit := func(beats []Beat, i int, change func(*Beat)) []Beat { change(&beats[i]); return beats }
 	for name, tc := range map[string]struct {

@@ -26,6 +26,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -56,7 +57,9 @@ func main() {
 	boot := hex.EncodeToString(id[:])
 	mem := newMemory(mib)
 	disk := openDisk(id)
-	say("guest ready: boot=%s dirty=%dMiB rate=%dMiB/s disk=%dblocks up=%.2f", boot, mib, rate, disk.size(), uptime())
+	before := disk.before()
+	say("guest ready: boot=%s dirty=%dMiB rate=%dMiB/s disk=%dblocks cpus=%d memory=%dMiB vda=%dMiB before=%s kept=%d lost=%d up=%.2f",
+		boot, mib, rate, disk.size(), runtime.NumCPU(), memoryMiB(), disk.mib, before.boot, before.kept, before.lost, uptime())
 
 	var n, written uint64
 	begun := time.Now()
@@ -168,6 +171,17 @@ func uptime() float64 {
 	return f
 }
 
+// memoryMiB is what the kernel has of memory; a part of the machine's is its own.
+func memoryMiB() int {
+	b, _ := os.ReadFile("/proc/meminfo")
+	f := strings.Fields(string(b))
+	if len(f) < 2 {
+		return 0
+	}
+	kib, _ := strconv.Atoi(f[1]) // MemTotal: N kB
+	return kib / 1024
+}
+
 // memory is the pages that are written and checked in turn.
 type memory struct {
 	pages  [][]uint64
@@ -236,6 +250,8 @@ func (m *memory) step(n int) {
 type disk struct {
 	fd      int
 	blocks  uint64 // how many are used in turn; 0: no disk
+	mib     uint64 // its size
+	label   bool   // there is room for the label: the block behind those that are used
 	written uint64
 	bad     uint64
 	id      [8]byte
@@ -264,7 +280,10 @@ func openDisk(id [8]byte) *disk {
 	if d.buffer, err = syscall.Mmap(-1, 0, page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON); err != nil {
 		return d
 	}
-	d.fd, d.blocks = fd, min(n*512/page, 1024)
+	d.fd, d.mib, d.blocks = fd, n*512>>20, min(n*512/page, 1024)
+	if d.label = n*512/page > d.blocks; !d.label && d.blocks > 0 {
+		say("the disk is too small to remember who wrote it")
+	}
 	return d
 }
 
@@ -276,6 +295,53 @@ func (d *disk) fill(b []byte, n uint64) {
 	for i := 0; i < page; i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], mix(seed^n<<12^uint64(i)))
 	}
+}
+
+// labelMark begins the block that says who wrote the others last: behind it come the
+// boot's id and its last heartbeat, eight bytes each.
+const labelMark = "berthlbl"
+
+func (d *disk) writeLabel(n uint64) {
+	clear(d.buffer)
+	copy(d.buffer, labelMark)
+	copy(d.buffer[8:], d.id[:])
+	binary.LittleEndian.PutUint64(d.buffer[16:], n)
+	if k, err := syscall.Pwrite(d.fd, d.buffer, int64(d.blocks)*page); err != nil || k != page {
+		d.bad++
+	}
+}
+
+// past is what an earlier boot has left on the disk.
+type past struct {
+	boot       string // "none" for none
+	kept, lost int    // of its last blocks: as it wrote them, and otherwise
+}
+
+// before looks at what the boot before this one wrote last. The block of its very last
+// heartbeat may be younger than the label.
+func (d *disk) before() past {
+	p := past{boot: "none"}
+	if !d.label {
+		return p
+	}
+	k, err := syscall.Pread(d.fd, d.buffer, int64(d.blocks)*page)
+	if err != nil || k != page || string(d.buffer[:8]) != labelMark {
+		return p
+	}
+	own := d.id
+	defer func() { d.id, d.bad = own, 0 }()
+	copy(d.id[:], d.buffer[8:])
+	last := binary.LittleEndian.Uint64(d.buffer[16:])
+	p.boot = hex.EncodeToString(d.id[:])
+	for n := last; n > 0 && n+min(d.blocks-1, 128) > last; n-- {
+		bad := d.bad
+		if d.check(n); d.bad == bad {
+			p.kept++
+		} else {
+			p.lost++
+		}
+	}
+	return p
 }
 
 // beat writes the next block, reads it back, and reads one written long ago:
@@ -293,6 +359,9 @@ func (d *disk) beat(n uint64) {
 	if old := mix(n) % min(n, d.blocks); old > 0 {
 		d.check(n - old)
 	}
+	if d.label {
+		d.writeLabel(n)
+	}
 }
 
 // check reads the block that beat n wrote.
@@ -305,8 +374,8 @@ func (d *disk) check(n uint64) {
 }
 
 // agent answers what the hypervisor asks QEMU's guest agent, where the guest has
-// its channel: whether it is there, and to freeze filesystems, of which it has one
-// only in name (https://www.qemu.org/docs/master/interop/qemu-ga-ref.html).
+// its channel: whether it is there, to power off, and to freeze filesystems, of which it
+// has one only in name (https://www.qemu.org/docs/master/interop/qemu-ga-ref.html).
 func agent() {
 	port := agentPort()
 	if port == "" {
@@ -384,6 +453,9 @@ func obey(line []byte, frozen *bool) string {
 		return "\xff" + `{"return":` + c.Arguments.ID.String() + `}`
 	case "guest-ping":
 		return `{"return":{}}`
+	case "guest-shutdown": // has no answer
+		say("guest shuts down")
+		_ = syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF) // the disk is written without a cache
 	case "guest-fsfreeze-status":
 		return map[bool]string{true: `{"return":"frozen"}`, false: `{"return":"thawed"}`}[was]
 	case "guest-fsfreeze-freeze":
