@@ -135,6 +135,12 @@ func (s *Server) party(ctx context.Context, side side, migration, instance, name
 		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of the source", fault.Reason{
 			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host", Change: "begin one on its source",
 		})
+	case side == sideConductor && !known:
+		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of its conductor", fault.Reason{
+			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host that host " + who.name + " conducts", Change: "begin one on its source",
+		})
+	case side == sideConductor && source != who.name:
+		return refuse(source)
 	case side == sideSource && destination != who.name:
 		return refuse(destination)
 	case side == sideDestination && known && source != who.name:
@@ -148,4 +154,7 @@ type side uint8
 const (
 	sideSource side = iota
 	sideDestination
+	// sideConductor is either, for the host alone that conducts the move by what is
+	// recorded here: its source.
+	sideConductor
 )

@@ -89,12 +89,18 @@ func (c *Client) CleanUpSource(ctx context.Context, ref migration.Ref) error {
 
 // CheckDestination implements migration.DestinationVerbs.
 func (c *Client) CheckDestination(ctx context.Context, ref migration.Ref, r migration.CheckRequest) (out migration.CheckAnswer, err error) {
-	return out, c.verb(ctx, "check-destination", quickVerb, with(ref, r), &out)
+	if r.Kind == migration.TypeLiveMigration {
+		r.Kind = "" // an agent that knows live migrations only would not know the field
+	}
+	return out, c.orTooOld(ctx, c.verb(ctx, "check-destination", quickVerb, with(ref, r), &out), coldTo(r.Kind))
 }
 
 // Claim implements migration.DestinationVerbs.
 func (c *Client) Claim(ctx context.Context, ref migration.Ref, r migration.ClaimRequest) (out migration.ClaimAnswer, err error) {
-	return out, c.verb(ctx, "claim", quickVerb, with(ref, r), &out)
+	if r.Kind == migration.TypeLiveMigration {
+		r.Kind = ""
+	}
+	return out, c.orTooOld(ctx, c.verb(ctx, "claim", quickVerb, with(ref, r), &out), coldTo(r.Kind))
 }
 
 // RenewClaim implements migration.DestinationVerbs.

@@ -197,7 +197,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
+	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

@@ -67,6 +67,10 @@ const maxRequests = 512
 // slow line.
 const bodyPatience = 20 * time.Second
 
+// noRoute begins the answer to a path that is not there. Clients tell an older agent by
+// it, so that it never changes.
+const noRoute = "no route "
+
 // NewServer makes a server; Serve starts it on a listener.
 func NewServer(o Options) *Server {
 	if o.Logger == nil {
@@ -93,7 +97,7 @@ func NewServer(o Options) *Server {
 			s.answer(w, http.StatusMethodNotAllowed, BodyOf(fault.New(fault.Invalid, "%s %s: this path takes %s", r.Method, r.URL.Path, strings.Join(methods[path], " and "))))
 			return
 		}
-		s.refuse(w, r, fault.New(fault.NotFound, "no route %s %s: see GET /v1/openapi.json", r.Method, r.URL.Path))
+		s.refuse(w, r, fault.New(fault.NotFound, noRoute+"%s %s: see GET /v1/openapi.json", r.Method, r.URL.Path))
 	})
 	s.http = &http.Server{
 		Handler:           s.wrap(mux),

@@ -1,0 +1,246 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// HandOverRequest are the arguments of the verb hand-over.
+type HandOverRequest struct {
+	To string `json:"to"` // host that gets the guest
+}
+
+// coldVerb makes the row of a verb of guests that are moved or changed while they are
+// off.
+func coldVerb[A, Out any](name, summary string, side side, timeout time.Duration, named func(A) string,
+	f func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) (Out, error)) route {
+	return verb(name, summary, side, timeout, named, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (out Out, err error) {
+		cold, ok := h.(migration.ColdVerbs)
+		if !ok {
+			return out, fault.New(fault.Forbidden, "%s: this host knows no cold moves", name)
+		}
+		return f(ctx, cold, ref, args)
+	})
+}
+
+// coldAct makes the row of one that answers only that it is done.
+func coldAct[A any](name, summary string, side side, timeout time.Duration, named func(A) string,
+	f func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) error) route {
+	return coldVerb(name, summary, side, timeout, named, func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) (nothing, error) {
+		return nothing{}, f(ctx, h, ref, args)
+	})
+}
+
+// coldPlain makes the row of one that takes a Ref alone.
+func coldPlain(name, summary string, side side, timeout time.Duration, f func(h migration.ColdVerbs, ctx context.Context, ref migration.Ref) error) route {
+	return coldAct(name, summary, side, timeout, nil, func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, _ nothing) error {
+		return f(h, ctx, ref)
+	})
+}
+
+// coldRows are the verbs of migration.ColdVerbs but those that ship disks.
+//
+// They are asked by the host that conducts the move, which is its source: of the
+// destination on the way there, and once more when the move is reverted. The source's
+// own are here for a conductor elsewhere, of which nothing is recorded yet.
+func coldRows() []route {
+	type host = migration.ColdVerbs
+	type ref = migration.Ref
+	return []route{
+		coldVerb("plan-change", "What a change would make of a guest; changes nothing.", sideConductor, quick, nil,
+			func(ctx context.Context, h host, r ref, c migration.Change) (migration.Wanted, error) {
+				return h.PlanChange(ctx, r.Instance, c)
+			}),
+		coldVerb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow, nil,
+			func(ctx context.Context, h host, r ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+				return h.PowerOff(ctx, r, p)
+			}),
+		coldPlain("power-on", "Undo power-off.", sideConductor, slow, host.PowerOn),
+		coldVerb("hand-over", "The commit of a cold move, or of its return: the token leaves this host.", sideConductor, quick, nil,
+			func(ctx context.Context, h host, r ref, a HandOverRequest) (migration.Commit, error) {
+				return h.HandOver(ctx, r, a.To)
+			}),
+		coldPlain("keep-guest", "Refuse any later hand-over of this attempt.", sideConductor, quick, host.KeepGuest),
+
+		// Asked of the source.
+		coldPlain("confirm-source", "End the guest's half here, after the move was confirmed.", sideConductor, slow, host.ConfirmSource),
+		coldPlain("await-return", "Make the half that is held here ready to take the guest back.", sideConductor, quick, host.AwaitReturn),
+		coldPlain("cancel-return", "Undo await-return.", sideConductor, quick, host.CancelReturn),
+		coldPlain("finish-revert", "Give the guest back as it was before the move.", sideConductor, slow, host.FinishRevert),
+
+		// Asked of the destination.
+		coldVerb("prep-resize", "Get ready for a guest that comes while it is off.", sideDestination, slow,
+			func(p migration.PrepRequest) string { return p.Source },
+			func(ctx context.Context, h host, r ref, p migration.PrepRequest) (migration.PreparedCold, error) {
+				return h.PrepResize(ctx, r, p)
+			}),
+		coldPlain("rollback-prep-resize", "Undo prep-resize.", sideDestination, slow, host.RollbackPrepResize),
+		coldAct("accept-handed", "Accept the token of a cold move; nothing is started.", sideDestination, quick,
+			func(c migration.Commit) string { return c.From },
+			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptHanded(ctx, r, c) }),
+		coldPlain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", sideDestination, slow, host.FinishResize),
+		coldPlain("confirm-destination", "End the move here; the guest stays.", sideDestination, quick, host.ConfirmDestination),
+		coldPlain("clean-up-reverted", "Remove what a guest that was handed back left here.", sideDestination, slow, host.CleanUpReverted),
+
+		// Asked of the host whose guest is changed in its place.
+		coldAct("prep-change", "Make ready what a change in place needs, while the guest runs.", sideConductor, slow, nil,
+			func(ctx context.Context, h host, r ref, p migration.PrepRequest) error {
+				return h.PrepChange(ctx, r, p)
+			}),
+		coldPlain("rollback-prep-change", "Undo prep-change.", sideConductor, slow, host.RollbackPrepChange),
+		coldPlain("apply-change", "Put the new in the place of the old, which is kept.", sideConductor, slow, host.ApplyChange),
+		coldPlain("unapply-change", "Undo apply-change: the old is in its place again.", sideConductor, slow, host.UnapplyChange),
+		coldPlain("start-changed", "Give the changed guest its power state.", sideConductor, slow, host.StartChanged),
+		coldPlain("finish-change", "Give up what the guest held before; no way back.", sideConductor, slow, host.FinishChange),
+	}
+}
+
+// cold asks a verb of migration.ColdVerbs. A host whose agent is older than these verbs
+// is refused by its version.
+func (c *Client) cold(ctx context.Context, name string, most time.Duration, in, out any) error {
+	return c.orTooOld(ctx, c.verb(ctx, name, most, in, out), routeUnknown)
+}
+
+// routeUnknown says whether an agent has answered that it has no such route. A guest
+// that is not there is another answer of the same kind.
+func routeUnknown(err error) bool {
+	e, ok := errors.AsType[*fault.Error](err)
+	return ok && e.Kind == fault.NotFound && len(e.Reasons) == 0 && strings.HasPrefix(e.Message, noRoute)
+}
+
+// coldTo says of the answer to a verb that older agents know without the move's kind
+// whether it is theirs.
+func coldTo(kind string) func(error) bool {
+	return func(err error) bool {
+		return kind != "" && errors.Is(err, fault.Invalid) &&
+			slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == "unknown_field" })
+	}
+}
+
+// orTooOld puts the answer of an agent that knows no cold moves into words; any other
+// stays as it is.
+func (c *Client) orTooOld(ctx context.Context, err error, old func(error) bool) error {
+	if err == nil || !old(err) {
+		return err
+	}
+	name, runs := c.opt.Name, "an older berth"
+	// Best effort: the refusal stands without it.
+	if d, err := c.Describe(ctx); err == nil {
+		name, runs = d.Name, "berth "+d.BerthVersion
+	}
+	return fault.Refuse(fault.Forbidden, "ask host "+name, fault.Reason{
+		Code: "peer_too_old", Message: "host " + name + " runs " + runs + ", which knows no cold moves", Have: runs,
+		Change: "upgrade berth on " + name + " (its guests run on meanwhile)",
+	})
+}
+
+// PlanChange implements migration.ColdVerbs.
+func (c *Client) PlanChange(ctx context.Context, instance string, ch migration.Change) (out migration.Wanted, err error) {
+	return out, c.cold(ctx, "plan-change", quickVerb, with(migration.Ref{Instance: instance}, ch), &out)
+}
+
+// PowerOff implements migration.ColdVerbs.
+func (c *Client) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (out migration.PoweredOff, err error) {
+	return out, c.cold(ctx, "power-off", slowVerb, with(ref, p), &out)
+}
+
+// PowerOn implements migration.ColdVerbs.
+func (c *Client) PowerOn(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "power-on", slowVerb, alone(ref), nil)
+}
+
+// HandOver implements migration.SourceColdVerbs.
+func (c *Client) HandOver(ctx context.Context, ref migration.Ref, to string) (out migration.Commit, err error) {
+	return out, c.cold(ctx, "hand-over", quickVerb, with(ref, HandOverRequest{To: to}), &out)
+}
+
+// KeepGuest implements migration.SourceColdVerbs.
+func (c *Client) KeepGuest(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "keep-guest", quickVerb, alone(ref), nil)
+}
+
+// ConfirmSource implements migration.SourceColdVerbs.
+func (c *Client) ConfirmSource(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "confirm-source", slowVerb, alone(ref), nil)
+}
+
+// AwaitReturn implements migration.SourceColdVerbs.
+func (c *Client) AwaitReturn(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "await-return", quickVerb, alone(ref), nil)
+}
+
+// CancelReturn implements migration.SourceColdVerbs.
+func (c *Client) CancelReturn(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "cancel-return", quickVerb, alone(ref), nil)
+}
+
+// FinishRevert implements migration.SourceColdVerbs.
+func (c *Client) FinishRevert(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "finish-revert", slowVerb, alone(ref), nil)
+}
+
+// PrepResize implements migration.DestinationColdVerbs.
+func (c *Client) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (out migration.PreparedCold, err error) {
+	return out, c.cold(ctx, "prep-resize", slowVerb, with(ref, p), &out)
+}
+
+// RollbackPrepResize implements migration.DestinationColdVerbs.
+func (c *Client) RollbackPrepResize(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "rollback-prep-resize", slowVerb, alone(ref), nil)
+}
+
+// AcceptHanded implements migration.DestinationColdVerbs.
+func (c *Client) AcceptHanded(ctx context.Context, ref migration.Ref, m migration.Commit) error {
+	return c.cold(ctx, "accept-handed", quickVerb, with(ref, m), nil)
+}
+
+// FinishResize implements migration.DestinationColdVerbs.
+func (c *Client) FinishResize(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "finish-resize", slowVerb, alone(ref), nil)
+}
+
+// ConfirmDestination implements migration.DestinationColdVerbs.
+func (c *Client) ConfirmDestination(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "confirm-destination", quickVerb, alone(ref), nil)
+}
+
+// CleanUpReverted implements migration.DestinationColdVerbs.
+func (c *Client) CleanUpReverted(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "clean-up-reverted", slowVerb, alone(ref), nil)
+}
+
+// PrepChange implements migration.InPlaceVerbs.
+func (c *Client) PrepChange(ctx context.Context, ref migration.Ref, p migration.PrepRequest) error {
+	return c.cold(ctx, "prep-change", slowVerb, with(ref, p), nil)
+}
+
+// RollbackPrepChange implements migration.InPlaceVerbs.
+func (c *Client) RollbackPrepChange(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "rollback-prep-change", slowVerb, alone(ref), nil)
+}
+
+// ApplyChange implements migration.InPlaceVerbs.
+func (c *Client) ApplyChange(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "apply-change", slowVerb, alone(ref), nil)
+}
+
+// UnapplyChange implements migration.InPlaceVerbs.
+func (c *Client) UnapplyChange(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "unapply-change", slowVerb, alone(ref), nil)
+}
+
+// StartChanged implements migration.InPlaceVerbs.
+func (c *Client) StartChanged(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "start-changed", slowVerb, alone(ref), nil)
+}
+
+// FinishChange implements migration.InPlaceVerbs.
+func (c *Client) FinishChange(ctx context.Context, ref migration.Ref) error {
+	return c.cold(ctx, "finish-change", slowVerb, alone(ref), nil)
+}

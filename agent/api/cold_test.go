@@ -1,0 +1,243 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+func (h *fakeHost) PlanChange(_ context.Context, instance string, c migration.Change) (migration.Wanted, error) {
+	return migration.Wanted{Flavor: *c.Flavor}, h.note("PlanChange", migration.Ref{Instance: instance})
+}
+
+func (h *fakeHost) PowerOff(_ context.Context, r migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+	return migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: p.Timeout == time.Minute}, h.note("PowerOff", r)
+}
+func (h *fakeHost) PowerOn(_ context.Context, r migration.Ref) error { return h.note("PowerOn", r) }
+
+func (h *fakeHost) HandOver(_ context.Context, r migration.Ref, to string) (migration.Commit, error) {
+	return migration.Commit{To: to, Epoch: 8}, h.note("HandOver", r)
+}
+func (h *fakeHost) KeepGuest(_ context.Context, r migration.Ref) error { return h.note("KeepGuest", r) }
+func (h *fakeHost) ConfirmSource(_ context.Context, r migration.Ref) error {
+	return h.note("ConfirmSource", r)
+}
+func (h *fakeHost) AwaitReturn(_ context.Context, r migration.Ref) error {
+	return h.note("AwaitReturn", r)
+}
+func (h *fakeHost) CancelReturn(_ context.Context, r migration.Ref) error {
+	return h.note("CancelReturn", r)
+}
+func (h *fakeHost) FinishRevert(_ context.Context, r migration.Ref) error {
+	return h.note("FinishRevert", r)
+}
+
+func (h *fakeHost) PrepResize(_ context.Context, r migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
+	return migration.PreparedCold{Files: []migration.ShipFile{{Target: p.CopyDisks[0]}}}, h.note("PrepResize", r)
+}
+func (h *fakeHost) RollbackPrepResize(_ context.Context, r migration.Ref) error {
+	return h.note("RollbackPrepResize", r)
+}
+func (h *fakeHost) AcceptHanded(_ context.Context, r migration.Ref, _ migration.Commit) error {
+	return h.note("AcceptHanded", r)
+}
+func (h *fakeHost) FinishResize(_ context.Context, r migration.Ref) error {
+	return h.note("FinishResize", r)
+}
+func (h *fakeHost) ConfirmDestination(_ context.Context, r migration.Ref) error {
+	return h.note("ConfirmDestination", r)
+}
+func (h *fakeHost) CleanUpReverted(_ context.Context, r migration.Ref) error {
+	return h.note("CleanUpReverted", r)
+}
+
+func (h *fakeHost) PrepChange(_ context.Context, r migration.Ref, _ migration.PrepRequest) error {
+	return h.note("PrepChange", r)
+}
+func (h *fakeHost) RollbackPrepChange(_ context.Context, r migration.Ref) error {
+	return h.note("RollbackPrepChange", r)
+}
+func (h *fakeHost) ApplyChange(_ context.Context, r migration.Ref) error {
+	return h.note("ApplyChange", r)
+}
+func (h *fakeHost) UnapplyChange(_ context.Context, r migration.Ref) error {
+	return h.note("UnapplyChange", r)
+}
+func (h *fakeHost) StartChanged(_ context.Context, r migration.Ref) error {
+	return h.note("StartChanged", r)
+}
+func (h *fakeHost) FinishChange(_ context.Context, r migration.Ref) error {
+	return h.note("FinishChange", r)
+}
+
+func (h *fakeHost) ReadDisk(_ context.Context, r migration.Ref, _ migration.DiskRange) (migration.DiskPiece, error) {
+	return migration.DiskPiece{}, h.note("ReadDisk", r)
+}
+func (h *fakeHost) ShippedSoFar(_ context.Context, r migration.Ref) (migration.Shipped, error) {
+	return migration.Shipped{}, h.note("ShippedSoFar", r)
+}
+func (h *fakeHost) WriteDisk(_ context.Context, r migration.Ref, _ migration.DiskPiece) error {
+	return h.note("WriteDisk", r)
+}
+func (h *fakeHost) SealDisks(_ context.Context, r migration.Ref, _ migration.Shipped) error {
+	return h.note("SealDisks", r)
+}
+
+// conductorsVerbs calls each cold verb that only the host which conducts the move may
+// ask, of either side.
+func conductorsVerbs(c *api.Client) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"PowerOff": func(ctx context.Context) error {
+			p, err := c.PowerOff(ctx, ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: migration.TypeResize})
+			if err == nil && p != (migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: true}) {
+				err = fmt.Errorf("answer %+v", p)
+			}
+			return err
+		},
+		"PowerOn": func(ctx context.Context) error { return c.PowerOn(ctx, ref) },
+		"HandOver": func(ctx context.Context) error {
+			m, err := c.HandOver(ctx, ref, "host-b")
+			if err == nil && (m.To != "host-b" || m.Epoch != 8) {
+				err = fmt.Errorf("answer %+v", m)
+			}
+			return err
+		},
+		"KeepGuest":          func(ctx context.Context) error { return c.KeepGuest(ctx, ref) },
+		"ConfirmSource":      func(ctx context.Context) error { return c.ConfirmSource(ctx, ref) },
+		"AwaitReturn":        func(ctx context.Context) error { return c.AwaitReturn(ctx, ref) },
+		"CancelReturn":       func(ctx context.Context) error { return c.CancelReturn(ctx, ref) },
+		"FinishRevert":       func(ctx context.Context) error { return c.FinishRevert(ctx, ref) },
+		"PrepChange":         func(ctx context.Context) error { return c.PrepChange(ctx, ref, migration.PrepRequest{}) },
+		"RollbackPrepChange": func(ctx context.Context) error { return c.RollbackPrepChange(ctx, ref) },
+		"ApplyChange":        func(ctx context.Context) error { return c.ApplyChange(ctx, ref) },
+		"UnapplyChange":      func(ctx context.Context) error { return c.UnapplyChange(ctx, ref) },
+		"StartChanged":       func(ctx context.Context) error { return c.StartChanged(ctx, ref) },
+		"FinishChange":       func(ctx context.Context) error { return c.FinishChange(ctx, ref) },
+	}
+}
+
+// arrivalsVerbs calls each cold verb that the source asks of the destination.
+func arrivalsVerbs(c *api.Client, source string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"PrepResize": func(ctx context.Context) error {
+			p, err := c.PrepResize(ctx, ref, migration.PrepRequest{Source: source, CopyDisks: []string{"vdb"}})
+			if err == nil && (len(p.Files) != 1 || p.Files[0].Target != "vdb") {
+				err = fmt.Errorf("answer %+v", p)
+			}
+			return err
+		},
+		"RollbackPrepResize": func(ctx context.Context) error { return c.RollbackPrepResize(ctx, ref) },
+		"AcceptHanded":       func(ctx context.Context) error { return c.AcceptHanded(ctx, ref, migration.Commit{From: source}) },
+		"FinishResize":       func(ctx context.Context) error { return c.FinishResize(ctx, ref) },
+		"ConfirmDestination": func(ctx context.Context) error { return c.ConfirmDestination(ctx, ref) },
+		"CleanUpReverted":    func(ctx context.Context) error { return c.CleanUpReverted(ctx, ref) },
+	}
+}
+
+func TestColdVerbs_TheSourceConductsAndNobodyElse(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	as := func(name string) *api.Client {
+		return client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host(name), As: name})
+	}
+	b, third := as("host-b"), as("host-c")
+	refused := func(what string, verbs map[string]func(context.Context) error) {
+		t.Helper()
+		for name, call := range verbs {
+			if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || len(fault.ReasonsOf(err)) != 1 || w.verbs.count(name) != 0 {
+				t.Errorf("%s of %s: %v (%d calls), want it refused with its reason", name, what, err, w.verbs.count(name))
+			}
+		}
+	}
+	// Nobody powers off a guest by a migration that he has made up.
+	refused("a migration of which nothing is recorded", conductorsVerbs(b))
+	w.parties["m-1"] = [2]string{"host-b", "host-a"}
+	refused("a third host", conductorsVerbs(third))
+	refused("a third host that names itself", arrivalsVerbs(third, "host-c"))
+	refused("a third host that names the true source", arrivalsVerbs(third, "host-b"))
+	refused("an operator", conductorsVerbs(client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.operator("alice")})))
+	refused("the local socket", arrivalsVerbs(client(t, api.ClientOptions{Socket: w.socket}), "host-b"))
+	// Of the move that leaves this host its destination decides nothing.
+	w.parties["m-1"] = [2]string{"host-a", "host-b"}
+	refused("the destination", conductorsVerbs(b))
+
+	w.parties["m-1"] = [2]string{"host-b", "host-a"}
+	for name, call := range conductorsVerbs(b) {
+		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
+			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
+		}
+	}
+	for name, call := range arrivalsVerbs(b, "host-b") {
+		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
+			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
+		}
+	}
+	for i, r := range w.verbs.refs {
+		if r != ref {
+			t.Errorf("%s got ref %+v", w.verbs.calls[i], r)
+		}
+	}
+	w.parties["instance i-1"] = w.parties["m-1"]
+	big := topology.Flavor{Name: "big", VCPUs: 4}
+	if got, err := b.PlanChange(t.Context(), "i-1", migration.Change{Flavor: &big}); err != nil || got.Flavor.Name != "big" {
+		t.Errorf("plan-change: %+v, %v", got, err)
+	}
+}
+
+// TestColdVerbs_AnOlderAgentIsRefusedByItsVersion has a peer that knows none of the
+// verbs, and not the field by which a check is of a cold move.
+func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
+	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/verbs/describe":
+			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
+		case "/v1/verbs/check-destination", "/v1/verbs/claim":
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"migration_type\""}]}}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
+		}
+	}))
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Listener.Close()
+	old.Listener = l
+	old.Start()
+	t.Cleanup(old.Close)
+	c := client(t, api.ClientOptions{Socket: socket})
+	want := "host host-b runs berth 0.5.0, which knows no cold moves"
+	calls := arrivalsVerbs(c, "host-a")
+	calls["CheckDestination"] = func(ctx context.Context) error {
+		_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Kind: migration.TypeMigration})
+		return err
+	}
+	calls["Claim"] = func(ctx context.Context) error {
+		_, err := c.Claim(ctx, ref, migration.ClaimRequest{Kind: migration.TypeMigration})
+		return err
+	}
+	for name, call := range calls {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	// A live migration's request is what it always was.
+	if _, err := c.CheckDestination(t.Context(), ref, migration.CheckRequest{Kind: migration.TypeLiveMigration}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a live migration: %v, want the peer's own answer", err)
+	}
+}
