@@ -47,6 +47,11 @@ type DiskGrowth struct {
 // A move to another host hands the token over before the guest starts there, and back
 // when it is reverted, under the next attempt's number. A change on one host hands
 // nothing over: what the guest held is exchanged for what it is to hold.
+//
+// Attempts. All of a move carries the attempt that brings the guest, and so does its
+// confirmation, and UnapplyChange, PowerOn and AbortClaim when a change on one host is
+// reverted: they concern what that attempt made. PowerOff and its undo before any revert
+// carry the revert's own attempt, and so does all of a handing back.
 type ColdVerbs interface {
 	// PlanChange computes what the change would make of the guest, or refuses it with
 	// every reason: a flavor that makes no sense, a disk that would shrink, an image that

@@ -241,7 +241,9 @@ type CheckRequest struct {
 	Guest  Guest       `json:"guest"`
 	Source Description `json:"source"`
 	// Kind is the move's type; empty from agents that knew live migrations only. Wanted
-	// is what the guest is to be, where that is not what it is.
+	// is what the guest is to be; nil of a live migration. A resize or a rebuild that is
+	// asked of the Source itself is one that stays: what the guest holds there counts as
+	// free, and that it is there is no hindrance.
 	Kind   string  `json:"migration_type,omitempty"`
 	Wanted *Wanted `json:"wanted,omitempty"`
 }
