@@ -52,8 +52,9 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 		if err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
 			return err
 		}
-		req := h.request(ref, hooks.PostLiveMigration, h.o.Name, c.To, asked.DomainXML, nil)
-		if err := h.postHooks(ctx, ref, req); err != nil {
+		if err := h.phase(ctx, ref, phaseRequest{
+			Phase: hooks.PostLiveMigration, Kind: migration.TypeLiveMigration, Source: h.o.Name, Destination: c.To, XML: asked.DomainXML, Power: asked.PowerState,
+		}); err != nil {
 			return err
 		}
 	}

@@ -268,7 +268,7 @@ func (h *Host) finishForeign(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	if prepared {
-		if err := h.postHooks(ctx, ref, h.request(ref, hooks.PostLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)); err != nil {
+		if err := h.phase(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
 			return err
 		}
 	}

@@ -411,7 +411,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 		h.files.Keep(m)
 	}
 	// QEMU announces the guest to the network itself when it resumes.
-	if err := h.postHooks(ctx, ref, h.request(ref, hooks.PostLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)); err != nil {
+	if err := h.phase(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
@@ -432,20 +432,6 @@ func (h *Host) definePersistent(ctx context.Context, ref migration.Ref, rec prep
 		return fault.New(fault.InDoubt, "the guest has no definition here and its record is lost")
 	}
 	return h.driver.Define(ctx, rec.Prepared.PersistentXML)
-}
-
-// postHooks runs hooks past the point of no return: one that asks for another
-// try gets it, one that fails is told of, since nothing can be undone for it.
-func (h *Host) postHooks(ctx context.Context, ref migration.Ref, req hooks.Request) error {
-	_, err := h.hooks.Run(ctx, req, nil)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, fault.Unavailable):
-		return err
-	}
-	h.log.Error("a hook failed after the guest had moved", "phase", req.Phase, "instance", ref.Instance, "migration", ref.Migration, "error", err)
-	return nil
 }
 
 // documents writes the guest's documents for this host from its own claim.

@@ -15,11 +15,12 @@ import (
 
 // preparation is the record of PreLiveMigration: what was made, for the undo.
 type preparation struct {
-	Source    string                     `json:"source_compute"`
-	DomainXML string                     `json:"domain_xml"` // what hooks were given
-	Made      []disks.Made               `json:"made,omitempty"`
-	Running   *hooks.Process             `json:"running,omitempty"` // hook begun and not known to be over
-	Data      map[string]json.RawMessage `json:"data,omitempty"`    // hooks' answers, for the undo
+	Source    string       `json:"source_compute"`
+	DomainXML string       `json:"domain_xml"` // what hooks were given
+	Made      []disks.Made `json:"made,omitempty"`
+	// What agents before phaseRecord kept of hooks.
+	Running   *hooks.Process             `json:"running,omitempty"`
+	Data      map[string]json.RawMessage `json:"data,omitempty"`
 	HooksDone bool                       `json:"hooks_done,omitempty"`
 	// Guest is what the ledger needs when the token comes.
 	Guest claims.Instance `json:"guest"`
@@ -64,14 +65,14 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if !found {
 		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest)}
 	}
-	if err := h.endHook(rec); err != nil {
+	if err := h.endHook(rec.Running); err != nil {
 		return none, err
 	}
 	if err := h.makeDisks(ctx, ref, &rec, p); err != nil {
 		return none, err
 	}
 	if !rec.HooksDone {
-		if err := h.preHooks(ctx, ref, &rec); err != nil {
+		if err := h.phase(ctx, ref, rec.phase(h, hooks.PreLiveMigration)); err != nil {
 			return none, err
 		}
 	}
@@ -188,44 +189,11 @@ func (h *Host) makeDisks(ctx context.Context, ref migration.Ref, rec *preparatio
 	return nil
 }
 
-// request is what hooks of a phase read.
-func (h *Host) request(ref migration.Ref, phase, source, dest, xml string, data map[string]json.RawMessage) hooks.Request {
-	r := hooks.Request{
-		Phase: phase, Migration: ref.Migration, Instance: ref.Instance, Source: source, Destination: dest, DomainXML: xml,
-		Context: hooks.Context{Data: data},
+// phase asks for hooks of a phase of this preparation.
+func (p preparation) phase(h *Host, phase string) phaseRequest {
+	return phaseRequest{
+		Phase: phase, Kind: migration.TypeLiveMigration, Source: p.Source, Destination: h.o.Name, XML: p.DomainXML, Answers: p.Data,
 	}
-	if mc, ok := h.tracker.Context(ref.Migration); ok {
-		r.Context.MigrationContext = mc
-	} else if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.Context != nil {
-		r.Context.MigrationContext = *c.Context
-	}
-	return r
-}
-
-func (h *Host) preHooks(ctx context.Context, ref migration.Ref, rec *preparation) error {
-	req := h.request(ref, hooks.PreLiveMigration, rec.Source, h.o.Name, rec.DomainXML, nil)
-	data, err := h.hooks.Run(ctx, req, func(ctx context.Context, p hooks.Process) error {
-		rec.Running = &p
-		return h.remember(ctx, ref, memoryPrepared, *rec)
-	})
-	// What hooks answered is kept after a failure too, and after ctx has ended:
-	// the undo needs it.
-	rec.Data, rec.Running, rec.HooksDone = data, nil, err == nil
-	keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	return errors.Join(err, h.remember(keep, ref, memoryPrepared, *rec))
-}
-
-// endHook ends a hook that an agent left behind when it died.
-func (h *Host) endHook(rec preparation) error {
-	if rec.Running == nil {
-		return nil
-	}
-	was, err := hooks.End(*rec.Running)
-	if was {
-		h.log.Warn("ended a hook that an earlier agent had left running", "hook", rec.Running.Hook, "pid", rec.Running.PID)
-	}
-	return err
 }
 
 // RollbackPreLiveMigration implements migration.DestinationVerbs.
@@ -271,7 +239,7 @@ func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 	if err != nil || !found {
 		return err
 	}
-	if err := h.endHook(rec); err != nil {
+	if err := h.endHook(rec.Running); err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(rec.Made) {
@@ -281,11 +249,10 @@ func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 	}
 	// The hooks run last, as they ran after the disks were made; also after a
 	// half-done failure, and where pre hooks never began: design section 12.
-	req := h.request(ref, hooks.RollbackLiveMigrationAtDestination, rec.Source, h.o.Name, rec.DomainXML, rec.Data)
-	if _, err := h.hooks.Run(ctx, req, func(ctx context.Context, p hooks.Process) error {
-		rec.Running = &p
-		return h.remember(ctx, ref, memoryPrepared, rec)
-	}); err != nil {
+	if err := h.phase(ctx, ref, rec.phase(h, hooks.RollbackLiveMigrationAtDestination)); err != nil {
+		return err
+	}
+	if err := h.forgetPhases(ctx, ref); err != nil {
 		return err
 	}
 	return h.tracker.Unremember(ctx, at(ref, memoryPrepared))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,34 +20,6 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
-)
-
-// The phases of a live migration, in Nova's names.
-const (
-	PreLiveMigration                   = "pre_live_migration"
-	RollbackLiveMigrationAtDestination = "rollback_live_migration_at_destination" // the undo of PreLiveMigration
-	PostLiveMigration                  = "post_live_migration"
-	PostLiveMigrationAtDestination     = "post_live_migration_at_destination"
-)
-
-// The phases of a resize and of a cold migration, in the names of Nova's compute
-// manager; where Nova has no name for an undo it begins with rollback.
-const (
-	PrepResize             = "prep_resize"              // at the destination, before the guest is powered off
-	RollbackPrepResize     = "rollback_prep_resize"     // its undo
-	ResizeInstance         = "resize_instance"          // at the source, before the guest is powered off
-	RollbackResizeInstance = "rollback_resize_instance" // its undo
-	FinishResize           = "finish_resize"            // at the destination, when the guest is there
-	ConfirmResize          = "confirm_resize"           // at the source
-	RevertResize           = "revert_resize"            // at the destination, before the guest is taken away
-	FinishRevertResize     = "finish_revert_resize"     // at the source, when the guest is there again
-)
-
-// The phases of a rebuild.
-const (
-	PreRebuildInstance      = "pre_rebuild_instance"
-	RollbackRebuildInstance = "rollback_rebuild_instance" // its undo
-	PostRebuildInstance     = "post_rebuild_instance"
 )
 
 // DefaultTimeout is how long a hook may take where nothing else is configured.
@@ -91,8 +64,17 @@ type Context struct {
 	// MigrationContext is what the move changes about the guest, as the API
 	// shows it; null where a phase has none.
 	MigrationContext any `json:"migration_context"`
-	// Data holds, for a phase that undoes another, what the hooks of that other
-	// phase answered, by their names.
+	// MigrationType is Nova's: live-migration, migration (cold), resize, rebuild.
+	MigrationType string `json:"migration_type,omitempty"`
+	// OldFlavor and NewFlavor are the guest's, before and after; Image is what a rebuilt
+	// guest boots from. Nil where a phase has none.
+	OldFlavor any `json:"old_flavor,omitempty"`
+	NewFlavor any `json:"new_flavor,omitempty"`
+	Image     any `json:"image,omitempty"`
+	// PowerState is what the guest's user had chosen before; empty where nobody knows.
+	PowerState string `json:"power_state,omitempty"`
+	// Data holds what the hooks of the phase that this one undoes or ends (Phase.After)
+	// answered, by their names.
 	Data map[string]json.RawMessage `json:"data"`
 }
 
@@ -114,15 +96,19 @@ type Runner struct {
 	Logger  *slog.Logger
 }
 
+// Started is told of a hook's process before it begins: see Run.
+type Started func(ctx context.Context, p Process, answers map[string]json.RawMessage) error
+
 // Run runs all hooks of req.Phase in name order and gives what they answered,
-// by name. started is told of each process before it gets its input and must
-// make that durable; its error ends the hook; nil means nobody keeps it.
+// by name. started is told of each process before it begins, with the answers so
+// far, and must make both durable; its error ends the hook; nil means nobody keeps
+// them.
 //
 // The first hook that fails ends the phase: fault.Unavailable when it asked for
 // another try, fault.Internal otherwise, with a reason that names it and the
 // end of what it wrote. The answers of hooks that ran before it come with the
 // error, for the undo. A hook whose setting says "warn" fails nothing.
-func (r *Runner) Run(ctx context.Context, req Request, started func(context.Context, Process) error) (map[string]json.RawMessage, error) {
+func (r *Runner) Run(ctx context.Context, req Request, started Started) (map[string]json.RawMessage, error) {
 	data := make(map[string]json.RawMessage)
 	names, err := r.names(req.Phase)
 	if err != nil {
@@ -140,7 +126,11 @@ func (r *Runner) Run(ctx context.Context, req Request, started func(context.Cont
 		hook := req.Phase + "/" + name
 		set := r.setting(hook)
 		begin := r.Runtime.Now()
-		out, err := r.one(ctx, hook, set, input, started)
+		var record func(context.Context, Process) error
+		if started != nil {
+			record = func(ctx context.Context, p Process) error { return started(ctx, p, maps.Clone(data)) }
+		}
+		out, err := r.one(ctx, hook, set, input, record)
 		log := r.Logger.With("hook", hook, "migration", req.Migration, "instance", req.Instance, "seconds", r.Runtime.Now().Sub(begin).Seconds())
 		switch {
 		case err == nil:
@@ -251,8 +241,9 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 			err = started(runCtx, Process{Hook: hook, PID: cmd.Process.Pid, Start: start})
 		}
 		if err != nil {
+			// Before its input ends: an end of file is what many a hook waits for.
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 			cancel()
-			_ = in.Close()
 			_ = cmd.Wait()
 			return nil, fault.New(fault.Internal, "record hook %s: %w", hook, err)
 		}

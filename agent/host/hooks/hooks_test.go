@@ -57,7 +57,7 @@ func TestRunner_FeedsHooksInNameOrderAndKeepsTheirData(t *testing.T) {
 		"40-silent": ``,
 	})
 	var seen []string
-	data, err := r.Run(t.Context(), request, func(_ context.Context, p hooks.Process) error {
+	data, err := r.Run(t.Context(), request, func(_ context.Context, p hooks.Process, _ map[string]json.RawMessage) error {
 		seen = append(seen, p.Hook)
 		return nil
 	})
@@ -155,7 +155,10 @@ func TestRunner_NoFolderIsNoHooks(t *testing.T) {
 func TestRunner_ARecordThatFailsEndsTheHook(t *testing.T) {
 	r := fixture(t, nil, map[string]string{"10-a": `cat >/dev/null; touch DIR/ran`})
 	var p hooks.Process
-	_, err := r.Run(t.Context(), request, func(_ context.Context, got hooks.Process) error { p = got; return errors.New("disk full") })
+	_, err := r.Run(t.Context(), request, func(_ context.Context, got hooks.Process, _ map[string]json.RawMessage) error {
+		p = got
+		return errors.New("disk full")
+	})
 	if !errors.Is(err, fault.Internal) {
 		t.Fatalf("error %v, want internal", err)
 	}
@@ -170,7 +173,7 @@ func TestRunner_ARecordThatFailsEndsTheHook(t *testing.T) {
 func TestEnd_KillsTheRecordedProcessOnly(t *testing.T) {
 	r := fixture(t, nil, map[string]string{"10-a": `sleep 300`})
 	var killed bool
-	_, err := r.Run(t.Context(), request, func(_ context.Context, p hooks.Process) error {
+	_, err := r.Run(t.Context(), request, func(_ context.Context, p hooks.Process, _ map[string]json.RawMessage) error {
 		stranger := p
 		stranger.Start++
 		if was, err := hooks.End(stranger); was || err != nil {
