@@ -206,6 +206,12 @@ type Migration struct {
 	// guest's memory and disks, of at least two.
 	AttemptTimeout Duration `toml:"attempt_timeout"`
 	ClaimLease     Duration `toml:"claim_lease"` // of a claim that this host, as the source, holds at a destination
+	// ResizeConfirmWindow is after how long a resize or cold migration of a guest of this
+	// host confirms itself; 0 for never.
+	ResizeConfirmWindow Duration `toml:"resize_confirm_window"`
+	// ShutdownTimeout is how long a guest is given to shut itself down before it is moved
+	// or changed while it is off; 0 pulls the plug at once.
+	ShutdownTimeout Duration `toml:"shutdown_timeout"`
 }
 
 // What becomes of an arrival that no claim announces while the agent is down.
@@ -227,6 +233,15 @@ func (c Config) GuardDir() string {
 		return c.Guard.Directory
 	}
 	return filepath.Join(c.Agent.RuntimeDir, "guard")
+}
+
+// HookPhases are the phases that hooks may stand in: those of package hooks, which
+// says what each is.
+var HookPhases = []string{
+	"pre_live_migration", "rollback_live_migration_at_destination", "post_live_migration", "post_live_migration_at_destination",
+	"prep_resize", "rollback_prep_resize", "resize_instance", "rollback_resize_instance", "finish_resize", "confirm_resize",
+	"revert_resize", "finish_revert_resize",
+	"pre_rebuild_instance", "rollback_rebuild_instance", "post_rebuild_instance",
 }
 
 // Hook is how one operator hook is run.
@@ -261,7 +276,7 @@ func Default() Config {
 		},
 		Migration: Migration{
 			Transport: TransportStream, Ports: "49152-49215", MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
-			ClaimLease: Duration(time.Minute),
+			ClaimLease: Duration(time.Minute), ShutdownTimeout: Duration(time.Minute),
 		},
 		Guard: Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
 		Peers: map[string]string{},

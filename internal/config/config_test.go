@@ -184,6 +184,8 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 			[]string{"pci.device_spec[1].vendor_id", "pci.device_spec[1].address.bus", "pci.alias \"\"", "pci.alias \"a\""}},
 		{"no such transport", "[migration]\ntransport = \"pigeon\"\n", []string{`migration.transport = "pigeon": want "stream" or "libvirt-tls"`}},
 		{"a range of ports that is none", "[migration]\nports = \"49215-49152\"\n", []string{`migration.ports = "49215-49152"`}},
+		{"negative times of a cold move", "[migration]\nresize_confirm_window = \"-1s\"\nshutdown_timeout = \"-1s\"\n", []string{"migration.resize_confirm_window", "migration.shutdown_timeout"}},
+		{"a hook of a phase that there is none", "[hooks.\"pre_migrate/10-x\"]\ntimeout = \"1s\"\n[hooks.\"revert_resize/10-x\"]\ntimeout = \"1s\"\n", []string{`hooks."pre_migrate/10-x" =`}},
 		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

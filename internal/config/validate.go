@@ -119,6 +119,7 @@ func (c *Config) faults() []fault.Reason {
 		{"migration.stall_timeout", c.Migration.StallTimeout, 1e9},
 		{"migration.attempt_timeout", c.Migration.AttemptTimeout, 0},
 		{"migration.claim_lease", c.Migration.ClaimLease, 1e9},
+		{"migration.resize_confirm_window", c.Migration.ResizeConfirmWindow, 0}, {"migration.shutdown_timeout", c.Migration.ShutdownTimeout, 0},
 	} {
 		if k.val < k.min {
 			bad(k.key, k.val, "at least "+k.min.String())
@@ -198,6 +199,8 @@ func (c *Config) faults() []fault.Reason {
 		hook, key := c.Hooks[name], fmt.Sprintf("hooks.%q", name)
 		if !hookName.MatchString(name) {
 			bad(key, name, `"<phase>/NN-name", as the executable lies in agent.hooks_dir`)
+		} else if phase, _, _ := strings.Cut(name, "/"); !slices.Contains(HookPhases, phase) {
+			bad(key, name, "a phase that there is: "+strings.Join(HookPhases, ", "))
 		}
 		if hook.Timeout < 0 {
 			bad(key+".timeout", hook.Timeout, "0 or more")
