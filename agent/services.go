@@ -306,12 +306,16 @@ func (p parties) Parties(migration, instance string) (source, destination string
 				return c.Context.Source, c.Context.Destination, true
 			}
 		}
-		// What is left of it when claim and context are gone.
-		if c, ok := p.tracker.Committed(migration); ok {
-			return c.From, c.To, true
+		// What is left of it when claim and context are gone. A move that was reverted has
+		// left with one attempt and come back with a later one: the first tells which
+		// host is its source.
+		left, hasLeft := p.tracker.Committed(migration)
+		came, hasCome := p.tracker.Came(migration)
+		if hasLeft && !(hasCome && came.Attempt < left.Attempt) {
+			return left.From, left.To, true
 		}
-		if c, ok := p.tracker.Came(migration); ok {
-			return c.From, c.To, true
+		if hasCome {
+			return came.From, came.To, true
 		}
 		if peer := p.tracker.Peer(migration); peer != "" {
 			return p.tracker.Host(), peer, true
