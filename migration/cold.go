@@ -98,7 +98,8 @@ type SourceColdVerbs interface {
 	// power state as the user had chosen it then. Runs finish_revert_resize.
 	FinishRevert(ctx context.Context, ref Ref) error
 
-	// ReadDisk gives a piece of a file that is to be shipped; the domain is off.
+	// ReadDisk gives a piece of a file that is to be shipped; the domain is off. A range
+	// of length 0 asks for size and version alone.
 	ReadDisk(ctx context.Context, ref Ref, r DiskRange) (DiskPiece, error)
 }
 
@@ -111,10 +112,10 @@ type DestinationColdVerbs interface {
 	// rollback_prep_resize. fault.Forbidden when the token is here.
 	RollbackPrepResize(ctx context.Context, ref Ref) error
 
-	// ShippedSoFar says what of the files that are shipped is durable here.
+	// ShippedSoFar makes what has come durable and says how far that is.
 	ShippedSoFar(ctx context.Context, ref Ref) (Shipped, error)
 	// WriteDisk keeps a piece. A piece whose checksum is wrong is refused and nothing of
-	// it kept.
+	// it kept; so is one of another version than those before it.
 	WriteDisk(ctx context.Context, ref Ref, p DiskPiece) error
 	// SealDisks ends the shipping: every file is whole by its checksum, durable, and in its
 	// place.
@@ -198,24 +199,33 @@ type PreparedCold struct {
 type ShipFile struct {
 	Target string `json:"target"` // disk that it is of
 	Path   string `json:"path"`   // the same on both hosts
+	// Compare: a backing file that the destination has already. Its pieces are read and
+	// written as checksums alone, and one that differs is refused.
+	Compare bool `json:"compare,omitempty"`
 }
 
-// DiskRange asks for a piece of a file.
+// DiskRange asks for a piece of a file. Offset is a multiple of ShipBlock.
 type DiskRange struct {
 	Path   string `json:"path"`
 	Offset int64  `json:"offset"`
-	Length int64  `json:"length"` // at most; a host may give less
+	Length int64  `json:"length"` // at most; a host may give less, but never less than one block that is there
+	// SumOnly asks for the piece without its Data.
+	SumOnly bool `json:"sum_only,omitempty"`
 }
 
-// DiskPiece is a part of a file that is shipped. Length 0 at Offset is its end.
+// DiskPiece is a part of a file that is shipped: one block of ShipBlock bytes, fewer at
+// the file's end, or any number of blocks of zeros. Length 0 at Offset is its end.
 type DiskPiece struct {
 	Path   string `json:"path"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
 	Zero   bool   `json:"zero,omitempty"` // nothing but zeros, and no Data
-	Sum    string `json:"sum,omitempty"`  // SHA-256 of Data, hexadecimal
+	Sum    string `json:"sum,omitempty"`  // SHA-256 of Data, hexadecimal; empty where Zero
 	Size   int64  `json:"size"`           // of the whole file
-	Data   []byte `json:"-"`
+	// Version is the file's as it was read: inode, size, time of the last change. Another
+	// one says that somebody wrote to it meanwhile.
+	Version string `json:"version"`
+	Data    []byte `json:"-"`
 }
 
 // Shipped is how far files are, or are to be.
@@ -227,5 +237,10 @@ type Shipped struct {
 type ShippedFile struct {
 	Path  string `json:"path"`
 	Bytes int64  `json:"bytes"` // durable from the start of the file on
-	Sum   string `json:"sum,omitempty"`
+	// Sum is the checksum of those bytes: see ShipSum. Version is the file's at the source
+	// as the pieces gave it; empty before the first.
+	Sum     string `json:"sum,omitempty"`
+	Version string `json:"version,omitempty"`
+	// Sealed: it is whole and in its place.
+	Sealed bool `json:"sealed,omitempty"`
 }

@@ -234,6 +234,17 @@ type Disk struct {
 	Filesystem string `json:"filesystem,omitempty"`
 	// BackingFile is the next file below it in its chain; empty for none.
 	BackingFile string `json:"backing_file,omitempty"`
+	// Chain are all files below it, the nearest first, but for those that both hosts
+	// reach through the network. Nil from agents that did not send it yet.
+	Chain []BackingFile `json:"backing_chain,omitempty"`
+}
+
+// BackingFile is a file below a disk.
+type BackingFile struct {
+	Path       string `json:"path"`
+	Size       int64  `json:"size_bytes"`        // its length
+	ActualSize int64  `json:"actual_size_bytes"` // what it occupies
+	Filesystem string `json:"filesystem,omitempty"`
 }
 
 // CheckRequest is asked of a destination.
