@@ -28,6 +28,11 @@ type Files interface {
 
 	// Remove removes the file of that stamp and no other.
 	Remove(path string, s disks.Stamp) error
+
+	// Lookup, ReadBlock and OpenPart are for files that are shipped to another host.
+	Lookup(path string) (real string, size, occupies int64, err error)
+	ReadBlock(path string, offset, most, block int64) (disks.Block, error)
+	OpenPart(m disks.Made) (disks.Part, error)
 }
 
 var _ Files = disks.Files{}

@@ -48,6 +48,8 @@ type inode struct {
 	data    string
 	marked  string // disks.Mark
 	backing string
+	// arriving is what a file that is being filled has so far; nil for all others.
+	arriving *arriving
 }
 
 // NewWorld gives one without files, and with room for everything.
