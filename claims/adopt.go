@@ -43,7 +43,7 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 		owner := Owner{Instance: i.UUID, Kind: KindInstance}
 		e := t.findLocked(owner)
 		if e == nil {
-			if err := t.admitOwnerLocked("adopt instance "+i.UUID, owner); err != nil {
+			if err := t.admitOwnerLocked("adopt instance "+i.UUID, owner, nil); err != nil {
 				return plan{}, err
 			}
 			c, err := t.newClaimLocked(Request{Owner: owner, Resources: f.Resources, Topology: f.Topology, PCI: f.PCI}, f.Assignment.Clone())

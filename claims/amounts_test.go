@@ -49,8 +49,8 @@ func TestTracker_ResizeKeepsTheLargerOfEachAmount(t *testing.T) {
 				}
 				want := tt.onlyOld
 				if confirm {
-					must[claims.Claim](t)(b.Bind(ctx, next.Owner))
-					wantNil(t, b.Release(ctx, old.Owner))
+					must[claims.Claim](t)(b.Exchange(ctx, refOf(next.Owner, ""), claims.KindResize))
+					wantNil(t, b.Release(ctx, next.Owner))
 					want = tt.onlyNext
 				} else {
 					wantNil(t, b.Abort(ctx, refOf(next.Owner, claims.StepClaim)))

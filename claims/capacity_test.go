@@ -80,7 +80,8 @@ func TestTracker_WhateverTheHostBecomesNothingIsGivenTwice(t *testing.T) {
 			},
 			"bind": func(t *rapid.T) {
 				if c := b.ByInstance(names.Draw(t, "instance")); len(c) > 0 {
-					if _, err := b.Bind(ctx, c[len(c)-1].Owner); err != nil {
+					// Of two claims one is bound already, or a change that Exchange binds.
+					if _, err := b.Bind(ctx, c[len(c)-1].Owner); err != nil && !errors.Is(err, fault.Exists) {
 						t.Fatal(err)
 					}
 				}

@@ -14,26 +14,32 @@ type Kind string
 
 // The kinds, as design and Nova name them.
 const (
-	KindInstance      Kind = "instance"       // a guest that lives here
+	KindInstance      Kind = "instance"       // a guest that lives here: what it uses
 	KindLiveMigration Kind = "live-migration" // one that arrives by live migration
-	KindResize        Kind = "resize"
-	KindRebuild       Kind = "rebuild"
+	KindResize        Kind = "resize"         // the other half of a resize or a cold migration: what it will use, or used before
+	KindRebuild       Kind = "rebuild"        // the same of a rebuild
 	KindEvacuation    Kind = "evacuation"
 )
 
 // State is where a claim stands.
 //
-//	from \ to   pending  arriving  bound            held     gone
-//	(none)      Claim    –         Adopt, Claim¹    –        –
-//	pending     Renew    Arrive    Bind             Hold     Abort, lease over, host rebooted
-//	arriving    –        Arrive²   Bind             –        Abort³
-//	bound       –        –         Bind²            Hold     Release
-//	held        –        –         Bind (revert)    Hold²    Release
+//	from \ to   pending  arriving     bound                   held                     gone
+//	(none)      Claim    –            Adopt, Claim¹           –                        –
+//	pending     Renew    Arrive       Bind, Exchange          Hold                     Abort, lease over, host rebooted
+//	arriving    –        Arrive²      Bind, Exchange          CancelReturn             Abort³
+//	bound       –        –            Bind²                   Hold, SurrenderHeld,     Release
+//	                                                          Exchange, ExchangeBack⁴
+//	held        –        AwaitReturn  Exchange, ExchangeBack  Hold²                    Release, Abort⁵
+//	                                  ⁴, Retake, Bind⁶
 //
 // ¹ a claim of kind instance is pending until its domain is defined.
 // ² safe to repeat: nothing changes.
 // ³ only by a caller who has seen that nothing can arrive any more: the ticket
-// is revoked, libvirt has no such domain, and its end was seen.
+// is revoked, libvirt has no such domain, and its end was seen; never a source's half
+// that waits for its guest.
+// ⁴ of one commit that takes two claims: one becomes bound, the other held.
+// ⁵ of what a change on one host claimed and does not use.
+// ⁶ of a claim whose guest has not left.
 type State string
 
 // The states.
@@ -123,7 +129,7 @@ type Instance struct {
 //	             AcceptToken (commit)
 //	here         AcceptToken¹           Surrender        Forget (delete)
 //	surrendered  AcceptToken, higher    Surrender¹       Forget
-//	             epoch only
+//	             epoch only; Retake
 //	in doubt     Decide, Restore,       Restore          Forget
 //	             AcceptToken
 //

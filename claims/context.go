@@ -20,7 +20,7 @@ type MigrationContext struct {
 	NewResources  topology.Resources `json:"new_resources"`
 	OldFlavor     topology.Flavor    `json:"old_flavor"`
 	NewFlavor     topology.Flavor    `json:"new_flavor"`
-	OldPowerState string             `json:"old_power_state"` // "running" or "paused": what the user had chosen before the move
+	OldPowerState string             `json:"old_power_state"` // "running", "paused" or "shut off": what the user had chosen before the move
 
 	// Nil for a guest that floats over the host.
 	OldNUMATopology *NUMATopology `json:"old_numa_topology,omitempty"`

@@ -26,9 +26,12 @@
 // durable or has failed, so nothing is built on what may yet be taken back.
 //
 // An instance is resized or rebuilt on its own host under two claims and uses
-// one of them. The second sees what the first holds as free for itself; until
+// one of them: the claim of kind instance is always what it uses, and Exchange has
+// the two change places. The second sees what the first holds as free for itself; until
 // one of them ends the host keeps the union: of amounts and pages the larger, of
-// CPUs and devices all.
+// CPUs and devices all. Of a guest that was resized to another host the source keeps
+// the half that it came with, held for the migration, until the move is confirmed or
+// the guest comes back.
 //
 // # Memory
 //
@@ -45,7 +48,8 @@
 // request must be, reserve.go admits claims, place.go asks claims/fit for room,
 // adopt.go takes guests as they are found, follow.go keeps claims behind what people
 // do to them, stranger.go counts guests without a claim; lifecycle.go takes claims through
-// their states, lease.go ends those that nobody renews; instance.go and token.go
+// their states, exchange.go and held.go those of a guest that is changed on its host or
+// may come back to it, lease.go ends those that nobody renews; instance.go and token.go
 // keep who owns a guest; half.go keeps what this host must remember of a
 // migration, context.go what a move changes. hold.go says what a claim is
 // counted for; machine.go and devices.go keep the host with what is in use of

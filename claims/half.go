@@ -44,11 +44,12 @@ func (r Ref) validate(doing string, ofMigration bool) error {
 // half is what this host remembers of one migration, as source or destination:
 // one record.
 type half struct {
-	// Context is the source's MigrationContext; the destination's is in its
-	// claim. Nil when there is none.
+	// Context is the source's MigrationContext, and after Bind that of a destination
+	// from which the guest may go back; until then the destination's is in its claim,
+	// as is that of a change on one host. Nil when there is none.
 	Context        *MigrationContext `json:"context,omitempty"`
 	ContextAttempt int               `json:"context_attempt,omitempty"` // that recorded it
-	// Peer is the host that a source's context named last, and Guest whose context it
+	// Peer is the other host that a context named last, and Guest whose context it
 	// was: that host may ask what became of the move when the context is gone.
 	Peer  string `json:"peer,omitempty"`
 	Guest string `json:"guest,omitempty"`
@@ -58,7 +59,7 @@ type half struct {
 	Commit  *Commit `json:"commit,omitempty"`
 	Refused int     `json:"refused,omitempty"`
 
-	// Accepted is the attempt by which the token came here; 0 when it did not.
+	// Accepted is the attempt by which the token came here, or back; 0 when it did not.
 	// A migration brings a guest once: its verbs are late from then on.
 	Accepted int     `json:"accepted,omitempty"`
 	Came     *Commit `json:"came,omitempty"` // the commit of it; nil in records of older agents
@@ -282,7 +283,8 @@ func (t *Tracker) DropContext(ctx context.Context, ref Ref) error {
 	})
 }
 
-// Context gives the context that this host keeps as a migration's source.
+// Context gives the context that this host keeps as a migration's source, or as the
+// destination of one that waits to be confirmed (MigrationContext says which).
 func (t *Tracker) Context(migration string) (MigrationContext, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -292,7 +294,8 @@ func (t *Tracker) Context(migration string) (MigrationContext, bool) {
 	return MigrationContext{}, false
 }
 
-// Contexts gives all contexts of a source, in order of migration.
+// Contexts gives all contexts that Context gives, in order of migration. Those that
+// stand in claims, of guests that may yet come and of changes on one host, are theirs.
 func (t *Tracker) Contexts() []MigrationContext {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -368,8 +371,8 @@ func (t *Tracker) Remembering(step string) []Ref {
 	return out
 }
 
-// Peer gives the host that this host's last context of a migration named as its
-// destination, also when the context is gone; empty where there was none.
+// Peer gives the other host that this host's last context of a migration named, also
+// when the context is gone; empty where there was none.
 func (t *Tracker) Peer(migration string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -26,31 +26,45 @@ func (t *Tracker) Arrive(ctx context.Context, o Owner) (Claim, error) {
 }
 
 // Bind makes a claim the one of a defined domain. The claim of a guest that came
-// by live migration or evacuation becomes the instance's own: its owner is of
+// from another host, or back to it, becomes the instance's own: its owner is of
 // kind instance and names no migration (a later move claims again), its ticket
-// is revoked, and the context, whose new side is now simply the truth, goes.
-// Its uuid stays; BoundFrom remembers the migration, so that the same Bind again
-// gives the same answer. Claims of other kinds keep their owner. fault.Exists
-// when the instance has a claim of its own here already.
+// is revoked. Its uuid stays; BoundFrom remembers the migration, so that the same Bind
+// again gives the same answer. The context of a guest that came by live migration or
+// evacuation goes, since its new side is now simply the truth; that of one that may go
+// back (kind resize) is kept beside the claim until DropContext, as RecordContext would
+// have. Claims of other kinds keep their owner. fault.Exists when the instance has a
+// claim of its own here already; fault.Forbidden for what is held of a guest that has left.
 func (t *Tracker) Bind(ctx context.Context, o Owner) (Claim, error) {
-	return t.update(ctx, "bind", o, func(c *Claim) error {
-		if c.Owner.Kind == KindLiveMigration || c.Owner.Kind == KindEvacuation {
+	var beside plan
+	return t.updateWith(ctx, "bind", o, func(c *Claim) error {
+		beside = plan{}
+		switch c.Owner.Kind {
+		case KindLiveMigration, KindEvacuation, KindResize:
 			from, own := c.Owner, Owner{Instance: c.Owner.Instance, Kind: KindInstance}
 			if t.findLocked(own) != nil {
 				return livesHere("bind claim "+c.ID, own.Instance, "it has another claim here")
+			}
+			if c.State == Held && t.instances[own.Instance].Token.State == TokenSurrendered {
+				return wrongState(c, Bound) // the guest is elsewhere: AwaitReturn first
+			}
+			if x := c.Context; x != nil && from.Kind == KindResize {
+				h := t.migrations[from.Migration].clone()
+				h.Context, h.ContextAttempt, h.Peer, h.Guest = x, from.Attempt, x.Source, from.Instance
+				beside = t.writeHalf(from.Migration, h)
 			}
 			c.Owner, c.BoundFrom, c.Context, c.Ticket = own, &from, nil, ""
 		}
 		c.State, c.Lease = Bound, nil
 		return nil
-	})
+	}, func() plan { return beside })
 }
 
-// Hold keeps a claim for a story without deadline, such as the source's half
-// while a resize waits to be confirmed. Safe to repeat.
+// Hold keeps a claim for a story without deadline, such as what a change on one host
+// has claimed until it is exchanged. Safe to repeat. fault.Forbidden while a domain may
+// arrive for it, and once it has become the instance's own.
 func (t *Tracker) Hold(ctx context.Context, o Owner) (Claim, error) {
 	return t.update(ctx, "hold", o, func(c *Claim) error {
-		if c.State == Arriving {
+		if c.State == Arriving || c.Owner != o {
 			return wrongState(c, Held)
 		}
 		c.State, c.Lease = Held, nil
@@ -64,6 +78,11 @@ func wrongState(c *Claim, to State) error {
 
 // update changes one claim. A claim that f leaves as it was is durable already.
 func (t *Tracker) update(ctx context.Context, doing string, o Owner, f func(*Claim) error) (Claim, error) {
+	return t.updateWith(ctx, doing, o, f, func() plan { return plan{} })
+}
+
+// updateWith is update with what f wants written beside the claim, in the same commit.
+func (t *Tracker) updateWith(ctx context.Context, doing string, o Owner, f func(*Claim) error, beside func() plan) (Claim, error) {
 	if err := validUUIDs(o.Instance, o.Migration); err != nil {
 		return Claim{}, fault.New(fault.Invalid, "%s claim: %w", doing, err)
 	}
@@ -81,10 +100,7 @@ func (t *Tracker) update(ctx context.Context, doing string, o Owner, f func(*Cla
 		if next.State == e.claim.State && next.Owner == e.claim.Owner {
 			return plan{}, nil
 		}
-		return plan{
-			mutations: []store.Mutation{put(bucketClaims, next.ID, next)},
-			apply:     func() { e.claim = next },
-		}, nil
+		return t.rewriteLocked(e, next).and(beside()), nil
 	})
 	if err != nil {
 		return Claim{}, err
@@ -109,9 +125,10 @@ func (t *Tracker) missingLocked(doing string, o Owner) error {
 // instance, migration and attempt, and leaves a tombstone for the step
 // ("" for StepClaim), also where there was no claim, so that a late Claim or
 // Arrive is refused. Who aborts an arriving claim has seen that nothing can
-// arrive any more. Without a migration it aborts the instance's own pending
-// claim and leaves no tombstone. Safe to repeat. fault.Forbidden once the claim
-// is bound or held.
+// arrive any more. A change on one host holds its claim while the guest still uses
+// the other: that one is aborted too. Without a migration it aborts the instance's own
+// pending claim and leaves no tombstone. Safe to repeat. fault.Forbidden once the claim
+// is bound or was exchanged, and for what a source holds of a guest that has left.
 func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 	ref.Step = stepOr(ref.Step, StepClaim)
 	if err := ref.validate("abort claim", ref.Migration != ""); err != nil {
@@ -119,16 +136,22 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		var remove *entry
+		own := t.ownLockedOf(ref.Instance)
 		for _, e := range t.entriesLocked(ref.Instance) {
 			from := e.claim.BoundFrom
 			switch o := e.claim.Owner; {
 			case from != nil && from.Migration == ref.Migration && from.Attempt == ref.Attempt:
 				return plan{}, wrongState(&e.claim, "aborted")
 			case o.Migration == ref.Migration && o.Attempt == ref.Attempt:
-				if e.claim.State == Bound || e.claim.State == Held {
-					return plan{}, wrongState(&e.claim, "aborted")
-				}
 				remove = e
+			}
+		}
+		if remove != nil {
+			c := t.migrations[ref.Migration].Commit
+			left := ref.Migration != "" && c != nil && c.Instance == ref.Instance
+			spare := remove.claim.State == Held && own != nil && own != remove
+			if left || remove.claim.State == Bound || remove.claim.State == Held && !spare {
+				return plan{}, wrongState(&remove.claim, "aborted")
 			}
 		}
 		var p plan

@@ -195,8 +195,8 @@ func TestTracker_ResizeOnItsOwnHostSeesItsOwnAsFree(t *testing.T) {
 		t.Errorf("audit %+v", a)
 	}
 	// Reverted: only the old is held. Confirmed: only the new.
-	must[claims.Claim](t)(b.Bind(ctx, next.Owner))
-	wantNil(t, b.Release(ctx, old.Owner))
+	must[claims.Claim](t)(b.Exchange(ctx, refOf(next.Owner, ""), claims.KindResize))
+	wantNil(t, b.Release(ctx, next.Owner))
 	must[claims.Claim](t)(b.Claim(ctx, request(instanceOwner("i2"), shared(huge, 1, 64), vfs(1)...)))
 	wantKind(t, b.CheckClaim(request(instanceOwner("i3"), pinned(huge, 1))), fault.DoesNotFit)
 	if a := b.Audit(); !a.Agrees() {

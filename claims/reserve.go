@@ -142,6 +142,9 @@ func (t *Tracker) admitLocked(r Request) (*entry, topology.Assignment, error) {
 	if ref := r.ref(); t.buriedLocked(ref) {
 		return nil, none, late(ref)
 	}
+	if c := t.migrations[r.Owner.Migration].Commit; c != nil && c.Instance == r.Owner.Instance {
+		return nil, none, fault.Refuse(fault.Forbidden, doing, hasLeft(*c))
+	}
 	if e := t.findLocked(r.Owner); e != nil {
 		if what, want, have := r.differs(e.claim); what != "" {
 			return nil, none, fault.Refuse(fault.Exists, doing, fault.Reason{
@@ -156,7 +159,7 @@ func (t *Tracker) admitLocked(r Request) (*entry, topology.Assignment, error) {
 	if accepted := t.migrations[r.Owner.Migration].Accepted; accepted > 0 {
 		return nil, none, fault.Refuse(fault.Forbidden, doing, goneOn(r.Owner.Migration, accepted))
 	}
-	if err := t.admitOwnerLocked(doing, r.Owner); err != nil {
+	if err := t.admitOwnerLocked(doing, r.Owner, r.Context); err != nil {
 		return nil, none, err
 	}
 	a, err := t.roomLocked(doing, r)
@@ -165,10 +168,15 @@ func (t *Tracker) admitLocked(r Request) (*entry, topology.Assignment, error) {
 
 // admitOwnerLocked refuses what would give an instance two claims for one thing.
 // A resize or rebuild on its own host holds a second one beside the instance's;
-// a guest that comes from elsewhere may have none here yet.
-func (t *Tracker) admitOwnerLocked(doing string, o Owner) error {
+// a guest that comes from elsewhere, as its context or its token says, may have none
+// here yet.
+func (t *Tracker) admitOwnerLocked(doing string, o Owner, x *MigrationContext) error {
+	i, known := t.instances[o.Instance]
 	comes := o.Kind == KindLiveMigration || o.Kind == KindEvacuation
-	if i, ok := t.instances[o.Instance]; ok && comes && i.Token.State == TokenHere {
+	if o.Kind == KindResize {
+		comes = x != nil && x.Source != "" && x.Source != t.host || known && i.Token.State != TokenHere
+	}
+	if known && comes && i.Token.State == TokenHere {
 		return livesHere(doing, o.Instance, "this host owns it")
 	}
 	for _, e := range t.entriesLocked(o.Instance) {
@@ -195,15 +203,15 @@ func livesHere(doing, instance, how string) error {
 	})
 }
 
-// findLocked gives the claim of an owner, also when it has become the
-// instance's.
+// findLocked gives the claim that an owner was given, also when it has become the
+// instance's. After an exchange the owner holds another one.
 func (t *Tracker) findLocked(o Owner) *entry {
 	for _, e := range t.entriesLocked(o.Instance) {
-		if e.claim.Owner == o || e.claim.BoundFrom != nil && *e.claim.BoundFrom == o {
+		if e.claim.cameBy(o) {
 			return e
 		}
 	}
-	return nil
+	return t.exactLocked(o)
 }
 
 // newClaimLocked makes a pending claim of what was chosen.

@@ -13,7 +13,8 @@ import (
 // Commit. fault.Forbidden when the token is not here, when RefuseCommit was
 // first, or when another attempt of the migration has committed; fault.NotFound
 // when the instance is not known. Of Surrender and RefuseCommit for one attempt
-// exactly one ever succeeds.
+// exactly one ever succeeds. Its claim stays the instance's: see SurrenderHeld for a
+// guest that may come back.
 func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, error) {
 	return t.SurrenderAs(ctx, ref, to, "")
 }
@@ -24,6 +25,12 @@ func (t *Tracker) SurrenderAs(ctx context.Context, ref Ref, to, power string) (C
 	if err := ref.validate("surrender token", true); err != nil {
 		return Commit{}, err
 	}
+	return t.surrender(ctx, ref, to, power, func(string) (plan, error) { return plan{}, nil })
+}
+
+// surrender gives the token away, with what becomes of the guest's claim in the same
+// commit.
+func (t *Tracker) surrender(ctx context.Context, ref Ref, to, power string, claimLocked func(doing string) (plan, error)) (Commit, error) {
 	if to == "" || to == t.host {
 		return Commit{}, fault.New(fault.Invalid, "surrender token of instance %s: receiver %q", ref.Instance, to)
 	}
@@ -63,11 +70,15 @@ func (t *Tracker) SurrenderAs(ctx context.Context, ref Ref, to, power string) (C
 			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt,
 			Epoch: i.Token.Epoch + 1, From: t.host, To: to, Power: power,
 		}
+		p, err := claimLocked(doing)
+		if err != nil {
+			return plan{}, err
+		}
 		answer = c
 		h.Commit = &c
 		next := i.clone()
 		next.Token = Token{Epoch: c.Epoch, State: TokenSurrendered, Holder: to, Migration: ref.Migration}
-		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)), nil
+		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)).and(p), nil
 	})
 	if err != nil {
 		return Commit{}, err
@@ -99,6 +110,10 @@ func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
 		if h.Commit != nil {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, hasLeft(*h.Commit))
 		}
+		if h.Accepted > ref.Attempt {
+			// That attempt took the guest away, and a later one has brought it back.
+			return plan{}, fault.Refuse(fault.Forbidden, doing, goneOn(ref.Migration, h.Accepted))
+		}
 		i, ok := t.instances[ref.Instance]
 		if !ok {
 			return plan{}, fault.New(fault.NotFound, "%s: the instance is not known on %s", doing, t.host)
@@ -114,7 +129,8 @@ func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
 	})
 }
 
-// Committed gives the commit by which a migration took a token away from here.
+// Committed gives the commit by which a migration took a token away from here; false
+// also when a later attempt of the migration has brought it back.
 func (t *Tracker) Committed(migration string) (Commit, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,6 +155,11 @@ func (t *Tracker) CommitRefused(migration string, attempt int) bool {
 // knows of the same or a higher epoch by another hand-over. A name
 // that a guest here has already is no reason to refuse: past the source's commit
 // there is only forward, and libvirt has let the domain in.
+//
+// A guest that left by this migration comes back by a later attempt of it (see
+// AwaitReturn): then this host's own commit, of a lower epoch, is past, and that
+// attempt counts as one whose commit is refused. i is its record as it is to be from
+// then on: the one that was kept here.
 func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 	doing := fmt.Sprintf("accept token of instance %s (migration %s, attempt %d, epoch %d)", c.Instance, c.Migration, c.Attempt, c.Epoch)
 	if err := (Ref{c.Migration, c.Instance, c.Attempt, ""}).validate("accept token", true); err != nil {
@@ -183,6 +204,9 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		next.Token = Token{Epoch: c.Epoch, State: TokenHere, Holder: t.host, Migration: c.Migration}
 		if next.CreatedAt.IsZero() {
 			next.CreatedAt = t.runtime.Now().UTC()
+		}
+		if gone := h.Commit; gone != nil {
+			h.Commit, h.Refused = nil, max(h.Refused, gone.Attempt)
 		}
 		h.Accepted, h.Came = c.Attempt, &c
 		return t.writeInstance(next).and(t.writeHalf(c.Migration, h)), nil
@@ -233,7 +257,8 @@ func (t *Tracker) awaitedLocked(c Commit) bool {
 // Forget ends a guest that has left: its record, its own claim here and the
 // context of the migration that took it, in one commit. The commit itself is
 // kept for as long as tombstones are. Safe to repeat. fault.Forbidden when its
-// token is here.
+// token is here; fault.Busy while that migration holds a claim of it here: the guest
+// may come back until it is released.
 func (t *Tracker) Forget(ctx context.Context, uuid string) error {
 	if err := validUUIDs(uuid, ""); err != nil {
 		return fault.New(fault.Invalid, "forget instance: %w", err)
@@ -252,6 +277,11 @@ func (t *Tracker) Forget(ctx context.Context, uuid string) error {
 			return plan{}, fault.New(fault.Forbidden, "forget instance %s: its token is here, on %s", uuid, t.host)
 		case i.Token.Migration != migration:
 			return plan{}, fault.New(fault.Busy, "forget instance %s: its record is changing", uuid)
+		}
+		for _, e := range t.entriesLocked(uuid) {
+			if o := e.claim.Owner; o.Migration != "" && o.Migration == migration {
+				return plan{}, fault.Refuse(fault.Busy, "forget instance "+uuid, isMoving(migration, "has a claim here, "+string(e.claim.State)))
+			}
 		}
 		p := t.dropInstanceLocked(uuid)
 		if h := t.migrations[migration].clone(); h.Context != nil {

@@ -174,7 +174,7 @@ func TestTracker_StatesFollowTheTable(t *testing.T) {
 		claims.Pending: nil, claims.Arriving: {"arrive"}, claims.Bound: {"bind"}, claims.Held: {"bind", "hold"},
 	}
 	const gone, no = claims.State("gone"), claims.State("refused")
-	// Of a resize, whose claim keeps its owner.
+	// Of a rebuild, whose claim keeps its owner.
 	for from, row := range map[claims.State]map[string]claims.State{
 		claims.Pending:  {"renew": claims.Pending, "arrive": claims.Arriving, "bind": claims.Bound, "hold": claims.Held, "abort": gone, "release": no},
 		claims.Arriving: {"renew": claims.Arriving, "arrive": claims.Arriving, "bind": claims.Bound, "hold": no, "abort": gone, "release": no},
@@ -183,7 +183,7 @@ func TestTracker_StatesFollowTheTable(t *testing.T) {
 	} {
 		for name, want := range row {
 			b := newBench(t, "h")
-			o := claims.Owner{Instance: "i", Migration: "m", Attempt: 1, Kind: claims.KindResize}
+			o := claims.Owner{Instance: "i", Migration: "m", Attempt: 1, Kind: claims.KindRebuild}
 			must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: o, Resources: small}))
 			for _, v := range reach[from] {
 				wantNil(t, verbs[v](b, o))

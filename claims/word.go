@@ -111,7 +111,8 @@ func (t *Tracker) Epoch(instance string) (uint64, string) {
 // Retake takes a token back that this host gave away by the attempt of ref, with an
 // epoch above the one that it gave: by an operator's word only, which NoteWord has kept,
 // since nobody else knows that the receiver is no more. From then on the attempt is one
-// whose commit is refused. Safe to repeat. fault.Forbidden where that attempt has not
+// whose commit is refused, and what was held for it (SurrenderHeld) is the instance's
+// own claim again, in the same commit. Safe to repeat. fault.Forbidden where that attempt has not
 // taken the token away, the guest has gone on, or no such word is kept.
 func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
 	if err := ref.validate("retake token", true); err != nil {
@@ -135,8 +136,24 @@ func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
 		next := i.clone()
 		next.Token = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host, Migration: ref.Migration}
 		h.Commit, h.Refused = nil, max(h.Refused, ref.Attempt)
-		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)), nil
+		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)).and(t.regainLocked(ref)), nil
 	})
+}
+
+// regainLocked plans what a migration holds of a guest that had left by it as the
+// instance's own claim again; nothing where there is none.
+func (t *Tracker) regainLocked(ref Ref) plan {
+	if t.ownLockedOf(ref.Instance) != nil {
+		return plan{}
+	}
+	for _, e := range t.entriesLocked(ref.Instance) {
+		if e.claim.Owner.Migration == ref.Migration {
+			next := e.claim.clone()
+			next.Owner, next.State, next.Lease = Owner{Instance: ref.Instance, Kind: KindInstance}, Bound, nil
+			return t.rewriteLocked(e, next)
+		}
+	}
+	return plan{}
 }
 
 // Yield gives way to a higher epoch: another host is the owner of an instance, by the
