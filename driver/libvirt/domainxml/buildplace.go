@@ -2,6 +2,7 @@ package domainxml
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -47,17 +48,7 @@ func (s Spec) placeFaults() []error {
 // that is asked; for realtime vCPUs both locked and kept from page merging, since
 // a page fault is a delay (Nova's _get_guest_memory_backing_config).
 func (s Spec) memoryBacking(root *etree.Element, t tuning) {
-	cells := map[topology.PageSize][]int{}
-	var sizes []topology.PageSize
-	for i, c := range t.cells {
-		if c.pages == 0 {
-			continue
-		}
-		if cells[c.pages] == nil {
-			sizes = append(sizes, c.pages)
-		}
-		cells[c.pages] = append(cells[c.pages], i)
-	}
+	sizes, cells := t.pageSizes()
 	realtime := !t.realtime.IsEmpty()
 	if len(sizes) == 0 && !s.LockedMemory && !realtime {
 		return
@@ -65,12 +56,8 @@ func (s Spec) memoryBacking(root *etree.Element, t tuning) {
 	backing := root.CreateElement("memoryBacking")
 	if len(sizes) > 0 {
 		huge := backing.CreateElement("hugepages")
-		slices.Sort(sizes)
 		for _, size := range sizes {
-			page := huge.CreateElement("page")
-			page.CreateAttr("size", strconv.FormatInt(int64(size>>10), 10))
-			page.CreateAttr("unit", "KiB")
-			page.CreateAttr("nodeset", topology.NewCPUSet(cells[size]...).String())
+			huge.AddChild(pageElement(size, cells[size]))
 		}
 	}
 	if realtime {
@@ -79,6 +66,27 @@ func (s Spec) memoryBacking(root *etree.Element, t tuning) {
 	if s.LockedMemory || realtime {
 		backing.CreateElement("locked")
 	}
+}
+
+// pageSizes are the sizes of huge pages that guest cells have, ascending, and the
+// cells of each.
+func (t tuning) pageSizes() ([]topology.PageSize, map[topology.PageSize][]int) {
+	cells := map[topology.PageSize][]int{}
+	for i, c := range t.cells {
+		if c.pages > 0 {
+			cells[c.pages] = append(cells[c.pages], i)
+		}
+	}
+	return slices.Sorted(maps.Keys(cells)), cells
+}
+
+// pageElement is the <page> of some guest cells.
+func pageElement(size topology.PageSize, cells []int) *etree.Element {
+	page := etree.NewElement("page")
+	page.CreateAttr("size", strconv.FormatInt(int64(size>>10), 10))
+	page.CreateAttr("unit", "KiB")
+	page.CreateAttr("nodeset", topology.NewCPUSet(cells...).String())
+	return page
 }
 
 // tuneNew writes <iothreads>, <cputune> and <numatune>.
@@ -132,11 +140,7 @@ func (s Spec) cpuTopology(cpu *etree.Element, t tuning) {
 	if s.Topology == nil {
 		return
 	}
-	threads := guestThreads(s.Topology, t, s.Cores)
-	sockets, cores := s.Flavor.VCPUs/threads, 1
-	if per := t.cells[0].vcpus.Len(); per*len(t.cells) == s.Flavor.VCPUs && inOrder(t.cells, per) {
-		sockets, cores = len(t.cells), per/threads
-	}
+	sockets, cores, threads := t.sockets(s.Topology, s.Flavor.VCPUs, s.Cores)
 	e := cpu.CreateElement("topology")
 	e.CreateAttr("sockets", strconv.Itoa(sockets))
 	e.CreateAttr("cores", strconv.Itoa(cores))
@@ -156,6 +160,15 @@ func (s Spec) cpuTopology(cpu *etree.Element, t tuning) {
 			cell.CreateAttr("memAccess", "shared")
 		}
 	}
+}
+
+// sockets divides a guest's vCPUs, see cpuTopology.
+func (t tuning) sockets(guest *topology.GuestTopology, vcpus int, hostCores []topology.CPUSet) (sockets, cores, threads int) {
+	threads = guestThreads(guest, t, hostCores)
+	if per := t.cells[0].vcpus.Len(); per*len(t.cells) == vcpus && inOrder(t.cells, per) {
+		return len(t.cells), per / threads, threads
+	}
+	return vcpus / threads, 1, threads
 }
 
 // inOrder reports whether guest cell i has the vCPUs i*per up to (i+1)*per.
@@ -216,10 +229,17 @@ func guestThreads(t *topology.GuestTopology, tuned tuning, hostCores []topology.
 // hostDevices writes a <hostdev> for each assigned PCI function, in order.
 func (s Spec) hostDevices(devices *etree.Element) {
 	for _, d := range s.Assignment.Devices {
-		dev := devices.CreateElement("hostdev")
-		dev.CreateAttr("mode", "subsystem")
-		dev.CreateAttr("type", "pci")
-		dev.CreateAttr("managed", map[bool]string{true: "yes", false: "no"}[d.Managed])
+		dev := hostdevElement(d)
+		devices.AddChild(dev)
 		setPCIAddress(dev.CreateElement("source").CreateElement("address"), d.Address)
 	}
+}
+
+// hostdevElement is a <hostdev> that does not name its device yet.
+func hostdevElement(d topology.AssignedDevice) *etree.Element {
+	dev := etree.NewElement("hostdev")
+	dev.CreateAttr("mode", "subsystem")
+	dev.CreateAttr("type", "pci")
+	dev.CreateAttr("managed", map[bool]string{true: "yes", false: "no"}[d.Managed])
+	return dev
 }

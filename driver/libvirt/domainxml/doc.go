@@ -7,7 +7,8 @@
 // byte.
 //
 // Where a guest is put on a host is a Place: Build writes it into a new document,
-// Rebind rewrites an existing one for a Place on another host, and Pinning and
+// Rebind rewrites an existing one for a Place on another host, Change makes it that of
+// a guest with other amounts, cells and devices, and Pinning and
 // Assignment read what a document asks, so that a guest of others can be adopted;
 // Kept names what of it they cannot hold.
 //

@@ -13,10 +13,13 @@ import (
 // them. libvirt itself reads any order.
 var (
 	rootOrder = []string{"name", "uuid", "genid", "title", "description", "metadata", "maxMemory", "memory", "currentMemory",
-		"blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads", "iothreadids", "defaultiothread", "cputune", "numatune"}
+		"blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads", "iothreadids", "defaultiothread", "cputune", "numatune",
+		"resource", "sysinfo", "bootloader", "bootloader_args", "os", "features", "cpu"}
 	tuneOrder = []string{"shares", "period", "quota", "global_period", "global_quota", "emulator_period", "emulator_quota",
 		"iothread_period", "iothread_quota", "vcpupin", "emulatorpin", "iothreadpin", "vcpusched"}
-	numaOrder = []string{"memory", "memnode"}
+	backingOrder = []string{"hugepages", "nosharepages", "locked"}
+	cpuOrder     = []string{"model", "vendor", "topology", "cache", "maxphysaddr", "feature", "numa"}
+	numaOrder    = []string{"memory", "memnode"}
 )
 
 // set gives an attribute a value, and notes whether that is a change.

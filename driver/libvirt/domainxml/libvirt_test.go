@@ -40,7 +40,7 @@ func TestDocuments_LibvirtTakesThem(t *testing.T) {
 		"placed.xml": fixture(t, "placed.xml"), "placed.xml rebound": moved.String(), "placed.xml rebound, persistent": persistent(moved.String()),
 	}
 	for _, name := range []string{"build-kernel.xml", "build-disk.xml", "build-dedicated.xml", "build-mixed.xml", "build-floating.xml", "build-small-pages.xml",
-		"unpinned.xml", "unpinned-moved.xml", "bare-placed.xml"} {
+		"unpinned.xml", "unpinned-moved.xml", "bare-placed.xml", "placed-changed.xml"} {
 		documents[name] = fixture(t, name)
 	}
 	for _, name := range fixtures(t) {

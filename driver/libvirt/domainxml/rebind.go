@@ -51,8 +51,17 @@ type Binding struct {
 // document was written for changes nothing.
 func (d *Doc) Rebind(b Binding) error {
 	c := d.Clone()
+	if faults := c.bind(b); len(faults) > 0 {
+		return fmt.Errorf("rebind domain document of %s: %w", d.Name(), errors.Join(faults...))
+	}
+	*d = *c
+	return nil
+}
+
+// bind is Rebind of a document that is thrown away when there are faults.
+func (d *Doc) bind(b Binding) []error {
 	faults := b.Place.faults()
-	p, err := c.Pinning()
+	p, err := d.Pinning()
 	if err != nil {
 		faults = append(faults, err)
 	}
@@ -60,19 +69,15 @@ func (d *Doc) Rebind(b Binding) error {
 		t := b.tune()
 		faults = b.unfit(p, t)
 		if len(faults) == 0 {
-			c.rebindCPUs(p, t, b)
-			c.rebindMemory(p, t)
+			d.rebindCPUs(p, t, b)
+			d.rebindMemory(p, t)
 		}
 	}
-	faults = append(faults, c.rebindDevices(b)...)
-	if len(faults) > 0 {
-		return fmt.Errorf("rebind domain document of %s: %w", d.Name(), errors.Join(faults...))
+	faults = append(faults, d.rebindDevices(b)...)
+	if b.Listen != "" && len(faults) == 0 {
+		d.SetListen(b.Listen)
 	}
-	if b.Listen != "" {
-		c.SetListen(b.Listen)
-	}
-	*d = *c
-	return nil
+	return faults
 }
 
 // unfit lists why a guest with that document cannot be at the place: what a
