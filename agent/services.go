@@ -309,7 +309,7 @@ func (p parties) Parties(migration, instance string) (source, destination string
 		// What is left of it when claim and context are gone. A move that was reverted has
 		// left with one attempt and come back with a later one: the first tells which
 		// host is its source.
-		left, hasLeft := p.tracker.Committed(migration)
+		left, hasLeft := p.tracker.Left(migration)
 		came, hasCome := p.tracker.Came(migration)
 		if hasLeft && !(hasCome && came.Attempt < left.Attempt) {
 			return left.From, left.To, true

@@ -55,7 +55,8 @@ type half struct {
 	Guest string `json:"guest,omitempty"`
 
 	// Commit is by which the token left, and Refused the highest attempt whose
-	// commit is refused. An attempt is never in both.
+	// commit is refused. An attempt is in both only when a later one has brought the
+	// guest back: see gone.
 	Commit  *Commit `json:"commit,omitempty"`
 	Refused int     `json:"refused,omitempty"`
 
@@ -70,6 +71,14 @@ type half struct {
 
 	// Written is when it last changed: TombstoneKeep runs from then.
 	Written runtime.BootTime `json:"written"`
+}
+
+// gone is the commit by which the token is away; nil also when it is back.
+func (h half) gone() *Commit {
+	if h.Commit != nil && h.Came != nil && h.Came.Epoch > h.Commit.Epoch {
+		return nil
+	}
+	return h.Commit
 }
 
 func (h half) clone() half {

@@ -65,7 +65,7 @@ func (t *Tracker) AwaitReturn(ctx context.Context, ref Ref, kind Kind) (Claim, e
 			answer = e.claim.clone()
 			return plan{}, nil
 		}
-		c := t.migrations[ref.Migration].Commit
+		c := t.migrations[ref.Migration].gone()
 		k := t.instances[ref.Instance].Token
 		if c == nil || c.Instance != ref.Instance || k.State != TokenSurrendered || k.Migration != ref.Migration {
 			return plan{}, fault.New(fault.Forbidden, "%s: the guest has not left by this migration", doing)
@@ -107,12 +107,12 @@ func (t *Tracker) CancelReturn(ctx context.Context, ref Ref, kind Kind) error {
 		if ref.Step != "" {
 			p = t.buryLocked(ref)
 		}
-		e := t.exactLocked(ref.owner(kind))
-		if e == nil || e.claim.State != Arriving || h.Commit == nil || h.Commit.Instance != ref.Instance {
+		e, c := t.exactLocked(ref.owner(kind)), h.gone()
+		if e == nil || e.claim.State != Arriving || c == nil || c.Instance != ref.Instance {
 			return p, nil
 		}
 		next := e.claim.clone()
-		next.Owner, next.State = h.Commit.ref().owner(kind), Held
+		next.Owner, next.State = c.ref().owner(kind), Held
 		return p.and(t.rewriteLocked(e, next)), nil
 	})
 }

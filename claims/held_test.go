@@ -169,6 +169,9 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	if c, ok := a.Committed("m1"); ok || !a.CommitRefused("m1", 1) {
 		t.Errorf("committed: %+v", c)
 	}
+	if c, ok := a.Left("m1"); !ok || c != left {
+		t.Errorf("left by %+v", c)
+	}
 	if c, _ := a.Came("m1"); c != back {
 		t.Errorf("came by %+v", c)
 	}

@@ -147,7 +147,7 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 			}
 		}
 		if remove != nil {
-			c := t.migrations[ref.Migration].Commit
+			c := t.migrations[ref.Migration].gone()
 			left := ref.Migration != "" && c != nil && c.Instance == ref.Instance
 			spare := remove.claim.State == Held && own != nil && own != remove
 			if left || remove.claim.State == Bound || remove.claim.State == Held && !spare {

@@ -142,7 +142,7 @@ func (t *Tracker) admitLocked(r Request) (*entry, topology.Assignment, error) {
 	if ref := r.ref(); t.buriedLocked(ref) {
 		return nil, none, late(ref)
 	}
-	if c := t.migrations[r.Owner.Migration].Commit; c != nil && c.Instance == r.Owner.Instance {
+	if c := t.migrations[r.Owner.Migration].gone(); c != nil && c.Instance == r.Owner.Instance {
 		return nil, none, fault.Refuse(fault.Forbidden, doing, hasLeft(*c))
 	}
 	if e := t.findLocked(r.Owner); e != nil {

@@ -38,7 +38,7 @@ func (t *Tracker) surrender(ctx context.Context, ref Ref, to, power string, clai
 	err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		doing := fmt.Sprintf("surrender token of instance %s to %s (migration %s, attempt %d)", ref.Instance, to, ref.Migration, ref.Attempt)
 		h := t.migrations[ref.Migration].clone()
-		if c := h.Commit; c != nil {
+		if c := h.gone(); c != nil {
 			// A guest that has come back since has a higher epoch: then the old
 			// answer would be given to a receiver of long ago.
 			k := t.instances[ref.Instance].Token
@@ -107,8 +107,8 @@ func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		doing := fmt.Sprintf("keep instance %s (migration %s, attempt %d)", ref.Instance, ref.Migration, ref.Attempt)
 		h := t.migrations[ref.Migration].clone()
-		if h.Commit != nil {
-			return plan{}, fault.Refuse(fault.Forbidden, doing, hasLeft(*h.Commit))
+		if c := h.gone(); c != nil {
+			return plan{}, fault.Refuse(fault.Forbidden, doing, hasLeft(*c))
 		}
 		if h.Accepted > ref.Attempt {
 			// That attempt took the guest away, and a later one has brought it back.
@@ -132,6 +132,17 @@ func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
 // Committed gives the commit by which a migration took a token away from here; false
 // also when a later attempt of the migration has brought it back.
 func (t *Tracker) Committed(migration string) (Commit, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.migrations[migration].gone(); c != nil {
+		return *c, true
+	}
+	return Commit{}, false
+}
+
+// Left gives the commit by which a migration took a token away from here, also when it
+// is back.
+func (t *Tracker) Left(migration string) (Commit, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c := t.migrations[migration].Commit; c != nil {
@@ -206,7 +217,7 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 			next.CreatedAt = t.runtime.Now().UTC()
 		}
 		if gone := h.Commit; gone != nil {
-			h.Commit, h.Refused = nil, max(h.Refused, gone.Attempt)
+			h.Refused = max(h.Refused, gone.Attempt)
 		}
 		h.Accepted, h.Came = c.Attempt, &c
 		return t.writeInstance(next).and(t.writeHalf(c.Migration, h)), nil

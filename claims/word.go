@@ -125,7 +125,7 @@ func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
 		if w := h.Word; w == nil || w.GuestIsAt != t.host || w.Instance != ref.Instance || w.Attempt != ref.Attempt {
 			return plan{}, fault.New(fault.Forbidden, "%s: no operator has said that the guest is at %s", doing, t.host)
 		}
-		switch c := h.Commit; {
+		switch c := h.gone(); {
 		case known && i.Token.State == TokenHere && i.Token.Migration == ref.Migration && h.Refused >= ref.Attempt:
 			return plan{}, nil
 		case c == nil || c.Attempt != ref.Attempt || c.Instance != ref.Instance:
@@ -177,7 +177,7 @@ func (t *Tracker) Yield(ctx context.Context, ref Ref, epoch uint64, to string) (
 		same := Token{Epoch: epoch, State: TokenSurrendered, Holder: to, Migration: ref.Migration}
 		h := t.migrations[ref.Migration].clone()
 		switch {
-		case i.Token == same && h.Commit != nil:
+		case i.Token == same && h.gone() != nil:
 			yields = true
 			return plan{}, nil
 		case i.Token == same: // of a ledger that was rebuilt, which has no commit
