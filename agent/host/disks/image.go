@@ -49,6 +49,9 @@ type Image struct {
 	// Backing lists the files below, the nearest first. A layer that is no local
 	// file ends the list, and is its last element as the image spells it.
 	Backing []string
+	// Outside are files that the image itself needs besides those below it: where a
+	// qcow2 image keeps its data apart from its tables.
+	Outside []string
 }
 
 // Image reads the image at path, whose format the guest's definition gives; an
@@ -66,6 +69,9 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 		}
 		if path == top {
 			img.VirtualSize = one.VirtualSize
+			if apart := one.Specific.Data.File; apart != "" {
+				img.Outside = []string{apart}
+			}
 		}
 		img.ActualSize += one.ActualSize
 		if one.Backing == "" {
@@ -96,6 +102,11 @@ type info struct {
 	ActualSize    int64  `json:"actual-size"`
 	Backing       string `json:"backing-filename"`
 	BackingFormat string `json:"backing-filename-format"`
+	Specific      struct {
+		Data struct {
+			File string `json:"data-file"`
+		} `json:"data"`
+	} `json:"format-specific"`
 }
 
 func (f Files) info(ctx context.Context, path, format string) (info, error) {

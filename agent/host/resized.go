@@ -1,0 +1,107 @@
+package host
+
+import (
+	"maps"
+
+	"berth/claims"
+	"berth/claims/flavor"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// resizedDocument is the persistent definition of a guest as it is wanted, on this host,
+// from the claim that holds it here. arrives says that the guest comes from another
+// host, so that it cannot listen on an address of that one. A guest whose flavor stays
+// keeps the vCPUs and memory that its definition has.
+func (h *Host) resizedDocument(g migration.Guest, w migration.Wanted, c claims.Claim, meta domainxml.Metadata, arrives bool) (string, error) {
+	text := g.Definition
+	if text == "" {
+		text = g.XML
+	}
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return "", fault.New(fault.Invalid, "write the guest's document: %w", err)
+	}
+	change := domainxml.Change{Binding: domainxml.Binding{Place: h.placeOf(c)}, Had: g.Assignment}
+	change.VCPUs, change.MemoryMB = amountsOf(doc, g, w, c.Topology)
+	if hw := h.hardware(); hw != nil {
+		change.Cores = hw.Cores
+	}
+	var image flavor.Image
+	if w.Image != nil {
+		image = w.Image.Properties
+		root, err := rootDisk(doc)
+		if err != nil {
+			return "", err
+		}
+		change.Files = map[string]string{root.Target: root.Format}
+	}
+	// Both were read when the change was planned.
+	change.LockedMemory, _ = flavor.LockedMemory(w.Flavor, image)
+	change.WasLocked, _ = flavor.LockedMemory(g.Flavor, nil)
+	if arrives {
+		if change.Listen, err = h.listensHere(text); err != nil {
+			return "", err
+		}
+	}
+	doc.SetMetadata(meta)
+	if err := doc.Change(change); err != nil {
+		return "", fault.New(fault.Invalid, "%w", err)
+	}
+	return doc.String(), nil
+}
+
+// listensHere is the address on which a guest of that document, which comes from another
+// host, listens on this one; empty where it need not change.
+func (h *Host) listensHere(text string) (string, error) {
+	own, err := parseDocument(text)
+	switch {
+	case err != nil:
+		return "", err
+	case h.o.ListenAddress != "":
+		return h.o.ListenAddress, nil
+	case own.listensOnOneAddress():
+		// An address of the source's would keep the guest from starting here.
+		// Loopback is reachable by nobody it was not meant for.
+		return "127.0.0.1", nil
+	}
+	return "", nil
+}
+
+// amountsOf are the vCPUs and the memory, MiB, that a guest is to have: its new
+// flavor's. One that keeps its flavor keeps what it has, which people may have changed,
+// unless its new cells come to something else.
+func amountsOf(doc *domainxml.Doc, g migration.Guest, w migration.Wanted, t *topology.GuestTopology) (vcpus int, memoryMB int64) {
+	if !sameFlavor(g.Flavor, w.Flavor) {
+		return w.Flavor.VCPUs, w.Flavor.MemoryMB
+	}
+	if t == nil || sameShape(t, g.Topology) {
+		return doc.VCPUs(), doc.MemoryMB()
+	}
+	for _, c := range t.Cells {
+		vcpus += c.VCPUs().Len()
+		memoryMB += c.MemoryMB
+	}
+	return vcpus, memoryMB
+}
+
+// sameFlavor compares what guests of two flavors are.
+func sameFlavor(a, b topology.Flavor) bool {
+	return a.Name == b.Name && a.Resources() == b.Resources() && maps.Equal(a.ExtraSpecs, b.ExtraSpecs)
+}
+
+// sameShape reports whether two topologies have the same vCPUs and memory in the same
+// cells.
+func sameShape(a, b *topology.GuestTopology) bool {
+	if a == nil || b == nil || len(a.Cells) != len(b.Cells) {
+		return a == nil && b == nil
+	}
+	for i := range a.Cells {
+		if a.Cells[i].MemoryMB != b.Cells[i].MemoryMB || !a.Cells[i].VCPUs().SameAs(b.Cells[i].VCPUs()) {
+			return false
+		}
+	}
+	return true
+}
