@@ -16,6 +16,7 @@ type MigrationContext struct {
 	Instance      string             `json:"instance"`
 	Source        string             `json:"source_compute"`
 	Destination   string             `json:"dest_compute"`
+	Conductor     string             `json:"conductor,omitempty"` // host whose agent conducts it; empty for the source
 	OldResources  topology.Resources `json:"old_resources"`
 	NewResources  topology.Resources `json:"new_resources"`
 	OldFlavor     topology.Flavor    `json:"old_flavor"`

@@ -2,7 +2,6 @@ package claims
 
 import (
 	"context"
-	"fmt"
 	"reflect"
 	"slices"
 
@@ -98,7 +97,7 @@ func (t *Tracker) standingLocked(instance string) (*entry, error) {
 	}
 	for _, other := range t.entriesLocked(instance) {
 		if o := other.claim.Owner; o.Kind != KindInstance {
-			return nil, fault.Refuse(fault.Busy, doing, isMoving(o.Migration, fmt.Sprintf("has a claim here, %s", other.claim.State)))
+			return nil, fault.Refuse(fault.Busy, doing, holds(other.claim))
 		}
 	}
 	return e, nil

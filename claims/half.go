@@ -242,7 +242,8 @@ func late(ref Ref) error {
 }
 
 // RecordContext makes a source's MigrationContext durable, in place of that of
-// an earlier attempt. fault.Forbidden when the step was undone.
+// an earlier attempt. fault.Forbidden when the step was undone; fault.Busy while another
+// migration has a context of the instance, or holds a claim of it.
 func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext) error {
 	if err := ref.validate("record context", true); err != nil {
 		return err
@@ -255,6 +256,9 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 			return plan{}, late(ref)
 		}
 		h := t.migrations[ref.Migration].clone()
+		if err := t.otherMoveLocked(ref); err != nil {
+			return plan{}, err
+		}
 		if h.ContextAttempt > ref.Attempt {
 			return plan{}, fault.New(fault.Forbidden, "record context of migration %s: attempt %d has recorded its own", ref.Migration, h.ContextAttempt)
 		}
@@ -265,6 +269,23 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 		h.Context, h.ContextAttempt, h.Peer, h.Guest = &c, ref.Attempt, c.Destination, c.Instance
 		return t.writeHalf(ref.Migration, h), nil
 	})
+}
+
+// otherMoveLocked refuses what would have an instance leave by one migration while it
+// waits to be confirmed by another, which could not take it back any more.
+func (t *Tracker) otherMoveLocked(ref Ref) error {
+	doing := fmt.Sprintf("record context of migration %s of instance %s", ref.Migration, ref.Instance)
+	for _, migration := range slices.Sorted(maps.Keys(t.migrations)) {
+		if h := t.migrations[migration]; migration != ref.Migration && h.Context != nil && h.Context.Instance == ref.Instance {
+			return fault.Refuse(fault.Busy, doing, isMoving(migration, "has a context here"))
+		}
+	}
+	for _, e := range t.entriesLocked(ref.Instance) {
+		if o := e.claim.Owner; o.Migration != "" && o.Migration != ref.Migration {
+			return fault.Refuse(fault.Busy, doing, holds(e.claim))
+		}
+	}
+	return nil
 }
 
 // DropContext removes the context of this attempt or an earlier one and, when a

@@ -30,7 +30,7 @@ func (t *Tracker) SurrenderHeld(ctx context.Context, ref Ref, kind Kind, to, pow
 		own := t.ownLockedOf(ref.Instance)
 		for _, e := range t.entriesLocked(ref.Instance) {
 			if e != own {
-				return plan{}, fault.Refuse(fault.Busy, doing, isMoving(e.claim.Owner.Migration, "has a claim here, "+string(e.claim.State)))
+				return plan{}, fault.Refuse(fault.Busy, doing, holds(e.claim))
 			}
 		}
 		switch {

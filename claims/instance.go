@@ -177,7 +177,7 @@ func (t *Tracker) DeleteInstance(ctx context.Context, uuid string) error {
 		for _, id := range slices.Sorted(maps.Keys(t.claims)) {
 			e := t.claims[id]
 			if o := e.claim.Owner; o.Instance == uuid && o.Kind != KindInstance {
-				moving = append(moving, isMoving(o.Migration, "has a claim here, "+string(e.claim.State)))
+				moving = append(moving, holds(e.claim))
 			}
 		}
 		if len(moving) > 0 {
@@ -185,6 +185,15 @@ func (t *Tracker) DeleteInstance(ctx context.Context, uuid string) error {
 		}
 		return t.dropInstanceLocked(uuid), nil
 	})
+}
+
+// holds is the reason of a claim that a move has of an instance.
+func holds(c Claim) fault.Reason {
+	r := isMoving(c.Owner.Migration, "has a claim here, "+string(c.State))
+	if c.State == Held {
+		r.Change = "confirm or revert that migration first"
+	}
+	return r
 }
 
 func isMoving(migration, how string) fault.Reason {

@@ -185,12 +185,7 @@ func (t *Tracker) admitOwnerLocked(doing string, o Owner, x *MigrationContext) e
 		case other.Kind == KindInstance && (comes || o.Kind == KindInstance):
 			return livesHere(doing, o.Instance, "it has a claim here, "+string(e.claim.State))
 		case other.Kind != KindInstance:
-			return fault.Refuse(fault.Busy, doing, fault.Reason{
-				Code: "instance_is_moving",
-				Message: fmt.Sprintf("attempt %d of migration %s has a claim for it here, %s",
-					other.Attempt, other.Migration, e.claim.State),
-				Have: other.Migration, Change: "wait for that migration's end, or abort it",
-			})
+			return fault.Refuse(fault.Busy, doing, holds(e.claim))
 		}
 	}
 	return nil

@@ -291,7 +291,7 @@ func (t *Tracker) Forget(ctx context.Context, uuid string) error {
 		}
 		for _, e := range t.entriesLocked(uuid) {
 			if o := e.claim.Owner; o.Migration != "" && o.Migration == migration {
-				return plan{}, fault.Refuse(fault.Busy, "forget instance "+uuid, isMoving(migration, "has a claim here, "+string(e.claim.State)))
+				return plan{}, fault.Refuse(fault.Busy, "forget instance "+uuid, holds(e.claim))
 			}
 		}
 		p := t.dropInstanceLocked(uuid)
