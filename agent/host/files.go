@@ -26,6 +26,15 @@ type Files interface {
 	Keep(m disks.Made)
 	Unmake(m disks.Made) error
 
+	// PlanReplace, then BuildCopy or BuildFrom, then Replace make a file anew in the place
+	// of another. PutBack takes that back, however far it got; DropKept ends it.
+	PlanReplace(migration, part, path string) (disks.Replaced, error)
+	CopyNeeds(path string) (int64, error)
+	BuildCopy(ctx context.Context, r *disks.Replaced, format string, size int64) error
+	Replace(r disks.Replaced) error
+	PutBack(r disks.Replaced) error
+	DropKept(r disks.Replaced) error
+
 	// Remove removes the file of that stamp and no other.
 	Remove(path string, s disks.Stamp) error
 

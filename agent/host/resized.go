@@ -105,3 +105,20 @@ func sameShape(a, b *topology.GuestTopology) bool {
 	}
 	return true
 }
+
+// rootDisk is the disk that a flavor's size and an image are for: the first that the
+// guest writes.
+func rootDisk(doc *domainxml.Doc) (domainxml.Disk, error) {
+	for _, d := range doc.Disks() {
+		if d.ReadOnly || d.Source == "" || d.Device != "disk" && d.Device != "lun" {
+			continue
+		}
+		if d.Format == "" {
+			d.Format = "raw"
+		}
+		return d, nil
+	}
+	return domainxml.Disk{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "no_root_disk", Message: "the guest has no disk that it writes", Change: "take a flavor with disk_gb 0",
+	})
+}

@@ -39,7 +39,7 @@ type Made struct {
 
 // Plan says what making path would make. fault.Exists when the place is taken.
 func (f Files) Plan(migration, part, path string) (Made, error) {
-	m := Made{Path: path, Migration: migration, Part: filepath.Join(filepath.Dir(path), ".berth-"+migration+"-"+part+".part")}
+	m := Made{Path: path, Migration: migration, Part: private(path, migration, part, "part")}
 	if _, err := os.Lstat(f.Real(path)); err == nil {
 		return Made{}, Occupied(path)
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -265,13 +265,21 @@ func (f Files) BuildFrom(ctx context.Context, m *Made, format string, size int64
 	}
 	// -n: into the file that is there and stamped. A larger target keeps zeros
 	// behind what is copied.
-	_, err = f.run(ctx, "convert", "-n", "-f", imageFormat, "-O", format, f.Real(image), f.Real(m.Part))
-	return wrapMake(m.Path, err)
+	if _, err = f.run(ctx, "convert", "-n", "-f", imageFormat, "-O", format, f.Real(image), f.Real(m.Part)); err != nil {
+		return wrapMake(m.Path, err)
+	}
+	// Durable before anybody believes that the guest has it.
+	file, err := os.Open(f.Real(m.Part))
+	if err != nil {
+		return wrapMake(m.Path, err)
+	}
+	return wrapMake(m.Path, errors.Join(file.Sync(), file.Close()))
 }
 
 func wrapMake(path string, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = noRoom(err)
 	return fault.New(fault.KindOf(err), "make disk %s: %w", path, err)
 }

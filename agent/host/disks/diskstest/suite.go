@@ -25,6 +25,11 @@ type Subject struct {
 		Publish(m disks.Made) error
 		Unmake(m disks.Made) error
 		Remove(path string, s disks.Stamp) error
+		PlanReplace(migration, part, path string) (disks.Replaced, error)
+		BuildCopy(ctx context.Context, r *disks.Replaced, format string, size int64) error
+		Replace(r disks.Replaced) error
+		PutBack(r disks.Replaced) error
+		DropKept(r disks.Replaced) error
 	}
 	Put    func(path, text string) // a raw file, in a new file of that name, with the folders above
 	Rename func(old, new string)   // over what is there
@@ -35,6 +40,7 @@ type Subject struct {
 func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	t.Run("make, then unmake, leaves the rest alone", func(t *testing.T) { unmade(t, fresh) })
 	t.Run("never touches what somebody else put there", func(t *testing.T) { untouched(t, fresh(t)) })
+	t.Run("replaces a file, and puts the old one back", func(t *testing.T) { replaced(t, fresh) })
 	t.Run("removes only the file of that stamp", func(t *testing.T) { removed(t, fresh(t)) })
 }
 

@@ -1,0 +1,120 @@
+package disks_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host/disks"
+	"berth/internal/fault"
+)
+
+// A disk that grows keeps what it has, its chain included.
+func TestBuildCopy_GrowsAnImageAndKeepsItsChain(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/img/base.raw", strings.Repeat("x", 64<<10))
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", f.Real("/img/disk.qcow2"), "8M")
+	r, err := f.PlanReplace("m1", disks.PartName(1, "vda"), "/img/disk.qcow2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.BuildCopy(t.Context(), &r, "qcow2", 32<<20), f.Replace(r)); err != nil {
+		t.Fatal(err)
+	}
+	for path, size := range map[string]int64{"/img/disk.qcow2": 32 << 20, r.Kept: 8 << 20} {
+		img, err := f.Image(t.Context(), path, "qcow2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"/img/base.raw"}, img.Backing); diff != "" || img.VirtualSize != size {
+			t.Errorf("%s: %d bytes, chain (-want +got):\n%s", path, img.VirtualSize, diff)
+		}
+	}
+	qemuImg(t, "compare", "-q", "-f", "qcow2", "-F", "qcow2", f.Real("/img/disk.qcow2"), f.Real(r.Kept))
+}
+
+func TestBuildCopy_HolesStayHoles(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/disk", "head")
+	if err := os.Truncate(f.Real("/disk"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	if need, err := f.CopyNeeds("/disk"); err != nil || need > 1<<20 {
+		t.Errorf("a copy needs %d bytes, %v", need, err)
+	}
+	r, err := f.PlanReplace("m1", "1-vda", "/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.BuildCopy(t.Context(), &r, "raw", 2<<30); err != nil {
+		t.Fatal(err)
+	}
+	if img, err := f.Image(t.Context(), r.Part, "raw"); err != nil || img.VirtualSize != 2<<30 || img.ActualSize > 1<<20 {
+		t.Errorf("copy: %+v, %v", img, err)
+	}
+	for _, path := range []string{"/disk", r.Part} {
+		file, err := os.Open(f.Real(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := make([]byte, 8)
+		if _, err := file.ReadAt(head, 0); err != nil || string(head) != "head\x00\x00\x00\x00" {
+			t.Errorf("%s begins with %q, %v", path, head, err)
+		}
+		file.Close()
+	}
+}
+
+// A filesystem that is full is a refusal, and the copy is gone.
+func TestBuildCopy_WithoutRoomLeavesNothing(t *testing.T) {
+	f := files(t)
+	put(t, f, "/tool", "#!/bin/sh\necho 'qemu-img: Failed to grow the L1 table: No space left on device' >&2\nexit 1\n")
+	if err := os.Chmod(f.Real("/tool"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f.Tool = f.Real("/tool")
+	put(t, f, "/disk", "data")
+	before := tree(t, f)
+	r, err := f.PlanReplace("m1", "1-vda", "/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.BuildCopy(t.Context(), &r, "raw", 1<<20); !errors.Is(err, fault.DoesNotFit) {
+		t.Errorf("without room: %v, want does not fit", err)
+	}
+	if diff := cmp.Diff(before, tree(t, f)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+func TestPlanReplace_NeedsAPlainFile(t *testing.T) {
+	f := files(t)
+	put(t, f, "/disk", "data")
+	if err := os.Symlink(f.Real("/disk"), f.Real("/link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/link", "/"} {
+		if _, err := f.PlanReplace("m1", "1-vda", path); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("replace %s: %v, want forbidden", path, err)
+		}
+	}
+}
+
+// An image that keeps its data elsewhere says so, as one with a backing file does.
+func TestImage_NamesDataKeptApart(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+f.Real("/data.raw"), f.Real("/image.qcow2"), "1M")
+	got, err := f.Image(t.Context(), "/image.qcow2", "qcow2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{f.Real("/data.raw")}, got.Outside); diff != "" {
+		t.Errorf("files apart (-want +got):\n%s", diff)
+	}
+}
