@@ -64,36 +64,65 @@ func (s *story) atSource(ctx context.Context, timeout time.Duration, f func(cont
 	return s.askOnce(ctx, timeout, s.source, f)
 }
 
+// destination is the host that the current attempt is about: the one that was chosen, or
+// that the guest has been brought to, or its own.
+func (s *story) destination(t *task.Task) (string, error) {
+	s.c.mu.Lock()
+	m := s.rec
+	s.c.mu.Unlock()
+	switch {
+	case m.InPlace:
+		return s.from, nil
+	case m.Stage != StageMove:
+		return m.DestCompute, nil
+	}
+	var dst chosenDestination
+	err := t.Output(StepChooseDestination, &dst)
+	return dst.Name, err
+}
+
 // atDestination asks the chosen destination, and again when no answer comes.
 func (s *story) atDestination(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, Host) error) error {
-	var dst chosenDestination
-	if err := t.Output(StepChooseDestination, &dst); err != nil {
+	name, err := s.destination(t)
+	if err != nil {
 		return err
 	}
-	if err := s.ask(ctx, timeout, s.host(dst.Name), f); err != nil {
-		return fmt.Errorf("host %s: %w", dst.Name, err)
+	if err := s.ask(ctx, timeout, s.host(name), f); err != nil {
+		return fmt.Errorf("host %s: %w", name, err)
 	}
 	return nil
 }
 
 // once asks the chosen destination once.
 func (s *story) once(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, Host) error) error {
-	var dst chosenDestination
-	if err := t.Output(StepChooseDestination, &dst); err != nil {
+	name, err := s.destination(t)
+	if err != nil {
 		return err
 	}
-	if err := s.askOnce(ctx, timeout, s.host(dst.Name), f); err != nil {
-		return fmt.Errorf("host %s: %w", dst.Name, err)
+	if err := s.askOnce(ctx, timeout, s.host(name), f); err != nil {
+		return fmt.Errorf("host %s: %w", name, err)
 	}
 	return nil
 }
 
 func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(context.Context, Host) error) error {
-	var dst chosenDestination
-	if err := t.Output(StepChooseDestination, &dst); err == nil && s.givenUp(ctx, dst.Name) {
+	if name, err := s.destination(t); err == nil && s.givenUp(ctx, name) {
 		return nil
 	}
 	return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, f)
+}
+
+// coldly asks a host for a verb of guests that are off.
+func coldly(f func(context.Context, ColdVerbs) error) func(context.Context, Host) error {
+	return func(ctx context.Context, h Host) error {
+		v, ok := h.(ColdVerbs)
+		if !ok {
+			return fault.Refuse(fault.Forbidden, "", fault.Reason{
+				Code: "no_cold_moves", Message: "the host's agent moves and changes no guest that is off", Change: "install a newer one",
+			})
+		}
+		return f(ctx, v)
+	}
 }
 
 // outputs reads several outputs: name, target, name, target, …
@@ -108,12 +137,11 @@ func outputs(t *task.Task, pairs ...any) error {
 
 // context is the MigrationContext of the move.
 func (s *story) context(t *task.Task, from, to Guest) Context {
-	var dst chosenDestination
 	// A step that needs the context comes after the choice; without it the name
 	// would be empty and the destination would refuse.
-	_ = t.Output(StepChooseDestination, &dst)
+	name, _ := s.destination(t)
 	return Context{
-		Source: s.from, Destination: dst.Name,
+		Source: s.from, Destination: name, Conductor: s.c.cfg.Local,
 		OldResources: from.Resources, NewResources: to.Resources,
 		OldFlavor: from.Flavor, NewFlavor: to.Flavor, PowerState: from.PowerState,
 		OldTopology: from.Topology, NewTopology: to.Topology,
@@ -127,34 +155,42 @@ func (s *story) context(t *task.Task, from, to Guest) Context {
 // longer is as good as away. Arbitrary.
 const precheckTime = 10 * time.Second
 
-// precheck refuses what cannot be, before anything is accepted. It changes
-// nothing anywhere; the steps check again, since the world moves on.
-func (s *story) precheck(ctx context.Context) (Guest, error) {
-	var src inspectedSource
-	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
-		if src.Source, err = h.Describe(ctx); err == nil {
-			src.Guest, err = h.Inspect(ctx, s.instance)
-		}
-		return err
-	})
+// precheck refuses what cannot be, before anything is accepted, and chooses whether the
+// first attempt is one in place. It changes nothing anywhere; the steps check again, since
+// the world moves on.
+func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
+	src, err := s.lookAtSource(ctx, s.askOnce)
 	if err != nil {
-		return Guest{}, fmt.Errorf("live-migrate instance %s: %w", s.instance, err)
+		return Guest{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	errs := []error{movable(src.Guest)}
-	if s.named != "" {
+	errs := []error{s.movable(src.Guest)}
+	stays := s.kind == TypeRebuild || s.kind == TypeResize && (s.named == "" || s.named == s.from)
+	if stays {
+		err = s.checkRoom(ctx, src)
+		if s.rec.InPlace = err == nil || s.named != "" || s.kind == TypeRebuild; s.rec.InPlace {
+			s.rec.DestCompute = s.from
+		} else {
+			errs = append(errs, err)
+		}
+	}
+	switch {
+	case s.rec.InPlace:
+	case s.named != "":
 		errs = append(errs, s.precheckNamed(ctx, src))
 		var held placementclient.Allocations
 		if held, err = s.c.cfg.Placement.Allocations(ctx, s.instance); err == nil {
 			s.known = &held // the first step's, which need not read it again
 		}
-	} else {
+	default:
 		var names []string
-		if names, err = s.candidates(ctx, src.Guest); err == nil && s.untried(names) == "" {
+		if names, err = s.candidates(ctx, src.wanted()); err == nil && s.untried(names) == "" {
 			err = nowhere(s.instance)
+		} else if err == nil && stays {
+			errs = slices.DeleteFunc(errs, func(err error) bool { return fault.KindOf(err) == fault.DoesNotFit }) // it fits elsewhere
 		}
 	}
 	errs = append(errs, err)
-	return src.Guest, together("live-migrate "+src.Guest.Name, errs)
+	return src.Guest, together(doing, src.Guest.Name, errs)
 }
 
 func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
@@ -162,7 +198,7 @@ func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
 		return sameHost(src.Source, src.Source)
 	}
 	return s.askOnce(ctx, min(precheckTime, s.c.cfg.VerbTimeout), s.host(s.named), func(ctx context.Context, h Host) error {
-		answer, err := h.CheckDestination(ctx, s.ref(StepCheckDestination), CheckRequest{Guest: src.Guest, Source: src.Source})
+		answer, err := h.CheckDestination(ctx, s.ref(StepCheckDestination), s.checkRequest(src))
 		if err != nil {
 			return fmt.Errorf("host %s: %w", s.named, err)
 		}
@@ -170,8 +206,17 @@ func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
 	})
 }
 
+// checkRequest asks whether a guest could come, or be changed.
+func (s *story) checkRequest(src inspectedSource) CheckRequest {
+	r := CheckRequest{Guest: src.Guest, Source: src.Source, Wanted: src.Wanted}
+	if src.Wanted != nil {
+		r.Kind = s.kind
+	}
+	return r
+}
+
 // together tells several refusals in one: the first one's kind, all reasons.
-func together(doing string, errs []error) error {
+func together(doing, name string, errs []error) error {
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	switch len(errs) {
 	case 0:
@@ -188,6 +233,14 @@ func together(doing string, errs []error) error {
 		}
 	}
 	return fault.Refuse(fault.KindOf(errs[0]), doing, reasons...)
+}
+
+// movable refuses a guest that cannot be moved as it is.
+func (s *story) movable(g Guest) error {
+	if s.kind != TypeLiveMigration {
+		return nil // running, paused or off: it is off meanwhile
+	}
+	return movable(g)
 }
 
 // movable refuses a guest that does not run. Nova moves active and paused ones.

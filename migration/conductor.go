@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration/task"
@@ -31,6 +29,7 @@ type Conductor struct {
 	cfg    Config
 	engine *task.Engine
 	mutate func([]task.Step) []task.Step // breaks a story on purpose, in tests; else nil
+	strays func(Migration, Status)       // in tests: told of a status that may not follow this one
 
 	// mu guards what follows. Leaf lock: no host, store or Placement is called
 	// and nothing waits under it, but watchers' buffered channels are filled.
@@ -66,6 +65,15 @@ type stored struct {
 	// Limit is how long one attempt may take, and Until when the current one is over.
 	Limit time.Duration    `json:"limit,omitempty"`
 	Until runtime.BootTime `json:"until,omitzero"`
+
+	// Of cold moves and changes: what is to change, how long the guest is given to shut
+	// itself down, after which time it is confirmed by itself and when that is, and what
+	// its two consumers hold once it has been moved.
+	Change    Change           `json:"change,omitzero"`
+	Shutdown  time.Duration    `json:"shutdown_timeout,omitempty"`
+	Window    time.Duration    `json:"confirm_window,omitempty"`
+	ConfirmAt runtime.BootTime `json:"confirm_at,omitzero"`
+	Held      *held            `json:"held,omitempty"`
 }
 
 // Run recovers every unfinished migration from the journal and drives all until
@@ -81,7 +89,17 @@ func (c *Conductor) Run(ctx context.Context) error {
 	defer idle()
 	c.mu.Lock()
 	c.run = ctx
+	var resting []*story
+	for _, s := range c.stories {
+		if s.resting {
+			resting = append(resting, s)
+		}
+	}
 	c.mu.Unlock()
+	slices.SortFunc(resting, func(a, b *story) int { return byAge(a.rec, b.rec) })
+	for _, s := range resting {
+		s.awaitWindow(ctx)
+	}
 	for _, s := range unfinished {
 		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
 		c.spawn("migration "+s.rec.UUID, func() { s.drive(ctx) })
@@ -159,6 +177,7 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 		}
 		s := newStory(c, kept)
 		s.recovered = true
+		s.resting = s.rec.Stage == StageFinished
 		_, s.rec.AbortRequested = aborts[id]
 		c.stories[id] = s
 		if s.called != "" {
@@ -168,6 +187,10 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 			continue
 		}
 		c.busy[s.rec.InstanceUUID] = id
+		if s.resting {
+			s.rec.AbortRequested = false
+			continue
+		}
 		if err := broken[s.taskID()]; err != nil {
 			// What it has done is not known: neither repeated nor undone.
 			c.cfg.Logger.Error("a migration cannot go on", "migration", id, "error", err)
@@ -190,132 +213,12 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 		}
 	}
 	for id := range aborts {
-		if s := c.stories[id]; s != nil && s.rec.Done() {
+		if s := c.stories[id]; s != nil && (s.rec.Done() || s.resting) {
 			c.dropAbort(ctx, id)
 		}
 	}
 	c.prune(ctx)
 	return unfinished, nil
-}
-
-// LiveMigrate accepts a live migration durably and returns its record; the move
-// goes on by itself. A request that cannot be is refused with every reason and
-// leaves nothing, not even a record:
-//
-//	fault.NotFound     no such instance, or no such host
-//	fault.Exists       the uuid asked for is another migration's, or somebody else's
-//	fault.Invalid      the options make no sense
-//	fault.Forbidden    stopped guest, same host, not managed, hosts that cannot work together
-//	fault.DoesNotFit   no room at the destination, or nowhere
-//	fault.Busy         the instance has an unfinished migration, which the reason names
-//	fault.Unavailable  peer, Placement or hypervisor does not answer, or Run does not run
-func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, error) {
-	if err := r.Options.validate(); err != nil {
-		return Migration{}, err
-	}
-	asked := false // for a uuid that another may have
-	if r.Migration == "" {
-		id, err := uuid.NewRandomFromReader(c.cfg.Random)
-		if err != nil {
-			return Migration{}, fault.New(fault.Internal, "make a uuid: %w", err)
-		}
-		r.Migration = id.String()
-	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
-		return m, nil
-	} else {
-		asked = true
-	}
-	if err := c.free(r.Instance); err != nil {
-		return Migration{}, err
-	}
-	if asked {
-		if err := c.unused(ctx, r.Migration, r.Instance); err != nil {
-			return Migration{}, fmt.Errorf("live-migrate instance %s: %w", r.Instance, err)
-		}
-	}
-	now := c.cfg.Runtime.Now()
-	s := newStory(c, stored{Named: r.Destination, Migration: Migration{
-		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: c.cfg.Local,
-		MigrationType: TypeLiveMigration, Status: StatusAccepted, Attempt: 1,
-		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{},
-	}})
-	guest, err := s.precheck(ctx)
-	if err != nil {
-		return Migration{}, err
-	}
-	s.rec.InstanceName = guest.Name
-	s.limit = c.attemptLimit(guest)
-	s.setDeadline(&s.rec)
-
-	// The reservation stands before the write and is taken back if it fails.
-	c.mu.Lock()
-	run := c.run
-	if run == nil || run.Err() != nil {
-		c.mu.Unlock()
-		return Migration{}, fault.New(fault.Unavailable, "live-migrate instance %s: the conductor does not run", r.Instance)
-	}
-	if other := c.busy[r.Instance]; other != "" {
-		c.mu.Unlock()
-		return Migration{}, busyError(r.Instance, other)
-	}
-	c.busy[r.Instance] = r.Migration
-	c.mu.Unlock()
-	if err := s.save(ctx); err != nil {
-		// The write may have landed all the same: a record without effects, which
-		// is taken back here or, if that fails too, driven and shown at the next start.
-		_ = c.cfg.Store.Delete(context.WithoutCancel(ctx), bucketMigrations, r.Migration)
-		c.mu.Lock()
-		delete(c.busy, r.Instance)
-		c.mu.Unlock()
-		return Migration{}, fmt.Errorf("accept the migration of instance %s: %w", r.Instance, err)
-	}
-	c.mu.Lock()
-	c.stories[r.Migration] = s
-	m := s.view()
-	c.mu.Unlock()
-	c.spawn("migration "+r.Migration, func() { s.drive(run) })
-	return m, nil
-}
-
-// unused refuses a uuid for a new migration that is none, or somebody else's. It
-// becomes a consumer in Placement, which the move's end or undo deletes: that of
-// an instance would lose its allocation.
-func (c *Conductor) unused(ctx context.Context, id, instance string) error {
-	if !isUUID(id) {
-		return fault.New(fault.Invalid, "migration %q: want a uuid in its usual form", id)
-	}
-	if id == instance {
-		return fault.New(fault.Exists, "migration %s is the instance's own uuid", id)
-	}
-	if m, err := c.Get(ctx, id); err == nil {
-		return fault.New(fault.Exists, "migration %s is one of instance %s", id, m.InstanceUUID)
-	}
-	held, err := c.cfg.Placement.Allocations(ctx, id)
-	if err == nil && held.Exists() {
-		err = fault.New(fault.Exists, "%s is a consumer in Placement already: %v", id, held.Allocations)
-	}
-	return err
-}
-
-// free refuses while an instance has an unfinished migration.
-func (c *Conductor) free(instance string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.run == nil {
-		return fault.New(fault.Unavailable, "live-migrate instance %s: the conductor does not run", instance)
-	}
-	if other := c.busy[instance]; other != "" {
-		return busyError(instance, other)
-	}
-	return nil
-}
-
-func busyError(instance, migration string) error {
-	return fault.Refuse(fault.Busy, "", fault.Reason{
-		Code:    "migration_unfinished",
-		Message: fmt.Sprintf("instance %s has the unfinished migration %s", instance, migration),
-		Have:    migration, Change: "wait for it, or abort it",
-	})
 }
 
 // Get is a migration at this moment; fault.NotFound.
@@ -391,10 +294,15 @@ func (c *Conductor) Abort(ctx context.Context, uuid string) error {
 		return fault.New(fault.NotFound, "migration %s is not known here", uuid)
 	case m.Done():
 		return fault.New(fault.Forbidden, "abort migration %s: it is over: %s", uuid, m.Outcome)
+	case m.Stage == StageFinished:
+		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, fault.Reason{
+			Code: "finished", Message: "the move is finished, and waits to be confirmed or reverted", Have: string(m.Status),
+			Change: "revert it: berth resize revert " + cmp.Or(m.InstanceName, m.InstanceUUID),
+		})
 	case !s.abortable(m):
 		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, fault.Reason{
 			Code:    "past_point_of_no_return",
-			Message: "the guest has left the source: the migration can only be finished",
+			Message: fmt.Sprintf("the migration is %s, and can only be finished", m.Status),
 		})
 	}
 	if err := c.cfg.Store.Put(ctx, bucketAborts, uuid, []byte(`true`)); err != nil {
@@ -402,9 +310,9 @@ func (c *Conductor) Abort(ctx context.Context, uuid string) error {
 	}
 	err := s.abort()
 	c.mu.Lock()
-	over, run := s.rec.Done(), c.run
+	ended, run := s.rec.Done() || s.resting, c.run
 	c.mu.Unlock()
-	if over && run != nil {
+	if ended && run != nil {
 		c.dropAbort(run, uuid) // it ended while the wish was written
 	}
 	return err

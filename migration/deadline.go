@@ -41,7 +41,7 @@ func (s *story) deadline(ctx context.Context, t *task.Task) {
 	if s.c.cfg.Runtime.Sleep(ctx, max(0, left)) != nil {
 		return
 	}
-	why := fault.Refuse(fault.Unavailable, "live migration", fault.Reason{
+	why := fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
 		Code:    codeDeadline,
 		Message: fmt.Sprintf("attempt %d was not over after %s", s.rec.Attempt, s.limit),
 		Change:  "look what it waited for (berth migration show); set [migration] attempt_timeout higher if it only needs longer",

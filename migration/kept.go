@@ -13,32 +13,42 @@ type Halves struct {
 }
 
 // Halves gives what an unfinished migration's journal says that its consumers hold in
-// Placement: from the end of the swap until the step that deletes the migration's. A
-// move that is being undone, or that writes at this moment, has none. Generations are
-// not kept: they are Placement's.
+// Placement: from the end of the swap until the step that ends it, which deletes the
+// migration's or gives it back; also while it is finished, and while a revert is given
+// up. A move that is being undone, or that writes at this moment, has none. Generations
+// are not kept: they are Placement's.
 func (c *Conductor) Halves(uuid string) (Halves, bool) {
 	c.mu.Lock()
 	s := c.stories[uuid]
 	var t *task.Task
+	var h *held
 	if s != nil && !s.rec.Done() {
-		t = s.task
+		t, h = s.task, s.held
 	}
 	c.mu.Unlock()
-	if t == nil {
+	if t != nil {
+		st := t.State()
+		_, deleting := st.Step(StepDeleteAllocation)
+		_, reverting := st.Step(StepRevertAllocations)
+		if deleting || reverting {
+			return Halves{}, false
+		}
+		if h == nil { // the move itself
+			swapped, _ := st.Step(StepSwapAllocations)
+			if st.Phase != task.Doing || swapped.State != task.StepEnded {
+				return Halves{}, false
+			}
+			var err error
+			if h, err = s.heldBy(t); err != nil {
+				return Halves{}, false
+			}
+		}
+	}
+	if h == nil {
 		return Halves{}, false
 	}
-	st := t.State()
-	swapped, _ := st.Step(StepSwapAllocations)
-	_, deleting := st.Step(StepDeleteAllocation)
-	if st.Phase != task.Doing || swapped.State != task.StepEnded || deleting {
-		return Halves{}, false
-	}
-	u, err := s.sides(t)
-	if err != nil {
-		return Halves{}, false
-	}
-	kept, next := u.Start.Held.Clone(), u.Start.Held.Clone()
-	kept.Allocations, kept.ConsumerGeneration, kept.ConsumerType = halves.Split(u.Start.Held.Allocations, u.Next), nil, placementclient.ConsumerMigration
-	next.Allocations, next.ConsumerGeneration, next.ConsumerType = u.Next, nil, placementclient.ConsumerInstance
+	kept, next := h.Held.Clone(), h.Held.Clone()
+	kept.Allocations, kept.ConsumerGeneration, kept.ConsumerType = halves.Split(h.Held.Allocations, h.Next), nil, placementclient.ConsumerMigration
+	next.Allocations, next.ConsumerGeneration, next.ConsumerType = h.Next, nil, placementclient.ConsumerInstance
 	return Halves{Instance: next, Migration: kept}, true
 }

@@ -31,7 +31,7 @@ const (
 	StepDeleteAllocation  = "delete_migration_allocation"
 )
 
-// steps is the live migration.
+// live is the live migration.
 //
 // On a restart every step but one is repeated where it stood: the verbs answer
 // the same again, and the stream's job in flight is adopted. Only
@@ -42,28 +42,33 @@ const (
 // decided to keep the guest, a peer or a Placement that is down keeps nothing
 // else from being put right. The undo of the stream may not: until the source
 // has decided, nothing may be taken away from the destination's copy.
-func (s *story) steps() []task.Step {
-	steps := []task.Step{
-		{Name: StepInspectSource, Do: s.inspectSource},
-		{Name: StepChooseDestination, Do: s.chooseDestination},
-		{Name: StepCheckDestination, Do: s.checkDestination},
-		{Name: StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true},
-		{Name: StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true},
-		{Name: StepCheckSource, Do: s.checkSource},
-		{Name: StepRecordContext, Do: s.recordContext, Undo: s.dropContext},
-		{Name: StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.rollbackPreLiveMigration, UndoMayLag: true, UndoOnRestart: true},
-		{Name: StepStream, Do: s.stream, Undo: s.reclaim},
-		{Name: StepCommit, Do: s.commit, Undo: s.reclaim, Final: true},
-		// The point of no return.
-		{Name: StepAcceptToken, Do: s.acceptToken, Forward: true},
-		{Name: StepFinishDestination, Do: s.finishDestination, Forward: true},
-		{Name: StepCleanUpSource, Do: s.cleanUpSource, Forward: true},
-		{Name: StepDeleteAllocation, Do: s.deleteAllocation, Forward: true},
+func (s *story) live() stage {
+	return stage{
+		name: storyLive,
+		steps: []step{
+			{Step: task.Step{Name: StepInspectSource, Do: s.inspectSource}, asks: asksSource},
+			{Step: task.Step{Name: StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: StepCheckSource, Do: s.checkSource}, asks: asksSource},
+			{Step: task.Step{Name: StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.rollbackPreLiveMigration, UndoMayLag: true, UndoOnRestart: true},
+				asks: asksDestination, undoes: "rollback_live_migration_at_destination"},
+			{Step: task.Step{Name: StepStream, Do: s.stream, Undo: s.reclaim}, asks: asksSource, undoes: "reclaim"},
+			{Step: task.Step{Name: StepCommit, Do: s.commit, Undo: s.reclaim, Final: true}, asks: asksSource, undoes: "reclaim"},
+			// The point of no return.
+			{Step: task.Step{Name: StepAcceptToken, Do: s.acceptToken, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: StepFinishDestination, Do: s.finishDestination, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: StepCleanUpSource, Do: s.cleanUpSource, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
+		},
+		shown:   []shown{{StepInspectSource, StatusPreparing}, {StepStream, StatusRunning}, {StepAcceptToken, StatusPostMigrating}},
+		lease:   StepAcceptToken,
+		bounded: true,
+		done:    ends(StatusCompleted, OutcomeCompleted),
+		undone:  s.moveUndone,
 	}
-	if s.c.mutate != nil {
-		steps = s.c.mutate(steps)
-	}
-	return steps
 }
 
 // Outputs of steps that are not verbs' answers.
@@ -71,6 +76,8 @@ type (
 	inspectedSource struct {
 		Guest  Guest       `json:"guest"`
 		Source Description `json:"source"`
+		// Wanted is what the guest is to be; nil of a live migration.
+		Wanted *Wanted `json:"wanted,omitempty"`
 		halves.Start
 	}
 	chosenDestination struct {
@@ -88,20 +95,20 @@ type (
 	}
 )
 
-// inspectSource is step 0: the guest, and an allocation equal to its claim.
+// inspectSource is step 0: the guest, what it is to be, and an allocation equal to its
+// claim.
 func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
-	var out inspectedSource
-	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
-		if out.Source, err = h.Describe(ctx); err == nil {
-			out.Guest, err = h.Inspect(ctx, s.instance)
-		}
-		return err
-	})
+	out, err := s.lookAtSource(ctx, s.ask)
 	if err != nil {
 		return nil, fmt.Errorf("inspect instance %s: %w", s.instance, err)
 	}
-	if err := movable(out.Guest); err != nil {
+	if err := s.movable(out.Guest); err != nil {
 		return nil, err
+	}
+	if s.rec.InPlace {
+		if err := s.checkRoom(ctx, out); err != nil {
+			return nil, err
+		}
 	}
 	out.Start, err = s.settleSource(ctx, out)
 	return out, err
@@ -116,7 +123,7 @@ func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error
 	}
 	name := s.named
 	if name == "" {
-		names, err := s.candidates(ctx, src.Guest)
+		names, err := s.candidates(ctx, src.wanted())
 		if err != nil {
 			return nil, err
 		}
@@ -134,12 +141,13 @@ func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error)
 	}
 	var out CheckAnswer
 	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
-		out, err = h.CheckDestination(ctx, s.ref(StepCheckDestination), CheckRequest{Guest: src.Guest, Source: src.Source})
+		out, err = h.CheckDestination(ctx, s.ref(StepCheckDestination), s.checkRequest(src))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+	out.Kind = s.checkRequest(src).Kind // of an agent that does not give it back
 	return out, sameHost(src.Source, out.Destination)
 }
 
@@ -151,7 +159,7 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 	var out ClaimAnswer
 	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.Claim(ctx, s.ref(StepClaim), ClaimRequest{
-			Guest: src.Guest, Context: s.context(t, src.Guest, src.Guest), Lease: s.c.cfg.Lease,
+			Guest: src.Guest, Context: s.context(t, src.Guest, src.wanted()), Lease: s.c.cfg.Lease, Kind: s.checkRequest(src).Kind,
 		})
 		return err
 	})
@@ -181,7 +189,7 @@ func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim); err != nil {
 		return nil, err
 	}
-	to := src.Guest
+	to := src.wanted()
 	to.Resources = claim.Resources
 	c := s.context(t, src.Guest, to)
 	c.NewAssignment = claim.Assignment
@@ -283,15 +291,15 @@ func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
 	})
 }
 
-// renewLease keeps the destination's claim alive until the token has left. A
+// renewLease keeps the destination's claim alive until the step begins from which on it
+// needs no lease: the token has left, or the claim is the guest's own. A
 // claim that is gone ends the attempt; a peer that does not answer does not: the
 // claim may outlive the silence, and if not, the next verb is refused.
-func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref) {
+func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref, until string) {
 	for s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.Lease/3) == nil {
 		st := t.State()
 		claim, _ := st.Step(StepClaim)
-		commit, _ := st.Step(StepCommit)
-		if st.Over() || commit.State == task.StepEnded {
+		if _, begun := st.Step(until); begun || st.Over() {
 			return
 		}
 		if st.Phase != task.Doing || claim.State != task.StepEnded {
@@ -303,7 +311,7 @@ func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref) {
 		case errors.Is(err, fault.NotFound) || errors.Is(err, fault.Forbidden):
 			s.c.cfg.Logger.Warn("the destination's claim is gone", "migration", s.uuid, "error", err)
 			// Refused from the commit step on, where the claim no longer has a lease.
-			_ = t.Cancel(fault.Refuse(fault.Unavailable, "live migration", fault.Reason{
+			_ = t.Cancel(fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
 				Code: codeClaimLost, Message: "the claim on the destination is gone: " + err.Error(),
 			}))
 		default:

@@ -58,6 +58,12 @@ type Config struct {
 	// can be, and else shown as in doubt. 0 for Nova's rule, 800 s for each GiB of the
 	// guest's memory and disks, of at least two.
 	AttemptTimeout time.Duration
+	// ConfirmWindow is after which time a finished cold move or resize is confirmed by
+	// itself; 0 for never.
+	ConfirmWindow time.Duration
+	// ShutdownTimeout is how long a guest that is to be off is given to shut itself down;
+	// default 60 s, as Nova's, and below 0 its plug is pulled at once.
+	ShutdownTimeout time.Duration
 	// UndoLater is the longest pause between two passes of an undo that did not succeed
 	// (default 30 s).
 	UndoLater time.Duration
@@ -87,6 +93,9 @@ func (c Config) withDefaults() Config {
 	def(&c.SlowVerbTimeout, 10*time.Minute)
 	def(&c.Patience, time.Minute)
 	def(&c.UndoLater, 30*time.Second)
+	if c.ShutdownTimeout == 0 {
+		c.ShutdownTimeout = time.Minute
+	}
 	if c.MaxAttempts <= 0 {
 		c.MaxAttempts = defaultAttempts
 	}
@@ -103,18 +112,6 @@ func (c Config) withDefaults() Config {
 		c.Jitter = func(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(max(d, 1)))) }
 	}
 	return c
-}
-
-// Request asks for a live migration.
-type Request struct {
-	// Instance is the uuid of the guest, which runs on the local host.
-	Instance string `json:"instance_uuid"`
-	// Destination is a provider's name; empty lets Placement's candidates decide.
-	Destination string `json:"dest_compute,omitempty"`
-	// Migration is the uuid the migration is to have; empty makes one. A request
-	// repeated with the same uuid is answered with the migration it made.
-	Migration string  `json:"uuid,omitempty"`
-	Options   Options `json:"options"`
 }
 
 // maxParallel is the most that QEMU's multifd-channels takes.

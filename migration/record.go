@@ -7,31 +7,6 @@ import (
 	"berth/migration/task"
 )
 
-// Status is a migration's status as Nova spells it.
-//
-//	status          meaning                                              ends
-//	accepted        durable, nothing begun                               no
-//	preparing       claim, allocations, destination's preparation        no
-//	running         the guest's memory and disks are on their way        no
-//	post-migrating  the token has left the source: only forward          no
-//	completed       the guest runs at the destination                    yes
-//	cancelled       aborted by somebody, and undone                      yes
-//	failed          failed, and undone; or refused before any effect     yes
-//	error           cannot go on at present: Outcome and Error say why   no
-type Status string
-
-// The statuses.
-const (
-	StatusAccepted      Status = "accepted"
-	StatusPreparing     Status = "preparing"
-	StatusRunning       Status = "running"
-	StatusPostMigrating Status = "post-migrating"
-	StatusCompleted     Status = "completed"
-	StatusCancelled     Status = "cancelled"
-	StatusFailed        Status = "failed"
-	StatusError         Status = "error"
-)
-
 // Outcome says what a migration came to. It is empty while nothing is settled.
 type Outcome string
 
@@ -42,6 +17,7 @@ const (
 	OutcomeCompleted Outcome = "completed" // the guest is at the destination
 	OutcomeRefused   Outcome = "refused"   // no destination would take it; no guest, disk or allocation was touched
 	OutcomeUndone    Outcome = "undone"    // everything was put back
+	OutcomeReverted  Outcome = "reverted"  // on demand, after it had finished: the guest is what and where it was
 	OutcomeInDoubt   Outcome = "in doubt"  // cannot be decided at present; Error says why
 )
 
@@ -63,14 +39,37 @@ type Migration struct {
 	SourceCompute string `json:"source_compute"`
 	// DestCompute is the destination of the current attempt; empty before one
 	// is chosen.
-	DestCompute   string    `json:"dest_compute"`
-	MigrationType string    `json:"migration_type"`
-	Status        Status    `json:"status"`
-	Outcome       Outcome   `json:"outcome"`
-	Attempt       int       `json:"attempt"` // from 1, one for each destination tried
-	CreatedAt     time.Time `json:"created_at"`
-	UpdatedAt     time.Time `json:"updated_at"`
-	Options       Options   `json:"options"`
+	DestCompute   string  `json:"dest_compute"`
+	MigrationType string  `json:"migration_type"`
+	Status        Status  `json:"status"`
+	Outcome       Outcome `json:"outcome"`
+	// Attempt counts from 1: one for each destination tried, and one for each
+	// confirmation and each revert that was begun.
+	Attempt   int       `json:"attempt"`
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
+	Options   Options   `json:"options"`
+
+	// Stage is which part of the migration the attempt is; StageMove in records of
+	// agents that knew live migrations only.
+	Stage Stage `json:"stage,omitempty"`
+	// InPlace: the current attempt changes the guest on the host that it is on.
+	InPlace bool `json:"in_place,omitempty"`
+	// Moved is the attempt that brought the guest or changed it, and MoveSteps are its
+	// steps, once it is finished; 0 and none before.
+	Moved     int          `json:"moved_by_attempt,omitempty"`
+	MoveSteps []StepRecord `json:"move_steps,omitempty"`
+	// OldFlavor and NewFlavor are names, of every move that is no live migration; equal
+	// where the flavor stays. NewImage is what a rebuild boots from.
+	OldFlavor string `json:"old_instance_type,omitempty"`
+	NewFlavor string `json:"new_instance_type,omitempty"`
+	NewImage  string `json:"new_image,omitempty"`
+	// ConfirmBy is when a finished migration is confirmed by itself, on the wall clock;
+	// zero for never. The wait itself goes by the boot clock, anew after a reboot.
+	ConfirmBy time.Time `json:"confirm_by,omitzero"`
+	// Unfit is why the guest could not be made live at its destination, so that it is
+	// taken back without anybody's word; nil where it could.
+	Unfit *task.Error `json:"finish_error,omitempty"`
 
 	// Phase is the direction: doing, undoing, done, undone. Step is the step
 	// that is being done or undone; empty when the migration is over.
@@ -97,7 +96,8 @@ type Migration struct {
 
 	// AbortRequested: somebody asked for an abort in time.
 	AbortRequested bool `json:"abort_requested,omitempty"`
-	// Error is why the migration was undone, or cannot go on; nil for neither.
+	// Error is why the migration was undone, or cannot go on; of a finished one why its
+	// last revert was given up. Nil for none of them.
 	Error *task.Error `json:"error,omitempty"`
 }
 
@@ -125,14 +125,15 @@ type Refusal struct {
 // Done says whether the migration is over: nothing of it is left to do or undo.
 func (m Migration) Done() bool {
 	switch m.Outcome {
-	case OutcomeCompleted, OutcomeRefused, OutcomeUndone:
+	case OutcomeCompleted, OutcomeRefused, OutcomeUndone, OutcomeReverted:
 		return true
 	}
 	return false
 }
 
 // Err is how the migration ended, as an error for whoever waited for it: nil
-// when it completed; fault.Undone when it failed and was put back; the kind of
+// when it completed, was confirmed or reverted, and while it is finished and waits for
+// one of the two; fault.Undone when it failed and was put back; the kind of
 // the refusal when no destination would take the guest; fault.InDoubt when it
 // cannot go on at present, or its undo cannot; nil too while it simply goes on.
 func (m Migration) Err() error {

@@ -262,7 +262,7 @@ func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Mi
 	s.c.mu.Unlock()
 	rec.Status, rec.Outcome, rec.Phase, rec.Step, rec.UpdatedAt = StatusFailed, OutcomeUndone, task.Undone, "", s.c.cfg.Runtime.Now()
 	rec.Error = &task.Error{Kind: fault.Undone, Message: fmt.Sprintf("its journal could not be read; %s has said that the guest is at %s: %s", w.By, s.from, w.Why)}
-	if !s.replace(ctx, rec, false) {
+	if !s.replace(ctx, rec, over) {
 		return Migration{}, context.Cause(ctx)
 	}
 	s.c.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -36,6 +35,7 @@ type story struct {
 	c        *Conductor
 	uuid     string
 	instance string
+	kind     string // type of the migration
 	from     string // source
 	named    string // destination asked for; empty when candidates decide
 	called   string // by hosts and the steps' journal, where not by its uuid; see unnamed.go
@@ -50,13 +50,28 @@ type story struct {
 	// the move at its destination while this one was away. Never changes.
 	recovered bool
 	known     *placementclient.Allocations // what the instance was just read to hold; nil once it was used
+
+	change    Change           // of a resize or a rebuild
+	shutdown  time.Duration    // what the guest is given to shut itself down
+	window    time.Duration    // after which it is confirmed by itself; 0 for never
+	confirmAt runtime.BootTime // when that is, of a finished migration
+	held      *held            // what the two consumers hold, from the move's end on; c.mu guards it
+
+	// Guarded by c.mu. resting: it is finished, no actor drives it, and whoever sets this
+	// to false may write the record. wake ends the wait for its window; may be nil.
+	resting bool
+	wake    context.CancelFunc
+	told    Status // the last that was published; empty after a start
+
+	unfit int // how often in a row the destination said that it cannot make the guest live
 }
 
 func newStory(c *Conductor, kept stored) *story {
 	m := kept.Migration
 	return &story{
-		c: c, uuid: m.UUID, instance: m.InstanceUUID, from: m.SourceCompute, named: kept.Named, called: kept.Called,
+		c: c, uuid: m.UUID, instance: m.InstanceUUID, kind: m.MigrationType, from: m.SourceCompute, named: kept.Named, called: kept.Called,
 		rec: m, watchers: map[chan Migration]func() bool{}, limit: kept.Limit, until: kept.Until,
+		change: kept.Change, shutdown: kept.Shutdown, window: kept.Window, confirmAt: kept.ConfirmAt, held: kept.Held,
 	}
 }
 
@@ -75,11 +90,16 @@ func (s *story) drive(ctx context.Context) {
 			_ = s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.UndoLater)
 			continue
 		}
-		lease, stop := context.WithCancel(ctx)
-		ref := s.ref(StepClaim)
-		s.c.spawn("lease "+s.uuid, func() { s.renewLease(lease, t, ref) })
-		s.c.spawn("deadline "+s.uuid, func() { s.deadline(lease, t) })
-		err = s.c.engine.Run(ctx, t, s.steps())
+		g := s.stage(s.rec)
+		aside, stop := context.WithCancel(ctx)
+		if g.lease != "" {
+			ref := s.ref(StepClaim)
+			s.c.spawn("lease "+s.uuid, func() { s.renewLease(aside, t, ref, g.lease) })
+		}
+		if g.bounded {
+			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t) })
+		}
+		err = s.c.engine.Run(ctx, t, g.tasks(s.c.mutate))
 		stop()
 		if err != nil || s.conclude(ctx, t.State()) {
 			return
@@ -115,39 +135,34 @@ func (s *story) attempt(ctx context.Context) (*task.Task, error) {
 }
 
 // conclude draws the consequence of an attempt that is done or undone: the next
-// one, or the end. It says whether the migration is over.
+// one, a rest, or the end. It says whether nothing more is to be driven.
 func (s *story) conclude(ctx context.Context, st task.State) bool {
 	s.c.mu.Lock()
 	rec := s.viewOf(st)
+	t := s.task
 	s.c.mu.Unlock()
-	refused, step := refusedBy(st)
-	next := false
-	switch {
-	case st.Phase == task.Done:
-		rec.Status, rec.Outcome, rec.Error = StatusCompleted, OutcomeCompleted, nil
-	case hasCode(st.Cause, codeAborted):
-		rec.Status, rec.Outcome, rec.Error = StatusCancelled, OutcomeUndone, st.Cause
-	case refused && rec.DestCompute != "":
-		rec.Refusals = append(rec.Refusals, Refusal{
-			Attempt: rec.Attempt, DestCompute: rec.DestCompute,
-			Kind: st.Cause.Kind, Message: st.Cause.Message, Reasons: st.Cause.Reasons,
-		})
-		if next = s.named == "" && rec.Attempt < s.c.cfg.MaxAttempts && !rec.AbortRequested; next {
-			break
+	g := s.stage(rec)
+	next := over
+	if st.Phase == task.Done {
+		if next = g.done(&rec, st); next != over && rec.Moved == rec.Attempt {
+			h, err := s.heldBy(t)
+			if err != nil {
+				s.c.cfg.Logger.Error("what a move's consumers hold is not in its journal", "migration", s.uuid, "error", err)
+			}
+			s.c.mu.Lock()
+			s.held = h
+			s.c.mu.Unlock()
 		}
-		fallthrough
-	case refused:
-		rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeRefused, refusals(rec, st.Cause)
-		if step == StepSwapAllocations {
-			rec.Outcome = OutcomeUndone
-		}
-	default:
-		rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeUndone, st.Cause
+	} else {
+		next = g.undone(&rec, st)
 	}
 	old := s.taskID()
-	if next {
+	if next == onward {
 		rec.Attempt++
-		rec.DestCompute, rec.Steps, rec.Step, rec.Phase, rec.Status = "", nil, "", task.Doing, StatusPreparing
+		if rec.Stage == StageMove {
+			rec.DestCompute = ""
+		}
+		rec.Steps, rec.Step, rec.Phase, rec.Status = nil, "", task.Doing, s.stage(rec).shown[0].status
 		rec.Error, rec.Progress = nil, Progress{}
 		s.setDeadline(&rec)
 	}
@@ -157,18 +172,26 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 	}
 	// The journal goes only after the record says what it came to.
 	s.c.dropTask(ctx, old)
-	if !next {
-		s.c.dropAbort(ctx, rec.UUID)
-		s.c.cfg.Logger.Info("migration over", "migration", rec.UUID, "instance", rec.InstanceUUID, "status", string(rec.Status),
-			"outcome", string(rec.Outcome), "source", rec.SourceCompute, "destination", rec.DestCompute)
+	if next == onward {
+		return false
+	}
+	s.c.dropAbort(ctx, rec.UUID)
+	what := "migration over"
+	if next == rests {
+		what = "migration finished, to be confirmed or reverted"
+	}
+	s.c.cfg.Logger.Info(what, "migration", rec.UUID, "instance", rec.InstanceUUID, "status", string(rec.Status),
+		"outcome", string(rec.Outcome), "source", rec.SourceCompute, "destination", rec.DestCompute)
+	if next == over {
 		s.c.prune(ctx)
 	}
-	return !next
+	s.awaitWindow(ctx)
+	return true
 }
 
 // replace makes a new record durable, then visible; tried until ctx ends, since
 // an instance stays busy without it.
-func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
+func (s *story) replace(ctx context.Context, rec Migration, next ending) bool {
 	for {
 		err := s.put(ctx, rec)
 		if err == nil {
@@ -181,9 +204,9 @@ func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
 	}
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	rec.AbortRequested, rec.Settled = s.rec.AbortRequested, s.rec.Settled
-	s.rec, s.state, s.task = rec, task.State{}, nil
-	if !next {
+	rec.AbortRequested, rec.Settled = s.rec.AbortRequested && next != rests, s.rec.Settled
+	s.rec, s.state, s.task, s.resting = rec, task.State{}, nil, next == rests
+	if next == over {
 		delete(s.c.busy, rec.InstanceUUID)
 	}
 	s.publishLocked()
@@ -193,7 +216,10 @@ func (s *story) replace(ctx context.Context, rec Migration, next bool) bool {
 func (s *story) save(ctx context.Context) error { return s.put(ctx, s.rec) }
 
 func (s *story) put(ctx context.Context, rec Migration) error {
-	raw, err := json.Marshal(stored{Migration: rec, Named: s.named, Called: s.called, Until: s.until, Limit: s.limit})
+	raw, err := json.Marshal(stored{
+		Migration: rec, Named: s.named, Called: s.called, Until: s.until, Limit: s.limit,
+		Change: s.change, Shutdown: s.shutdown, Window: s.window, ConfirmAt: s.confirmAt, Held: s.held,
+	})
 	if err != nil {
 		return fault.New(fault.Internal, "write migration %s: %w", rec.UUID, err)
 	}
@@ -270,121 +296,6 @@ func (s *story) abortable(m Migration) bool {
 	if m.Phase == task.Undoing {
 		return true
 	}
-	switch m.Step {
-	case StepCommit, StepAcceptToken, StepFinishDestination, StepCleanUpSource, StepDeleteAllocation:
-		return false
-	}
-	return true
-}
-
-// publishLocked hands the present view to every watcher; one that has not read
-// the last view gets only this one.
-func (s *story) publishLocked() {
-	m := s.view()
-	for ch, stop := range s.watchers {
-		select {
-		case <-ch:
-		default:
-		}
-		ch <- m
-		if m.Done() {
-			stop()
-			delete(s.watchers, ch)
-			close(ch)
-		}
-	}
-}
-
-// progress keeps the last look at the stream for whoever watches.
-func (s *story) progress(p Progress) {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.rec.Progress = p
-	s.rec.UpdatedAt = s.c.cfg.Runtime.Now()
-	s.publishLocked()
-}
-
-// view is the migration as people see it. Called with c.mu held.
-func (s *story) view() Migration {
-	if s.rec.Done() || s.task == nil {
-		return s.rec
-	}
-	return s.viewOf(s.state)
-}
-
-// statusOf is the status while a step runs.
-var statusOf = map[string]Status{
-	StepInspectSource:     StatusPreparing,
-	StepChooseDestination: StatusPreparing,
-	StepCheckDestination:  StatusPreparing,
-	StepClaim:             StatusPreparing,
-	StepSwapAllocations:   StatusPreparing,
-	StepCheckSource:       StatusPreparing,
-	StepRecordContext:     StatusPreparing,
-	StepPreLiveMigration:  StatusPreparing,
-	StepStream:            StatusRunning,
-	StepCommit:            StatusRunning,
-	StepAcceptToken:       StatusPostMigrating,
-	StepFinishDestination: StatusPostMigrating,
-	StepCleanUpSource:     StatusPostMigrating,
-	StepDeleteAllocation:  StatusPostMigrating,
-}
-
-// viewOf joins the record with a state of its current attempt.
-func (s *story) viewOf(st task.State) Migration {
-	m := s.rec
-	m.Phase, m.Step, m.Outcome, m.Error = st.Phase, "", OutcomeNone, nil
-	m.Steps = make([]StepRecord, 0, len(st.Steps))
-	for _, step := range st.Steps {
-		r := StepRecord{Name: step.Name, State: step.State, Begun: step.Begun, Ended: step.Ended, Tries: step.Tries}
-		if !step.Ended.IsZero() {
-			r.Duration = step.Ended.Sub(step.Begun)
-		}
-		if e := errors.Join(step.Error.Err(), step.Undo.Err()); e != nil {
-			r.Error = e.Error()
-		}
-		m.Steps = append(m.Steps, r)
-		if step.State != task.StepUndone {
-			m.Step, m.Status = step.Name, statusOf[step.Name]
-		}
-		switch step.Name {
-		case StepChooseDestination:
-			var chosen chosenDestination
-			if json.Unmarshal(step.Output, &chosen) == nil && chosen.Name != "" {
-				m.DestCompute = chosen.Name
-			}
-		case StepStream:
-			var end streamEnd
-			if json.Unmarshal(step.Output, &end) == nil {
-				m.Progress = end.Progress
-			}
-		case StepAcceptToken:
-			var accepted acceptedToken
-			if json.Unmarshal(step.Output, &accepted) == nil {
-				m.HandoverDowntime = accepted.Downtime
-			}
-		case StepFinishDestination:
-			var finished finishedDestination
-			if json.Unmarshal(step.Output, &finished) == nil && finished.Progress != nil {
-				m.Progress = *finished.Progress
-			}
-		}
-	}
-	switch {
-	case st.Over():
-		m.Step = ""
-	case st.Phase == task.Undoing:
-		m.Error = st.Cause
-		undo := st.Undos()
-		if st.Doubt != nil {
-			m.Outcome, undo = OutcomeInDoubt, st.Doubt.Err()
-		}
-		if undo != nil {
-			m.Status = StatusError
-			m.Error = task.Keep(errors.Join(st.Cause.Err(), undo))
-		}
-	case st.Doubt != nil:
-		m.Status, m.Outcome, m.Error = StatusError, OutcomeInDoubt, st.Doubt
-	}
-	return m
+	g := s.stage(m)
+	return !g.decides(cmp.Or(m.Step, g.steps[0].Name))
 }

@@ -64,17 +64,49 @@ func (s *story) settleSource(ctx context.Context, src inspectedSource) (halves.S
 	}, known)
 }
 
-// sides is what the swap changes, and what its undo and the end have to know.
-func (s *story) sides(t *task.Task) (halves.Undo, error) {
+// held is what the two consumers of a move hold, and what their end has to know.
+type held struct {
+	halves.Start
+	Next halves.Amounts `json:"next"` // the instance's
+	// Providers are those of the two hosts.
+	Providers []string `json:"providers"`
+}
+
+// heldBy reads it in the journal of a move.
+func (s *story) heldBy(t *task.Task) (*held, error) {
 	var src inspectedSource
-	var dst CheckAnswer
 	var claim ClaimAnswer
-	if err := outputs(t, StepInspectSource, &src, StepCheckDestination, &dst, StepClaim, &claim); err != nil {
-		return halves.Undo{}, err
+	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim); err != nil {
+		return nil, err
+	}
+	dst := CheckAnswer{Destination: src.Source}
+	if err := t.Output(StepCheckDestination, &dst); err != nil && !errors.Is(err, fault.NotFound) {
+		return nil, err
+	}
+	h := &held{Start: src.Start, Next: amounts(dst.Destination, claim.Allocations, claim.Resources)}
+	for _, d := range []Description{src.Source, dst.Destination} {
+		h.Providers = append(append(h.Providers, d.ProviderUUID), d.Providers...)
+	}
+	slices.Sort(h.Providers)
+	h.Providers = slices.Compact(h.Providers)
+	return h, nil
+}
+
+// sides is what the swap changes, and what its undo and the end have to know. Where a
+// move is finished its journal has gone, and its record has it.
+func (s *story) sides(t *task.Task) (halves.Undo, error) {
+	s.c.mu.Lock()
+	h := s.held
+	s.c.mu.Unlock()
+	if h == nil {
+		var err error
+		if h, err = s.heldBy(t); err != nil {
+			return halves.Undo{}, err
+		}
 	}
 	return halves.Undo{
-		Start: src.Start, Next: amounts(dst.Destination, claim.Allocations, claim.Resources), Guest: s.whereabouts,
-		Both: func(rp string) bool { return src.Source.counts(rp) || dst.Destination.counts(rp) },
+		Start: h.Start, Next: h.Next, Guest: s.whereabouts,
+		Both: func(rp string) bool { return slices.Contains(h.Providers, rp) },
 	}, nil
 }
 

@@ -1,0 +1,261 @@
+package migration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
+// The steps of a cold move that a live migration has not. The names are in journals and
+// in the tombstones of hosts.
+const (
+	StepPrepResize   = "prep_resize"
+	StepPowerOff     = "power_off"
+	StepShipDisks    = "ship_disks"
+	StepHandOver     = "hand_over"
+	StepAcceptHanded = "accept_handed"
+	StepFinishResize = "finish_resize"
+)
+
+// coldMove takes a guest to another host while it is off: a cold migration, or a resize
+// that does not stay.
+//
+// On a restart every step but prep_resize is repeated where it stood; that one runs
+// operators' programs, as pre_live_migration does. Who has the guest is decided by
+// hand_over alone, and by the source: its undo is the other decision, and nothing
+// earlier is undone before one of the two has been taken. From accept_handed on it is
+// only forward: first the guest is to live at the destination, and where it cannot, it
+// goes back by a revert that nobody asked for.
+func (s *story) coldMove(name string) stage {
+	return stage{
+		name: name,
+		steps: []step{
+			{Step: task.Step{Name: StepInspectSource, Do: s.inspectSource}, asks: asksSource},
+			{Step: task.Step{Name: StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: StepCheckSource, Do: s.checkSource}, asks: asksSource},
+			{Step: task.Step{Name: StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: StepPrepResize, Do: s.prepResize, Undo: s.rollbackPrepResize, UndoMayLag: true, UndoOnRestart: true},
+				asks: asksDestination, undoes: "rollback_prep_resize"},
+			{Step: task.Step{Name: StepPowerOff, Do: s.powerOff, Undo: s.powerOn, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: StepShipDisks, Do: s.shipDisks}, asks: asksDestination},
+			{Step: task.Step{Name: StepHandOver, Do: s.handOver, Undo: s.keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
+			// The token has left.
+			{Step: task.Step{Name: StepAcceptHanded, Do: s.acceptHanded, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: StepFinishResize, Do: s.finishResize, Forward: true}, asks: asksDestination},
+		},
+		shown:   []shown{{StepInspectSource, StatusPreMigrating}, {StepPowerOff, StatusMigrating}, {StepAcceptHanded, StatusPostMigrating}},
+		lease:   StepAcceptHanded,
+		bounded: true,
+		done:    s.coldMoved,
+		undone:  s.moveUndone,
+	}
+}
+
+// finishedResize is the output of finish_resize.
+type finishedResize struct {
+	Unfit *task.Error `json:"unfit,omitempty"` // why the guest cannot live there; nil where it does
+}
+
+// coldMoved is the end of a cold move: finished, or the revert of one that cannot be.
+func (s *story) coldMoved(rec *Migration, st task.State) ending {
+	var out finishedResize
+	if err := output(st, StepFinishResize, &out); err != nil || out.Unfit == nil {
+		return s.finished(rec, st)
+	}
+	rec.Stage, rec.Unfit = StageRevert, out.Unfit
+	rec.Moved, rec.MoveSteps = rec.Attempt, rec.Steps
+	return onward
+}
+
+// output reads a step's output in the state of a task that is over.
+func output(st task.State, name string, v any) error {
+	one, _ := st.Step(name)
+	return json.Unmarshal(one.Output, v)
+}
+
+// wanted is the guest as it is to be.
+func (i inspectedSource) wanted() Guest {
+	g := i.Guest
+	if w := i.Wanted; w != nil {
+		g.Flavor, g.Resources, g.Topology, g.PCIRequests = w.Flavor, w.Resources, w.Topology, w.PCIRequests
+	}
+	return g
+}
+
+// lookAtSource reads the guest, its host, and what the change would make of it.
+func (s *story) lookAtSource(ctx context.Context, ask func(context.Context, time.Duration, finder, func(context.Context, Host) error) error) (inspectedSource, error) {
+	var out inspectedSource
+	err := ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) (err error) {
+		if out.Source, err = h.Describe(ctx); err == nil {
+			out.Guest, err = h.Inspect(ctx, s.instance)
+		}
+		if err != nil || s.kind == TypeLiveMigration {
+			return err
+		}
+		return coldly(func(ctx context.Context, h ColdVerbs) error {
+			w, err := h.PlanChange(ctx, s.instance, s.change)
+			out.Wanted = &w
+			return err
+		})(ctx, h)
+	})
+	return out, err
+}
+
+// shutdownOf is what a guest's flavor says of the time to shut it down, in seconds.
+func shutdownOf(g Guest) (time.Duration, bool) {
+	n, err := strconv.Atoi(g.Flavor.ExtraSpecs["os_shutdown_timeout"])
+	if err != nil || n < 0 {
+		return 0, false
+	}
+	return time.Duration(n) * time.Second, true
+}
+
+// prepRequest asks a host to get ready for what the guest is to be.
+func (s *story) prepRequest(t *task.Task) (PrepRequest, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return PrepRequest{}, err
+	}
+	var disks SourceAnswer // a change in place asks for none
+	if err := t.Output(StepCheckSource, &disks); err != nil && !errors.Is(err, fault.NotFound) {
+		return PrepRequest{}, err
+	}
+	return PrepRequest{Kind: s.kind, Guest: src.Guest, Wanted: *src.Wanted, CopyDisks: disks.CopyDisks, Source: s.from}, nil
+}
+
+func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
+	r, err := s.prepRequest(t)
+	if err != nil {
+		return nil, err
+	}
+	var out PreparedCold
+	err = s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+		out, err = h.PrepResize(ctx, s.ref(StepPrepResize), r)
+		return err
+	}))
+	return out, err
+}
+
+func (s *story) rollbackPrepResize(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.RollbackPrepResize(ctx, s.ref(StepPrepResize))
+	}))
+}
+
+// powerOff ends the guest's domain where it is; of a change in place, where it stays.
+func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
+	to, err := s.destination(t)
+	if err != nil {
+		return nil, err
+	}
+	if to == s.from {
+		to = ""
+	}
+	return s.powersOff(ctx, s.source, StepPowerOff, to)
+}
+
+// powersOff asks the host that has the guest. The verb itself lasts as long as the guest
+// may take.
+func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any, error) {
+	var out PoweredOff
+	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout+s.shutdown, at, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+		out, err = h.PowerOff(ctx, s.ref(step), PowerOffRequest{Timeout: s.shutdown, Kind: s.kind, Destination: to})
+		return err
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("power instance %s off: %w", s.instance, err)
+	}
+	return out, nil
+}
+
+func (s *story) powerOn(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.PowerOn(ctx, s.ref(StepPowerOff))
+	}))
+}
+
+func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {
+	to, err := s.destination(t)
+	if err != nil {
+		return nil, err
+	}
+	return s.handsOver(ctx, s.source, StepHandOver, to)
+}
+
+// handsOver has a host surrender the token. Whether it has, where its answer does not
+// come, is asked by the undo.
+func (s *story) handsOver(ctx context.Context, from finder, step, to string) (any, error) {
+	var out Commit
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+		out, err = h.HandOver(ctx, s.ref(step), to)
+		return err
+	}))
+	return out, err
+}
+
+func (s *story) keepGuest(ctx context.Context, _ *task.Task) error {
+	return s.keeps(ctx, s.source, StepHandOver)
+}
+
+// keeps is the other decision of the host that has the guest. It alone knows whether the
+// token has left: both domains are off, and no table is needed.
+func (s *story) keeps(ctx context.Context, at finder, step string) error {
+	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, at, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.KeepGuest(ctx, s.ref(step))
+	}))
+	if errors.Is(err, fault.Forbidden) {
+		return fmt.Errorf("%w: %w", task.ErrTooLate, err)
+	}
+	return err
+}
+
+func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
+	var c Commit
+	if err := t.Output(StepHandOver, &c); err != nil {
+		return nil, err
+	}
+	if err := s.takenBack(ctx); err != nil {
+		return nil, err
+	}
+	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+	}))
+}
+
+// unfitTries is how often a destination must say in a row that the guest cannot live
+// there. Arbitrary: what was wrong for a moment has passed by then.
+const unfitTries = 3
+
+func (s *story) finishResize(ctx context.Context, t *task.Task) (any, error) {
+	if err := s.takenBack(ctx); err != nil {
+		return nil, err
+	}
+	said := false // by the host itself; a host that is not found says nothing
+	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		said = true
+		return h.FinishResize(ctx, s.ref(StepFinishResize))
+	}))
+	switch fault.KindOf(err) {
+	case "":
+		return finishedResize{}, nil
+	case fault.Unavailable, fault.InDoubt, fault.Busy:
+		s.unfit = 0
+		return nil, err
+	}
+	if !said || context.Cause(ctx) != nil {
+		return nil, err
+	}
+	if s.unfit++; s.unfit < unfitTries {
+		return nil, err
+	}
+	return finishedResize{Unfit: task.Keep(err)}, nil
+}

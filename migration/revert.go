@@ -1,0 +1,170 @@
+package migration
+
+import (
+	"context"
+
+	"berth/migration/task"
+)
+
+// The steps of a revert.
+const (
+	StepAwaitReturn       = "await_return"
+	StepRevertPowerOff    = "revert_power_off"
+	StepHandBack          = "hand_back"
+	StepFinishRevert      = "finish_revert"
+	StepCleanUpReverted   = "clean_up_reverted"
+	StepUnapplyChange     = "unapply_change"
+	StepPowerOn           = "power_on"
+	StepReleaseClaim      = "release_claim"
+	StepRevertAllocations = "revert_allocations"
+)
+
+// revert takes a guest back to the host that it left cold. It is the same hand-over the
+// other way, under the next attempt: here the destination decides, by hand_back or its
+// undo, and past it nothing but forward is left.
+func (s *story) revert() stage {
+	return stage{
+		name: storyRevert,
+		steps: []step{
+			{Step: task.Step{Name: StepAwaitReturn, Do: s.awaitReturn, Undo: s.cancelReturn, UndoMayLag: true}, asks: asksSource, undoes: "cancel_return"},
+			{Step: task.Step{Name: StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn, UndoMayLag: true}, asks: asksDestination, undoes: "power_on"},
+			{Step: task.Step{Name: StepHandBack, Do: s.handBack, Undo: s.keepThere, Final: true}, asks: asksDestination, undoes: "keep_guest"},
+			// The token has left the destination.
+			{Step: task.Step{Name: StepAcceptHanded, Do: s.acceptReturned, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepFinishRevert, Do: s.finishRevert, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepCleanUpReverted, Do: s.cleanUpReverted, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
+		},
+		shown:   []shown{{StepAwaitReturn, StatusReverting}},
+		bounded: true,
+		done:    ends(StatusReverted, OutcomeReverted),
+		undone:  backToFinished,
+	}
+}
+
+// revertByItself is the revert of a move whose guest cannot live at its destination. There
+// is nothing to fall back to, so every step is retried until it is done.
+func (s *story) revertByItself() stage {
+	g := s.revert()
+	g.name, g.bounded, g.undone = storyRevertItself, false, never
+	for i := range g.steps {
+		g.steps[i].Forward, g.steps[i].Final, g.steps[i].Undo, g.steps[i].undoes = true, false, nil, ""
+	}
+	g.done = func(rec *Migration, _ task.State) ending {
+		rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeUndone, rec.Unfit
+		return over
+	}
+	return g
+}
+
+// revertInPlace gives a guest that was resized where it is what it was before.
+func (s *story) revertInPlace() stage {
+	return stage{
+		name: storyRevertInPlace,
+		steps: []step{
+			{Step: task.Step{Name: StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn}, asks: asksSource, undoes: "power_on"},
+			// The change is taken back whatever happens.
+			{Step: task.Step{Name: StepUnapplyChange, Do: s.revertChange, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepPowerOn, Do: s.revertStart, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepReleaseClaim, Do: s.releaseClaim, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
+		},
+		shown:   []shown{{StepRevertPowerOff, StatusReverting}},
+		bounded: true,
+		done:    ends(StatusReverted, OutcomeReverted),
+		undone:  backToFinished,
+	}
+}
+
+// backToFinished is the end of a revert that was given up: the guest is where it was
+// moved to, and waits for another word. Not for its time: somebody wanted it back, and
+// what he would go back to is not given up behind his back.
+func backToFinished(rec *Migration, st task.State) ending {
+	rec.Stage, rec.Status, rec.Outcome, rec.Error = StageFinished, StatusFinished, OutcomeNone, st.Cause
+	return rests
+}
+
+func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.AwaitReturn(ctx, s.ref(StepAwaitReturn))
+	}))
+}
+
+func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.CancelReturn(ctx, s.ref(StepAwaitReturn))
+	}))
+}
+
+// there finds the host that the guest was brought to; its own, where it stayed.
+func (s *story) there() finder { return s.host(s.rec.DestCompute) }
+
+func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
+	to := s.from
+	if s.rec.InPlace {
+		to = ""
+	}
+	return s.powersOff(ctx, s.there(), StepRevertPowerOff, to)
+}
+
+func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.PowerOn(ctx, s.ref(StepRevertPowerOff))
+	}))
+}
+
+func (s *story) handBack(ctx context.Context, _ *task.Task) (any, error) {
+	return s.handsOver(ctx, s.there(), StepHandBack, s.from)
+}
+
+func (s *story) keepThere(ctx context.Context, _ *task.Task) error {
+	return s.keeps(ctx, s.there(), StepHandBack)
+}
+
+func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
+	var c Commit
+	if err := t.Output(StepHandBack, &c); err != nil {
+		return nil, err
+	}
+	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+	}))
+}
+
+func (s *story) finishRevert(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.FinishRevert(ctx, s.ref(StepFinishRevert))
+	}))
+}
+
+func (s *story) cleanUpReverted(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.CleanUpReverted(ctx, s.ref(StepCleanUpReverted))
+	}))
+}
+
+func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.UnapplyChange(ctx, s.made(StepApplyChange))
+	}))
+}
+
+// revertStart gives the guest the power state that its user had chosen before the resize,
+// which the resize's own power_off has noted.
+func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+		return h.PowerOn(ctx, s.made(StepPowerOff))
+	}))
+}
+
+func (s *story) releaseClaim(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		return h.AbortClaim(ctx, s.made(StepClaim))
+	})
+}
+
+// revertAllocations gives both halves back to the instance. The migration's consumer goes
+// in the same write.
+func (s *story) revertAllocations(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.swapBack(ctx, t)
+}

@@ -1,0 +1,323 @@
+package migration
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration/task"
+)
+
+// Stage is a part of a migration. Each but StageFinished is a task of its own, with a
+// journal of its own under the migration's next attempt.
+//
+//	stage     begins                                   ends in
+//	move      with the request; again for each         done or undone, and over; finished;
+//	          destination that refuses                 revert, where the guest cannot live there
+//	finished  with the last step of a cold move or a   confirm, revert: by somebody's word, or
+//	          resize; no task, nothing is done         confirm by itself when its time is over
+//	confirm   by that word; only forward               over
+//	revert    by that word, or by itself               over; finished, where it was undone
+type Stage string
+
+// The stages.
+const (
+	StageMove     Stage = ""
+	StageFinished Stage = "finished"
+	StageConfirm  Stage = "confirm"
+	StageRevert   Stage = "revert"
+)
+
+// The names of stories.
+const (
+	storyLive           = "live-migration"
+	storyMigration      = "migration"
+	storyResize         = "resize"
+	storyResizeInPlace  = "resize-in-place"
+	storyRebuild        = "rebuild"
+	storyConfirm        = "confirm"
+	storyConfirmInPlace = "confirm-in-place"
+	storyRevert         = "revert"
+	storyRevertInPlace  = "revert-in-place"
+	storyRevertItself   = "revert-by-itself" // the guest cannot live at its destination
+)
+
+// Who a step asks.
+const (
+	asksSource      = "source"
+	asksDestination = "destination"
+	asksPlacement   = "placement"
+	asksNobody      = ""
+)
+
+// step is a step of a stage.
+type step struct {
+	task.Step
+	asks   string // who does it
+	undoes string // the name of its undo; empty for none
+}
+
+// shown is a status from one step on.
+type shown struct {
+	from   string
+	status Status
+}
+
+// stage is one story as it runs: its steps with what undoes each, what is shown of it,
+// and what its end means.
+type stage struct {
+	name  string
+	steps []step
+	shown []shown
+	// lease is the step with whose beginning the claim needs no lease any more; empty
+	// for a stage without a claim.
+	lease string
+	// bounded: the attempt has a deadline, which holds until its final step.
+	bounded bool
+	// done and undone draw the consequence of the task's end in the record.
+	done   func(rec *Migration, st task.State) ending
+	undone func(rec *Migration, st task.State) ending
+}
+
+// ending is what comes after a task.
+type ending int
+
+const (
+	over   ending = iota // nothing
+	onward               // another attempt, of the stage that the record names
+	rests                // the word that confirms or reverts
+)
+
+// stage is what the current attempt does. Of the record only what says so is read: type,
+// stage, place.
+func (s *story) stage(m Migration) stage {
+	switch {
+	case m.Stage == StageConfirm && m.InPlace:
+		return s.confirmInPlace()
+	case m.Stage == StageConfirm:
+		return s.confirm()
+	case m.Stage == StageRevert && m.InPlace:
+		return s.revertInPlace()
+	case m.Stage == StageRevert && m.Unfit != nil:
+		return s.revertByItself()
+	case m.Stage == StageRevert:
+		return s.revert()
+	case m.MigrationType == TypeRebuild:
+		return s.rebuild()
+	case m.InPlace:
+		return s.resizeInPlace()
+	case m.MigrationType == TypeMigration, m.MigrationType == TypeResize:
+		return s.coldMove(m.MigrationType)
+	}
+	return s.live()
+}
+
+// tasks are the stage's steps as the engine runs them.
+func (g stage) tasks(mutate func([]task.Step) []task.Step) []task.Step {
+	var out []task.Step
+	for _, st := range g.steps {
+		out = append(out, st.Step)
+	}
+	if mutate != nil {
+		out = mutate(out)
+	}
+	return out
+}
+
+// status is what is shown from a step on.
+func (g stage) status(name string) Status {
+	at, out := g.index(name), Status("")
+	for _, s := range g.shown {
+		if g.index(s.from) <= at {
+			out = s.status
+		}
+	}
+	return out
+}
+
+// decides says whether a step, and so all after it, cannot be given up.
+func (g stage) decides(name string) bool {
+	i := g.index(name)
+	return i >= 0 && (g.steps[i].Final || g.steps[i].Forward)
+}
+
+func (g stage) index(name string) int {
+	return slices.IndexFunc(g.steps, func(s step) bool { return s.Name == name })
+}
+
+// moveUndone is the end of a move that was refused, failed or given up.
+func (s *story) moveUndone(rec *Migration, st task.State) ending {
+	refused, by := refusedBy(st)
+	switch {
+	case hasCode(st.Cause, codeAborted):
+		rec.Status, rec.Outcome, rec.Error = StatusCancelled, OutcomeUndone, st.Cause
+		return over
+	case refused && rec.DestCompute != "":
+		rec.Refusals = append(rec.Refusals, Refusal{
+			Attempt: rec.Attempt, DestCompute: rec.DestCompute,
+			Kind: st.Cause.Kind, Message: st.Cause.Message, Reasons: st.Cause.Reasons,
+		})
+		// What speaks against a change in place speaks against it elsewhere too, but for room.
+		elsewhere := !rec.InPlace || rec.MigrationType == TypeResize && st.Cause.Kind == fault.DoesNotFit
+		if s.named == "" && elsewhere && rec.Attempt < s.c.cfg.MaxAttempts && !rec.AbortRequested {
+			rec.InPlace = false
+			return onward
+		}
+		fallthrough
+	case refused:
+		rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeRefused, refusals(*rec, st.Cause)
+		if by == StepSwapAllocations {
+			rec.Outcome = OutcomeUndone
+		}
+		return over
+	}
+	rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeUndone, st.Cause
+	return over
+}
+
+// ends is the end of a stage that did what it should.
+func ends(status Status, outcome Outcome) func(*Migration, task.State) ending {
+	return func(rec *Migration, _ task.State) ending {
+		rec.Status, rec.Outcome, rec.Error = status, outcome, nil
+		return over
+	}
+}
+
+// never is the undoing of a stage that is only forward.
+func never(rec *Migration, st task.State) ending {
+	rec.Status, rec.Outcome, rec.Error = StatusError, OutcomeInDoubt, st.Cause
+	return onward
+}
+
+// finished is the end of a cold move or a resize: the guest is there.
+func (s *story) finished(rec *Migration, _ task.State) ending {
+	rec.Stage, rec.Status, rec.Outcome, rec.Error = StageFinished, StatusFinished, OutcomeNone, nil
+	rec.Moved, rec.MoveSteps = rec.Attempt, rec.Steps
+	if s.window > 0 {
+		now := s.c.cfg.Runtime.Boot()
+		s.confirmAt = runtime.BootTime{ID: now.ID, Since: now.Since + s.window}
+		rec.ConfirmBy = s.c.cfg.Runtime.Now().Add(s.window)
+	}
+	return rests
+}
+
+// Confirm gives up, for good, what a finished migration keeps to go back. It returns when
+// the word is durable; Watch tells what came of it. fault.Forbidden where the migration
+// is not finished, fault.Busy while it is being reverted, fault.NotFound. Safe to repeat,
+// also after the end.
+func (c *Conductor) Confirm(ctx context.Context, uuid string) (Migration, error) {
+	return c.leaveFinished(ctx, uuid, StageConfirm)
+}
+
+// Revert takes the guest of a finished migration back to what and where it was. Like
+// Confirm. Until the guest has been handed back a revert can be aborted, and may fail:
+// then the migration is finished as before, says why in its Error, and is no longer
+// confirmed by itself.
+func (c *Conductor) Revert(ctx context.Context, uuid string) (Migration, error) {
+	return c.leaveFinished(ctx, uuid, StageRevert)
+}
+
+func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to Stage) (Migration, error) {
+	doing := fmt.Sprintf("%s migration %s", to, uuid)
+	c.mu.Lock()
+	s, run := c.stories[uuid], c.run
+	var m Migration
+	if s != nil {
+		m = s.view()
+	}
+	resting := s != nil && s.resting
+	switch {
+	case s == nil:
+		c.mu.Unlock()
+		return Migration{}, fault.New(fault.NotFound, "migration %s is not known here", uuid)
+	case m.Stage == to:
+		c.mu.Unlock()
+		return m, nil
+	case run == nil || run.Err() != nil:
+		c.mu.Unlock()
+		return Migration{}, fault.New(fault.Unavailable, "%s: the conductor does not run", doing)
+	case !resting:
+		c.mu.Unlock()
+		return Migration{}, notFinished(doing, m)
+	}
+	// From here on nobody else writes the record; it is given back if it cannot be written.
+	s.resting = false
+	rec := s.rec
+	c.mu.Unlock()
+
+	rec.Stage, rec.Status, rec.Error, rec.AbortRequested = to, StatusConfirming, nil, false
+	if to == StageRevert {
+		rec.Status, rec.ConfirmBy = StatusReverting, time.Time{}
+	}
+	rec.Attempt++
+	rec.Phase, rec.Step, rec.Steps, rec.Progress, rec.UpdatedAt = task.Doing, "", []StepRecord{}, Progress{}, c.cfg.Runtime.Now()
+	s.setDeadline(&rec)
+	err := s.put(ctx, rec)
+	c.mu.Lock()
+	if err != nil {
+		// The write may have landed all the same: then the next start takes the word for given.
+		s.resting = true
+		c.mu.Unlock()
+		return Migration{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	s.rec, s.state, s.task = rec, task.State{}, nil
+	if s.wake != nil {
+		s.wake() // nobody waits for its time any more
+	}
+	s.publishLocked()
+	m = s.view()
+	c.mu.Unlock()
+	c.spawn("migration "+uuid, func() { s.drive(run) })
+	return m, nil
+}
+
+// notFinished says why a migration can be neither confirmed nor reverted now.
+func notFinished(doing string, m Migration) error {
+	kind, change := fault.Forbidden, ""
+	switch {
+	case m.MigrationType == TypeLiveMigration || m.MigrationType == TypeRebuild:
+		change = "nothing is kept of a " + m.MigrationType + " to go back to"
+	case m.Done():
+	case m.Stage == StageMove:
+		kind, change = fault.Busy, "wait until it is finished, or abort it"
+	default:
+		kind, change = fault.Busy, "wait for its end"
+	}
+	return fault.Refuse(kind, doing, fault.Reason{
+		Code: "not_finished", Message: fmt.Sprintf("migration %s of instance %s is %s", m.UUID, m.InstanceUUID, m.Status),
+		Want: string(StatusFinished), Have: string(m.Status), Change: change,
+	})
+}
+
+// awaitWindow confirms a finished migration by itself when its time is over. Called once
+// for each time that the migration comes to rest, and after each start.
+func (s *story) awaitWindow(ctx context.Context) {
+	s.c.mu.Lock()
+	if !s.resting || s.rec.ConfirmBy.IsZero() {
+		s.c.mu.Unlock()
+		return
+	}
+	now := s.c.cfg.Runtime.Boot()
+	left := s.confirmAt.Since - now.Since
+	if s.confirmAt.ID != now.ID {
+		left = s.window // instants of two boots cannot be compared: the time begins anew
+		s.rec.ConfirmBy = s.c.cfg.Runtime.Now().Add(left)
+	}
+	wait, wake := context.WithCancel(ctx)
+	s.wake = wake
+	s.c.mu.Unlock()
+	s.c.spawn("confirm window of migration "+s.uuid, func() {
+		defer wake()
+		for left = max(0, left); s.c.cfg.Runtime.Sleep(wait, left) == nil; left = s.c.cfg.UndoLater {
+			// The word itself is not the window's to take back, though it ends the wait.
+			if _, err := s.c.Confirm(ctx, s.uuid); err == nil {
+				return
+			} else if ctx.Err() == nil {
+				s.c.cfg.Logger.Error("a migration cannot be confirmed at the end of its time, trying again", "migration", s.uuid, "error", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package migration
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"berth/internal/fault"
+	"berth/migration/task"
+)
+
+// Request asks for a migration.
+type Request struct {
+	// Instance is the uuid of the guest, which is on the local host.
+	Instance string `json:"instance_uuid"`
+	// Type is one of TypeLiveMigration, which empty means, TypeMigration, TypeResize and
+	// TypeRebuild.
+	Type string `json:"migration_type,omitempty"`
+	// Destination is a provider's name. Empty lets Placement's candidates decide; a
+	// resize then stays where it is if it fits there, and a rebuild always does. A resize
+	// to the host that has the guest is one in place, and to no other.
+	Destination string `json:"dest_compute,omitempty"`
+	// Migration is the uuid the migration is to have; empty makes one. A request
+	// repeated with the same uuid is answered with the migration it made.
+	Migration string `json:"uuid,omitempty"`
+	// Options are a live migration's; of a cold one only the bandwidth counts.
+	Options Options `json:"options"`
+	// Change is a resize's flavor, or a rebuild's image and maybe flavor.
+	Change Change `json:"change,omitzero"`
+	// ConfirmWindow is after which time a cold move or a resize is confirmed by itself; 0
+	// for never, nil for Config.ConfirmWindow.
+	ConfirmWindow *time.Duration `json:"confirm_window,omitempty"`
+	// ShutdownTimeout is how long a guest is given to shut itself down before its plug is
+	// pulled; 0 pulls it at once, nil is what its flavor says (os_shutdown_timeout, in
+	// seconds), or Config.ShutdownTimeout.
+	ShutdownTimeout *time.Duration `json:"shutdown_timeout,omitempty"`
+}
+
+// doing is what is asked for, in the words of errors.
+func (r Request) doing() string {
+	verb := map[string]string{TypeMigration: "migrate", TypeResize: "resize", TypeRebuild: "rebuild"}[r.Type]
+	return fmt.Sprintf("%s instance %s", cmp.Or(verb, "live-migrate"), r.Instance)
+}
+
+// validate refuses what makes no sense by itself.
+func (r Request) validate(local string) error {
+	if err := r.Options.validate(); err != nil {
+		return err
+	}
+	var reasons []fault.Reason
+	bad := func(code, message, change string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	switch r.Type {
+	case TypeLiveMigration, TypeMigration:
+		if r.Change != (Change{}) {
+			bad("change", "a "+r.Type+" changes nothing of the guest", "ask for a resize or a rebuild")
+		}
+	case TypeResize:
+		if r.Change.Flavor == nil {
+			bad("flavor", "a resize names no flavor", "name one")
+		}
+		if r.Change.Image != nil {
+			bad("image", "a resize takes no image", "ask for a rebuild")
+		}
+	case TypeRebuild:
+		if r.Change.Image == nil {
+			bad("image", "a rebuild names no image", "name one")
+		}
+		if r.Destination != "" && r.Destination != local {
+			bad("dest_compute", "a rebuild stays on "+local, "name no host")
+		}
+	default:
+		bad("migration_type", "migration type "+r.Type+" is not known",
+			"use one of "+TypeLiveMigration+", "+TypeMigration+", "+TypeResize+", "+TypeRebuild)
+	}
+	for _, d := range []*time.Duration{r.ConfirmWindow, r.ShutdownTimeout} {
+		if d != nil && *d < 0 {
+			bad("negative_duration", "confirm window and shutdown timeout cannot be negative", "")
+			break
+		}
+	}
+	if len(reasons) > 0 {
+		return fault.Refuse(fault.Invalid, r.doing(), reasons...)
+	}
+	return nil
+}
+
+// LiveMigrate is Start of a live migration.
+func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, error) {
+	r.Type = TypeLiveMigration
+	return c.Start(ctx, r)
+}
+
+// Start accepts a migration durably and returns its record; the move goes on by itself. A
+// request that cannot be is refused with every reason and leaves nothing, not even a
+// record:
+//
+//	fault.NotFound     no such instance, or no such host
+//	fault.Exists       the uuid asked for is another migration's, or somebody else's
+//	fault.Invalid      the request makes no sense
+//	fault.Forbidden    stopped guest that is to move live, same host, not managed, a disk that
+//	                   would shrink, hosts that cannot work together
+//	fault.DoesNotFit   no room at the destination, or nowhere
+//	fault.Busy         the instance has an unfinished migration, which the reason names
+//	fault.Unavailable  peer, Placement or hypervisor does not answer, or Run does not run
+func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
+	r.Type = cmp.Or(r.Type, TypeLiveMigration)
+	if err := r.validate(c.cfg.Local); err != nil {
+		return Migration{}, err
+	}
+	asked := false // for a uuid that another may have
+	if r.Migration == "" {
+		id, err := uuid.NewRandomFromReader(c.cfg.Random)
+		if err != nil {
+			return Migration{}, fault.New(fault.Internal, "make a uuid: %w", err)
+		}
+		r.Migration = id.String()
+	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
+		return m, nil
+	} else {
+		asked = true
+	}
+	if err := c.free(r); err != nil {
+		return Migration{}, err
+	}
+	if asked {
+		if err := c.unused(ctx, r.Migration, r.Instance); err != nil {
+			return Migration{}, fmt.Errorf("%s: %w", r.doing(), err)
+		}
+	}
+	now := c.cfg.Runtime.Now()
+	s := newStory(c, stored{Named: r.Destination, Change: r.Change, Migration: Migration{
+		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: c.cfg.Local,
+		MigrationType: r.Type, Status: StatusAccepted, Attempt: 1,
+		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{},
+	}})
+	guest, err := s.precheck(ctx, r.doing())
+	if err != nil {
+		return Migration{}, err
+	}
+	s.rec.InstanceName = guest.Name
+	s.describe(r, guest)
+	s.limit = c.attemptLimit(guest) + s.shutdown
+	s.setDeadline(&s.rec)
+
+	// The reservation stands before the write and is taken back if it fails.
+	c.mu.Lock()
+	run := c.run
+	if run == nil || run.Err() != nil {
+		c.mu.Unlock()
+		return Migration{}, notRunning(r)
+	}
+	if c.busy[r.Instance] != "" {
+		defer c.mu.Unlock()
+		return Migration{}, c.busyLocked(r.Instance)
+	}
+	c.busy[r.Instance] = r.Migration
+	c.mu.Unlock()
+	if err := s.save(ctx); err != nil {
+		// The write may have landed all the same: a record without effects, which
+		// is taken back here or, if that fails too, driven and shown at the next start.
+		_ = c.cfg.Store.Delete(context.WithoutCancel(ctx), bucketMigrations, r.Migration)
+		c.mu.Lock()
+		delete(c.busy, r.Instance)
+		c.mu.Unlock()
+		return Migration{}, fmt.Errorf("accept the migration of instance %s: %w", r.Instance, err)
+	}
+	c.mu.Lock()
+	c.stories[r.Migration] = s
+	m := s.view()
+	c.mu.Unlock()
+	c.spawn("migration "+r.Migration, func() { s.drive(run) })
+	return m, nil
+}
+
+// describe keeps what the request says of a cold move.
+func (s *story) describe(r Request, g Guest) {
+	if r.Type == TypeLiveMigration {
+		return
+	}
+	s.rec.OldFlavor, s.rec.NewFlavor = g.Flavor.Name, g.Flavor.Name
+	if r.Change.Flavor != nil {
+		s.rec.NewFlavor = r.Change.Flavor.Name
+	}
+	if r.Change.Image != nil {
+		s.rec.NewImage = r.Change.Image.Path
+	}
+	if s.window = s.c.cfg.ConfirmWindow; r.ConfirmWindow != nil {
+		s.window = *r.ConfirmWindow
+	}
+	switch flavor, ok := shutdownOf(g); {
+	case r.ShutdownTimeout != nil:
+		s.shutdown = *r.ShutdownTimeout
+	case ok:
+		s.shutdown = flavor
+	default:
+		s.shutdown = max(0, s.c.cfg.ShutdownTimeout)
+	}
+}
+
+// unused refuses a uuid for a new migration that is none, or somebody else's. It
+// becomes a consumer in Placement, which the move's end or undo deletes: that of
+// an instance would lose its allocation.
+func (c *Conductor) unused(ctx context.Context, id, instance string) error {
+	if !isUUID(id) {
+		return fault.New(fault.Invalid, "migration %q: want a uuid in its usual form", id)
+	}
+	if id == instance {
+		return fault.New(fault.Exists, "migration %s is the instance's own uuid", id)
+	}
+	if m, err := c.Get(ctx, id); err == nil {
+		return fault.New(fault.Exists, "migration %s is one of instance %s", id, m.InstanceUUID)
+	}
+	held, err := c.cfg.Placement.Allocations(ctx, id)
+	if err == nil && held.Exists() {
+		err = fault.New(fault.Exists, "%s is a consumer in Placement already: %v", id, held.Allocations)
+	}
+	return err
+}
+
+// free refuses while an instance has an unfinished migration.
+func (c *Conductor) free(r Request) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run == nil {
+		return notRunning(r)
+	}
+	if c.busy[r.Instance] != "" {
+		return c.busyLocked(r.Instance)
+	}
+	return nil
+}
+
+func notRunning(r Request) error {
+	return fault.New(fault.Unavailable, "%s: the conductor does not run", r.doing())
+}
+
+// busyLocked names the unfinished migration of an instance.
+func (c *Conductor) busyLocked(instance string) error {
+	id := c.busy[instance]
+	why := fault.Reason{
+		Code:    "migration_unfinished",
+		Message: fmt.Sprintf("instance %s has the unfinished migration %s", instance, id),
+		Have:    id, Change: "wait for it, or abort it",
+	}
+	if s := c.stories[id]; s != nil && s.resting {
+		why.Message = fmt.Sprintf("instance %s has migration %s, which is finished and neither confirmed nor reverted", instance, id)
+		why.Change = "berth resize confirm or berth resize revert " + cmp.Or(s.rec.InstanceName, instance)
+	}
+	return fault.Refuse(fault.Busy, "", why)
+}
