@@ -30,6 +30,12 @@ type ShipSum struct {
 	state [sha256.Size]byte
 }
 
+// PieceSum is a piece's checksum.
+func PieceSum(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
 // ParseShipSum reads what String gave; empty is the sum of no bytes.
 func ParseShipSum(text string) (ShipSum, error) {
 	var s ShipSum

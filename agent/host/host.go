@@ -137,6 +137,7 @@ type Host struct {
 	silent    time.Duration   // until when, on the boot clock, Placement is not asked for allocations that follow
 
 	sides sides // what is known of the conductors of arrivals; see sides.go
+	ships ships // files of disks that come and go; see shipto.go
 
 	// telling makes what the tracker is told of strangers come in order. Taken before mu.
 	telling sync.Mutex

@@ -1,0 +1,573 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"berth/agent/host/disks"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// shipSync is how much may have come of a file before it is made durable and recorded,
+// bytes: what is sent again after a power cut. Arbitrary; a disk has written it in well
+// under a second.
+const shipSync = 128 << 20
+
+// ships is what this process knows of disks that come and go.
+type ships struct {
+	// mu guards both maps. Leaf lock: map work only.
+	mu      sync.Mutex
+	coming  map[string]*shipment // by migration and attempt
+	going   map[string]going     // by instance: the last attempt's
+	readAt  map[string]time.Duration
+	noting  runtime.Lock // makes notes of what leaves come one after another
+	opening runtime.Lock // makes one shipment of one record
+}
+
+// goingLong is how long files of a guest are remembered that nobody reads any more.
+const goingLong = time.Hour
+
+func (s *ships) goingOf(ref migration.Ref) (going, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, ok := s.going[ref.Instance]
+	return l, ok && l.ref.Migration == ref.Migration && l.ref.Attempt == ref.Attempt
+}
+
+func (s *ships) keepGoing(l going, now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.going == nil {
+		s.going, s.readAt = map[string]going{}, map[string]time.Duration{}
+	}
+	for instance, at := range s.readAt {
+		if now-at > goingLong {
+			delete(s.going, instance)
+			delete(s.readAt, instance)
+		}
+	}
+	s.going[l.ref.Instance], s.readAt[l.ref.Instance] = l, now
+}
+
+// going is what may be read of a guest by one attempt. It never changes.
+type going struct {
+	ref   migration.Ref
+	files map[string]goingFile // by path
+}
+
+// goingFile is a file of the guest.
+type goingFile struct {
+	real   string // without symbolic links
+	target string // disk that it is of
+	top    bool   // the disk itself, not what is below it
+}
+
+// shipment is one attempt's files while they come.
+type shipment struct {
+	ref   migration.Ref
+	paths []string // of the files, in the record's order
+	// turn guards what follows. Durable writes happen under it, and the making of files;
+	// what is written to files does not.
+	turn   runtime.Lock
+	closed bool // nothing more is written or recorded
+	rec    shipping
+	files  []*filling // in the record's order
+}
+
+// filling is a file while it is filled.
+type filling struct {
+	order migration.ShipOrder
+	part  disks.Part // nil before it was opened, and for one that is compared
+	// syncing makes one sync come after another; due is up to where one was begun.
+	syncing runtime.Lock
+	due     int64
+}
+
+// from takes a file up where it is durable.
+func (f *filling) from(rec shippingFile) (err error) {
+	f.order, f.due = migration.ShipOrder{Bytes: rec.Bytes}, rec.Bytes
+	f.order.Sum, err = migration.ParseShipSum(rec.Sum)
+	return err
+}
+
+// WriteDisk implements migration.DestinationColdVerbs.
+func (h *Host) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
+	h.hear(ref)
+	return wrap(h.writeDisk(ctx, ref, p), "write %s for migration %s on %s", p.Path, ref.Migration, h.o.Name)
+}
+
+func (h *Host) writeDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
+	s, err := h.shipment(ctx, ref)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(s.paths, func(path string) bool { return path == p.Path })
+	if i < 0 {
+		return fault.New(fault.Forbidden, "%s is no file that is shipped", p.Path)
+	}
+	rec, err := h.lookShipped(ctx, s, i)
+	if err != nil {
+		return err
+	}
+	if err := migration.CheckPiece(p, rec.Compare); err != nil {
+		return err
+	}
+	p, part, err := h.beginPiece(ctx, s, i, p)
+	if err != nil || p.Length == 0 {
+		return err
+	}
+	switch {
+	case part == nil:
+		err = h.comparePiece(p, rec)
+	case !p.Zero: // zeros are there already
+		err = part.WriteAt(p.Data, p.Offset)
+	}
+	if err != nil {
+		return err
+	}
+	due, err := h.endPiece(ctx, s, i, p, part)
+	if err != nil || !due {
+		return err
+	}
+	return h.syncShipped(ctx, s, i)
+}
+
+// lookShipped is a file's record at this moment.
+func (h *Host) lookShipped(ctx context.Context, s *shipment, i int) (shippingFile, error) {
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return shippingFile{}, err
+	}
+	defer s.turn.Unlock()
+	return s.rec.Files[i], nil
+}
+
+// beginPiece gives what of a piece is wanted, and the open file; none where the piece is
+// only compared.
+func (h *Host) beginPiece(ctx context.Context, s *shipment, i int, p migration.DiskPiece) (migration.DiskPiece, disks.Part, error) {
+	none := migration.DiskPiece{}
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return none, nil, err
+	}
+	defer s.turn.Unlock()
+	if s.closed {
+		return none, nil, errShipped
+	}
+	f := &s.rec.Files[i]
+	if f.Version != "" && (f.Version != p.Version || f.Size != p.Size) {
+		return none, nil, changedMeanwhile(f.Path)
+	}
+	if p = s.files[i].order.Rest(p); p.Length == 0 || f.Sealed {
+		return none, nil, nil
+	}
+	f.Version, f.Size = p.Version, p.Size
+	err := h.openShipped(ctx, s, i)
+	return p, s.files[i].part, err
+}
+
+func changedMeanwhile(path string) error {
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "disk_changed", Message: path + " was written to while it was shipped", Want: path, Change: "find out who writes to it, and try again",
+	})
+}
+
+func backingDiffers(path, host string) error {
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "backing_file_differs", Message: host + " has another file at " + path + " than the source", Want: path,
+		Change: "put the same file there, or rename the other one; or flatten the disk: virsh blockpull",
+	})
+}
+
+// errShipped is for pieces that come after all was undone, or kept.
+var errShipped = fault.New(fault.Forbidden, "nothing is shipped here any more")
+
+// openShipped opens a file to be filled, at what of it is durable. One that is gone is
+// made anew: a power cut may have taken its name. Called with the turn.
+func (h *Host) openShipped(ctx context.Context, s *shipment, i int) error {
+	f, rec := s.files[i], &s.rec.Files[i]
+	if f.part != nil || rec.Compare || rec.Sealed {
+		return nil
+	}
+	part, err := h.files.OpenPart(rec.Made)
+	if errors.Is(err, fault.NotFound) {
+		rec.Bytes, rec.Sum = 0, ""
+		if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
+			return err
+		}
+		if err := h.files.Build(ctx, &rec.Made, "raw", 0); err != nil {
+			return err
+		}
+		if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
+			return err
+		}
+		f.order, f.due = migration.ShipOrder{}, 0
+		part, err = h.files.OpenPart(rec.Made)
+	}
+	if err != nil {
+		return err
+	}
+	// Behind what is durable anything may stand that was written before.
+	if err := part.Trim(rec.Bytes, rec.Size); err != nil {
+		return errors.Join(err, part.Close())
+	}
+	f.part = part
+	return nil
+}
+
+// comparePiece holds a piece against the file that is here.
+func (h *Host) comparePiece(p migration.DiskPiece, f shippingFile) error {
+	real, _, _, err := h.files.Lookup(f.Path)
+	if err != nil {
+		return err
+	}
+	for at, end := p.Offset, p.Offset+p.Length; at < end; {
+		b, err := h.files.ReadBlock(real, at, end-at, migration.ShipBlock)
+		if err != nil {
+			return err
+		}
+		same := b.Version == f.Own && b.Size == p.Size && b.Length > 0 && b.Zero == p.Zero
+		if same && !b.Zero {
+			sum := sha256.Sum256(b.Data)
+			same = hex.EncodeToString(sum[:]) == p.Sum
+		}
+		if !same {
+			return backingDiffers(f.Path, h.o.Name)
+		}
+		at += b.Length
+	}
+	return nil
+}
+
+// endPiece notes a piece that was written, and says whether it is time to make the file
+// durable.
+func (h *Host) endPiece(ctx context.Context, s *shipment, i int, p migration.DiskPiece, part disks.Part) (bool, error) {
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return false, err
+	}
+	defer s.turn.Unlock()
+	if s.closed {
+		return false, errShipped
+	}
+	f := s.files[i]
+	if f.part != part {
+		return false, fault.New(fault.Busy, "what had come of %s was lost, and is begun anew at %d", p.Path, f.order.Bytes)
+	}
+	if err := f.order.Take(p); err != nil {
+		return false, err
+	}
+	if f.order.Bytes-f.due < shipSync {
+		return false, nil
+	}
+	f.due = f.order.Bytes
+	return true, nil
+}
+
+// syncShipped makes what has come of a file durable, and records it. Other pieces are
+// written meanwhile.
+func (h *Host) syncShipped(ctx context.Context, s *shipment, i int) error {
+	f := s.files[i]
+	if err := f.syncing.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer f.syncing.Unlock()
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	bytes, sum, part, closed := f.order.Bytes, f.order.Sum, f.part, s.closed
+	done := closed || s.rec.Files[i].Sealed || bytes == s.rec.Files[i].Bytes
+	s.turn.Unlock()
+	if done {
+		if closed {
+			return errShipped
+		}
+		return nil
+	}
+	var lost error
+	if part != nil {
+		lost = part.Sync()
+	}
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return errors.Join(lost, err)
+	}
+	defer s.turn.Unlock()
+	switch {
+	case s.closed:
+		return errShipped
+	case lost != nil && f.part == part:
+		// The kernel forgets what it could not write: only what was recorded before counts.
+		f.part = nil
+		return errors.Join(lost, part.Close(), f.from(s.rec.Files[i]))
+	case lost != nil:
+		return lost
+	}
+	before := s.rec.Files[i]
+	s.rec.Files[i].Bytes, s.rec.Files[i].Sum = bytes, sum.String()
+	if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
+		s.rec.Files[i].Bytes, s.rec.Files[i].Sum = before.Bytes, before.Sum
+		return err
+	}
+	return nil
+}
+
+// ShippedSoFar implements migration.DestinationColdVerbs.
+func (h *Host) ShippedSoFar(ctx context.Context, ref migration.Ref) (migration.Shipped, error) {
+	h.hear(ref)
+	out, err := h.shippedSoFar(ctx, ref)
+	return out, wrap(err, "look what came of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) shippedSoFar(ctx context.Context, ref migration.Ref) (migration.Shipped, error) {
+	s, err := h.shipment(ctx, ref)
+	if err != nil {
+		return migration.Shipped{}, err
+	}
+	for i := range s.files {
+		if err := h.reopen(ctx, s, i); err != nil {
+			return migration.Shipped{}, err
+		}
+		if err := h.syncShipped(ctx, s, i); err != nil {
+			return migration.Shipped{}, err
+		}
+	}
+	return h.soFar(ctx, s)
+}
+
+// reopen opens a file of which something is said to be durable: it must be there.
+func (h *Host) reopen(ctx context.Context, s *shipment, i int) error {
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer s.turn.Unlock()
+	if s.closed {
+		return errShipped
+	}
+	if s.rec.Files[i].Bytes == 0 {
+		return nil
+	}
+	return h.openShipped(ctx, s, i)
+}
+
+func (h *Host) soFar(ctx context.Context, s *shipment) (migration.Shipped, error) {
+	var out migration.Shipped
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return out, err
+	}
+	defer s.turn.Unlock()
+	for _, f := range s.rec.Files {
+		out.Files = append(out.Files, migration.ShippedFile{Path: f.Path, Bytes: f.Bytes, Sum: f.Sum, Version: f.Version, Sealed: f.Sealed})
+	}
+	return out, nil
+}
+
+// shipment finds what of an attempt comes here, from its record after a restart.
+func (h *Host) shipment(ctx context.Context, ref migration.Ref) (*shipment, error) {
+	if err := h.late(ref, stepShip); err != nil {
+		return nil, err
+	}
+	if s := h.ships.find(ref); s != nil {
+		return s, nil
+	}
+	if err := h.ships.opening.Lock(ctx, h.rt); err != nil {
+		return nil, err
+	}
+	defer h.ships.opening.Unlock()
+	if s := h.ships.find(ref); s != nil {
+		return s, nil
+	}
+	rec, found, err := recall[shipping](h, ref, memoryShip)
+	if err != nil {
+		return nil, err
+	}
+	if !found || !rec.Ready {
+		return nil, fault.New(fault.Forbidden, "no disk is shipped here by attempt %d of migration %s", ref.Attempt, ref.Migration)
+	}
+	s := &shipment{ref: ref, rec: rec}
+	for i := range rec.Files {
+		f := new(filling)
+		if err := f.from(rec.Files[i]); err != nil {
+			return nil, err
+		}
+		if rec.Files[i].Bytes == 0 {
+			rec.Files[i].Version, rec.Files[i].Size = "", 0 // nothing of it is left
+		}
+		s.files, s.paths = append(s.files, f), append(s.paths, rec.Files[i].Path)
+	}
+	// Between the look above and here the undo may have come.
+	if err := h.late(ref, stepShip); err != nil {
+		return nil, err
+	}
+	h.ships.mu.Lock()
+	defer h.ships.mu.Unlock()
+	if h.ships.coming == nil {
+		h.ships.coming = map[string]*shipment{}
+	}
+	h.ships.coming[streamKey(ref)] = s
+	return s, nil
+}
+
+func (s *ships) find(ref migration.Ref) *shipment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.coming[streamKey(ref)]
+}
+
+// closeShipment ends the writing of an attempt's files: when it returns nothing more is
+// written to them or recorded.
+func (h *Host) closeShipment(ctx context.Context, ref migration.Ref) error {
+	if err := h.ships.opening.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer h.ships.opening.Unlock()
+	s := h.ships.find(ref)
+	if s == nil {
+		return nil
+	}
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer s.turn.Unlock()
+	s.closed = true
+	h.ships.mu.Lock()
+	delete(h.ships.coming, streamKey(ref))
+	h.ships.mu.Unlock()
+	return s.closeFiles()
+}
+
+func (s *shipment) closeFiles() error {
+	var errs []error
+	for _, f := range s.files {
+		if f.part != nil {
+			errs = append(errs, f.part.Close())
+			f.part = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// SealDisks implements migration.DestinationColdVerbs.
+func (h *Host) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
+	h.hear(ref)
+	return wrap(h.sealDisks(ctx, ref, want), "seal the disks of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) sealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
+	s, err := h.shipment(ctx, ref)
+	if err != nil {
+		return err
+	}
+	for i := range s.files {
+		if err := h.syncShipped(ctx, s, i); err != nil {
+			return err
+		}
+	}
+	if err := s.turn.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer s.turn.Unlock()
+	if s.closed {
+		return errShipped
+	}
+	for i := range s.rec.Files {
+		if err := h.mayBeSealed(s.rec.Files[i], want); err != nil {
+			return err
+		}
+	}
+	for i := range s.rec.Files {
+		if err := h.seal(ctx, s, i); err != nil {
+			return err
+		}
+	}
+	for i := range s.rec.Files {
+		s.rec.Files[i].Sealed = true
+	}
+	if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
+		return err
+	}
+	return s.closeFiles()
+}
+
+// mayBeSealed refuses a file that is not what the source has.
+func (h *Host) mayBeSealed(f shippingFile, want migration.Shipped) error {
+	i := slices.IndexFunc(want.Files, func(w migration.ShippedFile) bool { return w.Path == f.Path })
+	if i < 0 {
+		return fault.New(fault.Invalid, "it is not said what %s is to be", f.Path)
+	}
+	switch w := want.Files[i]; {
+	case f.Sealed && w.Bytes == f.Bytes && w.Sum == f.Sum:
+		return nil
+	case w.Bytes != f.Bytes || f.Bytes != f.Size && f.Version != "":
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "disk_not_whole", Message: f.Path + " is not whole", Want: fmt.Sprintf("%d bytes", w.Bytes), Have: fmt.Sprintf("%d bytes", f.Bytes), Change: "send the rest",
+		})
+	case w.Version != f.Version && f.Version != "":
+		return changedMeanwhile(f.Path)
+	case w.Sum != f.Sum:
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "disk_checksum", Message: f.Path + " is not what the source sent: its checksum is another", Want: w.Sum, Have: f.Sum,
+			Change: "look at the memory and the disks of the two hosts, and try again",
+		})
+	}
+	return nil
+}
+
+// seal gives one file its place. Called with the turn.
+func (h *Host) seal(ctx context.Context, s *shipment, i int) error {
+	f := &s.rec.Files[i]
+	if f.Sealed {
+		return nil
+	}
+	if f.Compare {
+		look, err := h.files.ReadBlock(f.Path, 0, 0, migration.ShipBlock)
+		if err == nil && look.Version != f.Own {
+			err = backingDiffers(f.Path, h.o.Name)
+		}
+		return err
+	}
+	err := h.files.Publish(f.Made)
+	if !f.Backing || !errors.Is(err, fault.Exists) {
+		return err
+	}
+	// Another guest's chain brought the file meanwhile: the same one, or none to stand on.
+	same, own, sumErr := h.sameAs(ctx, f)
+	if sumErr != nil || !same {
+		return errors.Join(err, sumErr)
+	}
+	was := f.Made
+	f.Compare, f.Own, f.Made = true, own, disks.Made{}
+	if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
+		f.Compare, f.Own, f.Made = false, "", was
+		return err
+	}
+	return h.files.Unmake(was)
+}
+
+// sameAs sums up the file that has the place of one that was shipped.
+func (h *Host) sameAs(ctx context.Context, f *shippingFile) (same bool, version string, err error) {
+	var order migration.ShipOrder
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return false, "", err
+		}
+		b, err := h.files.ReadBlock(f.Path, order.Bytes, migration.ShipRun, migration.ShipBlock)
+		if err != nil {
+			return false, "", err
+		}
+		if b.Length == 0 {
+			return order.Bytes == f.Bytes && order.Sum.String() == f.Sum, b.Version, nil
+		}
+		p := migration.DiskPiece{Path: f.Path, Offset: order.Bytes, Length: b.Length, Zero: b.Zero}
+		if !p.Zero {
+			p.Sum = migration.PieceSum(b.Data)
+		}
+		if err := order.Take(p); err != nil {
+			return false, "", err
+		}
+	}
+}
