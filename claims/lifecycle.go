@@ -148,7 +148,10 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 		}
 		if remove != nil {
 			c := t.migrations[ref.Migration].gone()
-			left := ref.Migration != "" && c != nil && c.Instance == ref.Instance
+			// A host that gave way to a higher epoch has the commit of the very attempt whose
+			// arrival it ends.
+			yielded := remove.claim.State == Arriving && c != nil && c.Attempt == ref.Attempt
+			left := ref.Migration != "" && c != nil && c.Instance == ref.Instance && !yielded
 			spare := remove.claim.State == Held && own != nil && own != remove
 			if left || remove.claim.State == Bound || remove.claim.State == Held && !spare {
 				return plan{}, wrongState(&remove.claim, "aborted")
