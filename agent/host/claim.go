@@ -9,8 +9,37 @@ import (
 	"berth/topology"
 )
 
-func owner(ref migration.Ref) claims.Owner {
-	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: claims.KindLiveMigration}
+// owner is whose claim here is this attempt's, of whatever kind and also where it has
+// become the instance's; a live migration's where the attempt has none here.
+func (h *Host) owner(ref migration.Ref) claims.Owner {
+	o := ownerOf(ref, claims.KindLiveMigration)
+	for _, c := range h.tracker.ByInstance(ref.Instance) {
+		if c.Owner.Migration == ref.Migration && c.Owner.Attempt == ref.Attempt {
+			return c.Owner
+		}
+		if from := c.BoundFrom; from != nil && from.Migration == ref.Migration && from.Attempt == ref.Attempt {
+			o.Kind = from.Kind
+		}
+	}
+	return o
+}
+
+func ownerOf(ref migration.Ref, kind claims.Kind) claims.Owner {
+	return claims.Owner{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Kind: kind}
+}
+
+// claimKind is the kind of the claims of a move of this type. What a guest holds where it
+// came from is kept for it until a cold migration is confirmed, as that of a resize.
+func claimKind(migrationType string) (claims.Kind, error) {
+	switch migrationType {
+	case "", migration.TypeLiveMigration:
+		return claims.KindLiveMigration, nil
+	case migration.TypeMigration, migration.TypeResize:
+		return claims.KindResize, nil
+	case migration.TypeRebuild:
+		return claims.KindRebuild, nil
+	}
+	return "", fault.New(fault.Invalid, "migration_type %q is unknown", migrationType)
 }
 
 // Claim implements migration.DestinationVerbs.
@@ -39,14 +68,16 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	if err := h.late(ref, stepClaim); err != nil {
 		return migration.ClaimAnswer{}, err
 	}
-	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.State == claims.TokenHere {
-		return migration.ClaimAnswer{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "token_here", Message: "the ledger of " + h.o.Name + " says that it owns " + inst.Name + " itself",
-		})
+	kind, err := claimKind(c.Kind)
+	if err != nil {
+		return migration.ClaimAnswer{}, err
+	}
+	if err := h.claimable(ref, kind, c.Context); err != nil {
+		return migration.ClaimAnswer{}, err
 	}
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
-		Owner: owner(ref), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
+		Owner: ownerOf(ref, kind), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
 		Found: found, Step: stepClaim, Context: &mc, Lease: c.Lease,
 	})
 	if err != nil {
@@ -59,15 +90,44 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	return a, nil
 }
 
+// claimable refuses a claim for a guest whose token is not where its move says.
+func (h *Host) claimable(ref migration.Ref, kind claims.Kind, c migration.Context) error {
+	inst, known := h.tracker.Instance(ref.Instance)
+	here := known && inst.Token.State == claims.TokenHere
+	if kind != claims.KindLiveMigration && h.inPlace(c.Source, c.Destination) {
+		if !known {
+			return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
+		}
+		return h.tokenHere(inst)
+	}
+	if kind == claims.KindRebuild {
+		return fault.New(fault.Invalid, "a rebuild stays on its host; its context is from %s to %s", c.Source, c.Destination)
+	}
+	if here {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "token_here", Message: "the ledger of " + h.o.Name + " says that it owns " + inst.Name + " itself",
+		})
+	}
+	return nil
+}
+
+// inPlace reports whether a move between these two stays on this host.
+func (h *Host) inPlace(source, destination string) bool {
+	return source == h.o.Name && destination == h.o.Name
+}
+
 // RenewClaim implements migration.DestinationVerbs. A claim that is past its
 // pending state needs no renewal, and asking is no fault.
 func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
 	h.hear(ref)
-	if c, ok := h.tracker.ByOwner(owner(ref)); ok && c.State != claims.Pending {
-		h.keepArrival(ctx, ref, streamLease)
+	o := h.owner(ref)
+	if c, ok := h.tracker.ByOwner(o); ok && c.State != claims.Pending {
+		if o.Kind == claims.KindLiveMigration {
+			h.keepArrival(ctx, ref, streamLease)
+		}
 		return nil
 	}
-	_, err := h.tracker.Renew(ctx, owner(ref))
+	_, err := h.tracker.Renew(ctx, o)
 	return wrap(err, "renew claim of migration %s on %s", ref.Migration, h.o.Name)
 }
 
@@ -78,6 +138,9 @@ func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
+	if h.changes(ref) {
+		return h.abortChange(ctx, ref)
+	}
 	if h.arrived(ref) {
 		return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
 	}
@@ -91,7 +154,7 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	c, ok := h.tracker.ByOwner(owner(ref))
+	c, ok := h.tracker.ByOwner(h.owner(ref))
 	if ok {
 		if c.State == claims.Bound || h.arrived(ref) {
 			return fault.New(fault.Forbidden, "the guest has arrived: its token is here")
@@ -113,6 +176,35 @@ func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	return nil
 }
 
+// changes reports whether a claim of the attempt is for a guest that stays on this host.
+func (h *Host) changes(ref migration.Ref) bool {
+	c, ok := h.tracker.ByOwner(h.owner(ref))
+	return ok && c.Context != nil && h.inPlace(c.Context.Source, c.Context.Destination)
+}
+
+// abortChange gives up what a change on this host has claimed, and with it all that is
+// remembered of the change: it is its last undo, and the end of its revert. Refused while
+// the guest uses it.
+func (h *Host) abortChange(ctx context.Context, ref migration.Ref) error {
+	// Buried before the lock: see abortClaim.
+	if err := h.tracker.Bury(ctx, at(ref, stepClaim)); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, used := h.boundBy(ref); used {
+		return fault.New(fault.Forbidden, "the guest uses it: take the change back first")
+	}
+	// Before the claim: while it is here a repeated undo comes this way.
+	if err := h.tracker.ForgetMigration(ctx, ref.Migration); err != nil {
+		return err
+	}
+	return h.tracker.Abort(ctx, at(ref, stepClaim))
+}
+
 // arrived reports whether the token is here and this migration has, or may have,
 // to do with it: it came by it, or something of this attempt is still here beside
 // it. A host that owns the guest by other ways, and has nothing of this attempt,
@@ -123,10 +215,11 @@ func (h *Host) arrived(ref migration.Ref) bool {
 		return false
 	}
 	_, bound := h.boundBy(ref)
-	_, claimed := h.tracker.ByOwner(owner(ref))
+	_, claimed := h.tracker.ByOwner(h.owner(ref))
 	// A record that cannot be read is one that is there.
 	_, prepared, err := recall[preparation](h, ref, memoryPrepared)
-	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil
+	_, preparedCold, coldErr := recall[coldPreparation](h, ref, memoryPreparedCold)
+	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil || preparedCold || coldErr != nil
 }
 
 // RecordContext implements migration.SourceVerbs.

@@ -96,14 +96,14 @@ func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	rec, found, err := h.foreignRecord(owner(ref))
+	rec, found, err := h.foreignRecord(h.owner(ref))
 	if err != nil || !found {
 		return err
 	}
 	if bound, ok := h.boundBy(ref); ok {
 		return h.finishArrival(ctx, ref, bound)
 	}
-	claim, ok := h.tracker.ByOwner(owner(ref))
+	claim, ok := h.tracker.ByOwner(h.owner(ref))
 	if !ok {
 		return nil
 	}

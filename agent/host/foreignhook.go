@@ -166,7 +166,7 @@ func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.
 	if _, err := h.claim(ctx, ref, r, found); err != nil {
 		return claims.Claim{}, wrap(err, "claim %s on %s", r.Guest.Name, h.o.Name)
 	}
-	c, ok := h.tracker.ByOwner(owner(ref))
+	c, ok := h.tracker.ByOwner(h.owner(ref))
 	if !ok {
 		if c, ok = h.boundBy(ref); !ok {
 			return claims.Claim{}, fault.New(fault.Unavailable, "its claim has ended again: ask once more")

@@ -254,7 +254,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 	if !found {
 		// The claim without its preparation: an undo has taken it. The commit is
 		// the proof that counts; what is known of the guest is in the claim.
-		claim, ok := h.tracker.ByOwner(owner(ref))
+		claim, ok := h.tracker.ByOwner(h.owner(ref))
 		if !ok || claim.Context == nil {
 			return fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
 		}
@@ -313,7 +313,7 @@ func (h *Host) accepted(ref migration.Ref) bool {
 // boundBy is the claim that became the instance's by this attempt.
 func (h *Host) boundBy(ref migration.Ref) (claims.Claim, bool) {
 	for _, c := range h.tracker.ByMigration(ref.Migration) {
-		if c.BoundFrom != nil && *c.BoundFrom == owner(ref) {
+		if from := c.BoundFrom; from != nil && *from == ownerOf(ref, from.Kind) {
 			return c, true
 		}
 	}
@@ -329,7 +329,7 @@ func (h *Host) goneOn(ref migration.Ref) bool {
 	if inst, ok := h.tracker.Instance(ref.Instance); ok && inst.Token.Migration == ref.Migration && inst.Token.State == claims.TokenHere {
 		return false
 	}
-	_, claimed := h.tracker.ByOwner(owner(ref))
+	_, claimed := h.tracker.ByOwner(h.owner(ref))
 	return !claimed
 }
 
@@ -353,7 +353,7 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 		st.Ledger = migration.LedgerAccepted
 		st.Epoch, _ = h.tracker.Epoch(ref.Instance)
 	}
-	if c, ok := h.tracker.ByOwner(owner(ref)); ok {
+	if c, ok := h.tracker.ByOwner(h.owner(ref)); ok {
 		st.Claim = string(c.State)
 	} else if c, ok := h.boundBy(ref); ok {
 		st.Claim = string(c.State)
@@ -396,7 +396,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	if err := h.definePersistent(ctx, ref, rec); err != nil {
 		return err
 	}
-	if _, err := h.tracker.Bind(ctx, owner(ref)); err != nil {
+	if _, err := h.tracker.Bind(ctx, h.owner(ref)); err != nil {
 		return err
 	}
 	if err := h.closeStream(ctx, ref); err != nil {
@@ -461,17 +461,8 @@ func (h *Host) rewrite(text string, meta domainxml.Metadata, binding domainxml.B
 		return "", fault.New(fault.Invalid, "write the guest's document: %w", err)
 	}
 	doc.SetMetadata(meta)
-	own, err := parseDocument(text)
-	if err != nil {
+	if binding.Listen, err = h.listensHere(text); err != nil {
 		return "", err
-	}
-	switch {
-	case h.o.ListenAddress != "":
-		binding.Listen = h.o.ListenAddress
-	case own.listensOnOneAddress():
-		// An address of the source's would keep the guest from starting here.
-		// Loopback is reachable by nobody it was not meant for.
-		binding.Listen = "127.0.0.1"
 	}
 	if err := doc.Rebind(binding); err != nil {
 		return "", fault.New(fault.Invalid, "%w", err)

@@ -48,7 +48,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if err := h.late(ref, stepPrepare); err != nil {
 		return none, err
 	}
-	claim, ok := h.tracker.ByOwner(owner(ref))
+	claim, ok := h.tracker.ByOwner(h.owner(ref))
 	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
 		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
 	}
@@ -85,7 +85,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	}
 	// Arriving before the answer: from here on a copy may come, and the claim
 	// must outlive its conductor.
-	if _, err := h.tracker.Arrive(ctx, owner(ref)); err != nil {
+	if _, err := h.tracker.Arrive(ctx, h.owner(ref)); err != nil {
 		// Whoever has the ticket can look for its port, and a claim that is pending frees
 		// itself: nothing may come by it then.
 		keep, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
@@ -268,7 +268,7 @@ func rolledTooLate(host string) error {
 // domain of that uuid for which no claim names this migration is somebody
 // else's business.
 func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
-	if c, ok := h.tracker.ByOwner(owner(ref)); !ok || c.State != claims.Arriving {
+	if c, ok := h.tracker.ByOwner(h.owner(ref)); !ok || c.State != claims.Arriving {
 		return nil
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)

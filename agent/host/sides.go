@@ -143,7 +143,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Guest.UUID, Attempt: r.Attempt}
-		if !seen[streamKey(ref)] && !h.Foreign(owner(ref)) {
+		if !seen[streamKey(ref)] && !h.Foreign(h.owner(ref)) {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
 		}
 	}

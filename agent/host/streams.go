@@ -104,7 +104,7 @@ func transportReasons(source, dest migration.Description) []fault.Reason {
 // is not arriving yet: until the answer is given nobody knows of the process. A guest
 // that somebody else sends comes by what that tool has.
 func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p *migration.Prepared) error {
-	if h.transport() != migration.TransportStream || h.Foreign(owner(ref)) {
+	if h.transport() != migration.TransportStream || h.Foreign(h.owner(ref)) {
 		return nil
 	}
 	o := StreamOrder{Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: streamLease}

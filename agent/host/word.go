@@ -159,7 +159,7 @@ func (h *Host) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 
 func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
 	clean, err := h.yield(ctx, ref, epoch, to)
-	switch _, claimed := h.tracker.ByOwner(owner(ref)); {
+	switch _, claimed := h.tracker.ByOwner(h.owner(ref)); {
 	case err != nil:
 		return err
 	case clean:

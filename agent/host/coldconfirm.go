@@ -1,0 +1,109 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// ConfirmSource implements migration.SourceColdVerbs. The guest's record goes last but
+// for the memories: while it is here a confirmation that broke off is repeated.
+func (h *Host) ConfirmSource(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.confirmSource(ctx, ref), "confirm migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known || inst.Token.Migration != ref.Migration && inst.Token.State != claims.TokenHere {
+		return h.tracker.ForgetMigration(ctx, ref.Migration) // done before
+	}
+	c, left := h.tracker.Committed(ref.Migration)
+	if !left || c.Attempt != ref.Attempt || c.Instance != ref.Instance || inst.Token.State != claims.TokenSurrendered {
+		return fault.New(fault.Forbidden, "its token has not left by attempt %d of this migration", ref.Attempt)
+	}
+	half, held := h.heldFor(ref)
+	if held && half.State != claims.Held {
+		return fault.New(fault.Forbidden, "the guest is on its way back, by attempt %d", half.Owner.Attempt)
+	}
+	rec, _, err := recall[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return err
+	}
+	if err := h.endSource(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.phase(ctx, ref, phaseRequest{
+		Phase: hooks.ConfirmResize, Kind: rec.Kind, Source: h.o.Name, Destination: c.To, XML: rec.Definition, Power: rec.Power,
+	}); err != nil {
+		return err
+	}
+	return h.forgetHalf(ctx, ref, half)
+}
+
+// heldFor is what is held here of a guest that has left by this migration.
+func (h *Host) heldFor(ref migration.Ref) (claims.Claim, bool) {
+	for _, c := range h.tracker.ByMigration(ref.Migration) {
+		if c.Owner.Instance == ref.Instance && c.Owner.Migration == ref.Migration {
+			return c, true
+		}
+	}
+	return claims.Claim{}, false
+}
+
+// forgetHalf ends what this host holds of a guest that has left and does not come back:
+// claim, record and context, and then what verbs remembered.
+func (h *Host) forgetHalf(ctx context.Context, ref migration.Ref, half claims.Claim) error {
+	if err := h.dropRecords(ctx, ref.Instance); err != nil {
+		return err
+	}
+	if half.ID != "" {
+		if err := h.tracker.Release(ctx, half.Owner); err != nil {
+			return err
+		}
+	}
+	if err := h.tracker.Forget(ctx, ref.Instance); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// ConfirmDestination implements migration.DestinationColdVerbs.
+func (h *Host) ConfirmDestination(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.confirmDestination(ctx, ref), "confirm migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	switch {
+	case err != nil:
+		return err
+	case h.goneOn(ref):
+		return h.tracker.ForgetMigration(ctx, ref.Migration)
+	case !h.accepted(ref):
+		return fault.New(fault.Forbidden, "the token did not come here by this migration")
+	case found && !rec.Finished:
+		return fault.New(fault.Forbidden, "the guest's arrival is not finished")
+	}
+	if err := h.keepShipped(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.tracker.DropContext(ctx, at(ref, "")); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}

@@ -1,0 +1,81 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// FinishResize implements migration.DestinationColdVerbs.
+func (h *Host) FinishResize(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.finishResize(ctx, ref), "finish migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil {
+		return err
+	}
+	_, bound := h.boundBy(ref)
+	switch {
+	case h.goneOn(ref), h.accepted(ref) && found && rec.Finished, h.accepted(ref) && bound && !found:
+		return nil // done before: also where the guest has gone on since, or back
+	case !h.accepted(ref):
+		return fault.New(fault.Forbidden, "the token did not come here by this migration")
+	case !found:
+		return fault.New(fault.InDoubt, "the guest's token is here, and the record of its preparation is lost")
+	}
+	if !rec.Started {
+		if err := h.makeLive(ctx, ref, rec); err != nil {
+			return err
+		}
+		rec.Started = true
+		if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+			return err
+		}
+	}
+	if err := h.phase(ctx, ref, rec.phase(h, hooks.FinishResize)); err != nil {
+		return err
+	}
+	rec.Finished = true
+	return h.remember(ctx, ref, memoryPreparedCold, rec)
+}
+
+// makeLive gives a guest that came while it was off its definition, its claim and its
+// power state here.
+func (h *Host) makeLive(ctx context.Context, ref migration.Ref, rec coldPreparation) error {
+	if err := h.defineOwned(ctx, ref, rec.Instance, rec.Definition); err != nil {
+		return err
+	}
+	// A bound claim is one of a defined domain, and what starts has one.
+	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
+		return err
+	}
+	came, _ := h.tracker.Came(ref.Migration)
+	return h.startAs(ctx, ref.Instance, migration.PowerState(came.Power))
+}
+
+// defineOwned defines a guest whose token is here by this migration, with the epoch that
+// the token has. libvirt's own autostart would start it without asking who owns it; the
+// wish is in the ledger.
+func (h *Host) defineOwned(ctx context.Context, ref migration.Ref, inst claims.Instance, text string) error {
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return fault.New(fault.Invalid, "write the guest's document: %w", err)
+	}
+	doc.SetMetadata(domainxml.Metadata{Name: inst.Name, Flavor: inst.Flavor, Epoch: h.epoch(ref.Instance), Migration: ref.Migration})
+	if err := h.driver.Define(ctx, doc.String()); err != nil {
+		return err
+	}
+	return h.driver.SetAutostart(ctx, ref.Instance, false)
+}

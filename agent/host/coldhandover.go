@@ -1,0 +1,208 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// A guest that is off leaves by one record and arrives by one. Its source decides by its
+// own facts alone:
+//
+//	powered off by     its domain        handing it over
+//	this attempt
+//	no                 any               refused
+//	yes                active            refused: its user, or an undo, has started it
+//	yes                off               surrendered
+//	yes                gone              refused; going back to its source: surrendered, nothing of it runs here
+//	refused (keep)     any               refused for good
+
+// HandOver implements migration.SourceColdVerbs.
+func (h *Host) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+	h.hear(ref)
+	c, err := h.handOver(ctx, ref, to)
+	return c, wrap(err, "hand the guest of migration %s over from %s to %s", ref.Migration, h.o.Name, to)
+}
+
+func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+	none := migration.Commit{}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
+		return wireCommit(c, ""), h.endLeft(ctx, ref)
+	}
+	mc, ok := h.contextOf(ref)
+	if !ok || mc.Instance != ref.Instance {
+		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
+	}
+	back := h.came(ref)
+	if peer := otherSide(mc, back); to != peer {
+		return none, fault.New(fault.Forbidden, "the guest goes to %s, by what is recorded on %s", peer, h.o.Name)
+	}
+	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return none, err
+	}
+	if !found || !rec.Off {
+		return none, fault.New(fault.Forbidden, "the guest was not powered off by attempt %d", ref.Attempt)
+	}
+	if err := h.isOff(ctx, ref, back); err != nil {
+		return none, err
+	}
+	if h.o.Owners != nil {
+		done, err := h.o.Owners.Withdraw(ref.Instance)
+		if err != nil {
+			return none, fault.New(fault.Unavailable, "%w", err)
+		}
+		defer done()
+	}
+	if back {
+		if err := h.giveBack(ctx, ref); err != nil {
+			return none, err
+		}
+	}
+	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, string(rec.Power))
+	if err != nil {
+		return none, err
+	}
+	h.log.Info("the token of a guest that is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to, "epoch", c.Epoch)
+	return wireCommit(c, ""), h.endLeft(ctx, ref)
+}
+
+// otherSide is the host to which a guest goes by a migration, or back.
+func otherSide(mc claims.MigrationContext, back bool) string {
+	if back {
+		return mc.Source
+	}
+	return mc.Destination
+}
+
+// isOff is nil when nothing of the guest runs here.
+func (h *Host) isOff(ctx context.Context, ref migration.Ref, back bool) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case !exists && back:
+		return nil
+	case !exists:
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "definition_gone", Message: "the guest's definition was removed from " + h.o.Name + " while it was off", Change: "define it again, and move it anew",
+		})
+	case d.Active():
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "started_again", Message: "guest " + d.Name + " was powered off, and is " + string(d.State) + " again (" + string(d.Reason) + ")",
+			Change: "leave it off until its move is over",
+		})
+	}
+	return h.stays(d)
+}
+
+// giveBack makes the host ready to give a guest back that came by this migration: what
+// it has of the host is its own, whether it could be started here or not.
+func (h *Host) giveBack(ctx context.Context, ref migration.Ref) error {
+	came := ref
+	came.Attempt = h.tracker.Accepted(ref.Migration)
+	if c, ok := h.tracker.ByOwner(ownerOf(came, claims.KindResize)); ok && c.State == claims.Arriving {
+		if _, err := h.tracker.Bind(ctx, c.Owner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endLeft ends a domain that somebody started between the look and the record: its token
+// has left, so it is a second copy (law 6's one exception). Nobody starts the guest
+// elsewhere before this has returned.
+func (h *Host) endLeft(ctx context.Context, ref migration.Ref) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil || !exists || !d.Active() {
+		return err
+	}
+	h.log.Error("end a copy whose token has left", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
+	if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	if d, exists, err = h.domain(ctx, ref.Instance); err == nil && exists && d.Active() {
+		return fault.New(fault.Busy, "a copy of the guest is still %s here", d.State)
+	}
+	return err
+}
+
+// KeepGuest implements migration.SourceColdVerbs.
+func (h *Host) KeepGuest(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.keepGuest(ctx, ref), "keep the guest of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) keepGuest(ctx context.Context, ref migration.Ref) error {
+	// Before its turn: a hand-over under way either was first, or never happens.
+	err := h.tracker.RefuseCommit(ctx, at(ref, ""))
+	if errors.Is(err, fault.NotFound) {
+		return nil // the guest was deleted: there is nothing to hand over
+	}
+	return err
+}
+
+// AcceptHanded implements migration.DestinationColdVerbs.
+func (h *Host) AcceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	h.hear(ref)
+	return wrap(h.acceptHanded(ctx, ref, c), "accept the token of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
+		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if h.accepted(ref) || h.goneOn(ref) {
+		return nil
+	}
+	inst, err := h.comes(ctx, ref)
+	if err != nil {
+		return err
+	}
+	return h.tracker.AcceptToken(ctx, ledgerCommit(c), inst)
+}
+
+// comes is the record of a guest whose token comes: as its preparation has it; of one
+// that comes back, as it was kept here.
+func (h *Host) comes(ctx context.Context, ref migration.Ref) (claims.Instance, error) {
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil {
+		return claims.Instance{}, err
+	}
+	if found {
+		return rec.Instance, nil
+	}
+	if inst, known := h.tracker.Instance(ref.Instance); known && inst.Token.Migration == ref.Migration {
+		return inst, nil
+	}
+	// The claim without its preparation, as after a lost record: the commit is the proof
+	// that counts.
+	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	if !ok || claim.Context == nil {
+		return claims.Instance{}, fault.New(fault.Forbidden, "no claim here names migration %s, attempt %d", ref.Migration, ref.Attempt)
+	}
+	return claims.Instance{UUID: ref.Instance, Name: ref.Instance, Flavor: claim.Context.NewFlavor}, nil
+}
+
+// persistentXML is a guest's definition; empty where it has none.
+func (h *Host) persistentXML(ctx context.Context, uuid string) (string, error) {
+	text, err := h.driver.XML(ctx, uuid, driver.Persistent)
+	if errors.Is(err, fault.NotFound) {
+		return "", nil
+	}
+	return text, err
+}

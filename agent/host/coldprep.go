@@ -1,0 +1,158 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+const (
+	stepPrepareCold    = "prep_resize"
+	memoryPreparedCold = "prepared_cold"
+)
+
+// coldPreparation is the record of PrepResize, kept until the move is confirmed, undone
+// or handed back: what was made here, for the undo, and what is left to do.
+type coldPreparation struct {
+	Kind   string `json:"migration_type"`
+	Source string `json:"source_compute"`
+	// Instance is what the ledger needs when the token comes: the guest as it is to be.
+	Instance claims.Instance `json:"guest"`
+	// DomainXML is the guest's definition at its source, which hooks are given, and
+	// Definition the one that it gets here, but for the epoch.
+	DomainXML  string                 `json:"domain_xml"`
+	Definition string                 `json:"definition_xml,omitempty"`
+	CopyDisks  []string               `json:"copy_disks,omitempty"`
+	Grow       []migration.DiskGrowth `json:"grow,omitempty"`
+	// Prepared is the answer; nil until everything is ready.
+	Prepared *migration.PreparedCold `json:"prepared,omitempty"`
+	// Started: the guest was given the power state that its user had chosen. Finished: all
+	// that FinishResize does is done. What its user does after that is his.
+	Started  bool `json:"started,omitempty"`
+	Finished bool `json:"finished,omitempty"`
+}
+
+func (r coldPreparation) phase(h *Host, phase string) phaseRequest {
+	return phaseRequest{Phase: phase, Kind: r.Kind, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML}
+}
+
+// PrepResize implements migration.DestinationColdVerbs.
+func (h *Host) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
+	h.hear(ref)
+	a, err := h.prepResize(ctx, ref, p)
+	return a, wrap(err, "prepare %s for %s", h.o.Name, p.Guest.Name)
+}
+
+func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
+	none := migration.PreparedCold{}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	// Before it is seen whether the undo has come: one that comes later finds it.
+	ctx, over := h.stoppable(ctx, ref)
+	defer over()
+	if err := h.late(ref, stepPrepareCold); err != nil {
+		return none, err
+	}
+	claim, ok := h.tracker.ByOwner(ownerOf(ref, claims.KindResize))
+	if !ok || claim.State != claims.Pending && claim.State != claims.Arriving {
+		return none, fault.New(fault.Forbidden, "no claim on %s names migration %s, attempt %d", h.o.Name, ref.Migration, ref.Attempt)
+	}
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil {
+		return none, err
+	}
+	if found && rec.Prepared != nil {
+		return *rec.Prepared, nil
+	}
+	if err := h.managing(""); err != nil {
+		return none, err
+	}
+	rec = coldPreparation{
+		Kind: p.Kind, Source: p.Source, Instance: arriving(p.Guest), DomainXML: p.Guest.Definition, CopyDisks: p.CopyDisks, Grow: p.Wanted.Grow,
+	}
+	rec.Instance.Flavor = p.Wanted.Flavor
+	// Before anything is made: one that cannot be written is found out while the guest runs.
+	if rec.Definition, err = h.coldDocument(ref, p.Guest, p.Wanted, claim); err != nil {
+		return none, err
+	}
+	// On record before anything is made: also what is made by hooks.
+	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+		return none, err
+	}
+	files, err := h.planShipped(ctx, ref, p)
+	if err != nil {
+		return none, err
+	}
+	if err := h.phase(ctx, ref, rec.phase(h, hooks.PrepResize)); err != nil {
+		return none, err
+	}
+	// Arriving before the answer: from here on the token may come, and the claim must
+	// outlive its conductor.
+	if _, err := h.tracker.Arrive(ctx, claim.Owner); err != nil {
+		return none, err
+	}
+	rec.Prepared = &migration.PreparedCold{Files: files}
+	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
+		return none, err
+	}
+	return *rec.Prepared, nil
+}
+
+// coldDocument is the definition of a guest that comes here by a cold move.
+func (h *Host) coldDocument(ref migration.Ref, g migration.Guest, w migration.Wanted, c claims.Claim) (string, error) {
+	meta := domainxml.Metadata{Name: g.Name, Flavor: w.Flavor, Epoch: g.Epoch + 1, Migration: ref.Migration}
+	return h.resizedDocument(g, w, c, meta, true)
+}
+
+// RollbackPrepResize implements migration.DestinationColdVerbs.
+func (h *Host) RollbackPrepResize(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.rollbackPrepResize(ctx, ref), "roll back prep_resize of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error {
+	// Looked at before it is buried, too: a rollback that is refused must leave no trace in
+	// a move that has succeeded.
+	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
+		return rolledTooLate(h.o.Name)
+	}
+	if err := h.tracker.Bury(ctx, at(ref, stepPrepareCold)); err != nil {
+		return err
+	}
+	h.stopPreparing(ref)
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
+		return rolledTooLate(h.o.Name)
+	}
+	return h.undoColdPreparation(ctx, ref, hooks.RollbackPrepResize)
+}
+
+// undoColdPreparation removes exactly what the preparation of an attempt made, and runs
+// the hooks of the phase by which it ends.
+func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase string) error {
+	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil || !found {
+		return err
+	}
+	if err := h.undoShipped(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.phase(ctx, ref, rec.phase(h, phase)); err != nil {
+		return err
+	}
+	if err := h.forgetPhases(ctx, ref); err != nil {
+		return err
+	}
+	return h.tracker.Unremember(ctx, at(ref, memoryPreparedCold))
+}

@@ -1,0 +1,216 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+const (
+	stepReturn     = "await_return" // under which CancelReturn is buried
+	memoryReturned = "returned"
+)
+
+// returned is the record of FinishRevert: what its user does after that is his.
+type returned struct {
+	Started bool `json:"started"`
+}
+
+// AwaitReturn implements migration.SourceColdVerbs.
+func (h *Host) AwaitReturn(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.awaitReturn(ctx, ref), "await the guest of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := h.late(ref, stepReturn); err != nil {
+		return err
+	}
+	if h.accepted(ref) {
+		return nil
+	}
+	if err := h.managing(""); err != nil {
+		return err
+	}
+	if err := h.returnable(ctx, ref); err != nil {
+		return err
+	}
+	_, err = h.tracker.AwaitReturn(ctx, at(ref, stepReturn), claims.KindResize)
+	return err
+}
+
+// returnable refuses, with every reason, to take a guest back of which something is not
+// here any more.
+func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
+	var no refusal
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case !exists:
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "definition_gone", Message: "what the guest was on " + h.o.Name + " is not defined any more", Change: "confirm the move, and move the guest back",
+		})
+	case d.Active():
+		no.add(fault.InDoubt, fault.Reason{
+			Code: "runs_here", Message: "a copy of guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and its token is not",
+			Change: "end it (virsh destroy) at once",
+		})
+	}
+	text, err := h.persistentXML(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	doc, err := parseDocument(text)
+	if err != nil {
+		return err
+	}
+	for _, e := range doc.Devices.Disks {
+		path := e.path()
+		if path == "" || e.Type != "file" && e.Type != "block" {
+			continue
+		}
+		there, err := h.files.Exists(path)
+		if err != nil {
+			return err
+		}
+		if !there {
+			no.add(fault.Forbidden, fault.Reason{
+				Code: "disk_missing", Message: "disk " + e.Target.Dev + " of what the guest was, " + path + ", is not on " + h.o.Name + " any more",
+				Want: path, Change: "put it back, or confirm the move",
+			})
+		}
+	}
+	return no.err("")
+}
+
+// CancelReturn implements migration.SourceColdVerbs.
+func (h *Host) CancelReturn(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.tracker.CancelReturn(ctx, at(ref, stepReturn), claims.KindResize), "await the guest of migration %s on %s no more", ref.Migration, h.o.Name)
+}
+
+// FinishRevert implements migration.SourceColdVerbs.
+func (h *Host) FinishRevert(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.finishRevert(ctx, ref), "give the guest of migration %s back on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	mc, moving := h.tracker.Context(ref.Migration)
+	_, bound := h.boundBy(ref)
+	switch {
+	case h.goneOn(ref), h.accepted(ref) && bound && !moving:
+		return h.tracker.ForgetMigration(ctx, ref.Migration) // done before
+	case !h.accepted(ref):
+		return fault.New(fault.Forbidden, "the token did not come back here by attempt %d", ref.Attempt)
+	}
+	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return err
+	}
+	rec, _, err := recall[returned](h, ref, memoryReturned)
+	if err != nil {
+		return err
+	}
+	if !rec.Started {
+		if err := h.makeLiveAgain(ctx, ref, was); err != nil {
+			return err
+		}
+		if err := h.remember(ctx, ref, memoryReturned, returned{Started: true}); err != nil {
+			return err
+		}
+	}
+	if err := h.phase(ctx, ref, phaseRequest{
+		Phase: hooks.FinishRevertResize, Kind: was.Kind, Source: h.o.Name, Destination: mc.Destination, XML: was.Definition, Power: was.Power,
+	}); err != nil {
+		return err
+	}
+	if err := h.tracker.DropContext(ctx, at(ref, "")); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// makeLiveAgain gives a guest that came back its definition, its claim and the power
+// state that its user had chosen before it left.
+func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was poweredOff) error {
+	inst, _ := h.tracker.Instance(ref.Instance)
+	text, err := h.persistentXML(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if text == "" {
+		text = was.Definition // removed since the return was awaited
+	}
+	if err := h.defineOwned(ctx, ref, inst, text); err != nil {
+		return err
+	}
+	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
+		return err
+	}
+	power := was.Power
+	if power == "" { // its record was lost
+		came, _ := h.tracker.Came(ref.Migration)
+		power = migration.PowerState(came.Power)
+	}
+	return h.startAs(ctx, ref.Instance, power)
+}
+
+// recallEarlier reads what a verb of this attempt, or of the last one before it that has
+// any, remembers.
+func recallEarlier[T any](h *Host, ref migration.Ref, step string) (v T, of migration.Ref, err error) {
+	for of = ref; of.Attempt > 0; of.Attempt-- {
+		v, found, err := recall[T](h, of, step)
+		if err != nil || found {
+			return v, of, err
+		}
+	}
+	return v, ref, nil
+}
+
+// CleanUpReverted implements migration.DestinationColdVerbs.
+func (h *Host) CleanUpReverted(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.cleanUpReverted(ctx, ref), "clean up after the return of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) cleanUpReverted(ctx context.Context, ref migration.Ref) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known || inst.Token.Migration != ref.Migration {
+		// Done before. A guest that is here again came by another move, which began after.
+		return h.tracker.ForgetMigration(ctx, ref.Migration)
+	}
+	c, left := h.tracker.Committed(ref.Migration)
+	if !left || c.Attempt != ref.Attempt || inst.Token.State != claims.TokenSurrendered {
+		return fault.New(fault.Forbidden, "its token has not gone back by attempt %d of this migration", ref.Attempt)
+	}
+	if err := h.endSource(ctx, ref); err != nil {
+		return err
+	}
+	came := ref
+	came.Attempt = h.tracker.Accepted(ref.Migration)
+	if err := h.undoColdPreparation(ctx, came, hooks.RevertResize); err != nil {
+		return err
+	}
+	half, _ := h.heldFor(ref)
+	return h.forgetHalf(ctx, ref, half)
+}

@@ -1,0 +1,405 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+const (
+	stepPower   = "power_off"   // under which PowerOn is buried
+	memoryPower = "powered_off" // under which PowerOff remembers
+)
+
+// poweredOff is the record of PowerOff: what the guest goes back to.
+//
+//	what is seen at (a repeated) PowerOff      Power
+//	the guest is active                        as it is then: its user started, paused or resumed it
+//	off, and nothing is on record              shut off
+//	off, and on record                         as recorded: it obeyed, or its host was rebooted
+//	no domain, of a guest that never started   as its commit says
+type poweredOff struct {
+	Power       migration.PowerState `json:"power_state"`
+	Kind        string               `json:"migration_type"`
+	Destination string               `json:"dest_compute,omitempty"`
+	Definition  string               `json:"definition_xml,omitempty"` // as it stood then; empty for no domain
+	// Changed: the guest had what a change on this host gave it.
+	Changed bool `json:"changed,omitempty"`
+	// Asked is when the guest was first asked to shut down: verbs are repeated, and its
+	// time runs from then.
+	Asked  runtime.BootTime `json:"asked,omitzero"`
+	Off    bool             `json:"off,omitempty"` // seen off: the answer was given
+	Pulled bool             `json:"pulled,omitempty"`
+	Hooks  bool             `json:"hooks,omitempty"` // resize_instance is theirs to undo
+	On     bool             `json:"on,omitempty"`    // the undo has given the guest its power state again
+}
+
+// PowerOff implements migration.ColdVerbs.
+func (h *Host) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+	h.hear(ref)
+	a, err := h.powerOff(ctx, ref, p)
+	return a, wrap(err, "power off the guest of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+	none := migration.PoweredOff{}
+	if p.Timeout < 0 {
+		return none, fault.New(fault.Invalid, "timeout of %s", p.Timeout)
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	// A guest may take its minute: the undo does not wait for it.
+	ctx, over := h.stoppable(ctx, ref)
+	defer over()
+	if err := h.late(ref, stepPower); err != nil {
+		return none, err
+	}
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known {
+		return none, fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return none, err
+	}
+	if !h.recorded(ref) {
+		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
+	}
+	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return none, err
+	}
+	if !found {
+		if err := h.managing(""); err != nil {
+			return none, err
+		}
+		rec = poweredOff{Kind: p.Kind, Destination: p.Destination, Changed: h.changed(ref)}
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	if err := h.mayPowerOff(ctx, ref, d, exists); err != nil {
+		return none, err
+	}
+	if found && rec.Off && !d.Active() {
+		return rec.answer(), nil
+	}
+	if err := h.noteWish(ctx, ref, &rec, d, exists); err != nil {
+		return none, err
+	}
+	if rec.Hooks {
+		if err := h.phase(ctx, ref, rec.phase(h, hooks.ResizeInstance)); err != nil {
+			return none, err
+		}
+	}
+	pulled, err := h.end(ctx, ref, &rec, p.Timeout)
+	if err != nil {
+		return none, err
+	}
+	rec.Off, rec.Pulled = true, rec.Pulled || pulled
+	if err := h.remember(ctx, ref, memoryPower, rec); err != nil {
+		return none, err
+	}
+	return rec.answer(), nil
+}
+
+func (r poweredOff) answer() migration.PoweredOff {
+	return migration.PoweredOff{PowerState: r.Power, Pulled: r.Pulled}
+}
+
+func (r poweredOff) phase(h *Host, phase string) phaseRequest {
+	return phaseRequest{Phase: phase, Kind: r.Kind, Source: h.o.Name, Destination: r.Destination, XML: r.Definition, Power: r.Power}
+}
+
+// recorded reports whether this host has anything of the migration by which a guest may
+// be powered off.
+func (h *Host) recorded(ref migration.Ref) bool {
+	if mc, ok := h.tracker.Context(ref.Migration); ok && mc.Instance == ref.Instance {
+		return true
+	}
+	for _, c := range h.tracker.ByMigration(ref.Migration) {
+		if c.Owner.Instance == ref.Instance {
+			return true
+		}
+	}
+	return false
+}
+
+// changed reports whether a guest uses what a change of this migration on this host gave
+// it: the other half is held for the change, and the guest's own claim came by it.
+func (h *Host) changed(ref migration.Ref) bool {
+	for _, c := range h.tracker.ByMigration(ref.Migration) {
+		if c.Owner.Kind == claims.KindInstance && c.Owner.Instance == ref.Instance {
+			x, ok := h.contextOf(migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: c.BoundFrom.Attempt})
+			return ok && h.inPlace(x.Source, x.Destination)
+		}
+	}
+	return false
+}
+
+// came reports whether a guest is here by this migration, at an attempt before this one:
+// then this one takes it back.
+func (h *Host) came(ref migration.Ref) bool {
+	a := h.tracker.Accepted(ref.Migration)
+	return a > 0 && a < ref.Attempt
+}
+
+// mayPowerOff refuses what would lose a guest: one whose definition goes with its
+// process, one that is on its way by other hands, or has left by them.
+func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Domain, exists bool) error {
+	switch {
+	case !exists && h.came(ref):
+		return nil // it could not be started here, and goes back
+	case !exists:
+		return gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
+	case !d.Persistent:
+		return fault.Refuse(fault.Forbidden, "", notPersistent(d.Name))
+	case d.State == driver.ShutOff && d.Reason == driver.ReasonSaved:
+		return fault.Refuse(fault.Forbidden, "", isSaved(d.Name))
+	case halfway(d):
+		return fault.New(fault.Busy, "guest %s is %s (%s)", d.Name, d.State, d.Reason)
+	}
+	if d.Active() && h.migrator != nil {
+		job, err := h.migrator.Job(ctx, ref.Instance)
+		switch {
+		case err != nil && !errors.Is(err, fault.NotFound):
+			return err
+		case err == nil && inFlight(job):
+			return fault.Refuse(fault.Busy, "", jobInFlight(d.Name))
+		}
+	}
+	return h.stays(d)
+}
+
+func notPersistent(name string) fault.Reason {
+	return fault.Reason{
+		Code: "not_persistent", Message: "guest " + name + " has no definition: powered off, nothing of it would be left",
+		Change: "define it (virsh dumpxml " + name + " | virsh define /dev/stdin), or move it live",
+	}
+}
+
+// isSaved refuses a guest whose memory lies in a file of this host, which no move takes
+// along, and which would be of another guest after a change.
+func isSaved(name string) fault.Reason {
+	return fault.Reason{
+		Code: "saved", Message: "guest " + name + " is saved: its memory lies in a file on its host, which does not move",
+		Change: "start it, or give the saved memory up with virsh managedsave-remove " + name,
+	}
+}
+
+func jobInFlight(name string) fault.Reason {
+	return fault.Reason{
+		Code: "job_in_flight", Message: "libvirt has a job for the guest in flight that is not this migration's",
+		Change: "wait for it, or virsh domjobabort " + name,
+	}
+}
+
+// noteWish makes durable what the guest's user has chosen, before anything is done to it.
+func (h *Host) noteWish(ctx context.Context, ref migration.Ref, rec *poweredOff, d driver.Domain, exists bool) error {
+	_, found, err := recall[poweredOff](h, ref, memoryPower)
+	switch {
+	case err != nil:
+		return err
+	case exists && d.Active():
+		rec.Power = powerState(d)
+	case found:
+	case !exists:
+		c, _ := h.tracker.Came(ref.Migration)
+		rec.Power = migration.PowerState(c.Power)
+	default:
+		rec.Power = migration.PowerShutOff
+	}
+	if exists && rec.Definition == "" {
+		if rec.Definition, err = h.driver.XML(ctx, ref.Instance, driver.Persistent); err != nil {
+			return err
+		}
+	}
+	if rec.Off {
+		rec.Off, rec.Asked = false, runtime.BootTime{} // its user has started it again
+	}
+	rec.Hooks = rec.Destination != "" && rec.Destination != h.o.Name && !h.came(ref)
+	return h.remember(ctx, ref, memoryPower, *rec)
+}
+
+// end ends a guest's domain: by its own will in the time that is left, else by its plug.
+// pulled says which.
+func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, timeout time.Duration) (pulled bool, err error) {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil || !exists || !d.Active() {
+		return false, err
+	}
+	if now := h.rt.Boot(); rec.Asked.ID != now.ID {
+		rec.Asked = now
+		if err := h.remember(ctx, ref, memoryPower, *rec); err != nil {
+			return false, err
+		}
+	}
+	left := timeout - (h.rt.Boot().Since - rec.Asked.Since)
+	if rec.Power == migration.PowerRunning && left > 0 {
+		off, err := h.shutDown(ctx, ref.Instance, left)
+		switch {
+		case ctx.Err() != nil:
+			return false, fault.New(fault.Unavailable, "wait for the guest to power off: %w", context.Cause(ctx))
+		case err != nil:
+			h.log.Warn("a guest could not be asked to shut down; its plug is pulled", "instance", ref.Instance, "migration", ref.Migration, "error", err)
+		case off:
+			return false, nil
+		}
+	}
+	h.log.Info("pull the plug of a guest that moves", "instance", ref.Instance, "migration", ref.Migration, "power_state", rec.Power)
+	if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
+		return false, err
+	}
+	// Its end is seen, not believed.
+	if d, exists, err = h.domain(ctx, ref.Instance); err != nil {
+		return false, err
+	} else if exists && d.Active() {
+		return false, fault.New(fault.Busy, "guest %s is active again: %s (%s)", d.Name, d.State, d.Reason)
+	}
+	return true, nil
+}
+
+// PowerOn implements migration.ColdVerbs.
+func (h *Host) PowerOn(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return wrap(h.powerOn(ctx, ref), "power on the guest of migration %s on %s", ref.Migration, h.o.Name)
+}
+
+func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
+	// Looked at before it is buried, too: an undo that is refused leaves no trace.
+	if err := h.mayPowerOn(ref); err != nil {
+		return err
+	}
+	if err := h.tracker.Bury(ctx, at(ref, stepPower)); err != nil {
+		return err
+	}
+	h.stopPreparing(ref)
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := h.mayPowerOn(ref); err != nil {
+		return err
+	}
+	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	if err != nil || !found {
+		return err
+	}
+	var hooked error
+	if rec.Hooks {
+		// Before the guest, which may want what they give back. One that fails is run
+		// again, and the guest does not wait for it.
+		hooked = h.phase(ctx, ref, rec.phase(h, hooks.RollbackResizeInstance))
+	}
+	if !rec.On {
+		if err := h.restore(ctx, ref, rec); err != nil {
+			return errors.Join(err, hooked)
+		}
+		rec.On = true
+		if hooked != nil {
+			return errors.Join(hooked, h.remember(ctx, ref, memoryPower, rec))
+		}
+	}
+	if hooked != nil {
+		return hooked
+	}
+	if err := h.forgetPhases(ctx, ref); err != nil {
+		return err
+	}
+	return h.tracker.Unremember(ctx, at(ref, memoryPower))
+}
+
+// mayPowerOn refuses to start a guest that is not here any more, or not as it was when
+// it was powered off.
+func (h *Host) mayPowerOn(ref migration.Ref) error {
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known {
+		return nil // it was deleted: there is nothing to start
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return err
+	}
+	rec, found, err := recall[poweredOff](h, ref, memoryPower)
+	switch {
+	case err != nil:
+		return err
+	case h.returned(ref):
+		return fault.New(fault.Forbidden, "the guest had left by attempt %d, and has come back since", ref.Attempt)
+	case found && rec.Changed != h.changed(ref):
+		return fault.New(fault.Forbidden, "the guest is not as it was when it was powered off: take the change back first")
+	}
+	return nil
+}
+
+// returned reports whether a guest that left by this attempt has come back by a later one.
+func (h *Host) returned(ref migration.Ref) bool {
+	return h.tracker.Accepted(ref.Migration) > ref.Attempt
+}
+
+// restore gives a guest the power state that its user had chosen.
+func (h *Host) restore(ctx context.Context, ref migration.Ref, rec poweredOff) error {
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case !exists:
+		if rec.Definition != "" {
+			h.log.Warn("a guest that was powered off for a move was removed by hand", "instance", ref.Instance, "migration", ref.Migration)
+		}
+		return nil // else it never was here
+	case d.Active():
+		return nil // its user was first
+	}
+	if err := h.stays(d); err != nil {
+		return err
+	}
+	return h.startAs(ctx, ref.Instance, rec.Power)
+}
+
+// startAs starts a guest that is off as its user had it; nothing for shut off. The caller
+// has seen that the token is here. libvirt asks the guard meanwhile, which finds a guest
+// on a move: Starts tells it who starts it.
+func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerState) error {
+	if power == migration.PowerShutOff {
+		return nil
+	}
+	if _, ok := h.claimOf(uuid); !ok {
+		return fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
+	}
+	h.mu.Lock()
+	h.starting[uuid]++
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.starting[uuid]--; h.starting[uuid] == 0 {
+			delete(h.starting, uuid)
+		}
+	}()
+	err := h.driver.Start(ctx, uuid, power == migration.PowerPaused)
+	if errors.Is(err, fault.InDoubt) {
+		if d, exists, lookErr := h.domain(ctx, uuid); lookErr == nil && exists && d.Active() {
+			return nil
+		}
+	}
+	return err
+}
+
+// Starts reports whether this process starts a guest at this moment, though it is on a
+// move: its token is here, and the move has come to that.
+func (h *Host) Starts(uuid string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.starting[uuid] > 0
+}
