@@ -206,17 +206,25 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, times
 			return fault.New(fault.Internal, "encode the request: %w", err)
 		}
 	}
-	var err error
+	lost, err := c.trying(ctx, times, func() (bool, error) { return c.attempt(ctx, method, path, body, out) })
+	if lost && times == once && method != http.MethodGet && sent(err) {
+		return unknown(err)
+	}
+	return err
+}
+
+// trying asks, and again after a pause, while ask says that no answer came; lost says so
+// of the last try.
+func (c *Client) trying(ctx context.Context, times repeat, ask func() (lost bool, err error)) (lost bool, err error) {
 	for try := range int(times) {
 		if try > 0 {
 			pause := time.Duration((0.5 + rand.Float64()) * float64(50*time.Millisecond<<(try+1)))
 			if c.rt.Sleep(ctx, pause) != nil {
-				return err
+				return false, err
 			}
 		}
-		var lost bool
-		if lost, err = c.attempt(ctx, method, path, body, out); !lost {
-			return err
+		if lost, err = ask(); !lost {
+			return false, err
 		}
 		// A local agent that is not there is not waited for: systemd holds its socket
 		// over a restart, and a person wants to know.
@@ -224,10 +232,7 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, times
 			break
 		}
 	}
-	if times == once && method != http.MethodGet && sent(err) {
-		return unknown(err)
-	}
-	return err
+	return true, err
 }
 
 // unknown is the kind of a changing request that left and had no answer, where
@@ -238,13 +243,24 @@ func unknown(err error) error {
 
 // attempt sends once. lost is true when no answer came.
 func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) (lost bool, err error) {
-	resp, err := c.open(ctx, method, path, body)
+	return c.attemptAs(ctx, method, path, "application/json", body, func(data []byte) error {
+		if out == nil {
+			return nil
+		}
+		// Not strict: a newer agent may say more.
+		return json.Unmarshal(data, out)
+	})
+}
+
+// attemptAs is attempt for a body of any media type.
+func (c *Client) attemptAs(ctx context.Context, method, path, kind string, body []byte, decode func([]byte) error) (lost bool, err error) {
+	resp, err := c.openAs(ctx, method, path, kind, body)
 	if err != nil {
 		// A certificate that is refused will be refused again.
 		return fault.KindOf(err) == fault.Unavailable, err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, MaxBody+1))
+	data, err := readAll(resp, MaxBody)
 	if err != nil {
 		return true, c.connectError(err)
 	}
@@ -254,17 +270,17 @@ func (c *Client) attempt(ctx context.Context, method, path string, body []byte, 
 	if resp.StatusCode >= 300 {
 		return false, decodeError(resp.StatusCode, data)
 	}
-	if out == nil {
-		return false, nil
-	}
-	// Not strict: a newer agent may say more.
-	if err := json.Unmarshal(data, out); err != nil {
+	if err := decode(data); err != nil {
 		return false, fault.New(fault.Internal, "ask the agent at %s: read its answer: %w", c.where(), err)
 	}
 	return false, nil
 }
 
 func (c *Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	return c.openAs(ctx, method, path, "application/json", body)
+}
+
+func (c *Client) openAs(ctx context.Context, method, path, kind string, body []byte) (*http.Response, error) {
 	u := *c.base
 	u.Path, u.RawQuery, _ = strings.Cut(path, "?")
 	if unescaped, err := url.PathUnescape(u.Path); err == nil {
@@ -280,7 +296,7 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte) (*h
 		return nil, fault.New(fault.Invalid, "make a request: %w", err)
 	}
 	if len(body) > 0 {
-		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Content-Type", kind)
 	}
 	if c.opt.As != "" {
 		req.Header.Set(headerHost, c.opt.As)

@@ -69,9 +69,9 @@ func (d *document) operation(r route) map[string]any {
 			"description": "Provider's name of another host, to which the agent passes the request on.",
 		})
 	}
-	media := "application/json"
+	answer := mediaOf(r.frameOut, d.schema(r.out))
 	if r.stream {
-		media = "text/event-stream"
+		answer = map[string]any{"text/event-stream": map[string]any{"schema": d.schema(r.out)}}
 	}
 	op := map[string]any{
 		"operationId": r.name, "summary": r.summary, "parameters": params,
@@ -79,14 +79,14 @@ func (d *document) operation(r route) map[string]any {
 		"responses": map[string]any{
 			strconv.Itoa(r.status): map[string]any{
 				"description": http.StatusText(r.status),
-				"content":     map[string]any{media: map[string]any{"schema": d.schema(r.out)}},
+				"content":     answer,
 			},
 			"default": map[string]any{"$ref": "#/components/responses/Error"},
 		},
 	}
 	if r.in != nil {
 		op["requestBody"] = map[string]any{
-			"required": true, "content": map[string]any{"application/json": map[string]any{"schema": d.schema(r.in)}},
+			"required": true, "content": mediaOf(r.frameIn, d.schema(r.in)),
 		}
 	}
 	return op

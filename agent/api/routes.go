@@ -29,9 +29,11 @@ type route struct {
 	timeout      time.Duration
 	status       int          // of success
 	in, out      reflect.Type // nil for no body
-	stream       bool         // answers with server-sent events of type out
-	serve        func(s *Server, r *http.Request, body any) (any, error)
-	watch        func(s *Server, r *http.Request) (<-chan migration.Migration, error)
+	// frameIn and frameOut say that such a body is a frame; see frameType.
+	frameIn, frameOut bool
+	stream            bool // answers with server-sent events of type out
+	serve             func(s *Server, r *http.Request, body any) (any, error)
+	watch             func(s *Server, r *http.Request) (<-chan migration.Migration, error)
 }
 
 type nothing struct{}
@@ -197,7 +199,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
+	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), shipRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

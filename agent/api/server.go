@@ -246,7 +246,7 @@ func (s *Server) handler(rt route) http.Handler {
 		deadline := time.Now().Add(rt.timeout + 10*time.Second)
 		rc := http.NewResponseController(w)
 		// These fail only where the connection is none of net's, as in a test's recorder.
-		_ = rc.SetReadDeadline(time.Now().Add(s.opt.BodyTimeout))
+		_ = rc.SetReadDeadline(time.Now().Add(s.bodyTime(rt)))
 		_ = rc.SetWriteDeadline(deadline)
 		// The next request on this connection has its own. The one for reading stands:
 		// what the caller did not send is waited for once more after the handler, and
@@ -254,12 +254,8 @@ func (s *Server) handler(rt route) http.Handler {
 		defer func() { _ = rc.SetWriteDeadline(time.Time{}) }()
 		var body any
 		if rt.in != nil {
-			if err := wantJSON(r); err != nil {
-				s.refuse(w, r, err)
-				return
-			}
 			body = reflect.New(rt.in).Interface()
-			if err := decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body); err != nil {
+			if err := decodeBody(w, r, rt, body); err != nil {
 				s.refuse(w, r, err)
 				return
 			}
@@ -271,8 +267,32 @@ func (s *Server) handler(rt route) http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
+		if rt.frameOut {
+			s.answerFrame(w, r, rt.status, out)
+			return
+		}
 		s.answer(w, rt.status, out)
 	})
+}
+
+// bodyTime is how long a row's body may take to arrive. A piece of a disk comes from a
+// host that is known, over a line that may be slow.
+func (s *Server) bodyTime(rt route) time.Duration {
+	if rt.frameIn {
+		return max(s.opt.BodyTimeout, rt.timeout)
+	}
+	return s.opt.BodyTimeout
+}
+
+// decodeBody reads a row's body: JSON, or a frame.
+func decodeBody(w http.ResponseWriter, r *http.Request, rt route, body any) error {
+	if rt.frameIn {
+		return decodeFrame(w, r, body)
+	}
+	if err := wantJSON(r); err != nil {
+		return err
+	}
+	return decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body)
 }
 
 // timeoutOf is how long the caller waits, never above the row's own bound.
