@@ -1,6 +1,6 @@
 # Berth. `make` alone prints what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build check test demo bench clean soak model sim
+.PHONY: help build check test demo bench clean soak model sim stories
 
 help: ## this text
 	@echo "make ..."
@@ -29,6 +29,9 @@ model: ## the hand-over as a state machine, searched to the end, and its mutants
 
 sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VERBOSE=1, MUTANT=list, all or a name, EVERY=1 for each point of each story)
 	@go run ./test/sim/cmd/sim -runs $(or $(RUNS),$(if $(MUTANT),2000,100000)) -seed $(or $(SEED),1) $(if $(VERBOSE),-verbose) $(if $(EVERY),-enumerate) $(if $(MUTANT),-mutant $(MUTANT))
+
+stories: ## every step of every story of package migration fails before, fails after, is killed: what is left, a JSON line each (ROW='resize, claim, kill' shows one run)
+	@go run ./test/stories/cmd/stories $(if $(ROW),-row '$(ROW)')
 
 clean: ## what was built
 	rm -rf bin build

@@ -256,6 +256,9 @@ func (w *world) phases() {
 	for _, name := range w.names {
 		m := w.machines[name]
 		m.fake.Fault(func(call, uuid string) error {
+			if call == "Start" && name == w.story.NoStart && w.guestOf(uuid) != nil {
+				return fault.New(fault.Internal, "start %s: no such machine type", uuid)
+			}
 			if call != "Arrive" || w.mutant != nil && w.mutant.NoGate {
 				return nil
 			}

@@ -17,6 +17,7 @@ type guest struct {
 	flavor     topology.Flavor
 	persistent bool
 	paused     bool // by its user
+	off        bool // by its user, from the start
 	disk       disk
 
 	data     string // what it wrote to its disk the last time
@@ -25,6 +26,8 @@ type guest struct {
 	anyPower bool // its user paused it, or let it run, while a move had it
 	arriving string
 	copies   map[string]copyState // by host
+
+	change // of a move that has it while it is off
 }
 
 // disk is how a guest's disk is kept.
@@ -53,20 +56,22 @@ func (w *world) makeGuests(ctx context.Context) error {
 	for _, g := range w.guests {
 		m := w.machines[g.home]
 		if g.disk != noDisk {
-			m.files.Put(g.path(), "raw", 1<<30, g.data)
+			m.files.Put(g.path(), "raw", diskSize, g.data)
 		}
 		if err := m.fake.Define(ctx, g.document()); err != nil {
 			return err
 		}
-		if err := m.fake.Start(ctx, g.uuid, g.paused); err != nil {
-			return err
+		if !g.off {
+			if err := m.fake.Start(ctx, g.uuid, g.paused); err != nil {
+				return err
+			}
+			g.copies[g.home] = whole
 		}
 		if !g.persistent {
 			if err := m.fake.Undefine(ctx, g.uuid); err != nil {
 				return err
 			}
 		}
-		g.copies[g.home] = whole
 		t, err := claims.Open(ctx, claims.Options{Store: m.mem, Runtime: w.outside, Host: m.name, Random: random{w.rng}, Logger: discard, Capacity: claims.Capacity{Total: m.capacity}})
 		if err != nil {
 			return err
@@ -87,6 +92,7 @@ func (w *world) makeGuests(ctx context.Context) error {
 	return nil
 }
 
+// resources are what a guest holds before anything is asked of it.
 func (g *guest) resources() topology.Resources { return g.flavor.Resources() }
 
 // document is the guest's domain document.

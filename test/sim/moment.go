@@ -66,6 +66,7 @@ func (w *world) ends(g *guest, host, what string) {
 		last = last && c != whole
 	}
 	switch {
+	case w.stopping == [2]string{host, g.uuid} && g.mayBeStopped[host]:
 	case w.stopping == [2]string{host, g.uuid} && last && !g.mayBeOff:
 		w.violate("the agent of %s stops %s, whose only copy that was", host, g.name)
 	case last, w.machines[host].holds(g) && what != "shut off (migrated)" && what != "shut off (daemon)":
@@ -86,13 +87,15 @@ func (w *world) runs(g *guest, host, what string) {
 	}
 	if g.disk != noDisk {
 		files := w.machines[host].files
-		if have, _, exists := files.Data(g.path()); !exists || have != g.data {
-			w.violate("guest %s is %s on %s, whose disk has %q, the guest wrote %q", g.name, what, host, have, g.data)
+		if have, _, exists := files.Data(g.path()); !exists || !slices.Contains(w.contents(g), have) {
+			w.violate("guest %s is %s on %s, whose disk has %q, want one of %q", g.name, what, host, have, w.contents(g))
 		}
 		g.writes++
 		g.data = fmt.Sprintf("%s wrote %d", g.name, g.writes)
 		files.Write(g.path(), g.data)
 	}
+	g.wrote()
+	w.claimed(g, host)
 	g.copies[host] = whole
 	for other, c := range g.copies {
 		if other != host && c == whole {
@@ -185,6 +188,7 @@ func (w *world) committed(m *machine, mutations []store.Mutation) {
 			w.tokensOf(m)
 		case "claims":
 			w.fits(m)
+			w.ownOnce(m)
 			for _, c := range w.claimsOn(m) {
 				if c.Owner.Migration != "" && w.gone[undoing{m.name, c.Owner.Migration, c.Owner.Attempt, "claim"}] {
 					w.violate("%s has a claim of attempt %d of migration %s again, though it was aborted", m.name, c.Owner.Attempt, c.Owner.Migration)
@@ -197,6 +201,24 @@ func (w *world) committed(m *machine, mutations []store.Mutation) {
 					w.violate("%s remembers %s again, though it was undone", m.name, mutation.Key)
 				}
 			}
+		}
+	}
+}
+
+// ownOnce holds that a guest has one claim of its own on a host, while it has any beside
+// that of a change which is not there yet.
+func (w *world) ownOnce(m *machine) {
+	own, kept := map[string]int{}, map[string]bool{}
+	for _, c := range w.claimsOn(m) {
+		if c.Owner.Kind == claims.KindInstance {
+			own[c.Owner.Instance]++
+		} else if c.State == claims.Held && slices.Contains(w.holders(c.Owner.Instance), m.name) {
+			kept[c.Owner.Instance] = true
+		}
+	}
+	for _, g := range w.guests {
+		if n := own[g.uuid]; n > 1 || n == 0 && kept[g.uuid] {
+			w.violate("%s has %d claims that are %s's own", m.name, n, g.name)
 		}
 	}
 }
@@ -243,11 +265,16 @@ func (w *world) claimsOn(m *machine) []claims.Claim {
 	return out
 }
 
-// fits holds that claims never exceed their host.
+// fits holds that claims never exceed their host. Of the two that a guest has while it is
+// changed on its own host it uses one, and the larger of each amount is kept.
 func (w *world) fits(m *machine) {
 	var sum topology.Resources
+	of := map[string]topology.Resources{}
 	for _, c := range w.claimsOn(m) {
-		sum = sum.Add(c.Resources)
+		of[c.Owner.Instance] = of[c.Owner.Instance].Max(c.Resources)
+	}
+	for _, r := range of {
+		sum = sum.Add(r)
 	}
 	if t := m.capacity; sum.VCPUs > t.VCPUs || sum.MemoryMB > t.MemoryMB || sum.DiskGB > t.DiskGB {
 		w.violate("claims on %s are %s, it has %s", m.name, sum, t)

@@ -8,6 +8,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/topology"
 )
 
 // move is a migration that somebody wants.
@@ -20,6 +21,16 @@ type move struct {
 	at         time.Duration // when it is asked for
 	abortAfter time.Duration // 0 for never; from the start of the run
 	options    migration.Options
+
+	// Of a move that has its guest while it is off.
+	kind   string
+	flavor *topology.Flavor // that is wanted; nil for as it is
+	old    topology.Flavor  // that the guest had when it was asked for
+	off    bool             // so did its user have it
+	paused bool
+	ending ending
+	later  time.Duration // how long it waits for the user's word
+	uses   []int         // what he does with the guest meanwhile; see used
 
 	asked    int
 	accepted bool
@@ -41,6 +52,12 @@ func (w *world) ask(m *move) {
 	if at := w.holders(m.guest.uuid); len(at) == 1 {
 		m.from = at[0]
 	}
+	g := m.guest
+	g.data = w.rests(g)
+	g.change, m.old, m.off, m.paused = change{ranSince: true}, w.now(g), g.off, g.paused
+	if m.to == here {
+		m.to = m.from
+	}
 	source := w.machines[m.from]
 	for !m.accepted && m.asked < 40 {
 		m.asked++
@@ -52,7 +69,7 @@ func (w *world) ask(m *move) {
 		var err error
 		p := peer{a: a, m: source}
 		x := p.send(ctx, "LiveMigrate", func(ctx context.Context, b *agent) {
-			_, err = b.conductor.LiveMigrate(ctx, migration.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options})
+			err = b.begin(ctx, m)
 		})
 		_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
 		err = cmp.Or(x.err, err)
@@ -63,7 +80,7 @@ func (w *world) ask(m *move) {
 		}
 		w.note("user", "move not accepted:", err.Error())
 		m.refused = err
-		if k := fault.KindOf(err); k == fault.DoesNotFit || k == fault.Forbidden && m.asked > 3 {
+		if k := fault.KindOf(err); k == fault.DoesNotFit || k == fault.Invalid || k == fault.Forbidden && m.asked > 3 {
 			break
 		}
 		_ = w.outside.Sleep(ctx, 2*time.Second)
@@ -73,6 +90,9 @@ func (w *world) ask(m *move) {
 		m.accepted = w.known(m)
 		m.asked = givenUp
 		return
+	}
+	if m.cold() {
+		w.outside.Go("user", func() { w.word(m) })
 	}
 	for m.abortAfter > 0 && !m.last.Done() {
 		if d := m.abortAfter - w.sim.Elapsed(); d > 0 {
@@ -159,7 +179,7 @@ func (w *world) isOver(m *move) bool {
 	}
 	m.last = rec
 	now := w.sim.Elapsed()
-	if rec.Done() {
+	if rec.Done() || m.finished() {
 		return true
 	}
 	if rec.Outcome == migration.OutcomeInDoubt {

@@ -16,7 +16,7 @@ import (
 
 // Mutants are all of them, in the order in which they are listed.
 func Mutants() []Mutant {
-	return []Mutant{
+	return append([]Mutant{
 		{Name: "claim-visible-early", What: "a claim is told before its commit is durable",
 			Ledger: func(a *agent, s ledger) claims.Store { return hasty{s, "claims"} }},
 		{Name: "token-visible-early", What: "a token is accepted, and the guest resumed, before its commit is durable",
@@ -65,7 +65,7 @@ func Mutants() []Mutant {
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCleanUp{h} }},
 		{Name: "commit-forgotten", Rare: true, What: "the answer to a repeated commit is a refusal",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return onceCommit{h, a} }},
-	}
+	}, coldMutants()...)
 }
 
 // hasty says that writes of a bucket are durable a while before they are.

@@ -15,6 +15,7 @@ type Mutant struct {
 	Ledger  func(a *agent, s ledger) claims.Store // that the tracker writes to
 	Journal func(a *agent, s ledger) task.Store   // that the conductor writes to
 	Verbs   func(a *agent, h migration.Host) migration.Host
+	Cold    func(a *agent, h migration.ColdVerbs) migration.ColdVerbs
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p migration.Placement) migration.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do

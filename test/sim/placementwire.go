@@ -189,7 +189,10 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 		again.Body = io.NopCloser(bytes.NewReader(body))
 		return w.placement.answer(rt, again)
 	}
+	instead, then := w.spoilRequest(a, q)
 	switch {
+	case instead != nil:
+		return instead, nil
 	case w.placement.away:
 		_ = a.rt.Sleep(q.Context(), latency)
 		return nil, fmt.Errorf("dial %s: connection refused", placementURL)
@@ -216,6 +219,11 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 	r, err := send(a.rt)
 	if err == nil {
 		w.trace.note(w.sim.Elapsed(), a.m.name, what, r.Status)
+	}
+	if then != nil {
+		if spoiled := then(); spoiled != nil {
+			return nil, spoiled
+		}
 	}
 	w.after(a, ofPlacement, what)
 	if how == answerLost {

@@ -65,6 +65,7 @@ func (w *world) age() bool {
 func (w *world) clean() bool {
 	text, violations, said := len(w.trace.text), w.violations, w.said
 	w.violations, w.said, w.over = nil, map[string]bool{}, true
+	defer clear(w.left)
 	w.atRest()
 	clean := len(w.violations) == 0
 	w.trace.text, w.violations, w.said, w.over = w.trace.text[:text], violations, said, false
@@ -87,6 +88,9 @@ func (w *world) told(m *move) {
 	if want := w.story.Want; want != "" && w.quiet() && m.last.Outcome != want {
 		w.violate("move of %s ended %q (%v), want %q", m.guest.name, m.last.Outcome, m.last.Error.Err(), want)
 	}
+	if m.finished() {
+		w.heldBy(m)
+	}
 	later := slices.ContainsFunc(w.moves, func(o *move) bool { return o.guest == m.guest && o.after == m && o.accepted })
 	if later {
 		return
@@ -100,7 +104,7 @@ func (w *world) told(m *move) {
 		if !slices.Equal(at, []string{m.last.DestCompute}) {
 			w.violate("move of %s says it completed to %s, its token is on %v", m.guest.name, m.last.DestCompute, at)
 		}
-	case migration.OutcomeUndone, migration.OutcomeRefused:
+	case migration.OutcomeUndone, migration.OutcomeRefused, migration.OutcomeReverted:
 		if !slices.Equal(at, []string{m.from}) {
 			w.violate("move of %s says %s, its token is on %v, want %s", m.guest.name, m.last.Outcome, at, m.from)
 		}
@@ -126,7 +130,9 @@ func (w *world) vanished(g *guest) bool {
 }
 
 // quiet says whether nothing was broken on purpose.
-func (w *world) quiet() bool { return w.options.Break == nil && w.chaos == nil && w.mutant == nil }
+func (w *world) quiet() bool {
+	return w.options.Break == nil && w.options.Spoil == nil && w.chaos == nil && w.mutant == nil
+}
 
 // lives holds that a guest is where its token is, as its user left it, and nowhere
 // else.
@@ -153,19 +159,21 @@ func (w *world) lives(g *guest) {
 		case err != nil:
 			w.violate("at the end: %v", err)
 			continue
+		case name != at[0] && !d.Active() && w.waitsBeside(g, name):
+			continue // as it was before the move, until that is confirmed
 		case name != at[0]:
-			w.violate("at the end %s has a domain of %s, %s (%s), whose token is on %s", name, g.name, d.State, d.Reason, at[0])
+			w.leave(leftDomain, "at the end %s has a domain of %s, %s (%s), whose token is on %s", name, g.name, d.State, d.Reason, at[0])
 			continue
 		}
 		if g.disk != noDisk {
-			if have, _, exists := w.machines[name].files.Data(g.path()); !exists || have != g.data {
-				w.violate("at the end the disk of %s on %s has %q, want %q", g.name, name, have, g.data)
+			if have, size, exists := w.machines[name].files.Data(g.path()); !exists || have != w.rests(g) || size != w.size(g) {
+				w.violate("at the end the disk of %s on %s has %q and %d bytes, want %q and %d", g.name, name, have, size, w.rests(g), w.size(g))
 			}
 		}
-		want := driver.Running
-		if g.paused {
-			want = driver.Paused
+		if now := w.now(g); d.VCPUs != now.VCPUs || d.MemoryMB != now.MemoryMB {
+			w.violate("at the end guest %s has %d VCPU and %d MiB on %s, want %d and %d", g.name, d.VCPUs, d.MemoryMB, name, now.VCPUs, now.MemoryMB)
 		}
+		want := w.powerWanted(g)
 		if d.State != want && !(g.anyPower && d.Active()) && !(g.mayBeOff && d.State == driver.ShutOff) {
 			w.violate("at the end guest %s is %s (%s) on %s, want %s", g.name, d.State, d.Reason, name, want)
 		}
@@ -188,10 +196,13 @@ func (w *world) leftOn(m *machine) {
 			continue
 		}
 		g := w.guestOf(c.Owner.Instance)
+		if w.heldFor(g, m, c) {
+			continue
+		}
 		if c.State != claims.Bound || c.Owner.Kind != claims.KindInstance || !slices.Contains(w.holders(c.Owner.Instance), m.name) {
-			w.violate("at the end %s has a claim of %s: %s %s of migration %q", m.name, g.name, c.Owner.Kind, c.State, c.Owner.Migration)
-		} else if c.Resources != g.resources() {
-			w.violate("at the end the claim of %s on %s is %s, want %s", g.name, m.name, c.Resources, g.resources())
+			w.leave(leftClaim, "at the end %s has a claim of %s: %s %s of migration %q", m.name, g.name, c.Owner.Kind, c.State, c.Owner.Migration)
+		} else if now := w.now(g); c.Resources != now.Resources() {
+			w.violate("at the end the claim of %s on %s is %s, want %s", g.name, m.name, c.Resources, now.Resources())
 		}
 	}
 	for _, g := range w.guests {
@@ -205,12 +216,22 @@ func (w *world) leftOn(m *machine) {
 	if len(doubt) > 0 {
 		return
 	}
-	for uuid := range w.records(m, "instances") {
-		if g := w.guestOf(uuid); !slices.Contains(w.holders(uuid), m.name) {
-			w.violate("at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
+	for uuid, raw := range w.records(m, "instances") {
+		g := w.guestOf(uuid)
+		var i claims.Instance
+		switch now := w.now(g); {
+		case !slices.Contains(w.holders(uuid), m.name):
+			if !w.waitsBeside(g, m.name) {
+				w.violate("at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
+			}
+		case json.Unmarshal(raw, &i) != nil || i.Flavor.Name != now.Name || i.Flavor.Resources() != now.Resources():
+			w.violate("at the end %s says that %s has the flavor %s, want %s", m.name, g.name, i.Flavor.Name, now.Name)
 		}
 	}
 	for migrated, raw := range w.records(m, "halves") {
+		if o := w.moveOf(migration.Ref{Migration: migrated}); o != nil && o.finished() {
+			continue // see heldBy
+		}
 		if w.old && m.aged == m.boots { // another boot's clock counts from its own start
 			w.violate("at the end %s has tombstones of migration %s, past their use: %s", m.name, migrated, raw)
 		}
@@ -222,6 +243,10 @@ func (w *world) leftOn(m *machine) {
 		}
 	}
 	for key := range w.records(m, "verbs") {
+		about, _, _ := strings.Cut(key, "/")
+		if o := w.moveOf(migration.Ref{Migration: about}); o != nil && o.finished() {
+			continue // what a revert needs
+		}
 		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") {
 			w.violate("at the end %s remembers %s", m.name, key)
 		}
@@ -243,7 +268,16 @@ func (w *world) leftOn(m *machine) {
 // files holds that a host has the disks of its guests, and no other file.
 func (w *world) files(m *machine) {
 	want := map[string]bool{}
+	if w.story.rebuilds() {
+		want[imageFile] = true
+	}
 	for _, g := range w.guests {
+		if o := w.waits(g); o != nil && g.disk == local && w.waitsBeside(g, m.name) {
+			want[g.path()] = true
+			if have, _, exists := m.files.Data(g.path()); exists && have != g.before {
+				w.violate("at the end %s keeps the disk of %s with %q, want %q", m.name, g.name, have, g.before)
+			}
+		}
 		if w.vanished(g) {
 			// Its user may want the disk still: it is where the guest wrote last, and nowhere else.
 			if have, _, exists := m.files.Data(g.path()); g.disk == local && exists && have == g.data {
@@ -258,8 +292,8 @@ func (w *world) files(m *machine) {
 		}
 	}
 	for _, path := range m.files.List() {
-		if !want[path] && path != images && path != common {
-			w.violate("at the end %s has the file %s", m.name, path)
+		if !want[path] && path != images && path != common && !w.keptFile(m, path) {
+			w.leave(leftDisk, "at the end %s has the file %s", m.name, path)
 		}
 		delete(want, path)
 	}
@@ -279,6 +313,70 @@ func (w *world) diskKept(g *guest) {
 	if len(on) != 1 {
 		w.violate("at the end the disk of %s, which is no more, is on %v", g.name, on)
 	}
+}
+
+// waitsBeside says whether a host keeps what a guest had there, because the move by which
+// it went waits to be confirmed.
+func (w *world) waitsBeside(g *guest, host string) bool {
+	m := w.waits(g)
+	return m != nil && m.from == host && m.last.DestCompute != host
+}
+
+// heldFor says whether a claim is the half of a move that waits to be confirmed, and
+// holds it to be what the guest had.
+func (w *world) heldFor(g *guest, on *machine, c claims.Claim) bool {
+	m := w.waits(g)
+	if m == nil || on.name != m.from || c.Owner.Migration != m.uuid {
+		return false
+	}
+	if c.State != claims.Held || c.Resources != m.old.Resources() {
+		w.violate("at the end %s keeps for %s a claim %s of %s, want one held of %s", on.name, g.name, c.State, c.Resources, m.old.Resources())
+	}
+	return true
+}
+
+// heldBy holds that what a move waits with is all there: room and context where the
+// guest was, and a context where it is.
+func (w *world) heldBy(m *move) {
+	w.keeps(w.machines[m.from], m, "at the end")
+	if !m.inPlace() && !w.hasContext(w.machines[m.last.DestCompute], m.uuid) {
+		w.violate("at the end %s has no context of %s, whose move waits to be confirmed", m.last.DestCompute, m.guest.name)
+	}
+	old := m.old.Resources()
+	if m.inPlace() {
+		now := m.flavor.Resources()
+		old.VCPUs, old.MemoryMB, old.DiskGB = max(0, old.VCPUs-now.VCPUs), max(0, old.MemoryMB-now.MemoryMB), max(0, old.DiskGB-now.DiskGB)
+	}
+	got, err := w.placement.admin.Allocations(context.Background(), m.uuid)
+	if err != nil {
+		w.violate("at the end: %v", err)
+		return
+	}
+	want := w.machines[m.from].place(old)
+	if w.story.Sharing && !m.inPlace() && want[sharing] != nil {
+		// Counted once: the guest holds it of the same provider.
+		if n := want[sharing]["DISK_GB"] - w.machines[m.from].place(m.becomes().Resources())[sharing]["DISK_GB"]; n > 0 {
+			want[sharing]["DISK_GB"] = n
+		} else {
+			delete(want, sharing)
+		}
+	}
+	for rp, r := range want {
+		maps.DeleteFunc(r, func(_ string, n int64) bool { return n <= 0 })
+		if len(r) == 0 {
+			delete(want, rp)
+		}
+	}
+	if !got.SameResources(placementclient.Allocations{Allocations: want}) {
+		w.violate("at the end migration %s holds %v in Placement, want %v", m.uuid, got.Allocations, want)
+	}
+}
+
+// keptFile says whether a file is what a move keeps that waits to be confirmed.
+func (w *world) keptFile(on *machine, path string) bool {
+	return slices.ContainsFunc(w.moves, func(m *move) bool {
+		return m.finished() && m.keepsDisk() && strings.Contains(path, m.uuid) && (on.name == m.from || m.guest.disk == shared)
+	})
 }
 
 func (w *world) records(m *machine, bucket string) map[string][]byte {
@@ -305,7 +403,8 @@ func (w *world) allocated() {
 		}
 		var want placementclient.Allocations // of a guest that is no more: none
 		if len(at) == 1 {
-			want.Allocations = w.machines[at[0]].place(g.resources())
+			now := w.now(g)
+			want.Allocations = w.machines[at[0]].place(now.Resources())
 		}
 		if !got.SameResources(want) {
 			w.violate("at the end %s holds %v in Placement, want %v", g.name, got.Allocations, want.Allocations)
@@ -329,11 +428,11 @@ func (w *world) allocated() {
 		}
 		for _, consumer := range slices.Sorted(maps.Keys(held.Allocations)) {
 			if w.guestOf(consumer) != nil || slices.ContainsFunc(w.moves, func(m *move) bool {
-				return m.uuid == consumer && m.last.Outcome == migration.OutcomeInDoubt
+				return m.uuid == consumer && (m.last.Outcome == migration.OutcomeInDoubt || m.finished())
 			}) {
 				continue
 			}
-			w.violate("at the end %s holds %v of provider %s", consumer, held.Allocations[consumer], rp)
+			w.leave(leftAllocation, "at the end %s holds %v of provider %s", consumer, held.Allocations[consumer], rp)
 		}
 	}
 }

@@ -23,7 +23,9 @@ type Story struct {
 	Pace    drivertest.Pace
 	// Events are what goes wrong in the story itself.
 	Events []Event
-	Want   migration.Outcome // of every move, where nothing else is broken; empty for any
+	// NoStart is a host on which no guest can be started; empty for none.
+	NoStart string
+	Want    migration.Outcome // of every move, where nothing else is broken; empty for any
 }
 
 // HostPlan is one host.
@@ -41,6 +43,7 @@ type GuestPlan struct {
 	Flavor    topology.Flavor
 	Transient bool
 	Paused    bool
+	Off       bool
 	Disk      disk
 }
 
@@ -52,6 +55,31 @@ type MovePlan struct {
 	At         time.Duration
 	AbortAfter time.Duration
 	Options    migration.Options
+
+	Kind   string           // of migration's types; empty for a live migration
+	Flavor *topology.Flavor // that a resize is to
+	Ending ending           // of a resize or cold migration
+	Later  time.Duration    // how long it waits for the user's word
+	Uses   []int            // what he does with the guest meanwhile, a second apart; see used
+}
+
+// ending is what becomes of a move that waits for its user's word.
+type ending string
+
+// The endings.
+const (
+	confirmed ending = "confirm"
+	reverted  ending = "revert"
+	itself    ending = "window" // nobody says anything, and it confirms itself
+	leave     ending = "leave"  // nobody says anything, and it waits
+)
+
+// here is the destination of a move that leaves its guest where it is.
+const here = "here"
+
+// rebuilds says whether a story has an image for it.
+func (s *Story) rebuilds() bool {
+	return slices.ContainsFunc(s.Moves, func(m MovePlan) bool { return m.Kind == migration.TypeRebuild })
 }
 
 // Event is something that happens in a story at a moment, or when a migration comes
@@ -131,6 +159,7 @@ func Stories() []*Story {
 			}}}},
 		{Name: "aborted while it leaves", Hosts: hosts(2), Guests: one(GuestPlan{}), Moves: []MovePlan{{To: "b", At: time.Second, AbortAfter: 3600 * time.Millisecond}}, Pace: slow},
 	}
+	stories = append(stories, coldStories()...)
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
@@ -153,12 +182,14 @@ func drawStory(r *rand.Rand) *Story {
 		if r.IntN(4) == 0 {
 			g.Flavor = large
 		}
-		s.Guests = append(s.Guests, g)
 		m := MovePlan{Guest: i, At: time.Second + time.Duration(r.IntN(4000))*time.Millisecond}
 		if r.IntN(2) == 0 {
 			for m.To == "" || m.To == g.Host {
 				m.To = s.Hosts[r.IntN(n)].Name
 			}
+		}
+		if r.IntN(5) < 2 {
+			drawCold(r, s, &m)
 		}
 		switch r.IntN(8) {
 		case 0, 1:
@@ -166,9 +197,17 @@ func drawStory(r *rand.Rand) *Story {
 		case 2:
 			m.AbortAfter = m.At + time.Duration(r.IntN(40))*time.Millisecond // before the stream
 		}
+		if m.Kind != "" {
+			g.Transient, g.Off = false, r.IntN(5) == 0 // a guest without a definition would be gone when it is off
+		}
+		s.Guests = append(s.Guests, g)
 		s.Moves = append(s.Moves, m)
 		if first := len(s.Moves) - 1; r.IntN(4) == 0 {
-			s.Moves = append(s.Moves, MovePlan{Guest: i, After: &first, At: m.At})
+			next := MovePlan{Guest: i, After: &first, At: m.At}
+			if !g.Transient && r.IntN(3) == 0 {
+				drawCold(r, s, &next)
+			}
+			s.Moves = append(s.Moves, next)
 		}
 	}
 	if r.IntN(4) == 0 {

@@ -8,6 +8,7 @@ import (
 
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/placementclient"
 )
 
@@ -205,7 +206,7 @@ func (g *guest) used(w *world, how int) {
 	if err != nil || !d.Active() {
 		return
 	}
-	if w.moving(g) {
+	if w.moving(g) && !w.verifying(g) {
 		g.anyPower = true // who was first, the move or he, nobody can say
 	}
 	switch {
@@ -230,6 +231,42 @@ func (g *guest) used(w *world, how int) {
 		w.note("user", "virsh:", err.Error())
 	}
 	w.look()
+}
+
+// started is a user who starts his guest, which is off, where it is.
+func (g *guest) started(w *world) {
+	for _, name := range w.names {
+		m := w.machines[name]
+		if !m.holds(g) || m.off || m.away > 0 || m.hung || m.blind || !w.verifying(g) {
+			continue
+		}
+		w.fault(m.name, "a user starts "+g.name)
+		err := m.fake.Start(context.Background(), g.uuid, false)
+		if err != nil {
+			w.note("user", "virsh:", err.Error())
+		} else {
+			g.off, g.paused = false, false
+		}
+		w.look()
+		return
+	}
+}
+
+// verifying says whether a move of the guest waits for its user's word just now.
+func (w *world) verifying(g *guest) bool {
+	for _, m := range w.moves {
+		if m.guest != g || !m.accepted {
+			continue
+		}
+		a := w.machines[m.from].agent
+		if a == nil || a.dead() || !a.ready {
+			return false
+		}
+		if rec, err := a.conductor.Get(context.Background(), m.uuid); err == nil && rec.Status == migration.StatusFinished {
+			return true
+		}
+	}
+	return false
 }
 
 // moving says whether a move of the guest is wanted and not over.

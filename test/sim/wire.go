@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -90,9 +91,16 @@ func verb[T any](ctx context.Context, p peer, k kind, name string, f func(contex
 	a, w := p.a, p.a.w
 	what := name + " on " + p.m.name
 	how := w.before(a, k, what)
+	instead, then := w.spoilVerb(a, name)
+	if instead != nil {
+		return zero, instead
+	}
 	if p.m == a.m {
 		// In process: no message, but the agent may die around it.
 		v, err := f(ctx, a)
+		if then != nil {
+			err = cmp.Or(err, then())
+		}
 		w.after(a, k, what)
 		return v, err
 	}
@@ -122,6 +130,9 @@ func verb[T any](ctx context.Context, p peer, k kind, name string, f func(contex
 	}
 	if x.err != nil {
 		err = fault.New(fault.InDoubt, "%s: %w", what, x.err)
+	}
+	if then != nil {
+		err = cmp.Or(err, then())
 	}
 	if serr := a.rt.Sleep(ctx, latency); serr != nil {
 		return zero, fault.New(fault.InDoubt, "%s: no answer: %w", what, serr)

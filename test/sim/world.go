@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type Options struct {
 	// Chaos breaks many things by chance.
 	Chaos  bool
 	Mutant *Mutant // nil for the real thing
+	Spoil  *Spoil  // nil for no step that goes wrong
 
 	KeepPoints bool      // Result.Places
 	KeepTrace  bool      // Result.Trace
@@ -54,6 +56,8 @@ type Result struct {
 	Outcomes   []migration.Outcome
 	Sum        [32]byte // of the trace
 	Places     []Point
+	Spoiled    bool           // Options.Spoil came to pass
+	Left       map[string]int // what is there at the end and should not be, by what it is; see Leftovers
 	Trace      string
 }
 
@@ -88,6 +92,8 @@ type world struct {
 	calm       time.Duration   // since when all is up and over; 0 for not
 	mended     time.Duration   // when the last thing that was broken was mended
 	over       bool
+	spoiled    bool
+	left       map[string]int
 	old        bool // age has been
 	stuck      bool
 	seen       int // entries of the fleet's history
@@ -137,7 +143,7 @@ const (
 func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
-		machines: map[string]*machine{}, cuts: map[[2]string]bool{}, said: map[string]bool{},
+		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, said: map[string]bool{},
 		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
@@ -165,7 +171,7 @@ func newWorld(o Options) *world {
 func (w *world) result() Result {
 	r := Result{
 		Seed: w.options.Seed, Story: w.story.Name, Violations: w.violations, Faults: w.faults, Points: w.points, Turns: w.sim.Turns(),
-		Elapsed: w.sim.Elapsed(), Places: w.places,
+		Elapsed: w.sim.Elapsed(), Places: w.places, Spoiled: w.spoiled, Left: w.left,
 	}
 	for _, m := range w.moves {
 		r.Outcomes = append(r.Outcomes, m.last.Outcome)
@@ -178,6 +184,22 @@ func (w *world) result() Result {
 		r.Trace = string(w.trace.text)
 	}
 	return r
+}
+
+// Leftovers are what may be left of a move, as a row of make stories has it.
+func Leftovers() []string { return []string{leftClaim, leftAllocation, leftDisk, leftDomain} }
+
+const (
+	leftClaim      = "claims"
+	leftAllocation = "allocations"
+	leftDisk       = "disks"
+	leftDomain     = "domains"
+)
+
+// leave records that something is left that should not be.
+func (w *world) leave(what, format string, args ...any) {
+	w.left[what]++
+	w.violate(format, args...)
 }
 
 // The providers of Placement that are not a host's own.
@@ -205,12 +227,17 @@ func (w *world) make() error {
 		w.names = append(w.names, h.Name)
 	}
 	w.storage.Share(common, w.names...)
+	if w.story.rebuilds() {
+		for _, name := range w.names {
+			w.machines[name].files.Put(imageFile, "raw", diskSize, newImage)
+		}
+	}
 	if err := w.makeProviders(ctx); err != nil {
 		return err
 	}
 	for i, g := range w.story.Guests {
 		g := &guest{
-			uuid: id("11111111", i+1), name: fmt.Sprint("vm", i+1), home: g.Host, flavor: g.Flavor, persistent: !g.Transient, paused: g.Paused, disk: g.Disk,
+			uuid: id("11111111", i+1), name: fmt.Sprint("vm", i+1), home: g.Host, flavor: g.Flavor, persistent: !g.Transient, paused: g.Paused, off: g.Off, disk: g.Disk,
 			copies: map[string]copyState{},
 		}
 		w.guests = append(w.guests, g)
@@ -223,6 +250,7 @@ func (w *world) make() error {
 		w.moves = append(w.moves, &move{
 			after: after,
 			uuid:  id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
+			kind: cmp.Or(s.Kind, migration.TypeLiveMigration), flavor: s.Flavor, ending: s.Ending, later: s.Later, uses: s.Uses,
 		})
 	}
 	made := errors.New("it did not run")

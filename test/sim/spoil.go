@@ -1,0 +1,96 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/migration/task"
+)
+
+// Way is how one step of a move goes wrong, once.
+type Way string
+
+// The ways.
+const (
+	FailBefore Way = "fail before" // what the step asks first is refused, and does not happen
+	FailAfter  Way = "fail after"  // it happens, and is answered with an error
+	Kill       Way = "kill"        // it happens, and the conductor's agent dies before it hears so
+)
+
+// Ways are all of them.
+func Ways() []Way { return []Way{FailBefore, FailAfter, Kill} }
+
+// Spoil has one step of a run's first move go wrong.
+type Spoil struct {
+	Step string
+	Way  Way
+	// In says whether the move is where the step is meant, since some are done in more
+	// than one part of a story; nil for anywhere.
+	In func(migration.Migration) bool
+}
+
+// background are verbs that are asked beside the steps.
+var background = []string{"RenewClaim", "AttemptFate", "StreamStatus", "TuneStream"}
+
+// spoils says whether what an agent is about to ask is what is to go wrong.
+func (w *world) spoils(a *agent, what string) bool {
+	s := w.options.Spoil
+	if s == nil || w.spoiled || len(w.moves) == 0 || a.conductor == nil {
+		return false
+	}
+	for _, b := range background {
+		if strings.HasPrefix(what, b) {
+			return false
+		}
+	}
+	rec, err := a.conductor.Get(context.Background(), w.moves[0].uuid)
+	if err != nil || rec.Step != s.Step || rec.Phase != task.Doing || s.In != nil && !s.In(rec) {
+		return false
+	}
+	return true
+}
+
+// spoilVerb is asked before a verb. It gives what is to happen to it: nothing, or an error
+// in place of it, or what is to be done after it.
+func (w *world) spoilVerb(a *agent, what string) (instead error, after func() error) {
+	if !w.spoils(a, what) {
+		return nil, nil
+	}
+	w.spoiled = true
+	broken := func() error { return fault.New(fault.Internal, "%s: %s", what, "input/output error") }
+	w.fault(a.m.name, string(w.options.Spoil.Way)+": "+what)
+	switch w.options.Spoil.Way {
+	case FailBefore:
+		return broken(), nil
+	case FailAfter:
+		return nil, broken
+	}
+	return nil, func() error { a.m.kill(restartAfter); return nil }
+}
+
+// spoilRequest is spoilVerb for a request to Placement: an answer in place of the
+// server's, or what becomes of the server's.
+func (w *world) spoilRequest(a *agent, q *http.Request) (instead *http.Response, after func() error) {
+	if q.Method == http.MethodGet && (w.options.Spoil == nil || writesOnly(w.options.Spoil.Step)) || !w.spoils(a, "placement") {
+		return nil, nil
+	}
+	w.spoiled = true
+	w.fault(a.m.name, string(w.options.Spoil.Way)+": placement "+q.Method+" "+q.URL.Path)
+	switch w.options.Spoil.Way {
+	case FailBefore:
+		return answer(q, http.StatusBadRequest, `{"errors":[{"status":400,"title":"Bad Request","detail":"The server could not comply with the request."}]}`), nil
+	case FailAfter:
+		return nil, func() error { return errors.New("connection reset by peer") }
+	}
+	return nil, func() error { a.m.kill(restartAfter); return nil }
+}
+
+// writesOnly says whether a step is about what it writes to Placement.
+func writesOnly(step string) bool { return strings.Contains(step, "allocation") }
+
+// restartAfter is how long an agent is away that was killed.
+const restartAfter = silence

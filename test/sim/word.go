@@ -1,0 +1,96 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"berth/internal/runtime"
+	"berth/migration"
+	"berth/topology"
+)
+
+// confirmWindow is how long a move waits that confirms itself.
+const confirmWindow = 2 * time.Minute
+
+// begin has the agent's conductor accept a move.
+func (a *agent) begin(ctx context.Context, m *move) error {
+	r := migration.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options}
+	if !m.cold() {
+		_, err := a.conductor.LiveMigrate(ctx, r)
+		return err
+	}
+	var window time.Duration // for ever
+	if m.ending == itself {
+		window = confirmWindow
+	}
+	r.Type, r.Change.Flavor, r.ConfirmWindow = m.kind, m.flavor, &window
+	if m.kind == migration.TypeRebuild {
+		r.Destination, r.Change.Image = "", &migration.Image{Path: imageFile, Format: "raw"}
+	}
+	_, err := a.conductor.Start(ctx, r)
+	return err
+}
+
+// The uses that a story names.
+const (
+	useStop  = 0
+	usePause = 2
+	useStart = 9
+)
+
+// becomes is the flavor that a move gives its guest.
+func (m *move) becomes() topology.Flavor {
+	if m.flavor != nil {
+		return *m.flavor
+	}
+	return m.old
+}
+
+// word is the user of a guest that waits to be confirmed: he uses it, and then says his
+// word, again while nobody answers.
+func (w *world) word(m *move) {
+	ctx := context.Background()
+	for m.last.Status != migration.StatusFinished {
+		if m.last.Done() {
+			return
+		}
+		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
+	}
+	for _, how := range m.uses {
+		_ = w.outside.Sleep(ctx, time.Second)
+		if how == useStart {
+			m.guest.started(w)
+			continue
+		}
+		m.guest.used(w, how)
+	}
+	if m.ending == itself || m.ending == leave {
+		return
+	}
+	_ = w.outside.Sleep(ctx, m.later)
+	// A revert may be given up, and then he says it again.
+	for ; !m.last.Done(); _ = w.outside.Sleep(ctx, 2*time.Second) {
+		if m.last.Status != migration.StatusFinished {
+			continue
+		}
+		a := w.machines[m.from].agent
+		if a == nil || a.dead() || !a.ready {
+			continue
+		}
+		var err error
+		x := peer{a: a, m: a.m}.send(ctx, string(m.ending), func(ctx context.Context, b *agent) {
+			if m.ending == confirmed {
+				_, err = b.conductor.Confirm(ctx, m.uuid)
+			} else {
+				_, err = b.conductor.Revert(ctx, m.uuid)
+			}
+		})
+		_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
+		if err = cmp.Or(x.err, err); err != nil {
+			w.note("user", string(m.ending), "was not accepted:", err.Error())
+			continue
+		}
+		w.note("user", string(m.ending), m.uuid)
+	}
+}
