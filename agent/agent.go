@@ -253,6 +253,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
 		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(), AttemptTimeout: c.Migration.AttemptTimeout.D(),
+		ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
@@ -277,6 +278,14 @@ func (a *Agent) reporting(c config.Config, remembered reporter.Remembered) repor
 	}
 }
 
+// shutdownTimeout is what the conductor takes for it: there 0 stands for the default.
+func shutdownTimeout(c config.Migration) time.Duration {
+	if c.ShutdownTimeout == 0 {
+		return -1
+	}
+	return c.ShutdownTimeout.D()
+}
+
 // migrateURI is where memory and disks go: an address of this host, or libvirt's
 // own choice.
 func migrateURI(address string) string {
@@ -289,14 +298,16 @@ func migrateURI(address string) string {
 	return "tcp://" + address
 }
 
-// moving names the migration that the conductor has not ended for an instance.
+// moving names the migration that the conductor works on for an instance. One that is
+// finished and waits to be confirmed or reverted is in the ledger alone: its guest may be
+// started and stopped.
 func (a *Agent) moving(instance string) (string, bool) {
 	list, err := a.conductor.List(context.Background())
 	if err != nil {
 		return "", false
 	}
 	for _, m := range list {
-		if m.InstanceUUID == instance && !m.Done() {
+		if m.InstanceUUID == instance && !m.Done() && m.Stage != migration.StageFinished {
 			return m.UUID, true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"berth/agent/api"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -19,27 +20,128 @@ type migrationService struct{ a *Agent }
 
 // Start implements api.Migrations.
 func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.Migration, error) {
+	doing := doingOf(r) + " " + r.Instance
 	if s.a.observing() {
-		return migration.Migration{}, fault.Refuse(fault.Forbidden, "migrate "+r.Instance, observes(s.a.name))
+		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, observes(s.a.name))
 	}
-	id, elsewhere, err := s.whereIs(ctx, "migrate "+r.Instance, r.Instance)
+	id, elsewhere, err := s.whereIs(ctx, doing, r.Instance)
 	if err != nil {
 		return migration.Migration{}, err
 	}
 	if elsewhere == "" {
-		if err := s.a.db.Room(); err != nil {
-			return migration.Migration{}, err // its journal would have to wait in the middle
-		}
-		return s.a.conductor.LiveMigrate(ctx, migration.Request{
-			Instance: id, Destination: r.Destination, Migration: r.Migration, Options: s.defaults(r.Options),
-		})
+		return s.startHere(ctx, doing, id, r)
 	}
 	peer, err := s.a.peers.client(elsewhere)
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	s.a.log.Info("migrate passed on to the host that runs the guest", "instance", r.Instance, "host", elsewhere)
+	s.a.log.Info("move passed on to the host that has the guest", "instance", r.Instance, "type", r.MigrationType, "host", elsewhere)
 	return peer.Migrate(ctx, r)
+}
+
+// doingOf is what is asked for, in the words of commands.
+func doingOf(r api.Migrate) string {
+	switch r.MigrationType {
+	case migration.TypeResize, migration.TypeRebuild:
+		return r.MigrationType
+	}
+	return "migrate"
+}
+
+// startHere starts a move of a guest of this host.
+func (s migrationService) startHere(ctx context.Context, doing, id string, r api.Migrate) (migration.Migration, error) {
+	if err := s.a.db.Room(); err != nil {
+		return migration.Migration{}, err // its journal would have to wait in the middle
+	}
+	if c, waits := s.a.conductedElsewhere(id); waits {
+		return migration.Migration{}, fault.Refuse(fault.Busy, doing, unconfirmedBlocker(r.Instance, c.migration))
+	}
+	change, err := s.change(doing, r)
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	kind, err := s.kind(ctx, doing, id, r)
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	ask := migration.Request{
+		Instance: id, Type: kind, Destination: r.Destination, Migration: r.Migration, Options: s.defaults(r.Options),
+		Change: change, ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
+	}
+	if ask.ConfirmWindow == nil {
+		// As it is now, not as it was when the conductor was made.
+		window := s.a.config().Migration.ResizeConfirmWindow.D()
+		ask.ConfirmWindow = &window
+	}
+	return s.a.conductor.Start(ctx, ask)
+}
+
+// kind is the type of a move: as asked for, or live where the guest has its memory.
+func (s migrationService) kind(ctx context.Context, doing, id string, r api.Migrate) (string, error) {
+	live := r.MigrationType == migration.TypeLiveMigration
+	cold := r.MigrationType == "" || r.MigrationType == migration.TypeMigration || r.MigrationType == migration.TypeResize
+	var reasons []fault.Reason
+	bad := func(code, message, change string) {
+		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
+	}
+	if live && (r.ConfirmWindow != nil || r.ShutdownTimeout != nil || r.Offline) {
+		bad("migration_type", "a live migration shuts nothing down and waits for no confirmation", "ask for a cold migration, or leave out confirm_window, shutdown_timeout and offline")
+	}
+	if r.Offline && !live && !cold {
+		bad("offline", "offline is of cold migrations and resizes", "leave it out")
+	}
+	if len(reasons) > 0 {
+		return "", fault.Refuse(fault.Invalid, doing, reasons...)
+	}
+	if r.MigrationType != "" && !r.Offline {
+		return r.MigrationType, nil
+	}
+	guest, err := s.a.host.Show(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	off := guest.State == string(driver.ShutOff)
+	switch {
+	case r.Offline && !off:
+		return "", fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "guest_runs", Message: "the guest is " + guest.State + ", and was to be moved only where it is shut off", Have: guest.State, Want: string(driver.ShutOff),
+			Change: "berth instance stop " + guest.Name + "; or leave out --offline, and it is shut down for it",
+		})
+	case r.MigrationType != "":
+		return r.MigrationType, nil
+	case off:
+		return migration.TypeMigration, nil
+	}
+	return migration.TypeLiveMigration, nil
+}
+
+// change is what a resize or a rebuild makes of the guest.
+func (s migrationService) change(doing string, r api.Migrate) (migration.Change, error) {
+	out := migration.Change{Flavor: r.Flavor, Image: r.Image}
+	switch {
+	case r.FlavorName != "" && r.Flavor != nil:
+		return out, fault.New(fault.Invalid, "%s: flavor and flavor_name: say one of them", doing)
+	case r.FlavorName != "":
+		f, known := (*s.a.flavors.Load())[r.FlavorName]
+		if !known {
+			return out, s.a.noFlavor(doing, r.FlavorName)
+		}
+		out.Flavor = &f
+	}
+	if out.Flavor != nil {
+		if err := out.Flavor.Validate(); err != nil {
+			return out, fault.New(fault.Invalid, "%s: flavor: %w", doing, err)
+		}
+	}
+	return out, nil
+}
+
+// noFlavor refuses the name of a flavor that no file has.
+func (a *Agent) noFlavor(doing, name string) error {
+	return fault.Refuse(fault.Invalid, doing, fault.Reason{
+		Code: "flavor_unknown", Message: "this host has no flavor " + name, Want: name,
+		Change: "write " + a.config().Agent.FlavorsDir + "/" + name + ".toml and reload the agent",
+	})
 }
 
 // whereIs gives the uuid of a guest of this host, or the name of the host that runs
@@ -158,28 +260,106 @@ func (s migrationService) List(ctx context.Context) ([]migration.Migration, erro
 }
 
 // Get implements api.Migrations.
-func (s migrationService) Get(ctx context.Context, uuid string) (migration.Migration, error) {
-	m, err := s.a.conductor.Get(ctx, uuid)
-	if !errors.Is(err, fault.NotFound) {
-		return m, err
+func (s migrationService) Get(ctx context.Context, ref string) (migration.Migration, error) {
+	if m, ok := s.a.conductedHere(ctx, ref); ok {
+		return m, nil
 	}
 	for _, w := range s.a.waitingArrivals() {
-		if w.UUID == uuid {
+		if w.UUID == ref {
 			return w, nil
 		}
 	}
-	return m, err
+	at, err := s.near(ctx, "show migration "+ref, ref)
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	if at.host == "" {
+		return s.a.conductor.Get(ctx, at.migration)
+	}
+	peer, err := s.a.peers.client(at.host)
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	return peer.Migration(ctx, at.migration)
 }
 
 // Abort implements api.Migrations.
-func (s migrationService) Abort(ctx context.Context, uuid string) (migration.Migration, error) {
-	if err := s.a.conductor.Abort(ctx, uuid); err != nil {
+func (s migrationService) Abort(ctx context.Context, ref string) (migration.Migration, error) {
+	return s.decide(ctx, "abort migration "+ref, ref, s.near, (*api.Client).AbortMigration, func(ctx context.Context, id string) (migration.Migration, error) {
+		if err := s.a.conductor.Abort(ctx, id); err != nil {
+			return migration.Migration{}, err
+		}
+		return s.a.conductor.Get(ctx, id)
+	})
+}
+
+// Confirm implements api.Migrations.
+func (s migrationService) Confirm(ctx context.Context, ref string) (migration.Migration, error) {
+	return s.decide(ctx, "confirm the resize of "+ref, ref, s.whoConducts, (*api.Client).ConfirmMigration, s.a.conductor.Confirm)
+}
+
+// Revert implements api.Migrations.
+func (s migrationService) Revert(ctx context.Context, ref string) (migration.Migration, error) {
+	return s.decide(ctx, "revert the resize of "+ref, ref, s.whoConducts, (*api.Client).RevertMigration, s.a.conductor.Revert)
+}
+
+// decide does something with a move where it is conducted: here, or passed on to there.
+func (s migrationService) decide(ctx context.Context, doing, ref string, find func(ctx context.Context, doing, ref string) (conducted, error),
+	there func(*api.Client, context.Context, string) (migration.Migration, error),
+	here func(context.Context, string) (migration.Migration, error)) (migration.Migration, error) {
+	at, err := find(ctx, doing, ref)
+	if err != nil {
 		return migration.Migration{}, err
 	}
-	return s.a.conductor.Get(ctx, uuid)
+	if at.host == "" {
+		return here(ctx, at.migration)
+	}
+	peer, err := s.a.peers.client(at.host)
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	s.a.log.Info("request passed on to the host that conducts the move", "request", doing, "migration", at.migration, "host", at.host)
+	return there(peer, ctx, at.migration)
 }
 
 // Watch implements api.Migrations.
-func (s migrationService) Watch(ctx context.Context, uuid string) (<-chan migration.Migration, error) {
-	return s.a.conductor.Watch(ctx, uuid)
+func (s migrationService) Watch(ctx context.Context, ref string) (<-chan migration.Migration, error) {
+	at, err := s.near(ctx, "watch migration "+ref, ref)
+	if err != nil {
+		return nil, err
+	}
+	if at.host == "" {
+		return s.a.conductor.Watch(ctx, at.migration)
+	}
+	peer, err := s.a.peers.client(at.host)
+	if err != nil {
+		return nil, err
+	}
+	// The first record says whether it is known there; an error can be answered no more
+	// once records flow.
+	first, err := peer.Migration(ctx, at.migration)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan migration.Migration, 1)
+	out <- first
+	s.a.rt.Go("watch of migration "+at.migration, func() {
+		defer close(out)
+		// What ends it ends the channel, and the caller's stream with it.
+		_ = peer.WatchMigration(ctx, at.migration, watchPatience, func(m migration.Migration) error {
+			select {
+			case out <- m:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	})
+	return out, nil
 }
+
+// watchPatience is how long the host that conducts a watched move may be away. Arbitrary.
+const watchPatience = 2 * time.Minute
+
+// Stories implements api.Migrations.
+func (s migrationService) Stories() []migration.Story { return migration.Stories() }

@@ -91,8 +91,10 @@ func (a *Agent) held(ctx context.Context, instance string) ([]api.Allocation, er
 	ctx, cancel := a.rt.WithTimeout(ctx, viewTime)
 	defer cancel()
 	consumers := []string{instance}
-	if id, ok := a.moving(instance); ok {
-		consumers = append(consumers, id)
+	if m, ok := a.conductedHere(ctx, instance); ok {
+		consumers = append(consumers, m.UUID)
+	} else if c, ok := a.conductedElsewhere(instance); ok {
+		consumers = append(consumers, c.migration)
 	}
 	for _, c := range a.tracker.ByInstance(instance) {
 		if id := c.Owner.Migration; id != "" && !slices.Contains(consumers, id) {

@@ -63,12 +63,26 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 	if s.a.observing() {
 		ask.Blockers = append(ask.Blockers, observes(s.a.name))
 	}
-	if m, moving := s.a.moving(id); moving {
+	switch m, known := s.a.conductedHere(ctx, id); {
+	case known && m.Stage == migration.StageFinished:
+		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, m.UUID))
+	case known:
 		ask.Blockers = append(ask.Blockers, fault.Reason{
-			Code: "moving", Message: "the instance is moving: migration " + m, Have: m, Change: "wait for it, or berth migration abort " + m,
+			Code: "moving", Message: "the instance is moving: migration " + m.UUID, Have: m.UUID, Change: "wait for it, or berth migration abort " + m.UUID,
 		})
 	}
+	if c, waits := s.a.conductedElsewhere(id); waits {
+		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, c.migration))
+	}
 	return s.planner().Plan(ctx, ask)
+}
+
+// unconfirmedBlocker keeps a guest where it is until its resize is confirmed or reverted.
+func unconfirmedBlocker(instance, migration string) fault.Reason {
+	return fault.Reason{
+		Code: "migration_unfinished", Message: "migration " + migration + " is finished and neither confirmed nor reverted", Have: migration,
+		Change: "berth resize confirm " + instance + ", or berth resize revert " + instance,
+	}
 }
 
 // planNew plans for a guest that is not there yet.
@@ -79,10 +93,7 @@ func (s planService) planNew(ctx context.Context, r api.PlanRequest) (migration.
 	if r.Flavor == nil {
 		f, known := (*s.a.flavors.Load())[r.FlavorName]
 		if !known {
-			return migration.Plan{}, fault.Refuse(fault.Invalid, "plan for flavor "+r.FlavorName, fault.Reason{
-				Code: "flavor_unknown", Message: "this host has no flavor " + r.FlavorName, Want: r.FlavorName,
-				Change: "write " + s.a.config().Agent.FlavorsDir + "/" + r.FlavorName + ".toml and reload the agent",
-			})
+			return migration.Plan{}, s.a.noFlavor("plan for flavor "+r.FlavorName, r.FlavorName)
 		}
 		r.Flavor = &f
 	}

@@ -128,10 +128,7 @@ func (s instanceService) Create(ctx context.Context, r api.CreateInstance) (api.
 	if r.FlavorName != "" {
 		f, ok := (*s.a.flavors.Load())[r.FlavorName]
 		if !ok {
-			return api.Instance{}, fault.Refuse(fault.Invalid, "create instance "+r.Name, fault.Reason{
-				Code: "flavor_unknown", Message: "this host has no flavor " + r.FlavorName, Want: r.FlavorName,
-				Change: "write " + s.a.config().Agent.FlavorsDir + "/" + r.FlavorName + ".toml and reload the agent",
-			})
+			return api.Instance{}, s.a.noFlavor("create instance "+r.Name, r.FlavorName)
 		}
 		r.Flavor = f
 	}
@@ -176,6 +173,9 @@ func (s instanceService) List(ctx context.Context) ([]api.Instance, error) {
 	if list == nil {
 		list = []api.Instance{}
 	}
+	for i := range list {
+		s.a.stands(ctx, &list[i])
+	}
 	return list, err
 }
 
@@ -185,6 +185,7 @@ func (s instanceService) Show(ctx context.Context, ref string) (api.InstanceDeta
 	if err != nil {
 		return api.InstanceDetail{}, err
 	}
+	s.a.stands(ctx, &in)
 	out := api.InstanceDetail{Instance: in, Remarks: s.a.host.Remarks(ctx, in.UUID), Allocations: []api.Allocation{}}
 	if held, err := s.a.held(ctx, in.UUID); err != nil {
 		out.AllocationsError = err.Error()

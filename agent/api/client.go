@@ -382,14 +382,20 @@ func (c *Client) ExplainClaim(ctx context.Context, ref string) (out Explanation,
 	return out, c.do(ctx, http.MethodGet, "/v1/claims/"+url.PathEscape(ref)+"/explanation", nil, &out, repeatable)
 }
 
-// Migrate asks for a live migration. It is safe to repeat where r names the
+// Migrate asks for a guest to be moved or changed. It is safe to repeat where r names the
 // migration's uuid, and is then repeated.
 func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migration, err error) {
 	times := once
 	if r.Migration != "" {
 		times = repeatable
 	}
-	return out, c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
+	err = c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
+	if r.MigrationType == migration.TypeLiveMigration && coldTo(r.MigrationType)(err) {
+		// An agent that knows live migrations only does not know the field.
+		r.MigrationType = ""
+		err = c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
+	}
+	return out, c.orTooOld(ctx, err, coldTo(r.MigrationType))
 }
 
 // Migrations lists moves, newest first.

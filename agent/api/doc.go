@@ -9,8 +9,10 @@
 // On the local unix socket the file's owner and group decide. Over TCP both
 // sides present certificates (internal/pki): a host names itself by its
 // provider's name, which its certificate must cover, and may call host verbs of
-// migrations that it is a party to, read, and pass on a migrate or an abort that
-// it was asked for; an operator may do everything but host verbs. A caller whose
+// migrations that it is a party to, read, and pass on a migrate, an abort, a
+// confirmation or a revert that it was asked for; an operator may do everything but
+// host verbs. A guest is powered off, handed over or changed for the host alone that
+// conducts its move, by what the asked host has recorded. A caller whose
 // certificate is wrong is answered 403 with the reason, and not left with a
 // broken handshake, so that both sides know why.
 //

@@ -227,6 +227,16 @@ func (f fakeMigrations) Watch(ctx context.Context, uuid string) (<-chan migratio
 	return f.records, nil
 }
 
+func (f fakeMigrations) Confirm(ctx context.Context, ref string) (migration.Migration, error) {
+	from, _ := api.FromHost(ctx)
+	f.fakeAgent.from = append(f.from, from)
+	return migration.Migration{UUID: ref, SourceCompute: f.name, Status: migration.StatusConfirming}, nil
+}
+func (f fakeMigrations) Revert(_ context.Context, ref string) (migration.Migration, error) {
+	return migration.Migration{}, fault.New(fault.Busy, "migration %s is being confirmed", ref)
+}
+func (f fakeMigrations) Stories() []migration.Story { return migration.Stories() }
+
 // fakeParties is what a host has recorded of migrations.
 type fakeParties map[string][2]string
 

@@ -178,11 +178,11 @@ func table() []route {
 				list, err := s.svc.Migrations.List(r.Context())
 				return MigrationList{Migrations: list}, err
 			}).canRelay(),
-		write(http.MethodPost, "/v1/migrations", "migrate", "Live-migrate a guest; answers when the migration is durable. Asked of a host that does not run the guest, it is passed on.", everyone,
+		write(http.MethodPost, "/v1/migrations", "migrate", "Move a guest, live or cold, resize or rebuild it; answers when the migration is durable. Asked of a host that does not have the guest, it is passed on.", everyone,
 			func(s *Server, r *http.Request, in Migrate) (migration.Migration, error) {
 				return s.svc.Migrations.Start(r.Context(), in)
 			}).withStatus(http.StatusAccepted).canRelay(),
-		read(http.MethodGet, "/v1/migrations/{migration}", "migration-show", "One move.", everyone,
+		read(http.MethodGet, "/v1/migrations/{migration}", "migration-show", "One move, by its uuid or its guest's name.", everyone,
 			func(s *Server, r *http.Request) (migration.Migration, error) {
 				return s.svc.Migrations.Get(r.Context(), r.PathValue("migration"))
 			}).canRelay(),
@@ -199,7 +199,7 @@ func table() []route {
 			},
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), shipRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
+	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

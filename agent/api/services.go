@@ -60,18 +60,27 @@ type Claims interface {
 	Explain(ctx context.Context, ref string) (Explanation, error)
 }
 
-// Migrations are the moves that this host conducts.
+// Migrations are the moves and changes that this host conducts. A request about one that
+// another host conducts, and of which this one has the other side, is passed on to there,
+// once. ref is a migration's uuid, or the name or uuid of a guest that is on one.
 type Migrations interface {
-	// Start asks for a live migration of a guest of this host; of one that runs
-	// elsewhere it passes the request on, and the record's source_compute says
-	// where. It returns when the migration is durable, not when it is over.
+	// Start asks for a guest of this host to be moved or changed; of one that is
+	// elsewhere it passes the request on, and the record's source_compute says where. It
+	// returns when the migration is durable, not when it is over.
 	Start(ctx context.Context, r Migrate) (migration.Migration, error)
 	List(ctx context.Context) ([]migration.Migration, error)
-	Get(ctx context.Context, uuid string) (migration.Migration, error)
-	Abort(ctx context.Context, uuid string) (migration.Migration, error)
+	Get(ctx context.Context, ref string) (migration.Migration, error)
+	Abort(ctx context.Context, ref string) (migration.Migration, error)
+	// Confirm and Revert end a migration that is finished: the guest stays as it is, or
+	// becomes what and where it was. They look for the guest on other hosts too, and
+	// return when the word is durable.
+	Confirm(ctx context.Context, ref string) (migration.Migration, error)
+	Revert(ctx context.Context, ref string) (migration.Migration, error)
 	// Watch gives the record now and at each change, and closes the channel when
 	// the migration is over or ctx ends.
-	Watch(ctx context.Context, uuid string) (<-chan migration.Migration, error)
+	Watch(ctx context.Context, ref string) (<-chan migration.Migration, error)
+	// Stories are the steps and undos of every kind of move, from the code.
+	Stories() []migration.Story
 }
 
 // Parties tells which hosts a migration is between, by what this host itself has

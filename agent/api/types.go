@@ -199,12 +199,34 @@ type ClaimList struct {
 	Usage  Usage   `json:"usage"`
 }
 
-// Migrate asks for a live migration.
+// Migrate asks for a guest to be moved, or changed.
 type Migrate struct {
-	Instance    string            `json:"instance"` // name or uuid
-	Destination string            `json:"dest_compute,omitempty"`
-	Migration   string            `json:"uuid,omitempty"` // makes the request safe to repeat
-	Options     migration.Options `json:"options"`
+	Instance string `json:"instance"` // name or uuid
+	// Destination is a provider's name. Empty lets Placement decide; a resize may then
+	// stay on the guest's own host, and is asked to by that host's name.
+	Destination string `json:"dest_compute,omitempty"`
+	Migration   string `json:"uuid,omitempty"` // makes the request safe to repeat
+	// MigrationType is live-migration, migration (cold), resize or rebuild. Empty for
+	// live-migration where the guest runs or is paused, else migration.
+	MigrationType string            `json:"migration_type,omitempty"`
+	Options       migration.Options `json:"options"` // of a live migration
+
+	// Flavor is what a resize makes of the guest; FlavorName in its place is a flavor of
+	// the host that has the guest.
+	Flavor     *topology.Flavor `json:"flavor,omitempty"`
+	FlavorName string           `json:"flavor_name,omitempty"`
+	// Image is what a rebuilt guest boots from.
+	Image *migration.Image `json:"image,omitempty"`
+
+	// Offline refuses a guest that is not shut off, in place of powering it off. Of a
+	// cold migration or a resize.
+	Offline bool `json:"offline,omitempty"`
+	// ShutdownTimeout is how long the guest may take to shut itself down; 0 pulls the
+	// plug at once. Nil for what its host is set to.
+	ShutdownTimeout *time.Duration `json:"shutdown_timeout,omitempty"` // nanoseconds
+	// ConfirmWindow is after how long a cold migration or a resize confirms itself; 0 for
+	// never. Nil for what the guest's host is set to.
+	ConfirmWindow *time.Duration `json:"confirm_window,omitempty"` // nanoseconds
 }
 
 // MigrationList is the answer of GET /v1/migrations.

@@ -16,7 +16,6 @@ import (
 	"berth/agent/host"
 	"berth/claims"
 	"berth/internal/fault"
-	"berth/topology"
 )
 
 // workTime bounds a command that makes disks or waits for a guest.
@@ -35,9 +34,8 @@ func (a *app) instanceCommand() *cobra.Command {
 
 func (a *app) instanceCreate() *cobra.Command {
 	var r api.CreateInstance
-	var vcpus int
-	var memory, disk int64
-	var specs, disks []string
+	var flavor flavorFlags
+	var disks []string
 	var xml string
 	cmd := &cobra.Command{
 		Use:   "create NAME",
@@ -82,24 +80,12 @@ of the flavor, in Nova's words; without any the guest floats over the host:
 				// Made here, so that a lost answer can be looked up; a document has its own.
 				r.UUID = uuid.NewString()
 			}
-			if (r.FlavorName == "") == (vcpus == 0 && memory == 0) {
-				return fault.New(fault.Invalid, "create %s: say --flavor NAME, or --vcpus and --memory", r.Name)
+			made, err := flavor.flavor("create", r.Name)
+			if err != nil {
+				return err
 			}
-			if r.FlavorName != "" && len(specs) > 0 {
-				return fault.New(fault.Invalid, "create %s: --extra-spec goes with --vcpus and --memory: the flavor %s has extra specs of its own", r.Name, r.FlavorName)
-			}
-			if r.FlavorName == "" {
-				r.Flavor = topology.Flavor{Name: r.Name, VCPUs: vcpus, MemoryMB: memory, DiskGB: disk}
-				for _, s := range specs {
-					k, v, ok := strings.Cut(s, "=")
-					if !ok {
-						return fault.New(fault.Invalid, "--extra-spec %q: want key=value", s)
-					}
-					if r.Flavor.ExtraSpecs == nil {
-						r.Flavor.ExtraSpecs = map[string]string{}
-					}
-					r.Flavor.ExtraSpecs[k] = v
-				}
+			if r.FlavorName = flavor.name; made != nil {
+				r.Flavor = *made
 			}
 			for _, d := range disks {
 				made, err := parseDisk(d)
@@ -126,11 +112,7 @@ of the flavor, in Nova's words; without any the guest floats over the host:
 	}
 	f := cmd.Flags()
 	f.StringVar(&r.UUID, "uuid", "", "the guest's `uuid` (default: a new one)")
-	f.StringVar(&r.FlavorName, "flavor", "", "a flavor of the host, by `name`")
-	f.IntVar(&vcpus, "vcpus", 0, "virtual CPUs, in place of --flavor")
-	f.Int64Var(&memory, "memory", 0, "memory in `MiB`, in place of --flavor")
-	f.Int64Var(&disk, "disk", 0, "disk in `GiB` that is counted, in place of --flavor")
-	f.StringArrayVar(&specs, "extra-spec", nil, "extra spec `key=value` of the flavor, beside --vcpus; may be given again")
+	flavor.register(f)
 	f.StringVar(&r.ProjectID, "project", "", "project that it counts for (default: the agent's)")
 	f.StringVar(&r.UserID, "user", "", "user that it counts for (default: the agent's)")
 	f.BoolVar(&r.Autostart, "autostart", false, "start it after reboots of its host")

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,29 +19,58 @@ import (
 func (a *app) migrateCommand() *cobra.Command {
 	var bandwidth string
 	var o migration.Options
-	var wait, detach bool
+	var live, off, offline bool
+	var cold coldFlags
 	cmd := &cobra.Command{
 		Use:   "migrate INSTANCE [HOST]",
-		Short: "Live-migrate a guest to another host",
-		Long: `Move a running guest to HOST, or to the best host that Placement offers. The
-destination holds a claim before any memory moves; the guest runs on one side at
-any moment; when anything fails before the point of no return, everything is put
-back and the command exits with 8.
+		Short: "Move a guest to another host: live when it runs, else cold",
+		Long: `Move a guest to HOST, or to the best host that Placement offers. The destination
+holds a claim before anything moves; the guest runs on one side at any moment; when
+anything fails before the point of no return, everything is put back and the command
+exits with 8.
 
-Asked of a host that does not run the guest, the request is passed on to the one
-that does. Ctrl-C stops watching, never the move.`,
+A guest that runs is moved live, one that is shut off cold. --live refuses one that is
+shut off. --cold shuts one down that runs, and starts it again where it goes; --offline
+refuses one that runs. A cold migration keeps what the guest had on its old host until
+it is confirmed: berth resize confirm INSTANCE, or berth resize revert INSTANCE to go
+back; see berth resize --help.
+
+Asked of a host that does not have the guest, the request is passed on to the one that
+does. Ctrl-C stops watching, never the move.`,
 		Example: `  berth migrate web-1 host-b
   berth migrate web-1                          # Placement's candidates decide
   berth migrate web-1 host-b --bandwidth 20MiB/s --timeout 10m --timeout-action abort
+  berth migrate web-1 host-b --cold --shutdown-timeout 5m --confirm
   berth migrate web-1 host-b --detach && berth migration list`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: o}
+			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: o, Offline: offline}
 			if len(args) == 2 {
 				r.Destination = args[1]
 			}
-			if detach && wait && cmd.Flags().Changed("wait") {
-				return fault.New(fault.Invalid, "--wait and --detach: say one of them")
+			wait, err := cold.waits()
+			if err != nil {
+				return err
+			}
+			switch {
+			case live && (off || offline):
+				return fault.New(fault.Invalid, "--live, and --cold or --offline: say one of them")
+			case live:
+				r.MigrationType = migration.TypeLiveMigration
+			case off || offline:
+				r.MigrationType = migration.TypeMigration
+			}
+			for _, name := range changedFlags(cmd, liveNames) {
+				if off || offline {
+					return fault.New(fault.Invalid, "--%s is of a live migration, not of a cold one", name)
+				}
+				r.MigrationType = migration.TypeLiveMigration
+			}
+			for _, name := range changedFlags(cmd, coldNames) {
+				if r.MigrationType == migration.TypeLiveMigration {
+					return fault.New(fault.Invalid, "--%s is of a cold migration, not of a live one", name)
+				}
+				r.MigrationType = migration.TypeMigration
 			}
 			rate, err := config.ParseRate(bandwidth)
 			if err != nil {
@@ -52,22 +83,37 @@ that does. Ctrl-C stops watching, never the move.`,
 			if o.TimeoutAction != "" && o.Timeout == 0 {
 				return fault.New(fault.Invalid, "--timeout-action without --timeout: there is nothing to act on")
 			}
-			return a.migrate(cmd.Context(), r, wait && !detach)
+			if err := cold.into(&r); err != nil {
+				return err
+			}
+			return a.move(cmd.Context(), r, wait, cold.confirm)
 		},
 	}
 	f := cmd.Flags()
+	f.BoolVar(&live, "live", false, "live, and not at all where the guest does not run")
+	f.BoolVar(&off, "cold", false, "cold: shut the guest down where it runs")
+	f.BoolVar(&offline, "offline", false, "cold, and not at all where the guest runs")
 	f.IntVar(&o.Parallel, "parallel", 0, "send memory by `N` connections (default: one)")
 	f.StringVar(&bandwidth, "bandwidth", "0", "bound of the transfer, such as 20MiB/s (default: the host's)")
 	f.DurationVar(&o.MaxDowntime, "max-downtime", 0, "longest time for which the guest may stand still (default: the host's)")
 	f.DurationVar(&o.Timeout, "timeout", 0, "longest time for the transfer (default: the host's)")
 	f.StringVar(&o.TimeoutAction, "timeout-action", "", "what to do then: abort")
 	f.DurationVar(&o.StallTimeout, "stall-timeout", 0, "no progress for this long is a dead link (default: the host's)")
-	f.BoolVar(&wait, "wait", true, "watch until it is over")
-	f.BoolVar(&detach, "detach", false, "return when the move is accepted")
+	cold.register(f, true)
+	cold.registerWait(f)
 	return cmd
 }
 
-func (a *app) migrate(ctx context.Context, r api.Migrate, wait bool) error {
+// liveNames are the flags that make no sense of a cold migration. --bandwidth bounds the
+// shipping of disks too.
+var liveNames = []string{"parallel", "max-downtime", "timeout", "timeout-action", "stall-timeout"}
+
+func changedFlags(cmd *cobra.Command, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !cmd.Flags().Changed(n) })
+}
+
+// move asks for a move or change and watches it; confirm confirms it when it is there.
+func (a *app) move(ctx context.Context, r api.Migrate, wait, confirm bool) error {
 	c, err := a.dial()
 	if err != nil {
 		return err
@@ -83,15 +129,26 @@ func (a *app) migrate(ctx context.Context, r api.Migrate, wait bool) error {
 	if !wait {
 		return a.printMigration(m)
 	}
-	return a.watch(ctx, c, m.UUID, m.SourceCompute, r.Destination, false)
+	last, err := a.follow(ctx, c, m.UUID, m.SourceCompute, r.Destination, false)
+	if err == nil && confirm && last.Status == migration.StatusFinished {
+		return a.decide(ctx, m.UUID, m.SourceCompute, (*api.Client).ConfirmMigration, true)
+	}
+	return a.told(last, false, err)
 }
 
 // watchPatience is how long an agent may be away while its move is watched.
 const watchPatience = 2 * time.Minute
 
-// watch follows a migration to its end, to the host that was named or empty. each
-// makes every record a line of JSON; else only the last one is printed.
+// watch follows a migration to its end or its wait for a confirmation, to the host that
+// was named or empty, and tells what it came to. each makes every record a line of JSON;
+// else only the last one is printed.
 func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, each bool) error {
+	last, err := a.follow(ctx, c, id, source, to, each)
+	return a.told(last, each, err)
+}
+
+// follow shows a migration as it goes, and gives its last record, with how it ended.
+func (a *app) follow(ctx context.Context, c *api.Client, id, source, to string, each bool) (migration.Migration, error) {
 	if source != "" {
 		c = c.Via(source)
 	}
@@ -108,11 +165,17 @@ func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, e
 		if m.Outcome == migration.OutcomeInDoubt {
 			return m.Err()
 		}
+		if m.Status == migration.StatusFinished {
+			return errWaits
+		}
 		return nil
 	})
 	p.end()
+	if errors.Is(err, errWaits) {
+		err = nil
+	}
 	if ctx.Err() != nil && !last.Done() {
-		return fault.Refuse(fault.InDoubt, "stopped watching migration "+id, fault.Reason{
+		return last, fault.Refuse(fault.InDoubt, "stopped watching migration "+id, fault.Reason{
 			Code: "going_on", Message: "the move goes on without this command",
 			Change: "berth migration watch " + id + ", or berth migration abort " + id,
 		})
@@ -120,6 +183,14 @@ func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, e
 	if err == nil {
 		err = last.Err()
 	}
+	return last, err
+}
+
+// errWaits ends a watch of a move that waits for its confirmation.
+var errWaits = errors.New("waits for its confirmation")
+
+// told prints what a watched move came to, and passes on how it ended.
+func (a *app) told(last migration.Migration, each bool, err error) error {
 	if a.json && !each && last.UUID != "" {
 		if printErr := a.printMigration(last); printErr != nil {
 			return printErr
@@ -131,14 +202,44 @@ func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, e
 	return err
 }
 
-// tellOutcome says what a watched move came to, where that is settled.
+// tellOutcome says what a watched move came to, where that is settled, or what to type
+// about one that waits.
 func (a *app) tellOutcome(m migration.Migration) {
-	switch m.Outcome {
-	case migration.OutcomeCompleted:
-		fmt.Fprintf(a.out, "%s runs on %s; %s\n", m.InstanceName, m.DestCompute, stoodStill(m))
-	case migration.OutcomeUndone:
-		fmt.Fprintf(a.out, "%s stays on %s: %s\n", m.InstanceName, m.SourceCompute, restored(m))
+	if words := outcomeWords(m, time.Now()); words != "" {
+		fmt.Fprintln(a.out, words)
 	}
+}
+
+// outcomeWords are empty for a move that goes on or is in doubt.
+func outcomeWords(m migration.Migration, now time.Time) string {
+	name := m.InstanceName
+	switch m.Outcome {
+	case migration.OutcomeUndone:
+		return fmt.Sprintf("%s stays on %s: %s", name, m.SourceCompute, restored(m))
+	case migration.OutcomeReverted:
+		return fmt.Sprintf("%s is on %s again, as it was before", name, m.SourceCompute)
+	case migration.OutcomeCompleted:
+		switch {
+		case m.MigrationType == migration.TypeRebuild:
+			return fmt.Sprintf("%s is rebuilt on %s", name, m.SourceCompute)
+		case m.MigrationType == migration.TypeLiveMigration || m.MigrationType == "":
+			return fmt.Sprintf("%s runs on %s; %s", name, m.DestCompute, stoodStill(m))
+		case m.InPlace:
+			return fmt.Sprintf("confirmed: what %s had before is given up", name)
+		}
+		return fmt.Sprintf("confirmed: %s stays on %s, and what it had on %s is given up", name, m.DestCompute, m.SourceCompute)
+	}
+	if m.Status != migration.StatusFinished {
+		return ""
+	}
+	words := fmt.Sprintf("%s is on %s now", name, m.DestCompute)
+	if m.MigrationType == migration.TypeResize {
+		words = fmt.Sprintf("%s has flavor %s now, on %s", name, m.NewFlavor, m.DestCompute)
+	}
+	if m.Error != nil {
+		words = fmt.Sprintf("the revert of %s was given up: %s", name, m.Error.Message)
+	}
+	return words + "\n" + nextWords(m, now)
 }
 
 // stoodStill says for how long the guest did not run, as far as it was measured.

@@ -20,11 +20,16 @@ import (
 func (a *app) migrationCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migration",
-		Short: "Moves: list, show, watch, abort, settle",
-		Long: `A move is conducted, and remembered, by the host that the guest leaves: ask that one
-with -c. Its destination lists it only while it waits for a host that is silent.`,
+		Short: "Moves and changes: list, show, watch, abort, confirm, revert, settle, steps",
+		Long: `A move is conducted, and remembered, by the host that the guest leaves; a request about
+one that has its guest here is passed on to that host. Its destination lists it only
+while it waits for a host that is silent.
+
+The type is live-migration, migration (cold), resize or rebuild, and the status Nova's
+word for it; docs/statuses.md has them all, and which may follow which.`,
 	})
-	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort(), a.migrationSettle())
+	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort(), a.confirmCommand(), a.revertCommand(),
+		a.migrationSettle(), a.migrationSteps())
 	return cmd
 }
 
@@ -39,21 +44,46 @@ func (a *app) migrationList() *cobra.Command {
 					return err
 				}
 				return a.print(api.MigrationList{Migrations: list}, func(w io.Writer) {
-					row(w, "MIGRATION", "INSTANCE", "FROM", "TO", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")
+					row(w, "MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")
 					for _, m := range list {
-						took, remark := time.Since(m.CreatedAt), ""
-						if m.Done() {
+						took, remark := time.Since(m.CreatedAt), listRemark(m, time.Now())
+						if m.Done() || m.Status == migration.StatusFinished {
 							took = m.UpdatedAt.Sub(m.CreatedAt)
 						}
-						if m.Error != nil {
-							remark = m.Error.Message
-						}
-						row(w, m.UUID, cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
+						row(w, m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
 					}
 				})
 			})
 		},
 	}
+}
+
+// typeOf is a move's type; records of older agents are of live migrations.
+func typeOf(m migration.Migration) string {
+	return cmp.Or(m.MigrationType, migration.TypeLiveMigration)
+}
+
+// listRemark is why a move failed or is held up, how far it is, or what it waits for.
+func listRemark(m migration.Migration, now time.Time) string {
+	switch {
+	case m.Error != nil:
+		return m.Error.Message
+	case m.Done():
+		return ""
+	case m.Status == migration.StatusFinished:
+		return "confirm or revert it; " + confirmsItself(m.ConfirmBy, now)
+	}
+	doing := doingWords(m)
+	if p := m.Progress; strings.HasPrefix(doing, "sending") {
+		total, left := p.MemoryTotal, p.MemoryRemaining
+		if p.DiskTotal > 0 && p.Phase != "memory" {
+			total, left = p.DiskTotal, p.DiskRemaining
+		}
+		if total > 0 && left <= total {
+			doing += fmt.Sprintf(", %.0f%%", 100*float64(total-left)/float64(total))
+		}
+	}
+	return doing
 }
 
 func abridge(s string, most int) string {
@@ -65,7 +95,7 @@ func abridge(s string, most int) string {
 
 func (a *app) migrationShow() *cobra.Command {
 	return &cobra.Command{
-		Use: "show MIGRATION", Short: "Show one move, step by step", Args: cobra.ExactArgs(1),
+		Use: "show MIGRATION|INSTANCE", Short: "Show one move, step by step, by its uuid or its guest's name", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
 				m, err := c.Migration(ctx, args[0])
@@ -82,7 +112,18 @@ func (a *app) printMigration(m migration.Migration) error {
 	return a.print(m, func(w io.Writer) {
 		row(w, "migration", m.UUID)
 		row(w, "instance", strings.TrimSpace(m.InstanceName+" "+m.InstanceUUID))
-		row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
+		row(w, "type", typeOf(m))
+		if m.InPlace || m.MigrationType == migration.TypeRebuild {
+			row(w, "host", m.SourceCompute)
+		} else {
+			row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
+		}
+		switch {
+		case m.NewImage != "":
+			row(w, "image", m.NewImage)
+		case m.MigrationType == migration.TypeResize:
+			row(w, "flavor", m.OldFlavor+" -> "+m.NewFlavor)
+		}
 		status := string(m.Status)
 		if m.Outcome != "" && string(m.Outcome) != status {
 			status += ", " + string(m.Outcome)
@@ -96,14 +137,22 @@ func (a *app) printMigration(m migration.Migration) error {
 		if m.Settled != nil {
 			row(w, "settled", settledBy(*m.Settled))
 		}
-		if p := m.Progress; p.MemoryTotal > 0 {
+		if m.Status == migration.StatusFinished {
+			row(w, "next", nextWords(m, time.Now()))
+		}
+		if p := m.Progress; p.MemoryTotal > 0 || p.DiskTotal > 0 {
 			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
 		}
 		switch m.Outcome {
 		case migration.OutcomeCompleted:
-			row(w, "downtime", stoodStill(m))
+			if typeOf(m) == migration.TypeLiveMigration {
+				row(w, "downtime", stoodStill(m))
+			}
 		case migration.OutcomeUndone:
 			row(w, "put back", restored(m))
+		}
+		if m.Unfit != nil {
+			row(w, "could not run there", m.Unfit.Message)
 		}
 		if m.Error != nil {
 			row(w, "error", m.Error.Message)
@@ -122,22 +171,42 @@ func (a *app) printMigration(m migration.Migration) error {
 		for _, r := range m.Refusals {
 			row(w, "refused by", fmt.Sprintf("%s: %s", r.DestCompute, r.Message))
 		}
-		if len(m.Steps) == 0 {
-			return
-		}
-		fmt.Fprintln(w)
-		row(w, "STEP", "STATE", "TOOK", "TRIES", "ERROR")
-		for _, s := range m.Steps {
-			took, tries := "", ""
-			if s.Duration > 0 {
-				took = rough(s.Duration)
+		// The last attempt of a finished migration is the move itself, unless a revert was
+		// given up since.
+		stage := string(m.Stage)
+		if m.Moved != 0 && m.Attempt != m.Moved {
+			stepTable(w, "move", m.MoveSteps)
+			if m.Stage == migration.StageFinished {
+				stage = string(migration.StageRevert)
 			}
-			if s.Tries > 0 {
-				tries = fmt.Sprint(s.Tries)
-			}
-			row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
+		} else {
+			stage = ""
 		}
+		stepTable(w, stage, m.Steps)
 	})
+}
+
+// stepTable prints what was done, in order; nothing where nothing was.
+func stepTable(w io.Writer, stage string, steps []migration.StepRecord) {
+	if len(steps) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	head := "STEP"
+	if stage != "" {
+		head += " (" + stage + ")"
+	}
+	row(w, head, "STATE", "TOOK", "TRIES", "ERROR")
+	for _, s := range steps {
+		took, tries := "", ""
+		if s.Duration > 0 {
+			took = rough(s.Duration)
+		}
+		if s.Tries > 0 {
+			tries = fmt.Sprint(s.Tries)
+		}
+		row(w, strings.ReplaceAll(s.Name, "_", " "), s.State, took, tries, abridge(s.Error, 100))
+	}
 }
 
 // deadline says when an attempt is given up. One that is past it can only go forward.

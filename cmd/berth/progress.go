@@ -75,7 +75,7 @@ func (p *progress) show(m migration.Migration) {
 		fmt.Fprintln(p.w, line)
 	}
 	p.doing = doing
-	if m.Done() {
+	if m.Done() || m.Status == migration.StatusFinished {
 		p.end()
 	}
 }
@@ -101,52 +101,115 @@ func (p *progress) end() {
 // doingWords says what a migration does, for somebody who does not know its
 // steps: several quick ones are one thing to a reader. Empty between two steps.
 func doingWords(m migration.Migration) string {
+	took := rough(m.UpdatedAt.Sub(m.CreatedAt))
 	switch m.Outcome {
 	case migration.OutcomeCompleted:
-		return "moved in " + rough(m.UpdatedAt.Sub(m.CreatedAt))
+		return doneWords(m) + " in " + took
 	case migration.OutcomeUndone:
-		return "undone after " + rough(m.UpdatedAt.Sub(m.CreatedAt))
+		return "undone after " + took
 	case migration.OutcomeRefused:
 		return "refused"
+	case migration.OutcomeReverted:
+		return "reverted"
 	}
-	to := m.DestCompute
-	if to == "" {
-		to = "the destination"
+	if m.Status == migration.StatusFinished {
+		return "done, and waits to be confirmed or reverted"
 	}
-	words := ""
-	switch m.Step {
-	case migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination:
-		words = "checking both hosts"
-	case migration.StepClaim:
-		words = "claiming room on " + to
-	case migration.StepSwapAllocations:
-		words = "moving the allocation in Placement"
-	case migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration:
-		words = "preparing " + to
-	case migration.StepStream:
-		words = streamWords(m.Progress)
-	case migration.StepCommit, migration.StepAcceptToken:
-		words = "handing the guest over"
-	case migration.StepFinishDestination, migration.StepCleanUpSource, migration.StepDeleteAllocation:
-		words = "cleaning up"
-	}
+	words := stepWords(m)
 	if m.Phase == task.Undoing {
-		words = "putting back"
-		switch m.Step {
-		case migration.StepStream:
-			words += ": stopping the transfer"
-		case migration.StepPreLiveMigration:
-			words += ": what was prepared on " + to
-		case migration.StepSwapAllocations:
-			words += ": the allocation in Placement"
-		case migration.StepClaim:
-			words += ": the claim on " + to
-		}
+		words = "putting back" + undoWords(m)
+	}
+	if m.Status == migration.StatusReverting && words != "" && m.Unfit != nil {
+		words = "it cannot run there, going back: " + words
 	}
 	if m.Status == migration.StatusError && words != "" {
 		words = "held up, trying again: " + words
 	}
 	return words
+}
+
+// doneWords are what a completed move was.
+func doneWords(m migration.Migration) string {
+	switch {
+	case m.MigrationType == migration.TypeRebuild:
+		return "rebuilt"
+	case m.Status == migration.StatusConfirmed:
+		return "confirmed"
+	}
+	return "moved"
+}
+
+// stepWords say what a step does.
+func stepWords(m migration.Migration) string {
+	to, back := m.DestCompute, m.SourceCompute
+	if to == "" {
+		to = "the destination"
+	}
+	switch m.Step {
+	case migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination:
+		if m.InPlace || m.MigrationType == migration.TypeRebuild {
+			return "checking the guest and its host"
+		}
+		return "checking both hosts"
+	case migration.StepClaim:
+		return "claiming room on " + to
+	case migration.StepSwapAllocations:
+		return "moving the allocation in Placement"
+	case migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration, migration.StepPrepResize:
+		return "preparing " + to
+	case migration.StepStream:
+		return streamWords(m.Progress)
+	case migration.StepPrepChange:
+		return "making the new disks ready"
+	case migration.StepPowerOff, migration.StepRevertPowerOff:
+		return "shutting the guest down"
+	case migration.StepShipDisks:
+		if m.Progress.DiskTotal > 0 {
+			return "sending disks"
+		}
+		return startingTransfer
+	case migration.StepCommit, migration.StepAcceptToken, migration.StepHandOver, migration.StepAcceptHanded:
+		return "handing the guest over"
+	case migration.StepFinishResize:
+		return "making the guest live on " + to
+	case migration.StepApplyChange:
+		return "putting the new in the place of the old"
+	case migration.StepStartChanged:
+		return "starting the changed guest"
+	case migration.StepAwaitReturn:
+		return "preparing " + back + " for its return"
+	case migration.StepHandBack:
+		return "handing the guest back"
+	case migration.StepFinishRevert, migration.StepPowerOn:
+		return "making the guest live on " + back + " again"
+	case migration.StepUnapplyChange:
+		return "putting the old in its place again"
+	case migration.StepRevertAllocations:
+		return "giving the allocation in Placement back"
+	case "":
+		return ""
+	}
+	return "cleaning up"
+}
+
+// undoWords say what is put back, after a colon; empty where that is of no interest.
+func undoWords(m migration.Migration) string {
+	to := m.DestCompute
+	switch m.Step {
+	case migration.StepStream:
+		return ": stopping the transfer"
+	case migration.StepPreLiveMigration, migration.StepPrepResize:
+		return ": what was prepared on " + to
+	case migration.StepPrepChange, migration.StepApplyChange:
+		return ": the disks as they were"
+	case migration.StepPowerOff, migration.StepRevertPowerOff:
+		return ": the guest is started again"
+	case migration.StepSwapAllocations:
+		return ": the allocation in Placement"
+	case migration.StepClaim:
+		return ": the claim on " + to
+	}
+	return ""
 }
 
 const startingTransfer = "starting the transfer"
@@ -170,13 +233,16 @@ func progressLine(m migration.Migration, doing string) string {
 		to = "(choosing)"
 	}
 	head := fmt.Sprintf("%s  %s -> %s  ", m.InstanceName, m.SourceCompute, to)
+	if m.InPlace || m.MigrationType == migration.TypeRebuild {
+		head = fmt.Sprintf("%s  %s  ", m.InstanceName, m.SourceCompute)
+	}
 	p := m.Progress
-	if m.Done() || m.Step != migration.StepStream || m.Phase != task.Doing || !strings.HasPrefix(doing, "sending") {
+	if m.Done() || m.Step != migration.StepStream && m.Step != migration.StepShipDisks || m.Phase != task.Doing || !strings.HasPrefix(doing, "sending") {
 		return head + doing
 	}
 	// Disks are copied first; what is sent now is what is counted.
 	total, left := p.MemoryTotal, p.MemoryRemaining
-	if p.Phase == "disk" {
+	if p.Phase == "disk" || m.Step == migration.StepShipDisks {
 		total, left = p.DiskTotal, p.DiskRemaining
 	}
 	if total == 0 {
@@ -236,6 +302,14 @@ func restored(m migration.Migration) string {
 			what = append(what, "what was prepared on "+m.DestCompute+" is removed")
 		case migration.StepStream:
 			what = append(what, "the transfer is stopped")
+		case migration.StepPrepResize:
+			what = append(what, "what was prepared on "+m.DestCompute+" is removed")
+		case migration.StepPrepChange:
+			what = append(what, "what was made for it is removed")
+		case migration.StepPowerOff:
+			what = append(what, "it is as its user had it")
+		case migration.StepApplyChange:
+			what = append(what, "the old is in its place")
 		}
 	}
 	if len(what) == 0 {

@@ -59,15 +59,18 @@ func TestProgressLine(t *testing.T) {
 }
 
 func TestDoingWords_EveryStepHasWords(t *testing.T) {
-	for _, step := range []string{
-		migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination, migration.StepClaim, migration.StepSwapAllocations,
-		migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration, migration.StepStream, migration.StepCommit,
-		migration.StepAcceptToken, migration.StepFinishDestination, migration.StepCleanUpSource, migration.StepDeleteAllocation,
-	} {
-		m := moving()
-		m.Step = step
-		if words := doingWords(m); words == "" || strings.Contains(words, "_") {
-			t.Errorf("step %s is shown as %q", step, words)
+	for _, story := range migration.Stories() {
+		for _, step := range story.Steps {
+			m := moving()
+			m.MigrationType, m.Stage, m.InPlace, m.Status, m.Step = story.Type, story.Stage, story.InPlace, step.Status, step.Name
+			words := doingWords(m)
+			if words == "" || strings.Contains(words, "_") {
+				t.Errorf("%s: step %s is shown as %q", story.Name, step.Name, words)
+			}
+			// What nobody has found words for is shown as the end of it.
+			if words == "cleaning up" && !step.Forward {
+				t.Errorf("%s: step %s is shown as %q", story.Name, step.Name, words)
+			}
 		}
 	}
 }

@@ -111,7 +111,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			root.AddCommand(c)
 		}
 	}
-	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
+	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
 	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.fitCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand())

@@ -210,7 +210,8 @@ type Migration struct {
 	// host confirms itself; 0 for never.
 	ResizeConfirmWindow Duration `toml:"resize_confirm_window"`
 	// ShutdownTimeout is how long a guest is given to shut itself down before it is moved
-	// or changed while it is off; 0 pulls the plug at once.
+	// or changed while it is off, where neither request nor flavor say; 0 pulls the plug
+	// at once.
 	ShutdownTimeout Duration `toml:"shutdown_timeout"`
 }
 

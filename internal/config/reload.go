@@ -15,7 +15,7 @@ var reloadable = []string{
 	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
 	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
 	"placement.numa", "placement.provider_config_dir",
-	"migration.resize_confirm_window", "migration.shutdown_timeout",
+	"migration.resize_confirm_window",
 	"guard.arrivals", "peers",
 }
 
@@ -60,7 +60,6 @@ func Reload(running, read Config) Config {
 	out.Placement.NUMA = read.Placement.NUMA
 	out.Placement.ProviderConfigDir = read.Placement.ProviderConfigDir
 	out.Migration.ResizeConfirmWindow = read.Migration.ResizeConfirmWindow
-	out.Migration.ShutdownTimeout = read.Migration.ShutdownTimeout
 	out.Guard.Arrivals = read.Guard.Arrivals
 	out.Peers = read.Peers
 	return out

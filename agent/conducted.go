@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"context"
+	"errors"
+
+	"berth/agent/api"
+	"berth/claims"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// conducted names a move and the host that conducts it; host is empty for this one.
+type conducted struct{ migration, host string }
+
+// conductedHere gives a move that this agent conducts, by its uuid or as the one of a
+// guest that is not over.
+func (a *Agent) conductedHere(ctx context.Context, ref string) (migration.Migration, bool) {
+	if m, err := a.conductor.Get(ctx, ref); err == nil {
+		return m, true
+	}
+	list, err := a.conductor.List(ctx)
+	if err != nil {
+		return migration.Migration{}, false
+	}
+	for _, m := range list {
+		if m.InstanceUUID == ref && !m.Done() {
+			return m, true
+		}
+	}
+	return migration.Migration{}, false
+}
+
+// conductedElsewhere gives a move of which this host is the other side, by its uuid or
+// by its guest's: its source conducts it.
+func (a *Agent) conductedElsewhere(ref string) (conducted, bool) {
+	var all []claims.MigrationContext
+	for _, c := range a.tracker.List() {
+		if c.Context != nil {
+			all = append(all, *c.Context)
+		}
+	}
+	for _, c := range append(all, a.tracker.Contexts()...) {
+		if c.Source != a.name && (c.Migration == ref || c.Instance == ref) {
+			return conducted{c.Migration, c.Source}, true
+		}
+	}
+	return conducted{}, false
+}
+
+// near is whoConducts, of a move that this host has something of.
+func (s migrationService) near(ctx context.Context, doing, ref string) (conducted, error) {
+	if m, ok := s.a.conductedHere(ctx, ref); ok {
+		return conducted{migration: m.UUID}, nil
+	}
+	if c, ok := s.a.conductedElsewhere(ref); ok {
+		return s.passOn(ctx, doing, c)
+	}
+	// Its guest's name. While libvirt does not answer nobody is called so.
+	if id, err := s.a.host.Resolve(ctx, ref); err == nil {
+		if m, ok := s.a.conductedHere(ctx, id); ok {
+			return conducted{migration: m.UUID}, nil
+		}
+		if c, ok := s.a.conductedElsewhere(id); ok {
+			return s.passOn(ctx, doing, c)
+		}
+	}
+	return conducted{}, noMove(doing, "migration "+ref+" is not known here", ref)
+}
+
+// whoConducts finds the move that ref names, a migration's uuid or the name or uuid of
+// its guest, and the host that conducts it. A guest that is not here is looked for on
+// the other hosts; a migration's uuid is not.
+func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (conducted, error) {
+	if at, err := s.near(ctx, doing, ref); !errors.Is(err, fault.NotFound) {
+		return at, err
+	}
+	id, err := s.a.host.Resolve(ctx, ref)
+	switch {
+	case err == nil:
+		// A guest that has gone on by a move that is over here may be on the next.
+		if inst, ok := s.a.tracker.Instance(id); !ok || inst.Token.State != claims.TokenSurrendered {
+			return conducted{}, noMove(doing, "instance "+ref+" is on no move", ref)
+		}
+	case !errors.Is(err, fault.NotFound):
+		return conducted{}, err
+	}
+	if from, relayed := api.FromHost(ctx); relayed {
+		return conducted{}, noMove(doing, "host "+s.a.name+" knows no move "+ref+", though "+from+" believes so", ref)
+	}
+	at, err := s.find(ctx, doing, ref)
+	if err != nil {
+		return conducted{}, err
+	}
+	peer, err := s.a.peers.client(at)
+	if err != nil {
+		return conducted{}, err
+	}
+	inst, err := peer.Instance(ctx, ref)
+	switch {
+	case err != nil:
+		return conducted{}, err
+	case inst.Resize != nil:
+		return conducted{inst.Resize.Migration, inst.Resize.Source}, nil
+	case inst.Migration != "":
+		return conducted{inst.Migration, at}, nil
+	}
+	return conducted{}, noMove(doing, "instance "+ref+", on "+at+", is on no move", ref)
+}
+
+// passOn lets a request be passed on once: two hosts that each believe the other to
+// conduct the move would pass it on for ever.
+func (s migrationService) passOn(ctx context.Context, doing string, c conducted) (conducted, error) {
+	if from, relayed := api.FromHost(ctx); relayed {
+		return conducted{}, fault.Refuse(fault.Unavailable, doing, fault.Reason{
+			Code: "conductor_unclear", Message: "host " + s.a.name + " does not conduct migration " + c.migration + " and believes that " + c.host + " does, and " + from + " believes otherwise",
+			Change: "berth migration show " + c.migration + ", with -c for both hosts",
+		})
+	}
+	return c, nil
+}
+
+func noMove(doing, message, ref string) error {
+	return fault.Refuse(fault.NotFound, doing, fault.Reason{
+		Code: "migration_unknown", Message: message, Want: ref, Change: "berth migration list, with -c for other hosts; a move is conducted by the host that the guest left",
+	})
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/migration/task"
+)
+
+var update = flag.Bool("update", false, "write golden files and generated documents anew")
+
+// golden holds text against a file.
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
+	}
+}
+
+// resized is a resize to another host that waits for its confirmation.
+func resized() migration.Migration {
+	began := time.Now().Add(-90 * time.Second)
+	step := func(name string, took time.Duration) migration.StepRecord {
+		return migration.StepRecord{Name: name, State: task.StepEnded, Begun: began, Ended: began.Add(took), Duration: took, Tries: 1}
+	}
+	return migration.Migration{
+		UUID: "6f1c0d6e-2b1f-4c44-9d0b-7f6a1c2d3e4f", InstanceUUID: "11111111-1111-4111-8111-111111111111", InstanceName: "web-1",
+		SourceCompute: "host-a", DestCompute: "host-b", MigrationType: migration.TypeResize, Status: migration.StatusFinished,
+		Stage: migration.StageFinished, Attempt: 1, Moved: 1, OldFlavor: "small", NewFlavor: "large", CreatedAt: began, UpdatedAt: began.Add(14 * time.Second),
+		Phase: task.Done, Steps: []migration.StepRecord{
+			step(migration.StepInspectSource, 12*time.Millisecond), step(migration.StepClaim, 8*time.Millisecond), step(migration.StepPowerOff, 9*time.Second),
+			step(migration.StepHandOver, 4*time.Millisecond), step(migration.StepFinishResize, 3*time.Second),
+		},
+	}
+}
+
+func TestOutcomeWords_SayWhatToTypeNext(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		name   string
+		change func(*migration.Migration)
+		want   string
+	}{
+		{"resized, and never by itself", func(*migration.Migration) {},
+			"web-1 has flavor large now, on host-b\nconfirm with `berth resize confirm web-1`, or give back with `berth resize revert web-1`; it does not confirm itself"},
+		{"moved cold, and by itself", func(m *migration.Migration) {
+			m.MigrationType, m.ConfirmBy = migration.TypeMigration, now.Add(24*time.Hour)
+		}, "web-1 is on host-b now\nconfirm with `berth resize confirm web-1`, or give back with `berth resize revert web-1`; it confirms itself in 24h00m"},
+		{"a revert that was given up", func(m *migration.Migration) {
+			m.Error = task.Keep(fault.New(fault.Unavailable, "host-a does not answer"))
+		}, "the revert of web-1 was given up: host-a does not answer\nconfirm with `berth resize confirm web-1`, or give back with `berth resize revert web-1`; it does not confirm itself"},
+		{"confirmed", func(m *migration.Migration) {
+			m.Status, m.Outcome = migration.StatusConfirmed, migration.OutcomeCompleted
+		}, "confirmed: web-1 stays on host-b, and what it had on host-a is given up"},
+		{"confirmed in place", func(m *migration.Migration) {
+			m.Status, m.Outcome, m.InPlace, m.DestCompute = migration.StatusConfirmed, migration.OutcomeCompleted, true, "host-a"
+		}, "confirmed: what web-1 had before is given up"},
+		{"reverted", func(m *migration.Migration) {
+			m.Status, m.Outcome = migration.StatusReverted, migration.OutcomeReverted
+		}, "web-1 is on host-a again, as it was before"},
+		{"rebuilt", func(m *migration.Migration) {
+			m.MigrationType, m.Status, m.Outcome = migration.TypeRebuild, migration.StatusDone, migration.OutcomeCompleted
+		}, "web-1 is rebuilt on host-a"},
+		{"going on", func(m *migration.Migration) { m.Status = migration.StatusMigrating }, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := resized()
+			tt.change(&m)
+			if diff := cmp.Diff(tt.want, outcomeWords(m, now)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPrintMigration_OfAResize(t *testing.T) {
+	show := func(m migration.Migration) string {
+		var out strings.Builder
+		if err := (&app{out: &out}).printMigration(m); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	waiting := resized()
+	confirmed := resized()
+	confirmed.Stage, confirmed.Status, confirmed.Outcome, confirmed.Attempt = migration.StageConfirm, migration.StatusConfirmed, migration.OutcomeCompleted, 2
+	confirmed.MoveSteps, confirmed.Steps = confirmed.Steps, []migration.StepRecord{{Name: migration.StepConfirmSource, State: task.StepEnded, Duration: 40 * time.Millisecond, Tries: 1}}
+	here := resized()
+	here.MigrationType, here.Status, here.Stage, here.Outcome, here.DestCompute = migration.TypeRebuild, migration.StatusMigrating, migration.StageMove, "", "host-a"
+	here.Moved, here.NewImage, here.Step, here.Phase = 0, "/srv/debian-13.qcow2", migration.StepApplyChange, task.Doing
+	golden(t, "testdata/migration-resize.txt", "# waits for its confirmation\n"+show(waiting)+"\n# confirmed\n"+show(confirmed)+"\n# a rebuild that goes on\n"+show(here))
+}
+
+// coldStory is what a watcher is told of a cold move, a second apart.
+func coldStory() []migration.Migration {
+	at := func(change func(*migration.Migration)) migration.Migration {
+		m := resized()
+		m.Status, m.Stage, m.Moved, m.Steps, m.Phase = migration.StatusMigrating, migration.StageMove, 0, nil, task.Doing
+		change(&m)
+		return m
+	}
+	step := func(name string) migration.Migration {
+		return at(func(m *migration.Migration) { m.Step = name })
+	}
+	shipped := func(left uint64) migration.Migration {
+		return at(func(m *migration.Migration) {
+			m.Step, m.Progress = migration.StepShipDisks, migration.Progress{Phase: "disk", DiskTotal: 10 << 30, DiskRemaining: left << 30, Rate: 1 << 30}
+		})
+	}
+	return []migration.Migration{
+		at(func(m *migration.Migration) { m.Status, m.DestCompute = migration.StatusAccepted, "" }),
+		step(migration.StepCheckDestination), step(migration.StepClaim), step(migration.StepPrepResize), step(migration.StepPowerOff), step(migration.StepPowerOff), step(migration.StepPowerOff),
+		step(migration.StepShipDisks), shipped(9), shipped(6), shipped(3), step(migration.StepHandOver), step(migration.StepFinishResize), resized(),
+	}
+}
+
+func TestProgress_OfAColdMove(t *testing.T) {
+	var out strings.Builder
+	now := time.Unix(0, 0)
+	p := &progress{w: &out, to: "host-b", now: func() time.Time { return now }}
+	for _, m := range coldStory() {
+		p.show(m)
+		now = now.Add(time.Second)
+	}
+	p.end()
+	back := resized()
+	back.Status, back.Stage, back.Phase, back.Step = migration.StatusReverting, migration.StageRevert, task.Doing, migration.StepHandBack
+	p.show(back)
+	back.Unfit, back.Step = task.Keep(fault.New(fault.DoesNotFit, "no kvm")), migration.StepFinishRevert
+	p.show(back)
+	here := resized()
+	here.InPlace, here.Status, here.Stage, here.Step, here.Phase = true, migration.StatusMigrating, migration.StageMove, migration.StepApplyChange, task.Doing
+	p.show(here)
+	here.Phase = task.Undoing
+	p.show(here)
+	golden(t, "testdata/progress-cold.txt", out.String())
+}
+
+func TestStatuses_DocumentIsTheCodesTable(t *testing.T) {
+	golden(t, "../../docs/statuses.md", `# The statuses of migrations
+
+One closed set, Nova's names. The tables are written from those that the conductor goes by (`+"`migration/status.go`"+`;
+`+"`go test ./cmd/berth -run Statuses -update`"+` writes this page): a status that may not follow the one before is
+logged as an error, and fails the conductor's tests. `+"`berth migration steps`"+` says which status each step shows.
+
+The status of a migration never goes back while steps are undone: `+"`phase`"+` says that they are (`+"`undoing`"+`), and
+`+"`outcome`"+` what it came to: completed, undone, refused, reverted, or in doubt while it cannot go on.
+
+`+migration.StatusTables()+`
+A guest's own status, in `+"`berth instance show`"+`, follows from it, in the words of Nova's API: `+"`MIGRATING`"+` on a live
+migration, `+"`RESIZE`"+` on a cold migration or resize, `+"`VERIFY_RESIZE`"+` while that is finished or being confirmed,
+`+"`REVERT_RESIZE`"+` while it is reverted, `+"`REBUILD`"+` on a rebuild; else `+"`ACTIVE`, `PAUSED` or `SHUTOFF`"+`.
+`)
+}
