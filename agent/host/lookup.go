@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -32,7 +33,43 @@ type InstanceView struct {
 	Migration string `json:"migration,omitempty"`
 	// Host is this host's provider name.
 	Host string `json:"host"`
+	// Status is Nova's word for where the guest stands: ACTIVE, PAUSED, SHUTOFF,
+	// VERIFY_RESIZE, RESIZE, REVERT_RESIZE, MIGRATING, REBUILD, UNKNOWN. Empty for one
+	// that is not managed, and in answers that are not about it.
+	Status string `json:"status,omitempty"`
+	// Resize is a move or change that was made and waits for its confirmation; nil for
+	// none.
+	Resize *ResizeView `json:"resize,omitempty"`
 }
+
+// ResizeView is a resize or cold migration that was made and waits to be confirmed or
+// given back, as one of its hosts sees it.
+type ResizeView struct {
+	Migration string `json:"migration"`
+	// MigrationType is resize or migration; empty on the destination, which was not told.
+	MigrationType string `json:"migration_type,omitempty"`
+	Source        string `json:"source_compute"`
+	Destination   string `json:"dest_compute"` // the source, where the guest stayed
+	// Half is what of the guest this host has.
+	Half ResizeHalf `json:"half"`
+	// OldFlavor is what a revert gives back.
+	OldFlavor string `json:"old_flavor,omitempty"`
+	// ConfirmsAt is when it confirms itself; zero for never, and on the destination,
+	// which does not know.
+	ConfirmsAt time.Time `json:"confirms_at,omitzero"`
+	// Next are the commands that end it.
+	Next []string `json:"next"`
+}
+
+// ResizeHalf is what one host has of a guest that waits for its confirmation.
+type ResizeHalf string
+
+// The halves.
+const (
+	HalfGuest ResizeHalf = "guest" // the guest as it is now: the destination
+	HalfKept  ResizeHalf = "kept"  // what it had before, for a revert: the source
+	HalfBoth  ResizeHalf = "both"  // it stayed on its host
+)
 
 // List gives all guests of this host, managed or not, by name. While the
 // hypervisor does not answer it gives what the ledger knows, beside
@@ -175,6 +212,9 @@ func (h *Host) still(uuid string) error {
 	m, moving := h.moving(uuid)
 	if !moving {
 		return nil
+	}
+	if u, waits := h.waitsFor(uuid); waits {
+		return h.toConfirm(uuid, u)
 	}
 	return fault.Refuse(fault.Busy, "", fault.Reason{
 		Code: "moving", Message: "the instance is moving: migration " + m, Have: m, Change: "wait for it, or berth migration abort " + m,
