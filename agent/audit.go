@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"berth/driver"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/placementclient"
 )
 
@@ -88,7 +90,7 @@ func (a *Agent) recorded() audit.Ledger {
 	// It gives no error: its records are in memory.
 	list, _ := a.conductor.List(context.Background())
 	for _, m := range list {
-		one := audit.Move{UUID: m.UUID, Instance: m.InstanceUUID, Over: m.Done()}
+		one := audit.Move{UUID: m.UUID, Instance: m.InstanceUUID, Over: m.Done(), Waits: m.Status == migration.StatusFinished}
 		if h, kept := a.conductor.Halves(m.UUID); kept {
 			one.Kept = &audit.Halves{Instance: h.Instance, Migration: h.Migration}
 		}
@@ -105,12 +107,30 @@ func (a *Agent) recorded() audit.Ledger {
 			Instance: c.Owner.Instance, Migration: c.Owner.Migration, State: claimStates[c.State],
 			Held: inventory.Held{Resources: c.Resources, Assignment: c.Assignment},
 		})
-		move(audit.Move{UUID: c.Owner.Migration, Instance: c.Owner.Instance})
+		move(audit.Move{UUID: c.Owner.Migration, Instance: c.Owner.Instance, Lost: a.unconducted(c)})
 	}
 	for _, c := range a.tracker.Contexts() {
-		move(audit.Move{UUID: c.Migration, Instance: c.Instance})
+		move(audit.Move{UUID: c.Migration, Instance: c.Instance, Waits: a.host.Lives(c.Instance)})
 	}
 	return out
+}
+
+// unconducted reports whether a claim is held for a move that this host should conduct,
+// and its conductor knows nothing of. The record is asked for after the claim was read:
+// it is made before the claim and kept until after its end.
+func (a *Agent) unconducted(c claims.Claim) bool {
+	if c.Owner.Migration == "" || c.State != claims.Held || !a.conductor.Running() {
+		return false
+	}
+	x, known := a.tracker.Context(c.Owner.Migration)
+	if c.Context != nil {
+		x, known = *c.Context, true
+	}
+	if !known || cmp.Or(x.Conductor, x.Source) != a.name {
+		return false
+	}
+	_, err := a.conductor.Get(context.Background(), c.Owner.Migration)
+	return errors.Is(err, fault.NotFound)
 }
 
 // domains is libvirt's list for an audit.

@@ -96,6 +96,11 @@ func (g *guardian) ledger() []guard.Owner {
 	for _, c := range a.tracker.Contexts() {
 		leaving[c.Instance] = c.Migration
 	}
+	for _, c := range a.tracker.List() {
+		if c.Context != nil && c.Context.Source == a.name && c.Context.Destination == a.name {
+			leaving[c.Owner.Instance] = c.Owner.Migration // it changes where it is
+		}
+	}
 	rows := map[string]guard.Owner{}
 	claimed := map[string]bool{}
 	for _, c := range a.tracker.List() {
@@ -116,7 +121,7 @@ func (g *guardian) ledger() []guard.Owner {
 		switch {
 		case inst.Token.State != claims.TokenHere:
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerGone, Holder: inst.Token.Holder}
-		case leaving[inst.UUID] != "":
+		case leaving[inst.UUID] != "" && !a.host.Lives(inst.UUID):
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerMoving, Migration: leaving[inst.UUID]}
 		case a.host.LeftByHand(inst.UUID):
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerLeft}
@@ -141,6 +146,9 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 			f.Holder = "nobody knows which (its ledger was lost; berth instance adopt, where it is nowhere else)"
 		}
 		f.Leaving, _ = a.host.Moving(d.UUID)
+		if a.host.Starts(d.UUID) || a.host.Lives(d.UUID) {
+			f.Leaving = ""
+		}
 		f.Left = a.host.LeftByHand(d.UUID)
 	}
 	for _, claim := range a.tracker.ByInstance(d.UUID) {
@@ -152,6 +160,12 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 			f.Arrival = &guard.Arrival{
 				Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o),
 				Pending: claim.State == claims.Pending, Begun: g.isBegun(d),
+			}
+		case claims.KindResize:
+			// Of a guest that comes while it is off: no stream brings it, and nobody but the
+			// agent starts it. What a guest that is here changes to is none.
+			if !f.TokenHere && !(f.Known && claim.State == claims.Held) {
+				f.Arrival = &guard.Arrival{Migration: o.Migration, Cold: true}
 			}
 		}
 	}

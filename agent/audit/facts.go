@@ -62,12 +62,14 @@ const (
 
 // Moves.
 const (
-	StoryNone Story = 1 << iota
-	StoryRuns       // unfinished, here or elsewhere: its conductor writes
-	StoryKept       // unfinished and conducted here; Placement has lost both consumers, and the journal knows both halves
-	StoryOver       // conducted here, and over
+	StoryNone  Story = 1 << iota
+	StoryRuns        // unfinished, here or elsewhere: its conductor writes
+	StoryKept        // unfinished and conducted here; Placement has lost both consumers, and the journal knows both halves
+	StoryOver        // conducted here, and over
+	StoryWaits       // unfinished: the guest is where it goes, and waits to have it confirmed
+	StoryLost        // unfinished, by what is held of the guest here; and this host, which should conduct it, has no record of it
 
-	moving = StoryRuns | StoryKept
+	moving = StoryRuns | StoryKept | StoryWaits | StoryLost
 )
 
 // Consumer types. Below microversion 1.38 nobody is told.

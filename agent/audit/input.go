@@ -39,7 +39,8 @@ type Instance struct {
 	Migration                     string // by which it was given or came; empty for none
 }
 
-// Claim is what this host holds for an instance.
+// Claim is what this host holds for an instance. One that is changed where it is has two:
+// its own and the change's.
 type Claim struct {
 	Instance  string
 	Migration string // of an owner that is a move; empty for the instance's own
@@ -51,6 +52,9 @@ type Claim struct {
 type Move struct {
 	UUID, Instance string
 	Over           bool
+	// Waits: the guest is where the move was to bring it, and is to be confirmed. Lost:
+	// the move is known by what the ledger holds for it alone, though this host conducts it.
+	Waits, Lost bool
 	// Kept is what both consumers hold by the journal, once they were swapped and for
 	// as long as no write of them is under way; nil for every other move.
 	Kept *Halves

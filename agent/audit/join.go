@@ -59,6 +59,10 @@ func Strangers(in Input) []string {
 	var out []string
 	for _, s := range j.subjects() {
 		f := j.facts(s)
+		if f.Allocation != AllocationUnknown && f.Story == StoryLost && f.Token == TokenTransit {
+			out = append(out, s) // whether it is confirmed is known where it is
+			continue
+		}
 		if f.Allocation == AllocationUnknown || f.Story&moving != 0 {
 			continue
 		}
@@ -73,9 +77,10 @@ func Strangers(in Input) []string {
 type joined struct {
 	in        Input
 	instances map[string]Instance
-	claims    map[string]Claim // one of each instance
-	moves     map[string]Move  // by migration
-	going     map[string]Move  // unfinished, by instance
+	claims    map[string]Claim   // one of each instance
+	all       map[string][]Claim // all of each
+	moves     map[string]Move    // by migration
+	going     map[string]Move    // unfinished, by instance
 	domains   map[string]LibvirtDomain
 	names     map[string]string                    // of providers
 	sums      map[string]placementclient.Resources // see used
@@ -83,7 +88,7 @@ type joined struct {
 
 func index(in Input) *joined {
 	j := &joined{
-		in: in, instances: map[string]Instance{}, claims: map[string]Claim{}, moves: map[string]Move{},
+		in: in, instances: map[string]Instance{}, claims: map[string]Claim{}, all: map[string][]Claim{}, moves: map[string]Move{},
 		going: map[string]Move{}, domains: map[string]LibvirtDomain{}, names: map[string]string{},
 		sums: map[string]placementclient.Resources{},
 	}
@@ -91,6 +96,7 @@ func index(in Input) *joined {
 		j.instances[i.UUID] = i
 	}
 	for _, c := range in.Ledger.Claims {
+		j.all[c.Instance] = append(j.all[c.Instance], c)
 		// The farthest counts: a guest has one claim of its own, and one of a move.
 		if was, ok := j.claims[c.Instance]; !ok || claimRank(c) > claimRank(was) {
 			j.claims[c.Instance] = c
@@ -180,6 +186,11 @@ func (j *joined) want(subject string, now map[string]placementclient.Resources) 
 	if !ok || j.in.Tree == nil {
 		return nil
 	}
+	return j.place(claim, subject, now)
+}
+
+// place is where a claim is counted for a consumer.
+func (j *joined) place(claim Claim, subject string, now map[string]placementclient.Resources) map[string]placementclient.Resources {
 	held := claim.Held
 	held.Consumer = subject
 	tree := j.in.Tree
@@ -244,8 +255,14 @@ func (j *joined) facts(subject string) Facts {
 	switch {
 	case going:
 		f.Story = StoryRuns
-		if m.Kept != nil && !isMove && j.lost(subject) && j.lost(m.UUID) {
+		switch {
+		case isMove:
+		case m.Kept != nil && j.lost(subject) && j.lost(m.UUID):
 			f.Story = StoryKept
+		case m.Lost:
+			f.Story = StoryLost
+		case m.Waits:
+			f.Story = StoryWaits
 		}
 	case isMove, known && inst.Migration != "" && j.moves[inst.Migration].Over:
 		f.Story = StoryOver
@@ -283,7 +300,6 @@ func (j *joined) allocation(subject string) Allocation {
 	}
 	mine, others := split(j.in.Tree, held, j.instances[subject].Here)
 	_, claimed := j.claims[subject]
-	m, isMove := j.moves[subject]
 	want := j.want(subject, held)
 	switch {
 	case len(mine) == 0 && len(others) == 0:
@@ -297,8 +313,7 @@ func (j *joined) allocation(subject string) Allocation {
 	case claimed && same(mine, want):
 		return AllocationEqual
 	}
-	if isMove && !m.Over && (want == nil || within(mine, want)) {
-		// The claim on the source goes before the migration's consumer does.
+	if m, going := j.moveOf(subject); going && j.asMoved(subject, m, held, mine) {
 		return AllocationEqual
 	}
 	for rp := range mine {
@@ -307,6 +322,31 @@ func (j *joined) allocation(subject string) Allocation {
 		}
 	}
 	return AllocationAmounts
+}
+
+// asMoved reports whether a consumer of a move holds of this host what some step of it
+// leaves: what one of the guest's claims stands for, of the migration's consumer at most
+// that, or what the journal says.
+func (j *joined) asMoved(subject string, m Move, held, mine map[string]placementclient.Resources) bool {
+	isMove := subject == m.UUID
+	for _, c := range j.all[m.Instance] {
+		switch want := j.place(c, subject, held); {
+		case isMove && within(mine, want), same(mine, want):
+			return true
+		}
+	}
+	if isMove && len(j.all[m.Instance]) == 0 {
+		return true // the claim on the source goes before the migration's consumer does
+	}
+	if m.Kept == nil {
+		return false
+	}
+	kept := m.Kept.Instance
+	if isMove {
+		kept = m.Kept.Migration
+	}
+	by, _ := split(j.in.Tree, kept.Allocations, j.instances[subject].Here)
+	return same(mine, by)
 }
 
 // row judges a subject, with its words.

@@ -8,6 +8,10 @@ const (
 	CodeMoving            = "moving"               // as a move has it at some moment
 	CodeMovingMissing     = "moving_missing"       // a move's instance is nowhere in Placement
 	CodeMovingDiffers     = "moving_differs"       // a move's consumer as no step of a move leaves it
+	CodeKeptUndefined     = "kept_undefined"       // what a guest would go back to has no definition any more
+	CodeUnconfirmedGone   = "unconfirmed_gone"     // libvirt has no domain of a guest that waits to be confirmed
+	CodeHalfLeft          = "half_left"            // held of a guest that was confirmed where it is, by a move that nobody knows
+	CodeUnconducted       = "unconducted"          // held for a move that nobody conducts
 	CodeHalvesMissing     = "halves_missing"       // Placement has lost both halves of a move
 	CodePlacementUnknown  = "placement_unknown"    // Placement does not answer
 	CodeLibvirtUnknown    = "libvirt_unknown"      // libvirt does not answer
@@ -82,6 +86,10 @@ var rules = []rule{
 	// Moves. Between two writes of its conductor the instance is here or there, and
 	// the migration's consumer is there or not; any other state is the conductor's to
 	// put right, too, and looked at again when the move is over.
+	{Facts{Story: StoryLost, Token: TokenTransit, Fleet: FleetOwner}, Judgement{LedgerOnly, CodeHalfLeft, HealNone}},
+	{Facts{Story: StoryLost, Token: here | TokenTransit}, Judgement{LedgerOnly, CodeUnconducted, HealNone}},
+	{Facts{Story: StoryWaits, Token: TokenTransit, Claim: ClaimHeld, Domain: DomainGone}, Judgement{LedgerOnly, CodeKeptUndefined, HealNone}},
+	{Facts{Story: StoryWaits, Token: here, Domain: DomainGone}, Judgement{LedgerOnly, CodeUnconfirmedGone, HealNone}},
 	{Facts{Story: StoryKept, Allocation: AllocationNone}, Judgement{LedgerOnly, CodeHalvesMissing, HealHalves}},
 	{Facts{Story: moving, Token: here | TokenTransit, Allocation: AllocationNone}, Judgement{LedgerOnly, CodeMovingMissing, HealNone}},
 	{Facts{Story: moving, Claim: early | bound | ClaimHeld, Allocation: AllocationNone}, Judgement{LedgerOnly, CodeMovingMissing, HealNone}},

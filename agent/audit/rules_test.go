@@ -18,7 +18,7 @@ func every(f func(Facts)) {
 		for _, claim := range bits(5) {
 			for _, domain := range bits(4) {
 				for _, allocation := range bits(7) {
-					for _, story := range bits(4) {
+					for _, story := range bits(6) {
 						for _, kind := range bits(3) {
 							for _, fleet := range bits(5) {
 								f(Facts{Token(token), ClaimState(claim), Domain(domain), Allocation(allocation), Story(story), Type(kind), Fleet(fleet)})
@@ -110,7 +110,7 @@ func TestDecide_EveryCombinationHasARowAndTheLawsHold(t *testing.T) {
 			}
 		}
 	})
-	if n != 4*5*4*7*4*3*5 {
+	if n != 4*5*4*7*6*3*5 {
 		t.Errorf("%d combinations", n)
 	}
 	for i, r := range rules {

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -34,6 +35,18 @@ func (j *joined) say(r *Row) {
 	case CodeMovingDiffers:
 		r.Message = what + " moves, and is counted as no step of a move leaves it"
 		r.Change, r.Quarantine = "berth migration show "+move, "only the move's conductor writes its allocation; it is looked at again when the move is over"
+	case CodeKeptUndefined:
+		r.Message = fmt.Sprintf("%s went to %s with migration %s, and what is kept of it here has no definition any more: it cannot be taken back", what, inst.Holder, move)
+		r.Change, r.Quarantine = "berth resize confirm "+cmp.Or(r.Name, r.Subject)+", or define it here again before it is reverted", "what it holds here is its move's until that is confirmed"
+	case CodeUnconfirmedGone:
+		r.Message = what + " waits to have migration " + move + " confirmed, and libvirt has no such domain"
+		r.Change, r.Quarantine = "define it again, or give back what it was: berth resize revert "+cmp.Or(r.Name, r.Subject), "until it is decided what it holds stays"
+	case CodeHalfLeft:
+		r.Message = fmt.Sprintf("what %s had here is still held for migration %s, which nobody conducts any more, and the guest is confirmed where it is: %s", what, move, fleet.Words)
+		r.Change, r.Quarantine = "berth migration settle "+move, "its definition and its disks here go with it"
+	case CodeUnconducted:
+		r.Message = fmt.Sprintf("%s is held for migration %s, and this host, which should conduct it, has no record of it", what, move)
+		r.Change, r.Quarantine = "look for the guest on the other host (berth instance show), and decide with berth migration settle "+move, "its move may still need it"
 	case CodeHalvesMissing:
 		r.Message = what + " moves, and Placement has lost what it and migration " + move + " hold"
 	case CodePlacementUnknown:

@@ -53,6 +53,8 @@ type Arrival struct {
 	// Foreign: the migration is not Berth's own; it was claimed on arrival or by
 	// `berth hook`.
 	Foreign bool
+	// Cold: the guest comes while it is off, and no stream brings it.
+	Cold bool
 	// Undone: its undo has begun, and nothing may come any more.
 	Undone bool
 	// Pending: the host is not prepared for it yet.
@@ -98,6 +100,7 @@ const (
 //	observe   any        any                                       allow, print nothing
 //	manage    arrival    identity not believed                     refuse
 //	manage    arrival    token here                                refuse: it would be a second copy
+//	manage    arrival    claim of a guest that comes cold          refuse: it comes by no stream
 //	manage    arrival    claim, its undo has begun                 refuse
 //	manage    arrival    claim of Berth's, still pending           refuse
 //	manage    arrival    claim of Berth's, document names it       allow
@@ -130,6 +133,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return no("left_behind", "the guest's ownership token is still on this host, which it left by a migration that Berth did not conduct", "virsh undefine what it has left here, then let it come back")
 	case f.Operation == Migrate && f.Known && f.TokenHere:
 		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs; berth instance show")
+	case f.Operation == Migrate && a != nil && a.Cold:
+		return no("other_migration", "migration "+a.Migration+" brings this guest while it is off, and this stream is not that migration's", "wait for that migration's end, or abort it")
 	case f.Operation == Migrate && a != nil && a.Undone:
 		return no("undone", "migration "+a.Migration+" of this guest is being undone", "start another when it is over")
 	case f.Operation == Migrate && a != nil && !a.Foreign && a.Pending:

@@ -39,7 +39,7 @@ func (h *Host) LeftByHand(uuid string) bool {
 func (h *Host) followLeaving(ctx context.Context, uuid string) error {
 	stale := func() (d driver.Domain, left, back bool, err error) {
 		inst, known := h.tracker.Instance(uuid)
-		if _, moving := h.moving(uuid); moving || !known || inst.Token.State != claims.TokenHere {
+		if _, moving := h.moving(uuid); moving && !h.Lives(uuid) || !known || inst.Token.State != claims.TokenHere {
 			return d, false, false, nil
 		}
 		d, exists, err := h.domain(ctx, uuid)

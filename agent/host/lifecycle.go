@@ -14,6 +14,21 @@ import (
 // own gives a guest that this host may start, stop and delete, with its
 // instance's turn taken.
 func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {
+	return h.ownIf(ctx, id, h.still)
+}
+
+// ownToUse gives a guest that this host may start and stop: also one that waits to be
+// confirmed, where it lives.
+func (h *Host) ownToUse(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {
+	return h.ownIf(ctx, id, func(uuid string) error {
+		if h.Lives(uuid) {
+			return nil
+		}
+		return h.still(uuid)
+	})
+}
+
+func (h *Host) ownIf(ctx context.Context, id string, may func(uuid string) error) (inst claims.Instance, unlock func(), err error) {
 	if err := h.managing(""); err != nil {
 		return inst, nil, err
 	}
@@ -31,7 +46,7 @@ func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock
 			Code: "not_managed", Message: "guest " + id + " is not managed", Change: "berth instance adopt " + id,
 		})
 	default:
-		if err = h.still(uuid); err == nil {
+		if err = may(uuid); err == nil {
 			err = h.tokenHere(inst)
 		}
 	}
@@ -45,7 +60,7 @@ func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock
 // Start boots a stopped guest; with paused its CPUs wait for `virsh resume`.
 // Success when it is active. It needs the token and a bound claim here.
 func (h *Host) Start(ctx context.Context, id string, paused bool) error {
-	inst, unlock, err := h.own(ctx, id)
+	inst, unlock, err := h.ownToUse(ctx, id)
 	if err == nil {
 		defer unlock()
 		err = h.start(ctx, inst, paused)
@@ -82,7 +97,7 @@ type StopOptions struct {
 // fault.Unavailable when the guest did not obey in time and Force was not given;
 // it may still do so later.
 func (h *Host) Stop(ctx context.Context, id string, o StopOptions) error {
-	inst, unlock, err := h.own(ctx, id)
+	inst, unlock, err := h.ownToUse(ctx, id)
 	if err == nil {
 		defer unlock()
 		err = h.stop(ctx, inst.UUID, o)

@@ -22,6 +22,7 @@ import (
 //	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
 //	token surrendered               anything                the conductor's; nothing
 //	claim of a migration            anything                the conductor's; nothing
+//	its move waits to be confirmed  anything                nothing: it is started, where it lives, like any other
 //	nothing                         domain, running         counted; adopted if it was started since (see strangers.go)
 //	nothing                         domain, shut off        left alone: adopt is a person's word
 //
@@ -194,7 +195,7 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	}
 	defer unlock()
 	inst, ok := h.tracker.Instance(uuid)
-	if _, moving := h.moving(uuid); moving || !ok || inst.Token.State != claims.TokenHere {
+	if _, moving := h.moving(uuid); moving && !h.Lives(uuid) || !ok || inst.Token.State != claims.TokenHere {
 		return nil
 	}
 	if _, ok := h.claimOf(uuid); !ok {
