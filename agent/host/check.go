@@ -61,7 +61,11 @@ func (r *refusal) err(format string, args ...any) error {
 
 // CheckDestination implements migration.DestinationVerbs.
 func (h *Host) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
-	a, err := h.checkDestination(ctx, ref, c)
+	check := h.checkDestination
+	if isCold(c.Kind) {
+		check = h.checkColdDestination
+	}
+	a, err := check(ctx, ref, c)
 	return a, wrap(err, "check destination %s for %s", h.o.Name, c.Guest.Name)
 }
 
@@ -312,7 +316,11 @@ func (h *Host) placeForDisk(path string) (fault.Reason, bool) {
 
 // CheckSource implements migration.SourceVerbs.
 func (h *Host) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
-	ans, err := h.checkSource(ctx, ref, a)
+	check := h.checkSource
+	if isCold(a.Kind) {
+		check = h.checkColdSource
+	}
+	ans, err := check(ctx, ref, a)
 	return ans, wrap(err, "check source %s for %s", h.o.Name, ref.Instance)
 }
 

@@ -41,6 +41,13 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
+	shipped, err := h.shippedFrom(ref)
+	if err != nil {
+		return err
+	}
+	if err := h.removeMoved(ctx, ref, shipped); err != nil {
+		return err
+	}
 	if err := h.phase(ctx, ref, phaseRequest{
 		Phase: hooks.ConfirmResize, Kind: rec.Kind, Source: h.o.Name, Destination: c.To, XML: rec.Definition, Power: rec.Power,
 	}); err != nil {

@@ -188,12 +188,17 @@ func (h *Host) foundIn(doc *domainxml.Doc, uses topology.Resources) (claims.Foun
 // room asks whether a claim could be had now, and adds every reason why not.
 func (h *Host) room(no *refusal, d demand) (topology.Assignment, error) {
 	a, err := h.tracker.Room(d.resources, d.topology, d.pci)
+	return a, no.takeRoom(err)
+}
+
+// takeRoom is take for the tracker's word on room: no new claims for now is a reason among
+// others, not an unknown.
+func (r *refusal) takeRoom(err error) error {
 	if errors.Is(err, fault.Unavailable) && len(fault.ReasonsOf(err)) > 0 {
-		// No new claims for now: a reason among others, not an unknown.
-		no.add(fault.Forbidden, fault.ReasonsOf(err)...)
-		return a, nil
+		r.add(fault.Forbidden, fault.ReasonsOf(err)...)
+		return nil
 	}
-	return a, no.take(err)
+	return r.take(err)
 }
 
 // checkRoom asks for a guest that would come, and writes its documents once for

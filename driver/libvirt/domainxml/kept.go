@@ -22,6 +22,9 @@ type Kept struct {
 	// Stays says that a live migration cannot take it along: libvirt or QEMU
 	// refuses it, or the guest would find another thing behind the same name.
 	Stays bool
+	// Off says that it stays only while the guest runs: one that is shut off can be moved
+	// with it, since nothing of it has to be sent, and each host has its like.
+	Off bool
 	// Change is what makes the guest movable; empty unless Stays.
 	Change string
 }
@@ -69,6 +72,11 @@ func (k *keeping) stays(element, what, why, change string) {
 	k.out = append(k.out, Kept{Element: element, What: what, Why: why, Stays: true, Change: change})
 }
 
+// staysRunning notes a thing that a guest which is shut off can take along.
+func (k *keeping) staysRunning(element, what, why, change string) {
+	k.out = append(k.out, Kept{Element: element, What: what, Why: why, Stays: true, Off: true, Change: change})
+}
+
 // guest looks at what is no device.
 func (k *keeping) guest() {
 	root := k.d.root
@@ -76,7 +84,7 @@ func (k *keeping) guest() {
 		k.stays("domain", fmt.Sprintf("domain of type %q", t), "it is no guest of QEMU, and only those can be started and moved", "run it under QEMU")
 	}
 	if e := root.SelectElement("launchSecurity"); e != nil {
-		k.stays("launchSecurity", "memory encryption ("+e.SelectAttrValue("type", "")+")",
+		k.staysRunning("launchSecurity", "memory encryption ("+e.SelectAttrValue("type", "")+")",
 			"keys of the host's processor are held by no claim", "move the guest shut off")
 	}
 	for _, e := range root.FindElements("./blkiotune/device") {
@@ -102,7 +110,7 @@ func (k *keeping) processor() {
 		return
 	}
 	if cpu.SelectAttrValue("migratable", "on") == "off" {
-		k.stays("cpu", "CPU of mode "+cpu.SelectAttrValue("mode", "")+" that is not migratable", "it shows the guest features that only this processor has", "set migratable='on'")
+		k.staysRunning("cpu", "CPU of mode "+cpu.SelectAttrValue("mode", "")+" that is not migratable", "it shows the guest features that only this processor has", "set migratable='on'")
 		return
 	}
 	for _, t := range k.d.root.FindElements("./clock/timer") {
@@ -113,7 +121,7 @@ func (k *keeping) processor() {
 	const why, change = "it ties the guest to processors of one frequency", "give the clock a tsc timer with a frequency, or take the feature away"
 	for _, f := range cpu.SelectElements("feature") {
 		if f.SelectAttrValue("name", "") == "invtsc" && slices.Contains([]string{"require", "force"}, f.SelectAttrValue("policy", "require")) {
-			k.stays("cpu/feature", "CPU feature invtsc without a frequency", why, change)
+			k.staysRunning("cpu/feature", "CPU feature invtsc without a frequency", why, change)
 		}
 	}
 }

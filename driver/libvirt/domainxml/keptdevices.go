@@ -37,7 +37,7 @@ func (k *keeping) device(e *etree.Element) {
 		if t == "spicevmc" {
 			k.keeps(path, what+" ("+t+")", "what a viewer redirects is unplugged when the guest moves, unless the viewer follows")
 		} else {
-			k.stays(path, what+" ("+t+")", "its connection ends where the guest runs", detach)
+			k.staysRunning(path, what+" ("+t+")", "its connection ends where the guest runs", detach)
 		}
 	case "smartcard":
 		if mode := e.SelectAttrValue("mode", ""); mode != "passthrough" {
@@ -76,7 +76,7 @@ func (k *keeping) device(e *etree.Element) {
 		if attribute(e, "driver", "name") == "vhostuser" {
 			k.stays(path, "video device of type vhostuser", "another process of this host draws it, and QEMU cannot send its state", detach)
 		} else if attribute(e, "model/acceleration", "accel3d") == "yes" {
-			k.stays(path, "3D acceleration of its video device", "the host's GPU draws it, which no claim holds", "switch it off, or move the guest shut off")
+			k.staysRunning(path, "3D acceleration of its video device", "the host's GPU draws it, which no claim holds", "switch it off, or move the guest shut off")
 		}
 	case "graphics":
 		if node := attribute(e, "gl", "rendernode"); node != "" {
@@ -91,7 +91,12 @@ func (k *keeping) device(e *etree.Element) {
 	case "lease":
 		k.keeps(path, "lease "+child(e, "key"), "its lock manager guards it, and no claim")
 	case "crypto":
-		k.stays(path, "crypto device ("+attribute(e, "backend", "model")+")", "QEMU cannot send its state", detach)
+		// One that another process of the host serves (vhost-user) has a socket of its.
+		if model := attribute(e, "backend", "model"); model == "builtin" || model == "lkcf" {
+			k.staysRunning(path, "crypto device ("+model+")", "QEMU cannot send its state", detach)
+		} else {
+			k.stays(path, "crypto device ("+model+")", "QEMU cannot send its state", detach)
+		}
 	default:
 		if !slices.Contains(knownDevices, e.Tag) {
 			k.keeps(path, "device <"+e.Tag+">", "this version does not know what it asks of a host")
@@ -132,7 +137,7 @@ func (k *keeping) disk(path string, e *etree.Element) {
 		k.stays(path, disk+" (folder "+source(e)+")", "its files are the host's", "eject it, or move the guest shut off")
 	}
 	if e.SelectElement("transient") != nil {
-		k.stays(path, disk+" (transient)", "what the guest writes is thrown away when it stops", "move the guest shut off")
+		k.staysRunning(path, disk+" (transient)", "what the guest writes is thrown away when it stops", "move the guest shut off")
 	}
 	var secrets []string
 	for _, s := range e.FindElements(".//secret") {

@@ -1,0 +1,340 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// isCold reports whether a move of this type has its guest while it is off.
+func isCold(migrationType string) bool {
+	return migrationType != "" && migrationType != migration.TypeLiveMigration
+}
+
+// checkColdDestination is CheckDestination of a guest that is off when it comes, or is
+// changed here. No memory of it is sent: what counts is its definition, as it is to be,
+// and whether this host can start that.
+func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+	none := migration.CheckAnswer{}
+	if _, err := claimKind(c.Kind); err != nil {
+		return none, err
+	}
+	if c.Wanted == nil {
+		return none, fault.New(fault.Invalid, "check for a %s: what the guest is to be is not said", c.Kind)
+	}
+	var no refusal
+	g, w := c.Guest, *c.Wanted
+	if g.Definition == "" {
+		return none, fault.Refuse(fault.Forbidden, "", notPersistent(g.Name))
+	}
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return none, err
+	}
+	here := h.description(node)
+	if here.Mode == ModeObserve {
+		no.add(fault.Forbidden, observing(h.o.Name))
+	}
+	stays := c.Source.Name == here.Name && c.Kind != migration.TypeMigration
+	place, text, err := h.checkColdRoom(&no, ref, g, w, stays)
+	if err != nil {
+		return none, err
+	}
+	doc, err := parseDocument(text)
+	if err != nil {
+		return none, err
+	}
+	no.add(fault.Forbidden, startReasons(doc, node, h.o.Name)...)
+	if err := h.checkStartCPU(ctx, &no, doc, node, text); err != nil {
+		return none, err
+	}
+	if err := h.checkFiles(&no, doc); err != nil {
+		return none, err
+	}
+	answer := migration.CheckAnswer{Destination: here, Kind: c.Kind}
+	if !stays {
+		own, err := parseDocument(g.Definition)
+		if err != nil {
+			return none, err
+		}
+		no.add(fault.Forbidden, sameHost(c.Source, here)...)
+		no.add(fault.Forbidden, coldPairReasons(c.Source, here)...)
+		no.add(fault.Forbidden, own.bound(g.Assignment)...)
+		if err := h.checkNames(ctx, &no, g); err != nil {
+			return none, err
+		}
+		if err := h.checkVariables(&no, own); err != nil {
+			return none, err
+		}
+		if answer.Disks, err = h.checkColdDisks(ctx, &no, ref, own, g, w); err != nil {
+			return none, err
+		}
+	}
+	if err := no.err(""); err != nil {
+		return none, err
+	}
+	if ref.Migration == "" {
+		room := h.wouldClaim(ctx, g.UUID, demand{resources: w.Resources}, place)
+		answer.WouldClaim = &room
+	}
+	return answer, nil
+}
+
+// checkColdRoom asks for what the guest is to be, and writes its definition for the place
+// that a claim would have now: a move must not find out later that it cannot be written.
+// The definition is the guest's old one where there is no such place.
+func (h *Host) checkColdRoom(no *refusal, ref migration.Ref, g migration.Guest, w migration.Wanted, stays bool) (topology.Assignment, string, error) {
+	before := len(no.reasons)
+	var a topology.Assignment
+	var err error
+	if stays {
+		a, err = h.tracker.RoomBeside(g.UUID, w.Resources, w.Topology, w.PCIRequests)
+		err = no.takeRoom(err)
+	} else {
+		a, err = h.room(no, demand{resources: w.Resources, topology: w.Topology, pci: w.PCIRequests})
+	}
+	if err != nil || len(no.reasons) > before {
+		return a, g.Definition, err
+	}
+	meta := domainxml.Metadata{Name: g.Name, Flavor: w.Flavor, Epoch: g.Epoch + 1, Migration: ref.Migration}
+	text, err := h.resizedDocument(g, w, claims.Claim{Topology: w.Topology, PCI: w.PCIRequests, Assignment: a}, meta, !stays)
+	if errors.Is(err, fault.Invalid) {
+		cause := err
+		if inner := errors.Unwrap(err); inner != nil {
+			cause = inner
+		}
+		no.add(fault.Forbidden, reasonsOf("document_does_not_fit", cause)...)
+		return a, g.Definition, nil
+	}
+	return a, text, err
+}
+
+// startReasons are the reasons why a host could not start a guest of that definition. What
+// depends on the features of its CPU alone is no hindrance to one that brings no memory.
+func startReasons(doc document, node driver.Node, host string) []fault.Reason {
+	return slices.DeleteFunc(hypervisorReasons(doc, node, host), func(r fault.Reason) bool { return r.Code == "cpu_unknown" })
+}
+
+// checkStartCPU refuses a guest whose CPU model is named and is not one that this host
+// can give: it would not start. One that takes its host's CPU takes this one's.
+func (h *Host) checkStartCPU(ctx context.Context, no *refusal, doc document, node driver.Node, text string) error {
+	if doc.CPU.Mode != "custom" || !accelerated(doc, node) {
+		return nil
+	}
+	live, err := driver.LiveMigration(h.driver, node)
+	if err != nil {
+		return nil // who cannot migrate is not asked; libvirt itself says it at the start
+	}
+	return no.take(live.CheckCPU(ctx, text))
+}
+
+// coldPairReasons hold two hosts against each other, for a guest of which no memory is
+// sent: what it runs in there may be older.
+func coldPairReasons(source, dest migration.Description) []fault.Reason {
+	return slices.DeleteFunc(pairReasons(source, dest, false), func(r fault.Reason) bool { return r.Code == "qemu_older" })
+}
+
+// bound lists every device and property that keeps a guest on its host though it is off:
+// what no claim holds, and is not a thing that another host has too.
+func (d document) bound(a topology.Assignment) []fault.Reason {
+	if d.unread != nil {
+		return []fault.Reason{notMovableOff("a guest whose definition cannot be read ("+d.unread.Error()+")", "", "correct it with virsh edit")}
+	}
+	var out []fault.Reason
+	for _, k := range d.kept() {
+		if k.Stays && !k.Off {
+			change := strings.TrimSuffix(strings.TrimSuffix(k.Change, ", or move the guest shut off"), "move the guest shut off")
+			out = append(out, notMovableOff(k.What, k.Why, change))
+		}
+	}
+	held := func(at string) bool {
+		return slices.ContainsFunc(a.Devices, func(d topology.AssignedDevice) bool { return d.Address.String() == at })
+	}
+	unclaimed := func(what, at string) {
+		out = append(out, notMovableOff(what+" "+at, "no claim holds it, and so none finds another on the other host", "detach it, or ask for it by an alias in the flavor"))
+	}
+	for _, dev := range d.Devices.Hostdevs {
+		if dev.Type != "pci" && dev.Type != "mdev" || dev.Source == nil {
+			continue // kept
+		}
+		if at := dev.Source.where(); !held(at) {
+			unclaimed(dev.Type+" host device", at)
+		}
+	}
+	for _, nic := range d.Devices.Interface {
+		if at := nic.Source.where(); nic.Type == "hostdev" && !held(at) {
+			unclaimed("interface of a PCI host device", at)
+		}
+	}
+	return out
+}
+
+func notMovableOff(what, why, change string) fault.Reason {
+	message := what + " stays on its host"
+	if why != "" {
+		message += ": " + why
+	}
+	return fault.Reason{Code: "device_stays", Message: message, Have: what, Change: change}
+}
+
+// checkVariables refuses a guest whose firmware variables are not here: they are a file
+// of the guest's own, and without it the guest forgets what it boots.
+func (h *Host) checkVariables(no *refusal, doc document) error {
+	path := doc.firmware().Variables
+	if path == "" {
+		return nil
+	}
+	there, err := h.files.Exists(path)
+	if err == nil && !there {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "firmware_variables_missing", Message: "the guest's firmware variables are in " + path + ", which " + h.o.Name + " does not have",
+			Want: path, Change: "copy the file to the same path there while the guest is off, or share its folder between the hosts",
+		})
+	}
+	return err
+}
+
+// checkColdDisks looks at each disk's place on this host: shared, or to be shipped here.
+func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Ref, doc document, g migration.Guest, w migration.Wanted) ([]migration.DiskView, error) {
+	var views []migration.DiskView
+	var ship []string
+	for _, d := range g.Disks {
+		view := migration.DiskView{Target: d.Target}
+		exists := false
+		if d.Path != "" && !d.Network {
+			id, err := h.files.Identity(d.Path)
+			switch {
+			case errors.Is(err, fault.NotFound):
+			case errors.Is(err, fault.Invalid):
+				exists = true // a folder or a socket: occupied
+			case err != nil:
+				return nil, err
+			default:
+				exists, view.Filesystem = true, id
+				view.Shared = id != "" && id == d.Filesystem
+			}
+		}
+		views = append(views, view)
+		what, reason := diskFate(d, doc.isBlock(d.Target), view.Shared, exists, h.o.Name)
+		switch {
+		case what == stopped && reason.Code == "disk_exists":
+			no.add(fault.Exists, reason)
+		case what == stopped:
+			no.add(fault.Forbidden, reason)
+		case what == copied:
+			ship = append(ship, d.Target)
+		case view.Shared:
+			if err := h.checkChain(no, d); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return views, h.checkShipped(ctx, no, ref, g, ship, w.Grow)
+}
+
+// checkChain refuses a shared disk that stands on a file which is not here.
+func (h *Host) checkChain(no *refusal, d migration.Disk) error {
+	below := []string{d.BackingFile}
+	for _, b := range d.Chain {
+		below = append(below, b.Path)
+	}
+	slices.Sort(below)
+	for _, path := range slices.Compact(below) {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		there, err := h.files.Exists(path)
+		if err != nil {
+			return err
+		}
+		if !there {
+			no.add(fault.Forbidden, fault.Reason{
+				Code: "backing_file_missing", Message: "disk " + d.Target + " is shared, its backing file " + path + " is not on " + h.o.Name,
+				Want: path, Change: "mount its folder on both hosts",
+			})
+		}
+	}
+	return nil
+}
+
+// checkColdSource is CheckSource of a guest that is powered off before it goes.
+func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+	var ans migration.SourceAnswer
+	var no refusal
+	if h.o.Mode() == ModeObserve {
+		no.add(fault.Forbidden, observing(h.o.Name))
+	}
+	g, err := h.inspect(ctx, ref.Instance)
+	if err != nil {
+		return ans, err
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return ans, err
+	}
+	if !exists {
+		return ans, gone("libvirt on " + h.o.Name + " has no such domain any more")
+	}
+	if err := no.take(h.mayPowerOff(ctx, ref, d, exists)); err != nil {
+		return ans, err
+	}
+	if g.Definition == "" || h.inPlace(h.o.Name, a.Destination.Name) {
+		return ans, no.err("")
+	}
+	own, err := parseDocument(g.Definition)
+	if err != nil {
+		return ans, err
+	}
+	no.add(fault.Busy, otherDisks(g, own)...)
+	for _, d := range g.Disks {
+		i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == d.Target })
+		if i < 0 {
+			no.add(fault.Busy, fault.Reason{Code: "disks_changed", Message: "disk " + d.Target + " was attached after the destination was asked", Change: "try again"})
+			continue
+		}
+		// The source holds the names against each other itself.
+		shared := d.Filesystem != "" && d.Filesystem == a.Disks[i].Filesystem
+		what, reason := diskFate(d, own.isBlock(d.Target), shared, d.ReadOnly, a.Destination.Name)
+		switch what {
+		case stopped:
+			no.add(fault.Forbidden, reason)
+		case copied:
+			ans.CopyDisks = append(ans.CopyDisks, d.Target)
+		case leave:
+			ans.Shared = ans.Shared || shared
+		}
+	}
+	return ans, no.err("")
+}
+
+// otherDisks names disks that a running guest has and its definition has not, or the
+// other way round: it would be another guest after the move, and which one its user
+// wants is not known.
+func otherDisks(g migration.Guest, definition document) []fault.Reason {
+	var out []fault.Reason
+	reason := func(target, where, change string) {
+		out = append(out, fault.Reason{
+			Code: "definition_differs", Message: "disk " + target + " is only in " + where, Have: target, Change: change,
+		})
+	}
+	for _, d := range g.Disks {
+		if !slices.ContainsFunc(definition.Devices.Disks, func(e diskElement) bool { return e.Target.Dev == d.Target && (d.Path == "" || e.path() == d.Path) }) {
+			reason(d.Target, "the running guest", "attach it with --config too, or detach it")
+		}
+	}
+	for _, e := range definition.Devices.Disks {
+		if !slices.ContainsFunc(g.Disks, func(d migration.Disk) bool { return d.Target == e.Target.Dev }) {
+			reason(e.Target.Dev, "the definition", "attach it to the running guest too, or detach it with --config")
+		}
+	}
+	return out
+}
