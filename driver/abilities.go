@@ -22,12 +22,14 @@ const (
 	AbilityGuestAgent    Ability = "guest_agent"    // GuestAgent
 	AbilityStatistics    Ability = "statistics"     // Statistician
 	AbilityDevices       Ability = "devices"        // DeviceWatcher
+	AbilityConnections   Ability = "connections"    // Connector
 )
 
 // Abilities lists them all, in the order of this file.
 func Abilities() []Ability {
 	return []Ability{
 		AbilityLiveMigration, AbilityStorageCopy, AbilityPostCopy, AbilityGuestAgent, AbilityStatistics, AbilityDevices,
+		AbilityConnections,
 	}
 }
 
@@ -62,6 +64,12 @@ func Statistics(d Driver, n Node) (Statistician, error) {
 // Devices finds the ability to tell of the host's devices; as LiveMigration.
 func Devices(d Driver, n Node) (DeviceWatcher, error) {
 	return find[DeviceWatcher](d, n, AbilityDevices)
+}
+
+// Connections finds the ability to tell of what guests are connected to; as
+// LiveMigration.
+func Connections(d Driver, n Node) (Connector, error) {
+	return find[Connector](d, n, AbilityConnections)
 }
 
 func find[I any](d Driver, n Node, a Ability) (I, error) {
@@ -186,3 +194,63 @@ const (
 	DeviceRemoved DeviceEventKind = "removed"
 	DeviceChanged DeviceEventKind = "changed"
 )
+
+// Connector is the ability to tell of what guests are connected to beside the host
+// itself: the hypervisor's networks, storage pools and secrets. What is not there is
+// fault.NotFound; a hypervisor whose daemon has no driver of such things refuses with
+// fault.Invalid.
+type Connector interface {
+	// Network reads a network by its name.
+	Network(ctx context.Context, name string) (Network, error)
+
+	// Pool reads a storage pool by its name.
+	Pool(ctx context.Context, name string) (Pool, error)
+
+	// OpenPool makes a pool active, where it is not, and reads anew what is in it. Safe
+	// to repeat.
+	OpenPool(ctx context.Context, name string) error
+
+	// ClosePool makes a pool inactive; what is in it stays. Success when it is not
+	// active. A transient pool, which would be gone then, is fault.Invalid.
+	ClosePool(ctx context.Context, name string) error
+
+	// Volume reads a volume of an active pool. Of one that is not active it is
+	// fault.Invalid.
+	Volume(ctx context.Context, pool, name string) (Volume, error)
+
+	// Secret is nil when the hypervisor has that secret; of its value nothing is asked.
+	Secret(ctx context.Context, s SecretRef) error
+}
+
+// Network is one of the hypervisor's networks.
+type Network struct {
+	Name       string
+	Active     bool
+	Autostart  bool
+	Bridge     string // that guests are plugged into; empty where there is none
+	PortGroups []string
+}
+
+// Pool is a storage pool.
+type Pool struct {
+	Name       string
+	Active     bool
+	Autostart  bool
+	Persistent bool
+	Type       string // dir, netfs, logical, iscsi, rbd, …
+	Path       string // below which its volumes are; empty where they have no path
+}
+
+// Volume is a volume of a pool.
+type Volume struct {
+	Name     string
+	Path     string // or what stands for one; empty for none
+	Capacity int64  // bytes
+}
+
+// SecretRef names a secret: by its UUID, or by what it is for.
+type SecretRef struct {
+	UUID  string
+	Type  string // volume, ceph, iscsi, tls, vtpm
+	Usage string // of that type
+}

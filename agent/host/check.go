@@ -125,6 +125,9 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err := h.checkFiles(&no, doc); err != nil {
 		return migration.CheckAnswer{}, err
 	}
+	if err := h.checkConnections(ctx, &no, g.XML); err != nil {
+		return migration.CheckAnswer{}, err
+	}
 	if err := no.err(""); err != nil {
 		return migration.CheckAnswer{}, err
 	}

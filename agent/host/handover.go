@@ -410,6 +410,7 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	for _, m := range rec.Made {
 		h.files.Keep(m)
 	}
+	h.connectArrived(ctx, ref, rec.DomainXML)
 	// QEMU announces the guest to the network itself when it resumes.
 	if err := h.phase(ctx, ref, rec.phase(h, hooks.PostLiveMigrationAtDestination)); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
+	"berth/agent/host/networks"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver"
@@ -70,6 +71,10 @@ type Options struct {
 	ImagesDirs []string
 	DiskTool   string // qemu-img; empty for the one in $PATH
 	Files      Files  // nil for this machine's own, below Root and with DiskTool
+	// Links are the kernel's network devices, nil for this machine's own; OpenVSwitch its
+	// switch, nil for the one that ovs-vsctl reaches.
+	Links       networks.Links
+	OpenVSwitch *networks.OpenVSwitch
 	// Root is where this process sees the hypervisor's /; empty when both see the
 	// same.
 	Root string

@@ -71,6 +71,9 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if err := h.makeDisks(ctx, ref, &rec, p); err != nil {
 		return none, err
 	}
+	if err := h.prepareConnections(ctx, ref, rec.DomainXML); err != nil {
+		return none, err
+	}
 	if !rec.HooksDone {
 		if err := h.phase(ctx, ref, rec.phase(h, hooks.PreLiveMigration)); err != nil {
 			return none, err
@@ -240,6 +243,9 @@ func (h *Host) undoPreparation(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	if err := h.endHook(rec.Running); err != nil {
+		return err
+	}
+	if err := h.undoConnections(ctx, ref); err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(rec.Made) {

@@ -21,6 +21,8 @@ var abilityOf = map[string]driver.Ability{
 	"PingAgent":     driver.AbilityGuestAgent, "FreezeFilesystems": driver.AbilityGuestAgent, "ThawFilesystems": driver.AbilityGuestAgent,
 	"Statistics":  driver.AbilityStatistics,
 	"HostDevices": driver.AbilityDevices, "DeviceEvents": driver.AbilityDevices,
+	"Network": driver.AbilityConnections, "Pool": driver.AbilityConnections, "OpenPool": driver.AbilityConnections,
+	"ClosePool": driver.AbilityConnections, "Volume": driver.AbilityConnections, "Secret": driver.AbilityConnections,
 }
 
 // refusesLocked is what a hypervisor answers that has not the ability, to callers

@@ -17,6 +17,7 @@ type able interface {
 	driver.GuestAgent
 	driver.Statistician
 	driver.DeviceWatcher
+	driver.Connector
 }
 
 // broken is a driver in which one method does something else. Every method of
@@ -184,4 +185,28 @@ func (b *broken) HostDevices(ctx context.Context) ([]driver.HostDevice, error) {
 
 func (b *broken) DeviceEvents(ctx context.Context) (<-chan driver.DeviceEvent, error) {
 	return twisted(b, "DeviceEvents", act{ctx: ctx}, b.able.DeviceEvents)
+}
+
+func (b *broken) Network(ctx context.Context, name string) (driver.Network, error) {
+	return twisted(b, "Network", act{ctx: ctx}, func(ctx context.Context) (driver.Network, error) { return b.able.Network(ctx, name) })
+}
+
+func (b *broken) Pool(ctx context.Context, name string) (driver.Pool, error) {
+	return twisted(b, "Pool", act{ctx: ctx}, func(ctx context.Context) (driver.Pool, error) { return b.able.Pool(ctx, name) })
+}
+
+func (b *broken) OpenPool(ctx context.Context, name string) error {
+	return does(b, "OpenPool", act{ctx: ctx, id: name}, func(ctx context.Context) error { return b.able.OpenPool(ctx, name) })
+}
+
+func (b *broken) ClosePool(ctx context.Context, name string) error {
+	return does(b, "ClosePool", act{ctx: ctx, id: name}, func(ctx context.Context) error { return b.able.ClosePool(ctx, name) })
+}
+
+func (b *broken) Volume(ctx context.Context, pool, name string) (driver.Volume, error) {
+	return twisted(b, "Volume", act{ctx: ctx}, func(ctx context.Context) (driver.Volume, error) { return b.able.Volume(ctx, pool, name) })
+}
+
+func (b *broken) Secret(ctx context.Context, s driver.SecretRef) error {
+	return does(b, "Secret", act{ctx: ctx}, func(ctx context.Context) error { return b.able.Secret(ctx, s) })
 }

@@ -35,6 +35,7 @@ func harness(t testing.TB) drivertest.Harness {
 			f.Host("a").PlugDevice(vf)
 			return vf.Name, func() { f.Host("a").UnplugDevice(vf.Name) }
 		},
+		Wired: func(testing.TB) drivertest.Wiring { return wire(f.Host("a")) },
 		Pair: func(t testing.TB) drivertest.Pair {
 			f := newFleet(t)
 			f.Host("b").LackFeatures("avx512f")
@@ -57,6 +58,27 @@ func harness(t testing.TB) drivertest.Harness {
 			}
 		},
 	}
+}
+
+// wire gives a host a network, a pool and a secret.
+func wire(h *drivertest.Fake) drivertest.Wiring {
+	w := drivertest.Wiring{
+		Network: driver.Network{Name: "default", Active: true, Autostart: true, Bridge: "virbr0", PortGroups: []string{"blue"}},
+		Off:     "off",
+		Pool:    driver.Pool{Name: "images", Persistent: true, Autostart: true, Type: "dir", Path: "/images"},
+		Volume:  driver.Volume{Name: "vol", Path: "/images/vol", Capacity: 1 << 20},
+		Secret:  driver.SecretRef{UUID: "457eb676-33da-42ec-9a8c-9293d545c337", Type: "ceph", Usage: "client.libvirt secret"},
+	}
+	w.Put = func(_ testing.TB, name string) {
+		p := w.Pool
+		p.Active = true
+		h.SetPool(p, w.Volume, driver.Volume{Name: name, Path: "/images/" + name})
+	}
+	h.SetNetwork(w.Network)
+	h.SetNetwork(driver.Network{Name: w.Off})
+	h.SetPool(w.Pool, w.Volume)
+	h.SetSecret(w.Secret)
+	return w
 }
 
 func TestFake_Conforms(t *testing.T) {

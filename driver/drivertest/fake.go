@@ -47,6 +47,7 @@ type machine struct {
 	devices      map[string]driver.HostDevice
 	agents       map[string]agent        // of guests, by UUID
 	usage        map[string]driver.Usage // what SetUsage said, by UUID
+	wired        wired
 }
 
 var (
@@ -57,6 +58,7 @@ var (
 	_ driver.GuestAgent    = (*Fake)(nil)
 	_ driver.Statistician  = (*Fake)(nil)
 	_ driver.DeviceWatcher = (*Fake)(nil)
+	_ driver.Connector     = (*Fake)(nil)
 )
 
 // domain is a guest on one host.

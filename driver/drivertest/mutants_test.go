@@ -292,6 +292,25 @@ func special() []mutant {
 		{"HostDevices", "has no kinds", each(func(d *driver.HostDevice) { d.Kind = "" })},
 		{"HostDevices", "never changes", then(func(_ act, v []driver.HostDevice) []driver.HostDevice { return v[:1] })},
 		{"DeviceEvents", "never end", filter(true, all[driver.DeviceEvent])},
+		{"Network", "is always active", then(func(_ act, n driver.Network) driver.Network { n.Active = true; return n })},
+		{"Network", "has no bridge", then(func(_ act, n driver.Network) driver.Network { n.Bridge = ""; return n })},
+		{"Network", "has no port groups", then(func(_ act, n driver.Network) driver.Network { n.PortGroups = nil; return n })},
+		{"Network", "forgets autostart", then(func(_ act, n driver.Network) driver.Network { n.Autostart = false; return n })},
+		{"Pool", "is always active", then(func(_ act, p driver.Pool) driver.Pool { p.Active = true; return p })},
+		{"Pool", "has no path", then(func(_ act, p driver.Pool) driver.Pool { p.Path = ""; return p })},
+		{"Pool", "forgets autostart", then(func(_ act, p driver.Pool) driver.Pool { p.Autostart = false; return p })},
+		{"OpenPool", "does not read again", func(a act) (any, error) {
+			if p, err := a.Pool(a.ctx, a.id); err == nil && p.Active {
+				return nil, nil
+			}
+			return a.well()
+		}},
+		{"OpenPool", "is not safe to repeat", once},
+		{"ClosePool", "is not safe to repeat", once},
+		{"Volume", "has no path", then(func(_ act, v driver.Volume) driver.Volume { v.Path = ""; return v })},
+		{"Volume", "has no capacity", then(func(_ act, v driver.Volume) driver.Volume { v.Capacity = 0; return v })},
+		{"Volume", "is there in a closed pool", instead(fault.Invalid, "")},
+		{"Secret", "is always there", instead(fault.NotFound, "")},
 	}
 	for _, method := range []string{"Start", "Suspend", "Resume", "Destroy", "SetAutostart"} {
 		out = append(out, mutant{method, "is not safe to repeat", once})

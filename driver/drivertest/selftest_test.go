@@ -27,6 +27,7 @@ var interfaces = map[driver.Ability]reflect.Type{
 	driver.AbilityGuestAgent:    reflect.TypeFor[driver.GuestAgent](),
 	driver.AbilityStatistics:    reflect.TypeFor[driver.Statistician](),
 	driver.AbilityDevices:       reflect.TypeFor[driver.DeviceWatcher](),
+	driver.AbilityConnections:   reflect.TypeFor[driver.Connector](),
 }
 
 // A driver in which any one method is broken, in any of these ways, does not pass

@@ -37,6 +37,8 @@ type Harness struct {
 	Change func(t testing.TB, uuid string)
 	// Plug adds a device to the host, and names it; unplug takes it away again.
 	Plug func(t testing.TB) (name string, unplug func())
+	// Wired gives what guests can be connected to; each call may give the same.
+	Wired func(t testing.TB) Wiring
 	// Pair gives two hosts for migrations.
 	Pair func(t testing.TB) Pair
 }
@@ -142,7 +144,7 @@ func hold(t testing.TB, p property, h Harness) {
 
 // properties are all, in the order in which they are run.
 func properties() []property {
-	return slices.Concat(lifecycle(), events(), outages(), migrations(), abilities(), agents(), statistics(), devices())
+	return slices.Concat(lifecycle(), events(), outages(), migrations(), abilities(), agents(), statistics(), devices(), connections())
 }
 
 // Properties names the suite's properties whose name begins with one of the
@@ -167,6 +169,7 @@ func OfAbility(a driver.Ability) []string {
 		driver.AbilityGuestAgent:    {"GuestAgent_"},
 		driver.AbilityStatistics:    {"Statistics_"},
 		driver.AbilityDevices:       {"Devices_"},
+		driver.AbilityConnections:   {"Connections_"},
 	}[a]...)
 }
 

@@ -22,6 +22,7 @@ var finders = map[driver.Ability]func(driver.Driver, driver.Node) error{
 	driver.AbilityGuestAgent:    forget(driver.Agent),
 	driver.AbilityStatistics:    forget(driver.Statistics),
 	driver.AbilityDevices:       forget(driver.Devices),
+	driver.AbilityConnections:   forget(driver.Connections),
 }
 
 func forget[I any](finder func(driver.Driver, driver.Node) (I, error)) func(driver.Driver, driver.Node) error {
@@ -116,6 +117,14 @@ func abilityCalls(ctx context.Context, d driver.Driver, n driver.Node, document 
 	if w, err := driver.Devices(d, n); err == nil {
 		_, out["HostDevices"] = w.HostDevices(ctx)
 		_, out["DeviceEvents"] = w.DeviceEvents(ctx)
+	}
+	if c, err := driver.Connections(d, n); err == nil {
+		_, out["Network"] = c.Network(ctx, "conf-none")
+		_, out["Pool"] = c.Pool(ctx, "conf-none")
+		_, out["Volume"] = c.Volume(ctx, "conf-none", "conf-none")
+		out["OpenPool"] = c.OpenPool(ctx, "conf-none")
+		out["ClosePool"] = c.ClosePool(ctx, "conf-none")
+		out["Secret"] = c.Secret(ctx, driver.SecretRef{UUID: id})
 	}
 	return out
 }

@@ -268,7 +268,9 @@ func TestCannot_IsAboutTheTestDriverAlone(t *testing.T) {
 			t.Errorf("no reason is given for %s", a)
 		}
 	}
-	if _, devices := got[driver.AbilityDevices]; devices || len(got) != len(driver.Abilities())-1 {
-		t.Errorf("the test driver cannot %v, want everything but devices", got)
+	_, devices := got[driver.AbilityDevices]
+	_, connections := got[driver.AbilityConnections]
+	if devices || connections || len(got) != len(driver.Abilities())-2 {
+		t.Errorf("the test driver cannot %v, want everything but devices and connections", got)
 	}
 }

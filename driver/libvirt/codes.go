@@ -23,10 +23,14 @@ const (
 	errXMLDetail            = 35
 	errRPC                  = 39
 	errNoDomain             = 42
+	errNoNetwork            = 43
 	errInvalidMAC           = 44
 	errAuthFailed           = 45
+	errNoStoragePool        = 49
+	errNoStorageVol         = 50
 	errNoNodeDevice         = 53
 	errOperationInvalid     = 55
+	errNoSecret             = 66
 	errConfigUnsupported    = 67
 	errOperationTimeout     = 68 // "cannot acquire state change lock"
 	errArgumentUnsupported  = 74
@@ -57,7 +61,7 @@ func kindOf(err error, changes bool) fault.Kind {
 		return fault.Unavailable
 	}
 	switch codeOf(err) {
-	case errNoDomain:
+	case errNoDomain, errNoNetwork, errNoStoragePool, errNoStorageVol, errNoSecret:
 		return fault.NotFound
 	case errDomExist:
 		return fault.Exists

@@ -89,6 +89,17 @@ type Conn interface {
 	Devices() ([]string, error)
 	DeviceXML(name string) (string, error)
 
+	// Network, pools, volumes and secrets, by name; libvirt's numbers of errors say what
+	// is not there.
+	Network(name string) (NetworkInfo, error)
+	Pool(name string) (PoolInfo, error)
+	StartPool(name string) error
+	StopPool(name string) error
+	RefreshPool(name string) error
+	Volume(pool, name string) (VolumeInfo, error)
+	SecretByUUID(uuid string) error
+	SecretByUsage(kind int, id string) error // virSecretUsageType
+
 	// Subscribe gives the domains' events, those of EventID, from now on to f, in
 	// the order of the daemon, until the connection ends. f does not block. To be
 	// called once at most.

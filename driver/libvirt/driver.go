@@ -92,6 +92,7 @@ var (
 	_ driver.GuestAgent    = (*Driver)(nil)
 	_ driver.Statistician  = (*Driver)(nil)
 	_ driver.DeviceWatcher = (*Driver)(nil)
+	_ driver.Connector     = (*Driver)(nil)
 )
 
 var errClosed = errors.New("the driver is closed")

@@ -60,6 +60,8 @@ var table = map[string]rule{
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
 	"internal":                       {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
 	"agent/inventory":                {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
+	"agent/host/networks":            {own: []string{"driver", "internal/fault"}, third: []string{"golang.org/x/sys"}, why: "documents in, questions and Open vSwitch's ports out"},
+	"agent/host/volumes":             {own: []string{"driver", "internal/fault"}, why: "documents in, questions and libvirt's pools out"},
 	"agent/host/disks/diskstest":     {own: []string{"agent/host/disks", "internal/fault"}, third: []string{"github.com/google/go-cmp"}, why: "files in memory, and what all files must do"},
 	"agent/audit":                    {own: []string{"agent/inventory", "placementclient", "topology"}, why: "pure: what three parties say in, verdicts and writes out"},
 	"agent/reporter/reportertest":    {own: []string{"agent/inventory", "agent/reporter", "claims/pci", "placementclient", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what a reporter must do to every Placement, ours and OpenStack's"},

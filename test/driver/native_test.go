@@ -34,6 +34,16 @@ func TestNative_ConformsOnLibvirtsTestDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
+		pool, err := c.LookupStoragePoolByName("default-pool")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Free()
+		v, err := pool.StorageVolCreateXML("<volume><name>vol</name><capacity unit='MiB'>1</capacity></volume>", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer v.Free()
 		h.Change = func(t testing.TB, id string) {
 			d, err := c.LookupDomainByUUIDString(id)
 			if err != nil {

@@ -149,6 +149,7 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 		Hang:    func(t testing.TB) func() { return hang(t, d) },
 		// A pin: what Berth must hear of most, and the event that carries typed parameters.
 		Change: func(t testing.TB, id string) { virsh(t, d, "vcpupin", id, "0", "0", "--live") },
+		Wired:  wired(d),
 		Cannot: map[string]string{
 			"Devices_ComeAndGoAsEvents": "a lab host has no udevd, which tells libvirt of devices",
 		},

@@ -26,6 +26,9 @@ const nodeFile = `<node>
   <cpu><mhz>2500</mhz><model>Skylake</model><active>16</active><nodes>2</nodes><sockets>1</sockets><cores>4</cores><threads>2</threads></cpu>
   <memory>67108864</memory>
   <domain type='test'><name>made-up</name><uuid>6695eb01-f6a4-8304-79aa-97f2502e193f</uuid><memory unit='MiB'>1024</memory><vcpu>2</vcpu><os><type>hvm</type></os></domain>
+  <network><name>default</name><bridge name='virbr0'/></network>
+  <pool type='dir'><name>default-pool</name><target><path>/default-pool</path></target>
+    <volume><name>vol</name><capacity unit='MiB'>1</capacity><target><path>/default-pool/vol</path></target></volume></pool>
   <device><name>computer</name><capability type='system'>
     <hardware><vendor>Berth</vendor><version>1</version><serial>1</serial><uuid>11111111-2222-4333-8444-000000000001</uuid></hardware>
     <firmware><vendor>Berth</vendor><version>1</version></firmware></capability></device>
@@ -62,9 +65,11 @@ const plugged = `<device><parent>scsi_host1</parent><capability type='scsi_host'
 // o has, without what reaches its daemon by other ways.
 func onTestDriver(o libvirt.Options) drivertest.Harness {
 	cannot := map[string]string{
-		"Start_PausedDoesNotRun":     "the test driver refuses VIR_DOMAIN_START_PAUSED",
-		"Node_HasAHostUUIDThatStays": "the test driver's capabilities have no host uuid",
-		"Node_ListsMachines":         "the test driver has no machine types",
+		"Start_PausedDoesNotRun":                          "the test driver refuses VIR_DOMAIN_START_PAUSED",
+		"Node_HasAHostUUIDThatStays":                      "the test driver's capabilities have no host uuid",
+		"Node_ListsMachines":                              "the test driver has no machine types",
+		"Connections_SecretsAreFound":                     "the test driver has no secrets",
+		"Connections_VolumesShowWhenTheirPoolIsReadAgain": "the test driver's volumes are in its memory",
 	}
 	for a, why := range map[driver.Ability]string{
 		driver.AbilityLiveMigration: "the test driver has no peer-to-peer migration and no jobs, and compares no CPUs",
@@ -83,6 +88,7 @@ func onTestDriver(o libvirt.Options) drivertest.Harness {
 			return fmt.Sprintf("<domain type='test'><name>%s</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>", name, uuid)
 		},
 		Cannot: cannot,
+		Wired:  func(testing.TB) drivertest.Wiring { return wiredInMemory() },
 	}
 }
 
@@ -145,6 +151,7 @@ func TestRPC_ConformsOnLibvirtsTestDriver(t *testing.T) {
 		h.Change = func(t testing.TB, id string) {
 			virsh(t, host, "-c", uri, "metadata", id, "http://berth.example/changed", "--key", "changed", "--set", "<yes/>")
 		}
+		virsh(t, host, "-c", uri, "vol-create-as default-pool vol 1MiB")
 		h.Plug = func(t testing.TB) (string, func()) {
 			path := host.Path("/run/device.xml")
 			if err := os.WriteFile(path, []byte(plugged), 0o644); err != nil {

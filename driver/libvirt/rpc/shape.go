@@ -37,10 +37,15 @@ type shapes map[procedure]reflect.Type
 var replies = sync.OnceValue(func() shapes {
 	out := of(map[uint32]any{
 		1: nil, 2: nil, 12: nil, 28: nil, 29: nil, 33: nil, 34: nil, 164: nil, 166: nil, 207: nil, 231: nil, 317: nil,
-		364: nil, 375: nil,
+		364: nil, 375: nil, 78: nil, 80: nil, 83: nil,
 		3: golibvirt.ConnectGetTypeRet{}, 4: golibvirt.ConnectGetVersionRet{}, 7: golibvirt.ConnectGetCapabilitiesRet{},
 		14: golibvirt.DomainGetXMLDescRet{}, 15: golibvirt.DomainGetAutostartRet{}, 16: golibvirt.DomainGetInfoRet{},
 		23: golibvirt.DomainLookupByNameRet{}, 24: golibvirt.DomainLookupByUUIDRet{}, 59: golibvirt.ConnectGetHostnameRet{},
+		43: golibvirt.NetworkGetXMLDescRet{}, 44: golibvirt.NetworkGetAutostartRet{}, 46: golibvirt.NetworkLookupByNameRet{},
+		84: golibvirt.StoragePoolLookupByNameRet{}, 87: golibvirt.StoragePoolGetInfoRet{}, 88: golibvirt.StoragePoolGetXMLDescRet{},
+		89: golibvirt.StoragePoolGetAutostartRet{}, 95: golibvirt.StorageVolLookupByNameRet{}, 98: golibvirt.StorageVolGetInfoRet{},
+		100: golibvirt.StorageVolGetPathRet{}, 141: golibvirt.SecretLookupByUUIDRet{}, 147: golibvirt.SecretLookupByUsageRet{},
+		152: golibvirt.NetworkIsActiveRet{}, 155: golibvirt.StoragePoolIsPersistentRet{},
 		60: golibvirt.ConnectSupportsFeatureRet{}, 66: golibvirt.AuthListRet{}, 70: golibvirt.AuthPolkitRet{},
 		110: golibvirt.ConnectGetUriRet{}, 113: golibvirt.NodeDeviceLookupByNameRet{}, 114: golibvirt.NodeDeviceGetXMLDescRet{},
 		115: golibvirt.NodeDeviceGetParentRet{}, 151: golibvirt.DomainIsPersistentRet{}, 157: golibvirt.ConnectGetLibVersionRet{},
