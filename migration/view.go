@@ -76,6 +76,11 @@ func (s *story) viewOf(st task.State) Migration {
 			if json.Unmarshal(step.Output, &end) == nil {
 				m.Progress = end.Progress
 			}
+		case StepShipDisks:
+			var shipped shippedDisks
+			if json.Unmarshal(step.Output, &shipped) == nil && shipped.Progress.DiskTotal > 0 {
+				m.Progress = shipped.Progress
+			}
 		case StepAcceptToken:
 			var accepted acceptedToken
 			if json.Unmarshal(step.Output, &accepted) == nil {
