@@ -319,7 +319,7 @@ func TestConductor_GivesAMigrationWithoutAUUIDOne(t *testing.T) {
 				if n := len(w.store.data["tasks"]) + len(w.store.data["aborts"]); n > 0 {
 					t.Errorf("%d journals and aborts are left", n)
 				}
-				w.placement.verify(w.hosts[owner])
+				w.placement.verify(w.hosts[owner], guestSize)
 				w.report("a migration without a uuid")
 			})
 		}

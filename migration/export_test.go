@@ -7,3 +7,6 @@ type Mutation = func([]task.Step) []task.Step
 
 // Mutate makes a conductor run broken stories; nil mends it.
 func (c *Conductor) Mutate(m Mutation) { c.mutate = m }
+
+// Strays tells f of every status that may not follow the one before it.
+func (c *Conductor) Strays(f func(m Migration, from Status)) { c.strays = f }

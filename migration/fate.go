@@ -78,15 +78,17 @@ func (c *Conductor) Conducts(migration string, attempt int) Conduct {
 		return ConductGoing // its journal has not been read yet
 	case s == nil:
 		return ConductNone
-	case s.rec.Attempt > attempt:
+	case s.rec.Attempt > attempt && s.rec.Moved != attempt:
 		return ConductOver
 	case !s.rec.Done():
 		if _, seen := s.state.Step(StepCommit); seen && s.state.Phase == task.Doing {
 			return ConductSeen
 		}
 		return ConductGoing
-	case s.rec.Outcome == OutcomeCompleted:
-		return ConductDone
+	case s.rec.Stage == StageRevert && s.rec.Moved == attempt:
+		return ConductOver
+	case s.rec.Outcome == OutcomeCompleted, s.rec.Stage == StageRevert:
+		return ConductDone // of a revert: the guest is back by it
 	}
 	return ConductOver
 }

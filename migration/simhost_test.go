@@ -33,6 +33,11 @@ type simHost struct {
 	// Disks and directories made for a migration, by migration/attempt.
 	made map[string]bool
 	seen bool // the record that the domain has left
+	// Of guests that are off: what their users had chosen when an attempt powered them
+	// off, what a change keeps to go back, and with what the guest is defined.
+	offs  map[string]string
+	aside map[string]bool
+	size  topology.Resources
 
 	// The hypervisor.
 	domain *simDomain
@@ -46,7 +51,11 @@ type simToken struct {
 	here      bool
 	migration string
 	attempt   int
+	power     migration.PowerState // of a cold commit
 }
+
+// leaseTime is that of claims here.
+const leaseTime = time.Minute
 
 type simClaim struct {
 	state     string
@@ -74,6 +83,7 @@ func newSimHost(w *world, name string) *simHost {
 		w: w, name: name, provider: "rp-" + name, pages: "rp-" + name, disk: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
 		claims: map[string]*simClaim{}, contexts: map[string]bool{}, tombs: map[string]bool{}, reclaimed: map[string]bool{},
 		commits: map[string]migration.Commit{}, started: map[string]bool{}, made: map[string]bool{},
+		offs: map[string]string{}, aside: map[string]bool{},
 	}
 }
 
@@ -158,7 +168,10 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 	}, nil
 }
 
-func (h *simHost) CheckSource(context.Context, migration.Ref, migration.CheckAnswer) (migration.SourceAnswer, error) {
+func (h *simHost) CheckSource(_ context.Context, _ migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+	if a.Kind != "" {
+		return migration.SourceAnswer{Shared: true}, nil // nothing is shipped
+	}
 	return migration.SourceAnswer{CopyDisks: []string{"vda"}}, nil
 }
 
@@ -166,8 +179,8 @@ func (h *simHost) RecordContext(_ context.Context, ref migration.Ref, _ migratio
 	if err := h.buried(ref, migration.StepRecordContext); err != nil {
 		return err
 	}
-	// A repeat that comes after the clean-up finds the token gone.
-	if h.token.here {
+	// A repeat that comes after the clean-up finds the token gone, or back by the move.
+	if h.token.here && h.token.migration != ref.Migration {
 		h.contexts[ref.Migration] = true
 	}
 	return nil
@@ -310,10 +323,17 @@ func (h *simHost) CleanUpSource(_ context.Context, ref migration.Ref) error {
 func (h *simHost) CheckDestination(_ context.Context, _ migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 	h.expire()
 	var reasons []fault.Reason
-	if free := h.capacity.Sub(h.used()); free.MemoryMB < c.Guest.Resources.MemoryMB {
-		reasons = append(reasons, fault.Reason{Code: "memory_short", Message: fmt.Sprintf("memory: want %d MiB, %d MiB free", c.Guest.Resources.MemoryMB, free.MemoryMB)})
+	want, free, stays := c.Guest.Resources.MemoryMB, h.capacity.Sub(h.used()), c.Kind != "" && c.Source.Name == h.name
+	if c.Wanted != nil {
+		want = c.Wanted.Resources.MemoryMB
 	}
-	if h.domain != nil {
+	if stays {
+		free = free.Add(c.Guest.Resources)
+	}
+	if free.MemoryMB < want {
+		reasons = append(reasons, fault.Reason{Code: "memory_short", Message: fmt.Sprintf("memory: want %d MiB, %d MiB free", want, free.MemoryMB)})
+	}
+	if h.domain != nil && !stays {
 		reasons = append(reasons, fault.Reason{Code: "domain_exists", Message: "a domain of this uuid is here"})
 	}
 	if len(reasons) > 0 {
@@ -331,12 +351,15 @@ func (h *simHost) Claim(_ context.Context, ref migration.Ref, c migration.ClaimR
 	if h.refuses != nil {
 		return migration.ClaimAnswer{}, h.refuses
 	}
+	if h.tombs[at(ref)+"/finished"] {
+		return migration.ClaimAnswer{}, fault.New(fault.Forbidden, "host %s: claim %s: late", h.name, at(ref))
+	}
 	cl := h.claims[at(ref)]
 	if cl == nil {
 		if h.token != nil && h.token.migration == ref.Migration {
 			return migration.ClaimAnswer{}, fault.New(fault.Forbidden, "host %s: claim %s: the guest is here", h.name, at(ref))
 		}
-		cl = &simClaim{state: "pending", resources: c.Guest.Resources, ticket: "ticket " + at(ref)}
+		cl = &simClaim{state: "pending", resources: c.Context.NewResources, ticket: "ticket " + at(ref)}
 		h.claims[at(ref)] = cl
 	}
 	cl.until = h.w.sim.Elapsed() + c.Lease
@@ -363,6 +386,9 @@ func (h *simHost) AbortClaim(_ context.Context, ref migration.Ref) error {
 	}
 	h.bury(ref, migration.StepClaim)
 	delete(h.claims, at(ref))
+	if h.owns() && h.token.migration != ref.Migration {
+		delete(h.contexts, ref.Migration) // of a change in place
+	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime/simruntime"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // simPlacement is Placement's allocations: generations of consumers, and all or
@@ -62,15 +63,19 @@ func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
 	for _, a := range s.consumers {
 		shared += a.Allocations[sharedDisk]["DISK_GB"]
 	}
-	if shared > guestSize.DiskGB {
-		s.w.violate("%d GiB of the sharing provider are held for a guest of %d", shared, guestSize.DiskGB)
+	most := guestSize.DiskGB
+	if s.w.script.request.Change.Flavor != nil {
+		most = wantedSize.DiskGB
+	}
+	if shared > most {
+		s.w.violate("%d GiB of the sharing provider are held for a guest of %d", shared, most)
 	}
 	return nil
 }
 
-func (s *simPlacement) verify(owner *simHost) {
+func (s *simPlacement) verify(owner *simHost, size topology.Resources) {
 	inst := s.consumers[guestUUID]
-	want := owner.place(guestSize)
+	want := owner.place(size)
 	if inst == nil || !inst.SameResources(placementclient.Allocations{Allocations: want}) {
 		s.w.violate("at the end the instance holds %+v, want %v", inst, want)
 	} else if inst.ConsumerType != placementclient.ConsumerInstance {

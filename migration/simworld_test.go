@@ -37,6 +37,13 @@ type script struct {
 	deaf                     [2]time.Duration
 	cut                      map[string][2]time.Duration // host: unreachable from, for
 	options                  migration.Options
+	// Of other moves than live ones: what is asked, the words that are given while the
+	// move is finished, what is done to a host (see simcold_test.go).
+	request migration.Request
+	words   []string // confirm, revert
+	unfit   bool     // the guest cannot be made live as it is to be
+	spoilt  bool     // what the guest left at its source cannot take it back
+	rests   bool     // nobody says a word: finished is the end
 	// outcomes that are right; default completed and undone and refused.
 	want []migration.Outcome
 }
@@ -48,6 +55,9 @@ type faults struct {
 	requests map[int]bool // the call at this point is lost, and arrives late
 	chance   float64      // of each of these, at any point, while budget lasts
 	budget   int
+	// fails are verbs that fail, as often as is said, without an effect; breaks those
+	// that have it all the same.
+	fails, breaks map[string]int
 }
 
 // world is hosts, Placement, store and one conductor's process, which may die
@@ -80,6 +90,7 @@ type world struct {
 	violations []string
 	accepted   error
 	asked      bool
+	spoken     int // words given
 }
 
 func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
@@ -108,7 +119,7 @@ func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
 	a := w.hosts["a"]
 	a.token = &simToken{epoch: 1, here: true}
 	a.domain = &simDomain{"running", "booted"}
-	a.claims["instance"] = &simClaim{state: "bound", resources: guestSize}
+	a.claims["instance"], a.size = &simClaim{state: "bound", resources: guestSize}, guestSize
 	w.placement.consumers[guestUUID] = &placementclient.Allocations{
 		Allocations: a.place(guestSize),
 		ProjectID:   "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
@@ -192,6 +203,11 @@ func wire[T any](w *world, p *simruntime.Process, what string, reachable func() 
 	if !reachable() {
 		return zero, fault.New(fault.Unavailable, "%s: no route to host", what)
 	}
+	refused := func() error { return fault.New(fault.Internal, "%s: it does not work", what) }
+	if w.faults.fails[what] > 0 {
+		w.faults.fails[what]--
+		return zero, refused()
+	}
 	if lostRequest {
 		w.init.Go("late "+what, func() {
 			_ = w.init.Sleep(context.Background(), time.Duration(w.sim.Rand().Int64N(int64(40*time.Second))))
@@ -207,6 +223,10 @@ func wire[T any](w *world, p *simruntime.Process, what string, reachable func() 
 	w.check(what)
 	if _, second := w.point(p, "after "+what); lostAnswer || second {
 		return zero, lost()
+	}
+	if w.faults.breaks[what] > 0 && err == nil {
+		w.faults.breaks[what]--
+		return zero, refused()
 	}
 	return v, err
 }
@@ -238,6 +258,9 @@ func (w *world) boot() {
 	if w.mutate != nil {
 		c.Mutate(w.mutate(w))
 	}
+	c.Strays(func(m migration.Migration, from migration.Status) {
+		w.violate("status %s follows %s at step %s", m.Status, from, m.Step)
+	})
 	w.conductor = c
 	p.Go("run", func() {
 		if err := c.Run(context.Background()); err != nil {
@@ -246,6 +269,9 @@ func (w *world) boot() {
 	})
 	if !w.asked {
 		p.Go("request", w.request(p, c))
+	}
+	if len(w.script.words) > 0 {
+		p.Go("words", w.say(p, c))
 	}
 	if w.script.abortAfter > 0 {
 		p.Go("abort", func() {
@@ -262,13 +288,34 @@ func (w *world) request(p *simruntime.Process, c *migration.Conductor) func() {
 	return func() {
 		for range 100 {
 			w.asked = true
-			_, err := c.LiveMigrate(context.Background(), migration.Request{
-				Instance: guestUUID, Destination: w.script.named, Migration: moveUUID, Options: w.script.options,
-			})
+			r := w.script.request
+			r.Instance, r.Destination, r.Migration, r.Options = guestUUID, w.script.named, moveUUID, w.script.options
+			_, err := c.Start(context.Background(), r)
 			if w.accepted = err; !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "does not run") {
 				return
 			}
 			_ = p.Sleep(context.Background(), 10*time.Millisecond)
+		}
+	}
+}
+
+// say gives the words, one each time that the migration is finished.
+func (w *world) say(p *simruntime.Process, c *migration.Conductor) func() {
+	return func() {
+		for w.spoken < len(w.script.words) {
+			_ = p.Sleep(context.Background(), 50*time.Millisecond)
+			m, err := c.Get(context.Background(), moveUUID)
+			if err != nil || m.Stage != migration.StageFinished {
+				continue
+			}
+			w.checkFinished(m)
+			word := c.Confirm
+			if w.script.words[w.spoken] == "revert" {
+				word = c.Revert
+			}
+			if _, err := word(context.Background(), moveUUID); err == nil {
+				w.spoken++
+			}
 		}
 	}
 }
@@ -312,7 +359,8 @@ func (w *world) run() migration.Migration {
 		}
 		m, err := w.conductor.Get(context.Background(), moveUUID)
 		idle := err != nil && w.asked && w.sim.Elapsed() > 10*time.Second
-		if last = m; !idle && !m.Done() {
+		rests := m.Stage == migration.StageFinished && w.script.rests
+		if last = m; !idle && !m.Done() && !rests {
 			rest = 0
 			return false
 		}
@@ -330,16 +378,28 @@ func (w *world) run() migration.Migration {
 
 // verify holds what must hold when all is over.
 func (w *world) verify(m migration.Migration) {
-	owner := "a"
+	owner, size := "a", guestSize
 	switch m.Outcome {
 	case migration.OutcomeCompleted:
-		owner = m.DestCompute
-	case migration.OutcomeUndone, migration.OutcomeRefused, migration.OutcomeNone:
+		if owner = m.DestCompute; m.MigrationType == migration.TypeResize {
+			size = wantedSize
+		}
+	case migration.OutcomeUndone, migration.OutcomeRefused, migration.OutcomeReverted, migration.OutcomeNone:
 	default:
 		w.violate("the migration ended %s", m.Outcome)
 	}
 	if w.script.want != nil && !slices.Contains(w.script.want, m.Outcome) {
 		w.violate("the outcome is %q (%v), want one of %q", m.Outcome, m.Error, w.script.want)
+	}
+	if n := len(w.store.data["tasks"]); n > 0 {
+		w.violate("at the end %d task journals are left", n)
+	}
+	if n := len(w.store.data["aborts"]); n > 0 {
+		w.violate("at the end %d aborts are left", n)
+	}
+	if m.Stage == migration.StageFinished {
+		w.checkFinished(m)
+		return
 	}
 	for name, h := range w.hosts {
 		h.expire()
@@ -363,23 +423,58 @@ func (w *world) verify(m migration.Migration) {
 		if name == owner && !slices.Equal(claims, []string{"instance"}) || name != owner && len(claims) > 0 {
 			w.violate("at the end host %s has claims %v", name, claims)
 		}
+		if own := h.claims["instance"]; own != nil && (own.resources != size || own.state != "bound") {
+			w.violate("at the end the guest's claim is %s with %v, want %v", own.state, own.resources, size)
+		}
+		if w.script.request.Type != "" && name == owner && h.size != size {
+			w.violate("at the end the guest is defined with %v, want %v", h.size, size)
+		}
 		if len(h.contexts) > 0 {
 			w.violate("at the end host %s has a migration context", name)
 		}
-		if len(h.made) > 0 {
-			w.violate("at the end host %s has disks of %v", name, slices.Collect(maps.Keys(h.made)))
+		if len(h.made) > 0 || len(h.aside) > 0 {
+			w.violate("at the end host %s has disks of %v, and kept %v", name, slices.Collect(maps.Keys(h.made)), slices.Collect(maps.Keys(h.aside)))
 		}
 	}
 	if w.embedded != nil {
 		w.embedded.verify(w, w.hosts[owner])
 	} else {
-		w.placement.verify(w.hosts[owner])
+		w.placement.verify(w.hosts[owner], size)
 	}
-	if n := len(w.store.data["tasks"]); n > 0 {
-		w.violate("at the end %d task journals are left", n)
+}
+
+// checkFinished holds what must hold while a move waits for a word: the guest is there,
+// what it was is kept, and each half has its consumer.
+func (w *world) checkFinished(m migration.Migration) {
+	source, dest, size := w.hosts["a"], w.hosts[m.DestCompute], guestSize
+	if m.MigrationType == migration.TypeResize {
+		size = wantedSize
 	}
-	if n := len(w.store.data["aborts"]); n > 0 {
-		w.violate("at the end %d aborts are left", n)
+	if !dest.owns() || dest.domain == nil || dest.domain.state != string(w.power) || dest.size != size {
+		w.violate("finished, and %s has token %+v, domain %+v with %v", dest.name, dest.token, dest.domain, dest.size)
+	}
+	_, half := source.half(migration.Ref{Migration: moveUUID})
+	if own := dest.claims["instance"]; own == nil || own.resources != size || own.state != "bound" || half == nil || half.state != "held" || half.resources != guestSize {
+		w.violate("finished, and the claims are %+v and %+v", own, half)
+	}
+	if !m.InPlace && (source.owns() || source.domain == nil || source.domain.state != "shut off") {
+		w.violate("finished, and the source has token %+v, domain %+v", source.token, source.domain)
+	}
+	if !source.contexts[moveUUID] || !dest.contexts[moveUUID] {
+		w.violate("finished, and a context is gone")
+	}
+	h, kept := w.conductor.Halves(moveUUID)
+	if !kept {
+		w.violate("finished, and nothing is said of its halves")
+	}
+	for id, want := range map[string]placementclient.Allocations{guestUUID: h.Instance, moveUUID: h.Migration} {
+		have := w.placement.consumers[id]
+		if have == nil && len(want.Allocations) > 0 || have != nil && !have.SameResources(want) {
+			w.violate("finished, and consumer %s holds %+v, want %+v", id, have, want)
+		}
+	}
+	if err := m.Err(); err != nil || m.Done() {
+		w.violate("finished, done %v, error %v", m.Done(), err)
 	}
 }
 
