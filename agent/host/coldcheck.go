@@ -60,6 +60,9 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 	if err := h.checkFiles(&no, doc); err != nil {
 		return none, err
 	}
+	if err := h.checkConnections(ctx, &no, text); err != nil {
+		return none, err
+	}
 	answer := migration.CheckAnswer{Destination: here, Kind: c.Kind}
 	if !stays {
 		own, err := parseDocument(g.Definition)

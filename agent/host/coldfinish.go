@@ -61,6 +61,9 @@ func (h *Host) makeLive(ctx context.Context, ref migration.Ref, rec coldPreparat
 	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
 		return err
 	}
+	if err := h.activateConnections(ctx, ref, rec.Definition); err != nil {
+		return err
+	}
 	came, _ := h.tracker.Came(ref.Migration)
 	return h.startAs(ctx, ref.Instance, migration.PowerState(came.Power))
 }

@@ -86,6 +86,9 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
 		return none, err
 	}
+	if err := h.prepareConnections(ctx, ref, rec.Definition); err != nil {
+		return none, err
+	}
 	files, err := h.planShipped(ctx, ref, p)
 	if err != nil {
 		return none, err
@@ -146,6 +149,9 @@ func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase
 		return err
 	}
 	if err := h.undoShipped(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.undoConnections(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.phase(ctx, ref, rec.phase(h, phase)); err != nil {

@@ -162,6 +162,9 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 	if _, err := h.tracker.Bind(ctx, ownerOf(ref, claims.KindResize)); err != nil {
 		return err
 	}
+	if err := h.activateConnections(ctx, ref, text); err != nil {
+		return err
+	}
 	power := was.Power
 	if power == "" { // its record was lost
 		came, _ := h.tracker.Came(ref.Migration)
