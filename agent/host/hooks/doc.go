@@ -7,10 +7,11 @@
 // anything else failed.
 //
 // A hook runs in a process session of its own, so that neither a terminal nor
-// the agent's end takes it along; it is recorded by pid and start time before
-// it gets its input, so that a restarted agent can end one left behind. It has
+// the agent's end takes it along; it is recorded by pid and start time before it
+// begins, so that a restarted agent can end one left behind. It has
 // a deadline, after which its whole process group is killed. Its output is
 // bounded: a hook that talks without end is cut, not the agent's memory.
 //
-// The package reads the hook folder and /proc/PID/stat. It writes nothing.
+// The package reads the hook folder, and stat and environ of processes below /proc.
+// It writes nothing.
 package hooks

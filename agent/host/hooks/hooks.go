@@ -207,16 +207,26 @@ func (r *Runner) names(phase string) ([]string, error) {
 	return names, nil
 }
 
+// gate is what stands before a hook: the same process, until it is on record. An agent
+// that dies before that closes the pipe, and the hook never begins.
+const gate = `read -r go <&3 || exit 0; exec "$0" 3<&-`
+
+// environ marks a hook's processes, so that those which outlive the first are known.
+const environ = "BERTH_HOOK="
+
 // one runs a single hook. Nil data without an error means that it answered `{}`
 // or nothing.
 func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte, started func(context.Context, Process) error) (json.RawMessage, error) {
 	runCtx, cancel := r.Runtime.WithTimeout(ctx, set.Timeout)
 	defer cancel()
 
+	if runCtx.Err() != nil {
+		return nil, fault.New(fault.Unavailable, "run hook %s: %w", hook, context.Cause(runCtx))
+	}
 	stdout, stderr := &bounded{max: maxOutput}, &bounded{max: maxOutput}
-	cmd := exec.CommandContext(runCtx, filepath.Join(r.Dir, hook))
+	cmd := exec.CommandContext(runCtx, "/bin/sh", "-c", gate, filepath.Join(r.Dir, hook))
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "BERTH_HOOK=" + hook}
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", environ + hook}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// The group, not the process: a shell's children are what hangs.
@@ -228,7 +238,15 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 	if err != nil {
 		return nil, fault.New(fault.Internal, "run hook %s: %w", hook, err)
 	}
-	if err := cmd.Start(); err != nil {
+	shut, open, err := os.Pipe()
+	if err != nil {
+		return nil, fault.New(fault.Internal, "run hook %s: %w", hook, err)
+	}
+	defer func() { _ = open.Close() }()
+	cmd.ExtraFiles = []*os.File{shut} // descriptor 3
+	err = cmd.Start()
+	_ = shut.Close()
+	if err != nil {
 		return nil, refuse(fault.Internal, hook, "could not be started: "+err.Error(), stderr)
 	}
 	// Whatever is left of the group ends with the hook: a phase that is over has
@@ -241,13 +259,18 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 			err = started(runCtx, Process{Hook: hook, PID: cmd.Process.Pid, Start: start})
 		}
 		if err != nil {
-			// Before its input ends: an end of file is what many a hook waits for.
+			// Killed before its input ends: an end of file is what many a hook waits for.
 			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-			cancel()
 			_ = cmd.Wait()
-			return nil, fault.New(fault.Internal, "record hook %s: %w", hook, err)
+			kind := fault.Internal
+			if ctx.Err() != nil {
+				kind = fault.Unavailable // the undo has come, or the agent ends
+			}
+			return nil, fault.New(kind, "record hook %s: %w", hook, err)
 		}
 	}
+	// A gate that was killed meanwhile reads nothing; its end says why.
+	_, _ = open.Write([]byte("go\n"))
 	fed := make(chan struct{})
 	r.Runtime.Go("hook input "+hook, func() {
 		defer close(fed)

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,13 +16,39 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"berth/agent/host/hooks"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(dies); dir != "" {
+		die(dir)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// dies names the variable that makes this program an agent which dies with a hook of a
+// folder begun: before that is on record, or after, by the variable's beginning.
+const dies = "BERTH_TEST_DIES"
+
+func die(how string) {
+	when, dir, _ := strings.Cut(how, ":")
+	r := &hooks.Runner{Dir: dir, Runtime: new(runtime.System), Logger: slog.New(slog.DiscardHandler)}
+	_, err := r.Run(context.Background(), request, func(_ context.Context, p hooks.Process, _ map[string]json.RawMessage) error {
+		_ = json.NewEncoder(os.Stdout).Encode(p)
+		if when == "before" {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		return nil
+	})
+	panic(err) // it should have died
+}
 
 // fixture makes hooks of a phase from their shell text.
 func fixture(t *testing.T, settings map[string]hooks.Setting, scripts map[string]string) *hooks.Runner {
@@ -167,6 +195,79 @@ func TestRunner_ARecordThatFailsEndsTheHook(t *testing.T) {
 	}
 	if err := syscall.Kill(p.PID, 0); err == nil {
 		t.Error("the hook still runs")
+	}
+}
+
+// dead runs an agent that dies with a hook, and gives the hook's process.
+func dead(t *testing.T, r *hooks.Runner, when string) (p hooks.Process, agent *exec.Cmd) {
+	t.Helper()
+	agent = exec.Command(os.Args[0])
+	agent.Env = append(os.Environ(), dies+"="+when+":"+r.Dir)
+	out, err := agent.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewDecoder(out).Decode(&p); err != nil {
+		t.Fatal(err)
+	}
+	return p, agent
+}
+
+// gone waits for the end of a process that an agent left behind, and buries it: this
+// program adopts them (PR_SET_CHILD_SUBREAPER), since nobody says how soon init does.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	for range 500 {
+		if got, err := syscall.Wait4(pid, nil, syscall.WNOHANG, nil); got == pid || errors.Is(err, syscall.ECHILD) && syscall.Kill(pid, 0) != nil {
+			return
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	t.Errorf("process %d still runs", pid)
+}
+
+func TestRunner_AHookThatIsNotOnRecordNeverBegins(t *testing.T) {
+	r := fixture(t, nil, map[string]string{"10-a": `touch DIR/ran`})
+	p, agent := dead(t, r, "before")
+	_ = agent.Wait() // it was killed
+	gone(t, p.PID)
+	if _, err := os.Stat(filepath.Join(r.Dir, "ran")); err == nil {
+		t.Error("the hook got as far as its effect though nobody can find it again")
+	}
+}
+
+func TestEnd_FindsWhatAHookLeftBehind(t *testing.T) {
+	// Its first process ends, as one does that writes to an agent that is dead.
+	r := fixture(t, nil, map[string]string{"10-a": `sleep 300 & echo $! >DIR/child.new; mv DIR/child.new DIR/child; wait`})
+	p, agent := dead(t, r, "after")
+	var child int
+	for child == 0 {
+		<-time.After(10 * time.Millisecond)
+		text, _ := os.ReadFile(filepath.Join(r.Dir, "child"))
+		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	if err := agent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = agent.Wait()
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, p.PID)
+	stranger := p
+	stranger.Hook = "pre_live_migration/20-b"
+	if was, err := hooks.End(stranger); was || err != nil {
+		t.Errorf("End of another hook that had its number: %v, %v", was, err)
+	}
+	if was, err := hooks.End(p); !was || err != nil {
+		t.Errorf("End of a hook whose child runs: %v, %v", was, err)
+	}
+	gone(t, child)
+	if was, err := hooks.End(p); was || err != nil {
+		t.Errorf("End once more: %v, %v", was, err)
 	}
 }
 

@@ -6,28 +6,59 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
 // End kills the process group of a hook that an earlier agent left running;
 // false when it is over already. The start time tells a hook from a stranger
-// that got its pid later.
+// that got its pid later. Where the first process is gone, those of its group are
+// known by the hook's name in their environment.
 func End(p Process) (bool, error) {
 	start, err := startTime(p.PID)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		return false, nil
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
+		left, err := leftBehind(p)
+		if err != nil || !left {
+			return false, err
+		}
+	case err != nil:
 		return false, err
-	}
-	if start != p.Start {
+	case start != p.Start:
 		return false, nil
 	}
 	if err := syscall.Kill(-p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return false, fmt.Errorf("end hook %s, pid %d: %w", p.Hook, p.PID, err)
 	}
 	return true, nil
+}
+
+// leftBehind reports whether a hook whose first process is gone has others in its group.
+// No process gets that number as its pid while the group lives.
+func leftBehind(p Process) (bool, error) {
+	if err := syscall.Kill(-p.PID, 0); err != nil {
+		return false, nil // there is no such group, or it is not ours to ask
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		return false, err
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if group, err := syscall.Getpgid(pid); err != nil || group != p.PID {
+			continue
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && slices.Contains(strings.Split(string(env), "\x00"), environ+p.Hook) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // startTime is field 22 of /proc/PID/stat, in clock ticks since boot
