@@ -1,0 +1,193 @@
+package agent
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// asked asks one host for a move that pulls the plug, and waits until it rests or is over.
+func (p *pair) asked(at string, r api.Migrate) migration.Migration {
+	p.Helper()
+	if r.MigrationType != migration.TypeLiveMigration {
+		r.ShutdownTimeout = new(time.Duration)
+	}
+	m, err := p.clients[at].Migrate(p.Context(), r)
+	p.must(err)
+	return p.rested(m)
+}
+
+// rested waits until a move waits for its confirmation or is over.
+func (p *pair) rested(m migration.Migration) migration.Migration {
+	p.Helper()
+	p.until("the move rests", func() bool {
+		var err error
+		m, err = p.clients[m.SourceCompute].Migration(p.Context(), m.UUID)
+		p.must(err)
+		return m.Done() || m.Status == migration.StatusFinished
+	})
+	return m
+}
+
+// seen is where a guest stands, as one host shows it: by itself and in its list.
+func (p *pair) seen(at, name string) (status string, resize *host.ResizeView) {
+	p.Helper()
+	one, err := p.clients[at].Instance(p.Context(), name)
+	if errors.Is(err, fault.NotFound) {
+		return "", nil
+	}
+	p.must(err)
+	list, err := p.clients[at].Instances(p.Context())
+	p.must(err)
+	for _, i := range list.Instances {
+		if i.UUID == one.UUID && (i.Status != one.Status || !cmp.Equal(i.Resize, one.Resize)) {
+			p.Errorf("%s lists %s as %s %+v, and shows it as %s %+v", at, name, i.Status, i.Resize, one.Status, one.Resize)
+		}
+	}
+	return one.Status, one.Resize
+}
+
+var larger = topology.Flavor{Name: "larger", VCPUs: 2, MemoryMB: 256, DiskGB: 1}
+
+func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
+	p := newPair(t, time.Hour)
+	for _, name := range []string{"kept", "back"} {
+		uuid := p.guest("host-a", name)
+		day := 24 * time.Hour
+		// Asked of the host that has not the guest.
+		m := p.asked("host-b", api.Migrate{Instance: name, Destination: "host-b", MigrationType: migration.TypeResize, Flavor: &larger, ConfirmWindow: &day})
+		if m.Status != migration.StatusFinished || m.SourceCompute != "host-a" || m.DestCompute != "host-b" || m.NewFlavor != "larger" || m.OldFlavor != "small" {
+			t.Fatalf("%s: %+v, error %v", name, m, m.Error)
+		}
+		next := []string{"berth resize confirm " + name, "berth resize revert " + name}
+		status, got := p.seen("host-a", name)
+		want := &host.ResizeView{Migration: m.UUID, MigrationType: migration.TypeResize, Source: "host-a", Destination: "host-b", Half: host.HalfKept, OldFlavor: "small", ConfirmsAt: m.ConfirmBy, Next: next}
+		if diff := cmp.Diff(want, got); status != "VERIFY_RESIZE" || diff != "" || m.ConfirmBy.IsZero() {
+			t.Errorf("%s at its source: %s (-want +got):\n%s", name, status, diff)
+		}
+		status, got = p.seen("host-b", name)
+		want = &host.ResizeView{Migration: m.UUID, Source: "host-a", Destination: "host-b", Half: host.HalfGuest, OldFlavor: "small", Next: next}
+		if diff := cmp.Diff(want, got); status != "VERIFY_RESIZE" || diff != "" {
+			t.Errorf("%s at its destination: %s (-want +got):\n%s", name, status, diff)
+		}
+		for _, at := range []string{"host-a", "host-b"} {
+			if got, err := p.clients[at].Migration(t.Context(), m.UUID); err != nil || got.UUID != m.UUID || got.Status != migration.StatusFinished {
+				t.Errorf("%s asked for the move: %+v, %v", at, got, err)
+			}
+			if _, err := p.clients[at].Migrate(t.Context(), api.Migrate{Instance: uuid, Destination: "host-a"}); err == nil || !strings.Contains(advice(err), "berth resize confirm") {
+				t.Errorf("%s asked for another move: %v (%s), want what to type", at, err, advice(err))
+			}
+		}
+		enough := errors.New("enough")
+		err := p.clients["host-b"].WatchMigration(t.Context(), m.UUID, time.Second, func(w migration.Migration) error {
+			if w.UUID != m.UUID || w.Status != migration.StatusFinished {
+				t.Errorf("watched through its destination: %+v", w)
+			}
+			return enough
+		})
+		if !errors.Is(err, enough) {
+			t.Errorf("watched through its destination: %v", err)
+		}
+	}
+
+	m, err := p.clients["host-b"].ConfirmMigration(t.Context(), "kept")
+	p.must(err)
+	if m = p.rested(m); m.Status != migration.StatusConfirmed {
+		t.Errorf("confirmed: %s, %v", m.Status, m.Error)
+	}
+	if status, resize := p.seen("host-b", "kept"); status != "ACTIVE" || resize != nil {
+		t.Errorf("confirmed, at its destination: %s %+v", status, resize)
+	}
+	if status, _ := p.seen("host-a", "kept"); status != "" {
+		t.Errorf("confirmed, at its source: %s", status)
+	}
+	// The answer to a word that was lost is the same.
+	if again, err := p.clients["host-a"].ConfirmMigration(t.Context(), m.UUID); err != nil || again.Status != migration.StatusConfirmed {
+		t.Errorf("confirmed again: %+v, %v", again.Status, err)
+	}
+
+	m, err = p.clients["host-b"].RevertMigration(t.Context(), "back")
+	p.must(err)
+	if m = p.rested(m); m.Status != migration.StatusReverted {
+		t.Errorf("reverted: %s, %v", m.Status, m.Error)
+	}
+	if status, resize := p.seen("host-a", "back"); status != "ACTIVE" || resize != nil {
+		t.Errorf("reverted, at its source: %s %+v", status, resize)
+	}
+	if status, _ := p.seen("host-b", "back"); status != "" {
+		t.Errorf("reverted, at its destination: %s", status)
+	}
+	if _, err := p.clients["host-b"].RevertMigration(t.Context(), "back"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a guest on no move: %v, want %v", err, fault.NotFound)
+	}
+}
+
+// advice is what the reasons of an error say is to be done.
+func advice(err error) string {
+	var out []string
+	for _, r := range fault.ReasonsOf(err) {
+		out = append(out, r.Change)
+	}
+	return strings.Join(out, "; ")
+}
+
+func TestResize_InPlaceIsFoundByItsGuestsNameFromAnotherHost(t *testing.T) {
+	p := newPair(t, time.Hour)
+	p.guest("host-a", "web")
+	m := p.asked("host-a", api.Migrate{Instance: "web", Destination: "host-a", MigrationType: migration.TypeResize, Flavor: &larger})
+	if m.Status != migration.StatusFinished || !m.InPlace {
+		t.Fatalf("%+v, error %v", m, m.Error)
+	}
+	status, resize := p.seen("host-a", "web")
+	if status != "VERIFY_RESIZE" || resize == nil || resize.Half != host.HalfBoth || !resize.ConfirmsAt.IsZero() {
+		t.Errorf("%s %+v", status, resize)
+	}
+	m, err := p.clients["host-b"].ConfirmMigration(t.Context(), "web")
+	p.must(err)
+	if m = p.rested(m); m.Status != migration.StatusConfirmed || m.SourceCompute != "host-a" {
+		t.Errorf("confirmed: %s, %v", m.Status, m.Error)
+	}
+	if status, resize := p.seen("host-a", "web"); status != "ACTIVE" || resize != nil {
+		t.Errorf("confirmed: %s %+v", status, resize)
+	}
+}
+
+func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
+	p := newPair(t, time.Hour)
+	p.guest("host-a", "web")
+	refused := func(r api.Migrate, kind fault.Kind) {
+		t.Helper()
+		r.Instance, r.Destination = "web", "host-b"
+		if m, err := p.clients["host-a"].Migrate(t.Context(), r); !errors.Is(err, kind) {
+			t.Errorf("%+v: %+v, %v, want %v", r, m, err, kind)
+		}
+	}
+	minute := time.Minute
+	refused(api.Migrate{MigrationType: migration.TypeMigration, Offline: true}, fault.Forbidden)
+	refused(api.Migrate{MigrationType: migration.TypeLiveMigration, ConfirmWindow: &minute}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeRebuild, Offline: true}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "nothing"}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "x", Flavor: &larger}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeResize}, fault.Invalid)
+	refused(api.Migrate{MigrationType: "evacuation"}, fault.Invalid)
+
+	_, err := p.clients["host-a"].StopInstance(t.Context(), "web", api.StopInstance{Force: true})
+	p.must(err)
+	refused(api.Migrate{MigrationType: migration.TypeLiveMigration}, fault.Forbidden)
+	m := p.asked("host-a", api.Migrate{Instance: "web", Destination: "host-b", Offline: true})
+	if m.MigrationType != migration.TypeMigration || m.Status != migration.StatusFinished {
+		t.Fatalf("of a guest that is shut off: %+v, error %v", m, m.Error)
+	}
+	if status, resize := p.seen("host-b", "web"); status != "VERIFY_RESIZE" || resize == nil {
+		t.Errorf("%s %+v", status, resize)
+	}
+}
