@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 
 	"berth/agent/host/hooks"
 	"berth/claims"
@@ -118,9 +119,13 @@ func (h *Host) answersOf(ref migration.Ref, phase string) (map[string]json.RawMe
 	return nil, nil
 }
 
-// forgetPhases drops the records of an attempt's phases, when its undo is over.
-func (h *Host) forgetPhases(ctx context.Context, ref migration.Ref) error {
+// forgetPhases drops the records of an attempt's phases, when their undo is over: of
+// those named, or of all.
+func (h *Host) forgetPhases(ctx context.Context, ref migration.Ref, phases ...string) error {
 	for _, p := range hooks.Phases() {
+		if len(phases) > 0 && !slices.Contains(phases, p.Name) {
+			continue
+		}
 		step := memoryPhase(p.Name)
 		if _, found, err := recall[phaseRecord](h, ref, step); err != nil {
 			return err

@@ -314,7 +314,8 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 	if hooked != nil {
 		return hooked
 	}
-	if err := h.forgetPhases(ctx, ref); err != nil {
+	// Those of a change on this host are its own undo's.
+	if err := h.forgetPhases(ctx, ref, hooks.ResizeInstance, hooks.RollbackResizeInstance); err != nil {
 		return err
 	}
 	return h.tracker.Unremember(ctx, at(ref, memoryPower))
