@@ -167,6 +167,9 @@ func (h *Host) guestDisks(ctx context.Context, doc document) ([]migration.Disk, 
 			if len(img.Backing) > 0 {
 				d.BackingFile = img.Backing[0]
 			}
+			if d.Chain, err = h.chain(img.Backing); err != nil {
+				return nil, wrap(err, "disk %s", d.Target)
+			}
 			if d.Filesystem, err = h.files.Identity(d.Path); err != nil {
 				return nil, wrap(err, "disk %s", d.Target)
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"berth/agent/host/disks"
@@ -105,12 +106,35 @@ func (h *Host) checkShipped(ctx context.Context, no *refusal, ref migration.Ref,
 	return err
 }
 
+// chain tells of each file below a disk what another host must know to have the same.
+// What is no plain file has size -1, and what is reached through the network is left out.
+func (h *Host) chain(backing []string) ([]migration.BackingFile, error) {
+	var out []migration.BackingFile
+	for _, path := range backing {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		id, err := h.files.Identity(path)
+		if err != nil {
+			return nil, err
+		}
+		b := migration.BackingFile{Path: path, Size: -1, Filesystem: id}
+		if _, size, occupies, err := h.files.Lookup(path); err == nil {
+			b.Size, b.ActualSize = size, occupies
+		} else if !errors.Is(err, fault.Invalid) {
+			return nil, err
+		}
+		out = append(out, b)
+	}
+	return out, nil
+}
+
 // shipPlan decides about each file of the disks that are shipped. What stands below a
 // disk comes before it:
 //
 //	backing file here                                   what is done
 //	the same file (one filesystem for both hosts)       nothing
-//	none                                                shipped, as the disk is
+//	none                                                shipped, as the disk is; a device is refused
 //	of another size, or a guest's own disk here         refused
 //	else                                                compared, block by block; refused when it differs
 //
@@ -126,7 +150,7 @@ func (h *Host) shipPlan(ctx context.Context, no *refusal, ref migration.Ref, g m
 			return shipping{}, fault.New(fault.Invalid, "disk %s is to be shipped, the guest has none of that name", target)
 		}
 		d := g.Disks[i]
-		if d.BackingFile != "" && len(d.Chain) == 0 {
+		if filepath.IsAbs(d.BackingFile) && len(d.Chain) == 0 {
 			no.add(fault.Forbidden, fault.Reason{
 				Code: "backing_chain_unknown", Message: "disk " + target + " stands on " + d.BackingFile + ", and its host does not say what is below", Have: d.BackingFile,
 				Change: "upgrade berth on the source; or flatten the disk: virsh blockpull",
@@ -146,6 +170,12 @@ func (h *Host) shipPlan(ctx context.Context, no *refusal, ref migration.Ref, g m
 			}
 			switch {
 			case there && !f.Compare: // the same file, or refused
+				continue
+			case b.Size < 0:
+				no.add(fault.Forbidden, fault.Reason{
+					Code: "backing_device", Message: "disk " + target + " stands on " + b.Path + ", which is no file and is not on " + h.o.Name, Want: b.Path,
+					Change: "give both hosts the same device; or flatten the disk: virsh blockpull",
+				})
 				continue
 			case there:
 				if used == nil {

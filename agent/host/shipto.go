@@ -114,8 +114,8 @@ func (h *Host) writeDisk(ctx context.Context, ref migration.Ref, p migration.Dis
 		return fault.New(fault.Forbidden, "%s is no file that is shipped", p.Path)
 	}
 	rec, err := h.lookShipped(ctx, s, i)
-	if err != nil {
-		return err
+	if err != nil || p.Length == 0 && p.Offset == p.Size {
+		return err // nothing to keep of a file's end
 	}
 	if err := migration.CheckPiece(p, rec.Compare); err != nil {
 		return err
