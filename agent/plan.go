@@ -60,6 +60,17 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 			Code: "same_host", Message: "the guest is on " + s.a.name + " already", Have: s.a.name, Change: "name another host",
 		})
 	}
+	if ask.Kind == migration.PlanCold {
+		w, err := s.a.host.PlanChange(ctx, id, migration.Change{})
+		switch {
+		case err == nil:
+			ask.Wanted = &w
+		case fault.KindOf(err) == fault.Unavailable || len(fault.ReasonsOf(err)) == 0:
+			return migration.Plan{}, err
+		default:
+			ask.Blockers = append(ask.Blockers, fault.ReasonsOf(err)...)
+		}
+	}
 	if s.a.observing() {
 		ask.Blockers = append(ask.Blockers, observes(s.a.name))
 	}

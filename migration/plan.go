@@ -22,8 +22,7 @@ type PlanKind string
 // The kinds.
 const (
 	PlanLive PlanKind = "live-migration"
-	// PlanCold is of a guest that does not run, or is to be shut off: the room for it
-	// is looked at, and nothing of its disks and devices' drivers.
+	// PlanCold is of a guest that does not run, or is to be shut off for its move.
 	PlanCold PlanKind = "cold-migration"
 	PlanNew  PlanKind = "new" // of a guest that is not there yet
 )
@@ -106,6 +105,9 @@ type PlanRequest struct {
 	Kind   PlanKind
 	Guest  Guest       // of live and cold moves
 	Source Description // of the same
+	// Wanted is what a cold move makes of the guest, as PlanChange has told; nil where it
+	// could not: then hosts are asked for its room alone.
+	Wanted *Wanted
 	Room   RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
 	Named  string      // only this host; empty for all
 	// Blockers are found already.
@@ -310,10 +312,13 @@ func (p *planning) ask(ctx context.Context) {
 
 func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) {
 	r := p.request
-	switch r.Kind {
-	case PlanNew:
+	check := CheckRequest{Guest: r.Guest, Source: r.Source}
+	switch {
+	case r.Kind == PlanNew:
 		return p.Room(ctx, name, RoomRequest{Flavor: r.Room.Flavor})
-	case PlanCold:
+	case r.Kind == PlanCold && r.Wanted != nil:
+		check.Kind, check.Wanted = TypeMigration, r.Wanted
+	case r.Kind == PlanCold:
 		return p.Room(ctx, name, RoomRequest{
 			Flavor: r.Guest.Flavor, Instance: r.Guest.UUID, Resources: r.Guest.Resources, Topology: r.Guest.Topology, Devices: r.Guest.PCIRequests,
 		})
@@ -323,7 +328,7 @@ func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) 
 		return RoomAnswer{}, err
 	}
 	ref := Ref{Instance: r.Guest.UUID, Step: StepCheckDestination}
-	answer, err := h.CheckDestination(ctx, ref, CheckRequest{Guest: r.Guest, Source: r.Source})
+	answer, err := h.CheckDestination(ctx, ref, check)
 	if err != nil {
 		return RoomAnswer{}, err
 	}
@@ -381,7 +386,7 @@ func reasonsOf(err error) []fault.Reason {
 }
 
 // ownCodes are reasons that lie in the guest and not in a host.
-var ownCodes = []string{"guest_not_running", "not_running", "device_not_migratable", "job_in_flight", "moving"}
+var ownCodes = []string{"guest_not_running", "not_running", "device_not_migratable", "device_stays", "not_persistent", "job_in_flight", "moving"}
 
 // gather makes what is the guest's own out of what each host says of it.
 func (p *planning) gather() {
@@ -413,7 +418,7 @@ func (p *planning) choose() {
 		if h.Verdict != VerdictTakes || !h.Candidate && !byName {
 			continue
 		}
-		if i >= defaultAttempts && p.request.Kind == PlanLive {
+		if i >= defaultAttempts && p.request.Kind != PlanNew {
 			h.Reasons = append(h.Reasons, fault.Reason{
 				Code: "beyond_attempts", Message: fmt.Sprintf("a move that names no host gives up after %d, before it comes to %s", defaultAttempts, h.Name),
 				Change: "name it: berth migrate " + p.plan.InstanceName + " " + h.Name,

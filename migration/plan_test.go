@@ -32,9 +32,13 @@ func (h planHost) CheckDestination(_ context.Context, ref migration.Ref, c migra
 	if ref.Migration != "" {
 		return migration.CheckAnswer{}, fmt.Errorf("a plan names migration %s", ref.Migration)
 	}
+	claimed := c.Guest.Resources
+	if c.Kind == migration.TypeMigration && c.Wanted != nil {
+		claimed = c.Wanted.Resources
+	}
 	return migration.CheckAnswer{
 		Destination: migration.Description{Name: h.name, ProviderUUID: "root of " + h.name, HostUUID: h.name},
-		WouldClaim:  &migration.RoomAnswer{Resources: c.Guest.Resources, Allocations: map[string]placementclient.Resources{"rp-" + h.name: {"VCPU": 2}}},
+		WouldClaim:  &migration.RoomAnswer{Resources: claimed, Allocations: map[string]placementclient.Resources{"rp-" + h.name: {"VCPU": 2}}},
 	}, h.check
 }
 
@@ -154,6 +158,26 @@ func TestPlanner_TellsOfEveryHost(t *testing.T) {
 				t.Errorf("plan (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPlanner_AColdPlanAsksForTheColdMoveItself(t *testing.T) {
+	planner, _ := newPlanner(t, map[string]error{"flat-b": fault.Refuse(fault.Forbidden, "", fault.Reason{Code: "device_stays", Message: "a disk of its own"})})
+	ask := migration.PlanRequest{
+		Kind: migration.PlanCold, Guest: planGuest, Source: migration.Description{Name: "flat-a", ProviderUUID: "root of flat-a", HostUUID: "flat-a"},
+		Wanted: &migration.Wanted{Resources: topology.Resources{VCPUs: 7}}, Named: "nested",
+	}
+	p, err := planner.Plan(t.Context(), ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Hosts) != 1 || p.Chosen != "nested" || p.Hosts[0].Claim == nil || p.Hosts[0].Claim.Resources.VCPUs != 7 {
+		t.Errorf("plan %+v", p)
+	}
+	// What speaks against the guest anywhere is the guest's.
+	ask.Named = "flat-b"
+	if p, err = planner.Plan(t.Context(), ask); err != nil || p.Chosen != "" || len(p.Blockers) != 1 || p.Blockers[0].Code != "device_stays" {
+		t.Errorf("plan %+v, %v", p, err)
 	}
 }
 

@@ -41,8 +41,8 @@ itself what is in the way. With HOST only that one is asked.
                hosts are tried before others
   WOULD CLAIM  the cells, CPUs and devices that the guest would get now
 
---cold looks at the room alone, not at disks, networks and CPU models. It is what
-is planned for a guest that is shut off.
+--cold plans for the guest shut off, which is what is planned for one that is. Networks,
+disks and firmware are looked at; CPU features and versions count for less than live.
 
 Exits with 0 when some host would take the guest, and with 3 when none would.`,
 		Example: `  berth plan web-1
@@ -87,7 +87,7 @@ Exits with 0 when some host would take the guest, and with 3 when none would.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&live, "live", false, "plan a live migration (default for a guest that runs)")
-	f.BoolVar(&cold, "cold", false, "plan for the guest shut off: look at the room alone")
+	f.BoolVar(&cold, "cold", false, "plan a cold migration (default for a guest that is shut off)")
 	f.StringVar(&flavor, "flavor", "", "plan for a new guest of this `flavor` of the host")
 	return cmd
 }
