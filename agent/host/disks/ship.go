@@ -121,9 +121,6 @@ func (f Files) open(path string, flags int, resolve uint64) (int, error) {
 // blocks of them as there are, up to most bytes. Length 0 where the file ends, and
 // for most 0. fault.Busy when the file changes while it is read.
 func (f Files) ReadBlock(path string, offset, most, block int64) (Block, error) {
-	if offset < 0 || offset%block != 0 || most < 0 {
-		return Block{}, fault.New(fault.Invalid, "read %s: %d bytes at %d: want a multiple of %d", path, most, offset, block)
-	}
 	fd, err := f.open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
 		return Block{}, openError(path, err)
@@ -133,6 +130,9 @@ func (f Files) ReadBlock(path string, offset, most, block int64) (Block, error) 
 	b, err := stat(fd, path)
 	if err != nil || most == 0 || offset >= b.Size {
 		return b, err
+	}
+	if offset < 0 || offset%block != 0 || most < 0 {
+		return Block{}, fault.New(fault.Invalid, "read %s: %d bytes at %d: want a multiple of %d", path, most, offset, block)
 	}
 	end := min(offset+block, b.Size)
 	data, err := unix.Seek(fd, offset, unix.SEEK_DATA)

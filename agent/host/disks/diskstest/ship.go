@@ -66,15 +66,14 @@ func (f *Files) ReadBlock(path string, offset, most, block int64) (disks.Block, 
 	if n == nil || n.folder {
 		return disks.Block{}, fault.New(fault.NotFound, "read %s: no such file", path)
 	}
-	if offset < 0 || offset%block != 0 || most < 0 {
-		return disks.Block{}, fault.New(fault.Invalid, "read %s: %d bytes at %d: want a multiple of %d", path, most, offset, block)
-	}
 	tail, at := n.bytes(block)
 	sum := fnv.New64a()
 	_, _ = sum.Write(tail) // never fails
 	b := disks.Block{Size: at + int64(len(tail)), Version: fmt.Sprintf("%d:%x", n.number, sum.Sum64())}
 	switch {
 	case most == 0 || offset >= b.Size:
+	case offset < 0 || offset%block != 0 || most < 0:
+		return disks.Block{}, fault.New(fault.Invalid, "read %s: %d bytes at %d: want a multiple of %d", path, most, offset, block)
 	case offset < at:
 		b.Zero, b.Length = true, min(at-offset, max(block, most-most%block))
 	default:
