@@ -340,9 +340,7 @@ func TestChange_KilledBetweenAnyTwoEffects(t *testing.T) {
 						}
 						return
 					}
-					b.world.OnStep(nil)
-					b.a.fake.Fault(nil)
-					b.crash()
+					b.live()
 					if then == "goes back" {
 						b.back(at)
 						b.same(fmt.Sprintf("killed at effect %d (%s) and undone", kill, b.verbs()[at].name), before)
@@ -361,6 +359,74 @@ func TestChange_KilledBetweenAnyTwoEffects(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestChange_KilledWhileItEnds kills the agent before each write of a confirmation, and
+// of a revert.
+func TestChange_KilledWhileItEnds(t *testing.T) {
+	tt := changes["from floating to pinned, with a device and a larger disk"]
+	for _, end := range []string{"finish", "revert"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			for kill := 1; ; kill++ {
+				b := newChange(t, tt.from, driver.Paused, tt.plan)
+				before := b.view()
+				b.look()
+				b.must("change", b.forward(0))
+				ctx, again := t.Context(), b.ref
+				again.Attempt++
+				steps := []func() error{func() error { return b.a.FinishChange(ctx, b.ref) }}
+				if end == "revert" {
+					steps = []func() error{
+						func() error {
+							_, err := b.a.PowerOff(ctx, again, migration.PowerOffRequest{Kind: b.kind})
+							return err
+						},
+						func() error { return b.a.UnapplyChange(ctx, b.ref) },
+						func() error { return b.a.PowerOn(ctx, b.ref) },
+						func() error { return b.a.AbortClaim(ctx, b.ref) },
+					}
+				}
+				n, at := b.dieAt(kill), 0
+				for i, do := range steps {
+					if at = i; do() != nil {
+						break
+					}
+				}
+				if *n < kill { // it lived
+					if kill < 5 {
+						t.Errorf("only %d effects", *n)
+					}
+					return
+				}
+				b.live()
+				for i, do := range steps[at:] {
+					b.must(fmt.Sprintf("step %d after a kill at effect %d", at+i, kill), do())
+				}
+				if end == "revert" {
+					b.same(fmt.Sprintf("killed at effect %d", kill), before)
+					continue
+				}
+				got := b.view()
+				if diff := gocmp.Diff([]string{tt.want.Disk, tt.want.Shape, "paused"}, []string{got.Disk, got.Shape, string(got.Power)}); diff != "" {
+					t.Errorf("killed at effect %d, finished (-want +got):\n%s", kill, diff)
+				}
+				if diff := gocmp.Diff(withoutClaims(before.Left), withoutClaims(got.Left)); diff != "" {
+					t.Errorf("killed at effect %d, left (-want +got):\n%s", kill, diff)
+				}
+				if diff := gocmp.Diff(before.Files, got.Files); diff != "" {
+					t.Errorf("killed at effect %d, files (-want +got):\n%s", kill, diff)
+				}
+			}
+		})
+	}
+}
+
+// live starts an agent that was killed again.
+func (b *changeBed) live() {
+	b.world.OnStep(nil)
+	b.a.fake.Fault(nil)
+	b.crash()
 }
 
 // dieAt has every effect from the n-th on fail: the process is dead. It gives how many

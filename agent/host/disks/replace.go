@@ -218,8 +218,9 @@ func (f Files) Replace(r Replaced) error {
 }
 
 // PutBack takes back what PlanReplace, a build and Replace did, however far they got: the
-// old file is in its place, the new one is gone. fault.Forbidden when the old one is no
-// longer kept, or another file is in its place, which stays. Safe to repeat.
+// old file is in its place, the new one is gone. A file that somebody else put there before
+// Replace stays. fault.Forbidden when the old one is no longer kept, or another file came
+// since. Safe to repeat.
 func (f Files) PutBack(r Replaced) error {
 	fail := func(err error) error { return fault.New(fault.KindOf(err), "put disk %s back: %w", r.Path, err) }
 	if err := os.Remove(f.Real(r.Part)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -242,6 +243,8 @@ func (f Files) PutBack(r Replaced) error {
 		} else {
 			err = nil
 		}
+	case !have && !gone && !f.is(r.Path, r.Made):
+		return nil // never replaced: somebody else did
 	case !have:
 		return fail(fault.New(fault.Forbidden, "the old file is not kept any more"))
 	case gone || f.is(r.Path, r.Made):

@@ -116,6 +116,8 @@ func (f *Files) PutBack(r disks.Replaced) error {
 			return nil
 		}
 		return f.unlink(r.Kept)
+	case !have && !gone && !f.is(r.Path, r.Made):
+		return nil
 	case !have:
 		return fail("the old file is not kept any more")
 	case gone || f.is(r.Path, r.Made):

@@ -30,6 +30,7 @@ type Subject struct {
 		Replace(r disks.Replaced) error
 		PutBack(r disks.Replaced) error
 		DropKept(r disks.Replaced) error
+		Grow(ctx context.Context, path, format string, size int64) error
 	}
 	Put    func(path, text string) // a raw file, in a new file of that name, with the folders above
 	Rename func(old, new string)   // over what is there
@@ -41,6 +42,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	t.Run("make, then unmake, leaves the rest alone", func(t *testing.T) { unmade(t, fresh) })
 	t.Run("never touches what somebody else put there", func(t *testing.T) { untouched(t, fresh(t)) })
 	t.Run("replaces a file, and puts the old one back", func(t *testing.T) { replaced(t, fresh) })
+	t.Run("grows a file that stays the same one", func(t *testing.T) { grows(t, fresh(t)) })
 	t.Run("removes only the file of that stamp", func(t *testing.T) { removed(t, fresh(t)) })
 }
 
@@ -155,5 +157,29 @@ func removed(t *testing.T, s Subject) {
 	}
 	if got := s.List(); len(got) != 0 {
 		t.Errorf("left: %v", got)
+	}
+}
+
+func grows(t *testing.T, s Subject) {
+	const path = "/images/disk"
+	s.Put(path, strings.Repeat("x", 512))
+	before, err := s.Files.Stamp(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int64{1 << 20, 1 << 20, 4096} { // again, and smaller
+		if err := s.Files.Grow(t.Context(), path, "raw", want); err != nil {
+			t.Fatal(err)
+		}
+		img, err := s.Files.Image(t.Context(), path, "raw")
+		if err != nil || img.VirtualSize != 1<<20 {
+			t.Errorf("asked for %d bytes: %d, %v", want, img.VirtualSize, err)
+		}
+	}
+	if after, err := s.Files.Stamp(path); err != nil || !after.Equals(before) {
+		t.Errorf("another file: %+v, %v, was %+v", after, err, before)
+	}
+	if err := s.Files.Grow(t.Context(), "/images/none", "raw", 1<<20); !errors.Is(err, fault.NotFound) {
+		t.Errorf("grew what is not there: %v", err)
 	}
 }

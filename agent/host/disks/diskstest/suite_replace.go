@@ -108,16 +108,28 @@ func replaced(t *testing.T, fresh func(t *testing.T) Subject) {
 		for name, try := range map[string]func() error{
 			"replace": func() error { return s.Files.Replace(r) },
 			"copy":    func() error { again := r; return s.Files.BuildCopy(t.Context(), &again, "raw", 4<<20) },
-			"back":    func() error { return s.Files.PutBack(r) },
 		} {
 			if err := try(); !errors.Is(err, fault.Forbidden) {
 				t.Errorf("%s over another file: %v, want forbidden", name, err)
 			}
 		}
-		if err := s.Files.DropKept(r); err != nil {
+		if err := errors.Join(s.Files.DropKept(r), s.Files.PutBack(r)); err != nil {
 			t.Error(err)
 		}
 		if diff := cmp.Diff([]string{"/img", "/img/disk"}, s.List()); diff != "" {
+			t.Errorf("left (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("nor goes a file that came since", func(t *testing.T) {
+		s := fresh(t)
+		s.Put("/img/disk", text)
+		r := grown(t, s, "replaced")
+		s.Put("/img/new", "restored from a backup")
+		s.Rename("/img/new", "/img/disk")
+		if err := s.Files.PutBack(r); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("put back over another file: %v, want forbidden", err)
+		}
+		if diff := cmp.Diff([]string{"/img", r.Kept, "/img/disk"}, s.List()); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
 	})

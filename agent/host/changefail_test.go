@@ -1,0 +1,276 @@
+package host_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"berth/agent/host"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// A guest whose change fails, wherever, is what it was: with its power state, its disk,
+// its definition, its claim.
+func TestChange_FailsAndIsUndone(t *testing.T) {
+	grow, rebuild := changes["from floating to pinned, with a device and a larger disk"], changes["rebuild with another topology"]
+	for name, tt := range map[string]struct {
+		plan  migration.Change
+		from  topology.Flavor
+		power driver.State
+		spoil func(b *changeBed)
+		at    string // the verb that fails
+		kind  fault.Kind
+	}{
+		"the rebuilt guest does not start":     {rebuild.plan, rebuild.from, driver.Running, func(b *changeBed) { b.failOn("Start") }, "start", fault.Internal},
+		"nor does the resized one, paused":     {grow.plan, grow.from, driver.Paused, func(b *changeBed) { b.failOn("Start") }, "start", fault.Internal},
+		"libvirt does not take its definition": {grow.plan, grow.from, driver.Running, func(b *changeBed) { b.failOn("Define") }, "apply", fault.Internal},
+		"there is no room for the larger disk": {grow.plan, grow.from, driver.Running, func(b *changeBed) { b.files.SetFree(rootFile, 1<<20) }, "prep", fault.DoesNotFit},
+		"the room is gone when it is copied": {grow.plan, grow.from, driver.ShutOff, func(b *changeBed) {
+			b.must("prepare", errors.Join(b.verbs()[0].do(), b.verbs()[1].do()))
+			b.files.SetFree(rootFile, 3)
+		}, "apply", fault.DoesNotFit},
+		"somebody replaced its disk": {grow.plan, grow.from, driver.Running, func(b *changeBed) {
+			b.must("prepare", errors.Join(b.verbs()[0].do(), b.verbs()[1].do()))
+			b.files.Put("/images/restored", "qcow2", 2<<30, "from a backup")
+			b.files.Rename("/images/restored", rootFile)
+		}, "apply", fault.Forbidden},
+		"the image is gone":                    {rebuild.plan, rebuild.from, driver.Running, func(b *changeBed) { b.files.Rename(newImage, "/images/elsewhere") }, "prep", fault.NotFound},
+		"a hook of prep_resize fails":          {grow.plan, grow.from, driver.Running, func(b *changeBed) { b.hook("prep_resize", 1) }, "prep", fault.Internal},
+		"a hook of pre_rebuild_instance fails": {rebuild.plan, rebuild.from, driver.Running, func(b *changeBed) { b.hook("pre_rebuild_instance", 1) }, "prep", fault.Internal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newChange(t, tt.from, tt.power, tt.plan)
+			b.look()
+			tt.spoil(b)
+			before := b.view()
+			err, at := error(nil), 0
+			for i, v := range b.verbs() {
+				if at = i; err == nil {
+					if err = v.do(); err != nil {
+						break
+					}
+				}
+			}
+			if b.verbs()[at].name != tt.at || fault.KindOf(err) != tt.kind {
+				t.Fatalf("%s failed: %v (%s), want %s: %s", b.verbs()[at].name, err, fault.KindOf(err), tt.at, tt.kind)
+			}
+			b.a.fake.Fault(nil)
+			b.back(at)
+			got := b.view()
+			// What the spoiling left of the bookkeeping is the change's, and gone by now.
+			before.Left, got.Left = withoutMemories(before.Left), withoutMemories(got.Left)
+			if diff := gocmp.Diff(before, got); diff != "" {
+				t.Errorf("undone (-want +got):\n%s", diff)
+			}
+			b.state("a", b.uuid, tt.power)
+			if left := b.a.tracker.ByInstance(b.uuid); len(left) != 1 || left[0].State != claims.Bound {
+				t.Errorf("claims: %+v", left)
+			}
+		})
+	}
+}
+
+// withoutMemories is a picture without what was there because a change had begun.
+func withoutMemories(p picture) picture {
+	out := picture{}
+	for k, v := range p {
+		if !strings.HasSuffix(k, " memories") && !strings.HasSuffix(k, " claims") {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// failOn has a call of the hypervisor fail from now on.
+func (b *changeBed) failOn(call string) {
+	b.a.fake.Fault(func(c, _ string) error {
+		if c == call {
+			return fault.New(fault.Internal, "%s: internal error: process exited while connecting to monitor", call)
+		}
+		return nil
+	})
+}
+
+// hook puts a hook that notes that it ran, and ends with a status.
+func (b *changeBed) hook(phase string, status int) {
+	b.a.put(b.t, "/hooks/"+phase+"/10-note", fmt.Sprintf("#!/bin/sh\necho %s >> %s\nexit %d\n", phase, b.a.path("/ran"), status), 0o755)
+}
+
+func (b *changeBed) ran() []string {
+	text, err := os.ReadFile(b.a.path("/ran"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		b.t.Fatal(err)
+	}
+	return strings.Fields(string(text))
+}
+
+// Each hook runs once for its phase, however often its verb is asked, and one past the
+// point of no return keeps nobody's guest.
+func TestChange_RunsItsHooksOnce(t *testing.T) {
+	phases := []string{"prep_resize", "rollback_prep_resize", "finish_resize", "confirm_resize", "revert_resize", "pre_rebuild_instance", "rollback_rebuild_instance", "post_rebuild_instance"}
+	for name, tt := range map[string]struct {
+		plan migration.Change
+		end  func(b *changeBed)
+		want []string
+	}{
+		"resize, confirmed": {migration.Change{Flavor: &pinned3}, (*changeBed).finish, []string{"prep_resize", "finish_resize", "confirm_resize"}},
+		"resize, reverted":  {migration.Change{Flavor: &pinned3}, (*changeBed).revert, []string{"prep_resize", "finish_resize", "revert_resize"}},
+		"resize, undone":    {migration.Change{Flavor: &pinned3}, func(b *changeBed) { b.back(4) }, []string{"prep_resize", "finish_resize", "rollback_prep_resize"}},
+		"rebuild":           {migration.Change{Image: &migration.Image{Path: newImage}}, (*changeBed).finish, []string{"pre_rebuild_instance", "post_rebuild_instance"}},
+		"rebuild, undone":   {migration.Change{Image: &migration.Image{Path: newImage}}, func(b *changeBed) { b.back(4) }, []string{"pre_rebuild_instance", "post_rebuild_instance", "rollback_rebuild_instance"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newChange(t, floats2, driver.Running, tt.plan)
+			for _, p := range phases {
+				status := 0
+				if p == "finish_resize" || p == "post_rebuild_instance" {
+					status = 1 // told, and no more
+				}
+				b.hook(p, status)
+			}
+			b.look()
+			b.must("change", b.forward(0))
+			tt.end(b)
+			if diff := gocmp.Diff(tt.want, b.ran()); diff != "" {
+				t.Errorf("hooks (-want +got):\n%s", diff)
+			}
+			b.state("a", b.uuid, driver.Running)
+		})
+	}
+}
+
+func TestPlanChange_ListsEveryReason(t *testing.T) {
+	one := func(f topology.Flavor) migration.Change { return migration.Change{Flavor: &f} }
+	image := func(path, format string) migration.Change {
+		return migration.Change{Image: &migration.Image{Path: path, Format: format}}
+	}
+	for name, tt := range map[string]struct {
+		plan migration.Change
+		want []string
+	}{
+		"a smaller disk, and an alias that nobody knows": {one(topology.Flavor{Name: "f", VCPUs: 1, MemoryMB: 64, DiskGB: 1, ExtraSpecs: map[string]string{"pci_passthrough:alias": "gpu:1"}}), []string{"disk_shrinks", "pci_alias_undefined"}},
+		"a flavor that makes no sense":                   {one(topology.Flavor{Name: "f", VCPUs: 0, MemoryMB: 0}), nil},
+		"an image that is not there":                     {image("/images/none", ""), []string{"NotFound"}},
+		"a path that is none":                            {image("new.raw", ""), []string{"image_path"}},
+		"a format that is not taken":                     {image(newImage, "vmdk"), []string{"image_format"}},
+		"another format than the image's":                {image(newImage, "qcow2"), []string{"Invalid"}},
+		"an image on top of another":                     {image("/images/thin.qcow2", ""), []string{"image_not_whole"}},
+		"the guest's own disk":                           {image(rootFile, ""), []string{"image_in_use"}},
+		"an image that is too large":                     {image("/images/large.raw", ""), []string{"image_too_large"}},
+		"no room beside the disk":                        {image("/images/full.raw", ""), []string{"disk_space"}},
+		"both":                                           {migration.Change{Flavor: &floats2, Image: &migration.Image{Path: newImage}}, nil},
+		"a topology that the image makes impossible":     {migration.Change{Image: &migration.Image{Path: newImage, Properties: map[string]string{"hw_numa_nodes": "3"}}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newChange(t, floats2, driver.Running, tt.plan)
+			b.files.Put("/images/thin.qcow2", "qcow2", 1<<30, "")
+			b.files.Back("/images/thin.qcow2", "/etc/shadow")
+			b.files.Put("/etc/shadow", "raw", 1, "secret")
+			b.files.Put("/images/large.raw", "raw", 3<<30, "")
+			b.files.Put("/images/full.raw", "raw", 1<<30, "much")
+			if strings.Contains(name, "room") {
+				b.files.SetFree(rootFile, 1<<20)
+			}
+			before := b.view()
+			_, err := b.a.PlanChange(t.Context(), b.uuid, tt.plan)
+			if err == nil {
+				t.Fatal("planned all the same")
+			}
+			if got := codes(err); tt.want != nil && !slices.EqualFunc(tt.want, got, func(want, got string) bool {
+				return strings.EqualFold(strings.ReplaceAll(got, "_", ""), strings.ReplaceAll(want, "_", "")) || strings.ReplaceAll(got, " ", "") == strings.ToLower(want)
+			}) {
+				t.Errorf("reasons %v, want %v: %v", got, tt.want, err)
+			}
+			b.same("a plan changes nothing", before)
+		})
+	}
+}
+
+// What a host has no hand in is named with who has.
+func TestPlanChange_LeavesOthersStorageToThem(t *testing.T) {
+	for name, tt := range map[string]struct {
+		disk, attrs string
+		want        []string
+	}{
+		"a network disk": {"<disk type='network' device='disk'><driver name='qemu' type='raw'/><source protocol='rbd' name='pool/vm'/><target dev='vda'/></disk>", "", []string{"root_not_a_file"}},
+		"a block device": {"<disk type='block' device='disk'><driver name='qemu' type='raw'/><source dev='/images/block'/><target dev='vda'/></disk>", "", []string{"root_not_a_file"}},
+		"a shared disk":  {"<disk type='file' device='disk'><source file='/images/block'/><target dev='vda'/><shareable/></disk>", "", []string{"root_shareable"}},
+		"no disk":        {"", "", []string{"no_root_disk"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, "a")
+			a := l.hosts["a"]
+			a.put(t, "/images/block", "data", 0o644)
+			v, err := a.Create(t.Context(), host.CreateRequest{XML: foreignXML("from-xml", tt.disk, tt.attrs), Flavor: topology.Flavor{Name: "f", VCPUs: 2, MemoryMB: 256, DiskGB: 1}})
+			l.must("create", err)
+			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128, DiskGB: 10}})
+			if diff := gocmp.Diff(tt.want, codes(err)); diff != "" {
+				t.Errorf("reasons (-want +got):\n%s\n%v", diff, err)
+			}
+			w, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128}})
+			if err != nil || len(w.Grow) > 0 {
+				t.Errorf("with disk_gb 0: %+v, %v", w, err)
+			}
+		})
+	}
+}
+
+// With real files and qemu-img: a disk that grows and comes back, and one from an image.
+func TestChange_RealFiles(t *testing.T) {
+	requireQemuImg(t)
+	for _, format := range []string{"raw", "qcow2"} {
+		t.Run(format, func(t *testing.T) {
+			l := newLab(t, "a")
+			b := &changeBed{lab: l, a: l.hosts["a"], kind: migration.TypeResize, plan: migration.Change{Flavor: &topology.Flavor{Name: "large", VCPUs: 2, MemoryMB: 256, DiskGB: 3}}}
+			v := l.guest("a", "vm", host.CreateDisk{Path: "/images/root", SizeGB: 1, Format: format})
+			b.uuid, b.power, b.ref = v.UUID, driver.Running, refFor(v.UUID, 1)
+			size := func() int64 {
+				g, err := b.a.Inspect(t.Context(), b.uuid)
+				l.must("inspect", err)
+				return g.Disks[0].VirtualSize >> 30
+			}
+			before := l.picture()
+			b.look()
+			l.must("resize", b.forward(0))
+			if got := size(); got != 3 {
+				t.Errorf("resized: %d GiB", got)
+			}
+			b.revert()
+			if got := size(); got != 1 {
+				t.Errorf("reverted: %d GiB", got)
+			}
+			l.same("reverted", before)
+			b.a.put(t, "/images/new.raw", strings.Repeat("new", 1<<10), 0o644)
+			b.kind, b.plan = migration.TypeRebuild, migration.Change{Image: &migration.Image{Path: "/images/new.raw"}}
+			b.ref.Migration = strings.Replace(b.ref.Migration, "2222", "3333", 1)
+			b.look()
+			l.must("rebuild", b.forward(0))
+			b.finish()
+			if got := size(); got != 1 {
+				t.Errorf("rebuilt: %d GiB", got)
+			}
+			left, err := filepath.Glob(b.a.path("/images/.berth*"))
+			if err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+			file, err := os.Open(b.a.path("/images/root"))
+			l.must("open the disk", err)
+			defer file.Close()
+			head := make([]byte, 6)
+			_, err = file.Read(head)
+			if want := map[string]string{"raw": "newnew", "qcow2": "QFI\xfb\x00\x00"}[format]; err != nil || string(head) != want {
+				t.Errorf("the disk begins with %q, %v, want %q", head, err, want)
+			}
+		})
+	}
+}
