@@ -240,14 +240,24 @@ func (w *world) hasContext(on *machine, migrated string) bool {
 	return slices.ContainsFunc(w.claimsOn(on), func(c claims.Claim) bool { return c.Context != nil && c.Context.Migration == migrated })
 }
 
-// powerWanted is what a guest's user had chosen; when a move was reverted, before it.
-func (w *world) powerWanted(g *guest) driver.State {
-	off, paused := g.off, g.paused
+// power is what a guest's user had chosen; when its last move was reverted, before that.
+func (w *world) power(g *guest) (off, paused bool) {
+	off, paused = g.off, g.paused
 	for _, m := range w.moves {
-		if m.guest == g && m.accepted && m.last.Outcome == migration.OutcomeReverted {
+		switch {
+		case m.guest != g || !m.accepted:
+		case m.last.Outcome == migration.OutcomeReverted:
 			off, paused = m.off, m.paused
+		default:
+			off, paused = g.off, g.paused
 		}
 	}
+	return off, paused
+}
+
+// powerWanted is it in libvirt's words.
+func (w *world) powerWanted(g *guest) driver.State {
+	off, paused := w.power(g)
 	switch {
 	case off:
 		return driver.ShutOff

@@ -25,8 +25,11 @@ func coldStories() []*Story {
 		}
 		m.At = time.Second
 		s := &Story{Name: name, Hosts: hosts(2), Sharing: g.Disk == shared, Guests: []GuestPlan{g}, Moves: []MovePlan{m}, Pace: slow, Want: migration.OutcomeCompleted}
-		if m.Ending == reverted {
+		switch m.Ending {
+		case reverted:
 			s.Want = migration.OutcomeReverted
+		case leave:
+			s.Want = ""
 		}
 		if change != nil {
 			change(s)
@@ -61,6 +64,9 @@ func coldStories() []*Story {
 				}
 				for _, ending := range []ending{confirmed, reverted} {
 					m := kind.MovePlan
+					if m.Flavor != nil && d == noDisk {
+						m.Flavor = &medium // there is no disk that could become larger
+					}
 					m.Ending, m.Later = ending, 2*time.Second
 					add(name+", "+string(ending), g, m, nil)
 				}

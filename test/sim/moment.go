@@ -40,6 +40,10 @@ func (w *world) happened(g *guest, host, what string) {
 	case strings.HasPrefix(what, "running ("):
 		w.jobOver(g.uuid)
 		w.runs(g, host, what)
+	case what == "paused (user)" && g.copies[host] == noCopy: // it booted so
+		g.copies[host] = whole
+		clear(g.mayBeStopped)
+		w.claimed(g, host)
 	case strings.HasPrefix(what, "paused ("):
 		if g.copies[host] == incoming && what != "paused (migrating)" {
 			g.copies[host] = whole

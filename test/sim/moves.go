@@ -53,8 +53,12 @@ func (w *world) ask(m *move) {
 		m.from = at[0]
 	}
 	g := m.guest
-	g.data = w.rests(g)
-	g.change, m.old, m.off, m.paused = change{ranSince: true}, w.now(g), g.off, g.paused
+	g.off, g.paused = w.power(g)
+	if w.waits(g) == nil {
+		g.data = w.rests(g)
+		g.change = change{ranSince: true}
+	}
+	m.old, m.off, m.paused = w.now(g), g.off, g.paused
 	if m.to == here {
 		m.to = m.from
 	}
@@ -89,12 +93,11 @@ func (w *world) ask(m *move) {
 		// One answer may have been lost all the same.
 		m.accepted = w.known(m)
 		m.asked = givenUp
-		return
 	}
-	if m.cold() {
+	if m.cold() && m.accepted {
 		w.outside.Go("user", func() { w.word(m) })
 	}
-	for m.abortAfter > 0 && !m.last.Done() {
+	for m.accepted && m.abortAfter > 0 && !m.last.Done() {
 		if d := m.abortAfter - w.sim.Elapsed(); d > 0 {
 			_ = w.outside.Sleep(ctx, d)
 		}

@@ -81,6 +81,9 @@ func (w *world) inDoubt(g *guest) bool {
 // told holds that a move says what is.
 func (w *world) told(m *move) {
 	if !m.accepted {
+		if want := w.story.Want; w.quiet() && want != "" && want != migration.OutcomeRefused {
+			w.violate("move of %s was not accepted: %v", m.guest.name, m.refused)
+		}
 		w.note("user", "move was never accepted", m.uuid)
 		return
 	}
@@ -90,6 +93,9 @@ func (w *world) told(m *move) {
 	}
 	if m.finished() {
 		w.heldBy(m)
+	}
+	if w.quiet() && m.ending == leave && !m.finished() {
+		w.violate("move of %s is %s, want it finished", m.guest.name, m.last.Status)
 	}
 	later := slices.ContainsFunc(w.moves, func(o *move) bool { return o.guest == m.guest && o.after == m && o.accepted })
 	if later {

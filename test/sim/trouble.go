@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"berth/driver"
@@ -230,7 +231,9 @@ func (g *guest) used(w *world, how int) {
 	if err != nil {
 		w.note("user", "virsh:", err.Error())
 	}
+	asked := maps.Clone(g.mayBeStopped) // that he was quicker takes nothing back
 	w.look()
+	g.mayBeStopped = asked
 }
 
 // started is a user who starts his guest, which is off, where it is.
@@ -239,6 +242,9 @@ func (g *guest) started(w *world) {
 		m := w.machines[name]
 		if !m.holds(g) || m.off || m.away > 0 || m.hung || m.blind || !w.verifying(g) {
 			continue
+		}
+		if d, err := m.fake.Domain(context.Background(), g.uuid); err != nil || d.Active() {
+			return
 		}
 		w.fault(m.name, "a user starts "+g.name)
 		err := m.fake.Start(context.Background(), g.uuid, false)
