@@ -26,12 +26,15 @@ func (s agentService) Status(ctx context.Context) (api.Status, error) {
 		Name: a.name, ProviderUUID: a.uuid, Mode: string(a.config().Agent.Mode), Version: version.Get().String(),
 		Health: overall(conditions), Ready: a.ready.Load(), StartedAt: a.opt.Started, StartupTime: a.readyAt.Load(),
 		Conditions: conditions, Usage: usage(a.tracker.Usage()),
-		Instances: len(a.tracker.Instances()), Claims: len(a.tracker.List()), Migrations: []string{},
+		Instances: len(a.tracker.Instances()), Claims: len(a.tracker.List()), Migrations: []string{}, Unconfirmed: []string{},
 		Audit: a.health.audited.Load(), Disabled: a.disabled.Load(),
 	}
 	list, err := a.conductor.List(ctx)
 	for _, m := range list {
-		if !m.Done() {
+		switch {
+		case m.Status == migration.StatusFinished:
+			out.Unconfirmed = append(out.Unconfirmed, m.UUID)
+		case !m.Done():
 			out.Migrations = append(out.Migrations, m.UUID)
 		}
 	}

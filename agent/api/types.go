@@ -44,7 +44,8 @@ type Status struct {
 	Usage        Usage       `json:"usage"`
 	Instances    int         `json:"instances"`
 	Claims       int         `json:"claims"`
-	Migrations   []string    `json:"migrations"`      // uuids of those that are not over
+	Migrations   []string    `json:"migrations"`      // uuids of those that go on
+	Unconfirmed  []string    `json:"unconfirmed"`     // uuids of those that are finished and wait to be confirmed or reverted
 	Audit        *Audit      `json:"audit,omitempty"` // nil until the first
 	Disabled     *Disabled   `json:"disabled"`        // null for a host that takes guests
 }

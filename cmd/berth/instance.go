@@ -249,7 +249,7 @@ func (a *app) instanceList() *cobra.Command {
 					fmt.Fprintf(a.err, "berth: libvirt could not be asked, so guests that are not managed are missing: %s\n", list.Error)
 				}
 				return a.print(list, func(w io.Writer) {
-					row(w, "INSTANCE", "UUID", "STATE", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
+					row(w, "INSTANCE", "UUID", "STATE", "STATUS", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
 					for _, i := range list.Instances {
 						r := i.Flavor.Resources()
 						if i.Claim != nil {
@@ -259,7 +259,7 @@ func (a *app) instanceList() *cobra.Command {
 						if r.IsZero() { // unmanaged: nothing is held for it
 							vcpus, pcpus, memory, disk = "", "", "", ""
 						}
-						row(w, i.Name, i.UUID, i.State, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i))
+						row(w, i.Name, i.UUID, i.State, i.Status, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i))
 					}
 				})
 			})
@@ -280,7 +280,14 @@ func token(i api.Instance) string {
 
 func remarks(i api.Instance) string {
 	var out []string
-	if i.Migration != "" {
+	switch {
+	case i.Resize != nil && i.Resize.Half == host.HalfKept:
+		out = append(out, "moved to "+i.Resize.Destination+", its old half is kept ("+short(i.Resize.Migration)+")")
+	case i.Resize != nil && i.Resize.Half == host.HalfGuest:
+		out = append(out, "moved here, confirm or revert it ("+short(i.Resize.Migration)+")")
+	case i.Resize != nil:
+		out = append(out, "resized, confirm or revert it ("+short(i.Resize.Migration)+")")
+	case i.Migration != "":
 		out = append(out, "moving ("+short(i.Migration)+")")
 	}
 	if i.Claim != nil && i.Claim.Forced {
@@ -304,6 +311,9 @@ func instanceTable(w io.Writer, i api.Instance) {
 	row(w, "uuid", i.UUID)
 	row(w, "host", i.Host)
 	row(w, "state", strings.TrimSpace(i.State+" "+parenthesis(i.Reason)))
+	if i.Status != "" {
+		row(w, "status", i.Status)
+	}
 	row(w, "managed", yes(i.Managed))
 	if i.Managed {
 		row(w, "flavor", i.Flavor.Name+": "+resources(i.Flavor.Resources()))
@@ -318,6 +328,36 @@ func instanceTable(w io.Writer, i api.Instance) {
 	if r := remarks(i); r != "" {
 		row(w, "remark", r)
 	}
+	if i.Migration != "" || i.Resize != nil {
+		row(w, "migration", migrationOf(i))
+	}
+	if r := i.Resize; r != nil {
+		row(w, "next", resizeWords(*r, time.Now()))
+	}
+}
+
+// migrationOf is the uuid of the move that a guest is on.
+func migrationOf(i api.Instance) string {
+	if i.Resize != nil {
+		return i.Resize.Migration
+	}
+	return i.Migration
+}
+
+// resizeWords say what ends a resize, and until when it waits, as far as the host that
+// was asked knows.
+func resizeWords(r host.ResizeView, now time.Time) string {
+	words := strings.Join(r.Next, ", or ")
+	if r.OldFlavor != "" {
+		words += ", which gives back flavor " + r.OldFlavor
+		if r.Source != r.Destination {
+			words += " on " + r.Source
+		}
+	}
+	if r.Half == host.HalfGuest {
+		return words + "; " + r.Source + " conducts it"
+	}
+	return words + "; " + confirmsItself(r.ConfirmsAt, now)
 }
 
 func parenthesis(s string) string {

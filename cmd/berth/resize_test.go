@@ -9,9 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/task"
+	"berth/topology"
 )
 
 var update = flag.Bool("update", false, "write golden files and generated documents anew")
@@ -105,6 +109,26 @@ func TestPrintMigration_OfAResize(t *testing.T) {
 	here.MigrationType, here.Status, here.Stage, here.Outcome, here.DestCompute = migration.TypeRebuild, migration.StatusMigrating, migration.StageMove, "", "host-a"
 	here.Moved, here.NewImage, here.Step, here.Phase = 0, "/srv/debian-13.qcow2", migration.StepApplyChange, task.Doing
 	golden(t, "testdata/migration-resize.txt", "# waits for its confirmation\n"+show(waiting)+"\n# confirmed\n"+show(confirmed)+"\n# a rebuild that goes on\n"+show(here))
+}
+
+func TestInstanceTable_OfAGuestThatWaits(t *testing.T) {
+	show := func(half host.ResizeHalf) string {
+		i := api.Instance{Instance: claims.Instance{UUID: "11111111-1111-4111-8111-111111111111", Name: "web-1", Flavor: topology.Flavor{Name: "large", VCPUs: 2, MemoryMB: 512}},
+			Managed: true, State: "running", Status: "VERIFY_RESIZE", Host: "host-b", Resize: &host.ResizeView{
+				Migration: "6f1c0d6e-2b1f-4c44-9d0b-7f6a1c2d3e4f", Source: "host-a", Destination: "host-b", Half: half, OldFlavor: "small",
+				Next: []string{"berth resize confirm web-1", "berth resize revert web-1"},
+			}}
+		i.Token.State, i.Token.Epoch = claims.TokenHere, 3
+		if half == host.HalfKept {
+			i.Host, i.State, i.Token.State, i.Token.Holder = "host-a", "shut off", claims.TokenSurrendered, "host-b"
+		}
+		var out strings.Builder
+		if err := (&app{out: &out}).printInstance(i); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	golden(t, "testdata/instance-resize.txt", "# at its destination\n"+show(host.HalfGuest)+"\n# at its source\n"+show(host.HalfKept))
 }
 
 // coldStory is what a watcher is told of a cold move, a second apart.

@@ -90,6 +90,12 @@ func statusTable(w io.Writer, s api.Status) {
 	for _, m := range s.Migrations {
 		fmt.Fprintf(w, "  berth migration watch %s\n", m)
 	}
+	if len(s.Unconfirmed) > 0 {
+		fmt.Fprintf(w, "moved or resized, waiting to be confirmed or reverted %d\n", len(s.Unconfirmed))
+	}
+	for _, m := range s.Unconfirmed {
+		fmt.Fprintf(w, "  berth resize confirm %s\n", m)
+	}
 }
 
 // usageTable prints the sums; VCPU are vCPUs that share CPUs, PCPU are CPUs that
