@@ -57,9 +57,55 @@ const (
 	stageKept      settleStage = "kept"      // the source has the guest, and the rest is being undone
 	stageCommitted settleStage = "committed" // the token has left, and the destination has not answered bound
 	stageFinished  settleStage = "finished"  // the destination has answered bound
+
+	// Of guests that are off while they move, where ledgers alone decide.
+	stageDeciding   settleStage = "deciding"   // a host hands the token over or keeps it, and has not answered
+	stageUnfit      settleStage = "unfit"      // taken back by itself, and not handed back yet
+	stageConfirming settleStage = "confirming" // the destination has the guest, and what is kept is given up
+	stageThere      settleStage = "there"      // the destination keeps the guest: a revert is being undone
+	stageReturned   settleStage = "returned"   // the token has come back to the source, or never left it
 )
 
-func stageOf(st task.State) settleStage {
+// stageOf reads in a journal how far a move is.
+func (s *story) stageOf(m Migration, st task.State) settleStage {
+	done := func(step string) bool { one, ok := st.Step(step); return ok && one.State == task.StepEnded }
+	begun := func(step string) bool { one, ok := st.Step(step); return ok && one.State != task.StepUndone }
+	decides := func(step string) bool { return begun(step) && (st.Phase == task.Undoing || !done(step)) }
+	undoing := st.Phase == task.Undoing
+	switch g := s.stage(m); g.name {
+	case storyLive:
+		return liveStageOf(st)
+	case storyConfirm:
+		return stageConfirming
+	case storyRevert, storyRevertItself:
+		switch {
+		case !undoing && done(StepHandBack):
+			return stageReturned
+		case g.name == storyRevertItself:
+			return stageUnfit
+		case decides(StepHandBack):
+			return stageDeciding
+		case undoing:
+			return stageThere
+		}
+	case storyMigration, storyResize:
+		switch {
+		case decides(StepHandOver):
+			return stageDeciding
+		case undoing:
+			return stageKept
+		case done(StepHandOver):
+			return stageCommitted
+		}
+	default: // in place: it is at its host, whatever becomes of it
+		if undoing || g.decides(m.Step) {
+			return stageReturned
+		}
+	}
+	return stageBefore
+}
+
+func liveStageOf(st task.State) settleStage {
 	done := func(step string) bool { s, ok := st.Step(step); return ok && s.State == task.StepEnded }
 	begun := func(step string) bool { s, ok := st.Step(step); return ok && s.State != task.StepUndone }
 	switch {
@@ -124,6 +170,22 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 		} else if !gonePlacement {
 			calm("the guest is at the destination, and the rest is being cleaned up")
 		}
+	case stageDeciding:
+		no("decides_itself", "a host hands the guest over or keeps it, and has not answered yet; it alone knows which", "start its agent")
+	case stageUnfit:
+		no("nowhere", "the guest cannot be made live at "+f.Destination+", and has not been handed back to "+f.Source, "look what its return waits for")
+	case stageConfirming, stageThere:
+		if atSource {
+			no("destination_has_guest", "the guest is at "+f.Destination, "say so")
+		} else if len(w.Gone) == 0 {
+			calm("the guest is at " + f.Destination + "; if that host or Placement will never answer again, say so")
+		}
+	case stageReturned:
+		if !atSource {
+			no("source_has_guest", "the guest is at "+f.Source, "say so")
+		} else if len(w.Gone) == 0 {
+			calm("the guest is at " + f.Source + "; if the other host or Placement will never answer again, say so")
+		}
 	case stageCommitted:
 		switch {
 		case !atSource:
@@ -183,10 +245,15 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 		return m, nil // the same word again: its answer was lost
 	case m.Done():
 		return Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)
+	case m.Stage == StageFinished:
+		return Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "not_in_doubt", Message: "nothing is in doubt: the guest is at " + m.DestCompute + ", and the move waits to be confirmed or reverted",
+			Have: string(m.Status), Change: "confirm or revert it",
+		})
 	case t == nil:
 		return s.settleUnread(ctx, m, w)
 	}
-	facts, err := s.settleFacts(ctx, t, m.DestCompute, w)
+	facts, err := s.settleFacts(ctx, t, m, w)
 	if err != nil {
 		return Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}
@@ -220,6 +287,12 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 // Placement is the audit's.
 func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Migration, error) {
 	doing := "settle migration " + s.uuid
+	if s.kind != TypeLiveMigration && m.Outcome == OutcomeInDoubt {
+		return Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "journal_unread", Message: "its journal cannot be read: what it has done is not known, and no domain of a guest that is off tells it",
+			Change: "restore the store from a backup",
+		})
+	}
 	if m.Outcome != OutcomeInDoubt {
 		return Migration{}, fault.New(fault.Unavailable, "%s: its next attempt has not begun yet", doing)
 	}
@@ -276,8 +349,8 @@ func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Mi
 }
 
 // settleFacts gathers what is held against a word.
-func (s *story) settleFacts(ctx context.Context, t *task.Task, destination string, w Settlement) (settleFacts, error) {
-	f := settleFacts{Source: s.from, Destination: destination, Stage: stageOf(t.State())}
+func (s *story) settleFacts(ctx context.Context, t *task.Task, m Migration, w Settlement) (settleFacts, error) {
+	f := settleFacts{Source: s.from, Destination: m.DestCompute, Stage: s.stageOf(m, t.State())}
 	var src inspectedSource
 	if f.Stage == stageUndecided {
 		if err := t.Output(StepInspectSource, &src); err != nil {

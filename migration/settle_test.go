@@ -49,6 +49,17 @@ func TestSettle_WhatIsRefused(t *testing.T) {
 		"committed, forward":                {stage: stageCommitted, word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
 		"finished, back":                    {stage: stageFinished, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"destination_has_guest"}},
 		"finished, Placement is gone":       {stage: stageFinished, word: Settlement{GuestIsAt: "b", Gone: []string{GonePlacement}}},
+		"deciding, either way":              {stage: stageDeciding, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"decides_itself"}},
+		"unfit":                             {stage: stageUnfit, word: Settlement{GuestIsAt: "b"}, want: []string{"nowhere"}},
+		"confirming, nobody is gone":        {stage: stageConfirming, word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
+		"confirming, both are gone":         {stage: stageConfirming, word: Settlement{GuestIsAt: "b", Gone: []string{"b", GonePlacement}}},
+		"confirming, back":                  {stage: stageConfirming, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"destination_has_guest"}},
+		"a revert undone, Placement gone":   {stage: stageThere, word: Settlement{GuestIsAt: "b", Gone: []string{GonePlacement}}},
+		"a revert undone, back":             {stage: stageThere, word: Settlement{GuestIsAt: "a"}, want: []string{"destination_has_guest"}},
+		"returned, nobody is gone":          {stage: stageReturned, word: Settlement{GuestIsAt: "a"}, want: []string{"not_in_doubt"}},
+		"returned, the other host is gone":  {stage: stageReturned, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}},
+		"returned, there":                   {stage: stageReturned, word: Settlement{GuestIsAt: "b", Gone: []string{"b"}}, want: []string{"source_has_guest"}},
+		"returned, what is gone answers":    {stage: stageReturned, answering: []string{"b"}, word: Settlement{GuestIsAt: "a", Gone: []string{"b"}}, want: []string{"answers"}},
 		"finished, forward, nobody is gone": {stage: stageFinished, word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
 	} {
 		f := settleFacts{Source: "a", Destination: "b", Stage: tt.stage, Facts: tt.facts, Answering: tt.answering}

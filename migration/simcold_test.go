@@ -44,7 +44,8 @@ func (h *simHost) PlanChange(ctx context.Context, instance string, c migration.C
 	return w, err
 }
 
-func (h *simHost) PowerOff(_ context.Context, ref migration.Ref, _ migration.PowerOffRequest) (migration.PoweredOff, error) {
+func (h *simHost) PowerOff(_ context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+	h.patience = p.Timeout
 	if err := h.hypervisor(); err != nil {
 		return migration.PoweredOff{}, err
 	}
@@ -92,6 +93,7 @@ func (h *simHost) HandOver(_ context.Context, ref migration.Ref, to string) (mig
 	}
 	h.token = &simToken{epoch: c.Epoch, migration: ref.Migration, attempt: ref.Attempt}
 	h.commits[at(ref)] = c
+	h.deaf = h.deaf || h.deafAfterHandOver
 	if own := h.claims["instance"]; own != nil {
 		own.state = "held"
 		h.claims[at(ref)] = own

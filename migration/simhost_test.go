@@ -38,6 +38,11 @@ type simHost struct {
 	offs  map[string]string
 	aside map[string]bool
 	size  topology.Resources
+	words map[string]migration.Settlement // of operators, by migration/attempt
+	// patience is how long the last guest was given to shut itself down.
+	patience time.Duration
+	// deafAfterHandOver: its hypervisor answers no more once it has given a guest away.
+	deafAfterHandOver bool
 
 	// The hypervisor.
 	domain *simDomain
@@ -83,7 +88,7 @@ func newSimHost(w *world, name string) *simHost {
 		w: w, name: name, provider: "rp-" + name, pages: "rp-" + name, disk: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
 		claims: map[string]*simClaim{}, contexts: map[string]bool{}, tombs: map[string]bool{}, reclaimed: map[string]bool{},
 		commits: map[string]migration.Commit{}, started: map[string]bool{}, made: map[string]bool{},
-		offs: map[string]string{}, aside: map[string]bool{},
+		offs: map[string]string{}, aside: map[string]bool{}, words: map[string]migration.Settlement{},
 	}
 }
 
@@ -163,7 +168,7 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 		power = h.w.power
 	}
 	return migration.Guest{
-		UUID: guestUUID, Name: "vm1", Resources: h.claims["instance"].resources, Allocations: h.told(h.claims["instance"].resources), ProjectID: "project", UserID: "user",
+		UUID: guestUUID, Name: "vm1", Flavor: h.w.flavor, Resources: h.claims["instance"].resources, Allocations: h.told(h.claims["instance"].resources), ProjectID: "project", UserID: "user",
 		Epoch: h.token.epoch, PowerState: power, Persistent: !h.w.transient, Disks: []migration.Disk{{Target: "vda", Path: "/vda"}},
 	}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 const (
@@ -44,6 +45,7 @@ type script struct {
 	unfit   bool     // the guest cannot be made live as it is to be
 	spoilt  bool     // what the guest left at its source cannot take it back
 	rests   bool     // nobody says a word: finished is the end
+	warm    bool     // the hosts' agents know no cold moves
 	// outcomes that are right; default completed and undone and refused.
 	want []migration.Outcome
 }
@@ -91,6 +93,8 @@ type world struct {
 	accepted   error
 	asked      bool
 	spoken     int // words given
+	boots      int // of the conductor's host, after the first
+	flavor     topology.Flavor
 }
 
 func newWorld(t testing.TB, seed uint64, sc script, f faults) *world {
@@ -218,6 +222,9 @@ func wire[T any](w *world, p *simruntime.Process, what string, reachable func() 
 	}
 	if w.latency > 0 {
 		_ = p.Sleep(context.Background(), w.latency)
+		if !reachable() {
+			return zero, fault.New(fault.Unavailable, "%s: no route to host", what)
+		}
 	}
 	v, err := do()
 	w.check(what)
@@ -234,7 +241,7 @@ func wire[T any](w *world, p *simruntime.Process, what string, reachable func() 
 // boot starts the conductor's process.
 func (w *world) boot() {
 	w.lives++
-	p := w.sim.Process(fmt.Sprintf("conductor %d", w.lives), "boot")
+	p := w.sim.Process(fmt.Sprintf("conductor %d", w.lives), strings.Repeat("re", w.boots)+"boot")
 	w.process = p
 	cfg := migration.Config{
 		Runtime: p, Store: storeWire{w, p}, Local: "a", Placement: placementWire{w, p},
@@ -242,6 +249,9 @@ func (w *world) boot() {
 			h := w.hosts[name]
 			if h == nil {
 				return nil, fault.New(fault.NotFound, "no peer is named %s", name)
+			}
+			if w.script.warm {
+				return struct{ migration.Host }{hostWire{w, p, h}}, nil
 			}
 			return hostWire{w, p, h}, nil
 		},
