@@ -209,7 +209,7 @@ func (h *Host) checkVariables(no *refusal, doc document) error {
 // checkColdDisks looks at each disk's place on this host: shared, or to be shipped here.
 func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Ref, doc document, g migration.Guest, w migration.Wanted) ([]migration.DiskView, error) {
 	var views []migration.DiskView
-	var ship []string
+	var ship, shared []string
 	for _, d := range g.Disks {
 		view := migration.DiskView{Target: d.Target}
 		exists := false
@@ -236,10 +236,14 @@ func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Re
 		case what == copied:
 			ship = append(ship, d.Target)
 		case view.Shared:
+			shared = append(shared, d.Target)
 			if err := h.checkChain(no, d); err != nil {
 				return nil, err
 			}
 		}
+	}
+	if err := h.checkGrown(no, g, shared, w.Grow); err != nil {
+		return nil, err
 	}
 	return views, h.checkShipped(ctx, no, ref, g, ship, w.Grow)
 }

@@ -106,6 +106,11 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 	case found && !rec.Finished:
 		return fault.New(fault.Forbidden, "the guest's arrival is not finished")
 	}
+	for _, d := range rec.Grown {
+		if err := h.files.DropKept(d.Replaced); err != nil {
+			return err
+		}
+	}
 	if err := h.keepShipped(ctx, ref); err != nil {
 		return err
 	}

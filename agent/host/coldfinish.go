@@ -35,7 +35,13 @@ func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 	case !found:
 		return fault.New(fault.InDoubt, "the guest's token is here, and the record of its preparation is lost")
 	}
+	if h.takenBack(ownerOf(ref, claims.KindResize)) {
+		return fault.New(fault.Forbidden, "the guest is on its way back, by a later attempt")
+	}
 	if !rec.Started {
+		if err := h.growDisks(ctx, ref, &rec); err != nil {
+			return err
+		}
 		if err := h.makeLive(ctx, ref, rec); err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	}
 	defer unlock()
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
-		return wireCommit(c, ""), h.endLeft(ctx, ref)
+		return wireCommit(c, ""), h.letGo(ctx, ref)
 	}
 	mc, ok := h.contextOf(ref)
 	if !ok || mc.Instance != ref.Instance {
@@ -73,7 +73,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 		return none, err
 	}
 	h.log.Info("the token of a guest that is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to, "epoch", c.Epoch)
-	return wireCommit(c, ""), h.endLeft(ctx, ref)
+	return wireCommit(c, ""), h.letGo(ctx, ref)
 }
 
 // otherSide is the host to which a guest goes by a migration, or back.
@@ -116,6 +116,42 @@ func (h *Host) giveBack(ctx context.Context, ref migration.Ref) error {
 		}
 	}
 	return nil
+}
+
+// letGo ends what of a guest must be over before it may start elsewhere, now that its
+// token has left: a copy that was started meanwhile, and larger files in the place of
+// disks that both hosts share and that it had before. Safe to repeat. Nobody is told of
+// the token before.
+func (h *Host) letGo(ctx context.Context, ref migration.Ref) error {
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known || inst.Token.State != claims.TokenSurrendered || inst.Token.Migration != ref.Migration {
+		return nil // all that is over, and a guest that is here now came by another move
+	}
+	if err := h.endLeft(ctx, ref); err != nil {
+		return err
+	}
+	if !h.came(ref) {
+		return nil
+	}
+	rec, at, err := recallEarlier[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil {
+		return err
+	}
+	return h.putBackGrown(ctx, at, &rec)
+}
+
+// letGoCold is letGo for whoever asks what became of an attempt by which a guest was
+// handed over while it was off: its conductor may have died before it was done.
+func (h *Host) letGoCold(ctx context.Context, ref migration.Ref) error {
+	if _, cold, err := recall[poweredOff](h, ref, memoryPower); err != nil || !cold {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return h.letGo(ctx, ref)
 }
 
 // endLeft ends a domain that somebody started between the look and the record: its token

@@ -28,6 +28,10 @@ type coldPreparation struct {
 	Definition string                 `json:"definition_xml,omitempty"`
 	CopyDisks  []string               `json:"copy_disks,omitempty"`
 	Grow       []migration.DiskGrowth `json:"grow,omitempty"`
+	// Grown are shared disks of which a larger file was made, with the old one kept beside
+	// it until the move is confirmed. PutBack: the old ones are in their places again.
+	Grown   []changedDisk `json:"grown,omitempty"`
+	PutBack bool          `json:"put_back,omitempty"`
 	// Prepared is the answer; nil until everything is ready.
 	Prepared *migration.PreparedCold `json:"prepared,omitempty"`
 	// Started: the guest was given the power state that its user had chosen. Finished: all
@@ -146,6 +150,9 @@ func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error 
 func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase string) error {
 	rec, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
 	if err != nil || !found {
+		return err
+	}
+	if err := h.putBackGrown(ctx, ref, &rec); err != nil {
 		return err
 	}
 	if err := h.undoShipped(ctx, ref); err != nil {

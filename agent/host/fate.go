@@ -155,6 +155,9 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		if err != nil {
 			return migration.AttemptFate{}, err
 		}
+		if err := h.letGoCold(ctx, ref); err != nil {
+			return migration.AttemptFate{}, err
+		}
 		m := wireCommit(c, asked.PowerState)
 		f.Commit = &m
 	}

@@ -35,6 +35,9 @@ type Files interface {
 	PutBack(r disks.Replaced) error
 	DropKept(r disks.Replaced) error
 
+	// Grow makes a file larger where it is.
+	Grow(ctx context.Context, path, format string, size int64) error
+
 	// Remove removes the file of that stamp and no other.
 	Remove(path string, s disks.Stamp) error
 

@@ -82,6 +82,7 @@ type pendingArrival struct {
 	source string
 	claim  arrivalClaim
 	power  migration.PowerState // as the context has it
+	way    way
 }
 
 func (h *Host) lookAtSides(ctx context.Context) {
@@ -147,6 +148,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 			out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone})
 		}
 	}
+	out = append(out, h.coldArrivals()...)
 	slices.SortStableFunc(out, func(a, b pendingArrival) int {
 		rank := func(a pendingArrival) int {
 			if h.accepted(a.ref) {
@@ -222,16 +224,17 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		}
 		return fault.New(fault.InDoubt, "%s", waits)
 	case arrivalFinish:
+		if a.way != wayLive && h.waits(a.ref) && !h.timeToAsk(a.ref) {
+			return nil // it could not be finished a moment ago, and does not stand still
+		}
 		log.Info("finish a move alone")
 		err = h.finishAlone(ctx, a)
 	case arrivalAccept:
 		log.Info("accept the token of a move whose conductor is silent")
-		if err = h.acceptToken(ctx, a.ref, *fate.Commit); err == nil {
-			err = h.finishDestination(ctx, a.ref)
-		}
+		err = h.takeIn(ctx, a, *fate.Commit)
 	case arrivalRollBack:
 		log.Info("end an arrival whose source keeps the guest")
-		err = h.endArrival(ctx, a.ref)
+		err = h.endArrival(ctx, a)
 	case arrivalYield:
 		log.Warn("give way to a higher epoch", "holder", fate.Holder)
 		err = h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
@@ -243,6 +246,14 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		}
 	}
 	return err
+}
+
+// waits reports whether an arrival is known to wait for something.
+func (h *Host) waits(ref migration.Ref) bool {
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	_, waits := h.sides.waiting[streamKey(ref)]
+	return waits
 }
 
 // timeToAsk spaces questions about one arrival out.
@@ -321,16 +332,5 @@ func (h *Host) finishAlone(ctx context.Context, a pendingArrival) error {
 			From: a.source, To: h.o.Name, Power: string(a.power),
 		}
 	}
-	if err := h.acceptToken(ctx, a.ref, wireCommit(came, a.power)); err != nil {
-		return err
-	}
-	return h.finishDestination(ctx, a.ref)
-}
-
-// endArrival ends all that is here of an attempt whose source keeps the guest.
-func (h *Host) endArrival(ctx context.Context, ref migration.Ref) error {
-	if err := h.rollbackPreLive(ctx, ref); err != nil {
-		return err
-	}
-	return h.abortClaim(ctx, ref)
+	return h.takeIn(ctx, a, wireCommit(came, a.power))
 }

@@ -165,7 +165,7 @@ func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 	case clean:
 		return h.cleanUpSource(ctx, ref)
 	case claimed && !h.arrived(ref):
-		return h.endArrival(ctx, ref) // it never had the token, and gets it no more
+		return h.endArrival(ctx, pendingArrival{ref: ref, way: h.wayOf(ref)}) // it never had the token, and gets it no more
 	}
 	return nil
 }
@@ -246,6 +246,9 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.undoPreparation(ctx, ref); err != nil {
 		return err
 	}
+	if err := h.forgetColdArrival(ctx, ref); err != nil {
+		return err
+	}
 	if _, bound := h.boundBy(ref); !bound {
 		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
 			return err
@@ -313,9 +316,9 @@ func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlem
 		if err := h.noteWord(ctx, a.ref, s, ""); err != nil {
 			return Waiting{}, err
 		}
-		return done, h.endArrival(ctx, a.ref)
+		return done, h.endArrival(ctx, a)
 	}
-	epoch, err := h.arrivingEpoch(a.ref)
+	epoch, err := h.arrivingEpoch(a)
 	if err != nil {
 		return Waiting{}, err
 	}
@@ -327,10 +330,7 @@ func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlem
 	c := migration.Commit{
 		Instance: a.ref.Instance, Migration: id, Attempt: a.ref.Attempt, Epoch: epoch, From: a.source, To: h.o.Name, Power: a.power,
 	}
-	if err := h.acceptToken(ctx, a.ref, c); err != nil {
-		return Waiting{}, err
-	}
-	return done, h.finishDestination(ctx, a.ref)
+	return done, h.takeIn(ctx, a, c)
 }
 
 // mayBeSettled refuses a word that the facts contradict, with every reason.
@@ -370,6 +370,10 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 	switch {
 	case err != nil:
 		return err
+	case s.GuestIsAt == h.o.Name && a.way != wayLive:
+		if err := no.take(h.cameWhole(a)); err != nil {
+			return err
+		}
 	case s.GuestIsAt == h.o.Name && (!exists || !d.Active()):
 		add("no_copy", "no copy of the guest is on "+h.o.Name, "the guest cannot be here")
 	case s.GuestIsAt == h.o.Name && halfway(d):
@@ -381,8 +385,11 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 }
 
 // arrivingEpoch is the epoch that an arriving guest is to have here: its document says it.
-func (h *Host) arrivingEpoch(ref migration.Ref) (uint64, error) {
-	rec, found, err := recall[preparation](h, ref, memoryPrepared)
+func (h *Host) arrivingEpoch(a pendingArrival) (uint64, error) {
+	if a.way != wayLive {
+		return h.coldEpoch(a)
+	}
+	rec, found, err := recall[preparation](h, a.ref, memoryPrepared)
 	switch {
 	case err != nil:
 		return 0, err

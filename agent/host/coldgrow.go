@@ -1,0 +1,106 @@
+package host
+
+import (
+	"context"
+	"slices"
+
+	"berth/agent/host/disks"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// growDisks makes larger, before the guest starts here, what its new flavor has larger. A
+// disk that was shipped is this host's own copy and grows as it is. One that both hosts
+// share is the source's too, until the move is confirmed: a larger file is made in its
+// place, as in a change of one host, and the old one is kept beside it.
+func (h *Host) growDisks(ctx context.Context, ref migration.Ref, rec *coldPreparation) error {
+	if len(rec.Grow) == 0 {
+		return nil
+	}
+	doc, err := domainxml.Parse(rec.Definition)
+	if err != nil {
+		return fault.New(fault.Invalid, "read the guest's document: %w", err)
+	}
+	for _, g := range rec.Grow {
+		i := slices.IndexFunc(doc.Disks(), func(d domainxml.Disk) bool { return d.Target == g.Target })
+		if i < 0 {
+			return fault.New(fault.Invalid, "disk %s is to grow, the guest has none of that name", g.Target)
+		}
+		d := doc.Disks()[i]
+		if d.Format == "" {
+			d.Format = "raw"
+		}
+		if slices.Contains(rec.CopyDisks, g.Target) {
+			err = h.files.Grow(ctx, d.Source, d.Format, g.VirtualSize)
+		} else {
+			err = h.growShared(ctx, ref, rec, d, g.VirtualSize)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// growShared makes a larger file in the place of a shared disk, on record before each
+// effect.
+func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPreparation, d domainxml.Disk, size int64) error {
+	i := slices.IndexFunc(rec.Grown, func(c changedDisk) bool { return c.Target == d.Target })
+	if i < 0 {
+		if err := mayReplace(d); err != nil {
+			return err
+		}
+		r, err := h.files.PlanReplace(ref.Migration, disks.PartName(ref.Attempt, d.Target), d.Source)
+		if err != nil {
+			return err
+		}
+		i, rec.Grown = len(rec.Grown), append(rec.Grown, changedDisk{Replaced: r, Target: d.Target, Format: d.Format, Size: size})
+		if err := h.remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
+			return err
+		}
+	}
+	one := &rec.Grown[i]
+	if one.Stamp == nil {
+		if err := h.files.BuildCopy(ctx, &one.Replaced, one.Format, one.Size); err != nil {
+			return err
+		}
+		if err := h.remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
+			return err
+		}
+	}
+	return h.files.Replace(one.Replaced)
+}
+
+// putBackGrown gives shared disks the files that they had before. Once that is done it is
+// never done again: what is there then is the guest's, wherever that is.
+func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPreparation) error {
+	if len(rec.Grown) == 0 || rec.PutBack {
+		return nil
+	}
+	for _, d := range slices.Backward(rec.Grown) {
+		if err := h.files.PutBack(d.Replaced); err != nil {
+			return err
+		}
+	}
+	rec.PutBack = true
+	return h.remember(ctx, ref, memoryPreparedCold, *rec)
+}
+
+// checkGrown refuses shared disks for whose larger files there is no room.
+func (h *Host) checkGrown(no *refusal, g migration.Guest, shared []string, grow []migration.DiskGrowth) error {
+	for _, more := range grow {
+		i := slices.IndexFunc(g.Disks, func(d migration.Disk) bool { return d.Target == more.Target })
+		if i < 0 || !slices.Contains(shared, more.Target) {
+			continue
+		}
+		bytes, err := h.files.CopyNeeds(g.Disks[i].Path)
+		if err != nil {
+			return err
+		}
+		if err := h.spaceFor(no, g.Disks[i].Path, bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// way is how a guest comes: its arrival is finished, or ended, by other verbs.
+type way int
+
+const (
+	wayLive way = iota // its memory is sent
+	wayCold            // it is off while it comes
+	wayBack            // it is off, and comes back to where it was
+)
+
+// coldArrivals are the guests that come here while they are off, or come back, and are
+// not finished: in the same states as live ones, which stand in claims and records.
+func (h *Host) coldArrivals() []pendingArrival {
+	var out []pendingArrival
+	seen := map[string]bool{}
+	for _, c := range h.tracker.List() {
+		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving {
+			continue
+		}
+		a := pendingArrival{ref: refOf(c.Owner), claim: arrivalArriving, way: wayCold}
+		if c.State == claims.Pending {
+			a.claim = arrivalPending
+		}
+		mc, known := h.contextOf(a.ref)
+		if h.inPlace(mc.Source, mc.Destination) {
+			continue
+		}
+		a.source, a.power = mc.Source, migration.PowerState(mc.OldPowerState)
+		if known && mc.Source == h.o.Name {
+			a.source, a.way = mc.Destination, wayBack
+		}
+		seen[streamKey(a.ref)] = true
+		out = append(out, a)
+	}
+	// A claim whose lease was over while it was prepared, and a guest that was bound and
+	// not finished.
+	for _, r := range h.tracker.Remembering(memoryPreparedCold) {
+		rec, found, err := recall[coldPreparation](h, migration.Ref(r), memoryPreparedCold)
+		if err != nil || !found || rec.Finished {
+			continue
+		}
+		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
+		if seen[streamKey(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) {
+			continue
+		}
+		out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayCold})
+	}
+	for _, mc := range h.tracker.Contexts() {
+		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.Accepted(mc.Migration)}
+		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[streamKey(ref)] && h.accepted(ref) {
+			out = append(out, pendingArrival{ref: ref, source: mc.Destination, claim: arrivalNone, way: wayBack})
+		}
+	}
+	return out
+}
+
+// takeIn accepts a guest by its commit, and finishes its arrival.
+func (h *Host) takeIn(ctx context.Context, a pendingArrival, c migration.Commit) error {
+	accept, finish := h.acceptToken, h.finishDestination
+	switch a.way {
+	case wayCold:
+		accept, finish = h.acceptHanded, h.finishResize
+	case wayBack:
+		accept, finish = h.acceptHanded, h.finishRevert
+	}
+	if err := accept(ctx, a.ref, c); err != nil {
+		return err
+	}
+	return finish(ctx, a.ref)
+}
+
+// endArrival ends all that is here of an attempt whose source keeps the guest.
+func (h *Host) endArrival(ctx context.Context, a pendingArrival) error {
+	switch a.way {
+	case wayBack:
+		return h.tracker.CancelReturn(ctx, at(a.ref, stepReturn), claims.KindResize)
+	case wayCold:
+		if err := h.rollbackPrepResize(ctx, a.ref); err != nil {
+			return err
+		}
+	default:
+		if err := h.rollbackPreLive(ctx, a.ref); err != nil {
+			return err
+		}
+	}
+	return h.abortClaim(ctx, a.ref)
+}
+
+// wayOf is how a guest comes by an attempt of which a claim or a record is here.
+func (h *Host) wayOf(ref migration.Ref) way {
+	if h.owner(ref).Kind != claims.KindResize {
+		if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err == nil && !found {
+			return wayLive
+		}
+	}
+	if mc, ok := h.contextOf(ref); ok && mc.Source == h.o.Name {
+		return wayBack
+	}
+	return wayCold
+}
+
+// forgetColdArrival removes what is left of a guest that had come here while it was off,
+// and whose token has gone back by an operator's word.
+func (h *Host) forgetColdArrival(ctx context.Context, ref migration.Ref) error {
+	if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err != nil || !found {
+		return err
+	}
+	if err := h.tracker.Bury(ctx, at(ref, stepPrepareCold)); err != nil {
+		return err
+	}
+	return h.undoColdPreparation(ctx, ref, hooks.RevertResize)
+}
+
+// cameWhole refuses an operator's word that a guest is here, of which not all has come: it
+// is off, and what counts is its disks.
+func (h *Host) cameWhole(a pendingArrival) error {
+	if a.way == wayBack {
+		return nil // all that it was stayed here
+	}
+	rec, found, err := recall[coldPreparation](h, a.ref, memoryPreparedCold)
+	if err != nil {
+		return err
+	}
+	shipped, _, err := recall[shipping](h, a.ref, memoryShip)
+	if err != nil {
+		return err
+	}
+	whole := found && rec.Prepared != nil
+	for _, f := range shipped.Files {
+		whole = whole && f.Sealed
+	}
+	if !whole {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "copy_incomplete", Message: "what has come of the guest to " + h.o.Name + " is not whole", Change: "the guest cannot be here",
+		})
+	}
+	return nil
+}
+
+// coldEpoch is the epoch that a guest which comes while it is off is to have here.
+func (h *Host) coldEpoch(a pendingArrival) (uint64, error) {
+	if a.way == wayBack {
+		return h.epoch(a.ref.Instance) + 1, nil
+	}
+	rec, _, err := recall[coldPreparation](h, a.ref, memoryPreparedCold)
+	if err != nil {
+		return 0, err
+	}
+	doc, err := domainxml.Parse(rec.Definition)
+	if err != nil {
+		return 0, fault.New(fault.Internal, "read the arriving guest's document: %w", err)
+	}
+	meta, ok, err := doc.Metadata()
+	if err != nil || !ok || meta.Epoch < 2 {
+		return 0, fault.New(fault.Internal, "the arriving guest's document does not say its epoch")
+	}
+	return meta.Epoch, nil
+}
