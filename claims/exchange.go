@@ -110,8 +110,11 @@ func (r Ref) owner(kind Kind) Owner {
 	return Owner{Instance: r.Instance, Migration: r.Migration, Attempt: r.Attempt, Kind: kind}
 }
 
-// cameBy reports whether the claim has become the instance's by this owner.
-func (c Claim) cameBy(o Owner) bool { return c.BoundFrom != nil && *c.BoundFrom == o }
+// cameBy reports whether the claim has become the instance's by this owner, and is it
+// still: one that a later change has put aside is that change's.
+func (c Claim) cameBy(o Owner) bool {
+	return c.Owner.Migration == "" && c.BoundFrom != nil && *c.BoundFrom == o
+}
 
 // ownLockedOf gives the claim that an instance has of its own.
 func (t *Tracker) ownLockedOf(instance string) *entry {

@@ -226,3 +226,28 @@ func TestTracker_ResizeOnAFullHost(t *testing.T) {
 		t.Errorf("devices free %+v, want %+v", got, used.Pools)
 	}
 }
+
+// A guest that came by one move is changed by another: a late word of the first does
+// nothing to what it came with.
+func TestTracker_ALateBindLeavesWhatIsPutAside(t *testing.T) {
+	b := newBenchWith(t, "h", cells)
+	came := moveOwner("i1", "m0", 1)
+	must[claims.Claim](t)(b.Claim(ctx, request(came, pinned(huge, 2))))
+	old := must[claims.Claim](t)(b.Bind(ctx, came))
+	o := resizeOwner("i1", "m1")
+	must[claims.Claim](t)(b.Claim(ctx, request(o, pinned(huge, 3))))
+	next := must[claims.Claim](t)(b.Exchange(ctx, refOf(o, ""), claims.KindResize))
+	_, err := b.Bind(ctx, came)
+	wantKind(t, err, fault.NotFound)
+	want := halves{Own: next.ID, OwnState: claims.Bound, Change: old.ID, ChangeState: claims.Held}
+	if diff := cmp.Diff(want, b.halves(o)); diff != "" {
+		t.Errorf("after a late bind (-want +got):\n%s", diff)
+	}
+	if got := b.ByMigration("m0"); len(got) != 0 {
+		t.Errorf("of the move that brought it: %+v", got)
+	}
+	must[claims.Claim](t)(b.ExchangeBack(ctx, refOf(o, ""), claims.KindResize))
+	if c := must[claims.Claim](t)(b.Bind(ctx, came)); c.ID != old.ID {
+		t.Errorf("bound again %s, want %s", c.ID, old.ID)
+	}
+}

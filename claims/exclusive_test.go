@@ -159,6 +159,12 @@ func TestTracker_NothingExclusiveIsEverHeldTwice(t *testing.T) {
 			"bind":   verb(func(o claims.Owner) (claims.Claim, error) { return b.Bind(ctx, o) }),
 			"bind2":  verb(func(o claims.Owner) (claims.Claim, error) { return b.Bind(ctx, o) }),
 			"hold":   verb(func(o claims.Owner) (claims.Claim, error) { return b.Hold(ctx, o) }),
+			"exchange": verb(func(o claims.Owner) (claims.Claim, error) {
+				return b.Exchange(ctx, refOf(resizeOwner(o.Instance, o.Instance+"-resize"), ""), claims.KindResize)
+			}),
+			"exchange back": verb(func(o claims.Owner) (claims.Claim, error) {
+				return b.ExchangeBack(ctx, refOf(resizeOwner(o.Instance, o.Instance+"-resize"), ""), claims.KindResize)
+			}),
 			"abort": func(t *rapid.T) {
 				o := owners.Draw(t, "owner")
 				_ = b.Abort(ctx, refOf(o, fmt.Sprint("claim-", rapid.IntRange(0, 1).Draw(t, "step")))) // the claim's own step would bar the owner for good

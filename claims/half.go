@@ -256,7 +256,7 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 			return plan{}, late(ref)
 		}
 		h := t.migrations[ref.Migration].clone()
-		if err := t.otherMoveLocked(ref); err != nil {
+		if err := t.otherMoveLocked(fmt.Sprintf("record context of migration %s of instance %s", ref.Migration, ref.Instance), ref); err != nil {
 			return plan{}, err
 		}
 		if h.ContextAttempt > ref.Attempt {
@@ -271,10 +271,9 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 	})
 }
 
-// otherMoveLocked refuses what would have an instance leave by one migration while it
-// waits to be confirmed by another, which could not take it back any more.
-func (t *Tracker) otherMoveLocked(ref Ref) error {
-	doing := fmt.Sprintf("record context of migration %s of instance %s", ref.Migration, ref.Instance)
+// otherMoveLocked refuses what would have an instance leave, or change, by one migration
+// while it waits to be confirmed by another, which could not take it back any more.
+func (t *Tracker) otherMoveLocked(doing string, ref Ref) error {
 	for _, migration := range slices.Sorted(maps.Keys(t.migrations)) {
 		if h := t.migrations[migration]; migration != ref.Migration && h.Context != nil && h.Context.Instance == ref.Instance {
 			return fault.Refuse(fault.Busy, doing, isMoving(migration, "has a context here"))

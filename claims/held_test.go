@@ -101,6 +101,8 @@ func TestTracker_ResizedGuestWaitsToBeConfirmed(t *testing.T) {
 	wantKind(t, err, fault.Busy)
 	must[claims.Claim](t)(b.Bind(ctx, attempt(1)))
 	wantKind(t, b.DeleteInstance(ctx, "i1"), fault.Busy)
+	_, err = b.Claim(ctx, claims.Request{Owner: resizeOwner("i1", "m2"), Resources: larger})
+	wantKind(t, err, fault.Busy)
 	_, _, err = b.Follow(ctx, "i1", claims.Seen{Resources: larger}, claims.Found{Resources: larger})
 	wantKind(t, err, fault.Busy)
 	wantSide(t, "after late verbs", a, source)

@@ -128,7 +128,7 @@ func (t *Tracker) missingLocked(doing string, o Owner) error {
 // arrive any more. A change on one host holds its claim while the guest still uses
 // the other: that one is aborted too. Without a migration it aborts the instance's own
 // pending claim and leaves no tombstone. Safe to repeat. fault.Forbidden once the claim
-// is bound or was exchanged, and for what a source holds of a guest that has left.
+// is bound or was exchanged, once the token has come by the attempt, and for what a source holds of a guest that has left.
 func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 	ref.Step = stepOr(ref.Step, StepClaim)
 	if err := ref.validate("abort claim", ref.Migration != ""); err != nil {
@@ -145,6 +145,12 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 			case o.Migration == ref.Migration && o.Attempt == ref.Attempt:
 				remove = e
 			}
+		}
+		if h, k := t.migrations[ref.Migration], t.instances[ref.Instance].Token; remove != nil && ref.Migration != "" &&
+			k.State == TokenHere && k.Migration == ref.Migration && h.Accepted == ref.Attempt {
+			return plan{}, fault.Refuse(fault.Forbidden, fmt.Sprintf("abort claim %s of instance %s", remove.claim.ID, ref.Instance), fault.Reason{
+				Code: "arrived", Message: "the guest has arrived: its token is here", Change: "finish that migration",
+			})
 		}
 		if remove != nil {
 			c := t.migrations[ref.Migration].gone()

@@ -179,6 +179,12 @@ func (t *Tracker) admitOwnerLocked(doing string, o Owner, x *MigrationContext) e
 	if known && comes && i.Token.State == TokenHere {
 		return livesHere(doing, o.Instance, "this host owns it")
 	}
+	if !comes && o.Migration != "" {
+		// What it came with, and may go back to, is not to be changed under it.
+		if err := t.otherMoveLocked(doing, Ref{Migration: o.Migration, Instance: o.Instance}); err != nil {
+			return err
+		}
+	}
 	for _, e := range t.entriesLocked(o.Instance) {
 		other := e.claim.Owner
 		switch {

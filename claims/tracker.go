@@ -337,7 +337,7 @@ func (t *Tracker) ByInstance(uuid string) []Claim {
 // became the instance's by this migration's Bind.
 func (t *Tracker) ByMigration(uuid string) []Claim {
 	return t.choose(func(c Claim) bool {
-		return c.Owner.Migration == uuid || c.BoundFrom != nil && c.BoundFrom.Migration == uuid
+		return c.Owner.Migration == uuid || c.Owner.Migration == "" && c.BoundFrom != nil && c.BoundFrom.Migration == uuid
 	})
 }
 
