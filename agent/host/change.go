@@ -41,6 +41,7 @@ type changing struct {
 	// as it was when it was off: people may have edited it meanwhile.
 	Guest      migration.Guest `json:"guest"`
 	Disks      []changedDisk   `json:"disks,omitempty"`
+	Planned    bool            `json:"planned,omitempty"` // Disks are all
 	Ready      bool            `json:"ready,omitempty"`
 	Begun      bool            `json:"begun,omitempty"`
 	Definition string          `json:"definition_xml,omitempty"`
@@ -151,25 +152,22 @@ func (h *Host) changedDocument(rec changing, c claims.Claim) (string, error) {
 // makeChanged plans a file for each disk that gets a new one, looks for the room that
 // all need, and makes those that come from an image: the old ones are in use.
 func (h *Host) makeChanged(ctx context.Context, ref migration.Ref, rec *changing) error {
-	for _, d := range rec.Disks { // a try that broke off
-		if err := h.files.PutBack(d.Replaced); err != nil {
+	if !rec.Planned {
+		var err error
+		if rec.Disks, err = h.planChanged(ctx, ref, *rec); err != nil {
+			return err
+		}
+		rec.Planned = true
+		if err := h.remember(ctx, ref, memoryChange, *rec); err != nil {
 			return err
 		}
 	}
-	var err error
-	if rec.Disks, err = h.planChanged(ctx, ref, *rec); err != nil {
-		return err
-	}
-	if err := h.remember(ctx, ref, memoryChange, *rec); err != nil {
-		return err
-	}
 	for i := range rec.Disks {
 		d := &rec.Disks[i]
-		if !d.Image {
+		if !d.Image || d.Stamp != nil {
 			continue
 		}
-		image := rec.Wanted.Image
-		if err := h.files.BuildFrom(ctx, &d.Made, d.Format, d.Size, image.Path, image.Format); err != nil {
+		if err := h.buildDisk(ctx, ref, d, rec.Wanted.Image); err != nil {
 			return err
 		}
 		if err := h.remember(ctx, ref, memoryChange, *rec); err != nil {
@@ -272,6 +270,9 @@ func (h *Host) rollbackPrepChange(ctx context.Context, ref migration.Ref) error 
 	}
 	defer unlock()
 	if err := h.mayRollBack(ref); err != nil {
+		return err
+	}
+	if err := h.stopCopies(ctx, ref); err != nil {
 		return err
 	}
 	rec, found, err := recall[changing](h, ref, memoryChange)

@@ -50,6 +50,7 @@ type changeBed struct {
 	kind  string
 	guest migration.Guest
 	want  migration.Wanted
+	slow  *slowFiles // nil for files that are copied at once
 }
 
 func newChange(t *testing.T, f topology.Flavor, power driver.State, plan migration.Change) *changeBed {
@@ -77,6 +78,10 @@ func (b *changeBed) start() {
 	b.a = b.boot("a", func(o *host.Options) {
 		capacity := cellsOf(0)
 		o.Files = b.files
+		if b.slow != nil {
+			b.slow.Files = b.files
+			o.Files = b.slow
+		}
 		o.Aliases = func() []flavor.Alias { return nics }
 		o.SharedCPUs = func() topology.CPUSet { return capacity.Cells[0].Shared.Union(capacity.Cells[1].Shared) }
 		o.Tracker.SetCapacity(capacity)

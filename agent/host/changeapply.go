@@ -48,7 +48,7 @@ func (h *Host) applyChange(ctx context.Context, ref migration.Ref) error {
 		if d.Stamp != nil {
 			continue
 		}
-		if err := h.files.BuildCopy(ctx, &d.Replaced, d.Format, d.Size); err != nil {
+		if err := h.buildDisk(ctx, ref, d, nil); err != nil {
 			return err
 		}
 		if err := h.remember(ctx, ref, memoryChange, rec); err != nil {
@@ -161,6 +161,9 @@ func (h *Host) unapplyChange(ctx context.Context, ref migration.Ref) error {
 	defer unlock()
 	if h.tracker.Buried(at(ref, stepKeepUnchange)) {
 		return finishedChange(ref)
+	}
+	if err := h.stopCopies(ctx, ref); err != nil {
+		return err
 	}
 	rec, found, err := recall[changing](h, ref, memoryChange)
 	switch {

@@ -1,17 +1,22 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
+	"berth/agent/host/disks"
+	"berth/agent/host/disks/diskstest"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -270,6 +275,67 @@ func TestChange_RealFiles(t *testing.T) {
 			_, err = file.Read(head)
 			if want := map[string]string{"raw": "newnew", "qcow2": "QFI\xfb\x00\x00"}[format]; err != nil || string(head) != want {
 				t.Errorf("the disk begins with %q, %v, want %q", head, err, want)
+			}
+		})
+	}
+}
+
+// slowFiles copies when it is let, or until it is told to end.
+type slowFiles struct {
+	*diskstest.Files
+	let    chan struct{}
+	copies atomic.Int32
+}
+
+func (f *slowFiles) BuildCopy(ctx context.Context, r *disks.Replaced, format string, size int64) error {
+	f.copies.Add(1)
+	select {
+	case <-f.let:
+		return f.Files.BuildCopy(ctx, r, format, size)
+	case <-ctx.Done():
+		return fault.New(fault.Unavailable, "copy: %w", ctx.Err())
+	}
+}
+
+// A copy that outlives the verb goes on, and the verb that is asked again finds it; an
+// undo ends it.
+func TestChange_ACopyMayOutliveItsVerb(t *testing.T) {
+	for _, end := range []string{"goes on", "is undone", "dies with its agent"} {
+		t.Run(end, func(t *testing.T) {
+			b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
+			b.slow = &slowFiles{let: make(chan struct{})}
+			b.crash()
+			before := b.view()
+			b.look()
+			verbs := b.verbs()
+			b.must("prepare", errors.Join(verbs[0].do(), verbs[1].do(), verbs[2].do()))
+			for range 2 {
+				short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+				err := b.a.ApplyChange(short, b.ref)
+				cancel()
+				b.wantKind("apply while it is copied", err, fault.Unavailable)
+			}
+			if n := b.slow.copies.Load(); n != 1 {
+				t.Errorf("%d copies are made at once", n)
+			}
+			switch end {
+			case "goes on":
+				close(b.slow.let)
+				b.must("go on", b.forward(3))
+				b.finish()
+				if got := b.view(); got.Disk != "old system of 4 GiB" || got.Power != driver.Running {
+					t.Errorf("changed: %s, %s", got.Disk, got.Power)
+				}
+			case "is undone":
+				b.back(3)
+				b.same("undone", before)
+			case "dies with its agent":
+				b.crash()
+				close(b.slow.let)
+				b.must("go on", b.forward(3))
+				if n := b.slow.copies.Load(); n != 2 {
+					t.Errorf("%d copies, want one of each agent", n)
+				}
 			}
 		})
 	}

@@ -131,9 +131,10 @@ type Host struct {
 	// preparing ends a preparation under way, by migration and attempt: its undo
 	// does not wait for operators' programs.
 	preparing map[string]context.CancelCauseFunc
-	starting  map[string]int   // by instance: this process starts it now, see Starts
-	arrivals  map[string]bool  // foreign migrations whose domain this process has seen here
-	unsettled map[string]error // by instance: why a guest that came by one is not settled
+	starting  map[string]int      // by instance: this process starts it now, see Starts
+	copies    map[string]*copying // by migration, attempt and disk: files that are being made
+	arrivals  map[string]bool     // foreign migrations whose domain this process has seen here
+	unsettled map[string]error    // by instance: why a guest that came by one is not settled
 	// What Follow saw the last time, by instance; see use.go and strangers.go.
 	uses      map[string]use
 	round     string                   // the guest whose document is read next for changes that nothing tells of
@@ -180,7 +181,7 @@ func New(o Options) *Host {
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
 		files:   o.Files,
-		working: map[string]chan struct{}{}, streams: map[string]*stream{}, told: map[string]bool{}, preparing: map[string]context.CancelCauseFunc{},
+		working: map[string]chan struct{}{}, streams: map[string]*stream{}, told: map[string]bool{}, preparing: map[string]context.CancelCauseFunc{}, copies: map[string]*copying{},
 		starting: map[string]int{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
