@@ -50,6 +50,7 @@ type node struct {
 	store   *storetest.Memory
 	tracker *claims.Tracker
 	mode    string
+	files   host.Files // nil for those below root
 }
 
 var small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
@@ -95,7 +96,7 @@ func (l *lab) boot(name string, change func(*host.Options)) *node {
 		Name: name, ProviderUUID: "rp-" + name, Tracker: tracker, Driver: n.fake, Runtime: l.rt, Logger: slog.New(slog.DiscardHandler),
 		Mode: func() string { return n.mode }, Placement: l.placement.of(name), ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
 		ImagesDirs: []string{n.images}, Root: n.root, LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name, Version: "test",
-		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond,
+		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond, Files: n.files,
 	}
 	if change != nil {
 		change(&o)
