@@ -25,7 +25,8 @@ func (s *story) inPlace() []step {
 		{Step: task.Step{Name: StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
 		{Step: task.Step{Name: StepPrepChange, Do: s.prepChange, Undo: s.rollbackPrepChange, UndoMayLag: true, UndoOnRestart: true},
 			asks: asksSource, undoes: "rollback_prep_change"},
-		{Step: task.Step{Name: StepPowerOff, Do: s.powerOff, Undo: s.powerOn, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+		// Its undo may not lag: what the host remembers of the guest's power goes with the claim.
+		{Step: task.Step{Name: StepPowerOff, Do: s.powerOff, Undo: s.powerOn}, asks: asksSource, undoes: "power_on"},
 		{Step: task.Step{Name: StepApplyChange, Do: s.applyChange, Undo: s.unapplyChange}, asks: asksSource, undoes: "unapply_change"},
 		// Undone by unapply_change, which ends the domain that it may have started.
 		{Step: task.Step{Name: StepStartChanged, Do: s.startChanged}, asks: asksSource},
