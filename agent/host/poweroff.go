@@ -318,6 +318,10 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetPhases(ctx, ref, hooks.ResizeInstance, hooks.RollbackResizeInstance); err != nil {
 		return err
 	}
+	// Nothing of its disks is read any more.
+	if err := h.tracker.Unremember(ctx, at(ref, memoryShipsFrom)); err != nil {
+		return err
+	}
 	return h.tracker.Unremember(ctx, at(ref, memoryPower))
 }
 
