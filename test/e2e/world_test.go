@@ -86,7 +86,10 @@ func start(t *testing.T) *world {
 	t.Helper()
 	build(t)
 	if shared.f == nil {
-		f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(shared.dir, "fleet"), Binary: shared.bin})
+		f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(shared.dir, "fleet"), Binary: shared.bin, Flavors: map[string]string{
+			"grown":   "name = \"grown\"\nvcpus = 2\nmemory_mb = 192\ndisk_gb = 2\n",
+			"roomier": "name = \"roomier\"\nvcpus = 1\nmemory_mb = 160\ndisk_gb = 2\n",
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
