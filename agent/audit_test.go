@@ -96,6 +96,7 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 		c.PKI = config.PKI{CA: filepath.Join(keys, "ca.crt"), Cert: filepath.Join(keys, name, "host.crt"), Key: filepath.Join(keys, name, "host.key")}
 		c.Placement.AuditInterval = config.Duration(interval)
 		c.Placement.Interval = config.Duration(200 * time.Millisecond)
+		c.Host.DiskPath = t.TempDir()
 		o := options(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }

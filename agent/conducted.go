@@ -85,7 +85,7 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 	case !errors.Is(err, fault.NotFound):
 		return conducted{}, err
 	}
-	if from, relayed := api.FromHost(ctx); relayed {
+	if from, relayed := api.PassedOn(ctx); relayed {
 		return conducted{}, noMove(doing, "host "+s.a.name+" knows no move "+ref+", though "+from+" believes so", ref)
 	}
 	at, err := s.find(ctx, doing, ref)
@@ -111,7 +111,7 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 // passOn lets a request be passed on once: two hosts that each believe the other to
 // conduct the move would pass it on for ever.
 func (s migrationService) passOn(ctx context.Context, doing string, c conducted) (conducted, error) {
-	if from, relayed := api.FromHost(ctx); relayed {
+	if from, relayed := api.PassedOn(ctx); relayed {
 		return conducted{}, fault.Refuse(fault.Unavailable, doing, fault.Reason{
 			Code: "conductor_unclear", Message: "host " + s.a.name + " does not conduct migration " + c.migration + " and believes that " + c.host + " does, and " + from + " believes otherwise",
 			Change: "berth migration show " + c.migration + ", with -c for both hosts",

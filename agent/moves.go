@@ -160,7 +160,7 @@ func (s migrationService) whereIs(ctx context.Context, doing, ref string) (id, e
 	}
 	// Passed on once only: two hosts that each believe the guest to be with the
 	// other would pass it on for ever.
-	if from, relayed := api.FromHost(ctx); relayed {
+	if from, relayed := api.PassedOn(ctx); relayed {
 		return "", "", fault.Refuse(fault.NotFound, doing, fault.Reason{
 			Code: "instance_unknown", Message: "host " + s.a.name + " does not run it, though " + from + " believes so", Change: "berth instance list on each host",
 		})

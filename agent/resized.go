@@ -9,26 +9,48 @@ import (
 	"berth/migration"
 )
 
-// stands fills in where a guest of this host stands, in Nova's words, and the resize or
+// standing is what tells where guests stand: the moves that this host conducts and that
+// are not over, by instance, and the contexts that its ledger has.
+type standing struct {
+	host     string
+	moves    map[string]migration.Migration
+	contexts []claims.MigrationContext
+}
+
+func (a *Agent) standing(ctx context.Context) standing {
+	out := standing{host: a.name, moves: map[string]migration.Migration{}, contexts: a.tracker.Contexts()}
+	// While the conductor does not run nothing of its is known, and guests stand by
+	// themselves.
+	list, _ := a.conductor.List(ctx)
+	for _, m := range list {
+		if !m.Done() {
+			out.moves[m.InstanceUUID] = m
+		}
+	}
+	return out
+}
+
+// tell fills in where a guest of this host stands, in Nova's words, and the resize or
 // cold migration that waits for its confirmation. The host that conducts it, its source,
 // knows by its journal; the destination by its ledger, where the move's context stays
 // until it is confirmed.
-func (a *Agent) stands(ctx context.Context, v *host.InstanceView) {
+func (s standing) tell(v *host.InstanceView) {
 	if !v.Managed {
 		return
 	}
-	if v.Token.State == claims.TokenHere {
+	here := v.Token.State == claims.TokenHere
+	if here {
 		v.Status = statusWord(driver.State(v.State))
 	}
-	if m, ok := a.conductedHere(ctx, v.UUID); ok {
+	if m, ok := s.moves[v.UUID]; ok {
 		v.Status, v.Resize = statusOfMove(m, v.Status), unconfirmed(m)
 		return
 	}
-	if v.Token.State != claims.TokenHere {
+	if !here {
 		return
 	}
-	for _, c := range a.tracker.Contexts() {
-		if c.Instance != v.UUID || c.Source == a.name || c.Destination != a.name {
+	for _, c := range s.contexts {
+		if c.Instance != v.UUID || c.Source == s.host || c.Destination != s.host {
 			continue
 		}
 		v.Status = "VERIFY_RESIZE"

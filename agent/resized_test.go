@@ -2,6 +2,9 @@ package agent
 
 import (
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -99,7 +102,8 @@ func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
 		}
 	}
 
-	m, err := p.clients["host-b"].ConfirmMigration(t.Context(), "kept")
+	// Host-a is asked to have host-b confirm it, which passes that on to host-a.
+	m, err := p.clients["host-a"].Via("host-b").ConfirmMigration(t.Context(), "kept")
 	p.must(err)
 	if m = p.rested(m); m.Status != migration.StatusConfirmed {
 		t.Errorf("confirmed: %s, %v", m.Status, m.Error)
@@ -189,5 +193,33 @@ func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
 	}
 	if status, resize := p.seen("host-b", "web"); status != "VERIFY_RESIZE" || resize == nil {
 		t.Errorf("%s %+v", status, resize)
+	}
+}
+
+func TestRebuild_GivesANewDiskAndGoesThroughNovasWords(t *testing.T) {
+	p := newPair(t, time.Hour)
+	folder := p.options["host-a"].Config.Host.DiskPath
+	image, disk := filepath.Join(folder, "new.raw"), filepath.Join(folder, "web.raw")
+	p.must(os.WriteFile(image, []byte(strings.Repeat("new", 1<<10)), 0o644))
+	r := api.CreateInstance{}
+	r.Name, r.Kernel, r.Start = "web", p.kernel, true
+	r.Flavor = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
+	r.Disks = []host.CreateDisk{{Path: disk, Format: "raw", SizeGB: 1}}
+	_, err := p.clients["host-a"].CreateInstance(t.Context(), r)
+	p.must(err)
+
+	m := p.asked("host-b", api.Migrate{Instance: "web", MigrationType: migration.TypeRebuild, Image: &migration.Image{Path: image}})
+	if m.Status != migration.StatusDone || m.NewImage != image || m.SourceCompute != "host-a" {
+		t.Fatalf("%+v, error %v", m, m.Error)
+	}
+	got := make([]byte, 6)
+	f, err := os.Open(disk)
+	p.must(err)
+	defer f.Close()
+	if _, err := io.ReadFull(f, got); err != nil || string(got) != "newnew" {
+		t.Errorf("the disk begins with %q, %v", got, err)
+	}
+	if status, resize := p.seen("host-a", "web"); status != "ACTIVE" || resize != nil {
+		t.Errorf("rebuilt: %s %+v", status, resize)
 	}
 }

@@ -176,8 +176,9 @@ func (s instanceService) List(ctx context.Context) ([]api.Instance, error) {
 	if list == nil {
 		list = []api.Instance{}
 	}
+	stands := s.a.standing(ctx)
 	for i := range list {
-		s.a.stands(ctx, &list[i])
+		stands.tell(&list[i])
 	}
 	return list, err
 }
@@ -188,7 +189,7 @@ func (s instanceService) Show(ctx context.Context, ref string) (api.InstanceDeta
 	if err != nil {
 		return api.InstanceDetail{}, err
 	}
-	s.a.stands(ctx, &in)
+	s.a.standing(ctx).tell(&in)
 	out := api.InstanceDetail{Instance: in, Remarks: s.a.host.Remarks(ctx, in.UUID), Allocations: []api.Allocation{}}
 	if held, err := s.a.held(ctx, in.UUID); err != nil {
 		out.AllocationsError = err.Error()

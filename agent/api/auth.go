@@ -50,6 +50,8 @@ func (c caller) String() string {
 type identity struct {
 	caller caller
 	name   string
+	// relayed: a host sends it on for somebody who has named this one.
+	relayed bool
 }
 
 type identityKey struct{}
@@ -64,6 +66,14 @@ func callerOf(ctx context.Context) identity {
 func FromHost(ctx context.Context) (string, bool) {
 	id := callerOf(ctx)
 	return id.name, id.caller == callerHost
+}
+
+// PassedOn gives the host that has passed the request of ctx on by itself, since it takes
+// this one for the right one: it is not passed on again. False for what a person or tool
+// has asked of this host, also through another.
+func PassedOn(ctx context.Context) (string, bool) {
+	id := callerOf(ctx)
+	return id.name, id.caller == callerHost && !id.relayed
 }
 
 type localKey struct{}
@@ -110,7 +120,7 @@ func (s *Server) authenticate(r *http.Request) (identity, error) {
 			Change: "issue one: berth pki host " + name,
 		})
 	}
-	return identity{caller: callerHost, name: name}, nil
+	return identity{caller: callerHost, name: name, relayed: r.Header.Get(headerRelayed) != ""}, nil
 }
 
 // party refuses a host verb from a host that the migration is not of. from is

@@ -239,7 +239,7 @@ func (c Config) GuardDir() string {
 // HookPhases are the phases that hooks may stand in: those of package hooks, which
 // says what each is.
 var HookPhases = []string{
-	"pre_live_migration", "rollback_live_migration_at_destination", "post_live_migration", "post_live_migration_at_destination",
+	"pre_live_migration", "rollback_live_migration_at_destination", "post_live_migration_at_destination", "post_live_migration",
 	"prep_resize", "rollback_prep_resize", "resize_instance", "rollback_resize_instance", "finish_resize", "confirm_resize",
 	"revert_resize", "finish_revert_resize",
 	"pre_rebuild_instance", "rollback_rebuild_instance", "post_rebuild_instance",
