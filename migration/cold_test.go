@@ -62,8 +62,11 @@ func playCold(t testing.TB, i int, seed uint64, f faults) (*world, migration.Mig
 	if sc.full {
 		w.hosts["a"].capacity = guestSize
 	}
-	if len(f.crash)+len(f.answers)+len(f.requests)+len(f.fails)+len(f.breaks) > 0 {
+	if len(f.crash)+len(f.answers)+len(f.requests)+len(f.fails)+len(f.breaks) > 0 || f.chance > 0 {
 		w.script.want = nil
+	}
+	if f.mutate != nil {
+		w.mutate = func(*world) migration.Mutation { return f.mutate }
 	}
 	if len(f.fails)+len(f.breaks) > 0 && len(sc.script.words) > 0 {
 		w.script.words = append(slices.Clone(sc.script.words), "confirm") // where the first word comes to nothing

@@ -167,8 +167,12 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 	if h.domain != nil && h.domain.state != "shut off" {
 		power = h.w.power
 	}
+	var held topology.Resources
+	if own := h.claims["instance"]; own != nil {
+		held = own.resources
+	}
 	return migration.Guest{
-		UUID: guestUUID, Name: "vm1", Flavor: h.w.flavor, Resources: h.claims["instance"].resources, Allocations: h.told(h.claims["instance"].resources), ProjectID: "project", UserID: "user",
+		UUID: guestUUID, Name: "vm1", Flavor: h.w.flavor, Resources: held, Allocations: h.told(held), ProjectID: "project", UserID: "user",
 		Epoch: h.token.epoch, PowerState: power, Persistent: !h.w.transient, Disks: []migration.Disk{{Target: "vda", Path: "/vda"}},
 	}, nil
 }

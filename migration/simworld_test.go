@@ -60,6 +60,7 @@ type faults struct {
 	// fails are verbs that fail, as often as is said, without an effect; breaks those
 	// that have it all the same.
 	fails, breaks map[string]int
+	mutate        migration.Mutation // of cold stories; what never ends is found out after some minutes
 }
 
 // world is hosts, Placement, store and one conductor's process, which may die
@@ -362,7 +363,11 @@ func (w *world) run() migration.Migration {
 	if w.faults.chance > 0 || len(w.faults.requests) > 0 {
 		late = time.Minute // longer than any message is late
 	}
-	if err := w.sim.Run(time.Hour, func() bool {
+	limit := time.Hour
+	if w.faults.mutate != nil {
+		limit = 3 * time.Minute
+	}
+	if err := w.sim.Run(limit, func() bool {
 		if w.process.Dead() {
 			rest = 0
 			return false
