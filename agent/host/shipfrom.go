@@ -153,10 +153,16 @@ func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, target, path st
 	if slices.ContainsFunc(rec, func(d copiedDisk) bool { return d.Path == path }) {
 		return nil
 	}
-	if err := h.ships.noting.Lock(ctx, h.rt); err != nil {
+	// With the instance's turn: the guest is not powered on, which forgets this, before it
+	// is seen that it was, and not after.
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
 		return err
 	}
-	defer h.ships.noting.Unlock()
+	defer unlock()
+	if err := h.late(ref, stepPower); err != nil {
+		return err
+	}
 	if rec, _, err = recall[[]copiedDisk](h, ref, memoryShipsFrom); err != nil {
 		return err
 	}

@@ -28,7 +28,6 @@ type ships struct {
 	coming  map[string]*shipment // by migration and attempt
 	going   map[string]going     // by instance: the last attempt's
 	readAt  map[string]time.Duration
-	noting  runtime.Lock // makes notes of what leaves come one after another
 	opening runtime.Lock // makes one shipment of one record
 }
 
