@@ -246,13 +246,26 @@ func (w *world) power(g *guest) (off, paused bool) {
 	for _, m := range w.moves {
 		switch {
 		case m.guest != g || !m.accepted:
-		case m.last.Outcome == migration.OutcomeReverted:
+		case m.last.Outcome == migration.OutcomeReverted && !m.since:
 			off, paused = m.off, m.paused
 		default:
 			off, paused = g.off, g.paused
 		}
 	}
 	return off, paused
+}
+
+// uses has a user find his guest as it is: what he chooses now is after every revert so far.
+func (w *world) uses(g *guest) {
+	for _, m := range w.moves {
+		if m.guest == g {
+			w.read(m)
+		}
+	}
+	g.off, g.paused = w.power(g)
+	for _, m := range w.moves {
+		m.since = m.since || m.guest == g && m.last.Outcome == migration.OutcomeReverted
+	}
 }
 
 // powerWanted is it in libvirt's words.

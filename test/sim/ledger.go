@@ -67,6 +67,9 @@ func (a *agent) commits(at storetest.Point, batch []store.Mutation) storetest.Ou
 		if f == requestLate {
 			_ = a.rt.Sleep(context.Background(), time.Duration(w.rng.Int64N(int64(5*time.Second))))
 		}
+		if spoiled := w.spoilCommit(a, at, describe(batch)); spoiled != storetest.Commit {
+			return spoiled
+		}
 		switch {
 		case m.broken, f == refused, f == requestLost:
 			return storetest.Fail
@@ -77,6 +80,7 @@ func (a *agent) commits(at storetest.Point, batch []store.Mutation) storetest.Ou
 		m.unheard, m.flying = 0, batch
 	case storetest.AfterCommit:
 		w.after(a, ofCommit, describe(batch))
+		w.spoilCommit(a, at, describe(batch))
 	case storetest.Visible:
 		m.flying = nil
 		for _, mutation := range batch {

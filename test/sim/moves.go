@@ -28,6 +28,7 @@ type move struct {
 	old    topology.Flavor  // that the guest had when it was asked for
 	off    bool             // so did its user have it
 	paused bool
+	since  bool // he has used it since it was reverted
 	ending ending
 	later  time.Duration // how long it waits for the user's word
 	uses   []int         // what he does with the guest meanwhile; see used

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"berth/internal/fault"
+	"berth/internal/store/storetest"
 	"berth/migration"
 	"berth/migration/task"
 )
@@ -31,6 +32,9 @@ type Spoil struct {
 	// In says whether the move is where the step is meant, since some are done in more
 	// than one part of a story; nil for anywhere.
 	In func(migration.Migration) bool
+	// Journal has the step's end go wrong where it is written down: of a step that asks
+	// nobody anything.
+	Journal bool
 }
 
 // background are verbs that are asked beside the steps.
@@ -39,7 +43,7 @@ var background = []string{"RenewClaim", "AttemptFate", "StreamStatus", "TuneStre
 // spoils says whether what an agent is about to ask is what is to go wrong.
 func (w *world) spoils(a *agent, what string) bool {
 	s := w.options.Spoil
-	if s == nil || w.spoiled || len(w.moves) == 0 || a.conductor == nil {
+	if s == nil || w.spoiled || len(w.moves) == 0 || a.conductor == nil || s.Journal != (what == journal) {
 		return false
 	}
 	for _, b := range background {
@@ -87,6 +91,28 @@ func (w *world) spoilRequest(a *agent, q *http.Request) (instead *http.Response,
 		return nil, func() error { return errors.New("connection reset by peer") }
 	}
 	return nil, func() error { a.m.kill(restartAfter); return nil }
+}
+
+// journal is what is asked where a step is written down.
+const journal = "journal"
+
+// spoilCommit is spoilVerb for the end of a step in the conductor's journal.
+func (w *world) spoilCommit(a *agent, at storetest.Point, what string) storetest.Outcome {
+	after := w.options.Spoil != nil && w.options.Spoil.Way == Kill
+	if !strings.HasPrefix(what, "put tasks/") || after != (at == storetest.AfterCommit) || !w.spoils(a, journal) {
+		return storetest.Commit
+	}
+	w.spoiled = true
+	w.fault(a.m.name, string(w.options.Spoil.Way)+": "+what)
+	switch w.options.Spoil.Way {
+	case FailBefore:
+		return storetest.Fail
+	case FailAfter:
+		a.m.unheard++
+		return storetest.FailWritten
+	}
+	a.m.kill(restartAfter)
+	return storetest.Commit
 }
 
 // writesOnly says whether a step is about what it writes to Placement.

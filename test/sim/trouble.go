@@ -207,6 +207,7 @@ func (g *guest) used(w *world, how int) {
 	if err != nil || !d.Active() {
 		return
 	}
+	w.uses(g)
 	if w.moving(g) && !w.verifying(g) {
 		g.anyPower = true // who was first, the move or he, nobody can say
 	}
@@ -246,6 +247,7 @@ func (g *guest) started(w *world) {
 		if d, err := m.fake.Domain(context.Background(), g.uuid); err != nil || d.Active() {
 			return
 		}
+		w.uses(g)
 		w.fault(m.name, "a user starts "+g.name)
 		err := m.fake.Start(context.Background(), g.uuid, false)
 		if err != nil {

@@ -47,11 +47,20 @@ func (m *move) becomes() topology.Flavor {
 	return m.old
 }
 
+// read reads a move's record where it is conducted, if anybody answers.
+func (w *world) read(m *move) {
+	if a := w.machines[m.from].agent; a != nil && !a.dead() && a.ready {
+		if rec, err := a.conductor.Get(context.Background(), m.uuid); err == nil {
+			m.last = rec
+		}
+	}
+}
+
 // word is the user of a guest that waits to be confirmed: he uses it, and then says his
 // word, again while nobody answers.
 func (w *world) word(m *move) {
 	ctx := context.Background()
-	for m.last.Status != migration.StatusFinished {
+	for w.read(m); m.last.Status != migration.StatusFinished; w.read(m) {
 		if m.last.Done() {
 			return
 		}
@@ -71,6 +80,7 @@ func (w *world) word(m *move) {
 	_ = w.outside.Sleep(ctx, m.later)
 	// A revert may be given up, and then he says it again.
 	for ; !m.last.Done(); _ = w.outside.Sleep(ctx, 2*time.Second) {
+		w.read(m)
 		if m.last.Status != migration.StatusFinished {
 			continue
 		}

@@ -67,14 +67,14 @@ func Play(rows []Row) []Row {
 	return out
 }
 
-// play plays one row in the first of the story's fleets that comes to its step.
+// play plays one row.
 func play(row Row) Row {
 	row.Missing, row.Left = true, map[string]int{}
 	for _, what := range sim.Leftovers() {
 		row.Left[what] = 0
 	}
-	for _, s := range sim.StoriesOf(row.Story) {
-		r := sim.Run(Options(row, s))
+	for _, o := range Options(row) {
+		r := sim.Run(o)
 		if !r.Spoiled {
 			continue
 		}
@@ -88,7 +88,15 @@ func play(row Row) Row {
 	return row
 }
 
-// Options are those of a row's run in a fleet.
-func Options(row Row, s *sim.Story) sim.Options {
-	return sim.Options{Seed: 1, Story: s, Spoil: &sim.Spoil{Step: row.Step, Way: row.Fault, In: sim.PartOf(row.Story)}}
+// Options are those of a row's runs, of which the first counts that comes to the fault:
+// in each fleet of its story what the step asks goes wrong, and where it asks nothing in
+// any, what is written down of it.
+func Options(row Row) []sim.Options {
+	var out []sim.Options
+	for _, journal := range []bool{false, true} {
+		for _, s := range sim.StoriesOf(row.Story) {
+			out = append(out, sim.Options{Seed: 1, Story: s, Spoil: &sim.Spoil{Step: row.Step, Way: row.Fault, In: sim.PartOf(row.Story), Journal: journal}})
+		}
+	}
+	return out
 }

@@ -51,12 +51,14 @@ func trace(rows []stories.Row, only string) error {
 		if r.String() != only {
 			continue
 		}
-		for _, s := range sim.StoriesOf(r.Story) {
-			o := stories.Options(r, s)
+		for _, o := range stories.Options(r) {
 			o.KeepTrace, o.Log = true, os.Stdout
-			fmt.Print(sim.Run(o).Trace)
+			if got := sim.Run(o); got.Spoiled {
+				fmt.Print(got.Trace)
+				return nil
+			}
 		}
-		return nil
+		return fmt.Errorf("no run comes to the fault of %q", only)
 	}
 	return fmt.Errorf("no row is called %q", only)
 }
