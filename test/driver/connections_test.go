@@ -13,20 +13,17 @@ import (
 	"berth/test/lab"
 )
 
-// The networks and the secret that a lab host is given. A bridge of that name need not
-// be there: libvirt looks for it when a guest starts.
+// The secret and the pool that a lab host is given. Its libvirtd has no driver of
+// networks.
 const (
-	confNetwork = `<network><name>conf</name><forward mode='bridge'/><bridge name='conf0'/><portgroup name='blue'/></network>`
-	confOff     = `<network><name>conf-off</name><forward mode='bridge'/><bridge name='conf1'/></network>`
-	confSecret  = `<secret ephemeral='no' private='yes'><uuid>457eb676-33da-42ec-9a8c-9293d545c337</uuid><usage type='ceph'><name>client.conf secret</name></usage></secret>`
-	confPool    = `<pool type='dir'><name>conf-pool</name><target><path>%s</path></target></pool>`
+	confSecret = `<secret ephemeral='no' private='yes'><uuid>457eb676-33da-42ec-9a8c-9293d545c337</uuid><usage type='ceph'><name>client.conf secret</name></usage></secret>`
+	confPool   = `<pool type='dir'><name>conf-pool</name><target><path>%s</path></target></pool>`
 )
 
 // wired is what onQEMU's host is given, once.
 func wired(h *lab.Host) func(t testing.TB) drivertest.Wiring {
 	const dir = "/var/lib/libvirt/conf-pool" // each host's own
 	w := drivertest.Wiring{
-		Network: driver.Network{Name: "conf", Active: true, Bridge: "conf0", PortGroups: []string{"blue"}}, Off: "conf-off",
 		Pool:   driver.Pool{Name: "conf-pool", Persistent: true, Autostart: true, Type: "dir", Path: dir},
 		Volume: driver.Volume{Name: "vol", Path: dir + "/vol", Capacity: 1 << 20},
 		Secret: driver.SecretRef{UUID: "457eb676-33da-42ec-9a8c-9293d545c337", Type: "ceph", Usage: "client.conf secret"},
@@ -44,9 +41,15 @@ func wired(h *lab.Host) func(t testing.TB) drivertest.Wiring {
 				t.Fatal(err)
 			}
 			put(t, w.Volume.Name, int(w.Volume.Capacity))
-			define(t, h, "qemu:///system", map[string]string{
-				"net-define": confNetwork, "net-define ": confOff, "pool-define": fmt.Sprintf(confPool, dir), "secret-define": confSecret,
-			}, "net-start conf", "pool-autostart conf-pool")
+			var all []string
+			for command, text := range map[string]string{"pool-define": fmt.Sprintf(confPool, dir), "secret-define": confSecret} {
+				inside := "/run/" + command + ".xml"
+				if err := os.WriteFile(h.Path(inside), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, command+" "+inside)
+			}
+			virsh(t, h, "-c", "qemu:///system", strings.Join(append(all, "pool-autostart conf-pool"), "; "))
 		})
 		return w
 	}
@@ -60,18 +63,4 @@ func wiredInMemory() drivertest.Wiring {
 		Pool:    driver.Pool{Name: "default-pool", Active: true, Persistent: true, Type: "dir", Path: "/default-pool"},
 		Volume:  driver.Volume{Name: "vol", Path: "/default-pool/vol", Capacity: 1 << 20},
 	}
-}
-
-// define runs virsh once: documents by the commands that take them, then commands.
-func define(t testing.TB, h *lab.Host, uri string, documents map[string]string, commands ...string) {
-	t.Helper()
-	var all []string
-	for command, text := range documents {
-		inside := fmt.Sprintf("/run/conf-%d.xml", len(all))
-		if err := os.WriteFile(h.Path(inside), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, strings.TrimSpace(command)+" "+inside)
-	}
-	virsh(t, h, "-c", uri, strings.Join(append(all, commands...), "; "))
 }

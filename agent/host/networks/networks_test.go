@@ -1,0 +1,231 @@
+package networks_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host/networks"
+	"berth/driver"
+	"berth/internal/fault"
+)
+
+const guest = "8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11"
+
+const document = `<domain><devices>
+<interface type='network'><mac address='52:54:00:00:00:01'/><source network='blue' portgroup='web' bridge='virbr1'/></interface>
+<interface type='bridge'><mac address='52:54:00:00:00:02'/><source bridge='br0'/></interface>
+<interface type='bridge'><mac address='52:54:00:00:00:03'/><source bridge='br-int'/>
+  <virtualport type='openvswitch'><parameters interfaceid='0a1b'/></virtualport></interface>
+<interface type='direct'><mac address='52:54:00:00:00:04'/><source dev='eth0' mode='bridge'/></interface>
+<interface type='user'/>
+</devices></domain>`
+
+func TestOf_ReadsInterfaces(t *testing.T) {
+	got, err := networks.Of(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []networks.NIC{
+		{Type: "network", MAC: "52:54:00:00:00:01", Network: "blue", PortGroup: "web", Bridge: "virbr1"},
+		{Type: "bridge", MAC: "52:54:00:00:00:02", Bridge: "br0"},
+		{Type: "bridge", MAC: "52:54:00:00:00:03", Bridge: "br-int", VirtualPort: "openvswitch", InterfaceID: "0a1b"},
+		{Type: "direct", MAC: "52:54:00:00:00:04", Device: "eth0"},
+		{Type: "user"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+	if _, err := networks.Of("<domain>"); !errors.Is(err, fault.Invalid) {
+		t.Errorf("half a document: %v, want invalid", err)
+	}
+}
+
+// lookup is libvirt's networks by name.
+type lookup map[string]driver.Network
+
+func (l lookup) Network(_ context.Context, name string) (driver.Network, error) {
+	n, ok := l[name]
+	if !ok {
+		return n, fault.New(fault.NotFound, "network %s", name)
+	}
+	return n, nil
+}
+
+// links are drivers by device.
+type links map[string]string
+
+func (l links) Driver(name string) (string, error) {
+	d, ok := l[name]
+	if !ok {
+		return "", fault.New(fault.NotFound, "device %s", name)
+	}
+	return d, nil
+}
+
+func TestCheck_GivesTheReasonOfEachKind(t *testing.T) {
+	all := networks.All(
+		lookup{"up": {Active: true, PortGroups: []string{"web"}}, "down": {}},
+		links{"br0": "bridge", "br-int": "openvswitch", "eth0": "e1000e", "odd": ""},
+		recording(map[string]string{"br-exists br-int": "", "br-exists br-ext": "exit 2", "br-exists br-err": "exit 1"}).OpenVSwitch,
+	)
+	for _, tt := range []struct {
+		name string
+		nic  networks.NIC
+		want string // code; empty for none
+	}{
+		{"an active network", networks.NIC{Type: "network", Network: "up"}, ""},
+		{"its port group", networks.NIC{Type: "network", Network: "up", PortGroup: "web"}, ""},
+		{"a port group that it has not", networks.NIC{Type: "network", Network: "up", PortGroup: "db"}, "portgroup_missing"},
+		{"a network that is down", networks.NIC{Type: "network", Network: "down"}, "network_inactive"},
+		{"a network that is not there", networks.NIC{Type: "network", Network: "none"}, "network_missing"},
+		{"a bridge", networks.NIC{Type: "bridge", Bridge: "br0"}, ""},
+		{"a bridge that does not say what it is", networks.NIC{Type: "bridge", Bridge: "odd"}, ""},
+		{"a bridge that is not there", networks.NIC{Type: "bridge", Bridge: "br9"}, "bridge_missing"},
+		{"a card for a bridge", networks.NIC{Type: "bridge", Bridge: "eth0"}, "not_a_bridge"},
+		{"a switch for a bridge", networks.NIC{Type: "bridge", Bridge: "br-int"}, "not_a_bridge"},
+		{"macvtap", networks.NIC{Type: "direct", Device: "eth0"}, ""},
+		{"macvtap on nothing", networks.NIC{Type: "direct", Device: "eth9"}, "bridge_missing"},
+		{"a switch", networks.NIC{Type: "bridge", Bridge: "br-int", VirtualPort: "openvswitch"}, ""},
+		{"a switch that is not there", networks.NIC{Type: "bridge", Bridge: "br-ext", VirtualPort: "openvswitch"}, "ovs_bridge_missing"},
+		{"a switch that does not say", networks.NIC{Type: "bridge", Bridge: "br-err", VirtualPort: "openvswitch"}, "error"},
+		{"a switch that libvirt's network names", networks.NIC{Type: "network", Network: "up", VirtualPort: "openvswitch"}, ""},
+		{"what needs nothing", networks.NIC{Type: "user"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			for _, kind := range all {
+				if !kind.Serves(tt.nic) {
+					continue
+				}
+				reasons, err := kind.Check(t.Context(), tt.nic)
+				if err != nil {
+					got = append(got, "error")
+				}
+				for _, r := range reasons {
+					if r.Message == "" || r.Change == "" {
+						t.Errorf("reason %+v says too little", r)
+					}
+					got = append(got, r.Code)
+				}
+			}
+			if text := strings.Join(got, " "); text != tt.want {
+				t.Errorf("reasons %q, want %q", text, tt.want)
+			}
+		})
+	}
+}
+
+func TestCheck_WithoutOpenVSwitchSaysSo(t *testing.T) {
+	o := &networks.OpenVSwitch{Run: func(context.Context, ...string) ([]byte, error) {
+		return nil, &exec.Error{Name: "ovs-vsctl", Err: exec.ErrNotFound}
+	}}
+	reasons, err := o.Check(t.Context(), networks.NIC{Type: "bridge", Bridge: "br-int", VirtualPort: "openvswitch"})
+	if err != nil || len(reasons) != 1 || reasons[0].Code != "ovs_missing" {
+		t.Errorf("reasons %+v, %v; want ovs_missing", reasons, err)
+	}
+}
+
+// recorder stands in for ovs-vsctl: it keeps ports and records what it is told to change.
+type recorder struct {
+	*networks.OpenVSwitch
+	ports   [][3]string // name, ofport, vm-id
+	deleted []string
+}
+
+// recording answers commands: with text, or with "exit N".
+func recording(answers map[string]string) *recorder {
+	r := &recorder{}
+	r.OpenVSwitch = &networks.OpenVSwitch{Run: func(ctx context.Context, args ...string) ([]byte, error) {
+		command := strings.Join(args[1:], " ") // the first is the timeout
+		if answer, ok := answers[command]; ok {
+			if strings.HasPrefix(answer, "exit ") {
+				return nil, exec.CommandContext(ctx, "/bin/sh", "-c", answer).Run()
+			}
+			return []byte(answer), nil
+		}
+		switch {
+		case command == `--format=json --columns=name,ofport,external_ids find Interface external_ids:iface-id="`+port+`"`:
+			var rows []string
+			for _, p := range r.ports {
+				rows = append(rows, fmt.Sprintf(`[%q,%s,["map",[["attached-mac","52:54:00:00:00:03"],["iface-id",%q],["vm-id",%q]]]]`, p[0], p[1], port, p[2]))
+			}
+			return []byte(`{"data":[` + strings.Join(rows, ",") + `],"headings":["name","ofport","external_ids"]}`), nil
+		case strings.HasPrefix(command, "--if-exists del-port "):
+			name := args[len(args)-1]
+			r.deleted = append(r.deleted, name)
+			r.ports = slices.DeleteFunc(r.ports, func(p [3]string) bool { return p[0] == name })
+			return nil, nil
+		}
+		return nil, fmt.Errorf("ovs-vsctl %s: not expected", command)
+	}}
+	return r
+}
+
+const port = "457eb676-33da-42ec-9a8c-9293d545c337"
+
+func TestOpenVSwitch_RemovesOwnPortsThatNobodyHas(t *testing.T) {
+	nic := networks.NIC{Type: "bridge", Bridge: "br-int", VirtualPort: "openvswitch", InterfaceID: port}
+	r := recording(nil)
+	r.ports = [][3]string{{"vnet1", "-1", guest}, {"vnet2", "5", guest}, {"vnet3", "-1", "another"}, {"vnet4", `["set",[]]`, guest}}
+	m, err := r.Plan(t.Context(), guest, nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &networks.Made{Kind: "openvswitch", InterfaceID: port, Found: []string{"vnet1", "vnet2", "vnet3", "vnet4"}}
+	if diff := cmp.Diff(want, m); diff != "" {
+		t.Errorf("found (-want +got):\n%s", diff)
+	}
+	for range 2 {
+		if err := r.Prepare(t.Context(), guest, *m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"vnet1"}, r.deleted); diff != "" {
+		t.Errorf("removed before the start (-want +got):\n%s", diff)
+	}
+	// The guest has started twice here and ended without libvirt's knowing.
+	r.ports, r.deleted = append(r.ports, [3]string{"vnet5", "7", guest}, [3]string{"vnet6", "-1", guest}, [3]string{"vnet7", "8", "another"}), nil
+	if err := r.Activate(t.Context(), guest, nic); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"vnet6"}, r.deleted); diff != "" {
+		t.Errorf("removed when it was this host's (-want +got):\n%s", diff)
+	}
+	r.deleted = nil
+	for range 2 {
+		if err := r.Undo(t.Context(), guest, *m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"vnet5"}, r.deleted); diff != "" {
+		t.Errorf("removed by the undo (-want +got):\n%s", diff)
+	}
+}
+
+func TestOpenVSwitch_TakesNoConditionFromADocument(t *testing.T) {
+	r := recording(nil)
+	_, err := r.Plan(t.Context(), guest, networks.NIC{VirtualPort: "openvswitch", InterfaceID: `x" external_ids:vm-id="y`})
+	if !errors.Is(err, fault.Invalid) {
+		t.Errorf("an interface id that is a condition: %v, want invalid", err)
+	}
+	m, err := r.Plan(t.Context(), guest, networks.NIC{VirtualPort: "openvswitch"})
+	if m != nil || err != nil {
+		t.Errorf("an interface without an id is planned as %+v, %v", m, err)
+	}
+}
+
+func TestKernel_KnowsItsLoopback(t *testing.T) {
+	if _, err := (networks.Kernel{}).Driver("lo"); err != nil {
+		t.Error(err)
+	}
+	if _, err := (networks.Kernel{}).Driver("conf-none0"); !errors.Is(err, fault.NotFound) {
+		t.Errorf("a device that is not there: %v, want not found", err)
+	}
+}
