@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"cmp"
+
 	"berth/agent/api"
 	"berth/agent/guard"
 	"berth/agent/host"
@@ -145,15 +147,23 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 	inbound := g.move.Migration != "" && g.move.Destination == self
 	bring := func() {
 		if inbound {
-			out.Move = claims.Owner{Instance: out.Instance.UUID, Migration: g.move.Migration, Attempt: g.move.Attempt, Kind: claims.KindLiveMigration}
+			out.Move = claims.Owner{Instance: out.Instance.UUID, Migration: g.move.Migration, Attempt: g.move.Attempt, Kind: cmp.Or(g.move.Kind, claims.KindLiveMigration)}
 			out.Context = g.move.Context
+			out.Finished = g.move.Finished && g.move.Context != nil && g.given.Epoch > 0
 		}
 	}
 	switch g.verdict {
 	case claims.VerdictKeep:
+		switch g.record.Token.State {
+		case claims.TokenSurrendered:
+			g.leave(&out, g.record.Token)
+		case claims.TokenHere:
+			g.wait(&out, bring)
+		}
 		return out, true
 	case claims.VerdictOwn:
 		if g.known && g.record.Token.State == claims.TokenHere && g.record.Token.Epoch >= max(g.epoch, g.given.Epoch) {
+			g.wait(&out, bring)
 			return out, true
 		}
 		out.Instance.Token = claims.Token{
@@ -173,10 +183,33 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 		}
 	case claims.VerdictElsewhere:
 		out.Instance.Token = claims.Token{Epoch: g.token.Epoch, State: claims.TokenSurrendered, Holder: g.owner, Migration: g.token.Migration}
+		g.leave(&out, out.Instance.Token)
 	case claims.VerdictDoubt:
 		out.Instance.Token = claims.Token{Epoch: max(g.epoch, g.token.Epoch, g.given.Epoch, g.survey.Instance.Token.Epoch), State: claims.TokenDoubt}
 	default:
 		return claims.Restored{}, false
 	}
 	return out, true
+}
+
+// leave puts back what this host keeps of a guest that a cold move took to the token's
+// holder, by the holder's word that it waits there.
+func (g judged) leave(out *claims.Restored, k claims.Token) {
+	m := g.move
+	if !m.Finished || m.Context == nil || m.Source != m.Context.Source || m.Destination != k.Holder || m.Migration != k.Migration {
+		return
+	}
+	out.Move = claims.Owner{Instance: m.Instance, Migration: m.Migration, Attempt: m.Attempt, Kind: m.Kind}
+	out.Context = m.Context
+	out.Left = &claims.Commit{
+		Instance: m.Instance, Migration: m.Migration, Attempt: m.Attempt, Epoch: k.Epoch, From: m.Source, To: m.Destination, Power: m.Context.OldPowerState,
+	}
+}
+
+// wait puts back that a guest of this host, whose record was not lost, waits to have
+// confirmed what brought it, by the word of the host that it came from.
+func (g judged) wait(out *claims.Restored, bring func()) {
+	if k := g.record.Token; g.move.Finished && g.given == (claims.Token{Epoch: k.Epoch, State: claims.TokenSurrendered, Holder: k.Holder, Migration: k.Migration}) {
+		bring()
+	}
 }

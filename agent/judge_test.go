@@ -113,3 +113,51 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		})
 	}
 }
+
+// A guest that waits to be confirmed, of which one of its two hosts has lost its ledger.
+func TestJudge_PutsBackWhatWaitsToBeConfirmed(t *testing.T) {
+	const id, move = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
+	x := &claims.MigrationContext{Migration: move, Instance: id, Source: "a", Destination: "b", OldPowerState: "running"}
+	moved := api.KnownMove{Migration: move, Instance: id, Attempt: 1, Source: "a", Destination: "b", Context: x, Kind: claims.KindResize, Finished: true}
+	there := api.Knowledge{Host: "b", Instances: []api.KnownInstance{{UUID: id, Token: claims.Token{Epoch: 2, State: claims.TokenHere, Holder: "b", Migration: move}}}, Moves: []api.KnownMove{moved}}
+	kept := api.Knowledge{Host: "a", Instances: []api.KnownInstance{{UUID: id, Token: claims.Token{Epoch: 2, State: claims.TokenSurrendered, Holder: "b", Migration: move}}}, Moves: []api.KnownMove{moved}}
+	confirmed := there
+	confirmed.Moves = nil
+	owner := claims.Owner{Instance: id, Migration: move, Attempt: 1, Kind: claims.KindResize}
+	commit := &claims.Commit{Instance: id, Migration: move, Attempt: 1, Epoch: 2, From: "a", To: "b", Power: "running"}
+	for _, tt := range []struct {
+		name    string
+		self    string
+		domain  claims.Domain
+		record  claims.Token // saved; zero for none
+		answers []api.Knowledge
+		want    claims.Restored // without guest and what it uses
+	}{
+		{"the source's", "a", claims.DomainOff, claims.Token{}, []api.Knowledge{there}, claims.Restored{Move: owner, Context: x, Left: commit}},
+		{"the source's, with its record", "a", claims.DomainOff, claims.Token{Epoch: 2, State: claims.TokenSurrendered, Holder: "b", Migration: move}, []api.Knowledge{there},
+			claims.Restored{Move: owner, Context: x, Left: commit}},
+		{"the source's, and it is confirmed there", "a", claims.DomainOff, claims.Token{}, []api.Knowledge{confirmed}, claims.Restored{}},
+		{"the destination's", "b", claims.DomainRunning, claims.Token{}, []api.Knowledge{kept}, claims.Restored{Move: owner, Context: x, Accepted: true, Finished: true}},
+		{"the destination's, its user has stopped it", "b", claims.DomainOff, claims.Token{}, []api.Knowledge{kept}, claims.Restored{Move: owner, Context: x, Accepted: true, Finished: true}},
+		{"the destination's, with its record", "b", claims.DomainRunning, claims.Token{Epoch: 2, State: claims.TokenHere, Holder: "b", Migration: move}, []api.Knowledge{kept},
+			claims.Restored{Move: owner, Context: x, Finished: true}},
+		{"the destination's, which has got it again since", "b", claims.DomainRunning, claims.Token{Epoch: 4, State: claims.TokenHere, Holder: "b"}, []api.Knowledge{kept}, claims.Restored{}},
+	} {
+		survey := host.Surveyed{Domain: tt.domain, Marked: true, Instance: claims.Instance{UUID: id, Name: "g", Token: claims.Token{Epoch: 1}}}
+		said := told{here: map[string]host.Surveyed{id: survey}, answers: tt.answers, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}}
+		g := judge(tt.self, id, said, func() (claims.Instance, bool) {
+			return claims.Instance{UUID: id, Name: "g", Token: tt.record}, tt.record.State != ""
+		}, false)
+		got, put := g.restored(tt.self)
+		if !put {
+			t.Errorf("%s: nothing is put back: %s (%s)", tt.name, g.verdict, g.why)
+		}
+		if k := got.Instance.Token; (k.State == claims.TokenHere) != (tt.self == "b") || k.Epoch < 2 {
+			t.Errorf("%s: token %+v", tt.name, k)
+		}
+		got.Instance, got.Found = claims.Instance{}, claims.Found{}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}

@@ -343,17 +343,27 @@ func (s agentService) Known(ctx context.Context, from string) (api.Knowledge, er
 			out.Instances = append(out.Instances, api.KnownInstance{UUID: i.UUID, Token: i.Token})
 		}
 	}
-	attempts := map[string]int{}
+	open := map[string]migration.Migration{}
 	list, err := a.conductor.List(ctx)
 	for _, m := range list {
 		if !m.Done() {
-			attempts[m.UUID] = m.Attempt
+			open[m.UUID] = m
 		}
 	}
 	for _, c := range a.tracker.Contexts() {
-		if attempt, open := attempts[c.Migration]; open && c.Destination == from {
-			out.Moves = append(out.Moves, api.KnownMove{Migration: c.Migration, Instance: c.Instance, Attempt: attempt, Source: c.Source, Destination: c.Destination, Context: &c})
+		k := api.KnownMove{Migration: c.Migration, Instance: c.Instance, Source: c.Source, Destination: c.Destination, Context: &c}
+		switch m, conducted := open[c.Migration]; {
+		case conducted && c.Destination == from:
+			k.Attempt, k.Kind, k.Finished = m.Attempt, a.kindOf(c), m.Moved > 0
+			if left, gone := a.tracker.Committed(c.Migration); gone && k.Kind != "" {
+				k.Attempt = left.Attempt // a revert's own brings it the other way
+			}
+		case c.Source == from && c.Destination == a.name && a.tracker.Accepted(c.Migration) > 0:
+			k.Attempt, k.Kind, k.Finished, k.Claim = a.tracker.Accepted(c.Migration), claims.KindResize, true, claims.Bound
+		default:
+			continue
 		}
+		out.Moves = append(out.Moves, k)
 	}
 	for _, c := range a.tracker.List() {
 		if x := c.Context; x != nil && x.Source == from && c.Owner.Migration != "" {
@@ -363,4 +373,15 @@ func (s agentService) Known(ctx context.Context, from string) (api.Knowledge, er
 		}
 	}
 	return out, err
+}
+
+// kindOf is the kind of what a cold move holds here of a guest that has left; empty for
+// a live migration, and before it has left.
+func (a *Agent) kindOf(x claims.MigrationContext) claims.Kind {
+	for _, c := range a.tracker.ByInstance(x.Instance) {
+		if c.Owner.Migration == x.Migration {
+			return c.Owner.Kind
+		}
+	}
+	return ""
 }

@@ -21,6 +21,12 @@ type Restored struct {
 	Context *MigrationContext
 	// Accepted says that the token has come here by that move.
 	Accepted bool
+	// Finished says that a cold move has made it live here, and waits to be confirmed:
+	// the claim is the instance's own by it, and the context is kept beside it.
+	Finished bool
+	// Left is the commit by which a cold move has taken it from here; nil for none. Until
+	// that is confirmed what it had here is the move's, held.
+	Left *Commit
 }
 
 // Restore puts back the claim and the record of a guest, in one commit. It never
@@ -41,6 +47,9 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 			return fault.New(fault.Invalid, "restore instance %s: the move is of %q", i.UUID, owner.Instance)
 		}
 	}
+	if (r.Finished || r.Left != nil) && (r.Move.Migration == "" || r.Context == nil) {
+		return fault.New(fault.Invalid, "restore instance %s: of a move that may be reverted the context is needed", i.UUID)
+	}
 	return t.change(ctx, append(subjects(i.UUID, owner.Migration), ofName(i.Name)), func() (plan, error) {
 		var p plan
 		old, known := t.instances[i.UUID]
@@ -52,30 +61,66 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 			}
 			p = t.writeInstance(next)
 		}
-		if h := t.migrations[owner.Migration].clone(); r.Accepted && owner.Migration != "" && h.Accepted < owner.Attempt {
-			h.Accepted = owner.Attempt
+		h, changed := t.migrations[owner.Migration].clone(), false
+		if r.Accepted && owner.Migration != "" && h.Accepted < owner.Attempt {
+			h.Accepted, changed = owner.Attempt, true
 			if r.Context != nil {
 				h.Came = &Commit{
 					Instance: i.UUID, Migration: owner.Migration, Attempt: owner.Attempt, Epoch: i.Token.Epoch, From: r.Context.Source, To: t.host, Power: r.Context.OldPowerState,
 				}
 			}
+		}
+		inClaim := r.Context
+		if r.Finished || r.Left != nil {
+			inClaim = nil
+			if h.Context == nil {
+				x := r.Context.clone()
+				h.Context, h.ContextAttempt, h.Peer, h.Guest, changed = &x, owner.Attempt, x.Source, x.Instance, true
+				if r.Left != nil {
+					h.Peer = x.Destination
+				}
+			}
+			if r.Left != nil && h.Commit == nil {
+				left := *r.Left
+				h.Commit, changed = &left, true
+			}
+		}
+		if changed {
 			p = p.and(t.writeHalf(owner.Migration, h))
 		}
-		if len(t.entriesLocked(i.UUID)) > 0 {
+		if t.restoredLocked(i.UUID, r.Left != nil) {
 			return p, nil
 		}
-		c, err := t.newClaimLocked(Request{Owner: owner, Resources: r.Found.Resources, Topology: r.Found.Topology, PCI: r.Found.PCI, Context: r.Context}, r.Found.Assignment.Clone())
+		c, err := t.newClaimLocked(Request{Owner: owner, Resources: r.Found.Resources, Topology: r.Found.Topology, PCI: r.Found.PCI, Context: inClaim}, r.Found.Assignment.Clone())
 		if err != nil {
 			return plan{}, err
 		}
 		c.State, c.Lease = Bound, nil
-		if owner.Migration != "" {
+		switch {
+		case owner.Migration == "":
+		case r.Left != nil:
+			c.State = Held
+		case r.Finished:
+			from := owner
+			c.Owner, c.BoundFrom = Owner{Instance: i.UUID, Kind: KindInstance}, &from
+		default:
 			c.State = Arriving
 		}
 		t.forgetStrangerLocked(i.UUID)
 		c.Forced = t.overLocked(nil, c)
 		return p.and(t.insertLocked(c)), nil
 	})
+}
+
+// restoredLocked reports whether a guest has the claim that counts what it uses. What a
+// change on this host holds beside it is none.
+func (t *Tracker) restoredLocked(instance string, left bool) bool {
+	for _, e := range t.entriesLocked(instance) {
+		if left || e.claim.Owner.Migration == "" || e.claim.State != Held {
+			return true
+		}
+	}
+	return false
 }
 
 // Decide takes an operator's word that a guest in doubt is this host's: its token is

@@ -32,10 +32,14 @@ type KnownMove struct {
 	Attempt     int    `json:"attempt"`
 	Source      string `json:"source_compute"`
 	Destination string `json:"dest_compute"`
-	// Context is the source's; nil from a destination.
+	// Context is the source's, or that of a destination where the guest waits; else nil.
 	Context *claims.MigrationContext `json:"context,omitempty"`
 	// Claim is the state of the destination's claim; empty from a source.
 	Claim claims.State `json:"claim,omitempty"`
+	// Kind is that of the move's claims; empty for a live migration's. Finished: the guest
+	// was brought by Attempt, and waits to have that confirmed.
+	Kind     claims.Kind `json:"kind,omitempty"`
+	Finished bool        `json:"finished,omitempty"`
 }
 
 func knownRows() []route {
