@@ -183,6 +183,9 @@ func (a *app) follow(ctx context.Context, c *api.Client, id, source, to string, 
 	if err == nil {
 		err = last.Err()
 	}
+	if err == nil && last.Status == migration.StatusFinished && last.Error != nil {
+		err = fault.New(fault.Undone, "revert migration %s of %s: given up, and undone: %w", id, last.InstanceName, last.Error.Err())
+	}
 	return last, err
 }
 
