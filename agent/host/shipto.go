@@ -167,8 +167,10 @@ func (h *Host) beginPiece(ctx context.Context, s *shipment, i int, p migration.D
 		return none, nil, nil
 	}
 	f.Version, f.Size = p.Version, p.Size
-	err := h.openShipped(ctx, s, i)
-	return p, s.files[i].part, err
+	if err := h.openShipped(ctx, s, i); err != nil || f.Sealed {
+		return none, nil, err
+	}
+	return p, s.files[i].part, nil
 }
 
 func changedMeanwhile(path string) error {
@@ -195,6 +197,10 @@ func (h *Host) openShipped(ctx context.Context, s *shipment, i int) error {
 		return nil
 	}
 	part, err := h.files.OpenPart(rec.Made)
+	if errors.Is(err, fault.NotFound) && h.isInPlace(rec.Made) {
+		rec.Sealed = true // whole, and in its place; the agent died before it said so
+		return h.remember(ctx, s.ref, memoryShip, s.rec)
+	}
 	if errors.Is(err, fault.NotFound) {
 		rec.Bytes, rec.Sum = 0, ""
 		if err := h.remember(ctx, s.ref, memoryShip, s.rec); err != nil {
@@ -218,6 +224,12 @@ func (h *Host) openShipped(ctx context.Context, s *shipment, i int) error {
 	}
 	f.part = part
 	return nil
+}
+
+// isInPlace says whether a file that was made here has its place.
+func (h *Host) isInPlace(m disks.Made) bool {
+	at, err := h.files.Stamp(m.Path)
+	return err == nil && m.Stamp != nil && at.Equals(*m.Stamp)
 }
 
 // comparePiece holds a piece against the file that is here.
