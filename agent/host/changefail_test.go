@@ -340,3 +340,29 @@ func TestChange_ACopyMayOutliveItsVerb(t *testing.T) {
 		})
 	}
 }
+
+// What an image asks of its guest holds for each flavor that the guest gets, until it
+// gets another image.
+func TestChange_ImagePropertiesOutliveTheRebuild(t *testing.T) {
+	two := migration.Image{Path: newImage, Properties: map[string]string{"hw_numa_nodes": "2"}}
+	larger := topology.Flavor{Name: "larger", VCPUs: 2, MemoryMB: 256, DiskGB: 2}
+	b := newChange(t, floats2, driver.ShutOff, migration.Change{})
+	for i, tt := range []struct {
+		kind  string
+		plan  migration.Change
+		shape string
+	}{
+		{migration.TypeRebuild, migration.Change{Image: &two}, "floats: 2 vCPUs, 128 MiB, 2 pinned in 2 cells, 0 devices"},
+		{migration.TypeResize, migration.Change{Flavor: &larger}, "larger: 2 vCPUs, 256 MiB, 2 pinned in 2 cells, 0 devices"},
+		{migration.TypeRebuild, migration.Change{Image: &migration.Image{Path: newImage}}, "larger: 2 vCPUs, 256 MiB, 0 pinned in 1 cells, 0 devices"},
+	} {
+		b.kind, b.plan = tt.kind, tt.plan
+		b.ref.Migration = fmt.Sprintf("%08d-2222-4222-8222-222222222222", i+1)
+		b.look()
+		b.must("change", b.forward(0))
+		b.finish()
+		if got := b.view().Shape; got != tt.shape {
+			t.Errorf("change %d: %s, want %s", i+1, got, tt.shape)
+		}
+	}
+}

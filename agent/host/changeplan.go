@@ -18,8 +18,10 @@ import (
 
 // PlanChange implements migration.ColdVerbs.
 //
-// What it does not ask is room, which depends on where the guest will be: the claim
-// there tells. Of a rebuild, which stays here, room in cells and on disks is asked too.
+// What it does not ask is room for the guest: that is CheckDestination's, and the
+// claim's, of the host where it will be. Nor room for a disk that grows, which may be
+// shipped first: whoever makes it larger asks. An image is for this host, and its room
+// is looked at.
 //
 // A guest that boots a kernel of the host directly keeps doing so with another image,
 // and firmware variables stay what they were. A guest that was off or paused gets that
@@ -36,6 +38,7 @@ type changePlan struct {
 	guest migration.Guest
 	claim claims.Claim
 	doc   *domainxml.Doc
+	image flavor.Image // properties of the image that it has, as far as it was rebuilt here
 	want  migration.Wanted
 }
 
@@ -66,6 +69,7 @@ func (h *Host) planChange(ctx context.Context, instance string, c migration.Chan
 	if p.doc, err = domainxml.Parse(g.Definition); err != nil {
 		return none, fault.New(fault.Invalid, "read the definition of %s: %w", g.Name, err)
 	}
+	p.image = imageOf(p.doc)
 	for _, uuid := range g.Assignment.Mdevs {
 		p.no.add(fault.Forbidden, fault.Reason{
 			Code: "device_not_claimed", Message: "the guest has mediated device " + uuid + ", which no new claim can ask for", Have: uuid,
@@ -86,7 +90,7 @@ func (h *Host) planChange(ctx context.Context, instance string, c migration.Chan
 
 // resize plans another flavor.
 func (p *changePlan) resize(f topology.Flavor) error {
-	d := p.h.demandOf(f, &p.no)
+	d := p.h.demandWith(f, p.image, &p.no)
 	p.want.Flavor, p.want.Topology, p.want.Resources = f, d.topology, d.resources
 	p.want.PCIRequests = append(d.pci, p.ownRequests()...)
 	return p.grow(f)
@@ -95,7 +99,7 @@ func (p *changePlan) resize(f topology.Flavor) error {
 // ownRequests are the devices that the guest's flavor did not ask for: they were found
 // with it when it was adopted, or plugged in, and stay.
 func (p *changePlan) ownRequests() []topology.PCIRequest {
-	asked, err := flavor.PCIRequests(p.guest.Flavor, nil, p.h.aliases())
+	asked, err := flavor.PCIRequests(p.guest.Flavor, p.image, p.h.aliases())
 	if _, asks := p.guest.Flavor.ExtraSpecs["pci_passthrough:alias"]; asks && err != nil {
 		return nil // its alias is no more: all count as the flavor's
 	}
@@ -194,8 +198,8 @@ func (p *changePlan) rebuild(ctx context.Context, image migration.Image) error {
 		p.want.PCIRequests = append(pci, p.ownRequests()...)
 	}
 	// What people gave a guest, here or before it was adopted, stays where its image
-	// says nothing of it.
-	plain, _ := flavor.Topology(f, nil)
+	// says nothing else of it than the one before.
+	plain, _ := flavor.Topology(f, p.image)
 	if byHand := p.claim.ByHand || p.guest.Adopted; !byHand || !reflect.DeepEqual(t, plain) {
 		disk := p.want.Resources.DiskGB
 		p.want.Topology, p.want.Resources = t, f.ResourcesWith(t)

@@ -22,7 +22,10 @@ type demand struct {
 }
 
 // demandOf is stage one: what a flavor asks for, in the words of claims.
-func (h *Host) demandOf(f topology.Flavor, no *refusal) demand {
+func (h *Host) demandOf(f topology.Flavor, no *refusal) demand { return h.demandWith(f, nil, no) }
+
+// demandWith is demandOf for a guest that has an image.
+func (h *Host) demandWith(f topology.Flavor, image flavor.Image, no *refusal) demand {
 	var d demand
 	var err error
 	take := func(err error) {
@@ -30,13 +33,13 @@ func (h *Host) demandOf(f topology.Flavor, no *refusal) demand {
 		no.add(fault.Invalid, flavorReasons(err)...)
 	}
 	take(flavor.Validate(f))
-	if d.topology, err = flavor.Topology(f, nil); err != nil {
+	if d.topology, err = flavor.Topology(f, image); err != nil {
 		take(err)
 	}
-	if d.pci, err = flavor.PCIRequests(f, nil, h.aliases()); err != nil {
+	if d.pci, err = flavor.PCIRequests(f, image, h.aliases()); err != nil {
 		take(err)
 	}
-	if d.locked, err = flavor.LockedMemory(f, nil); err != nil {
+	if d.locked, err = flavor.LockedMemory(f, image); err != nil {
 		take(err)
 	}
 	d.resources = f.ResourcesWith(d.topology)

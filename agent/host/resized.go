@@ -29,18 +29,21 @@ func (h *Host) resizedDocument(g migration.Guest, w migration.Wanted, c claims.C
 	if hw := h.hardware(); hw != nil {
 		change.Cores = hw.Cores
 	}
-	var image flavor.Image
+	image := imageOf(doc)
+	// Both flavors were read when the change was planned.
+	change.WasLocked, _ = flavor.LockedMemory(g.Flavor, image)
 	if w.Image != nil {
 		image = w.Image.Properties
+		if meta.Image = w.Image.Properties; meta.Image == nil {
+			meta.Image = map[string]string{}
+		}
 		root, err := rootDisk(doc)
 		if err != nil {
 			return "", err
 		}
 		change.Files = map[string]string{root.Target: root.Format}
 	}
-	// Both were read when the change was planned.
 	change.LockedMemory, _ = flavor.LockedMemory(w.Flavor, image)
-	change.WasLocked, _ = flavor.LockedMemory(g.Flavor, nil)
 	if arrives {
 		if change.Listen, err = h.listensHere(text); err != nil {
 			return "", err
@@ -51,6 +54,17 @@ func (h *Host) resizedDocument(g migration.Guest, w migration.Wanted, c claims.C
 		return "", fault.New(fault.Invalid, "%w", err)
 	}
 	return doc.String(), nil
+}
+
+// imageOf gives the properties of the image that a guest has, which its definition
+// keeps: they ask for a topology beside each of its flavors. Nil where it has none, or
+// nobody told.
+func imageOf(doc *domainxml.Doc) flavor.Image {
+	meta, _, err := doc.Metadata()
+	if err != nil {
+		return nil
+	}
+	return meta.Image
 }
 
 // listensHere is the address on which a guest of that document, which comes from another

@@ -186,3 +186,29 @@ func TestChange_NewFilesEndTheirChains(t *testing.T) {
 		t.Errorf("disk: %+v\n%s", got, d)
 	}
 }
+
+// The properties of an image stay in the metadata until another image comes.
+func TestMetadata_KeepsImageProperties(t *testing.T) {
+	d := parsed(t, fixture(t, "rich.xml"))
+	meta, _, err := d.Metadata()
+	if err != nil {
+		t.Fatal(err)
+	}
+	without := d.String()
+	for _, tt := range []struct{ write, want map[string]string }{
+		{map[string]string{"hw_numa_nodes": "2", "os_type": "a 'b' & c"}, map[string]string{"hw_numa_nodes": "2", "os_type": "a 'b' & c"}},
+		{nil, map[string]string{"hw_numa_nodes": "2", "os_type": "a 'b' & c"}},
+		{map[string]string{"hw_numa_nodes": "1"}, map[string]string{"hw_numa_nodes": "1"}},
+		{map[string]string{}, nil},
+	} {
+		meta.Image = tt.write
+		d.SetMetadata(meta)
+		got, _, err := parsed(t, d.String()).Metadata()
+		if diff := cmp.Diff(tt.want, got.Image); diff != "" || err != nil {
+			t.Errorf("after writing %v: %v (-want +got):\n%s", tt.write, err, diff)
+		}
+	}
+	if diff := cmp.Diff(without, d.String()); diff != "" {
+		t.Errorf("without properties again (-want +got):\n%s", diff)
+	}
+}

@@ -169,11 +169,15 @@ func remove(e *etree.Element) {
 	p, i := e.Parent(), e.Index()
 	p.RemoveChildAt(i)
 	if i > 0 {
-		if c, ok := p.Child[i-1].(*etree.CharData); ok && c.IsWhitespace() {
+		if c, ok := p.Child[i-1].(*etree.CharData); ok && blank(c) {
 			p.RemoveChildAt(i - 1)
 		}
 	}
 }
+
+// blank reports whether a text is white space; etree knows that of what it has parsed
+// only.
+func blank(c *etree.CharData) bool { return !c.IsCData() && strings.TrimSpace(c.Data) == "" }
 
 // Interfaces lists the guest's network interfaces in the document's order.
 func (d *Doc) Interfaces() []Interface {

@@ -22,6 +22,9 @@ type Metadata struct {
 	Flavor    topology.Flavor // what it asked for
 	Epoch     uint64          // of the ownership token when this was written
 	Migration string          // uuid of the move that brought it here; may be empty
+	// Image are the properties of the image that it was rebuilt from. Nil where there are
+	// none; SetMetadata then leaves what is there, and takes it away for an empty map.
+	Image map[string]string
 }
 
 // Metadata reads Berth's element; false when there is none: the guest is not
@@ -39,6 +42,9 @@ func (d *Doc) Metadata() (Metadata, bool, error) {
 	var err error
 	if m.Epoch, err = strconv.ParseUint(epoch, 10, 64); err != nil {
 		return bad("epoch", epoch)
+	}
+	if image := ours(e, "image"); image != nil {
+		m.Image = pairs(image, "property")
 	}
 	f := ours(e, "flavor")
 	if f == nil {
@@ -58,15 +64,23 @@ func (d *Doc) Metadata() (Metadata, bool, error) {
 	if m.Flavor.VCPUs, err = strconv.Atoi(text); err != nil || m.Flavor.VCPUs < 0 {
 		return bad("flavor vcpus", text)
 	}
-	for _, s := range f.ChildElements() {
-		if s.Tag == "extra_spec" && s.NamespaceURI() == Namespace {
-			if m.Flavor.ExtraSpecs == nil {
-				m.Flavor.ExtraSpecs = map[string]string{}
-			}
-			m.Flavor.ExtraSpecs[s.SelectAttrValue("key", "")] = s.SelectAttrValue("value", "")
-		}
-	}
+	m.Flavor.ExtraSpecs = pairs(f, "extra_spec")
 	return m, true, nil
+}
+
+// pairs reads keys and values; nil for none.
+func pairs(e *etree.Element, tag string) map[string]string {
+	var out map[string]string
+	for _, s := range e.ChildElements() {
+		if s.Tag != tag || s.NamespaceURI() != Namespace {
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[s.SelectAttrValue("key", "")] = s.SelectAttrValue("value", "")
+	}
+	return out
 }
 
 // instance is Berth's element, by namespace: libvirt may change the prefix.
@@ -132,16 +146,36 @@ func (d *Doc) SetMetadata(m Metadata) {
 	f.CreateAttr("vcpus", strconv.Itoa(m.Flavor.VCPUs))
 	f.CreateAttr("memory_mb", strconv.FormatInt(m.Flavor.MemoryMB, 10))
 	f.CreateAttr("disk_gb", strconv.FormatInt(m.Flavor.DiskGB, 10))
-	for _, s := range f.ChildElements() {
-		if s.Tag == "extra_spec" && s.NamespaceURI() == Namespace {
+	setPairs(f, "extra_spec", tag("extra_spec"), m.Flavor.ExtraSpecs)
+	if m.Image == nil {
+		return
+	}
+	image := ours(e, "image")
+	switch {
+	case len(m.Image) == 0:
+		if image != nil {
+			remove(image)
+		}
+		return
+	case image == nil:
+		image = etree.NewElement(tag("image"))
+		place(e, image, 6)
+	}
+	setPairs(image, "property", tag("property"), m.Image)
+}
+
+// setPairs writes keys and values in the place of those that are there.
+func setPairs(e *etree.Element, name, tag string, pairs map[string]string) {
+	for _, s := range e.ChildElements() {
+		if s.Tag == name && s.NamespaceURI() == Namespace {
 			remove(s)
 		}
 	}
-	for _, k := range slices.SortedFunc(maps.Keys(m.Flavor.ExtraSpecs), cmp.Compare) {
-		s := etree.NewElement(tag("extra_spec"))
+	for _, k := range slices.SortedFunc(maps.Keys(pairs), cmp.Compare) {
+		s := etree.NewElement(tag)
 		s.CreateAttr("key", k)
-		s.CreateAttr("value", m.Flavor.ExtraSpecs[k])
-		place(f, s, 8)
+		s.CreateAttr("value", pairs[k])
+		place(e, s, 8)
 	}
 }
 
@@ -158,7 +192,7 @@ func place(parent, e *etree.Element, depth int) {
 	pad := fmt.Sprintf("\n%*s", depth, "")
 	at := len(parent.Child)
 	if at > 0 {
-		if c, ok := parent.Child[at-1].(*etree.CharData); ok && c.IsWhitespace() {
+		if c, ok := parent.Child[at-1].(*etree.CharData); ok && blank(c) {
 			at-- // the end tag's own indentation stays before it
 		}
 	}
@@ -172,5 +206,5 @@ func place(parent, e *etree.Element, depth int) {
 func equal(a, b Metadata) bool {
 	return a.Name == b.Name && a.Epoch == b.Epoch && a.Migration == b.Migration &&
 		a.Flavor.Name == b.Flavor.Name && a.Flavor.Resources() == b.Flavor.Resources() &&
-		maps.Equal(a.Flavor.ExtraSpecs, b.Flavor.ExtraSpecs)
+		maps.Equal(a.Flavor.ExtraSpecs, b.Flavor.ExtraSpecs) && (b.Image == nil || maps.Equal(a.Image, b.Image))
 }
