@@ -82,19 +82,6 @@ func (h *fakeHost) FinishChange(_ context.Context, r migration.Ref) error {
 	return h.note("FinishChange", r)
 }
 
-func (h *fakeHost) ReadDisk(_ context.Context, r migration.Ref, _ migration.DiskRange) (migration.DiskPiece, error) {
-	return migration.DiskPiece{}, h.note("ReadDisk", r)
-}
-func (h *fakeHost) ShippedSoFar(_ context.Context, r migration.Ref) (migration.Shipped, error) {
-	return migration.Shipped{}, h.note("ShippedSoFar", r)
-}
-func (h *fakeHost) WriteDisk(_ context.Context, r migration.Ref, _ migration.DiskPiece) error {
-	return h.note("WriteDisk", r)
-}
-func (h *fakeHost) SealDisks(_ context.Context, r migration.Ref, _ migration.Shipped) error {
-	return h.note("SealDisks", r)
-}
-
 // conductorsVerbs calls each cold verb that only the host which conducts the move may
 // ask, of either side.
 func conductorsVerbs(c *api.Client) map[string]func(context.Context) error {

@@ -33,6 +33,7 @@ type fakeHost struct {
 	gate  chan struct{}    // when set, RenewClaim waits for it
 	enter chan struct{}    // when set, told that RenewClaim began
 	seen  migration.Commit // what AcceptToken was given
+	piece migration.DiskPiece
 }
 
 func (h *fakeHost) note(name string, ref migration.Ref) error {

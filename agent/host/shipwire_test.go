@@ -1,0 +1,172 @@
+package host_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth/agent/api"
+	"berth/agent/host"
+	"berth/driver"
+	"berth/internal/pki"
+	"berth/migration"
+)
+
+// parties says of every migration that it is from a to b.
+type parties struct{}
+
+func (parties) Parties(string, string) (source, destination string, known bool) {
+	return "a", "b", true
+}
+
+// served is a host behind its API over TLS, which can be killed and started again at the
+// same address.
+type served struct {
+	l       *lab
+	id      *pki.Identity
+	address string
+	server  *api.Server
+	ended   chan error
+}
+
+func (s *served) start() {
+	s.l.t.Helper()
+	ear, err := net.Listen("tcp", s.address)
+	s.l.must("listen", err)
+	s.address, s.ended = ear.Addr().String(), make(chan error, 1)
+	s.server = api.NewServer(api.Options{
+		Name: "b", Identity: s.id, Runtime: s.l.rt, Logger: slog.New(slog.DiscardHandler),
+		Services: api.Services{Verbs: s.l.hosts["b"].Host, Parties: parties{}},
+	})
+	server, ended := s.server, s.ended
+	s.l.rt.Go("serve b", func() { ended <- server.Serve(ear) })
+}
+
+// kill cuts all that is under way.
+func (s *served) kill() {
+	s.l.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = s.server.Shutdown(ctx) // says only that requests were cut
+	if err := <-s.ended; err != nil {
+		s.l.t.Errorf("serve: %v", err)
+	}
+}
+
+// pieces is a client that is told of every piece before it is sent.
+type pieces struct {
+	*api.Client
+	before func(n int64)
+	n      *atomic.Int64
+}
+
+func (p pieces) WriteDisk(ctx context.Context, ref migration.Ref, d migration.DiskPiece) error {
+	p.before(p.n.Add(1))
+	return p.Client.WriteDisk(ctx, ref, d)
+}
+
+func identity(t *testing.T, ca *pki.Authority, name string) *pki.Identity {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := ca.IssueHost(dir, name, nil, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	id, err := pki.Load(pki.Paths{
+		CA: filepath.Join(dir, pki.CACertFile), Cert: filepath.Join(dir, pki.HostCertFile), Key: filepath.Join(dir, pki.HostKeyFile),
+	}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// TestShip_ByAConductorOverTLS moves a guest with a chain and a sparse disk between two
+// hosts that share nothing. The conductor dies while it ships, and then the destination.
+func TestShip_ByAConductorOverTLS(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	a := l.hosts["a"]
+	a.qemuImg(t, "create", "-q", "-f", "qcow2", a.path(base), "8M")
+	a.qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", a.path(disk))
+	data := "/images/data.raw"
+	a.sparse(t, data, 40*migration.ShipBlock+5, map[int64]string{3: "one", 7 * migration.ShipBlock: "two", 8 * migration.ShipBlock: "three", 39 * migration.ShipBlock: "four"})
+	v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"}, host.CreateDisk{Path: data})
+
+	ca, err := pki.Init(t.TempDir(), "lab", time.Now(), false)
+	l.must("make a CA", err)
+	b := &served{l: l, id: identity(t, ca, "b"), address: "127.0.0.1:0"}
+	b.start()
+	defer func() { b.kill() }()
+	client, err := api.NewClient(api.ClientOptions{Address: b.address, Name: "b", Identity: identity(t, ca, "a"), As: "a", Runtime: l.rt})
+	l.must("make a client", err)
+	defer client.Close()
+
+	var sent atomic.Int64
+	dead := make(chan struct{}) // closed when the first conductor is to die
+	before := func(n int64) {
+		switch n {
+		case 3:
+			close(dead)
+		case 6:
+			b.kill()
+			l.restart("b")
+			b.start()
+		}
+	}
+	conductor := func() *migration.Conductor {
+		return migration.New(migration.Config{
+			Runtime: hasty{l.rt}, Store: a.store, Local: "a", Placement: l.placement,
+			Hosts: func(_ context.Context, name string) (migration.Host, error) {
+				if name == "b" {
+					return pieces{client, before, &sent}, nil
+				}
+				return l.hosts["a"].Host, nil
+			},
+			PollInterval: time.Millisecond, ShutdownTimeout: -1, VerbTimeout: 5 * time.Second, UndoLater: 100 * time.Millisecond,
+			Jitter: func(time.Duration) time.Duration { return 0 },
+		})
+	}
+	run := func(c *migration.Conductor, f func(ctx context.Context)) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		l.rt.Go("conductor", func() { ended <- c.Run(ctx) })
+		waitFor(t, "the conductor", c.Running)
+		f(ctx)
+		cancel()
+		l.must("conduct", <-ended)
+	}
+	first, second := conductor(), conductor()
+	var m migration.Migration
+	run(first, func(ctx context.Context) {
+		var err error
+		m, err = first.Start(ctx, migration.Request{Instance: v.UUID, Type: migration.TypeMigration, Destination: "b"})
+		l.must("start", err)
+		<-dead
+	})
+	run(second, func(ctx context.Context) {
+		waitFor(t, "the guest at its destination", func() bool {
+			m, err = second.Get(ctx, m.UUID)
+			l.must("get", err)
+			return m.Status == migration.StatusFinished || m.Done()
+		})
+	})
+	if m.Status != migration.StatusFinished {
+		t.Fatalf("the move is %s: %v", m.Status, m.Err())
+	}
+	if p := m.Progress; p.Phase != "disk" || p.DiskTotal < 40*migration.ShipBlock || p.DiskProcessed != p.DiskTotal || p.DiskRemaining != 0 {
+		t.Errorf("progress %+v", p)
+	}
+	// Four blocks with data, a short end, two images, the zeros between; and some twice.
+	if n := sent.Load(); n < 8 || n > 40 {
+		t.Errorf("%d pieces were sent", n)
+	}
+	c := &cold{lab: l, t: t, a: a, b: l.hosts["b"]}
+	for _, path := range []string{base, disk, data} {
+		c.arrived(path)
+	}
+	l.state("b", v.UUID, driver.Running)
+}
