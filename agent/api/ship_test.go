@@ -66,8 +66,14 @@ func TestShip_PiecesTravelWhole(t *testing.T) {
 		if err := c.WriteDisk(t.Context(), ref, p); err != nil {
 			t.Fatal(err)
 		}
-		if !cmp.Equal(p, w.verbs.piece) {
-			t.Errorf("piece of %d bytes at %d of %q came as %d bytes at %d of %q", len(p.Data), p.Offset, p.Path, len(w.verbs.piece.Data), w.verbs.piece.Offset, w.verbs.piece.Path)
+		came := w.verbs.piece
+		if !bytes.Equal(p.Data, came.Data) {
+			t.Errorf("%d bytes at %d of %q came as %d others", len(p.Data), p.Offset, p.Path, len(came.Data))
+		}
+		want := p
+		want.Data, came.Data = nil, nil
+		if diff := cmp.Diff(want, came); diff != "" {
+			t.Errorf("piece (-want +got):\n%s", diff)
 		}
 		got, err := c.ReadDisk(t.Context(), ref, migration.DiskRange{Path: p.Path})
 		if err != nil || len(got.Data) != len(p.Data) || !bytes.Equal(got.Data, p.Data) || got.Sum != p.Sum || got.Zero != p.Zero || got.Version != p.Version {
