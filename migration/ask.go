@@ -3,6 +3,7 @@ package migration
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"berth/migration/candidates"
 	"berth/migration/task"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // askTries is how often a verb is asked whose answer does not come, before the
@@ -163,7 +165,7 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 	if err != nil {
 		return Guest{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	errs := []error{s.movable(src.Guest)}
+	errs := []error{s.movable(src)}
 	stays := s.kind == TypeRebuild || s.kind == TypeResize && (s.named == "" || s.named == s.from)
 	if stays {
 		err = s.checkRoom(ctx, src)
@@ -235,12 +237,25 @@ func together(doing, name string, errs []error) error {
 	return fault.Refuse(fault.KindOf(errs[0]), doing, reasons...)
 }
 
-// movable refuses a guest that cannot be moved as it is.
-func (s *story) movable(g Guest) error {
-	if s.kind != TypeLiveMigration {
-		return nil // running, paused or off: it is off meanwhile
+// movable refuses a guest that cannot be moved as it is, or that a resize would leave as
+// it is: it would be powered off for nothing.
+func (s *story) movable(src inspectedSource) error {
+	switch g, w := src.Guest, src.Wanted; {
+	case s.kind == TypeLiveMigration:
+		return movable(g)
+	case s.kind == TypeResize && w != nil && len(w.Grow) == 0 && sameFlavor(g.Flavor, w.Flavor):
+		return fault.Refuse(fault.Invalid, "", fault.Reason{
+			Code: "same_flavor", Message: fmt.Sprintf("instance %s has flavor %s already", g.UUID, w.Flavor.Name),
+			Have: g.Flavor.Name, Want: w.Flavor.Name, Change: "name another flavor; to move it as it is, migrate it cold",
+		})
 	}
-	return movable(g)
+	return nil
+}
+
+// sameFlavor compares all that a flavor says, and not its name alone: one that was edited
+// is another.
+func sameFlavor(a, b topology.Flavor) bool {
+	return a.Name == b.Name && a.VCPUs == b.VCPUs && a.MemoryMB == b.MemoryMB && a.DiskGB == b.DiskGB && maps.Equal(a.ExtraSpecs, b.ExtraSpecs)
 }
 
 // movable refuses a guest that does not run. Nova moves active and paused ones.

@@ -68,7 +68,7 @@ func playCold(t testing.TB, i int, seed uint64, f faults) (*world, migration.Mig
 	if f.mutate != nil {
 		w.mutate = func(*world) migration.Mutation { return f.mutate }
 	}
-	if len(f.fails)+len(f.breaks) > 0 && len(sc.script.words) > 0 {
+	if (len(f.fails)+len(f.breaks) > 0 || f.chance > 0) && len(sc.script.words) > 0 {
 		w.script.words = append(slices.Clone(sc.script.words), "confirm") // where the first word comes to nothing
 	}
 	return w, w.run()
@@ -182,5 +182,19 @@ func TestCold_AbortAtEveryMoment(t *testing.T) {
 	t.Logf("%v, %d reverts given up", ended, givenUp)
 	if stride == 1 && (ended[migration.StatusCancelled] == 0 || givenUp == 0) {
 		t.Errorf("ended %v, %d reverts given up; want some of each", ended, givenUp)
+	}
+}
+
+// TestCold_SeveralFaultsTogether lays crashes and lost messages over each scenario by
+// chance.
+func TestCold_SeveralFaultsTogether(t *testing.T) {
+	for seed := range uint64(20) {
+		for i, sc := range coldScenarios {
+			if (int(seed)+i)%min(stride, 10) != 0 {
+				continue
+			}
+			w, _ := playCold(t, i, seed, faults{chance: 0.1, budget: 6})
+			w.report(fmt.Sprintf("%s, seed %d", sc.name, seed))
+		}
 	}
 }

@@ -102,7 +102,7 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("inspect instance %s: %w", s.instance, err)
 	}
-	if err := s.movable(out.Guest); err != nil {
+	if err := s.movable(out); err != nil {
 		return nil, err
 	}
 	if s.rec.InPlace {

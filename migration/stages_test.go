@@ -212,6 +212,7 @@ func TestStart_RefusalsOfColdMovesLeaveNothing(t *testing.T) {
 		{"a cold migration that changes something", asked(migration.Request{Type: migration.TypeMigration, Change: larger, ConfirmWindow: &negative}, "b"), nil,
 			fault.Invalid, []string{"change", "negative_duration"}},
 		{"a cold migration to the same host", asked(cold, "a"), nil, fault.Forbidden, []string{"same_host"}},
+		{"the flavor that it has", asked(resize, ""), func(w *world) { w.flavor = *larger.Flavor }, fault.Invalid, []string{"same_flavor"}},
 		{"a disk that shrinks", asked(migration.Request{Type: migration.TypeResize, Change: flavor(1024, 0)}, ""), nil, fault.Forbidden, []string{"disk_shrinks"}},
 		{"a resize that fits nowhere", asked(migration.Request{Type: migration.TypeResize, Change: flavor(4096, 1)}, ""),
 			func(w *world) { full("a")(w); w.placement.full["rp-b"] = true }, fault.DoesNotFit, []string{"memory_short", "no_candidate"}},
