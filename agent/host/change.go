@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"berth/agent/host/disks"
@@ -240,8 +241,8 @@ func (h *Host) planChanged(ctx context.Context, ref migration.Ref, rec changing)
 			return nil, err
 		}
 	}
-	for device, bytes := range need {
-		if err := h.spaceFor(&no, beside[device], bytes); err != nil {
+	for _, device := range slices.Sorted(maps.Keys(need)) {
+		if err := h.spaceFor(&no, beside[device], need[device]); err != nil {
 			return nil, err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
+	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -36,6 +37,9 @@ func (h *Host) applyChange(ctx context.Context, ref migration.Ref) error {
 	}
 	if !rec.Begun {
 		if rec.Guest.Definition, err = h.driver.XML(ctx, ref.Instance, driver.Persistent); err != nil {
+			return err
+		}
+		if err := rec.sameDisks(); err != nil {
 			return err
 		}
 		rec.Begun = true
@@ -83,6 +87,21 @@ func (h *Host) applyChange(ctx context.Context, ref migration.Ref) error {
 	}
 	rec.Applied = true
 	return h.remember(ctx, ref, memoryChange, rec)
+}
+
+// sameDisks refuses a definition whose disks are not those of which new files are made:
+// people may have edited it since the change was prepared.
+func (r changing) sameDisks() error {
+	doc, err := domainxml.Parse(r.Guest.Definition)
+	if err != nil {
+		return fault.New(fault.Invalid, "read the definition of %s: %w", r.Guest.Name, err)
+	}
+	for _, d := range r.Disks {
+		if !slices.ContainsFunc(doc.Disks(), func(now domainxml.Disk) bool { return now.Target == d.Target && now.Source == d.Path }) {
+			return fault.New(fault.Forbidden, "disk %s of %s is no longer %s: its definition was edited since the change was prepared", d.Target, r.Guest.Name, d.Path)
+		}
+	}
+	return nil
 }
 
 // changeUnderWay is the record of a change whose preparation is done and whose undo has

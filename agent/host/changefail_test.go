@@ -49,6 +49,13 @@ func TestChange_FailsAndIsUndone(t *testing.T) {
 			b.files.Put("/images/restored", "qcow2", 2<<30, "from a backup")
 			b.files.Rename("/images/restored", rootFile)
 		}, "apply", fault.Forbidden},
+		"somebody edited its definition": {grow.plan, grow.from, driver.Running, func(b *changeBed) {
+			b.must("prepare", errors.Join(b.verbs()[0].do(), b.verbs()[1].do()))
+			text, err := b.a.fake.XML(b.t.Context(), b.uuid, driver.Persistent)
+			b.must("read the definition", err)
+			b.files.Put("/images/other", "qcow2", 2<<30, "other")
+			b.must("edit it", b.a.fake.Define(b.t.Context(), strings.Replace(text, rootFile, "/images/other", 1)))
+		}, "apply", fault.Forbidden},
 		"the image is gone":                    {rebuild.plan, rebuild.from, driver.Running, func(b *changeBed) { b.files.Rename(newImage, "/images/elsewhere") }, "prep", fault.NotFound},
 		"a hook of prep_resize fails":          {grow.plan, grow.from, driver.Running, func(b *changeBed) { b.hook("prep_resize", 1) }, "prep", fault.Internal},
 		"a hook of pre_rebuild_instance fails": {rebuild.plan, rebuild.from, driver.Running, func(b *changeBed) { b.hook("pre_rebuild_instance", 1) }, "prep", fault.Internal},

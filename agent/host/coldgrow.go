@@ -62,7 +62,7 @@ func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPrepa
 	}
 	one := &rec.Grown[i]
 	if one.Stamp == nil {
-		if err := h.files.BuildCopy(ctx, &one.Replaced, one.Format, one.Size); err != nil {
+		if err := h.buildDisk(ctx, ref, one, nil); err != nil {
 			return err
 		}
 		if err := h.remember(ctx, ref, memoryPreparedCold, *rec); err != nil {
@@ -77,6 +77,9 @@ func (h *Host) growShared(ctx context.Context, ref migration.Ref, rec *coldPrepa
 func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPreparation) error {
 	if len(rec.Grown) == 0 || rec.PutBack {
 		return nil
+	}
+	if err := h.stopCopies(ctx, ref); err != nil {
+		return err
 	}
 	for _, d := range slices.Backward(rec.Grown) {
 		if err := h.files.PutBack(d.Replaced); err != nil {

@@ -115,15 +115,6 @@ func (f Files) buildCopy(ctx context.Context, r *Replaced, format string, size i
 			return noRoom(err)
 		}
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(old.Fd()), &st); err != nil {
-		return err
-	}
-	// Best effort: libvirt gives it to the guest's user at its start.
-	_ = file.Chown(int(st.Uid), int(st.Gid))
-	if err := file.Chmod(fs.FileMode(st.Mode & 0o777)); err != nil {
-		return err
-	}
 	// Within the file: it stays the same one.
 	if _, err := f.run(ctx, "resize", "-q", "-f", format, real, strconv.FormatInt(size, 10)); err != nil {
 		return noRoom(err)
@@ -207,6 +198,9 @@ func (f Files) Replace(r Replaced) error {
 	} else if err != nil {
 		return fail(err)
 	}
+	if err := f.asOld(r); err != nil {
+		return fail(err)
+	}
 	// The second name before the first is another file's.
 	if err := f.syncDir(filepath.Dir(r.Path)); err != nil {
 		return err
@@ -215,6 +209,17 @@ func (f Files) Replace(r Replaced) error {
 		return fail(err)
 	}
 	return f.syncDir(filepath.Dir(r.Path))
+}
+
+// asOld gives the new file the old one's user and mode: whoever opened that opens this.
+func (f Files) asOld(r Replaced) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(f.Real(r.Path), &st); err != nil {
+		return err
+	}
+	// Best effort: libvirt gives it to the guest's user at its start, unless told not to.
+	_ = os.Lchown(f.Real(r.Part), int(st.Uid), int(st.Gid))
+	return os.Chmod(f.Real(r.Part), fs.FileMode(st.Mode&0o777))
 }
 
 // PutBack takes back what PlanReplace, a build and Replace did, however far they got: the

@@ -18,12 +18,18 @@ func TestBuildCopy_GrowsAnImageAndKeepsItsChain(t *testing.T) {
 	f := files(t)
 	put(t, f, "/img/base.raw", strings.Repeat("x", 64<<10))
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", f.Real("/img/disk.qcow2"), "8M")
+	if err := errors.Join(os.Chmod(f.Real("/img/disk.qcow2"), 0o640), os.Chown(f.Real("/img/disk.qcow2"), os.Getuid(), os.Getgid())); err != nil {
+		t.Fatal(err)
+	}
 	r, err := f.PlanReplace("m1", disks.PartName(1, "vda"), "/img/disk.qcow2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(f.BuildCopy(t.Context(), &r, "qcow2", 32<<20), f.Replace(r)); err != nil {
 		t.Fatal(err)
+	}
+	if fi, err := os.Stat(f.Real("/img/disk.qcow2")); err != nil || fi.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v: want the old file's", fi.Mode(), err)
 	}
 	for path, size := range map[string]int64{"/img/disk.qcow2": 32 << 20, r.Kept: 8 << 20} {
 		img, err := f.Image(t.Context(), path, "qcow2")
