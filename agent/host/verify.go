@@ -72,10 +72,6 @@ func (h *Host) Lives(uuid string) bool {
 	return ok && u.lives
 }
 
-// Still is nil for a guest that does not move, and waits for nothing that would have to
-// be decided first; else why not, with what to type.
-func (h *Host) Still(uuid string) error { return h.still(uuid) }
-
 // toConfirm says what keeps a guest that waits to be confirmed from anything else.
 func (h *Host) toConfirm(uuid string, u unconfirmed) error {
 	inst, _ := h.tracker.Instance(uuid)
