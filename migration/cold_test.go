@@ -71,6 +71,9 @@ func playCold(t testing.TB, i int, seed uint64, f faults) (*world, migration.Mig
 	if (len(f.fails)+len(f.breaks) > 0 || f.chance > 0) && len(sc.script.words) > 0 {
 		w.script.words = append(slices.Clone(sc.script.words), "confirm") // where the first word comes to nothing
 	}
+	if f.embedded {
+		w.embedded = newEmbedded(t, w)
+	}
 	return w, w.run()
 }
 

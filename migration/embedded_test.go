@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,6 +16,7 @@ import (
 	"berth/migration"
 	"berth/placement"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // embedded is the embedded Placement behind its own HTTP API and the real
@@ -62,8 +64,12 @@ func newEmbedded(t testing.TB, w *world) *embedded {
 	}
 	shared.Generation = traits.Generation
 	// Room for one guest: counted twice it would not fit.
+	most := guestSize
+	if w.script.request.Change.Flavor != nil {
+		most = wantedSize
+	}
 	if _, err := e.admin.PutInventories(ctx, shared.UUID, placementclient.Inventories{Generation: shared.Generation, Inventories: map[string]placementclient.Inventory{
-		"DISK_GB": {Total: 1},
+		"DISK_GB": {Total: most.DiskGB},
 	}}); err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +85,7 @@ func newEmbedded(t testing.TB, w *world) *embedded {
 			t.Fatal(err)
 		}
 		if _, err := e.admin.PutInventories(ctx, h.provider, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
-			"VCPU": {Total: 8},
+			"VCPU": {Total: int64(guestSize.VCPUs)},
 		}}); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +94,7 @@ func newEmbedded(t testing.TB, w *world) *embedded {
 			t.Fatal(err)
 		}
 		if _, err := e.admin.PutInventories(ctx, h.pages, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
-			"MEMORY_MB": {Total: 8192},
+			"MEMORY_MB": {Total: most.MemoryMB},
 		}}); err != nil {
 			t.Fatal(err)
 		}
@@ -139,24 +145,25 @@ func (x embeddedWire) DeleteAllocations(_ context.Context, consumer string) erro
 	return x.write("delete allocations", func(ctx context.Context) error { return x.Client.DeleteAllocations(ctx, consumer) })
 }
 
-func (e *embedded) verify(w *world, owner *simHost) {
-	ctx := context.Background()
+func (e *embedded) verify(w *world, owner *simHost, size topology.Resources) {
 	w.asking = e.admin.Counters()
-	inst, err := e.admin.Allocations(ctx, guestUUID)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	mig, err := e.admin.Allocations(ctx, moveUUID)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	want := placementclient.Allocations{Allocations: owner.place(guestSize)}
+	inst, mig := e.consumer(guestUUID), e.consumer(moveUUID)
+	want := placementclient.Allocations{Allocations: owner.place(size)}
 	if !inst.SameResources(want) || inst.ConsumerType != placementclient.ConsumerInstance {
 		w.violate("at the end the instance holds %+v, want %v", inst, want.Allocations)
 	}
 	if mig.Exists() {
 		w.violate("at the end the migration holds %+v", mig)
 	}
+}
+
+// consumer is what one holds there.
+func (e *embedded) consumer(id string) placementclient.Allocations {
+	a, err := e.admin.Allocations(context.Background(), id)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return a
 }
 
 // TestLive_AgainstTheEmbeddedPlacement repeats what matters most about the two
@@ -187,6 +194,45 @@ func TestLive_AgainstTheEmbeddedPlacement(t *testing.T) {
 			one := map[int]bool{point: true}
 			for how, f := range map[string]faults{"crash": {crash: one}, "lost request": {requests: one}, "lost answer": {answers: one}} {
 				run(f).report(fmt.Sprintf("%s: %s at point %d (%s)", sc.name, how, point, reference.trace[point]))
+			}
+		}
+	}
+	t.Logf("%d runs", runs)
+}
+
+// TestCold_AgainstTheEmbeddedPlacement is the same for cold moves and changes, on hosts
+// with room for one guest as it is to be and no more, around every call of Placement.
+func TestCold_AgainstTheEmbeddedPlacement(t *testing.T) {
+	runs := 0
+	for i, sc := range coldScenarios {
+		switch sc.name {
+		case "migrate, revert", "resize to a named host, confirm", "resize elsewhere, revert", "migrate, the guest cannot live there",
+			"resize in place, confirm", "resize in place, revert", "resize in place, the guest cannot live so":
+		default:
+			continue
+		}
+		run := func(f faults) (*world, migration.Migration) {
+			f.embedded = true
+			w, m := playCold(t, i, 1, f)
+			if err := w.embedded.server.Close(); err != nil {
+				t.Error(err)
+			}
+			runs++
+			return w, m
+		}
+		reference, m := run(faults{})
+		reference.report(sc.name)
+		if m.Outcome != sc.script.want[0] {
+			t.Errorf("%s: outcome %s (%v)", sc.name, m.Outcome, m.Error)
+		}
+		for point, what := range reference.trace {
+			if !strings.Contains(what, "allocations") || point%min(stride, 4) != i%min(stride, 4) {
+				continue
+			}
+			one := map[int]bool{point: true}
+			for how, f := range map[string]faults{"crash": {crash: one}, "lost request": {requests: one}, "lost answer": {answers: one}} {
+				w, _ := run(f)
+				w.report(fmt.Sprintf("%s: %s at point %d (%s)", sc.name, how, point, what))
 			}
 		}
 	}

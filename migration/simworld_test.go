@@ -60,6 +60,7 @@ type faults struct {
 	// fails are verbs that fail, as often as is said, without an effect; breaks those
 	// that have it all the same.
 	fails, breaks map[string]int
+	embedded      bool               // by the real client and server
 	mutate        migration.Mutation // of cold stories; what never ends is found out after some minutes
 }
 
@@ -452,7 +453,7 @@ func (w *world) verify(m migration.Migration) {
 		}
 	}
 	if w.embedded != nil {
-		w.embedded.verify(w, w.hosts[owner])
+		w.embedded.verify(w, w.hosts[owner], size)
 	} else {
 		w.placement.verify(w.hosts[owner], size)
 	}
@@ -483,8 +484,13 @@ func (w *world) checkFinished(m migration.Migration) {
 		w.violate("finished, and nothing is said of its halves")
 	}
 	for id, want := range map[string]placementclient.Allocations{guestUUID: h.Instance, moveUUID: h.Migration} {
-		have := w.placement.consumers[id]
-		if have == nil && len(want.Allocations) > 0 || have != nil && !have.SameResources(want) {
+		have := placementclient.Allocations{}
+		if w.embedded != nil {
+			have = w.embedded.consumer(id)
+		} else if a := w.placement.consumers[id]; a != nil {
+			have = *a
+		}
+		if !have.SameResources(want) {
 			w.violate("finished, and consumer %s holds %+v, want %+v", id, have, want)
 		}
 	}
