@@ -1,10 +1,12 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -288,6 +290,7 @@ func TestChange_InPlace(t *testing.T) {
 					t.Errorf("finished (-want +got):\n%s", diff)
 				}
 				b.lab.shareNothing()
+				b.followed()
 				// What comes late finds nothing to do.
 				for what, late := range map[string]error{
 					"claim": b.claim(), "prep": b.verbs()[1].do(), "apply": b.verbs()[3].do(), "unapply": b.verbs()[3].undo(), "rollback": b.verbs()[1].undo(), "abort": b.verbs()[0].undo(),
@@ -301,6 +304,23 @@ func TestChange_InPlace(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// followed looks around once as an agent does: what the guest shows is what it was given.
+func (b *changeBed) followed() {
+	b.t.Helper()
+	before := b.a.tracker.ByInstance(b.uuid)[0]
+	ctx, cancel := context.WithCancel(b.t.Context())
+	var looking sync.WaitGroup
+	looking.Go(func() { _ = b.a.Follow(ctx) }) // nil
+	waitFor(b.t, "the claim to be held against the guest", func() bool { return b.a.tracker.ByInstance(b.uuid)[0].Seen != nil })
+	cancel()
+	looking.Wait()
+	after := b.a.tracker.ByInstance(b.uuid)[0]
+	after.Seen = nil
+	if diff := gocmp.Diff(before, after); diff != "" {
+		b.t.Errorf("the claim after a look at the changed guest (-want +got):\n%s", diff)
 	}
 }
 
