@@ -31,6 +31,18 @@ func (a *Agent) conductedHere(ctx context.Context, ref string) (migration.Migrat
 	return migration.Migration{}, false
 }
 
+// awaitedElsewhere gives the move that brought a guest here and waits to be confirmed or
+// reverted by its source, by the guest's uuid: its context is in this ledger without a
+// claim of its own.
+func (a *Agent) awaitedElsewhere(instance string) (migration string, waits bool) {
+	for _, c := range a.tracker.Contexts() {
+		if c.Source != a.name && c.Instance == instance {
+			return c.Migration, true
+		}
+	}
+	return "", false
+}
+
 // conductedElsewhere gives a move of which this host is the other side, by its uuid or
 // by its guest's: its source conducts it.
 func (a *Agent) conductedElsewhere(ref string) (conducted, bool) {

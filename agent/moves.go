@@ -53,8 +53,8 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 	if err := s.a.db.Room(); err != nil {
 		return migration.Migration{}, err // its journal would have to wait in the middle
 	}
-	if c, waits := s.a.conductedElsewhere(id); waits {
-		return migration.Migration{}, fault.Refuse(fault.Busy, doing, unconfirmedBlocker(r.Instance, c.migration))
+	if m, waits := s.a.awaitedElsewhere(id); waits {
+		return migration.Migration{}, fault.Refuse(fault.Busy, doing, unconfirmedBlocker(r.Instance, m))
 	}
 	change, err := s.change(doing, r)
 	if err != nil {

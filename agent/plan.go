@@ -82,8 +82,8 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 			Code: "moving", Message: "the instance is moving: migration " + m.UUID, Have: m.UUID, Change: "wait for it, or berth migration abort " + m.UUID,
 		})
 	}
-	if c, waits := s.a.conductedElsewhere(id); waits {
-		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, c.migration))
+	if m, waits := s.a.awaitedElsewhere(id); waits {
+		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, m))
 	}
 	return s.planner().Plan(ctx, ask)
 }

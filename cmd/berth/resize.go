@@ -31,7 +31,7 @@ var coldNames = []string{"shutdown-timeout", "confirm", "confirm-window"}
 
 func (x *coldFlags) register(f *pflag.FlagSet, confirms bool) {
 	x.flags = f
-	f.DurationVar(&x.shutdown, "shutdown-timeout", 0, "how long the guest may take to shut itself down; 0 pulls its plug at once (default: the host's)")
+	f.DurationVar(&x.shutdown, "shutdown-timeout", 0, "how long the guest may take to shut itself down; 0 pulls its plug at once (default: its flavor's, or the host's)")
 	if confirms {
 		f.DurationVar(&x.window, "confirm-window", 0, "after how long it confirms itself; 0 for never (default: the host's)")
 		f.BoolVar(&x.confirm, "confirm", false, "confirm it as soon as it is there")

@@ -72,6 +72,7 @@ On a host that already runs guests:
   berth instance adopt --all   take the guests that run under claims
   berth plan GUEST             where could one go, and if not, why
   berth migrate GUEST HOST     move one
+  berth resize GUEST           give one another flavor; then confirm or revert it
 
 Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 --connect names another.`,
