@@ -64,6 +64,9 @@ type Migration struct {
 	OldFlavor string `json:"old_instance_type,omitempty"`
 	NewFlavor string `json:"new_instance_type,omitempty"`
 	NewImage  string `json:"new_image,omitempty"`
+	// Pulled: the guest did not shut itself down in time at some point of it, and its plug
+	// was pulled: its filesystems are as after a power failure.
+	Pulled bool `json:"plug_pulled,omitempty"`
 	// ConfirmBy is when a finished migration is confirmed by itself, on the wall clock;
 	// zero for never. The wait itself goes by the boot clock, anew after a reboot.
 	ConfirmBy time.Time `json:"confirm_by,omitzero"`

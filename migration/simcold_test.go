@@ -65,7 +65,7 @@ func (h *simHost) PowerOff(_ context.Context, ref migration.Ref, p migration.Pow
 	default:
 		h.offs[at(ref)] = "shut off"
 	}
-	return migration.PoweredOff{PowerState: migration.PowerState(h.offs[at(ref)])}, nil
+	return migration.PoweredOff{PowerState: migration.PowerState(h.offs[at(ref)]), Pulled: running && p.Timeout == 0}, nil
 }
 
 func (h *simHost) PowerOn(_ context.Context, ref migration.Ref) error {

@@ -274,7 +274,9 @@ func TestPowerOff_GivesTheGuestItsTime(t *testing.T) {
 			if m.OldFlavor != "m1" || m.NewFlavor != "m1" {
 				t.Errorf("flavors %s and %s", m.OldFlavor, m.NewFlavor)
 			}
-			until(t, p, c, "finished", isFinished)
+			if m = until(t, p, c, "finished", isFinished); m.Pulled != (tt.want == 0) {
+				t.Errorf("%s: pulled %v", tt.name, m.Pulled)
+			}
 		})
 		if w.hosts["a"].patience != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, w.hosts["a"].patience, tt.want)
@@ -410,6 +412,38 @@ func TestSettle_OfColdMoves(t *testing.T) {
 					t.Error("the migration's consumer is left")
 				}
 			})
+		})
+	}
+}
+
+// TestConducts_OfStagesThatAreOver: a host asks about the attempt by which a guest came or
+// went, whatever stage its migration is in.
+func TestConducts_OfStagesThatAreOver(t *testing.T) {
+	for _, tt := range []struct {
+		word  string
+		moved migration.Conduct // of attempt 1, in the end
+	}{{"confirm", migration.ConductDone}, {"revert", migration.ConductOver}} {
+		w := newWorld(t, 1, script{}, faults{})
+		w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+			ctx := context.Background()
+			if _, err := c.Start(ctx, asked(cold, "b")); err != nil {
+				t.Fatal(err)
+			}
+			until(t, p, c, "finished", isFinished)
+			if got := c.Conducts(moveUUID, 1); got != migration.ConductGoing {
+				t.Errorf("finished: %q", got)
+			}
+			say := map[string]func(context.Context, string) (migration.Migration, error){"confirm": c.Confirm, "revert": c.Revert}[tt.word]
+			if _, err := say(ctx, moveUUID); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.Conducts(moveUUID, 1); got != migration.ConductGoing {
+				t.Errorf("%s: %q", tt.word, got)
+			}
+			until(t, p, c, "done", migration.Migration.Done)
+			if moved, last := c.Conducts(moveUUID, 1), c.Conducts(moveUUID, 2); moved != tt.moved || last != migration.ConductDone {
+				t.Errorf("after %s: attempt 1 %q, want %q; attempt 2 %q", tt.word, moved, tt.moved, last)
+			}
 		})
 	}
 }

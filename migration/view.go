@@ -76,6 +76,11 @@ func (s *story) viewOf(st task.State) Migration {
 			if json.Unmarshal(step.Output, &end) == nil {
 				m.Progress = end.Progress
 			}
+		case StepPowerOff, StepRevertPowerOff:
+			var off PoweredOff
+			if json.Unmarshal(step.Output, &off) == nil {
+				m.Pulled = m.Pulled || off.Pulled
+			}
 		case StepShipDisks:
 			var shipped shippedDisks
 			if json.Unmarshal(step.Output, &shipped) == nil && shipped.Progress.DiskTotal > 0 {
