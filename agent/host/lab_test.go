@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lab is two or more hosts over one fake fleet and one Placement.
 type lab struct {
-	t         *testing.T
+	t         testing.TB
 	rt        *runtime.System
 	fleet     *drivertest.Fleet
 	placement *placement
@@ -55,7 +55,7 @@ type node struct {
 
 var small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
 
-func newLab(t *testing.T, names ...string) *lab {
+func newLab(t testing.TB, names ...string) *lab {
 	t.Helper()
 	rt := new(runtime.System)
 	l := &lab{t: t, rt: rt, fleet: drivertest.NewFleet(rt), placement: newPlacement(), hosts: map[string]*node{}}
@@ -117,7 +117,7 @@ func (l *lab) restart(name string) *node {
 // path is where the test finds a host's path.
 func (n *node) path(p string) string { return filepath.Join(n.root, p) }
 
-func (n *node) put(t *testing.T, path, text string, mode os.FileMode) {
+func (n *node) put(t testing.TB, path, text string, mode os.FileMode) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(n.path(path)), 0o755); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func (n *node) put(t *testing.T, path, text string, mode os.FileMode) {
 	}
 }
 
-func requireQemuImg(t *testing.T) {
+func requireQemuImg(t testing.TB) {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("qemu-img is not installed (Debian: qemu-utils)")

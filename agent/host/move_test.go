@@ -21,7 +21,7 @@ func contextWithCancel(t *testing.T) (context.Context, context.CancelFunc) {
 }
 
 // waitFor polls: the fake's actors run beside the test.
-func waitFor(t *testing.T, what string, ok func() bool) {
+func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {

@@ -60,16 +60,15 @@ func (s *served) kill() {
 // pieces is a client that is told of every piece before it is sent.
 type pieces struct {
 	*api.Client
-	before func(n int64)
-	n      *atomic.Int64
+	before func()
 }
 
 func (p pieces) WriteDisk(ctx context.Context, ref migration.Ref, d migration.DiskPiece) error {
-	p.before(p.n.Add(1))
+	p.before()
 	return p.Client.WriteDisk(ctx, ref, d)
 }
 
-func identity(t *testing.T, ca *pki.Authority, name string) *pki.Identity {
+func identity(t testing.TB, ca *pki.Authority, name string) *pki.Identity {
 	t.Helper()
 	dir := t.TempDir()
 	if _, err := ca.IssueHost(dir, name, nil, time.Now()); err != nil {
@@ -84,6 +83,54 @@ func identity(t *testing.T, ca *pki.Authority, name string) *pki.Identity {
 	return id
 }
 
+// wire is the lab's host b as a conductor on a reaches it: over TLS.
+type wire struct {
+	l      *lab
+	b      *served
+	client *api.Client
+	before func() // told of every piece before it is sent
+}
+
+func (l *lab) wire() *wire {
+	l.t.Helper()
+	ca, err := pki.Init(l.t.TempDir(), "lab", time.Now(), false)
+	l.must("make a CA", err)
+	w := &wire{l: l, b: &served{l: l, id: identity(l.t, ca, "b"), address: "127.0.0.1:0"}, before: func() {}}
+	w.b.start()
+	l.t.Cleanup(w.b.kill)
+	w.client, err = api.NewClient(api.ClientOptions{Address: w.b.address, Name: "b", Identity: identity(l.t, ca, "a"), As: "a", Runtime: l.rt})
+	l.must("make a client", err)
+	l.t.Cleanup(w.client.Close)
+	return w
+}
+
+// conductor makes one on a.
+func (w *wire) conductor() *migration.Conductor {
+	return migration.New(migration.Config{
+		Runtime: hasty{w.l.rt}, Store: w.l.hosts["a"].store, Local: "a", Placement: w.l.placement,
+		Hosts: func(_ context.Context, name string) (migration.Host, error) {
+			if name == "b" {
+				return pieces{w.client, w.before}, nil
+			}
+			return w.l.hosts["a"].Host, nil
+		},
+		PollInterval: time.Millisecond, ShutdownTimeout: -1, VerbTimeout: 5 * time.Second, UndoLater: 100 * time.Millisecond,
+		Jitter: func(time.Duration) time.Duration { return 0 },
+	})
+}
+
+// run has it conduct until f returns.
+func (w *wire) run(c *migration.Conductor, f func(ctx context.Context)) {
+	w.l.t.Helper()
+	ctx, cancel := context.WithCancel(w.l.t.Context())
+	ended := make(chan error, 1)
+	w.l.rt.Go("conductor", func() { ended <- c.Run(ctx) })
+	waitFor(w.l.t, "the conductor", c.Running)
+	f(ctx)
+	cancel()
+	w.l.must("conduct", <-ended)
+}
+
 // TestShip_ByAConductorOverTLS moves a guest with a chain and a sparse disk between two
 // hosts that share nothing. The conductor dies while it ships, and then the destination.
 func TestShip_ByAConductorOverTLS(t *testing.T) {
@@ -96,59 +143,30 @@ func TestShip_ByAConductorOverTLS(t *testing.T) {
 	a.sparse(t, data, 40*migration.ShipBlock+5, map[int64]string{3: "one", 7 * migration.ShipBlock: "two", 8 * migration.ShipBlock: "three", 39 * migration.ShipBlock: "four"})
 	v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"}, host.CreateDisk{Path: data})
 
-	ca, err := pki.Init(t.TempDir(), "lab", time.Now(), false)
-	l.must("make a CA", err)
-	b := &served{l: l, id: identity(t, ca, "b"), address: "127.0.0.1:0"}
-	b.start()
-	defer func() { b.kill() }()
-	client, err := api.NewClient(api.ClientOptions{Address: b.address, Name: "b", Identity: identity(t, ca, "a"), As: "a", Runtime: l.rt})
-	l.must("make a client", err)
-	defer client.Close()
-
 	var sent atomic.Int64
 	dead := make(chan struct{}) // closed when the first conductor is to die
-	before := func(n int64) {
-		switch n {
+	w := l.wire()
+	w.before = func() {
+		switch sent.Add(1) {
 		case 3:
 			close(dead)
 		case 6:
-			b.kill()
+			w.b.kill()
 			l.restart("b")
-			b.start()
+			w.b.start()
 		}
 	}
-	conductor := func() *migration.Conductor {
-		return migration.New(migration.Config{
-			Runtime: hasty{l.rt}, Store: a.store, Local: "a", Placement: l.placement,
-			Hosts: func(_ context.Context, name string) (migration.Host, error) {
-				if name == "b" {
-					return pieces{client, before, &sent}, nil
-				}
-				return l.hosts["a"].Host, nil
-			},
-			PollInterval: time.Millisecond, ShutdownTimeout: -1, VerbTimeout: 5 * time.Second, UndoLater: 100 * time.Millisecond,
-			Jitter: func(time.Duration) time.Duration { return 0 },
-		})
-	}
-	run := func(c *migration.Conductor, f func(ctx context.Context)) {
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		l.rt.Go("conductor", func() { ended <- c.Run(ctx) })
-		waitFor(t, "the conductor", c.Running)
-		f(ctx)
-		cancel()
-		l.must("conduct", <-ended)
-	}
-	first, second := conductor(), conductor()
+	first, second := w.conductor(), w.conductor()
 	var m migration.Migration
-	run(first, func(ctx context.Context) {
+	w.run(first, func(ctx context.Context) {
 		var err error
 		m, err = first.Start(ctx, migration.Request{Instance: v.UUID, Type: migration.TypeMigration, Destination: "b"})
 		l.must("start", err)
 		<-dead
 	})
-	run(second, func(ctx context.Context) {
+	w.run(second, func(ctx context.Context) {
 		waitFor(t, "the guest at its destination", func() bool {
+			var err error
 			m, err = second.Get(ctx, m.UUID)
 			l.must("get", err)
 			return m.Status == migration.StatusFinished || m.Done()
