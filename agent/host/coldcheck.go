@@ -75,12 +75,14 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		if err := h.checkNames(ctx, &no, g); err != nil {
 			return none, err
 		}
-		if err := h.checkVariables(&no, own); err != nil {
-			return none, err
-		}
 		if answer.Disks, err = h.checkColdDisks(ctx, &no, ref, own, g, w); err != nil {
 			return none, err
 		}
+		variables, err := h.variablesView(&no, own)
+		if err != nil {
+			return none, err
+		}
+		answer.Disks = append(answer.Disks, variables...)
 	}
 	if err := no.err(""); err != nil {
 		return none, err
@@ -189,21 +191,75 @@ func notMovableOff(what, why, change string) fault.Reason {
 	return fault.Reason{Code: "device_stays", Message: message, Have: what, Change: change}
 }
 
-// checkVariables refuses a guest whose firmware variables are not here: they are a file
-// of the guest's own, and without it the guest forgets what it boots.
-func (h *Host) checkVariables(no *refusal, doc document) error {
+// variablesTarget stands for the file of a guest's firmware variables among its disks:
+// they are the guest's own, and without them it forgets what it boots.
+const variablesTarget = "nvram"
+
+// variablesView is what this host has at the path of a guest's firmware variables, for
+// the source, which knows whether it has any. What is here and cannot be the guest's own
+// is in the way.
+func (h *Host) variablesView(no *refusal, doc document) ([]migration.DiskView, error) {
 	path := doc.firmware().Variables
 	if path == "" {
-		return nil
+		return nil, nil
 	}
-	there, err := h.files.Exists(path)
-	if err == nil && !there {
-		no.add(fault.Forbidden, fault.Reason{
-			Code: "firmware_variables_missing", Message: "the guest's firmware variables are in " + path + ", which " + h.o.Name + " does not have",
-			Want: path, Change: "copy the file to the same path there while the guest is off, or share its folder between the hosts",
-		})
+	id, err := h.files.Identity(path)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		if r, bad := h.placeForDisk(path); bad {
+			no.add(fault.Forbidden, r)
+		}
+		return []migration.DiskView{{Target: variablesTarget}}, nil
+	case err != nil && !errors.Is(err, fault.Invalid):
+		return nil, err
+	case id == "":
+		no.add(fault.Exists, variablesInTheWay(path, h.o.Name))
+		return nil, nil
 	}
-	return err
+	return []migration.DiskView{{Target: variablesTarget, Filesystem: id}}, nil
+}
+
+func variablesInTheWay(path, host string) fault.Reason {
+	return fault.Reason{
+		Code: "firmware_variables_exist", Message: "the guest's firmware variables are in " + path + ", and " + host + " has another file of that name",
+		Want: path, Change: "remove it there, if nobody needs it",
+	}
+}
+
+// shipsVariables reports whether a guest's firmware variables are to be shipped with its
+// disks: the source has them, and they are not on storage of both hosts.
+func (h *Host) shipsVariables(no *refusal, doc document, a migration.CheckAnswer) (bool, error) {
+	path := doc.firmware().Variables
+	i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == variablesTarget })
+	if path == "" || i < 0 {
+		return false, nil
+	}
+	id, err := h.files.Identity(path)
+	none := errors.Is(err, fault.NotFound)
+	switch there := a.Disks[i].Filesystem; {
+	case err != nil && !none:
+		return false, err
+	case there != "" && id == there:
+		return false, nil
+	case there != "":
+		no.add(fault.Exists, variablesInTheWay(path, a.Destination.Name))
+		return false, nil
+	}
+	return !none, nil // one that never ran has none: its first start makes them
+}
+
+// withVariables gives a guest's disks with its firmware variables as one of them, where
+// they are to be shipped.
+func withVariables(g migration.Guest, targets []string) (migration.Guest, error) {
+	if !slices.Contains(targets, variablesTarget) {
+		return g, nil
+	}
+	doc, err := parseDocument(g.Definition)
+	if err != nil {
+		return g, err
+	}
+	g.Disks = append(slices.Clone(g.Disks), migration.Disk{Target: variablesTarget, Path: doc.firmware().Variables, Format: "raw"})
+	return g, nil
 }
 
 // checkColdDisks looks at each disk's place on this host: shared, or to be shipped here.
@@ -319,6 +375,13 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 		case leave:
 			ans.Shared = ans.Shared || shared
 		}
+	}
+	ships, err := h.shipsVariables(&no, own, a)
+	if err != nil {
+		return ans, err
+	}
+	if ships {
+		ans.CopyDisks = append(ans.CopyDisks, variablesTarget)
 	}
 	return ans, no.err("")
 }

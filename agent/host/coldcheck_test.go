@@ -43,9 +43,6 @@ func TestColdCheck_WhatKeepsAGuestOnItsHost(t *testing.T) {
 		{"function that no claim holds", device(`<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0' bus='0x3b' slot='0' function='0'/></source></hostdev>`),
 			[]string{"device_stays", "document_does_not_fit"}, "3b:00.0"},
 		{"shared folder", device(`<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv'/><target dir='src'/></filesystem>`), []string{"device_stays"}, "shared folder"},
-		{"firmware variables elsewhere", func(s string) string {
-			return strings.Replace(s, "<os>", "<os><nvram>/var/lib/libvirt/qemu/nvram/vm1_VARS.fd</nvram>", 1)
-		}, []string{"firmware_variables_missing"}, "vm1_VARS.fd"},
 		{"redirected USB device", device(`<redirdev bus='usb' type='tcp'><source mode='connect' host='h' service='1'/></redirdev>`), nil, ""},
 		{"CPU that does not migrate", func(s string) string {
 			return strings.Replace(s, "<devices>", "<cpu mode='host-passthrough' migratable='off'/><devices>", 1)

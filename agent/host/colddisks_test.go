@@ -149,3 +149,56 @@ func TestCold_PinnedGuestGetsAPlaceOfItsOwn(t *testing.T) {
 		t.Errorf("pinned to %s with %d devices when it is back, was %s with 1", cpus, devices, was)
 	}
 }
+
+// TestCold_FirmwareVariablesGoAlong ships the file of a guest's firmware variables with
+// its disks, and takes it away where the guest is not any more.
+func TestCold_FirmwareVariablesGoAlong(t *testing.T) {
+	const path = "/var/lib/libvirt/qemu/nvram/vm1_VARS.fd"
+	for _, confirmed := range []bool{false, true} {
+		l, world := storedLab(t, false)
+		for _, name := range []string{"a", "b"} {
+			l.hosts[name].Close()
+			l.boot(name, func(o *host.Options) { o.Files, o.ImagesDirs = world.Host(name), nil })
+		}
+		v := l.storedGuest(small)
+		text, err := l.hosts["a"].fake.XML(t.Context(), v.UUID, driver.Persistent)
+		l.must("read the definition", err)
+		l.must("define", l.hosts["a"].fake.Define(t.Context(), strings.Replace(text, "<os>", "<os><nvram>"+path+"</nvram>", 1)))
+		a, b := world.Host("a"), world.Host("b")
+		a.Put(path, "raw", 7, "entries")
+		before := a.List()
+		c := newCold(t, l, v.UUID, nil)
+		c.run(c.there(), "")
+		if !slices.Contains(c.copies, "nvram") {
+			t.Fatalf("shipped: %v", c.copies)
+		}
+		if data, _, _ := b.Data(path); data != "entries" {
+			t.Errorf("variables there: %q", data)
+		}
+		if confirmed {
+			c.run(c.confirm(), "")
+			if _, _, exists := a.Data(path); exists {
+				t.Error("the source still has the variables")
+			}
+			continue
+		}
+		c.run(c.returning(), "")
+		if _, _, exists := b.Data(path); exists {
+			t.Error("the destination still has the variables")
+		}
+		if diff := cmp.Diff(before, a.List()); diff != "" {
+			t.Errorf("files at the source (-want +got):\n%s", diff)
+		}
+	}
+	// What is in the way there is named.
+	l, world := storedLab(t, false)
+	v := l.storedGuest(small)
+	text, err := l.hosts["a"].fake.XML(t.Context(), v.UUID, driver.Persistent)
+	l.must("read the definition", err)
+	l.must("define", l.hosts["a"].fake.Define(t.Context(), strings.Replace(text, "<os>", "<os><nvram>"+path+"</nvram>", 1)))
+	world.Host("b").Put(path, "raw", 7, "another's")
+	c := newCold(t, l, v.UUID, nil)
+	if err := c.check(); !slices.Contains(codes(err), "firmware_variables_exist") {
+		t.Errorf("check: %v", err)
+	}
+}

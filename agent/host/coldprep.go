@@ -93,7 +93,11 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if err := h.prepareConnections(ctx, ref, rec.Definition); err != nil {
 		return none, err
 	}
-	files, err := h.planShipped(ctx, ref, p)
+	ships := p
+	if ships.Guest, err = withVariables(p.Guest, p.CopyDisks); err != nil {
+		return none, err
+	}
+	files, err := h.planShipped(ctx, ref, ships)
 	if err != nil {
 		return none, err
 	}

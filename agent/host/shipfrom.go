@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -137,6 +138,12 @@ func (h *Host) goingOf(ctx context.Context, ref migration.Ref) (going, error) {
 			if err := add(below, e.Target.Dev, false); err != nil {
 				return going{}, err
 			}
+		}
+	}
+	if path := doc.firmware().Variables; path != "" {
+		// One that never ran has none.
+		if err := add(path, variablesTarget, true); err != nil && !errors.Is(err, fault.NotFound) {
+			return going{}, err
 		}
 	}
 	h.ships.keepGoing(l, h.rt.Boot().Since)
