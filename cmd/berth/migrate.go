@@ -218,6 +218,9 @@ func outcomeWords(m migration.Migration, now time.Time) string {
 	name := m.InstanceName
 	switch m.Outcome {
 	case migration.OutcomeUndone:
+		if m.Unfit != nil {
+			return fmt.Sprintf("%s is on %s again, as it was before: it could not run on %s", name, m.SourceCompute, m.DestCompute)
+		}
 		return fmt.Sprintf("%s stays on %s: %s", name, m.SourceCompute, restored(m))
 	case migration.OutcomeReverted:
 		return fmt.Sprintf("%s is on %s again, as it was before", name, m.SourceCompute)

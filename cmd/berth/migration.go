@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -149,7 +150,9 @@ func (a *app) printMigration(m migration.Migration) error {
 				row(w, "downtime", stoodStill(m))
 			}
 		case migration.OutcomeUndone:
-			row(w, "put back", restored(m))
+			if m.Unfit == nil { // else it went back by steps of its own, which follow
+				row(w, "put back", restored(m))
+			}
 		}
 		if m.Unfit != nil {
 			row(w, "could not run there", m.Unfit.Message)
@@ -237,8 +240,8 @@ func (a *app) printLine(v any) error {
 
 func (a *app) migrationWatch() *cobra.Command {
 	return &cobra.Command{
-		Use: "watch MIGRATION", Short: "Follow a move to its end; its outcome is the exit code", Args: cobra.ExactArgs(1),
-		Long: "Follow a move to its end. With --json each change is one line. The exit code is that of `berth migrate`.",
+		Use: "watch MIGRATION|INSTANCE", Short: "Follow a move to its end; its outcome is the exit code", Args: cobra.ExactArgs(1),
+		Long: "Follow a move to its end, or until it waits to be confirmed or reverted. With --json each change is one line. The exit code is that of `berth migrate`.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.dial()
 			if err != nil {
@@ -253,9 +256,10 @@ func (a *app) migrationWatch() *cobra.Command {
 func (a *app) migrationAbort() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "abort MIGRATION", Short: "Give a move up and put everything back", Args: cobra.ExactArgs(1),
-		Long: `Give a move up. It is refused from the point of no return on, when the guest has
-left its source. With --wait the command returns when all is put back.`,
+		Use: "abort MIGRATION|INSTANCE", Short: "Give a move up and put everything back", Args: cobra.ExactArgs(1),
+		Long: `Give a move up, or a revert. It is refused from the point of no return on, when the
+guest has left its source. One that is finished is not aborted but reverted: berth
+resize revert. With --wait the command returns when all is put back.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.dial()
 			if err != nil {
@@ -272,15 +276,18 @@ left its source. With --wait the command returns when all is put back.`,
 				return a.printMigration(m)
 			}
 			p := newProgress(a, "")
-			err = c.WatchMigration(cmd.Context(), args[0], watchPatience, func(now migration.Migration) error {
+			err = c.WatchMigration(cmd.Context(), m.UUID, watchPatience, func(now migration.Migration) error {
 				m = now
 				if !a.json {
 					p.show(now)
 				}
+				if m.Status == migration.StatusFinished {
+					return errWaits // a revert that was given up
+				}
 				return nil
 			})
 			p.end()
-			if err != nil {
+			if err != nil && !errors.Is(err, errWaits) {
 				return err
 			}
 			// Undone is what was asked for here, and no failure.

@@ -47,6 +47,9 @@ func (s *scripted) Confirm(_ context.Context, ref string) (migration.Migration, 
 func (s *scripted) Revert(_ context.Context, ref string) (migration.Migration, error) {
 	return s.word("revert")
 }
+func (s *scripted) Abort(context.Context, string) (migration.Migration, error) {
+	return s.word("abort")
+}
 func (s *scripted) Watch(context.Context, string) (<-chan migration.Migration, error) {
 	ch := make(chan migration.Migration, len(s.now))
 	for _, m := range s.now {
@@ -114,6 +117,8 @@ func TestResize_WatchesConfirmsAndExitsAsItEnds(t *testing.T) {
 				m.Error = task.Keep(fault.New(fault.Unavailable, "host-a does not answer"))
 			})},
 		}, 8, "revert", []string{"the revert of web-1 was given up: host-a does not answer"}},
+		{"a revert that is aborted", "migration abort web-1 --wait", map[string][]migration.Migration{"abort": {reverting, there}}, 0, "abort",
+			[]string{"finished", "berth resize revert web-1"}},
 		{"accepted and left alone", "resize web-1 --vcpus 2 --memory 512 --detach", map[string][]migration.Migration{"start": waits}, 0, "start", []string{"accepted"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -57,6 +57,9 @@ func TestOutcomeWords_SayWhatToTypeNext(t *testing.T) {
 		{"reverted", func(m *migration.Migration) {
 			m.Status, m.Outcome = migration.StatusReverted, migration.OutcomeReverted
 		}, "web-1 is on host-a again, as it was before"},
+		{"taken back by itself", func(m *migration.Migration) {
+			m.Status, m.Outcome, m.Unfit = migration.StatusFailed, migration.OutcomeUndone, task.Keep(fault.New(fault.Forbidden, "no such machine type"))
+		}, "web-1 is on host-a again, as it was before: it could not run on host-b"},
 		{"rebuilt", func(m *migration.Migration) {
 			m.MigrationType, m.Status, m.Outcome = migration.TypeRebuild, migration.StatusDone, migration.OutcomeCompleted
 		}, "web-1 is rebuilt on host-a"},
