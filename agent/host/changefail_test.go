@@ -373,3 +373,43 @@ func TestChange_ImagePropertiesOutliveTheRebuild(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanChange_GrowsTheRootByWhatOtherDisksLeave(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{})
+	b.files.Put("/boot/vmlinuz", "raw", 1, "")
+	v, err := b.a.Create(t.Context(), host.CreateRequest{
+		Name: "two", Flavor: topology.Flavor{Name: "f", VCPUs: 1, MemoryMB: 64, DiskGB: 3}, ProjectID: "p", UserID: "u", Kernel: "/boot/vmlinuz",
+		Disks: []host.CreateDisk{{Path: "/images/two-a", SizeGB: 1}, {Path: "/images/two-b", SizeGB: 2}},
+	})
+	b.must("create", err)
+	for _, tt := range []struct {
+		gb, holds int64
+		want      []migration.DiskGrowth
+	}{
+		{10, 10, []migration.DiskGrowth{{Target: "vda", VirtualSize: 8 << 30}}},
+		{3, 3, nil}, // as it has
+		{0, 3, nil}, // as it is
+	} {
+		w, err := b.a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 2, MemoryMB: 128, DiskGB: tt.gb}})
+		b.must("plan", err)
+		if diff := gocmp.Diff(tt.want, w.Grow); diff != "" || w.Resources.DiskGB != tt.holds {
+			t.Errorf("disk_gb %d: %d GiB held, want %d; growth (-want +got):\n%s", tt.gb, w.Resources.DiskGB, tt.holds, diff)
+		}
+	}
+	// A guest that is moved as it is keeps what its claim has.
+	w, err := b.a.PlanChange(t.Context(), v.UUID, migration.Change{})
+	if claim, _ := b.a.tracker.ByOwner(claims.Owner{Instance: v.UUID, Kind: claims.KindInstance}); err != nil || w.Resources != claim.Resources || w.Image != nil || len(w.Grow) > 0 {
+		t.Errorf("as it is: %+v, %v", w, err)
+	}
+}
+
+func TestPlanChange_ATransientGuestHasNothingToChange(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{})
+	b.must("undefine it while it runs", b.a.fake.Undefine(t.Context(), b.uuid))
+	for _, c := range []migration.Change{{}, {Flavor: &pinned3}, {Image: &migration.Image{Path: newImage}}} {
+		_, err := b.a.PlanChange(t.Context(), b.uuid, c)
+		if diff := gocmp.Diff([]string{"not_persistent"}, codes(err)); diff != "" {
+			t.Errorf("reasons (-want +got):\n%s", diff)
+		}
+	}
+}
