@@ -14,6 +14,7 @@ func TestShape_OfWhatVerbsRemember(t *testing.T) {
 	storetest.RequireShapes(t, "testdata/schema-1.shapes", *updateShapes, map[string]any{
 		memoryPrepared: preparation{}, memoryStream: streaming{}, memoryResult: streamed{}, memoryAccepted: false, memoryPhase(hooks.PreLiveMigration): phaseRecord{}, memoryConnections: connectionsRecord{},
 		memoryCreate: []madeDisk{}, memoryForeign: foreignArrival{}, memoryLeft: "", memoryLeftByHand: leftByHand{},
+		memoryPower: poweredOff{}, memoryPreparedCold: coldPreparation{}, memoryReturned: returned{}, memoryChange: changing{},
 		memoryShip: shipping{}, memoryShipsFrom: []copiedDisk{},
 		memoryLeftAlone: []string{}, "autostart boot": "", "autostart left": []string{},
 	})
