@@ -261,7 +261,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
 			Plans: planService{a}, Verbs: a.hostVerbs(), Parties: parties{a.tracker}, Peer: a.peers.client,
-			Guard: a.guardian, Foreign: a.host, Audits: auditService{a}, Sides: a.host, Settle: settleService{a},
+			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: a.host, Settle: settleService{a},
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
 	})

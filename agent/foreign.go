@@ -19,6 +19,28 @@ import (
 // the other hosts.
 type foreignFleet struct{ a *Agent }
 
+// hookService answers tools that move guests by themselves.
+type hookService struct {
+	*host.Host
+	a *Agent
+}
+
+// Hook implements api.Foreign: a flavor by name is one of this host's.
+func (s hookService) Hook(ctx context.Context, id, phase string, r host.HookRequest) (host.HookAnswer, error) {
+	doing := phase + " of migration " + id
+	switch {
+	case r.FlavorName != "" && r.Flavor != nil:
+		return host.HookAnswer{}, fault.New(fault.Invalid, "%s: flavor and flavor_name: say one of them", doing)
+	case r.FlavorName != "":
+		f, known := (*s.a.flavors.Load())[r.FlavorName]
+		if !known {
+			return host.HookAnswer{}, s.a.noFlavor(doing, r.FlavorName)
+		}
+		r.Flavor = &f
+	}
+	return s.Host.Hook(ctx, id, phase, r)
+}
+
 // surrenderPatience bounds the question to one host.
 const surrenderPatience = 5 * time.Second
 

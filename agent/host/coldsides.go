@@ -25,7 +25,7 @@ func (h *Host) coldArrivals() []pendingArrival {
 	var out []pendingArrival
 	seen := map[string]bool{}
 	for _, c := range h.tracker.List() {
-		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving {
+		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || h.Foreign(c.Owner) {
 			continue
 		}
 		a := pendingArrival{ref: refOf(c.Owner), claim: arrivalArriving, way: wayCold}
@@ -51,14 +51,14 @@ func (h *Host) coldArrivals() []pendingArrival {
 			continue
 		}
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance.UUID, Attempt: r.Attempt}
-		if seen[streamKey(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) {
+		if seen[streamKey(ref)] || h.goneOn(ref) || h.takenBack(ownerOf(ref, claims.KindResize)) || h.Foreign(ownerOf(ref, claims.KindResize)) {
 			continue
 		}
 		out = append(out, pendingArrival{ref: ref, source: rec.Source, claim: arrivalNone, way: wayCold})
 	}
 	for _, mc := range h.tracker.Contexts() {
 		ref := migration.Ref{Migration: mc.Migration, Instance: mc.Instance, Attempt: h.tracker.Accepted(mc.Migration)}
-		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[streamKey(ref)] && h.accepted(ref) {
+		if mc.Source == h.o.Name && ref.Attempt > 0 && !seen[streamKey(ref)] && h.accepted(ref) && !h.Foreign(ownerOf(ref, claims.KindResize)) {
 			out = append(out, pendingArrival{ref: ref, source: mc.Destination, claim: arrivalNone, way: wayBack})
 		}
 	}

@@ -48,6 +48,9 @@ const (
 type foreignArrival struct {
 	Source string          `json:"source_compute,omitempty"` // as the tool named it; empty for an arrival that nobody announced
 	Guest  claims.Instance `json:"guest"`                    // its token's epoch is what the document said
+	// Kind is the type of a cold migration; empty of a live one. The record of a cold one is
+	// also its source's, from the time when the token has left.
+	Kind string `json:"migration_type,omitempty"`
 	// Until is when the claim goes, where no domain has come for it. A claim that
 	// a domain was seen for goes when that has gone.
 	Until   runtime.BootTime `json:"until"`
@@ -80,6 +83,7 @@ func refOf(o claims.Owner) migration.Ref {
 // foreignRecord gives what is known of a migration's claim; false where the
 // migration is Berth's own.
 func (h *Host) foreignRecord(o claims.Owner) (foreignArrival, bool, error) {
+	o.Attempt = attemptAway // a guest that comes back has no other
 	return recall[foreignArrival](h, refOf(o), memoryForeign)
 }
 
@@ -262,7 +266,7 @@ func holds(claimed, uses topology.Resources) bool {
 // announced gives the foreign claim that waits for a guest.
 func (h *Host) announced(instance string) (claims.Claim, foreignArrival, bool, error) {
 	for _, c := range h.tracker.ByInstance(instance) {
-		if c.Owner.Migration == "" {
+		if c.Owner.Migration == "" || c.Owner.Kind != claims.KindLiveMigration {
 			continue
 		}
 		rec, found, err := h.foreignRecord(c.Owner)

@@ -29,12 +29,16 @@ func (h *Host) followArrivals(ctx context.Context) {
 		if c.BoundFrom != nil {
 			o = *c.BoundFrom // until all of its arrival is done
 		}
-		if o.Kind != claims.KindLiveMigration || !h.Foreign(o) {
+		if !h.Foreign(o) {
 			continue
 		}
 		here[o.Instance] = true
+		if o.Kind != claims.KindLiveMigration {
+			continue // its tool says when it has come
+		}
 		h.note(ctx, o.Instance, h.FollowArrival(ctx, refOf(o)))
 	}
+	h.followCold(ctx)
 	h.mu.Lock()
 	maps.DeleteFunc(h.unsettled, func(instance string, _ error) bool { return !here[instance] })
 	h.mu.Unlock()

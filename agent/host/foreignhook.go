@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,10 +26,17 @@ const (
 	PhaseRollback              = "rollback-live-migration"
 )
 
-// Phases are all of them, in the order of a migration.
+// Phases are all of them, in the order of their stories.
 func Phases() []string {
-	return []string{PhasePreLive, PhasePostAtDestination, PhasePost, PhaseRollbackAtDestination, PhaseRollback}
+	return slices.Concat([]string{PhasePreLive, PhasePostAtDestination, PhasePost, PhaseRollbackAtDestination, PhaseRollback}, coldPhases, rebuildPhases)
 }
+
+var (
+	coldPhases = []string{
+		PhasePrepResize, PhaseFinishResize, PhaseConfirmResize, PhaseRollbackPrepResize, PhaseRevertResize, PhaseFinishRevertResize,
+	}
+	rebuildPhases = []string{PhasePreRebuild, PhasePostRebuild, PhaseRollbackRebuild}
+)
 
 // HookRequest is what a tool says about its migration.
 type HookRequest struct {
@@ -36,8 +44,13 @@ type HookRequest struct {
 	Instance string `json:"instance,omitempty"`
 	// Source is the host that the guest comes from; before the move.
 	Source string `json:"source_compute,omitempty"`
-	// DomainXML is the guest's migratable document; before the move.
+	// DomainXML is the guest's migratable document, of a guest that moves while it is off
+	// its definition, and of a rebuild what it is to be; before the move.
 	DomainXML string `json:"domain_xml,omitempty"`
+	// Flavor is what a resize makes of the guest; or by FlavorName a flavor of the host that
+	// is asked. Before the move.
+	Flavor     *topology.Flavor `json:"flavor,omitempty"`
+	FlavorName string           `json:"flavor_name,omitempty"`
 }
 
 // HookAnswer is what a tool is told.
@@ -68,11 +81,27 @@ func (h *Host) hook(ctx context.Context, id, phase string, r HookRequest, a *Hoo
 	if err != nil || parsed.String() != id {
 		return fault.New(fault.Invalid, "%q is not a uuid in lower case", id)
 	}
-	ref := migration.Ref{Migration: id, Instance: r.Instance, Attempt: 1}
+	ref := migration.Ref{Migration: id, Instance: r.Instance, Attempt: attemptAway}
+	cold := slices.Contains(coldPhases, phase)
+	if rec, found, err := h.foreignRecord(claims.Owner{Migration: id}); err != nil {
+		return err
+	} else if cold && found && rec.Kind != "" {
+		return h.hookCold(ctx, ref, phase, r, a)
+	}
+	rebuild := slices.Contains(rebuildPhases, phase)
+	if _, found, err := recall[foreignRebuild](h, ref, memoryRebuild); rebuild && (found || err != nil) {
+		return cmp.Or(err, h.hookRebuild(ctx, ref, phase, r, a))
+	}
 	// A tool speaks of its own migrations; Berth's have their conductor.
 	mine, err := h.foreignClaim(id)
 	if err != nil {
 		return err
+	}
+	switch {
+	case cold:
+		return h.hookCold(ctx, ref, phase, r, a)
+	case rebuild:
+		return h.hookRebuild(ctx, ref, phase, r, a)
 	}
 	if mine != nil {
 		if r.Instance != "" && r.Instance != mine.Instance {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -29,7 +30,11 @@ import (
 // Its claim goes with the token, its definition stays as its user left it; the
 // record stays as long as that does, so that nobody starts it here.
 func (h *Host) Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	c, err := h.surrender(ctx, ref, to)
+	surrender := h.surrender
+	if ref.Step == hooks.FinishResize || ref.Step == hooks.FinishRevertResize {
+		surrender = h.surrenderedCold // a tool moves it while it is off
+	}
+	c, err := surrender(ctx, ref, to)
 	return c, wrap(err, "surrender instance %s to %s", ref.Instance, to)
 }
 

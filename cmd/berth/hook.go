@@ -18,7 +18,7 @@ import (
 func (a *app) hookCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "hook",
-		Short: "For tools that migrate guests themselves: claim before, tell after",
+		Short: "For tools that move or change guests themselves: claim before, tell after",
 		Long: `A tool that runs its own migrations asks Berth on the destination before the
 stream begins, and tells it afterwards. Each may be asked again and again.
 
@@ -33,6 +33,26 @@ stream begins, and tells it afterwards. Each may be asked again and again.
   berth hook rollback-live-migration --migration UUID
       on the source: the guest has left, or stays.
 
+The same of a guest that moves while it is off, or is resized:
+
+  berth hook prep-resize --migration UUID --instance UUID --source HOST [--flavor F] < domain.xml
+      on the destination: claims, prepares, prints the definition to make there.
+  berth hook finish-resize --migration UUID
+      on the destination, when the guest is off and defined there: it is its host's.
+  berth hook rollback-prep-resize --migration UUID
+      on the destination, before that: all is given back.
+  berth hook confirm-resize --migration UUID
+      on the source, and on the destination: there is no way back any more.
+  berth hook revert-resize --migration UUID
+  berth hook finish-revert-resize --migration UUID
+      on the destination, with the guest off, and then on the source: it comes back.
+
+And of a rebuild, on the guest's own host:
+
+  berth hook pre-rebuild-instance --migration UUID --instance UUID < domain.xml
+  berth hook post-rebuild-instance --migration UUID
+  berth hook rollback-rebuild-instance --migration UUID
+
 UUID names the tool's migration, in lower case; take a new one for each try.`,
 	})
 	short := map[string]string{
@@ -41,6 +61,15 @@ UUID names the tool's migration, in lower case; take a new one for each try.`,
 		host.PhaseRollbackAtDestination: "On the destination, after: it did not come",
 		host.PhasePost:                  "On the source, after: it has left",
 		host.PhaseRollback:              "On the source, after: it stays",
+		host.PhasePrepResize:            "On the destination, before a cold move: claim, prepare, print the definition",
+		host.PhaseFinishResize:          "On the destination, when the guest is off and defined there: it is its host's",
+		host.PhaseConfirmResize:         "On the source and on the destination: there is no way back any more",
+		host.PhaseRollbackPrepResize:    "On the destination, instead of finishing: all is given back",
+		host.PhaseRevertResize:          "On the destination, with the guest off: all is given back to its source",
+		host.PhaseFinishRevertResize:    "On the source, after: the guest is there again",
+		host.PhasePreRebuild:            "Before a rebuild: claim, print the document to define",
+		host.PhasePostRebuild:           "After a rebuild: what the guest held before is given up",
+		host.PhaseRollbackRebuild:       "Instead of a rebuild: what was claimed is given back",
 	}
 	for _, phase := range host.Phases() {
 		cmd.AddCommand(a.hookPhase(phase, short[phase]))
@@ -51,16 +80,28 @@ UUID names the tool's migration, in lower case; take a new one for each try.`,
 func (a *app) hookPhase(phase, short string) *cobra.Command {
 	var migration string
 	var r host.HookRequest
+	comes := phase == host.PhasePreLive || phase == host.PhasePrepResize
+	before := comes || phase == host.PhasePreRebuild
+	dump := "--inactive"
+	if phase == host.PhasePreLive {
+		dump = "--migratable"
+	}
 	cmd := &cobra.Command{
 		Use: phase, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if migration == "" || phase == host.PhasePreLive && (r.Instance == "" || r.Source == "") {
-				want := map[bool]string{true: "--migration, --instance and --source", false: "--migration"}[phase == host.PhasePreLive]
+			if migration == "" || before && r.Instance == "" || comes && r.Source == "" {
+				want := "--migration"
+				switch {
+				case comes:
+					want = "--migration, --instance and --source"
+				case before:
+					want = "--migration and --instance"
+				}
 				return fault.New(fault.Invalid, "%s: say %s", phase, want)
 			}
-			if phase == host.PhasePreLive {
+			if before {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml --migratable GUEST | berth hook …", phase)
+					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth hook …", phase, dump)
 				}
 				text, err := io.ReadAll(io.LimitReader(a.in, api.MaxBody))
 				if err != nil {
@@ -82,7 +123,10 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&migration, "migration", "", "the tool's own `uuid` of the migration")
 	f.StringVar(&r.Instance, "instance", "", "the guest's `uuid`")
-	if phase == host.PhasePreLive {
+	if phase == host.PhasePrepResize {
+		f.StringVar(&r.FlavorName, "flavor", "", "a flavor of the destination, by `name`, that the guest is to have")
+	}
+	if comes {
 		f.StringVar(&r.Source, "source", "", "the `host` that the guest comes from, by its provider's name")
 	}
 	return cmd

@@ -1,0 +1,474 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/topology"
+)
+
+// The phases of a cold migration or a resize that a tool runs by itself, as `berth hook`
+// names them. Of its two hosts the one that is asked knows by the ledger which it is.
+const (
+	PhasePrepResize         = "prep-resize"
+	PhaseFinishResize       = "finish-resize"
+	PhaseRollbackPrepResize = "rollback-prep-resize"
+	PhaseConfirmResize      = "confirm-resize"
+	PhaseRevertResize       = "revert-resize"
+	PhaseFinishRevertResize = "finish-revert-resize"
+)
+
+// A tool's cold move has the states of one of Berth's own, and goes by the same verbs:
+//
+//	asked                        of           token                         claims
+//	prep-resize                  destination  at the source                 arriving there
+//	finish-resize                destination  comes, by what the source     bound there, the source's held
+//	                                          surrenders for a guest that
+//	                                          is off
+//	rollback-prep-resize         destination  at the source                 aborted there
+//	confirm-resize               both         at the destination            the source's released
+//	revert-resize                destination  leaves for the source         released there
+//	finish-revert-resize         source       comes back                    bound there again
+//
+// Leaving is the first attempt, coming back the second.
+const (
+	attemptAway = 1
+	attemptBack = 2
+)
+
+// awayBy is the ref of a tool's migration as its guest leaves, backBy as it comes back.
+// The step tells the other host which rules its surrender goes by.
+func awayBy(ref migration.Ref) migration.Ref {
+	ref.Attempt, ref.Step = attemptAway, hooks.FinishResize
+	return ref
+}
+
+func backBy(ref migration.Ref) migration.Ref {
+	ref.Attempt, ref.Step = attemptBack, hooks.FinishRevertResize
+	return ref
+}
+
+// coldRecord is what a tool has said of its cold migration here; false where nothing is
+// known of it.
+func (h *Host) coldRecord(id string) (foreignArrival, bool, error) {
+	rec, found, err := recall[foreignArrival](h, migration.Ref{Migration: id, Attempt: attemptAway}, memoryForeign)
+	return rec, found && rec.Kind != "", err
+}
+
+// hookCold answers the phases of a cold migration.
+func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r HookRequest, a *HookAnswer) error {
+	rec, found, err := h.coldRecord(ref.Migration)
+	if err != nil {
+		return err
+	}
+	if found {
+		if r.Instance != "" && r.Instance != rec.Guest.UUID {
+			return fault.New(fault.Invalid, "it is a migration of instance %s", rec.Guest.UUID)
+		}
+		ref.Instance = rec.Guest.UUID
+	}
+	if phase == PhasePrepResize {
+		return h.hookPrepResize(ctx, ref, r, a)
+	}
+	c, left := h.tracker.Committed(ref.Migration)
+	if left {
+		ref.Instance = c.Instance
+	}
+	came := h.tracker.Accepted(ref.Migration)
+	switch phase {
+	case PhaseRollbackPrepResize:
+		return h.hookRollbackPrep(ctx, awayBy(ref), found)
+	case PhaseConfirmResize:
+		switch {
+		case left && c.Attempt == attemptAway && came == attemptBack, left && c.Attempt == attemptBack:
+			return fault.New(fault.Forbidden, "it was reverted")
+		case left:
+			return h.ConfirmSource(ctx, awayBy(ref))
+		case came == attemptAway && !found:
+			return nil // done before
+		case came == attemptAway:
+			return h.ConfirmDestination(ctx, awayBy(ref))
+		}
+	case PhaseRevertResize:
+		switch {
+		case left && c.Attempt == attemptBack:
+			return h.CleanUpReverted(ctx, backBy(ref))
+		case found && came == attemptAway:
+			return h.hookRevert(ctx, ref, rec)
+		}
+	case PhaseFinishRevertResize:
+		switch {
+		case came == attemptBack && !found:
+			return nil // done before
+		case found && left && c.Attempt == attemptAway:
+			return h.hookFinishRevert(ctx, ref, c.To)
+		}
+	case PhaseFinishResize:
+		switch {
+		case found && !left && rec.Source != h.o.Name:
+			return h.hookFinishResize(ctx, ref, rec, a)
+		case came == attemptAway && !left:
+			if bound, ok := h.boundBy(h.refOfBound(ref)); ok {
+				a.Claim = bound.ID // done before, and confirmed since
+				return nil
+			}
+		}
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "no_claim", Message: "nothing on " + h.o.Name + " waits for " + phase + " of this migration",
+		Change: "claim before the guest moves: berth hook " + PhasePrepResize + " on its destination",
+	})
+}
+
+// refOfBound completes a ref by the claim that came by its migration.
+func (h *Host) refOfBound(ref migration.Ref) migration.Ref {
+	for _, c := range h.tracker.ByMigration(ref.Migration) {
+		if c.BoundFrom != nil {
+			return refOf(*c.BoundFrom)
+		}
+	}
+	return ref
+}
+
+// wantedBy is what a guest is to be: as the document says, or of another flavor.
+func (h *Host) wantedBy(comes *arrival, f *topology.Flavor) (migration.Wanted, error) {
+	if f != nil {
+		var no refusal
+		comes.demand = h.demandOf(*f, &no)
+		if err := no.err("read flavor %s", f.Name); err != nil {
+			return migration.Wanted{}, err
+		}
+		comes.inst.Flavor, comes.inst.Adopted = *f, false
+	}
+	d := comes.demand
+	return migration.Wanted{Flavor: comes.inst.Flavor, Resources: d.resources, Topology: d.topology, PCIRequests: d.pci}, nil
+}
+
+func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {
+	if err := h.managing(""); err != nil {
+		return err
+	}
+	ref = awayBy(ref)
+	comes, err := h.arrivalOf(ctx, r.DomainXML)
+	if err != nil {
+		return err
+	}
+	if ref.Instance = comes.inst.UUID; r.Instance != "" && r.Instance != comes.inst.UUID {
+		return fault.New(fault.Invalid, "the document is of instance %s, not of %s", comes.inst.UUID, r.Instance)
+	}
+	if r.Source == "" || r.Source == h.o.Name {
+		return fault.New(fault.Invalid, "name the host that the guest comes from; it is another than %s", h.o.Name)
+	}
+	g := comes.guest(r.DomainXML)
+	g.Definition = r.DomainXML
+	mc := comes.context(r.Source, h.o.Name)
+	mc.PowerState = migration.PowerShutOff
+	wanted, err := h.wantedBy(&comes, r.Flavor)
+	if err != nil {
+		return err
+	}
+	mc.NewResources, mc.NewFlavor, mc.NewTopology, mc.NewPCIRequests = wanted.Resources, wanted.Flavor, wanted.Topology, wanted.PCIRequests
+	kind := migration.TypeMigration
+	if r.Flavor != nil {
+		kind = migration.TypeResize
+	}
+	var no refusal
+	if err := h.checkConnections(ctx, &no, r.DomainXML); err != nil {
+		return err
+	}
+	if err := no.err(""); err != nil {
+		return err
+	}
+	claim, err := h.claimForeign(ctx, ref, migration.ClaimRequest{Guest: g, Context: mc, Kind: kind}, nil)
+	if err != nil {
+		return err
+	}
+	if claim.State == claims.Bound {
+		return fault.New(fault.Forbidden, "the guest has arrived already")
+	}
+	rec := foreignArrival{Source: r.Source, Guest: comes.inst, Kind: kind}
+	rec.Until, rec.Expires = h.patience(hookPatience)
+	err = h.remember(ctx, ref, memoryForeign, rec)
+	if err == nil {
+		_, err = h.PrepResize(ctx, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
+	}
+	if err != nil {
+		// Nothing half-made stays; the tool may ask again with another uuid.
+		undo, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		return errors.Join(err, h.hookRollbackPrep(undo, ref, true))
+	}
+	prepared, _, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil {
+		return err
+	}
+	if h.o.Owners != nil {
+		h.o.Owners.Kick()
+	}
+	a.Claim, a.DestinationXML, a.ExpiresAt = claim.ID, prepared.Definition, &rec.Expires
+	return nil
+}
+
+// hookRollbackPrep gives all back; a guest that is defined here is the tool's to remove.
+func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bool) error {
+	if !known {
+		// Its tombstones are all there is to do; they are kept under the migration.
+		ref.Instance = cmp.Or(ref.Instance, ref.Migration)
+		return errors.Join(h.tracker.Bury(ctx, at(ref, stepClaim)), h.tracker.Bury(ctx, at(ref, stepPrepareCold)))
+	}
+	if d, exists, err := h.domain(ctx, ref.Instance); err != nil {
+		return err
+	} else if exists && d.Active() {
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
+			Change: "end it first; if it did arrive, berth hook " + PhaseFinishResize,
+		})
+	}
+	if err := h.RollbackPrepResize(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.AbortClaim(ctx, ref); err != nil {
+		return err
+	}
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
+}
+
+// hookFinishResize makes a guest this host's that the tool has defined here.
+func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec foreignArrival, a *HookAnswer) error {
+	ref = awayBy(ref)
+	if !h.accepted(ref) {
+		d, exists, err := h.domain(ctx, ref.Instance)
+		if err != nil {
+			return err
+		}
+		if !exists || !d.Persistent {
+			return fault.Refuse(fault.Busy, "", fault.Reason{
+				Code: "not_arrived", Message: "the guest is not defined on " + h.o.Name,
+				Change: "virsh define what " + PhasePrepResize + " answered, or berth hook " + PhaseRollbackPrepResize,
+			})
+		}
+		if err := h.keepDefinition(ctx, ref, rec); err != nil {
+			return err
+		}
+		if err := h.takeCold(ctx, ref, rec.Source); err != nil {
+			return err
+		}
+	}
+	if err := h.FinishResize(ctx, ref); err != nil {
+		return err
+	}
+	bound, _ := h.boundBy(ref)
+	a.Claim = bound.ID
+	return h.countArrived(ctx, ref)
+}
+
+// takeCold brings the token here from the host that holds it.
+func (h *Host) takeCold(ctx context.Context, ref migration.Ref, from string) error {
+	none := fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "no_owner", Message: "no host gives " + h.o.Name + " the ownership token of this guest", Want: from,
+		Change: "adopt it on the host that it comes from, or here: berth instance adopt",
+	})
+	if h.o.Fleet == nil {
+		return none
+	}
+	c, given, err := h.o.Fleet.TakeToken(ctx, ref, from)
+	if err != nil {
+		return err
+	}
+	if !given {
+		return none
+	}
+	return h.AcceptHanded(ctx, ref, c)
+}
+
+// keepDefinition makes what the tool has defined the guest's definition, placed as its
+// claim says: its disks may have other paths here.
+func (h *Host) keepDefinition(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	prepared, found, err := recall[coldPreparation](h, ref, memoryPreparedCold)
+	if err != nil || !found {
+		return err
+	}
+	claim, ok := h.tracker.ByOwner(h.owner(ref))
+	if !ok {
+		return fault.New(fault.Forbidden, "its claim has ended")
+	}
+	text, err := h.persistentXML(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if prepared.Definition, err = h.placed(ref, text, rec.Guest, claim); err != nil {
+		return err
+	}
+	return h.remember(ctx, ref, memoryPreparedCold, prepared)
+}
+
+// countArrived writes the allocation of a guest that has come or come back.
+func (h *Host) countArrived(ctx context.Context, ref migration.Ref) error {
+	if h.o.Owners != nil {
+		h.o.Owners.Kick()
+	}
+	inst, known := h.tracker.Instance(ref.Instance)
+	claim, bound := h.claimOf(ref.Instance)
+	if !known || !bound || inst.Token.State != claims.TokenHere || h.o.Fleet == nil {
+		return nil
+	}
+	return wrap(h.o.Fleet.TakeAllocation(ctx, allocationOf(inst, claim)), "guest %s is on %s, and its allocation could not be written", inst.Name, h.o.Name)
+}
+
+// hookRevert gives the guest and all that it has here back.
+func (h *Host) hookRevert(ctx context.Context, ref migration.Ref, rec foreignArrival) error {
+	ref = backBy(ref)
+	if _, err := h.surrenderCold(ctx, ref, rec.Source, migration.TypeResize); err != nil {
+		return err
+	}
+	return h.CleanUpReverted(ctx, ref)
+}
+
+// hookFinishRevert takes the guest back that its destination has given back.
+func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from string) error {
+	ref = backBy(ref)
+	if !h.accepted(ref) {
+		if err := h.AwaitReturn(ctx, ref); err != nil {
+			return err
+		}
+		if err := h.takeCold(ctx, ref, from); err != nil {
+			return err
+		}
+	}
+	if err := h.FinishRevert(ctx, ref); err != nil {
+		return err
+	}
+	return h.countArrived(ctx, ref)
+}
+
+// surrenderedCold answers the other host of a tool's cold migration.
+func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
+		return wireCommit(c, ""), h.letGo(ctx, ref)
+	}
+	if ref.Step == hooks.FinishRevertResize {
+		if _, known := h.tracker.Instance(ref.Instance); !known {
+			return migration.Commit{}, fault.New(fault.NotFound, "it is not in the ledger of %s", h.o.Name)
+		}
+		return migration.Commit{}, fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "not_given_back", Message: h.o.Name + " has not given the guest back", Change: "berth hook " + PhaseRevertResize + " on " + h.o.Name + " first",
+		})
+	}
+	return h.surrenderCold(ctx, ref, to, migration.TypeMigration)
+}
+
+// surrenderCold gives the token of a guest that is off away. What it has here is kept
+// for the migration. The rows, the first that holds counts:
+//
+//	ledger                       domain     answer
+//	not known                    any        not found: it is not this host's
+//	token elsewhere              any        refused
+//	moving by another migration  any        refused
+//	the tool has said it stays   any        refused
+//	token here                   active     refused: it would run twice
+//	token here                   off, gone  surrendered
+func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind string) (migration.Commit, error) {
+	none := migration.Commit{}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	inst, known := h.tracker.Instance(ref.Instance)
+	if !known {
+		return none, fault.New(fault.NotFound, "it is not in the ledger of %s", h.o.Name)
+	}
+	if err := h.tokenHere(inst); err != nil {
+		return none, err
+	}
+	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
+		return none, h.still(ref.Instance)
+	}
+	if err := h.late(ref, memoryLeft); err != nil {
+		return none, err
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	switch {
+	case err != nil:
+		return none, err
+	case exists && d.Active():
+		return none, fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "runs_here", Message: "guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name, Change: "power it off there first",
+		})
+	}
+	own, bound := h.claimOf(ref.Instance)
+	if !bound {
+		return none, fault.New(fault.Forbidden, "no claim on %s is the guest's own", h.o.Name)
+	}
+	if h.o.Owners != nil {
+		done, err := h.o.Owners.Withdraw(ref.Instance)
+		if err != nil {
+			return none, fault.New(fault.Unavailable, "%w", err)
+		}
+		defer done()
+	}
+	if ref.Attempt == attemptAway {
+		// First what it can come back by, then what cannot be taken back.
+		rec := foreignArrival{Source: h.o.Name, Guest: inst, Kind: kind}
+		if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
+			return none, err
+		}
+		mc := claims.MigrationContext{
+			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: string(migration.PowerShutOff),
+		}
+		holds := own.Holding(inst.Flavor)
+		if err := h.tracker.RecordContext(ctx, at(ref, stepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
+			return none, err
+		}
+	}
+	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, string(migration.PowerShutOff))
+	if err != nil {
+		return none, err
+	}
+	h.log.Info("the token of a guest that a tool moves while it is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to)
+	return wireCommit(c, ""), h.letGo(ctx, ref)
+}
+
+// followCold ends the claims of tools' cold migrations for which nobody has asked again
+// and of whose guests nothing is defined here, and what is left of rebuilds whose claims have
+// ended.
+func (h *Host) followCold(ctx context.Context) {
+	for _, c := range h.tracker.List() {
+		ref := refOf(c.Owner)
+		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || ref.Attempt != attemptAway {
+			continue
+		}
+		rec, found, err := h.coldRecord(ref.Migration)
+		if err != nil || !found || rec.Source == h.o.Name || !rec.over(h.rt.Boot()) {
+			continue
+		}
+		all, err := h.driver.Domains(ctx)
+		if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == ref.Instance }) {
+			continue
+		}
+		h.log.Info("a tool's cold migration brought nothing: its claim ends", "instance", ref.Instance, "migration", ref.Migration)
+		h.note(ctx, ref.Instance, h.hookRollbackPrep(ctx, ref, true))
+	}
+	for _, r := range h.tracker.Remembering(memoryRebuild) {
+		rec, found, err := recall[foreignRebuild](h, migration.Ref(r), memoryRebuild)
+		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance, Attempt: r.Attempt}
+		if _, claimed := h.tracker.ByOwner(ownerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
+			continue
+		}
+		if _, bound := h.boundBy(ref); !bound {
+			h.note(ctx, ref.Instance, h.hookRollbackRebuild(ctx, ref, rec, true)) // its lease is over
+		}
+	}
+}

@@ -1,0 +1,243 @@
+package host_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/agent/host"
+	"berth/agent/host/hooks"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+const toolsColdMove = "66666666-6666-4666-8666-666666666601"
+
+// toolsMove is a tool that moves a guest while it is off, from a to b.
+type toolsMove struct {
+	*foreignLab
+	uuid     string
+	document string // the guest's definition at its source
+}
+
+func newToolsMove(t *testing.T) *toolsMove {
+	l := newForeignLab(t)
+	m := &toolsMove{foreignLab: l, uuid: l.guest("a", "web").UUID}
+	var err error
+	m.document, err = l.hosts["a"].fake.XML(t.Context(), m.uuid, driver.Persistent)
+	l.must("read the definition", err)
+	return m
+}
+
+func (m *toolsMove) hook(on, phase string, r host.HookRequest) (host.HookAnswer, error) {
+	return m.hosts[on].Hook(m.t.Context(), toolsColdMove, phase, r)
+}
+
+// twice asks for a phase, each time of an agent that was restarted.
+func (m *toolsMove) twice(on, phase string, r host.HookRequest) (a host.HookAnswer) {
+	m.t.Helper()
+	for range 2 {
+		var err error
+		a, err = m.hook(on, phase, r)
+		m.must(phase+" on "+on, err)
+		m.again(on)
+	}
+	return a
+}
+
+// again restarts an agent.
+func (m *toolsMove) again(name string) {
+	n := m.hosts[name]
+	n.Close()
+	n.store = n.store.Crash()
+	m.boot(name, func(o *host.Options) {
+		o.Fleet, o.Owners, o.Runtime = fellows{m.lab, name, m.silent}, m.owners[name], later{m.rt, &m.clock}
+	})
+}
+
+func (m *toolsMove) prep(f *topology.Flavor) host.HookAnswer {
+	m.t.Helper()
+	return m.twice("b", host.PhasePrepResize, host.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document, Flavor: f})
+}
+
+// off powers the guest off, as the tool does.
+func (m *toolsMove) off(on string) {
+	m.t.Helper()
+	m.must("power off", m.hosts[on].fake.Destroy(m.t.Context(), m.uuid))
+}
+
+// held are the claims of the guest on a host, each with kind and state.
+func (m *toolsMove) held(on string) string {
+	var out []string
+	for _, c := range m.hosts[on].tracker.ByInstance(m.uuid) {
+		out = append(out, string(c.Owner.Kind)+" "+string(c.State)+" "+c.Resources.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+func (m *toolsMove) owns(on string) bool {
+	i, known := m.hosts[on].tracker.Instance(m.uuid)
+	return known && i.Token.State == claims.TokenHere
+}
+
+var larger = topology.Flavor{Name: "larger", VCPUs: 2, MemoryMB: 256, DiskGB: 1}
+
+func TestForeignCold_AResizeIsConfirmed(t *testing.T) {
+	m := newToolsMove(t)
+	log := m.hosts["b"].path("/log")
+	for name, phases := range map[string][]string{"a": {hooks.ConfirmResize}, "b": {hooks.PrepResize, hooks.FinishResize}} {
+		for _, phase := range phases {
+			m.hosts[name].put(t, "/hooks/"+phase+"/10-log", "#!/bin/sh\necho "+phase+" >>"+log+"\n", 0o755)
+		}
+	}
+	a := m.prep(&larger)
+	if a.Claim == "" || a.ExpiresAt == nil || !strings.Contains(a.DestinationXML, m.uuid) || !strings.Contains(a.DestinationXML, ">2</vcpu>") {
+		t.Errorf("prepared: %+v", a)
+	}
+	_, err := m.hook("b", host.PhaseFinishResize, host.HookRequest{})
+	m.wantKind("finish before the guest is defined", err, fault.Busy)
+	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
+	_, err = m.hook("b", host.PhaseFinishResize, host.HookRequest{})
+	m.wantKind("finish while the guest runs at its source", err, fault.Busy)
+	if !m.owns("a") {
+		t.Fatal("the source gave a guest away that runs")
+	}
+	m.off("a")
+	if got := m.twice("b", host.PhaseFinishResize, host.HookRequest{}); got.Claim != a.Claim {
+		t.Errorf("claim %s is bound, want %s", got.Claim, a.Claim)
+	}
+	if !m.owns("b") || m.owns("a") {
+		t.Errorf("owners: a %v, b %v", m.owns("a"), m.owns("b"))
+	}
+	if got, want := m.held("b"), "instance bound "+larger.Resources().String(); got != want {
+		t.Errorf("b holds %q, want %q", got, want)
+	}
+	if got, want := m.held("a"), "resize held "+small.Resources().String(); got != want {
+		t.Errorf("a holds %q, want %q", got, want)
+	}
+	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
+	m.wantKind("start at the source", err, fault.Busy)
+	err = m.hosts["b"].Start(t.Context(), m.uuid, false)
+	m.must("start at the destination", err)
+
+	m.twice("a", host.PhaseConfirmResize, host.HookRequest{})
+	m.twice("b", host.PhaseConfirmResize, host.HookRequest{})
+	m.twice("b", host.PhaseFinishResize, host.HookRequest{})
+	if p := m.picture(); p["a claims"] != nil || p["a domains"] != nil || p["a instances"] != nil || p["a contexts"] != nil ||
+		p["a memories"] != nil || p["b contexts"] != nil || p["b memories"] != nil {
+		t.Errorf("left behind: %v", p)
+	}
+	m.state("b", m.uuid, driver.Running)
+	held, err := m.placement.Allocations(t.Context(), m.uuid)
+	m.must("read the allocation", err)
+	if len(held.Allocations) != 1 || held.Allocations["rp-b"] == nil {
+		t.Errorf("allocations %+v, want b's alone", held.Allocations)
+	}
+	text, err := os.ReadFile(log)
+	m.must("read what hooks wrote", err)
+	if got := string(text); got != "prep_resize\nfinish_resize\nconfirm_resize\n" {
+		t.Errorf("hooks ran so: %q", got)
+	}
+}
+
+func TestForeignCold_AResizeIsReverted(t *testing.T) {
+	m := newToolsMove(t)
+	before := m.picture()
+	a := m.prep(&larger)
+	m.off("a")
+	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
+	m.twice("b", host.PhaseFinishResize, host.HookRequest{})
+	err := m.hosts["b"].Start(t.Context(), m.uuid, false)
+	m.must("start", err)
+
+	_, err = m.hook("a", host.PhaseFinishRevertResize, host.HookRequest{})
+	m.wantKind("take the guest back that was not given", err, fault.Busy)
+	_, err = m.hook("b", host.PhaseRevertResize, host.HookRequest{})
+	m.wantKind("give a guest back that runs", err, fault.Busy)
+	m.off("b")
+	m.twice("b", host.PhaseRevertResize, host.HookRequest{})
+	if got := m.held("b"); got != "" || m.owns("b") {
+		t.Errorf("b holds %q, owns %v", got, m.owns("b"))
+	}
+	m.twice("a", host.PhaseFinishRevertResize, host.HookRequest{})
+	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
+	m.must("start where it was", err)
+	m.same("after the revert", before)
+}
+
+func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
+	for name, undo := range map[string]func(m *toolsMove){
+		"rolled back": func(m *toolsMove) { m.twice("b", host.PhaseRollbackPrepResize, host.HookRequest{}) },
+		"nobody asks again": func(m *toolsMove) {
+			m.clock += time.Hour
+			m.follow("b")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newToolsMove(t)
+			before := m.picture()
+			m.prep(nil)
+			m.follow("b")
+			if got, want := m.held("b"), "resize arriving "+small.Resources().String(); got != want {
+				t.Errorf("b holds %q, want %q", got, want)
+			}
+			undo(m)
+			m.same("after the rollback", before)
+			_, err := m.hook("b", host.PhasePrepResize, host.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document})
+			m.wantKind("prepare after the undo", err, fault.Forbidden)
+		})
+	}
+}
+
+// follow lets a host look at foreign claims once.
+func (m *toolsMove) follow(on string) {
+	m.t.Helper()
+	ctx, stop := contextWithCancel(m.t)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = m.hosts[on].FollowArrivals(ctx) }()
+	time.Sleep(30 * time.Millisecond)
+	stop()
+	<-done
+}
+
+func TestForeignRebuild_GivesUpWhatTheGuestHeld(t *testing.T) {
+	m := newToolsMove(t)
+	was := m.held("a")
+	pinned := strings.Replace(m.document, "</domain>", "<description>of another image</description></domain>", 1)
+	pre := host.HookRequest{Instance: m.uuid, DomainXML: pinned}
+	a := m.twice("a", host.PhasePreRebuild, pre)
+	if a.Claim == "" || !strings.Contains(a.DestinationXML, "of another image") {
+		t.Errorf("prepared: %+v", a)
+	}
+	if got := m.held("a"); !strings.Contains(got, "rebuild pending") || !strings.Contains(got, "instance bound") {
+		t.Errorf("a holds %q, want both", got)
+	}
+	m.off("a")
+	m.must("define", m.hosts["a"].fake.Define(t.Context(), a.DestinationXML))
+	if got := m.twice("a", host.PhasePostRebuild, host.HookRequest{}); got.Claim != a.Claim {
+		t.Errorf("claim %s is the guest's, want %s", got.Claim, a.Claim)
+	}
+	if got := m.held("a"); got != was {
+		t.Errorf("a holds %q, want %q", got, was)
+	}
+	_, err := m.hook("a", host.PhaseRollbackRebuild, host.HookRequest{})
+	m.wantKind("roll back what is done", err, fault.Forbidden)
+	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
+	m.must("start", err)
+	if p := m.picture(); p["a memories"] != nil {
+		t.Errorf("left behind: %v", p["a memories"])
+	}
+}
+
+func TestForeignRebuild_IsRolledBack(t *testing.T) {
+	m := newToolsMove(t)
+	before := m.picture()
+	m.twice("a", host.PhasePreRebuild, host.HookRequest{Instance: m.uuid, DomainXML: m.document})
+	m.twice("a", host.PhaseRollbackRebuild, host.HookRequest{})
+	m.same("after the rollback", before)
+	_, err := m.hook("a", host.PhasePostRebuild, host.HookRequest{})
+	m.wantKind("post after the undo", err, fault.Forbidden)
+}
