@@ -14,6 +14,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/host"
 	"berth/internal/fault"
+	"berth/internal/pki"
 	"berth/migration"
 	"berth/topology"
 )
@@ -39,6 +40,18 @@ func (p *pair) rested(m migration.Migration) migration.Migration {
 		return m.Done() || m.Status == migration.StatusFinished
 	})
 	return m
+}
+
+// as gives a client by which one host asks another.
+func (p *pair) as(name, of string) *api.Client {
+	p.Helper()
+	c := p.options[name].Config
+	id, err := pki.Load(pki.Paths{CA: c.PKI.CA, Cert: c.PKI.Cert, Key: c.PKI.Key}, time.Now())
+	p.must(err)
+	client, err := api.NewClient(api.ClientOptions{Address: c.Peers[of], Name: of, Identity: id, As: name})
+	p.must(err)
+	p.Cleanup(client.Close)
+	return client
 }
 
 // seen is where a guest stands, as one host shows it: by itself and in its list.
@@ -114,6 +127,12 @@ func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
 	if status, _ := p.seen("host-a", "kept"); status != "" {
 		t.Errorf("confirmed, at its source: %s", status)
 	}
+	// Nothing of the move is left there, and a verb whose answer was lost is still its
+	// conductor's to ask.
+	source := p.as("host-a", "host-b")
+	if err := source.ConfirmDestination(t.Context(), migration.Ref{Migration: m.UUID, Instance: m.InstanceUUID, Attempt: m.Moved, Step: migration.StepConfirmDestination}); err != nil {
+		t.Errorf("the destination asked again to confirm: %v", err)
+	}
 	// The answer to a word that was lost is the same.
 	if again, err := p.clients["host-a"].ConfirmMigration(t.Context(), m.UUID); err != nil || again.Status != migration.StatusConfirmed {
 		t.Errorf("confirmed again: %+v, %v", again.Status, err)
@@ -129,6 +148,14 @@ func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
 	}
 	if status, _ := p.seen("host-b", "back"); status != "" {
 		t.Errorf("reverted, at its destination: %s", status)
+	}
+	back := migration.Ref{Migration: m.UUID, Instance: m.InstanceUUID, Attempt: m.Attempt, Step: migration.StepCleanUpReverted}
+	if err := source.CleanUpReverted(t.Context(), back); err != nil {
+		t.Errorf("the destination asked again to clean up: %v", err)
+	}
+	back.Migration, back.Step = "99999999-9999-4999-8999-999999999999", migration.StepPowerOff
+	if _, err := p.as("host-b", "host-a").PowerOff(t.Context(), back, migration.PowerOffRequest{Kind: migration.TypeMigration}); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a guest powered off by a migration that was made up: %v", err)
 	}
 	if _, err := p.clients["host-b"].RevertMigration(t.Context(), "back"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("a guest on no move: %v, want %v", err, fault.NotFound)
