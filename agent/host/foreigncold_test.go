@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -195,7 +196,7 @@ func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 // follow lets a host look at foreign claims once.
 func (m *toolsMove) follow(on string) {
 	m.t.Helper()
-	ctx, stop := contextWithCancel(m.t)
+	ctx, stop := context.WithCancel(m.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.hosts[on].FollowArrivals(ctx) }()
 	time.Sleep(30 * time.Millisecond)
