@@ -90,7 +90,7 @@ func (a *Agent) recorded() audit.Ledger {
 	// It gives no error: its records are in memory.
 	list, _ := a.conductor.List(context.Background())
 	for _, m := range list {
-		one := audit.Move{UUID: m.UUID, Instance: m.InstanceUUID, Over: m.Done(), Waits: m.Status == migration.StatusFinished}
+		one := audit.Move{UUID: m.UUID, Instance: m.InstanceUUID, Over: m.Done(), Waits: m.Status == migration.StatusFinished, Writes: writes(m)}
 		if h, kept := a.conductor.Halves(m.UUID); kept {
 			one.Kept = &audit.Halves{Instance: h.Instance, Migration: h.Migration}
 		}
@@ -113,6 +113,15 @@ func (a *Agent) recorded() audit.Ledger {
 		move(audit.Move{UUID: c.Migration, Instance: c.Instance, Waits: a.host.Lives(c.Instance)})
 	}
 	return out
+}
+
+// writes reports whether a move is at a step that writes what its consumers hold.
+func writes(m migration.Migration) bool {
+	switch m.Step {
+	case migration.StepSwapAllocations, migration.StepRevertAllocations, migration.StepDeleteAllocation:
+		return m.Status != migration.StatusError
+	}
+	return false
 }
 
 // unconducted reports whether a claim is held for a move that this host should conduct,
@@ -218,7 +227,7 @@ func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.
 		_, there := domains[id]
 		switch m, moves := moves[id]; {
 		case moves:
-			k.Busy = "migration " + m + " is not over"
+			k.Busy, k.Moving = "migration "+m+" is not over", true
 		case !k.Owner && claimed[id]:
 			k.Busy = "it has a claim"
 		case !k.Owner && there:

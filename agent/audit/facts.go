@@ -86,7 +86,8 @@ const (
 	FleetSilent        // at least one did not answer, and none has said that it is its own
 	FleetNobody        // all of them know nothing of it
 	FleetOwner         // one has its token, durably
-	FleetBusy          // one has a claim, a move or a domain of it: it is about to change
+	FleetBusy          // one has a claim or a domain of it: it is about to change
+	FleetMoving        // one knows an unfinished move of it, whose conductor writes what it holds
 )
 
 // Facts are all of one consumer.

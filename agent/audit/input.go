@@ -55,6 +55,8 @@ type Move struct {
 	// Waits: the guest is where the move was to bring it, and is to be confirmed. Lost:
 	// the move is known by what the ledger holds for it alone, though this host conducts it.
 	Waits, Lost bool
+	// Writes: its conductor is at a step that writes what both consumers hold.
+	Writes bool
 	// Kept is what both consumers hold by the journal, once they were swapped and for
 	// as long as no write of them is under way; nil for every other move.
 	Kept *Halves

@@ -220,7 +220,9 @@ func (j *joined) needsWhole(subject string) bool {
 		return len(held) > 0
 	}
 	if !claimed && !j.instances[subject].Here && len(held) == 0 {
-		return false
+		// What is on a move is somewhere.
+		_, going := j.moveOf(subject)
+		return going
 	}
 	mine, _ := split(j.in.Tree, held, j.instances[subject].Here)
 	return !same(mine, j.want(subject, held))
@@ -328,6 +330,9 @@ func (j *joined) allocation(subject string) Allocation {
 // leaves: what one of the guest's claims stands for, of the migration's consumer at most
 // that, or what the journal says.
 func (j *joined) asMoved(subject string, m Move, held, mine map[string]placementclient.Resources) bool {
+	if m.Writes {
+		return true
+	}
 	isMove := subject == m.UUID
 	for _, c := range j.all[m.Instance] {
 		switch want := j.place(c, subject, held); {
@@ -335,8 +340,8 @@ func (j *joined) asMoved(subject string, m Move, held, mine map[string]placement
 			return true
 		}
 	}
-	if isMove && len(j.all[m.Instance]) == 0 {
-		return true // the claim on the source goes before the migration's consumer does
+	if len(j.all[m.Instance]) == 0 && (isMove || !j.instances[subject].Here) {
+		return true // the claim on the host that it leaves goes before what is counted there does
 	}
 	if m.Kept == nil {
 		return false

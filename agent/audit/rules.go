@@ -126,7 +126,7 @@ var rules = []rule{
 	{Facts{Token: TokenElsewhere, Claim: ClaimNone, Allocation: notHere}, Judgement{Agree, CodeAgree, HealNone}},
 	{Facts{Token: TokenElsewhere, Domain: DomainUnknown}, Judgement{Unknown, CodeLibvirtUnknown, HealNone}},
 	{Facts{Token: TokenElsewhere, Claim: early | bound | ClaimHeld}, Judgement{LedgerOnly, CodeClaimLeft, HealNone}},
-	{Facts{Token: TokenElsewhere, Fleet: FleetBusy}, Judgement{PlacementOnly, CodeLeftBehind, HealNone}},
+	{Facts{Token: TokenElsewhere, Fleet: FleetBusy | FleetMoving}, Judgement{PlacementOnly, CodeLeftBehind, HealNone}},
 	{Facts{Token: TokenElsewhere, Fleet: FleetOwner}, Judgement{PlacementOnly, CodeLeftBehind, HealDrop}},
 	{Facts{Token: TokenElsewhere, Allocation: doubled, Story: StoryOver}, Judgement{PlacementOnly, CodeLeftBehind, HealDrop}},
 	{Facts{Token: TokenElsewhere}, Judgement{PlacementOnly, CodeLeftBehind, HealNone}},
@@ -137,6 +137,8 @@ var rules = []rule{
 	{Facts{Token: none, Domain: DomainOff, Allocation: notHere}, Judgement{Agree, CodeNotManaged, HealNone}},
 	{Facts{Token: none, Domain: DomainOff}, Judgement{LibvirtOnly, CodeUnmanagedCounted, HealNone}},
 	{Facts{Token: none, Allocation: notHere}, Judgement{Agree, CodeAgree, HealNone}},
+	// Another host knows its move: what it holds here goes with that, or comes.
+	{Facts{Token: none, Domain: DomainGone, Story: StoryNone, Fleet: FleetMoving}, Judgement{Agree, CodeMoving, HealNone}},
 	// It is a move's uuid, and no guest's, by this host's own journal.
 	{Facts{Token: none, Allocation: allocatedHere, Story: StoryOver, Type: TypeMigration | TypeUnknown, Fleet: FleetUnasked | FleetSilent | FleetNobody}, Judgement{PlacementOnly, CodeMigrationLeft, HealDelete}},
 	{Facts{Token: none, Domain: DomainUnknown}, Judgement{Unknown, CodeLibvirtUnknown, HealNone}},

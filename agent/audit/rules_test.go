@@ -20,7 +20,7 @@ func every(f func(Facts)) {
 				for _, allocation := range bits(7) {
 					for _, story := range bits(6) {
 						for _, kind := range bits(3) {
-							for _, fleet := range bits(5) {
+							for _, fleet := range bits(6) {
 								f(Facts{Token(token), ClaimState(claim), Domain(domain), Allocation(allocation), Story(story), Type(kind), Fleet(fleet)})
 							}
 						}
@@ -62,7 +62,7 @@ var laws = []struct {
 			j.Heal == HealHalves && f.Story != StoryKept
 	}},
 	{"what is about to change elsewhere is left alone", func(f Facts, j Judgement) bool {
-		return f.Fleet == FleetBusy && (j.Heal == HealTake || j.Heal == HealDrop || j.Heal == HealDelete)
+		return f.Fleet&(FleetBusy|FleetMoving) != 0 && (j.Heal == HealTake || j.Heal == HealDrop || j.Heal == HealDelete)
 	}},
 	{"without Placement there is no verdict on allocations, and no write", func(f Facts, j Judgement) bool {
 		return f.Allocation == AllocationUnknown && (j.Heal != HealNone || j.Verdict != Unknown && j.Code != CodeUnmanaged)
@@ -82,8 +82,8 @@ var laws = []struct {
 	{"a guest of this host agrees only when it is counted as claimed, moves or is being made", func(f Facts, j Judgement) bool {
 		return j.Verdict == Agree && f.Token == TokenHere && f.Allocation != AllocationEqual && f.Story&moving == 0 && f.Claim&(ClaimPending|ClaimArriving) == 0
 	}},
-	{"what nobody here knows agrees only when it holds nothing here", func(f Facts, j Judgement) bool {
-		return j.Verdict == Agree && f.Token == TokenNone && f.Claim == ClaimNone && f.Story&moving == 0 && f.Allocation&notHere == 0
+	{"what nobody here knows agrees only when it holds nothing here, or another host knows that it moves", func(f Facts, j Judgement) bool {
+		return j.Verdict == Agree && f.Token == TokenNone && f.Claim == ClaimNone && f.Story&moving == 0 && f.Allocation&notHere == 0 && f.Fleet != FleetMoving
 	}},
 	{"a guest that runs unmanaged is named", func(f Facts, j Judgement) bool {
 		return f.Token == TokenNone && f.Claim == ClaimNone && f.Domain == DomainRunning && f.Story&moving == 0 && j.Verdict == Agree
@@ -110,7 +110,7 @@ func TestDecide_EveryCombinationHasARowAndTheLawsHold(t *testing.T) {
 			}
 		}
 	})
-	if n != 4*5*4*7*6*3*5 {
+	if n != 4*5*4*7*6*3*6 {
 		t.Errorf("%d combinations", n)
 	}
 	for i, r := range rules {

@@ -29,6 +29,9 @@ func (j *joined) say(r *Row) {
 		r.Quarantine = "who makes it writes its allocation"
 	case CodeMoving:
 		r.Message = "it moves, with migration " + move
+		if move == "" {
+			r.Message = "it moves: " + fleet.Words
+		}
 	case CodeMovingMissing:
 		r.Message = what + " moves, and Placement counts it nowhere"
 		r.Change, r.Quarantine = "berth migration show "+move, "only the move's conductor writes its allocation; it is looked at again when the move is over"
@@ -154,7 +157,7 @@ func (j *joined) others(a Answer) string {
 		return "the hosts that were asked do not know it (" + a.Words + "); another tool may own it"
 	case FleetOwner:
 		return "another host owns it (" + a.Words + ") and writes what it holds"
-	case FleetBusy:
+	case FleetBusy, FleetMoving:
 		return "another host is about to change it: " + a.Words
 	}
 	return "another host may own it, and none was asked"
@@ -166,7 +169,7 @@ func (j *joined) strangerChange(r *Row, a Answer) string {
 		return "start the agents that are silent, then berth audit --all"
 	case FleetNobody:
 		return "if no other tool owns it: openstack resource provider allocation delete " + r.Subject
-	case FleetOwner, FleetBusy:
+	case FleetOwner, FleetBusy, FleetMoving:
 		return "berth instance show " + r.Subject + " on that host"
 	}
 	return "berth audit --all asks every host for it"

@@ -42,6 +42,8 @@ type Known struct {
 	// Busy says what is about to change: an unfinished move, a claim, a domain that
 	// nobody manages. Empty for nothing.
 	Busy string `json:"busy,omitempty"`
+	// Moving: what makes it busy is an unfinished move. Never true of older agents.
+	Moving bool `json:"moving,omitempty"`
 	// Unsure says why the host cannot tell, empty where it can.
 	Unsure string `json:"unsure,omitempty"`
 }

@@ -240,13 +240,15 @@ func (l *look) hostOf(ctx context.Context, rp string) string {
 // fold makes one answer of what several hosts said of a consumer. Whoever is about
 // to change it counts most, then its owner, then silence.
 func fold(consumer string, hosts []string, answers map[string]map[string]Known) audit.Answer {
-	var busy, owner, silent []string
+	var moving, busy, owner, silent []string
 	for _, h := range hosts {
 		all, answered := answers[h]
 		k, said := all[consumer]
 		switch {
 		case !answered || !said:
 			silent = append(silent, h)
+		case k.Busy != "" && k.Moving:
+			moving = append(moving, h+": "+k.Busy)
 		case k.Busy != "":
 			busy = append(busy, h+": "+k.Busy)
 		case k.Owner:
@@ -258,7 +260,7 @@ func fold(consumer string, hosts []string, answers map[string]map[string]Known) 
 	for _, c := range []struct {
 		is    audit.Fleet
 		words []string
-	}{{audit.FleetBusy, busy}, {audit.FleetOwner, owner}, {audit.FleetSilent, silent}} {
+	}{{audit.FleetMoving, moving}, {audit.FleetBusy, busy}, {audit.FleetOwner, owner}, {audit.FleetSilent, silent}} {
 		if len(c.words) > 0 {
 			return audit.Answer{Fleet: c.is, Words: strings.Join(c.words, ", ")}
 		}
