@@ -174,14 +174,13 @@ func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 		"rolled back": func(m *toolsMove) { m.twice("b", host.PhaseRollbackPrepResize, host.HookRequest{}) },
 		"nobody asks again": func(m *toolsMove) {
 			m.clock += time.Hour
-			m.follow("b")
+			m.followed("b")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newToolsMove(t)
 			before := m.picture()
 			m.prep(nil)
-			m.follow("b")
 			if got, want := m.held("b"), "resize arriving "+small.Resources().String(); got != want {
 				t.Errorf("b holds %q, want %q", got, want)
 			}
@@ -193,13 +192,13 @@ func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 	}
 }
 
-// follow lets a host look at foreign claims once.
-func (m *toolsMove) follow(on string) {
+// followed lets a host look at foreign claims until nothing is left of this one.
+func (m *toolsMove) followed(on string) {
 	m.t.Helper()
 	ctx, stop := context.WithCancel(m.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.hosts[on].FollowArrivals(ctx) }()
-	time.Sleep(30 * time.Millisecond)
+	waitFor(m.t, "the claim's end", func() bool { return m.held(on) == "" && m.picture()[on+" memories"] == nil })
 	stop()
 	<-done
 }

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth/agent/host/networks"
 	"berth/driver"
@@ -227,5 +230,44 @@ func TestKernel_KnowsItsLoopback(t *testing.T) {
 	}
 	if _, err := (networks.Kernel{}).Driver("conf-none0"); !errors.Is(err, fault.NotFound) {
 		t.Errorf("a device that is not there: %v, want not found", err)
+	}
+}
+
+// A bridge is told by the kernel, in whatever network namespace this process is.
+func TestKernel_TellsABridge(t *testing.T) {
+	const bridge = "conf0"
+	got := make(chan string, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			got <- "skip: " + err.Error()
+			return
+		}
+		got <- func() string {
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err.Error()
+			}
+			defer func() { _ = unix.Close(s) }()
+			name, err := unix.BytePtrFromString(bridge)
+			if err != nil {
+				return err.Error()
+			}
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCBRADDBR, uintptr(unsafe.Pointer(name))); errno != 0 {
+				return errno.Error()
+			}
+			driver, err := (networks.Kernel{}).Driver(bridge)
+			if err != nil {
+				return err.Error()
+			}
+			return driver
+		}()
+	}()
+	driver := <-got
+	if why, skip := strings.CutPrefix(driver, "skip: "); skip {
+		t.Skip("no network namespace can be made: " + why)
+	}
+	if driver != "bridge" {
+		t.Errorf("the kernel calls a bridge %q", driver)
 	}
 }
