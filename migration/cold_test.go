@@ -34,6 +34,7 @@ var coldScenarios = []struct {
 	{name: "migrate, confirm", script: script{request: cold, words: []string{"confirm"}, want: completed}},
 	{name: "resize to a named host, confirm", script: script{request: resize, named: "b", words: []string{"confirm"}, want: completed}},
 	{name: "resize, its own host is full", script: script{request: resize, hosts: []string{"a", "b", "c"}, refuse: []string{"b"}, words: []string{"confirm"}, want: completed}, full: true},
+	{name: "resize, its own host has lost its room", script: script{request: resize, refuse: []string{"a"}, words: []string{"confirm"}, want: completed}},
 	{name: "migrate, revert", script: script{request: cold, words: []string{"revert"}, want: reverted}},
 	{name: "resize elsewhere, revert", script: script{request: resize, named: "b", words: []string{"revert"}, want: reverted}, power: migration.PowerPaused},
 	{name: "migrate, revert fails, confirm", script: script{request: cold, words: []string{"revert", "confirm"}, spoilt: true, want: completed}},

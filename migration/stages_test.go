@@ -154,6 +154,50 @@ func TestFinished_IsConfirmedByItself(t *testing.T) {
 	}
 }
 
+// TestFinished_IsConfirmedByTheConductorThatMovedIt needs no restart for it.
+func TestFinished_IsConfirmedByTheConductorThatMovedIt(t *testing.T) {
+	w := newWorld(t, 1, script{}, faults{})
+	w.configure = func(c *migration.Config) { c.ConfirmWindow = time.Minute }
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		if _, err := c.Start(context.Background(), asked(resize, "")); err != nil {
+			t.Fatal(err)
+		}
+		if m := until(t, p, c, "done", migration.Migration.Done); m.Status != migration.StatusConfirmed {
+			t.Errorf("ended %s, %v", m.Status, m.Err())
+		}
+	})
+}
+
+// TestRevert_CanBeAbortedAndAskedForAgain: the first one's abort is not the second one's.
+func TestRevert_CanBeAbortedAndAskedForAgain(t *testing.T) {
+	w := newWorld(t, 1, script{}, faults{})
+	w.latency = 100 * time.Millisecond
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		ctx := context.Background()
+		if _, err := c.Start(ctx, asked(cold, "b")); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "finished", isFinished)
+		if _, err := c.Revert(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "awaited", func(m migration.Migration) bool { return m.Step == migration.StepAwaitReturn })
+		if err := c.Abort(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		m := until(t, p, c, "finished again", isFinished)
+		if m.AbortRequested || m.Error == nil || !slices.Equal(codes(m.Error.Err()), []string{"aborted"}) || len(w.store.data["aborts"]) > 0 {
+			t.Errorf("after the abort: %+v, aborts %v", m.Error, w.store.data["aborts"])
+		}
+		if _, err := c.Revert(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		if m := until(t, p, c, "done", migration.Migration.Done); m.Status != migration.StatusReverted || m.Attempt != 3 {
+			t.Errorf("ended %s in attempt %d, %v", m.Status, m.Attempt, m.Err())
+		}
+	})
+}
+
 // TestRevertByItself_WaitsWhereNeitherHostTakesTheGuest: it is told, and goes on as soon as
 // the source can take it.
 func TestRevertByItself_WaitsWhereNeitherHostTakesTheGuest(t *testing.T) {
