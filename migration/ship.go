@@ -13,8 +13,8 @@ import (
 )
 
 // shipLanes is how many pieces are under way at once, each of ShipBlock bytes: what one
-// migration holds in memory is some twice that product. Four keep a line of 10 Gbit/s
-// and a disk busy together; measured, two do not and eight are no faster.
+// migration holds in memory is some twice that product. Arbitrary: enough that source,
+// network and destination work at the same time.
 const shipLanes = 4
 
 // shippedDisks is the output of ship_disks.
