@@ -64,12 +64,6 @@ func (s *coldSides) alone(what string, ok func() bool) {
 	}
 }
 
-func (s *coldSides) owns(n *node) bool {
-	inst, known := n.tracker.Instance(s.ref.Instance)
-	_, own := n.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Kind: claims.KindInstance})
-	return known && own && inst.Token.State == claims.TokenHere
-}
-
 // TestColdSides_ADestinationFinishesWhatWasHandedOver: the conductor dies with the commit
 // in its hands, or right after it was accepted, and both agents with it.
 func TestColdSides_ADestinationFinishesWhatWasHandedOver(t *testing.T) {

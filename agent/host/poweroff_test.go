@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"berth/agent/host"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration"
 )
 
@@ -65,27 +67,37 @@ func TestPowerOff_AGuestIsAskedFirst(t *testing.T) {
 	}
 }
 
+// hourOn is the clock of a host an hour later in the same boot.
+type hourOn struct{ *runtime.System }
+
+func (l hourOn) Boot() runtime.BootTime {
+	b := l.System.Boot()
+	b.Since += time.Hour
+	return b
+}
+
 // TestPowerOff_ItsTimeRunsOnThroughRestarts: a guest that does not obey is given its time
 // once, however often the verb is asked for.
 func TestPowerOff_ItsTimeRunsOnThroughRestarts(t *testing.T) {
 	c := poweredLab(t)
-	// It takes every order and obeys none.
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c.a.fake.FaultReply(nil)
 	c.a.fake.Fault(func(call, _ string) error {
 		if call == "Shutdown" {
-			<-ctx.Done()
+			cancel() // its caller goes, and the guest has not obeyed
 			return fault.New(fault.InDoubt, "no answer")
 		}
 		return nil
 	})
-	_, err := c.a.PowerOff(ctx, c.ref, migration.PowerOffRequest{Timeout: 20 * time.Millisecond, Kind: c.kind(), Destination: "b"})
+	_, err := c.a.PowerOff(ctx, c.ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: c.kind(), Destination: "b"})
 	if err == nil {
 		t.Fatal("powered off, though its caller has gone")
 	}
-	c.a = c.restart("a")
-	got, err := c.off(20 * time.Millisecond)
+	c.state("a", c.ref.Instance, driver.Running)
+	c.a.fake.Fault(nil)
+	c.restart("a").Close()
+	c.a = c.boot("a", func(o *host.Options) { o.Runtime = hourOn{c.rt} })
+	got, err := c.off(time.Minute)
 	c.must("power off", err)
 	if !got.Pulled {
 		t.Error("given its time anew")
