@@ -429,8 +429,8 @@ func TestAudit_WhatAHostKnowsOfConsumers(t *testing.T) {
 	const stranger = "11111111-2222-4333-8444-555555555555"
 	busy := "migration " + move + " is not over"
 	for host, want := range map[string][]auditor.Known{
-		"host-a": {{Consumer: web, Owner: true}, {Consumer: mail, Owner: true, Busy: busy}, {Consumer: move, Busy: busy}, {Consumer: stranger}},
-		"host-b": {{Consumer: web}, {Consumer: mail, Busy: busy}, {Consumer: move, Busy: busy}, {Consumer: stranger}},
+		"host-a": {{Consumer: web, Owner: true}, {Consumer: mail, Owner: true, Busy: busy, Moving: true}, {Consumer: move, Busy: busy, Moving: true}, {Consumer: stranger}},
+		"host-b": {{Consumer: web}, {Consumer: mail, Busy: busy, Moving: true}, {Consumer: move, Busy: busy, Moving: true}, {Consumer: stranger}},
 	} {
 		got, err := p.clients[host].Knows(t.Context(), []string{web, mail, move, stranger})
 		p.must(err)
