@@ -90,7 +90,9 @@ func (s *story) drive(ctx context.Context) {
 			_ = s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.UndoLater)
 			continue
 		}
+		s.c.mu.Lock()
 		g := s.stage(s.rec)
+		s.c.mu.Unlock()
 		aside, stop := context.WithCancel(ctx)
 		if g.lease != "" {
 			ref := s.ref(StepClaim)
