@@ -2,12 +2,8 @@ package sim
 
 import (
 	"context"
-	"errors"
-	"time"
 
 	"berth/claims"
-	"berth/internal/fault"
-	"berth/internal/store"
 	"berth/migration"
 )
 
@@ -17,8 +13,6 @@ func coldMutants() []Mutant {
 		return func(a *agent, h migration.ColdVerbs) migration.ColdVerbs { return f(coldVerbs{h, a}) }
 	}
 	return []Mutant{
-		{Name: "exchange-in-two-commits", Rare: true, What: "the two claims of a change in place are exchanged in two commits",
-			Ledger: func(_ *agent, s ledger) claims.Store { return torn{s} }},
 		{Name: "power-on-forgotten", What: "a guest that was powered off for a move which is undone stays off",
 			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return noPowerOn{v} })},
 		{Name: "hand-over-before-off", What: "the token is handed over while the guest runs",
@@ -31,10 +25,6 @@ func coldMutants() []Mutant {
 			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return newFlavor{v} })},
 		{Name: "power-state-lost", What: "a guest starts where it comes to, whatever its user had chosen",
 			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return alwaysOn{v} })},
-		{Name: "late-power-off", Rare: true, What: "a late power_off is obeyed, though it was undone",
-			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return latePowerOff{v} })},
-		{Name: "prepare-not-rolled-back", Rare: true, What: "the undo of prep_resize does nothing",
-			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return noRollbackPrep{v} })},
 		{Name: "unapply-forgotten", What: "the undo of a change in place does nothing",
 			Cold: verbs(func(v coldVerbs) migration.ColdVerbs { return noUnapply{v} })},
 		{Name: "old-not-given-up", What: "a confirmed change in place keeps what the guest had before",
@@ -52,29 +42,6 @@ func coldMutants() []Mutant {
 type coldVerbs struct {
 	migration.ColdVerbs
 	a *agent
-}
-
-// torn makes each commit of two claims or more two commits.
-type torn struct{ ledger }
-
-func (s torn) Enqueue(mutations ...store.Mutation) *store.Pending {
-	n := 0
-	for _, m := range mutations {
-		if m.Bucket == "claims" && m.Value != nil {
-			n++
-		}
-	}
-	if n < 2 {
-		return s.ledger.Enqueue(mutations...)
-	}
-	p, settle := store.NewPending(nil)
-	a := s.a
-	a.process.Go("torn commit", func() {
-		err := s.ledger.Enqueue(mutations[:1]...).Wait()
-		_ = a.process.Sleep(context.Background(), 20*time.Millisecond)
-		settle(errors.Join(err, s.ledger.Enqueue(mutations[1:]...).Wait()))
-	})
-	return p
 }
 
 type noPowerOn struct{ coldVerbs }
@@ -134,20 +101,6 @@ func (h alwaysOn) HandOver(ctx context.Context, ref migration.Ref, to string) (m
 	c.Power = migration.PowerRunning
 	return c, err
 }
-
-type latePowerOff struct{ coldVerbs }
-
-func (h latePowerOff) PowerOff(ctx context.Context, ref migration.Ref, r migration.PowerOffRequest) (migration.PoweredOff, error) {
-	p, err := h.coldVerbs.PowerOff(ctx, ref, r)
-	if errors.Is(err, fault.Forbidden) {
-		_ = libvirt{h.a.w.fleet.Host(h.a.m.name), h.a}.Destroy(ctx, ref.Instance)
-	}
-	return p, err
-}
-
-type noRollbackPrep struct{ coldVerbs }
-
-func (noRollbackPrep) RollbackPrepResize(context.Context, migration.Ref) error { return nil }
 
 type noUnapply struct{ coldVerbs }
 

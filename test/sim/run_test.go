@@ -19,6 +19,14 @@ func TestMain(m *testing.M) {
 // stories are those of which make check breaks every point.
 var stories = []string{"named", "copied disk", "second candidate", "aborted", "aborted while it leaves"}
 
+// coldStories are those of which it breaks every fourth.
+var coldStories = []string{
+	"resize, local disk, running, confirm", "resize, shared disk, running, revert", "resize in place, local disk, running, revert",
+	"rebuild, local disk, running", "resize, cannot start there",
+}
+
+const thin = 4
+
 // report fails the test with what a person needs to understand a run.
 func report(t *testing.T, s sim.Summary) {
 	t.Helper()
@@ -48,13 +56,15 @@ func TestStories_EndAsTheyShould(t *testing.T) {
 // stories; the others, and the other ways in which something breaks, are left to make
 // sim EVERY=1.
 func TestEveryPoint_AgentDies(t *testing.T) {
-	cases := slices.DeleteFunc(sim.Cases(sim.Hows()[:1]), func(c sim.Case) bool { return !slices.Contains(stories, c.Story.Name) })
-	t.Logf("%d points of %d stories", len(cases), len(stories))
+	cases := slices.DeleteFunc(sim.Cases(sim.Hows()[:1]), func(c sim.Case) bool {
+		return !slices.Contains(stories, c.Story.Name) && !(slices.Contains(coldStories, c.Story.Name) && c.At%thin == 0)
+	})
+	t.Logf("%d points of %d stories", len(cases), len(stories)+len(coldStories))
 	report(t, sim.Many(len(cases)/few, 0, func(i int) sim.Options { return cases[i*few].Options() }, nil))
 }
 
 func TestRandom_RunsHoldTheLaws(t *testing.T) {
-	report(t, sim.Many(2000/few, 0, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 1, Chaos: true} }, nil))
+	report(t, sim.Many(1500/few, 0, func(i int) sim.Options { return sim.Options{Seed: uint64(i) + 1, Chaos: true} }, nil))
 }
 
 // patience is how many runs may pass without noticing a mutant that is not rare.
