@@ -49,6 +49,8 @@ func lawsOf(c Check) []int {
 		return []int{ends}
 	case c.Model == "ledger":
 		return []int{3, 8, settled}
+	case c.Model == "cold":
+		return []int{1, 2, settled}
 	}
 	return []int{1, 2, 4, 5, 6, 10, 11, settled}
 }
@@ -74,6 +76,7 @@ func checks(quick bool) []Check {
 		{Name: "goes-on", Model: "move", Flags: []string{"GOESON", faults(3)}, What: "the guest goes on to a third host, and old messages land"},
 		{Name: "ends", Model: "move", Flags: []string{faults(3)}, Endless: true, What: "one attempt, and no endless run"},
 		{Name: "ends-alone", Model: "move", Flags: []string{"ALONE", faults(2)}, Endless: true, What: "the destination alone, and no endless run"},
+		{Name: "cold", Model: "cold", Flags: []string{faults(4)}, What: "a guest that is off meanwhile: there, confirmed or back again"},
 		{Name: "ledger", Model: "ledger", Flags: []string{faults(4)}, What: "two moves, one device, commits that fail, kills"},
 	}
 }
@@ -106,6 +109,14 @@ var mutants = []Check{
 	{Name: "NEXT_ATTEMPT_EARLY", Law: settled, Flags: []string{"ATTEMPTS=2"}, What: "the next attempt begins while undos of the last are still open"},
 	{Name: "HOST_FORGETS_THE_JOURNAL", Law: settled, Flags: []string{"FORGETS"}, What: "the host refuses a commit though the journal has seen the domain leave"},
 	{Name: "TOMBSTONE_BEFORE_ADOPTION", Law: ends, What: "a stream that its undo found finished is refused as late"},
+	{Name: "HAND_OVER_WHILE_RUNNING", Model: "cold", Law: 1, What: "the token is handed over while the guest runs"},
+	{Name: "TOKEN_TAKEN_BACK", Model: "cold", Law: 1, What: "a late accept is taken though the guest was handed back"},
+	{Name: "STARTS_WITHOUT_TOKEN", Model: "cold", Law: 1, What: "a late finish starts the guest that was handed back"},
+	{Name: "RETURNS_BEFORE_HAND_BACK", Model: "cold", Law: 1, What: "the source takes the token back before the destination has given it"},
+	{Name: "HELD_HALF_RELEASED", Model: "cold", Law: 2, What: "the source's half ends with the hand-over"},
+	{Name: "KEEP_IS_FORGOTTEN", Model: "cold", Law: settled, What: "a late hand-back is obeyed though the revert was undone"},
+	{Name: "LATE_POWER_OFF", Model: "cold", Law: settled, What: "a late power-off is obeyed though the revert was undone"},
+	{Name: "POWER_ON_FORGOTTEN", Model: "cold", Law: settled, What: "a guest whose move is undone stays off"},
 	{Name: "ANSWER_BEFORE_COMMIT", Model: "ledger", Law: 3, What: "a claim is answered before its record is durable"},
 	{Name: "FREED_BEFORE_COMMIT", Model: "ledger", Law: 8, What: "a release frees at once"},
 	{Name: "FAILED_COMMIT_KEEPS_THE_RESERVATION", Model: "ledger", Law: settled, What: "a commit that failed leaves its reservation"},

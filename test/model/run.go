@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-//go:embed move.pml ledger.pml
+//go:embed move.pml ledger.pml cold.pml
 var sources embed.FS
 
 func itoa(n int) string { return strconv.Itoa(n) }
