@@ -98,7 +98,7 @@ func (w *world) comesBack(ref migration.Ref) {
 func (w *world) contents(g *guest) []string {
 	out := []string{g.data}
 	for _, m := range w.moves {
-		if m.guest != g || !m.cold() || !m.accepted {
+		if m.guest != g || !m.cold() || m.asked == 0 {
 			continue
 		}
 		if g.back && m.keepsDisk() {
