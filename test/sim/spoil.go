@@ -60,7 +60,7 @@ func (w *world) spoils(a *agent, what string) bool {
 
 // spoilVerb is asked before a verb. It gives what is to happen to it: nothing, or an error
 // in place of it, or what is to be done after it.
-func (w *world) spoilVerb(a *agent, what string) (instead error, after func() error) {
+func (w *world) spoilVerb(a *agent, what string) (after func() error, instead error) {
 	if !w.spoils(a, what) {
 		return nil, nil
 	}
@@ -69,11 +69,11 @@ func (w *world) spoilVerb(a *agent, what string) (instead error, after func() er
 	w.fault(a.m.name, string(w.options.Spoil.Way)+": "+what)
 	switch w.options.Spoil.Way {
 	case FailBefore:
-		return broken(), nil
+		return nil, broken()
 	case FailAfter:
-		return nil, broken
+		return broken, nil
 	}
-	return nil, func() error { a.m.kill(restartAfter); return nil }
+	return func() error { a.m.kill(restartAfter); return nil }, nil
 }
 
 // spoilRequest is spoilVerb for a request to Placement: an answer in place of the

@@ -91,7 +91,7 @@ func verb[T any](ctx context.Context, p peer, k kind, name string, f func(contex
 	a, w := p.a, p.a.w
 	what := name + " on " + p.m.name
 	how := w.before(a, k, what)
-	instead, then := w.spoilVerb(a, name)
+	then, instead := w.spoilVerb(a, name)
 	if instead != nil {
 		return zero, instead
 	}
