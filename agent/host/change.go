@@ -256,23 +256,11 @@ func (h *Host) RollbackPrepChange(ctx context.Context, ref migration.Ref) error 
 }
 
 func (h *Host) rollbackPrepChange(ctx context.Context, ref migration.Ref) error {
-	// Looked at before it is buried, too: an undo that is refused leaves no trace.
-	if err := h.mayRollBack(ref); err != nil {
-		return err
-	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPrepChange)); err != nil {
-		return err
-	}
-	// Its caller may be long dead, and a copy take its minutes.
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.beginUndo(ctx, ref, stepPrepChange, func() error { return h.mayRollBack(ref) })
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := h.mayRollBack(ref); err != nil {
-		return err
-	}
 	if err := h.stopCopies(ctx, ref); err != nil {
 		return err
 	}

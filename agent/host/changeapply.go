@@ -165,22 +165,16 @@ func (h *Host) UnapplyChange(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) unapplyChange(ctx context.Context, ref migration.Ref) error {
-	// Looked at before it is buried, too: an undo that is refused leaves no trace.
-	if h.tracker.Buried(at(ref, stepKeepUnchange)) {
-		return finishedChange(ref)
-	}
-	if err := h.tracker.Bury(ctx, at(ref, stepApplyChange)); err != nil {
-		return err
-	}
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.beginUndo(ctx, ref, stepApplyChange, func() error {
+		if h.tracker.Buried(at(ref, stepKeepUnchange)) {
+			return finishedChange(ref)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if h.tracker.Buried(at(ref, stepKeepUnchange)) {
-		return finishedChange(ref)
-	}
 	if err := h.stopCopies(ctx, ref); err != nil {
 		return err
 	}

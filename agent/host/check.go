@@ -223,6 +223,33 @@ func diskFate(d migration.Disk, block, shared, exists bool, dest string) (fate, 
 	return copied, fault.Reason{}
 }
 
+// viewDisk looks at the place of one disk on this host, and decides about it.
+func (h *Host) viewDisk(no *refusal, doc document, d migration.Disk) (view migration.DiskView, what fate, err error) {
+	view.Target = d.Target
+	exists := false
+	if d.Path != "" && !d.Network {
+		id, err := h.files.Identity(d.Path)
+		switch {
+		case errors.Is(err, fault.NotFound):
+		case errors.Is(err, fault.Invalid):
+			exists = true // a folder or a socket: occupied
+		case err != nil:
+			return view, what, err
+		default:
+			exists, view.Filesystem = true, id
+			view.Shared = id != "" && id == d.Filesystem
+		}
+	}
+	what, reason := diskFate(d, doc.isBlock(d.Target), view.Shared, exists, h.o.Name)
+	switch {
+	case what == stopped && reason.Code == "disk_exists":
+		no.add(fault.Exists, reason)
+	case what == stopped:
+		no.add(fault.Forbidden, reason)
+	}
+	return view, what, nil
+}
+
 // checkDisks looks at each disk's place on this host, and whether what must be
 // copied has room.
 func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]migration.DiskView, error) {
@@ -230,29 +257,12 @@ func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]m
 	need := map[string]int64{} // by filesystem
 	room := map[string]int64{}
 	for _, d := range list {
-		view := migration.DiskView{Target: d.Target}
-		exists := false
-		if d.Path != "" && !d.Network {
-			id, err := h.files.Identity(d.Path)
-			switch {
-			case errors.Is(err, fault.NotFound):
-			case errors.Is(err, fault.Invalid):
-				exists = true // a folder or a socket: occupied
-			case err != nil:
-				return nil, err
-			default:
-				exists, view.Filesystem = true, id
-				view.Shared = id != "" && id == d.Filesystem
-			}
+		view, what, err := h.viewDisk(no, doc, d)
+		if err != nil {
+			return nil, err
 		}
 		views = append(views, view)
-		what, reason := diskFate(d, doc.isBlock(d.Target), view.Shared, exists, h.o.Name)
-		switch {
-		case what == stopped && reason.Code == "disk_exists":
-			no.add(fault.Exists, reason)
-		case what == stopped:
-			no.add(fault.Forbidden, reason)
-		case what == copied:
+		if what == copied {
 			if r, bad := h.placeForDisk(d.Path); bad {
 				no.add(fault.Forbidden, r)
 				continue

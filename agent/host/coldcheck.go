@@ -267,28 +267,12 @@ func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Re
 	var views []migration.DiskView
 	var ship, shared []string
 	for _, d := range g.Disks {
-		view := migration.DiskView{Target: d.Target}
-		exists := false
-		if d.Path != "" && !d.Network {
-			id, err := h.files.Identity(d.Path)
-			switch {
-			case errors.Is(err, fault.NotFound):
-			case errors.Is(err, fault.Invalid):
-				exists = true // a folder or a socket: occupied
-			case err != nil:
-				return nil, err
-			default:
-				exists, view.Filesystem = true, id
-				view.Shared = id != "" && id == d.Filesystem
-			}
+		view, what, err := h.viewDisk(no, doc, d)
+		if err != nil {
+			return nil, err
 		}
 		views = append(views, view)
-		what, reason := diskFate(d, doc.isBlock(d.Target), view.Shared, exists, h.o.Name)
 		switch {
-		case what == stopped && reason.Code == "disk_exists":
-			no.add(fault.Exists, reason)
-		case what == stopped:
-			no.add(fault.Forbidden, reason)
 		case what == copied:
 			ship = append(ship, d.Target)
 		case view.Shared:

@@ -129,23 +129,16 @@ func (h *Host) RollbackPrepResize(ctx context.Context, ref migration.Ref) error 
 }
 
 func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error {
-	// Looked at before it is buried, too: a rollback that is refused must leave no trace in
-	// a move that has succeeded.
-	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
-		return rolledTooLate(h.o.Name)
-	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPrepareCold)); err != nil {
-		return err
-	}
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.beginUndo(ctx, ref, stepPrepareCold, func() error {
+		if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
+			return rolledTooLate(h.o.Name)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {
-		return rolledTooLate(h.o.Name)
-	}
 	return h.undoColdPreparation(ctx, ref, hooks.RollbackPrepResize)
 }
 

@@ -276,22 +276,11 @@ func (h *Host) PowerOn(ctx context.Context, ref migration.Ref) error {
 }
 
 func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
-	// Looked at before it is buried, too: an undo that is refused leaves no trace.
-	if err := h.mayPowerOn(ref); err != nil {
-		return err
-	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPower)); err != nil {
-		return err
-	}
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	unlock, err := h.beginUndo(ctx, ref, stepPower, func() error { return h.mayPowerOn(ref) })
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := h.mayPowerOn(ref); err != nil {
-		return err
-	}
 	rec, found, err := recall[poweredOff](h, ref, memoryPower)
 	if err != nil || !found {
 		return err

@@ -206,26 +206,18 @@ func (h *Host) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) 
 }
 
 func (h *Host) rollbackPreLive(ctx context.Context, ref migration.Ref) error {
-	// Looked at before it is buried, too: a rollback that is refused must leave
-	// no trace in a move that has succeeded.
-	if h.arrived(ref) {
-		return rolledTooLate(h.o.Name)
-	}
-	if err := h.tracker.Bury(ctx, at(ref, stepPrepare)); err != nil {
-		return err
-	}
-	// Its caller may be long dead, and a hook take its minutes.
-	h.stopPreparing(ref)
-	unlock, err := h.lock(ctx, ref.Instance)
+	// Under the lock nobody accepts the token meanwhile. Who accepts it later
+	// has a commit, which nobody can have who also undoes.
+	unlock, err := h.beginUndo(ctx, ref, stepPrepare, func() error {
+		if h.arrived(ref) {
+			return rolledTooLate(h.o.Name)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	// Under the lock nobody accepts the token meanwhile. Who accepts it later
-	// has a commit, which nobody can have who also undoes.
-	if h.arrived(ref) {
-		return rolledTooLate(h.o.Name)
-	}
 	// Before the look at what is here: through it nothing comes after that.
 	if err := h.closeStream(ctx, ref); err != nil {
 		return err
