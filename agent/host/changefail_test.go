@@ -208,16 +208,17 @@ func TestPlanChange_ListsEveryReason(t *testing.T) {
 	}
 }
 
-// What a host has no hand in is named with who has.
+// What a host has no hand in does not grow with the flavor; what it must not touch is refused.
 func TestPlanChange_LeavesOthersStorageToThem(t *testing.T) {
 	for name, tt := range map[string]struct {
 		disk, attrs string
 		want        []string
+		image       string
 	}{
-		"a network disk": {"<disk type='network' device='disk'><driver name='qemu' type='raw'/><source protocol='rbd' name='pool/vm'/><target dev='vda'/></disk>", "", []string{"root_not_a_file"}},
-		"a block device": {"<disk type='block' device='disk'><driver name='qemu' type='raw'/><source dev='/images/block'/><target dev='vda'/></disk>", "", []string{"root_not_a_file"}},
-		"a shared disk":  {"<disk type='file' device='disk'><source file='/images/block'/><target dev='vda'/><shareable/></disk>", "", []string{"root_shareable"}},
-		"no disk":        {"", "", []string{"no_root_disk"}},
+		"a network disk": {"<disk type='network' device='disk'><driver name='qemu' type='raw'/><source protocol='rbd' name='pool/vm'/><target dev='vda'/></disk>", "", nil, "root_not_a_file"},
+		"a block device": {"<disk type='block' device='disk'><driver name='qemu' type='raw'/><source dev='/images/block'/><target dev='vda'/></disk>", "", nil, "root_not_a_file"},
+		"a shared disk":  {"<disk type='file' device='disk'><source file='/images/block'/><target dev='vda'/><shareable/></disk>", "", []string{"root_shareable"}, "root_shareable"},
+		"no disk":        {"", "", nil, "no_root_disk"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t, "a")
@@ -225,13 +226,17 @@ func TestPlanChange_LeavesOthersStorageToThem(t *testing.T) {
 			a.put(t, "/images/block", "data", 0o644)
 			v, err := a.Create(t.Context(), host.CreateRequest{XML: foreignXML("from-xml", tt.disk, tt.attrs), Flavor: topology.Flavor{Name: "f", VCPUs: 2, MemoryMB: 256, DiskGB: 1}})
 			l.must("create", err)
-			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128, DiskGB: 10}})
-			if diff := gocmp.Diff(tt.want, codes(err)); diff != "" {
-				t.Errorf("reasons (-want +got):\n%s\n%v", diff, err)
+			w, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128, DiskGB: 10}})
+			if diff := gocmp.Diff(tt.want, codes(err)); diff != "" || len(w.Grow) > 0 || err == nil && w.Resources.DiskGB != 10 {
+				t.Errorf("%+v; reasons (-want +got):\n%s\n%v", w, diff, err)
 			}
-			w, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128}})
+			w, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128}})
 			if err != nil || len(w.Grow) > 0 {
 				t.Errorf("with disk_gb 0: %+v, %v", w, err)
+			}
+			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Image: &migration.Image{Path: "/images/block", Format: "raw"}})
+			if got := codes(err); !slices.Equal(got, []string{tt.image}) {
+				t.Errorf("another image: reasons %v, want %s: %v", got, tt.image, err)
 			}
 		})
 	}

@@ -128,10 +128,10 @@ func (p *changePlan) grow(f topology.Flavor) error {
 		return nil
 	}
 	root, err := rootDisk(p.doc)
-	if err == nil {
-		err = mayReplace(root)
+	if err != nil || root.Type != "file" {
+		return nil // there is none, or its storage makes it larger: the amount alone grows, as Nova has it
 	}
-	if err != nil {
+	if err := mayReplace(root); err != nil {
 		return p.no.take(err)
 	}
 	has := files[root.Target]
@@ -167,8 +167,8 @@ func mayReplace(d domainxml.Disk) error {
 	}
 	switch what := "root disk " + d.Target + " (" + d.Source + ")"; {
 	case d.Type != "file":
-		return refuse("root_not_a_file", what+" is of type "+d.Type+": its storage makes it larger or gives it another image, no host does",
-			"have whoever keeps that storage do it, and take a flavor with disk_gb 0")
+		return refuse("root_not_a_file", what+" is of type "+d.Type+": its storage gives it another image, no host does",
+			"have whoever keeps that storage do it")
 	case d.Shareable:
 		return refuse("root_shareable", what+" may be in use by other guests", "change it by hand while all of them are off")
 	case d.Format != "raw" && d.Format != "qcow2":
