@@ -6,6 +6,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/google/uuid"
+
 	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
@@ -42,6 +44,14 @@ const (
 	attemptAway = 1
 	attemptBack = 2
 )
+
+// attemptOf is the attempt in which a step of awayBy or backBy is asked.
+func attemptOf(step string) int {
+	if step == hooks.FinishRevertResize {
+		return attemptBack
+	}
+	return attemptAway
+}
 
 // awayBy is the ref of a tool's migration as its guest leaves, backBy as it comes back.
 // The step tells the other host which rules its surrender goes by.
@@ -353,8 +363,19 @@ func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from str
 	return h.countArrived(ctx, ref)
 }
 
-// surrenderedCold answers the other host of a tool's cold migration.
+// surrenderedCold answers the other host of a tool's cold migration. One of Berth's own
+// has its conductor, also while its guest is off.
 func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+	if id, err := uuid.Parse(ref.Migration); err != nil || id.String() != ref.Migration || ref.Attempt != attemptOf(ref.Step) {
+		return migration.Commit{}, fault.New(fault.Invalid, "no tool's migration is called %q, attempt %d, when %s is asked", ref.Migration, ref.Attempt, ref.Step)
+	}
+	if _, tools, err := h.coldRecord(ref.Migration); err != nil {
+		return migration.Commit{}, err
+	} else if !tools {
+		if _, err := h.foreignClaim(ref.Migration); err != nil {
+			return migration.Commit{}, err
+		}
+	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
 		return wireCommit(c, ""), h.letGo(ctx, ref)
 	}

@@ -12,6 +12,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -167,6 +168,34 @@ func TestForeignCold_AResizeIsReverted(t *testing.T) {
 	err = m.hosts["a"].Start(t.Context(), m.uuid, false)
 	m.must("start where it was", err)
 	m.same("after the revert", before)
+}
+
+func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
+	m := newToolsMove(t)
+	m.off("a")
+	own := migration.Ref{Migration: "77777777-7777-4777-8777-777777777777", Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}
+	err := m.hosts["a"].RecordContext(t.Context(), own, migration.Context{Source: "a", Destination: "b"})
+	m.must("record the context of a migration of Berth's own", err)
+	for name, c := range map[string]struct {
+		change func(*migration.Ref)
+		want   fault.Kind
+	}{
+		"Berth's own":         {func(*migration.Ref) {}, fault.Forbidden},
+		"no name":             {func(r *migration.Ref) { r.Migration = "" }, fault.Invalid},
+		"another name":        {func(r *migration.Ref) { r.Migration = "x" }, fault.Invalid},
+		"no attempt":          {func(r *migration.Ref) { r.Migration, r.Attempt = toolsColdMove, 0 }, fault.Invalid},
+		"a later attempt":     {func(r *migration.Ref) { r.Migration, r.Attempt = toolsColdMove, 7 }, fault.Invalid},
+		"back as it goes":     {func(r *migration.Ref) { r.Migration, r.Step = toolsColdMove, hooks.FinishRevertResize }, fault.Invalid},
+		"back before it went": {func(r *migration.Ref) { r.Migration, r.Attempt, r.Step = toolsColdMove, 2, hooks.FinishRevertResize }, fault.Busy},
+	} {
+		ref := own
+		c.change(&ref)
+		_, err := m.hosts["a"].Surrender(t.Context(), ref, "c")
+		m.wantKind(name, err, c.want)
+	}
+	if !m.owns("a") {
+		t.Error("the token has left")
+	}
 }
 
 func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
