@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -246,8 +247,11 @@ func (f Files) syncDir(dir string) error {
 	return nil
 }
 
-// PartName is the name part of a disk's private file.
-func PartName(attempt int, target string) string { return fmt.Sprintf("%d-%s", attempt, target) }
+// PartName is the name part of a disk's private file. A target is what another host's
+// document says, and leads to no other folder.
+func PartName(attempt int, target string) string {
+	return fmt.Sprintf("%d-%s", attempt, url.PathEscape(target))
+}
 
 // BuildFrom is Build with the contents of an image whose format is given; size 0
 // is the image's own, a larger one makes room behind it. Without an image it is

@@ -22,6 +22,9 @@ type Replaced struct {
 	Made        // Part is the new file until Replace
 	Kept string `json:"kept"` // private name of the old file from Replace on
 	Old  Stamp  `json:"old"`
+	// Copied is the version of the old file of which the new one is a copy; empty for one
+	// that is no copy.
+	Copied string `json:"copied,omitempty"`
 }
 
 // PlanReplace says what making path anew would make. fault.NotFound when there is
@@ -80,7 +83,8 @@ func (f Files) CopyNeeds(path string) (int64, error) {
 }
 
 // BuildCopy makes r's new file as a copy of the old one, that its guest sees with size
-// bytes, and stamps it; the old one must not be in use. Blocks are shared where the
+// bytes, and stamps it; the old one must not be in use: fault.Forbidden where it was
+// written to meanwhile. Blocks are shared where the
 // filesystem can, else holes stay holes. A copy that fails leaves nothing:
 // fault.DoesNotFit where the filesystem is full.
 func (f Files) BuildCopy(ctx context.Context, r *Replaced, format string, size int64) error {
@@ -100,6 +104,10 @@ func (f Files) buildCopy(ctx context.Context, r *Replaced, format string, size i
 	defer old.Close()
 	if now, err := f.Stamp(r.Path); err != nil || !now.Equals(r.Old) {
 		return errors.Join(err, fault.New(fault.Forbidden, "the file is not the one that was to be replaced"))
+	}
+	was, err := stat(int(old.Fd()), r.Path)
+	if err != nil {
+		return err
 	}
 	real := f.Real(r.Part)
 	if err := os.Remove(real); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +132,30 @@ func (f Files) buildCopy(ctx context.Context, r *Replaced, format string, size i
 		return noRoom(err)
 	}
 	stamp, err := f.Stamp(r.Part)
-	r.Stamp = &stamp
+	if err != nil {
+		return err
+	}
+	r.Stamp, r.Copied = &stamp, was.Version
+	return f.asCopied(*r)
+}
+
+// asCopied refuses an old file that was written to since its copy was begun: somebody has
+// started its guest, and what that wrote is in no copy.
+func (f Files) asCopied(r Replaced) error {
+	if r.Copied == "" {
+		return nil
+	}
+	file, err := os.OpenFile(f.Real(r.Path), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	now, err := stat(int(file.Fd()), r.Path)
+	if err == nil && now.Version != r.Copied {
+		err = fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "disk_changed", Message: r.Path + " was written to since it was copied", Want: r.Path, Change: "find out who writes to it, and try again",
+		})
+	}
 	return err
 }
 
@@ -174,7 +205,7 @@ func noRoom(err error) error {
 
 // Replace gives the new file the place of the old one, which has its private name from
 // then on; at each moment the path leads to one of the two. fault.Forbidden when what is
-// there is neither. Safe to repeat.
+// there is neither, or was written to since it was copied. Safe to repeat.
 func (f Files) Replace(r Replaced) error {
 	fail := func(err error) error {
 		return fault.New(fault.KindOf(err), "replace disk %s: %w", r.Path, err)
@@ -190,6 +221,9 @@ func (f Files) Replace(r Replaced) error {
 		return fail(fault.New(fault.Forbidden, "the file there is neither the old nor the new one"))
 	case !f.is(r.Part, r.Made):
 		return fail(fault.New(fault.NotFound, "the new file was not built"))
+	}
+	if err := f.asCopied(r); err != nil {
+		return fail(err)
 	}
 	if err := os.Link(f.Real(r.Path), f.Real(r.Kept)); errors.Is(err, fs.ErrExist) {
 		if kept, err := f.Stamp(r.Kept); err != nil || !kept.Equals(r.Old) {

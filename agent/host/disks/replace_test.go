@@ -3,8 +3,10 @@ package disks_test
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -122,5 +124,54 @@ func TestImage_NamesDataKeptApart(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{f.Real("/data.raw")}, got.Outside); diff != "" {
 		t.Errorf("files apart (-want +got):\n%s", diff)
+	}
+}
+
+// TestReplace_RefusesADiskThatWasWrittenTo: a guest that somebody started while its disk was
+// copied loses nothing of what it wrote.
+func TestReplace_RefusesADiskThatWasWrittenTo(t *testing.T) {
+	requireQemuImg(t)
+	f := files(t)
+	put(t, f, "/img/disk.raw", "before")
+	r, err := f.PlanReplace("m1", disks.PartName(1, "vda"), "/img/disk.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.BuildCopy(t.Context(), &r, "raw", 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	later := time.Now().Add(time.Second)
+	if err := os.Chtimes(f.Real("/img/disk.raw"), later, later); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Replace(r); !errors.Is(err, fault.Forbidden) {
+		t.Fatalf("replace a disk that was written to: %v, want forbidden", err)
+	}
+	for range 2 {
+		if err := f.PutBack(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"/img", "/img/disk.raw"}, tree(t, f)); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestPartName_StaysInItsFolder also where a document from elsewhere names its disk so that
+// it would lead to another.
+func TestPartName_StaysInItsFolder(t *testing.T) {
+	f := files(t)
+	put(t, f, "/img/disk.raw", "x")
+	r, err := f.PlanReplace("m1", disks.PartName(1, "/../../etc/vda"), "/img/disk.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{r.Part, r.Kept} {
+		if filepath.Dir(path) != "/img" {
+			t.Errorf("%s is not beside the disk", path)
+		}
+	}
+	if got := disks.PartName(2, "vda.1"); got != "2-vda.1" {
+		t.Errorf("PartName: %s", got)
 	}
 }
