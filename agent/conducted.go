@@ -13,6 +13,21 @@ import (
 // conducted names a move and the host that conducts it; host is empty for this one.
 type conducted struct{ migration, host string }
 
+// silent says, where its conductor does not answer, who that is and why it has to.
+func (c conducted) silent(doing string, err error) error {
+	if !errors.Is(err, fault.Unavailable) {
+		return err
+	}
+	reasons := fault.ReasonsOf(err)
+	if len(reasons) == 0 {
+		reasons = []fault.Reason{{Code: "host_silent", Message: err.Error()}}
+	}
+	return fault.Refuse(fault.Unavailable, doing, append([]fault.Reason{{
+		Code: "conductor_silent", Message: "host " + c.host + " conducts migration " + c.migration + ", and does not answer; the guest is where it is meanwhile", Want: c.host,
+		Change: "see to the agent on " + c.host + ", and ask again",
+	}}, reasons...)...)
+}
+
 // conductedHere gives a move that this agent conducts, by its uuid or as the one of a
 // guest that is not over.
 func (a *Agent) conductedHere(ctx context.Context, ref string) (migration.Migration, bool) {

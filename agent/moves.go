@@ -24,9 +24,15 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	if s.a.observing() {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, observes(s.a.name))
 	}
+	if m, known := s.begun(ctx, r); known {
+		return m, nil
+	}
 	id, elsewhere, err := s.whereIs(ctx, doing, r.Instance)
 	if err != nil {
 		return migration.Migration{}, err
+	}
+	if from := s.beganAt(ctx, r.Migration); from != "" {
+		elsewhere = from
 	}
 	if elsewhere == "" {
 		return s.startHere(ctx, doing, id, r)
@@ -37,6 +43,30 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	}
 	s.a.log.Info("move passed on to the host that has the guest", "instance", r.Instance, "type", r.MigrationType, "host", elsewhere)
 	return peer.Migrate(ctx, r)
+}
+
+// begun gives the move that an earlier request with the same uuid has made here: whoever
+// asks again, since the answer was lost, must not move the guest once more, wherever it is
+// by now.
+func (s migrationService) begun(ctx context.Context, r api.Migrate) (migration.Migration, bool) {
+	if r.Migration == "" {
+		return migration.Migration{}, false
+	}
+	m, err := s.a.conductor.Get(ctx, r.Migration)
+	return m, err == nil && (r.Instance == m.InstanceUUID || r.Instance == m.InstanceName)
+}
+
+// beganAt is the other host at which a move with a uuid began, by what is recorded here;
+// empty for none, and in a request that was passed on already.
+func (s migrationService) beganAt(ctx context.Context, id string) string {
+	if id == "" {
+		return ""
+	}
+	source, _, known := parties{s.a.tracker}.Parties(id, "")
+	if _, relayed := api.PassedOn(ctx); !known || relayed || source == s.a.name {
+		return ""
+	}
+	return source
 }
 
 // doingOf is what is asked for, in the words of commands.
@@ -280,7 +310,8 @@ func (s migrationService) Get(ctx context.Context, ref string) (migration.Migrat
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	return peer.Migration(ctx, at.migration)
+	m, err := peer.Migration(ctx, at.migration)
+	return m, at.silent("show migration "+ref, err)
 }
 
 // Abort implements api.Migrations.
@@ -319,7 +350,8 @@ func (s migrationService) decide(ctx context.Context, doing, ref string, find fu
 		return migration.Migration{}, err
 	}
 	s.a.log.Info("request passed on to the host that conducts the move", "request", doing, "migration", at.migration, "host", at.host)
-	return there(peer, ctx, at.migration)
+	m, err := there(peer, ctx, at.migration)
+	return m, at.silent(doing, err)
 }
 
 // Watch implements api.Migrations.
@@ -339,7 +371,7 @@ func (s migrationService) Watch(ctx context.Context, ref string) (<-chan migrati
 	// once records flow.
 	first, err := peer.Migration(ctx, at.migration)
 	if err != nil {
-		return nil, err
+		return nil, at.silent("watch migration "+ref, err)
 	}
 	out := make(chan migration.Migration, 1)
 	out <- first

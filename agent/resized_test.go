@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -248,5 +249,55 @@ func TestRebuild_GivesANewDiskAndGoesThroughNovasWords(t *testing.T) {
 	}
 	if status, resize := p.seen("host-a", "web"); status != "ACTIVE" || resize != nil {
 		t.Errorf("rebuilt: %s %+v", status, resize)
+	}
+}
+
+func TestMigrate_TheSameUUIDAgainIsTheSameMoveWhereverTheGuestIs(t *testing.T) {
+	p := newPair(t, time.Hour)
+	id := p.guest("host-a", "web")
+	r := api.Migrate{Instance: "web", Migration: "11111111-1111-4111-8111-111111111111", MigrationType: migration.TypeLiveMigration}
+	m := p.asked("host-a", r)
+	if m.Status != migration.StatusCompleted || m.DestCompute != "host-b" {
+		t.Fatalf("%+v, error %v", m, m.Error)
+	}
+	for _, at := range []string{"host-a", "host-b"} {
+		for _, name := range []string{"web", id} {
+			r.Instance = name
+			again, err := p.clients[at].Migrate(t.Context(), r)
+			if err != nil || again.SourceCompute != "host-a" || !again.CreatedAt.Equal(m.CreatedAt) {
+				t.Errorf("asked of %s again for %s: a move from %q, %s, %v", at, name, again.SourceCompute, again.Status, err)
+			}
+		}
+	}
+	if status, _ := p.seen("host-b", "web"); status != "ACTIVE" {
+		t.Errorf("the guest is %q on host-b", status)
+	}
+}
+
+func TestResize_ASilentSourceIsNamedByTheDestination(t *testing.T) {
+	p := newPair(t, time.Hour)
+	p.guest("host-a", "web")
+	m := p.asked("host-a", api.Migrate{Instance: "web", Destination: "host-b", MigrationType: migration.TypeResize, Flavor: &larger})
+	p.must(p.stop["host-a"]())
+	c := p.clients["host-b"]
+	var asked sync.WaitGroup
+	for what, ask := range map[string]func() error{
+		"confirm": func() error { _, err := c.ConfirmMigration(t.Context(), "web"); return err },
+		"show":    func() error { _, err := c.Migration(t.Context(), m.UUID); return err },
+		"watch": func() error {
+			return c.WatchMigration(t.Context(), "web", time.Second, func(migration.Migration) error { return nil })
+		},
+	} {
+		// At the same time: each tries again for a while.
+		asked.Go(func() {
+			err := ask()
+			if !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "host-a conducts migration "+m.UUID) {
+				t.Errorf("%s while the source is away: %v", what, err)
+			}
+		})
+	}
+	asked.Wait()
+	if status, resize := p.seen("host-b", "web"); status != "VERIFY_RESIZE" || resize == nil {
+		t.Errorf("meanwhile: %s %+v", status, resize)
 	}
 }
