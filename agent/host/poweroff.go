@@ -64,6 +64,9 @@ func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.Powe
 	if err := h.late(ref, stepPower); err != nil {
 		return none, err
 	}
+	if err := h.pastPowerOff(ref); err != nil {
+		return none, err
+	}
 	inst, known := h.tracker.Instance(ref.Instance)
 	if !known {
 		return none, fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
@@ -145,6 +148,30 @@ func (h *Host) changed(ref migration.Ref) bool {
 		}
 	}
 	return false
+}
+
+// pastPowerOff refuses to end a guest whose story has started it again: what asks for it
+// came late, and nothing would undo it.
+//
+//	story                 past it once
+//	to another host       the token came here, back too, by this attempt or a later one
+//	in place              StartChanged gave the guest its power state
+//	its confirmation      FinishChange was asked for
+//	its undo, its revert  UnapplyChange was asked for
+func (h *Host) pastPowerOff(ref migration.Ref) error {
+	rec, _, err := recall[changing](h, ref, memoryChange)
+	if err != nil {
+		return err
+	}
+	first := ref
+	first.Attempt = 1 // tombstones of whatever attempt
+	if rec.Started || h.tracker.Accepted(ref.Migration) >= ref.Attempt ||
+		h.tracker.Buried(at(first, stepKeepUnchange)) || h.tracker.Buried(at(first, stepApplyChange)) {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "late_verb", Message: "migration " + ref.Migration + " is past " + stepPower + ", and a message that asks for it came late",
+		})
+	}
+	return nil
 }
 
 // came reports whether a guest is here by this migration, at an attempt before this one:
