@@ -78,3 +78,24 @@ func fill(block, id []byte, n uint64) {
 		binary.LittleEndian.PutUint64(block[i:], x^x>>31)
 	}
 }
+
+// WrittenDisk is a raw disk as a boot leaves it that has ended after so many heartbeats:
+// the next boot says that it was written by this one.
+func WrittenDisk(boot string, beats uint64, size int64) ([]byte, error) {
+	id, err := hex.DecodeString(boot)
+	if err != nil || len(id) != 8 {
+		return nil, fmt.Errorf("boot id %q is not one", boot)
+	}
+	if size < (blockMost+1)*blockSize {
+		return nil, fmt.Errorf("a disk of %d bytes has no room for a label", size)
+	}
+	disk := make([]byte, size)
+	for n := max(beats, blockMost) - blockMost + 1; n <= beats; n++ {
+		fill(disk[n%blockMost*blockSize:][:blockSize], id, n)
+	}
+	label := disk[blockMost*blockSize:]
+	copy(label, "berthlbl")
+	copy(label[8:], id)
+	binary.LittleEndian.PutUint64(label[16:], beats)
+	return disk, nil
+}

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,9 @@ const (
 )
 
 const (
-	images   = "/var/lib/libvirt/images"
-	diskSize = 4 << 20
+	images = "/var/lib/libvirt/images"
+	// diskSize leaves room behind the blocks that a guest writes for its name.
+	diskSize = 8 << 20
 	// proxySocket is where a host's agent reaches its libvirtd, and proxyPort where
 	// another host's libvirtd does with transport libvirt-tls: through a proxy.
 	proxySocket = "/run/libvirt/berth-proxy"
@@ -51,6 +53,10 @@ type bed struct {
 	storage Storage
 	home    *lab.Host // where it runs
 	guests  int
+	flavor  string         // it has
+	power   Power          // as its user has chosen
+	memory  map[string]int // by flavor: MiB that the guest's kernel counts
+	boots   guest.Boot     // the newest
 	// streams: moves go through processes of their own (berth stream), which were
 	// seen at work.
 	streams bool
@@ -74,7 +80,13 @@ stall_timeout = "4s"
 claim_lease = "3s"
 `, proxySocket, address, proxyPort)
 	}
-	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Transport: transport, Config: map[string]string{
+	more := map[string]string{}
+	for name, f := range flavors {
+		if name != firstFlavor { // which every fleet has
+			more[name] = fmt.Sprintf("name = %q\nvcpus = %d\nmemory_mb = %d\ndisk_gb = %d\n", name, f.cpus, f.memory, f.disk)
+		}
+	}
+	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Transport: transport, Flavors: more, Config: map[string]string{
 		"host-a": config("10.77.0.1"), "host-b": config("10.77.0.2"),
 	}})
 	if err != nil {
@@ -124,6 +136,9 @@ func (b *bed) down() error {
 	return b.Down()
 }
 
+// state is what the guest's user has chosen, as libvirt says it.
+func (b *bed) state() Power { return cmp.Or(b.power, Running) }
+
 // other is the host that h is not.
 func (b *bed) other(h *lab.Host) *lab.Host {
 	if h == b.Hosts[0] {
@@ -156,7 +171,7 @@ func (b *bed) boot(ctx context.Context, s Storage) error {
 	}
 	h := b.Hosts[0]
 	b.guests++
-	b.home, b.storage, b.name = h, s, fmt.Sprintf("soak-%d", b.guests)
+	b.home, b.storage, b.name, b.flavor, b.power = h, s, fmt.Sprintf("soak-%d", b.guests), firstFlavor, ""
 	if err := os.MkdirAll(filepath.Dir(b.disk(h)), 0o755); err != nil {
 		return err
 	}
@@ -174,13 +189,13 @@ func (b *bed) boot(ctx context.Context, s Storage) error {
 	}
 	xml := guest.DomainXML(guest.Options{
 		Name: b.name, Guest: b.image, Dirty: 6, Rate: 12, Beat: 50 * time.Millisecond,
-		Disks: []guest.Disk{{Path: b.diskPath(), Format: "raw"}},
+		Disks: []guest.Disk{{Path: b.diskPath(), Format: "raw"}}, Devices: guest.AgentChannel,
 	})
 	path := "/var/lib/libvirt/" + b.name + ".xml"
 	if err := os.WriteFile(h.Path(path), []byte(xml), 0o644); err != nil {
 		return err
 	}
-	r, err := b.Berth(ctx, h.Name, "instance", "create", b.name, "--flavor", "small", "--xml", path, "--start")
+	r, err := b.Berth(ctx, h.Name, "instance", "create", b.name, "--flavor", firstFlavor, "--xml", path, "--start")
 	if err != nil {
 		return err
 	}
@@ -189,8 +204,10 @@ func (b *bed) boot(ctx context.Context, s Storage) error {
 	}
 	wait, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	_, err = guest.WaitBeat(wait, h.Console(b.name), 3)
-	if err := errors.Join(err, os.Remove(h.Path(path))); err != nil {
+	if b.boots, err = b.settled(wait, h, ""); err != nil {
+		return err
+	}
+	if err := errors.Join(b.machine(b.boots, b.flavor), os.Remove(h.Path(path))); err != nil {
 		return err
 	}
 	d, err := b.clients[h].Instance(ctx, b.name)

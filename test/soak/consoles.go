@@ -8,7 +8,8 @@ import (
 )
 
 // eyes watch the guest's two consoles during a round: once the destination's has
-// said a word, the source's says no more.
+// said a word, the source's says no more. In a cold move that is reverted the source's
+// comes once more, and then the destination's says no more.
 type eyes struct {
 	stop chan struct{}
 	done chan struct{}
@@ -23,6 +24,9 @@ type eyes struct {
 const blink = 10 * time.Millisecond
 
 func (r *round) watchConsoles() *eyes {
+	if r.plan.Story.cold() {
+		return r.watchCold()
+	}
 	e := &eyes{stop: make(chan struct{}), done: make(chan struct{})}
 	paths := [2]string{r.from.Console(r.name), r.to.Console(r.name)}
 	go func() {
@@ -61,4 +65,33 @@ func (e *eyes) close() error {
 	e.once.Do(func() { close(e.stop) })
 	<-e.done
 	return e.err
+}
+
+// watchCold is the watch of a cold move: two copies that run take turns.
+func (r *round) watchCold() *eyes {
+	e := &eyes{stop: make(chan struct{}), done: make(chan struct{})}
+	paths := [2]string{r.from.Console(r.name), r.to.Console(r.name)}
+	go func() {
+		defer close(e.done)
+		size, speaker, turns := [2]int64{}, 0, 0
+		for {
+			for i, path := range paths {
+				if st, err := os.Stat(path); err == nil && st.Size() != size[i] {
+					size[i] = st.Size()
+					if i != speaker {
+						speaker, turns = i, turns+1
+					}
+				}
+			}
+			if turns > 2 && e.err == nil {
+				e.err = fmt.Errorf("two copies ran: the consoles of %s and %s spoke in turns", r.from.Name, r.to.Name)
+			}
+			select {
+			case <-e.stop:
+				return
+			case <-time.After(blink):
+			}
+		}
+	}()
+	return e
 }

@@ -24,8 +24,11 @@ type Fault struct {
 	// that is sooner than most.
 	least, most time.Duration
 	toTheEnd    bool
-	// moments it makes sense at; none for any.
+	// moments of a live migration that it makes sense at; none for any.
 	moments []Moment
+	// live: it breaks what a cold move has not. far: it breaks the other host alone, which
+	// has no part in what stays.
+	live, far bool
 	// doubt: nobody alive may know afterwards whether the guest left, and then the
 	// move may say so.
 	doubt bool
@@ -65,8 +68,8 @@ func Faults() []Fault {
 		Fault{Name: "kill -9 both libvirtds", touches: []string{"source libvirtd", "destination libvirtd"}, most: time.Second, moments: late, doubt: true, strike: both(killLibvirtd)},
 		Fault{Name: "kill -9 source libvirtd and agent", touches: []string{"source libvirtd", "source agent"}, most: time.Second, moments: late, doubt: true,
 			strike: together(killLibvirtd(source), killAgent(source))},
-		Fault{Name: "kill -9 destination QEMU", touches: []string{"destination QEMU"}, moments: streaming, strike: signalQEMU(syscall.SIGKILL)},
-		Fault{Name: "SIGSTOP destination QEMU", touches: []string{"destination QEMU"}, least: time.Second, most: 3 * time.Second, moments: streaming, strike: signalQEMU(syscall.SIGSTOP)},
+		Fault{Name: "kill -9 destination QEMU", touches: []string{"destination QEMU"}, live: true, moments: streaming, strike: signalQEMU(syscall.SIGKILL)},
+		Fault{Name: "SIGSTOP destination QEMU", touches: []string{"destination QEMU"}, live: true, least: time.Second, most: 3 * time.Second, moments: streaming, strike: signalQEMU(syscall.SIGSTOP)},
 		Fault{Name: "kill -9 Placement", touches: []string{"Placement"}, most: 2 * time.Second, strike: killPlacement},
 		Fault{Name: "SIGSTOP Placement", touches: []string{"Placement"}, least: time.Second, most: 3 * time.Second, strike: stopPlacement},
 		Fault{Name: "abort by an operator", touches: []string{"abort"}, moments: append(slices.Clone(before), Moment{Memory: true}), strike: abort},
@@ -114,23 +117,31 @@ func (r *round) host(s side) *lab.Host {
 
 func agentFaults(s side) []Fault {
 	part := []string{string(s) + " agent"}
-	return []Fault{
+	return farIf(s == destination, []Fault{
 		{Name: "kill -9 " + part[0], touches: part, most: 1500 * time.Millisecond, strike: killAgent(s)},
 		{Name: "SIGTERM " + part[0], touches: part, most: 1500 * time.Millisecond, strike: stopAgent(s)},
 		{Name: "SIGSTOP " + part[0], touches: part, least: 500 * time.Millisecond, most: 4 * time.Second, strike: signalAgent(s, syscall.SIGSTOP)},
 		{Name: "SIGSTOP, then kill -9 " + part[0], touches: part, least: 500 * time.Millisecond, most: 3 * time.Second, strike: stopThenKill(s)},
+	})
+}
+
+// farIf marks faults of the destination alone.
+func farIf(far bool, list []Fault) []Fault {
+	for i := range list {
+		list[i].far = far
 	}
+	return list
 }
 
 func libvirtdFaults(s side) []Fault {
 	part := []string{string(s) + " libvirtd"}
-	return []Fault{
+	return farIf(s == destination, []Fault{
 		{Name: "kill -9 " + part[0], touches: part, most: time.Second, doubt: s == source, strike: killLibvirtd(s)},
 		// One that ends a migration lives until its job has ended, half a minute.
 		{Name: "SIGTERM " + part[0], touches: part, most: time.Second, moments: []Moment{{Step: steps[4]}, {Step: steps[10]}, {Step: steps[11]}, {Step: steps[12]}},
 			doubt: s == source, strike: stopLibvirtd(s)},
 		{Name: "SIGSTOP " + part[0], touches: part, least: time.Second, most: 4 * time.Second, strike: pauseLibvirtd(s)},
-	}
+	})
 }
 
 func streamFaults(s side) []Fault {
@@ -393,13 +404,14 @@ func linkFaults() []Fault {
 			}
 			return together(strikes...)(ctx, r)
 		}}
+		f.far, f.live = s == destination, !slices.Contains(links, lab.Mgmt)
 		for _, l := range links {
 			f.touches = append(f.touches, string(l)+" link")
 		}
 		return f
 	}
 	weather := func(name string, link lab.Link, w Weather) Fault {
-		return Fault{Name: name, touches: []string{string(link) + " link"}, least: 2 * time.Second, most: 5 * time.Second, moments: flows,
+		return Fault{Name: name, touches: []string{string(link) + " link"}, least: 2 * time.Second, most: 5 * time.Second, moments: flows, live: link == lab.Mig, far: true,
 			strike: func(ctx context.Context, r *round) (heal, error) {
 				s, err := brew(ctx, r.Switch, r.to, link, w, r.plan.Seed)
 				if err != nil {
@@ -409,7 +421,7 @@ func linkFaults() []Fault {
 			}}
 	}
 	limit := func(name string, link lab.Link, mibps int) Fault {
-		return Fault{Name: name, touches: []string{string(link) + " link"}, least: 2 * time.Second, most: 5 * time.Second, moments: flows,
+		return Fault{Name: name, touches: []string{string(link) + " link"}, least: 2 * time.Second, most: 5 * time.Second, moments: flows, live: link == lab.Mig,
 			strike: func(ctx context.Context, r *round) (heal, error) {
 				return func(ctx context.Context) error { return r.from.Limit(ctx, link, 0) }, r.from.Limit(ctx, link, mibps)
 			}}

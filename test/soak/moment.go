@@ -13,7 +13,8 @@ import (
 // Moment is when a fault strikes. The zero value is the moment at which the move
 // was asked for.
 type Moment struct {
-	Step   string        // the beginning of this step of the journal
+	Step   string // the beginning of this step of the journal
+	Stage  migration.Stage
 	Memory bool          // memory flows
 	Undo   bool          // the move is being undone
 	With   bool          // the round's first fault has struck
@@ -26,6 +27,9 @@ func (m Moment) String() string {
 	switch {
 	case m.Step != "":
 		out = "at " + m.Step
+		if m.Stage != migration.StageMove {
+			out += " of the " + string(m.Stage)
+		}
 	case m.Memory:
 		out = "mid-stream"
 	case m.Undo:
@@ -52,7 +56,7 @@ func (m Moment) come(rec migration.Migration, struck bool) (come, never bool) {
 	case m.Undo:
 		return undoing, rec.Done()
 	case m.Step != "":
-		come = slices.ContainsFunc(rec.Steps, func(s migration.StepRecord) bool { return s.Name == m.Step })
+		come = rec.Stage == m.Stage && slices.ContainsFunc(rec.Steps, func(s migration.StepRecord) bool { return s.Name == m.Step })
 	case m.Memory:
 		come = rec.Progress.MemoryProcessed > enough
 	default:
@@ -95,18 +99,23 @@ func (s Strike) String() string {
 // Plan is all that a round does.
 type Plan struct {
 	Seed      uint64
+	Story     Story
 	Strikes   []Strike
-	Bandwidth uint64 // of the stream, bytes a second; 0 for no bound
+	Bandwidth uint64 // of the stream, or of the disks that are shipped, bytes a second; 0 for no bound
 }
 
 // String is one line.
 func (p Plan) String() string {
-	if len(p.Strikes) == 0 {
-		return "nothing"
-	}
 	var parts []string
 	for _, s := range p.Strikes {
 		parts = append(parts, s.String())
 	}
-	return strings.Join(parts, "; and ")
+	if len(parts) == 0 {
+		parts = []string{"nothing"}
+	}
+	out := strings.Join(parts, "; and ")
+	if p.Story.cold() {
+		out = p.Story.String() + ": " + out
+	}
+	return out
 }

@@ -29,14 +29,20 @@ func TestFaults_HaveNamesOfTheirOwnAndOneWayToStrike(t *testing.T) {
 
 func TestPlanOf_IsTheSameForASeedAndLeavesNoRowOut(t *testing.T) {
 	table := Faults()
-	first := map[string]bool{}
+	first, stories := map[string]bool{}, map[Kind]int{}
 	pairs := 0
 	for seed := uint64(1000); seed < 1000+uint64(len(table)); seed++ {
-		p := PlanOf(seed, table)
-		if d := cmp.Diff(p, PlanOf(seed, Faults())); d != "" {
+		p := PlanOf(seed, table, Kinds)
+		if d := cmp.Diff(p, PlanOf(seed, Faults(), Kinds)); d != "" {
 			t.Fatalf("seed %d gives two plans:\n%s", seed, d)
 		}
 		first[p.Strikes[0].Fault] = true
+		stories[p.Story.kind()]++
+		for _, s := range p.Strikes {
+			if f, _ := find(s.Fault); !f.strikes(p.Story.kind()) {
+				t.Errorf("seed %d: %s has nothing to break in a %s", seed, s.Fault, p.Story)
+			}
+		}
 		if len(p.Strikes) == 1 {
 			continue
 		}
@@ -47,8 +53,33 @@ func TestPlanOf_IsTheSameForASeedAndLeavesNoRowOut(t *testing.T) {
 			t.Errorf("seed %d breaks the same thing twice: %s", seed, p)
 		}
 	}
-	if len(first) != len(table) || pairs == 0 {
-		t.Errorf("%d of %d rows, %d pairs", len(first), len(table), pairs)
+	if len(first) != len(table) || pairs == 0 || len(stories) != len(Kinds) {
+		t.Errorf("%d of %d rows, %d pairs, stories %v", len(first), len(table), pairs, stories)
+	}
+}
+
+func TestStory_HasTheStepsOfItsStages(t *testing.T) {
+	for _, tc := range []struct {
+		story       Story
+		first, last Moment
+	}{
+		{Story{}, Moment{Step: migration.StepInspectSource}, Moment{Step: migration.StepDeleteAllocation}},
+		{Story{Kind: Cold, End: Confirm}, Moment{Step: migration.StepInspectSource}, Moment{Step: migration.StepDeleteAllocation, Stage: migration.StageConfirm}},
+		{Story{Kind: Resize, End: Revert}, Moment{Step: migration.StepInspectSource}, Moment{Step: migration.StepRevertAllocations, Stage: migration.StageRevert}},
+		{Story{Kind: ResizeIn, End: Window}, Moment{Step: migration.StepInspectSource}, Moment{Step: migration.StepDeleteAllocation, Stage: migration.StageConfirm}},
+		{Story{Kind: Rebuild}, Moment{Step: migration.StepInspectSource}, Moment{Step: migration.StepDeleteAllocation}},
+	} {
+		all := tc.story.moments()
+		if len(all) == 0 || all[0] != tc.first || all[len(all)-1] != tc.last {
+			t.Errorf("%s: %v, want %v to %v", tc.story, all, tc.first, tc.last)
+		}
+		seen := map[Moment]bool{}
+		for _, m := range all {
+			if seen[m] {
+				t.Errorf("%s: %s twice", tc.story, m)
+			}
+			seen[m] = true
+		}
 	}
 }
 
@@ -70,6 +101,7 @@ func TestMoment_ComesOnceAndNotAfterTheEnd(t *testing.T) {
 		"the other struck":     {Moment{With: true}, at(task.Undoing, "claim"), true, false},
 		"step begun":           {Moment{Step: "claim"}, at(task.Doing, "inspect_source", "claim"), true, false},
 		"step not begun":       {Moment{Step: "claim"}, at(task.Doing, "inspect_source"), false, false},
+		"step of another part": {Moment{Step: "claim", Stage: migration.StageRevert}, at(task.Doing, "claim"), false, false},
 		"step begun, undone":   {Moment{Step: "claim"}, at(task.Undoing, "claim"), false, true},
 		"undo begun":           {Moment{Undo: true}, at(task.Undoing, "claim"), true, false},
 		"undo not begun":       {Moment{Undo: true}, at(task.Doing, "claim"), false, false},
@@ -97,13 +129,13 @@ func TestReport_SaysWhatFailedAndTheLongestRecovery(t *testing.T) {
 	var out bytes.Buffer
 	r.Write(&out)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if got, want := strings.Fields(lines[1]), strings.Fields("kill -9 Placement 3 1 1 0 0 1 3.0 s 3.0 s 0.0 s 1"); !slices.Equal(got, want) {
+	if got, want := strings.Fields(lines[1]), strings.Fields("kill -9 Placement 3 1 0 1 0 0 1 3.0 s 3.0 s 0.0 s 1"); !slices.Equal(got, want) {
 		t.Errorf("row %q, want %q", got, want)
 	}
 	if !strings.Contains(out.String(), "FAILED seed 9: kill -9 Placement mid-stream\n  two copies ran") {
 		t.Errorf("the failed round is not named:\n%s", &out)
 	}
-	want := "soak: 4 rounds, 3 faults struck: 2 completed, 1 undone, 0 refused, 0 in doubt and settled, 1 FAILED; longest recovery 3.0 s (seed 8: kill -9 Placement mid-stream); 60 s"
+	want := "soak: 4 rounds, 3 faults struck: 2 completed, 0 reverted, 1 undone, 0 refused, 0 in doubt and settled, 1 FAILED; longest recovery 3.0 s (seed 8: kill -9 Placement mid-stream); 60 s"
 	if last := lines[len(lines)-1]; last != want {
 		t.Errorf("the last line is\n%s, want\n%s", last, want)
 	}

@@ -23,6 +23,7 @@ type Outcome string
 // person decided.
 const (
 	Completed Outcome = "completed"
+	Reverted  Outcome = "reverted"
 	Undone    Outcome = "undone"
 	Refused   Outcome = "refused"
 	Settled   Outcome = "in doubt, settled"
@@ -61,19 +62,29 @@ type round struct {
 	from, to *lab.Host
 	begin    guest.Beat // the guest's last word before it
 	calm     time.Time  // when all but the guest's own words was as it should be
+	first    guest.Boot // of a cold story: the boot that the guest was in before it
+	told     int        // boots on the source's console before it
+	image    string     // of a rebuild: the boot that wrote its image
+	asked    string     // the flavor that it is to have
 
 	mu      sync.Mutex
 	rec     migration.Migration // the last that the watch said
 	struck  bool                // the first fault of the plan has
 	changed chan struct{}       // closed when one of the two changes
+	parts   []part              // of a cold story, in order
 }
+
+// part is the time from a word of the user to what it led to.
+type part struct{ from, to time.Time }
 
 // run is one round. The guest is where the result says afterwards.
 func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	ctx, cancel := context.WithTimeout(ctx, roundMost)
 	defer cancel()
 	begun := time.Now()
-	r := &round{bed: b, plan: p, uuid: uuid.NewString(), from: b.home, to: b.other(b.home), changed: make(chan struct{})}
+	r := &round{
+		bed: b, plan: p, uuid: uuid.NewString(), from: b.home, to: b.other(b.home), changed: make(chan struct{}), asked: p.Story.flavorFrom(b.flavor),
+	}
 	out = Result{Plan: p, Migration: r.uuid, Outcome: Failed, Struck: make([]bool, len(p.Strikes))}
 	defer func() { out.Took = time.Since(begun) }()
 	if out.Err = r.prepare(ctx); out.Err != nil {
@@ -118,9 +129,15 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 			}
 		})
 	}
-	asked := b.migrate(ctx, r.uuid, p.Bandwidth)
+	r.begins(time.Now())
+	asked := r.ask(ctx)
+	var user sync.WaitGroup
+	var words error
 	if asked == nil {
 		watch.Go(func() { r.watch(watching) })
+		if p.Story.waits() {
+			user.Go(func() { words = r.user(watching) })
+		}
 	} else {
 		r.note(migration.Migration{Outcome: migration.OutcomeRefused}) // no moment comes
 	}
@@ -132,21 +149,29 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	}
 	m, doubt, err := r.over(ctx)
 	if err != nil {
-		out.Err = err
+		stop()
+	}
+	user.Wait()
+	if out.Err = errors.Join(err, words); out.Err != nil {
 		return out
 	}
 	switch {
 	case m.Outcome == migration.OutcomeCompleted:
-		out.Outcome, b.home = Completed, r.to
+		out.Outcome, b.flavor = Completed, r.asked
+		if p.Story.crosses() {
+			b.home = r.to
+		}
 		if doubt {
 			out.Outcome = Settled
 		}
+	case m.Outcome == migration.OutcomeReverted:
+		out.Outcome = Reverted
 	case m.Outcome == migration.OutcomeUndone:
 		out.Outcome = Undone
 	case m.Outcome == migration.OutcomeRefused:
 		out.Outcome = Refused
 	}
-	if out.Err = r.truth(ctx); out.Err != nil {
+	if out.Err = r.truth(ctx, m); out.Err != nil {
 		out.Outcome = Failed
 		return out
 	}
@@ -154,7 +179,9 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	if out.Err = eyes.close(); out.Err != nil {
 		out.Outcome = Failed
 	}
-	if !doubt { // how long a person took to decide is no recovery
+	if p.Story.cold() {
+		out.Settle = r.coldRecovery(m.UpdatedAt, healed)
+	} else if !doubt { // how long a person took to decide is no recovery
 		out.Settle = recovery(m, healed, eyes.left)
 	}
 	return out
@@ -173,6 +200,9 @@ func recovery(m migration.Migration, healed, left time.Time) time.Duration {
 // ran, and reads the guest's last word.
 func (r *round) prepare(ctx context.Context) error {
 	if err := r.clearConsole(r.to); err != nil {
+		return err
+	}
+	if err := r.makeReady(ctx); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

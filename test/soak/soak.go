@@ -28,6 +28,7 @@ type Options struct {
 	// Budget bounds the whole run; 0 for no bound. A round that has begun is ended.
 	Budget time.Duration
 	Only   *regexp.Regexp // faults; nil for all
+	Kinds  []Kind         // of stories; nil for all
 	// Transport is how guests travel; empty for Berth's own streams. See config.
 	Transport string
 	Dir       string // for fleets; made and removed
@@ -47,6 +48,9 @@ func Run(ctx context.Context, o Options) (rep Report, err error) {
 	defer func() { rep.Took = time.Since(begun) }()
 	if o.Guest == 0 {
 		o.Guest = 50
+	}
+	if o.Kinds == nil {
+		o.Kinds = Kinds
 	}
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return rep, err
@@ -73,7 +77,7 @@ func Run(ctx context.Context, o Options) (rep Report, err error) {
 		if err := w.ready(ctx, storageOf(i/o.Guest)); err != nil {
 			return rep, fmt.Errorf("make a fleet: %w", err)
 		}
-		p := PlanOf(o.Seed+uint64(i), w.table)
+		p := PlanOf(o.Seed+uint64(i), w.table, o.Kinds)
 		res := w.b.run(ctx, p)
 		if ctx.Err() != nil {
 			continue // it was broken off
@@ -117,7 +121,7 @@ type world struct {
 // ready has a fleet with a guest of a storage.
 func (w *world) ready(ctx context.Context, s Storage) error {
 	if w.b != nil {
-		if w.b.storage == s {
+		if w.b.storage == s && w.b.flavor != grownFlavor {
 			return nil
 		}
 		return w.b.boot(ctx, s)
@@ -145,7 +149,7 @@ func (w *world) ready(ctx context.Context, s Storage) error {
 // faults is the table as it applies here.
 func (w *world) faults() ([]Fault, error) {
 	table := slices.DeleteFunc(Faults(), func(f Fault) bool {
-		return f.streams && !w.b.streams || w.o.Only != nil && !w.o.Only.MatchString(f.Name)
+		return f.streams && !w.b.streams || w.o.Only != nil && !w.o.Only.MatchString(f.Name) || !slices.ContainsFunc(w.o.Kinds, f.strikes)
 	})
 	if len(table) == 0 {
 		return nil, fmt.Errorf("no fault is called like %s", w.o.Only)
@@ -162,15 +166,7 @@ func (b *bed) learn(ctx context.Context) error {
 			return err
 		}
 	}
-	err := await(ctx, truthMost, 50*time.Millisecond, func() error {
-		for _, look := range []func(context.Context) []string{b.ledgers, b.domains, b.audits} {
-			if wrong := look(ctx); len(wrong) > 0 {
-				return errors.New(strings.Join(wrong, "\n"))
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	if err := calm(ctx, []func(context.Context) []string{b.ledgers, b.domains, b.audits}); err != nil {
 		return err
 	}
 	// What follows a move at its leisure, such as owner files, has followed when

@@ -3,6 +3,7 @@ package soak
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -23,48 +24,64 @@ func (r Report) Failed() []Result {
 
 // row is one line of the table.
 type row struct {
-	name          string
 	count, missed int
 	outcomes      map[Outcome]int
 	settle, whole []time.Duration
 }
 
-// Write prints the table, the failed rounds, and one line at the end.
-func (r Report) Write(w io.Writer) {
-	rows := map[string]*row{}
-	var names []string
-	for _, res := range r.Rounds {
-		for i, s := range res.Plan.Strikes {
-			x := rows[s.Fault]
-			if x == nil {
-				x = &row{name: s.Fault, outcomes: map[Outcome]int{}}
-				rows[s.Fault] = x
-				names = append(names, s.Fault)
-			}
-			if !res.Struck[i] && res.Outcome != Failed {
-				x.missed++
-				continue
-			}
-			x.count++
-			x.outcomes[res.Outcome]++
-			if res.Outcome != Failed {
-				x.settle, x.whole = append(x.settle, res.Settle), append(x.whole, res.Whole)
-			}
+// rows are a table's, by name.
+type rows map[string]*row
+
+func (t rows) add(name string, res Result, struck bool) {
+	x := t[name]
+	if x == nil {
+		x = &row{outcomes: map[Outcome]int{}}
+		t[name] = x
+	}
+	if !struck && res.Outcome != Failed {
+		x.missed++
+		return
+	}
+	x.count++
+	x.outcomes[res.Outcome]++
+	if res.Outcome != Failed {
+		x.settle, x.whole = append(x.settle, res.Settle), append(x.whole, res.Whole)
+	}
+}
+
+func (t rows) write(w io.Writer, what string, order []string) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, what+"\ttimes\tcompleted\treverted\tundone\trefused\tin doubt, settled\tFAILED\tover after: median\tworst\tall true after: worst\tcame too late")
+	for _, name := range order {
+		if x := t[name]; x != nil {
+			fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%d\n", name, x.count, x.outcomes[Completed], x.outcomes[Reverted], x.outcomes[Undone],
+				x.outcomes[Refused], x.outcomes[Settled], x.outcomes[Failed], seconds(median(x.settle)), seconds(worst(x.settle)), seconds(worst(x.whole)), x.missed)
 		}
 	}
-	order := map[string]int{}
-	for i, f := range Faults() {
-		order[f.Name] = i
+	_ = tw.Flush() // w has the error, if any
+}
+
+// Write prints the table of faults, that of stories, the failed rounds, and one line at the end.
+func (r Report) Write(w io.Writer) {
+	var order []string
+	for _, f := range Faults() {
+		order = append(order, f.Name)
 	}
-	slices.SortFunc(names, func(a, b string) int { return order[a] - order[b] })
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "fault\ttimes\tcompleted\tundone\trefused\tin doubt, settled\tFAILED\tover after: median\tworst\tall true after: worst\tcame too late")
-	for _, name := range names {
-		x := rows[name]
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%d\n", name, x.count, x.outcomes[Completed], x.outcomes[Undone], x.outcomes[Refused],
-			x.outcomes[Settled], x.outcomes[Failed], seconds(median(x.settle)), seconds(worst(x.settle)), seconds(worst(x.whole)), x.missed)
+	faults := rows{}
+	for _, res := range r.Rounds {
+		for i, s := range res.Plan.Strikes {
+			faults.add(s.Fault, res, res.Struck[i])
+		}
 	}
-	_ = t.Flush() // w has the error, if any
+	faults.write(w, "fault", order)
+	stories := rows{}
+	for _, res := range r.Rounds {
+		stories.add(res.Plan.Story.String(), res, slices.Contains(res.Struck, true))
+	}
+	if len(stories) > 1 {
+		fmt.Fprintln(w)
+		stories.write(w, "story", slices.Sorted(maps.Keys(stories)))
+	}
 	for _, res := range r.Failed() {
 		fmt.Fprintf(w, "\nFAILED seed %d: %s\n  %s\n", res.Plan.Seed, res.Plan, indent(res.Err))
 	}
@@ -90,8 +107,8 @@ func (r Report) Line() string {
 			longest = res
 		}
 	}
-	return fmt.Sprintf("soak: %d rounds, %d faults struck: %d completed, %d undone, %d refused, %d in doubt and settled, %d FAILED; longest recovery %s (seed %d: %s); %.0f s",
-		len(r.Rounds), struck, count[Completed], count[Undone], count[Refused], count[Settled], count[Failed],
+	return fmt.Sprintf("soak: %d rounds, %d faults struck: %d completed, %d reverted, %d undone, %d refused, %d in doubt and settled, %d FAILED; longest recovery %s (seed %d: %s); %.0f s",
+		len(r.Rounds), struck, count[Completed], count[Reverted], count[Undone], count[Refused], count[Settled], count[Failed],
 		seconds(longest.Settle), longest.Plan.Seed, longest.Plan, r.Took.Seconds())
 }
 

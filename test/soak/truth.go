@@ -15,41 +15,52 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/audit"
+	"berth/migration"
 	"berth/test/guest"
 	"berth/test/lab"
 )
 
 // truth requires that, now or soon, all is as if nothing had happened, save for
 // where the guest is.
-func (r *round) truth(ctx context.Context) error {
+func (r *round) truth(ctx context.Context, m migration.Migration) error {
 	for _, h := range r.Hosts {
 		if err := r.agentUp(ctx, h); err != nil {
 			return err
 		}
 	}
-	err := await(ctx, truthMost, 50*time.Millisecond, func() error {
-		if wrong := r.complaints(ctx); len(wrong) > 0 {
-			return errors.New(strings.Join(wrong, "\n"))
+	looks := []func(context.Context) []string{r.ledgers, r.domains, r.audits, r.leftovers}
+	if r.power != "" {
+		// First as its user had it; files are compared with those of a guest that runs.
+		if err := calm(ctx, looks[:3]); err != nil {
+			return fmt.Errorf("of a guest that is %s: %w", r.power, err)
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("not as it should be: %w", err)
+		if err := r.wake(ctx); err != nil {
+			return err
+		}
+	}
+	if err := calm(ctx, looks); err != nil {
+		return err
 	}
 	r.calm = time.Now()
-	if err := r.lived(ctx); err != nil {
+	if err := r.lived(ctx, m); err != nil {
 		return err
 	}
 	return r.whole()
 }
 
-// complaints are what is not as it should be; what is cheap to ask comes first,
-// and the rest is asked when that is well.
-func (b *bed) complaints(ctx context.Context) []string {
-	for _, look := range []func(context.Context) []string{b.ledgers, b.domains, b.audits, b.leftovers} {
-		if wrong := look(ctx); len(wrong) > 0 {
-			return wrong
+// calm waits until no look complains. What is cheap to ask comes first, and the rest is
+// asked when that is well.
+func calm(ctx context.Context, looks []func(context.Context) []string) error {
+	err := await(ctx, truthMost, 50*time.Millisecond, func() error {
+		for _, look := range looks {
+			if wrong := look(ctx); len(wrong) > 0 {
+				return errors.New(strings.Join(wrong, "\n"))
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("not as it should be: %w", err)
 	}
 	return nil
 }
@@ -84,7 +95,7 @@ func (b *bed) ledgers(ctx context.Context) (wrong []string) {
 			have = append(have, fmt.Sprintf("%s %s managed=%v migration=%s", in.Name, in.State, in.Managed, in.Migration))
 		}
 		if h == b.home {
-			want = []string{b.name + " running managed=true migration="}
+			want = []string{b.name + " " + string(b.state()) + " managed=true migration="}
 		}
 		if err != nil || list.Error != "" || !slices.Equal(have, want) {
 			say("guests of %s: %q, want %q: %v %s", h.Name, have, want, err, list.Error)
@@ -93,14 +104,18 @@ func (b *bed) ledgers(ctx context.Context) (wrong []string) {
 		if err != nil || info.ProvidersError != "" || len(info.Providers) == 0 {
 			say("providers of %s: %v %s", h.Name, err, info.ProvidersError)
 		}
-		used := 0
+		used, f := 0, flavors[b.flavor]
 		for _, p := range info.Providers {
 			for _, n := range p.Usages {
 				used += int(n)
 			}
 		}
-		if (used > 0) != (h == b.home) {
-			say("Placement counts %d units of %s", used, h.Name)
+		whole := 0
+		if h == b.home {
+			whole = f.cpus + f.memory + f.disk
+		}
+		if used != whole {
+			say("Placement counts %d units of %s, want the %d of flavor %s", used, h.Name, whole, b.flavor)
 		}
 	}
 	d, err := b.clients[b.home].Instance(ctx, b.name)
@@ -110,6 +125,9 @@ func (b *bed) ledgers(ctx context.Context) (wrong []string) {
 	}
 	if want := []string{"INSTANCE on " + b.home.Name}; err != nil || d.AllocationsError != "" || !slices.Equal(have, want) {
 		say("allocations of %s: %q, want %q: %v %s", b.name, have, want, err, d.AllocationsError)
+	}
+	if err == nil && d.Flavor.Name != b.flavor {
+		say("%s is of flavor %s, want %s", b.name, d.Flavor.Name, b.flavor)
 	}
 	return wrong
 }
@@ -129,7 +147,7 @@ func (b *bed) domains(ctx context.Context) (wrong []string) {
 	for _, h := range b.Hosts {
 		want := ""
 		if h == b.home {
-			want = b.name + " running"
+			want = b.name + " " + string(b.state())
 		}
 		// "ID NAME STATE"
 		out, err := h.Virsh(ctx, "list", "--all")
@@ -173,6 +191,7 @@ type baseline struct{ home, away []string }
 // leftovers holds files and processes against those of a fleet to which nothing
 // has happened.
 func (b *bed) leftovers(context.Context) (wrong []string) {
+	wrong = b.strayDisks()
 	for _, h := range b.Hosts {
 		want := b.plain.away
 		if h == b.home {
@@ -250,7 +269,10 @@ func (b *bed) settleDown() error {
 // lived proves by the guest's own words that it went through the round without a
 // gap, or stayed, that no copy ran anywhere else, and that it has since gone
 // through all its memory.
-func (r *round) lived(ctx context.Context) error {
+func (r *round) lived(ctx context.Context, m migration.Migration) error {
+	if r.plan.Story.cold() {
+		return r.livedCold(ctx, m)
+	}
 	var here []guest.Beat
 	passes := uint64(0)
 	err := await(ctx, 20*time.Second, 20*time.Millisecond, func() (err error) {

@@ -22,6 +22,7 @@ func main() {
 	seed := flag.Uint64("seed", uint64(time.Now().Unix()), "of the first round; each has the next, so that one alone can be repeated")
 	budget := flag.Duration("budget", 45*time.Minute, "no round begins after it; 0 for no bound")
 	only := flag.String("only", "", "only faults whose name matches this expression")
+	story := flag.String("story", "", "only stories whose kind matches this expression")
 	transport := flag.String("transport", "stream", "how guests travel: stream or libvirt-tls")
 	force := flag.Bool("force", false, "run although this machine has a libvirt daemon or guests of its own")
 	logs := flag.String("logs", "build/soak", "where failed rounds leave their logs")
@@ -33,16 +34,32 @@ func main() {
 		for _, f := range soak.Faults() {
 			fmt.Println(f.Name)
 		}
+		fmt.Println("\nin stories:")
+		for _, k := range soak.Kinds {
+			fmt.Println(k)
+		}
 		return
 	}
-	if err := run(ctx, soak.Options{Rounds: *rounds, Seed: *seed, Budget: *budget, Transport: *transport, Logs: *logs}, *only, *force); err != nil {
+	if err := run(ctx, soak.Options{Rounds: *rounds, Seed: *seed, Budget: *budget, Transport: *transport, Logs: *logs}, *only, *story, *force); err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, o soak.Options, only string, force bool) (err error) {
+func run(ctx context.Context, o soak.Options, only, story string, force bool) (err error) {
+	kinds, err := regexp.Compile(story)
+	if err != nil {
+		return err
+	}
+	for _, k := range soak.Kinds {
+		if kinds.MatchString(string(k)) {
+			o.Kinds = append(o.Kinds, k)
+		}
+	}
+	if len(o.Kinds) == 0 {
+		return fmt.Errorf("no story is called like %s", story)
+	}
 	if only != "" {
 		if o.Only, err = regexp.Compile(only); err != nil {
 			return err
