@@ -71,6 +71,10 @@ func (h *Host) applyChange(ctx context.Context, ref migration.Ref) error {
 			return err
 		}
 	}
+	// Files may have been copied for minutes since it was looked at.
+	if _, err := h.changedOff(ctx, ref); err != nil {
+		return err
+	}
 	if _, err := h.tracker.Exchange(ctx, at(ref, stepApplyChange), rec.kind()); err != nil {
 		return err
 	}
@@ -311,6 +315,8 @@ func (h *Host) finishChange(ctx context.Context, ref migration.Ref) error {
 		return nil // done before, however long ago
 	case !found, !over && !rec.Applied:
 		return fault.New(fault.Forbidden, "migration %s, attempt %d was not applied on %s", ref.Migration, ref.Attempt, h.o.Name)
+	case !over && h.tracker.Buried(at(ref, stepApplyChange)):
+		return fault.New(fault.Forbidden, "the change is being taken back")
 	}
 	// From here on nothing goes back.
 	if err := h.tracker.Bury(ctx, at(ref, stepKeepUnchange)); err != nil {

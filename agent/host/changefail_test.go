@@ -418,3 +418,44 @@ func TestPlanChange_ATransientGuestHasNothingToChange(t *testing.T) {
 		}
 	}
 }
+
+// A guest that somebody starts while its disk is copied keeps the disk that it writes to.
+func TestChange_AGuestStartedWhileItIsCopiedKeepsItsDisk(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
+	b.slow = &slowFiles{let: make(chan struct{})}
+	b.crash()
+	before := b.view()
+	b.look()
+	verbs := b.verbs()
+	b.must("prepare", errors.Join(verbs[0].do(), verbs[1].do(), verbs[2].do()))
+	applied := make(chan error, 1)
+	go func() { applied <- verbs[3].do() }()
+	waitFor(t, "the copy", func() bool { return b.slow.copies.Load() == 1 })
+	b.must("start it by hand", b.a.fake.Start(t.Context(), b.uuid, false))
+	close(b.slow.let)
+	b.wantKind("apply", <-applied, fault.Busy)
+	b.back(3)
+	b.same("undone", before)
+}
+
+// A confirmation that comes while the change is taken back ends nothing.
+func TestFinishChange_IsRefusedOnceTheChangeIsTakenBack(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
+	before := b.view()
+	b.look()
+	b.must("change", b.forward(0))
+	again := b.ref
+	again.Attempt++
+	_, err := b.a.PowerOff(t.Context(), again, migration.PowerOffRequest{Kind: b.kind})
+	b.must("power off to revert", err)
+	b.failOn("Define")
+	if err := b.a.UnapplyChange(t.Context(), b.ref); err == nil {
+		t.Fatal("taken back without a definition")
+	}
+	b.wantKind("finish", b.a.FinishChange(t.Context(), b.ref), fault.Forbidden)
+	b.a.fake.Fault(nil)
+	b.must("go on", errors.Join(b.a.UnapplyChange(t.Context(), b.ref), b.a.PowerOn(t.Context(), b.ref)))
+	if got := b.view(); got.Disk != before.Disk || got.Shape != before.Shape || got.Power != before.Power {
+		t.Errorf("%s, %s, %s; want %s, %s, %s", got.Disk, got.Shape, got.Power, before.Disk, before.Shape, before.Power)
+	}
+}
