@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"berth/agent/api"
 	"berth/claims"
@@ -49,13 +50,13 @@ func (a *Agent) conductedHere(ctx context.Context, ref string) (migration.Migrat
 // awaitedElsewhere gives the move that brought a guest here and waits to be confirmed or
 // reverted by its source, by the guest's uuid: its context is in this ledger without a
 // claim of its own.
-func (a *Agent) awaitedElsewhere(instance string) (migration string, waits bool) {
+func (a *Agent) awaitedElsewhere(instance string) (claims.MigrationContext, bool) {
 	for _, c := range a.tracker.Contexts() {
 		if c.Source != a.name && c.Instance == instance {
-			return c.Migration, true
+			return c, true
 		}
 	}
-	return "", false
+	return claims.MigrationContext{}, false
 }
 
 // conductedElsewhere gives a move of which this host is the other side, by its uuid or
@@ -91,6 +92,9 @@ func (s migrationService) near(ctx context.Context, doing, ref string) (conducte
 		if c, ok := s.a.conductedElsewhere(id); ok {
 			return s.passOn(ctx, doing, c)
 		}
+	}
+	if s.a.host.Foreign(claims.Owner{Migration: ref}) { // its guest has left this host
+		return s.passOn(ctx, doing, conducted{migration: ref})
 	}
 	return conducted{}, noMove(doing, "migration "+ref+" is not known here", ref)
 }
@@ -128,7 +132,7 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 	case err != nil:
 		return conducted{}, err
 	case inst.Resize != nil:
-		return conducted{inst.Resize.Migration, inst.Resize.Source}, nil
+		return s.passOn(ctx, doing, conducted{inst.Resize.Migration, inst.Resize.Source})
 	case inst.Migration != "":
 		return conducted{inst.Migration, at}, nil
 	}
@@ -136,8 +140,18 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 }
 
 // passOn lets a request be passed on once: two hosts that each believe the other to
-// conduct the move would pass it on for ever.
+// conduct the move would pass it on for ever. A tool's own migration has no conductor.
 func (s migrationService) passOn(ctx context.Context, doing string, c conducted) (conducted, error) {
+	if s.a.host.Foreign(claims.Owner{Migration: c.migration}) {
+		no := fault.Reason{
+			Code: "tools_migration", Message: "migration " + c.migration + " is of a tool that moves guests by itself", Have: c.migration,
+			Change: "ask that tool; it tells Berth by berth hook, see berth hook --help",
+		}
+		if x, waits := s.a.tracker.Context(c.migration); waits {
+			no.Change = strings.Join(s.a.host.NextOf(x, ""), ", or ")
+		}
+		return conducted{}, fault.Refuse(fault.Forbidden, doing, no)
+	}
 	if from, relayed := api.PassedOn(ctx); relayed {
 		return conducted{}, fault.Refuse(fault.Unavailable, doing, fault.Reason{
 			Code: "conductor_unclear", Message: "host " + s.a.name + " does not conduct migration " + c.migration + " and believes that " + c.host + " does, and " + from + " believes otherwise",

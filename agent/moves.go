@@ -83,8 +83,8 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 	if err := s.a.db.Room(); err != nil {
 		return migration.Migration{}, err // its journal would have to wait in the middle
 	}
-	if m, waits := s.a.awaitedElsewhere(id); waits {
-		return migration.Migration{}, fault.Refuse(fault.Busy, doing, unconfirmedBlocker(r.Instance, m))
+	if c, waits := s.a.awaitedElsewhere(id); waits {
+		return migration.Migration{}, fault.Refuse(fault.Busy, doing, s.a.unconfirmedBlocker(r.Instance, c))
 	}
 	change, err := s.change(doing, r)
 	if err != nil {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 
 	"berth/agent/api"
+	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -76,23 +78,23 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 	}
 	switch m, known := s.a.conductedHere(ctx, id); {
 	case known && m.Stage == migration.StageFinished:
-		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, m.UUID))
+		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(r.Instance, claims.MigrationContext{Migration: m.UUID}))
 	case known:
 		ask.Blockers = append(ask.Blockers, fault.Reason{
 			Code: "moving", Message: "the instance is moving: migration " + m.UUID, Have: m.UUID, Change: "wait for it, or berth migration abort " + m.UUID,
 		})
 	}
-	if m, waits := s.a.awaitedElsewhere(id); waits {
-		ask.Blockers = append(ask.Blockers, unconfirmedBlocker(r.Instance, m))
+	if c, waits := s.a.awaitedElsewhere(id); waits {
+		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(r.Instance, c))
 	}
 	return s.planner().Plan(ctx, ask)
 }
 
 // unconfirmedBlocker keeps a guest where it is until its resize is confirmed or reverted.
-func unconfirmedBlocker(instance, migration string) fault.Reason {
+func (a *Agent) unconfirmedBlocker(instance string, c claims.MigrationContext) fault.Reason {
 	return fault.Reason{
-		Code: "migration_unfinished", Message: "migration " + migration + " is finished and neither confirmed nor reverted", Have: migration,
-		Change: "berth resize confirm " + instance + ", or berth resize revert " + instance,
+		Code: "migration_unfinished", Message: "migration " + c.Migration + " is finished and neither confirmed nor reverted", Have: c.Migration,
+		Change: strings.Join(a.host.NextOf(c, instance), ", or "),
 	}
 }
 

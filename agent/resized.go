@@ -15,10 +15,11 @@ type standing struct {
 	host     string
 	moves    map[string]migration.Migration
 	contexts []claims.MigrationContext
+	next     func(c claims.MigrationContext, name string) []string
 }
 
 func (a *Agent) standing(ctx context.Context) standing {
-	out := standing{host: a.name, moves: map[string]migration.Migration{}, contexts: a.tracker.Contexts()}
+	out := standing{host: a.name, moves: map[string]migration.Migration{}, contexts: a.tracker.Contexts(), next: a.host.NextOf}
 	// While the conductor does not run nothing of its is known, and guests stand by
 	// themselves.
 	list, _ := a.conductor.List(ctx)
@@ -43,7 +44,7 @@ func (s standing) tell(v *host.InstanceView) {
 		v.Status = statusWord(driver.State(v.State))
 	}
 	if m, ok := s.moves[v.UUID]; ok {
-		v.Status, v.Resize = statusOfMove(m, v.Status), unconfirmed(m)
+		v.Status, v.Resize = statusOfMove(m, v.Status), s.unconfirmed(m)
 		return
 	}
 	if !here {
@@ -56,7 +57,7 @@ func (s standing) tell(v *host.InstanceView) {
 		v.Status = "VERIFY_RESIZE"
 		v.Resize = &host.ResizeView{
 			Migration: c.Migration, Source: c.Source, Destination: c.Destination, Half: host.HalfGuest,
-			OldFlavor: c.OldFlavor.Name, Next: nextOf(v.Name),
+			OldFlavor: c.OldFlavor.Name, Next: s.next(c, v.Name),
 		}
 	}
 }
@@ -95,21 +96,17 @@ func statusOfMove(m migration.Migration, otherwise string) string {
 
 // unconfirmed is a move that waits for its confirmation, as its source sees it; nil for
 // any other.
-func unconfirmed(m migration.Migration) *host.ResizeView {
+func (s standing) unconfirmed(m migration.Migration) *host.ResizeView {
 	if m.Status != migration.StatusFinished {
 		return nil
 	}
 	v := &host.ResizeView{
 		Migration: m.UUID, MigrationType: m.MigrationType, Source: m.SourceCompute, Destination: m.DestCompute,
-		Half: host.HalfKept, OldFlavor: m.OldFlavor, ConfirmsAt: m.ConfirmBy, Next: nextOf(m.InstanceName),
+		Half: host.HalfKept, OldFlavor: m.OldFlavor, ConfirmsAt: m.ConfirmBy,
+		Next: s.next(claims.MigrationContext{Migration: m.UUID}, m.InstanceName),
 	}
 	if m.InPlace {
 		v.Half = host.HalfBoth
 	}
 	return v
-}
-
-// nextOf are the commands that end a guest's resize.
-func nextOf(name string) []string {
-	return []string{"berth resize confirm " + name, "berth resize revert " + name}
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
@@ -76,6 +78,7 @@ func (p *pair) seen(at, name string) (status string, resize *host.ResizeView) {
 var larger = topology.Flavor{Name: "larger", VCPUs: 2, MemoryMB: 256, DiskGB: 1}
 
 func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	for _, name := range []string{"kept", "back"} {
 		uuid := p.guest("host-a", name)
@@ -173,6 +176,7 @@ func advice(err error) string {
 }
 
 func TestResize_InPlaceIsFoundByItsGuestsNameFromAnotherHost(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	p.guest("host-a", "web")
 	m := p.asked("host-a", api.Migrate{Instance: "web", Destination: "host-a", MigrationType: migration.TypeResize, Flavor: &larger})
@@ -194,6 +198,7 @@ func TestResize_InPlaceIsFoundByItsGuestsNameFromAnotherHost(t *testing.T) {
 }
 
 func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	p.guest("host-a", "web")
 	refused := func(r api.Migrate, kind fault.Kind) {
@@ -225,6 +230,7 @@ func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
 }
 
 func TestRebuild_GivesANewDiskAndGoesThroughNovasWords(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	folder := p.options["host-a"].Config.Host.DiskPath
 	image, disk := filepath.Join(folder, "new.raw"), filepath.Join(folder, "web.raw")
@@ -299,5 +305,63 @@ func TestResize_ASilentSourceIsNamedByTheDestination(t *testing.T) {
 	asked.Wait()
 	if status, resize := p.seen("host-b", "web"); status != "VERIFY_RESIZE" || resize == nil {
 		t.Errorf("meanwhile: %s %+v", status, resize)
+	}
+}
+
+func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
+	p := newPair(t, time.Hour)
+	id := p.guest("host-a", "web")
+	const tools = "66666666-6666-4666-8666-666666666601"
+	text, err := p.fleet.Host("host-a").XML(t.Context(), id, driver.Persistent)
+	p.must(err)
+	hook := func(at, phase string, r host.HookRequest) host.HookAnswer {
+		t.Helper()
+		a, err := p.clients[at].MigrationHook(t.Context(), tools, phase, r)
+		p.must(err)
+		return a
+	}
+	a := hook("host-b", host.PhasePrepResize, host.HookRequest{Instance: id, Source: "host-a", DomainXML: text, Flavor: &larger})
+	refused := func(what string, err error, advice ...string) {
+		t.Helper()
+		got := fmt.Sprint(err)
+		for _, r := range fault.ReasonsOf(err) {
+			got += " TO DO " + r.Change
+		}
+		for _, want := range advice {
+			if err == nil || !strings.Contains(got, want) {
+				t.Errorf("%s: %s, want %q in it", what, got, want)
+			}
+		}
+		if strings.Contains(got, "berth resize confirm") {
+			t.Errorf("%s: %s, which does nothing for a tool's migration", what, got)
+		}
+	}
+	_, err = p.clients["host-b"].AbortMigration(t.Context(), tools)
+	refused("abort on its way", err, "berth hook --help")
+	p.must(p.fleet.Host("host-a").Destroy(t.Context(), id))
+	p.must(p.fleet.Host("host-b").Define(t.Context(), a.DestinationXML))
+	hook("host-b", host.PhaseFinishResize, host.HookRequest{})
+
+	next := []string{"berth hook confirm-resize --migration " + tools + " on host-a and on host-b", "berth hook revert-resize on host-b", "finish-revert-resize on host-a"}
+	status, resize := p.seen("host-b", "web")
+	if status != "VERIFY_RESIZE" || resize == nil {
+		t.Fatalf("%s %+v", status, resize)
+	}
+	refused("shown", errors.New(strings.Join(resize.Next, ", or ")), next...)
+	for _, at := range []string{"host-a", "host-b"} {
+		for _, ref := range []string{"web", tools} {
+			_, err = p.clients[at].ConfirmMigration(t.Context(), ref)
+			refused("confirm "+ref+" at "+at, err, next...)
+			_, err = p.clients[at].RevertMigration(t.Context(), ref)
+			refused("revert "+ref+" at "+at, err, next...)
+		}
+		_, err = p.clients[at].Migrate(t.Context(), api.Migrate{Instance: "web"})
+		refused("migrate at "+at, err, next...)
+		refused("delete at "+at, p.clients[at].DeleteInstance(t.Context(), "web", api.DeleteInstance{}), next...)
+	}
+	hook("host-a", host.PhaseConfirmResize, host.HookRequest{})
+	hook("host-b", host.PhaseConfirmResize, host.HookRequest{})
+	if status, resize := p.seen("host-b", "web"); status != "SHUTOFF" || resize != nil {
+		t.Errorf("confirmed: %s %+v", status, resize)
 	}
 }

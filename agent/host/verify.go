@@ -1,6 +1,8 @@
 package host
 
 import (
+	"strings"
+
 	"berth/claims"
 	"berth/internal/fault"
 )
@@ -77,8 +79,20 @@ func (h *Host) toConfirm(uuid string, u unconfirmed) error {
 	inst, _ := h.tracker.Instance(uuid)
 	return fault.Refuse(fault.Busy, "", fault.Reason{
 		Code: "unconfirmed", Message: "migration " + u.context.Migration + " of the instance waits to be confirmed or reverted: " + movedBetween(u.context),
-		Have: u.context.Migration, Change: "berth resize confirm " + inst.Name + ", or berth resize revert " + inst.Name,
+		Have: u.context.Migration, Change: strings.Join(h.NextOf(u.context, inst.Name), ", or "),
 	})
+}
+
+// NextOf are the commands that end a move which waits to be confirmed or reverted: one of
+// Berth's own by the name of its guest, a tool's as its tool does.
+func (h *Host) NextOf(x claims.MigrationContext, name string) []string {
+	if !h.Foreign(claims.Owner{Migration: x.Migration}) {
+		return []string{"berth resize confirm " + name, "berth resize revert " + name}
+	}
+	return []string{
+		"berth hook " + PhaseConfirmResize + " --migration " + x.Migration + " on " + x.Source + " and on " + x.Destination,
+		"with the guest off berth hook " + PhaseRevertResize + " on " + x.Destination + ", and then " + PhaseFinishRevertResize + " on " + x.Source,
+	}
 }
 
 func movedBetween(x claims.MigrationContext) string {
