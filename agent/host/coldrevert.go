@@ -1,7 +1,9 @@
 package host
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"berth/agent/host/hooks"
 	"berth/claims"
@@ -176,13 +178,28 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 // recallEarlier reads what a verb of this attempt, or of the last one before it that has
 // any, remembers.
 func recallEarlier[T any](h *Host, ref migration.Ref, step string) (v T, of migration.Ref, err error) {
-	for of = ref; of.Attempt > 0; of.Attempt-- {
+	for _, of := range h.attempts(ref, step) {
 		v, found, err := recall[T](h, of, step)
 		if err != nil || found {
 			return v, of, err
 		}
 	}
 	return v, ref, nil
+}
+
+// attempts are those of a migration that remember a step, from ref's down to the first.
+// They are looked up, not counted down to: a peer names what attempt it likes.
+func (h *Host) attempts(ref migration.Ref, step string) []migration.Ref {
+	var out []migration.Ref
+	for _, r := range h.tracker.Remembering(step) {
+		if r.Migration == ref.Migration && r.Attempt <= ref.Attempt {
+			of := ref
+			of.Attempt = r.Attempt
+			out = append(out, of)
+		}
+	}
+	slices.SortFunc(out, func(a, b migration.Ref) int { return cmp.Compare(b.Attempt, a.Attempt) })
+	return out
 }
 
 // CleanUpReverted implements migration.DestinationColdVerbs.

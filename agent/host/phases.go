@@ -107,16 +107,11 @@ func (h *Host) answersOf(ref migration.Ref, phase string) (map[string]json.RawMe
 	if phase == "" {
 		return nil, nil
 	}
-	for at := ref; at.Attempt > 0; at.Attempt-- {
-		rec, found, err := recall[phaseRecord](h, at, memoryPhase(phase))
-		if err != nil {
-			return nil, err
-		}
-		if found {
-			return rec.Answers, h.endHook(rec.Running)
-		}
+	rec, _, err := recallEarlier[phaseRecord](h, ref, memoryPhase(phase))
+	if err != nil {
+		return nil, err
 	}
-	return nil, nil
+	return rec.Answers, h.endHook(rec.Running)
 }
 
 // forgetPhases drops the records of an attempt's phases, when their undo is over: of

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -148,6 +150,7 @@ func TestPhase_AnswersReachTheUndoAlsoOfALaterAttempt(t *testing.T) {
 		{"the undo", hooks.RollbackPrepResize, 1},
 		{"the end of the same attempt", hooks.FinishResize, 1},
 		{"the revert, which is an attempt of its own", hooks.RevertResize, 2},
+		{"an attempt that a peer has made up", hooks.RevertResize, math.MaxInt},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPhases(t)
@@ -175,6 +178,20 @@ func TestPhase_AnswersReachTheUndoAlsoOfALaterAttempt(t *testing.T) {
 				t.Errorf("what the hook read (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestPhase_AnswersAreThoseOfTheLastAttemptBefore(t *testing.T) {
+	p := newPhases(t)
+	for _, attempt := range []int{9, 10, 11} { // their records lie in the order of their digits
+		p.hook(hooks.PrepResize, "10-net", fmt.Sprintf(`echo '{"data":{"attempt":%d}}'`, attempt))
+		if err := p.run(attempt, hooks.PrepResize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := p.answersOf(migration.Ref{Migration: phaseMigration, Instance: phaseInstance, Attempt: 10}, hooks.PrepResize)
+	if want := `{"attempt":10}`; err != nil || string(got["10-net"]) != want {
+		t.Errorf("answers %s, %v, want %s", got["10-net"], err, want)
 	}
 }
 
