@@ -237,6 +237,8 @@ type Disk struct {
 	// Chain are all files below it, the nearest first, but for those that both hosts
 	// reach through the network. Nil from agents that did not send it yet.
 	Chain []BackingFile `json:"backing_chain,omitempty"`
+	// Outside are files in which the image keeps its data apart from its tables.
+	Outside []string `json:"data_files,omitempty"`
 }
 
 // BackingFile is a file below a disk.

@@ -136,6 +136,12 @@ func (p *changePlan) grow(f topology.Flavor) error {
 	}
 	has := files[root.Target]
 	if size := f.DiskGB<<30 - (bytes - has); size > has {
+		i := slices.IndexFunc(p.guest.Disks, func(d migration.Disk) bool { return d.Target == root.Target })
+		if i >= 0 {
+			if err := whole(p.guest.Disks[i]); err != nil {
+				return p.no.take(err)
+			}
+		}
 		p.want.Grow = append(p.want.Grow, migration.DiskGrowth{Target: root.Target, VirtualSize: size})
 	}
 	return nil
@@ -175,6 +181,18 @@ func mayReplace(d domainxml.Disk) error {
 		return refuse("disk_format", what+" is of format "+d.Format+": want raw or qcow2", "convert it with qemu-img while the guest is off")
 	}
 	return nil
+}
+
+// whole refuses a disk that has its data in another file: a copy of its tables would share
+// that with it, and each write to one would break the other.
+func whole(d migration.Disk) error {
+	if len(d.Outside) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "disk_data_apart", Message: "disk " + d.Target + " keeps its data in " + d.Outside[0] + ", apart from " + d.Path, Have: d.Outside[0],
+		Change: "make it whole while the guest is off: qemu-img convert -O " + d.Format,
+	})
 }
 
 // rebuild plans another image.

@@ -163,7 +163,7 @@ func (h *Host) guestDisks(ctx context.Context, doc document) ([]migration.Disk, 
 			if err != nil {
 				return nil, wrap(err, "disk %s", d.Target)
 			}
-			d.VirtualSize, d.ActualSize = img.VirtualSize, img.ActualSize
+			d.VirtualSize, d.ActualSize, d.Outside = img.VirtualSize, img.ActualSize, img.Outside
 			if len(img.Backing) > 0 {
 				d.BackingFile = img.Backing[0]
 			}

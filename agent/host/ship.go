@@ -157,6 +157,12 @@ func (h *Host) shipPlan(ctx context.Context, no *refusal, ref migration.Ref, g m
 			})
 			continue
 		}
+		if err := whole(d); err != nil {
+			if err := no.take(err); err != nil {
+				return shipping{}, err
+			}
+			continue
+		}
 		own := d.ActualSize // of the whole chain
 		for n, b := range slices.Backward(d.Chain) {
 			own -= b.ActualSize

@@ -5,9 +5,13 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 // TestShip_ComparesABackingFileBehindALink: where hosts keep their base images behind a
@@ -80,4 +84,23 @@ func TestShip_SealsNothingThatIsBeingWritten(t *testing.T) {
 		t.Logf("the late piece: %v", err)
 	}
 	l.must("seal", c.pump(anyVerb))
+}
+
+// TestCold_DataApartStaysWhereItIs: an image that keeps its data in another file is neither
+// shipped without it, nor copied to grow.
+func TestCold_DataApartStaysWhereItIs(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	a := l.hosts["a"]
+	a.put(t, "/images/there", "", 0o644)
+	a.qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+a.path("/images/vm1.data"), a.path(disk), "8M")
+	v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"})
+	grown := topology.Flavor{Name: "grown", VCPUs: 1, MemoryMB: 64, DiskGB: 50}
+	_, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &grown})
+	if diff := cmp.Diff([]string{"disk_data_apart"}, codes(err)); diff != "" {
+		t.Errorf("grow it (-want +got):\n%s\n%v", diff, err)
+	}
+	if diff := cmp.Diff([]string{"disk_data_apart"}, codes(newCold(t, l, v.UUID, nil).check())); diff != "" {
+		t.Errorf("ship it (-want +got):\n%s", diff)
+	}
 }
