@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"berth/agent/api"
 	"berth/driver"
@@ -25,7 +28,14 @@ import (
 	"berth/topology"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain has four tests run at a time, however few the cores: they wait for agents more
+// than they work. The command line's -parallel is above it.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // absent is a hypervisor that never answers.
 type absent struct{ driver.Driver }
@@ -129,18 +139,27 @@ func start(t *testing.T, o Options) (*api.Client, func() error) {
 	return nil, nil
 }
 
-// nowhere is an address where no Placement answers.
+// nowhere is an address where no Placement answers, nor anybody else until the test
+// ends: a socket has it that does not listen.
 func nowhere(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return "http://" + l.Addr().String()
+	t.Cleanup(func() { _ = unix.Close(socket) })
+	if err := unix.Bind(socket, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	address, err := unix.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("http://127.0.0.1:%d", address.(*unix.SockaddrInet4).Port)
 }
 
 func TestAgent_StartsWithoutLibvirtAndPlacementAndSaysSo(t *testing.T) {
+	t.Parallel()
 	o := options(t, settings(t, nowhere(t)))
 	c, stop := start(t, o)
 	s, err := c.Status(t.Context())
@@ -183,6 +202,7 @@ func answering(t *testing.T, providers string) string {
 }
 
 func TestAgent_ManageIsRefusedNamingEverythingFound(t *testing.T) {
+	t.Parallel()
 	const other = "11111111-2222-3333-4444-555555555555"
 	o := options(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
 	if err := os.WriteFile(o.NovaComputeID, []byte("99999999-8888-7777-6666-555555555555\n"), 0o644); err != nil {
@@ -240,6 +260,7 @@ func TestNovaComputes_FindsAScriptByTheNameTheKernelGivesIt(t *testing.T) {
 }
 
 func TestAgent_ManageLooksForNovaBelowTheHostsRootToo(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	c.Host.Root = t.TempDir()
 	id := filepath.Join(c.Host.Root, novaComputeID)
@@ -258,6 +279,7 @@ func TestAgent_ManageLooksForNovaBelowTheHostsRootToo(t *testing.T) {
 }
 
 func TestAgent_ObservingWithWrongCertificatesIsDegraded(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	c.Agent.Mode = config.Observe
 	if err := os.WriteFile(c.PKI.CA, []byte("no certificate"), 0o644); err != nil {
@@ -276,6 +298,7 @@ func TestAgent_ObservingWithWrongCertificatesIsDegraded(t *testing.T) {
 }
 
 func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	path := filepath.Join(t.TempDir(), "berth.toml")
 	write := func(path, text string) {
@@ -395,6 +418,7 @@ func (present) Events(ctx context.Context) (<-chan driver.Event, error) {
 }
 
 func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
+	t.Parallel()
 	const first, second = "aaaaaaaa-0000-0000-0000-000000000001", "aaaaaaaa-0000-0000-0000-000000000002"
 	o := options(t, settings(t, nowhere(t)))
 	as := func(uuid string) api.Condition {
@@ -440,6 +464,7 @@ func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 }
 
 func TestAgent_AProviderThatTurnsOutToBeAnothersEndsNewClaims(t *testing.T) {
+	t.Parallel()
 	o := options(t, settings(t, nowhere(t)))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)

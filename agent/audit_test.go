@@ -211,6 +211,7 @@ func (p *pair) audit(r api.AuditRequest) (report api.AuditReport, writes int64, 
 }
 
 func TestAudit_ALostPlacementIsRebuiltFromTheAgents(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name     string
 		interval time.Duration
@@ -259,6 +260,7 @@ func TestAudit_ALostPlacementIsRebuiltFromTheAgents(t *testing.T) {
 }
 
 func TestAudit_OfARunningMoveChangesNothing(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	moving := p.guest("host-a", "mail")
 	before := p.held()
@@ -325,6 +327,7 @@ func (p *pair) put(consumer string, hosts ...string) {
 }
 
 func TestAudit_AsksTheHostsThatMayHaveAConsumer(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	web, db := p.guest("host-a", "web"), p.guest("host-b", "db")
 	want := p.held()
@@ -379,6 +382,7 @@ func TestAudit_AsksTheHostsThatMayHaveAConsumer(t *testing.T) {
 // A guest that is deleted with virsh is released by its host after two reads; until
 // then an audit names it and writes nothing, and then nothing is left of it.
 func TestAudit_AGuestThatIsDeletedByHandGoes(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	web := p.guest("host-a", "web")
 	h := p.fleet.Host("host-a")
@@ -395,6 +399,7 @@ func TestAudit_AGuestThatIsDeletedByHandGoes(t *testing.T) {
 }
 
 func TestAudit_HealsByItselfAndSaysSoInTheStatus(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, 300*time.Millisecond)
 	web := p.guest("host-a", "web")
 	want := p.held()
@@ -423,6 +428,7 @@ func TestAudit_HealsByItselfAndSaysSoInTheStatus(t *testing.T) {
 // What a host knows of a consumer: its own guests, what moves by both uuids and on both
 // hosts, and of the rest nothing.
 func TestAudit_WhatAHostKnowsOfConsumers(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, time.Hour)
 	web, mail := p.guest("host-a", "web"), p.guest("host-a", "mail")
 	move := p.move(mail, "host-a", "host-b")

@@ -67,6 +67,7 @@ func twoCells(t *testing.T) (*Agent, claims.Capacity) {
 }
 
 func TestCellViews_SayWhatEachCellHasAndHolds(t *testing.T) {
+	t.Parallel()
 	a, _ := twoCells(t)
 	const db, web = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
 	cells, loose := a.cellViews()
@@ -96,6 +97,7 @@ func TestCellViews_SayWhatEachCellHasAndHolds(t *testing.T) {
 }
 
 func TestExplain_NamesTheCPUsThatSharedVCPUsRunOn(t *testing.T) {
+	t.Parallel()
 	a, _ := twoCells(t)
 	c, err := claimService{a}.Explain(t.Context(), "web")
 	if err != nil || c.Name != "web" || len(c.Cells) != 1 || len(c.Devices) != 1 {
@@ -107,6 +109,7 @@ func TestExplain_NamesTheCPUsThatSharedVCPUsRunOn(t *testing.T) {
 }
 
 func TestHealth_NamesWhatIsHeldTwiceAndWhatIsGone(t *testing.T) {
+	t.Parallel()
 	a, capacity := twoCells(t)
 	codes := func() (out []string, words string) {
 		c := a.health.claims()

@@ -15,6 +15,7 @@ import (
 )
 
 func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
+	t.Parallel()
 	quick := settings(t, nowhere(t))
 	quick.Placement.Timeout = config.Duration(100 * time.Millisecond)
 	o := options(t, quick)
@@ -70,6 +71,7 @@ func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
 
 // TestSetHost_PlacementFollowsAtOnce: and goes back to what it was.
 func TestSetHost_PlacementFollowsAtOnce(t *testing.T) {
+	t.Parallel()
 	onMadeUpMachine(t, func(b *hardwareBench) {
 		disabled := func() bool {
 			got, err := b.placement.Traits(b.Context(), b.a.uuid)

@@ -38,6 +38,7 @@ func (b *guardBench) wantOwner(when string, want guard.OwnerState) {
 // A guest that is resized away may not be started where it was; what is kept of it there
 // lets no stream in either.
 func TestGuardian_AtTheSourceOfAResize(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	ctx, ref := t.Context(), claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
 	b.adopt()
@@ -61,6 +62,7 @@ func TestGuardian_AtTheSourceOfAResize(t *testing.T) {
 // Where a guest comes by a resize nothing but the agent starts it, and no stream brings
 // it; once it is there it is started like any other, until it is taken back.
 func TestGuardian_AtTheDestinationOfAResize(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	ctx := t.Context()
 	o := b.coldClaim(claims.KindResize, "host-b", "host-t")
@@ -92,6 +94,7 @@ func TestGuardian_AtTheDestinationOfAResize(t *testing.T) {
 
 // A guest that is changed where it is is the agent's to start until that is done.
 func TestGuardian_OfAChangeInPlace(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []claims.Kind{claims.KindResize, claims.KindRebuild} {
 		b := newGuardBench(t, config.Manage)
 		ctx := t.Context()

@@ -98,6 +98,7 @@ func (b *guardBench) owner() guard.OwnerState {
 }
 
 func TestGuardian_StartsNeedTheToken(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	ctx := t.Context()
 	if !guard.Managed(b.a.config().Agent.StateDir) {
@@ -159,6 +160,7 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 }
 
 func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	ctx := t.Context()
 	owner := claims.Owner{Instance: guarded, Migration: moved, Attempt: 1, Kind: claims.KindLiveMigration}
@@ -194,6 +196,7 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 }
 
 func TestGuardian_ForeignArrivalsAreClaimed(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	if _, codes := b.ask(guard.Migrate, guardDocument(4000, false, ""), false); len(codes) == 0 {
 		t.Error("no reasons")
@@ -223,6 +226,7 @@ func TestGuardian_ForeignArrivalsAreClaimed(t *testing.T) {
 }
 
 func TestGuardian_LooksAtAnArrivalWhenLibvirtHasIt(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	g := b.a.guardian
 	b.must(g.files.NoteStarted(guard.Started{Instance: guarded, Arrived: true}))
@@ -257,6 +261,7 @@ func TestGuardian_ObserveChangesNothing(t *testing.T) {
 }
 
 func TestGuardian_AStrangersLedgerOwnsNothing(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	b.adopt()
 	err := fault.New(fault.Forbidden, "this machine is a copy")
@@ -269,6 +274,7 @@ func TestGuardian_AStrangersLedgerOwnsNothing(t *testing.T) {
 }
 
 func TestGuardian_StatusSaysWhetherLibvirtCalls(t *testing.T) {
+	t.Parallel()
 	b := newGuardBench(t, config.Manage)
 	hook := filepath.Join(t.TempDir(), "50-berth")
 	require := func(words string) {

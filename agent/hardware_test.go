@@ -77,6 +77,7 @@ func TestDoubts_AReadErrorNeverMakesTheHostSmaller(t *testing.T) {
 }
 
 func TestAgent_HardwareThatCannotBeReadGivesNoClaimsAndNoInventory(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	c.Host.Root = t.TempDir() // neither sys nor proc
 	client, _ := start(t, options(t, c))
@@ -133,6 +134,7 @@ func tinyMachine(t *testing.T) (root string, put func(path, text string)) {
 // TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller restarts an agent
 // whose folder for disks cannot be read any more.
 func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	root, put := tinyMachine(t)
 	c.Host.Root = root
@@ -190,6 +192,7 @@ func TestHardware_AReportOfWhatWasBelievedBeforeDoesNotTakeTheLedgerBack(t *test
 // TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot restarts an
 // agent on a machine that contradicts itself and has less than before.
 func TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot(t *testing.T) {
+	t.Parallel()
 	c := settings(t, nowhere(t))
 	m := newMachineTree(t)
 	c.Host.Root = m.root

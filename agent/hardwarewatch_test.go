@@ -16,6 +16,7 @@ import (
 // would, tells of it as the kernel or libvirt would, and requires that ledger and
 // Placement follow within two seconds of scripted time, with no restart.
 func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
+	t.Parallel()
 	for name, story := range map[string]func(b *hardwareBench){
 		"a PCI device is plugged in and taken out": func(b *hardwareBench) {
 			b.plug("0000:5e:00.0", 0, 0)
@@ -313,6 +314,7 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 
 // TestHardware_AStormIsReadFewTimesAndNotLate: 10,000 events over two seconds.
 func TestHardware_AStormIsReadFewTimesAndNotLate(t *testing.T) {
+	t.Parallel()
 	onMadeUpMachine(t, func(b *hardwareBench) {
 		b.plug("0000:5e:00.0", 0, 0)
 		start, seen := time.Now(), time.Duration(0)
@@ -359,6 +361,7 @@ func TestHardware_NoiseIsNotRead(t *testing.T) {
 // TestHardware_AnUnsoundReadingIsMadeAgainEverMoreSlowly: a machine that is
 // broken for good must not be read all day.
 func TestHardware_AnUnsoundReadingIsMadeAgainEverMoreSlowly(t *testing.T) {
+	t.Parallel()
 	onMadeUpMachine(t, func(b *hardwareBench) {
 		b.remove(b.node(1, "meminfo"))
 		b.event("change", "node")

@@ -12,6 +12,7 @@ import (
 // TestHypervisor_KeepsWhatItToldLast: a hypervisor that does not tell what guests
 // can have takes nothing away of it.
 func TestHypervisor_KeepsWhatItToldLast(t *testing.T) {
+	t.Parallel()
 	o := options(t, settings(t, nowhere(t)))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)

@@ -154,6 +154,7 @@ func codesOf(reasons []fault.Reason) string {
 }
 
 func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.T) {
+	t.Parallel()
 	f := newPlanFleet(t, func(name string, c *config.Config, m *machineTree) {
 		switch name {
 		case "host-b":

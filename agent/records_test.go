@@ -68,6 +68,7 @@ func snapshots(t *testing.T) {
 
 // Old data opens: every record of a database that an earlier program wrote is read.
 func TestRecords_OfEverySchemaAreRead(t *testing.T) {
+	t.Parallel()
 	if *updateSnapshots {
 		snapshots(t)
 	}
