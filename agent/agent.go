@@ -260,7 +260,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
-			Plans: planService{a}, Verbs: a.hostVerbs(), Parties: parties{a.tracker}, Peer: a.peers.client,
+			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
 			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: a.host, Settle: settleService{a},
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,

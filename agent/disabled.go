@@ -114,19 +114,6 @@ type verbs struct {
 	a *Agent
 }
 
-// hostVerbs are the local host's verbs as other hosts ask them, with those of cold moves
-// where it has them.
-func (a *Agent) hostVerbs() migration.Host {
-	v := verbs{a.host, a}
-	if cold, ok := v.Host.(migration.ColdVerbs); ok {
-		return struct {
-			verbs
-			migration.ColdVerbs
-		}{v, cold}
-	}
-	return v
-}
-
 // CheckDestination implements migration.Host.
 func (v verbs) CheckDestination(ctx context.Context, ref migration.Ref, r migration.CheckRequest) (migration.CheckAnswer, error) {
 	if len(v.a.tracker.ByMigration(ref.Migration)) == 0 {

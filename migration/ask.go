@@ -114,19 +114,6 @@ func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(cont
 	return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, f)
 }
 
-// coldly asks a host for a verb of guests that are off.
-func coldly(f func(context.Context, ColdVerbs) error) func(context.Context, Host) error {
-	return func(ctx context.Context, h Host) error {
-		v, ok := h.(ColdVerbs)
-		if !ok {
-			return fault.Refuse(fault.Forbidden, "", fault.Reason{
-				Code: "no_cold_moves", Message: "the host's agent moves and changes no guest that is off", Change: "install a newer one",
-			})
-		}
-		return f(ctx, v)
-	}
-}
-
 // outputs reads several outputs: name, target, name, target, …
 func outputs(t *task.Task, pairs ...any) error {
 	for i := 0; i+1 < len(pairs); i += 2 {

@@ -51,13 +51,13 @@ func (s *story) made(step string) Ref {
 }
 
 func (s *story) confirmSource(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.ConfirmSource(ctx, s.made(StepConfirmSource))
-	}))
+	})
 }
 
 func (s *story) confirmDestination(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error {
 		return h.ConfirmDestination(ctx, s.made(StepConfirmDestination))
-	}))
+	})
 }

@@ -30,6 +30,7 @@ type Host interface {
 
 	SourceVerbs
 	DestinationVerbs
+	ColdVerbs
 }
 
 // SourceVerbs are asked of the host that the guest leaves. The source alone

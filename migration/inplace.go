@@ -71,39 +71,39 @@ func (s *story) prepChange(ctx context.Context, t *task.Task) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h Host) error {
 		return h.PrepChange(ctx, s.ref(StepPrepChange), r)
-	}))
+	})
 }
 
 func (s *story) rollbackPrepChange(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.RollbackPrepChange(ctx, s.ref(StepPrepChange))
-	}))
+	})
 }
 
 func (s *story) applyChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h Host) error {
 		return h.ApplyChange(ctx, s.ref(StepApplyChange))
-	}))
+	})
 }
 
 func (s *story) unapplyChange(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.UnapplyChange(ctx, s.ref(StepApplyChange))
-	}))
+	})
 }
 
 func (s *story) startChanged(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h Host) error {
 		return h.StartChanged(ctx, s.ref(StepStartChanged))
-	}))
+	})
 }
 
 // finishChange gives up what the guest was before: of a rebuild by itself, of a resize
 // when it is confirmed.
 func (s *story) finishChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.FinishChange(ctx, s.made(StepFinishChange))
-	}))
+	})
 }

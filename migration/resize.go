@@ -101,11 +101,9 @@ func (s *story) lookAtSource(ctx context.Context, ask func(context.Context, time
 		if err != nil || s.kind == TypeLiveMigration {
 			return err
 		}
-		return coldly(func(ctx context.Context, h ColdVerbs) error {
-			w, err := h.PlanChange(ctx, s.instance, s.change)
-			out.Wanted = &w
-			return err
-		})(ctx, h)
+		w, err := h.PlanChange(ctx, s.instance, s.change)
+		out.Wanted = &w
+		return err
 	})
 	return out, err
 }
@@ -138,17 +136,17 @@ func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	var out PreparedCold
-	err = s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+	err = s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.PrepResize(ctx, s.ref(StepPrepResize), r)
 		return err
-	}))
+	})
 	return out, err
 }
 
 func (s *story) rollbackPrepResize(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error {
 		return h.RollbackPrepResize(ctx, s.ref(StepPrepResize))
-	}))
+	})
 }
 
 // powerOff ends the guest's domain where it is; of a change in place, where it stays.
@@ -167,10 +165,10 @@ func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
 // may take.
 func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any, error) {
 	var out PoweredOff
-	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout+s.shutdown, at, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout+s.shutdown, at, func(ctx context.Context, h Host) (err error) {
 		out, err = h.PowerOff(ctx, s.ref(step), PowerOffRequest{Timeout: s.shutdown, Kind: s.kind, Destination: to})
 		return err
-	}))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("power instance %s off: %w", s.instance, err)
 	}
@@ -178,9 +176,9 @@ func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any,
 }
 
 func (s *story) powerOn(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.PowerOn(ctx, s.ref(StepPowerOff))
-	}))
+	})
 }
 
 func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {
@@ -195,10 +193,10 @@ func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {
 // come, is asked by the undo.
 func (s *story) handsOver(ctx context.Context, from finder, step, to string) (any, error) {
 	var out Commit
-	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, func(ctx context.Context, h Host) (err error) {
 		out, err = h.HandOver(ctx, s.ref(step), to)
 		return err
-	}))
+	})
 	return out, err
 }
 
@@ -209,9 +207,9 @@ func (s *story) keepGuest(ctx context.Context, _ *task.Task) error {
 // keeps is the other decision of the host that has the guest. It alone knows whether the
 // token has left: both domains are off, and no table is needed.
 func (s *story) keeps(ctx context.Context, at finder, step string) error {
-	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, at, coldly(func(ctx context.Context, h ColdVerbs) error {
+	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, at, func(ctx context.Context, h Host) error {
 		return h.KeepGuest(ctx, s.ref(step))
-	}))
+	})
 	if errors.Is(err, fault.Forbidden) {
 		return fmt.Errorf("%w: %w", task.ErrTooLate, err)
 	}
@@ -226,9 +224,9 @@ func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 	if err := s.takenBack(ctx); err != nil {
 		return nil, err
 	}
-	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
-	}))
+	})
 }
 
 // unfitTries is how often a destination must say in a row that the guest cannot live
@@ -240,10 +238,10 @@ func (s *story) finishResize(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	said := false // by the host itself; a host that is not found says nothing
-	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		said = true
 		return h.FinishResize(ctx, s.ref(StepFinishResize))
-	}))
+	})
 	switch fault.KindOf(err) {
 	case "":
 		return finishedResize{}, nil

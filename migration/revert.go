@@ -85,15 +85,15 @@ func backToFinished(rec *Migration, st task.State) ending {
 }
 
 func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
 		return h.AwaitReturn(ctx, s.ref(StepAwaitReturn))
-	}))
+	})
 }
 
 func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		return h.CancelReturn(ctx, s.ref(StepAwaitReturn))
-	}))
+	})
 }
 
 // there finds the host that the guest was brought to; its own, where it stayed.
@@ -108,9 +108,9 @@ func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
 }
 
 func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error {
 		return h.PowerOn(ctx, s.ref(StepRevertPowerOff))
-	}))
+	})
 }
 
 func (s *story) handBack(ctx context.Context, _ *task.Task) (any, error) {
@@ -126,35 +126,35 @@ func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(StepHandBack, &c); err != nil {
 		return nil, err
 	}
-	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
-	}))
+	})
 }
 
 func (s *story) finishRevert(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.FinishRevert(ctx, s.ref(StepFinishRevert))
-	}))
+	})
 }
 
 func (s *story) cleanUpReverted(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.undoAtDestination(ctx, t, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h Host) error {
 		return h.CleanUpReverted(ctx, s.ref(StepCleanUpReverted))
-	}))
+	})
 }
 
 func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.UnapplyChange(ctx, s.made(StepApplyChange))
-	}))
+	})
 }
 
 // revertStart gives the guest the power state that its user had chosen before the resize,
 // which the resize's own power_off has noted.
 func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, coldly(func(ctx context.Context, h ColdVerbs) error {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.PowerOn(ctx, s.made(StepPowerOff))
-	}))
+	})
 }
 
 func (s *story) releaseClaim(ctx context.Context, _ *task.Task) (any, error) {

@@ -117,7 +117,7 @@ func (x *shipping) run(ctx context.Context) error {
 func (x *shipping) round(ctx context.Context) error {
 	cfg := x.s.c.cfg
 	var far Shipped
-	err := x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h ColdVerbs) (err error) {
+	err := x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
 		far, err = h.ShippedSoFar(ctx, x.s.ref(StepShipDisks))
 		return err
 	})
@@ -155,7 +155,7 @@ func (x *shipping) round(ctx context.Context) error {
 			return fileChanged(f.Path)
 		}
 	}
-	return x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h ColdVerbs) error {
+	return x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
 		return h.SealDisks(ctx, x.s.ref(StepShipDisks), want)
 	})
 }
@@ -274,15 +274,15 @@ func (x *shipping) zeros(f *shippedSoFar, p DiskPiece, own int64) []DiskPiece {
 }
 
 func (x *shipping) read(ctx context.Context, f *shippedSoFar, at, most int64) (p DiskPiece, err error) {
-	err = x.s.askOnce(ctx, x.s.c.cfg.VerbTimeout, x.s.source, coldly(func(ctx context.Context, h ColdVerbs) (err error) {
+	err = x.s.askOnce(ctx, x.s.c.cfg.VerbTimeout, x.s.source, func(ctx context.Context, h Host) (err error) {
 		p, err = h.ReadDisk(ctx, x.s.ref(StepShipDisks), DiskRange{Path: f.Path, Offset: at, Length: most, SumOnly: f.Compare})
 		return err
-	}))
+	})
 	return p, err
 }
 
 func (x *shipping) write(ctx context.Context, f *shippedSoFar, p DiskPiece) error {
-	err := x.destination(ctx, x.s.c.cfg.VerbTimeout, func(ctx context.Context, h ColdVerbs) error {
+	err := x.destination(ctx, x.s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		return h.WriteDisk(ctx, x.s.ref(StepShipDisks), p)
 	})
 	if err != nil {
@@ -296,8 +296,8 @@ func (x *shipping) write(ctx context.Context, f *shippedSoFar, p DiskPiece) erro
 }
 
 // destination asks it once; a round that broke off is the repetition.
-func (x *shipping) destination(ctx context.Context, timeout time.Duration, f func(context.Context, ColdVerbs) error) error {
-	return x.s.once(ctx, x.t, timeout, coldly(f))
+func (x *shipping) destination(ctx context.Context, timeout time.Duration, f func(context.Context, Host) error) error {
+	return x.s.once(ctx, x.t, timeout, f)
 }
 
 // show tells people how far it is, not more often than they look.

@@ -6,8 +6,6 @@ import (
 	"berth/migration"
 )
 
-var _ migration.ColdVerbs = hostWire{}
-
 func (x hostWire) PlanChange(ctx context.Context, instance string, c migration.Change) (migration.Wanted, error) {
 	return read(x, func() (migration.Wanted, error) { return x.h.PlanChange(ctx, instance, c) })
 }

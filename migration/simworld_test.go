@@ -45,7 +45,6 @@ type script struct {
 	unfit   bool     // the guest cannot be made live as it is to be
 	spoilt  bool     // what the guest left at its source cannot take it back
 	rests   bool     // nobody says a word: finished is the end
-	warm    bool     // the hosts' agents know no cold moves
 	// outcomes that are right; default completed and undone and refused.
 	want []migration.Outcome
 }
@@ -251,9 +250,6 @@ func (w *world) boot() {
 			h := w.hosts[name]
 			if h == nil {
 				return nil, fault.New(fault.NotFound, "no peer is named %s", name)
-			}
-			if w.script.warm {
-				return struct{ migration.Host }{hostWire{w, p, h}}, nil
 			}
 			return hostWire{w, p, h}, nil
 		},

@@ -264,7 +264,6 @@ func TestStart_RefusalsOfColdMovesLeaveNothing(t *testing.T) {
 		{"a resize to a host without room", asked(resize, "b"), full("b"), fault.DoesNotFit, []string{"memory_short"}},
 		{"a rebuild to a topology that does not fit", asked(migration.Request{Type: migration.TypeRebuild, Change: migration.Change{Flavor: larger.Flavor, Image: image.Image}}, ""),
 			full("a"), fault.DoesNotFit, []string{"memory_short"}},
-		{"a host that knows no cold moves", asked(cold, "b"), func(w *world) { w.script.warm = true }, fault.Forbidden, []string{"no_cold_moves"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, 2, script{}, faults{})

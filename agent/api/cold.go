@@ -16,88 +16,60 @@ type HandOverRequest struct {
 	To string `json:"to"` // host that gets the guest
 }
 
-// coldVerb makes the row of a verb of guests that are moved or changed while they are
-// off.
-func coldVerb[A, Out any](name, summary string, side side, timeout time.Duration, named func(A) string,
-	f func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) (Out, error)) route {
-	return verb(name, summary, side, timeout, named, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (out Out, err error) {
-		cold, ok := h.(migration.ColdVerbs)
-		if !ok {
-			return out, fault.New(fault.Forbidden, "%s: this host knows no cold moves", name)
-		}
-		return f(ctx, cold, ref, args)
-	})
-}
-
-// coldAct makes the row of one that answers only that it is done.
-func coldAct[A any](name, summary string, side side, timeout time.Duration, named func(A) string,
-	f func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) error) route {
-	return coldVerb(name, summary, side, timeout, named, func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, args A) (nothing, error) {
-		return nothing{}, f(ctx, h, ref, args)
-	})
-}
-
-// coldPlain makes the row of one that takes a Ref alone.
-func coldPlain(name, summary string, side side, timeout time.Duration, f func(h migration.ColdVerbs, ctx context.Context, ref migration.Ref) error) route {
-	return coldAct(name, summary, side, timeout, nil, func(ctx context.Context, h migration.ColdVerbs, ref migration.Ref, _ nothing) error {
-		return f(h, ctx, ref)
-	})
-}
-
 // coldRows are the verbs of migration.ColdVerbs but those that ship disks.
 //
 // They are asked by the host that conducts the move, which is its source: of the
 // destination on the way there, and once more when the move is reverted. The source's
 // own are here for a conductor elsewhere, of which nothing is recorded yet.
 func coldRows() []route {
-	type host = migration.ColdVerbs
+	type host = migration.Host
 	type ref = migration.Ref
 	return []route{
-		coldVerb("plan-change", "What a change would make of a guest; changes nothing.", sideConductor, quick, nil,
+		verb("plan-change", "What a change would make of a guest; changes nothing.", sideConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, c migration.Change) (migration.Wanted, error) {
 				return h.PlanChange(ctx, r.Instance, c)
 			}),
-		coldVerb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow, nil,
+		verb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
 				return h.PowerOff(ctx, r, p)
 			}),
-		coldPlain("power-on", "Undo power-off.", sideConductor, slow, host.PowerOn),
-		coldVerb("hand-over", "The commit of a cold move, or of its return: the token leaves this host.", sideConductor, quick, nil,
+		plain("power-on", "Undo power-off.", sideConductor, slow, host.PowerOn),
+		verb("hand-over", "The commit of a cold move, or of its return: the token leaves this host.", sideConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, a HandOverRequest) (migration.Commit, error) {
 				return h.HandOver(ctx, r, a.To)
 			}),
-		coldPlain("keep-guest", "Refuse any later hand-over of this attempt.", sideConductor, quick, host.KeepGuest),
+		plain("keep-guest", "Refuse any later hand-over of this attempt.", sideConductor, quick, host.KeepGuest),
 
 		// Asked of the source.
-		coldPlain("confirm-source", "End the guest's half here, after the move was confirmed.", sideConductor, slow, host.ConfirmSource),
-		coldPlain("await-return", "Make the half that is held here ready to take the guest back.", sideConductor, quick, host.AwaitReturn),
-		coldPlain("cancel-return", "Undo await-return.", sideConductor, quick, host.CancelReturn),
-		coldPlain("finish-revert", "Give the guest back as it was before the move.", sideConductor, slow, host.FinishRevert),
+		plain("confirm-source", "End the guest's half here, after the move was confirmed.", sideConductor, slow, host.ConfirmSource),
+		plain("await-return", "Make the half that is held here ready to take the guest back.", sideConductor, quick, host.AwaitReturn),
+		plain("cancel-return", "Undo await-return.", sideConductor, quick, host.CancelReturn),
+		plain("finish-revert", "Give the guest back as it was before the move.", sideConductor, slow, host.FinishRevert),
 
 		// Asked of the destination.
-		coldVerb("prep-resize", "Get ready for a guest that comes while it is off.", sideDestination, slow,
+		verb("prep-resize", "Get ready for a guest that comes while it is off.", sideDestination, slow,
 			func(p migration.PrepRequest) string { return p.Source },
 			func(ctx context.Context, h host, r ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 				return h.PrepResize(ctx, r, p)
 			}),
-		coldPlain("rollback-prep-resize", "Undo prep-resize.", sideDestination, slow, host.RollbackPrepResize),
-		coldAct("accept-handed", "Accept the token of a cold move; nothing is started.", sideDestination, quick,
+		plain("rollback-prep-resize", "Undo prep-resize.", sideDestination, slow, host.RollbackPrepResize),
+		act("accept-handed", "Accept the token of a cold move; nothing is started.", sideDestination, quick,
 			func(c migration.Commit) string { return c.From },
 			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptHanded(ctx, r, c) }),
-		coldPlain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", sideDestination, slow, host.FinishResize),
-		coldPlain("confirm-destination", "End the move here; the guest stays.", sideDestination, quick, host.ConfirmDestination),
-		coldPlain("clean-up-reverted", "Remove what a guest that was handed back left here.", sideDestination, slow, host.CleanUpReverted),
+		plain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", sideDestination, slow, host.FinishResize),
+		plain("confirm-destination", "End the move here; the guest stays.", sideDestination, quick, host.ConfirmDestination),
+		plain("clean-up-reverted", "Remove what a guest that was handed back left here.", sideDestination, slow, host.CleanUpReverted),
 
 		// Asked of the host whose guest is changed in its place.
-		coldAct("prep-change", "Make ready what a change in place needs, while the guest runs.", sideConductor, slow, nil,
+		act("prep-change", "Make ready what a change in place needs, while the guest runs.", sideConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, p migration.PrepRequest) error {
 				return h.PrepChange(ctx, r, p)
 			}),
-		coldPlain("rollback-prep-change", "Undo prep-change.", sideConductor, slow, host.RollbackPrepChange),
-		coldPlain("apply-change", "Put the new in the place of the old, which is kept.", sideConductor, slow, host.ApplyChange),
-		coldPlain("unapply-change", "Undo apply-change: the old is in its place again.", sideConductor, slow, host.UnapplyChange),
-		coldPlain("start-changed", "Give the changed guest its power state.", sideConductor, slow, host.StartChanged),
-		coldPlain("finish-change", "Give up what the guest held before; no way back.", sideConductor, slow, host.FinishChange),
+		plain("rollback-prep-change", "Undo prep-change.", sideConductor, slow, host.RollbackPrepChange),
+		plain("apply-change", "Put the new in the place of the old, which is kept.", sideConductor, slow, host.ApplyChange),
+		plain("unapply-change", "Undo apply-change: the old is in its place again.", sideConductor, slow, host.UnapplyChange),
+		plain("start-changed", "Give the changed guest its power state.", sideConductor, slow, host.StartChanged),
+		plain("finish-change", "Give up what the guest held before; no way back.", sideConductor, slow, host.FinishChange),
 	}
 }
 

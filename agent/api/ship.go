@@ -250,5 +250,3 @@ func readAll(resp *http.Response, most int64) ([]byte, error) {
 	_, err := buf.ReadFrom(io.LimitReader(resp.Body, most+1))
 	return buf.Bytes(), err
 }
-
-var _ migration.ColdVerbs = (*Client)(nil)

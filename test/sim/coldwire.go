@@ -3,32 +3,20 @@ package sim
 import (
 	"context"
 
-	"berth/internal/fault"
 	"berth/migration"
 )
 
-var _ migration.ColdVerbs = peer{}
-
 // cold are the host's verbs for guests that are moved or changed while they are off.
-func (a *agent) cold() (migration.ColdVerbs, error) {
-	h, ok := any(a.host).(migration.ColdVerbs)
-	if !ok {
-		return nil, fault.New(fault.Forbidden, "%s knows live migrations only", a.m.name)
-	}
+func (a *agent) cold() migration.ColdVerbs {
 	if m := a.w.mutant; m != nil && m.Cold != nil {
-		h = m.Cold(a, h)
+		return m.Cold(a, a.host)
 	}
-	return h, nil
+	return a.host
 }
 
 func coldGet[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, migration.ColdVerbs) (T, error)) (T, error) {
 	return verb(ctx, p, k, name, func(ctx context.Context, b *agent) (T, error) {
-		var zero T
-		h, err := b.cold()
-		if err != nil {
-			return zero, err
-		}
-		return f(ctx, h)
+		return f(ctx, b.cold())
 	})
 }
 
@@ -58,11 +46,7 @@ func (p peer) PowerOn(ctx context.Context, ref migration.Ref) error {
 // HandOver is the commit of a cold move: whoever answers it has it on his disk.
 func (p peer) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	return verb(ctx, p, ofVerb, "HandOver", func(ctx context.Context, b *agent) (migration.Commit, error) {
-		h, err := b.cold()
-		if err != nil {
-			return migration.Commit{}, err
-		}
-		c, err := h.HandOver(ctx, ref, to)
+		c, err := b.cold().HandOver(ctx, ref, to)
 		if err == nil {
 			b.w.tokenAnswered(b.m, c)
 		}
@@ -126,10 +110,7 @@ func (p peer) SealDisks(ctx context.Context, ref migration.Ref, want migration.S
 func (p peer) AcceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	p.a.w.giverKeeps(ref, c, "before the token is accepted")
 	_, err := verb(ctx, p, ofVerb, "AcceptHanded", func(ctx context.Context, b *agent) (struct{}, error) {
-		h, err := b.cold()
-		if err == nil {
-			err = h.AcceptHanded(ctx, ref, c)
-		}
+		err := b.cold().AcceptHanded(ctx, ref, c)
 		if err == nil {
 			b.w.tokenAnswered(b.m, c)
 		}
