@@ -80,8 +80,8 @@ func (r *round) booted(ctx context.Context, m migration.Migration) error {
 		last = all[len(all)-1]
 	}
 	changed := m.Outcome == migration.OutcomeCompleted
-	if changed && last == r.first {
-		return fmt.Errorf("the guest has not booted since, and the move is %s", m.Status)
+	if (changed || m.Outcome == migration.OutcomeReverted) && last == r.first {
+		return fmt.Errorf("the guest has not booted, and the move is %s", m.Status)
 	}
 	if last != r.first && s.Power == "" && !poweredOff(m) {
 		return fmt.Errorf("the guest booted %d times, and nothing powered it off", len(all))
@@ -160,7 +160,7 @@ func (b *bed) machine(have guest.Boot, name string) error {
 // its newest boot beats, is whole, and is the one that it must be.
 func (r *round) livedCold(ctx context.Context, m migration.Migration) error {
 	not := ""
-	if m.Outcome == migration.OutcomeCompleted || r.plan.Story.Power == Off {
+	if m.Outcome == migration.OutcomeCompleted || m.Outcome == migration.OutcomeReverted || r.plan.Story.Power == Off {
 		not = r.first.ID
 	}
 	last, err := r.settled(ctx, r.home, not)

@@ -39,13 +39,29 @@ var chosen = []struct {
 	{[]Strike{{"both links cut", Moment{Memory: true}, 9500 * time.Millisecond}}, 25 << 20, []Outcome{Undone}},
 }
 
+// chosenCold are those of guests that are powered off: each kind and each end once, and
+// struck once in each part that decides something.
+var chosenCold = []struct {
+	story     Story
+	strike    Strike
+	bandwidth uint64
+	want      []Outcome
+}{
+	{Story{Kind: Cold, End: Revert, Boots: true}, Strike{"kill -9 source agent", Moment{Step: migration.StepShipDisks, After: 200 * time.Millisecond}, 0}, 4 << 20, []Outcome{Reverted}},
+	{Story{Kind: ResizeIn, Grow: true, End: Revert, Boots: true}, Strike{"SIGSTOP, then kill -9 source agent", Moment{Step: migration.StepUnapplyChange, Stage: migration.StageRevert}, 500 * time.Millisecond}, 0, []Outcome{Reverted}},
+	{Story{Kind: Rebuild}, Strike{"kill -9 source libvirtd", Moment{Step: migration.StepStartChanged}, 300 * time.Millisecond}, 0, nil},
+	{Story{Kind: Resize, End: Confirm}, Strike{"kill -9 destination agent", Moment{Step: migration.StepFinishResize}, 300 * time.Millisecond}, 0, []Outcome{Completed}},
+	{Story{Kind: Cold, End: Window, Power: Paused}, Strike{"management link cut, short", Moment{Step: migration.StepHandOver}, time.Second}, 0, nil},
+	{Story{Kind: Resize, Grow: true, End: Revert}, Strike{"kill -9 both agents and Placement", Moment{Step: migration.StepHandBack, Stage: migration.StageRevert}, 500 * time.Millisecond}, 0, []Outcome{Reverted}},
+}
+
 func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {
 	lab.Require(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	dir := lab.TempDir(t)
 	var err error
-	w := &world{o: Options{Dir: dir, Say: t.Logf, Logs: filepath.Join(dir, "logs")}}
+	w := &world{o: Options{Dir: dir, Kinds: Kinds, Say: t.Logf, Logs: filepath.Join(dir, "logs")}}
 	if w.binary, err = fleet.Build(ctx, dir); err != nil {
 		t.Fatal(err)
 	}
@@ -60,9 +76,21 @@ func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {
 	if err := w.ready(ctx, Copied); err != nil {
 		t.Fatal(err)
 	}
-	for i, c := range chosen {
-		p := Plan{Seed: uint64(i), Strikes: c.strikes, Bandwidth: c.bandwidth}
-		if f, _ := find(c.strikes[0].Fault); f.streams && !w.b.streams {
+	type choice struct {
+		Plan
+		want []Outcome
+	}
+	var all []choice
+	for _, c := range chosen {
+		all = append(all, choice{Plan{Strikes: c.strikes, Bandwidth: c.bandwidth}, c.want})
+	}
+	for _, c := range chosenCold {
+		all = append(all, choice{Plan{Story: c.story, Strikes: []Strike{c.strike}, Bandwidth: c.bandwidth}, c.want})
+	}
+	for i, c := range all {
+		p := c.Plan
+		p.Seed = uint64(i)
+		if f, _ := find(p.Strikes[0].Fault); f.streams && !w.b.streams {
 			continue // without processes of their own there is nothing to kill
 		}
 		res := w.b.run(ctx, p)

@@ -169,8 +169,9 @@ func (r *round) seeThere(ctx context.Context) error {
 }
 
 // settled waits until a guest's newest boot on a host, which is another one than that
-// given, has written to its disk, and gives that boot.
+// given, has written to its disk and says something now, and gives that boot.
 func (b *bed) settled(ctx context.Context, h *lab.Host, not string) (last guest.Boot, err error) {
+	said := -1
 	err = await(ctx, 60*time.Second, 50*time.Millisecond, func() error {
 		boots, err := readBoots(h.Console(b.name))
 		if err != nil {
@@ -187,7 +188,10 @@ func (b *bed) settled(ctx context.Context, h *lab.Host, not string) (last guest.
 		if err != nil {
 			return err
 		}
-		if n := len(beats); n == 0 || beats[n-1].Boot != last.ID || beats[n-1].N < 5 {
+		if said < 0 {
+			said = len(beats)
+		}
+		if n := len(beats); n <= said || beats[n-1].Boot != last.ID || beats[n-1].N < 5 {
 			return fmt.Errorf("the guest has booted on %s and says no more", h.Name)
 		}
 		return nil
