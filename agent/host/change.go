@@ -206,6 +206,9 @@ func (h *Host) planChanged(ctx context.Context, ref migration.Ref, rec changing)
 		var bytes int64
 		if image {
 			img, err := h.files.Image(ctx, rec.Wanted.Image.Path, rec.Wanted.Image.Format)
+			if err == nil {
+				err = wholeImage(*rec.Wanted.Image, img) // it may be another one since it was planned
+			}
 			if err != nil {
 				return err
 			}

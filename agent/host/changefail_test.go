@@ -459,3 +459,22 @@ func TestFinishChange_IsRefusedOnceTheChangeIsTakenBack(t *testing.T) {
 		t.Errorf("%s, %s, %s; want %s, %s, %s", got.Disk, got.Shape, got.Power, before.Disk, before.Shape, before.Power)
 	}
 }
+
+// An image that was given a header of other files since the change was planned is not read.
+func TestPrepChange_RefusesAnImageThatIsNoLongerWhole(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{Image: &migration.Image{Path: baseImage, Format: "qcow2"}})
+	before := b.view()
+	b.look()
+	b.files.Put("/etc/shadow", "raw", 1, "secret")
+	b.files.Back(baseImage, "/etc/shadow")
+	b.must("claim", b.claim())
+	err := b.verbs()[1].do()
+	if diff := gocmp.Diff([]string{"image_not_whole"}, codes(err)); diff != "" {
+		t.Errorf("prepare (-want +got):\n%s\n%v", diff, err)
+	}
+	b.back(1)
+	after := b.view()
+	if after.Disk != before.Disk || after.Power != driver.Running {
+		t.Errorf("undone: %s, %s", after.Disk, after.Power)
+	}
+}

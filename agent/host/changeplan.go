@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/host/disks"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver/libvirt/domainxml"
@@ -195,6 +196,19 @@ func whole(d migration.Disk) error {
 	})
 }
 
+// wholeImage refuses an image that needs other files: its header was written by whoever made
+// it, and would have the host read any file into the guest's disk.
+func wholeImage(image migration.Image, img disks.Image) error {
+	below := slices.Concat(img.Backing, img.Outside)
+	if len(below) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "image_not_whole", Message: "image " + image.Path + " names another file that it needs: " + below[0], Have: below[0],
+		Change: "make it whole: qemu-img convert -O " + image.Format,
+	})
+}
+
 // rebuild plans another image.
 func (p *changePlan) rebuild(ctx context.Context, image migration.Image) error {
 	if image.Format == "" {
@@ -264,14 +278,8 @@ func (p *changePlan) rebuildRoot(ctx context.Context, image migration.Image) err
 	if err != nil {
 		return p.no.take(err)
 	}
-	// Its header was written by whoever made the image, and would have the host read any
-	// file into the guest's disk.
-	if below := slices.Concat(img.Backing, img.Outside); len(below) > 0 {
-		p.no.add(fault.Forbidden, fault.Reason{
-			Code: "image_not_whole", Message: "image " + image.Path + " names another file that it needs: " + below[0], Have: below[0],
-			Change: "make it whole: qemu-img convert -O " + image.Format,
-		})
-		return nil
+	if err := wholeImage(image, img); err != nil {
+		return p.no.take(err)
 	}
 	files, bytes := p.files()
 	has := files[root.Target]
