@@ -20,19 +20,20 @@ type planService struct{ a *Agent }
 // Plan implements api.Plans.
 func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Plan, error) {
 	doing := "plan where " + r.Instance + " could go"
-	asked := 0
-	for _, one := range []bool{r.Instance != "", r.Flavor != nil, r.FlavorName != ""} {
-		if one {
-			asked++
-		}
-	}
+	resizes := r.Flavor != nil || r.FlavorName != ""
 	switch {
-	case asked != 1:
-		return migration.Plan{}, fault.New(fault.Invalid, "plan: name an instance, or a flavor, one of them")
+	case r.Instance == "" && !resizes:
+		return migration.Plan{}, fault.New(fault.Invalid, "plan: name an instance, a flavor for a new one, or both for a resize")
 	case r.Instance == "":
 		return s.planNew(ctx, r)
-	case r.Kind != "" && r.Kind != migration.PlanLive && r.Kind != migration.PlanCold:
-		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: want %s or %s", doing, r.Kind, migration.PlanLive, migration.PlanCold)
+	case resizes && r.Kind == "":
+		r.Kind = migration.PlanResize
+	}
+	switch {
+	case resizes != (r.Kind == migration.PlanResize):
+		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: a resize names a flavor, and nothing else does", doing, r.Kind)
+	case r.Kind != "" && !slices.Contains([]migration.PlanKind{migration.PlanLive, migration.PlanCold, migration.PlanResize}, r.Kind):
+		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: want %s, %s or %s", doing, r.Kind, migration.PlanLive, migration.PlanCold, migration.PlanResize)
 	}
 	id, elsewhere, err := migrationService(s).whereIs(ctx, doing, r.Instance)
 	if err != nil {
@@ -57,13 +58,17 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 			ask.Kind = migration.PlanCold
 		}
 	}
-	if ask.Named == s.a.name {
+	if ask.Named == s.a.name && !resizes {
 		return migration.Plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
 			Code: "same_host", Message: "the guest is on " + s.a.name + " already", Have: s.a.name, Change: "name another host",
 		})
 	}
-	if ask.Kind == migration.PlanCold {
-		w, err := s.a.host.PlanChange(ctx, id, migration.Change{})
+	if ask.Kind != migration.PlanLive {
+		change, err := migrationService(s).change(doing, api.Migrate{Flavor: r.Flavor, FlavorName: r.FlavorName})
+		if err != nil {
+			return migration.Plan{}, err
+		}
+		w, err := s.a.host.PlanChange(ctx, id, change)
 		switch {
 		case err == nil:
 			ask.Wanted = &w
@@ -100,6 +105,9 @@ func (a *Agent) unconfirmedBlocker(instance string, c claims.MigrationContext) f
 
 // planNew plans for a guest that is not there yet.
 func (s planService) planNew(ctx context.Context, r api.PlanRequest) (migration.Plan, error) {
+	if r.Flavor != nil && r.FlavorName != "" {
+		return migration.Plan{}, fault.New(fault.Invalid, "plan for a flavor: flavor and flavor_name: say one of them")
+	}
 	if r.Kind != "" && r.Kind != migration.PlanNew {
 		return migration.Plan{}, fault.New(fault.Invalid, "plan for a flavor: kind %q is of guests that are there", r.Kind)
 	}

@@ -217,7 +217,7 @@ func TestPlan_SaysOfEveryHostWhetherItTakesTheGuestAndChangesNothing(t *testing.
 	if f.must(err); p.Chosen != "host-a" || !p.Hosts[0].Candidate || len(p.Hosts[0].Proposed) != 2 {
 		t.Errorf("plan of a flavor with a device, flat: %+v", p)
 	}
-	for _, r := range []api.PlanRequest{{}, {Instance: "web", FlavorName: "pinned"}, {Instance: "web", Kind: migration.PlanNew}, {FlavorName: "pinned", Kind: migration.PlanCold}} {
+	for _, r := range []api.PlanRequest{{}, {Instance: "web", FlavorName: "pinned", Kind: migration.PlanLive}, {Instance: "web", Kind: migration.PlanNew}, {FlavorName: "pinned", Kind: migration.PlanCold}} {
 		if _, err := f.clients["host-a"].Plan(t.Context(), r); fault.KindOf(err) != fault.Invalid {
 			t.Errorf("plan of %+v: %v", r, err)
 		}

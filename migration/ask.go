@@ -225,18 +225,28 @@ func together(doing, name string, errs []error) error {
 }
 
 // movable refuses a guest that cannot be moved as it is, or that a resize would leave as
-// it is: it would be powered off for nothing.
+// it is.
 func (s *story) movable(src inspectedSource) error {
-	switch g, w := src.Guest, src.Wanted; {
-	case s.kind == TypeLiveMigration:
-		return movable(g)
-	case s.kind == TypeResize && w != nil && len(w.Grow) == 0 && sameFlavor(g.Flavor, w.Flavor):
-		return fault.Refuse(fault.Invalid, "", fault.Reason{
-			Code: "same_flavor", Message: fmt.Sprintf("instance %s has flavor %s already", g.UUID, w.Flavor.Name),
-			Have: g.Flavor.Name, Want: w.Flavor.Name, Change: "name another flavor; to move it as it is, migrate it cold",
-		})
+	switch s.kind {
+	case TypeLiveMigration:
+		return movable(src.Guest)
+	case TypeResize:
+		return changes(src)
 	}
 	return nil
+}
+
+// changes refuses a resize that leaves the guest as it is: it would be powered off for
+// nothing.
+func changes(src inspectedSource) error {
+	g, w := src.Guest, src.Wanted
+	if w == nil || len(w.Grow) > 0 || !sameFlavor(g.Flavor, w.Flavor) {
+		return nil
+	}
+	return fault.Refuse(fault.Invalid, "", fault.Reason{
+		Code: "same_flavor", Message: fmt.Sprintf("instance %s has flavor %s already", g.UUID, w.Flavor.Name),
+		Have: g.Flavor.Name, Want: w.Flavor.Name, Change: "name another flavor; to move it as it is, migrate it cold",
+	})
 }
 
 // sameFlavor compares all that a flavor says, and not its name alone: one that was edited

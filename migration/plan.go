@@ -3,6 +3,7 @@ package migration
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,7 +25,9 @@ const (
 	PlanLive PlanKind = "live-migration"
 	// PlanCold is of a guest that does not run, or is to be shut off for its move.
 	PlanCold PlanKind = "cold-migration"
-	PlanNew  PlanKind = "new" // of a guest that is not there yet
+	// PlanResize is of a guest that gets another flavor, on its own host or on another.
+	PlanResize PlanKind = "resize"
+	PlanNew    PlanKind = "new" // of a guest that is not there yet
 )
 
 // PlanVerdict is what a host says.
@@ -44,7 +47,7 @@ type Plan struct {
 	Kind         PlanKind           `json:"kind"`
 	Instance     string             `json:"instance_uuid,omitempty"` // empty for a new guest
 	InstanceName string             `json:"instance_name,omitempty"`
-	Flavor       string             `json:"flavor,omitempty"`
+	Flavor       string             `json:"flavor,omitempty"` // of a resize the new one
 	Source       string             `json:"source_compute,omitempty"`
 	Wants        topology.Resources `json:"wants"`
 	// Chosen is the host that a move would go to, empty for none.
@@ -70,7 +73,10 @@ type PlanHost struct {
 	Name         string `json:"name"`
 	ProviderUUID string `json:"provider_uuid,omitempty"`
 	Candidate    bool   `json:"candidate"` // Placement offers it
-	SameDisk     bool   `json:"same_disk,omitempty"`
+	// OwnHost is the one that the guest is on: a resize tries it first, without asking
+	// Placement for candidates.
+	OwnHost  bool `json:"own_host,omitempty"`
+	SameDisk bool `json:"same_disk,omitempty"`
 	// MemoryUsed is the part of the host's memory that is allocated, 0 to 1; of
 	// candidates only.
 	MemoryUsed float64 `json:"memory_used,omitempty"`
@@ -103,10 +109,11 @@ type RoomAnswer struct {
 // PlanRequest asks for a plan.
 type PlanRequest struct {
 	Kind   PlanKind
-	Guest  Guest       // of live and cold moves
+	Guest  Guest       // of live and cold moves, and resizes
 	Source Description // of the same
-	// Wanted is what a cold move makes of the guest, as PlanChange has told; nil where it
-	// could not: then hosts are asked for its room alone.
+	// Wanted is what a cold move or a resize makes of the guest, as PlanChange has told; nil
+	// where it could not. Then hosts are asked for the room alone of a guest that stays as it
+	// is, and for nothing of one that was to be resized.
 	Wanted *Wanted
 	Room   RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
 	Named  string      // only this host; empty for all
@@ -156,9 +163,18 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 		out.Blockers = append(out.Blockers, fault.ReasonsOf(movable(r.Guest))...)
 	}
 	look := planning{Planner: p, request: r, plan: &out}
+	src := inspectedSource{Guest: r.Guest, Source: r.Source, Wanted: r.Wanted}
+	if r.Kind == PlanResize {
+		if r.Wanted == nil {
+			out.Wants = r.Guest.Resources
+			return out, ctx.Err()
+		}
+		out.Flavor = r.Wanted.Flavor.Name
+		out.Blockers = append(out.Blockers, fault.ReasonsOf(changes(src))...)
+	}
 	var err error
 	if r.Kind != PlanNew {
-		wish, err = wishOf(ctx, p.Placement, r.Guest)
+		wish, err = wishOf(ctx, p.Placement, src.wanted())
 	}
 	if err == nil {
 		err = look.find(ctx, wish)
@@ -173,7 +189,7 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 	}
 	out.Wants = wish.Resources
 	if out.Wants.IsZero() {
-		out.Wants = r.Guest.Resources
+		out.Wants = src.wanted().Resources
 	}
 	look.ask(ctx)
 	if err == nil {
@@ -200,6 +216,7 @@ type planning struct {
 	plan    *Plan
 	trees   map[string][]placementclient.ResourceProvider // by root
 	remarks []fault.Reason                                // why Placement could not be asked for candidates
+	stays   error                                         // why a guest cannot be resized on its own host
 }
 
 // find lists the hosts: candidates first, then all others.
@@ -239,7 +256,7 @@ func (p *planning) find(ctx context.Context, wish candidates.Wish) error {
 	}
 	p.plan.Truncated = found.Truncated
 	for _, h := range found.Hosts {
-		if p.wanted(h.Name) {
+		if p.wanted(h.Name) && h.Name != p.own() {
 			p.plan.Hosts = append(p.plan.Hosts, PlanHost{
 				Name: h.Name, ProviderUUID: h.Root, Candidate: true, SameDisk: h.SameDisk, MemoryUsed: h.MemoryUsed, Proposed: h.Allocations,
 			})
@@ -249,13 +266,24 @@ func (p *planning) find(ctx context.Context, wish candidates.Wish) error {
 	return err
 }
 
-// wanted reports whether a host is looked at: not the one that the guest is on.
+// wanted reports whether a host is looked at: the one that the guest is on only for a resize.
 func (p *planning) wanted(name string) bool {
-	return (p.request.Kind == PlanNew || name != p.request.Source.Name) && (p.request.Named == "" || p.request.Named == name)
+	return (p.request.Kind == PlanNew || p.request.Kind == PlanResize || name != p.request.Source.Name) && (p.request.Named == "" || p.request.Named == name)
 }
 
-// others adds the hosts that are no candidates, by name.
+// own is the host on which a guest may be resized in its place; empty for no resize.
+func (p *planning) own() string {
+	if p.request.Kind != PlanResize {
+		return ""
+	}
+	return p.request.Source.Name
+}
+
+// others adds the hosts that are no candidates, by name, and before all the guest's own.
 func (p *planning) others(roots []placementclient.ResourceProvider) {
+	if own := p.own(); own != "" && p.wanted(own) {
+		p.plan.Hosts = slices.Insert(p.plan.Hosts, 0, PlanHost{Name: own, ProviderUUID: p.request.Source.ProviderUUID, OwnHost: true})
+	}
 	byName := map[string]string{}
 	for _, name := range append(slices.Clone(p.Known), p.Local, p.request.Named) {
 		byName[name] = ""
@@ -299,6 +327,9 @@ func (p *planning) ask(ctx context.Context) {
 		ctx, cancel := p.Runtime.WithTimeout(ctx, planPatience)
 		defer cancel()
 		answer, err := p.askOne(ctx, h.Name)
+		if h.OwnHost {
+			p.stays = err
+		}
 		switch fault.KindOf(err) {
 		case "":
 			h.Verdict, h.Claim = VerdictTakes, &answer
@@ -316,6 +347,8 @@ func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) 
 	switch {
 	case r.Kind == PlanNew:
 		return p.Room(ctx, name, RoomRequest{Flavor: r.Room.Flavor})
+	case r.Kind == PlanResize:
+		check.Kind, check.Wanted = TypeResize, r.Wanted
 	case r.Kind == PlanCold && r.Wanted != nil:
 		check.Kind, check.Wanted = TypeMigration, r.Wanted
 	case r.Kind == PlanCold:
@@ -332,19 +365,21 @@ func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) 
 	if err != nil {
 		return RoomAnswer{}, err
 	}
-	if err := sameHost(r.Source, answer.Destination); err != nil {
-		return RoomAnswer{}, err
-	}
-	source, err := p.Hosts(ctx, r.Source.Name)
-	if err == nil {
-		_, err = source.CheckSource(ctx, ref, answer)
-	}
-	if err != nil {
-		return RoomAnswer{}, err
+	if name != p.own() {
+		if err := sameHost(r.Source, answer.Destination); err != nil {
+			return RoomAnswer{}, err
+		}
+		source, err := p.Hosts(ctx, r.Source.Name)
+		if err == nil {
+			_, err = source.CheckSource(ctx, ref, answer)
+		}
+		if err != nil {
+			return RoomAnswer{}, err
+		}
 	}
 	room := answer.WouldClaim
 	if room == nil { // an agent that does not tell it yet
-		room = &RoomAnswer{Resources: r.Guest.Resources}
+		room = &RoomAnswer{Resources: p.plan.Wants}
 	}
 	return *room, nil
 }
@@ -354,7 +389,7 @@ func (p *planning) explain(ctx context.Context, wish candidates.Wish) {
 	read := 0
 	for i := range p.plan.Hosts {
 		h := &p.plan.Hosts[i]
-		if h.Candidate {
+		if h.Candidate || h.OwnHost {
 			continue
 		}
 		why := p.remarks
@@ -388,8 +423,12 @@ func reasonsOf(err error) []fault.Reason {
 // ownCodes are reasons that lie in the guest and not in a host.
 var ownCodes = []string{"guest_not_running", "not_running", "device_not_migratable", "device_stays", "not_persistent", "job_in_flight", "moving"}
 
-// gather makes what is the guest's own out of what each host says of it.
+// gather makes what is the guest's own out of what each host says of it. What keeps it
+// from being resized on its own host keeps it from that elsewhere, but for the room.
 func (p *planning) gather() {
+	if p.stays != nil && !errors.Is(p.stays, fault.DoesNotFit) {
+		p.plan.Blockers = append(p.plan.Blockers, reasonsOr(p.stays)...)
+	}
 	for i := range p.plan.Hosts {
 		h := &p.plan.Hosts[i]
 		h.Reasons = slices.DeleteFunc(h.Reasons, func(r fault.Reason) bool {
@@ -415,18 +454,29 @@ func (p *planning) choose() {
 		byName := p.request.Named != "" && !slices.ContainsFunc(h.Reasons, func(r fault.Reason) bool {
 			return r.Code == candidates.CodeShort || r.Code == candidates.CodeNotOffered
 		})
-		if h.Verdict != VerdictTakes || !h.Candidate && !byName {
+		if h.Verdict != VerdictTakes || !h.Candidate && !h.OwnHost && !byName {
 			continue
+		}
+		if p.plan.Hosts[0].OwnHost {
+			i-- // a look at the own host is no attempt
 		}
 		if i >= defaultAttempts && p.request.Kind != PlanNew {
 			h.Reasons = append(h.Reasons, fault.Reason{
 				Code: "beyond_attempts", Message: fmt.Sprintf("a move that names no host gives up after %d, before it comes to %s", defaultAttempts, h.Name),
-				Change: "name it: berth migrate " + p.plan.InstanceName + " " + h.Name,
+				Change: "name it: " + p.naming() + " " + h.Name,
 			})
 		}
 		p.plan.Chosen = h.Name
 		return
 	}
+}
+
+// naming is the command that moves the guest so; a host follows.
+func (p *planning) naming() string {
+	if p.request.Kind == PlanResize {
+		return "berth resize " + p.plan.InstanceName + " --flavor " + p.plan.Flavor
+	}
+	return "berth migrate " + p.plan.InstanceName
 }
 
 // forget keeps the names of the providers that the plan names.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,7 +92,7 @@ func told(p migration.Plan) string {
 	var out []string
 	for i, h := range p.Hosts {
 		place := "-"
-		if h.Candidate {
+		if h.Candidate || h.OwnHost {
 			place = fmt.Sprint(i + 1)
 		}
 		line := place + " " + h.Name + " " + string(h.Verdict)
@@ -178,6 +179,46 @@ func TestPlanner_AColdPlanAsksForTheColdMoveItself(t *testing.T) {
 	ask.Named = "flat-b"
 	if p, err = planner.Plan(t.Context(), ask); err != nil || p.Chosen != "" || len(p.Blockers) != 1 || p.Blockers[0].Code != "device_stays" {
 		t.Errorf("plan %+v, %v", p, err)
+	}
+}
+
+func TestPlanner_AResizeTriesTheGuestsOwnHostFirst(t *testing.T) {
+	small := fault.Refuse(fault.DoesNotFit, "", fault.Reason{Code: "memory_short"})
+	no := fault.Refuse(fault.Forbidden, "", fault.Reason{Code: "no_way"})
+	wanted := &migration.Wanted{Flavor: topology.Flavor{Name: "larger", VCPUs: 2}, Resources: topology.Resources{VCPUs: 2, MemoryMB: 64}}
+	for _, tt := range []struct {
+		name   string
+		checks map[string]error
+		wanted *migration.Wanted
+		named  string
+		want   string
+	}{
+		{"it stays", map[string]error{"flat-b": small}, wanted, "", "1 flat-a takes it|2 flat-b refuses memory_short|chosen flat-a"},
+		{"it fits elsewhere only", map[string]error{"flat-a": small}, wanted, "", "1 flat-a refuses memory_short|2 flat-b takes it|chosen flat-b"},
+		{"what forbids it here forbids it", map[string]error{"flat-a": no}, wanted, "", "1 flat-a refuses|2 flat-b takes it|blocked no_way|chosen "},
+		{"on its host by name", nil, wanted, "flat-a", "1 flat-a takes it|chosen flat-a"},
+		{"elsewhere by name", nil, wanted, "flat-b", "1 flat-b takes it|chosen flat-b"},
+		{"to what it is", nil, &migration.Wanted{Flavor: planGuest.Flavor, Resources: planGuest.Resources}, "flat-a", "1 flat-a takes it|blocked same_flavor|chosen "},
+		{"that cannot be", nil, nil, "", "blocked disk_shrinks|chosen "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			planner, _ := newPlanner(t, tt.checks)
+			r := migration.PlanRequest{
+				Kind: migration.PlanResize, Guest: planGuest, Wanted: tt.wanted, Named: tt.named,
+				Source: migration.Description{Name: "flat-a", ProviderUUID: "root of flat-a", HostUUID: "flat-a"},
+			}
+			if tt.wanted == nil {
+				r.Blockers = []fault.Reason{{Code: "disk_shrinks"}}
+			}
+			p, err := planner.Plan(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Hosts = slices.DeleteFunc(p.Hosts, func(h migration.PlanHost) bool { return h.Name != "flat-a" && h.Name != "flat-b" })
+			if diff := cmp.Diff(tt.want, strings.ReplaceAll(told(p), "\n", "|")); diff != "" {
+				t.Errorf("plan (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -22,10 +22,11 @@ type Plans interface {
 type PlanRequest struct {
 	Instance    string `json:"instance,omitempty"`     // name or uuid; empty for a new guest
 	Destination string `json:"dest_compute,omitempty"` // only this host
-	// Kind is live-migration or cold-migration; empty for live where the guest runs,
-	// else cold. Not said of a new guest.
+	// Kind is live-migration, cold-migration or resize; empty for a resize where a flavor
+	// is named, for live where the guest runs, else cold. Not said of a new guest.
 	Kind migration.PlanKind `json:"kind,omitempty"`
-	// Flavor is of a new guest; FlavorName in its place is one of the asked host's.
+	// Flavor is of a new guest, or what a resize makes of one; FlavorName in its place is
+	// one of the host that has the guest, or that is asked.
 	Flavor     *topology.Flavor `json:"flavor,omitempty"`
 	FlavorName string           `json:"flavor_name,omitempty"`
 }

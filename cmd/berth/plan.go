@@ -23,9 +23,9 @@ var errNowhere = errors.New("no host would take it")
 
 func (a *app) planCommand() *cobra.Command {
 	var live, cold bool
-	var flavor string
+	var flavor, on string
 	cmd := &cobra.Command{
-		Use:   "plan INSTANCE [HOST] | --flavor FLAVOR [HOST]",
+		Use:   "plan INSTANCE [HOST] [--flavor FLAVOR] | --flavor FLAVOR [--on HOST]",
 		Short: "Where could a guest go, or a new one be, and if not, why; changes nothing",
 		Long: `Ask Placement for candidates and every host what it would claim for a guest, and
 show them in the order in which a move without HOST would try them. Nothing is
@@ -41,30 +41,36 @@ itself what is in the way. With HOST only that one is asked.
                hosts are tried before others
   WOULD CLAIM  the cells, CPUs and devices that the guest would get now
 
+--flavor beside INSTANCE plans a resize: the guest's own host is tried first, and
+can be named as HOST too. --flavor alone plans for a new guest.
+
 --cold plans for the guest shut off, which is what is planned for one that is. Networks,
 disks and firmware are looked at; CPU features and versions count for less than live.
 
 Exits with 0 when some host would take the guest, and with 3 when none would.`,
 		Example: `  berth plan web-1
   berth plan web-1 host-b
-  berth plan --flavor large
+  berth plan web-1 --flavor large              # a resize
+  berth plan --flavor large                    # a new guest
   berth plan web-1 --json | jq '.hosts[] | {name, verdict, reasons}'`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := api.PlanRequest{FlavorName: flavor}
-			if flavor == "" && len(args) > 0 {
-				r.Instance, args = args[0], args[1:]
+			r := api.PlanRequest{FlavorName: flavor, Destination: on}
+			if len(args) > 0 {
+				r.Instance = args[0]
 			}
-			if len(args) == 1 {
-				r.Destination = args[0]
+			if len(args) > 1 {
+				r.Destination = args[1]
 			}
 			switch {
-			case flavor == "" && r.Instance == "" || len(args) > 1:
-				return fault.New(fault.Invalid, "plan: name an instance, or a flavor with --flavor, and at most one host")
+			case flavor == "" && r.Instance == "":
+				return fault.New(fault.Invalid, "plan: name an instance, or a flavor with --flavor")
+			case on != "" && r.Instance != "":
+				return fault.New(fault.Invalid, "--on is of a new guest: name the host after the instance")
 			case live && cold:
 				return fault.New(fault.Invalid, "--live and --cold: say one of them")
 			case flavor != "" && (live || cold):
-				return fault.New(fault.Invalid, "--live and --cold are of a guest that is there, not of a flavor")
+				return fault.New(fault.Invalid, "--live and --cold are of a guest that stays as it is, not of a flavor")
 			case live:
 				r.Kind = migration.PlanLive
 			case cold:
@@ -88,7 +94,8 @@ Exits with 0 when some host would take the guest, and with 3 when none would.`,
 	f := cmd.Flags()
 	f.BoolVar(&live, "live", false, "plan a live migration (default for a guest that runs)")
 	f.BoolVar(&cold, "cold", false, "plan a cold migration (default for a guest that is shut off)")
-	f.StringVar(&flavor, "flavor", "", "plan for a new guest of this `flavor` of the host")
+	f.StringVar(&flavor, "flavor", "", "plan a resize to this `flavor` of the host, or without INSTANCE a new guest of it")
+	f.StringVar(&on, "on", "", "plan a new guest for this `host` alone")
 	return cmd
 }
 
@@ -123,7 +130,10 @@ func planTable(w io.Writer, p migration.Plan) {
 	}
 	for i, h := range p.Hosts {
 		order, used, disk, claim := "-", "-", "-", "-"
-		if h.Candidate {
+		switch {
+		case h.OwnHost:
+			order = fmt.Sprint(i + 1)
+		case h.Candidate:
 			order, used = fmt.Sprint(i+1), fmt.Sprintf("%.0f %%", 100*h.MemoryUsed)
 		}
 		if h.Claim != nil {
@@ -178,6 +188,11 @@ func planSummary(p migration.Plan) string {
 		who, does = p.InstanceName+" on "+p.Source, "would move live to "
 	case migration.PlanCold:
 		who, does = p.InstanceName+" on "+p.Source, "would move cold to "
+	case migration.PlanResize:
+		who, does = p.InstanceName+" on "+p.Source+" as "+p.Flavor, "would move cold to "
+		if p.Chosen == p.Source {
+			return who + " (" + resources(p.Wants) + ") would stay where it is."
+		}
 	}
 	who += " (" + resources(p.Wants) + ") "
 	switch {

@@ -54,8 +54,11 @@ func TestPlanTable_LooksWellInEightyColumns(t *testing.T) {
 	stays.Blockers = []fault.Reason{{Code: "device_not_migratable", Message: "pci host device 0000:3b:00.0 cannot be live-migrated", Change: "say live_migratable in [pci] device_spec if its driver can, or move the guest shut off"}}
 	fresh := planned()
 	fresh.Kind, fresh.InstanceName, fresh.Source, fresh.Hosts, fresh.Left = migration.PlanNew, "", "", fresh.Hosts[1:2], nil
+	resized := planned()
+	resized.Kind, resized.Chosen, resized.Left = migration.PlanResize, "host-a", nil
+	resized.Hosts = append([]migration.PlanHost{{Name: "host-a", OwnHost: true, Verdict: migration.VerdictTakes, Claim: resized.Hosts[1].Claim}}, resized.Hosts[1])
 	var b bytes.Buffer
-	for i, p := range []migration.Plan{planned(), stays, fresh} {
+	for i, p := range []migration.Plan{planned(), stays, fresh, resized} {
 		if i > 0 {
 			b.WriteString("--\n")
 		}
