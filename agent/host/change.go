@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
@@ -272,7 +273,16 @@ func (h *Host) rollbackPrepChange(ctx context.Context, ref migration.Ref) error 
 		return err
 	}
 	for _, d := range slices.Backward(rec.Disks) {
-		if err := h.files.PutBack(d.Replaced); err != nil {
+		err := h.files.PutBack(d.Replaced)
+		if errors.Is(err, fault.Forbidden) {
+			// It was in its place, or is there again: a disk that people have removed since
+			// is not this undo's to give back, however often it is asked.
+			if there, lookErr := h.files.Exists(d.Path); lookErr == nil && !there {
+				h.log.Warn("a disk of a guest whose change is undone was removed", "instance", ref.Instance, "migration", ref.Migration, "path", d.Path)
+				continue
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -478,3 +478,18 @@ func TestPrepChange_RefusesAnImageThatIsNoLongerWhole(t *testing.T) {
 		t.Errorf("undone: %s, %s", after.Disk, after.Power)
 	}
 }
+
+// A disk that was removed while its change was prepared keeps no undo from its end.
+func TestRollbackPrepChange_EndsWithoutADiskThatWasRemoved(t *testing.T) {
+	b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
+	b.look()
+	verbs := b.verbs()
+	b.must("prepare", errors.Join(verbs[0].do(), verbs[1].do()))
+	stamp, err := b.files.Stamp(rootFile)
+	b.must("look at the disk", err)
+	b.must("remove the disk", b.files.Remove(rootFile, stamp))
+	b.back(1)
+	if left := b.a.tracker.ByMigration(b.ref.Migration); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
