@@ -186,6 +186,8 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		{"a range of ports that is none", "[migration]\nports = \"49215-49152\"\n", []string{`migration.ports = "49215-49152"`}},
 		{"negative times of a cold move", "[migration]\nresize_confirm_window = \"-1s\"\nshutdown_timeout = \"-1s\"\n", []string{"migration.resize_confirm_window", "migration.shutdown_timeout"}},
 		{"a hook of a phase that there is none", "[hooks.\"pre_migrate/10-x\"]\ntimeout = \"1s\"\n[hooks.\"revert_resize/10-x\"]\ntimeout = \"1s\"\n", []string{`hooks."pre_migrate/10-x" =`}},
+		{"hooks that would never run or never end", "[hooks.\"revert_resize/10-.x\"]\ntimeout = \"1s\"\n[hooks.\"revert_resize/10-x\"]\ntimeout = \"10m\"\n",
+			[]string{`hooks."revert_resize/10-.x" =`, `hooks."revert_resize/10-x".timeout`}},
 		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

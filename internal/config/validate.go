@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"berth/internal/fault"
 )
@@ -24,8 +25,13 @@ func (c *Config) Validate() error {
 
 var (
 	providerName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$`)
-	hookName     = regexp.MustCompile(`^[a-z_]+/[0-9]{2}-[A-Za-z0-9._-]+$`)
+	// As package hooks takes them: another would be set and never run.
+	hookName = regexp.MustCompile(`^[a-z_]+/[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]*$`)
 )
+
+// longestHook leaves a step, which is given ten minutes, time for its other hooks. One
+// that is cut off by its step's end is begun again by the next try, and so for ever.
+const longestHook = Duration(5 * time.Minute)
 
 // longestRuntimeDir leaves room for /streams/MIGRATION-ATTEMPT/qemu/memory.sock below
 // it, with attempts of three digits, within the 107 bytes of a socket's address.
@@ -202,8 +208,8 @@ func (c *Config) faults() []fault.Reason {
 		} else if phase, _, _ := strings.Cut(name, "/"); !slices.Contains(HookPhases, phase) {
 			bad(key, name, "a phase that there is: "+strings.Join(HookPhases, ", "))
 		}
-		if hook.Timeout < 0 {
-			bad(key+".timeout", hook.Timeout, "0 or more")
+		if hook.Timeout < 0 || hook.Timeout > longestHook {
+			bad(key+".timeout", hook.Timeout, "0 for 60s, or at most "+longestHook.String())
 		}
 		if !slices.Contains([]string{"", "fail", "warn"}, hook.OnFailure) {
 			bad(key+".on_failure", hook.OnFailure, `"fail" or "warn"`)
