@@ -38,11 +38,14 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
 		return wireCommit(c, ""), h.letGo(ctx, ref)
 	}
-	mc, ok := h.contextOf(ref)
+	back, by := h.came(ref), ref
+	if back {
+		by.Attempt = h.tracker.Accepted(ref.Migration) // of whose claim the context is until it is bound
+	}
+	mc, ok := h.contextOf(by)
 	if !ok || mc.Instance != ref.Instance {
 		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
 	}
-	back := h.came(ref)
 	if peer := otherSide(mc, back); to != peer {
 		return none, fault.New(fault.Forbidden, "the guest goes to %s, by what is recorded on %s", peer, h.o.Name)
 	}
