@@ -303,7 +303,7 @@ func TestStory_ErrorAtEveryHypervisorCall(t *testing.T) {
 			t.Run(fmt.Sprintf("%s answered=%v", on, answered), func(t *testing.T) {
 				t.Parallel()
 				completed, undone := 0, 0
-				for nth, reached := 1, true; reached; nth++ {
+				for nth, reached := 1, true; reached; nth += stride {
 					reached = false
 					l := newLab(t, "a", "b")
 					v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
@@ -347,7 +347,7 @@ func TestStory_ErrorAtEveryHypervisorCall(t *testing.T) {
 					}
 				}
 				t.Logf("%d completed, %d undone", completed, undone)
-				if completed == 0 || undone == 0 {
+				if stride == 1 && (completed == 0 || undone == 0) {
 					t.Error("one of the two outcomes was never seen: the calls were not lost")
 				}
 			})
