@@ -114,7 +114,7 @@ func shutdownOf(g Guest) (time.Duration, bool) {
 	if err != nil || n < 0 {
 		return 0, false
 	}
-	return time.Duration(n) * time.Second, true
+	return min(time.Duration(n), LongestShutdown/time.Second) * time.Second, true
 }
 
 // prepRequest asks a host to get ready for what the guest is to be.

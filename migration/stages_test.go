@@ -3,6 +3,7 @@ package migration_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -242,6 +243,7 @@ func TestStart_RefusalsOfColdMovesLeaveNothing(t *testing.T) {
 			}
 		}
 	}
+	forever := time.Duration(math.MaxInt64)
 	negative := -time.Second
 	for _, tt := range []struct {
 		name    string
@@ -255,6 +257,8 @@ func TestStart_RefusalsOfColdMovesLeaveNothing(t *testing.T) {
 		{"a rebuild elsewhere, without an image", asked(migration.Request{Type: migration.TypeRebuild}, "b"), nil, fault.Invalid, []string{"image", "dest_compute"}},
 		{"a cold migration that changes something", asked(migration.Request{Type: migration.TypeMigration, Change: larger, ConfirmWindow: &negative}, "b"), nil,
 			fault.Invalid, []string{"change", "negative_duration"}},
+		{"times whose ends no clock has", asked(migration.Request{Type: migration.TypeMigration, ConfirmWindow: &forever, ShutdownTimeout: &forever}, "b"), nil,
+			fault.Invalid, []string{"duration", "duration"}},
 		{"a cold migration to the same host", asked(cold, "a"), nil, fault.Forbidden, []string{"same_host"}},
 		{"the flavor that it has", asked(resize, ""), func(w *world) { w.flavor = *larger.Flavor }, fault.Invalid, []string{"same_flavor"}},
 		{"a disk that shrinks", asked(migration.Request{Type: migration.TypeResize, Change: flavor(1024, 0)}, ""), nil, fault.Forbidden, []string{"disk_shrinks"}},

@@ -77,12 +77,17 @@ func (r Request) validate(local string) error {
 		bad("migration_type", "migration type "+r.Type+" is not known",
 			"use one of "+TypeLiveMigration+", "+TypeMigration+", "+TypeResize+", "+TypeRebuild)
 	}
-	for _, d := range []*time.Duration{r.ConfirmWindow, r.ShutdownTimeout} {
-		if d != nil && *d < 0 {
-			bad("negative_duration", "confirm window and shutdown timeout cannot be negative", "")
-			break
+	bounded := func(what string, d *time.Duration, most time.Duration) {
+		switch {
+		case d == nil:
+		case *d < 0:
+			bad("negative_duration", what+" "+d.String()+" is negative", "say 0 for none, or leave it out")
+		case *d > most:
+			bad("duration", what+" "+d.String()+" is longer than "+most.String(), "say less")
 		}
 	}
+	bounded("confirm window", r.ConfirmWindow, longestWindow)
+	bounded("shutdown timeout", r.ShutdownTimeout, LongestShutdown)
 	if len(reasons) > 0 {
 		return fault.Refuse(fault.Invalid, r.doing(), reasons...)
 	}
@@ -177,6 +182,14 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 	return m, nil
 }
 
+// LongestShutdown is the longest that a guest may be given to shut itself down, and
+// longestWindow the longest wait for a confirmation that is not for ever. Arbitrary; sums
+// with instants stay far from the ends of a time.Duration.
+const (
+	LongestShutdown = 24 * time.Hour
+	longestWindow   = 10 * 365 * 24 * time.Hour
+)
+
 // describe keeps what the request says of a cold move.
 func (s *story) describe(r Request, g Guest) {
 	if r.Type == TypeLiveMigration {
@@ -200,6 +213,8 @@ func (s *story) describe(r Request, g Guest) {
 	default:
 		s.shutdown = max(0, s.c.cfg.ShutdownTimeout)
 	}
+	// A flavor's and the configuration's are bounded here.
+	s.window, s.shutdown = min(s.window, longestWindow), min(s.shutdown, LongestShutdown)
 }
 
 // unused refuses a uuid for a new migration that is none, or somebody else's. It

@@ -29,7 +29,7 @@ func coldRows() []route {
 			func(ctx context.Context, h host, r ref, c migration.Change) (migration.Wanted, error) {
 				return h.PlanChange(ctx, r.Instance, c)
 			}),
-		verb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow, nil,
+		verb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow+migration.LongestShutdown, nil,
 			func(ctx context.Context, h host, r ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
 				return h.PowerOff(ctx, r, p)
 			}),
@@ -119,7 +119,7 @@ func (c *Client) PlanChange(ctx context.Context, instance string, ch migration.C
 
 // PowerOff implements migration.ColdVerbs.
 func (c *Client) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (out migration.PoweredOff, err error) {
-	return out, c.cold(ctx, "power-off", slowVerb, with(ref, p), &out)
+	return out, c.cold(ctx, "power-off", slowVerb+p.Timeout, with(ref, p), &out)
 }
 
 // PowerOn implements migration.ColdVerbs.

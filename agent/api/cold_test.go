@@ -22,8 +22,10 @@ func (h *fakeHost) PlanChange(_ context.Context, instance string, c migration.Ch
 	return migration.Wanted{Flavor: *c.Flavor}, h.note("PlanChange", migration.Ref{Instance: instance})
 }
 
-func (h *fakeHost) PowerOff(_ context.Context, r migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
-	return migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: p.Timeout == time.Minute}, h.note("PowerOff", r)
+// PowerOff is pulled where the guest has all the time that it is given.
+func (h *fakeHost) PowerOff(ctx context.Context, r migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
+	until, _ := ctx.Deadline()
+	return migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: time.Until(until) > p.Timeout}, h.note("PowerOff", r)
 }
 func (h *fakeHost) PowerOn(_ context.Context, r migration.Ref) error { return h.note("PowerOn", r) }
 
@@ -87,7 +89,7 @@ func (h *fakeHost) FinishChange(_ context.Context, r migration.Ref) error {
 func conductorsVerbs(c *api.Client) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"PowerOff": func(ctx context.Context) error {
-			p, err := c.PowerOff(ctx, ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: migration.TypeResize})
+			p, err := c.PowerOff(ctx, ref, migration.PowerOffRequest{Timeout: time.Hour, Kind: migration.TypeResize})
 			if err == nil && p != (migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: true}) {
 				err = fmt.Errorf("answer %+v", p)
 			}
