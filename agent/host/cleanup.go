@@ -118,7 +118,15 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 			log.Warn("a disk that moved stays, another guest names it", "guest", by)
 			continue
 		}
-		err := h.files.Remove(d.Path, d.Stamp)
+		by, err := h.standsOn(ctx, d.Path, ref)
+		if err != nil {
+			return err
+		}
+		if by != "" {
+			log.Warn("a disk that moved stays, another guest stands on it", "guest", by)
+			continue
+		}
+		err = h.files.Remove(d.Path, d.Stamp)
 		switch {
 		case errors.Is(err, fault.Forbidden):
 			log.Warn("a disk that moved was replaced by another file, which stays", "error", err)

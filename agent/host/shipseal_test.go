@@ -104,3 +104,17 @@ func TestCold_DataApartStaysWhereItIs(t *testing.T) {
 		t.Errorf("ship it (-want +got):\n%s", diff)
 	}
 }
+
+// TestConfirm_ADiskOnWhichOthersStandStays: clones stand on the disk of their template, which
+// may move while it is off.
+func TestConfirm_ADiskOnWhichOthersStandStays(t *testing.T) {
+	l, v := chained(t)
+	l.hosts["a"].qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "vm1.qcow2", "-F", "qcow2", l.hosts["a"].path("/images/clone.qcow2"))
+	l.guest("a", "clone", host.CreateDisk{Path: "/images/clone.qcow2", Format: "qcow2"})
+	c := newCold(t, l, v.UUID, nil)
+	c.run(c.there(), "finish resize")
+	l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
+	if _, err := os.Stat(c.a.path(disk)); err != nil {
+		t.Errorf("the clone has lost what it stands on: %v", err)
+	}
+}
