@@ -83,6 +83,12 @@ func (s *twoSides) left() {
 	s.t.Helper()
 	s.prepare()
 	s.stream()
+	// The call to the hypervisor ends a moment after its result is written.
+	waitFor(s.t, "the end of the call", func() bool {
+		f, err := s.a.AttemptFate(s.t.Context(), s.ref)
+		s.must("ask for its fate", err)
+		return f.Fate != migration.FateGoing || s.conduct.Load() != migration.ConductNone
+	})
 	s.state("b", s.ref.Instance, driver.Paused)
 }
 
