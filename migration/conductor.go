@@ -87,16 +87,13 @@ func (c *Conductor) Run(ctx context.Context) error {
 	}
 	wait, idle := context.WithCancel(context.WithoutCancel(ctx))
 	defer idle()
+	resting := c.resting()
+	for _, s := range resting {
+		s.renewWindow(ctx) // before anybody is answered
+	}
 	c.mu.Lock()
 	c.run = ctx
-	var resting []*story
-	for _, s := range c.stories {
-		if s.resting {
-			resting = append(resting, s)
-		}
-	}
 	c.mu.Unlock()
-	slices.SortFunc(resting, func(a, b *story) int { return byAge(a.rec, b.rec) })
 	for _, s := range resting {
 		s.awaitWindow(ctx)
 	}
@@ -119,6 +116,20 @@ func (c *Conductor) Run(ctx context.Context) error {
 		_ = c.cfg.Runtime.Sleep(wait, forever)
 	}
 	return nil
+}
+
+// resting gives the migrations that wait to be confirmed, oldest first.
+func (c *Conductor) resting() []*story {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []*story
+	for _, s := range c.stories {
+		if s.resting {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b *story) int { return byAge(a.rec, b.rec) })
+	return out
 }
 
 // Running reports whether Run has recovered the journal and has not been told to

@@ -292,6 +292,25 @@ func notFinished(doing string, m Migration) error {
 	})
 }
 
+// renewWindow begins the time of a finished migration anew after a reboot: instants of two
+// boots cannot be compared. Once for each reboot, so it is durable; a record that cannot be
+// written begins once more at the next start. Called while nobody else writes the record.
+func (s *story) renewWindow(ctx context.Context) {
+	now := s.c.cfg.Runtime.Boot()
+	s.c.mu.Lock()
+	if s.rec.ConfirmBy.IsZero() || s.confirmAt.ID == now.ID {
+		s.c.mu.Unlock()
+		return
+	}
+	s.confirmAt = runtime.BootTime{ID: now.ID, Since: now.Since + s.window}
+	s.rec.ConfirmBy = s.c.cfg.Runtime.Now().Add(s.window)
+	rec := s.rec
+	s.c.mu.Unlock()
+	if err := s.put(ctx, rec); err != nil {
+		s.c.cfg.Logger.Warn("when a migration confirms itself could not be written", "migration", s.uuid, "error", err)
+	}
+}
+
 // awaitWindow confirms a finished migration by itself when its time is over. Called once
 // for each time that the migration comes to rest, and after each start.
 func (s *story) awaitWindow(ctx context.Context) {
@@ -300,12 +319,7 @@ func (s *story) awaitWindow(ctx context.Context) {
 		s.c.mu.Unlock()
 		return
 	}
-	now := s.c.cfg.Runtime.Boot()
-	left := s.confirmAt.Since - now.Since
-	if s.confirmAt.ID != now.ID {
-		left = s.window // instants of two boots cannot be compared: the time begins anew
-		s.rec.ConfirmBy = s.c.cfg.Runtime.Now().Add(left)
-	}
+	left := s.confirmAt.Since - s.c.cfg.Runtime.Boot().Since
 	wait, wake := context.WithCancel(ctx)
 	s.wake = wake
 	s.c.mu.Unlock()

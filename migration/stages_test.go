@@ -89,6 +89,7 @@ func TestFinished_IsConfirmedByItself(t *testing.T) {
 		request *time.Duration
 		down    time.Duration // the conductor dies at once, and is away for as long
 		reboot  bool
+		again   time.Duration // then it runs for as long, and is started once more
 		revert  bool          // is tried at once, and fails
 		want    time.Duration // after it was finished; 0 for never
 	}{
@@ -98,6 +99,7 @@ func TestFinished_IsConfirmedByItself(t *testing.T) {
 		{name: "after a restart", down: 4 * time.Minute, want: window},
 		{name: "at a restart past its time", down: 4 * time.Minute, request: &short, want: 4 * time.Minute},
 		{name: "anew after a reboot", down: 4 * time.Minute, reboot: true, want: 4*time.Minute + window},
+		{name: "not anew at each restart after a reboot", down: 4 * time.Minute, reboot: true, again: 7 * time.Minute, want: 4*time.Minute + window},
 		{name: "never after a revert that failed", revert: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,6 +141,14 @@ func TestFinished_IsConfirmedByItself(t *testing.T) {
 				w.boots++
 			}
 			w.boot()
+			if tt.again > 0 {
+				restart := w.sim.Elapsed() + tt.again
+				if err := w.sim.Run(time.Hour, func() bool { return w.sim.Elapsed() >= restart }); err != nil {
+					t.Error(err)
+				}
+				w.process.Kill()
+				w.boot()
+			}
 			if err := w.sim.Run(time.Hour, func() bool {
 				m, err := w.conductor.Get(context.Background(), moveUUID)
 				return err == nil && m.Done() || w.sim.Elapsed() > began+2*window

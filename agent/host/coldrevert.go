@@ -59,7 +59,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 		return err
 	case !exists:
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "definition_gone", Message: "what the guest was on " + h.o.Name + " is not defined any more", Change: "confirm the move, and move the guest back",
+			Code: "definition_gone", Message: "what the guest was on " + h.o.Name + " is not defined any more", Change: "define it here again, with its uuid; or, where it runs at its destination, confirm the move and move it back",
 		})
 	case d.Active():
 		no.add(fault.InDoubt, fault.Reason{
