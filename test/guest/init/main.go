@@ -29,6 +29,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -38,6 +39,10 @@ const (
 	page  = 4096
 	words = page / 8
 )
+
+// working is held by each turn of the guest's work. Who powers off takes it for good: a
+// kernel that shuts its disk down fails what is still being written.
+var working sync.Mutex
 
 func main() {
 	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
@@ -64,7 +69,8 @@ func main() {
 	var n, written uint64
 	begun := time.Now()
 	next := begun
-	for {
+	for ; ; working.Unlock() {
+		working.Lock()
 		if len(mem.pages) > 0 && (rate == 0 || time.Since(begun) >= time.Duration(written)*time.Second/time.Duration(rate)) {
 			mem.step(1 << 20 / page)
 			written++
@@ -454,6 +460,7 @@ func obey(line []byte, frozen *bool) string {
 	case "guest-ping":
 		return `{"return":{}}`
 	case "guest-shutdown": // has no answer
+		working.Lock()
 		say("guest shuts down")
 		_ = syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF) // the disk is written without a cache
 	case "guest-fsfreeze-status":
