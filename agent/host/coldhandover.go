@@ -17,7 +17,8 @@ import (
 //	this attempt
 //	no                 any               refused
 //	yes                active            refused: its user, or an undo, has started it
-//	yes                off               surrendered
+//	yes                off               surrendered; refused when a disk that was shipped has
+//	                                     been written to since
 //	yes                gone              refused; going back to its source: surrendered, nothing of it runs here
 //	refused (keep)     any               refused for good
 
@@ -57,6 +58,9 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 		return none, fault.New(fault.Forbidden, "the guest was not powered off by attempt %d", ref.Attempt)
 	}
 	if err := h.isOff(ctx, ref, back); err != nil {
+		return none, err
+	}
+	if err := h.asShipped(ref); err != nil {
 		return none, err
 	}
 	if h.o.Owners != nil {

@@ -37,7 +37,7 @@ func (h *Host) readDisk(ctx context.Context, ref migration.Ref, r migration.Disk
 		})
 	}
 	if f.top && r.Offset == 0 && !r.SumOnly {
-		if err := h.noteGoing(ctx, ref, f.target, r.Path); err != nil {
+		if err := h.noteGoing(ctx, ref, f, r.Path); err != nil {
 			return none, err
 		}
 	}
@@ -150,9 +150,10 @@ func (h *Host) goingOf(ctx context.Context, ref migration.Ref) (going, error) {
 	return l, nil
 }
 
-// noteGoing records, before the first byte of a disk is given away, that it is shipped:
-// what is removed here when the move is confirmed is exactly that.
-func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, target, path string) error {
+// noteGoing records, before the first byte of a disk is given away, that it is shipped,
+// and in which version: what is handed over, and removed here when the move is confirmed,
+// is exactly that.
+func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, f goingFile, path string) error {
 	rec, _, err := recall[[]copiedDisk](h, ref, memoryShipsFrom)
 	if err != nil {
 		return err
@@ -177,7 +178,46 @@ func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, target, path st
 	if err != nil {
 		return err
 	}
-	return h.remember(ctx, ref, memoryShipsFrom, append(rec, copiedDisk{Target: target, Path: path, Stamp: stamp}))
+	look, err := h.files.ReadBlock(f.real, 0, 0, migration.ShipBlock)
+	if err != nil {
+		return err
+	}
+	return h.remember(ctx, ref, memoryShipsFrom, append(rec, copiedDisk{Target: f.target, Path: path, Stamp: stamp, Version: look.Version}))
+}
+
+// asShipped refuses to hand a guest over whose disks were written to, or replaced, since
+// they were shipped: somebody started it meanwhile, and what it wrote is only here. A disk
+// that is gone holds nothing that the destination lacks, and there is its only copy.
+func (h *Host) asShipped(ref migration.Ref) error {
+	shipped, err := h.shippedFrom(ref)
+	if err != nil {
+		return err
+	}
+	var no refusal
+	for _, d := range shipped {
+		if d.Version == "" {
+			continue
+		}
+		real, _, _, err := h.files.Lookup(d.Path)
+		switch {
+		case errors.Is(err, fault.NotFound):
+			h.log.Warn("a disk that was shipped is gone", "instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", d.Path)
+			continue
+		case err != nil:
+			return wrap(err, "disk %s", d.Target)
+		}
+		look, err := h.files.ReadBlock(real, 0, 0, migration.ShipBlock)
+		if err != nil {
+			return wrap(err, "disk %s", d.Target)
+		}
+		if look.Version != d.Version {
+			no.add(fault.Forbidden, fault.Reason{
+				Code: "disk_changed", Message: "disk " + d.Target + " (" + d.Path + ") was written to after it was shipped", Want: d.Version, Have: look.Version,
+				Change: "leave the guest off until its move is over, and try again",
+			})
+		}
+	}
+	return no.err("")
 }
 
 // shippedFrom are the disks that this attempt has shipped from here, in whole or in part:

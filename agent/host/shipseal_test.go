@@ -2,6 +2,8 @@ package host_test
 
 import (
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 
 	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
@@ -116,5 +119,37 @@ func TestConfirm_ADiskOnWhichOthersStandStays(t *testing.T) {
 	l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
 	if _, err := os.Stat(c.a.path(disk)); err != nil {
 		t.Errorf("the clone has lost what it stands on: %v", err)
+	}
+}
+
+// TestHandOver_RefusesADiskThatWasWrittenTo: a guest that was started and stopped after its
+// disks were shipped keeps what it wrote, and stays.
+func TestHandOver_RefusesADiskThatWasWrittenTo(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		l, world := storedLab(t, shared)
+		v := l.storedGuest(small)
+		c := newCold(t, l, v.UUID, nil)
+		steps := c.there()
+		c.run(steps, "ship disks")
+		l.must("start it", c.a.fake.Start(t.Context(), v.UUID, false))
+		world.Host("a").Write("/images/vm1.raw", "written meanwhile")
+		l.must("stop it", c.a.fake.Destroy(t.Context(), v.UUID))
+		_, err := c.a.HandOver(t.Context(), c.ref, "b")
+		if shared {
+			l.must("hand over a guest on shared storage", err)
+			continue
+		}
+		if diff := cmp.Diff([]string{"disk_changed"}, codes(err)); diff != "" || !strings.Contains(err.Error(), "vda") {
+			t.Fatalf("hand over (-want +got):\n%s\n%v", diff, err)
+		}
+		for _, s := range slices.Backward(steps) {
+			if s.undo != nil {
+				l.must("undo "+s.name, s.undo())
+			}
+		}
+		c.lives(c.a, driver.Running, small, 1)
+		if data, _, _ := world.Host("a").Data("/images/vm1.raw"); data != "written meanwhile" {
+			t.Errorf("its disk: %q", data)
+		}
 	}
 }

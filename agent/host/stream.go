@@ -37,9 +37,10 @@ type streamed struct {
 
 // copiedDisk is a disk that leaves by copy: its file here goes in the end.
 type copiedDisk struct {
-	Target string      `json:"target"`
-	Path   string      `json:"path"`
-	Stamp  disks.Stamp `json:"stamp"`
+	Target  string      `json:"target"`
+	Path    string      `json:"path"`
+	Stamp   disks.Stamp `json:"stamp"`
+	Version string      `json:"version,omitempty"` // of a shipped one: as its first byte was read
 }
 
 // result is what is known of the hypervisor's call.
