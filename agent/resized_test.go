@@ -336,6 +336,7 @@ func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
 			t.Errorf("%s: %s, which does nothing for a tool's migration", what, got)
 		}
 	}
+	hook("host-a", host.PhaseResizeInstance, host.HookRequest{Instance: id, Destination: "host-b"})
 	_, err = p.clients["host-b"].AbortMigration(t.Context(), tools)
 	refused("abort on its way", err, "berth hook --help")
 	p.must(p.fleet.Host("host-a").Destroy(t.Context(), id))

@@ -45,7 +45,7 @@ func foreignRows() []route {
 		})
 	ask.timeout = guardWait
 	hook := write(http.MethodPut, "/v1/migrations/{migration}/hooks/{phase}", "migration-hook",
-		"A tool tells what its own migration is about to do or has done: pre-live-migration, prep-resize and pre-rebuild-instance claim and prepare; the others end or undo that.", operators,
+		"A tool tells what its own migration is about to do or has done: pre-live-migration, prep-resize and pre-rebuild-instance claim and prepare; resize-instance lets a source give its guest away; the others end or undo that.", operators,
 		func(s *Server, r *http.Request, in host.HookRequest) (host.HookAnswer, error) {
 			return s.svc.Foreign.Hook(r.Context(), r.PathValue("migration"), r.PathValue("phase"), in)
 		})

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/google/uuid"
-
 	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
@@ -20,6 +18,7 @@ import (
 // names them. Of its two hosts the one that is asked knows by the ledger which it is.
 const (
 	PhasePrepResize         = "prep-resize"
+	PhaseResizeInstance     = "resize-instance"
 	PhaseFinishResize       = "finish-resize"
 	PhaseRollbackPrepResize = "rollback-prep-resize"
 	PhaseConfirmResize      = "confirm-resize"
@@ -31,13 +30,15 @@ const (
 //
 //	asked                        of           token                         claims
 //	prep-resize                  destination  at the source                 arriving there
+//	resize-instance              source       may be given away             none
 //	finish-resize                destination  comes, by what the source     bound there, the source's held
 //	                                          surrenders for a guest that
-//	                                          is off
+//	                                          is off and may be given
 //	rollback-prep-resize         destination  at the source                 aborted there
 //	confirm-resize               both         at the destination            the source's released
 //	revert-resize                destination  leaves for the source         released there
-//	finish-revert-resize         source       comes back                    bound there again
+//	finish-revert-resize         source       comes back; before it left    bound there again
+//	                                          it may not be given any more
 //
 // Leaving is the first attempt, coming back the second.
 const (
@@ -84,8 +85,11 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 		}
 		ref.Instance = rec.Guest.UUID
 	}
-	if phase == PhasePrepResize {
+	switch phase {
+	case PhasePrepResize:
 		return h.hookPrepResize(ctx, ref, r, a)
+	case PhaseResizeInstance:
+		return h.hookResizeInstance(ctx, ref, r)
 	}
 	c, left := h.tracker.Committed(ref.Migration)
 	if left {
@@ -119,6 +123,10 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 			return nil // done before
 		case found && left && c.Attempt == attemptAway:
 			return h.hookFinishRevert(ctx, ref, c.To)
+		case !left && came == 0:
+			if given, ok, err := h.mayBeTaken(ref); ok || err != nil {
+				return cmp.Or(err, h.hookTakeBack(ctx, given))
+			}
 		}
 	case PhaseFinishResize:
 		switch {
@@ -363,109 +371,11 @@ func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from str
 	return h.countArrived(ctx, ref)
 }
 
-// surrenderedCold answers the other host of a tool's cold migration. One of Berth's own
-// has its conductor, also while its guest is off.
-func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	if id, err := uuid.Parse(ref.Migration); err != nil || id.String() != ref.Migration || ref.Attempt != attemptOf(ref.Step) {
-		return migration.Commit{}, fault.New(fault.Invalid, "no tool's migration is called %q, attempt %d, when %s is asked", ref.Migration, ref.Attempt, ref.Step)
-	}
-	if _, tools, err := h.coldRecord(ref.Migration); err != nil {
-		return migration.Commit{}, err
-	} else if !tools {
-		if _, err := h.foreignClaim(ref.Migration); err != nil {
-			return migration.Commit{}, err
-		}
-	}
-	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
-		return wireCommit(c, ""), h.letGo(ctx, ref)
-	}
-	if ref.Step == hooks.FinishRevertResize {
-		if _, known := h.tracker.Instance(ref.Instance); !known {
-			return migration.Commit{}, fault.New(fault.NotFound, "it is not in the ledger of %s", h.o.Name)
-		}
-		return migration.Commit{}, fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "not_given_back", Message: h.o.Name + " has not given the guest back", Change: "berth hook " + PhaseRevertResize + " on " + h.o.Name + " first",
-		})
-	}
-	return h.surrenderCold(ctx, ref, to, migration.TypeMigration)
-}
-
-// surrenderCold gives the token of a guest that is off away. What it has here is kept
-// for the migration. The rows, the first that holds counts:
-//
-//	ledger                       domain     answer
-//	not known                    any        not found: it is not this host's
-//	token elsewhere              any        refused
-//	moving by another migration  any        refused
-//	the tool has said it stays   any        refused
-//	token here                   active     refused: it would run twice
-//	token here                   off, gone  surrendered
-func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind string) (migration.Commit, error) {
-	none := migration.Commit{}
-	unlock, err := h.lock(ctx, ref.Instance)
-	if err != nil {
-		return none, err
-	}
-	defer unlock()
-	inst, known := h.tracker.Instance(ref.Instance)
-	if !known {
-		return none, fault.New(fault.NotFound, "it is not in the ledger of %s", h.o.Name)
-	}
-	if err := h.tokenHere(inst); err != nil {
-		return none, err
-	}
-	if m, moving := h.moving(ref.Instance); moving && m != ref.Migration {
-		return none, h.still(ref.Instance)
-	}
-	if err := h.late(ref, memoryLeft); err != nil {
-		return none, err
-	}
-	d, exists, err := h.domain(ctx, ref.Instance)
-	switch {
-	case err != nil:
-		return none, err
-	case exists && d.Active():
-		return none, fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "runs_here", Message: "guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name, Change: "power it off there first",
-		})
-	}
-	own, bound := h.claimOf(ref.Instance)
-	if !bound {
-		return none, fault.New(fault.Forbidden, "no claim on %s is the guest's own", h.o.Name)
-	}
-	if h.o.Owners != nil {
-		done, err := h.o.Owners.Withdraw(ref.Instance)
-		if err != nil {
-			return none, fault.New(fault.Unavailable, "%w", err)
-		}
-		defer done()
-	}
-	if ref.Attempt == attemptAway {
-		// First what it can come back by, then what cannot be taken back.
-		rec := foreignArrival{Source: h.o.Name, Guest: inst, Kind: kind}
-		if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
-			return none, err
-		}
-		mc := claims.MigrationContext{
-			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: string(migration.PowerShutOff),
-		}
-		holds := own.Holding(inst.Flavor)
-		if err := h.tracker.RecordContext(ctx, at(ref, stepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
-			return none, err
-		}
-	}
-	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, string(migration.PowerShutOff))
-	if err != nil {
-		return none, err
-	}
-	h.log.Info("the token of a guest that a tool moves while it is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to)
-	return wireCommit(c, ""), h.letGo(ctx, ref)
-}
-
 // followCold ends the claims of tools' cold migrations for which nobody has asked again
-// and of whose guests nothing is defined here, and what is left of rebuilds whose claims have
-// ended.
+// and of whose guests nothing is defined here, what is left of rebuilds whose claims have
+// ended, and words of which nothing can come.
 func (h *Host) followCold(ctx context.Context) {
+	h.followGiven(ctx)
 	for _, c := range h.tracker.List() {
 		ref := refOf(c.Owner)
 		if c.Owner.Kind != claims.KindResize || c.State != claims.Pending && c.State != claims.Arriving || ref.Attempt != attemptAway {

@@ -65,6 +65,12 @@ func (m *toolsMove) prep(f *topology.Flavor) host.HookAnswer {
 	return m.twice("b", host.PhasePrepResize, host.HookRequest{Instance: m.uuid, Source: "a", DomainXML: m.document, Flavor: f})
 }
 
+// give tells the source that the guest may go to b.
+func (m *toolsMove) give() {
+	m.t.Helper()
+	m.twice("a", host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+}
+
 // off powers the guest off, as the tool does.
 func (m *toolsMove) off(on string) {
 	m.t.Helper()
@@ -102,6 +108,7 @@ func TestForeignCold_AResizeIsConfirmed(t *testing.T) {
 	_, err := m.hook("b", host.PhaseFinishResize, host.HookRequest{})
 	m.wantKind("finish before the guest is defined", err, fault.Busy)
 	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
+	m.give()
 	_, err = m.hook("b", host.PhaseFinishResize, host.HookRequest{})
 	m.wantKind("finish while the guest runs at its source", err, fault.Busy)
 	if !m.owns("a") {
@@ -149,9 +156,11 @@ func TestForeignCold_AResizeIsReverted(t *testing.T) {
 	m := newToolsMove(t)
 	before := m.picture()
 	a := m.prep(&larger)
+	m.give()
 	m.off("a")
 	m.must("define", m.hosts["b"].fake.Define(t.Context(), a.DestinationXML))
 	m.twice("b", host.PhaseFinishResize, host.HookRequest{})
+	m.give() // a message that was repeated late changes nothing
 	err := m.hosts["b"].Start(t.Context(), m.uuid, false)
 	m.must("start", err)
 
@@ -187,6 +196,7 @@ func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
 		"a later attempt":     {func(r *migration.Ref) { r.Migration, r.Attempt = toolsColdMove, 7 }, fault.Invalid},
 		"back as it goes":     {func(r *migration.Ref) { r.Migration, r.Step = toolsColdMove, hooks.FinishRevertResize }, fault.Invalid},
 		"back before it went": {func(r *migration.Ref) { r.Migration, r.Attempt, r.Step = toolsColdMove, 2, hooks.FinishRevertResize }, fault.Busy},
+		"one of two":          {func(r *migration.Ref) { r.Migration = toolsColdMove }, fault.Busy},
 	} {
 		ref := own
 		c.change(&ref)
@@ -198,12 +208,101 @@ func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
 	}
 }
 
+func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
+	const other = "66666666-6666-4666-8666-666666666602"
+	m := newToolsMove(t)
+	m.off("a")
+	before := m.picture()
+	ask := func(name, migrationUUID, to, want string, kind fault.Kind) {
+		t.Helper()
+		_, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: migrationUUID, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, to)
+		m.wantKind(name, err, kind)
+		if rs := fault.ReasonsOf(err); len(rs) != 1 || rs[0].Code != want || rs[0].Change == "" {
+			t.Errorf("%s: reasons %+v, want %s", name, rs, want)
+		}
+		if !m.owns("a") {
+			t.Fatalf("%s: the token has left", name)
+		}
+	}
+	tell := func(name, migrationUUID, instance, to string, kind fault.Kind) {
+		t.Helper()
+		_, err := m.hosts["a"].Hook(t.Context(), migrationUUID, host.PhaseResizeInstance, host.HookRequest{Instance: instance, Destination: to})
+		m.wantKind(name, err, kind)
+	}
+	ask("nobody has said anything", toolsColdMove, "b", "not_given", fault.Forbidden)
+	m.same("after a refusal", before)
+	for name, c := range map[string]struct {
+		instance, to string
+		want         fault.Kind
+	}{
+		"no guest":                {"", "b", fault.Invalid},
+		"no host":                 {m.uuid, "", fault.Invalid},
+		"to itself":               {m.uuid, "a", fault.Invalid},
+		"a name that is none":     {m.uuid, strings.Repeat("b", 1000), fault.Invalid},
+		"a guest of nobody's":     {other, "b", fault.NotFound},
+		"a guest that is no uuid": {"web", "b", fault.NotFound},
+	} {
+		tell(name, toolsColdMove, c.instance, c.to, c.want)
+	}
+	m.same("after words that are none", before)
+
+	m.give()
+	tell("to another host", toolsColdMove, m.uuid, "c", fault.Exists)
+	tell("by another migration", other, m.uuid, "c", fault.Busy)
+	ask("another host", toolsColdMove, "c", "not_given", fault.Forbidden)
+	ask("another migration", other, "b", "not_given", fault.Forbidden)
+
+	m.twice("a", host.PhaseFinishRevertResize, host.HookRequest{})
+	if _, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: toolsColdMove, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b"); !m.owns("a") {
+		t.Fatal("a guest left whose word was taken back")
+	} else {
+		m.wantKind("after it was taken back", err, fault.Forbidden)
+	}
+	tell("the same uuid again", toolsColdMove, m.uuid, "b", fault.Forbidden)
+	m.same("after it was taken back", before)
+
+	tell("another try", other, m.uuid, "b", "")
+	c, err := m.hosts["a"].Surrender(t.Context(), migration.Ref{Migration: other, Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}, "b")
+	if err != nil || c.To != "b" || m.owns("a") {
+		t.Errorf("the guest that may go: %+v, %v", c, err)
+	}
+	_, err = m.hosts["a"].Hook(t.Context(), other, host.PhaseFinishRevertResize, host.HookRequest{})
+	m.wantKind("take back what has left", err, fault.Forbidden)
+}
+
+func TestForeignCold_AGuestOnAnotherMoveIsNotGiven(t *testing.T) {
+	m := newToolsMove(t)
+	own := migration.Ref{Migration: "77777777-7777-4777-8777-777777777777", Instance: m.uuid, Attempt: 1}
+	err := m.hosts["a"].RecordContext(t.Context(), own, migration.Context{Source: "a", Destination: "b"})
+	m.must("record the context of a migration of Berth's own", err)
+	_, err = m.hook("a", host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+	m.wantKind("given while it moves", err, fault.Busy)
+	_, err = m.hosts["a"].Hook(t.Context(), own.Migration, host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
+	m.wantKind("by the uuid of Berth's own", err, fault.Forbidden)
+}
+
+func TestForeignCold_AWordAboutAGuestThatIsGoneIsForgotten(t *testing.T) {
+	m := newToolsMove(t)
+	m.give()
+	const next = "66666666-6666-4666-8666-666666666609" // looked at after the other
+	gone := m.guest("a", "gone").UUID
+	_, err := m.hosts["a"].Hook(t.Context(), next, host.PhaseResizeInstance, host.HookRequest{Instance: gone, Destination: "b"})
+	m.must("give", err)
+	m.must("power off", m.hosts["a"].fake.Destroy(t.Context(), gone))
+	m.must("delete", m.hosts["a"].Delete(t.Context(), gone, host.DeleteOptions{}))
+	words := func() []claims.Ref { return m.hosts["a"].tracker.Remembering("foreign_given") }
+	m.followed("a", func() bool { return len(words()) < 2 })
+	if left := words(); len(left) != 1 || left[0].Migration != toolsColdMove {
+		t.Errorf("words that stand: %+v, want that of %s", left, toolsColdMove)
+	}
+}
+
 func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 	for name, undo := range map[string]func(m *toolsMove){
 		"rolled back": func(m *toolsMove) { m.twice("b", host.PhaseRollbackPrepResize, host.HookRequest{}) },
 		"nobody asks again": func(m *toolsMove) {
 			m.clock += time.Hour
-			m.followed("b")
+			m.followed("b", func() bool { return m.held("b") == "" && m.picture()["b memories"] == nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,13 +320,13 @@ func TestForeignCold_IsRolledBackOrEndsByItself(t *testing.T) {
 	}
 }
 
-// followed lets a host look at foreign claims until nothing is left of this one.
-func (m *toolsMove) followed(on string) {
+// followed lets a host look at foreign claims until what is said holds.
+func (m *toolsMove) followed(on string, until func() bool) {
 	m.t.Helper()
 	ctx, stop := context.WithCancel(m.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.hosts[on].FollowArrivals(ctx) }()
-	waitFor(m.t, "the claim's end", func() bool { return m.held(on) == "" && m.picture()[on+" memories"] == nil })
+	waitFor(m.t, "the end of what is left", until)
 	stop()
 	<-done
 }

@@ -33,7 +33,7 @@ func Phases() []string {
 
 var (
 	coldPhases = []string{
-		PhasePrepResize, PhaseFinishResize, PhaseConfirmResize, PhaseRollbackPrepResize, PhaseRevertResize, PhaseFinishRevertResize,
+		PhasePrepResize, PhaseResizeInstance, PhaseFinishResize, PhaseConfirmResize, PhaseRollbackPrepResize, PhaseRevertResize, PhaseFinishRevertResize,
 	}
 	rebuildPhases = []string{PhasePreRebuild, PhasePostRebuild, PhaseRollbackRebuild}
 )
@@ -44,6 +44,9 @@ type HookRequest struct {
 	Instance string `json:"instance,omitempty"`
 	// Source is the host that the guest comes from; before the move.
 	Source string `json:"source_compute,omitempty"`
+	// Destination is the host that the guest goes to; asked of its source before the move,
+	// where it moves while it is off.
+	Destination string `json:"dest_compute,omitempty"`
 	// DomainXML is the guest's migratable document, of a guest that moves while it is off
 	// its definition, and of a rebuild what it is to be; before the move.
 	DomainXML string `json:"domain_xml,omitempty"`
@@ -281,9 +284,7 @@ func (h *Host) hookPost(ctx context.Context, ref migration.Ref, a *HookAnswer) e
 // this migration any more.
 func (h *Host) hookKeep(ctx context.Context, ref migration.Ref) error {
 	if c, left := h.tracker.Committed(ref.Migration); left {
-		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "token_has_left", Message: "the guest's ownership token went to " + c.To, Have: c.To, Change: "it lives there; move it back with another migration",
-		})
+		return tokenHasLeft(c, "it lives there; move it back with another migration")
 	}
 	ref.Instance = cmp.Or(ref.Instance, ref.Migration)
 	return h.tracker.Bury(ctx, at(ref, memoryLeft))

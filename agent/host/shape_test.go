@@ -13,7 +13,7 @@ var updateShapes = flag.Bool("update-shapes", false, "write the shapes of this s
 func TestShape_OfWhatVerbsRemember(t *testing.T) {
 	storetest.RequireShapes(t, "testdata/schema-1.shapes", *updateShapes, map[string]any{
 		memoryPrepared: preparation{}, memoryStream: streaming{}, memoryResult: streamed{}, memoryAccepted: false, memoryPhase(hooks.PreLiveMigration): phaseRecord{}, memoryConnections: connectionsRecord{},
-		memoryCreate: []madeDisk{}, memoryForeign: foreignArrival{}, memoryRebuild: foreignRebuild{}, memoryLeft: "", memoryLeftByHand: leftByHand{},
+		memoryCreate: []madeDisk{}, memoryForeign: foreignArrival{}, memoryGiven: foreignGiven{}, memoryRebuild: foreignRebuild{}, memoryLeft: "", memoryLeftByHand: leftByHand{},
 		memoryPower: poweredOff{}, memoryPreparedCold: coldPreparation{}, memoryReturned: returned{}, memoryChange: changing{},
 		memoryShip: shipping{}, memoryShipsFrom: []copiedDisk{},
 		memoryLeftAlone: []string{}, "autostart boot": "", "autostart left": []string{},

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -37,10 +36,14 @@ The same of a guest that moves while it is off, or is resized:
 
   berth hook prep-resize --migration UUID --instance UUID --source HOST [--flavor F] < domain.xml
       on the destination: claims, prepares, prints the definition to make there.
+  berth hook resize-instance --migration UUID --instance UUID --destination HOST
+      on the source, before the guest is powered off: it may be given to that host.
   berth hook finish-resize --migration UUID
       on the destination, when the guest is off and defined there: it is its host's.
   berth hook rollback-prep-resize --migration UUID
-      on the destination, before that: all is given back.
+  berth hook finish-revert-resize --migration UUID
+      on the destination and on the source, before that: all is given back, and the
+      guest stays.
   berth hook confirm-resize --migration UUID
       on the source, and on the destination: there is no way back any more.
   berth hook revert-resize --migration UUID
@@ -62,11 +65,12 @@ UUID names the tool's migration, in lower case; take a new one for each try.`,
 		host.PhasePost:                  "On the source, after: it has left",
 		host.PhaseRollback:              "On the source, after: it stays",
 		host.PhasePrepResize:            "On the destination, before a cold move: claim, prepare, print the definition",
+		host.PhaseResizeInstance:        "On the source, before a cold move: the guest may be given to its destination",
 		host.PhaseFinishResize:          "On the destination, when the guest is off and defined there: it is its host's",
 		host.PhaseConfirmResize:         "On the source and on the destination: there is no way back any more",
 		host.PhaseRollbackPrepResize:    "On the destination, instead of finishing: all is given back",
 		host.PhaseRevertResize:          "On the destination, with the guest off: all is given back to its source",
-		host.PhaseFinishRevertResize:    "On the source, after: the guest is there again",
+		host.PhaseFinishRevertResize:    "On the source, after: the guest is there again; before it has left: it stays",
 		host.PhasePreRebuild:            "Before a rebuild: claim, print the document to define",
 		host.PhasePostRebuild:           "After a rebuild: what the guest held before is given up",
 		host.PhaseRollbackRebuild:       "Instead of a rebuild: what was claimed is given back",
@@ -82,6 +86,7 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	var r host.HookRequest
 	comes := phase == host.PhasePreLive || phase == host.PhasePrepResize
 	before := comes || phase == host.PhasePreRebuild
+	gives := phase == host.PhaseResizeInstance
 	dump := "--inactive"
 	if phase == host.PhasePreLive {
 		dump = "--migratable"
@@ -89,9 +94,11 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: phase, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if migration == "" || before && r.Instance == "" || comes && r.Source == "" {
+			if migration == "" || (before || gives) && r.Instance == "" || comes && r.Source == "" || gives && r.Destination == "" {
 				want := "--migration"
 				switch {
+				case gives:
+					want = "--migration, --instance and --destination"
 				case comes:
 					want = "--migration, --instance and --source"
 				case before:
@@ -103,11 +110,11 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth hook …", phase, dump)
 				}
-				text, err := io.ReadAll(io.LimitReader(a.in, api.MaxBody))
+				text, err := a.readInput("the guest's document")
 				if err != nil {
-					return fmt.Errorf("read the guest's document: %w", err)
+					return fmt.Errorf("%s: %w", phase, err)
 				}
-				r.DomainXML = string(text)
+				r.DomainXML = text
 			}
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
 				answer, err := c.MigrationHook(ctx, migration, phase, r)
@@ -125,6 +132,9 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 	f.StringVar(&r.Instance, "instance", "", "the guest's `uuid`")
 	if phase == host.PhasePrepResize {
 		f.StringVar(&r.FlavorName, "flavor", "", "a flavor of the destination, by `name`, that the guest is to have")
+	}
+	if gives {
+		f.StringVar(&r.Destination, "destination", "", "the `host` that the guest goes to, by its provider's name")
 	}
 	if comes {
 		f.StringVar(&r.Source, "source", "", "the `host` that the guest comes from, by its provider's name")

@@ -134,15 +134,24 @@ of the flavor, in Nova's words; without any the guest floats over the host:
 
 // readFile reads a file, or standard input for "-".
 func (a *app) readFile(path string) (string, error) {
-	var data []byte
-	var err error
 	if path == "-" {
-		data, err = io.ReadAll(io.LimitReader(a.in, api.MaxBody))
-	} else {
-		data, err = os.ReadFile(path)
+		return a.readInput("standard input")
 	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return "", fault.New(fault.Invalid, "read %s: %w", path, err)
+	}
+	return string(data), nil
+}
+
+// readInput reads standard input, of which a request takes no more than api.MaxBody.
+func (a *app) readInput(what string) (string, error) {
+	data, err := io.ReadAll(io.LimitReader(a.in, api.MaxBody+1))
+	switch {
+	case err != nil:
+		return "", fault.New(fault.Invalid, "read %s: %w", what, err)
+	case len(data) > api.MaxBody:
+		return "", fault.New(fault.Invalid, "read %s: it is larger than %d MiB", what, api.MaxBody>>20)
 	}
 	return string(data), nil
 }
