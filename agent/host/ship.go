@@ -189,7 +189,11 @@ func (h *Host) shipPlan(ctx context.Context, no *refusal, ref migration.Ref, g m
 						return shipping{}, err
 					}
 				}
-				if by := used[b.Path]; by != "" {
+				file, err := h.whichFile(b.Path)
+				if err != nil {
+					return shipping{}, err
+				}
+				if by := used[file]; by != "" {
 					no.add(fault.Forbidden, fault.Reason{
 						Code: "backing_file_in_use", Message: "disk " + target + " stands on " + b.Path + ", which is a disk of " + by + " on " + h.o.Name,
 						Want: b.Path, Have: by, Change: "flatten the disk: virsh blockpull",
@@ -357,6 +361,10 @@ func (h *Host) unmakeShipped(f shippingFile) error {
 // standsOn names a guest other than the one that moves whose disk is a file, or stands
 // on it; or another migration that has compared its own with it. Empty for none.
 func (h *Host) standsOn(ctx context.Context, path string, ref migration.Ref) (string, error) {
+	file, err := h.whichFile(path)
+	if err != nil {
+		return "", err
+	}
 	for _, r := range h.tracker.Remembering(memoryShip) {
 		if r.Migration == ref.Migration {
 			continue
@@ -365,8 +373,13 @@ func (h *Host) standsOn(ctx context.Context, path string, ref migration.Ref) (st
 		if err != nil {
 			return "", err
 		}
-		if slices.ContainsFunc(rec.Files, func(f shippingFile) bool { return f.Compare && f.Path == path }) {
-			return "migration " + r.Migration, nil
+		for _, f := range rec.Files {
+			if !f.Compare {
+				continue
+			}
+			if other, err := h.whichFile(f.Path); err != nil || other == file {
+				return "migration " + r.Migration, err
+			}
 		}
 	}
 	all, err := h.driver.Domains(ctx)
@@ -381,8 +394,14 @@ func (h *Host) standsOn(ctx context.Context, path string, ref migration.Ref) (st
 		if err != nil {
 			return "", wrap(err, "domain %s", d.Name) // it may stand on any file
 		}
-		if slices.Contains(used, path) {
-			return d.Name, nil
+		for _, p := range used {
+			other, err := h.whichFile(p)
+			if err != nil {
+				return "", wrap(err, "domain %s", d.Name)
+			}
+			if other == file {
+				return d.Name, nil
+			}
 		}
 	}
 	return "", nil

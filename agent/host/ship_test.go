@@ -341,6 +341,11 @@ func TestShip_BackingChain(t *testing.T) {
 			l.copy(t, base)
 			l.guest("b", "other", host.CreateDisk{Path: base, Format: "qcow2"})
 		}, nil, "backing_file_in_use", false, []string{base}},
+		{"a base that is a guest's own disk by a link", func(t *testing.T, l *lab) {
+			l.copy(t, base)
+			l.must("link it", os.Symlink("base.qcow2", l.hosts["b"].path("/images/own.qcow2")))
+			l.guest("b", "other", host.CreateDisk{Path: "/images/own.qcow2", Format: "qcow2"})
+		}, nil, "backing_file_in_use", false, []string{base, "/images/own.qcow2"}},
 		{"a disk in the way", func(t *testing.T, l *lab) { l.hosts["b"].put(t, disk, "x", 0o644) }, nil, "disk_exists", false, []string{disk}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

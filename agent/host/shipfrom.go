@@ -174,7 +174,7 @@ func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, f goingFile, pa
 	if rec, _, err = recall[[]copiedDisk](h, ref, memoryShipsFrom); err != nil {
 		return err
 	}
-	stamp, err := h.files.Stamp(path)
+	files, err := h.leaving(f.target, path, f.real)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,8 @@ func (h *Host) noteGoing(ctx context.Context, ref migration.Ref, f goingFile, pa
 	if err != nil {
 		return err
 	}
-	return h.remember(ctx, ref, memoryShipsFrom, append(rec, copiedDisk{Target: f.target, Path: path, Stamp: stamp, Version: look.Version}))
+	files[len(files)-1].Version = look.Version // of what the guest's own path leads to
+	return h.remember(ctx, ref, memoryShipsFrom, append(rec, files...))
 }
 
 // asShipped refuses to hand a guest over whose disks were written to, or replaced, since

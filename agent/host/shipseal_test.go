@@ -108,17 +108,55 @@ func TestCold_DataApartStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestConfirm_ADiskOnWhichOthersStandStays: clones stand on the disk of their template, which
-// may move while it is off.
-func TestConfirm_ADiskOnWhichOthersStandStays(t *testing.T) {
-	l, v := chained(t)
-	l.hosts["a"].qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "vm1.qcow2", "-F", "qcow2", l.hosts["a"].path("/images/clone.qcow2"))
-	l.guest("a", "clone", host.CreateDisk{Path: "/images/clone.qcow2", Format: "qcow2"})
-	c := newCold(t, l, v.UUID, nil)
+// TestConfirm_ADiskThatOthersNeedStays: clones stand on the disk of their template, which
+// may move while it is off, and another guest may have it too, by whatever name.
+func TestConfirm_ADiskThatOthersNeedStays(t *testing.T) {
+	for name, by := range map[string]func(a *node) host.CreateDisk{
+		"stands on it": func(a *node) host.CreateDisk {
+			a.qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "vm1.qcow2", "-F", "qcow2", a.path("/images/clone.qcow2"))
+			return host.CreateDisk{Path: "/images/clone.qcow2", Format: "qcow2"}
+		},
+		"stands on it by a link": func(a *node) host.CreateDisk {
+			if err := os.Symlink("vm1.qcow2", a.path("/images/link.qcow2")); err != nil {
+				t.Fatal(err)
+			}
+			a.qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "link.qcow2", "-F", "qcow2", a.path("/images/clone.qcow2"))
+			return host.CreateDisk{Path: "/images/clone.qcow2", Format: "qcow2"}
+		},
+		"has it by a link": func(a *node) host.CreateDisk {
+			if err := os.Symlink("vm1.qcow2", a.path("/images/link.qcow2")); err != nil {
+				t.Fatal(err)
+			}
+			return host.CreateDisk{Path: "/images/link.qcow2", Format: "qcow2"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, v := chained(t)
+			l.guest("a", "other", by(l.hosts["a"]))
+			c := newCold(t, l, v.UUID, nil)
+			c.run(c.there(), "finish resize")
+			l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
+			if _, err := os.Stat(c.a.path(disk)); err != nil {
+				t.Errorf("the other guest has lost what it needs: %v", err)
+			}
+		})
+	}
+}
+
+// TestConfirm_ADiskBehindALinkGoesWithIt: where the guest names its disk by a link, both are
+// removed.
+func TestConfirm_ADiskBehindALinkGoesWithIt(t *testing.T) {
+	l, c := shipLab(t)
+	l.must("move it", os.Rename(c.a.path(disk), c.a.path("/images/real.raw")))
+	l.must("link it", os.Symlink("real.raw", c.a.path(disk)))
 	c.run(c.there(), "finish resize")
 	l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
-	if _, err := os.Stat(c.a.path(disk)); err != nil {
-		t.Errorf("the clone has lost what it stands on: %v", err)
+	if diff := cmp.Diff([]string{"/images"}, l.picture()["a files"]); diff != "" {
+		t.Errorf("files at the source (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"/images", disk}, l.picture()["b files"]); diff != "" {
+		t.Errorf("files at the destination (-want +got):\n%s", diff)
 	}
 }
 

@@ -173,11 +173,15 @@ func (h *Host) copied(text string, targets []string) ([]copiedDisk, error) {
 			return nil, fault.New(fault.Invalid, "disk %s is to be copied and is no file", target)
 		}
 		path := doc.Devices.Disks[i].path()
-		stamp, err := h.files.Stamp(path)
+		real, _, _, err := h.files.Lookup(path)
 		if err != nil {
 			return nil, wrap(err, "disk %s", target)
 		}
-		out = append(out, copiedDisk{Target: target, Path: path, Stamp: stamp})
+		files, err := h.leaving(target, path, real)
+		if err != nil {
+			return nil, wrap(err, "disk %s", target)
+		}
+		out = append(out, files...)
 	}
 	return out, nil
 }
