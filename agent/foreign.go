@@ -30,7 +30,7 @@ func (s hookService) Hook(ctx context.Context, id, phase string, r host.HookRequ
 	doing := phase + " of migration " + id
 	switch {
 	case r.FlavorName != "" && r.Flavor != nil:
-		return host.HookAnswer{}, fault.New(fault.Invalid, "%s: flavor and flavor_name: say one of them", doing)
+		return host.HookAnswer{}, twoFlavors(doing)
 	case r.FlavorName != "":
 		f, known := (*s.a.flavors.Load())[r.FlavorName]
 		if !known {

@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 type migrationService struct{ a *Agent }
@@ -24,8 +25,8 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	if s.a.observing() {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, observes(s.a.name))
 	}
-	if m, known := s.begun(ctx, r); known {
-		return m, nil
+	if m, known, err := s.begun(ctx, doing, r); known || err != nil {
+		return m, err
 	}
 	id, elsewhere, err := s.whereIs(ctx, doing, r.Instance)
 	if err != nil {
@@ -48,12 +49,25 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 // begun gives the move that an earlier request with the same uuid has made here: whoever
 // asks again, since the answer was lost, must not move the guest once more, wherever it is
 // by now.
-func (s migrationService) begun(ctx context.Context, r api.Migrate) (migration.Migration, bool) {
+func (s migrationService) begun(ctx context.Context, doing string, r api.Migrate) (migration.Migration, bool, error) {
 	if r.Migration == "" {
-		return migration.Migration{}, false
+		return migration.Migration{}, false, nil
 	}
 	m, err := s.a.conductor.Get(ctx, r.Migration)
-	return m, err == nil && (r.Instance == m.InstanceUUID || r.Instance == m.InstanceName)
+	if err != nil || r.Instance != m.InstanceUUID && r.Instance != m.InstanceName {
+		return migration.Migration{}, false, nil
+	}
+	change := migration.Change{Flavor: r.Flavor, Image: r.Image}
+	switch {
+	case r.FlavorName != "" && r.Flavor != nil:
+		return migration.Migration{}, false, twoFlavors(doing)
+	case r.FlavorName != "":
+		// By its name alone: what is called so may have changed since.
+		change.Flavor = &topology.Flavor{Name: r.FlavorName}
+	}
+	return s.a.conductor.Begun(migration.Request{
+		Instance: m.InstanceUUID, Type: r.MigrationType, Destination: r.Destination, Migration: r.Migration, Change: change,
+	})
 }
 
 // beganAt is the other host at which a move with a uuid began, by what is recorded here;
@@ -145,12 +159,16 @@ func (s migrationService) kind(ctx context.Context, doing, id string, r api.Migr
 	return migration.TypeLiveMigration, nil
 }
 
+func twoFlavors(doing string) error {
+	return fault.New(fault.Invalid, "%s: flavor and flavor_name: say one of them", doing)
+}
+
 // change is what a resize or a rebuild makes of the guest.
 func (s migrationService) change(doing string, r api.Migrate) (migration.Change, error) {
 	out := migration.Change{Flavor: r.Flavor, Image: r.Image}
 	switch {
 	case r.FlavorName != "" && r.Flavor != nil:
-		return out, fault.New(fault.Invalid, "%s: flavor and flavor_name: say one of them", doing)
+		return out, twoFlavors(doing)
 	case r.FlavorName != "":
 		f, known := (*s.a.flavors.Load())[r.FlavorName]
 		if !known {

@@ -275,6 +275,20 @@ func TestMigrate_TheSameUUIDAgainIsTheSameMoveWhereverTheGuestIs(t *testing.T) {
 			}
 		}
 	}
+	for what, change := range map[string]func(*api.Migrate){
+		"destination": func(r *api.Migrate) { r.Destination = "host-b" },
+		"type":        func(r *api.Migrate) { r.MigrationType = migration.TypeMigration },
+		"flavor":      func(r *api.Migrate) { r.FlavorName = "large" },
+	} {
+		for _, at := range []string{"host-a", "host-b"} {
+			other := r
+			change(&other)
+			_, err := p.clients[at].Migrate(t.Context(), other)
+			if !errors.Is(err, fault.Exists) || !strings.Contains(err.Error(), "begun with "+what) {
+				t.Errorf("another %s by the same uuid, asked of %s: %v", what, at, err)
+			}
+		}
+	}
 	if status, _ := p.seen("host-b", "web"); status != "ACTIVE" {
 		t.Errorf("the guest is %q on host-b", status)
 	}

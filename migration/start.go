@@ -24,7 +24,8 @@ type Request struct {
 	// to the host that has the guest is one in place, and to no other.
 	Destination string `json:"dest_compute,omitempty"`
 	// Migration is the uuid the migration is to have; empty makes one. A request
-	// repeated with the same uuid is answered with the migration it made.
+	// repeated with the same uuid is answered with the migration it made; one that asks
+	// for another move by it is refused.
 	Migration string `json:"uuid,omitempty"`
 	// Options are a live migration's; of a cold one only the bandwidth counts.
 	Options Options `json:"options"`
@@ -105,7 +106,8 @@ func (c *Conductor) LiveMigrate(ctx context.Context, r Request) (Migration, erro
 // record:
 //
 //	fault.NotFound     no such instance, or no such host
-//	fault.Exists       the uuid asked for is another migration's, or somebody else's
+//	fault.Exists       the uuid asked for is another migration's, or somebody else's, or
+//	                   of this guest's but of another type, flavor, image or destination
 //	fault.Invalid      the request makes no sense
 //	fault.Forbidden    stopped guest that is to move live, same host, not managed, a disk that
 //	                   would shrink, hosts that cannot work together
@@ -124,8 +126,8 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 			return Migration{}, fault.New(fault.Internal, "make a uuid: %w", err)
 		}
 		r.Migration = id.String()
-	} else if m, err := c.Get(ctx, r.Migration); err == nil && m.InstanceUUID == r.Instance {
-		return m, nil
+	} else if m, known, err := c.Begun(r); known || err != nil {
+		return m, err
 	} else {
 		asked = true
 	}
