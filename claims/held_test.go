@@ -150,6 +150,9 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 		t.Errorf("epoch %d, want 3", back.Epoch)
 	}
 	wantSide(t, "handed back", b, side{given(3, "host-a"), only(attempt(3), claims.Held), "host-a"})
+	if half, ok := b.ByOwner(attempt(3)); !ok || half.BoundFrom != nil {
+		t.Errorf("what is held after the guest has gone back: %v %+v, want nothing of the move that brought it", ok, half)
+	}
 	for range 2 {
 		wantNil(t, a.AcceptToken(ctx, back, guest("i1")))
 		wantSide(t, "accepted", a, side{has(3, "host-a"), only(attempt(3), claims.Arriving), "host-b"})
