@@ -283,17 +283,9 @@ func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]m
 				})
 			}
 		}
-		if view.Shared && d.BackingFile != "" && filepath.IsAbs(d.BackingFile) {
-			there, err := h.files.Exists(d.BackingFile)
-			if err != nil {
+		if view.Shared {
+			if err := h.checkChain(no, d); err != nil {
 				return nil, err
-			}
-			if !there {
-				no.add(fault.Forbidden, fault.Reason{
-					Code:    "backing_file_missing",
-					Message: "disk " + d.Target + " is shared, its backing file " + d.BackingFile + " is not on " + h.o.Name,
-					Want:    d.BackingFile, Change: "mount its folder on both hosts",
-				})
 			}
 		}
 	}

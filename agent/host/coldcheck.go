@@ -288,14 +288,23 @@ func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Re
 	return views, h.checkShipped(ctx, no, ref, g, ship, w.Grow)
 }
 
-// checkChain refuses a shared disk that stands on a file which is not here.
+// checkChain refuses a shared disk that stands on a file which is not here, or has its data
+// in one.
 func (h *Host) checkChain(no *refusal, d migration.Disk) error {
 	below := []string{d.BackingFile}
 	for _, b := range d.Chain {
 		below = append(below, b.Path)
 	}
 	slices.Sort(below)
-	for _, path := range slices.Compact(below) {
+	if err := h.checkBeside(no, d, slices.Compact(below), "backing_file_missing", "backing file"); err != nil {
+		return err
+	}
+	return h.checkBeside(no, d, d.Outside, "data_file_missing", "data file")
+}
+
+// checkBeside refuses a shared disk that needs a file which is not here.
+func (h *Host) checkBeside(no *refusal, d migration.Disk, paths []string, code, what string) error {
+	for _, path := range paths {
 		if !filepath.IsAbs(path) {
 			continue
 		}
@@ -305,7 +314,7 @@ func (h *Host) checkChain(no *refusal, d migration.Disk) error {
 		}
 		if !there {
 			no.add(fault.Forbidden, fault.Reason{
-				Code: "backing_file_missing", Message: "disk " + d.Target + " is shared, its backing file " + path + " is not on " + h.o.Name,
+				Code: code, Message: "disk " + d.Target + " is shared, its " + what + " " + path + " is not on " + h.o.Name,
 				Want: path, Change: "mount its folder on both hosts",
 			})
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -144,4 +146,35 @@ func TestColdCheck_ASourceRefusesWhatItCannotGive(t *testing.T) {
 	if got := codes(err); !slices.Equal(got, []string{"not_persistent"}) {
 		t.Errorf("a transient guest: %v", err)
 	}
+}
+
+// TestCheck_ASharedDiskNeedsItsFilesHere: what a shared disk stands on, and where it has its
+// data, is asked for by a move of either kind.
+func TestCheck_ASharedDiskNeedsItsFilesHere(t *testing.T) {
+	l, world := storedLab(t, true)
+	v := l.storedGuest(small)
+	c := newCold(t, l, v.UUID, nil)
+	l.must("check", c.checkThere())
+	d := &c.guest.Disks[0]
+	d.BackingFile, d.Outside = "/base/image.raw", []string{"/data/vm1.raw", "nbd://host/vm1"}
+	d.Chain = []migration.BackingFile{{Path: d.BackingFile}, {Path: "/base/below.raw"}}
+	live := func() error {
+		here, err := c.a.Describe(t.Context())
+		l.must("describe", err)
+		_, err = c.b.CheckDestination(t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here})
+		return err
+	}
+	for kind, check := range map[string]func() error{"cold": c.checkThere, "live": live} {
+		err := check()
+		got := codes(err)
+		slices.Sort(got)
+		if diff := cmp.Diff([]string{"backing_file_missing", "backing_file_missing", "data_file_missing"}, got); diff != "" || !strings.Contains(err.Error(), "/data/vm1.raw") {
+			t.Errorf("%s (-want +got):\n%s\n%v", kind, diff, err)
+		}
+	}
+	for _, path := range []string{"/base/image.raw", "/base/below.raw", "/data/vm1.raw"} {
+		world.Host("b").Put(path, "raw", 7, "")
+	}
+	l.must("check with all of them", c.checkThere())
+	l.must("check a live move with all of them", live())
 }

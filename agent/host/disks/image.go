@@ -70,21 +70,17 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 		if path == top {
 			img.VirtualSize = one.VirtualSize
 			if apart := one.Specific.Data.File; apart != "" {
-				img.Outside = []string{apart}
+				img.Outside = []string{named(path, apart)}
 			}
 		}
 		img.ActualSize += one.ActualSize
 		if one.Backing == "" {
 			return img, nil
 		}
-		next := one.Backing
-		if strings.HasPrefix(next, "json:") || (strings.Contains(next, ":") && !filepath.IsAbs(next)) {
-			// nbd://, rbd:, json:{…}: reached through the network by either host.
+		next := named(path, one.Backing)
+		if !filepath.IsAbs(next) {
 			img.Backing = append(img.Backing, next)
 			return img, nil
-		}
-		if !filepath.IsAbs(next) {
-			next = filepath.Join(filepath.Dir(path), next)
 		}
 		if next == top || slices.Contains(img.Backing, next) {
 			return Image{}, fault.New(fault.Invalid, "read image %s: its chain of backing files leads back to %s", top, next)
@@ -95,6 +91,15 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 			format = "raw" // libvirt does not probe either
 		}
 	}
+}
+
+// named is the path of a file that an image names. What either host reaches through the
+// network (nbd://, rbd:, json:{…}) is as the image spells it.
+func named(image, name string) string {
+	if filepath.IsAbs(name) || strings.Contains(name, ":") {
+		return name
+	}
+	return filepath.Join(filepath.Dir(image), name)
 }
 
 type info struct {

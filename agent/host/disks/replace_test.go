@@ -3,6 +3,7 @@ package disks_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -117,13 +118,19 @@ func TestPlanReplace_NeedsAPlainFile(t *testing.T) {
 func TestImage_NamesDataKeptApart(t *testing.T) {
 	requireQemuImg(t)
 	f := files(t)
-	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+f.Real("/data.raw"), f.Real("/image.qcow2"), "1M")
-	got, err := f.Image(t.Context(), "/image.qcow2", "qcow2")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{f.Real("/data.raw")}, got.Outside); diff != "" {
-		t.Errorf("files apart (-want +got):\n%s", diff)
+	for _, tt := range []struct{ named, want string }{{f.Real("/data.raw"), f.Real("/data.raw")}, {"data.raw", "/data.raw"}} {
+		create := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-o", "data_file="+tt.named, f.Real("/image.qcow2"), "1M")
+		create.Dir = f.Real("/")
+		if out, err := create.CombinedOutput(); err != nil {
+			t.Fatalf("make the image: %v\n%s", err, out)
+		}
+		got, err := f.Image(t.Context(), "/image.qcow2", "qcow2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{tt.want}, got.Outside); diff != "" {
+			t.Errorf("files apart (-want +got):\n%s", diff)
+		}
 	}
 }
 
