@@ -175,6 +175,7 @@ func TestPlanChange_ListsEveryReason(t *testing.T) {
 		"an image that is not there":                     {image("/images/none", ""), []string{"NotFound"}},
 		"a path that is none":                            {image("new.raw", ""), []string{"image_path"}},
 		"a format that is not taken":                     {image(newImage, "vmdk"), []string{"image_format"}},
+		"neither":                                        {image("new.raw", "vmdk"), []string{"image_format", "image_path"}},
 		"another format than the image's":                {image(newImage, "qcow2"), []string{"Invalid"}},
 		"an image on top of another":                     {image("/images/thin.qcow2", ""), []string{"image_not_whole"}},
 		"the guest's own disk":                           {image(rootFile, ""), []string{"image_in_use"}},
@@ -202,6 +203,11 @@ func TestPlanChange_ListsEveryReason(t *testing.T) {
 				return strings.EqualFold(strings.ReplaceAll(got, "_", ""), strings.ReplaceAll(want, "_", "")) || strings.ReplaceAll(got, " ", "") == strings.ToLower(want)
 			}) {
 				t.Errorf("reasons %v, want %v: %v", got, tt.want, err)
+			}
+			for _, r := range fault.ReasonsOf(err) {
+				if strings.HasPrefix(r.Code, "image_") && r.Change == "" {
+					t.Errorf("nothing to do for %s", r.Code)
+				}
 			}
 			b.same("a plan changes nothing", before)
 		})
@@ -237,6 +243,15 @@ func TestPlanChange_LeavesOthersStorageToThem(t *testing.T) {
 			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Image: &migration.Image{Path: "/images/block", Format: "raw"}})
 			if got := codes(err); !slices.Equal(got, []string{tt.image}) {
 				t.Errorf("another image: reasons %v, want %s: %v", got, tt.image, err)
+			}
+			if rs := fault.ReasonsOf(err); len(rs) > 0 && strings.Contains(rs[0].Change, "flavor") {
+				t.Errorf("another image is none of a flavor's: %+v", rs)
+			}
+			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Image: &migration.Image{Path: "block", Format: "vmdk"}})
+			want := []string{"image_format", "image_path", tt.image}
+			slices.Sort(want)
+			if diff := gocmp.Diff(want, codes(err)); diff != "" {
+				t.Errorf("another image, named wrongly: reasons (-want +got):\n%s", diff)
 			}
 		})
 	}

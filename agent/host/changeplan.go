@@ -249,22 +249,34 @@ func formatByName(path string) string {
 	return "raw"
 }
 
-// rebuildRoot looks at the image and at the disk that it is for.
+// mayBeImage is what is wrong with how an image is named.
+func mayBeImage(image migration.Image) (out []fault.Reason) {
+	if !filepath.IsAbs(image.Path) {
+		out = append(out, fault.Reason{
+			Code: "image_path", Message: fmt.Sprintf("image %q: want an absolute path", image.Path), Have: image.Path,
+			Change: "name the image's file on the guest's host, from / on",
+		})
+	}
+	if image.Format != "raw" && image.Format != "qcow2" {
+		out = append(out, fault.Reason{
+			Code: "image_format", Message: "image format " + image.Format + ": want raw or qcow2", Have: image.Format, Want: "raw or qcow2",
+			Change: "convert it: qemu-img convert -O qcow2",
+		})
+	}
+	return out
+}
+
+// rebuildRoot looks at the image and at the disk that it is for, and tells what is wrong
+// with either.
 func (p *changePlan) rebuildRoot(ctx context.Context, image migration.Image) error {
 	root, err := rootDisk(p.doc)
 	if err == nil {
 		err = mayReplace(root)
 	}
-	if err != nil {
+	named := mayBeImage(image)
+	p.no.add(fault.Invalid, named...)
+	if err != nil || len(named) > 0 {
 		return p.no.take(err)
-	}
-	switch {
-	case !filepath.IsAbs(image.Path):
-		p.no.add(fault.Invalid, fault.Reason{Code: "image_path", Message: fmt.Sprintf("image %q: want an absolute path", image.Path), Have: image.Path})
-		return nil
-	case image.Format != "raw" && image.Format != "qcow2":
-		p.no.add(fault.Invalid, fault.Reason{Code: "image_format", Message: "image format " + image.Format + ": want raw or qcow2", Have: image.Format})
-		return nil
 	}
 	for _, d := range p.doc.Disks() {
 		if d.Source == image.Path {

@@ -133,6 +133,7 @@ func rootDisk(doc *domainxml.Doc) (domainxml.Disk, error) {
 		return d, nil
 	}
 	return domainxml.Disk{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "no_root_disk", Message: "the guest has no disk that it writes", Change: "take a flavor with disk_gb 0",
+		Code: "no_root_disk", Message: "the guest has no disk that it writes, which an image could be for",
+		Change: "attach one first, or create the guest anew from the image",
 	})
 }
