@@ -240,8 +240,9 @@ func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to Stage) (M
 		c.mu.Unlock()
 		return Migration{}, fault.New(fault.Unavailable, "%s: the conductor does not run", doing)
 	case !resting:
+		err := c.notFinishedLocked(doing, m)
 		c.mu.Unlock()
-		return Migration{}, notFinished(doing, m)
+		return Migration{}, err
 	}
 	// From here on nobody else writes the record; it is given back if it cannot be written.
 	s.resting = false
@@ -274,17 +275,26 @@ func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to Stage) (M
 	return m, nil
 }
 
-// notFinished says why a migration can be neither confirmed nor reverted now.
-func notFinished(doing string, m Migration) error {
+// notFinishedLocked says why a migration can be neither confirmed nor reverted now, and
+// which one of the same guest can, if any.
+func (c *Conductor) notFinishedLocked(doing string, m Migration) error {
 	kind, change := fault.Forbidden, ""
 	switch {
 	case m.MigrationType == TypeLiveMigration || m.MigrationType == TypeRebuild:
 		change = "nothing is kept of a " + m.MigrationType + " to go back to"
 	case m.Done():
+		change = "nothing: it is over"
 	case m.Stage == StageMove:
 		kind, change = fault.Busy, "wait until it is finished, or abort it"
 	default:
 		kind, change = fault.Busy, "wait for its end"
+	}
+	if id := c.busy[m.InstanceUUID]; id != m.UUID && c.stories[id] != nil {
+		if s := c.stories[id]; s.resting {
+			change += "; migration " + id + " is the one that waits: berth resize confirm or berth resize revert " + id
+		} else {
+			change += "; migration " + id + " is the one that goes on: berth migration show " + id
+		}
 	}
 	return fault.Refuse(kind, doing, fault.Reason{
 		Code: "not_finished", Message: fmt.Sprintf("migration %s of instance %s is %s", m.UUID, m.InstanceUUID, m.Status),

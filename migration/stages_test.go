@@ -73,9 +73,49 @@ func TestFinished_WaitsForOneWord(t *testing.T) {
 		if _, err := c.Confirm(ctx, moveUUID); err != nil {
 			t.Errorf("confirm after the end: %v", err)
 		}
-		if _, err := c.Revert(ctx, moveUUID); !errors.Is(err, fault.Forbidden) {
-			t.Errorf("revert of a confirmed one: %v", err)
+		over := func(want string) {
+			t.Helper()
+			if _, err := c.Revert(ctx, moveUUID); !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Change != want {
+				t.Errorf("revert of a confirmed one: %v %+v, want to do: %s", err, fault.ReasonsOf(err), want)
+			}
 		}
+		over("nothing: it is over")
+	})
+}
+
+func TestFinished_WhatIsOverNamesTheMoveThatWaits(t *testing.T) {
+	const next = "77777777-7777-4777-8777-777777777777"
+	w := newWorld(t, 1, script{request: resize}, faults{})
+	w.latency = 50 * time.Millisecond
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		ctx := context.Background()
+		if _, err := c.Start(ctx, asked(resize, "a")); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "finished", isFinished)
+		if _, err := c.Revert(ctx, moveUUID); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "reverted", migration.Migration.Done)
+		again := asked(resize, "a")
+		again.Migration = next
+		if _, err := c.Start(ctx, again); err != nil {
+			t.Fatal(err)
+		}
+		says := func(want string) {
+			t.Helper()
+			if _, err := c.Confirm(ctx, moveUUID); !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Change != want {
+				t.Errorf("confirm of a reverted one: %v %+v, want to do: %s", err, fault.ReasonsOf(err), want)
+			}
+		}
+		says("nothing: it is over; migration " + next + " is the one that goes on: berth migration show " + next)
+		for m := (migration.Migration{}); !isFinished(m); {
+			var err error
+			if m, err = c.Get(ctx, next); err != nil || m.Done() || p.Sleep(ctx, 50*time.Millisecond) != nil {
+				t.Fatalf("the next one: %+v, %v", m, err)
+			}
+		}
+		says("nothing: it is over; migration " + next + " is the one that waits: berth resize confirm or berth resize revert " + next)
 	})
 }
 
