@@ -322,6 +322,15 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 		{"empty", "POST", "/v1/migrations", ``, 400, fault.Invalid, "empty"},
 		{"garbage", "POST", "/v1/migrations", `{"instance":`, 400, fault.Invalid, "not JSON"},
 		{"too large", "POST", "/v1/instances", `{"xml":"` + strings.Repeat("x", api.MaxBody) + `"}`, 400, fault.Invalid, "larger"},
+		{"a name that nothing has", "GET", "/v1/instances/" + strings.Repeat("x", 500), ``, 400, fault.Invalid, "500 bytes"},
+		{"a name of many parts", "GET", "/v1/instances/" + strings.Repeat("x%2F", 2000), ``, 400, fault.Invalid, "path of 40"},
+		{"no route, at length", "GET", "/v1/" + strings.Repeat("x/", 2000), ``, 400, fault.Invalid, "path of 40"},
+		{"one with an end behind it", "PUT", "/v1/migrations/" + strings.Repeat("x", 500) + "/hooks/prep-resize", `{}`, 400, fault.Invalid, "500 bytes"},
+		{"a host that is none", "GET", "/v1/status?host=" + strings.Repeat("x", 5000), ``, 400, fault.Invalid, "5000 bytes"},
+		{"a guest that is none", "POST", "/v1/migrations", `{"instance":"` + strings.Repeat("x", 5000) + `"}`, 400, fault.Invalid, "5000 bytes"},
+		{"a destination that is none", "POST", "/v1/migrations", `{"instance":"web","dest_compute":"` + strings.Repeat("x", 5000) + `"}`, 400, fault.Invalid, "5000 bytes"},
+		{"a plan for none", "POST", "/v1/plan", `{"instance":"` + strings.Repeat("x", 5000) + `"}`, 400, fault.Invalid, "5000 bytes"},
+		{"a tool's guest that is none", "PUT", "/v1/migrations/m/hooks/prep-resize", `{"instance":"` + strings.Repeat("x", 5000) + `"}`, 400, fault.Invalid, "5000 bytes"},
 		{"method that the path has not", "DELETE", "/v1/instances", ``, 405, fault.Invalid, "GET and POST"},
 		{"no such route", "GET", "/v2/status", ``, 404, fault.NotFound, "/v2/status"},
 		{"no such host", "GET", "/v1/status?host=host-z", ``, 404, fault.NotFound, "host-z"},
@@ -332,6 +341,9 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 			all := body.Err().Error()
 			if status != tt.status || body.Error.Kind != tt.kind || !strings.Contains(all, tt.says) {
 				t.Errorf("%d %s %q, want %d %s with %q", status, body.Error.Kind, all, tt.status, tt.kind, tt.says)
+			}
+			if len(all) > 1000 {
+				t.Errorf("%d bytes of error", len(all))
 			}
 		})
 	}

@@ -47,6 +47,9 @@ func foreignRows() []route {
 	hook := write(http.MethodPut, "/v1/migrations/{migration}/hooks/{phase}", "migration-hook",
 		"A tool tells what its own migration is about to do or has done: pre-live-migration, prep-resize and pre-rebuild-instance claim and prepare; resize-instance lets a source give its guest away; the others end or undo that.", operators,
 		func(s *Server, r *http.Request, in host.HookRequest) (host.HookAnswer, error) {
+			if err := tooLong(in.Instance, in.Source, in.Destination, in.FlavorName); err != nil {
+				return host.HookAnswer{}, err
+			}
 			return s.svc.Foreign.Hook(r.Context(), r.PathValue("migration"), r.PathValue("phase"), in)
 		})
 	surrender := write(http.MethodPost, "/v1/verbs/surrender", "verb-surrender",

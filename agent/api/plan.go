@@ -35,6 +35,9 @@ func planRows() []route {
 	return []route{
 		write(http.MethodPost, "/v1/plan", "plan", "Where could a guest go, or a new one be: candidates, refusals with their reasons, what would be claimed. Changes nothing.", everyone,
 			func(s *Server, r *http.Request, in PlanRequest) (migration.Plan, error) {
+				if err := tooLong(in.Instance, in.Destination, in.FlavorName, string(in.Kind)); err != nil {
+					return migration.Plan{}, err
+				}
 				return s.svc.Plans.Plan(r.Context(), in)
 			}).canRelay(),
 		write(http.MethodPost, "/v1/plan/room", "plan-room", "What this host would claim for a guest; changes nothing.", everyone,

@@ -180,6 +180,9 @@ func table() []route {
 			}).canRelay(),
 		write(http.MethodPost, "/v1/migrations", "migrate", "Move a guest, live or cold, resize or rebuild it; answers when the migration is durable. Asked of a host that does not have the guest, it is passed on.", everyone,
 			func(s *Server, r *http.Request, in Migrate) (migration.Migration, error) {
+				if err := tooLong(in.Instance, in.Destination, in.Migration, in.MigrationType, in.FlavorName); err != nil {
+					return migration.Migration{}, err
+				}
 				return s.svc.Migrations.Start(r.Context(), in)
 			}).withStatus(http.StatusAccepted).canRelay(),
 		read(http.MethodGet, "/v1/migrations/{migration}", "migration-show", "One move, by its uuid or its guest's name.", everyone,

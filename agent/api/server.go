@@ -183,6 +183,10 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
+		if err := boundedPath(r); err != nil {
+			s.refuse(w, r, err)
+			return
+		}
 		rec := &recorder{ResponseWriter: w}
 		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), identityKey{}, who)))
 		level := slog.LevelDebug
