@@ -391,8 +391,12 @@ func (h *Host) standsOn(ctx context.Context, path string, ref migration.Ref) (st
 			continue
 		}
 		used, err := h.filesOf(ctx, d)
+		if unanswered(err) {
+			return "", wrap(err, "domain %s", d.Name)
+		}
 		if err != nil {
-			return "", wrap(err, "domain %s", d.Name) // it may stand on any file
+			// It may stand on any file, and asking again would hold up what asks for ever.
+			return d.Name + " (whose disks cannot be read: " + err.Error() + ")", nil
 		}
 		for _, p := range used {
 			other, err := h.whichFile(p)
@@ -405,6 +409,15 @@ func (h *Host) standsOn(ctx context.Context, path string, ref migration.Ref) (st
 		}
 	}
 	return "", nil
+}
+
+// unanswered reports whether somebody did not answer, so that it is worth asking again.
+func unanswered(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.InDoubt, fault.Busy:
+		return true
+	}
+	return false
 }
 
 // filesOf are all files that a domain's documents name, and what stands below them.
