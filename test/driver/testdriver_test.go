@@ -151,7 +151,14 @@ func TestRPC_ConformsOnLibvirtsTestDriver(t *testing.T) {
 		h.Change = func(t testing.TB, id string) {
 			virsh(t, host, "-c", uri, "metadata", id, "http://berth.example/changed", "--key", "changed", "--set", "<yes/>")
 		}
-		virsh(t, host, "-c", uri, "vol-create-as default-pool vol 1MiB")
+		// It is made anew when the last connection to it has ended, without its volume: the
+		// property that asks for it has one open by then.
+		h.Wired = func(t testing.TB) drivertest.Wiring {
+			if _, err := host.Exec(t.Context(), "virsh", "-q", "-c", uri, "vol-info", "--pool", "default-pool", "vol"); err != nil {
+				virsh(t, host, "-c", uri, "vol-create-as default-pool vol 1MiB")
+			}
+			return wiredInMemory()
+		}
 		h.Plug = func(t testing.TB) (string, func()) {
 			path := host.Path("/run/device.xml")
 			if err := os.WriteFile(path, []byte(plugged), 0o644); err != nil {

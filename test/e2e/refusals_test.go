@@ -87,7 +87,7 @@ func TestRefusals_TellAllReasonsAndLeaveNothing(t *testing.T) {
 		{name: "a guest that does not exist", args: []string{"nobody", "host-b"}, code: 4},
 		{name: "a host that does not exist", args: []string{"r1", "host-z"}, code: 4},
 		{name: "the same host", args: []string{"r1", "host-a"}, code: 3, want: []string{"same_host"}},
-		{name: "a stopped guest", args: []string{"r2", "host-b"}, code: 3, want: []string{"guest_not_running"}},
+		{name: "a stopped guest, live", args: []string{"r2", "host-b", "--live"}, code: 3, want: []string{"guest_not_running"}},
 		{name: "no destination with room", args: []string{"r1"}, code: 3, setup: fill},
 	} {
 		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
