@@ -369,8 +369,20 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	if a.Destination.Transport == migration.TransportStream {
 		no.add(fault.Forbidden, userReasons(doc, node, h.o.Name)...)
 	}
-	var ans migration.SourceAnswer
-	for _, d := range g.Disks {
+	ans := answerDisks(&no, doc, g.Disks, a)
+	if len(ans.CopyDisks) > 0 {
+		_, err := driver.StorageCopy(h.driver, node)
+		if err := no.take(err); err != nil {
+			return migration.SourceAnswer{}, err
+		}
+	}
+	return ans, no.err("")
+}
+
+// answerDisks decides about each of a guest's disks, as its source sees them beside what
+// the destination has answered.
+func answerDisks(no *refusal, doc document, list []migration.Disk, a migration.CheckAnswer) (ans migration.SourceAnswer) {
+	for _, d := range list {
 		i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == d.Target })
 		if i < 0 {
 			no.add(fault.Busy, fault.Reason{Code: "disks_changed", Message: "disk " + d.Target + " was attached after the destination was asked", Change: "try again"})
@@ -388,13 +400,7 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 			ans.Shared = ans.Shared || shared
 		}
 	}
-	if len(ans.CopyDisks) > 0 {
-		_, err := driver.StorageCopy(h.driver, node)
-		if err := no.take(err); err != nil {
-			return migration.SourceAnswer{}, err
-		}
-	}
-	return ans, no.err("")
+	return ans
 }
 
 func inFlight(j driver.Job) bool { return j.Kind == driver.JobBounded || j.Kind == driver.JobUnbounded }

@@ -351,24 +351,7 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 		return ans, err
 	}
 	no.add(fault.Busy, otherDisks(g, own)...)
-	for _, d := range g.Disks {
-		i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == d.Target })
-		if i < 0 {
-			no.add(fault.Busy, fault.Reason{Code: "disks_changed", Message: "disk " + d.Target + " was attached after the destination was asked", Change: "try again"})
-			continue
-		}
-		// The source holds the names against each other itself.
-		shared := d.Filesystem != "" && d.Filesystem == a.Disks[i].Filesystem
-		what, reason := diskFate(d, own.isBlock(d.Target), shared, d.ReadOnly, a.Destination.Name)
-		switch what {
-		case stopped:
-			no.add(fault.Forbidden, reason)
-		case copied:
-			ans.CopyDisks = append(ans.CopyDisks, d.Target)
-		case leave:
-			ans.Shared = ans.Shared || shared
-		}
-	}
+	ans = answerDisks(&no, own, g.Disks, a)
 	ships, err := h.shipsVariables(&no, own, a)
 	if err != nil {
 		return ans, err
