@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"path/filepath"
 	"time"
 
@@ -23,7 +24,10 @@ type Config struct {
 	Libvirt   Libvirt           `toml:"libvirt"`
 	Placement Placement         `toml:"placement"`
 	Migration Migration         `toml:"migration"`
+	Drain     Drain             `toml:"drain"`
+	Fleet     Fleet             `toml:"fleet"`
 	Guard     Guard             `toml:"guard"`
+	Rights    Rights            `toml:"rights"`
 	Peers     map[string]string `toml:"peers"` // provider's name → host:port, where the name itself is not the address
 	Hooks     map[string]Hook   `toml:"hooks"` // "<phase>/NN-name" → how to run it
 }
@@ -213,7 +217,48 @@ type Migration struct {
 	// or changed while it is off, where neither request nor flavor say; 0 pulls the plug
 	// at once.
 	ShutdownTimeout Duration `toml:"shutdown_timeout"`
+	// ConductorSilence is after how long without a word of a move's conductor, which is a
+	// third host, this host takes a guest back that it has powered off and not handed over.
+	ConductorSilence Duration `toml:"conductor_silence"`
+	// MaxInbound is how many guests are on their way to this host before one of a queue (of a
+	// drain, or of the evacuation of a host) has to wait, and MaxOutbound how many this host's
+	// own queue has under way.
+	MaxInbound  int `toml:"max_inbound"`
+	MaxOutbound int `toml:"max_outbound"`
+	// NearWeight is what it counts, where Placement chooses a destination, that a host
+	// shares an aggregate with the one that the guest leaves: below 0 such hosts go last,
+	// and 0 is for no matter. NearWeightByAggregate, by an aggregate's uuid, stands in its
+	// place for hosts in that aggregate; of several the smallest counts.
+	NearWeight            float64            `toml:"near_weight"`
+	NearWeightByAggregate map[string]float64 `toml:"near_weight_by_aggregate"`
 }
+
+// Fleet is where the records of all hosts are, by which a guest is evacuated from a dead one.
+type Fleet struct {
+	// Etcd are the URLs of the members' client ports. Empty: the records are beside an embedded
+	// Placement, at placement.url; with OpenStack's there are none.
+	Etcd     []string `toml:"etcd"`
+	EtcdCA   string   `toml:"etcd_ca"`   // with https; empty for pki.ca
+	EtcdCert string   `toml:"etcd_cert"` // with https; empty for pki.cert
+	EtcdKey  string   `toml:"etcd_key"`  // with https; empty for pki.key
+	EtcdUser string   `toml:"etcd_user"` // where etcd asks for a name and a password
+	// EtcdPasswordFile is a file with the password of EtcdUser, white space at its ends left out.
+	EtcdPasswordFile string   `toml:"etcd_password_file"`
+	Lease            Duration `toml:"lease"` // how long this host counts as alive after its last word; whole seconds
+	// SelfFence is the device of a watchdog that resets this host before its lease is over, or
+	// the unix socket of a daemon that does; empty for none.
+	SelfFence        string   `toml:"self_fence"`
+	SelfFenceTimeout Duration `toml:"self_fence_timeout"` // of the watchdog; whole seconds
+}
+
+// FleetCA, FleetCert and FleetKey are the files with which etcd is talked to over https.
+func (c Config) FleetCA() string { return cmp.Or(c.Fleet.EtcdCA, c.PKI.CA) }
+
+// FleetCert is this host's certificate; see FleetCA.
+func (c Config) FleetCert() string { return cmp.Or(c.Fleet.EtcdCert, c.PKI.Cert) }
+
+// FleetKey is the certificate's key; see FleetCA.
+func (c Config) FleetKey() string { return cmp.Or(c.Fleet.EtcdKey, c.PKI.Key) }
 
 // What becomes of an arrival that no claim announces while the agent is down.
 const (
@@ -240,9 +285,11 @@ func (c Config) GuardDir() string {
 // says what each is.
 var HookPhases = []string{
 	"pre_live_migration", "rollback_live_migration_at_destination", "post_live_migration_at_destination", "post_live_migration",
-	"prep_resize", "rollback_prep_resize", "resize_instance", "rollback_resize_instance", "finish_resize", "confirm_resize",
+	"prep_resize", "rollback_prep_resize", "resize_instance", "rollback_resize_instance",
+	"prep_snapshot_based_resize_at_source", "rollback_prep_snapshot_based_resize_at_source", "finish_resize", "confirm_resize",
 	"revert_resize", "finish_revert_resize",
 	"pre_rebuild_instance", "rollback_rebuild_instance", "post_rebuild_instance",
+	"fence", "pre_evacuate", "rollback_evacuate", "post_evacuate",
 }
 
 // Hook is how one operator hook is run.
@@ -277,10 +324,14 @@ func Default() Config {
 		},
 		Migration: Migration{
 			Transport: TransportStream, Ports: "49152-49215", MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
-			ClaimLease: Duration(time.Minute), ShutdownTimeout: Duration(time.Minute),
+			ClaimLease: Duration(time.Minute), ShutdownTimeout: Duration(time.Minute), ConductorSilence: Duration(15 * time.Minute),
+			MaxInbound: 2, MaxOutbound: 2, NearWeight: 1e6, NearWeightByAggregate: map[string]float64{},
 		},
-		Guard: Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
-		Peers: map[string]string{},
-		Hooks: map[string]Hook{},
+		Fleet:  Fleet{Etcd: []string{}, Lease: Duration(30 * time.Second), SelfFenceTimeout: Duration(10 * time.Second)},
+		Rights: Rights{ShareNothing: []string{}, Conduct: []string{}},
+		Drain:  Drain{Attempts: 3},
+		Guard:  Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
+		Peers:  map[string]string{},
+		Hooks:  map[string]Hook{},
 	}
 }

@@ -184,10 +184,20 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 			[]string{"pci.device_spec[1].vendor_id", "pci.device_spec[1].address.bus", "pci.alias \"\"", "pci.alias \"a\""}},
 		{"no such transport", "[migration]\ntransport = \"pigeon\"\n", []string{`migration.transport = "pigeon": want "stream" or "libvirt-tls"`}},
 		{"a range of ports that is none", "[migration]\nports = \"49215-49152\"\n", []string{`migration.ports = "49215-49152"`}},
+		{"queues of none and of too many", "[drain]\nattempts = 0\n[migration]\nmax_inbound = 1001\nmax_outbound = -1\n", []string{"drain.attempts", "migration.max_inbound", "migration.max_outbound"}},
 		{"negative times of a cold move", "[migration]\nresize_confirm_window = \"-1s\"\nshutdown_timeout = \"-1s\"\n", []string{"migration.resize_confirm_window", "migration.shutdown_timeout"}},
 		{"a hook of a phase that there is none", "[hooks.\"pre_migrate/10-x\"]\ntimeout = \"1s\"\n[hooks.\"revert_resize/10-x\"]\ntimeout = \"1s\"\n", []string{`hooks."pre_migrate/10-x" =`}},
 		{"hooks that would never run or never end", "[hooks.\"revert_resize/10-.x\"]\ntimeout = \"1s\"\n[hooks.\"revert_resize/10-x\"]\ntimeout = \"10m\"\n",
 			[]string{`hooks."revert_resize/10-.x" =`, `hooks."revert_resize/10-x".timeout`}},
+		{"rights of whom nobody can be", "[rights]\nshare_nothing = [\"root\", \"operator:\", \"operator:a b\", \"host:b\", \"user:a:b\", \"user:alice\", \"group:7\", \"user:alice\"]\nconduct = [\"operator:alice\", \"host:*\", \"host:c.example\"]\n",
+			[]string{`rights.share_nothing[0] = "root": want operator:NAME, user:NAME, group:NAME`, `rights.share_nothing[1] = "operator:": want`, "rights.share_nothing[2] =", `rights.share_nothing[3] = "host:b": want operator:NAME`,
+				"rights.share_nothing[4] =", "rights.share_nothing[7] = \"user:alice\": want each once", `rights.conduct[0] = "operator:alice": want host:NAME`, `rights.conduct[1] = "host:*": want "host:*": that is no name of a host`}},
+		{"a right that there is not", "[rights]\neverything = [\"user:root\"]\n", []string{":2: rights.everything: unknown key"}},
+		{"weights that are none", "[migration]\nnear_weight = nan\n[migration.near_weight_by_aggregate]\nrack = 1\n\"5F2E3C1A-0B5E-4A53-9A51-0D6D1C0F7A11\" = 2.5\n\"5f2e3c1a-0b5e-4a53-9a51-0d6d1c0f7a11\" = -inf\n\"6f2e3c1a-0b5e-4a53-9a51-0d6d1c0f7a11\" = -3\n",
+			[]string{"migration.near_weight = NaN: want a number from", `migration.near_weight_by_aggregate."5F2E3C1A-0B5E-4A53-9A51-0D6D1C0F7A11" = 2.5: want the uuid of an aggregate`,
+				`migration.near_weight_by_aggregate."5f2e3c1a-0b5e-4a53-9a51-0d6d1c0f7a11" = -Inf: want a number`, `migration.near_weight_by_aggregate."rack" = 1: want the uuid of an aggregate`}},
+		{"a weight in words", "[migration]\nnear_weight = \"much\"\n", []string{":2: migration.near_weight: "}},
+		{"a silence that is none", "[migration]\nconductor_silence = \"0s\"\n", []string{`migration.conductor_silence = "0s"`}},
 		{"a hook that could not lie there", "[hooks.\"nothing\"]\non_failure = \"ignore\"\n", []string{`hooks."nothing" =`, `hooks."nothing".on_failure`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -209,6 +219,23 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLoad_WeightsAreNumbersOfEitherKind: a drop-in adds aggregates to those there are.
+func TestLoad_WeightsAreNumbersOfEitherKind(t *testing.T) {
+	const one, two = "5f2e3c1a-0b5e-4a53-9a51-0d6d1c0f7a11", "6f2e3c1a-0b5e-4a53-9a51-0d6d1c0f7a11"
+	path := write(t, filepath.Join(t.TempDir(), "berth.toml"), "[migration]\nnear_weight = -2\n[migration.near_weight_by_aggregate]\n\""+one+"\" = 0.5\n")
+	if err := os.Mkdir(path+".d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(path+".d", "rack.toml"), "[migration.near_weight_by_aggregate]\n\""+two+"\" = -3\n")
+	c, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]float64{one: 0.5, two: -3}, c.Migration.NearWeightByAggregate); diff != "" || c.Migration.NearWeight != -2 {
+		t.Errorf("near_weight %g; by aggregate (-want +got):\n%s", c.Migration.NearWeight, diff)
 	}
 }
 

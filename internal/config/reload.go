@@ -15,8 +15,8 @@ var reloadable = []string{
 	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
 	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
 	"placement.numa", "placement.provider_config_dir",
-	"migration.resize_confirm_window",
-	"guard.arrivals", "peers",
+	"migration.resize_confirm_window", "migration.max_inbound", "migration.max_outbound", "migration.near_weight", "migration.near_weight_by_aggregate",
+	"drain.attempts", "drain.on_shutdown", "guard.arrivals", "rights.share_nothing", "rights.conduct", "peers",
 }
 
 // Change is one key whose value differs between two configurations.
@@ -60,7 +60,13 @@ func Reload(running, read Config) Config {
 	out.Placement.NUMA = read.Placement.NUMA
 	out.Placement.ProviderConfigDir = read.Placement.ProviderConfigDir
 	out.Migration.ResizeConfirmWindow = read.Migration.ResizeConfirmWindow
+	out.Migration.MaxInbound = read.Migration.MaxInbound
+	out.Migration.MaxOutbound = read.Migration.MaxOutbound
+	out.Migration.NearWeight = read.Migration.NearWeight
+	out.Migration.NearWeightByAggregate = read.Migration.NearWeightByAggregate
+	out.Drain = read.Drain
 	out.Guard.Arrivals = read.Guard.Arrivals
+	out.Rights = read.Rights
 	out.Peers = read.Peers
 	return out
 }

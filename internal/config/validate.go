@@ -25,6 +25,8 @@ func (c *Config) Validate() error {
 
 var (
 	providerName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?$`)
+	// As Placement writes them; in another form two keys could be one aggregate.
+	aggregateUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	// As package hooks takes them: another would be set and never run.
 	hookName = regexp.MustCompile(`^[a-z_]+/[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]*$`)
 )
@@ -104,6 +106,8 @@ func (c *Config) faults() []fault.Reason {
 	out = append(out, h.pagesFaults()...)
 	out = append(out, c.PCI.faults()...)
 	out = append(out, c.Devices.faults()...)
+	out = append(out, c.Rights.faults()...)
+	out = append(out, c.drainFaults()...)
 	if c.Libvirt.Socket != "" {
 		absolute("libvirt.socket", c.Libvirt.Socket)
 	}
@@ -126,6 +130,7 @@ func (c *Config) faults() []fault.Reason {
 		{"migration.attempt_timeout", c.Migration.AttemptTimeout, 0},
 		{"migration.claim_lease", c.Migration.ClaimLease, 1e9},
 		{"migration.resize_confirm_window", c.Migration.ResizeConfirmWindow, 0}, {"migration.shutdown_timeout", c.Migration.ShutdownTimeout, 0},
+		{"migration.conductor_silence", c.Migration.ConductorSilence, 1e9},
 	} {
 		if k.val < k.min {
 			bad(k.key, k.val, "at least "+k.min.String())
@@ -187,6 +192,8 @@ func (c *Config) faults() []fault.Reason {
 	if !c.Migration.Ports.valid() {
 		bad("migration.ports", c.Migration.Ports, `FIRST-LAST, one port, or "" for any`)
 	}
+	out = append(out, c.Migration.weightFaults()...)
+	out = append(out, c.Fleet.faults()...)
 	if !slices.Contains([]string{ArrivalsRefuse, ArrivalsAllow}, c.Guard.Arrivals) {
 		bad("guard.arrivals", c.Guard.Arrivals, `"refuse" or "allow"`)
 	}
@@ -213,6 +220,36 @@ func (c *Config) faults() []fault.Reason {
 		}
 		if !slices.Contains([]string{"", "fail", "warn"}, hook.OnFailure) {
 			bad(key+".on_failure", hook.OnFailure, `"fail" or "warn"`)
+		}
+		if strings.HasPrefix(name, "fence/") && hook.OnFailure == "warn" {
+			bad(key+".on_failure", hook.OnFailure, `"fail": a host whose fencing failed is not off`)
+		}
+	}
+	return out
+}
+
+// mostWeight keeps a weight from what a float64 cannot tell from its neighbour, and from
+// NaN and infinity, which TOML can spell. Arbitrary.
+const mostWeight = 1e12
+
+func (m Migration) weightFaults() []fault.Reason {
+	var out []fault.Reason
+	bad := func(key string, value any, want string) {
+		out = append(out, fault.Reason{
+			Code: "config_value", Message: fmt.Sprintf("%s = %v: want %s", key, value, want), Want: want, Have: fmt.Sprint(value), Change: "correct " + key,
+		})
+	}
+	const want = "a number from -1e12 to 1e12: above 0 near hosts go first, below 0 last, 0 for no matter"
+	if sound := m.NearWeight >= -mostWeight && m.NearWeight <= mostWeight; !sound {
+		bad("migration.near_weight", m.NearWeight, want)
+	}
+	for _, aggregate := range slices.Sorted(maps.Keys(m.NearWeightByAggregate)) {
+		key, x := fmt.Sprintf("migration.near_weight_by_aggregate.%q", aggregate), m.NearWeightByAggregate[aggregate]
+		if !aggregateUUID.MatchString(aggregate) {
+			bad(key, x, "the uuid of an aggregate of Placement's for a key, in small letters: 8-4-4-4-12 hexadecimal digits")
+		}
+		if sound := x >= -mostWeight && x <= mostWeight; !sound {
+			bad(key, x, want)
 		}
 	}
 	return out

@@ -98,6 +98,14 @@ func New(kind Kind, format string, args ...any) error {
 	return e
 }
 
+// Wrap says what was being done when err came, and keeps its kind and reasons; nil for nil.
+func Wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return New(KindOf(err), format+": %w", append(args, err)...)
+}
+
 // Refuse is an error of a kind that lists every reason.
 func Refuse(kind Kind, message string, reasons ...Reason) error {
 	return &Error{Kind: kind, Message: message, Reasons: reasons}
@@ -127,6 +135,18 @@ func KindOf(err error) Kind {
 		return Unavailable
 	}
 	return Internal
+}
+
+// ReasonPerLine makes a reason of each line of a joined error; none for nil.
+func ReasonPerLine(code string, err error) []Reason {
+	if err == nil {
+		return nil
+	}
+	var out []Reason
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		out = append(out, Reason{Code: code, Message: line})
+	}
+	return out
 }
 
 // ReasonsOf collects the reasons of every Error in err's tree, in order.

@@ -46,3 +46,22 @@ func TestReasonsOf_FindsAllInAJoinedTree(t *testing.T) {
 		t.Errorf("reasons %v, want three in order", got)
 	}
 }
+
+func TestRefusal_TellsAllAndNamesWhatIsHardestToChange(t *testing.T) {
+	var no fault.Refusal
+	if err := no.Err("check"); err != nil {
+		t.Errorf("without reasons: %v", err)
+	}
+	no.Add(fault.Busy) // no reason
+	no.Add(fault.DoesNotFit, fault.Reason{Code: "room"})
+	if err := no.Take(fault.New(fault.Exists, "it is there")); err != nil {
+		t.Errorf("take a refusal: %v", err)
+	}
+	if err := no.Take(fault.New(fault.Unavailable, "no answer")); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("take what is no refusal: %v", err)
+	}
+	err := no.Err("check %s", "vm1")
+	if !errors.Is(err, fault.DoesNotFit) || len(fault.ReasonsOf(err)) != 2 || fault.ReasonsOf(err)[1].Message != "it is there" {
+		t.Errorf("refused with %v, reasons %v", err, fault.ReasonsOf(err))
+	}
+}

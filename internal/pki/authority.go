@@ -132,8 +132,9 @@ var leafName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9]
 
 // IssueHost signs a certificate for the host whose provider is called name, good
 // for the extra names and IP addresses too, and writes ca.crt, host.crt and
-// host.key into dir. What is there is replaced: a renewed certificate is normal.
-func (a *Authority) IssueHost(dir, name string, sans []string, now time.Time) (*x509.Certificate, error) {
+// host.key into dir. What is there is replaced: a renewed certificate is normal. It claims
+// the rights given, and no others: also those that the old one had are given anew.
+func (a *Authority) IssueHost(dir, name string, sans []string, now time.Time, rights ...Right) (*x509.Certificate, error) {
 	t := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: name, Organization: []string{"Berth"}, OrganizationalUnit: []string{"host"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -153,12 +154,15 @@ func (a *Authority) IssueHost(dir, name string, sans []string, now time.Time) (*
 		}
 		t.DNSNames = append(t.DNSNames, san)
 	}
+	if err := addRights(t, RoleHost, rights); err != nil {
+		return nil, err
+	}
 	return a.issue(dir, HostCertFile, HostKeyFile, t, now)
 }
 
 // IssueOperator signs a certificate for a person or tool and writes ca.crt,
-// operator.crt and operator.key into dir.
-func (a *Authority) IssueOperator(dir, name string, now time.Time) (*x509.Certificate, error) {
+// operator.crt and operator.key into dir. It claims the rights given, and no others.
+func (a *Authority) IssueOperator(dir, name string, now time.Time, rights ...Right) (*x509.Certificate, error) {
 	if !leafName.MatchString(name) {
 		return nil, fault.New(fault.Invalid, "sign an operator certificate: name %q: want letters, digits, dots, dashes or underscores", name)
 	}
@@ -166,6 +170,9 @@ func (a *Authority) IssueOperator(dir, name string, now time.Time) (*x509.Certif
 		Subject:     pkix.Name{CommonName: name, Organization: []string{"Berth"}, OrganizationalUnit: []string{"operator"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		URIs:        []*url.URL{{Scheme: "urn", Opaque: strings.TrimPrefix(operatorURN, "urn:") + name}},
+	}
+	if err := addRights(t, RoleOperator, rights); err != nil {
+		return nil, err
 	}
 	return a.issue(dir, OperatorCertFile, OperatorKeyFile, t, now)
 }

@@ -12,10 +12,21 @@
 //     and client of the others.
 //   - An operator's certificate carries urn:berth:operator:NAME as a URI and no
 //     DNS name, and only the client's usage: it can never pass for a host.
+//   - A right that not everybody has is a URI too, urn:berth:right:NAME, beside the
+//     name that it is given to: share-nothing counts in an operator's certificate,
+//     conduct in a host's, and neither in the other (Gives).
 //   - keyUsage holds digitalSignature and keyEncipherment. The second means
 //     nothing for an ECDSA key, but libvirt 9 rejects certificates without it.
 //   - Keys are ECDSA P-256, which libvirt (GnuTLS), QEMU and Go all speak. The
 //     same files serve all three under their own names.
+//
+// # Seals
+//
+// A host signs a small record that others carry, with the key that it is known by
+// (Sign); whoever gets it holds the chain that came with it against his own CA at
+// the moment of the signing, and the name against the host that the record names
+// (Verify). A certificate that has run out since, or was replaced, is no reason to
+// refuse what it has signed.
 //
 // # Files
 //

@@ -19,6 +19,8 @@
 //	│   └── <claim uuid>          Claim
 //	├── instances
 //	│   └── <instance uuid>       Instance with its ownership Token
+//	├── copies
+//	│   └── <instance uuid>       the hidden Copy of an instance that a migration brings here
 //	├── halves
 //	│   └── <migration uuid>      what this host remembers of a migration: its
 //	│                             MigrationContext as source, the commit or up to
@@ -29,8 +31,13 @@
 //	│   └── <migration uuid>      the record and what was asked
 //	├── aborts
 //	│   └── <migration uuid>      an abort was asked for in time
+//	├── words
+//	│   └── <migration uuid>      an operator's word on a move of another host's guest
 //	├── tasks                     package migration/task: the journal
 //	│   └── <migration uuid>/<attempt>
+//	├── drains                    package migration/drain
+//	│   ├── <drain uuid>          what was asked, by whom, how far it is
+//	│   └── <drain uuid>/<instance uuid>   how far one guest is
 //	└── agent                     package agent: what it must know at its next start
 //
 // Values are JSON, each followed by its seal: eight bytes, FNV-1a of bucket, key

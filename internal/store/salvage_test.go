@@ -58,7 +58,7 @@ func TestSalvage_SavesNothingThatWasNotWritten(t *testing.T) {
 		damages++
 		saved += len(got)
 	}
-	for at := 0; at < len(data); at += 13 {
+	for at := 0; at < len(data); at += 13 * stride {
 		flipped := bytes.Clone(data)
 		flipped[at] ^= 1 << random.IntN(8)
 		hold(fmt.Sprintf("bit of byte %d", at), flipped)

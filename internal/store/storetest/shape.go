@@ -105,6 +105,6 @@ func RequireShapes(t *testing.T, file string, update bool, records map[string]an
 	gone := slices.DeleteFunc(slices.Clone(was), func(l string) bool { return slices.Contains(is, l) })
 	fresh := slices.DeleteFunc(slices.Clone(is), func(l string) bool { return slices.Contains(was, l) })
 	t.Errorf("%s: records have another shape\n  gone: %q\n  new:  %q\n"+
-		"A new optional value reads in old records: go test -run Shape -update, and make the snapshot of agent/testdata anew.\n"+
+		"A new optional value reads in old records: go test -run Shape -update-shapes, and make the snapshot of agent/testdata anew.\n"+
 		"Anything else needs a new schema in internal/store, an upgrade to it, and a snapshot of its own.", file, gone, fresh)
 }
