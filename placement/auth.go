@@ -13,6 +13,7 @@ import (
 // identity is who sent a request.
 type identity struct {
 	operator bool              // may do everything
+	conducts bool              // writes consumers of other hosts too
 	host     *x509.Certificate // set for a host: reads, and writes what is its own
 
 	// The rest is of the token, taken at its word.
@@ -33,7 +34,7 @@ func (s *Server) identify(q *http.Request) (identity, bool) {
 		case pki.RoleOperator:
 			return identity{operator: true}, true
 		case pki.RoleHost:
-			return identity{host: leaf}, true
+			return identity{host: leaf, conducts: s.options.conducts(leaf)}, true
 		}
 		return identity{}, true
 	}
@@ -79,7 +80,7 @@ func (s *Server) permit(t *tx, r *request, m *method) error {
 		if s.options.allows(r, m) {
 			return nil
 		}
-	case r.who.operator, r.who.host != nil && (!m.write || ownWrite(t, r, m)):
+	case r.who.operator, r.who.host != nil && (!m.write || r.who.conducts && ofConsumers(r) || s.ownWrite(t, r, m)):
 		return nil
 	}
 	denied := refuse(http.StatusForbidden, "Policy does not allow %s to be performed.", m.policy)
@@ -113,11 +114,28 @@ func (o Options) allows(r *request, m *method) bool {
 	return who.system && who.is("reader")
 }
 
-// ownWrite says whether a host may make this write.
-func ownWrite(t *tx, r *request, m *method) bool {
+// conducts says whether a host's agent may conduct moves between two others, whose
+// consumers it then writes: its certificate says so, or Options.Conductors do.
+func (o Options) conducts(host *x509.Certificate) bool {
+	return pki.Gives(host, pki.RightConduct) || slices.ContainsFunc(o.Conductors, func(name string) bool { return pki.Covers(host, name) })
+}
+
+// ofConsumers says whether a write is one of allocations alone.
+func ofConsumers(r *request) bool {
+	path := r.http.URL.Path
+	return path == "/allocations" || strings.HasPrefix(path, "/allocations/")
+}
+
+// ownWrite says whether a host may make this write. What a dead host had is everybody's:
+// its consumers, which an evacuation moves, and its providers, which may go with it.
+func (s *Server) ownWrite(t *tx, r *request, m *method) bool {
 	mine := func(p *provider) bool {
 		root := t.provider(p.Root)
 		return root != nil && pki.Covers(r.who.host, root.Name)
+	}
+	orphan := func(p *provider) bool {
+		root := t.provider(p.Root)
+		return root != nil && s.beside != nil && s.beside.Dead(root.Name)
 	}
 	path := r.http.URL.Path
 	switch {
@@ -137,9 +155,9 @@ func ownWrite(t *tx, r *request, m *method) bool {
 		return pki.Covers(r.who.host, o.text("name"))
 	case strings.HasPrefix(path, "/resource_providers/"):
 		p := t.provider(r.vars["uuid"])
-		return p == nil || mine(p) && ownUpdate(t, r, m, p, mine)
+		return p == nil || mine(p) && ownUpdate(t, r, m, p, mine) || m.verb == http.MethodDelete && orphan(p)
 	}
-	return ownConsumers(t, r, mine)
+	return ownConsumers(t, r, mine, orphan)
 }
 
 // ownUpdate keeps a host from giving its root another's name or its parts
@@ -161,12 +179,12 @@ func ownUpdate(t *tx, r *request, m *method, p *provider, mine func(*provider) b
 	return !becomesRoot || pki.Covers(r.who.host, o.text("name"))
 }
 
-// ownConsumers: every consumer written touches a provider of the host, before or
-// after; or it only takes or gives what consumers that do touch it give or take
+// ownConsumers: every consumer written touches a provider of the host or of a dead one,
+// before or after; or it only takes or gives what consumers that do touch it give or take
 // in the same request, as the migration half of a move does. A consumer that has
 // nothing and is to get nothing is nobody's: a delete repeated after a lost reply
 // is answered with what is, 404, and not with a refusal for ever.
-func ownConsumers(t *tx, r *request, mine func(*provider) bool) bool {
+func ownConsumers(t *tx, r *request, mine, orphan func(*provider) bool) bool {
 	asked := map[string]map[string]bool{} // consumer to the providers it has or wants
 	add := func(consumer, rp string) {
 		if asked[consumer] == nil {
@@ -219,7 +237,7 @@ func ownConsumers(t *tx, r *request, mine func(*provider) bool) bool {
 	touches := map[string]bool{}
 	for consumer, rps := range asked {
 		for rp := range rps {
-			if p := t.provider(rp); p != nil && mine(p) {
+			if p := t.provider(rp); p != nil && (mine(p) || orphan(p)) {
 				touches[consumer] = true
 			}
 		}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/pki"
+	"berth/internal/runtime"
 	pc "berth/placementclient"
 )
 
@@ -48,8 +52,9 @@ func running(t *testing.T, o Options) *Server {
 
 // site is a CA with two hosts and an operator.
 type site struct {
-	dir  string
-	pool *x509.CertPool
+	dir       string
+	authority *pki.Authority
+	pool      *x509.CertPool
 }
 
 func newSite(t *testing.T) *site {
@@ -58,19 +63,24 @@ func newSite(t *testing.T) *site {
 	now := time.Now()
 	a, err := pki.Init(filepath.Join(dir, "ca"), "test", now, false)
 	must(t, err)
+	s := &site{dir: dir, authority: a, pool: x509.NewCertPool()}
 	for _, host := range []string{"host-a", "host-b", "placement"} {
-		must(t, os.Mkdir(filepath.Join(dir, host), 0o700))
-		_, err := a.IssueHost(filepath.Join(dir, host), host, []string{"127.0.0.1"}, now)
-		must(t, err)
+		s.issue(t, host)
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "op"), 0o700))
 	_, err = a.IssueOperator(filepath.Join(dir, "op"), "alice", now)
 	must(t, err)
 	pem, err := os.ReadFile(filepath.Join(dir, "ca", "ca.crt"))
 	must(t, err)
-	s := &site{dir: dir, pool: x509.NewCertPool()}
 	s.pool.AppendCertsFromPEM(pem)
 	return s
+}
+
+func (s *site) issue(t *testing.T, host string, rights ...pki.Right) {
+	t.Helper()
+	must(t, os.Mkdir(filepath.Join(s.dir, host), 0o700))
+	_, err := s.authority.IssueHost(filepath.Join(s.dir, host), host, []string{"127.0.0.1"}, time.Now(), rights...)
+	must(t, err)
 }
 
 func (s *site) client(t *testing.T, addr, who string) *pc.Client {
@@ -124,6 +134,10 @@ func TestMTLS_AHostWritesItsOwnAndAnOperatorAll(t *testing.T) {
 	must(t, err)
 	_, err = a.PutInventories(ctx, id(2), pc.Inventories{Generation: 1, Inventories: inv})
 	forbidden(err)
+	in, err := a.PutAggregates(ctx, id(1), pc.Aggregates{Aggregates: []string{id(900)}})
+	must(t, err)
+	_, err = b.PutAggregates(ctx, id(1), in)
+	forbidden(err)
 	forbidden(a.DeleteProvider(ctx, id(2)))
 	must(t, a.EnsureTrait(ctx, "CUSTOM_A"))
 	_, err = a.Inventories(ctx, id(2)) // everyone reads
@@ -162,6 +176,90 @@ func TestMTLS_AHostWritesItsOwnAndAnOperatorAll(t *testing.T) {
 	must(t, op.DeleteProvider(ctx, id(2)))
 	_, err = op.CreateProvider(ctx, pc.NewProvider{UUID: id(3), Name: "host-c"})
 	must(t, err)
+}
+
+// A third host's agent that moves a guest between two others has nothing of its own in it.
+func TestMTLS_AConductorWritesTheConsumersOfOthers(t *testing.T) {
+	for name, with := range map[string]func(*site, *Options){
+		"by its certificate": func(s *site, _ *Options) { s.issue(t, "third", pki.RightConduct) },
+		"by name":            func(s *site, o *Options) { s.issue(t, "third"); o.Conductors = []string{"other", "third"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			site := newSite(t)
+			o := site.options()
+			with(site, &o)
+			s := running(t, o)
+			ctx := t.Context()
+			inv := map[string]pc.Inventory{pc.ClassVCPU: inventory(8)}
+			for n, host := range map[int]string{1: "host-a", 2: "host-b"} {
+				c := site.client(t, s.Addr(), host)
+				_, err := c.CreateProvider(ctx, pc.NewProvider{UUID: id(n), Name: host})
+				must(t, err)
+				_, err = c.PutInventories(ctx, id(n), pc.Inventories{Inventories: inv})
+				must(t, err)
+			}
+			one := pc.Resources{pc.ClassVCPU: 1}
+			must(t, site.client(t, s.Addr(), "host-a").PutAllocations(ctx, id(100), holding(id(1), one, pc.ConsumerInstance, nil)))
+			third := site.client(t, s.Addr(), "third")
+			must(t, third.PostAllocations(ctx, map[string]pc.Allocations{
+				id(200): holding(id(1), one, pc.ConsumerMigration, nil),
+				id(100): holding(id(2), one, pc.ConsumerInstance, pc.Generation(1)),
+			}))
+			must(t, third.DeleteAllocations(ctx, id(200)))
+			// Nothing else of theirs is its own.
+			_, err := third.PutInventories(ctx, id(2), pc.Inventories{Generation: 1, Inventories: inv})
+			wantKind(t, err, fault.Forbidden, "")
+			wantKind(t, third.DeleteProvider(ctx, id(1)), fault.Forbidden, "")
+			wantKind(t, site.client(t, s.Addr(), "placement").DeleteAllocations(ctx, id(100)), fault.Forbidden, "")
+		})
+	}
+}
+
+// obituary is what is served beside, as far as rights go by it.
+type obituary struct {
+	http.Handler
+	dead atomic.Value // a host's name
+}
+
+func (o *obituary) Backup() map[string]json.RawMessage { return nil }
+func (o *obituary) Dead(host string) bool              { return o.dead.Load() == host }
+
+// Whoever conducts an evacuation has no part in it but that.
+func TestMTLS_WhatADeadHostHadIsEverybodys(t *testing.T) {
+	site := newSite(t)
+	site.issue(t, "third")
+	o := site.options()
+	var deaths obituary
+	o.Beside = func(context.Context, Store, runtime.Runtime, *slog.Logger) (Beside, error) { return &deaths, nil }
+	s := running(t, o)
+	ctx := t.Context()
+	inv := map[string]pc.Inventory{pc.ClassVCPU: inventory(8)}
+	for n, host := range map[int]string{1: "host-a", 2: "host-b"} {
+		c := site.client(t, s.Addr(), host)
+		_, err := c.CreateProvider(ctx, pc.NewProvider{UUID: id(n), Name: host})
+		must(t, err)
+		_, err = c.PutInventories(ctx, id(n), pc.Inventories{Inventories: inv})
+		must(t, err)
+	}
+	one := pc.Resources{pc.ClassVCPU: 1}
+	must(t, site.client(t, s.Addr(), "host-a").PutAllocations(ctx, id(100), holding(id(1), one, pc.ConsumerInstance, nil)))
+	must(t, site.client(t, s.Addr(), "host-b").PutAllocations(ctx, id(101), holding(id(2), one, pc.ConsumerInstance, nil)))
+	third := site.client(t, s.Addr(), "third")
+	evacuation := map[string]pc.Allocations{
+		id(200): holding(id(1), one, pc.ConsumerMigration, nil),
+		id(100): holding(id(2), one, pc.ConsumerInstance, pc.Generation(1)),
+	}
+	wantKind(t, third.PostAllocations(ctx, evacuation), fault.Forbidden, "")
+	deaths.dead.Store("host-a")
+	must(t, third.PostAllocations(ctx, evacuation))
+	// What it has not, and what lives, is not.
+	wantKind(t, third.DeleteAllocations(ctx, id(100)), fault.Forbidden, "")
+	wantKind(t, third.DeleteAllocations(ctx, id(101)), fault.Forbidden, "")
+	_, err := third.PutInventories(ctx, id(1), pc.Inventories{Generation: 1, Inventories: inv})
+	wantKind(t, err, fault.Forbidden, "")
+	wantKind(t, third.DeleteProvider(ctx, id(2)), fault.Forbidden, "")
+	must(t, third.DeleteAllocations(ctx, id(200)))
+	must(t, third.DeleteProvider(ctx, id(1)))
 }
 
 func TestMTLS_NoCertificateNoAnswer(t *testing.T) {

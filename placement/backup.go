@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,7 +34,12 @@ type snapshot struct {
 	Consumers table[consumer] `json:"consumers"`
 	Classes   table[custom]   `json:"classes"`
 	Traits    table[custom]   `json:"traits"`
+	// Fleet is what Beside has; a backup of an older server has none.
+	Fleet map[string]json.RawMessage `json:"fleet,omitempty"`
 }
+
+// bucketFleet is Beside's bucket.
+const bucketFleet = "fleet"
 
 // serveBackup answers with a snapshot those who may do everything.
 func (s *Server) serveBackup(w http.ResponseWriter, r *request) {
@@ -50,10 +56,13 @@ func (s *Server) serveBackup(w http.ResponseWriter, r *request) {
 	// Records are never changed in place, so holding the maps' copies is enough.
 	var shot snapshot
 	if err := s.state.view(r.http.Context(), func(b *base) {
-		shot = snapshot{format, r.now.UTC(), maps.Clone(b.providers), maps.Clone(b.consumers), maps.Clone(b.classes), maps.Clone(b.traits)}
+		shot = snapshot{format, r.now.UTC(), maps.Clone(b.providers), maps.Clone(b.consumers), maps.Clone(b.classes), maps.Clone(b.traits), nil}
 	}); err != nil {
 		asRefusal(err).write(w, r)
 		return
+	}
+	if s.beside != nil {
+		shot.Fleet = s.beside.Backup()
 	}
 	ok(shot).write(w, r)
 }
@@ -95,7 +104,7 @@ func Backup(ctx context.Context, url string, config *tls.Config, path string) er
 	if err != nil {
 		return fault.New(fault.Unavailable, "%s: the answer was cut: %w", doing, err)
 	}
-	if _, err := readSnapshot(b); err != nil {
+	if _, _, err := readSnapshot(b); err != nil {
 		return fault.New(fault.Invalid, "%s: %w", doing, err)
 	}
 	if err := replaceFile(path, b); err != nil {
@@ -118,7 +127,7 @@ func Restore(ctx context.Context, path, db string, log *slog.Logger) error {
 		}
 		return fault.New(kind, "%s: %w", doing, err)
 	}
-	t, err := readSnapshot(b)
+	t, fleet, err := readSnapshot(b)
 	if err != nil {
 		return fault.New(fault.Invalid, "%s: %w", doing, err)
 	}
@@ -130,6 +139,9 @@ func Restore(ctx context.Context, path, db string, log *slog.Logger) error {
 	mutations, err := t.mutations()
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(fleet)) {
+		mutations = append(mutations, store.Put(bucketFleet, key, fleet[key]))
 	}
 	part := db + ".restoring"
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a restore that was cut
@@ -152,22 +164,23 @@ func Restore(ctx context.Context, path, db string, log *slog.Logger) error {
 	return nil
 }
 
-// readSnapshot reads a backup and checks that its records agree with each other.
-func readSnapshot(b []byte) (*tx, error) {
+// readSnapshot reads a backup and checks that its records agree with each other. Those of Beside
+// are as they are.
+func readSnapshot(b []byte) (t *tx, fleet map[string]json.RawMessage, err error) {
 	var s snapshot
 	if err := json.Unmarshal(b, &s); err != nil {
-		return nil, fmt.Errorf("it is no backup: %w", err)
+		return nil, nil, fmt.Errorf("it is no backup: %w", err)
 	}
 	if s.Format != format {
-		return nil, fmt.Errorf("its format is %q, this program knows %s", s.Format, format)
+		return nil, nil, fmt.Errorf("its format is %q, this program knows %s", s.Format, format)
 	}
-	t := newTx(newBase(), time.Time{})
+	t = newTx(newBase(), time.Time{})
 	for _, found := range []bool{copyRecords(t.providers, s.Providers), copyRecords(t.consumers, s.Consumers), copyRecords(t.classes, s.Classes), copyRecords(t.traits, s.Traits)} {
 		if !found {
-			return nil, errors.New("it is no backup: records are missing")
+			return nil, nil, errors.New("it is no backup: records are missing")
 		}
 	}
-	return t, t.check()
+	return t, s.Fleet, t.check()
 }
 
 // copyRecords is false where there is no table, or one has an empty record.

@@ -32,8 +32,9 @@ type Store interface {
 //	│   └── <uuid>        consumer, with its allocations
 //	├── classes
 //	│   └── <CUSTOM_...>  custom
-//	└── traits
-//	    └── <CUSTOM_...>  custom
+//	├── traits
+//	│   └── <CUSTOM_...>  custom
+//	└── fleet, fleet_mark  what is served beside (Options.Beside), which reads and writes it itself
 const format = "1"
 
 // openState opens the database at path and reads it whole, or takes the store that is

@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +32,10 @@ const helperDB = "BERTH_PLACEMENT_TEST_DB"
 func TestMain(m *testing.M) {
 	if path := os.Getenv(helperDB); path != "" {
 		helper(path)
+	}
+	// Before the command line, which may say otherwise.
+	if err := flag.Set("rapid.checks", strconv.Itoa(100/stride)); err != nil {
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -164,9 +170,6 @@ func TestServer_OrderOfCreationOutlivesARestart(t *testing.T) {
 func id(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 
 func TestServer_KilledBetweenRequestsKeepsEveryAnswerGiven(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
 	path := filepath.Join(t.TempDir(), "placement.db")
 	ctx := t.Context()
 	written := 0

@@ -1,11 +1,14 @@
 package placement
 
 import (
+	"context"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 
 	"berth/internal/fault"
@@ -19,7 +22,8 @@ const (
 	// there and is believed; "admin" may do everything.
 	AuthNone = "none"
 	// AuthMTLS believes certificates: a host's writes its own providers and the
-	// consumers that touch them, an operator's everything; every one reads.
+	// consumers that touch them, a conductor's all consumers, an operator's everything;
+	// every one reads.
 	AuthMTLS = "mtls"
 )
 
@@ -49,6 +53,9 @@ type Options struct {
 	// Policy is PolicyDefault, PolicyScoped or PolicyOpen, for AuthNone; empty means
 	// PolicyDefault.
 	Policy string
+	// Conductors are hosts whose agents conduct moves between others, for AuthMTLS, beside
+	// those whose certificates have the right "conduct" (package pki).
+	Conductors []string
 	// Cert, Key and CA are files. With Cert and Key TLS is spoken; AuthMTLS needs all.
 	Cert, Key, CA string
 	// Logger gets one debug line a request; nil means slog.Default().
@@ -57,8 +64,24 @@ type Options struct {
 	Runtime runtime.Runtime
 	// Store is an open store to use in place of DB, which its owner closes; nil for none.
 	Store Store
+	// Beside serves what is kept in the same database beside Placement's records; nil for
+	// nothing. It is given the open database, nil for memory.
+	Beside func(ctx context.Context, db Store, rt runtime.Runtime, log *slog.Logger) (Beside, error)
 	// Random makes the uuids of providers and requests; nil for the machine's.
 	Random io.Reader
+}
+
+// BesidePath is what paths of Beside begin with.
+const BesidePath = "/berth/fleet/"
+
+// Beside is what is served below BesidePath to operators and hosts: with certificates to every
+// host, with tokens to those who may do everything.
+type Beside interface {
+	http.Handler
+	// Backup is what a backup holds of it: records that Restore puts in the bucket "fleet".
+	Backup() map[string]json.RawMessage
+	// Dead says whether a host is proved dead. What it had is every host's to take over.
+	Dead(host string) bool
 }
 
 // unixPath is the path of a unix listen address, or "".

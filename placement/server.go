@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ type Server struct {
 	tls     *tls.Config
 	state   *state
 	routes  []route
+	beside  Beside // nil for nothing
 
 	ready chan struct{} // closed once the server listens
 
@@ -65,6 +67,11 @@ func New(o Options) (*Server, error) {
 	}
 	if s.state, err = openState(context.Background(), o.DB, o.Store, s.rt, s.log); err != nil {
 		return nil, err
+	}
+	if o.Beside != nil {
+		if s.beside, err = o.Beside(context.Background(), s.state.disk, s.rt, s.log); err != nil {
+			return nil, errors.Join(err, s.state.close())
+		}
 	}
 	return s, nil
 }
@@ -206,6 +213,10 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 		s.serveBackup(w, r)
 		return
 	}
+	if s.beside != nil && strings.HasPrefix(q.URL.Path, BesidePath) {
+		s.serveBeside(w, r)
+		return
+	}
 	version, refused := wantedVersion(q.Header)
 	if refused != nil {
 		refused.write(w, r)
@@ -257,6 +268,15 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 		return
 	}
 	a.write(w, r)
+}
+
+// serveBeside answers what is no part of Placement.
+func (s *Server) serveBeside(w http.ResponseWriter, r *request) {
+	if !r.who.operator && r.who.host == nil && (s.options.auth() == AuthMTLS || s.options.Policy != PolicyOpen) {
+		refuse(http.StatusForbidden, "the fleet's records are for hosts and operators").write(w, r)
+		return
+	}
+	s.beside.ServeHTTP(w, r.http)
 }
 
 // precheck is what is decided before a body is read.
