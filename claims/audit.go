@@ -13,7 +13,8 @@ type Audit struct {
 	Claims int `json:"claims"` // how many were looked at
 
 	// Differences are where what the tracker counts from moment to moment is not
-	// what the claims add up to: a fault of Berth's, never of a guest's.
+	// what the claims add up to, and records that stand alone though they belong to
+	// others: a fault of Berth's, never of a guest's.
 	Differences []string `json:"differences,omitempty"`
 
 	Forced  []string  `json:"forced,omitempty"`  // instances whose claims are forced
@@ -66,9 +67,32 @@ func (t *Tracker) Audit() Audit {
 	for instance, s := range t.strangers {
 		anew.add(instance, anew.hold(s.found.Resources, s.found.Assignment))
 	}
-	a.Differences = t.machine.differences(anew)
+	a.Differences = append(t.machine.differences(anew), t.leftBehindLocked()...)
 	a.Doubled = anew.doubled(t.countedLocked())
 	return a
+}
+
+// leftBehindLocked names copies that nothing waits for, and records that are hidden though
+// the move is not here any more that would show them or end them.
+func (t *Tracker) leftBehindLocked() []string {
+	var out []string
+	for _, id := range slices.Sorted(maps.Keys(t.copies)) {
+		c := t.copies[id]
+		if !t.claimedLocked(Ref{Migration: c.Migration, Instance: id, Attempt: c.Attempt}) {
+			out = append(out, fmt.Sprintf("copy of instance %s by migration %s: no claim here waits for it", id, c.Migration))
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(t.instances)) {
+		i := t.instances[id]
+		if !i.Hidden || t.migrations[i.Token.Migration].Context != nil {
+			continue
+		}
+		claimed := slices.ContainsFunc(t.entriesLocked(id), func(e *entry) bool { return e.claim.Owner.Migration == i.Token.Migration })
+		if !claimed {
+			out = append(out, fmt.Sprintf("instance %s is hidden: its migration %s is not here any more", id, i.Token.Migration))
+		}
+	}
+	return out
 }
 
 // lost names what a hold has and the machine has not. A machine without cells

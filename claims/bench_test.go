@@ -3,9 +3,11 @@ package claims_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -20,7 +22,13 @@ import (
 	"berth/topology"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Before the command line, which may say otherwise.
+	if err := flag.Set("rapid.checks", strconv.Itoa(100/stride)); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // clock is a runtime whose time the test moves. Sleep passes time to the test:
 // it blocks until the context ends or the clock is moved far enough.

@@ -120,6 +120,18 @@ type Instance struct {
 	Adopted   bool            `json:"adopted,omitempty"`
 	Token     Token           `json:"token"`
 	CreatedAt time.Time       `json:"created_at"`
+	// Hidden: it is not listed unless it is asked for, since another host's record of it is
+	// the one that people see. Of two that are not hidden the higher epoch is right.
+	Hidden bool `json:"hidden,omitempty"`
+	// Images are what its disks were made from, by target. Of a disk that is not named
+	// nobody knows.
+	Images map[string]Image `json:"images,omitempty"`
+}
+
+// Image is what a disk was made from.
+type Image struct {
+	Path   string `json:"path"` // empty for a disk that was made empty
+	Format string `json:"format,omitempty"`
 }
 
 // TokenState says where an instance's ownership token is, seen from one ledger.

@@ -33,6 +33,15 @@ type MigrationContext struct {
 	NewPCIRequests []topology.PCIRequest     `json:"new_pci_requests,omitempty"`
 }
 
+// apart is the host that conducts the move where that is not its source;
+// empty where it is.
+func (c MigrationContext) apart() string {
+	if c.Conductor == c.Source {
+		return ""
+	}
+	return c.Conductor
+}
+
 // NUMATopology is a guest's cells and the host cells that they were given: the
 // two halves of Nova's InstanceNUMATopology.
 type NUMATopology struct {

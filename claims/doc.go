@@ -45,13 +45,13 @@
 // # Where to find what
 //
 // tracker.go has the lock and the way of a change; request.go says what a
-// request must be, reserve.go admits claims, place.go asks claims/fit for room,
+// request must be, reserve.go admits claims, inbound.go counts guests on their way, place.go asks claims/fit for room,
 // adopt.go takes guests as they are found, follow.go keeps claims behind what people
 // do to them, stranger.go counts guests without a claim; lifecycle.go takes claims through
 // their states, exchange.go and held.go those of a guest that is changed on its host or
 // may come back to it, lease.go ends those that nobody renews; instance.go and token.go
 // keep who owns a guest; half.go keeps what this host must remember of a
-// migration, context.go what a move changes. hold.go says what a claim is
+// migration, context.go what a move changes; copy.go keeps the hidden records of guests that are to come. hold.go says what a claim is
 // counted for; machine.go and devices.go keep the host with what is in use of
 // it, so that a claim need not add up all others; audit.go adds up all the same,
 // and compares; usage.go and explain.go tell. rebuild.go judges guests whose records

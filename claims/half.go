@@ -53,6 +53,9 @@ type half struct {
 	// was: that host may ask what became of the move when the context is gone.
 	Peer  string `json:"peer,omitempty"`
 	Guest string `json:"guest,omitempty"`
+	// Conductor is the host that conducts it, where that is not its source: it goes on
+	// asking when the context is gone.
+	Conductor string `json:"conductor,omitempty"`
 
 	// Commit is by which the token left, and Refused the highest attempt whose
 	// commit is refused. An attempt is in both only when a later one has brought the
@@ -65,6 +68,12 @@ type half struct {
 	Accepted int     `json:"accepted,omitempty"`
 	Came     *Commit `json:"came,omitempty"` // the commit of it; nil in records of older agents
 	Word     *Word   `json:"word,omitempty"` // by which an operator has settled it here; see word.go
+	// Evacuated: it came from a dead host, whose half in Placement stays until that host has
+	// cleaned up.
+	Evacuated bool `json:"evacuated,omitempty"`
+	// Lapsed is the last claim of a move that another host conducts whose lease was over: that
+	// host may have counted the guest here already.
+	Lapsed *lapsed `json:"lapsed,omitempty"`
 
 	// Buried is the highest attempt of each step whose undo has run.
 	Buried map[string]int `json:"buried,omitempty"`
@@ -79,6 +88,12 @@ func (h half) gone() *Commit {
 		return nil
 	}
 	return h.Commit
+}
+
+// keep makes a context the one that is kept of a migration, with the other host of it.
+func (h *half) keep(c *MigrationContext, attempt int, peer string) {
+	h.Context, h.ContextAttempt, h.Peer, h.Guest = c, attempt, peer, c.Instance
+	h.Conductor = c.apart()
 }
 
 func (h half) clone() half {
@@ -119,7 +134,7 @@ func (t *Tracker) writeHalf(migration string, h half) plan {
 }
 
 // prune drops halves that are past their use: nothing was written for
-// TombstoneKeep, and no context, claim or surrendered instance of the migration
+// TombstoneKeep, and no context, claim, copy or surrendered instance of the migration
 // is left that would still need them, nor what one of its verbs remembers, nor an
 // operator's word that a host has not heard.
 func (t *Tracker) prune(ctx context.Context) error {
@@ -166,6 +181,11 @@ func (t *Tracker) pastUseLocked(migration string) bool {
 	}
 	for _, e := range t.claims {
 		if e.claim.Owner.Migration == migration {
+			return false
+		}
+	}
+	for _, c := range t.copies {
+		if c.Migration == migration {
 			return false
 		}
 	}
@@ -266,7 +286,7 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 			return plan{}, nil
 		}
 		c := c.clone()
-		h.Context, h.ContextAttempt, h.Peer, h.Guest = &c, ref.Attempt, c.Destination, c.Instance
+		h.keep(&c, ref.Attempt, c.Destination)
 		return t.writeHalf(ref.Migration, h), nil
 	})
 }
@@ -321,6 +341,13 @@ func (t *Tracker) Context(migration string) (MigrationContext, bool) {
 		return c.clone(), true
 	}
 	return MigrationContext{}, false
+}
+
+// ContextAttempt is the attempt that recorded what Context gives; 0 for none.
+func (t *Tracker) ContextAttempt(migration string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.migrations[migration].ContextAttempt
 }
 
 // Contexts gives all contexts that Context gives, in order of migration. Those that
@@ -400,12 +427,31 @@ func (t *Tracker) Remembering(step string) []Ref {
 	return out
 }
 
-// Peer gives the other host that this host's last context of a migration named, also
-// when the context is gone; empty where there was none.
-func (t *Tracker) Peer(migration string) string {
+// Peer gives the other host that this host's last context of a migration named, and whose
+// context that was, also when it is gone; empty where there was none. An older agent kept no
+// instance.
+func (t *Tracker) Peer(migration string) (host, instance string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.migrations[migration].Peer
+	h := t.migrations[migration]
+	return h.Peer, h.Guest
+}
+
+// Conductor gives the host whose agent conducts a migration by what is recorded here, also
+// when the context is gone; empty where that is its source, or nothing is recorded.
+func (t *Tracker) Conductor(migration string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.migrations[migration]
+	if h.Context != nil {
+		return h.Context.apart()
+	}
+	for _, e := range t.claims {
+		if c := e.claim.Context; c != nil && e.claim.Owner.Migration == migration {
+			return c.apart()
+		}
+	}
+	return h.Conductor
 }
 
 // Moves reports whether a migration is, or was, of this instance, by anything that is
@@ -424,6 +470,9 @@ func (t *Tracker) Moves(migration, instance string) bool {
 			return true
 		}
 	}
+	if c, there := t.copies[instance]; there && c.Migration == migration {
+		return true
+	}
 	return h.Guest == instance || h.Context != nil && h.Context.Instance == instance
 }
 
@@ -436,16 +485,29 @@ func (t *Tracker) Unremember(ctx context.Context, ref Ref) error {
 	return t.forgetVerbs(ctx, subjects(ref.Instance, ref.Migration), func(key string) bool { return key == verbKey(ref) })
 }
 
-// ForgetMigration drops everything that verbs of a migration remembered, once it
-// is over for this host. Tombstones and decisions stay for TombstoneKeep. Safe
+// ForgetMigration drops everything that verbs of a migration remembered, and the copy of its
+// guest, once it is over for this host. Tombstones and decisions stay for TombstoneKeep. Safe
 // to repeat.
 func (t *Tracker) ForgetMigration(ctx context.Context, migration string) error {
 	if !validName(migration) {
 		return fault.New(fault.Invalid, "forget migration %q: not a name", migration)
 	}
-	return t.forgetVerbs(ctx, []string{ofMigration(migration)}, func(key string) bool {
+	if err := t.forgetVerbs(ctx, []string{ofMigration(migration)}, func(key string) bool {
 		return strings.HasPrefix(key, migration+"/")
-	})
+	}); err != nil {
+		return err
+	}
+	for _, c := range t.Copies() {
+		if c.Migration != migration {
+			continue
+		}
+		if err := t.change(ctx, subjects(c.Instance.UUID, migration), func() (plan, error) {
+			return t.dropCopyOfLocked(Owner{Instance: c.Instance.UUID, Migration: migration, Attempt: c.Attempt}), nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (t *Tracker) forgetVerbs(ctx context.Context, about []string, which func(key string) bool) error {

@@ -83,8 +83,9 @@ func TestTracker_ResizedGuestWaitsToBeConfirmed(t *testing.T) {
 	destination := side{has(2, "host-b"), only(instanceOwner("i1"), claims.Bound), "host-a"}
 	wantSide(t, "finished", a, source)
 	wantSide(t, "finished", b, destination)
-	if got := a.Peer("m1") + b.Peer("m1"); got != "host-bhost-a" {
-		t.Errorf("peers %s", got)
+	ofA, whose := a.Peer("m1")
+	if ofB, too := b.Peer("m1"); ofA != "host-b" || ofB != "host-a" || whose != "i1" || too != "i1" {
+		t.Errorf("peers %s and %s, of %s and %s", ofA, ofB, whose, too)
 	}
 
 	// Repeated and late verbs leave it so.

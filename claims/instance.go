@@ -80,19 +80,24 @@ func (t *Tracker) ownLocked(doing string, i Instance) (plan, Instance, error) {
 		return plan{}, Instance{}, err
 	}
 	i = i.clone()
-	i.Token = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host}
+	i.Token, i.Hidden = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host}, false
 	if i.CreatedAt.IsZero() {
 		i.CreatedAt = t.runtime.Now().UTC()
 	}
 	return t.writeInstance(i), i.clone(), nil
 }
 
-// writeInstance plans the record of an instance.
+// writeInstance plans the record of an instance. Of a guest that lives here there is no
+// copy any more.
 func (t *Tracker) writeInstance(i Instance) plan {
-	return plan{
+	p := plan{
 		mutations: []store.Mutation{put(bucketInstances, i.UUID, i)},
 		apply:     func() { t.instances[i.UUID] = i },
 	}
+	if i.Token.State == TokenHere {
+		p = p.and(t.dropCopyLocked(i.UUID))
+	}
+	return p
 }
 
 func surrendered(k Token) fault.Reason {
@@ -110,8 +115,17 @@ func surrendered(k Token) fault.Reason {
 	}
 }
 
-// nameFreeLocked refuses a name that another guest living here has.
+// nameFreeLocked refuses a name that another guest has which lives here, or is to come.
 func (t *Tracker) nameFreeLocked(doing string, i Instance) error {
+	for _, c := range t.copies {
+		if other := c.Instance; other.Name == i.Name && other.UUID != i.UUID {
+			return fault.Refuse(fault.Exists, fmt.Sprintf("%s instance %s on %s", doing, i.UUID, t.host), fault.Reason{
+				Code:    "name_taken",
+				Message: fmt.Sprintf("the name %q is taken by instance %s, which migration %s brings here", i.Name, other.UUID, c.Migration),
+				Want:    i.Name, Have: other.UUID, Change: "choose another name",
+			})
+		}
+	}
 	for _, other := range t.instances {
 		if other.Name == i.Name && other.UUID != i.UUID && other.Token.State == TokenHere {
 			return fault.Refuse(fault.Exists, fmt.Sprintf("%s instance %s on %s", doing, i.UUID, t.host), fault.Reason{
@@ -125,8 +139,8 @@ func (t *Tracker) nameFreeLocked(doing string, i Instance) error {
 }
 
 // PutInstance changes the record of a guest that is known here: name, flavor,
-// project, user, wishes. Token and creation time stay the ledger's own, whatever
-// i says. It gives the record as it now is. fault.NotFound when it is not known
+// project, user, wishes. Token, creation time and whether it is shown stay the ledger's
+// own, whatever i says. It gives the record as it now is. fault.NotFound when it is not known
 // (Own or AcceptToken first), fault.Exists for a name that is taken.
 func (t *Tracker) PutInstance(ctx context.Context, i Instance) (Instance, error) {
 	if err := validInstance("record", i); err != nil {
@@ -144,7 +158,7 @@ func (t *Tracker) PutInstance(ctx context.Context, i Instance) (Instance, error)
 			}
 		}
 		next := i.clone()
-		next.Token, next.CreatedAt = old.Token, old.CreatedAt
+		next.Token, next.CreatedAt, next.Hidden = old.Token, old.CreatedAt, old.Hidden
 		answer = next.clone()
 		return t.writeInstance(next), nil
 	})

@@ -77,7 +77,7 @@ func (t *Tracker) Expire(ctx context.Context) ([]Claim, error) {
 			if c := e.claim; e.told && c.Lease != nil && c.Lease.over(now) && covered[ofInstance(c.Owner.Instance)] &&
 				(c.Owner.Migration == "" || covered[ofMigration(c.Owner.Migration)]) {
 				gone = append(gone, c.clone())
-				p = p.and(t.removeLocked(e))
+				p = p.and(t.removeLocked(e)).and(t.lapseLocked(c))
 			}
 		}
 		return p, nil

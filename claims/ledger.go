@@ -18,6 +18,7 @@ const (
 	bucketInstances = "instances"
 	bucketHalves    = "halves"
 	bucketVerbs     = "verbs"
+	bucketCopies    = "copies"
 )
 
 // load reads the ledger.
@@ -57,6 +58,15 @@ func (t *Tracker) load(ctx context.Context) error {
 			h.Written = boot // instants of another boot cannot be compared: its time starts anew
 		}
 		t.migrations[migration] = h
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := each(ctx, t, bucketCopies, func(uuid string, c Copy) error {
+		if c.Instance.UUID != uuid {
+			return fmt.Errorf("it says it is %q", c.Instance.UUID)
+		}
+		t.copies[uuid] = c
 		return nil
 	}); err != nil {
 		return err

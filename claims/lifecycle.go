@@ -49,7 +49,7 @@ func (t *Tracker) Bind(ctx context.Context, o Owner) (Claim, error) {
 			}
 			if x := c.Context; x != nil && from.Kind == KindResize {
 				h := t.migrations[from.Migration].clone()
-				h.Context, h.ContextAttempt, h.Peer, h.Guest = x, from.Attempt, x.Source, from.Instance
+				h.keep(x, from.Attempt, x.Source)
 				beside = t.writeHalf(from.Migration, h)
 			}
 			c.Owner, c.BoundFrom, c.Context, c.Ticket = own, &from, nil, ""
@@ -167,6 +167,18 @@ func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
 		if ref.Migration != "" {
 			p = t.buryLocked(ref)
 		}
+		if remove != nil && remove.claim.Context != nil && remove.claim.Context.apart() != "" {
+			// It goes on asking, and an operator may have to settle what it asked for.
+			h := t.migrations[ref.Migration].clone()
+			if h.Buried == nil {
+				h.Buried = map[string]int{}
+			}
+			h.Buried[ref.Step], h.Conductor = max(h.Buried[ref.Step], ref.Attempt), remove.claim.Context.apart()
+			if remove.claim.Owner.Kind == KindEvacuation {
+				h.lapse(remove.claim)
+			}
+			p = t.writeHalf(ref.Migration, h)
+		}
 		return p.and(t.removeLocked(remove)), nil
 	})
 }
@@ -192,8 +204,8 @@ func (t *Tracker) Release(ctx context.Context, o Owner) error {
 	})
 }
 
-// removeLocked plans the removal of claims. They stay counted, and shown, until
-// it is durable.
+// removeLocked plans the removal of claims, and of the copies that were made for them.
+// They stay counted, and shown, until it is durable.
 func (t *Tracker) removeLocked(entries ...*entry) plan {
 	var p plan
 	for _, e := range entries {
@@ -203,7 +215,7 @@ func (t *Tracker) removeLocked(entries ...*entry) plan {
 		p = p.and(plan{
 			mutations: []store.Mutation{store.Delete(bucketClaims, e.claim.ID)},
 			apply:     func() { t.leaveLocked(e) },
-		})
+		}).and(t.dropCopyOfLocked(e.claim.Owner))
 	}
 	return p
 }

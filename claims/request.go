@@ -27,6 +27,10 @@ type Request struct {
 	Step    string            // the verb's step, for tombstones; "" for StepClaim
 	Context *MigrationContext // recorded with the claim, its new side filled in, in one commit; nil for kind instance
 	Lease   time.Duration     // 0 for the tracker's default
+
+	// MaxInbound is with how many guests on their way to this host a claim of one more is
+	// refused; 0 for no bound. See Inbound.
+	MaxInbound int
 }
 
 func (r Request) ref() Ref {

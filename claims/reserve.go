@@ -80,7 +80,7 @@ func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devi
 // state it is by now. Refusals: fault.DoesNotFit with every class, cell and
 // device that is short; fault.Exists when the owner holds other amounts, or the instance
 // lives here already; fault.Busy while another move of the instance has a claim
-// here; fault.Forbidden when the claim was aborted (a tombstone stands), or when
+// here, and while as many guests as the request allows are on their way; fault.Forbidden when the claim was aborted (a tombstone stands), or when
 // its migration has brought the guest here before;
 // fault.Unavailable after Refuse, and while the disk of the ledger is full.
 func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
@@ -160,6 +160,9 @@ func (t *Tracker) admitLocked(r Request) (*entry, topology.Assignment, error) {
 		return nil, none, fault.Refuse(fault.Forbidden, doing, goneOn(r.Owner.Migration, accepted))
 	}
 	if err := t.admitOwnerLocked(doing, r.Owner, r.Context); err != nil {
+		return nil, none, err
+	}
+	if err := t.admitInboundLocked(doing, r); err != nil {
 		return nil, none, err
 	}
 	a, err := t.roomLocked(doing, r)

@@ -14,6 +14,8 @@ type Restored struct {
 	// is not here or in doubt leaves no record where there was none (Arriving).
 	Instance Instance
 	Found    Found // what its domain uses
+	// Absent: it has no domain here, and no claim of its own: what it had goes.
+	Absent bool
 
 	// Move is the open move that brings it, and its Context; zero for none. The claim
 	// is that move's then, and arriving: what the conductor asks next finds it.
@@ -38,7 +40,7 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 	if err := validInstance("restore", i); err != nil {
 		return err
 	}
-	if err := validResources(r.Found.Resources); err != nil {
+	if err := validResources(r.Found.Resources); err != nil && !r.Absent {
 		return fault.New(fault.Invalid, "restore instance %s: %w", i.UUID, err)
 	}
 	owner := Owner{Instance: i.UUID, Kind: KindInstance}
@@ -75,10 +77,12 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 			inClaim = nil
 			if h.Context == nil {
 				x := r.Context.clone()
-				h.Context, h.ContextAttempt, h.Peer, h.Guest, changed = &x, owner.Attempt, x.Source, x.Instance, true
+				peer := x.Source
 				if r.Left != nil {
-					h.Peer = x.Destination
+					peer = x.Destination
 				}
+				h.keep(&x, owner.Attempt, peer)
+				changed = true
 			}
 			if r.Left != nil && h.Commit == nil {
 				left := *r.Left
@@ -87,6 +91,12 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 		}
 		if changed {
 			p = p.and(t.writeHalf(owner.Migration, h))
+		}
+		if r.Absent {
+			if e := t.findLocked(Owner{Instance: i.UUID, Kind: KindInstance}); e != nil {
+				p = p.and(t.removeLocked(e))
+			}
+			return p, nil
 		}
 		if t.restoredLocked(i.UUID, r.Left != nil) {
 			return p, nil

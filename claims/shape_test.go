@@ -11,6 +11,6 @@ var update = flag.Bool("update", false, "write the shapes of this schema's recor
 
 func TestShape_OfTheLedgersRecords(t *testing.T) {
 	storetest.RequireShapes(t, "testdata/schema-1.shapes", *update, map[string]any{
-		bucketClaims: Claim{}, bucketInstances: Instance{}, bucketHalves: half{},
+		bucketClaims: Claim{}, bucketInstances: Instance{}, bucketHalves: half{}, bucketCopies: Copy{},
 	})
 }

@@ -170,7 +170,10 @@ func (t *Tracker) CommitRefused(migration string, attempt int) bool {
 // A guest that left by this migration comes back by a later attempt of it (see
 // AwaitReturn): then this host's own commit, of a lower epoch, is past, and that
 // attempt counts as one whose commit is refused. i is its record as it is to be from
-// then on: the one that was kept here.
+// then on: the one that was kept here, shown again.
+//
+// A copy of the instance by that attempt ends in the same commit: what it knows of project,
+// user and wishes is the record's, which stays hidden until SetHidden shows it.
 func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 	doing := fmt.Sprintf("accept token of instance %s (migration %s, attempt %d, epoch %d)", c.Instance, c.Migration, c.Attempt, c.Epoch)
 	if err := (Ref{c.Migration, c.Instance, c.Attempt, ""}).validate("accept token", true); err != nil {
@@ -204,14 +207,15 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		if h.Accepted > 0 {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, goneOn(c.Migration, h.Accepted))
 		}
-		if !t.awaitedLocked(c) {
+		awaited := t.awaitedLocked(c)
+		if awaited == nil {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
 				Code:    "no_claim",
 				Message: "no claim here, pending or arriving, names this migration and attempt",
 				Change:  "an arrival needs a claim; nothing starts without one",
 			})
 		}
-		next := i.clone()
+		next := t.fromCopyLocked(c, i)
 		next.Token = Token{Epoch: c.Epoch, State: TokenHere, Holder: t.host, Migration: c.Migration}
 		if next.CreatedAt.IsZero() {
 			next.CreatedAt = t.runtime.Now().UTC()
@@ -219,7 +223,10 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 		if gone := h.Commit; gone != nil {
 			h.Refused = max(h.Refused, gone.Attempt)
 		}
-		h.Accepted, h.Came = c.Attempt, &c
+		h.Accepted, h.Came, h.Evacuated = c.Attempt, &c, awaited.claim.Owner.Kind == KindEvacuation
+		if x := awaited.claim.Context; x != nil {
+			h.Conductor = x.apart()
+		}
 		return t.writeInstance(next).and(t.writeHalf(c.Migration, h)), nil
 	})
 }
@@ -253,20 +260,20 @@ func goneOn(migration string, attempt int) fault.Reason {
 	}
 }
 
-// awaitedLocked reports whether a claim waits for what this commit brings.
-func (t *Tracker) awaitedLocked(c Commit) bool {
+// awaitedLocked gives the claim that waits for what this commit brings; nil for none.
+func (t *Tracker) awaitedLocked(c Commit) *entry {
 	for _, e := range t.claims {
 		o := e.claim.Owner
 		if o.Instance == c.Instance && o.Migration == c.Migration && o.Attempt == c.Attempt &&
 			(e.claim.State == Pending || e.claim.State == Arriving) {
-			return true
+			return e
 		}
 	}
-	return false
+	return nil
 }
 
-// Forget ends a guest that has left: its record, its own claim here and the
-// context of the migration that took it, in one commit. The commit itself is
+// Forget ends a guest that has left: its record, its own claim here, and context and
+// copy of the migration that took it, in one commit. The commit itself is
 // kept for as long as tombstones are. Safe to repeat. fault.Forbidden when its
 // token is here; fault.Busy while that migration holds a claim of it here: the guest
 // may come back until it is released.
@@ -295,6 +302,9 @@ func (t *Tracker) Forget(ctx context.Context, uuid string) error {
 			}
 		}
 		p := t.dropInstanceLocked(uuid)
+		if c, there := t.copies[uuid]; there && c.Migration == migration {
+			p = p.and(t.dropCopyLocked(uuid))
+		}
 		if h := t.migrations[migration].clone(); h.Context != nil {
 			h.Context, h.ContextAttempt = nil, 0
 			p = p.and(t.writeHalf(migration, h))

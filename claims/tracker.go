@@ -76,6 +76,7 @@ type Tracker struct {
 	holdings   map[string]*holding // by instance uuid: the same entries; only by enterLocked, leaveLocked and recountLocked
 	strangers  map[string]stranger // by instance uuid: guests that run here without a claim
 	instances  map[string]Instance // by uuid
+	copies     map[string]Copy     // by instance uuid: see copy.go
 	migrations map[string]half     // by uuid
 	verbs      map[string][]byte   // by verbKey: JSON
 	changing   map[string]*change  // by subject: what is on its way to the disk
@@ -199,7 +200,7 @@ func Open(ctx context.Context, o Options) (*Tracker, error) {
 	t := &Tracker{
 		store: o.Store, runtime: o.Runtime, host: o.Host, lease: o.DefaultLease, log: o.Logger, random: o.Random, tolerant: o.Tolerant,
 		machine: newMachine(o.Capacity),
-		claims:  map[string]*entry{}, holdings: map[string]*holding{}, strangers: map[string]stranger{}, instances: map[string]Instance{}, migrations: map[string]half{}, verbs: map[string][]byte{},
+		claims:  map[string]*entry{}, holdings: map[string]*holding{}, strangers: map[string]stranger{}, instances: map[string]Instance{}, copies: map[string]Copy{}, migrations: map[string]half{}, verbs: map[string][]byte{},
 		changing: map[string]*change{},
 	}
 	if t.lease <= 0 {
@@ -389,6 +390,6 @@ func (c Claim) clone() Claim {
 }
 
 func (i Instance) clone() Instance {
-	i.Flavor.ExtraSpecs = maps.Clone(i.Flavor.ExtraSpecs)
+	i.Flavor.ExtraSpecs, i.Images = maps.Clone(i.Flavor.ExtraSpecs), maps.Clone(i.Images)
 	return i
 }

@@ -134,7 +134,7 @@ func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
 			return plan{}, fault.New(fault.Forbidden, "%s: the guest has gone on since", doing)
 		}
 		next := i.clone()
-		next.Token = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host, Migration: ref.Migration}
+		next.Token, next.Hidden = Token{Epoch: i.Token.Epoch + 1, State: TokenHere, Holder: t.host, Migration: ref.Migration}, false
 		h.Commit, h.Refused = nil, max(h.Refused, ref.Attempt)
 		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)).and(t.regainLocked(ref)), nil
 	})

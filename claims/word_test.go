@@ -140,8 +140,8 @@ func TestTracker_CameAndPeerOutliveClaimAndContext(t *testing.T) {
 	wantNil(t, a.RecordContext(ctx, ref, claims.MigrationContext{Migration: "m1", Instance: "i1", Source: "host-a", Destination: "host-b"}))
 	wantNil(t, a.DropContext(ctx, ref))
 	a.restart()
-	if got := a.Peer("m1"); got != "host-b" {
-		t.Errorf("peer %q", got)
+	if got, whose := a.Peer("m1"); got != "host-b" || whose != "i1" {
+		t.Errorf("peer %q, of %q", got, whose)
 	}
 	b := newBench(t, "host-b")
 	arriving(t, b, o)
