@@ -49,6 +49,7 @@ import (
 	"context"
 	"time"
 
+	"berth/internal/fault"
 	"berth/topology"
 )
 
@@ -158,6 +159,19 @@ const (
 	Migratable                 // live, in the form that a destination accepts; with secrets
 )
 
+// Find reads a domain; false when the hypervisor says that there is none. Every other
+// failure is fault.Unavailable: what could not be asked is never taken for "not there".
+func Find(ctx context.Context, d Driver, uuid string) (Domain, bool, error) {
+	dom, err := d.Domain(ctx, uuid)
+	switch fault.KindOf(err) {
+	case "":
+		return dom, true, nil
+	case fault.NotFound:
+		return Domain{}, false, nil
+	}
+	return Domain{}, false, fault.New(fault.Unavailable, "read domain %s: %w", uuid, err)
+}
+
 // Domain is a guest as the hypervisor sees it at one moment.
 type Domain struct {
 	UUID       string
@@ -176,6 +190,21 @@ type Domain struct {
 // whose process ended is shut off, for the reason crashed.
 func (d Domain) Active() bool {
 	return d.State != ShutOff && d.State != NoState
+}
+
+// HasLeft reports whether the domain's memory is at a migration's destination and nowhere
+// else.
+func (d Domain) HasLeft() bool { return d.State == ShutOff && d.Reason == ReasonMigrated }
+
+// Halfway reports whether the hypervisor has the domain for a migration that is not over.
+func (d Domain) Halfway() bool {
+	switch {
+	case d.Reason == ReasonPostCopy || d.Reason == ReasonPostCopyFailed:
+		return true
+	case d.State == Paused:
+		return d.Reason == ReasonMigrating || d.Reason == ReasonStartingUp
+	}
+	return false
 }
 
 // State is libvirt's virDomainState by name.
@@ -382,3 +411,6 @@ type Job struct {
 	DiskRate        uint64        `json:"disk_rate_bytes"` // bytes a second
 	Error           string        `json:"error,omitempty"`
 }
+
+// InFlight reports whether the hypervisor is at the job.
+func (j Job) InFlight() bool { return j.Kind == JobBounded || j.Kind == JobUnbounded }

@@ -244,10 +244,10 @@ func (d *Driver) attend() (up bool, err error) {
 	}) {
 		return false, errClosed
 	}
-	if err := d.bounded(ctx, func() error { return conn.Subscribe(d.publish) }); err != nil {
+	if err := d.registered(ctx, func() error { return conn.Subscribe(d.publish) }); err != nil {
 		return false, err
 	}
-	if err := d.bounded(ctx, func() error { return conn.SubscribeDevices(d.publishDevice) }); codeOf(err) != 0 {
+	if err := d.registered(ctx, func() error { return conn.SubscribeDevices(d.publishDevice) }); codeOf(err) != 0 {
 		// Domains are driven without: the daemon may have no driver of devices, or
 		// one, virtnodedevd, that is not up.
 		d.log.Info("libvirt tells nothing of devices", "uri", d.o.URI, "error", err)
@@ -286,6 +286,28 @@ func (d *Driver) bounded(ctx context.Context, f func() error) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// registerPatience is how long the driver's end waits for the daemon to have registered
+// what it was asked for: libvirtd 9.0.0 can crash (remoteClientFreePrivateCallbacks) when its
+// client goes away in the midst of it. Arbitrary, far above the few milliseconds that it takes.
+const registerPatience = time.Second
+
+// registered is bounded for the registration of events, which the driver's own end does
+// not cut.
+func (d *Driver) registered(ctx context.Context, f func() error) error {
+	done := make(chan struct{})
+	err := d.bounded(ctx, func() error { defer close(done); return f() })
+	if d.ctx.Err() == nil || errors.Is(err, errClosed) {
+		return err
+	}
+	patience, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), registerPatience)
+	defer cancel()
+	select {
+	case <-done:
+	case <-patience.Done():
+	}
+	return err
 }
 
 func (d *Driver) setHealth(err error) {

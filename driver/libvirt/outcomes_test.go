@@ -168,3 +168,45 @@ func TestClose_WhileConnectingLeavesNoConnection(t *testing.T) {
 		}
 	})
 }
+
+// A daemon whose client goes away while it registers events for it may crash.
+func TestClose_LetsTheDaemonRegisterEvents(t *testing.T) {
+	for name, c := range map[string]struct {
+		answers time.Duration // 0: never
+		want    time.Duration
+	}{
+		"that takes a moment":  {answers: 40 * time.Millisecond, want: 40 * time.Millisecond},
+		"that does not answer": {want: registerPatience},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cut := make(chan bool, 1)
+				d := &daemon{answer: map[string]func(*scripted) error{"Subscribe": func(s *scripted) error {
+					if c.answers == 0 {
+						return hang(s)
+					}
+					time.Sleep(c.answers)
+					select {
+					case <-s.done:
+						cut <- true
+					default:
+						cut <- false
+					}
+					return nil
+				}}}
+				l := New(Options{Logger: slog.New(slog.DiscardHandler), Dial: d.dial})
+				synctest.Wait()
+				began := time.Now()
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(began); took != c.want {
+					t.Errorf("Close took %v, want %v", took, c.want)
+				}
+				if c.answers > 0 && <-cut {
+					t.Error("the connection was closed while the daemon registered")
+				}
+			})
+		})
+	}
+}
