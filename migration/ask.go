@@ -29,7 +29,7 @@ func (s *story) host(name string) finder {
 	return func(ctx context.Context) (Host, error) { return s.c.cfg.Hosts(ctx, name) }
 }
 
-// source finds the local host.
+// source finds the host that the guest leaves.
 func (s *story) source(ctx context.Context) (Host, error) {
 	return s.c.cfg.Hosts(ctx, s.from)
 }
@@ -89,10 +89,15 @@ func (s *story) atDestination(ctx context.Context, t *task.Task, timeout time.Du
 	if err != nil {
 		return err
 	}
-	if err := s.ask(ctx, timeout, s.host(name), f); err != nil {
-		return fmt.Errorf("host %s: %w", name, err)
+	return saidBy(name, s.ask(ctx, timeout, s.host(name), f))
+}
+
+// saidBy names the host in an error of its own.
+func saidBy(name string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return task.By(name, fmt.Errorf("host %s: %w", name, err))
 }
 
 // once asks the chosen destination once.
@@ -101,10 +106,7 @@ func (s *story) once(ctx context.Context, t *task.Task, timeout time.Duration, f
 	if err != nil {
 		return err
 	}
-	if err := s.askOnce(ctx, timeout, s.host(name), f); err != nil {
-		return fmt.Errorf("host %s: %w", name, err)
-	}
-	return nil
+	return saidBy(name, s.askOnce(ctx, timeout, s.host(name), f))
 }
 
 func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(context.Context, Host) error) error {
@@ -153,7 +155,7 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 		return Guest{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	errs := []error{s.movable(src)}
-	stays := s.kind == TypeRebuild || s.kind == TypeResize && (s.named == "" || s.named == s.from)
+	stays := s.kind == TypeRebuild || s.kind == TypeResize && !s.rec.ShareNothing && (len(s.asked()) == 0 || s.named == s.from)
 	if stays {
 		err = s.checkRoom(ctx, src)
 		if s.rec.InPlace = err == nil || s.named != "" || s.kind == TypeRebuild; s.rec.InPlace {
@@ -164,7 +166,7 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 	}
 	switch {
 	case s.rec.InPlace:
-	case s.named != "":
+	case len(s.asked()) > 0:
 		errs = append(errs, s.precheckNamed(ctx, src))
 		var held placementclient.Allocations
 		if held, err = s.c.cfg.Placement.Allocations(ctx, s.instance); err == nil {
@@ -172,7 +174,7 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 		}
 	default:
 		var names []string
-		if names, err = s.candidates(ctx, src.wanted()); err == nil && s.untried(names) == "" {
+		if names, err = s.candidates(ctx, src); err == nil && s.untried(names) == "" {
 			err = nowhere(s.instance)
 		} else if err == nil && stays {
 			errs = slices.DeleteFunc(errs, func(err error) bool { return fault.KindOf(err) == fault.DoesNotFit }) // it fits elsewhere
@@ -182,24 +184,56 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 	return src.Guest, together(doing, src.Guest.Name, errs)
 }
 
+// precheckAll bounds the questions to all alternates together, as precheckTime does each.
+// Arbitrary.
+const precheckAll = 3 * precheckTime
+
+// precheckNamed asks the hosts that were named until one would take the guest; where none
+// would, it gives all their reasons.
 func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
-	if s.named == s.from {
+	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, precheckAll)
+	defer cancel()
+	var refused []Refusal
+	for _, name := range s.asked() {
+		err := s.precheckOne(ctx, src, name)
+		if err == nil {
+			return nil
+		}
+		if len(s.asked()) == 1 {
+			return err
+		}
+		refused = append(refused, Refusal{DestCompute: name, Kind: fault.KindOf(err), Message: err.Error(), Reasons: reasonsOr(err)})
+	}
+	return refusals(Migration{InstanceUUID: s.instance, Refusals: refused}, task.Keep(nil)).Err()
+}
+
+func (s *story) precheckOne(ctx context.Context, src inspectedSource, name string) error {
+	if name == s.from {
 		return sameHost(src.Source, src.Source)
 	}
-	return s.askOnce(ctx, min(precheckTime, s.c.cfg.VerbTimeout), s.host(s.named), func(ctx context.Context, h Host) error {
+	return s.askOnce(ctx, min(precheckTime, s.c.cfg.VerbTimeout), s.host(name), func(ctx context.Context, h Host) error {
 		answer, err := h.CheckDestination(ctx, s.ref(StepCheckDestination), s.checkRequest(src))
 		if err != nil {
-			return fmt.Errorf("host %s: %w", s.named, err)
+			return fmt.Errorf("host %s: %w", name, err)
 		}
-		return sameHost(src.Source, answer.Destination)
+		_, err = s.suits(src, answer)
+		return err
 	})
+}
+
+// asked are the destinations that were asked for, in the order in which they are tried.
+func (s *story) asked() []string {
+	return Request{Destination: s.named, Alternates: s.next}.destinations()
 }
 
 // checkRequest asks whether a guest could come, or be changed.
 func (s *story) checkRequest(src inspectedSource) CheckRequest {
 	r := CheckRequest{Guest: src.Guest, Source: src.Source, Wanted: src.Wanted}
-	if src.Wanted != nil {
+	if src.Wanted != nil || s.evacuates() {
 		r.Kind = s.kind
+	}
+	if s.evacuates() {
+		r.Wanted = src.Guest.from(s.change.Image)
 	}
 	return r
 }
@@ -288,12 +322,12 @@ func nowhere(instance string) error {
 }
 
 // candidates are the names of hosts that Placement says have room, in the order in
-// which they are tried: those that share the guest's disks, then the emptiest by
-// memory. What Placement proposes of each is not handed on: only the destination
+// which they are tried: near ones, or far ones, as Config.NearWeight says, then those that
+// share the guest's disks, then the emptiest by memory. What Placement proposes of each is not handed on: only the destination
 // knows its CPUs, pages and devices one by one, so its claim decides where the guest
 // is counted, also where Placement would have had another provider of the same host.
-func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
-	wish, err := wishOf(ctx, s.c.cfg.Placement, g)
+func (s *story) candidates(ctx context.Context, src inspectedSource) ([]string, error) {
+	wish, err := wishOf(ctx, s.c.cfg.Placement, src, s.c.cfg.NearWeight())
 	if err != nil {
 		return nil, err
 	}
@@ -304,14 +338,15 @@ func (s *story) candidates(ctx context.Context, g Guest) ([]string, error) {
 }
 
 // wishOf is what a guest asks of another host.
-func wishOf(ctx context.Context, p candidates.Placement, g Guest) (candidates.Wish, error) {
+func wishOf(ctx context.Context, p candidates.Placement, src inspectedSource, near candidates.NearWeight) (candidates.Wish, error) {
+	g := src.wanted()
 	disk, err := candidates.Own(ctx, p, g.Allocations)
 	if err != nil {
 		return candidates.Wish{}, fmt.Errorf("ask Placement for the provider of the guest's disks: %w", err)
 	}
 	return candidates.Wish{
 		Resources: g.Resources, Topology: g.Topology, Devices: g.PCIRequests, ExtraSpecs: g.Flavor.ExtraSpecs, Disk: disk,
-		Counted: candidates.DeviceClasses(g.Allocations),
+		Counted: candidates.DeviceClasses(g.Allocations), Source: src.Source.ProviderUUID, Near: near,
 	}, nil
 }
 
@@ -324,9 +359,11 @@ func hostNames(hosts []candidates.Host) []string {
 }
 
 // untried is the first of names that is not the source and has not refused.
-func (s *story) untried(names []string) string {
+func (s *story) untried(names []string) string { return untried(names, s.from, s.rec.Refusals) }
+
+func untried(names []string, source string, refusals []Refusal) string {
 	for _, name := range names {
-		if name != s.from && !slices.ContainsFunc(s.rec.Refusals, func(r Refusal) bool { return r.DestCompute == name }) {
+		if name != source && !slices.ContainsFunc(refusals, func(r Refusal) bool { return r.DestCompute == name }) {
 			return name
 		}
 	}

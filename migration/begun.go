@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"slices"
+	"strconv"
+	"strings"
 
 	"berth/internal/fault"
 	"berth/topology"
@@ -51,6 +54,21 @@ func (s *story) differs(r Request) []fault.Reason {
 	}
 	if s.named != r.Destination {
 		add("destination", s.named, r.Destination)
+	}
+	if !slices.Equal(s.next, r.Alternates) {
+		add("alternates", strings.Join(s.next, ", "), strings.Join(r.Alternates, ", "))
+	}
+	if source := cmp.Or(r.Source, s.c.cfg.Local); s.from != source && (r.Source != "" || !s.evacuates()) {
+		add("source", s.from, source)
+	}
+	if e := s.rec.Evacuation; e != nil && e.Stopped != r.Stopped {
+		add("stopped", strconv.FormatBool(e.Stopped), strconv.FormatBool(r.Stopped))
+	}
+	if e := s.rec.Evacuation; e != nil && e.AcceptLoss != r.AcceptLoss {
+		add("accepted loss", strconv.FormatBool(e.AcceptLoss), strconv.FormatBool(r.AcceptLoss))
+	}
+	if s.rec.ShareNothing != r.ShareNothing {
+		add("share-nothing", strconv.FormatBool(s.rec.ShareNothing), strconv.FormatBool(r.ShareNothing))
 	}
 	return out
 }

@@ -7,15 +7,17 @@ type Story struct {
 	Name  string `json:"story"`
 	Type  string `json:"migration_type"` // of one that several types share: resize
 	Stage Stage  `json:"stage"`
-	// InPlace: source and destination are one host.
-	InPlace bool        `json:"in_place"`
-	Steps   []StoryStep `json:"steps"`
+	// InPlace: source and destination are one host. ShareNothing: they are two that need
+	// not reach each other, and any host's agent may conduct.
+	InPlace      bool        `json:"in_place"`
+	ShareNothing bool        `json:"share_nothing,omitempty"`
+	Steps        []StoryStep `json:"steps"`
 }
 
 // StoryStep is one step of a story.
 type StoryStep struct {
 	Name   string `json:"step"`
-	Asks   string `json:"asks"` // source, destination, placement
+	Asks   string `json:"asks"` // source, destination, placement, fleet
 	Status Status `json:"status"`
 	Undo   string `json:"undo"` // empty where there is nothing to undo
 	// MayLag: while its undo fails, those of earlier steps go on.
@@ -37,8 +39,11 @@ func Stories() []Story {
 		{MigrationType: TypeLiveMigration},
 		{MigrationType: TypeMigration},
 		{MigrationType: TypeResize},
+		{MigrationType: TypeMigration, ShareNothing: true},
+		{MigrationType: TypeResize, ShareNothing: true},
 		{MigrationType: TypeResize, InPlace: true},
 		{MigrationType: TypeRebuild, InPlace: true},
+		{MigrationType: TypeEvacuation},
 		{MigrationType: TypeResize, Stage: StageConfirm},
 		{MigrationType: TypeResize, Stage: StageConfirm, InPlace: true},
 		{MigrationType: TypeResize, Stage: StageRevert},
@@ -46,7 +51,7 @@ func Stories() []Story {
 		{MigrationType: TypeResize, Stage: StageRevert, Unfit: &task.Error{}},
 	} {
 		g := s.stage(m)
-		one := Story{Name: g.name, Type: m.MigrationType, Stage: m.Stage, InPlace: m.InPlace}
+		one := Story{Name: g.name, Type: m.MigrationType, Stage: m.Stage, InPlace: m.InPlace, ShareNothing: m.ShareNothing}
 		for _, st := range g.steps {
 			one.Steps = append(one.Steps, StoryStep{
 				Name: st.Name, Asks: st.asks, Status: g.status(st.Name), Undo: st.undoes, MayLag: st.UndoMayLag && st.Undo != nil,

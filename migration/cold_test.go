@@ -21,7 +21,19 @@ var (
 	cold    = migration.Request{Type: migration.TypeMigration}
 	resize  = migration.Request{Type: migration.TypeResize, Change: larger}
 	rebuild = migration.Request{Type: migration.TypeRebuild, Change: image}
+
+	// By host c, of a guest on host a.
+	apartCold   = migration.Request{Type: migration.TypeMigration, Source: "a", ShareNothing: true}
+	apartResize = migration.Request{Type: migration.TypeResize, Change: larger, Source: "a", ShareNothing: true}
+	three       = []string{"a", "b", "c"}
+	four        = []string{"a", "b", "c", "d"}
 )
+
+// to names alternates.
+func to(r migration.Request, alternates ...string) migration.Request {
+	r.Alternates = alternates
+	return r
+}
 
 // coldScenarios are the ways of moves and changes of guests that are off; faults are laid
 // over each.
@@ -50,6 +62,11 @@ var coldScenarios = []struct {
 	{name: "rebuild", script: script{request: rebuild, want: completed}},
 	{name: "rebuild one that is paused", script: script{request: rebuild, want: completed}, power: migration.PowerPaused},
 	{name: "rebuild, the guest cannot live so", script: script{request: rebuild, unfit: true, want: undone}},
+	{name: "apart, by relay, confirm", script: script{request: apartResize, named: "b", hosts: three, local: "c", apart: true, words: []string{"confirm"}, want: completed}},
+	{name: "apart, straight, revert", script: script{request: apartResize, named: "b", hosts: three, local: "c", words: []string{"revert"}, want: reverted}},
+	{name: "apart, an alternate takes it", script: script{request: to(apartCold, "d"), named: "b", hosts: four, local: "c", apart: true, refuse: []string{"b"}, words: []string{"confirm"}, want: completed}},
+	{name: "apart, the guest cannot live there", script: script{request: apartCold, named: "b", hosts: three, local: "c", apart: true, unfit: true, want: undone}, power: migration.PowerPaused},
+	{name: "apart, conducted by its source, revert fails, confirm", script: script{request: apartCold, named: "b", stays: true, words: []string{"revert", "confirm"}, want: completed}},
 }
 
 // playCold runs one of them once.
@@ -145,7 +162,7 @@ func TestCold_EveryFailedVerb(t *testing.T) {
 			}
 		}
 		for n, verb := range slices.Sorted(maps.Keys(verbs)) {
-			if n%min(stride, 7) != i%min(stride, 7) || sc.script.spoilt && verb == "FinishResize on b" {
+			if n%min(stride, 21) != i%min(stride, 21) || sc.script.spoilt && verb == "FinishResize on b" {
 				continue // the second can neither stay there nor go back: in doubt, and tested below
 			}
 			for _, f := range []faults{{fails: map[string]int{verb: 5}}, {breaks: map[string]int{verb: 5}}} {
@@ -194,7 +211,7 @@ func TestCold_AbortAtEveryMoment(t *testing.T) {
 func TestCold_SeveralFaultsTogether(t *testing.T) {
 	for seed := range uint64(20) {
 		for i, sc := range coldScenarios {
-			if (int(seed)+i)%min(stride, 10) != 0 {
+			if (int(seed)+i)%min(stride, 25) != 0 {
 				continue
 			}
 			w, _ := playCold(t, i, seed, faults{chance: 0.1, budget: 6})

@@ -59,6 +59,8 @@ type stored struct {
 	Migration Migration `json:"migration"`
 	// Named is the destination that was asked for; empty when candidates decide.
 	Named string `json:"named,omitempty"`
+	// Alternates are those that are tried after it; see Request.
+	Alternates []string `json:"alternates,omitempty"`
 	// Called is how hosts and the steps' journal name a migration that had no uuid
 	// when it was begun; empty for its uuid.
 	Called string `json:"called,omitempty"`
@@ -96,6 +98,9 @@ func (c *Conductor) Run(ctx context.Context) error {
 	c.mu.Unlock()
 	for _, s := range resting {
 		s.awaitWindow(ctx)
+	}
+	if c.cfg.Fleet != nil {
+		c.spawn("evacuations that are done", func() { c.completeEvacuations(ctx) })
 	}
 	for _, s := range unfinished {
 		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
@@ -217,9 +222,15 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 
 	// What a crash left between a record's last write and the deletion of its
 	// journal.
-	for id := range tasks {
+	behind := map[string]*story{}
+	for id, t := range tasks {
 		called, _, _ := strings.Cut(id, "/")
-		if s := c.calledLocked(called); s != nil {
+		switch s := c.calledLocked(called); {
+		case s == nil:
+		case s.left(t):
+			s.leave(t)
+			behind[id] = s
+		default:
 			c.dropTask(ctx, id)
 		}
 	}
@@ -228,7 +239,13 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 			c.dropAbort(ctx, id)
 		}
 	}
+	if err := c.readWords(ctx); err != nil {
+		return nil, err
+	}
 	c.prune(ctx)
+	for journal, s := range behind {
+		c.lag(ctx, s, journal)
+	}
 	return unfinished, nil
 }
 
@@ -376,7 +393,7 @@ func (c *Conductor) prune(ctx context.Context) {
 	c.mu.Lock()
 	var done []Migration
 	for _, s := range c.stories {
-		if s.rec.Done() {
+		if s.rec.Done() && !s.lags() {
 			done = append(done, s.rec)
 		}
 	}

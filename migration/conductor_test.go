@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +20,10 @@ import (
 	"berth/placementclient"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(800) // runs are short and their memory is small
+	goleak.VerifyTestMain(m)
+}
 
 // codes are the reasons' codes, in order.
 func codes(err error) []string {

@@ -51,7 +51,7 @@ func (s *story) made(step string) Ref {
 }
 
 func (s *story) confirmSource(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+	return nil, s.undoAtSource(ctx, func(ctx context.Context, h Host) error {
 		return h.ConfirmSource(ctx, s.made(StepConfirmSource))
 	})
 }

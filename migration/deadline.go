@@ -27,15 +27,16 @@ func (s *story) setDeadline(rec *Migration) {
 	rec.Deadline = s.c.cfg.Runtime.Now().Add(s.limit)
 }
 
-// deadline gives an attempt up when its time is over. Past the last moment at which it
-// can be given up that is refused, and rightly so: what is forward is retried, and shown.
-func (s *story) deadline(ctx context.Context, t *task.Task) {
+// deadline gives an attempt up when its time, until, is over. Past the last moment at which
+// it can be given up that is refused, and rightly so: what is forward is retried, and
+// shown. It looks at nothing of the story that the next attempt changes.
+func (s *story) deadline(ctx context.Context, t *task.Task, until runtime.BootTime, attempt int) {
 	if s.limit <= 0 {
 		return // of an agent that knew no deadlines
 	}
 	now := s.c.cfg.Runtime.Boot()
-	left := s.until.Since - now.Since
-	if s.until.ID != now.ID {
+	left := until.Since - now.Since
+	if until.ID != now.ID {
 		left = s.limit // instants of two boots cannot be compared: the time begins anew
 	}
 	if s.c.cfg.Runtime.Sleep(ctx, max(0, left)) != nil {
@@ -43,10 +44,10 @@ func (s *story) deadline(ctx context.Context, t *task.Task) {
 	}
 	why := fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
 		Code:    codeDeadline,
-		Message: fmt.Sprintf("attempt %d was not over after %s", s.rec.Attempt, s.limit),
+		Message: fmt.Sprintf("attempt %d was not over after %s", attempt, s.limit),
 		Change:  "look what it waited for (berth migration show); set [migration] attempt_timeout higher if it only needs longer",
 	})
 	if err := t.Cancel(why); err != nil {
-		s.c.cfg.Logger.Warn("an attempt is past its deadline and can only go forward", "migration", s.uuid, "attempt", s.rec.Attempt, "error", err)
+		s.c.cfg.Logger.Warn("an attempt is past its deadline and can only go forward", "migration", s.uuid, "attempt", attempt, "error", err)
 	}
 }

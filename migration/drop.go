@@ -33,6 +33,11 @@ func (c *Conductor) dropTask(ctx context.Context, id string) {
 	c.drop(ctx, bucketTasks+"/"+id, func(ctx context.Context) error { return c.engine.Forget(ctx, id) })
 }
 
+// dropWord deletes an operator's word on a move that is over.
+func (c *Conductor) dropWord(ctx context.Context, uuid string) {
+	c.drop(ctx, bucketWords+"/"+uuid, func(ctx context.Context) error { return c.cfg.Store.Delete(ctx, bucketWords, uuid) })
+}
+
 // dropAbort deletes what says that a move is to be given up. A move that is over is
 // never asked to be again.
 func (c *Conductor) dropAbort(ctx context.Context, uuid string) {

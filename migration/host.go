@@ -31,6 +31,8 @@ type Host interface {
 	SourceVerbs
 	DestinationVerbs
 	ColdVerbs
+	ApartVerbs
+	EvacuationVerbs
 }
 
 // SourceVerbs are asked of the host that the guest leaves. The source alone
@@ -218,6 +220,9 @@ type Guest struct {
 	// that does not run or names no model, and from agents that did not send it yet.
 	CPU   string `json:"cpu_xml,omitempty"`
 	Disks []Disk `json:"disks"`
+	// Variables identifies the file of its firmware's variables, as Disk.Filesystem does. Empty
+	// where it has none, and from agents that did not send it yet.
+	Variables string `json:"firmware_variables,omitempty"`
 }
 
 // Disk is one disk of a guest.
@@ -240,6 +245,9 @@ type Disk struct {
 	Chain []BackingFile `json:"backing_chain,omitempty"`
 	// Outside are files in which the image keeps its data apart from its tables.
 	Outside []string `json:"data_files,omitempty"`
+	// Image is what its host made it from, an empty path for a disk that was made empty. Nil
+	// where nobody knows.
+	Image *Image `json:"image,omitempty"`
 }
 
 // BackingFile is a file below a disk.
@@ -315,7 +323,14 @@ type ClaimRequest struct {
 	// Kind is the move's type; empty for a live migration. A resize or rebuild whose
 	// context names one host twice is claimed beside what the guest holds there.
 	Kind string `json:"migration_type,omitempty"`
+	// Queued: the move belongs to a queue, which can wait. Where as many guests are on their
+	// way to this host as [migration] max_inbound allows, it is fault.Busy with the reason
+	// CodeInboundLimit, and nothing is held.
+	Queued bool `json:"queued,omitempty"`
 }
+
+// CodeInboundLimit is the reason by which a destination has a queued move wait for its turn.
+const CodeInboundLimit = "inbound_limit"
 
 // ClaimAnswer is a claim that is durable.
 type ClaimAnswer struct {
@@ -461,4 +476,14 @@ type Commit struct {
 	From      string     `json:"source_compute"`
 	To        string     `json:"dest_compute"`
 	Power     PowerState `json:"power_state"` // resume the guest unless paused
+	// Seal proves that From has written it, to a receiver that only its conductor talks to;
+	// nil where the source conducts.
+	Seal *Seal `json:"seal,omitempty"`
+}
+
+// Seal is a host's signature, with its key, over a record that others carry.
+type Seal struct {
+	Chain     [][]byte  `json:"chain"` // the host's certificate and those between it and the CA, DER
+	Signature []byte    `json:"signature"`
+	At        time.Time `json:"at"` // of the signing: when the certificate had to be valid
 }

@@ -83,6 +83,10 @@ type (
 	chosenDestination struct {
 		Name string `json:"name"`
 	}
+	checkedDestination struct {
+		CheckAnswer
+		Evacuated EvacuatedDisks `json:"evacuated_disks,omitzero"`
+	}
 	streamEnd struct {
 		Stopped  runtime.BootTime `json:"stopped"` // when the source's domain was seen stopped
 		Progress Progress         `json:"progress"`
@@ -114,33 +118,36 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 	return out, err
 }
 
-// chooseDestination takes the one that was named, or the best of Placement's
-// candidates that has not refused yet.
+// chooseDestination takes the first that was named and has not refused yet, or the best of
+// Placement's candidates that has not.
 func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error) {
-	var src inspectedSource
-	if err := t.Output(StepInspectSource, &src); err != nil {
+	src, err := s.inspected(t)
+	if err != nil {
 		return nil, err
 	}
-	name := s.named
-	if name == "" {
-		names, err := s.candidates(ctx, src.wanted())
-		if err != nil {
+	names := s.asked()
+	if len(names) == 0 {
+		if names, err = s.candidates(ctx, src); err != nil {
 			return nil, err
 		}
-		if name = s.untried(names); name == "" {
-			return nil, nowhere(s.instance)
-		}
+	}
+	name := s.untried(names)
+	switch {
+	case name == "" && len(s.asked()) > 0:
+		name = s.named // the source itself, which its check refuses
+	case name == "":
+		return nil, nowhere(s.instance)
 	}
 	return chosenDestination{Name: name}, nil
 }
 
 func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error) {
-	var src inspectedSource
-	if err := t.Output(StepInspectSource, &src); err != nil {
+	src, err := s.inspected(t)
+	if err != nil {
 		return nil, err
 	}
 	var out CheckAnswer
-	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.CheckDestination(ctx, s.ref(StepCheckDestination), s.checkRequest(src))
 		return err
 	})
@@ -148,18 +155,20 @@ func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error)
 		return nil, err
 	}
 	out.Kind = s.checkRequest(src).Kind // of an agent that does not give it back
-	return out, sameHost(src.Source, out.Destination)
+	disks, err := s.suits(src, out)
+	return checkedDestination{CheckAnswer: out, Evacuated: disks}, err
 }
 
 func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
-	var src inspectedSource
-	if err := t.Output(StepInspectSource, &src); err != nil {
+	src, err := s.inspected(t)
+	if err != nil {
 		return nil, err
 	}
 	var out ClaimAnswer
-	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.Claim(ctx, s.ref(StepClaim), ClaimRequest{
 			Guest: src.Guest, Context: s.context(t, src.Guest, src.wanted()), Lease: s.c.cfg.Lease, Kind: s.checkRequest(src).Kind,
+			Queued: s.rec.Queue != "",
 		})
 		return err
 	})
@@ -231,7 +240,7 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(StepCommit, &commit); err != nil {
 		return nil, err
 	}
-	if err := s.takenBack(ctx); err != nil {
+	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
@@ -250,7 +259,7 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 }
 
 func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error) {
-	if err := s.takenBack(ctx); err != nil {
+	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}
 	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
@@ -311,9 +320,9 @@ func (s *story) renewLease(ctx context.Context, t *task.Task, ref Ref, until str
 		case errors.Is(err, fault.NotFound) || errors.Is(err, fault.Forbidden):
 			s.c.cfg.Logger.Warn("the destination's claim is gone", "migration", s.uuid, "error", err)
 			// Refused from the commit step on, where the claim no longer has a lease.
-			_ = t.Cancel(fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
+			_ = t.Cancel(task.By(task.Whose(err), fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
 				Code: codeClaimLost, Message: "the claim on the destination is gone: " + err.Error(),
-			}))
+			})))
 		default:
 			s.c.cfg.Logger.Warn("the destination's claim could not be renewed", "migration", s.uuid, "error", err)
 		}

@@ -27,20 +27,29 @@ type Placement interface {
 	candidates.Placement
 }
 
+// NearWeight is what it counts that a destination is near to the source.
+type NearWeight = candidates.NearWeight
+
 // Config configures a Conductor. Zero durations and numbers mean the defaults.
 type Config struct {
 	Runtime runtime.Runtime
 	Store   task.Store
-	// Local is the provider's name of the host whose agent this is: the source
-	// of every live migration that the conductor accepts.
+	// Local is the provider's name of the host whose agent this is: the source of every
+	// migration that the conductor accepts but those that share nothing.
 	Local string
 	// Hosts finds a host by its provider's name, the local one included. It may
 	// dial. fault.NotFound for a name that no peer has.
 	Hosts     func(ctx context.Context, name string) (Host, error)
 	Placement Placement
-	Logger    *slog.Logger // nil discards
+	// Fleet are the records that hosts keep of each other; nil where there are none, and
+	// then nothing is evacuated.
+	Fleet  Fleet
+	Logger *slog.Logger // nil discards
 
-	MaxAttempts int           // destinations tried when none is named; default 5
+	// NearWeight is what it counts that a candidate of Placement's is near to the source;
+	// it is asked for at each choice. nil for nothing.
+	NearWeight  func() NearWeight
+	MaxAttempts int           // destinations tried when none is named, alternates included; default 5
 	Lease       time.Duration // of the destination's claim, renewed at a third; default 60 s
 	// StallTimeout is the default of Options.StallTimeout: 15 s. While the
 	// destination still sets up, four times that is allowed.
@@ -98,6 +107,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxAttempts <= 0 {
 		c.MaxAttempts = defaultAttempts
+	}
+	if c.NearWeight == nil {
+		c.NearWeight = func() NearWeight { return NearWeight{} }
 	}
 	if c.KeepFinished <= 0 {
 		c.KeepFinished = 1000

@@ -28,6 +28,8 @@ const (
 	// PlanResize is of a guest that gets another flavor, on its own host or on another.
 	PlanResize PlanKind = "resize"
 	PlanNew    PlanKind = "new" // of a guest that is not there yet
+	// PlanEvacuation is of a guest of a dead host.
+	PlanEvacuation PlanKind = "evacuation"
 )
 
 // PlanVerdict is what a host says.
@@ -50,6 +52,8 @@ type Plan struct {
 	Flavor       string             `json:"flavor,omitempty"` // of a resize the new one
 	Source       string             `json:"source_compute,omitempty"`
 	Wants        topology.Resources `json:"wants"`
+	// Proof is by what the host counts as dead whose guest is to be evacuated.
+	Proof *DeathProof `json:"proof,omitempty"`
 	// Chosen is the host that a move would go to, empty for none.
 	Chosen string `json:"chosen,omitempty"`
 	// Blockers are what keeps the guest where it is, whatever the destination.
@@ -77,6 +81,11 @@ type PlanHost struct {
 	// Placement for candidates.
 	OwnHost  bool `json:"own_host,omitempty"`
 	SameDisk bool `json:"same_disk,omitempty"`
+	// Near says that the host shares an aggregate of Placement's with the one that the guest
+	// is on; nil where that counts nothing, or the guest's host is in no aggregate. Weight
+	// is what it counts: of candidates the greatest goes first, whatever else there is.
+	Near   *bool   `json:"near,omitempty"`
+	Weight float64 `json:"weight"`
 	// MemoryUsed is the part of the host's memory that is allocated, 0 to 1; of
 	// candidates only.
 	MemoryUsed float64 `json:"memory_used,omitempty"`
@@ -86,6 +95,13 @@ type PlanHost struct {
 	Verdict  PlanVerdict                          `json:"verdict"`
 	Reasons  []fault.Reason                       `json:"reasons,omitempty"` // why not, Placement's and its own
 	Claim    *RoomAnswer                          `json:"would_claim,omitempty"`
+	// Way is how the guest's disks would go there, and WayReason why so; of a host that
+	// would take a guest from one with which it shares nothing.
+	Way       Way    `json:"way,omitempty"`
+	WayReason string `json:"way_reason,omitempty"`
+	// Disks are what the host would do about the disks of a guest of a dead host, also where
+	// that speaks against it; nil where it was not asked, and of other plans.
+	Disks *EvacuatedDisks `json:"evacuated_disks,omitempty"`
 }
 
 // RoomRequest asks what a host would claim for a guest: one that is there, or one
@@ -117,6 +133,13 @@ type PlanRequest struct {
 	Wanted *Wanted
 	Room   RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
 	Named  string      // only this host; empty for all
+	// ShareNothing plans a cold move or a resize that this host would conduct, whether it has
+	// the guest or not: the source is asked by its verbs, as the others are.
+	ShareNothing bool
+	// Of evacuations: the proof, what disks may be made from, and whether their loss is accepted.
+	Proof      *DeathProof
+	Image      *Image
+	AcceptLoss bool
 	// Blockers are found already.
 	Blockers []fault.Reason
 }
@@ -138,6 +161,8 @@ type Planner struct {
 	Room  func(ctx context.Context, name string, r RoomRequest) (RoomAnswer, error)
 	Known []string
 	Local string
+	// NearWeight is what a move would go by; see Config.
+	NearWeight NearWeight
 }
 
 // The bounds of a plan: how many hosts are asked, how many at the same time, how
@@ -157,7 +182,7 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 	wish := candidates.Wish{Resources: r.Room.Resources, Topology: r.Room.Topology, Devices: r.Room.Devices, ExtraSpecs: r.Room.Flavor.ExtraSpecs}
 	out := Plan{
 		Kind: r.Kind, Flavor: cmp.Or(r.Guest.Flavor.Name, r.Room.Flavor.Name), Instance: r.Guest.UUID, InstanceName: r.Guest.Name, Source: r.Source.Name,
-		Blockers: append([]fault.Reason{}, r.Blockers...), Hosts: []PlanHost{}, Questions: []string{}, Providers: map[string]string{},
+		Proof: r.Proof, Blockers: append([]fault.Reason{}, r.Blockers...), Hosts: []PlanHost{}, Questions: []string{}, Providers: map[string]string{},
 	}
 	if r.Kind == PlanLive {
 		out.Blockers = append(out.Blockers, fault.ReasonsOf(movable(r.Guest))...)
@@ -174,7 +199,7 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 	}
 	var err error
 	if r.Kind != PlanNew {
-		wish, err = wishOf(ctx, p.Placement, src.wanted())
+		wish, err = wishOf(ctx, p.Placement, src, p.NearWeight)
 	}
 	if err == nil {
 		err = look.find(ctx, wish)
@@ -263,17 +288,32 @@ func (p *planning) find(ctx context.Context, wish candidates.Wish) error {
 		}
 	}
 	p.others(roots)
+	p.weigh(found.Nearness)
 	return err
+}
+
+// weigh says of every other host that Placement has whether it is near, and what that counts.
+func (p *planning) weigh(n candidates.Nearness) {
+	for i := range p.plan.Hosts {
+		h := &p.plan.Hosts[i]
+		if !n.Known() || h.OwnHost || h.ProviderUUID == "" {
+			continue
+		}
+		var near bool
+		near, h.Weight = n.Of(h.ProviderUUID)
+		h.Near = &near
+	}
 }
 
 // wanted reports whether a host is looked at: the one that the guest is on only for a resize.
 func (p *planning) wanted(name string) bool {
-	return (p.request.Kind == PlanNew || p.request.Kind == PlanResize || name != p.request.Source.Name) && (p.request.Named == "" || p.request.Named == name)
+	return (p.request.Kind == PlanNew || p.own() != "" || name != p.request.Source.Name) && (p.request.Named == "" || p.request.Named == name)
 }
 
-// own is the host on which a guest may be resized in its place; empty for no resize.
+// own is the host on which a guest may be resized in its place; empty for no resize, and
+// for one that is to leave its host whatever that has.
 func (p *planning) own() string {
-	if p.request.Kind != PlanResize {
+	if p.request.Kind != PlanResize || p.request.ShareNothing {
 		return ""
 	}
 	return p.request.Source.Name
@@ -326,7 +366,7 @@ func (p *planning) ask(ctx context.Context) {
 		}
 		ctx, cancel := p.Runtime.WithTimeout(ctx, planPatience)
 		defer cancel()
-		answer, err := p.askOne(ctx, h.Name)
+		answer, err := p.askOne(ctx, h)
 		if h.OwnHost {
 			p.stays = err
 		}
@@ -338,17 +378,22 @@ func (p *planning) ask(ctx context.Context) {
 		default:
 			h.Verdict, h.Reasons = VerdictSilent, reasonsOr(err)
 		}
+		if errors.Is(err, fault.Unavailable) {
+			h.Reasons = append(h.Reasons, p.byAThird(h.Name)...)
+		}
 	})
 }
 
-func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) {
-	r := p.request
+func (p *planning) askOne(ctx context.Context, host *PlanHost) (RoomAnswer, error) {
+	r, name := p.request, host.Name
 	check := CheckRequest{Guest: r.Guest, Source: r.Source}
 	switch {
 	case r.Kind == PlanNew:
 		return p.Room(ctx, name, RoomRequest{Flavor: r.Room.Flavor})
 	case r.Kind == PlanResize:
 		check.Kind, check.Wanted = TypeResize, r.Wanted
+	case r.Kind == PlanEvacuation:
+		check.Kind, check.Wanted = TypeEvacuation, r.Guest.from(r.Image)
 	case r.Kind == PlanCold && r.Wanted != nil:
 		check.Kind, check.Wanted = TypeMigration, r.Wanted
 	case r.Kind == PlanCold:
@@ -365,16 +410,25 @@ func (p *planning) askOne(ctx context.Context, name string) (RoomAnswer, error) 
 	if err != nil {
 		return RoomAnswer{}, err
 	}
-	if name != p.own() {
+	switch {
+	case r.Kind == PlanEvacuation:
+		if err := p.suits(host, answer); err != nil {
+			return RoomAnswer{}, err
+		}
+	case name != p.own():
 		if err := sameHost(r.Source, answer.Destination); err != nil {
 			return RoomAnswer{}, err
 		}
+		var disks SourceAnswer
 		source, err := p.Hosts(ctx, r.Source.Name)
 		if err == nil {
-			_, err = source.CheckSource(ctx, ref, answer)
+			disks, err = source.CheckSource(ctx, ref, answer)
 		}
 		if err != nil {
 			return RoomAnswer{}, err
+		}
+		if r.ShareNothing {
+			host.Way, host.WayReason = p.disksWay(ctx, name, disks)
 		}
 	}
 	room := answer.WouldClaim
@@ -440,58 +494,4 @@ func (p *planning) gather() {
 			return own || known
 		})
 	}
-}
-
-// choose names the host that a move would go to: the first candidate that takes
-// the guest. Who names a host has it also where it is disabled or lacks a trait,
-// since then Placement is not asked for candidates, but not without the room.
-func (p *planning) choose() {
-	if len(p.plan.Blockers) > 0 {
-		return
-	}
-	for i := range p.plan.Hosts {
-		h := &p.plan.Hosts[i]
-		byName := p.request.Named != "" && !slices.ContainsFunc(h.Reasons, func(r fault.Reason) bool {
-			return r.Code == candidates.CodeShort || r.Code == candidates.CodeNotOffered
-		})
-		if h.Verdict != VerdictTakes || !h.Candidate && !h.OwnHost && !byName {
-			continue
-		}
-		if p.plan.Hosts[0].OwnHost {
-			i-- // a look at the own host is no attempt
-		}
-		if i >= defaultAttempts && p.request.Kind != PlanNew {
-			h.Reasons = append(h.Reasons, fault.Reason{
-				Code: "beyond_attempts", Message: fmt.Sprintf("a move that names no host gives up after %d, before it comes to %s", defaultAttempts, h.Name),
-				Change: "name it: " + p.naming() + " " + h.Name,
-			})
-		}
-		p.plan.Chosen = h.Name
-		return
-	}
-}
-
-// naming is the command that moves the guest so; a host follows.
-func (p *planning) naming() string {
-	if p.request.Kind == PlanResize {
-		return "berth resize " + p.plan.InstanceName + " --flavor " + p.plan.Flavor
-	}
-	return "berth migrate " + p.plan.InstanceName
-}
-
-// forget keeps the names of the providers that the plan names.
-func (p *planning) forget() {
-	named := map[string]string{}
-	keep := func(m map[string]placementclient.Resources) {
-		for rp := range m {
-			named[rp] = p.plan.Providers[rp]
-		}
-	}
-	for _, h := range p.plan.Hosts {
-		keep(h.Proposed)
-		if h.Claim != nil {
-			keep(h.Claim.Allocations)
-		}
-	}
-	p.plan.Providers = named
 }

@@ -1,6 +1,8 @@
 package migration
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
@@ -27,7 +29,7 @@ const (
 	TypeLiveMigration = "live-migration"
 	TypeMigration     = "migration" // cold, to another host
 	TypeResize        = "resize"
-	TypeRebuild       = "rebuild"
+	TypeRebuild       = "rebuild" // TypeEvacuation stands in evacuation.go
 )
 
 // Migration is the record of one move. Field names are Nova's where Nova has
@@ -55,6 +57,21 @@ type Migration struct {
 	Stage Stage `json:"stage,omitempty"`
 	// InPlace: the current attempt changes the guest on the host that it is on.
 	InPlace bool `json:"in_place,omitempty"`
+	// Conductor is the host whose agent conducts; empty for the source, and in records of
+	// agents that knew no other.
+	Conductor string `json:"conductor,omitempty"`
+	// ShareNothing: the two hosts of the move need not reach each other.
+	ShareNothing bool `json:"share_nothing,omitempty"`
+	// Way is how the disks of the current attempt go, once that is decided, and WayReason
+	// why not straight; of a move that shares nothing only.
+	Way       Way    `json:"way,omitempty"`
+	WayReason string `json:"way_reason,omitempty"`
+	// Queue is the uuid of the drain, or of the evacuation of a host, that began it; empty for
+	// a move that was asked for by itself.
+	Queue string `json:"queue,omitempty"`
+	// By is who asked for it, of a drain's who asked for that; empty in records of agents that
+	// kept nobody.
+	By string `json:"by,omitempty"`
 	// Moved is the attempt that brought the guest or changed it, and MoveSteps are its
 	// steps, once it is finished; 0 and none before.
 	Moved     int          `json:"moved_by_attempt,omitempty"`
@@ -90,6 +107,9 @@ type Migration struct {
 	// the token and resumed. 0 until measured; not measured over a host's reboot.
 	HandoverDowntime time.Duration `json:"handover_downtime"`
 
+	// Evacuation is what an evacuation adds; nil of other types.
+	Evacuation *Evacuation `json:"evacuation,omitempty"`
+
 	// Deadline is when the current attempt is given up, where it still can be, on the
 	// wall clock; the attempt itself goes by the boot clock. Zero in records of agents
 	// that knew none.
@@ -123,6 +143,24 @@ type Refusal struct {
 	Kind        fault.Kind     `json:"kind"`
 	Message     string         `json:"message"`
 	Reasons     []fault.Reason `json:"reasons,omitempty"`
+	// Step is the one that failed; empty from agents that did not keep it yet.
+	Step string `json:"step,omitempty"`
+	// Left: the host did not answer, and what was made there is still to be undone. The next
+	// destination does not wait for it.
+	Left bool `json:"left,omitempty"`
+	// GivenUp is an operator's word that the host will never come back: what was left there
+	// is not undone. Nil for none.
+	GivenUp *Settlement `json:"given_up,omitempty"`
+}
+
+// ConductedBy is the host whose agent conducts the migration.
+func (m Migration) ConductedBy() string { return cmp.Or(m.Conductor, m.SourceCompute) }
+
+// Concerns reports whether a host is one of the two of the migration, or a destination
+// before the present one: of its attempt there something may be left.
+func (m Migration) Concerns(host string) bool {
+	return host == m.SourceCompute || host == m.DestCompute ||
+		slices.ContainsFunc(m.Refusals, func(r Refusal) bool { return r.DestCompute == host })
 }
 
 // Done says whether the migration is over: nothing of it is left to do or undo.

@@ -186,12 +186,20 @@ func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.handsOver(ctx, s.source, StepHandOver, to)
+	return asOutput(s.handsOver(ctx, s.source, StepHandOver, to))
+}
+
+// asOutput is a verb's answer as the output of a step: none with an error.
+func asOutput[T any](v T, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
 }
 
 // handsOver has a host surrender the token. Whether it has, where its answer does not
 // come, is asked by the undo.
-func (s *story) handsOver(ctx context.Context, from finder, step, to string) (any, error) {
+func (s *story) handsOver(ctx context.Context, from finder, step, to string) (Commit, error) {
 	var out Commit
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, func(ctx context.Context, h Host) (err error) {
 		out, err = h.HandOver(ctx, s.ref(step), to)
@@ -221,12 +229,32 @@ func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(StepHandOver, &c); err != nil {
 		return nil, err
 	}
-	if err := s.takenBack(ctx); err != nil {
+	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}
-	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
-		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+	return nil, s.accepts(ctx, c, s.source, StepHandOver, func(c Commit) error {
+		return s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+			return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+		})
 	})
+}
+
+// ReasonSeal is the code of a refusal of a commit for its seal: it is missing, is not its
+// writer's, or cannot be verified any more.
+const ReasonSeal = "seal"
+
+// accepts has a commit accepted. Where its seal is refused the giver is asked for the same
+// commit once more: it signs it anew, with the key that it has now.
+func (s *story) accepts(ctx context.Context, c Commit, giver finder, step string, accept func(Commit) error) error {
+	err := accept(c)
+	if !hasReason(err, ReasonSeal) {
+		return err
+	}
+	again, refused := s.handsOver(ctx, giver, step, c.To)
+	if refused != nil {
+		return fmt.Errorf("%w; asked anew: %w", err, refused)
+	}
+	return accept(again)
 }
 
 // unfitTries is how often a destination must say in a row that the guest cannot live
@@ -234,7 +262,7 @@ func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 const unfitTries = 3
 
 func (s *story) finishResize(ctx context.Context, t *task.Task) (any, error) {
-	if err := s.takenBack(ctx); err != nil {
+	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}
 	said := false // by the host itself; a host that is not found says nothing

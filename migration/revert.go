@@ -2,6 +2,8 @@ package migration
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	"berth/migration/task"
 )
@@ -28,6 +30,8 @@ func (s *story) revert() stage {
 		steps: []step{
 			{Step: task.Step{Name: StepAwaitReturn, Do: s.awaitReturn, Undo: s.cancelReturn, UndoMayLag: true}, asks: asksSource, undoes: "cancel_return"},
 			{Step: task.Step{Name: StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn, UndoMayLag: true}, asks: asksDestination, undoes: "power_on"},
+			// What it makes durable at the source goes with cancel_return.
+			{Step: task.Step{Name: StepCarryVolumes, Do: s.carryVolumes}, asks: asksDestination},
 			{Step: task.Step{Name: StepHandBack, Do: s.handBack, Undo: s.keepThere, Final: true}, asks: asksDestination, undoes: "keep_guest"},
 			// The token has left the destination.
 			{Step: task.Step{Name: StepAcceptHanded, Do: s.acceptReturned, Forward: true}, asks: asksSource},
@@ -47,6 +51,8 @@ func (s *story) revert() stage {
 func (s *story) revertByItself() stage {
 	g := s.revert()
 	g.name, g.bounded, g.undone = storyRevertItself, false, never
+	// The guest has never lived there: nobody has given it anything.
+	g.steps = slices.DeleteFunc(g.steps, func(st step) bool { return st.Name == StepCarryVolumes })
 	for i := range g.steps {
 		g.steps[i].Forward, g.steps[i].Final, g.steps[i].Undo, g.steps[i].undoes = true, false, nil, ""
 	}
@@ -91,7 +97,7 @@ func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
 }
 
 func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+	return s.undoAtSource(ctx, func(ctx context.Context, h Host) error {
 		return h.CancelReturn(ctx, s.ref(StepAwaitReturn))
 	})
 }
@@ -113,8 +119,32 @@ func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
 	})
 }
 
+// carryVolumes tells the source what the guest was given and lost since it came, so that
+// it comes back with that. An agent that does not know the verb is asked for nothing: the
+// guest comes back as it was, as with all agents before.
+func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
+	var out VolumeChanges
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.there(), func(ctx context.Context, h Host) (err error) {
+		out, err = h.ReadVolumes(ctx, s.ref(StepCarryVolumes))
+		return err
+	})
+	if err == nil {
+		err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
+			return h.CarryVolumes(ctx, s.ref(StepCarryVolumes), out)
+		})
+	}
+	if hasReason(err, ReasonPeerTooOld) {
+		s.c.cfg.Logger.Warn("volumes cannot be carried back, an agent is too old", "migration", s.uuid, "instance", s.instance, "error", err)
+		return VolumeChanges{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("carry the volumes of %s back: %w", s.instance, err)
+	}
+	return out, nil
+}
+
 func (s *story) handBack(ctx context.Context, _ *task.Task) (any, error) {
-	return s.handsOver(ctx, s.there(), StepHandBack, s.from)
+	return asOutput(s.handsOver(ctx, s.there(), StepHandBack, s.from))
 }
 
 func (s *story) keepThere(ctx context.Context, _ *task.Task) error {
@@ -126,8 +156,10 @@ func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(StepHandBack, &c); err != nil {
 		return nil, err
 	}
-	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
-		return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+	return nil, s.accepts(ctx, c, s.there(), StepHandBack, func(c Commit) error {
+		return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+			return h.AcceptHanded(ctx, s.ref(StepAcceptHanded), c)
+		})
 	})
 }
 

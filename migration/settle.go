@@ -64,6 +64,10 @@ const (
 	stageConfirming settleStage = "confirming" // the destination has the guest, and what is kept is given up
 	stageThere      settleStage = "there"      // the destination keeps the guest: a revert is being undone
 	stageReturned   settleStage = "returned"   // the token has come back to the source, or never left it
+
+	// Of guests of dead hosts, where the fleet's records decide.
+	stageRecords settleStage = "records" // they give the guest away or do not, and have not answered
+	stageTaken   settleStage = "taken"   // they have given it to the destination
 )
 
 // stageOf reads in a journal how far a move is.
@@ -88,7 +92,7 @@ func (s *story) stageOf(m Migration, st task.State) settleStage {
 		case undoing:
 			return stageThere
 		}
-	case storyMigration, storyResize:
+	case storyMigration, storyResize, storyApartMigration, storyApartResize:
 		switch {
 		case decides(StepHandOver):
 			return stageDeciding
@@ -96,6 +100,15 @@ func (s *story) stageOf(m Migration, st task.State) settleStage {
 			return stageKept
 		case done(StepHandOver):
 			return stageCommitted
+		}
+	case storyEvacuation:
+		switch {
+		case decides(StepTakeOver):
+			return stageRecords
+		case undoing:
+			return stageKept
+		case done(StepTakeOver):
+			return stageTaken
 		}
 	default: // in place: it is at its host, whatever becomes of it
 		if undoing || g.decides(m.Step) {
@@ -129,6 +142,8 @@ type settleFacts struct {
 	Stage               settleStage
 	Facts               Facts
 	Answering           []string // of those that he says are gone
+	// Apart: the conductor is at neither of the two, and the word is kept with it.
+	Apart bool
 }
 
 // settleRefusal gives every reason why a word is not taken; none where it is. It is a
@@ -143,7 +158,7 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 		return reasons
 	}
 	for _, name := range w.Gone {
-		if name != f.Destination && name != GonePlacement {
+		if name != f.Destination && name != GonePlacement && (!f.Apart || name != f.Source) {
 			no("not_a_party", name+" is neither the other host of the move nor "+GonePlacement, "name what the move waits for")
 		}
 		if slices.Contains(f.Answering, name) {
@@ -152,6 +167,10 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 	}
 	atSource := w.GuestIsAt == f.Source
 	goneDestination, gonePlacement := slices.Contains(w.Gone, f.Destination), slices.Contains(w.Gone, GonePlacement)
+	goneSource := slices.Contains(w.Gone, f.Source)
+	if f.Apart && goneSource && atSource {
+		no("gone_with_it", "a guest at "+f.Source+" is gone with it", "say that it is at "+f.Destination+", if it is")
+	}
 	calm := func(why string) {
 		no("not_in_doubt", "nothing is in doubt: "+why, "look at it with berth migration show")
 	}
@@ -172,6 +191,11 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 		}
 	case stageDeciding:
 		no("decides_itself", "a host hands the guest over or keeps it, and has not answered yet; it alone knows which", "start its agent")
+	case stageRecords:
+		no("decides_itself", "the fleet's records give the guest away or not, and have not answered yet; they alone know which", "look at [fleet] etcd")
+	case stageTaken:
+		no("destination_has_guest", "the guest was given to "+f.Destination+", which is asked until it answers", "if "+f.Destination+
+			" is dead, too, fence it or declare it dead, and evacuate the guest from there")
 	case stageUnfit:
 		no("nowhere", "the guest cannot be made live at "+f.Destination+", and has not been handed back to "+f.Source, "look what its return waits for")
 	case stageConfirming, stageThere:
@@ -188,6 +212,9 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 		}
 	case stageCommitted:
 		switch {
+		case f.Apart && !atSource && goneSource:
+		case atSource && f.Apart:
+			no("say_it_there", "the token was given to "+f.Destination+", and only "+f.Source+" can take it back", "settle it there: berth -c "+f.Source+" migration settle")
 		case !atSource:
 			calm("the token is the destination's, and it is asked until it answers")
 		case !goneDestination:
@@ -238,9 +265,13 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 		m, t = s.view(), s.task
 	}
 	c.mu.Unlock()
-	switch {
-	case s == nil:
+	if s == nil {
 		return Migration{}, fault.New(fault.NotFound, "migration %s is not known here", id)
+	}
+	if left, is, err := s.settleLeft(ctx, m, w); is {
+		return left, err
+	}
+	switch {
 	case m.Settled.same(w):
 		return m, nil // the same word again: its answer was lost
 	case m.Done():
@@ -260,13 +291,7 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 	if reasons := settleRefusal(facts, w); len(reasons) > 0 {
 		return Migration{}, fault.Refuse(fault.Forbidden, doing, reasons...)
 	}
-	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
-		source, ok := h.(Settler)
-		if !ok {
-			return fault.New(fault.Internal, "the source takes nobody's word")
-		}
-		return source.TakeWord(ctx, s.ref(StepStream), w)
-	}); err != nil {
+	if err := s.takeWord(ctx, w); err != nil {
 		return Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	if taken, ok := s.word(ctx); ok {
@@ -281,76 +306,24 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 	return m, nil
 }
 
-// settleUnread settles a move whose journal cannot be read, so that nobody knows what it
-// has done: only back, and only where the source has not given the guest away. What is
-// left at the destination ends when that asks what became of it; what is left in
-// Placement is the audit's.
-func (s *story) settleUnread(ctx context.Context, m Migration, w Settlement) (Migration, error) {
-	doing := "settle migration " + s.uuid
-	if s.kind != TypeLiveMigration && m.Outcome == OutcomeInDoubt {
-		return Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
-			Code: "journal_unread", Message: "its journal cannot be read: what it has done is not known, and no domain of a guest that is off tells it",
-			Change: "restore the store from a backup",
-		})
+// takeWord makes a word durable where it is read: at the source that this conductor is at,
+// else here.
+func (s *story) takeWord(ctx context.Context, w Settlement) error {
+	if s.conductsForOthers() {
+		return s.takeOwnWord(ctx, w)
 	}
-	if m.Outcome != OutcomeInDoubt {
-		return Migration{}, fault.New(fault.Unavailable, "%s: its next attempt has not begun yet", doing)
-	}
-	status := s.look(ctx)
-	var reasons []fault.Reason
-	no := func(code, message, change string) {
-		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})
-	}
-	if w.GuestIsAt != s.from {
-		no("journal_unread", "its journal cannot be read: what it has done at its destination is not known", "if the guest is at "+s.from+", say so")
-	}
-	switch fact := sourceFact(status, true); {
-	case fact == SourceSilent:
-		no("source_silent", "the source's hypervisor does not answer", "start libvirtd on "+s.from)
-	case fact == SourceMigrated, status.Ledger == LedgerSurrendered, status.Ledger == LedgerElsewhere:
-		no("has_left", "the guest has left the source", "settle it at the destination, which waits for the source's word")
-	}
-	if len(reasons) > 0 {
-		return Migration{}, fault.Refuse(fault.Forbidden, doing, reasons...)
-	}
-	if err := s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
 		source, ok := h.(Settler)
 		if !ok {
 			return fault.New(fault.Internal, "the source takes nobody's word")
 		}
-		if err := source.TakeWord(ctx, s.ref(StepStream), w); err != nil {
-			return err
-		}
-		if err := h.Reclaim(ctx, s.ref(StepStream)); err != nil {
-			return err
-		}
-		return h.DropContext(ctx, s.ref(StepRecordContext))
-	}); err != nil {
-		return Migration{}, fmt.Errorf("%s: %w", doing, err)
-	}
-	id := s.taskID()
-	s.c.mu.Lock()
-	s.rec.Settled = &w
-	rec := s.rec
-	s.c.mu.Unlock()
-	rec.Status, rec.Outcome, rec.Phase, rec.Step, rec.UpdatedAt = StatusFailed, OutcomeUndone, task.Undone, "", s.c.cfg.Runtime.Now()
-	rec.Error = &task.Error{Kind: fault.Undone, Message: fmt.Sprintf("its journal could not be read; %s has said that the guest is at %s: %s", w.By, s.from, w.Why)}
-	if !s.replace(ctx, rec, over) {
-		return Migration{}, context.Cause(ctx)
-	}
-	s.c.mu.Lock()
-	run := s.c.run
-	s.c.mu.Unlock()
-	if run != nil { // else the next start drops them
-		s.c.dropTask(run, id)
-		s.c.dropAbort(run, s.uuid)
-	}
-	return s.c.Get(ctx, s.uuid)
+		return source.TakeWord(ctx, s.ref(StepStream), w)
+	})
 }
 
 // settleFacts gathers what is held against a word.
 func (s *story) settleFacts(ctx context.Context, t *task.Task, m Migration, w Settlement) (settleFacts, error) {
-	f := settleFacts{Source: s.from, Destination: m.DestCompute, Stage: s.stageOf(m, t.State())}
+	f := settleFacts{Source: s.from, Destination: m.DestCompute, Stage: s.stageOf(m, t.State()), Apart: s.conductsForOthers() && !s.evacuates()}
 	var src inspectedSource
 	if f.Stage == stageUndecided {
 		if err := t.Output(StepInspectSource, &src); err != nil {
@@ -373,11 +346,32 @@ func (s *story) settleFacts(ctx context.Context, t *task.Task, m Migration, w Se
 		}
 	}
 	for _, name := range w.Gone {
-		if s.answers(ctx, name) {
+		if s.evacuates() && name == s.from {
+			continue // a dead host is not asked
+		}
+		if !(name == GonePlacement && s.refusedByPlacement(t)) && s.answers(ctx, name) {
 			f.Answering = append(f.Answering, name)
 		}
 	}
 	return f, nil
+}
+
+// refusedByPlacement reports whether what the move has yet to write there was refused the
+// last time: a Placement that answers, and takes no write from here, is none for it.
+func (s *story) refusedByPlacement(t *task.Task) bool {
+	s.c.mu.Lock()
+	g := s.stage(s.rec)
+	s.c.mu.Unlock()
+	return slices.ContainsFunc(t.State().Steps, func(one task.StepState) bool {
+		i := g.index(one.Name)
+		switch {
+		case i < 0 || g.steps[i].asks != asksPlacement:
+			return false
+		case g.steps[i].Forward:
+			return one.State == task.StepBegun && one.Error != nil && one.Error.Kind == fault.Forbidden
+		}
+		return one.State != task.StepUndone && one.Undo != nil && one.Undo.Kind == fault.Forbidden
+	})
 }
 
 // answers reports whether a host, or Placement, says anything at all.
@@ -400,8 +394,19 @@ func (s *story) answers(ctx context.Context, name string) bool {
 	return ctx.Err() == nil
 }
 
-// word is an operator's word on the current attempt, as the source has taken it.
+// word is an operator's word on the current attempt, as it was taken (see takeWord).
 func (s *story) word(ctx context.Context) (Settlement, bool) {
+	if s.behind != nil {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		if s.behind.said == nil {
+			return Settlement{}, false
+		}
+		return *s.behind.said, true
+	}
+	if s.conductsForOthers() {
+		return s.ownWord()
+	}
 	h, err := s.source(ctx)
 	if err != nil {
 		return Settlement{}, false
@@ -415,7 +420,15 @@ func (s *story) word(ctx context.Context) (Settlement, bool) {
 
 // takenBack is why a step past the commit is not done: an operator has said that the
 // guest is at the source.
-func (s *story) takenBack(ctx context.Context) error {
+func (s *story) takenBack(ctx context.Context, t *task.Task) error {
+	if s.conductsForOthers() {
+		if !s.retaken(ctx, t) {
+			return nil
+		}
+		return fmt.Errorf("%w: %w", task.ErrTurnBack, fault.Refuse(fault.Undone, "", fault.Reason{
+			Code: codeSettled, Message: "an operator has said at " + s.from + " that the guest is there",
+		}))
+	}
 	w, ok := s.word(ctx)
 	if !ok || w.GuestIsAt != s.from {
 		return nil

@@ -69,6 +69,34 @@ func TestSettle_WhatIsRefused(t *testing.T) {
 	}
 }
 
+// TestSettle_OfMovesOfOthers: a conductor at neither host can give up either of them, and
+// says where the guest is in nobody's place.
+func TestSettle_OfMovesOfOthers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		stage settleStage
+		word  Settlement
+		want  []string
+	}{
+		"undoing, the destination is gone":        {stageKept, Settlement{GuestIsAt: "a", Gone: []string{"b"}}, nil},
+		"undoing, the source is gone with it":     {stageKept, Settlement{GuestIsAt: "a", Gone: []string{"a"}}, []string{"gone_with_it"}},
+		"committed, back":                         {stageCommitted, Settlement{GuestIsAt: "a", Gone: []string{"b"}}, []string{"say_it_there"}},
+		"committed, forward, the source is gone":  {stageCommitted, Settlement{GuestIsAt: "b", Gone: []string{"a"}}, nil},
+		"committed, forward, nobody is gone":      {stageCommitted, Settlement{GuestIsAt: "b"}, []string{"not_in_doubt"}},
+		"confirming, the source is gone":          {stageConfirming, Settlement{GuestIsAt: "b", Gone: []string{"a"}}, nil},
+		"a revert undone, the source is gone":     {stageThere, Settlement{GuestIsAt: "b", Gone: []string{"a"}}, nil},
+		"returned, the other host is gone":        {stageReturned, Settlement{GuestIsAt: "a", Gone: []string{"b"}}, nil},
+		"deciding: it decides":                    {stageDeciding, Settlement{GuestIsAt: "b", Gone: []string{"a"}}, []string{"decides_itself"}},
+		"the conductor is nobody to be given up":  {stageKept, Settlement{GuestIsAt: "a", Gone: []string{"c"}}, []string{"not_a_party"}},
+		"nor is the guest with it":                {stageKept, Settlement{GuestIsAt: "c"}, []string{"not_a_party"}},
+		"confirming, and the source has not left": {stageConfirming, Settlement{GuestIsAt: "a", Gone: []string{"b"}}, []string{"destination_has_guest"}},
+	} {
+		f := settleFacts{Source: "a", Destination: "b", Stage: tt.stage, Apart: true}
+		if got := codesOf(settleRefusal(f, tt.word)); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: refused for %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
 // A word that was joined to an earlier one is the same word when it comes again.
 func TestSettle_TheSameWordAgain(t *testing.T) {
 	kept := &Settlement{GuestIsAt: "a", Gone: []string{"b", GonePlacement}, Why: "scrap", By: "ann"}

@@ -12,6 +12,6 @@ var updateShapes = flag.Bool("update-shapes", false, "write the shapes of this s
 
 func TestShape_OfTheJournalsRecords(t *testing.T) {
 	storetest.RequireShapes(t, "testdata/schema-1.shapes", *updateShapes, map[string]any{
-		bucketMigrations: stored{}, bucketTasks: task.State{},
+		bucketMigrations: stored{}, bucketTasks: task.State{}, bucketWords: attemptWord{},
 	})
 }

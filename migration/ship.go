@@ -3,6 +3,7 @@ package migration
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -17,21 +18,63 @@ import (
 // network and destination work at the same time.
 const shipLanes = 4
 
+// DiskSource gives pieces of files; each question is bounded by who implements it.
+type DiskSource interface {
+	ReadDisk(ctx context.Context, ref Ref, r DiskRange) (DiskPiece, error)
+}
+
+// DiskDestination takes them; likewise.
+type DiskDestination interface {
+	ShippedSoFar(ctx context.Context, ref Ref) (Shipped, error)
+	WriteDisk(ctx context.Context, ref Ref, p DiskPiece) error
+	SealDisks(ctx context.Context, ref Ref, want Shipped) error
+}
+
+// Shipment is what Ship brings, from where to where.
+type Shipment struct {
+	Ref     Ref
+	Files   []ShipFile
+	From    DiskSource
+	To      DiskDestination
+	Rate    uint64        // bytes a second of what is sent; 0 for no bound
+	Stall   time.Duration // without a byte for so long it fails
+	Runtime runtime.Runtime
+	Logger  *slog.Logger
+
+	// Show is told how far it is, at once after each round and at most every Look; nil for
+	// nobody. It does not block.
+	Show func(Progress)
+	Look time.Duration
+}
+
+// Ship brings files of a guest that is off to where it goes, one after another: it asks
+// the destination how far each is, reads on from there at the source, and has the
+// destination seal all of them when they are whole. Whoever dies or is cut off meanwhile,
+// also whoever ships, nothing that is durable is sent again; what is not durable is at
+// most what the destination holds back (agent/host/shipping, syncEvery).
+//
+//	what fails                                  what is done
+//	a host, or its answer, is away              asked how far it is, and on from there;
+//	                                            fault.Unavailable when nothing came for Stall
+//	a file changes, a checksum, no room, …      Ship fails with it
+//
+// Two that ship the same files at once do no harm: the destination takes each piece once,
+// whoever brings it first.
+func Ship(ctx context.Context, s Shipment) (Progress, error) {
+	x := &shipping{Shipment: s, began: s.Runtime.Boot().Since, bound: pace{rate: s.Rate}}
+	for _, f := range s.Files {
+		x.files = append(x.files, &shippedSoFar{ShipFile: f, size: -1})
+	}
+	err := x.run(ctx)
+	return x.look(), err
+}
+
 // shippedDisks is the output of ship_disks.
 type shippedDisks struct {
 	Progress Progress `json:"progress"`
 }
 
-// shipDisks brings over what the two hosts do not share, file by file: it asks the
-// destination how far each is, reads on from there at the source, and has the
-// destination seal all of them when they are whole. Whatever is cut or dies meanwhile,
-// nothing that is durable is sent again; what is not durable is at most what the
-// destination holds back (agent/host, shipSync).
-//
-//	what fails                                  what is done
-//	a host, or its answer, is away              asked how far it is, and on from there; the
-//	                                            step fails when nothing came for a while
-//	a file changes, a checksum, no room, …      the step fails: the guest goes back
+// shipDisks brings over what the two hosts do not share, through the conductor.
 func (s *story) shipDisks(ctx context.Context, t *task.Task) (any, error) {
 	var prepared PreparedCold
 	if err := t.Output(StepPrepResize, &prepared); err != nil {
@@ -40,23 +83,59 @@ func (s *story) shipDisks(ctx context.Context, t *task.Task) (any, error) {
 	if len(prepared.Files) == 0 {
 		return nil, nil
 	}
-	x := &shipping{s: s, t: t, began: s.c.cfg.Runtime.Boot().Since}
-	for _, f := range prepared.Files {
-		x.files = append(x.files, &shippedSoFar{ShipFile: f, size: -1})
-	}
-	if err := x.run(ctx); err != nil {
+	cfg := s.c.cfg
+	p, err := Ship(ctx, Shipment{
+		Ref: s.ref(StepShipDisks), Files: prepared.Files, From: relayed{s, t}, To: relayed{s, t}, Rate: s.rec.Options.Bandwidth,
+		// As long as a destination of a live migration may take to begin: an agent that is
+		// restarted is back by then.
+		Stall:   s.limits().Setup,
+		Runtime: cfg.Runtime, Logger: cfg.Logger.With("migration", s.uuid, "instance", s.instance), Show: s.progress, Look: cfg.PollInterval,
+	})
+	if err != nil {
 		return nil, fmt.Errorf("ship the disks of %s: %w", s.instance, err)
 	}
-	return shippedDisks{Progress: x.look()}, nil
+	return shippedDisks{Progress: p}, nil
 }
 
-// shipping is one run of the step.
+// relayed asks both hosts of a story, each question once: a round that broke off is the
+// repetition.
+type relayed struct {
+	s *story
+	t *task.Task
+}
+
+func (r relayed) ReadDisk(ctx context.Context, ref Ref, d DiskRange) (p DiskPiece, err error) {
+	err = r.s.atSource(ctx, r.s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
+		p, err = h.ReadDisk(ctx, ref, d)
+		return err
+	})
+	return p, err
+}
+
+func (r relayed) ShippedSoFar(ctx context.Context, ref Ref) (far Shipped, err error) {
+	err = r.s.once(ctx, r.t, r.s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
+		far, err = h.ShippedSoFar(ctx, ref)
+		return err
+	})
+	return far, err
+}
+
+func (r relayed) WriteDisk(ctx context.Context, ref Ref, p DiskPiece) error {
+	return r.s.once(ctx, r.t, r.s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.WriteDisk(ctx, ref, p) })
+}
+
+func (r relayed) SealDisks(ctx context.Context, ref Ref, want Shipped) error {
+	return r.s.once(ctx, r.t, r.s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error { return h.SealDisks(ctx, ref, want) })
+}
+
+// shipping is one run of Ship.
 type shipping struct {
-	s     *story
-	t     *task.Task
+	Shipment
 	began time.Duration // boot clock
 	files []*shippedSoFar
+	bound pace
 
+	showing sync.Mutex // one Show at a time, none behind a later one; above mu
 	// mu guards what follows, and the files' order and next. Leaf lock.
 	mu    sync.Mutex
 	speed rate
@@ -76,7 +155,7 @@ type shippedSoFar struct {
 
 // run goes on from where the destination is, until all is sealed.
 func (x *shipping) run(ctx context.Context) error {
-	rt := x.s.c.cfg.Runtime
+	rt := x.Runtime
 	x.moved = rt.Boot().Since
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		before := x.most
@@ -95,18 +174,16 @@ func (x *shipping) run(ctx context.Context) error {
 		x.mu.Lock()
 		silent, came := rt.Boot().Since-x.moved, x.most > before
 		x.mu.Unlock()
-		// As long as a destination of a live migration may take to begin: an agent that is
-		// restarted is back by then.
-		if limit := x.s.limits().Setup; silent >= limit {
-			return fault.Refuse(fault.Unavailable, "", fault.Reason{
+		if limit := x.stall(); silent >= limit {
+			return task.By(task.Whose(err), fault.Refuse(fault.Unavailable, "", fault.Reason{
 				Code: "stalled", Message: fmt.Sprintf("no disk bytes moved for %s: %v", silent.Round(time.Millisecond), err),
 				Want: limit.String(), Have: silent.Round(time.Millisecond).String(), Change: "check both hosts' agents and the network between them",
-			})
+			}))
 		}
 		if came {
 			pause = 200 * time.Millisecond
 		}
-		x.s.c.cfg.Logger.Warn("the shipping of disks broke off, going on from where the destination is", "migration", x.s.uuid, "instance", x.s.instance, "error", err)
+		x.Logger.Warn("the shipping of disks broke off, going on from where the destination is", "error", err)
 		if err := rt.Sleep(ctx, pause); err != nil {
 			return err
 		}
@@ -115,12 +192,7 @@ func (x *shipping) run(ctx context.Context) error {
 
 // round is one try at all that is left.
 func (x *shipping) round(ctx context.Context) error {
-	cfg := x.s.c.cfg
-	var far Shipped
-	err := x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
-		far, err = h.ShippedSoFar(ctx, x.s.ref(StepShipDisks))
-		return err
-	})
+	far, err := x.To.ShippedSoFar(ctx, x.Ref)
 	if err != nil {
 		return err
 	}
@@ -155,9 +227,7 @@ func (x *shipping) round(ctx context.Context) error {
 			return fileChanged(f.Path)
 		}
 	}
-	return x.destination(ctx, cfg.SlowVerbTimeout, func(ctx context.Context, h Host) error {
-		return h.SealDisks(ctx, x.s.ref(StepShipDisks), want)
-	})
+	return x.To.SealDisks(ctx, x.Ref, want)
 }
 
 // resume takes a file up where the destination has it.
@@ -193,13 +263,13 @@ func (x *shipping) send(ctx context.Context, f *shippedSoFar) error {
 	if f.order.Bytes >= f.size {
 		return nil
 	}
-	rt := x.s.c.cfg.Runtime
+	rt := x.Runtime
 	lanes, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var first error // guarded by x.mu
 	var group runtime.Group
 	for i := range shipLanes {
-		group.Go(rt, fmt.Sprintf("ship %s %d", x.s.uuid, i), func() {
+		group.Go(rt, fmt.Sprintf("ship %s %d", x.Ref.Migration, i), func() {
 			if err := x.lane(lanes, f); err != nil {
 				x.mu.Lock()
 				if first == nil {
@@ -273,36 +343,31 @@ func (x *shipping) zeros(f *shippedSoFar, p DiskPiece, own int64) []DiskPiece {
 	return []DiskPiece{p, rest}
 }
 
-func (x *shipping) read(ctx context.Context, f *shippedSoFar, at, most int64) (p DiskPiece, err error) {
-	err = x.s.askOnce(ctx, x.s.c.cfg.VerbTimeout, x.s.source, func(ctx context.Context, h Host) (err error) {
-		p, err = h.ReadDisk(ctx, x.s.ref(StepShipDisks), DiskRange{Path: f.Path, Offset: at, Length: most, SumOnly: f.Compare})
-		return err
-	})
-	return p, err
+func (x *shipping) read(ctx context.Context, f *shippedSoFar, at, most int64) (DiskPiece, error) {
+	return x.From.ReadDisk(ctx, x.Ref, DiskRange{Path: f.Path, Offset: at, Length: most, SumOnly: f.Compare})
 }
 
 func (x *shipping) write(ctx context.Context, f *shippedSoFar, p DiskPiece) error {
-	err := x.destination(ctx, x.s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
-		return h.WriteDisk(ctx, x.s.ref(StepShipDisks), p)
-	})
-	if err != nil {
+	if err := x.bound.wait(ctx, x.Runtime, len(p.Data)); err != nil {
+		return err
+	}
+	if err := x.To.WriteDisk(ctx, x.Ref, p); err != nil {
 		return err
 	}
 	x.mu.Lock()
-	err = f.order.Take(p)
+	err := f.order.Take(p)
 	x.mu.Unlock()
 	x.show(false)
 	return err
 }
 
-// destination asks it once; a round that broke off is the repetition.
-func (x *shipping) destination(ctx context.Context, timeout time.Duration, f func(context.Context, Host) error) error {
-	return x.s.once(ctx, x.t, timeout, f)
-}
+// stall is how long nothing may come: a bound that lets one piece through in a longer time
+// is nobody's fault.
+func (x *shipping) stall() time.Duration { return max(x.Stall, 2*x.bound.time(shipLanes*ShipBlock)) }
 
 // show tells people how far it is, not more often than they look.
 func (x *shipping) show(now bool) {
-	at := x.s.c.cfg.Runtime.Boot().Since
+	at := x.Runtime.Boot().Since
 	x.mu.Lock()
 	var far int64
 	for _, f := range x.files {
@@ -311,18 +376,22 @@ func (x *shipping) show(now bool) {
 	if far > x.most {
 		x.most, x.moved = far, at
 	}
-	if !now && at-x.shown < x.s.c.cfg.PollInterval {
+	if !now && at-x.shown < x.Look {
 		x.mu.Unlock()
 		return
 	}
 	x.shown = at
 	x.mu.Unlock()
-	x.s.progress(x.look())
+	if x.Show != nil {
+		x.showing.Lock()
+		defer x.showing.Unlock()
+		x.Show(x.look())
+	}
 }
 
 // look is the progress: the bytes of all files, holes and what is only compared included.
 func (x *shipping) look() Progress {
-	at := x.s.c.cfg.Runtime.Boot().Since
+	at := x.Runtime.Boot().Since
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p := Progress{Phase: "disk", Elapsed: at - x.began}

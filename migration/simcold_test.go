@@ -73,6 +73,9 @@ func (h *simHost) PowerOn(_ context.Context, ref migration.Ref) error {
 		return err
 	}
 	h.bury(ref, ref.Step)
+	if h.owns() && (h.away || len(h.held) > 0) && h.offs[at(ref)] != "shut off" {
+		h.w.violate("the guest is powered on at %s: away %v, disks held %v", h.name, h.away, h.held)
+	}
 	if h.owns() && h.domain != nil && h.offs[at(ref)] != "" && h.domain.state == "shut off" {
 		*h.domain = simDomain{h.offs[at(ref)], "booted"}
 	}
@@ -81,9 +84,12 @@ func (h *simHost) PowerOn(_ context.Context, ref migration.Ref) error {
 
 func (h *simHost) HandOver(_ context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	if c, done := h.commits[at(ref)]; done {
-		return c, nil
+		return h.seal(c), nil
 	}
 	power, off := h.offs[at(ref)]
+	if h.apart() && ref.Step == migration.StepHandOver && (!h.away || !h.held[at(ref)] || !h.w.hosts[to].sealed[at(ref)]) {
+		h.w.violate("the guest is handed over: away %v, held %v, sealed %v", h.away, h.held, h.w.hosts[to].sealed)
+	}
 	if h.reclaimed[at(ref)] || !h.owns() || !off || h.domain != nil && h.domain.state != "shut off" {
 		return migration.Commit{}, h.no(ref, "the guest is here")
 	}
@@ -99,7 +105,7 @@ func (h *simHost) HandOver(_ context.Context, ref migration.Ref, to string) (mig
 		h.claims[at(ref)] = own
 		delete(h.claims, "instance")
 	}
-	return c, nil
+	return h.seal(c), nil
 }
 
 func (h *simHost) KeepGuest(_ context.Context, ref migration.Ref) error {
@@ -120,7 +126,8 @@ func (h *simHost) ConfirmSource(_ context.Context, ref migration.Ref) error {
 	k, _ := h.half(ref)
 	delete(h.claims, k)
 	delete(h.contexts, ref.Migration)
-	h.domain, h.size = nil, topology.Resources{}
+	h.forgetApart(ref)
+	h.domain, h.size, h.listed = nil, topology.Resources{}, ""
 	return nil
 }
 
@@ -146,6 +153,7 @@ func (h *simHost) CancelReturn(_ context.Context, ref migration.Ref) error {
 		return h.no(ref, "the guest is here")
 	}
 	h.bury(ref, ref.Step)
+	delete(h.carried, at(ref))
 	if c := h.claims[at(ref)]; c != nil {
 		c.state = "held"
 	}
@@ -163,6 +171,7 @@ func (h *simHost) FinishRevert(_ context.Context, ref migration.Ref) error {
 		c.state = "bound"
 		h.claims["instance"] = c
 		delete(h.claims, at(ref))
+		h.takeCarried(ref)
 		if power := string(h.w.power); power != "shut off" {
 			*h.domain = simDomain{power, "booted"}
 		}
@@ -189,6 +198,15 @@ func (h *simHost) PrepResize(_ context.Context, ref migration.Ref, _ migration.P
 		return out, fault.New(fault.Internal, "host %s: hook prep_resize/10-x failed", h.name)
 	}
 	cl.state = "arriving"
+	if h.apart() {
+		if h.listed != "hidden" {
+			h.w.violate("%s is prepared without a hidden copy of the instance", h.name)
+		}
+		out.Files = []migration.ShipFile{{Target: "vda", Path: apartFile}}
+		if h.coming[at(ref)] == nil {
+			h.coming[at(ref)] = &migration.ShipOrder{}
+		}
+	}
 	return out, nil
 }
 
@@ -198,19 +216,49 @@ func (h *simHost) RollbackPrepResize(_ context.Context, ref migration.Ref) error
 	}
 	h.bury(ref, ref.Step)
 	delete(h.made, at(ref))
+	delete(h.coming, at(ref))
+	delete(h.sealed, at(ref))
 	return nil
 }
 
-func (h *simHost) ShippedSoFar(context.Context, migration.Ref) (migration.Shipped, error) {
-	return migration.Shipped{}, nil
+func (h *simHost) ShippedSoFar(_ context.Context, ref migration.Ref) (migration.Shipped, error) {
+	o := h.coming[at(ref)]
+	if o == nil {
+		return migration.Shipped{}, h.no(ref, "nothing is to come")
+	}
+	f := migration.ShippedFile{Path: apartFile, Bytes: o.Bytes, Sum: o.Sum.String(), Sealed: h.sealed[at(ref)]}
+	if o.Bytes > 0 {
+		f.Version = "1"
+	}
+	return migration.Shipped{Files: []migration.ShippedFile{f}}, nil
 }
 
-func (h *simHost) WriteDisk(context.Context, migration.Ref, migration.DiskPiece) error { return nil }
+func (h *simHost) WriteDisk(_ context.Context, ref migration.Ref, p migration.DiskPiece) error {
+	o := h.coming[at(ref)]
+	if o == nil {
+		return h.no(ref, "nothing is to come")
+	}
+	return o.Take(p)
+}
 
-func (h *simHost) SealDisks(context.Context, migration.Ref, migration.Shipped) error { return nil }
+func (h *simHost) SealDisks(_ context.Context, ref migration.Ref, want migration.Shipped) error {
+	o := h.coming[at(ref)]
+	if o == nil || len(want.Files) != 1 || want.Files[0].Bytes != o.Bytes || want.Files[0].Sum != o.Sum.String() {
+		return h.no(ref, "it is not whole")
+	}
+	h.sealed[at(ref)] = true
+	return nil
+}
 
-func (h *simHost) ReadDisk(context.Context, migration.Ref, migration.DiskRange) (migration.DiskPiece, error) {
-	return migration.DiskPiece{}, nil
+func (h *simHost) ReadDisk(_ context.Context, ref migration.Ref, r migration.DiskRange) (migration.DiskPiece, error) {
+	if !h.held[at(ref)] {
+		return migration.DiskPiece{}, h.no(ref, "the disks are not held")
+	}
+	p := migration.DiskPiece{Path: apartFile, Offset: r.Offset, Size: apartSize, Version: "1"}
+	if r.Length > 0 {
+		p.Zero, p.Length = true, apartSize-r.Offset
+	}
+	return p, nil
 }
 
 func (h *simHost) AcceptHanded(_ context.Context, ref migration.Ref, c migration.Commit) error {
@@ -222,6 +270,9 @@ func (h *simHost) AcceptHanded(_ context.Context, ref migration.Ref, c migration
 	}
 	if cl := h.claims[at(ref)]; cl == nil || cl.state != "arriving" || c.Migration != ref.Migration || c.Attempt != ref.Attempt {
 		return h.no(ref, "no claim names it")
+	}
+	if err := h.verify(ref, c); err != nil {
+		return err
 	}
 	h.token = &simToken{epoch: c.Epoch, here: true, migration: ref.Migration, attempt: ref.Attempt, power: c.Power}
 	return nil
@@ -241,6 +292,9 @@ func (h *simHost) FinishResize(_ context.Context, ref migration.Ref) error {
 	if h.w.script.unfit {
 		return fault.New(fault.DoesNotFit, "host %s: QEMU does not start", h.name)
 	}
+	if h.apart() && !h.w.hosts["a"].away {
+		h.w.violate("the guest is connected at %s and at its source", h.name)
+	}
 	cl.state = "bound"
 	h.claims["instance"] = cl
 	delete(h.claims, at(ref))
@@ -252,6 +306,7 @@ func (h *simHost) FinishResize(_ context.Context, ref migration.Ref) error {
 
 func (h *simHost) ConfirmDestination(_ context.Context, ref migration.Ref) error {
 	delete(h.contexts, ref.Migration)
+	h.forgetApart(ref)
 	return nil
 }
 
@@ -271,7 +326,8 @@ func (h *simHost) CleanUpReverted(_ context.Context, ref migration.Ref) error {
 		}
 	}
 	delete(h.contexts, ref.Migration)
-	h.domain, h.size = nil, topology.Resources{}
+	h.forgetApart(ref)
+	h.domain, h.size, h.listed = nil, topology.Resources{}, ""
 	return nil
 }
 

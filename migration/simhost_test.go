@@ -39,10 +39,13 @@ type simHost struct {
 	aside map[string]bool
 	size  topology.Resources
 	words map[string]migration.Settlement // of operators, by migration/attempt
+	simApart
 	// patience is how long the last guest was given to shut itself down.
 	patience time.Duration
 	// deafAfterHandOver: its hypervisor answers no more once it has given a guest away.
 	deafAfterHandOver bool
+
+	simEvacuation
 
 	// The hypervisor.
 	domain *simDomain
@@ -88,7 +91,7 @@ func newSimHost(w *world, name string) *simHost {
 		w: w, name: name, provider: "rp-" + name, pages: "rp-" + name, disk: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
 		claims: map[string]*simClaim{}, contexts: map[string]bool{}, tombs: map[string]bool{}, reclaimed: map[string]bool{},
 		commits: map[string]migration.Commit{}, started: map[string]bool{}, made: map[string]bool{},
-		offs: map[string]string{}, aside: map[string]bool{}, words: map[string]migration.Settlement{},
+		offs: map[string]string{}, aside: map[string]bool{}, words: map[string]migration.Settlement{}, simApart: newSimApart(),
 	}
 }
 
@@ -178,7 +181,7 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 }
 
 func (h *simHost) CheckSource(_ context.Context, _ migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
-	if a.Kind != "" {
+	if a.Kind != "" && !h.apart() {
 		return migration.SourceAnswer{Shared: true}, nil // nothing is shipped
 	}
 	return migration.SourceAnswer{CopyDisks: []string{"vda"}}, nil
@@ -349,7 +352,7 @@ func (h *simHost) CheckDestination(_ context.Context, _ migration.Ref, c migrati
 		return migration.CheckAnswer{}, fault.Refuse(fault.DoesNotFit, "", reasons...)
 	}
 	d, err := h.Describe(context.Background())
-	return migration.CheckAnswer{Destination: d, Disks: []migration.DiskView{{Target: "vda"}}}, err
+	return migration.CheckAnswer{Destination: d, Disks: []migration.DiskView{{Target: "vda", Shared: c.Kind == migration.TypeEvacuation && !h.blind}}}, err
 }
 
 func (h *simHost) Claim(_ context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
@@ -483,6 +486,9 @@ func (h *simHost) DestinationStatus(_ context.Context, ref migration.Ref) (migra
 	st := migration.DestinationStatus{Domain: h.view(), Ledger: h.ledger(ref)}
 	if cl := h.claims[at(ref)]; cl != nil {
 		st.Claim = cl.state
+	}
+	if t := h.token; h.w.fleet != nil && t != nil && t.migration == ref.Migration && t.attempt == ref.Attempt {
+		st.Ledger = migration.LedgerAccepted // also where it has gone on since
 	}
 	st.Nothing = h.domain == nil && len(h.claims) == 0 && (h.token == nil || !h.token.here)
 	return st, nil

@@ -21,6 +21,8 @@ type simPlacement struct {
 	lateFull  string            // this one is full, but the candidates do not say so
 	lost      map[string]string // classes that providers have no more
 	swapping  func()            // before the first write of two consumers
+	writes    int               // that came
+	answers   func(n int) error // to the nth of them, in its place; nil for none
 }
 
 func newSimPlacement(w *world) *simPlacement {
@@ -28,6 +30,11 @@ func newSimPlacement(w *world) *simPlacement {
 }
 
 func (s *simPlacement) write(set map[string]placementclient.Allocations) error {
+	if s.writes++; s.answers != nil {
+		if err := s.answers(s.writes); err != nil {
+			return err
+		}
+	}
 	for id, a := range set {
 		have := s.consumers[id]
 		if (have == nil) != (a.ConsumerGeneration == nil) || have != nil && *have.ConsumerGeneration != *a.ConsumerGeneration {

@@ -17,7 +17,12 @@ type hostWire struct {
 
 var _ migration.Host = hostWire{}
 
-func (x hostWire) reachable() bool { return !x.h.cut }
+func (x hostWire) reachable() bool {
+	if x.h.unasked {
+		x.w.violate("the dead host %s was asked", x.h.name)
+	}
+	return !x.h.cut
+}
 
 // read is a call that changes nothing: it can fail, but there is nothing in it
 // that a crash or a late message could spoil.

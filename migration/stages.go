@@ -36,6 +36,8 @@ const (
 	storyLive           = "live-migration"
 	storyMigration      = "migration"
 	storyResize         = "resize"
+	storyApartMigration = "share-nothing-migration"
+	storyApartResize    = "share-nothing-resize"
 	storyResizeInPlace  = "resize-in-place"
 	storyRebuild        = "rebuild"
 	storyConfirm        = "confirm"
@@ -43,6 +45,7 @@ const (
 	storyRevert         = "revert"
 	storyRevertInPlace  = "revert-in-place"
 	storyRevertItself   = "revert-by-itself" // the guest cannot live at its destination
+	storyEvacuation     = "evacuation"
 )
 
 // Who a step asks.
@@ -50,6 +53,7 @@ const (
 	asksSource      = "source"
 	asksDestination = "destination"
 	asksPlacement   = "placement"
+	asksFleet       = "fleet" // the records that hosts keep of each other
 	asksNobody      = ""
 )
 
@@ -92,7 +96,7 @@ const (
 )
 
 // stage is what the current attempt does. Of the record only what says so is read: type,
-// stage, place.
+// stage, place, and whether the hosts share nothing.
 func (s *story) stage(m Migration) stage {
 	switch {
 	case m.Stage == StageConfirm && m.InPlace:
@@ -105,10 +109,16 @@ func (s *story) stage(m Migration) stage {
 		return s.revertByItself()
 	case m.Stage == StageRevert:
 		return s.revert()
+	case m.MigrationType == TypeEvacuation:
+		return s.evacuation()
 	case m.MigrationType == TypeRebuild:
 		return s.rebuild()
 	case m.InPlace:
 		return s.resizeInPlace()
+	case m.ShareNothing && m.MigrationType == TypeMigration:
+		return s.shareNothing(storyApartMigration)
+	case m.ShareNothing && m.MigrationType == TypeResize:
+		return s.shareNothing(storyApartResize)
 	case m.MigrationType == TypeMigration, m.MigrationType == TypeResize:
 		return s.coldMove(m.MigrationType)
 	}
@@ -150,7 +160,7 @@ func (g stage) index(name string) int {
 
 // moveUndone is the end of a move that was refused, failed or given up.
 func (s *story) moveUndone(rec *Migration, st task.State) ending {
-	refused, by := refusedBy(st)
+	refused, by := s.stage(*rec).refusedBy(st, rec.DestCompute)
 	switch {
 	case hasCode(st.Cause, codeAborted):
 		rec.Status, rec.Outcome, rec.Error = StatusCancelled, OutcomeUndone, st.Cause
@@ -158,24 +168,39 @@ func (s *story) moveUndone(rec *Migration, st task.State) ending {
 	case refused && rec.DestCompute != "":
 		rec.Refusals = append(rec.Refusals, Refusal{
 			Attempt: rec.Attempt, DestCompute: rec.DestCompute,
-			Kind: st.Cause.Kind, Message: st.Cause.Message, Reasons: st.Cause.Reasons,
+			Kind: st.Cause.Kind, Message: st.Cause.Message, Reasons: st.Cause.Reasons, Step: by, Left: !st.Over(),
 		})
-		// What speaks against a change in place speaks against it elsewhere too, but for room.
-		elsewhere := !rec.InPlace || rec.MigrationType == TypeResize && st.Cause.Kind == fault.DoesNotFit
-		if s.named == "" && elsewhere && rec.Attempt < s.c.cfg.MaxAttempts && !rec.AbortRequested {
+		if s.mayFollow(*rec, st.Cause) {
 			rec.InPlace = false
 			return onward
 		}
 		fallthrough
 	case refused:
 		rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeRefused, refusals(*rec, st.Cause)
-		if by == StepSwapAllocations {
+		if touches(by) || slices.ContainsFunc(rec.Refusals, func(r Refusal) bool { return touches(r.Step) }) {
 			rec.Outcome = OutcomeUndone
 		}
 		return over
 	}
 	rec.Status, rec.Outcome, rec.Error = StatusFailed, OutcomeUndone, st.Cause
 	return over
+}
+
+// mayFollow reports whether another destination may be tried after an attempt that was
+// refused, as its record stands then.
+func (s *story) mayFollow(rec Migration, cause *task.Error) bool {
+	// What speaks against a change in place speaks against it elsewhere too, but for room.
+	elsewhere := !rec.InPlace || rec.MigrationType == TypeResize && cause.Kind == fault.DoesNotFit
+	return elsewhere && s.another(rec) && !rec.AbortRequested
+}
+
+// another reports whether there is another destination to be tried after the refusals of
+// a record: one that was named, or, where none was, whatever Placement knows.
+func (s *story) another(rec Migration) bool {
+	if len(s.asked()) == 0 {
+		return rec.Attempt < s.c.cfg.MaxAttempts
+	}
+	return untried(s.asked(), s.from, rec.Refusals) != ""
 }
 
 // ends is the end of a stage that did what it should.
@@ -280,7 +305,7 @@ func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to Stage) (M
 func (c *Conductor) notFinishedLocked(doing string, m Migration) error {
 	kind, change := fault.Forbidden, ""
 	switch {
-	case m.MigrationType == TypeLiveMigration || m.MigrationType == TypeRebuild:
+	case m.MigrationType == TypeLiveMigration || m.MigrationType == TypeRebuild || m.MigrationType == TypeEvacuation:
 		change = "nothing is kept of a " + m.MigrationType + " to go back to"
 	case m.Done():
 		change = "nothing: it is over"

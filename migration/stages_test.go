@@ -302,7 +302,10 @@ func TestStart_RefusalsOfColdMovesLeaveNothing(t *testing.T) {
 		kind    fault.Kind
 		codes   []string
 	}{
-		{"a type that is not known", asked(migration.Request{Type: "evacuation"}, ""), nil, fault.Invalid, []string{"migration_type"}},
+		{"a type that is not known", asked(migration.Request{Type: "teleport", Stopped: true}, ""), nil, fault.Invalid, []string{"migration_type", "evacuation"}},
+		{"an evacuation where hosts keep no records", asked(migration.Request{Type: migration.TypeEvacuation}, ""), nil, fault.Forbidden, []string{"no_fleet_store"}},
+		{"an evacuation to a flavor, between hosts that share nothing", asked(migration.Request{Type: migration.TypeEvacuation, Change: larger, ShareNothing: true}, ""),
+			nil, fault.Invalid, []string{"change", "share_nothing"}},
 		{"a resize without a flavor, to an image", asked(migration.Request{Type: migration.TypeResize, Change: image}, ""), nil, fault.Invalid, []string{"flavor", "image"}},
 		{"a rebuild elsewhere, without an image", asked(migration.Request{Type: migration.TypeRebuild}, "b"), nil, fault.Invalid, []string{"image", "dest_compute"}},
 		{"a cold migration that changes something", asked(migration.Request{Type: migration.TypeMigration, Change: larger, ConfirmWindow: &negative}, "b"), nil,

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,23 +15,45 @@ import (
 
 // Request asks for a migration.
 type Request struct {
-	// Instance is the uuid of the guest, which is on the local host.
+	// Instance is the uuid of the guest.
 	Instance string `json:"instance_uuid"`
-	// Type is one of TypeLiveMigration, which empty means, TypeMigration, TypeResize and
-	// TypeRebuild.
+	// Source is the provider's name of the host that has the guest; empty for the local
+	// one. Another one only with ShareNothing. Of an evacuation it is the dead host, and empty
+	// for the one that the fleet's records name.
+	Source string `json:"source_compute,omitempty"`
+	// ShareNothing asks for the story in which the two hosts need not reach each other: of a
+	// cold move or a resize, which then never stays where it is.
+	ShareNothing bool `json:"share_nothing,omitempty"`
+	// Type is one of TypeLiveMigration, which empty means, TypeMigration, TypeResize,
+	// TypeRebuild and TypeEvacuation.
 	Type string `json:"migration_type,omitempty"`
 	// Destination is a provider's name. Empty lets Placement's candidates decide; a
 	// resize then stays where it is if it fits there, and a rebuild always does. A resize
 	// to the host that has the guest is one in place, and to no other.
 	Destination string `json:"dest_compute,omitempty"`
+	// Alternates are providers' names, tried in order when the destination before refuses;
+	// without a Destination the first of them is tried first. With neither, Placement's
+	// candidates are.
+	Alternates []string `json:"alternates,omitempty"`
 	// Migration is the uuid the migration is to have; empty makes one. A request
 	// repeated with the same uuid is answered with the migration it made; one that asks
 	// for another move by it is refused.
 	Migration string `json:"uuid,omitempty"`
+	// Queue is the uuid of the queue that the move belongs to: a destination may have it wait
+	// for its turn. Empty for a move by itself.
+	Queue string `json:"queue,omitempty"`
+	// By is who asks, in words for people; empty where nobody says.
+	By string `json:"by,omitempty"`
 	// Options are a live migration's; of a cold one only the bandwidth counts.
 	Options Options `json:"options"`
-	// Change is a resize's flavor, or a rebuild's image and maybe flavor.
+	// Change is a resize's flavor, or a rebuild's image and maybe flavor. Of an evacuation its
+	// image alone: what disks are made from that no host shares, where the guest's record names
+	// none.
 	Change Change `json:"change,omitzero"`
+	// Of an evacuation. Stopped: the guest stays off, whatever it was. AcceptLoss: what was
+	// written to a disk that is made anew is lost, and may be.
+	Stopped    bool `json:"stopped,omitempty"`
+	AcceptLoss bool `json:"accept_data_loss,omitempty"`
 	// ConfirmWindow is after which time a cold move or a resize is confirmed by itself; 0
 	// for never, nil for Config.ConfirmWindow.
 	ConfirmWindow *time.Duration `json:"confirm_window,omitempty"`
@@ -42,9 +65,28 @@ type Request struct {
 
 // doing is what is asked for, in the words of errors.
 func (r Request) doing() string {
-	verb := map[string]string{TypeMigration: "migrate", TypeResize: "resize", TypeRebuild: "rebuild"}[r.Type]
-	return fmt.Sprintf("%s instance %s", cmp.Or(verb, "live-migrate"), r.Instance)
+	verb := map[string]string{TypeMigration: "migrate", TypeResize: "resize", TypeRebuild: "rebuild", TypeEvacuation: "evacuate"}[r.Type]
+	of := ""
+	if r.Source != "" {
+		of = " of " + r.Source
+	}
+	with := ""
+	if r.ShareNothing {
+		with = ", sharing nothing"
+	}
+	return fmt.Sprintf("%s instance %s%s%s", cmp.Or(verb, "live-migrate"), r.Instance, of, with)
 }
+
+// destinations are those asked for, in order.
+func (r Request) destinations() []string {
+	if r.Destination == "" {
+		return r.Alternates
+	}
+	return append([]string{r.Destination}, r.Alternates...)
+}
+
+// MostAlternates bounds them. Arbitrary: each is asked for some time.
+const MostAlternates = 64
 
 // validate refuses what makes no sense by itself.
 func (r Request) validate(local string) error {
@@ -74,10 +116,34 @@ func (r Request) validate(local string) error {
 		if r.Destination != "" && r.Destination != local {
 			bad("dest_compute", "a rebuild stays on "+local, "name no host")
 		}
+		if len(r.Alternates) > 0 {
+			bad("alternates", "a rebuild stays on "+local+", and has no alternates", "name none")
+		}
+	case TypeEvacuation:
+		if r.Change.Flavor != nil {
+			bad("change", "an evacuation takes no flavor", "resize the guest once it lives")
+		}
 	default:
 		bad("migration_type", "migration type "+r.Type+" is not known",
-			"use one of "+TypeLiveMigration+", "+TypeMigration+", "+TypeResize+", "+TypeRebuild)
+			"use one of "+TypeLiveMigration+", "+TypeMigration+", "+TypeResize+", "+TypeRebuild+", "+TypeEvacuation)
 	}
+	if r.Type != TypeEvacuation && (r.Stopped || r.AcceptLoss) {
+		bad("evacuation", "stopped and accept_data_loss are of evacuations", "leave them out")
+	}
+	source := cmp.Or(r.Source, local)
+	if r.ShareNothing && r.Type != TypeMigration && r.Type != TypeResize {
+		bad("share_nothing", "a "+r.Type+" is not for hosts that share nothing", "move it cold, or resize it")
+	}
+	if source != local && !r.ShareNothing && r.Type != TypeEvacuation {
+		bad("source_compute", "the guest is on "+source+", whose own agent conducts its moves", "ask "+source+", or ask for a move between hosts that share nothing")
+	}
+	if r.ShareNothing && r.Destination == source {
+		bad("dest_compute", source+" is the host that the guest is on", "name another host")
+	}
+	if r.Type == TypeEvacuation {
+		source = r.Source // by the records, where it is not named; the agent that is asked may be the destination
+	}
+	r.validateAlternates(source, bad)
 	bounded := func(what string, d *time.Duration, most time.Duration) {
 		switch {
 		case d == nil:
@@ -93,6 +159,25 @@ func (r Request) validate(local string) error {
 		return fault.Refuse(fault.Invalid, r.doing(), reasons...)
 	}
 	return nil
+}
+
+func (r Request) validateAlternates(source string, bad func(code, message, change string)) {
+	if len(r.Alternates) > MostAlternates {
+		bad("alternates", fmt.Sprintf("%d alternates are more than %d", len(r.Alternates), MostAlternates), "name fewer")
+	}
+	if len(r.Alternates) > 0 && r.Destination == source && source != "" {
+		bad("alternates", "a resize where the guest is has no alternates", "name none, or another destination")
+	}
+	for i, name := range r.Alternates {
+		switch {
+		case name == "":
+			bad("alternates", "an alternate has no name", "name a host")
+		case name == source:
+			bad("alternates", "alternate "+name+" is the host that the guest is on", "name another host")
+		case name == r.Destination || slices.Contains(r.Alternates[:i], name):
+			bad("alternates", "host "+name+" is named twice", "name it once")
+		}
+	}
 }
 
 // LiveMigrate is Start of a live migration.
@@ -140,12 +225,31 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 		}
 	}
 	now := c.cfg.Runtime.Now()
-	s := newStory(c, stored{Named: r.Destination, Change: r.Change, Migration: Migration{
-		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: c.cfg.Local,
+	source := cmp.Or(r.Source, c.cfg.Local)
+	conductor := ""
+	if source != c.cfg.Local {
+		conductor = c.cfg.Local
+	}
+	var lost LostGuest
+	var evacuation *Evacuation
+	if r.Type == TypeEvacuation {
+		var err error
+		if lost, err = c.readLost(ctx, r); err != nil {
+			return Migration{}, fmt.Errorf("%s: %w", r.doing(), err)
+		}
+		source, conductor = lost.Source.Name, c.cfg.Local
+		evacuation = &Evacuation{Proof: &lost.Proof, Stopped: r.Stopped, AcceptLoss: r.AcceptLoss, Image: pathOf(r.Change.Image)}
+	}
+	s := newStory(c, stored{Named: r.Destination, Alternates: r.Alternates, Change: r.Change, Migration: Migration{
+		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: source, Conductor: conductor, ShareNothing: r.ShareNothing, Queue: r.Queue, By: r.By,
 		MigrationType: r.Type, Status: StatusAccepted, Attempt: 1,
-		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{},
+		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{}, Evacuation: evacuation,
 	}})
-	guest, err := s.precheck(ctx, r.doing())
+	check := s.precheck
+	if r.Type == TypeEvacuation {
+		check = func(ctx context.Context, doing string) (Guest, error) { return s.precheckLost(ctx, doing, lost) }
+	}
+	guest, err := check(ctx, r.doing())
 	if err != nil {
 		return Migration{}, err
 	}
@@ -194,7 +298,7 @@ const (
 
 // describe keeps what the request says of a cold move.
 func (s *story) describe(r Request, g Guest) {
-	if r.Type == TypeLiveMigration {
+	if r.Type == TypeLiveMigration || r.Type == TypeEvacuation {
 		return
 	}
 	s.rec.OldFlavor, s.rec.NewFlavor = g.Flavor.Name, g.Flavor.Name

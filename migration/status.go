@@ -39,16 +39,16 @@ var statuses = []struct {
 	{StatusAccepted, "durable, nothing begun", false},
 	{StatusPreparing, "live: claim, allocations, the destination's preparation", false},
 	{StatusRunning, "live: the guest's memory and disks are on their way", false},
-	{StatusPreMigrating, "claim, allocations, preparation; the guest runs where it was", false},
-	{StatusMigrating, "the guest is powered off, and its disks are brought over or made anew", false},
+	{StatusPreMigrating, "claim, allocations, preparation; nothing of the guest has changed", false},
+	{StatusMigrating, "the guest is powered off or lost, and its disks are brought over or made anew", false},
 	{StatusPostMigrating, "the guest is made live where it goes; of a move between hosts the token has left the source", false},
 	{StatusFinished, "moved or resized; waits to be confirmed or reverted", false},
 	{StatusConfirming, "confirmed: what was kept to go back is given up", false},
 	{StatusReverting, "the guest goes back to what and where it was", false},
-	{StatusCompleted, "the guest runs at the destination", true},
+	{StatusCompleted, "the guest runs at the destination; of an evacuation nothing is left at the dead host either", true},
 	{StatusConfirmed, "confirmed, and nothing is left of what it was before", true},
 	{StatusReverted, "the guest is what and where it was", true},
-	{StatusDone, "rebuilt", true},
+	{StatusDone, "rebuilt; or evacuated, and what the dead host still has of it is to be cleaned up", true},
 	{StatusCancelled, "aborted by somebody, and undone", true},
 	{StatusFailed, "failed, and undone; or refused before any effect", true},
 	{StatusError, "cannot go on at present: the outcome and the error say why", false},
@@ -78,7 +78,8 @@ var transitions = []struct {
 	{[]string{TypeMigration, TypeResize}, []transition{
 		{StatusAccepted, []Status{StatusPreMigrating, StatusCancelled, StatusFailed, StatusError}},
 		{StatusPreMigrating, []Status{StatusMigrating, StatusCancelled, StatusFailed, StatusError}},
-		{StatusMigrating, []Status{StatusPostMigrating, StatusCancelled, StatusFailed, StatusError}},
+		// pre-migrating: the destination refused, and the next one is tried.
+		{StatusMigrating, []Status{StatusPostMigrating, StatusPreMigrating, StatusCancelled, StatusFailed, StatusError}},
 		// reverting: the guest cannot live there, and is taken back without a word.
 		// cancelled, failed: in place, where nothing is past return before finished.
 		{StatusPostMigrating, []Status{StatusFinished, StatusReverting, StatusMigrating, StatusCancelled, StatusFailed, StatusError}},
@@ -94,6 +95,16 @@ var transitions = []struct {
 		{StatusPreMigrating, []Status{StatusMigrating, StatusCancelled, StatusFailed, StatusError}},
 		{StatusMigrating, []Status{StatusPostMigrating, StatusCancelled, StatusFailed, StatusError}},
 		{StatusPostMigrating, []Status{StatusDone, StatusCancelled, StatusFailed, StatusError}},
+		{StatusError, []Status{StatusPreMigrating, StatusMigrating, StatusPostMigrating, StatusDone, StatusCancelled, StatusFailed}},
+	}},
+	{[]string{TypeEvacuation}, []transition{
+		{StatusAccepted, []Status{StatusPreMigrating, StatusCancelled, StatusFailed, StatusError}},
+		{StatusPreMigrating, []Status{StatusMigrating, StatusCancelled, StatusFailed, StatusError}},
+		// pre-migrating: the destination refused, and the next one is tried.
+		{StatusMigrating, []Status{StatusPostMigrating, StatusPreMigrating, StatusCancelled, StatusFailed, StatusError}},
+		{StatusPostMigrating, []Status{StatusDone, StatusError}},
+		// The move is over before: the source may never come back.
+		{StatusDone, []Status{StatusCompleted}},
 		{StatusError, []Status{StatusPreMigrating, StatusMigrating, StatusPostMigrating, StatusDone, StatusCancelled, StatusFailed}},
 	}},
 }

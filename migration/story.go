@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -24,6 +25,8 @@ const (
 	codeClaimLost = "claim_lost"
 	codeDeadline  = "attempt_deadline"
 	codeSettled   = "settled"
+	// codeSourceKeeps: a source that heard nothing of its conductor has decided alone.
+	codeSourceKeeps = "source_keeps"
 )
 
 var errAborted = fault.Refuse(fault.Undone, "", fault.Reason{Code: codeAborted, Message: "aborted on request"})
@@ -35,10 +38,11 @@ type story struct {
 	c        *Conductor
 	uuid     string
 	instance string
-	kind     string // type of the migration
-	from     string // source
-	named    string // destination asked for; empty when candidates decide
-	called   string // by hosts and the steps' journal, where not by its uuid; see unnamed.go
+	kind     string   // type of the migration
+	from     string   // source
+	named    string   // destination asked for; empty when alternates or candidates decide
+	next     []string // alternates to it, in order
+	called   string   // by hosts and the steps' journal, where not by its uuid; see unnamed.go
 
 	rec      Migration  // what is stored; the rest of what people see comes from state
 	state    task.State // of the current attempt
@@ -61,7 +65,12 @@ type story struct {
 	// to false may write the record. wake ends the wait for its window; may be nil.
 	resting bool
 	wake    context.CancelFunc
+	said    *attemptWord // an operator's, on a move of another host's guest; nil for none
+	// lagging are the attempts that were left, by their journals; see lag.go.
+	lagging map[string]*lagging
 	told    Status // the last that was published; empty after a start
+
+	behind *lagging // of what goes on with the undos of one attempt alone; else nil
 
 	unfit int // how often in a row the destination said that it cannot make the guest live
 }
@@ -69,14 +78,17 @@ type story struct {
 func newStory(c *Conductor, kept stored) *story {
 	m := kept.Migration
 	return &story{
-		c: c, uuid: m.UUID, instance: m.InstanceUUID, kind: m.MigrationType, from: m.SourceCompute, named: kept.Named, called: kept.Called,
-		rec: m, watchers: map[chan Migration]func() bool{}, limit: kept.Limit, until: kept.Until,
+		c: c, uuid: m.UUID, instance: m.InstanceUUID, kind: m.MigrationType, from: m.SourceCompute, named: kept.Named, next: kept.Alternates, called: kept.Called,
+		rec: m, watchers: map[chan Migration]func() bool{}, lagging: map[string]*lagging{}, limit: kept.Limit, until: kept.Until,
 		change: kept.Change, shutdown: kept.Shutdown, window: kept.Window, confirmAt: kept.ConfirmAt, held: kept.Held,
 	}
 }
 
 // taskID names the journal of the current attempt.
-func (s *story) taskID() string { return s.name() + "/" + strconv.Itoa(s.rec.Attempt) }
+func (s *story) taskID() string { return s.journal(s.rec.Attempt) }
+
+// journal names that of an attempt.
+func (s *story) journal(attempt int) string { return s.name() + "/" + strconv.Itoa(attempt) }
 
 // name is how hosts and the steps' journal name the migration.
 func (s *story) name() string { return cmp.Or(s.called, s.uuid) }
@@ -98,12 +110,17 @@ func (s *story) drive(ctx context.Context) {
 			ref := s.ref(StepClaim)
 			s.c.spawn("lease "+s.uuid, func() { s.renewLease(aside, t, ref, g.lease) })
 		}
-		if g.bounded {
-			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t) })
+		if g.lease != "" && s.conductsForOthers() && !s.evacuates() {
+			s.c.spawn("source of "+s.uuid, func() { s.watchSource(aside, t) })
 		}
+		if g.bounded {
+			until, attempt := s.until, s.rec.Attempt
+			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t, until, attempt) })
+		}
+		t.LeaveWhen(s.leaves)
 		err = s.c.engine.Run(ctx, t, g.tasks(s.c.mutate))
 		stop()
-		if err != nil || s.conclude(ctx, t.State()) {
+		if err != nil && !errors.Is(err, task.ErrLeft) || s.conclude(ctx, t.State()) {
 			return
 		}
 	}
@@ -121,10 +138,11 @@ func (s *story) attempt(ctx context.Context) (*task.Task, error) {
 		}
 	}
 	t.LogTo(s.c.cfg.Logger.With("instance", s.instance, "migration", s.uuid, "attempt", s.rec.Attempt))
+	w, settled := s.word(ctx)
 	s.c.mu.Lock()
 	s.task, s.state = t, t.State()
 	aborted := s.rec.AbortRequested
-	if w, ok := s.word(ctx); ok {
+	if settled {
 		s.rec.Settled = &w
 	}
 	s.publishLocked()
@@ -158,22 +176,31 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 	} else {
 		next = g.undone(&rec, st)
 	}
-	old := s.taskID()
+	old, left := s.taskID(), !st.Over()
 	if next == onward {
 		rec.Attempt++
 		if rec.Stage == StageMove {
-			rec.DestCompute = ""
+			rec.DestCompute, rec.Way, rec.WayReason = "", WayNone, ""
 		}
 		rec.Steps, rec.Step, rec.Phase, rec.Status = nil, "", task.Doing, s.stage(rec).shown[0].status
 		rec.Error, rec.Progress = nil, Progress{}
 		s.setDeadline(&rec)
 	}
 	rec.UpdatedAt = s.c.cfg.Runtime.Now()
+	if left {
+		s.c.mu.Lock()
+		s.leave(t)
+		s.c.mu.Unlock()
+	}
 	if !s.replace(ctx, rec, next) {
 		return true // ctx ended: the next start concludes again
 	}
 	// The journal goes only after the record says what it came to.
-	s.c.dropTask(ctx, old)
+	if left {
+		s.c.lag(ctx, s, old)
+	} else {
+		s.c.dropTask(ctx, old)
+	}
 	if next == onward {
 		return false
 	}
@@ -185,6 +212,12 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 	s.c.cfg.Logger.Info(what, "migration", rec.UUID, "instance", rec.InstanceUUID, "status", string(rec.Status),
 		"outcome", string(rec.Outcome), "source", rec.SourceCompute, "destination", rec.DestCompute)
 	if next == over {
+		s.c.mu.Lock()
+		said := s.said != nil
+		s.c.mu.Unlock()
+		if said {
+			s.c.dropWord(ctx, rec.UUID)
+		}
 		s.c.prune(ctx)
 	}
 	s.awaitWindow(ctx)
@@ -219,7 +252,7 @@ func (s *story) save(ctx context.Context) error { return s.put(ctx, s.rec) }
 
 func (s *story) put(ctx context.Context, rec Migration) error {
 	raw, err := json.Marshal(stored{
-		Migration: rec, Named: s.named, Called: s.called, Until: s.until, Limit: s.limit,
+		Migration: rec, Named: s.named, Alternates: s.next, Called: s.called, Until: s.until, Limit: s.limit,
 		Change: s.change, Shutdown: s.shutdown, Window: s.window, ConfirmAt: s.confirmAt, Held: s.held,
 	})
 	if err != nil {
@@ -231,27 +264,50 @@ func (s *story) put(ctx context.Context, rec Migration) error {
 	return nil
 }
 
-// refusedBy says whether an undone attempt was a refusal rather than a failure,
-// and by which step: then another destination may take the guest. A lost race
-// for Placement's room counts as one.
-func refusedBy(st task.State) (bool, string) {
-	for _, step := range st.Steps {
-		if step.Error == nil {
+// refusedBy says whether an undone attempt was a refusal rather than a failure, and by
+// which step: then another destination may take the guest. Refusals are what a destination
+// says or does not answer before anything is decided, a pair of hosts that the source says
+// cannot work together, and a lost race for Placement's room. What lies in the source, in
+// the conductor or in time is none.
+func (g stage) refusedBy(st task.State, destination string) (bool, string) {
+	for _, one := range st.Steps {
+		if one.Error == nil {
 			continue
 		}
-		switch step.Name {
-		case StepInspectSource, StepChooseDestination, StepCheckDestination, StepClaim:
-			return true, step.Name
+		switch one.Name {
+		case StepInspectSource, StepLost, StepChooseDestination, StepCheckDestination, StepClaim:
+			return !hasCode(st.Cause, codeDeadline), one.Name
 		case StepSwapAllocations:
-			return step.Error.Kind == fault.DoesNotFit, step.Name
+			return one.Error.Kind == fault.DoesNotFit, one.Name
+		case StepCheckSource:
+			switch one.Error.Kind {
+			case fault.Forbidden, fault.DoesNotFit, fault.Invalid:
+				return st.Cause.Kind == one.Error.Kind, one.Name
+			}
+			return false, one.Name
+		case StepTakeOver:
+			return hasCode(st.Cause, ReasonDestinationDead), one.Name
+		case StepStream: // the guest runs on, and its user has noticed nothing but the load
+			return false, one.Name
 		}
+		return !g.decides(one.Name) && destination != "" && st.Cause.By == destination, one.Name
 	}
 	return false, ""
 }
 
+// touches reports whether a move that was refused by a step has changed anything of the
+// guest, its allocation or its disks.
+func touches(step string) bool {
+	switch step {
+	case "", StepInspectSource, StepLost, StepChooseDestination, StepCheckDestination, StepClaim, StepCopyInstance:
+		return false
+	}
+	return true
+}
+
 // refusals tells all refusals of all attempts together.
 func refusals(rec Migration, last *task.Error) *task.Error {
-	if len(rec.Refusals) == 0 || len(rec.Refusals) == 1 && rec.Refusals[0].Message == last.Message {
+	if len(rec.Refusals) == 0 || len(rec.Refusals) == 1 && last != nil && rec.Refusals[0].Message == last.Message {
 		return last
 	}
 	all := &task.Error{Kind: rec.Refusals[0].Kind, Message: fmt.Sprintf("no host takes instance %s", rec.InstanceUUID)}

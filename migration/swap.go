@@ -74,9 +74,12 @@ type held struct {
 
 // heldBy reads it in the journal of a move.
 func (s *story) heldBy(t *task.Task) (*held, error) {
-	var src inspectedSource
 	var claim ClaimAnswer
-	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim); err != nil {
+	src, err := s.inspected(t)
+	if err == nil {
+		err = t.Output(StepClaim, &claim)
+	}
+	if err != nil {
 		return nil, err
 	}
 	dst := CheckAnswer{Destination: src.Source}
@@ -123,7 +126,10 @@ func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
 	}
 	kept, err := s.move().Swap(ctx, u.Start, u.Next)
 	if errors.Is(err, halves.ErrNothingWritten) {
-		return nil, fmt.Errorf("%w: %w", sourceOverfull(u.Start, err), task.ErrNothingDone)
+		if fault.KindOf(err) == fault.DoesNotFit {
+			err = sourceOverfull(u.Start, err)
+		}
+		return nil, fmt.Errorf("%w: %w", err, task.ErrNothingDone)
 	}
 	if err != nil {
 		return nil, err
@@ -237,6 +243,9 @@ func (s *story) leftover(ctx context.Context, providers []string) error {
 			continue
 		case asked[tree[root].UUID]:
 			continue // its host has answered
+		case s.evacuates() && tree[root].Name == s.from: // and not in what it last said of itself
+			reasons = append(reasons, fault.Reason{Code: "provider_of_the_dead", Message: "provider " + rp + " is of " + s.from + ", which cannot be asked", Have: rp})
+			continue
 		}
 		name := tree[root].Name
 		asked[tree[root].UUID] = true

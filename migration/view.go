@@ -1,6 +1,7 @@
 package migration
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 
@@ -41,7 +42,9 @@ func (s *story) progress(p Progress) {
 // view is the migration as people see it. Called with c.mu held.
 func (s *story) view() Migration {
 	if s.rec.Done() || s.task == nil {
-		return s.rec
+		m := s.rec
+		m.Refusals = s.refusals()
+		return m
 	}
 	return s.viewOf(s.state)
 }
@@ -49,6 +52,7 @@ func (s *story) view() Migration {
 // viewOf joins the record with a state of its current attempt.
 func (s *story) viewOf(st task.State) Migration {
 	m := s.rec
+	m.Refusals = s.refusals()
 	m.Phase, m.Step, m.Outcome, m.Error = st.Phase, "", OutcomeNone, nil
 	m.Steps = make([]StepRecord, 0, len(st.Steps))
 	g := s.stage(m)
@@ -71,6 +75,8 @@ func (s *story) viewOf(st task.State) Migration {
 			if json.Unmarshal(step.Output, &chosen) == nil && chosen.Name != "" {
 				m.DestCompute = chosen.Name
 			}
+		case StepLost, StepCheckDestination, StepPrepEvacuation, StepFinishEvacuation:
+			m.Evacuation = m.Evacuation.with(step)
 		case StepStream:
 			var end streamEnd
 			if json.Unmarshal(step.Output, &end) == nil {
@@ -82,9 +88,12 @@ func (s *story) viewOf(st task.State) Migration {
 				m.Pulled = m.Pulled || off.Pulled
 			}
 		case StepShipDisks:
-			var shipped shippedDisks
+			var shipped shippedApart
 			if json.Unmarshal(step.Output, &shipped) == nil && shipped.Progress.DiskTotal > 0 {
 				m.Progress = shipped.Progress
+			}
+			if shipped.Way != WayNone {
+				m.Way, m.WayReason = shipped.Way, shipped.Reason
 			}
 		case StepAcceptToken:
 			var accepted acceptedToken
@@ -124,4 +133,27 @@ func (c *Conductor) stray(m Migration, from Status) {
 	if c.strays != nil {
 		c.strays(m, from)
 	}
+}
+
+// with is the record with what a step of the current attempt has said. The record itself may
+// be read by others, and is not changed.
+func (e *Evacuation) with(step task.StepState) *Evacuation {
+	out := *cmp.Or(e, &Evacuation{})
+	switch step.Name {
+	case StepLost:
+		var l lostSource
+		if json.Unmarshal(step.Output, &l) == nil {
+			out.Proof = &l.Proof
+		}
+		out.EvacuatedDisks = EvacuatedDisks{}
+	case StepCheckDestination:
+		var c checkedDestination
+		if json.Unmarshal(step.Output, &c) == nil {
+			out.EvacuatedDisks = c.Evacuated
+		}
+	case StepFinishEvacuation:
+		// No output before it has ended.
+		_ = json.Unmarshal(step.Output, &out.FinishedEvacuation)
+	}
+	return &out
 }

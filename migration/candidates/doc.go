@@ -7,6 +7,9 @@
 // writes nothing anywhere. What it finds is a proposal: the destination's claim
 // decides, which knows CPUs, pages and devices one by one, where Placement counts.
 //
+// What goes first of several hosts is NearWeight's to say; near.go asks Placement's
+// aggregates for it.
+//
 // A fleet may have hosts of both shapes of agent/inventory, so a guest with NUMA
 // cells is asked for twice, and each host answers once:
 //
@@ -48,6 +51,10 @@ type Wish struct {
 	// Disk is the sharing provider that its disks are counted on now; the zero value
 	// for none.
 	Disk Disk
+	// Source is the root provider of the host that it is on; empty for a guest that is
+	// nowhere yet. Near is what it counts that another host is near to that one.
+	Source string
+	Near   NearWeight
 }
 
 // Disk is a provider that shares its DISK_GB.

@@ -25,6 +25,8 @@ type Host struct {
 	Name  string `json:"name"`          // of the root provider
 	Root  string `json:"provider_uuid"` // of the same
 	Shape Shape  `json:"shape"`         // of the request that found it
+	// Weight goes before all else: what it counts that the host is near, or is not.
+	Weight float64 `json:"weight"`
 	// SameDisk says that it shares the storage with the guest's disks.
 	SameDisk bool `json:"same_disk,omitempty"`
 	// MemoryUsed is the part of all its memory that is allocated, 0 to 1.
@@ -42,15 +44,21 @@ type Found struct {
 	Requests []Request
 	// Truncated says that an answer was as long as its limit: there may be more hosts.
 	Truncated bool
+	// Nearness is of all hosts, found or not.
+	Nearness Nearness
 }
 
-// Find asks Placement for hosts and puts them in order: those that share the
-// guest's disks first, then the emptiest by memory, then by uuid, so that the same
-// answers give the same order. Where enough is not nil and is content with the
-// hosts that share the disks, nobody else is asked for.
+// Find asks Placement for hosts and puts them in order: by weight, the greatest first;
+// then those that share the guest's disks, then the emptiest by memory, then by uuid, so
+// that the same answers give the same order. Where enough is not nil and is content with
+// those of the hosts that share the disks which no other can outweigh, nobody else is
+// asked for.
 //
 // It costs three questions for a usual guest: which traits are known, the
-// candidates, and the names of all hosts. A trait or class of the flavor's that
+// candidates, and the names of all hosts. For the weight it asks one more, where the
+// source is in an aggregate two more, and then one for each aggregate with a weight of its
+// own; none where near hosts count as others do, where the guest is on no host, or where
+// enough is not nil and there is but one host to choose. A trait or class of the flavor's that
 // Placement does not know is fault.DoesNotFit, with a reason each: no host can
 // have it, and an empty list would not say why. No host is no error.
 func Find(ctx context.Context, p Placement, w Wish, enough func([]Host) bool) (Found, error) {
@@ -64,6 +72,7 @@ func Find(ctx context.Context, p Placement, w Wish, enough func([]Host) bool) (F
 	}
 	var out Found
 	best := map[string]Host{} // by root
+	weighed := false
 	names := names{p: p, marked: named}
 	var sharers map[string]bool
 	for i, r := range requests {
@@ -86,10 +95,16 @@ func Find(ctx context.Context, p Placement, w Wish, enough func([]Host) bool) (F
 		if !last && (enough == nil || !r.SameDisk || requests[i+1].SameDisk) {
 			continue
 		}
-		if out.Hosts, err = names.of(ctx, ranked(best)); err != nil {
+		if !weighed && !(last && enough != nil && len(best) < 2) {
+			if out.Nearness, err = nearness(ctx, p, w); err != nil {
+				return out, err
+			}
+			weighed = true
+		}
+		if out.Hosts, err = names.of(ctx, ranked(best, out.Nearness)); err != nil {
 			return out, err
 		}
-		if !last && enough(out.Hosts) {
+		if !last && enough(out.Nearness.best(out.Hosts)) {
 			break
 		}
 	}
@@ -210,9 +225,16 @@ func rootOf(c placementclient.Candidate, summaries map[string]placementclient.Pr
 	return shared
 }
 
-func ranked(best map[string]Host) []Host {
-	out := slices.Collect(maps.Values(best))
+func ranked(best map[string]Host, n Nearness) []Host {
+	var out []Host
+	for _, h := range best {
+		_, h.Weight = n.Of(h.Root)
+		out = append(out, h)
+	}
 	slices.SortFunc(out, func(a, b Host) int {
+		if c := cmp.Compare(b.Weight, a.Weight); c != 0 {
+			return c
+		}
 		if a.SameDisk != b.SameDisk {
 			if a.SameDisk {
 				return -1

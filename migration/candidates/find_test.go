@@ -79,14 +79,29 @@ func TestFind_StopsAtHostsThatShareTheDisks(t *testing.T) {
 	if err != nil || none.Provider != "" {
 		t.Errorf("a disk of the host's own is on %+v, %v", none, err)
 	}
+	const rack = "00000000-0000-4000-8000-0000cafe0001"
+	for _, host := range []string{"flat-a", "nested"} {
+		p := byName(host)
+		if _, err := c.PutAggregates(t.Context(), p.UUID, placementclient.Aggregates{Generation: p.Generation, Aggregates: []string{rack}}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	w := candidates.Wish{Resources: topology.Resources{VCPUs: 2, MemoryMB: 512, DiskGB: 50}, Disk: disk}
+	w.Source = byName("nested").UUID
 	for _, tt := range []struct {
 		content bool
+		near    float64
 		asked   int
 		want    []string
-	}{{true, 2, []string{"shared-d"}}, {false, 4, []string{"shared-d", "flat-b", "nested", "flat-a"}}} {
-		c.asked = 0
-		found, err := candidates.Find(t.Context(), c, w, func([]candidates.Host) bool { return tt.content })
+	}{
+		{true, 0, 2, []string{"shared-d"}},
+		{false, 0, 4, []string{"shared-d", "flat-b", "nested", "flat-a"}},
+		// A host that is near may be better than one that shares the disks.
+		{true, 10, 4, []string{"flat-a", "shared-d", "flat-b", "nested"}},
+		{true, -10, 2, []string{"shared-d"}},
+	} {
+		c.asked, w.Near.Multiplier = 0, tt.near
+		found, err := candidates.Find(t.Context(), c, w, func(hosts []candidates.Host) bool { return tt.content && len(hosts) > 0 })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +110,7 @@ func TestFind_StopsAtHostsThatShareTheDisks(t *testing.T) {
 			names = append(names, h.Name)
 		}
 		if diff := cmp.Diff(tt.want, names); diff != "" || c.asked != tt.asked {
-			t.Errorf("content %v: %d questions, want %d; hosts (-want +got):\n%s", tt.content, c.asked, tt.asked, diff)
+			t.Errorf("content %v, near %g: %d questions, want %d; hosts (-want +got):\n%s", tt.content, tt.near, c.asked, tt.asked, diff)
 		}
 	}
 }

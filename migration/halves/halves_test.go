@@ -188,6 +188,10 @@ func TestSwap_SaysThatNothingWasWrittenOnlyWhenItKnows(t *testing.T) {
 		want bool
 	}{
 		{"refused", []error{fault.DoesNotFit}, true},
+		{"forbidden", []error{&placementclient.APIError{Status: 403}}, true},
+		{"no sense to Placement", []error{&placementclient.APIError{Status: 400}}, true},
+		{"forbidden after a lost answer", []error{fault.InDoubt, fault.Forbidden}, false},
+		{"another actor wrote, and then forbidden", []error{fault.GenerationConflict, fault.Forbidden}, false},
 		{"refused after the server lost a race", []error{race, fault.DoesNotFit}, true},
 		{"refused after a lost answer", []error{fault.InDoubt, fault.DoesNotFit}, false},
 		{"refused after silence", []error{fault.Unavailable, fault.DoesNotFit}, false},
@@ -206,4 +210,24 @@ func TestSwap_SaysThatNothingWasWrittenOnlyWhenItKnows(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
+}
+
+// The way back by what both consumers hold, and by no more of the beginning than how much the
+// guest held: a disk that both hosts share is not lost.
+func TestHome_IsWhatTheGuestHeldBefore(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		old, next := held().Draw(t, "old"), held().Draw(t, "next")
+		delete(old, "b")
+		delete(next, "a")
+		sum := placementclient.Resources{}
+		for _, r := range old {
+			for class, n := range r {
+				sum[class] += n
+			}
+		}
+		got := halves.Home(next, halves.Split(old, next), sum, func(rp string) bool { return rp == "b" })
+		if diff := cmp.Diff(old, got); diff != "" {
+			t.Errorf("home (-want +got):\n%s", diff)
+		}
+	})
 }

@@ -155,16 +155,18 @@ func (s Source) proven(ctx context.Context, instance string, held Amounts, other
 	return fault.Refuse(fault.Forbidden, "allocations do not agree with the source's claim", reasons...)
 }
 
-// ErrNothingWritten says of a Swap that was refused for room that each of its writes was
-// answered with a no: nothing is on its way. To write the same amounts back would change
-// nothing, and a Placement whose provider is over its capacity, since an operator raised
-// its reserve, refuses that too (8.0.0).
+// ErrNothingWritten says of a Swap that was refused, for room or since its writer may not,
+// that each of its writes was answered with a no: nothing is on its way. To write the same
+// amounts back would change nothing, and whoever refused the one refuses the other too: a
+// Placement whose provider is over its capacity, since an operator raised its reserve
+// (8.0.0), and one that takes no write of this agent.
 var ErrNothingWritten = errors.New("nothing was written")
 
 // Swap gives the migration what it has to keep and the instance what it is to hold,
 // in one write or not at all, and answers with what the migration keeps: nothing
 // where the instance only grows. fault.GenerationConflict when another actor wrote
-// either consumer; fault.DoesNotFit for no room; with ErrNothingWritten where that is
+// either consumer; fault.DoesNotFit for no room, and fault.Forbidden or fault.Invalid for a
+// write that Placement does not take from here: these with ErrNothingWritten where that is
 // certain of this call.
 func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) {
 	keep := Split(s.Held.Allocations, next)
@@ -200,7 +202,7 @@ func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) 
 			if err = m.write(ctx, set); err == nil {
 				return keep, nil
 			}
-			if fault.KindOf(err) == fault.DoesNotFit && !doubt {
+			if refused(err) && !doubt {
 				return nil, fmt.Errorf("swap allocations of instance %s: %w: %w", m.Instance, err, ErrNothingWritten)
 			}
 			// A race that the server lost inside itself did nothing, and nobody else did.
@@ -214,6 +216,16 @@ func (m Move) Swap(ctx context.Context, s Start, next Amounts) (Amounts, error) 
 			return nil, err
 		}
 	}
+}
+
+// refused reports whether a write was answered with a no that no other state of the two
+// consumers would change.
+func refused(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.DoesNotFit, fault.Forbidden, fault.Invalid:
+		return true
+	}
+	return false
 }
 
 // holds reports whether the instance still holds what the move began with.

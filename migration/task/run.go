@@ -11,10 +11,10 @@ import (
 )
 
 // Run drives a task until nothing is left to do or to undo, and then returns
-// nil: State says which it was. It returns ctx's cause when ctx ended first;
-// then the journal is as a crash would have left it, and Load finds the task.
-// steps are the story that the task was begun with. Run is called once for each
-// Task.
+// nil: State says which it was. It returns ctx's cause when ctx ended first, and
+// ErrLeft as LeaveWhen says; then the journal is as a crash would have left it, and
+// Load finds the task. steps are the story that the task was begun with. Run is
+// called once for each Task, and once more after ErrLeft.
 func (e *Engine) Run(ctx context.Context, t *Task, steps []Step) error {
 	for {
 		var err error
@@ -35,6 +35,7 @@ func (e *Engine) Run(ctx context.Context, t *Task, steps []Step) error {
 // doing goes forward from the first step that has not ended. It returns nil
 // when the task has changed its phase.
 func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
+	steps = t.ahead(steps)
 	i, begun := t.position(steps)
 	again := "" // the step that was begun before
 	if i < len(steps) && begun && steps[i].UndoOnRestart && t.resumed && !t.State().Turned {
@@ -209,6 +210,9 @@ func (e *Engine) undoing(ctx context.Context, t *Task, steps []Step) error {
 		if !failed {
 			return t.commit(ctx, func(s *State) { s.Phase = Undone })
 		}
+		if t.leave != nil && t.leave(t.State()) {
+			return ErrLeft
+		}
 	}
 }
 
@@ -282,6 +286,25 @@ func find(steps []Step, name string) (Step, error) {
 		}
 	}
 	return Step{}, fault.New(fault.Internal, "step %s of the journal is not in this story", name)
+}
+
+// ahead is the story without the steps that the journal has passed by: it was begun by a
+// release that did not have them yet, and what they come before has begun.
+func (t *Task) ahead(steps []Step) []Step {
+	s := t.State()
+	last := -1
+	for i := range steps {
+		if s.index(steps[i].Name) >= 0 {
+			last = i
+		}
+	}
+	var out []Step
+	for i, step := range steps {
+		if i > last || s.index(step.Name) >= 0 {
+			out = append(out, step)
+		}
+	}
+	return out
 }
 
 // position is the first step that has not ended, and whether its intent is in

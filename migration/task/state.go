@@ -45,6 +45,33 @@ type Error struct {
 	Kind    fault.Kind     `json:"kind"`
 	Message string         `json:"message"`
 	Reasons []fault.Reason `json:"reasons,omitempty"`
+	// By is who gave it, or did not answer, where whoever asked has said so (see By).
+	By string `json:"by,omitempty"`
+}
+
+// By says of an error whose it is: it is kept with it, also where the error is wrapped
+// again. Nil stays nil, and an empty name says nothing.
+func By(who string, err error) error {
+	if err == nil || who == "" {
+		return err
+	}
+	return &by{who, err}
+}
+
+type by struct {
+	who string
+	err error
+}
+
+func (b *by) Error() string { return b.err.Error() }
+func (b *by) Unwrap() error { return b.err }
+
+// Whose is who an error was said to be of; empty where nobody has said.
+func Whose(err error) string {
+	if b, ok := errors.AsType[*by](err); ok {
+		return b.who
+	}
+	return ""
 }
 
 // Keep makes a failure fit for a journal. Nil stays nil.
@@ -52,7 +79,7 @@ func Keep(err error) *Error {
 	if err == nil {
 		return nil
 	}
-	return &Error{Kind: fault.KindOf(err), Message: err.Error(), Reasons: fault.ReasonsOf(err)}
+	return &Error{Kind: fault.KindOf(err), Message: err.Error(), Reasons: fault.ReasonsOf(err), By: Whose(err)}
 }
 
 // Err is the failure as an error again: its kind and reasons are found by
@@ -61,7 +88,7 @@ func (e *Error) Err() error {
 	if e == nil {
 		return nil
 	}
-	return &kept{*e}
+	return By(e.By, &kept{*e})
 }
 
 // kept prints the message alone: it already names the reasons.

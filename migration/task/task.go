@@ -16,7 +16,8 @@ import (
 // Step is one named step of a story.
 type Step struct {
 	// Name is unique in the story and stays the same across releases while
-	// journals with it may exist.
+	// journals with it may exist. A step that a release adds is done by tasks that
+	// have not begun a later one; its output is not there for the others.
 	Name string
 	// Do has the effect and returns the step's output, which is journaled as
 	// JSON (nil for none). Safe to repeat. ctx ends with the cause given to
@@ -42,6 +43,9 @@ type Step struct {
 // ErrTooLate is what an Undo answers when the effect can no longer be taken back
 // and the only way is forward.
 var ErrTooLate = errors.New("past the point of no return")
+
+// ErrLeft is what Run answers of a task that was left as it is (see Task.LeaveWhen).
+var ErrLeft = errors.New("left with undos that lag")
 
 // ErrTurnBack is what the Do of a forward step answers that is not to be tried again:
 // somebody outside has decided that the task goes back after all. The step is then
@@ -109,6 +113,8 @@ type Task struct {
 	resumed bool // made from a journal
 	log     *slog.Logger
 
+	leave func(State) bool // nil for never
+
 	// mu guards what follows. Leaf lock; nothing that blocks happens under it.
 	mu       sync.Mutex
 	state    State
@@ -165,6 +171,10 @@ func (t *Task) ID() string { return t.state.ID }
 // LogTo replaces the engine's logger, to say more about the task on each line.
 // Before Run only.
 func (t *Task) LogTo(l *slog.Logger) { t.log = l }
+
+// LeaveWhen has Run return ErrLeft after a pass of undos of which some failed, when f says
+// so of what the journal has then; the task can be run again. Before Run only.
+func (t *Task) LeaveWhen(f func(State) bool) { t.leave = f }
 
 // State is the task at this moment.
 func (t *Task) State() State {

@@ -271,7 +271,46 @@ func Suite(t *testing.T, client func(pc.Microversion) *pc.Client) {
 		t.Errorf("hosts by wish (-want +got):\n%s", diff)
 	}
 	older(t, client)
+	inAggregates(t, client)
 	onIslands(t, client)
+}
+
+// inAggregates weighs hosts by their aggregates, of which that of the pool is one: two
+// racks, of which flat-a and nested are in the first, and nested is in the second with
+// shared-d.
+func inAggregates(t *testing.T, client func(pc.Microversion) *pc.Client) {
+	t.Helper()
+	const flatA, nested, sharedD, pool, rack1, rack2 = 0, 7, 15, 900, 901, 902
+	newest := client(pc.MaxMicroversion)
+	for host, in := range map[int][]string{flatA: {id(rack1)}, nested: {id(rack1), id(rack2)}, sharedD: {id(rack2), id(pool)}} {
+		had, err := newest.Aggregates(t.Context(), id(host))
+		if err == nil {
+			_, err = newest.PutAggregates(t.Context(), id(host), pc.Aggregates{Generation: had.Generation, Aggregates: in})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	second := map[string]float64{id(rack2): 5, id(999): 7}
+	for _, c := range []struct {
+		name   string
+		source int
+		near   candidates.NearWeight
+		want   string
+	}{
+		{"near to flat-a", flatA, candidates.NearWeight{Multiplier: 10}, "nested flat-b flat-a shared-d"},
+		{"far from flat-a", flatA, candidates.NearWeight{Multiplier: -10}, "flat-b flat-a shared-d nested"},
+		{"near to nested", nested, candidates.NearWeight{Multiplier: 10}, "flat-a shared-d flat-b nested"},
+		{"near to nested, by another weight in the second rack", nested, candidates.NearWeight{Multiplier: 1, ByAggregate: second}, "shared-d flat-a flat-b nested"},
+		{"near to the pool's own host, the pool among others", sharedD, candidates.NearWeight{Multiplier: 10}, "nested flat-b flat-a shared-d"},
+		{"flat-b is in no aggregate", 3, candidates.NearWeight{Multiplier: 10}, "flat-b nested flat-a shared-d"},
+		{"a host that Placement does not know", 888, candidates.NearWeight{Multiplier: 10}, "flat-b nested flat-a shared-d"},
+	} {
+		names, err := Find(t.Context(), newest, candidates.Wish{Resources: guest, Source: id(c.source), Near: c.near})
+		if err != nil || names != c.want {
+			t.Errorf("%s: %q, %v; want %q", c.name, names, err, c.want)
+		}
+	}
 }
 
 // onIslands asks for guests of which a host by itself is easily missed, at every

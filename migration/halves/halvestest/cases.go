@@ -20,10 +20,13 @@ func silent(context.Context, []string) error {
 	return fault.Refuse(fault.Unavailable, "", fault.Reason{Code: "host_silent", Message: "host b does not answer"})
 }
 
-var cases = []struct {
+// example is one way in which a move goes.
+type example struct {
 	name string
 	run  func(m *move)
-}{
+}
+
+var cases = []example{
 	{"moved, in three calls", func(m *move) {
 		m.has(m.start)
 		// A client of its own, whose calls are counted; it has negotiated.

@@ -2,7 +2,8 @@
 // of it in a Placement, the embedded one and OpenStack's alike: moves between hosts
 // of one provider and of several, with and without a shared disk, on one host that is
 // full, over a network that loses answers and repeats requests, with guests that are
-// deleted meanwhile, and with allocations that were doubled by other hands.
+// deleted meanwhile, with allocations that were doubled by other hands, and from hosts
+// that are dead.
 package halvestest
 
 import (
@@ -58,7 +59,7 @@ func Suite(t *testing.T, url string, transport http.RoundTripper) {
 	s := &suite{t: t, url: url, transport: transport, next: 100}
 	s.client = s.connect(transport)
 	s.hosts()
-	for _, c := range cases {
+	for _, c := range slices.Concat(cases, lostCases) {
 		t.Run(c.name, func(t *testing.T) {
 			s.next += 2
 			m := &move{suite: s, t: t, instance: id(s.next), migration: id(s.next + 1), start: onFlat, to: onNested, both: func(rp string) bool {

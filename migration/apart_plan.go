@@ -1,0 +1,42 @@
+package migration
+
+import (
+	"context"
+	"strings"
+
+	"berth/internal/fault"
+)
+
+// byAThird says of a host that this one does not reach how the guest can come to it all the
+// same.
+func (p *planning) byAThird(name string) []fault.Reason {
+	if p.request.ShareNothing || p.request.Kind != PlanCold && p.request.Kind != PlanResize {
+		return nil
+	}
+	return []fault.Reason{{
+		Code: "share_nothing", Message: p.Local + " does not reach " + name + ", and a host that reaches both can conduct", Have: name,
+		Change: "ask such a host: berth -c HOST " + strings.TrimPrefix(p.naming(), "berth ") + " " + name + " --share-nothing",
+	}}
+}
+
+// disksWay says how disks would go to a host that would take the guest.
+func (p *planning) disksWay(ctx context.Context, to string, disks SourceAnswer) (Way, string) {
+	from := p.request.Source.Name
+	switch {
+	case len(disks.CopyDisks) == 0:
+		return WayNone, "the two hosts share all of its disks"
+	case p.Local == from || p.Local == to:
+		return WayStraight, p.Local + " conducts, and reaches the other"
+	}
+	w, why := wayBetween(ctx, from, to, func(ctx context.Context, f func(context.Context, Host) error) error {
+		h, err := p.Hosts(ctx, from)
+		if err != nil {
+			return err
+		}
+		return f(ctx, h)
+	})
+	if w == WayStraight {
+		why = from + " reaches " + to
+	}
+	return w, why
+}
