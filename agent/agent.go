@@ -22,12 +22,14 @@ import (
 	"berth/agent/reporter"
 	"berth/claims"
 	"berth/driver"
+	"berth/fleet"
 	"berth/internal/config"
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/internal/store"
 	"berth/internal/version"
 	"berth/migration"
+	"berth/migration/drain"
 	"berth/placementclient"
 	"berth/systemd"
 	"berth/topology"
@@ -52,6 +54,10 @@ type Options struct {
 	// "peers" the one for hosts. What is missing is opened here.
 	Listeners map[string][]net.Listener
 
+	// FleetStore makes the way to the fleet's records in place of the configured one, for
+	// tests; nil for that.
+	FleetStore func(config.Config) (fleet.Store, error)
+
 	// NovaComputeID is where nova-compute keeps its node's uuid, and Proc where
 	// processes are looked for; empty for the machine's own.
 	NovaComputeID, Proc string
@@ -69,6 +75,7 @@ type Agent struct {
 
 	conf    atomic.Pointer[config.Config]
 	flavors atomic.Pointer[map[string]topology.Flavor]
+	grants  atomic.Pointer[grants]
 
 	db         *store.DB
 	ledger     *ledger
@@ -89,6 +96,12 @@ type Agent struct {
 	streams    *streams
 	server     *api.Server
 	guardian   *guardian
+	keeper     *keeper
+	deaths     *deaths
+	vigil      *vigil
+	drainer    *drain.Drainer
+	shutdowns  *shutdowns
+	doctor     *doctor
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -168,6 +181,9 @@ func (a *Agent) open(ctx context.Context) error {
 	flavors, err := readFlavors(c.Agent.FlavorsDir)
 	a.faults.note(partFlavors, err) // those that could be read are there
 	a.flavors.Store(&flavors)
+	given, err := readGrants(c.Rights, machineAccounts())
+	a.faults.note(partRights, err) // the others have theirs
+	a.grants.Store(given)
 	a.loadIdentity(c)
 	if a.placement, err = a.newPlacement(c); err != nil {
 		return err
@@ -197,7 +213,8 @@ func (a *Agent) open(ctx context.Context) error {
 	remembered := a.reported(ctx)
 	a.makeParts(c, remembered)
 	a.health = newHealth(a)
-	return nil
+	// Before anything can be started.
+	return a.keeper.open(ctx)
 }
 
 // recover joins journal, ledger, hypervisor and Placement. The journal comes
@@ -236,32 +253,39 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	mode := func() string { return string(c.Agent.Mode) }
 	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
+	a.keeper = newKeeper(a)
+	a.deaths, a.vigil = newDeaths(a), newLeaseVigil(a)
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: a.allocations(), ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
-		Owners: a.guardian.owners, Fleet: foreignFleet{a}, Conducts: a.conducts, Side: a.side,
+		Owners: a.guardian.owners, Fleet: foreignFleet{a}, Records: a.keeper.forHost(), Conducts: a.conducts, Side: a.side,
+		Peers: a.peers.host, Seals: seals{a.identity, a.rt}, ConductorSilence: c.Migration.ConductorSilence.D(), MaxInbound: a.maxInbound,
 		Aliases: a.aliases, SharedCPUs: a.sharedCPUs, Hardware: a.believed,
 		HooksDir: c.Agent.HooksDir, Hook: func(name string) hooks.Setting {
 			h := c.Hooks[name]
 			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}
 		},
-		ImagesDirs: []string{c.Host.DiskPath},
+		ImagesDirs: []string{c.Host.DiskPath}, DiskReserve: c.Host.ReservedDiskGB << 30,
 		LibvirtURI: strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", a.name), MigrateURI: migrateURI(c.Migration.Address),
 		StreamTLS: c.Migration.TLS, Version: version.Get().String(),
 		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Placement: a.placement, Logger: a.log,
+		Fleet:        evacuations{records: a.fleetRecords, prove: a.prove, self: a.name},
 		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(), AttemptTimeout: c.Migration.AttemptTimeout.D(),
-		ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
+		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
+	a.drainer = a.newDrainer()
+	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
-			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Peer: a.peers.client,
-			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: a.host, Settle: settleService{a},
+			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Rights: rights{a}, Peer: a.peers.client,
+			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
+			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
 	})
@@ -352,6 +376,8 @@ type task struct {
 func (a *Agent) tasks() []task {
 	return []task{
 		{"claim leases", a.tracker.Run},
+		// Among the first: a watchdog that an agent before this one has left armed does not wait.
+		{"lease", a.vigil.run},
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
 		{"hardware pools", a.hardware.runPools},
@@ -409,6 +435,9 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	begin(task{"audit", a.ledger.waiting(a.runAudit)})
 	begin(task{"guard", a.ledger.waiting(a.guardian.run)})
 	begin(task{"guests in doubt", a.ledger.waiting(a.ledger.runDoubts)})
+	begin(task{"fleet records", a.ledger.waiting(a.keeper.run)})
+	begin(task{"drains", a.ledger.waiting(a.runDrains)})
+	begin(task{"shutdown", a.ledger.waiting(a.shutdowns.run)})
 	close(a.recovered)
 	if ctx.Err() == nil && running.Err() == nil {
 		a.tellReady()
@@ -470,6 +499,9 @@ func (a *Agent) close() error {
 	var errs []error
 	if a.host != nil {
 		a.host.Close()
+	}
+	if a.keeper != nil {
+		errs = append(errs, a.keeper.close())
 	}
 	if a.driver != nil {
 		errs = append(errs, a.driver.Close())

@@ -109,8 +109,13 @@ func (a *Agent) recorded() audit.Ledger {
 		})
 		move(audit.Move{UUID: c.Owner.Migration, Instance: c.Owner.Instance, Lost: a.unconducted(c)})
 	}
+	// Of one that another host conducts that one writes, also while the guest stays here by this
+	// host's own decision.
 	for _, c := range a.tracker.Contexts() {
-		move(audit.Move{UUID: c.Migration, Instance: c.Instance, Waits: a.host.Lives(c.Instance)})
+		move(audit.Move{UUID: c.Migration, Instance: c.Instance, Waits: a.host.Lives(c.Instance) && !a.host.StaysAlone(c.Instance)})
+	}
+	for _, e := range a.host.Uncounted() {
+		move(audit.Move{UUID: e.Migration, Instance: e.Instance})
 	}
 	return out
 }

@@ -52,6 +52,12 @@ type pair struct {
 
 func newPair(t *testing.T, interval time.Duration) *pair {
 	t.Helper()
+	return newHosts(t, interval, []string{"host-a", "host-b"}, func(*Options) {})
+}
+
+// newHosts is newPair of any hosts, the options of each changed by tune.
+func newHosts(t *testing.T, interval time.Duration, names []string, tune func(*Options)) *pair {
+	t.Helper()
 	rt := &runtime.System{}
 	p := &pair{T: t, fleet: drivertest.NewFleet(rt), clients: map[string]*api.Client{}, stop: map[string]func() error{}, options: map[string]Options{}, kernel: filepath.Join(t.TempDir(), "vmlinuz")}
 	t.Cleanup(func() {
@@ -80,7 +86,6 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 	keys := t.TempDir()
 	authority, err := pki.Init(keys, "test", time.Now(), false)
 	p.must(err)
-	names := []string{"host-a", "host-b"}
 	listeners, addresses := map[string]net.Listener{}, map[string]string{}
 	for _, name := range names {
 		p.must(os.MkdirAll(filepath.Join(keys, name), 0o700))
@@ -92,7 +97,7 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 	}
 	for _, name := range names {
 		c := settings(t, front.URL)
-		c.Agent.Name, c.Agent.Listen, c.Peers = name, addresses[name], addresses
+		c.Agent.Name, c.Agent.Listen, c.Peers = name, addresses[name], maps.Clone(addresses)
 		c.PKI = config.PKI{CA: filepath.Join(keys, "ca.crt"), Cert: filepath.Join(keys, name, "host.crt"), Key: filepath.Join(keys, name, "host.key")}
 		c.Placement.AuditInterval = config.Duration(interval)
 		c.Placement.Interval = config.Duration(200 * time.Millisecond)
@@ -100,6 +105,7 @@ func newPair(t *testing.T, interval time.Duration) *pair {
 		o := options(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }
+		tune(&o)
 		p.clients[name], p.stop[name] = start(t, o)
 		o.Listeners = nil // who comes next listens itself
 		p.options[name] = o

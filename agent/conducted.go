@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -47,6 +48,33 @@ func (a *Agent) conductedHere(ctx context.Context, ref string) (migration.Migrat
 	return migration.Migration{}, false
 }
 
+// conductedByName is conductedHere of a guest that is on another host, by its name.
+func (a *Agent) conductedByName(ctx context.Context, doing, name string) (m migration.Migration, known bool, err error) {
+	list, err := a.conductor.List(ctx)
+	if err != nil {
+		return m, false, err
+	}
+	return moveOf(list, doing, name)
+}
+
+// moveOf gives the move of a guest on another host, by the guest's name. Two guests of two
+// hosts may have one: then it is refused, and told how to say which.
+func moveOf(list []migration.Migration, doing, name string) (m migration.Migration, known bool, err error) {
+	for _, one := range list {
+		if one.InstanceName != name || one.Done() || one.Conductor == "" {
+			continue
+		}
+		if known && one.InstanceUUID != m.InstanceUUID {
+			return migration.Migration{}, false, fault.Refuse(fault.Invalid, doing, fault.Reason{
+				Code: "name_ambiguous", Message: "two guests called " + name + " are on moves that this host conducts: " + m.InstanceUUID + " and " + one.InstanceUUID,
+				Have: name, Change: "say the uuid of the guest, or of the migration",
+			})
+		}
+		m, known = one, true
+	}
+	return m, known, nil
+}
+
 // awaitedElsewhere gives the move that brought a guest here and waits to be confirmed or
 // reverted by its source, by the guest's uuid: its context is in this ledger without a
 // claim of its own.
@@ -59,8 +87,8 @@ func (a *Agent) awaitedElsewhere(instance string) (claims.MigrationContext, bool
 	return claims.MigrationContext{}, false
 }
 
-// conductedElsewhere gives a move of which this host is the other side, by its uuid or
-// by its guest's: its source conducts it.
+// conductedElsewhere gives a move of which this host is a side, by its uuid or by its
+// guest's: its source conducts it, or a third host.
 func (a *Agent) conductedElsewhere(ref string) (conducted, bool) {
 	var all []claims.MigrationContext
 	for _, c := range a.tracker.List() {
@@ -69,9 +97,13 @@ func (a *Agent) conductedElsewhere(ref string) (conducted, bool) {
 		}
 	}
 	for _, c := range append(all, a.tracker.Contexts()...) {
-		if c.Source != a.name && (c.Migration == ref || c.Instance == ref) {
-			return conducted{c.Migration, c.Source}, true
+		if by := cmp.Or(c.Conductor, c.Source); by != a.name && (c.Migration == ref || c.Instance == ref) {
+			return conducted{c.Migration, by}, true
 		}
+	}
+	// What is left of one that is over here.
+	if b, known := (parties{a.tracker}).Parties(ref, ""); known && b.Conductor != a.name && b.Conductor != b.Source {
+		return conducted{ref, b.Conductor}, true
 	}
 	return conducted{}, false
 }
@@ -92,6 +124,9 @@ func (s migrationService) near(ctx context.Context, doing, ref string) (conducte
 		if c, ok := s.a.conductedElsewhere(id); ok {
 			return s.passOn(ctx, doing, c)
 		}
+	}
+	if m, ok, err := s.a.conductedByName(ctx, doing, ref); err != nil || ok {
+		return conducted{migration: m.UUID}, err
 	}
 	if s.a.host.Foreign(claims.Owner{Migration: ref}) { // its guest has left this host
 		return s.passOn(ctx, doing, conducted{migration: ref})
@@ -131,6 +166,13 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 	switch {
 	case err != nil:
 		return conducted{}, err
+	case inst.Conductor == s.a.name:
+		return conducted{}, fault.Refuse(fault.InDoubt, doing, fault.Reason{
+			Code: "journal_lost", Message: "host " + at + " has recorded that this host conducts migration " + inst.Migration + ", of which nothing is known here", Have: inst.Migration,
+			Change: "berth migration settle " + inst.Migration + " --guest-is-at HOST --gone " + s.a.name + ` --because "what you have checked", with -c ` + at,
+		})
+	case inst.Conductor != "":
+		return s.passOn(ctx, doing, conducted{inst.Migration, inst.Conductor})
 	case inst.Resize != nil:
 		return s.passOn(ctx, doing, conducted{inst.Resize.Migration, inst.Resize.Source})
 	case inst.Migration != "":
@@ -163,6 +205,6 @@ func (s migrationService) passOn(ctx context.Context, doing string, c conducted)
 
 func noMove(doing, message, ref string) error {
 	return fault.Refuse(fault.NotFound, doing, fault.Reason{
-		Code: "migration_unknown", Message: message, Want: ref, Change: "berth migration list, with -c for other hosts; a move is conducted by the host that the guest left",
+		Code: "migration_unknown", Message: message, Want: ref, Change: "berth migration list, with -c for other hosts; a move is conducted by the host that the guest left, or by the one that was asked with --share-nothing",
 	})
 }

@@ -43,6 +43,7 @@ import (
 //	record whether it is disabled             disabled                                      configuration
 //	record of what was reported               what is left in Placement stays there         configuration
 //	flavor files                              those that can be read                        configuration
+//	users and groups of [rights]              the others have theirs                        configuration
 //	keystone's clouds file                    as a Placement that does not answer           placement
 //	Placement silent                          no allocations change; moves wait for it      placement
 //	certificates                              its own machine alone                         peers
@@ -55,6 +56,7 @@ import (
 // The parts that faults name.
 const (
 	partFlavors  = "flavors"
+	partRights   = "rights"
 	partDisabled = "disabled"
 	partReported = "reported"
 	partProvider = "provider_uuid"
@@ -109,6 +111,7 @@ func (f *faults) held() error {
 
 var changes = map[string]string{
 	partFlavors:  "correct the files and reload the agent",
+	partRights:   "correct [rights] and reload the agent: who is not found has none",
 	partDisabled: "berth host set --enable, or --disable with a reason",
 	partReported: "look at the host's traits and resource classes in Placement: what Berth had put there and no longer wants stays",
 	partProvider: "put the uuid of this host's provider into the file, and restart the agent",

@@ -60,11 +60,10 @@ func (a *Agent) setDisabled(ctx context.Context, doing string, disabled bool, re
 	case !disabled && now == nil:
 		return nil
 	case !disabled:
-		if err := a.db.Delete(ctx, bucketAgent, keyDisabled); err != nil {
+		if err := a.enable(ctx, api.CallerName(ctx)); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}
-		a.disabled.Store(nil)
-		a.log.Info("host enabled: it takes new guests", "by", api.CallerName(ctx), "was_disabled_by", now.By, "reason", now.Reason)
+		return nil
 	case reason == "":
 		return fault.Refuse(fault.Invalid, doing, fault.Reason{
 			Code: "reason_missing", Message: "to disable a host a reason must be given", Change: "say why, for other operators",
@@ -72,17 +71,36 @@ func (a *Agent) setDisabled(ctx context.Context, doing string, disabled bool, re
 	case now != nil && now.Reason == reason:
 		return nil // said again
 	default:
-		d := &api.Disabled{Reason: reason, By: api.CallerName(ctx), At: a.rt.Now()}
-		raw, err := json.Marshal(d)
-		if err != nil {
+		if err := a.disable(ctx, &api.Disabled{Reason: reason, By: api.CallerName(ctx), At: a.rt.Now()}); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}
-		if err := a.db.Put(ctx, bucketAgent, keyDisabled, raw); err != nil {
-			return fmt.Errorf("%s: %w", doing, err)
-		}
-		a.disabled.Store(d)
-		a.log.Info("host disabled: it gets no new guests", "by", d.By, "reason", d.Reason)
+		return nil
 	}
+}
+
+// disable keeps new guests away. Called with settingHost held.
+func (a *Agent) disable(ctx context.Context, d *api.Disabled) error {
+	raw, err := json.Marshal(d)
+	if err != nil {
+		return fmt.Errorf("write why this host is disabled: %w", err)
+	}
+	if err := a.db.Put(ctx, bucketAgent, keyDisabled, raw); err != nil {
+		return err
+	}
+	a.disabled.Store(d)
+	a.log.Info("host disabled: it gets no new guests", "by", d.By, "reason", d.Reason)
+	a.reporter.Kick()
+	return nil
+}
+
+// enable lets new guests come again. Called with settingHost held, on a host that is disabled.
+func (a *Agent) enable(ctx context.Context, by string) error {
+	was := a.disabled.Load()
+	if err := a.db.Delete(ctx, bucketAgent, keyDisabled); err != nil {
+		return err
+	}
+	a.disabled.Store(nil)
+	a.log.Info("host enabled: it takes new guests", "by", by, "was_disabled_by", was.By, "reason", was.Reason)
 	a.reporter.Kick()
 	return nil
 }
@@ -122,4 +140,13 @@ func (v verbs) CheckDestination(ctx context.Context, ref migration.Ref, r migrat
 		}
 	}
 	return v.Host.CheckDestination(ctx, ref, r)
+}
+
+// RecordContext implements migration.Host. A host that only observes gives no guest away,
+// whoever conducts; what began before goes on.
+func (v verbs) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
+	if _, begun := v.a.tracker.Context(ref.Migration); !begun && v.a.observing() {
+		return fault.Refuse(fault.Forbidden, "let instance "+ref.Instance+" leave "+v.a.name, observes(v.a.name))
+	}
+	return v.Host.RecordContext(ctx, ref, c)
 }

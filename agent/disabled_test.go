@@ -69,6 +69,14 @@ func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
 	}
 }
 
+func TestVerbs_AHostThatObservesGivesNoGuestToAnotherThatConducts(t *testing.T) {
+	v := verbs{answersChecks{}, newGuardBench(t, config.Observe).a}
+	err := v.RecordContext(t.Context(), migration.Ref{Migration: "m", Instance: "i"}, migration.Context{})
+	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "mode_observe" {
+		t.Errorf("a move from it: %v, want %v", err, fault.Forbidden)
+	}
+}
+
 // TestSetHost_PlacementFollowsAtOnce: and goes back to what it was.
 func TestSetHost_PlacementFollowsAtOnce(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/api"
 	"berth/agent/guard"
 	"berth/claims"
 	"berth/internal/config"
@@ -115,4 +118,27 @@ func TestGuardian_OfAChangeInPlace(t *testing.T) {
 		b.ask(guard.Start, guardDocument(1, true, ""), true)
 		b.wantOwner("it is over", guard.OwnerHere)
 	}
+}
+
+// What a migration is of is recorded in as many places as its hosts are, and as long.
+func TestParties_SayWhoseMigrationItIs(t *testing.T) {
+	t.Parallel()
+	b := newGuardBench(t, config.Manage)
+	ctx, ref := t.Context(), claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
+	want := api.Between{Source: "host-t", Destination: "host-b", Conductor: "host-c", Instance: guarded}
+	is := func(when string) {
+		b.Helper()
+		got, known := parties{b.a.tracker}.Parties(moved, "")
+		if diff := cmp.Diff(want, got); !known || diff != "" {
+			b.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	b.adopt()
+	b.must(b.a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: moved, Instance: guarded, Source: "host-t", Destination: "host-b", Conductor: "host-c"}))
+	is("of its context")
+	b.must(b.a.tracker.DropContext(ctx, ref))
+	is("of what is left of that")
+	_, err := b.a.tracker.Surrender(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 2}, "host-b")
+	b.must(err)
+	is("of the guest's own leave")
 }

@@ -49,7 +49,7 @@ const begunFor = 30 * time.Second
 
 func newGuardian(a *Agent) *guardian {
 	g := &guardian{
-		a: a, files: guard.Files{Dir: a.config().GuardDir(), Boot: a.rt.Boot().ID},
+		a: a, files: guard.Files{Dir: a.config().GuardDir(), Boot: a.rt.Boot().ID, State: a.config().Agent.StateDir},
 		begun: map[string]begun{}, quarantined: map[string]error{},
 	}
 	g.owners = guard.NewOwners(g.files, g.ledger, a.rt, a.log)
@@ -103,6 +103,10 @@ func (g *guardian) ledger() []guard.Owner {
 	}
 	rows := map[string]guard.Owner{}
 	claimed := map[string]bool{}
+	awaits := func(uuid string) bool {
+		_, waits := a.host.Unconfirmed(uuid)
+		return waits
+	}
 	for _, c := range a.tracker.List() {
 		o := c.Owner
 		switch {
@@ -125,6 +129,8 @@ func (g *guardian) ledger() []guard.Owner {
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerMoving, Migration: leaving[inst.UUID]}
 		case a.host.LeftByHand(inst.UUID):
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerLeft}
+		case awaits(inst.UUID):
+			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerAwaits}
 		case claimed[inst.UUID]:
 			rows[inst.UUID] = guard.Owner{Instance: inst.UUID, Name: inst.Name, State: guard.OwnerHere}
 		}
@@ -150,18 +156,19 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 			f.Leaving = ""
 		}
 		f.Left = a.host.LeftByHand(d.UUID)
+		f.Unconfirmed, _ = a.host.Unconfirmed(d.UUID)
 	}
 	for _, claim := range a.tracker.ByInstance(d.UUID) {
 		o := claim.Owner
 		switch o.Kind {
 		case claims.KindInstance:
 			f.Claimed = true
-		case claims.KindLiveMigration, claims.KindEvacuation:
+		case claims.KindLiveMigration:
 			f.Arrival = &guard.Arrival{
 				Migration: o.Migration, Foreign: a.host.Foreign(o), Undone: a.host.Undone(o),
 				Pending: claim.State == claims.Pending, Begun: g.isBegun(d),
 			}
-		case claims.KindResize:
+		case claims.KindResize, claims.KindEvacuation:
 			// Of a guest that comes while it is off: no stream brings it, and nobody but the
 			// agent starts it. What a guest that is here changes to is none.
 			if !f.TokenHere && !(f.Known && claim.State == claims.Held) {

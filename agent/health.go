@@ -119,6 +119,10 @@ func (h *health) conditions() []api.Condition {
 	out := []api.Condition{
 		h.libvirt(), h.discovery(), h.placement(), h.a.ledger.condition(), h.claims(), h.peers(), h.migrations(), h.allocations(), h.a.guardian.condition(),
 	}
+	if c, kept := h.a.keeper.condition(); kept {
+		out = append(out, c)
+	}
+	out = append(out, h.a.vigil.conditions()...)
 	out = append(out, h.a.faults.conditions()...)
 	now := h.a.rt.Now()
 	h.mu.Lock()

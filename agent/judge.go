@@ -142,7 +142,11 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 	if !g.there {
 		// Of a guest that libvirt does not have nothing is counted; a token that is
 		// somebody else's by a higher epoch is not this host's any more.
-		return claims.Restored{}, false
+		if !g.known || g.verdict != claims.VerdictElsewhere {
+			return claims.Restored{}, false
+		}
+		out.Instance.Token, out.Absent = g.elsewhere(), true
+		return out, true
 	}
 	inbound := g.move.Migration != "" && g.move.Destination == self
 	bring := func() {
@@ -182,7 +186,7 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 			out.Instance.Token = claims.Token{Epoch: g.given.Epoch, State: claims.TokenDoubt}
 		}
 	case claims.VerdictElsewhere:
-		out.Instance.Token = claims.Token{Epoch: g.token.Epoch, State: claims.TokenSurrendered, Holder: g.owner, Migration: g.token.Migration}
+		out.Instance.Token = g.elsewhere()
 		g.leave(&out, out.Instance.Token)
 	case claims.VerdictDoubt:
 		out.Instance.Token = claims.Token{Epoch: max(g.epoch, g.token.Epoch, g.given.Epoch, g.survey.Instance.Token.Epoch), State: claims.TokenDoubt}
@@ -190,6 +194,11 @@ func (g judged) restored(self string) (claims.Restored, bool) {
 		return claims.Restored{}, false
 	}
 	return out, true
+}
+
+// elsewhere is the token by the word of the host that has it.
+func (g judged) elsewhere() claims.Token {
+	return claims.Token{Epoch: g.token.Epoch, State: claims.TokenSurrendered, Holder: g.owner, Migration: g.token.Migration}
 }
 
 // leave puts back what this host keeps of a guest that a cold move took to the token's

@@ -51,6 +51,7 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		placed   claims.Allocated
 		owner    guard.OwnerState
 		behind   bool
+		absent   bool
 		record   claims.Token
 		want     claims.Verdict
 		token    claims.Token
@@ -81,10 +82,14 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 		{name: "runs where Placement has it, and a host is silent", survey: guest(running, 1), silent: true, placed: claims.AllocatedHere, want: claims.VerdictOwn, token: token(1, claims.TokenHere, "me")},
 		{name: "the record was saved", survey: guest(running, 1), record: token(5, claims.TokenHere, "me"), silent: true, want: claims.VerdictKeep, token: token(5, claims.TokenHere, "me")},
 		{name: "the record before the last, and it was given away since", survey: guest(left, 1), behind: true, record: token(5, claims.TokenHere, "me"), answers: []api.Knowledge{here("b", 6)}, want: claims.VerdictElsewhere, token: token(6, claims.TokenSurrendered, "b")},
+		{name: "gone from here, and given away since the record", survey: host.Surveyed{}, absent: true, behind: true, record: token(5, claims.TokenHere, "me"), answers: []api.Knowledge{here("b", 6)}, want: claims.VerdictElsewhere, token: token(6, claims.TokenSurrendered, "b")},
 		{name: "the record before the last, and nobody knows", survey: guest(left, 1), behind: true, record: token(5, claims.TokenHere, "me"), want: claims.VerdictDoubt, token: token(5, claims.TokenDoubt, "")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			said := told{here: map[string]host.Surveyed{id: c.survey}, answers: c.answers, owners: map[string]guard.OwnerState{}, placed: map[string]claims.Allocated{}}
+			if c.absent {
+				delete(said.here, id)
+			}
 			if c.placed != 0 {
 				said.placed[id] = c.placed
 			}
@@ -106,6 +111,9 @@ func TestJudge_JoinsWhatWasTold(t *testing.T) {
 			}
 			if diff := cmp.Diff(c.token, r.Instance.Token); put && diff != "" {
 				t.Errorf("token (-want +got):\n%s", diff)
+			}
+			if r.Absent != c.absent {
+				t.Errorf("absent: %v", r.Absent)
 			}
 			if arrives := r.Move.Migration != "" && r.Move.Attempt == 2 && r.Context != nil; arrives != c.arrives || r.Accepted != c.accepted {
 				t.Errorf("move %+v, accepted %v; want %v and %v", r.Move, r.Accepted, c.arrives, c.accepted)

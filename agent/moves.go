@@ -25,8 +25,14 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	if s.a.observing() {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, observes(s.a.name))
 	}
+	if r.ShareNothing {
+		return s.startApart(ctx, doing, r)
+	}
 	if m, known, err := s.begun(ctx, doing, r); known || err != nil {
 		return m, err
+	}
+	if r.MigrationType == migration.TypeEvacuation {
+		return s.startEvacuation(ctx, doing, r)
 	}
 	id, elsewhere, err := s.whereIs(ctx, doing, r.Instance)
 	if err != nil {
@@ -65,9 +71,14 @@ func (s migrationService) begun(ctx context.Context, doing string, r api.Migrate
 		// By its name alone: what is called so may have changed since.
 		change.Flavor = &topology.Flavor{Name: r.FlavorName}
 	}
-	return s.a.conductor.Begun(migration.Request{
-		Instance: m.InstanceUUID, Type: r.MigrationType, Destination: r.Destination, Migration: r.Migration, Change: change,
-	})
+	ask := migration.Request{
+		Instance: m.InstanceUUID, Type: r.MigrationType, Destination: r.Destination, Alternates: r.Alternates, Migration: r.Migration, Change: change, ShareNothing: r.ShareNothing,
+		Stopped: r.Stopped, AcceptLoss: r.AcceptLoss,
+	}
+	if r.ShareNothing || r.MigrationType == migration.TypeEvacuation {
+		ask.Source = m.SourceCompute // wherever the guest is by now
+	}
+	return s.a.conductor.Begun(ask)
 }
 
 // beganAt is the other host at which a move with a uuid began, by what is recorded here;
@@ -76,11 +87,11 @@ func (s migrationService) beganAt(ctx context.Context, id string) string {
 	if id == "" {
 		return ""
 	}
-	source, _, known := parties{s.a.tracker}.Parties(id, "")
-	if _, relayed := api.PassedOn(ctx); !known || relayed || source == s.a.name {
+	p, known := parties{s.a.tracker}.Parties(id, "")
+	if _, relayed := api.PassedOn(ctx); !known || relayed || p.Conductor == s.a.name {
 		return ""
 	}
-	return source
+	return p.Conductor
 }
 
 // doingOf is what is asked for, in the words of commands.
@@ -88,6 +99,8 @@ func doingOf(r api.Migrate) string {
 	switch r.MigrationType {
 	case migration.TypeResize, migration.TypeRebuild:
 		return r.MigrationType
+	case migration.TypeEvacuation:
+		return "evacuate"
 	}
 	return "migrate"
 }
@@ -97,8 +110,8 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 	if err := s.a.db.Room(); err != nil {
 		return migration.Migration{}, err // its journal would have to wait in the middle
 	}
-	if c, waits := s.a.awaitedElsewhere(id); waits {
-		return migration.Migration{}, fault.Refuse(fault.Busy, doing, s.a.unconfirmedBlocker(r.Instance, c))
+	if err := s.unconducted(doing, r.Instance, id); err != nil {
+		return migration.Migration{}, err
 	}
 	change, err := s.change(doing, r)
 	if err != nil {
@@ -108,16 +121,24 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 	if err != nil {
 		return migration.Migration{}, err
 	}
+	ask := s.request(r, id, kind)
+	ask.Change, ask.By = change, api.CallerWords(ctx)
+	return s.a.conductor.Start(ctx, ask)
+}
+
+// request is what the conductor is asked for, with what this host is set to where it is
+// left open.
+func (s migrationService) request(r api.Migrate, instance, kind string) migration.Request {
 	ask := migration.Request{
-		Instance: id, Type: kind, Destination: r.Destination, Migration: r.Migration, Options: s.defaults(r.Options),
-		Change: change, ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
+		Instance: instance, Type: kind, Destination: r.Destination, Alternates: r.Alternates, ShareNothing: r.ShareNothing, Migration: r.Migration,
+		Options: s.defaults(r.Options), ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
 	}
 	if ask.ConfirmWindow == nil {
 		// As it is now, not as it was when the conductor was made.
 		window := s.a.config().Migration.ResizeConfirmWindow.D()
 		ask.ConfirmWindow = &window
 	}
-	return s.a.conductor.Start(ctx, ask)
+	return ask
 }
 
 // kind is the type of a move: as asked for, or live where the guest has its memory.
@@ -147,16 +168,21 @@ func (s migrationService) kind(ctx context.Context, doing, id string, r api.Migr
 	off := guest.State == string(driver.ShutOff)
 	switch {
 	case r.Offline && !off:
-		return "", fault.Refuse(fault.Forbidden, doing, fault.Reason{
-			Code: "guest_runs", Message: "the guest is " + guest.State + ", and was to be moved only where it is shut off", Have: guest.State, Want: string(driver.ShutOff),
-			Change: "berth instance stop " + guest.Name + "; or leave out --offline, and it is shut down for it",
-		})
+		return "", notOff(doing, guest.Name, guest.State)
 	case r.MigrationType != "":
 		return r.MigrationType, nil
 	case off:
 		return migration.TypeMigration, nil
 	}
 	return migration.TypeLiveMigration, nil
+}
+
+// notOff refuses a guest that was to be moved only where it is shut off.
+func notOff(doing, name, state string) error {
+	return fault.Refuse(fault.Forbidden, doing, fault.Reason{
+		Code: "guest_runs", Message: "the guest is " + state + ", and was to be moved only where it is shut off", Have: state, Want: string(driver.ShutOff),
+		Change: "berth instance stop " + name + "; or leave out --offline, and it is shut down for it",
+	})
 }
 
 func twoFlavors(doing string) error {
@@ -361,6 +387,9 @@ func (s migrationService) decide(ctx context.Context, doing, ref string, find fu
 		return migration.Migration{}, err
 	}
 	if at.host == "" {
+		if err := s.mayDecide(ctx, doing, at.migration); err != nil {
+			return migration.Migration{}, err
+		}
 		return here(ctx, at.migration)
 	}
 	peer, err := s.a.peers.client(at.host)

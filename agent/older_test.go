@@ -15,6 +15,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/migration"
 )
 
@@ -39,6 +40,7 @@ func TestLedger_ABackupIsNotBelieved(t *testing.T) {
 	p := newPair(t, time.Hour)
 	a := p.fleet.Host("host-a")
 	stays, left, away, came := p.guest("host-a", "stays"), p.guest("host-a", "left"), p.guest("host-a", "away"), p.guest("host-b", "came")
+	gone := p.guest("host-a", "gone") // without a trace
 	// A definition that some hand keeps and puts back; it has Berth's mark.
 	doc, err := a.XML(t.Context(), left, driver.Persistent)
 	p.must(err)
@@ -47,7 +49,7 @@ func TestLedger_ABackupIsNotBelieved(t *testing.T) {
 		t.Fatal(m.Err())
 	}
 	restore := p.backup("host-a")
-	for _, m := range [][3]string{{left, "host-a", "host-b"}, {away, "host-a", "host-b"}, {away, "host-b", "host-a"}, {came, "host-b", "host-a"}, {back, "host-b", "host-a"}} {
+	for _, m := range [][3]string{{left, "host-a", "host-b"}, {gone, "host-a", "host-b"}, {away, "host-a", "host-b"}, {away, "host-b", "host-a"}, {came, "host-b", "host-a"}, {back, "host-b", "host-a"}} {
 		if m := p.finish(m[1], p.move(m[0], m[1], m[2])); m.Err() != nil {
 			t.Fatal(m.Err())
 		}
@@ -60,8 +62,13 @@ func TestLedger_ABackupIsNotBelieved(t *testing.T) {
 	if token := got[left].Token; token.State == claims.TokenHere {
 		t.Errorf("the guest that has left: %+v", token)
 	}
-	delete(got, left)
-	delete(want, left)
+	if g := got[gone]; g.Token.State == claims.TokenHere || len(g.Claims) > 0 {
+		t.Errorf("the guest of which nothing is here: %+v", g)
+	}
+	for _, id := range []string{left, gone} {
+		delete(got, id)
+		delete(want, id)
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the ledger (-before +after):\n%s", diff)
 	}
@@ -80,7 +87,7 @@ func TestLedger_ABackupIsNotBelieved(t *testing.T) {
 	if c := p.condition("host-a", "ledger"); !strings.Contains(c.Detail, "older copy") {
 		t.Errorf("condition %+v, want it said", c)
 	}
-	for _, id := range []string{stays, left, away, came, back} {
+	for _, id := range []string{stays, left, gone, away, came, back} {
 		if n := p.fleet.RunningCopies(id); n != 1 {
 			t.Errorf("%s runs %d times", id, n)
 		}
@@ -118,9 +125,32 @@ func TestLedger_IsReplacedWhileTheAgentRuns(t *testing.T) {
 	}
 }
 
-// A backup that was taken in the middle of a move goes on with a move that is over.
+// A backup that was taken in the middle of a move goes on with a move that is over, also
+// where it was taken before the source had noted that its stream runs.
 func TestLedger_ABackupOfAMoveUndoesNothing(t *testing.T) {
-	t.Parallel()
+	t.Run("while the stream runs", func(t *testing.T) {
+		t.Parallel()
+		aBackupOfAMoveUndoesNothing(t, func(*testing.T, string) {})
+	})
+	t.Run("before the stream is noted", func(t *testing.T) {
+		t.Parallel()
+		aBackupOfAMoveUndoesNothing(t, func(t *testing.T, path string) {
+			db, err := store.Open(path, store.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, err := db.List(t.Context(), "verbs")
+			for key := range all {
+				err = errors.Join(err, db.Delete(t.Context(), "verbs", key))
+			}
+			if err = errors.Join(err, db.Close()); err != nil || len(all) == 0 {
+				t.Fatalf("forget %d verbs: %v", len(all), err)
+			}
+		})
+	})
+}
+
+func aBackupOfAMoveUndoesNothing(t *testing.T, edit func(t *testing.T, path string)) {
 	p := newPair(t, time.Hour)
 	id := p.guest("host-a", "guest")
 	move := p.move(id, "host-a", "host-b")
@@ -129,7 +159,10 @@ func TestLedger_ABackupOfAMoveUndoesNothing(t *testing.T) {
 		t.Fatal(m.Err())
 	}
 	other, held := p.ledger("host-b"), p.held()
-	p.damage("host-a", restore)
+	p.damage("host-a", func(path string) {
+		restore(path)
+		edit(t, path)
+	})
 	var m migration.Migration
 	p.until("the move ends", func() bool {
 		p.fleet.Advance(50 * time.Millisecond)
@@ -140,6 +173,9 @@ func TestLedger_ABackupOfAMoveUndoesNothing(t *testing.T) {
 	})
 	if m.Outcome == migration.OutcomeUndone {
 		t.Errorf("the move that went well is told as %s: %v", m.Outcome, m.Err())
+	}
+	if token := p.ledger("host-a")[id].Token; token.State == claims.TokenHere {
+		t.Errorf("the guest has two owners: %+v", token)
 	}
 	if diff := cmp.Diff(other, p.ledger("host-b")); diff != "" {
 		t.Errorf("the other ledger (-before +after):\n%s", diff)

@@ -24,16 +24,24 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 	switch {
 	case r.Instance == "" && !resizes:
 		return migration.Plan{}, fault.New(fault.Invalid, "plan: name an instance, a flavor for a new one, or both for a resize")
+	case r.Instance == "" && r.ShareNothing:
+		return migration.Plan{}, fault.New(fault.Invalid, "plan: share_nothing is of a guest that is there: name it")
 	case r.Instance == "":
 		return s.planNew(ctx, r)
 	case resizes && r.Kind == "":
 		r.Kind = migration.PlanResize
+	}
+	if r.Kind == migration.PlanEvacuation && !resizes && !r.ShareNothing {
+		return s.planEvacuation(ctx, r)
 	}
 	switch {
 	case resizes != (r.Kind == migration.PlanResize):
 		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: a resize names a flavor, and nothing else does", doing, r.Kind)
 	case r.Kind != "" && !slices.Contains([]migration.PlanKind{migration.PlanLive, migration.PlanCold, migration.PlanResize}, r.Kind):
 		return migration.Plan{}, fault.New(fault.Invalid, "%s: kind %q: want %s, %s or %s", doing, r.Kind, migration.PlanLive, migration.PlanCold, migration.PlanResize)
+	}
+	if r.ShareNothing {
+		return s.planApart(ctx, doing, r)
 	}
 	id, elsewhere, err := migrationService(s).whereIs(ctx, doing, r.Instance)
 	if err != nil {
@@ -64,35 +72,51 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 		})
 	}
 	if ask.Kind != migration.PlanLive {
-		change, err := migrationService(s).change(doing, api.Migrate{Flavor: r.Flavor, FlavorName: r.FlavorName})
-		if err != nil {
+		if err := s.planChange(ctx, s.a.host, doing, r, &ask); err != nil {
 			return migration.Plan{}, err
-		}
-		w, err := s.a.host.PlanChange(ctx, id, change)
-		switch {
-		case err == nil:
-			ask.Wanted = &w
-		case fault.KindOf(err) == fault.Unavailable || len(fault.ReasonsOf(err)) == 0:
-			return migration.Plan{}, err
-		default:
-			ask.Blockers = append(ask.Blockers, fault.ReasonsOf(err)...)
 		}
 	}
+	s.standingBlockers(ctx, id, r.Instance, &ask)
+	return s.planner().Plan(ctx, ask)
+}
+
+// planChange asks the guest's host what it would become.
+func (s planService) planChange(ctx context.Context, source migration.Host, doing string, r api.PlanRequest, ask *migration.PlanRequest) error {
+	change, err := migrationService(s).change(doing, api.Migrate{Flavor: r.Flavor, FlavorName: r.FlavorName})
+	if err != nil {
+		return err
+	}
+	w, err := source.PlanChange(ctx, ask.Guest.UUID, change)
+	switch {
+	case err == nil:
+		ask.Wanted = &w
+	case fault.KindOf(err) == fault.Unavailable || len(fault.ReasonsOf(err)) == 0:
+		return err
+	default:
+		ask.Blockers = append(ask.Blockers, fault.ReasonsOf(err)...)
+	}
+	return nil
+}
+
+// standingBlockers adds what keeps this host from conducting a move of a guest now; it is
+// called instance by who asks.
+func (s planService) standingBlockers(ctx context.Context, id, instance string, ask *migration.PlanRequest) {
 	if s.a.observing() {
 		ask.Blockers = append(ask.Blockers, observes(s.a.name))
 	}
 	switch m, known := s.a.conductedHere(ctx, id); {
 	case known && m.Stage == migration.StageFinished:
-		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(r.Instance, claims.MigrationContext{Migration: m.UUID}))
+		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(instance, claims.MigrationContext{Migration: m.UUID}))
 	case known:
 		ask.Blockers = append(ask.Blockers, fault.Reason{
 			Code: "moving", Message: "the instance is moving: migration " + m.UUID, Have: m.UUID, Change: "wait for it, or berth migration abort " + m.UUID,
 		})
 	}
 	if c, waits := s.a.awaitedElsewhere(id); waits {
-		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(r.Instance, c))
+		ask.Blockers = append(ask.Blockers, s.a.unconfirmedBlocker(instance, c))
+	} else if c, on := s.a.conductedElsewhere(id); on {
+		ask.Blockers = append(ask.Blockers, movedElsewhere(c))
 	}
-	return s.planner().Plan(ctx, ask)
 }
 
 // unconfirmedBlocker keeps a guest where it is until its resize is confirmed or reverted.
@@ -136,7 +160,8 @@ func (s planService) Room(ctx context.Context, r migration.RoomRequest) (migrati
 func (s planService) planner() migration.Planner {
 	return migration.Planner{
 		Placement: s.a.placement, Runtime: s.a.rt, Local: s.a.name, Known: slices.Sorted(maps.Keys(s.a.config().Peers)),
-		Hosts: s.a.peers.host,
+		NearWeight: s.a.nearWeight(),
+		Hosts:      s.a.peers.host,
 		Room: func(ctx context.Context, name string, r migration.RoomRequest) (migration.RoomAnswer, error) {
 			if name == s.a.name {
 				return s.a.host.Room(ctx, r)

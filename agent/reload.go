@@ -37,6 +37,11 @@ func (a *Agent) reload() {
 		a.log.Error("configuration not taken: flavors have faults, and the old ones stand", "error", err)
 		return
 	}
+	given, err := readGrants(read.Rights, machineAccounts())
+	if err != nil {
+		a.log.Error("configuration not taken: rights have faults, and the old ones stand", "error", err)
+		return
+	}
 	// Measured against what the process was started with, so that a key that needs
 	// a restart is named at each reload until it gets one.
 	for _, c := range config.Diff(a.config(), read) {
@@ -50,6 +55,8 @@ func (a *Agent) reload() {
 	a.conf.Store(&next)
 	a.flavors.Store(&flavors)
 	a.faults.note(partFlavors, nil)
+	a.grants.Store(given)
+	a.faults.note(partRights, nil)
 	if a.opt.Level != nil {
 		// Validate has held it against the four words there are.
 		_ = a.opt.Level.UnmarshalText([]byte(next.Agent.LogLevel))

@@ -47,18 +47,30 @@ func (s standing) tell(v *host.InstanceView) {
 		v.Status, v.Resize = statusOfMove(m, v.Status), s.unconfirmed(m)
 		return
 	}
-	if !here {
-		return
-	}
 	for _, c := range s.contexts {
-		if c.Instance != v.UUID || c.Source == s.host || c.Destination != s.host {
+		if c.Instance != v.UUID {
+			continue
+		}
+		if c.Source == s.host && v.Conductor != "" {
+			// A third host conducts it: what is held here of a guest that has left, which
+			// that one has seen live where it went, and else a guest that is on its way.
+			if v.Status = "RESIZE"; v.Hidden {
+				v.Status, v.Resize = "VERIFY_RESIZE", s.waiting(c, v.Name, host.HalfKept)
+			}
+			return
+		}
+		if !here || c.Source == s.host || c.Destination != s.host {
 			continue
 		}
 		v.Status = "VERIFY_RESIZE"
-		v.Resize = &host.ResizeView{
-			Migration: c.Migration, Source: c.Source, Destination: c.Destination, Half: host.HalfGuest,
-			OldFlavor: c.OldFlavor.Name, Next: s.next(c, v.Name),
-		}
+		v.Resize = s.waiting(c, v.Name, host.HalfGuest)
+	}
+}
+
+// waiting is a move that waits for its confirmation, as the ledger has it.
+func (s standing) waiting(c claims.MigrationContext, name string, half host.ResizeHalf) *host.ResizeView {
+	return &host.ResizeView{
+		Migration: c.Migration, Source: c.Source, Destination: c.Destination, Half: half, OldFlavor: c.OldFlavor.Name, Next: s.next(c, name),
 	}
 }
 

@@ -215,7 +215,8 @@ func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
 	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "nothing"}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "x", Flavor: &larger}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeResize}, fault.Invalid)
-	refused(api.Migrate{MigrationType: "evacuation"}, fault.Invalid)
+	refused(api.Migrate{MigrationType: "teleportation"}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeEvacuation}, fault.Forbidden) // no records are kept here
 
 	_, err := p.clients["host-a"].StopInstance(t.Context(), "web", api.StopInstance{Force: true})
 	p.must(err)

@@ -171,8 +171,12 @@ func (s instanceService) Adopt(ctx context.Context, r api.AdoptInstances) (api.A
 }
 
 // List implements api.Instances.
-func (s instanceService) List(ctx context.Context) ([]api.Instance, error) {
-	list, err := s.a.host.List(ctx)
+func (s instanceService) List(ctx context.Context, hidden bool) ([]api.Instance, error) {
+	look := s.a.host.List
+	if hidden {
+		look = s.a.host.ListHidden
+	}
+	list, err := look(ctx)
 	if list == nil {
 		list = []api.Instance{}
 	}
@@ -200,7 +204,12 @@ func (s instanceService) Show(ctx context.Context, ref string) (api.InstanceDeta
 }
 
 // Start implements api.Instances.
-func (s instanceService) Start(ctx context.Context, ref string) (api.Instance, error) {
+func (s instanceService) Start(ctx context.Context, ref string, o api.StartInstance) (api.Instance, error) {
+	if o.ConfirmOwnership {
+		if err := s.a.host.ConfirmByHand(ctx, ref, o.Because, o.By); err != nil {
+			return api.Instance{}, err
+		}
+	}
 	if err := s.a.host.Start(ctx, ref, false); err != nil {
 		return api.Instance{}, err
 	}
@@ -297,46 +306,64 @@ func (s claimService) view(c claims.Claim) api.Claim {
 	return out
 }
 
-// parties answers from the ledger which hosts a migration is between.
+// parties answers from the ledger which hosts a migration is between, and which conducts it.
 type parties struct{ tracker *claims.Tracker }
 
 // Parties implements api.Parties.
-func (p parties) Parties(migration, instance string) (source, destination string, known bool) {
-	if migration != "" {
-		if c, ok := p.tracker.Context(migration); ok {
-			return c.Source, c.Destination, true
-		}
-		for _, c := range p.tracker.ByMigration(migration) {
-			if c.Context != nil {
-				return c.Context.Source, c.Context.Destination, true
+func (p parties) Parties(migration, instance string) (api.Between, bool) {
+	if migration == "" {
+		for _, c := range p.tracker.Contexts() {
+			if c.Instance == instance {
+				migration = c.Migration
+				break
 			}
 		}
-		// What is left of it when claim and context are gone. A move that was reverted has
-		// left with one attempt and come back with a later one: the first tells which
-		// host is its source.
-		left, hasLeft := p.tracker.Left(migration)
-		came, hasCome := p.tracker.Came(migration)
-		if hasLeft && !(hasCome && came.Attempt < left.Attempt) {
-			return left.From, left.To, true
-		}
-		if hasCome {
-			return came.From, came.To, true
-		}
-		if peer := p.tracker.Peer(migration); peer != "" {
-			return p.tracker.Host(), peer, true
-		}
-		// A rebuilt ledger has nothing of it but where the guest is by it.
-		for _, i := range p.tracker.Instances() {
-			if k := i.Token; k.Migration == migration && k.State == claims.TokenSurrendered {
-				return p.tracker.Host(), k.Holder, true
-			}
-		}
-		return "", "", false
 	}
-	for _, c := range p.tracker.Contexts() {
-		if c.Instance == instance {
-			return c.Source, c.Destination, true
+	b, known := p.sides(migration)
+	if !known {
+		return api.Between{}, false
+	}
+	if b.Conductor = p.tracker.Conductor(migration); b.Conductor == "" {
+		b.Conductor = b.Source
+	}
+	return b, true
+}
+
+// sides gives the two hosts of a migration, and whose it is.
+func (p parties) sides(migration string) (b api.Between, known bool) {
+	between := func(source, destination, instance string) (api.Between, bool) {
+		return api.Between{Source: source, Destination: destination, Instance: instance}, true
+	}
+	if migration == "" {
+		return b, false
+	}
+	if c, ok := p.tracker.Context(migration); ok {
+		return between(c.Source, c.Destination, c.Instance)
+	}
+	for _, c := range p.tracker.ByMigration(migration) {
+		if c.Context != nil {
+			return between(c.Context.Source, c.Context.Destination, c.Context.Instance)
 		}
 	}
-	return "", "", false
+	// What is left of it when claim and context are gone. A move that was reverted has
+	// left with one attempt and come back with a later one: the first tells which
+	// host is its source.
+	left, hasLeft := p.tracker.Left(migration)
+	came, hasCome := p.tracker.Came(migration)
+	if hasLeft && !(hasCome && came.Attempt < left.Attempt) {
+		return between(left.From, left.To, left.Instance)
+	}
+	if hasCome {
+		return between(came.From, came.To, came.Instance)
+	}
+	if peer, guest := p.tracker.Peer(migration); peer != "" {
+		return between(p.tracker.Host(), peer, guest)
+	}
+	// A rebuilt ledger has nothing of it but where the guest is by it.
+	for _, i := range p.tracker.Instances() {
+		if k := i.Token; k.Migration == migration && k.State == claims.TokenSurrendered {
+			return between(p.tracker.Host(), k.Holder, i.UUID)
+		}
+	}
+	return b, false
 }

@@ -63,7 +63,7 @@ func everyVerb(h migration.Host, source string) map[string]func(context.Context)
 	}
 }
 
-// sourceVerbs calls each verb that a destination may ask of the source.
+// sourceVerbs calls each verb that host-b, which conducts, asks of the source, host-a.
 func sourceVerbs(h migration.Host) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"Inspect": func(ctx context.Context) error {
@@ -77,9 +77,11 @@ func sourceVerbs(h migration.Host) map[string]func(context.Context) error {
 			_, err := h.CheckSource(ctx, ref, migration.CheckAnswer{Disks: []migration.DiskView{{Target: "vda"}}})
 			return err
 		},
-		"RecordContext": func(ctx context.Context) error { return h.RecordContext(ctx, ref, migration.Context{}) },
-		"DropContext":   func(ctx context.Context) error { return h.DropContext(ctx, ref) },
-		"StartStream":   func(ctx context.Context) error { return h.StartStream(ctx, ref, migration.Stream{}) },
+		"RecordContext": func(ctx context.Context) error {
+			return h.RecordContext(ctx, ref, migration.Context{Source: "host-a", Destination: "host-d", Conductor: "host-b"})
+		},
+		"DropContext": func(ctx context.Context) error { return h.DropContext(ctx, ref) },
+		"StartStream": func(ctx context.Context) error { return h.StartStream(ctx, ref, migration.Stream{}) },
 		"StreamStatus": func(ctx context.Context) error {
 			s, err := h.StreamStatus(ctx, ref)
 			if err == nil && s.Progress.MemoryTotal != 1<<40 {
@@ -114,7 +116,7 @@ func TestVerbs_RoundTripBetweenHosts(t *testing.T) {
 			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
 		}
 	}
-	w.parties["m-1"] = [2]string{"host-a", "host-b"}
+	w.parties["m-1"], w.parties["conducted"] = [2]string{"host-a", "host-d"}, [2]string{"host-b"}
 	w.parties["instance i-1"] = w.parties["m-1"]
 	for name, call := range sourceVerbs(c) {
 		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
@@ -226,6 +228,9 @@ func TestOperator_LocalAndByCertificate(t *testing.T) {
 			}
 			if i, err := c.Instance(t.Context(), "a b/c"); err != nil || i.Name != "a b/c" {
 				t.Errorf("a name with a slash: %+v, %v", i, err)
+			}
+			if l, err := c.AllInstances(t.Context()); err != nil || len(l.Instances) != 2 || !l.Instances[1].Hidden {
+				t.Errorf("with those that are hidden: %+v, %v", l, err)
 			}
 			if l, err := c.Instances(t.Context()); err != nil || len(l.Instances) != 1 || !strings.Contains(l.Error, "away") {
 				t.Errorf("a list that is a part of the truth: %+v, %v", l, err)

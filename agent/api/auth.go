@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/x509"
 	"net"
 	"net/http"
 	"time"
@@ -52,6 +53,16 @@ type identity struct {
 	name   string
 	// relayed: a host sends it on for somebody who has named this one.
 	relayed bool
+
+	server  *Server           // that let him in
+	request string            // its id
+	leaf    *x509.Certificate // of a host or an operator
+	user    *LocalUser        // of the local socket; nil where the kernel does not say
+
+	// asker is whom a host has the request from, by what it says, and askerRights what he
+	// may do there; empty where it asks by itself.
+	asker       string
+	askerRights []string
 }
 
 type identityKey struct{}
@@ -79,18 +90,22 @@ func PassedOn(ctx context.Context) (string, bool) {
 type localKey struct{}
 
 // markLocal is an http.Server's ConnContext: what came through a unix socket was
-// let in by the file's mode.
+// let in by the file's mode. Who it is counts for rights alone.
 func markLocal(ctx context.Context, c net.Conn) context.Context {
-	if c.LocalAddr().Network() == "unix" {
-		return context.WithValue(ctx, localKey{}, true)
+	if c.LocalAddr().Network() != "unix" {
+		return ctx
 	}
-	return ctx
+	var user *LocalUser
+	if cred, ok := credentialsOf(c); ok {
+		user = &LocalUser{UID: cred.uid, Groups: cred.groups}
+	}
+	return context.WithValue(ctx, localKey{}, user)
 }
 
 // authenticate says who the caller is, or refuses with every reason.
 func (s *Server) authenticate(r *http.Request) (identity, error) {
-	if local, _ := r.Context().Value(localKey{}).(bool); local {
-		return identity{caller: callerLocal, name: "local"}, nil
+	if user, local := r.Context().Value(localKey{}).(*LocalUser); local {
+		return identity{caller: callerLocal, name: "local", server: s, user: user}, nil
 	}
 	const doing = "let the caller in"
 	if r.TLS == nil || s.opt.Identity == nil {
@@ -104,7 +119,7 @@ func (s *Server) authenticate(r *http.Request) (identity, error) {
 	}
 	if role == pki.RoleOperator {
 		_, name := pki.RoleOf(leaf)
-		return identity{caller: callerOperator, name: name}, nil
+		return identity{caller: callerOperator, name: name, server: s, leaf: leaf}, nil
 	}
 	name := r.Header.Get(headerHost)
 	if name == "" {
@@ -120,51 +135,7 @@ func (s *Server) authenticate(r *http.Request) (identity, error) {
 			Change: "issue one: berth pki host " + name,
 		})
 	}
-	return identity{caller: callerHost, name: name, relayed: r.Header.Get(headerRelayed) != ""}, nil
+	id := identity{caller: callerHost, name: name, server: s, leaf: leaf, relayed: r.Header.Get(headerRelayed) != ""}
+	id.heardAsker(r.Header)
+	return id, nil
 }
-
-// party refuses a host verb from a host that the migration is not of. from is
-// the side that may ask: for a verb of the destination its source, and the
-// other way round. named is the source that the arguments name, empty where
-// they name none.
-func (s *Server) party(ctx context.Context, side side, migration, instance, named string) error {
-	who := callerOf(ctx)
-	refuse := func(want string) error {
-		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of migration "+migration, fault.Reason{
-			Code: "not_a_party", Message: "host " + who.name + " is not the host that this migration is recorded with (" + want + ")",
-			Want: want, Have: who.name, Change: "ask from host " + want,
-		})
-	}
-	if named != "" && named != who.name {
-		return refuse(named)
-	}
-	source, destination, known := s.svc.Parties.Parties(migration, instance)
-	switch {
-	case side == sideSource && !known:
-		// Nothing was recorded here, so no other host has any business with it.
-		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of the source", fault.Reason{
-			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host", Change: "begin one on its source",
-		})
-	case side == sideConductor && !known:
-		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of its conductor", fault.Reason{
-			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host that host " + who.name + " conducts", Change: "begin one on its source",
-		})
-	case side == sideConductor && source != who.name:
-		return refuse(source)
-	case side == sideSource && destination != who.name:
-		return refuse(destination)
-	case side == sideDestination && known && source != who.name:
-		return refuse(source)
-	}
-	return nil
-}
-
-type side uint8
-
-const (
-	sideSource side = iota
-	sideDestination
-	// sideConductor is either, for the host alone that conducts the move by what is
-	// recorded here: its source.
-	sideConductor
-)

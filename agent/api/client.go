@@ -1,15 +1,12 @@
 package api
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -243,18 +240,18 @@ func unknown(err error) error {
 
 // attempt sends once. lost is true when no answer came.
 func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) (lost bool, err error) {
-	return c.attemptAs(ctx, method, path, "application/json", body, func(data []byte) error {
+	return c.attemptAs(ctx, method, path, "application/json", func(data []byte) error {
 		if out == nil {
 			return nil
 		}
 		// Not strict: a newer agent may say more.
 		return json.Unmarshal(data, out)
-	})
+	}, body)
 }
 
-// attemptAs is attempt for a body of any media type.
-func (c *Client) attemptAs(ctx context.Context, method, path, kind string, body []byte, decode func([]byte) error) (lost bool, err error) {
-	resp, err := c.openAs(ctx, method, path, kind, body)
+// attemptAs is attempt for a body of any media type, which is sent in parts.
+func (c *Client) attemptAs(ctx context.Context, method, path, kind string, decode func([]byte) error, body ...[]byte) (lost bool, err error) {
+	resp, err := c.openAs(ctx, method, path, kind, body...)
 	if err != nil {
 		// A certificate that is refused will be refused again.
 		return fault.KindOf(err) == fault.Unavailable, err
@@ -280,7 +277,7 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte) (*h
 	return c.openAs(ctx, method, path, "application/json", body)
 }
 
-func (c *Client) openAs(ctx context.Context, method, path, kind string, body []byte) (*http.Response, error) {
+func (c *Client) openAs(ctx context.Context, method, path, kind string, body ...[]byte) (*http.Response, error) {
 	u := *c.base
 	u.Path, u.RawQuery, _ = strings.Cut(path, "?")
 	if unescaped, err := url.PathUnescape(u.Path); err == nil {
@@ -291,15 +288,16 @@ func (c *Client) openAs(ctx context.Context, method, path, kind string, body []b
 		q.Set("host", c.host)
 		u.RawQuery = q.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, fault.New(fault.Invalid, "make a request: %w", err)
 	}
-	if len(body) > 0 {
+	if setBody(req, body) {
 		req.Header.Set("Content-Type", kind)
 	}
 	if c.opt.As != "" {
 		req.Header.Set(headerHost, c.opt.As)
+		tellAsker(ctx, req.Header)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Header.Set(headerTimeout, time.Until(deadline).Round(time.Millisecond).String())
@@ -336,6 +334,12 @@ func (c *Client) Instances(ctx context.Context) (out InstanceList, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/instances", nil, &out, repeatable)
 }
 
+// AllInstances lists guests with those that are not shown, since another host's record of
+// them is.
+func (c *Client) AllInstances(ctx context.Context) (out InstanceList, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/instances?hidden=true", nil, &out, repeatable)
+}
+
 // Instance shows one guest.
 func (c *Client) Instance(ctx context.Context, ref string) (out InstanceDetail, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/instances/"+url.PathEscape(ref), nil, &out, repeatable)
@@ -353,7 +357,14 @@ func (c *Client) AdoptInstances(ctx context.Context, r AdoptInstances) (out Adop
 
 // StartInstance starts a guest; safe to repeat.
 func (c *Client) StartInstance(ctx context.Context, ref string) (out Instance, err error) {
-	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", nothing{}, &out, repeatable)
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", StartInstance{}, &out, repeatable)
+}
+
+// StartConfirmed starts a guest by the caller's word that it is this host's; safe to repeat.
+func (c *Client) StartConfirmed(ctx context.Context, ref, because string) (out Instance, err error) {
+	in := StartInstance{ConfirmOwnership: true, Because: because}
+	err = c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", in, &out, repeatable)
+	return out, c.knowsNo(ctx, err, unknownField, "start by an operator's word")
 }
 
 // StopInstance powers a guest off; safe to repeat.
@@ -395,6 +406,14 @@ func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migratio
 		r.MigrationType = ""
 		err = c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
 	}
+	switch {
+	case r.MigrationType == migration.TypeEvacuation:
+		return out, c.tooOldToEvacuate(ctx, err)
+	case r.ShareNothing:
+		return out, c.knowsNo(ctx, err, unknownField, "moves between hosts that share nothing")
+	case len(r.Alternates) > 0:
+		return out, c.knowsNo(ctx, err, unknownField, "alternates")
+	}
 	return out, c.orTooOld(ctx, err, coldTo(r.MigrationType))
 }
 
@@ -420,70 +439,5 @@ func (c *Client) AbortMigration(ctx context.Context, uuid string) (out migration
 // opened anew for as long as patience lasts without a record: an agent that
 // restarts is no reason to stop watching.
 func (c *Client) WatchMigration(ctx context.Context, uuid string, patience time.Duration, each func(migration.Migration) error) error {
-	last := c.rt.Boot().Since
-	for {
-		over, seen, err := c.watchOnce(ctx, uuid, each)
-		if over || ctx.Err() != nil {
-			if err == nil {
-				err = ctx.Err()
-			}
-			return err
-		}
-		if seen {
-			last = c.rt.Boot().Since
-		}
-		if k := fault.KindOf(err); err != nil && k != fault.Unavailable {
-			return err
-		}
-		if c.rt.Boot().Since-last > patience {
-			if err == nil {
-				err = fault.New(fault.Unavailable, "watch migration %s: the stream ends again and again", uuid)
-			}
-			return err
-		}
-		if c.rt.Sleep(ctx, 500*time.Millisecond) != nil {
-			return ctx.Err()
-		}
-	}
-}
-
-// watchOnce reads one stream. over says that nothing more is to come.
-func (c *Client) watchOnce(ctx context.Context, uuid string, each func(migration.Migration) error) (over, seen bool, err error) {
-	resp, err := c.open(ctx, http.MethodGet, "/v1/migrations/"+url.PathEscape(uuid)+"/watch", nil)
-	if err != nil {
-		return false, false, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		data, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // what could be read decides
-		return false, false, decodeError(resp.StatusCode, data)
-	}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(make([]byte, 64<<10), MaxBody)
-	event := ""
-	for lines.Scan() {
-		line := lines.Text()
-		if name, ok := strings.CutPrefix(line, "event: "); ok {
-			event = name
-		}
-		data, ok := strings.CutPrefix(line, "data: ")
-		switch {
-		case !ok:
-		case event == "end":
-			return true, true, nil
-		case event == "migration":
-			var m migration.Migration
-			if err := json.Unmarshal([]byte(data), &m); err != nil {
-				return true, seen, fault.New(fault.Internal, "watch migration %s: %w", uuid, err)
-			}
-			seen = true
-			if err := each(m); err != nil {
-				return true, true, err
-			}
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return false, seen, c.connectError(err)
-	}
-	return false, seen, nil
+	return watch(ctx, c, "/v1/migrations/"+url.PathEscape(uuid)+"/watch", "migration", "migration "+uuid, patience, each)
 }

@@ -92,7 +92,15 @@ func (c *Client) CheckDestination(ctx context.Context, ref migration.Ref, r migr
 	if r.Kind == migration.TypeLiveMigration {
 		r.Kind = "" // an agent that knows live migrations only would not know the field
 	}
-	return out, c.orTooOld(ctx, c.verb(ctx, "check-destination", quickVerb, with(ref, r), &out), coldTo(r.Kind))
+	ask := func() error { return c.verb(ctx, "check-destination", quickVerb, with(ref, r), &out) }
+	if r.Kind == migration.TypeEvacuation {
+		return out, c.tooOldToEvacuate(ctx, ask())
+	}
+	err = orPlainer(ask, func() (changed bool) {
+		r.Guest, changed = plainGuest(r.Guest)
+		return changed
+	})
+	return out, c.orTooOld(ctx, err, coldTo(r.Kind))
 }
 
 // Claim implements migration.DestinationVerbs.
@@ -100,7 +108,17 @@ func (c *Client) Claim(ctx context.Context, ref migration.Ref, r migration.Claim
 	if r.Kind == migration.TypeLiveMigration {
 		r.Kind = ""
 	}
-	return out, c.orTooOld(ctx, c.verb(ctx, "claim", quickVerb, with(ref, r), &out), coldTo(r.Kind))
+	ask := func() error { return c.verb(ctx, "claim", quickVerb, with(ref, r), &out) }
+	if r.Kind == migration.TypeEvacuation {
+		return out, c.tooOldToEvacuate(ctx, ask())
+	}
+	err = orPlainer(ask, func() bool {
+		guest, images := plainGuest(r.Guest)
+		queued := r.Queued // an agent that has no bound on arrivals has nobody wait
+		r.Guest, r.Queued = guest, false
+		return images || queued
+	})
+	return out, c.orTooOld(ctx, err, coldTo(r.Kind))
 }
 
 // RenewClaim implements migration.DestinationVerbs.
@@ -115,7 +133,10 @@ func (c *Client) AbortClaim(ctx context.Context, ref migration.Ref) error {
 
 // PreLiveMigration implements migration.DestinationVerbs.
 func (c *Client) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (out migration.Prepared, err error) {
-	return out, c.verb(ctx, "pre-live-migration", slowVerb, with(ref, p), &out)
+	return out, orPlainer(func() error { return c.verb(ctx, "pre-live-migration", slowVerb, with(ref, p), &out) }, func() (changed bool) {
+		p.Guest, changed = plainGuest(p.Guest)
+		return changed
+	})
 }
 
 // RollbackPreLiveMigration implements migration.DestinationVerbs.

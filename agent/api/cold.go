@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -18,14 +19,13 @@ type HandOverRequest struct {
 
 // coldRows are the verbs of migration.ColdVerbs but those that ship disks.
 //
-// They are asked by the host that conducts the move, which is its source: of the
-// destination on the way there, and once more when the move is reverted. The source's
-// own are here for a conductor elsewhere, of which nothing is recorded yet.
+// They are asked by the host that conducts the move, which is its source or a third one:
+// of the destination on the way there, and once more when the move is reverted.
 func coldRows() []route {
 	type host = migration.Host
 	type ref = migration.Ref
 	return []route{
-		verb("plan-change", "What a change would make of a guest; changes nothing.", sideConductor, quick, nil,
+		verb("plan-change", "What a change would make of a guest; changes nothing.", sideLook, quick, nil,
 			func(ctx context.Context, h host, r ref, c migration.Change) (migration.Wanted, error) {
 				return h.PlanChange(ctx, r.Instance, c)
 			}),
@@ -48,13 +48,13 @@ func coldRows() []route {
 
 		// Asked of the destination.
 		verb("prep-resize", "Get ready for a guest that comes while it is off.", sideDestination, slow,
-			func(p migration.PrepRequest) string { return p.Source },
+			func(p migration.PrepRequest) named { return named{source: p.Source} },
 			func(ctx context.Context, h host, r ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 				return h.PrepResize(ctx, r, p)
 			}),
 		plain("rollback-prep-resize", "Undo prep-resize.", sideDestination, slow, host.RollbackPrepResize),
-		act("accept-handed", "Accept the token of a cold move; nothing is started.", sideDestination, quick,
-			func(c migration.Commit) string { return c.From },
+		act("accept-handed", "Accept the token of a cold move, or of its return; nothing is started.", sideDestination, quick,
+			namesOfCommit,
 			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptHanded(ctx, r, c) }),
 		plain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", sideDestination, slow, host.FinishResize),
 		plain("confirm-destination", "End the move here; the guest stays.", sideDestination, quick, host.ConfirmDestination),
@@ -89,25 +89,32 @@ func routeUnknown(err error) bool {
 // coldTo says of the answer to a verb that older agents know without the move's kind
 // whether it is theirs.
 func coldTo(kind string) func(error) bool {
-	return func(err error) bool {
-		return kind != "" && errors.Is(err, fault.Invalid) &&
-			slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == "unknown_field" })
-	}
+	return func(err error) bool { return kind != "" && unknownField(err) }
+}
+
+// unknownField says whether an agent has answered that it knows not all of a request.
+func unknownField(err error) bool {
+	return errors.Is(err, fault.Invalid) && slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == "unknown_field" })
 }
 
 // orTooOld puts the answer of an agent that knows no cold moves into words; any other
 // stays as it is.
 func (c *Client) orTooOld(ctx context.Context, err error, old func(error) bool) error {
+	return c.knowsNo(ctx, err, old, "cold moves")
+}
+
+// knowsNo puts the answer of an agent that is older than something into words.
+func (c *Client) knowsNo(ctx context.Context, err error, old func(error) bool, what string) error {
 	if err == nil || !old(err) {
 		return err
 	}
-	name, runs := c.opt.Name, "an older berth"
+	name, runs := cmp.Or(c.host, c.opt.Name, "at "+c.where()), "an older berth"
 	// Best effort: the refusal stands without it.
 	if d, err := c.Describe(ctx); err == nil {
 		name, runs = d.Name, "berth "+d.BerthVersion
 	}
 	return fault.Refuse(fault.Forbidden, "ask host "+name, fault.Reason{
-		Code: "peer_too_old", Message: "host " + name + " runs " + runs + ", which knows no cold moves", Have: runs,
+		Code: "peer_too_old", Message: "host " + name + " runs " + runs + ", which knows no " + what, Have: runs,
 		Change: "upgrade berth on " + name + " (its guests run on meanwhile)",
 	})
 }
@@ -159,7 +166,10 @@ func (c *Client) FinishRevert(ctx context.Context, ref migration.Ref) error {
 
 // PrepResize implements migration.DestinationColdVerbs.
 func (c *Client) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (out migration.PreparedCold, err error) {
-	return out, c.cold(ctx, "prep-resize", slowVerb, with(ref, p), &out)
+	return out, orPlainer(func() error { return c.cold(ctx, "prep-resize", slowVerb, with(ref, p), &out) }, func() (changed bool) {
+		p.Guest, changed = plainGuest(p.Guest)
+		return changed
+	})
 }
 
 // RollbackPrepResize implements migration.DestinationColdVerbs.
@@ -189,7 +199,10 @@ func (c *Client) CleanUpReverted(ctx context.Context, ref migration.Ref) error {
 
 // PrepChange implements migration.InPlaceVerbs.
 func (c *Client) PrepChange(ctx context.Context, ref migration.Ref, p migration.PrepRequest) error {
-	return c.cold(ctx, "prep-change", slowVerb, with(ref, p), nil)
+	return orPlainer(func() error { return c.cold(ctx, "prep-change", slowVerb, with(ref, p), nil) }, func() (changed bool) {
+		p.Guest, changed = plainGuest(p.Guest)
+		return changed
+	})
 }
 
 // RollbackPrepChange implements migration.InPlaceVerbs.

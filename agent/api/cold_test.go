@@ -192,7 +192,7 @@ func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 		switch r.URL.Path {
 		case "/v1/verbs/describe":
 			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
-		case "/v1/verbs/check-destination", "/v1/verbs/claim":
+		case "/v1/verbs/check-destination", "/v1/verbs/claim", "/v1/migrations":
 			w.WriteHeader(http.StatusBadRequest)
 			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"migration_type\""}]}}`)
 		default:
@@ -223,6 +223,16 @@ func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 	for name, call := range calls {
 		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	for name, call := range apartVerbs(c) {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no moves between hosts that share nothing") {
+			t.Errorf("%s: %v, want it to be told too old", name, err)
+		}
+	}
+	for what, r := range map[string]api.Migrate{"alternates": {Alternates: []string{"host-c"}}, "moves between hosts that share nothing": {ShareNothing: true}} {
+		if _, err := c.Migrate(t.Context(), r); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no "+what) {
+			t.Errorf("migrate: %v, want it to know no %s", err, what)
 		}
 	}
 	// A live migration's request is what it always was.

@@ -12,7 +12,16 @@
 // migrations that it is a party to, read, and pass on a migrate, an abort, a
 // confirmation or a revert that it was asked for; an operator may do everything but
 // host verbs. A guest is powered off, handed over or changed for the host alone that
-// conducts its move, by what the asked host has recorded. A caller whose
+// conducts its move, by what the asked host has recorded; where nothing is, a third host
+// needs the right conduct to begin one (partyTable). Of a guest of a dead host a claim is
+// given to any host, and its token by the fleet's records alone. That a host is dead, is
+// fenced, forgotten or drained, and that a guest is evacuated, is an operator's word or one
+// by the socket, never a host's, and is kept with who has given it. Moves between hosts that share
+// nothing are conducted for whoever has the right share-nothing (Demand): an operator,
+// by certificate or by the asked host's configuration, or a user of its socket, whom the
+// kernel names. A host that passes such a request on says whose it is, and is believed
+// where it is a host of the move or may conduct itself. To read, and to settle a move
+// whose conductor is gone, nobody needs a right. A caller whose
 // certificate is wrong is answered 403 with the reason, and not left with a
 // broken handshake, so that both sides know why.
 //

@@ -1,9 +1,12 @@
 package api_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -159,11 +162,22 @@ func (f *fakeAgent) Known(_ context.Context, from string) (api.Knowledge, error)
 	return api.Knowledge{Host: from}, nil
 }
 
+func (f *fakeAgent) Aggregates(context.Context) (api.HostAggregates, error) {
+	return api.HostAggregates{Name: f.name, Aggregates: []string{}}, nil
+}
+
+func (f *fakeAgent) ChangeAggregates(_ context.Context, r api.ChangeAggregates) (api.HostAggregates, error) {
+	return api.HostAggregates{Name: f.name, Aggregates: r.Of(nil)}, nil
+}
+
 func (f *fakeAgent) SetHost(ctx context.Context, r api.SetHost) (api.HostState, error) {
 	return api.HostState{Name: f.name, Disabled: &api.Disabled{Reason: r.Reason, By: api.CallerName(ctx)}}, nil
 }
 
-type fakeInstances struct{ created []api.CreateInstance }
+type fakeInstances struct {
+	created []api.CreateInstance
+	starts  []api.StartInstance
+}
 
 func (f *fakeInstances) Create(_ context.Context, r api.CreateInstance) (api.Instance, error) {
 	f.created = append(f.created, r)
@@ -172,8 +186,12 @@ func (f *fakeInstances) Create(_ context.Context, r api.CreateInstance) (api.Ins
 func (f *fakeInstances) Adopt(context.Context, api.AdoptInstances) (api.AdoptedList, error) {
 	return api.AdoptedList{Instances: []host.Adopted{}}, nil
 }
-func (f *fakeInstances) List(context.Context) ([]api.Instance, error) {
-	return []api.Instance{{State: "unknown"}}, fault.New(fault.Unavailable, "libvirt is away")
+func (f *fakeInstances) List(_ context.Context, hidden bool) ([]api.Instance, error) {
+	all := []api.Instance{{State: "unknown"}}
+	if hidden {
+		all = append(all, api.Instance{Instance: claims.Instance{Hidden: true}})
+	}
+	return all, fault.New(fault.Unavailable, "libvirt is away")
 }
 func (f *fakeInstances) Show(_ context.Context, ref string) (api.InstanceDetail, error) {
 	if ref == "a b/c" {
@@ -181,7 +199,8 @@ func (f *fakeInstances) Show(_ context.Context, ref string) (api.InstanceDetail,
 	}
 	return api.InstanceDetail{}, fault.New(fault.NotFound, "no instance %s", ref)
 }
-func (f *fakeInstances) Start(context.Context, string) (api.Instance, error) {
+func (f *fakeInstances) Start(_ context.Context, _ string, o api.StartInstance) (api.Instance, error) {
+	f.starts = append(f.starts, o)
 	return api.Instance{}, fault.Refuse(fault.DoesNotFit, "start instance web", fault.Reason{Code: "memory_short", Message: "memory: want 4096 MiB, 1024 MiB free", Want: "4096", Have: "1024", Change: "free 3072 MiB"},
 		fault.Reason{Code: "vcpu_short", Message: "vcpus: want 4, 1 free"})
 }
@@ -189,6 +208,17 @@ func (f *fakeInstances) Stop(context.Context, string, api.StopInstance) (api.Ins
 	return api.Instance{}, nil
 }
 func (f *fakeInstances) Delete(context.Context, string, api.DeleteInstance) error { return nil }
+
+type fakePlans struct{ asked []api.PlanRequest }
+
+func (f *fakePlans) Plan(_ context.Context, r api.PlanRequest) (migration.Plan, error) {
+	f.asked = append(f.asked, r)
+	return migration.Plan{}, nil
+}
+
+func (f *fakePlans) Room(context.Context, migration.RoomRequest) (migration.RoomAnswer, error) {
+	return migration.RoomAnswer{}, nil
+}
 
 type fakeClaims struct{}
 
@@ -228,8 +258,15 @@ func (f fakeMigrations) Watch(ctx context.Context, uuid string) (<-chan migratio
 	return f.records, nil
 }
 
+// Confirm takes a migration called "apart…" for one between hosts that share nothing,
+// host-s and host-d.
 func (f fakeMigrations) Confirm(ctx context.Context, ref string) (migration.Migration, error) {
 	from, _ := api.FromHost(ctx)
+	if strings.HasPrefix(ref, "apart") {
+		if err := api.Demand(ctx, pki.RightShareNothing, api.Deed{Doing: "confirm migration " + ref, Migration: ref, Parties: []string{"host-s", "host-d"}}); err != nil {
+			return migration.Migration{}, err
+		}
+	}
 	f.fakeAgent.from = append(f.from, from)
 	return migration.Migration{UUID: ref, SourceCompute: f.name, Status: migration.StatusConfirming}, nil
 }
@@ -241,12 +278,19 @@ func (f fakeMigrations) Stories() []migration.Story { return migration.Stories()
 // fakeParties is what a host has recorded of migrations.
 type fakeParties map[string][2]string
 
-func (f fakeParties) Parties(migration, instance string) (source, destination string, known bool) {
+func (f fakeParties) Parties(migration, instance string) (api.Between, bool) {
 	p, ok := f[migration]
 	if migration == "" {
 		p, ok = f["instance "+instance]
 	}
-	return p[0], p[1], ok
+	b := api.Between{Source: p[0], Destination: p[1], Conductor: p[0]}
+	if third, apart := f["conducted"]; apart {
+		b.Conductor = third[0]
+	}
+	if whose, said := f["guest of "+migration]; said {
+		b.Instance = whose[0]
+	}
+	return b, ok
 }
 
 // ca is an authority that issues into folders of the test.
@@ -264,19 +308,19 @@ func newCA(t *testing.T, name string) ca {
 	return ca{t, a}
 }
 
-func (c ca) host(name string) *pki.Identity {
+func (c ca) host(name string, rights ...pki.Right) *pki.Identity {
 	c.t.Helper()
 	dir := c.t.TempDir()
-	if _, err := c.a.IssueHost(dir, name, nil, time.Now()); err != nil {
+	if _, err := c.a.IssueHost(dir, name, nil, time.Now(), rights...); err != nil {
 		c.t.Fatal(err)
 	}
 	return c.load(dir, pki.HostCertFile, pki.HostKeyFile)
 }
 
-func (c ca) operator(name string) *pki.Identity {
+func (c ca) operator(name string, rights ...pki.Right) *pki.Identity {
 	c.t.Helper()
 	dir := c.t.TempDir()
-	if _, err := c.a.IssueOperator(dir, name, time.Now()); err != nil {
+	if _, err := c.a.IssueOperator(dir, name, time.Now(), rights...); err != nil {
 		c.t.Fatal(err)
 	}
 	return c.load(dir, pki.OperatorCertFile, pki.OperatorKeyFile)
@@ -291,14 +335,36 @@ func (c ca) load(dir, cert, key string) *pki.Identity {
 	return id
 }
 
+// lockedBuffer is what a server has logged.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // world is a served agent.
 type world struct {
 	verbs     *fakeHost
 	agent     *fakeAgent
 	instances *fakeInstances
 	parties   fakeParties
+	rights    *fakeRights
+	log       *lockedBuffer
 	foreign   *fakeForeign
 	audits    fakeAudits
+	fleet     *fakeFleet
+	plans     *fakePlans
 	socket    string
 	address   string
 	peer      func(string) (*api.Client, error)
@@ -316,14 +382,14 @@ func serve(t *testing.T, name string, id *pki.Identity) *world {
 func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Duration) *world {
 	t.Helper()
 	w := &world{
-		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{}, foreign: &fakeForeign{},
+		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{}, foreign: &fakeForeign{}, rights: &fakeRights{}, log: &lockedBuffer{}, fleet: &fakeFleet{}, plans: &fakePlans{},
 		socket: filepath.Join(t.TempDir(), "s"), bodyTimeout: bodyTimeout,
 	}
 	s := api.NewServer(api.Options{
-		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout,
+		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout, Logger: slog.New(slog.NewTextHandler(w.log, nil)),
 		Services: api.Services{
-			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties,
-			Guard: w.foreign, Foreign: w.foreign, Audits: &w.audits, Sides: w.verbs, Settle: w.verbs,
+			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties, Rights: w.rights,
+			Guard: w.foreign, Foreign: w.foreign, Audits: &w.audits, Plans: w.plans, Deaths: fakeDeaths{w.fleet}, Fleet: fakeRecords{w.fleet}, Drains: fakeDrains{w.fleet}, Doctor: w.fleet, Sides: w.verbs, Settle: w.verbs,
 			Peer: func(n string) (*api.Client, error) {
 				if w.peer == nil {
 					return nil, fault.New(fault.NotFound, "no host %s", n)

@@ -31,6 +31,10 @@ type HostState struct {
 // thing: "local" for the unix socket, else the name in the certificate.
 func CallerName(ctx context.Context) string { return callerOf(ctx).name }
 
+// CallerWords is the same with what he is, for words that a death, a drain or a guest's start
+// hangs on: "operator:alice", "user:root", "host:host-a".
+func CallerWords(ctx context.Context) string { return callerOf(ctx).words() }
+
 // hostRows are the rows that change this host's own settings.
 func hostRows() []route {
 	return []route{

@@ -32,7 +32,8 @@ func OpenAPI() map[string]any {
 			"title":   "Berth",
 			"version": version.Get().String(),
 			"description": "The agent of one KVM host. On the unix socket the file's mode decides who may ask; over TLS a certificate: " +
-				"an operator's, or another host's with its provider's name in " + headerHost + ". Durations are nanoseconds, sizes bytes unless the name says otherwise.",
+				"an operator's, or another host's with its provider's name in " + headerHost + ". " +
+				"Moves between hosts that share nothing need rights beside that: share-nothing of who asks, conduct of the host whose agent conducts. Durations are nanoseconds, sizes bytes unless the name says otherwise.",
 		},
 		"servers": []any{map[string]any{"url": "https://{host}:16515", "variables": map[string]any{"host": map[string]any{"default": "localhost"}}}},
 		"paths":   paths,
@@ -69,13 +70,20 @@ func (d *document) operation(r route) map[string]any {
 			"description": "Provider's name of another host, to which the agent passes the request on.",
 		})
 	}
+	for _, q := range r.query {
+		params = append(params, map[string]any{"name": q[0], "in": "query", "schema": map[string]any{"type": "string"}, "description": q[1]})
+	}
 	answer := mediaOf(r.frameOut, d.schema(r.out))
-	if r.stream {
+	if r.events != nil {
 		answer = map[string]any{"text/event-stream": map[string]any{"schema": d.schema(r.out)}}
+	}
+	answered := "Answered to: " + strings.Join(callers, ", ") + "."
+	if r.party != nil {
+		answered += " " + partyWords[*r.party]
 	}
 	op := map[string]any{
 		"operationId": r.name, "summary": r.summary, "parameters": params,
-		"description": "Answered to: " + strings.Join(callers, ", ") + ".",
+		"description": answered,
 		"responses": map[string]any{
 			strconv.Itoa(r.status): map[string]any{
 				"description": http.StatusText(r.status),

@@ -22,13 +22,20 @@ type Plans interface {
 type PlanRequest struct {
 	Instance    string `json:"instance,omitempty"`     // name or uuid; empty for a new guest
 	Destination string `json:"dest_compute,omitempty"` // only this host
-	// Kind is live-migration, cold-migration or resize; empty for a resize where a flavor
+	// Kind is live-migration, cold-migration, resize or evacuation; empty for a resize where a flavor
 	// is named, for live where the guest runs, else cold. Not said of a new guest.
 	Kind migration.PlanKind `json:"kind,omitempty"`
 	// Flavor is of a new guest, or what a resize makes of one; FlavorName in its place is
 	// one of the host that has the guest, or that is asked.
 	Flavor     *topology.Flavor `json:"flavor,omitempty"`
 	FlavorName string           `json:"flavor_name,omitempty"`
+	// ShareNothing plans a cold migration or a resize that the asked host would conduct
+	// between two that share nothing: it is not passed on to the guest's host.
+	ShareNothing bool `json:"share_nothing,omitempty"`
+	// Image is what an evacuation would make disks from that no host shares; see Migrate.
+	Image *migration.Image `json:"image,omitempty"`
+	// AcceptLoss plans for one whose disks may lose what was written to them.
+	AcceptLoss bool `json:"accept_data_loss,omitempty"`
 }
 
 func planRows() []route {
@@ -49,7 +56,11 @@ func planRows() []route {
 
 // Plan asks where a guest could go.
 func (c *Client) Plan(ctx context.Context, r PlanRequest) (out migration.Plan, err error) {
-	return out, c.do(ctx, http.MethodPost, "/v1/plan", r, &out, repeatable)
+	err = c.do(ctx, http.MethodPost, "/v1/plan", r, &out, repeatable)
+	if r.Kind == migration.PlanEvacuation {
+		return out, c.tooOldToEvacuate(ctx, err)
+	}
+	return out, err
 }
 
 // Room asks the host what it would claim for a guest.

@@ -25,15 +25,17 @@ type route struct {
 	name         string // operationId
 	summary      string
 	allow        caller
-	relayed      bool // may be passed on to another host with ?host=NAME
+	party        *side       // of a host verb: who may ask it; see partyTable
+	relayed      bool        // may be passed on to another host with ?host=NAME
+	query        [][2]string // parameters and what they mean, beside host
 	timeout      time.Duration
 	status       int          // of success
 	in, out      reflect.Type // nil for no body
 	// frameIn and frameOut say that such a body is a frame; see frameType.
 	frameIn, frameOut bool
-	stream            bool // answers with server-sent events of type out
 	serve             func(s *Server, r *http.Request, body any) (any, error)
-	watch             func(s *Server, r *http.Request) (<-chan migration.Migration, error)
+	// events answers with server-sent events of type out; nil for a row that does not.
+	events func(s *Server, w http.ResponseWriter, r *http.Request)
 }
 
 type nothing struct{}
@@ -59,24 +61,31 @@ func write[In, Out any](method, path, name, summary string, allow caller, f func
 func (r route) withStatus(code int) route { r.status = code; return r }
 func (r route) canRelay() route           { r.relayed = true; return r }
 
+// asks documents a parameter in the path's query.
+func (r route) asks(name, means string) route {
+	r.query = append(r.query, [2]string{name, means})
+	return r
+}
+
 // VerbRequest is the body of a host verb: its Ref, and what else it takes.
 type VerbRequest[A any] struct {
 	Ref  migration.Ref `json:"ref"`
 	Args A             `json:"args"`
 }
 
-// verb makes the row of a host verb that answers something. named gives the
-// source that the arguments name.
-func verb[A, Out any](name, summary string, side side, timeout time.Duration, named func(A) string,
+// verb makes the row of a host verb that answers something. names gives the hosts that
+// the arguments name; nil for none.
+func verb[A, Out any](name, summary string, side side, timeout time.Duration, names func(A) named,
 	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (Out, error)) route {
 	return route{
-		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, timeout: timeout, status: http.StatusOK,
+		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, party: &side, timeout: timeout, status: http.StatusOK,
 		in: reflect.TypeFor[VerbRequest[A]](), out: reflect.TypeFor[Out](),
 		serve: func(s *Server, r *http.Request, body any) (any, error) {
 			b := body.(*VerbRequest[A])
-			who := ""
-			if named != nil {
-				if who = named(b.Args); who == "" {
+			var who *named
+			if names != nil {
+				n := names(b.Args)
+				if who = &n; n.source == "" {
 					return nil, fault.Refuse(fault.Invalid, "read the request", fault.Reason{
 						Code: "source_missing", Message: "the arguments do not name the source host", Change: "name it",
 					})
@@ -91,9 +100,9 @@ func verb[A, Out any](name, summary string, side side, timeout time.Duration, na
 }
 
 // act makes the row of a host verb that answers only that it is done.
-func act[A any](name, summary string, side side, timeout time.Duration, named func(A) string,
+func act[A any](name, summary string, side side, timeout time.Duration, names func(A) named,
 	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) error) route {
-	return verb(name, summary, side, timeout, named, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
+	return verb(name, summary, side, timeout, names, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
 		return nothing{}, f(ctx, h, ref, args)
 	})
 }
@@ -120,7 +129,7 @@ func table() []route {
 
 		read(http.MethodGet, "/v1/instances", "instance-list", "Guests of this host, managed or not.", everyone,
 			func(s *Server, r *http.Request) (InstanceList, error) {
-				list, err := s.svc.Instances.List(r.Context())
+				list, err := s.svc.Instances.List(r.Context(), r.URL.Query().Get("hidden") == "true")
 				if err != nil && len(list) == 0 {
 					return InstanceList{}, err
 				}
@@ -129,7 +138,7 @@ func table() []route {
 					out.Error = err.Error()
 				}
 				return out, nil
-			}).canRelay(),
+			}).canRelay().asks("hidden", "true lists the records too that are not shown, since another host's is."),
 		write(http.MethodPost, "/v1/instances", "instance-create", "Claim, define and start a new guest.", operators,
 			func(s *Server, r *http.Request, in CreateInstance) (Instance, error) {
 				return s.svc.Instances.Create(r.Context(), in)
@@ -142,9 +151,15 @@ func table() []route {
 			func(s *Server, r *http.Request) (InstanceDetail, error) {
 				return s.svc.Instances.Show(r.Context(), r.PathValue("instance"))
 			}).canRelay(),
-		write(http.MethodPost, "/v1/instances/{instance}/start", "instance-start", "Start a guest whose ownership token is here.", operators,
-			func(s *Server, r *http.Request, _ nothing) (Instance, error) {
-				return s.svc.Instances.Start(r.Context(), r.PathValue("instance"))
+		write(http.MethodPost, "/v1/instances/{instance}/start", "instance-start", "Start a guest whose ownership token is here; with an operator's word also one that waits for the fleet's records.", operators,
+			func(s *Server, r *http.Request, in StartInstance) (Instance, error) {
+				if in.ConfirmOwnership != (in.Because != "") {
+					return Instance{}, fault.Refuse(fault.Invalid, "start instance "+r.PathValue("instance"), fault.Reason{
+						Code: "because_missing", Message: "a word that a guest is this host's is given with its reason, and a reason with the word", Change: "say confirm_ownership and because",
+					})
+				}
+				in.By = CallerWords(r.Context())
+				return s.svc.Instances.Start(r.Context(), r.PathValue("instance"), in)
 			}),
 		write(http.MethodPost, "/v1/instances/{instance}/stop", "instance-stop", "Power a guest off; its claim stays.", operators,
 			func(s *Server, r *http.Request, in StopInstance) (Instance, error) {
@@ -178,9 +193,12 @@ func table() []route {
 				list, err := s.svc.Migrations.List(r.Context())
 				return MigrationList{Migrations: list}, err
 			}).canRelay(),
-		write(http.MethodPost, "/v1/migrations", "migrate", "Move a guest, live or cold, resize or rebuild it; answers when the migration is durable. Asked of a host that does not have the guest, it is passed on.", everyone,
+		write(http.MethodPost, "/v1/migrations", "migrate", "Move a guest, live or cold, resize or rebuild it; answers when the migration is durable. Asked of a host that does not have the guest, it is passed on. Or evacuate a guest of a dead host to another: that is an operator's to ask, and the asked host conducts it.", everyone,
 			func(s *Server, r *http.Request, in Migrate) (migration.Migration, error) {
 				if err := tooLong(in.Instance, in.Destination, in.Migration, in.MigrationType, in.FlavorName); err != nil {
+					return migration.Migration{}, err
+				}
+				if err := operatorsWord(r.Context(), in); err != nil {
 					return migration.Migration{}, err
 				}
 				return s.svc.Migrations.Start(r.Context(), in)
@@ -196,13 +214,13 @@ func table() []route {
 		{
 			method: http.MethodGet, path: "/v1/migrations/{migration}/watch", name: "migration-watch",
 			summary: "The record now and at each change, as server-sent events named migration; then one named end.",
-			allow:   everyone, status: http.StatusOK, out: reflect.TypeFor[migration.Migration](), stream: true, relayed: true,
-			watch: func(s *Server, r *http.Request) (<-chan migration.Migration, error) {
+			allow:   everyone, status: http.StatusOK, out: reflect.TypeFor[migration.Migration](), relayed: true,
+			events: eventsOf("migration", func(s *Server, r *http.Request) (<-chan migration.Migration, error) {
 				return s.svc.Migrations.Watch(r.Context(), r.PathValue("migration"))
-			},
+			}),
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), auditRows(), knownRows())
+	rows = slices.Concat(rows, planRows(), verbs(), coldRows(), apartRows(), evacuationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }
@@ -217,52 +235,58 @@ func verbs() []route {
 				return s.svc.Verbs.Describe(r.Context())
 			}),
 
-		// Asked of the source, by the destination.
-		verb("inspect", "Read the guest that is to leave.", sideSource, quick, nil,
+		// Asked of the source, by a third host that conducts.
+		verb("inspect", "Read the guest that is to leave.", sideLook, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.Guest, error) {
 				return h.Inspect(ctx, r.Instance)
 			}),
-		verb("check-source", "Hold the destination's answer against the guest.", sideSource, quick, nil,
+		verb("check-source", "Hold the destination's answer against the guest.", sideLook, quick, nil,
 			func(ctx context.Context, h host, r ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
 				return h.CheckSource(ctx, r, a)
 			}),
-		act("record-context", "Make the MigrationContext durable on the source.", sideSource, quick, nil,
+		act("record-context", "Make the MigrationContext durable on the source.", sideBegin, quick, namesOfContext,
 			func(ctx context.Context, h host, r ref, c migration.Context) error { return h.RecordContext(ctx, r, c) }),
-		plain("drop-context", "Undo record-context.", sideSource, quick, host.DropContext),
-		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", sideSource, slow, nil,
+		plain("drop-context", "Undo record-context.", sideForget, quick, host.DropContext),
+		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", sideConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, st migration.Stream) error { return h.StartStream(ctx, r, st) }),
-		verb("stream-status", "The job and the domain at one moment.", sideSource, quick, nil,
+		verb("stream-status", "The job and the domain at one moment.", sideLook, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.StreamStatus, error) {
 				return h.StreamStatus(ctx, r)
 			}),
-		act("tune-stream", "Change bounds of the job in flight.", sideSource, quick, nil,
+		act("tune-stream", "Change bounds of the job in flight.", sideConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, t migration.Tuning) error { return h.TuneStream(ctx, r, t) }),
-		verb("commit", "The point of no return: the token leaves the source.", sideSource, quick, nil,
+		verb("commit", "The point of no return: the token leaves the source.", sideConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.Commit, error) { return h.Commit(ctx, r) }),
-		plain("reclaim", "Abort the job and keep the guest.", sideSource, slow, host.Reclaim),
-		plain("clean-up-source", "Remove what the guest left behind.", sideSource, slow, host.CleanUpSource),
+		plain("reclaim", "Abort the job and keep the guest.", sideConductor, slow, host.Reclaim),
+		plain("clean-up-source", "Remove what the guest left behind.", sideConductor, slow, host.CleanUpSource),
 
-		// Asked of the destination, by the source.
+		// Asked of the destination, by the host that conducts.
 		verb("check-destination", "Could the guest come; changes nothing.", sideDestination, quick,
-			func(c migration.CheckRequest) string { return c.Source.Name },
+			func(c migration.CheckRequest) named {
+				return named{source: c.Source.Name, evacuates: c.Kind == migration.TypeEvacuation}
+			},
 			func(ctx context.Context, h host, r ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 				return h.CheckDestination(ctx, r, c)
 			}),
 		verb("claim", "Hold the guest's resources, durably.", sideDestination, quick,
-			func(c migration.ClaimRequest) string { return c.Context.Source },
+			func(c migration.ClaimRequest) named {
+				n := namesOfContext(c.Context)
+				n.evacuates = c.Kind == migration.TypeEvacuation
+				return n
+			},
 			func(ctx context.Context, h host, r ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 				return h.Claim(ctx, r, c)
 			}),
 		plain("renew-claim", "Keep a pending claim.", sideDestination, quick, host.RenewClaim),
 		plain("abort-claim", "Undo claim.", sideDestination, slow, host.AbortClaim),
 		verb("pre-live-migration", "Prepare the host for the guest.", sideDestination, slow,
-			func(p migration.PreLiveRequest) string { return p.Source },
+			func(p migration.PreLiveRequest) named { return named{source: p.Source} },
 			func(ctx context.Context, h host, r ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 				return h.PreLiveMigration(ctx, r, p)
 			}),
 		plain("rollback-pre-live-migration", "Undo pre-live-migration.", sideDestination, slow, host.RollbackPreLiveMigration),
 		act("accept-token", "Accept the token, then resume the guest.", sideDestination, slow,
-			func(c migration.Commit) string { return c.From },
+			namesOfCommit,
 			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptToken(ctx, r, c) }),
 		verb("destination-status", "What the destination has of the migration at one moment.", sideDestination, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.DestinationStatus, error) {

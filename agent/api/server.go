@@ -187,6 +187,7 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
+		who.request = id
 		rec := &recorder{ResponseWriter: w}
 		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), identityKey{}, who)))
 		level := slog.LevelDebug
@@ -241,8 +242,8 @@ func (s *Server) handler(rt route) http.Handler {
 				return
 			}
 		}
-		if rt.stream {
-			s.serveEvents(w, r, rt)
+		if rt.events != nil {
+			rt.events(s, w, r)
 			return
 		}
 		ctx, cancel := s.opt.Runtime.WithTimeout(r.Context(), timeoutOf(r, rt.timeout))
@@ -259,7 +260,9 @@ func (s *Server) handler(rt route) http.Handler {
 		var body any
 		if rt.in != nil {
 			body = reflect.New(rt.in).Interface()
-			if err := decodeBody(w, r, rt, body); err != nil {
+			done, err := decodeBody(w, r, rt, body)
+			defer done()
+			if err != nil {
 				s.refuse(w, r, err)
 				return
 			}
@@ -288,15 +291,16 @@ func (s *Server) bodyTime(rt route) time.Duration {
 	return s.opt.BodyTimeout
 }
 
-// decodeBody reads a row's body: JSON, or a frame.
-func decodeBody(w http.ResponseWriter, r *http.Request, rt route, body any) error {
+// decodeBody reads a row's body: JSON, or a frame. done is called when nobody looks at it
+// any more.
+func decodeBody(w http.ResponseWriter, r *http.Request, rt route, body any) (done func(), err error) {
 	if rt.frameIn {
-		return decodeFrame(w, r, body)
+		return decodeFrame(r, body)
 	}
 	if err := wantJSON(r); err != nil {
-		return err
+		return func() {}, err
 	}
-	return decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body)
+	return func() {}, decodeStrict(http.MaxBytesReader(w, r.Body, MaxBody), body)
 }
 
 // timeoutOf is how long the caller waits, never above the row's own bound.
@@ -379,6 +383,7 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to stri
 			p.Out.URL.RawQuery = q.Encode()
 			p.Out.Header.Set(headerHost, s.opt.Name)
 			p.Out.Header.Set(headerRelayed, s.opt.Name)
+			tellAsker(r.Context(), p.Out.Header)
 			p.Out.Header.Set(headerRequestID, w.Header().Get(headerRequestID))
 		},
 		ModifyResponse: func(resp *http.Response) error {
@@ -388,52 +393,6 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to stri
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { s.refuse(w, r, peer.connectError(err)) },
 	}
 	proxy.ServeHTTP(w, r)
-}
-
-// serveEvents streams a migration's record at each change.
-func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, rt route) {
-	records, err := rt.watch(s, r)
-	if err != nil {
-		s.refuse(w, r, err)
-		return
-	}
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
-	h.Set("Cache-Control", "no-store")
-	w.WriteHeader(http.StatusOK)
-	rc := http.NewResponseController(w)
-	send := func(event string, data []byte) bool {
-		_ = rc.SetWriteDeadline(time.Now().Add(30 * time.Second))
-		if event == "" {
-			_, err = fmt.Fprint(w, ": still here\n\n")
-		} else {
-			_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, data)
-		}
-		return err == nil && rc.Flush() == nil
-	}
-	beat := time.NewTicker(15 * time.Second)
-	defer beat.Stop()
-	for {
-		select {
-		case m, more := <-records:
-			if !more {
-				send("end", []byte("{}"))
-				return
-			}
-			data, err := json.Marshal(m)
-			if err != nil || !send("migration", data) {
-				return
-			}
-		case <-beat.C:
-			if !send("", nil) {
-				return
-			}
-		case <-s.stopping.Done():
-			return // without "end": the watcher comes again
-		case <-r.Context().Done():
-			return
-		}
-	}
 }
 
 // words is what the row does, as commands say it: "instance stop".

@@ -16,6 +16,7 @@ type Services struct {
 	// Verbs is the local host; Parties says which hosts a migration is between.
 	Verbs   migration.Host
 	Parties Parties
+	Rights  Rights // nil where nobody is given any but by certificate
 	Guard   Guard
 	Foreign Foreign
 	// Sides answers the other host of a move without its conductor; Settle takes an
@@ -23,19 +24,29 @@ type Services struct {
 	Sides  migration.Side
 	Settle Settler
 	Audits Audits
+	// Deaths, Fleet, Drains and Doctor are nil in an agent that has none of them: what is
+	// asked of them is refused.
+	Deaths Deaths
+	Fleet  Fleet
+	Drains Drains
+	Doctor Doctor
 	// Peer gives a client of another host, for requests that are passed on;
 	// fault.NotFound for a name that no peer has.
 	Peer func(name string) (*Client, error)
 }
 
 // Agent is the daemon's own answers. None blocks on anything but memory, except
-// Hosts, which asks Placement.
+// Hosts and those of aggregates, which ask Placement.
 type Agent interface {
 	Status(ctx context.Context) (Status, error)
 	Host(ctx context.Context) (HostInfo, error)
 	Hosts(ctx context.Context) ([]HostEntry, error)
 	// SetHost is durable when it returns; Placement follows as soon as it answers.
 	SetHost(ctx context.Context, r SetHost) (HostState, error)
+	// Aggregates and ChangeAggregates ask Placement, which alone has them; they answer what
+	// it has then.
+	Aggregates(ctx context.Context) (HostAggregates, error)
+	ChangeAggregates(ctx context.Context, r ChangeAggregates) (HostAggregates, error)
 	// Known is from the ledger alone; from is the host that asks.
 	Known(ctx context.Context, from string) (Knowledge, error)
 }
@@ -44,10 +55,11 @@ type Agent interface {
 type Instances interface {
 	Create(ctx context.Context, r CreateInstance) (Instance, error)
 	Adopt(ctx context.Context, r AdoptInstances) (AdoptedList, error)
-	// List gives what is known beside the error that kept the rest away.
-	List(ctx context.Context) ([]Instance, error)
+	// List gives what is known beside the error that kept the rest away; with hidden the
+	// records too that another host's is shown in place of.
+	List(ctx context.Context, hidden bool) ([]Instance, error)
 	Show(ctx context.Context, ref string) (InstanceDetail, error)
-	Start(ctx context.Context, ref string) (Instance, error)
+	Start(ctx context.Context, ref string, o StartInstance) (Instance, error)
 	Stop(ctx context.Context, ref string, o StopInstance) (Instance, error)
 	Delete(ctx context.Context, ref string, o DeleteInstance) error
 }
@@ -83,8 +95,13 @@ type Migrations interface {
 	Stories() []migration.Story
 }
 
-// Parties tells which hosts a migration is between, by what this host itself has
-// recorded, never by what a caller says. known is false when nothing is.
+// Parties tells which hosts a migration is between, and which conducts it, by what this
+// host itself has recorded, never by what a caller says: false when nothing is. A
+// migration is named, or else the instance that has one.
 type Parties interface {
-	Parties(migration, instance string) (source, destination string, known bool)
+	Parties(migration, instance string) (Between, bool)
 }
+
+// Between are the hosts of a migration. Conductor is the source where no other host
+// conducts it. Instance is whose migration it is; empty where that is not recorded.
+type Between struct{ Source, Destination, Conductor, Instance string }

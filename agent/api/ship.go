@@ -5,10 +5,13 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
+	"strconv"
+	"sync"
 	"time"
 
 	"berth/internal/fault"
@@ -27,8 +30,8 @@ const maxFrameHeader = 64 << 10
 // that may have to sync what came before.
 const pieceTime = 2 * time.Minute
 
-// frame puts a header and a piece's bytes into one body.
-func frame(header any, data []byte) ([]byte, error) {
+// frame is the beginning of a body which a piece's bytes follow.
+func frame(header any) ([]byte, error) {
 	text, err := json.Marshal(header)
 	if err == nil && len(text) > maxFrameHeader {
 		err = fmt.Errorf("its header has %d bytes", len(text))
@@ -36,10 +39,36 @@ func frame(header any, data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fault.New(fault.Internal, "encode a frame: %w", err)
 	}
-	out := make([]byte, 0, 4+len(text)+len(data))
-	out = binary.BigEndian.AppendUint32(out, uint32(len(text)))
-	return append(append(out, text...), data...), nil
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), nil
 }
+
+// setBody gives a request a body of parts, which are not copied; false where they are empty.
+func setBody(r *http.Request, parts [][]byte) bool {
+	var size int64
+	for _, p := range parts {
+		size += int64(len(p))
+	}
+	if size == 0 {
+		return false
+	}
+	r.ContentLength = size
+	r.GetBody = func() (io.ReadCloser, error) {
+		var all []io.Reader
+		for _, p := range parts {
+			all = append(all, bytes.NewReader(p))
+		}
+		return io.NopCloser(io.MultiReader(all...)), nil
+	}
+	r.Body, _ = r.GetBody() // never fails
+	return true
+}
+
+// maxFrame bounds a frame.
+const maxFrame = 4 + maxFrameHeader + migration.ShipBlock
+
+// frames are buffers for frames that come: each would else be made, and made zero, for
+// one piece.
+var frames = sync.Pool{New: func() any { b := make([]byte, maxFrame+1); return &b }}
 
 // unframe takes a body apart. What follows the header is not copied.
 func unframe(body []byte) (header, data []byte, err error) {
@@ -74,21 +103,28 @@ func dataOf(v any) *[]byte {
 	panic(fmt.Sprintf("%T travels in no frame", v)) // a row of the table that was not thought through
 }
 
-// decodeFrame reads a request's frame. Its data is bounded before it is read.
-func decodeFrame(w http.ResponseWriter, r *http.Request, v any) error {
+// decodeFrame reads a request's frame, at most one byte more than a frame has. What it
+// reads is in a buffer that done gives back, when nobody looks at it any more.
+func decodeFrame(r *http.Request, v any) (done func(), err error) {
+	buf := frames.Get().(*[]byte)
+	done = func() { frames.Put(buf) }
+	return done, readFrame(r, *buf, v)
+}
+
+func readFrame(r *http.Request, buf []byte, v any) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != frameType {
 		return fault.Refuse(fault.Invalid, "read the request", fault.Reason{
 			Code: "content_type", Message: fmt.Sprintf("the body's Content-Type is %q", r.Header.Get("Content-Type")), Want: frameType, Have: r.Header.Get("Content-Type"),
 		})
 	}
-	var buf bytes.Buffer
-	if most := int64(4 + maxFrameHeader + migration.ShipBlock); r.ContentLength > 0 && r.ContentLength <= most {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead)
-	}
-	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, 4+maxFrameHeader+migration.ShipBlock)); err != nil {
+	n, err := io.ReadFull(r.Body, buf)
+	switch {
+	case err == nil:
+		return notFrame(fmt.Sprintf("it has more than %d bytes", maxFrame))
+	case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		return notFrame(err.Error())
 	}
-	header, data, err := unframe(buf.Bytes())
+	header, data, err := unframe(buf[:n])
 	if err != nil {
 		return err
 	}
@@ -108,72 +144,58 @@ func (s *Server) answerFrame(w http.ResponseWriter, r *http.Request, status int,
 		s.refuse(w, r, fault.New(fault.Internal, "%T travels in no frame", v))
 		return
 	}
-	body, err := frame(p, p.Data)
+	head, err := frame(p)
 	if err != nil {
 		s.refuse(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", frameType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(head)+len(p.Data)))
 	w.WriteHeader(status)
 	// A caller that is gone does not read an error either.
-	_, _ = w.Write(body)
+	_, _ = w.Write(head)
+	_, _ = w.Write(p.Data)
+}
+
+// sendWait is how long one request to ship straight is waited for. While it lasts, its
+// conductor is alive for the source; one that is gone is not believed in for longer.
+const sendWait = 20 * time.Second
+
+// ReachRequest are the arguments of the verb reaches.
+type ReachRequest struct {
+	Host string `json:"host"` // provider's name
 }
 
 // shipRows are the verbs by which disks are shipped. Pieces travel as they are: see
 // frameType.
 func shipRows() []route {
 	type (
-		ref    = migration.Ref
-		reader = interface {
-			ReadDisk(ctx context.Context, ref ref, r migration.DiskRange) (migration.DiskPiece, error)
-		}
-		writer = interface {
-			ShippedSoFar(ctx context.Context, ref ref) (migration.Shipped, error)
-			WriteDisk(ctx context.Context, ref ref, p migration.DiskPiece) error
-			SealDisks(ctx context.Context, ref ref, want migration.Shipped) error
-		}
+		host = migration.Host
+		ref  = migration.Ref
 	)
 	read := verb("read-disk", "A piece of a file of a guest that is off. The answer is a frame.", sideConductor, pieceTime, nil,
-		func(ctx context.Context, h migration.Host, r ref, a migration.DiskRange) (migration.DiskPiece, error) {
-			from, ok := h.(reader)
-			if !ok {
-				return migration.DiskPiece{}, noShipping()
-			}
-			return from.ReadDisk(ctx, r, a)
+		func(ctx context.Context, h host, r ref, a migration.DiskRange) (migration.DiskPiece, error) {
+			return h.ReadDisk(ctx, r, a)
 		})
 	read.frameOut = true
-	write := act("write-disk", "Keep a piece of a file. The request is a frame.", sideDestination, pieceTime, nil,
-		func(ctx context.Context, h migration.Host, r ref, p migration.DiskPiece) error {
-			to, ok := h.(writer)
-			if !ok {
-				return noShipping()
-			}
-			return to.WriteDisk(ctx, r, p)
-		})
+	write := act("write-disk", "Keep a piece of a file. The request is a frame.", sideShipment, pieceTime, nil,
+		func(ctx context.Context, h host, r ref, p migration.DiskPiece) error { return h.WriteDisk(ctx, r, p) })
 	write.frameIn = true
 	return []route{
 		read, write,
-		verb("shipped-so-far", "Make what has come of shipped files durable, and say how far that is.", sideDestination, slow, nil,
-			func(ctx context.Context, h migration.Host, r ref, _ nothing) (migration.Shipped, error) {
-				to, ok := h.(writer)
-				if !ok {
-					return migration.Shipped{}, noShipping()
-				}
-				return to.ShippedSoFar(ctx, r)
+		verb("shipped-so-far", "Make what has come of shipped files durable, and say how far that is.", sideShipment, slow, nil,
+			func(ctx context.Context, h host, r ref, _ nothing) (migration.Shipped, error) {
+				return h.ShippedSoFar(ctx, r)
 			}),
-		act("seal-disks", "End the shipping: every file is whole, durable and in its place.", sideDestination, slow, nil,
-			func(ctx context.Context, h migration.Host, r ref, want migration.Shipped) error {
-				to, ok := h.(writer)
-				if !ok {
-					return noShipping()
-				}
-				return to.SealDisks(ctx, r, want)
+		act("seal-disks", "End the shipping: every file is whole, durable and in its place.", sideShipment, slow, nil,
+			func(ctx context.Context, h host, r ref, want migration.Shipped) error {
+				return h.SealDisks(ctx, r, want)
 			}),
+		act("send-disks", "Ship files straight to the destination. Busy where it goes on: ask again.", sideConductor, sendWait, nil,
+			func(ctx context.Context, h host, r ref, a migration.SendRequest) error { return h.SendDisks(ctx, r, a) }),
+		act("reaches", "Whether this host's agent reaches another's.", sideLook, quick, nil,
+			func(ctx context.Context, h host, _ ref, a ReachRequest) error { return h.Reaches(ctx, a.Host) }),
 	}
-}
-
-func noShipping() error {
-	return fault.New(fault.Forbidden, "this host ships no disks")
 }
 
 // mediaOf is how a row's bodies travel.
@@ -194,7 +216,7 @@ func (c *Client) ReadDisk(ctx context.Context, ref migration.Ref, r migration.Di
 	if err != nil {
 		return out, fault.New(fault.Internal, "encode the request: %w", err)
 	}
-	return out, c.piece(ctx, "read-disk", "application/json", body, &out)
+	return out, c.piece(ctx, "read-disk", "application/json", &out, body)
 }
 
 // ShippedSoFar implements migration.DestinationColdVerbs.
@@ -204,11 +226,11 @@ func (c *Client) ShippedSoFar(ctx context.Context, ref migration.Ref) (out migra
 
 // WriteDisk implements migration.DestinationColdVerbs.
 func (c *Client) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
-	body, err := frame(with(ref, p), p.Data)
+	head, err := frame(with(ref, p))
 	if err != nil {
 		return err
 	}
-	return c.piece(ctx, "write-disk", frameType, body, nil)
+	return c.piece(ctx, "write-disk", frameType, nil, head, p.Data)
 }
 
 // SealDisks implements migration.DestinationColdVerbs.
@@ -216,8 +238,42 @@ func (c *Client) SealDisks(ctx context.Context, ref migration.Ref, want migratio
 	return c.cold(ctx, "seal-disks", slowVerb, with(ref, want), nil)
 }
 
+// SendDisks implements migration.SourceApartVerbs. It asks again while the source is at it.
+func (c *Client) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
+	ctx, cancel := c.rt.WithTimeout(ctx, slowVerb)
+	defer cancel()
+	for {
+		began := c.rt.Boot().Since
+		err := c.apart(ctx, "send-disks", sendWait+quickVerb, with(ref, r), nil)
+		if fault.KindOf(err) != fault.Busy || ctx.Err() != nil || c.rt.Boot().Since-began < sendWait/2 {
+			return err
+		}
+	}
+}
+
+// Reaches implements migration.SourceApartVerbs.
+func (c *Client) Reaches(ctx context.Context, host string) error {
+	return c.apart(ctx, "reaches", quickVerb, with(migration.Ref{}, ReachRequest{Host: host}), nil)
+}
+
+// Reach asks the agent who it is, once and through a connection made for it: one that is
+// kept says nothing of the way as it is now.
+func (c *Client) Reach(ctx context.Context) error {
+	ctx, cancel := c.rt.WithTimeout(ctx, 2*dialTimeout)
+	defer cancel()
+	kept, ok := c.http.Transport.(*http.Transport)
+	if !ok {
+		return fault.New(fault.Internal, "ask the agent at %s: no transport of its own", c.where())
+	}
+	fresh, transport := *c, kept.Clone()
+	transport.DisableKeepAlives = true
+	fresh.http = &http.Client{Transport: transport, CheckRedirect: c.http.CheckRedirect}
+	_, err := fresh.attempt(ctx, http.MethodGet, "/v1/verbs/describe", nil, nil)
+	return err
+}
+
 // piece asks a verb that takes or gives a piece, and again while no answer comes.
-func (c *Client) piece(ctx context.Context, name, kind string, body []byte, out *migration.DiskPiece) error {
+func (c *Client) piece(ctx context.Context, name, kind string, out *migration.DiskPiece, body ...[]byte) error {
 	ctx, cancel := c.rt.WithTimeout(ctx, pieceTime)
 	defer cancel()
 	decode := func([]byte) error { return nil }
@@ -236,7 +292,7 @@ func (c *Client) piece(ctx context.Context, name, kind string, body []byte, out 
 		}
 	}
 	_, err := c.trying(ctx, repeatable, func() (bool, error) {
-		return c.attemptAs(ctx, http.MethodPost, "/v1/verbs/"+name, kind, body, decode)
+		return c.attemptAs(ctx, http.MethodPost, "/v1/verbs/"+name, kind, decode, body...)
 	})
 	return c.orTooOld(ctx, err, routeUnknown)
 }

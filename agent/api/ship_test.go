@@ -34,6 +34,7 @@ func (h *fakeHost) ReadDisk(_ context.Context, r migration.Ref, d migration.Disk
 func (h *fakeHost) WriteDisk(_ context.Context, r migration.Ref, p migration.DiskPiece) error {
 	h.mu.Lock()
 	h.piece = p
+	h.piece.Data = bytes.Clone(p.Data) // it is the caller's
 	h.mu.Unlock()
 	return h.note("WriteDisk", r)
 }
@@ -202,5 +203,44 @@ func TestOpenAPI_KnowsFrames(t *testing.T) {
 	}
 	if _, ok := content("/v1/verbs/read-disk", "requestBody")["application/json"]; !ok {
 		t.Error("what asks for a piece is JSON")
+	}
+}
+
+func TestShip_StraightIsAskedByWhoConducts(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-a", ours.host("host-a"))
+	w.parties["m-1"], w.parties["conducted"] = [2]string{"host-a", "host-b"}, [2]string{"host-c"}
+	w.rights.hosts = []string{"host-c"}
+	as := func(name string) *api.Client {
+		return client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host(name), As: name})
+	}
+	c := as("host-c")
+	if err := errors.Join(c.SendDisks(t.Context(), ref, migration.SendRequest{Destination: "host-b"}), c.Reaches(t.Context(), "host-b"), c.Reach(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"SendDisks", "Reaches host-b"}, w.verbs.calls); diff != "" {
+		t.Errorf("verbs that were run (-want +got):\n%s", diff)
+	}
+	b := as("host-b")
+	for verb, err := range map[string]error{
+		"send": b.SendDisks(t.Context(), ref, migration.SendRequest{Destination: "host-b"}), "ask for reach": b.Reaches(t.Context(), "host-c"),
+	} {
+		if !errors.Is(err, fault.Forbidden) {
+			t.Errorf("the destination may %s: %v", verb, err)
+		}
+	}
+	// What goes on is asked for again by who conducts, who has a pause to make.
+	w.verbs.fail = fault.New(fault.Busy, "it is under way")
+	if err := c.SendDisks(t.Context(), ref, migration.SendRequest{}); !errors.Is(err, fault.Busy) {
+		t.Errorf("answered at once that it goes on: %v", err)
+	}
+	other := newCA(t, "other")
+	stranger := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: other.host("host-c"), As: "host-c"})
+	nobody := client(t, api.ClientOptions{Address: "127.0.0.1:1", Name: "host-a", Identity: ours.host("host-c"), As: "host-c"})
+	if err := stranger.Reach(t.Context()); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a host of another CA reaches this one: %v", err)
+	}
+	if err := nobody.Reach(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("an agent that is not there is reached: %v", err)
 	}
 }

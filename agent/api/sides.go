@@ -30,12 +30,12 @@ type Yield struct {
 // and an operator's word.
 func sideRows() []route {
 	fate := write(http.MethodPost, "/v1/verbs/attempt-fate", "verb-attempt-fate",
-		"What became of one attempt, asked of the source by the destination that it is recorded with.", hostsOnly,
+		"What became of one attempt, asked of the host that the guest leaves by the one that it goes to, or by a third that conducts; and of that third by the two.", hostsOnly,
 		func(s *Server, r *http.Request, in VerbRequest[nothing]) (migration.AttemptFate, error) {
 			who := callerOf(r.Context()).name
 			// A migration of which nothing is recorded is nobody's secret.
-			if _, destination, known := s.svc.Parties.Parties(in.Ref.Migration, ""); known && destination != who {
-				return migration.AttemptFate{}, notAParty(who, in.Ref.Migration, destination)
+			if p, known := s.svc.Parties.Parties(in.Ref.Migration, ""); known && p.Destination != who && p.Conductor != who {
+				return migration.AttemptFate{}, notAParty(who, in.Ref.Migration, p.Destination)
 			}
 			return s.svc.Sides.AttemptFate(r.Context(), in.Ref)
 		})
@@ -44,9 +44,9 @@ func sideRows() []route {
 		"The calling host, the other one of the move, has the token with a higher epoch: end what is here.", hostsOnly,
 		func(s *Server, r *http.Request, in VerbRequest[Yield]) (nothing, error) {
 			who := callerOf(r.Context()).name
-			source, destination, known := s.svc.Parties.Parties(in.Ref.Migration, "")
-			if !known || who != source && who != destination {
-				return nothing{}, notAParty(who, in.Ref.Migration, source+" and "+destination)
+			p, known := s.svc.Parties.Parties(in.Ref.Migration, "")
+			if !known || who != p.Source && who != p.Destination {
+				return nothing{}, notAParty(who, in.Ref.Migration, p.Source+" and "+p.Destination)
 			}
 			return nothing{}, s.svc.Sides.YieldToken(r.Context(), in.Ref, in.Args.Epoch, who)
 		})

@@ -61,6 +61,12 @@ func TestSides_TheOtherHostOfAMoveAloneMayAsk(t *testing.T) {
 	if err != nil || f.Fate != migration.FateCommitted || f.Commit == nil || f.Commit.Epoch != 7 {
 		t.Errorf("fate %+v, %v", f, err)
 	}
+	// A third host that conducts asks for the one that does not reach this one.
+	w.parties["conducted"] = [2]string{"host-c"}
+	if fate, yield = asked(third); fate != nil || !errors.Is(yield, fault.Forbidden) {
+		t.Errorf("the third host that conducts: %v, %v", fate, yield)
+	}
+	delete(w.parties, "conducted")
 	// The giver is the caller, whatever it says.
 	if err := b.YieldToken(t.Context(), ref, 9, "host-x"); err != nil || w.verbs.seen.To != "host-b" || w.verbs.seen.Epoch != 9 {
 		t.Errorf("yield to %+v, %v", w.verbs.seen, err)

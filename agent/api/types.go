@@ -164,6 +164,15 @@ type AdoptedList struct {
 	Instances []host.Adopted `json:"instances"`
 }
 
+// StartInstance says whether a guest that waits may be started all the same.
+type StartInstance struct {
+	// ConfirmOwnership is an operator's word that the guest is this host's, in a boot in which
+	// the fleet's records could not be asked yet; Because is why he knows, and must be given.
+	ConfirmOwnership bool   `json:"confirm_ownership,omitempty"`
+	Because          string `json:"because,omitempty"`
+	By               string `json:"-"` // whose word it is, as CallerWords spells him
+}
+
 // StopInstance says how.
 type StopInstance = host.StopOptions
 
@@ -207,8 +216,8 @@ type Migrate struct {
 	// stay on the guest's own host, and is asked to by that host's name.
 	Destination string `json:"dest_compute,omitempty"`
 	Migration   string `json:"uuid,omitempty"` // makes the request safe to repeat
-	// MigrationType is live-migration, migration (cold), resize or rebuild. Empty for
-	// live-migration where the guest runs or is paused, else migration.
+	// MigrationType is live-migration, migration (cold), resize, rebuild or evacuation. Empty
+	// for live-migration where the guest runs or is paused, else migration.
 	MigrationType string            `json:"migration_type,omitempty"`
 	Options       migration.Options `json:"options"` // of a live migration
 
@@ -216,8 +225,17 @@ type Migrate struct {
 	// the host that has the guest.
 	Flavor     *topology.Flavor `json:"flavor,omitempty"`
 	FlavorName string           `json:"flavor_name,omitempty"`
-	// Image is what a rebuilt guest boots from.
+	// Image is what a rebuilt guest boots from, and what the disks of an evacuated one are
+	// made from that no host shares, where its record names none.
 	Image *migration.Image `json:"image,omitempty"`
+
+	// ShareNothing asks the agent that is asked to conduct a cold migration or a resize
+	// between two hosts that need not reach each other; it is not passed on to the guest's
+	// host. Whoever asks needs the right share-nothing here.
+	ShareNothing bool `json:"share_nothing,omitempty"`
+	// Alternates are hosts that are tried in order when the destination before refuses; of
+	// a cold migration, a resize or an evacuation.
+	Alternates []string `json:"alternates,omitempty"`
 
 	// Offline refuses a guest that is not shut off, in place of powering it off. Of a
 	// cold migration or a resize.
@@ -228,6 +246,11 @@ type Migrate struct {
 	// ConfirmWindow is after how long a cold migration or a resize confirms itself; 0 for
 	// never. Nil for what the guest's host is set to.
 	ConfirmWindow *time.Duration `json:"confirm_window,omitempty"` // nanoseconds
+
+	// Stopped leaves an evacuated guest off, whatever it was. AcceptLoss: what was written to
+	// a disk of it that is made anew is lost, and may be.
+	Stopped    bool `json:"stopped,omitempty"`
+	AcceptLoss bool `json:"accept_data_loss,omitempty"`
 }
 
 // MigrationList is the answer of GET /v1/migrations.

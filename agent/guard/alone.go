@@ -38,12 +38,13 @@ type FileFacts struct {
 //	arrival    arriving              names the migration, or it is
 //	                                 foreign                        allow, noted
 //	arrival    arriving              names another                  refuse
-//	arrival    here, moving          any                            refuse
+//	arrival    here, moving, awaits  any                            refuse
 //	arrival    none, left, gone      any                            [guard] arrivals; allowed ones noted
 //	start      any                   any; arrival noted             allow
 //	start      arriving              any                            refuse
 //	start      here                  any                            allow
-//	start      moving, left, gone    any                            refuse
+//	start      moving, left, gone,   any                            refuse
+//	           awaits
 //	start      none, or no good      with Berth's metadata          refuse
 //	start      no good               any                            refuse
 //	start      none                  without                        allow, spooled for the agent
@@ -66,7 +67,7 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 		return AllowArrival, nil
 	case f.Operation == Migrate && f.Owned && f.Owner.State == OwnerArriving:
 		return no("other_migration", "migration "+f.Owner.Migration+" has a claim for this guest, and this stream is not that migration's", "wait for that migration's end")
-	case f.Operation == Migrate && f.Owned && (f.Owner.State == OwnerHere || f.Owner.State == OwnerMoving):
+	case f.Operation == Migrate && f.Owned && (f.Owner.State == OwnerHere || f.Owner.State == OwnerMoving || f.Owner.State == OwnerAwaits):
 		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs")
 	case f.Operation == Migrate && f.Arrivals == ArrivalsAllow:
 		return AllowArrival, nil
@@ -83,6 +84,8 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 		return no("moving", "the guest is moving, so it may be on another host by now", "let the agent finish that")
 	case f.Owned && f.Owner.State == OwnerLeft:
 		return refuseLeft(no)
+	case f.Owned && f.Owner.State == OwnerAwaits:
+		return refuseUnconfirmed(no, "the fleet's records had not said so when its agent stopped")
 	case f.Owned && f.Owner.State == OwnerGone:
 		where := f.Owner.Holder
 		if where == "" {

@@ -79,7 +79,10 @@ type Facts struct {
 	Claimed   bool   // it has a claim of its own here
 	Leaving   string // the migration that it leaves by, or is prepared to; empty for none
 	Left      bool   // it has left by a migration that Berth did not conduct
-	Arrival   *Arrival
+	// Unconfirmed is why this host does not know yet, in this boot, that the guest is its own;
+	// empty where it does.
+	Unconfirmed string
+	Arrival     *Arrival
 }
 
 // Decision is what is to be done about a call.
@@ -113,6 +116,7 @@ const (
 //	manage    start      token here, leaving                       refuse: its memory may be elsewhere by now
 //	manage    start      token here, it has left by hand           refuse: it runs elsewhere
 //	manage    start      token here, no claim                      refuse
+//	manage    start      token here, not confirmed in this boot    refuse: it may have been evacuated
 //	manage    start      token here                                allow
 //	manage    start      known, token elsewhere                    refuse
 //	manage    start      unknown, with Berth's metadata            refuse: the token is somewhere else, or lost
@@ -160,6 +164,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return refuseLeft(no)
 	case f.Known && f.TokenHere && !f.Claimed:
 		return no("no_claim", "the guest has no claim on this host", "berth instance adopt it")
+	case f.Known && f.TokenHere && f.Unconfirmed != "":
+		return refuseUnconfirmed(no, f.Unconfirmed)
 	case f.Known && f.TokenHere:
 		return Allow, nil
 	case f.Known:
@@ -177,4 +183,10 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 // refuseLeft is the same with and without an agent.
 func refuseLeft(no func(code, message, change string) (Decision, []fault.Reason)) (Decision, []fault.Reason) {
 	return no("has_left", "it left by a migration that Berth did not conduct, so it runs on another host", "manage it there; if that copy is no more, berth instance adopt it here, then start it")
+}
+
+// refuseUnconfirmed is the same with and without an agent.
+func refuseUnconfirmed(no func(code, message, change string) (Decision, []fault.Reason), why string) (Decision, []fault.Reason) {
+	return no("not_confirmed", "whether the guest is this host's is not confirmed: "+why,
+		`bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start it with --confirm-ownership and --because`)
 }

@@ -33,17 +33,21 @@ func everyFact(f func(guard.Facts)) int {
 					migration string
 					defined   bool
 				}{{}, {marked: true}, {marked: true, migration: ours}, {marked: true, migration: ours, defined: true}, {marked: true, migration: theirs}} {
-					for _, ledger := range []struct{ known, here, claimed, left bool }{
+					for _, ledger := range []struct{ known, here, claimed, left, waits bool }{
 						{}, {known: true}, {known: true, here: true}, {known: true, here: true, claimed: true},
-						{known: true, here: true, claimed: true, left: true},
+						{known: true, here: true, claimed: true, left: true}, {known: true, here: true, claimed: true, waits: true},
 					} {
+						why := ""
+						if ledger.waits {
+							why = "nobody was asked"
+						}
 						for _, leaving := range []string{"", theirs} {
 							for _, a := range arrivals {
 								n++
 								f(guard.Facts{
 									Operation: op, Observing: observing, Stranger: stranger,
 									Marked: document.marked, DocMigration: document.migration, Defined: document.defined,
-									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Arrival: a,
+									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Unconfirmed: why, Arrival: a,
 								})
 							}
 						}
@@ -74,7 +78,7 @@ func allowed(f guard.Facts) bool {
 	if !managed {
 		return true
 	}
-	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == "" && !f.Left
+	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == "" && !f.Left && f.Unconfirmed == ""
 }
 
 func TestDecide_EveryCombination(t *testing.T) {
@@ -115,7 +119,7 @@ func TestDecide_EveryCombination(t *testing.T) {
 func everyFileFact(f func(guard.FileFacts)) {
 	bools := []bool{false, true}
 	owners := []guard.Owner{{}}
-	for _, state := range []guard.OwnerState{guard.OwnerHere, guard.OwnerMoving, guard.OwnerLeft, guard.OwnerGone} {
+	for _, state := range []guard.OwnerState{guard.OwnerHere, guard.OwnerMoving, guard.OwnerLeft, guard.OwnerGone, guard.OwnerAwaits} {
 		owners = append(owners, guard.Owner{State: state})
 	}
 	for _, foreign := range bools {
@@ -158,7 +162,7 @@ func allowedAlone(f guard.FileFacts) bool {
 		if state == guard.OwnerArriving {
 			return f.Owner.Foreign || f.Owner.Migration == f.DocMigration
 		}
-		return state != guard.OwnerHere && state != guard.OwnerMoving && f.Arrivals == guard.ArrivalsAllow
+		return state != guard.OwnerHere && state != guard.OwnerMoving && state != guard.OwnerAwaits && f.Arrivals == guard.ArrivalsAllow
 	}
 	return f.IsBegun || state == guard.OwnerHere || state == "" && !f.Marked
 }

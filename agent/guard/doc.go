@@ -9,13 +9,14 @@
 //
 // Those files are the package's own (Files); it alone reads and writes them:
 //
-//	DIRECTORY/owners/UUID    what the ledger says of a guest: here, moving, arriving, left, gone
+//	DIRECTORY/owners/UUID    what the ledger says of a guest: here, awaits, moving, arriving, left, gone
 //	DIRECTORY/begun/UUID     an arrival that was let in while no agent answered
 //	DIRECTORY/started/UUID   a guest that was let in without a claim: the agent looks at it
 //	DIRECTORY/daemon         the libvirt daemon that called last: its line of proc/PID/stat
 //
 // and beside the ledger, durable over reboots, STATE_DIR/managed: an agent has
-// run in mode manage here. Without it the hook lets everything through.
+// run in mode manage here. Without it the hook lets everything through. On a host that
+// keeps records for its fleet, STATE_DIR/guests/UUID says that a guest is managed.
 //
 // Invariants:
 //

@@ -24,6 +24,7 @@ const (
 	OwnerArriving OwnerState = "arriving" // a claim waits for it
 	OwnerLeft     OwnerState = "left"     // the token is here, and the guest left by a migration that Berth did not conduct
 	OwnerGone     OwnerState = "gone"     // the token is elsewhere
+	OwnerAwaits   OwnerState = "awaits"   // the token is here, and the fleet's records have not confirmed it in this boot
 )
 
 // Owner is an owner file.
@@ -51,12 +52,16 @@ type begun struct {
 type Files struct {
 	Dir  string // [guard] directory
 	Boot string // this boot's id
+	// State is the state directory, where a guest's note outlives a reboot: see Keep. Empty for
+	// none.
+	State string
 }
 
 const (
 	ownersDir   = "owners"
 	begunDir    = "begun"
 	startedDir  = "started"
+	guestsDir   = "guests"
 	daemonFile  = "daemon"
 	managedFile = "managed"
 )
@@ -90,21 +95,65 @@ func (f Files) Owner(instance string) (o Owner, ok bool, why string) {
 		return Owner{}, false, "its owner file is of another guest"
 	case o.Boot != f.Boot || o.Boot == "":
 		return Owner{}, false, "its owner file is of an earlier boot"
-	case !slices.Contains([]OwnerState{OwnerHere, OwnerMoving, OwnerArriving, OwnerLeft, OwnerGone}, o.State):
+	case !slices.Contains([]OwnerState{OwnerHere, OwnerMoving, OwnerArriving, OwnerLeft, OwnerGone, OwnerAwaits}, o.State):
 		return Owner{}, false, fmt.Sprintf("its owner file says %q", o.State)
 	}
 	return o, true, ""
 }
 
-// HasOwner reports whether a guest has an owner file, good or not: then it is, or
-// was, managed here.
+// HasOwner reports whether a guest has an owner file, good or not, or a note that outlives the
+// boot: then it is, or was, managed here.
 func (f Files) HasOwner(instance string) bool {
 	path, err := f.path(ownersDir, instance)
 	if err != nil {
 		return false
 	}
-	_, err = os.Lstat(path)
+	if _, err = os.Lstat(path); err == nil || f.State == "" {
+		return err == nil
+	}
+	_, err = os.Lstat(filepath.Join(f.State, guestsDir, instance))
 	return err == nil
+}
+
+// Keep makes the notes that outlive a boot those of these guests: on a host whose guests may be
+// given to others while it is dead, an adopted guest has nothing else by which a hook without an
+// agent knows, right after the boot, that it is managed. Written is only what differs; an error
+// leaves the rest done.
+func (f Files) Keep(guests []string) error {
+	if f.State == "" {
+		return nil
+	}
+	dir := filepath.Join(f.State, guestsDir)
+	have, err := Files{Dir: f.State}.list(guestsDir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	changed := false
+	for _, instance := range guests {
+		if slices.Contains(have, instance) || !uuidForm.MatchString(instance) {
+			continue
+		}
+		changed = true
+		errs = append(errs, os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, instance), nil, 0o600))
+	}
+	for _, instance := range have {
+		if !slices.Contains(guests, instance) {
+			changed = true
+			errs = append(errs, remove(filepath.Join(dir, instance)))
+		}
+	}
+	if changed {
+		if d, err := os.Open(dir); err != nil {
+			errs = append(errs, err)
+		} else {
+			errs = append(errs, d.Sync(), d.Close())
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("note which guests are managed: %w", err)
+	}
+	return nil
 }
 
 // SetOwner writes a guest's owner file: whole or not at all. When it cannot, it

@@ -350,7 +350,7 @@ func TestChange_KilledBetweenAnyTwoEffects(t *testing.T) {
 		for _, then := range ways {
 			t.Run(name+", "+then, func(t *testing.T) {
 				t.Parallel()
-				for kill := 1; ; kill++ {
+				for kill := 1; ; kill += min(stride, 5) {
 					b := newChange(t, tt.from, driver.Running, tt.plan)
 					before := b.view()
 					b.look()

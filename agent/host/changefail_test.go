@@ -311,11 +311,13 @@ func TestChange_RealFiles(t *testing.T) {
 type slowFiles struct {
 	*diskstest.Files
 	let    chan struct{}
+	begun  chan struct{} // takes one that says so of each copy
 	copies atomic.Int32
 }
 
 func (f *slowFiles) BuildCopy(ctx context.Context, r *disks.Replaced, format string, size int64) error {
 	f.copies.Add(1)
+	f.begun <- struct{}{}
 	select {
 	case <-f.let:
 		return f.Files.BuildCopy(ctx, r, format, size)
@@ -330,18 +332,21 @@ func TestChange_ACopyMayOutliveItsVerb(t *testing.T) {
 	for _, end := range []string{"goes on", "is undone", "dies with its agent"} {
 		t.Run(end, func(t *testing.T) {
 			b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
-			b.slow = &slowFiles{let: make(chan struct{})}
+			b.slow = &slowFiles{let: make(chan struct{}), begun: make(chan struct{}, 2)}
 			b.crash()
 			before := b.view()
 			b.look()
 			verbs := b.verbs()
 			b.must("prepare", errors.Join(verbs[0].do(), verbs[1].do(), verbs[2].do()))
-			for range 2 {
-				short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-				err := b.a.ApplyChange(short, b.ref)
-				cancel()
-				b.wantKind("apply while it is copied", err, fault.Unavailable)
-			}
+			waited, cancel := context.WithCancel(t.Context())
+			go func() {
+				<-b.slow.begun
+				cancel() // whoever asked goes away
+			}()
+			b.wantKind("apply while it is copied", b.a.ApplyChange(waited, b.ref), fault.Unavailable)
+			short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+			b.wantKind("apply again", b.a.ApplyChange(short, b.ref), fault.Unavailable)
+			cancel()
 			if n := b.slow.copies.Load(); n != 1 {
 				t.Errorf("%d copies are made at once", n)
 			}
@@ -437,7 +442,7 @@ func TestPlanChange_ATransientGuestHasNothingToChange(t *testing.T) {
 // A guest that somebody starts while its disk is copied keeps the disk that it writes to.
 func TestChange_AGuestStartedWhileItIsCopiedKeepsItsDisk(t *testing.T) {
 	b := newChange(t, floats2, driver.Running, migration.Change{Flavor: &pinned3})
-	b.slow = &slowFiles{let: make(chan struct{})}
+	b.slow = &slowFiles{let: make(chan struct{}), begun: make(chan struct{}, 1)}
 	b.crash()
 	before := b.view()
 	b.look()

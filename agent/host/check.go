@@ -16,53 +16,19 @@ import (
 )
 
 // refusal collects every reason before anybody is told of one.
-type refusal struct {
-	kinds   map[fault.Kind]bool
-	reasons []fault.Reason
-}
+type refusal struct{ fault.Refusal }
 
-func (r *refusal) add(kind fault.Kind, reasons ...fault.Reason) {
-	if r.kinds == nil {
-		r.kinds = map[fault.Kind]bool{}
-	}
-	if len(reasons) > 0 {
-		r.kinds[kind] = true
-		r.reasons = append(r.reasons, reasons...)
-	}
-}
-
-// take adds a refusal's reasons, and gives back an error that is none.
-func (r *refusal) take(err error) error {
-	if err == nil {
-		return nil
-	}
-	switch kind := fault.KindOf(err); kind {
-	case fault.Forbidden, fault.DoesNotFit, fault.Exists, fault.Invalid, fault.NotFound, fault.Busy:
-		reasons := fault.ReasonsOf(err)
-		if len(reasons) == 0 {
-			reasons = []fault.Reason{{Code: string(kind), Message: err.Error()}}
-		}
-		r.add(kind, reasons...)
-		return nil
-	}
-	return err
-}
-
-// err is nil without reasons. Of several kinds the one that is hardest to change
-// names the whole.
-func (r *refusal) err(format string, args ...any) error {
-	for _, kind := range []fault.Kind{fault.Invalid, fault.Forbidden, fault.DoesNotFit, fault.NotFound, fault.Exists, fault.Busy} {
-		if r.kinds[kind] {
-			return fault.Refuse(kind, fmt.Sprintf(format, args...), r.reasons...)
-		}
-	}
-	return nil
-}
+func (r *refusal) add(kind fault.Kind, reasons ...fault.Reason) { r.Add(kind, reasons...) }
+func (r *refusal) take(err error) error                         { return r.Take(err) }
+func (r *refusal) err(format string, args ...any) error         { return r.Err(format, args...) }
 
 // CheckDestination implements migration.DestinationVerbs.
 func (h *Host) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 	check := h.checkDestination
-	if isCold(c.Kind) {
+	switch {
+	case c.Kind == migration.TypeEvacuation:
+		check = h.checkEvacuation
+	case isCold(c.Kind):
 		check = h.checkColdDestination
 	}
 	a, err := check(ctx, ref, c)
@@ -133,7 +99,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	}
 	answer := migration.CheckAnswer{Destination: here, Disks: views}
 	if ref.Migration == "" {
-		room := h.wouldClaim(ctx, g.UUID, demand{resources: g.Resources}, place)
+		room := h.wouldClaim(ctx, g.UUID, demand{Resources: g.Resources}, place)
 		answer.WouldClaim = &room
 	}
 	return answer, nil
@@ -403,4 +369,4 @@ func answerDisks(no *refusal, doc document, list []migration.Disk, a migration.C
 	return ans
 }
 
-func inFlight(j driver.Job) bool { return j.Kind == driver.JobBounded || j.Kind == driver.JobUnbounded }
+func inFlight(j driver.Job) bool { return j.InFlight() }

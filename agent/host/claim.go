@@ -38,6 +38,8 @@ func claimKind(migrationType string) (claims.Kind, error) {
 		return claims.KindResize, nil
 	case migration.TypeRebuild:
 		return claims.KindRebuild, nil
+	case migration.TypeEvacuation:
+		return claims.KindEvacuation, nil
 	}
 	return "", fault.New(fault.Invalid, "migration_type %q is unknown", migrationType)
 }
@@ -75,10 +77,14 @@ func (h *Host) claim(ctx context.Context, ref migration.Ref, c migration.ClaimRe
 	if err := h.claimable(ref, kind, c.Context); err != nil {
 		return migration.ClaimAnswer{}, err
 	}
+	bound := 0
+	if c.Queued && h.o.MaxInbound != nil {
+		bound = h.o.MaxInbound()
+	}
 	mc := ledgerContext(ref, c.Context)
 	got, err := h.tracker.Claim(ctx, claims.Request{
 		Owner: ownerOf(ref, kind), Resources: c.Context.NewResources, Topology: c.Context.NewTopology, PCI: c.Context.NewPCIRequests,
-		Found: found, Step: stepClaim, Context: &mc, Lease: c.Lease,
+		Found: found, Step: stepClaim, Context: &mc, Lease: c.Lease, MaxInbound: bound,
 	})
 	if err != nil {
 		return migration.ClaimAnswer{}, err
@@ -99,6 +105,9 @@ func (h *Host) claimable(ref migration.Ref, kind claims.Kind, c migration.Contex
 			return fault.New(fault.NotFound, "instance %s is not in the ledger", ref.Instance)
 		}
 		return h.tokenHere(inst)
+	}
+	if kind == claims.KindEvacuation && c.Source == h.o.Name {
+		return fault.New(fault.Invalid, "an evacuation takes a guest from another host; its context is from %s", c.Source)
 	}
 	if kind == claims.KindRebuild {
 		return fault.New(fault.Invalid, "a rebuild stays on its host; its context is from %s to %s", c.Source, c.Destination)
@@ -219,7 +228,8 @@ func (h *Host) arrived(ref migration.Ref) bool {
 	// A record that cannot be read is one that is there.
 	_, prepared, err := recall[preparation](h, ref, memoryPrepared)
 	_, preparedCold, coldErr := recall[coldPreparation](h, ref, memoryPreparedCold)
-	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil || preparedCold || coldErr != nil
+	_, evacuated, evacuatedErr := recall[lost](h, ref, memoryEvacuation)
+	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil || preparedCold || coldErr != nil || evacuated || evacuatedErr != nil
 }
 
 // RecordContext implements migration.SourceVerbs.

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"path/filepath"
 
+	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
 	"berth/driver"
 	"berth/internal/fault"
@@ -115,7 +115,7 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 	}
 	for _, d := range moved {
 		log := h.log.With("instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", d.Path)
-		file, err := h.whichFile(d.Path)
+		file, err := disks.Which(h.files, d.Path)
 		if err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 			log.Warn("a disk that moved stays, another guest names it", "guest", by)
 			continue
 		}
-		by, err := h.standsOn(ctx, d.Path, ref)
+		by, err := h.dock.InUse(ctx, d.Path, ref)
 		if err != nil {
 			return err
 		}
@@ -144,45 +144,8 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 	return nil
 }
 
-// leaving are the files that go when a disk has moved: its own, of which real is the path
-// without links, and the link by which its guest names it. The file is first: while the
-// link is there, it is found again.
-func (h *Host) leaving(target, path, real string) ([]copiedDisk, error) {
-	own, err := h.files.Stamp(real)
-	if err != nil {
-		return nil, err
-	}
-	named, err := h.files.Stamp(path)
-	if err != nil || named.Equals(own) {
-		return []copiedDisk{{Target: target, Path: path, Stamp: own}}, err
-	}
-	return []copiedDisk{{Target: target, Path: real, Stamp: own}, {Target: target, Path: path, Stamp: named}}, nil
-}
-
-// whichFile tells a file from all others here, by whichever path, link or mount it is
-// reached; it is the path where nothing is there.
-func (h *Host) whichFile(path string) (string, error) {
-	if !filepath.IsAbs(path) {
-		return path, nil // reached through the network
-	}
-	real, _, _, err := h.files.Lookup(path)
-	switch {
-	case errors.Is(err, fault.Invalid):
-		real = path // a device
-	case errors.Is(err, fault.NotFound), errors.Is(err, fault.Forbidden):
-		return path, nil
-	case err != nil:
-		return "", err
-	}
-	id, err := h.files.Identity(real)
-	if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
-		return path, nil
-	}
-	return cmp.Or(id, real), err
-}
-
 // usedFiles gives, for every file that a definition here names, the guest. Its keys are
-// whichFile's.
+// disks.Which's.
 func (h *Host) usedFiles(ctx context.Context) (map[string]string, error) {
 	all, err := h.driver.Domains(ctx)
 	if err != nil {
@@ -213,7 +176,7 @@ func (h *Host) usedFiles(ctx context.Context) (map[string]string, error) {
 				if path == "" {
 					continue
 				}
-				file, err := h.whichFile(path)
+				file, err := disks.Which(h.files, path)
 				if err != nil {
 					return nil, wrap(err, "domain %s", d.Name)
 				}

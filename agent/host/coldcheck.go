@@ -88,7 +88,7 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		return none, err
 	}
 	if ref.Migration == "" {
-		room := h.wouldClaim(ctx, g.UUID, demand{resources: w.Resources}, place)
+		room := h.wouldClaim(ctx, g.UUID, demand{Resources: w.Resources}, place)
 		answer.WouldClaim = &room
 	}
 	return answer, nil
@@ -98,16 +98,16 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 // that a claim would have now: a move must not find out later that it cannot be written.
 // The definition is the guest's old one where there is no such place.
 func (h *Host) checkColdRoom(no *refusal, ref migration.Ref, g migration.Guest, w migration.Wanted, stays bool) (topology.Assignment, string, error) {
-	before := len(no.reasons)
+	before := len(no.Reasons)
 	var a topology.Assignment
 	var err error
 	if stays {
 		a, err = h.tracker.RoomBeside(g.UUID, w.Resources, w.Topology, w.PCIRequests)
 		err = no.takeRoom(err)
 	} else {
-		a, err = h.room(no, demand{resources: w.Resources, topology: w.Topology, pci: w.PCIRequests})
+		a, err = h.room(no, demand{Resources: w.Resources, Topology: w.Topology, PCI: w.PCIRequests})
 	}
-	if err != nil || len(no.reasons) > before {
+	if err != nil || len(no.Reasons) > before {
 		return a, g.Definition, err
 	}
 	meta := domainxml.Metadata{Name: g.Name, Flavor: w.Flavor, Epoch: g.Epoch + 1, Migration: ref.Migration}
@@ -191,10 +191,6 @@ func notMovableOff(what, why, change string) fault.Reason {
 	return fault.Reason{Code: "device_stays", Message: message, Have: what, Change: change}
 }
 
-// variablesTarget stands for the file of a guest's firmware variables among its disks:
-// they are the guest's own, and without them it forgets what it boots.
-const variablesTarget = "nvram"
-
 // variablesView is what this host has at the path of a guest's firmware variables, for
 // the source, which knows whether it has any. What is here and cannot be the guest's own
 // is in the way.
@@ -209,14 +205,14 @@ func (h *Host) variablesView(no *refusal, doc document) ([]migration.DiskView, e
 		if r, bad := h.placeForDisk(path); bad {
 			no.add(fault.Forbidden, r)
 		}
-		return []migration.DiskView{{Target: variablesTarget}}, nil
+		return []migration.DiskView{{Target: migration.FirmwareVariables}}, nil
 	case err != nil && !errors.Is(err, fault.Invalid):
 		return nil, err
 	case id == "":
 		no.add(fault.Exists, variablesInTheWay(path, h.o.Name))
 		return nil, nil
 	}
-	return []migration.DiskView{{Target: variablesTarget, Filesystem: id}}, nil
+	return []migration.DiskView{{Target: migration.FirmwareVariables, Filesystem: id}}, nil
 }
 
 func variablesInTheWay(path, host string) fault.Reason {
@@ -230,7 +226,7 @@ func variablesInTheWay(path, host string) fault.Reason {
 // disks: the source has them, and they are not on storage of both hosts.
 func (h *Host) shipsVariables(no *refusal, doc document, a migration.CheckAnswer) (bool, error) {
 	path := doc.firmware().Variables
-	i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == variablesTarget })
+	i := slices.IndexFunc(a.Disks, func(v migration.DiskView) bool { return v.Target == migration.FirmwareVariables })
 	if path == "" || i < 0 {
 		return false, nil
 	}
@@ -251,14 +247,14 @@ func (h *Host) shipsVariables(no *refusal, doc document, a migration.CheckAnswer
 // withVariables gives a guest's disks with its firmware variables as one of them, where
 // they are to be shipped.
 func withVariables(g migration.Guest, targets []string) (migration.Guest, error) {
-	if !slices.Contains(targets, variablesTarget) {
+	if !slices.Contains(targets, migration.FirmwareVariables) {
 		return g, nil
 	}
 	doc, err := parseDocument(g.Definition)
 	if err != nil {
 		return g, err
 	}
-	g.Disks = append(slices.Clone(g.Disks), migration.Disk{Target: variablesTarget, Path: doc.firmware().Variables, Format: "raw"})
+	g.Disks = append(slices.Clone(g.Disks), migration.Disk{Target: migration.FirmwareVariables, Path: doc.firmware().Variables, Format: "raw"})
 	return g, nil
 }
 
@@ -285,7 +281,7 @@ func (h *Host) checkColdDisks(ctx context.Context, no *refusal, ref migration.Re
 	if err := h.checkGrown(no, g, shared, w.Grow); err != nil {
 		return nil, err
 	}
-	return views, h.checkShipped(ctx, no, ref, g, ship, w.Grow)
+	return views, h.dock.Check(ctx, &no.Refusal, ref, g, ship, w.Grow)
 }
 
 // checkChain refuses a shared disk that stands on a file which is not here, or has its data
@@ -357,7 +353,7 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 		return ans, err
 	}
 	if ships {
-		ans.CopyDisks = append(ans.CopyDisks, variablesTarget)
+		ans.CopyDisks = append(ans.CopyDisks, migration.FirmwareVariables)
 	}
 	return ans, no.err("")
 }

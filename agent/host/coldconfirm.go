@@ -41,7 +41,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
-	shipped, err := h.shippedFrom(ref)
+	shipped, err := h.dock.Left(ref)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 			return err
 		}
 	}
-	if err := h.keepShipped(ctx, ref); err != nil {
+	if err := h.dock.Keep(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.tracker.DropContext(ctx, at(ref, "")); err != nil {

@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
 	"berth/topology"
 )
 
@@ -200,5 +201,37 @@ func TestCold_FirmwareVariablesGoAlong(t *testing.T) {
 	c := newCold(t, l, v.UUID, nil)
 	if err := c.check(); !slices.Contains(codes(err), "firmware_variables_exist") {
 		t.Errorf("check: %v", err)
+	}
+}
+
+// TestPrepResize_LooksForRoomAgain: what filled the folders after the destination was asked
+// is told while the guest runs, with path, want and have; of a disk that is shipped, and of
+// a larger file in the place of a shared one. What was prepared by then goes.
+func TestPrepResize_LooksForRoomAgain(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		l, world := storedLab(t, shared)
+		v := l.storedGuest(small)
+		world.Host("a").Write("/images/vm1.raw", strings.Repeat("x", 9<<20))
+		larger := large
+		larger.DiskGB = 3
+		c := newCold(t, l, v.UUID, &larger)
+		before := l.picture()
+		c.run(c.there(), "record context")
+		world.Host("b").SetFree("/images/vm1.raw", 5<<20)
+		if err := c.check(); len(codes(err)) != 1 {
+			t.Errorf("shared %v: check: %v", shared, err)
+		}
+		err := c.there()[3].do()
+		c.wantKind("prep resize", err, fault.DoesNotFit)
+		for _, r := range fault.ReasonsOf(err) {
+			if !strings.Contains(r.Message, "/images/vm1.raw") || r.Want == "" || r.Have != "5 MiB" || r.Change == "" {
+				t.Errorf("shared %v: reason %+v", shared, r)
+			}
+		}
+		l.state("a", v.UUID, driver.Running)
+		l.must("roll back", c.b.RollbackPrepResize(t.Context(), c.ref))
+		l.must("drop context", c.a.DropContext(t.Context(), c.ref))
+		l.must("abort claim", c.b.AbortClaim(t.Context(), c.ref))
+		l.same("left behind", before)
 	}
 }

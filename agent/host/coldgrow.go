@@ -90,6 +90,22 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 	return h.remember(ctx, ref, memoryPreparedCold, *rec)
 }
 
+// roomToGrow is checkGrown for the disks that are not shipped: the room that was there when
+// the destination was asked may be another's by now.
+func (h *Host) roomToGrow(p migration.PrepRequest) error {
+	var no refusal
+	var shared []string
+	for _, d := range p.Guest.Disks {
+		if !slices.Contains(p.CopyDisks, d.Target) {
+			shared = append(shared, d.Target)
+		}
+	}
+	if err := h.checkGrown(&no, p.Guest, shared, p.Wanted.Grow); err != nil {
+		return err
+	}
+	return no.err("")
+}
+
 // checkGrown refuses shared disks for whose larger files there is no room.
 func (h *Host) checkGrown(no *refusal, g migration.Guest, shared []string, grow []migration.DiskGrowth) error {
 	for _, more := range grow {

@@ -15,10 +15,10 @@ import (
 //
 //	powered off by     its domain        handing it over
 //	this attempt
-//	no                 any               refused
+//	no, or undone      any               refused
 //	yes                active            refused: its user, or an undo, has started it
-//	yes                off               surrendered; refused when a disk that was shipped has
-//	                                     been written to since
+//	yes                off               surrendered; refused when a disk that was shipped, or
+//	                                     is held in a snapshot, has been written to since
 //	yes                gone              refused; going back to its source: surrendered, nothing of it runs here
 //	refused (keep)     any               refused for good
 
@@ -36,14 +36,17 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 		return none, err
 	}
 	defer unlock()
-	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
-		return wireCommit(c, ""), h.letGo(ctx, ref)
-	}
 	back, by := h.came(ref), ref
 	if back {
 		by.Attempt = h.tracker.Accepted(ref.Migration) // of whose claim the context is until it is bound
 	}
 	mc, ok := h.contextOf(by)
+	if c, left := h.tracker.Committed(ref.Migration); left && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
+		if err := h.letGo(ctx, ref); err != nil {
+			return none, err
+		}
+		return h.sealed(mc, wireCommit(c, ""))
+	}
 	if !ok || mc.Instance != ref.Instance {
 		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
 	}
@@ -54,13 +57,26 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if err != nil {
 		return none, err
 	}
-	if !found || !rec.Off {
+	if !found || !rec.Off || rec.On {
 		return none, fault.New(fault.Forbidden, "the guest was not powered off by attempt %d", ref.Attempt)
+	}
+	if err := h.late(ref, stepPower); err != nil {
+		return none, err
 	}
 	if err := h.isOff(ctx, ref, back); err != nil {
 		return none, err
 	}
-	if err := h.asShipped(ref); err != nil {
+	if err := h.dock.AsShipped(ref); err != nil {
+		return none, err
+	}
+	if err := h.heldStill(ref); err != nil {
+		return none, err
+	}
+	if err := h.maySeal(mc, ref, to); err != nil {
+		return none, err
+	}
+	inst, _ := h.tracker.Instance(ref.Instance)
+	if err := h.confirmed(ref.Instance, inst.Name); err != nil {
 		return none, err
 	}
 	if h.o.Owners != nil {
@@ -80,7 +96,10 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 		return none, err
 	}
 	h.log.Info("the token of a guest that is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to, "epoch", c.Epoch)
-	return wireCommit(c, ""), h.letGo(ctx, ref)
+	if err := h.letGo(ctx, ref); err != nil {
+		return none, err
+	}
+	return h.sealed(mc, wireCommit(c, ""))
 }
 
 // otherSide is the host to which a guest goes by a migration, or back.
@@ -197,9 +216,15 @@ func (h *Host) keepGuest(ctx context.Context, ref migration.Ref) error {
 // AcceptHanded implements migration.DestinationColdVerbs.
 func (h *Host) AcceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	h.hear(ref)
-	return wrap(h.acceptHanded(ctx, ref, c), "accept the token of migration %s on %s", ref.Migration, h.o.Name)
+	err := h.proven(ref, c)
+	if err == nil {
+		err = h.acceptHanded(ctx, ref, c)
+	}
+	return wrap(err, "accept the token of migration %s on %s", ref.Migration, h.o.Name)
 }
 
+// acceptHanded is for a commit that the host itself has given which the guest left, or
+// that was seen to be its own (proven).
 func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)

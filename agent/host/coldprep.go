@@ -86,6 +86,10 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if rec.Definition, err = h.coldDocument(ref, p.Guest, p.Wanted, claim); err != nil {
 		return none, err
 	}
+	// What is shipped is looked at with each file, when it is planned.
+	if err := h.roomToGrow(p); err != nil {
+		return none, err
+	}
 	// On record before anything is made: also what is made by hooks.
 	if err := h.remember(ctx, ref, memoryPreparedCold, rec); err != nil {
 		return none, err
@@ -97,7 +101,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if ships.Guest, err = withVariables(p.Guest, p.CopyDisks); err != nil {
 		return none, err
 	}
-	files, err := h.planShipped(ctx, ref, ships)
+	files, err := h.dock.Plan(ctx, ref, ships)
 	if err != nil {
 		return none, err
 	}
@@ -152,7 +156,7 @@ func (h *Host) undoColdPreparation(ctx context.Context, ref migration.Ref, phase
 	if err := h.putBackGrown(ctx, ref, &rec); err != nil {
 		return err
 	}
-	if err := h.undoShipped(ctx, ref); err != nil {
+	if err := h.dock.Undo(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.undoConnections(ctx, ref); err != nil {

@@ -1,12 +1,15 @@
 package host_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/store"
+	"berth/internal/store/storetest"
 )
 
 // TestCold_AGuestThatCannotLiveThereGoesBack before it was ever bound, defined or started at
@@ -33,8 +36,25 @@ func TestHandOver_EndsACopyThatWasStartedMeanwhile(t *testing.T) {
 	c.run(c.there()[4:], "ship disks")
 	_, err := c.a.HandOver(t.Context(), c.ref, "c")
 	c.wantKind("hand it to a third host", err, fault.Forbidden)
+	c.must("its user starts it", c.a.fake.Start(t.Context(), c.ref.Instance, false))
+	_, err = c.a.HandOver(t.Context(), c.ref, "b")
+	if got := codes(err); !slices.Equal(got, []string{"started_again"}) {
+		t.Errorf("hand over a guest that runs: %v", err)
+	}
+	c.state("a", c.ref.Instance, driver.Running)
+	c.must("its user ends it", c.a.fake.Destroy(t.Context(), c.ref.Instance))
+	started := false // between the look and the record
+	c.a.store.OnCommit(func(int, []store.Mutation) storetest.Outcome {
+		if !started {
+			started = true
+			c.must("start by hand, amid it", c.a.fake.Start(t.Context(), c.ref.Instance, false))
+		}
+		return storetest.Commit
+	})
 	first, err := c.a.HandOver(t.Context(), c.ref, "b")
 	c.must("hand over", err)
+	c.a.store.OnCommit(nil)
+	c.state("a", c.ref.Instance, driver.ShutOff)
 	c.must("start by hand, past the guard", c.a.fake.Start(t.Context(), c.ref.Instance, false))
 	again, err := c.a.HandOver(t.Context(), c.ref, "b")
 	c.must("hand over again", err)

@@ -1,9 +1,8 @@
 package host
 
 import (
-	"cmp"
 	"context"
-	"slices"
+	"errors"
 
 	"berth/agent/host/hooks"
 	"berth/claims"
@@ -80,6 +79,9 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 		if path == "" || e.Type != "file" && e.Type != "block" {
 			continue
 		}
+		if e.Type == "block" && h.elsewhereConnected(ref) {
+			continue // its device was taken away with the guest, and is given back before it starts
+		}
 		there, err := h.files.Exists(path)
 		if err != nil {
 			return err
@@ -97,7 +99,20 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 // CancelReturn implements migration.SourceColdVerbs.
 func (h *Host) CancelReturn(ctx context.Context, ref migration.Ref) error {
 	h.hear(ref)
-	return wrap(h.tracker.CancelReturn(ctx, at(ref, stepReturn), claims.KindResize), "await the guest of migration %s on %s no more", ref.Migration, h.o.Name)
+	return wrap(h.cancelReturn(ctx, ref), "await the guest of migration %s on %s no more", ref.Migration, h.o.Name)
+}
+
+func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
+	// It buries the step first: what is carried later than that is refused.
+	if err := h.tracker.CancelReturn(ctx, at(ref, stepReturn), claims.KindResize); err != nil {
+		return err
+	}
+	unlock, err := h.lock(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return h.asKept(ctx, ref)
 }
 
 // FinishRevert implements migration.SourceColdVerbs.
@@ -128,13 +143,20 @@ func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
+	hooked, err := h.giveConnectionsBack(ctx, ref)
+	if err != nil {
+		return err
+	}
 	if !rec.Started {
 		if err := h.makeLiveAgain(ctx, ref, was); err != nil {
-			return err
+			return errors.Join(hooked, err)
 		}
 		if err := h.remember(ctx, ref, memoryReturned, returned{Started: true}); err != nil {
 			return err
 		}
+	}
+	if hooked != nil {
+		return hooked // it is run again, and the guest does not wait for it
 	}
 	if err := h.phase(ctx, ref, phaseRequest{
 		Phase: hooks.FinishRevertResize, Kind: was.Kind, Source: h.o.Name, Destination: mc.Destination, XML: was.Definition, Power: was.Power,
@@ -158,6 +180,9 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 	if text == "" {
 		text = was.Definition // removed since the return was awaited
 	}
+	if text, err = h.takenAlong(ref, text, was.Definition); err != nil {
+		return err
+	}
 	if err := h.defineOwned(ctx, ref, inst, text); err != nil {
 		return err
 	}
@@ -173,33 +198,6 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 		power = migration.PowerState(came.Power)
 	}
 	return h.startAs(ctx, ref.Instance, power)
-}
-
-// recallEarlier reads what a verb of this attempt, or of the last one before it that has
-// any, remembers.
-func recallEarlier[T any](h *Host, ref migration.Ref, step string) (v T, of migration.Ref, err error) {
-	for _, of := range h.attempts(ref, step) {
-		v, found, err := recall[T](h, of, step)
-		if err != nil || found {
-			return v, of, err
-		}
-	}
-	return v, ref, nil
-}
-
-// attempts are those of a migration that remember a step, from ref's down to the first.
-// They are looked up, not counted down to: a peer names what attempt it likes.
-func (h *Host) attempts(ref migration.Ref, step string) []migration.Ref {
-	var out []migration.Ref
-	for _, r := range h.tracker.Remembering(step) {
-		if r.Migration == ref.Migration && r.Attempt <= ref.Attempt {
-			of := ref
-			of.Attempt = r.Attempt
-			out = append(out, of)
-		}
-	}
-	slices.SortFunc(out, func(a, b migration.Ref) int { return cmp.Compare(b.Attempt, a.Attempt) })
-	return out
 }
 
 // CleanUpReverted implements migration.DestinationColdVerbs.

@@ -14,9 +14,10 @@ import (
 type way int
 
 const (
-	wayLive way = iota // its memory is sent
-	wayCold            // it is off while it comes
-	wayBack            // it is off, and comes back to where it was
+	wayLive      way = iota // its memory is sent
+	wayCold                 // it is off while it comes
+	wayBack                 // it is off, and comes back to where it was
+	wayEvacuated            // its host is dead: see evacuatesides.go
 )
 
 // coldArrivals are the guests that come here while they are off, or come back, and are
@@ -84,7 +85,11 @@ func (h *Host) takeIn(ctx context.Context, a pendingArrival, c migration.Commit)
 func (h *Host) endArrival(ctx context.Context, a pendingArrival) error {
 	switch a.way {
 	case wayBack:
-		return h.tracker.CancelReturn(ctx, at(a.ref, stepReturn), claims.KindResize)
+		return h.cancelReturn(ctx, a.ref)
+	case wayEvacuated:
+		if err := h.rollbackPrepEvacuation(ctx, a.ref); err != nil {
+			return err
+		}
 	case wayCold:
 		if err := h.rollbackPrepResize(ctx, a.ref); err != nil {
 			return err
@@ -99,6 +104,9 @@ func (h *Host) endArrival(ctx context.Context, a pendingArrival) error {
 
 // wayOf is how a guest comes by an attempt of which a claim or a record is here.
 func (h *Host) wayOf(ref migration.Ref) way {
+	if h.owner(ref).Kind == claims.KindEvacuation {
+		return wayEvacuated
+	}
 	if h.owner(ref).Kind != claims.KindResize {
 		if _, found, err := recall[coldPreparation](h, ref, memoryPreparedCold); err == nil && !found {
 			return wayLive
@@ -132,15 +140,11 @@ func (h *Host) cameWhole(a pendingArrival) error {
 	if err != nil {
 		return err
 	}
-	shipped, _, err := recall[shipping](h, a.ref, memoryShip)
+	sealed, err := h.dock.Sealed(a.ref)
 	if err != nil {
 		return err
 	}
-	whole := found && rec.Prepared != nil
-	for _, f := range shipped.Files {
-		whole = whole && f.Sealed
-	}
-	if !whole {
+	if !found || rec.Prepared == nil || !sealed {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "copy_incomplete", Message: "what has come of the guest to " + h.o.Name + " is not whole", Change: "the guest cannot be here",
 		})

@@ -49,12 +49,18 @@ func (h *Host) connectionsOf(ctx context.Context, text string) (connections, err
 			return c, err
 		}
 	}
-	if connector == nil {
-		c.networks, c.volumes = networks.All(nil, h.o.Links, h.o.OpenVSwitch), volumes.All(nil, h.files)
-	} else {
-		c.networks, c.volumes = networks.All(connector, h.o.Links, h.o.OpenVSwitch), volumes.All(connector, h.files)
-	}
+	by := h.connectedBy(connector)
+	c.networks, c.volumes = by.networks, by.volumes
 	return c, nil
+}
+
+// connectedBy is what serves guests here. connector is nil where the hypervisor does not
+// tell, or need not be asked.
+func (h *Host) connectedBy(connector driver.Connector) connections {
+	if connector == nil {
+		return connections{networks: networks.All(nil, h.o.Links, h.o.OpenVSwitch), volumes: volumes.All(nil, h.files, nil)}
+	}
+	return connections{networks: networks.All(connector, h.o.Links, h.o.OpenVSwitch), volumes: volumes.All(connector, h.files, startedPools{h})}
 }
 
 // connector is nil where the hypervisor does not tell of such things: then libvirt's own
@@ -111,6 +117,12 @@ func (h *Host) checkConnections(ctx context.Context, no *refusal, text string) e
 // prepareConnections makes ready, before the guest's domain is started here, what it is
 // connected to. What was found before is on record first: a repeated call keeps to it,
 // and undoConnections restores it. The caller has the instance's turn.
+//
+// While its source still runs it, nothing of that is a second one of the guest: no port
+// with its interface id is added (libvirt does, when the domain starts), so its networks
+// bind it where it runs; and no disk is opened, a pool is only a way to it. So these are
+// Nova's inactive port bindings and empty volume attachments; where they live elsewhere,
+// in Neutron and Cinder, the hooks of the phase make them.
 func (h *Host) prepareConnections(ctx context.Context, ref migration.Ref, text string) error {
 	c, err := h.connectionsOf(ctx, text)
 	if err != nil {
@@ -132,14 +144,14 @@ func (h *Host) prepareConnections(ctx context.Context, ref migration.Ref, text s
 		}
 	}
 	for _, m := range rec.Networks {
-		if kind := c.networkOf(m); kind != nil {
+		if kind := c.networkOf(m.Kind); kind != nil {
 			if err := kind.Prepare(ctx, ref.Instance, m); err != nil {
 				return err
 			}
 		}
 	}
 	for _, m := range rec.Volumes {
-		if kind := c.volumeOf(m); kind != nil {
+		if kind := c.volumeOf(m.Kind); kind != nil {
 			if err := kind.Prepare(ctx, m); err != nil {
 				return err
 			}
@@ -181,16 +193,16 @@ func (c connections) plan(ctx context.Context, guest string) (connectionsRecord,
 	return rec, nil
 }
 
-func (c connections) networkOf(m networks.Made) networks.Network {
-	i := slices.IndexFunc(c.networks, func(n networks.Network) bool { return n.Kind() == m.Kind })
+func (c connections) networkOf(name string) networks.Network {
+	i := slices.IndexFunc(c.networks, func(n networks.Network) bool { return n.Kind() == name })
 	if i < 0 {
 		return nil
 	}
 	return c.networks[i]
 }
 
-func (c connections) volumeOf(m volumes.Made) volumes.Volume {
-	i := slices.IndexFunc(c.volumes, func(v volumes.Volume) bool { return v.Kind() == m.Kind })
+func (c connections) volumeOf(name string) volumes.Volume {
+	i := slices.IndexFunc(c.volumes, func(v volumes.Volume) bool { return v.Kind() == name })
 	if i < 0 {
 		return nil
 	}
@@ -259,17 +271,14 @@ func (h *Host) undoConnections(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	c := connections{networks: networks.All(nil, h.o.Links, h.o.OpenVSwitch)}
-	if connector != nil {
-		c.volumes = volumes.All(connector, h.files)
-	}
+	c := h.connectedBy(connector)
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
 	if !exists || !d.Active() {
 		for _, m := range slices.Backward(rec.Networks) {
-			if kind := c.networkOf(m); kind != nil {
+			if kind := c.networkOf(m.Kind); kind != nil {
 				if err := kind.Undo(ctx, ref.Instance, m); err != nil {
 					return err
 				}
@@ -277,8 +286,8 @@ func (h *Host) undoConnections(ctx context.Context, ref migration.Ref) error {
 		}
 	}
 	for _, m := range slices.Backward(rec.Volumes) {
-		if kind := c.volumeOf(m); kind != nil {
-			if err := kind.Undo(ctx, m, func(p driver.Pool) (bool, error) { return h.poolInUse(ctx, p) }); err != nil {
+		if kind := c.volumeOf(m.Kind); kind != nil {
+			if err := kind.Undo(ctx, m, func(p driver.Pool) (bool, error) { return h.poolInUse(ctx, p, driver.Domain.Active) }); err != nil {
 				return err
 			}
 		}
@@ -286,14 +295,15 @@ func (h *Host) undoConnections(ctx context.Context, ref migration.Ref) error {
 	return h.tracker.Unremember(ctx, at(ref, memoryConnections))
 }
 
-// poolInUse reports whether an active guest has a disk in a pool, by whichever name.
-func (h *Host) poolInUse(ctx context.Context, p driver.Pool) (bool, error) {
+// poolInUse reports whether one of the guests that counts has a disk in a pool, by
+// whichever name.
+func (h *Host) poolInUse(ctx context.Context, p driver.Pool, counts func(driver.Domain) bool) (bool, error) {
 	all, err := h.driver.Domains(ctx)
 	if err != nil {
 		return false, err
 	}
 	for _, d := range all {
-		if !d.Active() {
+		if !counts(d) {
 			continue
 		}
 		text, err := h.driver.XML(ctx, d.UUID, driver.Live)

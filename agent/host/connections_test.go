@@ -27,14 +27,14 @@ func connectedGuest() string { return fmt.Sprintf(connected, "vm1", phaseInstanc
 var connectedRef = migration.Ref{Migration: phaseMigration, Instance: phaseInstance, Attempt: 1}
 
 // wire gives the host all that the guest needs.
-func (p *phases) wire() {
+func (p *bed) wire() {
 	h := p.fleet.Host("a")
 	h.SetNetwork(driver.Network{Name: "blue", Active: true})
 	h.SetPool(driver.Pool{Name: "images", Autostart: true, Persistent: true, Path: "/pool"}, driver.Volume{Name: "root", Path: "/pool/root"})
 	h.SetSecret(driver.SecretRef{UUID: "457eb676-33da-42ec-9a8c-9293d545c337", Type: "ceph", Usage: "client.libvirt"})
 }
 
-func (p *phases) poolActive() bool {
+func (p *bed) poolActive() bool {
 	p.t.Helper()
 	pool, err := p.fleet.Host("a").Pool(p.t.Context(), "images")
 	if err != nil {
@@ -44,13 +44,13 @@ func (p *phases) poolActive() bool {
 }
 
 func TestCheckConnections_ListsEveryReason(t *testing.T) {
-	p := newPhases(t)
+	p := newBed(t)
 	codes := func() (out []string) {
 		var no refusal
 		if err := p.checkConnections(t.Context(), &no, connectedGuest()); err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range no.reasons {
+		for _, r := range no.Reasons {
 			if !strings.HasPrefix(r.Message, "on a: ") {
 				t.Errorf("reason %q does not say on which host", r.Message)
 			}
@@ -81,7 +81,7 @@ func TestCheckConnections_ListsEveryReason(t *testing.T) {
 // What was prepared is undone to what was found first, whatever agent does it and how
 // often either was tried.
 func TestConnections_AreLeftAsTheyWereFound(t *testing.T) {
-	p := newPhases(t)
+	p := newBed(t)
 	p.wire()
 	for range 2 {
 		if err := p.prepareConnections(t.Context(), connectedRef, connectedGuest()); err != nil {
@@ -107,7 +107,7 @@ func TestConnections_AreLeftAsTheyWereFound(t *testing.T) {
 }
 
 func TestConnections_APoolThatAnotherGuestUsesStays(t *testing.T) {
-	p := newPhases(t)
+	p := newBed(t)
 	p.wire()
 	if err := p.prepareConnections(t.Context(), connectedRef, connectedGuest()); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestConnections_APoolThatAnotherGuestUsesStays(t *testing.T) {
 }
 
 func TestConnections_AVolumeThatIsMissingFailsThePreparation(t *testing.T) {
-	p := newPhases(t)
+	p := newBed(t)
 	p.wire()
 	p.fleet.Host("a").SetPool(driver.Pool{Name: "images", Autostart: true, Persistent: true})
 	err := p.prepareConnections(t.Context(), connectedRef, connectedGuest())
@@ -144,7 +144,7 @@ func TestConnections_AVolumeThatIsMissingFailsThePreparation(t *testing.T) {
 
 // A guest with nothing to prepare costs no record and no question.
 func TestConnections_OfAPlainGuestAskNobody(t *testing.T) {
-	p := newPhases(t)
+	p := newBed(t)
 	asked := ""
 	p.fleet.Host("a").Fault(func(call, _ string) error { asked += call + " "; return nil })
 	plain := strings.NewReplacer("type='volume'", "type='file'", "type='network'", "type='user'").Replace(connectedGuest())

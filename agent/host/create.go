@@ -144,7 +144,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err := h.documentDemand(&no, req, &p.wants); err != nil {
 		return createPlan{}, err
 	}
-	p.wants.resources.DiskGB = max(p.wants.resources.DiskGB, (bytes+1<<30-1)>>30)
+	p.wants.Resources.DiskGB = max(p.wants.Resources.DiskGB, (bytes+1<<30-1)>>30)
 	p.kvm = req.VirtType == "kvm" || req.VirtType == "" && !node.Emulated
 	switch {
 	case req.VirtType != "" && req.VirtType != "kvm" && req.VirtType != "qemu":
@@ -172,7 +172,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 		return createPlan{}, err
 	}
 	other, taken := h.tracker.InstanceByName(req.Name)
-	if taken && other.UUID != req.UUID && !slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Have == other.UUID }) {
+	if taken && other.UUID != req.UUID && !slices.ContainsFunc(no.Reasons, func(r fault.Reason) bool { return r.Have == other.UUID }) {
 		no.add(fault.Exists, fault.Reason{Code: "name_exists", Message: "an instance named " + req.Name + " is in the ledger, with uuid " + other.UUID, Have: other.UUID})
 	}
 	return p, no.err("")
@@ -282,17 +282,7 @@ func (h *Host) planNewDisk(ctx context.Context, no *refusal, d *CreateDisk, p *c
 	return size, nil
 }
 
-// reasonsOf makes a reason of each line of a joined error.
-func reasonsOf(code string, err error) []fault.Reason {
-	if err == nil {
-		return nil
-	}
-	var out []fault.Reason
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		out = append(out, fault.Reason{Code: code, Message: line})
-	}
-	return out
-}
+func reasonsOf(code string, err error) []fault.Reason { return fault.ReasonPerLine(code, err) }
 
 // creating is a creation under way; its flags say what its undo has to look at.
 type creating struct {
@@ -313,7 +303,7 @@ func (c *creating) run(ctx context.Context) error {
 		return fault.New(fault.Exists, "instance %s has a claim already", uuid)
 	}
 	claim, err := h.tracker.Claim(ctx, claims.Request{
-		Owner: c.owner(), Resources: c.plan.wants.resources, Topology: c.plan.wants.topology, PCI: c.plan.wants.pci, Lease: createLease,
+		Owner: c.owner(), Resources: c.plan.wants.Resources, Topology: c.plan.wants.Topology, PCI: c.plan.wants.PCI, Lease: createLease,
 	})
 	if err != nil {
 		return err
@@ -339,6 +329,7 @@ func (c *creating) run(ctx context.Context) error {
 	if err := h.driver.SetAutostart(ctx, uuid, false); err != nil {
 		return err
 	}
+	c.plan.inst.Images = imagesIn(xml, c.plan.make)
 	if _, err := h.tracker.Own(ctx, c.plan.inst); err != nil {
 		return err
 	}
@@ -354,6 +345,31 @@ func (c *creating) run(ctx context.Context) error {
 		h.files.Keep(m.Made)
 	}
 	return h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate))
+}
+
+// imagesIn says from what each disk of a document was made that a creation has made: whoever
+// makes it anew, should this host be lost, has nobody else to ask.
+func imagesIn(text string, made []madeDisk) map[string]claims.Image {
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return nil // it is libvirt's by now, and nothing else hangs on this
+	}
+	var out map[string]claims.Image
+	for _, d := range doc.Disks() {
+		i := slices.IndexFunc(made, func(m madeDisk) bool { return m.Path == d.Source })
+		if i < 0 {
+			continue
+		}
+		if out == nil {
+			out = map[string]claims.Image{}
+		}
+		image := claims.Image{Path: made[i].Image}
+		if image.Path != "" {
+			image.Format = made[i].From
+		}
+		out[d.Target] = image
+	}
+	return out
 }
 
 // makeDisks makes the disks, on record before each effect.

@@ -31,10 +31,10 @@ func (h *Host) documentDemand(no *refusal, req CreateRequest, d *demand) error {
 			Have: uuid, Change: "attach it when the guest is there",
 		})
 	}
-	if t == nil || d.topology != nil {
+	if t == nil || d.Topology != nil {
 		return nil
 	}
-	d.topology, d.resources = t, usesOf(t, d.resources)
+	d.Topology, d.Resources = t, usesOf(t, d.Resources)
 	return nil
 }
 
@@ -42,15 +42,15 @@ func (h *Host) documentDemand(no *refusal, req CreateRequest, d *demand) error {
 // claim would have now, for the case that it cannot be written. The claim may
 // choose another place by then.
 func (h *Host) planPlace(no *refusal, p createPlan) error {
-	t, a := p.wants.topology, topology.Assignment{}
-	before := len(no.reasons)
-	if !p.wants.refused {
+	t, a := p.wants.Topology, topology.Assignment{}
+	before := len(no.Reasons)
+	if !p.wants.Refused {
 		var err error
 		if a, err = h.room(no, p.wants); err != nil {
 			return err
 		}
 	}
-	if p.wants.refused || len(no.reasons) > before {
+	if p.wants.Refused || len(no.Reasons) > before {
 		t, a = nil, topology.Assignment{} // what else is wrong with it is told all the same
 	}
 	_, err := h.writeDocument(p, t, a)
@@ -69,7 +69,7 @@ func (h *Host) writeDocument(p createPlan, t *topology.GuestTopology, a topology
 			return "", err
 		}
 		doc.SetMetadata(meta)
-		if t == nil && p.wants.topology != nil {
+		if t == nil && p.wants.Topology != nil {
 			return doc.String(), nil // no place was found; that is said already
 		}
 		if err := doc.Rebind(domainxml.Binding{Place: h.place(t, a)}); err != nil {
@@ -80,7 +80,7 @@ func (h *Host) writeDocument(p createPlan, t *topology.GuestTopology, a topology
 	spec := domainxml.Spec{
 		Name: req.Name, UUID: req.UUID, Flavor: req.Flavor, Metadata: &meta, KVM: p.kvm, Machine: req.Machine, CPU: req.CPU,
 		Kernel: req.Kernel, Initrd: req.Initrd, Cmdline: req.Cmdline, SerialFile: req.SerialFile,
-		Place: h.place(t, a), LockedMemory: p.wants.locked,
+		Place: h.place(t, a), LockedMemory: p.wants.Locked,
 	}
 	if hw := h.hardware(); hw != nil {
 		spec.Cores = hw.Cores

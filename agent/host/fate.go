@@ -123,6 +123,11 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 	}
 	s.refused = h.tracker.CommitRefused(ref.Migration, ref.Attempt)
 	_, s.context = h.tracker.Context(ref.Migration)
+	// Who asks of such a move is its conductor, since nobody else reaches this host.
+	apart := s.context && h.conductorOf(ref.Migration) != ""
+	if apart {
+		h.hear(ref)
+	}
 	inst, known := h.tracker.Instance(ref.Instance)
 	f := migration.AttemptFate{}
 	f.Epoch, f.Holder = h.tracker.Epoch(ref.Instance)
@@ -132,8 +137,11 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 	case known:
 		s.token = tokenGone
 	}
+	if apart && s.conduct == migration.ConductNone && s.token == tokenHere {
+		s.conduct = migration.ConductGoing
+	}
+	var err error
 	if needsDomain(s) {
-		var err error
 		if s.left, s.inFlight, s.active, err = h.streamTraces(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
@@ -158,10 +166,48 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		if err := h.letGoCold(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
-		m := wireCommit(c, asked.PowerState)
+		mc, _ := h.contextOf(ref)
+		m, err := h.sealed(mc, wireCommit(c, asked.PowerState))
+		if err != nil {
+			return migration.AttemptFate{}, err
+		}
 		f.Commit = &m
 	}
+	if f.Fate != migration.FateCommitted && s.token == tokenHere && h.conductorOf(ref.Migration) != "" {
+		if f.Commit, err = h.ownership(ref, f.Epoch); err != nil {
+			return migration.AttemptFate{}, err
+		}
+	}
 	return f, nil
+}
+
+// ownership is what a third host carries that this one has a guest's token: a commit of this
+// host to itself, which nobody accepts, with its seal. Nil where nobody seals.
+func (h *Host) ownership(ref migration.Ref, epoch uint64) (*migration.Commit, error) {
+	if h.o.Seals == nil {
+		return nil, nil
+	}
+	c := migration.Commit{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: epoch, From: h.o.Name, To: h.o.Name}
+	seal, err := h.o.Seals.Seal(c)
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, "seal that the token is here: %w", err)
+	}
+	c.Seal = seal
+	return &c, nil
+}
+
+// ownedThere refuses to give way to a higher epoch of which a third host alone tells: a guest
+// ends by it, so the seal is needed of the host from which it came. No other can have taken
+// it back, and one that can seal anything is the third host itself.
+func (h *Host) ownedThere(a pendingArrival, f migration.AttemptFate) error {
+	if a.conductor == "" || h.o.Seals == nil {
+		return nil
+	}
+	c := f.Commit
+	if c == nil || c.Seal == nil || c.Instance != a.ref.Instance || c.Migration != a.ref.Migration || c.From != a.source || c.To != a.source || c.Epoch != f.Epoch {
+		return fault.New(fault.InDoubt, "host %s says that %s has the token with epoch %d, without the seal of %s, from where it came", a.conductor, f.Holder, f.Epoch, a.source)
+	}
+	return wrap(h.o.Seals.Check(*c), "see that %s has the token, as %s says", f.Holder, a.conductor)
 }
 
 // needsDomain: what the hypervisor says may make a difference.

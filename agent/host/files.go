@@ -38,6 +38,9 @@ type Files interface {
 	// Grow makes a file larger where it is.
 	Grow(ctx context.Context, path, format string, size int64) error
 
+	// Writers finds who has files open for writing.
+	Writers(paths ...string) ([]disks.Writer, error)
+
 	// Remove removes the file of that stamp and no other.
 	Remove(path string, s disks.Stamp) error
 

@@ -110,7 +110,7 @@ type arrival struct {
 func (a arrival) guest(text string) migration.Guest {
 	return migration.Guest{
 		UUID: a.inst.UUID, Name: a.inst.Name, Flavor: a.inst.Flavor, ProjectID: a.inst.ProjectID, UserID: a.inst.UserID,
-		Resources: a.demand.resources, Topology: a.demand.topology, PCIRequests: a.demand.pci, Assignment: a.assignment,
+		Resources: a.demand.Resources, Topology: a.demand.Topology, PCIRequests: a.demand.PCI, Assignment: a.assignment,
 		Adopted: a.inst.Adopted, Epoch: a.inst.Token.Epoch, PowerState: migration.PowerRunning, Persistent: true, XML: text,
 	}
 }
@@ -120,8 +120,8 @@ func (a arrival) guest(text string) migration.Guest {
 func (a arrival) context(source, destination string) migration.Context {
 	return migration.Context{
 		Source: source, Destination: destination, PowerState: migration.PowerRunning,
-		OldResources: a.demand.resources, OldFlavor: a.inst.Flavor, OldTopology: a.demand.topology, OldAssignment: a.assignment, OldPCIRequests: a.demand.pci,
-		NewResources: a.demand.resources, NewFlavor: a.inst.Flavor, NewTopology: a.demand.topology, NewPCIRequests: a.demand.pci,
+		OldResources: a.demand.Resources, OldFlavor: a.inst.Flavor, OldTopology: a.demand.Topology, OldAssignment: a.assignment, OldPCIRequests: a.demand.PCI,
+		NewResources: a.demand.Resources, NewFlavor: a.inst.Flavor, NewTopology: a.demand.Topology, NewPCIRequests: a.demand.PCI,
 	}
 }
 
@@ -150,17 +150,17 @@ func (h *Host) arrivalOf(ctx context.Context, text string) (arrival, error) {
 	// Without this host's cells and shared CPUs: the document names another's.
 	var found *topology.GuestTopology
 	found, a.assignment, _ = doc.Assignment(nil, nil)
-	a.demand = demand{resources: usesOf(found, uses), topology: asItRuns(found, a.assignment)}
+	a.demand = demand{Resources: usesOf(found, uses), Topology: asItRuns(found, a.assignment)}
 	if meta, ok, err := doc.Metadata(); err == nil && ok {
 		a.inst.Token.Epoch, a.inst.Adopted = meta.Epoch, false
 		if meta.Flavor.Name != "" && !adoptedFlavor(meta.Flavor) {
 			d := h.demandOf(meta.Flavor, &no)
-			d.resources.DiskGB = max(d.resources.DiskGB, uses.DiskGB)
-			if d.topology == nil {
+			d.Resources.DiskGB = max(d.Resources.DiskGB, uses.DiskGB)
+			if d.Topology == nil {
 				// People may have given it more since.
-				d.resources.VCPUs, d.resources.MemoryMB = max(d.resources.VCPUs, uses.VCPUs), max(d.resources.MemoryMB, uses.MemoryMB)
+				d.Resources.VCPUs, d.Resources.MemoryMB = max(d.Resources.VCPUs, uses.VCPUs), max(d.Resources.MemoryMB, uses.MemoryMB)
 			}
-			d.topology = asItRuns(d.topology, a.assignment)
+			d.Topology = asItRuns(d.Topology, a.assignment)
 			a.inst.Flavor, a.demand = meta.Flavor, d
 		}
 	}
@@ -190,10 +190,10 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 	}
 	var place *topology.Assignment
 	if found != nil {
-		comes.demand = demand{resources: found.Resources, topology: found.Topology, pci: found.PCI}
+		comes.demand = demand{Resources: found.Resources, Topology: found.Topology, PCI: found.PCI}
 		place = &found.Assignment
 	}
-	inst, uses := comes.inst, comes.demand.resources
+	inst, uses := comes.inst, comes.demand.Resources
 	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
 	if err := h.managing(doing); err != nil {
 		return "", err

@@ -166,7 +166,7 @@ func (h *Host) wantedBy(comes *arrival, f *topology.Flavor) (migration.Wanted, e
 		comes.inst.Flavor, comes.inst.Adopted = *f, false
 	}
 	d := comes.demand
-	return migration.Wanted{Flavor: comes.inst.Flavor, Resources: d.resources, Topology: d.topology, PCIRequests: d.pci}, nil
+	return migration.Wanted{Flavor: comes.inst.Flavor, Resources: d.Resources, Topology: d.Topology, PCIRequests: d.PCI}, nil
 }
 
 func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequest, a *HookAnswer) error {

@@ -142,16 +142,7 @@ func (h *Host) FollowArrival(ctx context.Context, ref migration.Ref) error {
 	return h.endForeign(ctx, ref)
 }
 
-// halfway: libvirt has the domain for a stream that is not over.
-func halfway(d driver.Domain) bool {
-	switch {
-	case d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed:
-		return true
-	case d.State == driver.Paused:
-		return d.Reason == driver.ReasonMigrating || d.Reason == driver.ReasonStartingUp
-	}
-	return false
-}
+func halfway(d driver.Domain) bool { return d.Halfway() }
 
 // see remembers that a domain was there for a claim, for as long as this process
 // lives: its end is then the arrival's.

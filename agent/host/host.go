@@ -7,9 +7,15 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/change"
 	"berth/agent/host/disks"
 	"berth/agent/host/hooks"
+	"berth/agent/host/memory"
 	"berth/agent/host/networks"
+	"berth/agent/host/phases"
+	"berth/agent/host/remake"
+	"berth/agent/host/shipping"
+	"berth/agent/host/streams"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver"
@@ -46,14 +52,32 @@ type Options struct {
 	// is none. Side reaches the other host of a move; nil for none.
 	Conducts func(migration string, attempt int) migration.Conduct
 	Side     func(ctx context.Context, host string) (migration.Side, error)
+	// Peers finds another host, to which disks are shipped straight; nil where there is none.
+	Peers func(ctx context.Context, name string) (migration.Host, error)
 	// Silence is how long nothing is heard of an arrival's conductor before the source is
 	// asked what became of the move; 0 for 30 s.
 	Silence time.Duration
+	// ConductorSilence is how long nothing is heard of a third host that conducts a move
+	// before the host which has the guest's token decides alone that the guest stays; 0 for
+	// 15 min. It counts on the boot clock, and anew after this host's own restart.
+	ConductorSilence time.Duration
+
+	// MaxInbound is with how many guests on their way here a queued move has to wait; 0, or
+	// nil, for no bound.
+	MaxInbound func() int
+
+	// Seals signs commits that a third host carries, and checks theirs; nil where none is
+	// needed.
+	Seals Seals
 
 	// Owners keeps the guard's owner files, Fleet reaches the other hosts for guests
 	// that come by foreign migrations; nil for none.
 	Owners Owners
 	Fleet  Fleet
+
+	// Records are what hosts keep of each other, for guests that come from dead ones; nil where
+	// there are none, and then none come.
+	Records FleetRecords
 
 	// Aliases are the names by which flavors ask for PCI devices; SharedCPUs the
 	// CPUs that guests share, empty where none are kept apart; Hardware what is
@@ -70,7 +94,10 @@ type Options struct {
 	// disks go that name no folder.
 	ImagesDirs []string
 	DiskTool   string // qemu-img; empty for the one in $PATH
-	Files      Files  // nil for this machine's own, below Root and with DiskTool
+	// DiskReserve is how much is left free of each filesystem to which disks are shipped,
+	// bytes.
+	DiskReserve int64
+	Files       Files // nil for this machine's own, below Root and with DiskTool
 	// Links are the kernel's network devices, nil for this machine's own; OpenVSwitch its
 	// switch, nil for the one that ovs-vsctl reaches.
 	Links       networks.Links
@@ -110,8 +137,12 @@ type Host struct {
 	tracker *claims.Tracker
 	driver  driver.Driver
 	rt      runtime.Runtime
+	memory  *memory.Memory // what the verbs remember, and whose turn it is
+	streams *streams.Streams
+	bench   *remake.Bench
+	changer *change.Changes
 	files   Files
-	hooks   *hooks.Runner
+	phases  *phases.Phases
 	ctx     context.Context // of the actors; ends with Close
 	cancel  context.CancelFunc
 	actors  runtime.Group
@@ -123,18 +154,11 @@ type Host struct {
 
 	// mu guards the fields below up to the blank line. Nothing but map work and starting an
 	// actor happens under it, and no other lock is taken.
-	mu      sync.Mutex
-	closed  bool                     // no actor starts any more
-	working map[string]chan struct{} // by instance: a verb works on it; closed when it is done
-	streams map[string]*stream       // by migration and attempt: actors of this process
-	told    map[string]bool          // by migration and attempt: see noteTold
-	// preparing ends a preparation under way, by migration and attempt: its undo
-	// does not wait for operators' programs.
-	preparing map[string]context.CancelCauseFunc
-	starting  map[string]int      // by instance: this process starts it now, see Starts
-	copies    map[string]*copying // by migration, attempt and disk: files that are being made
-	arrivals  map[string]bool     // foreign migrations whose domain this process has seen here
-	unsettled map[string]error    // by instance: why a guest that came by one is not settled
+	mu        sync.Mutex
+	closed    bool             // no actor starts any more
+	starting  map[string]int   // by instance: this process starts it now, see Starts
+	arrivals  map[string]bool  // foreign migrations whose domain this process has seen here
+	unsettled map[string]error // by instance: why a guest that came by one is not settled
 	// What Follow saw the last time, by instance; see use.go and strangers.go.
 	uses      map[string]use
 	round     string                   // the guest whose document is read next for changes that nothing tells of
@@ -143,17 +167,16 @@ type Host struct {
 	started   map[string]bool // unmanaged guests whose start was seen
 	silent    time.Duration   // until when, on the boot clock, Placement is not asked for allocations that follow
 
-	sides sides // what is known of the conductors of arrivals; see sides.go
-	ships ships // files of disks that come and go; see shipto.go
+	sides sides          // what is known of the conductors of arrivals; see sides.go
+	boot  bootWait       // which guests may not be started yet; see returned.go
+	dock  *shipping.Dock // where disks that are shipped come and go
 
 	// telling makes what the tracker is told of strangers come in order. Taken before mu.
 	telling sync.Mutex
 
-	// recording makes the results of streams come one after another, and none
-	// after its stream was forgotten: what is known is never overwritten by what
-	// is not. Durable writes happen under it, nothing else; it is taken after an
-	// instance's turn, never before.
-	recording runtime.Lock
+	// pooling makes changes to the list of started pools come one after another. Durable
+	// writes happen under it, nothing else; taken last.
+	pooling runtime.Lock
 }
 
 var _ migration.Host = (*Host)(nil)
@@ -175,13 +198,15 @@ func New(o Options) *Host {
 	if o.Silence <= 0 {
 		o.Silence = 30 * time.Second
 	}
+	if o.ConductorSilence <= 0 {
+		o.ConductorSilence = 15 * time.Minute
+	}
 	if o.Look <= 0 {
 		o.Look = 5 * o.Agree
 	}
 	h := &Host{
 		o: o, log: o.Logger.With("host", o.Name), tracker: o.Tracker, driver: o.Driver, rt: o.Runtime,
-		files:   o.Files,
-		working: map[string]chan struct{}{}, streams: map[string]*stream{}, told: map[string]bool{}, preparing: map[string]context.CancelCauseFunc{}, copies: map[string]*copying{},
+		memory: memory.New(o.Tracker, o.Runtime), files: o.Files,
 		starting: map[string]int{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
@@ -190,9 +215,12 @@ func New(o Options) *Host {
 		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID}
 	}
 	h.sides.init()
-	h.hooks = &hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log}
+	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.dock, h.streams = h.newDock(), h.newStreams()
+	h.bench = h.newBench()
+	h.changer = h.newChanges()
 	return h
 }
 
@@ -217,6 +245,11 @@ func (h *Host) spawn(name string, f func()) bool {
 	return true
 }
 
+// spawnUntilClose is spawn for what needs a context that ends with the agent.
+func (h *Host) spawnUntilClose(name string, f func(ctx context.Context)) bool {
+	return h.spawn(name, func() { f(h.ctx) })
+}
+
 // Describe implements migration.Host; the facts are libvirt's own.
 func (h *Host) Describe(ctx context.Context) (migration.Description, error) {
 	n, err := h.driver.Node(ctx)
@@ -233,32 +266,8 @@ func (h *Host) description(n driver.Node) migration.Description {
 		BerthVersion: h.o.Version, Arch: n.Arch, CPU: hypervisorCPU(n), LibvirtURI: h.o.LibvirtURI, MigrateURI: h.o.MigrateURI,
 		Providers: h.providers(),
 	}
-	h.describeTransport(&d)
+	h.streams.Describe(&d)
 	return d
-}
-
-// lock makes verbs on one instance come one after another. It waits no longer
-// than ctx, and then says fault.Busy. The caller calls what it gets back.
-func (h *Host) lock(ctx context.Context, instance string) (unlock func(), err error) {
-	for {
-		h.mu.Lock()
-		held, taken := h.working[instance]
-		if !taken {
-			mine := make(chan struct{})
-			h.working[instance] = mine
-			h.mu.Unlock()
-			return func() {
-				h.mu.Lock()
-				delete(h.working, instance)
-				h.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		h.mu.Unlock()
-		if err := runtime.Await(ctx, h.rt, held); err != nil {
-			return nil, fault.New(fault.Busy, "instance %s: another verb works on it: %w", instance, err)
-		}
-	}
 }
 
 // managing is nil in mode manage. Undos and what follows a commit do not ask: a
@@ -283,7 +292,6 @@ const (
 	stepClaim   = claims.StepClaim
 	stepContext = "record_context"
 	stepPrepare = "pre_live_migration"
-	stepStream  = "stream"
 )
 
 // The steps under which verbs remember. They are apart from those above, since
@@ -291,63 +299,14 @@ const (
 // end of a stream have something to write.
 const (
 	memoryPrepared = "prepared"
-	memoryStream   = "stream_asked"
-	memoryResult   = "stream_result"
 	memoryAccepted = "accepted"
 )
-
-func at(ref migration.Ref, step string) claims.Ref {
-	r := claims.Ref(ref)
-	r.Step = step
-	return r
-}
-
-// late refuses a verb whose undo has been here already.
-func (h *Host) late(ref migration.Ref, step string) error {
-	if !h.tracker.Buried(at(ref, step)) {
-		return nil
-	}
-	return fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code:    "late_verb",
-		Message: "migration " + ref.Migration + ": " + step + " was undone, and a message that asks for it came late",
-	})
-}
-
-// recall reads a verb's record; false when there is none.
-func recall[T any](h *Host, ref migration.Ref, step string) (T, bool, error) {
-	var v T
-	ok, err := h.tracker.Recall(at(ref, step), &v)
-	if err != nil {
-		return v, false, fault.New(fault.KindOf(err), "read the record of %s of migration %s: %w", step, ref.Migration, err)
-	}
-	return v, ok, nil
-}
-
-// remember makes a verb's record durable before it returns.
-func (h *Host) remember(ctx context.Context, ref migration.Ref, step string, v any) error {
-	if err := h.tracker.Remember(ctx, at(ref, step), v); err != nil {
-		return fault.New(fault.KindOf(err), "record %s of migration %s: %w", step, ref.Migration, err)
-	}
-	return nil
-}
 
 // domain reads a domain; false when the hypervisor says that there is none.
 // Every other failure is an error.
 func (h *Host) domain(ctx context.Context, uuid string) (driver.Domain, bool, error) {
-	d, err := h.driver.Domain(ctx, uuid)
-	switch fault.KindOf(err) {
-	case "":
-		return d, true, nil
-	case fault.NotFound:
-		return driver.Domain{}, false, nil
-	}
-	return driver.Domain{}, false, fault.New(fault.Unavailable, "read domain %s: %w", uuid, err)
+	return driver.Find(ctx, h.driver, uuid)
 }
 
 // wrap says what was being done, and keeps kind and reasons.
-func wrap(err error, format string, args ...any) error {
-	if err == nil {
-		return nil
-	}
-	return fault.New(fault.KindOf(err), format+": %w", append(args, err)...)
-}
+func wrap(err error, format string, args ...any) error { return fault.Wrap(err, format, args...) }

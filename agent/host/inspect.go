@@ -2,7 +2,9 @@ package host
 
 import (
 	"context"
+	"errors"
 
+	"berth/agent/host/shipping"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -77,6 +79,14 @@ func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error
 	if g.Disks, err = h.guestDisks(ctx, doc); err != nil {
 		return g, err
 	}
+	for i, d := range g.Disks {
+		if made, known := inst.Images[d.Target]; known {
+			g.Disks[i].Image = &migration.Image{Path: made.Path, Format: made.Format}
+		}
+	}
+	if g.Variables, err = h.guestVariables(doc); err != nil {
+		return g, err
+	}
 	g.Allocations, err = h.countedOn(ctx, allocationOf(inst, claim))
 	return g, err
 }
@@ -102,6 +112,14 @@ func (h *Host) realCPU(ctx context.Context, uuid string) (string, error) {
 
 // tokenHere is nil when this host may start, move and delete the guest.
 func (h *Host) tokenHere(inst claims.Instance) error {
+	if err := h.tokenIsHere(inst); err != nil {
+		return err
+	}
+	return h.confirmed(inst.UUID, inst.Name)
+}
+
+// tokenIsHere is nil when the ledger has the guest's token.
+func (h *Host) tokenIsHere(inst claims.Instance) error {
 	if inst.Token.State == claims.TokenHere {
 		return nil
 	}
@@ -143,6 +161,20 @@ func powerState(d driver.Domain) migration.PowerState {
 	return migration.PowerRunning
 }
 
+// guestVariables identifies the file of a guest's firmware variables; empty where it has none, or
+// has not run yet.
+func (h *Host) guestVariables(doc document) (string, error) {
+	path := doc.firmware().Variables
+	if path == "" {
+		return "", nil
+	}
+	id, err := h.files.Identity(path)
+	if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
+		return "", nil
+	}
+	return id, wrap(err, "firmware variables")
+}
+
 // guestDisks reads every disk of a document, in its order.
 func (h *Host) guestDisks(ctx context.Context, doc document) ([]migration.Disk, error) {
 	var out []migration.Disk
@@ -167,7 +199,7 @@ func (h *Host) guestDisks(ctx context.Context, doc document) ([]migration.Disk, 
 			if len(img.Backing) > 0 {
 				d.BackingFile = img.Backing[0]
 			}
-			if d.Chain, err = h.chain(img.Backing); err != nil {
+			if d.Chain, err = shipping.Chain(h.files, img.Backing); err != nil {
 				return nil, wrap(err, "disk %s", d.Target)
 			}
 			if d.Filesystem, err = h.files.Identity(d.Path); err != nil {

@@ -14,7 +14,12 @@ import (
 // own gives a guest that this host may start, stop and delete, with its
 // instance's turn taken.
 func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {
-	return h.ownIf(ctx, id, h.still)
+	return h.ownIf(ctx, id, func(uuid string) error {
+		if err := h.still(uuid); err != nil {
+			return err
+		}
+		return h.confirmed(uuid, id)
+	})
 }
 
 // ownToUse gives a guest that this host may start and stop: also one that waits to be
@@ -47,7 +52,7 @@ func (h *Host) ownIf(ctx context.Context, id string, may func(uuid string) error
 		})
 	default:
 		if err = may(uuid); err == nil {
-			err = h.tokenHere(inst)
+			err = h.tokenIsHere(inst)
 		}
 	}
 	if err != nil {
@@ -58,7 +63,8 @@ func (h *Host) ownIf(ctx context.Context, id string, may func(uuid string) error
 }
 
 // Start boots a stopped guest; with paused its CPUs wait for `virsh resume`.
-// Success when it is active. It needs the token and a bound claim here.
+// Success when it is active. It needs the token and a bound claim here, and that this boot is
+// confirmed.
 func (h *Host) Start(ctx context.Context, id string, paused bool) error {
 	inst, unlock, err := h.ownToUse(ctx, id)
 	if err == nil {
@@ -80,6 +86,9 @@ func (h *Host) start(ctx context.Context, inst claims.Instance, paused bool) err
 		if err := h.stays(d); err != nil {
 			return err
 		}
+	}
+	if err := h.confirmed(inst.UUID, inst.Name); err != nil {
+		return err
 	}
 	return h.driver.Start(ctx, inst.UUID, paused)
 }

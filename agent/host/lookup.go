@@ -29,8 +29,10 @@ type InstanceView struct {
 	Reason string `json:"reason,omitempty"`
 	// Claim is what it holds here, without the ticket; nil for none.
 	Claim *claims.Claim `json:"claim,omitempty"`
-	// Migration is the move that it is in; empty for none.
+	// Migration is the move that it is in; empty for none. Conductor is the third host that
+	// conducts it; empty where one of its own two does.
 	Migration string `json:"migration,omitempty"`
+	Conductor string `json:"conductor,omitempty"`
 	// Host is this host's provider name.
 	Host string `json:"host"`
 	// Status is Nova's word for where the guest stands: ACTIVE, PAUSED, SHUTOFF,
@@ -71,10 +73,17 @@ const (
 	HalfBoth  ResizeHalf = "both"  // it stayed on its host
 )
 
-// List gives all guests of this host, managed or not, by name. While the
-// hypervisor does not answer it gives what the ledger knows, beside
-// fault.Unavailable.
+// List gives all guests of this host that are shown, managed or not, by name. While the
+// hypervisor does not answer it gives what the ledger knows, beside fault.Unavailable.
 func (h *Host) List(ctx context.Context) ([]InstanceView, error) {
+	all, err := h.ListHidden(ctx)
+	return slices.DeleteFunc(all, func(v InstanceView) bool { return v.Hidden }), err
+}
+
+// ListHidden is List with the records that are not shown (Hidden says which): copies of
+// guests that are to come, and the halves of a move of which another host's is the one to
+// see.
+func (h *Host) ListHidden(ctx context.Context) ([]InstanceView, error) {
 	domains, err := h.driver.Domains(ctx)
 	known := h.tracker.Instances()
 	var out []InstanceView
@@ -88,6 +97,13 @@ func (h *Host) List(ctx context.Context) ([]InstanceView, error) {
 		default:
 			out = append(out, h.look(inst, domains[i]))
 		}
+	}
+	for _, c := range h.tracker.Copies() {
+		if slices.ContainsFunc(known, func(i claims.Instance) bool { return i.UUID == c.Instance.UUID }) {
+			continue
+		}
+		known = append(known, c.Instance)
+		out = append(out, h.copyView(c))
 	}
 	for _, d := range domains {
 		if !slices.ContainsFunc(known, func(i claims.Instance) bool { return i.UUID == d.UUID }) {
@@ -104,6 +120,7 @@ func (h *Host) look(inst claims.Instance, d driver.Domain) InstanceView {
 		v.Name = d.Name // people rename with virsh; the uuid is who it is
 	}
 	v.Migration, _ = h.moving(inst.UUID)
+	v.Conductor = h.tracker.Conductor(v.Migration)
 	for _, c := range h.tracker.ByInstance(inst.UUID) {
 		c = c.Redacted()
 		v.Claim = &c

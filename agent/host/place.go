@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	demands "berth/agent/host/demand"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver/libvirt/domainxml"
@@ -13,53 +14,11 @@ import (
 )
 
 // demand is what a guest asks of a host beyond disks.
-type demand struct {
-	resources topology.Resources
-	topology  *topology.GuestTopology
-	pci       []topology.PCIRequest
-	locked    bool // its memory is never swapped
-	refused   bool // the flavor itself is at fault; the rest is not to be believed
-}
+type demand = demands.Demand
 
 // demandOf is stage one: what a flavor asks for, in the words of claims.
-func (h *Host) demandOf(f topology.Flavor, no *refusal) demand { return h.demandWith(f, nil, no) }
-
-// demandWith is demandOf for a guest that has an image.
-func (h *Host) demandWith(f topology.Flavor, image flavor.Image, no *refusal) demand {
-	var d demand
-	var err error
-	take := func(err error) {
-		d.refused = d.refused || err != nil
-		no.add(fault.Invalid, flavorReasons(err)...)
-	}
-	take(flavor.Validate(f))
-	if d.topology, err = flavor.Topology(f, image); err != nil {
-		take(err)
-	}
-	if d.pci, err = flavor.PCIRequests(f, image, h.aliases()); err != nil {
-		take(err)
-	}
-	if d.locked, err = flavor.LockedMemory(f, image); err != nil {
-		take(err)
-	}
-	d.resources = f.ResourcesWith(d.topology)
-	return d
-}
-
-// flavorReasons makes a reason of each fault of a flavor.
-func flavorReasons(err error) []fault.Reason {
-	if err == nil {
-		return nil
-	}
-	var all flavor.Errors
-	if !errors.As(err, &all) {
-		return reasonsOf("flavor_invalid", err)
-	}
-	var out []fault.Reason
-	for _, e := range all {
-		out = append(out, fault.Reason{Code: e.Code, Message: "flavor: " + e.Error(), Have: e.Key})
-	}
-	return out
+func (h *Host) demandOf(f topology.Flavor, no *refusal) demand {
+	return demands.Of(f, nil, h.aliases(), &no.Refusal)
 }
 
 func (h *Host) aliases() []flavor.Alias {
@@ -190,7 +149,7 @@ func (h *Host) foundIn(doc *domainxml.Doc, uses topology.Resources) (claims.Foun
 
 // room asks whether a claim could be had now, and adds every reason why not.
 func (h *Host) room(no *refusal, d demand) (topology.Assignment, error) {
-	a, err := h.tracker.Room(d.resources, d.topology, d.pci)
+	a, err := h.tracker.Room(d.Resources, d.Topology, d.PCI)
 	return a, no.takeRoom(err)
 }
 
@@ -208,12 +167,12 @@ func (r *refusal) takeRoom(err error) error {
 // the case that they cannot be written: a move must not find that out later. The
 // place is the one that a claim would have now.
 func (h *Host) checkRoom(no *refusal, ref migration.Ref, g migration.Guest) (topology.Assignment, error) {
-	before := len(no.reasons)
-	a, err := h.room(no, demand{resources: g.Resources, topology: g.Topology, pci: g.PCIRequests})
-	if err != nil || len(no.reasons) > before {
+	before := len(no.Reasons)
+	a, err := h.room(no, demand{Resources: g.Resources, Topology: g.Topology, PCI: g.PCIRequests})
+	if err != nil || len(no.Reasons) > before {
 		return a, err
 	}
-	if slices.ContainsFunc(no.reasons, func(r fault.Reason) bool { return r.Code == deviceNotMigratable }) {
+	if slices.ContainsFunc(no.Reasons, func(r fault.Reason) bool { return r.Code == deviceNotMigratable }) {
 		return a, nil // its document says the same again
 	}
 	_, err = h.documents(ref, g, claims.Claim{Topology: g.Topology, Assignment: a})

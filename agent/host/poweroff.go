@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"berth/agent/host/change"
 	"berth/agent/host/hooks"
 	"berth/claims"
 	"berth/driver"
@@ -208,12 +209,7 @@ func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Doma
 	return h.stays(d)
 }
 
-func notPersistent(name string) fault.Reason {
-	return fault.Reason{
-		Code: "not_persistent", Message: "guest " + name + " has no definition: powered off, nothing of it would be left",
-		Change: "define it (virsh dumpxml " + name + " | virsh define /dev/stdin), or move it live",
-	}
-}
+func notPersistent(name string) fault.Reason { return change.NotPersistent(name) }
 
 // isSaved refuses a guest whose memory lies in a file of this host, which no move takes
 // along, and which would be of another guest after a change.
@@ -318,6 +314,9 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 		// again, and the guest does not wait for it.
 		hooked = h.phase(ctx, ref, rec.phase(h, hooks.RollbackResizeInstance))
 	}
+	// Where its own undo has not come to it: a guest that runs is connected.
+	attached, err := h.giveConnectionsBack(ctx, ref)
+	hooked = errors.Join(hooked, attached, err)
 	if !rec.On {
 		if err := h.restore(ctx, ref, rec); err != nil {
 			return errors.Join(err, hooked)
@@ -335,7 +334,10 @@ func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	// Nothing of its disks is read any more.
-	if err := h.tracker.Unremember(ctx, at(ref, memoryShipsFrom)); err != nil {
+	if err := h.dock.Forget(ctx, ref); err != nil {
+		return err
+	}
+	if err := h.tracker.Unremember(ctx, at(ref, memorySnapshot)); err != nil {
 		return err
 	}
 	return h.tracker.Unremember(ctx, at(ref, memoryPower))
@@ -397,6 +399,10 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 	}
 	if _, ok := h.claimOf(uuid); !ok {
 		return fault.New(fault.Forbidden, "it has no claim on %s", h.o.Name)
+	}
+	inst, _ := h.tracker.Instance(uuid)
+	if err := h.confirmed(uuid, inst.Name); err != nil {
+		return err
 	}
 	h.mu.Lock()
 	h.starting[uuid]++

@@ -102,36 +102,27 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	return prepared, nil
 }
 
-// stoppable is the context of a preparation that its undo may end.
-func (h *Host) stoppable(ctx context.Context, ref migration.Ref) (context.Context, func()) {
-	ctx, stop := context.WithCancelCause(ctx)
-	h.mu.Lock()
-	h.preparing[streamKey(ref)] = stop
-	h.mu.Unlock()
-	return ctx, func() {
-		h.mu.Lock()
-		delete(h.preparing, streamKey(ref))
-		h.mu.Unlock()
-		stop(nil)
-	}
-}
-
-// stopPreparing ends a preparation under way; it gives the instance's turn back
-// by itself.
-func (h *Host) stopPreparing(ref migration.Ref) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if stop := h.preparing[streamKey(ref)]; stop != nil {
-		stop(fault.New(fault.Undone, "its undo has come"))
-	}
-}
-
 // arriving is the ledger's instance for a guest whose token has not come yet.
 func arriving(g migration.Guest) claims.Instance {
 	return claims.Instance{
 		UUID: g.UUID, Name: g.Name, Flavor: g.Flavor, ProjectID: g.ProjectID, UserID: g.UserID,
-		Autostart: g.Autostart, Adopted: g.Adopted,
+		Autostart: g.Autostart, Adopted: g.Adopted, Images: imagesOf(g.Disks),
 	}
+}
+
+// imagesOf are the images of disks of which it is known what they were made from.
+func imagesOf(disks []migration.Disk) map[string]claims.Image {
+	var out map[string]claims.Image
+	for _, d := range disks {
+		if d.Image == nil {
+			continue
+		}
+		if out == nil {
+			out = map[string]claims.Image{}
+		}
+		out[d.Target] = claims.Image{Path: d.Image.Path, Format: d.Image.Format}
+	}
+	return out
 }
 
 // makeDisks makes every disk that is to be copied, each on record before it is

@@ -59,9 +59,10 @@ func (w logTo) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestReal_GuestMovesWithItsDiskAndComesBackAfterACut moves a real guest with
-// real libvirt and QEMU; the second move's link is cut half-way.
-func TestReal_GuestMovesWithItsDiskAndComesBackAfterACut(t *testing.T) {
+// TestReal_GuestMovesWithItsDiskAndStaysWhenItStalls moves a real guest with real libvirt
+// and QEMU. The second move stalls amid its disk: QEMU mirrors by pieces of 16 MiB, and with
+// this bandwidth none is through before its patience is over.
+func TestReal_GuestMovesWithItsDiskAndStaysWhenItStalls(t *testing.T) {
 	l := testlab.Start(t, testlab.Options{Listen: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -89,16 +90,16 @@ func TestReal_GuestMovesWithItsDiskAndComesBackAfterACut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := guest.WaitBeat(ctx, from.Console("g1"), 5); err != nil {
+	if _, err := guest.WaitBeat(ctx, from.Console("g1"), 2); err != nil {
 		t.Fatal(err)
 	}
 
-	m := conductReal(t, ctx, rt, stores[from.Name], p, hosts, from.Name, to.Name, v.UUID, migration.Options{}, nil)
+	m := conductReal(t, ctx, rt, stores[from.Name], p, hosts, from.Name, to.Name, v.UUID, migration.Options{})
 	if m.Status != migration.StatusCompleted {
 		t.Fatalf("migration %s: %+v", m.Status, m.Error)
 	}
 	t.Logf("hand-over added %s to the downtime", m.HandoverDowntime)
-	if _, err := guest.WaitBeat(ctx, to.Console("g1"), 20); err != nil {
+	if _, err := guest.WaitBeat(ctx, to.Console("g1"), 5); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(from.Path("/var/lib/libvirt/images/g1-vda.qcow2")); !os.IsNotExist(err) {
@@ -108,24 +109,16 @@ func TestReal_GuestMovesWithItsDiskAndComesBackAfterACut(t *testing.T) {
 		t.Errorf("%d claims left at the source", n)
 	}
 
-	// Back, with the link cut half-way: it stays where it is.
-	cut := func() {
-		if err := to.Cut(ctx, testlab.Mig); err != nil {
-			t.Error(err)
-		}
-	}
-	m = conductReal(t, ctx, rt, stores[to.Name], p, hosts, to.Name, from.Name, v.UUID, migration.Options{Bandwidth: 5 << 20, StallTimeout: 3 * time.Second}, cut)
-	if m.Outcome != migration.OutcomeUndone {
-		t.Errorf("outcome %q: %+v", m.Outcome, m.Error)
-	}
-	if err := to.Heal(ctx, testlab.Mig); err != nil {
-		t.Error(err)
+	// Back, and too slow: it stays where it is.
+	m = conductReal(t, ctx, rt, stores[to.Name], p, hosts, to.Name, from.Name, v.UUID, migration.Options{Bandwidth: 1 << 20, StallTimeout: 2 * time.Second})
+	if m.Outcome != migration.OutcomeUndone || m.Error == nil || !strings.Contains(m.Error.Message, "stalled") || m.Progress.Phase != "disk" {
+		t.Errorf("outcome %q, while %+v: %+v", m.Outcome, m.Progress, m.Error)
 	}
 	beats, err := guest.ReadConsole(to.Console("g1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := guest.WaitBeat(ctx, to.Console("g1"), len(beats)+10); err != nil {
+	if _, err := guest.WaitBeat(ctx, to.Console("g1"), len(beats)+3); err != nil {
 		t.Fatal(err)
 	}
 	files, _ := filepath.Glob(from.Path("/var/lib/libvirt/images") + "/*")
@@ -149,10 +142,9 @@ func TestReal_GuestMovesWithItsDiskAndComesBackAfterACut(t *testing.T) {
 	}
 }
 
-// conductReal runs a conductor on one host until its migration ends; during is
-// called once the stream has moved something.
+// conductReal runs a conductor on one host until its migration ends.
 func conductReal(t *testing.T, ctx context.Context, rt *runtime.System, store *storetest.Memory, p *placement, hosts map[string]*host.Host,
-	from, to, uuid string, options migration.Options, during func()) migration.Migration {
+	from, to, uuid string, options migration.Options) migration.Migration {
 	t.Helper()
 	c := migration.New(migration.Config{
 		Runtime: rt, Store: store, Local: from, Placement: p, Logger: slog.New(slog.NewTextHandler(logTo{t}, nil)),
@@ -186,10 +178,6 @@ func conductReal(t *testing.T, ctx context.Context, rt *runtime.System, store *s
 		t.Fatal(err)
 	}
 	for m = range watch {
-		if during != nil && m.Progress.MemoryProcessed > 0 {
-			during()
-			during = nil
-		}
 		if m.Done() {
 			return m
 		}

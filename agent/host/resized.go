@@ -1,8 +1,8 @@
 package host
 
 import (
-	"maps"
-
+	"berth/agent/host/change"
+	"berth/agent/host/remake"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver/libvirt/domainxml"
@@ -24,47 +24,36 @@ func (h *Host) resizedDocument(g migration.Guest, w migration.Wanted, c claims.C
 	if err != nil {
 		return "", fault.New(fault.Invalid, "write the guest's document: %w", err)
 	}
-	change := domainxml.Change{Binding: domainxml.Binding{Place: h.placeOf(c)}, Had: g.Assignment}
-	change.VCPUs, change.MemoryMB = amountsOf(doc, g, w, c.Topology)
+	to := domainxml.Change{Binding: domainxml.Binding{Place: h.placeOf(c)}, Had: g.Assignment}
+	to.VCPUs, to.MemoryMB = amountsOf(doc, g, w, c.Topology)
 	if hw := h.hardware(); hw != nil {
-		change.Cores = hw.Cores
+		to.Cores = hw.Cores
 	}
-	image := imageOf(doc)
+	image := change.ImageOf(doc)
 	// Both flavors were read when the change was planned.
-	change.WasLocked, _ = flavor.LockedMemory(g.Flavor, image)
+	to.WasLocked, _ = flavor.LockedMemory(g.Flavor, image)
 	if w.Image != nil {
 		image = w.Image.Properties
 		if meta.Image = w.Image.Properties; meta.Image == nil {
 			meta.Image = map[string]string{}
 		}
-		root, err := rootDisk(doc)
+		root, err := remake.RootDisk(doc)
 		if err != nil {
 			return "", err
 		}
-		change.Files = map[string]string{root.Target: root.Format}
+		to.Files = map[string]string{root.Target: root.Format}
 	}
-	change.LockedMemory, _ = flavor.LockedMemory(w.Flavor, image)
+	to.LockedMemory, _ = flavor.LockedMemory(w.Flavor, image)
 	if arrives {
-		if change.Listen, err = h.listensHere(text); err != nil {
+		if to.Listen, err = h.listensHere(text); err != nil {
 			return "", err
 		}
 	}
 	doc.SetMetadata(meta)
-	if err := doc.Change(change); err != nil {
+	if err := doc.Change(to); err != nil {
 		return "", fault.New(fault.Invalid, "%w", err)
 	}
 	return doc.String(), nil
-}
-
-// imageOf gives the properties of the image that a guest has, which its definition
-// keeps: they ask for a topology beside each of its flavors. Nil where it has none, or
-// nobody told.
-func imageOf(doc *domainxml.Doc) flavor.Image {
-	meta, _, err := doc.Metadata()
-	if err != nil {
-		return nil
-	}
-	return meta.Image
 }
 
 // listensHere is the address on which a guest of that document, which comes from another
@@ -88,7 +77,7 @@ func (h *Host) listensHere(text string) (string, error) {
 // flavor's. One that keeps its flavor keeps what it has, which people may have changed,
 // unless its new cells come to something else.
 func amountsOf(doc *domainxml.Doc, g migration.Guest, w migration.Wanted, t *topology.GuestTopology) (vcpus int, memoryMB int64) {
-	if !sameFlavor(g.Flavor, w.Flavor) {
+	if !change.SameFlavor(g.Flavor, w.Flavor) {
 		return w.Flavor.VCPUs, w.Flavor.MemoryMB
 	}
 	if t == nil || sameShape(t, g.Topology) {
@@ -99,11 +88,6 @@ func amountsOf(doc *domainxml.Doc, g migration.Guest, w migration.Wanted, t *top
 		memoryMB += c.MemoryMB
 	}
 	return vcpus, memoryMB
-}
-
-// sameFlavor compares what guests of two flavors are.
-func sameFlavor(a, b topology.Flavor) bool {
-	return a.Name == b.Name && a.Resources() == b.Resources() && maps.Equal(a.ExtraSpecs, b.ExtraSpecs)
 }
 
 // sameShape reports whether two topologies have the same vCPUs and memory in the same
@@ -118,22 +102,4 @@ func sameShape(a, b *topology.GuestTopology) bool {
 		}
 	}
 	return true
-}
-
-// rootDisk is the disk that a flavor's size and an image are for: the first that the
-// guest writes.
-func rootDisk(doc *domainxml.Doc) (domainxml.Disk, error) {
-	for _, d := range doc.Disks() {
-		if d.ReadOnly || d.Source == "" || d.Device != "disk" && d.Device != "lun" {
-			continue
-		}
-		if d.Format == "" {
-			d.Format = "raw"
-		}
-		return d, nil
-	}
-	return domainxml.Disk{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "no_root_disk", Message: "the guest has no disk that it writes, which an image could be for",
-		Change: "attach one first, or create the guest anew from the image",
-	})
 }

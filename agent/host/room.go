@@ -16,7 +16,7 @@ import (
 func (h *Host) Demand(f topology.Flavor) (migration.RoomRequest, error) {
 	var no refusal
 	d := h.demandOf(f, &no)
-	return migration.RoomRequest{Flavor: f, Resources: d.resources, Topology: d.topology, Devices: d.pci}, no.err("flavor %s", f.Name)
+	return migration.RoomRequest{Flavor: f, Resources: d.Resources, Topology: d.Topology, Devices: d.PCI}, no.err("flavor %s", f.Name)
 }
 
 // Room answers what this host would claim now for a guest, and changes nothing.
@@ -27,14 +27,14 @@ func (h *Host) Room(ctx context.Context, r migration.RoomRequest) (migration.Roo
 	if h.o.Mode() == ModeObserve {
 		no.add(fault.Forbidden, observing(h.o.Name))
 	}
-	d := demand{resources: r.Resources, topology: r.Topology, pci: r.Devices}
+	d := demand{Resources: r.Resources, Topology: r.Topology, PCI: r.Devices}
 	if r.Instance == "" {
 		d = h.demandOf(r.Flavor, &no)
 	} else if uuid.Validate(r.Instance) != nil {
 		return migration.RoomAnswer{}, fault.New(fault.Invalid, "room on %s: instance %q: want a uuid", h.o.Name, r.Instance)
 	}
 	var place topology.Assignment
-	if !d.refused {
+	if !d.Refused {
 		var err error
 		if place, err = h.room(&no, d); err != nil {
 			return migration.RoomAnswer{}, wrap(err, "look for room on %s", h.o.Name)
@@ -52,13 +52,13 @@ const placeTime = 3 * time.Second
 
 // wouldClaim is a claim that was not made.
 func (h *Host) wouldClaim(ctx context.Context, instance string, d demand, place topology.Assignment) migration.RoomAnswer {
-	out := migration.RoomAnswer{Resources: d.resources, Assignment: place}
+	out := migration.RoomAnswer{Resources: d.Resources, Assignment: place}
 	if instance == "" {
 		instance = h.newUUID() // one that holds nothing
 	}
 	ctx, cancel := h.rt.WithTimeout(ctx, placeTime)
 	defer cancel()
-	on, err := h.countedOn(ctx, Allocation{Consumer: instance, Resources: d.resources, Assignment: place})
+	on, err := h.countedOn(ctx, Allocation{Consumer: instance, Resources: d.Resources, Assignment: place})
 	if err != nil {
 		h.log.Debug("where a claim would be counted is not known", "instance", instance, "error", err)
 		return out

@@ -110,7 +110,8 @@ func autostartRef(step string) claims.Ref {
 // autostart tries once in a boot of the host to start each guest whose wish it
 // is. One that cannot start is told and left to its user: trying it again would
 // keep the host from ever being settled. Only a hypervisor that did not answer is
-// asked again, for those guests alone: of the others, some were stopped since.
+// asked again, for those guests alone: of the others, some were stopped since. Guests that
+// wait for the fleet's records are left for StartConfirmed.
 func (h *Host) autostart(ctx context.Context) error {
 	var last string
 	var left []string
@@ -142,8 +143,16 @@ func (h *Host) autostart(ctx context.Context) error {
 	defer cancel()
 	silent := map[string]bool{}
 	for _, uuid := range left {
+		if _, waits := h.Unconfirmed(uuid); waits {
+			again = append(again, uuid) // see returned.go
+			continue
+		}
 		if err := h.giveWay(asking, uuid, silent); err != nil {
 			again, errs = append(again, uuid), append(errs, wrap(err, "autostart instance %s", uuid))
+			continue
+		}
+		if h.settledElsewhere(ctx, uuid) {
+			h.log.Error("a guest is not started: Placement has it on another host alone, where an operator may have settled it", "instance", uuid)
 			continue
 		}
 		err := h.autostartOne(ctx, uuid)
@@ -167,25 +176,42 @@ func (h *Host) autostart(ctx context.Context) error {
 // starts what is its own.
 const askOwners = 5 * time.Second
 
-// giveWay asks the host that a guest came from whether it has the token with a higher
+// giveWay asks the host that a guest came from, or who conducted the move, whether it has the token with a higher
 // epoch: an operator has taken the guest back there, since this host was taken for dead.
 // A host that is silent has nothing to say.
 func (h *Host) giveWay(ctx context.Context, uuid string, silent map[string]bool) error {
 	inst, known := h.tracker.Instance(uuid)
 	c, came := h.tracker.Came(inst.Token.Migration)
-	if !known || inst.Token.State != claims.TokenHere || !came || c.Instance != uuid || silent[c.From] || ctx.Err() != nil {
+	if !known || inst.Token.State != claims.TokenHere || !came || c.Instance != uuid || ctx.Err() != nil {
 		return nil
 	}
-	a := pendingArrival{ref: migration.Ref{Migration: c.Migration, Instance: uuid, Attempt: c.Attempt}, source: c.From}
+	a := pendingArrival{ref: migration.Ref{Migration: c.Migration, Instance: uuid, Attempt: c.Attempt}, source: c.From, conductor: h.conductorOf(c.Migration)}
+	if silent[a.asked()] {
+		return nil
+	}
 	fate, err := h.askSource(ctx, a)
 	switch {
 	case err != nil || fate == nil:
-		silent[c.From] = true
+		silent[a.asked()] = true
 		return nil
 	case fate.Epoch <= inst.Token.Epoch || fate.Holder == h.o.Name:
 		return nil
 	}
+	if err := h.ownedThere(a, *fate); err != nil {
+		return err
+	}
 	return h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
+}
+
+// settledElsewhere reports whether a guest that came by a move which a third host conducted was
+// settled elsewhere while this host was down, by what Placement has: nobody else may be there
+// to tell. Of a Placement that does not answer nothing is believed.
+func (h *Host) settledElsewhere(ctx context.Context, uuid string) bool {
+	inst, known := h.tracker.Instance(uuid)
+	if !known || h.tracker.Conductor(inst.Token.Migration) == "" {
+		return false
+	}
+	return h.whereCounted(ctx, migration.Ref{Migration: inst.Token.Migration, Instance: uuid}) == placedElsewhere
 }
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {

@@ -15,7 +15,7 @@ func TestShape_OfWhatVerbsRemember(t *testing.T) {
 		memoryPrepared: preparation{}, memoryStream: streaming{}, memoryResult: streamed{}, memoryAccepted: false, memoryPhase(hooks.PreLiveMigration): phaseRecord{}, memoryConnections: connectionsRecord{},
 		memoryCreate: []madeDisk{}, memoryForeign: foreignArrival{}, memoryGiven: foreignGiven{}, memoryRebuild: foreignRebuild{}, memoryLeft: "", memoryLeftByHand: leftByHand{},
 		memoryPower: poweredOff{}, memoryPreparedCold: coldPreparation{}, memoryReturned: returned{}, memoryChange: changing{},
-		memoryShip: shipping{}, memoryShipsFrom: []copiedDisk{},
-		memoryLeftAlone: []string{}, "autostart boot": "", "autostart left": []string{},
+		memorySnapshot: snapshot{}, memoryDisconnect: disconnected{}, memoryCarried: carriedVolumes{}, memoryAlone: decidedAlone{}, memorySettle: settling{}, "pools started": startedRecord{},
+		memoryEvacuation: lost{}, memoryLeftAlone: []string{}, "autostart boot": "", "autostart left": []string{},
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
-	"berth/agent/host/disks/diskstest"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -200,68 +199,6 @@ func TestShip_ResumesWhateverDies(t *testing.T) {
 	}
 }
 
-// TestShip_RefusesWhatIsBroken holds the destination to its word: of a piece that is
-// refused nothing is kept.
-func TestShip_RefusesWhatIsBroken(t *testing.T) {
-	l, c := shipLab(t)
-	c.run(c.there(), "power off")
-	ctx := t.Context()
-	good, err := c.a.ReadDisk(ctx, c.ref, migration.DiskRange{Path: disk, Length: migration.ShipRun})
-	l.must("read", err)
-	for _, tt := range []struct {
-		name   string
-		change func(p *migration.DiskPiece)
-		kind   fault.Kind
-		code   string
-	}{
-		{"a bit that flipped", func(p *migration.DiskPiece) { p.Data = bytes.Clone(p.Data); p.Data[100] ^= 1 }, fault.Invalid, "piece_checksum"},
-		{"another checksum", func(p *migration.DiskPiece) { p.Sum = strings.Repeat("0", 64) }, fault.Invalid, "piece_checksum"},
-		{"no checksum", func(p *migration.DiskPiece) { p.Sum = "" }, fault.Invalid, "piece_checksum"},
-		{"fewer bytes", func(p *migration.DiskPiece) { p.Data = p.Data[:10] }, fault.Invalid, ""},
-		{"an odd place", func(p *migration.DiskPiece) { p.Offset = 5 }, fault.Invalid, ""},
-		{"before the start", func(p *migration.DiskPiece) { p.Offset = -migration.ShipBlock }, fault.Invalid, ""},
-		{"behind the end", func(p *migration.DiskPiece) { p.Offset = 1 << 40 }, fault.Invalid, ""},
-		{"zeros with data", func(p *migration.DiskPiece) { p.Zero = true }, fault.Invalid, ""},
-		{"zeros without an end", func(p *migration.DiskPiece) {
-			p.Zero, p.Data, p.Sum, p.Length, p.Size = true, nil, "", 1<<62, 1<<62
-		}, fault.Invalid, ""},
-		{"no version", func(p *migration.DiskPiece) { p.Version = "" }, fault.Invalid, ""},
-		{"another file", func(p *migration.DiskPiece) { p.Path = "/etc/passwd" }, fault.Forbidden, ""},
-	} {
-		p := good
-		tt.change(&p)
-		err := c.b.WriteDisk(ctx, c.ref, p)
-		l.wantKind(tt.name, err, tt.kind)
-		if tt.code != "" && !slices.Contains(codes(err), tt.code) {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-	}
-	far, err := c.b.ShippedSoFar(ctx, c.ref)
-	l.must("ask how far it is", err)
-	if far.Files[0].Bytes != 0 {
-		t.Errorf("kept of broken pieces: %+v", far)
-	}
-	l.wantKind("seal what is not whole", c.b.SealDisks(ctx, c.ref, migration.Shipped{Files: []migration.ShippedFile{{Path: disk, Bytes: good.Size}}}), fault.Busy)
-	l.must("ship it", c.pump(func(verb string) error {
-		if verb != "SealDisks" {
-			return nil
-		}
-		far, err := c.b.ShippedSoFar(ctx, c.ref)
-		l.must("ask how far it is", err)
-		far.Files[0].Sum = strings.Repeat("0", 64)
-		err = c.b.SealDisks(ctx, c.ref, far)
-		l.wantKind("seal with another checksum", err, fault.Forbidden)
-		return nil
-	}))
-	l.must("undo", c.b.RollbackPrepResize(ctx, c.ref))
-	l.wantKind("a piece that is late", c.b.WriteDisk(ctx, c.ref, good), fault.Forbidden)
-	_, err = c.b.ShippedSoFar(ctx, c.ref)
-	l.wantKind("a question that is late", err, fault.Forbidden)
-	if files := l.picture()["b files"]; !slices.Equal(files, []string{"/images"}) {
-		t.Errorf("left at the destination: %v", files)
-	}
-}
-
 // TestShip_RefusesAFileThatChanges sees a write between two pieces, and one after the
 // last.
 func TestShip_RefusesAFileThatChanges(t *testing.T) {
@@ -437,78 +374,5 @@ func TestShip_TwoBringOneBackingFile(t *testing.T) {
 	l.must("undo", c.b.RollbackPrepResize(t.Context(), c.ref))
 	if diff := cmp.Diff([]string{"/images", base}, l.picture()["b files"]); diff != "" {
 		t.Errorf("left at the destination (-want +got):\n%s", diff)
-	}
-}
-
-// memoryLab is shipLab with files in memory, whose power can be cut.
-func memoryLab(t *testing.T) (*lab, *cold, *diskstest.World) {
-	t.Helper()
-	l := newLab(t, "a", "b")
-	w := diskstest.NewWorld()
-	for name, n := range l.hosts {
-		n.files = w.Host(name)
-		w.Host(name).Put("/boot/vmlinuz", "raw", 1, "kernel")
-		w.Host(name).Put("/images/there", "raw", 1, "")
-		n.Close()
-		l.boot(name, nil)
-	}
-	w.Host("a").Put(disk, "qcow2", 64<<20, "what the guest wrote")
-	v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"})
-	return l, newCold(t, l, v.UUID, nil), w
-}
-
-// TestShip_PowerCut cuts the destination's power before every verb: what it says is
-// durable is.
-func TestShip_PowerCut(t *testing.T) {
-	l, c, w := memoryLab(t)
-	c.run(c.there(), "power off")
-	cut := errors.New("no answer")
-	killed, verbs := -1, 0
-	for tries := 0; ; tries++ {
-		verbs = -1
-		err := c.pump(func(string) error {
-			if verbs++; verbs <= killed {
-				return nil
-			}
-			killed = verbs
-			w.PowerCut("b")
-			c.b = l.restart("b")
-			return cut
-		})
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, cut) || tries > 40 {
-			t.Fatalf("try %d: %v", tries, err)
-		}
-	}
-	w.PowerCut("b")
-	if data, size, _ := w.Host("b").Data(disk); data != "what the guest wrote" || size != 64<<20 {
-		t.Errorf("after the last power cut: %q, %d bytes", data, size)
-	}
-}
-
-// TestShip_NoRoom is refused when it is prepared, where that can be known, and else with
-// the piece that has none.
-func TestShip_NoRoom(t *testing.T) {
-	l, c, w := memoryLab(t)
-	c.run(c.there(), "record context")
-	request := migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"}
-	w.Host("b").SetFree(disk, 3)
-	_, err := c.b.PrepResize(t.Context(), c.ref, request)
-	l.wantKind("prepare without room", err, fault.DoesNotFit)
-	w.Host("b").SetFree(disk, 1<<20)
-	request.Wanted.Grow = []migration.DiskGrowth{{Target: "vda", VirtualSize: 66 << 20}}
-	_, err = c.b.PrepResize(t.Context(), c.ref, request)
-	l.wantKind("prepare without room to grow", err, fault.DoesNotFit)
-	c.run(c.there()[3:], "power off")
-	w.Host("b").SetFree(disk, 3)
-	l.wantKind("write without room", c.pump(anyVerb), fault.DoesNotFit)
-	if !slices.Contains(codes(c.pump(anyVerb)), "disk_room_short") {
-		t.Error("the refusal names no room")
-	}
-	l.must("undo", c.b.RollbackPrepResize(t.Context(), c.ref))
-	if marked := w.Host("b").Marked(); len(marked) > 0 {
-		t.Errorf("left at the destination: %v", marked)
 	}
 }

@@ -4,15 +4,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
-	"berth/agent/host/disks/diskstest"
 	"berth/driver"
-	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
 )
@@ -40,53 +37,6 @@ func TestShip_ComparesABackingFileBehindALink(t *testing.T) {
 		}))
 		c.arrived(disk)
 	}
-}
-
-// TestShip_SealsNothingThatIsBeingWritten: a piece whose sender gave up may be written long
-// after it was sent again, and then it would take back what the guest wrote.
-func TestShip_SealsNothingThatIsBeingWritten(t *testing.T) {
-	l, c, w := memoryLab(t)
-	c.run(c.there(), "power off")
-	begun, goOn := make(chan struct{}), make(chan struct{})
-	var first sync.Once
-	w.OnStep(func(host, step, _ string) error {
-		if host == "b" && step == diskstest.StepWrite {
-			waits := false
-			first.Do(func() { waits = true })
-			if waits {
-				close(begun)
-				<-goOn
-			}
-		}
-		return nil
-	})
-	stuck := make(chan error, 1)
-	err := c.pump(func(verb string) error {
-		if verb != "WriteDisk" {
-			return nil
-		}
-		select {
-		case <-begun:
-			return nil
-		default:
-		}
-		p, err := c.a.ReadDisk(t.Context(), c.ref, migration.DiskRange{Path: disk, Offset: 64 << 20, Length: migration.ShipRun})
-		if err != nil {
-			return err
-		}
-		go func() { stuck <- c.b.WriteDisk(t.Context(), c.ref, p) }()
-		<-begun
-		return nil
-	})
-	l.wantKind("seal while a piece is being written", err, fault.Busy)
-	if _, _, exists := w.Host("b").Data(disk); exists {
-		t.Error("the file has its place, and is being written to")
-	}
-	close(goOn)
-	if err := <-stuck; err != nil {
-		t.Logf("the late piece: %v", err)
-	}
-	l.must("seal", c.pump(anyVerb))
 }
 
 // TestCold_DataApartStaysWhereItIs: an image that keeps its data in another file is neither

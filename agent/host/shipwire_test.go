@@ -19,8 +19,8 @@ import (
 // parties says of every migration that it is from a to b.
 type parties struct{}
 
-func (parties) Parties(string, string) (source, destination string, known bool) {
-	return "a", "b", true
+func (parties) Parties(string, string) (api.Between, bool) {
+	return api.Between{Source: "a", Destination: "b", Conductor: "a"}, true
 }
 
 // served is a host behind its API over TLS, which can be killed and started again at the

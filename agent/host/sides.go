@@ -19,20 +19,27 @@ type sides struct {
 	// mu guards the fields below; nothing but map work happens under it.
 	mu      sync.Mutex
 	heard   map[string]time.Duration // by migration and attempt: when the conductor was heard of last
-	asked   map[string]time.Duration // when the source was asked last
+	asked   map[string]time.Duration // when the source, or the conductor in its place, was asked last
 	waiting map[string]Waiting
+	ended   map[string]keptWord // by migration that is over here: what Placement has said of it
 }
 
 func (s *sides) init() {
 	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
+	s.ended = map[string]keptWord{}
 }
 
-// Waiting is an arrival that goes on only when somebody else says so.
+// Waiting is an arrival that goes on only when somebody else says so; or a guest that is to
+// leave, and whose conductor is silent.
 type Waiting struct {
-	Migration string    `json:"migration"`
-	Instance  string    `json:"instance_uuid"`
-	Attempt   int       `json:"attempt"`
-	Source    string    `json:"source_compute"`
+	Migration string `json:"migration"`
+	Instance  string `json:"instance_uuid"`
+	Attempt   int    `json:"attempt"`
+	// Source is the host that the guest comes from; of one that leaves where it goes.
+	Source string `json:"source_compute"`
+	// Conductor is the third host that conducts the move; empty where the source does.
+	Conductor string    `json:"conductor,omitempty"`
+	Leaves    bool      `json:"leaves,omitempty"`
 	Since     time.Time `json:"since"`
 	For       string    `json:"for"`      // in an operator's words
 	InDoubt   bool      `json:"in_doubt"` // nobody who answers decides it, and that for a while
@@ -65,12 +72,14 @@ func (h *Host) hear(ref migration.Ref) {
 const askFate = time.Second
 
 // FollowSides looks after the arrivals of Berth's own migrations whose conductors are
-// silent, and tells other hosts of operators' words, until ctx ends. See destination.go
-// for what it goes by. In mode observe too: a move that has begun must end.
+// silent, and after guests that are to leave by a silent third host, and tells other hosts of
+// operators' words, until ctx ends. See destination.go and silence.go for what it goes by. In mode observe too: a move that has begun must end.
 func (h *Host) FollowSides(ctx context.Context) error {
 	for ctx.Err() == nil {
 		h.lookAtSides(ctx)
 		h.tellWords(ctx)
+		h.followSettled(ctx)
+		h.sweepCopies(ctx)
 		_ = h.rt.Sleep(ctx, h.o.Agree/4) // its end is looked at in the loop
 	}
 	return nil
@@ -83,7 +92,14 @@ type pendingArrival struct {
 	claim  arrivalClaim
 	power  migration.PowerState // as the context has it
 	way    way
+	// conductor is the third host that conducts the move; empty where the source does, or
+	// this host. It is asked in the source's place, which may not be reached from here.
+	conductor string
+	leaves    bool // no arrival: see lookAtOutgoing
 }
+
+// asked is the host that says what became of an arrival.
+func (a pendingArrival) asked() string { return cmp.Or(a.conductor, a.source) }
 
 func (h *Host) lookAtSides(ctx context.Context) {
 	list := h.pendingArrivals()
@@ -97,6 +113,12 @@ func (h *Host) lookAtSides(ctx context.Context) {
 		if err := h.lookAtArrival(ctx, a, silent); err != nil && ctx.Err() == nil {
 			h.awaitSide(a, err.Error(), fault.KindOf(err) == fault.InDoubt)
 		}
+	}
+	for _, a := range h.lookAtOutgoing(ctx) {
+		known[streamKey(a.ref)] = true
+	}
+	for _, ref := range h.lookAtEnded(ctx) {
+		known[streamKey(ref)] = true
 	}
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
@@ -149,6 +171,10 @@ func (h *Host) pendingArrivals() []pendingArrival {
 		}
 	}
 	out = append(out, h.coldArrivals()...)
+	out = append(out, h.evacuations()...)
+	for i := range out {
+		out[i].conductor = h.conductorOf(out[i].ref.Migration)
+	}
 	slices.SortStableFunc(out, func(a, b pendingArrival) int {
 		rank := func(a pendingArrival) int {
 			if h.accepted(a.ref) {
@@ -186,6 +212,9 @@ func (h *Host) arrivalState(a pendingArrival) arrivalState {
 // lookAtArrival does what the table says about one arrival. Its error is what the
 // arrival waits for.
 func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[string]bool) error {
+	if a.way == wayEvacuated {
+		return h.lookAtEvacuation(ctx, a)
+	}
 	s := h.arrivalState(a)
 	then, why := decideArrival(s)
 	var fate *migration.AttemptFate
@@ -193,7 +222,7 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		if s.token != arrivalOwned && !h.timeToAsk(a.ref) {
 			return nil
 		}
-		if !silent[a.source] {
+		if !silent[a.asked()] {
 			var err error
 			if fate, err = h.askSource(ctx, a); err != nil {
 				return err
@@ -204,7 +233,7 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 			epoch = h.epoch(a.ref.Instance)
 		}
 		s.source = wordOfSource(fate, epoch)
-		silent[a.source] = s.source == sourceSilent
+		silent[a.asked()] = s.source == sourceSilent
 		then, why = decideArrival(s)
 	}
 	log := h.log.With("instance", a.ref.Instance, "migration", a.ref.Migration, "attempt", a.ref.Attempt, "source", a.source, "why", why)
@@ -214,11 +243,11 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		if s.heard {
 			h.awaitSide(a, "", false)
 		} else {
-			h.awaitSide(a, "host "+a.source+": "+why, false)
+			h.awaitSide(a, "host "+a.asked()+": "+why, false)
 		}
 		return nil
 	case arrivalDoubt, arrivalAsk:
-		waits := "host " + a.source + ": " + why
+		waits := "host " + a.asked() + ": " + why
 		if fate != nil {
 			waits += ": " + fate.Why
 		}
@@ -231,13 +260,17 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		err = h.finishAlone(ctx, a)
 	case arrivalAccept:
 		log.Info("accept the token of a move whose conductor is silent")
-		err = h.takeIn(ctx, a, *fate.Commit)
+		if err = h.proven(a.ref, *fate.Commit); err == nil {
+			err = h.takeIn(ctx, a, *fate.Commit)
+		}
 	case arrivalRollBack:
 		log.Info("end an arrival whose source keeps the guest")
 		err = h.endArrival(ctx, a)
 	case arrivalYield:
 		log.Warn("give way to a higher epoch", "holder", fate.Holder)
-		err = h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
+		if err = h.ownedThere(a, *fate); err == nil {
+			err = h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
+		}
 	}
 	if err == nil {
 		h.awaitSide(a, "", false)
@@ -269,15 +302,15 @@ func (h *Host) timeToAsk(ref migration.Ref) bool {
 	return true
 }
 
-// askSource asks what became of an attempt; nil when no answer comes. An error is a
-// source that answers and does not say.
+// askSource asks what became of an attempt, the conductor in the source's place where that
+// is a third host; nil when no answer comes. An error is one who answers and does not say.
 func (h *Host) askSource(ctx context.Context, a pendingArrival) (*migration.AttemptFate, error) {
-	if h.o.Side == nil || a.source == "" {
+	if h.o.Side == nil || a.asked() == "" {
 		return nil, nil
 	}
 	ctx, cancel := h.rt.WithTimeout(ctx, askFate)
 	defer cancel()
-	side, err := h.o.Side(ctx, a.source)
+	side, err := h.o.Side(ctx, a.asked())
 	if err != nil {
 		return nil, nil // a host that nobody finds is one that does not answer
 	}
@@ -288,7 +321,7 @@ func (h *Host) askSource(ctx context.Context, a pendingArrival) (*migration.Atte
 	case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.NotFound), ctx.Err() != nil:
 		return nil, nil
 	}
-	return nil, fault.New(fault.InDoubt, "host %s does not say what became of it: %w", a.source, err)
+	return nil, fault.New(fault.InDoubt, "host %s does not say what became of it: %w", a.asked(), err)
 }
 
 // awaitSide keeps what an arrival waits for, and logs it once; empty for nothing.
@@ -300,7 +333,7 @@ func (h *Host) awaitSide(a pendingArrival, waits string, doubt bool) {
 		delete(h.sides.waiting, key)
 	} else {
 		w := Waiting{
-			Migration: a.ref.Migration, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source,
+			Migration: a.ref.Migration, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source, Conductor: a.conductor, Leaves: a.leaves,
 			Since: was.Since, For: waits, since: was.since,
 		}
 		switch now := h.rt.Boot().Since; {
@@ -318,7 +351,7 @@ func (h *Host) awaitSide(a pendingArrival, waits string, doubt bool) {
 	}
 	h.sides.mu.Unlock()
 	if waits != "" && was.For != waits && doubt {
-		h.log.Warn("an arrival waits", "instance", a.ref.Instance, "migration", a.ref.Migration, "for", waits)
+		h.log.Warn("a guest waits", "instance", a.ref.Instance, "migration", a.ref.Migration, "for", waits)
 	}
 }
 
@@ -332,5 +365,9 @@ func (h *Host) finishAlone(ctx context.Context, a pendingArrival) error {
 			From: a.source, To: h.o.Name, Power: string(a.power),
 		}
 	}
-	return h.takeIn(ctx, a, wireCommit(came, a.power))
+	if err := h.takeIn(ctx, a, wireCommit(came, a.power)); err != nil || a.conductor == "" {
+		return err
+	}
+	// Its source may be shown still: of the two this one has the higher epoch.
+	return h.showInstance(ctx, a.ref)
 }

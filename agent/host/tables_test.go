@@ -160,3 +160,85 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 		}
 	})
 }
+
+func everyOutgoing(f func(outgoingState)) (n int) {
+	for _, token := range []tokenAt{tokenHere, tokenGone, tokenUnknown} {
+		for _, c := range []conductorWord{conductorHeard, conductorQuiet, conductorSilent} {
+			for _, placed := range []placedWord{placedUnasked, placedUnknown, placedHere, placedElsewhere} {
+				for bits := range 16 {
+					f(outgoingState{
+						token: token, conductor: c, placed: placed,
+						alone: bits&1 != 0, refused: bits&2 != 0, undone: bits&4 != 0, fit: bits&8 != 0,
+					})
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// TestOutgoing_EveryRow holds the laws of the table of a host whose conductor is silent
+// over every combination, and that each row decides something.
+func TestOutgoing_EveryRow(t *testing.T) {
+	reached := make([]bool, len(outgoingTable))
+	n := everyOutgoing(func(s outgoingState) {
+		reached[outgoingRowOf(s)] = true
+		then, why := decideOutgoing(s)
+		bad := func(law string) { t.Errorf("%v: %s (%s): %s", s, then, why, law) }
+		acts := then == outgoingDecide || then == outgoingRestore
+		switch {
+		case why == "":
+			bad("no reason")
+		case acts && s.token != tokenHere:
+			bad("acts without the token")
+		case then == outgoingDecide && !s.alone && s.conductor != conductorSilent:
+			bad("decides while its conductor may be at work")
+		case then == outgoingDecide && !s.alone && !s.fit:
+			bad("keeps a guest that cannot live here")
+		case then == outgoingRestore && !(s.alone && s.refused):
+			bad("starts a guest that may be handed over")
+		case then == outgoingRestore && s.placed != placedHere:
+			bad("starts a guest that may have been settled elsewhere")
+		case then == outgoingRestore && s.undone:
+			bad("there is nothing to restore")
+		case then == outgoingAsk && s.placed != placedUnasked:
+			bad("asks twice")
+		case s.token == tokenHere && s.conductor == conductorSilent && then == outgoingRest:
+			bad("neither acts nor says that it waits")
+		case s.token == tokenHere && s.alone && s.refused && !s.undone && s.placed == placedHere && then != outgoingRestore:
+			bad("has decided, and leaves the guest off")
+		}
+	})
+	if want := 3 * 3 * 4 * 16; n != want {
+		t.Errorf("%d combinations, want %d", n, want)
+	}
+	for i, is := range reached {
+		if !is {
+			t.Errorf("row %d decides nothing: %+v", i, outgoingTable[i])
+		}
+	}
+}
+
+// TestTables_ASilentConductorMakesNoSecondOwner joins what a source does alone with what it
+// answers, and that with what its destination makes of the answer: no destination accepts a
+// guest whose source starts it.
+func TestTables_ASilentConductorMakesNoSecondOwner(t *testing.T) {
+	everyOutgoing(func(s outgoingState) {
+		then, _ := decideOutgoing(s)
+		if then != outgoingRestore {
+			return
+		}
+		for _, conduct := range []migration.Conduct{migration.ConductNone, migration.ConductGoing} {
+			fate, _ := fateOf(attemptState{commit: commitNone, refused: s.refused, token: s.token, context: true, conduct: conduct})
+			everyArrival(func(a arrivalState) {
+				if a.source != wordOfSource(&migration.AttemptFate{Fate: fate}, 0) {
+					return
+				}
+				if does, _ := decideArrival(a); does == arrivalAccept {
+					t.Errorf("%v: the source starts the guest, answers %s, and %v accepts it", s, fate, a)
+				}
+			})
+		}
+	})
+}

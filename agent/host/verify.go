@@ -68,10 +68,10 @@ func (h *Host) takenBack(by claims.Owner) bool {
 }
 
 // Lives reports whether a guest that is on a move may be started, stopped and paused
-// here all the same: it waits to have it confirmed.
+// here all the same: it waits to have it confirmed, or this host keeps it by itself.
 func (h *Host) Lives(uuid string) bool {
 	u, ok := h.waitsFor(uuid)
-	return ok && u.lives
+	return ok && u.lives || h.StaysAlone(uuid)
 }
 
 // toConfirm says what keeps a guest that waits to be confirmed from anything else.

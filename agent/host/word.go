@@ -249,6 +249,12 @@ func (h *Host) forgetArrival(ctx context.Context, ref migration.Ref) error {
 	if err := h.forgetColdArrival(ctx, ref); err != nil {
 		return err
 	}
+	if err := h.tracker.Bury(ctx, at(ref, stepPrepareEvacuation)); err != nil {
+		return err
+	}
+	if err := h.undoEvacuation(ctx, ref, false); err != nil {
+		return err
+	}
 	if _, bound := h.boundBy(ref); !bound {
 		if err := h.tracker.Abort(ctx, at(ref, stepClaim)); err != nil {
 			return err
@@ -308,6 +314,9 @@ func (h *Host) settleArrival(ctx context.Context, id string, s migration.Settlem
 		return Waiting{}, fault.New(fault.NotFound, "no arrival of it waits here")
 	}
 	a := all[i]
+	if a.way == wayEvacuated {
+		return h.settleEvacuation(ctx, a, s)
+	}
 	done := Waiting{Migration: id, Instance: a.ref.Instance, Attempt: a.ref.Attempt, Source: a.source, Since: h.rt.Now().UTC()}
 	if err := h.mayBeSettled(ctx, a, s); err != nil {
 		return Waiting{}, err

@@ -183,7 +183,7 @@ func TestReporter_ComesToTheSameWhereverItDies(t *testing.T) {
 			m.Sync()
 			effects, after := m.effects, m.stands(consumers)
 			for at, write := range effects {
-				if raceDetector && at%4 != 0 {
+				if raceDetector && at%12 != 0 {
 					continue
 				}
 				for _, how := range []struct{ restart, back, done bool }{{false, false, write}, {true, false, false}, {true, false, true}, {true, true, false}, {true, true, true}} {

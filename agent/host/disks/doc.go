@@ -3,7 +3,8 @@
 // It is for three questions of a move: what is a disk (Image: format, sizes,
 // chain), is it the same file on both hosts (Identity), and how is a file made
 // at a destination so that the undo removes exactly that file and no other
-// (Plan, Build, Publish, Unmake). And for one of a change where the guest is: how a file is
+// (Plan, Build, Publish, Unmake). Which tells files of one host apart, by whichever name
+// they are reached. And for one of a change where the guest is: how a file is
 // made anew in the place of another, so that the undo brings that one back
 // (PlanReplace, BuildCopy or BuildFrom, Replace, PutBack, DropKept).
 //

@@ -73,10 +73,29 @@ type Context struct {
 	Image     any `json:"image,omitempty"`
 	// PowerState is what the guest's user had chosen before; empty where nobody knows.
 	PowerState string `json:"power_state,omitempty"`
+	// Host is the one that hooks of phase fence are to switch off; nil in other phases.
+	Host *Host `json:"host,omitempty"`
 	// Data holds what the hooks of the phase that this one undoes or ends (Phase.After)
 	// answered, by their names.
 	Data map[string]json.RawMessage `json:"data"`
 }
+
+// Host is what the fleet's records say of a host that is to be fenced.
+type Host struct {
+	Name         string    `json:"name"`
+	ProviderUUID string    `json:"provider_uuid"`
+	HostUUID     string    `json:"host_uuid"`
+	Boot         string    `json:"boot"`       // of its kernel, that it has told of last: /proc/sys/kernel/random/boot_id
+	UpdatedAt    time.Time `json:"updated_at"` // when it wrote that
+	Lease        string    `json:"lease"`      // LeaseHeld, LeaseExpired or LeaseUnknown
+}
+
+// How the lease of a host is.
+const (
+	LeaseHeld    = "held"
+	LeaseExpired = "expired"
+	LeaseUnknown = "unknown" // the store keeps none, or does not answer
+)
 
 // Process names a hook that runs: a pid alone may be another process's by now.
 type Process struct {
@@ -164,6 +183,10 @@ var (
 	hookName = regexp.MustCompile(`^[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	leftover = regexp.MustCompile(`(\.dpkg-[a-z]+|\.rpm(new|save|orig)|\.ucf-[a-z]+|\.bak|\.orig|\.swp)$`)
 )
+
+// Names lists the hooks of a phase, in the order in which they run; fault.Invalid where a file that
+// is named as a hook cannot be one.
+func (r *Runner) Names(phase string) ([]string, error) { return r.names(phase) }
 
 // names lists the hooks of a phase. A file that is named as a hook but cannot
 // be one is an error, not an empty place: the operator believes that it runs.

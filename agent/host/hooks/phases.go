@@ -23,11 +23,27 @@ const (
 	FinishRevertResize     = "finish_revert_resize"
 )
 
+// The phases of a move between hosts that share nothing besides those of a resize, in
+// Nova's name of the task.
+const (
+	PrepSnapshotBasedResizeAtSource         = "prep_snapshot_based_resize_at_source"
+	RollbackPrepSnapshotBasedResizeAtSource = "rollback_prep_snapshot_based_resize_at_source"
+)
+
 // The phases of a rebuild.
 const (
 	PreRebuildInstance      = "pre_rebuild_instance"
 	RollbackRebuildInstance = "rollback_rebuild_instance"
 	PostRebuildInstance     = "post_rebuild_instance"
+)
+
+// The phases of an evacuation. Fence is run before any, on the host that is asked to fence the
+// dead one: a hook that succeeds is the proof that it is off.
+const (
+	Fence            = "fence"
+	PreEvacuate      = "pre_evacuate"
+	RollbackEvacuate = "rollback_evacuate"
+	PostEvacuate     = "post_evacuate"
 )
 
 // Failing is what it means that a hook of a phase fails.
@@ -38,6 +54,8 @@ const (
 	Undoes Failing = "the story is undone"
 	// Repeats: an undo is asked for until it succeeds.
 	Repeats Failing = "the undo is tried again"
+	// Alive: there is no story yet. A fencing hook that fails proves nothing.
+	Alive Failing = "the host is not taken for dead"
 	// Told: the story is past its point of no return and goes on. Exit status 75 alone
 	// is answered by another try.
 	Told Failing = "told in the log; exit status 75 is tried again"
@@ -62,6 +80,7 @@ const (
 	atSource      = "source"
 	atDestination = "destination"
 	atOwn         = "the guest's"
+	atAsked       = "the one that was asked"
 )
 
 // phases are all of them, in the order of their stories.
@@ -75,6 +94,8 @@ var phases = []Phase{
 	{RollbackPrepResize, atDestination, "what was prepared is removed", Repeats, PrepResize},
 	{ResizeInstance, atSource, "before the guest is powered off", Undoes, ""},
 	{RollbackResizeInstance, atSource, "before the guest is powered on again", Repeats, ResizeInstance},
+	{PrepSnapshotBasedResizeAtSource, atSource, "the guest is off, and leaves a host with which its destination shares nothing", Undoes, ResizeInstance},
+	{RollbackPrepSnapshotBasedResizeAtSource, atSource, "before the guest is powered on again, or has come back and is started", Repeats, PrepSnapshotBasedResizeAtSource},
 	{FinishResize, atDestination, "the guest is there, in the power state that its user had chosen", Told, PrepResize},
 	{ConfirmResize, atSource, "the resize is confirmed, and the old half is removed", Told, ResizeInstance},
 	{RevertResize, atDestination, "the guest was handed back, and is taken away", Told, PrepResize},
@@ -83,6 +104,11 @@ var phases = []Phase{
 	{PreRebuildInstance, atOwn, "the claim is held, before the guest is powered off", Undoes, ""},
 	{RollbackRebuildInstance, atOwn, "what was prepared is removed", Repeats, PreRebuildInstance},
 	{PostRebuildInstance, atOwn, "the guest is there with its new image", Told, PreRebuildInstance},
+
+	{Fence, atAsked, "a host is to be switched off, before its guests are evacuated", Alive, ""},
+	{PreEvacuate, atDestination, "the claim is held and disks are made, before the guest is taken from its dead host", Undoes, ""},
+	{RollbackEvacuate, atDestination, "what was prepared is removed", Repeats, PreEvacuate},
+	{PostEvacuate, atDestination, "the guest is there, in the power state that its user had chosen", Told, PreEvacuate},
 }
 
 // Phases lists all phases, in the order of their stories.

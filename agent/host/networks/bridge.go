@@ -45,7 +45,10 @@ func (Kernel) Driver(name string) (string, error) {
 
 // Bridges are Linux bridges (<interface type='bridge'> without a virtual port), and the
 // devices below interfaces of type direct (macvtap). libvirt plugs the guest in and out.
-type Bridges struct{ Links Links }
+type Bridges struct {
+	Links Links
+	nothingBound
+}
 
 // Kind implements Network.
 func (Bridges) Kind() string { return "bridge" }

@@ -12,7 +12,10 @@ import (
 // plugs the guest in when its domain starts, and out when that ends, so there is
 // nothing to prepare. A network that is not active is not started: its addresses may be
 // another host's now.
-type LibvirtNetworks struct{ Lookup Lookup }
+type LibvirtNetworks struct {
+	Lookup Lookup
+	nothingBound
+}
 
 // Kind implements Network.
 func (LibvirtNetworks) Kind() string { return "libvirt" }

@@ -8,9 +8,21 @@
 // cut short has left (Undo). Networks that live elsewhere, Neutron's bindings before
 // all, are the operator's hooks' matter.
 //
+// Before a guest comes nothing of it is bound here, and when it is off and about to leave
+// nothing of it may stay so (Take, Restore):
+//
+//	kind               while the guest is off        Take
+//	libvirt network    nothing: libvirt plugs out    nothing; the network serves others
+//	Linux bridge       nothing: its tap is gone      nothing; no bridge is made by Berth
+//	macvtap            nothing: the device is gone   nothing
+//	Open vSwitch       ports that a host which died  those without a device go; the others,
+//	                   or a person has left          which somebody made, lose their interface
+//	                                                 id, by which OVN and Neutron bind, and
+//	                                                 get it back when the guest stays
+//
 // It reads guests' documents, libvirt's networks, the kernel's links and Open vSwitch's
-// database. It alone writes the latter: it removes ports, of the guest that it is told
-// of and no other. Each verb is safe to repeat.
+// database. It alone writes the latter: it removes and unbinds ports, of the guest that
+// it is told of and no other. Each verb is safe to repeat.
 package networks
 
 import (
@@ -102,14 +114,47 @@ type Network interface {
 
 	// Undo removes what has come since the plan, when the guest's domain is no more here.
 	Undo(ctx context.Context, guest string, m Made) error
+
+	// Bound looks what of the interface still stands on this host while the guest is off;
+	// nil for nothing, also where libvirt has taken it away with the domain. It changes
+	// nothing.
+	Bound(ctx context.Context, guest string, n NIC) (*Taken, error)
+
+	// Take takes that away, so that the interface may be bound where the guest goes.
+	Take(ctx context.Context, guest string, x Taken) error
+
+	// Restore is the undo of Take, also of a half-done one: what is still there is bound
+	// as it was.
+	Restore(ctx context.Context, guest string, x Taken) error
 }
+
+// Taken is what is taken away of one interface while its guest is off. It is on record
+// before Take.
+type Taken struct {
+	Kind        string   `json:"kind"` // of Network.Kind
+	InterfaceID string   `json:"interface_id,omitempty"`
+	Ports       []string `json:"ports,omitempty"` // that were bound, and are there without their guest
+}
+
+// nothingBound is of what libvirt plugs in when a domain starts, and out when it ends:
+// while the guest is off nothing of it is here.
+type nothingBound struct{}
+
+// Bound implements Network.
+func (nothingBound) Bound(context.Context, string, NIC) (*Taken, error) { return nil, nil }
+
+// Take implements Network.
+func (nothingBound) Take(context.Context, string, Taken) error { return nil }
+
+// Restore implements Network.
+func (nothingBound) Restore(context.Context, string, Taken) error { return nil }
 
 // All are the kinds that this package knows. libvirt is nil where the hypervisor has no
 // networks, links and vswitch are nil for the machine's own.
 func All(libvirt Lookup, links Links, vswitch *OpenVSwitch) []Network {
 	var out []Network
 	if libvirt != nil {
-		out = append(out, LibvirtNetworks{libvirt})
+		out = append(out, LibvirtNetworks{Lookup: libvirt})
 	}
 	if links == nil {
 		links = Kernel{}
@@ -117,7 +162,7 @@ func All(libvirt Lookup, links Links, vswitch *OpenVSwitch) []Network {
 	if vswitch == nil {
 		vswitch = &OpenVSwitch{}
 	}
-	return append(out, Bridges{links}, vswitch)
+	return append(out, Bridges{Links: links}, vswitch)
 }
 
 // Lookup finds libvirt's networks (driver.Connector).

@@ -140,11 +140,12 @@ type recorder struct {
 	*networks.OpenVSwitch
 	ports   [][3]string // name, ofport, vm-id
 	deleted []string
+	unbound map[string]string // ports that have no interface id, or another one
 }
 
 // recording answers commands: with text, or with "exit N".
 func recording(answers map[string]string) *recorder {
-	r := &recorder{}
+	r := &recorder{unbound: map[string]string{}}
 	r.OpenVSwitch = &networks.OpenVSwitch{Run: func(ctx context.Context, args ...string) ([]byte, error) {
 		command := strings.Join(args[1:], " ") // the first is the timeout
 		if answer, ok := answers[command]; ok {
@@ -153,11 +154,34 @@ func recording(answers map[string]string) *recorder {
 			}
 			return []byte(answer), nil
 		}
+		row := func(p [3]string) string {
+			id := port
+			if other, ok := r.unbound[p[0]]; ok {
+				id = other
+			}
+			return fmt.Sprintf(`[%q,%s,["map",[["attached-mac","52:54:00:00:00:03"],["iface-id",%q],["vm-id",%q]]]]`, p[0], p[1], id, p[2])
+		}
 		switch {
+		case strings.HasPrefix(command, "--format=json --columns=name,ofport,external_ids find Interface name="):
+			var rows []string
+			for _, p := range r.ports {
+				if strings.HasSuffix(command, `name="`+p[0]+`"`) {
+					rows = append(rows, row(p))
+				}
+			}
+			return []byte(`{"data":[` + strings.Join(rows, ",") + `]}`), nil
+		case strings.HasPrefix(command, "--if-exists remove Interface "):
+			r.unbound[args[len(args)-3]] = ""
+			return nil, nil
+		case strings.HasPrefix(command, "--if-exists set Interface "):
+			delete(r.unbound, args[len(args)-2])
+			return nil, nil
 		case command == `--format=json --columns=name,ofport,external_ids find Interface external_ids:iface-id="`+port+`"`:
 			var rows []string
 			for _, p := range r.ports {
-				rows = append(rows, fmt.Sprintf(`[%q,%s,["map",[["attached-mac","52:54:00:00:00:03"],["iface-id",%q],["vm-id",%q]]]]`, p[0], p[1], port, p[2]))
+				if _, other := r.unbound[p[0]]; !other {
+					rows = append(rows, row(p))
+				}
 			}
 			return []byte(`{"data":[` + strings.Join(rows, ",") + `],"headings":["name","ofport","external_ids"]}`), nil
 		case strings.HasPrefix(command, "--if-exists del-port "):
@@ -209,6 +233,42 @@ func TestOpenVSwitch_RemovesOwnPortsThatNobodyHas(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"vnet5"}, r.deleted); diff != "" {
 		t.Errorf("removed by the undo (-want +got):\n%s", diff)
+	}
+}
+
+// TestOpenVSwitch_UnbindsOwnPortsWhileTheGuestIsAway: those without a device go for good,
+// those that somebody made are bound again, and nobody else's are touched.
+func TestOpenVSwitch_UnbindsOwnPortsWhileTheGuestIsAway(t *testing.T) {
+	nic := networks.NIC{Type: "bridge", Bridge: "br-int", VirtualPort: "openvswitch", InterfaceID: port}
+	r := recording(nil)
+	r.ports = [][3]string{{"vnet3", "-1", "another"}, {"vnet4", "6", "another"}}
+	if x, err := r.Bound(t.Context(), guest, nic); x != nil || err != nil {
+		t.Errorf("without a port of its own: %+v, %v", x, err)
+	}
+	r.ports = append(r.ports, [][3]string{{"vnet1", "-1", guest}, {"vnet2", "5", guest}, {"vnet5", "7", guest}}...)
+	x, err := r.Bound(t.Context(), guest, nic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(&networks.Taken{Kind: "openvswitch", InterfaceID: port, Ports: []string{"vnet2", "vnet5"}}, x); diff != "" {
+		t.Errorf("bound (-want +got):\n%s", diff)
+	}
+	for range 2 {
+		if err := r.Take(t.Context(), guest, *x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"vnet2": "", "vnet5": ""}, r.unbound); diff != "" || !slices.Equal(r.deleted, []string{"vnet1"}) {
+		t.Errorf("removed %v, and unbound (-want +got):\n%s", r.deleted, diff)
+	}
+	r.unbound["vnet5"] = "another" // somebody has a use for it
+	for range 2 {
+		if err := r.Restore(t.Context(), guest, *x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"vnet5": "another"}, r.unbound); diff != "" {
+		t.Errorf("unbound after the undo (-want +got):\n%s", diff)
 	}
 }
 

@@ -30,6 +30,7 @@ type OpenVSwitch struct {
 type port struct {
 	name  string
 	guest string // external_ids:vm-id
+	id    string // external_ids:iface-id
 	dead  bool   // its device is not there
 }
 
@@ -101,6 +102,73 @@ func (o *OpenVSwitch) Undo(ctx context.Context, guest string, m Made) error {
 	return o.remove(ctx, guest, m.InterfaceID, func(p port) bool { return p.dead || !slices.Contains(m.Found, p.name) })
 }
 
+// Bound implements Network. Ports without a device are not among them: nothing stands
+// behind them that could be restored.
+func (o *OpenVSwitch) Bound(ctx context.Context, guest string, n NIC) (*Taken, error) {
+	if n.InterfaceID == "" {
+		return nil, nil
+	}
+	ports, err := o.ports(ctx, n.InterfaceID)
+	if err != nil {
+		return nil, err
+	}
+	x := &Taken{Kind: o.Kind(), InterfaceID: n.InterfaceID}
+	left := false
+	for _, p := range ports {
+		if p.guest != guest {
+			continue
+		}
+		left = true
+		if !p.dead {
+			x.Ports = append(x.Ports, p.name)
+		}
+	}
+	if !left {
+		return nil, nil
+	}
+	return x, nil
+}
+
+// Take implements Network.
+func (o *OpenVSwitch) Take(ctx context.Context, guest string, x Taken) error {
+	if err := o.remove(ctx, guest, x.InterfaceID, func(p port) bool { return p.dead }); err != nil {
+		return err
+	}
+	ports, err := o.ports(ctx, x.InterfaceID)
+	if err != nil {
+		return err
+	}
+	for _, p := range ports {
+		if p.guest != guest || !slices.Contains(x.Ports, p.name) {
+			continue
+		}
+		if _, err := o.vsctl(ctx, "--if-exists", "remove", "Interface", p.name, "external_ids", "iface-id"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Restore implements Network. A port that has got another interface id, or another guest,
+// in the meantime stays as it is.
+func (o *OpenVSwitch) Restore(ctx context.Context, guest string, x Taken) error {
+	for _, name := range x.Ports {
+		ports, err := o.find(ctx, `name="`+name+`"`)
+		if err != nil {
+			return err
+		}
+		for _, p := range ports {
+			if p.name != name || p.guest != guest || p.id != "" {
+				continue
+			}
+			if _, err := o.vsctl(ctx, "--if-exists", "set", "Interface", p.name, `external_ids:iface-id="`+x.InterfaceID+`"`); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // remove deletes the guest's own ports of an interface that are chosen.
 func (o *OpenVSwitch) remove(ctx context.Context, guest, id string, which func(port) bool) error {
 	ports, err := o.ports(ctx, id)
@@ -124,7 +192,12 @@ func (o *OpenVSwitch) ports(ctx context.Context, id string) ([]port, error) {
 		// It comes from a document, and goes into a condition of the database.
 		return nil, fault.New(fault.Invalid, "interface id %q is not a uuid", id)
 	}
-	out, err := o.vsctl(ctx, "--format=json", "--columns=name,ofport,external_ids", "find", "Interface", `external_ids:iface-id="`+id+`"`)
+	return o.find(ctx, `external_ids:iface-id="`+id+`"`)
+}
+
+// find finds the ports of a condition of the database.
+func (o *OpenVSwitch) find(ctx context.Context, condition string) ([]port, error) {
+	out, err := o.vsctl(ctx, "--format=json", "--columns=name,ofport,external_ids", "find", "Interface", condition)
 	if err != nil {
 		return nil, err
 	}
@@ -166,8 +239,11 @@ func readPort(row []json.RawMessage) (p port, err error) {
 		return p, err
 	}
 	for _, kv := range pairs {
-		if kv[0] == "vm-id" {
+		switch kv[0] {
+		case "vm-id":
 			p.guest = kv[1]
+		case "iface-id":
+			p.id = kv[1]
 		}
 	}
 	return p, nil

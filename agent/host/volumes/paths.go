@@ -11,7 +11,10 @@ import (
 // Paths are files and block devices. One that hosts share is told by what the kernel
 // knows of it (disks.Identity), never by a file that one writes and the other looks for.
 // Whether it must be copied is the mover's decision.
-type Paths struct{ Files Files }
+type Paths struct {
+	Files Files
+	nothingAttached
+}
 
 // Kind implements Volume.
 func (Paths) Kind() string { return "path" }
@@ -65,7 +68,10 @@ func (Paths) Undo(context.Context, Made, func(driver.Pool) (bool, error)) error 
 // NetworkDisks are those that QEMU itself reaches over a network (<disk type='network'>):
 // rbd, iscsi, nbd and others. The document is all there is: whoever it names must be
 // reachable from here, by the same names.
-type NetworkDisks struct{ Files Files }
+type NetworkDisks struct {
+	Files Files
+	nothingAttached
+}
 
 // Kind implements Volume.
 func (NetworkDisks) Kind() string { return "network" }

@@ -11,7 +11,10 @@ import (
 
 // Secrets are what libvirt opens a disk with: Ceph's and iSCSI's passwords, passphrases
 // of encrypted volumes. They are not copied, so each host needs the same.
-type Secrets struct{ Lookup Lookup }
+type Secrets struct {
+	Lookup Lookup
+	nothingAttached
+}
 
 // Kind implements Volume.
 func (Secrets) Kind() string { return "secret" }

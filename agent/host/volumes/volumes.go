@@ -7,6 +7,19 @@
 // (Undo). Files that are made or copied for a guest are package disks' matter, volumes
 // that live elsewhere and must be attached, Cinder's before all, the operator's hooks'.
 //
+// Before a guest comes nobody has its disks open here: what is made ready is a way to
+// them. When it is off and about to leave, nothing of it may keep them (Attached, Take,
+// Restore):
+//
+//	kind                    while the guest is off          Take
+//	file, block device      nothing: QEMU had it open       nothing here; who else has it open for
+//	                                                        writing is its host's to find out
+//	network disk            nothing: QEMU's own connection  nothing
+//	secret                  libvirt's, for every guest      nothing
+//	pool (iscsi: a session  active: it serves others too    one that Berth has started since the
+//	with the target; …)                                     boot is stopped, where no guest that is
+//	                                                        defined here has a disk in it
+//
 // It reads guests' documents, the identity of files, libvirt's storage pools and
 // secrets. It alone starts and stops pools, those only that it has started itself. Each
 // verb is safe to repeat.
@@ -33,6 +46,10 @@ type Disk struct {
 	Name     string // of its image there
 	Hosts    []string
 	Config   string // file that names them instead
+
+	Format    string // raw, qcow2; empty where the document leaves it to libvirt
+	ReadOnly  bool   // also every CD-ROM
+	Shareable bool   // several guests may write it
 
 	Secrets []driver.SecretRef // that libvirt opens it with
 
@@ -77,8 +94,14 @@ type secret struct {
 func Of(document string) ([]Disk, error) {
 	var doc struct {
 		Disks []struct {
-			Type       string     `xml:"type,attr"`
-			Source     source     `xml:"source"`
+			Type      string    `xml:"type,attr"`
+			Device    string    `xml:"device,attr"`
+			ReadOnly  *struct{} `xml:"readonly"`
+			Shareable *struct{} `xml:"shareable"`
+			Source    source    `xml:"source"`
+			Driver    struct {
+				Type string `xml:"type,attr"`
+			} `xml:"driver"`
 			Auth       auth       `xml:"auth"` // where libvirt before 3.9 has it
 			Encryption encryption `xml:"encryption"`
 			Target     struct {
@@ -94,6 +117,7 @@ func Of(document string) ([]Disk, error) {
 		d := Disk{
 			Target: e.Target.Dev, Type: e.Type, Pool: e.Source.Pool, Volume: e.Source.Volume,
 			Protocol: e.Source.Protocol, Name: e.Source.Name, Config: e.Source.Config.File,
+			Format: e.Driver.Type, ReadOnly: e.ReadOnly != nil || e.Device == "cdrom", Shareable: e.Shareable != nil,
 		}
 		if d.Path = e.Source.File; e.Type == "block" {
 			d.Path = e.Source.Dev
@@ -154,16 +178,55 @@ type Volume interface {
 	// Undo leaves this host as the plan found it, unless it is in use by another guest
 	// meanwhile (inUse).
 	Undo(ctx context.Context, m Made, inUse func(driver.Pool) (bool, error)) error
+
+	// Attached looks what of the disk this host still has for the guest while that is off,
+	// and could give up; nil for nothing. It changes nothing.
+	Attached(ctx context.Context, d Disk) (*Taken, error)
+
+	// Take gives that up, unless another guest here may want it (inUse).
+	Take(ctx context.Context, x Taken, inUse func(driver.Pool) (bool, error)) error
+
+	// Restore is the undo of Take, also of a half-done one.
+	Restore(ctx context.Context, x Taken) error
 }
 
+// Taken is what is given up for one disk while its guest is off. It is on record before
+// Take.
+type Taken struct {
+	Kind   string `json:"kind"` // of Volume.Kind
+	Target string `json:"target"`
+	Pool   string `json:"pool"`
+}
+
+// nothingAttached is of what QEMU alone has of a disk: with its process that is gone.
+type nothingAttached struct{}
+
+// Attached implements Volume.
+func (nothingAttached) Attached(context.Context, Disk) (*Taken, error) { return nil, nil }
+
+// Take implements Volume.
+func (nothingAttached) Take(context.Context, Taken, func(driver.Pool) (bool, error)) error {
+	return nil
+}
+
+// Restore implements Volume.
+func (nothingAttached) Restore(context.Context, Taken) error { return nil }
+
 // All are the kinds that this package knows. libvirt is nil where the hypervisor has
-// neither pools nor secrets.
-func All(libvirt Lookup, files Files) []Volume {
-	out := []Volume{Paths{files}, NetworkDisks{files}}
+// neither pools nor secrets, started where nobody notes which pools were started.
+func All(libvirt Lookup, files Files, started Started) []Volume {
+	out := []Volume{Paths{Files: files}, NetworkDisks{Files: files}}
 	if libvirt != nil {
-		out = append(out, Pools{libvirt}, Secrets{libvirt})
+		out = append(out, Pools{Lookup: libvirt, Started: started}, Secrets{Lookup: libvirt})
 	}
 	return out
+}
+
+// Started notes the pools that this package has started on this host since it was booted.
+type Started interface {
+	Note(ctx context.Context, pool string) error
+	Drop(ctx context.Context, pool string) error
+	Has(pool string) (bool, error)
 }
 
 // Lookup reaches libvirt's storage pools and secrets (driver.Connector).

@@ -40,7 +40,7 @@ func TestOf_ReadsDisks(t *testing.T) {
 		{Target: "vde", Type: "network", Protocol: "iscsi", Name: "iqn.2013-07.com.example:iscsi-pool/1", Hosts: []string{"example.com"},
 			Secrets: []driver.SecretRef{{Type: "iscsi", Usage: "libvirtiscsi"}}},
 		{Target: "vdf", Type: "network", Protocol: "nbd", Hosts: []string{"/run/nbd.sock"}},
-		{Target: "sda", Type: "file"},
+		{Target: "sda", Type: "file", ReadOnly: true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("disks (-want +got):\n%s", diff)
@@ -137,7 +137,7 @@ func TestCheck_GivesTheReasonOfEachKind(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHost()
 			var got []string
-			for _, kind := range volumes.All(h, h) {
+			for _, kind := range volumes.All(h, h, nil) {
 				if !kind.Serves(tt.disk) {
 					continue
 				}
@@ -201,6 +201,62 @@ func TestPools_AreLeftAsTheyWereFound(t *testing.T) {
 	}
 }
 
+// started are the pools that were started here.
+type started map[string]bool
+
+func (s started) Note(_ context.Context, pool string) error { s[pool] = true; return nil }
+func (s started) Drop(_ context.Context, pool string) error { delete(s, pool); return nil }
+func (s started) Has(pool string) (bool, error)             { return s[pool], nil }
+
+func TestPools_ThatWereStartedAreGivenUpWithTheirGuest(t *testing.T) {
+	for _, tt := range []struct {
+		name, pool string
+		used       bool
+		taken      bool
+		active     bool // while the guest is away
+	}{
+		{"one that was started here", "auto", false, true, false},
+		{"unless another guest may want it", "auto", true, true, true},
+		{"one that was active before stays", "up", false, false, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h, s := newHost(), started{}
+			p := volumes.Pools{Lookup: h, Started: s}
+			d := volumes.Disk{Target: "vda", Type: "volume", Pool: tt.pool, Volume: "v"}
+			if err := p.Activate(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			x, err := p.Attached(t.Context(), d)
+			if err != nil || (x != nil) != tt.taken {
+				t.Fatalf("attached %+v, %v", x, err)
+			}
+			if x == nil {
+				return
+			}
+			for range 2 {
+				if err := p.Take(t.Context(), *x, func(driver.Pool) (bool, error) { return tt.used, nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := h.pools[tt.pool].Active; got != tt.active || s[tt.pool] != tt.active {
+				t.Errorf("active %v, noted %v while the guest is away; want %v", got, s[tt.pool], tt.active)
+			}
+			for range 2 {
+				if err := p.Restore(t.Context(), *x); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !h.pools[tt.pool].Active || !s[tt.pool] {
+				t.Error("it is not active, or not known for one that was started here, after the undo")
+			}
+			delete(h.pools, tt.pool)
+			if err := p.Restore(t.Context(), *x); err != nil {
+				t.Errorf("a pool that somebody has removed meanwhile: %v", err)
+			}
+		})
+	}
+}
+
 func TestActivate_RefusesAGuestWhoseDiskIsNotThere(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -214,7 +270,7 @@ func TestActivate_RefusesAGuestWhoseDiskIsNotThere(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHost()
 			var codes []string
-			for _, kind := range volumes.All(h, h) {
+			for _, kind := range volumes.All(h, h, nil) {
 				if !kind.Serves(tt.disk) {
 					continue
 				}

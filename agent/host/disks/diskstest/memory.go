@@ -29,6 +29,7 @@ type World struct {
 	volumes map[string]*volume
 	shares  map[string]map[string]string // by host: folder → volume
 	hook    func(host, step, path string) error
+	writers func(host, path string) []string
 	inodes  uint64
 }
 

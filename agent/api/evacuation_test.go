@@ -1,0 +1,234 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+func (h *fakeHost) PrepEvacuation(_ context.Context, r migration.Ref, e migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
+	return migration.PreparedEvacuation{Made: []string{e.Source}}, h.note("PrepEvacuation", r)
+}
+func (h *fakeHost) RollbackPrepEvacuation(_ context.Context, r migration.Ref) error {
+	return h.note("RollbackPrepEvacuation", r)
+}
+func (h *fakeHost) AcceptEvacuated(_ context.Context, r migration.Ref, _ migration.Commit) error {
+	return h.note("AcceptEvacuated", r)
+}
+func (h *fakeHost) FinishEvacuation(_ context.Context, r migration.Ref) (migration.FinishedEvacuation, error) {
+	return migration.FinishedEvacuation{NotStarted: "no room"}, h.note("FinishEvacuation", r)
+}
+
+// evacuationVerbs calls each verb that a guest of host-s is taken in by, as host conductor
+// asks it.
+func evacuationVerbs(c *api.Client, conductor string) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"CheckDestination": func(ctx context.Context) error {
+			_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Kind: migration.TypeEvacuation, Source: migration.Description{Name: "host-s"}})
+			return err
+		},
+		"Claim": func(ctx context.Context) error {
+			_, err := c.Claim(ctx, ref, migration.ClaimRequest{Kind: migration.TypeEvacuation, Context: migration.Context{Source: "host-s", Destination: "host-d", Conductor: conductor}})
+			return err
+		},
+		"PrepEvacuation": func(ctx context.Context) error {
+			p, err := c.PrepEvacuation(ctx, ref, migration.EvacuationRequest{Source: "host-s"})
+			if err == nil && len(p.Made) != 1 {
+				err = fmt.Errorf("answer %+v", p)
+			}
+			return err
+		},
+		"RollbackPrepEvacuation": func(ctx context.Context) error { return c.RollbackPrepEvacuation(ctx, ref) },
+		"AcceptEvacuated": func(ctx context.Context) error {
+			return c.AcceptEvacuated(ctx, ref, migration.Commit{From: "host-s", To: "host-d"})
+		},
+		"FinishEvacuation": func(ctx context.Context) error {
+			f, err := c.FinishEvacuation(ctx, ref)
+			if err == nil && f.NotStarted == "" {
+				err = fmt.Errorf("answer %+v", f)
+			}
+			return err
+		},
+	}
+}
+
+// TestEvacuation_AnyHostMayBeginAndTheOneOnRecordGoesOn: a host's certificate is enough for
+// the first contact, without a right; from the claim on the recorded conductor alone is heard.
+func TestEvacuation_AnyHostMayBeginAndTheOneOnRecordGoesOn(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-d", ours.host("host-d"))
+	as := func(name string) *api.Client {
+		return client(t, api.ClientOptions{Address: w.address, Name: "host-d", Identity: ours.host(name), As: name})
+	}
+	for name, call := range evacuationVerbs(as("host-c"), "host-c") {
+		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
+			t.Errorf("first contact, %s: %v, asked %d times", name, err, w.verbs.count(name))
+		}
+	}
+	// A claim that another is to conduct, and a live move in the name of another host.
+	if err := evacuationVerbs(as("host-x"), "host-c")["Claim"](t.Context()); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a claim in the name of another conductor: %v", err)
+	}
+	if _, err := as("host-c").CheckDestination(t.Context(), ref, migration.CheckRequest{Kind: migration.TypeMigration, Source: migration.Description{Name: "host-s"}}); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("a cold move of another host's guest, without the right: %v", err)
+	}
+	w.parties[ref.Migration], w.parties["conducted"] = [2]string{"host-s", "host-d"}, [2]string{"host-c"}
+	for _, who := range []struct {
+		name string
+		may  bool
+	}{{"host-c", true}, {"host-x", false}, {"host-s", false}} {
+		for name, call := range evacuationVerbs(as(who.name), who.name) {
+			before := w.verbs.count(name)
+			err := call(t.Context())
+			if who.may != (err == nil) || w.verbs.count(name)-before != map[bool]int{true: 1}[who.may] {
+				t.Errorf("%s asks %s of the claim of host-c: %v", who.name, name, err)
+			}
+		}
+	}
+	// Of another source than is on record.
+	c := as("host-c")
+	if err := c.AcceptEvacuated(t.Context(), ref, migration.Commit{From: "host-y"}); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("another source than the claim names: %v", err)
+	}
+}
+
+// TestEvacuation_IsAnOperatorsOrTheSocketsToAsk holds who may begin one.
+func TestEvacuation_IsAnOperatorsOrTheSocketsToAsk(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serve(t, "host-d", ours.host("host-d"))
+	want := api.Migrate{Instance: "web", Migration: "m-7", MigrationType: migration.TypeEvacuation, Stopped: true, AcceptLoss: true, Alternates: []string{"host-e"}, Image: &migration.Image{Path: "/i"}}
+	for name, o := range map[string]api.ClientOptions{
+		"socket": {Socket: w.socket}, "operator": {Address: w.address, Name: "host-d", Identity: ours.operator("alice")},
+	} {
+		before := len(w.agent.started)
+		if _, err := client(t, o).Migrate(t.Context(), want); err != nil || len(w.agent.started) != before+1 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err := client(t, api.ClientOptions{Address: w.address, Name: "host-d", Identity: ours.host("host-c"), As: "host-c"}).Migrate(t.Context(), want)
+	if r := fault.ReasonsOf(err); !errors.Is(err, fault.Forbidden) || len(r) != 1 || r[0].Code != "caller" {
+		t.Errorf("a host: %v", err)
+	}
+	if _, err := client(t, api.ClientOptions{Socket: w.socket}).Migrate(t.Context(), api.Migrate{Instance: "web", AcceptLoss: true}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("a loss that no move has: %v", err)
+	}
+}
+
+// TestEvacuation_AnOlderAgentIsRefusedByItsVersion has a peer that knows cold moves, and
+// refuses the first questions for reasons that say nothing of its age.
+func TestEvacuation_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
+	c := older(t, func(w http.ResponseWriter, r *http.Request) bool {
+		switch r.URL.Path {
+		case "/v1/verbs/check-destination", "/v1/verbs/claim":
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `{"error":{"kind":"forbidden","message":"let host host-c conduct a move","reasons":[{"code":"right_missing","message":"host host-c has not the right conduct"}]}}`)
+			return true
+		case "/v1/migrations", "/v1/plan":
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"migration_type \"evacuation\"","reasons":[]}}`)
+			return true
+		}
+		return false
+	})
+	calls := evacuationVerbs(c, "host-c")
+	calls["Migrate"] = func(ctx context.Context) error {
+		_, err := c.Migrate(ctx, api.Migrate{Instance: "web", MigrationType: migration.TypeEvacuation})
+		return err
+	}
+	calls["Plan"] = func(ctx context.Context) error {
+		_, err := c.Plan(ctx, api.PlanRequest{Instance: "web", Kind: migration.PlanEvacuation})
+		return err
+	}
+	for name, call := range calls {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no evacuations") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, call := range fleetCalls(c) {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout: what a disk was made from, and that a
+// move can wait, is not known to agents that knew no evacuations and no drains.
+func TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout(t *testing.T) {
+	var asked []string
+	c := older(t, func(w http.ResponseWriter, r *http.Request) bool {
+		body := make([]byte, r.ContentLength)
+		_, _ = r.Body.Read(body)
+		asked = append(asked, r.URL.Path)
+		if strings.Contains(string(body), `"image":{`) || strings.Contains(string(body), `"queued"`) {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"image\""}]}}`)
+			return true
+		}
+		fmt.Fprint(w, `{}`)
+		return true
+	})
+	guest := migration.Guest{Disks: []migration.Disk{{Target: "vda", Image: &migration.Image{Path: "/i"}}, {Target: "vdb"}}}
+	for name, call := range map[string]func(context.Context) error{
+		"check": func(ctx context.Context) error {
+			_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Guest: guest})
+			return err
+		},
+		"claim": func(ctx context.Context) error {
+			_, err := c.Claim(ctx, ref, migration.ClaimRequest{Queued: true})
+			return err
+		},
+		"pre-live": func(ctx context.Context) error {
+			_, err := c.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Guest: guest})
+			return err
+		},
+		"prep-resize": func(ctx context.Context) error {
+			_, err := c.PrepResize(ctx, ref, migration.PrepRequest{Guest: guest})
+			return err
+		},
+		"prep-change": func(ctx context.Context) error { return c.PrepChange(ctx, ref, migration.PrepRequest{Guest: guest}) },
+	} {
+		asked = nil
+		if err := call(t.Context()); err != nil || len(asked) != 2 {
+			t.Errorf("%s: %v, asked %q", name, err, asked)
+		}
+	}
+	if guest.Disks[0].Image == nil {
+		t.Error("the caller's guest has lost what its disk was made from")
+	}
+}
+
+// older serves an agent of berth 0.8.0 on host-b: what answers has not answered, it has no
+// route for.
+func older(t *testing.T, answers func(w http.ResponseWriter, r *http.Request) bool) *api.Client {
+	t.Helper()
+	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/verbs/describe" {
+			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.8.0"}`)
+			return
+		}
+		if !answers(w, r) {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route %s %s: see GET /v1/openapi.json","reasons":[]}}`, r.Method, r.URL.Path)
+		}
+	}))
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Listener.Close()
+	old.Listener = l
+	old.Start()
+	t.Cleanup(old.Close)
+	return client(t, api.ClientOptions{Socket: socket})
+}

@@ -1,0 +1,256 @@
+package api
+
+import (
+	"context"
+
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/migration"
+)
+
+// side says what a host verb is to the host that is asked, and so which other host may
+// ask it.
+type side uint8
+
+const (
+	// sideConductor acts on what a migration has here, as its source or its destination.
+	sideConductor side = iota
+	// sideDestination is of the destination, and safe to answer where nothing is recorded:
+	// it says so, or leaves a tombstone.
+	sideDestination
+	// sideShipment is the same, of disks that the source may ship by itself.
+	sideShipment
+	// sideLook reads at the source, and changes nothing.
+	sideLook
+	// sideBegin makes the record at the source, and names who conducts.
+	sideBegin
+	// sideForget is the undo of that, which may have to come first.
+	sideForget
+	sides
+)
+
+// partyWords are the same for documents.
+var partyWords = map[side]string{
+	sideConductor:   "Of them to the one that conducts the migration, by what is recorded here.",
+	sideDestination: "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to the source that it names, to one with the right conduct, or of an evacuation to any.",
+	sideShipment:    "Of them to the one that conducts the migration, by what is recorded here, and to its source.",
+	sideLook:        "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
+	sideBegin:       "Of them to one with the right conduct, which the context names as the conductor.",
+	sideForget:      "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
+}
+
+// recorded is what the asked host has recorded of the migration.
+type recorded uint8
+
+const (
+	recordedNothing  recorded = iota
+	recordedOrdinary          // its source conducts it
+	recordedApart             // a third host does
+	recordeds
+)
+
+// relation is what the asking host is to it, by that record.
+type relation uint8
+
+const (
+	relationNone relation = iota
+	relationSource
+	relationDestination
+	relationConductor // a third host; of an ordinary move the source is called source
+	relations
+)
+
+// naming is whom the arguments of the verb name.
+type naming uint8
+
+const (
+	// namesNobody: there is nobody to name.
+	namesNobody naming = iota
+	// namesCaller: as the source.
+	namesCaller
+	// namesConductor: another host as the source, and the caller as the conductor, where
+	// there is one to name.
+	namesConductor
+	// namesEvacuator: a dead host as the source, and the caller as who takes a guest from it.
+	namesEvacuator
+	// namesOther: others alone, or another source than is recorded.
+	namesOther
+	namings
+)
+
+// answer is what is said to who asks.
+type answer uint8
+
+const (
+	no answer = iota
+	yes
+	byRight // with the right conduct
+)
+
+// partyRow is a row of the table; the first that matches decides.
+type partyRow struct {
+	side     []side
+	recorded []recorded
+	relation []relation
+	naming   []naming
+	answer   answer
+}
+
+// partyTable says who may ask which verb: by what is recorded here the host alone that
+// conducts the move, and where nothing is recorded yet one that may conduct. An empty
+// column matches all.
+func partyTable() []partyRow {
+	ordinary, apart, nothing := []recorded{recordedOrdinary}, []recorded{recordedApart}, []recorded{recordedNothing}
+	source, conductor := []relation{relationSource}, []relation{relationConductor}
+	return []partyRow{
+		// Nobody asks in the name of a source that is not the one on record.
+		{recorded: []recorded{recordedOrdinary, recordedApart}, naming: []naming{namesOther}, answer: no},
+		// A source that conducts needs no right, and names no other.
+		{recorded: ordinary, relation: source, naming: []naming{namesConductor, namesEvacuator}, answer: no},
+		{recorded: ordinary, relation: source, answer: yes},
+		{recorded: ordinary, answer: no},
+		// A third host that is on record needs it no more: who has begun can end.
+		{recorded: apart, relation: conductor, naming: []naming{namesNobody, namesConductor}, answer: yes},
+		{side: []side{sideDestination}, recorded: apart, relation: conductor, naming: []naming{namesEvacuator}, answer: yes},
+		// The straight way: from the source's agent to this one.
+		{side: []side{sideShipment}, recorded: apart, relation: source, answer: yes},
+		{recorded: apart, answer: no},
+		// First contact. What acts on a migration has none to act on.
+		{side: []side{sideConductor}, recorded: nothing, answer: no},
+		{side: []side{sideLook, sideForget}, recorded: nothing, naming: []naming{namesNobody}, answer: byRight},
+		{side: []side{sideBegin}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
+		{side: []side{sideDestination, sideShipment}, recorded: nothing, naming: []naming{namesNobody, namesCaller}, answer: yes},
+		{side: []side{sideDestination}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
+		// Whoever evacuates gets room at most: the guest is given by the fleet's records alone.
+		{side: []side{sideDestination}, recorded: nothing, naming: []naming{namesEvacuator}, answer: yes},
+		{answer: no},
+	}
+}
+
+// decideParty looks a question up.
+func decideParty(s side, r recorded, by relation, n naming) answer {
+	for _, row := range partyTable() {
+		if has(row.side, s) && has(row.recorded, r) && has(row.relation, by) && has(row.naming, n) {
+			return row.answer
+		}
+	}
+	return no
+}
+
+func has[T comparable](column []T, v T) bool {
+	for _, c := range column {
+		if c == v {
+			return true
+		}
+	}
+	return len(column) == 0
+}
+
+// named are the hosts that a verb's arguments name.
+type named struct {
+	source    string
+	conductor string // empty for the source, or where the arguments have no place for it
+	// conducts: the arguments have that place.
+	conducts bool
+	// gives: source is who gives the token away, which at a revert is the destination.
+	gives bool
+	// evacuates: source is dead, and asks nothing itself.
+	evacuates bool
+}
+
+func namesOfContext(c migration.Context) named {
+	return named{source: c.Source, conductor: c.Conductor, conducts: true}
+}
+
+func namesOfCommit(c migration.Commit) named { return named{source: c.From, gives: true} }
+
+// party refuses a host verb from a host that has no business with the migration: by what
+// is recorded here, never by what it says of itself alone. n is nil where the arguments
+// name nobody.
+func (s *Server) party(ctx context.Context, side side, migration, instance string, n *named) error {
+	who := callerOf(ctx)
+	between, known := s.svc.Parties.Parties(migration, instance)
+	if migration == "" && known && who.name != between.Source && who.name != between.Conductor {
+		// It asks about the guest, which is on a migration; not about that one.
+		known = false
+	}
+	if known && migration != "" && instance != "" && between.Instance != "" && instance != between.Instance {
+		// Who conducts the move of one guest has no business with another.
+		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of migration "+migration, fault.Reason{
+			Code: "not_its_guest", Message: "migration " + migration + " is not one of instance " + instance, Want: between.Instance, Have: instance,
+		})
+	}
+	record, by := relate(between, known, who.name)
+	naming := namesNobody
+	if n != nil {
+		if naming = n.as(who.name, between, known); side == sideBegin && n.source != s.opt.Name {
+			naming = namesOther // a guest of another host is nobody's to record here
+		}
+	}
+	switch decideParty(side, record, by, naming) {
+	case yes:
+		return nil
+	case byRight:
+		return Demand(ctx, pki.RightConduct, Deed{Doing: "let host " + who.name + " conduct a move of instance " + instance, Migration: migration, Instance: instance})
+	}
+	doing := "let host " + who.name + " ask a verb of migration " + migration
+	if !known {
+		if n != nil && naming == namesOther {
+			other := n.source
+			if n.conducts && n.conductor != "" {
+				other = n.conductor
+			}
+			return fault.Refuse(fault.Forbidden, doing, fault.Reason{
+				Code: "not_a_party", Message: "host " + who.name + " asks, and the request says that host " + other + " conducts it", Want: other, Have: who.name, Change: "ask from host " + other,
+			})
+		}
+		return fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host that host " + who.name + " conducts", Have: who.name,
+			Change: "begin one: on its source, or with --share-nothing on a host that may conduct it",
+		})
+	}
+	message := "host " + who.name + " is not the host that this migration is recorded with as its conductor (" + between.Conductor + ")"
+	if who.name == between.Conductor {
+		message = "the request names another source than is recorded here (" + between.Source + ")"
+	}
+	return fault.Refuse(fault.Forbidden, doing, fault.Reason{
+		Code: "not_a_party", Message: message, Want: between.Conductor, Have: who.name, Change: "ask from host " + between.Conductor,
+	})
+}
+
+// relate says what is recorded, and what a host is to it.
+func relate(b Between, known bool, who string) (recorded, relation) {
+	record := recordedOrdinary
+	switch {
+	case !known:
+		return recordedNothing, relationNone
+	case b.Conductor != b.Source:
+		record = recordedApart
+	}
+	switch who {
+	case b.Source:
+		return record, relationSource
+	case b.Conductor:
+		return record, relationConductor
+	case b.Destination:
+		return record, relationDestination
+	}
+	return record, relationNone
+}
+
+// as says whom the arguments name, seen from who asks.
+func (n named) as(who string, b Between, known bool) naming {
+	switch {
+	case known && n.source != b.Source && !(n.gives && n.source == b.Destination):
+		return namesOther
+	case known && n.gives && who == b.Conductor && who != b.Source:
+		return namesConductor // also where it gives the token back that it had as the destination
+	case n.evacuates && n.source != who && (!n.conducts || n.conductor == who):
+		return namesEvacuator
+	case n.source == who && (n.conductor == "" || n.conductor == who):
+		return namesCaller
+	case n.source == who || n.conducts && n.conductor != who:
+		return namesOther
+	}
+	return namesConductor
+}

@@ -1,0 +1,99 @@
+package agent
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/agent/api"
+	"berth/fleet"
+	"berth/internal/fault"
+)
+
+// TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut: a firewall in front of one
+// host refuses as a dead etcd does, and that host has to be reset before its lease ends.
+func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *testing.T) {
+	without := api.StoreSeen{Asked: true, Age: time.Second}
+	served := api.StoreSeen{Asked: true, Served: true, Age: time.Second}
+	old := api.StoreSeen{Asked: true, Age: 5 * time.Second} // half of the window are 4 s
+	for name, tt := range map[string]struct {
+		others []api.StoreSeen // by host-0, host-1, …; one without a word is silent
+		dead   int             // the last of them count as dead
+		lives  bool
+	}{
+		"a fleet of one":                        {nil, 0, true},
+		"the other of two is not served either": {[]api.StoreSeen{without}, 0, true},
+		"the other of two is silent":            {[]api.StoreSeen{{}}, 0, false},
+		"the other of two is served":            {[]api.StoreSeen{served}, 0, false},
+		"the other of two says what was":        {[]api.StoreSeen{old}, 0, false},
+		"the other of two counts as dead":       {[]api.StoreSeen{{}}, 1, true},
+		"one of two others":                     {[]api.StoreSeen{without, {}}, 0, false},
+		"two of three others":                   {[]api.StoreSeen{without, {}, without}, 0, true},
+		"two of four others":                    {[]api.StoreSeen{without, without, {}, {}}, 0, false},
+		"all that answer are served but one":    {[]api.StoreSeen{without, served, served}, 0, false},
+		"one that keeps no lease says nothing":  {[]api.StoreSeen{{Served: true}, without, without}, 0, true},
+		"of those that are left after one died": {[]api.StoreSeen{without, without, {}, {}}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			vigilance(t, func(t *testing.T, w *watched) {
+				w.set(func() { w.others = map[string]api.StoreSeen{} })
+				for i, word := range tt.others {
+					host := "host-" + strconv.Itoa(i)
+					if err := w.records.PutHost(t.Context(), fleet.Host{Name: host, Boot: "boot-1"}); err != nil {
+						t.Fatal(err)
+					}
+					if i >= len(tt.others)-tt.dead {
+						if _, err := w.records.DeclareDead(t.Context(), fleet.Death{Host: host, Proof: fleet.ProofFenced}); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if word != (api.StoreSeen{}) {
+						w.set(func() { w.others[host] = word })
+					}
+				}
+				w.pass(2 * time.Minute) // who the others are is read each minute
+				w.cut(true)
+				w.set(func() { w.refused = true })
+				if tt.lives {
+					w.pass(time.Hour)
+				} else {
+					w.pass(20 * time.Second)
+				}
+				if was, _ := w.reset(); was == tt.lives {
+					t.Fatalf("reset %v; the lease stands %v: %s", was, w.alive(), w.health("lease").Detail)
+				}
+				if ago := w.vigil.now() - w.standing().Begun; tt.lives && len(w.others) > 0 && ago < without.Age {
+					t.Errorf("fed by a proof of %s ago, of hosts that have asked before that", ago)
+				}
+				if c := w.health("lease"); tt.lives != (c.Reasons[0].Code == "lease_no_quorum") || !tt.lives && !strings.Contains(c.Detail, "etcd refuses") {
+					t.Errorf("health of the lease %+v", c)
+				}
+				w.set(func() { w.broken = true }) // what follows is of a host that is not there any more
+			})
+		})
+	}
+}
+
+// TestVigil_TellsOthersHowTheStoreAnswers: with what it has seen itself, and how long ago.
+func TestVigil_TellsOthersHowTheStoreAnswers(t *testing.T) {
+	vigilance(t, func(t *testing.T, w *watched) {
+		w.pass(time.Minute)
+		if got := w.storeSeen(); !got.Asked || !got.Served || got.Age > 2*time.Second {
+			t.Errorf("while it serves: %+v", got)
+		}
+		w.cut(true)
+		w.pass(5 * time.Second)
+		if got := w.storeSeen(); !got.Asked || got.Served || got.Age > 2*time.Second {
+			t.Errorf("while it does not: %+v", got)
+		}
+		w.set(func() { w.broken = true }) // it is not fed
+	})
+	for err, want := range map[error]bool{
+		nil: true, fault.New(fault.Forbidden, "no"): true, fault.New(fault.Unavailable, "silent"): false, fault.New(fault.InDoubt, "lost"): false,
+	} {
+		if got := servedBy(err); got != want {
+			t.Errorf("after %v it counts as served: %v", err, got)
+		}
+	}
+}

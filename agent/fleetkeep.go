@@ -1,0 +1,220 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"berth/claims"
+	"berth/fleet"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// keptRecord is one guest's record.
+type keptRecord struct {
+	mark string        // host.RecordMark when it was right
+	next time.Duration // looked at again then, whatever the mark; on the boot clock
+	last time.Duration // looked at
+}
+
+// keepHost keeps this host's own record. One that is not what was seen last is of a store that
+// was restored: then nothing is believed to be written.
+func (k *keeper) keepHost(ctx context.Context) error {
+	now, err := k.records.Host(ctx, k.a.name)
+	if err != nil {
+		return err
+	}
+	if was := k.self; was != nil && now.UpdatedAt.Before(was.UpdatedAt) {
+		k.a.log.Warn("the fleet's records are older than they were: all of this host's are looked at again", "was", was.UpdatedAt, "is", now.UpdatedAt)
+		clear(k.owned)
+		k.looked = false
+	}
+	want := now
+	want.ProviderUUID, want.Boot = k.a.uuid, k.a.rt.Boot().ID
+	d, err := k.a.host.Describe(ctx)
+	if err != nil {
+		k.self = &now
+		return err
+	}
+	want.HostUUID = d.HostUUID
+	if want.Description, err = json.Marshal(d); err != nil {
+		return err
+	}
+	if string(want.Description) != string(now.Description) || want.HostUUID != now.HostUUID || want.ProviderUUID != now.ProviderUUID || want.Boot != now.Boot {
+		if err := k.records.PutHost(ctx, want); err != nil {
+			return err
+		}
+		if now, err = k.records.Host(ctx, k.a.name); err != nil {
+			return err
+		}
+	}
+	k.self = &now
+	return nil
+}
+
+// keep looks at the records that may be wrong, the one that waits longest first.
+func (k *keeper) keep(ctx context.Context) error {
+	now := k.a.rt.Boot().Since
+	type due struct {
+		inst claims.Instance
+		mark string
+		last time.Duration
+	}
+	var list []due
+	here := map[string]bool{}
+	for _, inst := range k.a.host.Owned() {
+		here[inst.UUID] = true
+		if _, waits := k.a.host.Unconfirmed(inst.UUID); waits {
+			continue
+		}
+		mark := k.a.host.RecordMark(inst.UUID) + k.a.host.OnMove(inst.UUID)
+		was := k.owned[inst.UUID]
+		switch {
+		case was == nil:
+			list = append(list, due{inst, mark, -1})
+		case now >= was.next, was.mark != mark && now >= was.last+keepEvery:
+			list = append(list, due{inst, mark, was.last})
+		}
+	}
+	maps.DeleteFunc(k.owned, func(id string, _ *keptRecord) bool { return !here[id] })
+	// First what a hook without an agent goes by, then what a guest is taken by.
+	if err := k.mark(); err != nil {
+		return err
+	}
+	slices.SortStableFunc(list, func(a, b due) int { return int(a.last - b.last) })
+	var stopped error
+	for _, d := range list[:min(len(list), keepEach)] {
+		err := k.put(ctx, d.inst)
+		next := now + keepAgain + spread(d.inst.UUID)
+		if err != nil {
+			next, d.mark = now+keepRetry, ""
+		}
+		k.owned[d.inst.UUID] = &keptRecord{mark: d.mark, next: next, last: now}
+		k.fail(d.inst.UUID, err)
+		if ctx.Err() != nil {
+			break
+		}
+		if storeSilent(err) {
+			stopped = err // so are the others
+			break
+		}
+	}
+	k.mu.Lock()
+	k.kept = len(k.owned)
+	maps.DeleteFunc(k.failed, func(id string, _ error) bool { return !here[id] && k.giving[id] == "" })
+	k.mu.Unlock()
+	return errors.Join(stopped, k.drop(ctx))
+}
+
+// put makes the record of a guest right. Of one that is on a move what it was before stays, and
+// that it moves is added: the hypervisor has other things to do.
+func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
+	ctx, cancel := k.a.rt.WithTimeout(ctx, keepPatience)
+	defer cancel()
+	was, _, err := k.records.Instance(ctx, inst.UUID)
+	there := err == nil
+	if err != nil && (!errors.Is(err, fault.NotFound) || hasReason(err, fleet.NoStore)) {
+		return errStore{err}
+	}
+	want := fleet.Instance{UUID: inst.UUID, Name: inst.Name, Host: k.a.name, Epoch: inst.Token.Epoch, Moving: k.a.host.OnMove(inst.UUID)}
+	same := there && was.Host == want.Host && was.Epoch == want.Epoch
+	if want.Moving != "" && same && len(was.Guest) > 0 {
+		want.Guest = was.Guest
+	} else {
+		g, err := k.a.host.Record(ctx, inst.UUID)
+		if err != nil {
+			return err
+		}
+		want.Name = g.Name
+		if want.Guest, err = json.Marshal(g); err != nil {
+			return err
+		}
+		if same && atRest(was.Guest) == atRest(want.Guest) {
+			want.Guest = was.Guest // only what changes with each write differs
+		}
+	}
+	if same && want.Moving == was.Moving && want.Name == was.Name && string(want.Guest) == string(was.Guest) {
+		return nil
+	}
+	if k.written[inst.UUID] != want.Epoch {
+		if err := k.noteWritten(ctx, inst.UUID, want.Epoch); err != nil {
+			return err
+		}
+	}
+	ahead, err := k.records.PutInstance(ctx, want)
+	switch {
+	case err != nil:
+		switch {
+		case hasReason(err, "epoch_twice"), hasReason(err, "ledger_behind"):
+			k.looked = false // it is held
+		case hasReason(err, "declared_dead"):
+			k.asks = 0
+		}
+		return errStore{err}
+	case ahead != nil:
+		k.looked = false // it gives way
+	}
+	return nil
+}
+
+// noteWritten makes durable that a record of a guest may be in the store, so that it goes when
+// the guest was deleted.
+func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error {
+	raw, err := json.Marshal(epoch)
+	if err != nil {
+		return err
+	}
+	if err := k.a.db.Put(ctx, bucketAgent, prefixFleet+id, raw); err != nil {
+		return err
+	}
+	k.written[id] = epoch
+	return nil
+}
+
+// drop deletes the records of guests that this host wrote and has deleted since. Of one that has
+// left its new host writes it.
+func (k *keeper) drop(ctx context.Context) error {
+	done := 0
+	for _, id := range slices.Sorted(maps.Keys(k.written)) {
+		inst, known := k.a.tracker.Instance(id)
+		if known && inst.Token.State != claims.TokenSurrendered {
+			continue
+		}
+		if done++; done > keepEach {
+			break
+		}
+		if !known {
+			if err := k.records.DropInstance(ctx, id, k.a.name, k.written[id]); err != nil {
+				return err
+			}
+		}
+		if err := k.a.db.Delete(ctx, bucketAgent, prefixFleet+id); err != nil {
+			return err
+		}
+		delete(k.written, id)
+	}
+	return nil
+}
+
+// atRest is a guest without what changes by itself while it runs.
+func atRest(raw json.RawMessage) string {
+	var g migration.Guest
+	if json.Unmarshal(raw, &g) != nil {
+		return ""
+	}
+	for i := range g.Disks {
+		g.Disks[i].ActualSize = 0
+		for j := range g.Disks[i].Chain {
+			g.Disks[i].Chain[j].ActualSize = 0
+		}
+	}
+	out, err := json.Marshal(g)
+	if err != nil {
+		return ""
+	}
+	return string(out)
+}

@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"berth/fleet"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// evacuations are the fleet's records as the conductor of an evacuation asks them.
+type evacuations struct {
+	records func() (*fleet.Records, error)
+	// prove gives the death of a host with its revision, or fault.Forbidden with what is known.
+	prove func(ctx context.Context, host, by string) (fleet.Death, uint64, error)
+	self  string
+}
+
+var _ migration.Fleet = evacuations{}
+
+// Lost implements migration.Fleet.
+func (e evacuations) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {
+	g, err := e.lost(ctx, instance)
+	return g, fault.Wrap(err, "read what is known of instance %s, whose host is lost", instance)
+}
+
+func (e evacuations) lost(ctx context.Context, instance string) (migration.LostGuest, error) {
+	none := migration.LostGuest{}
+	records, err := e.records()
+	if err != nil {
+		return none, err
+	}
+	rec, revision, err := records.Instance(ctx, instance)
+	if err != nil {
+		return none, storeThere(err)
+	}
+	death, deathRevision, err := e.prove(ctx, rec.Host, "host:"+e.self)
+	if err != nil {
+		return none, err
+	}
+	// The evacuation that has brought it to this host is none that takes it away: its token is here.
+	if rec.Moving != "" && rec.Moving != rec.Migration {
+		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "on_a_move", Message: "when host " + rec.Host + " was lost, the guest was on migration " + rec.Moving + ", which may have taken it elsewhere", Have: rec.Moving,
+			Change: "berth migration settle " + rec.Moving + " --guest-is-at HOST --gone " + rec.Host + ` --because "what you have checked"`,
+		})
+	}
+	var g migration.Guest
+	if err := json.Unmarshal(rec.Guest, &g); err != nil {
+		return none, fault.New(fault.Internal, "its record cannot be read: %w", err)
+	}
+	// One that was lost twice, before its second host could write it, is still described as the first
+	// had it; the epoch is the record's.
+	g.Epoch = rec.Epoch
+	h, err := records.Host(ctx, rec.Host)
+	if err != nil {
+		return none, storeThere(err)
+	}
+	source := migration.Description{}
+	if len(h.Description) > 0 {
+		if err := json.Unmarshal(h.Description, &source); err != nil {
+			return none, fault.New(fault.Internal, "the record of host %s cannot be read: %w", rec.Host, err)
+		}
+	}
+	source.Name = rec.Host
+	if source.ProviderUUID == "" {
+		source.ProviderUUID, source.HostUUID = h.ProviderUUID, h.HostUUID
+	}
+	return migration.LostGuest{
+		Guest: g, Source: source, Record: revision, Death: deathRevision,
+		Proof: migration.DeathProof{Proof: string(death.Proof), By: death.By, Because: death.Because, At: death.At},
+	}, nil
+}
+
+// storeThere tells a record that is not there from a store that is not.
+func storeThere(err error) error {
+	if errors.Is(err, fault.NotFound) && hasReason(err, fleet.NoStore) {
+		return noFleetStore()
+	}
+	return err
+}
+
+func taking(ref migration.Ref, g migration.LostGuest, to string) fleet.TakeOver {
+	return fleet.TakeOver{
+		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Source: g.Source.Name, To: to,
+		Epoch: g.Guest.Epoch, Record: g.Record, Death: g.Death,
+	}
+}
+
+// TakeOver implements migration.Fleet.
+func (e evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migration.LostGuest, to string) (migration.Commit, error) {
+	records, err := e.records()
+	if err != nil {
+		return migration.Commit{}, err
+	}
+	in, err := records.TakeOver(ctx, taking(ref, g, to))
+	if err != nil {
+		return migration.Commit{}, err
+	}
+	return migration.Commit{
+		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: in.Epoch, From: g.Source.Name, To: to, Power: g.Guest.PowerState,
+	}, nil
+}
+
+// GiveUp implements migration.Fleet.
+func (e evacuations) GiveUp(ctx context.Context, ref migration.Ref, g migration.LostGuest) error {
+	records, err := e.records()
+	if err != nil {
+		return err
+	}
+	return records.GiveUp(ctx, taking(ref, g, e.self))
+}
+
+// Cleaned implements migration.Fleet.
+func (e evacuations) Cleaned(ctx context.Context, ref migration.Ref, source string) (bool, error) {
+	records, err := e.records()
+	if err != nil {
+		return false, err
+	}
+	left, err := records.Evacuated(ctx, source)
+	if err != nil {
+		return false, err
+	}
+	return !slices.ContainsFunc(left, func(l fleet.Evacuated) bool { return l.Migration == ref.Migration }), nil
+}
+
+// Holder implements migration.Fleet.
+func (e evacuations) Holder(ctx context.Context, instance string) (host string, epoch uint64, err error) {
+	records, err := e.records()
+	if err != nil {
+		return "", 0, err
+	}
+	in, _, err := records.Instance(ctx, instance)
+	return in.Host, in.Epoch, storeThere(err)
+}
+
+// prove gives the death of a host with its revision, or what is known of it.
+func (a *Agent) prove(ctx context.Context, host, by string) (fleet.Death, uint64, error) {
+	return a.deaths.Prove(ctx, host, by)
+}
+
+func notDead(host string) fault.Reason {
+	return fault.Reason{
+		Code: "not_dead", Message: "host " + host + " does not count as dead", Change: "berth host fence " + host + ", or berth host declare-dead " + host + ` --because "how you know"`,
+	}
+}

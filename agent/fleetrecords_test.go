@@ -1,0 +1,46 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"berth/fleet"
+	"berth/fleet/fleettest"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+)
+
+// TestEvacuations_AGuestThatItsHostWasJustGivenIsLostWithThatHost: while an evacuation is not
+// finished its destination says that the guest is on it, and has the token all the same.
+func TestEvacuations_AGuestThatItsHostWasJustGivenIsLostWithThatHost(t *testing.T) {
+	for _, tt := range []struct {
+		moving string
+		codes  []string
+	}{{"", nil}, {"the evacuation", nil}, {"another move", []string{"on_a_move"}}} {
+		ctx := t.Context()
+		rt := &runtime.System{}
+		records := fleet.New(fleettest.NewMemory(rt).Client("b"), rt)
+		in := fleet.Instance{UUID: "vm", Name: "vm", Host: "b", Epoch: 2, Guest: []byte(`{}`), Migration: "the evacuation", Attempt: 1, Moving: tt.moving}
+		if _, err := records.PutInstance(ctx, in); err != nil {
+			t.Fatal(err)
+		}
+		if err := records.PutHost(ctx, fleet.Host{Name: "b", ProviderUUID: "rp-b"}); err != nil {
+			t.Fatal(err)
+		}
+		e := evacuations{
+			records: func() (*fleet.Records, error) { return records, nil },
+			prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
+				return fleet.Death{Host: "b", Proof: fleet.ProofFenced}, 1, nil
+			},
+		}
+		g, err := e.Lost(ctx, "vm")
+		var codes []string
+		for _, r := range fault.ReasonsOf(err) {
+			codes = append(codes, r.Code)
+		}
+		if !slices.Equal(codes, tt.codes) || err == nil && (g.Guest.Epoch != 2 || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") {
+			t.Errorf("moving %q: %+v, %v", tt.moving, g, err)
+		}
+	}
+}

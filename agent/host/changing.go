@@ -1,0 +1,139 @@
+package host
+
+import (
+	"context"
+
+	"berth/agent/host/change"
+	"berth/agent/host/remake"
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// The verbs' short names for what packages change and remake keep.
+type (
+	changing    = change.Record
+	changedDisk = remake.Disk
+)
+
+const (
+	stepApplyChange  = change.StepApply
+	stepKeepUnchange = change.StepKeepUnapply
+	memoryChange     = change.Memory
+)
+
+func (h *Host) newBench() *remake.Bench {
+	return remake.New(remake.Options{Files: h.files, Runtime: h.rt, Agent: h.ctx, Spawn: h.spawn})
+}
+
+// newChanges makes the room of changes in place.
+func (h *Host) newChanges() *change.Changes {
+	return change.New(change.Options{
+		Host: h.o.Name, Tracker: h.tracker, Memory: h.memory, Phases: h.phases, Driver: h.driver, Logger: h.log,
+		Guests: changedGuests{h}, Files: h.files, Bench: h.bench, Aliases: h.aliases,
+	})
+}
+
+// PlanChange implements migration.ColdVerbs.
+func (h *Host) PlanChange(ctx context.Context, instance string, c migration.Change) (migration.Wanted, error) {
+	return h.changer.Plan(ctx, instance, c)
+}
+
+// PrepChange implements migration.InPlaceVerbs.
+func (h *Host) PrepChange(ctx context.Context, ref migration.Ref, p migration.PrepRequest) error {
+	h.hear(ref)
+	return h.changer.Prepare(ctx, ref, p)
+}
+
+// RollbackPrepChange implements migration.InPlaceVerbs.
+func (h *Host) RollbackPrepChange(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return h.changer.RollbackPrepare(ctx, ref)
+}
+
+// ApplyChange implements migration.InPlaceVerbs.
+func (h *Host) ApplyChange(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return h.changer.Apply(ctx, ref)
+}
+
+// UnapplyChange implements migration.InPlaceVerbs.
+func (h *Host) UnapplyChange(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return h.changer.Unapply(ctx, ref)
+}
+
+// StartChanged implements migration.InPlaceVerbs.
+func (h *Host) StartChanged(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return h.changer.Start(ctx, ref)
+}
+
+// FinishChange implements migration.InPlaceVerbs.
+func (h *Host) FinishChange(ctx context.Context, ref migration.Ref) error {
+	h.hear(ref)
+	return h.changer.Finish(ctx, ref)
+}
+
+// changedGuests implements change.Guests.
+type changedGuests struct{ h *Host }
+
+func (g changedGuests) Managing() error { return g.h.managing("") }
+
+func (g changedGuests) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
+	return g.h.inspect(ctx, instance)
+}
+
+func (g changedGuests) Here(inst claims.Instance) error { return g.h.tokenHere(inst) }
+
+func (g changedGuests) Off(ctx context.Context, instance string) (driver.Domain, error) {
+	d, exists, err := g.h.domain(ctx, instance)
+	switch {
+	case err != nil:
+		return d, err
+	case !exists:
+		return d, gone("the ledger has it, libvirt on " + g.h.o.Name + " has no such domain")
+	case d.Active():
+		return d, fault.New(fault.Busy, "guest %s is %s (%s): power it off first", d.Name, d.State, d.Reason)
+	case !d.Persistent:
+		return d, fault.Refuse(fault.Forbidden, "", notPersistent(d.Name))
+	}
+	return d, g.h.stays(d)
+}
+
+func (g changedGuests) Wish(ref migration.Ref) (migration.PowerState, bool, error) {
+	off, found, err := recall[poweredOff](g.h, ref, memoryPower)
+	return off.Power, found, err
+}
+
+func (g changedGuests) Start(ctx context.Context, instance string, power migration.PowerState) error {
+	return g.h.startAs(ctx, instance, power)
+}
+
+func (g changedGuests) Changed(ref migration.Ref) bool { return g.h.changed(ref) }
+
+func (g changedGuests) TakenBack(by claims.Owner) bool { return g.h.takenBack(by) }
+
+func (g changedGuests) Definition(guest migration.Guest, w migration.Wanted, c claims.Claim, meta domainxml.Metadata) (string, error) {
+	return g.h.resizedDocument(guest, w, c, meta, false)
+}
+
+func (g changedGuests) Relax(ctx context.Context) { g.h.relax(ctx) }
+
+// What follows are the short names of moves that make disks anew.
+
+func (h *Host) buildDisk(ctx context.Context, ref migration.Ref, d *changedDisk, image *migration.Image) error {
+	return h.bench.Build(ctx, ref, d, image)
+}
+
+func (h *Host) stopCopies(ctx context.Context, ref migration.Ref) error {
+	return h.bench.Stop(ctx, ref)
+}
+
+func (h *Host) spaceFor(no *refusal, path string, bytes int64) error {
+	return h.bench.Room(&no.Refusal, path, bytes)
+}
+
+func mayReplace(d domainxml.Disk) error { return remake.MayReplace(d) }

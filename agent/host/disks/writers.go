@@ -1,0 +1,218 @@
+package disks
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth/internal/fault"
+)
+
+// Writer is a process that has a file open for writing.
+type Writer struct {
+	Path string
+	Name string // the process's own (comm); empty where nobody could name it
+	PID  int    // 0 likewise
+}
+
+// String names the process as people look for it.
+func (w Writer) String() string {
+	if w.PID == 0 {
+		return "a process that cannot be named from here"
+	}
+	return fmt.Sprintf("%s (pid %d)", w.Name, w.PID)
+}
+
+// Writers finds who has one of these files or block devices open for writing, in the
+// order of the paths. A path at which nothing is has no writer. Three are asked, since
+// none of them knows all:
+//
+//   - the kernel, by a lease: fcntl(2) gives no read lease on a file that anybody has open
+//     for writing, in whatever namespace, or as a loop device. Where it gives one, nobody
+//     on this host has, and the processes need not be looked through. NFSv4 and SMB refuse
+//     one also where the server has not delegated the file, which says nothing;
+//   - QEMU's own lock on the byte that stands for the permission to write
+//     (docs/system/qemu-block-drivers, "Disk image file locking"; block/file-posix.c,
+//     RAW_LOCK_PERM_BASE and BLK_PERM_WRITE), which NFS carries to other hosts;
+//   - /proc/PID/fd, which alone has a name. A process that may not be looked at is passed
+//     over: the other two know of it all the same.
+//
+// A device has neither lease nor lock, and is looked for in /proc alone.
+func (f Files) Writers(paths ...string) ([]Writer, error) {
+	var out []Writer
+	var open []watched
+	for _, path := range paths {
+		w, found, err := f.watch(path)
+		if err != nil {
+			return nil, fault.New(fault.Internal, "look who writes to %s: %w", path, err)
+		}
+		if found {
+			open = append(open, w)
+		}
+	}
+	if len(open) == 0 {
+		return nil, nil
+	}
+	named, err := writersIn("/proc", open)
+	if err != nil {
+		return nil, fault.New(fault.Internal, "look who writes to %s: %w", open[0].path, err)
+	}
+	for i, w := range open {
+		if len(named[i]) == 0 && w.written {
+			named[i] = []Writer{{Path: w.path}}
+		}
+		out = append(out, named[i]...)
+	}
+	return out, nil
+}
+
+// watched is a file whose writers are looked for.
+type watched struct {
+	path    string
+	name    string // the last part of its path without links
+	device  bool
+	dev     uint64 // of a device its own number, else its filesystem's
+	inode   uint64
+	written bool // somebody has it open for writing, whoever
+}
+
+// watch looks at one path; false when nobody on this host writes to it for certain.
+func (f Files) watch(path string) (watched, bool, error) {
+	at, err := f.open(path, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return watched{}, false, nil
+	case err != nil:
+		return watched{}, false, err
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return watched{}, false, err
+	}
+	w := watched{path: path, name: filepath.Base(path), dev: st.Dev, inode: st.Ino}
+	if real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", at)); err == nil {
+		w.name = filepath.Base(real)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		w.device, w.dev = true, st.Rdev
+		return w, true, nil
+	}
+	fd, err := f.open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, unix.RESOLVE_NO_MAGICLINKS)
+	if err != nil {
+		return w, false, err
+	}
+	defer unix.Close(fd)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return w, false, err
+	}
+	_, leased := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
+	if leased == nil {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK); err != nil {
+			return w, false, err
+		}
+	}
+	var alone bool
+	alone, w.written = leaseSays(leased, int64(fs.Type))
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: unix.SEEK_SET, Start: mayWriteByte, Len: 1}
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lock); err == nil && lock.Type != unix.F_UNLCK {
+		w.written = true
+	}
+	return w, w.written || !alone, nil
+}
+
+// leaseSays reads the answer to a read lease on a file of that filesystem (statfs(2)): nobody
+// on this host writes to it, somebody does, or neither is known. Any error but EAGAIN is a
+// filesystem without leases.
+func leaseSays(err error, filesystem int64) (alone, written bool) {
+	switch uint32(filesystem) {
+	case unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC:
+		// EAGAIN without a delegation or an oplock, whoever writes (nfs4_setlease, cifs_setlease).
+		return err == nil, false
+	}
+	return err == nil, errors.Is(err, unix.EAGAIN)
+}
+
+// mayWriteByte is RAW_LOCK_PERM_BASE (100) and the number of the bit BLK_PERM_WRITE (1).
+const mayWriteByte = 101
+
+// writersIn looks through the descriptors of all processes. Nothing there is followed
+// before its fdinfo has said that it may be one that is looked for: a stat of another
+// process's file waits for ever when that is on a server which does not answer.
+func writersIn(proc string, files []watched) ([][]Writer, error) {
+	out := make([][]Writer, len(files))
+	all, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range all {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join(proc, p.Name())
+		descriptors, err := os.ReadDir(filepath.Join(dir, "fd"))
+		if err != nil {
+			continue // it has ended, or may not be looked at
+		}
+		for _, fd := range descriptors {
+			i := whichIsWritten(dir, fd.Name(), files)
+			if i < 0 || slices.ContainsFunc(out[i], func(w Writer) bool { return w.PID == pid }) {
+				continue
+			}
+			comm, _ := os.ReadFile(filepath.Join(dir, "comm")) // one that has ended meanwhile has none
+			out[i] = append(out[i], Writer{Path: files[i].path, Name: strings.TrimSpace(string(comm)), PID: pid})
+		}
+	}
+	return out, nil
+}
+
+// whichIsWritten is the file that a descriptor writes to; -1 for none of them.
+func whichIsWritten(dir, fd string, files []watched) int {
+	info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd))
+	if err != nil {
+		return -1
+	}
+	flags, inode := fdinfo(info)
+	if mode := flags & unix.O_ACCMODE; mode != unix.O_WRONLY && mode != unix.O_RDWR || flags&unix.O_PATH != 0 {
+		return -1
+	}
+	link, _ := os.Readlink(filepath.Join(dir, "fd", fd)) // empty: it is closed by now
+	for i, w := range files {
+		// The inode is told since Linux 5.14; some filesystems have two numbers for it.
+		if inode != w.inode && filepath.Base(link) != w.name {
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, "fd", fd), &st); err != nil {
+			continue
+		}
+		if w.device && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == w.dev || !w.device && st.Dev == w.dev && st.Ino == w.inode {
+			return i
+		}
+	}
+	return -1
+}
+
+// fdinfo reads what proc_pid_fdinfo(5) has in every kind of descriptor. The inode is 0 on
+// kernels that do not tell it.
+func fdinfo(text []byte) (flags int64, inode uint64) {
+	for line := range bytes.Lines(text) {
+		key, value, _ := strings.Cut(string(line), ":")
+		switch value = strings.TrimSpace(value); key {
+		case "flags":
+			flags, _ = strconv.ParseInt(value, 8, 64)
+		case "ino":
+			inode, _ = strconv.ParseUint(value, 10, 64)
+		}
+	}
+	return flags, inode
+}

@@ -1,0 +1,58 @@
+package remake
+
+import (
+	"slices"
+
+	"berth/agent/host/disks"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// RootDisk is the disk that a flavor's size and an image are for: the first that the
+// guest writes.
+func RootDisk(doc *domainxml.Doc) (domainxml.Disk, error) {
+	for _, d := range doc.Disks() {
+		if d.ReadOnly || d.Source == "" || d.Device != "disk" && d.Device != "lun" {
+			continue
+		}
+		if d.Format == "" {
+			d.Format = "raw"
+		}
+		return d, nil
+	}
+	return domainxml.Disk{}, fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "no_root_disk", Message: "the guest has no disk that it writes, which an image could be for",
+		Change: "attach one first, or create the guest anew from the image",
+	})
+}
+
+// MayReplace refuses a root disk that is not this host's to make anew, and says whose it is.
+func MayReplace(d domainxml.Disk) error {
+	refuse := func(code, message, change string) error {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{Code: code, Message: message, Have: d.Source, Change: change})
+	}
+	switch what := "root disk " + d.Target + " (" + d.Source + ")"; {
+	case d.Type != "file":
+		return refuse("root_not_a_file", what+" is of type "+d.Type+": its storage gives it another image, no host does",
+			"have whoever keeps that storage do it")
+	case d.Shareable:
+		return refuse("root_shareable", what+" may be in use by other guests", "change it by hand while all of them are off")
+	case d.Format != "raw" && d.Format != "qcow2":
+		return refuse("disk_format", what+" is of format "+d.Format+": want raw or qcow2", "convert it with qemu-img while the guest is off")
+	}
+	return nil
+}
+
+// WholeImage refuses an image that needs other files: its header was written by whoever made
+// it, and would have the host read any file into the guest's disk.
+func WholeImage(image migration.Image, img disks.Image) error {
+	below := slices.Concat(img.Backing, img.Outside)
+	if len(below) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "image_not_whole", Message: "image " + image.Path + " names another file that it needs: " + below[0], Have: below[0],
+		Change: "make it whole: qemu-img convert -O " + image.Format,
+	})
+}

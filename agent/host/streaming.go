@@ -1,0 +1,188 @@
+package host
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"berth/agent/host/disks"
+	"berth/agent/host/streams"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// What others know of streams by this package's name; see package streams.
+type (
+	Streams     = streams.Processes
+	StreamOrder = streams.Order
+	StreamEnds  = streams.Ends
+)
+
+// The verbs' short names for what package streams remembers of a stream, and decides by it.
+type (
+	streaming = streams.Asked
+	streamed  = streams.Ended
+	result    = streams.Result
+)
+
+const (
+	stepStream   = streams.Step
+	memoryStream = streams.MemoryAsked
+	memoryResult = streams.MemoryEnded
+
+	resultNone   = streams.None
+	resultLeft   = streams.Left
+	resultUndone = streams.Undone
+	resultLost   = streams.Lost
+)
+
+// copiedDisk is a disk that leaves by copy: its file here goes in the end.
+type copiedDisk = disks.Moved
+
+// cleanupTimeout bounds what is still written after a caller has gone.
+// Arbitrary: many fsyncs, one of a slow disk.
+const cleanupTimeout = 10 * time.Second
+
+// newStreams makes the room of streams.
+func (h *Host) newStreams() *streams.Streams {
+	return streams.New(streams.Options{
+		Host: h.o.Name, Tracker: h.tracker, Memory: h.memory, Driver: h.driver, Runtime: h.rt, Logger: h.log,
+		Guests: leavingGuests{h}, Spawn: h.spawnUntilClose,
+		Processes: h.o.Streams, Transport: h.o.Transport, TLS: h.o.StreamTLS, Poll: h.o.Poll, Agree: h.o.Agree,
+	})
+}
+
+// StartStream implements migration.SourceVerbs.
+func (h *Host) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return h.streams.Start(ctx, ref, s)
+}
+
+// StreamStatus implements migration.SourceVerbs.
+func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+	ledger, epoch := h.ledger(ref), h.epoch(ref.Instance)
+	settled := ""
+	if w, ok := h.WordOn(ref); ok {
+		settled = w.GuestIsAt
+	}
+	st, err := h.streams.Status(ctx, ref)
+	st.Ledger, st.Epoch, st.Settled = ledger, epoch, settled
+	return st, err
+}
+
+// AwaitStream implements migration.StreamWaiter.
+func (h *Host) AwaitStream(ctx context.Context, ref migration.Ref, d time.Duration) error {
+	return h.streams.Await(ctx, ref, d)
+}
+
+// TuneStream implements migration.SourceVerbs.
+func (h *Host) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	return h.streams.Tune(ctx, ref, t)
+}
+
+// openArrival starts the stream by which a guest comes, and says in p how. One that
+// somebody else sends comes by what that tool has.
+func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p *migration.Prepared) error {
+	if h.Foreign(h.owner(ref)) {
+		return nil
+	}
+	return h.streams.OpenArrival(ctx, ref, c, source, p)
+}
+
+// ledger is this host's word on the token, seen from one attempt.
+func (h *Host) ledger(ref migration.Ref) migration.Ledger {
+	inst, ok := h.tracker.Instance(ref.Instance)
+	switch {
+	case h.tracker.CommitRefused(ref.Migration, ref.Attempt) && ok && inst.Token.State == claims.TokenHere:
+		return migration.LedgerReclaimed
+	case ok && inst.Token.State == claims.TokenHere:
+		return migration.LedgerHere
+	}
+	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.From == h.o.Name {
+		return migration.LedgerSurrendered
+	}
+	return migration.LedgerElsewhere
+}
+
+// leavingGuests implements streams.Guests.
+type leavingGuests struct{ h *Host }
+
+func (g leavingGuests) MayLeave(instance string) error {
+	if err := g.h.managing(""); err != nil {
+		return err
+	}
+	inst, ok := g.h.tracker.Instance(instance)
+	if !ok {
+		return fault.New(fault.NotFound, "instance %s is not in the ledger", instance)
+	}
+	return g.h.tokenHere(inst)
+}
+
+func (g leavingGuests) Chosen(d driver.Domain) migration.PowerState { return powerState(d) }
+
+func (g leavingGuests) Copied(text string, targets []string) ([]disks.Moved, error) {
+	doc, err := parseDocument(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []disks.Moved
+	for _, target := range targets {
+		i := slices.IndexFunc(doc.Devices.Disks, func(e diskElement) bool { return e.Target.Dev == target })
+		if i < 0 || doc.Devices.Disks[i].Type != "file" || doc.Devices.Disks[i].path() == "" {
+			return nil, fault.New(fault.Invalid, "disk %s is to be copied and is no file", target)
+		}
+		path := doc.Devices.Disks[i].path()
+		real, _, _, err := g.h.files.Lookup(path)
+		if err != nil {
+			return nil, fault.Wrap(err, "disk %s", target)
+		}
+		files, err := disks.MovedFiles(g.h.files, target, path, real)
+		if err != nil {
+			return nil, fault.Wrap(err, "disk %s", target)
+		}
+		out = append(out, files...)
+	}
+	return out, nil
+}
+
+// What follows are the verbs' short names for package streams and for what it asks of a
+// domain.
+
+const streamLease = streams.Lease
+
+type secLabel = streams.SecLabel
+
+func (h *Host) ownStream(ref migration.Ref) bool { return h.streams.Watches(ref) }
+
+func (h *Host) forgetStream(ctx context.Context, ref migration.Ref) error {
+	return h.streams.Forget(ctx, ref)
+}
+
+func (h *Host) closeStream(ctx context.Context, ref migration.Ref) error {
+	return h.streams.End(ctx, ref)
+}
+
+func (h *Host) keepArrival(ctx context.Context, ref migration.Ref, lease time.Duration) {
+	h.streams.KeepArrival(ctx, ref, lease)
+}
+
+func (h *Host) leftOnRecord(ctx context.Context, ref migration.Ref, d driver.Domain, asked bool, got result) bool {
+	return h.streams.LeftOnRecord(ctx, ref, d, asked, got)
+}
+
+func (h *Host) toldOff(ref migration.Ref) bool { return h.streams.ToldOff(ref) }
+
+func transportReasons(source, dest migration.Description) []fault.Reason {
+	return streams.Differ(source, dest)
+}
+
+func userReasons(doc document, node driver.Node, host string) []fault.Reason {
+	return streams.UserReasons(doc.SecLabels, node, host)
+}
+
+func endedOrLeft(r driver.Reason) bool { return streams.Settles(r) }
+
+func hasLeft(d driver.Domain) bool { return d.HasLeft() }
+
+func view(d driver.Domain, exists bool) migration.DomainView { return streams.View(d, exists) }

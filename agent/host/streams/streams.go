@@ -1,0 +1,137 @@
+package streams
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"berth/agent/host/disks"
+	"berth/agent/host/memory"
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/runtime"
+	"berth/migration"
+)
+
+// Guests is what streams ask of the rest of the host.
+type Guests interface {
+	// MayLeave is nil while this host may let the guest go: it is managed here, and its
+	// token is here. The caller has the instance's turn.
+	MayLeave(instance string) error
+	// Chosen is the power state that the guest's user has chosen, as far as its domain
+	// tells.
+	Chosen(d driver.Domain) migration.PowerState
+	// Copied gives the files behind the disks of these targets, by the guest's document:
+	// exactly they are removed in the end.
+	Copied(domainXML string, targets []string) ([]disks.Moved, error)
+}
+
+// Options are what Streams are made of.
+type Options struct {
+	Host    string // provider's name
+	Tracker *claims.Tracker
+	Memory  *memory.Memory
+	Driver  driver.Driver
+	Runtime runtime.Runtime
+	Logger  *slog.Logger
+	Guests  Guests
+	// Spawn runs f as an actor whose end the host waits for; its context ends when the
+	// agent does. false when that was first.
+	Spawn func(name string, f func(ctx context.Context)) bool
+
+	Processes Processes           // nil: guests come and go by libvirt's TLS alone
+	Transport migration.Transport // how guests come here; empty for libvirt's TLS
+	TLS       bool                // memory and disks by QEMU's own TLS, where libvirt's TLS is the transport
+
+	Poll  time.Duration // how often jobs are looked at
+	Agree time.Duration // four times the time between two looks that must agree that no job is there
+}
+
+// Streams are those of one host. Safe for concurrent use.
+type Streams struct {
+	o   Options
+	log *slog.Logger
+	// migrator is nil where the driver's code knows no live migration.
+	migrator driver.LiveMigrator
+
+	// mu guards the maps. Nothing but map work happens under it, and no other lock is
+	// taken.
+	mu    sync.Mutex
+	watch map[string]*stream // by attempt: actors of this process
+	told  map[string]bool    // by attempt: see noteTold
+
+	// recording makes the results of streams come one after another, and none after its
+	// stream was forgotten: what is known is never overwritten by what is not. Durable
+	// writes happen under it, nothing else; it is taken after an instance's turn, never
+	// before.
+	recording runtime.Lock
+}
+
+// New makes Streams. It reads and writes nothing.
+func New(o Options) *Streams {
+	s := &Streams{o: o, log: o.Logger, watch: map[string]*stream{}, told: map[string]bool{}}
+	s.migrator, _ = o.Driver.(driver.LiveMigrator)
+	return s
+}
+
+// The steps under which streams are remembered; a stream's undo buries Step.
+const (
+	Step        = "stream"
+	MemoryAsked = "stream_asked"
+	MemoryEnded = "stream_result"
+)
+
+// Asked is the record that a stream was asked for.
+type Asked struct {
+	Persistent  bool                 `json:"persistent"` // the source's domain had a definition
+	PowerState  migration.PowerState `json:"power_state"`
+	Destination string               `json:"dest_compute"`
+	DomainXML   string               `json:"domain_xml"` // for hooks, when the domain is gone
+	Copied      []disks.Moved        `json:"copied,omitempty"`
+}
+
+// Ended is the record of what came of a stream.
+type Ended struct {
+	Result Result              `json:"result"`
+	Error  string              `json:"error,omitempty"`
+	Last   *migration.Progress `json:"last,omitempty"` // of the completed job
+}
+
+// Result is what is known of the hypervisor's call.
+type Result string
+
+// The results. None and Lost may become another one, Left and Undone never.
+const (
+	None   Result = ""       // asked for, or about to be
+	Left   Result = "left"   // it ended well, or the domain was seen `shut off (migrated)`
+	Undone Result = "undone" // the hypervisor says that it rolled back
+	Lost   Result = "lost"   // it ended, nobody knows how
+)
+
+func (s *Streams) asked(ref migration.Ref) (Asked, bool, error) {
+	return memory.Recall[Asked](s.o.Memory, ref, MemoryAsked)
+}
+
+func (s *Streams) ended(ref migration.Ref) (Ended, bool, error) {
+	return memory.Recall[Ended](s.o.Memory, ref, MemoryEnded)
+}
+
+func (s *Streams) domain(ctx context.Context, ref migration.Ref) (driver.Domain, bool, error) {
+	return driver.Find(ctx, s.o.Driver, ref.Instance)
+}
+
+// Forget drops what the stream of one attempt remembered. Safe to repeat.
+func (s *Streams) Forget(ctx context.Context, ref migration.Ref) error {
+	if err := s.recording.Lock(ctx, s.o.Runtime); err != nil {
+		return err
+	}
+	defer s.recording.Unlock()
+	s.noteTold(ref, false)
+	for _, step := range []string{MemoryAsked, MemoryEnded} {
+		if err := s.o.Memory.Forget(ctx, ref, step); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent/host"
+	"berth/agent/inventory"
+	"berth/internal/fault"
+	"berth/placement"
+	"berth/placementclient"
+	"berth/topology"
+)
+
+// TestAllocations_AMoveWithoutItsConductor is settled by each of its two hosts, in any order
+// and again: the guest is counted once, where it is, and the migration holds nothing.
+func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
+	const (
+		source   = "33333333-3333-4333-8333-333333333330"
+		dest     = "33333333-3333-4333-8333-333333333331"
+		instance = "11111111-1111-4111-8111-111111111111"
+		move     = "22222222-2222-4222-8222-222222222222"
+	)
+	type held = map[string]placementclient.Resources
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx := t.Context()
+	for name, uuid := range map[string]string{"a": source, "b": dest} {
+		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: uuid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
+			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func(root string) allocations {
+		return allocations{client, func() (*inventory.Tree, bool) {
+			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
+		}}
+	}
+	old, larger := placementclient.Resources{"VCPU": 1, "MEMORY_MB": 64}, placementclient.Resources{"VCPU": 2, "MEMORY_MB": 128}
+	swapped := func() {
+		t.Helper()
+		set := map[string]placementclient.Allocations{}
+		for consumer, want := range map[string]placementclient.Allocations{
+			instance: {Allocations: held{dest: larger}, ConsumerType: placementclient.ConsumerInstance},
+			move:     {Allocations: held{source: old}, ConsumerType: placementclient.ConsumerMigration},
+		} {
+			now, err := client.Allocations(ctx, consumer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want.ProjectID, want.UserID, want.ConsumerGeneration = "p", "u", now.ConsumerGeneration
+			set[consumer] = want
+		}
+		if err := client.PostAllocations(ctx, set); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here := func(root string, r topology.Resources) func() error {
+		return func() error {
+			return at(root).SettleHere(ctx, host.Allocation{Consumer: instance, Resources: r, ProjectID: "p", UserID: "u"}, move)
+		}
+	}
+	keep, take := topology.Resources{VCPUs: 1, MemoryMB: 64}, topology.Resources{VCPUs: 2, MemoryMB: 128}
+	back := func() error { return at(dest).SettleBack(ctx, instance, move, keep) }
+	there := func() error { return at(source).SettleThere(ctx, instance, move) }
+	for name, tt := range map[string]struct {
+		words []func() error
+		want  held
+		gone  bool // the source sees that it was settled elsewhere
+	}{
+		"nobody":                       {nil, held{dest: larger}, false},
+		"the source keeps it":          {[]func() error{here(source, keep)}, held{source: old}, false},
+		"and the destination gives":    {[]func() error{back, here(source, keep)}, held{source: old}, false},
+		"in the other order":           {[]func() error{here(source, keep), back}, held{source: old}, false},
+		"the destination gives alone":  {[]func() error{back, back}, held{source: old}, false},
+		"the destination has it":       {[]func() error{here(dest, take)}, held{dest: larger}, true},
+		"and the source gives":         {[]func() error{there, here(dest, take)}, held{dest: larger}, true},
+		"the source gives alone":       {[]func() error{there, there}, held{dest: larger}, true},
+		"the destination has it, late": {[]func() error{here(dest, take), there, here(dest, take)}, held{dest: larger}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			swapped()
+			for _, word := range tt.words {
+				if err := word(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			inst, err := client.Allocations(ctx, instance)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mig, err := client.Allocations(ctx, move)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, inst.Allocations); diff != "" {
+				t.Errorf("instance (-want +got):\n%s", diff)
+			}
+			if (len(mig.Allocations) == 0) != (len(tt.words) > 0) {
+				t.Errorf("migration holds %v", mig.Allocations)
+			}
+			switch gone, err := at(source).SettledElsewhere(ctx, instance, move); {
+			case err != nil:
+				t.Error(err)
+			case gone != tt.gone:
+				t.Errorf("settled elsewhere: %v, want %v", gone, tt.gone)
+			}
+		})
+	}
+	none := allocations{client, func() (*inventory.Tree, bool) { return nil, false }}
+	if _, err := none.SettledElsewhere(ctx, instance, move); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("without a tree: %v", err)
+	}
+	if err := none.SettleThere(ctx, instance, move); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("settle without a tree: %v", err)
+	}
+}
+
+// TestAllocations_AMoveHomeKeepsASharedDisk, which is counted once, and so not by the
+// migration's consumer.
+func TestAllocations_AMoveHomeKeepsASharedDisk(t *testing.T) {
+	const (
+		source, dest, nfs = "33333333-3333-4333-8333-333333333330", "33333333-3333-4333-8333-333333333331", "33333333-3333-4333-8333-333333333332"
+		instance, move    = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+	)
+	type held = map[string]placementclient.Resources
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx := t.Context()
+	for uuid, inventory := range map[string]map[string]placementclient.Inventory{
+		source: {"VCPU": {Total: 8}}, dest: {"VCPU": {Total: 8}}, nfs: {"DISK_GB": {Total: 100}},
+	} {
+		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: uuid, UUID: uuid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: inventory}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := client.PostAllocations(ctx, map[string]placementclient.Allocations{
+		instance: {Allocations: held{dest: {"VCPU": 2}, nfs: {"DISK_GB": 20}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerInstance},
+		move:     {Allocations: held{source: {"VCPU": 1}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerMigration},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p := allocations{client, func() (*inventory.Tree, bool) {
+		return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: dest}}, Disk: nfs}, true
+	}}
+	for range 2 {
+		if err := p.SettleBack(ctx, instance, move, topology.Resources{VCPUs: 1, DiskGB: 10}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := client.Allocations(ctx, instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(held{source: {"VCPU": 1}, nfs: {"DISK_GB": 10}}, got.Allocations); diff != "" {
+			t.Errorf("instance (-want +got):\n%s", diff)
+		}
+		if kept, err := p.Kept(ctx, move); kept || err != nil {
+			t.Errorf("the migration holds something: %v, %v", kept, err)
+		}
+	}
+}
