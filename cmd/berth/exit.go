@@ -44,6 +44,9 @@ func codeOf(err error) int {
 	if errors.Is(err, errNowhere) {
 		return exitRefused
 	}
+	if errors.Is(err, errLeftBehind) {
+		return exitUndone
+	}
 	switch fault.KindOf(err) {
 	case fault.Invalid:
 		return exitUsage
@@ -72,15 +75,15 @@ const exitCodesHelp = `Exit codes of every command:
   4  not found
   5  busy, exists already, or somebody else was faster
   6  unavailable: the agent, a peer, libvirt or Placement does not answer
-  7  answered, and not all is well (status, audit)
-  8  the move failed, and everything was put back
+  7  answered, and not all is well (status, audit, doctor, drain --plan)
+  8  the move failed, and everything was put back; a drain has left guests behind
   9  in doubt, or still going on
 `
 
 // printError says what went wrong: what was being done, then each reason with
 // what would have to change; as the API's error body where JSON is asked for.
 func printError(w io.Writer, err error, asJSON bool) {
-	if errors.Is(err, errDegraded) || errors.Is(err, errNowhere) || errors.Is(err, errGuardRefused) {
+	if errors.Is(err, errDegraded) || errors.Is(err, errNowhere) || errors.Is(err, errLeftBehind) || errors.Is(err, errGuardRefused) {
 		return
 	}
 	body := api.BodyOf(err)

@@ -38,7 +38,7 @@ decided.`,
 			}
 			rt := &runtime.System{}
 			code := guard.Hook{
-				Files:    guard.Files{Dir: c.GuardDir(), Boot: rt.Boot().ID},
+				Files:    guard.Files{Dir: c.GuardDir(), Boot: rt.Boot().ID, State: c.Agent.StateDir},
 				Arrivals: guard.Arrivals(c.Guard.Arrivals), Unmanaged: err == nil && !guard.Managed(c.Agent.StateDir), Observing: observing,
 				Ask: func(ctx context.Context, call guard.Call) (guard.Answer, error) {
 					client, err := api.NewClient(api.ClientOptions{Socket: c.Agent.SocketPath()})

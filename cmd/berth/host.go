@@ -19,7 +19,7 @@ import (
 
 func (a *app) hostCommand() *cobra.Command {
 	cmd := group(&cobra.Command{Use: "host", Short: "Hardware and inventory of this host, and the other hosts"})
-	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList(), a.hostSet())
+	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList(), a.hostSet(), a.hostAggregate(), a.hostFence(), a.hostDeclareDead(), a.hostForget())
 	return cmd
 }
 
@@ -265,9 +265,18 @@ func libvirtVersion(v uint64) string {
 
 func (a *app) hostList() *cobra.Command {
 	return &cobra.Command{
-		Use:     "list",
-		Short:   "List the hosts that Placement and [peers] know, and ask each",
-		Example: "  berth host list",
+		Use:   "list",
+		Short: "List the hosts that Placement and [peers] know, ask each, and what the fleet's records say of it",
+		Long: `List the hosts that Placement and [peers] know, and ask each. Where the fleet's
+records are kept ([fleet], or the Placement that comes with berth), they say of each:
+
+  RECORDS  alive       its lease is held; so etcd says, and no other store
+           kept        it has a record; that store does not know who is alive
+           LEASE OVER  it may be dead, or cut off: that alone proves nothing
+           DEAD        it was proven; what is to be evacuated stands below
+           none        it keeps no record, and nothing of it can be evacuated
+  GUESTS   how many guests it has by them`,
+		Example: "  berth host list\n  berth host list --json | jq '.fleet.hosts[] | select(.death)'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
@@ -275,19 +284,9 @@ func (a *app) hostList() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.print(api.HostList{Hosts: hosts}, func(w io.Writer) {
-					row(w, "HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "PROVIDER", "REMARK")
-					for _, h := range hosts {
-						remark := h.Error
-						if h.Disabled != "" {
-							remark = strings.TrimSpace("DISABLED: " + h.Disabled + " " + remark)
-						}
-						if h.Local {
-							remark = strings.TrimSpace("this host " + remark)
-						}
-						row(w, h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, h.ProviderUUID, remark)
-					}
-				})
+				list := listedHosts{HostList: api.HostList{Hosts: hosts}}
+				list.records(ctx, c)
+				return a.print(list, func(w io.Writer) { hostListTable(w, list) })
 			})
 		},
 	}

@@ -245,12 +245,20 @@ func adoptTable(w io.Writer, list api.AdoptedList) {
 }
 
 func (a *app) instanceList() *cobra.Command {
-	return &cobra.Command{
+	var hidden bool
+	cmd := &cobra.Command{
 		Use: "list", Short: "List guests, managed or not", Args: cobra.NoArgs,
-		Example: "  berth instance list\n  berth instance list -c host-b",
+		Long: `List guests, managed or not. While a guest moves between hosts that share nothing, and
+until that is confirmed, both hosts have a record of it, and one of them is hidden:
+--hidden lists those too.`,
+		Example: "  berth instance list\n  berth instance list -c host-b --hidden",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
-				list, err := c.Instances(ctx)
+				look := c.Instances
+				if hidden {
+					look = c.AllInstances
+				}
+				list, err := look(ctx)
 				if err != nil {
 					return err
 				}
@@ -274,6 +282,8 @@ func (a *app) instanceList() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&hidden, "hidden", false, "list the records too that are not shown, since another host's is")
+	return cmd
 }
 
 // token says where the guest's ownership token is.
@@ -298,6 +308,12 @@ func remarks(i api.Instance) string {
 		out = append(out, "resized, confirm or revert it ("+short(i.Resize.Migration)+")")
 	case i.Migration != "":
 		out = append(out, "moving ("+short(i.Migration)+")")
+	}
+	if i.Conductor != "" {
+		out = append(out, "conducted by "+i.Conductor)
+	}
+	if i.Hidden {
+		out = append(out, "hidden")
 	}
 	if i.Claim != nil && i.Claim.Forced {
 		out = append(out, "does not fit")
@@ -410,11 +426,30 @@ func allocationTable(w io.Writer, rows []api.Allocation) {
 }
 
 func (a *app) instanceStart() *cobra.Command {
-	return &cobra.Command{
+	var confirm bool
+	var because string
+	cmd := &cobra.Command{
 		Use: "start INSTANCE", Short: "Start a guest whose ownership token is here", Args: cobra.ExactArgs(1),
+		Long: `Start a guest whose ownership token is here.
+
+After a boot a host asks the fleet's records first which of its guests are still its
+own: one that was evacuated meanwhile runs elsewhere. Until they have answered, none
+that was here before is started. When they will not, and you know that nobody has
+evacuated the guest, say so with --confirm-ownership; it is kept with your name. If it
+runs elsewhere after all, and both share its disks, they are destroyed.`,
+		Example: "  berth instance start web-1\n  berth instance start web-1 --confirm-ownership --because \"etcd is lost, nothing was evacuated\"",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if confirm != (strings.TrimSpace(because) != "") {
+				return fault.New(fault.Invalid, "--confirm-ownership and --because TEXT are said together")
+			}
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
-				i, err := c.StartInstance(ctx, args[0])
+				start := c.StartInstance
+				if confirm {
+					start = func(ctx context.Context, ref string) (api.Instance, error) {
+						return c.StartConfirmed(ctx, ref, because)
+					}
+				}
+				i, err := start(ctx, args[0])
 				if err != nil {
 					return err
 				}
@@ -422,6 +457,9 @@ func (a *app) instanceStart() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&confirm, "confirm-ownership", false, "it is this host's, though the fleet's records have not said so since the boot")
+	cmd.Flags().StringVar(&because, "because", "", "why you know, in your `words`")
+	return cmd
 }
 
 func (a *app) instanceStop() *cobra.Command {

@@ -21,6 +21,7 @@ func (a *app) migrateCommand() *cobra.Command {
 	var o migration.Options
 	var live, off, offline bool
 	var cold coldFlags
+	var far apartFlags
 	cmd := &cobra.Command{
 		Use:   "migrate INSTANCE [HOST]",
 		Short: "Move a guest to another host: live when it runs, else cold",
@@ -36,11 +37,15 @@ it is confirmed: berth resize confirm INSTANCE, or berth resize revert INSTANCE 
 back; see berth resize --help.
 
 Asked of a host that does not have the guest, the request is passed on to the one that
-does. Ctrl-C stops watching, never the move.`,
+does. Ctrl-C stops watching, never the move.
+
+` + apartHelp,
 		Example: `  berth migrate web-1 host-b
   berth migrate web-1                          # Placement's candidates decide
   berth migrate web-1 host-b --bandwidth 20MiB/s --timeout 10m --timeout-action abort
   berth migrate web-1 host-b --cold --shutdown-timeout 5m --confirm
+  berth migrate web-1 host-b --alternate host-c --alternate host-d
+  berth migrate web-1 host-b --share-nothing -c host-m   # host-m reaches both, and conducts
   berth migrate web-1 host-b --detach && berth migration list`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,6 +77,9 @@ does. Ctrl-C stops watching, never the move.`,
 				}
 				r.MigrationType = migration.TypeMigration
 			}
+			if err := far.into(&r, live); err != nil {
+				return err
+			}
 			rate, err := config.ParseRate(bandwidth)
 			if err != nil {
 				return fault.New(fault.Invalid, "--bandwidth: %w", err)
@@ -101,6 +109,7 @@ does. Ctrl-C stops watching, never the move.`,
 	f.DurationVar(&o.StallTimeout, "stall-timeout", 0, "no progress for this long is a dead link (default: the host's)")
 	cold.register(f, true)
 	cold.registerWait(f)
+	far.register(f)
 	return cmd
 }
 
@@ -129,9 +138,9 @@ func (a *app) move(ctx context.Context, r api.Migrate, wait, confirm bool) error
 	if !wait {
 		return a.printMigration(m)
 	}
-	last, err := a.follow(ctx, c, m.UUID, m.SourceCompute, r.Destination, false)
+	last, err := a.follow(ctx, c, m.UUID, m.ConductedBy(), r.Destination, false)
 	if err == nil && confirm && last.Status == migration.StatusFinished {
-		return a.decide(ctx, m.UUID, m.SourceCompute, (*api.Client).ConfirmMigration, true)
+		return a.decide(ctx, m.UUID, m.ConductedBy(), (*api.Client).ConfirmMigration, true)
 	}
 	return a.told(last, false, err)
 }
@@ -139,18 +148,18 @@ func (a *app) move(ctx context.Context, r api.Migrate, wait, confirm bool) error
 // watchPatience is how long an agent may be away while its move is watched.
 const watchPatience = 2 * time.Minute
 
-// watch follows a migration to its end or its wait for a confirmation, to the host that
-// was named or empty, and tells what it came to. each makes every record a line of JSON;
+// watch follows a migration that the host conducts, or empty for the one that is asked, to
+// its end or its wait for a confirmation, and tells what it came to. each makes every record a line of JSON;
 // else only the last one is printed.
-func (a *app) watch(ctx context.Context, c *api.Client, id, source, to string, each bool) error {
-	last, err := a.follow(ctx, c, id, source, to, each)
+func (a *app) watch(ctx context.Context, c *api.Client, id, conductor, to string, each bool) error {
+	last, err := a.follow(ctx, c, id, conductor, to, each)
 	return a.told(last, each, err)
 }
 
 // follow shows a migration as it goes, and gives its last record, with how it ended.
-func (a *app) follow(ctx context.Context, c *api.Client, id, source, to string, each bool) (migration.Migration, error) {
-	if source != "" {
-		c = c.Via(source)
+func (a *app) follow(ctx context.Context, c *api.Client, id, conductor, to string, each bool) (migration.Migration, error) {
+	if conductor != "" {
+		c = c.Via(conductor)
 	}
 	var last migration.Migration
 	p := newProgress(a, to)
@@ -221,11 +230,16 @@ func outcomeWords(m migration.Migration, now time.Time) string {
 		if m.Unfit != nil {
 			return fmt.Sprintf("%s is on %s again, as it was before: it could not run on %s", name, m.SourceCompute, m.DestCompute)
 		}
+		if m.MigrationType == migration.TypeEvacuation {
+			return fmt.Sprintf("%s is not evacuated from %s: %s", name, m.SourceCompute, restored(m))
+		}
 		return fmt.Sprintf("%s stays on %s: %s", name, m.SourceCompute, restored(m))
 	case migration.OutcomeReverted:
 		return fmt.Sprintf("%s is on %s again, as it was before", name, m.SourceCompute)
 	case migration.OutcomeCompleted:
 		switch {
+		case m.MigrationType == migration.TypeEvacuation:
+			return evacuatedWords(m)
 		case m.MigrationType == migration.TypeRebuild:
 			return fmt.Sprintf("%s is rebuilt on %s", name, m.SourceCompute)
 		case m.MigrationType == migration.TypeLiveMigration || m.MigrationType == "":

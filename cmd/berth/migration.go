@@ -22,11 +22,12 @@ func (a *app) migrationCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migration",
 		Short: "Moves and changes: list, show, watch, abort, confirm, revert, settle, steps",
-		Long: `A move is conducted, and remembered, by the host that the guest leaves; a request about
-one that has its guest here is passed on to that host. Its destination lists it only
-while it waits for a host that is silent.
+		Long: `A move is conducted, and remembered, by the host that the guest leaves, or by the one
+that was asked for it with --share-nothing; a request about one that has its guest here
+is passed on to that host. The others list it only while they wait for a host that is
+silent.
 
-The type is live-migration, migration (cold), resize or rebuild, and the status Nova's
+The type is live-migration, migration (cold), resize, rebuild or evacuation, and the status Nova's
 word for it; docs/statuses.md has them all, and which may follow which.`,
 	})
 	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort(), a.confirmCommand(), a.revertCommand(),
@@ -45,13 +46,21 @@ func (a *app) migrationList() *cobra.Command {
 					return err
 				}
 				return a.print(api.MigrationList{Migrations: list}, func(w io.Writer) {
-					row(w, "MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")
+					apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
+					columns := func(all ...any) []any {
+						if !apart {
+							all = slices.Delete(all, 5, 6) // who conducts is a column only where it is a third host
+						}
+						return all
+					}
+					row(w, columns("MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")...)
 					for _, m := range list {
 						took, remark := time.Since(m.CreatedAt), listRemark(m, time.Now())
 						if m.Done() || m.Status == migration.StatusFinished {
 							took = m.UpdatedAt.Sub(m.CreatedAt)
 						}
-						row(w, m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))
+						row(w, columns(m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
+							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))...)
 					}
 				})
 			})
@@ -69,6 +78,8 @@ func listRemark(m migration.Migration, now time.Time) string {
 	switch {
 	case m.Error != nil:
 		return m.Error.Message
+	case m.Status == migration.StatusDone && m.MigrationType == migration.TypeEvacuation:
+		return m.SourceCompute + " has still to clean up"
 	case m.Done():
 		return ""
 	case m.Status == migration.StatusFinished:
@@ -119,11 +130,20 @@ func (a *app) printMigration(m migration.Migration) error {
 		} else {
 			row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
 		}
+		if m.ShareNothing {
+			row(w, "conducted by", m.ConductedBy())
+			if way := wayWords(m); way != "" {
+				row(w, "disks go", way)
+			}
+		}
 		switch {
 		case m.NewImage != "":
 			row(w, "image", m.NewImage)
 		case m.MigrationType == migration.TypeResize:
 			row(w, "flavor", m.OldFlavor+" -> "+m.NewFlavor)
+		}
+		if m.Evacuation != nil {
+			evacuationRows(w, *m.Evacuation)
 		}
 		status := string(m.Status)
 		if m.Outcome != "" && string(m.Outcome) != status {
@@ -132,6 +152,13 @@ func (a *app) printMigration(m migration.Migration) error {
 		row(w, "status", status)
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
+		if m.By != "" {
+			by := m.By
+			if m.Queue != "" {
+				by += ", of drain " + m.Queue
+			}
+			row(w, "asked for by", by)
+		}
 		if !m.Deadline.IsZero() && !m.Done() {
 			row(w, "deadline", deadline(time.Until(m.Deadline)))
 		}
@@ -172,7 +199,22 @@ func (a *app) printMigration(m migration.Migration) error {
 			fmt.Fprintf(w, "\t  to do: %s\n", advice)
 		}
 		for _, r := range m.Refusals {
-			row(w, "refused by", fmt.Sprintf("%s: %s", r.DestCompute, r.Message))
+			at := ""
+			if r.Step != "" {
+				at = ", at " + strings.ReplaceAll(r.Step, "_", " ")
+			}
+			left := ""
+			if r.Left {
+				left = "; what was made there is still to be undone"
+			}
+			if r.GivenUp != nil {
+				left = "; what was made there is given up, by the word of " + r.GivenUp.By + ": " + r.GivenUp.Why
+			}
+			row(w, "refused by", fmt.Sprintf("%s%s: %s%s", r.DestCompute, at, r.Message, left))
+			if r.Left && r.GivenUp == nil {
+				fmt.Fprintf(w, "\t  to do: start its agent; if that host is gone for good: berth migration settle %s --guest-is-at %s --gone %s --because TEXT\n",
+					m.UUID, guestOf(m), r.DestCompute)
+			}
 		}
 		// The last attempt of a finished migration is the move itself, unless a revert was
 		// given up since.
@@ -187,6 +229,31 @@ func (a *app) printMigration(m migration.Migration) error {
 		}
 		stepTable(w, stage, m.Steps)
 	})
+}
+
+// guestOf is the host that has the guest of a move: before it has arrived, and where it did
+// not or went back, its source.
+func guestOf(m migration.Migration) string {
+	if m.Moved > 0 && m.Outcome != migration.OutcomeReverted && m.Outcome != migration.OutcomeUndone || m.Outcome == migration.OutcomeCompleted {
+		return m.DestCompute
+	}
+	return m.SourceCompute
+}
+
+// wayWords say how the disks of a move go that shares nothing; empty while that is not
+// decided.
+func wayWords(m migration.Migration) string {
+	switch m.Way {
+	case migration.WayStraight:
+		return "straight from " + m.SourceCompute + " to " + m.DestCompute
+	case migration.WayRelay:
+		words := "by " + m.ConductedBy()
+		if m.WayReason != "" {
+			words += ": " + m.WayReason
+		}
+		return words
+	}
+	return m.WayReason
 }
 
 // stepTable prints what was done, in order; nothing where nothing was.

@@ -10,6 +10,18 @@ import (
 	"berth/migration/task"
 )
 
+func TestPrintMigration_SaysWhoAskedForIt(t *testing.T) {
+	var out strings.Builder
+	m := moving()
+	m.By, m.Queue = "operator:alice", "d-1"
+	if err := (&app{out: &out}).printMigration(m); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(got, "asked for by operator:alice, of drain d-1") {
+		t.Errorf("who asked is not told:\n%s", out.String())
+	}
+}
+
 func TestPrintMigration_SaysWhatToDoAboutADoubt(t *testing.T) {
 	show := func(m migration.Migration) string {
 		var out strings.Builder

@@ -19,29 +19,53 @@ const defaultPKI = "/etc/berth/pki"
 
 // certificate is what is printed of one.
 type certificate struct {
-	Role      pki.Role  `json:"role"`
-	Name      string    `json:"name"`
-	Names     []string  `json:"names,omitempty"` // a host's DNS names and addresses
-	Issuer    string    `json:"issuer"`
-	NotBefore time.Time `json:"not_before"`
-	NotAfter  time.Time `json:"not_after"`
-	Serial    string    `json:"serial"`
-	File      string    `json:"file"`
+	Role  pki.Role `json:"role"`
+	Name  string   `json:"name"`
+	Names []string `json:"names,omitempty"` // a host's DNS names and addresses
+	// Rights are those that it gives, and Void what it claims and has nothing of: they are
+	// of the other role, or there are none of that name.
+	Rights    []pki.Right `json:"rights,omitempty"`
+	Void      []pki.Right `json:"void_rights,omitempty"`
+	Issuer    string      `json:"issuer"`
+	NotBefore time.Time   `json:"not_before"`
+	NotAfter  time.Time   `json:"not_after"`
+	Serial    string      `json:"serial"`
+	File      string      `json:"file"`
 }
 
 func describe(c *x509.Certificate, file string) certificate {
 	role, name := pki.RoleOf(c)
-	return certificate{
+	out := certificate{
 		Role: role, Name: name, Names: pki.Names(c), Issuer: c.Issuer.CommonName,
 		NotBefore: c.NotBefore.UTC(), NotAfter: c.NotAfter.UTC(), Serial: c.SerialNumber.Text(16), File: file,
 	}
+	for _, r := range pki.RightsOf(c) {
+		if pki.Gives(c, r) {
+			out.Rights = append(out.Rights, r)
+		} else {
+			out.Void = append(out.Void, r)
+		}
+	}
+	return out
+}
+
+// rightWords are the rights of a certificate, for people.
+func (c certificate) rightWords() string {
+	var out []string
+	for _, r := range c.Rights {
+		out = append(out, string(r))
+	}
+	for _, r := range c.Void {
+		out = append(out, string(r)+" (counts for nothing)")
+	}
+	return strings.Join(out, ", ")
 }
 
 func (a *app) printCertificates(list []certificate) error {
 	return a.print(map[string]any{"certificates": list}, func(w io.Writer) {
-		row(w, "ROLE", "NAME", "GOOD FOR", "SIGNED BY", "VALID UNTIL", "FILE")
+		row(w, "ROLE", "NAME", "GOOD FOR", "RIGHTS", "SIGNED BY", "VALID UNTIL", "FILE")
 		for _, c := range list {
-			row(w, c.Role, c.Name, strings.Join(c.Names, ","), c.Issuer, c.NotAfter.Format("2006-01-02"), c.File)
+			row(w, c.Role, c.Name, strings.Join(c.Names, ","), c.rightWords(), c.Issuer, c.NotAfter.Format("2006-01-02"), c.File)
 		}
 	})
 }
@@ -57,6 +81,9 @@ and all are signed by one CA. Use your own CA, or make one here.
   2. There, for each host:          berth pki host host-a --dir /root/berth-ca
   3. Copy the three files of /root/berth-ca/host-a/ to host-a:/etc/berth/pki/
   4. For yourself:                  berth pki operator alice --dir /root/berth-ca
+
+What not everybody may do is a right, in a certificate (--right) or in [rights] of a
+host's configuration: see berth pki host --help and berth pki operator --help.
 
 The same files serve libvirt and QEMU for migrations over TLS:
 
@@ -107,15 +134,19 @@ func issued(dir, out, name string) string {
 
 func (a *app) pkiHost() *cobra.Command {
 	var dir, out string
-	var sans []string
+	var sans, rights []string
 	cmd := &cobra.Command{
 		Use:   "host NAME",
 		Short: "Sign a host's certificate",
 		Long: `Sign a certificate for the host whose provider is called NAME: ca.crt, host.crt
 and host.key in a folder named after it below the CA's. Run it again to renew.
 --san adds every further name and address by which libvirt, QEMU or another
-agent reaches the host.`,
-		Example: "  berth pki host host-a --dir /root/berth-ca --san host-a.example.org --san 192.0.2.1",
+agent reaches the host.
+
+--right conduct lets the host's agent conduct moves between other hosts (berth resize
+--share-nothing); those hosts look at it. A host has no right that is not said, also
+when its certificate is renewed.`,
+		Example: "  berth pki host host-a --dir /root/berth-ca --san host-a.example.org --san 192.0.2.1\n  berth pki host host-c --dir /root/berth-ca --right conduct",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			ca, err := pki.Open(dir)
@@ -123,7 +154,7 @@ agent reaches the host.`,
 				return err
 			}
 			to := issued(dir, out, args[0])
-			c, err := ca.IssueHost(to, args[0], sans, time.Now())
+			c, err := ca.IssueHost(to, args[0], sans, time.Now(), rightsSaid(rights)...)
 			if err != nil {
 				return err
 			}
@@ -133,24 +164,39 @@ agent reaches the host.`,
 	cmd.Flags().StringVar(&dir, "dir", defaultPKI, "`folder` of the CA")
 	cmd.Flags().StringVar(&out, "out", "", "`folder` to write to (default: NAME below the CA's)")
 	cmd.Flags().StringArrayVar(&sans, "san", nil, "further `name` or IP address; may be given again")
+	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: conduct")
 	return cmd
+}
+
+func rightsSaid(names []string) []pki.Right {
+	var out []pki.Right
+	for _, n := range names {
+		out = append(out, pki.Right(n))
+	}
+	return out
 }
 
 func (a *app) pkiOperator() *cobra.Command {
 	var dir, out string
+	var rights []string
 	cmd := &cobra.Command{
-		Use:     "operator NAME",
-		Short:   "Sign an operator's certificate",
-		Long:    "Sign a certificate with which a person or tool may ask every host over the network: ca.crt, operator.crt and operator.key.",
-		Example: "  berth pki operator alice --dir /root/berth-ca\n  berth status -c host-a --cert /root/berth-ca/operator-alice/operator.crt",
-		Args:    cobra.ExactArgs(1),
+		Use:   "operator NAME",
+		Short: "Sign an operator's certificate",
+		Long: `Sign a certificate with which a person or tool may ask every host over the network:
+ca.crt, operator.crt and operator.key.
+
+--right share-nothing lets its holder ask any agent to conduct a move between two hosts
+that share nothing (berth resize --share-nothing), and confirm, revert or abort it.`,
+		Example: "  berth pki operator alice --dir /root/berth-ca\n  berth status -c host-a --cert /root/berth-ca/operator-alice/operator.crt\n" +
+			"  berth pki operator bob --dir /root/berth-ca --right share-nothing",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			ca, err := pki.Open(dir)
 			if err != nil {
 				return err
 			}
 			to := issued(dir, out, "operator-"+args[0])
-			c, err := ca.IssueOperator(to, args[0], time.Now())
+			c, err := ca.IssueOperator(to, args[0], time.Now(), rightsSaid(rights)...)
 			if err != nil {
 				return err
 			}
@@ -159,13 +205,14 @@ func (a *app) pkiOperator() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&dir, "dir", defaultPKI, "`folder` of the CA")
 	cmd.Flags().StringVar(&out, "out", "", "`folder` to write to (default: operator-NAME below the CA's)")
+	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: share-nothing")
 	return cmd
 }
 
 func (a *app) pkiShow() *cobra.Command {
 	return &cobra.Command{
 		Use:     "show [FILE|DIR]",
-		Short:   "Show certificates: whom they name, who signed them, how long they are valid",
+		Short:   "Show certificates: whom they name, which rights they give, who signed them, how long they are valid",
 		Example: "  berth pki show\n  berth pki show /root/berth-ca",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {

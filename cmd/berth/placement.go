@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"berth/fleet/embedded"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/placement"
@@ -20,11 +23,15 @@ func (a *app) placementCommand() *cobra.Command {
 		Use:   "placement",
 		Short: "Run the embedded Placement: OpenStack's API, one file or memory",
 		Long: `Serve OpenStack Placement's API for one machine, a lab or a small fleet. Agents
-find it by [placement] url. Without --db everything is kept in memory.
+find it by [placement] url. Without --db everything is kept in memory. The fleet's
+records, by which guests of a dead host are evacuated, are kept beside, unless the
+hosts have [fleet] etcd.
 
 On loopback and unix sockets no certificate is asked for (--auth none); elsewhere
 clients show one (--auth mtls): a host's may write its own provider and the
-consumers that touch it, an operator's everything.`,
+consumers that touch it, and with the right conduct (berth pki host NAME --right
+conduct, or --conductor NAME here) those of moves between two others; an operator's
+everything.`,
 		Example: `  berth placement --listen 127.0.0.1:8778
   berth placement --listen 192.0.2.10:8778 --db /var/lib/berth/placement.db \
       --ca /etc/berth/pki/ca.crt --cert /etc/berth/pki/host.crt --key /etc/berth/pki/host.key`,
@@ -48,6 +55,9 @@ consumers that touch it, an operator's everything.`,
 				return err
 			}
 			o.Runtime, o.Logger = rt, log
+			o.Beside = func(ctx context.Context, db placement.Store, rt runtime.Runtime, log *slog.Logger) (placement.Beside, error) {
+				return embedded.Open(ctx, db, rt, log)
+			}
 			s, err := placement.New(o)
 			if err != nil {
 				return err
@@ -75,6 +85,7 @@ consumers that touch it, an operator's everything.`,
 	f.StringVar(&o.Auth, "auth", "", "none, or mtls with --ca, --cert and --key (default: none on loopback and sockets, mtls elsewhere)")
 	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
 	f.StringVar(&o.Policy, "policy", placement.PolicyDefault, "rules for tokens with --auth none: default (OpenStack's 8.0.0), scoped (an admin must be of the system) or open (every token)")
+	f.StringArrayVar(&o.Conductors, "conductor", nil, "`HOST` whose agent conducts moves between others that share nothing, with --auth mtls; may be given again")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	cmd.AddCommand(a.placementBackupCommand(), a.placementRestoreCommand())
 	return cmd

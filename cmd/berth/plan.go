@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,8 +24,10 @@ import (
 var errNowhere = errors.New("no host would take it")
 
 func (a *app) planCommand() *cobra.Command {
-	var live, cold bool
+	var live, cold, apart, evacuate bool
 	var flavor, on string
+	var image migration.Image
+	var loss bool
 	cmd := &cobra.Command{
 		Use:   "plan INSTANCE [HOST] [--flavor FLAVOR] | --flavor FLAVOR [--on HOST]",
 		Short: "Where could a guest go, or a new one be, and if not, why; changes nothing",
@@ -36,9 +40,12 @@ itself what is in the way. With HOST only that one is asked.
 
   #            the order in which a move would try it; a dash where Placement does
                not offer it, which a move that names the host may still take
-  MEMORY USED  of the host's memory, by Placement: the emptiest is tried first
-  DISK         same, where the host shares the storage with the guest's disks: such
-               hosts are tried before others
+  NEAR         near, where the host shares an aggregate of Placement's with the guest's
+               own, else far; what that weighs goes before all else, and stands below
+               ([migration] near_weight, berth host aggregate)
+  MEMORY       how much of the host's is used, by Placement: the emptiest is tried first
+  DISK         same, where the host shares the storage with the guest's disks: of hosts
+               that weigh the same such ones are tried before others
   WOULD CLAIM  the cells, CPUs and devices that the guest would get now
 
 --flavor beside INSTANCE plans a resize: the guest's own host is tried first, and
@@ -47,15 +54,28 @@ can be named as HOST too. --flavor alone plans for a new guest.
 --cold plans for the guest shut off, which is what is planned for one that is. Networks,
 disks and firmware are looked at; CPU features and versions count for less than live.
 
+--share-nothing plans a move that the asked host would conduct, wherever the guest is,
+and says of each host which way its disks would go:
+
+  WAY          none: both have the same storage; straight: from the guest's host to it;
+               relay: by the host that conducts, since the two do not reach each other
+
+--evacuate plans for a guest of a dead host, by the fleet's records, and says of each host
+what becomes of its disks (berth evacuate):
+
+  DISKS        kept: the host shares them; LOSES: they would be made anew from the image,
+               and what was written to them be lost
+
 Exits with 0 when some host would take the guest, and with 3 when none would.`,
 		Example: `  berth plan web-1
   berth plan web-1 host-b
   berth plan web-1 --flavor large              # a resize
   berth plan --flavor large                    # a new guest
+  berth plan web-1 --share-nothing -c host-m   # host-m would conduct
   berth plan web-1 --json | jq '.hosts[] | {name, verdict, reasons}'`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := api.PlanRequest{FlavorName: flavor, Destination: on}
+			r := api.PlanRequest{FlavorName: flavor, Destination: on, ShareNothing: apart}
 			if len(args) > 0 {
 				r.Instance = args[0]
 			}
@@ -69,34 +89,59 @@ Exits with 0 when some host would take the guest, and with 3 when none would.`,
 				return fault.New(fault.Invalid, "--on is of a new guest: name the host after the instance")
 			case live && cold:
 				return fault.New(fault.Invalid, "--live and --cold: say one of them")
+			case apart && r.Instance == "":
+				return fault.New(fault.Invalid, "--share-nothing is of a guest that is there: name it")
+			case apart && live:
+				return fault.New(fault.Invalid, "--share-nothing and --live: memory goes straight from host to host")
 			case flavor != "" && (live || cold):
 				return fault.New(fault.Invalid, "--live and --cold are of a guest that stays as it is, not of a flavor")
+			case evacuate && (r.Instance == "" || live || cold || apart || flavor != ""):
+				return fault.New(fault.Invalid, "--evacuate is of a guest that is there, and of no other move")
+			case !evacuate && (image.Path != "" || loss):
+				return fault.New(fault.Invalid, "--image and --accept-data-loss are of --evacuate")
+			case evacuate:
+				r.Kind, r.AcceptLoss = migration.PlanEvacuation, loss
+				if image.Path != "" {
+					if err := checkImage(image); err != nil {
+						return err
+					}
+					r.Image = &image
+				}
 			case live:
 				r.Kind = migration.PlanLive
 			case cold:
 				r.Kind = migration.PlanCold
 			}
-			return a.ask(cmd, planTime, func(ctx context.Context, c *api.Client) error {
-				p, err := c.Plan(ctx, r)
-				if err != nil {
-					return err
-				}
-				if err := a.print(p, func(w io.Writer) { planTable(w, p) }); err != nil {
-					return err
-				}
-				if p.Chosen == "" {
-					return errNowhere
-				}
-				return nil
-			})
+			return a.plan(cmd, r)
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVar(&live, "live", false, "plan a live migration (default for a guest that runs)")
 	f.BoolVar(&cold, "cold", false, "plan a cold migration (default for a guest that is shut off)")
+	f.BoolVar(&apart, "share-nothing", false, "plan a move between hosts that need not reach each other, which the asked host would conduct")
+	f.BoolVar(&evacuate, "evacuate", false, "plan the evacuation of a guest whose host is dead")
+	f.StringVar(&image.Path, "image", "", "with --evacuate: `file`, on the host that it goes to, from which its first disk would be made")
+	f.BoolVar(&loss, "accept-data-loss", false, "with --evacuate: its disks may lose what was written to them")
 	f.StringVar(&flavor, "flavor", "", "plan a resize to this `flavor` of the host, or without INSTANCE a new guest of it")
 	f.StringVar(&on, "on", "", "plan a new guest for this `host` alone")
 	return cmd
+}
+
+// plan asks for a plan and shows it.
+func (a *app) plan(cmd *cobra.Command, r api.PlanRequest) error {
+	return a.ask(cmd, planTime, func(ctx context.Context, c *api.Client) error {
+		p, err := c.Plan(ctx, r)
+		if err != nil {
+			return err
+		}
+		if err := a.print(p, func(w io.Writer) { planTable(w, p, r.ShareNothing) }); err != nil {
+			return err
+		}
+		if p.Chosen == "" {
+			return errNowhere
+		}
+		return nil
+	})
 }
 
 // planTime is for a fleet of which some hosts do not answer.
@@ -109,27 +154,44 @@ const (
 	planText  = 78
 )
 
-func planTable(w io.Writer, p migration.Plan) {
+func planTable(w io.Writer, p migration.Plan, apart bool) {
 	for _, line := range fold(planSummary(p), planText) {
 		fmt.Fprintln(w, line)
+	}
+	if p.Proof != nil {
+		words := fmt.Sprintf("%s is dead (%s, by %s): %s", p.Source, p.Proof.Proof, p.Proof.By, p.Proof.Because)
+		for _, line := range fold(words, planText) {
+			fmt.Fprintln(w, line)
+		}
 	}
 	if len(p.Blockers) > 0 {
 		fmt.Fprintln(w, "\nIt can go nowhere, since")
 		reasonLines(w, p.Blockers)
 	}
+	disks := "DISK"
 	shared := slices.ContainsFunc(p.Hosts, func(h migration.PlanHost) bool { return h.SameDisk })
+	if p.Kind == migration.PlanEvacuation {
+		disks, shared = "DISKS", slices.ContainsFunc(p.Hosts, func(h migration.PlanHost) bool { return h.Disks != nil })
+	}
+	weighed := slices.ContainsFunc(p.Hosts, func(h migration.PlanHost) bool { return h.Near != nil })
 	columns := func(all ...any) []any {
-		if !shared {
-			all = slices.Delete(all, 4, 5) // whose disks are shared is a column only where some are
+		if !apart {
+			all = slices.Delete(all, 6, 7)
+		}
+		if !shared || apart {
+			all = slices.Delete(all, 5, 6) // whose disks are shared is a column only where some are
+		}
+		if !weighed {
+			all = slices.Delete(all, 3, 4)
 		}
 		return all
 	}
 	if len(p.Hosts) > 0 {
 		fmt.Fprintln(w)
-		row(w, columns("#", "HOST", "ANSWER", "MEMORY USED", "DISK", "WOULD CLAIM")...)
+		row(w, columns("#", "HOST", "ANSWER", "NEAR", "MEMORY", disks, "WAY", "WOULD CLAIM")...)
 	}
 	for i, h := range p.Hosts {
-		order, used, disk, claim := "-", "-", "-", "-"
+		order, near, used, disk, claim := "-", "-", "-", "-", "-"
 		switch {
 		case h.OwnHost:
 			order = fmt.Sprint(i + 1)
@@ -142,7 +204,31 @@ func planTable(w io.Writer, p migration.Plan) {
 		if h.SameDisk {
 			disk = "same"
 		}
-		row(w, columns(order, h.Name, h.Verdict, used, disk, claim)...)
+		if p.Kind == migration.PlanEvacuation {
+			disk = disksWords(h.Disks)
+		}
+		if h.Near != nil {
+			near = map[bool]string{true: "near", false: "far"}[*h.Near]
+		}
+		way := "-"
+		if h.Verdict == migration.VerdictTakes {
+			way = cmp.Or(string(h.Way), "none")
+		}
+		row(w, columns(order, h.Name, h.Verdict, near, used, disk, way, claim)...)
+	}
+	if weighed {
+		weightLines(w, p.Hosts)
+	}
+	if apart && slices.ContainsFunc(p.Hosts, func(h migration.PlanHost) bool { return h.WayReason != "" }) {
+		fmt.Fprintln(w, "\nThe way of its disks")
+	}
+	for _, h := range p.Hosts {
+		if !apart || h.WayReason == "" {
+			continue
+		}
+		for i, line := range fold("to "+h.Name+": "+h.WayReason, planText-4) {
+			fmt.Fprintf(w, "%s%s\n", []string{"  - ", "    "}[min(i, 1)], line)
+		}
 	}
 	for _, h := range p.Hosts {
 		if h.Name == p.Chosen && h.Claim != nil && len(h.Claim.Allocations) > 0 {
@@ -179,6 +265,36 @@ func planTable(w io.Writer, p migration.Plan) {
 	}
 }
 
+// disksWords say what an evacuation would do about disks.
+func disksWords(d *migration.EvacuatedDisks) string {
+	switch {
+	case d == nil:
+		return "-"
+	case len(d.Lost) > 0:
+		return "LOSES " + strings.Join(d.Lost, ",")
+	case len(d.Made) > 0:
+		return "made " + strings.Join(d.Made, ",") // read only: nothing is lost
+	}
+	return "kept"
+}
+
+// weightLines say what near and far weigh, the greatest first.
+func weightLines(w io.Writer, hosts []migration.PlanHost) {
+	names := map[float64][]string{}
+	for _, h := range hosts {
+		if h.Near != nil {
+			names[h.Weight] = append(names[h.Weight], h.Name)
+		}
+	}
+	fmt.Fprintln(w, "\nWeights, of which the greatest is tried first")
+	for _, x := range slices.Backward(slices.Sorted(maps.Keys(names))) {
+		head := strconv.FormatFloat(x, 'f', -1, 64) + ":"
+		for i, line := range fold(head+" "+strings.Join(names[x], ", "), planText-4) {
+			fmt.Fprintf(w, "%s%s\n", []string{"  ", "    "}[min(i, 1)], line)
+		}
+	}
+}
+
 // planSummary is what it comes to.
 func planSummary(p migration.Plan) string {
 	who := "A new guest of flavor " + p.Flavor
@@ -188,6 +304,8 @@ func planSummary(p migration.Plan) string {
 		who, does = p.InstanceName+" on "+p.Source, "would move live to "
 	case migration.PlanCold:
 		who, does = p.InstanceName+" on "+p.Source, "would move cold to "
+	case migration.PlanEvacuation:
+		who, does = cmp.Or(p.InstanceName, p.Instance)+" of "+cmp.Or(p.Source, "its host"), "would be evacuated to "
 	case migration.PlanResize:
 		who, does = p.InstanceName+" on "+p.Source+" as "+p.Flavor, "would move cold to "
 		if p.Chosen == p.Source {

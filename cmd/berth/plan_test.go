@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -58,12 +59,25 @@ func TestPlanTable_LooksWellInEightyColumns(t *testing.T) {
 	resized.Kind, resized.Chosen, resized.Left = migration.PlanResize, "host-a", nil
 	resized.Hosts = append([]migration.PlanHost{{Name: "host-a", OwnHost: true, Verdict: migration.VerdictTakes, Claim: resized.Hosts[1].Claim}}, resized.Hosts[1])
 	var b bytes.Buffer
-	for i, p := range []migration.Plan{planned(), stays, fresh, resized} {
+	apart := planned()
+	apart.Kind, apart.Left = migration.PlanCold, nil
+	apart.Hosts[1].Way, apart.Hosts[1].WayReason = migration.WayRelay, "host-a does not reach host-b: connect: no route to host"
+	apart.Hosts[2].Way, apart.Hosts[2].WayReason = migration.WayNone, "the two hosts share all of its disks"
+	weighed, apartWeighed, near, far := planned(), apart, true, false
+	for p, hosts := range map[*migration.Plan][]migration.PlanHost{&weighed: weighed.Hosts, &apartWeighed: apart.Hosts} {
+		p.Hosts = slices.Clone(hosts)
+		for i := range 3 {
+			p.Hosts[i].Near = &near
+		}
+		p.Hosts[0].Weight, p.Hosts[1].Weight, p.Hosts[2].Weight, p.Hosts[3].Near = 1e6, 1e6, -2.5, &far
+	}
+	apartWeighed.Hosts[1].Way = migration.WayStraight
+	for i, p := range []migration.Plan{planned(), stays, fresh, resized, apart, weighed, apartWeighed} {
 		if i > 0 {
 			b.WriteString("--\n")
 		}
 		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		planTable(w, p)
+		planTable(w, p, i == 4 || i == 6)
 		if err := w.Flush(); err != nil {
 			t.Fatal(err)
 		}

@@ -91,6 +91,14 @@ func (p *progress) redraw(line string) {
 	p.open, p.drawn = true, n
 }
 
+// clear takes the line away, so that another can stand in its place.
+func (p *progress) clear() {
+	if p.open {
+		fmt.Fprintf(p.w, "\r%s\r", strings.Repeat(" ", p.drawn))
+		p.open, p.drawn = false, 0
+	}
+}
+
 func (p *progress) end() {
 	if p.open {
 		fmt.Fprintln(p.w)
@@ -133,6 +141,8 @@ func doneWords(m migration.Migration) string {
 	switch {
 	case m.MigrationType == migration.TypeRebuild:
 		return "rebuilt"
+	case m.MigrationType == migration.TypeEvacuation:
+		return "evacuated"
 	case m.Status == migration.StatusConfirmed:
 		return "confirmed"
 	}
@@ -146,7 +156,18 @@ func stepWords(m migration.Migration) string {
 		to = "the destination"
 	}
 	switch m.Step {
+	case migration.StepLost:
+		return "reading its record"
+	case migration.StepPrepEvacuation:
+		return "preparing " + to + ", and its disks there"
+	case migration.StepTakeOver, migration.StepAcceptEvacuated:
+		return "giving the guest to " + to
+	case migration.StepFinishEvacuation:
+		return "making the guest live on " + to
 	case migration.StepInspectSource, migration.StepChooseDestination, migration.StepCheckDestination:
+		if m.MigrationType == migration.TypeEvacuation {
+			return "looking for a host that takes it"
+		}
 		if m.InPlace || m.MigrationType == migration.TypeRebuild {
 			return "checking the guest and its host"
 		}
@@ -155,8 +176,16 @@ func stepWords(m migration.Migration) string {
 		return "claiming room on " + to
 	case migration.StepSwapAllocations:
 		return "moving the allocation in Placement"
-	case migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration, migration.StepPrepResize:
+	case migration.StepCheckSource, migration.StepRecordContext, migration.StepPreLiveMigration, migration.StepPrepResize, migration.StepCopyInstance:
 		return "preparing " + to
+	case migration.StepSnapshotDisks:
+		return "holding the disks as they are"
+	case migration.StepDisconnectSource:
+		return "disconnecting the guest from " + back
+	case migration.StepShowInstance, migration.StepHideInstance:
+		return "showing it on " + to
+	case migration.StepCarryVolumes:
+		return "keeping what it was given on " + m.DestCompute
 	case migration.StepStream:
 		return streamWords(m.Progress)
 	case migration.StepPrepChange:
@@ -198,7 +227,9 @@ func undoWords(m migration.Migration) string {
 	switch m.Step {
 	case migration.StepStream:
 		return ": stopping the transfer"
-	case migration.StepPreLiveMigration, migration.StepPrepResize:
+	case migration.StepTakeOver:
+		return ": it is not given to " + to
+	case migration.StepPreLiveMigration, migration.StepPrepResize, migration.StepPrepEvacuation:
 		return ": what was prepared on " + to
 	case migration.StepPrepChange, migration.StepApplyChange:
 		return ": the disks as they were"
@@ -208,6 +239,12 @@ func undoWords(m migration.Migration) string {
 		return ": the allocation in Placement"
 	case migration.StepClaim:
 		return ": the claim on " + to
+	case migration.StepCopyInstance:
+		return ": its record on " + to
+	case migration.StepSnapshotDisks, migration.StepShipDisks:
+		return ": the disks"
+	case migration.StepDisconnectSource:
+		return ": its connections on " + m.SourceCompute
 	}
 	return ""
 }
@@ -302,7 +339,7 @@ func restored(m migration.Migration) string {
 			what = append(what, "what was prepared on "+m.DestCompute+" is removed")
 		case migration.StepStream:
 			what = append(what, "the transfer is stopped")
-		case migration.StepPrepResize:
+		case migration.StepPrepResize, migration.StepPrepEvacuation:
 			what = append(what, "what was prepared on "+m.DestCompute+" is removed")
 		case migration.StepPrepChange:
 			what = append(what, "what was made for it is removed")
@@ -310,6 +347,8 @@ func restored(m migration.Migration) string {
 			what = append(what, "it is as its user had it")
 		case migration.StepApplyChange:
 			what = append(what, "the old is in its place")
+		case migration.StepDisconnectSource:
+			what = append(what, "it is connected on "+m.SourceCompute+" again")
 		}
 	}
 	if len(what) == 0 {

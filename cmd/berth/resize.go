@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/agent/api"
+	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
@@ -123,7 +122,9 @@ func pairs(flag string, all []string) (map[string]string, error) {
 func (a *app) resizeCommand() *cobra.Command {
 	var flavor flavorFlags
 	var cold coldFlags
+	var far apartFlags
 	var offline bool
+	var bandwidth string
 	cmd := &cobra.Command{
 		Use:   "resize INSTANCE [HOST]",
 		Short: "Give a guest another flavor, on its host or on another; confirm or revert it afterwards",
@@ -140,9 +141,12 @@ The first disk grows where the new flavor has more disk than the old one. No dis
 shrinks: a flavor with less is refused.
 
 When anything fails, the guest is again what and where it was, running if it ran, and
-the command exits with 8.`,
+the command exits with 8.
+
+` + apartHelp,
 		Example: `  berth resize web-1 --flavor large
   berth resize web-1 host-b --flavor large --shutdown-timeout 5m
+  berth resize web-1 host-b --alternate host-c --flavor large --share-nothing -c host-m
   berth resize web-1 --vcpus 4 --memory 8192 --extra-spec hw:cpu_policy=dedicated --confirm
   berth resize confirm web-1
   berth resize revert web-1`,
@@ -162,6 +166,14 @@ the command exits with 8.`,
 			if err := cold.into(&r); err != nil {
 				return err
 			}
+			if err := far.into(&r, false); err != nil {
+				return err
+			}
+			rate, err := config.ParseRate(bandwidth)
+			if err != nil {
+				return fault.New(fault.Invalid, "--bandwidth: %w", err)
+			}
+			r.Options.Bandwidth = uint64(rate)
 			return a.move(cmd.Context(), r, wait, cold.confirm)
 		},
 	}
@@ -169,6 +181,8 @@ the command exits with 8.`,
 	flavor.register(f)
 	cold.register(f, true)
 	cold.registerWait(f)
+	far.register(f)
+	f.StringVar(&bandwidth, "bandwidth", "0", "bound of the shipping of disks, such as 20MiB/s (default: the host's)")
 	f.BoolVar(&offline, "offline", false, "refuse a guest that runs, in place of shutting it down")
 	cmd.AddCommand(a.confirmCommand(), a.revertCommand())
 	return cmd
@@ -212,7 +226,8 @@ conducts the move.`,
 	return cmd
 }
 
-// decide confirms or reverts a move, by the host that was named or empty, and watches.
+// decide confirms or reverts a move, which the host that is named conducts, or empty for
+// the one that is asked, and watches.
 func (a *app) decide(ctx context.Context, ref, at string, how func(*api.Client, context.Context, string) (migration.Migration, error), wait bool) error {
 	c, err := a.dial()
 	if err != nil {
@@ -231,7 +246,7 @@ func (a *app) decide(ctx context.Context, ref, at string, how func(*api.Client, 
 	if !wait || m.Done() {
 		return a.printMigration(m)
 	}
-	return a.watch(ctx, c, m.UUID, m.SourceCompute, m.DestCompute, false)
+	return a.watch(ctx, c, m.UUID, m.ConductedBy(), m.DestCompute, false)
 }
 
 func (a *app) rebuildCommand() *cobra.Command {
@@ -259,13 +274,11 @@ and the command exits with 8.`,
 			if err != nil {
 				return err
 			}
-			switch {
-			case image.Path == "":
+			if image.Path == "" {
 				return fault.New(fault.Invalid, "rebuild %s: say --image FILE", args[0])
-			case !filepath.IsAbs(image.Path):
-				return fault.New(fault.Invalid, "--image %q: want the image's absolute path on the guest's host", image.Path)
-			case !slices.Contains([]string{"", "raw", "qcow2"}, image.Format):
-				return fault.New(fault.Invalid, "--image-format %q: want raw or qcow2", image.Format)
+			}
+			if err := checkImage(image); err != nil {
+				return err
 			}
 			if image.Properties, err = pairs("--property", properties); err != nil {
 				return err

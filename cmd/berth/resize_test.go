@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -91,6 +92,31 @@ func TestPrintMigration_OfAResize(t *testing.T) {
 	here.MigrationType, here.Status, here.Stage, here.Outcome, here.DestCompute = migration.TypeRebuild, migration.StatusMigrating, migration.StageMove, "", "host-a"
 	here.Moved, here.NewImage, here.Step, here.Phase = 0, "/srv/debian-13.qcow2", migration.StepApplyChange, task.Doing
 	golden(t, "testdata/migration-resize.txt", "# waits for its confirmation\n"+show(waiting)+"\n# confirmed\n"+show(confirmed)+"\n# a rebuild that goes on\n"+show(here))
+}
+
+func TestPrintMigration_OfOneThatAThirdHostConducts(t *testing.T) {
+	var out strings.Builder
+	for i, change := range []func(*migration.Migration){
+		func(m *migration.Migration) {
+			m.Way, m.WayReason = migration.WayRelay, "host-a does not reach host-b: the connection is refused"
+			m.Refusals = []migration.Refusal{
+				{Attempt: 1, DestCompute: "host-x", Message: "host host-x: no room for 4 vcpus", Step: migration.StepClaim},
+				{Attempt: 2, DestCompute: "host-y", Message: "host host-y does not answer", Step: migration.StepShipDisks, Left: true},
+			}
+			m.Attempt, m.Moved = 3, 3
+		},
+		func(m *migration.Migration) { m.Way = migration.WayStraight },
+		func(m *migration.Migration) { m.Conductor = "" }, // the source itself; nothing to ship
+	} {
+		m := resized()
+		m.Conductor, m.ShareNothing, m.Steps = "host-m", true, m.Steps[:1]
+		change(&m)
+		fmt.Fprintf(&out, "# %d\n", i)
+		if err := (&app{out: &out}).printMigration(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	golden(t, "testdata/migration-apart.txt", out.String())
 }
 
 func TestInstanceTable_OfAGuestThatWaits(t *testing.T) {

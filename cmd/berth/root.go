@@ -73,6 +73,8 @@ On a host that already runs guests:
   berth plan GUEST             where could one go, and if not, why
   berth migrate GUEST HOST     move one
   berth resize GUEST           give one another flavor; then confirm or revert it
+  berth drain                  move all away, before work on the host
+  berth evacuate GUEST         bring one back to life whose host is dead
 
 Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 --connect names another.`,
@@ -112,8 +114,8 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			root.AddCommand(c)
 		}
 	}
-	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
-	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.fitCommand())
+	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.evacuateCommand(), a.drainCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
+	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})

@@ -21,14 +21,16 @@ func (a *app) migrationSettle() *cobra.Command {
 hypervisor, ledger or journal tells, it waits for the one who does. When that one will
 never answer again, you decide, by what you have checked yourself.
 
-Ask the host that conducts the move, the one that the guest left. If that one is gone,
-ask the destination, where ` + "`berth migration list`" + ` shows what it waits for.
+Ask the host that conducts the move, the one that the guest left, or a third one. If
+that one is gone, ask the others, where ` + "`berth migration list`" + ` shows what they wait for.
 
   guest at the source        the move is undone; past the commit only where the
                              destination is gone for good (--gone HOST)
   guest at the destination   the move is finished; asked of the destination only
                              where the source is gone for good (--gone HOST)
-  --gone HOST|placement      nobody waits for it any more; what is left there is given up
+  --gone HOST|placement      nobody waits for it any more; what is left there is given up:
+                             also of a destination that the move went on without, and of
+                             a Placement that refuses whatever the move has yet to write
 
 It is refused, with every reason, where nothing is in doubt or the facts contradict
 you: the other host answers and has the guest, a copy runs, no copy is there. Your word
