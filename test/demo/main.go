@@ -80,7 +80,7 @@ func (d *demo) run(ctx context.Context, force bool) (err error) {
 		}
 		err = errors.Join(err, d.f.Down())
 	}()
-	for _, act := range []func(context.Context) error{d.hosts, d.boot, d.move, d.alive, d.fail, d.killed, d.pinned} {
+	for _, act := range []func(context.Context) error{d.hosts, d.boot, d.move, d.alive, d.fail, d.killed, d.pinned, d.drain} {
 		if err := act(ctx); err != nil {
 			return err
 		}

@@ -181,10 +181,14 @@ func (w *world) drop(name string, on *lab.Host) {
 	}
 }
 
-func benchWorld(b *testing.B) *world {
+func benchWorld(b *testing.B) *world { return ownBench(b, fleet.Options{Listen: true}) }
+
+// ownBench is ownWith for a benchmark.
+func ownBench(b *testing.B, o fleet.Options) *world {
 	b.Helper()
 	build(b)
-	f, err := fleet.Up(b.Context(), fleet.Options{Dir: filepath.Join(lab.TempDir(b), "fleet"), Binary: shared.bin, Listen: true})
+	o.Dir, o.Binary = filepath.Join(lab.TempDir(b), "fleet"), shared.bin
+	f, err := fleet.Up(b.Context(), o)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 // back, by what libvirt, the other host and Placement know, and the guest moves on.
 func TestDamage_ALostLedgerComesBackUnderARunningGuest(t *testing.T) {
 	w := start(t)
-	w.boot(w.b, guest.Options{Name: "d1", Dirty: 16, Rate: 8})
+	w.boot(w.b, guest.Options{Name: "d1", Dirty: 16, Rate: 24})
 	before := ask[api.InstanceDetail](w, w.b, "instance", "show", "d1")
 	if before.Token.State != claims.TokenHere || before.Token.Epoch != 1 || before.Claim == nil {
 		t.Fatalf("before: token %+v, claim %v", before.Token, before.Claim)

@@ -110,7 +110,7 @@ func TestMove_KilledDestinationAgentIsWaitedFor(t *testing.T) {
 
 func TestMove_PausedGuestArrivesPaused(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "m7", Dirty: 8, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "m7", Dirty: 8, Rate: 16})
 	if _, err := w.a.Virsh(w.ctx, "suspend", "m7"); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestMove_PausedGuestArrivesPaused(t *testing.T) {
 func TestMove_SharedDiskIsRecognisedAndNotCopied(t *testing.T) {
 	w := start(t)
 	disk := filepath.Join(w.SharedDir(), "m8.qcow2")
-	w.boot(w.a, guest.Options{Name: "m8", Dirty: 8, Rate: 4, Disks: []guest.Disk{{Path: disk}}})
+	w.boot(w.a, guest.Options{Name: "m8", Dirty: 8, Rate: 16, Disks: []guest.Disk{{Path: disk}}})
 	w.berth(w.a, "migrate", "m8", w.b.Name)
 	m := w.migration(w.a, "m8", "is over", migration.Migration.Done)
 	if m.Progress.DiskTotal != 0 {
@@ -180,7 +180,7 @@ func TestMove_HooksRunAndAreUndone(t *testing.T) {
 
 func TestAdopt_RunningGuestMovesAfterwards(t *testing.T) {
 	w := start(t)
-	o := guest.Options{Name: "foreign", Dirty: 16, Rate: 8}
+	o := guest.Options{Name: "foreign", Dirty: 16, Rate: 24}
 	w.xml(w.a, &o)
 	t.Cleanup(func() { w.remove("foreign") })
 	w.virsh(w.a, "define", "/var/lib/libvirt/foreign.xml")

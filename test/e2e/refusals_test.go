@@ -17,7 +17,7 @@ import (
 // and leaves the guest where it was and nothing behind on either host.
 func TestRefusals_TellAllReasonsAndLeaveNothing(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "r1", Dirty: 8, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "r1", Dirty: 8, Rate: 16})
 	o := guest.Options{Name: "r2"}
 	w.xml(w.a, &o)
 	t.Cleanup(func() { w.remove("r2") })
@@ -119,7 +119,7 @@ func TestRefusals_TheCPUThatAGuestHasDecides(t *testing.T) {
 	if _, err := w.a.Exec(w.ctx, "ln", "-s", "/usr/bin/qemu-system-x86_64", emulator); err != nil {
 		t.Fatal(err)
 	}
-	w.boot(w.a, guest.Options{Name: "r3", Dirty: 8, Rate: 4, CPU: "<cpu mode='custom' match='exact' check='none'>" +
+	w.boot(w.a, guest.Options{Name: "r3", Dirty: 8, Rate: 16, CPU: "<cpu mode='custom' match='exact' check='none'>" +
 		"<model fallback='forbid'>qemu64</model><feature policy='require' name='avx512f'/></cpu>", Emulator: emulator})
 	codes, message := w.refused(3, w.a, "migrate", "r3", w.b.Name)
 	if !slices.Equal(codes, []string{"emulator_missing"}) {
@@ -135,7 +135,7 @@ func TestRefusals_TheCPUThatAGuestHasDecides(t *testing.T) {
 
 func TestRefusals_PlacementDown(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "r4", Dirty: 8, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "r4", Dirty: 8, Rate: 16})
 	w.Placement().Kill()
 	_, message := w.refused(6, w.a, "migrate", "r4", w.b.Name)
 	t.Log(message)
@@ -153,7 +153,7 @@ func TestRefusals_PlacementDown(t *testing.T) {
 
 func TestRefusals_PeerWithAWrongCertificate(t *testing.T) {
 	w := own(t, nil)
-	w.boot(w.a, guest.Options{Name: "r5", Dirty: 8, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "r5", Dirty: 8, Rate: 16})
 	// host-b comes back with a certificate of another authority.
 	other := t.TempDir()
 	if err := fleet.MakeKeys(w.ctx, w.Binary, other, []string{"host-a", "host-b"}); err != nil {
@@ -189,7 +189,7 @@ func TestRefusals_PeerWithAWrongCertificate(t *testing.T) {
 
 func TestRefusals_UnreachablePeer(t *testing.T) {
 	w := start(t)
-	w.boot(w.a, guest.Options{Name: "r6", Dirty: 8, Rate: 4})
+	w.boot(w.a, guest.Options{Name: "r6", Dirty: 8, Rate: 16})
 	if err := w.b.Cut(w.ctx, lab.Mgmt); err != nil {
 		t.Fatal(err)
 	}

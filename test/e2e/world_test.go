@@ -210,6 +210,9 @@ func (w *world) xml(h *lab.Host, o *guest.Options) {
 	if o.Beat == 0 {
 		o.Beat = 100 * time.Millisecond
 	}
+	if o.Dirty == 0 && o.Rate == 0 {
+		o.Dirty, o.Rate = 8, 16 // alive waits for two rounds of all its memory: a second
+	}
 	if o.Disks == nil {
 		o.Disks = []guest.Disk{{Path: images + "/" + o.Name + ".qcow2"}}
 	}
@@ -402,7 +405,7 @@ func (w *world) migration(h *lab.Host, name, what string, ok func(migration.Migr
 		select {
 		case <-ctx.Done():
 			w.Fatalf("wait until migration of %s %s: last seen %+v", name, what, l.Migrations)
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond): // each look is a process
 		}
 	}
 }

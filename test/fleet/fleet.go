@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,6 +38,13 @@ type Options struct {
 	Config map[string]string
 	// Flavors are added to every agent's flavors: TOML by the flavor's name.
 	Flavors map[string]string
+	// Apart are hosts that cannot send each other a packet; see lab.Options.
+	Apart []string
+	// Conductors are hosts whose agents may conduct moves between others.
+	Conductors []string
+	// Etcd has the records of the fleet kept by an etcd of three members on the switch,
+	// instead of beside Placement.
+	Etcd bool
 	// Cells and HugePages are each host's made-up NUMA cells and pages of 2 MiB;
 	// see lab.Options.
 	Cells, HugePages int
@@ -56,9 +64,10 @@ type Fleet struct {
 	*lab.Lab
 	Binary string
 
-	mu     sync.Mutex
-	agents map[string]*Process
-	place  *Process
+	mu      sync.Mutex
+	agents  map[string]*Process
+	place   *Process
+	members []*Process // of etcd
 }
 
 // Process is a daemon of ours that runs in a host.
@@ -144,7 +153,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 		}
 		o.Binary = bin
 	}
-	if err := MakeKeys(ctx, o.Binary, keys, o.Names); err != nil {
+	if err := MakeKeys(ctx, o.Binary, keys, o.Names, o.Conductors...); err != nil {
 		return nil, err
 	}
 	begun := time.Now()
@@ -157,7 +166,7 @@ func Up(ctx context.Context, o Options) (*Fleet, error) {
 		hook = guardHook(o.Binary)
 	}
 	l, err := lab.Up(ctx, lab.Options{
-		Dir: o.Dir, Names: o.Names, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages, QEMUHook: hook,
+		Dir: o.Dir, Names: o.Names, Apart: o.Apart, Detached: o.Detached, PKI: keys, Cells: o.Cells, HugePages: o.HugePages, QEMUHook: hook,
 		Listen: o.Listen || o.Transport == config.TransportLibvirtTLS,
 	})
 	if err != nil {
@@ -184,6 +193,11 @@ func (f *Fleet) start(ctx context.Context, o Options, keys string) error {
 	if err := f.StartPlacement(ctx); err != nil {
 		return err
 	}
+	if o.Etcd {
+		if err := f.startEtcd(ctx); err != nil {
+			return err
+		}
+	}
 	for _, h := range f.Hosts {
 		if err := f.configure(h, o); err != nil {
 			return err
@@ -207,7 +221,7 @@ func guardHook(binary string) string {
 
 // MakeKeys makes an authority, a certificate for each host, one for the switch
 // (Placement) and one for an operator, with the binary's own `berth pki`.
-func MakeKeys(ctx context.Context, bin, dir string, names []string) error {
+func MakeKeys(ctx context.Context, bin, dir string, names []string, conductors ...string) error {
 	run := func(args ...string) error {
 		out, err := exec.CommandContext(ctx, bin, args...).CombinedOutput()
 		if err != nil {
@@ -218,17 +232,21 @@ func MakeKeys(ctx context.Context, bin, dir string, names []string) error {
 	if err := run("pki", "init", dir); err != nil {
 		return err
 	}
-	if err := Reissue(ctx, bin, dir, names); err != nil {
+	if err := Reissue(ctx, bin, dir, names, conductors...); err != nil {
 		return err
 	}
 	return run("pki", "host", "--dir", dir, "switch", "--san", lab.SwitchIP)
 }
 
-// Reissue makes a certificate for each host, in place of those that are there.
-func Reissue(ctx context.Context, bin, dir string, names []string) error {
+// Reissue makes a certificate for each host, in place of those that are there; some of
+// them may conduct moves between others.
+func Reissue(ctx context.Context, bin, dir string, names []string, conductors ...string) error {
 	for i, name := range names {
 		cmd := exec.CommandContext(ctx, bin, "pki", "host", "--dir", dir, name, "--san", name+"-mig",
 			"--san", fmt.Sprintf("10.77.0.%d", i+1), "--san", fmt.Sprintf("10.78.0.%d", i+1), "--san", "localhost")
+		if slices.Contains(conductors, name) {
+			cmd.Args = append(cmd.Args, "--right", "conduct")
+		}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("certificate of %s: %w\n%s", name, err, out)
 		}
@@ -267,6 +285,7 @@ stall_timeout = "8s"
 		"/etc/berth/berth.toml":                toml,
 		"/etc/berth/flavors.d/small.toml":      "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 1\n",
 		"/etc/berth/flavors.d/large.toml":      "name = \"large\"\nvcpus = 2\nmemory_mb = 4096\ndisk_gb = 1\n",
+		"/etc/berth/berth.toml.d/40-etcd.toml": etcdConfig(o.Etcd),
 		"/etc/berth/berth.toml.d/50-all.toml":  o.Config[""],
 		"/etc/berth/berth.toml.d/60-host.toml": o.Config[h.Name],
 	}
@@ -290,19 +309,24 @@ stall_timeout = "8s"
 
 // spawn starts the binary in a host as a daemon whose log is kept.
 func (f *Fleet) spawn(h *lab.Host, logName string, args ...string) (*Process, error) {
+	return f.daemon(h, logName, append([]string{f.Binary}, args...)...)
+}
+
+// daemon starts a program in a host and keeps its log.
+func (f *Fleet) daemon(h *lab.Host, logName string, argv ...string) (*Process, error) {
 	path := filepath.Join(f.Dir, h.Name+"-"+logName+".log")
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd, err := h.Command(context.Background(), append([]string{f.Binary}, args...)...)
+	cmd, err := h.Command(context.Background(), argv...)
 	if err != nil {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := h.Start(cmd); err != nil {
-		return nil, fmt.Errorf("start berth %s on %s: %w", args[0], h.Name, err)
+		return nil, fmt.Errorf("start %s %s on %s: %w", filepath.Base(argv[0]), argv[1], h.Name, err)
 	}
 	p := &Process{Cmd: cmd, Log: path, done: make(chan struct{})}
 	go func() { p.err = cmd.Wait(); close(p.done) }()
@@ -442,7 +466,7 @@ func (f *Fleet) JSON(ctx context.Context, host string, into any, args ...string)
 // Down ends everything and removes the fleet's folder.
 func (f *Fleet) Down() error {
 	f.mu.Lock()
-	processes := []*Process{f.place}
+	processes := append([]*Process{f.place}, f.members...)
 	for _, p := range f.agents {
 		processes = append(processes, p)
 	}

@@ -26,6 +26,7 @@ type Host struct {
 	lab       *Lab
 	dir       string // its folder outside
 	backports bool   // runs the libvirt of the release's backports
+	apart     bool   // see Options.Apart
 	init      process
 	// started is the first process where this program started it, and is to be
 	// waited for; nil in a lab that was attached to.

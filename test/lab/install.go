@@ -42,6 +42,12 @@ func NativePackages() []string {
 // parser alone, for which no kernel needs to know AppArmor.
 func PackagingPackages() []string { return []string{"apparmor"} }
 
+// EtcdPackages are what the tests of the fleet's records in etcd start members of.
+func EtcdPackages() []string { return []string{"etcd-server"} }
+
+// BusPackages are what the tests of systemd's delay of a shutdown start a bus of their own with.
+func BusPackages() []string { return []string{"dbus-daemon"} }
+
 // backports are the packages whose files make the QEMU tree of a host. Their
 // shared libraries come with the system's own qemu-system-x86.
 var backports = []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "qemu-utils", "seabios"}

@@ -51,6 +51,9 @@ type Options struct {
 	// 16514. Without it, as Berth's own streams want it, a libvirtd is reached
 	// through its unix socket alone.
 	Listen bool
+	// Apart names hosts that cannot send each other a packet, on neither link: each
+	// reaches the switch and every host that is not named.
+	Apart []string
 	// QEMUHook is the text of a hook that every host's libvirtd finds in qemu.d when
 	// it starts; empty for none.
 	QEMUHook string
@@ -102,6 +105,7 @@ type hostState struct {
 	Name      string
 	Init      process
 	Backports bool `json:",omitempty"`
+	Apart     bool `json:",omitempty"`
 }
 
 var hostName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,40}$`)
@@ -152,7 +156,13 @@ func (l *Lab) up(ctx context.Context, o Options) error {
 		if !hostName.MatchString(name) || name == "switch" || slices.Contains(names[:i], name) {
 			return fmt.Errorf("host name %q: want each once, of a-z, 0-9 and -, and not switch", name)
 		}
-		l.Hosts = append(l.Hosts, &Host{Name: name, Index: i + 1, lab: l, dir: filepath.Join(l.Dir, name), backports: slices.Contains(o.Backports, name)})
+		l.Hosts = append(l.Hosts, &Host{Name: name, Index: i + 1, lab: l, dir: filepath.Join(l.Dir, name),
+			backports: slices.Contains(o.Backports, name), apart: slices.Contains(o.Apart, name)})
+	}
+	for _, name := range o.Apart {
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("%q is to be apart from others, and is no host", name)
+		}
 	}
 	for _, name := range o.Backports {
 		if !slices.Contains(names, name) {
@@ -317,7 +327,7 @@ func (l *Lab) end() error {
 func (l *Lab) save() error {
 	s := state{Owner: l.owner, Shared: l.shared, NoLibvirtd: l.noLibvirtd, Listen: l.listen, Cells: l.cells, HugePages: l.hugePages, Switch: l.Switch.init}
 	for _, h := range l.Hosts {
-		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init, Backports: h.backports})
+		s.Hosts = append(s.Hosts, hostState{Name: h.Name, Init: h.init, Backports: h.backports, Apart: h.apart})
 	}
 	b, err := json.MarshalIndent(s, "", "\t")
 	if err != nil {
@@ -346,7 +356,7 @@ func load(dir string) (*Lab, error) {
 	}
 	l := &Lab{Name: filepath.Base(dir), Dir: dir, owner: s.Owner, shared: s.Shared, noLibvirtd: s.NoLibvirtd, listen: s.Listen, cells: s.Cells, hugePages: s.HugePages}
 	for i, h := range s.Hosts {
-		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init, backports: h.Backports})
+		l.Hosts = append(l.Hosts, &Host{Name: h.Name, Index: i + 1, lab: l, dir: filepath.Join(dir, h.Name), init: h.Init, backports: h.Backports, apart: h.Apart})
 	}
 	l.Switch = &Host{Name: "switch", Index: 254, lab: l, dir: filepath.Join(dir, "switch"), init: s.Switch}
 	return l, nil

@@ -407,6 +407,43 @@ func TestHost_CutLinkLosesPacketsUntilHealed(t *testing.T) {
 	}
 }
 
+func TestUp_HostsThatAreApartReachAThirdAndNotEachOther(t *testing.T) {
+	l := Start(t, Options{NoLibvirtd: true, Names: []string{"one", "two", "third"}, Apart: []string{"one", "two"}})
+	ctx := ctx1(t)
+	one, two, third := l.Hosts[0], l.Hosts[1], l.Hosts[2]
+	// A host that was off comes back as far away as it was.
+	if err := one.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.PowerOn(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []*Host{one, two} {
+		for _, ip := range []string{third.MgmtIP(), third.MigIP(), SwitchIP} {
+			if !reaches(ctx, h, ip) {
+				t.Errorf("%s does not reach %s", h.Name, ip)
+			}
+		}
+	}
+	for _, ip := range []string{two.MgmtIP(), two.MigIP()} {
+		if reaches(ctx, one, ip) {
+			t.Errorf("%s reaches %s, from which it is apart", one.Name, ip)
+		}
+	}
+	if reaches(ctx, two, one.MgmtIP()) {
+		t.Errorf("%s reaches %s, from which it is apart", two.Name, one.Name)
+	}
+	if err := one.SetApart(ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	if !reaches(ctx, one, two.MgmtIP()) || !reaches(ctx, two, one.MigIP()) {
+		t.Error("one that is no longer apart does not reach the other")
+	}
+	if _, err := Up(ctx, Options{Dir: TempDir(t), Apart: []string{"nobody"}}); err == nil {
+		t.Error("a host that is not there was set apart")
+	}
+}
+
 func TestUp_RefusesFoldersThatAreNotALab(t *testing.T) {
 	Require(t)
 	dir := t.TempDir()

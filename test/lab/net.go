@@ -81,6 +81,9 @@ func (l *Lab) wire(ctx context.Context, h *Host) error {
 		sw = append(sw,
 			fmt.Sprintf("link add %s type veth peer name %s address %s netns %d", h.port(k), k, h.mac(k), h.init.PID),
 			fmt.Sprintf("link set %s master br-%s up", h.port(k), k))
+		if h.apart {
+			sw = append(sw, h.isolate(k, true))
+		}
 	}
 	if err := ip(ctx, l.Switch.init.PID, sw...); err != nil {
 		return err
@@ -110,6 +113,22 @@ func (h *Host) setPort(ctx context.Context, link Link, state string) error {
 		return fmt.Errorf("set link %s of host %s %s: %w", link, h.Name, state, err)
 	}
 	return nil
+}
+
+// SetApart says whether the host is one of those that cannot send each other a packet;
+// see Options.Apart.
+func (h *Host) SetApart(ctx context.Context, apart bool) error {
+	if err := ip(ctx, h.lab.Switch.init.PID, h.isolate(Mgmt, apart), h.isolate(Mig, apart)); err != nil {
+		return fmt.Errorf("set host %s apart: %w", h.Name, err)
+	}
+	h.apart = apart
+	return h.lab.save()
+}
+
+// isolate is the command by which the bridge forwards nothing from a host's port to
+// another such port, or does again.
+func (h *Host) isolate(l Link, on bool) string {
+	return fmt.Sprintf("link set %s type bridge_slave isolated %s", h.port(l), map[bool]string{true: "on", false: "off"}[on])
 }
 
 // Limit holds what the host sends on a link to a rate in MiB/s, with a token

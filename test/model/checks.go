@@ -51,6 +51,10 @@ func lawsOf(c Check) []int {
 		return []int{3, 8, settled}
 	case c.Model == "cold":
 		return []int{1, 2, settled}
+	case c.Model == "apart":
+		return []int{1, 2, 6, settled}
+	case c.Model == "evacuation":
+		return []int{1, 2, 6, settled}
 	}
 	return []int{1, 2, 4, 5, 6, 10, 11, settled}
 }
@@ -77,6 +81,8 @@ func checks(quick bool) []Check {
 		{Name: "ends", Model: "move", Flags: []string{faults(3)}, Endless: true, What: "one attempt, and no endless run"},
 		{Name: "ends-alone", Model: "move", Flags: []string{"ALONE", faults(2)}, Endless: true, What: "the destination alone, and no endless run"},
 		{Name: "cold", Model: "cold", Flags: []string{faults(4)}, What: "a guest that is off meanwhile: there, confirmed or back again"},
+		{Name: "apart", Model: "apart", Flags: []string{faults(3)}, What: "the same between hosts that never talk, by a third that may be gone for good"},
+		{Name: "evacuation", Model: "evacuation", Flags: []string{faults(2)}, What: "a guest of a dead host, two that would take it, and the dead one comes back"},
 		{Name: "ledger", Model: "ledger", Flags: []string{faults(4)}, What: "two moves, one device, commits that fail, kills"},
 	}
 }
@@ -117,6 +123,26 @@ var mutants = []Check{
 	{Name: "KEEP_IS_FORGOTTEN", Model: "cold", Law: settled, What: "a late hand-back is obeyed though the revert was undone"},
 	{Name: "LATE_POWER_OFF", Model: "cold", Law: settled, What: "a late power-off is obeyed though the revert was undone"},
 	{Name: "POWER_ON_FORGOTTEN", Model: "cold", Law: settled, What: "a guest whose move is undone stays off"},
+	{Name: "SILENCE_DECIDES_ALWAYS", Model: "apart", Law: 1, What: "the source decides alone though it has handed the guest over"},
+	{Name: "SILENCE_IS_NOT_WRITTEN", Model: "apart", Law: 1, What: "the source starts the guest alone and does not refuse the hand-over"},
+	{Name: "SEAL_NOT_VERIFIED", Model: "apart", Law: 1, What: "the destination takes the conductor's word for the source's"},
+	{Name: "SNAPSHOT_NOT_HELD", Model: "apart", Law: 6, What: "the guest is handed over though somebody wrote to its disks since they were read"},
+	{Name: "RECONNECT_FORGOTTEN", Model: "apart", Law: 6, What: "the guest is started again at the source without its networks"},
+	{Name: "LATE_POWER_OFF_AT_SOURCE", Model: "apart", Law: settled, What: "a late power-off is obeyed though the source has decided alone"},
+	{Name: "LATE_COPY", Model: "apart", Law: settled, What: "a late copy is obeyed though it was removed"},
+	{Name: "COPY_LEFT", Model: "apart", Law: settled, What: "the undo leaves the hidden copy"},
+	{Name: "DEATH_NOT_CHECKED", Model: "evacuation", Law: 1, What: "a guest is taken over without a proof that its host is dead"},
+	{Name: "DEATH_OF_AN_EARLIER_BOOT", Model: "evacuation", Law: 1, What: "a host is declared dead by what became of its boot before"},
+	{Name: "TAKE_OVER_AFTER_RETURN", Model: "evacuation", Law: 1, What: "a late take-over holds though the source has come back"},
+	{Name: "START_BEFORE_CONFIRMATION", Model: "evacuation", Law: 1, What: "a source that boots starts its guests before it has asked"},
+	{Name: "LOOKS_BEFORE_RETURN", Model: "evacuation", Law: 1, What: "the source reads who has its guests, and takes its death away then"},
+	{Name: "RECORD_OVERWRITTEN", Model: "evacuation", Law: 1, What: "the source writes its own record over a later one"},
+	{Name: "FED_PAST_THE_LEASE", Model: "evacuation", Law: 1, What: "the watchdog is fed when the lease may be over"},
+	{Name: "SELF_FENCE_OF_AN_EARLIER_BOOT", Model: "evacuation", Law: 1, Flags: []string{"FAULTS=2"}, What: "a host that boots still counts as one that fences itself"},
+	{Name: "SELF_FENCE_WITHOUT_A_LEASE", Model: "evacuation", Law: 1, Flags: []string{"FAULTS=2"}, What: "a host says that it fences itself while its lease is over"},
+	{Name: "GIVE_UP_FORGOTTEN", Model: "evacuation", Law: settled, Flags: []string{"FAULTS=2"}, What: "an evacuation is undone and a late take-over of it holds"},
+	{Name: "HALF_NOT_GIVEN_UP", Model: "evacuation", Law: settled, What: "the migration's half stays when the source has come back"},
+	{Name: "SHARED_DISK_REMOVED", Model: "evacuation", Law: 6, What: "the source removes the disk that it shares with the guest's new host"},
 	{Name: "ANSWER_BEFORE_COMMIT", Model: "ledger", Law: 3, What: "a claim is answered before its record is durable"},
 	{Name: "FREED_BEFORE_COMMIT", Model: "ledger", Law: 8, What: "a release frees at once"},
 	{Name: "FAILED_COMMIT_KEEPS_THE_RESERVATION", Model: "ledger", Law: settled, What: "a commit that failed leaves its reservation"},

@@ -1,4 +1,4 @@
-// Package model checks the hand-over of a guest as a small state machine: two models
+// Package model checks the hand-over of a guest as a small state machine: five models
 // in spin's language, searched to the end for states that break a law of the design.
 //
 // move.pml is one live migration (token, commit record, claims, leases, tombstones,

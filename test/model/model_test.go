@@ -14,7 +14,7 @@ import (
 // check names is never run.
 func TestChecks_NameEveryMutantOfTheModels(t *testing.T) {
 	macro := regexp.MustCompile(`M_([A-Z_]+)`)
-	for _, name := range []string{"move", "ledger", "cold"} {
+	for _, name := range []string{"move", "ledger", "cold", "apart", "evacuation"} {
 		text, err := sources.ReadFile(name + ".pml")
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-//go:embed move.pml ledger.pml cold.pml
+//go:embed move.pml ledger.pml cold.pml apart.pml evacuation.pml
 var sources embed.FS
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -181,6 +181,7 @@ var names = map[string]map[string]string{
 	"step": {
 		"1": "claim", "2": "swap_allocations", "3": "record_context", "4": "pre_live_migration", "5": "stream", "6": "commit",
 		"7": "accept_token", "8": "finish_destination", "9": "clean_up_source", "10": "delete_migration_allocation",
+		"61": "lost", "62": "claim", "63": "prep_evacuation", "64": "take_over", "65": "accept_evacuated", "66": "finish_evacuation",
 	},
 	"domain": {"0": "none", "1": "running", "2": "paused (migrating)", "3": "shut off (migrated)", "4": "shut off (unknown)", "5": "paused (migrating)", "6": "paused, whole"},
 	"token":  {"0": "none", "1": "here", "2": "given"},

@@ -9,6 +9,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -122,7 +123,8 @@ type life struct {
 	ask     api.Migrate
 	ending  migration.Stage // none for a story without
 	fault   func(p *agents, d *door, guest, moved string) func(http.ResponseWriter, *http.Request)
-	away    bool // Placement is, from the ending on, for a while
+	away    bool   // Placement is, from the ending on, for a while
+	by      string // whose agent conducts it; empty for the guest's own
 	outcome migration.Outcome
 }
 
@@ -132,6 +134,10 @@ func lives(image string) []life {
 	}
 	resize := func(to string, f topology.Flavor) api.Migrate {
 		return api.Migrate{MigrationType: migration.TypeResize, Destination: to, Flavor: &f}
+	}
+	apart := func(m api.Migrate) api.Migrate {
+		m.ShareNothing = true
+		return m
 	}
 	rebuild := api.Migrate{MigrationType: migration.TypeRebuild, Image: &migration.Image{Path: image, Format: "raw"}}
 	const confirm, revert = migration.StageConfirm, migration.StageRevert
@@ -145,6 +151,8 @@ func lives(image string) []life {
 		{name: "resize in place, reverted", flavor: small, ask: resize("host-a", wide), ending: revert, outcome: migration.OutcomeReverted},
 		{name: "resize in place, smaller, reverted", flavor: small, ask: resize("host-a", slim), ending: revert, outcome: migration.OutcomeReverted},
 		{name: "rebuild", flavor: small, ask: rebuild, outcome: migration.OutcomeCompleted},
+		{name: "share nothing, confirmed", flavor: small, ask: apart(resize("host-b", wide)), by: "host-c", ending: confirm, outcome: migration.OutcomeCompleted},
+		{name: "share nothing, reverted", flavor: small, ask: apart(cold("host-b")), by: "host-c", ending: revert, outcome: migration.OutcomeReverted},
 
 		{name: "cold migration, swap refused", flavor: small, ask: cold("host-b"), outcome: migration.OutcomeUndone, fault: noRoom},
 		{name: "resize in place, swap refused", flavor: small, ask: resize("host-a", wide), outcome: migration.OutcomeUndone, fault: noRoom},
@@ -193,6 +201,8 @@ func conflict(p *agents, d *door, guest, _ string) func(http.ResponseWriter, *ht
 func stories(t *testing.T, placement string) []stage {
 	target, err := url.Parse(placement)
 	must(t, err)
+	me, err := user.Current()
+	must(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport = &http.Transport{DisableKeepAlives: true}
 	proxy.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) }
@@ -205,7 +215,13 @@ func stories(t *testing.T, placement string) []stage {
 	p := startAgents(t, operator, func(c *config.Config) {
 		c.Placement.URL = front.URL
 		c.Placement.CPURatio = 64 // room for all on a small machine
-	}, "host-a", "host-b")
+		// The third conducts, and takes nobody in.
+		c.Rights.Conduct = []string{"host:host-c"}
+		if c.Agent.Name == "host-c" {
+			c.Rights.ShareNothing = []string{"user:" + me.Username}
+			c.Placement.CPURatio = 0.01
+		}
+	}, "host-a", "host-b", "host-c")
 	image := filepath.Join(filepath.Dir(p.kernel), "image.raw")
 	must(t, os.WriteFile(image, []byte("an image"), 0o644))
 	must(t, os.Truncate(image, 1<<20))
@@ -256,7 +272,7 @@ func (p *agents) plain(name string, l life) string {
 
 // live plays one story and gives its stages.
 func (p *agents) live(d *door, l life, guest string) (out []stage) {
-	a, ctx := p.clients["host-a"], p.Context()
+	a, ctx := p.clients[cmp.Or(l.by, "host-a")], p.Context()
 	moved := ""
 	see := func(at string, m migration.Migration, want map[string]int64) {
 		held := map[string]int64{}

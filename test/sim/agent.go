@@ -13,10 +13,12 @@ import (
 	"berth/agent/host/disks/diskstest"
 	"berth/claims"
 	"berth/driver/drivertest"
+	"berth/fleet"
 	"berth/internal/runtime"
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/drain"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -40,6 +42,9 @@ type machine struct {
 	forwarders []*forwarder // of streams
 	away       int          // how many want its libvirtd to be away
 	blind      bool         // its libvirtd cannot read
+	lost       bool         // its agent never comes back
+	alone      bool         // it reaches nobody
+	dog        dog
 	file
 }
 
@@ -52,7 +57,9 @@ type agent struct {
 	tracker   *claims.Tracker
 	host      *host.Host
 	conductor *migration.Conductor
+	drainer   *drain.Drainer // nil in a story without
 	client    *placementclient.Client
+	records   *fleet.Records // nil in a story without
 	rng       *rand.Rand
 
 	ready  bool
@@ -65,6 +72,9 @@ func (a *agent) dead() bool { return a.process.Dead() }
 // boot starts an agent on what the machine has on its disk.
 func (m *machine) boot() {
 	w := m.w
+	if m.lost {
+		return
+	}
 	m.lives++
 	a := &agent{
 		w: w, m: m, process: w.sim.Process(fmt.Sprintf("%s#%d", m.name, m.lives), fmt.Sprintf("boot-%d", m.boots)),
@@ -117,23 +127,44 @@ func (a *agent) run() {
 		w.violate("%s: the ledger cannot be opened: %v", m.name, err)
 		return
 	}
+	a.records = a.recordsOf()
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.journalStore(store), Local: m.name, Placement: a.asks(a.client), Logger: log,
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },
-		UndoLater: 10 * time.Second, Random: random{a.rng},
+		UndoLater: 10 * time.Second, Random: random{a.rng}, Fleet: a.fleet(),
 	})
-	a.host = host.New(host.Options{
+	options := host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
 		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
+		Peers: func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) }, Seals: a.seals(), ConductorSilence: conductorSilence,
 		Files: m.files, ImagesDirs: []string{images}, Agree: 4 * time.Second, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
-	})
+	}
+	if a.records != nil {
+		options.Records = a.records
+	}
+	if w.story.Inbound > 0 && (w.mutant == nil || !w.mutant.Drains) {
+		options.MaxInbound = func() int { return w.story.Inbound }
+	}
+	a.host = host.New(options)
+	a.drainer = a.newDrainer(store)
+	if a.records != nil {
+		if err := a.host.AwaitRecords(ctx, false); err != nil {
+			w.note(m.name, "agent cannot note that its boot is not confirmed:", err.Error())
+		}
+		if w.mutant != nil && w.mutant.Unasked {
+			_, _ = a.host.ConfirmBoot(ctx, nil)
+		}
+	}
 	a.spawn("claim leases", func() error { return a.tracker.Run(ctx) })
 	a.spawn("conductor", func() error { return a.conductor.Run(ctx) })
 	for !a.conductor.Running() {
 		_ = a.rt.Sleep(ctx, 2*time.Millisecond)
+	}
+	if a.drainer != nil {
+		a.spawn("drains", func() error { return a.drainer.Run(ctx) })
 	}
 	for begin := w.sim.Elapsed(); m.fake.Health() != nil && w.sim.Elapsed() < begin+time.Second; {
 		_ = a.rt.Sleep(ctx, 10*time.Millisecond)
@@ -148,6 +179,12 @@ func (a *agent) run() {
 	}
 	a.spawn("follow", func() error { return a.host.Follow(ctx) })
 	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })
+	if a.records != nil {
+		a.spawn("fleet's records", func() error { return (&keeper{a: a, marks: map[string]string{}}).keep(ctx) })
+	}
+	if w.story.SelfFence {
+		a.spawn("lease", func() error { return a.leases(ctx) })
+	}
 	a.spawn("sides of moves", func() error { return a.host.FollowSides(ctx) })
 }
 
@@ -202,6 +239,11 @@ func (m *machine) end(why string) {
 	}
 	a.served = nil
 }
+
+// conductorSilence is how long nothing may be heard of a third host that conducts, before
+// the host that has the guest decides alone. Shorter than some of the times that a host is
+// away, and longer than others.
+const conductorSilence = 90 * time.Second
 
 // discard is for agents of runs that nobody reads.
 var discard = slog.New(slog.DiscardHandler)

@@ -30,6 +30,13 @@ func aims() []aim {
 		{at: "FinishDestination on ", fates: message},
 		{at: "AbortClaim on ", fates: message},
 		{at: "RollbackPreLiveMigration on ", fates: message},
+		{at: "CopyInstance on ", fates: message},
+		{at: "PrepResize on ", fates: message[:1]},
+		{at: "PowerOff on ", fates: message[:1]},
+		{at: "Disconnect on ", fates: message[:1]},
+		{at: "HandOver on ", dies: true},
+		{at: "AcceptHanded on ", fates: message},
+		{at: "ShowInstance on ", dies: true},
 		{at: "placement POST ", fates: []fate{requestLate, requestLate, answerLost, raced}},
 		{at: "placement DELETE ", fates: []fate{requestLate, answerLost, refused}},
 		{at: "put halves/", fates: commit},
@@ -48,12 +55,32 @@ func aims() []aim {
 	}
 }
 
+// lateAims are those of stories in which hosts die: what decides an evacuation is a commit of the
+// fleet's records, and who is prepared for it.
+func lateAims() []aim {
+	late := []fate{requestLate, requestLate, requestLate, answerLost}
+	return []aim{
+		{at: "records put instances/", fates: late},
+		{at: "records put instances/", dies: true},
+		{at: "records put deaths/", fates: late},
+		{at: "records put hosts/", fates: late},
+		{at: "PrepEvacuation on ", fates: late},
+		{at: "AcceptEvacuated on ", fates: late},
+		{at: "FinishEvacuation on ", dies: true},
+		{at: "records delete evacuated/", dies: true},
+	}
+}
+
 // shots is how often a run breaks what it aims at.
 const shots = 2
 
 // takeAim draws a run's aim, or none.
 func (c *chaos) takeAim() {
-	if all := aims(); c.rng.IntN(2) == 0 {
+	all := aims()
+	if c.w.story.Records {
+		all = lateAims()
+	}
+	if c.rng.IntN(2) == 0 {
 		c.aim, c.shots = &all[c.rng.IntN(len(all))], shots
 	}
 }
@@ -98,7 +125,7 @@ func (c *chaos) abort(from *machine, after time.Duration) {
 		return
 	}
 	for _, m := range c.w.moves {
-		if m.from != from.name || !m.accepted {
+		if m.by != from.name || !m.accepted {
 			continue
 		}
 		a.process.Go("abort", func() {

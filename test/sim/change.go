@@ -22,6 +22,7 @@ const (
 // change is what a move that has a guest while it is off does to it.
 type change struct {
 	mayBeStopped map[string]bool // by host: its agent was asked to end the guest, and it has not run there since
+	unapplied    *agent          // that takes a change back just now; what a hung hypervisor starts meanwhile it ends too
 	before       string          // what its disk had when it was ended, which a revert gives back
 	applied      bool            // a new disk or image was put in the place of the old
 	back         bool            // the old was asked for again
@@ -93,6 +94,20 @@ func (w *world) comesBack(ref migration.Ref) {
 	}
 }
 
+// returned notes that the token of a guest which had left cold is where it came from: from
+// then on its host gives it back by itself, whoever asks for it.
+func (w *world) returned(g *guest) {
+	for _, m := range slices.Backward(w.moves) {
+		if m.guest != g || m.asked == 0 {
+			continue
+		}
+		if m.cold() && m.accepted && m.from == g.holder {
+			w.comesBack(migration.Ref{Instance: g.uuid})
+		}
+		return
+	}
+}
+
 // contents are what a guest may find on its disk when it starts: what it wrote last; and
 // while a move changes it, what the move has kept for it, or brought.
 func (w *world) contents(g *guest) []string {
@@ -104,6 +119,9 @@ func (w *world) contents(g *guest) []string {
 		if g.back && m.keepsDisk() {
 			out = append(out, g.before)
 		}
+		if m.kind == migration.TypeEvacuation && m.loss && g.disk == local {
+			out = append(out, newImage)
+		}
 		if m.kind == migration.TypeRebuild && g.applied && !g.ranSince {
 			out = append(out, newImage)
 		}
@@ -111,8 +129,24 @@ func (w *world) contents(g *guest) []string {
 	return out
 }
 
-// wrote notes that a guest ran, and has written to its disk.
-func (g *guest) wrote() { g.ranSince = true; clear(g.mayBeStopped) }
+// wrote notes that a guest ran on a host, and has written to its disk.
+func (w *world) wrote(g *guest, host string) {
+	g.ranSince = true
+	if g.mayBeStopped[host] && !g.applied && !g.back && !w.visits(g, host) {
+		g.before = g.data // its user let it run when it was about to be ended
+	}
+	if a := g.unapplied; a == nil || a.dead() {
+		clear(g.mayBeStopped)
+	}
+}
+
+// visits says whether a guest is on a host to which a cold move has brought it, so that
+// what is kept of it elsewhere does not change by what it writes.
+func (w *world) visits(g *guest, host string) bool {
+	return slices.ContainsFunc(w.moves, func(m *move) bool {
+		return m.guest == g && m.cold() && m.accepted && !m.last.Done() && m.from != host
+	})
+}
 
 // rests is what the disk of a guest has when all is over.
 func (w *world) rests(g *guest) string {
@@ -123,7 +157,7 @@ func (w *world) rests(g *guest) string {
 		switch {
 		case m.guest != g || !m.cold() || !m.accepted:
 			continue
-		case m.stays() && m.kind == migration.TypeRebuild:
+		case m.stays() && (m.kind == migration.TypeRebuild || m.kind == migration.TypeEvacuation && m.loss && g.disk == local):
 			return newImage
 		case !m.stays() && g.back && m.keepsDisk():
 			return g.before

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
+	"berth/fleet"
 	"berth/migration"
 	"berth/topology"
 )
@@ -113,6 +115,12 @@ func drawCold(r *rand.Rand, s *Story, m *MovePlan) {
 			m.To = here
 		}
 	}
+	drawEnding(r, m)
+}
+
+// drawEnding draws what becomes of a move that waits for its user's word, and what he
+// does with his guest meanwhile.
+func drawEnding(r *rand.Rand, m *MovePlan) {
 	m.Ending = []ending{confirmed, confirmed, reverted, reverted, reverted, itself, leave}[r.IntN(7)]
 	m.Later = time.Duration(r.IntN(8000)) * time.Millisecond
 	for range r.IntN(3) {
@@ -135,7 +143,15 @@ func StoriesOf(name string) []*Story {
 	resize := func(to string, e ending) MovePlan {
 		return MovePlan{Kind: migration.TypeResize, To: to, Flavor: &large, Ending: e}
 	}
+	apart := func(m MovePlan) []*Story {
+		m.By = "c"
+		return []*Story{story(m, func(s *Story) { s.Hosts, s.Apart = hosts(4), noNetwork })}
+	}
 	switch name {
+	case "drain":
+		return slices.DeleteFunc(drainStories(), func(s *Story) bool { return s.Drains[0].AbortAfter > 0 })
+	case "drain, aborted":
+		return slices.DeleteFunc(drainStories(), func(s *Story) bool { return s.Name != name })
 	case "live-migration":
 		return []*Story{story(MovePlan{}, nil)}
 	case "migration":
@@ -154,6 +170,24 @@ func StoriesOf(name string) []*Story {
 		return []*Story{story(resize("b", reverted), nil)}
 	case "revert-in-place":
 		return []*Story{story(resize(here, reverted), nil)}
+	case "share-nothing-migration":
+		return apart(MovePlan{Kind: migration.TypeMigration, To: "b", Alternates: []string{"d"}, Ending: confirmed})
+	case "share-nothing-resize":
+		return apart(resize("b", confirmed))
+	case "evacuation":
+		var out []*Story
+		for _, loss := range []bool{false, true} {
+			g := GuestPlan{Host: "a", Flavor: small, Disk: shared}
+			if loss {
+				g.Disk = local
+			}
+			out = append(out, &Story{
+				Name: name, Hosts: hosts(4), Records: true, Sharing: !loss, Guests: []GuestPlan{g}, Pace: slow,
+				Deaths: []DeathPlan{{Host: "a", At: 9 * time.Second, By: "c", Proof: fleet.ProofFenced, Back: 40 * time.Second}},
+				Moves:  []MovePlan{{Kind: migration.TypeEvacuation, By: "c", At: 9 * time.Second, Loss: loss}},
+			})
+		}
+		return out
 	case "revert-by-itself":
 		return []*Story{story(resize("b", confirmed), func(s *Story) { s.NoStart = "b" })}
 	}

@@ -149,7 +149,14 @@ func (p peer) ApplyChange(ctx context.Context, ref migration.Ref) error {
 func (p peer) UnapplyChange(ctx context.Context, ref migration.Ref) error {
 	p.a.w.mayStop(p.m, ref)
 	p.a.w.comesBack(ref)
-	return coldAct(ctx, p, "UnapplyChange", func(ctx context.Context, h migration.ColdVerbs) error { return h.UnapplyChange(ctx, ref) })
+	_, err := verb(ctx, p, ofVerb, "UnapplyChange", func(ctx context.Context, b *agent) (struct{}, error) {
+		if g := b.w.guestOf(ref.Instance); g != nil {
+			g.unapplied = b
+			defer func() { g.unapplied = nil }()
+		}
+		return struct{}{}, b.cold().UnapplyChange(ctx, ref)
+	})
+	return err
 }
 
 func (p peer) StartChanged(ctx context.Context, ref migration.Ref) error {

@@ -19,10 +19,13 @@
 //
 // # What is held
 //
-// At every moment (moment.go): no guest runs twice; nobody lets a guest run but the
+// At every moment (moment.go): no guest runs twice, but where a story says that an operator's word
+// was wrong, and there until its host is reached again; nobody lets a guest run but the
 // holder of its token; a copy that was overtaken never runs; an instance has at most
 // one token; claims never exceed their host; what a verb answered is durable; nothing
-// arrives without a claim that awaits it; one attempt has one stream.
+// arrives without a claim that awaits it; one attempt has one stream; two hosts that share
+// nothing never open a connection to each other; a drain moves no guest twice at once, begins
+// what it has named, holds its limits and its order, and its host stays closed while it runs.
 //
 // When all is up again (rest.go): every move has ended and says truthfully how, or is
 // in doubt where the world itself has lost the answer; each guest is where its token

@@ -1,10 +1,9 @@
 package sim
 
 import (
-	"slices"
 	"time"
 
-	"berth/claims"
+	"berth/migration"
 )
 
 // How is one way in which something breaks at a point.
@@ -18,11 +17,14 @@ func Hows() []How {
 	return []How{
 		{"the acting agent dies", func(_ *world, a *agent) { a.m.kill(time.Second) }},
 		{"the other agent dies", func(w *world, a *agent) { peerOf(w, a).kill(time.Second) }},
+		{"the third agent dies", func(w *world, a *agent) { thirdOf(w, a).kill(time.Second) }},
 		{"both agents die", func(w *world, a *agent) { peerOf(w, a).kill(3 * time.Second); a.m.kill(time.Second) }},
+		{"the conductor is gone for good", func(w *world, _ *agent) { w.lose() }},
 		{"its libvirtd dies", func(_ *world, a *agent) { a.m.killLibvirt(2 * time.Second) }},
 		{"the other libvirtd dies", func(w *world, a *agent) { peerOf(w, a).killLibvirt(2 * time.Second) }},
 		{"the arriving QEMU dies", func(w *world, a *agent) { a.m.killIncoming(); peerOf(w, a).killIncoming() }},
 		{"the stream's process dies", func(w *world, a *agent) { a.m.killForwarder() }},
+		{"the network to the third is cut", func(w *world, a *agent) { w.cutNetwork(a.m, thirdOf(w, a), 25*time.Second) }},
 		{"the network is cut", func(w *world, a *agent) { w.cutNetwork(a.m, peerOf(w, a), 25*time.Second) }},
 		{"placement is away", func(w *world, _ *agent) { w.placementAway(10 * time.Second) }},
 		{"placement dies", func(w *world, _ *agent) { w.placement.kill(2 * time.Second) }},
@@ -34,20 +36,47 @@ func Hows() []How {
 	}
 }
 
+// thirdOf is the one that is neither: of a move that shares nothing its destination, or of
+// the destination its source.
+func thirdOf(w *world, a *agent) *machine {
+	other := peerOf(w, a)
+	for _, m := range w.moves {
+		for _, name := range append([]string{m.from}, w.destinations(m)...) {
+			if m.apart && name != a.m.name && name != other.name {
+				return w.machines[name]
+			}
+		}
+	}
+	return other
+}
+
+// destinations are where a move may have brought its guest.
+func (w *world) destinations(m *move) []string {
+	out := w.claimants(m)
+	if m.to != "" && !contains(out, m.to) {
+		out = append(out, m.to)
+	}
+	return out
+}
+
 // peerOf is the other host of the move that an agent is part of; before there is one,
 // the first other host.
 func peerOf(w *world, a *agent) *machine {
 	for _, m := range w.moves {
+		if to := w.destinations(m); m.kind == migration.TypeEvacuation && m.asked > 0 {
+			if a.m.name == m.by && len(to) > 0 && to[0] != m.by {
+				return w.machines[to[0]]
+			}
+			return w.conductor(m)
+		}
+		if m.apart && a.m.name != m.by {
+			return w.conductor(m) // which nobody but it talks to
+		}
 		if a.m.name != m.from {
 			return w.machines[m.from]
 		}
-		for _, name := range w.names {
-			if name != m.from && slices.ContainsFunc(w.claimsOn(w.machines[name]), func(c claims.Claim) bool { return c.Owner.Instance == m.guest.uuid }) {
-				return w.machines[name]
-			}
-		}
-		if m.to != "" {
-			return w.machines[m.to]
+		if to := w.destinations(m); len(to) > 0 {
+			return w.machines[to[0]]
 		}
 	}
 	for _, name := range w.names {
@@ -72,9 +101,12 @@ func (c Case) Options() Options {
 }
 
 // Cases are all points of all stories, each broken in each way.
-func Cases(hows []How) []Case {
+func Cases(hows []How) []Case { return CasesOf(Stories(), hows) }
+
+// CasesOf are those of some stories.
+func CasesOf(stories []*Story, hows []How) []Case {
 	var out []Case
-	for _, s := range Stories() {
+	for _, s := range stories {
 		r := Run(Options{Seed: 1, Story: s, KeepPoints: true})
 		for at, p := range r.Places {
 			for _, how := range hows {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"berth/claims"
+	"berth/driver"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -20,12 +22,15 @@ type guest struct {
 	off        bool // by its user, from the start
 	disk       disk
 
-	data     string // what it wrote to its disk the last time
-	writes   int
-	mayBeOff bool // its memory is lost
-	anyPower bool // its user paused it, or let it run, while a move had it
-	arriving string
-	copies   map[string]copyState // by host
+	data      string // what it wrote to its disk the last time
+	writes    int
+	mayBeOff  bool // its memory is lost
+	anyPower  bool // its user paused it, or let it run, while a move had it
+	arriving  string
+	holder    string               // that had its token last
+	volume    bool                 // one was attached
+	autostart bool                 // it is started when its host boots
+	copies    map[string]copyState // by host
 
 	change // of a move that has it while it is off
 }
@@ -78,7 +83,7 @@ func (w *world) makeGuests(ctx context.Context) error {
 		}
 		// Not by Berth's own creation, whose disks and documents are not what is looked at
 		// here, but what it leaves.
-		if _, err := t.Adopt(ctx, claims.Instance{UUID: g.uuid, Name: g.name, Flavor: g.flavor, ProjectID: "project", UserID: "user"},
+		if _, err := t.Adopt(ctx, claims.Instance{UUID: g.uuid, Name: g.name, Flavor: g.flavor, ProjectID: "project", UserID: "user", Autostart: g.autostart},
 			claims.Found{Resources: g.resources()}); err != nil {
 			return err
 		}
@@ -103,6 +108,35 @@ func (g *guest) document() string {
 	}
 	return fmt.Sprintf(`<domain type="qemu"><name>%s</name><uuid>%s</uuid><memory unit="MiB">%d</memory><vcpu>%d</vcpu>`+
 		`<os><type arch="x86_64" machine="q35">hvm</type></os><devices>%s</devices></domain>`, g.name, g.uuid, g.flavor.MemoryMB, g.flavor.VCPUs, disk)
+}
+
+// volumePath is the volume that its user attaches, which every host reaches through the
+// network.
+func (g *guest) volumePath() string { return "volumes/" + g.name }
+
+// attached is a user who attaches a volume to his guest where it waits to be confirmed, in
+// its definition.
+func (g *guest) attached(w *world) {
+	ctx := context.Background()
+	for _, name := range w.names {
+		m := w.machines[name]
+		if g.volume || !m.holds(g) || m.off || m.away > 0 || m.hung || m.blind || !w.verifying(g) {
+			continue
+		}
+		text, err := m.fake.XML(ctx, g.uuid, driver.Persistent)
+		if err != nil {
+			return
+		}
+		volume := `<disk type="network" device="disk"><driver name="qemu" type="raw"/><source protocol="rbd" name="` + g.volumePath() + `"><host name="ceph" port="6789"/></source><target dev="vdb" bus="virtio"/></disk>`
+		w.fault(m.name, "a user attaches a volume to "+g.name)
+		if err := m.fake.Define(ctx, strings.Replace(text, "</devices>", volume+"</devices>", 1)); err != nil {
+			w.note("user", "virsh:", err.Error())
+			return
+		}
+		g.volume = true
+		w.look()
+		return
+	}
 }
 
 // The folders of disks: each host's own, and one that all share.

@@ -63,11 +63,15 @@ func (a *agent) commits(at storetest.Point, batch []store.Mutation) storetest.Ou
 	w, m := a.w, a.m
 	switch at {
 	case storetest.BeforeCommit:
+		w.drainWrites(a, batch)
 		f := w.before(a, ofCommit, describe(batch))
 		if f == requestLate {
 			_ = a.rt.Sleep(context.Background(), time.Duration(w.rng.Int64N(int64(5*time.Second))))
 		}
 		if spoiled := w.spoilCommit(a, at, describe(batch)); spoiled != storetest.Commit {
+			return spoiled
+		}
+		if spoiled := w.spoilDrain(a, at, batch); spoiled != storetest.Commit {
 			return spoiled
 		}
 		switch {
@@ -81,6 +85,7 @@ func (a *agent) commits(at storetest.Point, batch []store.Mutation) storetest.Ou
 	case storetest.AfterCommit:
 		w.after(a, ofCommit, describe(batch))
 		w.spoilCommit(a, at, describe(batch))
+		w.spoilDrain(a, at, batch)
 	case storetest.Visible:
 		m.flying = nil
 		for _, mutation := range batch {

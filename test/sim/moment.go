@@ -31,7 +31,9 @@ func (w *world) look() {
 func (w *world) happened(g *guest, host, what string) {
 	switch {
 	case strings.HasPrefix(what, "VIOLATION"):
-		w.violate("guest %s runs twice: on %s", g.name, host)
+		if !w.deceived(g) {
+			w.violate("guest %s runs twice: on %s", g.name, host)
+		}
 	case strings.HasPrefix(what, "migration to "):
 		if to, begins := strings.CutSuffix(strings.TrimPrefix(what, "migration to "), " begins"); begins {
 			g.arriving, g.copies[to] = to, incoming
@@ -80,6 +82,9 @@ func (w *world) ends(g *guest, host, what string) {
 
 // runs is called when a guest's CPUs begin to run on a host.
 func (w *world) runs(g *guest, host, what string) {
+	if w.comes(g) {
+		g.mayBeOff = false
+	}
 	if h := w.holders(g.uuid); !slices.Contains(h, host) {
 		w.violate("guest %s is %s on %s, whose ledger does not hold its token (%v does)", g.name, what, host, h)
 	}
@@ -98,7 +103,7 @@ func (w *world) runs(g *guest, host, what string) {
 		g.data = fmt.Sprintf("%s wrote %d", g.name, g.writes)
 		files.Write(g.path(), g.data)
 	}
-	g.wrote()
+	w.wrote(g, host)
 	w.claimed(g, host)
 	g.copies[host] = whole
 	for other, c := range g.copies {
@@ -154,15 +159,29 @@ func (w *world) tokenAnswered(m *machine, c migration.Commit) {
 func (w *world) undone(m *machine, ref migration.Ref, what string, err error) error {
 	if err == nil {
 		w.gone[undoing{m.name, ref.Migration, ref.Attempt, what}] = true
+		w.copies(m)
 	}
 	return err
+}
+
+// copies holds that a copy of an instance which was removed is not there, nor ever again.
+func (w *world) copies(m *machine) {
+	for _, raw := range w.records(m, "copies") {
+		var c claims.Copy
+		if err := json.Unmarshal(raw, &c); err != nil {
+			w.violate("the ledger of %s: %v", m.name, err)
+		}
+		if w.gone[undoing{m.name, c.Migration, c.Attempt, "copy"}] {
+			w.violate("%s has a copy of attempt %d of migration %s, though it was removed", m.name, c.Attempt, c.Migration)
+		}
+	}
 }
 
 // undoing names the undo of one verb.
 type undoing struct {
 	host, migration string
 	attempt         int
-	what            string // claim, or the verb's memory
+	what            string // claim, copy, or the verb's memory
 }
 
 // sourceHolds holds what a source keeps until its guest is bound at the destination:
@@ -190,8 +209,13 @@ func (w *world) committed(m *machine, mutations []store.Mutation) {
 		switch mutation.Bucket {
 		case "instances":
 			w.tokensOf(m)
+		case "copies":
+			w.copies(m)
+		case drainBucket, doorBucket:
+			w.drainWrote(m)
 		case "claims":
 			w.fits(m)
+			w.arrivals(m)
 			w.ownOnce(m)
 			for _, c := range w.claimsOn(m) {
 				if c.Owner.Migration != "" && w.gone[undoing{m.name, c.Owner.Migration, c.Owner.Attempt, "claim"}] {
@@ -247,6 +271,9 @@ func (w *world) tokensOf(m *machine) {
 		}
 		if h := w.holders(g.uuid); len(h) > 1 {
 			w.violate("the token of %s is on %s", g.name, strings.Join(h, " and "))
+		} else if len(h) == 1 && g.holder != h[0] {
+			g.holder = h[0]
+			w.returned(g)
 		}
 	}
 }
@@ -311,3 +338,11 @@ func (w *world) undecidable(m *move) bool {
 }
 
 func (g *guest) String() string { return fmt.Sprintf("%s on %s", g.name, g.home) }
+
+// comes says whether a guest is evacuated: then it is started anew, whatever became of it
+// before.
+func (w *world) comes(g *guest) bool {
+	return slices.ContainsFunc(w.moves, func(m *move) bool {
+		return m.guest == g && m.kind == migration.TypeEvacuation && m.asked > 0 && !m.stopped
+	})
+}

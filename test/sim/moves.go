@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
@@ -16,6 +17,9 @@ type move struct {
 	uuid       string
 	guest      *guest
 	from       string        // where the guest is when it is asked for
+	by         string        // whose agent conducts it; from, but for a move that shares nothing
+	apart      bool          // it shares nothing
+	alternates []string      // that are tried where to refuses
 	after      *move         // that it waits for; nil for none
 	to         string        // empty to let candidates decide
 	at         time.Duration // when it is asked for
@@ -23,15 +27,20 @@ type move struct {
 	options    migration.Options
 
 	// Of a move that has its guest while it is off.
-	kind   string
-	flavor *topology.Flavor // that is wanted; nil for as it is
-	old    topology.Flavor  // that the guest had when it was asked for
-	off    bool             // so did its user have it
-	paused bool
-	since  bool // he has used it since it was reverted
-	ending ending
-	later  time.Duration // how long it waits for the user's word
-	uses   []int         // what he does with the guest meanwhile; see used
+	kind    string
+	flavor  *topology.Flavor // that is wanted; nil for as it is
+	old     topology.Flavor  // that the guest had when it was asked for
+	off     bool             // so did its user have it
+	paused  bool
+	since   bool // he has used it since it was reverted
+	ending  ending
+	later   time.Duration // how long it waits for the user's word
+	uses    []int         // what he does with the guest meanwhile; see used
+	loss    bool          // of an evacuation: what was written may be lost
+	stopped bool          // so the guest stays off
+
+	queue  *emptied // the drain that it is of; nil for none
+	doubts bool     // of a drain: it was seen in doubt
 
 	asked    int
 	accepted bool
@@ -40,6 +49,8 @@ type move struct {
 	doubted  time.Duration // since when it is in doubt; 0 for not
 	doubt    time.Duration // when it was seen in doubt the last time
 	settling bool          // an operator is about to say where the guest is
+	claimed  []string      // the destinations that had a claim when he first looked
+	orphan   bool          // he has, on its hosts, since its conductor is gone for good
 }
 
 // ask wants a migration as a user does: it asks the host's agent, and again while
@@ -48,6 +59,13 @@ func (w *world) ask(m *move) {
 	ctx := context.Background()
 	_ = w.outside.Sleep(ctx, m.at)
 	for m.after != nil && !w.isOver(m.after) {
+		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
+	}
+	for m.kind == migration.TypeEvacuation && !w.dead(m.guest.home) && (w.mutant == nil || !w.mutant.Living) {
+		if w.missed(m.guest.home) {
+			m.asked = givenUp // nobody could say that it is dead
+			return
+		}
 		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
 	}
 	if at := w.holders(m.guest.uuid); len(at) == 1 {
@@ -60,19 +78,25 @@ func (w *world) ask(m *move) {
 		g.change = change{ranSince: true}
 	}
 	m.old, m.off, m.paused = w.now(g), g.off, g.paused
+	if m.kind == migration.TypeEvacuation {
+		g.ranSince = false // its host is off
+	}
 	if m.to == here {
 		m.to = m.from
 	}
-	source := w.machines[m.from]
+	if !m.apart && m.kind != migration.TypeEvacuation {
+		m.by = m.from
+	}
+	conductor := w.conductor(m)
 	for !m.accepted && m.asked < 40 {
 		m.asked++
-		a := source.agent
+		a := conductor.agent
 		if a == nil || a.dead() || !a.ready {
 			_ = w.outside.Sleep(ctx, time.Second)
 			continue
 		}
 		var err error
-		p := peer{a: a, m: source}
+		p := peer{a: a, m: conductor}
 		x := p.send(ctx, "LiveMigrate", func(ctx context.Context, b *agent) {
 			err = b.begin(ctx, m)
 		})
@@ -98,13 +122,13 @@ func (w *world) ask(m *move) {
 	if m.cold() && m.accepted {
 		w.outside.Go("user", func() { w.word(m) })
 	}
-	for m.accepted && m.abortAfter > 0 && !m.last.Done() {
+	for m.accepted && m.abortAfter > 0 && !m.last.Done() && !conductor.lost {
 		if d := m.abortAfter - w.sim.Elapsed(); d > 0 {
 			_ = w.outside.Sleep(ctx, d)
 		}
-		if a := source.agent; a.ready && !a.dead() {
+		if a := conductor.agent; a.ready && !a.dead() {
 			w.note("user", "abort", m.uuid)
-			p := peer{a: a, m: source}
+			p := peer{a: a, m: conductor}
 			x := p.send(ctx, "Abort", func(ctx context.Context, b *agent) { _ = b.conductor.Abort(ctx, m.uuid) })
 			_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
 			return
@@ -113,9 +137,12 @@ func (w *world) ask(m *move) {
 	}
 }
 
-// known says whether the source has a record of a move.
+// conductor is the machine whose agent conducts a move.
+func (w *world) conductor(m *move) *machine { return w.machines[m.by] }
+
+// known says whether its conductor has a record of a move.
 func (w *world) known(m *move) bool {
-	records, err := w.machines[m.from].mem.List(context.Background(), "migrations")
+	records, err := w.conductor(m).mem.List(context.Background(), "migrations")
 	_, is := records[m.uuid]
 	return err == nil && is
 }
@@ -144,7 +171,7 @@ func (w *world) clock() {
 		}
 		calm := now - w.calm
 		clean := calm > 0 && calm%(10*time.Second) == 0 && w.placement.idle() && w.clean()
-		if calm >= grace || clean && !w.age() {
+		if calm >= w.grace() || clean && !w.age() {
 			w.over = true
 		}
 	}
@@ -156,7 +183,7 @@ func (w *world) settled() bool {
 		return false
 	}
 	for _, name := range w.names {
-		if a := w.machines[name].agent; a == nil || a.dead() || !a.ready {
+		if m := w.machines[name]; !m.lost && (m.agent == nil || m.agent.dead() || !m.agent.ready) {
 			return false
 		}
 	}
@@ -165,15 +192,33 @@ func (w *world) settled() bool {
 			return false
 		}
 	}
+	for _, d := range w.deaths {
+		if d.Forget && d.forget == unsaid {
+			return false
+		}
+	}
+	for _, d := range w.drains {
+		if !w.drainOver(d) {
+			return false
+		}
+	}
 	return true
 }
 
 // isOver says whether a move has ended, or can go no further in this world.
 func (w *world) isOver(m *move) bool {
+	if m.queue != nil && !m.accepted {
+		if m.accepted = w.known(m); !m.accepted {
+			return true // it was named, and not begun: its drain is not over while it may be
+		}
+	}
 	if !m.accepted {
 		return m.asked >= givenUp
 	}
-	a := w.machines[m.from].agent
+	if w.conductor(m).lost {
+		return w.settledApart(m)
+	}
+	a := w.conductor(m).agent
 	if a.dead() || !a.ready {
 		return false
 	}
@@ -184,7 +229,7 @@ func (w *world) isOver(m *move) bool {
 	m.last = rec
 	now := w.sim.Elapsed()
 	if rec.Done() || m.finished() {
-		return true
+		return !lags(rec)
 	}
 	if rec.Outcome == migration.OutcomeInDoubt {
 		m.doubt = now
@@ -201,6 +246,11 @@ func (w *world) isOver(m *move) bool {
 	return false
 }
 
+// lags says whether a destination that fell silent is still to be tidied up.
+func lags(m migration.Migration) bool {
+	return slices.ContainsFunc(m.Refusals, func(r migration.Refusal) bool { return r.Left })
+}
+
 // operatorsPatience is how long an operator leaves a move in doubt to itself. He is
 // asked for nothing but what nobody else can know.
 const operatorsPatience = 30 * time.Second
@@ -214,7 +264,7 @@ func (w *world) settle(m *move) {
 		}
 	}
 	w.note("operator", "the guest of", m.uuid, "is at", at)
-	a := w.machines[m.from].agent
+	a := w.conductor(m).agent
 	if a.dead() || !a.ready {
 		m.settling = false
 		return

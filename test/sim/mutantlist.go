@@ -65,7 +65,7 @@ func Mutants() []Mutant {
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCleanUp{h} }},
 		{Name: "commit-forgotten", Rare: true, What: "the answer to a repeated commit is a refusal",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return onceCommit{h, a} }},
-	}, coldMutants()...)
+	}, append(append(append(coldMutants(), apartMutants()...), evacuationMutants()...), drainMutants()...)...)
 }
 
 // hasty says that writes of a bucket are durable a while before they are.

@@ -3,7 +3,9 @@ package sim
 import (
 	"berth/claims"
 	"berth/driver"
+	"berth/fleet"
 	"berth/migration"
+	"berth/migration/drain"
 	"berth/migration/task"
 )
 
@@ -16,10 +18,26 @@ type Mutant struct {
 	Journal func(a *agent, s ledger) task.Store   // that the conductor writes to
 	Verbs   func(a *agent, h migration.Host) migration.Host
 	Cold    func(a *agent, h migration.ColdVerbs) migration.ColdVerbs
+	Apart   func(a *agent, h migration.ApartVerbs) migration.ApartVerbs
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p migration.Placement) migration.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do
 	NoGate  bool // streams are let in whoever comes
+	NoSeals bool // commits are taken from whoever brings them
+
+	Evacuation func(a *agent, h migration.EvacuationVerbs) migration.EvacuationVerbs
+	Fleet      func(a *agent, f migration.Fleet) migration.Fleet
+	Store      func(a *agent, s wire) fleet.Store // that the fleet's records are asked by
+	FedAlways  bool                               // its watchdog is fed without a lease
+	Dies       bool                               // it is looked for in stories alone in which hosts die
+	HalfStays  bool                               // what a source gives up in Placement stays
+	Living     bool                               // evacuations are asked of hosts that live
+	Unasked    bool                               // a boot is confirmed without asking the records
+
+	// Drain makes of a drain's host, its records and its limits others. Drains: it is looked for
+	// in stories of drains alone, and hosts do not bound what arrives.
+	Drain  func(*agent, drain.Host, task.Store, drain.Limits) (drain.Host, task.Store, drain.Limits)
+	Drains bool
 }
 
 // MutantNamed finds one; nil for none of that name.

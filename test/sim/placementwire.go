@@ -18,8 +18,10 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/migration/halves"
 	"berth/placement"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // service is the embedded Placement: a process of its own over a store.
@@ -193,14 +195,14 @@ func (a *agent) request(q *http.Request) (*http.Response, error) {
 	switch {
 	case instead != nil:
 		return instead, nil
-	case w.placement.away:
+	case w.placement.away, a.m.alone:
 		_ = a.rt.Sleep(q.Context(), latency)
 		return nil, fmt.Errorf("dial %s: connection refused", placementURL)
 	case how == requestLost:
 		return lost()
 	case how == requestLate, how == twice:
 		w.late(what, func() {
-			if w.placement.away {
+			if w.placement.away || a.m.alone {
 				return
 			}
 			if r, err := send(w.outside); err == nil {
@@ -278,6 +280,100 @@ func (t tree) DeleteAllocation(ctx context.Context, consumer string) error {
 		}
 		return next, nil
 	})
+}
+
+var _ host.Moved = tree{}
+
+// SettledElsewhere implements host.Moved.
+func (t tree) SettledElsewhere(ctx context.Context, instance, migrated string) (bool, error) {
+	of, err := t.a.client.Allocations(ctx, instance)
+	if err != nil {
+		return false, err
+	}
+	kept, err := t.a.client.Allocations(ctx, migrated)
+	return err == nil && of.Exists() && of.Allocations[t.a.m.provider] == nil && !kept.Exists(), err
+}
+
+// SettleHere implements host.Moved.
+func (t tree) SettleHere(ctx context.Context, c host.Allocation, migrated string) error {
+	now, err := t.a.client.Allocations(ctx, c.Consumer)
+	if err != nil {
+		return err
+	}
+	kept, err := t.a.client.Allocations(ctx, migrated)
+	if err != nil {
+		return err
+	}
+	next := map[string]placementclient.Allocations{c.Consumer: {
+		Allocations: t.a.m.place(c.Resources), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
+	}}
+	if kept.Exists() {
+		kept.Allocations = nil
+		next[migrated] = kept
+	}
+	return t.a.client.PostAllocations(ctx, next)
+}
+
+// SettleThere implements host.Moved.
+func (t tree) SettleThere(ctx context.Context, instance, migrated string) error {
+	if err := t.SettleNobody(ctx, instance, migrated); err != nil {
+		return err
+	}
+	return t.put(ctx, instance, func(now placementclient.Allocations) (placementclient.Allocations, error) {
+		next := now.Clone()
+		if len(next.Allocations) > 1 {
+			delete(next.Allocations, t.a.m.provider)
+		}
+		return next, nil
+	})
+}
+
+// SettleBack implements host.Moved.
+func (t tree) SettleBack(ctx context.Context, instance, migrated string, old topology.Resources) error {
+	kept, err := t.a.client.Allocations(ctx, migrated)
+	if err != nil || !kept.Exists() {
+		return err
+	}
+	now, err := t.a.client.Allocations(ctx, instance)
+	if err != nil {
+		return err
+	}
+	if now.Allocations[t.a.m.provider] == nil {
+		return nil
+	}
+	back, ends := kept.Clone(), kept.Clone()
+	back.Allocations = halves.Home(now.Allocations, kept.Allocations, placementclient.Resources{"DISK_GB": old.DiskGB}, func(rp string) bool { return rp == t.a.m.provider })
+	back.ConsumerType, back.ConsumerGeneration = placementclient.ConsumerInstance, now.ConsumerGeneration
+	ends.Allocations = nil
+	return t.a.client.PostAllocations(ctx, map[string]placementclient.Allocations{instance: back, migrated: ends})
+}
+
+// Swapped implements host.Moved.
+func (t tree) Swapped(ctx context.Context, instance, migrated string) (bool, error) {
+	kept, err := t.Kept(ctx, migrated)
+	if err != nil || !kept {
+		return false, err
+	}
+	of, err := t.a.client.Allocations(ctx, instance)
+	return of.Allocations[t.a.m.provider] != nil, err
+}
+
+// Kept implements host.Moved.
+func (t tree) Kept(ctx context.Context, migrated string) (bool, error) {
+	kept, err := t.a.client.Allocations(ctx, migrated)
+	return kept.Exists(), err
+}
+
+// SettleNobody implements host.Moved.
+func (t tree) SettleNobody(ctx context.Context, _, migrated string) error {
+	if t.a.w.mutant != nil && t.a.w.mutant.HalfStays {
+		return nil
+	}
+	err := t.a.client.DeleteAllocations(ctx, migrated)
+	if fault.KindOf(err) == fault.NotFound {
+		return nil // it was given up before
+	}
+	return err
 }
 
 // put changes what a consumer holds, and again when another was quicker.

@@ -13,6 +13,7 @@ const (
 	ofPlacement             // a request to Placement
 	ofStream                // an order to a stream's process
 	ofDisk                  // a change of the host's files
+	ofRecords               // a commit of the fleet's records
 )
 
 // enumerated says whether every point of this kind is tried one by one.

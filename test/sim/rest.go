@@ -35,11 +35,27 @@ func (w *world) atRest() {
 		w.leftOn(w.machines[name])
 	}
 	w.allocated()
+	w.recordsAtRest()
+	w.drainsAtRest()
+	for _, d := range w.deaths {
+		w.forgottenAtRest(d)
+		if d.Wrong && w.quiet() && !d.twice {
+			w.violate("no guest of %s ran twice: the word was not wrong", d.Host)
+		}
+	}
 }
 
 // grace is how long what is left may take to go by itself: longer than a lease and
 // any message. A world that is clean before does not wait for it.
 const grace = 70 * time.Second
+
+// grace is longer where a destination keeps what it answered until nobody asks any more.
+func (w *world) grace() time.Duration {
+	if w.store != nil {
+		return conductorSilence + grace
+	}
+	return grace
+}
 
 // age lets the time go by for which a host keeps tombstones, once, in some of the runs:
 // in those of a story itself, and in one of sixteen others.
@@ -48,7 +64,7 @@ func (w *world) age() bool {
 	if b := w.options.Break; b != nil {
 		n = uint64(b.At)
 	}
-	if w.old || n%16 != 0 && !w.quiet() {
+	if w.old || n%16 != 0 && !w.quiet() || w.story.SelfFence {
 		return false
 	}
 	w.note("world", "a week goes by")
@@ -88,6 +104,9 @@ func (w *world) told(m *move) {
 		return
 	}
 	w.trace.notef(w.sim.Elapsed(), "move %s: %s, %s, attempt %d to %s", m.uuid, m.last.Status, m.last.Outcome, m.last.Attempt, m.last.DestCompute)
+	if m.orphan {
+		return // by its hosts alone
+	}
 	if want := w.story.Want; want != "" && w.quiet() && m.last.Outcome != want {
 		w.violate("move of %s ended %q (%v), want %q", m.guest.name, m.last.Outcome, m.last.Error.Err(), want)
 	}
@@ -154,7 +173,16 @@ func (w *world) lives(g *guest) {
 		w.violate("at the end %d hosts hold the token of %s: %v", len(at), g.name, at)
 		return
 	}
+	if w.machines[at[0]].lost {
+		return // it waits for its host, or for the next who asks
+	}
+	if shown := w.shown(g); !slices.Equal(shown, at) {
+		w.violate("at the end the record of %s is shown by %v, its token is on %v", g.name, shown, at)
+	}
 	for _, name := range w.names {
+		if w.machines[name].lost {
+			continue // nobody asks it any more
+		}
 		d, err := w.machines[name].fake.Domain(context.Background(), g.uuid)
 		switch {
 		case fault.KindOf(err) == fault.NotFound:
@@ -176,11 +204,17 @@ func (w *world) lives(g *guest) {
 				w.violate("at the end the disk of %s on %s has %q and %d bytes, want %q and %d", g.name, name, have, size, w.rests(g), w.size(g))
 			}
 		}
+		text, err := w.machines[name].fake.XML(context.Background(), g.uuid, driver.Persistent)
+		if has := strings.Contains(text, g.volumePath()); err != nil || has != g.volume {
+			w.violate("at the end guest %s has the volume that was attached on %s: %v, want %v (%v)", g.name, name, has, g.volume, err)
+		}
 		if now := w.now(g); d.VCPUs != now.VCPUs || d.MemoryMB != now.MemoryMB {
 			w.violate("at the end guest %s has %d VCPU and %d MiB on %s, want %d and %d", g.name, d.VCPUs, d.MemoryMB, name, now.VCPUs, now.MemoryMB)
 		}
 		want := w.powerWanted(g)
-		if d.State != want && !(g.anyPower && d.Active()) && !(g.mayBeOff && d.State == driver.ShutOff) {
+		// A user may have done something that was not on record yet when his host was lost.
+		lags := g.anyPower || g.autostart || w.chaos != nil && w.comes(g)
+		if d.State != want && !(lags && d.Active()) && !(g.mayBeOff && d.State == driver.ShutOff && !(w.quiet() && w.comes(g) && name != g.home)) {
 			w.violate("at the end guest %s is %s (%s) on %s, want %s", g.name, d.State, d.Reason, name, want)
 		}
 		if !d.Persistent && (g.persistent || name != g.home) {
@@ -189,8 +223,29 @@ func (w *world) lives(g *guest) {
 	}
 }
 
+// shown are the hosts that list a guest. One that a move keeps where the guest was is
+// hidden where the move shares nothing; else it is known by its token.
+func (w *world) shown(g *guest) []string {
+	var out []string
+	for _, name := range w.names {
+		var i claims.Instance
+		raw, known := w.records(w.machines[name], "instances")[g.uuid]
+		if !known || w.machines[name].lost || json.Unmarshal(raw, &i) == nil && i.Hidden {
+			continue
+		}
+		if m := w.waits(g); m != nil && !m.apart && i.Token.State != claims.TokenHere {
+			continue
+		}
+		out = append(out, name)
+	}
+	return out
+}
+
 // leftOn holds that a ledger has the guests that are there, and nothing else.
 func (w *world) leftOn(m *machine) {
+	if m.lost {
+		return // nobody asks it any more
+	}
 	var doubt []string
 	for _, g := range w.guests {
 		if w.inDoubt(g) {
@@ -228,11 +283,14 @@ func (w *world) leftOn(m *machine) {
 		switch now := w.now(g); {
 		case !slices.Contains(w.holders(uuid), m.name):
 			if !w.waitsBeside(g, m.name) {
-				w.violate("at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
+				w.leave(leftRecord, "at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
 			}
 		case json.Unmarshal(raw, &i) != nil || i.Flavor.Name != now.Name || i.Flavor.Resources() != now.Resources():
 			w.violate("at the end %s says that %s has the flavor %s, want %s", m.name, g.name, i.Flavor.Name, now.Name)
 		}
+	}
+	for uuid := range w.records(m, "copies") {
+		w.leave(leftRecord, "at the end %s has a copy of %s that was to come", m.name, w.guestOf(uuid).name)
 	}
 	for migrated, raw := range w.records(m, "halves") {
 		if o := w.moveOf(migration.Ref{Migration: migrated}); o != nil && o.finished() {
@@ -245,16 +303,16 @@ func (w *world) leftOn(m *machine) {
 			Context json.RawMessage `json:"context"`
 		}
 		if err := json.Unmarshal(raw, &h); err != nil || h.Context != nil {
-			w.violate("at the end %s has a context of migration %s (%v)", m.name, migrated, err)
+			w.leave(leftRecord, "at the end %s has a context of migration %s (%v)", m.name, migrated, err)
 		}
 	}
 	for key := range w.records(m, "verbs") {
 		about, _, _ := strings.Cut(key, "/")
-		if o := w.moveOf(migration.Ref{Migration: about}); o != nil && o.finished() {
+		if o := w.moveOf(migration.Ref{Migration: strings.TrimPrefix(about, "settle-")}); o != nil && o.finished() {
 			continue // what a revert needs
 		}
-		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") {
-			w.violate("at the end %s remembers %s", m.name, key)
+		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "fleet/") {
+			w.leave(leftRecord, "at the end %s remembers %s", m.name, key)
 		}
 	}
 	for _, bucket := range []string{"tasks", "aborts"} {
@@ -274,8 +332,16 @@ func (w *world) leftOn(m *machine) {
 // files holds that a host has the disks of its guests, and no other file.
 func (w *world) files(m *machine) {
 	want := map[string]bool{}
-	if w.story.rebuilds() {
+	if w.story.images() {
 		want[imageFile] = true
+	}
+	for _, o := range w.moves {
+		if o.orphan && o.from == m.name && o.guest.disk == local {
+			// His word does not prove that the others are whole, and they are named.
+			if _, _, exists := m.files.Data(o.guest.path()); exists {
+				want[o.guest.path()] = true
+			}
+		}
 	}
 	for _, g := range w.guests {
 		if o := w.waits(g); o != nil && g.disk == local && w.waitsBeside(g, m.name) {
@@ -434,7 +500,7 @@ func (w *world) allocated() {
 		}
 		for _, consumer := range slices.Sorted(maps.Keys(held.Allocations)) {
 			if w.guestOf(consumer) != nil || slices.ContainsFunc(w.moves, func(m *move) bool {
-				return m.uuid == consumer && (m.last.Outcome == migration.OutcomeInDoubt || m.finished())
+				return m.uuid == consumer && (m.last.Outcome == migration.OutcomeInDoubt || m.finished() || w.evacuatedFrom(m))
 			}) {
 				continue
 			}

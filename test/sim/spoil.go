@@ -2,13 +2,17 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/drain"
 	"berth/migration/task"
 )
 
@@ -35,6 +39,8 @@ type Spoil struct {
 	// Journal has the step's end go wrong where it is written down: of a step that asks
 	// nobody anything.
 	Journal bool
+	// Drain: Step is what is written of a drain, one of DrainStories.
+	Drain bool
 }
 
 // background are verbs that are asked beside the steps.
@@ -43,7 +49,7 @@ var background = []string{"RenewClaim", "AttemptFate", "StreamStatus", "TuneStre
 // spoils says whether what an agent is about to ask is what is to go wrong.
 func (w *world) spoils(a *agent, what string) bool {
 	s := w.options.Spoil
-	if s == nil || w.spoiled || len(w.moves) == 0 || a.conductor == nil || s.Journal != (what == journal) {
+	if s == nil || s.Drain || w.spoiled || len(w.moves) == 0 || a.conductor == nil || s.Journal != (what == journal) {
 		return false
 	}
 	for _, b := range background {
@@ -120,3 +126,69 @@ func writesOnly(step string) bool { return strings.Contains(step, "allocation") 
 
 // restartAfter is how long an agent is away that was killed.
 const restartAfter = silence
+
+// DrainStories are the stories of drains, and everything that is written of each, in words.
+func DrainStories() map[string][]string {
+	return map[string][]string{
+		"drain":          {"begin", "close the host", "note that it is closed", "name the move", "moved", "gone", "wait", "try again", "failed", "end"},
+		"drain, aborted": {"abort", "open the host", "end"},
+	}
+}
+
+// spoilDrain is spoilCommit for what is written of a drain.
+func (w *world) spoilDrain(a *agent, at storetest.Point, batch []store.Mutation) storetest.Outcome {
+	s := w.options.Spoil
+	if s == nil || !s.Drain || w.spoiled || (s.Way == Kill) != (at == storetest.AfterCommit) ||
+		!slices.ContainsFunc(batch, func(m store.Mutation) bool { return drainPoint(m) == s.Step }) {
+		return storetest.Commit
+	}
+	w.spoiled = true
+	w.fault(a.m.name, string(s.Way)+": "+s.Step)
+	switch s.Way {
+	case FailBefore:
+		return storetest.Fail
+	case FailAfter:
+		a.m.unheard++
+		return storetest.FailWritten
+	}
+	a.m.kill(restartAfter)
+	return storetest.Commit
+}
+
+// drainPoint says in words what one write of a drain is; empty for no drain's.
+func drainPoint(m store.Mutation) string {
+	switch {
+	case m.Bucket == doorBucket && m.Value == nil:
+		return "open the host"
+	case m.Bucket == doorBucket:
+		return "close the host"
+	case m.Bucket != drainBucket || m.Value == nil:
+		return ""
+	case strings.Contains(m.Key, "/"):
+		var g drain.Guest
+		if err := json.Unmarshal(m.Value, &g); err != nil {
+			return ""
+		}
+		switch {
+		case g.State == drain.Moving:
+			return "name the move"
+		case g.State == drain.Waiting && g.Attempts > 0:
+			return "try again"
+		case g.State == drain.Waiting:
+			return "wait"
+		}
+		return string(g.State)
+	}
+	var d drain.Drain
+	switch err := json.Unmarshal(m.Value, &d); {
+	case err != nil:
+		return ""
+	case d.State.Over():
+		return "end"
+	case d.State == drain.Aborting:
+		return "abort"
+	case d.Closed:
+		return "note that it is closed"
+	}
+	return "begin"
+}

@@ -20,6 +20,18 @@ type Story struct {
 	Streams bool // guests travel by Berth's own streams, not by libvirt's TLS
 	Guests  []GuestPlan
 	Moves   []MovePlan
+	// Apart are pairs of hosts with no network between them. All moves of such a story are
+	// between hosts that share nothing.
+	Apart [][2]string
+	// Records: hosts keep records of each other. Deaths are hosts that are taken for dead, and
+	// SelfFence has each reset itself before its lease is over.
+	Records   bool
+	Deaths    []DeathPlan
+	SelfFence bool
+	// Drains are hosts that are emptied; Inbound is how many guests of drains may be on their way
+	// to a host at once, 0 for any number.
+	Drains  []DrainPlan
+	Inbound int
 	Pace    drivertest.Pace
 	// Events are what goes wrong in the story itself.
 	Events []Event
@@ -44,14 +56,19 @@ type GuestPlan struct {
 	Transient bool
 	Paused    bool
 	Off       bool
+	Autostart bool
 	Disk      disk
 }
 
 // MovePlan is one migration that is asked for.
 type MovePlan struct {
-	Guest      int
-	After      *int   // the move that it waits for, from where that has brought the guest; nil for none
-	To         string // empty to let candidates decide
+	Guest int
+	After *int   // the move that it waits for, from where that has brought the guest; nil for none
+	To    string // empty to let candidates decide
+	// By is the host whose agent conducts a move that shares nothing; empty for any other
+	// move, which its source conducts. Alternates are tried where To refuses.
+	By         string
+	Alternates []string
 	At         time.Duration
 	AbortAfter time.Duration
 	Options    migration.Options
@@ -61,6 +78,8 @@ type MovePlan struct {
 	Ending ending           // of a resize or cold migration
 	Later  time.Duration    // how long it waits for the user's word
 	Uses   []int            // what he does with the guest meanwhile, a second apart; see used
+
+	Loss, Stopped bool // of an evacuation: what was written may be lost; the guest stays off
 }
 
 // ending is what becomes of a move that waits for its user's word.
@@ -77,9 +96,9 @@ const (
 // here is the destination of a move that leaves its guest where it is.
 const here = "here"
 
-// rebuilds says whether a story has an image for it.
-func (s *Story) rebuilds() bool {
-	return slices.ContainsFunc(s.Moves, func(m MovePlan) bool { return m.Kind == migration.TypeRebuild })
+// images says whether a story has an image, from which disks are made anew.
+func (s *Story) images() bool {
+	return slices.ContainsFunc(s.Moves, func(m MovePlan) bool { return m.Kind == migration.TypeRebuild || m.Loss })
 }
 
 // Event is something that happens in a story at a moment, or when a migration comes
@@ -163,11 +182,24 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return stories
+	return append(append(append(stories, apartStories()...), evacuationStories()...), drainStories()...)
 }
 
-// drawStory makes a story by chance.
-func drawStory(r *rand.Rand) *Story {
+// drawStory makes a story by chance: one of five shares nothing, and of the others one of five
+// has a host that dies.
+func drawStory(r *rand.Rand, m *Mutant) *Story {
+	if m != nil && (m.Drain != nil || m.Drains) {
+		return drawDrain(r)
+	}
+	if m != nil && m.Dies {
+		return drawEvacuation(r)
+	}
+	if m != nil && m.Apart != nil || r.IntN(5) == 0 {
+		return drawApart(r)
+	}
+	if m == nil && r.IntN(5) == 0 {
+		return drawEvacuation(r)
+	}
 	n := 2 + r.IntN(3)
 	s := &Story{Name: "drawn", Hosts: hosts(n), Sharing: r.IntN(2) == 0, Streams: r.IntN(4) > 0, Pace: slow}
 	if r.IntN(3) == 0 {

@@ -266,7 +266,7 @@ func (w *world) verifying(g *guest) bool {
 		if m.guest != g || !m.accepted {
 			continue
 		}
-		a := w.machines[m.from].agent
+		a := w.conductor(m).agent
 		if a == nil || a.dead() || !a.ready {
 			return false
 		}

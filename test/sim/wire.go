@@ -45,7 +45,7 @@ func (a *agent) side(name string) (migration.Side, error) {
 // AttemptFate implements migration.Side.
 func (p peer) AttemptFate(ctx context.Context, ref migration.Ref) (migration.AttemptFate, error) {
 	return verb(ctx, p, ofQuestion, "AttemptFate", func(ctx context.Context, b *agent) (migration.AttemptFate, error) {
-		return b.host.AttemptFate(ctx, ref)
+		return b.fate(ctx, ref)
 	})
 }
 
@@ -106,6 +106,9 @@ func verb[T any](ctx context.Context, p peer, k kind, name string, f func(contex
 	}
 	if err := a.rt.Sleep(ctx, latency); err != nil {
 		return zero, fault.New(fault.Unavailable, "%s: %w", what, err)
+	}
+	if w.strangers(a.m, p.m) {
+		return zero, w.meets(a, p.m, what)
 	}
 	if w.cut(a.m, p.m) {
 		return zero, p.lost(ctx, what)

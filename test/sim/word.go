@@ -25,6 +25,15 @@ func (a *agent) begin(ctx context.Context, m *move) error {
 		window = confirmWindow
 	}
 	r.Type, r.Change.Flavor, r.ConfirmWindow = m.kind, m.flavor, &window
+	if m.kind == migration.TypeEvacuation {
+		r.Source, r.Alternates, r.Stopped, r.AcceptLoss, r.ConfirmWindow = m.from, m.alternates, m.stopped, m.loss, nil
+		if m.loss {
+			r.Change.Image = &migration.Image{Path: imageFile, Format: "raw"}
+		}
+	}
+	if m.apart {
+		r.Source, r.ShareNothing, r.Alternates = m.from, true, m.alternates
+	}
 	if m.kind == migration.TypeRebuild {
 		r.Destination, r.Change.Image = "", &migration.Image{Path: imageFile, Format: "raw"}
 	}
@@ -37,6 +46,8 @@ const (
 	useStop  = 0
 	usePause = 2
 	useStart = 9
+	// A volume that every host reaches is attached, for good.
+	useAttach = 10
 )
 
 // becomes is the flavor that a move gives its guest.
@@ -49,7 +60,7 @@ func (m *move) becomes() topology.Flavor {
 
 // read reads a move's record where it is conducted, if anybody answers.
 func (w *world) read(m *move) {
-	if a := w.machines[m.from].agent; a != nil && !a.dead() && a.ready {
+	if a := w.conductor(m).agent; a != nil && !a.dead() && a.ready {
 		if rec, err := a.conductor.Get(context.Background(), m.uuid); err == nil {
 			m.last = rec
 		}
@@ -61,15 +72,19 @@ func (w *world) read(m *move) {
 func (w *world) word(m *move) {
 	ctx := context.Background()
 	for w.read(m); m.last.Status != migration.StatusFinished; w.read(m) {
-		if m.last.Done() {
+		if m.last.Done() || w.conductor(m).lost {
 			return
 		}
 		_ = w.outside.Sleep(ctx, 500*time.Millisecond)
 	}
 	for _, how := range m.uses {
 		_ = w.outside.Sleep(ctx, time.Second)
-		if how == useStart {
+		switch how {
+		case useStart:
 			m.guest.started(w)
+			continue
+		case useAttach:
+			m.guest.attached(w)
 			continue
 		}
 		m.guest.used(w, how)
@@ -79,12 +94,12 @@ func (w *world) word(m *move) {
 	}
 	_ = w.outside.Sleep(ctx, m.later)
 	// A revert may be given up, and then he says it again.
-	for ; !m.last.Done(); _ = w.outside.Sleep(ctx, 2*time.Second) {
+	for ; !m.last.Done() && !w.conductor(m).lost; _ = w.outside.Sleep(ctx, 2*time.Second) {
 		w.read(m)
 		if m.last.Status != migration.StatusFinished {
 			continue
 		}
-		a := w.machines[m.from].agent
+		a := w.conductor(m).agent
 		if a == nil || a.dead() || !a.ready {
 			continue
 		}

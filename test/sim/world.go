@@ -15,6 +15,7 @@ import (
 	"berth/agent/host/disks/diskstest"
 	"berth/claims"
 	"berth/driver/drivertest"
+	"berth/fleet/fleettest"
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store/storetest"
 	"berth/migration"
@@ -77,9 +78,14 @@ type world struct {
 	names    []string // of machines, in order
 
 	placement *service
+	store     *fleettest.Memory // the fleet's records; nil for none
+	looker    *fleettest.Client // of who looks
+	deaths    []*death
+	drains    []*emptied
 	guests    []*guest
 	moves     []*move
 	cuts      map[[2]string]bool // of the agents' network
+	unrouted  map[[2]string]bool // pairs of hosts that share nothing, not even a network
 	chaos     *chaos
 
 	trace      trace
@@ -119,6 +125,17 @@ func Run(o Options) Result {
 	for _, m := range w.moves {
 		w.outside.Go("user", func() { w.ask(m) })
 	}
+	for _, d := range w.deaths {
+		w.outside.Go("death", func() { w.dies(d); w.forgets(d) })
+	}
+	for _, d := range w.drains {
+		w.outside.Go("operator", func() { w.empties(d) })
+	}
+	if w.story.SelfFence {
+		for _, name := range w.names {
+			w.outside.Go("watchdog", w.machines[name].bites)
+		}
+	}
 	w.placement.live()
 	w.phases()
 	w.outside.Go("clock", w.clock)
@@ -140,10 +157,13 @@ const (
 	patience = 15 * time.Minute
 )
 
+// drainEvery: of so many seeds one is of a drain.
+const drainEvery = 8
+
 func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
-		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, said: map[string]bool{},
+		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, unrouted: map[[2]string]bool{}, said: map[string]bool{},
 		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
@@ -154,8 +174,11 @@ func newWorld(o Options) *world {
 			return a
 		}}))
 	}
+	if w.story == nil && w.mutant == nil && o.Seed%drainEvery == 0 {
+		w.story = drawDrain(rand.New(rand.NewPCG(o.Seed, 2)))
+	}
 	if w.story == nil {
-		w.story = drawStory(rand.New(rand.NewPCG(o.Seed, 2)))
+		w.story = drawStory(rand.New(rand.NewPCG(o.Seed, 2)), w.mutant)
 	}
 	w.outside = w.sim.Process("world", "world")
 	w.fleet = drivertest.NewFleet(w.outside)
@@ -170,7 +193,7 @@ func newWorld(o Options) *world {
 
 func (w *world) result() Result {
 	r := Result{
-		Seed: w.options.Seed, Story: w.story.Name, Violations: w.violations, Faults: w.faults, Points: w.points, Turns: w.sim.Turns(),
+		Seed: w.options.Seed, Story: w.named(), Violations: w.violations, Faults: w.faults, Points: w.points, Turns: w.sim.Turns(),
 		Elapsed: w.sim.Elapsed(), Places: w.places, Spoiled: w.spoiled, Left: w.left,
 	}
 	for _, m := range w.moves {
@@ -187,13 +210,16 @@ func (w *world) result() Result {
 }
 
 // Leftovers are what may be left of a move, as a row of make stories has it.
-func Leftovers() []string { return []string{leftClaim, leftAllocation, leftDisk, leftDomain} }
+func Leftovers() []string {
+	return []string{leftClaim, leftAllocation, leftDisk, leftDomain, leftRecord}
+}
 
 const (
 	leftClaim      = "claims"
 	leftAllocation = "allocations"
 	leftDisk       = "disks"
 	leftDomain     = "domains"
+	leftRecord     = "records" // of an instance, or of what was done to it
 )
 
 // leave records that something is left that should not be.
@@ -217,6 +243,10 @@ func (w *world) make() error {
 		return err
 	}
 	w.fleet.SetPace(w.story.Pace)
+	w.makeStore()
+	for i, d := range w.story.Drains {
+		w.drains = append(w.drains, &emptied{DrainPlan: d, uuid: id("44444444", i+1)})
+	}
 	ctx := context.Background()
 	for i, h := range w.story.Hosts {
 		m := &machine{
@@ -227,7 +257,10 @@ func (w *world) make() error {
 		w.names = append(w.names, h.Name)
 	}
 	w.storage.Share(common, w.names...)
-	if w.story.rebuilds() {
+	for _, p := range w.story.Apart {
+		w.unrouted[pair(p[0], p[1])] = true
+	}
+	if w.story.images() {
 		for _, name := range w.names {
 			w.machines[name].files.Put(imageFile, "raw", diskSize, newImage)
 		}
@@ -237,7 +270,7 @@ func (w *world) make() error {
 	}
 	for i, g := range w.story.Guests {
 		g := &guest{
-			uuid: id("11111111", i+1), name: fmt.Sprint("vm", i+1), home: g.Host, flavor: g.Flavor, persistent: !g.Transient, paused: g.Paused, off: g.Off, disk: g.Disk,
+			uuid: id("11111111", i+1), name: fmt.Sprint("vm", i+1), home: g.Host, flavor: g.Flavor, persistent: !g.Transient, paused: g.Paused, off: g.Off, disk: g.Disk, autostart: g.Autostart,
 			copies: map[string]copyState{},
 		}
 		w.guests = append(w.guests, g)
@@ -248,10 +281,17 @@ func (w *world) make() error {
 			after = w.moves[*s.After]
 		}
 		w.moves = append(w.moves, &move{
-			after: after,
-			uuid:  id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
-			kind: cmp.Or(s.Kind, migration.TypeLiveMigration), flavor: s.Flavor, ending: s.Ending, later: s.Later, uses: s.Uses,
+			after: after, by: cmp.Or(s.By, w.guests[s.Guest].home), apart: s.By != "" && s.Kind != migration.TypeEvacuation, alternates: s.Alternates,
+			uuid: id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
+			kind: cmp.Or(s.Kind, migration.TypeLiveMigration), flavor: s.Flavor, ending: s.Ending, later: s.Later, uses: s.Uses, loss: s.Loss, stopped: s.Stopped,
 		})
+	}
+	for _, d := range w.drains {
+		if d.Closed {
+			if err := w.machines[d.Host].mem.Put(ctx, doorBucket, doorKey, []byte(byOperator)); err != nil {
+				return err
+			}
+		}
 	}
 	made := errors.New("it did not run")
 	w.outside.Go("make", func() { made = w.makeGuests(ctx) })
@@ -280,7 +320,9 @@ func (w *world) late(what string, f func()) {
 }
 
 // cut says whether the agents of two hosts cannot reach each other.
-func (w *world) cut(a, b *machine) bool { return w.cuts[pair(a.name, b.name)] }
+func (w *world) cut(a, b *machine) bool {
+	return w.cuts[pair(a.name, b.name)] || a != b && (a.alone || b.alone)
+}
 
 func pair(a, b string) [2]string {
 	if a > b {
@@ -316,9 +358,17 @@ func (w *world) guestOf(uuid string) *guest {
 func (w *world) holders(uuid string) []string {
 	var out []string
 	for _, host := range slices.Sorted(maps.Keys(w.tokens[uuid])) {
-		if w.tokens[uuid][host].State == claims.TokenHere {
+		if t := w.tokens[uuid][host]; t.State == claims.TokenHere && !w.overtaken(host, uuid, t.Epoch) {
 			out = append(out, host)
 		}
 	}
 	return out
+}
+
+// named is the story, and where in it what was broken.
+func (w *world) named() string {
+	if b := w.options.Break; b != nil {
+		return fmt.Sprintf("%s, point %d, %s", w.story.Name, b.At, b.What)
+	}
+	return w.story.Name
 }

@@ -38,8 +38,8 @@ const (
 	proxyPort   = "16599"
 )
 
-// bed is a fleet of two hosts, with proxies in front of each libvirtd and one
-// guest.
+// bed is a fleet of two hosts between which one guest moves, with proxies in front of
+// each libvirtd, and a third that conducts its moves while the two are apart.
 type bed struct {
 	*fleet.Fleet
 	image   guest.Guest
@@ -78,6 +78,9 @@ interval = "1s"
 [migration]
 stall_timeout = "4s"
 claim_lease = "3s"
+
+[rights]
+share_nothing = ["user:root"]
 `, proxySocket, address, proxyPort)
 	}
 	more := map[string]string{}
@@ -86,9 +89,10 @@ claim_lease = "3s"
 			more[name] = fmt.Sprintf("name = %q\nvcpus = %d\nmemory_mb = %d\ndisk_gb = %d\n", name, f.cpus, f.memory, f.disk)
 		}
 	}
-	f, err := fleet.Up(ctx, fleet.Options{Dir: dir, Binary: binary, Transport: transport, Flavors: more, Config: map[string]string{
-		"host-a": config("10.77.0.1"), "host-b": config("10.77.0.2"),
-	}})
+	f, err := fleet.Up(ctx, fleet.Options{
+		Dir: dir, Binary: binary, Transport: transport, Flavors: more, Names: []string{"host-a", "host-b", "host-c"}, Conductors: []string{"host-c"},
+		Config: map[string]string{"host-a": config("10.77.0.1"), "host-b": config("10.77.0.2"), "host-c": config("10.77.0.3")},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -145,6 +149,14 @@ func (b *bed) other(h *lab.Host) *lab.Host {
 		return b.Hosts[1]
 	}
 	return b.Hosts[0]
+}
+
+// third is the host that conducts while the two others are apart.
+func (b *bed) third() *lab.Host { return b.Hosts[2] }
+
+// setApart keeps the two hosts of the guest from reaching each other, or lets them.
+func (b *bed) setApart(ctx context.Context, apart bool) error {
+	return errors.Join(b.Hosts[0].SetApart(ctx, apart), b.Hosts[1].SetApart(ctx, apart))
 }
 
 // disk is the guest's disk as a host sees it, from outside.

@@ -29,6 +29,8 @@ type Fault struct {
 	// live: it breaks what a cold move has not. far: it breaks the other host alone, which
 	// has no part in what stays.
 	live, far bool
+	// third: it breaks the host that conducts the move between two others.
+	third bool
 	// doubt: nobody alive may know afterwards whether the guest left, and then the
 	// move may say so.
 	doubt bool
@@ -51,7 +53,7 @@ var errNothing = errors.New("nothing there to break")
 // Faults is the table.
 func Faults() []Fault {
 	var all []Fault
-	for _, side := range sides {
+	for _, side := range append(slices.Clone(sides), conductor) {
 		all = append(all, agentFaults(side)...)
 	}
 	all = append(all,
@@ -104,20 +106,24 @@ type side string
 const (
 	source      side = "source"
 	destination side = "destination"
+	conductor   side = "conductor" // a third host, of a story whose two are apart
 )
 
 var sides = []side{source, destination}
 
 func (r *round) host(s side) *lab.Host {
-	if s == source {
+	switch s {
+	case source:
 		return r.from
+	case conductor:
+		return r.third()
 	}
 	return r.to
 }
 
 func agentFaults(s side) []Fault {
 	part := []string{string(s) + " agent"}
-	return farIf(s == destination, []Fault{
+	return of(s, []Fault{
 		{Name: "kill -9 " + part[0], touches: part, most: 1500 * time.Millisecond, strike: killAgent(s)},
 		{Name: "SIGTERM " + part[0], touches: part, most: 1500 * time.Millisecond, strike: stopAgent(s)},
 		{Name: "SIGSTOP " + part[0], touches: part, least: 500 * time.Millisecond, most: 4 * time.Second, strike: signalAgent(s, syscall.SIGSTOP)},
@@ -125,17 +131,17 @@ func agentFaults(s side) []Fault {
 	})
 }
 
-// farIf marks faults of the destination alone.
-func farIf(far bool, list []Fault) []Fault {
+// of marks faults of one host alone.
+func of(s side, list []Fault) []Fault {
 	for i := range list {
-		list[i].far = far
+		list[i].far, list[i].third = s == destination, s == conductor
 	}
 	return list
 }
 
 func libvirtdFaults(s side) []Fault {
 	part := []string{string(s) + " libvirtd"}
-	return farIf(s == destination, []Fault{
+	return of(s, []Fault{
 		{Name: "kill -9 " + part[0], touches: part, most: time.Second, doubt: s == source, strike: killLibvirtd(s)},
 		// One that ends a migration lives until its job has ended, half a minute.
 		{Name: "SIGTERM " + part[0], touches: part, most: time.Second, moments: []Moment{{Step: steps[4]}, {Step: steps[10]}, {Step: steps[11]}, {Step: steps[12]}},
@@ -295,7 +301,7 @@ func stopPlacement(_ context.Context, r *round) (heal, error) {
 
 // abort asks for one. That it comes too late is an answer, and not a fault.
 func abort(ctx context.Context, r *round) (heal, error) {
-	_, err := r.clients[r.from].AbortMigration(ctx, r.uuid)
+	_, err := r.conducts().AbortMigration(ctx, r.uuid)
 	if k := fault.KindOf(err); k == fault.Forbidden || k == fault.Busy {
 		return nil, errNothing
 	}
@@ -404,7 +410,7 @@ func linkFaults() []Fault {
 			}
 			return together(strikes...)(ctx, r)
 		}}
-		f.far, f.live = s == destination, !slices.Contains(links, lab.Mgmt)
+		f.far, f.third, f.live = s == destination, s == conductor, !slices.Contains(links, lab.Mgmt)
 		for _, l := range links {
 			f.touches = append(f.touches, string(l)+" link")
 		}
@@ -432,6 +438,8 @@ func linkFaults() []Fault {
 		cut("data link cut for good", source, 15*second, 15*second, true, lab.Mig),
 		cut("management link cut, short", destination, second, 4*second, false, lab.Mgmt),
 		cut("management link cut, long", source, 9*second, 12*second, false, lab.Mgmt),
+		cut("conductor's link cut, short", conductor, second, 4*second, false, lab.Mgmt),
+		cut("conductor's link cut, long", conductor, 9*second, 12*second, false, lab.Mgmt),
 		cut("both links cut", destination, second, 10*second, false, lab.Mgmt, lab.Mig),
 		limit("data link slow", lab.Mig, 4),
 		limit("management link slow", lab.Mgmt, 1),

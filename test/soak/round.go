@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"berth/agent/api"
 	"berth/migration"
 	"berth/test/guest"
 	"berth/test/lab"
@@ -90,6 +91,11 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	if out.Err = r.prepare(ctx); out.Err != nil {
 		return out
 	}
+	if p.Story.apart() {
+		if out.Err = r.setApart(ctx, true); out.Err != nil {
+			return out
+		}
+	}
 	eyes := r.watchConsoles()
 	defer eyes.close()
 
@@ -154,6 +160,12 @@ func (b *bed) run(ctx context.Context, p Plan) (out Result) {
 	user.Wait()
 	if out.Err = errors.Join(err, words); out.Err != nil {
 		return out
+	}
+	if p.Story.apart() {
+		// Who looks around asks every host.
+		if out.Err = r.setApart(ctx, false); out.Err != nil {
+			return out
+		}
 	}
 	switch {
 	case m.Outcome == migration.OutcomeCompleted:
@@ -225,10 +237,18 @@ func (b *bed) clearConsole(h *lab.Host) error {
 // watch keeps the record up to date until the move is over.
 func (r *round) watch(ctx context.Context) {
 	// An agent that dies is awaited: the round itself has its time.
-	_ = r.clients[r.from].WatchMigration(ctx, r.uuid, roundMost, func(m migration.Migration) error { r.note(m); return nil })
+	_ = r.conducts().WatchMigration(ctx, r.uuid, roundMost, func(m migration.Migration) error { r.note(m); return nil })
 }
 
 func (r *round) note(m migration.Migration) { r.change(func() { r.rec = m }) }
+
+// conducts is a client of the host that conducts the move.
+func (r *round) conducts() *api.Client {
+	if r.plan.Story.apart() {
+		return r.clients[r.third()]
+	}
+	return r.clients[r.from]
+}
 
 // change changes what moments are told by, and wakes whoever waits for one.
 func (r *round) change(f func()) {
@@ -346,7 +366,7 @@ func (r *round) awaitEnd(ctx context.Context) {
 // it.
 func (r *round) over(ctx context.Context) (m migration.Migration, doubt bool, err error) {
 	err = await(ctx, overMost, 20*time.Millisecond, func() error {
-		rec, err := r.clients[r.from].Migration(ctx, r.uuid)
+		rec, err := r.conducts().Migration(ctx, r.uuid)
 		if err != nil {
 			return err
 		}
@@ -386,14 +406,14 @@ func (r *round) nobodyKnows(ctx context.Context) bool {
 // person does what somebody does who has looked at both sides, and found that the
 // source's QEMU has ended by itself and a whole copy waits: says that it is the guest.
 func (r *round) person(ctx context.Context) (m migration.Migration, doubt bool, err error) {
-	_, err = r.clients[r.from].SettleMigration(ctx, r.uuid, migration.Settlement{
+	_, err = r.conducts().SettleMigration(ctx, r.uuid, migration.Settlement{
 		GuestIsAt: r.to.Name, Why: "the source's QEMU has ended, its console too; a whole copy waits at the destination",
 	})
 	if err != nil {
 		return m, true, err
 	}
 	err = await(ctx, overMost, 50*time.Millisecond, func() error {
-		if m, err = r.clients[r.from].Migration(ctx, r.uuid); err == nil && !m.Done() {
+		if m, err = r.conducts().Migration(ctx, r.uuid); err == nil && !m.Done() {
 			err = fmt.Errorf("it was settled, and the move is still %s %q: %w", m.Status, m.Outcome, m.Error.Err())
 		}
 		return err
@@ -407,7 +427,7 @@ func (r *round) person(ctx context.Context) (m migration.Migration, doubt bool, 
 // upAgain puts everything right that a failed round may have left broken, so that
 // logs and a look around tell what there is.
 func (b *bed) upAgain(ctx context.Context) error {
-	var all []error
+	all := []error{b.setApart(ctx, false)}
 	for _, h := range b.Hosts {
 		b.own[h].Clear()
 		b.peer[h].Clear()

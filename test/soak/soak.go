@@ -169,6 +169,9 @@ func (b *bed) learn(ctx context.Context) error {
 	if err := calm(ctx, []func(context.Context) []string{b.ledgers, b.domains, b.audits}); err != nil {
 		return err
 	}
+	if err := await(ctx, 20*time.Second, 50*time.Millisecond, b.noted); err != nil {
+		return err
+	}
 	// What follows a move at its leisure, such as owner files, has followed when
 	// nothing has changed for a while.
 	for calm := 0; calm < 10; calm++ {
@@ -184,7 +187,7 @@ func (b *bed) learn(ctx context.Context) error {
 		}
 	}
 	// What a plain move leaves must not pass for what is there anyway.
-	for _, thing := range slices.Concat(b.plain.home, b.plain.away) {
+	for _, thing := range slices.Concat(b.plain.home, b.plain.away, b.plain.third) {
 		if thing == "process berth stream" || strings.HasPrefix(thing, "/run/berth/streams/") {
 			return fmt.Errorf("it leaves %s", thing)
 		}

@@ -53,6 +53,9 @@ var chosenCold = []struct {
 	{Story{Kind: Resize, End: Confirm}, Strike{"kill -9 destination agent", Moment{Step: migration.StepFinishResize}, 300 * time.Millisecond}, 0, []Outcome{Completed}},
 	{Story{Kind: Cold, End: Window, Power: Paused}, Strike{"management link cut, short", Moment{Step: migration.StepHandOver}, time.Second}, 0, nil},
 	{Story{Kind: Resize, Grow: true, End: Revert}, Strike{"kill -9 both agents and Placement", Moment{Step: migration.StepHandBack, Stage: migration.StageRevert}, 500 * time.Millisecond}, 0, []Outcome{Reverted}},
+	{Story{Kind: ApartCold, End: Revert, Boots: true}, Strike{"kill -9 conductor agent", Moment{Step: migration.StepShipDisks, After: 200 * time.Millisecond}, 0}, 4 << 20, []Outcome{Reverted}},
+	{Story{Kind: ApartResize, End: Confirm}, Strike{"conductor's link cut, short", Moment{Step: migration.StepHandOver}, time.Second}, 0, nil},
+	{Story{Kind: ApartResize, End: Revert}, Strike{"kill -9 conductor agent", Moment{Step: migration.StepHandBack, Stage: migration.StageRevert}, 500 * time.Millisecond}, 0, []Outcome{Reverted}},
 }
 
 func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {

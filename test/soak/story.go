@@ -20,10 +20,13 @@ const (
 	Resize   Kind = "resize to the other host"
 	ResizeIn Kind = "resize on its host"
 	Rebuild  Kind = "rebuild"
+	// Of hosts that cannot send each other a packet: a third one's agent conducts.
+	ApartCold   Kind = "share-nothing cold migration"
+	ApartResize Kind = "share-nothing resize"
 )
 
 // Kinds are all of them.
-var Kinds = []Kind{Live, Cold, Resize, ResizeIn, Rebuild}
+var Kinds = []Kind{Live, Cold, Resize, ResizeIn, Rebuild, ApartCold, ApartResize}
 
 // End is what becomes of a move that has finished and waits.
 type End string
@@ -80,12 +83,18 @@ func (s Story) crosses() bool { return s.kind() != ResizeIn && s.kind() != Rebui
 // waits: somebody confirms or reverts it.
 func (s Story) waits() bool { return s.cold() && s.kind() != Rebuild }
 
-func (s Story) resizes() bool { return s.kind() == Resize || s.kind() == ResizeIn }
+func (s Story) resizes() bool {
+	return s.kind() == Resize || s.kind() == ResizeIn || s.kind() == ApartResize
+}
+
+// apart: the two hosts do not reach each other, and a third one's agent conducts.
+func (s Story) apart() bool { return s.kind() == ApartCold || s.kind() == ApartResize }
 
 // migrationType is Nova's word for it.
 func (s Story) migrationType() string {
 	return map[Kind]string{
 		Live: migration.TypeLiveMigration, Cold: migration.TypeMigration, Resize: migration.TypeResize, ResizeIn: migration.TypeResize, Rebuild: migration.TypeRebuild,
+		ApartCold: migration.TypeMigration, ApartResize: migration.TypeResize,
 	}[s.kind()]
 }
 
@@ -103,6 +112,9 @@ func (s Story) moments() []Moment {
 		for _, one := range migration.Stories() {
 			// What follows the move is the same for a cold migration and a resize.
 			theirs := one.Type == s.migrationType() || stage != migration.StageMove && one.Type == migration.TypeResize
+			if stage == migration.StageMove && strings.HasPrefix(one.Name, "share-nothing") != s.apart() {
+				continue
+			}
 			if one.Stage != stage || !theirs || one.InPlace == s.crosses() || strings.HasSuffix(one.Name, "by-itself") {
 				continue
 			}
@@ -117,6 +129,9 @@ func (s Story) moments() []Moment {
 // strikes says whether a fault makes sense in a story of this kind.
 func (f Fault) strikes(k Kind) bool {
 	s := Story{Kind: k}
+	if f.third && !s.apart() {
+		return false
+	}
 	return !s.cold() || f.arm == nil && !f.streams && !f.live && (s.crosses() || !f.far)
 }
 

@@ -184,19 +184,27 @@ func (b *bed) audits(ctx context.Context) (wrong []string) {
 	return wrong
 }
 
-// baseline is what files and processes a host has with the guest on it, and
-// without.
-type baseline struct{ home, away []string }
+// baseline is what files and processes a host has with the guest on it, and without,
+// and the host on which it never is.
+type baseline struct{ home, away, third []string }
+
+// of is that of one host.
+func (p *baseline) of(b *bed, h *lab.Host) *[]string {
+	switch h {
+	case b.home:
+		return &p.home
+	case b.third():
+		return &p.third
+	}
+	return &p.away
+}
 
 // leftovers holds files and processes against those of a fleet to which nothing
 // has happened.
 func (b *bed) leftovers(context.Context) (wrong []string) {
 	wrong = b.strayDisks()
 	for _, h := range b.Hosts {
-		want := b.plain.away
-		if h == b.home {
-			want = b.plain.home
-		}
+		want := *b.plain.of(b, h)
 		if _, err := os.Stat(h.Path(b.diskPath())); b.storage == Copied && (err == nil) != (h == b.home) {
 			wrong = append(wrong, fmt.Sprintf("the guest's disk on %s: %v", h.Name, err))
 		}
@@ -250,6 +258,18 @@ func (b *bed) things(h *lab.Host) ([]string, error) {
 	return out, nil
 }
 
+// noted requires the note by which libvirt's hook knows the guest after a boot where the guest
+// is, and nowhere else: it follows within two seconds.
+func (b *bed) noted() error {
+	for _, h := range b.Hosts {
+		_, err := os.Stat(h.Path("/var/lib/berth/guests/" + b.id))
+		if there := err == nil; there != (h == b.home) {
+			return fmt.Errorf("the note of the guest on %s: there %v, want %v", h.Name, there, h == b.home)
+		}
+	}
+	return nil
+}
+
 // settleDown remembers what is there when nothing is wrong.
 func (b *bed) settleDown() error {
 	for _, h := range b.Hosts {
@@ -257,11 +277,7 @@ func (b *bed) settleDown() error {
 		if err != nil {
 			return err
 		}
-		if h == b.home {
-			b.plain.home = list
-		} else {
-			b.plain.away = list
-		}
+		*b.plain.of(b, h) = list
 	}
 	return nil
 }

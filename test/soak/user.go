@@ -45,7 +45,8 @@ func (r *round) ask(ctx context.Context) error {
 	if s.resizes() {
 		q.FlavorName = r.asked
 	}
-	_, err := r.clients[r.from].Migrate(ctx, q)
+	q.ShareNothing = s.apart()
+	_, err := r.conducts().Migrate(ctx, q)
 	return err
 }
 
@@ -104,7 +105,7 @@ func (r *round) wake(ctx context.Context) (err error) {
 func (r *round) user(ctx context.Context) error {
 	var last error
 	for words := 0; ; {
-		m, err := r.clients[r.from].Migration(ctx, r.uuid)
+		m, err := r.conducts().Migration(ctx, r.uuid)
 		switch {
 		case err == nil && m.Done():
 			return nil
@@ -141,8 +142,8 @@ func (r *round) user(ctx context.Context) error {
 func (r *round) word(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c := r.clients[r.from]
-	if r.plan.Seed%2 == 1 && r.plan.Story.crosses() {
+	c := r.conducts()
+	if r.plan.Seed%2 == 1 && r.plan.Story.crosses() && !r.plan.Story.apart() {
 		c = r.clients[r.to]
 	}
 	var err error

@@ -2,7 +2,9 @@ package stories
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -38,13 +40,21 @@ func (r Row) Good() bool {
 func (r Row) String() string { return fmt.Sprintf("%s, %s, %s", r.Story, r.Step, r.Fault) }
 
 // Expected are the rows that there must be, without what comes of them: every story of
-// package migration, each of its steps, each fault.
+// package migration, each of its steps, each fault; and everything that is written of a drain.
 func Expected() []Row {
 	var out []Row
 	for _, s := range migration.Stories() {
 		for _, step := range s.Steps {
 			for _, way := range sim.Ways() {
 				out = append(out, Row{Story: s.Name, Step: step.Name, Fault: way})
+			}
+		}
+	}
+	drains := sim.DrainStories()
+	for _, name := range slices.Sorted(maps.Keys(drains)) {
+		for _, point := range drains[name] {
+			for _, way := range sim.Ways() {
+				out = append(out, Row{Story: name, Step: point, Fault: way})
 			}
 		}
 	}
@@ -82,7 +92,9 @@ func play(row Row) Row {
 		for what, n := range r.Left {
 			row.Left[what] = n
 		}
-		row.Outcome = r.Outcomes[0]
+		if len(r.Outcomes) > 0 { // of a drain its first move's
+			row.Outcome = r.Outcomes[0]
+		}
 		break
 	}
 	return row
@@ -93,6 +105,12 @@ func play(row Row) Row {
 // any, what is written down of it.
 func Options(row Row) []sim.Options {
 	var out []sim.Options
+	if _, drain := sim.DrainStories()[row.Story]; drain {
+		for _, s := range sim.StoriesOf(row.Story) {
+			out = append(out, sim.Options{Seed: 1, Story: s, Spoil: &sim.Spoil{Step: row.Step, Way: row.Fault, Drain: true}})
+		}
+		return out
+	}
 	for _, journal := range []bool{false, true} {
 		for _, s := range sim.StoriesOf(row.Story) {
 			out = append(out, sim.Options{Seed: 1, Story: s, Spoil: &sim.Spoil{Step: row.Step, Way: row.Fault, In: sim.PartOf(row.Story), Journal: journal}})

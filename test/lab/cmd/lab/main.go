@@ -23,9 +23,10 @@ import (
 
 const usage = `usage: lab [-dir DIR] COMMAND
 
-  install [-native] [-openstack] [-packaging]
+  install [-native] [-openstack] [-packaging] [-etcd] [-dbus]
                             add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well;
-                            -openstack: OpenStack's Placement and Keystone; -packaging: what reads the rules we ship
+                            -openstack: OpenStack's Placement and Keystone; -packaging: what reads the rules we ship; -etcd: etcd's server;
+                            -dbus: a bus for the tests of what we ask of logind
   up [-owner PID] [-cells N] [-hugepages N] [HOST…]
                             bring hosts up (host-a and host-b); with -owner the lab ends with that process;
                             with N made-up NUMA cells, and N pages of 2 MiB, in each host
@@ -78,6 +79,8 @@ func command(ctx context.Context, dir, name string, args []string) error {
 	native := flags.Bool("native", false, "with what cgo tests need")
 	withOpenStack := flags.Bool("openstack", false, "with Placement and Keystone")
 	packaging := flags.Bool("packaging", false, "with what reads packaging's rules")
+	etcd := flags.Bool("etcd", false, "with etcd's server, which is not started")
+	bus := flags.Bool("dbus", false, "with D-Bus's daemon, of which tests start their own")
 	owner := flags.Int("owner", 0, "process the lab ends with")
 	cells := flags.Int("cells", 0, "made-up NUMA cells of each host")
 	pages := flags.Int("hugepages", 0, "pages of 2 MiB of each host")
@@ -95,6 +98,12 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		}
 		if *packaging {
 			packages = append(packages, lab.PackagingPackages()...)
+		}
+		if *etcd {
+			packages = append(packages, lab.EtcdPackages()...)
+		}
+		if *bus {
+			packages = append(packages, lab.BusPackages()...)
 		}
 		if *withOpenStack {
 			packages = append(packages, openstack.Packages()...)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"berth/test/sim"
@@ -19,16 +21,18 @@ func main() {
 	workers := flag.Int("workers", 0, "runs at a time; 0 for one a processor")
 	mutant := flag.String("mutant", "", "a deliberate breakage; list for their names, all for how many runs each needs")
 	enumerate := flag.Bool("enumerate", false, "every point of every story, in place of random runs")
+	story := flag.String("story", "", "with enumerate, only stories whose names have this")
+	how := flag.String("how", "", "with enumerate, only what breaks so")
 	first := flag.Bool("first", false, "end with the first violation")
 	flag.Parse()
 	debug.SetGCPercent(1600) // runs are short and their memory is small
-	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate, *first); err != nil {
+	if err := play(*runs, *seed, *workers, *verbose, *mutant, *enumerate, *first, *story, *how); err != nil {
 		fmt.Fprintln(os.Stderr, "sim:", err)
 		os.Exit(1)
 	}
 }
 
-func play(runs int, seed uint64, workers int, verbose bool, mutant string, enumerate, first bool) error {
+func play(runs int, seed uint64, workers int, verbose bool, mutant string, enumerate, first bool, story, how string) error {
 	began := time.Now()
 	if mutant == "list" {
 		for _, m := range sim.Mutants() {
@@ -56,9 +60,15 @@ func play(runs int, seed uint64, workers int, verbose bool, mutant string, enume
 		return fmt.Sprintf("make sim SEED=%d RUNS=1 VERBOSE=1", r.Seed)
 	}
 	if enumerate {
-		cases := sim.Cases(sim.Hows())
+		stories := slices.DeleteFunc(sim.Stories(), func(s *sim.Story) bool { return !strings.Contains(s.Name, story) })
+		hows := slices.DeleteFunc(sim.Hows(), func(h sim.How) bool { return !strings.Contains(h.Name, how) })
+		cases := sim.CasesOf(stories, hows)
 		runs = len(cases)
-		options = func(i int) sim.Options { o := cases[i].Options(); o.Mutant = broken; o.KeepTrace = verbose; return o }
+		options = func(i int) sim.Options {
+			o := cases[i].Options()
+			o.Seed, o.Mutant, o.KeepTrace = seed, broken, verbose
+			return o
+		}
 	}
 	var stop func(sim.Result) bool
 	if first {

@@ -1,0 +1,158 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"berth/fleet"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// evacuationMutants are the breakages of evacuations and of the return of their sources. They
+// are looked for in stories alone in which hosts die.
+func evacuationMutants() []Mutant {
+	verbs := func(f func(v evacuationVerbs) migration.EvacuationVerbs) func(*agent, migration.EvacuationVerbs) migration.EvacuationVerbs {
+		return func(a *agent, h migration.EvacuationVerbs) migration.EvacuationVerbs {
+			return f(evacuationVerbs{h, a})
+		}
+	}
+	records := func(f func(migration.Fleet) migration.Fleet) func(*agent, migration.Fleet) migration.Fleet {
+		return func(_ *agent, old migration.Fleet) migration.Fleet { return f(old) }
+	}
+	store := func(f func(wire) fleet.Store) func(*agent, wire) fleet.Store {
+		return func(_ *agent, s wire) fleet.Store { return f(s) }
+	}
+	return []Mutant{
+		{Name: "late-take-over", Dies: true, Rare: true, What: "a take-over holds though its source has come back, and nobody gave it up",
+			Fleet: records(func(f migration.Fleet) migration.Fleet { return noGiveUp{f} }),
+			Store: store(func(s wire) fleet.Store { return without{s, "instances/", "deaths/"} })},
+		{Name: "start-before-confirmation", Dies: true, Unasked: true, What: "a host that boots starts its guests before it has asked the records"},
+		{Name: "record-overwritten", Dies: true, What: "a source that comes back writes its own record over a later one",
+			Store: store(func(s wire) fleet.Store { return overwrites{s} })},
+		{Name: "half-not-given-up", Dies: true, HalfStays: true, What: "a source that comes back cleans up, and the migration's half stays in Placement"},
+		{Name: "give-up-forgotten", Dies: true, Rare: true, What: "an evacuation is undone while a take-over of it may still hold",
+			Fleet: records(func(f migration.Fleet) migration.Fleet { return noGiveUp{f} })},
+		{Name: "death-not-checked", Dies: true, What: "a guest is evacuated though its host is not known to be dead", Living: true,
+			Fleet: records(func(f migration.Fleet) migration.Fleet { return bold{f} }),
+			Store: store(func(s wire) fleet.Store { return dead{s} })},
+		{Name: "fed-past-the-lease", Dies: true, Rare: true, FedAlways: true, What: "a watchdog is fed while the lease may be over"},
+		{Name: "accepted-unread", Dies: true, What: "a destination starts a guest before the records have given it",
+			Evacuation: verbs(func(v evacuationVerbs) migration.EvacuationVerbs { return unread{v} })},
+		{Name: "prepared-left", Dies: true, Rare: true, What: "the undo of prep_evacuation does nothing",
+			Evacuation: verbs(func(v evacuationVerbs) migration.EvacuationVerbs { return noRollbackEvacuation{v} })},
+	}
+}
+
+// evacuationVerbs are a host's, and whose they are.
+type evacuationVerbs struct {
+	migration.EvacuationVerbs
+	a *agent
+}
+
+// without drops the conditions on some records from commits that write others.
+type without struct {
+	wire
+	writes, condition string
+}
+
+func (s without) Commit(ctx context.Context, when []fleet.Condition, changes ...fleet.Change) error {
+	if !strings.HasPrefix(changes[0].Key, s.writes) {
+		return s.wire.Commit(ctx, when, changes...)
+	}
+	var rest []fleet.Condition
+	for _, c := range when {
+		if !strings.HasPrefix(c.Key, s.condition) {
+			rest = append(rest, c)
+		}
+	}
+	return s.wire.Commit(ctx, rest, changes...)
+}
+
+// overwrites reads a guest's record of another host as if there were none, nor anything that was
+// evacuated.
+type overwrites struct{ wire }
+
+func (s overwrites) List(ctx context.Context, prefix string) ([]fleet.Record, error) {
+	if strings.HasPrefix(prefix, "evacuated/") {
+		return nil, nil
+	}
+	return s.wire.List(ctx, prefix)
+}
+
+func (s overwrites) Get(ctx context.Context, key string) (fleet.Record, error) {
+	r, err := s.wire.Get(ctx, key)
+	if uuid, of := strings.CutPrefix(key, "instances/"); of && err == nil && s.a.conductor != nil {
+		if rec := s.a.w.inRecords(uuid); rec != nil && rec.Host != s.a.m.name && s.a.w.tokens[uuid][s.a.m.name].Epoch > 0 && s.a.w.tokens[uuid][s.a.m.name].Epoch < rec.Epoch {
+			return fleet.Record{}, fault.New(fault.NotFound, "get %s", key)
+		}
+	}
+	return r, err
+}
+
+func (s overwrites) Commit(ctx context.Context, when []fleet.Condition, changes ...fleet.Change) error {
+	for i, c := range when {
+		if strings.HasPrefix(c.Key, "instances/") && c.Revision == 0 {
+			if r, err := s.wire.Get(ctx, c.Key); err == nil {
+				when[i].Revision = r.Revision
+			}
+		}
+	}
+	return s.wire.Commit(ctx, when, changes...)
+}
+
+type noGiveUp struct{ migration.Fleet }
+
+func (noGiveUp) GiveUp(context.Context, migration.Ref, migration.LostGuest) error { return nil }
+
+// TakeOver gives up soon, as a step does that is not asked again.
+func (f noGiveUp) TakeOver(ctx context.Context, ref migration.Ref, g migration.LostGuest, to string) (migration.Commit, error) {
+	c, err := f.Fleet.TakeOver(ctx, ref, g, to)
+	if k := fault.KindOf(err); err != nil && (k == fault.InDoubt || k == fault.Unavailable) {
+		err = fault.New(fault.Internal, "take over: %w", errors.New("no answer"))
+	}
+	return c, err
+}
+
+// bold takes every host for dead.
+type bold struct{ migration.Fleet }
+
+func (f bold) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {
+	g, err := f.Fleet.Lost(ctx, instance)
+	if err == nil && g.Death == 0 {
+		g.Death = 1
+	}
+	return g, err
+}
+
+// dead reads a death of a host that has none, and does not look at it in a commit.
+type dead struct{ wire }
+
+func (s dead) Get(ctx context.Context, key string) (fleet.Record, error) {
+	r, err := s.wire.Get(ctx, key)
+	if key == "deaths/a" && s.a.m.name != "a" && fault.KindOf(err) == fault.NotFound {
+		return fleet.Record{Key: key, Value: []byte(`{"host":"a","proof":"fenced"}`), Revision: 1}, nil
+	}
+	return r, err
+}
+
+func (s dead) Commit(ctx context.Context, when []fleet.Condition, changes ...fleet.Change) error {
+	return without{s.wire, "instances/", "deaths/"}.Commit(ctx, when, changes...)
+}
+
+type unread struct{ evacuationVerbs }
+
+func (h unread) PrepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
+	out, err := h.evacuationVerbs.PrepEvacuation(ctx, ref, r)
+	if err == nil {
+		l := libvirt{h.a.w.fleet.Host(h.a.m.name), h.a}
+		_ = l.Define(ctx, h.a.w.guestOf(ref.Instance).document())
+		_ = l.Start(ctx, ref.Instance, false)
+	}
+	return out, err
+}
+
+type noRollbackEvacuation struct{ evacuationVerbs }
+
+func (noRollbackEvacuation) RollbackPrepEvacuation(context.Context, migration.Ref) error { return nil }
