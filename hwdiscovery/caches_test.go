@@ -79,44 +79,40 @@ func TestDiscover_DamagedCacheFilesAreRemarks(t *testing.T) {
 	}
 }
 
-// TestDiscover_ReadsTheCachesOfTheSharedMachines: what the machines' own names
-// and data sheets say of their last-level caches.
-func TestDiscover_ReadsTheCachesOfTheSharedMachines(t *testing.T) {
-	type caches map[int]int // CPUs in a cache → how many such caches
-	want := map[string]caches{
-		"128arm-2pa2n8cluster4co":         {32: 4}, // one a cell
-		"16em64t-4s2c2t-offlines":         {2: 2, 4: 2},
-		"20em64t-hybrid-1p6c2t+2ca4co1t":  {20: 1},
-		"256ppc-8n8s4t":                   {4: 64}, // one a core
-		"2i386-2c-nohugepage":             {2: 1},
-		"2i386-2t-hugepagesizecount":      {2: 1},
-		"32em64t-2n8c+dax+nvme+mic+dimms": {8: 2},
-		"32intel64-2p8co2t+8ve":           {16: 2},
-		"40intel64-4n10c+pci-conflicts":   {10: 4},
-		"48amd64-4pa2n6c-sparse":          {6: 8},
-		"64amd64-4s2n4ca2co":              {8: 8},
-		"8ia64-2n2s2c":                    {}, // its level 3 caches name no CPU at all
-		"fakepcilocalities":               {}, // its copy has no cache
+// caches is how many CPUs are in a last-level cache → how many such caches.
+type caches map[int]int
+
+// cachesOfMachines is what the machines' own names and data sheets say of their
+// last-level caches.
+var cachesOfMachines = map[string]caches{
+	"128arm-2pa2n8cluster4co":         {32: 4}, // one a cell
+	"16em64t-4s2c2t-offlines":         {2: 2, 4: 2},
+	"20em64t-hybrid-1p6c2t+2ca4co1t":  {20: 1},
+	"256ppc-8n8s4t":                   {4: 64}, // one a core
+	"2i386-2c-nohugepage":             {2: 1},
+	"2i386-2t-hugepagesizecount":      {2: 1},
+	"32em64t-2n8c+dax+nvme+mic+dimms": {8: 2},
+	"32intel64-2p8co2t+8ve":           {16: 2},
+	"40intel64-4n10c+pci-conflicts":   {10: 4},
+	"48amd64-4pa2n6c-sparse":          {6: 8},
+	"64amd64-4s2n4ca2co":              {8: 8},
+	"8ia64-2n2s2c":                    {}, // its level 3 caches name no CPU at all
+	"fakepcilocalities":               {}, // its copy has no cache
+}
+
+// holdCaches holds the last-level caches of a copied machine to those.
+func holdCaches(t *testing.T, machine string, got topology.Host) {
+	t.Helper()
+	found := caches{}
+	var seen topology.CPUSet
+	for _, c := range got.LastLevelCaches {
+		found[c.Len()]++
+		if seen.Intersects(c) || !got.CPUs().ContainsAll(c) {
+			t.Errorf("cache of CPUs %s: in another one too, or not online", c)
+		}
+		seen = seen.Union(c)
 	}
-	for _, archive := range sharedMachines(t) {
-		name := strings.TrimSuffix(filepath.Base(archive), ".tar.bz2")
-		t.Run(name, func(t *testing.T) {
-			got, err := Discover(unpack(t, archive, machineDir(t)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			found := caches{}
-			var seen topology.CPUSet
-			for _, c := range got.LastLevelCaches {
-				found[c.Len()]++
-				if seen.Intersects(c) || !got.CPUs().ContainsAll(c) {
-					t.Errorf("cache of CPUs %s: in another one too, or not online", c)
-				}
-				seen = seen.Union(c)
-			}
-			if diff := cmp.Diff(want[name], found); diff != "" {
-				t.Errorf("caches by their number of CPUs (-want +got):\n%s", diff)
-			}
-		})
+	if diff := cmp.Diff(cachesOfMachines[machine], found); diff != "" {
+		t.Errorf("caches by their number of CPUs (-want +got):\n%s", diff)
 	}
 }

@@ -154,7 +154,7 @@ func sharedMachines(t testing.TB) []string {
 }
 
 // TestDiscover_ReadsTheSharedMachinesAsHwlocDoes holds every copied machine to
-// hwloc's answer.
+// hwloc's answer, and its caches to what is known of them.
 func TestDiscover_ReadsTheSharedMachinesAsHwlocDoes(t *testing.T) {
 	// Machines that contradict themselves; every other one must be ok.
 	degraded := map[string]string{
@@ -181,6 +181,7 @@ func TestDiscover_ReadsTheSharedMachinesAsHwlocDoes(t *testing.T) {
 			if diff := cmp.Diff(want, answer(got)); diff != "" {
 				t.Errorf("answer (-want +got):\n%s", diff)
 			}
+			holdCaches(t, name, got)
 			for _, r := range got.Reasons {
 				t.Logf("%+v", r)
 			}
