@@ -16,20 +16,21 @@ type Ability string
 
 // The abilities, each with the interface that it stands for.
 const (
-	AbilityLiveMigration Ability = "live_migration" // LiveMigrator
-	AbilityStorageCopy   Ability = "storage_copy"   // StorageCopier
-	AbilityPostCopy      Ability = "post_copy"      // PostCopier
-	AbilityGuestAgent    Ability = "guest_agent"    // GuestAgent
-	AbilityStatistics    Ability = "statistics"     // Statistician
-	AbilityDevices       Ability = "devices"        // DeviceWatcher
-	AbilityConnections   Ability = "connections"    // Connector
+	AbilityLiveMigration Ability = "live_migration"     // LiveMigrator
+	AbilityStorageCopy   Ability = "storage_copy"       // StorageCopier
+	AbilityPostCopy      Ability = "post_copy"          // PostCopier
+	AbilityGuestAgent    Ability = "guest_agent"        // GuestAgent
+	AbilityStatistics    Ability = "statistics"         // Statistician
+	AbilityDevices       Ability = "devices"            // DeviceWatcher
+	AbilityConnections   Ability = "connections"        // Connector
+	AbilityRecovery      Ability = "post_copy_recovery" // PostCopyRecoverer
 )
 
 // Abilities lists them all, in the order of this file.
 func Abilities() []Ability {
 	return []Ability{
 		AbilityLiveMigration, AbilityStorageCopy, AbilityPostCopy, AbilityGuestAgent, AbilityStatistics, AbilityDevices,
-		AbilityConnections,
+		AbilityConnections, AbilityRecovery,
 	}
 }
 
@@ -48,6 +49,11 @@ func StorageCopy(d Driver, n Node) (StorageCopier, error) {
 // LiveMigration.
 func PostCopy(d Driver, n Node) (PostCopier, error) {
 	return find[PostCopier](d, n, AbilityPostCopy)
+}
+
+// PostCopyRecovery finds the ability to go on with a broken post-copy; as LiveMigration.
+func PostCopyRecovery(d Driver, n Node) (PostCopyRecoverer, error) {
+	return find[PostCopyRecoverer](d, n, AbilityRecovery)
 }
 
 // Agent finds the ability to talk with the agent inside a guest; as
@@ -114,6 +120,23 @@ type PostCopier interface {
 	// such migration. To be repeated only after a look at Job and Domain: a second
 	// order in post-copy changes nothing and may be refused as fault.Invalid.
 	StartPostCopy(ctx context.Context, uuid string) error
+}
+
+// PostCopyRecoverer is the ability of a PostCopier to go on with a post-copy whose connection
+// broke, from where it stopped. Before: the source's domain is `paused (post-copy failed)`,
+// the destination's `running` or `paused (post-copy failed)`.
+type PostCopyRecoverer interface {
+	// FailPostCopy breaks a post-copy whose connection is dead and which the hypervisor has
+	// not noticed, and waits, within ctx, until this side is `paused (post-copy failed)`.
+	// Success where it is that already. fault.Invalid where there is no post-copy.
+	FailPostCopy(ctx context.Context, uuid string) error
+
+	// RecoverPostCopy goes on with it, by the same addresses as Migrate had, and blocks as
+	// Migrate does until all memory has been sent: then this side is `shut off (migrated)`.
+	// fault.InDoubt when the connection broke once more (this side is `paused (post-copy
+	// failed)` again), or the answer was lost. fault.Invalid where nothing failed;
+	// fault.Busy while the hypervisor still has the job in flight.
+	RecoverPostCopy(ctx context.Context, uuid string, m Migration) error
 }
 
 // GuestAgent is the ability to ask the QEMU guest agent, a process inside the

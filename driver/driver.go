@@ -278,6 +278,9 @@ const (
 	// (libvirt sends none for a vCPU plugged in).
 	EventChanged EventKind = "changed"
 	EventOther   EventKind = "other"
+	// EventIteration: a migration's job has begun another pass over the memory, whose number
+	// is the detail; sent at the source alone.
+	EventIteration EventKind = "iteration"
 )
 
 // Event is a hint that a domain changed.
@@ -371,11 +374,43 @@ type Migration struct {
 	MaxDowntime time.Duration
 	// ParallelConnections above 1 sends memory by that many connections.
 	ParallelConnections int
-	// AutoConverge slows the guest when its memory changes faster than it can be sent.
+	// AutoConverge slows the guest when its memory changes faster than it can be sent:
+	// by Throttle.Initial per cent of its CPU time first, then by Throttle.Increment more
+	// each time; 0 for the hypervisor's own.
 	AutoConverge bool
-	// PostCopy permits PostCopier.StartPostCopy while it runs. It excludes Paused:
+	Throttle     Throttle
+	// Compression of memory; the zero value for none.
+	Compression Compression
+	// ZeroCopy has the kernel send guest memory from where it is; only with
+	// ParallelConnections above 1, and QEMU must be allowed to lock all of it.
+	ZeroCopy bool
+	// SynchronousWrites has the guest wait for the destination with each write to a disk
+	// that is being copied, so that the copy ends whatever it writes.
+	SynchronousWrites bool
+	// DetectZeroes are targets of CopyDisks whose zeroes are left out at the destination.
+	DetectZeroes []string
+	// PostCopy permits PostCopier.StartPostCopy while it runs, and PostCopyBandwidth bounds
+	// the transfer from then on, bytes a second; 0 for no bound. It excludes Paused:
 	// fault.Invalid.
-	PostCopy bool
+	PostCopy          bool
+	PostCopyBandwidth uint64
+	// AvailableSwitchover is the bandwidth that the hypervisor may count with for the last
+	// pass, where it estimates the downtime; bytes a second, 0 for what it measures.
+	AvailableSwitchover uint64
+}
+
+// Throttle bounds how a guest is slowed down, in per cent of its CPU time.
+type Throttle struct{ Initial, Increment int }
+
+// Compression is how memory is packed on its way. A level or number of 0 is the
+// hypervisor's own choice.
+type Compression struct {
+	// Methods are of "xbzrle", "mt", "zlib" and "zstd"; the last two are of parallel
+	// connections alone, and exclude each other.
+	Methods                       []string
+	XBZRLECache                   uint64 // bytes
+	Level, Threads, UnpackThreads int    // of mt
+	ZlibLevel, ZstdLevel          int
 }
 
 // JobKind is libvirt's virDomainJobType by name.
@@ -409,7 +444,11 @@ type Job struct {
 	DiskProcessed   uint64        `json:"disk_processed_bytes"`
 	DiskRemaining   uint64        `json:"disk_remaining_bytes"`
 	DiskRate        uint64        `json:"disk_rate_bytes"` // bytes a second
-	Error           string        `json:"error,omitempty"`
+	// Throttle is by how much the guest is slowed down, per cent.
+	Throttle int `json:"auto_converge_throttle"`
+	// PageRequests are those that a destination in post-copy had to ask for.
+	PageRequests uint64 `json:"post_copy_requests"`
+	Error        string `json:"error,omitempty"`
 }
 
 // InFlight reports whether the hypervisor is at the job.

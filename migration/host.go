@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -83,6 +84,28 @@ type SourceVerbs interface {
 	// answered bound: definition, disks that moved, context, claim; it runs the
 	// hooks of post_live_migration. Each removal happens only after Commit.
 	CleanUpSource(ctx context.Context, ref Ref) error
+}
+
+// PostCopySource is an ability of a Host whose guests may leave by post-copy, found by a type
+// assertion. A source conducts its own live migrations, so that nobody asks it of a peer.
+//
+// Post-copy is a second job of the same attempt: the first, by which the guest arrives
+// paused, has been ended, and its guest has all its memory here. From the moment at which the
+// source's domain is in post-copy there is no way back: half of the guest is there.
+type PostCopySource interface {
+	// EndStream ends the attempt's first job and waits for its end; the guest goes on here.
+	// Nil where it has ended. fault.Forbidden where the domain has left by it meanwhile: then
+	// the move goes on as if nobody had asked. fault.Unavailable: ask again.
+	EndStream(ctx context.Context, ref Ref) error
+	// StartPostCopy begins the second job, or adopts the one in flight, and turns it into
+	// post-copy as soon as it is under way; that it will is durable before. It returns when
+	// the domain is in post-copy, or has left. Its undo is Reclaim, which is
+	// fault.Forbidden from then on.
+	StartPostCopy(ctx context.Context, ref Ref, s Stream) error
+	// RecoverPostCopy goes on with a post-copy that broke: it closes what is left of both
+	// ends' connections, makes new ones, and returns when the job is seen in flight again, or
+	// over. Nil where nothing is broken. fault.Unavailable: ask again.
+	RecoverPostCopy(ctx context.Context, ref Ref, s Stream) error
 }
 
 // StreamWaiter is an ability of a Host that is told when its hypervisor's job
@@ -376,20 +399,15 @@ type Stream struct {
 }
 
 // Options are what a user may say about a live migration.
-type Options struct {
-	Bandwidth uint64 `json:"bandwidth_bytes,omitempty"` // bytes a second; 0 for no bound
-	// Parallel above 1 sends memory by that many connections.
-	Parallel      int           `json:"parallel_connections,omitempty"`
-	MaxDowntime   time.Duration `json:"max_downtime,omitempty"`   // 0 for the host's default
-	Timeout       time.Duration `json:"timeout,omitempty"`        // of the stream; 0 for none
-	TimeoutAction string        `json:"timeout_action,omitempty"` // "abort"
-	StallTimeout  time.Duration `json:"stall_timeout,omitempty"`  // no progress for this long is a dead link; 0 for the host's default
-}
+type Options = options.Live
 
 // Tuning changes a job in flight; zero leaves as is.
 type Tuning struct {
 	Bandwidth   uint64        `json:"bandwidth_bytes,omitempty"`
 	MaxDowntime time.Duration `json:"max_downtime,omitempty"`
+	// Suspend has the guest's CPUs stand still until its memory is there; the hand-over, or
+	// the undo, lets it run again. Of agents that know it.
+	Suspend bool `json:"suspend,omitempty"`
 }
 
 // StreamStatus is the source's view of its own job and domain.
@@ -412,6 +430,8 @@ type StreamStatus struct {
 	// Settled is the host at which an operator has said that the guest of this attempt
 	// is; empty where nobody has.
 	Settled string `json:"settled,omitempty"`
+	// PostCopy: the attempt's second job has been asked for.
+	PostCopy bool `json:"post_copy,omitempty"`
 }
 
 // DestinationStatus is the destination's view of its own copy.
@@ -453,7 +473,7 @@ type DomainView struct {
 
 // Progress is what a person watching wants to know. Names follow Nova's API.
 type Progress struct {
-	Phase           string        `json:"phase"` // setup, memory, disk, switchover
+	Phase           string        `json:"phase"` // setup, memory, disk, switchover, post-copy, post-copy failed
 	Elapsed         time.Duration `json:"elapsed"`
 	MemoryTotal     uint64        `json:"memory_total_bytes"`
 	MemoryProcessed uint64        `json:"memory_processed_bytes"`
@@ -462,9 +482,19 @@ type Progress struct {
 	DiskProcessed   uint64        `json:"disk_processed_bytes"`
 	DiskRemaining   uint64        `json:"disk_remaining_bytes"`
 	Rate            uint64        `json:"rate_bytes"`       // bytes a second, memory and disk
-	DirtyRate       uint64        `json:"dirty_rate_bytes"` // bytes a second; 0 when unknown
+	DirtyRate       uint64        `json:"dirty_rate_bytes"` // bytes a second, smoothed; 0 when unknown
 	Iteration       uint64        `json:"iteration"`
-	Downtime        time.Duration `json:"downtime"` // expected, or measured when over
+	Downtime        time.Duration `json:"downtime"` // expected by the hypervisor, or measured when over
+	// Remaining is how long it will still take; 0 for unknown. Never: it does not end by
+	// itself, since memory changes as fast as it is sent.
+	Remaining time.Duration `json:"remaining,omitempty"`
+	Never     bool          `json:"never,omitempty"`
+	// ExpectedDowntime is for how long the guest would stand still, if the rest were sent
+	// now; 0 for unknown.
+	ExpectedDowntime time.Duration `json:"expected_downtime,omitempty"`
+	Stalls           int           `json:"stalls,omitempty"`   // passes in a row that came no nearer to the end
+	Throttle         int           `json:"throttle,omitempty"` // by how much the guest is slowed down, per cent
+	PageRequests     uint64        `json:"post_copy_requests,omitempty"`
 }
 
 // Commit is the source's durable record that the token has left it.

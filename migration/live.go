@@ -24,8 +24,10 @@ const (
 	StepRecordContext     = "record_context"
 	StepPreLiveMigration  = "pre_live_migration"
 	StepStream            = "stream"
+	StepPostCopy          = "post_copy" // the second job begins, where the first was given up for it
 	StepCommit            = "commit"
 	StepAcceptToken       = "accept_token"
+	StepFollowPostCopy    = "follow_post_copy" // until all memory is there
 	StepFinishDestination = "finish_destination"
 	StepCleanUpSource     = "clean_up_source"
 	StepDeleteAllocation  = "delete_migration_allocation"

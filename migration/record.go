@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration/converge"
+	"berth/migration/options"
 	"berth/migration/task"
 )
 
@@ -51,6 +53,17 @@ type Migration struct {
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
 	Options   Options   `json:"options"`
+	// OptionsFrom says of each option, by its name in JSON, who said it. Nil in records of
+	// agents that did not keep it.
+	OptionsFrom map[string]options.From `json:"options_from,omitempty"`
+	// Priority orders those that wait; see PriorityUser.
+	Priority int `json:"priority,omitempty"`
+	// Waits is why it does not go on at present though nothing is wrong: what it waits for,
+	// and how many are before it. Nil while it goes on.
+	Waits []fault.Reason `json:"waits,omitempty"`
+	// Control is what was done about a transfer that did not converge, or was asked for while
+	// it ran, oldest first; the last MostControls of them.
+	Control []Control `json:"control,omitempty"`
 
 	// Stage is which part of the migration the attempt is; StageMove in records of
 	// agents that knew live migrations only.
@@ -123,6 +136,28 @@ type Migration struct {
 	// last revert was given up. Nil for none of them.
 	Error *task.Error `json:"error,omitempty"`
 }
+
+// Control is one thing that was done to a transfer on its way.
+type Control struct {
+	At        time.Time       `json:"at"`
+	Action    converge.Action `json:"action"`
+	By        string          `json:"by,omitempty"`              // who asked for it; empty for the schedule
+	Done      bool            `json:"done"`                      // false where it was only observed, or failed
+	Error     string          `json:"error,omitempty"`           // why it failed
+	Bandwidth uint64          `json:"bandwidth_bytes,omitempty"` // of a bound that somebody set
+}
+
+// MostControls bounds Migration.Control.
+const MostControls = 64
+
+// The priorities of moves that wait for their turn: the higher goes first, and of two equal
+// ones the older.
+const (
+	PriorityMaintenance = 20
+	PriorityUser        = 50 // where nobody says
+	PriorityDrain       = 100
+	PriorityUrgent      = 1000
+)
 
 // StepRecord is one step as people see it.
 type StepRecord struct {

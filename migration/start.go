@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"berth/internal/fault"
+	"berth/migration/options"
 	"berth/migration/task"
 )
 
@@ -42,10 +43,15 @@ type Request struct {
 	// Queue is the uuid of the queue that the move belongs to: a destination may have it wait
 	// for its turn. Empty for a move by itself.
 	Queue string `json:"queue,omitempty"`
+	// Priority is its place among those that wait for their turn: from 1 to PriorityUrgent,
+	// 0 for PriorityUser, or PriorityDrain of a queue's.
+	Priority int `json:"priority,omitempty"`
 	// By is who asks, in words for people; empty where nobody says.
 	By string `json:"by,omitempty"`
-	// Options are a live migration's; of a cold one only the bandwidth counts.
-	Options Options `json:"options"`
+	// Options are a live migration's, merged; of a cold one only the bandwidth counts.
+	// OptionsFrom is who said each.
+	Options     Options                 `json:"options"`
+	OptionsFrom map[string]options.From `json:"options_from,omitempty"`
 	// Change is a resize's flavor, or a rebuild's image and maybe flavor. Of an evacuation its
 	// image alone: what disks are made from that no host shares, where the guest's record names
 	// none.
@@ -90,8 +96,8 @@ const MostAlternates = 64
 
 // validate refuses what makes no sense by itself.
 func (r Request) validate(local string) error {
-	if err := r.Options.validate(); err != nil {
-		return err
+	if bad := r.Options.Validate(); len(bad) > 0 {
+		return fault.Refuse(fault.Invalid, "options of the live migration", bad...)
 	}
 	var reasons []fault.Reason
 	bad := func(code, message, change string) {

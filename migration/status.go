@@ -13,8 +13,10 @@ type Status string
 // The statuses.
 const (
 	StatusAccepted      Status = "accepted"
+	StatusQueued        Status = "queued"
 	StatusPreparing     Status = "preparing"
 	StatusRunning       Status = "running"
+	StatusPostCopy      Status = "running (post-copy)" // Nova's spelling
 	StatusPreMigrating  Status = "pre-migrating"
 	StatusMigrating     Status = "migrating"
 	StatusPostMigrating Status = "post-migrating"
@@ -37,8 +39,10 @@ var statuses = []struct {
 	ends   bool
 }{
 	{StatusAccepted, "durable, nothing begun", false},
+	{StatusQueued, "live: waits for its turn; waits says for what", false},
 	{StatusPreparing, "live: claim, allocations, the destination's preparation", false},
 	{StatusRunning, "live: the guest's memory and disks are on their way", false},
+	{StatusPostCopy, "live: the guest runs at the destination, and what is left of its memory follows", false},
 	{StatusPreMigrating, "claim, allocations, preparation; nothing of the guest has changed", false},
 	{StatusMigrating, "the guest is powered off or lost, and its disks are brought over or made anew", false},
 	{StatusPostMigrating, "the guest is made live where it goes; of a move between hosts the token has left the source", false},
@@ -68,12 +72,15 @@ var transitions = []struct {
 	ways  []transition
 }{
 	{[]string{TypeLiveMigration}, []transition{
-		{StatusAccepted, []Status{StatusPreparing, StatusCancelled, StatusFailed, StatusError}},
-		{StatusPreparing, []Status{StatusRunning, StatusCancelled, StatusFailed, StatusError}},
-		{StatusRunning, []Status{StatusPostMigrating, StatusCancelled, StatusFailed, StatusError}},
+		{StatusAccepted, []Status{StatusQueued, StatusPreparing, StatusCancelled, StatusFailed, StatusError}},
+		{StatusQueued, []Status{StatusPreparing, StatusCancelled, StatusFailed, StatusError}},
+		{StatusPreparing, []Status{StatusQueued, StatusRunning, StatusCancelled, StatusFailed, StatusError}},
+		{StatusRunning, []Status{StatusPostCopy, StatusPostMigrating, StatusCancelled, StatusFailed, StatusError}},
+		// running: the second job did not get as far as post-copy, and is undone.
+		{StatusPostCopy, []Status{StatusPostMigrating, StatusRunning, StatusCancelled, StatusFailed, StatusError}},
 		// Back by an operator's word alone, and round again where the source cannot.
-		{StatusPostMigrating, []Status{StatusCompleted, StatusRunning, StatusFailed, StatusError}},
-		{StatusError, []Status{StatusPreparing, StatusRunning, StatusPostMigrating, StatusCompleted, StatusCancelled, StatusFailed}},
+		{StatusPostMigrating, []Status{StatusCompleted, StatusRunning, StatusPostCopy, StatusFailed, StatusError}},
+		{StatusError, []Status{StatusQueued, StatusPreparing, StatusRunning, StatusPostCopy, StatusPostMigrating, StatusCompleted, StatusCancelled, StatusFailed}},
 	}},
 	{[]string{TypeMigration, TypeResize}, []transition{
 		{StatusAccepted, []Status{StatusPreMigrating, StatusCancelled, StatusFailed, StatusError}},

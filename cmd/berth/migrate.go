@@ -105,7 +105,7 @@ does. Ctrl-C stops watching, never the move.
 	f.StringVar(&bandwidth, "bandwidth", "0", "bound of the transfer, such as 20MiB/s (default: the host's)")
 	f.DurationVar(&o.MaxDowntime, "max-downtime", 0, "longest time for which the guest may stand still (default: the host's)")
 	f.DurationVar(&o.Timeout, "timeout", 0, "longest time for the transfer (default: the host's)")
-	f.StringVar(&o.TimeoutAction, "timeout-action", "", "what to do then: abort")
+	f.StringVar((*string)(&o.TimeoutAction), "timeout-action", "", "what to do then: abort")
 	f.DurationVar(&o.StallTimeout, "stall-timeout", 0, "no progress for this long is a dead link (default: the host's)")
 	cold.register(f, true)
 	cold.registerWait(f)

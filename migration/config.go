@@ -3,13 +3,11 @@ package migration
 import (
 	"context"
 	crand "crypto/rand"
-	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"time"
 
-	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration/candidates"
 	"berth/migration/task"
@@ -124,27 +122,4 @@ func (c Config) withDefaults() Config {
 		c.Jitter = func(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(max(d, 1)))) }
 	}
 	return c
-}
-
-// maxParallel is the most that QEMU's multifd-channels takes.
-const maxParallel = 255
-
-func (o Options) validate() error {
-	var reasons []fault.Reason
-	bad := func(code, message string) {
-		reasons = append(reasons, fault.Reason{Code: code, Message: message})
-	}
-	if o.TimeoutAction != "" && o.TimeoutAction != "abort" {
-		bad("timeout_action", "timeout action "+o.TimeoutAction+": want abort")
-	}
-	if o.Timeout < 0 || o.StallTimeout < 0 || o.MaxDowntime < 0 {
-		bad("negative_duration", "timeout, stall timeout and maximum downtime cannot be negative")
-	}
-	if o.Parallel < 0 || o.Parallel > maxParallel {
-		bad("parallel_connections", fmt.Sprintf("parallel connections %d: want 0 to %d", o.Parallel, maxParallel))
-	}
-	if len(reasons) > 0 {
-		return fault.Refuse(fault.Invalid, "options of the live migration", reasons...)
-	}
-	return nil
 }
