@@ -36,7 +36,7 @@ func (p pins) elements() string {
 // This is about the lab: that on its made-up cells real libvirt and QEMU pin,
 // bind and move a guest as on real ones, and that the witnesses see it.
 func TestCells_PlainLibvirtMovesAPinnedGuestWithNewPins(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testMost)
 	defer cancel()
 	l := lab.Start(t, lab.Options{Cells: 2, HugePages: 64, Listen: true})
 	g, err := guest.Build(ctx, "")

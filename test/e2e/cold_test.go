@@ -27,7 +27,7 @@ func coldGuest(name string) guest.Options {
 // boots waits until a guest has booted n times on a host, and gives what it said then.
 func (w *world) boots(h *lab.Host, name string, n int) []guest.Boot {
 	w.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(patience)
 	for {
 		var boots []guest.Boot
 		f, err := os.Open(h.Console(name))

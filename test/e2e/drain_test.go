@@ -181,7 +181,7 @@ func TestDrain_AgentKilledAndAborted(t *testing.T) {
 func (w *world) awaitDrain(what string, ok func(api.Drain) bool) api.Drain {
 	w.Helper()
 	var d api.Drain
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); pause(w, 100*time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); pause(w, 100*time.Millisecond) {
 		if d = w.drained(); ok(d) {
 			return d
 		}

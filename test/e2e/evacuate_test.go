@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,30 +66,46 @@ func (w *world) onShared(name string, flags ...string) guest.Boot {
 	return w.wrote(w.a, name)
 }
 
+// records asks a host's agent for the fleet's records until a condition holds of its answer. A
+// store that has just come back does not answer at once.
+func records[T any](w *world, from *lab.Host, what string, read func(context.Context, *api.Client) (T, error), ok func(T) bool) T {
+	w.Helper()
+	c, err := api.NewClient(api.ClientOptions{Socket: from.Path("/run/berth/berth.sock")})
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer c.Close()
+	var got T
+	w.eventually("the fleet's records have "+what, func() string {
+		var err error
+		if got, err = read(w.ctx, c); err == nil && ok(got) {
+			return ""
+		}
+		return fmt.Sprintf("%+v, %v", got, err)
+	})
+	return got
+}
+
 // recorded waits until the fleet's records have a guest at a host.
 func (w *world) recorded(from *lab.Host, name, host string) {
 	w.Helper()
-	var last string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); pause(w, 200*time.Millisecond) {
-		h := w.record(from, host)
-		if h.Guests > 0 {
-			return
-		}
-		last = fmt.Sprintf("%+v", h)
-	}
-	w.Fatalf("the fleet's records have no guest %s at %s: %s", name, host, last)
+	records(w, from, "guest "+name+" at "+host, func(ctx context.Context, c *api.Client) (fleet.Instance, error) { return c.FleetInstance(ctx, name) },
+		func(in fleet.Instance) bool { return in.Host == host && len(in.Guest) > 0 && in.Moving == "" })
 }
 
-// record is what the fleet's records say of a host, asked of another one.
-func (w *world) record(from *lab.Host, host string) api.FleetHost {
+// record waits until what the fleet's records say of a host, asked of another one, is as wanted.
+func (w *world) record(from *lab.Host, host, what string, ok func(api.FleetHost) bool) api.FleetHost {
 	w.Helper()
-	l := ask[struct{ Fleet api.FleetHosts }](w, from, "host", "list")
-	for _, h := range l.Fleet.Hosts {
-		if h.Name == host {
-			return h
+	of := func(l api.FleetHosts) (out api.FleetHost) {
+		for _, h := range l.Hosts {
+			if h.Name == host {
+				out = h
+			}
 		}
+		return out
 	}
-	return api.FleetHost{}
+	return of(records(w, from, what+" of "+host, func(ctx context.Context, c *api.Client) (api.FleetHosts, error) { return c.FleetHosts(ctx) },
+		func(l api.FleetHosts) bool { return ok(of(l)) }))
 }
 
 // evacuation is the migration that took a guest from host-a, by the host that conducted it.
@@ -202,9 +219,11 @@ func (w *world) withoutEtcd(c *lab.Host) {
 	for i := range 3 {
 		w.Member(i).Kill()
 	}
-	n := len(w.beats(w.a, "e4", 1))
+	n, gone := len(w.beats(w.a, "e4", 1)), time.Now()
 	w.boot(w.b, guest.Options{Name: "e5"}) // claims go on
-	w.berth(w.b, "migrate", "e5", c.Name)  // and moves
+	booted := time.Now()
+	w.berth(w.b, "migrate", "e5", c.Name) // and moves
+	w.Logf("without etcd a guest was made and booted in %v, and moved in %v", booted.Sub(gone), time.Since(booted))
 	w.runsAlone("e5", c, w.b, c)
 	w.refused(6, c, "evacuate", "e4")
 	w.beats(w.a, "e4", n+10)
@@ -241,12 +260,7 @@ func (w *world) evacuatedForGood(c *lab.Host) {
 // expired waits until a host's lease is over.
 func (w *world) expired(from *lab.Host, host string) {
 	w.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); pause(w, 200*time.Millisecond) {
-		if w.record(from, host).Lease == api.LeaseExpired {
-			return
-		}
-	}
-	w.Fatalf("the lease of %s does not end", host)
+	w.record(from, host, "the end of the lease", func(h api.FleetHost) bool { return h.Lease == api.LeaseExpired })
 }
 
 // claimsAt are a guest's claims on one host.
@@ -292,10 +306,10 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 	var w *world
 	standin, err := watchdogtest.Listen(dog, func() {
 		now := time.Now()
+		dead.Store(&now)
 		if err := w.a.PowerOff(); err != nil {
 			t.Error(err)
 		}
-		dead.Store(&now)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -333,7 +347,7 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 	}
 	t.Logf("reset %v after it was cut off; its lease was seen over %v later", dead.Load().Sub(cut), over.Sub(*dead.Load()))
 	// A lease may end early; so it has to be seen over for its whole length.
-	for deadline := time.Now().Add(30 * time.Second); ; pause(w, time.Second) {
+	for deadline := time.Now().Add(patience); ; pause(w, time.Second) {
 		r := w.run(w.b, "evacuate", "e7")
 		if r.Code == 0 {
 			break
@@ -344,9 +358,7 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 	}
 	t.Logf("evacuated %v after it was cut off", time.Since(cut))
 	w.followed("e7", first, w.wrote(w.b, "e7"))
-	if d := w.record(w.b, "host-a").Death; d == nil || d.Proof != fleet.ProofSelfFence {
-		t.Errorf("host-a is dead by %+v", d)
-	}
+	w.record(w.b, "host-a", "a death by its watchdog", func(h api.FleetHost) bool { return h.Death != nil && h.Death.Proof == fleet.ProofSelfFence })
 	if err := cmp.Or(w.a.PowerOn(w.ctx), w.a.Heal(w.ctx, lab.Mgmt), w.StartAgent(w.ctx, "host-a"), w.WaitReady(w.ctx, "host-a")); err != nil {
 		t.Fatal(err)
 	}
@@ -359,10 +371,5 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 // leased waits until a host has a lease.
 func (w *world) leased(from *lab.Host, host string) {
 	w.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); pause(w, 200*time.Millisecond) {
-		if w.record(from, host).Lease == api.LeaseHeld {
-			return
-		}
-	}
-	w.Fatalf("%s has no lease", host)
+	w.record(from, host, "a lease", func(h api.FleetHost) bool { return h.Lease == api.LeaseHeld })
 }

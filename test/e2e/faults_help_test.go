@@ -75,7 +75,7 @@ func (w *world) agentLog(h *lab.Host) string {
 // it had logged at from.
 func (w *world) logged(h *lab.Host, from int, words ...string) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	for {
 		for line := range strings.Lines(w.agentLog(h)[from:]) {
@@ -184,7 +184,7 @@ func pause(w *world, d time.Duration) {
 // awaited. Everything is up by now.
 func (r *round) over(doubt bool) migration.Migration {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.ctx, 90*time.Second)
+	ctx, cancel := context.WithTimeout(r.ctx, patience)
 	defer cancel()
 	for {
 		var m migration.Migration
@@ -282,7 +282,7 @@ func (r *round) ranOnce(m migration.Migration, here *lab.Host) {
 // healthy waits until a host's status is without complaint.
 func (w *world) healthy(h *lab.Host) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	for {
 		r, err := w.Berth(ctx, h.Name, "status")

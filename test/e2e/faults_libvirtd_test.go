@@ -128,7 +128,7 @@ func (w *world) noticed(words string) time.Duration {
 			}
 			return time.Since(began)
 		}
-		if time.Since(began) > 20*time.Second {
+		if time.Since(began) > patience {
 			w.Fatalf("status says %q, want %q in it", detail, words)
 		}
 		w.listed() // somebody asks

@@ -94,15 +94,9 @@ func TestFaults_AgentsKilledDuringAHook(t *testing.T) {
 			t.Errorf("%s: the undo ran %d times:\n%s", b.what, got, text)
 		}
 		// What was killed may still be on its way out.
-		for patience := 50; ; patience-- {
+		w.eventually(b.what+" has ended the hook", func() string {
 			out, _ := w.b.Exec(w.ctx, "pgrep", "-f", "sleep 600")
-			if out == "" {
-				break
-			}
-			if patience == 0 {
-				t.Fatalf("%s: the hook is still under way: %s", b.what, out)
-			}
-			pause(w, 50*time.Millisecond)
-		}
+			return out
+		})
 	}
 }

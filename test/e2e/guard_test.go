@@ -95,7 +95,7 @@ func (w *world) says(h *lab.Host, words string) {
 // eventually waits until f has nothing to complain of.
 func (w *world) eventually(what string, f func() string) {
 	w.Helper()
-	deadline := time.Now().Add(40 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		wrong := f()
 		if wrong == "" {

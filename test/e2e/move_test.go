@@ -46,10 +46,10 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	w.livesOn("m1", w.b, w.a)
 	m1 := w.alive("m1", w.a, w.b)
 	t.Log(m1)
-	if m.HandoverDowntime <= 0 || m.HandoverDowntime > 5*time.Second {
+	if m.HandoverDowntime <= 0 || m.HandoverDowntime > 30*time.Second {
 		t.Errorf("commit and resume took %v", m.HandoverDowntime)
 	}
-	if p := m.Progress; p.MemoryProcessed == 0 || p.DiskTotal == 0 || p.Downtime <= 0 || p.Downtime > 10*time.Second {
+	if p := m.Progress; p.MemoryProcessed == 0 || p.DiskTotal == 0 || p.Downtime <= 0 || p.Downtime > time.Minute {
 		t.Errorf("a move that is over says %+v of its stream", p)
 	}
 	t.Logf("moved in %v; commit and resume took %v", m.UpdatedAt.Sub(m.CreatedAt), m.HandoverDowntime)

@@ -163,7 +163,7 @@ func (w *world) knocks(host, authority string, port int) {
 		w.Fatal(err)
 	}
 	defer raw.Close()
-	_ = raw.SetDeadline(time.Now().Add(20 * time.Second)) // of a socket that is open
+	_ = raw.SetDeadline(time.Now().Add(patience)) // of a socket that is open
 	c := tls.Client(raw, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, ServerName: "host-b", MinVersion: tls.VersionTLS13})
 	if err := c.HandshakeContext(w.ctx); err == nil {
 		// TLS 1.3 has the server judge after the client is done.
@@ -198,7 +198,7 @@ func dialIn(h *lab.Host, address string) (net.Conn, error) {
 		}
 		// By address: a name would be looked up by another thread.
 		var d net.Dialer
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		c, err := d.DialContext(ctx, "tcp", address)
 		done <- answer{c, err}

@@ -72,6 +72,13 @@ func build(t testing.TB) {
 	}
 }
 
+// patience is how long a condition is waited for that comes true by itself, on a machine
+// that is busy with much else; testMost bounds a test, and what it leaves to take away.
+const (
+	patience = 2 * time.Minute
+	testMost = 10 * time.Minute
+)
+
 // world is a fleet with helpers that fail the test.
 type world struct {
 	testing.TB
@@ -126,7 +133,7 @@ func ownWith(t *testing.T, o fleet.Options) *world {
 }
 
 func enter(t *testing.T, f *fleet.Fleet) *world {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testMost)
 	t.Cleanup(cancel)
 	w := &world{TB: t, Fleet: f, ctx: ctx, a: f.Hosts[0], b: f.Hosts[1]}
 	t.Cleanup(w.logs)
@@ -231,7 +238,7 @@ func (w *world) xml(h *lab.Host, o *guest.Options) {
 
 // remove deletes a guest wherever it is, with its files.
 func (w *world) remove(name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, h := range w.Hosts {
 		if r, err := w.Berth(ctx, h.Name, "instance", "show", name); err == nil && r.Code == 0 {
@@ -251,7 +258,7 @@ func (w *world) remove(name string) {
 
 func (w *world) beats(h *lab.Host, name string, n int) []guest.Beat {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	beats, err := guest.WaitBeat(ctx, h.Console(name), n)
 	if err != nil {
@@ -359,7 +366,7 @@ func (w *world) requireEmpty() {
 	if w.Failed() {
 		return // what is wrong has been said
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	w.noStream()
 	for _, h := range w.Hosts {
@@ -393,7 +400,7 @@ func (w *world) requireEmpty() {
 // migration waits for the migration of a guest that a condition holds for.
 func (w *world) migration(h *lab.Host, name, what string, ok func(migration.Migration) bool) migration.Migration {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	for {
 		l := ask[api.MigrationList](w, h, "migration", "list")

@@ -159,7 +159,7 @@ func (c *Cluster) Run(i int) {
 func (c *Cluster) ready(i int) {
 	c.t.Helper()
 	m := c.members[i]
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		conn, err := net.DialTimeout("tcp", m.client, time.Second)
 		if err == nil {
@@ -373,7 +373,7 @@ func (p *proxy) close() {
 // Leader is which member says that it leads; the test fails where none does within a while.
 func (c *Cluster) Leader() int {
 	c.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		for i, endpoint := range c.Endpoints {
 			var said struct {
 				Header struct {

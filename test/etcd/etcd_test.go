@@ -45,8 +45,9 @@ func open(t *testing.T, o etcd.Options) *etcd.Store {
 	return s
 }
 
-// within is how long a call may take while a member is gone: two attempts that fail, and some.
-const within = 8 * time.Second
+// within bounds one of everything while a member is gone: some attempts that fail, two seconds
+// each, on a machine that is busy.
+const within = 30 * time.Second
 
 // use does one of everything, and says what it took.
 func use(t *testing.T, s *etcd.Store, key string) {
@@ -82,7 +83,7 @@ func eventually(t *testing.T, what string, f func() error) {
 			t.Logf("%s after %v", what, time.Since(began).Round(time.Millisecond))
 			return
 		}
-		if time.Since(began) > 20*time.Second {
+		if time.Since(began) > time.Minute {
 			t.Fatalf("%s: %v", what, err)
 		}
 		time.Sleep(50 * time.Millisecond) // between two looks at processes that are not ours
@@ -99,7 +100,7 @@ func TestEtcd_IsAStoreOfTheFleetsRecords(t *testing.T) {
 	})
 	t.Run("Store", func(t *testing.T) { fleettest.TestStore(t, on(o)) })
 	t.Run("Records", func(t *testing.T) { fleettest.TestRecords(t, on(o), true) })
-	t.Run("Leases", func(t *testing.T) { fleettest.TestLeases(t, on(o), 2, time.Sleep) })
+	t.Run("Leases", func(t *testing.T) { fleettest.TestLeases(t, on(o), 5, time.Sleep) })
 
 	s := on(o)(t)().(*etcd.Store)
 	use(t, s, "before")
@@ -138,7 +139,7 @@ func TestEtcd_WithoutAQuorumNothingIsAnsweredAndNoLeaseEnds(t *testing.T) {
 	use(t, s, "before")
 	// Shorter than each time without a quorum below, and long enough that a slow machine looks
 	// before it ends after one.
-	const length = 4
+	const length = 6
 	lease := func() {
 		t.Helper()
 		if err := s.Lease(t.Context(), "alive/host", []byte("boot"), length); err != nil {
@@ -155,7 +156,7 @@ func TestEtcd_WithoutAQuorumNothingIsAnsweredAndNoLeaseEnds(t *testing.T) {
 		if !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) {
 			t.Errorf("%s: commit: %v", how, err)
 		}
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > 20*time.Second {
 			t.Errorf("%s: it took %v", how, took)
 		}
 	}
@@ -192,6 +193,7 @@ func TestEtcd_WithoutAQuorumNothingIsAnsweredAndNoLeaseEnds(t *testing.T) {
 	}
 	bounded("all killed")
 	time.Sleep(time.Until(down.Add((length + 1) * time.Second))) // the clock of real members
+	back := time.Now()
 	for i := range 3 {
 		c.Run(i)
 	}
@@ -202,7 +204,6 @@ func TestEtcd_WithoutAQuorumNothingIsAnsweredAndNoLeaseEnds(t *testing.T) {
 		}
 		return err
 	})
-	back := time.Now()
 	eventually(t, "its holder is silent, and it ends", func() error {
 		_, err := other.Get(t.Context(), "alive/host")
 		if errors.Is(err, fault.NotFound) {
@@ -210,8 +211,8 @@ func TestEtcd_WithoutAQuorumNothingIsAnsweredAndNoLeaseEnds(t *testing.T) {
 		}
 		return fmt.Errorf("it stands: %v", err)
 	})
-	if lived := time.Since(back); lived < time.Second {
-		t.Errorf("a lease of %d s ended %v after all were back: it did not begin anew", length, lived)
+	if lived := time.Since(back); lived < length*time.Second {
+		t.Errorf("a lease of %d s ended %v after all were started again: it did not begin anew", length, lived)
 	}
 	use(t, s, "before") // and the store goes on by itself, with a lease anew
 	lease()

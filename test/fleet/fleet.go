@@ -395,7 +395,7 @@ func (f *Fleet) WaitReady(ctx context.Context, host string) error {
 
 // until waits for a condition while a process lives.
 func (f *Fleet) until(ctx context.Context, p *Process, what string, ok func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // a machine may be busy with much else
 	defer cancel()
 	for {
 		if ok() {

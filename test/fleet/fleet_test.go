@@ -16,7 +16,7 @@ import (
 
 func TestUp_HostsDifferAsToldAndSeeTheirCellsAndPages(t *testing.T) {
 	lab.Require(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	f, err := Up(ctx, Options{
 		Dir: filepath.Join(lab.TempDir(t), "fleet"), Cells: 2, HugePages: 32,

@@ -49,7 +49,7 @@ func disk(t *testing.T, ctx context.Context, path, size string, hosts ...*lab.Ho
 
 func TestGuest_SurvivesLiveMigrationWithItsDisk(t *testing.T) {
 	l := lab.Start(t, lab.Options{Listen: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	a, b := l.Hosts[0], l.Hosts[1]
 	g, err := guest.Build(ctx, "")
@@ -95,7 +95,7 @@ func TestGuest_SurvivesLiveMigrationWithItsDisk(t *testing.T) {
 
 func TestGuest_GoesOnWhenTheMigrationLinkIsCut(t *testing.T) {
 	l := lab.Start(t, lab.Options{Listen: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	a, b := l.Hosts[0], l.Hosts[1]
 	g, err := guest.Build(ctx, "")

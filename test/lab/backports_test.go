@@ -12,7 +12,7 @@ var libraryVersion = regexp.MustCompile(`(?m)^Using API: .*|^Running against dae
 // One host of two runs another libvirt, the tools included.
 func TestBackports_GiveOneHostANewerLibvirt(t *testing.T) {
 	l := Start(t, Options{Backports: []string{"host-b"}})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	daemon := map[string]string{}
 	for _, h := range l.Hosts {

@@ -122,7 +122,7 @@ func (h *Host) LibvirtSocket() string { return h.Path("/run/libvirt/libvirt-sock
 // that a killed daemon was just forking holds its port for a moment longer, so
 // a daemon that cannot listen is started again for some seconds.
 func (h *Host) StartLibvirtd(ctx context.Context) error {
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	for deadline := time.Now().Add(30 * time.Second); ; {
 		err := h.startLibvirtd(ctx)
 		if err == nil || !strings.Contains(err.Error(), "network sockets") || time.Now().After(deadline) {
 			return err

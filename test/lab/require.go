@@ -35,7 +35,7 @@ func Start(t testing.TB, o Options) *Lab {
 	if o.Dir == "" {
 		o.Dir = TempDir(t)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	l, err := Up(ctx, o)
 	if err != nil {

@@ -214,7 +214,7 @@ func (b *bed) boot(ctx context.Context, s Storage) error {
 	if r.Code != 0 {
 		return fmt.Errorf("create guest %s: exit code %d: %s%s", b.name, r.Code, r.Stdout, r.Stderr)
 	}
-	wait, cancel := context.WithTimeout(ctx, time.Minute)
+	wait, cancel := context.WithTimeout(ctx, truthMost)
 	defer cancel()
 	if b.boots, err = b.settled(wait, h, ""); err != nil {
 		return err
@@ -279,7 +279,7 @@ func (b *bed) agentUp(ctx context.Context, h *lab.Host) error {
 			return err
 		}
 	}
-	return await(ctx, 30*time.Second, 20*time.Millisecond, func() error {
+	return await(ctx, truthMost, 20*time.Millisecond, func() error {
 		s, err := b.clients[h].Status(ctx)
 		if err == nil && !s.Ready {
 			err = fault.New(fault.Unavailable, "the agent of %s is not ready", h.Name)

@@ -28,28 +28,29 @@ func (r *round) watchConsoles() *eyes {
 		return r.watchCold()
 	}
 	e := &eyes{stop: make(chan struct{}), done: make(chan struct{})}
-	paths := [2]string{r.from.Console(r.name), r.to.Console(r.name)}
+	from, to := r.from.Console(r.name), r.to.Console(r.name)
 	go func() {
 		defer close(e.done)
-		var size [2]int64
-		var moved [2]time.Time
-		var firstTo, before time.Time
+		var said, saidThere int64
+		var begun, before time.Time // the look that saw the destination's first word, and the last one
 		for {
 			now := time.Now()
-			for i, path := range paths {
-				// A console that is not there has said nothing.
-				if st, err := os.Stat(path); err == nil && st.Size() != size[i] {
-					size[i], moved[i] = st.Size(), now
+			// The destination's first: what the source says after a look that saw it was said later.
+			// A console that is not there has said nothing.
+			if st, err := os.Stat(to); err == nil && st.Size() != saidThere {
+				saidThere = st.Size()
+				if begun.IsZero() {
+					begun = now
 				}
 			}
-			if firstTo.IsZero() && !moved[1].IsZero() {
-				// Said at some time since the last look.
-				firstTo = before
+			if st, err := os.Stat(from); err == nil && st.Size() != said {
+				said, e.left = st.Size(), now
+				// Said since the look before, however long ago that is on a busy machine.
+				if late := before.Sub(begun); !begun.IsZero() && late > 5*blink && e.err == nil {
+					e.err = fmt.Errorf("two copies ran: %s's console went on %d ms after %s's had begun", r.from.Name, late.Milliseconds(), r.to.Name)
+				}
 			}
-			if !firstTo.IsZero() && moved[0].Sub(firstTo) > 5*blink && e.err == nil {
-				e.err = fmt.Errorf("two copies ran: %s's console went on %d ms after %s's had begun", r.from.Name, moved[0].Sub(firstTo).Milliseconds(), r.to.Name)
-			}
-			e.left, before = moved[0], now
+			before = now
 			select {
 			case <-e.stop:
 				return

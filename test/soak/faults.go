@@ -198,7 +198,7 @@ func killAgent(s side) func(context.Context, *round) (heal, error) {
 func stopAgent(s side) func(context.Context, *round) (heal, error) {
 	return func(ctx context.Context, r *round) (heal, error) {
 		h := r.host(s)
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, truthMost)
 		defer cancel()
 		if err := r.Agent(h.Name).Stop(ctx); err != nil {
 			return nil, fmt.Errorf("SIGTERM the agent of %s: %w", h.Name, err)
@@ -250,7 +250,7 @@ func pauseLibvirtd(s side) func(context.Context, *round) (heal, error) {
 func signalQEMU(sig syscall.Signal) func(context.Context, *round) (heal, error) {
 	return func(ctx context.Context, r *round) (heal, error) {
 		var pid int
-		err := await(ctx, 2*time.Second, 5*time.Millisecond, func() (err error) {
+		err := await(ctx, 10*time.Second, 5*time.Millisecond, func() (err error) {
 			pid, err = r.to.QEMUPID(r.name)
 			return err
 		})
@@ -267,7 +267,7 @@ func signalQEMU(sig syscall.Signal) func(context.Context, *round) (heal, error) 
 func signalStreams(s side, sig syscall.Signal) func(context.Context, *round) (heal, error) {
 	return func(ctx context.Context, r *round) (heal, error) {
 		var pids []int
-		err := await(ctx, 2*time.Second, 5*time.Millisecond, func() error {
+		err := await(ctx, 10*time.Second, 5*time.Millisecond, func() error {
 			if pids = streamProcesses(r.host(s)); len(pids) == 0 {
 				return errNothing
 			}

@@ -50,9 +50,9 @@ type Result struct {
 
 // limits of a round, all arbitrary.
 const (
-	overMost  = 90 * time.Second // until the move is over, once all is put right
-	truthMost = 20 * time.Second // until all else is true, once it is over
-	roundMost = 5 * time.Minute
+	overMost  = 3 * time.Minute // until the move is over, once all is put right
+	truthMost = 2 * time.Minute // until all else is true, once it is over
+	roundMost = 10 * time.Minute
 )
 
 // round is one move with its faults.
@@ -217,7 +217,7 @@ func (r *round) prepare(ctx context.Context) error {
 	if err := r.makeReady(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, truthMost)
 	defer cancel()
 	beats, err := guest.WaitBeat(ctx, r.from.Console(r.name), 1)
 	if err == nil {

@@ -169,7 +169,7 @@ func (b *bed) learn(ctx context.Context) error {
 	if err := calm(ctx, []func(context.Context) []string{b.ledgers, b.domains, b.audits}); err != nil {
 		return err
 	}
-	if err := await(ctx, 20*time.Second, 50*time.Millisecond, b.noted); err != nil {
+	if err := await(ctx, truthMost, 50*time.Millisecond, b.noted); err != nil {
 		return err
 	}
 	// What follows a move at its leisure, such as owner files, has followed when
@@ -205,7 +205,7 @@ func (b *bed) plainMove(ctx context.Context) error {
 		return err
 	}
 	from := b.home
-	err := await(ctx, time.Minute, 20*time.Millisecond, func() error {
+	err := await(ctx, overMost, 20*time.Millisecond, func() error {
 		b.streams = b.streams || len(streamProcesses(from)) > 0
 		m, err := b.clients[from].Migration(ctx, id)
 		if err == nil && !m.Done() {

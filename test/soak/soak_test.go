@@ -60,7 +60,7 @@ var chosenCold = []struct {
 
 func TestSoak_ChosenRoundsLeaveOneGuestAndNothingElse(t *testing.T) {
 	lab.Require(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	dir := lab.TempDir(t)
 	var err error

@@ -291,7 +291,7 @@ func (r *round) lived(ctx context.Context, m migration.Migration) error {
 	}
 	var here []guest.Beat
 	passes := uint64(0)
-	err := await(ctx, 20*time.Second, 20*time.Millisecond, func() (err error) {
+	err := await(ctx, truthMost, 20*time.Millisecond, func() (err error) {
 		if here, err = guest.ReadConsole(r.home.Console(r.name)); err != nil {
 			return err
 		}

@@ -140,7 +140,7 @@ func (r *round) user(ctx context.Context) error {
 // word confirms or reverts, by the host that conducts the move or, every other time, by
 // the one where the guest is.
 func (r *round) word(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	c := r.conducts()
 	if r.plan.Seed%2 == 1 && r.plan.Story.crosses() && !r.plan.Story.apart() {
@@ -173,7 +173,7 @@ func (r *round) seeThere(ctx context.Context) error {
 // given, has written to its disk and says something now, and gives that boot.
 func (b *bed) settled(ctx context.Context, h *lab.Host, not string) (last guest.Boot, err error) {
 	said := -1
-	err = await(ctx, 60*time.Second, 50*time.Millisecond, func() error {
+	err = await(ctx, truthMost, 50*time.Millisecond, func() error {
 		boots, err := readBoots(h.Console(b.name))
 		if err != nil {
 			return err
