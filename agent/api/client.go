@@ -413,6 +413,8 @@ func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migratio
 		return out, c.knowsNo(ctx, err, unknownField, "moves between hosts that share nothing")
 	case len(r.Alternates) > 0:
 		return out, c.knowsNo(ctx, err, unknownField, "alternates")
+	case !plainLive(r):
+		return out, c.knowsNo(ctx, err, unknownField, "priorities, or not all of these options of a live migration")
 	}
 	return out, c.orTooOld(ctx, err, coldTo(r.MigrationType))
 }

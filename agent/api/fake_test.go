@@ -145,6 +145,7 @@ func (h *fakeHost) FinishDestination(_ context.Context, r migration.Ref) error {
 type fakeAgent struct {
 	name    string
 	started []api.Migrate
+	sets    []api.SetMigration
 	from    []string
 	records chan migration.Migration
 }
@@ -250,6 +251,14 @@ func (f fakeMigrations) Get(_ context.Context, uuid string) (migration.Migration
 }
 func (f fakeMigrations) Abort(_ context.Context, uuid string) (migration.Migration, error) {
 	return migration.Migration{UUID: uuid}, nil
+}
+func (f fakeMigrations) Set(ctx context.Context, ref string, in api.SetMigration) (migration.Migration, error) {
+	from, _ := api.FromHost(ctx)
+	f.fakeAgent.from, f.fakeAgent.sets = append(f.from, from), append(f.sets, in)
+	return migration.Migration{UUID: ref, SourceCompute: f.name}, nil
+}
+func (f fakeMigrations) ForceComplete(_ context.Context, ref string) (migration.Migration, error) {
+	return migration.Migration{}, fault.New(fault.Forbidden, "force migration %s: nothing is in flight", ref)
 }
 func (f fakeMigrations) Watch(ctx context.Context, uuid string) (<-chan migration.Migration, error) {
 	if f.records == nil {

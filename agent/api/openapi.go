@@ -107,6 +107,8 @@ func (d *document) schema(t reflect.Type) map[string]any {
 		return map[string]any{"type": "string", "format": "date-time"}
 	case reflect.TypeFor[time.Duration]():
 		return map[string]any{"type": "integer", "format": "int64", "description": "nanoseconds"}
+	case reflect.TypeFor[Priority]():
+		return prioritySchema()
 	case reflect.TypeFor[json.RawMessage]():
 		return map[string]any{}
 	}

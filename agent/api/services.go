@@ -83,6 +83,10 @@ type Migrations interface {
 	List(ctx context.Context) ([]migration.Migration, error)
 	Get(ctx context.Context, ref string) (migration.Migration, error)
 	Abort(ctx context.Context, ref string) (migration.Migration, error)
+	// Set and ForceComplete change a live migration on its way; fault.Forbidden, with the
+	// reason, where nothing of it can be changed.
+	Set(ctx context.Context, ref string, in SetMigration) (migration.Migration, error)
+	ForceComplete(ctx context.Context, ref string) (migration.Migration, error)
 	// Confirm and Revert end a migration that is finished: the guest stays as it is, or
 	// becomes what and where it was. They look for the guest on other hosts too, and
 	// return when the word is durable.

@@ -220,6 +220,8 @@ type Migrate struct {
 	// for live-migration where the guest runs or is paused, else migration.
 	MigrationType string            `json:"migration_type,omitempty"`
 	Options       migration.Options `json:"options"` // of a live migration
+	// Priority is its place among moves that wait for their turn; 0 for a user's.
+	Priority Priority `json:"priority,omitempty"`
 
 	// Flavor is what a resize makes of the guest; FlavorName in its place is a flavor of
 	// the host that has the guest.
