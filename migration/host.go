@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"berth/internal/fault"
 	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
@@ -291,6 +292,11 @@ type CheckRequest struct {
 	// free, and that it is there is no hindrance.
 	Kind   string  `json:"migration_type,omitempty"`
 	Wanted *Wanted `json:"wanted,omitempty"`
+	// Options are the move's, merged; zero from agents that did not send them yet.
+	// PostCopyAsked: the request itself permits post-copy, so that a guest which cannot have
+	// it is refused; where a flavor or the configuration does, post-copy is dropped for it.
+	Options       Options `json:"options,omitzero"`
+	PostCopyAsked bool    `json:"post_copy_asked,omitempty"`
 }
 
 // CheckAnswer is a destination that would take the guest.
@@ -302,8 +308,14 @@ type CheckAnswer struct {
 	// WouldClaim is what it would claim now. Told where no migration is named, which
 	// is a plan; else nil, and so from agents that did not send it yet.
 	WouldClaim *RoomAnswer `json:"would_claim,omitempty"`
-	// Kind is the request's: the source's check depends on it.
-	Kind string `json:"migration_type,omitempty"`
+	// Kind, Options and PostCopyAsked are the request's: the source's check depends on them.
+	// Who asks sets them, for agents that do not give them back.
+	Kind          string  `json:"migration_type,omitempty"`
+	Options       Options `json:"options,omitzero"`
+	PostCopyAsked bool    `json:"post_copy_asked,omitempty"`
+	// Dropped is what the destination cannot do of what nobody asked for by name; as
+	// SourceAnswer.Dropped.
+	Dropped []fault.Reason `json:"dropped,omitempty"`
 }
 
 // DiskView is one disk path as the destination sees it.
@@ -317,6 +329,15 @@ type DiskView struct {
 type SourceAnswer struct {
 	CopyDisks []string `json:"copy_disks"` // targets to be copied by libvirt
 	Shared    bool     `json:"shared"`     // some disk is on shared storage
+	// Dropped are the options that this guest goes without, each with why: those that no
+	// request named. At present nothing but post-copy is ever dropped.
+	Dropped []fault.Reason `json:"dropped,omitempty"`
+}
+
+// PostCopyDropped reports whether a guest goes without post-copy though its options permit it,
+// by what either host has dropped.
+func PostCopyDropped(dest CheckAnswer, source SourceAnswer) bool {
+	return len(dest.Dropped) > 0 || len(source.Dropped) > 0
 }
 
 // Context is a MigrationContext on the wire.
@@ -373,6 +394,9 @@ type PreLiveRequest struct {
 	Guest     Guest    `json:"guest"`
 	CopyDisks []string `json:"copy_disks"`
 	Source    string   `json:"source_compute"`
+	// PostCopy: the guest may come by post-copy, which lets it run here before its memory is
+	// whole.
+	PostCopy bool `json:"post_copy,omitempty"`
 }
 
 // Prepared is a destination that waits for the stream.
@@ -430,7 +454,10 @@ type StreamStatus struct {
 	// Settled is the host at which an operator has said that the guest of this attempt
 	// is; empty where nobody has.
 	Settled string `json:"settled,omitempty"`
-	// PostCopy: the attempt's second job has been asked for.
+	// EndWanted: the end of the attempt's first job was asked for (EndStream), so that a job
+	// which is over and a domain that has its memory are no failure of the move.
+	EndWanted bool `json:"end_wanted,omitempty"`
+	// PostCopy: the attempt's second job has been asked for. All else here is of that one then.
 	PostCopy bool `json:"post_copy,omitempty"`
 }
 
