@@ -42,6 +42,7 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 		return e.turn(ctx, t, steps[i].Name, fault.New(fault.Undone, "step %s was interrupted by a restart", steps[i].Name), StepFailed)
 	}
 	if !begun {
+		i = past(steps, i, t.State())
 		// The first step, or the one after a step whose end was journaled alone.
 		if cause := t.enter(steps, i); cause != nil {
 			return e.turn(ctx, t, "", cause, StepFailed)
@@ -74,12 +75,12 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 
 		// The end of one step and the intent of the next are one write: one sync
 		// fewer while the guest may be standing still.
-		i++
+		ended := t.State()
+		ended.end(step.Name, e.o.Runtime.Now(), out)
+		i = past(steps, i+1, ended)
 		cause := t.enter(steps, i)
 		err = t.commit(ctx, func(s *State) {
-			st := &s.Steps[s.index(step.Name)]
-			st.State, st.Ended, st.Output, st.Error = StepEnded, e.o.Runtime.Now(), out, nil
-			s.Doubt = nil
+			*s = ended
 			if cause != nil {
 				s.Phase, s.Cause = Undoing, Keep(cause)
 			} else {
@@ -91,6 +92,14 @@ func (e *Engine) doing(ctx context.Context, t *Task, steps []Step) error {
 		}
 	}
 	return nil
+}
+
+// past is the first step from i on that is not left out.
+func past(steps []Step, i int, s State) int {
+	for i < len(steps) && steps[i].Skip != nil && steps[i].Skip(s) {
+		i++
+	}
+	return i
 }
 
 // begin notes the intent of step i, or the end of the task.

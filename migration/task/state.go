@@ -148,6 +148,13 @@ func (s *State) Undos() error {
 	return errors.Join(errs...)
 }
 
+// end notes that a step is complete.
+func (s *State) end(name string, now time.Time, out json.RawMessage) {
+	st := &s.Steps[s.index(name)]
+	st.State, st.Ended, st.Output, st.Error = StepEnded, now, out, nil
+	s.Doubt = nil
+}
+
 func (s *State) index(name string) int {
 	for i := range s.Steps {
 		if s.Steps[i].Name == name {

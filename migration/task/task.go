@@ -27,6 +27,10 @@ type Step struct {
 	// that has nothing to undo. Safe to repeat. An error that wraps ErrTooLate
 	// turns the task round.
 	Undo func(ctx context.Context, t *Task) error
+	// Skip leaves the step out where it says so of the journal as it is when the step would
+	// be begun, the end of the one before included: without a write, and without a trace.
+	// A pure function; nil for never.
+	Skip func(State) bool
 	// Forward: past the point of no return. Retried until done, never undone.
 	Forward bool
 	// Final: from its beginning on, Cancel is refused. It may still fail and be
