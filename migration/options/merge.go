@@ -1,0 +1,134 @@
+package options
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+)
+
+// Layer is what one of those says that are asked.
+type Layer struct {
+	From From
+	Live Live
+}
+
+// Merge gives of each option what the first layer says that says it, with Default as the
+// last, and for each option by its name in JSON who said it: the request first, then the
+// flavor, then the configuration. Of what the configuration says as it would be anyway
+// nobody is the author. Options that nobody said, and that have no default, stay zero and
+// are not in the map; NoRate, NoTime and "none" have become zero, and are.
+func Merge(layers ...Layer) (Live, map[string]From) {
+	var out Live
+	from := map[string]From{}
+	layers = append(slices.Clone(layers), Layer{FromDefault, Default()})
+	for _, o := range table {
+		at := slices.IndexFunc(layers, func(l Layer) bool { return o.said(l.Live) })
+		if at < 0 {
+			continue
+		}
+		l := layers[at]
+		from[o.Name] = l.From
+		if l.From == FromConfig && o.Text(l.Live) == o.Text(Default()) {
+			from[o.Name] = FromDefault
+		}
+		o.take(&out, l.Live)
+	}
+	return out, from
+}
+
+// take copies the option, and makes nothing of none.
+func (o Option) take(to *Live, from Live) {
+	switch v := o.at(to).(type) {
+	case *uint64:
+		if *v = *o.at(&from).(*uint64); *v == NoRate && o.None {
+			*v = 0
+		}
+	case *time.Duration:
+		if *v = *o.at(&from).(*time.Duration); *v == NoTime && o.None {
+			*v = 0
+		}
+	case *int:
+		*v = *o.at(&from).(*int)
+	case *Switch:
+		*v = *o.at(&from).(*Switch)
+	case *Action:
+		*v = *o.at(&from).(*Action)
+	case *[]string:
+		if *v = slices.Clone(*o.at(&from).(*[]string)); slices.Equal(*v, []string{methodNone}) {
+			*v = nil
+		}
+	case *string:
+		if *v = *o.at(&from).(*string); *v == "none" && o.None {
+			*v = ""
+		}
+	}
+}
+
+// Drop takes options, by their names in JSON, out of what was merged, as if nobody had said
+// them.
+func Drop(l Live, from map[string]From, names ...string) (Live, map[string]From) {
+	from = maps.Clone(from)
+	var none Live
+	for _, o := range table {
+		if slices.Contains(names, o.Name) {
+			o.take(&l, none)
+			delete(from, o.Name)
+		}
+	}
+	return l, from
+}
+
+// Offline keeps of merged options what counts for a guest that is off: the bandwidth.
+func Offline(l Live, from map[string]From) (Live, map[string]From) {
+	var names []string
+	for _, o := range table {
+		if o.Name != "bandwidth_bytes" {
+			names = append(names, o.Name)
+		}
+	}
+	return Drop(l, from, names...)
+}
+
+// OfGuestsThatRun are the options that somebody has said and that have no meaning for a guest
+// that is off, by their words on the command line.
+func OfGuestsThatRun(l Live) []string {
+	var out []string
+	for _, o := range table {
+		if o.Name != "bandwidth_bytes" && o.said(l) {
+			out = append(out, o.Flag)
+		}
+	}
+	return out
+}
+
+// specSpace begins all extra specs that are Berth's own.
+const specSpace = "berth:"
+
+// FromSpecs reads a flavor's extra specs. Of Berth's own ("berth:") every one must be an
+// option; of others nothing is said. What is wrong is in the reasons, with the extra spec for
+// Want's name; the options that are right are given all the same.
+func FromSpecs(specs map[string]string) (Live, []fault.Reason) {
+	var out Live
+	var reasons []fault.Reason
+	for _, spec := range slices.Sorted(maps.Keys(specs)) {
+		if !strings.HasPrefix(spec, specSpace) {
+			continue
+		}
+		at := slices.IndexFunc(table[:], func(o Option) bool { return SpecPrefix+o.Key == spec })
+		if at < 0 {
+			reasons = append(reasons, fault.Reason{
+				Code: "extra_spec_unknown", Message: spec + ": no such extra spec", Have: spec, Change: "see docs/live-migration-options.md for its spelling, or remove it",
+			})
+			continue
+		}
+		if want := table[at].set(&out, specs[spec]); want != "" {
+			reasons = append(reasons, fault.Reason{
+				Code: "extra_spec_value", Message: spec + ": want " + want, Have: specs[spec], Want: want, Change: "correct " + spec,
+			})
+		}
+	}
+	return out, reasons
+}
