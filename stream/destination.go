@@ -92,7 +92,7 @@ func (p *process) hold(c net.Conn) (forget func()) {
 func (p *process) meet(conn *net.TCPConn) error {
 	forget := p.hold(conn)
 	defer forget()
-	if err := tend(conn, p.o.DeadAfter); err != nil {
+	if err := tend(conn, p.deadAfter()); err != nil {
 		return err
 	}
 	// One deadline for everything that a stranger may take his time with.
@@ -130,7 +130,7 @@ func (p *process) meet(conn *net.TCPConn) error {
 	forget()
 	l := p.link(c, local, secure, b)
 	if c == Control {
-		l.gate = newGate(p.o, p.paths)
+		l.gate = newGate(p.o, p.paths, p.postCopy)
 	}
 	p.carry(l)
 	return nil

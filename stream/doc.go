@@ -51,4 +51,19 @@
 //
 // A process ends when it is told to (Manager.Close, SIGTERM), when its lease is
 // over and no connection is open, or with its folder; never because an agent died.
+//
+// # Post-copy
+//
+// A guest that comes by post-copy runs here while half of its memory is still there. The
+// destination's process lets such an arrival through only where its order says PostCopy,
+// which its own host's preparation has put there. From the call that prepares it on
+//
+//   - no lease ends the process: what is behind it is the other half of a guest, and a
+//     connection that broke is made anew by the same ticket;
+//   - a dead connection is given up after postCopyDeadAfter, at both ends: QEMU notices
+//     none by itself, and goes to "postcopy-paused" only when its socket ends;
+//   - one more connection of control ends all that are open: it is a recovery.
+//
+// The source's agent ends its side's connections at once by ending the process and
+// starting another (Manager.Close, Manager.Open with PostCopy).
 package stream

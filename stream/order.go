@@ -114,6 +114,10 @@ type Order struct {
 	// connection is given up. 0 is DefaultDeadAfter. It should be well above the
 	// agent's stall timeout, which decides what is done about it.
 	DeadAfter time.Duration `json:"dead_after_ns,omitempty"`
+	// PostCopy: the guest may travel by post-copy; see the package. On a destination it
+	// comes from what the claim's own preparation was told, never from the peer; on a source
+	// it is set for the process that serves the post-copy itself.
+	PostCopy bool `json:"post_copy,omitempty"`
 
 	// Address is where the destination's process listens, host:port. Source only.
 	Address string `json:"address,omitempty"`
@@ -132,6 +136,11 @@ type Order struct {
 // DefaultDeadAfter is longer than what a switch needs to come back, and shorter
 // than TCP's own quarter of an hour. Arbitrary beyond that.
 const DefaultDeadAfter = time.Minute
+
+// postCopyDeadAfter bounds DeadAfter once a guest's memory is on both sides. QEMU tells
+// nobody of a connection that is silent, its guest stands still behind it, and what is given
+// up is only made anew. Arbitrary: some retransmissions of TCP's.
+const postCopyDeadAfter = 10 * time.Second
 
 // check refuses an order that could not be carried out, with every reason.
 func (o Order) check() error {

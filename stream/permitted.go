@@ -14,8 +14,9 @@ import (
 
 // A connection to libvirtd's socket may do anything on the host. The source needs
 // little of it: it opens QEMU's driver, asks what it supports, prepares the
-// arrival of one guest and finishes it, and leaves it paused. That is what passes; any
-// other call ends the connection before libvirtd has it whole.
+// arrival of one guest and finishes it, and leaves it paused; or, where the claim says so,
+// lets it run by post-copy, and prepares and finishes once more what broke on the way. That
+// is what passes; any other call ends the connection before libvirtd has it whole.
 //
 // The numbers are libvirt's (src/remote/remote_protocol.x, virnetprotocol.x,
 // virkeepaliveprotocol.x); they never change. Which ones a source sends was read off
@@ -50,11 +51,23 @@ var permitted = map[uint32]string{
 
 // Flags of a migration (libvirt's virDomainMigrateFlags).
 const (
-	flagTunnelled     = 1 << 2
-	flagPaused        = 1 << 5
-	flagNonSharedDisk = 1 << 6
-	flagNonSharedInc  = 1 << 7
-	flagPostCopy      = 1 << 15
+	flagTunnelled      = 1 << 2
+	flagPaused         = 1 << 5
+	flagNonSharedDisk  = 1 << 6
+	flagNonSharedInc   = 1 << 7
+	flagPostCopy       = 1 << 15
+	flagPostCopyResume = 1 << 19
+)
+
+// way is how a guest arrives.
+type way int
+
+// The ways. By either nobody but the holder of the guest's token lets it run: a paused copy
+// stands still until then, and in post-copy it stands still at the source, for good.
+const (
+	unprepared way = iota
+	byPause
+	byPostCopy
 )
 
 // gate looks at what the peer sends to libvirtd.
@@ -63,6 +76,9 @@ type gate struct {
 	uri      string // the one URI that may be opened
 	// memory and disks are the URIs by which alone QEMU may be told to listen.
 	memory, disks string
+	// postCopy permits an arrival by post-copy; begun is called when one is prepared.
+	postCopy bool
+	begun    func()
 
 	head [packetHead]byte
 	have int // bytes of the head
@@ -72,10 +88,11 @@ type gate struct {
 	judge   func([]byte) error
 
 	guest string // the name under which it was prepared
+	way   way    // by which it was prepared
 }
 
-func newGate(o Order, p Paths) *gate {
-	return &gate{instance: o.Instance, uri: o.LibvirtURI, memory: p.MigrateURI(), disks: p.DisksURI()}
+func newGate(o Order, p Paths, begun func()) *gate {
+	return &gate{instance: o.Instance, uri: o.LibvirtURI, memory: p.MigrateURI(), disks: p.DisksURI(), postCopy: o.PostCopy, begun: begun}
 }
 
 // pass looks at the next bytes, and refuses them when a call ends or begins in
@@ -166,7 +183,8 @@ func (g *gate) prepare(payload []byte) error {
 	if x.failed || err != nil {
 		return fault.New(fault.Forbidden, "the peer prepares a guest that cannot be told: %v", err)
 	}
-	if err := paused("prepares", flags); err != nil {
+	by, err := g.wayOf("prepares", flags)
+	if err != nil {
 		return err
 	}
 	// Without a URI libvirt has QEMU listen on a port of its own choice.
@@ -183,7 +201,10 @@ func (g *gate) prepare(payload []byte) error {
 	if n, ok := params["destination_name"]; ok {
 		name = n
 	}
-	g.guest = name
+	g.guest, g.way = name, by
+	if by == byPostCopy {
+		g.begun()
+	}
 	return nil
 }
 
@@ -196,16 +217,31 @@ func (g *gate) finish(payload []byte) error {
 	if x.failed || g.guest == "" || name != g.guest {
 		return fault.New(fault.Forbidden, "the peer finishes guest %.60q, it prepared %.60q", name, g.guest)
 	}
-	return paused("finishes", flags)
+	by, err := g.wayOf("finishes", flags)
+	if err == nil && by != g.way {
+		// libvirt starts the guest by Finish's flags, whatever Prepare's were.
+		err = fault.New(fault.Forbidden, "the peer finishes the guest with flags %#x, and prepared it otherwise", flags)
+	}
+	return err
 }
 
-// paused refuses a copy that would run before the token is here: libvirt starts it by
-// Finish's flags, and one that is copied while it runs whatever they say.
-func paused(doing string, flags uint32) error {
-	if flags&flagPaused == 0 || flags&(flagPostCopy|flagTunnelled) != 0 {
-		return fault.New(fault.Forbidden, "the peer %s the guest with flags %#x: it must arrive paused, and by neither post-copy nor tunnel", doing, flags)
+// wayOf refuses a copy that would run before the token is here: libvirt starts it by
+// Finish's flags, and one that is copied while it runs whatever they say. By post-copy it
+// runs before that, so that it is the claim's to permit; a tunnel passes by the memory's
+// socket.
+func (g *gate) wayOf(doing string, flags uint32) (way, error) {
+	switch copies := flags&(flagPostCopy|flagPostCopyResume) != 0; {
+	case flags&flagTunnelled != 0:
+	case !copies && flags&flagPaused != 0:
+		return byPause, nil
+	case g.postCopy && flags&flagPostCopy != 0 && flags&flagPaused == 0:
+		return byPostCopy, nil
 	}
-	return nil
+	other := "neither post-copy nor tunnel"
+	if g.postCopy {
+		other = "no tunnel, unless it comes by post-copy"
+	}
+	return unprepared, fault.New(fault.Forbidden, "the peer %s the guest with flags %#x: it must arrive paused, and by %s", doing, flags, other)
 }
 
 // identityOf reads a domain document's own uuid and name, each of which must be

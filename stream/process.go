@@ -47,9 +47,11 @@ type process struct {
 	last   atomic.Int64 // when a byte was last forwarded, since begun
 
 	// mu guards what follows. Nothing blocks under it.
-	mu       sync.Mutex
-	over     string // why it ends; empty while it does not
-	lease    time.Duration
+	mu    sync.Mutex
+	over  string // why it ends; empty while it does not
+	lease time.Duration
+	// half: half of the guest is behind this process; see postCopy.
+	half     bool
 	places   [len(channels)]place
 	refused  int
 	refusal  string
@@ -318,9 +320,54 @@ func (p *process) watch(ctx context.Context) {
 func (p *process) expire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.openLocked() == 0 && p.boot() >= p.lease {
+	if p.expiredLocked() {
 		p.stopLocked("its lease is over")
 	}
+}
+
+func (p *process) expiredLocked() bool {
+	return p.openLocked() == 0 && p.boot() >= p.lease && !p.half
+}
+
+// postCopy notes that the guest's memory is, or is about to be, on both sides: from now on
+// no lease ends the process, and a dead connection is given up sooner. Safe to repeat.
+func (p *process) postCopy() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.postCopyLocked()
+}
+
+func (p *process) postCopyLocked() {
+	if p.half {
+		return
+	}
+	p.half = true
+	for _, l := range p.linksLocked() {
+		// What cannot be tended has ended.
+		if c, ok := l.batch.Conn.(*net.TCPConn); ok {
+			_ = tend(c, min(p.o.DeadAfter, postCopyDeadAfter))
+		}
+	}
+}
+
+// deadAfter is how long a new connection may be silent.
+func (p *process) deadAfter() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.half {
+		return min(p.o.DeadAfter, postCopyDeadAfter)
+	}
+	return p.o.DeadAfter
+}
+
+func (p *process) linksLocked() []*link {
+	var out []*link
+	for i := range p.places {
+		for l := range p.places[i].links {
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 // drain closes everything and waits for everybody.
@@ -329,12 +376,7 @@ func (p *process) drain() {
 	p.draining = true
 	closers, waiting := p.closers, p.waiting
 	p.waiting = nil
-	var links []*link
-	for i := range p.places {
-		for l := range p.places[i].links {
-			links = append(links, l)
-		}
-	}
+	links := p.linksLocked()
 	p.mu.Unlock()
 	for _, c := range closers {
 		c()
@@ -375,6 +417,10 @@ func placeOf(c Channel) int {
 // admit takes a place for one more connection, and refuses where there is none: the
 // process is over, the lease is and nothing keeps it, the channel is full. leave
 // gives the place back.
+//
+// A migration has one connection of control. In post-copy another one is the beginning of
+// a recovery: what is open still is dead, whatever TCP has noticed, and ends here, so that
+// QEMU lets go of it.
 func (p *process) admit(c Channel) (leave func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -382,13 +428,21 @@ func (p *process) admit(c Channel) (leave func(), err error) {
 	switch {
 	case p.over != "" || p.draining:
 		return nil, fault.New(fault.Forbidden, "the stream is over")
-	case p.openLocked() == 0 && p.boot() >= p.lease:
+	case p.expiredLocked():
 		p.stopLocked("its lease is over")
 		return nil, fault.New(fault.Forbidden, "the ticket has expired")
 	case p.openLocked() >= p.most:
 		return nil, fault.New(fault.Busy, "%d connections are open, for more the limit of open files is too low", p.most)
 	case at.open >= openMax[placeOf(c)]:
 		return nil, fault.New(fault.Busy, "%d connections of %s are open, the most there may be", at.open, c)
+	}
+	if p.half && c == Control {
+		for _, l := range p.linksLocked() {
+			l.cut()
+		}
+	}
+	if p.o.PostCopy && p.o.Role == Source && c == Memory {
+		p.postCopyLocked()
 	}
 	at.open++
 	at.total++
@@ -457,7 +511,7 @@ func (p *process) status() Status {
 	age := time.Since(p.begun)
 	st := Status{
 		ID: p.o.ID, Instance: p.o.Instance, Role: p.o.Role, Peer: p.o.Peer, Version: version.Get().String(), PID: os.Getpid(), Port: p.port,
-		Age: age, Lease: max(0, p.lease-p.boot()), Open: p.openLocked(), Idle: age - time.Duration(p.last.Load()),
+		Age: age, Lease: max(0, p.lease-p.boot()), PostCopy: p.half, Open: p.openLocked(), Idle: age - time.Duration(p.last.Load()),
 		Refused: p.refused, LastRefusal: p.refusal, Certificate: notAfter, OrderDigest: p.digest,
 	}
 	if cerr != nil {

@@ -58,7 +58,7 @@ func (p *process) connect(local *net.UnixConn, c Channel) error {
 		return fmt.Errorf("reach the stream of %s at %s: %w", p.o.Peer, p.o.Address, err)
 	}
 	defer conn.Close()
-	if err := tend(conn.(*net.TCPConn), p.o.DeadAfter); err != nil {
+	if err := tend(conn.(*net.TCPConn), p.deadAfter()); err != nil {
 		return err
 	}
 	// The end of the process must not wait for a peer that says nothing.

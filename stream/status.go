@@ -19,6 +19,8 @@ type Status struct {
 	// Lease is what is left of it, 0 when it is over. While Open is above 0 it
 	// does not matter.
 	Lease time.Duration `json:"lease_ns"`
+	// PostCopy: half of a guest is behind it, and its lease does not matter either.
+	PostCopy bool `json:"post_copy,omitempty"`
 	// Open is how many connections are open, of all channels: above 0 the claim
 	// of this migration must be kept.
 	Open int `json:"open"`
