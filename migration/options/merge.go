@@ -20,23 +20,67 @@ type Layer struct {
 // flavor, then the configuration. Of what the configuration says as it would be anyway
 // nobody is the author. Options that nobody said, and that have no default, stay zero and
 // are not in the map; NoRate, NoTime and "none" have become zero, and are.
+//
+// Where what one layer says excludes what a later one does, the first one's word stands and
+// the other's is as if it had not been said: a request that asks for xbzrle does not fail of
+// the parallel connections of the configuration. What one layer says at odds with itself is
+// left as it is, for Validate to refuse.
 func Merge(layers ...Layer) (Live, map[string]From) {
+	layers = slices.Clone(layers)
+	for {
+		out, from := overlay(layers)
+		if !yield(layers, out, from) {
+			return out, from
+		}
+	}
+}
+
+func overlay(layers []Layer) (Live, map[string]From) {
 	var out Live
 	from := map[string]From{}
-	layers = append(slices.Clone(layers), Layer{FromDefault, Default()})
 	for _, o := range table {
-		at := slices.IndexFunc(layers, func(l Layer) bool { return o.said(l.Live) })
-		if at < 0 {
+		said := Layer{FromDefault, Default()}
+		if at := slices.IndexFunc(layers, func(l Layer) bool { return o.said(l.Live) }); at >= 0 {
+			said = layers[at]
+		}
+		if !o.said(said.Live) {
 			continue
 		}
-		l := layers[at]
-		from[o.Name] = l.From
-		if l.From == FromConfig && o.Text(l.Live) == o.Text(Default()) {
+		from[o.Name] = said.From
+		if said.From == FromConfig && o.Text(said.Live) == o.Text(Default()) {
 			from[o.Name] = FromDefault
 		}
-		o.take(&out, l.Live)
+		o.take(&out, said.Live)
 	}
 	return out, from
+}
+
+// yield takes out of the layers one word that one before it excludes, and reports whether
+// there was one.
+func yield(layers []Layer, merged Live, from map[string]From) bool {
+	for _, c := range conflicts(merged) {
+		first, last, loser := len(layers), -1, ""
+		for _, name := range c.names {
+			at := slices.IndexFunc(layers, func(l Layer) bool { return from[name] == l.From })
+			if at < 0 {
+				continue // nobody's word
+			}
+			if first = min(first, at); at > last {
+				last, loser = at, name
+			}
+		}
+		if last <= first {
+			continue
+		}
+		if c.mend != nil && loser == "schedule" {
+			c.mend(&layers[last].Live)
+			return true
+		}
+		o, _ := Find(loser)
+		o.take(&layers[last].Live, Live{})
+		return true
+	}
+	return false
 }
 
 // take copies the option, and makes nothing of none.

@@ -122,6 +122,7 @@ func TestSet_RefusesWithWhatIsWanted(t *testing.T) {
 		{"comp-methods", "xbzrle,xbzrle", `comp-methods "xbzrle,xbzrle": want none, or some of xbzrle, mt, zlib, zstd`},
 		{"comp-methods", "none,mt", `comp-methods "none,mt": want none, or some of xbzrle, mt, zlib, zstd`},
 		{"copy-storage", "some", `copy-storage "some": want one of all, inc, none`},
+		{"schedule", "start:throttle=30, 2:wait, x", `schedule "start:throttle=30, 2:wait, x": want a schedule such as 2:max-downtime=2s, 4:abort, or none: step "2:wait": no action "wait": want throttle, max-downtime, post-copy, suspend or abort; step "x": want STALLS:ACTION or start:throttle`},
 		{"zerocopy", "perhaps", `zerocopy "perhaps": want on or off`},
 		{"timeout-action", "", `timeout-action "": want one of abort, suspend, post-copy, force`},
 	} {
@@ -150,7 +151,7 @@ func TestMerge_Golden(t *testing.T) {
 		return l
 	}
 	var b strings.Builder
-	for _, tt := range []struct{ request, flavor, config string }{
+	for _, tt := range []struct{ request, flavor, config string }{ // schedules without blanks
 		{"", "", ""},
 		{"", "", "max-downtime=500ms stall-timeout=15s copy-storage=all"},
 		{"", "", "bandwidth=100MiB/s max-downtime=300ms"},
@@ -160,6 +161,14 @@ func TestMerge_Golden(t *testing.T) {
 		{"postcopy=off", "postcopy=on timeout-action=force", "timeout=5m timeout-per-gib=1m"},
 		{"", "auto-converge=on auto-converge-initial=40", "auto-converge=on auto-converge-increment=15"},
 		{"max-downtime=500ms", "", "max-downtime=2s downtime-steps=5"},
+		// What the first one says excludes what a later one does.
+		{"comp-methods=xbzrle", "", "parallel-connections=4"},
+		{"parallel-connections=1", "zerocopy=on", "parallel-connections=4"},
+		{"auto-converge=off", "", "auto-converge=on auto-converge-initial=30 schedule=start:throttle,3:abort"},
+		{"postcopy=off", "postcopy=on", "schedule=2:max-downtime=2s,3:post-copy,4:abort"},
+		{"timeout=none", "", "timeout=5m timeout-action=suspend"},
+		{"timeout-action=suspend", "timeout=none", "timeout=5m"},
+		{"copy-storage=none", "copy-storage-synchronous-writes=on", "migrate-disks-detect-zeroes=on"},
 	} {
 		live, from := options.Merge(
 			options.Layer{From: options.FromRequest, Live: read(tt.request)},
@@ -179,6 +188,9 @@ func TestMerge_Golden(t *testing.T) {
 			}
 		}
 		b.WriteString("\n\n")
+		if bad := live.ValidateFrom(from); len(bad) > 0 {
+			t.Errorf("%+v: %+v", tt, bad)
+		}
 	}
 	golden(t, filepath.Join("testdata", "merges.txt"), b.String())
 }
@@ -256,7 +268,12 @@ func TestLive_ValidateRefusesWhatCannotBeTogether(t *testing.T) {
 		{"post-copy at the deadline, permitted", options.Live{TimeoutAction: options.ActionPostCopy, TimeoutPerGiB: time.Minute, PostCopy: options.On}, nil},
 		{"synchronous writes of nothing", options.Live{CopyStorage: "none", SynchronousWrites: options.On, DetectZeroes: options.Off}, []string{"no_storage_copy"}},
 		{"bounds", options.Live{Parallel: 256, Timeout: -1, MTLevel: -3, PostCopy: "maybe", TimeoutAction: "wait", Compression: []string{"lzma"}, XBZRLECache: 5000, Bandwidth: options.NoRate},
-			[]string{"option_value", "option_value", "option_value", "option_value", "option_value", "option_value", "option_value", "option_value", "compression_unused", "compression_unused"}},
+			[]string{"option_value", "option_value", "option_value", "option_value", "option_value", "option_value", "option_value", "option_value"}},
+		{"no schedule", options.Live{Schedule: "2:wait"}, []string{"option_value"}},
+		{"post-copy by schedule", options.Live{Schedule: "2:post-copy"}, []string{"post_copy_not_permitted"}},
+		{"post-copy by schedule, permitted", options.Live{Schedule: "2:post-copy", PostCopy: options.On}, nil},
+		{"a throttle that is off", options.Live{Schedule: "start:throttle=30", AutoConverge: options.Off}, []string{"throttle_off"}},
+		{"a throttle", options.Live{Schedule: "start:throttle=30, 4:abort"}, nil},
 	} {
 		var got []string
 		for _, r := range tt.live.Validate() {
@@ -267,10 +284,6 @@ func TestLive_ValidateRefusesWhatCannotBeTogether(t *testing.T) {
 		}
 		slices.Sort(got)
 		slices.Sort(tt.want)
-		if tt.name == "bounds" {
-			// The action is none that is known, and has a timeout that cannot be.
-			got = slices.DeleteFunc(got, func(code string) bool { return code == "timeout_action_idle" })
-		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s\n%+v", tt.name, diff, tt.live.Validate())
 		}
@@ -278,12 +291,9 @@ func TestLive_ValidateRefusesWhatCannotBeTogether(t *testing.T) {
 }
 
 func TestLive_ValidateNamesWhoSaidWhat(t *testing.T) {
-	live, from := options.Merge(
-		options.Layer{From: options.FromRequest, Live: options.Live{Compression: []string{"xbzrle"}}},
-		options.Layer{From: options.FromConfig, Live: options.Live{Parallel: 4}},
-	)
+	live, from := options.Merge(options.Layer{From: options.FromRequest, Live: options.Live{Compression: []string{"xbzrle"}, Parallel: 4}})
 	bad := live.ValidateFrom(from)
-	if want := "compression xbzrle is of one connection, and 4 are asked for (comp-methods: request, parallel-connections: config)"; len(bad) != 1 || bad[0].Message != want {
+	if want := "compression xbzrle is of one connection, and 4 are asked for (comp-methods: request, parallel-connections: request)"; len(bad) != 1 || bad[0].Message != want {
 		t.Errorf("%+v, want %s", bad, want)
 	}
 }

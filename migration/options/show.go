@@ -30,10 +30,11 @@ func Markdown() string {
 
 Each can be said in a request (` + "`berth migrate`" + `), by the guest's flavor, as the extra spec
 ` + "`" + SpecPrefix + "KEY`" + `, and in the configuration, as ` + "`KEY`" + ` in ` + "`[migration]`" + `. The first of
-them that says it counts; each migration keeps what it was carried out with, and who said it.
-` + "`none`" + ` is said where there is to be no bound whatever the others say. Of a guest that is off
-the bandwidth alone counts. What a guest or a pair of hosts cannot do is refused before
-anything moves, with the reason; this page is made from the program's own table.
+them that says it counts, and what a later one says that cannot be together with it is left
+out. Each migration keeps what it was carried out with, and who said it. ` + "`none`" + ` is said where
+there is to be no bound whatever the others say. Of a guest that is off the bandwidth alone
+counts. What a guest or a pair of hosts cannot do is refused before anything moves, with the
+reason. This page is made from the program's own table.
 
 | option | key | values | default | virsh | nova.conf | what it does |
 |---|---|---|---|---|---|---|

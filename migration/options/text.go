@@ -30,13 +30,13 @@ func Set(l *Live, name, text string) error {
 		return fault.Refuse(fault.Invalid, "", fault.Reason{Code: "option_unknown", Message: name + " is no option of a live migration", Have: name, Change: "see docs/live-migration-options.md"})
 	}
 	if why := o.set(l, text); why != "" {
-		return fault.Refuse(fault.Invalid, "", o.reason(o.Flag, strconv.Quote(text), why))
+		return fault.Refuse(fault.Invalid, "", refused(o.Flag, strconv.Quote(text), why))
 	}
 	return nil
 }
 
-// reason refuses a value that somebody gave the option under one of its names.
-func (o Option) reason(name, have, want string) fault.Reason {
+// refused is the reason against a value of an option that is called name.
+func refused(name, have, want string) fault.Reason {
 	return fault.Reason{Code: "option_value", Message: fmt.Sprintf("%s %s: want %s", name, have, want), Have: have, Want: want, Change: "correct " + name}
 }
 

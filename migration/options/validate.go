@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration/converge"
 )
 
 // Validate gives what is wrong with merged options by themselves, whatever guest and hosts;
@@ -16,20 +17,35 @@ func (o Live) Validate() []fault.Reason { return o.ValidateFrom(nil) }
 
 // ValidateFrom is Validate with the names of those who said what does not go together.
 func (o Live) ValidateFrom(from map[string]From) []fault.Reason {
-	reasons := o.Bounds(func(o Option) string { return o.Flag })
-	return append(reasons, o.combinations(from)...)
-}
-
-// Bounds gives the options whose values cannot be, each called as name says.
-func (o Live) Bounds(name func(Option) string) []fault.Reason {
 	var reasons []fault.Reason
-	for _, row := range table {
-		if want := row.wrong(o); want != "" {
-			have := cmp.Or(row.Text(o), "none")
-			reasons = append(reasons, row.reason(name(row), have, want))
-		}
+	for _, b := range o.OutOfBounds() {
+		reasons = append(reasons, refused(b.Option.Flag, b.Have, b.Want))
+	}
+	if len(reasons) > 0 {
+		return reasons // what goes together is not to be told of values that cannot be
+	}
+	for _, c := range conflicts(o) {
+		c.why.Message += whoSaid(from, c.names)
+		reasons = append(reasons, c.why)
 	}
 	return reasons
+}
+
+// Bound is an option whose value cannot be.
+type Bound struct {
+	Option     Option
+	Have, Want string
+}
+
+// OutOfBounds gives the options whose values cannot be, each by itself.
+func (o Live) OutOfBounds() []Bound {
+	var out []Bound
+	for _, row := range table {
+		if want := row.wrong(o); want != "" {
+			out = append(out, Bound{row, cmp.Or(row.Text(o), "none"), want})
+		}
+	}
+	return out
 }
 
 // wrong says what is wanted where the value cannot be; what is not said can always be.
@@ -54,8 +70,13 @@ func (o Option) wrong(l Live) string {
 	case *string:
 		if o.Kind == KindWord {
 			within = slices.Contains(o.Words, *v)
-		} else {
-			within = uint64(len(*v)) <= o.Max
+			break
+		}
+		if uint64(len(*v)) > o.Max {
+			return fmt.Sprintf("%s of at most %d letters", o.Want(), o.Max)
+		}
+		if _, err := converge.ParseSchedule(*v); err != nil {
+			return o.Want() + ": " + strings.TrimPrefix(err.Error(), "schedule: ")
 		}
 	}
 	if within {
@@ -74,15 +95,24 @@ func (o Option) words(said []string) bool {
 	return true
 }
 
-// combinations gives what cannot be together. The rules of compression, parallel connections
+// conflict is a pair of options that cannot be together, or one that cannot be alone.
+type conflict struct {
+	why   fault.Reason
+	names []string // in JSON, of the options that have to do with it
+	// mend takes out of the schedule what the other option forbids; nil where nothing less
+	// than the whole option is at odds.
+	mend func(*Live)
+}
+
+// conflicts gives what cannot be together. The rules of compression, parallel connections
 // and auto-converge are libvirt's (qemuMigrationParamsFromFlags and …SetCompression), those of
 // zero copy QEMU's (migrate_caps_check); found out here, nothing has moved yet.
 //
 // Post-copy goes with all of them: it is a job of its own, by one connection and as it is.
-func (o Live) combinations(from map[string]From) []fault.Reason {
-	var out []fault.Reason
+func conflicts(o Live) []conflict {
+	var out []conflict
 	bad := func(code, change, message string, names ...string) {
-		out = append(out, fault.Reason{Code: code, Message: message + said(from, names), Change: change})
+		out = append(out, conflict{why: fault.Reason{Code: code, Message: message, Change: change}, names: names})
 	}
 	parallel := o.Parallel > 1
 	packs := func(method string) bool { return slices.Contains(o.Compression, method) }
@@ -90,7 +120,7 @@ func (o Live) combinations(from map[string]From) []fault.Reason {
 
 	for _, method := range []string{methodXBZRLE, methodMT} {
 		if parallel && packs(method) {
-			bad("compression_parallel", "take zlib or zstd, or parallel connections 1", "compression "+method+" is of one connection, and "+fmt.Sprint(o.Parallel)+" are asked for", "compression", "parallel_connections")
+			bad("compression_parallel", "take zlib or zstd, or parallel connections 1", fmt.Sprintf("compression %s is of one connection, and %d are asked for", method, o.Parallel), "compression", "parallel_connections")
 		}
 	}
 	for _, method := range []string{methodZlib, methodZstd} {
@@ -145,11 +175,36 @@ func (o Live) combinations(from map[string]From) []fault.Reason {
 			}
 		}
 	}
+	return append(out, o.scheduled()...)
+}
+
+// scheduled gives what is at odds with the schedule.
+func (o Live) scheduled() []conflict {
+	var out []conflict
+	schedule, err := converge.ParseSchedule(o.Schedule)
+	if err != nil {
+		return nil // a matter of bounds
+	}
+	without := func(do converge.Act) func(*Live) {
+		return func(l *Live) {
+			l.Schedule = slices.DeleteFunc(slices.Clone(schedule), func(s converge.Step) bool { return s.Do == do }).String()
+		}
+	}
+	if schedule.Has(converge.ActPostCopy) && o.PostCopy != On {
+		out = append(out, conflict{fault.Reason{
+			Code: "post_copy_not_permitted", Message: "the schedule has post-copy, which is not permitted", Change: "permit it with postcopy, or take it out of the schedule",
+		}, []string{"schedule", "post_copy"}, without(converge.ActPostCopy)})
+	}
+	if _, _, throttled := schedule.Throttle(); throttled && o.AutoConverge == Off {
+		out = append(out, conflict{fault.Reason{
+			Code: "throttle_off", Message: "the schedule throttles the guest, and auto-converge is off", Change: "leave out auto-converge, or take throttle out of the schedule",
+		}, []string{"schedule", "auto_converge"}, without(converge.ActThrottle)})
+	}
 	return out
 }
 
-// said is who has said options, in brackets; empty where nobody is known.
-func said(from map[string]From, names []string) string {
+// whoSaid names those who have said options, in brackets; empty where nobody is known.
+func whoSaid(from map[string]From, names []string) string {
 	var out []string
 	for _, name := range names {
 		row, _ := Find(name)

@@ -56,7 +56,7 @@ var table = map[string]rule{
 	"migration/candidates": {own: []string{"topology", "placementclient", "internal/fault"}, why: "a wish in, questions and an order of hosts out"},
 	"migration/candidates/candidatestest": {own: []string{"migration/candidates", "topology", "placementclient", "internal/fault"},
 		third: []string{"github.com/google/go-cmp"}, why: "what must be found in every Placement, ours and OpenStack's"},
-	"migration/options":              {own: []string{"internal/fault"}, why: "pure: what may be said about a live migration, and who said it"},
+	"migration/options":              {own: []string{"internal/fault", "migration/converge"}, why: "pure: what may be said about a live migration, and who said it"},
 	"migration/converge":             {own: []string{"internal/fault"}, why: "pure: samples and a schedule in, actions out"},
 	"migration/turns":                {own: []string{"internal/fault"}, why: "pure: limits and those that wait in, who may go out"},
 	"agent/metrics":                  {own: []string{"migration", "migration/converge", "internal/..."}, third: []string{"github.com/prometheus/client_golang"}, why: "samples in, metrics out; asks nobody"},
