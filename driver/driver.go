@@ -141,6 +141,10 @@ type Node struct {
 	GuestUser *User
 	// Cannot says which optional abilities this hypervisor lacks, and why.
 	Cannot map[Ability]string
+	// MigrationOptions says which options of a live migration this hypervisor does not
+	// know, and why: by the names that package migration/options gives them in JSON; a
+	// method of compression as "compression.zstd". What is absent it knows.
+	MigrationOptions map[string]string
 }
 
 // User is a user of the hypervisor's machine, by number.
@@ -330,11 +334,12 @@ type LiveMigrator interface {
 	AbortJob(ctx context.Context, uuid string) error
 
 	// SetMaxDowntime bounds the time for which the guest may stand still, for
-	// the job in flight. Success without one, which may then bound the next.
+	// the job in flight. Success without one. Of the next job it changes nothing: that has
+	// what its Migration says.
 	SetMaxDowntime(ctx context.Context, uuid string, d time.Duration) error
 
-	// SetBandwidth bounds the rate of the job in flight, bytes a second; as
-	// SetMaxDowntime.
+	// SetBandwidth bounds the rate of the job in flight, bytes a second, 0 for no bound; in
+	// post-copy what bounds that. As SetMaxDowntime.
 	SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error
 }
 

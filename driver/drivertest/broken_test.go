@@ -18,6 +18,7 @@ type able interface {
 	driver.Statistician
 	driver.DeviceWatcher
 	driver.Connector
+	driver.PostCopyRecoverer
 }
 
 // broken is a driver in which one method does something else. Every method of
@@ -161,6 +162,14 @@ func (b *broken) DiskCopies(ctx context.Context, id string) (map[string]driver.D
 
 func (b *broken) StartPostCopy(ctx context.Context, id string) error {
 	return does(b, "StartPostCopy", act{ctx: ctx, id: id}, func(ctx context.Context) error { return b.able.StartPostCopy(ctx, id) })
+}
+
+func (b *broken) FailPostCopy(ctx context.Context, id string) error {
+	return does(b, "FailPostCopy", act{ctx: ctx, id: id}, func(ctx context.Context) error { return b.able.FailPostCopy(ctx, id) })
+}
+
+func (b *broken) RecoverPostCopy(ctx context.Context, id string, m driver.Migration) error {
+	return does(b, "RecoverPostCopy", act{ctx: ctx, id: id, m: m}, func(ctx context.Context) error { return b.able.RecoverPostCopy(ctx, id, m) })
 }
 
 func (b *broken) PingAgent(ctx context.Context, id string) error {

@@ -223,7 +223,7 @@ func (h *machine) findAgainLocked(d *domain) {
 		d.reason = driver.ReasonUnknown
 		return
 	}
-	if d.job != nil && d.job.dest == h && (d.job.done || d.job.destLives != h.lives) {
+	if d.job != nil && d.job.dest == h && !d.job.postCopy && (d.job.done || d.job.destLives != h.lives) {
 		h.fleet.killIncomingLocked(h, d) // an arrival that nobody sends
 		return
 	}

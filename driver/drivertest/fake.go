@@ -59,6 +59,8 @@ var (
 	_ driver.Statistician  = (*Fake)(nil)
 	_ driver.DeviceWatcher = (*Fake)(nil)
 	_ driver.Connector     = (*Fake)(nil)
+
+	_ driver.PostCopyRecoverer = (*Fake)(nil)
 )
 
 // domain is a guest on one host.
@@ -71,6 +73,7 @@ type domain struct {
 	persistent *definition // nil when transient
 	autostart  bool
 	job        *job          // outgoing or incoming, nil when none
+	broken     *job          // that failed in post-copy, and may be recovered
 	completed  *driver.Job   // statistics of the last completed job
 	cpuTime    time.Duration // until since
 	since      time.Time     // when its CPUs began to run; zero while they stand still
@@ -250,7 +253,7 @@ func (h *machine) setLocked(d *domain, state driver.State, reason driver.Reason,
 		d.since = now
 	}
 	if !d.view().Active() {
-		d.id, d.live, d.cpuTime, d.frozen, d.fate = -1, nil, 0, false, kept
+		d.id, d.live, d.cpuTime, d.frozen, d.fate, d.broken = -1, nil, 0, false, kept, nil
 	}
 	h.fleet.recordLocked(h.name, d.uuid, fmt.Sprintf("%s (%s)", state, reason))
 	h.publishLocked(driver.Event{Kind: kind, UUID: d.uuid, Name: d.name, Detail: detail})

@@ -258,7 +258,7 @@ func (f *Fleet) failLocked(j *job, cause error) {
 // dropIncomingLocked ends what arrives, and is not complete: at once where the source
 // can say so, else when the destination has noticed that nobody is there any more.
 func (f *Fleet) dropIncomingLocked(j *job, told bool) {
-	if !j.prepared {
+	if !j.prepared || j.postCopy { // what has come in post-copy is the guest
 		return
 	}
 	in := j.dest.domains[j.uuid]

@@ -63,7 +63,14 @@ func (h *Fake) SetMaxDowntime(ctx context.Context, uuid string, d time.Duration)
 
 // SetBandwidth implements driver.LiveMigrator.
 func (h *Fake) SetBandwidth(ctx context.Context, uuid string, bytesPerSecond uint64) error {
-	return h.withJob(ctx, "SetBandwidth", uuid, func(j *job) error { j.m.Bandwidth = bytesPerSecond; return nil })
+	return h.withJob(ctx, "SetBandwidth", uuid, func(j *job) error {
+		if j.postCopy {
+			j.m.PostCopyBandwidth = bytesPerSecond
+		} else {
+			j.m.Bandwidth = bytesPerSecond
+		}
+		return nil
+	})
 }
 
 func (h *Fake) withJob(ctx context.Context, call, uuid string, do func(*job) error) error {

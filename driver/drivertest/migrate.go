@@ -8,7 +8,6 @@ import (
 
 	"berth/driver"
 	"berth/internal/fault"
-	"berth/internal/runtime"
 )
 
 // job is one migration, shared by the domain's halves on source and
@@ -69,18 +68,10 @@ func (h *Fake) CheckCPU(ctx context.Context, domainXML string) error {
 // the URI, looked up in the fleet, or where a socket leads (Fleet.Forward). Once the request has arrived, libvirt carries it
 // out, whoever waits for it.
 func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) error {
+	if err := h.ahead(ctx, "Migrate", uuid); err != nil {
+		return err
+	}
 	f := h.fleet
-	f.mu.Lock()
-	before, after := h.before, h.after
-	f.mu.Unlock()
-	if before != nil {
-		if err := before("Migrate", uuid); err != nil {
-			return err
-		}
-	}
-	if err := ctx.Err(); err != nil {
-		return lost(true, "Migrate", h.name, err)
-	}
 	f.mu.Lock()
 	err := errors.Join(h.openLocked("Migrate"), h.refusesLocked("Migrate"))
 	lives := h.lives
@@ -90,26 +81,7 @@ func (h *Fake) Migrate(ctx context.Context, uuid string, m driver.Migration) err
 	}
 	j := &job{source: h.machine, uuid: uuid, m: m}
 	f.rt.Go("fake migration of "+uuid, func() { f.carryOut(j) })
-	for {
-		f.mu.Lock()
-		done, err, up := j.done, j.err, h.openLocked("Migrate") == nil && h.lives == lives
-		news := f.newsLocked()
-		f.mu.Unlock()
-		switch {
-		case !up:
-			return fault.New(fault.InDoubt, "migrate %s: libvirt on %s went away", uuid, h.name)
-		case done && after != nil:
-			if aerr := after("Migrate", uuid); aerr != nil {
-				return aerr
-			}
-			return err
-		case done:
-			return err
-		}
-		if err := runtime.Await(ctx, f.rt, news); err != nil {
-			return fault.New(fault.InDoubt, "migrate %s: no answer yet: %w", uuid, err)
-		}
-	}
+	return h.outcome(ctx, "Migrate", j, lives)
 }
 
 // carryOut is the source's libvirt at work.

@@ -26,36 +26,6 @@ func (h *Fake) StartPostCopy(ctx context.Context, uuid string) error {
 	})
 }
 
-// postCopyLocked stops the guest here and lets it run there, with what is left of
-// its memory still here.
-func (f *Fleet) postCopyLocked(j *job) {
-	j.postCopy = true
-	j.source.setLocked(j.source.domains[j.uuid], driver.Paused, driver.ReasonPostCopy, driver.EventSuspended, "post-copy")
-	if !j.wasPaused {
-		j.dest.setLocked(j.dest.domains[j.uuid], driver.Running, driver.ReasonPostCopy, driver.EventResumed, "post-copy")
-	}
-}
-
-// breakPostCopyLocked is a job that ends in post-copy: each side keeps a half that
-// is not the guest.
-func (f *Fleet) breakPostCopyLocked(j *job, cause error) {
-	j.endLocked(fault.New(fault.InDoubt, "migrate %s: broken in post-copy: %w", j.uuid, cause))
-	j.stats.Kind = driver.JobFailed
-	f.recordLocked(j.source.name, j.uuid, "post-copy to "+j.dest.name+" breaks: "+cause.Error())
-	if s := j.source.domains[j.uuid]; s != nil && s.job == j {
-		s.job = nil
-		if s.live != nil {
-			j.source.setLocked(s, driver.Paused, driver.ReasonPostCopyFailed, driver.EventSuspended, "post-copy failed")
-		}
-	}
-	if in := j.dest.domains[j.uuid]; in != nil && in.job == j {
-		in.job = nil
-		if in.live != nil && !j.wasPaused {
-			j.dest.setLocked(in, driver.Running, driver.ReasonPostCopyFailed, driver.EventResumed, "post-copy failed")
-		}
-	}
-}
-
 // DiskCopies implements driver.StorageCopier. Disks go one after the other, in
 // the order of Migration.CopyDisks.
 func (h *Fake) DiskCopies(ctx context.Context, uuid string) (out map[string]driver.DiskCopy, err error) {

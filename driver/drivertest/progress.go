@@ -86,9 +86,17 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		j.stats.DiskRemaining = j.stats.DiskTotal
 		j.iteration, j.stats.Iteration = j.stats.MemoryTotal, 1
 	}
+	if j.stats.DiskRemaining == 0 && j.switching && !j.postCopy {
+		j.postCopy = true
+		f.runThereLocked(j)
+	}
+	bound := j.m.Bandwidth
+	if j.postCopy {
+		bound = j.m.PostCopyBandwidth
+	}
 	rate := p.Rate
-	if j.m.Bandwidth > 0 {
-		rate = min(rate, j.m.Bandwidth)
+	if bound > 0 {
+		rate = min(rate, bound)
 	}
 	bytes := uint64(float64(rate) * d.Seconds())
 	j.stats.MemoryRate, j.stats.DirtyRate = rate, p.DirtyRate
@@ -100,9 +108,6 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		return false
 	}
 	j.stats.DiskRate = 0
-	if j.switching && !j.postCopy {
-		f.postCopyLocked(j)
-	}
 	j.iterTime += d
 	sent := min(bytes, j.iteration-j.sent)
 	j.sent += sent

@@ -28,6 +28,7 @@ var interfaces = map[driver.Ability]reflect.Type{
 	driver.AbilityStatistics:    reflect.TypeFor[driver.Statistician](),
 	driver.AbilityDevices:       reflect.TypeFor[driver.DeviceWatcher](),
 	driver.AbilityConnections:   reflect.TypeFor[driver.Connector](),
+	driver.AbilityRecovery:      reflect.TypeFor[driver.PostCopyRecoverer](),
 }
 
 // A driver in which any one method is broken, in any of these ways, does not pass

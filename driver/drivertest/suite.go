@@ -59,6 +59,9 @@ type Pair struct {
 	// libvirt, for memory and for disks, and names them in m. connections counts those
 	// that were made by each.
 	Forward func(t testing.TB, uuid string, m *driver.Migration) (connections func() (control, memory, disks int))
+	// Break closes the connections by which a guest's memory goes, at both ends, as the
+	// process that forwards them does; only after Forward.
+	Break func(t testing.TB, uuid string)
 	// Lacks is a CPU feature that the destination's hypervisor has not.
 	Lacks string
 }
@@ -144,7 +147,7 @@ func hold(t testing.TB, p property, h Harness) {
 
 // properties are all, in the order in which they are run.
 func properties() []property {
-	return slices.Concat(lifecycle(), events(), outages(), migrations(), abilities(), agents(), statistics(), devices(), connections())
+	return slices.Concat(lifecycle(), events(), outages(), migrations(), postCopies(), abilities(), agents(), statistics(), devices(), connections())
 }
 
 // Properties names the suite's properties whose name begins with one of the
@@ -170,6 +173,7 @@ func OfAbility(a driver.Ability) []string {
 		driver.AbilityStatistics:    {"Statistics_"},
 		driver.AbilityDevices:       {"Devices_"},
 		driver.AbilityConnections:   {"Connections_"},
+		driver.AbilityRecovery:      {"Recovery_"},
 	}[a]...)
 }
 

@@ -23,6 +23,7 @@ var finders = map[driver.Ability]func(driver.Driver, driver.Node) error{
 	driver.AbilityStatistics:    forget(driver.Statistics),
 	driver.AbilityDevices:       forget(driver.Devices),
 	driver.AbilityConnections:   forget(driver.Connections),
+	driver.AbilityRecovery:      forget(driver.PostCopyRecovery),
 }
 
 func forget[I any](finder func(driver.Driver, driver.Node) (I, error)) func(driver.Driver, driver.Node) error {
@@ -105,6 +106,10 @@ func abilityCalls(ctx context.Context, d driver.Driver, n driver.Node, document 
 	}
 	if p, err := driver.PostCopy(d, n); err == nil {
 		out["StartPostCopy"] = p.StartPostCopy(ctx, id)
+	}
+	if r, err := driver.PostCopyRecovery(d, n); err == nil {
+		out["FailPostCopy"] = r.FailPostCopy(ctx, id)
+		out["RecoverPostCopy"] = r.RecoverPostCopy(ctx, id, driver.Migration{DestinationURI: "qemu+tls://nowhere/system", DestinationXML: doc, PersistentXML: doc})
 	}
 	if a, err := driver.Agent(d, n); err == nil {
 		out["PingAgent"] = a.PingAgent(ctx, id)

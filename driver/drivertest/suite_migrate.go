@@ -277,44 +277,6 @@ func migrations() []property {
 			_, err := copier.DiskCopies(within(t), uuid.NewString())
 			wantKind(t, "DiskCopies of an unknown domain", err, fault.NotFound)
 		}),
-		migration("PostCopy_RunsAtTheDestination", func(t testing.TB, v *move) {
-			poster := found(t, v.Source, driver.PostCopy)
-			v.m.PostCopy, v.m.Paused = true, false
-			done, _ := v.begin(t)
-			must(t, "StartPostCopy", poster.StartPostCopy(within(t), v.id))
-			eventually(t, "the guest to run there", func() bool {
-				d, err := v.Destination.Domain(within(t), v.id)
-				return err == nil && d.State == driver.Running
-			})
-			if d := domainOf(t, v.Source, v.id); d.State == driver.Running {
-				t.Errorf("the guest runs there, and here it is %s (%s)", d.State, d.Reason)
-			}
-			v.Fast()
-			must(t, "Migrate", v.end(t, done))
-			if d := wantState(t, v.Source, v.id, driver.ShutOff); d.Reason != driver.ReasonMigrated {
-				t.Errorf("source is %+v, want shut off (migrated)", d)
-			}
-			wantState(t, v.Destination, v.id, driver.Running)
-		}),
-		migration("PostCopy_NeedsAMigrationThatPermitsIt", func(t testing.TB, v *move) {
-			poster := found(t, v.Source, driver.PostCopy)
-			wantKind(t, "StartPostCopy without a job", poster.StartPostCopy(within(t), v.id), fault.Invalid)
-			done, _ := v.begin(t)
-			wantKind(t, "StartPostCopy of a job that does not permit it", poster.StartPostCopy(within(t), v.id), fault.Invalid)
-			must(t, "AbortJob", v.src.AbortJob(within(t), v.id))
-			wantKind(t, "Migrate", v.end(t, done), fault.Undone)
-			v.wantBack(t)
-		}),
-		migration("PostCopy_ExcludesPaused", func(t testing.TB, v *move) {
-			found(t, v.Source, driver.PostCopy)
-			v.m.PostCopy, v.m.Paused = true, true
-			wantKind(t, "Migrate", v.src.Migrate(within(t), v.id, v.m), fault.Invalid)
-			v.wantBack(t)
-		}),
-		migration("PostCopy_UnknownIsNotFound", func(t testing.TB, v *move) {
-			poster := found(t, v.Source, driver.PostCopy)
-			wantKind(t, "StartPostCopy", poster.StartPostCopy(within(t), uuid.NewString()), fault.NotFound)
-		}),
 	}
 }
 

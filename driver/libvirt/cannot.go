@@ -17,6 +17,7 @@ func cannot(hypervisor string) map[driver.Ability]string {
 		driver.AbilityLiveMigration: moves,
 		driver.AbilityStorageCopy:   moves,
 		driver.AbilityPostCopy:      moves,
+		driver.AbilityRecovery:      moves,
 		driver.AbilityGuestAgent:    runs,
 		driver.AbilityStatistics:    runs + ", so it counts nothing",
 	}

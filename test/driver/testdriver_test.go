@@ -75,6 +75,7 @@ func onTestDriver(o libvirt.Options) drivertest.Harness {
 		driver.AbilityLiveMigration: "the test driver has no peer-to-peer migration and no jobs, and compares no CPUs",
 		driver.AbilityStorageCopy:   "the test driver has no migration",
 		driver.AbilityPostCopy:      "the test driver has no migration",
+		driver.AbilityRecovery:      "the test driver has no migration",
 		driver.AbilityGuestAgent:    "the test driver runs no guests that an agent could be in",
 		driver.AbilityStatistics:    "the test driver runs no guests whose use could be counted",
 	} {
