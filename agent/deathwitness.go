@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 )
@@ -75,11 +76,15 @@ func (v *vigil) readOthers(ctx context.Context, records liveRecords) ([]string, 
 	ctx, cancel := v.o.Runtime.WithTimeout(ctx, othersPatience)
 	defer cancel()
 	hosts, err := records.Hosts(ctx)
+	unreadable, err := fleet.Unreadable(err)
 	if err != nil {
 		return nil, err
 	}
+	for _, key := range unreadable { // whose host there is, and may be asked
+		hosts = append(hosts, fleet.Host{Name: fleet.NameOf(key)})
+	}
 	deaths, err := records.Deaths(ctx)
-	if err != nil {
+	if _, err = fleet.Unreadable(err); err != nil {
 		return nil, err
 	}
 	out := map[string]bool{v.o.Host: true}

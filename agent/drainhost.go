@@ -96,10 +96,17 @@ func (d drained) lost(ctx context.Context, dead string) ([]drain.Present, error)
 		return nil, err
 	}
 	list, err := records.Instances(ctx, dead)
+	unreadable, err := fleet.Unreadable(err)
 	if err != nil {
 		return nil, fmt.Errorf("read the guests of %s from the fleet's records: %w", dead, err)
 	}
 	var out []drain.Present
+	for _, key := range unreadable {
+		out = append(out, drain.Present{Instance: fleet.NameOf(key), Name: fleet.NameOf(key), Power: "unknown", Blocked: []fault.Reason{{
+			Code: fleet.ReasonUnreadable, Message: "its record cannot be read, so that nobody knows whether it is a guest of " + dead, Have: key,
+			Change: "look for it on the other hosts: one that has it says so in its berth status; see to the store of the records",
+		}}})
+	}
 	for _, in := range list {
 		out = append(out, lostGuest(in))
 	}

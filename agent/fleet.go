@@ -54,14 +54,16 @@ type keeper struct {
 
 	// mu guards what follows; nothing is called under it.
 	mu       sync.Mutex
-	known    bool              // the durable note that records of this host may be there
-	answered time.Duration     // when the store answered last, on the boot clock; 0 for never
-	err      error             // of the last round; nil after a good one
-	kept     int               // records of guests
-	absent   bool              // Placement is there and keeps no records
-	failed   map[string]error  // by instance: why its record is not as the guest is
-	orphans  []string          // names of guests that the records have here, and this ledger has not
-	giving   map[string]string // by instance: who has it by now, and what is left of it here
+	known    bool             // the durable note that records of this host may be there
+	answered time.Duration    // when the store answered last, on the boot clock; 0 for never
+	err      error            // of the last round; nil after a good one
+	kept     int              // records of guests
+	absent   bool             // Placement is there and keeps no records
+	failed   map[string]error // by instance: why its record is not as the guest is
+	orphans  []string         // names of guests that the records have here, and this ledger has not
+	// unreadable are the keys of records, of any host's guests, that are not what they should be.
+	unreadable []string
+	giving     map[string]string // by instance: who has it by now, and what is left of it here
 }
 
 // How often the keeper works; arbitrary but for the order: a record is kept within seconds, and
@@ -73,6 +75,7 @@ const (
 	keepRetry    = 10 * time.Second // one that could not be written
 	keepEach     = 8                // records that are looked at in a round: each asks the hypervisor
 	keepPatience = 5 * time.Second  // for one guest
+	keepPatient  = 30 * time.Second // for which a guest may be worked on before anybody is told
 	roundLimit   = 30 * time.Second
 	absentEvery  = time.Minute
 	// witnessPatience is how long Placement is waited for, after a start, before guests are
@@ -375,6 +378,13 @@ func (k *keeper) condition() (api.Condition, bool) {
 		say("guests that the records have here, and this ledger does not know: "+strings.Join(k.orphans, ", "), fault.Reason{
 			Code: "record_unknown", Message: "the records have guests on this host that its ledger does not know: " + strings.Join(k.orphans, ", "),
 			Change: "the ledger is older than the records, or the host was made anew: berth instance adopt what is here",
+		})
+	}
+	if len(k.unreadable) > 0 {
+		all := strings.Join(k.unreadable, ", ")
+		say("records that cannot be read: "+all, fault.Reason{
+			Code: fleet.ReasonUnreadable, Message: "the store has records that cannot be read, and are passed over: " + all, Have: all,
+			Change: "berth host list shows all others; see to the store (" + k.kind + "): of a guest whose record is one of them nobody knows whose it is",
 		})
 	}
 	if n := len(k.failed); n > 0 && k.err == nil {

@@ -281,6 +281,18 @@ func TestKeeper_KeepsRecordsAndWritesNothingInASteadyState(t *testing.T) {
 	if c, _ := a.keeper.condition(); !strings.Contains(c.Detail, "web") {
 		t.Errorf("condition %+v", c)
 	}
+	// One that is worked on is looked at again soon, and nobody is told.
+	b.fakes.Host("host-a").Fault(func(call, uuid string) error {
+		if call == "XML" && uuid == id {
+			return fault.New(fault.Busy, "it is being started")
+		}
+		return nil
+	})
+	clear(a.keeper.owned)
+	b.round("host-a")
+	if c, _ := a.keeper.condition(); len(c.Reasons) > 0 || a.keeper.owned[id].next > b.rt.Boot().Since+keepEvery {
+		t.Errorf("condition %+v, %+v", c, a.keeper.owned[id])
+	}
 }
 
 func TestKeeper_AHostThatComesBackGivesWayBeforeItStartsAnything(t *testing.T) {
@@ -486,6 +498,84 @@ func TestKeeper_HoldsWhatIsInDoubt(t *testing.T) {
 }
 
 // TestFleet_ForgetGivesUpWhatADeadHostHolds, and refuses while guests of it are left, or it lives.
+// A record that is garbled costs its own guest what a record gives, and nobody else anything: the
+// rest is listed, kept and evacuated, and who asks is told which it is.
+func TestFleet_PassesOverRecordsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a", "host-b")
+	gone, garbled := b.guest("host-a", "gone"), b.guest("host-a", "garbled")
+	b.round("host-a")
+	b.round("host-b")
+	write := func(key, value string) {
+		t.Helper()
+		b.must(b.store.Client("test").Commit(t.Context(), nil, fleet.Change{Key: key, Value: []byte(value)}))
+	}
+	b.evacuate(gone)
+	write("instances/"+garbled, `{"instance_uuid":`)
+	write("hosts/host-c", `[]`)
+	write("deaths/host-d", `{"host":"host-e"}`)
+	write("evacuated/host-a/00000000-0000-4000-8000-000000000001", `7`)
+	want := []string{"hosts/host-c", "deaths/host-d", "instances/" + garbled, "evacuated/host-a/00000000-0000-4000-8000-000000000001"}
+
+	s := fleetService{b.up["host-b"]}
+	list, err := s.Hosts(t.Context())
+	b.must(err)
+	var names []string
+	for _, h := range list.Hosts {
+		names = append(names, h.Name)
+	}
+	if diff := cmp.Diff([]string{"host-a", "host-b", "host-c", "host-d"}, names); diff != "" {
+		t.Errorf("hosts (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, list.Unreadable); diff != "" {
+		t.Errorf("unreadable (-want +got):\n%s", diff)
+	}
+	if dead := list.Hosts[0]; dead.Death == nil || len(dead.ToCleanUp) != 1 {
+		t.Errorf("host-a: %+v", dead)
+	}
+	if in, err := s.Instance(t.Context(), "gone"); err != nil || in.UUID != gone {
+		t.Errorf("by its name: %+v, %v", in, err)
+	}
+	if _, err := s.Instance(t.Context(), "garbled"); !hasReason(err, fleet.ReasonUnreadable) {
+		t.Errorf("a name that the garbled one may have: %v", err)
+	}
+	lost, err := drained{b.up["host-b"]}.lost(t.Context(), "host-a")
+	if err != nil || len(lost) != 1 || lost[0].Instance != garbled || len(lost[0].Blocked) != 1 {
+		t.Errorf("left to be evacuated: %+v, %v", lost, err)
+	}
+	if _, err := s.Forget(t.Context(), "host-a", true, "operator:o"); !hasReason(err, fleet.ReasonUnreadable) {
+		t.Errorf("a host is forgotten whose guests are not known: %v", err)
+	}
+	records := fleet.New(b.store.Client("test"), b.rt)
+	e := evacuations{records: func() (*fleet.Records, error) { return records, nil }, self: "host-b"}
+	if cleaned, err := e.Cleaned(t.Context(), migration.Ref{Migration: returning, Instance: gone, Attempt: 1}, "host-a"); cleaned || err != nil {
+		t.Errorf("cleaned before it came back: %t, %v", cleaned, err)
+	}
+
+	// Its own record and its death are garbled too when it comes back, and it holds that guest alone.
+	other := b.guest("host-a", "other")
+	write("hosts/host-a", `"`)
+	write("deaths/host-a", `"`)
+	b.lives(gone)
+	b.round("host-a")
+	b.round("host-a")
+	h := b.up["host-a"].host
+	if held := h.Held(); len(held) != 1 || held[garbled] == "" || !h.BootConfirmed() {
+		t.Errorf("held %v, confirmed %t", held, h.BootConfirmed())
+	}
+	if in := b.record(other); in.Host != "host-a" {
+		t.Errorf("a guest beside: %+v", in)
+	}
+	if got, err := records.Host(t.Context(), "host-a"); err != nil || got.Boot != b.rt.Boot().ID {
+		t.Errorf("its own record: %+v, %v", got, err)
+	}
+	if c, _ := b.up["host-a"].keeper.condition(); !slices.ContainsFunc(c.Reasons, func(r fault.Reason) bool {
+		return r.Code == fleet.ReasonUnreadable && strings.Contains(r.Have, garbled)
+	}) {
+		t.Errorf("condition %+v", c)
+	}
+}
+
 func TestFleet_ForgetGivesUpWhatADeadHostHolds(t *testing.T) {
 	t.Parallel()
 	b := newFleetBench(t, "host-a", "host-b")

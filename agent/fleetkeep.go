@@ -19,6 +19,8 @@ type keptRecord struct {
 	mark string        // host.RecordMark when it was right
 	next time.Duration // looked at again then, whatever the mark; on the boot clock
 	last time.Duration // looked at
+	// busy is since when another verb works on the guest, so that it could not be looked at; 0 for not.
+	busy time.Duration
 }
 
 // keepHost keeps this host's own record. One that is not what was seen last is of a store that
@@ -89,11 +91,23 @@ func (k *keeper) keep(ctx context.Context) error {
 	var stopped error
 	for _, d := range list[:min(len(list), keepEach)] {
 		err := k.put(ctx, d.inst)
-		next := now + keepAgain + spread(d.inst.UUID)
-		if err != nil {
-			next, d.mark = now+keepRetry, ""
+		rec := &keptRecord{mark: d.mark, next: now + keepAgain + spread(d.inst.UUID), last: now}
+		switch {
+		case errors.Is(err, fault.Busy):
+			// It is being started, or the like, and looks another way in a moment.
+			rec.mark, rec.next, rec.busy = "", now+keepEvery, now
+			if was := k.owned[d.inst.UUID]; was != nil && was.busy > 0 {
+				rec.busy = was.busy
+			}
+			if now-rec.busy < keepPatient {
+				err = nil
+			}
+		case storeSilent(err):
+			rec.mark, rec.next = "", now+keepEvery // no round comes here before the store is back
+		case err != nil:
+			rec.mark, rec.next = "", now+keepRetry
 		}
-		k.owned[d.inst.UUID] = &keptRecord{mark: d.mark, next: next, last: now}
+		k.owned[d.inst.UUID] = rec
 		k.fail(d.inst.UUID, err)
 		if ctx.Err() != nil {
 			break

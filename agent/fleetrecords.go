@@ -121,7 +121,7 @@ func (e evacuations) Cleaned(ctx context.Context, ref migration.Ref, source stri
 		return false, err
 	}
 	left, err := records.Evacuated(ctx, source)
-	if err != nil {
+	if keys, rest := fleet.Unreadable(err); rest != nil || slices.ContainsFunc(keys, func(key string) bool { return fleet.NameOf(key) == ref.Migration }) {
 		return false, err
 	}
 	return !slices.ContainsFunc(left, func(l fleet.Evacuated) bool { return l.Migration == ref.Migration }), nil

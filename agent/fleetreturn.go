@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -49,8 +50,10 @@ func (k *keeper) comeBack(ctx context.Context) error {
 // holds that one; a store that does not answer ends the look, and nothing is confirmed.
 func (k *keeper) look(ctx context.Context) error {
 	h := k.a.host
+	// A guest that was evacuated is given way for by its own record: no other waits for one of these
+	// that cannot be read.
 	left, err := k.records.Evacuated(ctx, k.a.name)
-	if err != nil {
+	if _, err = fleet.Unreadable(err); err != nil {
 		return err
 	}
 	whole, witness := !k.looked, !h.BootConfirmed() || k.suspect
@@ -181,7 +184,8 @@ func refOf(rec fleet.Instance, inst claims.Instance, left []fleet.Evacuated) mig
 }
 
 // seekOrphans looks for them once after a whole look, and again after a while where it could not:
-// no guest waits for it, since it reads the records of all hosts, one of which may be garbled.
+// no guest waits for it, since it reads the records of all hosts, one of which may be garbled. While
+// one is, it looks again, so that this host says so for as long.
 func (k *keeper) seekOrphans(ctx context.Context) {
 	now := k.a.rt.Boot().Since
 	if !k.seek || now < k.seekAt {
@@ -198,9 +202,16 @@ func (k *keeper) seekOrphans(ctx context.Context) {
 // ledger that was restored, or a host that was made anew, is no proof that they were deleted.
 func (k *keeper) findOrphans(ctx context.Context) error {
 	all, err := k.records.Instances(ctx, k.a.name)
-	if err != nil {
-		return err
+	unreadable, rest := fleet.Unreadable(err)
+	if rest != nil {
+		return rest
 	}
+	_, err = k.records.Evacuated(ctx, k.a.name)
+	more, rest := fleet.Unreadable(err)
+	if rest != nil {
+		return rest
+	}
+	unreadable = append(unreadable, more...)
 	var names []string
 	for _, rec := range all {
 		_, written := k.written[rec.UUID]
@@ -209,8 +220,11 @@ func (k *keeper) findOrphans(ctx context.Context) error {
 		}
 	}
 	k.mu.Lock()
-	k.orphans = names
+	k.orphans, k.unreadable = names, unreadable
 	k.mu.Unlock()
+	if len(unreadable) > 0 {
+		return fault.New(fault.Internal, "records that cannot be read: %s", strings.Join(unreadable, ", "))
+	}
 	return nil
 }
 

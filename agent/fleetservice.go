@@ -28,16 +28,23 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 	if err != nil {
 		return api.FleetHosts{}, err
 	}
+	out := api.FleetHosts{Store: s.a.keeper.kind, Hosts: []api.FleetHost{}}
+	// passed notes what a list could not read, and gives any other error.
+	passed := func(err error) error {
+		keys, err := fleet.Unreadable(err)
+		out.Unreadable = append(out.Unreadable, keys...)
+		return err
+	}
 	hosts, err := records.Hosts(ctx)
-	if err != nil {
+	if err = passed(err); err != nil {
 		return api.FleetHosts{}, storeThere(err)
 	}
 	deaths, err := records.Deaths(ctx)
-	if err != nil {
+	if err = passed(err); err != nil {
 		return api.FleetHosts{}, err
 	}
 	guests, err := records.Instances(ctx, "")
-	if err != nil {
+	if err = passed(err); err != nil {
 		return api.FleetHosts{}, err
 	}
 	alive, leases := map[string]string{}, records.HasLeases()
@@ -60,6 +67,11 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 			at.Lease = api.LeaseExpired
 		}
 	}
+	for _, key := range out.Unreadable {
+		if !strings.HasPrefix(key, fleet.InstancesPrefix) {
+			of(fleet.NameOf(key)) // there is such a host, of which more cannot be said
+		}
+	}
 	for name := range alive {
 		if all[name] != nil {
 			all[name].Lease = api.LeaseHeld
@@ -78,11 +90,10 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 			at.ToEvacuate = append(at.ToEvacuate, fleetGuest(g))
 		}
 	}
-	out := api.FleetHosts{Store: s.a.keeper.kind, Hosts: []api.FleetHost{}}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		h := all[name]
 		left, err := records.Evacuated(ctx, name)
-		if err != nil {
+		if err = passed(err); err != nil {
 			return api.FleetHosts{}, err
 		}
 		h.ToCleanUp = append(h.ToCleanUp, left...)
@@ -110,8 +121,8 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 	if in, _, err := records.Instance(ctx, strings.ToLower(ref)); !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) || hasReason(err, fleet.NoStore) {
 		return in, fault.Wrap(storeThere(err), "%s", doing)
 	}
-	all, err := records.Instances(ctx, "")
-	if err != nil {
+	all, unread := records.Instances(ctx, "")
+	if _, err := fleet.Unreadable(unread); err != nil {
 		return fleet.Instance{}, fault.Wrap(err, "%s", doing)
 	}
 	var found []fleet.Instance
@@ -122,6 +133,9 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 	}
 	switch len(found) {
 	case 0:
+		if unread != nil { // it may be one of those
+			return fleet.Instance{}, fault.Wrap(unread, "%s", doing)
+		}
 		return fleet.Instance{}, fault.Refuse(fault.NotFound, doing, fault.Reason{
 			Code: "record_unknown", Message: "the fleet's records have no instance " + ref, Want: ref, Change: "a host keeps records of its guests once its agent runs in mode manage",
 		})

@@ -57,12 +57,12 @@ func (r *Records) changeHost(ctx context.Context, host string, change func(*Host
 	}
 	return again(ctx, "write record "+hostKey, func() error {
 		var h Host
-		rev, err := r.read(ctx, hostKey, &h)
+		rev, err := readOwn(ctx, r, hostKey, &h)
 		if err != nil || !change(&h) {
 			return err
 		}
 		var d Death
-		if deathRev, err := r.read(ctx, DeathsPrefix+host, &d); err != nil {
+		if deathRev, err := readOwn(ctx, r, DeathsPrefix+host, &d); err != nil {
 			return err
 		} else if deathRev != 0 {
 			return declared(host, d)
@@ -261,7 +261,8 @@ func (r *Records) Deaths(ctx context.Context) ([]Death, error) {
 // Return says that a host is back, in this boot: from here on nobody can take a guest from it by
 // what was known before. was is the death that this call took away, nil for none, and for one that an
 // earlier call took of which the answer was lost. In another boot than
-// the one of its record it does not fence itself until it says so anew. After that, and before
+// the one of its record it does not fence itself until it says so anew. Neither its record nor its
+// death has to be readable for that. After that, and before
 // it starts anything, it reads what is evacuated from it and gives way.
 func (r *Records) Return(ctx context.Context, host, boot string) (was *Death, err error) {
 	hostKey, err := key(hostsPrefix, host)
@@ -271,12 +272,12 @@ func (r *Records) Return(ctx context.Context, host, boot string) (was *Death, er
 	deathKey := DeathsPrefix + host
 	err = again(ctx, "return of host "+host, func() error {
 		var h Host
-		rev, err := r.read(ctx, hostKey, &h)
+		rev, err := readOwn(ctx, r, hostKey, &h)
 		if err != nil {
 			return err
 		}
 		var d Death
-		deathRev, err := r.read(ctx, deathKey, &d)
+		deathRev, err := readOwn(ctx, r, deathKey, &d)
 		if err != nil {
 			return err
 		}

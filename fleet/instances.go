@@ -3,13 +3,14 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"berth/internal/fault"
 )
 
 // Instance reads the record of a guest and its revision; fault.NotFound where nobody keeps one.
 func (r *Records) Instance(ctx context.Context, uuid string) (Instance, uint64, error) {
-	k, err := key(instancesPrefix, uuid)
+	k, err := key(InstancesPrefix, uuid)
 	if err != nil {
 		return Instance{}, 0, err
 	}
@@ -21,19 +22,14 @@ func (r *Records) Instance(ctx context.Context, uuid string) (Instance, uint64, 
 	return in, rev, err
 }
 
-// Instances lists the guests that a host has by their records, by uuid; of every host for "".
+// Instances lists the guests that a host has by their records, by uuid; of every host for "". Whose
+// a guest is of which the record cannot be read nobody knows.
 func (r *Records) Instances(ctx context.Context, host string) ([]Instance, error) {
-	all, err := list[Instance](ctx, r, instancesPrefix)
-	if err != nil || host == "" {
+	all, err := list[Instance](ctx, r, InstancesPrefix)
+	if host == "" {
 		return all, err
 	}
-	var out []Instance
-	for _, in := range all {
-		if in.Host == host {
-			out = append(out, in)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(all, func(in Instance) bool { return in.Host != host }), err
 }
 
 // PutInstance writes a guest as the host with its token has it, where that differs from what is
@@ -45,7 +41,7 @@ func (r *Records) Instances(ctx context.Context, host string) ([]Instance, error
 // the same host (ledger_behind: its ledger is older than the record), or the same epoch of
 // another (epoch_twice: who has the guest is for people to say).
 func (r *Records) PutInstance(ctx context.Context, in Instance) (ahead *Instance, err error) {
-	k, err := key(instancesPrefix, in.UUID)
+	k, err := key(InstancesPrefix, in.UUID)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +90,7 @@ func (r *Records) PutInstance(ctx context.Context, in Instance) (ahead *Instance
 // DropInstance deletes the record of a guest that a host has deleted, if it is that host's and of
 // no higher epoch; else it is another's, and stays.
 func (r *Records) DropInstance(ctx context.Context, uuid, host string, epoch uint64) error {
-	k, err := key(instancesPrefix, uuid)
+	k, err := key(InstancesPrefix, uuid)
 	if err != nil {
 		return err
 	}
@@ -191,7 +187,7 @@ func (r *Records) TakeOver(ctx context.Context, t TakeOver) (Instance, error) {
 }
 
 func (t TakeOver) keys() (instance, evacuated string, err error) {
-	if instance, err = key(instancesPrefix, t.Instance); err != nil {
+	if instance, err = key(InstancesPrefix, t.Instance); err != nil {
 		return "", "", err
 	}
 	if evacuated, err = key(evacuatedPrefix, t.Source, t.Migration); err != nil {
@@ -209,7 +205,7 @@ func (t TakeOver) keys() (instance, evacuated string, err error) {
 // taken reads the record of the guest, and whether this attempt has taken it over: by its record,
 // or by what the source has to clean up, should the guest be further on already.
 func (r *Records) taken(ctx context.Context, t TakeOver) (in Instance, rev uint64, done bool, err error) {
-	rev, err = r.read(ctx, instancesPrefix+t.Instance, &in)
+	rev, err = r.read(ctx, InstancesPrefix+t.Instance, &in)
 	if err != nil {
 		return in, 0, false, err
 	}

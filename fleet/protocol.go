@@ -16,7 +16,8 @@ import (
 // Records are a fleet's records in a Store: each method is one question or one step of the
 // protocol in the package's comment. All methods may block until ctx ends, are safe for
 // concurrent use, and are fault.Unavailable or fault.InDoubt as the Store's calls are; where
-// nothing else is said each is safe to repeat. All that it keeps in memory is since when leases
+// nothing else is said each is safe to repeat. Those that list give what can be read, with an error
+// for the rest: see Unreadable. All that it keeps in memory is since when leases
 // are seen to be over: see lapses.go.
 type Records struct {
 	store Store
@@ -37,8 +38,8 @@ func New(store Store, rt runtime.Runtime) *Records {
 const (
 	hostsPrefix     = "hosts/"
 	alivePrefix     = "alive/"
-	DeathsPrefix    = "deaths/" // exported for backups, which leave them out
-	instancesPrefix = "instances/"
+	DeathsPrefix    = "deaths/"    // exported for backups, which leave them out
+	InstancesPrefix = "instances/" // exported for who tells what an unreadable record is of
 	evacuatedPrefix = "evacuated/"
 )
 
@@ -68,6 +69,16 @@ func (r *Records) read(ctx context.Context, key string, v any) (revision uint64,
 	return rec.Revision, decode(rec, v)
 }
 
+// readOwn is read for what its only writer writes anew: one that cannot be read counts as empty.
+func readOwn[T any](ctx context.Context, r *Records, key string, v *T) (revision uint64, err error) {
+	revision, err = r.read(ctx, key, v)
+	if err != nil && revision != 0 {
+		var none T
+		*v, err = none, nil
+	}
+	return revision, err
+}
+
 // NoStore is the reason's code of a server that keeps no records: Placement answers there, and
 // it is not Berth's.
 const NoStore = "no_fleet_store"
@@ -89,19 +100,55 @@ func decode(rec Record, v any) error {
 	return nil
 }
 
-func list[T any](ctx context.Context, r *Records, prefix string) ([]T, error) {
+// list gives all records that can be read, and of the others an error that Unreadable knows.
+func list[T interface{ key() string }](ctx context.Context, r *Records, prefix string) ([]T, error) {
 	recs, err := r.store.List(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]T, len(recs))
-	for i, rec := range recs {
-		if err := decode(rec, &out[i]); err != nil {
-			return nil, err
+	out := make([]T, 0, len(recs))
+	var bad []fault.Reason
+	for _, rec := range recs {
+		var v T
+		err := decode(rec, &v)
+		if err == nil && v.key() != rec.Key {
+			err = fault.New(fault.Internal, "read record %s: what it has is of %s", rec.Key, v.key())
 		}
+		if err != nil {
+			bad = append(bad, fault.Reason{
+				Code: ReasonUnreadable, Message: err.Error(), Have: rec.Key,
+				Change: "see to the store; a host that lives writes its own record anew, and that of a guest once somebody who knows whose it is has deleted this one",
+			})
+			continue
+		}
+		out = append(out, v)
+	}
+	if len(bad) > 0 {
+		return out, fault.Refuse(fault.Internal, "list "+prefix, bad...)
 	}
 	return out, nil
 }
+
+// ReasonUnreadable is the reason's code of a record that is not what its key says; Have is the key.
+const ReasonUnreadable = "record_unreadable"
+
+// Unreadable gives the keys of the records that a list passed over, where that alone was wrong
+// with it: then the list has all others. rest is any other error.
+func Unreadable(err error) (keys []string, rest error) {
+	for _, reason := range fault.ReasonsOf(err) {
+		if reason.Code != ReasonUnreadable {
+			return nil, err
+		}
+		keys = append(keys, reason.Have)
+	}
+	if keys == nil {
+		return nil, err
+	}
+	return keys, nil
+}
+
+// NameOf is the last name of a record's key: the host's, the guest's uuid, the migration's.
+func NameOf(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
 
 func put(key string, v any) Change {
 	value, err := json.Marshal(v)

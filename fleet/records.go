@@ -23,6 +23,8 @@ type Host struct {
 	UpdatedAt   time.Time       `json:"updated_at"`
 }
 
+func (h Host) key() string { return hostsPrefix + h.Name }
+
 // Proof is by what a host counts as dead.
 type Proof string
 
@@ -46,6 +48,8 @@ type Death struct {
 	Forgotten bool `json:"forgotten,omitempty"`
 }
 
+func (d Death) key() string { return DeathsPrefix + d.Host }
+
 // Instance is a guest as the host with its token knows it.
 type Instance struct {
 	UUID  string `json:"instance_uuid"`
@@ -64,6 +68,8 @@ type Instance struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
+func (in Instance) key() string { return InstancesPrefix + in.UUID }
+
 // Evacuated is a guest that was taken from a dead host. It stands until that host has cleaned
 // up what it had of it and the migration's half in Placement is given up.
 type Evacuated struct {
@@ -76,3 +82,5 @@ type Evacuated struct {
 	Epoch     uint64    `json:"epoch"` // that To has
 	At        time.Time `json:"at"`
 }
+
+func (e Evacuated) key() string { return evacuatedPrefix + e.Source + "/" + e.Migration }

@@ -50,6 +50,8 @@ const (
 type FleetHosts struct {
 	Store string      `json:"store"` // what keeps the records: "etcd" or "embedded"
 	Hosts []FleetHost `json:"hosts"`
+	// Unreadable are the keys of records that were passed over, since they cannot be read.
+	Unreadable []string `json:"unreadable,omitempty"`
 }
 
 // FleetHost is one of them.

@@ -226,6 +226,9 @@ func hostListTable(w io.Writer, l listedHosts) {
 		for _, h := range l.Fleet.Hosts {
 			deadLines(w, h)
 		}
+		if len(l.Fleet.Unreadable) > 0 {
+			fmt.Fprintf(w, "\nrecords that cannot be read, and were passed over: %s\n", strings.Join(l.Fleet.Unreadable, ", "))
+		}
 	}
 	if l.FleetError != "" {
 		fmt.Fprintf(w, "\nthe fleet's records do not answer, and nothing can be evacuated meanwhile: %s\n", l.FleetError)
