@@ -128,7 +128,6 @@ func (w *world) apartResizedAndBack(c *lab.Host) {
 	if err := os.WriteFile(volume, make([]byte, 1<<20), 0o666); err != nil {
 		w.Fatal(err)
 	}
-	w.open(volume)
 	w.Cleanup(func() { _ = os.Remove(volume) })
 	if _, err := w.b.Virsh(w.ctx, "attach-disk", "s1", volume, "vdz", "--persistent", "--subdriver", "raw"); err != nil {
 		w.Fatal(err)

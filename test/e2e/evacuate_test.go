@@ -214,7 +214,9 @@ func (w *world) evacuatedByWord(c *lab.Host) {
 }
 
 func (w *world) withoutEtcd(c *lab.Host) {
+	began := time.Now()
 	w.onShared("e4")
+	w.Logf("with etcd a guest was made and booted in %v", time.Since(began))
 	w.recorded(c, "e4", "host-a")
 	for i := range 3 {
 		w.Member(i).Kill()

@@ -230,24 +230,9 @@ func (w *world) xml(h *lab.Host, o *guest.Options) {
 		if _, err := h.Exec(w.ctx, "qemu-img", "create", "-q", "-f", "qcow2", d.Path, "32M"); err != nil {
 			w.Fatal(err)
 		}
-		w.open(d.Path)
 	}
 	if err := os.WriteFile(h.Path("/var/lib/libvirt/"+o.Name+".xml"), []byte(guest.DomainXML(*o)), 0o644); err != nil {
 		w.Fatal(err)
-	}
-}
-
-// open lets QEMU open a shared disk whoever owns it, as on a share that knows no owners. libvirt
-// does not take a folder of this machine for shared: it makes the file over to root when the
-// guest leaves a host, unless it counts another user of it, in an extended attribute that it
-// believes only where it has the boot time that this daemon has worked out; two that have worked
-// it out a second apart do not believe each other.
-func (w *world) open(disk string) {
-	w.Helper()
-	if strings.HasPrefix(disk, w.SharedDir()) {
-		if err := os.Chmod(disk, 0o666); err != nil {
-			w.Fatal(err)
-		}
 	}
 }
 
