@@ -7,6 +7,7 @@ import (
 
 	"berth/claims/flavor"
 	"berth/claims/pci"
+	"berth/migration/options"
 	"berth/topology"
 )
 
@@ -28,6 +29,7 @@ type Config struct {
 	Fleet     Fleet             `toml:"fleet"`
 	Guard     Guard             `toml:"guard"`
 	Rights    Rights            `toml:"rights"`
+	Metrics   Metrics           `toml:"metrics"`
 	Peers     map[string]string `toml:"peers"` // provider's name → host:port, where the name itself is not the address
 	Hooks     map[string]Hook   `toml:"hooks"` // "<phase>/NN-name" → how to run it
 }
@@ -198,14 +200,42 @@ const (
 
 // Migration bounds moves.
 type Migration struct {
-	Transport    string   `toml:"transport"` // of guests that come here; those that leave go by their destination's
-	TLS          bool     `toml:"tls"`       // with libvirt-tls: encrypt memory and disks too, with QEMU's own TLS
-	Address      string   `toml:"address"`   // where guests arrive on this host; empty for every address, or libvirt's choice
-	Ports        Ports    `toml:"ports"`     // of streams; empty for any
-	Bandwidth    Rate     `toml:"bandwidth"` // 0 for no bound
-	MaxDowntime  Duration `toml:"max_downtime"`
-	Timeout      Duration `toml:"timeout"` // of the stream; 0 for none
-	StallTimeout Duration `toml:"stall_timeout"`
+	Transport string `toml:"transport"` // of guests that come here; those that leave go by their destination's
+	TLS       bool   `toml:"tls"`       // with libvirt-tls: encrypt memory and disks too, with QEMU's own TLS
+	Address   string `toml:"address"`   // where guests arrive on this host; empty for every address, or libvirt's choice
+	Ports     Ports  `toml:"ports"`     // of streams; empty for any
+	// The options of live migrations, for moves that do not say themselves, and of the
+	// bandwidth for cold ones too; see package options. What is false, zero or empty says
+	// nothing.
+	Bandwidth             Rate     `toml:"bandwidth"`
+	PostCopyBandwidth     Rate     `toml:"postcopy_bandwidth"`
+	AvailableSwitchover   Rate     `toml:"available_switchover_bandwidth"`
+	MaxDowntime           Duration `toml:"max_downtime"`
+	DowntimeSteps         int      `toml:"downtime_steps"`
+	DowntimeDelay         Duration `toml:"downtime_delay"`
+	AutoConverge          bool     `toml:"auto_converge"`
+	AutoConvergeInitial   int      `toml:"auto_converge_initial"`
+	AutoConvergeIncrement int      `toml:"auto_converge_increment"`
+	Parallel              int      `toml:"parallel_connections"`
+	ZeroCopy              bool     `toml:"zero_copy"`
+	Compression           []string `toml:"compression"`
+	XBZRLECache           Size     `toml:"xbzrle_cache"`
+	MTLevel               int      `toml:"compression_mt_level"`
+	MTThreads             int      `toml:"compression_mt_threads"`
+	MTUnpack              int      `toml:"compression_mt_dthreads"`
+	ZlibLevel             int      `toml:"compression_zlib_level"`
+	ZstdLevel             int      `toml:"compression_zstd_level"`
+	Timeout               Duration `toml:"timeout"`
+	TimeoutPerGiB         Duration `toml:"timeout_per_gib"`
+	TimeoutAction         string   `toml:"timeout_action"`
+	StallTimeout          Duration `toml:"stall_timeout"`
+	PostCopy              bool     `toml:"post_copy"`
+	CopyStorage           string   `toml:"copy_storage"`
+	SynchronousWrites     bool     `toml:"copy_storage_synchronous_writes"`
+	DetectZeroes          bool     `toml:"migrate_disks_detect_zeroes"`
+	Schedule              string   `toml:"schedule"`
+	Observe               bool     `toml:"observe_schedule"`
+
 	// AttemptTimeout bounds one attempt of a move; 0 for 800 s for each GiB of the
 	// guest's memory and disks, of at least two.
 	AttemptTimeout Duration `toml:"attempt_timeout"`
@@ -220,11 +250,12 @@ type Migration struct {
 	// ConductorSilence is after how long without a word of a move's conductor, which is a
 	// third host, this host takes a guest back that it has powered off and not handed over.
 	ConductorSilence Duration `toml:"conductor_silence"`
-	// MaxInbound is how many guests are on their way to this host before one of a queue (of a
-	// drain, or of the evacuation of a host) has to wait, and MaxOutbound how many this host's
-	// own queue has under way.
+	// MaxInbound is how many guests are on their way to this host, and MaxOutbound how many
+	// leave it, before one more waits for its turn; MaxPerLink how many are on their way
+	// between it and any one other host, 0 for no bound.
 	MaxInbound  int `toml:"max_inbound"`
 	MaxOutbound int `toml:"max_outbound"`
+	MaxPerLink  int `toml:"max_per_link"`
 	// NearWeight is what it counts, where Placement chooses a destination, that a host
 	// shares an aggregate with the one that the guest leaves: below 0 such hosts go last,
 	// and 0 is for no matter. NearWeightByAggregate, by an aggregate's uuid, stands in its
@@ -300,6 +331,7 @@ type Hook struct {
 
 // Default is the configuration of an empty file.
 func Default() Config {
+	live := options.Default()
 	return Config{
 		Agent: Agent{
 			Mode: Observe, StateDir: "/var/lib/berth", RuntimeDir: "/run/berth", SocketGroup: "berth",
@@ -323,15 +355,18 @@ func Default() Config {
 			NUMA: NUMAFlat, ProviderConfigDir: "/etc/berth/provider_config",
 		},
 		Migration: Migration{
-			Transport: TransportStream, Ports: "49152-49215", MaxDowntime: Duration(500 * time.Millisecond), StallTimeout: Duration(15 * time.Second),
+			Transport: TransportStream, Ports: "49152-49215",
+			MaxDowntime: Duration(live.MaxDowntime), DowntimeSteps: live.DowntimeSteps, DowntimeDelay: Duration(live.DowntimeDelay), Parallel: live.Parallel, Compression: []string{},
+			TimeoutAction: string(live.TimeoutAction), StallTimeout: Duration(live.StallTimeout), CopyStorage: live.CopyStorage,
 			ClaimLease: Duration(time.Minute), ShutdownTimeout: Duration(time.Minute), ConductorSilence: Duration(15 * time.Minute),
 			MaxInbound: 2, MaxOutbound: 2, NearWeight: 1e6, NearWeightByAggregate: map[string]float64{},
 		},
-		Fleet:  Fleet{Etcd: []string{}, Lease: Duration(30 * time.Second), SelfFenceTimeout: Duration(10 * time.Second)},
-		Rights: Rights{ShareNothing: []string{}, Conduct: []string{}},
-		Drain:  Drain{Attempts: 3},
-		Guard:  Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
-		Peers:  map[string]string{},
-		Hooks:  map[string]Hook{},
+		Fleet:   Fleet{Etcd: []string{}, Lease: Duration(30 * time.Second), SelfFenceTimeout: Duration(10 * time.Second)},
+		Rights:  Rights{ShareNothing: []string{}, Conduct: []string{}},
+		Drain:   Drain{Attempts: 3},
+		Guard:   Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
+		Metrics: Metrics{Listen: "127.0.0.1:9178"},
+		Peers:   map[string]string{},
+		Hooks:   map[string]Hook{},
 	}
 }

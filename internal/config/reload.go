@@ -15,7 +15,16 @@ var reloadable = []string{
 	"host.reserved_vcpus", "host.reserved_memory_mb", "host.reserved_disk_gb",
 	"placement.cpu_allocation_ratio", "placement.ram_allocation_ratio", "placement.disk_allocation_ratio",
 	"placement.numa", "placement.provider_config_dir",
-	"migration.resize_confirm_window", "migration.max_inbound", "migration.max_outbound", "migration.near_weight", "migration.near_weight_by_aggregate",
+	"migration.bandwidth", "migration.postcopy_bandwidth", "migration.available_switchover_bandwidth",
+	"migration.max_downtime", "migration.downtime_steps", "migration.downtime_delay",
+	"migration.auto_converge", "migration.auto_converge_initial", "migration.auto_converge_increment",
+	"migration.parallel_connections", "migration.zero_copy", "migration.compression", "migration.xbzrle_cache",
+	"migration.compression_mt_level", "migration.compression_mt_threads", "migration.compression_mt_dthreads",
+	"migration.compression_zlib_level", "migration.compression_zstd_level",
+	"migration.timeout", "migration.timeout_per_gib", "migration.timeout_action",
+	"migration.post_copy", "migration.copy_storage", "migration.copy_storage_synchronous_writes", "migration.migrate_disks_detect_zeroes",
+	"migration.schedule", "migration.observe_schedule",
+	"migration.resize_confirm_window", "migration.max_inbound", "migration.max_outbound", "migration.max_per_link", "migration.near_weight", "migration.near_weight_by_aggregate",
 	"drain.attempts", "drain.on_shutdown", "guard.arrivals", "rights.share_nothing", "rights.conduct", "peers",
 }
 
@@ -59,14 +68,19 @@ func Reload(running, read Config) Config {
 	out.Placement.DiskRatio = read.Placement.DiskRatio
 	out.Placement.NUMA = read.Placement.NUMA
 	out.Placement.ProviderConfigDir = read.Placement.ProviderConfigDir
-	out.Migration.ResizeConfirmWindow = read.Migration.ResizeConfirmWindow
-	out.Migration.MaxInbound = read.Migration.MaxInbound
-	out.Migration.MaxOutbound = read.Migration.MaxOutbound
-	out.Migration.NearWeight = read.Migration.NearWeight
-	out.Migration.NearWeightByAggregate = read.Migration.NearWeightByAggregate
+	out.Migration = read.Migration.in(running.Migration)
 	out.Drain = read.Drain
 	out.Guard.Arrivals = read.Guard.Arrivals
 	out.Rights = read.Rights
 	out.Peers = read.Peers
 	return out
+}
+
+// in keeps what a running agent has given to others: how guests come here, and the times of
+// what has begun. All else is asked for anew by each move.
+func (m Migration) in(running Migration) Migration {
+	m.Transport, m.TLS, m.Address, m.Ports = running.Transport, running.TLS, running.Address, running.Ports
+	m.StallTimeout, m.AttemptTimeout, m.ClaimLease = running.StallTimeout, running.AttemptTimeout, running.ClaimLease
+	m.ShutdownTimeout, m.ConductorSilence = running.ShutdownTimeout, running.ConductorSilence
+	return m
 }

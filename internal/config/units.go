@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/migration/options"
 	"berth/topology"
 )
 
@@ -35,28 +36,10 @@ func (d Duration) D() time.Duration { return time.Duration(d) }
 // Rate is bytes a second, written "20MiB/s"; "0" is no bound.
 type Rate uint64
 
-var rateForm = regexp.MustCompile(`^([0-9]+)\s*([KMGT]i?B|B)?(/s)?$`)
-
-// ParseRate reads "20MiB/s", "1GB/s", "500000". Units without i are powers of
-// ten, as everywhere but in virsh.
+// ParseRate reads "20MiB/s", "1GB/s", "500000"; see options.ParseBytes.
 func ParseRate(text string) (Rate, error) {
-	bad := func() (Rate, error) {
-		return 0, fmt.Errorf("%q is not a rate such as \"20MiB/s\" or \"1GiB/s\"", text)
-	}
-	m := rateForm.FindStringSubmatch(strings.TrimSpace(text))
-	if m == nil {
-		return bad()
-	}
-	n, err := strconv.ParseUint(m[1], 10, 64)
-	if err != nil {
-		return bad()
-	}
-	unit := map[string]uint64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[m[2]]
-	// libvirt keeps bandwidths as signed MiB/s and bytes/s.
-	if n > (1<<63-1)/unit {
-		return bad()
-	}
-	return Rate(n * unit), nil
+	n, err := options.ParseBytes(text, true)
+	return Rate(n), err
 }
 
 // UnmarshalText reads the form of ParseRate.
@@ -73,19 +56,24 @@ func (r *Rate) UnmarshalText(text []byte) error {
 func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // String gives the rate with the largest unit that divides it.
-func (r Rate) String() string {
-	if r == 0 {
-		return "0"
+func (r Rate) String() string { return options.FormatBytes(uint64(r), true) }
+
+// Size is bytes, written "64MiB"; "0" leaves it to whoever uses it.
+type Size uint64
+
+// UnmarshalText reads the form of options.ParseBytes.
+func (s *Size) UnmarshalText(text []byte) error {
+	n, err := options.ParseBytes(string(text), false)
+	if err != nil {
+		return err
 	}
-	for _, u := range []struct {
-		size Rate
-		name string
-	}{{1 << 30, "GiB/s"}, {1 << 20, "MiB/s"}, {1 << 10, "KiB/s"}} {
-		if r%u.size == 0 {
-			return fmt.Sprintf("%d%s", r/u.size, u.name)
-		}
-	}
-	return fmt.Sprintf("%dB/s", uint64(r))
+	*s = Size(n)
+	return nil
+}
+
+// MarshalText writes the form that UnmarshalText reads.
+func (s Size) MarshalText() ([]byte, error) {
+	return []byte(options.FormatBytes(uint64(s), false)), nil
 }
 
 // Ports is a range of TCP ports, written "49152-49215"; "" is any.

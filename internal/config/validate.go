@@ -75,6 +75,11 @@ func (c *Config) faults() []fault.Reason {
 			bad("agent.listen", a.Listen, "ADDRESS:PORT, or \"\" for none")
 		}
 	}
+	if m := c.Metrics.Listen; m != "" {
+		if err := hostPort(m); err != nil {
+			bad("metrics.listen", m, "ADDRESS:PORT, or \"\" for none")
+		}
+	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, a.LogLevel) {
 		bad("agent.log_level", a.LogLevel, "debug, info, warn or error")
 	}
@@ -125,8 +130,6 @@ func (c *Config) faults() []fault.Reason {
 		{"host.discover_interval", h.DiscoverEvery, 1e9}, {"libvirt.timeout", c.Libvirt.Timeout, 1e8},
 		{"placement.timeout", c.Placement.Timeout, 1e8}, {"placement.interval", c.Placement.Interval, 1e8},
 		{"placement.audit_interval", c.Placement.AuditInterval, 1e8},
-		{"migration.max_downtime", c.Migration.MaxDowntime, 0}, {"migration.timeout", c.Migration.Timeout, 0},
-		{"migration.stall_timeout", c.Migration.StallTimeout, 1e9},
 		{"migration.attempt_timeout", c.Migration.AttemptTimeout, 0},
 		{"migration.claim_lease", c.Migration.ClaimLease, 1e9},
 		{"migration.resize_confirm_window", c.Migration.ResizeConfirmWindow, 0}, {"migration.shutdown_timeout", c.Migration.ShutdownTimeout, 0},
@@ -192,6 +195,7 @@ func (c *Config) faults() []fault.Reason {
 	if !c.Migration.Ports.valid() {
 		bad("migration.ports", c.Migration.Ports, `FIRST-LAST, one port, or "" for any`)
 	}
+	out = append(out, c.Migration.optionFaults()...)
 	out = append(out, c.Migration.weightFaults()...)
 	out = append(out, c.Fleet.faults()...)
 	if !slices.Contains([]string{ArrivalsRefuse, ArrivalsAllow}, c.Guard.Arrivals) {
