@@ -9,6 +9,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration/candidates"
+	"berth/migration/options"
 	"berth/migration/task"
 	"berth/placementclient"
 	"berth/topology"
@@ -229,6 +230,9 @@ func (s *story) asked() []string {
 // checkRequest asks whether a guest could come, or be changed.
 func (s *story) checkRequest(src inspectedSource) CheckRequest {
 	r := CheckRequest{Guest: src.Guest, Source: src.Source, Wanted: src.Wanted}
+	if s.kind == TypeLiveMigration {
+		r.Options, r.PostCopyAsked = s.rec.Options, s.rec.OptionsFrom["post_copy"] == options.FromRequest
+	}
 	if src.Wanted != nil || s.evacuates() {
 		r.Kind = s.kind
 	}

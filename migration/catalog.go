@@ -1,6 +1,9 @@
 package migration
 
-import "berth/migration/task"
+import (
+	"berth/migration/options"
+	"berth/migration/task"
+)
 
 // Story is one list of steps, as it runs.
 type Story struct {
@@ -37,6 +40,7 @@ func Stories() []Story {
 	s := &story{}
 	for _, m := range []Migration{
 		{MigrationType: TypeLiveMigration},
+		{MigrationType: TypeLiveMigration, Options: Options{PostCopy: options.On}},
 		{MigrationType: TypeMigration},
 		{MigrationType: TypeResize},
 		{MigrationType: TypeMigration, ShareNothing: true},

@@ -14,6 +14,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration/task"
+	"berth/migration/turns"
 )
 
 // Buckets of the conductor in its store.
@@ -38,13 +39,17 @@ type Conductor struct {
 	stories map[string]*story // by migration uuid, finished ones too
 	uuids   map[string]string // of migrations that are called otherwise by hosts and journals
 	busy    map[string]string // instance uuid → uuid of its unfinished migration
-	actors  int
-	idle    context.CancelFunc // ends Run's wait when actors is 0
+	// incoming is how many guests come from each host, and limited what was last decided by;
+	// see turns_queue.go.
+	incoming map[string]int
+	limited  turns.Limits
+	actors   int
+	idle     context.CancelFunc // ends Run's wait when actors is 0
 }
 
 // New makes a conductor. It does nothing before Run.
 func New(cfg Config) *Conductor {
-	c := &Conductor{cfg: cfg.withDefaults(), stories: map[string]*story{}, uuids: map[string]string{}, busy: map[string]string{}}
+	c := &Conductor{cfg: cfg.withDefaults(), stories: map[string]*story{}, uuids: map[string]string{}, busy: map[string]string{}, incoming: map[string]int{}}
 	c.engine = task.New(task.Options{
 		Runtime: c.cfg.Runtime, Store: c.cfg.Store, Bucket: bucketTasks, Logger: c.cfg.Logger,
 		UndoLater: c.cfg.UndoLater, Patience: c.cfg.Patience, OnChange: c.taskChanged,
@@ -87,6 +92,7 @@ func (c *Conductor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("recover migrations: %w", err)
 	}
+	c.recallTurns(unfinished)
 	wait, idle := context.WithCancel(context.WithoutCancel(ctx))
 	defer idle()
 	resting := c.resting()
@@ -302,70 +308,6 @@ func (c *Conductor) Watch(ctx context.Context, uuid string) (<-chan Migration, e
 		}
 	})
 	return ch, nil
-}
-
-// Abort asks for a migration to be given up and undone. It returns when the
-// wish is durable; Watch tells what came of it. It is fault.Forbidden, with the
-// reason, from the moment the source's domain has left (then only forward is
-// possible) and when the migration is over. An abort may still come too late on
-// its way: then the migration completes and says so by its status. Safe to repeat.
-func (c *Conductor) Abort(ctx context.Context, uuid string) error {
-	c.mu.Lock()
-	s := c.stories[uuid]
-	var m Migration
-	if s != nil {
-		m = s.view()
-	}
-	c.mu.Unlock()
-	switch {
-	case s == nil:
-		return fault.New(fault.NotFound, "migration %s is not known here", uuid)
-	case m.Done():
-		return fault.New(fault.Forbidden, "abort migration %s: it is over: %s", uuid, m.Outcome)
-	case m.Stage == StageFinished:
-		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, fault.Reason{
-			Code: "finished", Message: "the move is finished, and waits to be confirmed or reverted", Have: string(m.Status),
-			Change: "revert it: berth resize revert " + cmp.Or(m.InstanceName, m.InstanceUUID),
-		})
-	case !s.abortable(m):
-		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, fault.Reason{
-			Code:    "past_point_of_no_return",
-			Message: fmt.Sprintf("the migration is %s, and can only be finished", m.Status),
-		})
-	}
-	if err := c.cfg.Store.Put(ctx, bucketAborts, uuid, []byte(`true`)); err != nil {
-		return fmt.Errorf("abort migration %s: %w", uuid, err)
-	}
-	err := s.abort()
-	c.mu.Lock()
-	ended, run := s.rec.Done() || s.resting, c.run
-	c.mu.Unlock()
-	if ended && run != nil {
-		c.dropAbort(run, uuid) // it ended while the wish was written
-	}
-	return err
-}
-
-// Tune changes the bounds of a stream in flight. fault.Forbidden when none is.
-func (c *Conductor) Tune(ctx context.Context, uuid string, t Tuning) error {
-	c.mu.Lock()
-	s := c.stories[uuid]
-	var m Migration
-	if s != nil {
-		m = s.view()
-	}
-	c.mu.Unlock()
-	if s == nil {
-		return fault.New(fault.NotFound, "migration %s is not known here", uuid)
-	}
-	if m.Step != StepStream || m.Phase != task.Doing {
-		return fault.New(fault.Forbidden, "tune migration %s: no stream is in flight (status %s)", uuid, m.Status)
-	}
-	ref := Ref{Migration: s.name(), Instance: m.InstanceUUID, Attempt: m.Attempt, Step: StepStream}
-	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.TuneStream(ctx, ref, t) }); err != nil {
-		return fmt.Errorf("tune migration %s: %w", uuid, err)
-	}
-	return nil
 }
 
 // calledLocked finds a migration by the name that its steps' journal has for it.

@@ -64,8 +64,8 @@ func TestLiveMigrate_RefusalsLeaveNothing(t *testing.T) {
 		{"a Placement that is down, named", ask("b"), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
 		{"a Placement that is down", ask(""), func(w *world) { w.placement.down = true }, fault.Unavailable, nil},
 		{"libvirt that does not answer", ask("b"), func(w *world) { w.hosts["a"].deaf = true }, fault.Unavailable, nil},
-		{"an action that is not known", migration.Request{Instance: guestUUID, Migration: moveUUID, Options: migration.Options{TimeoutAction: "suspend", Timeout: -1}},
-			nil, fault.Invalid, []string{"timeout_action", "negative_duration"}},
+		{"an action that is not known", migration.Request{Instance: guestUUID, Migration: moveUUID, Options: migration.Options{TimeoutAction: "explode", Timeout: -1}},
+			nil, fault.Invalid, []string{"option_value", "option_value"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, 1, script{}, faults{})
@@ -401,11 +401,11 @@ func TestAbort_IsRefusedWhenTheGuestHasLeft(t *testing.T) {
 		if _, err := c.LiveMigrate(ctx, move); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Tune(ctx, moveUUID, migration.Tuning{Bandwidth: 1}); !errors.Is(err, fault.Forbidden) {
+		if err := c.Tune(ctx, moveUUID, migration.Tuning{Bandwidth: 1}, "ops"); !errors.Is(err, fault.Forbidden) {
 			t.Errorf("tune before the stream: %v", err)
 		}
 		until(t, p, c, "streaming", func(m migration.Migration) bool { return m.Step == migration.StepStream })
-		if err := c.Tune(ctx, moveUUID, migration.Tuning{Bandwidth: 1}); err != nil {
+		if err := c.Tune(ctx, moveUUID, migration.Tuning{Bandwidth: 1}, "ops"); err != nil {
 			t.Errorf("tune: %v", err)
 		}
 		until(t, p, c, "at the commit", func(m migration.Migration) bool { return m.Step == migration.StepCommit })

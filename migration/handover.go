@@ -3,6 +3,7 @@ package migration
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // SourceFact is what the source's hypervisor says about its own domain.
@@ -13,6 +14,7 @@ const (
 	SourceSilent   SourceFact = "silent"    // the host or its hypervisor does not answer
 	SourceJob      SourceFact = "job"       // the migration job is in flight
 	SourceMemory   SourceFact = "memory"    // no job, and the domain has its memory: running, paused, …
+	SourcePostCopy SourceFact = "post-copy" // paused (post-copy), broken or not: the destination runs the guest, and half of its memory is here
 	SourceMigrated SourceFact = "migrated"  // shut off (migrated), or recorded to have left
 	SourceEnded    SourceFact = "ended"     // shut off (shutdown) or (destroyed): somebody ended the guest here
 	SourceOff      SourceFact = "off"       // shut off for another reason: crashed, failed, or unknown after a restart of libvirtd
@@ -31,6 +33,7 @@ const (
 	DestinationArriving DestinationFact = "arriving" // paused (migrating): incomplete
 	DestinationArrived  DestinationFact = "arrived"  // paused, complete
 	DestinationRunning  DestinationFact = "running"
+	DestinationPostCopy DestinationFact = "post-copy" // it has run, and not all of its memory has come
 )
 
 // JournalFact is how far the conductor's journal is.
@@ -111,7 +114,7 @@ var handoverTable = []handoverRow{
 		action: ActionCommit, why: "the source's ledger has surrendered the token to this attempt"},
 	{ledger: []Ledger{LedgerElsewhere},
 		action: ActionInDoubt, why: "the source does not hold the token, and did not give it to this attempt"},
-	{ledger: []Ledger{LedgerReclaimed}, source: []SourceFact{SourceMigrated, SourceVanished, SourceRemoved},
+	{ledger: []Ledger{LedgerReclaimed}, source: []SourceFact{SourcePostCopy, SourceMigrated, SourceVanished, SourceRemoved},
 		action: ActionInDoubt, why: "the source refused any commit, yet its domain has left"},
 	{ledger: []Ledger{LedgerReclaimed},
 		action: ActionReclaim, why: "the source has already decided to keep the guest"},
@@ -129,6 +132,8 @@ var handoverTable = []handoverRow{
 		action: ActionReclaim, why: "the stream is over and the source's domain has its memory"},
 	{source: []SourceFact{SourceMigrated},
 		action: ActionCommit, why: "the source's domain has left: the destination's paused copy is the only one"},
+	{source: []SourceFact{SourcePostCopy},
+		action: ActionCommit, why: "post-copy has begun: the guest runs at the destination, and the rest of its memory can only follow it"},
 	{source: []SourceFact{SourceEnded},
 		action: ActionReclaim, why: "the guest was ended at the source during the move, and stays there"},
 	{source: []SourceFact{SourceOff, SourceVanished, SourceRemoved}, word: []WordFact{WordDestination},
@@ -150,6 +155,8 @@ var handoverTable = []handoverRow{
 		action: ActionReclaim, why: "the guest crashed at the source and no whole copy arrived"},
 	{source: []SourceFact{SourceOff}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
 		action: ActionInDoubt, why: "the source's domain is off and does not say that it migrated, yet a whole copy is at the destination"},
+	{source: []SourceFact{SourceOff, SourceVanished}, destination: []DestinationFact{DestinationPostCopy},
+		action: ActionInDoubt, why: "the source's domain has ended in the middle of post-copy: the part of the guest's memory that had not come is lost"},
 	{source: []SourceFact{SourceVanished}, destination: []DestinationFact{DestinationNone},
 		action: ActionReclaim, why: "the transient domain has ended and no copy is anywhere: nothing is left to move"},
 	{source: []SourceFact{SourceVanished}, destination: []DestinationFact{DestinationArrived, DestinationRunning},
@@ -213,6 +220,9 @@ func sourceFact(st *StreamStatus, persistent bool) SourceFact {
 	// somebody started it, is another matter.
 	case st.Left && (!st.Domain.Exists || st.Domain.State == "shut off"):
 		return SourceMigrated
+	// Before the job, which goes on in it.
+	case inPostCopy(st.Domain):
+		return SourcePostCopy
 	case st.InFlight:
 		return SourceJob
 	case !st.Domain.Exists && persistent:
@@ -223,10 +233,23 @@ func sourceFact(st *StreamStatus, persistent bool) SourceFact {
 		return SourceSilent
 	case st.Domain.State != "shut off":
 		return SourceMemory
-	case st.Domain.Reason == "shutdown" || st.Domain.Reason == "destroyed":
+	// Where it may have been in post-copy, what was ended here need not be the guest.
+	case (st.Domain.Reason == "shutdown" || st.Domain.Reason == "destroyed") && !st.PostCopy:
 		return SourceEnded
 	}
 	return SourceOff
+}
+
+// The reasons of a source's domain that has left by post-copy, virsh's words.
+const (
+	reasonPostCopy       = "post-copy"
+	reasonPostCopyFailed = "post-copy failed" // its connection is broken
+)
+
+// inPostCopy reports whether a source's domain has left by post-copy and still has what has
+// not followed.
+func inPostCopy(d DomainView) bool {
+	return d.State == "paused" && (d.Reason == reasonPostCopy || d.Reason == reasonPostCopyFailed)
 }
 
 // destinationFact reads a destination's status; nil is one that did not come.
@@ -236,6 +259,8 @@ func destinationFact(st *DestinationStatus) DestinationFact {
 		return DestinationSilent
 	case !st.Domain.Exists || st.Domain.State == "shut off":
 		return DestinationNone
+	case strings.HasPrefix(st.Domain.Reason, "post-copy"):
+		return DestinationPostCopy
 	case st.Domain.State == "paused" && st.Domain.Reason == "migrating":
 		return DestinationArriving
 	case st.Domain.State == "paused":

@@ -6,8 +6,8 @@ import (
 )
 
 var (
-	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
-	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning}
+	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourcePostCopy, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
+	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning, DestinationPostCopy}
 	allJournal = []JournalFact{JournalStreaming, JournalSeen, JournalUndoing, JournalCommitted}
 	allLedgers = []Ledger{LedgerUnknown, LedgerHere, LedgerSurrendered, LedgerReclaimed, LedgerElsewhere}
 	allTheres  = []Ledger{LedgerUnknown, LedgerElsewhere, LedgerAccepted}
@@ -49,6 +49,7 @@ func TestHandover_EveryRow(t *testing.T) {
 		{Facts{Source: SourceJob, Destination: DestinationArriving, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
 		{Facts{Source: SourceMemory, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceMigrated, Destination: DestinationSilent, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
+		{Facts{Source: SourcePostCopy, Destination: DestinationPostCopy, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
 		{Facts{Source: SourceEnded, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerHere, Word: WordDestination}, ActionCommit},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
@@ -57,6 +58,7 @@ func TestHandover_EveryRow(t *testing.T) {
 		{Facts{Source: SourceVanished, Destination: DestinationSilent, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
 		{Facts{Source: SourceOff, Destination: DestinationNone, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceOff, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
+		{Facts{Source: SourceVanished, Destination: DestinationPostCopy, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
 		{Facts{Source: SourceVanished, Destination: DestinationNone, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceVanished, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionCommit},
 		{Facts{Source: SourceVanished, Destination: DestinationArriving, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
@@ -108,13 +110,15 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("commit while the source has the guest")
 		case action == ActionCommit && (f.Ledger == LedgerReclaimed || f.Ledger == LedgerElsewhere):
 			bad("commit of a token that the source will not or cannot give")
-		case action == ActionReclaim && (f.Source == SourceMigrated || f.Source == SourceRemoved || f.Source == SourceVanished && f.Destination != DestinationNone):
+		case action == ActionReclaim && (f.Source == SourcePostCopy || f.Source == SourceMigrated || f.Source == SourceRemoved || f.Source == SourceVanished && f.Destination != DestinationNone):
 			bad("reclaim of a guest that has left")
 		case f.Source == SourceSilent && f.Ledger != LedgerReclaimed && f.Ledger != LedgerElsewhere && action != ActionWait:
 			bad("a decision about what cannot be seen")
 		case action == ActionAsk && f.Destination != DestinationUnasked:
 			bad("the destination was asked already")
-		case f.Source == SourceMigrated && f.Ledger == LedgerHere && action != ActionCommit:
+		case f.Destination == DestinationPostCopy && f.Ledger == LedgerHere && f.Word == WordNone && action == ActionReclaim && !memory && f.Source != SourceEnded:
+			bad("reclaim of a guest of which half is there")
+		case (f.Source == SourceMigrated || f.Source == SourcePostCopy) && f.Ledger == LedgerHere && action != ActionCommit:
 			bad("the destination's copy is the only one")
 		case f.Word == WordDestination && f.Ledger == LedgerHere && (action == ActionInDoubt || action == ActionAsk):
 			bad("in doubt, though an operator has said where the guest is")
@@ -142,7 +146,14 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 		{source(true, "shut off", "migrated"), false, SourceMigrated},
 		{source(false, "shut off", "migrated"), false, SourceMigrated},
 		{source(false, "running", "migration canceled"), false, SourceMemory},
-		{source(false, "paused", "migrating"), false, SourceMemory}, // libvirtd killed in Finish: not incoming
+		{source(true, "paused", "post-copy"), false, SourcePostCopy},
+		{source(false, "paused", "post-copy"), true, SourcePostCopy},
+		{source(false, "paused", "post-copy failed"), false, SourcePostCopy},
+		{&StreamStatus{PostCopy: true, InFlight: true, Domain: DomainView{Exists: true, State: "running", Reason: "booted"}}, false, SourceJob},
+		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "running", Reason: "migration canceled"}}, false, SourceMemory},
+		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "migrated"}}, false, SourceMigrated},
+		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "destroyed"}}, false, SourceOff}, // half a guest
+		{source(false, "paused", "migrating"), false, SourceMemory},                                                                 // libvirtd killed in Finish: not incoming
 		{source(false, "crashed", "panicked"), false, SourceMemory},
 		{source(false, "shut off", "crashed"), false, SourceOff},
 		{source(false, "shut off", "unknown"), false, SourceOff},
@@ -168,6 +179,10 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 		{"paused", "user", DestinationArrived},
 		{"paused", "starting up", DestinationArrived},
 		{"running", "unpaused", DestinationRunning},
+		{"running", "post-copy", DestinationPostCopy},
+		{"running", "post-copy failed", DestinationPostCopy},
+		{"paused", "post-copy failed", DestinationPostCopy},
+		{"running", "migrated", DestinationRunning},
 	} {
 		st := &DestinationStatus{Domain: DomainView{Exists: tt.state != "", State: tt.state, Reason: tt.reason}}
 		if got := destinationFact(st); got != tt.want {

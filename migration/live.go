@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration/halves"
+	"berth/migration/options"
 	"berth/migration/task"
 )
 
@@ -44,8 +46,12 @@ const (
 // decided to keep the guest, a peer or a Placement that is down keeps nothing
 // else from being put right. The undo of the stream may not: until the source
 // has decided, nothing may be taken away from the destination's copy.
-func (s *story) live() stage {
-	return stage{
+//
+// Where the options permit post-copy it has two steps more, which are left out, without a
+// trace, unless the stream was ended for it: the guest leaves by a second job, and is followed
+// until all of its memory is there. Nothing is cleaned up at the source before.
+func (s *story) live(o Options) stage {
+	g := stage{
 		name: storyLive,
 		steps: []step{
 			{Step: task.Step{Name: StepInspectSource, Do: s.inspectSource}, asks: asksSource},
@@ -58,9 +64,11 @@ func (s *story) live() stage {
 			{Step: task.Step{Name: StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.rollbackPreLiveMigration, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_live_migration_at_destination"},
 			{Step: task.Step{Name: StepStream, Do: s.stream, Undo: s.reclaim}, asks: asksSource, undoes: "reclaim"},
+			{Step: task.Step{Name: StepPostCopy, Do: s.postCopy, Undo: s.reclaim, Skip: withoutPostCopy}, asks: asksSource, undoes: "reclaim"},
 			{Step: task.Step{Name: StepCommit, Do: s.commit, Undo: s.reclaim, Final: true}, asks: asksSource, undoes: "reclaim"},
 			// The point of no return.
 			{Step: task.Step{Name: StepAcceptToken, Do: s.acceptToken, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: StepFollowPostCopy, Do: s.followPostCopy, Forward: true, Skip: withoutPostCopy}, asks: asksSource},
 			{Step: task.Step{Name: StepFinishDestination, Do: s.finishDestination, Forward: true}, asks: asksDestination},
 			{Step: task.Step{Name: StepCleanUpSource, Do: s.cleanUpSource, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
@@ -71,6 +79,22 @@ func (s *story) live() stage {
 		done:    ends(StatusCompleted, OutcomeCompleted),
 		undone:  s.moveUndone,
 	}
+	if permitsPostCopy(o) {
+		g.name = storyLivePostCopy
+		g.shown = []shown{{StepInspectSource, StatusPreparing}, {StepStream, StatusRunning}, {StepPostCopy, StatusPostCopy}, {StepFinishDestination, StatusPostMigrating}}
+		return g
+	}
+	g.steps = slices.DeleteFunc(g.steps, func(st step) bool { return st.Skip != nil })
+	return g
+}
+
+// liveAs is the live migration as a journal shows it: one that did not go by post-copy is shown
+// as if its options did not permit it.
+func (s *story) liveAs(o Options, st task.State) stage {
+	if _, used := st.Step(StepPostCopy); !used {
+		o.PostCopy = options.Off
+	}
+	return s.live(o)
 }
 
 // Outputs of steps that are not verbs' answers.
@@ -92,6 +116,10 @@ type (
 	streamEnd struct {
 		Stopped  runtime.BootTime `json:"stopped"` // when the source's domain was seen stopped
 		Progress Progress         `json:"progress"`
+		// PostCopy: the job was ended, with the guest whole at the source, for a second one, and
+		// Why.
+		PostCopy bool   `json:"post_copy,omitempty"`
+		Why      string `json:"post_copy_why,omitempty"`
 	}
 	finishedDestination struct {
 		Progress *Progress `json:"progress,omitempty"` // the stream's, when it was over
@@ -156,7 +184,8 @@ func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	out.Kind = s.checkRequest(src).Kind // of an agent that does not give it back
+	request := s.checkRequest(src) // of an agent that does not give it back
+	out.Kind, out.Options, out.PostCopyAsked = request.Kind, request.Options, request.PostCopyAsked
 	disks, err := s.suits(src, out)
 	return checkedDestination{CheckAnswer: out, Evacuated: disks}, err
 }
@@ -171,6 +200,9 @@ func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
 		out, err = h.CheckSource(ctx, s.ref(StepCheckSource), answer)
 		return err
 	})
+	if err == nil {
+		s.dropped(ctx, append(slices.Clone(answer.Dropped), out.Dropped...))
+	}
 	return out, err
 }
 
@@ -202,7 +234,7 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 	var out Prepared
 	err := s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h Host) (err error) {
 		out, err = h.PreLiveMigration(ctx, s.ref(StepPreLiveMigration), PreLiveRequest{
-			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.from,
+			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.from, PostCopy: permitsPostCopy(s.sendOptions(t)),
 		})
 		return err
 	})
@@ -232,9 +264,9 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	now := s.c.cfg.Runtime.Boot()
-	// After a commit that went forward without a stream seen to its end, or a
-	// reboot, there is nothing to measure.
-	if t.Output(StepStream, &end) != nil || end.Stopped.ID != now.ID {
+	// After a commit that went forward without a stream seen to its end, a reboot or
+	// post-copy, there is nothing to measure.
+	if t.Output(StepStream, &end) != nil || end.Stopped.ID != now.ID || end.PostCopy {
 		return acceptedToken{}, nil
 	}
 	return acceptedToken{Downtime: now.Since - end.Stopped.Since}, nil

@@ -7,24 +7,32 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration/converge"
 	"berth/migration/task"
 )
 
 // stream is step 8a: start the job or adopt the one in flight, and watch it
-// until the hand-over table says that the source's domain has left. An error
-// gives the move up; its undo is reclaim.
+// until the hand-over table says that the source's domain has left. What is due about a job
+// that does not come to its end is done on the way; it may end the job for post-copy, which
+// ends the step too. An error gives the move up; its undo is reclaim.
 func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
-	var claim ClaimAnswer
-	var disks SourceAnswer
-	var prepared Prepared
-	if err := outputs(t, StepInspectSource, &src, StepClaim, &claim, StepCheckSource, &disks, StepPreLiveMigration, &prepared); err != nil {
+	if err := t.Output(StepInspectSource, &src); err != nil {
 		return nil, err
 	}
-	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
-		return h.StartStream(ctx, s.ref(StepStream), Stream{
-			Prepared: prepared, Ticket: claim.Ticket, CopyDisks: disks.CopyDisks, Shared: disks.Shared, Options: s.rec.Options,
-		})
+	job, err := s.streamOf(t)
+	if err != nil {
+		return nil, err
+	}
+	ctl, err := s.controller(job.Options, src.Guest)
+	if err != nil {
+		return nil, err
+	}
+	if job.Options, err = jobOptions(job.Options); err != nil {
+		return nil, err
+	}
+	err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h Host) error {
+		return h.StartStream(ctx, s.ref(StepStream), job)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the stream: %w", err)
@@ -41,6 +49,13 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		}
 		status := s.look(ctx)
 		now := s.c.cfg.Runtime.Boot()
+		before := ctl
+		var due []converge.Action
+		var est converge.Estimate
+		for _, tuning := range s.takeTunings() {
+			ctl = ctl.tuned(tuning)
+		}
+		ctl, due, est = ctl.see(now.Since, status)
 		if status != nil {
 			if status.InFlight {
 				speed = speed.see(now.Since, status.Progress)
@@ -51,7 +66,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		var verdict Verdict
 		watch, verdict = watch.Judge(Sample{At: now.Since, Status: status}, limits)
 		if status != nil {
-			s.progress(watch.last)
+			s.progress(estimated(watch.last, est))
 		}
 
 		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalStreaming)
@@ -63,6 +78,9 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 				return streamEnd{Stopped: now, Progress: watch.last}, nil
 			}
 		case ActionReclaim:
+			if status != nil && status.EndWanted && f.Source == SourceMemory && f.Word == WordNone && f.Ledger == LedgerHere {
+				break // it was ended for post-copy
+			}
 			if last != "" {
 				why += ": " + last
 			}
@@ -70,6 +88,17 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		}
 		if verdict.Abort != nil {
 			return nil, verdict.Abort
+		}
+		if f.Source == SourceJob || action == ActionReclaim {
+			leave, failed, err := s.steer(ctx, t, due, status)
+			switch {
+			case err != nil:
+				return nil, err
+			case leave != "":
+				return streamEnd{Stopped: now, Progress: watch.last, PostCopy: true, Why: leave}, nil
+			case failed:
+				ctl = before
+			}
 		}
 		// A stream that goes on is no reason to doubt; whoever is silent is one
 		// after a while, and what no rule decides is at once.
@@ -84,6 +113,16 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 			return nil, err
 		}
 	}
+}
+
+// controller begins to watch how the stream converges.
+func (s *story) controller(o Options, g Guest) (controller, error) {
+	s.c.mu.Lock()
+	rec := s.view()
+	s.tunings = nil // of before: the record has them
+	s.c.mu.Unlock()
+	rec.Options = o
+	return newController(rec, g, s.c.cfg)
 }
 
 // pause waits before the next look at the stream: where the source can tell, no
@@ -276,7 +315,7 @@ func (s *story) look(ctx context.Context) *StreamStatus {
 
 func (s *story) limits() StreamLimits {
 	cfg, o := s.c.cfg, s.rec.Options
-	l := StreamLimits{Stall: o.StallTimeout, Timeout: o.Timeout, Poll: cfg.PollInterval, Near: cfg.PollNear}
+	l := StreamLimits{Stall: o.StallTimeout, Poll: cfg.PollInterval, Near: cfg.PollNear}
 	if l.Stall == 0 {
 		l.Stall = cfg.StallTimeout
 	}

@@ -187,7 +187,7 @@ func TestConductor_ManyAtOnceOnRealGoroutines(t *testing.T) {
 				if i%3 == 0 {
 					_ = c.Abort(ctx, m.UUID) // in time or not
 				}
-				_ = c.Tune(ctx, m.UUID, migration.Tuning{Bandwidth: 1})
+				_ = c.Tune(ctx, m.UUID, migration.Tuning{Bandwidth: 1}, "ops")
 				_, _ = c.List(ctx)
 			}
 			if !m.Done() {

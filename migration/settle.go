@@ -77,7 +77,7 @@ func (s *story) stageOf(m Migration, st task.State) settleStage {
 	decides := func(step string) bool { return begun(step) && (st.Phase == task.Undoing || !done(step)) }
 	undoing := st.Phase == task.Undoing
 	switch g := s.stage(m); g.name {
-	case storyLive:
+	case storyLive, storyLivePostCopy:
 		return liveStageOf(st)
 	case storyConfirm:
 		return stageConfirming

@@ -34,6 +34,7 @@ const (
 // The names of stories.
 const (
 	storyLive           = "live-migration"
+	storyLivePostCopy   = "live-migration-post-copy" // permitted, and used or not
 	storyMigration      = "migration"
 	storyResize         = "resize"
 	storyApartMigration = "share-nothing-migration"
@@ -122,7 +123,7 @@ func (s *story) stage(m Migration) stage {
 	case m.MigrationType == TypeMigration, m.MigrationType == TypeResize:
 		return s.coldMove(m.MigrationType)
 	}
-	return s.live()
+	return s.live(m.Options)
 }
 
 // tasks are the stage's steps as the engine runs them.

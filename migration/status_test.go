@@ -19,6 +19,9 @@ func TestStories_AreWhatIsWrittenOfThem(t *testing.T) {
 	want := map[string]string{
 		"live-migration": "inspect_source choose_destination check_destination claim[abort_claim] swap_allocations[swap_allocations_back] check_source record_context[drop_context]" +
 			" pre_live_migration[rollback_live_migration_at_destination] stream[reclaim] commit[reclaim] accept_token! finish_destination! clean_up_source! delete_migration_allocation!",
+		"live-migration-post-copy": "inspect_source choose_destination check_destination claim[abort_claim] swap_allocations[swap_allocations_back] check_source record_context[drop_context]" +
+			" pre_live_migration[rollback_live_migration_at_destination] stream[reclaim] post_copy[reclaim] commit[reclaim] accept_token! follow_post_copy!" +
+			" finish_destination! clean_up_source! delete_migration_allocation!",
 		"migration": cold, "resize": cold, "resize-in-place": inPlace, "rebuild": inPlace + " finish_change! delete_migration_allocation!",
 		"confirm":          "confirm_source! confirm_destination! delete_migration_allocation!",
 		"confirm-in-place": "finish_change! delete_migration_allocation!",
@@ -132,7 +135,7 @@ func TestStatusTables_NameEveryStatusOnce(t *testing.T) {
 			}
 		}
 	}
-	if len(known) != 16 {
+	if len(known) != 18 {
 		t.Errorf("%d statuses: %v", len(known), known)
 	}
 }

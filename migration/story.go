@@ -33,7 +33,7 @@ var errAborted = fault.Refuse(fault.Undone, "", fault.Reason{Code: codeAborted, 
 
 // story is one migration in memory. c.mu guards rec, state, task, watchers and known;
 // the rest never changes. rec is written by the story's own actor alone (but for
-// AbortRequested), so that this actor reads it without the lock.
+// AbortRequested and Control), so that this actor reads it without the lock.
 type story struct {
 	c        *Conductor
 	uuid     string
@@ -49,7 +49,7 @@ type story struct {
 	task     *task.Task // nil between attempts
 	watchers map[chan Migration]func() bool
 	limit    time.Duration    // of one attempt
-	until    runtime.BootTime // the current attempt's deadline
+	until    runtime.BootTime // the current attempt's deadline; set with c.mu held
 	// recovered: the journal is of an earlier process, and an operator may have settled
 	// the move at its destination while this one was away. Never changes.
 	recovered bool
@@ -57,6 +57,8 @@ type story struct {
 
 	change    Change           // of a resize or a rebuild
 	shutdown  time.Duration    // what the guest is given to shut itself down
+	resumed   int              // the attempt that an earlier process began; 0 for none
+	turn      turn             // of a live move; see turns_queue.go
 	window    time.Duration    // after which it is confirmed by itself; 0 for never
 	confirmAt runtime.BootTime // when that is, of a finished migration
 	held      *held            // what the two consumers hold, from the move's end on; c.mu guards it
@@ -71,6 +73,13 @@ type story struct {
 	told    Status // the last that was published; empty after a start
 
 	behind *lagging // of what goes on with the undos of one attempt alone; else nil
+
+	// Guarded by c.mu, as rec.Control is, which any actor may add to. wanted: somebody wants the
+	// stream to be completed; tunings: what people have set and the stream's watcher has not
+	// seen; unkept: rows of rec.Control are not written yet.
+	wanted  *wish
+	tunings []Tuning
+	unkept  bool
 
 	unfit int // how often in a row the destination said that it cannot make the guest live
 }
@@ -96,6 +105,9 @@ func (s *story) name() string { return cmp.Or(s.called, s.uuid) }
 // drive runs attempts until the migration is over or ctx ends.
 func (s *story) drive(ctx context.Context) {
 	for ctx.Err() == nil {
+		if s.awaitBeginning(ctx) != nil {
+			return
+		}
 		t, err := s.attempt(ctx)
 		if err != nil {
 			s.c.cfg.Logger.Error("an attempt cannot be journaled, trying again", "migration", s.uuid, "error", err)
@@ -114,8 +126,8 @@ func (s *story) drive(ctx context.Context) {
 			s.c.spawn("source of "+s.uuid, func() { s.watchSource(aside, t) })
 		}
 		if g.bounded {
-			until, attempt := s.until, s.rec.Attempt
-			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t, until, attempt) })
+			attempt := s.rec.Attempt
+			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t, attempt) })
 		}
 		t.LeaveWhen(s.leaves)
 		err = s.c.engine.Run(ctx, t, g.tasks(s.c.mutate))
@@ -239,8 +251,9 @@ func (s *story) replace(ctx context.Context, rec Migration, next ending) bool {
 	}
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	rec.AbortRequested, rec.Settled = s.rec.AbortRequested && next != rests, s.rec.Settled
+	rec.AbortRequested, rec.Settled, rec.Control = s.rec.AbortRequested && next != rests, s.rec.Settled, s.rec.Control
 	s.rec, s.state, s.task, s.resting = rec, task.State{}, nil, next == rests
+	s.leaveTurnsLocked()
 	if next == over {
 		delete(s.c.busy, rec.InstanceUUID)
 	}
@@ -333,6 +346,9 @@ func (s *story) abort() error {
 	s.c.mu.Lock()
 	s.rec.AbortRequested = true
 	t := s.task
+	if t == nil && s.turn.wake != nil {
+		s.turn.wake()
+	}
 	s.publishLocked()
 	s.c.mu.Unlock()
 	if t == nil {

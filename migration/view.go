@@ -11,6 +11,7 @@ import (
 // publishLocked hands the present view to every watcher; one that has not read
 // the last view gets only this one.
 func (s *story) publishLocked() {
+	s.settleTurnLocked()
 	m := s.view()
 	if s.told != "" && !MayFollow(m.MigrationType, s.told, m.Status) {
 		s.c.stray(m, s.told)
@@ -44,6 +45,7 @@ func (s *story) view() Migration {
 	if s.rec.Done() || s.task == nil {
 		m := s.rec
 		m.Refusals = s.refusals()
+		s.turn.show(&m)
 		return m
 	}
 	return s.viewOf(s.state)
@@ -56,6 +58,9 @@ func (s *story) viewOf(st task.State) Migration {
 	m.Phase, m.Step, m.Outcome, m.Error = st.Phase, "", OutcomeNone, nil
 	m.Steps = make([]StepRecord, 0, len(st.Steps))
 	g := s.stage(m)
+	if g.name == storyLivePostCopy {
+		g = s.liveAs(m.Options, st)
+	}
 	for _, step := range st.Steps {
 		r := StepRecord{Name: step.Name, State: step.State, Begun: step.Begun, Ended: step.Ended, Tries: step.Tries}
 		if !step.Ended.IsZero() {
@@ -79,7 +84,7 @@ func (s *story) viewOf(st task.State) Migration {
 			m.Evacuation = m.Evacuation.with(step)
 		case StepStream:
 			var end streamEnd
-			if json.Unmarshal(step.Output, &end) == nil {
+			if json.Unmarshal(step.Output, &end) == nil && !end.PostCopy {
 				m.Progress = end.Progress
 			}
 		case StepPowerOff, StepRevertPowerOff:
@@ -95,6 +100,11 @@ func (s *story) viewOf(st task.State) Migration {
 			if shipped.Way != WayNone {
 				m.Way, m.WayReason = shipped.Way, shipped.Reason
 			}
+		case StepFollowPostCopy:
+			var followed followedPostCopy
+			if json.Unmarshal(step.Output, &followed) == nil {
+				m.Progress = followed.Progress
+			}
 		case StepAcceptToken:
 			var accepted acceptedToken
 			if json.Unmarshal(step.Output, &accepted) == nil {
@@ -107,6 +117,7 @@ func (s *story) viewOf(st task.State) Migration {
 			}
 		}
 	}
+	s.turn.show(&m)
 	switch {
 	case st.Over():
 		m.Step = ""

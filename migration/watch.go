@@ -15,11 +15,10 @@ type Sample struct {
 
 // StreamLimits bound a stream.
 type StreamLimits struct {
-	Stall   time.Duration // without progress: the link is dead
-	Setup   time.Duration // without a first byte: the destination does not come up
-	Timeout time.Duration // of the whole stream; 0 for none
-	Poll    time.Duration // to the next look
-	Near    time.Duration // to the next look when the end is near
+	Stall time.Duration // without progress: the link is dead
+	Setup time.Duration // without a first byte: the destination does not come up
+	Poll  time.Duration // to the next look
+	Near  time.Duration // to the next look when the end is near
 }
 
 // Verdict is what a sample asks for.
@@ -33,12 +32,11 @@ type Verdict struct {
 // StreamWatch remembers of a stream's samples what the next verdict needs. The
 // zero value has seen nothing.
 type StreamWatch struct {
-	seen    bool
-	started time.Duration // first sample
-	looked  time.Duration // last sample
-	moved   time.Duration // last sample with progress
-	moving  bool          // a byte has been seen
-	last    Progress
+	seen   bool
+	looked time.Duration // last sample
+	moved  time.Duration // last sample with progress
+	moving bool          // a byte has been seen
+	last   Progress
 }
 
 // Judge takes one more sample. It is a pure function of what the watch has seen,
@@ -52,7 +50,7 @@ type StreamWatch struct {
 // limit. The dirty rate is not looked at: it stays 0 in some versions.
 func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 	if !w.seen {
-		w.seen, w.started, w.looked, w.moved = true, s.At, s.At, s.At
+		w.seen, w.looked, w.moved = true, s.At, s.At
 	}
 	limit, what := l.Stall, "no memory or disk bytes moved"
 	if !w.moving {
@@ -84,17 +82,9 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 	w.last = p
 
 	v := Verdict{Next: l.Poll}
-	elapsed := max(p.Elapsed, s.At-w.started)
 	switch {
 	case !s.Status.InFlight:
 		// Nothing to give up.
-	case l.Timeout > 0 && elapsed >= l.Timeout:
-		v.Abort = fault.Refuse(fault.Undone, "live migration", fault.Reason{
-			Code:    "timeout",
-			Message: fmt.Sprintf("not finished within %s: %d MiB of memory and %d MiB of disks remain", l.Timeout, p.MemoryRemaining>>20, p.DiskRemaining>>20),
-			Want:    l.Timeout.String(), Have: elapsed.Round(time.Millisecond).String(),
-			Change: "allow more time, bandwidth or downtime",
-		})
 	case limit > 0 && s.At-w.moved >= limit:
 		v.Abort = fault.Refuse(fault.Unavailable, "live migration stalled", fault.Reason{
 			Code:    "stalled",
@@ -114,8 +104,11 @@ func (w StreamWatch) Judge(s Sample, l StreamLimits) (StreamWatch, Verdict) {
 func near(p Progress, d DomainView, poll time.Duration) bool {
 	// A guest that its user had paused stays "user" to the end.
 	// A domain that is off or gone while its job is in flight ends it any moment.
-	if p.Phase == "switchover" || d.State == "paused" && d.Reason != "user" || d.State == "shut off" || !d.Exists {
+	if p.Phase == "switchover" || d.State == "paused" && d.Reason != "user" && !inPostCopy(d) || d.State == "shut off" || !d.Exists {
 		return true
+	}
+	if inPostCopy(d) {
+		return false // the guest does not wait for its end
 	}
 	remaining := p.MemoryRemaining + p.DiskRemaining
 	if p.Rate == 0 || p.MemoryProcessed == 0 {

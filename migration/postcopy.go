@@ -1,0 +1,315 @@
+package migration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"berth/internal/fault"
+	"berth/migration/options"
+	"berth/migration/task"
+)
+
+// permitsPostCopy reports whether a live move with these options may end by post-copy.
+func permitsPostCopy(o Options) bool { return o.PostCopy == options.On }
+
+// wantsPostCopy reports whether a journal's stream was ended for it.
+func wantsPostCopy(st task.State) bool {
+	var end streamEnd
+	step, _ := st.Step(StepStream)
+	return step.Output != nil && json.Unmarshal(step.Output, &end) == nil && end.PostCopy
+}
+
+func withoutPostCopy(st task.State) bool { return !wantsPostCopy(st) }
+
+// streamOf is how the guest is to be sent, by either job.
+func (s *story) streamOf(t *task.Task) (Stream, error) {
+	var claim ClaimAnswer
+	var disks SourceAnswer
+	var prepared Prepared
+	if err := outputs(t, StepClaim, &claim, StepCheckSource, &disks, StepPreLiveMigration, &prepared); err != nil {
+		return Stream{}, err
+	}
+	return Stream{
+		Prepared: prepared, Ticket: claim.Ticket, CopyDisks: disks.CopyDisks, Shared: disks.Shared, Options: s.sendOptions(t),
+	}, nil
+}
+
+// sendOptions are the move's, without what the two hosts have dropped for this guest.
+func (s *story) sendOptions(t *task.Task) Options {
+	o := s.rec.Options
+	var there CheckAnswer
+	var here SourceAnswer
+	if outputs(t, StepCheckDestination, &there, StepCheckSource, &here) == nil && PostCopyDropped(there, here) {
+		o.PostCopy = options.Off
+	}
+	return o
+}
+
+// noPostCopy is why this attempt cannot go on by post-copy; nil where it can.
+func (s *story) noPostCopy(ctx context.Context, t *task.Task) error {
+	switch o := s.sendOptions(t); {
+	case !permitsPostCopy(s.rec.Options):
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "post_copy_not_permitted", Message: "post-copy is not permitted for this move",
+			Change: "permit it when the move is asked for (--post-copy), for the flavor, or in [migration] post_copy",
+		})
+	case !permitsPostCopy(o):
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "post_copy_dropped", Message: "this guest cannot go by post-copy; what was done about its transfer says why",
+			Change: "look at it with berth migration show",
+		})
+	}
+	return s.atPostCopySource(ctx, s.c.cfg.VerbTimeout, func(context.Context, PostCopySource) error { return nil })
+}
+
+// atPostCopySource asks the source what only a local one can be asked.
+func (s *story) atPostCopySource(ctx context.Context, timeout time.Duration, f func(context.Context, PostCopySource) error) error {
+	return s.atSource(ctx, timeout, func(ctx context.Context, h Host) error {
+		source, ok := h.(PostCopySource)
+		if !ok {
+			return fault.New(fault.Invalid, "host %s cannot send a guest by post-copy", s.from)
+		}
+		return f(ctx, source)
+	})
+}
+
+// endStream ends the first job for the second. fault.Forbidden where the guest has left by it
+// meanwhile.
+func (s *story) endStream(ctx context.Context) error {
+	return s.atPostCopySource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h PostCopySource) error {
+		return h.EndStream(ctx, s.ref(StepStream))
+	})
+}
+
+// postCopy is step 8a': the second job, which becomes post-copy at once. It ends when the
+// source's domain has left by it. While that has not come the guest has all its memory at the
+// source, and an error is undone as a stream's is.
+func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	stream, err := s.streamOf(t)
+	if err != nil {
+		return nil, err
+	}
+	limit := s.limits().Setup
+	began := s.c.cfg.Runtime.Boot().Since
+	for {
+		err := s.atPostCopySource(ctx, limit, func(ctx context.Context, h PostCopySource) error {
+			return h.StartPostCopy(ctx, s.ref(StepPostCopy), stream)
+		})
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, cause
+		}
+		again := errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt)
+		status := s.look(ctx)
+		if status != nil {
+			s.progress(status.Progress)
+		}
+		_, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalStreaming)
+		elapsed := s.c.cfg.Runtime.Boot().Since - began
+		switch {
+		case action == ActionCommit:
+			return nil, nil
+		case action == ActionYield && s.yield(ctx, t) == nil:
+			return nil, nil
+		case action == ActionReclaim && (err == nil || !again):
+			return nil, postCopyFailed(why, status, err)
+		case status != nil && elapsed >= limit && (action == ActionReclaim || action == ActionWait):
+			return nil, postCopyFailed(fmt.Sprintf("post-copy has not begun after %s", elapsed.Round(time.Second)), status, err)
+		case action == ActionInDoubt || elapsed >= s.c.cfg.Patience:
+			t.Doubt(fault.New(fault.InDoubt, "%s", why))
+		}
+		if err := s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.PollInterval); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// postCopyFailed tells of a second job by which the guest did not leave.
+func postCopyFailed(why string, status *StreamStatus, err error) error {
+	switch {
+	case err != nil:
+		why += ": " + err.Error()
+	case status.Error != "":
+		why += ": " + status.Error
+	}
+	return fault.Refuse(fault.Unavailable, "post-copy did not begin, and the guest runs on at the source",
+		append([]fault.Reason{{Code: "post_copy_failed", Message: why}}, fault.ReasonsOf(err)...)...)
+}
+
+// The pauses between two tries to make a broken post-copy whole. Arbitrary: the first is
+// for a link that flaps, the longest for one that somebody repairs.
+const (
+	recoverFirst  = time.Second
+	recoverLonger = 30 * time.Second
+)
+
+// followedPostCopy is the output of step follow_post_copy.
+type followedPostCopy struct {
+	Progress   Progress `json:"progress"`
+	Recoveries int      `json:"recoveries,omitempty"` // how often its connection was made anew
+	// GivenUp: an operator has said that the guest is at the destination, as it is.
+	GivenUp bool `json:"given_up,omitempty"`
+}
+
+// followPostCopy is step 9b: until all of the guest's memory is at the destination. A connection
+// that breaks is made anew, again and again: both halves of the guest wait for it, and
+// nothing can be taken back. What is lost with the source's half nobody can decide about but
+// an operator.
+func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
+	stream, err := s.streamOf(t)
+	if err != nil {
+		return nil, err
+	}
+	var src inspectedSource
+	if err := t.Output(StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	limits := s.limits()
+	var (
+		out    followedPostCopy
+		watch  StreamWatch
+		speed  rate
+		broken time.Duration // since when, of what is not going on; 0 while it does
+		pause  = recoverFirst
+	)
+	for {
+		if err := s.takenBack(ctx, t); err != nil {
+			return nil, err
+		}
+		if w, ok := s.word(ctx); ok && w.GuestIsAt != s.from {
+			out.GivenUp, out.Progress = true, watch.last
+			return out, nil
+		}
+		s.keepControl(ctx)
+		status := s.look(ctx)
+		now := s.c.cfg.Runtime.Boot().Since
+		if status != nil && status.InFlight {
+			speed = speed.see(now, status.Progress)
+			status.Progress.Rate = speed.value
+		}
+		var verdict Verdict
+		watch, verdict = watch.Judge(Sample{At: now, Status: status}, limits)
+		how := s.following(ctx, t, status, src.Guest.Persistent, verdict)
+		if status != nil {
+			s.progress(how.shown(watch.last))
+		}
+		if how.state == followOver {
+			out.Progress = watch.last
+			return out, nil
+		}
+		if how.state == followGoes {
+			broken, pause = 0, recoverFirst
+			t.Doubt(nil)
+			if err := s.pause(ctx, verdict.Next); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if broken == 0 {
+			broken = max(now, 1)
+		}
+		why := how.why
+		if how.state == followBroken {
+			s.c.cfg.Logger.Warn("post-copy is broken, its connection is made anew", "migration", s.uuid, "instance", s.instance, "reason", why)
+			err := s.atPostCopySource(ctx, limits.Setup, func(ctx context.Context, h PostCopySource) error {
+				return h.RecoverPostCopy(ctx, s.ref(StepPostCopy), stream)
+			})
+			if cause := context.Cause(ctx); cause != nil {
+				return nil, cause
+			}
+			if err == nil {
+				out.Recoveries++
+				watch = StreamWatch{last: watch.last}
+				continue
+			}
+			why += ", and could not be made whole: " + err.Error()
+			s.c.cfg.Logger.Warn("post-copy could not be recovered, trying again", "migration", s.uuid, "pause", pause, "error", err)
+		}
+		if how.state == followLost || now-broken >= s.c.cfg.Patience {
+			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.from)}))
+		}
+		if err := s.pause(ctx, pause); err != nil {
+			return nil, err
+		}
+		pause = min(2*pause, recoverLonger)
+	}
+}
+
+// followState is what has become of the memory that was to follow.
+type followState string
+
+const (
+	followGoes   followState = "goes"   // it comes
+	followOver   followState = "over"   // all of it is there
+	followBroken followState = "broken" // its connection is; both halves wait
+	followSilent followState = "silent" // nobody says
+	followLost   followState = "lost"   // the source's half is no more, and the destination does not say that it is whole
+)
+
+// followed is the state with its reason, in an operator's words.
+type followed struct {
+	state followState
+	why   string
+}
+
+// following judges one look. The destination is asked only where the source's half is gone
+// without a word.
+func (s *story) following(ctx context.Context, t *task.Task, status *StreamStatus, persistent bool, v Verdict) followed {
+	switch fact := sourceFact(status, persistent); {
+	case fact == SourceMigrated:
+		return followed{state: followOver}
+	case fact == SourceSilent:
+		return followed{followSilent, "the source or its hypervisor does not answer; the guest runs at the destination, and what of its memory has not come is there"}
+	case fact == SourcePostCopy && status.Domain.Reason == reasonPostCopyFailed:
+		return followed{followBroken, "the connection between the two hosts broke"}
+	case fact == SourcePostCopy && !status.InFlight:
+		return followed{followBroken, "the hypervisor has no job any more, and part of the guest's memory is at the source"}
+	case fact == SourcePostCopy && v.Abort != nil:
+		return followed{followBroken, fault.ReasonsOf(v.Abort)[0].Message}
+	case fact == SourcePostCopy:
+		return followed{state: followGoes}
+	}
+	switch there := s.lookThere(ctx, t, s.c.cfg.VerbTimeout); destinationFact(there) {
+	case DestinationRunning:
+		return followed{state: followOver} // by its own hypervisor it is not in post-copy any more
+	case DestinationSilent:
+		return followed{followSilent, "the source's domain has ended, and the destination does not say whether all of the guest's memory is there"}
+	}
+	return followed{followLost, fmt.Sprintf("the source's half of the guest is gone (its domain is %s) before all memory had followed: the guest at the destination lacks part of its memory", domainWords(status.Domain))}
+}
+
+// shown is the progress that people see of a state.
+func (f followed) shown(p Progress) Progress {
+	p.Phase = "post-copy"
+	if f.state == followBroken || f.state == followLost {
+		p.Phase = "post-copy failed"
+	}
+	return p
+}
+
+func (f followed) code() string {
+	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost"}[f.state]
+}
+
+func (f followed) change(source string) string {
+	switch f.state {
+	case followBroken:
+		return "repair the migration network between the two hosts; neither of the two domains may be ended"
+	case followSilent:
+		return "start the hypervisor's daemon on " + source + "; the domain there may not be ended"
+	}
+	return "reset the guest at the destination, and say that it is there: berth migration settle"
+}
+
+func domainWords(d DomainView) string {
+	if !d.Exists {
+		return "no more"
+	}
+	return d.State + " (" + d.Reason + ")"
+}
