@@ -82,7 +82,7 @@ func (f *following) listen(ctx context.Context) {
 			switch {
 			case e.Kind == driver.EventResync:
 				f.all()
-			case e.Kind == driver.EventOther || e.UUID == "":
+			case e.Kind == driver.EventOther || e.Kind == driver.EventIteration || e.UUID == "":
 			default:
 				if e.Kind == driver.EventStarted && f.h.isStranger(e.UUID) {
 					f.h.startSeen(e.UUID)

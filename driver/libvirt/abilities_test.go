@@ -162,6 +162,7 @@ func TestEventOf_SaysWhatChanged(t *testing.T) {
 		{ID: DeviceAddedEvent, UUID: "u"}:                    {Kind: driver.EventChanged, UUID: "u", Detail: "device added"},
 		{ID: LifecycleEvent, UUID: "u", Event: 0, Detail: 1}: {Kind: driver.EventDefined, UUID: "u", Detail: "updated"},
 		{ID: LifecycleEvent, UUID: "u", Event: 99}:           {Kind: driver.EventOther, UUID: "u"},
+		{ID: MigrationIterationEvent, UUID: "u", Detail: 12}: {Kind: driver.EventIteration, UUID: "u", Detail: "12"},
 		{ID: 4711, UUID: "u"}:                                {Kind: driver.EventOther, UUID: "u"},
 	} {
 		if got := eventOf(of); got != want {
@@ -258,11 +259,15 @@ func TestGuestAgent_TellsUnreachableFromInDoubt(t *testing.T) {
 	}
 }
 
-func TestCannot_IsAboutTheTestDriverAlone(t *testing.T) {
-	if got := cannot("QEMU"); len(got) > 0 {
+func TestCannot_IsAboutTheTestDriverAndOldDaemons(t *testing.T) {
+	if got := cannot("QEMU", recovers); len(got) > 0 {
 		t.Errorf("QEMU cannot %v", got)
 	}
-	got := cannot("TEST")
+	want := map[driver.Ability]string{driver.AbilityRecovery: "libvirt has it since 8.5.0, and this is 8.4.0"}
+	if diff := cmp.Diff(want, cannot("QEMU", 8_004_000)); diff != "" {
+		t.Errorf("an older daemon (-want +got):\n%s", diff)
+	}
+	got := cannot("TEST", recovers)
 	for a, why := range got {
 		if why == "" {
 			t.Errorf("no reason is given for %s", a)

@@ -2,11 +2,18 @@ package libvirt
 
 import "berth/driver"
 
+// recovers is the first libvirt that goes on with a post-copy that broke.
+const recovers = 8_005_000
+
 // cannot says which optional abilities a hypervisor lacks, and why, by the type
-// that its daemon gives in capitals (virConnectGetType). What is not listed can
-// everything that this package knows; nothing is listed for QEMU.
-func cannot(hypervisor string) map[driver.Ability]string {
+// that its daemon gives in capitals (virConnectGetType) and by the daemon's version. What
+// is not listed can everything that this package knows; of a new daemon with QEMU nothing
+// is listed.
+func cannot(hypervisor string, libvirt driver.Version) map[driver.Ability]string {
 	if hypervisor != "TEST" {
+		if libvirt < recovers {
+			return map[driver.Ability]string{driver.AbilityRecovery: option{libvirt: recovers}.lacks(libvirt, 0)}
+		}
 		return nil
 	}
 	const (

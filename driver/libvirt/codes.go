@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"errors"
+	"strconv"
 
 	"berth/driver"
 	"berth/internal/fault"
@@ -150,6 +151,8 @@ func eventOf(of Event) driver.Event {
 	e := driver.Event{Kind: driver.EventOther, UUID: of.UUID, Name: of.Name}
 	if what, change := changes[of.ID]; change {
 		e.Kind, e.Detail = driver.EventChanged, what
+	} else if of.ID == MigrationIterationEvent {
+		e.Kind, e.Detail = driver.EventIteration, strconv.Itoa(of.Detail)
 	} else if of.ID == LifecycleEvent && of.Event >= 0 && of.Event < len(lifecycleEvents) {
 		known := lifecycleEvents[of.Event]
 		e.Kind = known.kind

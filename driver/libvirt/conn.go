@@ -67,7 +67,7 @@ type Conn interface {
 	// JobStats is virDomainGetJobStats: the job's type and its typed
 	// parameters, integers as uint64, strings as string.
 	JobStats(uuid string, flags uint32) (int, map[string]any, error)
-	AbortJob(uuid string) error
+	AbortJob(uuid string, flags uint32) error // virDomainAbortJobFlags
 	// StartPostCopy is virDomainMigrateStartPostCopy.
 	StartPostCopy(uuid string) error
 	// BlockJob is virDomainGetBlockJobInfo of one disk, by its target; found is
@@ -82,7 +82,8 @@ type Conn interface {
 	Monitor(uuid, command string) (string, error)
 	MaxDowntime(uuid string) (milliseconds uint64, err error)
 	SetMaxDowntime(uuid string, milliseconds uint64) error
-	SetMaxSpeed(uuid string, mib uint64) error
+	MaxSpeed(uuid string) (mib uint64, err error)            // before post-copy
+	SetMaxSpeed(uuid string, mib uint64, flags uint32) error // virDomainMigrateMaxSpeedFlags
 
 	// Devices names the devices of the host (virConnectListAllNodeDevices),
 	// DeviceXML is the document of one.
@@ -198,7 +199,8 @@ type BlockJob struct {
 type EventID int
 
 // The events that Subscribe gives: what happens to a domain, and what says that
-// something that it has is not what it was. libvirt has none for vCPUs.
+// something that it has is not what it was, and how far a migration is. libvirt has none
+// for vCPUs.
 const (
 	LifecycleEvent              EventID = 0
 	BlockJobEvent               EventID = 8 // a job that ends may leave a disk on another file
@@ -207,15 +209,18 @@ const (
 	DeviceRemovedEvent          EventID = 15
 	TunableEvent                EventID = 17 // pins, shares, block limits
 	DeviceAddedEvent            EventID = 19
+	MigrationIterationEvent     EventID = 20
 	MetadataChangeEvent         EventID = 23
 	MemoryDeviceSizeChangeEvent EventID = 26
 )
 
 // Event is one of a domain's.
 type Event struct {
-	ID            EventID
-	UUID, Name    string
-	Event, Detail int // of a LifecycleEvent: virDomainEventType and its detail
+	ID         EventID
+	UUID, Name string
+	// Of a LifecycleEvent virDomainEventType and its detail, of a MigrationIterationEvent
+	// the iteration.
+	Event, Detail int
 }
 
 // DeviceEvent is one of a host's device.

@@ -93,6 +93,8 @@ var (
 	_ driver.Statistician  = (*Driver)(nil)
 	_ driver.DeviceWatcher = (*Driver)(nil)
 	_ driver.Connector     = (*Driver)(nil)
+
+	_ driver.PostCopyRecoverer = (*Driver)(nil)
 )
 
 var errClosed = errors.New("the driver is closed")

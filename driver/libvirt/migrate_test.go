@@ -36,6 +36,30 @@ func TestOrders_FlagsAndParameters(t *testing.T) {
 		{"bandwidth", func(m *driver.Migration) { m.Bandwidth = 20 << 20 }, always, []Param{{"bandwidth", uint64(20)}}},
 		{"parallel", func(m *driver.Migration) { m.ParallelConnections = 4 }, always | migrateParallel, []Param{{"parallel.connections", 4}}},
 		{"one connection is not parallel", func(m *driver.Migration) { m.ParallelConnections = 1 }, always, nil},
+		{"auto-converge with its steps", func(m *driver.Migration) {
+			m.AutoConverge, m.Throttle = true, driver.Throttle{Initial: 30, Increment: 15}
+		},
+			always | migrateAutoConverge, []Param{{"auto_converge.initial", 30}, {"auto_converge.increment", 15}}},
+		{"steps without auto-converge", func(m *driver.Migration) { m.Throttle.Initial = 30 }, always, nil},
+		{"compression", func(m *driver.Migration) {
+			m.Compression = driver.Compression{Methods: []string{"xbzrle", "mt"}, XBZRLECache: 64 << 20, Level: 3, Threads: 4, UnpackThreads: 2}
+		}, always | migrateCompressed, []Param{{"compression", "xbzrle"}, {"compression", "mt"}, {"compression.xbzrle.cache", uint64(64 << 20)},
+			{"compression.mt.level", 3}, {"compression.mt.threads", 4}, {"compression.mt.dthreads", 2}}},
+		{"compression of parallel connections", func(m *driver.Migration) {
+			m.ParallelConnections, m.Compression = 2, driver.Compression{Methods: []string{"zstd"}, ZlibLevel: 1, ZstdLevel: 7}
+		}, always | migrateParallel | migrateCompressed, []Param{{"parallel.connections", 2}, {"compression", "zstd"},
+			{"compression.zlib.level", 1}, {"compression.zstd.level", 7}}},
+		{"zero copy", func(m *driver.Migration) { m.ZeroCopy = true }, always | migrateZeroCopy, nil},
+		{"writes that wait", func(m *driver.Migration) { m.CopyDisks, m.SynchronousWrites = []string{"vda"}, true },
+			always | migrateNonSharedDisk | migrateSynchronousWrites, []Param{{"migrate_disks", "vda"}}},
+		{"writes that wait, and no disks", func(m *driver.Migration) { m.SynchronousWrites = true }, always, nil},
+		{"zeroes", func(m *driver.Migration) { m.CopyDisks, m.DetectZeroes = []string{"vda", "vdb"}, []string{"vdb"} },
+			always | migrateNonSharedDisk, []Param{{"migrate_disks", "vda"}, {"migrate_disks", "vdb"}, {"migrate_disks_detect_zeroes", "vdb"}}},
+		{"post-copy", func(m *driver.Migration) { m.PostCopy, m.Bandwidth, m.PostCopyBandwidth = true, 1<<20, 1<<30+1 },
+			always | migratePostCopy, []Param{{"bandwidth", uint64(1)}, {"bandwidth.postcopy", uint64(1025)}}},
+		{"bandwidth of a post-copy that is not permitted", func(m *driver.Migration) { m.PostCopyBandwidth = 1 << 20 }, always, nil},
+		{"available bandwidth is in bytes", func(m *driver.Migration) { m.AvailableSwitchover = 3<<20 + 1 }, always,
+			[]Param{{"bandwidth.avail.switchover", uint64(3<<20 + 1)}}},
 		{"auto-converge", func(m *driver.Migration) { m.AutoConverge = true }, always | migrateAutoConverge, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -154,12 +178,13 @@ func TestJob_UnitsAreBerths(t *testing.T) {
 		"time_elapsed": uint64(1500), "downtime": uint64(20), "setup_time": uint64(3), "memory_total": uint64(100), "memory_processed": uint64(60),
 		"memory_remaining": uint64(40), "memory_bps": uint64(7), "memory_dirty_rate": uint64(5), "memory_page_size": uint64(4096),
 		"memory_iteration": uint64(2), "disk_total": uint64(9), "disk_processed": uint64(8), "disk_remaining": uint64(1), "disk_bps": uint64(6),
+		"auto_converge_throttle": uint64(40), "memory_postcopy_requests": uint64(17),
 		"errmsg": "why", "operation": uint64(5),
 	})
 	want := driver.Job{
 		Kind: driver.JobUnbounded, Elapsed: 1500 * time.Millisecond, Downtime: 20 * time.Millisecond, Setup: 3 * time.Millisecond,
 		MemoryTotal: 100, MemoryProcessed: 60, MemoryRemaining: 40, MemoryRate: 7, DirtyRate: 20480, Iteration: 2,
-		DiskTotal: 9, DiskProcessed: 8, DiskRemaining: 1, DiskRate: 6, Error: "why",
+		DiskTotal: 9, DiskProcessed: 8, DiskRemaining: 1, DiskRate: 6, Error: "why", Throttle: 40, PageRequests: 17,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("job, %v (-want +got):\n%s", err, diff)

@@ -61,7 +61,6 @@ func node(c Conn) (n driver.Node, err error) {
 		return n, err
 	}
 	n.Hypervisor = strings.ToUpper(n.Hypervisor) // "Test" says the test driver
-	n.Cannot = cannot(n.Hypervisor)
 	version, err := c.Version()
 	if err != nil {
 		return n, err
@@ -71,6 +70,10 @@ func node(c Conn) (n driver.Node, err error) {
 		return n, err
 	}
 	n.HypervisorVersion, n.LibraryVersion = driver.Version(version), driver.Version(lib)
+	n.Cannot = cannot(n.Hypervisor, n.LibraryVersion)
+	if _, none := n.Cannot[driver.AbilityLiveMigration]; !none {
+		n.MigrationOptions = migrationOptions(n.LibraryVersion, n.HypervisorVersion)
+	}
 	xml, err := c.Capabilities()
 	if err != nil {
 		return n, err

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"berth/driver"
 	"berth/internal/fault"
@@ -23,11 +20,9 @@ type told struct {
 
 type toldDaemon struct {
 	*daemon
-	define    error
-	holder    string // of every name
-	stats     State
-	mu        sync.Mutex
-	downtimes []uint64
+	define error
+	holder string // of every name
+	stats  State
 }
 
 func (c told) Define(string) error                 { return c.d.define }
@@ -37,13 +32,6 @@ func (c told) Stats(uint32, uint32) ([]Stats, error) {
 		"state.state": uint64(c.d.stats.State), "state.reason": uint64(c.d.stats.Reason),
 	}}}, nil
 }
-func (c told) SetMaxDowntime(_ string, ms uint64) error {
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
-	c.d.downtimes = append(c.d.downtimes, ms)
-	return nil
-}
-
 func tell(t *testing.T, d *toldDaemon) *Driver {
 	t.Helper()
 	l := New(Options{CallTimeout: time.Second, Logger: slog.New(slog.DiscardHandler), Dial: func(ctx context.Context, to Target) (Conn, error) {
@@ -107,21 +95,6 @@ func TestDefine_SaysWhoHasTheName(t *testing.T) {
 		if err := l.Define(t.Context(), doc); !errors.Is(err, want) {
 			t.Errorf("Define failed, and %s has its name: %v, want %s", holder, err, want)
 		}
-	}
-}
-
-// The next job would have the bound too.
-func TestMigrate_ThatFailsPutsTheMaximumDowntimeBack(t *testing.T) {
-	d := &toldDaemon{daemon: &daemon{state: State{1, 1}, answer: map[string]func(*scripted) error{
-		"Migrate": func(*scripted) error { return code(errOperationAborted) },
-	}}}
-	m := docs
-	m.MaxDowntime = 500 * time.Millisecond
-	if err := tell(t, d).Migrate(t.Context(), guestUUID, m); !errors.Is(err, fault.Undone) {
-		t.Errorf("Migrate: %v, want undone", err)
-	}
-	if diff := cmp.Diff([]uint64{500, 300}, d.downtimes); diff != "" {
-		t.Errorf("maximum downtimes, ms (-want +got):\n%s", diff)
 	}
 }
 

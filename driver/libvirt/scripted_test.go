@@ -29,6 +29,9 @@ type daemon struct {
 	refs    [][]Ref // what List(0) gives, one element a call, the last one again
 	params  []Param
 	flags   uint32
+
+	downtime, speed, postCopySpeed uint64 // ms, and MiB a second
+	bounds                         int    // how often one of them was set
 }
 
 func (d *daemon) dial(ctx context.Context, _ Target) (Conn, error) {
@@ -136,7 +139,9 @@ func (s *scripted) IsPersistent(string) (bool, error) { return true, s.call("IsP
 func (s *scripted) Autostart(string) (bool, error)    { return false, s.call("Autostart") }
 func (s *scripted) Create(string, uint32) error       { return s.call("Create") }
 func (s *scripted) Suspend(string) error              { return s.call("Suspend") }
-func (s *scripted) AbortJob(string) error             { return s.call("AbortJob") }
+func (s *scripted) AbortJob(_ string, flags uint32) error {
+	return s.call(map[uint32]string{0: "AbortJob", abortPostCopy: "AbortJob post-copy"}[flags])
+}
 func (s *scripted) Monitor(_, command string) (string, error) {
 	err := s.call("Monitor " + command)
 	s.d.mu.Lock()
@@ -148,8 +153,37 @@ func (s *scripted) Undefine(_ string, flags uint32) error {
 	s.d.set(func() { s.d.flags = flags })
 	return s.call("Undefine")
 }
-func (s *scripted) SetMaxDowntime(string, uint64) error { return s.call("SetMaxDowntime") }
-func (s *scripted) MaxDowntime(string) (uint64, error)  { return 300, s.call("MaxDowntime") }
+func (s *scripted) SetMaxDowntime(_ string, ms uint64) error {
+	return s.bound("SetMaxDowntime", func(d *daemon) { d.downtime = ms })
+}
+func (s *scripted) SetMaxSpeed(_ string, mib uint64, flags uint32) error {
+	return s.bound("SetMaxSpeed", func(d *daemon) {
+		if flags == 0 {
+			d.speed = mib
+		} else {
+			d.postCopySpeed = mib
+		}
+	})
+}
+func (s *scripted) bound(call string, set func(*daemon)) error {
+	err := s.call(call)
+	if err == nil {
+		s.d.set(func() { set(s.d); s.d.bounds++ })
+	}
+	return err
+}
+func (s *scripted) MaxDowntime(string) (uint64, error) {
+	err := s.call("MaxDowntime")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.d.downtime, err
+}
+func (s *scripted) MaxSpeed(string) (uint64, error) {
+	err := s.call("MaxSpeed")
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.d.speed, err
+}
 func (s *scripted) JobStats(string, uint32) (int, map[string]any, error) {
 	err := s.call("JobStats")
 	s.d.mu.Lock()
@@ -192,6 +226,9 @@ func drive(t *testing.T, d *daemon) *Driver {
 	t.Helper()
 	if d.answer == nil {
 		d.answer = map[string]func(*scripted) error{}
+	}
+	if d.downtime == 0 {
+		d.downtime, d.speed = usualDowntime, anySpeed
 	}
 	l := New(Options{Dial: d.dial, CallTimeout: time.Second, PingInterval: 5 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {

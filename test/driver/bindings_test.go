@@ -87,13 +87,13 @@ func reliesOn(t *testing.T, b library) {
 		if ms, err := conn.MaxDowntime(id); err != nil || ms != 700 {
 			t.Errorf("maximum downtime %d, %v, want 700", ms, err)
 		}
-		if err := conn.SetMaxSpeed(id, 8); err != nil {
+		if err := conn.SetMaxSpeed(id, 8, 0); err != nil {
 			t.Error(err)
 		}
 		if err := conn.StartPostCopy(id); refusalCode(err) != int(golibvirt.ErrOperationInvalid) {
 			t.Errorf("StartPostCopy of a migration that does not permit it: %v", err)
 		}
-		if err := conn.AbortJob(id); err != nil {
+		if err := conn.AbortJob(id, 0); err != nil {
 			t.Error(err)
 		}
 		// QEMU 10.0.2 may call a job that is cancelled in its first moments failed, by

@@ -202,10 +202,12 @@ func (b both) refusals(t *testing.T, running, stopped string) {
 			ask("Undefine", func(c libvirt.Conn, id string) error { return c.Undefine(id, 1<<30) })
 			ask("Create", func(c libvirt.Conn, id string) error { return c.Create(id, 1<<30) })
 		}
-		ask("AbortJob", libvirt.Conn.AbortJob)
+		ask("AbortJob", func(c libvirt.Conn, id string) error { return c.AbortJob(id, 0) })
+		ask("AbortJob post-copy", func(c libvirt.Conn, id string) error { return c.AbortJob(id, 1) })
 		ask("StartPostCopy", libvirt.Conn.StartPostCopy)
 		ask("SetMaxDowntime", func(c libvirt.Conn, id string) error { return c.SetMaxDowntime(id, 0) })
-		ask("SetMaxSpeed", func(c libvirt.Conn, id string) error { return c.SetMaxSpeed(id, 1<<63) })
+		ask("SetMaxSpeed", func(c libvirt.Conn, id string) error { return c.SetMaxSpeed(id, 1<<63, 0) })
+		ask("SetMaxSpeed post-copy", func(c libvirt.Conn, id string) error { return c.SetMaxSpeed(id, 1<<63, 1) })
 		ask("Migrate", func(c libvirt.Conn, id string) error {
 			return c.Migrate(id, "qemu+tcp://127.0.0.1:1/system", []libvirt.Param{{Name: "bandwidth", Value: uint64(1)}}, 1|2)
 		})

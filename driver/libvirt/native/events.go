@@ -60,6 +60,11 @@ func (c *conn) Subscribe(f func(libvirt.Event)) error {
 			})
 		},
 		func(l *lv.Connect) (int, error) {
+			return l.DomainEventMigrationIterationRegister(nil, func(_ *lv.Connect, d *lv.Domain, e *lv.DomainEventMigrationIteration) {
+				tell(libvirt.MigrationIterationEvent, d, 0, e.Iteration)
+			})
+		},
+		func(l *lv.Connect) (int, error) {
 			return l.DomainEventMetadataChangeRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventMetadataChange) {
 				changed(libvirt.MetadataChangeEvent, d)
 			})

@@ -56,8 +56,13 @@ func everything(t *testing.T) *conn {
 			func() error { _, err := c.Monitor(id, "{}"); return err },
 			func() error { return c.CompareCPU(libvirt.CPU{XML: "<cpu/>"}, 0) },
 			func() error { _, err := c.BaselineHypervisorCPU(libvirt.CPU{}, []string{"<cpu/>"}, 0); return err },
-			func() error { return c.Migrate(id, "test:///default", nil, 1<<1) },
-			func() error { return c.AbortJob(id) },
+			func() error {
+				return c.Migrate(id, "test:///default", []libvirt.Param{{Name: "bandwidth", Value: uint64(1)}, {Name: "compression", Value: "mt"}, {Name: "parallel.connections", Value: 2}}, 1<<1)
+			},
+			func() error { return c.AbortJob(id, 0) },
+			func() error { return c.AbortJob(id, 1) },
+			func() error { _, err := c.MaxSpeed(id); return err },
+			func() error { return c.SetMaxSpeed(id, 1, 0) },
 			func() error { return c.StartPostCopy(id) },
 			func() error { return c.Create(id, 0) },
 		} {

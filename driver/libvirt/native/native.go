@@ -369,7 +369,14 @@ func (c *conn) BaselineHypervisorCPU(cpu libvirt.CPU, cpus []string, flags uint3
 	})
 }
 
-func (c *conn) AbortJob(uuid string) error { return c.order(uuid, (*lv.Domain).AbortJob) }
+func (c *conn) AbortJob(uuid string, flags uint32) error {
+	return c.order(uuid, func(d *lv.Domain) error {
+		if flags == 0 {
+			return d.AbortJob() // the older procedure, which every daemon has
+		}
+		return d.AbortJobFlags(lv.DomainAbortJobFlags(flags))
+	})
+}
 
 func (c *conn) StartPostCopy(uuid string) error {
 	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateStartPostCopy(0) })
@@ -436,6 +443,10 @@ func (c *conn) DeviceXML(name string) (string, error) {
 
 func freeDevice(d *lv.NodeDevice) { _ = d.Free() }
 
-func (c *conn) SetMaxSpeed(uuid string, mib uint64) error {
-	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateSetMaxSpeed(mib, 0) })
+func (c *conn) MaxSpeed(uuid string) (uint64, error) {
+	return with(c, uuid, func(d *lv.Domain) (uint64, error) { return d.MigrateGetMaxSpeed(0) })
+}
+
+func (c *conn) SetMaxSpeed(uuid string, mib uint64, flags uint32) error {
+	return c.order(uuid, func(d *lv.Domain) error { return d.MigrateSetMaxSpeed(mib, lv.DomainMigrateMaxSpeedFlags(flags)) })
 }

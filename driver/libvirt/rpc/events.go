@@ -19,6 +19,7 @@ var procedures = map[uint32]libvirt.EventID{
 	333: libvirt.DeviceRemovedEvent,
 	346: libvirt.TunableEvent,
 	354: libvirt.DeviceAddedEvent,
+	359: libvirt.MigrationIterationEvent,
 	379: libvirt.MetadataChangeEvent,
 	438: libvirt.MemoryDeviceSizeChangeEvent,
 }
@@ -66,9 +67,12 @@ func (w *wire) tell(of procedure, body []byte) {
 		var d golibvirt.Domain
 		copy(d.UUID[:], x.take(len(d.UUID)))
 		e.UUID = ref(d).UUID
-		if id == libvirt.LifecycleEvent {
-			x.take(4) // the domain's id
+		x.take(4) // the domain's id
+		switch id {
+		case libvirt.LifecycleEvent:
 			e.Event, e.Detail = x.number(), x.number()
+		case libvirt.MigrationIterationEvent:
+			e.Detail = x.number()
 		}
 		(*domains)(e)
 	case of.number == procDeviceLifecycle && devices != nil:

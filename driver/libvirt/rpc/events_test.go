@@ -93,6 +93,7 @@ func TestSubscribe_GivesEveryKindInTheDaemonsOrder(t *testing.T) {
 		message(331, number(0), eventDomain("g"), make([]byte, 8)),
 		message(333, number(0), eventDomain("g"), text("disk1")),
 		message(354, number(0), eventDomain("g"), text("disk1")),
+		message(359, number(0), eventDomain("g"), number(4)),
 		message(438, number(0), eventDomain("g"), text("mem0"), make([]byte, 8)),
 	)
 	seen := make(chan any, 64)
@@ -113,7 +114,8 @@ func TestSubscribe_GivesEveryKindInTheDaemonsOrder(t *testing.T) {
 		libvirt.DeviceEvent{Name: "pci_0000_3b_00_1", Event: 1},
 		libvirt.DeviceEvent{Name: "net_lo", Event: libvirt.DeviceUpdated},
 		event(libvirt.BlockJobEvent), event(libvirt.DiskChangeEvent), event(libvirt.BalloonChangeEvent),
-		event(libvirt.DeviceRemovedEvent), event(libvirt.DeviceAddedEvent), event(libvirt.MemoryDeviceSizeChangeEvent),
+		event(libvirt.DeviceRemovedEvent), event(libvirt.DeviceAddedEvent),
+		libvirt.Event{ID: libvirt.MigrationIterationEvent, UUID: eventUUID, Name: "g", Detail: 4}, event(libvirt.MemoryDeviceSizeChangeEvent),
 	}
 	var got []any
 	for len(got) < len(want) {

@@ -293,7 +293,15 @@ func (c *conn) JobStats(id string, flags uint32) (int, map[string]any, error) {
 	return int(a.kind), values(a.params), nil
 }
 
-func (c *conn) AbortJob(id string) error { return order(id, c.l.DomainAbortJob) }
+// AbortJob without flags is the older procedure, which every daemon has.
+func (c *conn) AbortJob(id string, flags uint32) error {
+	return order(id, func(d golibvirt.Domain) error {
+		if flags == 0 {
+			return c.l.DomainAbortJob(d)
+		}
+		return c.l.DomainAbortJobFlags(d, flags)
+	})
+}
 
 func (c *conn) StartPostCopy(id string) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateStartPostCopy(d, 0) })
@@ -328,8 +336,12 @@ func (c *conn) SetMaxDowntime(id string, ms uint64) error {
 	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxDowntime(d, ms, 0) })
 }
 
-func (c *conn) SetMaxSpeed(id string, mib uint64) error {
-	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxSpeed(d, mib, 0) })
+func (c *conn) MaxSpeed(id string) (uint64, error) {
+	return with(id, func(d golibvirt.Domain) (uint64, error) { return c.l.DomainMigrateGetMaxSpeed(d, 0) })
+}
+
+func (c *conn) SetMaxSpeed(id string, mib uint64, flags uint32) error {
+	return order(id, func(d golibvirt.Domain) error { return c.l.DomainMigrateSetMaxSpeed(d, mib, flags) })
 }
 
 func (c *conn) Devices() ([]string, error) {
