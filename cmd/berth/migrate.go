@@ -5,20 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/options"
 )
 
 func (a *app) migrateCommand() *cobra.Command {
-	var bandwidth string
-	var o migration.Options
+	said := newLiveFlags()
+	var priority priorityFlag
 	var live, off, offline bool
 	var cold coldFlags
 	var far apartFlags
@@ -39,17 +40,31 @@ back; see berth resize --help.
 Asked of a host that does not have the guest, the request is passed on to the one that
 does. Ctrl-C stops watching, never the move.
 
+A busy guest may change its memory faster than it is sent. --max-downtime says for how
+long it may stand still at the end; --timeout when it is to be over, and --timeout-action
+what then; --schedule what is done before, in steps, each after its number of passes that
+came no nearer to the end. --postcopy permits that the guest goes on at the destination
+before its memory is there: it always ends, and there is no way back. While it runs:
+berth migration set, force-complete, abort.
+
+What is not said here is said by the guest's flavor (extra specs
+berth:live_migration_…), by [migration] of its host, or by default; berth migration show
+has what counts and who said it. As many moves go at once as the hosts' limits allow;
+--priority says whose turn is first.
+
 ` + apartHelp,
 		Example: `  berth migrate web-1 host-b
   berth migrate web-1                          # Placement's candidates decide
-  berth migrate web-1 host-b --bandwidth 20MiB/s --timeout 10m --timeout-action abort
+  berth migrate web-1 host-b --bandwidth 20MiB/s --timeout 10m
+  berth migrate web-1 host-b --postcopy --timeout 5m --timeout-action post-copy
+  berth migrate web-1 host-b --schedule '2:max-downtime=800ms, 2:max-downtime=2s, 4:abort'
   berth migrate web-1 host-b --cold --shutdown-timeout 5m --confirm
   berth migrate web-1 host-b --alternate host-c --alternate host-d
   berth migrate web-1 host-b --share-nothing -c host-m   # host-m reaches both, and conducts
   berth migrate web-1 host-b --detach && berth migration list`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: o, Offline: offline}
+			r := api.Migrate{Instance: args[0], Migration: uuid.NewString(), Options: said.live, Priority: priority.p, Offline: offline}
 			if len(args) == 2 {
 				r.Destination = args[1]
 			}
@@ -65,11 +80,14 @@ does. Ctrl-C stops watching, never the move.
 			case off || offline:
 				r.MigrationType = migration.TypeMigration
 			}
-			for _, name := range changedFlags(cmd, liveNames) {
+			for _, name := range options.OfGuestsThatRun(said.live) {
 				if off || offline {
 					return fault.New(fault.Invalid, "--%s is of a live migration, not of a cold one", name)
 				}
 				r.MigrationType = migration.TypeLiveMigration
+			}
+			if priority.p != 0 && (off || offline) {
+				return fault.New(fault.Invalid, "--priority is of a live migration: a cold one waits for nobody")
 			}
 			for _, name := range changedFlags(cmd, coldNames) {
 				if r.MigrationType == migration.TypeLiveMigration {
@@ -79,17 +97,6 @@ does. Ctrl-C stops watching, never the move.
 			}
 			if err := far.into(&r, live); err != nil {
 				return err
-			}
-			rate, err := config.ParseRate(bandwidth)
-			if err != nil {
-				return fault.New(fault.Invalid, "--bandwidth: %w", err)
-			}
-			r.Options.Bandwidth = uint64(rate)
-			if o.TimeoutAction != "" && o.TimeoutAction != "abort" {
-				return fault.New(fault.Invalid, "--timeout-action %q: want abort", o.TimeoutAction)
-			}
-			if o.TimeoutAction != "" && o.Timeout == 0 {
-				return fault.New(fault.Invalid, "--timeout-action without --timeout: there is nothing to act on")
 			}
 			if err := cold.into(&r); err != nil {
 				return err
@@ -101,21 +108,27 @@ does. Ctrl-C stops watching, never the move.
 	f.BoolVar(&live, "live", false, "live, and not at all where the guest does not run")
 	f.BoolVar(&off, "cold", false, "cold: shut the guest down where it runs")
 	f.BoolVar(&offline, "offline", false, "cold, and not at all where the guest runs")
-	f.IntVar(&o.Parallel, "parallel", 0, "send memory by `N` connections (default: one)")
-	f.StringVar(&bandwidth, "bandwidth", "0", "bound of the transfer, such as 20MiB/s (default: the host's)")
-	f.DurationVar(&o.MaxDowntime, "max-downtime", 0, "longest time for which the guest may stand still (default: the host's)")
-	f.DurationVar(&o.Timeout, "timeout", 0, "longest time for the transfer (default: the host's)")
-	f.StringVar((*string)(&o.TimeoutAction), "timeout-action", "", "what to do then: abort")
-	f.DurationVar(&o.StallTimeout, "stall-timeout", 0, "no progress for this long is a dead link (default: the host's)")
+	f.Var(&priority, "priority", "whose turn is first where moves wait: "+strings.Join(api.PriorityWords(), ", ")+", or a number; the higher goes first")
+	said.register(f)
 	cold.register(f, true)
 	cold.registerWait(f)
 	far.register(f)
+	groupedUsage(cmd, migrateGroups)
 	return cmd
 }
 
-// liveNames are the flags that make no sense of a cold migration. --bandwidth bounds the
-// shipping of disks too.
-var liveNames = []string{"parallel", "max-downtime", "timeout", "timeout-action", "stall-timeout"}
+// migrateGroups are the flags of berth migrate as its help shows them.
+var migrateGroups = []flagGroup{
+	{"The usual", []string{"bandwidth", "max-downtime", "timeout", "timeout-action", "postcopy"}},
+	{"How", []string{"live", "cold", "offline", "wait", "detach", "priority"}},
+	{"Live, of a guest that changes its memory fast", []string{"schedule", "observe-schedule", "auto-converge", "auto-converge-initial", "auto-converge-increment",
+		"downtime-steps", "downtime-delay", "timeout-per-gib", "postcopy-bandwidth"}},
+	{"Live, the transfer", []string{"parallel-connections", "zerocopy", "comp-methods", "comp-xbzrle-cache", "comp-mt-level", "comp-mt-threads", "comp-mt-dthreads",
+		"comp-zlib-level", "comp-zstd-level", "available-switchover-bandwidth", "stall-timeout"}},
+	{"Live, disks that the hosts do not share", []string{"copy-storage", "copy-storage-synchronous-writes", "migrate-disks-detect-zeroes"}},
+	{"Cold", []string{"shutdown-timeout", "confirm", "confirm-window"}},
+	{"Between hosts that share nothing", []string{"share-nothing", "alternate"}},
+}
 
 func changedFlags(cmd *cobra.Command, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !cmd.Flags().Changed(n) })
@@ -243,7 +256,7 @@ func outcomeWords(m migration.Migration, now time.Time) string {
 		case m.MigrationType == migration.TypeRebuild:
 			return fmt.Sprintf("%s is rebuilt on %s", name, m.SourceCompute)
 		case m.MigrationType == migration.TypeLiveMigration || m.MigrationType == "":
-			return fmt.Sprintf("%s runs on %s; %s", name, m.DestCompute, stoodStill(m))
+			return fmt.Sprintf("%s runs on %s; %s", name, m.DestCompute, endWords(m))
 		case m.InPlace:
 			return fmt.Sprintf("confirmed: what %s had before is given up", name)
 		}
@@ -260,6 +273,18 @@ func outcomeWords(m migration.Migration, now time.Time) string {
 		words = fmt.Sprintf("the revert of %s was given up: %s", name, m.Error.Message)
 	}
 	return words + "\n" + nextWords(m, now)
+}
+
+// endWords say what a live migration cost its guest.
+func endWords(m migration.Migration) string {
+	words := stoodStill(m)
+	if !wentPostCopy(m) {
+		return words
+	}
+	if took := followed(m); took > 0 {
+		return words + ", and its memory followed in " + rough(took) + " (post-copy)"
+	}
+	return words + ", and its memory followed (post-copy)"
 }
 
 // stoodStill says for how long the guest did not run, as far as it was measured.

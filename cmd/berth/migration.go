@@ -21,7 +21,7 @@ import (
 func (a *app) migrationCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migration",
-		Short: "Moves and changes: list, show, watch, abort, confirm, revert, settle, steps",
+		Short: "Moves and changes: list, show, watch, set, force-complete, abort, confirm, revert, settle, steps",
 		Long: `A move is conducted, and remembered, by the host that the guest leaves, or by the one
 that was asked for it with --share-nothing; a request about one that has its guest here
 is passed on to that host. The others list it only while they wait for a host that is
@@ -30,7 +30,7 @@ silent.
 The type is live-migration, migration (cold), resize, rebuild or evacuation, and the status Nova's
 word for it; docs/statuses.md has them all, and which may follow which.`,
 	})
-	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationAbort(), a.confirmCommand(), a.revertCommand(),
+	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationSet(), a.migrationForceComplete(), a.migrationAbort(), a.confirmCommand(), a.revertCommand(),
 		a.migrationSettle(), a.migrationSteps())
 	return cmd
 }
@@ -60,7 +60,7 @@ func (a *app) migrationList() *cobra.Command {
 							took = m.UpdatedAt.Sub(m.CreatedAt)
 						}
 						row(w, columns(m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
-							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), abridge(remark, 60))...)
+							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), remark)...)
 					}
 				})
 			})
@@ -77,7 +77,7 @@ func typeOf(m migration.Migration) string {
 func listRemark(m migration.Migration, now time.Time) string {
 	switch {
 	case m.Error != nil:
-		return m.Error.Message
+		return abridge(m.Error.Message, 60)
 	case m.Status == migration.StatusDone && m.MigrationType == migration.TypeEvacuation:
 		return m.SourceCompute + " has still to clean up"
 	case m.Done():
@@ -86,14 +86,19 @@ func listRemark(m migration.Migration, now time.Time) string {
 		return "confirm or revert it; " + confirmsItself(m.ConfirmBy, now)
 	}
 	doing := doingWords(m)
-	if p := m.Progress; strings.HasPrefix(doing, "sending") {
-		total, left := p.MemoryTotal, p.MemoryRemaining
-		if p.DiskTotal > 0 && p.Phase != "memory" {
-			total, left = p.DiskTotal, p.DiskRemaining
-		}
-		if total > 0 && left <= total {
-			doing += fmt.Sprintf(", %.0f%%", 100*float64(total-left)/float64(total))
-		}
+	what, total, left := transfer(m)
+	if what == "" {
+		return doing // what a move waits for is told whole, with its place
+	}
+	if what == "post-copy" {
+		doing = "running there, memory follows"
+	}
+	doing += fmt.Sprintf(", %d%%", percent(total, left))
+	switch p := m.Progress; {
+	case p.Never:
+		doing += ", does not end by itself"
+	case p.Remaining > 0:
+		doing += ", " + strings.TrimSpace(eta(p, left))
 	}
 	return doing
 }
@@ -128,7 +133,11 @@ func (a *app) printMigration(m migration.Migration) error {
 		if m.InPlace || m.MigrationType == migration.TypeRebuild {
 			row(w, "host", m.SourceCompute)
 		} else {
-			row(w, "move", m.SourceCompute+" -> "+m.DestCompute)
+			to := m.DestCompute
+			if to == "" && !m.Done() {
+				to = "(choosing)"
+			}
+			row(w, "move", m.SourceCompute+" -> "+to)
 		}
 		if m.ShareNothing {
 			row(w, "conducted by", m.ConductedBy())
@@ -159,6 +168,10 @@ func (a *app) printMigration(m migration.Migration) error {
 			}
 			row(w, "asked for by", by)
 		}
+		if m.Priority != 0 && m.Priority != migration.PriorityUser {
+			row(w, "priority", api.Priority(m.Priority))
+		}
+		waitRows(w, m)
 		if !m.Deadline.IsZero() && !m.Done() {
 			row(w, "deadline", deadline(time.Until(m.Deadline)))
 		}
@@ -169,12 +182,15 @@ func (a *app) printMigration(m migration.Migration) error {
 			row(w, "next", nextWords(m, time.Now()))
 		}
 		if p := m.Progress; p.MemoryTotal > 0 || p.DiskTotal > 0 {
+			if words := transferWords(m); words != "" {
+				row(w, "transfer", words)
+			}
 			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
 		}
 		switch m.Outcome {
 		case migration.OutcomeCompleted:
 			if typeOf(m) == migration.TypeLiveMigration {
-				row(w, "downtime", stoodStill(m))
+				row(w, "downtime", endWords(m))
 			}
 		case migration.OutcomeUndone:
 			if m.Unfit == nil { // else it went back by steps of its own, which follow
@@ -228,6 +244,8 @@ func (a *app) printMigration(m migration.Migration) error {
 			stage = ""
 		}
 		stepTable(w, stage, m.Steps)
+		controlTable(w, m.Control)
+		optionTable(w, m)
 	})
 }
 
@@ -324,9 +342,12 @@ func (a *app) migrationAbort() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use: "abort MIGRATION|INSTANCE", Short: "Give a move up and put everything back", Args: cobra.ExactArgs(1),
-		Long: `Give a move up, or a revert. It is refused from the point of no return on, when the
-guest has left its source. One that is finished is not aborted but reverted: berth
-resize revert. With --wait the command returns when all is put back.`,
+		Long: `Give a move up, or a revert. One that waits for its turn is taken out of the queue; one
+on its way is stopped and everything put back, also where the guest stands still for it.
+It is refused from the point of no return on, when the guest has left its source: it runs
+at the destination then, in post-copy before its memory is there. One that is finished is
+not aborted but reverted: berth resize revert. With --wait the command returns when all is
+put back.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.dial()
 			if err != nil {

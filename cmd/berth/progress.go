@@ -40,6 +40,9 @@ const plainEvery = 2 * time.Second
 // want some for an indent.
 const unknownWidth = 76
 
+// plainWidth is how long lines may be of which nobody knows where they are read.
+const plainWidth = 80
+
 func newProgress(a *app, to string) *progress {
 	p := &progress{w: a.out, live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
@@ -67,7 +70,7 @@ func (p *progress) show(m migration.Migration) {
 			doing = "checking both hosts"
 		}
 	}
-	line := progressLine(m, doing)
+	line := progressLine(m, doing, p.most())
 	if p.live {
 		p.redraw(line)
 	} else if doing != p.doing || p.now().Sub(p.shown) >= plainEvery {
@@ -78,6 +81,14 @@ func (p *progress) show(m migration.Migration) {
 	if m.Done() || m.Status == migration.StatusFinished {
 		p.end()
 	}
+}
+
+// most is how long a line may be for what can be spared.
+func (p *progress) most() int {
+	if p.live {
+		return p.width - 1
+	}
+	return plainWidth
 }
 
 // redraw writes over the line. A line that is longer than the terminal would
@@ -120,8 +131,11 @@ func doingWords(m migration.Migration) string {
 	case migration.OutcomeReverted:
 		return "reverted"
 	}
-	if m.Status == migration.StatusFinished {
+	switch {
+	case m.Status == migration.StatusFinished:
 		return "done, and waits to be confirmed or reverted"
+	case len(m.Waits) > 0 && m.Phase != task.Undoing:
+		return "waiting: " + m.Waits[0].Message
 	}
 	words := stepWords(m)
 	if m.Phase == task.Undoing {
@@ -130,7 +144,7 @@ func doingWords(m migration.Migration) string {
 	if m.Status == migration.StatusReverting && words != "" && m.Unfit != nil {
 		words = "it cannot run there, going back: " + words
 	}
-	if m.Status == migration.StatusError && words != "" {
+	if m.Status == migration.StatusError && words != "" && !strings.HasPrefix(words, brokeWords) {
 		words = "held up, trying again: " + words
 	}
 	return words
@@ -188,6 +202,10 @@ func stepWords(m migration.Migration) string {
 		return "keeping what it was given on " + m.DestCompute
 	case migration.StepStream:
 		return streamWords(m.Progress)
+	case migration.StepPostCopy:
+		return "going on by post-copy"
+	case migration.StepFollowPostCopy:
+		return followWords(m.Progress, to)
 	case migration.StepPrepChange:
 		return "making the new disks ready"
 	case migration.StepPowerOff, migration.StepRevertPowerOff:
@@ -225,7 +243,7 @@ func stepWords(m migration.Migration) string {
 func undoWords(m migration.Migration) string {
 	to := m.DestCompute
 	switch m.Step {
-	case migration.StepStream:
+	case migration.StepStream, migration.StepPostCopy:
 		return ": stopping the transfer"
 	case migration.StepTakeOver:
 		return ": it is not given to " + to
@@ -247,76 +265,6 @@ func undoWords(m migration.Migration) string {
 		return ": its connections on " + m.SourceCompute
 	}
 	return ""
-}
-
-const startingTransfer = "starting the transfer"
-
-func streamWords(p migration.Progress) string {
-	switch {
-	case p.Phase == "switchover":
-		return "switching over"
-	case p.Phase == "disk" && p.DiskTotal > 0:
-		return "sending disks"
-	case p.Phase == "memory" && p.MemoryTotal > 0:
-		return "sending memory"
-	}
-	return startingTransfer
-}
-
-// progressLine is a migration in one line, what matters most first.
-func progressLine(m migration.Migration, doing string) string {
-	to := m.DestCompute
-	if to == "" {
-		to = "(choosing)"
-	}
-	head := fmt.Sprintf("%s  %s -> %s  ", m.InstanceName, m.SourceCompute, to)
-	if m.InPlace || m.MigrationType == migration.TypeRebuild {
-		head = fmt.Sprintf("%s  %s  ", m.InstanceName, m.SourceCompute)
-	}
-	p := m.Progress
-	if m.Done() || m.Step != migration.StepStream && m.Step != migration.StepShipDisks || m.Phase != task.Doing || !strings.HasPrefix(doing, "sending") {
-		return head + doing
-	}
-	// Disks are copied first; what is sent now is what is counted.
-	total, left := p.MemoryTotal, p.MemoryRemaining
-	if p.Phase == "disk" || m.Step == migration.StepShipDisks {
-		total, left = p.DiskTotal, p.DiskRemaining
-	}
-	if total == 0 {
-		return head + doing
-	}
-	part := 0.0
-	if left <= total {
-		part = float64(total-left) / float64(total)
-	}
-	const cells = 20
-	full := int(part * cells)
-	bar := strings.Repeat("#", full) + strings.Repeat(".", cells-full)
-	// The bar comes after the numbers: on a narrow terminal it is what can be spared.
-	line := fmt.Sprintf("%s%-6s %3.0f%%  %s %9s/s %9s left  [%s]", head, strings.TrimPrefix(doing, "sending "), 100*part, eta(p, left), size(p.Rate), size(left), bar)
-	if p.DirtyRate > 0 {
-		line += fmt.Sprintf("  dirty %s/s", size(p.DirtyRate))
-	}
-	if p.Iteration > 1 {
-		line += fmt.Sprintf("  pass %d", p.Iteration)
-	}
-	return line
-}
-
-// eta is how long it will still take, as far as one can tell: memory that
-// changes as fast as it is sent never ends.
-func eta(p migration.Progress, left uint64) string {
-	if p.Rate == 0 {
-		return "ETA ?    "
-	}
-	dirty := p.DirtyRate
-	if p.Phase == "disk" {
-		dirty = 0
-	}
-	if dirty >= p.Rate {
-		return "ETA never: it changes faster than it is sent"
-	}
-	return fmt.Sprintf("ETA %-5s", rough(time.Duration(float64(left)/float64(p.Rate-dirty)*float64(time.Second))))
 }
 
 // restored says what the undo of a migration put back, and how long that took.

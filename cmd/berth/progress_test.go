@@ -27,7 +27,8 @@ func TestProgressLine(t *testing.T) {
 		change func(*migration.Migration)
 		want   []string
 	}{
-		{"sending memory", func(*migration.Migration) {}, []string{"web-1  host-a -> host-b  memory", "[###############.....]", " 75%", "20.0 MiB/s", "32.0 MiB left", "dirty 4.0 MiB/s", "pass 3", "ETA 2.0s"}},
+		{"sending memory", func(*migration.Migration) {}, []string{"web-1  host-a -> host-b  memory", " 75%", "20 MiB/s", "32 MiB left", "dirty 4.0 MiB/s", "pass 3", "ETA 2.0s"}},
+		{"a bar where there is room", func(m *migration.Migration) { m.Progress.DirtyRate, m.Progress.Iteration = 0, 1 }, []string{"left  [###############.....]"}},
 		{"sending disks", func(m *migration.Migration) {
 			m.Progress = migration.Progress{Phase: "disk", DiskTotal: 64 << 20, DiskRemaining: 32 << 20, Rate: 16 << 20}
 		}, []string{"host-b  disks", " 50%", "ETA 2.0s"}},
@@ -48,7 +49,7 @@ func TestProgressLine(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			m := moving()
 			tt.change(&m)
-			line := progressLine(m, doingWords(m))
+			line := progressLine(m, doingWords(m), 120)
 			for _, want := range tt.want {
 				if !strings.Contains(line, want) {
 					t.Errorf("%q lacks %q", line, want)
@@ -118,8 +119,8 @@ web-1  host-a -> host-b  checking both hosts
 web-1  host-a -> host-b  claiming room on host-b
 web-1  host-a -> host-b  preparing host-b
 web-1  host-a -> host-b  starting the transfer
-web-1  host-a -> host-b  memory  10%  ETA 9.0s   10.0 MiB/s  90.0 MiB left  [##..................]
-web-1  host-a -> host-b  memory  30%  ETA 7.0s   10.0 MiB/s  70.0 MiB left  [######..............]
+web-1  host-a -> host-b  memory  10%  ETA 9.0s    10 MiB/s   90 MiB left
+web-1  host-a -> host-b  memory  30%  ETA 7.0s    10 MiB/s   70 MiB left
 web-1  host-a -> host-b  sending memory
 web-1  host-a -> host-b  handing the guest over
 web-1  host-a -> host-b  cleaning up

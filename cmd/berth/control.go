@@ -1,0 +1,231 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/migration/converge"
+	"berth/migration/options"
+)
+
+func (a *app) migrationSet() *cobra.Command {
+	said := newLiveFlags("bandwidth", "max-downtime")
+	cmd := &cobra.Command{
+		Use: "set MIGRATION|INSTANCE", Short: "Change a live migration on its way: bandwidth, maximum downtime", Args: cobra.ExactArgs(1),
+		Long: `Change a live migration on its way. A higher maximum downtime has it end sooner, and a
+bound of the bandwidth leaves the link to others; --bandwidth none takes the bound away.
+In post-copy the bandwidth is that of what is left.
+
+What the schedule does later is above it.`,
+		Example: "  berth migration set web-1 --max-downtime 2s\n  berth migration set web-1 --bandwidth 50MiB/s",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in := api.SetMigration{Bandwidth: said.live.Bandwidth, MaxDowntime: said.live.MaxDowntime}
+			if in == (api.SetMigration{}) {
+				return fault.New(fault.Invalid, "set what of %s: say --bandwidth, --max-downtime, or both", args[0])
+			}
+			if in.Bandwidth == options.NoRate {
+				in.Bandwidth = api.Unbounded
+			}
+			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
+				m, err := c.SetMigration(ctx, args[0], in)
+				if err != nil {
+					return err
+				}
+				return a.print(m, func(w io.Writer) { fmt.Fprintln(w, setWords(m, in)) })
+			})
+		},
+	}
+	said.register(cmd.Flags())
+	return cmd
+}
+
+// setWords say what holds of a move now.
+func setWords(m migration.Migration, in api.SetMigration) string {
+	var out []string
+	if in.Bandwidth > 0 {
+		out = append(out, boundWords(in.Bandwidth))
+	}
+	if in.MaxDowntime > 0 {
+		out = append(out, "it may stand still for "+rough(in.MaxDowntime))
+	}
+	return cmp.Or(m.InstanceName, m.UUID) + ": " + strings.Join(out, "; ")
+}
+
+func boundWords(bandwidth uint64) string {
+	if bandwidth >= api.Unbounded {
+		return "sent without a bound"
+	}
+	return "sent with at most " + size(bandwidth) + "/s"
+}
+
+func (a *app) migrationForceComplete() *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "force-complete MIGRATION|INSTANCE", Short: "Have a live migration come to its end now: by post-copy, or with the guest standing still", Args: cobra.ExactArgs(1),
+		Long: `Have a live migration come to its end now, however fast its guest changes its memory.
+Where post-copy is permitted (--postcopy, or the flavor's or the host's word) and possible,
+the guest goes on at the destination at once and its memory follows; there is no way back
+from then on. Else its CPUs stand still where it is until its memory is there, for as long
+as what remains takes; until then berth migration abort lets it run on.
+
+With --wait the command returns when the move is over, and exits as berth migrate does.`,
+		Example: "  berth migration force-complete web-1 --wait",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.dial()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			asking, cancel := context.WithTimeout(cmd.Context(), answerTime)
+			defer cancel()
+			m, err := c.ForceComplete(asking, args[0])
+			switch {
+			case err != nil:
+				return err
+			case wait && !m.Done():
+				return a.watch(cmd.Context(), c, m.UUID, "", "", false)
+			}
+			return a.print(m, func(w io.Writer) { fmt.Fprintln(w, forcedWords(m)) })
+		},
+	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "watch until it is over")
+	return cmd
+}
+
+// forcedWords say how a move is forced to its end, as far as that is on record already.
+func forcedWords(m migration.Migration) string {
+	how := "it is asked for"
+	if n := len(m.Control); n > 0 {
+		switch m.Control[n-1].Action.Do {
+		case converge.ActPostCopy:
+			how = "it goes on by post-copy"
+		case converge.ActSuspend:
+			how = "its CPUs stand still until its memory is there"
+		}
+	}
+	return fmt.Sprintf("%s is forced to its end: %s; berth migration watch %s", cmp.Or(m.InstanceName, m.UUID), how, m.UUID)
+}
+
+// wentPostCopy says whether a move's guest ran at its destination before its memory was there.
+func wentPostCopy(m migration.Migration) bool {
+	if strings.HasPrefix(m.Progress.Phase, phasePostCopy) || m.Status == migration.StatusPostCopy {
+		return true
+	}
+	return slices.ContainsFunc(m.Steps, func(s migration.StepRecord) bool { return s.Name == migration.StepFollowPostCopy && s.Duration > 0 }) &&
+		slices.ContainsFunc(m.Control, func(c migration.Control) bool { return c.Done && c.Action.Do == converge.ActPostCopy })
+}
+
+// followed is for how long a guest ran at its destination before its memory was there; 0 where
+// that is not known.
+func followed(m migration.Migration) time.Duration {
+	for _, s := range m.Steps {
+		if s.Name == migration.StepFollowPostCopy {
+			return s.Duration
+		}
+	}
+	return 0
+}
+
+// waitRows are what a move waits for, each with what to do.
+func waitRows(w io.Writer, m migration.Migration) {
+	for i, r := range m.Waits {
+		name := "waits for"
+		if i > 0 {
+			name = "and for"
+		}
+		row(w, name, r.Message)
+		if r.Change != "" {
+			fmt.Fprintf(w, "\t  to do: %s\n", r.Change)
+		}
+	}
+}
+
+// transferWords are the numbers of a transfer on its way; empty for none.
+func transferWords(m migration.Migration) string {
+	what, total, left := transfer(m)
+	if what == "" {
+		return ""
+	}
+	p := m.Progress
+	words := []string{
+		fmt.Sprintf("%s %d%%", what, percent(total, left)), size(left) + " left", size(p.Rate) + "/s",
+		strings.TrimSpace(eta(p, left)),
+	}
+	if words = append(words, controlWords(p)...); p.Stalls > 0 {
+		words = append(words, fmt.Sprintf("no nearer for %s", passes(p.Stalls)))
+	}
+	return strings.Join(words, ", ")
+}
+
+func passes(n int) string {
+	if n == 1 {
+		return "1 pass"
+	}
+	return fmt.Sprintf("%d passes", n)
+}
+
+// controlTable prints what was done about a transfer on its way; nothing where nothing was.
+func controlTable(w io.Writer, all []migration.Control) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	row(w, "ACTION", "AGO", "BY", "RESULT", "WHY")
+	for _, c := range all {
+		result := "done"
+		switch {
+		case c.Error != "":
+			result = "failed: " + c.Error
+		case c.Action.Observed:
+			result = "only observed"
+		case !c.Done:
+			result = "not done"
+		}
+		row(w, controlAction(c), ago(c.At), cmp.Or(c.By, "schedule"), result, c.Action.Message)
+	}
+}
+
+// controlAction is what was done, as a schedule spells it.
+func controlAction(c migration.Control) string {
+	var out []string
+	if c.Bandwidth > 0 {
+		bound := "none"
+		if c.Bandwidth < api.Unbounded {
+			bound = options.FormatBytes(c.Bandwidth, true)
+		}
+		out = append(out, "bandwidth="+bound)
+	}
+	switch {
+	case c.Action.Downtime > 0:
+		out = append(out, fmt.Sprintf("%s=%s", converge.ActDowntime, c.Action.Downtime))
+	case c.Action.Do != "":
+		out = append(out, string(c.Action.Do))
+	}
+	return strings.Join(out, " ")
+}
+
+// optionTable prints a live migration's options with who said each; nothing in records that do
+// not say.
+func optionTable(w io.Writer, m migration.Migration) {
+	if len(m.OptionsFrom) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	row(w, "OPTION", "VALUE", "SAID BY")
+	for _, o := range options.All() {
+		from := m.OptionsFrom[o.Name]
+		if text := o.Text(m.Options); text != "" || from != "" && from != options.FromDefault {
+			row(w, strings.ReplaceAll(o.Flag, "-", " "), cmp.Or(text, "none"), from)
+		}
+	}
+}
