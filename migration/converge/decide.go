@@ -12,11 +12,12 @@ func (s State) schedule(p Plan) (State, *Action) {
 		if step.Do == ActThrottle || s.stalls >= min(step.After, evidence) && !s.helps(step, p) {
 			continue
 		}
+		// What was passed over and helps now goes before what comes after it.
+		if earlier, ok := s.passedOver(p); ok && s.stalls >= min(earlier.After, step.After) {
+			return s.act(earlier, p)
+		}
 		if s.stalls < step.After {
 			return s, nil
-		}
-		if earlier, ok := s.passedOver(p); ok {
-			return s.act(earlier, p)
 		}
 		if step.Do == ActSuspend && !s.opportune() {
 			s.waited++
@@ -25,7 +26,6 @@ func (s State) schedule(p Plan) (State, *Action) {
 		s.next++
 		return s.act(step, p)
 	}
-	// Nothing is left but what was passed over.
 	if earlier, ok := s.passedOver(p); ok && s.stalls >= earlier.After {
 		return s.act(earlier, p)
 	}

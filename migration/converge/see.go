@@ -33,9 +33,13 @@ type State struct {
 	meter meter
 	dirty float64 // smoothed, bytes a second; 0 for unknown, and of a guest that is idle
 
-	pass   pass
-	begun  bool               // memory is under way
-	passes int                // those whose beginning was seen
+	pass    pass
+	begun   bool          // memory is under way
+	passes  int           // those whose beginning was seen
+	judged  time.Duration // boot clock: when passes were judged last
+	nearest uint64        // what remained at the nearest since then
+	dropped bool          // since then the link had broken down
+
 	recent [remembered]uint64 // what remained when the last passes began
 	best   uint64             // the least of it since the last action
 	row    int                // passes without progress in a row
@@ -59,7 +63,6 @@ type pass struct {
 	at        time.Duration // when it began, as nearly as that is known
 	left      uint64        // what remained then
 	sent      uint64        // MemoryProcessed then
-	dropped   bool          // in it the link had broken down
 }
 
 // WithDowntime notes a bound that the job has by other hands: a person's, or one from before
@@ -115,7 +118,9 @@ func (s State) See(x Sample, p Plan) (State, []Action, Estimate) {
 // still reports whether the guest stands still, or was told to.
 func (s State) still() bool { return s.last.Suspended || s.suspended }
 
-// follow looks whether a pass has begun.
+// follow looks whether a pass has begun, and judges it: true where that is new evidence. Passes
+// that are shorter than a second are judged together, since what remains at their beginnings is
+// not known exactly enough: near its end a transfer would seem to stall that does not.
 func (s State) follow(x Sample) (State, bool) {
 	if !s.begun || x.Iteration < s.pass.iteration {
 		// The first is not seen from its beginning, and the hypervisor's count may include
@@ -123,9 +128,10 @@ func (s State) follow(x Sample) (State, bool) {
 		s.begun, s.passes, s.row, s.stalls, s.dirty = true, 0, 0, 0, 0
 		s.meter = meter{at: x.At}
 		s.pass = pass{iteration: x.Iteration, at: x.At, left: x.MemoryRemaining, sent: x.MemoryProcessed}
+		s.judged, s.nearest, s.dropped = x.At, math.MaxUint64, false
 		return s, false
 	}
-	s.pass.dropped = s.pass.dropped || s.meter.slow
+	s.dropped = s.dropped || s.meter.slow
 	if x.Iteration == s.pass.iteration {
 		return s, false
 	}
@@ -133,32 +139,38 @@ func (s State) follow(x Sample) (State, bool) {
 	s.dirty = s.dirtied(begins, x)
 	s.passes++
 	s.recent[(s.passes-1)%remembered] = begins.left
+	s.pass, s.nearest = begins, min(s.nearest, begins.left)
+	if s.passes > 1 && x.At-s.judged < window {
+		return s, false
+	}
 	switch {
 	case s.passes == 1:
 		// Now it is known what a pass is. The rate of the first was perhaps one of zeroes.
-		s.best, s.meter.usual = begins.left, 0
+		s.best, s.meter.usual = s.nearest, 0
 	case s.still():
-	case s.pass.dropped:
+	case s.dropped:
 		// What the link has lost is no measure.
-		s.best = begins.left
-	case float64(begins.left) < float64(s.best)*(1-nearer):
-		s.best, s.row, s.stalls, s.waited = begins.left, 0, 0, 0
+		s.best = s.nearest
+	case float64(s.nearest) < float64(s.best)*(1-nearer):
+		s.best, s.row, s.stalls, s.waited = s.nearest, 0, 0, 0
 	default:
 		s.row, s.stalls = s.row+1, s.stalls+1
 	}
-	s.pass = begins
+	s.judged, s.nearest, s.dropped = x.At, math.MaxUint64, false
 	return s, s.passes > 1
 }
 
 // beginning is when the pass began that is seen for the first time, and what remained then: what
-// was sent since is what was sent since the last look, without the end of the pass before.
+// was sent since is what was sent since the last look, without the end of the pass before. A
+// hypervisor ends a pass when what remains fits in the downtime.
 func (s State) beginning(x Sample) pass {
 	b := pass{iteration: x.Iteration, at: x.At, left: x.MemoryRemaining, sent: x.MemoryProcessed}
 	if x.Iteration != s.pass.iteration+1 || s.meter.wire == 0 {
 		return b
 	}
 	moved, _ := less(x.MemoryProcessed, s.last.MemoryProcessed)
-	since, _ := less(moved, s.last.MemoryRemaining)
+	rest, _ := less(s.last.MemoryRemaining, uint64(s.meter.wire*s.ceiling.Seconds()))
+	since, _ := less(moved, rest)
 	since, _ = less(min(x.MemoryTotal, b.left+since), min(x.MemoryTotal, b.left))
 	b.left, b.sent = b.left+since, b.sent-min(since, b.sent)
 	b.at = max(s.last.At, x.At-span(float64(since), s.meter.wire))
@@ -244,7 +256,9 @@ func (s State) estimate(p Plan) Estimate {
 	switch {
 	case s.implied() <= s.ceiling:
 		e.Remaining = span(remaining, s.rate())
-	case s.dirty >= rate:
+	case s.dirty >= rate*(1-nearer) || s.row >= evidence:
+		// A guest that writes the same memory again and again is not seen to change more than
+		// is sent.
 		e.Never = true
 	default:
 		e.Remaining = span(remaining, rate-s.dirty)

@@ -18,12 +18,14 @@ const Machine = "pc-q35-7.2"
 // Options describe a domain that boots the guest.
 type Options struct {
 	Name      string
-	UUID      string // empty: made from the name
-	MemoryMiB int    // 0: 128
-	VCPUs     int    // 0: 1
-	Disks     []Disk // the first is written and checked by the guest, from its first block
-	Dirty     int    // MiB of memory the guest writes in turn; 0: 16, negative: none
-	Rate      int    // MiB/s of it; 0: 8, negative: as fast as it can
+	UUID      string        // empty: made from the name
+	MemoryMiB int           // 0: 128
+	VCPUs     int           // 0: 1
+	Disks     []Disk        // the first is written and checked by the guest, from its first block
+	Dirty     int           // MiB of memory the guest writes in turn; 0: 16, negative: none
+	Rate      int           // MiB/s of it; 0: 8, negative: as fast as it can
+	Busy      time.Duration // it writes memory for so long, and rests for Quiet, in turn
+	Quiet     time.Duration // 0: it never rests
 	Beat      time.Duration
 	Guest     Guest
 	CPU       string // a <cpu> element; empty: qemu64, exactly
@@ -49,8 +51,12 @@ const quick = "quiet loglevel=3 nokaslr tsc=reliable no_timer_check mitigations=
 
 // Cmdline is the kernel command line for these options.
 func (o Options) Cmdline() string {
-	return fmt.Sprintf("console=ttyS0 "+quick+" panic=-1 dirty=%d rate=%d hb=%d",
+	line := fmt.Sprintf("console=ttyS0 "+quick+" panic=-1 dirty=%d rate=%d hb=%d",
 		max(or(o.Dirty, 16), 0), max(or(o.Rate, 8), 0), or(o.Beat, 250*time.Millisecond).Milliseconds())
+	if o.Quiet > 0 {
+		line += fmt.Sprintf(" busy=%d quiet=%d", o.Busy.Milliseconds(), o.Quiet.Milliseconds())
+	}
+	return line
 }
 
 // DomainXML is a domain of type qemu with direct kernel boot, a q35 machine, and

@@ -5,7 +5,8 @@
 // rebooted, lost a page or lost a block cannot hide it.
 //
 // Kernel arguments: dirty=MiB of memory it writes, rate=MiB/s (0: as fast as it
-// can), hb=ms between heartbeats.
+// can), busy=ms of that in turn with quiet=ms of nothing (0: always busy), hb=ms
+// between heartbeats.
 //
 // One heartbeat is one line, read by package guest:
 //
@@ -55,6 +56,7 @@ func main() {
 	loadModules()
 	args := arguments()
 	mib, rate, beat := args["dirty"], args["rate"], time.Duration(args["hb"])*time.Millisecond
+	busy, quiet := time.Duration(args["busy"])*time.Millisecond, time.Duration(args["quiet"])*time.Millisecond
 
 	go agent()
 
@@ -66,18 +68,30 @@ func main() {
 	say("guest ready: boot=%s dirty=%dMiB rate=%dMiB/s disk=%dblocks cpus=%d memory=%dMiB vda=%dMiB before=%s kept=%d lost=%d up=%.2f",
 		boot, mib, rate, disk.size(), runtime.NumCPU(), memoryMiB(), disk.mib, before.boot, before.kept, before.lost, uptime())
 
-	var n, written uint64
+	var n, written, missed uint64
 	begun := time.Now()
 	next := begun
 	for ; ; working.Unlock() {
 		working.Lock()
-		if len(mem.pages) > 0 && (rate == 0 || time.Since(begun) >= time.Duration(written)*time.Second/time.Duration(rate)) {
+		since := time.Since(begun)
+		resting := quiet > 0 && since%(busy+quiet) >= busy
+		if due := uint64(since.Seconds() * float64(rate)); resting && due > written+missed {
+			missed = due - written // it is not made up for
+		}
+		var turn time.Duration // of the next MiB, since begun
+		if rate > 0 {
+			turn = time.Duration(written+missed) * time.Second / time.Duration(rate)
+		}
+		if len(mem.pages) > 0 && !resting && since >= turn {
 			mem.step(1 << 20 / page)
 			written++
 		} else {
 			pause := time.Until(next)
-			if rate > 0 && len(mem.pages) > 0 {
-				pause = min(pause, time.Duration(written)*time.Second/time.Duration(rate)-time.Since(begun))
+			switch {
+			case resting:
+				pause = min(pause, busy+quiet-since%(busy+quiet))
+			case rate > 0 && len(mem.pages) > 0:
+				pause = min(pause, turn-since)
 			}
 			time.Sleep(max(pause, time.Millisecond))
 		}
@@ -155,7 +169,7 @@ func bootID() (id [8]byte) {
 
 // arguments reads our numbers from /proc/cmdline.
 func arguments() map[string]int {
-	out := map[string]int{"dirty": 16, "rate": 8, "hb": 250}
+	out := map[string]int{"dirty": 16, "rate": 8, "busy": 0, "quiet": 0, "hb": 250}
 	b, _ := os.ReadFile("/proc/cmdline")
 	for f := range strings.FieldsSeq(string(b)) {
 		k, v, _ := strings.Cut(f, "=")
