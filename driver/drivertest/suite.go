@@ -62,6 +62,10 @@ type Pair struct {
 	// Break closes the connections by which a guest's memory goes, at both ends, as the
 	// process that forwards them does; only after Forward.
 	Break func(t testing.TB, uuid string)
+	// HeavyXML is the document of a domain that has much to send and seldom needs it;
+	// Filled waits until it has, once it runs.
+	HeavyXML func(name, uuid string) string
+	Filled   func(t testing.TB, name string)
 	// Lacks is a CPU feature that the destination's hypervisor has not.
 	Lacks string
 }

@@ -51,7 +51,7 @@ func postCopies() []property {
 			poster := found(t, v.Source, driver.PostCopy)
 			wantKind(t, "StartPostCopy", poster.StartPostCopy(within(t), uuid.NewString()), fault.NotFound)
 		}),
-		migration("Recovery_GoesOnAfterABreak", func(t testing.TB, v *move) {
+		migrationOf("Recovery_GoesOnAfterABreak", heavy, func(t testing.TB, v *move) {
 			recoverer := found(t, v.Source, driver.PostCopyRecovery)
 			done := v.postCopied(t)
 			for range 2 { // what broke once may break again
@@ -77,7 +77,7 @@ func postCopies() []property {
 				return d.State == driver.Running && d.Reason == driver.ReasonMigrated && d.Persistent
 			})
 		}),
-		migration("Recovery_FailsWhatIsDeadByOrder", func(t testing.TB, v *move) {
+		migrationOf("Recovery_FailsWhatIsDeadByOrder", heavy, func(t testing.TB, v *move) {
 			recoverer := found(t, v.Source, driver.PostCopyRecovery)
 			done := v.postCopied(t)
 			wantKind(t, "RecoverPostCopy of one in flight", recoverer.RecoverPostCopy(within(t), v.id, v.m), fault.Busy)
@@ -120,11 +120,14 @@ func postCopies() []property {
 	}
 }
 
+func heavy(_ testing.TB, _ *bench, p Pair, name, id string) string { return p.HeavyXML(name, id) }
+
 // postCopied is a guest that runs at the destination, while most of its memory is still
 // here, and comes through sockets.
 func (v *move) postCopied(t testing.TB) (done <-chan error) {
 	t.Helper()
 	poster := found(t, v.Source, driver.PostCopy)
+	v.Filled(t, domainOf(t, v.Source, v.id).Name)
 	v.Forward(t, v.id, &v.m)
 	v.m.PostCopy, v.m.Paused = true, false
 	v.m.Bandwidth, v.m.MaxDowntime, v.m.PostCopyBandwidth = 1<<20, time.Millisecond, 1<<20

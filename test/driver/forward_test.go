@@ -16,8 +16,9 @@ import (
 // forward makes unix sockets on the host a that lead to libvirtd on b and to what
 // QEMU makes there, and names them in m. Nothing else is between: this process has
 // both hosts' folders at hand.
-func forward(t testing.TB, a, b *lab.Host, src driver.Driver, id string, m *driver.Migration) (connections func() (control, memory, disks int)) {
+func forward(t testing.TB, a, b *lab.Host, src driver.Driver, id string, m *driver.Migration) *forwarded {
 	t.Helper()
+	f := &forwarded{}
 	n, err := src.Node(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +52,7 @@ func forward(t testing.TB, a, b *lab.Host, src driver.Driver, id string, m *driv
 					return // closed
 				}
 				count.Add(1)
-				wg.Go(func() { pass(t, c.(*net.UnixConn), to) })
+				wg.Go(func() { pass(t, c.(*net.UnixConn), to, name == "memory", f) })
 			}
 		})
 		t.Cleanup(func() {
@@ -67,11 +68,30 @@ func forward(t testing.TB, a, b *lab.Host, src driver.Driver, id string, m *driv
 	memory, disks := open("memory", b.Path(dir+"/memory")), open("disks", b.Path(dir+"/disks"))
 	m.DestinationURI = "qemu+unix:///system?socket=" + dir + "/control"
 	m.MigrateURI, m.DisksURI = "unix://"+dir+"/memory", "unix://"+dir+"/disks"
-	return func() (int, int, int) { return int(control.Load()), int(memory.Load()), int(disks.Load()) }
+	f.counts = func() (int, int, int) { return int(control.Load()), int(memory.Load()), int(disks.Load()) }
+	return f
+}
+
+// forwarded is what forward has made.
+type forwarded struct {
+	counts func() (control, memory, disks int)
+
+	mu     sync.Mutex // guards memory
+	memory []net.Conn // both ends of each connection that memory went by
+}
+
+// breakOff closes the connections by which memory goes, at both ends.
+func (f *forwarded) breakOff() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.memory {
+		c.Close()
+	}
+	f.memory = nil
 }
 
 // pass joins a connection with a socket, in both directions until each has ended.
-func pass(t testing.TB, from *net.UnixConn, to string) {
+func pass(t testing.TB, from *net.UnixConn, to string, memory bool, f *forwarded) {
 	defer from.Close()
 	c, err := net.Dial("unix", to)
 	if err != nil {
@@ -80,6 +100,11 @@ func pass(t testing.TB, from *net.UnixConn, to string) {
 	}
 	defer c.Close()
 	there := c.(*net.UnixConn)
+	if memory {
+		f.mu.Lock()
+		f.memory = append(f.memory, from, there)
+		f.mu.Unlock()
+	}
 	// A migration that failed may have left both ends open.
 	defer context.AfterFunc(t.Context(), func() { from.Close(); c.Close() })()
 	var wg sync.WaitGroup

@@ -173,6 +173,7 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 					}
 				}
 			})
+			breaks := func() {}
 			return drivertest.Pair{
 				Source: src, Destination: dst, DestinationURI: "qemu+tls://" + b.Name + "/system",
 				Slow: limit(4), Fast: limit(0),
@@ -203,7 +204,21 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 					return document(o, name, id)
 				},
 				Forward: func(t testing.TB, id string, m *driver.Migration) func() (control, memory, disks int) {
-					return forward(t, a, b, src, id, m)
+					f := forward(t, a, b, src, id, m)
+					breaks = f.breakOff
+					return f.counts
+				},
+				Break: func(testing.TB, string) { breaks() },
+				HeavyXML: func(name, id string) string {
+					return document(guest.Options{Guest: g, MemoryMiB: 192, Dirty: 96, Rate: 1}, name, id)
+				},
+				Filled: func(t testing.TB, name string) {
+					// All of it is written before the first beat.
+					ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+					defer cancel()
+					if _, err := guest.WaitBeat(ctx, a.Console(name), 1); err != nil {
+						t.Fatal(err)
+					}
 				},
 				Lacks: "avx512f", // QEMU emulates no AVX-512
 			}
