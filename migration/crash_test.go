@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/migration"
+	"berth/migration/options"
 )
 
 var (
@@ -44,8 +45,19 @@ var scenarios = []struct {
 	{name: "destination unreachable for a while", script: script{failAt: 2, cut: map[string][2]time.Duration{"b": {2 * time.Second, 40 * time.Second}}, want: undone}},
 	{name: "destination unreachable at the commit", script: script{cut: map[string][2]time.Duration{"b": {5 * time.Second, 90 * time.Second}}, want: completed}},
 	{name: "aborted while the source's libvirtd is silent", script: script{abortAfter: 9300 * time.Millisecond, deaf: [2]time.Duration{9200 * time.Millisecond, time.Minute}, want: completed}},
+	{name: "post-copy by schedule", script: script{options: postCopyAfterStalls, busy: true, want: completed}},
+	{name: "post-copy because somebody forces it, transient domain", script: script{options: postCopyPermitted, busy: true, forceAfter: 5 * time.Second, want: completed}, gone: true},
+	{name: "post-copy that breaks", script: script{options: postCopyAfterStalls, busy: true, breakAt: 2, brokenFor: 20 * time.Second, want: completed}},
+	{name: "post-copy that does not begin", script: script{options: postCopyAfterStalls, busy: true, secondFails: true, want: undone}},
+	{name: "post-copy permitted, and not needed", script: script{options: postCopyPermitted, want: completed}},
+	{name: "suspended because somebody forces it", script: script{busy: true, forceAfter: 5 * time.Second, want: completed}},
 	{name: "source's libvirtd silent for a while", script: script{deaf: [2]time.Duration{4 * time.Second, 90 * time.Second}, want: completed}},
 }
+
+var (
+	postCopyPermitted   = migration.Options{PostCopy: options.On}
+	postCopyAfterStalls = migration.Options{PostCopy: options.On, Schedule: "2:post-copy"}
+)
 
 // play runs one scenario once.
 func play(t testing.TB, i int, seed uint64, f faults, prepare func(*world)) (*world, migration.Migration) {

@@ -100,7 +100,7 @@ func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
 	began := s.c.cfg.Runtime.Boot().Since
 	for {
 		err := s.atPostCopySource(ctx, limit, func(ctx context.Context, h PostCopySource) error {
-			return h.StartPostCopy(ctx, s.ref(StepPostCopy), stream)
+			return h.StartPostCopy(ctx, s.ref(StepStream), stream)
 		})
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, cause
@@ -177,6 +177,8 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		speed  rate
 		broken time.Duration // since when, of what is not going on; 0 while it does
 		pause  = recoverFirst
+		stands *followed // nothing moves though the hypervisor says nothing, and with how much moved
+		moved  uint64
 	)
 	for {
 		if err := s.takenBack(ctx, t); err != nil {
@@ -196,6 +198,14 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		var verdict Verdict
 		watch, verdict = watch.Judge(Sample{At: now, Status: status}, limits)
 		how := s.following(ctx, t, status, src.Guest.Persistent, verdict)
+		switch {
+		case how.state == followBroken && verdict.Abort != nil && stands == nil:
+			stands, moved = &how, watch.last.MemoryProcessed
+		case watch.last.MemoryProcessed > moved:
+			stands = nil
+		case how.state == followGoes && stands != nil:
+			how = *stands // the pauses between two tries look like silence to the watch
+		}
 		if status != nil {
 			s.progress(how.shown(watch.last))
 		}
@@ -218,14 +228,17 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		if how.state == followBroken {
 			s.c.cfg.Logger.Warn("post-copy is broken, its connection is made anew", "migration", s.uuid, "instance", s.instance, "reason", why)
 			err := s.atPostCopySource(ctx, limits.Setup, func(ctx context.Context, h PostCopySource) error {
-				return h.RecoverPostCopy(ctx, s.ref(StepPostCopy), stream)
+				return h.RecoverPostCopy(ctx, s.ref(StepStream), stream)
 			})
 			if cause := context.Cause(ctx); cause != nil {
 				return nil, cause
 			}
 			if err == nil {
 				out.Recoveries++
-				watch = StreamWatch{last: watch.last}
+				watch, stands = StreamWatch{last: watch.last}, nil
+				if err := s.pause(ctx, s.c.cfg.PollInterval); err != nil {
+					return nil, err
+				}
 				continue
 			}
 			why += ", and could not be made whole: " + err.Error()

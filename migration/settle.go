@@ -56,6 +56,7 @@ const (
 	stageUndecided settleStage = "undecided" // stream or commit, forward or back: nothing has decided yet
 	stageKept      settleStage = "kept"      // the source has the guest, and the rest is being undone
 	stageCommitted settleStage = "committed" // the token has left, and the destination has not answered bound
+	stageFollowing settleStage = "following" // committed, and not all of the guest's memory has followed
 	stageFinished  settleStage = "finished"  // the destination has answered bound
 
 	// Of guests that are off while they move, where ledgers alone decide.
@@ -122,12 +123,14 @@ func liveStageOf(st task.State) settleStage {
 	done := func(step string) bool { s, ok := st.Step(step); return ok && s.State == task.StepEnded }
 	begun := func(step string) bool { s, ok := st.Step(step); return ok && s.State != task.StepUndone }
 	switch {
-	case st.Phase == task.Undoing && (begun(StepStream) || begun(StepCommit)):
+	case st.Phase == task.Undoing && (begun(StepStream) || begun(StepPostCopy) || begun(StepCommit)):
 		return stageUndecided
 	case st.Phase == task.Undoing:
 		return stageKept
 	case done(StepFinishDestination):
 		return stageFinished
+	case begun(StepFollowPostCopy) && !done(StepFollowPostCopy):
+		return stageFollowing
 	case done(StepCommit):
 		return stageCommitted
 	case begun(StepStream):
@@ -221,6 +224,19 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 			no("destination_not_named", "the token was given to "+f.Destination+", whose copy may be the guest",
 				"check that it is gone for good, and say so: --gone "+f.Destination)
 		}
+	case stageFollowing:
+		switch {
+		case atSource && !goneDestination:
+			no("destination_not_named", "the guest runs at "+f.Destination+", and lacks at most part of its memory",
+				"check that it is gone for good, and say so: --gone "+f.Destination)
+		case atSource:
+		case f.Facts.Source == SourceSilent:
+			no("source_silent", "the source's hypervisor does not answer: what of the guest's memory has not followed may be there", "start libvirtd on "+f.Source)
+		case f.Facts.Source == SourcePostCopy:
+			calm("the rest of its memory is at " + f.Source + ", and follows as soon as the two hosts reach each other")
+		case f.Facts.Source == SourceMigrated:
+			calm("all of its memory has followed")
+		}
 	case stageUndecided:
 		switch action, why := Decide(f.Facts); {
 		case f.Facts.Source == SourceSilent:
@@ -233,11 +249,11 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 			no("token_elsewhere", "the source does not hold the token, and did not give it to this attempt", "look which host has it: berth instance list")
 		}
 		switch {
-		case atSource && (f.Facts.Destination == DestinationRunning || f.Facts.There == LedgerAccepted):
+		case atSource && (f.Facts.Destination == DestinationRunning || f.Facts.Destination == DestinationPostCopy || f.Facts.There == LedgerAccepted):
 			no("runs_there", "the guest runs at "+f.Destination, "look again which of the two copies is the guest")
 		case !atSource && (f.Facts.Source == SourceMemory || f.Facts.Source == SourceJob):
 			no("runs_here", "the guest has its memory at "+f.Source, "look again which of the two copies is the guest")
-		case !atSource && f.Facts.Destination != DestinationArrived && f.Facts.Destination != DestinationRunning:
+		case !atSource && f.Facts.Destination != DestinationArrived && f.Facts.Destination != DestinationRunning && f.Facts.Destination != DestinationPostCopy:
 			no("no_copy", "no whole copy is seen at "+f.Destination, "the guest cannot be there")
 		}
 	}
@@ -325,7 +341,7 @@ func (s *story) takeWord(ctx context.Context, w Settlement) error {
 func (s *story) settleFacts(ctx context.Context, t *task.Task, m Migration, w Settlement) (settleFacts, error) {
 	f := settleFacts{Source: s.from, Destination: m.DestCompute, Stage: s.stageOf(m, t.State()), Apart: s.conductsForOthers() && !s.evacuates()}
 	var src inspectedSource
-	if f.Stage == stageUndecided {
+	if f.Stage == stageUndecided || f.Stage == stageFollowing {
 		if err := t.Output(StepInspectSource, &src); err != nil {
 			return f, err
 		}

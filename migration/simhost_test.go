@@ -1,6 +1,7 @@
 package migration_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -42,10 +43,12 @@ type simHost struct {
 	simApart
 	// patience is how long the last guest was given to shut itself down.
 	patience time.Duration
+	tuned    []migration.Tuning // of jobs in flight
 	// deafAfterHandOver: its hypervisor answers no more once it has given a guest away.
 	deafAfterHandOver bool
 
 	simEvacuation
+	simPostCopy
 
 	// The hypervisor.
 	domain *simDomain
@@ -82,6 +85,11 @@ type simJob struct {
 	aborted bool
 	err     string
 	p       migration.Progress
+	// suspended: the guest was told to stand still for it. repaired is when the connection of a
+	// post-copy can be made again, and stands that nothing moves without anybody's notice.
+	suspended bool
+	repaired  time.Duration
+	stands    bool
 }
 
 var guestSize = topology.Resources{VCPUs: 2, MemoryMB: 1024, DiskGB: 1}
@@ -91,7 +99,7 @@ func newSimHost(w *world, name string) *simHost {
 		w: w, name: name, provider: "rp-" + name, pages: "rp-" + name, disk: "rp-" + name, capacity: topology.Resources{VCPUs: 8, MemoryMB: 8192, DiskGB: 100},
 		claims: map[string]*simClaim{}, contexts: map[string]bool{}, tombs: map[string]bool{}, reclaimed: map[string]bool{},
 		commits: map[string]migration.Commit{}, started: map[string]bool{}, made: map[string]bool{},
-		offs: map[string]string{}, aside: map[string]bool{}, words: map[string]migration.Settlement{}, simApart: newSimApart(),
+		offs: map[string]string{}, aside: map[string]bool{}, words: map[string]migration.Settlement{}, simApart: newSimApart(), simPostCopy: newSimPostCopy(),
 	}
 }
 
@@ -230,7 +238,7 @@ func (h *simHost) StreamStatus(_ context.Context, ref migration.Ref) (migration.
 	if err := h.hypervisor(); err != nil {
 		return migration.StreamStatus{}, err
 	}
-	st := migration.StreamStatus{Ledger: h.ledger(ref), Domain: h.view(), Left: h.seen && h.started[at(ref)]}
+	st := migration.StreamStatus{Ledger: h.ledger(ref), Domain: h.view(), Left: h.seen && h.started[at(ref)], EndWanted: h.endWanted[at(ref)], PostCopy: h.second[at(ref)]}
 	if h.job != nil {
 		st.InFlight, st.Progress, st.Error = h.job.running, h.job.p, h.job.err
 	}
@@ -257,8 +265,16 @@ func (h *simHost) view() migration.DomainView {
 	return migration.DomainView{Exists: true, State: h.domain.state, Reason: h.domain.reason}
 }
 
-func (h *simHost) TuneStream(context.Context, migration.Ref, migration.Tuning) error {
-	return h.hypervisor()
+func (h *simHost) TuneStream(_ context.Context, _ migration.Ref, t migration.Tuning) error {
+	if err := h.hypervisor(); err != nil || h.job == nil || !h.job.running {
+		return cmp.Or(err, error(fault.New(fault.Forbidden, "host %s: no job is in flight", h.name)))
+	}
+	h.tuned = append(h.tuned, t)
+	if t.Suspend && h.domain.state == "running" {
+		h.job.suspended = true
+		*h.domain = simDomain{"paused", "user"}
+	}
+	return nil
 }
 
 // left says whether the source's own domain has no memory any more because it
@@ -267,7 +283,7 @@ func (h *simHost) left() bool {
 	if h.domain == nil {
 		return h.w.transient && h.job.err == ""
 	}
-	return h.domain.state == "shut off" && (h.domain.reason == "migrated" || h.seen)
+	return h.domain.half() || h.domain.state == "shut off" && (h.domain.reason == "migrated" || h.seen)
 }
 
 func (h *simHost) Commit(_ context.Context, ref migration.Ref) (migration.Commit, error) {
@@ -326,6 +342,9 @@ func (h *simHost) CleanUpSource(_ context.Context, ref migration.Ref) error {
 	// A late repeat must not touch a guest that has come back.
 	if h.token.here || h.token.migration != ref.Migration {
 		return nil
+	}
+	if h.domain.half() {
+		h.w.violate("the source's half of the guest was removed in post-copy")
 	}
 	h.domain = nil
 	delete(h.claims, "instance")
@@ -434,6 +453,9 @@ func (h *simHost) RollbackPreLiveMigration(_ context.Context, ref migration.Ref)
 	}
 	h.bury(ref, migration.StepPreLiveMigration)
 	if h.claims[at(ref)] != nil && h.claims[at(ref)].state == "arriving" {
+		if h.domain.half() {
+			h.w.violate("the destination's half of the guest was removed in post-copy")
+		}
 		h.domain = nil
 	}
 	delete(h.made, at(ref))
@@ -470,6 +492,9 @@ func (h *simHost) resume(c migration.Commit) error {
 func (h *simHost) FinishDestination(_ context.Context, ref migration.Ref) error {
 	if h.token == nil || !h.token.here || h.token.migration != ref.Migration {
 		return fault.New(fault.Forbidden, "host %s: finish %s: the token is not here", h.name, at(ref))
+	}
+	if h.domain.half() && !h.w.script.givenUp {
+		h.w.violate("the claim was bound in post-copy")
 	}
 	if cl := h.claims[at(ref)]; cl != nil {
 		h.claims["instance"] = &simClaim{state: "bound", resources: cl.resources}

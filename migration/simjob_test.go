@@ -40,6 +40,15 @@ func (j *simJob) run(h *simHost, ticket string) func() {
 		}
 		j.to.domain = &simDomain{"paused", "migrating"}
 		j.p.Phase = "memory"
+		for i := uint64(1); w.script.busy && !j.suspended; i++ {
+			// Memory changes as fast as it is sent.
+			for part := range uint64(4) {
+				j.p.MemoryProcessed, j.p.MemoryRemaining, j.p.Iteration = (4*i+part)<<26, (4-part)<<26, i
+				if !sleep(500 * time.Millisecond) {
+					return
+				}
+			}
+		}
 		for i := 1; i <= 8; i++ {
 			if !sleep(time.Second) {
 				return
@@ -61,7 +70,7 @@ func (j *simJob) run(h *simHost, ticket string) func() {
 				j.running, j.err = false, "domain is not running"
 				return
 			}
-			j.p.MemoryProcessed, j.p.MemoryRemaining, j.p.Iteration, j.p.Rate = uint64(i)<<27, uint64(8-i)<<27, 1, 128<<20
+			j.p.MemoryProcessed, j.p.MemoryRemaining, j.p.Iteration, j.p.Rate = uint64(i)<<27, uint64(8-i)<<27, max(1, j.p.Iteration), 128<<20
 		}
 		// Finish: from here the copy is whole.
 		j.p.Phase = "switchover"

@@ -34,11 +34,22 @@ type script struct {
 	unseen                   bool     // so it does, and nobody had seen the guest leave
 	refuse                   []string // hosts whose claim says no
 	abortAfter               time.Duration
-	named                    string
-	hosts                    []string // default a, b
-	deaf                     [2]time.Duration
-	cut                      map[string][2]time.Duration // host: unreachable from, for
-	options                  migration.Options
+	// Of guests that do not converge: busy for as long as nobody suspends them, when somebody
+	// forces the move; the second job fails before post-copy, post-copy breaks or stands still
+	// at a second and cannot be made whole for so long; the source's half dies, and an operator
+	// gives it up.
+	busy              bool
+	forceAfter        time.Duration
+	secondFails       bool
+	breakAt, standsAt int
+	brokenFor         time.Duration
+	halfDiesAt        int
+	givenUp           bool
+	named             string
+	hosts             []string // default a, b
+	deaf              [2]time.Duration
+	cut               map[string][2]time.Duration // host: unreachable from, for
+	options           migration.Options
 	// Of other moves than live ones: what is asked, the words that are given while the
 	// move is finished, what is done to a host (see simcold_test.go).
 	request migration.Request
@@ -98,6 +109,7 @@ type world struct {
 	configure func(*migration.Config)
 	mutate    func(*world) migration.Mutation
 	watch     func(migration.Migration) // sees the migration four times a second
+	aborted   func(error)               // is told what came of an abort
 	fleet     *simFleet                 // of evacuations; else nil
 	embedded  *embedded                 // the real thing in the place of placement; or nil
 	asking    placementclient.Counters  // what it was asked until the end
@@ -310,11 +322,24 @@ func (w *world) boot() {
 	if len(w.script.words) > 0 {
 		p.Go("words", w.say(p, c))
 	}
+	if w.script.forceAfter > 0 {
+		p.Go("force", func() {
+			if d := w.script.forceAfter - w.sim.Elapsed(); d > 0 {
+				_ = p.Sleep(context.Background(), d)
+			}
+			for range 20 { // a wish dies with the agent
+				_ = c.ForceComplete(context.Background(), moveUUID, "ops")
+				_ = p.Sleep(context.Background(), time.Second)
+			}
+		})
+	}
 	if w.script.abortAfter > 0 {
 		p.Go("abort", func() {
 			if d := w.script.abortAfter - w.sim.Elapsed(); d > 0 {
 				_ = p.Sleep(context.Background(), d)
-				_ = c.Abort(context.Background(), moveUUID)
+				if err := c.Abort(context.Background(), moveUUID); w.aborted != nil {
+					w.aborted(err)
+				}
 			}
 		})
 	}

@@ -1,0 +1,388 @@
+package migration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/internal/fault"
+	"berth/internal/runtime/simruntime"
+	"berth/migration"
+	"berth/migration/converge"
+	"berth/migration/options"
+	"berth/migration/task"
+)
+
+// controls are the rows of what was done about a transfer: action, whether it was done, who
+// asked.
+func controls(m migration.Migration) (out []string) {
+	for _, c := range m.Control {
+		out = append(out, fmt.Sprintf("%s %v %s", c.Action.Do, c.Done, c.By))
+	}
+	return out
+}
+
+// TestPostCopy_TellsItsStory: statuses and steps of a guest that does not converge and leaves by
+// post-copy, and of one whose options permit it and that does not need it.
+func TestPostCopy_TellsItsStory(t *testing.T) {
+	for _, busy := range []bool{true, false} {
+		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: busy, want: completed}, faults{})
+		w.latency = 100 * time.Millisecond
+		var seen, phases []string
+		w.watch = func(m migration.Migration) {
+			if s := string(m.Status); len(seen) == 0 || seen[len(seen)-1] != s {
+				seen = append(seen, s)
+			}
+			if m.Status == migration.StatusPostCopy && !slices.Contains(phases, m.Progress.Phase) {
+				phases = append(phases, m.Progress.Phase)
+			}
+		}
+		last := w.run()
+		w.report("story")
+		seen = slices.DeleteFunc(seen, func(s string) bool { return s == "accepted" })
+		want := []string{"preparing", "running", "post-migrating", "completed"}
+		var rows []string
+		if busy {
+			want = []string{"preparing", "running", "running (post-copy)", "post-migrating", "completed"}
+			rows = []string{"post-copy true "}
+			if !slices.Contains(phases, "post-copy") {
+				t.Errorf("phases in post-copy: %v", phases)
+			}
+		}
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("busy %v: statuses (-want +got):\n%s", busy, diff)
+		}
+		if diff := cmp.Diff(rows, controls(last)); diff != "" {
+			t.Errorf("busy %v: what was done (-want +got):\n%s", busy, diff)
+		}
+		used := slices.ContainsFunc(last.Steps, func(s migration.StepRecord) bool { return s.Name == migration.StepPostCopy })
+		if used != busy || (last.HandoverDowntime == 0) != busy {
+			t.Errorf("busy %v: post-copy in its journal %v, hand-over %s", busy, used, last.HandoverDowntime)
+		}
+		if busy && last.Progress.PageRequests == 0 {
+			t.Errorf("progress at the end: %+v", last.Progress)
+		}
+	}
+}
+
+// TestPostCopy_CostsNothingWhereItIsOnlyPermitted: no call, no look and no write more, so that
+// the guest stands still for no longer.
+func TestPostCopy_CostsNothingWhereItIsOnlyPermitted(t *testing.T) {
+	var traces [][]string
+	for _, o := range []migration.Options{{}, postCopyPermitted} {
+		w := newWorld(t, 1, script{options: o, want: completed}, faults{})
+		w.run()
+		w.report("permitted")
+		traces = append(traces, w.trace)
+	}
+	if diff := cmp.Diff(traces[0], traces[1]); diff != "" {
+		t.Errorf("calls and writes (-without +permitted):\n%s", diff)
+	}
+}
+
+// TestPostCopy_IsMadeWholeForAsLongAsItTakes: a link that is away for minutes is in doubt, in an
+// operator's words, and nothing is taken back; the same where the job stands and nobody says so.
+func TestPostCopy_IsMadeWholeForAsLongAsItTakes(t *testing.T) {
+	for name, sc := range map[string]script{
+		"broken": {breakAt: 2},
+		"stands": {standsAt: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sc.options, sc.busy, sc.brokenFor, sc.want = postCopyAfterStalls, true, 5*time.Minute, completed
+			w := newWorld(t, 1, sc, faults{})
+			doubts := 0
+			w.watch = func(m migration.Migration) {
+				if m.Outcome != migration.OutcomeInDoubt {
+					return
+				}
+				doubts++
+				if !errors.Is(m.Err(), fault.InDoubt) || !slices.Equal(codes(m.Err()), []string{"post_copy_broken"}) || m.Phase != task.Doing {
+					t.Errorf("in doubt, %s: %v", m.Phase, m.Err())
+				}
+			}
+			m := w.run()
+			w.report(name)
+			tries := 0
+			for _, what := range w.trace {
+				if what == "before RecoverPostCopy on a" {
+					tries++
+				}
+			}
+			// Patience is a minute of five; the pauses grow to half a minute.
+			if doubts < 60 || tries < 8 || tries > 40 || m.Outcome != migration.OutcomeCompleted {
+				t.Errorf("in doubt at %d looks, %d tries, %s", doubts, tries, m.Outcome)
+			}
+		})
+	}
+}
+
+// TestPostCopy_WhoseOtherHalfIsLostIsAnOperators: nothing is guessed, over a restart of the agent
+// either, until he has said where the guest is.
+func TestPostCopy_WhoseOtherHalfIsLostIsAnOperators(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, halfDiesAt: 3, givenUp: true, want: completed}, faults{})
+	w.configure = func(c *migration.Config) {
+		hosts := c.Hosts
+		c.Hosts = func(ctx context.Context, name string) (migration.Host, error) {
+			h, err := hosts(ctx, name)
+			if err != nil || name != "a" {
+				return h, err
+			}
+			return settling{h.(hostWire)}, nil
+		}
+	}
+	lost := func(m migration.Migration) bool {
+		return m.Outcome == migration.OutcomeInDoubt && slices.Equal(codes(m.Err()), []string{"post_copy_lost"})
+	}
+	w.inProcessThen(func(p *simruntime.Process, c *migration.Conductor) {
+		asked := move
+		asked.Options = w.script.options
+		if _, err := c.LiveMigrate(context.Background(), asked); err != nil {
+			t.Fatal(err)
+		}
+		m := until(t, p, c, "lost", lost)
+		if m.Progress.Phase != "post-copy failed" || m.Status != migration.StatusError {
+			t.Errorf("status %s, phase %s", m.Status, m.Progress.Phase)
+		}
+		if err := c.Abort(context.Background(), moveUUID); !errors.Is(err, fault.Forbidden) || !slices.Equal(codes(err), []string{"post_copy_began"}) {
+			t.Errorf("abort: %v", err)
+		}
+	})
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		until(t, p, c, "lost after a restart", lost)
+		_, err := c.Settle(context.Background(), moveUUID, migration.Settlement{GuestIsAt: "a", Why: "it was there", By: "ops"})
+		if !slices.Equal(codes(err), []string{"destination_not_named"}) {
+			t.Errorf("settled at the source: %v", err)
+		}
+		if _, err := c.Settle(context.Background(), moveUUID, migration.Settlement{GuestIsAt: "b", Why: "reset there", By: "ops"}); err != nil {
+			t.Fatal(err)
+		}
+		if m := until(t, p, c, "done", migration.Migration.Done); m.Outcome != migration.OutcomeCompleted || !w.hosts["b"].owns() {
+			t.Errorf("outcome %s: %v", m.Outcome, m.Err())
+		}
+	})
+	w.report("lost")
+}
+
+// TestPostCopy_EndsByItselfWhereTheDestinationSaysThatItIsWhole: a source whose libvirtd has
+// forgotten why the domain is off is not asked for what it cannot say.
+func TestPostCopy_EndsByItselfWhereTheDestinationSaysThatItIsWhole(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, halfDiesAt: 3, want: completed}, faults{})
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		asked := move
+		asked.Options = w.script.options
+		if _, err := c.LiveMigrate(context.Background(), asked); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "in doubt", func(m migration.Migration) bool { return m.Outcome == migration.OutcomeInDoubt })
+		*w.hosts["b"].domain = simDomain{"running", "booted"} // somebody has reset it
+		if m := until(t, p, c, "done", migration.Migration.Done); m.Outcome != migration.OutcomeCompleted {
+			t.Errorf("outcome %s: %v", m.Outcome, m.Err())
+		}
+	})
+	w.report("reset")
+}
+
+// TestAbort_AtEveryMomentOfPostCopy aborts in steps around the end of the first job and the
+// beginning of post-copy: undone before it, forward from it on, refused in words, and never
+// half a guest in two places.
+func TestAbort_AtEveryMomentOfPostCopy(t *testing.T) {
+	first, last := 12*time.Second, time.Duration(0)
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, want: completed}, faults{})
+	w.latency = 30 * time.Millisecond
+	w.watch = func(m migration.Migration) {
+		if m.Step == migration.StepStream {
+			first = w.sim.Elapsed()
+		}
+		if m.Step == migration.StepAcceptToken || m.Step == migration.StepFollowPostCopy && last == 0 {
+			last = w.sim.Elapsed()
+		}
+	}
+	w.run()
+	outcomes := map[migration.Outcome]int{}
+	var refused int
+	for d := first - 500*time.Millisecond; d < last+500*time.Millisecond; d += 20 * time.Millisecond * time.Duration(min(stride, 10)) {
+		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, abortAfter: d}, faults{})
+		w.latency = 30 * time.Millisecond
+		w.aborted = func(err error) {
+			if err == nil {
+				return
+			}
+			refused++
+			if got := codes(err); !slices.Equal(got, []string{"post_copy_began"}) || !errors.Is(err, fault.Forbidden) {
+				t.Errorf("abort at %s: %v", d, err)
+			}
+		}
+		m := w.run()
+		w.report(fmt.Sprintf("abort at %s", d))
+		outcomes[m.Outcome]++
+		if (m.Status == migration.StatusCancelled) != (m.Outcome == migration.OutcomeUndone) {
+			t.Errorf("abort at %s: status %s, outcome %s", d, m.Status, m.Outcome)
+		}
+	}
+	if outcomes[migration.OutcomeCompleted] == 0 || outcomes[migration.OutcomeUndone] == 0 || refused == 0 || len(outcomes) != 2 {
+		t.Errorf("from %s to %s: outcomes %v, %d refused", first, last, outcomes, refused)
+	}
+}
+
+// TestForceComplete_AtEveryMoment: a wish that meets a schedule's own action, the end of the first
+// job or the second one is the same move.
+func TestForceComplete_AtEveryMoment(t *testing.T) {
+	for d := 2 * time.Second; d < 14*time.Second; d += 100 * time.Millisecond * time.Duration(min(stride, 10)) {
+		for _, o := range []migration.Options{postCopyAfterStalls, {Schedule: "2:suspend"}} {
+			w := newWorld(t, 1, script{options: o, busy: true, forceAfter: d, want: completed}, faults{})
+			w.latency = 30 * time.Millisecond
+			m := w.run()
+			w.report(fmt.Sprintf("forced at %s, %s", d, o.Schedule))
+			done := 0
+			for _, c := range m.Control {
+				if c.Done {
+					done++
+				}
+			}
+			if done == 0 {
+				t.Errorf("forced at %s: nothing was done: %+v", d, m.Control)
+			}
+		}
+	}
+}
+
+func TestForceComplete_IsRefusedInWords(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyPermitted, busy: true, want: completed}, faults{})
+	w.latency = 50 * time.Millisecond
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		ctx := context.Background()
+		refused := func(when, code string) {
+			t.Helper()
+			err := c.ForceComplete(ctx, moveUUID, "ops")
+			if !errors.Is(err, fault.Forbidden) || !slices.Equal(codes(err), []string{code}) || fault.ReasonsOf(err)[0].Change == "" {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+		if err := c.ForceComplete(ctx, moveUUID, "ops"); !errors.Is(err, fault.NotFound) {
+			t.Errorf("of nothing: %v", err)
+		}
+		asked := move
+		asked.Options = w.script.options
+		if _, err := c.LiveMigrate(ctx, asked); err != nil {
+			t.Fatal(err)
+		}
+		refused("before the stream", "not_streaming")
+		until(t, p, c, "streaming", func(m migration.Migration) bool { return m.Step == migration.StepStream })
+		for range 3 {
+			if err := c.ForceComplete(ctx, moveUUID, "ops"); err != nil {
+				t.Errorf("while it streams: %v", err)
+			}
+		}
+		until(t, p, c, "in post-copy", func(m migration.Migration) bool { return m.Step == migration.StepFollowPostCopy })
+		refused("in post-copy", "post_copy_began")
+		m := until(t, p, c, "done", migration.Migration.Done)
+		refused("after the end", "not_streaming")
+		if diff := cmp.Diff([]string{"post-copy true ops"}, controls(m)); diff != "" {
+			t.Errorf("what was done (-want +got):\n%s", diff)
+		}
+	})
+	w.report("forced")
+}
+
+// TestTune_InEveryPart: both bounds of a stream, the bandwidth alone of a post-copy, none before
+// and after; each is a row, and is still there when the agent has been started anew.
+func TestTune_InEveryPart(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyPermitted, busy: true, want: completed}, faults{})
+	ctx := context.Background()
+	downtime, bandwidth := migration.Tuning{MaxDowntime: 700 * time.Millisecond}, migration.Tuning{Bandwidth: 1 << 27}
+	tune := func(c *migration.Conductor, when string, tuning migration.Tuning, want ...string) {
+		t.Helper()
+		if err := c.Tune(ctx, moveUUID, tuning, "ops"); !slices.Equal(codes(err), want) || (err == nil) != (len(want) == 0) {
+			t.Errorf("%s: %v, want %v", when, err, want)
+		}
+	}
+	w.inProcessThen(func(p *simruntime.Process, c *migration.Conductor) {
+		asked := move
+		asked.Options = w.script.options
+		if _, err := c.LiveMigrate(ctx, asked); err != nil {
+			t.Fatal(err)
+		}
+		tune(c, "before the stream", bandwidth, "not_streaming")
+		until(t, p, c, "streaming", func(m migration.Migration) bool { return m.Step == migration.StepStream })
+		tune(c, "streaming", migration.Tuning{MaxDowntime: downtime.MaxDowntime, Bandwidth: bandwidth.Bandwidth})
+		if err := c.Tune(ctx, moveUUID, migration.Tuning{Suspend: true}, "ops"); !errors.Is(err, fault.Invalid) {
+			t.Errorf("suspended by tuning: %v", err)
+		}
+		_ = p.Sleep(ctx, time.Second) // the next look writes it
+	})
+	rows := []string{"bandwidth true ops", "max-downtime true ops"}
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		m := until(t, p, c, "streaming", func(m migration.Migration) bool { return m.Step == migration.StepStream })
+		if diff := cmp.Diff(rows, controls(m)); diff != "" {
+			t.Errorf("after a restart (-want +got):\n%s", diff)
+		}
+		if err := c.ForceComplete(ctx, moveUUID, "ops"); err != nil {
+			t.Error(err)
+		}
+		until(t, p, c, "in post-copy", func(m migration.Migration) bool { return m.Step == migration.StepFollowPostCopy })
+		tune(c, "downtime in post-copy", downtime, "post_copy_began")
+		tune(c, "bandwidth in post-copy", bandwidth)
+		m = until(t, p, c, "done", migration.Migration.Done)
+		tune(c, "after the end", bandwidth, "not_streaming")
+		if diff := cmp.Diff(append(rows, "post-copy true ops", "bandwidth true ops"), controls(m)); diff != "" {
+			t.Errorf("at the end (-want +got):\n%s", diff)
+		}
+	})
+	w.report("tuned")
+	if got := w.hosts["a"].tuned; len(got) != 2 || got[0].MaxDowntime != downtime.MaxDowntime || got[1] != bandwidth {
+		t.Errorf("the jobs were tuned with %+v", got)
+	}
+}
+
+// TestSchedule_IsDoneInOrderAndTold: downtime, then the abort whose reason is the move's.
+func TestSchedule_IsDoneInOrderAndTold(t *testing.T) {
+	o := migration.Options{Schedule: "2:max-downtime=800ms, 2:abort"}
+	w := newWorld(t, 1, script{options: o, busy: true, want: undone}, faults{})
+	m := w.run()
+	w.report("abort by schedule")
+	if got := codes(m.Err()); m.Status != migration.StatusFailed || len(got) != 1 || !strings.Contains(m.Err().Error(), "memory") {
+		t.Errorf("status %s: %v with %v", m.Status, m.Err(), got)
+	}
+	if got := controls(m); len(got) == 0 || got[len(got)-1] != "abort true " {
+		t.Errorf("what was done: %v", got)
+	}
+
+	o.Observe = options.On
+	o.Timeout = time.Minute
+	w = newWorld(t, 1, script{options: o, busy: true, want: undone}, faults{})
+	m = w.run()
+	w.report("observed")
+	for i, c := range m.Control {
+		if c.Action.Do == converge.ActAbort && c.Done && i < len(m.Control)-1 || c.Action.Do == converge.ActDowntime && c.Done {
+			t.Errorf("row %d was done, though it is only observed: %+v", i, c)
+		}
+	}
+	if got := codes(m.Err()); !slices.Equal(got, []string{"timeout"}) || len(m.Control) < 2 {
+		t.Errorf("%v with %v; %v", m.Err(), got, controls(m))
+	}
+}
+
+// TestSteer_AsksAgainWhatCouldNotBeDone: a hypervisor that is silent for a moment does not lose
+// an action, and it is told once.
+func TestSteer_AsksAgainWhatCouldNotBeDone(t *testing.T) {
+	reference := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, want: completed}, faults{})
+	reference.run()
+	i := slices.Index(reference.trace, "before EndStream on a")
+	if i < 0 {
+		t.Fatal("no stream was ended")
+	}
+	for _, f := range []faults{{requests: map[int]bool{i: true}}, {answers: map[int]bool{i: true}}} {
+		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, want: completed}, f)
+		m := w.run()
+		w.report("EndStream lost")
+		if got := controls(m); got[len(got)-1] != "post-copy true " || len(got) > 2 {
+			t.Errorf("what was done: %v", got)
+		}
+	}
+}
