@@ -38,6 +38,9 @@ type Files interface {
 	// Grow makes a file larger where it is.
 	Grow(ctx context.Context, path, format string, size int64) error
 
+	// GiveTo makes a file a user's, and says whether it was not his before.
+	GiveTo(path string, uid, gid int) (bool, error)
+
 	// Writers finds who has files open for writing.
 	Writers(paths ...string) ([]disks.Writer, error)
 

@@ -49,6 +49,7 @@ type inode struct {
 	data    string
 	marked  string // disks.Mark
 	backing string
+	owner   [2]int // user and group
 	// arriving is what a file that is being filled has so far; nil for all others.
 	arriving *arriving
 }

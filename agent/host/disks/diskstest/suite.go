@@ -31,6 +31,7 @@ type Subject struct {
 		PutBack(r disks.Replaced) error
 		DropKept(r disks.Replaced) error
 		Grow(ctx context.Context, path, format string, size int64) error
+		GiveTo(path string, uid, gid int) (bool, error)
 	}
 	Put    func(path, text string) // a raw file, in a new file of that name, with the folders above
 	Rename func(old, new string)   // over what is there
@@ -43,6 +44,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	t.Run("never touches what somebody else put there", func(t *testing.T) { untouched(t, fresh(t)) })
 	t.Run("replaces a file, and puts the old one back", func(t *testing.T) { replaced(t, fresh) })
 	t.Run("grows a file that stays the same one", func(t *testing.T) { grows(t, fresh(t)) })
+	t.Run("gives a file to a user", func(t *testing.T) { given(t, fresh(t)) })
 	t.Run("removes only the file of that stamp", func(t *testing.T) { removed(t, fresh(t)) })
 }
 
@@ -181,5 +183,25 @@ func grows(t *testing.T, s Subject) {
 	}
 	if err := s.Files.Grow(t.Context(), "/images/none", "raw", 1<<20); !errors.Is(err, fault.NotFound) {
 		t.Errorf("grew what is not there: %v", err)
+	}
+}
+
+func given(t *testing.T, s Subject) {
+	const path, uid, gid = "/images/disk", 64055, 109
+	s.Put(path, "guest's")
+	before, err := s.Files.Stamp(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{true, false} {
+		if changed, err := s.Files.GiveTo(path, uid, gid); changed != want || err != nil {
+			t.Errorf("given: %v, %v, want %v", changed, err, want)
+		}
+	}
+	if after, err := s.Files.Stamp(path); err != nil || !after.Equals(before) {
+		t.Errorf("another file: %+v, %v, was %+v", after, err, before)
+	}
+	if _, err := s.Files.GiveTo("/images/none", uid, gid); !errors.Is(err, fault.NotFound) {
+		t.Errorf("gave what is not there: %v", err)
 	}
 }
