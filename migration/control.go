@@ -128,7 +128,7 @@ func sampleOf(at time.Duration, st *StreamStatus) converge.Sample {
 
 // estimated is a stream's progress with what the controller makes of it.
 func estimated(p Progress, e converge.Estimate) Progress {
-	if e.Rate > 0 {
+	if p.Rate == 0 {
 		p.Rate = e.Rate
 	}
 	if p.DirtyRate == 0 {
