@@ -2,24 +2,90 @@ package migration
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
 
+	"berth/internal/fault"
 	"berth/migration/task"
 )
 
+// The pauses before a destination is asked again that has no room for one more guest on its
+// way: doubled each time, and some more by chance. Arbitrary.
+const (
+	firstPause = 2 * time.Second
+	mostPause  = 15 * time.Second
+)
+
+// claim asks the destination for the guest's place. A live move takes its turn of the link
+// before, and one that belongs to no queue waits here where the destination has it wait; while
+// it waits nothing is held for it anywhere, and the attempt's time begins anew with the claim.
 func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
 		return nil, err
 	}
-	var out ClaimAnswer
+	r := ClaimRequest{
+		Guest: src.Guest, Context: s.context(t, src.Guest, src.wanted()), Lease: s.c.cfg.Lease, Kind: s.checkRequest(src).Kind,
+		Queued: s.rec.Queue != "" || s.takesTurns(),
+	}
+	if !s.takesTurns() {
+		return s.askClaim(ctx, t, r)
+	}
+	to, err := s.destination(t)
+	if err != nil {
+		return nil, err
+	}
+	before := s.rec.Waited
+	asked, held := s.mayBeHeld(ctx, t)
+	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+		if !held {
+			if err := s.takeLink(ctx, to); err != nil && !asked {
+				return nil, fmt.Errorf("%w: %w", err, task.ErrNothingDone)
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		asked, held = true, false
+		out, err := s.askClaim(ctx, t, r)
+		switch {
+		case err == nil:
+			s.claimed()
+			if s.rec.Waited > before {
+				err = s.renewDeadline(ctx)
+			}
+			return out, err
+		case s.rec.Queue != "" || !noRoom(err):
+			return nil, err
+		}
+		if err := s.pauseTurn(ctx, to, fault.ReasonsOf(err), pause+s.c.cfg.Jitter(pause/4)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *story) askClaim(ctx context.Context, t *task.Task, r ClaimRequest) (out ClaimAnswer, err error) {
 	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) (err error) {
-		out, err = h.Claim(ctx, s.ref(StepClaim), ClaimRequest{
-			Guest: src.Guest, Context: s.context(t, src.Guest, src.wanted()), Lease: s.c.cfg.Lease, Kind: s.checkRequest(src).Kind,
-			Queued: s.rec.Queue != "",
-		})
+		out, err = h.Claim(ctx, s.ref(StepClaim), r)
 		return err
 	})
 	return out, err
+}
+
+// mayBeHeld reports of an attempt that an earlier process began whether its claim was asked
+// for, and whether it may be held: then its turn is kept until the destination has answered.
+func (s *story) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) {
+	if s.resumed != s.rec.Attempt {
+		return false, false
+	}
+	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.RenewClaim(ctx, s.ref(StepClaim)) })
+	return true, !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Forbidden)
+}
+
+// noRoom reports whether a destination has a move wait for its turn.
+func noRoom(err error) bool {
+	return errors.Is(err, fault.Busy) && slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == CodeInboundLimit })
 }
 
 func (s *story) abortClaim(ctx context.Context, t *task.Task) error {

@@ -46,7 +46,13 @@ type Config struct {
 
 	// NearWeight is what it counts that a candidate of Placement's is near to the source;
 	// it is asked for at each choice. nil for nothing.
-	NearWeight  func() NearWeight
+	NearWeight func() NearWeight
+	// MaxOutbound is how many live migrations are under way at once, MaxPerLink how many of
+	// them and of the guests that come from there between this host and one other. Asked for
+	// at each decision; nil or 0 for no bound.
+	MaxOutbound, MaxPerLink func() int
+	// Incoming counts the guests that are on their way here from a host; nil counts none.
+	Incoming    func(host string) int
 	MaxAttempts int           // destinations tried when none is named, alternates included; default 5
 	Lease       time.Duration // of the destination's claim, renewed at a third; default 60 s
 	// StallTimeout is the default of Options.StallTimeout: 15 s. While the

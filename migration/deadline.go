@@ -23,31 +23,65 @@ func (c *Conductor) attemptLimit(g Guest) time.Duration {
 // setDeadline begins the time of an attempt.
 func (s *story) setDeadline(rec *Migration) {
 	now := s.c.cfg.Runtime.Boot()
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
 	s.until = runtime.BootTime{ID: now.ID, Since: now.Since + s.limit}
 	rec.Deadline = s.c.cfg.Runtime.Now().Add(s.limit)
 }
 
-// deadline gives an attempt up when its time, until, is over. Past the last moment at which
-// it can be given up that is refused, and rightly so: what is forward is retried, and
-// shown. It looks at nothing of the story that the next attempt changes.
-func (s *story) deadline(ctx context.Context, t *task.Task, until runtime.BootTime, attempt int) {
+// renewDeadline begins the time of an attempt anew, durably, after a wait that is no part of
+// it: by the time that was over an attempt would be given up after a restart. It tries until
+// it can; an error is ctx's cause.
+func (s *story) renewDeadline(ctx context.Context) error {
+	s.setDeadline(&s.rec)
+	for {
+		err := s.save(ctx)
+		if err == nil {
+			return nil
+		}
+		s.c.cfg.Logger.Error("the deadline of an attempt cannot be written, trying again", "migration", s.uuid, "error", err)
+		if err := s.c.cfg.Runtime.Sleep(ctx, time.Second); err != nil {
+			return err
+		}
+	}
+}
+
+// deadline gives an attempt up when its time is over, and says what it waited for then. Past
+// the last moment at which it can be given up that is refused, and rightly so: what is forward
+// is retried, and shown.
+func (s *story) deadline(ctx context.Context, t *task.Task, attempt int) {
 	if s.limit <= 0 {
 		return // of an agent that knew no deadlines
 	}
-	now := s.c.cfg.Runtime.Boot()
-	left := until.Since - now.Since
-	if until.ID != now.ID {
-		left = s.limit // instants of two boots cannot be compared: the time begins anew
+	var until runtime.BootTime
+	var waits []fault.Reason
+	for slept := false; ; slept = true {
+		s.c.mu.Lock()
+		over := slept && s.until == until
+		until, waits = s.until, s.turn.why
+		s.c.mu.Unlock()
+		if over {
+			break
+		}
+		now := s.c.cfg.Runtime.Boot()
+		left := until.Since - now.Since
+		if until.ID != now.ID {
+			left = s.limit // instants of two boots cannot be compared: the time begins anew
+		}
+		if s.c.cfg.Runtime.Sleep(ctx, max(0, left)) != nil {
+			return
+		}
 	}
-	if s.c.cfg.Runtime.Sleep(ctx, max(0, left)) != nil {
-		return
-	}
-	why := fault.Refuse(fault.Unavailable, s.kind, fault.Reason{
+	why := fault.Reason{
 		Code:    codeDeadline,
 		Message: fmt.Sprintf("attempt %d was not over after %s", attempt, s.limit),
 		Change:  "look what it waited for (berth migration show); set [migration] attempt_timeout higher if it only needs longer",
-	})
-	if err := t.Cancel(why); err != nil {
+	}
+	if len(waits) > 0 {
+		why.Message += ", and waited for its turn"
+		why.Change = "make room for it, or set [migration] attempt_timeout higher"
+	}
+	if err := t.Cancel(fault.Refuse(fault.Unavailable, s.kind, append([]fault.Reason{why}, waits...)...)); err != nil {
 		s.c.cfg.Logger.Warn("an attempt is past its deadline and can only go forward", "migration", s.uuid, "attempt", attempt, "error", err)
 	}
 }

@@ -367,7 +367,7 @@ type ClaimRequest struct {
 	// Kind is the move's type; empty for a live migration. A resize or rebuild whose
 	// context names one host twice is claimed beside what the guest holds there.
 	Kind string `json:"migration_type,omitempty"`
-	// Queued: the move belongs to a queue, which can wait. Where as many guests are on their
+	// Queued: the move can wait, by itself or in its queue. Where as many guests are on their
 	// way to this host as [migration] max_inbound allows, it is fault.Busy with the reason
 	// CodeInboundLimit, and nothing is held.
 	Queued bool `json:"queued,omitempty"`

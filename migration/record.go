@@ -61,6 +61,8 @@ type Migration struct {
 	// Waits is why it does not go on at present though nothing is wrong: what it waits for,
 	// and how many are before it. Nil while it goes on.
 	Waits []fault.Reason `json:"waits,omitempty"`
+	// Waited is for how long it has waited for its turns in all.
+	Waited time.Duration `json:"waited,omitempty"`
 	// Control is what was done about a transfer that did not converge, or was asked for while
 	// it ran, oldest first; the last MostControls of them.
 	Control []Control `json:"control,omitempty"`

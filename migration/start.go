@@ -91,6 +91,17 @@ func (r Request) destinations() []string {
 	return append([]string{r.Destination}, r.Alternates...)
 }
 
+// priority is the move's place among those that wait; 0 of one that waits for no turn.
+func (r Request) priority() int {
+	switch {
+	case r.Type != TypeLiveMigration:
+		return 0
+	case r.Priority == 0 && r.Queue != "":
+		return PriorityDrain
+	}
+	return cmp.Or(r.Priority, PriorityUser)
+}
+
 // MostAlternates bounds them. Arbitrary: each is asked for some time.
 const MostAlternates = 64
 
@@ -135,6 +146,9 @@ func (r Request) validate(local string) error {
 	}
 	if r.Type != TypeEvacuation && (r.Stopped || r.AcceptLoss) {
 		bad("evacuation", "stopped and accept_data_loss are of evacuations", "leave them out")
+	}
+	if r.Priority < 0 || r.Priority > PriorityUrgent {
+		bad("priority", fmt.Sprintf("priority %d is none", r.Priority), fmt.Sprintf("say a number from 1 to %d, or leave it out", PriorityUrgent))
 	}
 	source := cmp.Or(r.Source, local)
 	if r.ShareNothing && r.Type != TypeMigration && r.Type != TypeResize {
@@ -249,7 +263,7 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 	s := newStory(c, stored{Named: r.Destination, Alternates: r.Alternates, Change: r.Change, Migration: Migration{
 		UUID: r.Migration, InstanceUUID: r.Instance, SourceCompute: source, Conductor: conductor, ShareNothing: r.ShareNothing, Queue: r.Queue, By: r.By,
 		MigrationType: r.Type, Status: StatusAccepted, Attempt: 1,
-		CreatedAt: now, UpdatedAt: now, Options: r.Options, Phase: task.Doing, Steps: []StepRecord{}, Evacuation: evacuation,
+		CreatedAt: now, UpdatedAt: now, Options: r.Options, OptionsFrom: r.OptionsFrom, Priority: r.priority(), Phase: task.Doing, Steps: []StepRecord{}, Evacuation: evacuation,
 	}})
 	check := s.precheck
 	if r.Type == TypeEvacuation {
@@ -288,6 +302,9 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 	}
 	c.mu.Lock()
 	c.stories[r.Migration] = s
+	if s.takesTurns() {
+		s.queueLocked("")
+	}
 	m := s.view()
 	c.mu.Unlock()
 	c.spawn("migration "+r.Migration, func() { s.drive(run) })

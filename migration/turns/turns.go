@@ -29,7 +29,7 @@ type Move struct {
 	Asked    time.Time // when it was asked for
 	// To is its destination; empty before one is chosen, and then it needs no turn of a link.
 	To string
-	// Asks: its destination had it wait, and is just being asked again. Of moves under way.
+	// Asks: its destination had it wait, and is asked again, or is to be.
 	Asks bool
 }
 
@@ -65,6 +65,12 @@ func Decide(s State) Decision {
 	}
 	waiting := slices.SortedFunc(slices.Values(s.Waiting), Order)
 	behind, behindAt := 0, map[string]int{} // those that wait for a turn, or for one of a link
+	room := slices.Clone(s.Paused)          // those that wait for room, or ask for it
+	for _, m := range s.Under {
+		if m.Asks {
+			room = append(room, m)
+		}
+	}
 	for _, m := range waiting {
 		var why []fault.Reason
 		if s.Outbound > 0 && under >= s.Outbound {
@@ -73,7 +79,7 @@ func Decide(s State) Decision {
 		if m.To != "" && s.PerLink > 0 && link[m.To] >= s.PerLink {
 			why = append(why, s.link(m.To, link[m.To], behindAt[m.To]))
 		}
-		if n := s.pausedBefore(m); n > 0 {
+		if n := before(room, m); n > 0 {
 			why = append(why, fault.Reason{
 				Code:    CodeInbound,
 				Message: fmt.Sprintf("%s of %s's own %s before it for room at %s, where as many guests as may come are on their way", count(n, "move"), s.Host, waits(n), m.To),
@@ -84,7 +90,9 @@ func Decide(s State) Decision {
 		if len(why) == 0 {
 			under++
 			link[m.To]++
-			d.Go = append(d.Go, m.ID)
+			if d.Go = append(d.Go, m.ID); m.Asks {
+				room = append(room, m)
+			}
 			continue
 		}
 		d.Waits[m.ID] = why
@@ -99,38 +107,30 @@ func Order(a, b Move) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Asked.Compare(b.Asked), cmp.Compare(a.ID, b.ID))
 }
 
-// pausedBefore counts the moves before this one that its destination had wait.
-func (s State) pausedBefore(m Move) int {
+// before counts those of some moves that have the destination of this one, and go before it.
+func before(some []Move, m Move) int {
 	n := 0
-	count := func(p Move) {
-		if m.To != "" && p.To == m.To && Order(p, m) < 0 {
+	for _, o := range some {
+		if m.To != "" && o.To == m.To && Order(o, m) < 0 {
 			n++
-		}
-	}
-	for _, p := range s.Paused {
-		count(p)
-	}
-	for _, p := range s.Under {
-		if p.Asks {
-			count(p)
 		}
 	}
 	return n
 }
 
-func (s State) outbound(under, before int) fault.Reason {
+func (s State) outbound(under, ahead int) fault.Reason {
 	return fault.Reason{
 		Code:    CodeOutbound,
-		Message: fmt.Sprintf("%s already, and [migration] max_outbound is %d%s", leaving(under, s.Host), s.Outbound, others(before)),
+		Message: fmt.Sprintf("%s already, and [migration] max_outbound is %d%s", leaving(under, s.Host), s.Outbound, others(ahead)),
 		Want:    fmt.Sprintf("fewer than %d", s.Outbound), Have: fmt.Sprint(under),
 		Change: "wait until one of them has come, ask for it with a higher priority, or raise [migration] max_outbound on " + s.Host,
 	}
 }
 
-func (s State) link(to string, under, before int) fault.Reason {
+func (s State) link(to string, under, ahead int) fault.Reason {
 	return fault.Reason{
 		Code:    CodeLink,
-		Message: fmt.Sprintf("%s on the way between %s and %s already, and [migration] max_per_link is %d%s", are(under), s.Host, to, s.PerLink, others(before)),
+		Message: fmt.Sprintf("%s on the way between %s and %s already, and [migration] max_per_link is %d%s", are(under), s.Host, to, s.PerLink, others(ahead)),
 		Want:    fmt.Sprintf("fewer than %d", s.PerLink), Have: fmt.Sprint(under),
 		Change: "wait until one of them has come, name another destination, or raise [migration] max_per_link on " + s.Host,
 	}

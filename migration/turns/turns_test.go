@@ -54,6 +54,8 @@ func TestDecide(t *testing.T) {
 			goes: []string{"z", "y"}, waits: map[string][]string{"x": {turns.CodeInbound}}},
 		{name: "nor one that asks again", state: turns.State{Under: []turns.Move{{ID: "p", Priority: 50, Asked: morning, To: "b", Asks: true}}, Waiting: []turns.Move{move("x", 50, 2, "b"), move("z", 100, 2, "b")}},
 			goes: []string{"z"}, waits: map[string][]string{"x": {turns.CodeInbound}}},
+		{name: "nor one that may ask again", state: turns.State{Waiting: []turns.Move{{ID: "p", Priority: 50, Asked: morning, To: "b", Asks: true}, move("x", 50, 2, "b"), move("z", 100, 2, "b")}},
+			goes: []string{"z", "p"}, waits: map[string][]string{"x": {turns.CodeInbound}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.state.Host = "host-a"
