@@ -62,6 +62,7 @@ func settings(t *testing.T, placement string) config.Config {
 	c.PKI = config.PKI{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "crt"), Key: filepath.Join(dir, "key")}
 	// The agents of one test have no folder for sockets in common.
 	c.Migration.Transport = config.TransportLibvirtTLS
+	c.Metrics.Listen = "" // one port is not for all agents of a test
 	c.Placement.URL, c.Placement.Timeout, c.Placement.Interval = placement, config.Duration(time.Second), config.Duration(time.Second)
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
@@ -69,7 +70,7 @@ func settings(t *testing.T, placement string) config.Config {
 	return c
 }
 
-func options(t *testing.T, c config.Config) Options {
+func agentOptions(t *testing.T, c config.Config) Options {
 	t.Helper()
 	rt := &runtime.System{}
 	t.Cleanup(rt.Wait)
@@ -160,7 +161,7 @@ func nowhere(t *testing.T) string {
 
 func TestAgent_StartsWithoutLibvirtAndPlacementAndSaysSo(t *testing.T) {
 	t.Parallel()
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	c, stop := start(t, o)
 	s, err := c.Status(t.Context())
 	if err != nil || s.Health != api.HealthDegraded || s.Name != "host-t" || s.Usage.Total.VCPUs == 0 {
@@ -204,7 +205,7 @@ func answering(t *testing.T, providers string) string {
 func TestAgent_ManageIsRefusedNamingEverythingFound(t *testing.T) {
 	t.Parallel()
 	const other = "11111111-2222-3333-4444-555555555555"
-	o := options(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
+	o := agentOptions(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
 	if err := os.WriteFile(o.NovaComputeID, []byte("99999999-8888-7777-6666-555555555555\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +273,7 @@ func TestAgent_ManageLooksForNovaBelowTheHostsRootToo(t *testing.T) {
 	if err := os.WriteFile(id, []byte("99999999-8888-7777-6666-555555555555\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	err := Run(t.Context(), options(t, c))
+	err := Run(t.Context(), agentOptions(t, c))
 	if !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), id) {
 		t.Errorf("error %v, want %v that names %s", err, fault.Forbidden, id)
 	}
@@ -285,7 +286,7 @@ func TestAgent_ObservingWithWrongCertificatesIsDegraded(t *testing.T) {
 	if err := os.WriteFile(c.PKI.CA, []byte("no certificate"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	client, _ := start(t, options(t, c))
+	client, _ := start(t, agentOptions(t, c))
 	s, err := client.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +313,7 @@ func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
 	}
 	base := "[migration]\ntransport = \"" + c.Migration.Transport + "\"\n[agent]\nname = \"host-t\"\nmode = \"manage\"\nlisten = \"\"\nstate_dir = \"" + c.Agent.StateDir + "\"\nruntime_dir = \"" + c.Agent.RuntimeDir +
 		"\"\nflavors_dir = \"" + c.Agent.FlavorsDir + "\"\nhooks_dir = \"" + c.Agent.HooksDir + "\"\n"
-	o := options(t, c)
+	o := agentOptions(t, c)
 	reload := make(chan os.Signal)
 	o.Reload, o.ConfigPath, o.Level = reload, path, new(slog.LevelVar)
 	client, _ := start(t, o)
@@ -420,7 +421,7 @@ func (present) Events(ctx context.Context) (<-chan driver.Event, error) {
 func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 	t.Parallel()
 	const first, second = "aaaaaaaa-0000-0000-0000-000000000001", "aaaaaaaa-0000-0000-0000-000000000002"
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	as := func(uuid string) api.Condition {
 		t.Helper()
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return present{uuid: uuid} }
@@ -465,7 +466,7 @@ func TestAgent_ACopiedMachineGivesNoClaimsAndNamesBothHosts(t *testing.T) {
 
 func TestAgent_AProviderThatTurnsOutToBeAnothersEndsNewClaims(t *testing.T) {
 	t.Parallel()
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)
 	if err := a.open(t.Context()); err != nil {

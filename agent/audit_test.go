@@ -102,7 +102,7 @@ func newHosts(t *testing.T, interval time.Duration, names []string, tune func(*O
 		c.Placement.AuditInterval = config.Duration(interval)
 		c.Placement.Interval = config.Duration(200 * time.Millisecond)
 		c.Host.DiskPath = t.TempDir()
-		o := options(t, c)
+		o := agentOptions(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return p.fleet.Host(name) }
 		tune(&o)

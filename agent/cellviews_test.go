@@ -18,7 +18,7 @@ import (
 // guests that were found pinned to the same CPU.
 func twoCells(t *testing.T) (*Agent, claims.Capacity) {
 	t.Helper()
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)
 	if err := a.open(t.Context()); err != nil {

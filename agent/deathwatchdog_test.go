@@ -51,7 +51,7 @@ func TestAgent_FencesItselfFromItsStartToItsStop(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	o := options(t, c)
+	o := agentOptions(t, c)
 	o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return fakes.Host("host-t") }
 	o.FleetStore = func(config.Config) (fleet.Store, error) { return store.Client("host-t"), nil }
 	client, stop := start(t, o)

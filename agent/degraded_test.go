@@ -114,7 +114,7 @@ func TestAgent_StartsDegradedRatherThanNotAtAll(t *testing.T) {
 				t.Fatal(err)
 			}
 			row.change(t, &c)
-			o := options(t, c)
+			o := agentOptions(t, c)
 			var a *Agent
 			o.made = func(made *Agent) { a = made }
 			client, _ := start(t, o)
@@ -170,7 +170,7 @@ func TestAgent_ListensForPeersOnceThePortIsFree(t *testing.T) {
 func TestAgent_AManagedHostWhoseProviderWasTakenStartsAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	const other = "11111111-2222-3333-4444-555555555555"
-	o := options(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
+	o := agentOptions(t, settings(t, answering(t, `{"uuid":"`+other+`","name":"host-t","generation":3}`)))
 	if err := Run(t.Context(), o); !errors.Is(err, fault.Forbidden) {
 		t.Fatalf("a host that never managed: %v, want %v", err, fault.Forbidden)
 	}

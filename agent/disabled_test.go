@@ -18,7 +18,7 @@ func TestSetHost_DisabledOutlivesARestartAndRefusesNewGuests(t *testing.T) {
 	t.Parallel()
 	quick := settings(t, nowhere(t))
 	quick.Placement.Timeout = config.Duration(100 * time.Millisecond)
-	o := options(t, quick)
+	o := agentOptions(t, quick)
 	c, stop := start(t, o)
 	yes, no := true, false
 	if _, err := c.SetHost(t.Context(), api.SetHost{Disabled: &yes}); !errors.Is(err, fault.Invalid) {

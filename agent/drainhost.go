@@ -242,7 +242,11 @@ func (d drained) Begin(ctx context.Context, m drain.Move) (migration.Migration, 
 	if err := d.a.db.Room(); err != nil {
 		return migration.Migration{}, err // its journal would have to wait in the middle
 	}
-	ask := migration.Request{Instance: m.Guest, Type: kind, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Options: s.defaults(migration.Options{})}
+	o, from, err := s.options("move "+m.Guest, kind, d.a.flavorOf(m.Guest), migration.Options{})
+	if err != nil {
+		return migration.Migration{}, err
+	}
+	ask := migration.Request{Instance: m.Guest, Type: kind, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Options: o, OptionsFrom: from}
 	switch m.How {
 	case drain.HowEvacuate:
 		ask.Source, ask.Stopped, ask.AcceptLoss, ask.Change.Image = m.Host, m.Stopped, m.AcceptLoss, m.Image

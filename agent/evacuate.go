@@ -6,6 +6,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/topology"
 )
 
 // lostGuests are the fleet's records as the conductor of an evacuation asks them.
@@ -28,9 +29,13 @@ func (s migrationService) startEvacuation(ctx context.Context, doing string, r a
 	}
 	s.a.log.Info("evacuation asked for", "instance", in.UUID, "source", in.Host, "destination", r.Destination, "migration", r.Migration,
 		"by", api.CallerWords(ctx), "accept_data_loss", r.AcceptLoss, "stopped", r.Stopped)
+	o, from, err := s.options(doing, r.MigrationType, topology.Flavor{}, r.Options)
+	if err != nil {
+		return migration.Migration{}, err
+	}
 	return s.a.conductor.Start(ctx, migration.Request{
 		Instance: in.UUID, Source: in.Host, Type: migration.TypeEvacuation, Destination: r.Destination, Alternates: r.Alternates, Migration: r.Migration,
-		Options: s.defaults(r.Options), Change: migration.Change{Flavor: r.Flavor, Image: r.Image}, Stopped: r.Stopped, AcceptLoss: r.AcceptLoss,
+		Options: o, OptionsFrom: from, Change: migration.Change{Flavor: r.Flavor, Image: r.Image}, Stopped: r.Stopped, AcceptLoss: r.AcceptLoss,
 		By: api.CallerWords(ctx),
 	})
 }

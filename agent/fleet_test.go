@@ -90,7 +90,7 @@ func (b *fleetBench) start(name string) *Agent {
 	if a := b.up[name]; a != nil {
 		b.must(a.close())
 	}
-	o := options(b.T, b.conf[name])
+	o := agentOptions(b.T, b.conf[name])
 	o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return b.fakes.Host(name) }
 	o.FleetStore = func(config.Config) (fleet.Store, error) {
 		c := b.store.Client(name)

@@ -39,7 +39,7 @@ type guardBench struct {
 
 func newGuardBench(t *testing.T, mode config.Mode) *guardBench {
 	t.Helper()
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	o.Config.Agent.Mode = mode
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)

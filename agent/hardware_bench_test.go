@@ -252,7 +252,7 @@ func onMadeUpMachine(t *testing.T, story func(b *hardwareBench)) {
 		c.Host.Root, c.Host.ReservedMemoryMB = b.root, 0
 		c.Host.DedicatedCPUs, c.Host.SharedCPUs = topology.NewCPUSet(1, 2, 3), topology.NewCPUSet(0)
 		c.PCI.DeviceSpec = []pci.Spec{{VendorID: "8086"}}
-		o := options(t, c)
+		o := agentOptions(t, c)
 		o.Logger = slog.New(slog.NewTextHandler(b.log, nil))
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return telling{events: b.devices} }
 		b.a = &Agent{opt: o, log: o.Logger, rt: o.Runtime}

@@ -80,7 +80,7 @@ func TestAgent_HardwareThatCannotBeReadGivesNoClaimsAndNoInventory(t *testing.T)
 	t.Parallel()
 	c := settings(t, nowhere(t))
 	c.Host.Root = t.TempDir() // neither sys nor proc
-	client, _ := start(t, options(t, c))
+	client, _ := start(t, agentOptions(t, c))
 	s, err := client.Status(t.Context())
 	if err != nil || s.Usage.Free.VCPUs != 0 || s.Usage.Total.VCPUs != 0 {
 		t.Errorf("usage %+v, %v", s.Usage, err)
@@ -143,7 +143,7 @@ func TestHardware_AnUnreadableDiskFolderNeverMakesTheHostSmaller(t *testing.T) {
 	total := func(path string) (gb int64, claim error) {
 		t.Helper()
 		c.Host.DiskPath = path
-		a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		a := &Agent{opt: agentOptions(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 		a.rt = a.opt.Runtime
 		a.conf.Store(&c)
 		if err := a.open(t.Context()); err != nil {
@@ -198,7 +198,7 @@ func TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot(t *testing
 	c.Host.Root = m.root
 	run := func(what string, cpus int, memory int64, and func(a *Agent)) {
 		t.Helper()
-		a := &Agent{opt: options(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		a := &Agent{opt: agentOptions(t, c), log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 		a.rt = a.opt.Runtime
 		a.conf.Store(&c)
 		if err := a.open(t.Context()); err != nil {

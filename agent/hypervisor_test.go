@@ -13,7 +13,7 @@ import (
 // can have takes nothing away of it.
 func TestHypervisor_KeepsWhatItToldLast(t *testing.T) {
 	t.Parallel()
-	o := options(t, settings(t, nowhere(t)))
+	o := agentOptions(t, settings(t, nowhere(t)))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&o.Config)
 	if err := a.open(t.Context()); err != nil {

@@ -121,24 +121,31 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	ask := s.request(r, id, kind)
+	ask, err := s.request(doing, r, id, kind, s.a.flavorOf(id))
+	if err != nil {
+		return migration.Migration{}, err
+	}
 	ask.Change, ask.By = change, api.CallerWords(ctx)
 	return s.a.conductor.Start(ctx, ask)
 }
 
-// request is what the conductor is asked for, with what this host is set to where it is
-// left open.
-func (s migrationService) request(r api.Migrate, instance, kind string) migration.Request {
+// request is what the conductor is asked for, with what the guest's flavor and this host are
+// set to where it is left open.
+func (s migrationService) request(doing string, r api.Migrate, instance, kind string, f topology.Flavor) (migration.Request, error) {
+	o, from, err := s.options(doing, kind, f, r.Options)
+	if err != nil {
+		return migration.Request{}, err
+	}
 	ask := migration.Request{
-		Instance: instance, Type: kind, Destination: r.Destination, Alternates: r.Alternates, ShareNothing: r.ShareNothing, Migration: r.Migration,
-		Options: s.defaults(r.Options), ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
+		Instance: instance, Type: kind, Destination: r.Destination, Alternates: r.Alternates, ShareNothing: r.ShareNothing, Migration: r.Migration, Priority: int(r.Priority),
+		Options: o, OptionsFrom: from, ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
 	}
 	if ask.ConfirmWindow == nil {
 		// As it is now, not as it was when the conductor was made.
 		window := s.a.config().Migration.ResizeConfirmWindow.D()
 		ask.ConfirmWindow = &window
 	}
-	return ask
+	return ask, nil
 }
 
 // kind is the type of a move: as asked for, or live where the guest has its memory.
@@ -244,24 +251,6 @@ func (s migrationService) whereIs(ctx context.Context, doing, ref string) (id, e
 	}
 	elsewhere, err = s.find(ctx, doing, ref)
 	return "", elsewhere, err
-}
-
-// defaults fills in what the request leaves to the host.
-func (s migrationService) defaults(o migration.Options) migration.Options {
-	c := s.a.config().Migration
-	if o.Bandwidth == 0 {
-		o.Bandwidth = uint64(c.Bandwidth)
-	}
-	if o.MaxDowntime == 0 {
-		o.MaxDowntime = c.MaxDowntime.D()
-	}
-	if o.Timeout == 0 {
-		o.Timeout = c.Timeout.D()
-	}
-	if o.StallTimeout == 0 {
-		o.StallTimeout = c.StallTimeout.D()
-	}
-	return o
 }
 
 // find looks for the host that runs a guest: by Placement's allocations where

@@ -11,10 +11,15 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/options"
+	"berth/topology"
 )
 
 // whereabouts is a guest and the host that has it; host is empty for this one.
-type whereabouts struct{ uuid, name, host, state string }
+type whereabouts struct {
+	uuid, name, host, state string
+	flavor                  topology.Flavor
+}
 
 // locate finds a guest by name or uuid, here or on another host.
 func (s migrationService) locate(ctx context.Context, doing, ref string) (whereabouts, error) {
@@ -24,7 +29,7 @@ func (s migrationService) locate(ctx context.Context, doing, ref string) (wherea
 	}
 	if elsewhere == "" {
 		guest, err := s.a.host.Show(ctx, id)
-		return whereabouts{uuid: id, name: guest.Name, state: guest.State}, err
+		return whereabouts{uuid: id, name: guest.Name, state: guest.State, flavor: guest.Flavor}, err
 	}
 	peer, err := s.a.peers.client(elsewhere)
 	if err != nil {
@@ -34,7 +39,7 @@ func (s migrationService) locate(ctx context.Context, doing, ref string) (wherea
 	if err != nil {
 		return whereabouts{}, err
 	}
-	return whereabouts{uuid: guest.UUID, name: guest.Name, host: elsewhere, state: guest.State}, nil
+	return whereabouts{uuid: guest.UUID, name: guest.Name, host: elsewhere, state: guest.State, flavor: guest.Flavor}, nil
 }
 
 // startApart starts a move between hosts that share nothing. It is conducted here, wherever
@@ -72,7 +77,10 @@ func (s migrationService) startApart(ctx context.Context, doing string, r api.Mi
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	ask := s.request(r, guest.uuid, r.MigrationType)
+	ask, err := s.request(doing, r, guest.uuid, r.MigrationType, guest.flavor)
+	if err != nil {
+		return migration.Migration{}, err
+	}
 	ask.Source, ask.Change, ask.By = guest.host, change, api.CallerWords(ctx)
 	return s.a.conductor.Start(ctx, ask)
 }
@@ -137,9 +145,8 @@ func apartRequest(doing string, r *api.Migrate) error {
 	default:
 		bad("share_nothing", "a "+r.MigrationType+" does not go to another host", "leave out share_nothing")
 	}
-	o := r.Options
-	if o.Parallel != 0 || o.MaxDowntime != 0 || o.Timeout != 0 || o.TimeoutAction != "" || o.StallTimeout != 0 {
-		bad("options", "of the options bandwidth alone is of a guest that is off", "leave out the others")
+	if of := options.OfGuestsThatRun(r.Options); len(of) > 0 {
+		bad("options", "of the options bandwidth alone is of a guest that is off", "leave out "+strings.Join(of, ", "))
 	}
 	if len(reasons) > 0 {
 		return fault.Refuse(fault.Invalid, doing, reasons...)

@@ -77,6 +77,11 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 		}
 	}
 	s.standingBlockers(ctx, id, r.Instance, &ask)
+	if ask.Kind == migration.PlanLive {
+		// What they cannot be together keeps the guest where it is too.
+		ask.Options, ask.OptionsFrom, err = migrationService(s).options(doing, migration.TypeLiveMigration, ask.Guest.Flavor, migration.Options{})
+		ask.Blockers = append(ask.Blockers, fault.ReasonsOf(err)...)
+	}
 	return s.planner().Plan(ctx, ask)
 }
 

@@ -88,7 +88,7 @@ func newPlanFleet(t *testing.T, change func(name string, c *config.Config, m *ma
 		c.PCI.DeviceSpec = []pci.Spec{{VendorID: "8086", ProductID: "1563", Traits: "fast"}}
 		c.PCI.Alias = []flavor.Alias{{Name: "card", VendorID: "8086", ProductID: "1563", DeviceType: "type-PF", NUMAPolicy: "required", Traits: "fast"}}
 		change(name, &c, m)
-		o := options(t, c)
+		o := agentOptions(t, c)
 		o.Listeners = map[string][]net.Listener{"peers": {listeners[name]}}
 		o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return hypervisors.Host(name) }
 		f.clients[name], _ = start(t, o)

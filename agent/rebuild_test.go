@@ -319,7 +319,7 @@ func TestLedger_ARebuildThatIsStoppedAnywhereEndsTheSame(t *testing.T) {
 	}
 	// run rebuilds over a file, and dies at its nth commit; -1 for never.
 	run := func(t *testing.T, path string, dies int) (died bool, after map[string]string) {
-		db, err := store.Open(path, store.Options{Logger: options(t, settings(t, "http://127.0.0.1:1")).Logger})
+		db, err := store.Open(path, store.Options{Logger: agentOptions(t, settings(t, "http://127.0.0.1:1")).Logger})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func TestLedger_ARebuildThatIsStoppedAnywhereEndsTheSame(t *testing.T) {
 		if dies < 0 {
 			s.left = 1 << 30
 		}
-		o := options(t, settings(t, "http://127.0.0.1:1"))
+		o := agentOptions(t, settings(t, "http://127.0.0.1:1"))
 		a := &Agent{opt: o, log: o.Logger, rt: o.Runtime, name: "host-a", db: db}
 		if a.tracker, err = claims.Open(t.Context(), claims.Options{Store: s, Runtime: o.Runtime, Host: "host-a", Logger: o.Logger, Tolerant: true}); err != nil {
 			t.Fatal(err)

@@ -107,7 +107,7 @@ func TestRecords_OfEverySchemaAreRead(t *testing.T) {
 					t.Errorf("the snapshot has no record of %s: %v", bucket, buckets)
 				}
 			}
-			client, _ := start(t, options(t, c))
+			client, _ := start(t, agentOptions(t, c))
 			s, err := client.Status(t.Context())
 			if err != nil {
 				t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/migration/options"
 	"berth/systemd"
 	"berth/topology"
 )
@@ -79,6 +80,12 @@ func readFlavors(dir string) (map[string]topology.Flavor, error) {
 		}
 		if err := f.Validate(); err != nil {
 			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": " + strings.ReplaceAll(err.Error(), "\n", "; "), Change: "correct the file"})
+		}
+		if _, wrong := options.FromSpecs(f.ExtraSpecs); len(wrong) > 0 {
+			for i := range wrong {
+				wrong[i].Message = path + ": extra_specs: " + wrong[i].Have + ": " + wrong[i].Message
+			}
+			return fault.Refuse(fault.Invalid, "read flavors", wrong...)
 		}
 		if _, twice := out[f.Name]; twice {
 			return fault.Refuse(fault.Invalid, "read flavors", fault.Reason{Code: "flavor", Message: path + ": another file has a flavor named " + f.Name, Change: "give one of them another name"})

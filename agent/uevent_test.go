@@ -44,7 +44,7 @@ func TestUevents_OfTheRealKernelAreHeard(t *testing.T) {
 	c := settings(t, nowhere(t))
 	c.Agent.Mode = config.Observe // asks nobody at the start
 	c.Host.Root = m.root
-	o := options(t, c)
+	o := agentOptions(t, c)
 	o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	a := &Agent{opt: o, log: o.Logger, rt: o.Runtime}
 	a.conf.Store(&c)

@@ -13,6 +13,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration/candidates"
+	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -54,6 +55,9 @@ type Plan struct {
 	Wants        topology.Resources `json:"wants"`
 	// Proof is by what the host counts as dead whose guest is to be evacuated.
 	Proof *DeathProof `json:"proof,omitempty"`
+	// Options are those of a live migration, merged, and OptionsFrom who said each.
+	Options     Options                 `json:"options,omitzero"`
+	OptionsFrom map[string]options.From `json:"options_from,omitempty"`
 	// Chosen is the host that a move would go to, empty for none.
 	Chosen string `json:"chosen,omitempty"`
 	// Blockers are what keeps the guest where it is, whatever the destination.
@@ -95,6 +99,8 @@ type PlanHost struct {
 	Verdict  PlanVerdict                          `json:"verdict"`
 	Reasons  []fault.Reason                       `json:"reasons,omitempty"` // why not, Placement's and its own
 	Claim    *RoomAnswer                          `json:"would_claim,omitempty"`
+	// Dropped are options that the guest would go there without; see SourceAnswer.Dropped.
+	Dropped []fault.Reason `json:"dropped,omitempty"`
 	// Way is how the guest's disks would go there, and WayReason why so; of a host that
 	// would take a guest from one with which it shares nothing.
 	Way       Way    `json:"way,omitempty"`
@@ -131,8 +137,11 @@ type PlanRequest struct {
 	// where it could not. Then hosts are asked for the room alone of a guest that stays as it
 	// is, and for nothing of one that was to be resized.
 	Wanted *Wanted
-	Room   RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
-	Named  string      // only this host; empty for all
+	// Options are those of a live migration, merged, and OptionsFrom who said each.
+	Options     Options
+	OptionsFrom map[string]options.From
+	Room        RoomRequest // of new guests: Resources, Topology and Devices as this host reads the flavor
+	Named       string      // only this host; empty for all
 	// ShareNothing plans a cold move or a resize that this host would conduct, whether it has
 	// the guest or not: the source is asked by its verbs, as the others are.
 	ShareNothing bool
@@ -185,6 +194,7 @@ func (p Planner) Plan(ctx context.Context, r PlanRequest) (Plan, error) {
 		Proof: r.Proof, Blockers: append([]fault.Reason{}, r.Blockers...), Hosts: []PlanHost{}, Questions: []string{}, Providers: map[string]string{},
 	}
 	if r.Kind == PlanLive {
+		out.Options, out.OptionsFrom = r.Options, r.OptionsFrom
 		out.Blockers = append(out.Blockers, fault.ReasonsOf(movable(r.Guest))...)
 	}
 	look := planning{Planner: p, request: r, plan: &out}
@@ -387,6 +397,9 @@ func (p *planning) ask(ctx context.Context) {
 func (p *planning) askOne(ctx context.Context, host *PlanHost) (RoomAnswer, error) {
 	r, name := p.request, host.Name
 	check := CheckRequest{Guest: r.Guest, Source: r.Source}
+	if r.Kind == PlanLive {
+		check.Options, check.PostCopyAsked = r.Options, r.OptionsFrom["post_copy"] == options.FromRequest
+	}
 	switch {
 	case r.Kind == PlanNew:
 		return p.Room(ctx, name, RoomRequest{Flavor: r.Room.Flavor})
@@ -422,11 +435,13 @@ func (p *planning) askOne(ctx context.Context, host *PlanHost) (RoomAnswer, erro
 		var disks SourceAnswer
 		source, err := p.Hosts(ctx, r.Source.Name)
 		if err == nil {
+			answer.Options, answer.PostCopyAsked = check.Options, check.PostCopyAsked
 			disks, err = source.CheckSource(ctx, ref, answer)
 		}
 		if err != nil {
 			return RoomAnswer{}, err
 		}
+		host.Dropped = slices.Concat(answer.Dropped, disks.Dropped)
 		if r.ShareNothing {
 			host.Way, host.WayReason = p.disksWay(ctx, name, disks)
 		}

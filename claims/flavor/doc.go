@@ -3,7 +3,8 @@
 // guest's NUMA topology, PCIRequests its PCI devices, LockedMemory whether its
 // memory is to be locked; claims/fit then places them.
 //
-// It reads its arguments, writes nothing, and imports only topology. The rules
+// It reads its arguments, writes nothing, and imports only topology and the table of live
+// migrations' options. The rules
 // and their order are those of numa_get_constraints in Nova's
 // virt/hardware.py and of pci/request.py (master of August 2026; stage one is
 // the same there as in 26.2.2 but for the live_migratable, traits and

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"berth/migration/options"
 	"berth/topology"
 )
 
@@ -37,7 +38,8 @@ var withheld = map[string]string{
 
 // Validate finds extra specs that nobody reads: unknown ones in a family that
 // Berth answers for, cells' lists behind a gap, and values of yes-or-no keys
-// that Nova would take for no. Of other families (quota:, trait:, resources:,
+// that Nova would take for no. Berth's own (berth:) are options of live migrations, which it
+// knows all of too. Of other families (quota:, trait:, resources:,
 // aggregate_instance_extra_specs:, …) it says nothing; what the known ones say
 // is for Topology and PCIRequests. The error is an Errors.
 func Validate(f topology.Flavor) error {
@@ -51,6 +53,10 @@ func Validate(f topology.Flavor) error {
 				r.fault(key, "boolean_unknown", "", "%s: want yes or no", quote(text))
 			}
 		}
+	}
+	_, wrong := options.FromSpecs(r.specs)
+	for _, w := range wrong {
+		r.fault(w.Have, w.Code, "", "%s", w.Message)
 	}
 	return r.errs.orNil()
 }

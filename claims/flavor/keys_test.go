@@ -32,6 +32,10 @@ func TestValidate_NamesWhatNobodyReads(t *testing.T) {
 		{"hw:numa_mem.0=0 hw:numa_mem.2=0", "hw:numa_mem.2: is not read, because hw:numa_mem.1 is not there"},
 		{"hw:cpu_realtime=ja", `hw:cpu_realtime: "ja": want yes or no`},
 		{"hw:locked_memory=", `hw:locked_memory: "": want yes or no`},
+		{"berth:live_migration_bandwidth=20MiB/s berth:live_migration_post_copy=yes", ""},
+		{"berth:live_migration_bandwith=1", "berth:live_migration_bandwith: no such extra spec"},
+		{"berth:live_migration_parallel_connections=0", `berth:live_migration_parallel_connections: "0": want a number from 1 to 255`},
+		{"berth:cold_migration_bandwidth=1", "berth:cold_migration_bandwidth: no such extra spec"},
 		{"hw:cpu_a=1 hw:cpu_b=1", "; hw:cpu_b: "},
 	} {
 		err := Validate(guest(tt.specs))

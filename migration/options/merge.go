@@ -152,8 +152,8 @@ func OfGuestsThatRun(l Live) []string {
 const specSpace = "berth:"
 
 // FromSpecs reads a flavor's extra specs. Of Berth's own ("berth:") every one must be an
-// option; of others nothing is said. What is wrong is in the reasons, with the extra spec for
-// Want's name; the options that are right are given all the same.
+// option; of others nothing is said. What is wrong is in the reasons, Have being the extra
+// spec; the options that are right are given all the same.
 func FromSpecs(specs map[string]string) (Live, []fault.Reason) {
 	var out Live
 	var reasons []fault.Reason
@@ -164,13 +164,13 @@ func FromSpecs(specs map[string]string) (Live, []fault.Reason) {
 		at := slices.IndexFunc(table[:], func(o Option) bool { return SpecPrefix+o.Key == spec })
 		if at < 0 {
 			reasons = append(reasons, fault.Reason{
-				Code: "extra_spec_unknown", Message: spec + ": no such extra spec", Have: spec, Change: "see docs/live-migration-options.md for its spelling, or remove it",
+				Code: "extra_spec_unknown", Message: "no such extra spec", Have: spec, Change: "see docs/live-migration-options.md for its spelling, or remove it",
 			})
 			continue
 		}
 		if want := table[at].set(&out, specs[spec]); want != "" {
 			reasons = append(reasons, fault.Reason{
-				Code: "extra_spec_value", Message: spec + ": want " + want, Have: specs[spec], Want: want, Change: "correct " + spec,
+				Code: "extra_spec_value", Message: quote(specs[spec]) + ": want " + want, Have: spec, Want: want, Change: "correct " + spec,
 			})
 		}
 	}

@@ -311,11 +311,11 @@ func TestFromSpecs_KnowsItsOwnAndNoOthers(t *testing.T) {
 	})
 	var codes []string
 	for _, r := range bad {
-		codes = append(codes, r.Code+" "+r.Message)
+		codes = append(codes, r.Code+" "+r.Have+": "+r.Message)
 	}
 	want := []string{
 		"extra_spec_unknown berth:live_migration_bandwith: no such extra spec",
-		"extra_spec_value berth:live_migration_parallel_connections: want a number from 1 to 255",
+		"extra_spec_value berth:live_migration_parallel_connections: \"many\": want a number from 1 to 255",
 		"extra_spec_unknown berth:other: no such extra spec",
 	}
 	if diff := cmp.Diff(want, codes); diff != "" || live.Timeout != time.Minute {

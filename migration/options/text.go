@@ -30,7 +30,7 @@ func Set(l *Live, name, text string) error {
 		return fault.Refuse(fault.Invalid, "", fault.Reason{Code: "option_unknown", Message: name + " is no option of a live migration", Have: name, Change: "see docs/live-migration-options.md"})
 	}
 	if why := o.set(l, text); why != "" {
-		return fault.Refuse(fault.Invalid, "", refused(o.Flag, strconv.Quote(text), why))
+		return fault.Refuse(fault.Invalid, "", refused(o.Flag, quote(text), why))
 	}
 	return nil
 }
@@ -86,6 +86,14 @@ func (o Option) set(l *Live, text string) string {
 	}
 	*l = next
 	return ""
+}
+
+// quote quotes what somebody wrote, shortened where it is a book.
+func quote(text string) string {
+	if len(text) > mostSchedule {
+		return strconv.Quote(strings.ToValidUTF8(text[:mostSchedule], "")) + "…"
+	}
+	return strconv.Quote(text)
 }
 
 // Want is what values the option takes, in words for people.

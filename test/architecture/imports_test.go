@@ -29,7 +29,7 @@ const bolt, etree, systemdGo = "go.etcd.io/bbolt", "github.com/beevik/etree", "g
 var table = map[string]rule{
 	"topology":       {why: "leaf values: know nobody, do nothing"},
 	"claims/fit":     {own: []string{"topology"}, why: "pure: values in, an answer out"},
-	"claims/flavor":  {own: []string{"topology"}, why: "pure: a flavor in, a guest topology out"},
+	"claims/flavor":  {own: []string{"migration/options", "topology"}, why: "pure: a flavor in, a guest topology out"},
 	"claims/fitcase": {own: []string{"claims/fit", "claims/flavor", "topology"}, why: "pure: cases in, answers out"},
 	"claims/pci":     {own: []string{"topology"}, why: "pure: values in, devices and pools out"},
 	"hwdiscovery":    {own: []string{"topology", "internal/..."}, third: []string{"github.com/jaypipes/ghw", "golang.org/x/sys"}, why: "the only user of ghw"},

@@ -51,20 +51,20 @@ func TestOutcome_OnlyGrows(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, err := range tt.told {
-				if err := s.outcome(ctx, ref, err, 0); err != nil {
+				if err := s.outcome(ctx, ref, first, err, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if got, _, err := s.ended(ref); err != nil || got.Result != tt.want {
+			if got, _, err := s.ended(ref, first); err != nil || got.Result != tt.want {
 				t.Errorf("result %q, %v; want %q", got.Result, err, tt.want)
 			}
 			if err := s.Forget(ctx, ref); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.outcome(ctx, ref, left, 0); err != nil {
+			if err := s.outcome(ctx, ref, first, left, 0); err != nil {
 				t.Fatal(err)
 			}
-			if got, found, err := s.ended(ref); found || err != nil {
+			if got, found, err := s.ended(ref, first); found || err != nil {
 				t.Errorf("of a forgotten stream %+v is on record, %v", got, err)
 			}
 		})
