@@ -73,6 +73,7 @@ func (s *streams) Open(ctx context.Context, o host.StreamOrder) (host.StreamEnds
 		// What stands still for too long, the move's own watch says, and not the kernel.
 		DeadAfter: max(stream.DefaultDeadAfter, 2*c.Migration.StallTimeout.D()),
 	}
+	order.PostCopy = o.PostCopy
 	if o.Address != "" {
 		order.Role = stream.Source
 		if order.Address, err = s.reach(o.Peer, o.Address); err != nil {
@@ -81,6 +82,9 @@ func (s *streams) Open(ctx context.Context, o host.StreamOrder) (host.StreamEnds
 	} else {
 		order.Role = stream.Destination
 		order.FirstPort, order.LastPort = c.Migration.Ports.Range()
+		if o.Port > 0 {
+			order.FirstPort, order.LastPort = o.Port, o.Port
+		}
 		order.Libvirt, order.LibvirtURI = node.Socket, node.URI
 		if net.ParseIP(c.Migration.Address) != nil {
 			order.Listen = c.Migration.Address

@@ -33,7 +33,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if !ok || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "its token has not left by attempt %d of this migration", ref.Attempt)
 	}
-	asked, found, err := recall[streaming](h, ref, memoryStream)
+	asked, err := h.streams.Known(ref)
 	if err != nil {
 		return err
 	}
@@ -43,13 +43,21 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if !known || inst.Token.Migration != ref.Migration {
 		return h.forgetMigration(ctx, ref)
 	}
+	// Before anything: the destination's copy lives on what is still here.
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if err := wholeHere(d, exists); err != nil {
+		return err
+	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
 	if err := h.closeStream(ctx, ref); err != nil {
 		return err
 	}
-	if found {
+	if asked.Found {
 		if err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ type sourceState struct {
 	asked      bool   // a stream was asked for
 	result     result // of the hypervisor's call
 	under      bool   // the call is pending or a job is in flight
+	postCopy   bool   // the second job was asked for, by which the guest may go by post-copy
 	word       migration.WordFact
 }
 
@@ -47,7 +48,7 @@ func (s sourceState) class() domainClass {
 	switch {
 	case s.exists && hasLeft(d):
 		return domainLeft
-	case s.exists && d.Active() && (d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed):
+	case s.exists && inPostCopy(d):
 		return domainHalf
 	case s.exists && d.Active():
 		return domainActive
@@ -66,6 +67,7 @@ type sourceRow struct {
 	word   []migration.WordFact
 	result []result
 	asked  []bool
+	second []bool // sourceState.postCopy
 	then   decision
 	why    string
 }
@@ -80,10 +82,13 @@ var sourceTable = []sourceRow{
 		then: mayReclaim, why: "an operator has said that the guest is here"},
 	{domain: []domainClass{domainLeft},
 		then: mayCommit, why: "the domain has left: shut off (migrated)"},
+	// The destination runs the guest, broken or not, and the source never will again.
+	{domain: []domainClass{domainHalf}, second: []bool{true},
+		then: mayCommit, why: "the guest is in post-copy: it runs at the destination, and part of its memory is here"},
 	{under: []bool{true},
 		then: notYet, why: "the hypervisor's job is not over"},
 	{domain: []domainClass{domainHalf},
-		then: inDoubt, why: "part of the guest's memory is at the destination"},
+		then: inDoubt, why: "part of the guest's memory is elsewhere, by a migration that is not this one's"},
 	{domain: []domainClass{domainActive},
 		then: mayReclaim, why: "the domain has its memory"},
 	{result: []result{resultLeft}, // libvirt has forgotten why
@@ -120,7 +125,7 @@ func decide(s sourceState) (decision, string) {
 func decidingRow(s sourceState) int {
 	class := s.class()
 	return slices.IndexFunc(sourceTable, func(r sourceRow) bool {
-		return in(r.domain, class) && in(r.under, s.under) && in(r.word, s.word) && in(r.result, s.result) && in(r.asked, s.asked)
+		return in(r.domain, class) && in(r.under, s.under) && in(r.word, s.word) && in(r.result, s.result) && in(r.asked, s.asked) && in(r.second, s.postCopy)
 	})
 }
 

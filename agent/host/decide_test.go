@@ -2,6 +2,7 @@ package host
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"berth/driver"
@@ -29,25 +30,22 @@ func TestDecide_EveryRow(t *testing.T) {
 	}
 	postCopy := []dom{
 		{true, driver.Paused, driver.ReasonPostCopy}, {true, driver.Running, driver.ReasonPostCopy}, {true, driver.Paused, driver.ReasonPostCopyFailed},
+		{true, driver.Running, driver.ReasonPostCopyFailed},
 	}
 	all := append(append(append([]dom{gone, left}, off...), active...), postCopy...)
 
 	reached := make([]bool, len(sourceTable))
 	// want is the table again, asked by its meaning and not by its order.
+	is := func(set []dom, d dom) bool { return slices.Contains(set, d) }
 	want := func(d dom, s sourceState) decision {
-		is := func(set []dom) bool {
-			for _, x := range set {
-				if x == d {
-					return true
-				}
-			}
-			return false
-		}
+		is := func(set []dom) bool { return is(set, d) }
 		switch {
 		case s.word == migration.WordSource && !s.under && !is(active) && !is(postCopy):
 			return mayReclaim
 		case d == left:
 			return mayCommit // at once: the guest stands still
+		case is(postCopy) && s.postCopy:
+			return mayCommit // its job goes on, or broke: either way the guest is there
 		case s.under:
 			return notYet
 		case is(postCopy):
@@ -68,11 +66,11 @@ func TestDecide_EveryRow(t *testing.T) {
 	rows := 0
 	for _, d := range all {
 		for _, r := range []result{resultNone, resultLeft, resultUndone, resultLost} {
-			for bits := range 8 * 3 {
+			for bits := range 16 * 3 {
 				s := sourceState{
 					exists: d.exists, domain: driver.Domain{State: d.state, Reason: d.reason},
-					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, result: r,
-					word: []migration.WordFact{migration.WordNone, migration.WordSource, migration.WordDestination}[bits/8],
+					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, postCopy: bits&8 != 0, result: r,
+					word: []migration.WordFact{migration.WordNone, migration.WordSource, migration.WordDestination}[bits/16],
 				}
 				rows++
 				if i := decidingRow(s); i >= 0 {
@@ -86,8 +84,11 @@ func TestDecide_EveryRow(t *testing.T) {
 				}
 				// Whatever else: a guest that has its memory here is never committed, one
 				// that has left is never reclaimed.
-				if got == mayCommit && s.domain.Active() && d.exists {
+				if got == mayCommit && s.domain.Active() && d.exists && !(is(postCopy, d) && s.postCopy) {
 					t.Errorf("%+v: a commit beside a guest with its memory", s)
+				}
+				if got == mayReclaim && is(postCopy, d) {
+					t.Errorf("%+v: a reclaim of half a guest", s)
 				}
 				if got == mayReclaim && d == left && s.word != migration.WordSource {
 					t.Errorf("%+v: a reclaim of a guest that has left", s)
@@ -95,7 +96,7 @@ func TestDecide_EveryRow(t *testing.T) {
 			}
 		}
 	}
-	if rows != len(all)*4*8*3 {
+	if rows != len(all)*4*16*3 {
 		t.Errorf("%d rows", rows)
 	}
 	for i, is := range reached {

@@ -13,6 +13,7 @@ type arrivalState struct {
 	token  arrivalToken
 	claim  arrivalClaim
 	heard  bool // the conductor was heard of a short while ago
+	half   bool // the copy runs by post-copy: part of its memory is still at the source
 	source sourceWord
 }
 
@@ -64,6 +65,7 @@ type arrivalRow struct {
 	token  []arrivalToken
 	claim  []arrivalClaim
 	heard  []bool
+	half   []bool
 	source []sourceWord
 	then   arrivalAction
 	why    string
@@ -80,6 +82,8 @@ var arrivalTable = []arrivalRow{
 		then: arrivalWait, why: "the conductor finishes it"},
 	{token: []arrivalToken{arrivalOwned}, source: []sourceWord{sourceUnasked},
 		then: arrivalAsk, why: "the token is here, unless the source has a higher epoch"},
+	{token: []arrivalToken{arrivalOwned}, half: []bool{true},
+		then: arrivalWait, why: "the guest runs here in post-copy, and part of its memory is still at the source"},
 	{token: []arrivalToken{arrivalOwned},
 		then: arrivalFinish, why: "the token is here: the guest is this host's"},
 	// What was made for it is the guest's, wherever that is now: only the records go.
@@ -93,6 +97,8 @@ var arrivalTable = []arrivalRow{
 		then: arrivalRollBack, why: "the claim has ended before anything could arrive, and what was made for it is left"},
 	{source: []sourceWord{sourceUnasked},
 		then: arrivalAsk, why: "the conductor is silent"},
+	{half: []bool{true}, source: []sourceWord{sourceKept},
+		then: arrivalDoubt, why: "the source keeps the guest, and yet a copy runs here in post-copy: a person ends one of the two"},
 	{source: []sourceWord{sourceKept},
 		then: arrivalRollBack, why: "the source keeps the guest: this attempt never gives the token away"},
 	{source: []sourceWord{sourceCommitted},
@@ -114,7 +120,7 @@ func decideArrival(s arrivalState) (arrivalAction, string) {
 // arrivalRowOf is the index of the row that counts; the last matches everything.
 func arrivalRowOf(s arrivalState) int {
 	return slices.IndexFunc(arrivalTable, func(r arrivalRow) bool {
-		return in(r.token, s.token) && in(r.claim, s.claim) && in(r.heard, s.heard) && in(r.source, s.source)
+		return in(r.token, s.token) && in(r.claim, s.claim) && in(r.heard, s.heard) && in(r.half, s.half) && in(r.source, s.source)
 	})
 }
 
@@ -139,5 +145,5 @@ func wordOfSource(f *migration.AttemptFate, epoch uint64) sourceWord {
 }
 
 func (s arrivalState) String() string {
-	return fmt.Sprintf("token %s, claim %s, heard %v, source %s", s.token, s.claim, s.heard, s.source)
+	return fmt.Sprintf("token %s, claim %s, heard %v, half %v, source %s", s.token, s.claim, s.heard, s.half, s.source)
 }

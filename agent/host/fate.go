@@ -21,7 +21,7 @@ type attemptState struct {
 	token    tokenAt
 	context  bool // the migration's context is still recorded here
 	inFlight bool // the hypervisor has a job of the guest
-	left     bool // its domain is shut off (migrated), or was seen so
+	left     bool // its domain is shut off (migrated), was seen so, or is in post-copy
 	active   bool // its domain has its memory
 }
 
@@ -153,13 +153,13 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		switch {
 		case err != nil:
 		case exists:
-			f.Domain, f.Active = fmt.Sprintf("%s (%s)", d.State, d.Reason), d.Active()
+			f.Domain, f.Active = fmt.Sprintf("%s (%s)", d.State, d.Reason), d.Active() && !inPostCopy(d)
 		default:
 			f.Domain = "not there"
 		}
 	}
 	if f.Fate == migration.FateCommitted {
-		asked, _, err := recall[streaming](h, ref, memoryStream)
+		asked, err := h.streams.Known(ref)
 		if err != nil {
 			return migration.AttemptFate{}, err
 		}
@@ -220,7 +220,7 @@ func needsDomain(s attemptState) bool {
 // streamTraces reads whether a guest has left by a stream, or one is under way.
 func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFlightNow, active bool, err error) {
 	own := h.ownStream(ref)
-	got, _, err := recall[streamed](h, ref, memoryResult)
+	known, err := h.streams.Known(ref)
 	if err != nil {
 		return false, false, false, err
 	}
@@ -235,8 +235,10 @@ func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFli
 	if err != nil {
 		return false, false, false, err
 	}
-	active = exists && d.Active()
-	return exists && hasLeft(d) || got.Result == resultLeft && !active, inFlightNow, active, nil
+	// In post-copy the destination's copy runs, and nothing here is a guest without it.
+	half := exists && inPostCopy(d)
+	active = exists && d.Active() && !half
+	return half || exists && hasLeft(d) || known.Result == resultLeft && !active, inFlightNow, active, nil
 }
 
 // epoch is this host's epoch of a guest's token, wherever that is; 0 for none.

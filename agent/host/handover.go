@@ -18,20 +18,16 @@ import (
 // domain: a job seen over beside a domain that has its memory cannot become
 // another.
 func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState, error) {
-	asked, found, err := recall[streaming](h, ref, memoryStream)
-	if err != nil {
-		return sourceState{}, err
-	}
 	own := h.ownStream(ref) // before the record that its end leaves
-	got, _, err := recall[streamed](h, ref, memoryResult)
+	known, err := h.streams.Known(ref)
 	if err != nil {
 		return sourceState{}, err
 	}
-	s := sourceState{asked: found, persistent: asked.Persistent, result: got.Result, word: h.wordOn(ref)}
+	s := sourceState{asked: known.Found, persistent: known.Persistent, result: known.Result, postCopy: known.PostCopy, word: h.wordOn(ref)}
 	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
 		return s, err
 	}
-	s.under = got.Result == resultNone && own
+	s.under = known.Result == resultNone && own
 	if h.migrator != nil {
 		job, err := h.migrator.Job(ctx, ref.Instance)
 		if err != nil && !errors.Is(err, fault.NotFound) {
@@ -59,14 +55,14 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 		return none, err
 	}
 	defer unlock()
-	asked, found, err := recall[streaming](h, ref, memoryStream)
+	asked, err := h.streams.Known(ref)
 	if err != nil {
 		return none, err
 	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt {
 		return wireCommit(c, asked.PowerState), nil
 	}
-	if !found {
+	if !asked.Found {
 		return none, fault.New(fault.Forbidden, "no stream was asked for")
 	}
 	s, err := h.sourceState(ctx, ref)
@@ -133,10 +129,11 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	defer unlock()
-	asked, found, err := recall[streaming](h, ref, memoryStream)
+	asked, err := h.streams.Known(ref)
 	if err != nil {
 		return err
 	}
+	found := asked.Found
 	var s sourceState
 	active := false // the domain was seen with its memory
 	for turn := 0; ; turn++ {
@@ -206,17 +203,10 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		// An operator's word: the guest is started here although its domain left.
 		return h.keepLeft(ctx, s.domain)
 	}
-	if !found || !s.exists || s.domain.State != driver.Paused || asked.PowerState == migration.PowerPaused {
+	if !found || !s.exists {
 		return nil
 	}
-	switch s.domain.Reason {
-	case driver.ReasonMigrating, driver.ReasonMigrationCanceled, driver.ReasonUnknown, driver.ReasonStartingUp:
-		h.log.Info("resume the guest that a migration left paused", "instance", ref.Instance, "migration", ref.Migration)
-		return h.driver.Resume(ctx, ref.Instance)
-	}
-	// Paused meanwhile for a reason of its own: its user, an I/O error, a
-	// snapshot. None of it is the migration's to end.
-	return nil
+	return h.streams.LetRun(ctx, ref, s.domain, asked.PowerState)
 }
 
 // AcceptToken implements migration.DestinationVerbs.
@@ -288,12 +278,14 @@ func (h *Host) letRun(ctx context.Context, ref migration.Ref, power migration.Po
 		// off; its user starts it.
 		h.log.Error("the guest ended before it could be resumed", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
 		return nil
+	case inPostCopy(d):
+		return nil // it runs already, or as soon as its memory comes
 	case d.State != driver.Paused || power == migration.PowerPaused:
 		return nil
 	case d.Reason == driver.ReasonMigrating:
 		return fault.New(fault.Busy, "its memory is not complete here")
 	}
-	err = h.driver.Resume(ctx, ref.Instance)
+	err = h.resume(ctx, ref.Instance)
 	if errors.Is(err, fault.InDoubt) {
 		// Resuming a guest that runs changes nothing: look, and let the caller
 		// repeat where it does not run yet.
@@ -391,6 +383,13 @@ func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	inst, ok := h.tracker.Instance(ref.Instance)
 	if !ok || inst.Token.State != claims.TokenHere || inst.Token.Migration != ref.Migration {
 		return fault.New(fault.Forbidden, "the token did not come here by this migration")
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return err
+	}
+	if err := wholeHere(d, exists); err != nil {
+		return err // the stream's end would be the guest's
 	}
 	// The definition first: a bound claim is one of a defined domain.
 	if err := h.definePersistent(ctx, ref, rec); err != nil {

@@ -18,6 +18,8 @@ type preparation struct {
 	Source    string       `json:"source_compute"`
 	DomainXML string       `json:"domain_xml"` // what hooks were given
 	Made      []disks.Made `json:"made,omitempty"`
+	// PostCopy: the guest may come by post-copy.
+	PostCopy bool `json:"post_copy,omitempty"`
 	// What agents before phaseRecord kept of hooks.
 	Running   *hooks.Process             `json:"running,omitempty"`
 	Data      map[string]json.RawMessage `json:"data,omitempty"`
@@ -63,7 +65,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, err
 	}
 	if !found {
-		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest)}
+		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest), PostCopy: p.PostCopy}
 	}
 	if err := h.endHook(rec.Running); err != nil {
 		return none, err
@@ -83,7 +85,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if err != nil {
 		return none, err
 	}
-	if err := h.openArrival(ctx, ref, claim, p.Source, &prepared); err != nil {
+	if err := h.openArrival(ctx, ref, claim, p.Source, rec.PostCopy, &prepared); err != nil {
 		return none, err
 	}
 	// Arriving before the answer: from here on a copy may come, and the claim
@@ -262,6 +264,10 @@ func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil || !exists {
+		return err
+	}
+	// What runs here before its memory is whole may be all that is left of the guest.
+	if err := wholeHere(d, exists); err != nil {
 		return err
 	}
 	if d.Active() {

@@ -216,6 +216,10 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		return h.lookAtEvacuation(ctx, a)
 	}
 	s := h.arrivalState(a)
+	var err error
+	if s.half, err = h.lookAtHalf(ctx, a); err != nil {
+		return err
+	}
 	then, why := decideArrival(s)
 	var fate *migration.AttemptFate
 	if then == arrivalAsk {
@@ -223,7 +227,6 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 			return nil
 		}
 		if !silent[a.asked()] {
-			var err error
 			if fate, err = h.askSource(ctx, a); err != nil {
 				return err
 			}
@@ -237,7 +240,6 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		then, why = decideArrival(s)
 	}
 	log := h.log.With("instance", a.ref.Instance, "migration", a.ref.Migration, "attempt", a.ref.Attempt, "source", a.source, "why", why)
-	var err error
 	switch then {
 	case arrivalWait:
 		if s.heard {
@@ -279,6 +281,33 @@ func (h *Host) lookAtArrival(ctx context.Context, a pendingArrival, silent map[s
 		}
 	}
 	return err
+}
+
+// lookAtHalf reports whether an arrival runs here while part of its memory is still at its
+// source, and sees that the way is there by which that comes.
+func (h *Host) lookAtHalf(ctx context.Context, a pendingArrival) (bool, error) {
+	rec, found, err := recall[preparation](h, a.ref, memoryPrepared)
+	if err != nil || !found || !rec.PostCopy || rec.Prepared == nil || a.way != wayLive {
+		return false, err
+	}
+	d, exists, err := h.domain(ctx, a.ref.Instance)
+	if err != nil || !exists || !inPostCopy(d) {
+		return false, err
+	}
+	unlock, err := h.tryLock(ctx, a.ref.Instance)
+	if err != nil {
+		return true, nil // a verb is at work on it
+	}
+	defer unlock()
+	// Again: the verb may have ended the stream because all is there.
+	claim, ok := h.tracker.ByOwner(h.owner(a.ref))
+	if d, exists, err = h.domain(ctx, a.ref.Instance); err != nil || !exists || !inPostCopy(d) || !ok {
+		return err == nil && exists && inPostCopy(d), err
+	}
+	if err := h.streams.KeepPostCopy(ctx, a.ref, claim, rec.Source, *rec.Prepared); err != nil {
+		h.log.Warn("the stream of a guest in post-copy is not there", "instance", a.ref.Instance, "migration", a.ref.Migration, "error", err)
+	}
+	return true, nil
 }
 
 // waits reports whether an arrival is known to wait for something.

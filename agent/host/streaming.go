@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -21,16 +22,10 @@ type (
 )
 
 // The verbs' short names for what package streams remembers of a stream, and decides by it.
-type (
-	streaming = streams.Asked
-	streamed  = streams.Ended
-	result    = streams.Result
-)
+type result = streams.Result
 
 const (
-	stepStream   = streams.Step
-	memoryStream = streams.MemoryAsked
-	memoryResult = streams.MemoryEnded
+	stepStream = streams.Step
 
 	resultNone   = streams.None
 	resultLeft   = streams.Left
@@ -76,6 +71,21 @@ func (h *Host) AwaitStream(ctx context.Context, ref migration.Ref, d time.Durati
 	return h.streams.Await(ctx, ref, d)
 }
 
+// EndStream implements migration.PostCopySource.
+func (h *Host) EndStream(ctx context.Context, ref migration.Ref) error {
+	return h.streams.EndStream(ctx, ref)
+}
+
+// StartPostCopy implements migration.PostCopySource.
+func (h *Host) StartPostCopy(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return h.streams.StartPostCopy(ctx, ref, s)
+}
+
+// RecoverPostCopy implements migration.PostCopySource.
+func (h *Host) RecoverPostCopy(ctx context.Context, ref migration.Ref, s migration.Stream) error {
+	return h.streams.RecoverPostCopy(ctx, ref, s)
+}
+
 // TuneStream implements migration.SourceVerbs.
 func (h *Host) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
 	return h.streams.Tune(ctx, ref, t)
@@ -83,11 +93,11 @@ func (h *Host) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tu
 
 // openArrival starts the stream by which a guest comes, and says in p how. One that
 // somebody else sends comes by what that tool has.
-func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p *migration.Prepared) error {
+func (h *Host) openArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, postCopy bool, p *migration.Prepared) error {
 	if h.Foreign(h.owner(ref)) {
 		return nil
 	}
-	return h.streams.OpenArrival(ctx, ref, c, source, p)
+	return h.streams.OpenArrival(ctx, ref, c, source, postCopy, p)
 }
 
 // ledger is this host's word on the token, seen from one attempt.
@@ -120,6 +130,10 @@ func (g leavingGuests) MayLeave(instance string) error {
 }
 
 func (g leavingGuests) Chosen(d driver.Domain) migration.PowerState { return powerState(d) }
+
+func (g leavingGuests) Resume(ctx context.Context, instance string) error {
+	return g.h.resume(ctx, instance)
+}
 
 func (g leavingGuests) Copied(text string, targets []string) ([]disks.Moved, error) {
 	doc, err := parseDocument(text)
@@ -184,5 +198,22 @@ func userReasons(doc document, node driver.Node, host string) []fault.Reason {
 func endedOrLeft(r driver.Reason) bool { return streams.Settles(r) }
 
 func hasLeft(d driver.Domain) bool { return d.HasLeft() }
+
+// inPostCopy reports whether part of a guest's memory is on another host, whichever of the
+// two has the domain.
+func inPostCopy(d driver.Domain) bool {
+	return d.Active() && (d.Reason == driver.ReasonPostCopy || d.Reason == driver.ReasonPostCopyFailed)
+}
+
+// wholeHere refuses what must wait until all of a guest's memory is in one place.
+func wholeHere(d driver.Domain, exists bool) error {
+	if exists && inPostCopy(d) {
+		return fault.Refuse(fault.Busy, "", fault.Reason{
+			Code: "in_post_copy", Message: fmt.Sprintf("guest %s is in post-copy: part of its memory is still on the other host (%s (%s) here)", d.Name, d.State, d.Reason),
+			Change: "wait until its memory has come; neither of the two domains may be ended before",
+		})
+	}
+	return nil
+}
 
 func view(d driver.Domain, exists bool) migration.DomainView { return streams.View(d, exists) }

@@ -108,7 +108,7 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 		return err
 	case !exists || hasLeft(d) || !d.Active() && h.LeftByHand(ref.Instance):
 		return nil
-	case d.Active() && (d.Reason == driver.ReasonMigrating || d.Reason == driver.ReasonPostCopy):
+	case d.Active() && (d.Reason == driver.ReasonMigrating || inPostCopy(d)):
 		return fault.New(fault.Busy, "its stream is not over: %s (%s)", d.State, d.Reason)
 	case d.Active():
 		return fault.Refuse(fault.InDoubt, "", fault.Reason{

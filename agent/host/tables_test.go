@@ -71,8 +71,10 @@ func everyArrival(f func(arrivalState)) (n int) {
 		for _, c := range []arrivalClaim{arrivalPending, arrivalArriving, arrivalNone} {
 			for _, heard := range bools {
 				for _, w := range []sourceWord{sourceUnasked, sourceSilent, sourceGoing, sourceCommitted, sourceKept, sourceUnknown, sourceHigher} {
-					f(arrivalState{token: token, claim: c, heard: heard, source: w})
-					n++
+					for _, half := range bools {
+						f(arrivalState{token: token, claim: c, heard: heard, half: half, source: w})
+						n++
+					}
 				}
 			}
 		}
@@ -104,13 +106,17 @@ func TestArrival_EveryRow(t *testing.T) {
 			bad("gives way to nobody with a higher epoch")
 		case then == arrivalAsk && s.source != sourceUnasked:
 			bad("asks twice")
-		case owned && !s.heard && s.source == sourceSilent && then != arrivalFinish:
+		case owned && !s.heard && s.source == sourceSilent && !s.half && then != arrivalFinish:
 			bad("has the token, and waits for a source that is gone")
+		case s.half && owned && then != arrivalWait && then != arrivalYield && then != arrivalAsk:
+			bad("finishes while part of the guest's memory is elsewhere")
+		case s.half && then == arrivalRollBack && s.claim != arrivalNone:
+			bad("ends half a guest")
 		case s.token == arrivalUnowned && s.claim == arrivalArriving && s.source == sourceSilent && !s.heard && then != arrivalDoubt:
 			bad("does not say that it waits")
 		}
 	})
-	if want := 4 * 3 * 2 * 7; n != want {
+	if want := 4 * 3 * 2 * 7 * 2; n != want {
 		t.Errorf("%d combinations, want %d", n, want)
 	}
 	for i, is := range reached {
@@ -128,6 +134,7 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 	domains := []driver.Domain{
 		{}, {State: driver.ShutOff, Reason: driver.ReasonMigrated}, {State: driver.ShutOff, Reason: driver.ReasonUnknown},
 		{State: driver.Running, Reason: driver.ReasonBooted}, {State: driver.Paused, Reason: driver.ReasonMigrating},
+		{State: driver.Paused, Reason: driver.ReasonPostCopy}, {State: driver.Paused, Reason: driver.ReasonPostCopyFailed},
 	}
 	everyAttempt(func(a attemptState) {
 		if a.commit == commitThis && (a.refused || a.token == tokenHere) {
@@ -135,17 +142,18 @@ func TestTables_NoTwoHostsTakeTheGuest(t *testing.T) {
 		}
 		fate, _ := fateOf(a)
 		f := migration.AttemptFate{Fate: fate}
-		then, _ := decideArrival(arrivalState{token: arrivalUnowned, claim: arrivalArriving, source: wordOfSource(&f, 0)})
 		for _, d := range domains {
-			if a.left != hasLeft(d) || a.active != d.Active() {
+			half := inPostCopy(d)
+			if a.left != (hasLeft(d) || half) || a.active != (d.Active() && !half) {
 				continue
 			}
+			then, _ := decideArrival(arrivalState{token: arrivalUnowned, claim: arrivalArriving, half: half, source: wordOfSource(&f, 0)})
 			for _, r := range []result{resultNone, resultUndone, resultLost} {
 				for _, under := range bools {
 					if under != a.inFlight {
 						continue
 					}
-					what, _ := decide(sourceState{exists: d.State != "", domain: d, persistent: true, asked: true, result: r, under: under})
+					what, _ := decide(sourceState{exists: d.State != "", domain: d, persistent: true, asked: true, postCopy: half, result: r, under: under})
 					// The source can surrender only what it has, and what it has not refused.
 					maySurrender := what == mayCommit && a.token == tokenHere && !a.refused && a.commit == commitNone && (a.conduct == migration.ConductGoing || a.conduct == migration.ConductSeen)
 					mayResume := what == mayReclaim && a.token == tokenHere && a.commit == commitNone

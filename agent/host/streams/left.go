@@ -23,7 +23,11 @@ func (s *Streams) LeftOnRecord(ctx context.Context, ref migration.Ref, d driver.
 		return false
 	}
 	s.log.Info("the hypervisor's log says that a guest has left, which its daemon has forgotten", "instance", ref.Instance, "migration", ref.Migration)
-	if err := s.outcome(ctx, ref, nil, 0); err != nil {
+	j, _, _, err := s.current(ref)
+	if err == nil {
+		err = s.outcome(ctx, ref, j, nil, 0)
+	}
+	if err != nil {
 		s.log.Warn("that the guest has left could not be recorded", "instance", ref.Instance, "migration", ref.Migration, "error", err)
 		return false
 	}

@@ -22,13 +22,20 @@ func (s *Streams) status(ctx context.Context, ref migration.Ref) (migration.Stre
 	var st migration.StreamStatus
 	// Before its record: a stream that is over has been recorded, so that what
 	// the hypervisor said stands beside the first word of its end.
-	own := s.Watches(ref)
-	_, found, err := s.asked(ref)
+	firsts, seconds := s.watching(ref, first) != nil, s.watching(ref, second) != nil
+	j, _, found, err := s.current(ref)
 	if err != nil {
 		return st, err
 	}
-	rec, _, err := s.ended(ref)
+	own := firsts
+	if st.PostCopy = j == second; st.PostCopy {
+		own = seconds
+	}
+	rec, _, err := s.ended(ref, j)
 	if err != nil {
+		return st, err
+	}
+	if st.EndWanted, err = s.endWanted(ref); err != nil {
 		return st, err
 	}
 	// The domain after the job: a job seen in flight beside a domain seen stopped
@@ -49,7 +56,8 @@ func (s *Streams) status(ctx context.Context, ref migration.Ref) (migration.Stre
 		rec.Result = Left
 	}
 	st.Left = rec.Result == Left
-	st.InFlight = found && (job.InFlight() || rec.Result == None && own)
+	// See under: what broke in post-copy is not in flight.
+	st.InFlight = found && d.Reason != driver.ReasonPostCopyFailed && (job.InFlight() || rec.Result == None && own)
 	st.Progress, st.Error = progress(job, d), rec.Error
 	if !st.InFlight && rec.Last != nil {
 		st.Progress = *rec.Last
@@ -61,7 +69,7 @@ func (s *Streams) status(ctx context.Context, ref migration.Ref) (migration.Stre
 		s.o.Spawn("note that "+ref.Instance+" has left", func(agent context.Context) {
 			ctx, cancel := s.o.Runtime.WithTimeout(context.WithoutCancel(agent), cleanupTimeout)
 			defer cancel()
-			if err := s.outcome(ctx, ref, nil, 0); err != nil {
+			if err := s.outcome(ctx, ref, j, nil, 0); err != nil {
 				s.log.Warn("that the guest has left could not be recorded", "instance", ref.Instance, "migration", ref.Migration, "error", err)
 			}
 		})
@@ -84,8 +92,13 @@ func progress(j driver.Job, d driver.Domain) migration.Progress {
 		MemoryTotal: j.MemoryTotal, MemoryProcessed: j.MemoryProcessed, MemoryRemaining: j.MemoryRemaining,
 		DiskTotal: j.DiskTotal, DiskProcessed: j.DiskProcessed, DiskRemaining: j.DiskRemaining,
 		Rate: j.MemoryRate + j.DiskRate, DirtyRate: j.DirtyRate, Iteration: j.Iteration, Downtime: j.Downtime,
+		Throttle: j.Throttle, PageRequests: j.PageRequests,
 	}
 	switch {
+	case d.Reason == driver.ReasonPostCopy:
+		p.Phase = "post-copy"
+	case d.Reason == driver.ReasonPostCopyFailed:
+		p.Phase = "post-copy failed"
 	// While its memory moves a guest is paused only for the last of it, or by
 	// its user; the reason tells.
 	case d.State == driver.ShutOff || d.State == driver.Paused && d.Reason == driver.ReasonMigrating:
@@ -104,7 +117,7 @@ func (s *Streams) Tune(ctx context.Context, ref migration.Ref, t migration.Tunin
 }
 
 func (s *Streams) tune(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
-	if _, found, err := s.asked(ref); err != nil || !found {
+	if _, _, found, err := s.current(ref); err != nil || !found {
 		return errors.Join(err, fault.New(fault.NotFound, "there is no stream"))
 	}
 	job, err := s.migrator.Job(ctx, ref.Instance)
@@ -120,7 +133,12 @@ func (s *Streams) tune(ctx context.Context, ref migration.Ref, t migration.Tunin
 		}
 	}
 	if t.MaxDowntime > 0 {
-		return s.migrator.SetMaxDowntime(ctx, ref.Instance, t.MaxDowntime)
+		if err := s.migrator.SetMaxDowntime(ctx, ref.Instance, t.MaxDowntime); err != nil {
+			return err
+		}
+	}
+	if t.Suspend {
+		return s.suspend(ctx, ref)
 	}
 	return nil
 }

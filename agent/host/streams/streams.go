@@ -22,6 +22,8 @@ type Guests interface {
 	// Chosen is the power state that the guest's user has chosen, as far as its domain
 	// tells.
 	Chosen(d driver.Domain) migration.PowerState
+	// Resume lets the guest's CPUs run again here, where its move left it paused.
+	Resume(ctx context.Context, instance string) error
 	// Copied gives the files behind the disks of these targets, by the guest's document:
 	// exactly they are removed in the end.
 	Copied(domainXML string, targets []string) ([]disks.Moved, error)
@@ -58,7 +60,7 @@ type Streams struct {
 	// mu guards the maps. Nothing but map work happens under it, and no other lock is
 	// taken.
 	mu    sync.Mutex
-	watch map[string]*stream // by attempt: actors of this process
+	watch map[string]*stream // by attempt and job: actors of this process
 	told  map[string]bool    // by attempt: see noteTold
 
 	// recording makes the results of streams come one after another, and none after its
@@ -80,6 +82,21 @@ const (
 	Step        = "stream"
 	MemoryAsked = "stream_asked"
 	MemoryEnded = "stream_result"
+	// MemoryEndWanted is kept when the first job's end is asked for, MemorySuspended before a
+	// guest's CPUs are stopped for its sake.
+	MemoryEndWanted = "stream_end_wanted"
+	MemorySuspended = "stream_suspended"
+	// Of the second job.
+	MemoryPostCopy      = "post_copy_asked"
+	MemoryPostCopyEnded = "post_copy_result"
+)
+
+// job is one of the two that an attempt may have; see StartPostCopy.
+type job struct{ name, asked, ended string }
+
+var (
+	first  = job{"stream", MemoryAsked, MemoryEnded}
+	second = job{"post-copy", MemoryPostCopy, MemoryPostCopyEnded}
 )
 
 // Asked is the record that a stream was asked for.
@@ -109,12 +126,39 @@ const (
 	Lost   Result = "lost"   // it ended, nobody knows how
 )
 
-func (s *Streams) asked(ref migration.Ref) (Asked, bool, error) {
-	return memory.Recall[Asked](s.o.Memory, ref, MemoryAsked)
+func (s *Streams) asked(ref migration.Ref, j job) (Asked, bool, error) {
+	return memory.Recall[Asked](s.o.Memory, ref, j.asked)
 }
 
-func (s *Streams) ended(ref migration.Ref) (Ended, bool, error) {
-	return memory.Recall[Ended](s.o.Memory, ref, MemoryEnded)
+func (s *Streams) ended(ref migration.Ref, j job) (Ended, bool, error) {
+	return memory.Recall[Ended](s.o.Memory, ref, j.ended)
+}
+
+// current is the job that counts, the second once it was asked for, with its record.
+func (s *Streams) current(ref migration.Ref) (j job, rec Asked, found bool, err error) {
+	if rec, found, err = s.asked(ref, second); err != nil || found {
+		return second, rec, found, err
+	}
+	rec, found, err = s.asked(ref, first)
+	return first, rec, found, err
+}
+
+// Known is what is on record of the job that counts.
+type Known struct {
+	Asked
+	Found    bool // a job was asked for
+	PostCopy bool // the second one
+	Result   Result
+}
+
+// Known reads it.
+func (s *Streams) Known(ref migration.Ref) (Known, error) {
+	j, asked, found, err := s.current(ref)
+	if err != nil {
+		return Known{}, err
+	}
+	got, _, err := s.ended(ref, j)
+	return Known{Asked: asked, Found: found, PostCopy: j == second, Result: got.Result}, err
 }
 
 func (s *Streams) domain(ctx context.Context, ref migration.Ref) (driver.Domain, bool, error) {
@@ -128,7 +172,8 @@ func (s *Streams) Forget(ctx context.Context, ref migration.Ref) error {
 	}
 	defer s.recording.Unlock()
 	s.noteTold(ref, false)
-	for _, step := range []string{MemoryAsked, MemoryEnded} {
+	// The second job's last: as long as it is known, it counts.
+	for _, step := range []string{MemoryEndWanted, MemorySuspended, MemoryAsked, MemoryEnded, MemoryPostCopyEnded, MemoryPostCopy} {
 		if err := s.o.Memory.Forget(ctx, ref, step); err != nil {
 			return err
 		}

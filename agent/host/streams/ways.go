@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"berth/claims"
@@ -43,6 +45,12 @@ type Order struct {
 	// LibvirtURI what the source's libvirt is to open by way of it. Empty on a
 	// destination.
 	Address, LibvirtURI string
+	// PostCopy: on a destination the guest may come by post-copy; on a source this process
+	// serves one.
+	PostCopy bool
+	// Port is where a destination's process listens that takes the place of one that died; 0
+	// for any.
+	Port int
 }
 
 // Ends are those of a stream that serves.
@@ -103,14 +111,12 @@ func Differ(source, dest migration.Description) []fault.Reason {
 // OpenArrival starts the stream by which a guest comes, and says in p how. The claim
 // is not arriving yet: until the answer is given nobody knows of the process.
 // Nothing where guests come by libvirt's TLS.
-func (s *Streams) OpenArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p *migration.Prepared) error {
+func (s *Streams) OpenArrival(ctx context.Context, ref migration.Ref, c claims.Claim, source string, postCopy bool, p *migration.Prepared) error {
 	if s.transport() != migration.TransportStream {
 		return nil
 	}
-	o := Order{Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: Lease}
-	if c.Lease != nil {
-		o.Lease = c.Lease.Length
-	}
+	o := arrival(ref, c, source)
+	o.PostCopy = postCopy
 	ends, err := s.o.Processes.Open(ctx, o)
 	if err != nil {
 		return err
@@ -119,9 +125,41 @@ func (s *Streams) OpenArrival(ctx context.Context, ref migration.Ref, c claims.C
 	return nil
 }
 
+func arrival(ref migration.Ref, c claims.Claim, source string) Order {
+	o := Order{Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: Lease}
+	if c.Lease != nil {
+		o.Lease = c.Lease.Length
+	}
+	return o
+}
+
+// KeepPostCopy sees that the stream is there by which the rest of a guest's memory comes: one
+// whose process has died is started again where it was, since its source knows no other
+// place.
+func (s *Streams) KeepPostCopy(ctx context.Context, ref migration.Ref, c claims.Claim, source string, p migration.Prepared) error {
+	if s.o.Processes == nil || p.StreamAddress == "" {
+		return nil
+	}
+	if err := s.o.Processes.Renew(ctx, ref.Migration, ref.Attempt, Lease); !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	_, port, err := net.SplitHostPort(p.StreamAddress)
+	if err != nil {
+		return fault.New(fault.Internal, "the stream's address %q: %w", p.StreamAddress, err)
+	}
+	o := arrival(ref, c, source)
+	o.PostCopy = true
+	if o.Port, err = strconv.Atoi(port); err != nil {
+		return fault.New(fault.Internal, "the stream's address %q: %w", p.StreamAddress, err)
+	}
+	s.log.Warn("the stream of a guest in post-copy has ended, and is started again", "instance", ref.Instance, "migration", ref.Migration)
+	_, err = s.o.Processes.Open(ctx, o)
+	return err
+}
+
 // openDeparture starts the stream by which a guest leaves, and gives what libvirt
 // here is told in place of what the destination said.
-func (s *Streams) openDeparture(ctx context.Context, ref migration.Ref, dest string, m migration.Stream) (migration.Prepared, error) {
+func (s *Streams) openDeparture(ctx context.Context, ref migration.Ref, dest string, m migration.Stream, postCopy bool) (migration.Prepared, error) {
 	p := m.Prepared
 	if p.StreamAddress == "" {
 		return p, nil
@@ -131,7 +169,7 @@ func (s *Streams) openDeparture(ctx context.Context, ref migration.Ref, dest str
 	}
 	ends, err := s.o.Processes.Open(ctx, Order{
 		Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: dest, Ticket: m.Ticket, Lease: Lease,
-		Address: p.StreamAddress, LibvirtURI: p.LibvirtURI,
+		Address: p.StreamAddress, LibvirtURI: p.LibvirtURI, PostCopy: postCopy,
 	})
 	if err != nil {
 		return p, err
