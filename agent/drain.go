@@ -25,6 +25,10 @@ func (a *Agent) drainLimits() drain.Limits {
 	return drain.Limits{Outbound: c.Migration.MaxOutbound, Attempts: c.Drain.Attempts}
 }
 
+// maxOutbound and maxPerLink bound the live migrations of this host, as they are set now.
+func (a *Agent) maxOutbound() int { return a.config().Migration.MaxOutbound }
+func (a *Agent) maxPerLink() int  { return a.config().Migration.MaxPerLink }
+
 // maxInbound is as it is set now.
 func (a *Agent) maxInbound() int { return a.config().Migration.MaxInbound }
 
@@ -36,7 +40,7 @@ func (a *Agent) movesTook() []drain.Sample {
 	}
 	var out []drain.Sample
 	for _, m := range list {
-		took := m.UpdatedAt.Sub(m.CreatedAt)
+		took := m.UpdatedAt.Sub(m.CreatedAt) - m.Waited
 		if m.Outcome == migration.OutcomeCompleted && m.MigrationType == migration.TypeLiveMigration && took > 0 {
 			out = append(out, drain.Sample{SizeMB: int64(m.Progress.MemoryTotal >> 20), Took: took})
 		}

@@ -19,6 +19,19 @@ func (t *Tracker) Inbound() int {
 	return t.inboundLocked()
 }
 
+// InboundFrom is how many of them come from one host.
+func (t *Tracker) InboundFrom(host string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, e := range t.claims {
+		if t.inbound(e.claim) && e.claim.Context != nil && e.claim.Context.Source == host {
+			n++
+		}
+	}
+	return n
+}
+
 func (t *Tracker) inboundLocked() int {
 	n := 0
 	for _, e := range t.claims {

@@ -40,6 +40,29 @@ func TestTracker_AQueuedMoveWaitsForThoseOnTheirWay(t *testing.T) {
 	wantNil(t, comes("lost", claims.KindEvacuation, "host-a", 2))
 }
 
+// TestTracker_AGuestIsOnItsWayUntilItIsBound: with post-copy it runs here long before all of its
+// memory is there.
+func TestTracker_AGuestIsOnItsWayUntilItIsBound(t *testing.T) {
+	b := newBench(t, "host-b")
+	o := claims.Owner{Instance: "i1", Migration: "m1", Attempt: 1, Kind: claims.KindLiveMigration}
+	mc := &claims.MigrationContext{Migration: "m1", Instance: "i1", Source: "host-a", Destination: "host-b", NewResources: small}
+	counts := func(when string, want int) {
+		t.Helper()
+		if all, a, c := b.Inbound(), b.InboundFrom("host-a"), b.InboundFrom("host-c"); all != want || a != want || c != 0 {
+			t.Errorf("%s: %d on their way, %d from host-a, %d from host-c; want %d and none from host-c", when, all, a, c, want)
+		}
+	}
+	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: o, Resources: small, Context: mc}))
+	counts("claimed", 1)
+	must[claims.Claim](t)(b.Arrive(ctx, o))
+	counts("arriving", 1)
+	wantNil(t, b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b", Power: "running"}, guest("i1")))
+	b.restart()
+	counts("accepted", 1)
+	must[claims.Claim](t)(b.Bind(ctx, o))
+	counts("bound", 0)
+}
+
 func TestTracker_AcceptsAGuestOfADeadHost(t *testing.T) {
 	b := newBench(t, "host-b")
 	o := claims.Owner{Instance: "i1", Migration: "m1", Attempt: 2, Kind: claims.KindEvacuation}
