@@ -102,6 +102,7 @@ type Agent struct {
 	drainer    *drain.Drainer
 	shutdowns  *shutdowns
 	doctor     *doctor
+	metering   *metering
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -278,7 +279,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
 	a.drainer = a.newDrainer()
-	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
+	a.shutdowns, a.doctor, a.metering = newShutdowns(a), newDoctor(a), newMetering(a)
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
 	a.server = api.NewServer(api.Options{
@@ -393,6 +394,8 @@ func (a *Agent) tasks() []task {
 		{"owner files", a.guardian.keepOwners},
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
+		{"metrics", a.metering.run},
+		{"metrics' port", a.metering.serve},
 	}
 }
 

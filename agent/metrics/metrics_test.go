@@ -49,7 +49,9 @@ func first() metrics.Snapshot {
 	return metrics.Snapshot{
 		At: begun.Add(time.Minute), Turns: metrics.Turns{Inbound: 1, Outbound: 2, MaxOutbound: 2},
 		Migrations: []migration.Migration{
-			move("old", func(m *migration.Migration) { m.Status, m.Outcome = migration.StatusCompleted, migration.OutcomeCompleted }),
+			move("old", func(m *migration.Migration) {
+				m.Status, m.Outcome = migration.StatusCompleted, migration.OutcomeCompleted
+			}),
 			move("1", busy),
 			move("2", func(m *migration.Migration) {
 				m.Status = migration.StatusPostCopy

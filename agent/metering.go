@@ -1,0 +1,122 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"berth/agent/api"
+	"berth/agent/metrics"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// metering keeps the agent's metrics fresh, and serves them. Nothing of the agent depends on
+// it: where its port is taken, that is told, and tried again.
+type metering struct {
+	a      *Agent
+	shown  *metrics.Metrics
+	closed atomic.Pointer[error]  // why nobody is served; nil pointer where somebody is, or nobody is to be
+	at     atomic.Pointer[string] // the address that is served; nil before
+}
+
+func newMetering(a *Agent) *metering { return &metering{a: a, shown: metrics.New()} }
+
+// refreshEvery is how often what a scrape shows is read; below what anybody scrapes.
+const refreshEvery = time.Second
+
+// run reads what is shown, once the conductor knows its moves: those that have ended before
+// are not counted.
+func (m *metering) run(ctx context.Context) error {
+	for ctx.Err() == nil && !m.a.conductor.Running() {
+		_ = m.a.rt.Sleep(ctx, 10*time.Millisecond) // its end is looked at in the loop
+	}
+	for ctx.Err() == nil {
+		m.refresh(ctx)
+		_ = m.a.rt.Sleep(ctx, refreshEvery)
+	}
+	return nil
+}
+
+// refresh reads records and counters that are in memory.
+func (m *metering) refresh(ctx context.Context) {
+	list, err := m.a.conductor.List(ctx)
+	if err != nil {
+		return // the samples stay as they are, with their time
+	}
+	c := m.a.config().Migration
+	m.shown.Refresh(metrics.Snapshot{
+		At: m.a.rt.Now(), Migrations: list,
+		Turns: metrics.Turns{Inbound: m.a.tracker.Inbound(), MaxInbound: c.MaxInbound, Outbound: m.outbound(list), MaxOutbound: c.MaxOutbound},
+	})
+}
+
+// outbound counts the live migrations from this host that have their turn.
+func (m *metering) outbound(list []migration.Migration) int {
+	n := 0
+	for _, one := range list {
+		waits := one.Status == migration.StatusAccepted || one.Status == migration.StatusQueued
+		if one.MigrationType == migration.TypeLiveMigration && one.SourceCompute == m.a.name && !one.Done() && !waits {
+			n++
+		}
+	}
+	return n
+}
+
+// serve answers scrapes until ctx ends.
+func (m *metering) serve(ctx context.Context) error {
+	address := m.a.opt.Config.Metrics.Listen
+	if address == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", address)
+	for ; err != nil; l, err = net.Listen("tcp", address) {
+		why := fault.New(fault.Busy, "listen for scrapes of metrics: %w", err)
+		if m.closed.Swap(&why) == nil {
+			m.a.log.Warn("metrics are not served; it is tried again", "address", address, "error", err)
+		}
+		if m.a.rt.Sleep(ctx, listenEvery) != nil {
+			return nil
+		}
+	}
+	m.closed.Store(nil)
+	at := l.Addr().String()
+	m.at.Store(&at)
+	server := &http.Server{
+		Handler:           m.shown.Handler(m.a.log),
+		ReadHeaderTimeout: scrapeTime, WriteTimeout: scrapeTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(m.a.log.Handler(), slog.LevelDebug),
+	}
+	unhook := context.AfterFunc(ctx, func() { _ = server.Close() }) // a scrape is asked again
+	defer unhook()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		// Guests and moves do not depend on it.
+		m.closed.Store(&err)
+		m.a.log.Error("metrics are served no more", "error", err)
+	}
+	return nil
+}
+
+// scrapeTime bounds one scrape: what it shows is in memory. Arbitrary.
+const scrapeTime = 10 * time.Second
+
+// condition is how the serving goes; false where nobody is to be served.
+func (m *metering) condition() (api.Condition, bool) {
+	address := m.a.opt.Config.Metrics.Listen
+	if address == "" {
+		return api.Condition{}, false
+	}
+	if why := m.closed.Load(); why != nil {
+		return bad("metrics", "not served: "+(*why).Error(), fault.Reason{
+			Code: "metrics_port", Message: (*why).Error(), Change: `free the address, or set [metrics] listen ("" for none) and restart the agent; it is tried again by itself`,
+		}), true
+	}
+	if at := m.at.Load(); at != nil {
+		address = *at
+	}
+	return good("metrics", "served on "+address), true
+}

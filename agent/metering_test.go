@@ -1,0 +1,151 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth/agent/api"
+	"berth/driver"
+	"berth/internal/config"
+	"berth/internal/runtime"
+)
+
+// meteringPatience is for what happens within a second or two where nobody else works.
+const meteringPatience = 60 * time.Second
+
+// hanging is a hypervisor that is there, and never comes back.
+type hanging struct {
+	absent
+	asked *atomic.Bool
+}
+
+func (h hanging) hang(ctx context.Context) error {
+	h.asked.Store(true)
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (hanging) Health() error { return nil }
+func (h hanging) Node(ctx context.Context) (driver.Node, error) {
+	return driver.Node{}, h.hang(ctx)
+}
+func (h hanging) Domains(ctx context.Context) ([]driver.Domain, error) { return nil, h.hang(ctx) }
+func (h hanging) Domain(ctx context.Context, _ string) (driver.Domain, error) {
+	return driver.Domain{}, h.hang(ctx)
+}
+
+// scrape asks for metrics; empty where nobody answers.
+func scrape(t *testing.T, address string) string {
+	t.Helper()
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: meteringPatience}
+	resp, err := c.Get("http://" + address + "/metrics")
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("a scrape: %d, %v: %s", resp.StatusCode, err, text)
+	}
+	return string(text)
+}
+
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(meteringPatience); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s", what, meteringPatience)
+		}
+	}
+}
+
+// TestMetrics_AreServedWhileTheHypervisorHangs: the start of the agent itself waits for it
+// meanwhile, and no request but a scrape is answered.
+func TestMetrics_AreServedWhileTheHypervisorHangs(t *testing.T) {
+	t.Parallel()
+	c := settings(t, nowhere(t))
+	c.Metrics.Listen, c.Migration.MaxOutbound = "127.0.0.1:0", 3
+	o := agentOptions(t, c)
+	var asked atomic.Bool
+	o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return hanging{asked: &asked} }
+	made := make(chan *Agent, 1)
+	o.made = func(a *Agent) { made <- a }
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	a := <-made
+	await(t, "the hypervisor is asked", asked.Load)
+	// The driver is asked after all parts were made.
+	await(t, "metrics are served", func() bool { return a.metering.at.Load() != nil })
+	var text string
+	await(t, "samples are read", func() bool {
+		text = scrape(t, *a.metering.at.Load())
+		return strings.Contains(text, "berth_sample_timestamp_seconds")
+	})
+	for _, want := range []string{`berth_migration_turns_held{direction="outbound"} 0`, `berth_migration_turns_limit{direction="outbound"} 3`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is not in\n%s", want, text)
+		}
+	}
+}
+
+// TestMetrics_APortThatIsTakenKeepsNobodyFromRunning: it is told, and tried again.
+func TestMetrics_APortThatIsTakenKeepsNobodyFromRunning(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := settings(t, nowhere(t))
+	c.Metrics.Listen = taken.Addr().String()
+	client, _ := start(t, agentOptions(t, c))
+	condition := func() api.Condition {
+		s, err := client.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range s.Conditions {
+			if part.Name == "metrics" {
+				return part
+			}
+		}
+		t.Fatalf("nothing is said of metrics: %+v", s.Conditions)
+		return api.Condition{}
+	}
+	var got api.Condition
+	await(t, "the port is named", func() bool { got = condition(); return got.Health == api.HealthDegraded })
+	if !strings.Contains(got.Detail, taken.Addr().String()) || got.Reasons[0].Code != "metrics_port" || !strings.Contains(got.Reasons[0].Change, "[metrics] listen") {
+		t.Errorf("metrics: %+v, want the address, and what to do", got)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "metrics are served", func() bool { got = condition(); return got.Health == api.HealthOK })
+	await(t, "a scrape is answered", func() bool { return strings.Contains(scrape(t, c.Metrics.Listen), "berth_") })
+}
+
+func TestMetrics_AreOffWhereNoAddressIsSet(t *testing.T) {
+	t.Parallel()
+	client, _ := start(t, agentOptions(t, settings(t, nowhere(t))))
+	s, err := client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range s.Conditions {
+		if part.Name == "metrics" {
+			t.Errorf("told of what is off: %+v", part)
+		}
+	}
+}
