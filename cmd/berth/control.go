@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -102,11 +101,15 @@ With --wait the command returns when the move is over, and exits as berth migrat
 	return cmd
 }
 
-// forcedWords say how a move is forced to its end, as far as that is on record already.
+// forcedWords say how a move is forced to its end, as far as that is on record already: it is
+// done at the next look at the transfer.
 func forcedWords(m migration.Migration) string {
-	how := "it is asked for"
-	if n := len(m.Control); n > 0 {
-		switch m.Control[n-1].Action.Do {
+	how := "that is noted, and done at once"
+	for _, c := range m.Control {
+		if c.Action.Why != whyForced || !c.Done {
+			continue
+		}
+		switch c.Action.Do {
 		case converge.ActPostCopy:
 			how = "it goes on by post-copy"
 		case converge.ActSuspend:
@@ -116,13 +119,12 @@ func forcedWords(m migration.Migration) string {
 	return fmt.Sprintf("%s is forced to its end: %s; berth migration watch %s", cmp.Or(m.InstanceName, m.UUID), how, m.UUID)
 }
 
+// whyForced is the conductor's code of what force-complete asked for.
+const whyForced = "force_complete"
+
 // wentPostCopy says whether a move's guest ran at its destination before its memory was there.
 func wentPostCopy(m migration.Migration) bool {
-	if strings.HasPrefix(m.Progress.Phase, phasePostCopy) || m.Status == migration.StatusPostCopy {
-		return true
-	}
-	return slices.ContainsFunc(m.Steps, func(s migration.StepRecord) bool { return s.Name == migration.StepFollowPostCopy && s.Duration > 0 }) &&
-		slices.ContainsFunc(m.Control, func(c migration.Control) bool { return c.Done && c.Action.Do == converge.ActPostCopy })
+	return m.Status == migration.StatusPostCopy || followed(m) > 0 || strings.HasPrefix(m.Progress.Phase, phasePostCopy)
 }
 
 // followed is for how long a guest ran at its destination before its memory was there; 0 where
@@ -197,21 +199,15 @@ func controlTable(w io.Writer, all []migration.Control) {
 
 // controlAction is what was done, as a schedule spells it.
 func controlAction(c migration.Control) string {
-	var out []string
-	if c.Bandwidth > 0 {
-		bound := "none"
-		if c.Bandwidth < api.Unbounded {
-			bound = options.FormatBytes(c.Bandwidth, true)
-		}
-		out = append(out, "bandwidth="+bound)
-	}
 	switch {
+	case c.Bandwidth >= api.Unbounded:
+		return "bandwidth=none"
+	case c.Bandwidth > 0:
+		return "bandwidth=" + options.FormatBytes(c.Bandwidth, true)
 	case c.Action.Downtime > 0:
-		out = append(out, fmt.Sprintf("%s=%s", converge.ActDowntime, c.Action.Downtime))
-	case c.Action.Do != "":
-		out = append(out, string(c.Action.Do))
+		return fmt.Sprintf("%s=%s", c.Action.Do, c.Action.Downtime)
 	}
-	return strings.Join(out, " ")
+	return string(c.Action.Do)
 }
 
 // optionTable prints a live migration's options with who said each; nothing in records that do

@@ -129,7 +129,7 @@ func TestPrintMigration_UnderControl(t *testing.T) {
 		)
 		m.Control = []migration.Control{
 			{At: minute(6), Done: true, Action: converge.Action{Do: converge.ActDowntime, Downtime: 800 * time.Millisecond, Why: converge.WhyStalled, Message: "2 passes came no nearer to the end"}},
-			{At: minute(5), Done: true, By: "operator:alice", Bandwidth: 50 << 20, Action: converge.Action{Message: "asked for"}},
+			{At: minute(5), Done: true, By: "operator:alice", Bandwidth: 50 << 20, Action: converge.Action{Do: "bandwidth", Why: "set", Message: "the bandwidth was set on the way"}},
 			{At: minute(4), Error: "the host does not answer", Action: converge.Action{Do: converge.ActPostCopy, Message: "3 passes came no nearer to the end"}},
 			{At: minute(3), Action: converge.Action{Do: converge.ActAbort, Observed: true, Message: "4 passes came no nearer to the end"}},
 		}
@@ -154,7 +154,6 @@ func TestOutcomeWords_OfPostCopy(t *testing.T) {
 	if got := outcomeWords(m, time.Now()); got != plain {
 		t.Errorf("%q, want %q", got, plain)
 	}
-	m.Control = []migration.Control{{Done: true, Action: converge.Action{Do: converge.ActPostCopy}}}
 	m.Steps = []migration.StepRecord{{Name: migration.StepFollowPostCopy, State: task.StepEnded, Duration: 12 * time.Second}}
 	if got, want := outcomeWords(m, time.Now()), plain+", and its memory followed in 12.0s (post-copy)"; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -229,7 +228,7 @@ func TestMigrationSet_SaysWhatHoldsNow(t *testing.T) {
 func TestMigrationForceComplete_WatchesWhereItIsToldTo(t *testing.T) {
 	forced, over := moving(), moving()
 	forced.UUID, over.UUID = "6f1c", "6f1c"
-	forced.Control = []migration.Control{{Done: true, By: "user:root", Action: converge.Action{Do: converge.ActSuspend}}}
+	forced.Control = []migration.Control{{Done: true, By: "user:root", Action: converge.Action{Do: converge.ActSuspend, Why: whyForced}}}
 	over.Status, over.Outcome, over.MigrationType = migration.StatusCompleted, migration.OutcomeCompleted, migration.TypeLiveMigration
 	moves := &controlled{scripted: scripted{then: map[string][]migration.Migration{"force web-1": {forced, over}}}}
 	run := conduct(t, moves)
