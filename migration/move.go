@@ -72,7 +72,8 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalStreaming)
 		switch action {
 		case ActionCommit:
-			return streamEnd{Stopped: now, Progress: watch.last}, nil
+			// By the second job where its step came to be undone too late.
+			return streamEnd{Stopped: now, Progress: watch.last, PostCopy: status != nil && status.PostCopy}, nil
 		case ActionYield:
 			if err := s.yield(ctx, t); err == nil {
 				return streamEnd{Stopped: now, Progress: watch.last}, nil

@@ -130,6 +130,29 @@ var mutants = []struct {
 			s.Do = func(context.Context, *task.Task) (any, error) { return nil, nil }
 		})
 	}},
+	{"post-copy not followed", func(*world) migration.Mutation {
+		return change(migration.StepFollowPostCopy, func(s *task.Step) {
+			s.Do = func(context.Context, *task.Task) (any, error) { return nil, nil }
+		})
+	}},
+	{"post-copy left out of the journal once it has begun", func(*world) migration.Mutation {
+		return change(migration.StepFollowPostCopy, func(s *task.Step) { s.Skip = func(task.State) bool { return true } })
+	}},
+	{"a second job that did not begin taken for post-copy", func(*world) migration.Mutation {
+		return change(migration.StepPostCopy, func(s *task.Step) {
+			s.Do = func(context.Context, *task.Task) (any, error) { return nil, nil }
+		})
+	}},
+	{"post-copy begun wherever it is permitted", func(*world) migration.Mutation {
+		return change(migration.StepPostCopy, func(s *task.Step) { s.Skip = nil })
+	}},
+	{"a recovery that is tried once", func(*world) migration.Mutation {
+		return change(migration.StepFollowPostCopy, func(s *task.Step) {
+			s.Do = func(ctx context.Context, t *task.Task) (any, error) {
+				return nil, fmt.Errorf("%w: the connection broke", task.ErrTurnBack)
+			}
+		})
+	}},
 	{"the migration's allocation left", func(*world) migration.Mutation {
 		return change(migration.StepDeleteAllocation, func(s *task.Step) {
 			s.Do = func(context.Context, *task.Task) (any, error) { return nil, nil }

@@ -226,10 +226,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		}
 		why := how.why
 		if how.state == followBroken {
-			s.c.cfg.Logger.Warn("post-copy is broken, its connection is made anew", "migration", s.uuid, "instance", s.instance, "reason", why)
-			err := s.atPostCopySource(ctx, limits.Setup, func(ctx context.Context, h PostCopySource) error {
-				return h.RecoverPostCopy(ctx, s.ref(StepStream), stream)
-			})
+			err := s.recoverPostCopy(ctx, stream, limits.Setup, why)
 			if cause := context.Cause(ctx); cause != nil {
 				return nil, cause
 			}
@@ -242,7 +239,6 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 				continue
 			}
 			why += ", and could not be made whole: " + err.Error()
-			s.c.cfg.Logger.Warn("post-copy could not be recovered, trying again", "migration", s.uuid, "pause", pause, "error", err)
 		}
 		if how.state == followLost || now-broken >= s.c.cfg.Patience {
 			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.from)}))
@@ -252,6 +248,18 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		}
 		pause = min(2*pause, recoverLonger)
 	}
+}
+
+// recoverPostCopy has the source make a broken connection anew, once.
+func (s *story) recoverPostCopy(ctx context.Context, stream Stream, patience time.Duration, why string) error {
+	s.c.cfg.Logger.Warn("post-copy is broken, its connection is made anew", "migration", s.uuid, "instance", s.instance, "reason", why)
+	err := s.atPostCopySource(ctx, patience, func(ctx context.Context, h PostCopySource) error {
+		return h.RecoverPostCopy(ctx, s.ref(StepStream), stream)
+	})
+	if err != nil {
+		s.c.cfg.Logger.Warn("post-copy could not be recovered, trying again", "migration", s.uuid, "instance", s.instance, "error", err)
+	}
+	return err
 }
 
 // followState is what has become of the memory that was to follow.

@@ -233,7 +233,7 @@ func TestAbort_AtEveryMomentOfPostCopy(t *testing.T) {
 // TestForceComplete_AtEveryMoment: a wish that meets a schedule's own action, the end of the first
 // job or the second one is the same move.
 func TestForceComplete_AtEveryMoment(t *testing.T) {
-	for d := 2 * time.Second; d < 14*time.Second; d += 100 * time.Millisecond * time.Duration(min(stride, 10)) {
+	for d := 2 * time.Second; d < 14*time.Second; d += 250 * time.Millisecond * time.Duration(min(stride, 10)) {
 		for _, o := range []migration.Options{postCopyAfterStalls, {Schedule: "2:suspend"}} {
 			w := newWorld(t, 1, script{options: o, busy: true, forceAfter: d, want: completed}, faults{})
 			w.latency = 30 * time.Millisecond
@@ -384,5 +384,71 @@ func TestSteer_AsksAgainWhatCouldNotBeDone(t *testing.T) {
 		if got := controls(m); got[len(got)-1] != "post-copy true " || len(got) > 2 {
 			t.Errorf("what was done: %v", got)
 		}
+	}
+}
+
+// TestPostCopy_IsDroppedForAGuestThatCannot, and says so; one who asked for it by name is
+// refused before anything has moved.
+func TestPostCopy_IsDroppedForAGuestThatCannot(t *testing.T) {
+	why := fault.Reason{Code: "vfio", Message: "a device of the host is the guest's own"}
+	for _, from := range []options.From{options.FromConfig, options.FromRequest} {
+		w := newWorld(t, 1, script{options: postCopyPermitted, busy: true, forceAfter: 5 * time.Second}, faults{})
+		w.drops = &why
+		w.script.request.OptionsFrom = map[string]options.From{"post_copy": from}
+		m := w.run()
+		w.report(string(from))
+		want, outcome := []string{"post-copy false ", "suspend true ops"}, migration.OutcomeCompleted
+		if from == options.FromRequest {
+			want, outcome = nil, migration.OutcomeUndone
+		}
+		if diff := cmp.Diff(want, controls(m)[:min(len(want), len(m.Control))]); diff != "" || m.Outcome != outcome {
+			t.Errorf("from %s: outcome %s (%v), what was done (-want +got):\n%s", from, m.Outcome, m.Err(), diff)
+		}
+		if from == options.FromRequest && !slices.Equal(codes(m.Err()), []string{"vfio"}) {
+			t.Errorf("refused: %v", m.Err())
+		}
+		if from == options.FromConfig && (m.Control[0].Action.Why != "vfio" || m.Control[0].Error == "") {
+			t.Errorf("dropped: %+v", m.Control[0])
+		}
+		if slices.ContainsFunc(w.trace, func(what string) bool { return strings.Contains(what, "StartPostCopy") }) {
+			t.Errorf("from %s: it went by post-copy", from)
+		}
+	}
+}
+
+// TestPostCopy_HasTheAttemptsTime: what is over in the second job is undone, and in post-copy
+// only forward is left, whatever the time.
+func TestPostCopy_HasTheAttemptsTime(t *testing.T) {
+	outcomes := map[migration.Outcome]int{}
+	for d := 6 * time.Second; d < 20*time.Second; d += 250 * time.Millisecond * time.Duration(min(stride, 8)) {
+		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true}, faults{})
+		w.configure = func(c *migration.Config) { c.AttemptTimeout = d }
+		m := w.run()
+		w.report(fmt.Sprintf("a time of %s", d))
+		outcomes[m.Outcome]++
+		if m.Outcome == migration.OutcomeUndone && !slices.Equal(codes(m.Err()), []string{"attempt_deadline"}) {
+			t.Errorf("a time of %s: %v", d, m.Err())
+		}
+	}
+	if outcomes[migration.OutcomeCompleted] == 0 || outcomes[migration.OutcomeUndone] == 0 || len(outcomes) != 2 {
+		t.Errorf("outcomes %v", outcomes)
+	}
+}
+
+// TestPostCopy_KeepsTheClaimThroughASlowSecondJob: its lease is renewed until the token is
+// accepted.
+func TestPostCopy_KeepsTheClaimThroughASlowSecondJob(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, secondTakes: 50 * time.Second, want: completed}, faults{})
+	w.configure = func(c *migration.Config) { c.Lease = 15 * time.Second }
+	w.run()
+	w.report("slow second job")
+	begun, renewed := slices.Index(w.trace, "before StartPostCopy on a"), 0
+	for _, what := range w.trace[max(begun, 0):slices.Index(w.trace, "before AcceptToken on b")] {
+		if what == "before RenewClaim on b" {
+			renewed++
+		}
+	}
+	if begun < 0 || renewed < 5 {
+		t.Errorf("the claim was renewed %d times in the second job", renewed)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -192,7 +193,14 @@ func (h *simHost) CheckSource(_ context.Context, _ migration.Ref, a migration.Ch
 	if a.Kind != "" && !h.apart() {
 		return migration.SourceAnswer{Shared: true}, nil // nothing is shipped
 	}
-	return migration.SourceAnswer{CopyDisks: []string{"vda"}}, nil
+	out := migration.SourceAnswer{CopyDisks: []string{"vda"}}
+	if a.Options.PostCopy == options.On && h.w.drops != nil {
+		if a.PostCopyAsked {
+			return out, fault.Refuse(fault.Forbidden, "", *h.w.drops)
+		}
+		out.Dropped = []fault.Reason{*h.w.drops}
+	}
+	return out, nil
 }
 
 func (h *simHost) RecordContext(_ context.Context, ref migration.Ref, _ migration.Context) error {

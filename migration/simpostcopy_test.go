@@ -88,7 +88,7 @@ func (j *simJob) postCopy(h *simHost, ticket string) func() {
 	}
 	return func() {
 		j.p.Phase, j.p.MemoryTotal = "setup", 1<<30
-		if !sleep(time.Second) {
+		if !sleep(max(time.Second, w.script.secondTakes)) {
 			return
 		}
 		cl := j.to.claims[at(j.ref)]

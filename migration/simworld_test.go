@@ -41,6 +41,7 @@ type script struct {
 	busy              bool
 	forceAfter        time.Duration
 	secondFails       bool
+	secondTakes       time.Duration // before it is post-copy; default a second and a half
 	breakAt, standsAt int
 	brokenFor         time.Duration
 	halfDiesAt        int
@@ -109,6 +110,7 @@ type world struct {
 	configure func(*migration.Config)
 	mutate    func(*world) migration.Mutation
 	watch     func(migration.Migration) // sees the migration four times a second
+	drops     *fault.Reason             // why the guest cannot go by post-copy; nil where it can
 	aborted   func(error)               // is told what came of an abort
 	fleet     *simFleet                 // of evacuations; else nil
 	embedded  *embedded                 // the real thing in the place of placement; or nil
