@@ -31,6 +31,7 @@ type guest struct {
 	volume    bool                 // one was attached
 	autostart bool                 // it is started when its host boots
 	copies    map[string]copyState // by host
+	way       way                  // by which it travels just now
 
 	change // of a move that has it while it is off
 }

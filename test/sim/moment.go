@@ -37,6 +37,7 @@ func (w *world) happened(g *guest, host, what string) {
 	case strings.HasPrefix(what, "migration to "):
 		if to, begins := strings.CutSuffix(strings.TrimPrefix(what, "migration to "), " begins"); begins {
 			g.arriving, g.copies[to] = to, incoming
+			w.sets(g, host, to)
 			w.arrives(g, host, to)
 		}
 	case strings.HasPrefix(what, "running ("):

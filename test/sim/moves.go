@@ -25,6 +25,7 @@ type move struct {
 	at         time.Duration // when it is asked for
 	abortAfter time.Duration // 0 for never; from the start of the run
 	options    migration.Options
+	priority   int
 
 	// Of a move that has its guest while it is off.
 	kind    string

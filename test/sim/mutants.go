@@ -38,6 +38,8 @@ type Mutant struct {
 	// in stories of drains alone, and hosts do not bound what arrives.
 	Drain  func(*agent, drain.Host, task.Store, drain.Limits) (drain.Host, task.Store, drain.Limits)
 	Drains bool
+
+	Unbounded string // the limit of live moves that agents do not hold; see ofHost
 }
 
 // MutantNamed finds one; nil for none of that name.

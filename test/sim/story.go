@@ -28,11 +28,12 @@ type Story struct {
 	Records   bool
 	Deaths    []DeathPlan
 	SelfFence bool
-	// Drains are hosts that are emptied; Inbound is how many guests of drains may be on their way
-	// to a host at once, 0 for any number.
-	Drains  []DrainPlan
-	Inbound int
-	Pace    drivertest.Pace
+	Drains    []DrainPlan // hosts that are emptied
+	// Outbound is how many live moves may be under way from a host at once, Link how many between
+	// two, and Inbound how many guests of live moves and of drains may be on their way to one;
+	// 0 for any number.
+	Outbound, Link, Inbound int
+	Pace                    drivertest.Pace
 	// Events are what goes wrong in the story itself.
 	Events []Event
 	// NoStart is a host on which no guest can be started; empty for none.
@@ -72,6 +73,7 @@ type MovePlan struct {
 	At         time.Duration
 	AbortAfter time.Duration
 	Options    migration.Options
+	Priority   int
 
 	Kind   string           // of migration's types; empty for a live migration
 	Flavor *topology.Flavor // that a resize is to
@@ -182,7 +184,7 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return append(append(append(stories, apartStories()...), evacuationStories()...), drainStories()...)
+	return slices.Concat(stories, apartStories(), evacuationStories(), drainStories(), crowdStories())
 }
 
 // drawStory makes a story by chance: one of five shares nothing, and of the others one of five
@@ -190,6 +192,9 @@ func Stories() []*Story {
 func drawStory(r *rand.Rand, m *Mutant) *Story {
 	if m != nil && (m.Drain != nil || m.Drains) {
 		return drawDrain(r)
+	}
+	if m != nil && m.Unbounded != "" {
+		return drawCrowd(r)
 	}
 	if m != nil && m.Dies {
 		return drawEvacuation(r)

@@ -175,6 +175,9 @@ func (w *world) broken(uuid string) bool {
 
 // jobOver lets the streams of a guest whose job is over be without a connection.
 func (w *world) jobOver(uuid string) {
+	if g := w.guestOf(uuid); g != nil {
+		g.way = way{}
+	}
 	if j, by := w.journeys[uuid]; by {
 		j.source.connected, j.dest.connected = false, false
 		delete(w.journeys, uuid)

@@ -157,8 +157,11 @@ const (
 	patience = 15 * time.Minute
 )
 
-// drainEvery: of so many seeds one is of a drain.
-const drainEvery = 8
+// Of so many seeds one is of a drain, and one of moves that wait for each other.
+const (
+	drainEvery = 8
+	crowdEvery = 8
+)
 
 func newWorld(o Options) *world {
 	w := &world{
@@ -176,6 +179,9 @@ func newWorld(o Options) *world {
 	}
 	if w.story == nil && w.mutant == nil && o.Seed%drainEvery == 0 {
 		w.story = drawDrain(rand.New(rand.NewPCG(o.Seed, 2)))
+	}
+	if w.story == nil && w.mutant == nil && o.Seed%crowdEvery == crowdEvery/2 {
+		w.story = drawCrowd(rand.New(rand.NewPCG(o.Seed, 2)))
 	}
 	if w.story == nil {
 		w.story = drawStory(rand.New(rand.NewPCG(o.Seed, 2)), w.mutant)
@@ -282,7 +288,7 @@ func (w *world) make() error {
 		}
 		w.moves = append(w.moves, &move{
 			after: after, by: cmp.Or(s.By, w.guests[s.Guest].home), apart: s.By != "" && s.Kind != migration.TypeEvacuation, alternates: s.Alternates,
-			uuid: id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options,
+			uuid: id("22222222", i+1), guest: w.guests[s.Guest], from: w.guests[s.Guest].home, to: s.To, at: s.At, abortAfter: s.AbortAfter, options: s.Options, priority: s.Priority,
 			kind: cmp.Or(s.Kind, migration.TypeLiveMigration), flavor: s.Flavor, ending: s.Ending, later: s.Later, uses: s.Uses, loss: s.Loss, stopped: s.Stopped,
 		})
 	}
