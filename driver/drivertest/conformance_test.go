@@ -39,6 +39,12 @@ func harness(t testing.TB) drivertest.Harness {
 		Pair: func(t testing.TB) drivertest.Pair {
 			f := newFleet(t)
 			f.Host("b").LackFeatures("avx512f")
+			n, err := f.Host("a").Node(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.MigrationOptions = map[string]string{"zero_copy": "it is old", "migrate_disks_detect_zeroes": "it is old"}
+			f.Host("a").SetNode(n)
 			pace := func(p drivertest.Pace) func() {
 				p.Tick = 2 * time.Millisecond
 				return func() { f.SetPace(p) }
@@ -46,7 +52,7 @@ func harness(t testing.TB) drivertest.Harness {
 			return drivertest.Pair{
 				Source: f.Host("a"), Destination: f.Host("b"), DestinationURI: "qemu+tls://b/system", Lacks: "avx512f",
 				Slow: pace(drivertest.Pace{Rate: 100 << 20, DirtyRate: 100 << 20}), Fast: pace(drivertest.Pace{}),
-				Endless:  func(testing.TB, *driver.Migration) { pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30})() },
+				Endless:  func(testing.TB, *driver.Migration) { pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30, MaxDowntime: 10 * time.Millisecond})() },
 				HeavyXML: document, Filled: func(testing.TB, string) {},
 				Break:   func(_ testing.TB, id string) { f.BreakPostCopy(id) },
 				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },

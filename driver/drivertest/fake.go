@@ -405,7 +405,11 @@ func (h *Fake) Suspend(ctx context.Context, uuid string) error {
 		if err != nil || d.state == driver.Paused {
 			return err
 		}
-		h.setLocked(d, driver.Paused, driver.ReasonUser, driver.EventSuspended, "paused")
+		reason := driver.ReasonUser
+		if d.job != nil && d.job.source == h.machine {
+			reason = driver.ReasonMigrating // until the job's end, as libvirt says it
+		}
+		h.setLocked(d, driver.Paused, reason, driver.EventSuspended, "paused")
 		return nil
 	})
 }

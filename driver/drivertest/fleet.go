@@ -68,6 +68,7 @@ type Pace struct {
 	Setup       time.Duration // how long the destination takes to start; default 2 ticks
 	Rate        uint64        // bytes a second of the data link; default 8 GiB/s
 	DirtyRate   uint64        // bytes a second that the guest dirties; at Rate or above it never converges
+	WorkingSet  uint64        // bytes of its memory that it dirties; default all
 	MaxDowntime time.Duration // the hypervisor's default; 300 ms as QEMU's
 	Keepalive   time.Duration // until libvirt notices a cut management link; 8 s as measured with 2 s × 3
 	DiskBytes   uint64        // bytes of each copied disk; default 64 MiB

@@ -30,6 +30,8 @@ type job struct {
 	sent        uint64 // of the present iteration
 	iteration   uint64 // bytes that the present iteration has to send
 	iterTime    time.Duration
+	dirtied     uint64 // by the guest since the present iteration began
+	hot         int    // passes in which it changed too much, for auto-converge
 	abort       bool
 	switching   bool          // post-copy was asked for
 	postCopy    bool          // the guest runs at the destination, and there is no way back
@@ -201,6 +203,9 @@ func (j *job) mayBeginLocked() (d *domain, live, persistent *definition, err err
 	}
 	if d.job != nil && d.job != j {
 		return nil, nil, nil, fault.New(fault.Busy, "migrate %s: a job is in flight", j.uuid)
+	}
+	if err := h.optionsLocked(j.uuid, j.m); err != nil {
+		return nil, nil, nil, err
 	}
 	live, persistent, err = documents(j.uuid, j.m)
 	return d, live, persistent, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -254,6 +255,65 @@ func special() []mutant {
 			m.Bandwidth = 0
 			return nil, a.Migrate(a.ctx, a.id, m)
 		}},
+		{"Migrate", "does not bound post-copy", func(a act) (any, error) {
+			m := a.m
+			m.PostCopyBandwidth = 0
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "slows no guest down", func(a act) (any, error) {
+			m := a.m
+			m.AutoConverge = false
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "slows guests down by the hypervisor's own steps", func(a act) (any, error) {
+			m := a.m
+			m.Throttle = driver.Throttle{}
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "asks for no disk's zeroes", func(a act) (any, error) {
+			m := a.m
+			m.DetectZeroes = nil
+			return nil, a.Migrate(a.ctx, a.id, m)
+		}},
+		{"Migrate", "leaves its bounds behind", func() func(a act) (any, error) {
+			var last sync.Map // by guest
+			return func(a act) (any, error) {
+				m := a.m
+				if was, ok := last.Swap(a.id, m); ok && m.Bandwidth == 0 {
+					m.Bandwidth = was.(driver.Migration).Bandwidth
+				}
+				return nil, a.Migrate(a.ctx, a.id, m)
+			}
+		}()},
+		{"Job", "does not say by how much a guest is slowed down", then(func(_ act, j driver.Job) driver.Job { j.Throttle = 0; return j })},
+		{"Job", "counts no passes", then(func(_ act, j driver.Job) driver.Job { j.Iteration = 0; return j })},
+		{"Suspend", "is its user's, in a migration too", func(a act) (any, error) {
+			if j, err := a.Job(a.ctx, a.id); err == nil && j.InFlight() {
+				return nil, nil
+			}
+			return a.well()
+		}},
+		{"SetBandwidth", "forgets post-copy", func(a act) (any, error) {
+			if d, err := a.Domain(a.ctx, a.id); err == nil && d.Reason == driver.ReasonPostCopy {
+				return nil, nil
+			}
+			return a.well()
+		}},
+		{"FailPostCopy", "needs none", instead(fault.Invalid, "")},
+		{"FailPostCopy", "is not safe to repeat", once},
+		{"RecoverPostCopy", "needs none that broke", instead(fault.Invalid, "")},
+		{"RecoverPostCopy", "does not see that it is in flight", instead(fault.Busy, fault.Invalid)},
+		{"RecoverPostCopy", "says rolled back of what broke again", instead(fault.InDoubt, fault.Undone)},
+		{"RecoverPostCopy", "returns when it goes on", func(a act) (any, error) {
+			go func() { _, _ = a.call(withoutCancel(a.ctx)) }()
+			return nil, nil
+		}},
+		{"Domain", "does not tell a post-copy that broke", then(func(_ act, v driver.Domain) driver.Domain {
+			if v.Reason == driver.ReasonPostCopyFailed {
+				v.Reason = driver.ReasonPostCopy
+			}
+			return v
+		})},
 		{"Job", "is always none", then(func(act, driver.Job) driver.Job { return driver.Job{Kind: driver.JobNone} })},
 		{"Job", "has no totals", then(func(_ act, j driver.Job) driver.Job { j.MemoryTotal = 0; return j })},
 		{"Job", "never ends", then(func(_ act, j driver.Job) driver.Job { j.Kind = driver.JobUnbounded; return j })},
@@ -317,7 +377,7 @@ func special() []mutant {
 	}
 	for _, kind := range []driver.EventKind{
 		driver.EventResync, driver.EventDefined, driver.EventUndefined, driver.EventStarted, driver.EventSuspended,
-		driver.EventResumed, driver.EventStopped, driver.EventChanged,
+		driver.EventResumed, driver.EventStopped, driver.EventChanged, driver.EventIteration,
 	} {
 		out = append(out, mutant{"Events", "lose " + string(kind), filter(false, func(e driver.Event) (driver.Event, bool) { return e, e.Kind != kind })})
 	}

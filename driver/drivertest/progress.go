@@ -2,8 +2,10 @@ package drivertest
 
 import (
 	"errors"
+	"strconv"
 	"time"
 
+	"berth/driver"
 	"berth/internal/fault"
 )
 
@@ -85,9 +87,12 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		j.stats.DiskTotal = p.DiskBytes * uint64(len(j.m.CopyDisks))
 		j.stats.DiskRemaining = j.stats.DiskTotal
 		j.iteration, j.stats.Iteration = j.stats.MemoryTotal, 1
+		f.iterationLocked(j)
 	}
 	if j.stats.DiskRemaining == 0 && j.switching && !j.postCopy {
 		j.postCopy = true
+		// What was sent and has changed since goes once more.
+		j.iteration, j.sent = min(j.stats.MemoryTotal, j.iteration-j.sent+j.dirtied), 0
 		f.runThereLocked(j)
 	}
 	bound := j.m.Bandwidth
@@ -99,7 +104,7 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		rate = min(rate, bound)
 	}
 	bytes := uint64(float64(rate) * d.Seconds())
-	j.stats.MemoryRate, j.stats.DirtyRate = rate, p.DirtyRate
+	j.stats.MemoryRate = rate
 	// Disks go first, as storage copy does before memory.
 	if disk := min(bytes, j.stats.DiskRemaining); disk > 0 {
 		j.stats.DiskRate, j.stats.MemoryRate = rate, 0
@@ -108,31 +113,82 @@ func (f *Fleet) progressLocked(j *job, d time.Duration) bool {
 		return false
 	}
 	j.stats.DiskRate = 0
-	j.iterTime += d
 	sent := min(bytes, j.iteration-j.sent)
 	j.sent += sent
 	j.stats.MemoryProcessed += sent
+	if j.postCopy {
+		j.stats.MemoryRemaining = j.iteration - j.sent
+		j.stats.PageRequests = j.stats.MemoryProcessed / requestedBytes
+		return j.sent == j.iteration
+	}
+	j.iterTime += d
+	if s := j.source.domains[j.uuid]; s.state != driver.Paused { // one that stands still changes nothing
+		j.dirtied += uint64(float64(p.DirtyRate) * d.Seconds() * float64(100-j.stats.Throttle) / 100)
+	}
+	if j.sent < j.iteration {
+		j.stats.MemoryRemaining = j.iteration - j.sent
+		return false
+	}
+	return f.nextLocked(j, rate, p)
+}
+
+// requestedBytes is for how much of post-copy's memory the destination asks once.
+const requestedBytes = 64 << 10
+
+// nextLocked begins another pass, over what was dirtied in the last one, or reports that
+// there is so little of it that the guest may stand still for it.
+func (f *Fleet) nextLocked(j *job, rate uint64, p Pace) bool {
+	changes := j.stats.MemoryTotal
+	if p.WorkingSet > 0 {
+		changes = min(changes, p.WorkingSet)
+	}
+	j.stats.DirtyRate = uint64(float64(j.dirtied) / j.iterTime.Seconds())
+	j.convergeLocked()
+	j.iteration = min(changes, j.dirtied)
+	j.sent, j.dirtied, j.iterTime = 0, 0, 0
+	j.stats.MemoryRemaining = j.iteration
+	j.stats.Downtime = time.Duration(float64(j.iteration) / float64(rate) * float64(time.Second))
 	downtime := j.maxDowntime
 	if downtime == 0 {
 		downtime = p.MaxDowntime
 	}
-	if j.postCopy {
-		j.stats.MemoryRemaining = j.iteration - j.sent
-		return j.sent == j.iteration
+	if j.stats.Downtime <= downtime {
+		return true
 	}
-	if j.sent == j.iteration {
-		// What was dirtied meanwhile is the next iteration.
-		j.iteration = min(j.stats.MemoryTotal, uint64(float64(p.DirtyRate)*j.iterTime.Seconds()))
-		j.sent, j.iterTime = 0, 0
-		j.stats.MemoryRemaining = j.iteration
-		if float64(j.iteration) <= float64(rate)*downtime.Seconds() {
-			j.stats.Downtime = time.Duration(float64(j.iteration) / float64(rate) * float64(time.Second))
-			return true
-		}
-		j.stats.Iteration++
-	}
-	j.stats.MemoryRemaining = j.iteration - j.sent
+	j.stats.Iteration++
+	f.iterationLocked(j)
 	return false
+}
+
+// convergeLocked is QEMU's auto-converge: a guest that for two passes changed more than
+// half of what was sent meanwhile is slowed down, from then on by more each time.
+func (j *job) convergeLocked() {
+	if !j.m.AutoConverge || j.dirtied*2 <= j.sent {
+		return
+	}
+	if j.hot++; j.hot < 2 {
+		return
+	}
+	j.hot = 0
+	initial, increment := j.m.Throttle.Initial, j.m.Throttle.Increment
+	if initial == 0 {
+		initial = 20
+	}
+	if increment == 0 {
+		increment = 10
+	}
+	if j.stats.Throttle == 0 {
+		j.stats.Throttle = initial
+		return
+	}
+	j.stats.Throttle = min(99, j.stats.Throttle+increment)
+}
+
+func (f *Fleet) iterationLocked(j *job) {
+	s := j.source.domains[j.uuid]
+	j.source.publishLocked(driver.Event{
+		Kind: driver.EventIteration, UUID: j.uuid, Name: s.name, Detail: strconv.FormatUint(j.stats.Iteration, 10),
+	})
 }
 
 // endedLocked ends the job where one of its ends is gone or somebody asked for

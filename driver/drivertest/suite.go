@@ -151,7 +151,7 @@ func hold(t testing.TB, p property, h Harness) {
 
 // properties are all, in the order in which they are run.
 func properties() []property {
-	return slices.Concat(lifecycle(), events(), outages(), migrations(), postCopies(), abilities(), agents(), statistics(), devices(), connections())
+	return slices.Concat(lifecycle(), events(), outages(), migrations(), underControl(), postCopies(), abilities(), agents(), statistics(), devices(), connections())
 }
 
 // Properties names the suite's properties whose name begins with one of the
