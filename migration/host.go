@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration/options"
+	"berth/migration/turns"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -373,8 +374,12 @@ type ClaimRequest struct {
 	Queued bool `json:"queued,omitempty"`
 }
 
-// CodeInboundLimit is the reason by which a destination has a queued move wait for its turn.
-const CodeInboundLimit = "inbound_limit"
+// The reasons by which a move waits for its turn; a destination has one wait by the first.
+const (
+	CodeInboundLimit  = turns.CodeInbound
+	CodeOutboundLimit = turns.CodeOutbound
+	CodeLinkLimit     = turns.CodeLink
+)
 
 // ClaimAnswer is a claim that is durable.
 type ClaimAnswer struct {

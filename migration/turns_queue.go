@@ -303,7 +303,7 @@ func (s *story) takeLink(ctx context.Context, to string) error {
 	s.c.mu.Lock()
 	s.c.comeLocked(to, come)
 	s.queueLocked(to)
-	if why := s.turn.why; s.rec.Queue != "" && s.turn.standing == waits && slices.ContainsFunc(why, func(r fault.Reason) bool { return r.Code != turns.CodeOutbound }) {
+	if why := s.turn.why; s.rec.Queue != "" && s.turn.standing == waits && slices.ContainsFunc(why, func(r fault.Reason) bool { return r.Code != CodeOutboundLimit }) {
 		s.leaveTurnsLocked()
 		s.c.mu.Unlock()
 		return fault.Refuse(fault.Busy, "claim at "+to, why...)

@@ -27,8 +27,10 @@
 //   - One drain is active for a host at a time.
 //   - The migration's uuid is in the guest's record before the move is begun with it. Whoever
 //     begins again after a crash begins the same move, so none is begun twice.
-//   - Not more moves are under way than the limit, but for those in doubt: a move that nobody
-//     can decide at present holds up nobody else.
+//   - Not more moves are under way than the limit, but for those in doubt for a minute: a move
+//     that nobody can decide at present holds up nobody else for long. One that waits for its turn
+//     among all moves of the host is under way, too: moves that somebody has asked for by themselves
+//     have turns of the same limit.
 //   - That a destination is busy is no attempt. A guest that failed goes behind all that have
 //     not, whatever its priority, and stays there. Attempts are bounded, so a drain ends, save
 //     where it waits for a move that somebody else has begun.

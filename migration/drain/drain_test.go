@@ -292,6 +292,34 @@ func TestDrain_AMoveInDoubtHoldsUpNobody(t *testing.T) {
 	}
 }
 
+func TestDrain_AMomentsDoubtGivesItsPlaceToNobody(t *testing.T) {
+	w := newWorld(t, 9, "g1", "g2", "g3")
+	w.limits.Outbound = 1
+	w.guests["g1"].takes, w.guests["g1"].silent = 2*time.Minute, [2]time.Duration{30 * time.Second, 40 * time.Second}
+	w.begin(ask)
+	w.run(50 * time.Second)
+	if g := guestOf(w.get(), "g1"); g.State != drain.Moving || len(g.Reasons) != 1 || g.Reasons[0].Code != "in_doubt" {
+		t.Errorf("in its doubt: %+v", g)
+	}
+	if d := w.until(); d.State != drain.Done || w.most != 1 {
+		t.Errorf("state %s with %d moves at once, want done with 1", d.State, w.most)
+	}
+}
+
+func TestDrain_AMoveThatWaitsForItsTurnSaysSoAndTakesNoTime(t *testing.T) {
+	w := newWorld(t, 9, "g1", "g2", "g3")
+	w.guests["g2"].takes, w.guests["g2"].queued = 40*time.Second, 30*time.Second
+	w.begin(ask)
+	w.run(25 * time.Second)
+	if g := guestOf(w.get(), "g2"); g.State != drain.Moving || len(g.Reasons) != 1 || g.Reasons[0].Code != migration.CodeOutboundLimit {
+		t.Errorf("in the queue: %+v", g)
+	}
+	d := w.until()
+	if g := guestOf(d, "g2"); d.State != drain.Done || w.most != 2 || g.Took < 10*time.Second || g.Took > 12*time.Second {
+		t.Errorf("state %s with %d moves at once; %+v", d.State, w.most, g)
+	}
+}
+
 func TestDrain_OneIsActiveAndARepeatIsTheSame(t *testing.T) {
 	w := newWorld(t, 10, "g1")
 	r := ask

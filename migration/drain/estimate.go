@@ -36,12 +36,12 @@ func Estimate(samples []Sample, guests []Guest, now time.Duration, limit int) ti
 	var lanes []time.Duration
 	known := true
 	for _, g := range guests {
-		if g.State != Moving || g.doubt {
+		if g.State != Moving || g.doubt || g.queued {
 			continue
 		}
 		left, ok := byProgress(g.progress)
 		if whole := expect(g); !ok && whole > 0 {
-			left, ok = max(0, whole-max(0, now-g.Begun.Since)), true // begun in another boot: all of it
+			left, ok = max(0, whole-max(0, now-g.Begun.Since-g.waited)), true // begun in another boot: all of it
 		}
 		known = known && ok
 		lanes = append(lanes, left)
@@ -50,7 +50,7 @@ func Estimate(samples []Sample, guests []Guest, now time.Duration, limit int) ti
 		lanes = append(lanes, 0)
 	}
 	for _, g := range guests {
-		if g.State != Waiting {
+		if g.State != Waiting && !(g.State == Moving && g.queued) {
 			continue
 		}
 		known = known && size > 0

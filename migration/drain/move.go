@@ -105,10 +105,14 @@ func (q *queue) seen(instance string, m migration.Migration) {
 	g := q.guests[instance]
 	doubt := m.Outcome == migration.OutcomeInDoubt || m.Status == migration.StatusError
 	changed := g.doubt != doubt
+	queued := m.Status == migration.StatusQueued
+	if doubt && changed {
+		g.doubted = q.d.cfg.Runtime.Boot().Since
+	}
 	to := cmp.Or(m.DestCompute, g.To)
 	// That a stream is a little further is told once in a while: a view is of all guests.
-	tell := changed || to != g.To || q.d.cfg.Runtime.Boot().Since-q.shown >= tellProgress
-	g.doubt, g.progress, g.Reasons, g.To = doubt, m.Progress, nil, to
+	tell := changed || queued != g.queued || to != g.To || q.d.cfg.Runtime.Boot().Since-q.shown >= tellProgress
+	g.doubt, g.queued, g.waited, g.progress, g.Reasons, g.To = doubt, queued, m.Waited, m.Progress, m.Waits, to
 	if doubt {
 		g.Reasons = inDoubt(m)
 	}

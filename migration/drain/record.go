@@ -130,6 +130,9 @@ type Guest struct {
 	waits    []fault.Reason
 	asks     time.Duration // how it can leave is not asked before that, on the boot clock
 	doubt    bool
+	doubted  time.Duration // since when, on the boot clock
+	queued   bool          // its move waits for its turn, and sends nothing
+	waited   time.Duration // for how long it did, in all
 	progress migration.Progress
 	ended    int // the count of ends at its own; 0 where that was in another process
 }

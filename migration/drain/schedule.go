@@ -38,11 +38,15 @@ func Decide(state State, guests []Guest, now runtime.BootTime, l Limits) Decisio
 	}
 	under := 0
 	for _, g := range guests {
-		if g.State == Moving && !g.doubt {
-			under++
+		if g.State != Moving {
+			continue
 		}
-		if g.State == Moving {
-			d.Over = false
+		d.Over = false
+		if rest := g.doubtful(now.Since); !g.doubt || rest > 0 {
+			under++
+			if g.doubt && state == Running {
+				wake(rest)
+			}
 		}
 	}
 	if state != Running {
@@ -64,7 +68,7 @@ func Decide(state State, guests []Guest, now runtime.BootTime, l Limits) Decisio
 			d.Waits[g.Instance] = g.Reasons
 		case under >= l.Outbound:
 			d.Waits[g.Instance] = []fault.Reason{{
-				Code: "outbound_limit", Message: fmt.Sprintf("%d moves are under way, which is as many as [migration] max_outbound allows", under),
+				Code: migration.CodeOutboundLimit, Message: fmt.Sprintf("%d moves are under way, which is as many as [migration] max_outbound allows", under),
 				Want: fmt.Sprint(under + 1), Have: fmt.Sprint(l.Outbound),
 			}}
 		default:
@@ -74,6 +78,13 @@ func Decide(state State, guests []Guest, now runtime.BootTime, l Limits) Decisio
 	}
 	return d
 }
+
+// doubtLasts is how long a move is in doubt before its place is another one's. That a host did
+// not answer for a moment is no reason to begin one more than may be under way. Arbitrary.
+const doubtLasts = time.Minute
+
+// doubtful is for how much longer a move in doubt keeps its place; 0 and less for no longer.
+func (g Guest) doubtful(now time.Duration) time.Duration { return g.doubted + doubtLasts - now }
 
 // before compares guests by the order in which they go: those that failed behind all others, in
 // the order of their failures; else by priority, those with memory to lose first, and by name.
@@ -130,7 +141,10 @@ func fateOf(m migration.Migration, err error) (fate, []fault.Reason) {
 			err = fault.New(fault.Undone, "migration %s is %s", m.UUID, m.Status)
 		}
 	}
-	busy := fault.KindOf(err) == fault.Busy || has(reasons, migration.CodeInboundLimit) || has(fault.ReasonsOf(err), migration.CodeInboundLimit)
+	busy := fault.KindOf(err) == fault.Busy
+	for _, code := range []string{migration.CodeInboundLimit, migration.CodeLinkLimit} {
+		busy = busy || has(reasons, code) || has(fault.ReasonsOf(err), code)
+	}
 	if reasons = fault.ReasonsOf(err); len(reasons) == 0 {
 		reasons = []fault.Reason{{Code: string(fault.KindOf(err)), Message: err.Error()}}
 	}
@@ -150,7 +164,7 @@ func has(reasons []fault.Reason, code string) bool {
 // after gives a guest whose move is over as it is from then on. turn is the next in the order of
 // failures.
 func (g Guest) after(f fate, reasons []fault.Reason, at time.Time, now runtime.BootTime, turn int, l Limits) Guest {
-	g.Reasons, g.EndedAt, g.doubt, g.progress = reasons, at, false, migration.Progress{}
+	g.Reasons, g.EndedAt, g.doubt, g.queued, g.progress = reasons, at, false, false, migration.Progress{}
 	again := func(pause, most time.Duration, factor, times int) {
 		for range times {
 			if pause *= time.Duration(factor); pause >= most {
@@ -164,7 +178,7 @@ func (g Guest) after(f fate, reasons []fault.Reason, at time.Time, now runtime.B
 	case fateMoved:
 		g.State, g.Reasons, g.After = Moved, nil, runtime.BootTime{}
 		if g.Begun.ID == now.ID {
-			g.Took = now.Since - g.Begun.Since
+			g.Took = now.Since - g.Begun.Since - g.waited
 		}
 	case fateBusy:
 		again(afterBusy, afterBusyMost, 2, g.Busy)

@@ -22,7 +22,9 @@ func TestDecide(t *testing.T) {
 	wait := func(id string) Guest { return Guest{Instance: id, State: Waiting, How: HowLive} }
 	moving := Guest{Instance: "m", State: Moving, How: HowLive}
 	doubt := moving
-	doubt.doubt = true
+	doubt.doubt, doubt.doubted = true, -50*time.Second
+	moment := doubt
+	moment.doubted = 5 * time.Second
 	later := wait("later")
 	later.After = at(30)
 	later.Reasons = []fault.Reason{{Code: migration.CodeInboundLimit}}
@@ -44,7 +46,8 @@ func TestDecide(t *testing.T) {
 	}{
 		{name: "as many as go at once", guests: []Guest{wait("a"), wait("b"), wait("c")}, begin: []string{"a", "b"}, waits: map[string]string{"c": "outbound_limit"}},
 		{name: "what is under way counts", guests: []Guest{moving, wait("a"), wait("b")}, begin: []string{"a"}, waits: map[string]string{"b": "outbound_limit"}},
-		{name: "what is in doubt does not", guests: []Guest{doubt, wait("a"), wait("b")}, begin: []string{"a", "b"}},
+		{name: "what is in doubt for a moment does", guests: []Guest{moment, wait("a"), wait("b")}, begin: []string{"a"}, waits: map[string]string{"b": "outbound_limit"}, wake: 55 * time.Second},
+		{name: "what is in doubt for a minute does not", guests: []Guest{doubt, wait("a"), wait("b")}, begin: []string{"a", "b"}},
 		{name: "who must wait lets others go", guests: []Guest{later, others, unknown, wait("a")}, begin: []string{"a"},
 			waits: map[string]string{"later": migration.CodeInboundLimit, "others": "moving", "unknown": "unplanned"}, wake: 20 * time.Second},
 		{name: "a pause ends with the boot", guests: []Guest{otherBoot}, begin: []string{"rebooted"}},
@@ -105,6 +108,10 @@ func TestFateOf(t *testing.T) {
 		{"one of its destinations was busy", migration.Migration{
 			Outcome: migration.OutcomeRefused, Error: task.Keep(fault.Refuse(fault.DoesNotFit, "claim", fault.Reason{Code: "memory_short"})),
 			Refusals: []migration.Refusal{{Reasons: []fault.Reason{limit}}},
+		}, nil, fateBusy, "memory_short"},
+		{"its link was full", migration.Migration{
+			Outcome: migration.OutcomeRefused, Error: task.Keep(fault.Refuse(fault.DoesNotFit, "claim", fault.Reason{Code: "memory_short"})),
+			Refusals: []migration.Refusal{{Reasons: []fault.Reason{{Code: migration.CodeLinkLimit}}}},
 		}, nil, fateBusy, "memory_short"},
 		{"nobody has room", migration.Migration{Outcome: migration.OutcomeRefused, Error: task.Keep(fault.Refuse(fault.DoesNotFit, "claim", fault.Reason{Code: "memory_short"}))}, nil, fateFailed, "memory_short"},
 		{"undone", migration.Migration{Outcome: migration.OutcomeUndone}, nil, fateFailed, "undone"},
@@ -183,6 +190,8 @@ func TestEstimate(t *testing.T) {
 		{"what waits is not known by one stream", nil, []Guest{streams, waits}, 0},
 		{"a stream that all but stands still", nil, []Guest{{State: Moving, progress: migration.Progress{MemoryRemaining: 1 << 44, Rate: 1}}}, longest},
 		{"one that was begun in another boot", measured, []Guest{{State: Moving, SizeMB: 744, Begun: at(1000)}}, 10 * time.Second},
+		{"what waits for its turn has not begun", measured, []Guest{{State: Moving, SizeMB: 744, Begun: at(0), queued: true}, waits, waits}, 20 * time.Second},
+		{"what has waited for its turn", measured, []Guest{{State: Moving, SizeMB: 744, Begun: at(0), waited: 3 * time.Second}}, 9 * time.Second},
 		{"who stays takes no time", measured, []Guest{{State: Stays}, {State: Failed}, {State: Moving, doubt: true}}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -50,6 +50,10 @@ type guest struct {
 	// refuses are what Begin answers, in order; nil begins.
 	refuses []error
 	begun   int
+	// queued is how long its moves wait for their turn, silent when they are in doubt for a
+	// moment: from when, after they have begun, and how long.
+	queued  time.Duration
+	silent  [2]time.Duration
 	asked   int
 	unasked int // how often its way cannot be asked
 }
@@ -310,8 +314,17 @@ func (w *world) Watch(ctx context.Context, id string) (<-chan migration.Migratio
 		defer close(ch)
 		for ctx.Err() == nil {
 			w.settle()
+			seen := m.m
+			switch g, at := w.guests[m.guest], w.sim.Elapsed()-m.begins; {
+			case m.over:
+			case at < g.queued:
+				seen.Status, seen.Waits = migration.StatusQueued, []fault.Reason{{Code: migration.CodeOutboundLimit}}
+			case at >= g.silent[0] && at < g.silent[0]+g.silent[1]:
+				seen.Status = migration.StatusError
+			}
+			seen.Waited = w.guests[m.guest].queued
 			select {
-			case ch <- m.m:
+			case ch <- seen:
 			default:
 			}
 			if m.over {
