@@ -52,7 +52,9 @@ func harness(t testing.TB) drivertest.Harness {
 			return drivertest.Pair{
 				Source: f.Host("a"), Destination: f.Host("b"), DestinationURI: "qemu+tls://b/system", Lacks: "avx512f",
 				Slow: pace(drivertest.Pace{Rate: 100 << 20, DirtyRate: 100 << 20}), Fast: pace(drivertest.Pace{}),
-				Endless:  func(testing.TB, *driver.Migration) { pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30, MaxDowntime: 10 * time.Millisecond})() },
+				Endless: func(testing.TB, *driver.Migration) {
+					pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30, MaxDowntime: 10 * time.Millisecond})()
+				},
 				HeavyXML: document, Filled: func(testing.TB, string) {},
 				Break:   func(_ testing.TB, id string) { f.BreakPostCopy(id) },
 				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },

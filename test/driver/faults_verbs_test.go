@@ -67,6 +67,11 @@ func verbs() []verb {
 		{"SetBandwidth", remote(207), true, func(c ctx, d drv, id string) error { return d.SetBandwidth(c, id, 1<<20) }},
 		{"DiskCopies", step{}, true, func(c ctx, d drv, id string) error { return discard(d.DiskCopies(c, id)) }},
 		{"StartPostCopy", remote(364), true, func(c ctx, d drv, id string) error { return d.StartPostCopy(c, id) }},
+		// Of a guest that is in no post-copy they order nothing.
+		{"FailPostCopy", step{}, true, func(c ctx, d drv, id string) error { return d.FailPostCopy(c, id) }},
+		{"RecoverPostCopy", step{}, true, func(c ctx, d drv, id string) error {
+			return d.RecoverPostCopy(c, id, driver.Migration{DestinationURI: "qemu+tcp://127.0.0.1:1/system", DestinationXML: testDomain(id), PersistentXML: testDomain(id)})
+		}},
 		{"PingAgent", step{}, true, func(c ctx, d drv, id string) error { return d.PingAgent(c, id) }},
 		{"FreezeFilesystems", afterPing, true, func(c ctx, d drv, id string) error { return discard(d.FreezeFilesystems(c, id)) }},
 		{"ThawFilesystems", afterPing, true, func(c ctx, d drv, id string) error { return discard(d.ThawFilesystems(c, id)) }},
