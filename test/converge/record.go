@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/driver/libvirt"
 	"berth/driver/libvirt/rpc"
+	"berth/internal/fault"
 	"berth/migration/converge"
 	"berth/test/guest"
 	"berth/test/lab"
@@ -41,18 +42,18 @@ type event struct {
 const mib = 1 << 20
 
 // impossible changes all of its 64 MiB while they are sent once.
-var impossible = guest.Options{Dirty: 64, Rate: 60}
+var impossible = guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60}
 
 var workloads = []workload{
 	{name: "idle", guest: guest.Options{Dirty: -1}, how: driver.Migration{Bandwidth: 20 * mib}},
 	{name: "moderate", guest: guest.Options{Dirty: 48, Rate: 14}, how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 200 * time.Millisecond}},
 	{name: "impossible", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, give: 60 * time.Second},
-	{name: "saw-tooth", guest: guest.Options{Dirty: 64, Rate: 60, Busy: 8 * time.Second, Quiet: 5 * time.Second},
+	{name: "saw-tooth", guest: guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60, Busy: 8 * time.Second, Quiet: 5 * time.Second},
 		how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 100 * time.Millisecond}, give: 60 * time.Second},
 	{name: "link-drop", guest: guest.Options{Dirty: 48, Rate: 24}, how: driver.Migration{Bandwidth: 20 * mib}, give: 60 * time.Second,
 		events: []event{{14 * time.Second, cut}, {20 * time.Second, heal}}},
 	{name: "auto-converge", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib, AutoConverge: true}, give: 150 * time.Second},
-	{name: "disk-first", guest: guest.Options{Dirty: 64, Rate: 60}, disk: 256, how: driver.Migration{Bandwidth: 20 * mib}, give: 45 * time.Second},
+	{name: "disk-first", guest: impossible, disk: 256, how: driver.Migration{Bandwidth: 20 * mib}, give: 45 * time.Second},
 	{name: "suspend", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{20 * time.Second, suspend}}},
 	{name: "downtime", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{20 * time.Second, raise}}},
 }
@@ -91,7 +92,9 @@ func (w *workload) record(ctx context.Context, a, b *lab.Host) (samples []conver
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		for _, d := range []*libvirt.Driver{src, dst} {
-			err = errors.Join(err, d.Destroy(ctx, uuid), d.Undefine(ctx, uuid))
+			if gone := d.Destroy(ctx, uuid); !errors.Is(gone, fault.NotFound) {
+				err = errors.Join(err, gone, d.Undefine(ctx, uuid))
+			}
 		}
 	}()
 	m, err := w.order(ctx, src, uuid, b)
@@ -180,8 +183,10 @@ func (w *workload) boot(ctx context.Context, src *libvirt.Driver, a, b *lab.Host
 	if err := src.Start(ctx, uuid, false); err != nil {
 		return "", err
 	}
+	working, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	for n := 8; ; n += 4 {
-		beats, err := guest.WaitBeat(ctx, a.Console(o.Name), n)
+		beats, err := guest.WaitBeat(working, a.Console(o.Name), n)
 		if err != nil {
 			return "", err
 		}
