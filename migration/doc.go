@@ -13,7 +13,10 @@
 // Invariants, whatever process dies at whatever moment:
 //
 //   - the guest runs on one host at most; the source alone decides until its
-//     Commit, and the destination resumes only on that commit;
+//     Commit, and the destination resumes only on that commit; by post-copy, which is
+//     begun only where it is permitted, the source's domain can run no more from the moment
+//     at which the destination's does, and whatever the source decides then is forward;
+//   - in post-copy neither half of the guest is given up by anybody but an operator;
 //   - before the commit every step can be undone, and after a failure is; after
 //     it nothing is undone and every step is retried until done;
 //   - a guest that was moved or resized while it was off can go back to what and where it
@@ -31,6 +34,8 @@
 // inplace.go of a change on one host, confirm.go and revert.go of what ends them; lag.go
 // is what is undone beside the next attempt; stages.go says how they follow one another,
 // status.go what is shown of them. swap.go is the two consumers in Placement; watch.go
-// judges a stream by its samples; handover.go is the table that decides what became of a
+// judges a stream by its samples, control.go whether it converges (package converge), and steer.go
+// does what is due about it; postcopy.go is the second job and what follows it, abort.go until
+// when a move can be given up; handover.go is the table that decides what became of a
 // guest that moved live. Of one that is off the ledgers alone decide.
 package migration

@@ -174,7 +174,7 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 	}
 }
 
-// reclaim is the undo of both: the source decides to keep the guest. Its refusal
+// reclaim is the undo of stream, post_copy and commit: the source decides to keep the guest. Its refusal
 // means that the token or the domain has left, and only forward is possible;
 // except when nothing arrived, which the table calls in doubt.
 //

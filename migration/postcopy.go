@@ -98,7 +98,7 @@ func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
 	}
 	limit := s.limits().Setup
 	began := s.c.cfg.Runtime.Boot().Since
-	for {
+	for pause := s.c.cfg.PollInterval; ; pause = min(2*pause, recoverFirst) {
 		err := s.atPostCopySource(ctx, limit, func(ctx context.Context, h PostCopySource) error {
 			return h.StartPostCopy(ctx, s.ref(StepStream), stream)
 		})
@@ -124,7 +124,7 @@ func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
 		case action == ActionInDoubt || elapsed >= s.c.cfg.Patience:
 			t.Doubt(fault.New(fault.InDoubt, "%s", why))
 		}
-		if err := s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.PollInterval); err != nil {
+		if err := s.c.cfg.Runtime.Sleep(ctx, pause); err != nil {
 			return nil, err
 		}
 	}

@@ -33,6 +33,7 @@ func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, 
 	}
 	by := ""
 	if w, ok := s.takeWish(); ok {
+		failed = len(due) > 0 // it is due again, unless the wish has ended the stream
 		due, by = []converge.Action{s.forced(ctx, t, w)}, w.by
 	}
 	for _, a := range due {
