@@ -114,6 +114,15 @@ func (c controller) tuned(t Tuning) controller {
 	return c
 }
 
+// refused notes that what was asked for is impossible for this move: from the controller before
+// the look, it goes on with what comes after. Where something only failed, that is asked for anew.
+func (c controller) refused(a converge.Action) controller {
+	if a.Do == converge.ActPostCopy {
+		c.plan.PostCopyAllowed = false
+	}
+	return c
+}
+
 // sampleOf is a stream's status in the controller's words.
 func sampleOf(at time.Duration, st *StreamStatus) converge.Sample {
 	p := st.Progress

@@ -162,3 +162,24 @@ func TestController_BeginsAnewAfterARestart(t *testing.T) {
 		t.Errorf("at the deadline: %+v", due)
 	}
 }
+
+func TestController_GoesOnWhenPostCopyIsRefused(t *testing.T) {
+	c, err := newController(Migration{Options: Options{PostCopy: options.On, Schedule: "2:post-copy, 3:abort"}}, Guest{}, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var acts []converge.Act
+	for at := 250 * time.Millisecond; at < time.Minute; at += 250 * time.Millisecond {
+		before := c
+		var due []converge.Action
+		if c, due, _ = c.see(at, looking(at)); len(due) == 0 {
+			continue
+		}
+		if acts = append(acts, due[0].Do); due[0].Do == converge.ActPostCopy {
+			c = before.refused(due[0])
+		}
+	}
+	if diff := cmp.Diff([]converge.Act{converge.ActPostCopy, converge.ActAbort}, acts); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
