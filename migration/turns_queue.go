@@ -3,7 +3,6 @@ package migration
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"slices"
 	"time"
 
@@ -112,7 +111,7 @@ func onTheWay(st task.State) bool {
 	is := func(step string, p task.StepPhase) bool { one, ok := st.Step(step); return ok && one.State == p }
 	switch st.Phase {
 	case task.Doing:
-		return !is(StepCommit, task.StepEnded) || goesByPostCopy(st) && !is(StepFollowPostCopy, task.StepEnded)
+		return !is(StepCommit, task.StepEnded) || wantsPostCopy(st) && !is(StepFollowPostCopy, task.StepEnded)
 	case task.Undoing:
 		return slices.ContainsFunc([]string{StepStream, StepPostCopy, StepCommit}, func(step string) bool {
 			_, begun := st.Step(step)
@@ -120,13 +119,6 @@ func onTheWay(st task.State) bool {
 		})
 	}
 	return false
-}
-
-// goesByPostCopy reports whether an attempt's stream was given up for a post-copy.
-func goesByPostCopy(st task.State) bool {
-	one, _ := st.Step(StepStream)
-	var end streamEnd
-	return one.Output != nil && json.Unmarshal(one.Output, &end) == nil && end.PostCopy
 }
 
 // turnOf is a move as package turns takes it. Called with c.mu held.
