@@ -76,8 +76,43 @@ func forward(t testing.TB, a, b *lab.Host, src driver.Driver, id string, m *driv
 type forwarded struct {
 	counts func() (control, memory, disks int)
 
-	mu     sync.Mutex // guards memory
-	memory []net.Conn // both ends of each connection that memory went by
+	mu     sync.Mutex    // guards what follows
+	memory []net.Conn    // both ends of each connection that memory went by
+	cut    chan struct{} // closed when it is healed; nil while nothing is cut
+}
+
+// cutOff has nothing of memory pass any more, and tells neither end.
+func (f *forwarded) cutOff() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut = make(chan struct{})
+}
+
+// heal lets it pass again.
+func (f *forwarded) heal() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cut != nil {
+		close(f.cut)
+		f.cut = nil
+	}
+}
+
+// held reads what is passed on when nothing is cut.
+type held struct {
+	net.Conn
+	f *forwarded
+}
+
+func (h held) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	h.f.mu.Lock()
+	cut := h.f.cut
+	h.f.mu.Unlock()
+	if cut != nil {
+		<-cut
+	}
+	return n, err
 }
 
 // breakOff closes the connections by which memory goes, at both ends.
@@ -106,11 +141,15 @@ func pass(t testing.TB, from *net.UnixConn, to string, memory bool, f *forwarded
 		f.mu.Unlock()
 	}
 	// A migration that failed may have left both ends open.
-	defer context.AfterFunc(t.Context(), func() { from.Close(); c.Close() })()
+	defer context.AfterFunc(t.Context(), func() { from.Close(); c.Close(); f.heal() })()
 	var wg sync.WaitGroup
 	for _, way := range [][2]*net.UnixConn{{from, there}, {there, from}} {
 		wg.Go(func() {
-			_, _ = io.Copy(way[1], way[0]) // a broken one shows in the migration
+			in := net.Conn(way[0])
+			if memory {
+				in = held{in, f}
+			}
+			_, _ = io.Copy(way[1], in) // a broken one shows in the migration
 			_ = way[1].CloseWrite()
 		})
 	}
