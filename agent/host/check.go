@@ -94,10 +94,11 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err := h.checkConnections(ctx, &no, g.XML); err != nil {
 		return migration.CheckAnswer{}, err
 	}
+	dropped := h.checkOptionsHere(&no, c, doc, node)
 	if err := no.err(""); err != nil {
 		return migration.CheckAnswer{}, err
 	}
-	answer := migration.CheckAnswer{Destination: here, Disks: views}
+	answer := migration.CheckAnswer{Destination: here, Disks: views, Dropped: dropped, Options: c.Options, PostCopyAsked: c.PostCopyAsked}
 	if ref.Migration == "" {
 		room := h.wouldClaim(ctx, g.UUID, demand{Resources: g.Resources}, place)
 		answer.WouldClaim = &room
@@ -342,6 +343,7 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 			return migration.SourceAnswer{}, err
 		}
 	}
+	ans.Dropped = h.checkOptionsThere(&no, a, doc, g, node, ans.CopyDisks)
 	return ans, no.err("")
 }
 

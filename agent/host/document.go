@@ -30,7 +30,11 @@ type document struct {
 		Source struct {
 			Type string `xml:"type,attr"`
 		} `xml:"source"`
+		Locked *struct{} `xml:"locked"`
 	} `xml:"memoryBacking"`
+	MemTune struct {
+		HardLimit string `xml:"hard_limit"`
+	} `xml:"memtune"`
 	OS struct {
 		Type struct {
 			Arch    string `xml:"arch,attr"`

@@ -14,6 +14,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/options"
 )
 
 func contextWithCancel(t *testing.T) (context.Context, context.CancelFunc) {
@@ -47,6 +48,7 @@ type move struct {
 	prepared migration.Prepared
 	claim    migration.ClaimAnswer
 	commit   migration.Commit
+	options  migration.Options
 }
 
 func newMove(l *lab, uuid string) *move {
@@ -68,7 +70,7 @@ func (m *move) verbs() []func(ctx context.Context) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			a, err := m.b.CheckDestination(ctx, m.ref, migration.CheckRequest{Guest: m.guest, Source: here})
+			a, err := m.b.CheckDestination(ctx, m.ref, migration.CheckRequest{Guest: m.guest, Source: here, Options: m.options})
 			if err != nil {
 				return nil, err
 			}
@@ -82,7 +84,7 @@ func (m *move) verbs() []func(ctx context.Context) (any, error) {
 		func(ctx context.Context) (any, error) { return nil, m.b.RenewClaim(ctx, m.ref) },
 		func(ctx context.Context) (any, error) { return nil, m.a.RecordContext(ctx, m.ref, mc) },
 		func(ctx context.Context) (_ any, err error) {
-			m.prepared, err = m.b.PreLiveMigration(ctx, m.ref, migration.PreLiveRequest{Guest: m.guest, CopyDisks: m.source.CopyDisks, Source: "a"})
+			m.prepared, err = m.b.PreLiveMigration(ctx, m.ref, migration.PreLiveRequest{Guest: m.guest, CopyDisks: m.source.CopyDisks, Source: "a", PostCopy: m.options.PostCopy == options.On})
 			return m.prepared, err
 		},
 	}
@@ -108,7 +110,7 @@ func (m *move) prepare() {
 }
 
 func (m *move) start() error {
-	return m.a.StartStream(m.t.Context(), m.ref, migration.Stream{Prepared: m.prepared, Ticket: m.claim.Ticket, CopyDisks: m.source.CopyDisks, Shared: m.source.Shared})
+	return m.a.StartStream(m.t.Context(), m.ref, m.sent())
 }
 
 func (m *move) status() migration.StreamStatus {

@@ -3,6 +3,7 @@ package streams
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"berth/agent/host/memory"
@@ -11,6 +12,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/options"
 )
 
 // cleanupTimeout bounds what is still written after a caller has gone.
@@ -126,9 +128,25 @@ func (s *Streams) mayBegin(ctx context.Context, ref migration.Ref) (dom driver.D
 
 // byFirst is how the guest goes by the first job: it arrives paused.
 func (s *Streams) byFirst(p migration.Prepared, m migration.Stream) driver.Migration {
-	out := s.way(p, m)
+	o, out := m.Options, s.way(p, m)
 	out.CopyDisks, out.Paused = m.CopyDisks, true
-	out.Bandwidth, out.MaxDowntime, out.ParallelConnections = m.Options.Bandwidth, m.Options.MaxDowntime, m.Options.Parallel
+	out.Bandwidth, out.MaxDowntime, out.AvailableSwitchover = o.Bandwidth, o.MaxDowntime, o.AvailableSwitchover
+	out.ParallelConnections, out.ZeroCopy = o.Parallel, o.ZeroCopy == options.On
+	if out.AutoConverge = o.AutoConverge == options.On; out.AutoConverge {
+		out.Throttle = driver.Throttle{Initial: o.AutoConvergeInitial, Increment: o.AutoConvergeIncrement}
+	}
+	if len(o.Compression) > 0 && !slices.Equal(o.Compression, []string{"none"}) {
+		out.Compression = driver.Compression{
+			Methods: o.Compression, XBZRLECache: o.XBZRLECache, Level: o.MTLevel, Threads: o.MTThreads, UnpackThreads: o.MTUnpack,
+			ZlibLevel: o.ZlibLevel, ZstdLevel: o.ZstdLevel,
+		}
+	}
+	if len(m.CopyDisks) > 0 {
+		out.SynchronousWrites = o.SynchronousWrites == options.On
+		if o.DetectZeroes == options.On {
+			out.DetectZeroes = m.CopyDisks
+		}
+	}
 	return out
 }
 
