@@ -21,6 +21,7 @@ import (
 	"berth/migration/converge"
 	"berth/migration/options"
 	"berth/migration/task"
+	"berth/migration/turns"
 )
 
 // busy is a guest that changes its memory faster than it is sent, in its seventh pass.
@@ -37,12 +38,13 @@ func following(m *migration.Migration) {
 	m.Progress = migration.Progress{Phase: "post-copy", MemoryTotal: 1 << 30, MemoryRemaining: 350 << 20, Rate: 30 << 20, Remaining: 11700 * time.Millisecond, PageRequests: 90}
 }
 
-// queued is a move that waits for its turn.
+// queued is a move that waits for its turn, with those before it, in the words of whoever
+// decides about turns.
 func queued(m *migration.Migration) {
 	m.Status, m.Step, m.DestCompute, m.Progress = migration.StatusQueued, "", "", migration.Progress{}
-	m.Waits = []fault.Reason{{
-		Code: "outbound_limit", Message: "2 of 2 moves leave host-a, 3 before it", Want: "fewer than 2", Have: "2", Change: "wait, or ask for it with a higher priority",
-	}}
+	asked := []turns.Move{{ID: "1"}, {ID: "2"}, {ID: "3"}, {ID: "4"}}
+	under := []turns.Move{{ID: "5"}, {ID: "6"}}
+	m.Waits = turns.Decide(turns.State{Host: "host-a", Limits: turns.Limits{Outbound: 2}, Under: under, Waiting: asked}).Waits["4"]
 }
 
 func TestProgressLine_OfALiveMigrationUnderControl(t *testing.T) {
@@ -53,6 +55,12 @@ func TestProgressLine_OfALiveMigrationUnderControl(t *testing.T) {
 		change func(*migration.Migration)
 	}{
 		{"queued", true, queued},
+		{"waits for the link", false, func(m *migration.Migration) {
+			m.Status, m.Step = migration.StatusQueued, migration.StepClaim
+			m.Waits = turns.Decide(turns.State{
+				Host: "host-a", Limits: turns.Limits{PerLink: 1}, Under: []turns.Move{{ID: "1", To: "host-b"}}, Waiting: []turns.Move{{ID: "2", To: "host-b"}},
+			}).Waits["2"]
+		}},
 		{"waits for room at its destination", false, func(m *migration.Migration) {
 			m.Status, m.Step = migration.StatusQueued, migration.StepClaim
 			m.Waits = []fault.Reason{{Code: "inbound_limit", Message: "2 guests are on their way to host-b already"}}
@@ -94,7 +102,7 @@ func TestProgressLine_OfALiveMigrationUnderControl(t *testing.T) {
 
 func TestListRemark_OfALiveMigrationUnderControl(t *testing.T) {
 	for want, change := range map[string]func(*migration.Migration){
-		"waiting: 2 of 2 moves leave host-a, 3 before it":                         queued,
+		"waiting: 2 guests leave host-a; 3 moves wait before it":                  queued,
 		"sending memory, 70%, does not end by itself":                             busy,
 		"running there, memory follows, 65%, ETA 11.7s":                           following,
 		"post-copy broke: the guest waits on host-b for memory, connecting again": func(m *migration.Migration) { following(m); m.Progress.Phase = phaseBroken },

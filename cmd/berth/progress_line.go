@@ -33,6 +33,17 @@ func followWords(p migration.Progress, to string) string {
 	return "post-copy: it runs on " + to + ", its memory follows"
 }
 
+// waitWords are why a move waits, without the setting that bounds it, which berth migration
+// show tells.
+func waitWords(message string) string {
+	what, rest, bounded := strings.Cut(message, " already, and [migration] ")
+	if !bounded {
+		return message
+	}
+	_, place, _ := strings.Cut(rest, "; ")
+	return strings.TrimSuffix(what+"; "+place, "; ")
+}
+
 const brokeWords = "post-copy broke"
 
 // The phases of post-copy.
@@ -90,7 +101,7 @@ func progressLine(m migration.Migration, doing string, most int) string {
 		to = "(choosing)"
 	}
 	head := fmt.Sprintf("%s  %s -> %s  ", m.InstanceName, m.SourceCompute, to)
-	if m.InPlace || m.MigrationType == migration.TypeRebuild {
+	if m.InPlace || m.MigrationType == migration.TypeRebuild || m.DestCompute == "" && len(m.Waits) > 0 {
 		head = fmt.Sprintf("%s  %s  ", m.InstanceName, m.SourceCompute)
 	}
 	what, total, left := transfer(m)
