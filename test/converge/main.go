@@ -5,7 +5,7 @@
 //	go run ./test/converge                     all workloads, into migration/converge/testdata
 //	go run ./test/converge -only idle,saw-tooth
 //
-// It needs what a lab needs, and takes about seven minutes.
+// It needs what a lab needs, and takes about six minutes.
 package main
 
 import (

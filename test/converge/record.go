@@ -47,15 +47,15 @@ var impossible = guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60}
 var workloads = []workload{
 	{name: "idle", guest: guest.Options{Dirty: -1}, how: driver.Migration{Bandwidth: 20 * mib}},
 	{name: "moderate", guest: guest.Options{Dirty: 48, Rate: 14}, how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 200 * time.Millisecond}},
-	{name: "impossible", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, give: 60 * time.Second},
+	{name: "impossible", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, give: 40 * time.Second},
 	{name: "saw-tooth", guest: guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60, Busy: 8 * time.Second, Quiet: 5 * time.Second},
-		how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 100 * time.Millisecond}, give: 60 * time.Second},
-	{name: "link-drop", guest: guest.Options{Dirty: 48, Rate: 24}, how: driver.Migration{Bandwidth: 20 * mib}, give: 60 * time.Second,
+		how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 100 * time.Millisecond}, give: 50 * time.Second},
+	{name: "link-drop", guest: guest.Options{Dirty: 48, Rate: 24}, how: driver.Migration{Bandwidth: 20 * mib}, give: 45 * time.Second,
 		events: []event{{14 * time.Second, cut}, {20 * time.Second, heal}}},
-	{name: "auto-converge", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib, AutoConverge: true}, give: 150 * time.Second},
-	{name: "disk-first", guest: impossible, disk: 256, how: driver.Migration{Bandwidth: 20 * mib}, give: 45 * time.Second},
-	{name: "suspend", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{20 * time.Second, suspend}}},
-	{name: "downtime", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{20 * time.Second, raise}}},
+	{name: "auto-converge", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib, AutoConverge: true}, give: 90 * time.Second},
+	{name: "disk-first", guest: impossible, disk: 256, how: driver.Migration{Bandwidth: 20 * mib}, give: 40 * time.Second},
+	{name: "suspend", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{18 * time.Second, suspend}}},
+	{name: "downtime", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, events: []event{{18 * time.Second, raise}}},
 }
 
 func cut(ctx context.Context, _ *workload, _ *libvirt.Driver, _, b *lab.Host, _ string) error {
