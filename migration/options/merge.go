@@ -27,9 +27,10 @@ type Layer struct {
 // left as it is, for Validate to refuse.
 func Merge(layers ...Layer) (Live, map[string]From) {
 	layers = slices.Clone(layers)
+	gone := map[string]bool{} // words that were taken out
 	for {
 		out, from := overlay(layers)
-		if !yield(layers, out, from) {
+		if !yield(layers, out, from, gone) {
 			return out, from
 		}
 	}
@@ -55,12 +56,13 @@ func overlay(layers []Layer) (Live, map[string]From) {
 	return out, from
 }
 
-// yield takes out of the layers one word that one before it excludes, and reports whether
-// there was one.
-func yield(layers []Layer, merged Live, from map[string]From) bool {
+// yield takes out of the layers one word that one before it excludes, or that has lost its
+// sense with such a word, and reports whether there was one.
+func yield(layers []Layer, merged Live, from map[string]From, gone map[string]bool) bool {
 	for _, c := range conflicts(merged) {
-		first, last, loser := len(layers), -1, ""
+		first, last, loser, bereft := len(layers), -1, "", false
 		for _, name := range c.names {
+			bereft = bereft || gone[name]
 			at := slices.IndexFunc(layers, func(l Layer) bool { return from[name] == l.From })
 			if at < 0 {
 				continue // nobody's word
@@ -69,7 +71,7 @@ func yield(layers []Layer, merged Live, from map[string]From) bool {
 				last, loser = at, name
 			}
 		}
-		if last <= first {
+		if last < 0 || last == first && !bereft {
 			continue
 		}
 		if c.mend != nil && loser == "schedule" {
@@ -78,6 +80,7 @@ func yield(layers []Layer, merged Live, from map[string]From) bool {
 		}
 		o, _ := Find(loser)
 		o.take(&layers[last].Live, Live{})
+		gone[loser] = true
 		return true
 	}
 	return false
