@@ -52,6 +52,9 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 		switch {
 		case err == nil:
 			s.claimed()
+			if err := s.crowded(to); err != nil {
+				return nil, err
+			}
 			if s.rec.Waited > before {
 				err = s.renewDeadline(ctx)
 			}

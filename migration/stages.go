@@ -166,6 +166,8 @@ func (s *story) moveUndone(rec *Migration, st task.State) ending {
 	case hasCode(st.Cause, codeAborted):
 		rec.Status, rec.Outcome, rec.Error = StatusCancelled, OutcomeUndone, st.Cause
 		return over
+	case s.takesTurns() && rec.Queue == "" && hasCode(st.Cause, CodeLinkLimit) && st.Over() && !rec.AbortRequested:
+		return onward // another one was on the link at the same moment; see crowded
 	case refused && rec.DestCompute != "":
 		rec.Refusals = append(rec.Refusals, Refusal{
 			Attempt: rec.Attempt, DestCompute: rec.DestCompute,

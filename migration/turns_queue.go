@@ -3,6 +3,7 @@ package migration
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -325,6 +326,31 @@ func (s *story) pauseTurn(ctx context.Context, to string, why []fault.Reason, d 
 	}
 	s.turn.asks, s.turn.wake = true, nil
 	return nil
+}
+
+// crowded refuses to go on where a link is fuller than it may be: guests of both hosts have set
+// out at the same moment, when neither host knew of the other's. Each looks once its claim stands
+// at the other one, so one of the two sees it at least, and tries again from the beginning. What
+// is too full by this host's moves alone, after the limit was lowered, is no reason to go back.
+func (s *story) crowded(to string) error {
+	come := s.c.comeFrom(to)
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.c.comeLocked(to, come)
+	limit, n := s.c.turnLimits().PerLink, come
+	for _, other := range s.c.stories {
+		if other.turn.standing == holds && other.turn.to == to {
+			n++
+		}
+	}
+	if limit <= 0 || come == 0 || n <= limit {
+		return nil
+	}
+	return fault.Refuse(fault.Busy, "claim at "+to, fault.Reason{
+		Code:    CodeLinkLimit,
+		Message: fmt.Sprintf("guests of %s and of %s set out at the same moment, and with this one %d are on their way between the two; [migration] max_per_link is %d", s.from, to, n, limit),
+		Want:    fmt.Sprintf("at most %d", limit), Have: fmt.Sprint(n), Change: "wait: it is tried again",
+	})
 }
 
 // claimed lets those ask that waited until this move had its claim.

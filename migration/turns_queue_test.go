@@ -266,6 +266,25 @@ func TestTurns_WhatComesTheOtherWayIsOnTheSameLink(t *testing.T) {
 	r.sim.Shutdown()
 }
 
+// TestTurns_TwoThatSetOutTowardsEachOther: a guest comes from the destination in the moment in
+// which one has its claim there. Only a later look can tell, and the move begins anew.
+func TestTurns_TwoThatSetOutTowardsEachOther(t *testing.T) {
+	r := newRoad(t, 8)
+	r.perLink, r.meets = 1, true
+	r.boot()
+	r.do(func(ctx context.Context) { _, _ = r.ask(ctx, 0, migration.Request{}) })
+	r.pass(30 * time.Second)
+	if m := r.get(0); m.Attempt != 2 || m.Status != migration.StatusQueued || !slices.Equal(codesWaited(m), []string{"link_limit"}) || len(m.Refusals) != 0 || len(r.claims["b"]) != 0 {
+		t.Errorf("attempt %d: %s, waits %+v, refusals %+v, claims %v", m.Attempt, m.Status, m.Waits, m.Refusals, r.claims["b"])
+	}
+	r.incoming["b"] = 0
+	r.over(1)
+	if m := r.get(0); m.Outcome != migration.OutcomeCompleted {
+		t.Errorf("%s: %v", m.Outcome, m.Error)
+	}
+	r.sim.Shutdown()
+}
+
 // TestTurns_TimeInTheQueueIsNoneOfTheAttempt: the deadline begins with the turn, and anew with
 // a claim that was waited for; but for a claim nobody waits longer than an attempt may take.
 func TestTurns_TimeInTheQueueIsNoneOfTheAttempt(t *testing.T) {

@@ -26,6 +26,7 @@ type road struct {
 	outbound, perLink int // as they are set; 0 for none
 	inbound           int // of each destination; 0 for none
 	incoming          map[string]int
+	meets             bool          // with the next claim a guest of its destination sets out for host a
 	takes             time.Duration // a stream
 	timeout           time.Duration // of an attempt; 0 for the rule
 
@@ -266,6 +267,9 @@ func (h roadHost) Claim(_ context.Context, ref migration.Ref, c migration.ClaimR
 			return migration.ClaimAnswer{}, fault.Refuse(fault.Busy, "claim", fault.Reason{Code: migration.CodeInboundLimit, Message: "as many are on their way", Have: fmt.Sprint(n)})
 		}
 		claims[at(ref)] = "pending"
+		if h.r.meets {
+			h.r.meets, h.r.incoming[h.name] = false, 1
+		}
 		h.r.count()
 	}
 	return migration.ClaimAnswer{Resources: c.Guest.Resources}, nil
