@@ -233,7 +233,7 @@ func TestAbort_AtEveryMomentOfPostCopy(t *testing.T) {
 // TestForceComplete_AtEveryMoment: a wish that meets a schedule's own action, the end of the first
 // job or the second one is the same move.
 func TestForceComplete_AtEveryMoment(t *testing.T) {
-	for d := 2 * time.Second; d < 14*time.Second; d += 250 * time.Millisecond * time.Duration(min(stride, 10)) {
+	for d := 2 * time.Second; d < 14*time.Second; d += 500 * time.Millisecond * time.Duration(min(stride, 10)) {
 		for _, o := range []migration.Options{postCopyAfterStalls, {Schedule: "2:suspend"}} {
 			w := newWorld(t, 1, script{options: o, busy: true, forceAfter: d, want: completed}, faults{})
 			w.latency = 30 * time.Millisecond
@@ -420,7 +420,7 @@ func TestPostCopy_IsDroppedForAGuestThatCannot(t *testing.T) {
 // only forward is left, whatever the time.
 func TestPostCopy_HasTheAttemptsTime(t *testing.T) {
 	outcomes := map[migration.Outcome]int{}
-	for d := 6 * time.Second; d < 20*time.Second; d += 250 * time.Millisecond * time.Duration(min(stride, 8)) {
+	for d := 6 * time.Second; d < 20*time.Second; d += 500 * time.Millisecond * time.Duration(min(stride, 8)) {
 		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true}, faults{})
 		w.configure = func(c *migration.Config) { c.AttemptTimeout = d }
 		m := w.run()
