@@ -430,10 +430,13 @@ func (h *health) migrations() api.Condition {
 		return bad("migrations", err.Error())
 	}
 	var reasons []fault.Reason
-	going := 0
+	going, waiting := 0, 0
 	for _, m := range list {
 		if !m.Done() {
 			going++
+		}
+		if len(m.Waits) > 0 {
+			waiting++
 		}
 		if m.Outcome == migration.OutcomeInDoubt {
 			words := "it cannot go on"
@@ -450,6 +453,9 @@ func (h *health) migrations() api.Condition {
 	}
 	if len(reasons) > 0 {
 		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
+	}
+	if waiting > 0 {
+		return good("migrations", fmt.Sprintf("%d going on, of which %d wait for their turn", going, waiting))
 	}
 	return good("migrations", fmt.Sprintf("%d going on", going))
 }
