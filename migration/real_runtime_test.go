@@ -188,6 +188,7 @@ func TestConductor_ManyAtOnceOnRealGoroutines(t *testing.T) {
 					_ = c.Abort(ctx, m.UUID) // in time or not
 				}
 				_ = c.Tune(ctx, m.UUID, migration.Tuning{Bandwidth: 1}, "ops")
+				_ = c.ForceComplete(ctx, m.UUID, "ops")
 				_, _ = c.List(ctx)
 			}
 			if !m.Done() {
