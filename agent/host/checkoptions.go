@@ -176,12 +176,8 @@ func (h *Host) checkOptionsHere(no *refusal, c migration.CheckRequest, doc docum
 func (h *Host) checkOptionsThere(no *refusal, a migration.CheckAnswer, doc document, g migration.Guest, node driver.Node, copies []string) (dropped []fault.Reason) {
 	no.add(fault.Forbidden, optionReasons(a.Options, copies, node, h.o.Name)...)
 	no.add(fault.Forbidden, zeroCopyReasons(doc, g, a.Options, a.Options.ZeroCopy != options.On || liftsLimits(node.Socket), h.o.Name)...)
-	if a.Options.CopyStorage == "none" && len(copies) > 0 {
-		no.add(fault.Forbidden, fault.Reason{
-			Code: "disks_not_shared", Message: "disks " + strings.Join(copies, ", ") + " are not shared with " + a.Destination.Name + ", and none is to be copied",
-			Want: "copy_storage none", Change: "share their storage, or let them be copied",
-		})
-	}
+	no.add(fault.Forbidden, zeroCopyWay(a.Options, a.Destination, h.o.StreamTLS)...)
+	no.add(fault.Forbidden, storageReasons(a.Options, g.Disks, copies, a.Destination.Name)...)
 	if a.Options.PostCopy != options.On {
 		return nil
 	}

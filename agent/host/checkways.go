@@ -40,12 +40,12 @@ func storageReasons(o migration.Options, list []migration.Disk, copies []string,
 		switch {
 		case o.CopyStorage == options.StorageNone:
 			out = append(out, fault.Reason{
-				Code: "disk_not_shared", Message: "disk " + target + " is not shared with " + dest + ", and copy-storage none copies none", Want: "a shared disk",
+				Code: "storage_copy_none", Message: "disk " + target + " is not shared with " + dest + ", and copy-storage none copies none", Want: "a shared disk",
 				Change: "say copy-storage all, or put it on storage that both hosts share",
 			})
 		case o.CopyStorage == options.StorageInc && i >= 0 && list[i].BackingFile != "":
 			out = append(out, fault.Reason{
-				Code:    "disk_backing_kept",
+				Code:    "storage_copy_inc",
 				Message: "disk " + target + " is above " + list[i].BackingFile + ": copy-storage inc needs a file at " + dest + " above the same one, and Berth makes one that has nothing below it",
 				Have:    list[i].BackingFile, Want: "a disk without a backing file, or a shared one",
 				Change: "say copy-storage all, which copies what is below too, or put the disk on storage that both hosts share",

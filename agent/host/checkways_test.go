@@ -41,9 +41,9 @@ func TestStorageReasons_NameEachDiskThatCannotGoSo(t *testing.T) {
 	}{
 		{"", []string{"vda", "vdb"}, ""},
 		{options.StorageAll, []string{"vda", "vdb"}, ""},
-		{options.StorageInc, []string{"vda", "vdb", "vdc"}, "disk_backing_kept disk_backing_kept"},
+		{options.StorageInc, []string{"vda", "vdb", "vdc"}, "storage_copy_inc storage_copy_inc"},
 		{options.StorageInc, []string{"vdb"}, ""}, // all of it is above nothing
-		{options.StorageNone, []string{"vda", "vdb"}, "disk_not_shared disk_not_shared"},
+		{options.StorageNone, []string{"vda", "vdb"}, "storage_copy_none storage_copy_none"},
 		{options.StorageNone, nil, ""},
 	} {
 		got := storageReasons(migration.Options{CopyStorage: tt.mode}, list, tt.copies, "host-b")
