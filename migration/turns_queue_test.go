@@ -30,7 +30,7 @@ func TestTurns_LimitsHoldUnderManyRequestsAtOnce(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRoad(t, 1)
-			r.outbound, r.perLink, r.inbound = c.outbound, c.perLink, c.inbound
+			r.outbound, r.perLink, r.inbound, r.takes = c.outbound, c.perLink, c.inbound, 5*time.Second
 			r.boot()
 			r.do(func(ctx context.Context) {
 				for i := range n {
@@ -220,7 +220,7 @@ func TestTurns_AQueuesMoveIsBusyInsteadOfWaitingForRoomOrLink(t *testing.T) {
 
 func TestTurns_LimitsAreReadAnew(t *testing.T) {
 	r := newRoad(t, 7)
-	r.outbound, r.takes = 4, 2*time.Minute
+	r.outbound, r.takes = 4, time.Minute
 	r.boot()
 	r.do(func(ctx context.Context) {
 		for i := range 10 {
@@ -236,9 +236,9 @@ func TestTurns_LimitsAreReadAnew(t *testing.T) {
 	if n := r.status(10); n[migration.StatusRunning] != 6 {
 		t.Errorf("of 6: %v", n)
 	}
-	// The four are over after 120 s, and the two still go on: none may follow.
+	// The four are over after 60 s, and the two still go on: none may follow.
 	r.outbound = 2
-	r.pass(112 * time.Second)
+	r.pass(52 * time.Second)
 	if n := r.status(10); n[migration.StatusRunning] != 2 || n[migration.StatusCompleted] != 4 || n[migration.StatusQueued] != 4 {
 		t.Errorf("of 2: %v", n)
 	}
