@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -188,7 +185,7 @@ func TestColdVerbs_TheSourceConductsAndNobodyElse(t *testing.T) {
 // TestColdVerbs_AnOlderAgentIsRefusedByItsVersion has a peer that knows none of the
 // verbs, and not the field by which a check is of a cold move.
 func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
-	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/verbs/describe":
 			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
@@ -199,17 +196,7 @@ func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
 		}
-	}))
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old.Listener.Close()
-	old.Listener = l
-	old.Start()
-	t.Cleanup(old.Close)
-	c := client(t, api.ClientOptions{Socket: socket})
+	})
 	want := "host host-b runs berth 0.5.0, which knows no cold moves"
 	calls := arrivalsVerbs(c, "host-a")
 	calls["CheckDestination"] = func(ctx context.Context) error {

@@ -4,10 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -65,7 +62,7 @@ func TestMigrate_OfEveryTypeArrivesWhole(t *testing.T) {
 // beside theirs.
 func TestMigrate_OfAnOlderAgent(t *testing.T) {
 	asked := 0
-	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/verbs/describe" {
 			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
 			return
@@ -86,17 +83,7 @@ func TestMigrate_OfAnOlderAgent(t *testing.T) {
 			return
 		}
 		fmt.Fprint(w, `{"uuid":"m-1"}`)
-	}))
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old.Listener.Close()
-	old.Listener = l
-	old.Start()
-	t.Cleanup(old.Close)
-	c := client(t, api.ClientOptions{Socket: socket})
+	})
 	if m, err := c.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-1", MigrationType: migration.TypeLiveMigration}); err != nil || m.UUID != "m-1" || asked != 2 {
 		t.Errorf("a live migration: %+v, %v, asked %d times", m, err, asked)
 	}

@@ -4,10 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -100,7 +97,7 @@ func TestMigrate_CarriesEveryOptionOfALiveMigration(t *testing.T) {
 
 // TestControl_OfAnOlderAgent asks one that knows neither the routes nor the newer options.
 func TestControl_OfAnOlderAgent(t *testing.T) {
-	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/verbs/describe":
 			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.9.0"}`)
@@ -111,17 +108,7 @@ func TestControl_OfAnOlderAgent(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
 		}
-	}))
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old.Listener.Close()
-	old.Listener = l
-	old.Start()
-	t.Cleanup(old.Close)
-	c := client(t, api.ClientOptions{Socket: socket})
+	})
 	asks := map[string]func() error{
 		"set":   func() error { _, err := c.SetMigration(t.Context(), "m-1", api.SetMigration{Bandwidth: 1}); return err },
 		"force": func() error { _, err := c.ForceComplete(t.Context(), "m-1"); return err },

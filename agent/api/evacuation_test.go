@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -211,7 +208,7 @@ func TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout(t *testing.T) {
 // route for.
 func older(t *testing.T, answers func(w http.ResponseWriter, r *http.Request) bool) *api.Client {
 	t.Helper()
-	old := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return answering(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/verbs/describe" {
 			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.8.0"}`)
 			return
@@ -220,15 +217,5 @@ func older(t *testing.T, answers func(w http.ResponseWriter, r *http.Request) bo
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route %s %s: see GET /v1/openapi.json","reasons":[]}}`, r.Method, r.URL.Path)
 		}
-	}))
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	old.Listener.Close()
-	old.Listener = l
-	old.Start()
-	t.Cleanup(old.Close)
-	return client(t, api.ClientOptions{Socket: socket})
+	})
 }

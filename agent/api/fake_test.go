@@ -5,6 +5,8 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -448,4 +450,20 @@ func client(t *testing.T, o api.ClientOptions) *api.Client {
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+// answering serves what an agent of an earlier release answers, on a socket, until the test ends.
+func answering(t *testing.T, answer http.HandlerFunc) *api.Client {
+	t.Helper()
+	s := httptest.NewUnstartedServer(answer)
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Listener.Close()
+	s.Listener = l
+	s.Start()
+	t.Cleanup(s.Close)
+	return client(t, api.ClientOptions{Socket: socket})
 }

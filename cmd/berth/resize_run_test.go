@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"net"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +10,6 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
-	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/task"
 )
@@ -122,33 +117,14 @@ func TestResize_WatchesConfirmsAndExitsAsItEnds(t *testing.T) {
 		{"accepted and left alone", "resize web-1 --vcpus 2 --memory 512 --detach", map[string][]migration.Migration{"start": waits}, 0, "start", []string{"accepted"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
 			moves := &scripted{then: tt.then}
-			server := api.NewServer(api.Options{Services: api.Services{Migrations: moves}, Name: "host-a", Runtime: &runtime.System{}, Logger: slog.New(slog.DiscardHandler)})
-			l, err := net.Listen("unix", socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			served := make(chan error, 1)
-			go func() { served <- server.Serve(l) }()
-			t.Cleanup(func() {
-				ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
-				defer cancel()
-				if err := server.Shutdown(ctx); err != nil {
-					t.Error(err)
-				}
-				if err := <-served; err != nil {
-					t.Error(err)
-				}
-			})
-			var out, errs bytes.Buffer
-			code := execute(t.Context(), linked(), append(strings.Fields(tt.line), "-c", socket), strings.NewReader(""), &out, &errs)
+			code, out := conduct(t, moves)(strings.Fields(tt.line)...)
 			if code != tt.code || strings.Join(moves.asked, " ") != tt.asked {
 				t.Errorf("exit code %d after %q, want %d after %q", code, moves.asked, tt.code, tt.asked)
 			}
 			for _, want := range tt.says {
-				if !strings.Contains(out.String()+errs.String(), want) {
-					t.Errorf("nothing says %q:\n%s%s", want, &out, &errs)
+				if !strings.Contains(out, want) {
+					t.Errorf("nothing says %q:\n%s", want, out)
 				}
 			}
 		})
@@ -156,23 +132,8 @@ func TestResize_WatchesConfirmsAndExitsAsItEnds(t *testing.T) {
 }
 
 func TestMigrate_AsksForTheTypeThatItsFlagsMean(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
 	moves := &scripted{}
-	server := api.NewServer(api.Options{Services: api.Services{Migrations: moves}, Name: "host-a", Runtime: &runtime.System{}, Logger: slog.New(slog.DiscardHandler)})
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		if err := server.Shutdown(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
+	run := conduct(t, moves)
 	zero, day := time.Duration(0), 24*time.Hour
 	for line, want := range map[string]api.Migrate{
 		"migrate web host-b":                                                   {Destination: "host-b"},
@@ -184,9 +145,8 @@ func TestMigrate_AsksForTheTypeThatItsFlagsMean(t *testing.T) {
 		"resize web --flavor large --shutdown-timeout 0":                       {MigrationType: migration.TypeResize, FlavorName: "large", ShutdownTimeout: &zero},
 		"rebuild web --image /x --image-format raw --property hw_numa_nodes=2": {MigrationType: migration.TypeRebuild, Image: &migration.Image{Path: "/x", Format: "raw", Properties: map[string]string{"hw_numa_nodes": "2"}}},
 	} {
-		var out, errs bytes.Buffer
-		if code := execute(t.Context(), linked(), append(strings.Fields(line), "-c", socket), strings.NewReader(""), &out, &errs); code != exitRefused {
-			t.Errorf("%s: exit code %d: %s", line, code, &errs)
+		if code, out := run(strings.Fields(line)...); code != exitRefused {
+			t.Errorf("%s: exit code %d: %s", line, code, out)
 		}
 		want.Instance, want.Migration = "web", moves.got.Migration
 		if diff := cmp.Diff(want, moves.got); diff != "" || want.Migration == "" {
