@@ -56,7 +56,10 @@ func (a *Agent) runDrains(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	return a.drainer.Run(ctx)
+	if err := a.drainer.Run(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 type drainService struct{ a *Agent }

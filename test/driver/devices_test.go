@@ -92,6 +92,7 @@ func TestAgent_FollowsTheDaemonsDevices(t *testing.T) {
 
 	dir := t.TempDir()
 	c := config.Default()
+	c.Metrics.Listen = ""
 	c.Agent.Name, c.Agent.Mode, c.Agent.Listen = "host-a", config.Manage, ""
 	c.Agent.StateDir, c.Agent.RuntimeDir = filepath.Join(dir, "state"), filepath.Join(dir, "run")
 	c.Migration.Transport = config.TransportLibvirtTLS // the folder is too deep for streams

@@ -67,6 +67,7 @@ func startAgents(t *testing.T, place *pc.Client, change func(*config.Config), na
 	for _, name := range names {
 		own := filepath.Join(dir, name)
 		c := config.Default()
+		c.Metrics.Listen = ""
 		c.Agent.Name, c.Agent.Mode, c.Agent.Listen, c.Peers = name, config.Manage, addresses[name], addresses
 		c.Agent.StateDir, c.Agent.RuntimeDir = filepath.Join(own, "state"), filepath.Join(own, "run")
 		c.Agent.FlavorsDir, c.Agent.HooksDir = filepath.Join(own, "flavors.d"), filepath.Join(own, "hooks.d")
