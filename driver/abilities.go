@@ -128,14 +128,16 @@ type PostCopier interface {
 type PostCopyRecoverer interface {
 	// FailPostCopy breaks a post-copy whose connection is dead and which the hypervisor has
 	// not noticed, and waits, within ctx, until this side is `paused (post-copy failed)`.
-	// Success where it is that already. fault.Invalid where there is no post-copy.
+	// Success where it is that already. fault.Invalid where there is no post-copy. The call
+	// that sent the guest goes on until the destination has noticed too.
 	FailPostCopy(ctx context.Context, uuid string) error
 
 	// RecoverPostCopy goes on with it, by the same addresses as Migrate had, and blocks as
 	// Migrate does until all memory has been sent: then this side is `shut off (migrated)`.
 	// fault.InDoubt when the connection broke once more (this side is `paused (post-copy
-	// failed)` again), or the answer was lost. fault.Invalid where nothing failed;
-	// fault.Busy while the hypervisor still has the job in flight.
+	// failed)` again), the destination has not noticed yet, or the answer was lost.
+	// fault.Invalid where nothing failed; fault.Busy while the hypervisor still has the job
+	// in flight, or a call that sends the guest has not ended.
 	RecoverPostCopy(ctx context.Context, uuid string, m Migration) error
 }
 

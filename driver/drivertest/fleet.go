@@ -167,8 +167,10 @@ func (f *Fleet) jobs() []*job {
 	var out []*job
 	for _, name := range f.namesLocked() {
 		for _, d := range f.hosts[name].sortedLocked() {
-			if d.job != nil && d.job.prepared && d.job.source == f.hosts[name] {
-				out = append(out, d.job)
+			for _, j := range []*job{d.job, d.broken} {
+				if j != nil && j.prepared && j.source == f.hosts[name] {
+					out = append(out, j)
+				}
 			}
 		}
 	}

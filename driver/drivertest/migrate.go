@@ -37,8 +37,9 @@ type job struct {
 	postCopy    bool          // the guest runs at the destination, and there is no way back
 	maxDowntime time.Duration // 0 for the pace's
 
-	done bool
-	err  error // valid when done
+	failing error // of a post-copy that broke on the source; it ends when the destination has noticed
+	done    bool
+	err     error // valid when done
 }
 
 // endLocked is the end of a job, once.

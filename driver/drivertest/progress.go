@@ -197,6 +197,10 @@ func (f *Fleet) endedLocked(j *job) bool {
 	if j.done {
 		return true
 	}
+	if j.failing != nil {
+		f.answeredLocked(j)
+		return true
+	}
 	src, dst := j.source.domains[j.uuid], j.dest.domains[j.uuid]
 	switch {
 	case f.ctx.Err() != nil:

@@ -31,14 +31,15 @@ func (f *Fleet) BreakPostCopy(uuid string) {
 	}
 }
 
-// breakPostCopyLocked is a job that ends in post-copy: each side keeps a half that is not
-// the guest. Where the two QEMUs have lost their connection without a word, the
-// destination's does not know.
+// breakPostCopyLocked is the end of a post-copy on the source: each side keeps a half that is
+// not the guest. Where the two QEMUs have lost their connection without a word, the
+// destination's does not know, and its libvirt, which is asked for the end, answers only when
+// it does: until then the source's call lasts.
 func (f *Fleet) breakPostCopyLocked(j *job, cause error) {
-	if j.done {
+	if j.done || j.failing != nil {
 		return
 	}
-	j.endLocked(fault.New(fault.InDoubt, "migrate %s: broken in post-copy: %w", j.uuid, cause))
+	j.failing = fault.New(fault.InDoubt, "migrate %s: broken in post-copy: %w", j.uuid, cause)
 	f.recordLocked(j.source.name, j.uuid, "post-copy to "+j.dest.name+" breaks: "+cause.Error())
 	if s := j.source.domains[j.uuid]; s != nil && s.job == j {
 		s.job = nil
@@ -50,6 +51,16 @@ func (f *Fleet) breakPostCopyLocked(j *job, cause error) {
 	if !f.dataCut[pair(j.source.name, j.dest.name)] {
 		f.haltedLocked(j)
 	}
+	f.answeredLocked(j)
+}
+
+// answeredLocked ends a broken post-copy's call where nobody is there who will answer it.
+func (f *Fleet) answeredLocked(j *job) {
+	in := j.dest.domains[j.uuid]
+	alive := in != nil && in.job == j && in.live != nil
+	if !alive || f.silentLocked(j) || j.source.lives != j.lives || j.dest.lives != j.destLives || f.ctx.Err() != nil {
+		j.endLocked(j.failing)
+	}
 }
 
 // haltedLocked is the destination's QEMU that has seen the end of its connection: the
@@ -60,6 +71,9 @@ func (f *Fleet) haltedLocked(j *job) {
 		return
 	}
 	in.job = nil
+	if j.failing != nil {
+		j.endLocked(j.failing)
+	}
 	if in.live == nil {
 		return
 	}
@@ -124,6 +138,8 @@ func (h *Fake) resumeLocked(uuid string, m driver.Migration) (*job, error) {
 		return nil, err
 	case d.job != nil && d.job.source == h.machine:
 		return nil, fault.New(fault.Busy, "recover post-copy of %s: its job is in flight", uuid)
+	case d.broken != nil && d.broken.source == h.machine && !d.broken.done:
+		return nil, fault.New(fault.Busy, "recover post-copy of %s: being actively monitored by another thread", uuid)
 	case d.broken == nil || d.broken.source != h.machine:
 		return nil, fault.New(fault.Invalid, "recover post-copy of %s: it is %s (%s)", uuid, d.state, d.reason)
 	}
@@ -147,7 +163,7 @@ func (h *Fake) resumeLocked(uuid string, m driver.Migration) (*job, error) {
 	j := *was
 	j.m.MigrateURI, j.m.DestinationURI = m.MigrateURI, m.DestinationURI
 	j.m.PostCopyBandwidth = m.PostCopyBandwidth
-	j.done, j.err, j.abort, j.mgmtLost = false, nil, false, 0
+	j.done, j.err, j.failing, j.abort, j.mgmtLost = false, nil, nil, false, 0
 	j.lives, j.destLives, j.phase = h.lives, j.dest.lives, performing
 	if err := f.socketsLocked(&j); err != nil {
 		return nil, doubt(err.Error())

@@ -87,13 +87,15 @@ func postCopies() []property {
 					t.Errorf("source is %s (%s), want paused (post-copy failed)", d.State, d.Reason)
 				}
 			}
-			wantKind(t, "the broken call", v.end(t, done), fault.InDoubt)
 			// Its end of the connection is closed too, now or by the one who forwards it.
 			v.Break(t, v.id)
 			v.broken(t, v.Destination)
+			wantKind(t, "the broken call", v.end(t, done), fault.InDoubt)
 			v.Fast()
 			v.m.PostCopyBandwidth = 0
-			must(t, "RecoverPostCopy", recoverer.RecoverPostCopy(context.Background(), v.id, v.m))
+			again := make(chan error, 1)
+			go func() { again <- recoverer.RecoverPostCopy(context.Background(), v.id, v.m) }()
+			must(t, "RecoverPostCopy", v.end(t, again))
 			wantState(t, v.Source, v.id, driver.ShutOff)
 			wantState(t, v.Destination, v.id, driver.Running)
 		}),
