@@ -6,7 +6,6 @@ import (
 
 	"berth/driver"
 	"berth/driver/drivertest"
-	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/options"
