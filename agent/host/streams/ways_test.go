@@ -1,11 +1,16 @@
 package streams
 
 import (
+	"context"
+	"log/slog"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/claims"
+	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -47,5 +52,45 @@ func TestTransport_AHostSaysWhatItHas(t *testing.T) {
 	s.Describe(&d)
 	if d.Transport != migration.TransportLibvirtTLS || slices.Contains(d.Transports, migration.TransportStream) {
 		t.Errorf("without streams a host says %+v, want libvirt's TLS alone", d)
+	}
+}
+
+// died are processes of which the one that is asked for has died.
+type died struct {
+	Processes
+	opened []Order
+	alive  bool
+}
+
+func (d *died) Renew(context.Context, string, int, time.Duration) error {
+	if d.alive {
+		return nil
+	}
+	return fault.New(fault.NotFound, "no process has it")
+}
+
+func (d *died) Open(_ context.Context, o Order) (Ends, error) {
+	d.opened, d.alive = append(d.opened, o), true
+	return Ends{}, nil
+}
+
+// A guest in post-copy waits for its memory at the place that its source knows.
+func TestKeepPostCopy_StartsAProcessThatDiedWhereItWas(t *testing.T) {
+	p := &died{}
+	s := New(Options{Host: "b", Processes: p, Logger: slog.New(slog.DiscardHandler)})
+	ref := migration.Ref{Migration: "22222222-2222-4222-8222-222222222222", Instance: "11111111-1111-4111-8111-111111111111", Attempt: 1}
+	for range 2 {
+		if err := s.KeepPostCopy(t.Context(), ref, claims.Claim{Ticket: "secret"}, "a", migration.Prepared{StreamAddress: ":49160"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(p.opened) != 1 {
+		t.Fatalf("opened %d times", len(p.opened))
+	}
+	if o := p.opened[0]; o.Port != 49160 || !o.PostCopy || o.Ticket != "secret" || o.Peer != "a" || o.Address != "" {
+		t.Errorf("opened by %+v", o)
+	}
+	if err := s.KeepPostCopy(t.Context(), ref, claims.Claim{}, "a", migration.Prepared{}); err != nil || len(p.opened) != 1 {
+		t.Errorf("where guests come by libvirt's TLS: %v, %d", err, len(p.opened))
 	}
 }
