@@ -133,7 +133,7 @@ func (a *agent) run() {
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },
 		UndoLater: 10 * time.Second, Random: random{a.rng}, Fleet: a.fleet(),
-		MaxOutbound: w.limit(w.story.Outbound, ofHost), MaxPerLink: w.limit(w.story.Link, ofLink), Incoming: a.incoming,
+		MaxOutbound: w.limit(w.story.Outbound, ofHost), MaxPerLink: w.limit(w.story.Link, ofLink), Incoming: a.tracker.InboundFrom,
 	})
 	options := host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,

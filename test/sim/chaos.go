@@ -195,6 +195,7 @@ func troubles() []trouble {
 		{2, func(c *chaos, _ *machine) { c.guest().killed(c.w) }},
 		{4, func(c *chaos, m *machine) { m.reboot(c.downtime()) }},
 		{3, func(_ *chaos, m *machine) { m.killForwarder() }},
+		{3, func(c *chaos, _ *machine) { c.guest().breaks(c.w) }},
 		{4, func(c *chaos, _ *machine) { c.guest().used(c.w, c.rng.IntN(uses)) }},
 	}
 }
@@ -226,14 +227,9 @@ func (c *chaos) machine() *machine { return c.w.machines[c.w.names[c.rng.IntN(le
 // phases plays a story's events, and asks at the door of every host who comes.
 func (w *world) phases() {
 	for _, e := range w.story.Events {
-		if e.Phase != "" {
-			continue
+		if e.Phase == "" && !e.InHalves {
+			w.happens(e)
 		}
-		w.later(e.At, e.Name, func() {
-			w.note("story", e.Name)
-			_ = e.Do(w) // an event of a moment is nobody's answer
-			w.look()
-		})
 	}
 	played := map[int]bool{}
 	w.fleet.FaultPhase(func(phase, uuid string) error {
@@ -269,6 +265,15 @@ func (w *world) phases() {
 			return err
 		})
 	}
+}
+
+// happens has an event of a story come to pass.
+func (w *world) happens(e Event) {
+	w.later(e.At, e.Name, func() {
+		w.note("story", e.Name)
+		_ = e.Do(w) // an event of a moment is nobody's answer
+		w.look()
+	})
 }
 
 // awaited says whether an arriving claim names a guest: what a stream's ticket stands

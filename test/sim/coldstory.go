@@ -152,6 +152,8 @@ func StoriesOf(name string) []*Story {
 		return slices.DeleteFunc(drainStories(), func(s *Story) bool { return s.Drains[0].AbortAfter > 0 })
 	case "drain, aborted":
 		return slices.DeleteFunc(drainStories(), func(s *Story) bool { return s.Name != name })
+	case "live-migration-post-copy":
+		return []*Story{story(MovePlan{Options: byHalves()}, func(s *Story) { s.Pace, s.Guests[0].Disk = hot, shared })}
 	case "live-migration":
 		return []*Story{story(MovePlan{}, nil)}
 	case "migration":

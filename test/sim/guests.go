@@ -25,6 +25,8 @@ type guest struct {
 	data      string // what it wrote to its disk the last time
 	writes    int
 	mayBeOff  bool // its memory is lost
+	torn      bool // it has lost a half in post-copy
+	givenUp   bool // an operator has ended what was left of it in post-copy
 	anyPower  bool // its user paused it, or let it run, while a move had it
 	arriving  string
 	holder    string               // that had its token last
@@ -55,6 +57,7 @@ const (
 	incoming           // incomplete
 	whole              // complete, and the newest
 	stale              // complete, and the guest has run elsewhere since
+	half               // of a guest in post-copy
 )
 
 // makeGuests defines, starts, claims and allocates every guest.

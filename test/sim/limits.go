@@ -1,11 +1,12 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
-	"berth/claims"
 	"berth/migration"
 )
 
@@ -20,7 +21,7 @@ func (w *world) sets(g *guest, from, to string) {
 	g.way = way{from, to}
 	leave, between := 0, 0
 	for _, o := range w.guests {
-		if o.way == (way{}) {
+		if o != g && !w.travels(o) {
 			continue
 		}
 		if o.way.from == from {
@@ -35,6 +36,24 @@ func (w *world) sets(g *guest, from, to string) {
 	}
 	if most := w.story.Link; most > 0 && between > most {
 		w.violate("%d guests are on their way between %s and %s, want %d at most", between, from, to, most)
+	}
+}
+
+// travels says whether the hypervisor that a guest leaves is sending it, or holds a half of it.
+func (w *world) travels(g *guest) bool {
+	m := w.machines[g.way.from]
+	if m == nil || m.off || m.hung || m.blind || m.away > 0 {
+		return false // it answers nobody
+	}
+	job, err := m.fake.Job(context.Background(), g.uuid)
+	return err == nil && job.InFlight() || g.copies[m.name] == half
+}
+
+// stays notes that a guest travels no more.
+func (w *world) stays(g *guest, host, what string) {
+	over := strings.HasPrefix(what, "shut off (") || strings.HasPrefix(what, "running (") && !strings.Contains(what, "(post-copy")
+	if g.way.from == host && (over || strings.HasPrefix(what, "migration to ") && strings.Contains(what, " fails")) {
+		g.way = way{}
 	}
 }
 
@@ -77,7 +96,8 @@ func crowdStories() []*Story {
 	}
 }
 
-// drawCrowd makes a story by chance in which more guests want to move than may at once.
+// drawCrowd makes a story by chance in which more guests want to move than may at once, half of
+// those of guests that do not converge.
 func drawCrowd(r *rand.Rand) *Story {
 	n := 2 + r.IntN(2)
 	s := &Story{Hosts: hosts(n), Sharing: r.IntN(2) == 0, Streams: true, Pace: slow, Outbound: 1 + r.IntN(2)}
@@ -87,9 +107,13 @@ func drawCrowd(r *rand.Rand) *Story {
 	if r.IntN(3) == 0 {
 		s.Link = 1
 	}
+	o := migration.Options{}
+	if r.IntN(2) == 0 {
+		s.Pace, o = hot, byHalves()
+	}
 	for i := range 3 + r.IntN(2) {
 		g := GuestPlan{Host: "a", Flavor: small, Paused: r.IntN(6) == 0, Transient: r.IntN(6) == 0, Disk: []disk{noDisk, shared, local}[r.IntN(3)]}
-		m := MovePlan{Guest: i, At: time.Second + time.Duration(r.IntN(3000))*time.Millisecond, To: "b"}
+		m := MovePlan{Guest: i, At: time.Second + time.Duration(r.IntN(3000))*time.Millisecond, To: "b", Options: o}
 		switch r.IntN(4) {
 		case 0:
 			m.To = "" // to whom candidates name
@@ -104,15 +128,4 @@ func drawCrowd(r *rand.Rand) *Story {
 	}
 	s.Name = fmt.Sprintf("drawn, %d guests in a queue", len(s.Guests))
 	return s
-}
-
-// incoming is agent.(*Agent).incoming: the guests that are on their way here from a host.
-func (a *agent) incoming(host string) int {
-	n := 0
-	for _, c := range a.tracker.List() {
-		if c.Owner.Kind == claims.KindLiveMigration && (c.State == claims.Pending || c.State == claims.Arriving) && c.Context != nil && c.Context.Source == host {
-			n++
-		}
-	}
-	return n
 }

@@ -21,6 +21,7 @@ func (w *world) look() {
 	for _, e := range w.fleet.Since(w.seen) {
 		w.seen++
 		w.trace.note(w.sim.Elapsed(), e.Host, e.UUID, e.What)
+		w.linkChanged(e.Host, e.What)
 		if g := w.guestOf(e.UUID); g != nil {
 			w.happened(g, e.Host, e.What)
 		}
@@ -29,6 +30,7 @@ func (w *world) look() {
 
 // happened holds one change of a guest on a host against the laws.
 func (w *world) happened(g *guest, host, what string) {
+	w.stays(g, host, what)
 	switch {
 	case strings.HasPrefix(what, "VIOLATION"):
 		if !w.deceived(g) {
@@ -40,6 +42,8 @@ func (w *world) happened(g *guest, host, what string) {
 			w.sets(g, host, to)
 			w.arrives(g, host, to)
 		}
+	case strings.Contains(what, " (post-copy"):
+		w.inHalves(g, host, what)
 	case strings.HasPrefix(what, "running ("):
 		w.jobOver(g.uuid)
 		w.runs(g, host, what)
@@ -65,6 +69,9 @@ func (w *world) happened(g *guest, host, what string) {
 func (w *world) ends(g *guest, host, what string) {
 	was := g.copies[host]
 	g.copies[host] = noCopy
+	if was == half {
+		w.halfEnds(g, host, what)
+	}
 	if was != whole {
 		return
 	}
@@ -86,6 +93,13 @@ func (w *world) runs(g *guest, host, what string) {
 	if w.comes(g) {
 		g.mayBeOff = false
 	}
+	if g.copies[host] == half && host == g.arriving {
+		w.isWhole(g, host) // it has run here since, and all its memory has come
+		return
+	}
+	if g.copies[host] == half {
+		w.violate("guest %s is %s on %s, and part of it is on %s", g.name, what, host, g.arriving)
+	}
 	if h := w.holders(g.uuid); !slices.Contains(h, host) {
 		w.violate("guest %s is %s on %s, whose ledger does not hold its token (%v does)", g.name, what, host, h)
 	}
@@ -95,6 +109,13 @@ func (w *world) runs(g *guest, host, what string) {
 	if g.copies[host] == incoming {
 		w.violate("guest %s is %s on %s before its memory was complete", g.name, what, host)
 	}
+	w.writes(g, host, what)
+	w.claimed(g, host)
+	w.isWhole(g, host)
+}
+
+// writes is what a guest that begins to run does to its disk.
+func (w *world) writes(g *guest, host, what string) {
 	if g.disk != noDisk {
 		files := w.machines[host].files
 		if have, _, exists := files.Data(g.path()); !exists || !slices.Contains(w.contents(g), have) {
@@ -105,8 +126,11 @@ func (w *world) runs(g *guest, host, what string) {
 		files.Write(g.path(), g.data)
 	}
 	w.wrote(g, host)
-	w.claimed(g, host)
-	g.copies[host] = whole
+}
+
+// isWhole notes that the newest of a guest, all of it, is on a host.
+func (w *world) isWhole(g *guest, host string) {
+	g.copies[host], g.torn = whole, false
 	for other, c := range g.copies {
 		if other != host && c == whole {
 			g.copies[other] = stale
@@ -133,6 +157,9 @@ func (w *world) streamAsked(a *agent, uuid string, m driver.Migration) {
 	}
 	w.leaving[uuid] = departure{from: a.m, migration: moving, attempt: attempt}
 	key := moving + " to " + m.DestinationURI
+	if m.PostCopy {
+		key += " by post-copy" // the second job of an attempt
+	}
 	if w.streams[key]++; w.streams[key] > 1 {
 		w.violate("a stream of migration %s is asked for %d times", key, w.streams[key])
 	}
@@ -318,6 +345,9 @@ func (w *world) fits(m *machine) {
 // it was to go.
 func (w *world) undecidable(m *move) bool {
 	ctx := context.Background()
+	if m.guest.torn {
+		return true
+	}
 	source := w.machines[m.from]
 	if source.off || source.hung || source.blind || source.away > 0 {
 		return false

@@ -153,6 +153,7 @@ func (w *world) clock() {
 	for {
 		_ = w.outside.Sleep(context.Background(), 500*time.Millisecond)
 		w.look()
+		w.hears()
 		now := w.sim.Elapsed()
 		if w.pending > 0 || w.chaos != nil && !w.chaos.done() {
 			w.mended = now
@@ -263,6 +264,10 @@ func (w *world) settle(m *move) {
 		if c := m.guest.copies[host]; c == whole {
 			at = host
 		}
+	}
+	if m.guest.torn {
+		at = m.guest.arriving
+		m.guest.givesUp(w)
 	}
 	w.note("operator", "the guest of", m.uuid, "is at", at)
 	a := w.conductor(m).agent

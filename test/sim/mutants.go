@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"berth/agent/host"
 	"berth/claims"
 	"berth/driver"
 	"berth/fleet"
@@ -38,6 +39,8 @@ type Mutant struct {
 	// in stories of drains alone, and hosts do not bound what arrives.
 	Drain  func(*agent, drain.Host, task.Store, drain.Limits) (drain.Host, task.Store, drain.Limits)
 	Drains bool
+
+	PostCopy func(a *agent, h *host.Host) migration.PostCopySource
 
 	Unbounded string // the limit of live moves that agents do not hold; see ofHost
 }

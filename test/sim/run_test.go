@@ -23,6 +23,7 @@ var stories = []string{"named", "copied disk", "second candidate", "aborted", "a
 var coldStories = []string{
 	"resize, local disk, running, confirm", "resize, shared disk, running, revert", "resize in place, local disk, running, revert",
 	"rebuild, local disk, running", "resize, cannot start there", "share nothing, resize, local disk, running, revert",
+	"post-copy, its connection is reset", "queue, one leaves at a time",
 	"evacuation, shared disk, comes back", "evacuation, disk made anew", "evacuation, cut off, fences itself", "evacuation, cut off, and a wrong word",
 }
 

@@ -108,8 +108,10 @@ func (s *Story) images() bool {
 type Event struct {
 	At    time.Duration
 	Phase string // a phase of drivertest; empty for At
-	Name  string
-	Do    func(w *world) error // what a phase is answered with
+	// InHalves: At is counted from the moment at which the first guest is in post-copy.
+	InHalves bool
+	Name     string
+	Do       func(w *world) error // what a phase is answered with
 }
 
 func (s *Story) host(name string) HostPlan {
@@ -184,7 +186,7 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return slices.Concat(stories, apartStories(), evacuationStories(), drainStories(), crowdStories())
+	return slices.Concat(stories, apartStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
 }
 
 // drawStory makes a story by chance: one of five shares nothing, and of the others one of five

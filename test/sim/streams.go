@@ -21,9 +21,13 @@ type forwarder struct {
 	until     time.Duration // its lease, while nobody is connected
 	connected bool
 	ended     bool
+	kept      bool // the other half of a guest is behind it, and no lease ends it
 }
 
-func (f *forwarder) alive(now time.Duration) bool { return !f.ended && (f.connected || now < f.until) }
+func (f *forwarder) alive(now time.Duration) bool {
+	kept := f.kept || f.order.PostCopy && f.order.Address != "" // a source's second process
+	return !f.ended && (f.connected || kept || now < f.until)
+}
 
 // uri is what a source's libvirt opens to come by a stream.
 func uri(to, migration string, attempt int) string {
@@ -175,9 +179,11 @@ func (w *world) broken(uuid string) bool {
 
 // jobOver lets the streams of a guest whose job is over be without a connection.
 func (w *world) jobOver(uuid string) {
-	if g := w.guestOf(uuid); g != nil {
-		g.way = way{}
-	}
+	w.disconnect(uuid)
+}
+
+// disconnect is the end of the connections by which a guest travels.
+func (w *world) disconnect(uuid string) {
 	if j, by := w.journeys[uuid]; by {
 		j.source.connected, j.dest.connected = false, false
 		delete(w.journeys, uuid)

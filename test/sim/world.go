@@ -99,6 +99,8 @@ type world struct {
 	mended     time.Duration   // when the last thing that was broken was mended
 	over       bool
 	spoiled    bool
+	halved     bool                        // a guest has been in post-copy
+	dark       map[[2]string]time.Duration // data links that are cut, since when
 	left       map[string]int
 	old        bool // age has been
 	stuck      bool
@@ -167,7 +169,7 @@ func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
 		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, unrouted: map[[2]string]bool{}, said: map[string]bool{},
-		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
+		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, dark: map[[2]string]time.Duration{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
 		w.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
