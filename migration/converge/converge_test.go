@@ -117,3 +117,36 @@ func TestSee_Decides(t *testing.T) {
 		})
 	}
 }
+
+// A guest that is slowed down more and more is not given up before it is seen that the last of it
+// does not help.
+func TestSee_WaitsForTheThrottle(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		top  int
+		ends bool
+	}{{"until it helps", 80, true}, {"and not for ever", 30, false}} {
+		j := steady(64, 60)
+		throttle := func(at time.Duration) int { return min(tt.top, int(at/(6*time.Second))*10) }
+		j.dirty = func(at time.Duration) (float64, float64) {
+			if throttle(at) >= 70 {
+				return 64 * mib, 2 * mib
+			}
+			return 64 * mib, 60 * mib
+		}
+		j.ceiling = hypervisorDowntime
+		var s State
+		var due []Action
+		for j.at < 2*time.Minute && !j.over() {
+			x := j.sample()
+			x.Throttle = throttle(j.at)
+			if s, due, _ = s.See(x, Plan{Schedule: schedule(t, "3:abort")}); len(due) > 0 {
+				j.do(due[0])
+			}
+			j.run(quarter)
+		}
+		if j.ended != tt.ends || j.aborted == tt.ends {
+			t.Errorf("%s: it ended: %t, and was given up: %t, at %s", tt.name, j.ended, j.aborted, j.at)
+		}
+	}
+}

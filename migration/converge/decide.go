@@ -23,6 +23,9 @@ func (s State) schedule(p Plan) (State, *Action) {
 			s.waited++
 			return s, nil
 		}
+		if step.Do == ActAbort && s.throttling() {
+			return s, nil
+		}
 		s.next++
 		return s.act(step, p)
 	}
@@ -63,6 +66,10 @@ func (s State) opportune() bool {
 	low, _ := s.low()
 	return s.waited >= patience || float64(s.pass.left) <= float64(low)*(1+moment*float64(int(1)<<s.waited))
 }
+
+// throttling reports whether the hypervisor is still slowing the guest down further, or has just
+// done so for the last time, and it is not known yet whether that helps.
+func (s State) throttling() bool { return s.last.Throttle > 0 && s.steady <= throttleAfter }
 
 // act is a step that is taken. What came before it is no measure of what comes after.
 func (s State) act(step Step, p Plan) (State, *Action) {

@@ -23,6 +23,9 @@ const (
 	// than the nearest by twice as much as the one before, from moment on.
 	patience = 4
 	moment   = 0.05
+	// throttleAfter is after how many passes at the latest QEMU slows a guest down further, where
+	// that is needed: two, and one for a look that comes late.
+	throttleAfter = 3
 )
 
 // State is what has been seen of one transfer. It is a value; the zero State has seen nothing.
@@ -33,15 +36,17 @@ type State struct {
 	meter meter
 	dirty float64 // smoothed, bytes a second; 0 for unknown, and of a guest that is idle
 
-	pass    pass
-	begun   bool          // memory is under way
-	passes  int           // those whose beginning was seen
-	judged  time.Duration // boot clock: when passes were judged last
-	nearest uint64        // what remained at the nearest since then
-	dropped bool          // since then the link had broken down
+	pass     pass
+	begun    bool          // memory is under way
+	passes   int           // those whose beginning was seen
+	judged   time.Duration // boot clock: when passes were judged last
+	nearest  uint64        // what remained at the nearest since then
+	throttle int           // per cent, when the last pass began
+	dropped  bool          // since then the link had broken down
 
 	recent [remembered]uint64 // what remained when the last passes began
 	best   uint64             // the least of it since the last action
+	steady int                // passes since the guest was slowed down further
 	row    int                // passes without progress in a row
 	stalls int                // of them, those since the last action
 
@@ -50,11 +55,13 @@ type State struct {
 	asked   time.Duration // the highest downtime that the schedule has asked for
 	rung    int           // of the ladder
 
-	next      int  // step of the schedule
-	waited    int  // passes for a good moment
-	suspended bool // asked for, at the deadline or by the schedule
-	left      bool // by post-copy, or about to
-	over      bool // given up
+	next      int    // step of the schedule
+	waited    int    // passes for a good moment
+	suspended bool   // asked for, at the deadline or by the schedule
+	stopped   bool   // the guest stands still
+	unfound   uint64 // of what it wrote before
+	left      bool   // by post-copy, or about to
+	over      bool   // given up
 }
 
 // pass is one pass over the memory.
@@ -95,6 +102,7 @@ func (s State) See(x Sample, p Plan) (State, []Action, Estimate) {
 	if x.begun() && !s.left {
 		s, fresh = s.follow(x)
 	}
+	s = s.stop(x)
 	s.last = x
 	est := s.estimate(p)
 
@@ -113,6 +121,21 @@ func (s State) See(x Sample, p Plan) (State, []Action, Estimate) {
 		return s, nil, est
 	}
 	return s, []Action{*due}, est
+}
+
+// stop notes when the guest begins to stand still. What it has written since the pass began is not
+// in what remains, and is found when the next begins.
+func (s State) stop(x Sample) State {
+	switch {
+	case !x.Suspended:
+		s.stopped, s.unfound = false, 0
+	case !s.stopped:
+		s.stopped = true
+		if s.passes > 0 {
+			s.unfound = uint64(s.dirty * (x.At - s.pass.at).Seconds())
+		}
+	}
+	return s
 }
 
 // still reports whether the guest stands still, or was told to.
@@ -139,7 +162,11 @@ func (s State) follow(x Sample) (State, bool) {
 	s.dirty = s.dirtied(begins, x)
 	s.passes++
 	s.recent[(s.passes-1)%remembered] = begins.left
-	s.pass, s.nearest = begins, min(s.nearest, begins.left)
+	if s.steady++; x.Throttle > s.throttle {
+		s.steady = 0
+	}
+	s.throttle = x.Throttle
+	s.pass, s.nearest, s.unfound = begins, min(s.nearest, begins.left), 0
 	if s.passes > 1 && x.At-s.judged < window {
 		return s, false
 	}
@@ -178,10 +205,16 @@ func (s State) beginning(x Sample) pass {
 }
 
 // dirtied is at which rate memory changes: as the hypervisor says, or what remains more than
-// was left of the pass before, by the time that this took.
+// was left of the pass before, by the time that this took. The first pass is longer than those
+// that follow, in which memory that is written again and again counts more often: its rate is
+// forgotten.
 func (s State) dirtied(b pass, x Sample) float64 {
+	mean := s.dirty
+	if s.passes < 2 {
+		mean = 0
+	}
 	if x.DirtyRate > 0 {
-		return smooth(s.dirty, float64(x.DirtyRate), newest)
+		return smooth(mean, float64(x.DirtyRate), newest)
 	}
 	if s.still() || b.at <= s.pass.at {
 		return s.dirty
@@ -189,7 +222,7 @@ func (s State) dirtied(b pass, x Sample) float64 {
 	sent, _ := less(b.sent, s.pass.sent)
 	rest, _ := less(s.pass.left, sent)
 	fresh, _ := less(b.left, min(rest, s.last.MemoryRemaining))
-	return smooth(s.dirty, float64(fresh)/(b.at-s.pass.at).Seconds(), newest)
+	return smooth(mean, float64(fresh)/(b.at-s.pass.at).Seconds(), newest)
 }
 
 // rate is at which rate is sent, as far as one can tell.
@@ -237,7 +270,7 @@ func (s State) estimate(p Plan) Estimate {
 	rate, remaining := s.rate(), float64(x.MemoryRemaining+x.DiskRemaining)
 	if s.left || s.still() {
 		e.DirtyRate, e.Stalls = 0, 0
-		e.Remaining = span(remaining, rate)
+		e.Remaining = span(remaining+float64(s.unfound), rate)
 		if !s.left {
 			e.Downtime = e.Remaining
 		}

@@ -76,8 +76,11 @@ func (s State) stalled(step Step, p Plan) string {
 func (s State) late(do Act, p Plan) string {
 	text := fmt.Sprintf("not finished within %s: ", p.Deadline)
 	if s.still() {
-		return text + fmt.Sprintf("the guest stands still, and %s after that %s of memory and %s of disks remain at %s/s",
-			p.Overtime(), size(float64(s.last.MemoryRemaining)), size(float64(s.last.DiskRemaining)), size(s.rate()))
+		if p.atDeadline() != ActAbort {
+			text = fmt.Sprintf("not finished within %s, nor within another %s: ", p.Deadline, p.Overtime())
+		}
+		return text + fmt.Sprintf("the guest stands still, and %s of memory and %s of disks remain at %s/s",
+			size(float64(s.last.MemoryRemaining)), size(float64(s.last.DiskRemaining)), size(s.rate()))
 	}
 	text += s.situation()
 	switch {

@@ -48,7 +48,7 @@ var workloads = []workload{
 	{name: "idle", guest: guest.Options{Dirty: -1}, how: driver.Migration{Bandwidth: 20 * mib}},
 	{name: "moderate", guest: guest.Options{Dirty: 48, Rate: 14}, how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 200 * time.Millisecond}},
 	{name: "impossible", guest: impossible, how: driver.Migration{Bandwidth: 20 * mib}, give: 40 * time.Second},
-	{name: "saw-tooth", guest: guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60, Busy: 8 * time.Second, Quiet: 5 * time.Second},
+	{name: "saw-tooth", guest: guest.Options{MemoryMiB: 160, Dirty: 64, Rate: 60, Busy: 6 * time.Second, Quiet: 2500 * time.Millisecond},
 		how: driver.Migration{Bandwidth: 20 * mib, MaxDowntime: 100 * time.Millisecond}, give: 50 * time.Second},
 	{name: "link-drop", guest: guest.Options{Dirty: 48, Rate: 24}, how: driver.Migration{Bandwidth: 20 * mib}, give: 45 * time.Second,
 		events: []event{{14 * time.Second, cut}, {20 * time.Second, heal}}},
