@@ -210,18 +210,17 @@ func controlAction(c migration.Control) string {
 	return string(c.Action.Do)
 }
 
-// optionTable prints a live migration's options with who said each; nothing in records that do
-// not say.
-func optionTable(w io.Writer, m migration.Migration) {
-	if len(m.OptionsFrom) == 0 {
+// optionTable prints the options of a live migration with who said each; nothing for a move that
+// has none, and of those that nobody said only those that have a default.
+func optionTable(w io.Writer, live migration.Options, from map[string]options.From) {
+	if len(from) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
 	row(w, "OPTION", "VALUE", "SAID BY")
-	for _, o := range options.All() {
-		from := m.OptionsFrom[o.Name]
-		if text := o.Text(m.Options); text != "" || from != "" && from != options.FromDefault {
-			row(w, strings.ReplaceAll(o.Flag, "-", " "), cmp.Or(text, "none"), from)
+	for _, v := range options.Effective(live, from) {
+		if from[v.Name] != "" {
+			row(w, strings.ReplaceAll(v.Flag, "-", " "), v.Value, v.From)
 		}
 	}
 }

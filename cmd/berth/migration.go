@@ -245,7 +245,7 @@ func (a *app) printMigration(m migration.Migration) error {
 		}
 		stepTable(w, stage, m.Steps)
 		controlTable(w, m.Control)
-		optionTable(w, m)
+		optionTable(w, m.Options, m.OptionsFrom)
 	})
 }
 

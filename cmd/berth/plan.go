@@ -51,6 +51,9 @@ itself what is in the way. With HOST only that one is asked.
 --flavor beside INSTANCE plans a resize: the guest's own host is tried first, and
 can be named as HOST too. --flavor alone plans for a new guest.
 
+A live migration's options stand last, as a move without options of its own would have
+them, with who said each; and of each host what the guest would go there without.
+
 --cold plans for the guest shut off, which is what is planned for one that is. Networks,
 disks and firmware are looked at; CPU features and versions count for less than live.
 
@@ -252,6 +255,12 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 		}[h.Verdict])
 		reasonLines(w, h.Reasons)
 	}
+	for _, h := range p.Hosts {
+		if len(h.Dropped) > 0 {
+			fmt.Fprintf(w, "\nTo %s it would go without\n", h.Name)
+			reasonLines(w, h.Dropped)
+		}
+	}
 	if len(p.Left) > 0 {
 		fmt.Fprintln(w, "\nPlacement was not asked for all of it; the hosts look at this by themselves:")
 	}
@@ -263,6 +272,7 @@ func planTable(w io.Writer, p migration.Plan, apart bool) {
 	if p.Truncated {
 		fmt.Fprintln(w, "\nThe fleet has more hosts than Placement was asked to name: others may do too.")
 	}
+	optionTable(w, p.Options, p.OptionsFrom)
 }
 
 // disksWords say what an evacuation would do about disks.

@@ -13,6 +13,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -72,7 +73,16 @@ func TestPlanTable_LooksWellInEightyColumns(t *testing.T) {
 		p.Hosts[0].Weight, p.Hosts[1].Weight, p.Hosts[2].Weight, p.Hosts[3].Near = 1e6, 1e6, -2.5, &far
 	}
 	apartWeighed.Hosts[1].Way = migration.WayStraight
-	for i, p := range []migration.Plan{planned(), stays, fresh, resized, apart, weighed, apartWeighed} {
+	said := planned()
+	said.Hosts, said.Left = slices.Clone(said.Hosts[1:3]), nil
+	said.Hosts[0].Dropped = []fault.Reason{{
+		Code: "post_copy_recovery", Message: "post-copy needs libvirt 8.5.0 on both hosts, and host-b has 8.0.0", Change: "upgrade libvirt on host-b",
+	}}
+	said.Options, said.OptionsFrom = options.Merge(
+		options.Layer{From: options.FromFlavor, Live: options.Live{Schedule: "2:max-downtime=800ms, 3:post-copy, 4:abort", PostCopy: options.On}},
+		options.Layer{From: options.FromConfig, Live: options.Live{Bandwidth: 50 << 20}},
+	)
+	for i, p := range []migration.Plan{planned(), stays, fresh, resized, apart, weighed, apartWeighed, said} {
 		if i > 0 {
 			b.WriteString("--\n")
 		}
