@@ -23,6 +23,9 @@ func (s migrationService) startEvacuation(ctx context.Context, doing string, r a
 	if r.Offline || r.ConfirmWindow != nil || r.ShutdownTimeout != nil || r.FlavorName != "" {
 		return migration.Migration{}, fault.New(fault.Invalid, "%s: offline, shutdown_timeout, confirm_window and flavor_name are of other moves", doing)
 	}
+	if bad := ofGuestsThatRun(r); len(bad) > 0 {
+		return migration.Migration{}, fault.Refuse(fault.Invalid, doing, bad...)
+	}
 	in, err := fleetService(s).Instance(ctx, r.Instance)
 	if err != nil {
 		return migration.Migration{}, err

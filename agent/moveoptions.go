@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"strings"
+
+	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/options"
@@ -28,6 +31,23 @@ func (s migrationService) options(doing, kind string, f topology.Flavor, said mi
 		return live, from, fault.Refuse(fault.Invalid, doing, bad...)
 	}
 	return live, from, nil
+}
+
+// ofGuestsThatRun are the reasons against a request's words that mean nothing to a guest that is
+// off: such a move would leave them out, and nobody would know.
+func ofGuestsThatRun(r api.Migrate) []fault.Reason {
+	var out []fault.Reason
+	if of := options.OfGuestsThatRun(r.Options); len(of) > 0 {
+		out = append(out, fault.Reason{
+			Code: "options", Message: "of the options bandwidth alone is of a guest that is off", Change: "leave out " + strings.Join(of, ", ") + ", or ask for a live migration",
+		})
+	}
+	if r.Priority != 0 {
+		out = append(out, fault.Reason{
+			Code: "priority", Message: "a priority is of a live migration: no other move of one guest waits for its turn", Change: "leave it out, or ask for a live migration",
+		})
+	}
+	return out
 }
 
 // flavorOf is the flavor of a guest as this host's ledger has it; the zero one where it has

@@ -148,7 +148,8 @@ func (s migrationService) request(doing string, r api.Migrate, instance, kind st
 	return ask, nil
 }
 
-// kind is the type of a move: as asked for, or live where the guest has its memory.
+// kind is the type of a move: as asked for, by its options too, or live where the guest has its
+// memory.
 func (s migrationService) kind(ctx context.Context, doing, id string, r api.Migrate) (string, error) {
 	live := r.MigrationType == migration.TypeLiveMigration
 	cold := r.MigrationType == "" || r.MigrationType == migration.TypeMigration || r.MigrationType == migration.TypeResize
@@ -162,8 +163,15 @@ func (s migrationService) kind(ctx context.Context, doing, id string, r api.Migr
 	if r.Offline && !live && !cold {
 		bad("offline", "offline is of cold migrations and resizes", "leave it out")
 	}
+	running := ofGuestsThatRun(r)
+	if r.MigrationType != "" && !live || r.Offline {
+		reasons = append(reasons, running...)
+	}
 	if len(reasons) > 0 {
 		return "", fault.Refuse(fault.Invalid, doing, reasons...)
+	}
+	if len(running) > 0 {
+		return migration.TypeLiveMigration, nil // as it is asked for; one that is off is refused
 	}
 	if r.MigrationType != "" && !r.Offline {
 		return r.MigrationType, nil

@@ -11,7 +11,6 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
-	"berth/migration/options"
 	"berth/topology"
 )
 
@@ -145,9 +144,7 @@ func apartRequest(doing string, r *api.Migrate) error {
 	default:
 		bad("share_nothing", "a "+r.MigrationType+" does not go to another host", "leave out share_nothing")
 	}
-	if of := options.OfGuestsThatRun(r.Options); len(of) > 0 {
-		bad("options", "of the options bandwidth alone is of a guest that is off", "leave out "+strings.Join(of, ", "))
-	}
+	reasons = append(reasons, ofGuestsThatRun(*r)...)
 	if len(reasons) > 0 {
 		return fault.Refuse(fault.Invalid, doing, reasons...)
 	}

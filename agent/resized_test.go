@@ -19,6 +19,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/options"
 	"berth/topology"
 )
 
@@ -212,6 +213,11 @@ func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
 	refused(api.Migrate{MigrationType: migration.TypeMigration, Offline: true}, fault.Forbidden)
 	refused(api.Migrate{MigrationType: migration.TypeLiveMigration, ConfirmWindow: &minute}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeRebuild, Offline: true}, fault.Invalid)
+	live := migration.Options{AutoConverge: options.On}
+	refused(api.Migrate{MigrationType: migration.TypeMigration, Options: live}, fault.Invalid)
+	refused(api.Migrate{Offline: true, Options: live}, fault.Invalid)
+	refused(api.Migrate{ShareNothing: true, Options: live}, fault.Invalid)
+	refused(api.Migrate{MigrationType: migration.TypeMigration, Priority: 100}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "nothing"}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeResize, FlavorName: "x", Flavor: &larger}, fault.Invalid)
 	refused(api.Migrate{MigrationType: migration.TypeResize}, fault.Invalid)
@@ -221,6 +227,7 @@ func TestMigrate_TakesTheTypeThatTheGuestAllows(t *testing.T) {
 	_, err := p.clients["host-a"].StopInstance(t.Context(), "web", api.StopInstance{Force: true})
 	p.must(err)
 	refused(api.Migrate{MigrationType: migration.TypeLiveMigration}, fault.Forbidden)
+	refused(api.Migrate{Options: live}, fault.Forbidden)
 	m := p.asked("host-a", api.Migrate{Instance: "web", Destination: "host-b", Offline: true})
 	if m.MigrationType != migration.TypeMigration || m.Status != migration.StatusFinished {
 		t.Fatalf("of a guest that is shut off: %+v, error %v", m, m.Error)
