@@ -32,8 +32,15 @@ type HostState struct {
 func CallerName(ctx context.Context) string { return callerOf(ctx).name }
 
 // CallerWords is the same with what he is, for words that a death, a drain or a guest's start
-// hangs on: "operator:alice", "user:root", "host:host-a".
-func CallerWords(ctx context.Context) string { return callerOf(ctx).words() }
+// hangs on: "operator:alice", "user:root", "host:host-a". Of what a host passes on it is whom that
+// has it from, by its word: "operator:alice by host:host-a".
+func CallerWords(ctx context.Context) string {
+	id := callerOf(ctx)
+	if id.caller == callerHost && id.asker != "" {
+		return id.asker + " by " + id.words()
+	}
+	return id.words()
+}
 
 // hostRows are the rows that change this host's own settings.
 func hostRows() []route {
