@@ -242,7 +242,7 @@ func TestTurns_LimitsAreReadAnew(t *testing.T) {
 	if n := r.status(10); n[migration.StatusRunning] != 2 || n[migration.StatusCompleted] != 4 || n[migration.StatusQueued] != 4 {
 		t.Errorf("of 2: %v", n)
 	}
-	if m := r.get(9); !strings.Contains(m.Waits[0].Message, "max_outbound is 2") {
+	if m := r.get(9); !strings.Contains(m.Waits[0].Message, "leave a (limit 2)") {
 		t.Errorf("the last waits for %+v", m.Waits)
 	}
 	r.over(10)

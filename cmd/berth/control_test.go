@@ -102,7 +102,7 @@ func TestProgressLine_OfALiveMigrationUnderControl(t *testing.T) {
 
 func TestListRemark_OfALiveMigrationUnderControl(t *testing.T) {
 	for want, change := range map[string]func(*migration.Migration){
-		"waiting: 2 guests leave host-a; 3 moves wait before it":                  queued,
+		"waiting: 2 guests leave host-a (limit 2); 3 moves wait before it":        queued,
 		"sending memory, 70%, does not end by itself":                             busy,
 		"running there, memory follows, 65%, ETA 11.7s":                           following,
 		"post-copy broke: the guest waits on host-b for memory, connecting again": func(m *migration.Migration) { following(m); m.Progress.Phase = phaseBroken },

@@ -135,7 +135,7 @@ func doingWords(m migration.Migration) string {
 	case m.Status == migration.StatusFinished:
 		return "done, and waits to be confirmed or reverted"
 	case len(m.Waits) > 0 && m.Phase != task.Undoing:
-		return "waiting: " + waitWords(m.Waits[0].Message)
+		return "waiting: " + m.Waits[0].Message
 	}
 	words := stepWords(m)
 	if m.Phase == task.Undoing {

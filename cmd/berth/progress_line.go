@@ -33,17 +33,6 @@ func followWords(p migration.Progress, to string) string {
 	return "post-copy: it runs on " + to + ", its memory follows"
 }
 
-// waitWords are why a move waits, without the setting that bounds it, which berth migration
-// show tells.
-func waitWords(message string) string {
-	what, rest, bounded := strings.Cut(message, " already, and [migration] ")
-	if !bounded {
-		return message
-	}
-	_, place, _ := strings.Cut(rest, "; ")
-	return strings.TrimSuffix(what+"; "+place, "; ")
-}
-
 const brokeWords = "post-copy broke"
 
 // The phases of post-copy.

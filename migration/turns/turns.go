@@ -121,7 +121,7 @@ func before(some []Move, m Move) int {
 func (s State) outbound(under, ahead int) fault.Reason {
 	return fault.Reason{
 		Code:    CodeOutbound,
-		Message: fmt.Sprintf("%s already, and [migration] max_outbound is %d%s", leaving(under, s.Host), s.Outbound, others(ahead)),
+		Message: fmt.Sprintf("%s (limit %d)%s", leaving(under, s.Host), s.Outbound, others(ahead)),
 		Want:    fmt.Sprintf("fewer than %d", s.Outbound), Have: fmt.Sprint(under),
 		Change: "wait until one of them has come, ask for it with a higher priority, or raise [migration] max_outbound on " + s.Host,
 	}
@@ -130,7 +130,7 @@ func (s State) outbound(under, ahead int) fault.Reason {
 func (s State) link(to string, under, ahead int) fault.Reason {
 	return fault.Reason{
 		Code:    CodeLink,
-		Message: fmt.Sprintf("%s on the way between %s and %s already, and [migration] max_per_link is %d%s", are(under), s.Host, to, s.PerLink, others(ahead)),
+		Message: fmt.Sprintf("%s on the way between %s and %s (limit %d)%s", are(under), s.Host, to, s.PerLink, others(ahead)),
 		Want:    fmt.Sprintf("fewer than %d", s.PerLink), Have: fmt.Sprint(under),
 		Change: "wait until one of them has come, name another destination, or raise [migration] max_per_link on " + s.Host,
 	}

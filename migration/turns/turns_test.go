@@ -85,14 +85,14 @@ func TestDecide_TellsWhatIsWaitedFor(t *testing.T) {
 		Waiting: []turns.Move{move("w", 50, 1, ""), move("x", 50, 2, ""), move("y", 50, 3, "host-b")}, Paused: []turns.Move{move("p", 50, 0, "host-b")},
 	}
 	want := map[string][]fault.Reason{
-		"w": {{Code: "outbound_limit", Message: "2 guests leave host-a already, and [migration] max_outbound is 2; it is the next", Want: "fewer than 2", Have: "2",
+		"w": {{Code: "outbound_limit", Message: "2 guests leave host-a (limit 2); it is the next", Want: "fewer than 2", Have: "2",
 			Change: "wait until one of them has come, ask for it with a higher priority, or raise [migration] max_outbound on host-a"}},
-		"x": {{Code: "outbound_limit", Message: "2 guests leave host-a already, and [migration] max_outbound is 2; 1 move waits before it", Want: "fewer than 2", Have: "2",
+		"x": {{Code: "outbound_limit", Message: "2 guests leave host-a (limit 2); 1 move waits before it", Want: "fewer than 2", Have: "2",
 			Change: "wait until one of them has come, ask for it with a higher priority, or raise [migration] max_outbound on host-a"}},
 		"y": {
-			{Code: "outbound_limit", Message: "2 guests leave host-a already, and [migration] max_outbound is 2; 2 moves wait before it", Want: "fewer than 2", Have: "2",
+			{Code: "outbound_limit", Message: "2 guests leave host-a (limit 2); 2 moves wait before it", Want: "fewer than 2", Have: "2",
 				Change: "wait until one of them has come, ask for it with a higher priority, or raise [migration] max_outbound on host-a"},
-			{Code: "link_limit", Message: "1 guest is on the way between host-a and host-b already, and [migration] max_per_link is 1; it is the next", Want: "fewer than 1", Have: "1",
+			{Code: "link_limit", Message: "1 guest is on the way between host-a and host-b (limit 1); it is the next", Want: "fewer than 1", Have: "1",
 				Change: "wait until one of them has come, name another destination, or raise [migration] max_per_link on host-a"},
 			{Code: "inbound_limit", Message: "1 move of host-a's own waits before it for room at host-b, where as many guests as may come are on their way", Want: "0 before it", Have: "1",
 				Change: "wait, ask for it with a higher priority, name another destination, or raise [migration] max_inbound on host-b"},
