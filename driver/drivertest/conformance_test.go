@@ -55,7 +55,7 @@ func harness(t testing.TB) drivertest.Harness {
 				Endless: func(testing.TB, *driver.Migration) {
 					pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30, MaxDowntime: 10 * time.Millisecond})()
 				},
-				HeavyXML: document, Filled: func(testing.TB, string) {},
+				HeavyXML: document, Filled: func(testing.TB, string) {}, Warm: func(testing.TB, string) {},
 				Break:   func(_ testing.TB, id string) { f.BreakPostCopy(id) },
 				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },
 				Forward: func(_ testing.TB, id string, m *driver.Migration) func() (control, memory, disks int) {

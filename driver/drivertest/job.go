@@ -18,9 +18,12 @@ func (h *Fake) Job(ctx context.Context, uuid string) (out driver.Job, err error)
 			return err
 		}
 		out = driver.Job{Kind: driver.JobNone}
-		if d.job != nil && !d.job.done && d.job.source == h.machine {
-			out = d.job.stats
-			out.Kind = driver.JobUnbounded
+		for _, j := range []*job{d.job, d.broken} {
+			// One that failed in post-copy waits for who recovers it.
+			if j != nil && j.source == h.machine && (!j.done || j == d.broken) {
+				out = j.stats
+				out.Kind = driver.JobUnbounded
+			}
 		}
 		return nil
 	})

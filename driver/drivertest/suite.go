@@ -63,9 +63,11 @@ type Pair struct {
 	// process that forwards them does; only after Forward.
 	Break func(t testing.TB, uuid string)
 	// HeavyXML is the document of a domain that has much to send and seldom needs it;
-	// Filled waits until it has, once it runs.
-	HeavyXML func(name, uuid string) string
-	Filled   func(t testing.TB, name string)
+	// Filled waits until it has, once it runs. Warm waits until it has run at the destination
+	// for a while: before, what emulates it may itself wait for memory that has not come,
+	// and answer nobody (QEMU's main thread).
+	HeavyXML     func(name, uuid string) string
+	Filled, Warm func(t testing.TB, name string)
 	// Lacks is a CPU feature that the destination's hypervisor has not.
 	Lacks string
 }

@@ -58,6 +58,10 @@ func postCopies() []property {
 				v.Break(t, v.id)
 				wantKind(t, "the broken call", v.end(t, done), fault.InDoubt)
 				v.broken(t, v.Source)
+				// A job is there still, for who recovers it.
+				if j, err := v.src.Job(within(t), v.id); err != nil || !j.InFlight() {
+					t.Errorf("job %+v, %v, want it in flight", j, err)
+				}
 				if d := v.broken(t, v.Destination); d.State != driver.Running {
 					t.Errorf("the destination is %s (%s), want it to run on", d.State, d.Reason)
 				}
@@ -129,13 +133,15 @@ func heavy(_ testing.TB, _ *bench, p Pair, name, id string) string { return p.He
 func (v *move) postCopied(t testing.TB) (done <-chan error) {
 	t.Helper()
 	poster := found(t, v.Source, driver.PostCopy)
-	v.Filled(t, domainOf(t, v.Source, v.id).Name)
+	name := domainOf(t, v.Source, v.id).Name
+	v.Filled(t, name)
 	v.Forward(t, v.id, &v.m)
 	v.m.PostCopy, v.m.Paused = true, false
 	v.m.Bandwidth, v.m.MaxDowntime, v.m.PostCopyBandwidth = 1<<20, time.Millisecond, 1<<20
 	done, _ = v.begin(t)
 	must(t, "StartPostCopy", poster.StartPostCopy(within(t), v.id))
 	v.inPostCopy(t)
+	v.Warm(t, name)
 	return done
 }
 

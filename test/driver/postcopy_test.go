@@ -37,6 +37,12 @@ func TestPostCopy_OfALinkThatWasCutGoesOn(t *testing.T) {
 	}
 	s.until("paused (post-copy), running (post-copy)")
 
+	// Before it has run for a while QEMU's main thread may wait for the guest's memory too,
+	// and then it takes no order to make the connection again.
+	if _, err := guest.WaitBeat(within(t, 2*time.Minute), b.Console("cut"), 10); err != nil {
+		t.Fatal(err)
+	}
+	s.step("ten beats at the destination")
 	f.cutOff()
 	s.step("the link is cut")
 	before, err := src.Job(within(t, 30*time.Second), id)

@@ -212,17 +212,22 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 				HeavyXML: func(name, id string) string {
 					return document(guest.Options{Guest: g, MemoryMiB: 192, Dirty: 96, Rate: 1}, name, id)
 				},
-				Filled: func(t testing.TB, name string) {
-					// All of it is written before the first beat.
-					ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-					defer cancel()
-					if _, err := guest.WaitBeat(ctx, a.Console(name), 1); err != nil {
-						t.Fatal(err)
-					}
-				},
-				Lacks: "avx512f", // QEMU emulates no AVX-512
+				Filled: beats(a, 1), // all of it is written before the first beat
+				Warm:   beats(b, 8),
+				Lacks:  "avx512f", // QEMU emulates no AVX-512
 			}
 		},
+	}
+}
+
+// beats waits until a guest has beaten so often on a host.
+func beats(h *lab.Host, n int) func(testing.TB, string) {
+	return func(t testing.TB, name string) {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		if _, err := guest.WaitBeat(ctx, h.Console(name), n); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
