@@ -129,6 +129,16 @@ func (s *streams) Renew(ctx context.Context, migration string, attempt int, leas
 	return err
 }
 
+// Silent tells for how long the other side of an attempt's stream has acknowledged nothing;
+// see package host/streams.
+func (s *streams) Silent(ctx context.Context, migration string, attempt int) (time.Duration, error) {
+	if s.why != nil {
+		return 0, fault.New(fault.NotFound, "there are no streams: %w", s.why)
+	}
+	st, err := s.m.Status(ctx, stream.ID{Migration: migration, Attempt: attempt})
+	return st.Silent, err
+}
+
 // Close implements host.Streams.
 func (s *streams) Close(ctx context.Context, migration string, attempt int) error {
 	if s.why != nil {

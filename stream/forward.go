@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // link is one open connection: a local socket and its TLS connection.
@@ -63,6 +65,23 @@ func (l *link) run() error {
 		return in
 	}
 	return nil
+}
+
+// silent is for how long the peer has acknowledged nothing (tcp(7), TCP_INFO).
+func (l *link) silent() time.Duration {
+	c, ok := l.batch.Conn.(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var info *unix.TCPInfo
+	if raw.Control(func(fd uintptr) { info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }) != nil || info == nil {
+		return 0
+	}
+	return time.Duration(info.Last_ack_recv) * time.Millisecond
 }
 
 func (l *link) moved(count *atomic.Uint64, n int) {

@@ -100,6 +100,9 @@ func TestStream_PostCopyBreaksAndGoesOn(t *testing.T) {
 	out, in = p.connected(memory)
 	p.says(out, in, "pages")
 	p.says(in, out, "asks for a page")
+	if st := p.status(p.src); !st.PostCopy || st.Silent > 10*time.Second {
+		t.Errorf("the source's process: %+v", st)
+	}
 
 	// The agents are gone for longer than the lease, and then the source's connections too.
 	for _, m := range []*Manager{p.src, p.dst} {

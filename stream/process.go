@@ -514,6 +514,9 @@ func (p *process) status() Status {
 		Age: age, Lease: max(0, p.lease-p.boot()), PostCopy: p.half, Open: p.openLocked(), Idle: age - time.Duration(p.last.Load()),
 		Refused: p.refused, LastRefusal: p.refusal, Certificate: notAfter, OrderDigest: p.digest,
 	}
+	for l := range p.places[placeOf(Memory)].links {
+		st.Silent = max(st.Silent, l.silent())
+	}
 	if cerr != nil {
 		st.CertificateError = cerr.Error()
 	}

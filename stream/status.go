@@ -25,7 +25,11 @@ type Status struct {
 	// of this migration must be kept.
 	Open int `json:"open"`
 	// Idle is how long ago the last byte was forwarded, or since the start.
-	Idle     time.Duration   `json:"idle_ns"`
+	Idle time.Duration `json:"idle_ns"`
+	// Silent is for how long the peer's machine has acknowledged nothing, on the connection of
+	// memory on which it is the longest; 0 without one, and where the kernel does not say. What
+	// was forwarded may lie here all that time.
+	Silent   time.Duration   `json:"silent_ns,omitempty"`
 	Channels []ChannelStatus `json:"channels"`
 	// Refused counts connections that were let nothing: strangers' and those whose
 	// target did not answer. LastRefusal is why the last was.

@@ -19,6 +19,7 @@ import (
 //	EndStream        MemoryEndWanted   the first job is ended; all memory is here
 //	StartPostCopy    MemoryPostCopy    the second begins, held back so that it cannot end
 //	                 –                 it is turned into post-copy: from here there is no way back
+//	                 MemoryHalf        it was seen so
 //	RecoverPostCopy  –                 a connection that broke is made anew
 //
 // A crash between any two is found again: the second job on record is adopted, or over.
@@ -33,6 +34,9 @@ import (
 //     unbounded. The destination's is `running (post-copy failed)` when its socket has ended;
 //   - with both sockets closed POSTCOPY_RESUME goes on from where it stopped, by new
 //     connections, at once; the bounds of bandwidth are those of the new call;
+//   - a link that is cut in the first moment, before libvirt's Finish has come, costs the guest:
+//     the destination's libvirt ends its copy, which has not run, and POSTCOPY_RESUME finds
+//     none; see hears;
 //   - when all memory has come this side is `shut off (migrated)`, the destination's
 //     `running (migrated)`.
 
@@ -173,7 +177,7 @@ func (s *Streams) startPostCopy(ctx context.Context, ref migration.Ref, m migrat
 			return err
 		}
 	}
-	return s.untilHalf(ctx, ref, post)
+	return s.untilHalf(ctx, ref, m, post)
 }
 
 // beginSecond has the hypervisor send the guest anew, by a job that may become post-copy.
@@ -242,7 +246,7 @@ const CodePostCopyPaused = "post_copy_paused"
 
 // untilHalf turns the second job into post-copy, and returns when the domain says so, or has
 // left.
-func (s *Streams) untilHalf(ctx context.Context, ref migration.Ref, post driver.PostCopier) error {
+func (s *Streams) untilHalf(ctx context.Context, ref migration.Ref, m migration.Stream, post driver.PostCopier) error {
 	for {
 		st := s.watching(ref, second) // before the record that its end leaves
 		got, ended, err := s.ended(ref, second)
@@ -253,7 +257,9 @@ func (s *Streams) untilHalf(ctx context.Context, ref migration.Ref, post driver.
 		switch {
 		case err != nil:
 			return err
-		case exists && (d.HasLeft() || half(d)), got.Result == Left:
+		case exists && half(d):
+			return s.o.Memory.Remember(ctx, ref, MemoryHalf, true)
+		case exists && d.HasLeft(), got.Result == Left:
 			return nil
 		case st == nil && got.Result == Undone:
 			return fault.New(fault.Undone, "its job has ended before the guest could switch: %s", got.Error)
@@ -262,7 +268,7 @@ func (s *Streams) untilHalf(ctx context.Context, ref migration.Ref, post driver.
 		case st == nil:
 			return fault.New(fault.Unavailable, "nobody waits for its job: the agent stops")
 		}
-		if job, jerr := s.migrator.Job(ctx, ref.Instance); jerr == nil && job.InFlight() {
+		if job, jerr := s.migrator.Job(ctx, ref.Instance); jerr == nil && job.InFlight() && s.hears(ctx, ref, m) {
 			// Refused while QEMU begins; the domain and the job tell what came of it.
 			err = post.StartPostCopy(ctx, ref.Instance)
 		}
@@ -271,6 +277,23 @@ func (s *Streams) untilHalf(ctx context.Context, ref migration.Ref, post driver.
 		}
 	}
 }
+
+// hears reports whether the destination still takes memory. A guest that switches while its
+// link is dead is lost: the destination's libvirt ends a copy whose source is gone before its
+// Finish has come, and the source's half does not run again (measured). What is left of that
+// is from the last acknowledgement to Finish's arrival.
+func (s *Streams) hears(ctx context.Context, ref migration.Ref, m migration.Stream) bool {
+	listener, able := s.o.Processes.(Listener)
+	if !able || m.Prepared.StreamAddress == "" {
+		return true
+	}
+	silent, err := listener.Silent(ctx, ref.Migration, ref.Attempt)
+	return err == nil && silent < silentMost
+}
+
+// silentMost is above what a slow machine takes for an answer to what flows all the time.
+// Arbitrary.
+const silentMost = time.Second
 
 // RecoverPostCopy goes on with a post-copy that broke; see migration.PostCopySource.
 func (s *Streams) RecoverPostCopy(ctx context.Context, ref migration.Ref, m migration.Stream) error {

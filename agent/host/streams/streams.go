@@ -89,6 +89,9 @@ const (
 	// Of the second job.
 	MemoryPostCopy      = "post_copy_asked"
 	MemoryPostCopyEnded = "post_copy_result"
+	// MemoryHalf is kept once the domain was seen in post-copy: should this half die before the
+	// token has left, nobody could tell otherwise that the destination has run since.
+	MemoryHalf = "post_copy_begun"
 )
 
 // job is one of the two that an attempt may have; see StartPostCopy.
@@ -148,6 +151,7 @@ type Known struct {
 	Asked
 	Found    bool // a job was asked for
 	PostCopy bool // the second one
+	Half     bool // the domain was seen in post-copy by it
 	Result   Result
 }
 
@@ -158,7 +162,11 @@ func (s *Streams) Known(ref migration.Ref) (Known, error) {
 		return Known{}, err
 	}
 	got, _, err := s.ended(ref, j)
-	return Known{Asked: asked, Found: found, PostCopy: j == second, Result: got.Result}, err
+	if err != nil {
+		return Known{}, err
+	}
+	half, _, err := memory.Recall[bool](s.o.Memory, ref, MemoryHalf)
+	return Known{Asked: asked, Found: found, PostCopy: j == second, Half: half, Result: got.Result}, err
 }
 
 func (s *Streams) domain(ctx context.Context, ref migration.Ref) (driver.Domain, bool, error) {
@@ -173,7 +181,7 @@ func (s *Streams) Forget(ctx context.Context, ref migration.Ref) error {
 	defer s.recording.Unlock()
 	s.noteTold(ref, false)
 	// The second job's last: as long as it is known, it counts.
-	for _, step := range []string{MemoryEndWanted, MemorySuspended, MemoryAsked, MemoryEnded, MemoryPostCopyEnded, MemoryPostCopy} {
+	for _, step := range []string{MemoryEndWanted, MemorySuspended, MemoryAsked, MemoryEnded, MemoryPostCopyEnded, MemoryHalf, MemoryPostCopy} {
 		if err := s.o.Memory.Forget(ctx, ref, step); err != nil {
 			return err
 		}

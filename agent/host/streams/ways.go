@@ -32,6 +32,14 @@ type Processes interface {
 	Dir() string
 }
 
+// Listener is an ability of Processes that know whether the other side is there: found by a
+// type assertion.
+type Listener interface {
+	// Silent is for how long the other side of an attempt's stream has acknowledged none of
+	// the guest's memory. fault.NotFound where there is no stream.
+	Silent(ctx context.Context, migration string, attempt int) (time.Duration, error)
+}
+
 // Order is what a stream is asked for.
 type Order struct {
 	Migration string

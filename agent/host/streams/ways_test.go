@@ -94,3 +94,34 @@ func TestKeepPostCopy_StartsAProcessThatDiedWhereItWas(t *testing.T) {
 		t.Errorf("where guests come by libvirt's TLS: %v, %d", err, len(p.opened))
 	}
 }
+
+// heard are processes that know for how long the other side has been silent.
+type heard struct {
+	Processes
+	silent time.Duration
+	err    error
+}
+
+func (h heard) Silent(context.Context, string, int) (time.Duration, error) { return h.silent, h.err }
+
+// No guest is let go while nobody on the other side takes its memory.
+func TestHears_AnswersThatAreNotOld(t *testing.T) {
+	by := migration.Stream{Prepared: migration.Prepared{StreamAddress: ":1"}}
+	for _, tt := range []struct {
+		name string
+		p    Processes
+		m    migration.Stream
+		want bool
+	}{
+		{"a moment ago", heard{silent: 10 * time.Millisecond}, by, true},
+		{"long ago", heard{silent: time.Minute}, by, false},
+		{"no process", heard{err: fault.New(fault.NotFound, "there is none")}, by, false},
+		{"processes that cannot tell", &died{}, by, true},
+		{"libvirt's TLS", heard{silent: time.Minute}, migration.Stream{}, true},
+	} {
+		s := New(Options{Host: "a", Processes: tt.p, Logger: slog.New(slog.DiscardHandler)})
+		if got := s.hears(t.Context(), migration.Ref{}, tt.m); got != tt.want {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+}
