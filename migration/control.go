@@ -114,10 +114,11 @@ func (c controller) tuned(t Tuning) controller {
 	return c
 }
 
-// refused notes that what was asked for is impossible for this move: from the controller before
-// the look, it goes on with what comes after. Where something only failed, that is asked for anew.
-func (c controller) refused(a converge.Action) controller {
+// refused notes that what was asked for at a look is impossible for this move, with the
+// controller from before the look: it goes on with what comes after.
+func (c controller) refused(before controller, a converge.Action) controller {
 	if a.Do == converge.ActPostCopy {
+		c = before // else it would take the guest for one that has left
 		c.plan.PostCopyAllowed = false
 	}
 	return c

@@ -176,7 +176,7 @@ func TestController_GoesOnWhenPostCopyIsRefused(t *testing.T) {
 			continue
 		}
 		if acts = append(acts, due[0].Do); due[0].Do == converge.ActPostCopy {
-			c = before.refused(due[0])
+			c = c.refused(before, due[0])
 		}
 	}
 	if diff := cmp.Diff([]converge.Act{converge.ActPostCopy, converge.ActAbort}, acts); diff != "" {

@@ -49,12 +49,12 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		}
 		status := s.look(ctx)
 		now := s.c.cfg.Runtime.Boot()
-		before := ctl
-		var due []converge.Action
-		var est converge.Estimate
 		for _, tuning := range s.takeTunings() {
 			ctl = ctl.tuned(tuning)
 		}
+		before := ctl
+		var due []converge.Action
+		var est converge.Estimate
 		ctl, due, est = ctl.see(now.Since, status)
 		if status != nil {
 			if status.InFlight {
@@ -91,14 +91,16 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 			return nil, verdict.Abort
 		}
 		if f.Source == SourceJob || action == ActionReclaim {
-			leave, failed, err := s.steer(ctx, t, due, status)
+			came, err := s.steer(ctx, t, due, status)
 			switch {
 			case err != nil:
 				return nil, err
-			case leave != "":
-				return streamEnd{Stopped: now, Progress: watch.last, PostCopy: true, Why: leave}, nil
-			case failed:
+			case came.leave != "":
+				return streamEnd{Stopped: now, Progress: watch.last, PostCopy: true, Why: came.leave}, nil
+			case came.failed:
 				ctl = before
+			case came.refused != nil:
+				ctl = ctl.refused(before, *came.refused)
 			}
 		}
 		// A stream that goes on is no reason to doubt; whoever is silent is one

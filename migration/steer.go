@@ -2,7 +2,6 @@ package migration
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -23,17 +22,23 @@ type wish struct {
 	by      string
 }
 
+// steered is what came of what was due.
+type steered struct {
+	leave   string           // the stream has been ended for post-copy, and why
+	failed  bool             // something could not be done, and is to be asked for anew
+	refused *converge.Action // what will never be done, and the controller is to go on without
+}
+
 // steer does what is due about a stream in flight, by the controller or because somebody asked
-// for it. leave says that the stream has been ended for post-copy, and why. failed: something
-// could not be done that is to be asked for anew. An error gives the move up.
-func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, status *StreamStatus) (leave string, failed bool, err error) {
+// for it. An error gives the move up.
+func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, status *StreamStatus) (out steered, err error) {
 	if status.EndWanted {
 		// An agent before this one, or this one's last look, has not seen the job's end.
 		due = append([]converge.Action{{Do: converge.ActPostCopy, Why: "ended", Message: "its first job was already asked to end"}}, due...)
 	}
 	by := ""
 	if w, ok := s.takeWish(); ok {
-		failed = len(due) > 0 // it is due again, unless the wish has ended the stream
+		out.failed = len(due) > 0 // it is due again, unless the wish has ended the stream
 		due, by = []converge.Action{s.forced(ctx, t, w)}, w.by
 	}
 	for _, a := range due {
@@ -46,7 +51,7 @@ func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, 
 		switch a.Do {
 		case converge.ActAbort:
 			s.noteDone(ctx, row, nil)
-			return "", false, abortOf(a)
+			return out, abortOf(a)
 		case converge.ActPostCopy:
 			if err = s.noPostCopy(ctx, t); err == nil {
 				err = s.endStream(ctx)
@@ -59,20 +64,33 @@ func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, 
 			err = fault.New(fault.Internal, "nobody knows how to do it on the way")
 		}
 		if cause := context.Cause(ctx); cause != nil {
-			return "", false, cause
+			return out, cause
 		}
-		again := errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt)
-		failed = failed || again
-		if again && by != "" {
+		again := mayWorkLater(a.Do, err)
+		out.failed = out.failed || again
+		switch {
+		case again && by != "":
 			s.wishAgain(by)
+		case err != nil && !again && by == "":
+			out.refused = &a
 		}
 		s.noteDone(ctx, row, err)
 		if err == nil && a.Do == converge.ActPostCopy {
-			return a.Message, false, nil
+			return steered{leave: a.Message}, nil
 		}
 	}
 	s.keepControl(ctx)
-	return "", failed, nil
+	return out, nil
+}
+
+// mayWorkLater reports whether what could not be done is worth another try at the next look. A
+// guest that is to stand still is never given up: nothing comes after that but the deadline.
+func mayWorkLater(do converge.Act, err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.InDoubt, fault.Busy:
+		return true
+	}
+	return err != nil && do == converge.ActSuspend
 }
 
 // forced is what completes a stream now: post-copy where it may be, else a guest that stands
@@ -108,8 +126,7 @@ func (s *story) noteDone(ctx context.Context, row Control, err error) {
 		level = s.c.cfg.Logger.Warn
 	}
 	s.c.mu.Lock()
-	last := len(s.rec.Control) - 1
-	if err != nil && last >= 0 && s.rec.Control[last].Action == row.Action && s.rec.Control[last].Error == row.Error {
+	if n := len(s.rec.Control); err != nil && n > 0 && sameFailure(s.rec.Control[n-1], row) {
 		s.c.mu.Unlock()
 		return
 	}
@@ -118,6 +135,11 @@ func (s *story) noteDone(ctx context.Context, row Control, err error) {
 	level("about a transfer on its way", "migration", s.uuid, "instance", s.instance, "action", string(row.Action.Do), "why", row.Action.Message,
 		"done", row.Done, "observed", row.Action.Observed, "by", row.By, "error", row.Error)
 	s.keepControl(ctx)
+}
+
+// sameFailure compares all but the numbers of the moment.
+func sameFailure(a, b Control) bool {
+	return a.Error == b.Error && a.Action.Do == b.Action.Do && a.Action.Downtime == b.Action.Downtime && a.Action.Why == b.Action.Why
 }
 
 // noteLocked adds a row. Called with c.mu held, by any actor.

@@ -1,0 +1,70 @@
+package migration_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"berth/internal/fault"
+	"berth/migration"
+	"berth/migration/options"
+)
+
+// unwilling is a source that does not do all that it is asked for about a stream.
+type unwilling struct {
+	hostWire
+	noEnd error
+	busy  *int // how often it is busy with something else when it is to suspend the guest
+}
+
+func (x unwilling) EndStream(ctx context.Context, ref migration.Ref) error {
+	if x.noEnd != nil {
+		return x.noEnd
+	}
+	return x.hostWire.EndStream(ctx, ref)
+}
+
+func (x unwilling) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+	if t.Suspend && *x.busy > 0 {
+		*x.busy--
+		return fault.New(fault.Busy, "another job holds the domain")
+	}
+	return x.hostWire.TuneStream(ctx, ref, t)
+}
+
+// TestSteer_GoesOnFromWhatCouldNotBeDone: a post-copy that is refused is not taken for one that
+// has begun, and a guest that could not be suspended not for one that stands still.
+func TestSteer_GoesOnFromWhatCouldNotBeDone(t *testing.T) {
+	for name, c := range map[string]struct {
+		o     migration.Options
+		noEnd error
+		busy  int
+		want  []migration.Outcome
+		rows  []string
+	}{
+		"post-copy": {
+			o: migration.Options{PostCopy: options.On, Schedule: "2:post-copy, 2:abort"}, noEnd: fault.New(fault.Internal, "no such job"), want: undone,
+			rows: []string{"post-copy false ", "abort true "},
+		},
+		"suspend": {o: migration.Options{Schedule: "2:suspend"}, busy: 3, want: completed, rows: []string{"suspend false ", "suspend true "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1, script{options: c.o, busy: true, want: c.want}, faults{})
+			w.configure = func(cfg *migration.Config) {
+				hosts := cfg.Hosts
+				cfg.Hosts = func(ctx context.Context, name string) (migration.Host, error) {
+					h, err := hosts(ctx, name)
+					if err != nil || name != "a" {
+						return h, err
+					}
+					return unwilling{h.(hostWire), c.noEnd, &c.busy}, nil
+				}
+			}
+			m := w.run()
+			w.report(name)
+			if got := controls(m); !slices.Contains(c.want, m.Outcome) || !slices.Equal(got, c.rows) {
+				t.Errorf("%s, %v", m.Outcome, got)
+			}
+		})
+	}
+}
