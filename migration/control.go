@@ -111,6 +111,9 @@ func (c controller) tuned(t Tuning) controller {
 	if t.MaxDowntime > 0 {
 		c.state = c.state.WithDowntime(t.MaxDowntime)
 	}
+	if t.Bandwidth > 0 {
+		c.state = c.state.WithBandwidth()
+	}
 	return c
 }
 

@@ -71,13 +71,13 @@ func (s State) opportune() bool {
 // done so for the last time, and it is not known yet whether that helps.
 func (s State) throttling() bool { return s.last.Throttle > 0 && s.steady <= throttleAfter }
 
-// act is a step that is taken. What came before it is no measure of what comes after.
+// act is a step that is taken.
 func (s State) act(step Step, p Plan) (State, *Action) {
 	a := Action{Do: step.Do, Downtime: step.Downtime, Why: WhyStalled, Message: s.stalled(step, p), Observed: p.Observe}
 	if step.Do == ActAbort {
 		a.Want, a.Have, a.Change = s.hopeless(p)
 	}
-	s.stalls, s.waited, s.best = 0, 0, s.pass.left
+	s = s.afresh()
 	s.asked = max(s.asked, step.Downtime)
 	if !p.Observe {
 		s = s.take(step.Do, step.Downtime)

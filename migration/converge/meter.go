@@ -31,6 +31,12 @@ type meter struct {
 
 	slow      bool // the link has broken down
 	slowSince time.Duration
+	mixed     bool // the window began before another bandwidth was set
+}
+
+// anew is the meter of a link to which another bandwidth is given.
+func (m meter) anew(at time.Duration) meter {
+	return meter{at: at, wire: m.wire, drain: m.drain, mixed: true}
 }
 
 // add takes what happened between two looks.
@@ -59,9 +65,10 @@ func (m meter) add(before, x Sample) meter {
 		slow, m.usual = false, wire
 	}
 	m.slow = slow
-	if !slow {
+	if !slow && !m.mixed {
 		m.usual = smooth(m.usual, wire, usually)
 	}
+	m.mixed = false
 	m.wire, m.drain = smooth(m.wire, wire, newest), smooth(m.drain, drain, newest)
 	m.at, m.sent, m.gone = x.At, 0, 0
 	return m

@@ -76,6 +76,19 @@ type pass struct {
 // the watcher began anew.
 func (s State) WithDowntime(d time.Duration) State {
 	s.ceiling, s.known = d, true
+	return s.afresh()
+}
+
+// WithBandwidth notes that the job was given another bandwidth by other hands: what the link
+// gave as a rule is no measure any more.
+func (s State) WithBandwidth() State {
+	s.meter = s.meter.anew(s.last.At)
+	return s.afresh()
+}
+
+// afresh counts stalls from an action on: what came before it is no measure of what comes after.
+func (s State) afresh() State {
+	s.stalls, s.waited, s.best = 0, 0, s.pass.left
 	return s
 }
 
