@@ -64,8 +64,8 @@ type Pair struct {
 	Break func(t testing.TB, uuid string)
 	// HeavyXML is the document of a domain that has much to send and seldom needs it;
 	// Filled waits until it has, once it runs. Warm waits until it has run at the destination
-	// for a while: before, what emulates it may itself wait for memory that has not come,
-	// and answer nobody (QEMU's main thread).
+	// for a while, and has all that it needs of it: a hypervisor may wait for what has not
+	// come and answer nobody meanwhile (QEMU, where a thread waits with its lock held).
 	HeavyXML     func(name, uuid string) string
 	Filled, Warm func(t testing.TB, name string)
 	// Lacks is a CPU feature that the destination's hypervisor has not.

@@ -54,6 +54,9 @@ func (d *Driver) send(ctx context.Context, r request, m driver.Migration, more u
 	defer d.endLink(l)
 	err := run(ctx, l, r, func(c Conn) error {
 		if more&migratePostCopyResume != 0 {
+			if m.PostCopyBandwidth == 0 { // what is not said stays as it was
+				params = append(params, Param{"bandwidth.postcopy", uint64(0)})
+			}
 			return c.Migrate(r.uuid, m.DestinationURI, params, flags|more)
 		}
 		back, err := bind(c, r.uuid, m)

@@ -217,7 +217,12 @@ func TestRecoverPostCopy_JudgesByWhatIsLeft(t *testing.T) {
 				if flags&migratePostCopyResume == 0 || flags&migrateChangeProtection == 0 || flags&migratePostCopy == 0 {
 					t.Errorf("flags %#x, want post-copy, its resumption and the protection among them", flags)
 				}
-				d.set(func() { d.state = tt.after })
+				d.set(func() {
+					d.state = tt.after
+					if !slices.Contains(d.params, Param{"bandwidth.postcopy", uint64(0)}) {
+						t.Errorf("parameters %v do not end the bound that it had", d.params)
+					}
+				})
 				return tt.says
 			}}
 			m := docs

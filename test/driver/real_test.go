@@ -210,10 +210,10 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 				},
 				Break: func(testing.TB, string) { breaks() },
 				HeavyXML: func(name, id string) string {
-					return document(guest.Options{Guest: g, MemoryMiB: 192, Dirty: 96, Rate: 1}, name, id)
+					return document(guest.Options{Guest: g, MemoryMiB: 192, Dirty: 96, Busy: time.Millisecond, Quiet: time.Hour}, name, id)
 				},
 				Filled: beats(a, 1), // all of it is written before the first beat
-				Warm:   beats(b, 8),
+				Warm:   beats(b, 12),
 				Lacks:  "avx512f", // QEMU emulates no AVX-512
 			}
 		},
