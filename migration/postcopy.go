@@ -153,14 +153,16 @@ const (
 type followedPostCopy struct {
 	Progress   Progress `json:"progress"`
 	Recoveries int      `json:"recoveries,omitempty"` // how often its connection was made anew
-	// GivenUp: an operator has said that the guest is at the destination, as it is.
+	// GivenUp: it was said that the guest is at the destination, as it is.
 	GivenUp bool `json:"given_up,omitempty"`
+	// Ended: the guest has ended at the destination, and needs no memory any more.
+	Ended bool `json:"ended,omitempty"`
 }
 
 // followPostCopy is step 9b: until all of the guest's memory is at the destination. A connection
 // that breaks is made anew, again and again: both halves of the guest wait for it, and
 // nothing can be taken back. What is lost with the source's half nobody can decide about but
-// an operator.
+// an operator. A guest that ends meanwhile, as any can, is the destination's, and off.
 func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 	stream, err := s.streamOf(t)
 	if err != nil {
@@ -179,6 +181,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		pause  = recoverFirst
 		stands *followed // nothing moves though the hypervisor says nothing, and with how much moved
 		moved  uint64
+		ended  bool // at the last look the guest had ended at the destination
 	)
 	for {
 		if err := s.takenBack(ctx, t); err != nil {
@@ -214,7 +217,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 			return out, nil
 		}
 		if how.state == followGoes {
-			broken, pause = 0, recoverFirst
+			broken, pause, ended = 0, recoverFirst, false
 			t.Doubt(nil)
 			if err := s.pause(ctx, verdict.Next); err != nil {
 				return nil, err
@@ -232,14 +235,27 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 			}
 			if err == nil {
 				out.Recoveries++
-				watch, stands = StreamWatch{last: watch.last}, nil
+				watch, stands, ended = StreamWatch{last: watch.last}, nil, false
 				if err := s.pause(ctx, s.c.cfg.PollInterval); err != nil {
 					return nil, err
 				}
 				continue
 			}
 			why += ", and could not be made whole: " + err.Error()
+			if s.endedThere(ctx, t) {
+				how = guestEnded
+			}
 		}
+		if how.state == followEnded {
+			if ended { // two looks agree
+				if err := s.letHalfGo(ctx, t, status); err == nil {
+					out.Ended, out.Progress = true, watch.last
+					return out, nil
+				}
+			}
+			why = how.why
+		}
+		ended = how.state == followEnded
 		if how.state == followLost || now-broken >= s.c.cfg.Patience {
 			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.from)}))
 		}
@@ -262,6 +278,31 @@ func (s *story) recoverPostCopy(ctx context.Context, stream Stream, patience tim
 	return err
 }
 
+// endedThere reports whether the destination has no copy of the guest that runs any more.
+func (s *story) endedThere(ctx context.Context, t *task.Task) bool {
+	return destinationFact(s.lookThere(ctx, t, s.c.cfg.VerbTimeout)) == DestinationNone
+}
+
+// letHalfGo lets the source's clean-up end its half of a guest that has ended where it ran: the
+// destination was asked, and that is kept with its reason as an operator's word is.
+func (s *story) letHalfGo(ctx context.Context, t *task.Task, status *StreamStatus) error {
+	if status == nil || !inPostCopy(status.Domain) {
+		return nil // nothing of it is left there
+	}
+	to, err := s.destination(t)
+	if err != nil {
+		return err
+	}
+	s.c.cfg.Logger.Warn("the guest has ended at its destination before all of its memory had come", "migration", s.uuid, "instance", s.instance)
+	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error {
+		source, ok := h.(Settler)
+		if !ok {
+			return fault.New(fault.Internal, "the source takes nobody's word")
+		}
+		return source.TakeWord(ctx, s.ref(StepStream), Settlement{GuestIsAt: to, Why: guestEnded.why, By: "the conductor of the move"})
+	})
+}
+
 // followState is what has become of the memory that was to follow.
 type followState string
 
@@ -271,6 +312,7 @@ const (
 	followBroken followState = "broken" // its connection is; both halves wait
 	followSilent followState = "silent" // nobody says
 	followLost   followState = "lost"   // the source's half is no more, and the destination does not say that it is whole
+	followEnded  followState = "ended"  // the guest has ended at the destination: nothing waits for it
 )
 
 // followed is the state with its reason, in an operator's words.
@@ -278,6 +320,9 @@ type followed struct {
 	state followState
 	why   string
 }
+
+// guestEnded is of a guest that its user shut down meanwhile, or that crashed.
+var guestEnded = followed{followEnded, "the guest has ended at the destination before all of its memory had come"}
 
 // following judges one look. The destination is asked only where the source's half is gone
 // without a word.
@@ -299,6 +344,8 @@ func (s *story) following(ctx context.Context, t *task.Task, status *StreamStatu
 	switch there := s.lookThere(ctx, t, s.c.cfg.VerbTimeout); destinationFact(there) {
 	case DestinationRunning:
 		return followed{state: followOver} // by its own hypervisor it is not in post-copy any more
+	case DestinationNone:
+		return guestEnded
 	case DestinationSilent:
 		return followed{followSilent, "the source's domain has ended, and the destination does not say whether all of the guest's memory is there"}
 	}
@@ -315,7 +362,7 @@ func (f followed) shown(p Progress) Progress {
 }
 
 func (f followed) code() string {
-	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost"}[f.state]
+	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost", followEnded: "post_copy_ended"}[f.state]
 }
 
 func (f followed) change(source string) string {
@@ -325,7 +372,7 @@ func (f followed) change(source string) string {
 	case followSilent:
 		return "start the hypervisor's daemon on " + source + "; the domain there may not be ended"
 	}
-	return "reset the guest at the destination, and say that it is there: berth migration settle"
+	return "end what is left of the guest at the destination (virsh destroy): the move is over then, and the guest can be started there"
 }
 
 func domainWords(d DomainView) string {

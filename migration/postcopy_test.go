@@ -122,10 +122,8 @@ func TestPostCopy_IsMadeWholeForAsLongAsItTakes(t *testing.T) {
 	}
 }
 
-// TestPostCopy_WhoseOtherHalfIsLostIsAnOperators: nothing is guessed, over a restart of the agent
-// either, until he has said where the guest is.
-func TestPostCopy_WhoseOtherHalfIsLostIsAnOperators(t *testing.T) {
-	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, halfDiesAt: 3, givenUp: true, want: completed}, faults{})
+// takesWords has the source be one that takes words on a move.
+func (w *world) takesWords() {
 	w.configure = func(c *migration.Config) {
 		hosts := c.Hosts
 		c.Hosts = func(ctx context.Context, name string) (migration.Host, error) {
@@ -136,6 +134,38 @@ func TestPostCopy_WhoseOtherHalfIsLostIsAnOperators(t *testing.T) {
 			return settling{h.(hostWire)}, nil
 		}
 	}
+}
+
+// TestPostCopy_OfAGuestThatEndsMeanwhile: its user has shut it down where it runs. It is the
+// destination's, off, and nothing waits for memory that nobody needs; over restarts too.
+func TestPostCopy_OfAGuestThatEndsMeanwhile(t *testing.T) {
+	points := 0
+	for crash := -1; crash < points; crash++ {
+		w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, endsAt: 2, want: completed}, faults{crash: map[int]bool{crash: true}})
+		w.takesWords()
+		var from int
+		w.watch = func(m migration.Migration) {
+			if from == 0 && m.Progress.Phase == "post-copy failed" {
+				from = w.points
+			}
+		}
+		m := w.run()
+		w.report(fmt.Sprintf("crash at %d", crash))
+		b := w.hosts["b"]
+		if m.Outcome != migration.OutcomeCompleted || !b.owns() || b.domain == nil || b.domain.state != "shut off" || w.hosts["a"].domain != nil {
+			t.Fatalf("crash at %d: %s, %v; there %v, here %v", crash, m.Outcome, m.Err(), b.domain, w.hosts["a"].domain)
+		}
+		if crash < 0 {
+			crash, points = from-1, w.points
+		}
+	}
+}
+
+// TestPostCopy_WhoseOtherHalfIsLostIsAnOperators: nothing is guessed, over a restart of the agent
+// either, until he has ended what cannot run.
+func TestPostCopy_WhoseOtherHalfIsLostIsAnOperators(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, halfDiesAt: 3, want: completed}, faults{})
+	w.takesWords()
 	lost := func(m migration.Migration) bool {
 		return m.Outcome == migration.OutcomeInDoubt && slices.Equal(codes(m.Err()), []string{"post_copy_lost"})
 	}
@@ -159,9 +189,11 @@ func TestPostCopy_WhoseOtherHalfIsLostIsAnOperators(t *testing.T) {
 		if !slices.Equal(codes(err), []string{"destination_not_named"}) {
 			t.Errorf("settled at the source: %v", err)
 		}
-		if _, err := c.Settle(context.Background(), moveUUID, migration.Settlement{GuestIsAt: "b", Why: "reset there", By: "ops"}); err != nil {
-			t.Fatal(err)
+		_, err = c.Settle(context.Background(), moveUUID, migration.Settlement{GuestIsAt: "b", Why: "it runs there", By: "ops"})
+		if !slices.Equal(codes(err), []string{"half_there"}) {
+			t.Errorf("settled at the destination: %v", err)
 		}
+		*w.hosts["b"].domain = simDomain{"shut off", "destroyed"}
 		if m := until(t, p, c, "done", migration.Migration.Done); m.Outcome != migration.OutcomeCompleted || !w.hosts["b"].owns() {
 			t.Errorf("outcome %s: %v", m.Outcome, m.Err())
 		}

@@ -229,6 +229,9 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 		case atSource && !goneDestination:
 			no("destination_not_named", "the guest runs at "+f.Destination+", and lacks at most part of its memory",
 				"check that it is gone for good, and say so: --gone "+f.Destination)
+		case atSource && f.Facts.Source == SourcePostCopy:
+			no("half_here", "what is at "+f.Source+" is a part of the guest's memory, and cannot run without the rest",
+				"end it (virsh destroy on "+f.Source+"), and say it again: the guest can be started there then")
 		case atSource:
 		case f.Facts.Source == SourceSilent:
 			no("source_silent", "the source's hypervisor does not answer: what of the guest's memory has not followed may be there", "start libvirtd on "+f.Source)
@@ -236,6 +239,9 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 			calm("the rest of its memory is at " + f.Source + ", and follows as soon as the two hosts reach each other")
 		case f.Facts.Source == SourceMigrated:
 			calm("all of its memory has followed")
+		case f.Facts.Destination == DestinationPostCopy:
+			no("half_there", "the rest of the guest's memory is lost, and what is at "+f.Destination+" cannot run without it",
+				"end it (virsh destroy on "+f.Destination+"): the move is over then, and the guest can be started there")
 		}
 	case stageUndecided:
 		switch action, why := Decide(f.Facts); {

@@ -71,7 +71,7 @@ func (h *simHost) RecoverPostCopy(_ context.Context, _ migration.Ref, _ migratio
 	if h.domain == nil || !h.domain.half() || h.domain.reason == "post-copy" && !h.job.stands {
 		return nil
 	}
-	if h.w.sim.Elapsed() < h.job.repaired {
+	if h.w.sim.Elapsed() < h.job.repaired || !h.job.to.domain.half() {
 		return fault.New(fault.Unavailable, "host %s: no route to host", h.name)
 	}
 	*h.domain, *h.job.to.domain = simDomain{"paused", "post-copy"}, simDomain{"running", "post-copy"}
@@ -135,6 +135,10 @@ func (j *simJob) postCopy(h *simHost, ticket string) func() {
 			case w.script.halfDiesAt:
 				*h.domain, *j.to.domain = simDomain{"shut off", "crashed"}, simDomain{"running", "post-copy failed"}
 				j.running, j.err = false, "domain is not running"
+				return
+			case w.script.endsAt:
+				*h.domain, *j.to.domain = simDomain{"paused", "post-copy failed"}, simDomain{"shut off", "shutdown"}
+				j.p.Phase, j.running, j.err = "post-copy failed", false, "domain is not running"
 				return
 			}
 		}

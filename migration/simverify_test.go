@@ -45,8 +45,8 @@ func (w *world) verify(m migration.Migration) {
 		}
 		want := "none"
 		if name == owner {
-			if want = string(w.power); w.script.crashAt > 0 && m.Outcome != migration.OutcomeNone {
-				want = state // the guest crashed by itself
+			if want = string(w.power); w.script.crashAt+w.script.endsAt > 0 && m.Outcome != migration.OutcomeNone {
+				want = state // the guest ended by itself
 			}
 		}
 		if state != want {

@@ -36,8 +36,7 @@ type script struct {
 	abortAfter               time.Duration
 	// Of guests that do not converge: busy for as long as nobody suspends them, when somebody
 	// forces the move; the second job fails before post-copy, post-copy breaks or stands still
-	// at a second and cannot be made whole for so long; the source's half dies, and an operator
-	// gives it up.
+	// at a second and cannot be made whole for so long; the source's half dies.
 	busy              bool
 	forceAfter        time.Duration
 	secondFails       bool
@@ -45,7 +44,7 @@ type script struct {
 	breakAt, standsAt int
 	brokenFor         time.Duration
 	halfDiesAt        int
-	givenUp           bool
+	endsAt            int // the guest ends at the destination at a second of post-copy
 	named             string
 	hosts             []string // default a, b
 	deaf              [2]time.Duration

@@ -43,13 +43,16 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if !known || inst.Token.Migration != ref.Migration {
 		return h.forgetMigration(ctx, ref)
 	}
-	// Before anything: the destination's copy lives on what is still here.
+	// Before anything: the destination's copy lives on what is still here, unless it was said
+	// to live no more.
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
 		return err
 	}
-	if err := wholeHere(d, exists); err != nil {
-		return err
+	if h.wordOn(ref) != migration.WordDestination {
+		if err := wholeHere(d, exists); err != nil {
+			return err
+		}
 	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err

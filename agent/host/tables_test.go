@@ -108,7 +108,9 @@ func TestArrival_EveryRow(t *testing.T) {
 			bad("asks twice")
 		case owned && !s.heard && s.source == sourceSilent && !s.half && then != arrivalFinish:
 			bad("has the token, and waits for a source that is gone")
-		case s.half && owned && then != arrivalWait && then != arrivalYield && then != arrivalAsk:
+		case s.half && owned && !s.heard && s.source == sourceSilent && then != arrivalDoubt:
+			bad("does not say that the rest of the guest's memory is with a source that is silent")
+		case s.half && owned && then != arrivalWait && then != arrivalDoubt && then != arrivalYield && then != arrivalAsk:
 			bad("finishes while part of the guest's memory is elsewhere")
 		case s.half && then == arrivalRollBack && s.claim != arrivalNone:
 			bad("ends half a guest")

@@ -54,7 +54,14 @@ func (h *Host) takeWord(ctx context.Context, ref migration.Ref, s migration.Sett
 	if err != nil {
 		return err
 	}
-	if s.GuestIsAt != h.o.Name && exists && d.Active() {
+	half := exists && inPostCopy(d)
+	if s.GuestIsAt == h.o.Name && half {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "half_here", Message: fmt.Sprintf("guest %s is %s (%s) on %s: that is a part of its memory, and cannot run without the rest", d.Name, d.State, d.Reason, h.o.Name),
+			Change: "if the rest is lost, end it (virsh destroy " + d.Name + "), and say it again",
+		})
+	}
+	if s.GuestIsAt != h.o.Name && exists && d.Active() && !half {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code:    "runs_here",
 			Message: fmt.Sprintf("guest %s has its memory on %s: %s (%s); it cannot be at %s", d.Name, h.o.Name, d.State, d.Reason, s.GuestIsAt),
@@ -385,6 +392,9 @@ func (h *Host) mayBeSettled(ctx context.Context, a pendingArrival, s migration.S
 		}
 	case s.GuestIsAt == h.o.Name && (!exists || !d.Active()):
 		add("no_copy", "no copy of the guest is on "+h.o.Name, "the guest cannot be here")
+	case s.GuestIsAt == h.o.Name && inPostCopy(d):
+		add("half_here", fmt.Sprintf("the copy on %s is %s (%s): part of its memory is at %s", h.o.Name, d.State, d.Reason, a.source),
+			"if "+a.source+" is gone for good, that is lost: end the copy (virsh destroy "+d.Name+")")
 	case s.GuestIsAt == h.o.Name && halfway(d):
 		add("copy_incomplete", fmt.Sprintf("the copy on %s is not whole: %s (%s)", h.o.Name, d.State, d.Reason), "the guest cannot be here")
 	case s.GuestIsAt == a.source && exists && d.State == driver.Running:
