@@ -125,7 +125,13 @@ func TestPostCopy_GoesOnAfterABreak(t *testing.T) {
 	// A link that swallows everything: nobody notices but who watches.
 	m.fleet.CutData("a", "b")
 	m.isHalf("post-copy", true)
-	m.wantKind("recover by a dead link", m.a.RecoverPostCopy(ctx, m.ref, m.sent()), fault.Unavailable)
+	waitFor(t, "its break by a dead link", func() bool {
+		// The hypervisor's call for it lasts until the destination knows, too.
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		m.wantKind("recover by a dead link", m.a.RecoverPostCopy(ctx, m.ref, m.sent()), fault.Unavailable)
+		return m.status().Progress.Phase == "post-copy failed"
+	})
 	m.isHalf("post-copy failed", false)
 	m.fleet.HealData("a", "b")
 	m.fleet.BreakPostCopy(m.ref.Instance) // the destination's QEMU notices
