@@ -2,6 +2,8 @@ package host_test
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -214,6 +216,44 @@ func TestPostCopy_AnAgentThatDiesFindsItsJob(t *testing.T) {
 		m.isHalf("post-copy", true)
 		m.over()
 	})
+}
+
+// TestPostCopy_OfAGuestThatEndsThere: nobody else stops, starts or deletes what is half a guest.
+// When it has ended where it ran, it is that host's, off, and what is left at the source goes on
+// the conductor's word alone.
+func TestPostCopy_OfAGuestThatEndsThere(t *testing.T) {
+	m := newBusy(t)
+	m.half()
+	ctx := t.Context()
+	commit, err := m.a.Commit(ctx, m.ref)
+	m.must("commit", err)
+	m.must("accept token", m.b.AcceptToken(ctx, m.ref, commit))
+	for name, h := range map[string]*node{"a": m.a, "b": m.b} {
+		for verb, err := range map[string]error{
+			"start":  h.Start(ctx, m.ref.Instance, false),
+			"stop":   h.Stop(ctx, m.ref.Instance, host.StopOptions{Force: true}),
+			"delete": h.Delete(ctx, m.ref.Instance, host.DeleteOptions{Force: true}),
+		} {
+			m.wantKind(verb+" on "+name, err, fault.Busy)
+		}
+	}
+	m.isHalf("post-copy", true)
+	m.must("destroy", m.b.fake.Destroy(ctx, m.ref.Instance))
+	m.isHalf("post-copy failed", false)
+	here, there := migration.Settlement{GuestIsAt: "a", Why: "as far as it came"}, migration.Settlement{GuestIsAt: "b", Why: "it ended there"}
+	err = m.a.TakeWord(ctx, m.ref, here)
+	if m.wantKind("half a guest", err, fault.Forbidden); !slices.Equal(codes(err), []string{"half_here"}) {
+		t.Errorf("reasons %v", codes(err))
+	}
+	m.must("finish", m.b.FinishDestination(ctx, m.ref))
+	m.wantKind("clean up", m.a.CleanUpSource(ctx, m.ref), fault.Busy)
+	m.must("take word", m.a.TakeWord(ctx, m.ref, there))
+	m.must("clean up", m.a.CleanUpSource(ctx, m.ref))
+	m.state("b", m.ref.Instance, driver.ShutOff)
+	if _, err := m.a.fake.Domain(ctx, m.ref.Instance); !errors.Is(err, fault.NotFound) || len(m.a.tracker.List()) > 0 {
+		t.Errorf("left at the source: %v, %v", err, m.a.tracker.List())
+	}
+	m.must("start it anew", m.b.Start(ctx, m.ref.Instance, false))
 }
 
 // over hands the guest over, and ends the move.
