@@ -148,6 +148,7 @@ func estimated(p Progress, e converge.Estimate) Progress {
 		p.DirtyRate = e.DirtyRate
 	}
 	p.Remaining, p.Never, p.ExpectedDowntime, p.Stalls = e.Remaining, e.Never, e.Downtime, e.Stalls
+	p.Next = e.Next
 	return p
 }
 

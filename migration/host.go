@@ -527,6 +527,9 @@ type Progress struct {
 	Stalls           int           `json:"stalls,omitempty"`   // passes in a row that came no nearer to the end
 	Throttle         int           `json:"throttle,omitempty"` // by how much the guest is slowed down, per cent
 	PageRequests     uint64        `json:"post_copy_requests,omitempty"`
+	// Next is what will be done about the transfer if it goes on as it does, in words; empty
+	// for nothing.
+	Next string `json:"next,omitempty"`
 }
 
 // Commit is the source's durable record that the token has left it.

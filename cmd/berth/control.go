@@ -15,6 +15,7 @@ import (
 	"berth/migration"
 	"berth/migration/converge"
 	"berth/migration/options"
+	"berth/migration/task"
 )
 
 func (a *app) migrationSet() *cobra.Command {
@@ -167,6 +168,37 @@ func transferWords(m migration.Migration) string {
 		words = append(words, fmt.Sprintf("no nearer for %s", passes(p.Stalls)))
 	}
 	return strings.Join(words, ", ")
+}
+
+// nextRows are what will be done about a transfer on its way, or what to type where nothing
+// will, though it does not end by itself.
+func nextRows(w io.Writer, m migration.Migration) {
+	switch p := m.Progress; {
+	case p.Next != "":
+		row(w, "next", p.Next)
+	case p.Never && m.Step == migration.StepStream:
+		row(w, "next", "nothing: it goes on like this until somebody does something")
+		more := ""
+		if p.ExpectedDowntime > 0 {
+			more = fmt.Sprintf("berth migration set %s --max-downtime %s, ", m.UUID, (p.ExpectedDowntime + p.ExpectedDowntime/4).Round(100*time.Millisecond))
+		}
+		fmt.Fprintf(w, "\t  to do: %sberth migration force-complete %s, or berth migration abort %s\n", more, m.UUID, m.UUID)
+	}
+}
+
+// sinceWords say what a move does at present, and for how long it has done that; empty for one
+// that is over, waits, or has no step under way.
+func sinceWords(m migration.Migration, now time.Time) string {
+	doing := doingWords(m)
+	if m.Done() || m.Status == migration.StatusFinished || len(m.Waits) > 0 || doing == "" {
+		return ""
+	}
+	for _, s := range m.Steps {
+		if s.Name == m.Step && m.Phase != task.Undoing && !s.Begun.IsZero() && s.Ended.IsZero() {
+			doing += ", in this step for " + rough(now.Sub(s.Begun).Round(time.Second))
+		}
+	}
+	return doing
 }
 
 func passes(n int) string {

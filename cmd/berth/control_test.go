@@ -128,8 +128,13 @@ func TestPrintMigration_UnderControl(t *testing.T) {
 		return out.String()
 	}
 	minute := func(n int) time.Time { return time.Now().Add(-time.Duration(n) * time.Minute) }
-	controlled := func(m *migration.Migration) {
+	streaming := func(m *migration.Migration) {
 		busy(m)
+		m.Steps = []migration.StepRecord{{Name: migration.StepStream, State: task.StepBegun, Begun: minute(2), Tries: 1}}
+	}
+	controlled := func(m *migration.Migration) {
+		streaming(m)
+		m.Progress.Next = "post-copy after 1 more pass without progress, abort at 20m0s"
 		m.Options, m.OptionsFrom = options.Merge(
 			options.Layer{From: options.FromRequest, Live: options.Live{MaxDowntime: 2 * time.Second, Bandwidth: options.NoRate}},
 			options.Layer{From: options.FromFlavor, Live: options.Live{Schedule: "2:max-downtime=800ms, 3:post-copy, 4:abort", PostCopy: options.On}},
@@ -146,7 +151,7 @@ func TestPrintMigration_UnderControl(t *testing.T) {
 		queued(m)
 		m.Priority = migration.PriorityDrain
 		m.Waits = append(m.Waits, fault.Reason{Code: "link_limit", Message: "1 of 1 moves is between host-a and host-b"})
-	})+"\n# does not converge\n"+show(controlled)+"\n# over, by post-copy\n"+show(func(m *migration.Migration) {
+	})+"\n# does not converge\n"+show(controlled)+"\n# does not converge, and nothing is set\n"+show(streaming)+"\n# over, by post-copy\n"+show(func(m *migration.Migration) {
 		following(m)
 		m.Status, m.Outcome, m.Step = migration.StatusCompleted, migration.OutcomeCompleted, ""
 		m.Progress.Downtime, m.HandoverDowntime = 180*time.Millisecond, 20*time.Millisecond

@@ -159,6 +159,9 @@ func (a *app) printMigration(m migration.Migration) error {
 			status += ", " + string(m.Outcome)
 		}
 		row(w, "status", status)
+		if words := sinceWords(m, time.Now()); words != "" {
+			row(w, "doing", words)
+		}
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
 		if m.By != "" {
@@ -184,6 +187,7 @@ func (a *app) printMigration(m migration.Migration) error {
 		if p := m.Progress; p.MemoryTotal > 0 || p.DiskTotal > 0 {
 			if words := transferWords(m); words != "" {
 				row(w, "transfer", words)
+				nextRows(w, m)
 			}
 			row(w, "sent", fmt.Sprintf("%s of memory, %s of disks, in %s", size(p.MemoryProcessed), size(p.DiskProcessed), rough(p.Elapsed)))
 		}
@@ -287,8 +291,11 @@ func stepTable(w io.Writer, stage string, steps []migration.StepRecord) {
 	row(w, head, "STATE", "TOOK", "TRIES", "ERROR")
 	for _, s := range steps {
 		took, tries := "", ""
-		if s.Duration > 0 {
+		switch {
+		case s.Duration > 0:
 			took = rough(s.Duration)
+		case s.Ended.IsZero() && !s.Begun.IsZero():
+			took = rough(time.Since(s.Begun).Round(time.Second)) + " so far"
 		}
 		if s.Tries > 0 {
 			tries = fmt.Sprint(s.Tries)
@@ -311,6 +318,9 @@ func settleAdvice(m migration.Migration) string {
 	if m.Outcome != migration.OutcomeInDoubt ||
 		m.Error != nil && slices.ContainsFunc(m.Error.Reasons, func(r fault.Reason) bool { return r.Change != "" }) {
 		return ""
+	}
+	if wentPostCopy(m) {
+		return fmt.Sprintf("it goes on by itself when who is silent answers; the guest is at %s and part of its memory may be at %s, so that neither domain may be ended", m.DestCompute, m.SourceCompute)
 	}
 	return fmt.Sprintf("it goes on by itself when who is silent answers; else find out whether the guest is at %s or %s, then: berth migration settle %s --guest-is-at HOST --because TEXT",
 		m.SourceCompute, m.DestCompute, m.UUID)

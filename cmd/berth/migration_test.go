@@ -42,6 +42,12 @@ func TestPrintMigration_SaysWhatToDoAboutADoubt(t *testing.T) {
 	if got := show(m); !strings.Contains(got, verb) || !strings.Contains(got, "host-a or host-b") || !strings.Contains(got, "passed 1m30s ago") {
 		t.Errorf("of a move in doubt:\n%s", got)
 	}
+	followed := m
+	followed.Step = migration.StepFollowPostCopy
+	followed.Progress.Phase = phasePostCopy
+	if got := show(followed); strings.Contains(got, verb) || !strings.Contains(got, "the guest is at host-b") {
+		t.Errorf("of a post-copy in doubt:\n%s", got)
+	}
 	m.Error = task.Keep(fault.Refuse(fault.InDoubt, "", fault.Reason{Code: "x", Message: "y", Change: "wait"}))
 	if got := show(m); strings.Contains(got, verb) || !strings.Contains(got, "to do: wait") {
 		t.Errorf("of one whose reason says what to do:\n%s", got)

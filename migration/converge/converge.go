@@ -102,6 +102,8 @@ type Estimate struct {
 	Downtime time.Duration `json:"downtime"`
 	// Stalls counts the passes in a row that came no nearer to the end.
 	Stalls int `json:"stalls"`
+	// Next is what will be done if it goes on as it does, in words; empty for nothing.
+	Next string `json:"next,omitempty"`
 	// Unreliable: the guest has devices whose state the hypervisor does not count.
 	Unreliable bool `json:"unreliable,omitempty"`
 }

@@ -130,6 +130,7 @@ func (s State) See(x Sample, p Plan) (State, []Action, Estimate) {
 			}
 		}
 	}
+	est.Next = s.ahead(p)
 	if due == nil {
 		return s, nil, est
 	}

@@ -2,7 +2,9 @@ package converge
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -92,6 +94,55 @@ func (s State) late(do Act, p Plan) string {
 		return text + fmt.Sprintf("; the link gave %s/s before it broke down", size(s.meter.usual))
 	}
 	return text
+}
+
+// ahead says what is done next if it goes on as it does: by the schedule, with time, and at the
+// deadline. Empty for nothing.
+func (s State) ahead(p Plan) string {
+	if s.left || s.over {
+		return ""
+	}
+	var out []string
+	if !s.still() {
+		out = append(out, s.aheadSchedule(p), s.aheadLadder(p))
+	}
+	if late := p.Deadline; late > 0 {
+		do := p.atDeadline()
+		if do != ActAbort && (s.still() || s.elapsed() >= late) {
+			do, late = ActAbort, late+p.Overtime()
+		}
+		out = append(out, fmt.Sprintf("%s at %s", do, late))
+	}
+	return strings.Join(slices.DeleteFunc(out, func(x string) bool { return x == "" }), ", ")
+}
+
+func (s State) aheadSchedule(p Plan) string {
+	for _, step := range p.Schedule[s.next:] {
+		if step.Do == ActThrottle || s.passes > 0 && !s.helps(step, p) {
+			continue
+		}
+		text := string(step.Do)
+		if step.Do == ActDowntime {
+			text += "=" + step.Downtime.String()
+		}
+		if p.Observe {
+			text += " (only observed)"
+		}
+		return fmt.Sprintf("%s after %s without progress", text, strings.Replace(passesIn(max(1, step.After-s.stalls)), " ", " more ", 1))
+	}
+	return ""
+}
+
+func (s State) aheadLadder(p Plan) string {
+	if !p.ladder() {
+		return ""
+	}
+	for rung := s.rung + 1; rung <= p.Steps; rung++ {
+		if d := p.rung(rung); d > s.ceiling {
+			return fmt.Sprintf("%s=%s at %s", ActDowntime, d, time.Duration(rung)*p.StepDelay*time.Duration(max(p.DataGiB, 1)))
+		}
+	}
+	return ""
 }
 
 // climbed says what the ladder's next rung is.
