@@ -219,7 +219,9 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 			s.rec.Status, s.rec.Outcome, s.rec.Error = StatusError, OutcomeInDoubt, task.Keep(err)
 			continue
 		}
-		s.task = tasks[s.taskID()]
+		if s.task = tasks[s.taskID()]; s.task != nil {
+			s.state = s.task.State()
+		}
 		delete(tasks, s.taskID())
 		unfinished = append(unfinished, s)
 	}
