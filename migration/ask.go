@@ -175,7 +175,7 @@ func (s *story) precheck(ctx context.Context, doing string) (Guest, error) {
 		}
 	default:
 		var names []string
-		if names, err = s.candidates(ctx, src); err == nil && s.untried(names) == "" {
+		if names, err = s.candidates(ctx, src, nil); err == nil && s.untried(names) == "" {
 			err = nowhere(s.instance)
 		} else if err == nil && stays {
 			errs = slices.DeleteFunc(errs, func(err error) bool { return fault.KindOf(err) == fault.DoesNotFit }) // it fits elsewhere
@@ -329,14 +329,15 @@ func nowhere(instance string) error {
 // which they are tried: near ones, or far ones, as Config.NearWeight says, then those that
 // share the guest's disks, then the emptiest by memory. What Placement proposes of each is not handed on: only the destination
 // knows its CPUs, pages and devices one by one, so its claim decides where the guest
-// is counted, also where Placement would have had another provider of the same host.
-func (s *story) candidates(ctx context.Context, src inspectedSource) ([]string, error) {
+// is counted, also where Placement would have had another provider of the same host. One that
+// has not refused is among them where there is one.
+func (s *story) candidates(ctx context.Context, src inspectedSource, refused []Refusal) ([]string, error) {
 	wish, err := wishOf(ctx, s.c.cfg.Placement, src, s.c.cfg.NearWeight())
 	if err != nil {
 		return nil, err
 	}
 	found, err := candidates.Find(ctx, s.c.cfg.Placement, wish, func(hosts []candidates.Host) bool {
-		return s.untried(hostNames(hosts)) != ""
+		return untried(hostNames(hosts), s.from, refused) != ""
 	})
 	return hostNames(found.Hosts), err
 }

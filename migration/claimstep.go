@@ -19,8 +19,9 @@ const (
 )
 
 // claim asks the destination for the guest's place. A live move takes its turn of the link
-// before, and one that belongs to no queue waits here where the destination has it wait; while
-// it waits nothing is held for it anywhere, and the attempt's time begins anew with the claim.
+// before. Where that or the destination is full it goes on to the next one, if one is left, and
+// is busy if it belongs to a queue; else it waits here. While it waits nothing is held for it
+// anywhere, and the attempt's time begins anew with the claim.
 func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
@@ -41,7 +42,7 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 	asked, held := s.mayBeHeld(ctx, t)
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		if !held {
-			if err := s.takeLink(ctx, to); err != nil && !asked {
+			if err := s.takeLink(ctx, src, to); err != nil && !asked {
 				return nil, fmt.Errorf("%w: %w", err, task.ErrNothingDone)
 			} else if err != nil {
 				return nil, err
@@ -59,7 +60,7 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 				err = s.renewDeadline(ctx)
 			}
 			return out, err
-		case s.rec.Queue != "" || !noRoom(err):
+		case s.rec.Queue != "" || !noRoom(err) || s.elsewhere(ctx, src, to):
 			return nil, err
 		}
 		if err := s.pauseTurn(ctx, to, fault.ReasonsOf(err), pause+s.c.cfg.Jitter(pause/4)); err != nil {
@@ -84,6 +85,45 @@ func (s *story) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) 
 	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.RenewClaim(ctx, s.ref(StepClaim)) })
 	return true, !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Forbidden)
+}
+
+// elsewhere reports whether another destination is left to be tried where one is full. Whether
+// Placement knows one is asked for with each refusal: there may be one meanwhile. Where it does
+// not answer there is none.
+func (s *story) elsewhere(ctx context.Context, src inspectedSource, to string) bool {
+	refused := append(slices.Clone(s.rec.Refusals), Refusal{DestCompute: to})
+	names := s.asked()
+	if len(names) == 0 {
+		if len(refused) >= s.c.cfg.MaxAttempts {
+			return false
+		}
+		var err error
+		if names, err = s.candidates(ctx, src, refused); err != nil {
+			return false
+		}
+	}
+	return untried(names, s.from, refused) != ""
+}
+
+// backTo is the destination to wait at, once no other one takes the guest: the first that was
+// only full, or whose link was; empty for none, and of a queue's move, which does not wait.
+func (s *story) backTo(rec Migration) string {
+	if !s.takesTurns() || rec.Queue != "" {
+		return ""
+	}
+	for _, r := range rec.Refusals {
+		if !slices.ContainsFunc(rec.Refusals, func(o Refusal) bool { return o.DestCompute == r.DestCompute && !o.full() }) {
+			return r.DestCompute
+		}
+	}
+	return ""
+}
+
+// full reports whether there was nothing else against the destination.
+func (r Refusal) full() bool {
+	return r.Kind == fault.Busy && slices.ContainsFunc(r.Reasons, func(why fault.Reason) bool {
+		return slices.Contains([]string{CodeInboundLimit, CodeLinkLimit, CodeLinkCrowded}, why.Code)
+	})
 }
 
 // noRoom reports whether a destination has a move wait for its turn.

@@ -48,7 +48,7 @@ func (s *story) precheckLost(ctx context.Context, doing string, g LostGuest) (Gu
 	errs := []error{err}
 	if len(s.asked()) > 0 {
 		errs = append(errs, s.precheckNamed(ctx, src))
-	} else if names, err := s.candidates(ctx, src); err != nil || s.untried(names) == "" {
+	} else if names, err := s.candidates(ctx, src, nil); err != nil || s.untried(names) == "" {
 		errs = append(errs, cmp.Or(err, nowhere(s.instance)))
 	}
 	return g.Guest, together(doing, g.Guest.Name, errs)

@@ -379,6 +379,9 @@ const (
 	CodeInboundLimit  = turns.CodeInbound
 	CodeOutboundLimit = turns.CodeOutbound
 	CodeLinkLimit     = turns.CodeLink
+	// CodeLinkCrowded: one of each host set out towards the other at the same moment, and this
+	// one gives way.
+	CodeLinkCrowded = "link_crowded"
 )
 
 // ClaimAnswer is a claim that is durable.

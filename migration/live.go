@@ -149,7 +149,7 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 }
 
 // chooseDestination takes the first that was named and has not refused yet, or the best of
-// Placement's candidates that has not.
+// Placement's candidates that has not; then one that was only full.
 func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
@@ -157,12 +157,15 @@ func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error
 	}
 	names := s.asked()
 	if len(names) == 0 {
-		if names, err = s.candidates(ctx, src); err != nil {
+		if names, err = s.candidates(ctx, src, s.rec.Refusals); err != nil {
 			return nil, err
 		}
 	}
 	name := s.untried(names)
-	switch {
+	exhausted := len(s.asked()) == 0 && len(s.rec.Refusals) >= s.c.cfg.MaxAttempts
+	switch back := s.backTo(s.rec); {
+	case back != "" && (name == "" || exhausted):
+		name = back
 	case name == "" && len(s.asked()) > 0:
 		name = s.named // the source itself, which its check refuses
 	case name == "":

@@ -166,7 +166,7 @@ func (s *story) moveUndone(rec *Migration, st task.State) ending {
 	case hasCode(st.Cause, codeAborted):
 		rec.Status, rec.Outcome, rec.Error = StatusCancelled, OutcomeUndone, st.Cause
 		return over
-	case s.takesTurns() && rec.Queue == "" && hasCode(st.Cause, CodeLinkLimit) && st.Over() && !rec.AbortRequested:
+	case s.takesTurns() && rec.Queue == "" && hasCode(st.Cause, CodeLinkCrowded) && st.Over() && !rec.AbortRequested:
 		return onward // another one was on the link at the same moment; see crowded
 	case refused && rec.DestCompute != "":
 		rec.Refusals = append(rec.Refusals, Refusal{
@@ -198,10 +198,14 @@ func (s *story) mayFollow(rec Migration, cause *task.Error) bool {
 }
 
 // another reports whether there is another destination to be tried after the refusals of
-// a record: one that was named, or, where none was, whatever Placement knows.
+// a record: one that was named, or, where none was, whatever Placement knows; or one that was
+// only full.
 func (s *story) another(rec Migration) bool {
-	if len(s.asked()) == 0 {
-		return rec.Attempt < s.c.cfg.MaxAttempts
+	switch {
+	case s.backTo(rec) != "":
+		return true
+	case len(s.asked()) == 0:
+		return len(rec.Refusals) < s.c.cfg.MaxAttempts
 	}
 	return untried(s.asked(), s.from, rec.Refusals) != ""
 }

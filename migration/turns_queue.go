@@ -290,19 +290,30 @@ func (s *story) awaitBeginning(ctx context.Context) error {
 
 // takeLink waits, in the step that claims, until a move may ask for its claim: until it has a
 // turn of this host and of the link, and none before it waits for room at the same destination.
-// A queue's move does not wait for link and room: it is fault.Busy, and its queue decides.
-func (s *story) takeLink(ctx context.Context, to string) error {
+// A queue's move, and one that can go elsewhere, does not wait for link and room: it is
+// fault.Busy.
+func (s *story) takeLink(ctx context.Context, src inspectedSource, to string) error {
 	come := s.c.comeFrom(to)
 	s.c.mu.Lock()
 	s.c.comeLocked(to, come)
 	s.queueLocked(to)
-	if why := s.turn.why; s.rec.Queue != "" && s.turn.standing == waits && slices.ContainsFunc(why, func(r fault.Reason) bool { return r.Code != CodeOutboundLimit }) {
-		s.leaveTurnsLocked()
-		s.c.mu.Unlock()
-		return fault.Refuse(fault.Busy, "claim at "+to, why...)
-	}
+	full := s.turn.full()
 	s.c.mu.Unlock()
+	if full && (s.rec.Queue != "" || s.elsewhere(ctx, src, to)) {
+		s.c.mu.Lock()
+		if why := s.turn.why; s.turn.full() { // it may have got its turn meanwhile
+			s.leaveTurnsLocked()
+			s.c.mu.Unlock()
+			return fault.Refuse(fault.Busy, "claim at "+to, why...)
+		}
+		s.c.mu.Unlock()
+	}
 	return s.awaitTurn(ctx)
+}
+
+// full reports whether a move waits for its link, or for room, and not for this host alone.
+func (t turn) full() bool {
+	return t.standing == waits && slices.ContainsFunc(t.why, func(r fault.Reason) bool { return r.Code != CodeOutboundLimit })
 }
 
 // pauseTurn gives a move's turns back for a while, since its destination had it wait. An error
@@ -347,7 +358,7 @@ func (s *story) crowded(to string) error {
 		return nil
 	}
 	return fault.Refuse(fault.Busy, "claim at "+to, fault.Reason{
-		Code:    CodeLinkLimit,
+		Code:    CodeLinkCrowded,
 		Message: fmt.Sprintf("guests of %s and of %s set out at the same moment, and with this one %d are on their way between the two; [migration] max_per_link is %d", s.from, to, n, limit),
 		Want:    fmt.Sprintf("at most %d", limit), Have: fmt.Sprint(n), Change: "wait: it is tried again",
 	})

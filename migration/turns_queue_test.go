@@ -218,6 +218,67 @@ func TestTurns_AQueuesMoveIsBusyInsteadOfWaitingForRoomOrLink(t *testing.T) {
 	}
 }
 
+// TestTurns_WhereAHostIsFullTheNextOneIsTried: a move waits only once no host is left that may
+// take its guest at once.
+func TestTurns_WhereAHostIsFullTheNextOneIsTried(t *testing.T) {
+	for code, prepare := range map[string]func(*road){
+		"inbound_limit": func(r *road) { r.inbound = 1 },
+		"link_limit":    func(r *road) { r.perLink = 1 },
+	} {
+		for how, ask := range map[string]migration.Request{"nobody named": {Destination: anywhere}, "an alternate": {Alternates: []string{"c"}}} {
+			t.Run(code+", "+how, func(t *testing.T) {
+				r := newRoad(t, 13)
+				prepare(r)
+				r.takes = 15 * time.Second
+				r.boot()
+				r.do(func(ctx context.Context) {
+					for i, more := range []migration.Request{{}, ask, ask} {
+						_, _ = r.ask(ctx, i, more)
+						_ = r.process.Sleep(ctx, time.Second)
+					}
+				})
+				r.pass(2 * time.Second)
+				if m := r.get(1); m.Status != migration.StatusRunning || m.DestCompute != "c" || len(m.Refusals) != 1 || m.Refusals[0].DestCompute != "b" || m.Refusals[0].Reasons[0].Code != code {
+					t.Errorf("the second is %s, to %q, refusals %+v", m.Status, m.DestCompute, m.Refusals)
+				}
+				if m := r.get(2); m.Status != migration.StatusQueued || !slices.Equal(codesWaited(m), []string{code}) || len(m.Refusals) != 1 {
+					t.Errorf("the third is %s, waits %+v, refusals %+v", m.Status, m.Waits, m.Refusals)
+				}
+				r.over(3)
+				for i := range 3 {
+					if m := r.get(i); m.Outcome != migration.OutcomeCompleted || m.Attempt > 2 {
+						t.Errorf("guest %d: %s in attempt %d: %v", i, m.Outcome, m.Attempt, m.Error)
+					}
+				}
+				r.sim.Shutdown()
+			})
+		}
+	}
+}
+
+// TestTurns_BackToAHostThatWasOnlyFull: that the others refuse ends no move that could have
+// waited.
+func TestTurns_BackToAHostThatWasOnlyFull(t *testing.T) {
+	r := newRoad(t, 14)
+	r.inbound, r.silent["c"] = 1, true
+	r.boot()
+	r.do(func(ctx context.Context) {
+		_, _ = r.ask(ctx, 0, migration.Request{})
+		_ = r.process.Sleep(ctx, time.Second)
+		_, _ = r.ask(ctx, 1, migration.Request{Destination: anywhere})
+	})
+	r.pass(5 * time.Second)
+	if m := r.get(1); m.Status != migration.StatusQueued || m.DestCompute != "b" || m.Attempt != 3 || len(m.Refusals) != 2 {
+		t.Errorf("%s at %q in attempt %d, refusals %+v", m.Status, m.DestCompute, m.Attempt, m.Refusals)
+	}
+	r.silent["c"] = false
+	r.over(2)
+	if m := r.get(1); m.Outcome != migration.OutcomeCompleted {
+		t.Errorf("%s: %v", m.Outcome, m.Error)
+	}
+	r.sim.Shutdown()
+}
+
 func TestTurns_LimitsAreReadAnew(t *testing.T) {
 	r := newRoad(t, 7)
 	r.outbound, r.takes = 4, time.Minute
@@ -382,6 +443,37 @@ func TestTurns_AfterARestart(t *testing.T) {
 		t.Errorf("at once: %v", r.most)
 	}
 	r.sim.Shutdown()
+}
+
+// TestTurns_AnAbortBeforeAMoveIsTakenUpAgain: what was on its way keeps its turn until its stream
+// is known to be over, also where somebody asks before its actor does.
+func TestTurns_AnAbortBeforeAMoveIsTakenUpAgain(t *testing.T) {
+	for seed := range uint64(4) {
+		r := newRoad(t, seed)
+		r.outbound, r.takes = 1, 10*time.Second
+		r.boot()
+		r.do(func(ctx context.Context) {
+			_, _ = r.ask(ctx, 0, migration.Request{})
+			_, _ = r.ask(ctx, 1, migration.Request{Destination: "c"})
+		})
+		r.pass(3 * time.Second)
+		r.process.Kill()
+		r.boot()
+		r.process.Go("user", func() {
+			for !r.c.Running() {
+				r.process.Yield()
+			}
+			if m := r.get(0); m.Phase != "doing" || len(m.Steps) == 0 || m.Status != migration.StatusRunning {
+				t.Errorf("seed %d: the first is %s, %q with %d steps", seed, m.Status, m.Phase, len(m.Steps))
+			}
+			_ = r.c.Abort(context.Background(), id(0))
+		})
+		r.over(2)
+		if r.most["out"] != 1 {
+			t.Errorf("seed %d: at once %v", seed, r.most)
+		}
+		r.sim.Shutdown()
+	}
 }
 
 // TestTurns_EveryCrashPoint stops the conductor at every write and every verb of moves that wait

@@ -92,12 +92,25 @@ func (s roadStore) Delete(ctx context.Context, bucket, key string) error {
 	return s.quick.Delete(ctx, bucket, key)
 }
 
+// roadPlacement knows b and c, in this order.
+type roadPlacement struct{ *quick }
+
+func (roadPlacement) Providers(context.Context, placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error) {
+	return []placementclient.ResourceProvider{{UUID: "a", Name: "a"}, {UUID: "b", Name: "b"}, {UUID: "c", Name: "c"}}, nil
+}
+
+func (roadPlacement) AllocationCandidates(context.Context, placementclient.CandidateRequest) (placementclient.AllocationCandidates, error) {
+	return placementclient.AllocationCandidates{Candidates: []placementclient.Candidate{
+		{Allocations: map[string]placementclient.Resources{"b": nil}}, {Allocations: map[string]placementclient.Resources{"c": nil}},
+	}}, nil
+}
+
 // boot starts the conductor's process.
 func (r *road) boot() {
 	r.lives++
 	p := r.sim.Process(fmt.Sprint("conductor ", r.lives), "boot")
 	c := migration.New(migration.Config{
-		Runtime: p, Store: roadStore{r.quick, r, p}, Local: "a", Placement: r.quick, AttemptTimeout: r.timeout, PollInterval: time.Second,
+		Runtime: p, Store: roadStore{r.quick, r, p}, Local: "a", Placement: roadPlacement{r.quick}, AttemptTimeout: r.timeout, PollInterval: time.Second,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			return roadHost{quickHost{q: r.quick, name: name}, r, p}, nil
 		},
@@ -145,11 +158,17 @@ func (r *road) count() {
 func instance(i int) string { return fmt.Sprintf("11111111-1111-4111-8111-%012d", i) }
 func id(i int) string       { return fmt.Sprintf("22222222-2222-4222-8222-%012d", i) }
 
+// anywhere is no destination at all; one that is not said is b.
+const anywhere = "anywhere"
+
 // ask asks for the move of guest i, again after a crash.
 func (r *road) ask(ctx context.Context, i int, more migration.Request) (migration.Migration, error) {
 	more.Instance, more.Migration = instance(i), id(i)
-	if more.Destination == "" {
+	switch more.Destination {
+	case "":
 		more.Destination = "b"
+	case anywhere:
+		more.Destination = ""
 	}
 	return r.c.LiveMigrate(ctx, more)
 }
@@ -336,6 +355,10 @@ func (h roadHost) Reclaim(_ context.Context, ref migration.Ref) error {
 		s.reclaimed = true
 	}
 	return nil
+}
+
+func (h roadHost) DestinationStatus(_ context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
+	return migration.DestinationStatus{}, h.reach(ref)
 }
 
 func (h roadHost) AcceptToken(_ context.Context, ref migration.Ref, _ migration.Commit) error {

@@ -142,7 +142,7 @@ func fateOf(m migration.Migration, err error) (fate, []fault.Reason) {
 		}
 	}
 	busy := fault.KindOf(err) == fault.Busy
-	for _, code := range []string{migration.CodeInboundLimit, migration.CodeLinkLimit} {
+	for _, code := range []string{migration.CodeInboundLimit, migration.CodeLinkLimit, migration.CodeLinkCrowded} {
 		busy = busy || has(reasons, code) || has(fault.ReasonsOf(err), code)
 	}
 	if reasons = fault.ReasonsOf(err); len(reasons) == 0 {
