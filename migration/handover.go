@@ -15,6 +15,7 @@ const (
 	SourceJob      SourceFact = "job"       // the migration job is in flight
 	SourceMemory   SourceFact = "memory"    // no job, and the domain has its memory: running, paused, …
 	SourcePostCopy SourceFact = "post-copy" // paused (post-copy), broken or not: the destination runs the guest, and half of its memory is here
+	SourceHeld     SourceFact = "held"      // the second job is over, and the domain stands still with its memory: it may run at the destination
 	SourceMigrated SourceFact = "migrated"  // shut off (migrated), or recorded to have left
 	SourceEnded    SourceFact = "ended"     // shut off (shutdown) or (destroyed): somebody ended the guest here
 	SourceOff      SourceFact = "off"       // shut off for another reason: crashed, failed, or unknown after a restart of libvirtd
@@ -136,10 +137,21 @@ var handoverTable = []handoverRow{
 		action: ActionCommit, why: "post-copy has begun: the guest runs at the destination, and the rest of its memory can only follow it"},
 	{source: []SourceFact{SourceEnded},
 		action: ActionReclaim, why: "the guest was ended at the source during the move, and stays there"},
-	{source: []SourceFact{SourceOff, SourceVanished, SourceRemoved}, word: []WordFact{WordDestination},
+	{source: []SourceFact{SourceHeld, SourceOff, SourceVanished, SourceRemoved}, word: []WordFact{WordDestination},
 		action: ActionCommit, why: "the source's domain has no memory, and an operator has said that the guest is at the destination"},
 	{source: []SourceFact{SourceRemoved},
 		action: ActionInDoubt, why: "the guest's definition at the source was removed during the move"},
+
+	// A second job that ends before it is post-copy hands the guest over by libvirt's own means,
+	// which let it run there; a source whose daemon died in the middle of that does not know.
+	{source: []SourceFact{SourceHeld}, destination: []DestinationFact{DestinationUnasked},
+		action: ActionAsk, why: "the guest stands still at the source since its second job, which may have let it run at the destination"},
+	{source: []SourceFact{SourceHeld}, destination: []DestinationFact{DestinationSilent},
+		action: ActionWait, why: "the guest stands still at the source since its second job, and the destination, where it may run, does not answer"},
+	{source: []SourceFact{SourceHeld}, destination: []DestinationFact{DestinationNone, DestinationArriving, DestinationArrived},
+		action: ActionReclaim, why: "the second job is over, the source's domain has its memory, and no copy runs at the destination"},
+	{source: []SourceFact{SourceHeld},
+		action: ActionInDoubt, why: "the guest runs at the destination, and stands still at the source with the memory that it had when it was sent: end that copy there (virsh destroy), and say where the guest is"},
 
 	// libvirt forgets the reason of a stopped domain when its daemon restarts;
 	// the journal may have seen it before.
@@ -231,6 +243,9 @@ func sourceFact(st *StreamStatus, persistent bool) SourceFact {
 		return SourceVanished
 	case st.Domain.State == "":
 		return SourceSilent
+	// Its user's pause would end the job, and is none of it.
+	case st.PostCopy && st.Domain.State == "paused" && st.Domain.Reason == "migrating":
+		return SourceHeld
 	case st.Domain.State != "shut off":
 		return SourceMemory
 	// Where it may have been in post-copy, what was ended here need not be the guest.

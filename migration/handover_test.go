@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourcePostCopy, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
+	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourcePostCopy, SourceHeld, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
 	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning, DestinationPostCopy}
 	allJournal = []JournalFact{JournalStreaming, JournalSeen, JournalUndoing, JournalCommitted}
 	allLedgers = []Ledger{LedgerUnknown, LedgerHere, LedgerSurrendered, LedgerReclaimed, LedgerElsewhere}
@@ -53,6 +53,10 @@ func TestHandover_EveryRow(t *testing.T) {
 		{Facts{Source: SourceEnded, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerHere, Word: WordDestination}, ActionCommit},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
+		{Facts{Source: SourceHeld, Destination: DestinationUnasked, Journal: JournalUndoing, Ledger: LedgerHere}, ActionAsk},
+		{Facts{Source: SourceHeld, Destination: DestinationSilent, Journal: JournalUndoing, Ledger: LedgerHere}, ActionWait},
+		{Facts{Source: SourceHeld, Destination: DestinationNone, Journal: JournalUndoing, Ledger: LedgerHere}, ActionReclaim},
+		{Facts{Source: SourceHeld, Destination: DestinationRunning, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
 		{Facts{Source: SourceOff, Destination: DestinationUnasked, Journal: JournalSeen, Ledger: LedgerHere}, ActionCommit},
 		{Facts{Source: SourceOff, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionAsk},
 		{Facts{Source: SourceVanished, Destination: DestinationSilent, Journal: JournalStreaming, Ledger: LedgerHere}, ActionWait},
@@ -114,6 +118,8 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("reclaim of a guest that has left")
 		case f.Source == SourceSilent && f.Ledger != LedgerReclaimed && f.Ledger != LedgerElsewhere && action != ActionWait:
 			bad("a decision about what cannot be seen")
+		case f.Source == SourceHeld && f.Ledger == LedgerHere && action == ActionReclaim && (f.Destination == DestinationUnasked || f.Destination == DestinationSilent || f.Destination == DestinationRunning):
+			bad("a guest that stands still goes on though it may run at the destination")
 		case action == ActionAsk && f.Destination != DestinationUnasked:
 			bad("the destination was asked already")
 		case f.Destination == DestinationPostCopy && f.Ledger == LedgerHere && f.Word == WordNone && action == ActionReclaim && !memory && f.Source != SourceEnded:
@@ -151,6 +157,8 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 		{source(false, "paused", "post-copy failed"), false, SourcePostCopy},
 		{&StreamStatus{PostCopy: true, InFlight: true, Domain: DomainView{Exists: true, State: "running", Reason: "booted"}}, false, SourceJob},
 		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "running", Reason: "migration canceled"}}, false, SourceMemory},
+		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "paused", Reason: "migrating"}}, false, SourceHeld},
+		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "paused", Reason: "user"}}, false, SourceMemory},
 		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "migrated"}}, false, SourceMigrated},
 		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "destroyed"}}, false, SourceOff}, // half a guest
 		{source(false, "paused", "migrating"), false, SourceMemory},                                                                 // libvirtd killed in Finish: not incoming

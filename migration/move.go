@@ -182,7 +182,8 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 //
 // The source decides by its own domain alone. One that is off and does not say
 // why may have left unseen: then the destination is asked first, since what undoes
-// the rest ends its copy, and that may be the only whole one.
+// the rest ends its copy, and that may be the only whole one. So it is before a guest goes on
+// here that may have been let run there.
 func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	var src inspectedSource
 	if err := t.Output(StepInspectSource, &src); err != nil {
@@ -192,7 +193,8 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	if _, settled := s.word(ctx); status == nil && !settled {
 		return fault.New(fault.Unavailable, "the source or its hypervisor does not answer")
 	}
-	if s.recovered || sourceFact(status, src.Guest.Persistent) == SourceOff {
+	fact := sourceFact(status, src.Guest.Persistent)
+	if s.recovered || fact == SourceOff || fact == SourceHeld {
 		f, action, why := s.decide(ctx, t, status, src.Guest.Persistent, JournalUndoing)
 		switch {
 		case action == ActionYield:
@@ -200,7 +202,7 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 				return err
 			}
 			return fmt.Errorf("%w: %s", task.ErrTooLate, why)
-		case f.Source != SourceOff:
+		case f.Source != SourceOff && f.Source != SourceHeld:
 		case action == ActionInDoubt:
 			err := fault.New(fault.InDoubt, "%s", why)
 			t.Doubt(err)

@@ -259,6 +259,8 @@ func settleRefusal(f settleFacts, w Settlement) []fault.Reason {
 			no("runs_there", "the guest runs at "+f.Destination, "look again which of the two copies is the guest")
 		case !atSource && (f.Facts.Source == SourceMemory || f.Facts.Source == SourceJob):
 			no("runs_here", "the guest has its memory at "+f.Source, "look again which of the two copies is the guest")
+		case !atSource && f.Facts.Source == SourceHeld:
+			no("stands_here", "the guest stands still at "+f.Source+" with its memory", "end that copy there (virsh destroy), and say it again")
 		case !atSource && f.Facts.Destination != DestinationArrived && f.Facts.Destination != DestinationRunning && f.Facts.Destination != DestinationPostCopy:
 			no("no_copy", "no whole copy is seen at "+f.Destination, "the guest cannot be there")
 		}

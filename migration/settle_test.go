@@ -32,6 +32,7 @@ func TestSettle_WhatIsRefused(t *testing.T) {
 		"forward, no copy there":                  {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Destination = DestinationSilent }), word: Settlement{GuestIsAt: "b"}, want: []string{"no_copy"}},
 		"back, the destination is silent":         {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Destination = DestinationSilent }), word: Settlement{GuestIsAt: "a"}},
 		"the source has its memory":               {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source = SourceMemory }), word: Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt", "runs_here"}},
+		"it stands still, and runs there":         {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source, f.Destination = SourceHeld, DestinationRunning }), word: Settlement{GuestIsAt: "b"}, want: []string{"stands_here"}},
 		"it has left, as libvirt says":            {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source = SourceMigrated }), word: Settlement{GuestIsAt: "a"}, want: []string{"not_in_doubt"}},
 		"the source's libvirt is away":            {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Source, f.Ledger = SourceSilent, LedgerUnknown }), word: Settlement{GuestIsAt: "a"}, want: []string{"source_silent"}},
 		"the token is somewhere else":             {stage: stageUndecided, facts: with(off, func(f *Facts) { f.Ledger = LedgerElsewhere }), word: Settlement{GuestIsAt: "a"}, want: []string{"token_elsewhere"}},

@@ -106,6 +106,11 @@ func (j *simJob) postCopy(h *simHost, ticket string) func() {
 			j.running, j.err = false, "qemu unexpectedly closed the monitor"
 			return
 		}
+		if w.script.secondHeld {
+			*h.domain, *j.to.domain = simDomain{"paused", "migrating"}, simDomain{"running", "migrated"}
+			j.running, j.err = false, "libvirtd went away"
+			return
+		}
 		*h.domain, *j.to.domain = simDomain{"paused", "post-copy"}, simDomain{"running", "post-copy"}
 		w.check("post-copy")
 		j.p.Phase = "post-copy"

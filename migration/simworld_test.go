@@ -40,6 +40,7 @@ type script struct {
 	busy              bool
 	forceAfter        time.Duration
 	secondFails       bool
+	secondHeld        bool          // it hands the guest over before post-copy, and the source's libvirtd dies in the middle of that
 	secondTakes       time.Duration // before it is post-copy; default a second and a half
 	breakAt, standsAt int
 	brokenFor         time.Duration
