@@ -28,6 +28,7 @@ type sourceState struct {
 	result     result // of the hypervisor's call
 	under      bool   // the call is pending or a job is in flight
 	postCopy   bool   // the second job was asked for, by which the guest may go by post-copy
+	half       bool   // it was seen in post-copy
 	word       migration.WordFact
 }
 
@@ -68,6 +69,7 @@ type sourceRow struct {
 	result []result
 	asked  []bool
 	second []bool // sourceState.postCopy
+	half   []bool
 	then   decision
 	why    string
 }
@@ -91,6 +93,8 @@ var sourceTable = []sourceRow{
 		then: inDoubt, why: "part of the guest's memory is elsewhere, by a migration that is not this one's"},
 	{domain: []domainClass{domainActive},
 		then: mayReclaim, why: "the domain has its memory"},
+	{domain: []domainClass{domainOff, domainVanished, domainRemoved}, half: []bool{true},
+		then: mayCommit, why: "the guest runs at the destination since it is in post-copy, and the part of its memory that was here is lost"},
 	{result: []result{resultLeft}, // libvirt has forgotten why
 		then: mayCommit, why: "the domain was seen to have left"},
 	{word: []migration.WordFact{migration.WordDestination},
@@ -125,7 +129,7 @@ func decide(s sourceState) (decision, string) {
 func decidingRow(s sourceState) int {
 	class := s.class()
 	return slices.IndexFunc(sourceTable, func(r sourceRow) bool {
-		return in(r.domain, class) && in(r.under, s.under) && in(r.word, s.word) && in(r.result, s.result) && in(r.asked, s.asked) && in(r.second, s.postCopy)
+		return in(r.domain, class) && in(r.under, s.under) && in(r.word, s.word) && in(r.result, s.result) && in(r.asked, s.asked) && in(r.second, s.postCopy) && in(r.half, s.half)
 	})
 }
 

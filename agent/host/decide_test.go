@@ -52,6 +52,8 @@ func TestDecide_EveryRow(t *testing.T) {
 			return inDoubt
 		case is(active):
 			return mayReclaim
+		case s.half:
+			return mayCommit
 		case s.result == resultLeft:
 			return mayCommit
 		case s.word == migration.WordDestination:
@@ -66,11 +68,11 @@ func TestDecide_EveryRow(t *testing.T) {
 	rows := 0
 	for _, d := range all {
 		for _, r := range []result{resultNone, resultLeft, resultUndone, resultLost} {
-			for bits := range 16 * 3 {
+			for bits := range 32 * 3 {
 				s := sourceState{
 					exists: d.exists, domain: driver.Domain{State: d.state, Reason: d.reason},
-					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, postCopy: bits&8 != 0, result: r,
-					word: []migration.WordFact{migration.WordNone, migration.WordSource, migration.WordDestination}[bits/16],
+					persistent: bits&1 != 0, asked: bits&2 != 0, under: bits&4 != 0, postCopy: bits&8 != 0, half: bits&16 != 0, result: r,
+					word: []migration.WordFact{migration.WordNone, migration.WordSource, migration.WordDestination}[bits/32],
 				}
 				rows++
 				if i := decidingRow(s); i >= 0 {
@@ -96,7 +98,7 @@ func TestDecide_EveryRow(t *testing.T) {
 			}
 		}
 	}
-	if rows != len(all)*4*16*3 {
+	if rows != len(all)*4*32*3 {
 		t.Errorf("%d rows", rows)
 	}
 	for i, is := range reached {

@@ -238,7 +238,7 @@ func (h *Host) streamTraces(ctx context.Context, ref migration.Ref) (left, inFli
 	// In post-copy the destination's copy runs, and nothing here is a guest without it.
 	half := exists && inPostCopy(d)
 	active = exists && d.Active() && !half
-	return half || exists && hasLeft(d) || known.Result == resultLeft && !active, inFlightNow, active, nil
+	return half || exists && hasLeft(d) || (known.Result == resultLeft || known.Half) && !active, inFlightNow, active, nil
 }
 
 // epoch is this host's epoch of a guest's token, wherever that is; 0 for none.

@@ -23,7 +23,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	if err != nil {
 		return sourceState{}, err
 	}
-	s := sourceState{asked: known.Found, persistent: known.Persistent, result: known.Result, postCopy: known.PostCopy, word: h.wordOn(ref)}
+	s := sourceState{asked: known.Found, persistent: known.Persistent, result: known.Result, postCopy: known.PostCopy, half: known.Half, word: h.wordOn(ref)}
 	if s.domain, s.exists, err = h.domain(ctx, ref.Instance); err != nil || s.exists && hasLeft(s.domain) {
 		return s, err
 	}
@@ -144,6 +144,9 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 		if s.unsettled() && (active || !h.toldOff(ref)) && s.word != migration.WordSource {
 			// It may have left: the conductor looks again, and asks the destination first.
 			return fault.New(fault.InDoubt, "the domain went off while it was looked at, for a reason that settles nothing")
+		}
+		if s.held() && !h.toldOff(ref) && s.word != migration.WordSource {
+			return fault.New(fault.InDoubt, "the guest stands still since its second job, which may have let it run at the destination")
 		}
 		active = active || s.exists && s.domain.Active()
 		if what == mayCommit {
