@@ -69,7 +69,7 @@ type Config struct {
 	Patience time.Duration
 	// AttemptTimeout bounds one attempt: what is not over then is undone where it still
 	// can be, and else shown as in doubt. 0 for Nova's rule, 800 s for each GiB of the
-	// guest's memory and disks, of at least two.
+	// guest's memory and disks, of at least two. Longer where a move's options are.
 	AttemptTimeout time.Duration
 	// ConfirmWindow is after which time a finished cold move or resize is confirmed by
 	// itself; 0 for never.

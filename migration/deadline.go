@@ -12,12 +12,18 @@ import (
 
 // attemptLimit is how long one attempt of a guest's may take. The default is the rule
 // of Nova's live_migration_completion_timeout: 800 s for each GiB of memory and of
-// disks, which may all be copied, of at least two.
-func (c *Conductor) attemptLimit(g Guest) time.Duration {
-	if c.cfg.AttemptTimeout > 0 {
-		return c.cfg.AttemptTimeout
+// disks, which may all be copied, of at least two. Where the options allow the transfer longer,
+// it has that, with its switch-over and the time to prepare it: what is to be done at its own
+// deadline must come first.
+func (c *Conductor) attemptLimit(g Guest, o Options) time.Duration {
+	limit := c.cfg.AttemptTimeout
+	if limit <= 0 {
+		limit = 800 * time.Second * time.Duration(max(2, g.Resources.MemoryMB/1024+g.Resources.DiskGB))
 	}
-	return 800 * time.Second * time.Duration(max(2, g.Resources.MemoryMB/1024+g.Resources.DiskGB))
+	if plan, err := convergePlan(o, g); err == nil && plan.Deadline > 0 {
+		limit = max(limit, c.cfg.SlowVerbTimeout+plan.Deadline+plan.Overtime())
+	}
+	return limit
 }
 
 // setDeadline begins the time of an attempt.

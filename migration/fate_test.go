@@ -80,15 +80,19 @@ func TestAttemptLimit_IsNovasRule(t *testing.T) {
 	c := New(Config{Runtime: &runtime.System{}})
 	g := Guest{}
 	g.Resources.MemoryMB = 512
-	if got := c.attemptLimit(g); got != 1600*time.Second {
+	if got := c.attemptLimit(g, Options{}); got != 1600*time.Second {
 		t.Errorf("a small guest: %s", got)
 	}
 	g.Resources.MemoryMB, g.Resources.DiskGB = 8192, 20
-	if got := c.attemptLimit(g); got != 28*800*time.Second {
+	if got := c.attemptLimit(g, Options{}); got != 28*800*time.Second {
 		t.Errorf("28 GiB: %s", got)
 	}
 	c = New(Config{Runtime: &runtime.System{}, AttemptTimeout: time.Minute})
-	if got := c.attemptLimit(g); got != time.Minute {
+	if got := c.attemptLimit(g, Options{}); got != time.Minute {
 		t.Errorf("as configured: %s", got)
+	}
+	// The transfer's own deadline, a third of it for the switch-over, and time to prepare.
+	if got := c.attemptLimit(g, Options{Timeout: 30 * time.Minute}); got != 50*time.Minute {
+		t.Errorf("of a transfer that may take half an hour: %s", got)
 	}
 }

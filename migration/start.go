@@ -275,7 +275,7 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 	}
 	s.rec.InstanceName = guest.Name
 	s.describe(r, guest)
-	s.limit = c.attemptLimit(guest) + s.shutdown
+	s.limit = c.attemptLimit(guest, s.rec.Options) + s.shutdown
 	s.setDeadline(&s.rec)
 
 	// The reservation stands before the write and is taken back if it fails.
