@@ -29,7 +29,13 @@ import (
 	"berth/topology"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// This binary is also the stream's process that real hosts start.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "stream-process" {
+		os.Exit(beStream(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // lab is two or more hosts over one fake fleet and one Placement.
 type lab struct {

@@ -25,7 +25,7 @@ import (
 )
 
 // realHost is a Host over a real libvirtd in a namespace.
-func realHost(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement) (*host.Host, *claims.Tracker, *storetest.Memory) {
+func realHost(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement, change ...func(*host.Options)) (*host.Host, *claims.Tracker, *storetest.Memory) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(logTo{t}, nil))
 	d := libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: h.LibvirtSocket(), Runtime: rt, Logger: log})
@@ -37,11 +37,15 @@ func realHost(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement) (
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := host.New(host.Options{
+	o := host.Options{
 		Name: h.Name, ProviderUUID: "rp-" + h.Name, Tracker: tracker, Driver: d, Runtime: rt, Logger: log, Placement: p.of(h.Name), ProjectID: "project", UserID: "user",
 		ImagesDirs: []string{"/var/lib/libvirt/images"}, Root: fmt.Sprintf("/proc/%d/root", h.InitPID()),
 		LibvirtURI: "qemu+tls://" + h.Name + "/system", MigrateURI: "tcp://" + h.MigIP(), Version: "test",
-	})
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	n := host.New(o)
 	t.Cleanup(func() {
 		n.Close()
 		if err := d.Close(); err != nil {
