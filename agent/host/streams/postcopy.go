@@ -37,6 +37,12 @@ import (
 //   - a link that is cut in the first moment, before libvirt's Finish has come, costs the guest:
 //     the destination's libvirt ends its copy, which has not run, and POSTCOPY_RESUME finds
 //     none; see hears;
+//   - one that breaks while the guest's kernel still needs pages that have not come can stop the
+//     destination's QEMU as a whole: a vCPU waits for a page (handle_userfault) with QEMU's
+//     lock held, as an interrupt's delivery under TCG or a device's access by the main loop
+//     does, and libvirt's orders wait for the lock. POSTCOPY_RESUME is "Timed out …
+//     held by monitor=remoteDispatchDomainMigrateFinish3Params" then, for good: libvirt does not
+//     use QEMU's out-of-band monitor. A second after the switch it was not met any more;
 //   - when all memory has come this side is `shut off (migrated)`, the destination's
 //     `running (migrated)`.
 
