@@ -12,7 +12,6 @@ import (
 	"berth/agent/api"
 	"berth/agent/metrics"
 	"berth/internal/fault"
-	"berth/migration"
 )
 
 // metering keeps the agent's metrics fresh, and serves them. Nothing of the agent depends on
@@ -51,20 +50,8 @@ func (m *metering) refresh(ctx context.Context) {
 	c := m.a.config().Migration
 	m.shown.Refresh(metrics.Snapshot{
 		At: m.a.rt.Now(), Migrations: list,
-		Turns: metrics.Turns{Inbound: m.a.tracker.Inbound(), MaxInbound: c.MaxInbound, Outbound: m.outbound(list), MaxOutbound: c.MaxOutbound},
+		Turns: metrics.Turns{Inbound: m.a.tracker.Inbound(), MaxInbound: c.MaxInbound, Outbound: m.a.conductor.Outbound(), MaxOutbound: c.MaxOutbound},
 	})
-}
-
-// outbound counts the live migrations from this host that have their turn.
-func (m *metering) outbound(list []migration.Migration) int {
-	n := 0
-	for _, one := range list {
-		waits := one.Status == migration.StatusAccepted || one.Status == migration.StatusQueued
-		if one.MigrationType == migration.TypeLiveMigration && one.SourceCompute == m.a.name && !one.Done() && !waits {
-			n++
-		}
-	}
-	return n
 }
 
 // serve answers scrapes until ctx ends.

@@ -373,3 +373,17 @@ func (s *story) claimed() {
 		s.c.decideTurnsLocked()
 	}
 }
+
+// Outbound counts the live migrations that have a turn of this host, of which there are not more
+// than Config.MaxOutbound, or were not when they began.
+func (c *Conductor) Outbound() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, s := range c.stories {
+		if s.turn.standing == holds {
+			n++
+		}
+	}
+	return n
+}
