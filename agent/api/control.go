@@ -13,6 +13,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/options"
 )
 
 // SetMigration changes a live migration on its way. What is left out stays as it is.
@@ -37,8 +38,15 @@ func (s SetMigration) validate(ref string) error {
 	if s.Bandwidth == 0 && s.MaxDowntime == 0 {
 		reasons = append(reasons, fault.Reason{Code: "nothing_said", Message: "neither a bandwidth nor a maximum downtime is said", Change: "say bandwidth_bytes, max_downtime, or both"})
 	}
-	if s.MaxDowntime < 0 {
+	downtime, _ := options.Find("max_downtime")
+	switch least, most := time.Duration(downtime.Min), time.Duration(downtime.Max); {
+	case s.MaxDowntime < 0:
 		reasons = append(reasons, fault.Reason{Code: "negative_duration", Message: "the maximum downtime cannot be negative", Have: s.MaxDowntime.String(), Change: "say a duration above 0"})
+	case s.MaxDowntime > 0 && (s.MaxDowntime < least || s.MaxDowntime > most):
+		reasons = append(reasons, fault.Reason{
+			Code: "max_downtime", Message: fmt.Sprintf("hypervisors know a maximum downtime of %s to %s", least, most), Want: fmt.Sprintf("%s to %s", least, most), Have: s.MaxDowntime.String(),
+			Change: "say one of them; nanoseconds",
+		})
 	}
 	if s.Bandwidth > Unbounded {
 		reasons = append(reasons, fault.Reason{

@@ -38,9 +38,14 @@ func TestSet_ByOperatorsAndByHostsThatPassItOn(t *testing.T) {
 	}
 	c := client(t, api.ClientOptions{Socket: w.socket})
 	asked := len(w.agent.sets)
-	for code, in := range map[string]api.SetMigration{
-		"nothing_said": {}, "negative_duration": {MaxDowntime: -time.Second}, "bandwidth": {Bandwidth: api.Unbounded + 1},
+	for _, refused := range []struct {
+		code string
+		in   api.SetMigration
+	}{
+		{"nothing_said", api.SetMigration{}}, {"negative_duration", api.SetMigration{MaxDowntime: -time.Second}}, {"bandwidth", api.SetMigration{Bandwidth: api.Unbounded + 1}},
+		{"max_downtime", api.SetMigration{MaxDowntime: 800}}, {"max_downtime", api.SetMigration{MaxDowntime: 1 << 62}},
 	} {
+		code, in := refused.code, refused.in
 		_, err := c.SetMigration(t.Context(), "m-1", in)
 		if !errors.Is(err, fault.Invalid) || !slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == code && r.Change != "" }) {
 			t.Errorf("%+v: %v, want the reason %s", in, err, code)
