@@ -25,7 +25,12 @@ func TestControl_IsPassedOnToWhoConducts(t *testing.T) {
 		t.Errorf("of a guest that is on no move: %v, want %v", err, fault.NotFound)
 	}
 	uuid := p.move(id, "host-a", "host-b")
-	m, err := there.SetMigration(t.Context(), "web", api.SetMigration{MaxDowntime: 800 * time.Millisecond})
+	var m migration.Migration
+	var err error
+	p.until("there is a transfer", func() bool {
+		m, err = there.SetMigration(t.Context(), "web", api.SetMigration{MaxDowntime: 800 * time.Millisecond})
+		return !errors.Is(err, fault.Busy)
+	})
 	p.must(err)
 	throughB := func(by string) bool {
 		return strings.HasPrefix(by, "user:") && strings.HasSuffix(by, " by host:host-b")

@@ -2,6 +2,7 @@ package migration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -242,7 +243,14 @@ func (c *Conductor) Tune(ctx context.Context, uuid string, t Tuning, by string) 
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	ref := Ref{Migration: s.name(), Instance: m.InstanceUUID, Attempt: m.Attempt, Step: StepStream}
-	if err := s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.TuneStream(ctx, ref, t) }); err != nil {
+	err = s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h Host) error { return h.TuneStream(ctx, ref, t) })
+	switch {
+	case errors.Is(err, fault.NotFound):
+		// The move is known, and the hypervisor has no job for it.
+		return fault.Refuse(fault.Busy, doing, fault.Reason{
+			Code: "no_transfer_yet", Message: "the transfer is just beginning, or has just ended", Have: string(m.Status), Change: "try again in a moment",
+		})
+	case err != nil:
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	row := Control{At: c.cfg.Runtime.Now(), By: orNobody(by), Done: true}
