@@ -30,6 +30,12 @@ func (s sourceState) forgotten() bool {
 		(s.result == resultNone || s.result == resultLost)
 }
 
+// held: the second job is over, and the guest has stood still since: libvirt's own hand-over
+// may have let it run at the destination (SourceHeld in the conductor's table).
+func (s sourceState) held() bool {
+	return s.exists && s.postCopy && !s.under && s.domain.State == driver.Paused && s.domain.Reason == driver.ReasonMigrating
+}
+
 // unsettled: the domain is off for a reason that settles nothing, and a stream was asked
 // for whose end nobody knows: its QEMU may have died before the guest had left, or just
 // after. The conductor's table asks the destination (SourceOff there).

@@ -256,6 +256,48 @@ func TestPostCopy_OfAGuestThatEndsThere(t *testing.T) {
 	m.must("start it anew", m.b.Start(ctx, m.ref.Instance, false))
 }
 
+// TestReclaim_OfAGuestThatItsSecondJobHandedOver: it ended before it was post-copy, and libvirtd
+// was killed before it heard that the guest runs at the destination. Here it goes on only when
+// who asks has been told how it stands, and so has asked the destination.
+func TestReclaim_OfAGuestThatItsSecondJobHandedOver(t *testing.T) {
+	m := newBusy(t)
+	m.must("start stream", m.start())
+	ctx := t.Context()
+	m.must("end stream", m.a.EndStream(ctx, m.ref))
+	m.fleet.SetPace(drivertest.Pace{Tick: time.Millisecond})
+	m.a.fake.Fault(func(call, _ string) error {
+		if call != "StartPostCopy" {
+			return nil
+		}
+		// Of an idle guest: what holds it back is not enough. It may be over by now.
+		_ = m.a.fake.SetBandwidth(ctx, m.ref.Instance, 1<<40)
+		_ = m.a.fake.SetMaxDowntime(ctx, m.ref.Instance, time.Minute)
+		return fault.New(fault.Internal, "QEMU has not begun")
+	})
+	m.fleet.FaultPhase(func(phase, _ string) error {
+		if phase == drivertest.PhaseFinishReply {
+			m.a.fake.KillDaemon()
+		}
+		return nil
+	})
+	if err := m.a.StartPostCopy(ctx, m.ref, m.sent()); err == nil {
+		t.Fatal("the guest has switched")
+	}
+	m.must("start libvirtd", m.a.fake.StartDaemon())
+	if d, err := m.a.fake.Domain(ctx, m.ref.Instance); err != nil || d.State != driver.Paused || d.Reason != driver.ReasonMigrating {
+		t.Fatalf("here it is %s (%s), %v", d.State, d.Reason, err)
+	}
+	m.state("b", m.ref.Instance, driver.Running)
+	m.wantKind("reclaim", m.a.Reclaim(ctx, m.ref), fault.InDoubt)
+	m.state("a", m.ref.Instance, driver.Paused)
+	if st := m.status(); st.InFlight || !st.PostCopy || st.Domain.State != "paused" {
+		t.Errorf("it is said to be %+v", st)
+	}
+	m.must("destroy there", m.b.fake.Destroy(ctx, m.ref.Instance))
+	m.back()
+	m.state("a", m.ref.Instance, driver.Running)
+}
+
 // over hands the guest over, and ends the move.
 func (m *move) over() {
 	m.t.Helper()

@@ -14,7 +14,8 @@ import (
 func (s *Streams) Status(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
 	st, err := s.status(ctx, ref)
 	off := st.Domain.State == string(driver.ShutOff) && !Settles(driver.Reason(st.Domain.Reason))
-	s.noteTold(ref, err == nil && off && !st.Left && !st.InFlight)
+	held := st.PostCopy && st.Domain.State == string(driver.Paused) && st.Domain.Reason == string(driver.ReasonMigrating)
+	s.noteTold(ref, err == nil && (off || held) && !st.Left && !st.InFlight)
 	return st, fault.Wrap(err, "status of the stream of migration %s on %s", ref.Migration, s.o.Host)
 }
 
