@@ -53,7 +53,7 @@ func harness(t testing.TB) drivertest.Harness {
 				Source: f.Host("a"), Destination: f.Host("b"), DestinationURI: "qemu+tls://b/system", Lacks: "avx512f",
 				Slow: pace(drivertest.Pace{Rate: 100 << 20, DirtyRate: 100 << 20}), Fast: pace(drivertest.Pace{}),
 				Endless: func(testing.TB, *driver.Migration) {
-					pace(drivertest.Pace{Rate: 1 << 30, DirtyRate: 4 << 30, MaxDowntime: 10 * time.Millisecond})()
+					pace(drivertest.Pace{Rate: 8 << 30, DirtyRate: 32 << 30, MaxDowntime: time.Millisecond})()
 				},
 				HeavyXML: document, Filled: func(testing.TB, string) {}, Warm: func(testing.TB, string) {},
 				Break:   func(_ testing.TB, id string) { f.BreakPostCopy(id) },

@@ -15,13 +15,14 @@ import (
 // underControl are the properties of a migration that somebody watches and steers.
 func underControl() []property {
 	return []property{
-		migration("Migrate_TellsOfItsIterations", func(t testing.TB, v *move) {
+		migration("Migrate_TellsHowItConverges", func(t testing.TB, v *move) {
 			eventually(t, "Health", func() bool { return v.Source.Health() == nil })
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			ch, err := v.Source.Events(ctx)
 			must(t, "Events", err)
 			v.Endless(t, &v.m)
+			v.m.AutoConverge, v.m.Throttle = true, driver.Throttle{Initial: 35, Increment: 20}
 			done, _ := v.start(t)
 			for pass := 0; pass < 3; {
 				e := await(t, ch, driver.EventIteration, v.id)
@@ -36,12 +37,6 @@ func underControl() []property {
 					t.Errorf("the job is at pass %d, and one began that is its %dth", j.Iteration, pass)
 				}
 			}
-			v.giveUp(t, done)
-		}),
-		migration("Migrate_AutoConvergeSlowsTheGuest", func(t testing.TB, v *move) {
-			v.Endless(t, &v.m)
-			v.m.AutoConverge, v.m.Throttle = true, driver.Throttle{Initial: 35, Increment: 20}
-			done, _ := v.start(t)
 			var seen []int
 			eventually(t, "a second step of the throttle", func() bool {
 				j, err := v.src.Job(within(t), v.id)
@@ -49,10 +44,10 @@ func underControl() []property {
 				if j.Throttle > 0 && !slices.Contains(seen, j.Throttle) {
 					seen = append(seen, j.Throttle)
 				}
-				return len(seen) > 1
+				return len(seen) > 0 && seen[len(seen)-1] >= 55
 			})
-			if seen[0] != 35 || seen[1] != 55 {
-				t.Errorf("the guest is slowed down by %v per cent, want by 35, then by 55", seen)
+			if slices.ContainsFunc(seen, func(n int) bool { return n < 99 && (n-35)%20 != 0 }) {
+				t.Errorf("the guest is slowed down by %v per cent, want by 35, then by 20 more each time", seen)
 			}
 			v.giveUp(t, done)
 		}),
@@ -61,6 +56,7 @@ func underControl() []property {
 			v.m.Paused = false
 			done, _ := v.start(t)
 			must(t, "Suspend", v.Source.Suspend(within(t), v.id))
+			must(t, "SetBandwidth", v.src.SetBandwidth(within(t), v.id, 0)) // it need not last
 			must(t, "Migrate", v.end(t, done))
 			if d := wantState(t, v.Source, v.id, driver.ShutOff); d.Reason != driver.ReasonMigrated {
 				t.Errorf("source is %+v, want shut off (migrated)", d)

@@ -54,7 +54,10 @@ func postCopies() []property {
 		migrationOf("Recovery_GoesOnAfterABreak", heavy, func(t testing.TB, v *move) {
 			recoverer := found(t, v.Source, driver.PostCopyRecovery)
 			done := v.postCopied(t)
-			for range 2 { // what broke once may break again
+			for again := range 2 { // what broke once may break again
+				if again > 0 {
+					must(t, "FailPostCopy", recoverer.FailPostCopy(within(t), v.id))
+				}
 				v.Break(t, v.id)
 				wantKind(t, "the broken call", v.end(t, done), fault.InDoubt)
 				v.broken(t, v.Source)
@@ -65,10 +68,13 @@ func postCopies() []property {
 				if d := v.broken(t, v.Destination); d.State != driver.Running {
 					t.Errorf("the destination is %s (%s), want it to run on", d.State, d.Reason)
 				}
-				again := make(chan error, 1)
-				go func() { again <- recoverer.RecoverPostCopy(context.Background(), v.id, v.m) }()
-				v.inPostCopy(t)
-				done = again
+				done = v.recovered(t, recoverer)
+			}
+			j, err := v.src.Job(within(t), v.id)
+			must(t, "Job", err)
+			// QEMU overshoots by a quarter, and what is asked for goes before all.
+			if bound := uint64(2 * float64(v.m.PostCopyBandwidth) * (j.Elapsed.Seconds() + 1)); j.MemoryProcessed > bound {
+				t.Errorf("%d bytes are sent after %v, at %d bytes a second at most", j.MemoryProcessed, j.Elapsed, v.m.PostCopyBandwidth)
 			}
 			must(t, "SetBandwidth in post-copy", v.src.SetBandwidth(within(t), v.id, 0))
 			v.Fast()
@@ -81,9 +87,9 @@ func postCopies() []property {
 				return d.State == driver.Running && d.Reason == driver.ReasonMigrated && d.Persistent
 			})
 		}),
-		migrationOf("Recovery_FailsWhatIsDeadByOrder", heavy, func(t testing.TB, v *move) {
+		migration("Recovery_FailsWhatIsDeadByOrder", func(t testing.TB, v *move) {
 			recoverer := found(t, v.Source, driver.PostCopyRecovery)
-			done := v.postCopied(t)
+			done := v.trickle(t)
 			wantKind(t, "RecoverPostCopy of one in flight", recoverer.RecoverPostCopy(within(t), v.id, v.m), fault.Busy)
 			for range 2 {
 				must(t, "FailPostCopy", recoverer.FailPostCopy(within(t), v.id))
@@ -91,17 +97,10 @@ func postCopies() []property {
 					t.Errorf("source is %s (%s), want paused (post-copy failed)", d.State, d.Reason)
 				}
 			}
-			// Its end of the connection is closed too, now or by the one who forwards it.
+			// The destination's end is closed too, now or by the one who forwards it.
 			v.Break(t, v.id)
 			v.broken(t, v.Destination)
 			wantKind(t, "the broken call", v.end(t, done), fault.InDoubt)
-			v.Fast()
-			v.m.PostCopyBandwidth = 0
-			again := make(chan error, 1)
-			go func() { again <- recoverer.RecoverPostCopy(context.Background(), v.id, v.m) }()
-			must(t, "RecoverPostCopy", v.end(t, again))
-			wantState(t, v.Source, v.id, driver.ShutOff)
-			wantState(t, v.Destination, v.id, driver.Running)
 		}),
 		migration("Recovery_NeedsABrokenPostCopy", func(t testing.TB, v *move) {
 			recoverer := found(t, v.Source, driver.PostCopyRecovery)
@@ -128,30 +127,69 @@ func postCopies() []property {
 
 func heavy(_ testing.TB, _ *bench, p Pair, name, id string) string { return p.HeavyXML(name, id) }
 
-// postCopied is a guest that runs at the destination, while most of its memory is still
-// here, and comes through sockets.
+// postCopied is a guest that has run at the destination for a while, while most of its
+// memory is still here, and comes through sockets.
 func (v *move) postCopied(t testing.TB) (done <-chan error) {
 	t.Helper()
-	poster := found(t, v.Source, driver.PostCopy)
 	name := domainOf(t, v.Source, v.id).Name
 	v.Filled(t, name)
+	done = v.trickle(t)
+	v.Warm(t, name)
+	return done
+}
+
+// trickle sends a guest by post-copy, so slowly that it ends neither before nor soon after.
+func (v *move) trickle(t testing.TB) (done <-chan error) {
+	t.Helper()
+	poster := found(t, v.Source, driver.PostCopy)
 	v.Forward(t, v.id, &v.m)
 	v.m.PostCopy, v.m.Paused = true, false
-	v.m.Bandwidth, v.m.MaxDowntime, v.m.PostCopyBandwidth = 1<<20, time.Millisecond, 1<<20
+	v.m.Bandwidth, v.m.MaxDowntime, v.m.PostCopyBandwidth = 1<<20, time.Millisecond, 2<<20
 	done, _ = v.begin(t)
 	must(t, "StartPostCopy", poster.StartPostCopy(within(t), v.id))
 	v.inPostCopy(t)
-	v.Warm(t, name)
 	return done
 }
 
 // inPostCopy waits until the guest runs there.
 func (v *move) inPostCopy(t testing.TB) {
 	t.Helper()
-	eventually(t, "post-copy", func() bool {
-		a, b := domainOf(t, v.Source, v.id), domainOf(t, v.Destination, v.id)
-		return a.State == driver.Paused && a.Reason == driver.ReasonPostCopy && b.State == driver.Running && b.Reason == driver.ReasonPostCopy
+	eventually(t, "post-copy", func() bool { return v.isInPostCopy(t) })
+}
+
+func (v *move) isInPostCopy(t testing.TB) bool {
+	t.Helper()
+	a, b := domainOf(t, v.Source, v.id), domainOf(t, v.Destination, v.id)
+	return a.State == driver.Paused && a.Reason == driver.ReasonPostCopy && b.State == driver.Running && b.Reason == driver.ReasonPostCopy
+}
+
+// recovered goes on with a post-copy that broke, as often as the hypervisor says that it is
+// not ready, and returns when it goes on, or is over.
+func (v *move) recovered(t testing.TB, recoverer driver.PostCopyRecoverer) (done <-chan error) {
+	t.Helper()
+	attempt := func() <-chan error {
+		ch := make(chan error, 1)
+		go func() { ch <- recoverer.RecoverPostCopy(context.Background(), v.id, v.m) }()
+		return ch
+	}
+	over := make(chan error, 1)
+	current := attempt()
+	eventually(t, "post-copy to go on", func() bool {
+		select {
+		case err := <-current:
+			if err == nil {
+				over <- nil
+				current = over
+				return true
+			}
+			wantKind(t, "RecoverPostCopy", err, fault.InDoubt)
+			v.broken(t, v.Source)
+			current = attempt()
+		default:
+		}
+		return v.isInPostCopy(t)
 	})
+	return current
 }
 
 // broken waits until one side has noticed that its post-copy broke.
