@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
@@ -229,6 +230,9 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		}
 		why := how.why
 		if how.state == followBroken {
+			if b := s.boundSince(t, StepPostCopy); b > 0 {
+				stream.Options.PostCopyBandwidth = b
+			}
 			err := s.recoverPostCopy(ctx, stream, limits.Setup, why)
 			if cause := context.Cause(ctx); cause != nil {
 				return nil, cause
@@ -264,6 +268,21 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		}
 		pause = min(2*pause, recoverLonger)
 	}
+}
+
+// boundSince is the bandwidth that somebody set last since a step began; 0 for none. A connection
+// that is made anew begins with what it is told.
+func (s *story) boundSince(t *task.Task, step string) uint64 {
+	st := t.State()
+	begun, _ := st.Step(step)
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	for _, row := range slices.Backward(s.rec.Control) {
+		if row.Bandwidth > 0 && row.Done && !row.At.Before(begun.Begun) {
+			return row.Bandwidth
+		}
+	}
+	return 0
 }
 
 // recoverPostCopy has the source make a broken connection anew, once.

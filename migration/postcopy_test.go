@@ -161,6 +161,29 @@ func TestPostCopy_OfAGuestThatEndsMeanwhile(t *testing.T) {
 	}
 }
 
+// TestPostCopy_MadeWholeWithTheBandwidthThatWasSet, not with the one that it began with.
+func TestPostCopy_MadeWholeWithTheBandwidthThatWasSet(t *testing.T) {
+	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, breakAt: 4, want: completed}, faults{})
+	w.inProcess(func(p *simruntime.Process, c *migration.Conductor) {
+		asked := move
+		asked.Options = w.script.options
+		if _, err := c.LiveMigrate(context.Background(), asked); err != nil {
+			t.Fatal(err)
+		}
+		until(t, p, c, "post-copy", func(m migration.Migration) bool { return m.Step == migration.StepFollowPostCopy })
+		for _, b := range []uint64{1 << 20, 7 << 20} {
+			if err := c.Tune(context.Background(), moveUUID, migration.Tuning{Bandwidth: b}, "ops"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		until(t, p, c, "done", migration.Migration.Done)
+	})
+	w.report("bandwidth")
+	if diff := cmp.Diff([]uint64{7 << 20}, w.hosts["a"].recovered); diff != "" {
+		t.Errorf("made whole with (-want +got):\n%s", diff)
+	}
+}
+
 // TestPostCopy_HandedOverBeforeIt: a second job that ended before it was post-copy let the guest
 // run at the destination, and the source's libvirtd died before it heard of that. The guest does
 // not go on here, nor is its copy there ended, before a person has looked.

@@ -13,6 +13,7 @@ import (
 type simPostCopy struct {
 	endWanted map[string]bool // by migration/attempt
 	second    map[string]bool
+	recovered []uint64 // bandwidths with which a post-copy was made whole
 }
 
 func newSimPostCopy() simPostCopy {
@@ -64,7 +65,7 @@ func (h *simHost) StartPostCopy(_ context.Context, ref migration.Ref, s migratio
 	return nil
 }
 
-func (h *simHost) RecoverPostCopy(_ context.Context, _ migration.Ref, _ migration.Stream) error {
+func (h *simHost) RecoverPostCopy(_ context.Context, _ migration.Ref, s migration.Stream) error {
 	if err := h.hypervisor(); err != nil {
 		return err
 	}
@@ -76,6 +77,7 @@ func (h *simHost) RecoverPostCopy(_ context.Context, _ migration.Ref, _ migratio
 	}
 	*h.domain, *h.job.to.domain = simDomain{"paused", "post-copy"}, simDomain{"running", "post-copy"}
 	h.job.p.Phase, h.job.stands = "post-copy", false
+	h.recovered = append(h.recovered, s.Options.PostCopyBandwidth)
 	return nil
 }
 
