@@ -70,14 +70,7 @@ func postCopies() []property {
 				}
 				done = v.recovered(t, recoverer)
 			}
-			j, err := v.src.Job(within(t), v.id)
-			must(t, "Job", err)
-			// QEMU overshoots by a quarter, and what is asked for goes before all.
-			if bound := uint64(2 * float64(v.m.PostCopyBandwidth) * (j.Elapsed.Seconds() + 1)); j.MemoryProcessed > bound {
-				t.Errorf("%d bytes are sent after %v, at %d bytes a second at most", j.MemoryProcessed, j.Elapsed, v.m.PostCopyBandwidth)
-			}
 			must(t, "SetBandwidth in post-copy", v.src.SetBandwidth(within(t), v.id, 0))
-			v.Fast()
 			must(t, "RecoverPostCopy", v.end(t, done))
 			if d := wantState(t, v.Source, v.id, driver.ShutOff); d.Reason != driver.ReasonMigrated {
 				t.Errorf("source is %+v, want shut off (migrated)", d)
@@ -145,7 +138,8 @@ func (v *move) trickle(t testing.TB) (done <-chan error) {
 	v.Forward(t, v.id, &v.m)
 	v.m.PostCopy, v.m.Paused = true, false
 	v.m.Bandwidth, v.m.MaxDowntime, v.m.PostCopyBandwidth = 1<<20, time.Millisecond, 2<<20
-	done, _ = v.begin(t)
+	v.Fast() // its bounds alone make it last
+	done, _ = v.start(t)
 	must(t, "StartPostCopy", poster.StartPostCopy(within(t), v.id))
 	v.inPostCopy(t)
 	return done
