@@ -55,7 +55,9 @@ func harness(t testing.TB) drivertest.Harness {
 				Endless: func(testing.TB, *driver.Migration) {
 					pace(drivertest.Pace{Rate: 8 << 30, DirtyRate: 32 << 30, MaxDowntime: time.Millisecond})()
 				},
-				HeavyXML: document, Filled: func(testing.TB, string) {}, Warm: func(testing.TB, string) {},
+				HeavyXML: document, Filled: func(testing.TB, string) {},
+				// In which all of it would come, were it not for the bound.
+				Warm:    func(testing.TB, string) { <-time.After(100 * time.Millisecond) },
 				Break:   func(_ testing.TB, id string) { f.BreakPostCopy(id) },
 				DiskXML: func(_ testing.TB, name, id string) string { return document(name, id) },
 				Forward: func(_ testing.TB, id string, m *driver.Migration) func() (control, memory, disks int) {
