@@ -96,9 +96,9 @@ func crowdStories() []*Story {
 	}
 }
 
-// drawCrowd makes a story by chance in which more guests want to move than may at once, half of
-// those of guests that do not converge.
-func drawCrowd(r *rand.Rand) *Story {
+// drawCrowd makes a story by chance in which more guests want to move than may at once; busy ones
+// do not converge.
+func drawCrowd(r *rand.Rand, busy bool) *Story {
 	n := 2 + r.IntN(2)
 	s := &Story{Hosts: hosts(n), Sharing: r.IntN(2) == 0, Streams: true, Pace: slow, Outbound: 1 + r.IntN(2)}
 	if r.IntN(3) == 0 {
@@ -108,7 +108,7 @@ func drawCrowd(r *rand.Rand) *Story {
 		s.Link = 1
 	}
 	o := migration.Options{}
-	if r.IntN(2) == 0 {
+	if busy {
 		s.Pace, o = hot, byHalves()
 	}
 	for i := range 3 + r.IntN(2) {

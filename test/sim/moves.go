@@ -189,10 +189,12 @@ func (w *world) settled() bool {
 			return false
 		}
 	}
+	over := true
 	for _, m := range w.moves {
-		if !w.isOver(m) {
-			return false
-		}
+		over = w.isOver(m) && over // of each: an operator may be wanted
+	}
+	if !over {
+		return false
 	}
 	for _, d := range w.deaths {
 		if d.Forget && d.forget == unsaid {

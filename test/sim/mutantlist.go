@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"berth/claims"
@@ -65,9 +66,7 @@ func Mutants() []Mutant {
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCleanUp{h} }},
 		{Name: "commit-forgotten", Rare: true, What: "the answer to a repeated commit is a refusal",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return onceCommit{h, a} }},
-		{Name: "outbound-unbounded", What: "any number of live moves leave a host at once", Unbounded: ofHost},
-		{Name: "link-unbounded", What: "any number of live moves go between two hosts at once", Unbounded: ofLink},
-	}, append(append(append(coldMutants(), apartMutants()...), evacuationMutants()...), drainMutants()...)...)
+	}, slices.Concat(coldMutants(), apartMutants(), evacuationMutants(), drainMutants(), liveMutants())...)
 }
 
 // hasty says that writes of a bucket are durable a while before they are.

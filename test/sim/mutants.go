@@ -40,8 +40,8 @@ type Mutant struct {
 	Drain  func(*agent, drain.Host, task.Store, drain.Limits) (drain.Host, task.Store, drain.Limits)
 	Drains bool
 
-	PostCopy func(a *agent, h *host.Host) migration.PostCopySource
-
+	PostCopy  func(a *agent, h *host.Host) migration.PostCopySource
+	Halves    bool   // it is looked for in stories alone of guests that do not converge
 	Unbounded string // the limit of live moves that agents do not hold; see ofHost
 }
 

@@ -115,14 +115,14 @@ func (w *world) inHalves(g *guest, host, what string) {
 }
 
 // halfEnds is called when a half of a guest is no more: where it did not come together, what the
-// other has is no guest any more either, but nobody of ours may be who ended it.
+// other has is no guest any more either. Nobody of ours may be who ends the first of the two.
 func (w *world) halfEnds(g *guest, host, what string) {
 	for _, c := range g.copies {
 		if c == whole {
 			return // all of it had come
 		}
 	}
-	if w.stopping == [2]string{host, g.uuid} && !g.givenUp {
+	if w.stopping == [2]string{host, g.uuid} && !g.givenUp && !g.torn {
 		w.violate("the agent of %s stops %s (%s), of which that was a half", host, g.name, what)
 	}
 	g.mayBeOff, g.torn = true, true

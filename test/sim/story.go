@@ -195,8 +195,8 @@ func drawStory(r *rand.Rand, m *Mutant) *Story {
 	if m != nil && (m.Drain != nil || m.Drains) {
 		return drawDrain(r)
 	}
-	if m != nil && m.Unbounded != "" {
-		return drawCrowd(r)
+	if m != nil && (m.Unbounded != "" || m.Halves) {
+		return drawCrowd(r, m.Halves || r.IntN(2) == 0)
 	}
 	if m != nil && m.Dies {
 		return drawEvacuation(r)

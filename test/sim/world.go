@@ -183,7 +183,7 @@ func newWorld(o Options) *world {
 		w.story = drawDrain(rand.New(rand.NewPCG(o.Seed, 2)))
 	}
 	if w.story == nil && w.mutant == nil && o.Seed%crowdEvery == crowdEvery/2 {
-		w.story = drawCrowd(rand.New(rand.NewPCG(o.Seed, 2)))
+		w.story = drawCrowd(rand.New(rand.NewPCG(o.Seed, 2)), o.Seed%(2*crowdEvery) < crowdEvery)
 	}
 	if w.story == nil {
 		w.story = drawStory(rand.New(rand.NewPCG(o.Seed, 2)), w.mutant)
