@@ -78,5 +78,5 @@ func (s *story) seenInPostCopy(ctx context.Context, m Migration) bool {
 		return err
 	})
 	fact := sourceFact(&st, true)
-	return err == nil && (fact == SourcePostCopy || fact == SourceMigrated)
+	return err == nil && (fact == SourcePostCopy || fact == SourceLost || fact == SourceMigrated)
 }

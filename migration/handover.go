@@ -16,6 +16,7 @@ const (
 	SourceMemory   SourceFact = "memory"    // no job, and the domain has its memory: running, paused, …
 	SourcePostCopy SourceFact = "post-copy" // paused (post-copy), broken or not: the destination runs the guest, and half of its memory is here
 	SourceHeld     SourceFact = "held"      // the second job is over, and the domain stands still with its memory: it may run at the destination
+	SourceLost     SourceFact = "lost"      // it was seen in post-copy, and is no more
 	SourceMigrated SourceFact = "migrated"  // shut off (migrated), or recorded to have left
 	SourceEnded    SourceFact = "ended"     // shut off (shutdown) or (destroyed): somebody ended the guest here
 	SourceOff      SourceFact = "off"       // shut off for another reason: crashed, failed, or unknown after a restart of libvirtd
@@ -115,7 +116,7 @@ var handoverTable = []handoverRow{
 		action: ActionCommit, why: "the source's ledger has surrendered the token to this attempt"},
 	{ledger: []Ledger{LedgerElsewhere},
 		action: ActionInDoubt, why: "the source does not hold the token, and did not give it to this attempt"},
-	{ledger: []Ledger{LedgerReclaimed}, source: []SourceFact{SourcePostCopy, SourceMigrated, SourceVanished, SourceRemoved},
+	{ledger: []Ledger{LedgerReclaimed}, source: []SourceFact{SourcePostCopy, SourceLost, SourceMigrated, SourceVanished, SourceRemoved},
 		action: ActionInDoubt, why: "the source refused any commit, yet its domain has left"},
 	{ledger: []Ledger{LedgerReclaimed},
 		action: ActionReclaim, why: "the source has already decided to keep the guest"},
@@ -135,6 +136,8 @@ var handoverTable = []handoverRow{
 		action: ActionCommit, why: "the source's domain has left: the destination's paused copy is the only one"},
 	{source: []SourceFact{SourcePostCopy},
 		action: ActionCommit, why: "post-copy has begun: the guest runs at the destination, and the rest of its memory can only follow it"},
+	{source: []SourceFact{SourceLost},
+		action: ActionCommit, why: "post-copy had begun: the guest is the destination's, and the part of its memory that was at the source is lost"},
 	{source: []SourceFact{SourceEnded},
 		action: ActionReclaim, why: "the guest was ended at the source during the move, and stays there"},
 	{source: []SourceFact{SourceHeld, SourceOff, SourceVanished, SourceRemoved}, word: []WordFact{WordDestination},
@@ -232,6 +235,8 @@ func sourceFact(st *StreamStatus, persistent bool) SourceFact {
 	// somebody started it, is another matter.
 	case st.Left && (!st.Domain.Exists || st.Domain.State == "shut off"):
 		return SourceMigrated
+	case st.Half && (!st.Domain.Exists || st.Domain.State == "shut off"):
+		return SourceLost
 	// Before the job, which goes on in it.
 	case inPostCopy(st.Domain):
 		return SourcePostCopy

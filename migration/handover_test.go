@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourcePostCopy, SourceHeld, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
+	allSources = []SourceFact{SourceSilent, SourceJob, SourceMemory, SourcePostCopy, SourceHeld, SourceLost, SourceMigrated, SourceEnded, SourceOff, SourceVanished, SourceRemoved}
 	allDests   = []DestinationFact{DestinationUnasked, DestinationSilent, DestinationNone, DestinationArriving, DestinationArrived, DestinationRunning, DestinationPostCopy}
 	allJournal = []JournalFact{JournalStreaming, JournalSeen, JournalUndoing, JournalCommitted}
 	allLedgers = []Ledger{LedgerUnknown, LedgerHere, LedgerSurrendered, LedgerReclaimed, LedgerElsewhere}
@@ -50,6 +50,7 @@ func TestHandover_EveryRow(t *testing.T) {
 		{Facts{Source: SourceMemory, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceMigrated, Destination: DestinationSilent, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
 		{Facts{Source: SourcePostCopy, Destination: DestinationPostCopy, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
+		{Facts{Source: SourceLost, Destination: DestinationNone, Journal: JournalUndoing, Ledger: LedgerHere}, ActionCommit},
 		{Facts{Source: SourceEnded, Destination: DestinationUnasked, Journal: JournalStreaming, Ledger: LedgerHere}, ActionReclaim},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalUndoing, Ledger: LedgerHere, Word: WordDestination}, ActionCommit},
 		{Facts{Source: SourceRemoved, Destination: DestinationArrived, Journal: JournalStreaming, Ledger: LedgerHere}, ActionInDoubt},
@@ -114,7 +115,7 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("commit while the source has the guest")
 		case action == ActionCommit && (f.Ledger == LedgerReclaimed || f.Ledger == LedgerElsewhere):
 			bad("commit of a token that the source will not or cannot give")
-		case action == ActionReclaim && (f.Source == SourcePostCopy || f.Source == SourceMigrated || f.Source == SourceRemoved || f.Source == SourceVanished && f.Destination != DestinationNone):
+		case action == ActionReclaim && (f.Source == SourcePostCopy || f.Source == SourceLost || f.Source == SourceMigrated || f.Source == SourceRemoved || f.Source == SourceVanished && f.Destination != DestinationNone):
 			bad("reclaim of a guest that has left")
 		case f.Source == SourceSilent && f.Ledger != LedgerReclaimed && f.Ledger != LedgerElsewhere && action != ActionWait:
 			bad("a decision about what cannot be seen")
@@ -124,7 +125,7 @@ func TestHandover_LawsHoldForAllFacts(t *testing.T) {
 			bad("the destination was asked already")
 		case f.Destination == DestinationPostCopy && f.Ledger == LedgerHere && f.Word == WordNone && action == ActionReclaim && !memory && f.Source != SourceEnded:
 			bad("reclaim of a guest of which half is there")
-		case (f.Source == SourceMigrated || f.Source == SourcePostCopy) && f.Ledger == LedgerHere && action != ActionCommit:
+		case (f.Source == SourceMigrated || f.Source == SourcePostCopy || f.Source == SourceLost) && f.Ledger == LedgerHere && action != ActionCommit:
 			bad("the destination's copy is the only one")
 		case f.Word == WordDestination && f.Ledger == LedgerHere && (action == ActionInDoubt || action == ActionAsk):
 			bad("in doubt, though an operator has said where the guest is")
@@ -162,6 +163,10 @@ func TestFacts_ReadLibvirtsWords(t *testing.T) {
 		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "migrated"}}, false, SourceMigrated},
 		{&StreamStatus{PostCopy: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "destroyed"}}, false, SourceOff}, // half a guest
 		{source(false, "paused", "migrating"), false, SourceMemory},                                                                 // libvirtd killed in Finish: not incoming
+		{&StreamStatus{PostCopy: true, Half: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "crashed"}}, false, SourceLost},
+		{&StreamStatus{PostCopy: true, Half: true}, true, SourceLost},
+		{&StreamStatus{PostCopy: true, Half: true, Left: true, Domain: DomainView{Exists: true, State: "shut off", Reason: "unknown"}}, false, SourceMigrated},
+		{&StreamStatus{PostCopy: true, Half: true, Domain: DomainView{Exists: true, State: "paused", Reason: "post-copy failed"}}, false, SourcePostCopy},
 		{source(false, "crashed", "panicked"), false, SourceMemory},
 		{source(false, "shut off", "crashed"), false, SourceOff},
 		{source(false, "shut off", "unknown"), false, SourceOff},

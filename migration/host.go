@@ -467,6 +467,8 @@ type StreamStatus struct {
 	EndWanted bool `json:"end_wanted,omitempty"`
 	// PostCopy: the attempt's second job has been asked for. All else here is of that one then.
 	PostCopy bool `json:"post_copy,omitempty"`
+	// Half: the domain was seen in post-copy by it.
+	Half bool `json:"half,omitempty"`
 }
 
 // DestinationStatus is the destination's view of its own copy.

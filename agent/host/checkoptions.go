@@ -22,6 +22,13 @@ import (
 // (VIR_MIGRATE_POSTCOPY_RESUME). Before it a network that breaks costs the guest.
 const minPostCopyLibvirt = 8_005_000
 
+// From libvirt 11.2.0 on the destination's daemon died of being asked to go on with a
+// post-copy; 11.4.0 mended it (libvirt's release notes; seen with 11.3.0).
+const (
+	diesOfRecovery     = 11_002_000
+	diesOfRecoveryEnds = 11_004_000
+)
+
 // postCopyNode is what a host by itself has against any guest's coming or going by post-copy.
 // Whether QEMU may ask for pages that are missing (userfaultfd) is QEMU's own to find out,
 // by kernel, user and guest: it refuses when the second job is prepared, with the guest whole.
@@ -37,6 +44,16 @@ func postCopyNode(d driver.Driver, node driver.Node, host string) []fault.Reason
 		out = append(out, fault.ReasonsOf(find())...)
 	}
 	return out
+}
+
+// postCopyComing is what a host has against a guest's coming, and not its going, by post-copy.
+func postCopyComing(node driver.Node, host string) []fault.Reason {
+	v := node.LibraryVersion
+	if node.Hypervisor != "QEMU" || v < diesOfRecovery || v >= diesOfRecoveryEnds {
+		return nil
+	}
+	return []fault.Reason{tooOld("post_copy_libvirt_dies", "libvirt", host, uint64(v), diesOfRecoveryEnds,
+		": since "+version(diesOfRecovery)+" its daemon dies when a post-copy whose network broke is to go on")}
 }
 
 // postCopyGuest is what keeps a guest from going by post-copy, whatever the hosts.
@@ -168,8 +185,8 @@ func (h *Host) checkOptionsHere(no *refusal, c migration.CheckRequest, doc docum
 	if c.Options.PostCopy != options.On {
 		return nil
 	}
-	reasons := append(postCopyNode(h.driver, node, h.o.Name), postCopyGuest(doc, c.Guest, nil)...)
-	return dropOrRefuse(no, c.PostCopyAsked, reasons)
+	reasons := append(postCopyNode(h.driver, node, h.o.Name), postCopyComing(node, h.o.Name)...)
+	return dropOrRefuse(no, c.PostCopyAsked, append(reasons, postCopyGuest(doc, c.Guest, nil)...))
 }
 
 // checkOptionsThere is what the source has against them.

@@ -60,6 +60,17 @@ func TestPostCopyNode_NeedsARecoveryOnEitherSide(t *testing.T) {
 	}
 }
 
+func TestPostCopyComing_NotToALibvirtThatDiesOfIt(t *testing.T) {
+	for version, want := range map[driver.Version]string{
+		9_000_000: "", 11_001_999: "", 11_002_000: "post_copy_libvirt_dies", 11_003_000: "post_copy_libvirt_dies", 11_004_000: "", 12_000_000: "",
+	} {
+		got := postCopyComing(driver.Node{Hypervisor: "QEMU", LibraryVersion: version}, "b")
+		if codesOf(got) != want {
+			t.Errorf("libvirt %d: %+v, want %q", version, got, want)
+		}
+	}
+}
+
 func TestOptionReasons_NameWhatTheHypervisorLacksAndTheMoveUses(t *testing.T) {
 	node := driver.Node{MigrationOptions: map[string]string{
 		"compression.zstd": "since 9.4", "zero_copy": "since 8.5", "migrate_disks_detect_zeroes": "since 10.9", "parallel_connections": "since 5.2",

@@ -246,11 +246,12 @@ func TestRPC_ConformsOnBackports(t *testing.T) {
 	l := lab.Start(t, lab.Options{Backports: []string{"host-b"}, Listen: true})
 	old, backports := l.Hosts[0], l.Hosts[1]
 	h := onQEMU(t, rpc.Dial, backports, old, backports)
-	// What may differ from one libvirt to the next; the rest is Berth's own code.
+	// What may differ from one libvirt to the next; the rest is Berth's own code. A destination
+	// with libvirt 11.3 dies when a post-copy is to go on: the agent does not begin one there.
 	h.Only = func(p string) bool {
 		return slices.Contains(drivertest.Properties("Node_", "Start_", "SuspendResume_", "Destroy_", "Undefine_", "Abilities_",
 			"Events_Tell", "GuestAgent_", "Statistics_", "Devices_Are", "Restart_",
-			"Migrate_PausedHandOver", "Migrate_AbortRollsBack", "Migrate_RefusesOptions", "Migrate_TakesEvery", "PostCopy_Runs", "Recovery_GoesOn", "CheckCPU_Names"), p)
+			"Migrate_PausedHandOver", "Migrate_AbortRollsBack", "Migrate_RefusesOptions", "Migrate_TakesEvery", "PostCopy_Runs", "CheckCPU_Names"), p)
 	}
 	if virsh(t, old, "--version") == virsh(t, backports, "--version") {
 		t.Log("the machine's own libvirt is as new as the backports': both hosts run it")

@@ -115,7 +115,7 @@ func (s Story) moments() []Moment {
 			if stage == migration.StageMove && strings.HasPrefix(one.Name, "share-nothing") != s.apart() {
 				continue
 			}
-			if one.Stage != stage || !theirs || one.InPlace == s.crosses() || strings.HasSuffix(one.Name, "by-itself") {
+			if one.Stage != stage || !theirs || one.InPlace == s.crosses() || strings.HasSuffix(one.Name, "by-itself") || strings.HasSuffix(one.Name, "post-copy") {
 				continue
 			}
 			for _, step := range one.Steps {

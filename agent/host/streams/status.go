@@ -39,6 +39,9 @@ func (s *Streams) status(ctx context.Context, ref migration.Ref) (migration.Stre
 	if st.EndWanted, err = s.endWanted(ref); err != nil {
 		return st, err
 	}
+	if st.Half, err = s.wasHalf(ref); err != nil {
+		return st, err
+	}
 	// The domain after the job: a job seen in flight beside a domain seen stopped
 	// afterwards is one that ended in between.
 	var job driver.Job

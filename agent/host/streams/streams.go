@@ -155,6 +155,12 @@ type Known struct {
 	Result   Result
 }
 
+// wasHalf reports whether the domain was seen in post-copy.
+func (s *Streams) wasHalf(ref migration.Ref) (bool, error) {
+	half, _, err := memory.Recall[bool](s.o.Memory, ref, MemoryHalf)
+	return half, err
+}
+
 // Known reads it.
 func (s *Streams) Known(ref migration.Ref) (Known, error) {
 	j, asked, found, err := s.current(ref)
@@ -165,7 +171,7 @@ func (s *Streams) Known(ref migration.Ref) (Known, error) {
 	if err != nil {
 		return Known{}, err
 	}
-	half, _, err := memory.Recall[bool](s.o.Memory, ref, MemoryHalf)
+	half, err := s.wasHalf(ref)
 	return Known{Asked: asked, Found: found, PostCopy: j == second, Half: half, Result: got.Result}, err
 }
 
