@@ -218,12 +218,42 @@ func (b *bed) leftovers(context.Context) (wrong []string) {
 	return wrong
 }
 
-var numbered = regexp.MustCompile(`/domain-\d+-`)
+// libvirt's directories of a running guest bear the guest's number, which its file of
+// what runs names.
+var (
+	numbered = regexp.MustCompile(`/domain-(\d+)-`)
+	number   = regexp.MustCompile(`<domain [^>]*\bid='(\d+)'`)
+)
+
+// numbers are those of the guests that libvirt knows to run on a host.
+func numbers(h *lab.Host) (out []string, err error) {
+	files, err := filepath.Glob(h.Path("/run/libvirt/qemu/*.xml"))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m := number.FindSubmatch(data); m != nil {
+			out = append(out, string(m[1]))
+		}
+	}
+	return out, nil
+}
 
 // things are a host's files that come and go with guests and moves, the disk left
 // out, and its processes.
 func (b *bed) things(h *lab.Host) ([]string, error) {
 	var out []string
+	run, err := numbers(h)
+	if err != nil {
+		return nil, fmt.Errorf("look at the guests of %s: %w", h.Name, err)
+	}
 	for _, dir := range []string{"/run/berth", "/var/lib/berth", images, "/run/libvirt/qemu", "/var/lib/libvirt/qemu", "/etc/libvirt/qemu"} {
 		err := filepath.WalkDir(h.Path(dir), func(path string, d os.DirEntry, err error) error {
 			if errors.Is(err, os.ErrNotExist) {
@@ -233,9 +263,11 @@ func (b *bed) things(h *lab.Host) ([]string, error) {
 				return err
 			}
 			inside := dir + strings.TrimPrefix(path, h.Path(dir))
-			// The disk has a rule of its own, and a libvirtd that is killed while it
-			// writes what it knows of a guest leaves the half of that for ever.
-			if inside == b.diskPath() || strings.HasSuffix(inside, ".xml.new") {
+			// The disk has a rule of its own. A libvirtd that is killed while it starts a
+			// guest leaves the guest's directories for ever, and while it writes what it
+			// knows of one, the half of that.
+			m := numbered.FindStringSubmatch(inside)
+			if inside == b.diskPath() || strings.HasSuffix(inside, ".xml.new") || m != nil && !slices.Contains(run, m[1]) {
 				return nil
 			}
 			inside = numbered.ReplaceAllString(inside, "/domain-N-")
