@@ -41,53 +41,60 @@ type Claim struct {
 
 // Host is a picture of one host.
 type Host struct {
-	Name    string
-	Summary string // "2 cells, 16 CPUs in 8 cores, 31.3 GiB of memory"
-	Guests  []Guest
-	Cells   []Cell
-	Loose   []Group // functions for guests whose cell nobody knows
-	Offline topology.CPUSet
-	Other   int // PCI functions that no guest may have
+	Name    string          `json:"name"`
+	Summary string          `json:"summary"` // "2 cells, 16 CPUs in 8 cores, 31.3 GiB of memory"
+	Guests  []Guest         `json:"guests"`
+	Cells   []Cell          `json:"cells"`
+	Loose   []Group         `json:"devices_of_no_cell,omitempty"` // functions for guests whose cell nobody knows
+	Offline topology.CPUSet `json:"offline_cpus"`
+	Other   int             `json:"other_pci_functions"` // PCI functions that no guest may have
 	// Unclaimed are names of guests that run here and hold nothing by the ledger.
-	Unclaimed []string
+	Unclaimed []string `json:"running_without_a_claim,omitempty"`
 	// Known is false while the hardware has not been read: then there are only guests.
-	Known bool
+	Known bool `json:"hardware_known"`
 	// Fitted is false while it is not known what guests may have; then no CPU has a role.
-	Fitted bool
+	Fitted bool `json:"room_known"`
 }
 
 // Guest is who holds something. Others name it by its index in Host.Guests.
 type Guest struct {
-	Mark      string // "A", "B", … "Z", "AA": short, and one guest's alone
-	Instance  string
-	Name      string
-	Stands    []string // of each of its claims
-	Resources topology.Resources
-	Holds     []string // in words, cell by cell: "cell 0: cpus 2,10", "512 pages of 2MiB", "0000:3b:00.2"
-	Floats    bool     // it is bound to no cell
-	Forced    bool
+	Mark      string             `json:"mark"` // "A", "B", … "Z", "AA": short, and one guest's alone
+	Instance  string             `json:"instance"`
+	Name      string             `json:"instance_name"`
+	Resources topology.Resources `json:"resources"`
+	Claims    []Held             `json:"claims"`
+	Floats    bool               `json:"floats"` // it is bound to no cell
+	Forced    bool               `json:"forced,omitempty"`
+}
+
+// Held is what one claim of a guest is and has, in words.
+type Held struct {
+	Stands string   `json:"stands"`          // "lives here"
+	Holds  []string `json:"holds,omitempty"` // "cell 0: cpus 2,10, 512 pages of 2MiB", "0000:3b:00.2"
 }
 
 // Cell is one NUMA cell. A cell with the id topology.UnknownCell has the CPUs that the kernel
 // puts in none.
 type Cell struct {
-	ID          topology.CellID
-	Packages    []int // whose CPUs it has; empty where the firmware tells none
-	MemoryBytes int64
-	Far         []Distance // to the other cells; empty where there are none or nobody knows
-	Cores       []Core
-	Pools       []Pool
-	Groups      []Group
+	ID          topology.CellID `json:"cell"`
+	Packages    []int           `json:"packages,omitempty"` // whose CPUs it has; empty where the firmware tells none
+	MemoryBytes int64           `json:"memory_bytes"`
+	Far         []Distance      `json:"distances,omitempty"` // to the other cells; empty where there are none or nobody knows
+	Cores       []Core          `json:"cores"`
+	Pools       []Pool          `json:"pages"`
+	Groups      []Group         `json:"devices,omitempty"`
 }
 
 // Distance is the firmware's cost of another cell's memory; 10 is that of one's own.
 type Distance struct {
-	Cell topology.CellID
-	Cost int
+	Cell topology.CellID `json:"cell"`
+	Cost int             `json:"distance"`
 }
 
 // Core is the CPUs of one core; one CPU where the kernel does not tell who shares.
-type Core struct{ CPUs []CPU }
+type Core struct {
+	CPUs []CPU `json:"cpus"`
+}
 
 // Role is what a CPU is for.
 type Role string
@@ -102,10 +109,10 @@ const (
 
 // CPU is one thread of a core.
 type CPU struct {
-	ID   int
-	Role Role
+	ID   int  `json:"cpu"`
+	Role Role `json:"role"`
 	// Holders are the guests that have it to themselves; more than one only by force.
-	Holders []Holder
+	Holders []Holder `json:"held_by,omitempty"`
 }
 
 // Use is what a guest has a CPU for.
@@ -120,42 +127,42 @@ const (
 
 // Holder is a guest that has a CPU.
 type Holder struct {
-	Guest int
-	Use   Use
-	VCPU  int // of UsePinned
+	Guest int `json:"guest"`
+	Use   Use `json:"use"`
+	VCPU  int `json:"vcpu"` // of UsePinned
 }
 
 // Pool is memory of one page size in one cell, in pages.
 type Pool struct {
-	Size     topology.PageSize
-	Ordinary bool // the smallest size of the host: memory that is no pool of huge pages
-	Total    int64
-	Reserved int64 // kept from guests
-	Used     int64 // of guests, what is on its way included
-	Shares   []Share
+	Size     topology.PageSize `json:"page_size"`
+	Ordinary bool              `json:"ordinary"` // the smallest size of the host: memory that is no pool of huge pages
+	Total    int64             `json:"total"`
+	Reserved int64             `json:"reserved"` // kept from guests
+	Used     int64             `json:"used"`     // of guests, what is on its way included
+	Shares   []Share           `json:"shares,omitempty"`
 }
 
 // Share is what a guest has of a pool.
 type Share struct {
-	Guest int
-	Pages int64
+	Guest int   `json:"guest"`
+	Pages int64 `json:"pages"`
 }
 
 // Group is functions of one PCI card that guests may have: a physical function, or its
 // virtual ones.
 type Group struct {
-	Of      topology.PCIAddress // the physical function, or the function itself
-	Product string              // "8086:1572", of the first
-	Devices []Device
+	Of      topology.PCIAddress `json:"of"` // the physical function, or the function itself
+	Product string              `json:"id"` // "8086:1572", of the first
+	Devices []Device            `json:"functions"`
 }
 
 // Device is one PCI function that guests may have.
 type Device struct {
-	Address topology.PCIAddress
-	Product string // "8086:154c"
-	Type    topology.PCIType
-	Unfit   string // why no guest gets it; empty where one may
-	Guests  []int  // who has it; more than one only by force
+	Address topology.PCIAddress `json:"address"`
+	Product string              `json:"id"` // "8086:154c"
+	Type    topology.PCIType    `json:"dev_type"`
+	Unfit   string              `json:"unfit,omitempty"`  // why no guest gets it; empty where one may
+	Guests  []int               `json:"guests,omitempty"` // who has it; more than one only by force
 }
 
 // Of makes the picture.
@@ -202,15 +209,10 @@ func (h *Host) guests(list []Claim) map[string]int {
 			h.Guests = append(h.Guests, Guest{Mark: mark(i), Instance: c.Instance, Name: printable(cmp.Or(c.Name, c.Instance)), Floats: true})
 		}
 		g := &h.Guests[i]
-		g.Stands = append(g.Stands, c.Stands)
+		g.Claims = append(g.Claims, Held{Stands: c.Stands, Holds: words(c.Assignment)})
 		g.Resources = g.Resources.Max(c.Resources) // of two claims it uses one
 		g.Floats = g.Floats && len(c.Assignment.Cells) == 0
 		g.Forced = g.Forced || c.Forced
-		for _, held := range words(c.Assignment) {
-			if !slices.Contains(g.Holds, held) {
-				g.Holds = append(g.Holds, held)
-			}
-		}
 	}
 	return index
 }
@@ -295,6 +297,7 @@ func (h *Host) holdCPU(id int, by Holder) {
 				cpu := &h.Cells[i].Cores[j].CPUs[k]
 				if cpu.ID == id && !slices.ContainsFunc(cpu.Holders, func(o Holder) bool { return o.Guest == by.Guest }) {
 					cpu.Holders = append(cpu.Holders, by)
+					slices.SortFunc(cpu.Holders, func(a, b Holder) int { return a.Guest - b.Guest })
 				}
 			}
 		}
@@ -316,4 +319,5 @@ func (c *Cell) holdPages(guest int, size topology.PageSize, mb int64) {
 		}
 	}
 	p.Shares = append(p.Shares, Share{Guest: guest, Pages: pages})
+	slices.SortFunc(p.Shares, func(a, b Share) int { return a.Guest - b.Guest })
 }

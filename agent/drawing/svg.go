@@ -289,9 +289,9 @@ func (c *canvas) device(d Device) (class, mark, words, instance string) {
 func (c *canvas) legend() {
 	h := c.host
 	if !h.Known || !h.Fitted {
-		words := "What of it guests may have is not known yet; berth status says why."
+		words := "What guests may have is not known yet: see berth status."
 		if !h.Known {
-			words = "The hardware could not be read; berth status says why."
+			words = "The hardware could not be read: see berth status."
 		}
 		c.text(margin, c.y+12, "words", words)
 		c.y += textLine + rowGap
@@ -334,10 +334,10 @@ func (c *canvas) guests() {
 	for i, g := range h.Guests {
 		fmt.Fprintf(&c.b, "<g class=\"%s\" data-instance=\"%s\"><rect x=\"%d\" y=\"%d\" width=\"28\" height=\"18\" rx=\"3\"/><text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n",
 			guestClass(i), escape(g.Instance), margin, c.y, margin+14, c.y+14, g.Mark)
-		fmt.Fprintf(&c.b, "<text class=\"words\" x=\"%d\" y=\"%d\"><tspan class=\"strong\">%s</tspan>  %s; %s</text>\n",
-			margin+38, c.y+13, escape(g.Name), escape(resources(g.Resources)), escape(strings.Join(g.Stands, "; ")))
+		fmt.Fprintf(&c.b, "<text class=\"words\" x=\"%d\" y=\"%d\"><tspan class=\"strong\">%s</tspan>  %s</text>\n",
+			margin+38, c.y+13, escape(g.Name), escape(resources(g.Resources)))
 		c.y += textLine + 4
-		for _, l := range fold(guestPlace(g), (pageWidth-2*margin-38)*10/wideText) {
+		for _, l := range guestPlace(g, (pageWidth-2*margin-38)*10/wideText) {
 			c.text(margin+38, c.y+10, "words dim", l)
 			c.y += textLine
 		}

@@ -49,7 +49,12 @@ func guestColour(i int) string { return guestColours[i%len(guestColours)] }
 // Text draws the host for a terminal, no wider than its style says but for names that are.
 func (h Host) Text(w io.Writer, style Style) error {
 	p := &page{w: bufio.NewWriter(w), width: max(style.Width, narrowest), colour: style.Colour, host: h}
-	p.put(line{{h.Name, "1"}, plain(": %s", h.Summary)})
+	head := line{{h.Name, "1"}, plain(": %s", h.Summary)}
+	if head.width() > p.width {
+		p.put(line{{h.Name, "1"}})
+		head = line{plain("%s", h.Summary)}
+	}
+	p.put(head)
 	for _, c := range h.Cells {
 		p.put(nil)
 		p.cell(c)
@@ -216,15 +221,39 @@ func (p *page) pool(pool Pool) line {
 	if pool.Ordinary {
 		name = "memory"
 	}
-	numbers := poolNumbers(pool)
-	width := p.width - 4 - label - 2 - 1 - 44
 	l := labelled(name, span{"▕", dim})
-	l = append(l, p.bar(pool, max(width, 8))...)
+	l = append(l, p.bar(pool, p.barWidth())...)
 	colour := ""
 	if pool.over() > 0 {
 		colour = alarm
 	}
-	return append(l, span{"▏", dim}, plain(" "), span{numbers, colour})
+	return append(l, span{"▏", dim}, plain(" "), span{p.numbers(pool), colour})
+}
+
+// leastBar is what a bar needs to say anything. Arbitrary.
+const leastBar = 10
+
+// besideBar is what else is in a line with a bar: frame, label, its ends and a blank.
+const besideBar = 4 + label + 3
+
+// barWidth is one for the whole picture: what the longest numbers leave.
+func (p *page) barWidth() int {
+	most := 0
+	for _, c := range p.host.Cells {
+		for _, pool := range c.Pools {
+			most = max(most, utf8.RuneCountInString(p.numbers(pool)))
+		}
+	}
+	return max(leastBar, p.width-besideBar-most)
+}
+
+// numbers are poolNumbers, or the beginning of them where the page is narrow.
+func (p *page) numbers(pool Pool) string {
+	text := poolNumbers(pool)
+	if utf8.RuneCountInString(text) > p.width-besideBar-leastBar {
+		text, _, _ = strings.Cut(text, ",")
+	}
+	return text
 }
 
 // over is how many pages more than there are are promised.
@@ -249,7 +278,7 @@ func poolNumbers(p Pool) string {
 	} else {
 		what = " " + plural(int(p.Total), "page")
 	}
-	out := fmt.Sprintf("%s of %s%s held", amount(p.used()), amount(p.Total), what)
+	out := fmt.Sprintf("%s of %s%s", amount(p.used()), amount(p.Total), what)
 	switch over := p.over(); {
 	case over > 0:
 		return out + ", " + amount(over) + " TOO MANY"
@@ -338,9 +367,9 @@ func (p *page) legend() []line {
 	h := p.host
 	switch {
 	case !h.Known:
-		return []line{{plain("The hardware could not be read; `berth status` says why.")}}
+		return []line{{plain("The hardware could not be read: see `berth status`.")}}
 	case !h.Fitted:
-		return []line{{plain("What of it guests may have is not known yet; `berth status` says why.")}}
+		return []line{{plain("What guests may have is not known yet: see `berth status`.")}}
 	}
 	seen := seenIn(h)
 	var out []line
@@ -357,7 +386,7 @@ func (p *page) legend() []line {
 	say(seen.emulator, span{sample + "e", guestColour(0)}, "the same, for its emulator threads")
 	say(seen.idle, span{sample + "i", guestColour(0)}, "the same, kept empty beside a CPU of the guest")
 	say(seen.coming, span{"+", ""}, "on its way to a guest")
-	say(seen.alarm, span{sample + "!", alarm}, "promised to more than one guest, or no dedicated CPU: `berth status` says whose")
+	say(seen.alarm, span{sample + "!", alarm}, "promised twice, or not dedicated: see `berth status`")
 	say(seen.lost, span{markLost, alarm}, "no guest can get it")
 	return out
 }
@@ -427,22 +456,23 @@ func (p *page) guests() {
 			p.put(nil)
 		}
 		p.put(line{
-			plain("  "), {fmt.Sprintf("%-3s", g.Mark), guestColour(i)}, {fmt.Sprintf("%-*s", min(names, 32), g.Name), "1"},
-			plain("  %s; %s", resources(g.Resources), strings.Join(g.Stands, "; ")),
+			plain("  "), {fmt.Sprintf("%-3s", g.Mark), guestColour(i)}, {fmt.Sprintf("%-*s", min(names, 32), g.Name), "1"}, plain("  %s", resources(g.Resources)),
 		})
-		for _, l := range fold(guestPlace(g), p.width-7) {
-			p.put(line{plain("       "), {l, dim}})
+		for _, l := range guestPlace(g, p.width-5) {
+			p.put(line{plain("     "), {l, dim}})
 		}
 	}
 	if len(h.Unclaimed) > 0 {
 		p.put(nil)
-		for i, l := range fold(h.Unclaimed, p.width-26) {
-			p.put(line{plain("%-24s", map[bool]string{true: "running without a claim"}[i == 0]), {l, alarm}})
+		for i, l := range fold(h.Unclaimed, p.width-25) {
+			p.put(line{plain("%-25s", map[bool]string{true: "running without a claim:"}[i == 0]), {l, alarm}})
 		}
 	}
 	if rest := notDrawn(h); rest != "" {
 		p.put(nil)
-		p.put(line{{rest, dim}})
+		for _, l := range fold([]string{rest}, p.width) {
+			p.put(line{{l, dim}})
+		}
 	}
 }
 
@@ -461,28 +491,47 @@ func notDrawn(h Host) string {
 	return "not drawn: " + strings.Join(rest, ", ")
 }
 
-// guestPlace is where a guest is, in phrases.
-func guestPlace(g Guest) []string {
+// guestPlace is what a guest's claims are and where it is by them, in lines.
+func guestPlace(g Guest, width int) []string {
 	var out []string
-	if g.Floats {
-		out = append(out, "floats over the shared CPUs and the memory of all cells")
-	}
-	out = append(out, g.Holds...)
-	if g.Forced {
-		out = append(out, "does not fit: it was found so")
+	for _, c := range g.Claims {
+		holds := c.Holds
+		if g.Floats {
+			holds = append([]string{"floats over the shared CPUs and the memory of all cells"}, holds...)
+		}
+		if g.Forced {
+			holds = append(holds[:len(holds):len(holds)], "does not fit: it was found so")
+		}
+		lines := fold(append([]string{c.Stands}, holds...), width-2)
+		for i := 1; i < len(lines); i++ {
+			lines[i] = "  " + lines[i]
+		}
+		out = append(out, lines...)
 	}
 	return out
 }
 
-// fold joins phrases to lines no wider than width, where the phrases allow.
+// fold joins phrases to lines no wider than width; a phrase that is wider is broken between its
+// words.
 func fold(phrases []string, width int) []string {
 	var out []string
+	join := func(piece, by string) {
+		if n := len(out); n > 0 && utf8.RuneCountInString(out[n-1]+by+piece) <= width {
+			out[n-1] += by + piece
+			return
+		}
+		out = append(out, piece)
+	}
 	for _, phrase := range phrases {
-		if n := len(out); n > 0 && utf8.RuneCountInString(out[n-1])+2+utf8.RuneCountInString(phrase) <= width {
-			out[n-1] += "; " + phrase
+		if utf8.RuneCountInString(phrase) <= width {
+			join(phrase, "; ")
 			continue
 		}
-		out = append(out, phrase)
+		by := "; "
+		for _, word := range strings.Fields(phrase) {
+			join(word, by)
+			by = " "
+		}
 	}
 	return out
 }
