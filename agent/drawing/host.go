@@ -165,6 +165,19 @@ type Device struct {
 	Guests  []int               `json:"guests,omitempty"` // who has it; more than one only by force
 }
 
+// Holds is what the guest has by all its claims, each thing once.
+func (g Guest) Holds() []string {
+	var out []string
+	for _, c := range g.Claims {
+		for _, held := range c.Holds {
+			if !slices.Contains(out, held) {
+				out = append(out, held)
+			}
+		}
+	}
+	return out
+}
+
 // Of makes the picture.
 func Of(in Input) Host {
 	h := Host{Name: in.Name, Known: in.Hardware != nil, Fitted: len(in.Rooms) > 0}
