@@ -103,6 +103,7 @@ type Agent struct {
 	shutdowns  *shutdowns
 	doctor     *doctor
 	metering   *metering
+	probes     *probes
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -194,7 +195,8 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 	}
-	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log, Tolerant: true})
+	a.metering, a.probes = newMetering(a), newProbes(a)
+	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log, Tolerant: true, Meter: a.metering.shown})
 	if err == nil {
 		err = a.ledger.missing(ctx, a.tracker.Unread())
 	}
@@ -279,7 +281,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
 	a.drainer = a.newDrainer()
-	a.shutdowns, a.doctor, a.metering = newShutdowns(a), newDoctor(a), newMetering(a)
+	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
 	a.server = api.NewServer(api.Options{
@@ -289,7 +291,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
 			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},
-		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
+		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state, Probes: a.probes,
 	})
 }
 
@@ -394,6 +396,7 @@ func (a *Agent) tasks() []task {
 		{"owner files", a.guardian.keepOwners},
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
+		{"probes", func(ctx context.Context) error { return a.probes.run(ctx, a.rt.Sleep) }},
 		{"metrics", a.metering.run},
 		{"metrics' port", a.metering.serve},
 	}

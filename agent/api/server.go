@@ -41,6 +41,8 @@ type Options struct {
 	// ledger is not known. The guard asks all the same, and whoever only reads. nil
 	// for never.
 	Closed func() error
+	// Probes answers HealthzPath and ReadyzPath at once; nil for nobody.
+	Probes http.Handler
 	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
 	BodyTimeout time.Duration
 }
@@ -163,6 +165,9 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
 			}
 		}()
+		if s.probes(w, r) {
+			return
+		}
 		if s.opt.Started != nil && r.URL.Path != guardPath {
 			select {
 			case <-s.opt.Started:
