@@ -99,7 +99,10 @@ func (c *Cell) furnish(rooms []Room, base topology.PageSize) {
 	})
 	if len(room.Pools) > 0 {
 		c.Pools = nil
-		for _, p := range room.Pools {
+		for i, p := range room.Pools {
+			if p.Total == 0 && p.Used == 0 && i > 0 {
+				continue // a size that the kernel could serve, and has no page of here
+			}
 			p.Ordinary, p.Shares = p.Size == base, nil
 			c.Pools = append(c.Pools, p)
 		}
