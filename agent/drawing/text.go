@@ -278,7 +278,7 @@ func poolNumbers(p Pool) string {
 	} else {
 		what = " " + plural(int(p.Total), "page")
 	}
-	out := fmt.Sprintf("%s of %s%s", amount(p.used()), amount(p.Total), what)
+	out := fmt.Sprintf("%s of %s%s held", amount(p.used()), amount(p.Total), what)
 	switch over := p.over(); {
 	case over > 0:
 		return out + ", " + amount(over) + " TOO MANY"
