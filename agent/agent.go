@@ -104,6 +104,8 @@ type Agent struct {
 	doctor     *doctor
 	metering   *metering
 	probes     *probes
+	auditLog   *auditLog
+	page       *page
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -284,6 +286,8 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
+	a.auditLog, a.page = newAuditLog(a), newPage(a)
+	a.auditLog.open()
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
@@ -292,6 +296,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},
 		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state, Probes: a.probes,
+		AuditLog: a.auditLog.write,
 	})
 }
 
@@ -399,6 +404,8 @@ func (a *Agent) tasks() []task {
 		{"probes", func(ctx context.Context) error { return a.probes.run(ctx, a.rt.Sleep) }},
 		{"metrics", a.metering.run},
 		{"metrics' port", a.metering.serve},
+		{"page", a.page.serve},
+		{"page's guests", a.page.run},
 	}
 }
 
@@ -506,6 +513,9 @@ func (a *Agent) close() error {
 	var errs []error
 	if a.host != nil {
 		a.host.Close()
+	}
+	if a.auditLog != nil {
+		errs = append(errs, a.auditLog.close())
 	}
 	if a.keeper != nil {
 		errs = append(errs, a.keeper.close())

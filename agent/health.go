@@ -125,6 +125,9 @@ func (h *health) conditions() []api.Condition {
 	if c, served := h.a.metering.condition(); served {
 		out = append(out, c)
 	}
+	if c, shown := h.a.page.condition(); shown {
+		out = append(out, c)
+	}
 	out = append(out, h.a.vigil.conditions()...)
 	out = append(out, h.a.faults.conditions()...)
 	now := h.a.rt.Now()

@@ -41,6 +41,9 @@ type Options struct {
 	// ledger is not known. The guard asks all the same, and whoever only reads. nil
 	// for never.
 	Closed func() error
+	// AuditLog keeps a line of each request that is to change something, before its caller
+	// is answered; it blocks on a file at most. nil for nobody.
+	AuditLog func(AuditEntry)
 	// Probes answers HealthzPath and ReadyzPath at once; nil for nobody.
 	Probes http.Handler
 	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
@@ -152,6 +155,8 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		id := requestID(r)
 		w.Header().Set(headerRequestID, id)
 		log := s.opt.Logger.With("request", id, "method", r.Method, "path", r.URL.Path)
+		rec := &recorder{ResponseWriter: w}
+		defer rec.told() // of a caller that got no answer
 		// A panic of a handler is a bug of one request, not of the agent.
 		defer func() {
 			switch p := recover(); p {
@@ -162,10 +167,10 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 				panic(p)
 			default:
 				log.Error("request panicked", "panic", p, "stack", string(debug.Stack()))
-				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
+				s.refuse(rec, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
 			}
 		}()
-		if s.probes(w, r) {
+		if s.probes(rec, r) {
 			return
 		}
 		if s.opt.Started != nil && r.URL.Path != guardPath {
@@ -193,7 +198,6 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			return
 		}
 		who.request = id
-		rec := &recorder{ResponseWriter: w}
 		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), identityKey{}, who)))
 		level := slog.LevelDebug
 		if rec.status >= 500 {
@@ -202,17 +206,6 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		log.Log(r.Context(), level, "request answered", "caller", who.caller.String(), "name", who.name, "status", rec.status, "duration", s.opt.Runtime.Now().Sub(begin))
 	})
 }
-
-// recorder remembers the status for the log.
-type recorder struct {
-	http.ResponseWriter
-	status int
-}
-
-func (r *recorder) WriteHeader(code int) { r.status = code; r.ResponseWriter.WriteHeader(code) }
-
-// Unwrap lets http.ResponseController reach the connection.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func requestID(r *http.Request) string {
 	if id := r.Header.Get(headerRequestID); id != "" && len(id) <= 64 {
@@ -230,11 +223,9 @@ func requestID(r *http.Request) string {
 // handler serves one row of the table.
 func (s *Server) handler(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if who := callerOf(r.Context()); rt.allow&who.caller == 0 {
-			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), fault.Reason{
-				Code: "caller", Message: "a caller by " + who.caller.String() + " may not do this", Have: who.caller.String(),
-				Change: map[bool]string{true: "this is for other hosts' agents alone", false: "use the local socket or an operator's certificate"}[rt.allow == hostsOnly],
-			}))
+		rec := s.audit(w, r, rt)
+		if refused := callerOf(r.Context()).refused(rt); refused != nil {
+			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), *refused))
 			return
 		}
 		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
@@ -267,6 +258,7 @@ func (s *Server) handler(rt route) http.Handler {
 			body = reflect.New(rt.in).Interface()
 			done, err := decodeBody(w, r, rt, body)
 			defer done()
+			rec.body = body
 			if err != nil {
 				s.refuse(w, r, err)
 				return
@@ -333,6 +325,9 @@ func (s *Server) answer(w http.ResponseWriter, status int, v any) {
 }
 
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if rec, ok := w.(*recorder); ok {
+		rec.err = err
+	}
 	if fault.KindOf(err) == fault.Internal {
 		s.opt.Logger.Error("request failed", "path", r.URL.Path, "error", err)
 	}

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/agent/api"
+)
+
+// pageOf asks for the page; status 0 where nobody answers.
+func pageOf(t *testing.T, network, address string) (status int, text string) {
+	t.Helper()
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+	resp, err := (&http.Client{Transport: tr, Timeout: meteringPatience}).Get("http://localhost/")
+	if err != nil {
+		return 0, ""
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// pageCondition is what berth status says of the page.
+func pageCondition(t *testing.T, client *api.Client) api.Condition {
+	t.Helper()
+	s, err := client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(s.Conditions, func(c api.Condition) bool { return c.Name == "page" })
+	if i < 0 {
+		return api.Condition{}
+	}
+	return s.Conditions[i]
+}
+
+// TestPage_IsShownBehindASocket with what the agent knows, though no hypervisor answers.
+func TestPage_IsShownBehindASocket(t *testing.T) {
+	t.Parallel()
+	c := settings(t, nowhere(t))
+	socket := filepath.Join(t.TempDir(), "web.sock")
+	c.Web.Listen = "unix:" + socket
+	client, _ := start(t, agentOptions(t, c))
+	disable(t, client, "a disk is broken")
+	var text string
+	await(t, "the page, and that the guests cannot be asked for", func() bool {
+		var status int
+		status, text = pageOf(t, "unix", socket)
+		return status == http.StatusOK && strings.Contains(text, errAbsent.Error()) && strings.Contains(text, "a disk is broken")
+	})
+	for _, want := range []string{"host-t", "mode <b>manage</b>", "libvirt"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
+	}
+	if got := pageCondition(t, client); got.Health != api.HealthOK || !strings.Contains(got.Detail, socket) {
+		t.Errorf("condition %+v", got)
+	}
+}
+
+// TestPage_WaitsForItsPort: a port that is taken is told, and tried again.
+func TestPage_WaitsForItsPort(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	c := settings(t, nowhere(t))
+	c.Web.Listen = taken.Addr().String()
+	client, _ := start(t, agentOptions(t, c))
+	await(t, "that the page's port is taken", func() bool {
+		got := pageCondition(t, client)
+		return got.Health == api.HealthDegraded && strings.Contains(got.Detail, "not shown") && len(got.Reasons) == 1 && got.Reasons[0].Change != ""
+	})
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the page", func() bool { status, _ := pageOf(t, "tcp", c.Web.Listen); return status == http.StatusOK })
+	await(t, "that the page is shown", func() bool { return pageCondition(t, client).Health == api.HealthOK })
+}
+
+// TestPage_IsNotShownToOthersWithoutCertificates, and not in plain text instead.
+func TestPage_IsNotShownToOthersWithoutCertificates(t *testing.T) {
+	t.Parallel()
+	c := settings(t, nowhere(t))
+	c.Web.Listen = ":0"
+	client, _ := start(t, agentOptions(t, c))
+	await(t, "that the page is not shown", func() bool {
+		got := pageCondition(t, client)
+		return got.Health == api.HealthDegraded && strings.Contains(got.Detail, "there are no certificates")
+	})
+}
+
+// TestPage_IsOffUnlessItIsAskedFor by default.
+func TestPage_IsOffUnlessItIsAskedFor(t *testing.T) {
+	t.Parallel()
+	client, _ := start(t, agentOptions(t, settings(t, nowhere(t))))
+	if got := pageCondition(t, client); got.Name != "" {
+		t.Errorf("condition %+v", got)
+	}
+}
