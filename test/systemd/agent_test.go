@@ -1,0 +1,456 @@
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"berth/test/fleet"
+)
+
+// service is the agent's.
+const service = "berth.service"
+
+// TestBoot is one machine's life: what comes later finds what was before.
+func TestBoot(t *testing.T) {
+	require(t)
+	dir := t.TempDir()
+	binary, err := fleet.Build(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := boot(t, installed(t, dir, binary, self))
+	began := time.Now()
+	for _, story := range []struct {
+		name string
+		tell func(*testing.T, *machine)
+	}{
+		{"what the package's scripts do", prepare},
+		{"the agent starts in its sandbox", starts},
+		{"hooks run outside of it", hooksRunOutside},
+		{"a hook that an agent left behind is ended", hooksAreFoundAgain},
+		{"what a guest needs begins", streamBegins},
+		{"a reload", reloads},
+		{"a reload with a fault in the file", reloadsFaults},
+		{"no request is lost over a restart", restarts},
+		{"killed", killed},
+		{"a panic", panics},
+		{"the watchdog", watchdog},
+		{"a configuration that is wrong", misconfigured},
+		{"the embedded Placement", placement},
+		{"stopped", stops},
+		{"what a guest needs has lived on", streamLives},
+	} {
+		t.Run(story.name, func(t *testing.T) {
+			m := &machine{t: t, init: m.init}
+			start := time.Now()
+			story.tell(t, m)
+			t.Logf("%.1f s", time.Since(start).Seconds())
+			if t.Failed() {
+				t.Logf("journal:\n%s", tail([]byte(m.journal(service)), 40))
+			}
+		})
+	}
+	t.Logf("%.1f s in all", time.Since(began).Seconds())
+}
+
+// installed are the files that a package would bring, and what the tests need besides: by their
+// paths in the machine, where they are here.
+func installed(t *testing.T, dir, binary, self string) map[string]string {
+	t.Helper()
+	files := map[string]string{"/usr/bin/berth": binary, "/usr/bin/berth-probe": self}
+	ours := "../../systemd/"
+	for here, there := range map[string]string{
+		"berth.service": "/usr/lib/systemd/system/", "berth.socket": "/usr/lib/systemd/system/",
+		"berth-placement.service": "/usr/lib/systemd/system/", "berth-stream@.service": "/usr/lib/systemd/system/",
+		"berth.sysusers.conf": "/usr/lib/sysusers.d/", "berth.tmpfiles.conf": "/usr/lib/tmpfiles.d/",
+	} {
+		path, err := filepath.Abs(ours + here)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[there+here] = path
+	}
+	// The probe is in the agent's place: in the same sandbox, by the same words.
+	text, err := os.ReadFile(ours + "berth.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe := string(text)
+	for was, is := range map[string]string{
+		"Type=notify\n":                              "Type=exec\n",
+		"ExecStart=/usr/bin/berth agent\n":           "ExecStart=/usr/bin/berth-probe\nEnvironment=" + probeEnv + "=%i\n",
+		"Restart=always\n":                           "Restart=no\n",
+		"WatchdogSec=60\n":                           "",
+		"Wants=network-online.target berth.socket\n": "",
+	} {
+		if !strings.Contains(probe, was) {
+			t.Fatalf("berth.service has no line %q", was)
+		}
+		probe = strings.Replace(probe, was, is, 1)
+	}
+	path := filepath.Join(dir, "berth-probe@.service")
+	if err := os.WriteFile(path, []byte(probe), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	files["/usr/lib/systemd/system/berth-probe@.service"] = path
+	return files
+}
+
+// configure writes the agent's configuration, to which more is added.
+func configure(m *machine, more string) {
+	m.write("/etc/berth/berth.toml", "[agent]\nname = \"here\"\n"+more, 0o644)
+}
+
+func prepare(t *testing.T, m *machine) {
+	configure(m, "")
+	m.run("systemd-sysusers")
+	m.run("systemd-tmpfiles", "--create", "berth.tmpfiles.conf")
+	m.run("systemctl", "daemon-reload")
+	// Nothing of the machine's network is there, and nothing waits for it.
+	m.run("systemctl", "start", "dbus.socket")
+	if groups := m.read("/etc/group"); !strings.Contains(groups, "\nberth:") {
+		t.Error("there is no group berth")
+	}
+	if users := m.read("/etc/passwd"); !strings.Contains(users, "\nberth-placement:") {
+		t.Error("there is no user berth-placement")
+	}
+}
+
+func starts(t *testing.T, m *machine) {
+	begin := time.Now()
+	m.run("systemctl", "start", service)
+	t.Logf("ready after %.2f s, %s KiB resident", time.Since(begin).Seconds(), m.status("VmRSS"))
+	if got := m.property(service, "ActiveState"); got != "active" {
+		t.Errorf("the agent is %s", got)
+	}
+	if got := m.property("berth.socket", "ActiveState"); got != "active" {
+		t.Errorf("its socket is %s", got)
+	}
+	if got := m.property(service, "StatusText"); !strings.HasPrefix(got, "observe, 0 guests") {
+		t.Errorf("it says of itself %q", got)
+	}
+	fi, err := os.Stat(m.path("/run/berth/berth.sock"))
+	if err != nil || fi.Mode().Perm() != 0o660 || fi.Sys().(*syscall.Stat_t).Gid == 0 {
+		t.Errorf("the API's socket: %v, %v; want root:berth 0660", fi.Mode(), err)
+	}
+	if err := m.ask("/v1/host"); err != nil {
+		t.Error(err)
+	}
+	// chown, dac_override, dac_read_search, fowner, sys_ptrace, lease
+	if got, want := m.status("CapBnd"), fmt.Sprintf("%016x", 1<<0|1<<1|1<<2|1<<3|1<<19|1<<28); got != want {
+		t.Errorf("of root it has the capabilities %s, want %s", got, want)
+	}
+	// The container filters those of all its processes.
+	if got, all := m.status("Seccomp_filters"), m.statusOf("1", "Seccomp_filters"); got == all {
+		t.Errorf("system calls are not filtered: %s filters, as process 1 has", got)
+	}
+	// Whoever is in the group reads what the command line shows.
+	if out := m.run("berth", "version"); out == "" {
+		t.Error("berth version says nothing")
+	}
+}
+
+// status is a field of the agent's /proc/PID/status, the first of its words.
+func (m *machine) status(field string) string {
+	m.t.Helper()
+	return m.statusOf(m.property(service, "MainPID"), field)
+}
+
+func (m *machine) statusOf(pid, field string) string {
+	m.t.Helper()
+	for line := range strings.Lines(m.read("/proc/" + pid + "/status")) {
+		if value, found := strings.CutPrefix(line, field+":"); found {
+			return strings.Fields(value)[0]
+		}
+	}
+	m.t.Fatalf("/proc/PID/status has no field %s", field)
+	return ""
+}
+
+// ask gets a page of the agent's, over a connection of its own.
+func (m *machine) ask(path string) error {
+	client := http.Client{
+		Timeout: patience,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", m.path("/run/berth/berth.sock"))
+		}},
+	}
+	answer, err := client.Get("http://berth" + path)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", answer.Status, body)
+	}
+	return err
+}
+
+// kill sends a signal to the agent, and gives its pid in the machine.
+func (m *machine) kill(signal string) string {
+	m.t.Helper()
+	pid := m.property(service, "MainPID")
+	m.run("kill", "-"+signal, pid)
+	return pid
+}
+
+// awaitAnother waits until an agent runs, and answers, that is not the one with this pid.
+func (m *machine) awaitAnother(pid string) {
+	m.t.Helper()
+	m.await("another agent", func() error {
+		if now := m.property(service, "MainPID"); now == "0" || now == pid {
+			return errors.New("the agent's process is " + now)
+		}
+		if state := m.property(service, "ActiveState"); state != "active" {
+			return errors.New("the agent is " + state)
+		}
+		return m.ask("/v1/host")
+	})
+}
+
+func reloads(t *testing.T, m *machine) {
+	pid := m.property(service, "MainPID")
+	configure(m, "log_level = \"debug\"\n")
+	m.run("systemctl", "reload", service)
+	m.await("reload", func() error {
+		if log := m.journal(service); !strings.Contains(log, "configuration read again") {
+			return errors.New("it has not read its configuration again")
+		}
+		if state := m.property(service, "ActiveState"); state != "active" {
+			return errors.New("the agent is " + state)
+		}
+		return nil
+	})
+	if now := m.property(service, "MainPID"); now != pid {
+		t.Errorf("the agent was %s and is %s", pid, now)
+	}
+	if log := m.journal(service); !strings.Contains(log, "key=agent.log_level") {
+		t.Error("what has changed is not told")
+	}
+}
+
+func reloadsFaults(t *testing.T, m *machine) {
+	pid := m.property(service, "MainPID")
+	configure(m, "no_such_key = 1\n")
+	m.run("systemctl", "reload", service)
+	m.await("fault", func() error {
+		if log := m.journal(service); !strings.Contains(log, "configuration not taken") {
+			return errors.New("it has not said what is wrong")
+		}
+		if state := m.property(service, "ActiveState"); state != "active" {
+			return errors.New("the agent is " + state)
+		}
+		return m.ask("/v1/host")
+	})
+	if now := m.property(service, "MainPID"); now != pid {
+		t.Errorf("the agent was %s and is %s", pid, now)
+	}
+	configure(m, "")
+}
+
+// restarts asks all the while: the socket is systemd's, and who asks meanwhile waits.
+func restarts(t *testing.T, m *machine) {
+	pid := m.property(service, "MainPID")
+	stop := make(chan struct{})
+	var asking sync.WaitGroup
+	var mu sync.Mutex // guards what follows
+	answered, lost := 0, []error{}
+	for range 4 {
+		asking.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := m.ask("/v1/host")
+				mu.Lock()
+				if answered++; err != nil {
+					lost = append(lost, err)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	begin := time.Now()
+	m.run("systemctl", "restart", service)
+	took := time.Since(begin)
+	m.awaitAnother(pid)
+	close(stop)
+	asking.Wait()
+	if len(lost) > 0 {
+		t.Errorf("%d of %d requests were lost, the first: %v", len(lost), answered, lost[0])
+	}
+	t.Logf("%d requests answered meanwhile; restarted in %.2f s", answered, took.Seconds())
+}
+
+func killed(t *testing.T, m *machine) {
+	before := m.number(service, "NRestarts")
+	m.awaitAnother(m.kill("KILL"))
+	if now := m.number(service, "NRestarts"); now != before+1 {
+		t.Errorf("restarted %d times, and %d before", now, before)
+	}
+}
+
+// panics: Go ends a program that panics, and one that is sent SIGABRT, with status 2, which is
+// also that of a configuration that is wrong, after which nothing is tried again.
+func panics(t *testing.T, m *machine) {
+	m.awaitAnother(m.kill("ABRT"))
+	if log := m.journal(service); !strings.Contains(log, "\ngoroutine 1 ") {
+		t.Error("it does not say where it stood")
+	}
+}
+
+func watchdog(t *testing.T, m *machine) {
+	m.write("/run/systemd/system/berth.service.d/watchdog.conf", "[Service]\nWatchdogSec=8\n", 0o644)
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", service)
+	// It is fed: an agent that works outlives the period.
+	pid := m.property(service, "MainPID")
+	first := m.number(service, "WatchdogTimestampMonotonic")
+	m.await("a sign of life", func() error {
+		if m.number(service, "WatchdogTimestampMonotonic") == first {
+			return errors.New("the watchdog was not fed since the start")
+		}
+		return nil
+	})
+	if now := m.property(service, "MainPID"); now != pid {
+		t.Errorf("the agent was %s and is %s", pid, now)
+	}
+	m.awaitAnother(m.kill("STOP"))
+	if log := m.journal(service); !strings.Contains(log, "Watchdog timeout") || !strings.Contains(log, "Failed with result 'watchdog'") {
+		t.Error("it was not the watchdog that ended it")
+	}
+	if err := os.Remove(m.path("/run/systemd/system/berth.service.d/watchdog.conf")); err != nil {
+		t.Error(err)
+	}
+	m.run("systemctl", "daemon-reload")
+}
+
+// misconfigured: an agent that cannot start is not tried again and again, and one that can is
+// found at the same socket.
+func misconfigured(t *testing.T, m *machine) {
+	configure(m, "no_such_key = 1\n")
+	if out, err := m.try("systemctl", "restart", service); err == nil {
+		t.Errorf("it starts with a fault in its configuration: %s", out)
+	}
+	if state, status := m.property(service, "ActiveState"), m.number(service, "ExecMainStatus"); state != "failed" || status != 2 {
+		t.Errorf("it is %s with status %d, want failed with 2", state, status)
+	}
+	// Who asks starts it again; it fails again, as often as the socket allows.
+	asks, err := net.DialTimeout("unix", m.path("/run/berth/berth.sock"), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asks.Close()
+	m.await("end of the trials", func() error {
+		if state := m.property("berth.socket", "ActiveState"); state != "failed" {
+			return errors.New("the socket is " + state)
+		}
+		return nil
+	})
+	configure(m, "")
+	m.run("systemctl", "start", service)
+	m.await("answer", func() error { return m.ask("/v1/host") })
+	if state := m.property("berth.socket", "ActiveState"); state != "active" {
+		t.Errorf("its socket is %s", state)
+	}
+}
+
+func placement(t *testing.T, m *machine) {
+	m.run("systemctl", "start", "berth-placement.service")
+	if got := m.property("berth-placement.service", "StatusText"); !strings.HasPrefix(got, "serving on 127.0.0.1:8778") {
+		t.Errorf("it says of itself %q", got)
+	}
+	fi, err := os.Stat(m.path("/var/lib/berth-placement/placement.db"))
+	if err != nil || fi.Sys().(*syscall.Stat_t).Uid == 0 || fi.Mode().Perm()&0o077 != 0 {
+		t.Errorf("its file: %v, %v; want it not root's, and for nobody else", fi, err)
+	}
+	configure(m, "[placement]\nurl = \"http://127.0.0.1:8778\"\n")
+	m.run("systemctl", "restart", service)
+	m.await("the agent finds it", func() error {
+		if log := m.journal("berth-placement.service"); strings.Contains(log, "panic") {
+			t.Fatal(log)
+		}
+		if got := m.property(service, "StatusText"); strings.Contains(got, "placement:") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	m.run("systemctl", "restart", "berth-placement.service")
+	m.run("systemctl", "stop", "berth-placement.service")
+	if got := m.property("berth-placement.service", "Result"); got != "success" {
+		t.Errorf("it ends with %s", got)
+	}
+	configure(m, "")
+}
+
+// streamBegins starts what stands for processes of guests: a stream's unit, and a child that
+// the agent's control group has.
+func streamBegins(t *testing.T, m *machine) {
+	m.write("/run/systemd/system/berth-stream@.service.d/stand-in.conf", "[Service]\nType=exec\nExecStart=\nExecStart=/bin/sleep infinity\nReadWritePaths=\n", 0o644)
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "start", stream)
+	child := m.run("sh", "-c", "sleep infinity >/dev/null 2>&1 & echo $!; echo $! >"+group(m))
+	m.write("/run/stand-ins", m.property(stream, "MainPID")+" "+child, 0o644)
+}
+
+// stream is one of a migration.
+const stream = "berth-stream@11111111-2222-4333-8444-555555555555-1.service"
+
+// group is the file by which a process comes into the agent's control group.
+func group(m *machine) string {
+	m.t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup"} {
+		path := root + m.property(service, "ControlGroup") + "/cgroup.procs"
+		if _, err := os.Stat(m.path(path)); err == nil {
+			return path
+		}
+	}
+	m.t.Fatal("the agent has no control group")
+	return ""
+}
+
+func streamLives(t *testing.T, m *machine) {
+	for _, pid := range strings.Fields(m.read("/run/stand-ins")) {
+		if comm := strings.TrimSpace(m.read("/proc/" + pid + "/comm")); comm != "sleep" {
+			t.Errorf("process %s is %s", pid, comm)
+		}
+	}
+	if state := m.property(stream, "ActiveState"); state != "active" {
+		t.Errorf("the stream is %s", state)
+	}
+}
+
+func stops(t *testing.T, m *machine) {
+	m.run("systemctl", "stop", "berth.socket", service)
+	if state := m.property(service, "Result"); state != "success" {
+		t.Errorf("it ends with %s", state)
+	}
+	if _, err := os.Stat(m.path("/run/berth")); err != nil {
+		t.Errorf("what hooks of libvirt read while the agent is down is gone: %v", err)
+	}
+	if mode := func() string {
+		fi, _ := os.Stat(m.path("/var/lib/berth"))
+		return strconv.FormatUint(uint64(fi.Mode().Perm()), 8)
+	}(); mode != "700" {
+		t.Errorf("the ledger's folder has mode %s", mode)
+	}
+}
