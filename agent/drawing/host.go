@@ -185,11 +185,11 @@ func Of(in Input) Host {
 		h.Unclaimed = append(h.Unclaimed, printable(name))
 	}
 	slices.Sort(h.Unclaimed)
-	index := h.guests(in.Claims)
 	hardware := in.Hardware
 	if hardware == nil {
 		hardware = &topology.Host{}
 	}
+	index := h.guests(in.Claims, hardware.BasePageSize)
 	h.Summary, h.Offline = summary(in.Hardware, len(h.Guests)), hardware.OfflineCPUs
 	for _, c := range hardware.Cells {
 		h.Cells = append(h.Cells, cellOf(hardware, c))
@@ -208,7 +208,7 @@ func Of(in Input) Host {
 }
 
 // guests gives each instance a mark, in the order of names, and says which is whose.
-func (h *Host) guests(list []Claim) map[string]int {
+func (h *Host) guests(list []Claim, base topology.PageSize) map[string]int {
 	index := map[string]int{}
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b Claim) int {
@@ -222,7 +222,7 @@ func (h *Host) guests(list []Claim) map[string]int {
 			h.Guests = append(h.Guests, Guest{Mark: mark(i), Instance: c.Instance, Name: printable(cmp.Or(c.Name, c.Instance)), Floats: true})
 		}
 		g := &h.Guests[i]
-		g.Claims = append(g.Claims, Held{Stands: c.Stands, Holds: words(c.Assignment)})
+		g.Claims = append(g.Claims, Held{Stands: c.Stands, Holds: words(c.Assignment, base)})
 		g.Resources = g.Resources.Max(c.Resources) // of two claims it uses one
 		g.Floats = g.Floats && len(c.Assignment.Cells) == 0
 		g.Forced = g.Forced || c.Forced
@@ -249,8 +249,9 @@ func mark(i int) string {
 	return out
 }
 
-// words say what an assignment is, a phrase for each cell and device.
-func words(a topology.Assignment) []string {
+// words say what an assignment is, a phrase for each cell and device; base is the size of pages
+// that are ordinary memory.
+func words(a topology.Assignment, base topology.PageSize) []string {
 	var out []string
 	for _, c := range a.Cells {
 		var has []string
@@ -267,7 +268,7 @@ func words(a topology.Assignment) []string {
 			has = append(has, fmt.Sprintf("%d shared %s", c.Shared, plural(c.Shared, "vcpu")))
 		}
 		switch {
-		case c.PageSize > 0 && c.MemoryMB > 0:
+		case c.PageSize > base && c.MemoryMB > 0:
 			pages := c.MemoryMB << 20 / int64(c.PageSize)
 			has = append(has, fmt.Sprintf("%d %s of %s", pages, plural(int(pages), "page"), c.PageSize))
 		case c.MemoryMB > 0:

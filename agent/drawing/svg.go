@@ -187,8 +187,8 @@ func (c *canvas) cpu(cpu CPU) (class, mark, words, instance string) {
 		mark += "i"
 	}
 	words += strings.Join(by, " and ")
-	if len(cpu.Holders) > 1 {
-		class += " alarm"
+	if n := len(cpu.Holders); n > 1 {
+		class, mark = class+" alarm", c.host.both(first.Guest, cpu.Holders[1].Guest, n)
 	} else if cpu.Role == RoleShared || cpu.Role == RoleOwn {
 		class, words = class+" alarm", words+", and it is no dedicated CPU"
 	}
@@ -278,7 +278,7 @@ func (c *canvas) device(d Device) (class, mark, words, instance string) {
 	case d.Unfit != "":
 		return class + " alarm", mark + markLost, words + strings.TrimPrefix("; "+d.Unfit, "; "), instance
 	case len(d.Guests) > 1:
-		return class + " alarm", mark, words, instance
+		return class + " alarm", c.host.both(d.Guests[0], d.Guests[1], len(d.Guests)), words, instance
 	case len(d.Guests) == 0:
 		return class, mark, words + "free", instance
 	}
@@ -310,19 +310,20 @@ func (c *canvas) legend() {
 		{seen.emulator, "g0", "Ae", "for its emulator threads"},
 		{seen.idle, "g0 idle", "Ai", "kept empty for it"},
 		{seen.coming, "coming", "", "on its way to a guest"},
-		{seen.alarm, "g0 alarm", "A", "promised twice, or not dedicated"},
+		{seen.twice, "g0 alarm", "A/B", "promised to both"},
+		{seen.stray, "g0 alarm", "A", "though it is no dedicated CPU"},
 		{seen.lost, "free alarm", markLost, "no guest can get it"},
 	} {
 		if !s.is {
 			continue
 		}
-		wide := 26 + utf8.RuneCountInString(s.words)*wideText/10 + 12
+		wide := 30 + utf8.RuneCountInString(s.words)*wideText/10 + 12
 		if x+wide > pageWidth-margin {
 			x, c.y = margin, c.y+26
 		}
-		fmt.Fprintf(&c.b, "<g class=\"%s\"><rect x=\"%d\" y=\"%d\" width=\"20\" height=\"18\" rx=\"3\"/><text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n",
-			s.class, x, c.y, x+10, c.y+14, s.mark)
-		c.text(x+26, c.y+13, "words", s.words)
+		fmt.Fprintf(&c.b, "<g class=\"%s\"><rect x=\"%d\" y=\"%d\" width=\"24\" height=\"18\" rx=\"3\"/><text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n",
+			s.class, x, c.y, x+12, c.y+14, s.mark)
+		c.text(x+30, c.y+13, "words", s.words)
 		x += wide
 	}
 	c.y += 26 + rowGap

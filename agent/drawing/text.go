@@ -193,7 +193,7 @@ const (
 func (p *page) cpu(c CPU) span {
 	switch {
 	case len(c.Holders) > 1:
-		return span{p.host.Guests[c.Holders[0].Guest].Mark + "!", alarm}
+		return span{p.host.both(c.Holders[0].Guest, c.Holders[1].Guest, len(c.Holders)), alarm}
 	case len(c.Holders) == 1 && c.Role != RoleDedicated && c.Role != RoleUnknown:
 		return span{p.holder(c.Holders[0]) + "!", alarm}
 	case len(c.Holders) == 1:
@@ -208,6 +208,14 @@ func (p *page) cpu(c CPU) span {
 		return span{markOwn, dim}
 	}
 	return span{"?", dim}
+}
+
+// both are the marks of two guests that one thing is promised to; of more the second is left out.
+func (h Host) both(a, b, of int) string {
+	if of > 2 {
+		return h.Guests[a].Mark + "/+"
+	}
+	return h.Guests[a].Mark + "/" + h.Guests[b].Mark
 }
 
 func (p *page) holder(h Holder) string {
@@ -351,7 +359,7 @@ func (p *page) groups(list []Group) []line {
 func (p *page) device(d Device) span {
 	switch {
 	case len(d.Guests) > 1:
-		return span{p.host.Guests[d.Guests[0]].Mark + "!", alarm}
+		return span{p.host.both(d.Guests[0], d.Guests[1], len(d.Guests)), alarm}
 	case len(d.Guests) == 1 && d.Unfit != "":
 		return span{p.host.Guests[d.Guests[0]].Mark + markLost, alarm}
 	case len(d.Guests) == 1:
@@ -375,7 +383,7 @@ func (p *page) legend() []line {
 	var out []line
 	say := func(is bool, mark span, words string) {
 		if is {
-			out = append(out, line{plain("  "), {fmt.Sprintf("%-3s", mark.text), mark.colour}, plain("%s", words)})
+			out = append(out, line{plain("  "), {fmt.Sprintf("%-4s", mark.text), mark.colour}, plain("%s", words)})
 		}
 	}
 	sample := "A"
@@ -386,13 +394,14 @@ func (p *page) legend() []line {
 	say(seen.emulator, span{sample + "e", guestColour(0)}, "the same, for its emulator threads")
 	say(seen.idle, span{sample + "i", guestColour(0)}, "the same, kept empty beside a CPU of the guest")
 	say(seen.coming, span{"+", ""}, "on its way to a guest")
-	say(seen.alarm, span{sample + "!", alarm}, "promised twice, or not dedicated: see `berth status`")
+	say(seen.twice, span{sample + "/B", alarm}, "promised to both: see `berth status`")
+	say(seen.stray, span{sample + "!", alarm}, "held by the guest, though it is no dedicated CPU")
 	say(seen.lost, span{markLost, alarm}, "no guest can get it")
 	return out
 }
 
 // sights are the kinds of marks in a picture.
-type sights struct{ free, shared, own, held, emulator, idle, coming, alarm, lost bool }
+type sights struct{ free, shared, own, held, emulator, idle, coming, twice, stray, lost bool }
 
 func seenIn(h Host) sights {
 	var s sights
@@ -425,7 +434,7 @@ func (s *sights) cpu(c CPU) {
 		s.idle = s.idle || by.Use == UseIdle
 	}
 	if n := len(c.Holders); n > 0 {
-		s.alarm = s.alarm || n > 1 || c.Role != RoleDedicated
+		s.twice, s.stray = s.twice || n > 1, s.stray || n == 1 && c.Role != RoleDedicated
 		return
 	}
 	s.free = s.free || c.Role == RoleDedicated
@@ -436,7 +445,7 @@ func (s *sights) cpu(c CPU) {
 func (s *sights) groups(list []Group) {
 	for _, g := range list {
 		for _, d := range g.Devices {
-			s.alarm = s.alarm || len(d.Guests) > 1
+			s.twice = s.twice || len(d.Guests) > 1
 			s.lost = s.lost || d.Unfit != ""
 			s.held = s.held || len(d.Guests) > 0
 			s.free = s.free || d.Unfit == "" && len(d.Guests) == 0
