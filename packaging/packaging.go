@@ -11,3 +11,8 @@ import _ "embed"
 //
 //go:embed hooks/qemu.d/50-berth
 var GuardHook string
+
+// Config is the sample configuration, installed as /etc/berth/berth.toml.
+//
+//go:embed berth.toml
+var Config string

@@ -81,8 +81,9 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
-			// An unset variable of a script must not become "any host".
-			if i := slices.Index(args, ""); i >= 0 {
+			// An unset variable of a script must not become "any host". A shell that asks what may
+			// follow has no word yet.
+			if i := slices.Index(args, ""); i >= 0 && cmd.Name() != cobra.ShellCompRequestCmd {
 				return fmt.Errorf("argument %d of %q is empty", i+1, cmd.CommandPath())
 			}
 			if a.output != "table" && a.output != "json" {
@@ -117,8 +118,9 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.evacuateCommand(), a.drainCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
 	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
-	root.AddCommand(a.guardCommand())
+	root.AddCommand(a.guardCommand(), a.manCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
+	a.addCompletion(root)
 	return root
 }
 
