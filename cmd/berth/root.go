@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +12,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"berth/internal/config"
 	"berth/internal/fault"
@@ -52,6 +52,9 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	}
 	if err != nil {
 		printError(errOut, err, a.json)
+		if say := next(cmd.CommandPath(), err); say != "" && a.began && !a.json && !silent(err) {
+			fmt.Fprintf(errOut, "  next: %s\n", say)
+		}
 	}
 	return codeOf(err)
 }
@@ -116,7 +119,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 		}
 	}
 	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.evacuateCommand(), a.drainCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
-	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand())
+	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand(), a.configCommand(), a.debugCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand(), a.manCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
@@ -126,9 +129,14 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 
 // group is a command that only holds others; called alone it is a usage error.
 func group(c *cobra.Command) *cobra.Command {
+	c.SuggestionsMinimumDistance = 2
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+			text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
+			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+				text += ": did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return errors.New(text)
 		}
 		return nil
 	}
@@ -163,10 +171,4 @@ func row(w io.Writer, columns ...any) {
 		fmt.Fprint(w, text)
 	}
 	fmt.Fprintln(w)
-}
-
-// isTerminal says whether somebody watches.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }
