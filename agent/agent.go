@@ -92,6 +92,7 @@ type Agent struct {
 	hardware   *hardware
 	hypervisor *hypervisor
 	health     *health
+	loops      progress // for the watchdog
 	peers      *peers
 	streams    *streams
 	server     *api.Server
@@ -198,7 +199,7 @@ func (a *Agent) open(ctx context.Context) error {
 		}
 	}
 	a.metering, a.probes = newMetering(a), newProbes(a)
-	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log, Tolerant: true, Meter: a.metering.shown})
+	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: loop{a.rt, &a.loops, "claim leases"}, Host: a.name, Logger: a.log, Tolerant: true, Meter: a.metering.shown})
 	if err == nil {
 		err = a.ledger.missing(ctx, a.tracker.Unread())
 	}

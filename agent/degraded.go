@@ -57,6 +57,7 @@ import (
 
 // The parts that faults name.
 const (
+	partFiles    = "files"
 	partFlavors  = "flavors"
 	partRights   = "rights"
 	partDisabled = "disabled"
@@ -113,6 +114,7 @@ func (f *faults) held() error {
 }
 
 var changes = map[string]string{
+	partFiles:    "correct the files (berth config check) and reload the agent; until then it goes by what it has read before",
 	partFlavors:  "correct the files and reload the agent",
 	partRights:   "correct [rights] and reload the agent: who is not found has none",
 	partDisabled: "berth host set --enable, or --disable with a reason",

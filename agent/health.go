@@ -25,8 +25,8 @@ import (
 type health struct {
 	a *Agent
 
-	loops progress               // of all the agent, for the watchdog
-	stand atomic.Pointer[string] // those that stood when it was asked last
+	// stand is which of the agent's loops stood when it was last asked whether it lives.
+	stand atomic.Pointer[string]
 
 	// audited is the ledger's last audit; nil until the first. Only audit writes it.
 	audited atomic.Pointer[api.Audit]
@@ -63,7 +63,7 @@ func (h *health) run(ctx context.Context) error {
 		if changed {
 			h.a.notify(systemd.Notifier{}.Status(line))
 		}
-		h.loops.round("health")
+		h.a.loops.round("health")
 		if h.a.rt.Sleep(ctx, every) != nil {
 			return nil
 		}
@@ -100,7 +100,7 @@ func (h *health) alive() bool {
 	h.conditions()
 	_, _, _ = h.a.hardware.input()
 	h.a.tracker.Usage()
-	stand := strings.Join(h.loops.standing(h.a.rt.Now()), ", ")
+	stand := strings.Join(h.a.loops.standing(h.a.rt.Now()), ", ")
 	if before := h.stand.Swap(&stand); stand != "" && (before == nil || *before != stand) {
 		h.a.log.Error("the agent does not call itself alive: loops of it stand", "loops", stand)
 	}

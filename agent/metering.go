@@ -38,6 +38,7 @@ func (m *metering) run(ctx context.Context) error {
 	}
 	for ctx.Err() == nil {
 		m.refresh(ctx)
+		m.a.loops.round("metrics")
 		_ = m.a.rt.Sleep(ctx, refreshEvery)
 	}
 	return nil

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
 	"time"
+
+	"berth/internal/runtime"
 )
 
 // progress is how the agent's loops go round, for the watchdog. A loop is in it that waits for
@@ -58,4 +61,17 @@ func (p *progress) standing(now time.Time) []string {
 		}
 	}
 	return out
+}
+
+// loop is a runtime for whoever sleeps in one loop alone: each sleep is a round of it.
+type loop struct {
+	runtime.Runtime
+	loops *progress
+	name  string
+}
+
+// Sleep says that the loop has come round, then sleeps.
+func (l loop) Sleep(ctx context.Context, d time.Duration) error {
+	l.loops.round(l.name)
+	return l.Runtime.Sleep(ctx, d)
 }
