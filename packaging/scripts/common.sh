@@ -12,7 +12,7 @@ last=/var/lib/berth/libvirt-hook
 # put_hook installs libvirt's hook, or renews it. One that was edited stays, and so does
 # its absence where it was taken away: either is somebody's decision.
 put_hook() {
-	if [ ! -e "$last" ] && [ ! -e "$hook" ] || [ -e "$hook" ] && cmp -s "$hook" "${last}"; then
+	if { [ ! -e "$last" ] && [ ! -e "$hook" ]; } || { [ -e "$hook" ] && cmp -s "$hook" "$last"; }; then
 		mkdir -p "${hook%/*}"
 		# libvirt runs all that it finds in that folder, half-written or not.
 		cp "$shipped" "${hook%/*/*}/.50-berth.new"
