@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"berth/internal/pki"
 	"berth/test/fleet"
 )
 
@@ -44,7 +45,9 @@ func TestBoot(t *testing.T) {
 		{"the agent starts in its sandbox", starts},
 		{"hooks run outside of it", hooksRunOutside},
 		{"a hook that an agent left behind is ended", hooksAreFoundAgain},
-		{"what a guest needs begins", streamBegins},
+		{"a stream outlives the agent that opened it", streamsOutlive},
+		{"disks are made and looked after in the sandbox", disksInSandbox},
+		{"what a guest needs begins", standInsBegin},
 		{"a reload", reloads},
 		{"a reload with a fault in the file", reloadsFaults},
 		{"no request is lost over a restart", restarts},
@@ -54,7 +57,7 @@ func TestBoot(t *testing.T) {
 		{"a configuration that is wrong", misconfigured},
 		{"the embedded Placement", placement},
 		{"stopped", stops},
-		{"what a guest needs has lived on", streamLives},
+		{"what a guest needs has lived on", standInsLive},
 	} {
 		t.Run(story.name, func(t *testing.T) {
 			m := &machine{t: t, init: m.init}
@@ -119,6 +122,16 @@ func configure(m *machine, more string) {
 
 func prepare(t *testing.T, m *machine) {
 	configure(m, "")
+	if err := os.MkdirAll(m.path("/etc/berth/pki"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	authority, err := pki.Init(t.TempDir(), "test", time.Now(), false)
+	if err == nil {
+		_, err = authority.IssueHost(m.path("/etc/berth/pki"), "here", nil, time.Now())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	m.run("systemd-sysusers")
 	m.run("systemd-tmpfiles", "--create", "berth.tmpfiles.conf")
 	m.run("systemctl", "daemon-reload")
@@ -149,7 +162,7 @@ func starts(t *testing.T, m *machine) {
 	if err != nil || fi.Mode().Perm() != 0o660 || fi.Sys().(*syscall.Stat_t).Gid == 0 {
 		t.Errorf("the API's socket: %v, %v; want root:berth 0660", fi.Mode(), err)
 	}
-	if err := m.ask("/v1/host"); err != nil {
+	if err := m.ask("/v1/claims"); err != nil {
 		t.Error(err)
 	}
 	// chown, dac_override, dac_read_search, fowner, sys_ptrace, lease
@@ -221,7 +234,7 @@ func (m *machine) awaitAnother(pid string) {
 		if state := m.property(service, "ActiveState"); state != "active" {
 			return errors.New("the agent is " + state)
 		}
-		return m.ask("/v1/host")
+		return m.ask("/v1/claims")
 	})
 }
 
@@ -254,10 +267,13 @@ func reloadsFaults(t *testing.T, m *machine) {
 		if log := m.journal(service); !strings.Contains(log, "configuration not taken") {
 			return errors.New("it has not said what is wrong")
 		}
+		if says := m.property(service, "StatusText"); !strings.Contains(says, "configuration:") || !strings.Contains(says, "no_such_key") {
+			return errors.New("it says of itself " + says)
+		}
 		if state := m.property(service, "ActiveState"); state != "active" {
 			return errors.New("the agent is " + state)
 		}
-		return m.ask("/v1/host")
+		return m.ask("/v1/claims")
 	})
 	if now := m.property(service, "MainPID"); now != pid {
 		t.Errorf("the agent was %s and is %s", pid, now)
@@ -280,7 +296,7 @@ func restarts(t *testing.T, m *machine) {
 					return
 				default:
 				}
-				err := m.ask("/v1/host")
+				err := m.ask("/v1/claims")
 				mu.Lock()
 				if answered++; err != nil {
 					lost = append(lost, err)
@@ -368,7 +384,7 @@ func misconfigured(t *testing.T, m *machine) {
 	})
 	configure(m, "")
 	m.run("systemctl", "start", service)
-	m.await("answer", func() error { return m.ask("/v1/host") })
+	m.await("answer", func() error { return m.ask("/v1/claims") })
 	if state := m.property("berth.socket", "ActiveState"); state != "active" {
 		t.Errorf("its socket is %s", state)
 	}
@@ -400,43 +416,6 @@ func placement(t *testing.T, m *machine) {
 		t.Errorf("it ends with %s", got)
 	}
 	configure(m, "")
-}
-
-// streamBegins starts what stands for processes of guests: a stream's unit, and a child that
-// the agent's control group has.
-func streamBegins(t *testing.T, m *machine) {
-	m.write("/run/systemd/system/berth-stream@.service.d/stand-in.conf", "[Service]\nType=exec\nExecStart=\nExecStart=/bin/sleep infinity\nReadWritePaths=\n", 0o644)
-	m.run("systemctl", "daemon-reload")
-	m.run("systemctl", "start", stream)
-	child := m.run("sh", "-c", "sleep infinity >/dev/null 2>&1 & echo $!; echo $! >"+group(m))
-	m.write("/run/stand-ins", m.property(stream, "MainPID")+" "+child, 0o644)
-}
-
-// stream is one of a migration.
-const stream = "berth-stream@11111111-2222-4333-8444-555555555555-1.service"
-
-// group is the file by which a process comes into the agent's control group.
-func group(m *machine) string {
-	m.t.Helper()
-	for _, root := range []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup"} {
-		path := root + m.property(service, "ControlGroup") + "/cgroup.procs"
-		if _, err := os.Stat(m.path(path)); err == nil {
-			return path
-		}
-	}
-	m.t.Fatal("the agent has no control group")
-	return ""
-}
-
-func streamLives(t *testing.T, m *machine) {
-	for _, pid := range strings.Fields(m.read("/run/stand-ins")) {
-		if comm := strings.TrimSpace(m.read("/proc/" + pid + "/comm")); comm != "sleep" {
-			t.Errorf("process %s is %s", pid, comm)
-		}
-	}
-	if state := m.property(stream, "ActiveState"); state != "active" {
-		t.Errorf("the stream is %s", state)
-	}
 }
 
 func stops(t *testing.T, m *machine) {

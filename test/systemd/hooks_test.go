@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,27 +18,6 @@ import (
 	"berth/systemd"
 )
 
-// probeEnv names what this program does in the agent's place; else it tests.
-const probeEnv = "BERTH_TEST_PROBE"
-
-// What the probe reads, and what it leaves.
-const (
-	hooksDir  = "/etc/berth/hooks.d"
-	probeDir  = "/var/lib/berth/probe"
-	processAt = probeDir + "/process.json"
-)
-
-func TestMain(m *testing.M) {
-	mode := os.Getenv(probeEnv)
-	if mode == "" {
-		os.Exit(m.Run())
-	}
-	if err := probe(mode); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-}
-
 // outcome is what became of one hook.
 type outcome struct {
 	Answers map[string]json.RawMessage
@@ -49,29 +27,20 @@ type outcome struct {
 	Ended   bool // of a hook that was left behind
 }
 
-// probe does what an agent does about hooks, as a service of systemd's. Mode run has the hooks of
-// three phases run; end ends the hook that is on record; else mode is the phase whose hooks are
-// run, of which one puts itself on record, and the agent dies before that in pre_evacuate.
-func probe(mode string) error {
-	manager := systemd.Manager()
-	if manager == nil {
-		return errors.New("it is not a service of systemd's")
-	}
-	if err := os.MkdirAll(probeDir, 0o700); err != nil {
+func endRecorded() error {
+	text, err := os.ReadFile(processAt)
+	if err != nil {
 		return err
 	}
-	if mode == "end" {
-		text, err := os.ReadFile(processAt)
-		if err != nil {
-			return err
-		}
-		var p hooks.Process
-		if err := json.Unmarshal(text, &p); err != nil {
-			return err
-		}
-		was, err := hooks.End(p)
-		return errors.Join(err, keep("end", outcome{Process: p, Ended: was}))
+	var p hooks.Process
+	if err := json.Unmarshal(text, &p); err != nil {
+		return err
 	}
+	was, err := hooks.End(p)
+	return errors.Join(err, keep("end", outcome{Process: p, Ended: was}))
+}
+
+func runHooks(manager *systemd.Units, mode string, phases ...string) error {
 	rt := new(runtime.System)
 	defer rt.Wait()
 	r := hooks.Runner{
@@ -82,10 +51,6 @@ func probe(mode string) error {
 			}
 			return hooks.Setting{Timeout: patience}
 		},
-	}
-	phases := []string{mode}
-	if mode == "run" {
-		phases = []string{hooks.PreLiveMigration, hooks.PostLiveMigration, hooks.PrepResize}
 	}
 	for _, phase := range phases {
 		var last hooks.Process
@@ -113,39 +78,9 @@ func probe(mode string) error {
 	return nil
 }
 
-func keep(name string, o outcome) error {
-	text, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(probeDir, name+".json"), text, 0o600)
-}
-
 // hook puts one into the machine.
 func (m *machine) hook(name, script string) {
 	m.write(filepath.Join(hooksDir, name), "#!/bin/sh\n"+script+"\n", 0o755)
-}
-
-// kept is what the probe has left of a phase.
-func (m *machine) kept(name string) outcome {
-	m.t.Helper()
-	var o outcome
-	if err := json.Unmarshal([]byte(m.read(filepath.Join(probeDir, name+".json"))), &o); err != nil {
-		m.t.Fatal(err)
-	}
-	return o
-}
-
-// probe starts the probe, and waits for its end.
-func (m *machine) probe(mode string) {
-	m.t.Helper()
-	m.run("systemctl", "start", "berth-probe@"+mode+".service")
-	m.await("the probe's end", func() error {
-		if state := m.property("berth-probe@"+mode+".service", "ActiveState"); state != "inactive" && state != "failed" {
-			return errors.New("it is " + state)
-		}
-		return nil
-	})
 }
 
 func hooksRunOutside(t *testing.T, m *machine) {
@@ -158,11 +93,8 @@ echo '{"data":{"capabilities":"'$(field CapBnd)'","seccomp":"'$(field Seccomp_fi
 	m.hook(hooks.PreLiveMigration+"/20-input", `cat >/run/input-was; echo $BERTH_HOOK '$HOME' "$NOTIFY_SOCKET" >/run/environment-was`)
 	m.hook(hooks.PostLiveMigration+"/10-again", `echo not yet >&2; exit 75`)
 	m.hook(hooks.PrepResize+"/10-late", `echo waiting >&2; sleep infinity & echo $! >/run/late-child; wait`)
-	m.probe("run")
-	if result := m.property("berth-probe@run.service", "Result"); result != "success" {
-		t.Fatalf("the probe: %s\n%s", result, m.journal("berth-probe@run.service"))
-	}
-	o := m.kept(hooks.PreLiveMigration)
+	m.probe("run", "success")
+	o := kept[outcome](m, hooks.PreLiveMigration)
 	var told struct{ Capabilities, Seccomp, Privileges, Unit string }
 	if err := json.Unmarshal(o.Answers["10-outside"], &told); err != nil || o.Error != "" {
 		t.Fatalf("hooks answered %s, %v; %s", o.Answers, err, o.Error)
@@ -180,10 +112,10 @@ echo '{"data":{"capabilities":"'$(field CapBnd)'","seccomp":"'$(field Seccomp_fi
 		t.Errorf("its environment: %q, want %q", got, want)
 	}
 	m.gone("/run/outside-child", "what a hook left running")
-	if o := m.kept(hooks.PostLiveMigration); o.Kind != fault.Unavailable || !strings.Contains(o.Error, "not yet") {
+	if o := kept[outcome](m, hooks.PostLiveMigration); o.Kind != fault.Unavailable || !strings.Contains(o.Error, "not yet") {
 		t.Errorf("a hook that asks to try again: %q, %s", o.Kind, o.Error)
 	}
-	if o := m.kept(hooks.PrepResize); o.Kind != fault.Internal || !strings.Contains(o.Error, "did not end within 2s") || !strings.Contains(o.Error, "waiting") {
+	if o := kept[outcome](m, hooks.PrepResize); o.Kind != fault.Internal || !strings.Contains(o.Error, "did not end within 2s") || !strings.Contains(o.Error, "waiting") {
 		t.Errorf("a hook that does not end: %q, %s", o.Kind, o.Error)
 	}
 	m.gone("/run/late-child", "a child of a hook past its deadline")
@@ -212,10 +144,7 @@ func (m *machine) hookUnits() string {
 
 func hooksAreFoundAgain(t *testing.T, m *machine) {
 	m.hook(hooks.PreEvacuate+"/10-never", `touch /run/never`)
-	m.probe(hooks.PreEvacuate) // it dies before the hook is on record
-	if result := m.property("berth-probe@pre_evacuate.service", "Result"); result != "signal" {
-		t.Fatalf("the probe ended with %s:\n%s", result, m.journal("berth-probe@pre_evacuate.service"))
-	}
+	m.probe(hooks.PreEvacuate, "signal") // it dies before the hook is on record
 	m.await("end of a hook that was not on record", func() error {
 		if left := m.hookUnits(); left != "" {
 			return errors.New(left)
@@ -225,8 +154,8 @@ func hooksAreFoundAgain(t *testing.T, m *machine) {
 	if _, err := os.Stat(m.path("/run/never")); err == nil {
 		t.Error("a hook has begun that was not on record")
 	}
-	m.probe("end")
-	if m.kept("end").Ended {
+	m.probe("end", "success")
+	if kept[outcome](m, "end").Ended {
 		t.Error("a hook that never began was ended")
 	}
 
@@ -243,13 +172,13 @@ func hooksAreFoundAgain(t *testing.T, m *machine) {
 	if left := m.hookUnits(); !strings.Contains(left, "berth-hook-post_evacuate-10-left-") {
 		t.Errorf("the hook has died with its agent; units %q", left)
 	}
-	m.probe("end")
-	if o := m.kept("end"); !o.Ended || o.Process.Unit == "" {
+	m.probe("end", "success")
+	if o := kept[outcome](m, "end"); !o.Ended || o.Process.Unit == "" {
 		t.Errorf("the hook was not found again: %+v", o)
 	}
 	m.gone("/run/left-child", "a hook that was left behind")
-	m.probe("end")
-	if m.kept("end").Ended {
+	m.probe("end", "success")
+	if kept[outcome](m, "end").Ended {
 		t.Error("a hook was ended twice")
 	}
 }
