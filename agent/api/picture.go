@@ -12,6 +12,9 @@ import (
 // instances those that run without a claim are named; they may be nil.
 func Picture(h HostInfo, list []Claim, instances []Instance) drawing.Host {
 	in := drawing.Input{Name: h.Name, Hardware: h.Topology}
+	if u := h.Usage; u.Total.MemoryMB > 0 {
+		in.Whole = &drawing.Whole{Total: u.Total, Reserved: u.Reserved, CPURatio: u.CPURatio, MemoryRatio: u.RAMRatio, DiskRatio: u.DskRatio}
+	}
 	for _, c := range h.Cells {
 		room := drawing.Room{Cell: c.ID, Dedicated: c.Dedicated, Shared: c.Shared}
 		for _, p := range c.Pages {

@@ -85,6 +85,9 @@ func full(t *testing.T) drawing.Input {
 			{Instance: "u-mem", Name: "cache", Stands: "lives here", Resources: topology.Resources{VCPUs: 1, MemoryMB: 1024},
 				Assignment: topology.Assignment{Cells: []topology.AssignedCell{{HostCell: 0, MemoryMB: 1024, Shared: 1}}}},
 		},
+		Whole: &drawing.Whole{
+			Total: topology.Resources{VCPUs: 2, PCPUs: 5, MemoryMB: 32768, DiskGB: 100}, Reserved: topology.Resources{MemoryMB: 512}, CPURatio: 4, MemoryRatio: 1, DiskRatio: 1,
+		},
 		Unclaimed: []string{"rescue", "by-hand"},
 	}
 }

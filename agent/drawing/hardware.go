@@ -118,6 +118,37 @@ func (c *Cell) roles(of func(cpu int) Role) {
 	}
 }
 
+// sums enters what guests have of the host as a whole, those included that are in no cell.
+func (h *Host) sums(w *Whole) {
+	if w == nil {
+		return
+	}
+	for _, a := range []struct {
+		name  string
+		size  topology.PageSize
+		of    func(topology.Resources) int64
+		ratio float64
+	}{
+		{"memory", 1 << 20, func(r topology.Resources) int64 { return r.MemoryMB }, w.MemoryRatio},
+		{"vCPUs", 0, func(r topology.Resources) int64 { return int64(r.VCPUs) }, w.CPURatio},
+		{"disk", 1 << 30, func(r topology.Resources) int64 { return r.DiskGB }, w.DiskRatio},
+	} {
+		if a.ratio <= 0 {
+			a.ratio = 1
+		}
+		reserved := a.of(w.Reserved)
+		p := Pool{Name: a.name, Size: a.size, Ordinary: a.size > 0, Reserved: reserved, Total: reserved + int64(float64(a.of(w.Total)-reserved)*a.ratio), Ratio: a.ratio}
+		for i, g := range h.Guests {
+			if n := a.of(g.Resources); n > 0 {
+				p.Shares = append(p.Shares, Share{Guest: i, Pages: n})
+			}
+		}
+		if p.Total > 0 || len(p.Shares) > 0 {
+			h.Sums = append(h.Sums, p)
+		}
+	}
+}
+
 // devices enters the functions that guests may have, and those that a guest has though it may
 // not (any more), by card.
 func (h *Host) devices(in Input, hardware *topology.Host, index map[string]int) {

@@ -17,8 +17,18 @@ type Input struct {
 	Rooms    []Room         // what guests may have of each cell; empty while that is not known
 	Devices  []Device       // functions that guests may have; holders are taken from Claims
 	Claims   []Claim
+	// Whole is what guests may have of the host as a whole, whatever the cell; nil while that is
+	// not known.
+	Whole *Whole
 	// Unclaimed are names of guests that run here without a claim.
 	Unclaimed []string
+}
+
+// Whole are amounts of a host: all of it, of which Reserved is no guest's; the rest is given out
+// Ratio times.
+type Whole struct {
+	Total, Reserved                  topology.Resources
+	CPURatio, MemoryRatio, DiskRatio float64
 }
 
 // Room is what guests may have of one cell.
@@ -44,6 +54,7 @@ type Host struct {
 	Name    string          `json:"name"`
 	Summary string          `json:"summary"` // "2 cells, 16 CPUs in 8 cores, 31.3 GiB of memory"
 	Guests  []Guest         `json:"guests"`
+	Sums    []Pool          `json:"sums"` // of all cells: memory, vCPUs that share CPUs, disk; empty while not known
 	Cells   []Cell          `json:"cells"`
 	Loose   []Group         `json:"devices_of_no_cell,omitempty"` // functions for guests whose cell nobody knows
 	Offline topology.CPUSet `json:"offline_cpus"`
@@ -132,14 +143,18 @@ type Holder struct {
 	VCPU  int `json:"vcpu"` // of UsePinned
 }
 
-// Pool is memory of one page size in one cell, in pages.
+// Pool is memory of one page size in one cell, in pages. A sum of the host has a name; its
+// pages are MiB of memory, GiB of disk, and vCPUs without a size.
 type Pool struct {
+	Name     string            `json:"name,omitempty"` // of a sum of the whole host
 	Size     topology.PageSize `json:"page_size"`
 	Ordinary bool              `json:"ordinary"` // the smallest size of the host: memory that is no pool of huge pages
 	Total    int64             `json:"total"`
 	Reserved int64             `json:"reserved"` // kept from guests
 	Used     int64             `json:"used"`     // of guests, what is on its way included
 	Shares   []Share           `json:"shares,omitempty"`
+	// Ratio is how often a sum of the host is given out; Total counts it so. 0 stands for 1.
+	Ratio float64 `json:"allocation_ratio,omitempty"`
 }
 
 // Share is what a guest has of a pool.
@@ -204,6 +219,7 @@ func Of(in Input) Host {
 		h.hold(c, index[c.Instance], hardware.BasePageSize)
 	}
 	h.devices(in, hardware, index)
+	h.sums(in.Whole)
 	return h
 }
 

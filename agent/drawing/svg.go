@@ -76,8 +76,16 @@ func (c *canvas) square(x, y, width int, class, above, mark, words, instance str
 	fmt.Fprintf(&c.b, "<text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n", x+width/2, y+25, escape(mark))
 }
 
-// cells stand in two columns where there are two or more.
+// cells stand in two columns where there are two or more, below the host as a whole.
 func (c *canvas) cells() {
+	if len(c.host.Sums) > 0 {
+		c.framed(margin, pageWidth-2*margin, allCells, func(x, width int) {
+			for _, sum := range c.host.Sums {
+				c.pool(sum, x, width)
+			}
+		})
+		c.y += margin
+	}
 	columns := min(2, len(c.host.Cells))
 	if columns == 0 {
 		columns = 1
@@ -198,7 +206,10 @@ func (c *canvas) cpu(cpu CPU) (class, mark, words, instance string) {
 // pool is its numbers above a bar.
 func (c *canvas) pool(p Pool, x, width int) {
 	name := p.Size.String() + " pages"
-	if p.Ordinary {
+	switch {
+	case p.Name != "":
+		name = p.Name
+	case p.Ordinary:
 		name = "memory"
 	}
 	class := "words"
@@ -238,6 +249,9 @@ func (c *canvas) pool(p Pool, x, width int) {
 func pageWords(p Pool, pages int64) string {
 	if p.Ordinary {
 		return bytes(pages * int64(p.Size))
+	}
+	if p.Name != "" {
+		return fmt.Sprintf("%d", pages)
 	}
 	return fmt.Sprintf("%d %s", pages, plural(int(pages), "page"))
 }

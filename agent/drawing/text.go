@@ -55,6 +55,14 @@ func (h Host) Text(w io.Writer, style Style) error {
 		head = line{plain("%s", h.Summary)}
 	}
 	p.put(head)
+	if len(h.Sums) > 0 {
+		var lines []line
+		for _, sum := range h.Sums {
+			lines = append(lines, p.pool(sum))
+		}
+		p.put(nil)
+		p.box(line{{allCells, "1"}}, nil, lines)
+	}
 	for _, c := range h.Cells {
 		p.put(nil)
 		p.cell(c)
@@ -70,6 +78,8 @@ func (h Host) Text(w io.Writer, style Style) error {
 	p.guests()
 	return p.w.Flush()
 }
+
+const allCells = "the whole host"
 
 // page is a drawing on its way to a terminal.
 type page struct {
@@ -226,7 +236,10 @@ func (p *page) holder(h Holder) string {
 // pool is a bar and the numbers beside it.
 func (p *page) pool(pool Pool) line {
 	name := pool.Size.String()
-	if pool.Ordinary {
+	switch {
+	case pool.Name != "":
+		name = pool.Name
+	case pool.Ordinary:
 		name = "memory"
 	}
 	l := labelled(name, span{"▕", dim})
@@ -247,6 +260,9 @@ const besideBar = 4 + label + 3
 // barWidth is one for the whole picture: what the longest numbers leave.
 func (p *page) barWidth() int {
 	most := 0
+	for _, sum := range p.host.Sums {
+		most = max(most, utf8.RuneCountInString(p.numbers(sum)))
+	}
 	for _, c := range p.host.Cells {
 		for _, pool := range c.Pools {
 			most = max(most, utf8.RuneCountInString(p.numbers(pool)))
@@ -276,22 +292,29 @@ func (p Pool) used() int64 {
 	return max(sum, p.Used)
 }
 
-// poolNumbers say how much of a pool guests have: bytes of ordinary memory, pages of others.
+// poolNumbers say how much of a pool guests have. Of a cell's ordinary memory that is what they
+// are bound to: guests that float have theirs anywhere.
 func poolNumbers(p Pool) string {
 	free := max(0, p.Total-p.Reserved-p.used())
-	amount := func(pages int64) string { return fmt.Sprint(pages) }
-	what := ""
-	if p.Ordinary {
+	amount, what, held := func(pages int64) string { return fmt.Sprint(pages) }, "", "held"
+	switch {
+	case p.Ordinary:
 		amount = func(pages int64) string { return bytes(pages * int64(p.Size)) }
-	} else {
+		if p.Name == "" {
+			held = "bound"
+		}
+	case p.Name == "":
 		what = " " + plural(int(p.Total), "page")
 	}
-	out := fmt.Sprintf("%s of %s%s held", amount(p.used()), amount(p.Total), what)
-	switch over := p.over(); {
-	case over > 0:
+	out := fmt.Sprintf("%s of %s%s %s", amount(p.used()), amount(p.Total), what, held)
+	if over := p.over(); over > 0 {
 		return out + ", " + amount(over) + " TOO MANY"
-	case p.Reserved > 0:
-		return out + ", " + amount(free) + " free"
+	}
+	if p.Reserved > 0 {
+		out += ", " + amount(free) + " free"
+	}
+	if p.Ratio > 0 && p.Ratio != 1 {
+		out += fmt.Sprintf(", ratio %g", p.Ratio)
 	}
 	return out
 }
@@ -405,6 +428,9 @@ type sights struct{ free, shared, own, held, emulator, idle, coming, twice, stra
 
 func seenIn(h Host) sights {
 	var s sights
+	for _, p := range h.Sums {
+		s.pool(p)
+	}
 	for _, c := range h.Cells {
 		for _, core := range c.Cores {
 			for _, cpu := range core.CPUs {
@@ -412,19 +438,23 @@ func seenIn(h Host) sights {
 			}
 		}
 		for _, p := range c.Pools {
-			s.held = s.held || len(p.Shares) > 0
-			s.own = s.own || p.Reserved > 0
-			s.free = s.free || p.over() < 0
-			var sum int64
-			for _, share := range p.Shares {
-				sum += share.Pages
-			}
-			s.coming = s.coming || p.used() > sum
+			s.pool(p)
 		}
 		s.groups(c.Groups)
 	}
 	s.groups(h.Loose)
 	return s
+}
+
+func (s *sights) pool(p Pool) {
+	s.held = s.held || len(p.Shares) > 0
+	s.own = s.own || p.Reserved > 0
+	s.free = s.free || p.over() < 0
+	var sum int64
+	for _, share := range p.Shares {
+		sum += share.Pages
+	}
+	s.coming = s.coming || p.used() > sum
 }
 
 func (s *sights) cpu(c CPU) {
