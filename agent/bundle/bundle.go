@@ -19,11 +19,13 @@ import (
 	"time"
 )
 
-// Most is how much of one text is kept: its end. Arbitrary: a day of a busy agent's log.
+// Most is what Keep begins with. Arbitrary: a day of a busy agent's log.
 const Most = 8 << 20
 
 // Bundle is an archive on its way. Make it with New; Close ends it.
 type Bundle struct {
+	Keep int // how much of one text is kept, in bytes: its end; New sets Most
+
 	folder  string
 	at      time.Time
 	secrets []string
@@ -37,7 +39,7 @@ type Bundle struct {
 // New begins an archive of one folder, gzip over tar. secrets are values that are left out
 // wherever they stand.
 func New(w io.Writer, folder string, at time.Time, secrets []string) *Bundle {
-	b := &Bundle{folder: folder, at: at, zip: gzip.NewWriter(w)}
+	b := &Bundle{Keep: Most, folder: folder, at: at, zip: gzip.NewWriter(w)}
 	for _, s := range secrets {
 		if len(s) >= 4 { // less is no secret, and would stand in everything
 			b.secrets = append(b.secrets, s)
@@ -74,7 +76,7 @@ func (b *Bundle) JSON(name, about string, v any) {
 
 // Text adds a text; of a long one its end.
 func (b *Bundle) Text(name, about string, text []byte) {
-	if cut := len(text) - Most; cut > 0 {
+	if cut := len(text) - b.Keep; cut > 0 {
 		text = text[cut:]
 		if i := bytes.IndexByte(text, '\n'); i >= 0 {
 			text = text[i+1:]

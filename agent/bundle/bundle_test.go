@@ -47,6 +47,7 @@ func TestBundle_HasNoSecretAndSaysWhatItLacks(t *testing.T) {
 	})
 	b.Text("log", "the agent's log", []byte(`level=INFO msg=asked url=http://admin:s3cret-url@etcd:2379 token=kn0wn-token
 level=WARN msg="the token is surrendered to host-b" OS_PASSWORD=s3cret-env
+etcd_password_file = "/etc/berth/etcd"
 {"level":"INFO","auth_token":"s3cret-json","instance":"web-1"}
 berth agent --token s3cret-argv --config /etc/berth/berth.toml
 Authorization: Bearer s3cret-bearer
@@ -69,7 +70,7 @@ the end of kn0wn-token
 	}
 	for name, wants := range map[string][]string{
 		"berth-host-a/status.json": {`"epoch": 7`, `"holder": "host-a"`, "the token is here", "placement refused"},
-		"berth-host-a/log":         {"the token is surrendered to host-b", `"instance":"web-1"`, "--config /etc/berth/berth.toml", "admin:", "@etcd:2379", "the end of"},
+		"berth-host-a/log":         {"the token is surrendered to host-b", "/etc/berth/etcd", `"instance":"web-1"`, "--config /etc/berth/berth.toml", "admin:", "@etcd:2379", "the end of"},
 		"berth-host-a/CONTENTS":    {"status.json", "how the agent is", "journal: journalctl: not found", "odd.json: "},
 	} {
 		for _, want := range wants {
@@ -86,13 +87,14 @@ the end of kn0wn-token
 func TestBundle_KeepsTheEndOfALongText(t *testing.T) {
 	var out bytes.Buffer
 	b := bundle.New(&out, "b", time.Unix(0, 0), nil)
+	b.Keep = 1000
 	line := strings.Repeat("x", 99) + "\n"
-	b.Text("log", "a log", []byte(strings.Repeat(line, bundle.Most/100+1000)+"last\n"))
+	b.Text("log", "a log", []byte(strings.Repeat(line, 50)+"last\n"))
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
 	files := unpack(t, out.Bytes())
-	if log := files["b/log"]; len(log) > bundle.Most || !strings.HasSuffix(log, line+"last\n") || !strings.HasPrefix(log, line) {
+	if log := files["b/log"]; len(log) > b.Keep || !strings.HasSuffix(log, line+"last\n") || !strings.HasPrefix(log, line) {
 		t.Errorf("%d bytes are kept", len(log))
 	}
 	if !strings.Contains(files["b/CONTENTS"], "is left out") {

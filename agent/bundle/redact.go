@@ -29,6 +29,9 @@ func Redact(text []byte) []byte {
 	out = inAddress.ReplaceAll(out, []byte("${1}"+hidden+"${2}"))
 	return assigned.ReplaceAllFunc(out, func(found []byte) []byte {
 		m := assigned.FindSubmatch(found)
+		if strings.HasSuffix(strings.TrimRight(string(m[1]), "\"' \t=:"), "_file") {
+			return found // where one is, and not what it is
+		}
 		option := strings.HasPrefix(string(m[1]), "-")
 		if plainWords.Match(m[2]) || !option && !strings.ContainsAny(string(m[1]), "=:") {
 			return found // words of a sentence
@@ -47,7 +50,7 @@ func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, inner := range v {
-			if text, is := inner.(string); is && text != "" && secretName.MatchString(k) {
+			if text, is := inner.(string); is && text != "" && secretName.MatchString(k) && !strings.HasSuffix(k, "_file") {
 				v[k] = hidden
 				continue
 			}
