@@ -1,7 +1,9 @@
 package bundle
 
 import (
+	"bytes"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -10,6 +12,9 @@ const hidden = "(left out)"
 
 // secretWords are parts of names whose values are secret: of keys, variables and arguments.
 const secretWords = `password|passwd|passphrase|secret|token|ticket|private[_-]?key|api[_-]?key|credential|authorization`
+
+// beginnings are what each of secretWords has in it, in small letters.
+var beginnings = [][]byte{[]byte("passw"), []byte("passphrase"), []byte("secret"), []byte("token"), []byte("ticket"), []byte("private"), []byte("api"), []byte("credential"), []byte("authorization")}
 
 var (
 	secretName = regexp.MustCompile(`(?i)(` + secretWords + `)`)
@@ -25,23 +30,38 @@ var plainWords = regexp.MustCompile(`(?i)^(is|was|are|of|for|from|to|and|or|in|a
 
 // Redact leaves out of a text what looks like a secret.
 func Redact(text []byte) []byte {
-	out := privatePEM.ReplaceAll(text, []byte(hidden))
-	out = inAddress.ReplaceAll(out, []byte("${1}"+hidden+"${2}"))
-	return assigned.ReplaceAllFunc(out, func(found []byte) []byte {
-		m := assigned.FindSubmatch(found)
-		if strings.HasSuffix(strings.TrimRight(string(m[1]), "\"' \t=:"), "_file") {
-			return found // where one is, and not what it is
+	if bytes.Contains(text, []byte("PRIVATE KEY-----")) {
+		text = privatePEM.ReplaceAll(text, []byte(hidden))
+	}
+	out := make([]byte, 0, len(text))
+	for line := range bytes.Lines(text) {
+		// The expressions are slow, and most lines of a log have nothing for them.
+		if bytes.Contains(line, []byte("://")) {
+			line = inAddress.ReplaceAll(line, []byte("${1}"+hidden+"${2}"))
 		}
-		option := strings.HasPrefix(string(m[1]), "-")
-		if plainWords.Match(m[2]) || !option && !strings.ContainsAny(string(m[1]), "=:") {
-			return found // words of a sentence
+		if lower := bytes.ToLower(line); slices.ContainsFunc(beginnings, func(b []byte) bool { return bytes.Contains(lower, b) }) {
+			line = assigned.ReplaceAllFunc(line, withoutValue)
 		}
-		quote := ""
-		if c := m[2][0]; c == '"' || c == '\'' {
-			quote = string(c)
-		}
-		return append(append([]byte{}, m[1]...), quote+hidden+quote...)
-	})
+		out = append(out, line...)
+	}
+	return out
+}
+
+// withoutValue is a match of assigned without its value, where that is one.
+func withoutValue(found []byte) []byte {
+	m := assigned.FindSubmatch(found)
+	name := string(m[1])
+	switch {
+	case strings.HasSuffix(strings.TrimRight(name, "\"' \t=:"), "_file"):
+		return found // where one is, and not what it is
+	case plainWords.Match(m[2]), !strings.HasPrefix(name, "-") && !strings.ContainsAny(name, "=:"):
+		return found // words of a sentence
+	}
+	quote := ""
+	if c := m[2][0]; c == '"' || c == '\'' {
+		quote = string(c)
+	}
+	return []byte(name + quote + hidden + quote)
 }
 
 // withoutSecrets leaves the values out whose keys say that they are secret, at any depth. What
