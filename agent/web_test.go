@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"berth/agent/api"
+	"berth/driver"
+	"berth/internal/config"
+	"berth/internal/runtime"
 )
 
 // pageOf asks for the page; status 0 where nobody answers.
@@ -67,6 +71,48 @@ func TestPage_IsShownBehindASocket(t *testing.T) {
 	if got := pageCondition(t, client); got.Health != api.HealthOK || !strings.Contains(got.Detail, socket) {
 		t.Errorf("condition %+v", got)
 	}
+}
+
+// TestPage_DrawsWhatTheLedgerHas, from memory: no hypervisor is asked for it.
+func TestPage_DrawsWhatTheLedgerHas(t *testing.T) {
+	t.Parallel()
+	a, _ := twoCells(t)
+	got := a.page.look(t.Context())
+	var names []string
+	for _, g := range got.Host.Guests {
+		names = append(names, g.Name)
+	}
+	if !slices.Equal(names, []string{"db", "web"}) || !got.GuestsAt.IsZero() || got.At.IsZero() || got.Status.Name != "host-t" {
+		t.Errorf("drawn are %q of %+v", names, got.Status)
+	}
+	var svg strings.Builder
+	if err := got.Host.Inline(&svg); err != nil || strings.Count(svg.String(), `data-instance="00000000-0000-4000-8000-000000000002"`) < 2 {
+		t.Errorf("what web holds is not in the drawing: %v, %s", err, svg.String())
+	}
+}
+
+// TestPage_IsShownWhileTheHypervisorHangs, and the agent waits for it in its start.
+func TestPage_IsShownWhileTheHypervisorHangs(t *testing.T) {
+	t.Parallel()
+	c := settings(t, nowhere(t))
+	socket := filepath.Join(t.TempDir(), "web.sock")
+	c.Web.Listen = "unix:" + socket
+	o := agentOptions(t, c)
+	var asked atomic.Bool
+	o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return hanging{asked: &asked} }
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	await(t, "the page of an agent that starts", func() bool {
+		status, text := pageOf(t, "unix", socket)
+		return asked.Load() && status == http.StatusOK && strings.Contains(text, "The agent is starting") && strings.Contains(text, "It is being asked")
+	})
 }
 
 // TestPage_WaitsForItsPort: a port that is taken is told, and tried again.

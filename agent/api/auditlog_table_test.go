@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -89,5 +90,25 @@ func TestAuditLog_SaysWhatIsNamedAndNothingElse(t *testing.T) {
 		if got := bodyNames(c.body); !slices.Equal(got, c.want) {
 			t.Errorf("%T: %q, want %q", c.body, got, c.want)
 		}
+	}
+}
+
+// order notes what happens first.
+type order struct {
+	http.ResponseWriter
+	said *[]string
+}
+
+func (o order) WriteHeader(int) { *o.said = append(*o.said, "answered") }
+
+// TestRecorder_HasTheLineBeforeTheAnswer, once, with the answer's status.
+func TestRecorder_HasTheLineBeforeTheAnswer(t *testing.T) {
+	var said []string
+	rec := &recorder{ResponseWriter: order{said: &said}, entry: &AuditEntry{}}
+	rec.tell = func(r *recorder) { said = append(said, fmt.Sprint("line ", r.status)) }
+	rec.WriteHeader(http.StatusAccepted)
+	rec.told()
+	if !slices.Equal(said, []string{"line 202", "answered"}) {
+		t.Errorf("said %q", said)
 	}
 }

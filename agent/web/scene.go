@@ -127,7 +127,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 				s.opt.Logger.Error("an update of the page could not be written", "error", err)
 				return
 			}
-			_ = rc.SetWriteDeadline(time.Now().Add(answerTime))
+			_ = rc.SetWriteDeadline(time.Now().Add(s.opt.AnswerTime))
 			if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil || rc.Flush() != nil {
 				return // nobody is there any more
 			}

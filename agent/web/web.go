@@ -26,6 +26,9 @@ type Options struct {
 	Look    func(ctx context.Context) Snapshot // from memory; is called by one at a time
 	Runtime runtime.Runtime
 	Logger  *slog.Logger
+	// AnswerTime bounds a request that does not stay, and each word to one that does; 0 for
+	// answerTime.
+	AnswerTime time.Duration
 }
 
 // Server serves the page. Make it with New.
@@ -72,6 +75,9 @@ func (a asset) text() []byte {
 func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.AnswerTime == 0 {
+		o.AnswerTime = answerTime
 	}
 	stopping, stop := context.WithCancel(context.Background())
 	s := &Server{opt: o, places: make(chan struct{}, mostRequests), watchers: make(chan struct{}, mostWatchers), stopping: stopping}
@@ -160,7 +166,7 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			http.Error(w, "ask for this page as localhost or by the loopback address", http.StatusMisdirectedRequest)
 			return
 		}
-		rc, until := http.NewResponseController(w), time.Now().Add(answerTime)
+		rc, until := http.NewResponseController(w), time.Now().Add(s.opt.AnswerTime)
 		// These fail only where the connection is none of net's, as in a test's recorder.
 		_ = rc.SetReadDeadline(until) // of a body that nobody has asked for
 		_ = rc.SetWriteDeadline(until)

@@ -53,12 +53,17 @@ func (s *served) change(f func(*web.Snapshot)) {
 // serve shows Busy on a loopback address, over TLS where there is an identity.
 func serve(t *testing.T, id *pki.Identity) *served {
 	t.Helper()
+	return serveWith(t, id, 0)
+}
+
+func serveWith(t *testing.T, id *pki.Identity, answerTime time.Duration) *served {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &served{address: l.Addr().String(), moment: webtest.Busy()}
-	page := web.New(web.Options{Look: s.look, Runtime: &runtime.System{}})
+	page := web.New(web.Options{Look: s.look, Runtime: &runtime.System{}, AnswerTime: answerTime})
 	ended := make(chan error, 1)
 	go func() { ended <- page.Serve(l, id) }()
 	t.Cleanup(func() {
@@ -331,6 +336,20 @@ func TestEvents_TellOnlyWhatHasChanged(t *testing.T) {
 				t.Errorf("a transfer went on: %d sections, moves %q", len(u.Sections), text)
 			}
 			break
+		}
+	}
+}
+
+// TestEvents_StayLongerThanAnAnswerMayTake: what bounds other requests does not end them.
+func TestEvents_StayLongerThanAnAnswerMayTake(t *testing.T) {
+	const answerTime = time.Second
+	s := serveWith(t, nil, answerTime)
+	w := watch(t, s)
+	first := w.next(t)
+	for begin, n := time.Now(), 0; time.Since(begin) < 3*answerTime; n++ {
+		s.change(func(m *web.Snapshot) { m.Guests[0].Status = strings.Repeat("X", n+1) })
+		if u := w.next(t); u.Edition != first.Edition {
+			t.Fatalf("told by %s, before by %s", u.Edition, first.Edition)
 		}
 	}
 }
