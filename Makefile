@@ -1,6 +1,6 @@
 # Berth. `make` alone prints what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build check test demo bench clean soak model sim stories
+.PHONY: help build check test demo bench clean soak model sim stories packages vuln
 
 help: ## this text
 	@echo "make ..."
@@ -32,6 +32,12 @@ sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VER
 
 stories: ## every step of every story of package migration fails before, fails after, is killed: what is left, a JSON line each (ROW='resize, claim, kill' shows one run)
 	@go run ./test/stories/cmd/stories $(if $(ROW),-row '$(ROW)')
+
+packages: ## the deb and the rpm, the same bytes for the same commit, in build/packages (VERSION=1.2.3, ARCH=amd64 or arm64)
+	@go run ./packaging/build -out build/packages $(if $(VERSION),-version $(VERSION)) $(if $(ARCH),-arch $(ARCH))
+
+vuln: build ## known vulnerabilities that bin/berth can reach, from a copy of the Go vulnerability database (DB=folder)
+	@sh packaging/vulnerabilities $(DB)
 
 clean: ## what was built
 	rm -rf bin build
