@@ -28,7 +28,8 @@ func (h Host) Inline(w io.Writer) error { return h.svg(w, "") }
 const (
 	pageWidth = 960
 	margin    = 16
-	box       = 30 // a CPU or a function
+	box       = 30 // how high a CPU or a function is
+	cpuWidth  = 28 // six cores of two threads are side by side in a column
 	rowGap    = 6
 	textLine  = 16
 	wideText  = 62 // of ten letters of the small text, about: no font can be asked here
@@ -139,14 +140,14 @@ func (c *canvas) cores(cell Cell, x, width int) {
 	}
 	at := x
 	for _, core := range cell.Cores {
-		wide := len(core.CPUs)*(box+2) + 6
+		wide := len(core.CPUs)*(cpuWidth+2) + 6
 		if at > x && at+wide > x+width {
 			at, c.y = x, c.y+box+6+rowGap
 		}
 		fmt.Fprintf(&c.b, "<rect class=\"core\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"5\"/>\n", at, c.y, wide, box+8)
 		for i, cpu := range core.CPUs {
 			class, mark, words, instance := c.cpu(cpu)
-			c.square(at+4+i*(box+2), c.y+4, box, class, fmt.Sprint(cpu.ID), mark, words, instance)
+			c.square(at+4+i*(cpuWidth+2), c.y+4, cpuWidth, class, fmt.Sprint(cpu.ID), mark, words, instance)
 		}
 		at += wide + 6
 	}
@@ -343,21 +344,27 @@ func (c *canvas) legend() {
 	c.y += 26 + rowGap
 }
 
+// twoColumns is from how many guests on their list has two. Arbitrary.
+const twoColumns = 7
+
 // guests lists who has what, in words.
 func (c *canvas) guests() {
 	h := c.host
-	for i, g := range h.Guests {
-		fmt.Fprintf(&c.b, "<g class=\"%s\" data-instance=\"%s\"><rect x=\"%d\" y=\"%d\" width=\"28\" height=\"18\" rx=\"3\"/><text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n",
-			guestClass(i), escape(g.Instance), margin, c.y, margin+14, c.y+14, g.Mark)
-		fmt.Fprintf(&c.b, "<text class=\"words\" x=\"%d\" y=\"%d\"><tspan class=\"strong\">%s</tspan>  %s</text>\n",
-			margin+38, c.y+13, escape(g.Name), escape(resources(g.Resources)))
-		c.y += textLine + 4
-		for _, l := range guestPlace(g, (pageWidth-2*margin-38)*10/wideText) {
-			c.text(margin+38, c.y+10, "words dim", l)
-			c.y += textLine
-		}
-		c.y += 4
+	columns := 1
+	if len(h.Guests) >= twoColumns {
+		columns = 2
 	}
+	width := (pageWidth - 2*margin - (columns-1)*margin) / columns
+	rows := (len(h.Guests) + columns - 1) / columns
+	top, lowest := c.y, c.y
+	for i := range h.Guests {
+		if i%max(rows, 1) == 0 {
+			c.y = top
+		}
+		c.guest(i, margin+i/rows*(width+margin), width)
+		lowest = max(lowest, c.y)
+	}
+	c.y = lowest
 	if len(h.Unclaimed) > 0 {
 		for _, l := range fold(append([]string{"running without a claim: " + h.Unclaimed[0]}, h.Unclaimed[1:]...), (pageWidth-2*margin)*10/wideText) {
 			c.text(margin, c.y+12, "words alarm", l)
@@ -368,4 +375,19 @@ func (c *canvas) guests() {
 		c.text(margin, c.y+12, "words dim", rest)
 		c.y += textLine
 	}
+}
+
+// guest is its mark, and beside it what it is and has.
+func (c *canvas) guest(i, x, width int) {
+	g := c.host.Guests[i]
+	fmt.Fprintf(&c.b, "<g class=\"%s\" data-instance=\"%s\"><rect x=\"%d\" y=\"%d\" width=\"28\" height=\"18\" rx=\"3\"/><text class=\"mark\" x=\"%d\" y=\"%d\">%s</text></g>\n",
+		guestClass(i), escape(g.Instance), x, c.y, x+14, c.y+14, g.Mark)
+	fmt.Fprintf(&c.b, "<text class=\"words\" x=\"%d\" y=\"%d\"><tspan class=\"strong\">%s</tspan>  %s</text>\n",
+		x+38, c.y+13, escape(g.Name), escape(resources(g.Resources)))
+	c.y += textLine + 4
+	for _, l := range guestPlace(g, (width-38)*10/wideText) {
+		c.text(x+38, c.y+10, "words dim", l)
+		c.y += textLine
+	}
+	c.y += 4
 }
