@@ -36,7 +36,7 @@ stories: ## every step of every story of package migration fails before, fails a
 packages: ## the deb and the rpm, the same bytes for the same commit, in build/packages (VERSION=1.2.3, ARCH=amd64 or arm64)
 	@go run ./packaging/build -out build/packages $(if $(VERSION),-version $(VERSION)) $(if $(ARCH),-arch $(ARCH))
 
-vuln: build ## known vulnerabilities that bin/berth can reach, from a copy of the Go vulnerability database (DB=folder)
+vuln: ## known vulnerabilities that Berth can reach, by a copy of Go's database (DB=folder)
 	@sh packaging/vulnerabilities $(DB)
 
 clean: ## what was built
