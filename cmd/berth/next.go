@@ -13,6 +13,11 @@ import (
 // where nothing that can be typed would help.
 func next(command string, err error) string {
 	body := api.BodyOf(err)
+	if slices.ContainsFunc(body.Error.Reasons, func(r fault.Reason) bool {
+		return r.Code == "unreachable" && strings.HasPrefix(r.Message, "no agent listens on")
+	}) {
+		return "berth config check, for whether it could start; journalctl -u berth -n 50, for why it ended"
+	}
 	told := slices.ContainsFunc(body.Error.Reasons, func(r fault.Reason) bool {
 		return strings.Contains(r.Change, "berth ") || strings.Contains(r.Change, "systemctl ") || strings.Contains(r.Change, "--help")
 	})
