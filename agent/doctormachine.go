@@ -322,6 +322,8 @@ const (
 func (p patient) disks() api.Check {
 	const name = "disk space"
 	var bad, good, do []string
+	paths := map[room][]string{} // of filesystems that are well: two folders may be on one
+	var order []room
 	for _, at := range []struct {
 		path, what string
 		guests     bool
@@ -340,8 +342,14 @@ func (p patient) disks() api.Check {
 		case !at.guests && r.free < min(leastState, r.total/4):
 			bad, do = append(bad, words), append(do, "make room on "+at.path+": without it no claim is given")
 		default:
-			good = append(good, words)
+			if paths[r] == nil {
+				order = append(order, r)
+			}
+			paths[r] = append(paths[r], at.path)
 		}
+	}
+	for _, r := range order {
+		good = append(good, fmt.Sprintf("%s: %s of %s free", strings.Join(paths[r], ", "), bytesWords(r.free), bytesWords(r.total)))
 	}
 	if len(bad) > 0 {
 		return wrong(name, strings.Join(bad, "; "), strings.Join(do, "; "))
