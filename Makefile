@@ -4,7 +4,7 @@
 
 help: ## this text
 	@echo "make ..."
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  %-8s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  %-9s%s\n", $$1, $$2 }'
 
 build: ## one static binary, bin/berth
 	CGO_ENABLED=0 go build -trimpath -o bin/berth ./cmd/berth
