@@ -55,7 +55,7 @@ func newProbes(a *Agent) *probes {
 // lookEvery is how often is looked. lookPatience is how old the last look may be: arbitrary,
 // far above what a look takes on a machine that is busy, below what systemd's watchdog waits.
 const (
-	lookEvery    = time.Second
+	lookEvery    = 2 * time.Second
 	lookPatience = 20 * time.Second
 )
 
