@@ -13,6 +13,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/inventory"
+	"berth/driver"
 	"berth/hwdiscovery"
 	"berth/topology"
 )
@@ -260,7 +261,7 @@ func libvirtVersion(v uint64) string {
 	if v == 0 {
 		return "?"
 	}
-	return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000)
+	return driver.Version(v).String()
 }
 
 func (a *app) hostList() *cobra.Command {

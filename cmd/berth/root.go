@@ -60,7 +60,7 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 }
 
 func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
+	root := group(&cobra.Command{
 		Use:   "berth",
 		Short: "Hold a berth for every guest before it sails to a host",
 		Long: `Berth is the agent of a KVM host. It finds the host's hardware, keeps Placement
@@ -79,6 +79,10 @@ On a host that already runs guests:
   berth drain                  move all away, before work on the host
   berth evacuate GUEST         bring one back to life whose host is dead
 
+  berth status                 is all well, and if not, what to do
+  berth doctor                 does each thing work that this host needs
+  berth host topology          who holds what, as a drawing
+
 Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 --connect names another.`,
 		SilenceErrors: true,
@@ -96,7 +100,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			a.began = true
 			return nil
 		},
-	}
+	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	f := root.PersistentFlags()
 	f.StringVarP(&a.connect, "connect", "c", os.Getenv("BERTH_CONNECT"), "agent to ask: path of a socket, host's `name`, or host:port (env BERTH_CONNECT)")
