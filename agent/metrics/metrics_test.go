@@ -145,7 +145,7 @@ func second() metrics.Snapshot {
 	return s
 }
 
-func scrape(t *testing.T, m *metrics.Metrics) string {
+func scrape(t testing.TB, m *metrics.Metrics) string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	m.Handler(slog.New(slog.DiscardHandler)).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
