@@ -137,8 +137,8 @@ func conditionWords(c api.Condition) []string {
 		if r.Message != "" && !strings.Contains(c.Detail, r.Message) {
 			out = append(out, "- "+r.Message)
 		}
-		if r.Change != "" {
-			out = append(out, "to do: "+r.Change)
+		if last := i+1 == min(len(c.Reasons), mostReasons); r.Change != "" && (last || c.Reasons[i+1].Change != r.Change) {
+			out = append(out, "to do: "+r.Change) // once for all that want the same
 		}
 	}
 	return out
