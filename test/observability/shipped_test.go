@@ -242,6 +242,10 @@ func everyRule(t *testing.T, p *Prometheus) {
 			names = append(names, r.Name) // an hour's difference is there after an hour
 		}
 	}
+	list, err := os.ReadFile(filepath.Join(runbooks, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	metric, pages := regexp.MustCompile(`(?:\w+:)?berth_\w+(?::\w+)?`), map[string]bool{}
 	for _, r := range p.Rules() {
 		if r.Health != "ok" {
@@ -255,16 +259,19 @@ func everyRule(t *testing.T, p *Prometheus) {
 		if r.Type != "alerting" {
 			continue
 		}
-		page := strings.TrimPrefix(r.Annotations["runbook_url"], "file:///usr/share/doc/berth/runbooks/")
+		page := strings.TrimPrefix(r.Annotations["runbook_url"], "file:///usr/share/doc/berth/docs/runbooks/")
 		if text, err := os.ReadFile(filepath.Join(runbooks, page)); err != nil || !bytes.HasPrefix(text, []byte("# "+strings.TrimSuffix(page, ".md")+"\n")) {
 			t.Errorf("alert %s has no page %q: %v", r.Name, page, err)
 		}
 		pages[page] = true
+		if !bytes.Contains(list, []byte("["+r.Name+"]("+page+")")) {
+			t.Errorf("alert %s is not in the list of runbooks", r.Name)
+		}
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 			t.Errorf("alert %s: labels %v, annotations %v", r.Name, r.Labels, r.Annotations)
 		}
 	}
-	err := fs.WalkDir(os.DirFS(runbooks), ".", func(path string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(os.DirFS(runbooks), ".", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && path != "README.md" && !pages[path] {
 			t.Errorf("page %s is of no alert", path)
 		}
