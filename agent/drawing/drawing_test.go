@@ -162,6 +162,13 @@ func TestText_OfAHostWithEverything(t *testing.T) {
 	golden(t, "full-narrow.txt", text(t, h, drawing.Style{Width: 60}))
 	golden(t, "full-colour.txt", text(t, h, drawing.Style{Width: 100, Colour: true}))
 	golden(t, "full.svg", svg(t, h.SVG))
+	plain := text(t, h, drawing.Style{Width: 100, ASCII: true})
+	golden(t, "full-ascii.txt", plain)
+	for _, r := range plain {
+		if r > 0x7e {
+			t.Errorf("%q is no ASCII", r)
+		}
+	}
 }
 
 // TestText_KeepsItsWidth holds every line of every host to the width that was asked for.

@@ -12,6 +12,7 @@ import (
 type Style struct {
 	Width  int  // columns; below 60 is taken for 60, which is as narrow as it can be read
 	Colour bool // with escape sequences of ECMA-48
+	ASCII  bool // frames and marks of ASCII alone, for a terminal that has no other
 }
 
 // narrowest is what a cell needs with its bars and numbers. Arbitrary.
@@ -48,7 +49,7 @@ func guestColour(i int) string { return guestColours[i%len(guestColours)] }
 
 // Text draws the host for a terminal, no wider than its style says but for names that are.
 func (h Host) Text(w io.Writer, style Style) error {
-	p := &page{w: bufio.NewWriter(w), width: max(style.Width, narrowest), colour: style.Colour, host: h}
+	p := &page{w: bufio.NewWriter(w), width: max(style.Width, narrowest), colour: style.Colour, ascii: style.ASCII, host: h}
 	head := line{{h.Name, "1"}, plain(": %s", h.Summary)}
 	if head.width() > p.width {
 		p.put(line{{h.Name, "1"}})
@@ -86,13 +87,20 @@ type page struct {
 	w      *bufio.Writer
 	width  int
 	colour bool
+	ascii  bool
 	host   Host
 }
+
+// asASCII has something like it, one for one, for all that is drawn.
+var asASCII = strings.NewReplacer("┌", "+", "┐", "+", "└", "+", "┘", "+", "─", "-", "│", "|", "▕", "[", "▏", "]", markFree, ".", "\uFFFD", "?")
 
 // put writes a line. A failed write is kept by the writer until Flush.
 func (p *page) put(l line) {
 	var b strings.Builder
 	for _, s := range l {
+		if p.ascii {
+			s.text = asASCII.Replace(s.text)
+		}
 		if p.colour && s.colour != "" && s.text != "" {
 			fmt.Fprintf(&b, "\x1b[%sm%s\x1b[0m", s.colour, s.text)
 			continue

@@ -99,6 +99,11 @@ func TestColoured_OnlyWhereSomebodyWatches(t *testing.T) {
 			t.Errorf("%s: coloured %v", tt.name, got)
 		}
 	}
+	for want, env := range map[bool]map[string]string{true: {"LANG": "en_GB.UTF-8"}, false: {"LANG": "en_GB.UTF-8", "LC_ALL": "C"}} {
+		if got := knowsUTF8(func(k string) string { return env[k] }); got != want {
+			t.Errorf("%v knows UTF-8: %v", env, got)
+		}
+	}
 	if n := columns(terminal); n != 133 {
 		t.Errorf("a terminal of 133 columns has %d", n)
 	}

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/term"
 )
@@ -34,4 +36,11 @@ func columns(w io.Writer) int {
 // set NO_COLOR (https://no-color.org) or a terminal that knows none.
 func coloured(w io.Writer, env func(string) string) bool {
 	return isTerminal(w) && env("NO_COLOR") == "" && env("TERM") != "dumb"
+}
+
+// knowsUTF8 says whether the locale's characters are UTF-8 (locale(7): the first that is set
+// counts); those of the C locale are ASCII.
+func knowsUTF8(env func(string) string) bool {
+	locale := strings.ToUpper(cmp.Or(env("LC_ALL"), env("LC_CTYPE"), env("LANG")))
+	return strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")
 }
