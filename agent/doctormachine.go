@@ -239,6 +239,9 @@ func (p patient) devices() api.Check {
 		return wrong(name, fmt.Sprintf("there is none, and %d devices are for guests", len(given)), on)
 	}
 	if shared := p.sharedGroups(given); len(shared) > 0 {
+		if more := len(shared) - mostShared; more > 0 {
+			shared = append(shared[:mostShared], fmt.Sprintf("so it is with %d more", more))
+		}
 		return wrong(name, "a group goes to a guest as a whole, and "+strings.Join(shared, "; "),
 			"give the others too ([pci] device_spec), unbind their drivers, or put the card into another slot")
 	}
@@ -247,6 +250,9 @@ func (p patient) devices() api.Check {
 	}
 	return right(name, fmt.Sprintf("%d groups; %d functions are for guests", len(groups), len(given)))
 }
+
+// mostShared are named of the functions that share a group: a card has many.
+const mostShared = 4
 
 func (p patient) forGuests() []api.HostDevice {
 	out := slices.Clone(p.loose)
