@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"berth/agent/api"
+	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/task"
@@ -57,6 +59,17 @@ func TestView_OfAHostThatHasJustBegun(t *testing.T) {
 		if strings.Contains(string(text), never) {
 			t.Errorf("it says %q, which nobody knows", never)
 		}
+	}
+}
+
+// TestView_SaysAThingOnce: a part whose only reason is its detail is told by its reason.
+func TestView_SaysAThingOnce(t *testing.T) {
+	part := func(detail string) api.Condition {
+		return api.Condition{Name: "libvirt", Health: api.HealthDegraded, Detail: detail, Reasons: []fault.Reason{{Message: "no answer since noon", Change: "start it"}}}
+	}
+	v := viewOf(Snapshot{Status: api.Status{Ready: true, Conditions: []api.Condition{part("no answer since noon"), part("2 guests of 3")}}})
+	if len(v.Wrong) != 2 || v.Wrong[0].Detail != "" || v.Wrong[1].Detail != "2 guests of 3" || v.Headline != "2 things are not well" {
+		t.Errorf("%s: %+v", v.Headline, v.Wrong)
 	}
 }
 

@@ -118,9 +118,12 @@ func viewOf(s Snapshot) view {
 	for _, c := range s.Status.Conditions {
 		if c.Health == api.HealthOK {
 			v.Fine = append(v.Fine, c)
-		} else {
-			v.Wrong = append(v.Wrong, c)
+			continue
 		}
+		if slices.ContainsFunc(c.Reasons, func(r fault.Reason) bool { return strings.Contains(r.Message, c.Detail) }) {
+			c.Detail = "" // the reason says it, and what to do
+		}
+		v.Wrong = append(v.Wrong, c)
 	}
 	switch n := len(v.Wrong); {
 	case !s.Status.Ready:
