@@ -2,6 +2,9 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -10,10 +13,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"berth/agent/api"
 	"berth/driver"
 	"berth/internal/config"
+	"berth/internal/pki"
 	"berth/internal/runtime"
 )
 
@@ -155,5 +160,63 @@ func TestPage_IsOffUnlessItIsAskedFor(t *testing.T) {
 	client, _ := start(t, agentOptions(t, settings(t, nowhere(t))))
 	if got := pageCondition(t, client); got.Name != "" {
 		t.Errorf("condition %+v", got)
+	}
+}
+
+// TestPage_GoesToOthersOverTLSAlone, with the host's certificate, to operators and readers.
+func TestPage_GoesToOthersOverTLSAlone(t *testing.T) {
+	t.Parallel()
+	c, dir, now := settings(t, nowhere(t)), t.TempDir(), time.Now()
+	ca, err := pki.Init(dir, "ours", now, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, alice, carol := filepath.Join(dir, "host"), filepath.Join(dir, "alice"), filepath.Join(dir, "carol")
+	_, one := ca.IssueHost(host, "host-t", nil, now)
+	_, two := ca.IssueOperator(alice, "alice", now)
+	_, three := ca.IssueReader(carol, "carol", now)
+	if err := errors.Join(one, two, three); err != nil {
+		t.Fatal(err)
+	}
+	c.PKI = config.PKI{CA: filepath.Join(host, pki.CACertFile), Cert: filepath.Join(host, pki.HostCertFile), Key: filepath.Join(host, pki.HostKeyFile)}
+	c.Web.Listen = ":0"
+	client, _ := start(t, agentOptions(t, c))
+	var address string
+	await(t, "the page", func() bool {
+		got := pageCondition(t, client)
+		_, port, err := net.SplitHostPort(strings.TrimPrefix(got.Detail, "shown on "))
+		address = net.JoinHostPort("127.0.0.1", port)
+		return err == nil && got.Health == api.HealthOK && port != "0"
+	})
+	for name, c := range map[string]struct {
+		folder, cert, key string
+		status            int
+	}{
+		"an operator": {alice, pki.OperatorCertFile, pki.OperatorKeyFile, http.StatusOK},
+		"a reader":    {carol, pki.OperatorCertFile, pki.OperatorKeyFile, http.StatusOK},
+		"a host":      {host, pki.HostCertFile, pki.HostKeyFile, http.StatusForbidden},
+		"nobody":      {status: http.StatusForbidden},
+	} {
+		use := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "host-t"}
+		use.RootCAs.AddCert(ca.Cert)
+		if c.folder != "" {
+			pair, err := tls.LoadX509KeyPair(filepath.Join(c.folder, c.cert), filepath.Join(c.folder, c.key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			use.Certificates = []tls.Certificate{pair}
+		}
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: use}, Timeout: meteringPatience}).Get("https://" + address + "/")
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.status {
+			t.Errorf("%s is answered %d, want %d", name, resp.StatusCode, c.status)
+		}
+	}
+	if status, text := pageOf(t, "tcp", address); status == http.StatusOK || strings.Contains(text, "host-t") {
+		t.Errorf("in plain text: %d, %s", status, text)
 	}
 }

@@ -45,6 +45,9 @@ func (a *agent) url() string { return "http://" + a.address + "/" }
 func (a *agent) come() {
 	a.t.Helper()
 	l, err := net.Listen("tcp", a.address)
+	for end := time.Now().Add(patience); err != nil && time.Now().Before(end); l, err = net.Listen("tcp", a.address) {
+		time.Sleep(50 * time.Millisecond) // somebody has the port for a moment
+	}
 	if err != nil {
 		a.t.Fatal(err)
 	}
