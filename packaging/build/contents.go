@@ -8,7 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -74,15 +76,33 @@ func (r *release) contents(ctx context.Context, parts []part, sbom []byte) ([]it
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range found {
-			items = append(items, item{to: tree.to + strings.TrimPrefix(path, tree.from+"/"), from: path})
+		for _, file := range found {
+			if strings.Contains(file, ".test.") {
+				continue
+			}
+			items = append(items, item{to: tree.to + strings.TrimPrefix(file, tree.from+"/"), from: file})
 		}
 	}
 	written, err := r.written(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return append(items, written...), nil
+	items = append(items, written...)
+	return append(items, folders(items)...), nil
+}
+
+// folders are those that only Berth has files in. dpkg looks after them by itself; an rpm
+// leaves behind what it does not name.
+func folders(items []item) []item {
+	var out []item
+	for _, it := range items {
+		for dir := path.Dir(it.to); strings.Contains(dir+"/", "/berth/"); dir = path.Dir(dir) {
+			if it.only != "deb" && !slices.ContainsFunc(out, func(o item) bool { return o.to == dir }) {
+				out = append(out, item{to: dir, kind: "dir", only: "rpm"})
+			}
+		}
+	}
+	return out
 }
 
 // tracked are the files of a folder that git knows: what else lies in a checkout is

@@ -185,7 +185,8 @@ func said(cmd *exec.Cmd) (string, error) {
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(errs.String()))
+		// nfpm says what is wrong on standard output.
+		return "", fmt.Errorf("%s: %w: %s%.2000s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(errs.String()), out)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -100,22 +100,29 @@ func (r *release) pack(ctx context.Context, packer string, items []item) (string
 			continue
 		}
 		content := nfpmContent{To: it.to, Kind: it.kind, Info: nfpmInfo{"root", "root", it.mode, r.time}}
-		switch {
-		case it.kind == "dir":
+		if it.kind == "dir" {
 			if it.mode == 0 {
 				content.Info.Mode = 0o755
 			}
-		default:
+		} else {
 			if it.mode == 0 {
 				content.Info.Mode = 0o644
 			}
-			if content.Source = it.from; it.text != nil {
-				content.Source = filepath.Join(stage, strconv.Itoa(i))
-				if err := os.WriteFile(content.Source, it.text, 0o600); err != nil {
+			// Of a file that somebody is writing, too, all that is packed is of one moment.
+			text := it.text
+			if text == nil {
+				from := it.from
+				if !filepath.IsAbs(from) {
+					from = filepath.Join(r.root, from)
+				}
+				var err error
+				if text, err = os.ReadFile(from); err != nil {
 					return "", err
 				}
-			} else if !filepath.IsAbs(it.from) {
-				content.Source = filepath.Join(r.root, it.from)
+			}
+			content.Source = filepath.Join(stage, strconv.Itoa(i))
+			if err := os.WriteFile(content.Source, text, 0o600); err != nil {
+				return "", err
 			}
 		}
 		c.Contents = append(c.Contents, content)
