@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"berth/internal/fault"
 	"berth/internal/pki"
 )
 
@@ -203,6 +204,9 @@ that share nothing (berth resize --share-nothing), and confirm, revert or abort 
 				return ca.IssueOperator(to, args[0], time.Now(), rightsSaid(rights)...)
 			}
 			if reads {
+				if len(rights) > 0 {
+					return fault.New(fault.Invalid, "sign a certificate for %s: a reader has no rights: say --read-only or --right", args[0])
+				}
 				issue = func() (*x509.Certificate, error) { return ca.IssueReader(to, args[0], time.Now()) }
 			}
 			c, err := issue()
@@ -216,7 +220,6 @@ that share nothing (berth resize --share-nothing), and confirm, revert or abort 
 	cmd.Flags().StringVar(&out, "out", "", "`folder` to write to (default: operator-NAME below the CA's)")
 	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: share-nothing")
 	cmd.Flags().BoolVar(&reads, "read-only", false, "it may look, and change nothing")
-	cmd.MarkFlagsMutuallyExclusive("right", "read-only")
 	return cmd
 }
 
