@@ -59,13 +59,28 @@ func TestScrape_AnswersWhileLibvirtdIsStopped(t *testing.T) {
 			}
 		}
 	}
+	// ready is what the socket says, at any time.
+	ready := func() string {
+		t.Helper()
+		out, err := host.Exec(t.Context(), "curl", "-sS", "--unix-socket", "/run/berth/berth.sock", "http://agent/readyz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
 	until(`berth_health{part="libvirt"} 1`)
 	until("berth_agent_ready 1")
+	if says := ready(); !strings.HasPrefix(says, "ready\n") {
+		t.Errorf("readyz says %q", says)
+	}
 	if err := host.PauseLibvirtd(); err != nil {
 		t.Fatal(err)
 	}
 	until(`berth_health{part="libvirt"} 0`)
 	until("berth_agent_ready 0")
+	if says := ready(); !strings.Contains(says, "no   libvirt: libvirt_unavailable") {
+		t.Errorf("readyz says %q", says)
+	}
 	fastest, slowest := time.Hour, time.Duration(0)
 	for range 20 {
 		_, took := scrape()
@@ -75,6 +90,12 @@ func TestScrape_AnswersWhileLibvirtdIsStopped(t *testing.T) {
 	// The fastest of some: others work on the same machine.
 	if fastest > scrapeBound {
 		t.Errorf("a scrape takes %s, want at most %s", fastest, scrapeBound)
+	}
+	text, _ := scrape()
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "process_resident_memory_bytes ") || strings.HasPrefix(line, "process_cpu_seconds_total ") {
+			t.Log(strings.TrimSpace(line)) // of the agent, to be read
+		}
 	}
 	if err := host.ResumeLibvirtd(); err != nil {
 		t.Fatal(err)
