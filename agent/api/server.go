@@ -61,6 +61,7 @@ type Server struct {
 	places chan struct{}
 	// stopping ends event streams, for which Shutdown would wait.
 	stopping context.Context
+	closing  closing
 }
 
 // maxRequests is arbitrary: far above what a fleet asks of one host, far below
@@ -109,7 +110,8 @@ func NewServer(o Options) *Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ConnContext:       markLocal,
+		ConnContext:       s.closing.context,
+		ConnState:         s.closing.state,
 		ErrorLog:          slog.NewLogLogger(o.Logger.With("part", "api").Handler(), slog.LevelDebug),
 	}
 	s.http.RegisterOnShutdown(stop)
@@ -132,15 +134,16 @@ func (s *Server) Serve(l net.Listener) error {
 			NextProtos: []string{"http/1.1"},
 		})
 	}
-	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.closing.serve(s.http, l); err != nil {
 		return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
 // Shutdown stops listening and waits for requests in progress until ctx ends,
-// then cuts them off.
+// then cuts them off. Who was let in before is answered.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.closing.stop(ctx, s.opt.Runtime.Sleep)
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		return errors.Join(err, s.http.Close())
@@ -151,6 +154,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // wrap gives each request an id, a caller, a place and a line in the log.
 func (s *Server) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.closing.asked(r)
 		begin := s.opt.Runtime.Now()
 		id := requestID(r)
 		w.Header().Set(headerRequestID, id)
