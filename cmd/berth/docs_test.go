@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"berth/internal/config"
 	"berth/migration"
@@ -165,11 +167,12 @@ func understood(words []string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.ParseFlags(rest); err != nil {
-		return err
-	}
-	if help, _ := c.Flags().GetBool("help"); help {
+	err = c.ParseFlags(rest)
+	if errors.Is(err, pflag.ErrHelp) {
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	args := c.Flags().Args()
 	if i := slices.Index(args, ""); i >= 0 {
@@ -252,10 +255,26 @@ func TestDocs_EachBlockSaysWhatItIs(t *testing.T) {
 				if len(b.Info) > 1 && b.RunOn() != "host-a" && b.RunOn() != "host-b" {
 					t.Errorf("%s: fenced as %q; want sh, or sh run HOST", b.Where(), strings.Join(b.Info, " "))
 				}
-			case "toml", "text", "json":
+			case "toml", "text", "json", "dies":
 			default:
 				t.Errorf("%s: fenced as %q", b.Where(), strings.Join(b.Info, " "))
 			}
+		}
+	}
+}
+
+// TestDocs_TheTestCanFail shows understood commands that nobody should type.
+func TestDocs_TheTestCanFail(t *testing.T) {
+	for _, line := range []string{
+		"migrate", "migrate a b c", "migrate a --no-such-flag", "migrate a --max-downtime soon", "host lst", "host", "no-such-command", "instance show",
+	} {
+		if err := understood(strings.Fields(line)); err == nil {
+			t.Errorf("berth %s is understood", line)
+		}
+	}
+	for _, line := range []string{"migrate a", "drain", "drain --plan", "host list", "instance adopt --all", "host --help"} {
+		if err := understood(strings.Fields(line)); err != nil {
+			t.Errorf("berth %s: %v", line, err)
 		}
 	}
 }

@@ -49,6 +49,15 @@ func (b Block) RunOn() string {
 	return ""
 }
 
+// Dies is the host that loses its power where the page says so in a comment,
+// <!-- dies: host-a -->; empty for a block that is one.
+func (b Block) Dies() string {
+	if b.Language() == "dies" {
+		return b.Info[1]
+	}
+	return ""
+}
+
 // Where names the block as a compiler would.
 func (b Block) Where() string { return fmt.Sprintf("%s:%d", b.Page, b.Line) }
 
@@ -78,7 +87,7 @@ func Read(root string, names ...string) (pages []Page, err error) {
 	return pages, nil
 }
 
-var about = regexp.MustCompile(`^<!-- (guests|domains): ([a-z0-9 -]+?) -->$`)
+var about = regexp.MustCompile(`^<!-- (guests|domains|dies): ([a-z0-9 -]+?) -->$`)
 
 func parse(path, text string) (Page, error) {
 	p := Page{Path: path, Text: text}
@@ -103,10 +112,13 @@ func parse(path, text string) (Page, error) {
 			if m == nil {
 				continue
 			}
-			if names := strings.Fields(m[2]); m[1] == "guests" {
+			switch names := strings.Fields(m[2]); m[1] {
+			case "guests":
 				p.Guests = names
-			} else {
+			case "domains":
 				p.Domains = names
+			default:
+				p.Blocks = append(p.Blocks, Block{Page: path, Line: number, Info: []string{"dies", names[0]}})
 			}
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"berth/agent/api"
 	"berth/test/fleet"
 	"berth/test/guest"
@@ -33,6 +35,7 @@ type bench struct {
 	*fleet.Fleet
 	ctx   context.Context
 	guest guest.Guest
+	dead  string // the host that has died; empty for none
 }
 
 // TestDocs_RunOnTwoHosts runs each block of the pages that says on which host, from the top of its
@@ -52,21 +55,16 @@ func TestDocs_RunOnTwoHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(dir, "fleet"), Binary: binary})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := f.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	blocks := 0
+	common, blocks := pairOf(t, dir, "pair", binary), 0
 	for _, p := range pages {
 		if !slices.ContainsFunc(p.Blocks, func(b Block) bool { return b.RunOn() != "" }) {
 			continue
 		}
 		t.Run(filepath.Base(p.Path), func(t *testing.T) {
+			f := common
+			if deaths(p) > 0 { // nobody else needs a dead host, nor the records of other pages' guests
+				f = pairOf(t, dir, "mortal", binary)
+			}
 			ctx, cancel := context.WithTimeout(context.Background(), pageMost)
 			defer cancel()
 			b := &bench{TB: t, Fleet: f, ctx: ctx, guest: g}
@@ -76,6 +74,39 @@ func TestDocs_RunOnTwoHosts(t *testing.T) {
 	if blocks < 20 && !t.Failed() {
 		t.Errorf("only %d blocks were run", blocks)
 	}
+}
+
+// pairOf brings up two hosts, of which host-b lets a guest have a CPU to itself.
+func pairOf(t *testing.T, dir, name, binary string) *fleet.Fleet {
+	t.Helper()
+	f, err := fleet.Up(t.Context(), fleet.Options{
+		Dir: filepath.Join(dir, name), Binary: binary,
+		Config: map[string]string{"host-b": "[host]\ndedicated_cpus = \"0\"\nshared_cpus = \"1\"\n"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, h := range f.Hosts { // where libvirt is installed as usual, it is there
+		if err := os.MkdirAll(h.Path("/var/lib/libvirt/images"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// deaths is how many hosts die in a page.
+func deaths(p Page) (n int) {
+	for _, b := range p.Blocks {
+		if b.Dies() != "" {
+			n++
+		}
+	}
+	return n
 }
 
 // page makes the page's guests, runs its blocks, and takes the guests away.
@@ -88,7 +119,7 @@ func (b *bench) page(p Page) (blocks int) {
 	}()
 	a := b.Hosts[0]
 	for _, name := range names {
-		b.document(a, name)
+		b.document(a, p.Path, name)
 	}
 	if len(p.Domains) > 0 { // they ran before Berth came: the host is as one that never had an agent
 		b.systemctl(a, "stop")
@@ -120,6 +151,13 @@ func (b *bench) page(p Page) (blocks int) {
 		}
 	}
 	for _, block := range p.Blocks {
+		if host := block.Dies(); host != "" {
+			var ids []string
+			for _, name := range names {
+				ids = append(ids, id(p.Path, name))
+			}
+			b.dies(host, ids)
+		}
 		if block.RunOn() != "" && !b.run(block) {
 			b.Fatalf("%s: what follows is not run", block.Where())
 		}
@@ -131,15 +169,58 @@ func (b *bench) page(p Page) (blocks int) {
 	return blocks
 }
 
+// recorded waits until the fleet's records have a guest of a page at a host.
+func (b *bench) recorded(id, host string) {
+	from, err := b.Host("host-b")
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := api.NewClient(api.ClientOptions{Socket: from.Path("/run/berth/berth.sock")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		asking, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+		in, err := c.FleetInstance(asking, id)
+		if cancel(); err == nil && in.Host == host && len(in.Guest) > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			b.Fatalf("the records have not guest %s at %s: %+v, %v", id, host, in, err)
+		}
+	}
+}
+
+// dies has a host lose its power, once the fleet's records have its guests.
+func (b *bench) dies(name string, guests []string) {
+	h, err := b.Host(name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, id := range guests {
+		b.recorded(id, name)
+	}
+	b.dead = name
+	if err := h.PowerOff(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// id is a guest's uuid: guests of one name are others on other pages.
+func id(page, name string) string {
+	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(page+" "+name)).String()
+}
+
 func inHost(name string) string { return "/var/lib/libvirt/" + name + ".xml" }
 
 // document writes a guest's document and its disk, which both hosts see.
-func (b *bench) document(h *lab.Host, name string) {
+func (b *bench) document(h *lab.Host, page, name string) {
 	disk := filepath.Join(b.SharedDir(), name+".qcow2")
 	if _, err := h.Exec(b.ctx, "qemu-img", "create", "-q", "-f", "qcow2", disk, "32M"); err != nil {
 		b.Fatal(err)
 	}
-	text := guest.DomainXML(guest.Options{Name: name, Guest: b.guest, Disks: []guest.Disk{{Path: disk}}, Beat: 100 * time.Millisecond})
+	text := guest.DomainXML(guest.Options{Name: name, UUID: id(page, name), Guest: b.guest, Disks: []guest.Disk{{Path: disk}}, Beat: 100 * time.Millisecond})
 	if err := os.WriteFile(h.Path(inHost(name)), []byte(text), 0o644); err != nil {
 		b.Fatal(err)
 	}
@@ -212,9 +293,7 @@ func (b *bench) systemctl(h *lab.Host, verb string) {
 	case "stop":
 		return
 	case "reload":
-		if err := b.Agent(h.Name).Cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			b.Fatal(err)
-		}
+		b.reload(b.Agent(h.Name))
 	case "start", "restart":
 		if err := b.StartAgent(b.ctx, h.Name); err != nil {
 			b.Fatal(err)
@@ -224,6 +303,26 @@ func (b *bench) systemctl(h *lab.Host, verb string) {
 	}
 	if err := b.WaitReady(b.ctx, h.Name); err != nil {
 		b.Fatal(err)
+	}
+}
+
+// reload has an agent read its configuration again, and waits until it has, as systemctl does.
+func (b *bench) reload(agent *fleet.Process) {
+	reads := func() int {
+		log, err := os.ReadFile(agent.Log)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return bytes.Count(log, []byte("configuration read again"))
+	}
+	before := reads()
+	if err := agent.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		b.Fatal(err)
+	}
+	for end := time.Now().Add(patience); reads() == before; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.Fatal("the agent does not read its configuration again")
+		}
 	}
 }
 
@@ -248,6 +347,9 @@ func (b *bench) wellAndManaged(names []string) {
 	for _, name := range names {
 		var on []string
 		for _, h := range b.Hosts {
+			if h.Name == b.dead {
+				continue
+			}
 			if state, err := h.Virsh(b.ctx, "domstate", name); err != nil || state != "running" {
 				continue
 			}
@@ -269,6 +371,9 @@ func (b *bench) remove(name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, h := range b.Hosts {
+		if h.Name == b.dead {
+			continue
+		}
 		if exited, _ := b.Agent(h.Name).Exited(); exited {
 			if err := errors.Join(b.StartAgent(ctx, h.Name), b.WaitReady(ctx, h.Name)); err != nil {
 				b.Error(err)
