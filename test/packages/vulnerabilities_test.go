@@ -37,7 +37,7 @@ func database(t *testing.T, module string) string {
 	put("index/vulns.json", `[{"id":"GO-2026-0001","modified":"2026-01-01T00:00:00Z"}]`)
 	put("ID/GO-2026-0001.json", fmt.Sprintf(`{"schema_version":"1.3.1","id":"GO-2026-0001","modified":"2026-01-01T00:00:00Z","published":"2026-01-01T00:00:00Z",
 "summary":"made up for a test","details":"made up for a test","affected":[{"package":{"name":%q,"ecosystem":"Go"},
-"ranges":[{"type":"SEMVER","events":[{"introduced":"0"}]}],"ecosystem_specific":{"imports":[{"path":%q}]},"database_specific":{"url":"https://pkg.go.dev/vuln/GO-2026-0001"}}]}`, module, module))
+"ranges":[{"type":"SEMVER","events":[{"introduced":"0"}]}],"ecosystem_specific":{"imports":[{"path":%q}]}}],"database_specific":{"url":"https://pkg.go.dev/vuln/GO-2026-0001"}}`, module, module))
 	return dir
 }
 
