@@ -36,14 +36,14 @@ var makeAll = sync.OnceValue(func() error {
 		return err
 	}
 	older.dir, newer.dir = filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	if err := build(nil, "-out", older.dir, "-version", older.version); err != nil {
+	if err := build("-out", older.dir, "-version", older.version); err != nil {
 		return err
 	}
 	tree := filepath.Join(dir, "tree")
 	if out, err := exec.Command("dpkg-deb", "-x", older.deb(), tree).CombinedOutput(); err != nil {
 		return fmt.Errorf("dpkg-deb -x: %w\n%s", err, out)
 	}
-	return build(nil, "-out", newer.dir, "-version", newer.version, "-binary", filepath.Join(tree, "usr/bin/berth"))
+	return build("-out", newer.dir, "-version", newer.version, "-binary", filepath.Join(tree, "usr/bin/berth"))
 })
 
 func TestMain(m *testing.M) {
@@ -63,42 +63,53 @@ func packages(t *testing.T) {
 }
 
 // build runs the project's own command for it.
-func build(env []string, args ...string) error {
+func build(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", append([]string{"run", "./packaging/build"}, args...)...)
-	cmd.Dir, cmd.Env = "../..", append(os.Environ(), env...)
+	cmd.Dir = "../.."
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build packages: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// A second build, from nothing but the Go tool's cache, in other folders, another time
-// zone and under another umask.
+// Two builds of one commit, from clones in two folders, under another umask, in another
+// time zone and with other temporary folders.
 func TestPackages_AreTheSameBytesTwice(t *testing.T) {
-	packages(t)
-	again := built{t.TempDir(), older.version}
+	require(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-c", `umask 077; exec go run ./packaging/build "$@"`, "sh", "-out", again.dir, "-version", again.version)
-	cmd.Dir = "../.."
-	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "TZ=Pacific/Kiritimati", "LANG=C", "BERTH_CONNECT=elsewhere")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build packages: %v\n%s", err, out)
+	var twice [2]built
+	from := "../.."
+	for i, surroundings := range []struct {
+		umask string
+		env   []string
+	}{
+		{"022", []string{"TMPDIR=" + t.TempDir(), "TZ=UTC"}},
+		{"077", []string{"TMPDIR=" + t.TempDir(), "TZ=Pacific/Kiritimati", "LC_ALL=C", "BERTH_CONNECT=elsewhere"}},
+	} {
+		clone := filepath.Join(t.TempDir(), "clone"+itoa(i))
+		twice[i] = built{filepath.Join(clone, "build/packages"), "1.0"}
+		cmd := exec.CommandContext(ctx, "sh", "-ec", `git clone -q --shared "$3" "$1"; cd "$1"; umask "$2"; exec go run ./packaging/build -version 1.0`, "sh", clone, surroundings.umask, from)
+		cmd.Env = append(os.Environ(), surroundings.env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build packages: %v\n%s", err, out)
+		}
+		from = clone
 	}
-	for _, pair := range [][2]string{{older.deb(), again.deb()}, {older.rpm(), again.rpm()}, {older.sbom(), again.sbom()}} {
-		a, err := os.ReadFile(pair[0])
+	for _, name := range []func(built) string{built.deb, built.rpm, built.sbom} {
+		a, err := os.ReadFile(name(twice[0]))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := os.ReadFile(pair[1])
+		b, err := os.ReadFile(name(twice[1]))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(a, b) {
-			t.Errorf("%s: %d bytes, sha256 %x; a second time %d bytes, %x", filepath.Base(pair[0]), len(a), sha256.Sum256(a), len(b), sha256.Sum256(b))
+			t.Errorf("%s: %d bytes, sha256 %x; a second time %d bytes, %x", filepath.Base(name(twice[0])), len(a), sha256.Sum256(a), len(b), sha256.Sum256(b))
 		}
-		t.Logf("%s %d bytes", filepath.Base(pair[0]), len(a))
+		t.Logf("%s: %d bytes", filepath.Base(name(twice[0])), len(a))
 	}
 }
