@@ -15,9 +15,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"berth/internal/pki"
-	"berth/test/fleet"
 )
 
 // service is the agent's.
@@ -27,21 +24,20 @@ const service = "berth.service"
 func TestBoot(t *testing.T) {
 	require(t)
 	dir := t.TempDir()
-	binary, err := fleet.Build(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := packages(t, dir)
+	files["/usr/lib/systemd/system/berth-probe@.service"] = probeUnit(t, dir)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := boot(t, installed(t, dir, binary, self))
+	files["/usr/bin/berth-probe"] = self
+	m := boot(t, files)
 	began := time.Now()
 	for _, story := range []struct {
 		name string
 		tell func(*testing.T, *machine)
 	}{
-		{"what the package's scripts do", prepare},
+		{"installed", installs},
 		{"the agent starts in its sandbox", starts},
 		{"hooks run outside of it", hooksRunOutside},
 		{"a hook that an agent left behind is ended", hooksAreFoundAgain},
@@ -51,12 +47,14 @@ func TestBoot(t *testing.T) {
 		{"a reload", reloads},
 		{"a reload with a fault in the file", reloadsFaults},
 		{"no request is lost over a restart", restarts},
+		{"upgraded", upgrades},
 		{"killed", killed},
 		{"a panic", panics},
 		{"the watchdog", watchdog},
 		{"a configuration that is wrong", misconfigured},
 		{"the embedded Placement", placement},
 		{"stopped", stops},
+		{"removed and purged", removes},
 		{"what a guest needs has lived on", standInsLive},
 	} {
 		t.Run(story.name, func(t *testing.T) {
@@ -72,25 +70,11 @@ func TestBoot(t *testing.T) {
 	t.Logf("%.1f s in all", time.Since(began).Seconds())
 }
 
-// installed are the files that a package would bring, and what the tests need besides: by their
-// paths in the machine, where they are here.
-func installed(t *testing.T, dir, binary, self string) map[string]string {
+// probeUnit is the agent's service with the probe in the agent's place: in the same sandbox, by
+// the same words.
+func probeUnit(t *testing.T, dir string) string {
 	t.Helper()
-	files := map[string]string{"/usr/bin/berth": binary, "/usr/bin/berth-probe": self}
-	ours := "../../systemd/"
-	for here, there := range map[string]string{
-		"berth.service": "/usr/lib/systemd/system/", "berth.socket": "/usr/lib/systemd/system/",
-		"berth-placement.service": "/usr/lib/systemd/system/", "berth-stream@.service": "/usr/lib/systemd/system/",
-		"berth.sysusers.conf": "/usr/lib/sysusers.d/", "berth.tmpfiles.conf": "/usr/lib/tmpfiles.d/",
-	} {
-		path, err := filepath.Abs(ours + here)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[there+here] = path
-	}
-	// The probe is in the agent's place: in the same sandbox, by the same words.
-	text, err := os.ReadFile(ours + "berth.service")
+	text, err := os.ReadFile("../../systemd/berth.service")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,38 +95,12 @@ func installed(t *testing.T, dir, binary, self string) map[string]string {
 	if err := os.WriteFile(path, []byte(probe), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	files["/usr/lib/systemd/system/berth-probe@.service"] = path
-	return files
+	return path
 }
 
 // configure writes the agent's configuration, to which more is added.
 func configure(m *machine, more string) {
-	m.write("/etc/berth/berth.toml", "[agent]\nname = \"here\"\n"+more, 0o644)
-}
-
-func prepare(t *testing.T, m *machine) {
-	configure(m, "")
-	if err := os.MkdirAll(m.path("/etc/berth/pki"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	authority, err := pki.Init(t.TempDir(), "test", time.Now(), false)
-	if err == nil {
-		_, err = authority.IssueHost(m.path("/etc/berth/pki"), "here", nil, time.Now())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.run("systemd-sysusers")
-	m.run("systemd-tmpfiles", "--create", "berth.tmpfiles.conf")
-	m.run("systemctl", "daemon-reload")
-	// Nothing of the machine's network is there, and nothing waits for it.
-	m.run("systemctl", "start", "dbus.socket")
-	if groups := m.read("/etc/group"); !strings.Contains(groups, "\nberth:") {
-		t.Error("there is no group berth")
-	}
-	if users := m.read("/etc/passwd"); !strings.Contains(users, "\nberth-placement:") {
-		t.Error("there is no user berth-placement")
-	}
+	m.write("/etc/berth/berth.toml", "[agent]\n"+more, 0o644)
 }
 
 func starts(t *testing.T, m *machine) {
@@ -281,9 +239,23 @@ func reloadsFaults(t *testing.T, m *machine) {
 	configure(m, "")
 }
 
-// restarts asks all the while: the socket is systemd's, and who asks meanwhile waits.
+// restarts: the socket is systemd's, and who asks meanwhile waits.
 func restarts(t *testing.T, m *machine) {
 	pid := m.property(service, "MainPID")
+	begin := time.Now()
+	var took time.Duration
+	answered := m.whileAsking(func() {
+		m.run("systemctl", "restart", service)
+		took = time.Since(begin)
+		m.awaitAnother(pid)
+	})
+	t.Logf("%d requests answered meanwhile; restarted in %.2f s", answered, took.Seconds())
+}
+
+// whileAsking asks the agent all the while, and fails where a request is lost. It gives how many
+// were answered.
+func (m *machine) whileAsking(do func()) int {
+	m.t.Helper()
 	stop := make(chan struct{})
 	var asking sync.WaitGroup
 	var mu sync.Mutex // guards what follows
@@ -305,16 +277,15 @@ func restarts(t *testing.T, m *machine) {
 			}
 		})
 	}
-	begin := time.Now()
-	m.run("systemctl", "restart", service)
-	took := time.Since(begin)
-	m.awaitAnother(pid)
-	close(stop)
-	asking.Wait()
+	func() {
+		defer asking.Wait()
+		defer close(stop)
+		do()
+	}()
 	if len(lost) > 0 {
-		t.Errorf("%d of %d requests were lost, the first: %v", len(lost), answered, lost[0])
+		m.t.Errorf("%d of %d requests were lost, the first: %v", len(lost), answered, lost[0])
 	}
-	t.Logf("%d requests answered meanwhile; restarted in %.2f s", answered, took.Seconds())
+	return answered
 }
 
 func killed(t *testing.T, m *machine) {

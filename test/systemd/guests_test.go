@@ -56,8 +56,12 @@ func openStream() error {
 	if err != nil {
 		return err
 	}
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
 	status, err := m.Open(context.Background(), stream.Order{
-		ID: probedStream, Instance: "33333333-2222-4333-8444-555555555555", Role: stream.Destination, Host: "here", Peer: "there",
+		ID: probedStream, Instance: "33333333-2222-4333-8444-555555555555", Role: stream.Destination, Host: host, Peer: "there",
 		Ticket: stream.NewTicket(), Lease: time.Hour, QEMU: stream.Owner{UID: uid, GID: gid},
 		PKI:     pki.Paths{CA: "/etc/berth/pki/ca.crt", Cert: "/etc/berth/pki/host.crt", Key: "/etc/berth/pki/host.key"},
 		Libvirt: "/run/libvirt/libvirt-sock", LibvirtURI: "qemu:///system",
