@@ -101,17 +101,15 @@ func TestMetrics_AreServedWhileTheHypervisorHangs(t *testing.T) {
 			t.Errorf("%s is not in\n%s", want, text)
 		}
 	}
-	// The fastest of some: others work on the same machine.
-	fastest := time.Hour
-	for range 20 {
+	// Others work on the same machine, so that one of many is to be in time: one that asked
+	// the hypervisor would be never.
+	await(t, "a scrape is answered within "+scrapeBound.String(), func() bool {
 		began := time.Now()
 		scrape(t, *a.metering.at.Load())
-		fastest = min(fastest, time.Since(began))
-	}
-	t.Logf("the fastest scrape while the hypervisor hangs: %s", fastest)
-	if fastest > scrapeBound {
-		t.Errorf("a scrape takes %s, want at most %s", fastest, scrapeBound)
-	}
+		took := time.Since(began)
+		t.Logf("a scrape while the hypervisor hangs: %s", took)
+		return took < scrapeBound
+	})
 	// The agent works, and its host does not; the local socket says so while requests wait.
 	for path, want := range map[string]string{api.HealthzPath: "ok\n", api.ReadyzPath: "no   start: starting\n"} {
 		await(t, path+" on the local socket says "+want, func() bool {

@@ -81,13 +81,14 @@ func TestScrape_AnswersWhileLibvirtdIsStopped(t *testing.T) {
 	if says := ready(); !strings.Contains(says, "no   libvirt: libvirt_unavailable") {
 		t.Errorf("readyz says %q", says)
 	}
+	// Others work on the same machine, so that one of many is to be in time: one that asked
+	// libvirt would be never.
 	fastest, slowest := time.Hour, time.Duration(0)
-	for range 20 {
+	for n, end := 0, time.Now().Add(patience); n < 20 || fastest > scrapeBound && time.Now().Before(end); n++ {
 		_, took := scrape()
 		fastest, slowest = min(fastest, took), max(slowest, took)
 	}
 	t.Logf("with libvirtd stopped a scrape takes %s to %s", fastest, slowest)
-	// The fastest of some: others work on the same machine.
 	if fastest > scrapeBound {
 		t.Errorf("a scrape takes %s, want at most %s", fastest, scrapeBound)
 	}
