@@ -61,7 +61,7 @@ const description = `agent of a KVM host: claims, Placement, safe moves of guest
 Berth finds the hardware of a hypervisor, keeps OpenStack Placement (the one
 that it brings, or the real service) equal to it, holds each guest's resources
 as claims under one lock, and moves guests between hosts as journaled steps,
-each with an undo, so that a guest runs exactly once and nothing is left behind.
+each with an undo: a guest runs exactly once, and nothing is left behind.
 On a host that already runs guests it only observes until it is told to manage.`
 
 // pack makes one package and gives its path.
