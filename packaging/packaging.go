@@ -1,6 +1,6 @@
 // Package packaging holds what is installed beside the binary, for those who
-// install it by themselves: the lab, and later the packages' own tests. The files
-// themselves are the source; nothing is written here.
+// install it by themselves, as the lab does. The files themselves are the source;
+// nothing is written here. Command build makes the deb and the rpm of them.
 package packaging
 
 import _ "embed"
