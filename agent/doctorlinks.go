@@ -19,12 +19,13 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/placementclient"
+	"berth/systemd"
 )
 
 // machine looks at the machine and at whom it talks to.
 func (d *doctor) machine(ctx context.Context) []api.Check {
 	a := d.a
-	p := patient{conf: a.config(), observing: a.observing(), root: a.config().Host.Root, synced: kernelClock, space: filesystem, now: a.rt.Now()}
+	p := patient{conf: a.config(), observing: a.observing(), root: a.config().Host.Root, synced: func() (bool, error) { return kernelClock(ctx) }, space: filesystem, now: a.rt.Now()}
 	p.host, _, _ = a.hardware.view()
 	p.cells, p.loose = a.cellViews()
 	p.libvirt = a.driver.Health()
@@ -39,11 +40,15 @@ func (d *doctor) machine(ctx context.Context) []api.Check {
 	return append(out, d.peers(ctx)...)
 }
 
-// kernelClock asks the kernel whether a daemon keeps the clock (adjtimex(2)).
-func kernelClock() (bool, error) {
+// kernelClock asks the kernel whether a daemon keeps the clock (adjtimex(2)), or timedated where
+// the agent's sandbox holds that call back, with those that set it.
+func kernelClock(ctx context.Context) (bool, error) {
 	var t unix.Timex
 	state, err := unix.Adjtimex(&t)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return systemd.ClockKept(ctx)
+	case err != nil:
 		return false, fmt.Errorf("ask the kernel: %w", err)
 	}
 	return state != unix.TIME_ERROR, nil
