@@ -48,6 +48,7 @@ type site struct {
 	mu     sync.Mutex // guards what follows
 	fail   func(verb string, answered bool) error
 	away   map[string]bool
+	silent map[string]bool // who gets no answers
 	agents map[string]*agentProcess
 }
 
@@ -58,7 +59,7 @@ type agentProcess struct {
 }
 
 func newSite(t *testing.T) *site {
-	s := &site{lab: newLab(t, "a", "b"), t: t, fail: never, away: map[string]bool{}, agents: map[string]*agentProcess{}}
+	s := &site{lab: newLab(t, "a", "b"), t: t, fail: never, away: map[string]bool{}, silent: map[string]bool{}, agents: map[string]*agentProcess{}}
 	for _, name := range []string{"a", "b"} {
 		s.hosts[name].Close()
 		s.startAgent(name)
@@ -71,6 +72,13 @@ func (s *site) breaking(f func(verb string, answered bool) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail = f
+}
+
+// mute has nobody answer what a host asks by itself, or ends that.
+func (s *site) mute(name string, silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent[name] = silent
 }
 
 // cut takes a host off the network, or puts it back.
@@ -116,8 +124,13 @@ func (s *site) startAgent(name string) {
 		o.Conducts = func(id string, attempt int) migration.Conduct { return p.conductor.Conducts(id, attempt) }
 		o.Side = func(_ context.Context, other string) (migration.Side, error) {
 			n, err := s.reach(name, other)
-			if err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			switch {
+			case err != nil:
 				return nil, err
+			case s.silent[name]:
+				return nil, fault.New(fault.Unavailable, "host %s does not answer", other)
 			}
 			return n.Host, nil
 		}
@@ -296,20 +309,24 @@ func TestSettle_AGuestComesBackFromADestinationThatIsGone(t *testing.T) {
 	s := newSite(t)
 	v := s.guest("a", "vm1")
 	before := s.picture()
+	var once sync.Once // it is tried again, also while b answers
+	burns := make(chan struct{})
 	s.breaking(func(verb string, answered bool) error {
 		if verb == "AcceptToken" && !answered {
-			s.cut("b", true)
+			once.Do(func() { s.cut("b", true); close(burns) })
 			return fault.New(fault.Unavailable, "host b burns")
 		}
 		return nil
 	})
 	m := s.migrate(v.UUID)
 	waitFor(t, "the commit", func() bool { return s.get(m.UUID).Status == migration.StatusPostMigrating })
+	<-burns
 	ctx := t.Context()
 	word := migration.Settlement{GuestIsAt: "a", Why: "b burnt down", By: "ann"}
 	_, err := s.conductor().Settle(ctx, m.UUID, word)
 	s.wantKind("without saying who is gone", err, fault.Forbidden)
 	word.Gone = []string{"b"}
+	s.mute("b", true) // it would hear that the guest is its own
 	s.cut("b", false)
 	_, err = s.conductor().Settle(ctx, m.UUID, word)
 	s.wantKind("while b answers", err, fault.Forbidden)
@@ -332,6 +349,7 @@ func TestSettle_AGuestComesBackFromADestinationThatIsGone(t *testing.T) {
 	s.wantKind("another word when it is over", err, fault.Forbidden)
 	s.must("start", s.hosts["a"].Start(ctx, "vm1", false))
 	// The destination comes back with its paused copy, asks, and has nothing left.
+	s.mute("b", false)
 	s.cut("b", false)
 	waitFor(t, "the destination's end", func() bool { return len(s.hosts["b"].tracker.List()) == 0 })
 	// That its domain once left is forgotten by the first look at the guest that runs.
