@@ -46,6 +46,9 @@ func (u Units) Transient(ctx context.Context, t Transient) *exec.Cmd {
 		// A unit is over with its first process, and all others of it are killed then; so they
 		// are when it is told to end.
 		"--property=KillMode=control-group", "--property=KillSignal=SIGKILL",
+		// A machine on its way down stops the agent in its order, and not what the agent still needs
+		// for a move; without this it would also refuse to start another one.
+		"--property=DefaultDependencies=no",
 	}
 	if t.Limit > 0 {
 		args = append(args, fmt.Sprintf("--property=RuntimeMaxSec=%dms", t.Limit.Milliseconds()))

@@ -51,6 +51,8 @@ etcd_password_file = "/etc/berth/etcd"
 {"level":"INFO","auth_token":"s3cret-json","instance":"web-1"}
 berth agent --token s3cret-argv --config /etc/berth/berth.toml
 Authorization: Bearer s3cret-bearer
+level=WARN msg="a hook failed" error="{\"password\": \"s3cret-quoted, s3cret-more\",\"token\":\"s3cret-two\"} after 3 s"
+password: "a\"b s3cret-inside"
 <graphics type='vnc' passwd='s3cret-vnc'/>
 -----BEGIN EC PRIVATE KEY-----
 s3cretkey
@@ -70,7 +72,7 @@ the end of kn0wn-token
 	}
 	for name, wants := range map[string][]string{
 		"berth-host-a/status.json": {`"epoch": 7`, `"holder": "host-a"`, "the token is here", "placement refused"},
-		"berth-host-a/log":         {"the token is surrendered to host-b", "/etc/berth/etcd", `"instance":"web-1"`, "--config /etc/berth/berth.toml", "admin:", "@etcd:2379", "the end of"},
+		"berth-host-a/log":         {"the token is surrendered to host-b", "/etc/berth/etcd", `"instance":"web-1"`, "--config /etc/berth/berth.toml", "admin:", "@etcd:2379", "after 3 s", "the end of"},
 		"berth-host-a/CONTENTS":    {"status.json", "how the agent is", "journal: journalctl: not found", "odd.json: "},
 	} {
 		for _, want := range wants {

@@ -18,9 +18,9 @@ var beginnings = [][]byte{[]byte("passw"), []byte("passphrase"), []byte("secret"
 
 var (
 	secretName = regexp.MustCompile(`(?i)(` + secretWords + `)`)
-	// name=value, name: value, "name":"value", name='value', --name value; a value ends where
-	// its quotes do, or at white space.
-	assigned   = regexp.MustCompile(`(?i)([A-Za-z0-9_.-]*(?:` + secretWords + `)[A-Za-z0-9_-]*["']?(?:\s*[=:]\s*|\s+))("[^"\n]*"|'[^'\n]*'|(?:Bearer\s+|Basic\s+)?[^\s,;}\]<]+)`)
+	// name=value, name: value, "name":"value", name='value', --name value, and \"name\":\"value\" of
+	// a document in a line that is quoted itself; a value ends where its quotes do, or at white space.
+	assigned   = regexp.MustCompile(`(?i)([A-Za-z0-9_.-]*(?:` + secretWords + `)[A-Za-z0-9_-]*\\*["']?(?:\s*[=:]\s*|\s+))(\\+"[^"\n]*"|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|(?:Bearer\s+|Basic\s+)?[^\s,;}\]<]+)`)
 	inAddress  = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@]+:)[^\s@/]+(@)`)
 	privatePEM = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`)
 )

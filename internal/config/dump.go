@@ -79,13 +79,22 @@ func origins(file string, from map[string]string) error {
 	}
 	for section, keys := range tree {
 		for key := range keys {
-			from[section+"."+key] = file
+			from[known(section, key)] = file
 		}
 	}
 	return nil
 }
 
-// settings walks the sections of c.
+// known is a key as its setting calls it: the reader takes those of sections in capitals too.
+// Names ([peers], [hooks]) are as they are written.
+func known(section, key string) string {
+	if lower := strings.ToLower(section); slices.Contains([]string{"peers", "hooks"}, lower) {
+		return lower + "." + key
+	}
+	return strings.ToLower(section + "." + key)
+}
+
+// settings walks the sections of c. A secret that was set is left out, wherever it came from.
 func settings(c Config, from map[string]string) ([]Setting, error) {
 	var out []Setting
 	add := func(key string, v reflect.Value) error {
@@ -93,7 +102,7 @@ func settings(c Config, from map[string]string) ([]Setting, error) {
 		if section, _, _ := strings.Cut(key, "."); slices.Contains(reloadable, section) {
 			s.Reload = true
 		}
-		if !s.Secret || s.From == "" {
+		if !s.Secret || v.IsZero() {
 			text, err := asTOML(v)
 			if err != nil {
 				return fault.New(fault.Internal, "write %s: %w", key, err)

@@ -23,8 +23,8 @@ device_spec = [{ vendor_id = "8086", address = { bus = "3b" }, traits = "CUSTOM_
 alias = [{ name = "nic", vendor_id = "8086", product_id = "154c" }]
 [devices]
 mdev_types = [{ type = "nvidia-35", device_addresses = ["0000:3b:00.0"], max_instances = 2 }]
-[placement]
-token = "hush-hush"
+[Placement]
+Token = "hush-hush"
 [migration]
 bandwidth = "20MiB/s"
 near_weight_by_aggregate = { "11111111-1111-4111-8111-111111111111" = 2.5 }

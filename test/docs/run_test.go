@@ -247,7 +247,7 @@ func (b *bench) run(block Block) bool {
 		if !flush() {
 			return false
 		}
-		if words[2] != "berth" {
+		if units := strings.Join(words[2:], " "); units != "berth" && units != "berth.socket berth.service" {
 			b.Errorf("%s: %s: only the agent is started and stopped here", block.Where(), strings.TrimSpace(line))
 			return false
 		}
