@@ -76,7 +76,7 @@ func readPages(t *testing.T, names ...string) []docs.Page {
 
 // others are the programs beside berth that the pages have people type.
 var others = []string{
-	"apt", "cd", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "journalctl", "jq", "make", "mkdir", "mv", "openstack", "printf", "promtool", "rm", "scp", "ssh",
+	"apt", "apt-get", "cd", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "journalctl", "jq", "make", "mkdir", "mv", "openstack", "printf", "promtool", "rm", "scp", "ssh",
 	"systemctl", "systemd-sysusers", "systemd-tmpfiles", "tail", "touch", "virsh",
 }
 

@@ -51,6 +51,8 @@ put_rules() {
 	[ -e "$rules" ] || return 0
 	[ -e "$guests" ] && grep -qxF "$line" "$guests" && return 0
 	mkdir -p "${guests%/*}"
+	# The last line of somebody's may have no end.
+	[ ! -s "$guests" ] || [ -z "$(tail -c 1 "$guests")" ] || echo >>"$guests"
 	printf '%s\n' "$line" >>"$guests"
 }
 
@@ -59,7 +61,8 @@ put_rules() {
 # want it.
 take_rules() {
 	[ -e "$guests" ] || return 0
-	grep -vxF "$line" "$guests" >"$guests.berth-new" || :
+	# 1 is of a file in which nothing else stands; more is a disk that is full.
+	grep -vxF "$line" "$guests" >"$guests.berth-new" || [ $? -eq 1 ]
 	# In place: owner and mode are the file's own.
 	cat "$guests.berth-new" >"$guests"
 	rm -f "$guests.berth-new"
@@ -76,8 +79,9 @@ make_folders() {
 	systemd-tmpfiles --create berth.conf || :
 }
 
-# refuse_while_moving stops a removal in the middle of a live migration: no agent would
-# be left to give the guest to one of its hosts.
+# refuse_while_moving stops a removal while a guest's memory is on its way through a stream: no
+# agent would be left to give the guest to one of its hosts. Moves of guests that are off are
+# not seen here: they wait for the agent's return.
 refuse_while_moving() {
 	moving=
 	for dir in /run/berth/streams/*/; do

@@ -18,6 +18,8 @@ for unit in berth.socket berth.service; do
 		deb-systemd-helper update-state "$unit" >/dev/null || :
 	fi
 done
+# Nobody's choice yet: only noted, so that a purge takes it away.
+deb-systemd-helper update-state berth-placement.service >/dev/null || :
 if systemd_runs; then
 	systemctl --system daemon-reload || :
 	# The socket is held by the manager, over the restart too. A configuration that is
@@ -25,7 +27,7 @@ if systemd_runs; then
 	deb-systemd-invoke start berth.socket >/dev/null || :
 	if [ "$1" = configure ] && [ -n "$2" ]; then
 		deb-systemd-invoke try-restart berth.service berth-placement.service >/dev/null || :
-	else
-		deb-systemd-invoke start berth.service >/dev/null || :
 	fi
+	# After a removal too, of which the configuration was left. One that is disabled is not.
+	deb-systemd-invoke start berth.service >/dev/null || :
 fi

@@ -4,12 +4,18 @@
 forget_guests() {
 	command -v virsh >/dev/null || return 0
 	ask() { LC_ALL=C timeout 30 virsh -q -c qemu:///system "$@"; }
+	silent() { echo "berth: libvirt does not answer, so its guests keep Berth's metadata; it does no harm, and goes by: virsh metadata GUEST urn:berth:domain:1 --remove --config" >&2; }
 	if ! all=$(ask list --all --uuid 2>/dev/null); then
-		[ ! -e /etc/libvirt/qemu ] ||
-			echo "berth: libvirt does not answer, so its guests keep Berth's metadata; it does no harm, and goes by: virsh metadata GUEST urn:berth:domain:1 --remove --config" >&2
+		[ ! -e /etc/libvirt/qemu ] || silent
 		return 0
 	fi
 	for guest in $all; do
+		answer=0
+		ask domstate "$guest" >/dev/null 2>&1 || answer=$?
+		if [ "$answer" -eq 124 ]; then # by timeout(1)
+			silent
+			return 0
+		fi
 		ask dumpxml "$guest" 2>/dev/null | grep -q urn:berth:domain:1 ||
 			ask dumpxml --inactive "$guest" 2>/dev/null | grep -q urn:berth:domain:1 || continue
 		case $(ask domstate "$guest" 2>/dev/null) in
