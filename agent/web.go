@@ -80,7 +80,8 @@ func (p *page) look(ctx context.Context) web.Snapshot {
 		out.MovesError = "The moves of this host are not known: " + err.Error()
 	}
 	slices.SortStableFunc(out.Migrations, func(x, y migration.Migration) int { return y.CreatedAt.Compare(x.CreatedAt) })
-	if s := p.guests.Load(); s != nil {
+	// One of a look long ago is none: guests have come and gone since.
+	if s := p.guests.Load(); s != nil && out.At.Sub(s.at) < 2*lookedFor {
 		out.Guests, out.GuestsAt = s.list, s.at
 		if s.err != nil {
 			out.GuestsError = "How the guests are is not known, since the hypervisor does not answer: " + s.err.Error()

@@ -96,6 +96,18 @@ func TestPage_DrawsWhatTheLedgerHas(t *testing.T) {
 	}
 }
 
+// TestPage_ForgetsGuestsThatWereSeenLongAgo: they may have gone since.
+func TestPage_ForgetsGuestsThatWereSeenLongAgo(t *testing.T) {
+	t.Parallel()
+	a, _ := twoCells(t)
+	for age, want := range map[time.Duration]int{0: 1, time.Hour: 0} {
+		a.page.guests.Store(&sighting{at: a.rt.Now().Add(-age), list: []api.Instance{{State: "running"}}})
+		if got := a.page.look(t.Context()); len(got.Guests) != want || got.GuestsAt.IsZero() != (want == 0) {
+			t.Errorf("of guests seen %s ago %+v are shown, want %d", age, got.Guests, want)
+		}
+	}
+}
+
 // TestPage_IsShownWhileTheHypervisorHangs, and the agent waits for it in its start.
 func TestPage_IsShownWhileTheHypervisorHangs(t *testing.T) {
 	t.Parallel()

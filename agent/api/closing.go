@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// closing ends a server without losing a request that somebody has sent: net/http's own Shutdown
-// drops each that it has not read yet. Listeners go first, so that nobody else is let in (of one
+// closing ends a server without losing a request that somebody has sent over a new connection:
+// net/http's own Shutdown drops each that it has not read yet. (Over one that has stood idle a
+// request may still be lost, as with any server; whoever sent it is told that it is in doubt.) Listeners go first, so that nobody else is let in (of one
 // that systemd holds, who comes now is the next agent's), then what was let in may still ask, and
 // only what is left is Shutdown's. The zero value is ready.
 type closing struct {
