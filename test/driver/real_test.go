@@ -80,6 +80,19 @@ func hang(t testing.TB, h *lab.Host) (release func()) {
 		if err := h.ResumeLibvirtd(); err != nil {
 			t.Error(err)
 		}
+		// libvirtd 9.0.0 may die of what its clients did meanwhile; a host's systemd starts it anew.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for range 10 {
+			if _, err := h.Virsh(ctx, "uri"); err != nil {
+				t.Logf("libvirtd of %s has died when it went on, and is started again: %v", h.Name, err)
+				if err := h.StartLibvirtd(ctx); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
 	}
 }
 
