@@ -174,7 +174,7 @@ func (w *world) apartConductorDies(c *lab.Host) {
 
 // A conductor that never comes back: the source decides alone, and the guest runs.
 func TestApart_AConductorThatStaysAwayCostsAWhile(t *testing.T) {
-	w := apart(t, "3s")
+	w := apart(t, "8s") // above the three seconds in which the kernel finds no route from host-a to host-b
 	c := w.Hosts[2]
 	o := coldGuest("s3")
 	w.xml(w.a, &o)

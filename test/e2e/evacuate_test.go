@@ -249,8 +249,9 @@ func (w *world) evacuatedForGood(c *lab.Host) {
 	w.berth(c, "evacuate", "--host", "host-a", "--yes")
 	w.evacuation(c, "e6", migration.StatusDone)
 	w.berth(c, "host", "forget", "host-a")
-	w.evacuation(c, "e6", migration.StatusCompleted)
-	d := ask[api.InstanceDetail](w, c, "instance", "show", "e6")
+	m := w.evacuation(c, "e6", migration.StatusCompleted)
+	i := slices.IndexFunc(w.Hosts, func(h *lab.Host) bool { return h.Name == m.DestCompute }) // whichever had most room
+	d := ask[api.InstanceDetail](w, w.Hosts[i], "instance", "show", "e6")
 	for _, a := range d.Allocations {
 		if strings.HasPrefix(a.Provider, "host-a") {
 			w.Errorf("Placement still counts on host-a: %+v", a)
