@@ -156,14 +156,17 @@ func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	}
 	l.must("tune", m.a.TuneStream(t.Context(), m.ref, migration.Tuning{Bandwidth: 1 << 30, MaxDowntime: time.Second}))
 	l.must("adopt", m.start())
-	jobs := 0
-	for _, e := range l.fleet.History() {
-		if strings.Contains(e.What, "migration to b begins") {
-			jobs++
+	jobs := func() (n int) {
+		for _, e := range l.fleet.History() {
+			if strings.Contains(e.What, "migration to b begins") {
+				n++
+			}
 		}
+		return n
 	}
-	if jobs != 1 {
-		t.Errorf("%d jobs, want 1", jobs)
+	waitFor(t, "the job", func() bool { return jobs() > 0 })
+	if n := jobs(); n != 1 {
+		t.Errorf("%d jobs, want 1", n)
 	}
 	l.fleet.HealData("a", "b")
 	waitFor(t, "the end", func() bool { return m.status().Domain.Reason == "migrated" })
