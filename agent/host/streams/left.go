@@ -41,7 +41,8 @@ func Settles(r driver.Reason) bool {
 }
 
 // noteTold keeps whether the last answer to the conductor of an attempt was that the domain
-// is off for a reason that settles nothing, or stands still since its second job: then it asks the destination before it takes the guest back.
+// is off for a reason that settles nothing, or stands still since its second job: then it asks
+// the destination before it takes the guest back.
 // A conductor that was told anything else, or nothing, has not asked.
 func (s *Streams) noteTold(ref migration.Ref, off bool) {
 	s.mu.Lock()
