@@ -1,10 +1,10 @@
 # Berth. `make` alone prints what there is.
 .DEFAULT_GOAL := help
-.PHONY: help build check test demo bench clean soak model sim stories
+.PHONY: help build check test demo bench clean soak model sim stories packages vuln
 
 help: ## this text
 	@echo "make ..."
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  %-8s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  %-9s%s\n", $$1, $$2 }'
 
 build: ## one static binary, bin/berth
 	CGO_ENABLED=0 go build -trimpath -o bin/berth ./cmd/berth
@@ -32,6 +32,12 @@ sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VER
 
 stories: ## every step of every story of package migration fails before, fails after, is killed: what is left, a JSON line each (ROW='resize, claim, kill' shows one run)
 	@go run ./test/stories/cmd/stories $(if $(ROW),-row '$(ROW)')
+
+packages: ## the deb and the rpm, the same bytes for the same commit, in build/packages (VERSION=1.2.3, ARCH=amd64 or arm64)
+	@go run ./packaging/build -out build/packages $(if $(VERSION),-version $(VERSION)) $(if $(ARCH),-arch $(ARCH))
+
+vuln: ## known vulnerabilities that Berth can reach, by a copy of Go's database (DB=folder)
+	@sh packaging/vulnerabilities $(DB)
 
 clean: ## what was built
 	rm -rf bin build

@@ -92,6 +92,7 @@ type Agent struct {
 	hardware   *hardware
 	hypervisor *hypervisor
 	health     *health
+	loops      progress // for the watchdog
 	peers      *peers
 	streams    *streams
 	server     *api.Server
@@ -103,6 +104,9 @@ type Agent struct {
 	shutdowns  *shutdowns
 	doctor     *doctor
 	metering   *metering
+	probes     *probes
+	auditLog   *auditLog
+	page       *page
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -194,7 +198,8 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 	}
-	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: a.rt, Host: a.name, Logger: a.log, Tolerant: true})
+	a.metering, a.probes = newMetering(a), newProbes(a)
+	a.tracker, err = claims.Open(ctx, claims.Options{Store: a.db, Runtime: loop{a.rt, &a.loops, "claim leases"}, Host: a.name, Logger: a.log, Tolerant: true, Meter: a.metering.shown})
 	if err == nil {
 		err = a.ledger.missing(ctx, a.tracker.Unread())
 	}
@@ -279,9 +284,11 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
 	a.drainer = a.newDrainer()
-	a.shutdowns, a.doctor, a.metering = newShutdowns(a), newDoctor(a), newMetering(a)
+	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
+	a.auditLog, a.page = newAuditLog(a), newPage(a)
+	a.auditLog.open()
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
@@ -289,7 +296,8 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
 			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},
-		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state,
+		Name: a.name, Identity: a.identity, Runtime: a.rt, Logger: a.log, Started: a.recovered, Closed: a.ledger.state, Probes: a.probes,
+		AuditLog: a.auditLog.write,
 	})
 }
 
@@ -394,8 +402,11 @@ func (a *Agent) tasks() []task {
 		{"owner files", a.guardian.keepOwners},
 		// In mode observe too: a move that began in mode manage must end.
 		{"conductor", a.conductor.Run},
+		{"probes", func(ctx context.Context) error { return a.probes.run(ctx, a.rt.Sleep) }},
 		{"metrics", a.metering.run},
 		{"metrics' port", a.metering.serve},
+		{"page", a.page.serve},
+		{"page's guests", a.page.run},
 	}
 }
 
@@ -503,6 +514,9 @@ func (a *Agent) close() error {
 	var errs []error
 	if a.host != nil {
 		a.host.Close()
+	}
+	if a.auditLog != nil {
+		errs = append(errs, a.auditLog.close())
 	}
 	if a.keeper != nil {
 		errs = append(errs, a.keeper.close())

@@ -337,12 +337,17 @@ func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
 	write(path, base+"log_level = \"debug\"\n[host]\nreserved_memory_mb = 700\nreserved_vcpus = \"none\"\n")
 	if s := ask(); s.Usage.Reserved.MemoryMB != reserved {
 		t.Errorf("a configuration with a fault changed the reserve to %d", s.Usage.Reserved.MemoryMB)
+	} else if said := wrongFiles(s); !strings.Contains(said, "reserved_vcpus") {
+		t.Errorf("what is wrong with the files: %q, want the key", said)
 	}
 	write(path, strings.Replace(base, "host-t", "host-x", 1)+"log_level = \"debug\"\n[host]\nreserved_memory_mb = 700\n")
 	write(filepath.Join(c.Agent.FlavorsDir, "small.toml"), "name = \"small\"\nvcpus = 1\nmemory_mb = 64\ndisk_gb = 0\n")
 	s = ask()
 	if s.Usage.Reserved.MemoryMB != 700 || s.Name != "host-t" || o.Level.Level() != slog.LevelDebug {
 		t.Errorf("reserve %d, name %s, level %v; want 700 taken, the name kept, debug", s.Usage.Reserved.MemoryMB, s.Name, o.Level.Level())
+	}
+	if said := wrongFiles(s); said != "" {
+		t.Errorf("files that were corrected are still wrong: %s", said)
 	}
 	r := api.CreateInstance{FlavorName: "large"}
 	r.Name = "web"
@@ -353,6 +358,16 @@ func TestAgent_ReloadTakesFlavorsAndRatiosAndKeepsTheRest(t *testing.T) {
 	if _, err := client.CreateInstance(t.Context(), r); errors.Is(err, fault.Invalid) {
 		t.Errorf("a flavor that was added: %v", err)
 	}
+}
+
+// wrongFiles is what the status says of files that were not taken.
+func wrongFiles(s api.Status) string {
+	for _, part := range s.Conditions {
+		if part.Name == "configuration" {
+			return part.Detail
+		}
+	}
+	return ""
 }
 
 func TestReadFlavors_NamesTheFile(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/systemd"
 )
 
 // deaths are the proofs that hosts run no guest any more. There are three, and no other: a
@@ -48,7 +49,7 @@ type deaths struct {
 // newDeaths makes those of an agent, by its hooks and peers. It asks nobody yet.
 func newDeaths(a *Agent) *deaths {
 	runner := &hooks.Runner{
-		Dir: a.config().Agent.HooksDir, Runtime: a.rt, Logger: a.log,
+		Dir: a.config().Agent.HooksDir, Manager: systemd.Manager(), Runtime: a.rt, Logger: a.log,
 		Setting: func(hook string) hooks.Setting { return hooks.Setting{Timeout: a.config().Hooks[hook].Timeout.D()} },
 	}
 	return &deaths{host: a.name, records: a.fleetRecords, hooks: runner, answers: a.heard, memory: a.db, rt: a.rt, log: a.log}
@@ -256,7 +257,7 @@ func (d *deaths) endLeft(ctx context.Context, host string) error {
 	}
 	was, err := hooks.End(left.Process)
 	if was {
-		d.log.Warn("ended a fencing hook that an earlier agent had left running", "host", host, "hook", left.Process.Hook, "pid", left.Process.PID, "by", left.By)
+		d.log.Warn("ended a fencing hook that an earlier agent had left running", "host", host, "hook", left.Process.Hook, "unit", left.Process.Unit, "pid", left.Process.PID, "by", left.By)
 	}
 	return err
 }

@@ -42,11 +42,13 @@ import (
 //	marker of mode manage cannot be left      no claims                                     identity
 //	record whether it is disabled             disabled                                      configuration
 //	record of what was reported               what is left in Placement stays there         configuration
+//	audit log cannot be written               its lines go to the journal                   configuration
 //	flavor files                              those that can be read                        configuration
 //	users and groups of [rights]              the others have theirs                        configuration
 //	keystone's clouds file                    as a Placement that does not answer           placement
 //	Placement silent                          no allocations change; moves wait for it      placement
-//	certificates                              its own machine alone                         peers
+//	certificates                              its own machine alone                         peers, page
+//	page's port taken                         no page; tried again                          page
 //	peers' port taken                         its own machine alone; tried again            peers
 //	libvirt silent                            the ledger alone; settles when it answers     libvirt
 //	another libvirt (a copied machine)        no claims, nothing settled or written         libvirt
@@ -55,12 +57,14 @@ import (
 
 // The parts that faults name.
 const (
+	partFiles    = "files"
 	partFlavors  = "flavors"
 	partRights   = "rights"
 	partDisabled = "disabled"
 	partReported = "reported"
 	partProvider = "provider_uuid"
 	partMarker   = "marker"
+	partAuditLog = "audit_log"
 )
 
 // faults are what could not be had at the start. The zero value is ready.
@@ -110,11 +114,13 @@ func (f *faults) held() error {
 }
 
 var changes = map[string]string{
+	partFiles:    "correct the files (berth config check) and reload the agent; until then it goes by what it has read before",
 	partFlavors:  "correct the files and reload the agent",
 	partRights:   "correct [rights] and reload the agent: who is not found has none",
 	partDisabled: "berth host set --enable, or --disable with a reason",
 	partReported: "look at the host's traits and resource classes in Placement: what Berth had put there and no longer wants stays",
 	partProvider: "put the uuid of this host's provider into the file, and restart the agent",
+	partAuditLog: "let the agent write the file of [agent] audit_log; until then its lines are in the agent's own log",
 	partMarker:   "let the agent write its state directory, and restart it",
 }
 

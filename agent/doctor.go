@@ -16,8 +16,8 @@ import (
 	"berth/migration/drain"
 )
 
-// doctor looks at what a host needs to survive, and at what it needs to be emptied in time. It
-// changes nothing, and what it cannot ask is what it tells.
+// doctor looks at what a host needs to run and to move guests, to survive, and to be emptied in
+// time. It changes nothing, and what it cannot ask is what it tells.
 type doctor struct {
 	a *Agent
 	// records are the fleet's; estimate is how long the guests that run here would take to
@@ -25,6 +25,7 @@ type doctor struct {
 	records  func() (doctorRecords, error)
 	hooks    func() ([]string, error) // that fence others
 	told     func() []api.Condition   // what the lease and the watchdog say of themselves
+	host     func(ctx context.Context) []api.Check
 	estimate func(ctx context.Context) (took time.Duration, guests int, err error)
 
 	// mu guards since; nothing is called under it.
@@ -50,6 +51,7 @@ func newDoctor(a *Agent) *doctor {
 		hooks: func() ([]string, error) { return a.deaths.fenceHooks() },
 		told:  func() []api.Condition { return a.vigil.conditions() },
 	}
+	d.host = d.machine
 	d.records = func() (doctorRecords, error) {
 		r, err := a.fleetRecords()
 		if err != nil {
@@ -95,9 +97,9 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 		}
 	}
 	store = d.store(store, err, len(hosts), self)
-	out.Checks = []api.Check{
+	out.Checks = append(d.host(ctx),
 		store, d.heard(d.lease(ctx, records, store)), d.heard(d.watchdog(self, store)), d.fenceHook(), d.inhibitor(ctx),
-	}
+	)
 	now := d.a.rt.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -115,6 +115,7 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 			d := newDoctor(a)
 			d.estimate = func(context.Context) (time.Duration, int, error) { return 2 * time.Minute, 3, nil }
 			d.hooks = func() ([]string, error) { return (&hooks.Runner{Dir: conf.Agent.HooksDir}).Names(hooks.Fence) }
+			d.host = func(context.Context) []api.Check { return nil }
 			d.told = func() []api.Condition { return c.told }
 			for k, v := range c.store.alive {
 				c.store.alive[k] = strings.ReplaceAll(v, "BOOT", a.rt.Boot().ID)

@@ -25,6 +25,9 @@ import (
 type health struct {
 	a *Agent
 
+	// stand is which of the agent's loops stood when it was last asked whether it lives.
+	stand atomic.Pointer[string]
+
 	// audited is the ledger's last audit; nil until the first. Only audit writes it.
 	audited atomic.Pointer[api.Audit]
 
@@ -60,6 +63,7 @@ func (h *health) run(ctx context.Context) error {
 		if changed {
 			h.a.notify(systemd.Notifier{}.Status(line))
 		}
+		h.a.loops.round("health")
 		if h.a.rt.Sleep(ctx, every) != nil {
 			return nil
 		}
@@ -89,13 +93,18 @@ func (h *health) audit() time.Duration {
 	return max(auditEvery, took*auditShare)
 }
 
-// alive answers the watchdog. It takes every lock that a request takes: an agent
-// whose loops hang on one of them does not answer, and is restarted.
+// alive answers the watchdog. It takes every lock that a request takes, and looks whether the
+// loops have gone round since it was asked before: an agent that hangs on a lock does not answer,
+// one whose loops stand says no, and either is restarted.
 func (h *health) alive() bool {
 	h.conditions()
 	_, _, _ = h.a.hardware.input()
 	h.a.tracker.Usage()
-	return true
+	stand := strings.Join(h.a.loops.standing(h.a.rt.Now()), ", ")
+	if before := h.stand.Swap(&stand); stand != "" && (before == nil || *before != stand) {
+		h.a.log.Error("the agent does not call itself alive: loops of it stand", "loops", stand)
+	}
+	return stand == ""
 }
 
 // line is health in a line.
@@ -123,6 +132,9 @@ func (h *health) conditions() []api.Condition {
 		out = append(out, c)
 	}
 	if c, served := h.a.metering.condition(); served {
+		out = append(out, c)
+	}
+	if c, shown := h.a.page.condition(); shown {
 		out = append(out, c)
 	}
 	out = append(out, h.a.vigil.conditions()...)
@@ -210,6 +222,9 @@ func (h *health) placement() api.Condition {
 			reasons = append(reasons, fault.Reason{
 				Code: "placement_unavailable", Message: s.Error, Change: "start it (berth placement serves one), or correct [placement] url",
 			})
+		}
+		if fault.KindOf(s.Err) == fault.Forbidden && len(reasons) == 0 {
+			reasons = append(reasons, fault.Reason{Code: "placement_refuses", Message: s.Error, Change: placementRefuses})
 		}
 		return bad("placement", s.Error, reasons...)
 	case s.At.IsZero() && h.awaitingPlacement():

@@ -12,6 +12,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/metrics"
 	"berth/internal/fault"
+	"berth/internal/version"
 )
 
 // metering keeps the agent's metrics fresh, and serves them. Nothing of the agent depends on
@@ -19,6 +20,7 @@ import (
 type metering struct {
 	a      *Agent
 	shown  *metrics.Metrics
+	signed []metrics.Certificate  // by run alone; see certificates
 	closed atomic.Pointer[error]  // why nobody is served; nil pointer where somebody is, or nobody is to be
 	at     atomic.Pointer[string] // the address that is served; nil before
 }
@@ -36,6 +38,7 @@ func (m *metering) run(ctx context.Context) error {
 	}
 	for ctx.Err() == nil {
 		m.refresh(ctx)
+		m.a.loops.round("metrics")
 		_ = m.a.rt.Sleep(ctx, refreshEvery)
 	}
 	return nil
@@ -43,15 +46,30 @@ func (m *metering) run(ctx context.Context) error {
 
 // refresh reads records and counters that are in memory.
 func (m *metering) refresh(ctx context.Context) {
-	list, err := m.a.conductor.List(ctx)
+	a := m.a
+	list, err := a.conductor.List(ctx)
 	if err != nil {
 		return // the samples stay as they are, with their time
 	}
-	c := m.a.config().Migration
-	m.shown.Refresh(metrics.Snapshot{
-		At: m.a.rt.Now(), Migrations: list,
-		Turns: metrics.Turns{Inbound: m.a.tracker.Inbound(), MaxInbound: c.MaxInbound, Outbound: m.a.conductor.Outbound(), MaxOutbound: c.MaxOutbound},
-	})
+	c := a.config()
+	s := metrics.Snapshot{
+		At: a.rt.Now(), Migrations: list,
+		Agent: metrics.Agent{
+			Name: a.name, Mode: string(c.Agent.Mode), Version: version.Get().String(), Started: a.opt.Started,
+			Ready: a.probes.ready() == nil, Disabled: a.disabled.Load() != nil,
+		},
+		Turns: metrics.Turns{
+			Inbound: a.tracker.Inbound(), MaxInbound: c.Migration.MaxInbound, Outbound: a.conductor.Outbound(), MaxOutbound: c.Migration.MaxOutbound,
+		},
+		Placement: m.placement(), Audit: m.audit(), Certificates: m.certificates(),
+	}
+	for _, part := range a.health.conditions() {
+		s.Health = append(s.Health, metrics.Condition{Part: part.Name, OK: part.Health == api.HealthOK, Since: part.Since})
+	}
+	if a.ledger.state() == nil {
+		s.Host = m.host()
+	}
+	m.shown.Refresh(s)
 }
 
 // serve answers scrapes until ctx ends.
@@ -74,7 +92,7 @@ func (m *metering) serve(ctx context.Context) error {
 	at := l.Addr().String()
 	m.at.Store(&at)
 	server := &http.Server{
-		Handler:           m.shown.Handler(m.a.log),
+		Handler:           m.handler(),
 		ReadHeaderTimeout: scrapeTime, WriteTimeout: scrapeTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(m.a.log.Handler(), slog.LevelDebug),
 	}
@@ -86,6 +104,15 @@ func (m *metering) serve(ctx context.Context) error {
 		m.a.log.Error("metrics are served no more", "error", err)
 	}
 	return nil
+}
+
+// handler answers scrapes, and whoever asks how the agent is.
+func (m *metering) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", m.shown.Handler(m.a.log))
+	mux.Handle("GET "+api.HealthzPath, m.a.probes)
+	mux.Handle("GET "+api.ReadyzPath, m.a.probes)
+	return mux
 }
 
 // scrapeTime bounds one scrape: what it shows is in memory. Arbitrary.

@@ -101,6 +101,72 @@ func TestMetrics_AreServedWhileTheHypervisorHangs(t *testing.T) {
 			t.Errorf("%s is not in\n%s", want, text)
 		}
 	}
+	// Others work on the same machine, so that one of many is to be in time: one that asked
+	// the hypervisor would be never.
+	await(t, "a scrape is answered within "+scrapeBound.String(), func() bool {
+		began := time.Now()
+		scrape(t, *a.metering.at.Load())
+		took := time.Since(began)
+		t.Logf("a scrape while the hypervisor hangs: %s", took)
+		return took < scrapeBound
+	})
+	// The agent works, and its host does not; the local socket says so while requests wait.
+	for path, want := range map[string]string{api.HealthzPath: "ok\n", api.ReadyzPath: "no   start: starting\n"} {
+		await(t, path+" on the local socket says "+want, func() bool {
+			_, words := answered(t, c.Agent.SocketPath(), path)
+			return strings.Contains(words, want)
+		})
+		await(t, path+" beside metrics says "+want, func() bool {
+			resp, err := http.Get("http://" + *a.metering.at.Load() + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			words, err := io.ReadAll(resp.Body)
+			return err == nil && strings.Contains(string(words), want)
+		})
+	}
+}
+
+// scrapeBound is what a scrape may take, whatever hangs.
+const scrapeBound = 50 * time.Millisecond
+
+// TestMetrics_TellOfTheHost: what agents of a pair show of claims, Placement and certificates.
+func TestMetrics_TellOfTheHost(t *testing.T) {
+	t.Parallel()
+	p := newHosts(t, time.Second, []string{"host-a", "host-b"}, func(o *Options) { o.Config.Metrics.Listen = "127.0.0.1:0" })
+	p.guest("host-a", "web")
+	address := func(on string) (at string) {
+		await(t, "metrics of "+on+" are served", func() bool {
+			is := p.condition(on, "metrics")
+			_, at, _ = strings.Cut(is.Detail, "served on ")
+			return is.Health == api.HealthOK && at != "" && !strings.HasSuffix(at, ":0")
+		})
+		return at
+	}
+	at := address("host-a")
+	for _, want := range []string{
+		`berth_agent_info{mode="manage",name="host-a",version=`,
+		`berth_agent_ready 1`,
+		`berth_host_disabled 0`,
+		`berth_health{part="libvirt"} 1`,
+		`berth_claims{kind="instance",state="bound"} 1`,
+		`berth_instances 1`,
+		`berth_resource_used{resource_class="MEMORY_MB"} 128`,
+		`berth_resource_capacity{resource_class="VCPU"} `,
+		`berth_cell_memory_bytes{cell="0"} `,
+		`berth_cell_pages{cell="0",page_size="4KiB"} `,
+		`berth_claim_duration_seconds_count{kind="instance",result="given"} 1`,
+		`berth_claim_lock_held_seconds_count `,
+		`berth_placement_calls_total{method="PUT",route="/allocations/{consumer}",status="204"} 1`,
+		`berth_placement_conflicts_total{conflict="consumer_generation"} 0`,
+		`berth_placement_synced_timestamp_seconds `,
+		`berth_certificate_expiry_timestamp_seconds{name="host-a",use="host"} `,
+		`berth_certificate_expiry_timestamp_seconds{name="test",use="authority"} `,
+		`berth_audit_rows{verdict="agree"} `,
+	} {
+		await(t, "metrics have "+want, func() bool { return strings.Contains(scrape(t, at), "\n"+want) })
+	}
 }
 
 // TestMetrics_APortThatIsTakenKeepsNobodyFromRunning: it is told, and tried again.

@@ -357,7 +357,7 @@ func (s migrationService) Get(ctx context.Context, ref string) (migration.Migrat
 
 // Abort implements api.Migrations.
 func (s migrationService) Abort(ctx context.Context, ref string) (migration.Migration, error) {
-	return s.decide(ctx, "abort migration "+ref, ref, s.near, (*api.Client).AbortMigration, func(ctx context.Context, id string) (migration.Migration, error) {
+	return s.decide(ctx, "abort migration "+ref, ref, s.whoConducts, (*api.Client).AbortMigration, func(ctx context.Context, id string) (migration.Migration, error) {
 		if err := s.a.conductor.Abort(ctx, id); err != nil {
 			return migration.Migration{}, err
 		}

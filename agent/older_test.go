@@ -2,7 +2,9 @@ package agent
 
 import (
 	"bytes"
+	"compress/gzip"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,12 +14,95 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/api"
+	"berth/agent/guard"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/migration"
 )
+
+// TestLedger_OfEveryOlderBerthIsRead starts an agent on state directories that agents of
+// earlier versions have left (their own tests wrote them, by real moves). Neither libvirt nor the other
+// host answers, so what is shown is what the file says. A version that is released adds its own.
+func TestLedger_OfEveryOlderBerthIsRead(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		state  string            // below testdata/ledgers
+		guests map[string]uint64 // those that are here, with the epochs of their tokens
+		moves  map[string]string // that the host conducted, by guest
+	}{
+		{"before-cold-moves", map[string]uint64{"stays": 1, "back": 3, "came": 2}, map[string]string{"left": "completed", "back": "completed"}},
+		{"before-live-control", map[string]uint64{"stays": 1, "back": 3, "came": 2}, map[string]string{"left": "completed", "back": "completed", "resized": "finished"}},
+	} {
+		t.Run(tt.state, func(t *testing.T) {
+			t.Parallel()
+			c := settings(t, nowhere(t))
+			c.Agent.Name = "host-a"
+			unpack(t, filepath.Join("testdata", "ledgers", tt.state), c.Agent.StateDir)
+			if err := guard.MarkManaged(c.Agent.StateDir); err != nil {
+				t.Fatal(err)
+			}
+			var a *Agent
+			o := agentOptions(t, c)
+			o.made = func(made *Agent) { a = made }
+			client, _ := start(t, o)
+			if unread := a.tracker.Unread(); len(unread) > 0 {
+				t.Errorf("records that cannot be read: %v", unread)
+			}
+			got := map[string]uint64{}
+			for _, i := range a.tracker.Instances() {
+				if i.Token.State == claims.TokenHere {
+					got[i.Name] = i.Token.Epoch
+				}
+			}
+			if diff := cmp.Diff(tt.guests, got); diff != "" {
+				t.Errorf("guests (-want +got):\n%s", diff)
+			}
+			list, err := client.Migrations(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			moves := map[string]string{}
+			for _, m := range list {
+				moves[m.InstanceName] = string(m.Status)
+			}
+			if diff := cmp.Diff(tt.moves, moves); diff != "" {
+				t.Errorf("moves (-want +got):\n%s", diff)
+			}
+			s, err := client.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, part := range s.Conditions {
+				if (part.Name == "ledger" || part.Name == "identity") && part.Health != api.HealthOK {
+					t.Errorf("%s: %+v", part.Name, part)
+				}
+			}
+		})
+	}
+}
+
+// unpack copies a folder, in which large files are gzipped.
+func unpack(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	packed, err := os.Open(filepath.Join(to, ledgerFile+".gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	z, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err = errors.Join(err, os.WriteFile(filepath.Join(to, ledgerFile), data, 0o600), os.Remove(packed.Name())); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // backup is a host's database as it is now: read until it stands still.
 func (p *pair) backup(on string) (restore func(path string)) {

@@ -28,19 +28,10 @@ func (a *Agent) runReload(ctx context.Context) error {
 // reload takes what can change without a restart, and names what cannot. A
 // configuration with a fault changes nothing.
 func (a *Agent) reload() {
-	read, err := config.Load(a.opt.ConfigPath)
+	read, flavors, given, err := a.read()
+	a.faults.note(partFiles, err)
 	if err != nil {
 		a.log.Error("configuration not taken: it has faults, and the old one stands", "error", err)
-		return
-	}
-	flavors, err := readFlavors(read.Agent.FlavorsDir)
-	if err != nil {
-		a.log.Error("configuration not taken: flavors have faults, and the old ones stand", "error", err)
-		return
-	}
-	given, err := readGrants(read.Rights, machineAccounts())
-	if err != nil {
-		a.log.Error("configuration not taken: rights have faults, and the old ones stand", "error", err)
 		return
 	}
 	// Measured against what the process was started with, so that a key that needs
@@ -67,6 +58,18 @@ func (a *Agent) reload() {
 	a.hardware.apply()
 	a.reporter.Kick()
 	a.log.Info("configuration read again", "flavors", len(flavors))
+}
+
+// read reads every file that a reload takes.
+func (a *Agent) read() (c config.Config, flavors map[string]topology.Flavor, given *grants, err error) {
+	if c, err = config.Load(a.opt.ConfigPath); err != nil {
+		return c, nil, nil, err
+	}
+	if flavors, err = readFlavors(c.Agent.FlavorsDir); err != nil {
+		return c, nil, nil, err
+	}
+	given, err = readGrants(c.Rights, machineAccounts())
+	return c, flavors, given, err
 }
 
 // readFlavors reads every flavor file of a folder, strictly: beside an error it gives

@@ -21,8 +21,9 @@ import (
 // him nothing before a reload.
 type grants struct {
 	byName   map[pki.Right]map[string]string // "operator:alice" → its entry
-	byUID    map[uint32]string
-	byGID    map[uint32]string
+	byUID    map[pki.Right]map[uint32]string
+	byGID    map[pki.Right]map[uint32]string
+	everyone bool // may operate
 	accounts accounts
 }
 
@@ -58,19 +59,26 @@ func machineAccounts() accounts {
 // container say (/proc/sys/kernel/overflowuid): everybody who is nobody.
 const overflowID = 65534
 
+// operate is what [rights] operate gives. No certificate does: an operator's is let in, and the
+// list says to what.
+const operate pki.Right = "operate"
+
 // readGrants reads the lists. Beside an error, fault.Invalid with a reason for each name
 // that nobody has, it gives what the others are given.
 func readGrants(r config.Rights, who accounts) (*grants, error) {
 	out := &grants{
-		byName: map[pki.Right]map[string]string{pki.RightShareNothing: {}, pki.RightConduct: {}},
-		byUID:  map[uint32]string{}, byGID: map[uint32]string{}, accounts: who,
+		byName: map[pki.Right]map[string]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
+		byUID:  map[pki.Right]map[uint32]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
+		byGID:  map[pki.Right]map[uint32]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
+		// A list of names that nobody has is one that has nobody.
+		everyone: len(r.Operate) == 0, accounts: who,
 	}
 	var reasons []fault.Reason
 	for _, list := range []struct {
 		right   pki.Right
 		key     string
 		entries []string
-	}{{pki.RightShareNothing, "rights.share_nothing", r.ShareNothing}, {pki.RightConduct, "rights.conduct", r.Conduct}} {
+	}{{operate, "rights.operate", r.Operate}, {pki.RightShareNothing, "rights.share_nothing", r.ShareNothing}, {pki.RightConduct, "rights.conduct", r.Conduct}} {
 		for _, entry := range list.entries {
 			said := list.key[len("rights."):] + " " + entry
 			h, err := config.ParseHolder(entry)
@@ -79,11 +87,11 @@ func readGrants(r config.Rights, who accounts) (*grants, error) {
 			case err != nil:
 			case h.Kind == config.HolderUser:
 				if id, err = number(h.Name, who.uid); err == nil {
-					out.byUID[id] = said
+					out.byUID[list.right][id] = said
 				}
 			case h.Kind == config.HolderGroup:
 				if id, err = number(h.Name, who.gid); err == nil {
-					out.byGID[id] = said
+					out.byGID[list.right][id] = said
 				}
 			default:
 				out.byName[list.right][entry] = said
@@ -125,19 +133,22 @@ func (g *grants) Given(right pki.Right, who api.Holder) string {
 		return g.byName[right][config.Holder{Kind: config.HolderOperator, Name: who.Operator}.String()]
 	case who.Host != "":
 		return g.byName[right][config.Holder{Kind: config.HolderHost, Name: who.Host}.String()]
-	case who.Local == nil || right != pki.RightShareNothing:
+	case who.Local == nil || right == pki.RightConduct: // that is a host's alone
 		return ""
 	}
-	if said := g.byUID[who.Local.UID]; said != "" {
+	if said := g.byUID[right][who.Local.UID]; said != "" {
 		return said
 	}
 	for _, gid := range who.Local.Groups {
-		if said := g.byGID[gid]; said != "" {
+		if said := g.byGID[right][gid]; said != "" {
 			return said
 		}
 	}
 	return ""
 }
+
+// Operates implements api.Rights.
+func (g *grants) Operates(who api.Holder) bool { return g.everyone || g.Given(operate, who) != "" }
 
 // UserName implements api.Rights, by the machine's own file alone.
 func (g *grants) UserName(uid uint32) string {
@@ -161,6 +172,9 @@ type rights struct{ a *Agent }
 func (r rights) Given(right pki.Right, who api.Holder) string {
 	return r.a.grants.Load().Given(right, who)
 }
+
+// Operates implements api.Rights.
+func (r rights) Operates(who api.Holder) bool { return r.a.grants.Load().Operates(who) }
 
 // UserName implements api.Rights.
 func (r rights) UserName(uid uint32) string { return r.a.grants.Load().UserName(uid) }

@@ -74,6 +74,29 @@ func TestRights_ListsNameNumbersOnce(t *testing.T) {
 	}
 }
 
+// TestRights_WhoOperates: an empty list is everybody, and one whose names nobody has nobody.
+func TestRights_WhoOperates(t *testing.T) {
+	local := api.Holder{Local: &api.LocalUser{UID: 1000, Groups: []uint32{2000}}}
+	for _, c := range []struct {
+		list         []string
+		local, alice bool
+	}{
+		{nil, true, true},
+		{[]string{"operator:alice"}, false, true},
+		{[]string{"user:alice"}, true, false},
+		{[]string{"group:movers"}, true, false},
+		{[]string{"group:moovers"}, false, false},
+	} {
+		g, _ := readGrants(config.Rights{Operate: c.list, ShareNothing: []string{"user:root"}}, someAccounts(t)) // a name that nobody has is another test's
+		if l, o := g.Operates(local), g.Operates(api.Holder{Operator: "alice"}); l != c.local || o != c.alice {
+			t.Errorf("%q: the local user %v, the operator %v", c.list, l, o)
+		}
+		if g.Operates(api.Holder{}) != (c.list == nil) || g.Given(pki.RightShareNothing, local) != "" {
+			t.Errorf("%q: one whom nobody knows operates, or a list gives another's right", c.list)
+		}
+	}
+}
+
 func TestRights_ANameThatNobodyHasIsToldAndTheOthersHaveTheirs(t *testing.T) {
 	g, err := readGrants(config.Rights{ShareNothing: []string{"user:alcie", "user:root", "group:moovers", "user:nobody", "group:65534"}}, someAccounts(t))
 	r := fault.ReasonsOf(err)

@@ -35,6 +35,13 @@ func (t *Tracker) Refuse(reason string) {
 // Allow ends Refuse.
 func (t *Tracker) Allow() { t.Refuse("") }
 
+// Refused is why no new claims are given; empty while they are.
+func (t *Tracker) Refused() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.refusal
+}
+
 // SetCapacity changes what the host has to give, from now on. It never takes a
 // claim away: a host that shrank below its claims just has nothing free.
 func (t *Tracker) SetCapacity(c Capacity) {
@@ -84,6 +91,10 @@ func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devi
 // its migration has brought the guest here before;
 // fault.Unavailable after Refuse, and while the disk of the ledger is full.
 func (t *Tracker) Claim(ctx context.Context, r Request) (Claim, error) {
+	return t.measured(r.Owner.Kind, func() (Claim, error) { return t.claim(ctx, r) })
+}
+
+func (t *Tracker) claim(ctx context.Context, r Request) (Claim, error) {
 	if err := r.validate(); err != nil {
 		return Claim{}, err
 	}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"berth/internal/fault"
@@ -33,6 +32,7 @@ type Options struct {
 	DefaultLease time.Duration // of a claim that asks for none; 0 for one minute
 	Logger       *slog.Logger  // nil for slog.Default()
 	Random       io.Reader     // for claim ids and tickets; nil for crypto/rand
+	Meter        Meter         // nil for nobody
 
 	// Tolerant passes over a record that cannot be read, and tells it by Unread: who
 	// sets it gives no claim before what the record may have said is known again.
@@ -69,7 +69,7 @@ type Tracker struct {
 	// mu is the claim lock. It guards all below. Under it: arithmetic and
 	// enqueueing; never a wait for disk, libvirt, Placement, peers or
 	// callbacks. In the lock order it stands above the store's own.
-	mu         sync.Mutex
+	mu         lock
 	machine    *machine            // the host and what is in use of it
 	refusal    string              // why no new claim is given; "" when they are
 	claims     map[string]*entry   // by claim uuid
@@ -203,6 +203,7 @@ func Open(ctx context.Context, o Options) (*Tracker, error) {
 		claims:  map[string]*entry{}, holdings: map[string]*holding{}, strangers: map[string]stranger{}, instances: map[string]Instance{}, copies: map[string]Copy{}, migrations: map[string]half{}, verbs: map[string][]byte{},
 		changing: map[string]*change{},
 	}
+	t.mu.meter, t.mu.now = o.Meter, o.Runtime.Now
 	if t.lease <= 0 {
 		t.lease = defaultLease
 	}

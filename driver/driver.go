@@ -47,6 +47,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"berth/internal/fault"
@@ -152,6 +153,11 @@ type User struct{ UID, GID int }
 
 // Version orders as libvirt's numbers do: major*1,000,000 + minor*1,000 + micro.
 type Version uint64
+
+// String is the form that people write, "8.0.0".
+func (v Version) String() string {
+	return fmt.Sprintf("%d.%d.%d", uint64(v)/1_000_000, uint64(v)/1000%1000, uint64(v)%1000)
+}
 
 // Document says which form of a domain's XML is meant.
 type Document int

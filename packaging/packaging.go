@@ -1,6 +1,6 @@
 // Package packaging holds what is installed beside the binary, for those who
-// install it by themselves: the lab, and later the packages' own tests. The files
-// themselves are the source; nothing is written here.
+// install it by themselves, as the lab does. The files themselves are the source;
+// nothing is written here. Command build makes the deb and the rpm of them.
 package packaging
 
 import _ "embed"
@@ -11,3 +11,8 @@ import _ "embed"
 //
 //go:embed hooks/qemu.d/50-berth
 var GuardHook string
+
+// Config is the sample configuration, installed as /etc/berth/berth.toml.
+//
+//go:embed berth.toml
+var Config string

@@ -211,6 +211,13 @@ func TestPutAllocations_AConsumerConflictIsNotRepeated(t *testing.T) {
 	if !errors.Is(err, fault.GenerationConflict) || ConflictOf(err) != ConflictConsumerGeneration || len(s.requests()) != 1 {
 		t.Errorf("got %v after %q", err, s.requests())
 	}
+	n, words := c.Counters(), "PUT /allocations/{consumer} 409"
+	if d := cmp.Diff(map[Conflict]int64{ConflictConsumerGeneration: 1}, n.Conflicts); d != "" {
+		t.Errorf("conflicts (-want +got)\n%s", d)
+	}
+	if n.Calls[words] != 1 || n.Took[words] <= 0 {
+		t.Errorf("counters: %+v, want one call, and how long it took", n)
+	}
 }
 
 func TestPutAllocations_LostReplyOfALandedWriteIsSuccess(t *testing.T) {

@@ -2,8 +2,10 @@ package placementclient
 
 import (
 	"maps"
+	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Counters is what a client has done since it was made, for metrics and tests.
@@ -11,6 +13,10 @@ type Counters struct {
 	// Calls counts answered or failed calls by "METHOD /route status"; the status
 	// is 000 where there was no answer. Repeats within a call are not counted here.
 	Calls map[string]int64
+	// Took is how long they took in all, repeats and pauses included, by the same words.
+	Took map[string]time.Duration
+	// Conflicts counts calls that were answered 409, by what it means.
+	Conflicts map[Conflict]int64
 	// Requests counts requests sent, repeats included.
 	Requests int64
 	// Retries counts repeats, for whatever reason.
@@ -27,22 +33,33 @@ type Counters struct {
 type counters struct {
 	requests, retries, races, orphans, inDoubt atomic.Int64
 
-	mu    sync.Mutex // guards calls only; nothing else happens under it
-	calls map[string]int64
+	mu        sync.Mutex // guards what follows; nothing else happens under it
+	calls     map[string]int64
+	took      map[string]time.Duration
+	conflicts map[Conflict]int64
 }
 
-func (n *counters) add(k call, f *flight) {
+func (n *counters) add(k call, f *flight, took time.Duration) {
 	n.requests.Add(int64(f.attempts))
 	status := "000"
 	if s := f.rep.status; s != 0 {
 		status = string([]byte{byte('0' + s/100%10), byte('0' + s/10%10), byte('0' + s%10)})
 	}
+	var conflict Conflict
+	if f.rep.status == http.StatusConflict {
+		conflict = parseError(f.rep.status, f.rep.body).Conflict
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.calls == nil {
-		n.calls = map[string]int64{}
+		n.calls, n.took, n.conflicts = map[string]int64{}, map[string]time.Duration{}, map[Conflict]int64{}
 	}
-	n.calls[k.method+" "+k.route+" "+status]++
+	words := k.method + " " + k.route + " " + status
+	n.calls[words]++
+	n.took[words] += took
+	if conflict != "" {
+		n.conflicts[conflict]++
+	}
 }
 
 // Counters gives a copy of the counts so far.
@@ -53,6 +70,6 @@ func (c *Client) Counters() Counters {
 	}
 	c.count.mu.Lock()
 	defer c.count.mu.Unlock()
-	out.Calls = maps.Clone(c.count.calls)
+	out.Calls, out.Took, out.Conflicts = maps.Clone(c.count.calls), maps.Clone(c.count.took), maps.Clone(c.count.conflicts)
 	return out
 }

@@ -87,12 +87,13 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 	if err := c.setToken(ctx, req.Request, ""); err != nil {
 		return f.rep, err
 	}
+	began := c.cfg.Runtime.Now()
 	resp, err := c.http.Do(req)
 	if resp != nil {
 		// checkRetry has read it; the connection is back already.
 		_ = resp.Body.Close()
 	}
-	c.count.add(k, f)
+	c.count.add(k, f, c.cfg.Runtime.Now().Sub(began))
 	if err != nil {
 		if bad, is := errors.AsType[*tls.CertificateVerificationError](err); is {
 			return f.rep, &fault.Error{

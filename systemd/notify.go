@@ -46,7 +46,8 @@ func send(state string) error {
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 // Watchdog tells the manager twice in each of its periods that the agent lives,
-// as long as alive says so, until ctx ends. alive must be about the progress of
+// as long as alive says so, until ctx ends. After a no it asks again soon, so that
+// only what stands until the period is over costs the agent. alive must be about the progress of
 // the agent's loops: a timer that always fires proves nothing. Without a
 // watchdog in the unit it returns when ctx ends.
 func (Notifier) Watchdog(ctx context.Context, rt runtime.Runtime, alive func() bool) error {
@@ -59,15 +60,21 @@ func (Notifier) Watchdog(ctx context.Context, rt runtime.Runtime, alive func() b
 		return nil
 	}
 	for {
+		pause := period / 2
 		if alive() {
 			// A datagram that was not taken is made good by the next one.
 			_ = send(daemon.SdNotifyWatchdog)
+		} else {
+			pause = min(pause, askAgain)
 		}
-		if rt.Sleep(ctx, max(period/2, time.Millisecond)) != nil {
+		if rt.Sleep(ctx, max(pause, time.Millisecond)) != nil {
 			return nil
 		}
 	}
 }
+
+// askAgain is how soon an agent that stood is asked anew. Arbitrary: far below any period.
+const askAgain = time.Second
 
 // Listeners gives the sockets that the manager holds for the agent, by their
 // FileDescriptorName; none without socket activation. It can be asked once: it

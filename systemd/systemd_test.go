@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -95,8 +96,9 @@ func TestWatchdog_IsSilentWhenTheLoopsStand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if asked != 3 || rt.slept[0] != 10*time.Second {
-		t.Errorf("asked %d times every %v, want 3 times every 10s", asked, rt.slept)
+	// After the no it is asked again long before the manager's patience is over.
+	if asked != 3 || rt.slept[0] != 10*time.Second || rt.slept[1] != time.Second {
+		t.Errorf("asked %d times after %v, want 3 times after 10s and 1s", asked, rt.slept)
 	}
 	for range 2 {
 		if got := told(); got != "WATCHDOG=1" {
@@ -122,11 +124,18 @@ func TestWatchdog_WithoutOneWaitsForItsEnd(t *testing.T) {
 	})
 }
 
-func TestUnits_PassSystemdAnalyze(t *testing.T) {
+// analyze is systemd-analyze, which looks at units without a manager.
+func analyze(t *testing.T) string {
+	t.Helper()
 	tool, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("systemd-analyze is not installed")
 	}
+	return tool
+}
+
+func TestUnits_PassSystemdAnalyze(t *testing.T) {
+	tool := analyze(t)
 	// The units are judged as they will lie on a host: in a root of their own
 	// where the binary they start exists.
 	root := t.TempDir()
@@ -140,7 +149,11 @@ func TestUnits_PassSystemdAnalyze(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, unit := range []string{"berth.service", "berth.socket", "berth-stream@.service"} {
+	services, err := filepath.Glob("*.service")
+	if err != nil || len(services) != len(exposure) {
+		t.Fatalf("services %q, %v; want those of the table of exposures", services, err)
+	}
+	for _, unit := range append(services, "berth.socket") {
 		text, err := os.ReadFile(unit)
 		if err != nil {
 			t.Fatal(err)
@@ -152,23 +165,66 @@ func TestUnits_PassSystemdAnalyze(t *testing.T) {
 	for _, target := range []string{"network-online", "sysinit", "basic", "shutdown", "sockets", "multi-user"} {
 		put("etc/systemd/system/"+target+".target", []byte("[Unit]\nDescription="+target+"\n"), 0o644)
 	}
-	out, err := exec.Command(tool, "verify", "--man=no", "--root="+root, "berth.service", "berth.socket",
+	out, err := exec.Command(tool, "verify", "--man=no", "--root="+root, "berth.service", "berth.socket", "berth-placement.service",
 		"berth-stream@11111111-2222-4333-8444-555555555555-1.service").CombinedOutput()
 	if err != nil || len(bytes.TrimSpace(out)) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 }
 
-// What systemd holds against the stream's unit is that it is root, has two of
-// root's capabilities and the network: it may not become more.
-func TestStreamUnit_IsConfined(t *testing.T) {
-	tool, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("systemd-analyze is not installed")
+// exposure is how much a service may be exposed, in tenths, by the arithmetic of
+// systemd-analyze security: none may become more.
+var exposure = map[string]int{
+	"berth.service":           30, // root, six of its capabilities, every disk and the network
+	"berth-placement.service": 13, // a port and a file
+	"berth-stream@.service":   25, // root, two of its capabilities and the network
+}
+
+func TestUnits_AreConfined(t *testing.T) {
+	tool := analyze(t)
+	for unit, most := range exposure {
+		out, err := exec.Command(tool, "security", "--offline=true", "--threshold="+strconv.Itoa(most), "--no-pager", unit).CombinedOutput()
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		if err != nil {
+			t.Errorf("systemd-analyze security of %s: %v\n%s", unit, err, out)
+		}
+		t.Log(lines[len(lines)-1])
 	}
-	out, err := exec.Command(tool, "security", "--offline=true", "--threshold=30", "--no-pager", "berth-stream@.service").CombinedOutput()
+}
+
+// What takes protection away from the agent, or is left out of what the other services have,
+// is told why.
+func TestUnits_SayWhyTheyMakeAnException(t *testing.T) {
+	text, err := os.ReadFile("berth.service")
 	if err != nil {
-		t.Errorf("systemd-analyze security: %v\n%s", err, out)
+		t.Fatal(err)
+	}
+	_, hardening, found := strings.Cut(string(text), "# Hardening.")
+	if !found {
+		t.Fatal("no part of berth.service is called hardening")
+	}
+	remarks := ""
+	for line := range strings.Lines(hardening) {
+		if strings.HasPrefix(line, "#") {
+			remarks += line
+		}
+	}
+	for _, given := range []string{"ProtectSystem=full", "SystemCallFilter=@chown", "DevicePolicy=closed", "CapabilityBoundingSet=CAP_"} {
+		before, _, there := strings.Cut(hardening, "\n"+given)
+		if line := before[strings.LastIndexByte(before, '\n')+1:]; !there || !strings.HasPrefix(line, "# ") {
+			t.Errorf("before %s stands %q, want why", given, line)
+		}
+	}
+	_, set, _ := strings.Cut(hardening, "CapabilityBoundingSet=")
+	set, _, _ = strings.Cut(set, "\n")
+	for _, capability := range strings.Fields(set) {
+		short := strings.TrimPrefix(capability, "CAP_")
+		if strings.HasPrefix(short, "DAC_") {
+			short = "DAC_*"
+		}
+		if !strings.Contains(remarks, short) {
+			t.Errorf("%s has no reason", capability)
+		}
 	}
 }
 

@@ -2,19 +2,22 @@ package systemd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"time"
 )
 
-// Units starts units of the service manager that runs this machine, by its own
-// tool, systemctl: what D-Bus would need of a library it has, and whoever looks
-// into the journal knows the words.
+// Units asks the service manager that runs this machine, by its own tools: what D-Bus
+// would need of a library they have, and whoever looks into the journal knows the words.
+// The zero value is ready.
 type Units struct {
-	// Systemctl is the tool; empty takes the one in PATH.
-	Systemctl string
+	// Systemctl and SystemdRun are the tools; empty takes those in PATH.
+	Systemctl, SystemdRun string
 }
 
 // Running says whether systemd is this machine's service manager (sd_booted(3)).
@@ -39,17 +42,20 @@ func (u Units) Start(ctx context.Context, unit string) error {
 }
 
 func (u Units) run(ctx context.Context, verb, unit string) error {
-	tool := u.Systemctl
-	if tool == "" {
-		tool = "systemctl"
-	}
-	cmd := exec.CommandContext(ctx, tool, "--no-ask-password", "--quiet", verb, "--", unit)
+	_, err := u.ask(ctx, verb, "--", unit)
+	return err
+}
+
+// ask calls systemctl and gives what it says; what it says of a failure is the error.
+func (u Units) ask(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, cmp.Or(u.Systemctl, "systemctl"), append([]string{"--no-ask-password", "--quiet"}, args...)...)
 	// A tool that hangs with its output open is not waited for.
 	cmd.WaitDelay = time.Second
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
+	var said, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &complaint
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("systemctl %s %s: %w: %.300s", verb, unit, err, oneLine(said.String()))
+		words := oneLine(said.String() + " " + complaint.String())
+		return "", fmt.Errorf("systemctl %s: %w: %.300s", strings.Join(slices.DeleteFunc(args, func(a string) bool { return a == "--" }), " "), err, words)
 	}
-	return nil
+	return strings.TrimSpace(said.String()), nil
 }

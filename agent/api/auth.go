@@ -27,6 +27,7 @@ const (
 	callerLocal    caller = 1 << iota // through the unix socket
 	callerOperator                    // an operator's certificate
 	callerHost                        // another host's certificate
+	callerReader                      // a reader's certificate: asks what an operator may, and changes nothing
 )
 
 const (
@@ -43,6 +44,8 @@ func (c caller) String() string {
 		return "operator"
 	case callerHost:
 		return "host"
+	case callerReader:
+		return "reader"
 	}
 	return "nobody"
 }
@@ -117,9 +120,9 @@ func (s *Server) authenticate(r *http.Request) (identity, error) {
 	if err != nil {
 		return identity{}, err
 	}
-	if role == pki.RoleOperator {
+	if person, is := map[pki.Role]caller{pki.RoleOperator: callerOperator, pki.RoleReader: callerReader}[role]; is {
 		_, name := pki.RoleOf(leaf)
-		return identity{caller: callerOperator, name: name, server: s, leaf: leaf}, nil
+		return identity{caller: person, name: name, server: s, leaf: leaf}, nil
 	}
 	name := r.Header.Get(headerHost)
 	if name == "" {

@@ -8,8 +8,8 @@ import (
 	"berth/internal/fault"
 )
 
-// Doctor looks at what this host needs to survive: whether its guests could be evacuated,
-// and whether it could be drained in time.
+// Doctor looks at what this host needs: to run guests and to move them, to have them evacuated
+// when it dies, and to be drained in time.
 type Doctor interface {
 	// Examine asks each part once. What could not be asked stands in the answer.
 	Examine(ctx context.Context) (Diagnosis, error)
@@ -34,7 +34,7 @@ const (
 
 // Check is one thing that was looked at.
 type Check struct {
-	Name    string       `json:"name"` // "fleet store", "lease", "watchdog", "fence hook", "inhibitor", …
+	Name    string       `json:"name"` // "kernel", "libvirt", "peer host-b", "fleet store", "lease", …
 	Outcome CheckOutcome `json:"outcome"`
 	Detail  string       `json:"detail"` // one line: what was found
 	Remedy  string       `json:"remedy,omitempty"`
@@ -45,7 +45,7 @@ type Check struct {
 
 // doctorRows are asked of the host that is to be looked at.
 func doctorRows() []route {
-	look := read(http.MethodGet, "/v1/doctor", "doctor", "Could this host's guests be evacuated, and could it be drained in time: each thing that has to work for it, with its remedy.", operators,
+	look := read(http.MethodGet, "/v1/doctor", "doctor", "What this host needs to run and move guests, to have them evacuated and to be drained in time: each thing, how it is, and its remedy.", operators,
 		func(s *Server, r *http.Request) (Diagnosis, error) {
 			if s.svc.Doctor == nil {
 				return Diagnosis{}, fault.New(fault.Forbidden, "examine host %s: this agent has no doctor", s.opt.Name)

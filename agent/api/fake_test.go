@@ -180,6 +180,7 @@ func (f *fakeAgent) SetHost(ctx context.Context, r api.SetHost) (api.HostState, 
 type fakeInstances struct {
 	created []api.CreateInstance
 	starts  []api.StartInstance
+	panics  bool // in Stop
 }
 
 func (f *fakeInstances) Create(_ context.Context, r api.CreateInstance) (api.Instance, error) {
@@ -208,6 +209,9 @@ func (f *fakeInstances) Start(_ context.Context, _ string, o api.StartInstance) 
 		fault.Reason{Code: "vcpu_short", Message: "vcpus: want 4, 1 free"})
 }
 func (f *fakeInstances) Stop(context.Context, string, api.StopInstance) (api.Instance, error) {
+	if f.panics {
+		panic("a fault of this test's")
+	}
 	return api.Instance{}, nil
 }
 func (f *fakeInstances) Delete(context.Context, string, api.DeleteInstance) error { return nil }
@@ -337,6 +341,15 @@ func (c ca) operator(name string, rights ...pki.Right) *pki.Identity {
 	return c.load(dir, pki.OperatorCertFile, pki.OperatorKeyFile)
 }
 
+func (c ca) reader(name string) *pki.Identity {
+	c.t.Helper()
+	dir := c.t.TempDir()
+	if _, err := c.a.IssueReader(dir, name, time.Now()); err != nil {
+		c.t.Fatal(err)
+	}
+	return c.load(dir, pki.OperatorCertFile, pki.OperatorKeyFile)
+}
+
 func (c ca) load(dir, cert, key string) *pki.Identity {
 	c.t.Helper()
 	id, err := pki.Load(pki.Paths{CA: filepath.Join(dir, pki.CACertFile), Cert: filepath.Join(dir, cert), Key: filepath.Join(dir, key)}, time.Now())
@@ -372,6 +385,7 @@ type world struct {
 	parties   fakeParties
 	rights    *fakeRights
 	log       *lockedBuffer
+	trail     *trail
 	foreign   *fakeForeign
 	audits    fakeAudits
 	fleet     *fakeFleet
@@ -393,11 +407,12 @@ func serve(t *testing.T, name string, id *pki.Identity) *world {
 func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Duration) *world {
 	t.Helper()
 	w := &world{
-		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{}, foreign: &fakeForeign{}, rights: &fakeRights{}, log: &lockedBuffer{}, fleet: &fakeFleet{}, plans: &fakePlans{},
+		verbs: &fakeHost{name: name}, agent: &fakeAgent{name: name}, instances: &fakeInstances{}, parties: fakeParties{}, foreign: &fakeForeign{}, rights: &fakeRights{}, log: &lockedBuffer{}, trail: &trail{}, fleet: &fakeFleet{}, plans: &fakePlans{},
 		socket: filepath.Join(t.TempDir(), "s"), bodyTimeout: bodyTimeout,
 	}
 	s := api.NewServer(api.Options{
 		Name: name, Identity: id, Runtime: &runtime.System{}, BodyTimeout: w.bodyTimeout, Logger: slog.New(slog.NewTextHandler(w.log, nil)),
+		AuditLog: w.trail.write,
 		Services: api.Services{
 			Agent: w.agent, Instances: w.instances, Claims: fakeClaims{}, Migrations: fakeMigrations{w.agent}, Verbs: w.verbs, Parties: w.parties, Rights: w.rights,
 			Guard: w.foreign, Foreign: w.foreign, Audits: &w.audits, Plans: w.plans, Deaths: fakeDeaths{w.fleet}, Fleet: fakeRecords{w.fleet}, Drains: fakeDrains{w.fleet}, Doctor: w.fleet, Sides: w.verbs, Settle: w.verbs,

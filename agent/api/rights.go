@@ -20,6 +20,9 @@ const (
 
 // Rights are what this host's configuration gives, beside certificates.
 type Rights interface {
+	// Operates says whether [rights] operate lets somebody change things whom his certificate or
+	// the socket has let in; true for everybody where the list is empty. Not asked of hosts.
+	Operates(who Holder) bool
 	// Given is the entry that gives a right; empty where none does. It blocks on nothing.
 	Given(right pki.Right, who Holder) (entry string)
 	// UserName is a user's name for messages and logs; empty where nobody knows it.
@@ -169,8 +172,39 @@ func (id identity) holder() Holder {
 		return Holder{Operator: id.name}
 	case callerHost:
 		return Holder{Host: id.name}
+	case callerReader:
+		return Holder{} // no list has him
 	}
 	return Holder{Local: id.user}
+}
+
+// refused says why a caller may not ask for a route; nil where he may. Who is let in and is no
+// host may look at all that operators may; to change something
+//
+//	a reader's certificate      never
+//	an operator's               where [rights] operate has him, or nobody
+//	the local socket            root; others where [rights] operate has them, or nobody
+func (id identity) refused(rt route) *fault.Reason {
+	allow := rt.allow
+	if allow&callerOperator != 0 && !rt.changes() {
+		allow |= callerReader
+	}
+	if allow&id.caller == 0 {
+		change := "use the local socket or an operator's certificate"
+		if rt.allow == hostsOnly {
+			change = "this is for other hosts' agents alone"
+		}
+		return &fault.Reason{Code: "caller", Message: "a caller by " + id.caller.String() + " may not do this", Have: id.caller.String(), Change: change}
+	}
+	given := id.server.svc.Rights
+	if !rt.changes() || id.caller == callerHost || given == nil || id.user != nil && id.user.UID == 0 || given.Operates(id.holder()) {
+		return nil
+	}
+	host := id.server.opt.Name
+	return &fault.Reason{
+		Code: "reads_only", Message: id.words() + " may look on " + host + ", and change nothing: [rights] operate names others", Want: "operate", Have: id.words(),
+		Change: "[rights] operate = [\"" + id.words() + "\"] on " + host + " beside those that are there, and reload its agent; or ask as one of them",
+	}
 }
 
 // words are the caller as lists of rights spell him.
@@ -178,6 +212,8 @@ func (id identity) words() string {
 	switch id.caller {
 	case callerOperator:
 		return "operator:" + id.name
+	case callerReader:
+		return "reader:" + id.name
 	case callerHost:
 		return "host:" + id.name
 	case callerLocal:
@@ -213,7 +249,7 @@ func tellAsker(ctx context.Context, h http.Header) {
 	h.Del(headerAsker)
 	h.Del(headerAskerRights)
 	id := callerOf(ctx)
-	if id.server == nil || id.caller != callerLocal && id.caller != callerOperator {
+	if id.server == nil || id.caller == callerHost {
 		return // a host asks for itself, and what it has been told of others is not told on
 	}
 	h.Set(headerAsker, printable(id.words()))

@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -24,6 +25,8 @@ import (
 type fakeRights struct {
 	operators, hosts []string
 	users, groups    []uint32
+	// operate are the words of those whom the list has; nil for everybody.
+	operate []string
 
 	mu   sync.Mutex
 	seen *api.LocalUser // who asked last
@@ -46,6 +49,12 @@ func (f *fakeRights) Given(right pki.Right, who api.Holder) string {
 	return ""
 }
 
+func (f *fakeRights) Operates(who api.Holder) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.operate == nil || slices.Contains(f.operate, "operator:"+who.Operator) || who.Local != nil && slices.Contains(f.operate, fmt.Sprintf("user:%d", who.Local.UID))
+}
+
 // give makes it another's; nil for an empty one.
 func (f *fakeRights) give(other *fakeRights) {
 	if other == nil {
@@ -53,7 +62,7 @@ func (f *fakeRights) give(other *fakeRights) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.operators, f.hosts, f.users, f.groups = other.operators, other.hosts, other.users, other.groups
+	f.operators, f.hosts, f.users, f.groups, f.operate = other.operators, other.hosts, other.users, other.groups, other.operate
 }
 
 func (f *fakeRights) UserName(uid uint32) string {

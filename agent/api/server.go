@@ -41,6 +41,11 @@ type Options struct {
 	// ledger is not known. The guard asks all the same, and whoever only reads. nil
 	// for never.
 	Closed func() error
+	// AuditLog keeps a line of each request that is to change something, before its caller
+	// is answered; it blocks on a file at most. nil for nobody.
+	AuditLog func(AuditEntry)
+	// Probes answers HealthzPath and ReadyzPath at once; nil for nobody.
+	Probes http.Handler
 	// BodyTimeout is how long a body may take to arrive; 0 for bodyPatience.
 	BodyTimeout time.Duration
 }
@@ -56,6 +61,7 @@ type Server struct {
 	places chan struct{}
 	// stopping ends event streams, for which Shutdown would wait.
 	stopping context.Context
+	closing  closing
 }
 
 // maxRequests is arbitrary: far above what a fleet asks of one host, far below
@@ -104,7 +110,8 @@ func NewServer(o Options) *Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ConnContext:       markLocal,
+		ConnContext:       s.closing.context,
+		ConnState:         s.closing.state,
 		ErrorLog:          slog.NewLogLogger(o.Logger.With("part", "api").Handler(), slog.LevelDebug),
 	}
 	s.http.RegisterOnShutdown(stop)
@@ -127,15 +134,16 @@ func (s *Server) Serve(l net.Listener) error {
 			NextProtos: []string{"http/1.1"},
 		})
 	}
-	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.closing.serve(s.http, l); err != nil {
 		return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
 // Shutdown stops listening and waits for requests in progress until ctx ends,
-// then cuts them off.
+// then cuts them off. Who was let in before is answered.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.closing.stop(ctx, s.opt.Runtime.Sleep)
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		return errors.Join(err, s.http.Close())
@@ -146,10 +154,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // wrap gives each request an id, a caller, a place and a line in the log.
 func (s *Server) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.closing.asked(r)
 		begin := s.opt.Runtime.Now()
 		id := requestID(r)
 		w.Header().Set(headerRequestID, id)
 		log := s.opt.Logger.With("request", id, "method", r.Method, "path", r.URL.Path)
+		rec := &recorder{ResponseWriter: w}
+		defer rec.told() // of a caller that got no answer
 		// A panic of a handler is a bug of one request, not of the agent.
 		defer func() {
 			switch p := recover(); p {
@@ -160,9 +171,12 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 				panic(p)
 			default:
 				log.Error("request panicked", "panic", p, "stack", string(debug.Stack()))
-				s.refuse(w, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
+				s.refuse(rec, r, fault.New(fault.Internal, "request %s: internal error, see the agent's log", id))
 			}
 		}()
+		if s.probes(rec, r) {
+			return
+		}
 		if s.opt.Started != nil && r.URL.Path != guardPath {
 			select {
 			case <-s.opt.Started:
@@ -188,7 +202,6 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			return
 		}
 		who.request = id
-		rec := &recorder{ResponseWriter: w}
 		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), identityKey{}, who)))
 		level := slog.LevelDebug
 		if rec.status >= 500 {
@@ -197,17 +210,6 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		log.Log(r.Context(), level, "request answered", "caller", who.caller.String(), "name", who.name, "status", rec.status, "duration", s.opt.Runtime.Now().Sub(begin))
 	})
 }
-
-// recorder remembers the status for the log.
-type recorder struct {
-	http.ResponseWriter
-	status int
-}
-
-func (r *recorder) WriteHeader(code int) { r.status = code; r.ResponseWriter.WriteHeader(code) }
-
-// Unwrap lets http.ResponseController reach the connection.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func requestID(r *http.Request) string {
 	if id := r.Header.Get(headerRequestID); id != "" && len(id) <= 64 {
@@ -225,11 +227,9 @@ func requestID(r *http.Request) string {
 // handler serves one row of the table.
 func (s *Server) handler(rt route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if who := callerOf(r.Context()); rt.allow&who.caller == 0 {
-			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), fault.Reason{
-				Code: "caller", Message: "a caller by " + who.caller.String() + " may not do this", Have: who.caller.String(),
-				Change: map[bool]string{true: "this is for other hosts' agents alone", false: "use the local socket or an operator's certificate"}[rt.allow == hostsOnly],
-			}))
+		rec := s.audit(w, r, rt)
+		if refused := callerOf(r.Context()).refused(rt); refused != nil {
+			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), *refused))
 			return
 		}
 		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
@@ -262,6 +262,7 @@ func (s *Server) handler(rt route) http.Handler {
 			body = reflect.New(rt.in).Interface()
 			done, err := decodeBody(w, r, rt, body)
 			defer done()
+			rec.body = body
 			if err != nil {
 				s.refuse(w, r, err)
 				return
@@ -328,6 +329,9 @@ func (s *Server) answer(w http.ResponseWriter, status int, v any) {
 }
 
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if rec, ok := w.(*recorder); ok {
+		rec.err = err
+	}
 	if fault.KindOf(err) == fault.Internal {
 		s.opt.Logger.Error("request failed", "path", r.URL.Path, "error", err)
 	}

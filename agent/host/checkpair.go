@@ -79,7 +79,7 @@ func tooOld(code, what, host string, have, want uint64, how string) fault.Reason
 	}
 }
 
-func version(v uint64) string { return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000) }
+func version(v uint64) string { return driver.Version(v).String() }
 
 // accelerated reports whether the host has what a guest's type asks for.
 func accelerated(doc document, node driver.Node) bool { return doc.emulated() || !node.Emulated }

@@ -22,6 +22,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/systemd"
 	"berth/topology"
 )
 
@@ -215,7 +216,7 @@ func New(o Options) *Host {
 		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID}
 	}
 	h.sides.init()
-	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Runtime: o.Runtime, Logger: h.log})
+	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.dock, h.streams = h.newDock(), h.newStreams()

@@ -2,7 +2,9 @@ package metrics
 
 import (
 	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,7 +15,8 @@ import (
 type collector struct{ m *Metrics }
 
 // perMove are the labels of each metric of a move.
-var perMove = []string{"migration", "instance", "instance_name", "source", "destination"}
+// Prometheus calls what it scrapes an instance: the guest's label is another.
+var perMove = []string{"migration", "instance_uuid", "instance_name", "source", "destination"}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("berth_"+name, help, labels, nil)
@@ -25,6 +28,8 @@ func ofMove(name, help string, more ...string) *prometheus.Desc {
 
 var (
 	sampleTime = desc("sample_timestamp_seconds", "When what is shown here was last read, Unix time.")
+	under      = desc("migrations", "Moves that this host conducts and that are not over, by what they are and how far.", "type", "status")
+	inDoubt    = desc("migrations_in_doubt", "Moves that cannot go on without a person.")
 	waiting    = desc("migrations_waiting", "Moves that wait for their turn, by what they wait for first.", "reason")
 	turnsHeld  = desc("migration_turns_held", "Guests on their way to this host (inbound) and live migrations under way from it (outbound).", "direction")
 	turnsLimit = desc("migration_turns_limit", "How many there may be; absent for no bound.", "direction")
@@ -91,7 +96,7 @@ func remaining(m migration.Migration) (float64, bool) {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sampleTime, waiting, turnsHeld, turnsLimit, info, phase} {
+	for _, d := range slices.Concat([]*prometheus.Desc{sampleTime, under, inDoubt, waiting, turnsHeld, turnsLimit, info, phase}, ofHost) {
 		ch <- d
 	}
 	for _, g := range gauges {
@@ -101,41 +106,86 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	s := c.m.last.Load()
-	if s == nil {
+	last := c.m.last.Load()
+	if last == nil {
 		return
 	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		for i := range labels {
-			labels[i] = strings.ToValidUTF8(labels[i], "?") // a name from elsewhere; client_golang panics
-		}
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	s := shown{ch}
+	s.time(sampleTime, last.At)
+	s.agent(last.Agent, last.Health, last.Certificates)
+	s.host(last.Host)
+	s.placement(last.Placement)
+	s.audit(last.Audit)
+	s.moves(last)
+}
+
+// moves shows those that are not over.
+func (s shown) moves(last *sample) {
+	for k, n := range last.under {
+		s.number(under, int64(n), k.kind, k.status)
 	}
-	gauge(sampleTime, float64(s.At.UnixMilli())/1000)
-	for code, n := range s.waits {
-		gauge(waiting, float64(n), code)
+	s.number(inDoubt, int64(last.inDoubt))
+	for code, n := range last.waits {
+		s.number(waiting, int64(n), code)
 	}
 	turns := func(direction string, held, limit int) {
-		gauge(turnsHeld, float64(held), direction)
+		s.number(turnsHeld, int64(held), direction)
 		if limit > 0 {
-			gauge(turnsLimit, float64(limit), direction)
+			s.number(turnsLimit, int64(limit), direction)
 		}
 	}
-	turns("inbound", s.Turns.Inbound, s.Turns.MaxInbound)
-	turns("outbound", s.Turns.Outbound, s.Turns.MaxOutbound)
-	for _, m := range s.Migrations {
+	turns("inbound", last.Turns.Inbound, last.Turns.MaxInbound)
+	turns("outbound", last.Turns.Outbound, last.Turns.MaxOutbound)
+	for _, m := range last.Migrations {
 		if m.Done() {
 			continue
 		}
 		labels := []string{m.UUID, m.InstanceUUID, m.InstanceName, m.SourceCompute, m.DestCompute}
 		with := func(more ...string) []string { return append(labels[:len(labels):len(labels)], more...) }
-		gauge(info, 1, with(typeOf(m), trigger(m), priority(m.Priority))...)
-		gauge(phase, 1, with(string(m.Status), m.Progress.Phase)...)
+		s.gauge(info, 1, with(typeOf(m), trigger(m), priority(m.Priority))...)
+		s.gauge(phase, 1, with(string(m.Status), m.Progress.Phase)...)
 		for _, g := range gauges {
 			if v, is := g.value(m); is {
-				gauge(g.desc, v, labels...)
+				s.gauge(g.desc, v, labels...)
 			}
 		}
+	}
+}
+
+// shown is where a scrape's numbers go.
+type shown struct{ ch chan<- prometheus.Metric }
+
+func (s shown) send(d *prometheus.Desc, t prometheus.ValueType, v float64, labels []string) {
+	for i := range labels {
+		labels[i] = strings.ToValidUTF8(labels[i], "?") // a name from elsewhere; client_golang panics
+	}
+	s.ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
+}
+
+func (s shown) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s.send(d, prometheus.GaugeValue, v, labels)
+}
+
+func (s shown) number(d *prometheus.Desc, n int64, labels ...string) {
+	s.gauge(d, float64(n), labels...)
+}
+
+func (s shown) count(d *prometheus.Desc, n int64, labels ...string) {
+	s.send(d, prometheus.CounterValue, float64(n), labels)
+}
+
+func (s shown) is(d *prometheus.Desc, yes bool, labels ...string) {
+	v := 0.0
+	if yes {
+		v = 1
+	}
+	s.gauge(d, v, labels...)
+}
+
+// time shows an instant; the zero one is not known, and absent.
+func (s shown) time(d *prometheus.Desc, at time.Time, labels ...string) {
+	if !at.IsZero() {
+		s.gauge(d, float64(at.UnixMilli())/1000, labels...)
 	}
 }
 

@@ -48,6 +48,14 @@ func busy(m *migration.Migration) {
 func first() metrics.Snapshot {
 	return metrics.Snapshot{
 		At: begun.Add(time.Minute), Turns: metrics.Turns{Inbound: 1, Outbound: 2, MaxOutbound: 2},
+		Agent: metrics.Agent{Name: "host-a", Mode: "manage", Version: "1.2.3", Started: begun.Add(-time.Hour), Ready: true},
+		Health: []metrics.Condition{
+			{Part: "libvirt", Since: begun}, {Part: "placement", OK: true, Since: begun.Add(-time.Minute)},
+		},
+		Certificates: []metrics.Certificate{
+			{Use: "host", Name: "host-a", NotAfter: begun.AddDate(1, 0, 0)}, {Use: "authority", Name: "berth", NotAfter: begun.AddDate(10, 0, 0)},
+		},
+		Host: held(),
 		Migrations: []migration.Migration{
 			move("old", func(m *migration.Migration) {
 				m.Status, m.Outcome = migration.StatusCompleted, migration.OutcomeCompleted
@@ -65,19 +73,65 @@ func first() metrics.Snapshot {
 	}
 }
 
+// held is a host of two cells with a card, of which guests have some.
+func held() *metrics.Host {
+	return &metrics.Host{
+		Resources: []metrics.Resource{
+			{Class: "VCPU", Capacity: 8, Reserved: 1, Used: 6, Free: 22, Ratio: 4}, {Class: "MEMORY_MB", Capacity: 65536, Reserved: 512, Used: 8192, Free: 56832, Ratio: 1},
+		},
+		Cells: []metrics.Cell{
+			{
+				ID: "0", MemoryBytes: 32 << 30, MemoryUsed: 4 << 30, Dedicated: 6, DedicatedFree: 2, Shared: 2, SharedVCPUs: 3, Instances: 2,
+				Pages: []metrics.Pages{{Size: "4KiB", Total: 1 << 20, Used: 1 << 18, Free: 3 << 18}, {Size: "1GiB", Total: 16, Reserved: 2, Used: 4, Free: 10}},
+			},
+			{ID: "2", MemoryBytes: 32 << 30},
+		},
+		Devices:   []metrics.Devices{{Cell: "0", Class: "CUSTOM_PCI_8086_1520", Total: 8, Used: 3, Unfit: 1}, {Class: "VGPU", Total: 4, Used: 1}},
+		Claims:    map[metrics.ClaimKind]int{{Kind: "instance", State: "bound"}: 5, {Kind: "live-migration", State: "arriving"}: 1},
+		Instances: 5, Unclaimed: 1, Forced: 2, Doubled: 1,
+	}
+}
+
+// asked is what a host with a quiet Placement has asked of it.
+func asked() metrics.Placement {
+	return metrics.Placement{
+		Calls: []metrics.Calls{
+			{Method: "GET", Route: "/resource_providers", Status: "200", Count: 20, Took: 2 * time.Second},
+			{Method: "PUT", Route: "/allocations/{consumer}", Status: "204", Count: 3, Took: 200 * time.Millisecond},
+			{Method: "PUT", Route: "/allocations/{consumer}", Status: "409", Count: 1, Took: 100 * time.Millisecond},
+		},
+		Conflicts: map[string]int64{"consumer_generation": 1, "server_race": 0}, Requests: 26, Retries: 2, Races: 1, Generation: 7, SyncedAt: begun, Waiting: true,
+	}
+}
+
 // second is the first, and what has ended since.
 func second() metrics.Snapshot {
 	s := first()
-	s.At = s.At.Add(time.Minute)
+	s.At, s.Placement, s.Agent.Disabled = s.At.Add(time.Minute), asked(), true
+	s.Audit = &metrics.Audit{At: begun.Add(time.Minute), Healed: 2, Silent: 1, Verdicts: map[string]int{"agree": 5, "Placement only": 1}}
+	s.Host = nil // its ledger is asked of others
 	s.Migrations = append(s.Migrations[:1],
 		move("1", func(m *migration.Migration) {
 			busy(m)
 			m.Status, m.Outcome = migration.StatusFailed, migration.OutcomeUndone
 			m.Error = task.Keep(fault.Refuse(fault.Undone, "live migration", fault.Reason{Code: "timeout", Message: "not finished"}))
+			m.Refusals = []migration.Refusal{
+				{Step: migration.StepClaim, Kind: fault.DoesNotFit, Reasons: []fault.Reason{{Code: "pages_short"}, {Code: "cpus_short"}}},
+				{Step: migration.StepCheckDestination, Kind: fault.Unavailable},
+			}
+			m.Waited = 2 * time.Minute
+			m.Steps = []migration.StepRecord{
+				{Name: migration.StepClaim, State: task.StepUndone, Duration: 20 * time.Millisecond},
+				{Name: migration.StepStream, State: task.StepFailed, Duration: time.Minute, Error: "not finished"},
+			}
 		}),
 		move("2", func(m *migration.Migration) {
 			m.Status, m.Outcome = migration.StatusCompleted, migration.OutcomeCompleted
 			m.Progress.Downtime, m.HandoverDowntime = 200*time.Millisecond, 40*time.Millisecond
+			m.Steps = []migration.StepRecord{
+				{Name: migration.StepClaim, State: task.StepEnded, Duration: 20 * time.Millisecond},
+				{Name: migration.StepStream, State: task.StepEnded, Duration: time.Minute, Error: "the first try broke off"},
+			}
 		}),
 		move("3", func(m *migration.Migration) {
 			m.Status, m.Outcome = migration.StatusCancelled, migration.OutcomeUndone
@@ -91,7 +145,7 @@ func second() metrics.Snapshot {
 	return s
 }
 
-func scrape(t *testing.T, m *metrics.Metrics) string {
+func scrape(t testing.TB, m *metrics.Metrics) string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	m.Handler(slog.New(slog.DiscardHandler)).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -102,16 +156,29 @@ func scrape(t *testing.T, m *metrics.Metrics) string {
 	return string(text)
 }
 
+// known is a scrape without what the kernel and Go's runtime tell of the process.
+func known(t *testing.T, m *metrics.Metrics) string {
+	t.Helper()
+	var out strings.Builder
+	for line := range strings.Lines(scrape(t, m)) {
+		if name := strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE "); strings.HasPrefix(name, "berth_") {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
 func TestMetrics_AreThoseOnRecord(t *testing.T) {
 	m := metrics.New()
-	if text := scrape(t, m); strings.Contains(text, "berth_") {
-		t.Errorf("shown before anything is known:\n%s", text)
-	}
+	text := "# Before anything is known.\n" + known(t, m)
 	m.Refresh(first())
-	text := "# While they go on.\n" + scrape(t, m)
+	m.Claimed("instance", 3*time.Millisecond, nil)
+	m.Claimed("live-migration", time.Millisecond, fault.New(fault.DoesNotFit, "claim"))
+	m.LockHeld(20 * time.Microsecond)
+	text += "\n# While moves go on.\n" + known(t, m)
 	m.Refresh(second())
 	m.Refresh(second()) // what is counted is counted once
-	text += "\n# When they are over.\n" + scrape(t, m)
+	text += "\n# When they are over.\n" + known(t, m)
 	const path = "testdata/metrics.txt"
 	if *update {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
@@ -149,6 +216,8 @@ func TestMetrics_AreScrapedWhileTheyAreRefreshed(t *testing.T) {
 		scrapers.Go(func() {
 			for range 20 {
 				scrape(t, m)
+				m.Claimed("instance", time.Millisecond, nil)
+				m.LockHeld(time.Microsecond)
 			}
 		})
 	}
@@ -165,6 +234,15 @@ func TestHandler_KnowsNothingElse(t *testing.T) {
 		metrics.New().Handler(slog.New(slog.DiscardHandler)).ServeHTTP(w, ask)
 		if w.Code < 400 {
 			t.Errorf("%s %s is answered with %d", ask.Method, ask.URL, w.Code)
+		}
+	}
+}
+
+func TestHandler_TellsOfTheProcess(t *testing.T) {
+	text := scrape(t, metrics.New())
+	for _, want := range []string{"process_resident_memory_bytes ", "process_open_fds ", "go_goroutines "} {
+		if !strings.Contains(text, "\n"+want) {
+			t.Errorf("%s is not told", want)
 		}
 	}
 }

@@ -1,13 +1,24 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"berth/internal/config"
 	"berth/migration"
+	"berth/test/docs"
+	"berth/topology"
 )
 
 var update = flag.Bool("update", false, "write golden files and generated documents anew")
@@ -44,4 +55,226 @@ A guest's own status, in `+"`berth instance show`"+`, follows from it, in the wo
 migration, `+"`RESIZE`"+` on a cold migration or resize, `+"`VERIFY_RESIZE`"+` while that is finished or being confirmed,
 `+"`REVERT_RESIZE`"+` while it is reverted, `+"`REBUILD`"+` on a rebuild; else `+"`ACTIVE`, `PAUSED` or `SHUTOFF`"+`.
 `)
+}
+
+// root is the folder of the project, and pages are all of which commands and configuration are read.
+const root = "../.."
+
+var pages = []string{"README.md", "docs"}
+
+func readPages(t *testing.T, names ...string) []docs.Page {
+	t.Helper()
+	list, err := docs.Read(root, names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) == 0 {
+		t.Fatalf("there are no pages in %v", names)
+	}
+	return list
+}
+
+// others are the programs beside berth that the pages have people type.
+var others = []string{
+	"apt", "apt-get", "cd", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "journalctl", "jq", "make", "mkdir", "mv", "openstack", "printf", "promtool", "rm", "scp", "ssh",
+	"systemctl", "systemd-sysusers", "systemd-tmpfiles", "tail", "touch", "virsh",
+}
+
+// targets are those of the Makefile.
+func targets(t *testing.T) (out []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, _, is := strings.Cut(line, ":"); is && name != "" && !strings.ContainsAny(name, " .\t@#") {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// TestDocs_EveryCommandIsOne reads each command of the pages with the command line itself: its
+// name, its flags and their values, and how many arguments it takes. Nothing is carried out.
+func TestDocs_EveryCommandIsOne(t *testing.T) {
+	made := targets(t)
+	commands := 0
+	for _, page := range readPages(t, pages...) {
+		for _, b := range page.Blocks {
+			if page.Path == "docs/hooks.md" {
+				continue // it shows the forms of commands, with what may be left out
+			}
+			if b.Language() == "" { // of a page without languages: see TestDocs_EachBlockSaysWhatItIs
+				b.Text, b.Info = commandsAlone(b.Text), []string{"sh"}
+			}
+			if b.Language() != "sh" {
+				continue
+			}
+			list, err := b.Commands()
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			for _, c := range list {
+				words := slices.DeleteFunc(c.Words, func(w string) bool { return w == "..." })
+				if words[0] == "ssh" && len(words) > 2 {
+					words = words[2:]
+				}
+				switch {
+				case words[0] == "berth":
+					commands++
+					if err := understood(words[1:]); err != nil {
+						t.Errorf("%s: %s: %v", c.Where, strings.Join(words, " "), err)
+					}
+				case !slices.Contains(others, words[0]):
+					t.Errorf("%s: %s is a program that the pages do not name elsewhere", c.Where, words[0])
+				case words[0] == "make":
+					for _, w := range words[1:] {
+						if !strings.Contains(w, "=") && !slices.Contains(made, w) {
+							t.Errorf("%s: make has no target %s", c.Where, w)
+						}
+					}
+				}
+			}
+		}
+	}
+	if commands < 100 {
+		t.Errorf("only %d commands of berth were read", commands)
+	}
+}
+
+// commandsAlone are the lines of a block that begin with berth, with those that go on from
+// them; what else is there, which may be a drawing, is empty lines.
+func commandsAlone(text string) string {
+	var b strings.Builder
+	goes := false
+	for line := range strings.Lines(text) {
+		if goes = goes || strings.HasPrefix(line, "berth "); !goes {
+			line = "\n"
+		}
+		b.WriteString(line)
+		goes = goes && strings.HasSuffix(line, "\\\n")
+	}
+	return b.String()
+}
+
+// understood says whether the command line takes the words.
+func understood(words []string) error {
+	r := (&app{parts: linked(), in: strings.NewReader(""), out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
+	r.InitDefaultHelpCmd()
+	c, rest, err := r.Find(words)
+	if err != nil {
+		return err
+	}
+	err = c.ParseFlags(rest)
+	if errors.Is(err, pflag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	args := c.Flags().Args()
+	if i := slices.Index(args, ""); i >= 0 {
+		return fmt.Errorf("argument %d is empty", i+1)
+	}
+	for _, check := range []func() error{func() error { return c.ValidateArgs(args) }, c.ValidateRequiredFlags, c.ValidateFlagGroups} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	if c.HasAvailableSubCommands() && !runsAlone(c) {
+		return fmt.Errorf("%s alone does nothing", c.CommandPath())
+	}
+	return nil
+}
+
+// runsAlone says of a command that holds others whether it does something by itself.
+func runsAlone(c *cobra.Command) bool {
+	return slices.Contains([]string{"drain", "placement", "resize"}, c.Name())
+}
+
+// TestDocs_ConfigurationIsRead reads each block of TOML as the agent would.
+func TestDocs_ConfigurationIsRead(t *testing.T) {
+	blocks := 0
+	for _, page := range readPages(t, pages...) {
+		for _, b := range page.Blocks {
+			if b.Language() != "toml" || strings.HasPrefix(page.Path, "docs/reference/") {
+				continue // the examples there are the sample's, which its own test reads
+			}
+			blocks++
+			path := filepath.Join(t.TempDir(), "berth.toml")
+			if err := os.WriteFile(path, []byte(b.Text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			if len(b.Info) > 1 && b.Info[1] == "flavor" {
+				var f topology.Flavor
+				if err = config.DecodeFile(path, &f); err == nil {
+					err = f.Validate()
+				}
+			} else {
+				_, err = config.Load(path)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", b.Where(), err)
+			}
+		}
+	}
+	if blocks < 10 {
+		t.Errorf("only %d blocks were read", blocks)
+	}
+}
+
+// TestDocs_LinksLeadSomewhere follows each link to a file, and to a heading of a page.
+func TestDocs_LinksLeadSomewhere(t *testing.T) {
+	list := readPages(t, "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs")
+	byPath := map[string]docs.Page{}
+	for _, p := range list {
+		byPath[p.Path] = p
+	}
+	for _, p := range list {
+		for _, l := range p.Links() {
+			if _, err := os.Stat(filepath.Join(root, l.Target)); err != nil {
+				t.Errorf("%s links to %s, which is not there", l.Page, l.Target)
+				continue
+			}
+			if to, is := byPath[l.Target]; is && l.Anchor != "" && !slices.Contains(to.Anchors(), l.Anchor) {
+				t.Errorf("%s links to %s#%s, and there is no such heading", l.Page, l.Target, l.Anchor)
+			}
+		}
+	}
+}
+
+// TestDocs_EachBlockSaysWhatItIs requires a language of each block, so that none is left unread.
+func TestDocs_EachBlockSaysWhatItIs(t *testing.T) {
+	for _, page := range readPages(t, "docs/README.md", "docs/tutorial", "docs/how-to", "docs/explanation") {
+		for _, b := range page.Blocks {
+			switch b.Language() {
+			case "sh":
+				if len(b.Info) > 1 && b.RunOn() != "host-a" && b.RunOn() != "host-b" {
+					t.Errorf("%s: fenced as %q; want sh, or sh run HOST", b.Where(), strings.Join(b.Info, " "))
+				}
+			case "toml", "text", "json", "dies":
+			default:
+				t.Errorf("%s: fenced as %q", b.Where(), strings.Join(b.Info, " "))
+			}
+		}
+	}
+}
+
+// TestDocs_TheTestCanFail shows understood commands that nobody should type.
+func TestDocs_TheTestCanFail(t *testing.T) {
+	for _, line := range []string{
+		"migrate", "migrate a b c", "migrate a --no-such-flag", "migrate a --max-downtime soon", "host lst", "host", "no-such-command", "instance show",
+	} {
+		if err := understood(strings.Fields(line)); err == nil {
+			t.Errorf("berth %s is understood", line)
+		}
+	}
+	for _, line := range []string{"migrate a", "drain", "drain --plan", "host list", "instance adopt --all", "host --help"} {
+		if err := understood(strings.Fields(line)); err != nil {
+			t.Errorf("berth %s: %v", line, err)
+		}
+	}
 }

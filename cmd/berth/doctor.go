@@ -14,13 +14,17 @@ import (
 
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "doctor", Short: "Could this host's guests be evacuated, and could it be drained in time; what to do if not", Args: cobra.NoArgs,
-		Long: `Look at each thing that has to work on the day on which this host dies or is shut
-down: whether the store of the fleet's records answers, its lease, the watchdog that is
-armed by it, the fencing hook, and whether systemd-logind waits as long as a drain takes
-(InhibitDelayMaxSec in logind.conf). Each comes with what was found, and what is wrong
-with what to do about it. Changes nothing.
+		Use: "doctor", Short: "Does each thing work that this host needs; what to do about what does not", Args: cobra.NoArgs,
+		Long: `Look at each thing that has to work for guests to run and to move here: the kernel and
+KVM, libvirt and QEMU, the guard's hook, AppArmor or SELinux, huge pages, the IOMMU,
+userfaultfd (for post-copy), clocks, disk space, Placement, this host's certificate, and
+with each other host whether the two believe each other.
 
+Then on the day on which this host dies or is shut down: whether the store of the fleet's
+records answers, its lease, the watchdog that is armed by it, the fencing hook, and whether
+systemd-logind waits as long as a drain takes (InhibitDelayMaxSec in logind.conf).
+
+Each comes with what was found, and what is wrong with what to do about it. Changes nothing.
 Exits with 7 when something is wrong. What is not used is not wrong.`,
 		Example: "  berth doctor\n  berth doctor --json | jq '.checks[] | select(.outcome == \"wrong\")'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -29,7 +33,7 @@ Exits with 7 when something is wrong. What is not used is not wrong.`,
 				if err != nil {
 					return err
 				}
-				if err := a.print(d, func(w io.Writer) { doctorTable(w, d) }); err != nil {
+				if err := a.print(d, func(w io.Writer) { doctorTable(w, d, a.screenful()) }); err != nil {
 					return err
 				}
 				if d.Health != api.HealthOK {
@@ -44,17 +48,41 @@ Exits with 7 when something is wrong. What is not used is not wrong.`,
 // doctorTime is for checks that wait for who does not answer. Arbitrary.
 const doctorTime = 2 * time.Minute
 
-func doctorTable(w io.Writer, d api.Diagnosis) {
-	fmt.Fprintf(w, "%s: %s\n\n", d.Host, strings.ToUpper(string(d.Health)))
-	row(w, "CHECK", "OUTCOME", "FOUND")
+// doctorTable prints what is wrong first, then what is not used, then what is fine.
+func doctorTable(w io.Writer, d api.Diagnosis, look screenful) {
+	wrong := 0
 	for _, c := range d.Checks {
-		outcome := string(c.Outcome)
 		if c.Outcome == api.CheckWrong {
-			outcome = strings.ToUpper(outcome)
+			wrong++
 		}
-		row(w, c.Name, outcome, c.Detail)
-		if c.Remedy != "" {
-			fmt.Fprintf(w, "\t\tto do: %s\n", c.Remedy)
+	}
+	head, colour := "NOTHING IS WRONG", colourGood
+	switch {
+	case wrong == 1:
+		head, colour = "1 THING IS WRONG", colourBad
+	case wrong > 1:
+		head, colour = fmt.Sprintf("%d THINGS ARE WRONG", wrong), colourBad
+	}
+	fmt.Fprintf(w, "%s: %s\n", d.Host, look.paint(colour, head))
+	for _, part := range []struct {
+		outcome              api.CheckOutcome
+		heading, colour, say string
+	}{{api.CheckWrong, "WRONG", colourBad, "to do: "}, {api.CheckUnset, "NOT USED", colourHint, "to use it: "}, {api.CheckOK, "FINE", colourGood, ""}} {
+		begun := false
+		for _, c := range d.Checks {
+			if c.Outcome != part.outcome {
+				continue
+			}
+			if !begun {
+				fmt.Fprintln(w)
+				look.heading(w, part.colour, part.heading)
+				begun = true
+			}
+			words := []string{strings.TrimPrefix(c.Detail, c.Name+" ")} // the name stands beside it
+			if c.Remedy != "" {
+				words = append(words, part.say+c.Remedy)
+			}
+			look.item(w, c.Name, words...)
 		}
 	}
 }

@@ -200,7 +200,7 @@ func TestHostList_SaysWhoIsDeadAndWhatIsLeft(t *testing.T) {
 		{Name: "host-g", Death: &fleet.Death{Host: "host-g", Proof: fleet.ProofOperator, By: "user:root", Because: "scrapped", At: at, Forgotten: true}},
 	}}}
 	var b bytes.Buffer
-	for _, l := range []listedHosts{all, {HostList: hosts}, {HostList: hosts, FleetError: "etcd does not answer"}} {
+	for _, l := range []listedHosts{all, {HostList: hosts, Skew: skewOf(hosts.Hosts)}, {HostList: hosts, FleetError: "etcd does not answer"}} {
 		tabbed(t, &b, func(w *tabwriter.Writer) { hostListTable(w, l) })
 		b.WriteString("--\n")
 	}
@@ -213,7 +213,7 @@ func TestHostList_SaysWhoIsDeadAndWhatIsLeft(t *testing.T) {
 			{Name: "fleet store", Outcome: api.CheckOK, Detail: "etcd answers"},
 			{Name: "fence hook", Outcome: api.CheckWrong, Detail: "there is none", Remedy: "put one into /etc/berth/hooks.d/fence"},
 			{Name: "watchdog", Outcome: api.CheckUnset, Detail: "[fleet] self_fence is empty"},
-		}})
+		}}, screenful{width: 100})
 	})
 	golden(t, "testdata/host-list.txt", b.String())
 }

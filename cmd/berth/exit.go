@@ -80,10 +80,15 @@ const exitCodesHelp = `Exit codes of every command:
   9  in doubt, or still going on
 `
 
+// silent are errors of commands that have answered: nothing more is printed.
+func silent(err error) bool {
+	return errors.Is(err, errDegraded) || errors.Is(err, errNowhere) || errors.Is(err, errLeftBehind) || errors.Is(err, errGuardRefused)
+}
+
 // printError says what went wrong: what was being done, then each reason with
 // what would have to change; as the API's error body where JSON is asked for.
 func printError(w io.Writer, err error, asJSON bool) {
-	if errors.Is(err, errDegraded) || errors.Is(err, errNowhere) || errors.Is(err, errLeftBehind) || errors.Is(err, errGuardRefused) {
+	if silent(err) {
 		return
 	}
 	body := api.BodyOf(err)

@@ -171,10 +171,14 @@ type listedHosts struct {
 	Fleet *api.FleetHosts `json:"fleet"` // null where there are no records, or they do not answer
 	// FleetError is why they could not be read; empty where there are none.
 	FleetError string `json:"fleet_error,omitempty"`
+	// Skew is which versions they run; null where all that answer run the same.
+	Skew *skew `json:"skew,omitempty"`
 }
 
-// records asks for the fleet's records, which a list of hosts can do without.
+// records looks at what the hosts run, and asks for the fleet's records, which a list of hosts
+// can do without.
 func (l *listedHosts) records(ctx context.Context, c *api.Client) {
+	l.Skew = skewOf(l.Hosts)
 	f, err := c.FleetHosts(ctx)
 	switch {
 	case err == nil:
@@ -229,6 +233,9 @@ func hostListTable(w io.Writer, l listedHosts) {
 		if len(l.Fleet.Unreadable) > 0 {
 			fmt.Fprintf(w, "\nrecords that cannot be read, and were passed over: %s\n", strings.Join(l.Fleet.Unreadable, ", "))
 		}
+	}
+	if l.Skew != nil {
+		l.Skew.lines(w)
 	}
 	if l.FleetError != "" {
 		fmt.Fprintf(w, "\nthe fleet's records do not answer, and nothing can be evacuated meanwhile: %s\n", l.FleetError)

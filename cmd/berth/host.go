@@ -13,13 +13,14 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/inventory"
+	"berth/driver"
 	"berth/hwdiscovery"
 	"berth/topology"
 )
 
 func (a *app) hostCommand() *cobra.Command {
 	cmd := group(&cobra.Command{Use: "host", Short: "Hardware and inventory of this host, and the other hosts"})
-	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostList(), a.hostSet(), a.hostAggregate(), a.hostFence(), a.hostDeclareDead(), a.hostForget())
+	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostTopology(), a.hostList(), a.hostSet(), a.hostAggregate(), a.hostFence(), a.hostDeclareDead(), a.hostForget())
 	return cmd
 }
 
@@ -260,7 +261,7 @@ func libvirtVersion(v uint64) string {
 	if v == 0 {
 		return "?"
 	}
-	return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000)
+	return driver.Version(v).String()
 }
 
 func (a *app) hostList() *cobra.Command {
@@ -275,7 +276,10 @@ records are kept ([fleet], or the Placement that comes with berth), they say of 
            LEASE OVER  it may be dead, or cut off: that alone proves nothing
            DEAD        it was proven; what is to be evacuated stands below
            none        it keeps no record, and nothing of it can be evacuated
-  GUESTS   how many guests it has by them`,
+  GUESTS   how many guests it has by them
+
+Where hosts run different versions of Berth, as in the middle of an upgrade, it says
+which, and which are to be upgraded.`,
 		Example: "  berth host list\n  berth host list --json | jq '.fleet.hosts[] | select(.death)'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -44,9 +44,9 @@ func (a *app) instanceCreate() *cobra.Command {
 by name (/etc/berth/flavors.d), or --vcpus, --memory and --disk.
 
 Its devices come from the flags, or from a whole domain document with --xml.
---disk-file is PATH, made with the flavor's size unless it is there already, or
-key=value pairs: path=,size=GiB,image=FILE,format=qcow2|raw. When anything fails,
-nothing is left.
+--disk-file is the PATH of a file that is there, or key=value pairs by which one is
+made, with a size, an image or both: path=,size=GiB,image=FILE,format=qcow2|raw. When
+anything fails, nothing is left.
 
 What it may use of the host's cells, CPUs, pages and devices is said by extra specs
 of the flavor, in Nova's words; without any the guest floats over the host:

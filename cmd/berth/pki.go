@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"berth/internal/fault"
 	"berth/internal/pki"
 )
 
@@ -179,6 +180,7 @@ func rightsSaid(names []string) []pki.Right {
 func (a *app) pkiOperator() *cobra.Command {
 	var dir, out string
 	var rights []string
+	var reads bool
 	cmd := &cobra.Command{
 		Use:   "operator NAME",
 		Short: "Sign an operator's certificate",
@@ -186,7 +188,9 @@ func (a *app) pkiOperator() *cobra.Command {
 ca.crt, operator.crt and operator.key.
 
 --right share-nothing lets its holder ask any agent to conduct a move between two hosts
-that share nothing (berth resize --share-nothing), and confirm, revert or abort it.`,
+that share nothing (berth resize --share-nothing), and confirm, revert or abort it.
+
+--read-only signs for somebody who may look at everything and change nothing.`,
 		Example: "  berth pki operator alice --dir /root/berth-ca\n  berth status -c host-a --cert /root/berth-ca/operator-alice/operator.crt\n" +
 			"  berth pki operator bob --dir /root/berth-ca --right share-nothing",
 		Args: cobra.ExactArgs(1),
@@ -196,7 +200,16 @@ that share nothing (berth resize --share-nothing), and confirm, revert or abort 
 				return err
 			}
 			to := issued(dir, out, "operator-"+args[0])
-			c, err := ca.IssueOperator(to, args[0], time.Now(), rightsSaid(rights)...)
+			issue := func() (*x509.Certificate, error) {
+				return ca.IssueOperator(to, args[0], time.Now(), rightsSaid(rights)...)
+			}
+			if reads {
+				if len(rights) > 0 {
+					return fault.New(fault.Invalid, "sign a certificate for %s: a reader has no rights: say --read-only or --right", args[0])
+				}
+				issue = func() (*x509.Certificate, error) { return ca.IssueReader(to, args[0], time.Now()) }
+			}
+			c, err := issue()
 			if err != nil {
 				return err
 			}
@@ -206,6 +219,7 @@ that share nothing (berth resize --share-nothing), and confirm, revert or abort 
 	cmd.Flags().StringVar(&dir, "dir", defaultPKI, "`folder` of the CA")
 	cmd.Flags().StringVar(&out, "out", "", "`folder` to write to (default: operator-NAME below the CA's)")
 	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: share-nothing")
+	cmd.Flags().BoolVar(&reads, "read-only", false, "it may look, and change nothing")
 	return cmd
 }
 

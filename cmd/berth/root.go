@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +12,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"berth/internal/config"
 	"berth/internal/fault"
@@ -52,12 +52,15 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	}
 	if err != nil {
 		printError(errOut, err, a.json)
+		if say := next(cmd.CommandPath(), err); say != "" && a.began && !a.json && !silent(err) {
+			fmt.Fprintf(errOut, "  next: %s\n", say)
+		}
 	}
 	return codeOf(err)
 }
 
 func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
+	root := group(&cobra.Command{
 		Use:   "berth",
 		Short: "Hold a berth for every guest before it sails to a host",
 		Long: `Berth is the agent of a KVM host. It finds the host's hardware, keeps Placement
@@ -76,13 +79,18 @@ On a host that already runs guests:
   berth drain                  move all away, before work on the host
   berth evacuate GUEST         bring one back to life whose host is dead
 
+  berth status                 is all well, and if not, what to do
+  berth doctor                 does each thing work that this host needs
+  berth host topology          who holds what, as a drawing
+
 Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 --connect names another.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
-			// An unset variable of a script must not become "any host".
-			if i := slices.Index(args, ""); i >= 0 {
+			// An unset variable of a script must not become "any host". A shell that asks what may
+			// follow has no word yet.
+			if i := slices.Index(args, ""); i >= 0 && cmd.Name() != cobra.ShellCompRequestCmd {
 				return fmt.Errorf("argument %d of %q is empty", i+1, cmd.CommandPath())
 			}
 			if a.output != "table" && a.output != "json" {
@@ -92,7 +100,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			a.began = true
 			return nil
 		},
-	}
+	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	f := root.PersistentFlags()
 	f.StringVarP(&a.connect, "connect", "c", os.Getenv("BERTH_CONNECT"), "agent to ask: path of a socket, host's `name`, or host:port (env BERTH_CONNECT)")
@@ -115,18 +123,24 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 		}
 	}
 	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.evacuateCommand(), a.drainCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
-	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand())
+	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand(), a.configCommand(), a.debugCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
-	root.AddCommand(a.guardCommand())
+	root.AddCommand(a.guardCommand(), a.manCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
+	a.addCompletion(root)
 	return root
 }
 
 // group is a command that only holds others; called alone it is a usage error.
 func group(c *cobra.Command) *cobra.Command {
+	c.SuggestionsMinimumDistance = 2
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+			text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
+			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+				text += ": did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return errors.New(text)
 		}
 		return nil
 	}
@@ -161,10 +175,4 @@ func row(w io.Writer, columns ...any) {
 		fmt.Fprint(w, text)
 	}
 	fmt.Fprintln(w)
-}
-
-// isTerminal says whether somebody watches.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }

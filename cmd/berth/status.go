@@ -32,13 +32,15 @@ func (a *app) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Is all well, and if not: what, since when, what to do",
 		Long: `Show how the agent is: what it depends on, what the host has left, what moves.
-Exits with 7 when not all is well.
+What is wrong stands first, with since when and what to do. Exits with 7 when not all
+is well.
 
-The part "claims" names guests that were adopted, or changed by hand, though they do
+The part "peers" says until when this host's certificate is good; "guard" whether
+libvirt asks before it starts a guest or takes one in, and why those that were started
+by hand could not be adopted. The part "claims" names guests that were adopted, or changed by hand, though they do
 not fit, each CPU, device and page pool that is promised twice and who holds it, what
 guests hold that the host no longer has, and guests that run without a claim; what
-these use is given to nobody. The part "guard" says why those that were started by
-hand could not be adopted. The part "allocations" is what the last audit of Placement
+these use is given to nobody. The part "allocations" is what the last audit of Placement
 has left; berth audit names all of it. The part "ledger" is the database: that it was
 damaged and where the file is kept, who is asked while it is rebuilt, which guests are
 in doubt since, and that its disk is full. The ledger is audited for that by itself; --json has
@@ -51,7 +53,7 @@ the last audit, and what it took.`,
 				if err != nil {
 					return err
 				}
-				if err := a.print(s, func(w io.Writer) { statusTable(w, s) }); err != nil {
+				if err := a.print(s, func(w io.Writer) { statusTable(w, s, a.screenful()) }); err != nil {
 					return err
 				}
 				if s.Health != api.HealthOK {
@@ -63,25 +65,42 @@ the last audit, and what it took.`,
 	}
 }
 
-func statusTable(w io.Writer, s api.Status) {
+// statusTable is one screen: what is wrong first, with since when and what to do; then what
+// could be better; then what is fine, a line each.
+func statusTable(w io.Writer, s api.Status, look screenful) {
 	ready := "ready"
 	if !s.Ready {
 		ready = "not ready"
 	}
-	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n\n", s.Name, strings.ToUpper(string(s.Health)), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
-	if s.Disabled != nil {
-		fmt.Fprintf(w, "DISABLED for new guests: %s\n\n", disabledWords(s.Disabled))
+	health, colour := strings.ToUpper(string(s.Health)), colourGood
+	if s.Health != api.HealthOK {
+		colour = colourBad
 	}
-	row(w, "PART", "HEALTH", "SINCE", "DETAIL")
+	fmt.Fprintf(w, "%s: %s, %s, mode %s, berth %s, up %s\n", s.Name, look.paint(colour, health), ready, s.Mode, s.Version, strings.TrimSuffix(ago(s.StartedAt), " ago"))
+	if s.Disabled != nil {
+		fmt.Fprintf(w, "DISABLED for new guests: %s\n", disabledWords(s.Disabled))
+	}
+	var wrong, better, fine []api.Condition
 	for _, c := range s.Conditions {
-		row(w, c.Name, c.Health, ago(c.Since), c.Detail)
-		for _, r := range c.Reasons {
-			if r.Message != c.Detail {
-				fmt.Fprintf(w, "\t\t\t- %s\n", r.Message)
+		switch {
+		case c.Health != api.HealthOK:
+			wrong = append(wrong, c)
+		case len(c.Reasons) > 0:
+			better = append(better, c)
+		default:
+			fine = append(fine, c)
+		}
+	}
+	for _, part := range []struct {
+		heading, colour string
+		list            []api.Condition
+	}{{"WRONG", colourBad, wrong}, {"TO KNOW", colourHint, better}, {"FINE", colourGood, fine}} {
+		for i, c := range part.list {
+			if i == 0 {
+				fmt.Fprintln(w)
+				look.heading(w, part.colour, part.heading)
 			}
-			if r.Change != "" {
-				fmt.Fprintf(w, "\t\t\t  to do: %s\n", r.Change)
-			}
+			look.item(w, c.Name, conditionWords(c)...)
 		}
 	}
 	fmt.Fprintln(w)
@@ -96,6 +115,33 @@ func statusTable(w io.Writer, s api.Status) {
 	for _, m := range s.Unconfirmed {
 		fmt.Fprintf(w, "  berth resize confirm %s\n", m)
 	}
+	if len(wrong) > 0 {
+		fmt.Fprintln(w, "\nnext: berth doctor, for each thing that has to work; berth debug bundle, for somebody else to look")
+	}
+}
+
+// mostReasons of one part are told, so that a screen holds all parts; --json has the others.
+const mostReasons = 6
+
+// conditionWords say how a part is, since when where it is not well, and what to do.
+func conditionWords(c api.Condition) []string {
+	said := strings.TrimPrefix(c.Detail, c.Name+" ") // the name stands beside it
+	if c.Health != api.HealthOK && !c.Since.IsZero() {
+		said = "for " + strings.TrimSuffix(ago(c.Since), " ago") + ": " + said
+	}
+	out := []string{said}
+	for i, r := range c.Reasons {
+		if i == mostReasons {
+			return append(out, fmt.Sprintf("and %d more: berth status --json", len(c.Reasons)-i))
+		}
+		if r.Message != "" && !strings.Contains(c.Detail, r.Message) {
+			out = append(out, "- "+r.Message)
+		}
+		if last := i+1 == min(len(c.Reasons), mostReasons); r.Change != "" && (last || c.Reasons[i+1].Change != r.Change) {
+			out = append(out, "to do: "+r.Change) // once for all that want the same
+		}
+	}
+	return out
 }
 
 // usageTable prints the sums; VCPU are vCPUs that share CPUs, PCPU are CPUs that

@@ -51,17 +51,13 @@ func compressed(method string) func(driver.Migration) bool {
 func (o option) lacks(libvirt, qemu driver.Version) string {
 	switch {
 	case libvirt < o.libvirt:
-		return fmt.Sprintf("libvirt has it since %s, and this is %s", release(o.libvirt), release(libvirt))
+		return fmt.Sprintf("libvirt has it since %s, and this is %s", o.libvirt, libvirt)
 	case qemu < o.qemu:
-		return fmt.Sprintf("QEMU has it since %s, and this is %s", release(o.qemu), release(qemu))
+		return fmt.Sprintf("QEMU has it since %s, and this is %s", o.qemu, qemu)
 	case o.until > 0 && qemu >= o.until:
-		return fmt.Sprintf("QEMU has it no more since %s, and this is %s", release(o.until), release(qemu))
+		return fmt.Sprintf("QEMU has it no more since %s, and this is %s", o.until, qemu)
 	}
 	return ""
-}
-
-func release(v driver.Version) string {
-	return fmt.Sprintf("%d.%d.%d", v/1_000_000, v/1000%1000, v%1000)
 }
 
 // migrationOptions is driver.Node's.

@@ -134,7 +134,7 @@ func TestMigrationOptions_SaySinceWhenAndUntil(t *testing.T) {
 		{8_004_000, 7_000_000, "available_switchover_bandwidth_bytes compression.zlib compression.zstd compression_zlib_level compression_zstd_level migrate_disks_detect_zeroes zero_copy"},
 	} {
 		if got := names(tt.libvirt, tt.qemu); got != tt.lacks {
-			t.Errorf("libvirt %s with QEMU %s lacks %q, want %q", release(tt.libvirt), release(tt.qemu), got, tt.lacks)
+			t.Errorf("libvirt %s with QEMU %s lacks %q, want %q", tt.libvirt, tt.qemu, got, tt.lacks)
 		}
 	}
 	if why := migrationOptions(8_004_000, 9_000_000)["zero_copy"]; why != "libvirt has it since 8.5.0, and this is 8.4.0" {

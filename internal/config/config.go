@@ -30,6 +30,7 @@ type Config struct {
 	Guard     Guard             `toml:"guard"`
 	Rights    Rights            `toml:"rights"`
 	Metrics   Metrics           `toml:"metrics"`
+	Web       Web               `toml:"web"`
 	Peers     map[string]string `toml:"peers"` // provider's name → host:port, where the name itself is not the address
 	Hooks     map[string]Hook   `toml:"hooks"` // "<phase>/NN-name" → how to run it
 }
@@ -58,6 +59,9 @@ type Agent struct {
 	FlavorsDir  string `toml:"flavors_dir"`
 	HooksDir    string `toml:"hooks_dir"`
 	LogLevel    string `toml:"log_level"` // debug, info, warn, error
+	// AuditLog is a file of JSON lines: who asked for which change, and what came of it.
+	// Empty for the agent's own log.
+	AuditLog string `toml:"audit_log"`
 }
 
 // SocketPath is where the local API listens.
@@ -362,7 +366,7 @@ func Default() Config {
 			MaxInbound: 2, MaxOutbound: 2, NearWeight: 1e6, NearWeightByAggregate: map[string]float64{},
 		},
 		Fleet:   Fleet{Etcd: []string{}, Lease: Duration(30 * time.Second), SelfFenceTimeout: Duration(10 * time.Second)},
-		Rights:  Rights{ShareNothing: []string{}, Conduct: []string{}},
+		Rights:  Rights{Operate: []string{}, ShareNothing: []string{}, Conduct: []string{}},
 		Drain:   Drain{Attempts: 3},
 		Guard:   Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
 		Metrics: Metrics{Listen: "127.0.0.1:9178"},

@@ -21,16 +21,12 @@ import (
 // fault.Invalid.
 func Load(path string) (Config, error) {
 	c := Default()
-	files := []string{path}
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
-		files = nil
-	}
-	dropIns, err := listTOML(path + ".d")
+	list, err := files(path)
 	if err != nil {
 		return c, fmt.Errorf("read configuration: %w", err)
 	}
 	var reasons []fault.Reason
-	for _, f := range append(files, dropIns...) {
+	for _, f := range list {
 		err := DecodeFile(f, &c)
 		if err != nil && !errors.Is(err, fault.Invalid) {
 			// Absent or unreadable: as wrong as a wrong value, and for whoever starts the

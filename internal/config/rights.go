@@ -12,6 +12,9 @@ import (
 // Rights says who may do what nobody else may, beside those whose certificate gives it.
 // Each list has holders, "<kind>:<name>"; see Holder. By default they are empty.
 type Rights struct {
+	// Operate are those who may change something, of all that an operator's certificate or the
+	// socket lets in; the others may look. Root may at the socket in any case. Empty for all.
+	Operate []string `toml:"operate"`
 	// ShareNothing may ask this agent to conduct a move between two hosts that share
 	// nothing, and confirm, revert or abort one that it conducts: operators, and users and
 	// groups of the local socket.
@@ -72,6 +75,7 @@ func (r Rights) faults() []fault.Reason {
 		have  []string
 		kinds []HolderKind
 	}{
+		{"rights.operate", r.Operate, []HolderKind{HolderOperator, HolderUser, HolderGroup}},
 		{"rights.share_nothing", r.ShareNothing, []HolderKind{HolderOperator, HolderUser, HolderGroup}},
 		{"rights.conduct", r.Conduct, []HolderKind{HolderHost}},
 	} {

@@ -80,8 +80,14 @@ func (c *Config) faults() []fault.Reason {
 			bad("metrics.listen", m, "ADDRESS:PORT, or \"\" for none")
 		}
 	}
+	if want := c.Web.fault(); want != "" {
+		bad("web.listen", c.Web.Listen, want)
+	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, a.LogLevel) {
 		bad("agent.log_level", a.LogLevel, "debug, info, warn or error")
+	}
+	if a.AuditLog != "" {
+		absolute("agent.audit_log", a.AuditLog)
 	}
 	absolute("pki.ca", c.PKI.CA)
 	absolute("pki.cert", c.PKI.Cert)

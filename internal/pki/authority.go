@@ -163,15 +163,25 @@ func (a *Authority) IssueHost(dir, name string, sans []string, now time.Time, ri
 // IssueOperator signs a certificate for a person or tool and writes ca.crt,
 // operator.crt and operator.key into dir. It claims the rights given, and no others.
 func (a *Authority) IssueOperator(dir, name string, now time.Time, rights ...Right) (*x509.Certificate, error) {
+	return a.issuePerson(dir, RoleOperator, operatorURN, name, now, rights)
+}
+
+// IssueReader is IssueOperator for one who may look and change nothing. An agent or an
+// embedded Placement that knows no readers refuses the certificate.
+func (a *Authority) IssueReader(dir, name string, now time.Time) (*x509.Certificate, error) {
+	return a.issuePerson(dir, RoleReader, readerURN, name, now, nil)
+}
+
+func (a *Authority) issuePerson(dir string, role Role, urn, name string, now time.Time, rights []Right) (*x509.Certificate, error) {
 	if !leafName.MatchString(name) {
 		return nil, fault.New(fault.Invalid, "sign an operator certificate: name %q: want letters, digits, dots, dashes or underscores", name)
 	}
 	t := &x509.Certificate{
-		Subject:     pkix.Name{CommonName: name, Organization: []string{"Berth"}, OrganizationalUnit: []string{"operator"}},
+		Subject:     pkix.Name{CommonName: name, Organization: []string{"Berth"}, OrganizationalUnit: []string{string(role)}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		URIs:        []*url.URL{{Scheme: "urn", Opaque: strings.TrimPrefix(operatorURN, "urn:") + name}},
+		URIs:        []*url.URL{{Scheme: "urn", Opaque: strings.TrimPrefix(urn, "urn:") + name}},
 	}
-	if err := addRights(t, RoleOperator, rights); err != nil {
+	if err := addRights(t, role, rights); err != nil {
 		return nil, err
 	}
 	return a.issue(dir, OperatorCertFile, OperatorKeyFile, t, now)

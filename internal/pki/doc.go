@@ -12,6 +12,8 @@
 //     and client of the others.
 //   - An operator's certificate carries urn:berth:operator:NAME as a URI and no
 //     DNS name, and only the client's usage: it can never pass for a host.
+//   - A reader's carries urn:berth:reader:NAME in its place: it may look at what an operator
+//     may, and change nothing.
 //   - A right that not everybody has is a URI too, urn:berth:right:NAME, beside the
 //     name that it is given to: share-nothing counts in an operator's certificate,
 //     conduct in a host's, and neither in the other (Gives).

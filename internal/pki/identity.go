@@ -22,11 +22,15 @@ type Role string
 const (
 	RoleHost     Role = "host"
 	RoleOperator Role = "operator"
+	RoleReader   Role = "reader" // may look at what an operator may, and change nothing
 	RoleCA       Role = "ca"
 	RoleNone     Role = "none"
 )
 
-const operatorURN = "urn:berth:operator:"
+const (
+	operatorURN = "urn:berth:operator:"
+	readerURN   = "urn:berth:reader:"
+)
 
 // RoleOf reads the role and the name from a certificate. The name of a host is
 // its first DNS name or IP address; Names gives them all. It verifies nothing.
@@ -34,9 +38,15 @@ func RoleOf(c *x509.Certificate) (Role, string) {
 	if c.IsCA {
 		return RoleCA, c.Subject.CommonName
 	}
-	for _, u := range c.URIs {
-		if name, ok := strings.CutPrefix(u.String(), operatorURN); ok {
-			return RoleOperator, name
+	// A reader that is named as an operator too may no more than read.
+	for _, is := range []struct {
+		urn  string
+		role Role
+	}{{readerURN, RoleReader}, {operatorURN, RoleOperator}} {
+		for _, u := range c.URIs {
+			if name, ok := strings.CutPrefix(u.String(), is.urn); ok {
+				return is.role, name
+			}
 		}
 	}
 	if names := Names(c); len(names) > 0 {
@@ -159,7 +169,7 @@ func (id *Identity) VerifyClient(chain []*x509.Certificate, now time.Time) (Role
 		return RoleNone, nil, fault.Refuse(fault.Forbidden, doing, CertificateReason(err, Describe(leaf), "signed by "+id.caWords()))
 	}
 	role, _ := RoleOf(leaf)
-	if role != RoleHost && role != RoleOperator {
+	if role != RoleHost && role != RoleOperator && role != RoleReader {
 		return RoleNone, nil, fault.Refuse(fault.Forbidden, doing, fault.Reason{
 			Code: "certificate_nameless", Message: "the " + Describe(leaf) + " names neither a host nor an operator",
 			Change: "issue one: berth pki host NAME, or berth pki operator NAME",

@@ -80,6 +80,7 @@ func Decide(s State) Decision {
 			why = append(why, s.link(m.To, link[m.To], behindAt[m.To]))
 		}
 		if n := before(room, m); n > 0 {
+			n += behindAt[m.To] // they wait for the same, behind those
 			why = append(why, fault.Reason{
 				Code:    CodeInbound,
 				Message: fmt.Sprintf("%s of %s's own %s before it for room at %s, where as many guests as may come are on their way", count(n, "move"), s.Host, waits(n), m.To),

@@ -103,6 +103,19 @@ func TestDecide_TellsWhatIsWaitedFor(t *testing.T) {
 	}
 }
 
+func TestDecide_CountsAllThatWaitForOneDestination(t *testing.T) {
+	s := turns.State{Host: "host-a", Paused: []turns.Move{move("p", 50, 0, "host-b")}}
+	for i := range 3 {
+		s.Waiting = append(s.Waiting, move(fmt.Sprint("w", i), 50, 1+i, "host-b"))
+	}
+	d := turns.Decide(s)
+	for i, m := range s.Waiting {
+		if why := d.Waits[m.ID]; len(why) != 1 || why[0].Have != fmt.Sprint(i+1) {
+			t.Errorf("%s waits for %+v, want %d before it", m.ID, why, i+1)
+		}
+	}
+}
+
 // TestDecide_Properties: in any state no limit is exceeded by who goes, who waits is kept by a
 // limit that those before it fill, and who goes was kept by none.
 func TestDecide_Properties(t *testing.T) {

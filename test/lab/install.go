@@ -38,15 +38,28 @@ func NativePackages() []string {
 	return []string{"gcc", "libc6-dev", "pkg-config", "libvirt-dev"}
 }
 
-// PackagingPackages are what the tests of packaging read our rules with: the
-// parser alone, for which no kernel needs to know AppArmor.
-func PackagingPackages() []string { return []string{"apparmor"} }
+// PackagingPackages are what the tests of packaging read our rules and packages with:
+// AppArmor's parser alone, for which no kernel needs to know it, rpm and lintian, and the
+// shells and the manual's programs that read what is generated.
+func PackagingPackages() []string {
+	return []string{"apparmor", "rpm", "lintian", "man-db", "bsdextrautils", "bash-completion", "zsh", "fish"}
+}
 
 // EtcdPackages are what the tests of the fleet's records in etcd start members of.
 func EtcdPackages() []string { return []string{"etcd-server"} }
 
 // BusPackages are what the tests of systemd's delay of a shutdown start a bus of their own with.
 func BusPackages() []string { return []string{"dbus-daemon"} }
+
+// BrowserPackages are what the tests of the agent's page look at it with; without a font a
+// browser shows boxes.
+func BrowserPackages() []string { return []string{"chromium", "fonts-dejavu-core"} }
+
+// PrometheusPackages are what the tests of our rules and of the dashboard are held against.
+func PrometheusPackages() []string { return []string{"prometheus", "curl"} }
+
+// SystemdPackages are what the tests of our units boot a machine of its own with.
+func SystemdPackages() []string { return []string{"systemd", "systemd-container", "dbus"} }
 
 // backports are the packages whose files make the QEMU tree of a host. Their
 // shared libraries come with the system's own qemu-system-x86.

@@ -71,7 +71,13 @@ func Occupied(path string) error {
 func (f Files) Build(ctx context.Context, m *Made, format string, size int64) error {
 	fail := func(err error) error { return wrapMake(m.Path, err) }
 	for _, dir := range m.Dirs {
-		if err := os.Mkdir(f.Real(dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Mkdir(f.Real(dir), 0o755); errors.Is(err, fs.ErrExist) {
+			continue
+		} else if err != nil {
+			return fail(err)
+		}
+		// QEMU is another user, whatever the umask took.
+		if err := os.Chmod(f.Real(dir), 0o755); err != nil {
 			return fail(err)
 		}
 	}

@@ -6,11 +6,13 @@
 // Exit status 0 is done, 75 (EX_TEMPFAIL of sysexits.h) try again later,
 // anything else failed.
 //
-// A hook runs in a process session of its own, so that neither a terminal nor
-// the agent's end takes it along; it is recorded by pid and start time before it
-// begins, so that a restarted agent can end one left behind. It has
-// a deadline, after which its whole process group is killed. Its output is
-// bounded: a hook that talks without end is cut, not the agent's memory.
+// A hook runs as a transient unit of systemd where the agent is its service: outside of the
+// agent's sandbox, so that it may do what the agent may not, and in a control group that
+// nothing of it leaves. Without a manager it is a child in a process session of its own.
+// Either way neither a terminal nor the agent's end takes it along, and it is recorded before
+// it begins, so that a restarted agent can end one left behind. It has a deadline, after
+// which all its processes are killed. Its output is bounded: a hook that talks without end is
+// cut, not the agent's memory.
 //
 // The package reads the hook folder, and stat and environ of processes below /proc.
 // It writes nothing.

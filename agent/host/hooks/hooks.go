@@ -15,11 +15,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/systemd"
 )
 
 // DefaultTimeout is how long a hook may take where nothing else is configured.
@@ -97,10 +97,12 @@ const (
 	LeaseUnknown = "unknown" // the store keeps none, or does not answer
 )
 
-// Process names a hook that runs: a pid alone may be another process's by now.
+// Process names a hook that runs, by its unit or, without a service manager, by pid and start
+// time: a pid alone may be another process's by now.
 type Process struct {
-	Hook  string `json:"hook"` // <phase>/NN-name
-	PID   int    `json:"pid"`  // leader of its session and process group
+	Hook  string `json:"hook"`           // <phase>/NN-name
+	Unit  string `json:"unit,omitempty"` // of no other hook ever; empty for a child
+	PID   int    `json:"pid"`            // leader of its session and process group; 0 for a unit
 	Start uint64 `json:"start"`
 }
 
@@ -111,6 +113,8 @@ type Runner struct {
 	Dir string
 	// Setting gives the configuration of "<phase>/NN-name"; nil means defaults.
 	Setting func(hook string) Setting
+	// Manager starts each hook as a transient unit; nil means children of this process.
+	Manager *systemd.Units
 	Runtime runtime.Runtime
 	Logger  *slog.Logger
 }
@@ -230,13 +234,6 @@ func (r *Runner) names(phase string) ([]string, error) {
 	return names, nil
 }
 
-// gate is what stands before a hook: the same process, until it is on record. An agent
-// that dies before that closes the pipe, and the hook never begins.
-const gate = `read -r go <&3 || exit 0; exec "$0" 3<&-`
-
-// environ marks a hook's processes, so that those which outlive the first are known.
-const environ = "BERTH_HOOK="
-
 // one runs a single hook. Nil data without an error means that it answered `{}`
 // or nothing.
 func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte, started func(context.Context, Process) error) (json.RawMessage, error) {
@@ -247,71 +244,31 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 		return nil, fault.New(fault.Unavailable, "run hook %s: %w", hook, context.Cause(runCtx))
 	}
 	stdout, stderr := &bounded{max: maxOutput}, &bounded{max: maxOutput}
-	cmd := exec.CommandContext(runCtx, "/bin/sh", "-c", gate, filepath.Join(r.Dir, hook))
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", environ + hook}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// The group, not the process: a shell's children are what hangs.
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	// A child that fled into a session of its own may hold the pipes open; the
-	// hook is over all the same.
-	cmd.WaitDelay = time.Second
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, fault.New(fault.Internal, "run hook %s: %w", hook, err)
-	}
-	shut, open, err := os.Pipe()
-	if err != nil {
-		return nil, fault.New(fault.Internal, "run hook %s: %w", hook, err)
-	}
-	defer func() { _ = open.Close() }()
-	cmd.ExtraFiles = []*os.File{shut} // descriptor 3
-	err = cmd.Start()
-	_ = shut.Close()
+	h, err := r.start(runCtx, hook, set, stdout, stderr)
 	if err != nil {
 		return nil, refuse(fault.Internal, hook, "could not be started: "+err.Error(), stderr)
 	}
-	// Whatever is left of the group ends with the hook: a phase that is over has
-	// no processes.
-	defer func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }()
-
-	if started != nil {
-		start, err := startTime(cmd.Process.Pid)
-		if err == nil {
-			err = started(runCtx, Process{Hook: hook, PID: cmd.Process.Pid, Start: start})
+	defer func() {
+		if err := h.end(); err != nil {
+			r.Logger.Warn("what is left of a hook could not be ended", "hook", hook, "error", err)
 		}
-		if err != nil {
-			// Killed before its input ends: an end of file is what many a hook waits for.
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-			_ = cmd.Wait()
-			kind := fault.Internal
-			if ctx.Err() != nil {
-				kind = fault.Unavailable // the undo has come, or the agent ends
-			}
-			return nil, fault.New(kind, "record hook %s: %w", hook, err)
-		}
+	}()
+	if err := record(ctx, runCtx, h, hook, stderr, started); err != nil {
+		return nil, err
 	}
-	// A gate that was killed meanwhile reads nothing; its end says why.
-	_, _ = open.Write([]byte("go\n"))
 	fed := make(chan struct{})
 	r.Runtime.Go("hook input "+hook, func() {
 		defer close(fed)
-		// A hook need not read its input: a broken pipe is its right.
-		_, _ = in.Write(input)
-		_ = in.Close()
+		h.begin(input)
 	})
-	err = cmd.Wait()
+	err = h.wait()
 	<-fed
-	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // it exited with 0; only a pipe was left open
-	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, fault.New(fault.Unavailable, "run hook %s: %w", hook, context.Cause(ctx))
 	case runCtx.Err() != nil:
 		return nil, refuse(fault.Internal, hook, fmt.Sprintf("did not end within %s and was killed", set.Timeout), stderr)
-	case err != nil && cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == exitTryAgain:
+	case exitCode(err) == exitTryAgain:
 		return nil, refuse(fault.Unavailable, hook, "asks to try again later (exit status 75)", stderr)
 	case err != nil:
 		return nil, refuse(fault.Internal, hook, err.Error(), stderr)
@@ -319,6 +276,40 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 		return nil, refuse(fault.Internal, hook, fmt.Sprintf("wrote more than %d bytes", maxOutput), stderr)
 	}
 	return answer(hook, stdout.buf.Bytes(), stderr)
+}
+
+// record waits for a hook before its gate and tells started of it. An error, in words for the
+// caller, means that the hook never began and is ended: killed before its input ends, since an
+// end of file is what many a hook waits for. runCtx is ctx with the hook's deadline.
+func record(ctx, runCtx context.Context, h run, hook string, stderr *bounded, started func(context.Context, Process) error) error {
+	p, err := h.stands(runCtx)
+	stood := err == nil
+	if stood && started != nil {
+		err = started(runCtx, p)
+	}
+	if err == nil {
+		return nil
+	}
+	_ = h.end() // once more at the hook's end, where it is told
+	_ = h.wait()
+	switch {
+	case ctx.Err() != nil:
+		return fault.New(fault.Unavailable, "record hook %s: %w", hook, err) // the undo has come, or the agent ends
+	case !stood:
+		return refuse(fault.Unavailable, hook, "could not be started: "+err.Error(), stderr)
+	}
+	return fault.New(fault.Internal, "record hook %s: %w", hook, err)
+}
+
+// exitCode is that of a process that has ended; -1 where it was killed, 0 without an error.
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	return -1
 }
 
 // answer reads `{}`, `{"data":{…}}` or nothing.

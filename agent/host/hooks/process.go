@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,13 +11,18 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"berth/systemd"
 )
 
-// End kills the process group of a hook that an earlier agent left running;
-// false when it is over already. The start time tells a hook from a stranger
-// that got its pid later. Where the first process is gone, those of its group are
-// known by the hook's name in their environment.
+// End kills a hook that an earlier agent left running, with all its processes; false when
+// it is over already. A unit is known by its name. Of a child the start time tells it from a
+// stranger that got its pid later; where the first process is gone, those of its group are
+// known by the hook's name in their environment. Blocks for no longer than managerPatience.
 func End(p Process) (bool, error) {
+	if p.Unit != "" {
+		return endUnit(p)
+	}
 	start, err := startTime(p.PID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
@@ -33,6 +39,21 @@ func End(p Process) (bool, error) {
 		return false, fmt.Errorf("end hook %s, pid %d: %w", p.Hook, p.PID, err)
 	}
 	return true, nil
+}
+
+// endUnit ends one also where this agent would start children: the manager that had it is the
+// machine's, and a machine without one has no unit.
+func endUnit(p Process) (bool, error) {
+	if !systemd.Running() {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), managerPatience)
+	defer cancel()
+	was, err := systemd.Units{}.End(ctx, p.Unit)
+	if err != nil {
+		return was, fmt.Errorf("end hook %s, unit %s: %w", p.Hook, p.Unit, err)
+	}
+	return was, nil
 }
 
 // leftBehind reports whether a hook whose first process is gone has others in its group.

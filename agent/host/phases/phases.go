@@ -194,7 +194,7 @@ func (p *Phases) EndHook(left *hooks.Process) error {
 	}
 	was, err := hooks.End(*left)
 	if was {
-		p.o.Logger.Warn("ended a hook that an earlier agent had left running", "hook", left.Hook, "pid", left.PID)
+		p.o.Logger.Warn("ended a hook that an earlier agent had left running", "hook", left.Hook, "unit", left.Unit, "pid", left.PID)
 	}
 	return err
 }

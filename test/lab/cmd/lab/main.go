@@ -23,10 +23,11 @@ import (
 
 const usage = `usage: lab [-dir DIR] COMMAND
 
-  install [-native] [-openstack] [-packaging] [-etcd] [-dbus]
+  install [-native] [-openstack] [-packaging] [-etcd] [-dbus] [-systemd] [-browser] [-prometheus]
                             add what a lab needs (packages, QEMU, a guest kernel); -native: what cgo tests need as well;
                             -openstack: OpenStack's Placement and Keystone; -packaging: what reads the rules we ship; -etcd: etcd's server;
-                            -dbus: a bus for the tests of what we ask of logind
+                            -dbus: a bus for the tests of what we ask of logind; -systemd: what a machine is booted with;
+                            -browser: what shows the agent's page; -prometheus: what reads our rules, and asks our metrics
   up [-owner PID] [-cells N] [-hugepages N] [HOST…]
                             bring hosts up (host-a and host-b); with -owner the lab ends with that process;
                             with N made-up NUMA cells, and N pages of 2 MiB, in each host
@@ -81,6 +82,9 @@ func command(ctx context.Context, dir, name string, args []string) error {
 	packaging := flags.Bool("packaging", false, "with what reads packaging's rules")
 	etcd := flags.Bool("etcd", false, "with etcd's server, which is not started")
 	bus := flags.Bool("dbus", false, "with D-Bus's daemon, of which tests start their own")
+	machines := flags.Bool("systemd", false, "with what boots a machine with a systemd of its own")
+	withBrowser := flags.Bool("browser", false, "with a browser for the tests of the page")
+	withPrometheus := flags.Bool("prometheus", false, "with Prometheus and promtool")
 	owner := flags.Int("owner", 0, "process the lab ends with")
 	cells := flags.Int("cells", 0, "made-up NUMA cells of each host")
 	pages := flags.Int("hugepages", 0, "pages of 2 MiB of each host")
@@ -104,6 +108,15 @@ func command(ctx context.Context, dir, name string, args []string) error {
 		}
 		if *bus {
 			packages = append(packages, lab.BusPackages()...)
+		}
+		if *machines {
+			packages = append(packages, lab.SystemdPackages()...)
+		}
+		if *withBrowser {
+			packages = append(packages, lab.BrowserPackages()...)
+		}
+		if *withPrometheus {
+			packages = append(packages, lab.PrometheusPackages()...)
 		}
 		if *withOpenStack {
 			packages = append(packages, openstack.Packages()...)

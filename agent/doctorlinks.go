@@ -1,0 +1,239 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/agent/api"
+	"berth/internal/fault"
+	"berth/internal/pki"
+	"berth/placementclient"
+	"berth/systemd"
+)
+
+// machine looks at the machine and at whom it talks to.
+func (d *doctor) machine(ctx context.Context) []api.Check {
+	a := d.a
+	p := patient{conf: a.config(), observing: a.observing(), root: a.config().Host.Root, synced: func() (bool, error) { return kernelClock(ctx) }, space: filesystem, now: a.rt.Now()}
+	p.host, _, _ = a.hardware.view()
+	p.cells, p.loose = a.cellViews()
+	p.libvirt = a.driver.Health()
+	if p.libvirt == nil {
+		p.libvirt = d.ask(ctx, func(ctx context.Context) (err error) {
+			p.node, err = a.driver.Node(ctx)
+			return err
+		})
+	}
+	p.guard.state, p.guard.change = a.guardian.state(p.conf.Guard.Hook)
+	out := append(p.machineChecks(), d.placement(ctx), d.certificate())
+	return append(out, d.peers(ctx)...)
+}
+
+// kernelClock asks the kernel whether a daemon keeps the clock (adjtimex(2)), or timedated where
+// the agent's sandbox holds that call back, with those that set it.
+func kernelClock(ctx context.Context) (bool, error) {
+	var t unix.Timex
+	state, err := unix.Adjtimex(&t)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return systemd.ClockKept(ctx)
+	case err != nil:
+		return false, fmt.Errorf("ask the kernel: %w", err)
+	}
+	return state != unix.TIME_ERROR, nil
+}
+
+// filesystem is what the filesystem of a folder has; of one that is not there yet, that of the
+// nearest folder above it.
+func filesystem(path string) (room, error) {
+	var st unix.Statfs_t
+	for err := unix.Statfs(path, &st); err != nil; err = unix.Statfs(path, &st) {
+		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
+			return room{}, err
+		}
+		path = filepath.Dir(path)
+	}
+	size := uint64(st.Bsize)
+	return room{total: int64(st.Blocks * size), free: int64(st.Bavail * size), files: st.Ffree, counted: st.Files > 0}, nil
+}
+
+const placementRefuses = "correct [placement] auth and token, or what Keystone gives this user: Placement answers, and does not let it in"
+
+// placement is whether it answers, and is equal to the host.
+func (d *doctor) placement(ctx context.Context) api.Check {
+	const name = "placement"
+	var version placementclient.Microversion
+	err := d.ask(ctx, func(ctx context.Context) (err error) {
+		version, err = d.a.placement.Version(ctx)
+		return err
+	})
+	said := d.a.health.placement()
+	switch {
+	case errors.Is(err, fault.Forbidden), errors.Is(d.a.reporter.Status().Err, fault.Forbidden):
+		return wrong(name, cmp.Or(err, d.a.reporter.Status().Err).Error(), placementRefuses)
+	case err != nil:
+		return wrong(name, err.Error(), "start it (berth placement serves one), or correct [placement] url; guests run on meanwhile")
+	case said.Health != api.HealthOK:
+		var do []string
+		for _, r := range said.Reasons {
+			if r.Change != "" && !slices.Contains(do, r.Change) {
+				do = append(do, r.Change)
+			}
+		}
+		return wrong(name, said.Detail, cmp.Or(strings.Join(do, "; "), "see berth status"))
+	}
+	return right(name, "answers with microversion "+version.String()+"; "+said.Detail)
+}
+
+// soonEnds is how long before its end a certificate is told of. Arbitrary: a month is above
+// what renewing them on all hosts takes.
+const soonEnds = 30 * 24 * time.Hour
+
+// certificate is whether others can tell that this host is who it says.
+func (d *doctor) certificate() api.Check {
+	const name = "certificate"
+	a, files := d.a, d.a.config().PKI
+	renew := "berth pki host " + a.name + ", copy the files here and restart the agent (guests go on)"
+	if a.identity == nil {
+		if a.observing() && a.noFiles {
+			return unset(name, "none yet; needed in mode manage, where there is more than one host", "berth pki --help")
+		}
+		return wrong(name, a.noPeers.Error(), "make it: "+renew)
+	}
+	now := a.rt.Now()
+	for _, c := range []struct{ what, file string }{{"the certificate", files.Cert}, {"the CA's certificate", files.CA}} {
+		onDisk, err := pki.ReadCert(c.file)
+		switch {
+		case err != nil:
+			return wrong(name, err.Error(), "put it back: at its next start the agent serves its own machine alone")
+		case onDisk.NotAfter.Sub(now) < soonEnds:
+			return wrong(name, fmt.Sprintf("%s in %s ends on %s", c.what, c.file, onDisk.NotAfter.Format(time.DateOnly)), renew)
+		case c.file == files.Cert && !onDisk.Equal(a.identity.Leaf):
+			return wrong(name, c.file+" was renewed, and the agent still shows the one before", "restart the agent (systemctl restart berth; guests go on)")
+		}
+	}
+	if info, err := os.Stat(files.Key); err == nil && info.Mode().Perm()&0o007 != 0 {
+		return wrong(name, fmt.Sprintf("the key %s can be read or written by everybody (%s)", files.Key, info.Mode().Perm()), "chmod 600 "+files.Key+", and make another if somebody may have read it")
+	} else if errors.Is(err, fs.ErrNotExist) {
+		return wrong(name, err.Error(), "put it back: at its next start the agent serves its own machine alone")
+	}
+	return right(name, fmt.Sprintf("%s, good for %d days", pki.Describe(a.identity.Leaf), int(a.identity.Leaf.NotAfter.Sub(now).Hours()/24)))
+}
+
+// met is another host as it was found.
+type met struct {
+	name       string
+	configured bool // [peers] names it
+	api.Meeting
+	err error
+}
+
+// peers asks each host that is known whether the two believe each other: a row for all that
+// do, and one for each that is not well.
+func (d *doctor) peers(ctx context.Context) []api.Check {
+	names, err := d.hosts(ctx)
+	if d.a.identity == nil {
+		if len(names) == 0 {
+			return nil
+		}
+		return []api.Check{unset("peers", fmt.Sprintf("%d other hosts are known, and none can be asked without a certificate", len(names)), "see the certificate")}
+	}
+	found := make([]met, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() { found[i] = d.meet(ctx, name) })
+	}
+	wg.Wait()
+	return peerChecks(found, err, d.a.rt.Now())
+}
+
+// hosts are the names of the others.
+func (d *doctor) hosts(ctx context.Context) ([]string, error) {
+	var names []string
+	for name := range d.a.config().Peers {
+		names = append(names, name)
+	}
+	err := d.ask(ctx, func(ctx context.Context) error {
+		providers, err := d.a.placement.Providers(ctx, placementclient.ProviderFilter{})
+		for _, p := range providers {
+			if p.IsRoot() {
+				names = append(names, p.Name)
+			}
+		}
+		return err
+	})
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == d.a.name }), err
+}
+
+func (d *doctor) meet(ctx context.Context, name string) met {
+	out := met{name: name}
+	_, out.configured = d.a.peers.address(name)
+	c, err := d.a.peers.client(name)
+	if err != nil {
+		out.err = err
+		return out
+	}
+	out.err = d.ask(ctx, func(ctx context.Context) (err error) {
+		out.Meeting, err = c.Meet(ctx)
+		return err
+	})
+	return out
+}
+
+// apart is how far clocks of two hosts may be apart. Arbitrary: far below what a certificate's
+// beginning and a person who compares two logs need.
+const apart = 2 * time.Second
+
+// peerChecks are a row for those that are well, and one for each that is not. A provider that
+// Placement alone knows may be no host of Berth's: that nobody answers there is not wrong.
+func peerChecks(found []met, unknown error, now time.Time) []api.Check {
+	var well []string
+	var out []api.Check
+	for _, m := range found {
+		name := "peer " + m.name
+		switch left := m.Ends.Sub(now); {
+		case m.err != nil && !m.configured && fault.KindOf(m.err) == fault.Unavailable:
+			out = append(out, unset(name, "Placement knows it, and no agent answers: "+why(m.err), "start it there, if it is a host of Berth's"))
+		case m.err != nil:
+			out = append(out, wrong(name, why(m.err), firstChange(m.err)))
+		case m.Ahead < -apart || m.Ahead > apart:
+			words := "ahead of"
+			if m.Ahead < 0 {
+				words = "behind"
+			}
+			out = append(out, wrong(name, fmt.Sprintf("its clock is %s or more %s this host's", m.Ahead.Abs().Round(time.Second), words), "let one daemon keep each host's clock (systemd-timesyncd, chrony), from the same source"))
+		case left < soonEnds:
+			out = append(out, wrong(name, "its certificate ends on "+m.Ends.Format(time.DateOnly), "berth pki host "+m.name+", copy the files there and restart its agent"))
+		default:
+			well = append(well, m.name)
+		}
+	}
+	all := api.Check{Name: "peers", Outcome: api.CheckOK, Detail: fmt.Sprintf("%d of %d answer, with good certificates and clocks", len(well), len(found))}
+	switch {
+	case unknown != nil:
+		all = unset("peers", "Placement could not be asked for hosts: "+why(unknown), "see placement; [peers] are asked all the same")
+	case len(found) == 0:
+		all = unset("peers", "no other host is known: guests have nowhere to go", "start an agent on another host with the same Placement, or name it in [peers]")
+	}
+	return append([]api.Check{all}, out...)
+}
+
+// why is what went wrong in the fewest words that say it.
+func why(err error) string {
+	if r := fault.ReasonsOf(err); len(r) > 0 {
+		return r[0].Message
+	}
+	return err.Error()
+}

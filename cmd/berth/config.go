@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth/agent"
+	"berth/internal/config"
+)
+
+func (a *app) configCommand() *cobra.Command {
+	cmd := group(&cobra.Command{Use: "config", Short: "Check the configuration of this machine's agent, and show what counts"})
+	cmd.AddCommand(a.configCheck(), a.configDump())
+	return cmd
+}
+
+// checkedConfig is what berth config check found where nothing is wrong.
+type checkedConfig struct {
+	Files   []string         `json:"files"`
+	Mode    config.Mode      `json:"mode"`
+	Set     []config.Setting `json:"set"` // what a file names
+	Flavors []string         `json:"flavors"`
+}
+
+func (a *app) configCheck() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check",
+		Short: "Is the configuration right; needs no agent and changes nothing",
+		Long: `Read the configuration and its drop-ins as the agent does, with the flavor files and the
+users and groups of [rights], and name every fault at once: file, line, key, what it has
+and what it wants. Exits with 2 when there is one, as the agent does then.
+
+Do it before each reload or restart: a reload with a fault changes nothing, and a restart
+with one leaves the host without its agent (guests go on).`,
+		Example: "  berth config check && systemctl reload berth\n  berth config check --config ./berth.toml",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			c, list, err := config.Dump(a.config)
+			if err != nil {
+				return err
+			}
+			flavors, err := agent.CheckConfig(c)
+			if err != nil {
+				return err
+			}
+			out := checkedConfig{Files: []string{}, Mode: c.Agent.Mode, Set: []config.Setting{}, Flavors: append([]string{}, flavors...)}
+			seen := map[string]bool{}
+			for _, s := range list {
+				if s.From == "" {
+					continue
+				}
+				out.Set = append(out.Set, s)
+				if !seen[s.From] {
+					seen[s.From] = true
+					out.Files = append(out.Files, s.From)
+				}
+			}
+			return a.print(out, func(w io.Writer) { checkedTable(w, a.config, out) })
+		},
+	}
+}
+
+func checkedTable(w io.Writer, path string, c checkedConfig) {
+	from := strings.Join(c.Files, ", ")
+	if from == "" {
+		from = path + " sets nothing: the defaults count"
+	}
+	fmt.Fprintf(w, "no fault: %s\nmode %s, %s set, %s\n", from, c.Mode, count(len(c.Set), "key"), count(len(c.Flavors), "flavor"))
+	if len(c.Set) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	row(w, "KEY", "VALUE", "TAKEN BY A")
+	for _, s := range c.Set {
+		takes := "restart"
+		if s.Reload {
+			takes = "reload"
+		}
+		value := s.Value
+		if s.Secret {
+			value = "(secret)"
+		}
+		row(w, s.Key, value, takes)
+	}
+}
+
+func (a *app) configDump() *cobra.Command {
+	var set bool
+	cmd := &cobra.Command{
+		Use:   "dump",
+		Short: "Show each key as it counts, and where it comes from; needs no agent",
+		Long: `Print the configuration as it counts, defaults included, as a file that the agent takes,
+with the file that each key comes from. Secrets are left out of it. A running agent has
+what it was started with and what it has reloaded since.`,
+		Example: "  berth config dump\n  berth config dump --set\n  berth config dump --json | jq '.[] | select(.from)'",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, list, err := config.Dump(a.config)
+			if err != nil {
+				return err
+			}
+			if set {
+				kept := []config.Setting{}
+				for _, s := range list {
+					if s.From != "" {
+						kept = append(kept, s)
+					}
+				}
+				list = kept
+			}
+			if a.json {
+				return a.print(list, nil)
+			}
+			return config.WriteSettings(a.out, list)
+		},
+	}
+	cmd.Flags().BoolVar(&set, "set", false, "only keys that a file names")
+	return cmd
+}

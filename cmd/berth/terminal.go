@@ -1,0 +1,46 @@
+package main
+
+import (
+	"cmp"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/term"
+)
+
+// isTerminal says whether somebody watches.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// pipeColumns is how wide a drawing is where no terminal says. Arbitrary.
+const pipeColumns = 100
+
+// columns is how wide what is written may be.
+func columns(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
+			return n
+		}
+	}
+	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
+		return n
+	}
+	return pipeColumns
+}
+
+// coloured says whether escape sequences are wanted: only where somebody watches, and has not
+// set NO_COLOR (https://no-color.org) or a terminal that knows none.
+func coloured(w io.Writer, env func(string) string) bool {
+	return isTerminal(w) && env("NO_COLOR") == "" && env("TERM") != "dumb"
+}
+
+// knowsUTF8 says whether the locale's characters are UTF-8 (locale(7): the first that is set
+// counts); those of the C locale are ASCII.
+func knowsUTF8(env func(string) string) bool {
+	locale := strings.ToUpper(cmp.Or(env("LC_ALL"), env("LC_CTYPE"), env("LANG")))
+	return strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")
+}

@@ -1,0 +1,12 @@
+
+# $1: how many versions are installed now; 1 is an installation, 2 an upgrade.
+make_folders
+put_hook
+if [ "$1" = 1 ]; then
+	# What starts at boot is the distribution's choice.
+	systemctl --no-reload preset berth.socket berth.service >/dev/null 2>&1 || :
+fi
+if systemd_runs; then
+	systemctl --system daemon-reload || :
+	[ "$1" = 1 ] || systemctl try-restart berth.service berth-placement.service || :
+fi
