@@ -8,6 +8,7 @@ import (
 	"berth/agent/host/memory"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration"
 )
 
@@ -144,6 +145,10 @@ func (s *Streams) firstOver(ctx context.Context, ref migration.Ref) (bool, error
 	case got.Result == Left:
 		return false, fault.New(fault.Forbidden, "the guest has left by it")
 	case got.Result == Undone:
+		// The record comes a moment before whoever wrote it has gone.
+		if st := s.watching(ref, first); st != nil {
+			return true, runtime.Await(ctx, s.o.Runtime, st.over)
+		}
 		return true, nil
 	case got.Result == Lost && s.watching(ref, first) == nil:
 		return false, fault.New(fault.InDoubt, "how it ended nobody knows: the domain is %s (%s)", d.State, d.Reason)
