@@ -204,12 +204,19 @@ func (s *Server) operators(id *pki.Identity, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		role, leaf, err := id.VerifyClient(r.TLS.PeerCertificates, s.opt.Runtime.Now())
 		if err == nil && role != pki.RoleOperator && role != pki.RoleReader {
-			err = fault.New(fault.Forbidden, "this page is for operators and readers, and that is a %s", pki.Describe(leaf))
+			err = fault.Refuse(fault.Forbidden, "show the page", fault.Reason{
+				Code: "certificate_role", Message: "this page is for operators and readers, and that is a " + pki.Describe(leaf), Have: string(role),
+				Change: "come with an operator's or a reader's certificate: berth pki operator NAME --read-only makes one",
+			})
 		}
 		if err != nil {
 			s.opt.Logger.Warn("caller of the page refused", "from", r.RemoteAddr, "error", err)
 			w.Header().Set("X-Content-Type-Options", "nosniff")
-			http.Error(w, err.Error(), http.StatusForbidden)
+			words := err.Error()
+			for _, reason := range fault.ReasonsOf(err) {
+				words += "\n\nTo do: " + reason.Change
+			}
+			http.Error(w, words+"\n\nA browser takes a certificate with its key as one file: openssl pkcs12 -export -in operator.crt -inkey operator.key -out operator.p12", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -16,6 +16,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/web"
 	"berth/agent/web/webtest"
+	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/test/lab"
@@ -25,6 +26,7 @@ import (
 type agent struct {
 	t       *testing.T
 	address string
+	id      *pki.Identity // over TLS with it; in plain text where there is none
 
 	mu     sync.Mutex
 	moment web.Snapshot
@@ -32,15 +34,22 @@ type agent struct {
 	ended  chan error
 }
 
-func newAgent(t *testing.T) *agent {
+func newAgent(t *testing.T) *agent { return newAgentWith(t, nil) }
+
+func newAgentWith(t *testing.T, id *pki.Identity) *agent {
 	t.Helper()
-	a := &agent{t: t, moment: webtest.Busy(), address: "127.0.0.1:0"}
+	a := &agent{t: t, id: id, moment: webtest.Busy(), address: "127.0.0.1:0"}
 	a.come()
 	t.Cleanup(a.leave)
 	return a
 }
 
-func (a *agent) url() string { return "http://" + a.address + "/" }
+func (a *agent) url() string {
+	if a.id != nil {
+		return "https://" + a.address + "/"
+	}
+	return "http://" + a.address + "/"
+}
 
 func (a *agent) come() {
 	a.t.Helper()
@@ -58,7 +67,7 @@ func (a *agent) come() {
 		return a.moment
 	}})
 	a.ended = make(chan error, 1)
-	go func(page *web.Server, ended chan error) { ended <- page.Serve(l, nil) }(a.page, a.ended)
+	go func(page *web.Server, ended chan error) { ended <- page.Serve(l, a.id) }(a.page, a.ended)
 }
 
 // leave ends it; it may be called again.
@@ -81,15 +90,20 @@ func (a *agent) change(f func(*web.Snapshot)) {
 	a.moment = next
 }
 
-// TestPage_InABrowser looks at a busy host, through one browser.
-func TestPage_InABrowser(t *testing.T) {
+func needBrowser(t *testing.T) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("a browser is not started in short tests")
 	}
 	if missing, err := lab.Missing(t.Context(), lab.BrowserPackages()...); err != nil || len(missing) > 0 {
 		t.Skipf("a browser is needed: %v, %v; `lab install -browser` adds it", missing, err)
 	}
-	b, err := Start(t.TempDir())
+}
+
+// start starts a browser whose home is dir, until the test ends.
+func start(t *testing.T, dir string) *Browser {
+	t.Helper()
+	b, err := Start(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +112,13 @@ func TestPage_InABrowser(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return b
+}
+
+// TestPage_InABrowser looks at a busy host, through one browser.
+func TestPage_InABrowser(t *testing.T) {
+	needBrowser(t)
+	b := start(t, t.TempDir())
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T, *Browser)

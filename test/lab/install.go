@@ -52,8 +52,10 @@ func EtcdPackages() []string { return []string{"etcd-server"} }
 func BusPackages() []string { return []string{"dbus-daemon"} }
 
 // BrowserPackages are what the tests of the agent's page look at it with; without a font a
-// browser shows boxes.
-func BrowserPackages() []string { return []string{"chromium", "fonts-dejavu-core"} }
+// browser shows boxes, and its certificates are put where it keeps them by NSS's own tools.
+func BrowserPackages() []string {
+	return []string{"chromium", "fonts-dejavu-core", "libnss3-tools", "openssl"}
+}
 
 // PrometheusPackages are what the tests of our rules and of the dashboard are held against.
 func PrometheusPackages() []string { return []string{"prometheus", "curl"} }
@@ -91,6 +93,9 @@ func Missing(ctx context.Context, packages ...string) ([]string, error) {
 			out = append(out, "package "+p)
 		}
 	}
+	if slices.Contains(packages, "systemd-container") && !exists(LibvirtSystem()) {
+		out = append(out, "libvirt's units in "+LibvirtSystem())
+	}
 	if !slices.Contains(packages, "qemu-system-x86") {
 		return out, nil
 	}
@@ -118,6 +123,35 @@ func providedAs(p string, have map[string]string) bool {
 func KernelDir() string {
 	sum := sha256.Sum256([]byte(strings.Join(guestModules, " ")))
 	return filepath.Join(CacheDir(), "kernel-"+hex.EncodeToString(sum[:4]))
+}
+
+// LibvirtSystem holds the files of Debian's libvirt-daemon-system as they lie on a host: units and
+// configuration of libvirt's. Machines that are booted by a systemd of their own take them from
+// there; on the machine itself they would have daemons started.
+func LibvirtSystem() string { return filepath.Join(CacheDir(), "libvirt-system") }
+
+// QEMUFiles are what a machine that shares this one's files needs to run the QEMU that hosts
+// run: files and folders in the cache, by where they belong. Empty where the system's own will do.
+func QEMUFiles(ctx context.Context) (map[string]string, error) {
+	have, err := installed(ctx, []string{"qemu-system-x86"})
+	if err != nil {
+		return nil, err
+	}
+	tree, err := qemuTree(have["qemu-system-x86"])
+	if err != nil || tree == "" {
+		return nil, err
+	}
+	files := map[string]string{}
+	for _, pattern := range []string{"usr/bin/qemu-*", "usr/lib/*/qemu", "usr/share/qemu", "usr/share/seabios"} {
+		found, err := filepath.Glob(filepath.Join(tree, pattern))
+		if err != nil || len(found) == 0 {
+			return nil, errors.Join(fmt.Errorf("nothing in %s is %s", tree, pattern), err)
+		}
+		for _, path := range found {
+			files[strings.TrimPrefix(path, tree)] = path
+		}
+	}
+	return files, nil
 }
 
 // qemuTree is the folder laid over /usr in every host, or empty where the
@@ -203,6 +237,12 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 			return fmt.Errorf("install the lab: %w", err)
 		}
 	}
+	if slices.Contains(packages, "systemd-container") && !exists(LibvirtSystem()) {
+		fmt.Fprintln(log, "lab: fetching libvirt's units")
+		if err := fetch(ctx, LibvirtSystem(), func(tmp string) error { return fetchTree(ctx, a, tmp, "", []string{"libvirt-daemon-system"}) }); err != nil {
+			return fmt.Errorf("fetch libvirt's units: %w", err)
+		}
+	}
 	if slices.Contains(packages, "qemu-system-x86") {
 		tree, err := qemuTree(have["qemu-system-x86"])
 		if err != nil {
@@ -210,7 +250,7 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 		}
 		if tree != "" && !exists(tree) {
 			fmt.Fprintf(log, "lab: fetching QEMU from %s-backports (QEMU %s corrupts memory in migrations without KVM)\n", codename, have["qemu-system-x86"])
-			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, backports) }); err != nil {
+			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, "/"+codename+"-backports", backports) }); err != nil {
 				return fmt.Errorf("fetch QEMU from backports: %w", err)
 			}
 		}
@@ -220,7 +260,7 @@ func Install(ctx context.Context, log io.Writer, packages ...string) error {
 		}
 		if tree != "" && !exists(tree) {
 			fmt.Fprintf(log, "lab: fetching libvirt from %s-backports (some hosts run it beside libvirt %s)\n", codename, have["libvirt-daemon"])
-			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, libvirtBackports) }); err != nil {
+			if err := fetch(ctx, tree, func(tmp string) error { return fetchTree(ctx, a, tmp, "/"+codename+"-backports", libvirtBackports) }); err != nil {
 				return fmt.Errorf("fetch libvirt from backports: %w", err)
 			}
 		}
@@ -257,15 +297,16 @@ func fetch(ctx context.Context, target string, fill func(tmp string) error) erro
 	return os.Rename(tmp, target)
 }
 
-// fetchTree extracts packages of the backports below tmp/usr.
-func fetchTree(ctx context.Context, a *apt, tmp string, packages []string) error {
+// fetchTree extracts packages below tmp. from says of which archive ("/bookworm-backports"),
+// empty that apt chooses.
+func fetchTree(ctx context.Context, a *apt, tmp, from string, packages []string) error {
 	dl := filepath.Join(tmp, ".dl")
 	if err := os.Mkdir(dl, 0o755); err != nil {
 		return err
 	}
 	var want []string
 	for _, p := range packages {
-		want = append(want, p+"/"+a.codename+"-backports")
+		want = append(want, p+from)
 	}
 	debs, err := a.download(ctx, dl, want...)
 	if err != nil {
