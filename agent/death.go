@@ -245,7 +245,8 @@ type running struct {
 	At      time.Time     `json:"at"`
 }
 
-// endLeft ends a fencing hook that an agent left behind when it died.
+// endLeft ends a fencing hook that an agent left behind when it died, or that was killed and did
+// not end; hooks.ErrNotEnded while it does not.
 func (d *deaths) endLeft(ctx context.Context, host string) error {
 	raw, found, err := d.memory.Get(ctx, bucketAgent, keyFencing(host))
 	if err != nil || !found {
@@ -255,7 +256,7 @@ func (d *deaths) endLeft(ctx context.Context, host string) error {
 	if err := json.Unmarshal(raw, &left); err != nil {
 		return fmt.Errorf("read the record of a fencing hook: %w", err)
 	}
-	was, err := hooks.End(left.Process)
+	was, err := d.hooks.End(left.Process)
 	if was {
 		d.log.Warn("ended a fencing hook that an earlier agent had left running", "host", host, "hook", left.Process.Hook, "unit", left.Process.Unit, "pid", left.Process.PID, "by", left.By)
 	}

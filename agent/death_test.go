@@ -21,6 +21,7 @@ import (
 	"berth/fleet/fleettest"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/systemd/systemdtest"
 )
 
 const lostHost = "host-s"
@@ -168,6 +169,32 @@ func TestFence_WhatIsNoProofLeavesNothing(t *testing.T) {
 	}
 }
 
+// A hook that was killed and does not end may still switch the host off: its record stays, for the
+// next agent, too, and it is not asked for a second time beside it.
+func TestFence_AHookThatClingsIsKeptOnRecord(t *testing.T) {
+	m := newMorgue(t, &runtime.System{}, false)
+	manager := systemdtest.New(t)
+	m.hooks.Manager = &manager.Units
+	m.hook("10-a", "echo ran >>DIR/log; exit 1")
+	manager.Clings(true)
+	for range 2 {
+		if _, err := m.Fence(t.Context(), lostHost, "operator:alice"); !errors.Is(err, hooks.ErrNotEnded) || !slices.Contains(codes(err), "hook_not_ended") {
+			t.Errorf("the hook clings: %v", err)
+		}
+		if len(m.notes.kept) != 1 {
+			t.Fatalf("on record: %v", m.notes.kept)
+		}
+	}
+	if ran, err := os.ReadFile(filepath.Join(m.dir, "log")); string(ran) != "ran\n" {
+		t.Errorf("it ran so: %q, %v", ran, err)
+	}
+	manager.Clings(false)
+	m.hook("10-a", "")
+	if _, err := m.Fence(t.Context(), lostHost, "operator:alice"); err != nil || len(m.standing()) != 1 || len(m.notes.kept) != 0 {
+		t.Errorf("when it is gone: %v, deaths %v, notes %v", err, m.standing(), m.notes.kept)
+	}
+}
+
 func TestFence_OneHostOnceAtATime(t *testing.T) {
 	m := newMorgue(t, &runtime.System{}, false)
 	if err := os.WriteFile(filepath.Join(m.dir, "wait"), nil, 0o600); err != nil {
@@ -179,7 +206,7 @@ func TestFence_OneHostOnceAtATime(t *testing.T) {
 		_, err := m.Fence(t.Context(), lostHost, "operator:alice")
 		first <- err
 	}()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(m.dir, "begun")); err == nil {
 			break
 		}

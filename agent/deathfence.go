@@ -18,7 +18,8 @@ import (
 // Fence implements api.Deaths. The hooks of phase fence run here, one host's once at a time. When
 // each of them has said that the host is off, and its agent does not answer, the death is
 // written; before that nothing is, so that a hook which fails or is cut off proves nothing. Only
-// success counts: on_failure = "warn" is no proof, and no hooks are none.
+// success counts: on_failure = "warn" is no proof, and no hooks are none. A hook that was killed
+// and may live on stays on record, and the host is not fenced anew before it has ended.
 func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error) {
 	doing := "fence host " + host
 	records, h, err := d.dying(ctx, doing, host)
@@ -96,7 +97,7 @@ func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, leas
 		}
 		return d.memory.Put(ctx, bucketAgent, keyFencing(h.Name), raw)
 	})
-	if len(ran) > 0 {
+	if len(ran) > 0 && !errors.Is(err, hooks.ErrNotEnded) {
 		last, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), answerPatience)
 		defer cancel()
 		if err := d.memory.Delete(last, bucketAgent, keyFencing(h.Name)); err != nil {

@@ -3,6 +3,7 @@ package systemd_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 
 	"berth/internal/runtime"
 	"berth/systemd"
+	"berth/systemd/systemdtest"
 )
 
 // manager listens where NOTIFY_SOCKET points, and gives what it was told.
@@ -225,6 +227,17 @@ func TestUnits_SayWhyTheyMakeAnException(t *testing.T) {
 		if !strings.Contains(remarks, short) {
 			t.Errorf("%s has no reason", capability)
 		}
+	}
+}
+
+func TestUnits_AUnitWhoseProcessesAreLeftIsNotOver(t *testing.T) {
+	m := systemdtest.New(t)
+	if was, err := m.End(t.Context(), "x.service"); was || err != nil {
+		t.Errorf("of a unit that is over: %v, %v", was, err)
+	}
+	m.Clings(true)
+	if was, err := m.End(t.Context(), "x.service"); was || !errors.Is(err, systemd.ErrClings) {
+		t.Errorf("of one whose processes do not end: %v, %v", was, err)
 	}
 }
 

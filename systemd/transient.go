@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"strconv"
@@ -66,33 +67,52 @@ func (u Units) Transient(ctx context.Context, t Transient) *exec.Cmd {
 	return cmd
 }
 
+// ErrClings means that a unit was killed and still has processes: they wait in the kernel, for a
+// device or a filesystem that does not answer, and die when it does.
+var ErrClings = errors.New("its processes were killed and do not end")
+
 // End kills every process of a transient unit and waits until they are gone; false where
-// there is no such unit, or it is over. Blocks within ctx.
+// there is no such unit, or it is over. Blocks within ctx. Without an error no process of the
+// unit is left.
 func (u Units) End(ctx context.Context, unit string) (bool, error) {
 	was, err := u.lives(ctx, unit)
 	if err != nil || !was {
 		return false, err
 	}
 	err = u.run(ctx, "stop", unit)
-	if err == nil {
-		return true, nil
-	}
-	// It may have ended by itself meanwhile, and been forgotten.
-	if lives, lerr := u.lives(ctx, unit); lerr != nil || lives {
+	// It may have ended by itself meanwhile, and been forgotten; and a unit that the manager has
+	// given up on is stopped at once, with its processes.
+	lives, lerr := u.lives(ctx, unit)
+	switch {
+	case lerr != nil:
 		return false, errors.Join(err, lerr)
+	case lives && err == nil:
+		return false, fmt.Errorf("systemctl stop %s: %w", unit, ErrClings)
+	case lives:
+		return false, err
 	}
 	return true, nil
 }
 
-// lives says whether a unit has processes, as far as the manager knows.
+// lives says whether a unit has processes, as far as the manager knows. Those that outlive the
+// kill are in the control group of a unit which the manager calls failed, once it has waited
+// for them (TimeoutStopSec, systemd.service(5)).
 func (u Units) lives(ctx context.Context, unit string) (bool, error) {
-	state, err := u.ask(ctx, "show", "--property=ActiveState", "--value", "--", unit)
-	switch {
-	case err != nil:
+	said, err := u.ask(ctx, "show", "--property=ActiveState,TasksCurrent", "--", unit)
+	if err != nil {
 		return false, err
-	case state == "inactive", state == "failed":
-		return false, nil
-	case state == "":
+	}
+	about := map[string]string{}
+	for line := range strings.Lines(said) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		about[key] = value
+	}
+	switch about["ActiveState"] {
+	case "inactive", "failed":
+		// Not a number where there is no control group; until systemd 239 the greatest one.
+		tasks, err := strconv.ParseUint(about["TasksCurrent"], 10, 64)
+		return err == nil && tasks > 0 && tasks < math.MaxUint64, nil
+	case "":
 		return false, fmt.Errorf("systemctl show %s: it says no state", unit)
 	}
 	return true, nil

@@ -66,6 +66,7 @@ var table = map[string]rule{
 	"migration":                      {own: []string{"migration/converge", "migration/options", "migration/task", "migration/turns", "topology", "placementclient", "internal/..."}, third: []string{"github.com/google/uuid"}, why: "stories over host verbs; never a driver"},
 	"stream":                         {own: []string{"systemd", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "one migration's forwarding process; knows neither hypervisor nor ledger"},
 	"systemd":                        {own: []string{"internal/..."}, third: []string{systemdGo, "github.com/godbus/dbus"}, why: "the manager's protocols"},
+	"systemd/systemdtest":            {own: []string{"systemd"}, why: "a service manager for tests"},
 	"internal/store":                 {own: []string{"internal/..."}, third: []string{bolt, "golang.org/x/sys"}, why: "one bbolt file"},
 	"internal/store/storetest":       {own: []string{"internal/..."}, third: []string{"github.com/google/go-cmp"}, why: "a store in memory, and what every store must do"},
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor", "migration/converge", "migration/options"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},

@@ -130,7 +130,9 @@ type Started func(ctx context.Context, p Process, answers map[string]json.RawMes
 // The first hook that fails ends the phase: fault.Unavailable when it asked for
 // another try, fault.Internal otherwise, with a reason that names it and the
 // end of what it wrote. The answers of hooks that ran before it come with the
-// error, for the undo. A hook whose setting says "warn" fails nothing.
+// error, for the undo. A hook whose setting says "warn" fails nothing. One that was
+// killed and may live on ends the phase whatever its setting, with ErrNotEnded and
+// fault.Unavailable: whoever keeps its record goes on keeping it.
 func (r *Runner) Run(ctx context.Context, req Request, started Started) (map[string]json.RawMessage, error) {
 	data := make(map[string]json.RawMessage)
 	names, err := r.names(req.Phase)
@@ -161,7 +163,7 @@ func (r *Runner) Run(ctx context.Context, req Request, started Started) (map[str
 			if out != nil {
 				data[name] = out
 			}
-		case set.OnFailure == Warn && ctx.Err() == nil:
+		case set.OnFailure == Warn && ctx.Err() == nil && !errors.Is(err, ErrNotEnded):
 			log.Warn("hook failed, as its setting allows", "error", err)
 		default:
 			return data, err
@@ -236,7 +238,7 @@ func (r *Runner) names(phase string) ([]string, error) {
 
 // one runs a single hook. Nil data without an error means that it answered `{}`
 // or nothing.
-func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte, started func(context.Context, Process) error) (json.RawMessage, error) {
+func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte, started func(context.Context, Process) error) (data json.RawMessage, err error) {
 	runCtx, cancel := r.Runtime.WithTimeout(ctx, set.Timeout)
 	defer cancel()
 
@@ -248,12 +250,17 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 	if err != nil {
 		return nil, refuse(fault.Internal, hook, "could not be started: "+err.Error(), stderr)
 	}
+	var began Process // nothing, until its gate is opened
 	defer func() {
-		if err := h.end(); err != nil {
-			r.Logger.Warn("what is left of a hook could not be ended", "hook", hook, "error", err)
+		switch left := h.end(); {
+		case left == nil:
+		case began != Process{}:
+			data, err = nil, notEnded(began, err, left)
+		default: // its gate goes away of the closed pipe
+			r.Logger.Warn("what is left of a hook could not be ended", "hook", hook, "error", left)
 		}
 	}()
-	if err := record(ctx, runCtx, h, hook, stderr, started); err != nil {
+	if began, err = record(ctx, runCtx, h, hook, stderr, started); err != nil {
 		return nil, err
 	}
 	fed := make(chan struct{})
@@ -281,24 +288,24 @@ func (r *Runner) one(ctx context.Context, hook string, set Setting, input []byte
 // record waits for a hook before its gate and tells started of it. An error, in words for the
 // caller, means that the hook never began and is ended: killed before its input ends, since an
 // end of file is what many a hook waits for. runCtx is ctx with the hook's deadline.
-func record(ctx, runCtx context.Context, h run, hook string, stderr *bounded, started func(context.Context, Process) error) error {
+func record(ctx, runCtx context.Context, h run, hook string, stderr *bounded, started func(context.Context, Process) error) (Process, error) {
 	p, err := h.stands(runCtx)
 	stood := err == nil
 	if stood && started != nil {
 		err = started(runCtx, p)
 	}
 	if err == nil {
-		return nil
+		return p, nil
 	}
 	_ = h.end() // once more at the hook's end, where it is told
 	_ = h.wait()
 	switch {
 	case ctx.Err() != nil:
-		return fault.New(fault.Unavailable, "record hook %s: %w", hook, err) // the undo has come, or the agent ends
+		return Process{}, fault.New(fault.Unavailable, "record hook %s: %w", hook, err) // the undo has come, or the agent ends
 	case !stood:
-		return refuse(fault.Unavailable, hook, "could not be started: "+err.Error(), stderr)
+		return Process{}, refuse(fault.Unavailable, hook, "could not be started: "+err.Error(), stderr)
 	}
-	return fault.New(fault.Internal, "record hook %s: %w", hook, err)
+	return Process{}, fault.New(fault.Internal, "record hook %s: %w", hook, err)
 }
 
 // exitCode is that of a process that has ended; -1 where it was killed, 0 without an error.

@@ -12,17 +12,51 @@ import (
 	"strings"
 	"syscall"
 
+	"berth/internal/fault"
 	"berth/systemd"
 )
 
-// End kills a hook that an earlier agent left running, with all its processes; false when
-// it is over already. A unit is known by its name. Of a child the start time tells it from a
-// stranger that got its pid later; where the first process is gone, those of its group are
-// known by the hook's name in their environment. Blocks for no longer than managerPatience.
-func End(p Process) (bool, error) {
+// ErrNotEnded means that processes of a hook were killed and are not known to be gone: they wait
+// in the kernel for a device or a filesystem that does not answer, or the service manager is
+// silent. The hook has neither done its work nor failed: it may go on when what it waits for
+// answers. So its record stays, and nothing runs in its place until End has seen it end.
+var ErrNotEnded = errors.New("a hook has not ended")
+
+// notEnded refuses to go on while a hook may. The failure that came before it, if any, is told
+// as well.
+func notEnded(p Process, before, cause error) error {
+	what, look := fmt.Sprintf("pid %d", p.PID), fmt.Sprintf("ps -o stat,wchan:30,args -g %d", p.PID)
 	if p.Unit != "" {
-		return endUnit(p)
+		what, look = "unit "+p.Unit, "systemctl status "+p.Unit
 	}
+	return &fault.Error{
+		Kind: fault.Unavailable,
+		Reasons: []fault.Reason{{
+			Code: "hook_not_ended", Message: "hook " + p.Hook + " was killed and is not known to have ended (" + what + "): " + cause.Error(),
+			Change: "see what it waits for (" + look + "), and have that answer or go: it is asked for again by itself",
+		}},
+		Err: errors.Join(before, ErrNotEnded),
+	}
+}
+
+// End kills a hook that an earlier agent left running, or that could not be ended before, with
+// all its processes; false when it is over already. ErrNotEnded where it is not known to be. A
+// unit is known by its name. Of a child the start time tells it from a stranger that got its
+// pid later; where the first process is gone, those of its group are known by the hook's name
+// in their environment. Blocks for no longer than managerPatience.
+func (r *Runner) End(p Process) (bool, error) {
+	end := endChild
+	if p.Unit != "" {
+		end = r.endUnit
+	}
+	was, err := end(p)
+	if err != nil {
+		return was, notEnded(p, nil, err)
+	}
+	return was, nil
+}
+
+func endChild(p Process) (bool, error) {
 	start, err := startTime(p.PID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ESRCH):
@@ -36,24 +70,24 @@ func End(p Process) (bool, error) {
 		return false, nil
 	}
 	if err := syscall.Kill(-p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return false, fmt.Errorf("end hook %s, pid %d: %w", p.Hook, p.PID, err)
+		return false, err
 	}
 	return true, nil
 }
 
 // endUnit ends one also where this agent would start children: the manager that had it is the
 // machine's, and a machine without one has no unit.
-func endUnit(p Process) (bool, error) {
-	if !systemd.Running() {
-		return false, nil
+func (r *Runner) endUnit(p Process) (bool, error) {
+	manager := r.Manager
+	if manager == nil {
+		if !systemd.Running() {
+			return false, nil
+		}
+		manager = &systemd.Units{}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), managerPatience)
 	defer cancel()
-	was, err := systemd.Units{}.End(ctx, p.Unit)
-	if err != nil {
-		return was, fmt.Errorf("end hook %s, unit %s: %w", p.Hook, p.Unit, err)
-	}
-	return was, nil
+	return manager.End(ctx, p.Unit)
 }
 
 // leftBehind reports whether a hook whose first process is gone has others in its group.

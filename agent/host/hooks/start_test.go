@@ -4,66 +4,22 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"berth/agent/host/hooks"
 	"berth/internal/fault"
 	"berth/systemd"
+	"berth/systemd/systemdtest"
 )
 
-// asTool makes this program systemd-run, when it is called by that name: what the manager would
-// start it starts itself. A folder of the name "refuses" is that of a manager that does not.
-func asTool() (code int, is bool) {
-	if filepath.Base(os.Args[0]) != "systemd-run" {
-		return 0, false
-	}
-	if strings.Contains(os.Args[0], "/refuses/") {
-		fmt.Fprintln(os.Stderr, "Failed to connect to bus: No such file or directory")
-		return 1, true
-	}
-	i := slices.Index(os.Args, "--")
-	command := os.Args[i+1:]
-	for i := range command {
-		command[i] = strings.ReplaceAll(command[i], "$$", "$")
-	}
-	cmd := exec.Command(command[0], command[1:]...)
-	for _, arg := range os.Args[:i] {
-		if set, found := strings.CutPrefix(arg, "--setenv="); found {
-			cmd.Env = append(cmd.Env, set)
-		}
-	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	if exit, ok := errors.AsType[*exec.ExitError](cmd.Run()); ok {
-		return exit.ExitCode(), true
-	}
-	return 0, true
-}
-
-// manager is one whose units are children of this test, or one that refuses.
-func manager(t *testing.T, name string) *systemd.Units {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	tools := systemd.Units{SystemdRun: filepath.Join(dir, "systemd-run"), Systemctl: filepath.Join(dir, "systemctl")}
-	if err := os.Symlink(self, tools.SystemdRun); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(tools.Systemctl, []byte("#!/bin/sh\necho inactive\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return &tools
+// refusing is a manager that starts nothing.
+func refusing(t *testing.T) *systemd.Units {
+	m := systemdtest.New(t)
+	m.Refuses("Failed to connect to bus: No such file or directory")
+	return &m.Units
 }
 
 func TestUnits_AreFedAndHeardAsChildrenAre(t *testing.T) {
@@ -71,7 +27,7 @@ func TestUnits_AreFedAndHeardAsChildrenAre(t *testing.T) {
 		"10-first":  `cat >DIR/input; echo "$BERTH_HOOK" >DIR/environment; echo '{"data":{"n":1}}'`,
 		"20-second": `echo not yet >&2; exit 75`,
 	})
-	r.Manager = manager(t, "serves")
+	r.Manager = &systemdtest.New(t).Units
 	var seen []hooks.Process
 	data, err := r.Run(t.Context(), request, func(_ context.Context, p hooks.Process, _ map[string]json.RawMessage) error {
 		seen = append(seen, p)
@@ -97,7 +53,7 @@ func TestUnits_AreFedAndHeardAsChildrenAre(t *testing.T) {
 
 func TestUnits_ThatCannotBeStartedAreAskedForAgain(t *testing.T) {
 	r := fixture(t, nil, map[string]string{"10-first": `touch DIR/ran`})
-	r.Manager = manager(t, "refuses")
+	r.Manager = refusing(t)
 	_, err := r.Run(t.Context(), request, func(context.Context, hooks.Process, map[string]json.RawMessage) error {
 		t.Error("a hook is on record that was not started")
 		return nil
@@ -109,7 +65,7 @@ func TestUnits_ThatCannotBeStartedAreAskedForAgain(t *testing.T) {
 
 func TestUnits_ThatAreNotOnRecordNeverBegin(t *testing.T) {
 	r := fixture(t, nil, map[string]string{"10-first": `touch DIR/ran`})
-	r.Manager = manager(t, "serves")
+	r.Manager = &systemdtest.New(t).Units
 	_, err := r.Run(t.Context(), request, func(context.Context, hooks.Process, map[string]json.RawMessage) error {
 		return errors.New("disk full")
 	})
@@ -118,5 +74,49 @@ func TestUnits_ThatAreNotOnRecordNeverBegin(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(r.Dir, "ran")); err == nil {
 		t.Error("it has begun")
+	}
+}
+
+// Processes that wait in the kernel outlive every kill: the hook may go on any time.
+func TestUnits_ThatCannotBeEndedStayWithWhoeverKeepsTheirRecord(t *testing.T) {
+	for _, onFailure := range []string{hooks.Fail, hooks.Warn} {
+		r := fixture(t, map[string]hooks.Setting{"10-first": {OnFailure: onFailure}}, map[string]string{
+			"10-first": `echo no route >&2; exit 1`, "20-second": `touch DIR/ran`,
+		})
+		m := systemdtest.New(t)
+		r.Manager = &m.Units
+		m.Clings(true)
+		var p hooks.Process
+		_, err := r.Run(t.Context(), request, func(_ context.Context, got hooks.Process, _ map[string]json.RawMessage) error {
+			p = got
+			return nil
+		})
+		if !errors.Is(err, hooks.ErrNotEnded) || fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), "no route") || !strings.Contains(err.Error(), p.Unit) {
+			t.Errorf("on_failure %s: %v", onFailure, err)
+		}
+		if _, err := os.Stat(filepath.Join(r.Dir, "ran")); err == nil {
+			t.Errorf("on_failure %s: the next hook has run beside it", onFailure)
+		}
+		if was, err := r.End(p); was || !errors.Is(err, hooks.ErrNotEnded) {
+			t.Errorf("End while it clings: %v, %v", was, err)
+		}
+		m.Clings(false)
+		if was, err := r.End(p); was || err != nil {
+			t.Errorf("End when it is gone: %v, %v", was, err)
+		}
+	}
+}
+
+// Before its gate a hook has done nothing, and the closed pipe ends it: there is no record to keep.
+func TestUnits_ThatNeverBeganAreNoMatter(t *testing.T) {
+	r := fixture(t, nil, map[string]string{"10-first": `touch DIR/ran`})
+	m := systemdtest.New(t)
+	r.Manager = &m.Units
+	m.Clings(true)
+	_, err := r.Run(t.Context(), request, func(context.Context, hooks.Process, map[string]json.RawMessage) error {
+		return errors.New("disk full")
+	})
+	if !errors.Is(err, fault.Internal) || errors.Is(err, hooks.ErrNotEnded) {
+		t.Errorf("a hook that is not on record: %v", err)
 	}
 }

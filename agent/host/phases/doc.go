@@ -9,11 +9,11 @@
 // Invariants:
 //
 //   - a hook is on record before it begins, and one that an agent left behind is ended
-//     before another runs;
+//     before another runs; one that cannot be ended is waited for;
 //   - what hooks answered is kept after a failure too: the phase that undoes this one
 //     is given it;
 //   - past the point of no return no hook fails the move, but one that asks for another
-//     try;
+//     try, or cannot be ended;
 //   - a phase without hooks leaves no record.
 //
 // Whoever runs a phase has the instance's turn.

@@ -57,10 +57,12 @@ type Request struct {
 //	record           found by the same verb            found by the phase after it
 //	none             all hooks run                     no answers
 //	a hook runs      it is ended, all hooks run again  it is ended; the answers so far
+//	one clings       it is ended; not before that      it is ended; not before that
+//	                 all hooks run again               the answers so far
 //	not done         all hooks run again               the answers so far
 //	done             nothing                           the answers
 type Record struct {
-	Running *hooks.Process             `json:"running,omitempty"` // hook begun and not known to be over
+	Running *hooks.Process             `json:"running,omitempty"` // hook begun and not known to be over: it runs, its agent died, or it clings (hooks.ErrNotEnded)
 	Answers map[string]json.RawMessage `json:"answers,omitempty"` // of all tries, by hook
 	Done    bool                       `json:"done,omitempty"`
 }
@@ -74,7 +76,9 @@ func MemoryOf(phase string) string { return "hooks_" + phase }
 // undoes or ends this one; that all is done. A phase without hooks leaves no record.
 //
 // Past the point of no return (hooks.Phase.Forward) only a hook that asks for another
-// try fails anything: fault.Unavailable. The caller has the instance's turn, and calls
+// try fails anything: fault.Unavailable. So does, in every phase, one that was killed and
+// may live on: it stays on record, and neither the phase nor what undoes it goes on beside
+// it; the move waits, and says for what. The caller has the instance's turn, and calls
 // Forget, or forgets the migration, when nothing of it will be asked for again.
 func (p *Phases) Run(ctx context.Context, ref migration.Ref, r Request) error {
 	about, known := hooks.PhaseOf(r.Phase)
@@ -108,7 +112,10 @@ func (p *Phases) Run(ctx context.Context, ref migration.Ref, r Request) error {
 		return p.o.Memory.Remember(ctx, ref, step, rec)
 	})
 	keep(got)
-	rec.Running, rec.Done = nil, err == nil
+	if !errors.Is(err, hooks.ErrNotEnded) {
+		rec.Running = nil
+	}
+	rec.Done = err == nil
 	if err != nil && about.Forward() && !errors.Is(err, fault.Unavailable) {
 		p.o.Logger.Error("a hook failed past the point of no return, and the guest's story goes on", "phase", r.Phase, "instance", ref.Instance, "migration", ref.Migration, "error", err)
 		err, rec.Done, begun = nil, true, true
@@ -187,12 +194,13 @@ func (p *Phases) ContextOf(ref migration.Ref) (claims.MigrationContext, bool) {
 	return claims.MigrationContext{}, false
 }
 
-// EndHook ends a hook that an agent left behind when it died; nil for none.
+// EndHook ends a hook that an agent left behind when it died, or that was killed and did not
+// end; nil for none. While it does not, hooks.ErrNotEnded and fault.Unavailable.
 func (p *Phases) EndHook(left *hooks.Process) error {
 	if left == nil {
 		return nil
 	}
-	was, err := hooks.End(*left)
+	was, err := p.o.Runner.End(*left)
 	if was {
 		p.o.Logger.Warn("ended a hook that an earlier agent had left running", "hook", left.Hook, "unit", left.Unit, "pid", left.PID)
 	}

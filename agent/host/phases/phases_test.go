@@ -21,6 +21,8 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/systemd"
+	"berth/systemd/systemdtest"
 )
 
 const (
@@ -35,6 +37,8 @@ type bed struct {
 	rt    *runtime.System
 	store *storetest.Memory
 	dir   string
+	// manager is nil for an agent that starts its hooks itself.
+	manager *systemd.Units
 }
 
 func newBed(t *testing.T) *bed {
@@ -53,7 +57,7 @@ func (p *bed) boot() {
 		p.t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	runner := &hooks.Runner{Dir: filepath.Join(p.dir, "hooks"), Runtime: p.rt, Logger: log}
+	runner := &hooks.Runner{Dir: filepath.Join(p.dir, "hooks"), Manager: p.manager, Runtime: p.rt, Logger: log}
 	p.Phases = New(Options{Tracker: tracker, Memory: memory.New(tracker, p.rt), Runner: runner, Runtime: p.rt, Logger: log})
 }
 
@@ -223,6 +227,46 @@ func TestPhase_AHookOfADeadAgentIsEndedByTheNextRun(t *testing.T) {
 			}
 			if next == hooks.RollbackPrepResize && !strings.Contains(p.read("input"), `"data":{"10-net":{"port":7}}`) {
 				t.Errorf("the undo was not given what the first hook had answered: %s", p.read("input"))
+			}
+		})
+	}
+}
+
+// A hook that was killed and does not end is waited for, by the verb and by its undo, by this agent
+// and by the next; nothing runs beside it.
+func TestPhase_AHookThatClingsIsKeptOnRecord(t *testing.T) {
+	for _, tt := range []struct{ phase, next string }{
+		{hooks.PrepResize, hooks.PrepResize}, {hooks.PrepResize, hooks.RollbackPrepResize}, {hooks.FinishResize, hooks.FinishResize},
+	} {
+		t.Run(tt.phase+" and "+tt.next, func(t *testing.T) {
+			p := newBed(t)
+			m := systemdtest.New(t)
+			p.manager = &m.Units
+			p.boot()
+			p.hook(tt.phase, "10-a", `[ -e DIR/log ] && exit 0; echo ran >>DIR/log; exit 1`)
+			p.hook(hooks.RollbackPrepResize, "10-a", `echo undone >>DIR/log`)
+			m.Clings(true)
+			ref := migration.Ref{Migration: phaseMigration, Instance: phaseInstance, Attempt: 1}
+			for range 2 {
+				if err := p.run(1, tt.phase); !errors.Is(err, hooks.ErrNotEnded) || fault.KindOf(err) != fault.Unavailable {
+					t.Errorf("the hook clings: %v", err)
+				}
+				p.store = p.store.Crash()
+				p.boot()
+				rec, found, err := memory.Recall[Record](p.o.Memory, ref, MemoryOf(tt.phase))
+				if err != nil || !found || rec.Done || rec.Running == nil || rec.Running.Unit == "" {
+					t.Fatalf("on record: %+v, %v, %v", rec, found, err)
+				}
+			}
+			if err := p.run(1, tt.next); !errors.Is(err, hooks.ErrNotEnded) {
+				t.Errorf("what follows: %v", err)
+			}
+			if got := p.read("log"); got != "ran\n" {
+				t.Errorf("beside it ran: %q", got)
+			}
+			m.Clings(false)
+			if err := p.run(1, tt.next); err != nil {
+				t.Errorf("when it is gone: %v", err)
 			}
 		})
 	}
