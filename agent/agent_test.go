@@ -125,7 +125,7 @@ func start(t *testing.T, o Options) (*api.Client, func() error) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		select {
 		case err := <-ended:
 			stopped = true

@@ -191,7 +191,7 @@ func (p *pair) finish(from, uuid string) migration.Migration {
 
 func (p *pair) until(what string, ok func() bool) {
 	p.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			p.Fatalf("it does not come to this: %s", what)
 		}

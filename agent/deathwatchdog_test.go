@@ -61,7 +61,7 @@ func TestAgent_FencesItselfFromItsStartToItsStop(t *testing.T) {
 		h, err := records.Host(t.Context(), "host-t")
 		return err == nil && h.SelfFence
 	}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && !(fences() && dog.Count("feed") > 0); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && !(fences() && dog.Count("feed") > 0); time.Sleep(20 * time.Millisecond) {
 	}
 	alive, err := records.Alive(t.Context())
 	if err != nil || alive["host-t"] == "" || !fences() || dog.Count("feed") == 0 {

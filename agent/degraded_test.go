@@ -132,7 +132,7 @@ func TestAgent_StartsDegradedRatherThanNotAtAll(t *testing.T) {
 				return api.Condition{}
 			}
 			got := condition()
-			for end := time.Now().Add(10 * time.Second); row.part == "placement" && got.Health == api.HealthOK && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(patience); row.part == "placement" && got.Health == api.HealthOK && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				got = condition()
 			}
 			if row.part != "" && (got.Health != api.HealthDegraded || len(got.Reasons) == 0 || got.Reasons[0].Change == "" || !strings.Contains(got.Detail, row.says)) {

@@ -45,7 +45,7 @@ func TestDrain_EmptiesAHostAndLeavesItDisabled(t *testing.T) {
 
 	d, err := a.BeginDrain(t.Context(), api.DrainRequest{})
 	f.must(err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	f.must(a.WatchDrain(ctx, "host-a", time.Second, func(seen api.Drain) error { d = seen; return nil }))
 	for _, g := range d.Guests {

@@ -18,7 +18,7 @@ import (
 // answered is what a handler or a socket says to a probe.
 func answered(t *testing.T, socket, path string) (int, string) {
 	t.Helper()
-	c := &http.Client{Timeout: meteringPatience, Transport: &http.Transport{
+	c := &http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)

@@ -124,7 +124,7 @@ func (f *planFleet) bytes() []string {
 		return out
 	}
 	before := read()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
 		time.Sleep(300 * time.Millisecond) // what an agent does after its start has an end, which nothing tells
 		now := read()
 		if cmp.Equal(before, now) {

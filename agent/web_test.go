@@ -28,7 +28,7 @@ func pageOf(t *testing.T, network, address string) (status int, text string) {
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, address)
 	}}
-	resp, err := (&http.Client{Transport: tr, Timeout: meteringPatience}).Get("http://localhost/")
+	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://localhost/")
 	if err != nil {
 		return 0, ""
 	}
@@ -218,7 +218,7 @@ func TestPage_GoesToOthersOverTLSAlone(t *testing.T) {
 			}
 			use.Certificates = []tls.Certificate{pair}
 		}
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: use}, Timeout: meteringPatience}).Get("https://" + address + "/")
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: use}, Timeout: patience}).Get("https://" + address + "/")
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

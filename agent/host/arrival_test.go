@@ -19,7 +19,7 @@ const toolsMigration = "33333333-3333-4333-8333-333333333333"
 // until waits for f.
 func (l *lab) until(what string, f func() bool) {
 	l.t.Helper()
-	ctx, cancel := l.rt.WithTimeout(l.t.Context(), 10*time.Second)
+	ctx, cancel := l.rt.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	for !f() {
 		if l.rt.Sleep(ctx, time.Millisecond) != nil {

@@ -372,7 +372,7 @@ func TestEvacuation_AGuestThatCannotStartIsHere(t *testing.T) {
 // looks has b look after what comes until done says that it is over.
 func (e *evacuation) looks(done func() bool) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(e.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
 	defer cancel()
 	over := make(chan error, 1)
 	go func() { over <- e.b.FollowSides(ctx) }()

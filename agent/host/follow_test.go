@@ -72,7 +72,7 @@ func (l *lab) holds(on, uuid string) string {
 func (l *lab) soon(on, uuid, want string) {
 	l.t.Helper()
 	got := ""
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if got = l.holds(on, uuid); got == want {
 			return
 		}
@@ -384,7 +384,7 @@ func TestFollow_WhatIsSlowHoldsNobodyUp(t *testing.T) {
 	})
 	stop := l.followed("a")
 	<-asked
-	ctx, cancel := l.rt.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := l.rt.WithTimeout(t.Context(), patience)
 	defer cancel()
 	l.must("stop a guest that is being looked at", a.Stop(ctx, "slow", host.StopOptions{Force: true}))
 	a.fake.ChangeGuest(w.UUID, swap(">1</vcpu>", ">2</vcpu>"))

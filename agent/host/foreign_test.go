@@ -209,10 +209,10 @@ func TestForeign_AllocationIsWrittenWhenPlacementIsBack(t *testing.T) {
 	following, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- b.FollowArrivals(following) }()
-	patience, cancel := l.rt.WithTimeout(ctx, 10*time.Second)
+	patient, cancel := l.rt.WithTimeout(ctx, patience)
 	defer cancel()
 	for l.placement.all()[g.UUID].Allocations["rp-b"] == nil {
-		if l.rt.Sleep(patience, time.Millisecond) != nil {
+		if l.rt.Sleep(patient, time.Millisecond) != nil {
 			t.Fatal("the allocation is not b's")
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -143,6 +144,16 @@ func TestStream_EndsTogetherWithWhatTheHypervisorSaid(t *testing.T) {
 	}
 }
 
+// jobs is how many jobs to b have begun.
+func (l *lab) jobs() (n int) {
+	for _, e := range l.fleet.History() {
+		if strings.Contains(e.What, "migration to b begins") {
+			n++
+		}
+	}
+	return n
+}
+
 func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	l := newLab(t, "a", "b")
 	v := l.guest("a", "vm1")
@@ -156,16 +167,8 @@ func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	}
 	l.must("tune", m.a.TuneStream(t.Context(), m.ref, migration.Tuning{Bandwidth: 1 << 30, MaxDowntime: time.Second}))
 	l.must("adopt", m.start())
-	jobs := func() (n int) {
-		for _, e := range l.fleet.History() {
-			if strings.Contains(e.What, "migration to b begins") {
-				n++
-			}
-		}
-		return n
-	}
-	waitFor(t, "the job", func() bool { return jobs() > 0 })
-	if n := jobs(); n != 1 {
+	waitFor(t, "the job", func() bool { return l.jobs() > 0 })
+	if n := l.jobs(); n != 1 {
 		t.Errorf("%d jobs, want 1", n)
 	}
 	l.fleet.HealData("a", "b")
@@ -192,18 +195,17 @@ func TestStream_BegunLateIsAdoptedToo(t *testing.T) {
 	m.a.Close()
 	l.must("forget the outcome", m.a.tracker.Unremember(t.Context(), claims.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: m.ref.Attempt, Step: "stream_result"}))
 	m.a = l.restart("a")
-	looks := 0
+	var looks atomic.Int32
 	m.a.fake.Fault(func(call, _ string) error {
-		if call != "Job" {
-			return nil
-		}
-		if looks++; looks == 2 {
-			go func() {
+		if call == "Job" && looks.Add(1) == 2 {
+			l.rt.Go("late", func() {
 				_ = m.a.fake.Migrate(context.WithoutCancel(t.Context()), v.UUID, driver.Migration{
 					DestinationURI: m.prepared.LibvirtURI, DestinationXML: m.prepared.DestinationXML, PersistentXML: m.prepared.PersistentXML, Paused: true,
 				})
-			}()
-			time.Sleep(50 * time.Millisecond)
+			})
+			for end := time.Now().Add(patience); l.jobs() == 0 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
 		}
 		return nil
 	})

@@ -18,10 +18,10 @@ func (l *lab) follows(on, what string, f func() bool) {
 	ctx, stop := context.WithCancel(l.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- l.hosts[on].Follow(ctx) }()
-	patience, cancel := l.rt.WithTimeout(ctx, 10*time.Second)
+	patient, cancel := l.rt.WithTimeout(ctx, patience)
 	defer cancel()
 	for !f() {
-		if l.rt.Sleep(patience, time.Millisecond) != nil {
+		if l.rt.Sleep(patient, time.Millisecond) != nil {
 			l.t.Errorf("%s: never", what)
 			break
 		}
