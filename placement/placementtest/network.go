@@ -100,7 +100,8 @@ func BadNetwork(t Reporter, s Server, pick func(n int) int) (doubts int) {
 		}
 		return fates[pick(len(fates))]
 	}
-	c, err := pc.New(pc.Config{URL: s.URL, Token: "admin", TokenSource: s.Tokens, Transport: network, Retries: 2, Runtime: &hurried{}})
+	c, err := pc.New(pc.Config{URL: s.URL, Token: "admin", TokenSource: s.Tokens, Transport: network, Retries: 2, Runtime: &hurried{},
+		Timeout: patience, AttemptTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

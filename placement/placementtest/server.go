@@ -26,11 +26,14 @@ type Server struct {
 	Transport http.RoundTripper
 }
 
+// patience is for a service on a loaded machine, which is slow, not gone.
+const patience = 2 * time.Minute
+
 // Client is one of this server that speaks up to v, and ends with the test.
 func (s Server) Client(t *testing.T, v placementclient.Microversion) *placementclient.Client {
 	t.Helper()
 	c, err := placementclient.New(placementclient.Config{URL: s.URL, Token: "admin", TokenSource: s.Tokens, Transport: s.Transport,
-		MaxVersion: v, Retries: 8, RetryWait: 20 * time.Millisecond})
+		MaxVersion: v, Retries: 8, RetryWait: 20 * time.Millisecond, Timeout: patience, AttemptTimeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
