@@ -62,10 +62,10 @@ func (p *process) stop(s syscall.Signal) error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(30 * time.Second):
+	case <-time.After(startLimit):
 		_ = p.cmd.Process.Kill()
 		<-p.done
-		return fmt.Errorf("%s did not end within 30 s of %s", p.name, s)
+		return fmt.Errorf("%s did not end within %v of %s", p.name, startLimit, s)
 	}
 }
 

@@ -55,7 +55,7 @@ func TestStart_NothingOutlivesAKilledTest(t *testing.T) {
 	}
 	must(t, cmd.Process.Signal(syscall.SIGKILL))
 	_ = cmd.Wait() // which tells that it was killed
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(startLimit); ; time.Sleep(5 * time.Millisecond) {
 		if err := syscall.Kill(pid, 0); err == syscall.ESRCH {
 			return // the first of a namespace ends after all the others
 		}
