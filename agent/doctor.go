@@ -27,6 +27,7 @@ type doctor struct {
 	told     func() []api.Condition   // what the lease and the watchdog say of themselves
 	host     func(ctx context.Context) []api.Check
 	estimate func(ctx context.Context) (took time.Duration, guests int, err error)
+	looks    looks
 
 	// mu guards since; nothing is called under it.
 	mu    sync.Mutex
@@ -50,6 +51,7 @@ func newDoctor(a *Agent) *doctor {
 		a: a, since: map[string]seenAs{},
 		hooks: func() ([]string, error) { return a.deaths.fenceHooks() },
 		told:  func() []api.Condition { return a.vigil.conditions() },
+		looks: looks{rt: a.rt, patience: doctorPatience},
 	}
 	d.host = d.machine
 	d.records = func() (doctorRecords, error) {
@@ -97,8 +99,11 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 		}
 	}
 	store = d.store(store, err, len(hosts), self)
+	look, conf := d.bounded(ctx), d.a.config()
 	out.Checks = append(d.host(ctx),
-		store, d.heard(d.lease(ctx, records, store)), d.heard(d.watchdog(self, store)), d.fenceHook(), d.inhibitor(ctx),
+		store, d.heard(d.lease(ctx, records, store)),
+		d.heard(look("watchdog", conf.Fleet.SelfFence, func() api.Check { return d.watchdog(self, store) })),
+		look("fence hook", conf.Agent.HooksDir, d.fenceHook), d.inhibitor(ctx),
 	)
 	now := d.a.rt.Now()
 	d.mu.Lock()

@@ -25,7 +25,22 @@ import (
 // machine looks at the machine and at whom it talks to.
 func (d *doctor) machine(ctx context.Context) []api.Check {
 	a := d.a
-	p := patient{conf: a.config(), observing: a.observing(), root: a.config().Host.Root, synced: func() (bool, error) { return kernelClock(ctx) }, space: filesystem, now: a.rt.Now()}
+	look := d.bounded(ctx)
+	p := patient{
+		conf: a.config(), observing: a.observing(), root: a.config().Host.Root, now: a.rt.Now(),
+		synced: func() (kept bool, err error) {
+			err = d.ask(ctx, func(ctx context.Context) (err error) {
+				kept, err = kernelClock(ctx)
+				return err
+			})
+			return kept, err
+		},
+		manager:  func() error { return d.ask(ctx, func(ctx context.Context) error { return systemd.OnBus(ctx, "") }) },
+		needsBus: systemd.Manager() != nil || a.config().Drain.OnShutdown,
+		space: func(path string) (room, error) {
+			return lookAt(ctx, &d.looks, "space of "+path, func() (room, error) { return filesystem(path) })
+		},
+	}
 	p.host, _, _ = a.hardware.view()
 	p.cells, p.loose = a.cellViews()
 	p.libvirt = a.driver.Health()
@@ -35,8 +50,11 @@ func (d *doctor) machine(ctx context.Context) []api.Check {
 			return err
 		})
 	}
-	p.guard.state, p.guard.change = a.guardian.state(p.conf.Guard.Hook)
-	out := append(p.machineChecks(), d.placement(ctx), d.certificate())
+	p.guard = func() (g guardState) {
+		g.state, g.change = a.guardian.state(p.conf.Guard.Hook)
+		return g
+	}
+	out := append(p.machineChecks(look), d.placement(ctx), look("certificate", filepath.Dir(p.conf.PKI.Cert), d.certificate))
 	return append(out, d.peers(ctx)...)
 }
 

@@ -2,11 +2,13 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"berth/agent/api"
@@ -29,10 +31,12 @@ type patient struct {
 	node    driver.Node
 	libvirt error // why node is not known; nil where it is
 
-	guard  guardState
-	synced func() (bool, error) // whether somebody keeps the clock right
-	space  func(path string) (room, error)
-	now    time.Time
+	guard    func() guardState               // looks at the hook
+	synced   func() (bool, error)            // whether somebody keeps the clock right
+	manager  func() error                    // whether the service manager answers on the system's bus
+	needsBus bool                            // the agent's hooks, or its lock of logind's, need it
+	space    func(path string) (room, error) // errNoAnswer where the filesystem is silent
+	now      time.Time
 }
 
 // room is what a filesystem has.
@@ -42,10 +46,12 @@ type room struct {
 	counted     bool   // it does
 }
 
-// machineChecks are those of the machine and its hypervisor, the hypervisor's first.
-func (p patient) machineChecks() []api.Check {
+// machineChecks are those of the machine and its hypervisor, the hypervisor's first. Those that
+// look at files are made by look; disks bounds each of its own.
+func (p patient) machineChecks(look bounded) []api.Check {
 	return []api.Check{
-		p.kernel(), p.hypervisor(), p.hook(), p.confinement(), p.hugePages(), p.devices(), p.userfaultfd(), p.clock(), p.disks(),
+		look("kernel", "/proc", p.kernel), p.hypervisor(), look("guard hook", p.conf.Guard.Hook, p.hook), look("confinement", "/etc/apparmor.d", p.confinement),
+		look("huge pages", "/sys", p.hugePages), p.devices(), look("userfaultfd", "/proc", p.userfaultfd), p.clock(), p.bus(), p.disks(),
 	}
 }
 
@@ -134,6 +140,7 @@ func (p patient) hook() api.Check {
 	const name = "guard hook"
 	hook := p.conf.Guard.Hook
 	info, err := os.Stat(hook)
+	guard := p.guard()
 	switch {
 	case p.observing:
 		return unset(name, "mode observe lets every guest start", `set [agent] mode = "manage" when you are ready`)
@@ -141,11 +148,11 @@ func (p patient) hook() api.Check {
 		return unset(name, hook+" is not installed: virsh starts guests and brings them here unasked",
 			"install packaging/hooks there (the package does), and restart libvirtd (guests go on)")
 	case err != nil || info.Mode()&0o111 == 0:
-		return wrong(name, p.guard.state, p.guard.change)
-	case p.guard.change != "":
-		return unset(name, p.guard.state, p.guard.change)
+		return wrong(name, guard.state, guard.change)
+	case guard.change != "":
+		return unset(name, guard.state, guard.change)
 	}
-	return right(name, p.guard.state)
+	return right(name, guard.state)
 }
 
 // confinement is whether QEMU may use the sockets of a migration where the kernel confines it.
@@ -317,6 +324,22 @@ func (p patient) clock() api.Check {
 	return right(name, "kept, as the kernel says")
 }
 
+// bus is whether the service manager can be asked for units of their own, in which hooks run, and
+// logind for a lock: both by the system's bus (systemd-run with its program's output does not use
+// the manager's own socket).
+func (p patient) bus() api.Check {
+	const name = "system bus"
+	const remedy = "install and start one (dbus, or dbus-broker; systemctl start dbus.socket), and see busctl status org.freedesktop.systemd1"
+	err := p.manager()
+	switch {
+	case err == nil:
+		return right(name, "systemd answers on it")
+	case p.needsBus:
+		return wrong(name, err.Error()+": hooks cannot be started, nor a shutdown held up", remedy)
+	}
+	return unset(name, err.Error()+": this agent was not started by systemd, and asks it for nothing", remedy)
+}
+
 // leastState is what the state directory needs to go on for a while; leastShare is the part of
 // a filesystem with guests' disks that ought to be free. Both arbitrary.
 const (
@@ -330,15 +353,25 @@ func (p patient) disks() api.Check {
 	var bad, good, do []string
 	paths := map[room][]string{} // of filesystems that are well: two folders may be on one
 	var order []room
-	for _, at := range []struct {
+	places := []struct {
 		path, what string
 		guests     bool
+		room       room
+		err        error
 	}{
-		{p.conf.Agent.StateDir, "state", false}, {p.conf.Agent.RuntimeDir, "runtime", false}, {p.conf.Host.DiskPath, "guests' disks", true},
-	} {
-		r, err := p.space(at.path)
+		{path: p.conf.Agent.StateDir, what: "state"}, {path: p.conf.Agent.RuntimeDir, what: "runtime"}, {path: p.conf.Host.DiskPath, what: "guests' disks", guests: true},
+	}
+	var all sync.WaitGroup // what does not answer is waited for once
+	for i := range places {
+		all.Go(func() { places[i].room, places[i].err = p.space(places[i].path) })
+	}
+	all.Wait()
+	for _, at := range places {
+		r, err := at.room, at.err
 		words := fmt.Sprintf("%s (%s): %s of %s free", at.path, at.what, bytesWords(r.free), bytesWords(r.total))
 		switch {
+		case errors.Is(err, errNoAnswer):
+			bad, do = append(bad, at.path+" ("+at.what+"): "+err.Error()), append(do, silentRemedy(at.path))
 		case err != nil:
 			bad, do = append(bad, at.path+": "+err.Error()), append(do, "make "+at.path+", or correct the configuration")
 		case r.counted && r.files < 1000:

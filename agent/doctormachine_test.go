@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,8 +35,8 @@ func healthy(t *testing.T) patient {
 			Devices: []api.HostDevice{{Address: card}},
 		}},
 		node:   driver.Node{Hypervisor: "QEMU", LibraryVersion: 9_000_000, HypervisorVersion: 7_002_000, Capabilities: &topology.Capabilities{VirtType: "kvm", VFIO: true}},
-		guard:  guardState{state: "active, last called 3s ago"},
-		synced: func() (bool, error) { return true, nil },
+		guard:  func() guardState { return guardState{state: "active, last called 3s ago"} },
+		synced: func() (bool, error) { return true, nil }, manager: func() error { return nil }, needsBus: true,
 		space: func(string) (room, error) {
 			return room{total: 100 << 30, free: 50 << 30, files: 1 << 20, counted: true}, nil
 		},
@@ -67,6 +68,9 @@ func (p patient) remove(t *testing.T, name string) {
 	}
 }
 
+// direct makes a check where it is asked for.
+func direct(_, _ string, check func() api.Check) api.Check { return check() }
+
 // TestPatient_SaysOfEachIllWhatToDo makes one thing ill at a time: that check alone changes,
 // says what it found, and has a remedy.
 func TestPatient_SaysOfEachIllWhatToDo(t *testing.T) {
@@ -87,12 +91,14 @@ func TestPatient_SaysOfEachIllWhatToDo(t *testing.T) {
 		{"no capabilities", "libvirt", api.CheckWrong, func(t *testing.T, p *patient) { p.node.CapabilitiesError = spoilt }, spoilt, "domcapabilities"},
 		{"no hook", "guard hook", api.CheckUnset, func(t *testing.T, p *patient) { p.remove(t, "hook") }, "not installed", "restart libvirtd"},
 		{"hook cannot run", "guard hook", api.CheckWrong, func(t *testing.T, p *patient) {
-			p.guard = guardState{"not executable", "chmod 755 it"}
+			p.guard = func() guardState { return guardState{"not executable", "chmod 755 it"} }
 			if err := os.Chmod(p.path("hook"), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, "not executable", "chmod"},
-		{"libvirt never called it", "guard hook", api.CheckUnset, func(t *testing.T, p *patient) { p.guard = guardState{"not called", "restart libvirtd"} }, "not called", "restart"},
+		{"libvirt never called it", "guard hook", api.CheckUnset, func(t *testing.T, p *patient) {
+			p.guard = func() guardState { return guardState{"not called", "restart libvirtd"} }
+		}, "not called", "restart"},
 		{"only observing", "guard hook", api.CheckUnset, func(t *testing.T, p *patient) { p.observing = true }, "observe", "manage"},
 		{"AppArmor forbids", "confinement", api.CheckWrong, func(t *testing.T, p *patient) {
 			p.put(t, "sys/module/apparmor/parameters/enabled", "Y\n")
@@ -129,20 +135,27 @@ func TestPatient_SaysOfEachIllWhatToDo(t *testing.T) {
 				return room{total: 100 << 30, free: 50 << 30, files: 3, counted: true}, nil
 			}
 		}, "only 3 files", "remove files"},
+		{"no bus", "system bus", api.CheckWrong, func(t *testing.T, p *patient) { p.manager = func() error { return errors.New(spoilt) } }, spoilt, "dbus.socket"},
+		{"no bus, and nobody asks it", "system bus", api.CheckUnset, func(t *testing.T, p *patient) {
+			p.manager, p.needsBus = func() error { return errors.New(spoilt) }, false
+		}, spoilt, "dbus.socket"},
+		{"a silent disk", "disk space", api.CheckWrong, func(t *testing.T, p *patient) {
+			p.space = func(string) (room, error) { return room{}, fmt.Errorf("%w within 5s", errNoAnswer) }
+		}, "does not answer within 5s", "/proc/mounts"},
 		{"no folder", "disk space", api.CheckWrong, func(t *testing.T, p *patient) {
 			p.space = func(string) (room, error) { return room{}, errors.New(spoilt) }
 		}, spoilt, "make "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := healthy(t)
-			for _, c := range p.machineChecks() {
+			for _, c := range p.machineChecks(direct) {
 				if c.Outcome != api.CheckOK || c.Detail == "" || c.Remedy != "" {
 					t.Fatalf("before: %+v", c)
 				}
 			}
 			tt.ill(t, &p)
 			found := false
-			for _, c := range p.machineChecks() {
+			for _, c := range p.machineChecks(direct) {
 				if c.Name != tt.check {
 					if c.Outcome != api.CheckOK {
 						t.Errorf("changed too: %+v", c)
@@ -165,7 +178,7 @@ func TestPatient_WithoutHardwareSaysSo(t *testing.T) {
 	t.Parallel()
 	p := healthy(t)
 	p.host = nil
-	for _, c := range p.machineChecks() {
+	for _, c := range p.machineChecks(direct) {
 		if unknown := c.Name == "huge pages" || c.Name == "IOMMU"; unknown != (c.Outcome == api.CheckWrong) {
 			t.Errorf("%+v", c)
 		}

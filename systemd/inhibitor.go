@@ -51,15 +51,33 @@ func DialLogind(ctx context.Context, address string) (*Logind, error) {
 	return dialLogind(ctx, address, patience)
 }
 
-func dialLogind(ctx context.Context, address string, patient time.Duration) (*Logind, error) {
-	dial := dbus.ConnectSystemBus
-	if address != "" {
-		dial = func(o ...dbus.ConnOption) (*dbus.Conn, error) { return dbus.Connect(address, o...) }
+// OnBus is nil where the service manager answers on a bus, by its address; empty for the
+// system's. Blocks within ctx.
+func OnBus(ctx context.Context, address string) error {
+	conn, err := dialer(address)(dbus.WithContext(ctx))
+	if err != nil {
+		return fault.New(fault.Unavailable, "connect to the system's bus: %w", cmp.Or(context.Cause(ctx), err))
 	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx, "org.freedesktop.DBus.Peer.Ping", 0).Err; err != nil {
+		return fault.New(fault.Unavailable, "ask systemd by the system's bus: %w", err)
+	}
+	return nil
+}
+
+// dialer connects to a bus; empty for the system's.
+func dialer(address string) func(...dbus.ConnOption) (*dbus.Conn, error) {
+	if address == "" {
+		return dbus.ConnectSystemBus
+	}
+	return func(o ...dbus.ConnOption) (*dbus.Conn, error) { return dbus.Connect(address, o...) }
+}
+
+func dialLogind(ctx context.Context, address string, patient time.Duration) (*Logind, error) {
 	// The context ends the connection, too, not only the dialling: that has no other limit.
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(patient, func() { cancel(context.DeadlineExceeded) })
-	conn, err := dial(dbus.WithContext(ctx))
+	conn, err := dialer(address)(dbus.WithContext(ctx))
 	if !late.Stop() {
 		if err == nil {
 			_ = conn.Close() // it has ended, or is about to

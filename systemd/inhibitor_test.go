@@ -187,6 +187,37 @@ func TestLogind_NoBusAndNoLogindAreUnavailable(t *testing.T) {
 	}
 }
 
+func TestOnBus_SaysWhetherTheManagerAnswers(t *testing.T) {
+	if err := systemd.OnBus(t.Context(), "unix:path="+filepath.Join(t.TempDir(), "none")); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("without a bus: %v", err)
+	}
+	address := bus(t)
+	if err := systemd.OnBus(t.Context(), address); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("without a manager on it: %v", err)
+	}
+	conn, err := dbus.Connect(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if r, err := conn.RequestName("org.freedesktop.systemd1", dbus.NameFlagDoNotQueue); err != nil || r != dbus.RequestNameReplyPrimaryOwner {
+		t.Fatal(r, err)
+	}
+	if err := systemd.OnBus(t.Context(), address); err != nil {
+		t.Errorf("a manager that answers: %v", err)
+	}
+	silent, err := net.Listen("unix", filepath.Join(t.TempDir(), "bus"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := systemd.OnBus(short, "unix:path="+silent.Addr().String()); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a silent bus: %v", err)
+	}
+}
+
 // TestLogind_WhoDoesNotAnswerIsWaitedForSoLong has a bus that takes the connection and says
 // nothing, and a logind that gives no lock.
 func TestLogind_WhoDoesNotAnswerIsWaitedForSoLong(t *testing.T) {

@@ -17,8 +17,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use: "doctor", Short: "Does each thing work that this host needs; what to do about what does not", Args: cobra.NoArgs,
 		Long: `Look at each thing that has to work for guests to run and to move here: the kernel and
 KVM, libvirt and QEMU, the guard's hook, AppArmor or SELinux, huge pages, the IOMMU,
-userfaultfd (for post-copy), clocks, disk space, Placement, this host's certificate, and
-with each other host whether the two believe each other.
+userfaultfd (for post-copy), clocks, the system's bus, disk space, Placement, this host's
+certificate, and with each other host whether the two believe each other.
 
 Then on the day on which this host dies or is shut down: whether the store of the fleet's
 records answers, its lease, the watchdog that is armed by it, the fencing hook, and whether
