@@ -341,6 +341,9 @@ func (s migrationService) Get(ctx context.Context, ref string) (migration.Migrat
 		}
 	}
 	at, err := s.near(ctx, "show migration "+ref, ref)
+	if errors.Is(err, fault.NotFound) {
+		return s.past(ctx, ref, err)
+	}
 	if err != nil {
 		return migration.Migration{}, err
 	}

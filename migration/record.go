@@ -132,6 +132,10 @@ type Migration struct {
 	// Settled is an operator's word by which the move was decided; nil for none.
 	Settled *Settlement `json:"settled,omitempty"`
 
+	// Unasked are the hosts that did not answer when the last move of a guest was looked for,
+	// and may remember a later one; none in what is kept.
+	Unasked []string `json:"unasked_hosts,omitempty"`
+
 	// AbortRequested: somebody asked for an abort in time.
 	AbortRequested bool `json:"abort_requested,omitempty"`
 	// Error is why the migration was undone, or cannot go on; of a finished one why its

@@ -25,7 +25,7 @@ func (a *app) migrationCommand() *cobra.Command {
 		Long: `A move is conducted, and remembered, by the host that the guest leaves, or by the one
 that was asked for it with --share-nothing; a request about one that has its guest here
 is passed on to that host. The others list it only while they wait for a host that is
-silent.
+silent. Of moves that are over a host keeps the last thousand.
 
 The type is live-migration, migration (cold), resize, rebuild or evacuation, and the status Nova's
 word for it; docs/statuses.md has them all, and which may follow which.`,
@@ -35,10 +35,34 @@ word for it; docs/statuses.md has them all, and which may follow which.`,
 	return cmd
 }
 
+// mostOver is how many moves that are over are listed where not all are asked for: about a
+// screen.
+const mostOver = 30
+
+// newestOver leaves those of a list, newest first, that are not over and the newest of those
+// that are, and says how many others there were.
+func newestOver(list []migration.Migration, most int) (kept []migration.Migration, left int) {
+	over := 0
+	for _, m := range list {
+		if m.Done() {
+			if over++; over > most {
+				continue
+			}
+		}
+		kept = append(kept, m)
+	}
+	return kept, max(0, over-most)
+}
+
 func (a *app) migrationList() *cobra.Command {
-	return &cobra.Command{
+	var all bool
+	cmd := &cobra.Command{
 		Use: "list", Short: "List moves, newest first", Args: cobra.NoArgs,
-		Example: "  berth migration list\n  berth migration list -c host-b",
+		Long: fmt.Sprintf(`List the moves that a host conducts, and those that are over, newest first; of these the
+last %d, with --all or --json all that it remembers. A move is listed by the host that
+the guest left. For the last move of one guest, wherever that was:
+berth migration show INSTANCE.`, mostOver),
+		Example: "  berth migration list\n  berth migration list --all\n  berth migration list -c host-b",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
 				list, err := c.Migrations(ctx)
@@ -46,6 +70,15 @@ func (a *app) migrationList() *cobra.Command {
 					return err
 				}
 				return a.print(api.MigrationList{Migrations: list}, func(w io.Writer) {
+					if len(list) == 0 {
+						fmt.Fprintln(w, "this host conducts no move and remembers none; of guests that came here: berth migration show INSTANCE, or berth migration list -c HOST")
+						return
+					}
+					most := mostOver
+					if all {
+						most = len(list)
+					}
+					list, left := newestOver(list, most)
 					apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
 					columns := func(all ...any) []any {
 						if !apart {
@@ -62,10 +95,15 @@ func (a *app) migrationList() *cobra.Command {
 						row(w, columns(m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
 							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), remark)...)
 					}
+					if left > 0 {
+						fmt.Fprintf(w, "\n%s not listed: berth migration list --all\n", count(left, "older move"))
+					}
 				})
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "all that the host remembers")
+	return cmd
 }
 
 // typeOf is a move's type; records of older agents are of live migrations.
@@ -113,6 +151,11 @@ func abridge(s string, most int) string {
 func (a *app) migrationShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show MIGRATION|INSTANCE", Short: "Show one move, step by step, by its uuid or its guest's name", Args: cobra.ExactArgs(1),
+		Long: `Show one move, by its uuid or by its guest's name or uuid: what is done or was done, how
+it ended and why, and how long each phase and each step took. Of a guest that is on no
+move its last one is shown, which is looked for on all hosts that answer: who conducted a
+move remembers it.`,
+		Example: "  berth migration show web\n  berth migration show web --json | jq -r '.error.message'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
 				m, err := c.Migration(ctx, args[0])
@@ -164,6 +207,15 @@ func (a *app) printMigration(m migration.Migration) error {
 		}
 		row(w, "attempt", m.Attempt)
 		row(w, "started", ago(m.CreatedAt))
+		if m.Done() && !m.UpdatedAt.IsZero() {
+			row(w, "ended", ago(m.UpdatedAt)+", after "+rough(m.UpdatedAt.Sub(m.CreatedAt)))
+		}
+		if len(m.Unasked) > 0 {
+			row(w, "not asked", strings.Join(m.Unasked, ", ")+": not reached, and may remember a later move of this guest")
+		}
+		if words := phaseWords(m); words != "" {
+			row(w, "phases", words)
+		}
 		if m.By != "" {
 			by := m.By
 			if m.Queue != "" {
