@@ -18,12 +18,12 @@ import (
 
 // later is a runtime whose boot clock a test moves on.
 type later struct {
-	*runtime.System
+	*clock
 	by *time.Duration
 }
 
 func (l later) Boot() runtime.BootTime {
-	b := l.System.Boot()
+	b := l.clock.Boot()
 	b.Since += *l.by
 	return b
 }

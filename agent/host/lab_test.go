@@ -37,10 +37,23 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// clock is the machine's own, but that its boot clock goes with the other one: also in a
+// bubble of package synctest.
+type clock struct {
+	runtime.System
+	booted time.Time
+}
+
+func newClock() *clock { return &clock{booted: time.Now().Add(-time.Hour)} }
+
+func (c *clock) Boot() runtime.BootTime {
+	return runtime.BootTime{ID: c.System.Boot().ID, Since: time.Since(c.booted)}
+}
+
 // lab is two or more hosts over one fake fleet and one Placement.
 type lab struct {
 	t         testing.TB
-	rt        *runtime.System
+	rt        *clock
 	fleet     *drivertest.Fleet
 	placement *placement
 	hosts     map[string]*node
@@ -63,7 +76,7 @@ var small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
 
 func newLab(t testing.TB, names ...string) *lab {
 	t.Helper()
-	rt := new(runtime.System)
+	rt := newClock()
 	l := &lab{t: t, rt: rt, fleet: drivertest.NewFleet(rt), placement: newPlacement(), hosts: map[string]*node{}}
 	l.fleet.SetPace(drivertest.Pace{Tick: 2 * time.Millisecond})
 	for _, name := range names {

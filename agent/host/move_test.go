@@ -406,7 +406,7 @@ func TestHooks_UnderWayAreEndedByTheUndo(t *testing.T) {
 	waitFor(t, "the hook", func() bool { _, err := os.Stat(began); return err == nil })
 	begin := time.Now()
 	m.back()
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := time.Since(begin); took > patience {
 		t.Errorf("the undo waited %v for the hook", took)
 	}
 	if err := <-done; err == nil {

@@ -68,10 +68,10 @@ func TestPowerOff_AGuestIsAskedFirst(t *testing.T) {
 }
 
 // hourOn is the clock of a host an hour later in the same boot.
-type hourOn struct{ *runtime.System }
+type hourOn struct{ *clock }
 
 func (l hourOn) Boot() runtime.BootTime {
-	b := l.System.Boot()
+	b := l.clock.Boot()
 	b.Since += time.Hour
 	return b
 }

@@ -21,12 +21,12 @@ import (
 
 // rebooted is a machine in another boot than the one in which its guests were made.
 type rebooted struct {
-	*runtime.System
+	*clock
 	boot string
 }
 
 func (r rebooted) Boot() runtime.BootTime {
-	b := r.System.Boot()
+	b := r.clock.Boot()
 	b.ID = r.boot
 	return b
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -139,19 +140,21 @@ func TestSides_TheDestinationFinishesAloneWithTheToken(t *testing.T) {
 
 // A guest that is here waits less long for a conductor that has fallen silent than a copy.
 func TestSides_AConductorThatFallsSilentIsNotWaitedForLong(t *testing.T) {
-	s := newSides(t)
-	s.silence = 2 * time.Second
-	s.restart("b")
-	s.left()
-	c, err := s.a.Commit(t.Context(), s.ref)
-	s.must("commit", err)
-	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
-	began := time.Now()
-	s.silent.Store(true)
-	s.follow("the guest", s.bound)
-	if took := time.Since(began); took < s.silence/10 || took > s.silence {
-		t.Errorf("finished alone after %s of silence", took)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSides(t)
+		s.silence = 2 * time.Second
+		s.restart("b")
+		s.left()
+		c, err := s.a.Commit(t.Context(), s.ref)
+		s.must("commit", err)
+		s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+		began := time.Now()
+		s.silent.Store(true)
+		s.follow("the guest", s.bound)
+		if took := time.Since(began); took < s.silence/10 || took > s.silence {
+			t.Errorf("finished alone after %s of silence", took)
+		}
+	})
 }
 
 func TestSides_TheSourceHandsItsCommitOver(t *testing.T) {

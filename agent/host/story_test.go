@@ -12,7 +12,6 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
-	"berth/internal/runtime"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
@@ -84,7 +83,7 @@ func (b breakable) CleanUpSource(ctx context.Context, ref migration.Ref) error {
 
 // hasty is a runtime that sleeps a twentieth: a conductor's pauses between tries
 // are long, and not what is looked at here.
-type hasty struct{ *runtime.System }
+type hasty struct{ *clock }
 
 func (h hasty) Sleep(ctx context.Context, d time.Duration) error { return h.System.Sleep(ctx, d/20) }
 
