@@ -48,6 +48,8 @@ func (r *release) contents(ctx context.Context, parts []part, sbom []byte) ([]it
 		{to: "/etc/berth/provider_config", kind: "dir"},
 		{to: "/etc/berth/pki", kind: "dir", mode: 0o700},
 
+		{to: "/etc/logrotate.d/berth", from: "packaging/logrotate/berth", kind: config},
+
 		{to: share + "libvirt-hook", from: "packaging/hooks/qemu.d/50-berth", mode: 0o755},
 		{to: "/etc/libvirt/hooks/qemu.d", kind: "dir", only: "deb"},
 		{to: "/etc/apparmor.d/abstractions/berth-stream", from: "packaging/apparmor/berth-stream", kind: config, only: "deb"},

@@ -75,14 +75,15 @@ func (r *release) pack(ctx context.Context, packer string, items []item) (string
 	case "deb":
 		path = fmt.Sprintf("berth_%s_%s.deb", r.version, r.arch)
 		c.Section, c.Priority = "admin", "optional"
-		// systemd brings sysusers and tmpfiles; libvirt may come later, or from elsewhere.
-		c.Depends = []string{"systemd (>= 249)"}
+		// systemd brings sysusers and tmpfiles, and by the system's bus, which it only recommends, the
+		// units of hooks and logind's lock; libvirt may come later, or from elsewhere.
+		c.Depends = []string{"systemd (>= 249)", "default-dbus-system-bus | dbus-system-bus"}
 		c.Recommends = []string{"libvirt-daemon-system", "libvirt-clients", "qemu-utils"}
 		c.Deb = map[string]any{"compression": "gzip"}
 	case "rpm":
 		machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[r.arch]
 		path = fmt.Sprintf("berth-%s-1.%s.rpm", r.version, machine)
-		c.Depends = []string{"systemd >= 249", "/bin/sh"}
+		c.Depends = []string{"systemd >= 249", "dbus", "/bin/sh"}
 		c.Recommends = []string{"libvirt-daemon", "libvirt-client", "qemu-img"}
 		first, _, _ := strings.Cut(description, "\n")
 		// The host's name would be another on each machine that builds.

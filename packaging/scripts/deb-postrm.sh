@@ -41,8 +41,8 @@ purge)
 		deb-systemd-helper unmask "$unit" >/dev/null || :
 	done
 	forget_guests
-	# Ledger, journal, keys and the database of an embedded Placement; guests' disks are
-	# nowhere here. Group and user stay: their numbers must not become others'.
-	rm -rf /var/lib/berth /var/lib/berth-placement /run/berth /run/berth-placement /etc/berth
+	# Ledger, journal, keys, the audit log and the database of an embedded Placement; guests'
+	# disks are nowhere here. Group and user stay: their numbers must not become others'.
+	rm -rf /var/lib/berth /var/lib/berth-placement /var/log/berth /run/berth /run/berth-placement /etc/berth
 	;;
 esac

@@ -192,7 +192,9 @@ func TestDeb_ComesAndGoesUnderARunningGuest(t *testing.T) {
 	s.run(`grep -qx 'log_level = "debug"' /etc/berth/berth.toml`)
 
 	t.Log("purged: nothing of it is left, in guests' metadata either; the guests have noticed nothing")
+	s.run("mkdir -p /var/log/berth && touch /var/log/berth/audit.log")
 	s.run("dpkg -P berth")
+	s.wantNone("/var/log/berth", "/etc/logrotate.d/berth")
 	if after := s.traces(); !slices.Equal(after, before) {
 		t.Errorf("what is left:\n  %s\nand what was there before:\n  %s", strings.Join(after, "\n  "), strings.Join(before, "\n  "))
 	}
@@ -217,7 +219,7 @@ func TestDeb_HoldsWhatItSays(t *testing.T) {
 	packages(t)
 	out := command(t, "dpkg-deb", "--info", older.deb()) + "\n" + command(t, "dpkg-deb", "--contents", older.deb())
 	for _, want := range []string{
-		"Package: berth", "Version: " + older.version, "Architecture: amd64", "Depends: systemd (>= 249)",
+		"Package: berth", "Version: " + older.version, "Architecture: amd64", "Depends: systemd (>= 249), default-dbus-system-bus | dbus-system-bus",
 		"-rwxr-xr-x root/root", "./usr/bin/berth", "drwx------ root/root", "./etc/berth/pki/", "./etc/berth/berth.toml",
 		"./usr/lib/systemd/system/berth.socket", "./usr/lib/systemd/system/berth-stream@.service", "./usr/lib/tmpfiles.d/berth.conf", "./usr/lib/sysusers.d/berth.conf",
 		"./usr/share/man/man1/berth-migrate.1.gz", "./usr/share/man/man5/berth.toml.5.gz", "./usr/share/zsh/vendor-completions/_berth", "./usr/share/fish/vendor_completions.d/berth.fish",
@@ -227,7 +229,7 @@ func TestDeb_HoldsWhatItSays(t *testing.T) {
 			t.Errorf("the deb does not show %q", want)
 		}
 	}
-	if got := command(t, "dpkg-deb", "-I", older.deb(), "conffiles"); got != "/etc/apparmor.d/abstractions/berth-stream\n/etc/berth/berth.toml" {
+	if got := command(t, "dpkg-deb", "-I", older.deb(), "conffiles"); got != "/etc/apparmor.d/abstractions/berth-stream\n/etc/berth/berth.toml\n/etc/logrotate.d/berth" {
 		t.Errorf("files of configuration are %q", got)
 	}
 }

@@ -37,7 +37,7 @@ func TestRPM_HoldsWhatItSays(t *testing.T) {
 			t.Errorf("the rpm claims %s, which is not its own", path)
 		}
 	}
-	if got := command(t, "rpm", "-qpc", older.rpm()); got != "/etc/berth/berth.toml" {
+	if got := command(t, "rpm", "-qpc", older.rpm()); got != "/etc/berth/berth.toml\n/etc/logrotate.d/berth" {
 		t.Errorf("files of configuration are %q", got)
 	}
 	info := command(t, "rpm", "-qp", "--qf", "%{NAME} %{VERSION} %{RELEASE} %{ARCH} %{LICENSE} %{BUILDHOST}", older.rpm())
