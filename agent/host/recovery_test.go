@@ -398,9 +398,11 @@ func TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack(t *testing.T) {
 	s := newSite(t)
 	v := s.guest("a", "vm1")
 	a, b := s.hosts["a"], s.hosts["b"]
+	dead := make(chan struct{})
+	var once sync.Once
 	s.fleet.FaultPhase(func(phase, _ string) error {
 		if phase == drivertest.PhaseFinishReply {
-			a.fake.KillDaemon()
+			once.Do(func() { a.fake.KillDaemon(); close(dead) })
 		}
 		return nil
 	})
@@ -409,7 +411,7 @@ func TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack(t *testing.T) {
 		d, err := b.fake.Domain(t.Context(), v.UUID)
 		return err == nil && d.State == driver.Paused && d.Reason != driver.ReasonMigrating
 	})
-	s.fleet.FaultPhase(nil)
+	<-dead // a moment after the copy is there
 	s.kill("a")
 	a.fake.StartDaemon()
 	s.state("a", v.UUID, driver.Paused)
