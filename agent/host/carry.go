@@ -35,7 +35,7 @@ type carriedVolumes struct {
 
 // ReadVolumes implements migration.DestinationApartVerbs.
 func (h *Host) ReadVolumes(ctx context.Context, ref migration.Ref) (migration.VolumeChanges, error) {
-	h.hear(ref)
+	defer h.attend(ref)()
 	v, err := h.readVolumes(ctx, ref)
 	return v, wrap(err, "read what the guest of migration %s was given on %s", ref.Migration, h.o.Name)
 }
@@ -327,7 +327,7 @@ func diskStays(target, path, host, why string) fault.Reason {
 
 // CarryVolumes implements migration.SourceApartVerbs.
 func (h *Host) CarryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.carryVolumes(ctx, ref, v), "carry volumes of migration %s back to %s", ref.Migration, h.o.Name)
 }
 

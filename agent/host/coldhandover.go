@@ -24,7 +24,7 @@ import (
 
 // HandOver implements migration.SourceColdVerbs.
 func (h *Host) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	h.hear(ref)
+	defer h.attend(ref)()
 	c, err := h.handOver(ctx, ref, to)
 	return c, wrap(err, "hand the guest of migration %s over from %s to %s", ref.Migration, h.o.Name, to)
 }

@@ -46,7 +46,7 @@ func (r coldPreparation) phase(h *Host, phase string) phaseRequest {
 
 // PrepResize implements migration.DestinationColdVerbs.
 func (h *Host) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
-	h.hear(ref)
+	defer h.attend(ref)()
 	a, err := h.prepResize(ctx, ref, p)
 	return a, wrap(err, "prepare %s for %s", h.o.Name, p.Guest.Name)
 }
@@ -128,7 +128,7 @@ func (h *Host) coldDocument(ref migration.Ref, g migration.Guest, w migration.Wa
 
 // RollbackPrepResize implements migration.DestinationColdVerbs.
 func (h *Host) RollbackPrepResize(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.rollbackPrepResize(ctx, ref), "roll back prep_resize of migration %s on %s", ref.Migration, h.o.Name)
 }
 

@@ -117,7 +117,7 @@ func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 
 // FinishRevert implements migration.SourceColdVerbs.
 func (h *Host) FinishRevert(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.finishRevert(ctx, ref), "give the guest of migration %s back on %s", ref.Migration, h.o.Name)
 }
 

@@ -34,7 +34,7 @@ type disconnected struct {
 
 // Disconnect implements migration.SourceApartVerbs.
 func (h *Host) Disconnect(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.disconnect(ctx, ref), "disconnect the guest of migration %s on %s", ref.Migration, h.o.Name)
 }
 
@@ -155,7 +155,7 @@ func (c connections) attached(ctx context.Context, guest string) (disconnected, 
 
 // Reconnect implements migration.SourceApartVerbs.
 func (h *Host) Reconnect(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.reconnect(ctx, ref), "reconnect the guest of migration %s on %s", ref.Migration, h.o.Name)
 }
 

@@ -44,7 +44,7 @@ type poweredOff struct {
 
 // PowerOff implements migration.ColdVerbs.
 func (h *Host) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
-	h.hear(ref)
+	defer h.attend(ref)()
 	a, err := h.powerOff(ctx, ref, p)
 	return a, wrap(err, "power off the guest of migration %s on %s", ref.Migration, h.o.Name)
 }
@@ -294,7 +294,7 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 
 // PowerOn implements migration.ColdVerbs.
 func (h *Host) PowerOn(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.powerOn(ctx, ref), "power on the guest of migration %s on %s", ref.Migration, h.o.Name)
 }
 

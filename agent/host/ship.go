@@ -4,14 +4,12 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"berth/agent/host/disks"
 	"berth/agent/host/shipping"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
-	"berth/internal/runtime"
 	"berth/migration"
 )
 
@@ -42,22 +40,18 @@ func (h *Host) SealDisks(ctx context.Context, ref migration.Ref, want migration.
 
 // SendDisks implements migration.SourceApartVerbs. While it lasts its conductor is heard.
 func (h *Host) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	h.hear(ref)
-	waiting, over := context.WithCancel(ctx)
-	var group runtime.Group
-	group.Go(h.rt, "hear the conductor of "+ref.Migration, func() {
-		for h.rt.Sleep(waiting, time.Second) == nil {
-			h.hear(ref)
-		}
-	})
-	err := h.dock.Send(ctx, ref, r)
-	over()
-	group.Wait(h.rt)
-	return err
+	defer h.attend(ref)()
+	return h.dock.Send(ctx, ref, r)
 }
 
-// Reaches implements migration.SourceApartVerbs.
+// Reaches implements migration.SourceApartVerbs. The question names no move: while it lasts
+// the conductor of each to that host counts as heard, since one of them may ask it.
 func (h *Host) Reaches(ctx context.Context, host string) error {
+	for _, o := range h.conductedElsewhere() {
+		if o.to == host {
+			defer h.attend(o.ref)()
+		}
+	}
 	peer, err := h.peer(ctx, host)
 	if err == nil {
 		if c, ok := peer.(interface{ Reach(context.Context) error }); ok {

@@ -19,6 +19,7 @@ type sides struct {
 	// mu guards the fields below; nothing but map work happens under it.
 	mu      sync.Mutex
 	heard   map[string]time.Duration // by migration and attempt: when the conductor was heard of last
+	asking  map[string]int           // how many of its requests are being answered; none where 0
 	asked   map[string]time.Duration // when the source, or the conductor in its place, was asked last
 	waiting map[string]Waiting
 	ended   map[string]keptWord // by migration that is over here: what Placement has said of it
@@ -26,7 +27,7 @@ type sides struct {
 
 func (s *sides) init() {
 	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
-	s.ended = map[string]keptWord{}
+	s.ended, s.asking = map[string]keptWord{}, map[string]int{}
 }
 
 // Waiting is an arrival that goes on only when somebody else says so; or a guest that is to
@@ -65,6 +66,24 @@ func (h *Host) hear(ref migration.Ref) {
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
 	h.sides.heard[streamKey(ref)] = now
+}
+
+// attend notes that the conductor of an attempt has asked something that takes a while: until
+// done is called, which notes that it was there until then, it is not silent.
+func (h *Host) attend(ref migration.Ref) (done func()) {
+	h.hear(ref)
+	key := streamKey(ref)
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	h.sides.asking[key]++
+	return func() {
+		h.hear(ref)
+		h.sides.mu.Lock()
+		defer h.sides.mu.Unlock()
+		if h.sides.asking[key]--; h.sides.asking[key] == 0 {
+			delete(h.sides.asking, key)
+		}
+	}
 }
 
 // askFate bounds the question to the other side of a move: a guest may stand still

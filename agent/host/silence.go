@@ -303,13 +303,14 @@ func (h *Host) sayOutgoing(o outgoing, s outgoingState, why string) string {
 }
 
 // silentFor is how long nothing was heard of the conductor of an attempt. A process that has
-// just started has heard of none: it counts from when it looked first.
+// just started has heard of none: it counts from when it looked first. One whose request is
+// being answered waits for this host, and is not silent.
 func (h *Host) silentFor(ref migration.Ref) time.Duration {
 	now := h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
 	last, ever := h.sides.heard[streamKey(ref)]
-	if !ever {
+	if !ever || h.sides.asking[streamKey(ref)] > 0 {
 		h.sides.heard[streamKey(ref)] = now
 		return 0
 	}

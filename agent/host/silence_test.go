@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
@@ -105,7 +107,7 @@ func newSilenced(t *testing.T) *silenced {
 }
 
 // boots kills a host's agent and starts it again, with so much patience for its conductor.
-func (s *silenced) boots(name string, patience time.Duration) {
+func (s *silenced) boots(name string, patience time.Duration, more ...func(*host.Options)) {
 	n := s.hosts[name]
 	n.Close()
 	n.store = n.store.Crash()
@@ -120,6 +122,9 @@ func (s *silenced) boots(name string, patience time.Duration) {
 				return nil, fault.New(fault.Unavailable, "no route to host %s", name)
 			}
 			return sideOf(s.answer), nil
+		}
+		for _, f := range more {
+			f(o)
 		}
 	})
 	s.a, s.b = s.hosts["a"], s.hosts["b"]
@@ -197,6 +202,50 @@ func (s *silenced) is(n *node, want driver.State) func() bool {
 		d, err := n.fake.Domain(s.t.Context(), s.ref.Instance)
 		return err == nil && d.State == want
 	}
+}
+
+// looks counts the pauses between two looks at what hosts wait for, by how long they are.
+type looks struct {
+	runtime.Runtime
+	pause time.Duration
+	n     atomic.Int64
+}
+
+func (l *looks) Sleep(ctx context.Context, d time.Duration) error {
+	if d == l.pause {
+		l.n.Add(1)
+	}
+	return l.Runtime.Sleep(ctx, d)
+}
+
+// TestSilence_AConductorThatWaitsForAnAnswerIsHeard, however little patience there is with one
+// that has gone.
+func TestSilence_AConductorThatWaitsForAnAnswerIsHeard(t *testing.T) {
+	t.Parallel()
+	s := newSilenced(t)
+	s.run(s.steps(), "power off")
+	asked, answer := make(chan struct{}), make(chan struct{})
+	var counted *looks
+	s.boots("a", noPatience, func(o *host.Options) {
+		o.Agree = 4 * 7 * time.Millisecond // nothing else pauses for a quarter of that
+		counted = &looks{Runtime: o.Runtime, pause: o.Agree / 4}
+		o.Runtime = counted
+		o.Peers = func(context.Context, string) (migration.Host, error) {
+			close(asked)
+			<-answer
+			return nil, fault.New(fault.Unavailable, "no route to it")
+		}
+	})
+	reached := make(chan error, 1)
+	s.rt.Go("a conductor's question", func() { reached <- s.a.Reaches(t.Context(), "b") })
+	<-asked
+	s.follows("the source to look while it is asked", func() bool { return counted.n.Load() >= 3 }, s.a)
+	if s.a.tracker.CommitRefused(s.ref.Migration, 1) {
+		t.Error("the source has decided alone while its conductor waited for its answer")
+	}
+	close(answer)
+	s.wantKind("the answer", <-reached, fault.Unavailable)
+	s.follows("the source to decide when nobody asks", func() bool { return s.a.tracker.CommitRefused(s.ref.Migration, 1) }, s.a)
 }
 
 // TestSilence_ASourceKeepsItsGuest: whatever its conductor had come to, the guest is as it

@@ -45,7 +45,7 @@ func (s snapshot) answer() migration.Snapshot {
 
 // SnapshotDisks implements migration.SourceApartVerbs.
 func (h *Host) SnapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
-	h.hear(ref)
+	defer h.attend(ref)()
 	s, err := h.snapshotDisks(ctx, ref, targets)
 	return s, wrap(err, "snapshot the disks of migration %s on %s", ref.Migration, h.o.Name)
 }
@@ -273,7 +273,7 @@ func (h *Host) heldStill(ref migration.Ref) error {
 
 // DropSnapshot implements migration.SourceApartVerbs.
 func (h *Host) DropSnapshot(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+	defer h.attend(ref)()
 	return wrap(h.dropSnapshot(ctx, ref), "drop the snapshot of migration %s on %s", ref.Migration, h.o.Name)
 }
 
