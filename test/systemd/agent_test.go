@@ -24,14 +24,14 @@ const service = "berth.service"
 func TestBoot(t *testing.T) {
 	require(t)
 	dir := t.TempDir()
-	files := packages(t, dir)
+	files := packages(t)
 	files["/usr/lib/systemd/system/berth-probe@.service"] = probeUnit(t, dir)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	files["/usr/bin/berth-probe"] = self
-	m := boot(t, files)
+	m := boot(t, "berth-test", files)
 	began := time.Now()
 	for _, story := range []struct {
 		name string
@@ -58,7 +58,7 @@ func TestBoot(t *testing.T) {
 		{"what a guest needs has lived on", standInsLive},
 	} {
 		t.Run(story.name, func(t *testing.T) {
-			m := &machine{t: t, init: m.init}
+			m := m.in(t)
 			start := time.Now()
 			story.tell(t, m)
 			t.Logf("%.1f s", time.Since(start).Seconds())
@@ -313,9 +313,7 @@ func panics(t *testing.T, m *machine) {
 }
 
 func watchdog(t *testing.T, m *machine) {
-	m.write("/run/systemd/system/berth.service.d/watchdog.conf", "[Service]\nWatchdogSec=8\n", 0o644)
-	m.run("systemctl", "daemon-reload")
-	m.run("systemctl", "restart", service)
+	m.shortenWatchdog()
 	// It is fed: an agent that works outlives the period.
 	pid := m.property(service, "MainPID")
 	first := m.number(service, "WatchdogTimestampMonotonic")
@@ -328,6 +326,24 @@ func watchdog(t *testing.T, m *machine) {
 	if now := m.property(service, "MainPID"); now != pid {
 		t.Errorf("the agent was %s and is %s", pid, now)
 	}
+	watchdogBites(t, m)
+}
+
+func (m *machine) shortenWatchdog() {
+	m.t.Helper()
+	m.write("/run/systemd/system/berth.service.d/watchdog.conf", "[Service]\nWatchdogSec=8\n", 0o644)
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", service)
+}
+
+// bitten is watchdog for a machine that has much else to do.
+func bitten(t *testing.T, m *machine) {
+	m.shortenWatchdog()
+	watchdogBites(t, m)
+}
+
+// watchdogBites: an agent that stands still is ended, and followed by another.
+func watchdogBites(t *testing.T, m *machine) {
 	m.awaitAnother(m.kill("STOP"))
 	if log := m.journal(service); !strings.Contains(log, "Watchdog timeout") || !strings.Contains(log, "Failed with result 'watchdog'") {
 		t.Error("it was not the watchdog that ended it")

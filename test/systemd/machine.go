@@ -24,8 +24,12 @@ const patience = 90 * time.Second
 // machine it runs on; what is written goes to memory.
 type machine struct {
 	t    *testing.T
-	init int // process 1, as it is called outside
+	name string // its own, by which it is known to others
+	init int    // process 1, as it is called outside
 }
+
+// in is the machine for a part of its test.
+func (m *machine) in(t *testing.T) *machine { return &machine{t: t, name: m.name, init: m.init} }
 
 // require skips, with the reason, where no machine can be booted.
 func require(t *testing.T) {
@@ -45,15 +49,15 @@ func require(t *testing.T) {
 	}
 }
 
-// boot starts a machine with further files in it, by their paths there, and returns when its
-// basic units are up. It ends with the test.
-func boot(t *testing.T, files map[string]string) *machine {
+// boot starts a machine with further files and folders in it, by their paths there, and returns
+// when its basic units are up. It ends with the test.
+func boot(t *testing.T, name string, files map[string]string) *machine {
 	t.Helper()
 	require(t)
 	root := t.TempDir()
 	args := []string{
 		"systemd-nspawn", "--quiet", "--boot", "--volatile=overlay", "--directory=" + root, "--register=no", "--keep-unit",
-		"--machine=berth-test", "--private-network", "--console=pipe",
+		"--machine=" + name, "--private-network", "--console=pipe",
 	}
 	for there, here := range files {
 		args = append(args, "--bind-ro="+here+":"+there)
@@ -74,7 +78,7 @@ func boot(t *testing.T, files map[string]string) *machine {
 	}
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = cmd.Wait() }() // how, nobody asks
-	m := &machine{t: t}
+	m := &machine{t: t, name: name}
 	t.Cleanup(func() {
 		if t.Failed() {
 			said, _ := os.ReadFile(console.Name())

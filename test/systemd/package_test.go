@@ -2,11 +2,13 @@ package systemd
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,31 +18,53 @@ import (
 // The packages in the machine: one, and the version after it.
 const olderDeb, newerDeb = "/opt/older.deb", "/opt/newer.deb"
 
+// built are the packages, for all tests of one run.
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
 // packages builds one, makes the other of it, which differs in nothing but its version, and gives
 // where they are, by their paths in the machine.
-func packages(t *testing.T, dir string) map[string]string {
+func packages(t *testing.T) map[string]string {
 	t.Helper()
-	run := func(name string, args ...string) {
-		t.Helper()
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "berth-packages-"); built.err == nil {
+			built.err = build(built.dir)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return map[string]string{olderDeb: filepath.Join(built.dir, "berth_1.0~a_amd64.deb"), newerDeb: filepath.Join(built.dir, "newer.deb")}
+}
+
+func build(dir string) error {
+	run := func(name string, args ...string) error {
 		cmd := exec.Command(name, args...)
 		cmd.Dir = "../.."
 		if said, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, said)
+			return fmt.Errorf("%s: %w\n%s", name, err, said)
 		}
+		return nil
 	}
-	run("go", "run", "./packaging/build", "-out", dir, "-version", "1.0~a", "-only", "deb")
-	older, newer, tree := filepath.Join(dir, "berth_1.0~a_amd64.deb"), filepath.Join(dir, "newer.deb"), filepath.Join(dir, "tree")
-	run("dpkg-deb", "--raw-extract", older, tree)
+	tree := filepath.Join(dir, "tree")
 	control := filepath.Join(tree, "DEBIAN/control")
+	if err := run("go", "run", "./packaging/build", "-out", dir, "-version", "1.0~a", "-only", "deb"); err != nil {
+		return err
+	}
+	if err := run("dpkg-deb", "--raw-extract", filepath.Join(dir, "berth_1.0~a_amd64.deb"), tree); err != nil {
+		return err
+	}
 	text, err := os.ReadFile(control)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	if err := os.WriteFile(control, []byte(strings.Replace(string(text), "Version: 1.0~a\n", "Version: 1.0~b\n", 1)), 0o644); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	run("dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, newer)
-	return map[string]string{olderDeb: older, newerDeb: newer}
+	return run("dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, filepath.Join(dir, "newer.deb"))
 }
 
 // dpkg asks nobody, and leaves other packages' triggers, such as an index of man pages, alone.
@@ -49,12 +73,18 @@ func (m *machine) dpkg(args ...string) string {
 	return m.run(append([]string{"env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "--no-triggers", "--force-confold"}, args...)...)
 }
 
-func installs(t *testing.T, m *machine) {
+// install installs the older package.
+func (m *machine) install() {
+	m.t.Helper()
 	// A build machine may forbid packages to start anything; this is not one.
 	if err := os.Remove(m.path("/usr/sbin/policy-rc.d")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
+		m.t.Fatal(err)
 	}
 	m.dpkg("--install", olderDeb)
+}
+
+func installs(t *testing.T, m *machine) {
+	m.install()
 	for _, unit := range []string{service, "berth.socket"} {
 		if state := m.property(unit, "ActiveState"); state != "active" {
 			t.Errorf("%s is %s", unit, state)
@@ -84,6 +114,11 @@ func installs(t *testing.T, m *machine) {
 }
 
 func upgrades(t *testing.T, m *machine) {
+	upgrade(t, m)
+	standInsLive(t, m)
+}
+
+func upgrade(t *testing.T, m *machine) {
 	pid := m.property(service, "MainPID")
 	answered := m.whileAsking(func() {
 		m.dpkg("--install", newerDeb)
@@ -93,7 +128,6 @@ func upgrades(t *testing.T, m *machine) {
 	if version := m.run("dpkg-query", "--show", "--showformat=${Version}", "berth"); version != "1.0~b" {
 		t.Errorf("version %s is installed", version)
 	}
-	standInsLive(t, m)
 }
 
 func removes(t *testing.T, m *machine) {

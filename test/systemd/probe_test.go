@@ -25,7 +25,11 @@ const (
 func TestMain(m *testing.M) {
 	mode := os.Getenv(probeEnv)
 	if mode == "" {
-		os.Exit(m.Run())
+		code := m.Run()
+		if built.dir != "" {
+			_ = os.RemoveAll(built.dir) // in the machine's own folder for such things
+		}
+		os.Exit(code)
 	}
 	if err := probe(mode); err != nil {
 		fmt.Println(err)
