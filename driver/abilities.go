@@ -135,7 +135,10 @@ type PostCopyRecoverer interface {
 	// RecoverPostCopy goes on with it, by the same addresses as Migrate had, and blocks as
 	// Migrate does until all memory has been sent: then this side is `shut off (migrated)`.
 	// fault.InDoubt when the connection broke once more (this side is `paused (post-copy
-	// failed)` again), the destination has not noticed yet, or the answer was lost.
+	// failed)` again), the destination has not noticed yet, or the answer was lost. It may go
+	// on all the same: libvirt can give up one that has just gone on, calls it failed on this
+	// side alone, and refuses each further call, while memory comes by the connections that it
+	// made. Whoever can ends those before the next call; else it comes to its end by itself.
 	// fault.Invalid where nothing failed; fault.Busy while the hypervisor still has the job
 	// in flight, or a call that sends the guest has not ended.
 	RecoverPostCopy(ctx context.Context, uuid string, m Migration) error

@@ -44,6 +44,13 @@ import (
 //     does, and libvirt's orders wait for the lock. POSTCOPY_RESUME is "Timed out …
 //     held by monitor=remoteDispatchDomainMigrateFinish3Params" then, for good: libvirt does not
 //     use QEMU's out-of-band monitor. A second after the switch it was not met any more;
+//   - one that goes on may be called failed, on a busy machine three times in six: the
+//     destination's libvirt is asked for the end (Finish) before it has heard its QEMU's event
+//     that there is a new connection, goes by the old word ("job 'migration in' failed in
+//     post-copy phase"), and this side is `paused (post-copy failed)` while memory comes. Each
+//     further POSTCOPY_RESUME is "QEMU reports migration is still running". With the sockets
+//     closed once more, as recoverPostCopy does each time, the next one goes on; the destination
+//     may be `running (post-copy)` all the while. Left alone it comes to its end;
 //   - when all memory has come this side is `shut off (migrated)`, the destination's
 //     `running (migrated)`.
 
