@@ -65,7 +65,7 @@ func watchLibvirt(t *testing.T, h *lab.Host) func() (lifecycle, completed int) {
 // diesOfTunables pins a vCPU before the eyes of a process that uses the Go
 // binding's callback. Once this fails native's own (tunable.go) may go.
 func diesOfTunables(t *testing.T, h *lab.Host, id string) {
-	child := exec.CommandContext(within(t, 30*time.Second), os.Args[0], "-test.run=^"+t.Name()+"$")
+	child := exec.CommandContext(within(t, 2*time.Minute), os.Args[0], "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(), tunables+"="+h.LibvirtSocket())
 	var said bytes.Buffer
 	child.Stderr = &said

@@ -31,7 +31,7 @@ type both struct{ rpc, native libvirt.Conn }
 func dialBoth(t *testing.T, h *lab.Host, uri string) both {
 	t.Helper()
 	dial := func(d libvirt.Dialer, uri string) libvirt.Conn {
-		c, err := d(within(t, 30*time.Second), libvirt.Target{Socket: h.LibvirtSocket(), URI: uri})
+		c, err := d(within(t, 2*time.Minute), libvirt.Target{Socket: h.LibvirtSocket(), URI: uri})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +225,7 @@ func (b both) refusals(t *testing.T, running, stopped string) {
 
 func TestNative_AnswersAsRPC(t *testing.T) {
 	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
-	g, err := guest.Build(within(t, time.Minute), "")
+	g, err := guest.Build(within(t, 2*time.Minute), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,10 +244,10 @@ func TestNative_AnswersAsRPC(t *testing.T) {
 		running := defined(t, d, guest.Options{Guest: g, MemoryMiB: 96, Disks: []guest.Disk{{Path: image}},
 			Metadata: "<b:x xmlns:b='urn:berth'>ä &lt; ß</b:x>"})
 		stopped := defined(t, d, guest.Options{Guest: g, MemoryMiB: 96, VCPUs: 2})
-		if err := d.Start(within(t, 30*time.Second), running, false); err != nil {
+		if err := d.Start(within(t, 2*time.Minute), running, false); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Suspend(within(t, 30*time.Second), running); err != nil {
+		if err := d.Suspend(within(t, 2*time.Minute), running); err != nil {
 			t.Fatal(err)
 		}
 		b.host(t)
@@ -319,7 +319,7 @@ func leaveNothing(t *testing.T, h *lab.Host) {
 	for name, dial := range map[string]libvirt.Dialer{"rpc": rpc.Dial, "native": native.Dial} {
 		before := files()
 		for range 50 {
-			c, err := dial(within(t, 30*time.Second), libvirt.Target{Socket: h.LibvirtSocket(), URI: "qemu:///system"})
+			c, err := dial(within(t, 2*time.Minute), libvirt.Target{Socket: h.LibvirtSocket(), URI: "qemu:///system"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -334,7 +334,7 @@ func leaveNothing(t *testing.T, h *lab.Host) {
 			}
 			c.Close()
 		}
-		ctx := within(t, 10*time.Second)
+		ctx := within(t, 2*time.Minute)
 		for files() > before {
 			select {
 			case <-time.After(10 * time.Millisecond): // sockets are closed on other threads
@@ -367,7 +367,7 @@ func (b both) record(t *testing.T) func(id string, last func(libvirt.Event) bool
 	}
 	return func(id string, last func(libvirt.Event) bool) []libvirt.Event {
 		t.Helper()
-		ctx := within(t, 10*time.Second)
+		ctx := within(t, 2*time.Minute)
 		of := func(i int) (out []libvirt.Event, over bool) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -412,7 +412,7 @@ func (b both) sameDeviceEvents(t *testing.T, h *lab.Host) {
 	b.same(t, "DeviceXML of the new one", func(c libvirt.Conn) (any, error) { return c.DeviceXML(name) })
 	virshTest(t, h, "nodedev-destroy", name)
 	var got [2][]libvirt.DeviceEvent
-	ctx := within(t, 10*time.Second)
+	ctx := within(t, 2*time.Minute)
 	for len(got[0]) < 2 || len(got[1]) < 2 {
 		select {
 		case e := <-seen:
@@ -449,7 +449,7 @@ func makeDevice(t *testing.T, h *lab.Host) (name string) {
 
 func virshTest(t *testing.T, h *lab.Host, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	out, err := h.Exec(ctx, append([]string{"virsh", "-c", "test+unix:///default?socket=/run/libvirt/libvirt-sock"}, args...)...)
 	if err != nil {

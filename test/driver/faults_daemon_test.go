@@ -37,23 +37,19 @@ func daemonFaults() []daemonFault {
 			t.Fatal(err)
 		}
 	}
-	goOn := func(t *testing.T, h *lab.Host) {
-		if err := h.ResumeLibvirtd(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	goOn := func(t *testing.T, h *lab.Host) { goesOn(t, h) }
 	kill := func(t *testing.T, h *lab.Host) {
-		if err := h.KillLibvirtd(within(t, time.Minute)); err != nil {
+		if err := h.KillLibvirtd(within(t, 2*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stop := func(t *testing.T, h *lab.Host) {
-		if err := h.StopLibvirtd(within(t, time.Minute)); err != nil {
+		if err := h.StopLibvirtd(within(t, 2*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	start := func(t *testing.T, h *lab.Host) {
-		if err := h.StartLibvirtd(within(t, time.Minute)); err != nil {
+		if err := h.StartLibvirtd(within(t, 2*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +61,7 @@ func daemonFaults() []daemonFault {
 		}
 	}
 	none := func(*testing.T, *lab.Host) {}
-	const long = 20 * time.Second
+	const long = time.Minute
 	return []daemonFault{
 		{what: "SIGSTOP before the call", limit: deadline, broken: pause, heals: goOn},
 		{what: "SIGSTOP during the call", hold: rpcproxy.Call, limit: 2 * deadline, broken: pause, heals: goOn},
@@ -139,7 +135,7 @@ func (n binding) together(t *testing.T, h *lab.Host, table *table, f daemonFault
 		for i, r := range held {
 			select {
 			case <-r.Met():
-			case <-time.After(10 * time.Second):
+			case <-time.After(2 * time.Minute):
 				t.Fatalf("%s: no call of %s was met", f.what, all[i].v.name)
 			}
 		}

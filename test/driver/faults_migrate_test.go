@@ -96,7 +96,7 @@ func TestMigrate_UnderEveryFaultBetweenTheDaemons(t *testing.T) {
 
 func (w *movers) suffer(table *table, f moveFault) {
 	w.Helper()
-	const limit = 30 * time.Second
+	const limit = 2 * time.Minute
 	var r *rpcproxy.Rule
 	if f.between != nil {
 		r = w.betweener.Add(f.between.Match, f.between.Action)
@@ -154,10 +154,10 @@ func (w *movers) giveUp(what string) {
 // pair waits for one of the allowed pairs of states, which must then stay.
 func (w *movers) pair(f moveFault) {
 	w.Helper()
-	limit := time.After(15 * time.Second)
+	limit := time.After(2 * time.Minute)
 	for {
 		a, b := w.bare(w.src), w.bare(w.dst)
-		job, err := w.src.Job(within(w.T, 10*time.Second), w.id)
+		job, err := w.src.Job(within(w.T, 2*time.Minute), w.id)
 		if slices.Contains(f.pairs, a+", "+b) && err == nil && job.Kind == driver.JobNone {
 			return
 		}
@@ -175,7 +175,7 @@ func (w *movers) pair(f moveFault) {
 // bare is a domain's state without its reason.
 func (w *movers) bare(d *libvirt.Driver) string {
 	w.Helper()
-	v, err := d.Domain(within(w.T, 10*time.Second), w.id)
+	v, err := d.Domain(within(w.T, 2*time.Minute), w.id)
 	switch {
 	case errors.Is(err, fault.NotFound):
 		return "no domain"
@@ -188,7 +188,7 @@ func (w *movers) bare(d *libvirt.Driver) string {
 // home makes the guest run at the source, and be unknown at the destination.
 func (w *movers) home() {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	err := w.dst.Destroy(ctx, w.id)
 	if errors.Is(err, fault.NotFound) {
@@ -223,7 +223,7 @@ func (w *movers) aJobsVerbs(table *table, source *lab.Host) {
 			return p.Head(rpcproxy.Procedure) != rpcproxy.GetLibVersion && p.Head(rpcproxy.Procedure) != rpcproxy.Perform3Params
 		}}, rpcproxy.CutInstead)
 		began := time.Now()
-		err := v.call(within(w.T, 10*time.Second), w.through, w.id)
+		err := v.call(within(w.T, 2*time.Minute), w.through, w.id)
 		took := time.Since(began)
 		want := string(fault.Unavailable)
 		if v.changes() {
@@ -241,7 +241,7 @@ func (w *movers) aJobsVerbs(table *table, source *lab.Host) {
 		if !errors.Is(err, fault.Undone) {
 			w.Errorf("Migrate: %v, want undone", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		w.Fatal("Migrate does not end")
 	}
 	w.pair(moveFault{what: "aborted", pairs: []string{stayed}})

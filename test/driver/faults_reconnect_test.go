@@ -76,7 +76,7 @@ func (n binding) reconnects(t *testing.T, times int) {
 	}
 	took := time.Since(began)
 	// Goroutines of closed connections may be some moments behind.
-	limit := within(t, 10*time.Second)
+	limit := within(t, 2*time.Minute)
 	g, f, m := settledProcess(t)
 	for (g > goroutines || f > files) && limit.Err() == nil {
 		<-time.After(50 * time.Millisecond)

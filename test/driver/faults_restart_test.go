@@ -21,17 +21,17 @@ import (
 // has both, each in its state. Nothing is left of the lost connections.
 func TestRPC_ARestartedDaemonLacksNoGuest(t *testing.T) {
 	h := lab.Start(t, lab.Options{Names: []string{"host-a"}}).Hosts[0]
-	g, err := guest.Build(within(t, time.Minute), "")
+	g, err := guest.Build(within(t, 2*time.Minute), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := open(t, options(t, h))
 	on, off := defined(t, d, guest.Options{Guest: g}), defined(t, d, guest.Options{Guest: g})
-	if err := d.Start(within(t, 30*time.Second), on, false); err != nil {
+	if err := d.Start(within(t, 2*time.Minute), on, false); err != nil {
 		t.Fatal(err)
 	}
 	ask := func(d *libvirt.Driver) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		list, err := d.Domains(ctx)
 		if err != nil {
@@ -99,10 +99,10 @@ func TestRPC_ARestartedDaemonLacksNoGuest(t *testing.T) {
 		case 0:
 			restart(t, h)
 		case 1:
-			if err := h.StopLibvirtd(within(t, time.Minute)); err != nil {
+			if err := h.StopLibvirtd(within(t, 2*time.Minute)); err != nil {
 				t.Fatal(err)
 			}
-			if err := h.StartLibvirtd(within(t, time.Minute)); err != nil {
+			if err := h.StartLibvirtd(within(t, 2*time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 		case 2:

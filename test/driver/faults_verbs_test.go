@@ -123,7 +123,7 @@ type bench struct {
 // ready puts the domain into the state that the verb needs.
 func (b *bench) ready() {
 	b.Helper()
-	limit, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	limit, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	for {
 		err := b.prepare(limit)
@@ -165,7 +165,7 @@ func (b *bench) learn() {
 			b.steps = append(b.steps, s)
 		}
 	})
-	b.usual = b.v.call(within(b.T, 30*time.Second), b.d, b.id)
+	b.usual = b.v.call(within(b.T, 2*time.Minute), b.d, b.id)
 	stop()
 	if len(b.steps) == 0 {
 		b.Fatalf("it asks nothing: %v", b.usual)
@@ -219,7 +219,7 @@ type binding struct {
 	// patience is the deadline of calls whose end the fault itself should bring. The
 	// native library passes over much that makes no sense, and waits on.
 	patience time.Duration
-	ping     time.Duration // its deadline; 0 for 2 s
+	ping     time.Duration // its deadline; 0 for 5 s
 	// share is how many verbs share the faults of the wire among them, unless
 	// BERTH_FAULTS=all; 0 for every verb meeting all.
 	share int
@@ -254,13 +254,15 @@ func (n binding) bench(t *testing.T, socket string) *bench {
 	b := &bench{T: t, id: uuid.NewString(), n: n}
 	var proxied string
 	b.p, proxied = startProxy(t, socket)
-	b.truth, b.d = open(t, n.options(socket)), open(t, n.options(proxied))
+	b.d = open(t, n.options(proxied))
+	n.ping = 0
+	b.truth = open(t, n.options(socket))
 	return b
 }
 
 func (n binding) options(socket string) libvirt.Options {
 	return libvirt.Options{
-		Dial: n.dial, Socket: socket, URI: n.uri(socket), PingInterval: 200 * time.Millisecond, PingTimeout: cmp.Or(n.ping, 2*time.Second),
+		Dial: n.dial, Socket: socket, URI: n.uri(socket), PingInterval: 200 * time.Millisecond, PingTimeout: cmp.Or(n.ping, 5*time.Second),
 		CallTimeout: 2 * time.Second, ReconnectMin: time.Millisecond, ReconnectMax: 200 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 }

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // options reach a lab host's libvirtd and notice a dead one soon.
 func options(t testing.TB, h *lab.Host) libvirt.Options {
 	return libvirt.Options{
-		Dial: rpc.Dial, Socket: h.LibvirtSocket(), PingInterval: 200 * time.Millisecond, PingTimeout: time.Second,
+		Dial: rpc.Dial, Socket: h.LibvirtSocket(), PingInterval: 200 * time.Millisecond, PingTimeout: 5 * time.Second,
 		ReconnectMax: 500 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
 	}
 }
@@ -61,7 +61,7 @@ func open(t *testing.T, o libvirt.Options) *libvirt.Driver {
 
 func restart(t testing.TB, h *lab.Host) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := h.KillLibvirtd(ctx); err != nil {
 		t.Fatal(err)
@@ -76,30 +76,34 @@ func hang(t testing.TB, h *lab.Host) (release func()) {
 	if err := h.PauseLibvirtd(); err != nil {
 		t.Fatal(err)
 	}
-	return func() {
-		if err := h.ResumeLibvirtd(); err != nil {
-			t.Error(err)
-		}
-		// libvirtd 9.0.0 may die of what its clients did meanwhile; a host's systemd starts it anew.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		for range 10 {
-			if _, err := h.Virsh(ctx, "uri"); err != nil {
-				t.Logf("libvirtd of %s has died when it went on, and is started again: %v", h.Name, err)
-				if err := h.StartLibvirtd(ctx); err != nil {
-					t.Error(err)
-				}
-				return
+	return func() { goesOn(t, h) }
+}
+
+// goesOn ends it. libvirtd 9.0.0 may die of what its clients did meanwhile; a host's systemd
+// starts it anew.
+func goesOn(t testing.TB, h *lab.Host) {
+	t.Helper()
+	if err := h.ResumeLibvirtd(); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	for range 10 {
+		if _, err := h.Virsh(ctx, "uri"); err != nil {
+			t.Logf("libvirtd of %s has died when it went on, and is started again: %v", h.Name, err)
+			if err := h.StartLibvirtd(ctx); err != nil {
+				t.Error(err)
 			}
-			time.Sleep(50 * time.Millisecond)
+			return
 		}
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 
 // virsh does on a host what an operator does.
 func virsh(t testing.TB, h *lab.Host, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	out, err := h.Exec(ctx, append([]string{"virsh", "-q"}, args...)...)
 	if err != nil {
@@ -134,7 +138,7 @@ func impossible(cannot map[string]string, why string, prefixes ...string) {
 // onQEMU is the harness of real QEMU: d is the host that is held to the suite,
 // guests move from a to b.
 func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Harness {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	g, err := guest.Build(ctx, "")
 	if err != nil {
@@ -171,7 +175,7 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 			src, dst := connect(t, a), connect(t, b)
 			limit := func(mibps int) func() {
 				return func() {
-					ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+					ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 					defer cancel()
 					if err := a.Limit(ctx, lab.Mig, mibps); err != nil {
 						t.Error(err)
@@ -189,13 +193,13 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 			breaks := func() {}
 			return drivertest.Pair{
 				Source: src, Destination: dst, DestinationURI: "qemu+tls://" + b.Name + "/system",
-				Slow: limit(4), Fast: limit(0),
+				Slow: limit(2), Fast: limit(0),
 				Endless: func(t testing.TB, m *driver.Migration) {
 					// Until the guest has booted it changes nothing. Then 16 MiB change in half a
 					// second, and take two to send.
 					limit(0)()
-					m.Bandwidth = 8 << 20
-					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					m.Bandwidth, m.MaxDowntime = 8<<20, time.Millisecond
+					ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 					defer cancel()
 					name := regexp.MustCompile("<name>(.*)</name>").FindStringSubmatch(m.DestinationXML)[1]
 					if _, err := guest.WaitBeat(ctx, a.Console(name), 2); err != nil {

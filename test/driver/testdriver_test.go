@@ -107,7 +107,7 @@ func wantNodeFilesDevices(t *testing.T, h drivertest.Harness) {
 	t.Helper()
 	d := h.New(t)
 	defer d.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	n, err := d.Node(ctx)
 	if err != nil {
