@@ -93,7 +93,7 @@ func (m *metering) serve(ctx context.Context) error {
 	m.at.Store(&at)
 	server := &http.Server{
 		Handler:           m.handler(),
-		ReadHeaderTimeout: scrapeTime, WriteTimeout: scrapeTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ReadHeaderTimeout: scrapeTime, ReadTimeout: scrapeTime, WriteTimeout: scrapeTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(m.a.log.Handler(), slog.LevelDebug),
 	}
 	unhook := context.AfterFunc(ctx, func() { _ = server.Close() }) // a scrape is asked again

@@ -38,14 +38,23 @@ type Server struct {
 	addr string
 }
 
-// The limits of one request; arbitrary, far above what real bodies need.
+// The limits of one request; arbitrary, far above what real ones need: a question may name
+// thousands of aggregates, an answer may go over a slow line.
 const (
-	maxRequestBody = 16 << 20
-	headerTimeout  = 10 * time.Second
-	bodyTimeout    = 60 * time.Second
-	idleTimeout    = 120 * time.Second
-	stopTimeout    = 10 * time.Second
+	maxRequestHeader = 256 << 10
+	maxRequestBody   = 16 << 20
+	headerTimeout    = 10 * time.Second
+	bodyTimeout      = 60 * time.Second
+	answerTimeout    = 60 * time.Second
+	backupTimeout    = 15 * time.Minute // of the answer that is a whole database
+	idleTimeout      = 120 * time.Second
+	stopTimeout      = 10 * time.Second
 )
+
+// maxRequests is how many requests are worked on at once; one more is told to come again, which
+// clients do. Arbitrary: far above what waits for one another in a fleet, far below what would
+// exhaust this process.
+const maxRequests = 1024
 
 // New validates the options and opens the database. A database that another
 // process has open is fault.Busy within a second or so; one that is cut, garbled or
@@ -105,7 +114,8 @@ func (s *Server) Run(ctx context.Context) error {
 		l = tls.NewListener(l, s.tls)
 	}
 	server := &http.Server{
-		Handler: s, ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, IdleTimeout: idleTimeout,
+		Handler: s.bounded(maxRequests), ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: bodyTimeout + answerTimeout,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxRequestHeader,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	close(s.ready)
@@ -166,6 +176,21 @@ func (s *Server) listen(ctx context.Context) (net.Listener, string, error) {
 // Handler is the API, for servers and tests that bring their own listener.
 func (s *Server) Handler() http.Handler { return s }
 
+// bounded has no more than so many requests worked on at once.
+func (s *Server) bounded(most int) http.Handler {
+	places := make(chan struct{}, most)
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			s.ServeHTTP(w, q)
+		default:
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, fmt.Sprintf("%d requests are being worked on already", most), http.StatusServiceUnavailable)
+		}
+	})
+}
+
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	r := &request{http: q, id: requestID(s.newUUID()), newUUID: s.newUUID, now: s.rt.Now(), query: parseQuery(q.URL.RawQuery)}
@@ -198,6 +223,9 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.status = status
 	w.ResponseWriter.WriteHeader(status)
 }
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // serve follows the order of the real service's layers: who, which microversion,
 // is there a content type, which handler, does it exist at this microversion.

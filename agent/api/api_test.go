@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -381,6 +382,46 @@ func TestRequests_ABodyThatDoesNotArriveFreesItsConnection(t *testing.T) {
 	answer, err := io.ReadAll(conn)
 	if err != nil || !strings.Contains(string(answer), " 400 ") || !strings.Contains(string(answer), "body_late") {
 		t.Errorf("%q, %v; want 400 body_late and the connection's end", answer, err)
+	}
+}
+
+// Who is refused before a row of the table is reached, and has promised a body that never comes,
+// holds no connection: anybody who reaches the port may try.
+func TestRequests_WhoIsRefusedFreesItsConnection(t *testing.T) {
+	ours := newCA(t, "ours")
+	w := serveWith(t, "host-a", ours.host("host-a"), 30*time.Millisecond)
+	local := func() (net.Conn, error) { return net.Dial("unix", w.socket) }
+	stranger := func() (net.Conn, error) {
+		return tls.Dial("tcp", w.address, &tls.Config{InsecureSkipVerify: true})
+	}
+	for _, tt := range []struct {
+		name, line string
+		dial       func() (net.Conn, error)
+		want       string
+	}{
+		{"no certificate", "POST /v1/migrations", stranger, " 403 "},
+		{"no such path", "POST /v1/nothing", local, " 404 "},
+		{"no such method", "PATCH /v1/migrations", local, " 405 "},
+		{"a body where none is taken", "GET /v1/migrations", local, " 200 "},
+		{"a probe", "GET /healthz", stranger, " 403 "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			conn, err := tt.dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: berth\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := io.ReadAll(conn)
+			if err != nil || !strings.Contains(string(answer), tt.want) {
+				t.Errorf("%q, %v; want%sand the connection's end", answer, err, tt.want)
+			}
+		})
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 // with one named end when open's channel is closed.
 func eventsOf[T any](name string, open func(s *Server, r *http.Request) (<-chan T, error)) func(s *Server, w http.ResponseWriter, r *http.Request) {
 	return func(s *Server, w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		_ = rc.SetReadDeadline(time.Time{}) // it stays
 		records, err := open(s, r)
 		if err != nil {
 			s.refuse(w, r, err)
@@ -26,13 +28,12 @@ func eventsOf[T any](name string, open func(s *Server, r *http.Request) (<-chan 
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-store")
 		w.WriteHeader(http.StatusOK)
-		rc := http.NewResponseController(w)
+		lively := &livelyWriter{w, rc}
 		send := func(event string, data []byte) bool {
-			_ = rc.SetWriteDeadline(time.Now().Add(30 * time.Second))
 			if event == "" {
-				_, err = fmt.Fprint(w, ": still here\n\n")
+				_, err = fmt.Fprint(lively, ": still here\n\n")
 			} else {
-				_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, data)
+				_, err = fmt.Fprintf(lively, "event: %s\ndata: %s\n\n", event, data)
 			}
 			return err == nil && rc.Flush() == nil
 		}
@@ -61,6 +62,23 @@ func eventsOf[T any](name string, open func(s *Server, r *http.Request) (<-chan 
 		}
 	}
 }
+
+// eventPatience is how long who watches may take to read one event. Arbitrary.
+const eventPatience = 30 * time.Second
+
+// livelyWriter writes an answer that stays open: each write has its own time.
+type livelyWriter struct {
+	http.ResponseWriter
+	rc *http.ResponseController
+}
+
+func (w *livelyWriter) Write(p []byte) (int, error) {
+	_ = w.rc.SetWriteDeadline(time.Now().Add(eventPatience))
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *livelyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // watch calls each with a record now and at every change, until it is over, each returns an
 // error, or ctx ends. A stream that breaks is opened anew for as long as patience lasts

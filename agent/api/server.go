@@ -73,6 +73,10 @@ const maxRequests = 512
 // slow line.
 const bodyPatience = 20 * time.Second
 
+// answerPatience is how long an answer may take to be read by who asked. Arbitrary: a large one
+// over a slow line.
+const answerPatience = 10 * time.Second
+
 // noRoute begins the answer to a path that is not there. Clients tell an older agent by
 // it, so that it never changes.
 const noRoute = "no route "
@@ -159,6 +163,16 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		id := requestID(r)
 		w.Header().Set(headerRequestID, id)
 		log := s.opt.Logger.With("request", id, "method", r.Method, "path", r.URL.Path)
+		// Who is refused before a row is known, a stranger too, holds no connection with a body that
+		// nobody reads, nor by not reading. Each row has its own time, and what stays has none. These
+		// fail only where the connection is none of net's, as in a test's recorder.
+		rc := http.NewResponseController(w)
+		hurry := func() {
+			now := time.Now()
+			_ = rc.SetReadDeadline(now.Add(s.opt.BodyTimeout))
+			_ = rc.SetWriteDeadline(now.Add(s.opt.BodyTimeout + answerPatience))
+		}
+		hurry()
 		rec := &recorder{ResponseWriter: w}
 		defer rec.told() // of a caller that got no answer
 		// A panic of a handler is a bug of one request, not of the agent.
@@ -178,11 +192,14 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			return
 		}
 		if s.opt.Started != nil && r.URL.Path != guardPath {
+			// A read that times out meanwhile would be taken for a caller that is gone.
+			_ = rc.SetReadDeadline(time.Time{})
 			select {
 			case <-s.opt.Started:
 			case <-r.Context().Done():
 				return // nobody waits for the answer any more
 			}
+			hurry()
 		}
 		select {
 		case s.places <- struct{}{}:
@@ -248,9 +265,8 @@ func (s *Server) handler(rt route) http.Handler {
 		}
 		ctx, cancel := s.opt.Runtime.WithTimeout(r.Context(), timeoutOf(r, rt.timeout))
 		defer cancel()
-		deadline := time.Now().Add(rt.timeout + 10*time.Second)
+		deadline := time.Now().Add(rt.timeout + answerPatience)
 		rc := http.NewResponseController(w)
-		// These fail only where the connection is none of net's, as in a test's recorder.
 		_ = rc.SetReadDeadline(time.Now().Add(s.bodyTime(rt)))
 		_ = rc.SetWriteDeadline(deadline)
 		// The next request on this connection has its own. The one for reading stands:
@@ -268,8 +284,11 @@ func (s *Server) handler(rt route) http.Handler {
 				return
 			}
 		}
-		// From here a read that times out would be taken for a caller that is gone.
-		_ = rc.SetReadDeadline(deadline)
+		// From here a read that times out would be taken for a caller that is gone; but not of a body
+		// that nobody reads, for which the server waits once more.
+		if rt.in != nil || r.ContentLength == 0 {
+			_ = rc.SetReadDeadline(deadline)
+		}
 		out, err := rt.serve(s, r.WithContext(ctx), body)
 		if err != nil {
 			s.refuse(w, r, err)
@@ -396,6 +415,21 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to stri
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { s.refuse(w, r, peer.connectError(err)) },
 	}
+	// Who is asked bounds the request. What stays open is cut only where it is not read.
+	rc := http.NewResponseController(w)
+	if rt.events != nil {
+		_ = rc.SetReadDeadline(time.Time{})
+		proxy.ServeHTTP(&livelyWriter{w, rc}, r)
+		return
+	}
+	ctx, cancel := s.opt.Runtime.WithTimeout(r.Context(), rt.timeout+answerPatience)
+	defer cancel()
+	deadline := time.Now().Add(rt.timeout + 2*answerPatience)
+	_ = rc.SetReadDeadline(deadline)
+	_ = rc.SetWriteDeadline(deadline)
+	defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // as in handler
+	r = r.WithContext(ctx)
+	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 	proxy.ServeHTTP(w, r)
 }
 

@@ -148,6 +148,10 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
+		rc, until := http.NewResponseController(w), time.Now().Add(s.opt.AnswerTime)
+		// These fail only where the connection is none of net's, as in a test's recorder.
+		_ = rc.SetReadDeadline(until) // of a body that nobody has asked for
+		_ = rc.SetWriteDeadline(until)
 		select {
 		case s.places <- struct{}{}:
 			defer func() { <-s.places }()
@@ -166,10 +170,6 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 			http.Error(w, "ask for this page as localhost or by the loopback address", http.StatusMisdirectedRequest)
 			return
 		}
-		rc, until := http.NewResponseController(w), time.Now().Add(s.opt.AnswerTime)
-		// These fail only where the connection is none of net's, as in a test's recorder.
-		_ = rc.SetReadDeadline(until) // of a body that nobody has asked for
-		_ = rc.SetWriteDeadline(until)
 		next.ServeHTTP(w, r)
 	})
 }
