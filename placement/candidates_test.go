@@ -49,7 +49,7 @@ func TestCandidates_ManyGroupsAreNotAllTried(t *testing.T) {
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != 200 || len(got.Requests) != 5 {
 			t.Errorf("group_policy %s: %d, %d candidates, %v", policy, w.Code, len(got.Requests), err)
 		}
-		if took := time.Since(began); took > 10*time.Second { // it takes a millisecond; all choices took years
+		if took := time.Since(began); took > time.Minute { // it takes a millisecond; all choices took years
 			t.Errorf("group_policy %s: took %s", policy, took)
 		}
 	}
@@ -129,7 +129,7 @@ func TestCandidates_ASearchHoldsUpNobodyAndSeesOneMoment(t *testing.T) {
 	}()
 	select {
 	case <-written:
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("a write waits for the search")
 	}
 	close(ctx.proceed)

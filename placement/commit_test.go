@@ -52,7 +52,7 @@ func gated(t *testing.T) (*Server, *gate, *pc.Client) {
 // until waits for what another goroutine is about to do.
 func until(t *testing.T, s *Server, is func(*state) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(2 * time.Minute); ; runtime.Gosched() {
 		s.state.mu.RLock()
 		ok := is(s.state)
 		s.state.mu.RUnlock()

@@ -348,7 +348,7 @@ func TestClient_ObeysRetryAfter(t *testing.T) {
 func TestClient_ItsOwnDeadlineEndsACall(t *testing.T) {
 	release := make(chan struct{})
 	s := &script{steps: []func(http.ResponseWriter, *http.Request){func(http.ResponseWriter, *http.Request) { <-release }}}
-	c, _ := dial(t, s, func(cfg *Config) { cfg.Timeout = 50 * time.Millisecond })
+	c, _ := dial(t, s, func(cfg *Config) { cfg.Timeout = 2 * time.Second })
 	t.Cleanup(func() { close(release) })
 	err := c.PutAllocations(t.Context(), "i", claimed)
 	if fault.KindOf(err) != fault.InDoubt || !errors.Is(err, context.DeadlineExceeded) {

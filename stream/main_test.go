@@ -193,10 +193,14 @@ func (p *pair) dial(path string) *net.UnixConn {
 	return c
 }
 
+// patience is how long tests wait for what must come: it only ends those that fail, on
+// however busy a machine.
+const patience = 2 * time.Minute
+
 // deadline has a test that hangs fail.
 func (p *pair) deadline(c net.Conn) {
 	p.t.Helper()
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -204,7 +208,7 @@ func (p *pair) deadline(c net.Conn) {
 // accept takes one connection of what plays QEMU or libvirtd.
 func (p *pair) accept(l *net.UnixListener) *net.UnixConn {
 	p.t.Helper()
-	if err := l.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := l.SetDeadline(time.Now().Add(patience)); err != nil {
 		p.t.Fatal(err)
 	}
 	c, err := l.AcceptUnix()
@@ -256,7 +260,7 @@ func (p *pair) status(m *Manager) Status {
 // until asks a side's process until what it says holds.
 func (p *pair) until(m *Manager, what string, holds func(Status) bool) Status {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
 	for {
 		st, err := m.Status(ctx, testID)
@@ -273,7 +277,7 @@ func (p *pair) until(m *Manager, what string, holds func(Status) bool) Status {
 // gone waits until a side's process and folder are no more.
 func (p *pair) gone(m *Manager) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
 	for {
 		_, err := os.Stat(m.Paths(testID).Dir)

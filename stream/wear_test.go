@@ -112,7 +112,7 @@ func TestProcess_SurvivesItsLimitOfFiles(t *testing.T) {
 	}
 	// What was opened of those that went away is still in the queue of what plays
 	// QEMU; and both processes need a moment for what they held.
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
 		out := p.dial(p.src.Paths(testID).Memory)
@@ -289,7 +289,7 @@ func TestTend_GivesADeadPeerUpInTime(t *testing.T) {
 
 func TestStream_ADeadlineIsForOpeningOnly(t *testing.T) {
 	t.Parallel() // it waits
-	const opening = 2 * time.Second
+	const opening = 5 * time.Second
 	p := newPair(t, goroutines{t: t, opening: opening})
 	p.open()
 	memory := p.memory()

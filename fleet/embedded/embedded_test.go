@@ -187,7 +187,7 @@ func TestClient_TellsWhoAnswers(t *testing.T) {
 			t.Errorf("%s: a host returned", name)
 		}
 	}
-	refused, err := embedded.NewClient(embedded.Options{URL: "http://127.0.0.1:1", Timeout: time.Second})
+	refused, err := embedded.NewClient(embedded.Options{URL: "http://127.0.0.1:1", Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestClient_TellsWhoAnswers(t *testing.T) {
 	slow := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
 	defer slow.Close()
 	defer close(hang)
-	late, err := embedded.NewClient(embedded.Options{URL: slow.URL, Timeout: 50 * time.Millisecond})
+	late, err := embedded.NewClient(embedded.Options{URL: slow.URL, Timeout: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func TestServer_WithCertificatesHostsAndOperatorsAreLetIn(t *testing.T) {
 			}
 			config.Certificates = []tls.Certificate{pair}
 		}
-		c, err := embedded.NewClient(embedded.Options{URL: "https://" + s.Addr(), TLS: config, Timeout: 5 * time.Second})
+		c, err := embedded.NewClient(embedded.Options{URL: "https://" + s.Addr(), TLS: config, Timeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

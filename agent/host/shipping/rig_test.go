@@ -80,7 +80,7 @@ func (p *port) open() {
 	var group runtime.Group
 	rt := hasty{new(runtime.System)}
 	p.Dock = New(Config{
-		Name: p.name, Memory: p.mem, Files: p.files, Guests: p, Runtime: rt, Logger: slog.New(slog.DiscardHandler), Stall: 5 * time.Second,
+		Name: p.name, Memory: p.mem, Files: p.files, Guests: p, Runtime: rt, Logger: slog.New(slog.DiscardHandler), Stall: time.Minute,
 		Peer: func(context.Context, string) (migration.DiskDestination, error) { return p.peer() },
 		Go:   func(name string, f func()) bool { group.Go(rt, name, f); return true }, Context: ctx,
 	})

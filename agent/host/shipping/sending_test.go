@@ -143,7 +143,7 @@ func TestSend_EndsWhenNothingMoves(t *testing.T) {
 	if !strings.Contains(err.Error(), "no route") {
 		t.Errorf("it does not say why: %v", err)
 	}
-	a.Dock.c.Stall = 5 * time.Second
+	a.Dock.c.Stall = time.Minute
 	a.peer = b.through(func(string) error { return nil })
 	if err := a.Send(t.Context(), ref, r); err != nil {
 		t.Fatal(err)
