@@ -36,6 +36,17 @@ func (p *pair) followed(m migration.Migration, look func(when string)) migration
 	return m
 }
 
+// compared waits until both hosts that have just started have been compared with Placement:
+// before that an audit knows nothing.
+func (p *pair) compared() {
+	p.Helper()
+	for _, on := range slices.Sorted(maps.Keys(p.clients)) {
+		p.until(on+" is compared with Placement", func() bool {
+			return strings.Contains(p.condition(on, "placement").Detail, "equal to the host")
+		})
+	}
+}
+
 // Whatever step a resize has reached, on whatever host, and whoever has just started
 // anew: no audit names or writes anything.
 func TestAudit_OfAResizeFindsNothingToSay(t *testing.T) {
@@ -86,6 +97,7 @@ func TestAudit_OfAResizeFindsNothingToSay(t *testing.T) {
 		}
 		p.damage("host-a", nil)
 		p.damage("host-b", nil)
+		p.compared()
 		look(tt.name + ": both hosts have started anew")
 		end := p.clients["host-a"].RevertMigration
 		if tt.confirm {
@@ -128,6 +140,7 @@ func TestLedger_OfAGuestThatWaitsToBeConfirmed(t *testing.T) {
 		}
 	}
 	codes := func() (out []string) {
+		p.compared()
 		_, writes, left := p.audit(api.AuditRequest{Heal: true, All: true})
 		for _, row := range left {
 			out = append(out, row.Code)
