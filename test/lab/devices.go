@@ -10,16 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devices makes those of the machine's devices that QEMU's user must open, where only
-// root may (no udev in a host gives them to a group).
+// devices makes those of a host's devices that are not as the machine has them.
 //
-// /dev/kvm: libvirtd takes what it knows of a QEMU for outdated while that QEMU could do
-// KVM and its user may not open it (virQEMUCapsIsValid): it then asks every QEMU anew for
-// each list of capabilities and each guest, two seconds every time. /dev/userfaultfd: QEMU
-// wants it for post-copy; without it only root has the call, unless a sysctl of the whole
-// machine (vm.unprivileged_userfaultfd, which libvirt's package sets) says otherwise.
+// /dev/kvm: guests of a lab are emulated, whatever the machine could do, and so hosts have a
+// file there that QEMU's user may not open. libvirtd takes what it knows of a QEMU for
+// outdated while it stands there open to QEMU's user and did not work when QEMU was asked, or
+// the other way round (virQEMUCapsIsValid), and asks every QEMU anew then, for each list of
+// capabilities and each guest. Also where it does work: part of what libvirtd compares then is
+// the number of the processor that it runs on just now (CPUID leaf 0x1f).
+//
+// /dev/userfaultfd: QEMU wants it for post-copy; without it only root has the call, unless a
+// sysctl of the whole machine (vm.unprivileged_userfaultfd, which libvirt's package sets) says
+// otherwise.
 func (h *Host) devices() (binds [][2]string, err error) {
-	for _, device := range []string{"/dev/kvm", "/dev/userfaultfd"} {
+	for device, stand := range map[string]func(path string, st unix.Stat_t) error{"/dev/kvm": closedFile, "/dev/userfaultfd": openDevice} {
 		var st unix.Stat_t
 		if err := unix.Stat(device, &st); errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -30,14 +34,21 @@ func (h *Host) devices() (binds [][2]string, err error) {
 		if err := os.Remove(node); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(st.Rdev)); err != nil {
+		if err := stand(node, st); err != nil {
 			return nil, fmt.Errorf("make %s: %w", node, err)
-		}
-		// The umask has taken a part away.
-		if err := os.Chmod(node, 0o666); err != nil {
-			return nil, err
 		}
 		binds = append(binds, [2]string{node, device})
 	}
 	return binds, nil
+}
+
+func closedFile(path string, _ unix.Stat_t) error { return os.WriteFile(path, nil, 0) }
+
+// openDevice makes a device that everybody may open, where only root may open the machine's (no
+// udev in a host gives it to a group).
+func openDevice(path string, machine unix.Stat_t) error {
+	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(machine.Rdev)); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o666) // the umask has taken a part away
 }

@@ -271,6 +271,9 @@ func (l *Lab) bringUp(ctx context.Context, h *Host) error {
 	if l.noLibvirtd {
 		return nil
 	}
+	if err := h.recallCapabilities(); err != nil {
+		return err
+	}
 	return h.StartLibvirtd(ctx)
 }
 
@@ -317,7 +320,7 @@ func (l *Lab) end() error {
 		hosts = append(append(hosts, now.Hosts...), now.Switch)
 	}
 	for _, h := range hosts {
-		all = append(all, h.PowerOff())
+		all = append(all, h.PowerOff(), h.keepCapabilities())
 	}
 	all = append(all, machinePages().hold(l.Dir, 0, process{}))
 	return errors.Join(all...)
