@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,17 +30,21 @@ type checkedConfig struct {
 
 func (a *app) configCheck() *cobra.Command {
 	return &cobra.Command{
-		Use:   "check",
+		Use:   "check [FILE]",
 		Short: "Is the configuration right; needs no agent and changes nothing",
 		Long: `Read the configuration and its drop-ins as the agent does, with the flavor files and the
-users and groups of [rights], and name every fault at once: file, line, key, what it has
-and what it wants. Exits with 2 when there is one, as the agent does then.
+users and groups of [rights], and name every fault: file, line, key, what it has and what
+it wants. What cannot be read as TOML is named alone, since it hides the rest. Exits with
+2 when there is a fault, as the agent does then.
 
 Do it before each reload or restart: a reload with a fault changes nothing, and a restart
 with one leaves the host without its agent (guests go on).`,
-		Example: "  berth config check && systemctl reload berth\n  berth config check --config ./berth.toml",
-		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		Example: "  berth config check && systemctl reload berth\n  berth config check ./berth.toml",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				a.config = args[0]
+			}
 			c, list, err := config.Dump(a.config)
 			if err != nil {
 				return err
@@ -67,6 +74,9 @@ func checkedTable(w io.Writer, path string, c checkedConfig) {
 	from := strings.Join(c.Files, ", ")
 	if from == "" {
 		from = path + " sets nothing: the defaults count"
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			from = path + " is not there: the defaults count"
+		}
 	}
 	fmt.Fprintf(w, "no fault: %s\nmode %s, %s set, %s\n", from, c.Mode, count(len(c.Set), "key"), count(len(c.Flavors), "flavor"))
 	if len(c.Set) == 0 {

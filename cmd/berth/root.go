@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -46,7 +47,7 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.began {
 		a.json = slices.Contains(args, "--json") // flags may not have been read
-		err = fault.Refuse(fault.Invalid, err.Error(), fault.Reason{
+		err = fault.Refuse(fault.Invalid, usageWords(cmd, err), fault.Reason{
 			Code: "usage", Message: "the command line is not understood", Change: "usage: " + cmd.UseLine() + "; `" + cmd.CommandPath() + " --help` says more",
 		})
 	}
@@ -57,6 +58,25 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 		}
 	}
 	return codeOf(err)
+}
+
+// countWords is how the library says that there are too few or too many arguments.
+var countWords = regexp.MustCompile(`^(?:accepts|requires) .*arg\(s\), (?:only )?received \d+$`)
+
+// usageWords says what is wrong with a command line, by the command that it was meant for.
+func usageWords(c *cobra.Command, err error) string {
+	text, given := err.Error(), strings.Join(c.Flags().Args(), " ")
+	_, wants, _ := strings.Cut(c.Use, " ")
+	name := strings.TrimPrefix(c.CommandPath(), "berth ")
+	switch {
+	case strings.HasPrefix(text, "unknown command") && !c.HasSubCommands():
+		return fmt.Sprintf("%s takes no argument, and was given %q", name, given)
+	case !countWords.MatchString(text):
+		return text
+	case given == "":
+		return fmt.Sprintf("%s wants %s, and was given nothing", name, wants)
+	}
+	return fmt.Sprintf("%s wants %s, and was given %q", name, wants, given)
 }
 
 func (a *app) root() *cobra.Command {

@@ -2,11 +2,14 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -31,7 +34,7 @@ func Load(path string) (Config, error) {
 		if err != nil && !errors.Is(err, fault.Invalid) {
 			// Absent or unreadable: as wrong as a wrong value, and for whoever starts the
 			// agent as little a reason to try again.
-			return c, fault.New(fault.Invalid, "read configuration: %w", err)
+			return c, fault.New(fault.Invalid, "read configuration: %w: see to that file, or name another with --config", err)
 		}
 		reasons = append(reasons, fault.ReasonsOf(err)...)
 	}
@@ -89,15 +92,19 @@ func DecodeFile(path string, v any) error {
 	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
 	err = dec.Decode(v)
 	if err == nil {
-		return nil
+		return bareTimes(path, data, reflect.TypeOf(v))
 	}
 	var reasons []fault.Reason
 	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
 		for i := range strict.Errors {
-			reasons = append(reasons, reason(path, &strict.Errors[i], "config_unknown_key", "unknown key"))
+			r := reason(path, &strict.Errors[i], "config_unknown_key", "unknown key")
+			if _, ours := v.(*Config); ours && len(strict.Errors[i].Key()) < 3 {
+				r.Change = keysBeside(strict.Errors[i].Key())
+			}
+			reasons = append(reasons, r)
 		}
 	} else if one, ok := errors.AsType[*toml.DecodeError](err); ok {
-		reasons = append(reasons, reason(path, one, "config_value", strings.TrimPrefix(one.Error(), "toml: ")))
+		reasons = append(reasons, reason(path, one, "config_value", inWords(strings.TrimPrefix(one.Error(), "toml: "))))
 	} else {
 		reasons = append(reasons, fault.Reason{Code: "config_value", Message: fmt.Sprintf("%s: %v", path, strings.TrimPrefix(err.Error(), "toml: "))})
 	}
@@ -114,4 +121,65 @@ func reason(path string, e *toml.DecodeError, code, text string) fault.Reason {
 		r.Change = "remove it, or see the documented sample for its spelling"
 	}
 	return r
+}
+
+// keysBeside is what may stand where an unknown key does.
+func keysBeside(key toml.Key) string {
+	var sections, keys []string
+	root := reflect.TypeFor[Config]()
+	for i := range root.NumField() {
+		section := root.Field(i)
+		name := section.Tag.Get("toml")
+		sections = append(sections, name)
+		if len(key) < 2 || !strings.EqualFold(key[0], name) || section.Type.Kind() != reflect.Struct {
+			continue
+		}
+		for j := range section.Type.NumField() {
+			field := section.Type.Field(j)
+			if field.Type.Kind() == reflect.Slice && field.Type.Elem().Kind() != reflect.String {
+				return "remove it, or see the documented sample for its spelling" // it may be of one of the list's tables
+			}
+			keys = append(keys, field.Tag.Get("toml"))
+		}
+	}
+	if len(keys) > 0 {
+		return "remove it, or correct it: [" + strings.ToLower(key[0]) + "] has " + strings.Join(keys, ", ")
+	}
+	return "remove it, or correct it: the sections are " + strings.Join(sections, ", ")
+}
+
+// wrongType is how the reader tells a value of a wrong type: with names of this program's.
+var wrongType = regexp.MustCompile(`^cannot decode TOML (\w+) into (?:struct field \S+ of type )?(\S+)$`)
+
+// inWords says it with what is to be written.
+func inWords(text string) string {
+	m := wrongType.FindStringSubmatch(text)
+	if m == nil {
+		return text
+	}
+	wants := "text in quotes"
+	switch kind := strings.TrimLeft(m[2], "*"); {
+	case strings.HasPrefix(kind, "[]"):
+		wants = "a list in brackets"
+	case kind == "bool":
+		wants = "true or false"
+	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):
+		wants = "a whole number"
+	case strings.HasPrefix(kind, "float"):
+		wants = "a number"
+	case slices.Contains(sectionTypes(), kind):
+		wants = "a section of its own, in brackets"
+	}
+	has := map[string]string{
+		"integer": "a whole number", "float": "a number with a point", "boolean": "true or false", "array": "a list", "string": "text", "table": "a section",
+	}[m[1]]
+	return "want " + wants + ", have " + cmp.Or(has, m[1])
+}
+
+func sectionTypes() (out []string) {
+	root := reflect.TypeFor[Config]()
+	for i := range root.NumField() {
+		out = append(out, root.Field(i).Type.String())
+	}
+	return out
 }

@@ -2,11 +2,16 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/pelletier/go-toml/v2"
+
+	"berth/internal/fault"
 	"berth/migration/options"
 	"berth/topology"
 )
@@ -32,6 +37,62 @@ func (d Duration) String() string { return time.Duration(d).String() }
 
 // D is the value as the rest of the program uses it.
 func (d Duration) D() time.Duration { return time.Duration(d) }
+
+// bareTimes refuses each time of a file that has no unit: the reader would take the number for
+// nanoseconds, and a shutdown_timeout of 60 for no time at all. Zero needs none.
+func bareTimes(path string, data []byte, t reflect.Type) error {
+	var tree map[string]any
+	if err := toml.Unmarshal(data, &tree); err != nil {
+		return fault.New(fault.Invalid, "read %s: %w", path, err)
+	}
+	var reasons []fault.Reason
+	eachTime(t, tree, "", func(key string, v any) {
+		n, bare := v.(int64)
+		if !bare || n == 0 {
+			return
+		}
+		reasons = append(reasons, fault.Reason{
+			Code: "config_value", Message: fmt.Sprintf("%s: %s = %d: a time without a unit", path, key, n), Have: strconv.FormatInt(n, 10),
+			Want: "text such as \"30s\" or \"1m30s\"", Change: fmt.Sprintf("write it with its unit, in quotes: \"%ds\" if seconds are meant", n),
+		})
+	})
+	if len(reasons) == 0 {
+		return nil
+	}
+	slices.SortFunc(reasons, func(a, b fault.Reason) int { return strings.Compare(a.Message, b.Message) })
+	return fault.Refuse(fault.Invalid, "read "+path, reasons...)
+}
+
+// eachTime walks what a file has beside the types that it is read into, and gives what stands
+// where a Duration is read.
+func eachTime(t reflect.Type, tree any, key string, found func(key string, v any)) {
+	switch {
+	case t == reflect.TypeFor[Duration]():
+		found(key, tree)
+	case t.Kind() == reflect.Pointer:
+		eachTime(t.Elem(), tree, key, found)
+	case t.Kind() == reflect.Slice:
+		list, _ := tree.([]any)
+		for _, v := range list {
+			eachTime(t.Elem(), v, key, found)
+		}
+	case t.Kind() == reflect.Map:
+		table, _ := tree.(map[string]any)
+		for k, v := range table {
+			eachTime(t.Elem(), v, key+"."+k, found)
+		}
+	case t.Kind() == reflect.Struct:
+		table, _ := tree.(map[string]any)
+		for i := range t.NumField() {
+			name, _, _ := strings.Cut(t.Field(i).Tag.Get("toml"), ",")
+			for k, v := range table {
+				if strings.EqualFold(k, name) { // as the reader takes them
+					eachTime(t.Field(i).Type, v, strings.TrimPrefix(key+"."+name, "."), found)
+				}
+			}
+		}
+	}
+}
 
 // Rate is bytes a second, written "20MiB/s"; "0" is no bound.
 type Rate uint64
