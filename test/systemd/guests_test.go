@@ -106,7 +106,7 @@ func streamsOutlive(t *testing.T, m *machine) {
 
 func makeDisk() error {
 	ctx := context.Background()
-	f := disks.Files{}
+	f := disks.Files{Manager: systemd.Manager()}
 	made, err := f.Plan("22222222-2222-4333-8444-555555555555", "0", guestDisk)
 	if err == nil {
 		err = f.Build(ctx, &made, "qcow2", 64<<20)

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"berth/test/lab"
 )
 
@@ -65,6 +67,9 @@ func boot(t *testing.T, name string, files map[string]string) *machine {
 	args = append(args, "systemd.unit=basic.target")
 	// nspawn refuses the machine's own root, but not the same files elsewhere.
 	script := `mount --bind / "$0" && exec "$@"`
+	if groups := ownGroups(t, name); len(groups) > 0 {
+		script = "for group in " + strings.Join(groups, " ") + "; do echo $$ >$group/cgroup.procs || exit; done; " + script
+	}
 	console, err := os.Create(filepath.Join(t.TempDir(), "console"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,6 +114,51 @@ func boot(t *testing.T, name string, files map[string]string) *machine {
 		return err
 	})
 	return m
+}
+
+// ownGroups makes control groups for a machine, in those hierarchies of the kernel's that systemd
+// uses: without them two machines that run at a time share those of their units. They go with
+// the test.
+func ownGroups(t *testing.T, name string) []string {
+	t.Helper()
+	var groups []string
+	for _, root := range []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			continue // another arrangement
+		}
+		group := filepath.Join(root, fmt.Sprintf("%s-%d", name, os.Getpid()))
+		if err := os.Mkdir(group, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		groups = append(groups, group)
+		t.Cleanup(func() {
+			var err error
+			for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+				if err = removeGroup(group); err == nil {
+					return
+				}
+			}
+			t.Error(err)
+		})
+	}
+	return groups
+}
+
+// removeGroup removes a control group with those below it; what looks like files in them is the
+// kernel's.
+func removeGroup(group string) error {
+	entries, err := os.ReadDir(group)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroup(filepath.Join(group, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return unix.Rmdir(group)
 }
 
 // systemdBelow finds process 1 of the machine among what nspawn has started.

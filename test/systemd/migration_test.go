@@ -49,9 +49,11 @@ func TestLiveMigration(t *testing.T) {
 		{"an upgrade at its source", atSource(upgrade)},
 		{"killed at its source", atSource(killed)},
 		{"the watchdog at its source", atSource(bitten)},
+		{"a removal at its source", atSource(removalRefused)},
 		{"killed at its destination", atDestination(killed)},
 		{"an upgrade at its destination", atDestination(upgrade)},
 		{"it ends well", ends},
+		{"purged under its guest", purged},
 	} {
 		start := time.Now()
 		ok := t.Run(story.name, func(t *testing.T) {
@@ -206,7 +208,7 @@ func ends(t *testing.T, v *move) {
 	for _, m := range []*machine{v.from, v.to} {
 		m.well()
 		m.await("end of the streams' units", func() error {
-			if left := m.run("systemctl", "list-units", "--all", "--plain", "--no-legend", "berth-stream@*"); left != "" {
+			if left := m.run("systemctl", "list-units", "--plain", "--no-legend", "berth-stream@*"); left != "" {
 				return errors.New(left)
 			}
 			return nil
@@ -244,4 +246,38 @@ func ends(t *testing.T, v *move) {
 		t.Errorf("allocations %s %s, want %s", got, detail.AllocationsError, want)
 	}
 	v.to.await("an audit that finds nothing", func() error { _, err := v.to.try("berth", "audit", "--all"); return err })
+}
+
+// removalRefused: no agent would be left to give the guest to one of its hosts.
+func removalRefused(t *testing.T, m *machine) {
+	if out, err := m.try("dpkg", "--no-triggers", "--remove", "berth"); err == nil || !strings.Contains(err.Error(), "guests are moving from or to this host") {
+		t.Errorf("the package is removed: %s, %v", out, err)
+	}
+	if state := m.run("dpkg-query", "--show", "--showformat=${db:Status-Status}", "berth"); state != "installed" {
+		t.Errorf("the package is %s", state)
+	}
+	m.await("the agent", func() error { return m.ask("/v1/claims") })
+}
+
+// purged: the guest stays, of Berth nothing does.
+func purged(t *testing.T, v *move) {
+	const ours = "urn:berth:"
+	dump := func() string { return v.to.run("virsh", "-c", "qemu:///system", "dumpxml", moved) }
+	if xml := dump(); !strings.Contains(xml, ours) {
+		t.Errorf("the guest's document says nothing of Berth: %s", xml)
+	}
+	before := v.to.beats(moved, 1)
+	for _, m := range []*machine{v.from, v.to} {
+		m.dpkg("--purge", "berth")
+		if units := m.run("systemctl", "list-units", "--plain", "--no-legend", "berth*"); units != "" {
+			t.Errorf("left on %s: %s", m.name, units)
+		}
+	}
+	if xml := dump(); strings.Contains(xml, ours) {
+		t.Errorf("the guest's document still says: %s", xml)
+	}
+	after := v.to.beats(moved, 5)
+	if _, err := guest.Healthy(after[len(before)-1:]); err != nil {
+		t.Error(err)
+	}
 }
