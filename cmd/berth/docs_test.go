@@ -76,7 +76,7 @@ func readPages(t *testing.T, names ...string) []docs.Page {
 
 // others are the programs beside berth that the pages have people type.
 var others = []string{
-	"apt", "apt-get", "cd", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "journalctl", "jq", "make", "mkdir", "mv", "openstack", "printf", "promtool", "rm", "scp", "ssh",
+	"apt", "apt-get", "cd", "certutil", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "iostat", "journalctl", "jq", "make", "mkdir", "mv", "openssl", "openstack", "pk12util", "printf", "promtool", "rm", "scp", "ssh",
 	"systemctl", "systemd-sysusers", "systemd-tmpfiles", "tail", "touch", "virsh",
 }
 
@@ -102,9 +102,6 @@ func TestDocs_EveryCommandIsOne(t *testing.T) {
 	commands := 0
 	for _, page := range readPages(t, pages...) {
 		for _, b := range page.Blocks {
-			if page.Path == "docs/hooks.md" {
-				continue // it shows the forms of commands, with what may be left out
-			}
 			if b.Language() == "" { // of a page without languages: see TestDocs_EachBlockSaysWhatItIs
 				b.Text, b.Info = commandsAlone(b.Text), []string{"sh"}
 			}
@@ -141,6 +138,42 @@ func TestDocs_EveryCommandIsOne(t *testing.T) {
 	}
 	if commands < 100 {
 		t.Errorf("only %d commands of berth were read", commands)
+	}
+}
+
+// TestDocs_FormsOfHooksAreCommands reads the forms of `berth hook` in the page on hooks, which are
+// several commands on a line with what may be left out: each name is a command, each flag its own.
+func TestDocs_FormsOfHooksAreCommands(t *testing.T) {
+	r := (&app{parts: linked(), in: strings.NewReader(""), out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
+	read := 0
+	for _, page := range readPages(t, "docs/hooks.md") {
+		for _, b := range page.Blocks {
+			for line := range strings.Lines(b.Text) {
+				form, is := strings.CutPrefix(line, "berth hook ")
+				if !is {
+					continue
+				}
+				form, _, _ = strings.Cut(form, "   ") // where it is typed stands behind
+				form, _, _ = strings.Cut(form, " <")
+				var c *cobra.Command
+				for _, word := range strings.Fields(strings.NewReplacer("|", " ", "[", " ", "]", " ").Replace(form)) {
+					flag, isFlag := strings.CutPrefix(word, "--")
+					switch {
+					case isFlag && (c == nil || c.Flags().Lookup(flag) == nil && c.InheritedFlags().Lookup(flag) == nil):
+						t.Errorf("%s: %s: no flag --%s", page.Path, form, flag)
+					case !isFlag && strings.ToUpper(word) != word:
+						var err error
+						if c, _, err = r.Find([]string{"hook", word}); err != nil || c.Name() != word {
+							t.Errorf("%s: berth hook %s is no command: %v", page.Path, word, err)
+						}
+						read++
+					}
+				}
+			}
+		}
+	}
+	if read < 10 {
+		t.Errorf("only %d names were read", read)
 	}
 }
 
@@ -248,14 +281,14 @@ func TestDocs_LinksLeadSomewhere(t *testing.T) {
 
 // TestDocs_EachBlockSaysWhatItIs requires a language of each block, so that none is left unread.
 func TestDocs_EachBlockSaysWhatItIs(t *testing.T) {
-	for _, page := range readPages(t, "docs/README.md", "docs/tutorial", "docs/how-to", "docs/explanation") {
+	for _, page := range readPages(t, "docs") {
 		for _, b := range page.Blocks {
 			switch b.Language() {
 			case "sh":
 				if len(b.Info) > 1 && b.RunOn() != "host-a" && b.RunOn() != "host-b" {
 					t.Errorf("%s: fenced as %q; want sh, or sh run HOST", b.Where(), strings.Join(b.Info, " "))
 				}
-			case "toml", "text", "json", "dies":
+			case "toml", "text", "json", "yaml", "dies":
 			default:
 				t.Errorf("%s: fenced as %q", b.Where(), strings.Join(b.Info, " "))
 			}
