@@ -19,6 +19,7 @@ import (
 	"berth/claims"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/internal/store"
 )
 
@@ -273,15 +274,21 @@ func (l *ledger) state() error {
 	})
 }
 
+// known waits until the ledger is known, or ctx ends, whose cause it then returns.
+func (l *ledger) known(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
+	return runtime.Await(ctx, l.a.rt, l.whole)
+}
+
 // waiting runs f once the ledger is known.
 func (l *ledger) waiting(f func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		select {
-		case <-l.whole:
-			return f(ctx)
-		case <-ctx.Done():
+		if l.known(ctx) != nil {
 			return nil
 		}
+		return f(ctx)
 	}
 }
 

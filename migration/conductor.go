@@ -110,7 +110,11 @@ func (c *Conductor) Run(ctx context.Context) error {
 	}
 	for _, s := range unfinished {
 		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
-		c.spawn("migration "+s.rec.UUID, func() { s.drive(ctx) })
+		c.spawn("migration "+s.rec.UUID, func() {
+			if c.cfg.Ready == nil || c.cfg.Ready(ctx) == nil {
+				s.drive(ctx)
+			}
+		})
 	}
 	// A sleep that ctx ends, so that a simulator sees this actor waiting.
 	for ctx.Err() == nil {

@@ -37,7 +37,11 @@ type Config struct {
 	Local string
 	// Hosts finds a host by its provider's name, the local one included. It may
 	// dial. fault.NotFound for a name that no peer has.
-	Hosts     func(ctx context.Context, name string) (Host, error)
+	Hosts func(ctx context.Context, name string) (Host, error)
+	// Ready waits until this host knows its own records: moves that an earlier conductor
+	// left rest until then, and are not undone for an answer that this host cannot give
+	// yet. Its error is that of an ended ctx. nil where they are known at once.
+	Ready     func(ctx context.Context) error
 	Placement Placement
 	// Fleet are the records that hosts keep of each other; nil where there are none, and
 	// then nothing is evacuated.

@@ -17,6 +17,7 @@ import (
 	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/task"
 )
@@ -49,6 +50,7 @@ type site struct {
 	fail   func(verb string, answered bool) error
 	away   map[string]bool
 	silent map[string]bool // who gets no answers
+	known  chan struct{}   // closed when hosts know their own records; nil where they always do
 	agents map[string]*agentProcess
 }
 
@@ -109,6 +111,15 @@ func (s *site) reach(from, name string) (*node, error) {
 func (s *site) startAgent(name string) {
 	s.t.Helper()
 	p := &agentProcess{ended: make(chan error, 2)}
+	known := s.known
+	unknown := func() bool {
+		select {
+		case <-known:
+			return false
+		default:
+			return known != nil
+		}
+	}
 	n := s.boot(name, func(o *host.Options) {
 		o.Poll, o.Agree = 0, 0 // the real ones
 		o.Silence = time.Second
@@ -137,10 +148,19 @@ func (s *site) startAgent(name string) {
 	})
 	p.conductor = migration.New(migration.Config{
 		Runtime: &clock{booted: s.rt.booted}, Store: n.store, Local: name, Placement: s.placement,
+		Ready: func(ctx context.Context) error {
+			if known == nil {
+				return nil
+			}
+			return runtime.Await(ctx, s.rt, known)
+		},
 		Hosts: func(_ context.Context, other string) (migration.Host, error) {
 			n, err := s.reach(name, other)
 			if err != nil {
 				return nil, err
+			}
+			if other == name && unknown() {
+				return nil, fault.New(fault.Unavailable, "host %s does not know its own records yet", name)
 			}
 			return through{breakable{n.Host, s.failing}, n.Host, n.Host}, nil
 		},
@@ -389,6 +409,34 @@ func TestSettle_AnUndoGoesOnWithoutADestinationThatIsGone(t *testing.T) {
 	if held := s.placement.all(); len(held) != 1 {
 		t.Errorf("allocations %v", held)
 	}
+}
+
+// TestRecovery_RestsUntilItsHostKnowsItsOwnRecords has a ledger rebuilt while a stream runs:
+// that its host cannot answer meanwhile ends no move.
+func TestRecovery_RestsUntilItsHostKnowsItsOwnRecords(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		v := s.guest("a", "vm1")
+		before := s.picture()
+		s.fleet.CutData("a", "b")
+		m := s.migrate(v.UUID)
+		waitFor(t, "the stream", func() bool { return s.get(m.UUID).Step == migration.StepStream })
+		s.kill("a")
+		s.known = make(chan struct{})
+		s.startAgent("a")
+		time.Sleep(5 * time.Second) // longer than a verb is asked again
+		if m = s.get(m.UUID); m.Phase != task.Doing || m.Step != migration.StepStream {
+			t.Errorf("meanwhile it is %s in step %s: %v", m.Phase, m.Step, m.Err())
+		}
+		s.fleet.HealData("a", "b")
+		close(s.known)
+		waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
+		if m = s.get(m.UUID); m.Outcome != migration.OutcomeCompleted {
+			t.Errorf("%s: %+v", m.Outcome, m.Error)
+		}
+		s.settled(m, v.UUID, before)
+	})
 }
 
 // TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack has an operator give the guest to
