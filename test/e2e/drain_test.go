@@ -155,13 +155,22 @@ func TestDrain(t *testing.T) {
 // host back as it was.
 func TestDrain_AgentKilledAndAborted(t *testing.T) {
 	w := start(t)
-	names := w.crowd(3, guest.Options{})
+	names := w.crowd(3, guest.Options{Dirty: 4, Rate: 1})
+	link := func(mibps int) {
+		if err := w.a.Limit(w.ctx, lab.Mig, mibps); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { link(0) })
+	link(12)
 	w.berth(w.a, "drain", "--yes", "--detach", "--to", w.b.Name)
 	w.awaitDrain("has moved one", func(d api.Drain) bool {
 		return slices.ContainsFunc(d.Guests, func(g api.DrainedGuest) bool { return g.State == api.DrainedMoved })
 	})
+	link(1) // the others shall not have gone before it is told
 	w.restart(w.a)
 	w.berth(w.a, "drain", "abort")
+	link(0)
 	d := w.awaitDrain("is over", func(d api.Drain) bool { return d.State.Over() })
 	w.require("state", d.State, api.DrainAborted)
 	if host := ask[api.HostInfo](w, w.a, "host", "show"); host.Disabled != nil {

@@ -11,8 +11,8 @@ import (
 
 var undone, completed = []migration.Outcome{migration.OutcomeUndone}, []migration.Outcome{migration.OutcomeCompleted}
 
-// slow is a stream that lasts some seconds.
-const slow = "12MiB/s"
+// slow is a stream that lasts for longer than a busy machine takes to break it.
+const slow = "4MiB/s"
 
 // What ends a guest, or a whole host. All that a guest must outlive is broken in
 // test/soak. One guest goes through all of it: what one breakage leaves behind, the
@@ -42,10 +42,12 @@ func TestFaults_GuestRunsOnceAndNothingIsLeft(t *testing.T) {
 // when a person has ended one.
 func TestFaults_WhatNobodySawIsInDoubt(t *testing.T) {
 	w := faults(t, "f12", nil)
-	m := w.suffer("f12", breakage{what: "kill -9 both agents mid-stream, source's libvirtd after it", bytes: true, bandwidth: "60MiB/s",
+	m := w.suffer("f12", breakage{what: "kill -9 both agents mid-stream, source's libvirtd after it", bytes: true, bandwidth: slow,
 		broken: func(r *round) {
 			killAgent(source)(r)
 			killAgent(destination)(r)
+			_, err := r.from.Virsh(r.ctx, "migrate-setspeed", r.guest, "500")
+			r.must("let it come to its end", err)
 			for r.domain(r.from, r.guest) != "shut off (migrated)" {
 				pause(r.world, 50*time.Millisecond)
 			}

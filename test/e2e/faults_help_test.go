@@ -334,7 +334,18 @@ func stopLibvirtd(of func(*round) *lab.Host) func(*round) {
 }
 
 func continueLibvirtd(of func(*round) *lab.Host) func(*round) {
-	return func(r *round) { r.must("continue libvirtd", of(r).ResumeLibvirtd()) }
+	return func(r *round) {
+		r.must("continue libvirtd", of(r).ResumeLibvirtd())
+		// libvirtd 9.0.0 may die of what its clients did meanwhile; a host's systemd starts it anew.
+		for range 10 {
+			if _, err := of(r).Virsh(r.ctx, "uri"); err != nil {
+				r.Logf("libvirtd has died when it went on, and is started again: %v", err)
+				startLibvirtd(of)(r)
+				return
+			}
+			pause(r.world, 50*time.Millisecond)
+		}
+	}
 }
 
 func killQEMU(of func(*round) *lab.Host) func(*round) {

@@ -27,7 +27,7 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	w.boot(w.a, guest.Options{Name: "m1", Dirty: 16, Rate: 8})
 	w.livesOn("m1", w.a, w.b)
 
-	w.berth(w.a, "migrate", "m1", w.b.Name, "--detach", "--bandwidth", "16MiB/s")
+	w.berth(w.a, "migrate", "m1", w.b.Name, "--detach", "--bandwidth", slow)
 	w.migration(w.a, "m1", "sends memory", flowing)
 	w.require("allocations during the move", w.holds(w.a, "m1"), []string{"INSTANCE on host-b", "MIGRATION on host-a"})
 	var during []string
@@ -41,6 +41,7 @@ func TestMove_LiveWithItsDiskUnderClaims(t *testing.T) {
 	}
 	w.require("claims during the move", during, []string{"host-a instance bound", "host-b live-migration arriving"})
 
+	w.virsh(w.a, "migrate-setspeed", "m1", "500")
 	m := w.migration(w.a, "m1", "is over", migration.Migration.Done)
 	w.require("outcome", m.Outcome, migration.OutcomeCompleted)
 	w.livesOn("m1", w.b, w.a)
@@ -89,9 +90,10 @@ func TestMove_TimeoutAborts(t *testing.T) {
 func TestMove_KilledDestinationAgentIsWaitedFor(t *testing.T) {
 	w := start(t)
 	w.boot(w.a, guest.Options{Name: "m6", Dirty: 16, Rate: 8})
-	w.berth(w.a, "migrate", "m6", w.b.Name, "--detach", "--bandwidth", "12MiB/s")
+	w.berth(w.a, "migrate", "m6", w.b.Name, "--detach", "--bandwidth", slow)
 	w.migration(w.a, "m6", "sends memory", flowing)
 	w.Agent("host-b").Kill()
+	w.virsh(w.a, "migrate-setspeed", "m6", "500")
 	w.migration(w.a, "m6", "has passed the point of no return", func(m migration.Migration) bool {
 		return m.Status == migration.StatusPostMigrating || m.Step == migration.StepAcceptToken
 	})

@@ -176,6 +176,12 @@ func TestRefusals_PeerWithAWrongCertificate(t *testing.T) {
 	if err := w.StartAgent(w.ctx, "host-b"); err != nil {
 		t.Fatal(err)
 	}
+	w.eventually("host-b listens", func() string {
+		if _, err := w.a.Exec(w.ctx, "bash", "-c", "exec 3<>/dev/tcp/"+w.b.MgmtIP()+"/16515"); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	r := w.run(w.a, "migrate", "r5", w.b.Name)
 	t.Log(r.Stderr)
 	w.require("exit code", r.Code, 3)

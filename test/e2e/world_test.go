@@ -305,6 +305,9 @@ func (w *world) domain(h *lab.Host, name string) string {
 	}
 	state, err := h.Virsh(w.ctx, "domstate", "--reason", name)
 	if err != nil {
+		if out, lerr := h.Virsh(w.ctx, "list", "--all", "--name"); lerr == nil && !slices.Contains(strings.Fields(out), name) {
+			return "" // gone between the two looks
+		}
 		w.Fatal(err)
 	}
 	return state
