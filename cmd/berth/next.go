@@ -16,7 +16,11 @@ func next(command string, err error) string {
 	if slices.ContainsFunc(body.Error.Reasons, func(r fault.Reason) bool {
 		return r.Code == "unreachable" && strings.HasPrefix(r.Message, "no agent listens on")
 	}) {
-		return "berth config check, for whether it could start; journalctl -u berth -n 50, for why it ended"
+		say := "berth config check, for whether it could start; journalctl -u berth -n 50, for why it ended"
+		if strings.HasPrefix(command, "berth host ") {
+			say += "; berth host discover reads the hardware without it"
+		}
+		return say
 	}
 	told := slices.ContainsFunc(body.Error.Reasons, func(r fault.Reason) bool {
 		return strings.Contains(r.Change, "berth ") || strings.Contains(r.Change, "systemctl ") || strings.Contains(r.Change, "--help")

@@ -32,6 +32,7 @@ func TestNext_SaysWhatToTypeWhereNothingElseDoes(t *testing.T) {
 		{"berth audit", fault.New(fault.InDoubt, "?"), "berth status"},
 		{"berth drain", errors.New("a bug"), "berth debug bundle"},
 		{"berth status", absent, "berth config check"},
+		{"berth host topology", absent, "berth host discover reads the hardware without it"},
 	} {
 		got := next(tt.command, tt.err)
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
