@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -238,6 +239,46 @@ func TestUnits_AUnitWhoseProcessesAreLeftIsNotOver(t *testing.T) {
 	m.Clings(true)
 	if was, err := m.End(t.Context(), "x.service"); was || !errors.Is(err, systemd.ErrClings) {
 		t.Errorf("of one whose processes do not end: %v, %v", was, err)
+	}
+}
+
+func TestUnits_OutputIsEndedWithWhoAsked(t *testing.T) {
+	m := systemdtest.New(t)
+	began := filepath.Join(t.TempDir(), "began")
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	ended := make(chan error, 1)
+	go func() {
+		said, _, err := m.Output(ctx, systemd.Transient{Unit: "x.service", Command: []string{"/bin/sh", "-c", "echo $$ >" + began + ".new; mv " + began + ".new " + began + "; exec sleep 600"}})
+		if len(said) > 0 {
+			err = errors.Join(err, fmt.Errorf("it said %q", said))
+		}
+		ended <- err
+	}()
+	for {
+		if _, err := os.Stat(began); err == nil {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	leave()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	text, err := os.ReadFile(began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(text))); err == nil {
+		t.Error("it runs still")
+	}
+	said, complaint, err := m.Output(t.Context(), systemd.Transient{Unit: "y.service", Command: []string{"/bin/sh", "-c", "echo $HOME-less; echo no >&2; exit 3"}, Env: []string{"HOME=x"}})
+	if string(said) != "x-less\n" || string(complaint) != "no\n" || err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("%q, %q, %v", said, complaint, err)
 	}
 }
 

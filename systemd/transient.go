@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -33,6 +34,7 @@ type Transient struct {
 	Env         []string      // KEY=value; nothing of the caller's is given on
 	Limit       time.Duration // after which the manager kills it, whoever still looks at it; 0 for none
 	Command     []string      // absolute path of the program, and its arguments
+	Properties  []string      // what else is set of the unit, as systemd.exec(5) and its like have it; none: it may do what root may
 }
 
 // Transient gives the command (systemd-run(1)) that starts a transient unit and waits for
@@ -54,6 +56,9 @@ func (u Units) Transient(ctx context.Context, t Transient) *exec.Cmd {
 	if t.Limit > 0 {
 		args = append(args, fmt.Sprintf("--property=RuntimeMaxSec=%dms", t.Limit.Milliseconds()))
 	}
+	for _, p := range t.Properties {
+		args = append(args, "--property="+p)
+	}
 	for _, e := range t.Env {
 		args = append(args, "--setenv="+e)
 	}
@@ -65,6 +70,31 @@ func (u Units) Transient(ctx context.Context, t Transient) *exec.Cmd {
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LANG=C.UTF-8"}
 	return cmd
+}
+
+// endPatience bounds the end of a unit: processes that are killed, and a loaded manager.
+// Arbitrary.
+const endPatience = 20 * time.Second
+
+// Output runs a transient unit to its end, and gives what it wrote to its standard output and, of
+// an error, to the other one. A unit whose ctx ends is killed, and it is waited for its end, though
+// not for ever: ErrClings.
+func (u Units) Output(ctx context.Context, t Transient) (said, complaint []byte, err error) {
+	var out, errs bytes.Buffer
+	cmd := u.Transient(ctx, t)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var left error
+	cmd.Cancel = func() error {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
+		defer cancel()
+		_, left = u.End(end, t.Unit)
+		return left
+	}
+	cmd.WaitDelay = endPatience
+	if err = cmd.Run(); err != nil {
+		err = errors.Join(context.Cause(ctx), err, left)
+	}
+	return out.Bytes(), errs.Bytes(), err
 }
 
 // ErrClings means that a unit was killed and still has processes: they wait in the kernel, for a

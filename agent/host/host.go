@@ -213,7 +213,7 @@ func New(o Options) *Host {
 		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}
 	if h.files == nil {
-		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, BootID: o.Runtime.Boot().ID}
+		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, Manager: systemd.Manager(), BootID: o.Runtime.Boot().ID}
 	}
 	h.sides.init()
 	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})

@@ -11,19 +11,37 @@ import (
 	"berth/systemd"
 )
 
-// runs is systemd-run, as far as systemd.Transient calls it with a shell, its text and one
-// argument: it becomes what the manager would start.
+// runs is systemd-run, as systemd.Transient calls it: it notes how it was asked, and becomes what
+// the manager would start.
 const runs = `#!/bin/sh
+printf '%s\n' "$@" >>"${0%/*}/asked"
 while [ "$1" != -- ]; do
-	case "$1" in --setenv=*) export "${1#--setenv=}";; esac
+	case "$1" in
+	--setenv=*) export "${1#--setenv=}" ;;
+	--unit=*) echo $$ >"${0%/*}/${1#--unit=}" ;;
+	esac
 	shift
 done
-exec "$2" "$3" "$(printf %s "$4" | sed 's/[$][$]/$/g')" "$5"
+shift
+left=$#
+while [ $left -gt 0 ]; do
+	set -- "$@" "$(printf '%s\n' "$1" | sed 's/[$][$]/$/g')"
+	shift
+	left=$((left - 1))
+done
+exec "$@"
 `
 
-// asks is systemctl: of every unit it says what stands in the file beside it, and it stops none.
+// asks is systemctl: it kills what runs, and of a unit that is over it says what stands in the file
+// beside it.
 const asks = `#!/bin/sh
-case "$3" in show) cat "${0%/*}/state";; esac
+dir=${0%/*} verb=$3
+for unit; do :; done
+pid=$(cat "$dir/$unit" 2>/dev/null) && kill -0 "$pid" 2>/dev/null || pid=
+case "$verb" in
+show) if [ "$pid" ]; then echo ActiveState=active; else cat "$dir/state"; fi ;;
+stop) [ -z "$pid" ] || { kill -9 "$pid" && rm "$dir/$unit"; } ;;
+esac
 `
 
 // Manager is one whose units are children of this test.
@@ -57,6 +75,16 @@ func (m *Manager) Clings(so bool) {
 func (m *Manager) Refuses(why string) {
 	m.t.Helper()
 	m.put("systemd-run", "#!/bin/sh\necho '"+why+"' >&2\nexit 1\n", 0o755)
+}
+
+// Asked are the words of all calls of systemd-run, a line each.
+func (m *Manager) Asked() string {
+	m.t.Helper()
+	text, err := os.ReadFile(filepath.Join(m.dir, "asked"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(text)
 }
 
 func (m *Manager) put(name, text string, mode os.FileMode) string {

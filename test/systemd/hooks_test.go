@@ -47,7 +47,7 @@ func runHooks(manager *systemd.Units, mode string, phases ...string) error {
 		Dir: hooksDir, Manager: manager, Runtime: rt, Logger: slog.New(slog.NewTextHandler(os.Stdout, nil)),
 		Setting: func(hook string) hooks.Setting {
 			if strings.HasSuffix(hook, "-late") {
-				return hooks.Setting{Timeout: 20 * time.Second} // it must have begun, and said so
+				return hooks.Setting{Timeout: 10 * time.Second} // it must have begun, and said so
 			}
 			return hooks.Setting{Timeout: patience}
 		},
@@ -115,7 +115,7 @@ echo '{"data":{"capabilities":"'$(field CapBnd)'","seccomp":"'$(field Seccomp_fi
 	if o := kept[outcome](m, hooks.PostLiveMigration); o.Kind != fault.Unavailable || !strings.Contains(o.Error, "not yet") {
 		t.Errorf("a hook that asks to try again: %q, %s", o.Kind, o.Error)
 	}
-	if o := kept[outcome](m, hooks.PrepResize); o.Kind != fault.Internal || !strings.Contains(o.Error, "did not end within 20s") || !strings.Contains(o.Error, "waiting") {
+	if o := kept[outcome](m, hooks.PrepResize); o.Kind != fault.Internal || !strings.Contains(o.Error, "did not end within 10s") || !strings.Contains(o.Error, "waiting") {
 		t.Errorf("a hook that does not end: %q, %s", o.Kind, o.Error)
 	}
 	m.gone("/run/late-child", "a child of a hook past its deadline")

@@ -15,6 +15,7 @@ import (
 	"berth/agent/host/disks/diskstest"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/systemd/systemdtest"
 )
 
 func requireQemuImg(t *testing.T) {
@@ -115,6 +116,44 @@ func TestImage_Failures(t *testing.T) {
 		if _, err := f.Image(t.Context(), tt.path, "qcow2"); !errors.Is(err, tt.kind) {
 			t.Errorf("image %s with tool %q: %v, want %s", tt.path, tt.tool, err, tt.kind)
 		}
+	}
+}
+
+// Where there is a manager, images are read and made by units of their own, which are confined.
+func TestTool_RunsAsAUnitOfItsOwn(t *testing.T) {
+	requireQemuImg(t)
+	m := systemdtest.New(t)
+	f := files(t)
+	f.Manager = &m.Units
+	qemuImg(t, "create", "-q", "-f", "qcow2", f.Real("/a $HOME disk"), "1M")
+	put(t, f, "/plain", "not an image")
+	if err := f.Grow(t.Context(), "/a $HOME disk", "qcow2", 2<<20); err != nil {
+		t.Error(err)
+	}
+	img, err := f.Image(t.Context(), "/a $HOME disk", "qcow2")
+	if err != nil || img.VirtualSize != 2<<20 {
+		t.Errorf("%+v, %v", img, err)
+	}
+	if _, err := f.Image(t.Context(), "/plain", "qcow2"); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "not in qcow2 format") {
+		t.Errorf("what is no image: %v", err)
+	}
+	calls := strings.Split(m.Asked(), "--quiet\n")[1:]
+	if len(calls) != 4 {
+		t.Fatalf("%d units: %q", len(calls), calls)
+	}
+	for i, want := range []struct{ unit, system, network string }{
+		{"--unit=berth-disk-info-", "ProtectSystem=strict", "PrivateNetwork=yes"}, {"--unit=berth-disk-resize-", "ProtectSystem=full", ""},
+		{"--unit=berth-disk-info-", "ProtectSystem=strict", "PrivateNetwork=yes"}, {"--unit=berth-disk-info-", "ProtectSystem=strict", "PrivateNetwork=yes"},
+	} {
+		for _, word := range []string{want.unit, want.system, want.network, "MemoryMax=1G", "RuntimeMaxSec=", "InaccessiblePaths=-/var/lib/berth\n", "NoNewPrivileges=yes"} {
+			if !strings.Contains(calls[i], word) {
+				t.Errorf("unit %d is not asked for %q: %s", i, word, calls[i])
+			}
+		}
+	}
+	m.Refuses("Failed to connect to bus: No such file or directory")
+	if _, err := f.Image(t.Context(), "/plain", "qcow2"); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "Failed to connect to bus") {
+		t.Errorf("without a manager nothing is known of the image: %v", err)
 	}
 }
 

@@ -1,19 +1,18 @@
 package disks
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"berth/internal/fault"
+	"berth/systemd"
 )
 
 // Files reaches the files of one host. The zero value is this machine's, with
@@ -24,6 +23,8 @@ type Files struct {
 	Root string
 	// Tool is qemu-img; empty for the one in $PATH.
 	Tool string
+	// Manager runs qemu-img as a transient unit (see tool.go); nil: a child of this process.
+	Manager *systemd.Units
 	// BootID names the boot of the kernel below (Runtime.Boot().ID); without it
 	// a file on a local filesystem has no identity.
 	BootID string
@@ -31,13 +32,6 @@ type Files struct {
 
 // Real is where this process finds the hypervisor's path.
 func (f Files) Real(path string) string { return filepath.Join("/", f.Root, path) }
-
-func (f Files) tool() string {
-	if f.Tool != "" {
-		return f.Tool
-	}
-	return "qemu-img"
-}
 
 // Image is what is known of a disk image and the files below it.
 type Image struct {
@@ -130,28 +124,6 @@ func (f Files) info(ctx context.Context, path, format string) (info, error) {
 		return info{}, fault.New(fault.Internal, "read image %s: answer of qemu-img: %w", path, err)
 	}
 	return i, nil
-}
-
-// run runs qemu-img and gives its output; its complaint is the error.
-func (f Files) run(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, f.tool(), args...)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	err := cmd.Run()
-	switch {
-	case err == nil:
-		return out.Bytes(), nil
-	case ctx.Err() != nil:
-		return nil, fault.New(fault.Unavailable, "qemu-img: %w", context.Cause(ctx))
-	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist):
-		return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{
-			Code: "disk_tool_missing", Message: f.tool() + " is not installed", Change: "install qemu-utils",
-		})
-	}
-	text := strings.TrimSpace(complaint.String())
-	text = strings.TrimPrefix(text, "qemu-img: ")
-	return nil, fault.New(fault.Invalid, "qemu-img: %s: %w", text, err)
 }
 
 // create fills an existing empty file with an empty image.

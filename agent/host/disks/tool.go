@@ -1,0 +1,120 @@
+package disks
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/fault"
+	"berth/systemd"
+)
+
+// qemu-img reads what guests and their owners wrote: headers of images are where an attack would
+// come from. Where the agent is its service, it runs as a transient unit, in a sandbox that is
+// tighter than the agent's: it reaches no other program's socket, not the agent's keys and ledger,
+// no other process, and has bounds of memory and time. The files are the same ones, seen under the
+// same names, since an operator keeps images wherever he likes.
+
+// confined are the properties of every such unit.
+var confined = []string{
+	"NoNewPrivileges=yes", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH", "PrivateMounts=yes", "PrivateIPC=yes", "DevicePolicy=closed",
+	"ProtectClock=yes", "ProtectControlGroups=yes", "ProtectHostname=yes", "ProtectKernelLogs=yes", "ProtectKernelModules=yes", "ProtectKernelTunables=yes",
+	"ProtectProc=invisible", "RestrictNamespaces=yes", "RestrictRealtime=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes", "MemoryDenyWriteExecute=yes",
+	"SystemCallArchitectures=native", "SystemCallFilter=@system-service", "SystemCallFilter=~@privileged @resources", "SystemCallErrorNumber=EPERM",
+	// No AF_UNIX: with root's name alone it could ask the service manager for more.
+	"RestrictAddressFamilies=AF_INET AF_INET6", "UMask=0077", "LimitCORE=0",
+	// Far above what any image needs that is not made to fill the machine; page cache is given
+	// back before it counts. Arbitrary, as the number of threads.
+	"MemoryMax=1G", "TasksMax=256",
+}
+
+// reads are those of one that reads an image's header: nothing can be written, and nobody reached.
+var reads = []string{"ProtectSystem=strict", "DeviceAllow=block-* r", "PrivateNetwork=yes"}
+
+// writes are those of one that makes, grows or fills an image, all but /usr, /boot and /etc as of the
+// agent; what it is made from may lie in the network.
+var writes = []string{"ProtectSystem=full", "DeviceAllow=block-* rw"}
+
+// hidden are the agent's secrets and people's, unless it is there that somebody keeps disks.
+var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth", "/root", "/home", "/run/user"}
+
+// The longest that qemu-img may take, by what it does: one that reads a header, and one that may
+// write a whole disk. Arbitrary; both end with their caller's context, too.
+const (
+	readTime  = 5 * time.Minute
+	writeTime = 24 * time.Hour
+)
+
+func (f Files) tool() string { return cmp.Or(f.Tool, "qemu-img") }
+
+// run runs qemu-img and gives its output; its complaint is the error.
+func (f Files) run(ctx context.Context, args ...string) ([]byte, error) {
+	path, err := exec.LookPath(f.tool())
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{
+			Code: "disk_tool_missing", Message: f.tool() + " is not installed", Change: "install qemu-utils",
+		})
+	}
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, "qemu-img: %w", err)
+	}
+	out, complaint, err := f.ask(ctx, append([]string{path}, args...))
+	text, own := strings.CutPrefix(strings.TrimSpace(string(complaint)), "qemu-img: ")
+	switch {
+	case err == nil:
+		return out, nil
+	case ctx.Err() != nil:
+		return nil, fault.New(fault.Unavailable, "qemu-img: %w", errors.Join(context.Cause(ctx), clinging(err)))
+	case f.Manager != nil && !own:
+		// The manager's words, or none where it killed what took too much: nothing is said of the image.
+		return nil, fault.New(fault.Unavailable, "qemu-img did not come to its end as a unit of systemd's: %s: %w", cmp.Or(text, "journalctl has more"), err)
+	}
+	return nil, fault.New(fault.Invalid, "qemu-img: %s: %w", text, err)
+}
+
+func clinging(err error) error {
+	if errors.Is(err, systemd.ErrClings) {
+		return systemd.ErrClings
+	}
+	return nil
+}
+
+func (f Files) ask(ctx context.Context, command []string) (out, complaint []byte, err error) {
+	if f.Manager != nil {
+		return f.Manager.Output(ctx, unit(command))
+	}
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	var said, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &errs
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	err = cmd.Run()
+	return said.Bytes(), errs.Bytes(), err
+}
+
+// unit is what the manager is asked for.
+func unit(command []string) systemd.Transient {
+	verb := command[1]
+	t := systemd.Transient{
+		Unit: "berth-disk-" + verb + "-" + strings.ToLower(rand.Text()[:12]) + ".service", Description: "Berth, qemu-img " + verb,
+		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}, Limit: writeTime, Command: command, Properties: slices.Clone(confined),
+	}
+	if verb == "info" {
+		t.Limit, t.Properties = readTime, append(t.Properties, reads...)
+	} else {
+		t.Properties = append(t.Properties, writes...)
+	}
+	for _, dir := range hidden {
+		if !slices.ContainsFunc(command, func(arg string) bool { return strings.HasPrefix(arg, dir+"/") }) {
+			t.Properties = append(t.Properties, "InaccessiblePaths=-"+dir)
+		}
+	}
+	return t
+}
