@@ -32,8 +32,9 @@ import (
 // Class is of the PCI devices of a World.
 const Class = "CUSTOM_PCI_8086_1520"
 
-// devices is how many a World has, on a child of its flat tree.
-const devices = 8
+// devices is how many a World has, on a child of its flat tree: enough for three guests of
+// two each, and for one that each of five others holds beside them.
+const devices = 12
 
 // World is one host, with another beside it in Placement.
 type World struct {
@@ -94,7 +95,7 @@ func NewWorld(t testing.TB, client *placementclient.Client) *World {
 		},
 	}
 	for i := range devices {
-		at := topology.PCIAddress{Bus: 0x3b, Device: 2, Function: uint8(i)}
+		at := topology.PCIAddress{Bus: 0x3b, Device: uint8(2 + i/8), Function: uint8(i % 8)}
 		w.Tree.Devices[at] = inventory.Home{Provider: w.PCI, Class: Class}
 		w.free = append(w.free, at)
 	}
