@@ -29,13 +29,17 @@ func notEnded(p Process, before, cause error) error {
 	if p.Unit != "" {
 		what, look = "unit "+p.Unit, "systemctl status "+p.Unit
 	}
+	why := ErrNotEnded
+	if before != nil {
+		why = fmt.Errorf("%w; before that: %w", ErrNotEnded, before)
+	}
 	return &fault.Error{
 		Kind: fault.Unavailable,
 		Reasons: []fault.Reason{{
 			Code: "hook_not_ended", Message: "hook " + p.Hook + " was killed and is not known to have ended (" + what + "): " + cause.Error(),
 			Change: "see what it waits for (" + look + "), and have that answer or go: it is asked for again by itself",
 		}},
-		Err: errors.Join(before, ErrNotEnded),
+		Err: why,
 	}
 }
 

@@ -91,7 +91,7 @@ func TestUnits_ThatCannotBeEndedStayWithWhoeverKeepsTheirRecord(t *testing.T) {
 			p = got
 			return nil
 		})
-		if !errors.Is(err, hooks.ErrNotEnded) || fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), "no route") || !strings.Contains(err.Error(), p.Unit) {
+		if !errors.Is(err, hooks.ErrNotEnded) || fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), "no route") || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), p.Unit) {
 			t.Errorf("on_failure %s: %v", onFailure, err)
 		}
 		if _, err := os.Stat(filepath.Join(r.Dir, "ran")); err == nil {
