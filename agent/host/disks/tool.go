@@ -43,8 +43,9 @@ var reads = []string{"ProtectSystem=strict", "DeviceAllow=block-* r", "PrivateNe
 // agent; what it is made from may lie in the network.
 var writes = []string{"ProtectSystem=full", "DeviceAllow=block-* rw"}
 
-// hidden are the agent's secrets and people's, unless it is there that somebody keeps disks.
-var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth", "/root", "/home", "/run/user"}
+// hidden are the agent's secrets, unless it is there that somebody keeps disks. No more is: what an
+// image lies on may be anywhere.
+var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth"}
 
 // The longest that qemu-img may take, by what it does: one that reads a header, and one that may
 // write a whole disk. Arbitrary; both end with their caller's context, too.

@@ -11,7 +11,7 @@ func TestUnit_SeesDisksWhereverTheyLie(t *testing.T) {
 		path string
 		seen string // of hidden; empty for none
 	}{
-		{"/srv/images/a.qcow2", ""}, {"/home/images/a.qcow2", "/home"}, {"/homes/a.qcow2", ""}, {"/var/lib/berth/disks/a", "/var/lib/berth"},
+		{"/srv/images/a.qcow2", ""}, {"/var/lib/berth-images/a.qcow2", ""}, {"/var/lib/berth/disks/a", "/var/lib/berth"},
 	} {
 		u := unit([]string{"/usr/bin/qemu-img", "info", tt.path})
 		for _, dir := range hidden {
