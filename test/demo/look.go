@@ -46,6 +46,9 @@ func (d *demo) showCode(ctx context.Context, host string, args ...string) (int, 
 		// The command sees a pipe: tell it that a live line is welcome.
 		cmd.Env = append(cmd.Environ(), "BERTH_PROGRESS=live")
 	}
+	if d.out.wide > 0 { // what it draws stands indented
+		cmd.Env = append(cmd.Environ(), fmt.Sprintf("COLUMNS=%d", max(60, d.out.wide-len(under))))
+	}
 	err = h.Run(cmd)
 	d.out.printf("\n")
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

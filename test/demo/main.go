@@ -161,6 +161,10 @@ func (d *demo) boot(ctx context.Context) error {
 	if err := d.show(ctx, "host-a", "claim", "list"); err != nil {
 		return err
 	}
+	d.out.say("the same as a drawing, of the whole host and of each of its cells:")
+	if err := d.show(ctx, "host-a", "host", "topology"); err != nil {
+		return err
+	}
 	return d.allocations(ctx, "host-a", "allocations in Placement before the move:")
 }
 

@@ -17,10 +17,15 @@ type screen struct {
 	w     io.Writer
 	color bool
 	acts  int
+	wide  int // columns of the terminal; 0 where it is none
 }
 
 func newScreen(f *os.File) *screen {
-	return &screen{w: f, color: term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""}
+	wide, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		wide = 0
+	}
+	return &screen{w: f, color: term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "", wide: wide}
 }
 
 func (s *screen) style(code, text string) string {
@@ -65,6 +70,9 @@ func (s *screen) block(text string) {
 	}
 }
 
+// under is how far what a command says stands under its act.
+const under = "     "
+
 // indented is a writer whose lines stand under the act. A carriage return, as
 // progress lines use, goes through and is indented too.
 func (s *screen) indented() io.Writer { return &indent{s: s, fresh: true} }
@@ -78,7 +86,7 @@ func (i *indent) Write(p []byte) (int, error) {
 	var b bytes.Buffer
 	for _, c := range p {
 		if i.fresh && c != '\n' && c != '\r' {
-			b.WriteString("     ")
+			b.WriteString(under)
 			i.fresh = false
 		}
 		b.WriteByte(c)
