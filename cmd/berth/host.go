@@ -146,7 +146,11 @@ func hostTable(w io.Writer, h api.HostInfo) {
 		fmt.Fprintf(w, "Placement could not be read: %s\n", h.ProvidersError)
 	}
 	if len(p.Traits) > 0 {
-		fmt.Fprintf(w, "traits: %s\n", strings.Join(p.Traits, " "))
+		head := "traits: "
+		for _, line := range wrap(p.Traits, planText-len(head)) {
+			fmt.Fprintf(w, "%s%s\n", head, line)
+			head = strings.Repeat(" ", len(head))
+		}
 	}
 	if len(p.UnknownTraits) > 0 {
 		fmt.Fprintf(w, "traits that this Placement does not know: %s\n", strings.Join(p.UnknownTraits, " "))
