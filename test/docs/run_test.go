@@ -26,7 +26,7 @@ import (
 // busy with much else; pageMost bounds a page.
 const (
 	patience = 2 * time.Minute
-	pageMost = 6 * time.Minute
+	pageMost = 10 * time.Minute
 )
 
 // bench is the pair of hosts on which the pages are run.
@@ -181,7 +181,7 @@ func (b *bench) recorded(id, host string) {
 	}
 	defer c.Close()
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		asking, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+		asking, cancel := context.WithTimeout(b.ctx, patience)
 		in, err := c.FleetInstance(asking, id)
 		if cancel(); err == nil && in.Host == host && len(in.Guest) > 0 {
 			return

@@ -303,3 +303,20 @@ func (b *bed) libvirtdUp(ctx context.Context, h *lab.Host) error {
 	}
 	return h.StartLibvirtd(ctx)
 }
+
+// libvirtdGoesOn ends its pause. libvirtd 9.0.0 may die of what its clients did meanwhile; a
+// host's systemd starts it anew.
+func (b *bed) libvirtdGoesOn(ctx context.Context, h *lab.Host) error {
+	if err := h.ResumeLibvirtd(); err != nil {
+		return err
+	}
+	for range 10 {
+		if _, err := h.Virsh(ctx, "uri"); err != nil {
+			return b.libvirtdUp(ctx, h)
+		}
+		if !pause(ctx, 50*time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}

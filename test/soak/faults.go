@@ -241,7 +241,7 @@ func stopLibvirtd(s side) func(context.Context, *round) (heal, error) {
 func pauseLibvirtd(s side) func(context.Context, *round) (heal, error) {
 	return func(_ context.Context, r *round) (heal, error) {
 		h := r.host(s)
-		return func(context.Context) error { return h.ResumeLibvirtd() }, h.PauseLibvirtd()
+		return func(ctx context.Context) error { return r.libvirtdGoesOn(ctx, h) }, h.PauseLibvirtd()
 	}
 }
 

@@ -27,16 +27,16 @@ var chosen = []struct {
 	{[]Strike{{"kill -9 source agent", Moment{Step: migration.StepCommit}, 300 * time.Millisecond}}, 0, []Outcome{Completed}},
 	{[]Strike{{"Finish reply cut", Moment{}, 0}}, 0, []Outcome{Undone}},
 	{[]Strike{{"Perform reply held, then lost", Moment{}, time.Second}}, 0, nil},
-	{[]Strike{{"kill -9 both libvirtds", Moment{Memory: true}, 300 * time.Millisecond}}, 25 << 20, []Outcome{Undone}},
-	{[]Strike{{"kill -9 destination QEMU", Moment{Memory: true}, 0}}, 25 << 20, []Outcome{Undone}},
+	{[]Strike{{"kill -9 both libvirtds", Moment{Memory: true}, 300 * time.Millisecond}}, 10 << 20, []Outcome{Undone}},
+	{[]Strike{{"kill -9 destination QEMU", Moment{Memory: true}, 0}}, 10 << 20, []Outcome{Undone}},
 	{[]Strike{{"kill -9 Placement", Moment{Step: migration.StepSwapAllocations}, time.Second}}, 0, nil},
 	{[]Strike{{"data link cut, short", Moment{Memory: true}, 2 * time.Second}}, 25 << 20, nil},
-	{[]Strike{{"data link cut for good", Moment{Memory: true}, 15 * time.Second}}, 25 << 20, []Outcome{Undone}},
+	{[]Strike{{"data link cut for good", Moment{Memory: true}, 15 * time.Second}}, 10 << 20, []Outcome{Undone}},
 	{[]Strike{{"SIGSTOP source agent across its lease", Moment{Step: migration.StepSwapAllocations}, acrossLease}}, 0, nil},
-	{[]Strike{{"kill -9 destination stream", Moment{Memory: true}, 0}}, 25 << 20, []Outcome{Undone}},
+	{[]Strike{{"kill -9 destination stream", Moment{Memory: true}, 0}}, 10 << 20, []Outcome{Undone}},
 	{[]Strike{{"kill -9 both agents and Placement", Moment{Memory: true}, time.Second}}, 40 << 20, []Outcome{Completed}},
 	{[]Strike{{"Finish reply held, then lost", Moment{}, time.Second}, {"kill -9 source libvirtd and agent", Moment{With: true}, 300 * time.Millisecond}}, 0, []Outcome{Undone}},
-	{[]Strike{{"both links cut", Moment{Memory: true}, 9500 * time.Millisecond}}, 25 << 20, []Outcome{Undone}},
+	{[]Strike{{"both links cut", Moment{Memory: true}, 14 * time.Second}}, 10 << 20, []Outcome{Undone}},
 }
 
 // chosenCold are those of guests that are powered off: each kind and each end once, and
