@@ -447,7 +447,7 @@ func serveWith(t *testing.T, name string, id *pki.Identity, bodyTimeout time.Dur
 		})
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Error(err)
