@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth/agent/api"
 	"berth/internal/fault"
@@ -540,12 +541,20 @@ func TestClient_RepeatsAVerbWhoseAnswerWasLost(t *testing.T) {
 
 func TestClient_NobodyThere(t *testing.T) {
 	ours := newCA(t, "ours")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// A port that is held, and at which nobody listens: one that was let go is another's soon.
+	held, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
+	defer unix.Close(held)
+	if err := unix.Bind(held, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
 	for name, o := range map[string]api.ClientOptions{
 		"socket": {Socket: t.TempDir() + "/absent"},
 		"peer":   {Address: addr, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"},
