@@ -173,7 +173,8 @@ func TestMetrics_TellOfTheHost(t *testing.T) {
 // TestMetrics_APortThatIsTakenKeepsNobodyFromRunning: it is told, and tried again.
 func TestMetrics_APortThatIsTakenKeepsNobodyFromRunning(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	// An address of its own: of those at 127.0.0.1 another test might get the port that is let go.
+	taken, err := net.Listen("tcp", "127.0.77.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func manager(t *testing.T) func() string {
 	t.Setenv("NOTIFY_SOCKET", path)
 	return func() string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		buf := make([]byte, 4096)
