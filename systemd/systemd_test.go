@@ -195,42 +195,6 @@ func TestUnits_AreConfined(t *testing.T) {
 	}
 }
 
-// What takes protection away from the agent, or is left out of what the other services have,
-// is told why.
-func TestUnits_SayWhyTheyMakeAnException(t *testing.T) {
-	text, err := os.ReadFile("berth.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, hardening, found := strings.Cut(string(text), "# Hardening.")
-	if !found {
-		t.Fatal("no part of berth.service is called hardening")
-	}
-	remarks := ""
-	for line := range strings.Lines(hardening) {
-		if strings.HasPrefix(line, "#") {
-			remarks += line
-		}
-	}
-	for _, given := range []string{"ProtectSystem=full", "SystemCallFilter=@chown", "DevicePolicy=closed", "CapabilityBoundingSet=CAP_"} {
-		before, _, there := strings.Cut(hardening, "\n"+given)
-		if line := before[strings.LastIndexByte(before, '\n')+1:]; !there || !strings.HasPrefix(line, "# ") {
-			t.Errorf("before %s stands %q, want why", given, line)
-		}
-	}
-	_, set, _ := strings.Cut(hardening, "CapabilityBoundingSet=")
-	set, _, _ = strings.Cut(set, "\n")
-	for _, capability := range strings.Fields(set) {
-		short := strings.TrimPrefix(capability, "CAP_")
-		if strings.HasPrefix(short, "DAC_") {
-			short = "DAC_*"
-		}
-		if !strings.Contains(remarks, short) {
-			t.Errorf("%s has no reason", capability)
-		}
-	}
-}
-
 func TestUnits_AUnitWhoseProcessesAreLeftIsNotOver(t *testing.T) {
 	m := systemdtest.New(t)
 	if was, err := m.End(t.Context(), "x.service"); was || err != nil {
