@@ -76,7 +76,7 @@ func readPages(t *testing.T, names ...string) []docs.Page {
 
 // others are the programs beside berth that the pages have people type.
 var others = []string{
-	"apt", "apt-get", "cd", "certutil", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "iostat", "journalctl", "jq", "make", "mkdir", "mv", "openssl", "openstack", "pk12util", "printf", "promtool", "rm", "scp", "ssh",
+	"apt", "apt-get", "cd", "certutil", "chmod", "cp", "curl", "dnf", "echo", "go", "groupadd", "install", "iostat", "journalctl", "jq", "make", "mkdir", "mv", "openssl", "openstack", "pk12util", "printf", "promtool", "rm", "scp", "ssh",
 	"systemctl", "systemd-sysusers", "systemd-tmpfiles", "tail", "touch", "virsh",
 }
 
@@ -102,9 +102,6 @@ func TestDocs_EveryCommandIsOne(t *testing.T) {
 	commands := 0
 	for _, page := range readPages(t, pages...) {
 		for _, b := range page.Blocks {
-			if b.Language() == "" { // of a page without languages: see TestDocs_EachBlockSaysWhatItIs
-				b.Text, b.Info = commandsAlone(b.Text), []string{"sh"}
-			}
 			if b.Language() != "sh" {
 				continue
 			}
@@ -177,19 +174,101 @@ func TestDocs_FormsOfHooksAreCommands(t *testing.T) {
 	}
 }
 
-// commandsAlone are the lines of a block that begin with berth, with those that go on from
-// them; what else is there, which may be a drawing, is empty lines.
-func commandsAlone(text string) string {
-	var b strings.Builder
-	goes := false
-	for line := range strings.Lines(text) {
-		if goes = goes || strings.HasPrefix(line, "berth "); !goes {
-			line = "\n"
+// TestDocs_EveryMentionIsOne reads what prose and tables name of the command line, and of make:
+// the command, its flags, and no more arguments than it takes; not all that it needs.
+func TestDocs_EveryMentionIsOne(t *testing.T) {
+	made := targets(t)
+	mentions := 0
+	for _, page := range readPages(t, "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs") {
+		for _, m := range page.Mentions("berth") {
+			mentions++
+			for _, words := range eitherWay(strings.Fields(m.Text)[1:]) {
+				if err := named(words); err != nil {
+					t.Errorf("%s: `%s`: %v", m.Where, m.Text, err)
+				}
+			}
 		}
-		b.WriteString(line)
-		goes = goes && strings.HasSuffix(line, "\\\n")
+		for _, m := range page.Mentions("make") {
+			for _, w := range strings.Fields(m.Text)[1:] {
+				if !strings.Contains(w, "=") && !slices.Contains(made, w) {
+					t.Errorf("%s: make has no target %s", m.Where, w)
+				}
+			}
+		}
 	}
-	return b.String()
+	if mentions < 200 {
+		t.Errorf("only %d mentions of berth were read", mentions)
+	}
+}
+
+// eitherWay are the lines for which one with bars stands: `resize confirm|revert` for two.
+func eitherWay(words []string) [][]string {
+	lines := [][]string{nil}
+	for _, word := range words {
+		var longer [][]string
+		for _, line := range lines {
+			for either := range strings.SplitSeq(word, "|") {
+				longer = append(longer, append(slices.Clone(line), either))
+			}
+		}
+		lines = longer
+	}
+	return lines
+}
+
+// named says whether there is a command of these words, which has the flags that stand there and
+// takes what follows it. Dots stand for what is left out.
+func named(words []string) error {
+	c := (&app{parts: linked(), in: strings.NewReader(""), out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
+	var args []string
+	for i := 0; i < len(words); i++ {
+		word := words[i]
+		if word == "…" || word == "..." {
+			continue
+		}
+		if strings.HasPrefix(word, "-") {
+			name, _, valued := strings.Cut(word, "=")
+			f := flagOf(c, name)
+			if f == nil {
+				return fmt.Errorf("%s has no flag %s", c.CommandPath(), name)
+			}
+			if !valued && f.NoOptDefVal == "" && i+1 < len(words) && !strings.HasPrefix(words[i+1], "-") {
+				i++
+			}
+			continue
+		}
+		at := slices.IndexFunc(c.Commands(), func(sub *cobra.Command) bool { return sub.Name() == word || sub.HasAlias(word) })
+		switch {
+		case at >= 0 && len(args) == 0:
+			c = c.Commands()[at]
+		case !c.HasAvailableSubCommands() || runsAlone(c):
+			args = append(args, word)
+		case word != strings.ToUpper(word): // COMMAND is any
+			return fmt.Errorf("%s has no command %s", c.CommandPath(), word)
+		}
+	}
+	err := c.ValidateArgs(args)
+	for more := args; err != nil && len(more) < len(args)+3; {
+		if more = append(more, "more"); c.ValidateArgs(more) == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// flagOf is a command's flag as it is typed, the global ones included.
+func flagOf(c *cobra.Command, typed string) *pflag.Flag {
+	c.InitDefaultHelpFlag()
+	for _, set := range []*pflag.FlagSet{c.Flags(), c.InheritedFlags()} {
+		f := set.Lookup(strings.TrimPrefix(typed, "--"))
+		if len(typed) == 2 {
+			f = set.ShorthandLookup(typed[1:])
+		}
+		if f != nil {
+			return f
+		}
+	}
+	return nil
 }
 
 // understood says whether the command line takes the words.
@@ -281,14 +360,14 @@ func TestDocs_LinksLeadSomewhere(t *testing.T) {
 
 // TestDocs_EachBlockSaysWhatItIs requires a language of each block, so that none is left unread.
 func TestDocs_EachBlockSaysWhatItIs(t *testing.T) {
-	for _, page := range readPages(t, "docs") {
+	for _, page := range readPages(t, pages...) {
 		for _, b := range page.Blocks {
 			switch b.Language() {
 			case "sh":
 				if len(b.Info) > 1 && b.RunOn() != "host-a" && b.RunOn() != "host-b" {
 					t.Errorf("%s: fenced as %q; want sh, or sh run HOST", b.Where(), strings.Join(b.Info, " "))
 				}
-			case "toml", "text", "json", "yaml", "dies":
+			case "toml", "text", "json", "yaml", "ini", "dies":
 			default:
 				t.Errorf("%s: fenced as %q", b.Where(), strings.Join(b.Info, " "))
 			}
@@ -303,6 +382,13 @@ func TestDocs_TheTestCanFail(t *testing.T) {
 	} {
 		if err := understood(strings.Fields(line)); err == nil {
 			t.Errorf("berth %s is understood", line)
+		}
+	}
+	for _, line := range []string{
+		"migraton list", "migration lst", "migrate --no-such-flag", "host list host-a", "migrate a b c", "-x", "resize|migrat … --share-nothing", "migrate --cold|--ofline", "COMMAND --hlp",
+	} {
+		if !slices.ContainsFunc(eitherWay(strings.Fields(line)), func(words []string) bool { return named(words) != nil }) {
+			t.Errorf("`berth %s` may stand in prose", line)
 		}
 	}
 	for _, line := range []string{"migrate a", "drain", "drain --plan", "host list", "instance adopt --all", "host --help"} {

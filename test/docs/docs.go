@@ -229,6 +229,30 @@ func shellWord(text string) (word, rest string, err error) {
 	return b.String(), text, nil
 }
 
+// Mention is what stands between backticks in prose or in a table.
+type Mention struct {
+	Where string // page and line
+	Text  string
+}
+
+var spanForm = regexp.MustCompile("`([^`]+)`")
+
+// Mentions are a page's, outside of its blocks, that begin with the name of a program and say more.
+func (p Page) Mentions(program string) (out []Mention) {
+	prose := fencedForm.ReplaceAllStringFunc(p.Text, func(block string) string { return strings.Repeat("\n", strings.Count(block, "\n")) })
+	line := 1
+	for paragraph := range strings.SplitSeq(prose, "\n\n") {
+		for _, at := range spanForm.FindAllStringSubmatchIndex(paragraph, -1) {
+			text := strings.ReplaceAll(paragraph[at[2]:at[3]], `\|`, "|") // as a table needs it
+			if words := strings.Fields(text); len(words) > 1 && words[0] == program {
+				out = append(out, Mention{fmt.Sprintf("%s:%d", p.Path, line+strings.Count(paragraph[:at[0]], "\n")), strings.Join(words, " ")})
+			}
+		}
+		line += strings.Count(paragraph, "\n") + 2
+	}
+	return out
+}
+
 // Link is a link of a page to a file of the project.
 type Link struct {
 	Page, Target string // the file, relative to the root; the page itself for a link within it

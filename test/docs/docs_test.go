@@ -11,7 +11,8 @@ import (
 
 const page = "# One page\n\n<!-- guests: web-1 db-1 -->\n<!-- domains: old-1 -->\n\n1. In a list:\n\n    ```sh run host-a\n" +
 	"    berth plan web-1 \\\n        --json | jq .   # who\n    A=b berth status > /tmp/x && echo 'two words' \"three more words\"\n    ```\n\n" +
-	"## A: heading, twice\n\n## A heading twice\n\n```toml flavor\n# no heading\n[not](a-link)\n```\n\n[one](other.md#there) [two](#one-page) [three](https://example.org/x)\n"
+	"## A: heading, twice\n\n## A heading twice\n\n```toml flavor\n# no heading\n[not](a-link)\n```\n\n[one](other.md#there) [two](#one-page) [three](https://example.org/x)\n" +
+	"\n| `berth drain\\|plan x` | `berth` |\n\nSome `code` and `berth\nstatus --json`, `berthed status`.\n"
 
 func read(t *testing.T, text string) (Page, error) {
 	t.Helper()
@@ -50,6 +51,9 @@ func TestRead_TakesAPageApart(t *testing.T) {
 	}
 	if diff := cmp.Diff([]Link{{"page.md", "other.md", "there"}, {"page.md", "page.md", "one-page"}}, p.Links()); diff != "" {
 		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Mention{{"page.md:25", "berth drain|plan x"}, {"page.md:27", "berth status --json"}}, p.Mentions("berth")); diff != "" {
+		t.Errorf("mentions (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([][]string{{"web-1", "db-1"}, {"old-1"}}, [][]string{p.Guests, p.Domains}); diff != "" {
 		t.Errorf("guests and domains (-want +got):\n%s", diff)
