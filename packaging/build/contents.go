@@ -35,6 +35,14 @@ const (
 // the scripts put it there and take it away, since a file of configuration would stay
 // when the package goes, and what stayed would refuse guests.
 func (r *release) contents(ctx context.Context, parts []part, sbom []byte) ([]item, error) {
+	readme, err := os.ReadFile(filepath.Join(r.root, "README.md"))
+	if err != nil {
+		return nil, err
+	}
+	// Where it is installed, what it leads to lies elsewhere than in a checkout.
+	installed := func(licence string) []byte {
+		return []byte(strings.NewReplacer("](packaging/", "](../../berth/", "](LICENSE)", "]("+licence+")").Replace(string(readme)))
+	}
 	items := []item{
 		{to: "/usr/bin/berth", from: r.binary, mode: 0o755},
 		{to: "/usr/lib/sysusers.d/berth.conf", from: "systemd/berth.sysusers.conf"},
@@ -61,9 +69,10 @@ func (r *release) contents(ctx context.Context, parts []part, sbom []byte) ([]it
 		{to: "/usr/share/licenses/berth/LICENSE", from: "LICENSE", kind: "license", only: "rpm"},
 		{to: doc + "notices.gz", text: packed(allNotices(parts))},
 		{to: doc + "berth.cdx.json", text: sbom},
-		{to: doc + "README.md", from: "README.md"},
+		{to: doc + "README.md", text: installed("copyright"), only: "deb"},
+		{to: doc + "README.md", text: installed("../../licenses/berth/LICENSE"), only: "rpm"},
 		{to: doc + "ARCHITECTURE.md", from: "ARCHITECTURE.md"},
-		{to: doc + "NEWS.md", from: "CHANGELOG.md"},
+		{to: doc + "CHANGELOG.md", from: "CHANGELOG.md"},
 	}
 	for _, tree := range []struct{ from, suffix, to string }{
 		{"systemd", ".service", "/usr/lib/systemd/system/"},
@@ -167,8 +176,8 @@ func packed(text string) []byte {
 }
 
 // debianChangelog is the one entry that Debian's tools want; what changed is told to
-// operators in NEWS.md.
+// operators in CHANGELOG.md.
 func (r *release) debianChangelog() string {
-	return fmt.Sprintf("berth (%s) unstable; urgency=medium\n\n  * What changed stands in NEWS.md beside this file.\n\n -- %s  %s\n",
+	return fmt.Sprintf("berth (%s) unstable; urgency=medium\n\n  * What changed stands in CHANGELOG.md beside this file.\n\n -- %s  %s\n",
 		r.version, r.vendor, r.time.Format(time.RFC1123Z))
 }

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"berth/test/docs"
 )
 
 // unpacked is the older deb's files.
@@ -15,6 +18,47 @@ func unpacked(t *testing.T) string {
 	t.Helper()
 	packages(t)
 	return filepath.Join(filepath.Dir(older.dir), "tree")
+}
+
+// TestPages_LeadSomewhereWhereTheyLie follows, in what each package holds, the links of its pages
+// and those of its alerts to their runbooks.
+func TestPages_LeadSomewhereWhereTheyLie(t *testing.T) {
+	deb := unpacked(t)
+	rpm := t.TempDir()
+	command(t, "sh", "-ec", `rpm2archive -n - <"$1" | tar -x -C "$2"`, "sh", older.rpm(), rpm)
+	runbook := regexp.MustCompile(`file://(/\S+)`)
+	for packer, tree := range map[string]string{"deb": deb, "rpm": rpm} {
+		pages, err := docs.Read(tree, "usr/share/doc/berth")
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules, err := os.ReadFile(filepath.Join(tree, "usr/share/berth/prometheus/berth.rules.yml"))
+		if err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(filepath.Join(tree, "usr/share/berth/grafana/berth.json")); err != nil {
+			t.Error(err)
+		}
+		links := 0
+		follow := func(page, target string) {
+			links++
+			if _, err := os.Stat(filepath.Join(tree, target)); err != nil {
+				t.Errorf("%s: %s leads to %s, which is not in the package", packer, page, target)
+			}
+		}
+		for _, p := range pages {
+			for _, l := range p.Links() {
+				follow(l.Page, l.Target)
+			}
+		}
+		alerts := runbook.FindAllSubmatch(rules, -1)
+		for _, m := range alerts {
+			follow("an alert", string(m[1]))
+		}
+		if len(pages) < 50 || len(alerts) < 15 || links < 200 {
+			t.Errorf("%s: only %d pages, %d alerts, %d links", packer, len(pages), len(alerts), links)
+		}
+	}
 }
 
 func TestManual_IsSetWithoutAComplaint(t *testing.T) {

@@ -223,7 +223,8 @@ func TestDeb_HoldsWhatItSays(t *testing.T) {
 		"-rwxr-xr-x root/root", "./usr/bin/berth", "drwx------ root/root", "./etc/berth/pki/", "./etc/berth/berth.toml",
 		"./usr/lib/systemd/system/berth.socket", "./usr/lib/systemd/system/berth-stream@.service", "./usr/lib/tmpfiles.d/berth.conf", "./usr/lib/sysusers.d/berth.conf",
 		"./usr/share/man/man1/berth-migrate.1.gz", "./usr/share/man/man5/berth.toml.5.gz", "./usr/share/zsh/vendor-completions/_berth", "./usr/share/fish/vendor_completions.d/berth.fish",
-		"./usr/share/doc/berth/berth.cdx.json", "./usr/share/doc/berth/notices.gz",
+		"./usr/share/doc/berth/berth.cdx.json", "./usr/share/doc/berth/notices.gz", "./usr/share/doc/berth/CHANGELOG.md", "./usr/share/doc/berth/docs/runbooks/README.md",
+		"./usr/share/berth/prometheus/berth.rules.yml", "./usr/share/berth/grafana/berth.json",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the deb does not show %q", want)

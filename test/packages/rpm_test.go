@@ -27,6 +27,8 @@ func TestRPM_HoldsWhatItSays(t *testing.T) {
 	for path, mode := range map[string]string{
 		"/usr/bin/berth": "-rwxr-xr-x", "/etc/berth/berth.toml": "-rw-r-----", "/etc/berth/pki": "drwx------", "/usr/share/berth/libvirt-hook": "-rwxr-xr-x",
 		"/usr/lib/systemd/system/berth.service": "-rw-r--r--", "/usr/share/zsh/site-functions/_berth": "-rw-r--r--", "/usr/share/licenses/berth/LICENSE": "-rw-r--r--",
+		"/usr/share/doc/berth/CHANGELOG.md": "-rw-r--r--", "/usr/share/doc/berth/docs/runbooks/README.md": "-rw-r--r--",
+		"/usr/share/berth/prometheus/berth.rules.yml": "-rw-r--r--", "/usr/share/berth/grafana/berth.json": "-rw-r--r--",
 	} {
 		if i := slices.Index(listed, path); i < 0 || listed[i+1] != mode {
 			t.Errorf("the rpm does not list %s as %s", path, mode)
