@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
-	"berth/internal/pki"
 	"berth/placementclient"
 	"berth/systemd"
 )
@@ -114,41 +112,6 @@ func (d *doctor) placement(ctx context.Context) api.Check {
 	return right(name, "answers with microversion "+version.String()+"; "+said.Detail)
 }
 
-// soonEnds is how long before its end a certificate is told of. Arbitrary: a month is above
-// what renewing them on all hosts takes.
-const soonEnds = 30 * 24 * time.Hour
-
-// certificate is whether others can tell that this host is who it says.
-func (d *doctor) certificate() api.Check {
-	const name = "certificate"
-	a, files := d.a, d.a.config().PKI
-	renew := "berth pki host " + a.name + ", copy the files here and restart the agent (guests go on)"
-	if a.identity == nil {
-		if a.observing() && a.noFiles {
-			return unset(name, "none yet; needed in mode manage, where there is more than one host", "berth pki --help")
-		}
-		return wrong(name, a.noPeers.Error(), "make it: "+renew)
-	}
-	now := a.rt.Now()
-	for _, c := range []struct{ what, file string }{{"the certificate", files.Cert}, {"the CA's certificate", files.CA}} {
-		onDisk, err := pki.ReadCert(c.file)
-		switch {
-		case err != nil:
-			return wrong(name, err.Error(), "put it back: at its next start the agent serves its own machine alone")
-		case onDisk.NotAfter.Sub(now) < soonEnds:
-			return wrong(name, fmt.Sprintf("%s in %s ends on %s", c.what, c.file, onDisk.NotAfter.Format(time.DateOnly)), renew)
-		case c.file == files.Cert && !onDisk.Equal(a.identity.Leaf):
-			return wrong(name, c.file+" was renewed, and the agent still shows the one before", "restart the agent (systemctl restart berth; guests go on)")
-		}
-	}
-	if info, err := os.Stat(files.Key); err == nil && info.Mode().Perm()&0o007 != 0 {
-		return wrong(name, fmt.Sprintf("the key %s can be read or written by everybody (%s)", files.Key, info.Mode().Perm()), "chmod 600 "+files.Key+", and make another if somebody may have read it")
-	} else if errors.Is(err, fs.ErrNotExist) {
-		return wrong(name, err.Error(), "put it back: at its next start the agent serves its own machine alone")
-	}
-	return right(name, fmt.Sprintf("%s, good for %d days", pki.Describe(a.identity.Leaf), int(a.identity.Leaf.NotAfter.Sub(now).Hours()/24)))
-}
-
 // met is another host as it was found.
 type met struct {
 	name       string
@@ -233,7 +196,7 @@ func peerChecks(found []met, unknown error, now time.Time) []api.Check {
 			}
 			out = append(out, wrong(name, fmt.Sprintf("its clock is %s or more %s this host's", m.Ahead.Abs().Round(time.Second), words), "let one daemon keep each host's clock (systemd-timesyncd, chrony), from the same source"))
 		case left < soonEnds:
-			out = append(out, wrong(name, "its certificate ends on "+m.Ends.Format(time.DateOnly), "berth pki host "+m.name+", copy the files there and restart its agent"))
+			out = append(out, wrong(name, "its certificate ends on "+m.Ends.Format(time.DateOnly), renewal(m.name, "there")))
 		default:
 			well = append(well, m.name)
 		}

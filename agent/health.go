@@ -429,13 +429,11 @@ func (h *health) peers() api.Condition {
 	case c.Agent.Listen == "":
 		return good("peers", "listening is off ([agent] listen)")
 	}
-	left := h.a.identity.Leaf.NotAfter.Sub(h.a.rt.Now())
-	const soon = 30 * 24 * time.Hour
-	if left < soon {
-		return bad("peers", "the certificate ends at "+h.a.identity.Leaf.NotAfter.Format(time.DateOnly), fault.Reason{
-			Code: "certificate_ends", Message: "this host's certificate ends at " + h.a.identity.Leaf.NotAfter.Format(time.DateTime), Change: "renew it (berth pki host " + h.a.name + "), copy it here, restart the agent",
-		})
+	now := h.a.rt.Now()
+	if r := ending(h.a.identity, h.a.name, now); r != nil {
+		return bad("peers", r.Message, *r)
 	}
+	left := h.a.identity.Leaf.NotAfter.Sub(now)
 	return good("peers", fmt.Sprintf("listening on %s, certificate good for %d days", c.Agent.Listen, int(left.Hours()/24)))
 }
 

@@ -20,7 +20,6 @@ import (
 type metering struct {
 	a      *Agent
 	shown  *metrics.Metrics
-	signed []metrics.Certificate  // by run alone; see certificates
 	closed atomic.Pointer[error]  // why nobody is served; nil pointer where somebody is, or nobody is to be
 	at     atomic.Pointer[string] // the address that is served; nil before
 }

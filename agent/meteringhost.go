@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"crypto/x509"
 	"maps"
 	"slices"
 	"strconv"
@@ -190,30 +189,16 @@ func (m *metering) audit() *metrics.Audit {
 	return out
 }
 
-// certificates are this host's and those of the authorities that it was signed by. They are
-// read when the agent begins, and looked at once.
+// certificates are this host's and those of the authorities that it was signed by, as they were
+// read when the agent began.
 func (m *metering) certificates() []metrics.Certificate {
 	id := m.a.identity
-	if id == nil || m.signed != nil {
-		return m.signed
+	if id == nil {
+		return nil
 	}
-	m.signed = []metrics.Certificate{{Use: "host", Name: m.a.name, NotAfter: id.Leaf.NotAfter}}
-	between := x509.NewCertPool()
-	for _, raw := range id.Certificate.Certificate[1:] {
-		// What is no certificate was refused when the files were read.
-		if c, err := x509.ParseCertificate(raw); err == nil {
-			between.AddCert(c)
-		}
+	out := []metrics.Certificate{{Use: "host", Name: m.a.name, NotAfter: id.Leaf.NotAfter}}
+	for _, c := range id.Authorities {
+		out = append(out, metrics.Certificate{Use: "authority", Name: c.Subject.CommonName, NotAfter: c.NotAfter})
 	}
-	chains, err := id.Leaf.Verify(x509.VerifyOptions{
-		Roots: id.Roots, Intermediates: between, CurrentTime: m.a.rt.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
-	if err != nil {
-		m.a.log.Warn("the authorities of this host's certificate are not shown in metrics", "error", err)
-		return m.signed
-	}
-	for _, c := range chains[0][1:] {
-		m.signed = append(m.signed, metrics.Certificate{Use: "authority", Name: c.Subject.CommonName, NotAfter: c.NotAfter})
-	}
-	return m.signed
+	return out
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,6 +88,9 @@ type Identity struct {
 	Roots       *x509.CertPool
 	// CAName is the common name of the first authority, for messages.
 	CAName string
+	// Authorities are those by which the certificate is good, from the one that signed it to the
+	// one that is believed; where there are several ways, those of the way that lasts longest.
+	Authorities []*x509.Certificate
 }
 
 // Load reads an identity and checks that it is whole: the key belongs to the
@@ -123,17 +127,31 @@ func Load(p Paths, now time.Time) (*Identity, error) {
 			return nil, fmt.Errorf("load certificates: %s: %w", p.Cert, err)
 		}
 	}
-	if _, err := leaf.Verify(x509.VerifyOptions{
+	chains, err := leaf.Verify(x509.VerifyOptions{
 		Roots: pool, Intermediates: intermediates(pair.Certificate), CurrentTime: now,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, fault.New(fault.Invalid, "load certificates: %s is not good under %s: %w", p.Cert, p.CA, err)
 	}
-	id := &Identity{Certificate: pair, Leaf: leaf, Roots: pool}
+	id := &Identity{Certificate: pair, Leaf: leaf, Roots: pool, Authorities: longestLived(chains)}
 	if ca, err := parseCert(caPEM); err == nil {
 		id.CAName = ca.Subject.CommonName
 	}
 	return id, nil
+}
+
+// longestLived are the authorities of the chain of which the first to end ends last.
+func longestLived(chains [][]*x509.Certificate) []*x509.Certificate {
+	first := func(chain []*x509.Certificate) (end time.Time) {
+		for _, c := range chain[1:] {
+			if end.IsZero() || c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
+		return end
+	}
+	return slices.MaxFunc(chains, func(a, b []*x509.Certificate) int { return first(a).Compare(first(b)) })[1:]
 }
 
 func intermediates(chain [][]byte) *x509.CertPool {

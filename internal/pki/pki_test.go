@@ -1,7 +1,9 @@
 package pki_test
 
 import (
+	"crypto/rand"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"os"
 	"path/filepath"
@@ -36,6 +38,65 @@ func TestInit_NeverReplacesACA(t *testing.T) {
 	a, err := pki.Open(dir)
 	if err != nil || a.Cert.Subject.CommonName != "two" {
 		t.Errorf("open after force: %v, %v", a, err)
+	}
+}
+
+// TestLoad_KnowsTheAuthoritiesThatLastLongest: of a ca.crt with one that others were signed by, with
+// the one that signed the certificate, and with that one made anew with the same key.
+func TestLoad_KnowsTheAuthoritiesThatLastLongest(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	a, err := pki.Init(dir, "test", now, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := pki.Init(t.TempDir(), "other", now.Add(-time.Hour), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := filepath.Join(dir, "host-a")
+	if _, err := a.IssueHost(host, "host-a", nil, now); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, pki.CAKeyFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(text)
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	longer := *a.Cert
+	longer.NotAfter = a.Cert.NotAfter.AddDate(10, 0, 0)
+	again, err := x509.CreateCertificate(rand.Reader, &longer, &longer, a.Cert.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := pki.Paths{CA: filepath.Join(host, pki.CACertFile), Cert: filepath.Join(host, pki.HostCertFile), Key: filepath.Join(host, pki.HostKeyFile)}
+	for _, tt := range []struct {
+		name string
+		ca   [][]byte
+		want time.Time
+	}{
+		{"alone", [][]byte{a.Cert.Raw}, a.Cert.NotAfter},
+		{"behind another", [][]byte{other.Cert.Raw, a.Cert.Raw}, a.Cert.NotAfter},
+		{"made anew", [][]byte{a.Cert.Raw, again}, longer.NotAfter},
+		{"made anew, the other way round", [][]byte{again, a.Cert.Raw}, longer.NotAfter},
+	} {
+		var text []byte
+		for _, raw := range tt.ca {
+			text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})...)
+		}
+		if err := os.WriteFile(paths.CA, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		id, err := pki.Load(paths, now)
+		if err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if len(id.Authorities) != 1 || !id.Authorities[0].NotAfter.Equal(tt.want) {
+			t.Errorf("%s: authorities %v, want one that ends at %s", tt.name, id.Authorities, tt.want)
+		}
 	}
 }
 
