@@ -7,9 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"berth/agent/api"
 	"berth/driver"
@@ -286,28 +289,95 @@ func (p patient) sharedGroups(given map[topology.PCIAddress]bool) []string {
 	return out
 }
 
-// userfaultfd is whether QEMU may ask for pages that are missing, as post-copy does. QEMU runs
-// as a user of its own, and from 8.1 on opens /dev/userfaultfd where it may.
+// From these on QEMU opens /dev/userfaultfd where it may, and libvirt lets each guest (its release
+// notes, 10.1.0).
+const (
+	deviceQEMU    driver.Version = 8_001_000
+	deviceLibvirt driver.Version = 10_001_000
+)
+
+// userfaultfd is whether QEMU, which runs as a user of its own, may ask for pages that are missing,
+// as post-copy does: by /dev/userfaultfd, or by a system call that everybody may make.
 func (p patient) userfaultfd() api.Check {
-	const name = "userfaultfd"
+	const name, device = "userfaultfd", "dev/userfaultfd"
 	allowed, err := p.read("proc/sys/vm/unprivileged_userfaultfd")
-	root := p.libvirt == nil && p.node.GuestUser != nil && p.node.GuestUser.UID == 0
+	there, known := p.exists(device), p.libvirt == nil
+	opens := there && known && p.node.HypervisorVersion >= deviceQEMU
 	switch {
-	case err != nil && p.exists("dev/userfaultfd"):
-		return right(name, "/dev/userfaultfd is there")
-	case err != nil:
-		return unset(name, "the kernel says nothing of it: guests may not be able to arrive by post-copy", "use a kernel with CONFIG_USERFAULTFD")
 	case allowed == "1":
 		return right(name, "QEMU may use it: guests can arrive by post-copy")
-	case root:
+	case known && p.node.GuestUser != nil && p.node.GuestUser.UID == 0:
 		return right(name, "QEMU runs as root, which may use it")
+	case opens && p.node.LibraryVersion >= deviceLibvirt:
+		return right(name, "libvirt lets guests open /dev/userfaultfd: they can arrive by post-copy")
+	case opens && p.guestsMayOpen(device) && p.inDeviceList("/"+device):
+		return right(name, "QEMU may open /dev/userfaultfd: guests can arrive by post-copy")
+	case err != nil && !there:
+		return unset(name, "the kernel says nothing of it: guests may not be able to arrive by post-copy", "use a kernel with CONFIG_USERFAULTFD")
 	}
-	detail := "vm.unprivileged_userfaultfd is " + allowed + ": guests cannot arrive by post-copy"
+	detail := "vm.unprivileged_userfaultfd is " + cmp.Or(allowed, "not known") + ", and /dev/userfaultfd is not there"
+	if there {
+		detail = "vm.unprivileged_userfaultfd is " + cmp.Or(allowed, "not known") + ", and QEMU cannot open /dev/userfaultfd"
+	}
+	detail += ": guests cannot arrive by post-copy"
 	remedy := "sysctl -w vm.unprivileged_userfaultfd=1, and the same in /etc/sysctl.d/60-qemu-postcopy-migration.conf"
+	if there {
+		remedy += "; or upgrade to QEMU " + deviceQEMU.String() + " and libvirt " + deviceLibvirt.String() + " or later, which use the device"
+	}
 	if p.conf.Migration.PostCopy {
 		return wrong(name, detail+", which [migration] post_copy wants", remedy)
 	}
 	return unset(name, detail, remedy)
+}
+
+// guestsMayOpen is whether a file's owner, group and mode let the user that guests run as read and
+// write it.
+func (p patient) guestsMayOpen(file string) bool {
+	user := p.node.GuestUser
+	var st unix.Stat_t
+	if user == nil || unix.Stat(p.path(file), &st) != nil {
+		return false
+	}
+	const readWrite = 0o6
+	switch {
+	case int(st.Uid) == user.UID:
+		return st.Mode>>6&readWrite == readWrite
+	case int(st.Gid) == user.GID || p.isMember(user.UID, int(st.Gid)):
+		return st.Mode>>3&readWrite == readWrite
+	}
+	return st.Mode&readWrite == readWrite
+}
+
+// isMember is whether the machine's own files have a user among a group's members, whose groups
+// libvirt gives to QEMU too.
+func (p patient) isMember(uid, gid int) bool {
+	users, _ := p.read("etc/passwd") // without it nobody is one
+	groups, _ := p.read("etc/group")
+	for line := range strings.Lines(users) {
+		user := strings.Split(line, ":") // name:password:uid:...
+		if len(user) < 3 || user[2] != strconv.Itoa(uid) {
+			continue
+		}
+		for line := range strings.Lines(groups) {
+			group := strings.Split(strings.TrimSpace(line), ":") // name:password:gid:member,member
+			if len(group) == 4 && group[2] == strconv.Itoa(gid) && slices.Contains(strings.Split(group[3], ","), user[0]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// inDeviceList is whether libvirt's settings name a device among those that every guest sees
+// (cgroup_device_acl): in the /dev of its own, which a guest has, are no others.
+func (p patient) inDeviceList(device string) bool {
+	settings, _ := p.read("etc/libvirt/qemu.conf")
+	for line := range strings.Lines(settings) {
+		if said, _, _ := strings.Cut(line, "#"); strings.Contains(said, `"`+device+`"`) {
+			return true
+		}
+	}
+	return false
 }
 
 // clock is whether somebody keeps it right: certificates and leases go by it.

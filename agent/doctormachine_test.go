@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"berth/agent/api"
 	"berth/claims/pci"
 	"berth/driver"
@@ -124,6 +126,23 @@ func TestPatient_SaysOfEachIllWhatToDo(t *testing.T) {
 			p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "0")
 			p.conf.Migration.PostCopy = true
 		}, "[migration] post_copy", "sysctl -w"},
+		{"no userfaultfd, and a device that QEMU of that age does not know", "userfaultfd", api.CheckUnset, func(t *testing.T, p *patient) {
+			p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "0")
+			p.device(t, 0o666)
+			p.node.LibraryVersion = 10_001_000
+		}, "QEMU cannot open /dev/userfaultfd", "QEMU 8.1.0 and libvirt 10.1.0"},
+		{"no userfaultfd, and a device that is root's", "userfaultfd", api.CheckUnset, func(t *testing.T, p *patient) {
+			p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "0")
+			p.device(t, 0o600)
+			p.put(t, "etc/libvirt/qemu.conf", aclWithDevice)
+			p.node.HypervisorVersion = 8_001_000
+		}, "QEMU cannot open /dev/userfaultfd", "sysctl -w"},
+		{"no userfaultfd, and a device that guests do not see", "userfaultfd", api.CheckUnset, func(t *testing.T, p *patient) {
+			p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "0")
+			p.device(t, 0o666)
+			p.put(t, "etc/libvirt/qemu.conf", "# "+strings.ReplaceAll(aclWithDevice, "\n", "\n# "))
+			p.node.HypervisorVersion = 8_001_000
+		}, "QEMU cannot open /dev/userfaultfd", "sysctl -w"},
 		{"a kernel without it", "userfaultfd", api.CheckUnset, func(t *testing.T, p *patient) { p.remove(t, "proc/sys/vm/unprivileged_userfaultfd") }, "says nothing", "CONFIG_USERFAULTFD"},
 		{"nobody keeps the clock", "clock", api.CheckWrong, func(t *testing.T, p *patient) { p.synced = func() (bool, error) { return false, nil } }, "unsynchronised", "timesyncd"},
 		{"the clock is not known", "clock", api.CheckWrong, func(t *testing.T, p *patient) { p.synced = func() (bool, error) { return false, errors.New(spoilt) } }, spoilt, "timedatectl"},
@@ -172,6 +191,80 @@ func TestPatient_SaysOfEachIllWhatToDo(t *testing.T) {
 			}
 		})
 	}
+}
+
+// aclWithDevice is what libvirt's settings have where somebody opened the device to guests.
+const aclWithDevice = "cgroup_device_acl = [\n    \"/dev/null\",\n    \"/dev/userfaultfd\"\n]\n"
+
+// device makes /dev/userfaultfd of that mode, and has guests run as somebody who does not own it.
+func (p *patient) device(t *testing.T, mode os.FileMode) {
+	t.Helper()
+	p.put(t, "dev/userfaultfd", "")
+	if err := os.Chmod(p.path("dev/userfaultfd"), mode); err != nil {
+		t.Fatal(err)
+	}
+	p.node.GuestUser = &driver.User{UID: 64055, GID: 64054}
+}
+
+// TestPatient_GuestsArriveByPostCopyByTheDevice where the system call is for root alone.
+func TestPatient_GuestsArriveByPostCopyByTheDevice(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, found string
+		how         func(t *testing.T, p *patient)
+	}{
+		{"libvirt opens it", "libvirt lets guests open", func(t *testing.T, p *patient) {
+			p.device(t, 0o600)
+			p.node.LibraryVersion = 10_001_000
+		}},
+		{"it is open to everybody", "QEMU may open", func(t *testing.T, p *patient) { p.device(t, 0o666) }},
+		{"it is of guests' group", "QEMU may open", func(t *testing.T, p *patient) {
+			p.device(t, 0o660)
+			p.node.GuestUser.GID = groupOf(t, p.path("dev/userfaultfd"))
+		}},
+		{"it is of a group that guests' user is in", "QEMU may open", func(t *testing.T, p *patient) {
+			p.device(t, 0o660)
+			p.put(t, "etc/passwd", "root:x:0:0::/root:/bin/bash\nlibvirt-qemu:x:64055:64054::/var/lib/libvirt:/usr/sbin/nologin\n")
+			p.put(t, "etc/group", fmt.Sprintf("other:x:7:nobody\nkvm:x:%d:anna,libvirt-qemu\n", groupOf(t, p.path("dev/userfaultfd"))))
+		}},
+		{"it is guests' own", "QEMU may open", func(t *testing.T, p *patient) {
+			p.device(t, 0o600)
+			p.node.GuestUser.UID = os.Getuid()
+			if os.Getuid() == 0 { // root needs no device: it is given to another
+				p.node.GuestUser.UID = 64055
+				if err := os.Chown(p.path("dev/userfaultfd"), 64055, -1); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+		{"everybody may make the call", "QEMU may use it", func(t *testing.T, p *patient) { p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "1") }},
+		{"guests are root's", "runs as root", func(t *testing.T, p *patient) { p.node.GuestUser = &driver.User{} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := healthy(t)
+			p.conf.Migration.PostCopy = true
+			p.put(t, "proc/sys/vm/unprivileged_userfaultfd", "0")
+			p.put(t, "etc/libvirt/qemu.conf", aclWithDevice)
+			p.node.HypervisorVersion = 8_001_000
+			if c := p.userfaultfd(); c.Outcome != api.CheckWrong {
+				t.Fatalf("before: %+v", c)
+			}
+			tt.how(t, &p)
+			if c := p.userfaultfd(); c.Outcome != api.CheckOK || !strings.Contains(c.Detail, tt.found) {
+				t.Errorf("%+v, want %q", c, tt.found)
+			}
+		})
+	}
+}
+
+// groupOf is the number of a file's group.
+func groupOf(t *testing.T, path string) int {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int(st.Gid)
 }
 
 func TestPatient_WithoutHardwareSaysSo(t *testing.T) {
@@ -226,6 +319,9 @@ func TestPeerChecks_NameEachHostThatIsNotWell(t *testing.T) {
 		if c.Name != w.name || c.Outcome != w.outcome || !strings.Contains(c.Detail, w.says) || (c.Outcome != api.CheckOK) != (c.Remedy != "") {
 			t.Errorf("%+v, want %+v", c, w)
 		}
+	}
+	if do := checks[len(checks)-1].Remedy; !strings.Contains(do, "berth pki host host-g, with the names and rights of the one before") {
+		t.Errorf("to renew host-g's certificate: %q", do)
 	}
 	if c := peerChecks(nil, errors.New("placement is down"), now); len(c) != 1 || c[0].Outcome != api.CheckUnset {
 		t.Errorf("without Placement: %+v", c)
