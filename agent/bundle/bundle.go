@@ -10,11 +10,15 @@ package bundle
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -42,9 +46,11 @@ func New(w io.Writer, folder string, at time.Time, secrets []string) *Bundle {
 	b := &Bundle{Keep: Most, folder: folder, at: at, zip: gzip.NewWriter(w)}
 	for _, s := range secrets {
 		if len(s) >= 4 { // less is no secret, and would stand in everything
-			b.secrets = append(b.secrets, s)
+			b.secrets = append(b.secrets, writings(s)...)
 		}
 	}
+	// One that has another in it is left out as a whole.
+	slices.SortStableFunc(b.secrets, func(x, y string) int { return cmp.Compare(len(y), len(x)) })
 	b.tar = tar.NewWriter(b.zip)
 	return b
 }
@@ -127,6 +133,26 @@ func (b *Bundle) add(name, about string, data []byte) {
 	if b.err = b.tar.WriteHeader(h); b.err == nil {
 		_, b.err = b.tar.Write(data)
 	}
+}
+
+// writings are the ways in which a value stands in texts: as it is, in quotes of Go's and of
+// JSON's, and in an address.
+func writings(s string) []string {
+	out := []string{s}
+	quoted, _ := json.Marshal(s) // of a string there is no error
+	var plain bytes.Buffer
+	enc := json.NewEncoder(&plain)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(s)
+	for _, w := range []string{
+		strings.TrimSuffix(strconv.Quote(s)[1:], `"`), string(quoted[1 : len(quoted)-1]), strings.TrimSuffix(strings.TrimPrefix(plain.String(), `"`), "\"\n"),
+		url.QueryEscape(s), url.PathEscape(s),
+	} {
+		if !slices.Contains(out, w) {
+			out = append(out, w)
+		}
+	}
+	return out
 }
 
 // known leaves out the values that the caller knows.

@@ -6,6 +6,8 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +85,29 @@ the end of kn0wn-token
 	}
 	if got := b.Missing(); len(got) != 2 {
 		t.Errorf("missing: %q", got)
+	}
+}
+
+// TestBundle_LeavesOutWhatIsKnownHoweverItIsWritten: a password of any signs, in each of the ways
+// in which documents, logs and addresses have it.
+func TestBundle_LeavesOutWhatIsKnownHoweverItIsWritten(t *testing.T) {
+	const password = `sle"ep & <dr\eam>/n0w`
+	var out bytes.Buffer
+	b := bundle.New(&out, "b", time.Unix(0, 0), []string{"dr\\eam", password, "n0w"})
+	b.JSON("said.json", "a message", map[string]string{"message": "etcd refuses " + password + " of berth"})
+	b.Text("log", "a log", []byte("refused: "+password+"\nmsg="+strconv.Quote("refused: "+password)+"\nGET http://etcd/v3?as="+url.QueryEscape(password)+"\n"))
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, out.Bytes())
+	for name, lines := range map[string]int{"b/said.json": 1, "b/log": 3} {
+		text := files[name]
+		if strings.Contains(text, "sle") || strings.Contains(text, "eam") || strings.Contains(text, "n0w") || strings.Count(text, "(left out)") != lines {
+			t.Errorf("%s:\n%s", name, text)
+		}
+	}
+	if !strings.Contains(files["b/said.json"], "of berth") {
+		t.Errorf("left out with it: %s", files["b/said.json"])
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/internal/version"
+	"berth/placementclient/keystone"
 )
 
 func (a *app) debugCommand() *cobra.Command {
@@ -46,8 +47,9 @@ another only what that agent answers. What cannot be had is named in it: an agen
 is down is no reason to have none.
 
 Secrets are left out: tokens, passwords, tickets and private keys, in documents by their
-keys, in logs by how they look. Names and addresses of guests and hosts are in it: look
-through it before you give it away. The file can be read by you alone.`,
+keys, in logs by how they look; and wherever they stand those that the settings and their
+files, clouds.yaml and OS_* variables have. Names and addresses of guests and hosts are in
+it: look through it before you give it away. The file can be read by you alone.`,
 		Example: "  berth debug bundle\n  berth debug bundle --file /tmp/host-a.tar.gz\n  berth debug bundle -c host-b",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -81,10 +83,15 @@ func (a *app) makeBundle(ctx context.Context, file string, now time.Time) (err e
 		}
 	}()
 	c, settings, configErr := config.Dump(a.config)
-	b := bundle.New(out, folder, now, c.Secrets())
+	here := a.connect == "" || strings.Contains(a.connect, "/")
+	secrets, unread := secretsOf(ctx, c, here)
+	b := bundle.New(out, folder, now, secrets)
+	if unread != nil {
+		b.Lacks("what a secret is, which is left out by how it looks alone", unread)
+	}
 	b.JSON("version.json", "the berth that made this", version.Get())
 	a.answers(ctx, b)
-	if a.connect == "" || strings.Contains(a.connect, "/") {
+	if here {
 		machineFacts(ctx, b, c)
 		if configErr != nil {
 			b.Lacks("config.toml", configErr)
@@ -109,6 +116,33 @@ func (a *app) makeBundle(ctx context.Context, file string, now time.Time) (err e
 			fmt.Fprintf(w, "  not in it: %s\n", m)
 		}
 	})
+}
+
+// secretsOf are the values that a bundle leaves out wherever they stand: those of the settings,
+// of their files and of the cloud that they name, with what this program's variables and, where
+// the agent runs here, those of its service say. With an error they are those that could be had.
+func secretsOf(ctx context.Context, c config.Config, here bool) ([]string, error) {
+	out, err := c.Secrets()
+	environ := os.Environ()
+	if here {
+		more, unread := serviceEnviron(ctx)
+		environ, err = append(environ, more...), errors.Join(err, unread)
+	}
+	return append(out, keystone.Secrets(keystone.Options{Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile}, environ)...), err
+}
+
+// serviceEnviron are the variables of the agent that systemd runs; none where it runs none.
+func serviceEnviron(ctx context.Context) ([]string, error) {
+	said, err := commandOutput(ctx, []string{"systemctl", "show", "--property=MainPID", "--value", "berth.service"})
+	pid := strings.TrimSpace(string(said))
+	if err != nil || pid == "" || pid == "0" {
+		return nil, nil // there is no systemd to ask, and so no such agent
+	}
+	text, err := os.ReadFile(filepath.Join("/proc", pid, "environ"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it has ended since
+	}
+	return strings.Split(string(text), "\x00"), err
 }
 
 // madeBundle is what was written.

@@ -51,9 +51,19 @@ func Dump(path string) (Config, []Setting, error) {
 	return c, out, err
 }
 
-// Secrets are the values of the secret keys that somebody has set.
-func (c Config) Secrets() []string {
-	return slices.DeleteFunc([]string{c.Placement.Token}, func(s string) bool { return s == "" || s == Default().Placement.Token })
+// Secrets are the values of the secret keys that somebody has set, and what is in the files that
+// keys name for their secrets. With an error they are those that could be had.
+func (c Config) Secrets() ([]string, error) {
+	out := []string{c.Placement.Token}
+	var err error
+	if file := c.Fleet.EtcdPasswordFile; file != "" {
+		var text []byte
+		if text, err = os.ReadFile(file); err != nil {
+			err = fault.New(fault.Invalid, "read the password of etcd's user %s: %w", c.Fleet.EtcdUser, err)
+		}
+		out = append(out, strings.TrimSpace(string(text)))
+	}
+	return slices.DeleteFunc(out, func(s string) bool { return s == "" || s == Default().Placement.Token }), err
 }
 
 // files are those that Load lays over each other, in that order.

@@ -1,8 +1,11 @@
 package config_test
 
 import (
+	"errors"
+	"io/fs"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,8 +52,8 @@ timeout = "30s"
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &b)
 	}
-	if want.Secrets()[0] != "hush-hush" {
-		t.Errorf("secrets %q", want.Secrets())
+	if got, err := want.Secrets(); err != nil || !slices.Equal(got, []string{"hush-hush"}) {
+		t.Errorf("secrets %q, %v", got, err)
 	}
 	want.Placement.Token = config.Default().Placement.Token
 	if diff := cmp.Diff(want, again); diff != "" {
@@ -66,6 +69,23 @@ timeout = "30s"
 		if got, ok := from[key]; got != file || !ok {
 			t.Errorf("%s comes from %q, want %q", key, got, file)
 		}
+	}
+}
+
+// TestSecrets_AreThoseOfTheFilesToo: what a key's file has is no less secret than a key's value.
+func TestSecrets_AreThoseOfTheFilesToo(t *testing.T) {
+	c := config.Default()
+	if got, err := c.Secrets(); err != nil || len(got) != 0 {
+		t.Errorf("of the defaults: %q, %v", got, err)
+	}
+	c.Placement.Token, c.Fleet.EtcdUser = "hush-hush", "berth"
+	c.Fleet.EtcdPasswordFile = write(t, filepath.Join(t.TempDir(), "etcd"), "  s3cret of etcd\n")
+	if got, err := c.Secrets(); err != nil || !slices.Equal(got, []string{"hush-hush", "s3cret of etcd"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	c.Fleet.EtcdPasswordFile += "-gone"
+	if got, err := c.Secrets(); !errors.Is(err, fs.ErrNotExist) || !slices.Equal(got, []string{"hush-hush"}) {
+		t.Errorf("of a file that is gone: %q, %v", got, err)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/config/clouds"
@@ -23,9 +25,15 @@ type cloud struct {
 	from      string // for errors
 }
 
+// variable is one of the environment, and the key that it stands for.
+type variable struct{ name, key string }
+
+// secretKeys are those whose values nobody else is to know.
+var secretKeys = []string{"password", "token", "application_credential_secret"}
+
 // variables are the OS_* variables that say how to log in, by the key of
 // clouds.yaml that means the same.
-var variables = []struct{ name, key string }{
+var variables = []variable{
 	{"OS_AUTH_URL", "auth_url"},
 	{"OS_USERNAME", "username"}, {"OS_USERID", "user_id"}, {"OS_USER_ID", "user_id"}, {"OS_PASSWORD", "password"}, {"OS_TOKEN", "token"},
 	{"OS_USER_DOMAIN_ID", "user_domain_id"}, {"OS_USER_DOMAIN_NAME", "user_domain_name"},
@@ -78,6 +86,27 @@ func read(o Options) (cloud, error) {
 	c.auth, c.tlsConfig = auth, tlsConfig
 	c.region, c.iface = cmp.Or(o.Region, endpoint.Region), cmp.Or(o.Interface, string(endpoint.Availability))
 	return c, nil
+}
+
+// Secrets are what nobody else is to know of how to log in to the cloud of o: what its files say,
+// and what the OS_* variables of environ ("NAME=value") do. A cloud that cannot be read has none.
+func Secrets(o Options, environ []string) []string {
+	var out []string
+	for _, v := range environ {
+		name, value, _ := strings.Cut(v, "=")
+		switch {
+		case name == "OS_CLOUD":
+			o.Cloud = cmp.Or(o.Cloud, value)
+		case name == "OS_CLIENT_CONFIG_FILE":
+			o.CloudsFile = cmp.Or(o.CloudsFile, value)
+		case slices.ContainsFunc(variables, func(is variable) bool { return is.name == name && slices.Contains(secretKeys, is.key) }):
+			out = append(out, value)
+		}
+	}
+	if c, err := read(o); err == nil {
+		out = append(out, c.auth.Password, c.auth.TokenID, c.auth.ApplicationCredentialSecret)
+	}
+	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
 }
 
 // cloudsFiles are the places where clouds.yaml is looked for: the one that is

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 
 	"berth/internal/fault"
@@ -271,6 +272,40 @@ func TestSession_LogsInAsTheVariablesSay(t *testing.T) {
 				t.Errorf("%v (-want +got)\n%s", c.set, d)
 			}
 		})
+	}
+}
+
+// TestSecrets_AreThoseOfTheCloudAndOfTheVariables: of the cloud that is named, else of the one that
+// the variables name, and of the variables themselves; of nothing else that they say.
+func TestSecrets_AreThoseOfTheCloudAndOfTheVariables(t *testing.T) {
+	clearVariables(t)
+	t.Setenv("HOME", t.TempDir())
+	dir := t.TempDir()
+	file := filepath.Join(dir, "clouds.yaml")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("clouds.yaml", "clouds: {c: {auth: {auth_url: 'http://x', username: u, project_name: p, user_domain_name: d, project_domain_name: d}}, a: {auth_type: v3applicationcredential, auth: {auth_url: 'http://x', application_credential_id: aid, application_credential_secret: of-a}}}")
+	write("secure.yaml", "clouds: {c: {auth: {password: of-c}}}")
+	variables := []string{"OS_USERNAME=u", "OS_PASSWORD=of=variables", "OS_AUTH_URL=http://y", "HOME=/", "OS_TOKEN="}
+	for _, c := range []struct {
+		o       Options
+		environ []string
+		want    []string
+	}{
+		{Options{}, nil, nil},
+		{Options{}, variables, []string{"of=variables"}},
+		{Options{Cloud: "nope", CloudsFile: file}, variables, []string{"of=variables"}},
+		{Options{Cloud: "c", CloudsFile: file}, nil, []string{"of-c"}},
+		{Options{Cloud: "a", CloudsFile: file}, []string{"OS_APPLICATION_CREDENTIAL_SECRET=of-v", "OS_TOKEN=token", "OS_CLOUD=c"}, []string{"of-v", "token", "of-a"}},
+		{Options{}, []string{"OS_CLOUD=c", "OS_CLIENT_CONFIG_FILE=" + file}, []string{"of-c"}},
+	} {
+		if d := cmp.Diff(c.want, Secrets(c.o, c.environ), cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%+v, %q (-want +got)\n%s", c.o, c.environ, d)
+		}
 	}
 }
 
