@@ -105,7 +105,7 @@ func statusTable(w io.Writer, s api.Status, look screenful) {
 	}
 	fmt.Fprintln(w)
 	usageTable(w, s.Usage)
-	fmt.Fprintf(w, "\nguests %d, claims %d, moves going on %d\n", s.Instances, s.Claims, len(s.Migrations))
+	fmt.Fprintf(w, "guests %d, claims %d, moves going on %d\n", s.Instances, s.Claims, len(s.Migrations))
 	for _, m := range s.Migrations {
 		fmt.Fprintf(w, "  berth migration watch %s\n", m)
 	}
