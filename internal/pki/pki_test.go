@@ -41,15 +41,16 @@ func TestInit_NeverReplacesACA(t *testing.T) {
 	}
 }
 
-// TestLoad_KnowsTheAuthoritiesThatLastLongest: of a ca.crt with one that others were signed by, with
-// the one that signed the certificate, and with that one made anew with the same key.
+// TestLoad_KnowsTheAuthoritiesThatLastLongest: of a ca.crt with one of the same name that
+// others were signed by, with the one that signed the certificate, and with that one made anew with
+// the same key.
 func TestLoad_KnowsTheAuthoritiesThatLastLongest(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	a, err := pki.Init(dir, "test", now, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := pki.Init(t.TempDir(), "other", now.Add(-time.Hour), false)
+	other, err := pki.Init(t.TempDir(), "test", now.Add(-time.Hour), false)
 	if err != nil {
 		t.Fatal(err)
 	}
