@@ -111,7 +111,9 @@ func (c *Conductor) Run(ctx context.Context) error {
 	for _, s := range unfinished {
 		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
 		c.spawn("migration "+s.rec.UUID, func() {
-			if c.cfg.Ready == nil || c.cfg.Ready(ctx) == nil {
+			// Where nothing is undone any more for want of an answer, none is waited for: the
+			// guest may stand still.
+			if c.cfg.Ready == nil || s.onlyForward() || c.cfg.Ready(ctx) == nil {
 				s.drive(ctx)
 			}
 		})

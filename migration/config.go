@@ -40,7 +40,8 @@ type Config struct {
 	Hosts func(ctx context.Context, name string) (Host, error)
 	// Ready waits until this host knows its own records: moves that an earlier conductor
 	// left rest until then, and are not undone for an answer that this host cannot give
-	// yet. Its error is that of an ended ctx. nil where they are known at once.
+	// yet; those that can only go forward do not wait. Its error is that of an ended ctx. nil
+	// where they are known at once.
 	Ready     func(ctx context.Context) error
 	Placement Placement
 	// Fleet are the records that hosts keep of each other; nil where there are none, and

@@ -155,6 +155,17 @@ func (g stage) decides(name string) bool {
 	return i >= 0 && (g.steps[i].Final || g.steps[i].Forward)
 }
 
+// onlyForward reports whether the move is in a step that is never undone. The commit itself is
+// not one: it is refused, or done.
+func (s *story) onlyForward() bool {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	m := s.view()
+	g := s.stage(m)
+	i := g.index(m.Step)
+	return m.Phase == task.Doing && i >= 0 && g.steps[i].Forward
+}
+
 func (g stage) index(name string) int {
 	return slices.IndexFunc(g.steps, func(s step) bool { return s.Name == name })
 }

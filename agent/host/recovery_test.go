@@ -439,6 +439,37 @@ func TestRecovery_RestsUntilItsHostKnowsItsOwnRecords(t *testing.T) {
 	})
 }
 
+// TestRecovery_AGuestThatStandsStillWaitsForNoRecords: its token has left, and what is to come is
+// never undone.
+func TestRecovery_AGuestThatStandsStillWaitsForNoRecords(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		v := s.guest("a", "vm1")
+		before := s.picture()
+		s.breaking(func(verb string, _ bool) error {
+			if verb == "AcceptToken" {
+				return fault.New(fault.Unavailable, "no route to b")
+			}
+			return nil
+		})
+		m := s.migrate(v.UUID)
+		waitFor(t, "the token to leave", func() bool { return s.get(m.UUID).Step == migration.StepAcceptToken })
+		s.kill("a")
+		s.known = make(chan struct{})
+		s.breaking(never)
+		s.mute("b", true) // a host that does not know its own records answers nobody
+		s.startAgent("a")
+		waitFor(t, "the guest to run there", func() bool {
+			d, err := s.hosts["b"].fake.Domain(t.Context(), v.UUID)
+			return err == nil && d.State == driver.Running
+		})
+		close(s.known)
+		waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
+		s.settled(s.get(m.UUID), v.UUID, before)
+	})
+}
+
 // TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack has an operator give the guest to
 // the destination while its source is away, with the guest paused in its hand-over.
 func TestRecovery_AsksTheDestinationBeforeItTakesAGuestBack(t *testing.T) {
