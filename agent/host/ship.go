@@ -45,11 +45,12 @@ func (h *Host) SendDisks(ctx context.Context, ref migration.Ref, r migration.Sen
 }
 
 // Reaches implements migration.SourceApartVerbs. The question names no move: while it lasts
-// the conductor of each to that host counts as heard, since one of them may ask it.
+// nobody's silence who conducts one to that host grows, since one of them may ask it; which,
+// nobody knows, so none has been heard by it.
 func (h *Host) Reaches(ctx context.Context, host string) error {
 	for _, o := range h.conductedElsewhere() {
 		if o.to == host {
-			defer h.attend(o.ref)()
+			defer h.hold(o.ref)()
 		}
 	}
 	peer, err := h.peer(ctx, host)

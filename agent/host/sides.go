@@ -19,7 +19,7 @@ type sides struct {
 	// mu guards the fields below; nothing but map work happens under it.
 	mu      sync.Mutex
 	heard   map[string]time.Duration // by migration and attempt: when the conductor was heard of last
-	asking  map[string]int           // how many of its requests are being answered; none where 0
+	asking  map[string]*asking       // requests that are being answered; nil for none
 	asked   map[string]time.Duration // when the source, or the conductor in its place, was asked last
 	waiting map[string]Waiting
 	ended   map[string]keptWord // by migration that is over here: what Placement has said of it
@@ -27,7 +27,7 @@ type sides struct {
 
 func (s *sides) init() {
 	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
-	s.ended, s.asking = map[string]keptWord{}, map[string]int{}
+	s.ended, s.asking = map[string]keptWord{}, map[string]*asking{}
 }
 
 // Waiting is an arrival that goes on only when somebody else says so; or a guest that is to
@@ -72,18 +72,40 @@ func (h *Host) hear(ref migration.Ref) {
 // done is called, which notes that it was there until then, it is not silent.
 func (h *Host) attend(ref migration.Ref) (done func()) {
 	h.hear(ref)
-	key := streamKey(ref)
+	over := h.hold(ref)
+	return func() { over(); h.hear(ref) }
+}
+
+// hold has the silence of the conductor of an attempt, if it is silent, stand still until done
+// is called.
+func (h *Host) hold(ref migration.Ref) (done func()) {
+	key, now := streamKey(ref), h.rt.Boot().Since
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
-	h.sides.asking[key]++
+	a := h.sides.asking[key]
+	if a == nil {
+		a = &asking{since: now}
+		h.sides.asking[key] = a
+	}
+	a.questions++
 	return func() {
-		h.hear(ref)
+		now := h.rt.Boot().Since
 		h.sides.mu.Lock()
 		defer h.sides.mu.Unlock()
-		if h.sides.asking[key]--; h.sides.asking[key] == 0 {
-			delete(h.sides.asking, key)
+		if a.questions--; a.questions > 0 {
+			return
+		}
+		delete(h.sides.asking, key)
+		if last, ever := h.sides.heard[key]; ever {
+			h.sides.heard[key] = last + now - a.since
 		}
 	}
+}
+
+// asking are the questions about an attempt that are being answered.
+type asking struct {
+	questions int
+	since     time.Duration // on the boot clock
 }
 
 // askFate bounds the question to the other side of a move: a guest may stand still

@@ -310,8 +310,10 @@ func (h *Host) silentFor(ref migration.Ref) time.Duration {
 	h.sides.mu.Lock()
 	defer h.sides.mu.Unlock()
 	last, ever := h.sides.heard[streamKey(ref)]
-	if !ever || h.sides.asking[streamKey(ref)] > 0 {
+	if !ever {
 		h.sides.heard[streamKey(ref)] = now
+	}
+	if !ever || h.sides.asking[streamKey(ref)] != nil {
 		return 0
 	}
 	return now - last

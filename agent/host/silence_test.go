@@ -248,6 +248,19 @@ func TestSilence_AConductorThatWaitsForAnAnswerIsHeard(t *testing.T) {
 	s.follows("the source to decide when nobody asks", func() bool { return s.a.tracker.CommitRefused(s.ref.Migration, 1) }, s.a)
 }
 
+// TestSilence_OthersQuestionsDoNotSpeakForAConductorThatIsGone: those about the way to a host
+// name no move, and others than its conductor ask them, too.
+func TestSilence_OthersQuestionsDoNotSpeakForAConductorThatIsGone(t *testing.T) {
+	t.Parallel()
+	s := newSilenced(t)
+	s.run(s.steps(), "power off")
+	s.boots("a", 200*time.Millisecond)
+	s.follows("the source to decide, however often it is asked", func() bool {
+		_ = s.a.Reaches(t.Context(), "b") // all that is wanted of it is that it was asked
+		return s.a.tracker.CommitRefused(s.ref.Migration, 1)
+	}, s.a)
+}
+
 // TestSilence_ASourceKeepsItsGuest: whatever its conductor had come to, the guest is as it
 // was, is handed over no more, and may be used; the conductor finds its hand-over late, and
 // undoes the rest.
