@@ -50,6 +50,7 @@ type keeper struct {
 	asks    time.Duration          // before that whether this host counts as dead is not asked again
 	seek    bool                   // guests that only the records know of are to be looked for
 	seekAt  time.Duration          // not before that
+	found   map[string]string      // those that the last look found, by their names
 	again   time.Duration          // before that a store that is not there is not asked again
 
 	// mu guards what follows; nothing is called under it.

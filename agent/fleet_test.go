@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 
 	"berth/agent/guard"
 	"berth/agent/host"
@@ -292,6 +293,45 @@ func TestKeeper_KeepsRecordsAndWritesNothingInASteadyState(t *testing.T) {
 	b.round("host-a")
 	if c, _ := a.keeper.condition(); len(c.Reasons) > 0 || a.keeper.owned[id].next > b.rt.Boot().Since+keepEvery {
 		t.Errorf("condition %+v, %+v", c, a.keeper.owned[id])
+	}
+}
+
+// TestKeeper_NamesGuestsThatOnlyTheRecordsHave by two looks, since one alone finds those, too, that
+// leave meanwhile; and for as long as they are there.
+func TestKeeper_NamesGuestsThatOnlyTheRecordsHave(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a")
+	k := b.up["host-a"].keeper
+	b.round("host-a")
+	named := func() bool {
+		k.seekAt = 0
+		b.round("host-a")
+		c, _ := k.condition()
+		return strings.Contains(c.Detail, "lost")
+	}
+	records, id := fleet.New(b.store.Client("test"), b.rt), uuid.NewString()
+	put := func() {
+		_, err := records.PutInstance(t.Context(), fleet.Instance{UUID: id, Name: "lost", Host: "host-a", Epoch: 1})
+		b.must(err)
+	}
+	drop := func() { b.must(records.DropInstance(t.Context(), id, "host-a", 1)) }
+	put()
+	k.seek = true
+	if named() {
+		t.Error("one look is taken for the truth")
+	}
+	drop()
+	if named() || k.seek {
+		t.Error("it has left, and is looked for still")
+	}
+	put()
+	k.seek = true
+	if named(); !named() {
+		t.Error("it is not named")
+	}
+	drop()
+	if named() || k.seek {
+		t.Error("it is named for ever")
 	}
 }
 

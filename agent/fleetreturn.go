@@ -183,49 +183,63 @@ func refOf(rec fleet.Instance, inst claims.Instance, left []fleet.Evacuated) mig
 	return ref
 }
 
-// seekOrphans looks for them once after a whole look, and again after a while where it could not:
-// no guest waits for it, since it reads the records of all hosts, one of which may be garbled. While
-// one is, it looks again, so that this host says so for as long.
+// seekOrphans looks for them after a whole look, and again after a while where it could not, and
+// while there are any: no guest waits for it, since it reads the records of all hosts, one of which
+// may be garbled. While one is, it looks again, so that this host says so for as long.
 func (k *keeper) seekOrphans(ctx context.Context) {
 	now := k.a.rt.Boot().Since
 	if !k.seek || now < k.seekAt {
 		return
 	}
 	k.seekAt = now + absentEvery
-	err := k.findOrphans(ctx)
-	if k.seek = err != nil; k.seek {
+	found, err := k.findOrphans(ctx)
+	if err != nil {
 		k.a.log.Warn("whether the fleet's records have guests here that the ledger does not know could not be seen", "error", err)
 	}
+	sure := map[string]string{}
+	for id, name := range found {
+		if k.found[id] != "" {
+			sure[id] = name
+		}
+	}
+	if len(sure) < len(found) {
+		k.seekAt = now + askEvery
+	}
+	k.found, k.seek = found, err != nil || len(found) > 0
+	k.mu.Lock()
+	k.orphans = slices.Sorted(maps.Values(sure))
+	k.mu.Unlock()
 }
 
-// findOrphans names the records of this host of which its ledger knows nothing. They stay: a
-// ledger that was restored, or a host that was made anew, is no proof that they were deleted.
-func (k *keeper) findOrphans(ctx context.Context) error {
+// findOrphans gives the names of the records of this host of which its ledger knows nothing, by
+// their guests. They stay: a ledger that was restored, or a host that was made anew, is no proof
+// that they were deleted. One look alone names guests, too, that leave or are deleted meanwhile.
+func (k *keeper) findOrphans(ctx context.Context) (map[string]string, error) {
 	all, err := k.records.Instances(ctx, k.a.name)
 	unreadable, rest := fleet.Unreadable(err)
 	if rest != nil {
-		return rest
+		return k.found, rest
 	}
 	_, err = k.records.Evacuated(ctx, k.a.name)
 	more, rest := fleet.Unreadable(err)
 	if rest != nil {
-		return rest
+		return k.found, rest
 	}
 	unreadable = append(unreadable, more...)
-	var names []string
+	names := map[string]string{}
 	for _, rec := range all {
 		_, written := k.written[rec.UUID]
 		if _, known := k.a.tracker.Instance(rec.UUID); !known && !written {
-			names = append(names, cmp.Or(rec.Name, rec.UUID))
+			names[rec.UUID] = cmp.Or(rec.Name, rec.UUID)
 		}
 	}
 	k.mu.Lock()
-	k.orphans, k.unreadable = names, unreadable
+	k.unreadable = unreadable
 	k.mu.Unlock()
 	if len(unreadable) > 0 {
-		return fault.New(fault.Internal, "records that cannot be read: %s", strings.Join(unreadable, ", "))
+		return names, fault.New(fault.Internal, "records that cannot be read: %s", strings.Join(unreadable, ", "))
 	}
-	return nil
+	return names, nil
 }
 
 // cleanUp removes what is left of guests that this host gave way for and whose new hosts have
