@@ -18,7 +18,9 @@ import (
 func eventsOf[T any](name string, open func(s *Server, r *http.Request) (<-chan T, error)) func(s *Server, w http.ResponseWriter, r *http.Request) {
 	return func(s *Server, w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
-		_ = rc.SetReadDeadline(time.Time{}) // it stays
+		if r.ContentLength == 0 { // nothing more is to come, and it stays
+			_ = rc.SetReadDeadline(time.Time{})
+		}
 		records, err := open(s, r)
 		if err != nil {
 			s.refuse(w, r, err)

@@ -418,7 +418,9 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, rt route, to stri
 	// Who is asked bounds the request. What stays open is cut only where it is not read.
 	rc := http.NewResponseController(w)
 	if rt.events != nil {
-		_ = rc.SetReadDeadline(time.Time{})
+		if r.ContentLength == 0 {
+			_ = rc.SetReadDeadline(time.Time{})
+		}
 		proxy.ServeHTTP(&livelyWriter{w, rc}, r)
 		return
 	}

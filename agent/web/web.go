@@ -202,6 +202,9 @@ func loopback(address string) bool {
 // operators lets nobody else in.
 func (s *Server) operators(id *pki.Identity, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rc, until := http.NewResponseController(w), time.Now().Add(s.opt.AnswerTime)
+		_ = rc.SetReadDeadline(until) // of a body that nobody asked for
+		_ = rc.SetWriteDeadline(until)
 		role, leaf, err := id.VerifyClient(r.TLS.PeerCertificates, s.opt.Runtime.Now())
 		if err == nil && role != pki.RoleOperator && role != pki.RoleReader {
 			err = fault.Refuse(fault.Forbidden, "show the page", fault.Reason{

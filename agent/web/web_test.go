@@ -160,20 +160,31 @@ func values(m map[string]string) func(func(string) bool) {
 
 // A body that is promised and never comes holds no connection.
 func TestPage_WhoIsRefusedFreesItsConnection(t *testing.T) {
-	s := serveWith(t, nil, 50*time.Millisecond)
-	conn, err := net.Dial("tcp", s.address)
+	ca, err := pki.Init(t.TempDir(), "ours", time.Now(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("the connection is open still")
+	for who, id := range map[string]*pki.Identity{"whoever on this machine writes": nil, "a stranger": host(t, ca, "host-a")} {
+		t.Run(who, func(t *testing.T) {
+			s := serveWith(t, id, 50*time.Millisecond)
+			conn, err := net.Dial("tcp", s.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if id != nil {
+				conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // who serves is not what is asked here
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the connection is open still")
+			}
+		})
 	}
 }
 
@@ -215,29 +226,36 @@ func TestPage_IsNotAnsweredByAnotherName(t *testing.T) {
 	}
 }
 
+func host(t *testing.T, ca *pki.Authority, name string) *pki.Identity {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := ca.IssueHost(dir, name, nil, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	return identity(t, dir, pki.HostCertFile, pki.HostKeyFile)
+}
+
+func operator(t *testing.T, ca *pki.Authority, name string) *pki.Identity {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := ca.IssueOperator(dir, name, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	return identity(t, dir, pki.OperatorCertFile, pki.OperatorKeyFile)
+}
+
+func identity(t *testing.T, dir, cert, key string) *pki.Identity {
+	t.Helper()
+	id, err := pki.Load(pki.Paths{CA: filepath.Join(dir, pki.CACertFile), Cert: filepath.Join(dir, cert), Key: filepath.Join(dir, key)}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 // TestPage_OffTheMachineForOperatorsAlone has each kind of certificate look.
 func TestPage_OffTheMachineForOperatorsAlone(t *testing.T) {
 	now := time.Now()
-	load := func(dir, cert, key string) *pki.Identity {
-		id, err := pki.Load(pki.Paths{CA: filepath.Join(dir, pki.CACertFile), Cert: filepath.Join(dir, cert), Key: filepath.Join(dir, key)}, now)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return id
-	}
-	issue := func(ca *pki.Authority, operator bool, name string) *pki.Identity {
-		dir := t.TempDir()
-		if operator {
-			if _, err := ca.IssueOperator(dir, name, now); err != nil {
-				t.Fatal(err)
-			}
-			return load(dir, pki.OperatorCertFile, pki.OperatorKeyFile)
-		}
-		if _, err := ca.IssueHost(dir, name, nil, now); err != nil {
-			t.Fatal(err)
-		}
-		return load(dir, pki.HostCertFile, pki.HostKeyFile)
-	}
 	ours, err := pki.Init(t.TempDir(), "ours", now, false)
 	if err != nil {
 		t.Fatal(err)
@@ -246,16 +264,16 @@ func TestPage_OffTheMachineForOperatorsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serve(t, issue(ours, false, "host-a"))
+	s := serve(t, host(t, ours, "host-a"))
 	for _, c := range []struct {
 		who    string
 		with   []tls.Certificate
 		status int
 	}{
-		{"an operator", []tls.Certificate{issue(ours, true, "alice").Certificate}, 200},
+		{"an operator", []tls.Certificate{operator(t, ours, "alice").Certificate}, 200},
 		{"nobody", nil, 403},
-		{"a host", []tls.Certificate{issue(ours, false, "host-b").Certificate}, 403},
-		{"somebody else's operator", []tls.Certificate{issue(theirs, true, "alice").Certificate}, 403},
+		{"a host", []tls.Certificate{host(t, ours, "host-b").Certificate}, 403},
+		{"somebody else's operator", []tls.Certificate{operator(t, theirs, "alice").Certificate}, 403},
 	} {
 		for _, path := range []string{"/", "/events", "/page.js"} {
 			if c.status == 200 && path == "/events" {
