@@ -72,6 +72,14 @@ take_rules() {
 # systemd_runs says whether there is a service manager to be told.
 systemd_runs() { [ -d /run/systemd/system ]; }
 
+# configured says whether the agent that was just installed would take its configuration. One
+# that it refuses would end it; the agent that runs took it, and goes on.
+configured() {
+	berth config check >/dev/null 2>&1 && return 0
+	echo "berth: the configuration has a fault (berth config check tells), so the agent is not restarted; when it is mended: systemctl restart berth" >&2
+	return 1
+}
+
 # make_folders makes the group and the folder of the socket.
 make_folders() {
 	systemd-sysusers berth.conf

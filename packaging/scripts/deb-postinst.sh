@@ -26,7 +26,8 @@ if systemd_runs; then
 	# wrong is no reason to leave the package half installed; the journal has it.
 	deb-systemd-invoke start berth.socket >/dev/null || :
 	if [ "$1" = configure ] && [ -n "$2" ]; then
-		deb-systemd-invoke try-restart berth.service berth-placement.service >/dev/null || :
+		deb-systemd-invoke try-restart berth-placement.service >/dev/null || :
+		! configured || deb-systemd-invoke try-restart berth.service >/dev/null || :
 	fi
 	# After a removal too, of which the configuration was left. One that is disabled is not.
 	deb-systemd-invoke start berth.service >/dev/null || :

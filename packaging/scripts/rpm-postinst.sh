@@ -8,5 +8,8 @@ if [ "$1" = 1 ]; then
 fi
 if systemd_runs; then
 	systemctl --system daemon-reload || :
-	[ "$1" = 1 ] || systemctl try-restart berth.service berth-placement.service || :
+	if [ "$1" != 1 ]; then
+		systemctl try-restart berth-placement.service || :
+		! configured || systemctl try-restart berth.service || :
+	fi
 fi

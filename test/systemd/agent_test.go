@@ -354,10 +354,15 @@ func watchdogBites(t *testing.T, m *machine) {
 	m.run("systemctl", "daemon-reload")
 }
 
-// misconfigured: an agent that cannot start is not tried again and again, and one that can is
-// found at the same socket.
+// misconfigured: an agent that runs is not replaced by one that could not start, which is not tried
+// again and again; one that can is found at the same socket.
 func misconfigured(t *testing.T, m *machine) {
 	configure(m, "no_such_key = 1\n")
+	runs := m.property(service, "MainPID")
+	m.dpkg("--install", newerDeb)
+	if now := m.property(service, "MainPID"); now != runs {
+		t.Errorf("an upgrade with a fault in the configuration has replaced agent %s by %s", runs, now)
+	}
 	if out, err := m.try("systemctl", "restart", service); err == nil {
 		t.Errorf("it starts with a fault in its configuration: %s", out)
 	}
