@@ -79,11 +79,16 @@ func begin[T any](l *looks, what string, f func() (T, error)) (it *glance, late 
 	l.going[what] = it
 	// Not by the runtime, which the agent waits for when it ends: this may never come back.
 	go func() {
+		defer func() {
+			if p := recover(); p != nil { // nobody else is there to see it, and the agent would die of it
+				it.err = fmt.Errorf("a bug of this look: %v", p)
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.going, what)
+			close(it.done)
+		}()
 		it.value, it.err = f()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.going, what)
-		close(it.done)
 	}()
 	return it, false
 }

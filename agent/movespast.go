@@ -33,7 +33,7 @@ func (s migrationService) past(ctx context.Context, ref string, no error) (migra
 		return best, err
 	}
 	for _, m := range list {
-		if m.InstanceUUID == id || m.InstanceName == ref {
+		if m.InstanceUUID == id || id == ref && m.InstanceName == ref { // not of an earlier guest of that name
 			take(m)
 		}
 	}
@@ -50,7 +50,7 @@ func (s migrationService) past(ctx context.Context, ref string, no error) (migra
 		}
 		return best, nil
 	case len(silent) > 0:
-		return best, fault.Refuse(fault.NotFound, "show migration "+ref, append(fault.ReasonsOf(no), silent...)...)
+		return best, fault.Refuse(fault.Unavailable, "show migration "+ref, append(fault.ReasonsOf(no), silent...)...)
 	}
 	return best, no
 }

@@ -43,7 +43,7 @@ func TestGet_ShowsTheLastMoveOfAGuestFromAnyHost(t *testing.T) {
 	}
 	_, err = p.clients["host-c"].Migration(t.Context(), last.UUID)
 	reasons := fault.ReasonsOf(err)
-	if !errors.Is(err, fault.NotFound) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == "host_silent" && r.Want == "host-b" }) {
+	if !errors.Is(err, fault.Unavailable) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == "host_silent" && r.Want == "host-b" }) {
 		t.Errorf("with host-b silent, what it alone remembers: %v, %+v", err, reasons)
 	}
 }

@@ -91,9 +91,16 @@ func (u Units) Output(ctx context.Context, t Transient) (said, complaint []byte,
 		return left
 	}
 	cmd.WaitDelay = endPatience
-	if err = cmd.Run(); err != nil {
-		err = errors.Join(context.Cause(ctx), err, left)
+	if err = cmd.Run(); err == nil {
+		return out.Bytes(), errs.Bytes(), nil
 	}
+	if ctx.Err() != nil && left == nil {
+		// The manager may have begun it after it was looked for; who asked it to has gone only now.
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
+		defer cancel()
+		_, left = u.End(end, t.Unit)
+	}
+	err = errors.Join(context.Cause(ctx), err, left)
 	return out.Bytes(), errs.Bytes(), err
 }
 

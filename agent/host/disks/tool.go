@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -31,9 +32,10 @@ var confined = []string{
 	"SystemCallArchitectures=native", "SystemCallFilter=@system-service", "SystemCallFilter=~@privileged @resources", "SystemCallErrorNumber=EPERM",
 	// No AF_UNIX: with root's name alone it could ask the service manager for more.
 	"RestrictAddressFamilies=AF_INET AF_INET6", "UMask=0077", "LimitCORE=0",
-	// Far above what any image needs that is not made to fill the machine; page cache is given
-	// back before it counts. Arbitrary, as the number of threads.
-	"MemoryMax=1G", "TasksMax=256",
+	// Far above what any image needs that is not made to fill the machine. Page cache counts, too:
+	// from three quarters on a writer is slowed down to what its disk takes, and not killed.
+	// Arbitrary, as the number of threads.
+	"MemoryHigh=768M", "MemoryMax=1G", "TasksMax=256",
 }
 
 // reads are those of one that reads an image's header: nothing can be written, and nobody reached.
@@ -45,7 +47,7 @@ var writes = []string{"ProtectSystem=full", "DeviceAllow=block-* rw"}
 
 // hidden are the agent's secrets, unless it is there that somebody keeps disks. No more is: what an
 // image lies on may be anywhere.
-var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth"}
+var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth", "/var/lib/berth-placement", "/run/berth-placement", "/var/log/berth"}
 
 // The longest that qemu-img may take, by what it does: one that reads a header, and one that may
 // write a whole disk. Arbitrary; both end with their caller's context, too.
@@ -113,7 +115,11 @@ func unit(command []string) systemd.Transient {
 		t.Properties = append(t.Properties, writes...)
 	}
 	for _, dir := range hidden {
-		if !slices.ContainsFunc(command, func(arg string) bool { return strings.HasPrefix(arg, dir+"/") }) {
+		lies := func(arg string) bool {
+			real, err := filepath.EvalSymlinks(arg)
+			return strings.HasPrefix(arg, dir+"/") || err == nil && strings.HasPrefix(real, dir+"/")
+		}
+		if !slices.ContainsFunc(command, lies) {
 			t.Properties = append(t.Properties, "InaccessiblePaths=-"+dir)
 		}
 	}
