@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -102,14 +103,19 @@ func TestMetrics_AreServedWhileTheHypervisorHangs(t *testing.T) {
 			t.Errorf("%s is not in\n%s", want, text)
 		}
 	}
-	// Others work on the same machine, so that one of many is to be in time: one that asked
-	// the hypervisor would be never.
-	await(t, "a scrape is answered within "+scrapeBound.String(), func() bool {
-		began := time.Now()
-		scrape(t, *a.metering.at.Load())
-		took := time.Since(began)
-		t.Logf("a scrape while the hypervisor hangs: %s", took)
-		return took < scrapeBound
+	// Others work on the same machine, so that half of a round are to be in time, and a round may
+	// be disturbed: one that asked the hypervisor would be never.
+	await(t, "half of the scrapes of a round are answered within "+scrapeBound.String(), func() bool {
+		took := make([]time.Duration, 21)
+		for i := range took {
+			began := time.Now()
+			scrape(t, *a.metering.at.Load())
+			took[i] = time.Since(began)
+		}
+		slices.Sort(took)
+		median, slowest := took[len(took)/2], took[len(took)-1]
+		t.Logf("of %d scrapes while the hypervisor hangs: median %s, slowest %s", len(took), median, slowest)
+		return median < scrapeBound
 	})
 	// The agent works, and its host does not; the local socket says so while requests wait.
 	for path, want := range map[string]string{api.HealthzPath: "ok\n", api.ReadyzPath: "no   start: starting\n"} {
@@ -128,9 +134,6 @@ func TestMetrics_AreServedWhileTheHypervisorHangs(t *testing.T) {
 		})
 	}
 }
-
-// scrapeBound is what a scrape may take, whatever hangs.
-const scrapeBound = 50 * time.Millisecond
 
 // TestMetrics_TellOfTheHost: what agents of a pair show of claims, Placement and certificates.
 func TestMetrics_TellOfTheHost(t *testing.T) {
