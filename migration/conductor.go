@@ -112,8 +112,9 @@ func (c *Conductor) Run(ctx context.Context) error {
 		c.cfg.Logger.Info("migration recovered", "migration", s.rec.UUID, "instance", s.rec.InstanceUUID, "attempt", s.rec.Attempt)
 		c.spawn("migration "+s.rec.UUID, func() {
 			// Where nothing is undone any more for want of an answer, none is waited for: the
-			// guest may stand still.
-			if c.cfg.Ready == nil || s.onlyForward() || c.cfg.Ready(ctx) == nil {
+			// guest may stand still. An operator's word is there to turn it back.
+			_, said := s.word(ctx)
+			if c.cfg.Ready == nil || !said && s.onlyForward() || c.cfg.Ready(ctx) == nil {
 				s.drive(ctx)
 			}
 		})

@@ -431,10 +431,7 @@ func (s *story) word(ctx context.Context) (Settlement, bool) {
 	if s.conductsForOthers() {
 		return s.ownWord()
 	}
-	h, err := s.source(ctx)
-	if err != nil {
-		return Settlement{}, false
-	}
+	h, _ := s.source(ctx) // also one that does not know all of its records yet: a word that it has is one
 	source, ok := h.(Settler)
 	if !ok {
 		return Settlement{}, false

@@ -159,10 +159,11 @@ func (s *site) startAgent(name string) {
 			if err != nil {
 				return nil, err
 			}
-			if other == name && unknown() {
-				return nil, fault.New(fault.Unavailable, "host %s does not know its own records yet", name)
+			h := through{breakable{n.Host, s.failing}, n.Host, n.Host}
+			if other == name && unknown() { // it is there, for what is asked of its words alone
+				return h, fault.New(fault.Unavailable, "host %s does not know its own records yet", name)
 			}
-			return through{breakable{n.Host, s.failing}, n.Host, n.Host}, nil
+			return h, nil
 		},
 	})
 	ctx, stop := context.WithCancel(context.WithoutCancel(s.t.Context()))
@@ -467,6 +468,44 @@ func TestRecovery_AGuestThatStandsStillWaitsForNoRecords(t *testing.T) {
 		close(s.known)
 		waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
 		s.settled(s.get(m.UUID), v.UUID, before)
+	})
+}
+
+// TestRecovery_WhatAWordMayTurnBackRests: an operator has said that the guest is at the source,
+// and the conductor died before it heard that.
+func TestRecovery_WhatAWordMayTurnBackRests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		v := s.guest("a", "vm1")
+		var asked atomic.Int64
+		s.breaking(func(verb string, _ bool) error {
+			if verb == "AcceptToken" {
+				asked.Add(1)
+				return fault.New(fault.Unavailable, "no route to b")
+			}
+			return nil
+		})
+		m := s.migrate(v.UUID)
+		waitFor(t, "the token to leave", func() bool { return s.get(m.UUID).Step == migration.StepAcceptToken })
+		ref := migration.Ref{Migration: m.UUID, Attempt: 1, Instance: v.UUID}
+		s.must("take word", s.hosts["a"].TakeWord(t.Context(), ref, migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "b is scrap", By: "ann"}))
+		s.kill("a")
+		s.known = make(chan struct{})
+		s.mute("b", true)
+		s.startAgent("a")
+		n := asked.Load()
+		time.Sleep(5 * time.Second)
+		if got := asked.Load(); got != n {
+			t.Errorf("the destination was asked %d times to take what an operator had taken back", got-n)
+		}
+		s.breaking(never)
+		close(s.known)
+		waitFor(t, "the end", func() bool { return s.get(m.UUID).Done() })
+		if m = s.get(m.UUID); m.Outcome != migration.OutcomeUndone {
+			t.Errorf("%s: %+v", m.Outcome, m.Error)
+		}
+		s.state("a", v.UUID, driver.ShutOff) // its memory was on the host that is scrap
 	})
 }
 
