@@ -97,7 +97,7 @@ func (h *Host) hold(ref migration.Ref) (done func()) {
 		}
 		delete(h.sides.asking, key)
 		if last, ever := h.sides.heard[key]; ever {
-			h.sides.heard[key] = last + now - a.since
+			h.sides.heard[key] = min(now, last+now-a.since) // it may have been heard meanwhile
 		}
 	}
 }
