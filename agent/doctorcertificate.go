@@ -80,7 +80,7 @@ func (d *doctor) certificate() api.Check {
 			return unset(name, "none yet; needed in mode manage, where there is more than one host", "berth pki --help")
 		}
 		do := "make it: berth pki host " + a.name + ", copy the files here and restart the agent (guests go on)"
-		if err == nil {
+		if err == nil && pki.Covers(id.Leaf, a.name) {
 			do = restart
 			if r := ending(id, a.name, now); r != nil {
 				do = r.Change

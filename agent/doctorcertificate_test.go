@@ -128,6 +128,11 @@ func TestDoctor_SaysOfEachIllCertificateWhatHelps(t *testing.T) {
 			_, err := p.before.IssueHost(p.dir, "host-b", nil, p.now)
 			must(t, err)
 		}, api.CheckWrong, []string{"host certificate of host-b", "this host is host-a"}, []string{"the files of this host"}, "systemctl"},
+		{"the files of another host, from the start", 6 * year, func(t *testing.T, p *papers) {
+			_, err := p.before.IssueHost(p.dir, "host-b", nil, p.now)
+			must(t, err)
+			p.a.noPeers = errors.New("not this host's")
+		}, api.CheckWrong, []string{"not this host's"}, []string{"make it: berth pki host host-a"}, "systemctl"},
 		{"everybody can read the key, and it ends", 6 * year, func(t *testing.T, p *papers) {
 			p.issue(p.before, 2*year-10*day)
 			p.begin(0)

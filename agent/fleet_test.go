@@ -329,6 +329,13 @@ func TestKeeper_NamesGuestsThatOnlyTheRecordsHave(t *testing.T) {
 	if named(); !named() {
 		t.Error("it is not named")
 	}
+	b.before = func(fleettest.Call) fleettest.Outcome { return fleettest.Refused }
+	k.seekAt = 0
+	k.seekOrphans(t.Context())
+	if c, _ := k.condition(); !strings.Contains(c.Detail, "lost") || !k.seek {
+		t.Errorf("a look that failed has seen that it is gone: %+v", c)
+	}
+	b.before = nil
 	drop()
 	if named() || k.seek {
 		t.Error("it is named for ever")

@@ -196,6 +196,9 @@ func (k *keeper) seekOrphans(ctx context.Context) {
 	if err != nil {
 		k.a.log.Warn("whether the fleet's records have guests here that the ledger does not know could not be seen", "error", err)
 	}
+	if found == nil { // nothing was seen: what was found before stands
+		return
+	}
 	sure := map[string]string{}
 	for id, name := range found {
 		if k.found[id] != "" {
@@ -218,12 +221,12 @@ func (k *keeper) findOrphans(ctx context.Context) (map[string]string, error) {
 	all, err := k.records.Instances(ctx, k.a.name)
 	unreadable, rest := fleet.Unreadable(err)
 	if rest != nil {
-		return k.found, rest
+		return nil, rest
 	}
 	_, err = k.records.Evacuated(ctx, k.a.name)
 	more, rest := fleet.Unreadable(err)
 	if rest != nil {
-		return k.found, rest
+		return nil, rest
 	}
 	unreadable = append(unreadable, more...)
 	names := map[string]string{}

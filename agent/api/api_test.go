@@ -406,6 +406,7 @@ func TestRequests_WhoIsRefusedFreesItsConnection(t *testing.T) {
 		{"no such method", "PATCH /v1/migrations", local, " 405 "},
 		{"a body where none is taken", "GET /v1/migrations", local, " 200 "},
 		{"a probe", "GET /healthz", stranger, " 403 "},
+		{"nothing to watch", "GET /v1/migrations/nothing/watch", local, " 404 "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			conn, err := tt.dial()

@@ -102,7 +102,9 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Time{}) // it stays: see wrap
+	if r.ContentLength == 0 { // nothing more is to come, and it stays: see wrap
+		_ = rc.SetReadDeadline(time.Time{})
+	}
 	told := map[string]string{}
 	var last time.Duration
 	look := time.NewTicker(freshFor)

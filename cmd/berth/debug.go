@@ -123,12 +123,13 @@ func (a *app) makeBundle(ctx context.Context, file string, now time.Time) (err e
 // the agent runs here, those of its service say. With an error they are those that could be had.
 func secretsOf(ctx context.Context, c config.Config, here bool) ([]string, error) {
 	out, err := c.Secrets()
-	environ := os.Environ()
-	if here {
-		more, unread := serviceEnviron(ctx)
-		environ, err = append(environ, more...), errors.Join(err, unread)
+	o := keystone.Options{Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile}
+	out = append(out, keystone.Secrets(o, os.Environ())...)
+	if here { // by themselves: they may name another cloud
+		environ, unread := serviceEnviron(ctx)
+		out, err = append(out, keystone.Secrets(o, environ)...), errors.Join(err, unread)
 	}
-	return append(out, keystone.Secrets(keystone.Options{Cloud: c.Placement.Cloud, CloudsFile: c.Placement.CloudsFile}, environ)...), err
+	return out, err
 }
 
 // serviceEnviron are the variables of the agent that systemd runs; none where it runs none.
