@@ -319,7 +319,7 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = standin.Close() })
 	w = ownWith(t, berths.Options{Names: []string{"host-a", "host-b"}, Etcd: true, Config: map[string]string{
-		"host-a": fmt.Sprintf("[fleet]\nlease = \"10s\"\nself_fence = %q\nself_fence_timeout = \"2s\"\n", dog),
+		"host-a": fmt.Sprintf("[fleet]\nlease = \"20s\"\nself_fence = %q\nself_fence_timeout = \"2s\"\n", dog),
 	}})
 	first := w.onShared("e7")
 	w.recorded(w.b, "e7", "host-a")
@@ -327,7 +327,7 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 	for i := range 3 {
 		w.Member(i).Kill()
 	}
-	for gone := time.Now(); time.Since(gone) < 12*time.Second; pause(w, 500*time.Millisecond) {
+	for gone := time.Now(); time.Since(gone) < 24*time.Second; pause(w, 500*time.Millisecond) {
 		if dead.Load() != nil {
 			t.Fatalf("host-a was reset %v after all of etcd was lost", time.Since(gone))
 		}
