@@ -440,6 +440,23 @@ func TestRecovery_RestsUntilItsHostKnowsItsOwnRecords(t *testing.T) {
 	})
 }
 
+// inTransit has a guest's token leave a for b, which cannot be asked to take it; asked counts how
+// often that is tried.
+func (s *site) inTransit(instance string) (m migration.Migration, asked *atomic.Int64) {
+	s.t.Helper()
+	asked = new(atomic.Int64)
+	s.breaking(func(verb string, _ bool) error {
+		if verb == "AcceptToken" {
+			asked.Add(1)
+			return fault.New(fault.Unavailable, "no route to b")
+		}
+		return nil
+	})
+	m = s.migrate(instance)
+	waitFor(s.t, "the token to leave", func() bool { return s.get(m.UUID).Step == migration.StepAcceptToken })
+	return m, asked
+}
+
 // TestRecovery_AGuestThatStandsStillWaitsForNoRecords: its token has left, and what is to come is
 // never undone.
 func TestRecovery_AGuestThatStandsStillWaitsForNoRecords(t *testing.T) {
@@ -448,14 +465,7 @@ func TestRecovery_AGuestThatStandsStillWaitsForNoRecords(t *testing.T) {
 		s := newSite(t)
 		v := s.guest("a", "vm1")
 		before := s.picture()
-		s.breaking(func(verb string, _ bool) error {
-			if verb == "AcceptToken" {
-				return fault.New(fault.Unavailable, "no route to b")
-			}
-			return nil
-		})
-		m := s.migrate(v.UUID)
-		waitFor(t, "the token to leave", func() bool { return s.get(m.UUID).Step == migration.StepAcceptToken })
+		m, _ := s.inTransit(v.UUID)
 		s.kill("a")
 		s.known = make(chan struct{})
 		s.breaking(never)
@@ -478,16 +488,7 @@ func TestRecovery_WhatAWordMayTurnBackRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		v := s.guest("a", "vm1")
-		var asked atomic.Int64
-		s.breaking(func(verb string, _ bool) error {
-			if verb == "AcceptToken" {
-				asked.Add(1)
-				return fault.New(fault.Unavailable, "no route to b")
-			}
-			return nil
-		})
-		m := s.migrate(v.UUID)
-		waitFor(t, "the token to leave", func() bool { return s.get(m.UUID).Step == migration.StepAcceptToken })
+		m, asked := s.inTransit(v.UUID)
 		ref := migration.Ref{Migration: m.UUID, Attempt: 1, Instance: v.UUID}
 		s.must("take word", s.hosts["a"].TakeWord(t.Context(), ref, migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "b is scrap", By: "ann"}))
 		s.kill("a")
