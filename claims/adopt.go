@@ -30,8 +30,8 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 	if err := validInstance("adopt", i); err != nil {
 		return Claim{}, err
 	}
-	if err := validResources(f.Resources); err != nil {
-		return Claim{}, fault.New(fault.Invalid, "adopt instance %s: %w", i.UUID, err)
+	if err := f.invalid("adopt instance " + i.UUID); err != nil {
+		return Claim{}, err
 	}
 	var answer Claim
 	i.Adopted = true
@@ -71,25 +71,27 @@ func (t *Tracker) Adopt(ctx context.Context, i Instance, f Found) (Claim, error)
 // short, every CPU and device that is not for it alone, and every cell that has
 // too little of what it uses there; fault.Unavailable after Refuse.
 func (t *Tracker) CheckFound(instance string, f Found) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.fitsAsFoundLocked(fmt.Sprintf("adopt instance %s on %s", instance, t.host), instance, f)
+	doing := fmt.Sprintf("adopt instance %s on %s", instance, t.host)
+	if err := f.invalid(doing); err != nil {
+		return err
+	}
+	m, err := t.machineFor(doing, Request{Owner: Owner{Instance: instance, Kind: KindInstance}})
+	if err != nil {
+		return err
+	}
+	return m.fitsAsFound(doing, instance, f)
 }
 
-// fitsAsFoundLocked refuses what a guest has here that does not fit where it is.
-func (t *Tracker) fitsAsFoundLocked(doing, instance string, f Found) error {
-	if t.refusal != "" {
-		return t.refusedLocked(doing)
-	}
-	defer t.withoutStrangerLocked(instance)()
-	reasons := fit.Fits(f.Resources, t.machine.host())
-	h := t.machine.hold(f.Resources, f.Assignment)
-	if r, short := t.machine.ordinaryShort(h.ordinaryMB); short {
+// fitsAsFound refuses what a guest has here that does not fit where it is.
+func (m *machine) fitsAsFound(doing, instance string, f Found) error {
+	reasons := fit.Fits(f.Resources, m.host())
+	h := m.hold(f.Resources, f.Assignment)
+	if r, short := m.ordinaryShort(h.ordinaryMB); short {
 		reasons = append(reasons, r)
 	}
-	t.machine.add(instance, h)
-	defer t.machine.remove(instance, h)
-	if reasons = append(reasons, t.machine.overReasons(instance, h)...); len(reasons) > 0 {
+	m.add(instance, h)
+	defer m.remove(instance, h)
+	if reasons = append(reasons, m.overReasons(instance, h)...); len(reasons) > 0 {
 		return fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)
 	}
 	return nil

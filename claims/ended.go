@@ -105,8 +105,20 @@ func (t *Tracker) endedLocked(id string) bool {
 // over here: the verb that was to forget it was cut off, and its conductor, which would
 // repeat it, may be gone. It gives those migrations, in order. What is remembered of a guest that
 // was evacuated stays: it may not be finished.
-func (t *Tracker) ForgetEnded(ctx context.Context) ([]string, error) {
+func (t *Tracker) ForgetEnded(ctx context.Context) (ended []string, err error) {
+	for _, id := range t.endedMigrations() {
+		if err := t.ForgetMigration(ctx, id); err != nil {
+			return nil, err
+		}
+		ended = append(ended, id)
+	}
+	return ended, nil
+}
+
+// endedMigrations gives the migrations that ForgetEnded forgets, in order.
+func (t *Tracker) endedMigrations() []string {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	var ended []string
 	for key := range t.verbs {
 		id, _, _ := strings.Cut(key, "/")
@@ -114,12 +126,6 @@ func (t *Tracker) ForgetEnded(ctx context.Context) ([]string, error) {
 			ended = append(ended, id)
 		}
 	}
-	t.mu.Unlock()
 	slices.Sort(ended)
-	for _, id := range ended {
-		if err := t.ForgetMigration(ctx, id); err != nil {
-			return nil, err
-		}
-	}
-	return ended, nil
+	return ended
 }

@@ -33,8 +33,8 @@ type Seen struct {
 // before. fault.NotFound where the instance has no bound claim or no token here;
 // fault.Busy while a migration has a claim or a context for it here.
 func (t *Tracker) Follow(ctx context.Context, instance string, seen Seen, f Found) (claim Claim, changed bool, err error) {
-	if err := validResources(f.Resources); err != nil {
-		return Claim{}, false, fault.New(fault.Invalid, "follow instance %s: %w", instance, err)
+	if err := f.invalid("follow instance " + instance); err != nil {
+		return Claim{}, false, err
 	}
 	err = t.change(ctx, []string{ofInstance(instance)}, func() (plan, error) {
 		e, err := t.standingLocked(instance)

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"maps"
 	"slices"
 
 	"berth/claims/fit"
@@ -60,6 +61,19 @@ func newMachine(c Capacity) *machine {
 	return m
 }
 
+// copy shares no memory with m that either changes. It costs as much as the host
+// has cells, CPUs and devices.
+func (m *machine) copy() *machine {
+	c := *m
+	c.cells, c.ordinary = slices.Clone(m.cells), slices.Clone(m.ordinary)
+	for i := range c.cells {
+		c.cells[i].Pages = slices.Clone(c.cells[i].Pages)
+	}
+	c.cellOf, c.taken = slices.Clone(m.cellOf), slices.Clone(m.taken)
+	c.devices, c.mdevs = maps.Clone(m.devices), maps.Clone(m.mdevs)
+	return &c
+}
+
 func (m *machine) growTo(cpu int) {
 	for len(m.taken) <= cpu {
 		m.taken = append(m.taken, 0)
@@ -90,18 +104,19 @@ func (m *machine) remove(instance string, h hold) {
 	putDown(m.mdevs, h.mdevs, instance)
 }
 
-// takeUp makes an instance a holder of each device, putDown takes that back.
+// takeUp makes an instance a holder of each device, putDown takes that back. No
+// list of holders is changed in place: a copy of the machine may have it.
 func takeUp[D comparable](holders map[D][]string, devices []D, instance string) {
 	for _, d := range devices {
 		i, _ := slices.BinarySearch(holders[d], instance)
-		holders[d] = slices.Insert(holders[d], i, instance)
+		holders[d] = slices.Insert(slices.Clone(holders[d]), i, instance)
 	}
 }
 
 func putDown[D comparable](holders map[D][]string, devices []D, instance string) {
 	for _, d := range devices {
 		i, _ := slices.BinarySearch(holders[d], instance)
-		if holders[d] = slices.Delete(holders[d], i, i+1); len(holders[d]) == 0 {
+		if holders[d] = slices.Delete(slices.Clone(holders[d]), i, i+1); len(holders[d]) == 0 {
 			delete(holders, d)
 		}
 	}

@@ -106,11 +106,17 @@ func (t *Tracker) roomLocked(doing string, r Request) (topology.Assignment, erro
 		t.machine.remove(r.Owner.Instance, own.counted)
 		defer t.machine.add(r.Owner.Instance, own.counted)
 	}
-	if r.Found != nil {
-		return r.Found.Clone(), t.fitsAsFoundLocked(doing, r.Owner.Instance, Found{Resources: r.Resources, Assignment: *r.Found})
-	}
 	defer t.withoutStrangerLocked(r.Owner.Instance)()
-	a, reasons := t.machine.place(r)
+	return t.machine.room(doing, r)
+}
+
+// room finds room on m for a request, or tells every reason why there is none. m
+// is then as it was.
+func (m *machine) room(doing string, r Request) (topology.Assignment, error) {
+	if r.Found != nil {
+		return r.Found.Clone(), m.fitsAsFound(doing, r.Owner.Instance, Found{Resources: r.Resources, Assignment: *r.Found})
+	}
+	a, reasons := m.place(r)
 	if len(reasons) > 0 {
 		return topology.Assignment{}, fault.Refuse(fault.DoesNotFit, doing, reasonsOf(reasons)...)
 	}
@@ -210,9 +216,9 @@ func cellsOf(t *topology.GuestTopology) string {
 }
 
 func requestsOf(requests []topology.PCIRequest) string {
-	n := 0
+	n := int64(0)
 	for _, r := range requests {
-		n += r.Count
+		n = topology.AddCapped(n, int64(r.Count))
 	}
-	return strconv.Itoa(n) + " devices"
+	return strconv.FormatInt(n, 10) + " devices"
 }

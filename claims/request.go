@@ -59,66 +59,7 @@ func (r Request) validate() error {
 	if c := r.Context; c != nil && (c.Migration != r.Owner.Migration || c.Instance != r.Owner.Instance) {
 		return err("its context is of instance %q and migration %q", c.Instance, c.Migration)
 	}
-	if e := r.validDemand(); e != nil {
-		return err("%w", e)
-	}
-	if r.Lease < 0 {
-		return err("lease of %s", r.Lease)
-	}
-	return nil
-}
-
-// validDemand looks at what is asked for, whoever asks.
-func (r Request) validDemand() error {
-	if err := validResources(r.Resources); err != nil {
-		return err
-	}
-	if err := validTopology(r.Resources, r.Topology); err != nil {
-		return err
-	}
-	return validPCI(r.PCI)
-}
-
-func validResources(r topology.Resources) error {
-	const most = 1 << 40 // keeps every sum far from overflow
-	if r.VCPUs < 0 || r.PCPUs < 0 || int64(r.VCPUs) > most || int64(r.PCPUs) > most || r.VCPUs+r.PCPUs < 1 ||
-		r.MemoryMB < 1 || r.DiskGB < 0 || r.MemoryMB > most || r.DiskGB > most {
-		return fmt.Errorf("resources %s: want at least 1 vcpu and 1 MiB", r)
-	}
-	return nil
-}
-
-// validTopology refuses a topology that is not of these amounts: what is held
-// host-wide and what is held in cells would differ for ever. A host that tells
-// Placement of no PCPU counts dedicated CPUs as VCPU, so only their sum is
-// looked at.
-func validTopology(r topology.Resources, t *topology.GuestTopology) error {
-	if t == nil {
-		return nil
-	}
-	shared, dedicated := t.CPUs()
-	var memory int64
-	for i, c := range t.Cells {
-		if c.MemoryMB < 0 {
-			return fmt.Errorf("guest cell %d has %d MiB", i, c.MemoryMB)
-		}
-		memory += c.MemoryMB
-	}
-	if len(t.Cells) == 0 || shared+dedicated != r.VCPUs+r.PCPUs || memory != r.MemoryMB {
-		return fmt.Errorf("resources %s: its %d cells have %d shared and %d dedicated CPUs and %d MiB", r, len(t.Cells), shared, dedicated, memory)
-	}
-	return nil
-}
-
-func validPCI(requests []topology.PCIRequest) error {
-	seen := map[string]bool{}
-	for _, r := range requests {
-		if r.Count < 1 || len(r.Specs) == 0 || seen[r.ID] {
-			return fmt.Errorf("PCI request %q: want at least one device and one spec, and each request once", r.ID)
-		}
-		seen[r.ID] = true
-	}
-	return nil
+	return r.invalidDemand(fmt.Sprintf("claim for instance %q", r.Owner.Instance))
 }
 
 // validUUIDs refuses what could not be part of a key: the instance must be

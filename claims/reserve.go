@@ -47,6 +47,11 @@ func (t *Tracker) Refused() string {
 func (t *Tracker) SetCapacity(c Capacity) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.countAnewLocked(c)
+}
+
+// countAnewLocked makes the machine anew from all that is held.
+func (t *Tracker) countAnewLocked(c Capacity) {
 	t.machine = newMachine(c)
 	for _, h := range t.holdings {
 		for _, e := range h.entries {
@@ -70,12 +75,43 @@ func (t *Tracker) Check(r topology.Resources) error {
 // would be given for anywhere, fault.Unavailable after Refuse.
 func (t *Tracker) Room(r topology.Resources, guest *topology.GuestTopology, devices []topology.PCIRequest) (topology.Assignment, error) {
 	ask, doing := Request{Resources: r, Topology: guest, PCI: devices}, fmt.Sprintf("claim %s on %s", r, t.host)
-	if err := ask.validDemand(); err != nil {
-		return topology.Assignment{}, fault.New(fault.Invalid, "%s: %w", doing, err)
+	if err := ask.invalidDemand(doing); err != nil {
+		return topology.Assignment{}, err
 	}
+	return t.ask(doing, ask)
+}
+
+// ask answers a question about room on a copy of the machine: under the claim lock
+// it is only copied.
+func (t *Tracker) ask(doing string, r Request) (topology.Assignment, error) {
+	m, err := t.machineFor(doing, r)
+	if err != nil {
+		return topology.Assignment{}, err
+	}
+	return m.room(doing, r)
+}
+
+// machineFor is a copy of the machine as this request shall see it;
+// fault.Unavailable after Refuse. A resize or rebuild sees what its own instance
+// holds here as free: the instance uses one or the other, never both. What an
+// instance without a claim uses here is free for its claim.
+func (t *Tracker) machineFor(doing string, r Request) (*machine, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.roomLocked(doing, ask)
+	if t.refusal != "" {
+		return nil, t.refusedLocked(doing)
+	}
+	if len(r.PCI) > 0 {
+		t.machine.freePools() // for the next question too
+	}
+	m, o := t.machine.copy(), r.Owner
+	if own, ok := t.holdings[o.Instance]; ok && (o.Kind == KindResize || o.Kind == KindRebuild) {
+		m.remove(o.Instance, own.counted)
+	}
+	if s, ok := t.strangers[o.Instance]; ok {
+		m.remove(o.Instance, s.counted)
+	}
+	return m, nil
 }
 
 // Claim holds resources for an owner, pending under a lease, with its

@@ -40,8 +40,8 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 	if err := validInstance("restore", i); err != nil {
 		return err
 	}
-	if err := validResources(r.Found.Resources); err != nil && !r.Absent {
-		return fault.New(fault.Invalid, "restore instance %s: %w", i.UUID, err)
+	if err := r.Found.invalid("restore instance " + i.UUID); err != nil && !r.Absent {
+		return err
 	}
 	owner := Owner{Instance: i.UUID, Kind: KindInstance}
 	if r.Move.Migration != "" {

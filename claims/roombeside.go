@@ -3,7 +3,6 @@ package claims
 import (
 	"fmt"
 
-	"berth/internal/fault"
 	"berth/topology"
 )
 
@@ -12,10 +11,8 @@ import (
 func (t *Tracker) RoomBeside(instance string, r topology.Resources, guest *topology.GuestTopology, devices []topology.PCIRequest) (topology.Assignment, error) {
 	ask := Request{Owner: Owner{Instance: instance, Kind: KindResize}, Resources: r, Topology: guest, PCI: devices}
 	doing := fmt.Sprintf("claim %s on %s", r, t.host)
-	if err := ask.validDemand(); err != nil {
-		return topology.Assignment{}, fault.New(fault.Invalid, "%s: %w", doing, err)
+	if err := ask.invalidDemand(doing); err != nil {
+		return topology.Assignment{}, err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.roomLocked(doing, ask)
+	return t.ask(doing, ask)
 }

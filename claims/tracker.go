@@ -3,9 +3,12 @@ package claims
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -236,24 +239,20 @@ func (t *Tracker) change(ctx context.Context, subjects []string, make func() (pl
 		if ctx.Err() != nil {
 			return fault.New(fault.Unavailable, "write ledger: nothing was done: %w", context.Cause(ctx))
 		}
-		t.mu.Lock()
-		other := t.conflictLocked(subjects)
-		if other == nil {
-			p, err := make()
-			if err != nil || len(p.mutations) == 0 {
-				t.mu.Unlock()
-				return err
+		begun, other, err := t.begin(subjects, make)
+		switch {
+		case err != nil:
+			if p, ok := errors.AsType[*panicked](err); ok {
+				t.log.Error("a change of the ledger panicked: nothing was changed", "subjects", subjects, "panic", p.value, "stack", p.stack)
 			}
-			mine = &change{subjects: subjects, apply: p.apply, revert: p.revert, pending: t.store.Enqueue(p.mutations...)}
-			for _, s := range subjects {
-				t.changing[s] = mine
-			}
-		}
-		t.mu.Unlock()
-		if other != nil {
+			return err
+		case other != nil:
 			// Whoever comes first settles it; its owner may not have run yet.
 			t.settle(other, other.pending.Wait())
+		case begun == nil:
+			return nil
 		}
+		mine = begun
 	}
 	err := mine.pending.Wait()
 	t.settle(mine, err)
@@ -261,6 +260,63 @@ func (t *Tracker) change(ctx context.Context, subjects []string, make func() (pl
 		return fault.New(fault.KindOf(err), "write ledger: nothing was changed: %w", err)
 	}
 	return nil
+}
+
+// begin makes a plan under the claim lock and enqueues it. It gives another change
+// of the same subjects where one is on its way, and neither for a plan without
+// mutations. A panic of make is fault.Internal: nothing was changed.
+func (t *Tracker) begin(subjects []string, make func() (plan, error)) (mine, other *change, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other = t.conflictLocked(subjects); other != nil {
+		return nil, other, nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			t.takeBackLocked(subjects)
+			err = fault.New(fault.Internal, "change the ledger: internal error, see the agent's log: %w", &panicked{p, string(debug.Stack())})
+		}
+	}()
+	p, err := make()
+	if err != nil || len(p.mutations) == 0 {
+		return nil, nil, err
+	}
+	mine = &change{subjects: subjects, apply: p.apply, revert: p.revert, pending: t.store.Enqueue(p.mutations...)}
+	for _, s := range subjects {
+		t.changing[s] = mine
+	}
+	return mine, nil, nil
+}
+
+// panicked is what a plan panicked with.
+type panicked struct {
+	value any
+	stack string
+}
+
+// Error names the panic, not its stack.
+func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// takeBackLocked makes memory what it was before a plan of these subjects, of
+// which a part was counted and nothing was enqueued. No other change of them is on
+// its way, so what is not durable of them is that plan's.
+func (t *Tracker) takeBackLocked(subjects []string) {
+	for id, e := range t.claims {
+		switch {
+		case !slices.Contains(subjects, ofInstance(e.claim.Owner.Instance)):
+		case !e.told:
+			delete(t.claims, id)
+		default:
+			e.next = nil
+		}
+	}
+	for instance, h := range t.holdings {
+		h.entries = slices.DeleteFunc(h.entries, func(e *entry) bool { return t.claims[e.claim.ID] != e })
+		if len(h.entries) == 0 {
+			delete(t.holdings, instance)
+		}
+	}
+	t.countAnewLocked(t.machine.capacity)
 }
 
 func (t *Tracker) conflictLocked(subjects []string) *change {

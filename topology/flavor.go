@@ -24,14 +24,14 @@ func (f Flavor) Validate() error {
 	if !flavorName.MatchString(f.Name) {
 		fault("name %q: want letters, digits, dots, dashes or underscores", f.Name)
 	}
-	if f.VCPUs < 1 || f.VCPUs > 4096 {
-		fault("vcpus %d: want 1 to 4096", f.VCPUs)
+	if f.VCPUs < 1 || f.VCPUs > MaxVCPUs {
+		fault("vcpus %d: want 1 to %d", f.VCPUs, MaxVCPUs)
 	}
-	if f.MemoryMB < 1 || f.MemoryMB > 1<<30 {
-		fault("memory_mb %d: want 1 to %d", f.MemoryMB, 1<<30)
+	if f.MemoryMB < 1 || f.MemoryMB > MaxMemoryMB {
+		fault("memory_mb %d: want 1 to %d", f.MemoryMB, MaxMemoryMB)
 	}
-	if f.DiskGB < 0 || f.DiskGB > 1<<30 {
-		fault("disk_gb %d: want 0 to %d", f.DiskGB, 1<<30)
+	if f.DiskGB < 0 || f.DiskGB > MaxDiskGB {
+		fault("disk_gb %d: want 0 to %d", f.DiskGB, MaxDiskGB)
 	}
 	return errors.Join(errs...)
 }

@@ -123,7 +123,7 @@ func usesOf(t *topology.GuestTopology, uses topology.Resources) topology.Resourc
 	uses.VCPUs, uses.PCPUs = t.CPUs()
 	uses.MemoryMB = 0
 	for _, c := range t.Cells {
-		uses.MemoryMB += c.MemoryMB
+		uses.MemoryMB = topology.AddCapped(uses.MemoryMB, c.MemoryMB)
 	}
 	return uses
 }

@@ -85,7 +85,7 @@ func amountsOf(doc *domainxml.Doc, g migration.Guest, w migration.Wanted, t *top
 	}
 	for _, c := range t.Cells {
 		vcpus += c.VCPUs().Len()
-		memoryMB += c.MemoryMB
+		memoryMB = topology.AddCapped(memoryMB, c.MemoryMB)
 	}
 	return vcpus, memoryMB
 }

@@ -71,7 +71,7 @@ requests:
 		for k := range d.kinds {
 			if d.kinds[k].affinity == affinity && slices.Equal(d.kinds[k].matches, matches) {
 				d.kinds[k].requests = append(d.kinds[k].requests, i)
-				d.kinds[k].count += q.Count
+				d.kinds[k].count = int(topology.AddCapped(int64(d.kinds[k].count), int64(q.Count)))
 				continue requests
 			}
 		}
@@ -247,7 +247,7 @@ func (d *devices) share(a, b int) bool {
 func (d *devices) demandOf(set []int) demand {
 	x := demand{kinds: set, cell: make([]int64, len(d.machine.Cells))}
 	for _, k := range set {
-		x.need += int64(d.kinds[k].count)
+		x.need = topology.AddCapped(x.need, int64(d.kinds[k].count))
 	}
 	for p := range d.machine.Pools {
 		widest := nowhere

@@ -30,9 +30,9 @@ import "berth/topology"
 
 // The bounds of a guest.
 const (
-	MaxVCPUs = 4096    // as topology.Flavor.Validate
-	MaxCells = 128     // QEMU's MAX_NODES and Nova's NUMA_NODES_MAX
-	maxMB    = 1 << 30 // MiB of memory, as topology.Flavor.Validate
+	MaxVCPUs = topology.MaxVCPUs
+	MaxCells = topology.MaxCells
+	maxMB    = topology.MaxMemoryMB
 )
 
 // IOThreads is how many I/O threads a guest has. No extra spec and no image

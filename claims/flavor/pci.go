@@ -10,9 +10,8 @@ import (
 	"berth/topology"
 )
 
-// maxDevices bounds what one alias of one flavor asks for; PCI itself has room
-// for 65536 functions in a domain.
-const maxDevices = 1 << 16
+// maxDevices bounds what one alias of one flavor asks for.
+const maxDevices = topology.MaxPCIFunctions
 
 // The tags of a PCISpec that come from an alias. The host's device_spec gives
 // its devices the same.

@@ -193,9 +193,9 @@ func (r *reader) resources(p *policies) {
 		switch {
 		case !ok: // Placement's query refuses it elsewhere
 		case vcpuResource.MatchString(key):
-			vcpus, vcpuKey = addCapped(vcpus, n), key
+			vcpus, vcpuKey = topology.AddCapped(vcpus, n), key
 		case pcpuResource.MatchString(key):
-			pcpus, pcpuKey = addCapped(pcpus, n), key
+			pcpus, pcpuKey = topology.AddCapped(pcpus, n), key
 		}
 	}
 	if vcpus == 0 && pcpus == 0 {

@@ -62,14 +62,3 @@ func boolean(text string) (yes, ok bool) {
 	}
 	return false, false
 }
-
-// addCapped is a + b, at the ends of int64 where it would run over them.
-func addCapped(a, b int64) int64 {
-	switch {
-	case b > 0 && a > math.MaxInt64-b:
-		return math.MaxInt64
-	case b < 0 && a < math.MinInt64-b:
-		return math.MinInt64
-	}
-	return a + b
-}

@@ -162,7 +162,7 @@ func (r *reader) namedCells(cpus list[mask], memory list[int64]) []cell {
 			r.fault(cpus.keys[i], "numa_cpus_out_of_range", "ImageNUMATopologyCPUOutOfRange", "vCPU %d is not one of the flavor's 0-%d", beyond, r.vcpus-1)
 		}
 		left = left.Difference(c.cpus)
-		total = addCapped(total, c.memoryMB)
+		total = topology.AddCapped(total, c.memoryMB)
 		cells[i] = c
 	}
 	if !left.IsEmpty() {

@@ -7,6 +7,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/placementclient"
+	"berth/topology"
 )
 
 // Reader is what is read of a host that Placement does not offer;
@@ -106,7 +107,7 @@ func Explain(w Wish, host string, tree []Seen) []fault.Reason {
 	asked := (&builder{wish: w, specs: specs}).amounts()
 	for _, r := range w.Devices {
 		if kinds, all := kindsOf(r, w.Counted); all && len(kinds) == 1 {
-			asked[kinds[0].class] += int64(r.Count)
+			asked[kinds[0].class] = topology.AddCapped(asked[kinds[0].class], int64(r.Count))
 		}
 	}
 	for _, class := range sortedClasses(asked) {

@@ -33,7 +33,7 @@ func (s Spec) placeFaults() []error {
 	var memory int64
 	for _, c := range s.Topology.Cells {
 		vcpus = vcpus.Union(c.VCPUs())
-		memory += c.MemoryMB
+		memory = topology.AddCapped(memory, c.MemoryMB)
 	}
 	if n := s.Flavor.VCPUs; vcpus.Len() != n || n > 0 && vcpus[len(vcpus)-1] != n-1 {
 		fault("guest cells hold vCPUs %q, the flavor has %d", vcpus, n)

@@ -195,7 +195,7 @@ func scaled(number, unit string) (int64, error) {
 }
 
 // mebibytes rounds up.
-func mebibytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
+func mebibytes(bytes int64) int64 { return topology.AddCapped(bytes, 1<<20-1) >> 20 }
 
 func vcpus(root *etree.Element) (int, error) {
 	e := root.SelectElement("vcpu")

@@ -233,10 +233,10 @@ func (d *Doc) modules(p *Pinning, r *reading) {
 		}
 		own := e.Parent().SelectElement("source")
 		if own != nil && own.SelectElement("path") != nil {
-			p.ApartMB += mebibytes(bytes)
+			p.ApartMB = topology.AddCapped(p.ApartMB, mebibytes(bytes))
 			continue
 		}
-		p.Cells[cell].MemoryMB += mebibytes(bytes)
+		p.Cells[cell].MemoryMB = topology.AddCapped(p.Cells[cell].MemoryMB, mebibytes(bytes))
 		if own == nil || own.SelectElement("pagesize") == nil {
 			continue
 		}
