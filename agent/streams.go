@@ -86,6 +86,7 @@ func (s *streams) Open(ctx context.Context, o host.StreamOrder) (host.StreamEnds
 			order.FirstPort, order.LastPort = o.Port, o.Port
 		}
 		order.Libvirt, order.LibvirtURI = node.Socket, node.URI
+		order.DestinationXML, order.PersistentXML = o.DestinationXML, o.PersistentXML
 		if net.ParseIP(c.Migration.Address) != nil {
 			order.Listen = c.Migration.Address
 		}

@@ -130,7 +130,9 @@ func (p *process) meet(conn *net.TCPConn) error {
 	forget()
 	l := p.link(c, local, secure, b)
 	if c == Control {
-		l.gate = newGate(p.o, p.paths, p.postCopy)
+		if l.gate, err = newGate(p.o, p.paths, p.postCopy); err != nil {
+			return err
+		}
 	}
 	p.carry(l)
 	return nil

@@ -27,6 +27,8 @@
 //     not expire: an open stream renews its claim by itself.
 //   - On the control channel, only what a migration needs of libvirt passes: see
 //     permitted. A ticket lets one guest in, and does not give the host away.
+//   - No domain XML of the source's passes: libvirt here gets the two that its own host
+//     prepared for this attempt, which the order holds.
 //
 // # Folders
 //

@@ -124,13 +124,16 @@ func (l *link) inward() error {
 			n += more
 		}
 		if n > 0 {
+			out := buf[:n]
+			var refused error
 			if l.gate != nil {
-				if gerr := l.gate.pass(buf[:n]); gerr != nil {
-					return gerr
-				}
+				out, refused = l.gate.pass(out)
 			}
-			if _, werr := l.local.Write(buf[:n]); werr != nil {
+			if _, werr := l.local.Write(out); werr != nil {
 				return fmt.Errorf("write to the local %s: %w", l.channel, werr)
+			}
+			if refused != nil {
+				return refused
 			}
 			l.moved(&l.received, n)
 		}

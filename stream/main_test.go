@@ -116,6 +116,7 @@ func newPair(t testing.TB, starter Starter) *pair {
 	p.in, p.out = common, common
 	p.in.Role, p.in.Host, p.in.Peer, p.in.PKI = Destination, "host-b", "host-a", p.issue("host-b", "host-b")
 	p.in.Listen, p.in.Libvirt, p.in.LibvirtURI = "127.0.0.1", p.libvirt.Addr().String(), "qemu:///system"
+	p.in.DestinationXML, p.in.PersistentXML = guestXML, persistentXML
 	p.out.Role, p.out.Host, p.out.Peer, p.out.PKI = Source, "host-a", "host-b", p.issue("host-a", "host-a")
 	t.Cleanup(func() {
 		for _, m := range []*Manager{p.src, p.dst} {

@@ -131,6 +131,10 @@ type Order struct {
 	// the peer may open there ("qemu:///system"). Destination only.
 	Libvirt    string `json:"libvirt,omitempty"`
 	LibvirtURI string `json:"libvirt_uri,omitempty"`
+	// DestinationXML and PersistentXML are the instance's live and persistent domain XML, as
+	// this host prepared them: libvirt gets no other. Destination only.
+	DestinationXML string `json:"destination_xml,omitempty"`
+	PersistentXML  string `json:"persistent_xml,omitempty"`
 }
 
 // DefaultDeadAfter is longer than what a switch needs to come back, and shorter
@@ -163,6 +167,8 @@ func (o Order) check() error {
 	case Destination:
 		need(o.Libvirt != "", "libvirt", "the path of libvirt's socket is required")
 		need(strings.HasPrefix(o.LibvirtURI, "qemu:///"), "libvirt_uri", "libvirt's URI %q: want qemu:///system or another of QEMU's here", o.LibvirtURI)
+		_, xerr := newGate(o, Paths{}, nil)
+		need(xerr == nil, "domain_xml", "%v", xerr)
 		need(o.Listen == "" || net.ParseIP(o.Listen) != nil, "listen", "listen on %q: want an IP address", o.Listen)
 		need(o.FirstPort >= 0 && o.FirstPort <= o.LastPort && o.LastPort <= 65535 && (o.FirstPort > 0 || o.LastPort == 0),
 			"ports", "ports %d to %d: want a range within 1 to 65535, or none", o.FirstPort, o.LastPort)

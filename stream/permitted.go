@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"berth/internal/fault"
@@ -16,7 +17,13 @@ import (
 // little of it: it opens QEMU's driver, asks what it supports, prepares the
 // arrival of one guest and finishes it, and leaves it paused; or, where the claim says so,
 // lets it run by post-copy, and prepares and finishes once more what broke on the way. That
-// is what passes; any other call ends the connection before libvirtd has it whole.
+// is what passes; any other call ends the connection before libvirtd has a byte of it.
+//
+// No domain XML of the source's passes. libvirtd gets the two that this host prepared: the
+// live one in place of Prepare's parameter destination_xml, and the persistent one in place of
+// the <domain> in Finish's cookie (measured with libvirt 9.0.0: there is where the source's
+// libvirt puts its parameter persistent_xml). They are replaced and not compared, because the
+// source's libvirt writes both anew.
 //
 // The numbers are libvirt's (src/remote/remote_protocol.x, virnetprotocol.x,
 // virkeepaliveprotocol.x); they never change. Which ones a source sends was read off
@@ -73,7 +80,9 @@ const (
 // gate looks at what the peer sends to libvirtd.
 type gate struct {
 	instance string // uuid of the one guest that may be prepared
-	uri      string // the one URI that may be opened
+	// name is the guest's, live and persistent are its domain XML, as this host prepared it.
+	name, live, persistent string
+	uri                    string // the one URI that may be opened
 	// memory and disks are the URIs by which alone QEMU may be told to listen.
 	memory, disks string
 	// postCopy permits an arrival by post-copy; begun is called when one is prepared.
@@ -83,50 +92,66 @@ type gate struct {
 	head [packetHead]byte
 	have int // bytes of the head
 	left int // bytes of the payload still to come
-	// payload is kept of the calls whose arguments are looked at.
+	// payload is kept of each call until it is whole.
 	payload []byte
-	judge   func([]byte) error
+	// judge gives what libvirtd gets in place of a call's arguments; nil for the same.
+	judge func([]byte) ([]byte, error)
 
-	guest string // the name under which it was prepared
-	way   way    // by which it was prepared
+	prepared bool
+	way      way // by which it was prepared
 }
 
-func newGate(o Order, p Paths, begun func()) *gate {
-	return &gate{instance: o.Instance, uri: o.LibvirtURI, memory: p.MigrateURI(), disks: p.DisksURI(), postCopy: o.PostCopy, begun: begun}
+func newGate(o Order, p Paths, begun func()) (*gate, error) {
+	g := &gate{
+		instance: o.Instance, uri: o.LibvirtURI, memory: p.MigrateURI(), disks: p.DisksURI(), postCopy: o.PostCopy, begun: begun,
+		live: o.DestinationXML, persistent: o.PersistentXML,
+	}
+	uuid, name, err := identityOf(g.live)
+	if err == nil && !strings.EqualFold(uuid, g.instance) {
+		err = fault.New(fault.Invalid, "it is of instance %s, the stream is for %s", uuid, g.instance)
+	}
+	if err != nil {
+		return nil, fault.Wrap(err, "the domain XML that this host prepared")
+	}
+	g.name = name
+	if g.persistent, err = rootOf(g.persistent); err != nil {
+		return nil, fault.Wrap(err, "the persistent domain XML that this host prepared")
+	}
+	return g, nil
 }
 
-// pass looks at the next bytes, and refuses them when a call ends or begins in
-// them that may not pass. Bytes that it took may go to libvirtd.
-func (g *gate) pass(p []byte) error {
+// pass takes the next bytes and gives those that may go to libvirtd now: of each call all,
+// once it is whole. It refuses a call that may not pass, of which nothing has gone then.
+func (g *gate) pass(p []byte) (out []byte, err error) {
 	for len(p) > 0 {
 		if g.have < packetHead {
 			n := copy(g.head[g.have:], p)
 			g.have += n
 			p = p[n:]
 			if g.have < packetHead {
-				return nil
+				return out, nil
 			}
 			if err := g.begin(); err != nil {
-				return err
+				return out, err
 			}
 		}
 		n := min(g.left, len(p))
-		if g.judge != nil {
-			g.payload = append(g.payload, p[:n]...)
-		}
+		g.payload = append(g.payload, p[:n]...)
 		g.left -= n
 		p = p[n:]
 		if g.left > 0 {
-			return nil
+			return out, nil
 		}
 		if g.judge != nil {
-			if err := g.judge(g.payload); err != nil {
-				return err
+			if g.payload, err = g.judge(g.payload); err != nil {
+				return out, err
 			}
+			binary.BigEndian.PutUint32(g.head[:], uint32(packetHead+len(g.payload)))
 		}
+		out = append(append(out, g.head[:]...), g.payload...)
 		g.have, g.judge, g.payload = 0, nil, nil
 	}
-	return nil
+	return out, nil
 }
 
 func (g *gate) word(i int) uint32 { return binary.BigEndian.Uint32(g.head[4*i:]) }
@@ -160,69 +185,115 @@ func (g *gate) begin() error {
 }
 
 // open: remote_connect_open_args, a name that may be absent and flags.
-func (g *gate) open(payload []byte) error {
+func (g *gate) open(payload []byte) ([]byte, error) {
 	x := xdr{left: payload}
 	uri := ""
 	if x.word() == 1 {
 		uri = x.text()
 	}
 	if x.failed || uri != g.uri {
-		return fault.New(fault.Forbidden, "the peer opens %.60q of libvirt, which is not %s", uri, g.uri)
+		return nil, fault.New(fault.Forbidden, "the peer opens %.60q of libvirt, which is not %s", uri, g.uri)
 	}
-	return nil
+	return payload, nil
 }
 
-// prepare: remote_domain_migrate_prepare3_params_args, of which the first part is
-// typed parameters, then a cookie and flags. The guest's document among them must be
-// the one guest's, and QEMU may be made to listen on this stream's sockets alone.
-func (g *gate) prepare(payload []byte) error {
+// prepare: remote_domain_migrate_prepare3_params_args: typed parameters, a cookie and flags.
+// The domain XML must be the one guest's, and QEMU may be made to listen on this stream's
+// sockets alone. libvirtd gets this host's domain XML in place of the peer's.
+func (g *gate) prepare(payload []byte) ([]byte, error) {
 	x := xdr{left: payload}
-	params := x.strings()
-	flags := x.flags()
-	uuid, name, err := identityOf(params["destination_xml"])
-	if x.failed || err != nil {
-		return fault.New(fault.Forbidden, "the peer prepares a guest that cannot be told: %v", err)
+	list := x.params()
+	cookie := x.opaque()
+	flags := x.word()
+	if x.failed || len(x.left) > 0 {
+		return nil, fault.New(fault.Forbidden, "the peer prepares a guest with arguments that cannot be read")
+	}
+	params := list.texts()
+	uuid, _, err := identityOf(params["destination_xml"])
+	if err != nil {
+		return nil, fault.New(fault.Forbidden, "the peer prepares a guest that cannot be told: %v", err)
 	}
 	by, err := g.wayOf("prepares", flags)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// Without a URI libvirt has QEMU listen on a port of its own choice.
 	if uri := params["migrate_uri"]; uri != g.memory {
-		return fault.New(fault.Forbidden, "the peer wants the memory at %.100q, its stream has it at %s", uri, g.memory)
+		return nil, fault.New(fault.Forbidden, "the peer wants the memory at %.100q, its stream has it at %s", uri, g.memory)
 	}
 	uri, named := params["disks_uri"]
 	if (named || flags&(flagNonSharedDisk|flagNonSharedInc) != 0) && uri != g.disks {
-		return fault.New(fault.Forbidden, "the peer wants the disks at %.100q, its stream has them at %s", uri, g.disks)
+		return nil, fault.New(fault.Forbidden, "the peer wants the disks at %.100q, its stream has them at %s", uri, g.disks)
 	}
 	if !strings.EqualFold(uuid, g.instance) {
-		return fault.New(fault.Forbidden, "the peer prepares guest %.36s, the claim is for %s", uuid, g.instance)
+		return nil, fault.New(fault.Forbidden, "the peer prepares guest %.36s, the claim is for %s", uuid, g.instance)
 	}
-	if n, ok := params["destination_name"]; ok {
-		name = n
+	if err := g.named("prepares", params, false); err != nil {
+		return nil, err
 	}
-	g.guest, g.way = name, by
+	if cookie, err = rebuildCookie(cookie, g.persistent); err != nil {
+		return nil, err
+	}
+	g.prepared, g.way = true, by
 	if by == byPostCopy {
 		g.begun()
 	}
-	return nil
+	return list.with("destination_xml", g.live).append(cookie, flags), nil
 }
 
-// finish: remote_domain_migrate_finish3_params_args. libvirt finds the guest by its
-// name, and starts it but for its flags.
-func (g *gate) finish(payload []byte) error {
+// finish: remote_domain_migrate_finish3_params_args: typed parameters, a cookie, flags and
+// whether the source has canceled. libvirt finds the guest by its name, and starts it but for
+// its flags. The persistent definition is in the cookie.
+func (g *gate) finish(payload []byte) ([]byte, error) {
 	x := xdr{left: payload}
-	name := x.strings()["destination_name"]
-	flags := x.flags()
-	if x.failed || g.guest == "" || name != g.guest {
-		return fault.New(fault.Forbidden, "the peer finishes guest %.60q, it prepared %.60q", name, g.guest)
+	list := x.params()
+	cookie := x.opaque()
+	flags := x.word()
+	canceled := x.word()
+	if x.failed || len(x.left) > 0 {
+		return nil, fault.New(fault.Forbidden, "the peer finishes a guest with arguments that cannot be read")
+	}
+	if !g.prepared {
+		return nil, fault.New(fault.Forbidden, "the peer finishes a guest, and has prepared none")
+	}
+	if err := g.named("finishes", list.texts(), true); err != nil {
+		return nil, err
 	}
 	by, err := g.wayOf("finishes", flags)
 	if err == nil && by != g.way {
 		// libvirt starts the guest by Finish's flags, whatever Prepare's were.
 		err = fault.New(fault.Forbidden, "the peer finishes the guest with flags %#x, and prepared it otherwise", flags)
 	}
-	return err
+	if err != nil {
+		return nil, err
+	}
+	if cookie, err = rebuildCookie(cookie, g.persistent); err != nil {
+		return nil, err
+	}
+	// libvirt sends Prepare's parameters once more.
+	return list.with("destination_xml", g.live).append(cookie, flags, canceled), nil
+}
+
+// named refuses parameters that Berth's source does not send, and another name for the guest
+// than the one that this host prepared it by.
+func (g *gate) named(doing string, params map[string]string, need bool) error {
+	for name := range params {
+		if !slices.ContainsFunc(parameterNames, func(known string) bool { return name == known || strings.HasPrefix(name, known+".") }) {
+			return fault.New(fault.Forbidden, "the peer %s the guest with parameter %.60q, which a migration of Berth's does not have", doing, name)
+		}
+	}
+	if name, there := params["destination_name"]; (there || need) && name != g.name {
+		return fault.New(fault.Forbidden, "the peer %s guest %.60q, this host prepared %.60q", doing, name, g.name)
+	}
+	return nil
+}
+
+// parameterNames are those that driver/libvirt sends and that libvirt passes on to the
+// destination; one stands for its own with a dot too (bandwidth.postcopy). disks_port and
+// listen_address are not among them: they would open ports of the host.
+var parameterNames = []string{
+	"destination_xml", "destination_name", "migrate_uri", "disks_uri", "migrate_disks", "migrate_disks_detect_zeroes",
+	"bandwidth", "parallel", "auto_converge", "compression",
 }
 
 // wayOf refuses a copy that would run before the token is here: libvirt starts it by
@@ -336,44 +407,97 @@ func (x *xdr) text() string {
 	return string(b)
 }
 
-// flags are what follows a call's parameters, after the cookie.
-func (x *xdr) flags() uint32 {
-	x.opaque()
-	return x.word()
-}
-
 // paramsMax is libvirt's REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX.
 const paramsMax = 64
 
-// strings reads an array of remote_typed_param and gives those of type string. A
-// name that comes twice is a failure, but for the lists migrate_disks…
-func (x *xdr) strings() map[string]string {
+// param is a remote_typed_param: its name, and value as it came. text is that of a string.
+type param struct {
+	name string
+	kind uint32
+	raw  []byte
+	text string
+}
+
+const kindString = 7
+
+// params are a call's typed parameters.
+type params []param
+
+// texts gives the parameters by name; those that are no strings have none.
+func (l params) texts() map[string]string {
 	out := map[string]string{}
+	for _, p := range l {
+		out[p.name] = p.text
+	}
+	return out
+}
+
+// with gives the parameters with another value of one string.
+func (l params) with(name, value string) params {
+	out := slices.Clone(l)
+	for i := range out {
+		if out[i].name == name {
+			out[i].text = value
+		}
+	}
+	return out
+}
+
+// append encodes the parameters, a cookie after them, and words.
+func (l params) append(cookie []byte, words ...uint32) []byte {
+	out := binary.BigEndian.AppendUint32(nil, uint32(len(l)))
+	for _, p := range l {
+		out = appendOpaque(out, []byte(p.name))
+		out = binary.BigEndian.AppendUint32(out, p.kind)
+		if p.kind == kindString {
+			out = appendOpaque(out, []byte(p.text))
+		} else {
+			out = append(out, p.raw...)
+		}
+	}
+	out = appendOpaque(out, cookie)
+	for _, w := range words {
+		out = binary.BigEndian.AppendUint32(out, w)
+	}
+	return out
+}
+
+func appendOpaque(to, b []byte) []byte {
+	to = binary.BigEndian.AppendUint32(to, uint32(len(b)))
+	to = append(to, b...)
+	return append(to, make([]byte, -len(b)&3)...)
+}
+
+// params reads an array of remote_typed_param. A name that comes twice is a failure, but for
+// the lists migrate_disks…, and so is a string parameter of another type.
+func (x *xdr) params() params {
 	n := x.word()
 	if n > paramsMax {
 		x.failed = true
-		return out
+		return nil
 	}
+	var out params
 	seen := map[string]bool{}
 	for range n {
-		name := x.text()
-		if seen[name] && !strings.HasPrefix(name, "migrate_disks") {
+		p := param{name: x.text(), kind: x.word()}
+		if seen[p.name] && !strings.HasPrefix(p.name, "migrate_disks") {
 			x.failed = true
 		}
-		seen[name] = true
-		switch x.word() {
+		seen[p.name] = true
+		switch p.kind {
 		case 1, 2, 6: // int, uint, boolean
-			x.take(4)
+			p.raw = x.take(4)
 		case 3, 4, 5: // llong, ullong, double
-			x.take(8)
-		case 7:
-			out[name] = x.text()
+			p.raw = x.take(8)
+		case kindString:
+			p.text = x.text()
 		default:
 			x.failed = true
 		}
 		if x.failed {
-			break
+			return nil
 		}
+		out = append(out, p)
 	}
 	return out
 }

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"strings"
@@ -39,7 +40,7 @@ const (
 )
 
 func testGate() *gate {
-	return &gate{instance: testGuest, uri: "qemu:///system", memory: memoryURI, disks: disksURI}
+	return &gate{instance: testGuest, uri: "qemu:///system", memory: memoryURI, disks: disksURI, name: "g", live: guestXML, persistent: persistentXML}
 }
 
 // parameters are typed parameters of type string.
@@ -53,6 +54,12 @@ func parameters(pairs ...string) []byte {
 	return b
 }
 
+// testCookie is a migration cookie as rebuildCookie writes it.
+const testCookie = "<qemu-migration><name>g</name></qemu-migration>\x00"
+
+// persistentXML is the persistent domain XML that the destination prepared.
+const persistentXML = `<domain type="kvm"><name>g</name><uuid>` + testGuest + `</uuid><title>prepared</title></domain>`
+
 const guestXML = `<?xml version="1.0"?><domain type="kvm"><name>g</name><uuid>` + testGuest + `</uuid><devices><uuid>other</uuid></devices></domain>`
 
 func open(uri string) []byte { return call(procOpen, 1, uri, 0) }
@@ -62,13 +69,13 @@ func prepare(xml string, more ...string) []byte {
 }
 
 func prepareBy(flags int, params ...string) []byte {
-	return call(procPrepare3Params, parameters(params...), "cookie\x00", flags)
+	return call(procPrepare3Params, parameters(params...), testCookie, flags)
 }
 
 func finish(name string) []byte { return finishBy(flagPaused, name) }
 
 func finishBy(flags int, name string) []byte {
-	return call(procFinish3Params, parameters("destination_name", name), "cookie\x00", flags, 0)
+	return call(procFinish3Params, parameters("destination_name", name), testCookie, flags, 0)
 }
 
 func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
@@ -82,7 +89,14 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 		why   string // empty passes
 	}{
 		{"a whole migration", append(slices.Clone(begin), finish("g"), call(361), call(2)), ""},
-		{"another name at the destination", [][]byte{prepare(guestXML, "destination_name", "new"), finish("new")}, ""},
+		{"its own name at the destination", [][]byte{prepare(guestXML, "destination_name", "g"), finish("g")}, ""},
+		{"another name at the destination", [][]byte{prepare(guestXML, "destination_name", "new")}, `prepares guest "new", this host prepared "g"`},
+		{"a port for the disks", [][]byte{prepare(guestXML, "disks_port", "1")}, `parameter "disks_port"`},
+		{"a port for the memory", [][]byte{prepare(guestXML, "listen_address", "0.0.0.0")}, `parameter "listen_address"`},
+		{"a definition beside the cookie's", [][]byte{prepare(guestXML, "persistent_xml", guestXML)}, `parameter "persistent_xml"`},
+		{"a number for a name", [][]byte{call(procPrepare3Params, 3, "migrate_uri", 7, memoryURI, "destination_xml", 7, guestXML, "destination_name", 1, 1, testCookie, flagPaused)}, `prepares guest ""`},
+		{"arguments and more", [][]byte{call(procPrepare3Params, parameters("migrate_uri", memoryURI, "destination_xml", guestXML), testCookie, flagPaused, 0)}, "cannot be read"},
+		{"a cookie of something else", [][]byte{call(procPrepare3Params, parameters("migrate_uri", memoryURI, "destination_xml", guestXML), "cookie\x00", flagPaused)}, "cookie"},
 		{"two disks", [][]byte{prepareBy(flagPaused|flagNonSharedDisk, "migrate_uri", memoryURI, "destination_xml", guestXML, "disks_uri", disksURI, "migrate_disks", "vda", "migrate_disks", "vdb")}, ""},
 		{"a copy that would run", append(slices.Clone(begin), finishBy(0, "g")), "finishes the guest with flags 0x0"},
 		{"a copy that would run, and says so first", [][]byte{prepareBy(0, "migrate_uri", memoryURI, "destination_xml", guestXML)}, "prepares the guest with flags 0x0"},
@@ -92,8 +106,8 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 		{"memory by libvirt's choice", [][]byte{prepareBy(flagPaused, "destination_xml", guestXML)}, `memory at ""`},
 		{"disks by a port", [][]byte{prepare(guestXML, "disks_uri", "tcp://0.0.0.0:1")}, `disks at "tcp://0.0.0.0:1"`},
 		{"disks by libvirt's choice", [][]byte{prepareBy(flagPaused|flagNonSharedInc, "migrate_uri", memoryURI, "destination_xml", guestXML)}, `disks at ""`},
-		{"a parameter that libvirt reads as another", [][]byte{prepare(guestXML, "destination_name\x00", "new")}, "cannot be told"},
-		{"a prepare without flags", [][]byte{call(procPrepare3Params, parameters("migrate_uri", memoryURI, "destination_xml", guestXML), "cookie")}, "cannot be told"},
+		{"a parameter that libvirt reads as another", [][]byte{prepare(guestXML, "destination_name\x00", "new")}, "cannot be read"},
+		{"a prepare without flags", [][]byte{call(procPrepare3Params, parameters("migrate_uri", memoryURI, "destination_xml", guestXML), testCookie)}, "cannot be read"},
 		{"another driver", [][]byte{open("lxc:///system")}, `opens "lxc:///system"`},
 		{"the default driver", [][]byte{call(procOpen, 0, 0)}, `opens ""`},
 		{"a start of a domain", append(slices.Clone(begin), call(196)), "procedure 196"},
@@ -111,12 +125,12 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 		{"no uuid", [][]byte{prepare("<domain><name>g</name></domain>")}, "0 uuids"},
 		{"an entity", [][]byte{prepare(`<!DOCTYPE domain [<!ENTITY u "x">]>` + guestXML)}, "document type"},
 		{"no document", [][]byte{prepareBy(flagPaused, "migrate_uri", memoryURI)}, "cannot be told"},
-		{"two documents", [][]byte{prepare(guestXML, "destination_xml", guestXML)}, "cannot be told"},
-		{"too many parameters", [][]byte{call(procPrepare3Params, 1<<20)}, "cannot be told"},
-		{"a parameter that is cut", [][]byte{call(procPrepare3Params, 1, "destination_xml", 7, 1<<30)}, "cannot be told"},
-		{"finish of another guest", append(slices.Clone(begin), finish("other")), `finishes guest "other"`},
-		{"finish without prepare", [][]byte{finish("g")}, `finishes guest "g", it prepared ""`},
-		{"finish of nobody", [][]byte{finish("")}, `finishes guest ""`},
+		{"two documents", [][]byte{prepare(guestXML, "destination_xml", guestXML)}, "cannot be read"},
+		{"too many parameters", [][]byte{call(procPrepare3Params, 1<<20)}, "cannot be read"},
+		{"a parameter that is cut", [][]byte{call(procPrepare3Params, 1, "destination_xml", 7, 1<<30)}, "cannot be read"},
+		{"finish of another guest", append(slices.Clone(begin), finish("other")), `finishes guest "other", this host prepared "g"`},
+		{"finish without prepare", [][]byte{finish("g")}, "has prepared none"},
+		{"finish of nobody", append(slices.Clone(begin), finish("")), `finishes guest ""`},
 		{"a short packet", [][]byte{encoded(27, programRemote, 1, 1, 0, 1, 0)}, "packet of 27 bytes"},
 		{"a long packet", [][]byte{encoded(1<<30, programRemote, 1, 1, 0, 1, 0)}, "packet of 1073741824 bytes"},
 		{"TLS", [][]byte{[]byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03xxxxxxxxxxxxxxxxxxxxxxxxxxx")}, "packet of"},
@@ -127,20 +141,25 @@ func TestGate_PassesAMigrationAndNothingElse(t *testing.T) {
 			for _, step := range []int{len(all), 1, 13, 29} {
 				g := testGate()
 				var err error
-				passed := 0
+				var passed []byte
 				for piece := range slices.Chunk(all, step) {
-					if err = g.pass(piece); err != nil {
+					var out []byte
+					out, err = g.pass(piece)
+					passed = append(passed, out...)
+					if err != nil {
 						break
 					}
-					passed += len(piece)
 				}
+				before := slices.Concat(tt.calls[:len(tt.calls)-1]...)
 				switch {
 				case tt.why == "" && err != nil:
 					t.Errorf("in pieces of %d: %v", step, err)
 				case tt.why != "" && (err == nil || !strings.Contains(err.Error(), tt.why)):
 					t.Errorf("in pieces of %d: %v, want %q", step, err, tt.why)
-				case tt.why != "" && passed >= len(all):
-					t.Errorf("in pieces of %d all of it passed", step)
+				case tt.why != "" && len(passed) != len(before):
+					t.Errorf("in pieces of %d: %d bytes passed, want the %d before the call that may not", step, len(passed), len(before))
+				case tt.why == "" && !bytes.Equal(passed, all):
+					t.Errorf("in pieces of %d %q passed, want %q", step, passed, all)
 				}
 			}
 		})
@@ -153,13 +172,15 @@ func FuzzGate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, at int) {
 		at = max(0, min(at, len(data)))
 		whole, cut := testGate(), testGate()
-		a := whole.pass(data)
-		b := cut.pass(data[:at])
+		passed, a := whole.pass(data)
+		pieces, b := cut.pass(data[:at])
 		if b == nil {
-			b = cut.pass(data[at:])
+			var more []byte
+			more, b = cut.pass(data[at:])
+			pieces = append(pieces, more...)
 		}
-		if (a == nil) != (b == nil) {
-			t.Errorf("at once %v, in two %v", a, b)
+		if (a == nil) != (b == nil) || !bytes.Equal(passed, pieces) {
+			t.Errorf("at once %v, in two %v; passed %q and %q", a, b, passed, pieces)
 		}
 	})
 }

@@ -29,7 +29,7 @@ func TestGate_PostCopyIsTheClaimsToPermit(t *testing.T) {
 		for _, in := range ways {
 			g, begun := testGate(), 0
 			g.postCopy, g.begun = permitted, func() { begun++ }
-			err := g.pass(prepareBy(in, "migrate_uri", memoryURI, "destination_xml", guestXML))
+			_, err := g.pass(prepareBy(in, "migrate_uri", memoryURI, "destination_xml", guestXML))
 			want := is(permitted, in)
 			if (err == nil) != (want != unprepared) || (begun == 1) != (want == byPostCopy) {
 				t.Errorf("permitted %v: prepare by %#x: %v, begun %d; want way %d", permitted, in, err, begun, want)
@@ -39,7 +39,7 @@ func TestGate_PostCopyIsTheClaimsToPermit(t *testing.T) {
 			}
 			for _, out := range ways {
 				f := *g
-				err := f.pass(finishBy(out, "g"))
+				_, err := f.pass(finishBy(out, "g"))
 				if (err == nil) != (is(permitted, out) == want) {
 					t.Errorf("permitted %v: prepared by %#x, finished by %#x: %v", permitted, in, out, err)
 				}

@@ -122,6 +122,7 @@ func (s *realStreams) Open(ctx context.Context, o host.StreamOrder) (host.Stream
 	} else {
 		order.Role, order.Listen, order.FirstPort, order.LastPort = stream.Destination, s.h.MigIP(), o.Port, o.Port
 		order.Libvirt, order.LibvirtURI = "/run/libvirt/libvirt-sock", "qemu:///system"
+		order.DestinationXML, order.PersistentXML = o.DestinationXML, o.PersistentXML
 	}
 	st, err := s.m.Open(ctx, order)
 	ends.Address = net.JoinHostPort(s.h.MigIP(), strconv.Itoa(st.Port))

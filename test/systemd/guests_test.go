@@ -65,9 +65,13 @@ func openStream() error {
 		Ticket: stream.NewTicket(), Lease: time.Hour, QEMU: stream.Owner{UID: uid, GID: gid},
 		PKI:     pki.Paths{CA: "/etc/berth/pki/ca.crt", Cert: "/etc/berth/pki/host.crt", Key: "/etc/berth/pki/host.key"},
 		Libvirt: "/run/libvirt/libvirt-sock", LibvirtURI: "qemu:///system",
+		DestinationXML: probedXML, PersistentXML: probedXML,
 	})
 	return errors.Join(err, keep("stream", status))
 }
+
+// probedXML is the domain XML of the instance that the probed stream is for.
+const probedXML = "<domain><name>probed</name><uuid>33333333-2222-4333-8444-555555555555</uuid></domain>"
 
 func closeStream() error {
 	m, rt, err := streams()

@@ -59,6 +59,9 @@ type Order struct {
 	// Port is where a destination's process listens that takes the place of one that died; 0
 	// for any.
 	Port int
+	// DestinationXML and PersistentXML are the domain XML that this destination prepared: its
+	// libvirt gets no other from the source. Empty on a source.
+	DestinationXML, PersistentXML string
 }
 
 // Ends are those of a stream that serves.
@@ -123,7 +126,7 @@ func (s *Streams) OpenArrival(ctx context.Context, ref migration.Ref, c claims.C
 	if s.transport() != migration.TransportStream {
 		return nil
 	}
-	o := arrival(ref, c, source)
+	o := arrival(ref, c, source, *p)
 	o.PostCopy = postCopy
 	ends, err := s.o.Processes.Open(ctx, o)
 	if err != nil {
@@ -133,8 +136,11 @@ func (s *Streams) OpenArrival(ctx context.Context, ref migration.Ref, c claims.C
 	return nil
 }
 
-func arrival(ref migration.Ref, c claims.Claim, source string) Order {
-	o := Order{Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: Lease}
+func arrival(ref migration.Ref, c claims.Claim, source string, p migration.Prepared) Order {
+	o := Order{
+		Migration: ref.Migration, Attempt: ref.Attempt, Instance: ref.Instance, Peer: source, Ticket: c.Ticket, Lease: Lease,
+		DestinationXML: p.DestinationXML, PersistentXML: p.PersistentXML,
+	}
 	if c.Lease != nil {
 		o.Lease = c.Lease.Length
 	}
@@ -155,7 +161,7 @@ func (s *Streams) KeepPostCopy(ctx context.Context, ref migration.Ref, c claims.
 	if err != nil {
 		return fault.New(fault.Internal, "the stream's address %q: %w", p.StreamAddress, err)
 	}
-	o := arrival(ref, c, source)
+	o := arrival(ref, c, source, p)
 	o.PostCopy = true
 	if o.Port, err = strconv.Atoi(port); err != nil {
 		return fault.New(fault.Internal, "the stream's address %q: %w", p.StreamAddress, err)
