@@ -292,7 +292,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.server = api.NewServer(api.Options{
 		Services: api.Services{
 			Agent: agentService{a}, Instances: instanceService{a}, Claims: claimService{a}, Migrations: migrationService{a},
-			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Rights: rights{a}, Peer: a.peers.client,
+			Plans: planService{a}, Verbs: verbs{a.host, a}, Parties: parties{a.tracker}, Moves: recordedMoves(a), Rights: rights{a}, Peer: a.peers.client,
 			Guard: a.guardian, Foreign: hookService{a.host, a}, Audits: auditService{a}, Sides: sideService{a}, Settle: settleService{a},
 			Deaths: a.deaths, Fleet: fleetService{a}, Drains: drainService{a}, Doctor: a.doctor,
 		},

@@ -99,6 +99,10 @@ func newHosts(t *testing.T, interval time.Duration, names []string, tune func(*O
 		c := settings(t, front.URL)
 		c.Agent.Name, c.Agent.Listen, c.Peers = name, addresses[name], maps.Clone(addresses)
 		c.PKI = config.PKI{CA: filepath.Join(keys, "ca.crt"), Cert: filepath.Join(keys, name, "host.crt"), Key: filepath.Join(keys, name, "host.key")}
+		for _, other := range names {
+			// What is asked of one is passed on to the other; TestPassedOn has hosts without that.
+			c.Rights.Relay = append(c.Rights.Relay, "host:"+other)
+		}
 		c.Placement.AuditInterval = config.Duration(interval)
 		c.Placement.Interval = config.Duration(200 * time.Millisecond)
 		c.Host.DiskPath = t.TempDir()

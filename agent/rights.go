@@ -67,7 +67,7 @@ const operate pki.Right = "operate"
 // that nobody has, it gives what the others are given.
 func readGrants(r config.Rights, who accounts) (*grants, error) {
 	out := &grants{
-		byName: map[pki.Right]map[string]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
+		byName: map[pki.Right]map[string]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}, pki.RightRelay: {}},
 		byUID:  map[pki.Right]map[uint32]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
 		byGID:  map[pki.Right]map[uint32]string{operate: {}, pki.RightShareNothing: {}, pki.RightConduct: {}},
 		// A list of names that nobody has is one that has nobody.
@@ -78,7 +78,7 @@ func readGrants(r config.Rights, who accounts) (*grants, error) {
 		right   pki.Right
 		key     string
 		entries []string
-	}{{operate, "rights.operate", r.Operate}, {pki.RightShareNothing, "rights.share_nothing", r.ShareNothing}, {pki.RightConduct, "rights.conduct", r.Conduct}} {
+	}{{operate, "rights.operate", r.Operate}, {pki.RightShareNothing, "rights.share_nothing", r.ShareNothing}, {pki.RightConduct, "rights.conduct", r.Conduct}, {pki.RightRelay, "rights.relay", r.Relay}} {
 		for _, entry := range list.entries {
 			said := list.key[len("rights."):] + " " + entry
 			h, err := config.ParseHolder(entry)
@@ -133,7 +133,7 @@ func (g *grants) Given(right pki.Right, who api.Holder) string {
 		return g.byName[right][config.Holder{Kind: config.HolderOperator, Name: who.Operator}.String()]
 	case who.Host != "":
 		return g.byName[right][config.Holder{Kind: config.HolderHost, Name: who.Host}.String()]
-	case who.Local == nil || right == pki.RightConduct: // that is a host's alone
+	case who.Local == nil || right.Counts(pki.RoleHost): // that is a host's alone
 		return ""
 	}
 	if said := g.byUID[right][who.Local.UID]; said != "" {

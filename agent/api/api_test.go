@@ -20,6 +20,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/pki"
 	"berth/migration"
 )
 
@@ -247,7 +248,8 @@ func TestOperator_LocalAndByCertificate(t *testing.T) {
 			}
 		})
 	}
-	// A host's certificate reads and passes migrations on, and changes nothing else.
+	// A host's certificate reads; with the right relay it passes migrations on, and changes nothing else.
+	w.rights.give(&fakeRights{relays: []string{"host-b"}})
 	peer := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
 	if _, err := peer.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-10"}); err != nil || w.agent.from[len(w.agent.from)-1] != "host-b" {
 		t.Errorf("a migrate that is passed on: %v, from %v", err, w.agent.from)
@@ -288,8 +290,28 @@ func raw(t *testing.T, socket, method, path, body string, header ...string) (int
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}
+	return rawOver(t, tr, "http://berth", method, path, body, header...)
+}
+
+// rawTLS is raw over mutual TLS, with the headers that are given and no other.
+func rawTLS(t *testing.T, address string, id *pki.Identity, method, path, body string, header ...string) (int, api.ErrorBody) {
+	t.Helper()
+	return rawOver(t, tlsTransport(id), "https://"+address, method, path, body, header...)
+}
+
+// tlsTransport shows a certificate, or none for nil, and does not look at the server's.
+func tlsTransport(id *pki.Identity) *http.Transport {
+	conf := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}
+	if id != nil {
+		conf.Certificates = []tls.Certificate{id.Certificate}
+	}
+	return &http.Transport{TLSClientConfig: conf}
+}
+
+func rawOver(t *testing.T, tr *http.Transport, base, method, path, body string, header ...string) (int, api.ErrorBody) {
+	t.Helper()
 	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://berth"+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}

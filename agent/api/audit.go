@@ -74,10 +74,10 @@ func auditRows() []route {
 			func(s *Server, r *http.Request, in AuditRequest) (AuditReport, error) {
 				if _, fromHost := FromHost(r.Context()); fromHost {
 					// A host that is asked to by another asks no others to.
-					in.All = false
+					in.All, in.RebuildPlacement = false, false
 				}
 				return s.svc.Audits.Audit(r.Context(), in)
-			}).canRelay(),
+			}).canRelay().asAct(actHeal),
 		withTimeout(quick, write(http.MethodPost, "/v1/audit/consumers", "audit-consumers", "What this host knows of consumers that another found.", everyone,
 			func(s *Server, r *http.Request, in AuditQuestion) (AuditAnswer, error) {
 				if len(in.Consumers) > MaxConsumers {

@@ -106,6 +106,7 @@ func TestAuditLog_FollowsARequestThatIsPassedOn(t *testing.T) {
 	a, b := serve(t, "host-a", ours.host("host-a")), serve(t, "host-b", ours.host("host-b"))
 	peer := client(t, api.ClientOptions{Address: b.address, Name: "host-b", Identity: ours.host("host-a"), As: "host-a"})
 	a.peer = func(string) (*api.Client, error) { return peer, nil }
+	b.rights.give(&fakeRights{relays: []string{"host-a"}})
 	asker := client(t, api.ClientOptions{Address: a.address, Name: "host-a", Identity: ours.operator("alice")})
 	if _, err := asker.Via("host-b").AbortMigration(t.Context(), "m-1"); err != nil {
 		t.Fatal(err)

@@ -33,6 +33,9 @@ type ClientOptions struct {
 	// As is the calling host's provider name; empty for an operator.
 	As      string
 	Runtime runtime.Runtime // nil for the machine's own
+	// Follow gives a client of another host, which has to be asked itself: see ReasonAskThere. The
+	// request is sent there, once. nil gives the refusal to the caller.
+	Follow func(host string) (*Client, error)
 }
 
 // Client asks one agent. It implements migration.Host; its other methods are
@@ -207,7 +210,29 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any, times
 	if lost && times == once && method != http.MethodGet && sent(err) {
 		return unknown(err)
 	}
+	if there := c.elsewhere(err); there != nil {
+		defer there.Close()
+		return there.do(ctx, method, path, in, out, times)
+	}
 	return err
+}
+
+// elsewhere gives a client of the host that a refusal names as the one to ask; nil for none, and
+// where it cannot be asked: then the refusal says what to do.
+func (c *Client) elsewhere(err error) *Client {
+	if c.opt.Follow == nil || !errors.Is(err, fault.Forbidden) {
+		return nil
+	}
+	for _, r := range fault.ReasonsOf(err) {
+		if r.Code != ReasonAskThere || r.Want == "" || r.Want == c.opt.Name {
+			continue
+		}
+		if there, err := c.opt.Follow(r.Want); err == nil {
+			there.opt.Follow = nil
+			return there
+		}
+	}
+	return nil
 }
 
 // trying asks, and again after a pause, while ask says that no answer came; lost says so

@@ -19,11 +19,11 @@ func confirmRows() []route {
 		write(http.MethodPost, "/v1/migrations/{migration}/confirm", "migration-confirm", "Confirm a resize or cold migration: what is kept to go back is given up. By its uuid, or its guest's name or uuid.", everyone,
 			func(s *Server, r *http.Request, _ nothing) (migration.Migration, error) {
 				return s.svc.Migrations.Confirm(r.Context(), r.PathValue("migration"))
-			}).withStatus(http.StatusAccepted).canRelay(),
+			}).withStatus(http.StatusAccepted).canRelay().asAct(actConfirm),
 		write(http.MethodPost, "/v1/migrations/{migration}/revert", "migration-revert", "Revert a resize or cold migration: the guest becomes what and where it was. By its uuid, or its guest's name or uuid.", everyone,
 			func(s *Server, r *http.Request, _ nothing) (migration.Migration, error) {
 				return s.svc.Migrations.Revert(r.Context(), r.PathValue("migration"))
-			}).withStatus(http.StatusAccepted).canRelay(),
+			}).withStatus(http.StatusAccepted).canRelay().asAct(actRevert),
 		read(http.MethodGet, "/v1/stories", "story-list", "The steps of every kind of move, in order, with what undoes each.", everyone,
 			func(s *Server, _ *http.Request) (StoryList, error) {
 				return StoryList{Stories: s.svc.Migrations.Stories()}, nil

@@ -20,6 +20,7 @@ import (
 func TestConfirm_ByOperatorsAndByHostsThatPassItOn(t *testing.T) {
 	ours := newCA(t, "ours")
 	w := serve(t, "host-a", ours.host("host-a"))
+	w.rights.give(&fakeRights{relays: []string{"host-b"}})
 	for name, o := range map[string]api.ClientOptions{
 		"local":  {Socket: w.socket},
 		"host-b": {Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"},

@@ -20,6 +20,7 @@ import (
 func TestSet_ByOperatorsAndByHostsThatPassItOn(t *testing.T) {
 	ours := newCA(t, "ours")
 	w := serve(t, "host-a", ours.host("host-a"))
+	w.rights.give(&fakeRights{relays: []string{"host-b"}})
 	want := api.SetMigration{Bandwidth: 20 << 20, MaxDowntime: 800 * time.Millisecond}
 	for name, o := range map[string]api.ClientOptions{
 		"":       {Socket: w.socket},

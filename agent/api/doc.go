@@ -9,8 +9,10 @@
 // On the local unix socket the file's owner and group decide. Over TCP both
 // sides present certificates (internal/pki): a host names itself by its
 // provider's name, which its certificate must cover, and may call host verbs of
-// migrations that it is a party to, read, and pass on a migrate, an abort, a
-// confirmation or a revert that it was asked for; an operator may do everything but
+// migrations that it is a party to, and read. Of what its own callers ask of another host
+// it passes on an abort, and as the source a confirmation, as the destination a revert, of
+// a migration between the two by the asked host's records (passTable); all else needs the
+// right relay there. An operator may do everything but
 // host verbs. A guest is powered off, handed over or changed for the host alone that
 // conducts its move, by what the asked host has recorded; where nothing is, a third host
 // needs the right conduct to begin one (partyTable). Of a guest of a dead host a claim is
@@ -20,7 +22,7 @@
 // nothing are conducted for whoever has the right share-nothing (Demand): an operator,
 // by certificate or by the asked host's configuration, or a user of its socket, whom the
 // kernel names. A host that passes such a request on says whose it is, and is believed
-// where it is a host of the move or may conduct itself. To read, and to settle a move
+// where it is a host of the move or has the right relay. To read, and to settle a move
 // whose conductor is gone, nobody needs a right. A caller whose
 // certificate is wrong is answered 403 with the reason, and not left with a
 // broken handshake, so that both sides know why.

@@ -112,6 +112,7 @@ func TestEvacuation_IsAnOperatorsOrTheSocketsToAsk(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	w.rights.give(&fakeRights{relays: []string{"host-c"}}) // which is for other moves
 	_, err := client(t, api.ClientOptions{Address: w.address, Name: "host-d", Identity: ours.host("host-c"), As: "host-c"}).Migrate(t.Context(), want)
 	if r := fault.ReasonsOf(err); !errors.Is(err, fault.Forbidden) || len(r) != 1 || r[0].Code != "caller" {
 		t.Errorf("a host: %v", err)

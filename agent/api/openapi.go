@@ -81,6 +81,9 @@ func (d *document) operation(r route) map[string]any {
 	if r.party != nil {
 		answered += " " + partyWords[*r.party]
 	}
+	if r.fromHost() {
+		answered += " " + passWords[r.act]
+	}
 	op := map[string]any{
 		"operationId": r.name, "summary": r.summary, "parameters": params,
 		"description": answered,

@@ -20,6 +20,7 @@ func TestRelay_PassesOnWithThisHostsCertificate(t *testing.T) {
 	idA := ours.host("host-a")
 	a := serve(t, "host-a", idA)
 	b := serve(t, "host-b", ours.host("host-b"))
+	b.rights.give(&fakeRights{relays: []string{"host-a"}})
 	peer := client(t, api.ClientOptions{Address: b.address, Name: "host-b", Identity: idA, As: "host-a"})
 	a.peer = func(name string) (*api.Client, error) {
 		if name != "host-b" {

@@ -59,11 +59,11 @@ type Deed struct {
 //	                    groups
 //	an operator         his certificate, or this host's list           never
 //	a host              what it says of who has asked it, where it is   its certificate, or this
-//	                    a host of the move, or may conduct itself      host's list
+//	                    a host of the move, or has the right relay     host's list
 //
 // and nobody else by anything, root included. A host that passes a request on can so give
-// nobody more than it could do itself: it has a half of the guest, or is trusted to move
-// any. The use of a right is written to the log; fault.Forbidden says what lacks, who has
+// nobody more than it could do itself: it is the source or the destination, or is trusted to pass
+// requests on (see passTable, which decides first). The use of a right is written to the log; fault.Forbidden says what lacks, who has
 // asked, and both ways to give it.
 func Demand(ctx context.Context, right pki.Right, d Deed) error {
 	by, err := may(ctx, right, d)
@@ -120,8 +120,11 @@ func (id identity) has(right pki.Right, parties []string) (by string, refused *f
 	}
 	host := id.server.opt.Name
 	switch {
-	case right == pki.RightConduct && id.caller != callerHost:
-		return lacks("the right conduct is a host's, and "+id.words()+" has asked", "have a host's agent ask that has it")
+	case right.Counts(pki.RoleHost) && id.caller != callerHost:
+		return lacks("the right "+string(right)+" is a host's, and "+id.words()+" has asked", "have a host's agent ask that has it")
+	case right == pki.RightRelay:
+		return lacks("host "+id.name+" has not the right relay on "+host+": its agent may not pass on to this one what its own callers ask",
+			"ask "+host+" itself; or [rights] relay = [\"host:"+id.name+"\"] on "+host+", and reload its agent")
 	case right == pki.RightConduct:
 		return lacks("host "+id.name+" has not the right conduct on "+host+": its agent may not conduct moves between this host and others",
 			"berth pki host "+id.name+" --right conduct, and give it that certificate; or [rights] conduct = [\"host:"+id.name+"\"] on "+host+", and reload its agent")
@@ -143,18 +146,18 @@ func (id identity) has(right pki.Right, parties []string) (by string, refused *f
 func (id identity) vouched(parties []string) (by string, refused *fault.Reason) {
 	const right = string(pki.RightShareNothing)
 	host := id.server.opt.Name
-	conducts, _ := id.has(pki.RightConduct, nil)
+	relays, _ := id.has(pki.RightRelay, nil)
 	switch {
 	case id.asker == "":
 		return "", &fault.Reason{
 			Code: "right_missing", Message: "host " + id.name + " asks, and does not say for whom: the right share-nothing is an operator's or a local user's, never a host's", Want: right, Have: "host " + id.name,
 			Change: "ask " + host + " itself: berth --connect " + host + " --cert FILE, with an operator's certificate (berth pki operator NAME --right share-nothing); an older berth on " + id.name + " does not say it",
 		}
-	case !slices.Contains(parties, id.name) && conducts == "":
+	case !slices.Contains(parties, id.name) && relays == "":
 		return "", &fault.Reason{
-			Code: "right_missing", Message: "host " + id.name + " passes on what " + id.asker + " has asked, and is not believed: it is no host of this move, and may conduct none itself", Want: right, Have: id.asker,
+			Code: "right_missing", Message: "host " + id.name + " passes on what " + id.asker + " has asked, and is not believed: it is no host of this move, and has not the right relay", Want: right, Have: id.asker,
 			Change: "ask " + host + " itself: berth --connect " + host + " --cert FILE, with an operator's certificate (berth pki operator NAME --right share-nothing); or give host " + id.name +
-				" the right conduct on " + host + ": [rights] conduct = [\"host:" + id.name + "\"]",
+				" the right relay on " + host + ": [rights] relay = [\"host:" + id.name + "\"]",
 		}
 	case !slices.Contains(id.askerRights, right):
 		return "", &fault.Reason{

@@ -25,6 +25,7 @@ import (
 type fakeRights struct {
 	operators, hosts []string
 	users, groups    []uint32
+	relays           []string // hosts
 	// operate are the words of those whom the list has; nil for everybody.
 	operate []string
 
@@ -37,6 +38,10 @@ func (f *fakeRights) Given(right pki.Right, who api.Holder) string {
 	defer f.mu.Unlock()
 	f.seen = who.Local
 	switch {
+	case right == pki.RightRelay:
+		if slices.Contains(f.relays, who.Host) {
+			return "relay host:" + who.Host
+		}
 	case right == pki.RightConduct:
 		if slices.Contains(f.hosts, who.Host) {
 			return "conduct host:" + who.Host
@@ -62,7 +67,7 @@ func (f *fakeRights) give(other *fakeRights) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.operators, f.hosts, f.users, f.groups, f.operate = other.operators, other.hosts, other.users, other.groups, other.operate
+	f.operators, f.hosts, f.users, f.groups, f.operate, f.relays = other.operators, other.hosts, other.users, other.groups, other.operate, other.relays
 }
 
 func (f *fakeRights) UserName(uid uint32) string {
@@ -157,6 +162,8 @@ func TestRights_EveryCallerRightAndPlace(t *testing.T) {
 func TestRights_AHostThatPassesOnGivesNobodyMore(t *testing.T) {
 	ours := newCA(t, "ours")
 	conductor := serve(t, "host-c", ours.host("host-c"))
+	conductor.parties["apart-1"], conductor.parties["conducted"] = [2]string{"host-s", "host-d"}, [2]string{"host-c"}
+	conductor.parties["m-1"] = [2]string{"host-s", "host-d"}
 	for _, c := range []struct {
 		name   string
 		host   string
@@ -166,15 +173,19 @@ func TestRights_AHostThatPassesOnGivesNobodyMore(t *testing.T) {
 		asker  *pki.Identity // nil for the local socket
 		forged bool          // the asker writes the headers himself
 		good   bool
+		code   string // of the refusal; empty for right_missing
 	}{
 		{name: "a party, of an asker who has the right there", host: "host-s", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}, good: true},
-		{name: "a party, of an operator who shows it there", host: "host-d", asker: ours.operator("alice", pki.RightShareNothing), good: true},
+		{name: "a party, of an operator who shows it there", host: "host-s", asker: ours.operator("alice", pki.RightShareNothing), good: true},
+		{name: "the destination, which may not confirm", host: "host-d", asker: ours.operator("alice", pki.RightShareNothing), code: api.ReasonAskThere},
+		{name: "the destination, which may pass on", host: "host-d", asker: ours.operator("alice", pki.RightShareNothing), trusts: &fakeRights{relays: []string{"host-d"}}, good: true},
 		{name: "a party, of an asker who has it not", host: "host-s"},
 		{name: "a party, of one who has it not there and would at the conductor", host: "host-s", trusts: &fakeRights{users: []uint32{uint32(os.Getuid())}}},
 		{name: "a party, of one who forges what it says", host: "host-s", forged: true},
-		{name: "no party", host: "host-x", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}},
-		{name: "no party, that may conduct itself", host: "host-x", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}, trusts: &fakeRights{hosts: []string{"host-x"}}, good: true},
-		{name: "no party, that may conduct itself, of one who has it not", host: "host-x", trusts: &fakeRights{hosts: []string{"host-x"}}},
+		{name: "no party", host: "host-x", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}, code: api.ReasonAskThere},
+		{name: "no party, that may conduct itself", host: "host-x", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}, trusts: &fakeRights{hosts: []string{"host-x"}}, code: api.ReasonAskThere},
+		{name: "no party, that may pass on", host: "host-x", given: &fakeRights{users: []uint32{uint32(os.Getuid())}}, trusts: &fakeRights{relays: []string{"host-x"}}, good: true},
+		{name: "no party, that may pass on, of one who has it not", host: "host-x", trusts: &fakeRights{relays: []string{"host-x"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			id := ours.host(c.host)
@@ -197,7 +208,10 @@ func TestRights_AHostThatPassesOnGivesNobodyMore(t *testing.T) {
 				_, err = client(t, o).Via("host-c").ConfirmMigration(t.Context(), "apart-1")
 			}
 			r := fault.ReasonsOf(err)
-			if c.good && err != nil || !c.good && (!errors.Is(err, fault.Forbidden) || len(r) != 1 || r[0].Code != "right_missing" || r[0].Change == "") {
+			if c.code == "" {
+				c.code = "right_missing"
+			}
+			if c.good && err != nil || !c.good && (!errors.Is(err, fault.Forbidden) || len(r) != 1 || r[0].Code != c.code || r[0].Change == "") {
 				t.Errorf("%v (%+v), want it accepted: %v", err, r, c.good)
 			}
 		})

@@ -39,6 +39,7 @@ func TestRoles_WhoLooksAndWhoChanges(t *testing.T) {
 			peer := client(t, api.ClientOptions{Address: b.address, Name: "host-b", Identity: ours.host("host-a"), As: "host-a"})
 			a.peer = func(string) (*api.Client, error) { return peer, nil }
 			a.rights.give(&fakeRights{operate: c.operate})
+			b.rights.give(&fakeRights{relays: []string{"host-a"}})
 			o := api.ClientOptions{Socket: a.socket}
 			if c.id != nil {
 				o = api.ClientOptions{Address: a.address, Name: "host-a", Identity: c.id}

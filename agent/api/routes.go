@@ -27,6 +27,7 @@ type route struct {
 	allow        caller
 	party        *side       // of a host verb: who may ask it; see partyTable
 	relayed      bool        // may be passed on to another host with ?host=NAME
+	act          hostAct     // of a row that changes something, and that hosts may send too
 	query        [][2]string // parameters and what they mean, beside host
 	timeout      time.Duration
 	status       int          // of success
@@ -210,7 +211,7 @@ func table() []route {
 		write(http.MethodPost, "/v1/migrations/{migration}/abort", "migration-abort", "Give a move up and put everything back; refused after the point of no return.", everyone,
 			func(s *Server, r *http.Request, _ nothing) (migration.Migration, error) {
 				return s.svc.Migrations.Abort(r.Context(), r.PathValue("migration"))
-			}).canRelay(),
+			}).canRelay().asAct(actAbort),
 		{
 			method: http.MethodGet, path: "/v1/migrations/{migration}/watch", name: "migration-watch",
 			summary: "The record now and at each change, as server-sent events named migration; then one named end.",

@@ -249,6 +249,10 @@ func (s *Server) handler(rt route) http.Handler {
 			s.refuse(w, r, fault.Refuse(fault.Forbidden, rt.words(), *refused))
 			return
 		}
+		if err := s.passedOn(r, rt); err != nil {
+			s.refuse(w, r, err)
+			return
+		}
 		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
 			s.relay(w, r, rt, to)
 			return

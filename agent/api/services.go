@@ -16,6 +16,10 @@ type Services struct {
 	// Verbs is the local host; Parties says which hosts a migration is between.
 	Verbs   migration.Host
 	Parties Parties
+	// Moves is Parties for a migration that is named by its uuid, or by the name or uuid of its
+	// instance: also one that this host conducts and has nothing else of. It may ask libvirt for the
+	// name. nil for Parties alone.
+	Moves   func(ctx context.Context, ref string) (Between, bool)
 	Rights  Rights // nil where nobody is given any but by certificate
 	Guard   Guard
 	Foreign Foreign

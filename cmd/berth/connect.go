@@ -35,7 +35,7 @@ func (a *app) dial() (*api.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	local, err := api.NewClient(api.ClientOptions{Socket: c.Agent.SocketPath()})
+	local, err := api.NewClient(api.ClientOptions{Socket: c.Agent.SocketPath(), Follow: a.follower(c)})
 	if err != nil || to == "" {
 		return local, err
 	}
@@ -51,19 +51,37 @@ func (a *app) dial() (*api.Client, error) {
 	if splitErr != nil && a.certFile == "" {
 		return local.Via(to), nil
 	}
-	o := api.ClientOptions{Address: to, Name: name}
-	if splitErr != nil {
-		o.Name, o.Address = to, net.JoinHostPort(to, peerPort)
-		if addr, ok := c.Peers[to]; ok {
-			o.Address = addr
-		}
-	}
 	if a.certFile == "" {
 		return nil, fault.Refuse(fault.Invalid, "connect to "+to, fault.Reason{
 			Code: "certificate_missing", Message: "another host is reached with a certificate, and none was named",
 			Change: "say --cert FILE (berth pki operator NAME makes one), or give the host's name alone, and this machine's agent passes the request on",
 		})
 	}
+	o := api.ClientOptions{Address: to, Name: name, Follow: a.follower(c)}
+	if splitErr != nil {
+		o = hostAt(c, to)
+		o.Follow = a.follower(c)
+	}
+	if o.Identity, err = a.identity(); err != nil {
+		return nil, fault.Wrap(err, "connect to %s", to)
+	}
+	if role, who := pki.RoleOf(o.Identity.Leaf); role == pki.RoleHost {
+		o.As = who
+	}
+	return api.NewClient(o)
+}
+
+// hostAt gives where a host's agent listens: by [peers], or by its name.
+func hostAt(c config.Config, host string) api.ClientOptions {
+	o := api.ClientOptions{Name: host, Address: net.JoinHostPort(host, peerPort)}
+	if addr, ok := c.Peers[host]; ok {
+		o.Address = addr
+	}
+	return o
+}
+
+// identity reads the certificate, key and CA that --cert, --key and --ca name.
+func (a *app) identity() (*pki.Identity, error) {
 	p := pki.Paths{Cert: a.certFile, Key: a.keyFile, CA: a.caFile}
 	if p.Key == "" {
 		p.Key = strings.TrimSuffix(p.Cert, filepath.Ext(p.Cert)) + ".key"
@@ -71,18 +89,32 @@ func (a *app) dial() (*api.Client, error) {
 	if p.CA == "" {
 		p.CA = filepath.Join(filepath.Dir(p.Cert), pki.CACertFile)
 	}
-	if o.Identity, err = pki.Load(p, time.Now()); err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-			return nil, fault.Refuse(fault.Invalid, "connect to "+to, fault.Reason{
-				Code: "certificate_missing", Message: err.Error(), Change: "correct --cert, --key and --ca (berth pki operator NAME makes the three files)",
-			})
+	id, err := pki.Load(p, time.Now())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil, fault.Refuse(fault.Invalid, "", fault.Reason{
+			Code: "certificate_missing", Message: err.Error(), Change: "correct --cert, --key and --ca (berth pki operator NAME makes the three files)",
+		})
+	}
+	return id, err
+}
+
+// follower gives clients of hosts that have to be asked themselves, with the operator's
+// certificate of --cert; nil where there is none.
+func (a *app) follower(c config.Config) func(host string) (*api.Client, error) {
+	if a.certFile == "" {
+		return nil
+	}
+	return func(host string) (*api.Client, error) {
+		o := hostAt(c, host)
+		var err error
+		if o.Identity, err = a.identity(); err != nil {
+			return nil, err
 		}
-		return nil, err
+		if role, _ := pki.RoleOf(o.Identity.Leaf); role != pki.RoleOperator {
+			return nil, fault.New(fault.Forbidden, "ask host %s: %s is no operator's certificate", host, a.certFile)
+		}
+		return api.NewClient(o)
 	}
-	if role, who := pki.RoleOf(o.Identity.Leaf); role == pki.RoleHost {
-		o.As = who
-	}
-	return api.NewClient(o)
 }
 
 // readConfig reads the configuration for where this machine's agent listens. A

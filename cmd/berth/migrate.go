@@ -37,8 +37,10 @@ refuses one that runs. A cold migration keeps what the guest had on its old host
 it is confirmed: berth resize confirm INSTANCE, or berth resize revert INSTANCE to go
 back; see berth resize --help.
 
-Asked of a host that does not have the guest, the request is passed on to the one that
-does. Ctrl-C stops watching, never the move.
+Asked of a host that does not have the instance, the request is passed on to the one that
+does. That host takes it from a host with the right relay ([rights] relay); else it refuses
+and names itself, and this command asks it with the operator's certificate of --cert, where
+there is one. Ctrl-C stops watching, never the move.
 
 A busy guest may change its memory faster than it is sent. --max-downtime says for how
 long it may stand still at the end; --timeout when it is to be over, and --timeout-action

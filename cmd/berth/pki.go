@@ -165,7 +165,7 @@ when its certificate is renewed.`,
 	cmd.Flags().StringVar(&dir, "dir", defaultPKI, "`folder` of the CA")
 	cmd.Flags().StringVar(&out, "out", "", "`folder` to write to (default: NAME below the CA's)")
 	cmd.Flags().StringArrayVar(&sans, "san", nil, "further `name` or IP address; may be given again")
-	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: conduct")
+	cmd.Flags().StringArrayVar(&rights, "right", nil, "a `right` that it gives: conduct, relay, fence; may be given again")
 	return cmd
 }
 

@@ -195,8 +195,9 @@ func (a *app) confirmCommand() *cobra.Command {
 		Long: `Confirm a resize or cold migration. What the guest had before is given up: claim,
 disks, definition on the host that it left. There is no way back from it.
 
-Ask any host: the guest is looked for, and the request passed on to the host that
-conducts the move.`,
+Ask any host: the instance is looked for, and the request passed on to the host that
+conducts the move. That host takes it from the source of the move, from a host with the
+right relay ([rights] relay), or with an operator's certificate: --cert FILE.`,
 		Example: "  berth resize confirm web-1\n  berth confirm 6f1c0d6e-…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.decide(cmd.Context(), args[0], "", (*api.Client).ConfirmMigration, !detach)
@@ -215,8 +216,9 @@ down and gets back its host, flavor, place, devices, and its disks as they were 
 What was written to a disk that was shipped or made larger since is lost. It runs again
 if it ran before the move.
 
-Ask any host: the guest is looked for, and the request passed on to the host that
-conducts the move.`,
+Ask any host: the instance is looked for, and the request passed on to the host that
+conducts the move. That host takes it from the destination of the move, from a host with
+the right relay ([rights] relay), or with an operator's certificate: --cert FILE.`,
 		Example: "  berth resize revert web-1\n  berth revert 6f1c0d6e-…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.decide(cmd.Context(), args[0], "", (*api.Client).RevertMigration, !detach)

@@ -366,7 +366,7 @@ func Default() Config {
 			MaxInbound: 2, MaxOutbound: 2, NearWeight: 1e6, NearWeightByAggregate: map[string]float64{},
 		},
 		Fleet:   Fleet{Etcd: []string{}, Lease: Duration(30 * time.Second), SelfFenceTimeout: Duration(10 * time.Second)},
-		Rights:  Rights{Operate: []string{}, ShareNothing: []string{}, Conduct: []string{}},
+		Rights:  Rights{Operate: []string{}, ShareNothing: []string{}, Conduct: []string{}, Relay: []string{}},
 		Drain:   Drain{Attempts: 3},
 		Guard:   Guard{Arrivals: ArrivalsRefuse, Hook: "/etc/libvirt/hooks/qemu.d/50-berth"},
 		Metrics: Metrics{Listen: "127.0.0.1:9178"},

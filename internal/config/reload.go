@@ -25,7 +25,7 @@ var reloadable = []string{
 	"migration.post_copy", "migration.copy_storage", "migration.copy_storage_synchronous_writes", "migration.migrate_disks_detect_zeroes",
 	"migration.schedule", "migration.observe_schedule",
 	"migration.resize_confirm_window", "migration.max_inbound", "migration.max_outbound", "migration.max_per_link", "migration.near_weight", "migration.near_weight_by_aggregate",
-	"drain.attempts", "drain.on_shutdown", "guard.arrivals", "rights.operate", "rights.share_nothing", "rights.conduct", "peers",
+	"drain.attempts", "drain.on_shutdown", "guard.arrivals", "rights.operate", "rights.share_nothing", "rights.conduct", "rights.relay", "peers",
 }
 
 // Change is one key whose value differs between two configurations.

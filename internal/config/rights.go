@@ -22,6 +22,9 @@ type Rights struct {
 	// Conduct are hosts whose agents may conduct moves from or to this host that are
 	// between it and another.
 	Conduct []string `toml:"conduct"`
+	// Relay are hosts whose agents may pass on to this one what their own operators and local users
+	// ask. They can then do to this host's instances what an operator can.
+	Relay []string `toml:"relay"`
 }
 
 // HolderKind says by what a holder is known.
@@ -78,6 +81,7 @@ func (r Rights) faults() []fault.Reason {
 		{"rights.operate", r.Operate, []HolderKind{HolderOperator, HolderUser, HolderGroup}},
 		{"rights.share_nothing", r.ShareNothing, []HolderKind{HolderOperator, HolderUser, HolderGroup}},
 		{"rights.conduct", r.Conduct, []HolderKind{HolderHost}},
+		{"rights.relay", r.Relay, []HolderKind{HolderHost}},
 	} {
 		var forms []string
 		for _, k := range list.kinds {

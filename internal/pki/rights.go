@@ -20,13 +20,18 @@ const (
 	RightShareNothing Right = "share-nothing"
 	// RightConduct lets a host's agent conduct moves between other hosts. It is a host's.
 	RightConduct Right = "conduct"
+	// RightRelay lets a host's agent pass on what its own callers ask of another: that agent takes
+	// it for an operator's act. It is a host's.
+	RightRelay Right = "relay"
+	// RightFence lets a host write in the fleet's records that another is dead. It is a host's.
+	RightFence Right = "fence"
 )
 
 const rightURN = "urn:berth:right:"
 
 // holders says whose certificate a right counts in: a host's that claims an operator's
 // right has none, or every host could do what only people were given.
-var holders = map[Right]Role{RightShareNothing: RoleOperator, RightConduct: RoleHost}
+var holders = map[Right]Role{RightShareNothing: RoleOperator, RightConduct: RoleHost, RightRelay: RoleHost, RightFence: RoleHost}
 
 // RightsOf are the rights that a certificate claims, by its URIs urn:berth:right:NAME, in
 // their order; also those that do not count.
@@ -64,6 +69,7 @@ func addRights(t *x509.Certificate, role Role, rights []Right) error {
 					can = append(can, string(have))
 				}
 			}
+			slices.Sort(can)
 			return fault.Refuse(fault.Invalid, "sign a certificate for "+t.Subject.CommonName, fault.Reason{
 				Code: "right", Message: "no " + string(role) + " can have a right " + string(r), Have: string(r), Want: strings.Join(can, ", "),
 				Change: "say --right " + strings.Join(can, ", --right ") + ", or none",
