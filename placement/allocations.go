@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -39,15 +40,17 @@ func readClaim(v pc.Microversion, consumer string, body *object) claim {
 	}
 	if v < 12 {
 		list, _ := body.m["allocations"].([]any)
+		at := make(map[string]int, len(list))
 		for _, e := range list {
 			one := e.(*object) // by the schema
 			rp := one.object("resource_provider").text("uuid")
 			w := want{rp, readAmounts(one.object("resources"))}
-			if i := slices.IndexFunc(c.wants, func(w want) bool { return w.provider == rp }); i >= 0 {
+			if i, again := at[rp]; again {
 				c.wants[i] = w
-			} else {
-				c.wants = append(c.wants, w)
+				continue
 			}
+			at[rp] = len(c.wants)
+			c.wants = append(c.wants, w)
 		}
 		return c
 	}
@@ -76,8 +79,8 @@ func (t *tx) ensureConsumers(v pc.Microversion, claims []claim) error {
 			if v >= 28 && c.generation != nil {
 				return conflict(codeConcurrentUpdate, "consumer generation conflict - expected null but got %d", *c.generation)
 			}
-			t.consumers[c.consumer] = &consumer{UUID: c.consumer, Project: c.project, User: c.user, Type: c.kind,
-				Seq: t.nextSeq(), Allocations: map[string]pc.Resources{}}
+			t.setConsumer(c.consumer, &consumer{UUID: c.consumer, Project: c.project, User: c.user, Type: c.kind,
+				Seq: t.nextSeq(), Allocations: map[string]pc.Resources{}})
 			continue
 		}
 		if v >= 28 && (c.generation == nil || *c.generation != int64(old.Generation)) {
@@ -111,7 +114,7 @@ type need struct {
 
 // replace makes every claim's consumer hold exactly what it wants, or says why
 // not: misfit or unknownClass. Consumers exist already.
-func (t *tx) replace(claims []claim) error {
+func (t *tx) replace(ctx context.Context, claims []claim) error {
 	var needs []need
 	for _, c := range claims {
 		k := t.editConsumer(c.consumer)
@@ -133,7 +136,7 @@ func (t *tx) replace(claims []claim) error {
 		}
 		k.Allocations = map[string]pc.Resources{}
 	}
-	if err := t.fits(needs); err != nil {
+	if err := t.fits(ctx, needs); err != nil {
 		return err
 	}
 	touched, written := map[string]bool{}, map[string]bool{}
@@ -155,7 +158,7 @@ func (t *tx) replace(claims []claim) error {
 		k := t.editConsumer(id)
 		k.Generation++
 		if len(k.Allocations) == 0 {
-			t.consumers[id] = nil
+			t.setConsumer(id, nil)
 		}
 	}
 	return nil
@@ -171,17 +174,21 @@ func sortedKeys[V any](m map[string]V) []string {
 }
 
 // fits checks the needs against inventories, in their order. What the consumers
-// held before is given back already, so used counts the others only.
-func (t *tx) fits(needs []need) error {
+// held before is given back already, so used counts the others only. It costs as
+// much as there are needs and changed consumers, and ends with ctx.
+func (t *tx) fits(ctx context.Context, needs []need) error {
 	var classes, providers []string
+	sums, asked := map[string]pc.Resources{}, map[string]bool{}
 	for _, n := range needs {
-		if _, known := t.classID(n.class); !known {
-			return unknownClass(n.class)
-		}
-		if !slices.Contains(classes, n.class) {
+		if !asked[n.class] {
+			if _, known := t.classID(n.class); !known {
+				return unknownClass(n.class)
+			}
+			asked[n.class] = true
 			classes = append(classes, n.class)
 		}
-		if !slices.Contains(providers, n.provider) {
+		if sums[n.provider] == nil {
+			sums[n.provider] = pc.Resources{}
 			providers = append(providers, n.provider)
 		}
 	}
@@ -189,17 +196,20 @@ func (t *tx) fits(needs []need) error {
 	// told with all of them: the real service's own order.
 	var bare []string
 	for _, rp := range providers {
-		if !slices.ContainsFunc(classes, func(c string) bool { _, has := t.provider(rp).Inventories[c]; return has }) {
+		has := false
+		for class := range t.provider(rp).Inventories {
+			has = has || asked[class]
+		}
+		if !has {
 			bare = append(bare, rp)
 		}
 	}
 	if len(bare) > 0 {
 		return misfit{class: strings.Join(t.byClassID(classes), ", "), provider: strings.Join(bare, ", ")}
 	}
-	sums := map[string]pc.Resources{}
-	for _, n := range needs {
-		if sums[n.provider] == nil {
-			sums[n.provider] = pc.Resources{}
+	for i, n := range needs {
+		if i%1024 == 0 && ctx.Err() != nil {
+			return givenUp(ctx)
 		}
 		sums[n.provider][n.class] += n.n
 		if n.n == 0 {
@@ -237,7 +247,7 @@ func (t *tx) unknownProvider(claims []claim) *refusal {
 
 // write is the whole of an allocation write; unknown words the 400 for a class
 // that does not exist.
-func (t *tx) write(v pc.Microversion, claims []claim, unknown string) (*answer, error) {
+func (t *tx) write(ctx context.Context, v pc.Microversion, claims []claim, unknown string) (*answer, error) {
 	work := t.fork()
 	if err := work.ensureConsumers(v, claims); err != nil {
 		return nil, err
@@ -246,9 +256,12 @@ func (t *tx) write(v pc.Microversion, claims []claim, unknown string) (*answer, 
 		t.adopt(work)
 		return nil, r
 	}
-	if err := work.replace(claims); err != nil {
+	if err := work.replace(ctx, claims); err != nil {
 		if _, is := errors.AsType[unknownClass](err); is {
 			return nil, badRequest("%s%v", unknown, err)
+		}
+		if ctx.Err() != nil {
+			return nil, err
 		}
 		return nil, refuse(http.StatusConflict, "Unable to allocate inventory: %v", err)
 	}
@@ -265,7 +278,7 @@ func putAllocations(t *tx, r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.write(r.version, []claim{readClaim(r.version, id, body)}, "Unable to allocate inventory for consumer "+id+": ")
+	return t.write(r.http.Context(), r.version, []claim{readClaim(r.version, id, body)}, "Unable to allocate inventory for consumer "+id+": ")
 }
 
 func postAllocations(t *tx, r *request) (*answer, error) {
@@ -273,15 +286,26 @@ func postAllocations(t *tx, r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.write(r.version, readClaims(r.version, body), "Unable to allocate inventory ")
+	claims, err := readClaims(r.version, body)
+	if err != nil {
+		return nil, err
+	}
+	return t.write(r.http.Context(), r.version, claims, "Unable to allocate inventory ")
 }
 
-func readClaims(v pc.Microversion, body *object) []claim {
+// maxConsumers is how many consumers one request may write. Arbitrary: several times
+// the instances of the largest host, which is what a reshape of one takes along.
+const maxConsumers = 1 << 14
+
+func readClaims(v pc.Microversion, body *object) ([]claim, error) {
+	if n := len(body.keys); n > maxConsumers {
+		return nil, badRequest("%d consumers in one request, at most %d are taken: send several requests.", n, maxConsumers)
+	}
 	var claims []claim
 	for _, id := range body.keys {
 		claims = append(claims, readClaim(v, id, body.object(id)))
 	}
-	return claims
+	return claims, nil
 }
 
 func showAllocations(t *tx, r *request) (*answer, error) {
@@ -314,7 +338,7 @@ func deleteAllocations(t *tx, r *request) (*answer, error) {
 	if c == nil || len(c.Allocations) == 0 {
 		return nil, refuse(http.StatusNotFound, "No allocations for consumer '%s'", id)
 	}
-	t.consumers[id] = nil
+	t.setConsumer(id, nil)
 	return noContent(), nil
 }
 

@@ -40,6 +40,10 @@ type search struct {
 	enough  int             // candidates; 0 for all there are
 }
 
+// maxOptions is how many ways to serve one group are looked at. Arbitrary: eight
+// cells that serve each of five classes are 32,768.
+const maxOptions = 1 << 18
+
 // sharesTrait marks a provider whose inventory serves all members of its aggregates.
 const sharesTrait = pc.TraitMiscSharesViaAggregate
 
@@ -270,6 +274,9 @@ func (s *search) serveByTree(g *group, root string) ([]option, error) {
 	for _, anchor := range anchors {
 		choices := byAnchor[anchor]
 		err := product(s.ctx, lengths(choices), func(pick []int) {
+			if len(out) > maxOptions {
+				return
+			}
 			o := option{anchor: anchor, parts: make([]part, 0, len(pick))}
 			uuids := make([]string, 0, len(pick))
 			traits := map[string]bool{}
@@ -296,6 +303,9 @@ func (s *search) serveByTree(g *group, root string) ([]option, error) {
 		})
 		if err != nil {
 			return nil, err
+		}
+		if len(out) > maxOptions {
+			return nil, badRequest("there are more than %d ways to serve the resources of one group: ask for fewer of them in one group", maxOptions)
 		}
 	}
 	return out, nil

@@ -136,3 +136,76 @@ func TestCandidates_ASearchHoldsUpNobodyAndSeesOneMoment(t *testing.T) {
 	same(t, before, said(t, <-found))
 	<-written
 }
+
+// What no search can find is proven, not tried: sixteen devices for seventeen groups,
+// by isolation, by what each device holds, and where groups ask for unequal amounts.
+func TestCandidates_MoreGroupsThanPlaces_EndAtOnce(t *testing.T) {
+	const n = 16 // 16 to the power of 17 choices
+	s := devices(t, n)
+	big := memory(t)
+	admin := map[string]string{"X-Auth-Token": "admin", "Content-Type": "application/json"}
+	send := func(method, path, body string) {
+		t.Helper()
+		if w := answerWith(big, method, path, admin, body); w.Code >= 300 {
+			t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+		}
+	}
+	send("POST", "/resource_providers", fmt.Sprintf(`{"name":"host","uuid":%q}`, id(0)))
+	for i := 1; i <= n; i++ {
+		send("POST", "/resource_providers", fmt.Sprintf(`{"name":"cell%d","uuid":%q,"parent_provider_uuid":%q}`, i, id(i), id(0)))
+		send("PUT", "/resource_providers/"+id(i)+"/inventories", `{"resource_provider_generation":0,"inventories":{"VCPU":{"total":5}}}`)
+	}
+	var pgpus, vcpus []string
+	for i := range n + 1 {
+		pgpus = append(pgpus, fmt.Sprintf("resources%d=PGPU:1", i+1))
+		vcpus = append(vcpus, fmt.Sprintf("resources%d=VCPU:%d", i+1, 3+i%3))
+	}
+	for name, ask := range map[string]struct {
+		s      *Server
+		groups []string
+		policy string
+	}{
+		"isolated":        {big, vcpus, "isolate"},
+		"of one each":     {s, pgpus, "none"},
+		"both":            {s, pgpus, "isolate"},
+		"unequal amounts": {big, vcpus, "none"},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it takes milliseconds; all choices took years
+		q := httptest.NewRequest("GET", "/allocation_candidates?"+strings.Join(ask.groups, "&")+"&group_policy="+ask.policy, nil).WithContext(ctx)
+		q.Header.Set("X-Auth-Token", "admin")
+		q.Header.Set("OpenStack-API-Version", "placement 1.39")
+		w := httptest.NewRecorder()
+		ask.s.ServeHTTP(w, q)
+		if w.Code != 200 || !strings.Contains(w.Body.String(), `"allocation_requests":[]`) {
+			t.Errorf("%s: %d %s", name, w.Code, w.Body)
+		}
+		cancel()
+	}
+}
+
+// A search that nothing can shorten ends with its client, and an answer without end
+// is refused with what to do.
+func TestCandidates_WithoutEnd_AreGivenUpOrRefused(t *testing.T) {
+	s := devices(t, 64)
+	var groups []string
+	for i := range 3 { // 64·63·62 candidates
+		groups = append(groups, fmt.Sprintf("resources%d=PGPU:1", i+1))
+	}
+	path := "/allocation_candidates?" + strings.Join(groups, "&") + "&group_policy=none"
+	ask := func(ctx context.Context) *httptest.ResponseRecorder {
+		q := httptest.NewRequest("GET", path, nil).WithContext(ctx)
+		q.Header.Set("X-Auth-Token", "admin")
+		q.Header.Set("OpenStack-API-Version", "placement 1.39")
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, q)
+		return w
+	}
+	if w := ask(t.Context()); w.Code != 400 || !strings.Contains(w.Body.String(), "ask with limit") {
+		t.Errorf("without a limit: %d %.300s", w.Code, w.Body)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if w := ask(gone); w.Code != 503 {
+		t.Errorf("of a client that has gone: %d %.300s", w.Code, w.Body)
+	}
+}

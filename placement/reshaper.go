@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"net/http"
@@ -31,7 +32,10 @@ func reshape(t *tx, r *request) (*answer, error) {
 		}
 		wanted[id] = readInventories(one)
 	}
-	claims := readClaims(r.version, body.object("allocations"))
+	claims, err := readClaims(r.version, body.object("allocations"))
+	if err != nil {
+		return nil, err
+	}
 	work := t.fork()
 	if err := work.ensureConsumers(r.version, claims); err != nil {
 		return nil, err
@@ -40,12 +44,15 @@ func reshape(t *tx, r *request) (*answer, error) {
 		t.adopt(work)
 		return nil, refused
 	}
-	if err := work.reshape(inventories.keys, wanted, claims); err != nil {
+	if err := work.reshape(r.http.Context(), inventories.keys, wanted, claims); err != nil {
 		if _, is := errors.AsType[unknownClass](err); is {
 			return nil, badRequest("malformed reshaper data: %v", err)
 		}
 		if _, is := errors.AsType[inUse](err); is {
 			return nil, conflict(codeInventoryInUse, "update conflict: %v", err)
+		}
+		if r.http.Context().Err() != nil {
+			return nil, err
 		}
 		return nil, refuse(http.StatusConflict, "Unable to allocate inventory: %v", err)
 	}
@@ -53,7 +60,7 @@ func reshape(t *tx, r *request) (*answer, error) {
 	return noContent(), nil
 }
 
-func (t *tx) reshape(order []string, wanted map[string][]classInventory, claims []claim) error {
+func (t *tx) reshape(ctx context.Context, order []string, wanted map[string][]classInventory, claims []claim) error {
 	for _, id := range order {
 		if len(wanted[id]) == 0 {
 			continue
@@ -73,7 +80,7 @@ func (t *tx) reshape(order []string, wanted map[string][]classInventory, claims 
 			return err
 		}
 	}
-	if err := t.replace(claims); err != nil {
+	if err := t.replace(ctx, claims); err != nil {
 		return err
 	}
 	for _, id := range order {

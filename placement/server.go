@@ -46,7 +46,8 @@ const (
 	headerTimeout    = 10 * time.Second
 	bodyTimeout      = 60 * time.Second
 	answerTimeout    = 60 * time.Second
-	backupTimeout    = 15 * time.Minute // of the answer that is a whole database
+	workTimeout      = bodyTimeout + answerTimeout/2 // of the body and the work; then the request is given up
+	backupTimeout    = 15 * time.Minute              // of the answer that is a whole database
 	idleTimeout      = 120 * time.Second
 	stopTimeout      = 10 * time.Second
 )
@@ -183,6 +184,11 @@ func (s *Server) bounded(most int) http.Handler {
 		select {
 		case places <- struct{}{}:
 			defer func() { <-places }()
+			if q.URL.Path != backupPath && !strings.HasPrefix(q.URL.Path, BesidePath) { // which set their own
+				ctx, cancel := s.rt.WithTimeout(q.Context(), workTimeout)
+				defer cancel()
+				q = q.WithContext(ctx)
+			}
 			s.ServeHTTP(w, q)
 		default:
 			w.Header().Set("Retry-After", "1")

@@ -125,6 +125,11 @@ type tx struct {
 	traits    table[custom]
 	seq       int64
 	now       time.Time
+
+	// added is what the changed consumers hold beyond what they held before, by
+	// provider; nil when it is to be summed anew. Whoever changes a consumer makes
+	// it nil: editConsumer and setConsumer do.
+	added map[string]pc.Resources
 }
 
 func newTx(b *base, now time.Time) *tx {
@@ -153,12 +158,19 @@ func (t *tx) edit(uuid string) *provider {
 
 // editConsumer gives the transaction's own copy of a consumer that exists.
 func (t *tx) editConsumer(uuid string) *consumer {
+	t.added = nil
 	if c, ok := t.consumers[uuid]; ok && c != nil {
 		return c
 	}
 	c := t.b.consumers[uuid].clone()
 	t.consumers[uuid] = c
 	return c
+}
+
+// setConsumer has the transaction's record of a consumer be c; nil deletes it.
+func (t *tx) setConsumer(uuid string, c *consumer) {
+	t.added = nil
+	t.consumers[uuid] = c
 }
 
 // allProviders is every provider in order of creation.
@@ -245,16 +257,32 @@ func (t *tx) hasChildren(uuid string) bool {
 // used is how much of a class of a provider is allocated, this transaction's
 // changes included.
 func (t *tx) used(rp, class string) int64 {
-	n := t.b.used[rp][class]
-	for uuid, c := range t.consumers {
-		if old := t.b.consumers[uuid]; old != nil {
-			n -= old.Allocations[rp][class]
+	if len(t.consumers) == 0 {
+		return t.b.used[rp][class]
+	}
+	if t.added == nil {
+		t.added = map[string]pc.Resources{}
+		add := func(c *consumer, sign int64) {
+			if c == nil {
+				return
+			}
+			for rp, held := range c.Allocations {
+				sum := t.added[rp]
+				if sum == nil {
+					sum = pc.Resources{}
+					t.added[rp] = sum
+				}
+				for class, n := range held {
+					sum[class] += sign * n
+				}
+			}
 		}
-		if c != nil {
-			n += c.Allocations[rp][class]
+		for uuid, c := range t.consumers {
+			add(t.b.consumers[uuid], -1)
+			add(c, 1)
 		}
 	}
-	return n
+	return t.b.used[rp][class] + t.added[rp][class]
 }
 
 // holders is the consumers with allocations on a provider, in order of creation.
