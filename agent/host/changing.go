@@ -100,7 +100,14 @@ func (g changedGuests) Off(ctx context.Context, instance string) (driver.Domain,
 	case !d.Persistent:
 		return d, fault.Refuse(fault.Forbidden, "", notPersistent(d.Name))
 	}
-	return d, g.h.stays(d)
+	if err := g.h.stays(d); err != nil {
+		return d, err
+	}
+	return d, g.h.provenOff(ctx, d)
+}
+
+func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain) error {
+	return g.h.provenOff(ctx, d)
 }
 
 func (g changedGuests) Wish(ref migration.Ref) (migration.PowerState, bool, error) {

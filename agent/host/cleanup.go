@@ -94,14 +94,18 @@ func (h *Host) forgetMigration(ctx context.Context, ref migration.Ref) error {
 // second copy: its token has left, so it is ended (law 6's one exception).
 func (h *Host) endSource(ctx context.Context, ref migration.Ref) error {
 	d, exists, err := h.domain(ctx, ref.Instance)
-	if err != nil || !exists {
+	if err != nil {
 		return err
 	}
-	if d.Active() {
+	if exists && d.Active() {
 		h.log.Error("end a copy whose token has left", "instance", ref.Instance, "migration", ref.Migration, "state", d.State, "reason", d.Reason)
 		if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 			return err
 		}
+	}
+	// Its disks are not asked about: on shared storage the destination writes to them.
+	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil || !exists {
+		return err
 	}
 	if err := h.driver.Undefine(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 		return err

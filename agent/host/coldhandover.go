@@ -18,8 +18,10 @@ import (
 //	no, or undone      any               refused
 //	yes                active            refused: its user, or an undo, has started it
 //	yes                off               surrendered; refused when a disk that was shipped, or
-//	                                     is held in a snapshot, has been written to since
-//	yes                gone              refused; going back to its source: surrendered, nothing of it runs here
+//	                                     is held in a snapshot, has been written to since, and
+//	                                     where it is not proven off (package processes)
+//	yes                gone              refused; going back to its source, with no process of it
+//	                                     here: surrendered
 //	refused (keep)     any               refused for good
 
 // HandOver implements migration.SourceColdVerbs.
@@ -117,7 +119,7 @@ func (h *Host) isOff(ctx context.Context, ref migration.Ref, back bool) error {
 	case err != nil:
 		return err
 	case !exists && back:
-		return nil
+		return h.witness.Off(ref.Instance, ref.Instance, nil)
 	case !exists:
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "definition_gone", Message: "the guest's definition was removed from " + h.o.Name + " while it was off", Change: "define it again, and move it anew",
@@ -128,7 +130,10 @@ func (h *Host) isOff(ctx context.Context, ref migration.Ref, back bool) error {
 			Change: "leave it off until its move is over",
 		})
 	}
-	return h.stays(d)
+	if err := h.stays(d); err != nil {
+		return err
+	}
+	return h.provenOff(ctx, d)
 }
 
 // giveBack makes the host ready to give a guest back that came by this migration: what

@@ -65,6 +65,11 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 			Code: "runs_here", Message: "a copy of guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and its token is not",
 			Change: "end it (virsh destroy) at once",
 		})
+	default:
+		// Its disks are not asked about: the instance may still run where it is now.
+		if err := no.take(h.witness.Off(d.UUID, d.Name, nil)); err != nil {
+			return err
+		}
 	}
 	text, err := h.persistentXML(ctx, ref.Instance)
 	if err != nil {

@@ -113,9 +113,11 @@ func (h *Host) nobodyWrites(c connections) error {
 		}
 	}
 	var no refusal
-	if err := h.unwritten(&no, files); err != nil {
+	writers, err := h.witness.Written(files)
+	if err != nil {
 		return err
 	}
+	no.add(fault.Forbidden, writers...)
 	return no.err("")
 }
 

@@ -13,6 +13,7 @@ import (
 	"berth/agent/host/memory"
 	"berth/agent/host/networks"
 	"berth/agent/host/phases"
+	"berth/agent/host/processes"
 	"berth/agent/host/remake"
 	"berth/agent/host/shipping"
 	"berth/agent/host/streams"
@@ -99,6 +100,8 @@ type Options struct {
 	// bytes.
 	DiskReserve int64
 	Files       Files // nil for this machine's own, below Root and with DiskTool
+	// Processes finds the processes of instances; nil for this machine's own, below Root.
+	Processes processes.Finder
 	// Links are the kernel's network devices, nil for this machine's own; OpenVSwitch its
 	// switch, nil for the one that ovs-vsctl reaches.
 	Links       networks.Links
@@ -143,6 +146,7 @@ type Host struct {
 	bench   *remake.Bench
 	changer *change.Changes
 	files   Files
+	witness processes.Witness // of what libvirt calls off
 	phases  *phases.Phases
 	ctx     context.Context // of the actors; ends with Close
 	cancel  context.CancelFunc
@@ -215,6 +219,10 @@ func New(o Options) *Host {
 	if h.files == nil {
 		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, Manager: systemd.Manager(), BootID: o.Runtime.Boot().ID}
 	}
+	if o.Processes == nil {
+		o.Processes = processes.Table{Root: o.Root}
+	}
+	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
 	h.sides.init()
 	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)

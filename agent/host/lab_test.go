@@ -115,7 +115,7 @@ func (l *lab) boot(name string, change func(*host.Options)) *node {
 		Name: name, ProviderUUID: "rp-" + name, Tracker: tracker, Driver: n.fake, Runtime: l.rt, Logger: slog.New(slog.DiscardHandler),
 		Mode: func() string { return n.mode }, Placement: l.placement.of(name), ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
 		ImagesDirs: []string{n.images}, Root: n.root, LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name, Version: "test",
-		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond, Files: n.files,
+		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond, Files: n.files, Processes: n.fake.Processes(),
 	}
 	if change != nil {
 		change(&o)

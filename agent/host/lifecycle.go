@@ -90,6 +90,11 @@ func (h *Host) start(ctx context.Context, inst claims.Instance, paused bool) err
 	if err := h.confirmed(inst.UUID, inst.Name); err != nil {
 		return err
 	}
+	if exists && !d.Active() {
+		if err := h.provenOff(ctx, d); err != nil {
+			return err
+		}
+	}
 	return h.driver.Start(ctx, inst.UUID, paused)
 }
 
@@ -208,6 +213,13 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 			files = append(files, disks...)
 		}
 		if err := h.stop(ctx, inst.UUID, StopOptions{Force: true}); err != nil {
+			return err
+		}
+		proven := h.provenOff
+		if d.Active() {
+			proven = h.ended
+		}
+		if err := proven(ctx, d); err != nil {
 			return err
 		}
 		if err := h.driver.Undefine(ctx, inst.UUID); err != nil && !errors.Is(err, fault.NotFound) {

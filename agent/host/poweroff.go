@@ -187,7 +187,7 @@ func (h *Host) came(ref migration.Ref) bool {
 func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Domain, exists bool) error {
 	switch {
 	case !exists && h.came(ref):
-		return nil // it could not be started here, and goes back
+		return h.witness.Off(ref.Instance, ref.Instance, nil) // it could not be started here, and goes back
 	case !exists:
 		return gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
 	case !d.Persistent:
@@ -206,7 +206,62 @@ func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Doma
 			return fault.Refuse(fault.Busy, "", jobInFlight(d.Name))
 		}
 	}
-	return h.stays(d)
+	if err := h.stays(d); err != nil || d.Active() {
+		return err
+	}
+	return h.provenOff(ctx, d)
+}
+
+// provenOff is nil where an instance that libvirt calls off is off by what the kernel tells
+// too: none of its processes lives, and nobody has its disks open for writing. See package
+// processes for its refusals; what cannot be read is not off.
+func (h *Host) provenOff(ctx context.Context, d driver.Domain) error {
+	text, err := h.persistentXML(ctx, d.UUID)
+	if err != nil {
+		return err
+	}
+	files, err := writtenBy(text)
+	if err != nil {
+		return err
+	}
+	return h.witness.Off(d.UUID, d.Name, files)
+}
+
+// writtenBy gives the files and devices that an instance alone writes, by path, each with its
+// target; none without a definition.
+func writtenBy(definition string) (map[string]string, error) {
+	if definition == "" {
+		return nil, nil
+	}
+	doc, err := parseDocument(definition)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, e := range doc.Devices.Disks {
+		if e.path() != "" && !e.readOnly() && e.Shareable == nil {
+			out[e.path()] = e.Target.Dev
+		}
+	}
+	return out, nil
+}
+
+// processEnds is how long the process of an instance that libvirt has just called off may
+// take to end. Arbitrary: libvirt itself waits for it, and this is for one that it has lost.
+const processEnds = 5 * time.Second
+
+// ended waits until an instance that has just been powered off is proven off.
+func (h *Host) ended(ctx context.Context, d driver.Domain) error {
+	wait, cancel := h.rt.WithTimeout(ctx, processEnds)
+	defer cancel()
+	for {
+		err := h.provenOff(ctx, d)
+		if err == nil || wait.Err() != nil {
+			return err
+		}
+		// The sleep's error is the context's, looked at in the next turn.
+		_ = h.rt.Sleep(wait, h.o.Poll)
+	}
 }
 
 func notPersistent(name string) fault.Reason { return change.NotPersistent(name) }
@@ -259,7 +314,7 @@ func (h *Host) noteWish(ctx context.Context, ref migration.Ref, rec *poweredOff,
 func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, timeout time.Duration) (pulled bool, err error) {
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil || !exists || !d.Active() {
-		return false, err
+		return false, err // mayPowerOff has seen that it is off
 	}
 	if now := h.rt.Boot(); rec.Asked.ID != now.ID {
 		rec.Asked = now
@@ -276,7 +331,7 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 		case err != nil:
 			h.log.Warn("a guest could not be asked to shut down; its plug is pulled", "instance", ref.Instance, "migration", ref.Migration, "error", err)
 		case off:
-			return false, nil
+			return false, h.ended(ctx, d)
 		}
 	}
 	h.log.Info("pull the plug of a guest that moves", "instance", ref.Instance, "migration", ref.Migration, "power_state", rec.Power)
@@ -288,8 +343,10 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 		return false, err
 	} else if exists && d.Active() {
 		return false, fault.New(fault.Busy, "guest %s is active again: %s (%s)", d.Name, d.State, d.Reason)
+	} else if exists {
+		err = h.ended(ctx, d)
 	}
-	return true, nil
+	return true, err
 }
 
 // PowerOn implements migration.ColdVerbs.
@@ -404,6 +461,15 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 	if err := h.confirmed(uuid, inst.Name); err != nil {
 		return err
 	}
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	if exists && !d.Active() {
+		if err := h.provenOff(ctx, d); err != nil {
+			return err
+		}
+	}
 	h.mu.Lock()
 	h.starting[uuid]++
 	h.mu.Unlock()
@@ -414,7 +480,7 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 			delete(h.starting, uuid)
 		}
 	}()
-	err := h.driver.Start(ctx, uuid, power == migration.PowerPaused)
+	err = h.driver.Start(ctx, uuid, power == migration.PowerPaused)
 	if errors.Is(err, fault.InDoubt) {
 		if d, exists, lookErr := h.domain(ctx, uuid); lookErr == nil && exists && d.Active() {
 			return nil

@@ -263,8 +263,11 @@ func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
 		return nil
 	}
 	d, exists, err := h.domain(ctx, ref.Instance)
-	if err != nil || !exists {
+	if err != nil {
 		return err
+	}
+	if !exists {
+		return h.witness.Off(ref.Instance, ref.Instance, nil)
 	}
 	// What runs here before its memory is whole may be all that is left of the guest.
 	if err := wholeHere(d, exists); err != nil {
@@ -275,6 +278,9 @@ func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
 		if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 			return err
 		}
+	}
+	if err := h.witness.Off(ref.Instance, d.Name, nil); err != nil {
+		return err
 	}
 	if err := h.driver.Undefine(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 		return err

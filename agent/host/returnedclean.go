@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -109,6 +110,9 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 		if err := h.driver.Destroy(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 			return false, err
 		}
+	}
+	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil {
+		return false, err
 	}
 	return true, nil
 }

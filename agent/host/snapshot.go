@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	"berth/claims"
 	"berth/internal/fault"
@@ -75,9 +74,11 @@ func (h *Host) snapshotDisks(ctx context.Context, ref migration.Ref, targets []s
 	// Who writes is looked for after the versions were read: what somebody writes who comes
 	// later changes them.
 	var no refusal
-	if err := h.unwritten(&no, rec.writable()); err != nil {
+	writers, err := h.witness.Written(rec.writable())
+	if err != nil {
 		return none, err
 	}
+	no.add(fault.Forbidden, writers...)
 	if err := h.asHeld(&no, rec); err != nil {
 		return none, err
 	}
@@ -200,34 +201,6 @@ func (s snapshot) writable() map[string]string {
 		out[f.Path] = f.Target
 	}
 	return out
-}
-
-// unwritten refuses files, which are given with their disks' targets, that a process has
-// open for writing, and names it.
-func (h *Host) unwritten(no *refusal, files map[string]string) error {
-	if len(files) == 0 {
-		return nil
-	}
-	var paths []string
-	for path := range files {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
-	writers, err := h.files.Writers(paths...)
-	if err != nil {
-		return err
-	}
-	for _, w := range writers {
-		change := "find out who it is (fuser " + w.Path + "; on shared storage, on the other hosts too), end it, and try again"
-		if w.PID != 0 {
-			change = "look what it does (ps " + strconv.Itoa(w.PID) + "), end it, and try again"
-		}
-		no.add(fault.Forbidden, fault.Reason{
-			Code: "disk_open_for_writing", Message: "disk " + files[w.Path] + " (" + w.Path + ") is open for writing by " + w.String() + ", and its guest is off",
-			Want: w.Path, Have: w.String(), Change: change,
-		})
-	}
-	return nil
 }
 
 // asHeld refuses files that are not what they were when they were held. A disk that is

@@ -226,6 +226,9 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 			return false, err
 		}
 	}
+	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil {
+		return false, err
+	}
 	if _, from := h.tracker.Came(ref.Migration); arrived || from {
 		return false, h.forgetArrival(ctx, ref)
 	}

@@ -252,6 +252,7 @@ func (h *machine) Crash() {
 	h.power, h.daemon, h.hung, h.lingers, h.downReason = false, false, false, false, "the machine is off"
 	h.lives++
 	h.loseLocked()
+	clear(h.forgotten)
 	for _, d := range h.sortedLocked() {
 		j := d.job
 		d.fate = kept

@@ -31,6 +31,7 @@ type machine struct {
 	node       driver.Node
 	lacks      []string // CPU features this host does not have
 	domains    map[string]*domain
+	forgotten  map[string]int // pids of processes that libvirtd has lost, by UUID
 	nextID     int
 	power      bool // the machine is on
 	daemon     bool // libvirtd runs

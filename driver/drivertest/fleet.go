@@ -255,7 +255,9 @@ func (f *Fleet) Running(uuid string) []string {
 func (f *Fleet) runningLocked(uuid string) []string {
 	var out []string
 	for _, name := range f.namesLocked() {
-		if d := f.hosts[name].domains[uuid]; d != nil && (d.state == driver.Running || d.state == driver.Blocked) {
+		d := f.hosts[name].domains[uuid]
+		_, forgotten := f.hosts[name].forgotten[uuid]
+		if forgotten || d != nil && (d.state == driver.Running || d.state == driver.Blocked) {
 			out = append(out, name)
 		}
 	}

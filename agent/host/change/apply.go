@@ -261,6 +261,11 @@ func (c *Changes) giveBackOld(ctx context.Context, ref migration.Ref, rec Record
 			return fault.New(fault.Busy, "guest %s is active again: %s (%s)", d.Name, d.State, d.Reason)
 		}
 	}
+	if exists {
+		if err := c.o.Guests.ProvenOff(ctx, d); err != nil {
+			return err
+		}
+	}
 	for _, d := range slices.Backward(rec.Disks) {
 		if err := c.o.Files.PutBack(d.Replaced); err != nil {
 			return err

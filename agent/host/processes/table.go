@@ -1,0 +1,67 @@
+package processes
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth/internal/fault"
+)
+
+// Table is the process table of the host on which instances run.
+type Table struct {
+	// Root is where this process sees the hypervisor's /; empty where both see the same.
+	// The host's /proc is mounted in it.
+	Root string
+}
+
+// Of returns the pids of the QEMU processes of an instance, by the uuid in their command
+// lines, in the order of /proc. A process that has ended, or ends while it is read, is none.
+// It reads each process once. fault.Unavailable where a process cannot be read, or where the
+// mount of /proc hides other users' processes.
+func (t Table) Of(uuid string) ([]int, error) {
+	proc := filepath.Join("/", t.Root, "proc")
+	// Every pid namespace has a process 1. A /proc without it hides processes (hidepid).
+	if _, err := os.Stat(filepath.Join(proc, "1")); err != nil {
+		return nil, fault.New(fault.Unavailable, "read the processes of this host: %s hides them (%w)", proc, err)
+	}
+	all, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, "read the processes of this host: %w", err)
+	}
+	var out []int
+	for _, p := range all {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join(proc, p.Name(), "cmdline"))
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ESRCH):
+			continue // it has ended
+		case err != nil:
+			return nil, fault.New(fault.Unavailable, "read the command line of process %d: %w", pid, err)
+		case IsOf(line, uuid):
+			out = append(out, pid)
+		}
+	}
+	return out, nil
+}
+
+// IsOf reports whether a command line, as /proc/PID/cmdline has it, is of a QEMU process
+// of that instance. libvirt gives each `-uuid UUID`. A kernel thread and a process that has
+// ended and waits for its parent have an empty one.
+func IsOf(cmdline []byte, uuid string) bool {
+	args := bytes.Split(cmdline, []byte{0})
+	for i, a := range args[:len(args)-1] {
+		if (string(a) == "-uuid" || string(a) == "--uuid") && strings.EqualFold(string(args[i+1]), uuid) {
+			return true
+		}
+	}
+	return false
+}

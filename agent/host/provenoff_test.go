@@ -1,0 +1,139 @@
+package host_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/agent/host"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// wantRuns checks that a verb was refused because QEMU lives though libvirt says off, and
+// that the refusal says which process it is and what to do.
+func wantRuns(t *testing.T, what string, err error) {
+	t.Helper()
+	reasons := fault.ReasonsOf(err)
+	i := slices.IndexFunc(reasons, func(r fault.Reason) bool { return r.Code == "qemu_runs" })
+	if i < 0 || !strings.Contains(reasons[i].Message, "pid 10") || !strings.Contains(reasons[i].Change, "kill 10") {
+		t.Errorf("%s: %v, want qemu_runs with the pid and a remedy", what, err)
+	}
+}
+
+// TestOff_LibvirtAloneIsNotBelieved: libvirtd has lost a process and calls its domain off.
+// Each path that would start a second copy, change or remove what the process uses refuses.
+func TestOff_LibvirtAloneIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	l, v := coldLab(t)
+	a := l.hosts["a"]
+	c := newCold(t, l, v.UUID, &large)
+	a.fake.Forget(v.UUID)
+	before := l.picture()
+
+	_, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &large})
+	l.must("plan", err)
+	wantRuns(t, "check of a cold move", c.check())
+	wantRuns(t, "start", a.Start(t.Context(), v.UUID, false))
+	wantRuns(t, "delete", a.Delete(t.Context(), v.UUID, host.DeleteOptions{Force: true, Disks: true}))
+	l.same("after what was refused", before)
+
+	c.run(c.there()[1:], "prep resize")
+	_, err = a.PowerOff(t.Context(), c.ref, migration.PowerOffRequest{Kind: c.kind(), Destination: "b"})
+	wantRuns(t, "power off", err)
+	a.fake.EndForgotten(v.UUID)
+	c.run(c.there()[4:], "")
+}
+
+// TestOff_LostBetweenPowerOffAndHandOver: what was proven then is asked again before the
+// token leaves, before the source's definition goes, and before the way back.
+func TestOff_LostBetweenPowerOffAndHandOver(t *testing.T) {
+	t.Parallel()
+	l, v := coldLab(t)
+	a := l.hosts["a"]
+	c := newCold(t, l, v.UUID, &large)
+	c.run(c.there(), "power off")
+	lose := func() func() {
+		l.must("its user starts it", a.fake.Start(t.Context(), v.UUID, false))
+		a.fake.Forget(v.UUID)
+		return func() { a.fake.EndForgotten(v.UUID) }
+	}
+	end := lose()
+	_, err := a.HandOver(t.Context(), c.ref, "b")
+	wantRuns(t, "hand over", err)
+	wantRuns(t, "power on", a.PowerOn(t.Context(), migration.Ref{Migration: c.ref.Migration, Instance: c.ref.Instance, Attempt: 1}))
+	end()
+	l.must("power on", a.PowerOn(t.Context(), c.ref))
+	l.state("a", v.UUID, driver.Running)
+}
+
+// TestOff_SourceOfAMoveIsKeptWhileItsProcessLives: the copy runs twice by the time that this
+// is seen, and the definition and the disks of the one that libvirtd lost stay.
+func TestOff_SourceOfAMoveIsKeptWhileItsProcessLives(t *testing.T) {
+	t.Parallel()
+	l, v := coldLab(t)
+	a := l.hosts["a"]
+	l.must("shut off", a.fake.Destroy(t.Context(), v.UUID))
+	c := newCold(t, l, v.UUID, &large)
+	c.run(c.there(), "")
+	l.must("somebody starts it at its source", a.fake.Start(t.Context(), v.UUID, false))
+	a.fake.Forget(v.UUID)
+	wantRuns(t, "confirm", a.ConfirmSource(t.Context(), c.ref))
+	wantRuns(t, "await return", a.AwaitReturn(t.Context(), c.back))
+	l.state("a", v.UUID, driver.ShutOff)
+	a.fake.EndForgotten(v.UUID)
+	l.must("confirm", a.ConfirmSource(t.Context(), c.ref))
+}
+
+// TestOff_AForgottenDiskWriter: nobody hands an instance over whose disk a process of
+// another kind has open for writing, nor starts it.
+func TestOff_AForgottenDiskWriter(t *testing.T) {
+	t.Parallel()
+	x := newApart(t)
+	x.run(x.there(), "power off")
+	x.world.OnWriters(func(on, path string) []string {
+		if on == "a" && path == vm1Disk {
+			return []string{"qemu-nbd"}
+		}
+		return nil
+	})
+	_, err := x.a.HandOver(t.Context(), x.ref, "b")
+	if got := codes(err); !slices.Equal(got, []string{"disk_open_for_writing"}) {
+		t.Errorf("hand over beside a writer: %v", err)
+	}
+	err = x.a.PowerOn(t.Context(), x.ref)
+	if got := codes(err); !slices.Equal(got, []string{"disk_open_for_writing"}) {
+		t.Errorf("start beside a writer: %v", err)
+	}
+	x.world.OnWriters(nil)
+	x.must("power on", x.a.PowerOn(t.Context(), x.ref))
+}
+
+// TestOff_AChangeInPlaceLooksTwice: before the disks are exchanged, and before they are put
+// back.
+func TestOff_AChangeInPlaceLooksTwice(t *testing.T) {
+	t.Parallel()
+	b := newChange(t, floats2, driver.ShutOff, migration.Change{Image: &migration.Image{Path: newImage, Format: "raw"}})
+	lose := func() {
+		b.must("somebody starts it", b.a.fake.Start(t.Context(), b.uuid, false))
+		b.a.fake.Forget(b.uuid)
+	}
+	verbs := b.verbs()
+	at := slices.IndexFunc(verbs, func(v verb) bool { return v.name == "apply" })
+	if at < 0 {
+		t.Fatalf("no such verb among %+v", verbs)
+	}
+	b.look()
+	for _, v := range verbs[:at] {
+		b.must(v.name, v.do())
+	}
+	lose()
+	wantRuns(t, "apply", verbs[at].do())
+	b.a.fake.EndForgotten(b.uuid)
+	b.must("apply", verbs[at].do())
+	lose()
+	wantRuns(t, "unapply", verbs[at].undo())
+	b.a.fake.EndForgotten(b.uuid)
+	b.must("unapply", verbs[at].undo())
+}
