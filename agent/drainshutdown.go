@@ -124,7 +124,8 @@ func (s *shutdowns) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = release() }() // the connection's end releases it too
+	// Of the lock held last; the connection's end releases it too.
+	defer func() { _ = release() }()
 	s.note(true, delay, nil)
 	s.a.log.Info("shutdown waits until this host is drained", "at_most", delay)
 	for s.wanted() {
@@ -155,9 +156,11 @@ func (s *shutdowns) serve(ctx context.Context) error {
 		if err := s.callOff(ctx); err != nil {
 			return err
 		}
-		if release, err = l.Lock(ctx); err != nil {
-			return err
+		again, err := l.Lock(ctx)
+		if err != nil {
+			return err // run tries again; what was held is released
 		}
+		release = again
 		s.note(true, delay, nil)
 	}
 	return nil

@@ -25,6 +25,8 @@ type goingMachine struct {
 	going  chan systemd.Going
 	down   bool
 	refuse error
+	again  error // of each lock but the first
+	locks  int
 	begins error
 	views  chan drain.Drain
 }
@@ -43,6 +45,10 @@ func (m *goingMachine) Close()                                       {}
 func (m *goingMachine) Lock(context.Context) (func() error, error) {
 	if m.refuse != nil {
 		return nil, m.refuse
+	}
+	if m.locks++; m.locks > 1 && m.again != nil {
+		m.note("no lock")
+		return nil, m.again
 	}
 	m.note("lock")
 	var once sync.Once
@@ -95,6 +101,13 @@ func TestShutdowns(t *testing.T) {
 			m.going <- systemd.Going{Down: true}
 			m.going <- systemd.Going{}
 		}, want: []string{"lock", "drain by shutdown", "release", "call off", "lock", "release"}},
+		{name: "the shutdown is called off, and no second lock is given", set: func(m *goingMachine) { m.again = errors.New("too many inhibitors") }, do: func(m *goingMachine) {
+			m.going <- systemd.Going{Down: true}
+			m.going <- systemd.Going{}
+			synctest.Wait()
+			time.Sleep(shutdownAgain + time.Second) // in the bubble's time
+			m.note("called off again")
+		}, want: []string{"lock", "drain by shutdown", "release", "call off", "no lock", "no lock", "called off again"}},
 		{name: "the machine has slept", do: func(m *goingMachine) {
 			m.going <- systemd.Going{Sleep: true, Down: true}
 			m.views <- over
