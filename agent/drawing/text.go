@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"berth/internal/visible"
 )
 
 // Style is how a terminal likes it.
@@ -98,6 +100,7 @@ var asASCII = strings.NewReplacer("┌", "+", "┐", "+", "└", "+", "┘", "+"
 func (p *page) put(l line) {
 	var b strings.Builder
 	for _, s := range l {
+		s.text = visible.Text(s.text)
 		if p.ascii {
 			s.text = asASCII.Replace(s.text)
 		}

@@ -50,7 +50,7 @@ decided.`,
 				},
 				// Beside libvirt's hooks, in its own folder of configuration.
 				Definitions: filepath.Join(filepath.Dir(c.Guard.Hook), "..", "..", "qemu"),
-				Runtime:     rt, In: a.in, Out: a.out, Err: a.err,
+				Runtime:     rt, In: a.in, Out: behind(a.out), Err: a.err,
 			}.Run(cmd.Context(), args)
 			if code != guard.ExitAllow {
 				return errGuardRefused

@@ -43,7 +43,7 @@ browser, light or dark as the browser is; pointing at a part of it says who has 
 				if width == 0 {
 					width = columns(a.out)
 				}
-				return picture.Text(a.out, drawing.Style{Width: width, Colour: coloured(a.out, os.Getenv), ASCII: isTerminal(a.out) && !knowsUTF8(os.Getenv)})
+				return picture.Text(behind(a.out), drawing.Style{Width: width, Colour: coloured(a.out, os.Getenv), ASCII: isTerminal(a.out) && !knowsUTF8(os.Getenv)})
 			})
 		},
 	}

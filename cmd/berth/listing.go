@@ -1,20 +1,29 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+
+	"berth/internal/visible"
 )
 
 // screenful is how what is printed looks on a terminal.
 type screenful struct {
 	width  int
 	colour bool
+	// introducer begins an escape sequence that a.out lets pass; empty for ESC [.
+	introducer string
 }
 
 func (a *app) screenful() screenful {
-	return screenful{width: max(60, columns(a.out)), colour: coloured(a.out, os.Getenv)}
+	s := screenful{width: max(60, columns(a.out)), colour: coloured(a.out, os.Getenv)}
+	if w, ok := a.out.(*visible.Writer); ok {
+		s.introducer = w.Introducer()
+	}
+	return s
 }
 
 // Colours that say something, as parameters of SGR.
@@ -29,7 +38,8 @@ func (s screenful) paint(colour, text string) string {
 	if !s.colour {
 		return text
 	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+	begin := cmp.Or(s.introducer, "\x1b[")
+	return begin + colour + "m" + text + begin + "0m"
 }
 
 // nameColumn is how wide names of things are that have a paragraph beside them.

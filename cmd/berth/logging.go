@@ -28,7 +28,7 @@ func newHandler(w io.Writer, level slog.Leveler) slog.Handler {
 			return a
 		}
 	}
-	return slog.NewTextHandler(w, o)
+	return slog.NewTextHandler(behind(w), o) // which quotes what would act on a terminal
 }
 
 func parseLevel(text string) (slog.Level, error) {

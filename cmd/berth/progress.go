@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/term"
 
+	"berth/internal/visible"
 	"berth/migration"
 	"berth/migration/task"
 )
@@ -44,11 +45,11 @@ const unknownWidth = 76
 const plainWidth = 80
 
 func newProgress(a *app, to string) *progress {
-	p := &progress{w: a.out, live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
+	p := &progress{w: behind(a.out), live: isTerminal(a.out) || os.Getenv("BERTH_PROGRESS") == "live", now: time.Now, to: to, width: unknownWidth}
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		p.width = n
 	}
-	if f, ok := a.out.(*os.File); ok {
+	if f, ok := p.w.(*os.File); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			p.width = n
 		}
@@ -70,7 +71,7 @@ func (p *progress) show(m migration.Migration) {
 			doing = "checking both hosts"
 		}
 	}
-	line := progressLine(m, doing, p.most())
+	line := visible.Text(progressLine(m, doing, p.most()))
 	if p.live {
 		p.redraw(line)
 	} else if doing != p.doing || p.now().Sub(p.shown) >= plainEvery {

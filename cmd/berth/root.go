@@ -16,6 +16,7 @@ import (
 
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/visible"
 )
 
 // app is one run of the command: where it prints, and the flags that every
@@ -38,12 +39,17 @@ type app struct {
 
 // execute runs one command line and gives the exit code.
 func execute(ctx context.Context, p parts, args []string, in io.Reader, out, errOut io.Writer) int {
-	a := &app{parts: p, in: in, out: out, err: errOut}
+	// What is printed has names, errors and reasons from elsewhere in it: nothing of
+	// them acts on a terminal. Who writes for one, or for libvirt, goes behind.
+	shown, told := visible.NewWriter(out), visible.NewWriter(errOut)
+	defer func() { _, _ = shown.Flush(), told.Flush() }() // half a character: nobody waits for it
+	a := &app{parts: p, in: in, out: shown, err: told}
+	errOut = told
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(in)
-	root.SetOut(out)
-	root.SetErr(errOut)
+	root.SetOut(shown)
+	root.SetErr(told)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.began {
 		a.json = slices.Contains(args, "--json") // flags may not have been read

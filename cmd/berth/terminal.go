@@ -8,11 +8,21 @@ import (
 	"strings"
 
 	"golang.org/x/term"
+
+	"berth/internal/visible"
 )
+
+// behind gives the writer that w makes text visible for, or w.
+func behind(w io.Writer) io.Writer {
+	if v, ok := w.(*visible.Writer); ok {
+		return v.Unwrap()
+	}
+	return w
+}
 
 // isTerminal says whether somebody watches.
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := behind(w).(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
@@ -21,7 +31,7 @@ const pipeColumns = 100
 
 // columns is how wide what is written may be.
 func columns(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
+	if f, ok := behind(w).(*os.File); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
 			return n
 		}

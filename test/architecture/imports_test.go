@@ -88,7 +88,7 @@ var table = map[string]rule{
 	"agent/reporter/reportertest":    {own: []string{"agent/inventory", "agent/reporter", "claims/pci", "placementclient", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what a reporter must do to every Placement, ours and OpenStack's"},
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},
-	"agent/drawing":                  {own: []string{"topology"}, why: "pure: a host and its claims in, a picture out"},
+	"agent/drawing":                  {own: []string{"topology", "internal/visible"}, why: "pure: a host and its claims in, a picture out"},
 	"agent/guard":                    {own: []string{"driver/libvirt/domainxml", "internal/..."}, why: "answers from a ledger's facts and its own files; never the hypervisor"},
 	"agent":                          {own: []string{"agent/...", "claims/...", "driver", "driver/libvirt/domainxml", "fleet/...", "hwdiscovery", "migration/...", "placementclient/...", "stream", "systemd", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "golang.org/x/sync", "golang.org/x/sys", "github.com/pelletier/go-toml"}, why: "joins the parts; the binding comes from main"},
 	"packaging":                      {why: "files, embedded for whoever installs them"},
