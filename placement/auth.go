@@ -157,7 +157,7 @@ func (s *Server) ownWrite(t *tx, r *request, m *method) bool {
 		p := t.provider(r.vars["uuid"])
 		return p == nil || mine(p) && ownUpdate(t, r, m, p, mine) || m.verb == http.MethodDelete && orphan(p)
 	}
-	return ownConsumers(t, r, mine, orphan)
+	return s.ownConsumers(t, r, mine, orphan)
 }
 
 // ownUpdate keeps a host from giving its root another's name or its parts
@@ -179,13 +179,14 @@ func ownUpdate(t *tx, r *request, m *method, p *provider, mine func(*provider) b
 	return !becomesRoot || pki.Covers(r.who.host, o.text("name"))
 }
 
-// ownConsumers: every consumer written touches a provider of the host or of a dead one,
+// ownConsumers: what others hold is not taken from them (mayTake), and every consumer written touches a provider of the host or of a dead one,
 // before or after; or it only takes or gives what consumers that do touch it give or take
 // in the same request, as the migration half of a move does. A consumer that has
 // nothing and is to get nothing is nobody's: a delete repeated after a lost reply
 // is answered with what is, 404, and not with a refusal for ever.
-func ownConsumers(t *tx, r *request, mine, orphan func(*provider) bool) bool {
+func (s *Server) ownConsumers(t *tx, r *request, mine, orphan func(*provider) bool) bool {
 	asked := map[string]map[string]bool{} // consumer to the providers it has or wants
+	held, wanted := map[string]map[string]bool{}, map[string]map[string]bool{}
 	add := func(consumer, rp string) {
 		if asked[consumer] == nil {
 			asked[consumer] = map[string]bool{}
@@ -201,8 +202,10 @@ func ownConsumers(t *tx, r *request, mine, orphan func(*provider) bool) bool {
 		if a == nil || a.object("allocations") == nil {
 			return
 		}
+		wanted[consumer] = map[string]bool{}
 		for _, rp := range a.object("allocations").keys {
 			add(consumer, rp)
+			wanted[consumer][rp] = true
 		}
 	}
 	switch id := r.vars["consumer"]; {
@@ -227,10 +230,17 @@ func ownConsumers(t *tx, r *request, mine, orphan func(*provider) bool) bool {
 		}
 	}
 	for consumer := range asked {
+		held[consumer] = map[string]bool{}
 		if c := t.consumer(consumer); c != nil {
 			for rp := range c.Allocations {
 				add(consumer, rp)
+				held[consumer][rp] = true
 			}
+		}
+	}
+	for consumer := range asked {
+		if !s.mayTake(t, r, consumer, held, wanted, mine, orphan) {
+			return false
 		}
 	}
 	exchanged := map[string]bool{} // providers that consumers of this host have or want

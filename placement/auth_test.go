@@ -152,7 +152,9 @@ func TestMTLS_AHostWritesItsOwnAndAnOperatorAll(t *testing.T) {
 		id(100): holding(id(2), one, pc.ConsumerInstance, pc.Generation(1)),
 	}
 	forbidden(site.client(t, s.Addr(), "placement").PostAllocations(ctx, move)) // a host with no part in it
-	must(t, b.PostAllocations(ctx, move))
+	forbidden(b.PostAllocations(ctx, move))                                     // nobody takes what another host has
+	forbidden(b.PutAllocations(ctx, id(100), holding(id(2), one, pc.ConsumerInstance, pc.Generation(1))))
+	must(t, a.PostAllocations(ctx, move))
 	forbidden(a.DeleteAllocations(ctx, id(100))) // it has gone to host-b
 	back := map[string]pc.Allocations{
 		id(200): {ProjectID: "p", UserID: "u", ConsumerType: pc.ConsumerMigration, ConsumerGeneration: pc.Generation(1)},

@@ -82,6 +82,11 @@ func New(o Options) (*Server, error) {
 		if s.beside, err = o.Beside(context.Background(), s.state.disk, s.rt, s.log); err != nil {
 			return nil, errors.Join(err, s.state.close())
 		}
+		if b, ok := s.beside.(interface {
+			AskHolders(func(ctx context.Context, instance string) ([]string, error))
+		}); ok {
+			b.AskHolders(s.holders)
+		}
 	}
 	return s, nil
 }

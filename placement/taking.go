@@ -1,0 +1,78 @@
+package placement
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"berth/internal/pki"
+)
+
+// recordKeeper is what Beside may know of instances: which host has one by its record, and the
+// unfinished migration that the record names.
+type recordKeeper interface {
+	Holder(instance string) (host, moving string, found bool)
+}
+
+// holders gives the names of the root providers on which a consumer holds something, for Beside.
+func (s *Server) holders(ctx context.Context, consumer string) ([]string, error) {
+	names := map[string]bool{}
+	err := s.state.view(ctx, func(b *base) {
+		t := newTx(b, s.rt.Now())
+		c := t.consumer(consumer)
+		if c == nil {
+			return
+		}
+		for rp := range c.Allocations {
+			if p := t.provider(rp); p != nil {
+				if root := t.provider(p.Root); root != nil {
+					names[root.Name] = true
+				}
+			}
+		}
+	})
+	return slices.Sorted(maps.Keys(names)), err
+}
+
+// mayTake reports whether a host may take what a consumer holds on providers of hosts that live.
+// held and wanted are what each consumer of the request has and is to get; mine and orphan are
+// those of ownConsumers. The host may where
+//
+//	the consumer holds something of the host already: it is the source of a move
+//	the fleet's record says that the host has the instance
+//	another consumer of the request holds something of the host and gives it back for this one, as
+//	a revert does; where there is a record it has to name that consumer as the instance's migration
+func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[string]map[string]bool, mine, orphan func(*provider) bool) bool {
+	taken := false
+	for rp := range held[consumer] {
+		p := t.provider(rp)
+		if p == nil {
+			continue
+		}
+		if mine(p) {
+			return true
+		}
+		taken = taken || !wanted[consumer][rp] && !orphan(p)
+	}
+	if !taken {
+		return true
+	}
+	moving, found := "", false
+	if k, is := s.beside.(recordKeeper); is {
+		var host string
+		if host, moving, found = k.Holder(consumer); found && pki.Covers(r.who.host, host) {
+			return true
+		}
+	}
+	for other := range held {
+		if other == consumer || found && other != moving {
+			continue
+		}
+		for rp := range held[other] {
+			if p := t.provider(rp); p != nil && mine(p) && !wanted[other][rp] {
+				return true
+			}
+		}
+	}
+	return false
+}
