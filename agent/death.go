@@ -179,6 +179,9 @@ func (d *deaths) dying(ctx context.Context, doing, host string) (*fleet.Records,
 			Change: "see `berth host list`; a host is on record once its agent has run in mode manage with [fleet] set",
 		})
 	}
+	if err == nil {
+		err = records.MayDeclareDead(ctx, host) // before a hook switches the host off
+	}
 	return records, h, fault.Wrap(err, "%s", doing)
 }
 

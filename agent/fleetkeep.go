@@ -10,6 +10,7 @@ import (
 
 	"berth/claims"
 	"berth/fleet"
+	"berth/fleet/permit"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -135,7 +136,7 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
 		return errStore{err}
 	}
 	want := fleet.Instance{UUID: inst.UUID, Name: inst.Name, Host: k.a.name, Epoch: inst.Token.Epoch, Moving: k.a.host.OnMove(inst.UUID)}
-	same := there && was.Host == want.Host && was.Epoch == want.Epoch
+	same := there && was.Host == want.Host && was.Epoch == want.Epoch && describes(was)
 	if want.Moving != "" && same && len(was.Guest) > 0 {
 		want.Guest = was.Guest
 	} else {
@@ -167,6 +168,9 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
 			k.looked = false // it is held
 		case hasReason(err, "declared_dead"):
 			k.asks = 0
+		case hasReason(err, permit.ReasonNotYours):
+			// Its host before hands the record over in a moment.
+			return fault.Refuse(fault.Busy, "write the record of instance "+inst.UUID, fault.ReasonsOf(err)...)
 		}
 		return errStore{err}
 	case ahead != nil:
@@ -190,7 +194,7 @@ func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error
 }
 
 // drop deletes the records of guests that this host wrote and has deleted since. Of one that has
-// left its new host writes it.
+// left the record is handed over: its new host may write it from then on.
 func (k *keeper) drop(ctx context.Context) error {
 	done := 0
 	for _, id := range slices.Sorted(maps.Keys(k.written)) {
@@ -205,6 +209,8 @@ func (k *keeper) drop(ctx context.Context) error {
 			if err := k.records.DropInstance(ctx, id, k.a.name, k.written[id]); err != nil {
 				return err
 			}
+		} else if err := k.records.HandOver(ctx, id, k.a.name, inst.Token.Holder, inst.Token.Epoch); err != nil {
+			return err
 		}
 		if err := k.a.db.Delete(ctx, bucketAgent, prefixFleet+id); err != nil {
 			return err
@@ -212,6 +218,13 @@ func (k *keeper) drop(ctx context.Context) error {
 		delete(k.written, id)
 	}
 	return nil
+}
+
+// describes reports whether a record's description is of the host that the record names. One that
+// was handed over or taken over has that of the host before, until its new host writes.
+func describes(in fleet.Instance) bool {
+	var g migration.Guest
+	return json.Unmarshal(in.Guest, &g) == nil && g.Epoch == in.Epoch
 }
 
 // atRest is a guest without what changes by itself while it runs.

@@ -199,6 +199,19 @@ func (r *Records) DeclareDeadByLease(ctx context.Context, host, by string) (Deat
 	})
 }
 
+// MayDeclareDead says whether the store lets this process write that a host is dead;
+// fault.Forbidden with the reason where not. Ask it before a host is fenced.
+func (r *Records) MayDeclareDead(ctx context.Context, host string) error {
+	k, err := key(DeathsPrefix, host)
+	if err != nil {
+		return err
+	}
+	if p, ok := r.store.(Permits); ok {
+		return p.Allowed(ctx, put(k, Death{Host: host}))
+	}
+	return nil
+}
+
 func (r *Records) declareDead(ctx context.Context, d Death, proof func(Host) ([]Condition, error)) (Death, error) {
 	deathKey, err := key(DeathsPrefix, d.Host)
 	if err != nil {

@@ -87,6 +87,36 @@ func (r *Records) PutInstance(ctx context.Context, in Instance) (ahead *Instance
 	return ahead, err
 }
 
+// HandOver writes that a host has given an instance to another, with the epoch that the other has:
+// from then on that one writes the record. It is for the host that had it, once its own ledger says
+// so. Nothing is written where the record is another's, or as new, and none is made where there is
+// none. fault.Forbidden as PutInstance while the giver counts as dead.
+func (r *Records) HandOver(ctx context.Context, uuid, from, to string, epoch uint64) error {
+	k, err := key(InstancesPrefix, uuid)
+	if err != nil {
+		return err
+	}
+	deathKey, err := key(DeathsPrefix, from)
+	if err != nil {
+		return err
+	}
+	return again(ctx, "hand over record "+k, func() error {
+		var in Instance
+		rev, err := r.read(ctx, k, &in)
+		if err != nil || rev == 0 || in.Host != from || in.Epoch >= epoch {
+			return err
+		}
+		var d Death
+		if deathRev, err := r.read(ctx, deathKey, &d); err != nil {
+			return err
+		} else if deathRev != 0 {
+			return declared(from, d)
+		}
+		in.Host, in.Epoch, in.Migration, in.Attempt, in.UpdatedAt = to, epoch, "", 0, r.now()
+		return r.store.Commit(ctx, []Condition{{k, rev}, {deathKey, 0}}, put(k, in))
+	})
+}
+
 // DropInstance deletes the record of a guest that a host has deleted, if it is that host's and of
 // no higher epoch; else it is another's, and stays.
 func (r *Records) DropInstance(ctx context.Context, uuid, host string, epoch uint64) error {

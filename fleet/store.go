@@ -58,6 +58,14 @@ type Leases interface {
 	NoQuorum(ctx context.Context) (refused bool, err error)
 }
 
+// Permits is an ability of a Store that lets not every host write everything: found by a type
+// assertion.
+type Permits interface {
+	// Allowed says whether the store would let this process make changes: fault.Forbidden with the
+	// reasons where not. It changes nothing, and looks at no condition.
+	Allowed(ctx context.Context, changes ...Change) error
+}
+
 // Seconds is a length in whole seconds, as leases have it.
 type Seconds int64
 

@@ -19,6 +19,7 @@ import (
 func (a *app) placementCommand() *cobra.Command {
 	o := placement.Options{}
 	var level string
+	var fencers []string
 	cmd := &cobra.Command{
 		Use:   "placement",
 		Short: "Run the embedded Placement: OpenStack's API, one file or memory",
@@ -31,7 +32,8 @@ On loopback and unix sockets no certificate is asked for (--auth none); elsewher
 clients show one (--auth mtls): a host's may write its own provider and the
 consumers that touch it, and with the right conduct (berth pki host NAME --right
 conduct, or --conductor NAME here) those of moves between two others; an operator's
-everything.`,
+everything. In the fleet's records a host writes what it has itself, and with the right
+fence (--right fence, or --fencer NAME here) that another host is dead.`,
 		Example: `  berth placement --listen 127.0.0.1:8778
   berth placement --listen 192.0.2.10:8778 --db /var/lib/berth/placement.db \
       --ca /etc/berth/pki/ca.crt --cert /etc/berth/pki/host.crt --key /etc/berth/pki/host.key`,
@@ -56,7 +58,11 @@ everything.`,
 			}
 			o.Runtime, o.Logger = rt, log
 			o.Beside = func(ctx context.Context, db placement.Store, rt runtime.Runtime, log *slog.Logger) (placement.Beside, error) {
-				return embedded.Open(ctx, db, rt, log)
+				records, err := embedded.Open(ctx, db, rt, log)
+				if err == nil {
+					records.LetFence(fencers...)
+				}
+				return records, err
 			}
 			s, err := placement.New(o)
 			if err != nil {
@@ -86,6 +92,7 @@ everything.`,
 	f.BoolVar(&o.Insecure, "insecure", false, "allow --auth none off loopback: everybody who reaches it may write")
 	f.StringVar(&o.Policy, "policy", placement.PolicyDefault, "rules for tokens with --auth none: default (OpenStack's 8.0.0), scoped (an admin must be of the system) or open (every token)")
 	f.StringArrayVar(&o.Conductors, "conductor", nil, "`HOST` whose agent conducts moves between others that share nothing, with --auth mtls; may be given again")
+	f.StringArrayVar(&fencers, "fencer", nil, "`HOST` that may write in the fleet's records that another host is dead, with --auth mtls; may be given again")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	cmd.AddCommand(a.placementBackupCommand(), a.placementRestoreCommand())
 	return cmd

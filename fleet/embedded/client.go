@@ -114,6 +114,22 @@ func (c *Client) Commit(ctx context.Context, when []fleet.Condition, changes ...
 	return err
 }
 
+// Allowed says whether the server would let this host make changes; nil from a server that is older
+// than the question.
+func (c *Client) Allowed(ctx context.Context, changes ...fleet.Change) error {
+	q := commitRequest{}
+	for _, ch := range changes {
+		q.Changes = append(q.Changes, change(ch))
+	}
+	_, err := c.call(ctx, "allowed", "ask whether records may be written", q)
+	if errors.Is(err, fault.Invalid) {
+		return nil
+	}
+	return err
+}
+
+var _ fleet.Permits = (*Client)(nil)
+
 // call is one request. What cannot have reached the server is Unavailable; of a commit that can
 // have, without the server's own answer, nobody knows.
 func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]fleet.Record, error) {
@@ -161,7 +177,7 @@ func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]flee
 		return nil, fault.New(lost, "%s: read the answer: %w", doing, err)
 	}
 	if a.Error != nil {
-		return nil, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message}
+		return nil, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message, Reasons: a.Error.Reasons}
 	}
 	out := make([]fleet.Record, len(a.Records))
 	for i, r := range a.Records {

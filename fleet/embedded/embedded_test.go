@@ -300,7 +300,7 @@ func TestServer_WithCertificatesHostsAndOperatorsAreLetIn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		return c.Commit(t.Context(), nil, fleet.Change{Key: "hosts/a", Value: []byte("1")})
+		return c.Commit(t.Context(), nil, fleet.Change{Key: "hosts/host-a", Value: []byte("1")})
 	}
 	host, operator := issue("host-a", false), issue("alice", true)
 	if err := ask(&host); err != nil {

@@ -32,6 +32,8 @@ type Server struct {
 	rt  runtime.Runtime
 	log *slog.Logger
 
+	authority authority
+
 	// commits is held from a commit's decision until it is durable. Lock order: commits, mu.
 	commits runtime.Lock
 	// revision is the last one. Only whoever holds commits reads or writes it.
@@ -113,6 +115,9 @@ func (s *Server) Commit(ctx context.Context, when []fleet.Condition, changes ...
 	if err := s.check(when); err != nil {
 		return err
 	}
+	if err := s.permitted(ctx, changes); err != nil {
+		return err
+	}
 	revision := max(s.revision+1, uint64(max(0, s.rt.Now().UnixMicro())))
 	after := make(map[string]fleet.Record, len(changes))
 	var mutations []store.Mutation
@@ -191,12 +196,13 @@ func (s *Server) Backup() map[string]json.RawMessage {
 // ServeHTTP answers one request below Path.
 func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	verb := strings.TrimPrefix(q.URL.Path, Path)
+	q = q.WithContext(s.asWriter(q))
 	records, err := s.serve(w, q, verb)
 	a := answer{}
 	status := http.StatusOK
 	if err != nil {
 		kind := fault.KindOf(err)
-		a.Error, status = &answerError{kind, err.Error()}, statusOf(kind)
+		a.Error, status = answerOf(err), statusOf(kind)
 	}
 	for _, r := range records {
 		a.Records = append(a.Records, record(r))
@@ -241,7 +247,7 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, verb string) ([]f
 			return nil, err
 		}
 		return s.List(q.Context(), r.Prefix)
-	case "commit":
+	case "commit", "allowed":
 		var r commitRequest
 		if err := read(&r); err != nil {
 			return nil, err
@@ -253,7 +259,10 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, verb string) ([]f
 		for i, c := range r.Changes {
 			changes[i] = fleet.Change(c)
 		}
+		if verb == "allowed" {
+			return nil, s.Allowed(q.Context(), changes...)
+		}
 		return nil, s.Commit(q.Context(), when, changes...)
 	}
-	return nil, fault.New(fault.Invalid, "%q: want get, list or commit", verb)
+	return nil, fault.New(fault.Invalid, "%q: want get, list, commit or allowed", verb)
 }

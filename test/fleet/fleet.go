@@ -244,6 +244,8 @@ func Reissue(ctx context.Context, bin, dir string, names []string, conductors ..
 	for i, name := range names {
 		cmd := exec.CommandContext(ctx, bin, "pki", "host", "--dir", dir, name, "--san", name+"-mig",
 			"--san", fmt.Sprintf("10.77.0.%d", i+1), "--san", fmt.Sprintf("10.78.0.%d", i+1), "--san", "localhost")
+		// Every host of the lab fences and evacuates.
+		cmd.Args = append(cmd.Args, "--right", "fence")
 		if slices.Contains(conductors, name) {
 			cmd.Args = append(cmd.Args, "--right", "conduct")
 		}
