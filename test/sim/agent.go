@@ -11,7 +11,9 @@ import (
 
 	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
+	"berth/agent/inventory"
 	"berth/claims"
+	"berth/claims/flavor"
 	"berth/driver/drivertest"
 	"berth/fleet"
 	"berth/internal/runtime"
@@ -31,7 +33,11 @@ type machine struct {
 	fake     *drivertest.Fake
 	mem      *storetest.Memory
 	files    *diskstest.Files
-	capacity topology.Resources
+	capacity topology.Resources // its amounts, but for dedicated CPUs
+	hw       *hardware
+	tree     *inventory.Tree // where it is counted in Placement
+
+	read map[string]readClaim // by key, the last record of each claim
 
 	boots      int
 	aged       int          // the boot in which age came over it
@@ -46,6 +52,12 @@ type machine struct {
 	alone      bool         // it reaches nobody
 	dog        dog
 	file
+}
+
+// readClaim is a claim as its record has it.
+type readClaim struct {
+	raw   []byte
+	claim claims.Claim
 }
 
 // agent is one life of a host's agent.
@@ -121,7 +133,7 @@ func (a *agent) run() {
 	}
 	a.tracker, err = claims.Open(ctx, claims.Options{
 		Store: a.ledgerStore(store), Runtime: a.rt, Host: m.name, Logger: log, Random: random{a.rng},
-		Capacity: claims.Capacity{Total: m.capacity},
+		Capacity: m.hw.capacity(m.capacity),
 	})
 	if err != nil {
 		w.violate("%s: the ledger cannot be opened: %v", m.name, err)
@@ -137,6 +149,7 @@ func (a *agent) run() {
 	})
 	options := host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
+		Aliases: func() []flavor.Alias { return aliases }, SharedCPUs: func() topology.CPUSet { return m.hw.options.Shared }, Hardware: func() *topology.Host { return m.hw.host },
 		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
 		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },

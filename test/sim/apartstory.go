@@ -47,7 +47,7 @@ func apartStories() []*Story {
 	straight := func(s *Story) { s.Apart = nil }
 	fullB := func(s *Story) {
 		s.Hosts = hosts(4)
-		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
+		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 6144, DiskGB: 100}, roomy
 		s.Apart = noNetwork
 	}
 	add("migration, local disk, running, confirm", GuestPlan{Disk: local}, cold(confirmed), nil)

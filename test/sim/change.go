@@ -222,7 +222,8 @@ func (w *world) claimed(g *guest, host string) {
 	here := w.claimsOn(m)
 	for _, c := range here {
 		comes := c.Owner.Kind != claims.KindInstance && c.State == claims.Arriving
-		if c.Owner.Instance == g.uuid && (c.Owner.Kind == claims.KindInstance || comes) && d.VCPUs == c.Resources.VCPUs && d.MemoryMB == c.Resources.MemoryMB {
+		if c.Owner.Instance == g.uuid && (c.Owner.Kind == claims.KindInstance || comes) && d.VCPUs == c.Resources.VCPUs+c.Resources.PCPUs && d.MemoryMB == c.Resources.MemoryMB {
+			w.usesItsOwn(g, m, c)
 			return
 		}
 	}

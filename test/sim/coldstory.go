@@ -81,10 +81,10 @@ func coldStories() []*Story {
 	add("resize, chosen by candidates", GuestPlan{Disk: shared}, to("", confirmed), nil)
 	add("resize, second candidate", GuestPlan{}, to("", confirmed), func(s *Story) {
 		s.Hosts = hosts(4)
-		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
+		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 6144, DiskGB: 100}, roomy
 	})
 	add("resize, nobody takes it", GuestPlan{}, to("b", confirmed), func(s *Story) {
-		s.Hosts[1].Capacity, s.Hosts[1].Told, s.Want = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy, migration.OutcomeRefused
+		s.Hosts[1].Capacity, s.Hosts[1].Told, s.Want = topology.Resources{VCPUs: 0, MemoryMB: 6144, DiskGB: 100}, roomy, migration.OutcomeRefused
 	})
 	add("resize in place, host full", GuestPlan{}, to(here, reverted), func(s *Story) {
 		s.Hosts[0].Capacity = topology.Resources{VCPUs: 2, MemoryMB: 512, DiskGB: 1}

@@ -9,6 +9,10 @@
 //
 // # The world
 //
+// Every host has two cells, and of dedicated CPUs, huge pages and PCI functions so few that
+// instances meet at them (hardware.go). Instances of all kinds come in turn: ones that float
+// beside ones with pins, pages or a function.
+//
 // Every host has a machine (hypervisor, disks, the ledger's store), which outlives
 // its agent, and an agent: one simruntime.Process that can be killed at any point
 // and is started again, as systemd does it. Between them are wires: a verb to

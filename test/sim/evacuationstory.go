@@ -49,7 +49,7 @@ func evacuationStories() []*Story {
 	add("stays off", GuestPlan{Disk: shared}, fenced(soon), MovePlan{To: "b", Stopped: true}, func(s *Story) { s.Guests[0].Off = true })
 	add("paused", GuestPlan{Disk: shared, Paused: true}, fenced(soon), toB, nil)
 	add("second destination", GuestPlan{Disk: shared}, fenced(soon), MovePlan{To: "b", Alternates: []string{"c"}}, func(s *Story) {
-		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
+		s.Hosts[1].Capacity, s.Hosts[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 6144, DiskGB: 100}, roomy
 	})
 	add("an operator's word", GuestPlan{Disk: shared}, DeathPlan{Proof: fleet.ProofOperator, Back: soon}, toB, nil)
 	add("cut off, and a wrong word", GuestPlan{Disk: shared}, DeathPlan{Proof: fleet.ProofOperator, Alone: true, Wrong: true, Back: soon}, toB, nil)

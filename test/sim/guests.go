@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"strings"
 
+	"berth/agent/host/demand"
 	"berth/claims"
 	"berth/driver"
+	"berth/driver/libvirt/domainxml"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -67,7 +69,23 @@ func (w *world) makeGuests(ctx context.Context) error {
 		if g.disk != noDisk {
 			m.files.Put(g.path(), "raw", diskSize, g.data)
 		}
-		if err := m.fake.Define(ctx, g.document()); err != nil {
+		t, err := claims.Open(ctx, claims.Options{Store: m.mem, Runtime: w.outside, Host: m.name, Random: random{w.rng}, Logger: discard, Capacity: m.hw.capacity(m.capacity)})
+		if err != nil {
+			return err
+		}
+		var d demand.Demand
+		var given topology.Assignment
+		for _, f := range []topology.Flavor{g.flavor, plain(g.flavor), small, tiny} { // what others have it cannot be given
+			g.flavor, d = f, demandOf(f)
+			if given, err = t.Room(d.Resources, d.Topology, d.PCI); err == nil {
+				break
+			}
+		}
+		text, err := m.document(g, d, given)
+		if err != nil {
+			return err
+		}
+		if err := m.fake.Define(ctx, text); err != nil {
 			return err
 		}
 		if !g.off {
@@ -81,19 +99,15 @@ func (w *world) makeGuests(ctx context.Context) error {
 				return err
 			}
 		}
-		t, err := claims.Open(ctx, claims.Options{Store: m.mem, Runtime: w.outside, Host: m.name, Random: random{w.rng}, Logger: discard, Capacity: claims.Capacity{Total: m.capacity}})
-		if err != nil {
-			return err
-		}
 		// Not by Berth's own creation, whose disks and documents are not what is looked at
 		// here, but what it leaves.
 		if _, err := t.Adopt(ctx, claims.Instance{UUID: g.uuid, Name: g.name, Flavor: g.flavor, ProjectID: "project", UserID: "user", Autostart: g.autostart},
-			claims.Found{Resources: g.resources()}); err != nil {
+			claims.Found{Resources: d.Resources, Topology: d.Topology, PCI: d.PCI, Assignment: given}); err != nil {
 			return err
 		}
 		w.tokensOf(m)
 		if err := w.placement.admin.PutAllocations(ctx, g.uuid, placementclient.Allocations{
-			Allocations: m.place(g.resources()), ProjectID: "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
+			Allocations: m.place(d.Resources, given), ProjectID: "project", UserID: "user", ConsumerType: placementclient.ConsumerInstance,
 		}); err != nil {
 			return err
 		}
@@ -101,10 +115,24 @@ func (w *world) makeGuests(ctx context.Context) error {
 	return nil
 }
 
-// resources are what a guest holds before anything is asked of it.
-func (g *guest) resources() topology.Resources { return g.flavor.Resources() }
+// document is the guest's domain document on a machine that has given it this.
+func (m *machine) document(g *guest, d demand.Demand, given topology.Assignment) (string, error) {
+	text := g.document()
+	if given.IsZero() {
+		return text, nil
+	}
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return "", err
+	}
+	err = doc.Change(domainxml.Change{
+		Binding: domainxml.Binding{Place: domainxml.Place{Topology: d.Topology, Assignment: given, SharedCPUs: m.hw.options.Shared, SharedByCell: m.hw.shared()}},
+		VCPUs:   g.flavor.VCPUs, MemoryMB: g.flavor.MemoryMB,
+	})
+	return doc.String(), err
+}
 
-// document is the guest's domain document.
+// document is it without anything that names its host.
 func (g *guest) document() string {
 	disk := ""
 	if g.disk != noDisk {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/migration"
-	"berth/topology"
 )
 
 // look takes in what happened in the hypervisors since the last look.
@@ -306,38 +306,26 @@ func (w *world) tokensOf(m *machine) {
 	}
 }
 
-// claimsOn reads the claims of a ledger.
+// claimsOn reads the claims of a ledger. Nobody may change them.
 func (w *world) claimsOn(m *machine) []claims.Claim {
 	records, err := m.mem.List(context.Background(), "claims")
 	if err != nil {
 		return nil
 	}
 	var out []claims.Claim
-	for _, raw := range records {
-		var c claims.Claim
-		if err := json.Unmarshal(raw, &c); err != nil {
-			w.violate("the ledger of %s: %v", m.name, err)
+	for key, raw := range records {
+		was, read := m.read[key]
+		if !read || !bytes.Equal(was.raw, raw) {
+			was = readClaim{raw: raw}
+			if err := json.Unmarshal(raw, &was.claim); err != nil {
+				w.violate("the ledger of %s: %v", m.name, err)
+			}
+			m.read[key] = was
 		}
-		out = append(out, c)
+		out = append(out, was.claim)
 	}
 	slices.SortFunc(out, func(a, b claims.Claim) int { return strings.Compare(a.ID, b.ID) })
 	return out
-}
-
-// fits holds that claims never exceed their host. Of the two that a guest has while it is
-// changed on its own host it uses one, and the larger of each amount is kept.
-func (w *world) fits(m *machine) {
-	var sum topology.Resources
-	of := map[string]topology.Resources{}
-	for _, c := range w.claimsOn(m) {
-		of[c.Owner.Instance] = of[c.Owner.Instance].Max(c.Resources)
-	}
-	for _, r := range of {
-		sum = sum.Add(r)
-	}
-	if t := m.capacity; sum.VCPUs > t.VCPUs || sum.MemoryMB > t.MemoryMB || sum.DiskGB > t.DiskGB {
-		w.violate("claims on %s are %s, it has %s", m.name, sum, t)
-	}
 }
 
 // undecidable says whether the world itself has lost the answer to what became of a

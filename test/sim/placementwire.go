@@ -249,7 +249,7 @@ var _ host.Placement = tree{}
 
 // Place implements host.Placement.
 func (t tree) Place(_ context.Context, c host.Allocation) (map[string]placementclient.Resources, error) {
-	return t.a.m.place(c.Resources), nil
+	return t.a.m.place(c.Resources, c.Assignment), nil
 }
 
 // Providers implements host.Placement.
@@ -264,7 +264,7 @@ func (t tree) PutAllocation(ctx context.Context, c host.Allocation) error {
 			}
 		}
 		return placementclient.Allocations{
-			Allocations: t.a.m.place(c.Resources), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance,
+			Allocations: t.a.m.place(c.Resources, c.Assignment), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance,
 		}, nil
 	})
 }
@@ -274,7 +274,7 @@ func (t tree) DeleteAllocation(ctx context.Context, consumer string) error {
 	return t.put(ctx, consumer, func(now placementclient.Allocations) (placementclient.Allocations, error) {
 		next := now.Clone()
 		next.ConsumerType = placementclient.ConsumerInstance
-		maps.DeleteFunc(next.Allocations, func(rp string, _ placementclient.Resources) bool { return rp == t.a.m.provider })
+		maps.DeleteFunc(next.Allocations, func(rp string, _ placementclient.Resources) bool { return t.a.m.tree.Owns(rp) })
 		if len(next.Allocations) == 1 && next.Allocations[sharing] != nil {
 			next.Allocations = nil // its disk, which is nobody else's
 		}
@@ -305,7 +305,7 @@ func (t tree) SettleHere(ctx context.Context, c host.Allocation, migrated string
 		return err
 	}
 	next := map[string]placementclient.Allocations{c.Consumer: {
-		Allocations: t.a.m.place(c.Resources), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
+		Allocations: t.a.m.place(c.Resources, c.Assignment), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
 	}}
 	if kept.Exists() {
 		kept.Allocations = nil
@@ -321,8 +321,10 @@ func (t tree) SettleThere(ctx context.Context, instance, migrated string) error 
 	}
 	return t.put(ctx, instance, func(now placementclient.Allocations) (placementclient.Allocations, error) {
 		next := now.Clone()
-		if len(next.Allocations) > 1 {
-			delete(next.Allocations, t.a.m.provider)
+		rest := maps.Clone(next.Allocations)
+		maps.DeleteFunc(rest, func(rp string, _ placementclient.Resources) bool { return t.a.m.tree.Owns(rp) })
+		if len(rest) > 0 {
+			next.Allocations = rest
 		}
 		return next, nil
 	})
@@ -342,7 +344,7 @@ func (t tree) SettleBack(ctx context.Context, instance, migrated string, old top
 		return nil
 	}
 	back, ends := kept.Clone(), kept.Clone()
-	back.Allocations = halves.Home(now.Allocations, kept.Allocations, placementclient.Resources{"DISK_GB": old.DiskGB}, func(rp string) bool { return rp == t.a.m.provider })
+	back.Allocations = halves.Home(now.Allocations, kept.Allocations, placementclient.Resources{"DISK_GB": old.DiskGB}, t.a.m.tree.Owns)
 	back.ConsumerType, back.ConsumerGeneration = placementclient.ConsumerInstance, now.ConsumerGeneration
 	ends.Allocations = nil
 	return t.a.client.PostAllocations(ctx, map[string]placementclient.Allocations{instance: back, migrated: ends})

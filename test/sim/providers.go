@@ -3,14 +3,17 @@ package sim
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 
+	"berth/agent/inventory"
 	"berth/placementclient"
-	"berth/topology"
 )
 
 func (w *world) makeProviders(ctx context.Context) error {
 	admin := w.placement.admin
-	inventory := func(m *machine, rp placementclient.ResourceProvider, amounts placementclient.Resources) error {
+	give := func(rp placementclient.ResourceProvider, amounts placementclient.Resources) error {
 		inv := map[string]placementclient.Inventory{}
 		for class, n := range amounts {
 			inv[class] = placementclient.Inventory{Total: n}
@@ -35,28 +38,39 @@ func (w *world) makeProviders(ctx context.Context) error {
 			return err
 		}
 		rp.Generation = traits.Generation
-		if err := errors.Join(inventory(nil, rp, placementclient.Resources{"DISK_GB": 100}), share(rp.UUID)); err != nil {
+		if err := errors.Join(give(rp, placementclient.Resources{"DISK_GB": 100}), share(rp.UUID)); err != nil {
 			return err
 		}
 	}
 	for _, name := range w.names {
 		m := w.machines[name]
-		rp, err := admin.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: m.provider})
-		if err != nil {
-			return err
-		}
-		amounts := placementclient.Resources{"VCPU": int64(m.capacity.VCPUs), "MEMORY_MB": m.capacity.MemoryMB}
-		if !w.story.Sharing {
-			amounts["DISK_GB"] = m.capacity.DiskGB
-		}
-		if h := w.story.host(name); h.Told.VCPUs > 0 {
-			amounts["VCPU"] = int64(h.Told.VCPUs)
-		}
-		if err := inventory(m, rp, amounts); err != nil {
-			return err
+		report := inventory.Compute(m.input(nil), nil)
+		m.tree = report.Tree
+		for _, p := range m.tree.Providers {
+			rp, err := admin.CreateProvider(ctx, placementclient.NewProvider{Name: p.Name, UUID: p.UUID, ParentProviderUUID: p.Parent})
+			if err != nil {
+				return err
+			}
+			amounts := placementclient.Resources{}
+			for class, inv := range p.Inventories {
+				amounts[class] = inv.Total
+			}
+			if p.UUID == m.provider {
+				m.promised(amounts)
+			}
+			for _, class := range slices.Sorted(maps.Keys(amounts)) {
+				if strings.HasPrefix(class, placementclient.CustomPrefix) {
+					if err := admin.EnsureResourceClass(ctx, class); err != nil {
+						return err
+					}
+				}
+			}
+			if err := give(rp, amounts); err != nil {
+				return err
+			}
 		}
 		if w.story.Sharing {
-			if err := share(rp.UUID); err != nil {
+			if err := share(m.provider); err != nil {
 				return err
 			}
 		}
@@ -64,23 +78,25 @@ func (w *world) makeProviders(ctx context.Context) error {
 	return nil
 }
 
-// place is where a host counts amounts.
-func (m *machine) place(r topology.Resources) map[string]placementclient.Resources {
-	own := placementclient.Resources{"VCPU": int64(r.VCPUs), "MEMORY_MB": r.MemoryMB}
-	out := map[string]placementclient.Resources{m.provider: own}
-	switch {
-	case r.DiskGB == 0:
-	case m.w.story.Sharing:
-		out[sharing] = placementclient.Resources{"DISK_GB": r.DiskGB}
-	default:
-		own["DISK_GB"] = r.DiskGB
+// promised are the amounts that Placement is told a host has: those of its plan.
+func (m *machine) promised(amounts placementclient.Resources) {
+	amounts["VCPU"], amounts["MEMORY_MB"] = int64(m.capacity.VCPUs), m.capacity.MemoryMB
+	if !m.w.story.Sharing {
+		amounts["DISK_GB"] = m.capacity.DiskGB
 	}
-	return out
+	if h := m.w.story.host(m.name); h.Told.VCPUs > 0 {
+		amounts["VCPU"] = int64(h.Told.VCPUs)
+	}
 }
 
+// providers are those on which an instance of the host may be counted, its root first.
 func (m *machine) providers() []string {
-	if m.w.story.Sharing {
-		return []string{m.provider, sharing}
+	var out []string
+	for _, p := range m.tree.Providers {
+		out = append(out, p.UUID)
 	}
-	return []string{m.provider}
+	if m.w.story.Sharing {
+		out = append(out, sharing)
+	}
+	return out
 }

@@ -262,8 +262,8 @@ func (w *world) leftOn(m *machine) {
 		}
 		if c.State != claims.Bound || c.Owner.Kind != claims.KindInstance || !slices.Contains(w.holders(c.Owner.Instance), m.name) {
 			w.leave(leftClaim, "at the end %s has a claim of %s: %s %s of migration %q", m.name, g.name, c.Owner.Kind, c.State, c.Owner.Migration)
-		} else if now := w.now(g); c.Resources != now.Resources() {
-			w.violate("at the end the claim of %s on %s is %s, want %s", g.name, m.name, c.Resources, now.Resources())
+		} else {
+			w.asAsked(m, g, c, w.now(g))
 		}
 	}
 	for _, g := range w.guests {
@@ -285,7 +285,7 @@ func (w *world) leftOn(m *machine) {
 			if !w.waitsBeside(g, m.name) {
 				w.leave(leftRecord, "at the end %s has a record of %s, which is not there: %v", m.name, g.name, w.tokens[uuid][m.name])
 			}
-		case json.Unmarshal(raw, &i) != nil || i.Flavor.Name != now.Name || i.Flavor.Resources() != now.Resources():
+		case json.Unmarshal(raw, &i) != nil || i.Flavor.Name != now.Name || i.Flavor.Resources() != now.Resources() || !maps.Equal(i.Flavor.ExtraSpecs, now.ExtraSpecs):
 			w.violate("at the end %s says that %s has the flavor %s, want %s", m.name, g.name, i.Flavor.Name, now.Name)
 		}
 	}
@@ -401,9 +401,10 @@ func (w *world) heldFor(g *guest, on *machine, c claims.Claim) bool {
 	if m == nil || on.name != m.from || c.Owner.Migration != m.uuid {
 		return false
 	}
-	if c.State != claims.Held || c.Resources != m.old.Resources() {
-		w.violate("at the end %s keeps for %s a claim %s of %s, want one held of %s", on.name, g.name, c.State, c.Resources, m.old.Resources())
+	if c.State != claims.Held {
+		w.violate("at the end %s keeps for %s a claim %s, want one held", on.name, g.name, c.State)
 	}
+	w.asAsked(on, g, c, m.old)
 	return true
 }
 
@@ -414,23 +415,29 @@ func (w *world) heldBy(m *move) {
 	if !m.inPlace() && !w.hasContext(w.machines[m.last.DestCompute], m.uuid) {
 		w.violate("at the end %s has no context of %s, whose move waits to be confirmed", m.last.DestCompute, m.guest.name)
 	}
-	old := m.old.Resources()
-	if m.inPlace() {
-		now := m.flavor.Resources()
-		old.VCPUs, old.MemoryMB, old.DiskGB = max(0, old.VCPUs-now.VCPUs), max(0, old.MemoryMB-now.MemoryMB), max(0, old.DiskGB-now.DiskGB)
-	}
 	got, err := w.placement.admin.Allocations(context.Background(), m.uuid)
 	if err != nil {
 		w.violate("at the end: %v", err)
 		return
 	}
-	want := w.machines[m.from].place(old)
-	if w.story.Sharing && !m.inPlace() && want[sharing] != nil {
-		// Counted once: the guest holds it of the same provider.
-		if n := want[sharing]["DISK_GB"] - w.machines[m.from].place(m.becomes().Resources())[sharing]["DISK_GB"]; n > 0 {
-			want[sharing]["DISK_GB"] = n
-		} else {
-			delete(want, sharing)
+	want, from := map[string]placementclient.Resources{}, w.machines[m.from]
+	for _, c := range w.claimsOn(from) {
+		if c.Owner.Migration == m.uuid {
+			want = from.place(c.Resources, c.Assignment)
+		}
+	}
+	to := w.machines[m.last.DestCompute]
+	for _, c := range w.claimsOn(to) {
+		if c.Owner.Instance != m.guest.uuid || c.Owner.Kind != claims.KindInstance {
+			continue
+		}
+		// What the guest holds of the same provider is counted once.
+		for rp, r := range to.place(c.Resources, c.Assignment) {
+			for class, n := range r {
+				if want[rp] != nil {
+					want[rp][class] -= n
+				}
+			}
 		}
 	}
 	for rp, r := range want {
@@ -475,8 +482,11 @@ func (w *world) allocated() {
 		}
 		var want placementclient.Allocations // of a guest that is no more: none
 		if len(at) == 1 {
-			now := w.now(g)
-			want.Allocations = w.machines[at[0]].place(now.Resources())
+			for _, c := range w.claimsOn(w.machines[at[0]]) { // of which leftOn holds that it is what its flavor asks
+				if c.Owner.Instance == g.uuid && c.Owner.Kind == claims.KindInstance {
+					want.Allocations = w.machines[at[0]].place(c.Resources, c.Assignment)
+				}
+			}
 		}
 		if !got.SameResources(want) {
 			w.violate("at the end %s holds %v in Placement, want %v", g.name, got.Allocations, want.Allocations)
@@ -487,7 +497,9 @@ func (w *world) allocated() {
 	}
 	providers := []string{}
 	for _, name := range w.names {
-		providers = append(providers, w.machines[name].provider)
+		for _, p := range w.machines[name].tree.Providers {
+			providers = append(providers, p.UUID)
+		}
 	}
 	if w.story.Sharing {
 		providers = append(providers, sharing)

@@ -124,7 +124,7 @@ func (s *Story) host(name string) HostPlan {
 }
 
 var (
-	roomy = topology.Resources{VCPUs: 8, MemoryMB: 4096, DiskGB: 100}
+	roomy = topology.Resources{VCPUs: 8, MemoryMB: 6144, DiskGB: 100}
 	small = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 256, DiskGB: 1}
 	large = topology.Flavor{Name: "large", VCPUs: 2, MemoryMB: 1024, DiskGB: 10}
 	// slow takes some seconds for a small guest.
@@ -153,7 +153,7 @@ func Stories() []*Story {
 	}
 	move := func(to string) []MovePlan { return []MovePlan{{To: to, At: time.Second}} }
 	full := hosts(3)
-	full[1].Capacity, full[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 4096, DiskGB: 100}, roomy
+	full[1].Capacity, full[1].Told = topology.Resources{VCPUs: 0, MemoryMB: 6144, DiskGB: 100}, roomy
 	tight := hosts(2)
 	tight[1] = full[1]
 	stories := []*Story{

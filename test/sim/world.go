@@ -188,6 +188,12 @@ func newWorld(o Options) *world {
 	if w.story == nil {
 		w.story = drawStory(rand.New(rand.NewPCG(o.Seed, 2)), w.mutant)
 	}
+	if o.Story == nil {
+		r := rand.New(rand.NewPCG(o.Seed, 4))
+		w.story = w.story.dress(func(n int) int { return max(0, r.IntN(2*n)-n) })
+	} else {
+		w.story = w.story.dress(rotation(w.rowOf()))
+	}
 	w.outside = w.sim.Process("world", "world")
 	w.fleet = drivertest.NewFleet(w.outside)
 	w.storage = diskstest.NewWorld()
@@ -258,7 +264,7 @@ func (w *world) make() error {
 	ctx := context.Background()
 	for i, h := range w.story.Hosts {
 		m := &machine{
-			w: w, name: h.Name, provider: id("33333333", i+1), fake: w.fleet.Host(h.Name), files: w.storage.Host(h.Name), mem: storetest.NewMemory(), capacity: h.Capacity, boots: 1,
+			w: w, name: h.Name, provider: id("33333333", i+1), fake: w.fleet.Host(h.Name), files: w.storage.Host(h.Name), mem: storetest.NewMemory(), capacity: h.Capacity, hw: machines[i], read: map[string]readClaim{}, boots: 1,
 			file: file{told: map[[2]string][]byte{}},
 		}
 		w.machines[h.Name] = m
@@ -371,6 +377,14 @@ func (w *world) holders(uuid string) []string {
 		}
 	}
 	return out
+}
+
+// rowOf names what a run of a named story is to show: instances of all kinds come in turn.
+func (w *world) rowOf() string {
+	if s := w.options.Spoil; s != nil {
+		return w.story.Name + s.Step + string(s.Way)
+	}
+	return w.story.Name
 }
 
 // named is the story, and where in it what was broken.
