@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,12 +13,9 @@ import (
 	"berth/agent/api"
 	"berth/agent/audit"
 	"berth/agent/auditor"
-	"berth/agent/inventory"
-	"berth/claims"
-	"berth/driver"
+	"berth/agent/auditor/facts"
 	"berth/internal/config"
 	"berth/internal/fault"
-	"berth/migration"
 	"berth/placementclient"
 )
 
@@ -28,9 +24,14 @@ import (
 func (a *Agent) newAuditor(c config.Config) *auditor.Auditor {
 	return auditor.New(auditor.Options{
 		Host: a.name, Placement: a.placement, Runtime: a.rt, Logger: a.log,
-		Tree: a.tree, Report: a.reporter.Sync, Ledger: a.recorded, Domains: a.domains, Peers: auditPeers{a},
+		Tree: a.tree, Report: a.reporter.Sync, Ledger: func() audit.Ledger { return a.facts().Ledger() }, Domains: func(ctx context.Context) ([]audit.LibvirtDomain, error) { return a.facts().Domains(ctx) }, Peers: auditPeers{a},
 		Alone: a.host.Alone, Interval: c.Placement.AuditInterval.D(), Refuse: a.mayNotHeal,
 	})
+}
+
+// facts are what this host has on record for an audit, its own or another host's.
+func (a *Agent) facts() facts.Of {
+	return facts.Of{Host: a.name, Tracker: a.tracker, Conductor: a.conductor, Moves: a.host, Driver: a.driver}
 }
 
 // mayNotHeal is why this host writes no allocations at present.
@@ -67,100 +68,6 @@ func (a *Agent) runAudit(ctx context.Context) error {
 		}
 	}
 	return a.auditor.Run(ctx)
-}
-
-// claimStates are the ledger's words as facts.
-var claimStates = map[claims.State]audit.ClaimState{
-	claims.Pending: audit.ClaimPending, claims.Arriving: audit.ClaimArriving, claims.Bound: audit.ClaimBound, claims.Held: audit.ClaimHeld,
-}
-
-// recorded is the ledger and the journal at this moment. That a move is over is known
-// of those alone that this host conducted: of one that another host or a tool conducts
-// its consumer is theirs, whatever the ledger has seen of it.
-func (a *Agent) recorded() audit.Ledger {
-	var out audit.Ledger
-	known := map[string]bool{}
-	move := func(m audit.Move) {
-		if m.UUID != "" && !known[m.UUID] {
-			known[m.UUID] = true
-			out.Moves = append(out.Moves, m)
-		}
-	}
-	// The conductor first: of a move that is over it says so, whatever else is left.
-	// It gives no error: its records are in memory.
-	list, _ := a.conductor.List(context.Background())
-	for _, m := range list {
-		one := audit.Move{UUID: m.UUID, Instance: m.InstanceUUID, Over: m.Done(), Waits: m.Status == migration.StatusFinished, Writes: writes(m)}
-		if h, kept := a.conductor.Halves(m.UUID); kept {
-			one.Kept = &audit.Halves{Instance: h.Instance, Migration: h.Migration}
-		}
-		move(one)
-	}
-	for _, i := range a.tracker.Instances() {
-		here := i.Token.State == claims.TokenHere
-		out.Instances = append(out.Instances, audit.Instance{
-			UUID: i.UUID, Name: i.Name, ProjectID: i.ProjectID, UserID: i.UserID, Here: here, Holder: i.Token.Holder, Migration: i.Token.Migration,
-		})
-	}
-	for _, c := range a.tracker.List() {
-		out.Claims = append(out.Claims, audit.Claim{
-			Instance: c.Owner.Instance, Migration: c.Owner.Migration, State: claimStates[c.State],
-			Held: inventory.Held{Resources: c.Resources, Assignment: c.Assignment},
-		})
-		move(audit.Move{UUID: c.Owner.Migration, Instance: c.Owner.Instance, Lost: a.unconducted(c)})
-	}
-	// Of one that another host conducts that one writes, also while the guest stays here by this
-	// host's own decision.
-	for _, c := range a.tracker.Contexts() {
-		move(audit.Move{UUID: c.Migration, Instance: c.Instance, Waits: a.host.Lives(c.Instance) && !a.host.StaysAlone(c.Instance)})
-	}
-	for _, e := range a.host.Uncounted() {
-		move(audit.Move{UUID: e.Migration, Instance: e.Instance})
-	}
-	return out
-}
-
-// writes reports whether a move is at a step that writes what its consumers hold.
-func writes(m migration.Migration) bool {
-	switch m.Step {
-	case migration.StepSwapAllocations, migration.StepRevertAllocations, migration.StepDeleteAllocation:
-		return m.Status != migration.StatusError
-	}
-	return false
-}
-
-// unconducted reports whether a claim is held for a move that this host should conduct,
-// and its conductor knows nothing of. The record is asked for after the claim was read:
-// it is made before the claim and kept until after its end.
-func (a *Agent) unconducted(c claims.Claim) bool {
-	if c.Owner.Migration == "" || c.State != claims.Held || !a.conductor.Running() {
-		return false
-	}
-	x, known := a.tracker.Context(c.Owner.Migration)
-	if c.Context != nil {
-		x, known = *c.Context, true
-	}
-	if !known || cmp.Or(x.Conductor, x.Source) != a.name {
-		return false
-	}
-	_, err := a.conductor.Get(context.Background(), c.Owner.Migration)
-	return errors.Is(err, fault.NotFound)
-}
-
-// domains is libvirt's list for an audit.
-func (a *Agent) domains(ctx context.Context) ([]audit.LibvirtDomain, error) {
-	if err := a.driver.Health(); err != nil {
-		return nil, err
-	}
-	list, err := a.driver.Domains(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]audit.LibvirtDomain, 0, len(list))
-	for _, d := range list {
-		out = append(out, audit.LibvirtDomain{UUID: d.UUID, Name: d.Name, Active: d.Active()})
-	}
-	return out, nil
 }
 
 // auditPeers are the other hosts, by the API between agents.
@@ -206,44 +113,7 @@ type auditService struct{ a *Agent }
 
 // Knows implements api.Audits.
 func (s auditService) Knows(ctx context.Context, consumers []string) ([]auditor.Known, error) {
-	a := s.a
-	domains := map[string]driver.Domain{}
-	list, err := a.driver.Domains(ctx)
-	for _, d := range list {
-		domains[d.UUID] = d
-	}
-	moves, claimed := map[string]string{}, map[string]bool{} // unfinished ones, by both their consumers
-	recorded := a.recorded()
-	for _, m := range recorded.Moves {
-		if !m.Over {
-			moves[m.UUID], moves[m.Instance] = m.UUID, m.UUID
-		}
-	}
-	for _, c := range recorded.Claims {
-		claimed[c.Instance] = true
-	}
-	out := make([]auditor.Known, 0, len(consumers))
-	for _, id := range consumers {
-		k := auditor.Known{Consumer: id}
-		inst, known := a.tracker.Instance(id)
-		if known && inst.Token.State == claims.TokenHere {
-			k.Owner, k.Epoch = true, inst.Token.Epoch
-		}
-		_, there := domains[id]
-		switch m, moves := moves[id]; {
-		case moves:
-			k.Busy, k.Moving = "migration "+m+" is not over", true
-		case !k.Owner && claimed[id]:
-			k.Busy = "it has a claim"
-		case !k.Owner && there:
-			k.Busy = "libvirt has its domain"
-		}
-		if err != nil && !k.Owner {
-			k.Unsure = err.Error()
-		}
-		out = append(out, k)
-	}
-	return out, nil
+	return s.a.facts().Knows(ctx, consumers), nil
 }
 
 // Audit implements api.Audits.

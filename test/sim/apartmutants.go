@@ -44,12 +44,12 @@ type apartVerbs struct {
 }
 
 // forger is a destination whose conductor brings it a commit that the source never wrote,
-// as soon as it could take one.
+// as soon as it could take one. A destination that conducts itself is not lied to.
 type forger struct{ coldVerbs }
 
 func (h forger) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 	out, err := h.coldVerbs.PrepResize(ctx, ref, p)
-	if err == nil {
+	if m := h.a.w.moveOf(ref); err == nil && m != nil && m.by != h.a.m.name {
 		_ = h.AcceptHanded(ctx, ref, migration.Commit{
 			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: p.Guest.Epoch + 1, From: p.Source, To: h.a.m.name, Power: migration.PowerRunning,
 		})
