@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent/counted"
 	"berth/internal/fault"
 	"berth/placementclient"
 )
@@ -21,7 +22,7 @@ func (p allocations) endConsumer(ctx context.Context, consumer string) error {
 		if now, err = p.client.Allocations(ctx, consumer); err != nil || len(now.Allocations) == 0 {
 			return err
 		}
-		next := nothing(now)
+		next := counted.Nothing(now)
 		next.ConsumerType = placementclient.ConsumerMigration
 		if err = p.client.PutAllocations(ctx, consumer, next); !errors.Is(err, fault.GenerationConflict) {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"berth/agent/counted"
 	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/claims"
@@ -319,11 +320,11 @@ func (p allocations) countedElsewhere(ctx context.Context, instance string) (str
 	if err != nil {
 		return "", err
 	}
-	t, err := p.standing()
+	t, err := p.Standing()
 	if err != nil {
 		return "", err
 	}
-	elsewhere := notOf(t, now.Allocations)
+	elsewhere := counted.NotOf(t, now.Allocations)
 	if len(elsewhere) == 0 || ownOf(t, now.Allocations) > 0 {
 		return "", nil
 	}

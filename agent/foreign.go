@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/counted"
 	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/claims"
@@ -171,7 +172,7 @@ func (f foreignFleet) HeldElsewhere(ctx context.Context, instance string) (bool,
 	if err != nil {
 		return false, fault.New(fault.Unavailable, "ask which host has instance %s: %w", instance, err)
 	}
-	tree, err := a.allocations().standing()
+	tree, err := a.allocations().Standing()
 	if err != nil {
 		return false, err
 	}
@@ -199,8 +200,8 @@ func (f foreignFleet) TakeAllocation(ctx context.Context, a host.Allocation) err
 		return fault.New(fault.Forbidden, "take the allocation of instance %s: its token is not on %s", a.Consumer, f.a.name)
 	}
 	// One write, in place of whatever the host had that it left.
-	return f.a.allocations().put(ctx, a.Consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
-		want := wanted(t, a, now)
+	return f.a.allocations().Put(ctx, a.Consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {
+		want := counted.Wanted(t, a, now)
 		return want, !now.SameResources(want), nil
 	})
 }

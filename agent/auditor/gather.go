@@ -3,6 +3,7 @@ package auditor
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"berth/agent/audit"
 	"berth/agent/inventory"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/placementclient"
 )
 
@@ -163,7 +165,7 @@ func (l *look) ask(ctx context.Context, in *audit.Input, strangers []string) {
 				hosts = append(hosts, i.Holder)
 			}
 		}
-		for rp := range in.Placement.Consumers[c].Allocations {
+		for _, rp := range slices.Sorted(maps.Keys(in.Placement.Consumers[c].Allocations)) {
 			if !in.Tree.Uses(rp) {
 				hosts = append(hosts, l.hostOf(ctx, rp))
 			}
@@ -190,28 +192,37 @@ const atOnce = 16
 
 // question asks hosts for consumers, and gives the answers by host and consumer.
 func (l *look) question(ctx context.Context, questions map[string][]string) map[string]map[string]Known {
-	var mu sync.Mutex // guards answers and l.silent
-	var wg sync.WaitGroup
-	answers, places := map[string]map[string]Known{}, make(chan struct{}, atOnce)
-	for host, consumers := range questions {
-		l.a.calls.peers.Add(1)
-		places <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-places }()
-			known, err := l.a.o.Peers.Knows(ctx, host, consumers)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				l.silent[host] = err.Error()
-				return
-			}
-			answers[host] = map[string]Known{}
-			for _, k := range known {
-				answers[host][k.Consumer] = k
+	var mu sync.Mutex // guards next, answers and l.silent; nothing blocks under it
+	var asking runtime.Group
+	answers, next := map[string]map[string]Known{}, slices.Sorted(maps.Keys(questions))
+	ask := func() (host string, more bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(next) == 0 {
+			return "", false
+		}
+		host, next = next[0], next[1:]
+		return host, true
+	}
+	for range min(atOnce, len(questions)) {
+		asking.Go(l.a.o.Runtime, "ask other hosts", func() {
+			for host, more := ask(); more; host, more = ask() {
+				l.a.calls.peers.Add(1)
+				known, err := l.a.o.Peers.Knows(ctx, host, questions[host])
+				mu.Lock()
+				if err != nil {
+					l.silent[host] = err.Error()
+				} else {
+					answers[host] = map[string]Known{}
+					for _, k := range known {
+						answers[host][k.Consumer] = k
+					}
+				}
+				mu.Unlock()
 			}
 		})
 	}
-	wg.Wait()
+	asking.Wait(l.a.o.Runtime)
 	return answers
 }
 

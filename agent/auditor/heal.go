@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"berth/agent/audit"
@@ -80,7 +81,7 @@ func (l *look) healOne(ctx context.Context, was audit.Row) (audit.Row, error) {
 				in.Tree = tree // the host may have changed its shape
 			}
 			in.Placement.Consumers = maps.Clone(l.in.Placement.Consumers)
-			for consumer := range was.Write {
+			for _, consumer := range slices.Sorted(maps.Keys(was.Write)) {
 				l.a.calls.reads.Add(1)
 				got, err := l.a.o.Placement.Allocations(ctx, consumer)
 				if err != nil {

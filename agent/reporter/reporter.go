@@ -77,7 +77,8 @@ type Options struct {
 	Estranged func(error)
 
 	Interval time.Duration
-	Observe  bool // compare and tell, write nothing
+	Observe  bool           // compare and tell, write nothing
+	Jitter   func() float64 // of a pause after a conflict, from 0 to 1; nil for chance
 }
 
 // Reporter keeps one host's tree of providers. Make it with New.
@@ -157,8 +158,11 @@ func New(o Options) *Reporter {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if o.Jitter == nil {
+		o.Jitter = rand.Float64
+	}
 	return &Reporter{
-		opt: o, kick: make(chan struct{}, 1), jitter: rand.Float64, remembered: o.Remembered,
+		opt: o, kick: make(chan struct{}, 1), jitter: o.Jitter, remembered: o.Remembered,
 		status: Status{ProviderUUID: o.UUID, ProviderName: o.Name},
 	}
 }

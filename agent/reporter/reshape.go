@@ -113,7 +113,7 @@ func (r *Reporter) holders(ctx context.Context, report inventory.Report) (map[st
 		if got.Generation > w.Provider.Generation {
 			w.Provider.Generation = got.Generation // its parts are owed, and read before anything is written
 		}
-		for consumer := range got.Allocations {
+		for _, consumer := range slices.Sorted(maps.Keys(got.Allocations)) {
 			if _, read := out[consumer]; read {
 				continue
 			}

@@ -86,6 +86,8 @@ var table = map[string]rule{
 	"agent/host/disks/diskstest":     {own: []string{"agent/host/disks", "internal/fault"}, third: []string{"github.com/google/go-cmp"}, why: "files in memory, and what all files must do"},
 	"agent/host/shipping":            {own: []string{"agent/host/disks", "agent/host/memory", "migration", "internal/fault", "internal/runtime"}, why: "files of guests that are off, in pieces; what it needs of its host it says itself"},
 	"agent/audit":                    {own: []string{"agent/inventory", "placementclient", "topology"}, why: "pure: what three parties say in, verdicts and writes out"},
+	"agent/auditor/facts":            {own: []string{"agent/audit", "agent/auditor", "agent/inventory", "claims", "driver", "migration", "internal/..."}, why: "what a host has on record, for an audit; judges and writes nothing"},
+	"agent/counted":                  {own: []string{"agent/host", "agent/inventory", "migration/halves", "placementclient", "topology", "internal/fault"}, why: "what instances hold in Placement, as their host writes it"},
 	"agent/reporter/reportertest":    {own: []string{"agent/inventory", "agent/reporter", "claims/pci", "placementclient", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "github.com/google/go-cmp"}, why: "what a reporter must do to every Placement, ours and OpenStack's"},
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},

@@ -1,4 +1,4 @@
-package agent
+package counted
 
 import (
 	"errors"
@@ -38,36 +38,18 @@ func TestAllocations_ADiskOnASharingProvider(t *testing.T) {
 			if diff := cmp.Diff(tt.left, without(tree, tt.has)); diff != "" {
 				t.Errorf("what stays (-want +got):\n%s", diff)
 			}
-			if got := len(notOf(tree, tt.has)) > 0; got != tt.elsewhere {
+			if got := len(NotOf(tree, tt.has)) > 0; got != tt.elsewhere {
 				t.Errorf("elsewhere: %t, want %t", got, tt.elsewhere)
-			}
-			if got := elsewhere(tree, nil, placementclient.Allocations{Allocations: tt.has}); got != tt.elsewhere {
-				t.Errorf("held elsewhere: %t, want %t", got, tt.elsewhere)
 			}
 		})
 	}
 }
 
 func TestAllocations_WaitForTheTree(t *testing.T) {
-	a := allocations{nil, func() (*inventory.Tree, bool) { return nil, false }}
+	a := Allocations{nil, func() (*inventory.Tree, bool) { return nil, false }}
 	_, err := a.Place(t.Context(), host.Allocation{Consumer: "i"})
 	if !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 || a.Providers() != nil {
 		t.Errorf("without a tree: %v, %v; want that it is not available, and why", err, a.Providers())
-	}
-}
-
-func TestProviders_StandInTheOrderOfTheTree(t *testing.T) {
-	tree := []placementclient.ResourceProvider{
-		{UUID: "5", Name: "aaa_pool"}, {UUID: "4", Name: "h_cell1", ParentProviderUUID: "1"}, {UUID: "3", Name: "h_cell0_4KiB", ParentProviderUUID: "2"},
-		{UUID: "2", Name: "h_cell0", ParentProviderUUID: "1"}, {UUID: "1", Name: "h"},
-	}
-	sortTree(tree, "1")
-	var got []string
-	for _, p := range tree {
-		got = append(got, p.Name)
-	}
-	if diff := cmp.Diff([]string{"h", "h_cell0", "h_cell0_4KiB", "h_cell1", "aaa_pool"}, got); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
 	}
 }
 
@@ -112,8 +94,8 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	at := func(root string) allocations {
-		return allocations{client, func() (*inventory.Tree, bool) {
+	at := func(root string) Allocations {
+		return Allocations{client, func() (*inventory.Tree, bool) {
 			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
 		}}
 	}
@@ -199,7 +181,7 @@ func TestAllocations_AFloatingGuestIsCountedWhereRoomIs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := allocations{client, func() (*inventory.Tree, bool) { return tree, true }}
+	p := Allocations{client, func() (*inventory.Tree, bool) { return tree, true }}
 	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 600}, ProjectID: "p", UserID: "u"}
 	for _, c := range tree.Cells {
 		other := wants

@@ -1,4 +1,4 @@
-package agent
+package counted
 
 import (
 	"errors"
@@ -46,8 +46,8 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	at := func(root string) allocations {
-		return allocations{client, func() (*inventory.Tree, bool) {
+	at := func(root string) Allocations {
+		return Allocations{client, func() (*inventory.Tree, bool) {
 			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
 		}}
 	}
@@ -122,7 +122,7 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 			}
 		})
 	}
-	none := allocations{client, func() (*inventory.Tree, bool) { return nil, false }}
+	none := Allocations{client, func() (*inventory.Tree, bool) { return nil, false }}
 	if _, err := none.SettledElsewhere(ctx, instance, move); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("without a tree: %v", err)
 	}
@@ -166,7 +166,7 @@ func TestAllocations_AMoveHomeKeepsASharedDisk(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	p := allocations{client, func() (*inventory.Tree, bool) {
+	p := Allocations{client, func() (*inventory.Tree, bool) {
 		return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: dest}}, Disk: nfs}, true
 	}}
 	for range 2 {

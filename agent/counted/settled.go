@@ -1,4 +1,4 @@
-package agent
+package counted
 
 import (
 	"context"
@@ -13,24 +13,24 @@ import (
 	"berth/topology"
 )
 
-var _ host.Moved = allocations{}
+var _ host.Moved = Allocations{}
 
 // movers are the two consumers of a move whose conductor is gone.
 type movers struct{ instance, migration placementclient.Allocations }
 
 // settle changes what both consumers of a move hold, in one write, by what they hold.
-func (p allocations) settle(ctx context.Context, instance, migration string, change func(t *inventory.Tree, now movers) (next movers, err error)) error {
+func (p Allocations) settle(ctx context.Context, instance, migration string, change func(t *inventory.Tree, now movers) (next movers, err error)) error {
 	doing := fmt.Sprintf("settle the allocations of instance %s and migration %s", instance, migration)
 	var err error
 	for range allocationAttempts {
 		var now movers
-		if now.instance, err = p.client.Allocations(ctx, instance); err != nil {
+		if now.instance, err = p.Client.Allocations(ctx, instance); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}
-		if now.migration, err = p.client.Allocations(ctx, migration); err != nil {
+		if now.migration, err = p.Client.Allocations(ctx, migration); err != nil {
 			return fmt.Errorf("%s: %w", doing, err)
 		}
-		t, err2 := p.standing()
+		t, err2 := p.Standing()
 		if err2 != nil {
 			return fmt.Errorf("%s: %w", doing, err2)
 		}
@@ -54,10 +54,10 @@ func (p allocations) settle(ctx context.Context, instance, migration string, cha
 			return nil
 		case 1:
 			for consumer, a := range set {
-				err = p.client.PutAllocations(ctx, consumer, a)
+				err = p.Client.PutAllocations(ctx, consumer, a)
 			}
 		default:
-			err = p.client.PostAllocations(ctx, set)
+			err = p.Client.PostAllocations(ctx, set)
 		}
 		if !errors.Is(err, fault.GenerationConflict) {
 			break
@@ -69,27 +69,28 @@ func (p allocations) settle(ctx context.Context, instance, migration string, cha
 	return nil
 }
 
-func nothing(of placementclient.Allocations) placementclient.Allocations {
+// Nothing is an allocation that gives up what a consumer holds, guarded by its generation.
+func Nothing(of placementclient.Allocations) placementclient.Allocations {
 	of = of.Clone()
 	of.Allocations = map[string]placementclient.Resources{}
 	return of
 }
 
 // SettledElsewhere implements host.Moved.
-func (p allocations) SettledElsewhere(ctx context.Context, instance, migration string) (bool, error) {
-	inst, err := p.client.Allocations(ctx, instance)
+func (p Allocations) SettledElsewhere(ctx context.Context, instance, migration string) (bool, error) {
+	inst, err := p.Client.Allocations(ctx, instance)
 	if err != nil {
 		return false, err
 	}
-	mig, err := p.client.Allocations(ctx, migration)
+	mig, err := p.Client.Allocations(ctx, migration)
 	if err != nil {
 		return false, err
 	}
-	t, err := p.standing()
+	t, err := p.Standing()
 	if err != nil {
 		return false, err
 	}
-	elsewhere := notOf(t, inst.Allocations)
+	elsewhere := NotOf(t, inst.Allocations)
 	own := len(inst.Allocations) - len(elsewhere)
 	if _, shares := inst.Allocations[t.Disk]; shares && !t.Owns(t.Disk) {
 		own-- // a disk that both hosts share says nothing
@@ -98,20 +99,20 @@ func (p allocations) SettledElsewhere(ctx context.Context, instance, migration s
 }
 
 // SettleHere implements host.Moved.
-func (p allocations) SettleHere(ctx context.Context, a host.Allocation, migration string) error {
+func (p Allocations) SettleHere(ctx context.Context, a host.Allocation, migration string) error {
 	return p.settle(ctx, a.Consumer, migration, func(t *inventory.Tree, now movers) (movers, error) {
 		t, err := p.beside(ctx, t, a, now.instance)
 		if err != nil {
 			return movers{}, err
 		}
-		return movers{instance: wanted(t, a, now.instance), migration: nothing(now.migration)}, nil
+		return movers{instance: Wanted(t, a, now.instance), migration: Nothing(now.migration)}, nil
 	})
 }
 
 // SettleThere implements host.Moved.
-func (p allocations) SettleThere(ctx context.Context, instance, migration string) error {
+func (p Allocations) SettleThere(ctx context.Context, instance, migration string) error {
 	return p.settle(ctx, instance, migration, func(t *inventory.Tree, now movers) (movers, error) {
-		next := movers{instance: now.instance, migration: nothing(now.migration)}
+		next := movers{instance: now.instance, migration: Nothing(now.migration)}
 		if rest := without(t, now.instance.Allocations); len(rest) > 0 {
 			next.instance = now.instance.Clone()
 			next.instance.Allocations = rest
@@ -121,12 +122,12 @@ func (p allocations) SettleThere(ctx context.Context, instance, migration string
 }
 
 // SettleBack implements host.Moved.
-func (p allocations) SettleBack(ctx context.Context, instance, migration string, old topology.Resources) error {
+func (p Allocations) SettleBack(ctx context.Context, instance, migration string, old topology.Resources) error {
 	return p.settle(ctx, instance, migration, func(t *inventory.Tree, now movers) (movers, error) {
 		if !swapped(t, now) {
 			return now, nil
 		}
-		next := movers{instance: now.instance.Clone(), migration: nothing(now.migration)}
+		next := movers{instance: now.instance.Clone(), migration: Nothing(now.migration)}
 		// Of shared providers disks alone are counted.
 		held := placementclient.Resources{placementclient.ClassDiskGB: old.DiskGB}
 		next.instance.Allocations = halves.Home(now.instance.Allocations, now.migration.Allocations, held, t.Owns)
@@ -146,28 +147,28 @@ func swapped(t *inventory.Tree, now movers) bool {
 }
 
 // Swapped implements host.Moved.
-func (p allocations) Swapped(ctx context.Context, instance, migration string) (bool, error) {
+func (p Allocations) Swapped(ctx context.Context, instance, migration string) (bool, error) {
 	var now movers
 	var err error
-	if now.instance, err = p.client.Allocations(ctx, instance); err != nil {
+	if now.instance, err = p.Client.Allocations(ctx, instance); err != nil {
 		return false, err
 	}
-	if now.migration, err = p.client.Allocations(ctx, migration); err != nil {
+	if now.migration, err = p.Client.Allocations(ctx, migration); err != nil {
 		return false, err
 	}
-	t, err := p.standing()
+	t, err := p.Standing()
 	return err == nil && swapped(t, now), err
 }
 
 // Kept implements host.Moved.
-func (p allocations) Kept(ctx context.Context, migration string) (bool, error) {
-	kept, err := p.client.Allocations(ctx, migration)
+func (p Allocations) Kept(ctx context.Context, migration string) (bool, error) {
+	kept, err := p.Client.Allocations(ctx, migration)
 	return len(kept.Allocations) > 0, err
 }
 
 // SettleNobody implements host.Moved.
-func (p allocations) SettleNobody(ctx context.Context, instance, migration string) error {
+func (p Allocations) SettleNobody(ctx context.Context, instance, migration string) error {
 	return p.settle(ctx, instance, migration, func(_ *inventory.Tree, now movers) (movers, error) {
-		return movers{instance: now.instance, migration: nothing(now.migration)}, nil
+		return movers{instance: now.instance, migration: Nothing(now.migration)}, nil
 	})
 }
