@@ -9,11 +9,14 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"berth/agent/auditor"
 	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
 	"berth/agent/inventory"
+	"berth/agent/reporter"
 	"berth/claims"
 	"berth/claims/flavor"
+	"berth/driver"
 	"berth/driver/drivertest"
 	"berth/fleet"
 	"berth/internal/runtime"
@@ -27,15 +30,17 @@ import (
 
 // machine is one host: what outlives its agent.
 type machine struct {
-	w        *world
-	name     string
-	provider string // its root in Placement
-	fake     *drivertest.Fake
-	mem      *storetest.Memory
-	files    *diskstest.Files
-	capacity topology.Resources // its amounts, but for dedicated CPUs
-	hw       *hardware
-	tree     *inventory.Tree // where it is counted in Placement
+	w          *world
+	name       string
+	provider   string // its root in Placement
+	fake       *drivertest.Fake
+	mem        *storetest.Memory
+	files      *diskstest.Files
+	capacity   topology.Resources // its amounts, but for dedicated CPUs
+	hw         *hardware
+	tree       *inventory.Tree // where it is counted in Placement, as last known
+	shape      inventory.Shape // that its operator wants of the tree; empty for flat
+	remembered reporter.Remembered
 
 	read map[string]readClaim // by key, the last record of each claim
 
@@ -71,7 +76,10 @@ type agent struct {
 	conductor *migration.Conductor
 	drainer   *drain.Drainer // nil in a story without
 	client    *placementclient.Client
-	records   *fleet.Records // nil in a story without
+	driver    driver.Driver
+	reporter  *reporter.Reporter // nil where nobody reports
+	auditor   *auditor.Auditor   // nil as it is
+	records   *fleet.Records     // nil in a story without
 	rng       *rand.Rand
 
 	ready  bool
@@ -147,10 +155,11 @@ func (a *agent) run() {
 		UndoLater: 10 * time.Second, Random: random{a.rng}, Fleet: a.fleet(),
 		MaxOutbound: w.limit(w.story.Outbound, ofHost), MaxPerLink: w.limit(w.story.Link, ofLink), Incoming: a.tracker.InboundFrom,
 	})
+	a.driver = a.calls(libvirt{w.fleet.Host(m.name), a})
 	options := host.Options{
-		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.calls(libvirt{w.fleet.Host(m.name), a}), Runtime: a.rt, Logger: log,
+		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: log,
 		Aliases: func() []flavor.Alias { return aliases }, SharedCPUs: func() topology.CPUSet { return m.hw.options.Shared }, Hardware: func() *topology.Host { return m.hw.host },
-		Placement: tree{a}, ProjectID: "project", UserID: "user", Moving: a.moving,
+		Placement: a.allocations(), ProjectID: "project", UserID: "user", Moving: a.moving,
 		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
 		Peers: func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) }, Seals: a.seals(), ConductorSilence: conductorSilence,
@@ -163,6 +172,9 @@ func (a *agent) run() {
 		options.MaxInbound = func() int { return w.story.Inbound }
 	}
 	a.host = host.New(options)
+	if w.reporting {
+		a.newReporter()
+	}
 	a.drainer = a.newDrainer(store)
 	if a.records != nil {
 		if err := a.host.AwaitRecords(ctx, false); err != nil {
@@ -184,6 +196,12 @@ func (a *agent) run() {
 		_ = a.rt.Sleep(ctx, 10*time.Millisecond)
 	}
 	settled := errors.Join(a.tidy(ctx), a.host.Settle(ctx))
+	if a.reporter != nil {
+		first, cancel := a.rt.WithTimeout(ctx, 5*time.Second)
+		known := a.reporter.Sync(first) == nil // else it is tried again
+		cancel()
+		a.spawn("tree in Placement", func() error { return a.keepsTree(ctx, known) })
+	}
 	a.ready = true
 	close(a.begun)
 	w.note(m.name, "agent is ready")

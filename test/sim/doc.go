@@ -31,6 +31,10 @@
 // nothing never open a connection to each other; a drain moves no guest twice at once, begins
 // what it has named, holds its limits and its order, and its host stays closed while it runs.
 //
+// In one random run of four hosts keep their own tree in Placement (agent/reporter), change its
+// shape, and audit what is held of it (agent/auditor), at moments that come by chance (reports.go):
+// an instance between two hosts is counted on both, whoever audits meanwhile.
+//
 // When all is up again (rest.go): every move has ended and says truthfully how, or is
 // in doubt where the world itself has lost the answer; each guest is where its token
 // is, as its user left it; ledgers, Placement, hypervisors and disks hold the guests

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"berth/agent/audit"
 	"berth/agent/host"
 	"berth/claims"
 	"berth/driver"
@@ -18,6 +19,7 @@ type Mutant struct {
 	Ledger  func(a *agent, s ledger) claims.Store // that the tracker writes to
 	Journal func(a *agent, s ledger) task.Store   // that the conductor writes to
 	Verbs   func(a *agent, h migration.Host) migration.Host
+	Audit   func(l audit.Ledger) audit.Ledger // what an audit is told of the ledger
 	Cold    func(a *agent, h migration.ColdVerbs) migration.ColdVerbs
 	Apart   func(a *agent, h migration.ApartVerbs) migration.ApartVerbs
 	Calls   func(a *agent, l libvirt) driver.Driver

@@ -5,23 +5,20 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"time"
 
+	"berth/agent/counted"
 	"berth/agent/host"
-	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
-	"berth/migration/halves"
 	"berth/placement"
 	"berth/placementclient"
-	"berth/topology"
 )
 
 // service is the embedded Placement: a process of its own over a store.
@@ -241,159 +238,16 @@ func answer(q *http.Request, status int, body string) *http.Response {
 	}
 }
 
-// tree is where a host counts what its guests hold: processors and memory on its
-// root, disks there or on the sharing provider.
-type tree struct{ a *agent }
-
-var _ host.Placement = tree{}
-
-// Place implements host.Placement.
-func (t tree) Place(_ context.Context, c host.Allocation) (map[string]placementclient.Resources, error) {
-	return t.a.m.place(c.Resources, c.Assignment), nil
+// allocations are the host's own, as one life of its agent writes them.
+func (a *agent) allocations() host.Placement {
+	c := counted.Allocations{Client: a.client, Tree: a.standing}
+	if a.w.mutant != nil && a.w.mutant.HalfStays {
+		return keepsHalf{c}
+	}
+	return c
 }
 
-// Providers implements host.Placement.
-func (t tree) Providers() []string { return t.a.m.providers() }
+// keepsHalf is of the mutant that does not give up what a source keeps in Placement.
+type keepsHalf struct{ counted.Allocations }
 
-// PutAllocation implements host.Placement.
-func (t tree) PutAllocation(ctx context.Context, c host.Allocation) error {
-	return t.put(ctx, c.Consumer, func(now placementclient.Allocations) (placementclient.Allocations, error) {
-		for rp := range now.Allocations {
-			if !contains(t.Providers(), rp) {
-				return now, fault.Refuse(fault.Forbidden, "put allocation", fault.Reason{Code: "allocation_elsewhere", Message: "it is on " + rp})
-			}
-		}
-		return placementclient.Allocations{
-			Allocations: t.a.m.place(c.Resources, c.Assignment), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance,
-		}, nil
-	})
-}
-
-// DeleteAllocation implements host.Placement.
-func (t tree) DeleteAllocation(ctx context.Context, consumer string) error {
-	return t.put(ctx, consumer, func(now placementclient.Allocations) (placementclient.Allocations, error) {
-		next := now.Clone()
-		next.ConsumerType = placementclient.ConsumerInstance
-		maps.DeleteFunc(next.Allocations, func(rp string, _ placementclient.Resources) bool { return t.a.m.tree.Owns(rp) })
-		if len(next.Allocations) == 1 && next.Allocations[sharing] != nil {
-			next.Allocations = nil // its disk, which is nobody else's
-		}
-		return next, nil
-	})
-}
-
-var _ host.Moved = tree{}
-
-// SettledElsewhere implements host.Moved.
-func (t tree) SettledElsewhere(ctx context.Context, instance, migrated string) (bool, error) {
-	of, err := t.a.client.Allocations(ctx, instance)
-	if err != nil {
-		return false, err
-	}
-	kept, err := t.a.client.Allocations(ctx, migrated)
-	return err == nil && of.Exists() && of.Allocations[t.a.m.provider] == nil && !kept.Exists(), err
-}
-
-// SettleHere implements host.Moved.
-func (t tree) SettleHere(ctx context.Context, c host.Allocation, migrated string) error {
-	now, err := t.a.client.Allocations(ctx, c.Consumer)
-	if err != nil {
-		return err
-	}
-	kept, err := t.a.client.Allocations(ctx, migrated)
-	if err != nil {
-		return err
-	}
-	next := map[string]placementclient.Allocations{c.Consumer: {
-		Allocations: t.a.m.place(c.Resources, c.Assignment), ProjectID: c.ProjectID, UserID: c.UserID, ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
-	}}
-	if kept.Exists() {
-		kept.Allocations = nil
-		next[migrated] = kept
-	}
-	return t.a.client.PostAllocations(ctx, next)
-}
-
-// SettleThere implements host.Moved.
-func (t tree) SettleThere(ctx context.Context, instance, migrated string) error {
-	if err := t.SettleNobody(ctx, instance, migrated); err != nil {
-		return err
-	}
-	return t.put(ctx, instance, func(now placementclient.Allocations) (placementclient.Allocations, error) {
-		next := now.Clone()
-		rest := maps.Clone(next.Allocations)
-		maps.DeleteFunc(rest, func(rp string, _ placementclient.Resources) bool { return t.a.m.tree.Owns(rp) })
-		if len(rest) > 0 {
-			next.Allocations = rest
-		}
-		return next, nil
-	})
-}
-
-// SettleBack implements host.Moved.
-func (t tree) SettleBack(ctx context.Context, instance, migrated string, old topology.Resources) error {
-	kept, err := t.a.client.Allocations(ctx, migrated)
-	if err != nil || !kept.Exists() {
-		return err
-	}
-	now, err := t.a.client.Allocations(ctx, instance)
-	if err != nil {
-		return err
-	}
-	if now.Allocations[t.a.m.provider] == nil {
-		return nil
-	}
-	back, ends := kept.Clone(), kept.Clone()
-	back.Allocations = halves.Home(now.Allocations, kept.Allocations, placementclient.Resources{"DISK_GB": old.DiskGB}, t.a.m.tree.Owns)
-	back.ConsumerType, back.ConsumerGeneration = placementclient.ConsumerInstance, now.ConsumerGeneration
-	ends.Allocations = nil
-	return t.a.client.PostAllocations(ctx, map[string]placementclient.Allocations{instance: back, migrated: ends})
-}
-
-// Swapped implements host.Moved.
-func (t tree) Swapped(ctx context.Context, instance, migrated string) (bool, error) {
-	kept, err := t.Kept(ctx, migrated)
-	if err != nil || !kept {
-		return false, err
-	}
-	of, err := t.a.client.Allocations(ctx, instance)
-	return of.Allocations[t.a.m.provider] != nil, err
-}
-
-// Kept implements host.Moved.
-func (t tree) Kept(ctx context.Context, migrated string) (bool, error) {
-	kept, err := t.a.client.Allocations(ctx, migrated)
-	return kept.Exists(), err
-}
-
-// SettleNobody implements host.Moved.
-func (t tree) SettleNobody(ctx context.Context, _, migrated string) error {
-	if t.a.w.mutant != nil && t.a.w.mutant.HalfStays {
-		return nil
-	}
-	err := t.a.client.DeleteAllocations(ctx, migrated)
-	if fault.KindOf(err) == fault.NotFound {
-		return nil // it was given up before
-	}
-	return err
-}
-
-// put changes what a consumer holds, and again when another was quicker.
-func (t tree) put(ctx context.Context, consumer string, change func(now placementclient.Allocations) (placementclient.Allocations, error)) error {
-	var err error
-	for range 4 {
-		var now placementclient.Allocations
-		if now, err = t.a.client.Allocations(ctx, consumer); err != nil {
-			return err
-		}
-		next, refused := change(now)
-		if refused != nil || now.SameResources(next) {
-			return refused
-		}
-		next.ConsumerGeneration = now.ConsumerGeneration
-		if err = t.a.client.PutAllocations(ctx, consumer, next); fault.KindOf(err) != fault.GenerationConflict {
-			return err
-		}
-	}
-	return err
-}
+func (keepsHalf) SettleNobody(context.Context, string, string) error { return nil }

@@ -88,15 +88,3 @@ func (m *machine) promised(amounts placementclient.Resources) {
 		amounts["VCPU"] = int64(h.Told.VCPUs)
 	}
 }
-
-// providers are those on which an instance of the host may be counted, its root first.
-func (m *machine) providers() []string {
-	var out []string
-	for _, p := range m.tree.Providers {
-		out = append(out, p.UUID)
-	}
-	if m.w.story.Sharing {
-		out = append(out, sharing)
-	}
-	return out
-}

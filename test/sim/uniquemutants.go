@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/audit"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/store"
@@ -24,6 +25,20 @@ func uniqueMutants() []Mutant {
 			Ledger: func(_ *agent, s ledger) claims.Store { return forgetsPlace{s} }},
 		{Name: "function-given-back-twice", What: "what an aborted claim held is given back once more, whoever holds it by then", Rare: true,
 			Verbs: func(a *agent, h migration.Host) migration.Host { return givesTwice{h, a} }},
+		{Name: "audit-in-hand-over", What: "an audit knows no moves, and gives back in the middle of one",
+			Audit: func(l audit.Ledger) audit.Ledger {
+				l.Moves = nil
+				l.Claims = slices.DeleteFunc(slices.Clone(l.Claims), func(c audit.Claim) bool { return c.Migration != "" })
+				return l
+			}},
+		{Name: "audit-without-claims", What: "an audit does not know what a claim was given, and counts its amounts alone",
+			Audit: func(l audit.Ledger) audit.Ledger {
+				l.Claims = slices.Clone(l.Claims)
+				for i := range l.Claims {
+					l.Claims[i].Held.Assignment = topology.Assignment{}
+				}
+				return l
+			}},
 	}
 }
 

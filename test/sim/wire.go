@@ -306,6 +306,7 @@ func (p peer) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) e
 
 func (p peer) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	p.a.w.sourceHolds(ref, "before the token is accepted")
+	p.a.w.bothCounted(ref, p.m, "before the token is accepted")
 	_, err := verb(ctx, p, ofVerb, "AcceptToken", func(ctx context.Context, b *agent) (struct{}, error) {
 		err := b.verbs().AcceptToken(ctx, ref, c)
 		if err == nil {

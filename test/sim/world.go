@@ -98,6 +98,7 @@ type world struct {
 	calm       time.Duration   // since when all is up and over; 0 for not
 	mended     time.Duration   // when the last thing that was broken was mended
 	over       bool
+	reporting  bool // hosts keep their trees in Placement, and audit them
 	spoiled    bool
 	halved     bool                        // a guest has been in post-copy
 	dark       map[[2]string]time.Duration // data links that are cut, since when
@@ -194,6 +195,7 @@ func newWorld(o Options) *world {
 	} else {
 		w.story = w.story.dress(rotation(w.rowOf()))
 	}
+	w.reporting = w.reports()
 	w.outside = w.sim.Process("world", "world")
 	w.fleet = drivertest.NewFleet(w.outside)
 	w.storage = diskstest.NewWorld()
