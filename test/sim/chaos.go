@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/agent/guard"
 	"berth/claims"
 	"berth/driver/drivertest"
 	"berth/internal/fault"
@@ -255,8 +256,15 @@ func (w *world) phases() {
 			if call == "Start" && name == w.story.NoStart && w.guestOf(uuid) != nil {
 				return fault.New(fault.Internal, "start %s: no such machine type", uuid)
 			}
+			if call == "Start" {
+				return w.guarded(m, uuid, guard.Start)
+			}
 			if call != "Arrive" || w.mutant != nil && w.mutant.NoGate {
 				return nil
+			}
+			if err := w.guarded(m, uuid, guard.Migrate); err != nil {
+				w.note(name, err.Error())
+				return err
 			}
 			err := w.admitted(m, uuid)
 			if err != nil {

@@ -35,6 +35,9 @@
 // shape, and audit what is held of it (agent/auditor), at moments that come by chance (reports.go):
 // an instance between two hosts is counted on both, whoever audits meanwhile.
 //
+// libvirt asks the guard before each start and each arrival (guard.go), and in one random run of
+// three somebody with virsh starts instances wherever they seem to be off.
+//
 // When all is up again (rest.go): every move has ended and says truthfully how, or is
 // in doubt where the world itself has lost the answer; each guest is where its token
 // is, as its user left it; ledgers, Placement, hypervisors and disks hold the guests

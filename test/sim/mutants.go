@@ -25,6 +25,8 @@ type Mutant struct {
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p migration.Placement) migration.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do
+	NoGuard bool // what starts and arrives is let in by libvirt's hook, claim or not
+	ByHand  bool // it is looked for in runs alone in which somebody has virsh
 	NoGate  bool // streams are let in whoever comes
 	NoSeals bool // commits are taken from whoever brings them
 

@@ -142,6 +142,9 @@ func Run(o Options) Result {
 	w.placement.live()
 	w.phases()
 	w.outside.Go("clock", w.clock)
+	if w.virshes() {
+		w.outside.Go("virsh", w.virsh)
+	}
 	if w.chaos != nil {
 		w.chaos.begin()
 	}
