@@ -34,6 +34,8 @@ type devices struct {
 	socket   []int   // by host cell: index of its socket; nil when one is unknown
 	sockets  int
 	floats   bool // the guest has no cells: affinity asks nothing
+	excludes bool // pools that some kind may use exclude each other
+	ports    []port
 	requests []topology.PCIRequest
 }
 
@@ -77,6 +79,10 @@ requests:
 		}
 		d.kinds = append(d.kinds, kind{requests: []int{i}, affinity: affinity, count: q.Count, matches: matches})
 	}
+	d.ports, _, _ = d.portsOf(func(p int) bool {
+		return m.Pools[p].Count > 0 && slices.ContainsFunc(d.kinds, func(k kind) bool { return k.matches[p] })
+	})
+	d.excludes = len(d.ports) > 0
 	return d
 }
 
@@ -176,6 +182,7 @@ type demand struct {
 	kinds  []int   // of the requests it is of; nil for a network
 	what   string  // the network
 	order  []int   // host cells, what brings most first; filled when first asked for
+	pools  []int64 // by pool: its part of cell; nil for a network and where nothing is excluded
 }
 
 // mostKinds bounds how many kinds of request are taken together in every
@@ -246,6 +253,9 @@ func (d *devices) share(a, b int) bool {
 
 func (d *devices) demandOf(set []int) demand {
 	x := demand{kinds: set, cell: make([]int64, len(d.machine.Cells))}
+	if d.excludes {
+		x.pools = make([]int64, len(d.machine.Pools))
+	}
 	for _, k := range set {
 		x.need = topology.AddCapped(x.need, int64(d.kinds[k].count))
 	}
@@ -260,6 +270,9 @@ func (d *devices) demandOf(set []int) demand {
 			x.base += count
 		case onCell:
 			x.cell[d.place[p]] += count
+			if x.pools != nil {
+				x.pools[p] = count
+			}
 		case onSocket:
 			if x.socket == nil {
 				x.socket = make([]int64, d.sockets)

@@ -36,8 +36,11 @@
 // that meets all demands ends the search. Host cells that bring the same are
 // interchangeable: when one is out, all are, which makes the search one over
 // kinds of cells. PFs and VFs that exclude each other are branched on when a
-// flow uses both, like cards together (draw.go). Every step is counted; when
-// Budget is spent the answer is Undecided, with that reason, and never a guess.
+// flow uses both, like cards together, for as long as that is cheap (draw.go). Then
+// the ports are walked one by one, each a PF or its VFs, with every sum of supplies
+// kept that no other exceeds (ports.go); and to the sum of all demands a port brings
+// the better of the two. Every step is counted; when Budget is spent the answer is
+// Undecided, with that reason, and never a guess.
 //
 // # What it prefers
 //

@@ -13,8 +13,22 @@ func (d *devices) draw(chosen bitset, steps *int, limit int) ([]PoolUse, bool) {
 	if len(d.kinds) == 0 {
 		return nil, true
 	}
-	return d.drawWithout(chosen, newBitset(len(d.machine.Pools)), steps, limit)
+	// What is near comes first in the one, and what there are many of is decided by
+	// the other.
+	most := min(limit, *steps+nearSteps)
+	if uses, ok := d.drawWithout(chosen, newBitset(len(d.machine.Pools)), steps, most); ok || *steps <= most {
+		return uses, ok
+	}
+	uses, ok, decided := d.drawByPort(chosen, steps, limit)
+	if !decided {
+		*steps = max(*steps, limit+1)
+	}
+	return uses, ok
 }
+
+// nearSteps is how many steps are spent to keep to the nearest pools where some
+// exclude each other.
+const nearSteps = 1 << 6
 
 // drawWithout leaves the barred pools alone. Where what it finds uses a pool
 // beside one that excludes it, it tries without the one, then with it and without
@@ -22,27 +36,9 @@ func (d *devices) draw(chosen bitset, steps *int, limit int) ([]PoolUse, bool) {
 // twin of it either, so that all twins are decided at once: ten like PFs and their
 // VFs are ten questions and not 2^10.
 func (d *devices) drawWithout(chosen, barred bitset, steps *int, limit int) ([]PoolUse, bool) {
-	if *steps += 1 + len(d.kinds)*len(d.machine.Pools)/16; *steps > limit {
+	f, ok := d.flow(chosen, barred, steps)
+	if !ok || *steps > limit {
 		return nil, false
-	}
-	f := flow{devices: d, taken: make([][]int, len(d.kinds)), left: make([]int, len(d.machine.Pools)), seen: newBitset(len(d.kinds))}
-	for p := range f.left {
-		if !barred.has(p) {
-			f.left[p] = d.machine.Pools[p].Count
-		}
-	}
-	f.pools = make([][]int, len(d.kinds))
-	for k := range d.kinds {
-		f.taken[k] = make([]int, len(f.left))
-		f.pools[k] = d.nearest(k, chosen)
-	}
-	for k := range d.kinds {
-		for range d.kinds[k].count {
-			f.seen.reset()
-			if !f.augment(k) {
-				return nil, false
-			}
-		}
 	}
 	if a, b, clash := f.clash(); clash {
 		if !d.star(a) && d.star(b) {
@@ -62,6 +58,34 @@ func (d *devices) drawWithout(chosen, barred bitset, steps *int, limit int) ([]P
 		return d.drawWithout(chosen, with, steps, limit)
 	}
 	return f.uses(), true
+}
+
+// flow draws each kind's functions, whether or not what it uses excludes each other;
+// false when they cannot be had. A step is some sixteen pools looked at.
+func (d *devices) flow(chosen, barred bitset, steps *int) (*flow, bool) {
+	*steps += 1 + len(d.kinds)*len(d.machine.Pools)/16
+	f := &flow{devices: d, steps: steps, taken: make([][]int, len(d.kinds)), left: make([]int, len(d.machine.Pools)), seen: newBitset(len(d.kinds))}
+	for p := range f.left {
+		if !barred.has(p) {
+			f.left[p] = d.machine.Pools[p].Count
+		}
+	}
+	f.pools = make([][]int, len(d.kinds))
+	for k := range d.kinds {
+		f.taken[k] = make([]int, len(f.left))
+		f.pools[k] = d.nearest(k, chosen)
+	}
+	for k := range d.kinds {
+		for want := d.kinds[k].count; want > 0; {
+			f.seen.reset()
+			n := f.augment(k, want)
+			if n == 0 {
+				return nil, false
+			}
+			want -= n
+		}
+	}
+	return f, true
 }
 
 // findRivals tells each pool those that cannot be used beside it, on whichever
@@ -169,29 +193,34 @@ type flow struct {
 	taken [][]int // by kind and pool
 	left  []int   // by pool
 	seen  bitset  // kinds looked at in this augmentation
+	steps *int
 }
 
-// augment draws one function more for a kind, if need be by letting another
-// kind draw elsewhere.
-func (f *flow) augment(k int) bool {
+// augment draws up to so many functions more for a kind, if need be by letting
+// another kind draw elsewhere, and gives how many; 0 when it has no way to any.
+func (f *flow) augment(k, most int) int {
 	f.seen.set(k)
+	*f.steps += 1 + len(f.pools[k])*len(f.taken)/64
 	for _, p := range f.pools[k] {
-		if f.left[p] > 0 {
-			f.left[p]--
-			f.taken[k][p]++
-			return true
+		if n := min(f.left[p], most); n > 0 {
+			f.left[p] -= n
+			f.taken[k][p] += n
+			return n
 		}
 	}
 	for _, p := range f.pools[k] {
 		for other := range f.taken {
-			if f.taken[other][p] > 0 && !f.seen.has(other) && f.augment(other) {
-				f.taken[other][p]--
-				f.taken[k][p]++
-				return true
+			if f.taken[other][p] == 0 || f.seen.has(other) {
+				continue
+			}
+			if n := f.augment(other, min(f.taken[other][p], most)); n > 0 {
+				f.taken[other][p] -= n
+				f.taken[k][p] += n
+				return n
 			}
 		}
 	}
-	return false
+	return 0
 }
 
 // clash gives two pools in use that exclude each other.

@@ -66,7 +66,7 @@ func TestSearch_BoundsAreNeverExceeded(t *testing.T) {
 		for i := range weights {
 			weights[i] = rapid.Float64Range(0.01, 30).Draw(t, "weight")
 		}
-		sum := p.search.weighted(weights)
+		sum, _ := p.search.weighted(weights)
 		asked := append(slices.Clone(p.search.demands), sum)
 		nothing := newBitset(len(m.Cells))
 		for i := range asked {

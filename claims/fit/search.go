@@ -246,7 +246,7 @@ func (s *search) together(in, out bitset) (set bitset, ok, met bool) {
 		weight[i] = 1
 	}
 	for range rounds {
-		sum := s.weighted(weight)
+		sum, got := s.weighted(weight)
 		var bound int64
 		if set, bound, ok = s.most(in, out, &sum); !ok || bound < sum.need {
 			return nil, false, false
@@ -259,7 +259,16 @@ func (s *search) together(in, out bitset) (set bitset, ok, met bool) {
 		}
 		for i := range s.demands {
 			x := &s.demands[i]
-			share := float64(x.met(set, s.devices.socket)) / float64(x.need)
+			have := x.met(set, s.devices.socket)
+			if got != nil && x.socket == nil {
+				have = x.base
+				for h := range got {
+					if set.has(h) {
+						have += got[h][i]
+					}
+				}
+			}
+			share := float64(have) / float64(x.need)
 			weight[i] *= 1 + max(-0.4, min(0.8, 1.2*(1-share)))
 		}
 	}
@@ -267,10 +276,10 @@ func (s *search) together(in, out bitset) (set bitset, ok, met bool) {
 }
 
 // weighted is the weighted sum of all demands. Sums are rounded so that no set
-// which meets every demand falls short of it.
-func (s *search) weighted(weight []float64) demand {
+// which meets every demand falls short of it. got is outbid's.
+func (s *search) weighted(weight []float64) (sum demand, got [][]int64) {
 	const whole = 1 << 20
-	sum := demand{cell: make([]int64, s.hosts())}
+	sum = demand{cell: make([]int64, s.hosts())}
 	for i := range s.demands {
 		x := &s.demands[i]
 		need := x.need - x.base
@@ -293,7 +302,18 @@ func (s *search) weighted(weight []float64) demand {
 			sum.socket[t] += part(v)
 		}
 	}
-	return sum
+	return sum, s.outbid(&sum, func(i, p int) int64 {
+		x := &s.demands[i]
+		need, share := x.need-x.base, int64(weight[i]*whole)
+		if need <= 0 || share <= 0 {
+			return 0
+		}
+		v := int64(1) // a network's
+		if p >= 0 {
+			v = x.pools[p]
+		}
+		return (min(v, need)*share + need - 1) / need
+	})
 }
 
 // enough reports whether a set of host cells meets every demand, and finds the
