@@ -274,7 +274,7 @@ func putAllocations(t *tx, r *request) (*answer, error) {
 	if id == "" {
 		return nil, badRequest("Malformed consumer_uuid: %s", r.vars["consumer"])
 	}
-	body, err := extractObject(r.body, allocationsBody.at(r.version))
+	body, err := r.document, r.wrong
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +282,7 @@ func putAllocations(t *tx, r *request) (*answer, error) {
 }
 
 func postAllocations(t *tx, r *request) (*answer, error) {
-	body, err := extractObject(r.body, postAllocationsBody.at(r.version))
+	body, err := r.document, r.wrong
 	if err != nil {
 		return nil, err
 	}

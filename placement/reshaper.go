@@ -14,7 +14,7 @@ import (
 // service: once for the interim inventories (which have both old and new
 // classes), once for the allocations, once for the final inventories.
 func reshape(t *tx, r *request) (*answer, error) {
-	body, err := extractObject(r.body, reshaperBody.at(r.version))
+	body, err := r.document, r.wrong
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,8 @@ type request struct {
 	vars      map[string]string // the variables of the path
 	query     []parameter       // in the order sent
 	body      []byte
+	document  *object // body as method.body has it, and why it is none
+	wrong     error
 	who       identity
 	newUUID   func() string
 }
@@ -88,6 +90,7 @@ type method struct {
 	accept bool            // gives JSON and checks Accept
 	write  bool            // runs as a writer
 	search bool            // a read that may take long: it has a base of its own (searchable)
+	body   *byVersion      // of a body that may be large: it is read before any lock is taken; nil for others
 	policy string          // the name of the rule, for refusals
 	do     func(t *tx, r *request) (*answer, error)
 }
@@ -175,11 +178,11 @@ func routes() []route {
 			{verb: get, accept: true, policy: "placement:resource_providers:allocations:list", do: providerAllocations},
 		}},
 		{"/allocations", []method{
-			{verb: post, min: 13, json: true, write: true, policy: "placement:allocations:manage", do: postAllocations},
+			{verb: post, min: 13, json: true, write: true, policy: "placement:allocations:manage", body: postAllocationsBody, do: postAllocations},
 		}},
 		{"/allocations/{consumer}", []method{
 			{verb: get, accept: true, policy: "placement:allocations:list", do: showAllocations},
-			{verb: put, json: true, write: true, policy: "placement:allocations:update", do: putAllocations},
+			{verb: put, json: true, write: true, policy: "placement:allocations:update", body: allocationsBody, do: putAllocations},
 			{verb: del, write: true, policy: "placement:allocations:delete", do: deleteAllocations},
 		}},
 		{"/allocation_candidates", []method{
@@ -202,7 +205,7 @@ func routes() []route {
 			{verb: get, min: 9, accept: true, policy: usagesPolicy, do: projectUsages},
 		}},
 		{"/reshaper", []method{
-			{verb: post, min: 30, json: true, write: true, policy: "placement:reshaper:reshape", do: reshape},
+			{verb: post, min: 30, json: true, write: true, policy: "placement:reshaper:reshape", body: reshaperBody, do: reshape},
 		}},
 	}
 }

@@ -391,6 +391,9 @@ type decision struct {
 }
 
 func (s *Server) decide(m *method, r *request) (d decision) {
+	if m.body != nil && r.document == nil && r.wrong == nil {
+		r.document, r.wrong = extractObject(r.body, m.body.at(r.version))
+	}
 	s.state.write.Lock()
 	defer s.state.write.Unlock()
 	if ctxErr := r.http.Context().Err(); ctxErr != nil {
