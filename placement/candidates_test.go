@@ -183,6 +183,19 @@ func TestCandidates_MoreGroupsThanPlaces_EndAtOnce(t *testing.T) {
 	}
 }
 
+// A ratio may be so large that no integer holds the capacity: it is then not below 0.
+func TestCandidates_CapacityPastInt64_IsNoLessThanOne(t *testing.T) {
+	s := devices(t, 1)
+	admin := map[string]string{"X-Auth-Token": "admin", "Content-Type": "application/json"}
+	if w := answerWith(s, "PUT", "/resource_providers/"+id(1)+"/inventories", admin, `{"resource_provider_generation":1,"inventories":{"PGPU":{"total":2147483647,"allocation_ratio":3e38}}}`); w.Code != 200 {
+		t.Fatal(w.Code, w.Body)
+	}
+	w := answerWith(s, "GET", "/allocation_candidates?resources1=PGPU:1&resources2=PGPU:2&group_policy=none", map[string]string{"X-Auth-Token": "admin"}, "")
+	if w.Code != 200 || strings.Contains(w.Body.String(), `"allocation_requests":[]`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
 // A search that nothing can shorten ends with its client, and an answer without end
 // is refused with what to do.
 func TestCandidates_WithoutEnd_AreGivenUpOrRefused(t *testing.T) {

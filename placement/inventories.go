@@ -77,7 +77,7 @@ func readInventories(o *object) []classInventory {
 // capacityProblem says what is wrong with an inventory's capacity, or "". Until
 // 1.26 reserved had to be less than total.
 func capacityProblem(v pc.Microversion, p *provider, c classInventory) string {
-	capacity := int64(float64(c.inv.Total-c.inv.Reserved) * c.inv.AllocationRatio)
+	capacity := c.inv.Capacity()
 	text := ""
 	switch {
 	case v >= 26 && capacity < 0:

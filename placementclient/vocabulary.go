@@ -62,9 +62,10 @@ func (i Inventory) WithDefaults() Inventory {
 }
 
 // Capacity is how much can be allocated in all: (total - reserved) * ratio,
-// rounded down, as Placement computes it.
+// rounded down, as Placement computes it. It ends at 2^62: a ratio may be as large as
+// a 32-bit float, and used amounts are added.
 func (i Inventory) Capacity() int64 {
-	return int64(float64(i.Total-i.Reserved) * i.AllocationRatio)
+	return int64(min(1<<62, max(-1<<62, float64(i.Total-i.Reserved)*i.AllocationRatio)))
 }
 
 // Inventories is everything a provider has, with the generation it was read at
