@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -117,12 +119,38 @@ func (a *app) follower(c config.Config) func(host string) (*api.Client, error) {
 	}
 }
 
-// readConfig reads the configuration for where this machine's agent listens. A
-// file that this user may not read is no reason to give up: the default stands.
+// readConfig reads the configuration for where this machine's agent listens. A fault in it is
+// told once, on standard error, and is no reason to give up: the agent that runs was started
+// without it. The same holds for a file that this user may not read, which is not told. A file
+// that --config names and that does not exist is an error.
 func (a *app) readConfig() (config.Config, error) {
-	c, err := config.Load(a.config)
-	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return config.Default(), nil
+	c, err := config.Readable(a.config)
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		return c, nil
+	case a.config != config.DefaultPath && !exists(a.config):
+		return c, err
 	}
-	return c, err
+	a.warn(err)
+	return c, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// warn tells a fault of the configuration once, and that the command goes on.
+func (a *app) warn(err error) {
+	if a.warned {
+		return
+	}
+	a.warned = true
+	if a.json {
+		_ = json.NewEncoder(a.err).Encode(map[string]string{"warning": err.Error()}) // standard error may be closed
+		return
+	}
+	fmt.Fprintf(a.err, "berth: warning: %v\n  next: berth config check; the command goes on with the rest of the configuration\n", err)
 }

@@ -188,10 +188,10 @@ func (s *controlled) ForceComplete(_ context.Context, ref string) (migration.Mig
 	return s.word("force " + ref)
 }
 
-// conduct serves moves until the test ends, and runs commands that ask there.
-func conduct(t *testing.T, moves api.Migrations) func(line ...string) (code int, out string) {
+// serveMoves serves moves until the test ends, and gives the socket.
+func serveMoves(t *testing.T, moves api.Migrations) (socket string) {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
+	socket = filepath.Join(t.TempDir(), "s")
 	server := api.NewServer(api.Options{Services: api.Services{Migrations: moves}, Name: "host-a", Runtime: &runtime.System{}, Logger: slog.New(slog.DiscardHandler)})
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -207,6 +207,13 @@ func conduct(t *testing.T, moves api.Migrations) func(line ...string) (code int,
 			t.Error(err)
 		}
 	})
+	return socket
+}
+
+// conduct serves moves until the test ends, and runs commands that ask there.
+func conduct(t *testing.T, moves api.Migrations) func(line ...string) (code int, out string) {
+	t.Helper()
+	socket := serveMoves(t, moves)
 	return func(line ...string) (int, string) {
 		var out, errs bytes.Buffer
 		code := execute(t.Context(), linked(), append(line, "-c", socket), strings.NewReader(""), &out, &errs)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth/internal/config"
 	"berth/internal/store"
 )
 
@@ -52,7 +51,7 @@ again. Exits with 7 for a file that is not whole.`,
 			if len(args) == 1 {
 				file = args[0]
 			} else {
-				c, err := config.Load(a.config)
+				c, err := a.readConfig()
 				if err != nil {
 					return err
 				}

@@ -34,7 +34,8 @@ type app struct {
 	output   string
 	json     bool
 
-	began bool // the command line was understood; what fails after it is no usage error
+	warned bool // of a fault in the configuration
+	began  bool // the command line was understood; what fails after it is no usage error
 }
 
 // execute runs one command line and gives the exit code.

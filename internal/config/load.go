@@ -47,6 +47,32 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// Readable returns what the files set as far as they can be read, beside the error that Load
+// gives of them. It is for a command that asks a running agent: it needs where the agent
+// listens and the names of the peers, and no fault elsewhere may keep it from that. A value
+// that cannot be read is Default's.
+func Readable(path string) (Config, error) {
+	c, err := Load(path)
+	if err == nil {
+		return c, nil
+	}
+	c = Default()
+	list, listErr := files(path)
+	if listErr != nil {
+		return c, err
+	}
+	for _, f := range list {
+		_ = DecodeFile(f, &c) // err has its faults already; what stands before them is set
+	}
+	if !filepath.IsAbs(c.Agent.SocketPath()) {
+		c.Agent.Socket, c.Agent.RuntimeDir = "", Default().Agent.RuntimeDir
+	}
+	if !filepath.IsAbs(c.Agent.StateDir) {
+		c.Agent.StateDir = Default().Agent.StateDir
+	}
+	return c, err
+}
+
 // listTOML gives a folder's *.toml in name order; none for a folder that does
 // not exist.
 func listTOML(dir string) ([]string, error) {
