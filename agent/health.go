@@ -128,6 +128,9 @@ func (h *health) conditions() []api.Condition {
 	out := []api.Condition{
 		h.libvirt(), h.discovery(), h.placement(), h.a.ledger.condition(), h.claims(), h.peers(), h.migrations(), h.allocations(), h.a.guardian.condition(),
 	}
+	if c, missing := h.definitions(); missing {
+		out = append(out, c)
+	}
 	if c, kept := h.a.keeper.condition(); kept {
 		out = append(out, c)
 	}
@@ -175,6 +178,20 @@ func (h *health) libvirt() api.Condition {
 		return bad("libvirt", "answers; ledger and hypervisor are not joined yet: "+(*s).Error(), fault.ReasonsOf(*s)...)
 	}
 	return good("libvirt", "answers")
+}
+
+// definitions names the instances that libvirt does not list and that are kept; false for none.
+func (h *health) definitions() (api.Condition, bool) {
+	held := h.a.host.Vanished()
+	if len(held) == 0 {
+		return api.Condition{}, false
+	}
+	var reasons []fault.Reason
+	var names []string
+	for _, k := range held {
+		reasons, names = append(reasons, k.Reason), append(names, k.Name)
+	}
+	return bad("definitions", "libvirt does not list "+strings.Join(names, ", ")+"; nothing shows that they were undefined, so their claims are kept", reasons...), true
 }
 
 func (h *health) discovery() api.Condition {

@@ -135,6 +135,9 @@ func (h *Host) adoptOne(ctx context.Context, uuid string, amongAll bool) (Adopte
 	if err != nil {
 		return out, err
 	}
+	if err := h.vanished.Whole(ctx, d); err != nil {
+		return out, err
+	}
 	out.Warnings = append(remarks, h.settleAdopted(ctx, d, asRead, claim)...)
 	inst, _ = h.tracker.Instance(uuid)
 	out.InstanceView = h.look(inst, d)

@@ -336,6 +336,9 @@ func (c *creating) run(ctx context.Context) error {
 	if _, err := h.tracker.Bind(ctx, c.owner()); err != nil {
 		return err
 	}
+	if err := h.vanished.Whole(ctx, driver.Domain{UUID: uuid, Name: c.plan.inst.Name, Persistent: true}); err != nil {
+		return err
+	}
 	if c.plan.start {
 		if err := h.driver.Start(ctx, uuid, c.plan.paused); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -18,7 +19,8 @@ import (
 //	what people do                          what becomes of the guest's claim
 //	start, create or restore an unknown one adopted if it fits; else counted, and named in quarantine
 //	shut down, crash, reboot                kept
-//	undefine a stopped one                  released, after two agreeing reads
+//	undefine a stopped one                  released, after two agreeing reads and a second witness (package vanished)
+//	break or hide its definition            kept, and named in status
 //	undefine a running one                  kept until it ends, then released
 //	migrate away                            kept, and not started here, until its domain is gone
 //	setvcpus, setmem, vcpupin, attach, …    follows: forced where it does not fit
@@ -71,6 +73,7 @@ func (f *following) listen(ctx context.Context) {
 			_ = f.h.rt.Sleep(ctx, f.h.o.Agree) // only a pause before the next try
 			continue
 		}
+		f.h.vanished.Resync()
 		f.all()
 		for {
 			// Not until ctx ends: the driver closes the channel then, and whoever has
@@ -79,8 +82,10 @@ func (f *following) listen(ctx context.Context) {
 			if !open {
 				break
 			}
+			f.h.vanished.Event(e)
 			switch {
 			case e.Kind == driver.EventResync:
+				f.h.vanished.Resync()
 				f.all()
 			case e.Kind == driver.EventOther || e.Kind == driver.EventIteration || e.UUID == "":
 			default:
@@ -239,40 +244,22 @@ func (h *Host) lookAt(ctx context.Context, uuid string) (again time.Duration, er
 		return h.lookAtStranger(ctx, uuid)
 	}
 	if err := h.followLeaving(ctx, uuid); err != nil {
-		h.missing(uuid, false)
+		h.vanished.Unknown(uuid)
 		return 0, err
 	}
 	gone, err := h.gone(ctx, uuid)
 	switch {
 	case err != nil:
 		// What was read before libvirt failed is no first of two reads.
-		h.missing(uuid, false)
+		h.vanished.Unknown(uuid)
 		return 0, err
 	case !gone:
-		h.missing(uuid, false)
+		h.vanished.Unknown(uuid)
 		return 0, h.followUse(ctx, uuid)
-	case !h.missing(uuid, true):
+	case !h.vanished.Missing(uuid, h.rt.Boot().Since, h.o.Agree):
 		return h.o.Agree, nil // the second read
 	}
 	return 0, h.releaseGone(ctx, uuid)
-}
-
-// missing notes whether a guest's domain was there, and says whether it was not
-// for so long that a second read may decide.
-func (h *Host) missing(uuid string, is bool) (long bool) {
-	now := h.rt.Boot().Since
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	since, was := h.absent[uuid]
-	switch {
-	case !is:
-		delete(h.absent, uuid)
-		return false
-	case !was:
-		h.absent[uuid] = now
-		return false
-	}
-	return now-since >= h.o.Agree
 }
 
 // settleBound is lookAt for the start: what a guest uses now is Follow's to see.
@@ -290,50 +277,77 @@ func (h *Host) settleBound(ctx context.Context, uuid string) error {
 	return h.releaseGone(ctx, uuid)
 }
 
-// releaseGone releases the claim of a managed guest whose domain was gone a while
-// ago, if it is gone still.
+// releaseGone releases the claim of an instance whose domain was missing a while ago, if it is
+// missing still and a second witness says that it is gone (package vanished). Else it is kept, and
+// named in status.
 func (h *Host) releaseGone(ctx context.Context, uuid string) error {
 	unlock, err := h.lock(ctx, uuid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	gone, err := h.gone(ctx, uuid)
-	if err != nil || !gone {
+	missing, err := h.gone(ctx, uuid)
+	if err != nil || !missing {
 		return err
 	}
-	// A second opinion from the list: one domain's lookup and the list of all are
-	// answered by different paths of libvirtd.
 	all, err := h.driver.Domains(ctx)
 	if err != nil || slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == uuid }) {
 		return err
 	}
-	h.log.Info("the guest was undefined: release its claim", "instance", uuid)
+	var known []string
+	var self vanished.Instance
+	var others []vanished.Instance
+	for _, inst := range h.tracker.Instances() {
+		known = append(known, inst.Name)
+		if inst.UUID == uuid {
+			self = vanished.Instance{UUID: uuid, Name: inst.Name}
+		}
+		if h.settledHere(inst) && !slices.ContainsFunc(all, func(d driver.Domain) bool { return d.UUID == inst.UUID }) {
+			others = append(others, vanished.Instance{UUID: inst.UUID, Name: inst.Name})
+		}
+	}
+	if action, err := h.vanished.Judge(ctx, self, all, others, known); err != nil || action == vanished.Keep {
+		return err
+	}
+	h.log.Info("the instance was undefined: release its claim", "instance", uuid)
 	if err := h.forget(ctx, uuid); err != nil {
 		return err
 	}
-	h.missing(uuid, false)
 	h.mu.Lock()
 	delete(h.uses, uuid)
 	h.mu.Unlock()
 	return nil
 }
 
+// settledHere reports whether an instance lives here, and neither moves nor is being made.
+func (h *Host) settledHere(inst claims.Instance) bool {
+	if inst.Token.State != claims.TokenHere {
+		return false
+	}
+	if _, bound := h.claimOf(inst.UUID); !bound {
+		return false
+	}
+	_, moving := h.moving(inst.UUID)
+	return !moving
+}
+
+// Vanished gives the instances that the hypervisor does not list, and that are kept since
+// nothing shows that they were undefined.
+func (h *Host) Vanished() []vanished.Held { return h.vanished.Held() }
+
 // gone reports whether a guest that lives here, and neither moves nor is being
 // made, has no domain.
 func (h *Host) gone(ctx context.Context, uuid string) (bool, error) {
 	inst, ok := h.tracker.Instance(uuid)
-	if !ok || inst.Token.State != claims.TokenHere {
+	if !ok || !h.settledHere(inst) {
 		return false, nil
 	}
-	if _, bound := h.claimOf(uuid); !bound {
-		return false, nil
+	d, exists, err := h.domain(ctx, uuid)
+	if err != nil || !exists {
+		return err == nil, err
 	}
-	if _, moving := h.moving(uuid); moving {
-		return false, nil
-	}
-	_, exists, err := h.domain(ctx, uuid)
-	return err == nil && !exists, err
+	h.vanished.Domain(d)
+	return false, errors.Join(h.vanished.Whole(ctx, d), h.vanished.Returned(ctx, uuid))
 }
 
 // relax takes the mark from forced claims that fit by now.
@@ -345,4 +359,10 @@ func (h *Host) relax(ctx context.Context) {
 	for _, uuid := range fit {
 		h.log.Info("a claim that was forced fits now", "instance", uuid)
 	}
+}
+
+// definitionsOf finds the second witness of which domains are defined; nil where there is none.
+func definitionsOf(d driver.Driver) driver.DefinitionReader {
+	r, _ := d.(driver.DefinitionReader)
+	return r
 }

@@ -17,6 +17,7 @@ import (
 	"berth/agent/host/remake"
 	"berth/agent/host/shipping"
 	"berth/agent/host/streams"
+	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver"
@@ -166,11 +167,12 @@ type Host struct {
 	unsettled map[string]error // by instance: why a guest that came by one is not settled
 	// What Follow saw the last time, by instance; see use.go and strangers.go.
 	uses      map[string]use
-	round     string                   // the guest whose document is read next for changes that nothing tells of
-	absent    map[string]time.Duration // guests without a domain, since when on the boot clock
+	round     string // the guest whose document is read next for changes that nothing tells of
 	strangers map[string]stranger
 	started   map[string]bool // unmanaged guests whose start was seen
 	silent    time.Duration   // until when, on the boot clock, Placement is not asked for allocations that follow
+
+	vanished *vanished.Watch // instances without a domain, and whether they were undefined
 
 	sides sides          // what is known of the conductors of arrivals; see sides.go
 	boot  bootWait       // which guests may not be started yet; see returned.go
@@ -214,7 +216,7 @@ func New(o Options) *Host {
 		memory: memory.New(o.Tracker, o.Runtime), files: o.Files,
 		starting: map[string]int{},
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
-		uses: map[string]use{}, absent: map[string]time.Duration{}, strangers: map[string]stranger{}, started: map[string]bool{},
+		uses: map[string]use{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}
 	if h.files == nil {
 		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, Manager: systemd.Manager(), BootID: o.Runtime.Boot().ID}
@@ -224,6 +226,7 @@ func New(o Options) *Host {
 	}
 	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
 	h.sides.init()
+	h.vanished = vanished.New(vanished.Options{Runtime: o.Runtime, Tracker: o.Tracker, Logger: h.log, Definitions: definitionsOf(o.Driver)})
 	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})
 	h.migrator, _ = o.Driver.(driver.LiveMigrator)
 	h.ctx, h.cancel = context.WithCancel(context.Background())

@@ -250,7 +250,11 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 	if err := h.dropRecords(ctx, uuid); err != nil {
 		return err
 	}
-	return h.tracker.DeleteInstance(ctx, uuid)
+	if err := h.tracker.DeleteInstance(ctx, uuid); err != nil {
+		return err
+	}
+	h.vanished.Forget(uuid)
+	return nil
 }
 
 // variables finds the file of a guest's firmware variables, which goes with the

@@ -27,9 +27,14 @@ import (
 // realHost is a Host over a real libvirtd in a namespace.
 func realHost(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement, change ...func(*host.Options)) (*host.Host, *claims.Tracker, *storetest.Memory) {
 	t.Helper()
+	return realHostOn(t, rt, h, p, storetest.NewMemory(), change...)
+}
+
+// realHostOn is realHost with a ledger that may have something in it.
+func realHostOn(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement, store *storetest.Memory, change ...func(*host.Options)) (*host.Host, *claims.Tracker, *storetest.Memory) {
+	t.Helper()
 	log := slog.New(slog.NewTextHandler(logTo{t}, nil))
-	d := libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: h.LibvirtSocket(), Runtime: rt, Logger: log})
-	store := storetest.NewMemory()
+	d := libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: h.LibvirtSocket(), DefinitionDir: fmt.Sprintf("/proc/%d/root/etc/libvirt/qemu", h.InitPID()), Runtime: rt, Logger: log})
 	tracker, err := claims.Open(t.Context(), claims.Options{
 		Store: store, Runtime: rt, Host: h.Name, Logger: log,
 		Capacity: claims.Capacity{Total: topology.Resources{VCPUs: 4, MemoryMB: 1024, DiskGB: 100}},

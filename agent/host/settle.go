@@ -18,7 +18,7 @@ import (
 //	ledger                          hypervisor              action
 //	claim of kind instance, pending no domain               dropped: a creation that broke off
 //	claim of kind instance, pending domain                  bound: a creation that was all but done
-//	claim of kind instance, bound   no domain, two reads    guest deleted by somebody: released
+//	claim of kind instance, bound   no domain, two reads    released where a second witness says that it was undefined (package vanished)
 //	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
 //	token surrendered               anything                the conductor's; nothing
 //	claim of a migration            anything                the conductor's; nothing

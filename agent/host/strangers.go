@@ -73,6 +73,7 @@ func (h *Host) lookAround(ctx context.Context) (changed []string, err error) {
 			changed = append(changed, inst.UUID)
 		}
 	}
+	h.vanished.Retain(func(uuid string) bool { _, known := here[uuid]; return known })
 	managed := map[string]bool{}
 	for _, s := range h.Strangers() {
 		managed[s.UUID] = !h.isStranger(s.UUID)
@@ -207,16 +208,16 @@ func (h *Host) wasStarted(uuid string) (bool, error) {
 func (h *Host) lookAtStranger(ctx context.Context, uuid string) (again time.Duration, err error) {
 	d, exists, err := h.domain(ctx, uuid)
 	if err != nil {
-		h.missing(uuid, false)
+		h.vanished.Unknown(uuid)
 		return 0, err
 	}
 	h.mu.Lock()
 	_, counted := h.strangers[uuid]
 	h.mu.Unlock()
-	if counted && !exists && !h.missing(uuid, true) {
+	if counted && !exists && !h.vanished.Missing(uuid, h.rt.Boot().Since, h.o.Agree) {
 		return h.o.Agree, nil
 	}
-	h.missing(uuid, false)
+	h.vanished.Unknown(uuid)
 	if !exists || !d.Active() || !h.isStranger(uuid) {
 		h.dropStranger(uuid)
 		return 0, nil

@@ -35,6 +35,15 @@ func (h *hollow) Domains(ctx context.Context) ([]driver.Domain, error) {
 	return all, nil
 }
 
+// Definitions is empty where the list is: the files say what the list says.
+func (h *hollow) Definitions(ctx context.Context) (driver.Definitions, error) {
+	all, err := h.Driver.(driver.DefinitionReader).Definitions(ctx)
+	if h.noList.Load() {
+		all.Files = nil
+	}
+	return all, err
+}
+
 func (h *hollow) Domain(ctx context.Context, uuid string) (driver.Domain, error) {
 	h.asked.Add(1)
 	if h.broken.Load() {
@@ -254,7 +263,8 @@ func (s *silentPlacement) PutAllocation(ctx context.Context, a host.Allocation) 
 	return s.placementOf.PutAllocation(ctx, a)
 }
 
-// A claim is released by two reads that agree, both ways of asking, and by no fewer.
+// A claim is released by two reads that agree, both ways of asking, by a definition that is gone, and by
+// no less.
 func TestFollow_OneReadOfTwoReleasesNothing(t *testing.T) {
 	const agree = 300 * time.Millisecond
 	l := newLab(t, "a", "b")

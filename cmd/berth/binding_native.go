@@ -13,5 +13,5 @@ import (
 const bindingName = "libvirt.org/go/libvirt (cgo)"
 
 func newDriver(c config.Libvirt, rt runtime.Runtime) driver.Driver {
-	return libvirt.New(libvirt.Options{Dial: native.Dial, Socket: c.Socket, URI: c.URI, CallTimeout: c.Timeout.D(), Runtime: rt})
+	return libvirt.New(libvirt.Options{Dial: native.Dial, Socket: c.Socket, URI: c.URI, DefinitionDir: c.Definitions, CallTimeout: c.Timeout.D(), Runtime: rt})
 }

@@ -13,5 +13,5 @@ import (
 const bindingName = "go-libvirt (pure Go)"
 
 func newDriver(c config.Libvirt, rt runtime.Runtime) driver.Driver {
-	return libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: c.Socket, URI: c.URI, CallTimeout: c.Timeout.D(), Runtime: rt})
+	return libvirt.New(libvirt.Options{Dial: rpc.Dial, Socket: c.Socket, URI: c.URI, DefinitionDir: c.Definitions, CallTimeout: c.Timeout.D(), Runtime: rt})
 }

@@ -207,6 +207,7 @@ func (h *machine) StartDaemon() error {
 	}
 	h.daemon, h.hung = true, false
 	f.recordLocked(h.name, "", "libvirtd starts")
+	h.loadLocked()
 	for _, d := range h.sortedLocked() {
 		h.findAgainLocked(d)
 	}

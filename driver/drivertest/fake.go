@@ -43,6 +43,11 @@ type machine struct {
 	before     func(call, uuid string) error
 	after      func(call, uuid string) error
 
+	// What the next daemon cannot load, and what this one could not; see definitions.go.
+	damaged  map[string]bool
+	away     bool
+	unloaded map[string]*definition
+
 	events       streams[driver.Event]
 	deviceEvents streams[driver.DeviceEvent]
 	devices      map[string]driver.HostDevice
@@ -60,6 +65,8 @@ var (
 	_ driver.Statistician  = (*Fake)(nil)
 	_ driver.DeviceWatcher = (*Fake)(nil)
 	_ driver.Connector     = (*Fake)(nil)
+
+	_ driver.DefinitionReader = (*Fake)(nil)
 
 	_ driver.PostCopyRecoverer = (*Fake)(nil)
 )
@@ -85,6 +92,7 @@ type domain struct {
 func newMachine(f *Fleet, name string) *machine {
 	return &machine{
 		fleet: f, name: name, power: true, daemon: true, domains: map[string]*domain{},
+		damaged: map[string]bool{}, unloaded: map[string]*definition{},
 		devices: map[string]driver.HostDevice{}, agents: map[string]agent{}, usage: map[string]driver.Usage{},
 		node: driver.Node{
 			// A host keeps its uuid over restarts of the test, so it comes from the name.
@@ -347,6 +355,8 @@ func (h *Fake) Define(ctx context.Context, doc string) error {
 			h.domains[def.uuid] = d
 		}
 		d.persistent = def
+		delete(h.damaged, def.uuid)
+		delete(h.unloaded, def.uuid)
 		if d.live == nil {
 			d.name = def.name
 		}

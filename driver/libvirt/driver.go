@@ -43,6 +43,9 @@ type Options struct {
 	URI    string // qemu:///system
 
 	LogDir string // where libvirt logs each domain's runs; /var/log/libvirt/qemu
+	// DefinitionDir is where libvirt keeps persistent definitions; empty for what URI says,
+	// /etc/libvirt/qemu for qemu:///system.
+	DefinitionDir string
 
 	CallTimeout  time.Duration // deadline of a call whose caller gave none; 10 s
 	PingInterval time.Duration // how often the daemon is asked whether it lives; 5 s

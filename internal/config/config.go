@@ -129,10 +129,13 @@ type MdevType struct {
 
 // Libvirt is how the hypervisor is reached.
 type Libvirt struct {
-	Socket  string   `toml:"socket"` // empty: found by itself, virtqemud's before libvirtd's
-	URI     string   `toml:"uri"`
-	Timeout Duration `toml:"timeout"`  // of one call
-	PeerURI string   `toml:"peer_uri"` // this host's libvirt as another libvirtd reaches it; {name} is the provider's name
+	Socket string `toml:"socket"` // empty: found by itself, virtqemud's before libvirtd's
+	URI    string `toml:"uri"`
+	// Definitions is the folder where libvirt keeps persistent definitions; empty for the one that
+	// goes with URI, /etc/libvirt/qemu for qemu:///system.
+	Definitions string   `toml:"definitions"`
+	Timeout     Duration `toml:"timeout"`  // of one call
+	PeerURI     string   `toml:"peer_uri"` // this host's libvirt as another libvirtd reaches it; {name} is the provider's name
 }
 
 // How the agent says to Placement who it is.

@@ -122,6 +122,9 @@ func (c *Config) faults() []fault.Reason {
 	if c.Libvirt.Socket != "" {
 		absolute("libvirt.socket", c.Libvirt.Socket)
 	}
+	if c.Libvirt.Definitions != "" {
+		absolute("libvirt.definitions", c.Libvirt.Definitions)
+	}
 	if u, err := url.Parse(c.Libvirt.URI); err != nil || u.Scheme == "" {
 		bad("libvirt.uri", c.Libvirt.URI, "a libvirt URI such as qemu:///system")
 	}

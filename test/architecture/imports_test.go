@@ -76,6 +76,7 @@ var table = map[string]rule{
 	"agent/host/change":              {own: []string{"agent/host/demand", "agent/host/disks", "agent/host/hooks", "agent/host/memory", "agent/host/phases", "agent/host/remake", "agent/host/shipping", "claims", "claims/flavor", "driver", "driver/libvirt/domainxml", "migration", "topology", "internal/..."}, why: "changes in place; ends and starts no guest"},
 	"agent/host/demand":              {own: []string{"claims/flavor", "topology", "internal/fault"}, why: "pure: a flavor in, what it asks of a host out"},
 	"agent/host/evacuation":          {own: []string{"agent/host/disks", "agent/host/remake", "migration", "internal/fault"}, why: "what becomes of a lost guest and its disks; decides, and does nothing"},
+	"agent/host/vanished":            {own: []string{"claims", "driver", "internal/fault", "internal/runtime"}, why: "a missing domain: undefined, or not loaded; releases nothing itself"},
 	"agent/host/memory":              {own: []string{"claims", "migration", "internal/..."}, why: "records, tombstones and turns of verbs; knows no verb"},
 	"agent/host/networks":            {own: []string{"driver", "internal/fault"}, third: []string{"golang.org/x/sys"}, why: "documents in, questions and Open vSwitch's ports out"},
 	"agent/host/phases":              {own: []string{"agent/host/hooks", "agent/host/memory", "claims", "migration", "internal/..."}, why: "hooks of a move, once for each attempt; knows no verb"},
