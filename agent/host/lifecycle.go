@@ -225,6 +225,8 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 		if err := h.driver.Undefine(ctx, inst.UUID); err != nil && !errors.Is(err, fault.NotFound) {
 			return err
 		}
+	} else if err := h.witness.Off(inst.UUID, inst.Name, nil); err != nil {
+		return err // it runs, and libvirt has lost it
 	}
 	if err := h.removeMoved(ctx, migration.Ref{Instance: inst.UUID}, files); err != nil {
 		return err

@@ -300,6 +300,7 @@ func TestFollow_OneReadOfTwoReleasesNothing(t *testing.T) {
 	l.must("give the move up", a.DropContext(t.Context(), ref))
 	stop()
 	a.Close()
+	l.must("power off", a.fake.Destroy(t.Context(), v.UUID)) // of one that runs the process says so
 
 	a = l.boot("a", func(o *host.Options) { o.Driver, o.Agree, o.Look = libvirt, agree, time.Millisecond })
 	l.followed("a")

@@ -2,10 +2,13 @@ package host_test
 
 import (
 	"errors"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"berth/agent/host"
 	"berth/driver"
+	"berth/internal/fault"
 )
 
 // kept gives the codes under which instances without a domain are kept, by name.
@@ -153,4 +156,39 @@ func TestFollow_DefinitionsNotMounted_ReleasesNothing(t *testing.T) {
 		}
 		a.Close()
 	}
+}
+
+// A QEMU process overrules list, event and folder; an operator's delete is refused for it too.
+func TestFollow_ProcessLives_KeepsTheInstance(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	v := l.guest("a", "web")
+	l.guest("a", "db")
+	a.Close()
+	lives := &aliveProcess{uuid: v.UUID}
+	lives.pid.Store(4711)
+	a = l.boot("a", func(o *host.Options) { o.Processes = lives })
+	l.followed("a")
+	l.must("destroy", a.fake.Destroy(t.Context(), v.UUID))
+	l.must("undefine", a.fake.Undefine(t.Context(), v.UUID))
+	waitFor(t, "the instance to be named", func() bool { return a.kept()["web"] == "process_lives" })
+	err := a.Delete(t.Context(), "web", host.DeleteOptions{Force: true})
+	if !errors.Is(err, fault.Forbidden) || !slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == "qemu_runs" && r.Have == "4711" }) {
+		t.Errorf("delete: %v", err)
+	}
+	lives.pid.Store(0)
+	l.soon("a", v.UUID, "nothing")
+}
+
+// aliveProcess is a QEMU process of one instance, while its pid is not 0.
+type aliveProcess struct {
+	uuid string
+	pid  atomic.Int64
+}
+
+func (p *aliveProcess) Of(uuid string) ([]int, error) {
+	if pid := int(p.pid.Load()); pid != 0 && uuid == p.uuid {
+		return []int{pid}, nil
+	}
+	return nil, nil
 }

@@ -320,7 +320,7 @@ func reasonOf(cause Cause, inst Instance, folder, why string, pids []int) fault.
 			list[i] = strconv.Itoa(p)
 		}
 		r.Message = fmt.Sprintf("libvirt does not list instance %s, and its QEMU process %s lives", inst.Name, strings.Join(list, " and "))
-		r.Have, r.Change = strings.Join(list, " "), "systemctl restart libvirtd; if libvirt does not find the instance then, end the process: kill "+strings.Join(list, " ")
+		r.Have, r.Change = strings.Join(list, " "), "shut it down from inside, or kill "+strings.Join(list, " ")
 	case CauseProcesses:
 		r.Message = fmt.Sprintf("libvirt does not list instance %s, and whether its QEMU process lives cannot be read: %s", inst.Name, why)
 		r.Change = "let the agent read /proc; or " + gone
