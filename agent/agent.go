@@ -98,6 +98,7 @@ type Agent struct {
 	server     *api.Server
 	guardian   *guardian
 	keeper     *keeper
+	lost       *unevacuated
 	deaths     *deaths
 	vigil      *vigil
 	drainer    *drain.Drainer
@@ -259,7 +260,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	mode := func() string { return string(c.Agent.Mode) }
 	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
-	a.keeper = newKeeper(a)
+	a.keeper, a.lost = newKeeper(a), &unevacuated{a: a}
 	a.deaths, a.vigil = newDeaths(a), newLeaseVigil(a)
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
@@ -451,6 +452,7 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	begin(task{"guard", a.ledger.waiting(a.guardian.run)})
 	begin(task{"guests in doubt", a.ledger.waiting(a.ledger.runDoubts)})
 	begin(task{"fleet records", a.ledger.waiting(a.keeper.run)})
+	begin(task{"dead hosts", a.ledger.waiting(a.lost.run)})
 	begin(task{"drains", a.ledger.waiting(a.runDrains)})
 	begin(task{"shutdown", a.ledger.waiting(a.shutdowns.run)})
 	close(a.recovered)

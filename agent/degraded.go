@@ -48,6 +48,7 @@ import (
 //	keystone's clouds file                    as a Placement that does not answer           placement
 //	Placement silent                          no allocations change; moves wait for it      placement
 //	certificates                              its own machine alone                         peers, page
+//	certificates other at a reload            goes on with those of its start               configuration
 //	page's port taken                         no page; tried again                          page
 //	peers' port taken                         its own machine alone; tried again            peers
 //	libvirt silent                            the ledger alone; settles when it answers     libvirt
@@ -65,6 +66,8 @@ const (
 	partProvider = "provider_uuid"
 	partMarker   = "marker"
 	partAuditLog = "audit_log"
+	// partCertificate are certificate files that a reload did not take up.
+	partCertificate = "certificate"
 )
 
 // faults are what could not be had at the start. The zero value is ready.

@@ -131,6 +131,12 @@ func (h *health) conditions() []api.Condition {
 	if c, missing := h.definitions(); missing {
 		out = append(out, c)
 	}
+	if c, dead := h.a.lost.condition(); dead {
+		out = append(out, c)
+	}
+	if c, stuck := stuckDrains(h.a.drainer.Going(), h.a.rt.Now()); stuck {
+		out = append(out, c)
+	}
 	if c, kept := h.a.keeper.condition(); kept {
 		out = append(out, c)
 	}
@@ -230,6 +236,10 @@ func (h *health) awaitingPlacement() bool {
 
 func (h *health) placement() api.Condition {
 	s := h.a.reporter.Status()
+	asked, answered := h.a.placement.Silence()
+	if c, silent := placementSilent(asked, answered, h.a.rt.Now()); silent && s.Err == nil {
+		return c
+	}
 	switch {
 	case h.a.ledger.state() != nil:
 		return good("placement", "nothing is compared or written before the ledger is known")

@@ -30,6 +30,7 @@ func (a *Agent) runReload(ctx context.Context) error {
 func (a *Agent) reload() {
 	read, flavors, given, err := a.read()
 	a.faults.note(partFiles, err)
+	a.faults.note(partCertificate, certificateNotTaken(a.config().PKI, a.identity, a.rt.Now()))
 	if err != nil {
 		a.log.Error("configuration not taken: it has faults, and the old one stands", "error", err)
 		return

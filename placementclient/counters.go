@@ -34,6 +34,8 @@ type counters struct {
 	requests, retries, races, orphans, inDoubt atomic.Int64
 
 	mu        sync.Mutex // guards what follows; nothing else happens under it
+	asked     time.Time  // when the first request since the last answer was sent; zero for none
+	answered  time.Time  // of the last answer; zero for never
 	calls     map[string]int64
 	took      map[string]time.Duration
 	conflicts map[Conflict]int64
@@ -72,4 +74,28 @@ func (c *Client) Counters() Counters {
 	defer c.count.mu.Unlock()
 	out.Calls, out.Took, out.Conflicts = maps.Clone(c.count.calls), maps.Clone(c.count.took), maps.Clone(c.count.conflicts)
 	return out
+}
+
+// ask notes that a request is sent.
+func (n *counters) ask(now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.asked.IsZero() {
+		n.asked = now
+	}
+}
+
+// answer notes that Placement answered, whatever it said.
+func (n *counters) answer(now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked, n.answered = time.Time{}, now
+}
+
+// Silence tells since when Placement has been asked without an answer, zero where it answered
+// the last request, and when it answered last, zero for never. It does not block.
+func (c *Client) Silence() (asked, answered time.Time) {
+	c.count.mu.Lock()
+	defer c.count.mu.Unlock()
+	return c.count.asked, c.count.answered
 }

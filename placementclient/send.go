@@ -88,6 +88,7 @@ func (c *Client) send(ctx context.Context, v Microversion, k call) (reply, error
 		return f.rep, err
 	}
 	began := c.cfg.Runtime.Now()
+	c.count.ask(began)
 	resp, err := c.http.Do(req)
 	if resp != nil {
 		// checkRetry has read it; the connection is back already.
@@ -144,6 +145,7 @@ func (c *Client) checkRetry(ctx context.Context, resp *http.Response, err error)
 		resp.Body = io.NopCloser(bytes.NewReader(b))
 		if err == nil {
 			f.rep.status, f.rep.body = resp.StatusCode, b
+			c.count.answer(c.cfg.Runtime.Now())
 		}
 	}
 	if err != nil {

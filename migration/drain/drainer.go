@@ -396,6 +396,19 @@ func (d *Drainer) List(context.Context) []Drain {
 	return out
 }
 
+// Going gives the drains that are not over.
+func (d *Drainer) Going() []Drain {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []Drain
+	for _, q := range d.sortedLocked() {
+		if !q.rec.State.Over() {
+			out = append(out, q.viewLocked())
+		}
+	}
+	return out
+}
+
 // Abort begins no further move of a host's drain and gives up those that can be; those that
 // have passed their point of no return are finished. It returns when the wish is durable.
 // fault.NotFound; fault.Forbidden when it is over.
