@@ -88,6 +88,10 @@ func (d document) immovable(a topology.Assignment) []fault.Reason {
 			out = append(out, notMovable(k.What, k.Change))
 		}
 	}
+	held := make(map[string]topology.AssignedDevice, len(a.Devices))
+	for _, dev := range a.Devices {
+		held[dev.Address.String()] = dev
+	}
 	for _, dev := range d.Devices.Hostdevs {
 		if dev.Type != "pci" && dev.Type != "mdev" {
 			continue // kept
@@ -96,11 +100,11 @@ func (d document) immovable(a topology.Assignment) []fault.Reason {
 		if dev.Source != nil {
 			at = dev.Source.where()
 		}
-		held := slices.IndexFunc(a.Devices, func(d topology.AssignedDevice) bool { return d.Address.String() == at })
+		given, ok := held[at]
 		switch {
-		case held < 0:
+		case !ok:
 			out = append(out, notMovable(dev.Type+" host device "+at, "detach it, or move the guest shut off"))
-		case !a.Devices[held].LiveMigratable:
+		case !given.LiveMigratable:
 			out = append(out, notMovable(dev.Type+" host device "+at, "say live_migratable in [pci] device_spec if its driver can, or move the guest shut off"))
 		}
 	}
