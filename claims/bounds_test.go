@@ -116,6 +116,9 @@ func TestFound_PlacesNoInstanceCanHave_AreRefused(t *testing.T) {
 			wantRefused(t, "check", b.CheckFound("i1", f), claims.AssignmentOutOfRange, "")
 			_, err := b.Adopt(ctx, guest("i1"), f)
 			wantRefused(t, "adopt", err, claims.AssignmentOutOfRange, "")
+			for _, absent := range []bool{false, true} {
+				wantRefused(t, "restore", b.Restore(ctx, claims.Restored{Instance: guest("i1"), Found: f, Absent: absent}), claims.AssignmentOutOfRange, "")
+			}
 			_, err = b.Claim(ctx, claims.Request{Owner: instanceOwner("i1"), Resources: small, Found: &a})
 			wantRefused(t, "claim", err, claims.AssignmentOutOfRange, "")
 			wantAudit(t, b)

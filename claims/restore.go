@@ -40,7 +40,11 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 	if err := validInstance("restore", i); err != nil {
 		return err
 	}
-	if err := r.Found.invalid("restore instance " + i.UUID); err != nil && !r.Absent {
+	reasons := assignmentReasons(r.Found.Assignment)
+	if !r.Absent {
+		reasons = append(resourcesReasons(r.Found.Resources), reasons...)
+	}
+	if err := invalid("restore instance "+i.UUID, reasons); err != nil {
 		return err
 	}
 	owner := Owner{Instance: i.UUID, Kind: KindInstance}
