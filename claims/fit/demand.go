@@ -143,10 +143,10 @@ func (d *devices) reach(k, p int) near {
 			return anywhere
 		}
 	case topology.AffinitySocket:
-		if d.socket == nil || d.place[p] < 0 {
-			return nowhere
+		// Where a host tells no sockets, a device on the instance's own cell is on its socket.
+		if d.socket != nil && d.place[p] >= 0 {
+			return onSocket
 		}
-		return onSocket
 	}
 	if d.place[p] < 0 {
 		return nowhere

@@ -170,3 +170,25 @@ func TestPlace_ReachesASocketByTheCellThatLeavesRoom(t *testing.T) {
 		t.Errorf("placed on %d and %d, want 2 and 1", p[0].HostCell, p[1].HostCell)
 	}
 }
+
+// TestPlace_NoSockets_ADeviceOfTheOwnCellIsOnItsSocket: a host that tells no sockets, or not all,
+// gives a function of the instance's own cell to a request of affinity socket, and no other.
+func TestPlace_NoSockets_ADeviceOfTheOwnCellIsOnItsSocket(t *testing.T) {
+	for _, told := range []int{0, 1} {
+		m := plain(2, 4, 1)
+		for i := told; i < len(m.Cells); i++ {
+			m.Cells[i].Socket = nil
+		}
+		m.Pools = []Pool{nic(1, 1)}
+		a := Place(Request{Topology: guest(1, 1, ""), PCI: device(1, topology.AffinitySocket)}, m)
+		if !a.Fits() || a.Placement.Cells[0].HostCell != 1 {
+			t.Errorf("%d sockets told: %+v, %v; want cell 1", told, a.Placement, a.Reasons)
+		}
+		m.Cells[1].Pinned = topology.NewCPUSet(4, 5, 6, 7)
+		g := guest(1, 1, "")
+		g.Cells[0].DedicatedVCPUs = topology.NewCPUSet(0)
+		if a := Place(Request{Topology: g, PCI: device(1, topology.AffinitySocket)}, m); a.Fits() {
+			t.Errorf("%d sockets told: placed on cell %d, beside the device's", told, a.Placement.Cells[0].HostCell)
+		}
+	}
+}
