@@ -19,7 +19,7 @@ type node struct {
 // readCells reads the NUMA nodes into host.Cells, or makes the one cell of a
 // kernel without them.
 func (t *tree) readCells(host *topology.Host, cpus cpuReading) {
-	proc, haveProc := parsed(t, expected, procMeminfo, about{}, parseMeminfo(-1))
+	proc, haveProc := t.memory(expected, procMeminfo, about{}, -1)
 	ids, ok := t.numbered(nodeDir, "node")
 	if !ok {
 		t.oneCell(host, cpus, proc, haveProc)
@@ -86,12 +86,22 @@ func (t *tree) readNodes(dirs topology.CPUSet, online topology.CPUSet) []*node {
 	}
 	var nodes []*node
 	for _, id := range ids {
-		n := &node{id: id, mem: meminfo{-1, -1, -1, -1, -1}}
+		n := &node{id: id, mem: meminfo{total: -1, free: -1, hugeTotal: -1, hugeFree: -1, hugeSize: -1}}
 		n.cpus = t.nodeCPUs(id, online)
-		n.mem, n.haveMem = parsed(t, mandatory, nodeFile(id, "meminfo"), cellOf(id), parseMeminfo(id))
+		n.mem, n.haveMem = t.memory(mandatory, nodeFile(id, "meminfo"), cellOf(id), id)
 		nodes = append(nodes, n)
 	}
 	return nodes
+}
+
+// memory reads a meminfo file, of a node or of the host for -1. A malformed line beside MemTotal
+// degrades the host, and leaves what the others say.
+func (t *tree) memory(n need, file string, a about, node int) (meminfo, bool) {
+	m, ok := parsed(t, n, file, a, parseMeminfo(node))
+	if m.malformed != "" {
+		t.complain(expected, "file_malformed", file, a, "%s is not one number of its unit", m.malformed)
+	}
+	return m, ok
 }
 
 // nodeCPUs reads cpumap and cpulist, which must say the same; the mask decides.

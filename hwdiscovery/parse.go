@@ -1,6 +1,7 @@
 package hwdiscovery
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -137,18 +138,21 @@ func parseDistances(text string) ([]int, error) {
 // meminfo is what is read of a meminfo file, of one node or of the host; -1
 // where a line is absent.
 type meminfo struct {
-	total, free int64 // bytes
-	hugeTotal   int64 // HugePages_Total, pages of the default size
-	hugeFree    int64 // HugePages_Free
-	hugeSize    int64 // Hugepagesize, bytes
+	total, free int64  // bytes
+	hugeTotal   int64  // HugePages_Total, pages of the default size
+	hugeFree    int64  // HugePages_Free
+	hugeSize    int64  // Hugepagesize, bytes
+	malformed   string // the first optional line that could not be read; empty for none
 }
 
 // parseMeminfo reads node*/meminfo ("Node 0 MemTotal:  16772456 kB") for node
 // >= 0, /proc/meminfo ("MemTotal:  16772456 kB") for -1. MemTotal must be there,
-// once, and whole.
+// once, and whole. Of the other lines one that is malformed is as unknown as an
+// absent one, and told apart by name: it costs nothing but its own number.
 func parseMeminfo(node int) func(string) (meminfo, error) {
 	return func(text string) (meminfo, error) {
-		m := meminfo{-1, -1, -1, -1, -1}
+		m := meminfo{total: -1, free: -1, hugeTotal: -1, hugeFree: -1, hugeSize: -1}
+		spoilt := map[*int64]bool{}
 		for line := range strings.Lines(text) {
 			line = strings.TrimSpace(line)
 			if node >= 0 && line != "" {
@@ -184,7 +188,12 @@ func parseMeminfo(node int) func(string) (meminfo, error) {
 			digits, ok := strings.CutSuffix(strings.TrimSpace(value), unit)
 			n, err := strconv.ParseUint(digits, 10, 50)
 			if !ok || err != nil || *to >= 0 {
-				return m, fmt.Errorf("%s is not one number of its unit", quote(line))
+				if to == &m.total {
+					return m, fmt.Errorf("%s is not one number of its unit", quote(line))
+				}
+				spoilt[to] = true
+				m.malformed = cmp.Or(m.malformed, quote(line))
+				continue
 			}
 			*to = int64(n)
 			if unit != "" {
@@ -193,6 +202,9 @@ func parseMeminfo(node int) func(string) (meminfo, error) {
 		}
 		if m.total < 0 {
 			return m, errors.New("no MemTotal")
+		}
+		for to := range spoilt {
+			*to = -1 // of two numbers neither is known to be right
 		}
 		return m, nil
 	}

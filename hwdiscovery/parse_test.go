@@ -38,6 +38,19 @@ func TestParseMeminfo_WantsMemTotalOfItsNodeWhole(t *testing.T) {
 	}
 }
 
+func TestParseMeminfo_MalformedOptionalLine_CostsNothingElse(t *testing.T) {
+	for text, want := range map[string][]int64{
+		"Node 3 MemTotal: 4 kB\nNode 3 MemFree: 1\nNode 3 HugePages_Total: 4\n":                               {4 << 10, -1, 4},
+		"Node 3 HugePages_Total: four\nNode 3 MemTotal: 4 kB\nNode 3 MemFree: 1 kB\n":                         {4 << 10, 1 << 10, -1},
+		"Node 3 MemTotal: 4 kB\nNode 3 HugePages_Total: 4\nNode 3 HugePages_Total: 5\nNode 3 MemFree: 1 kB\n": {4 << 10, 1 << 10, -1},
+	} {
+		got, err := parseMeminfo(3)(text)
+		if diff := cmp.Diff(want, []int64{got.total, got.free, got.hugeTotal}); diff != "" || err != nil || got.malformed == "" {
+			t.Errorf("%q: malformed %s, %v (-want +got):\n%s", text, got.malformed, err, diff)
+		}
+	}
+}
+
 func TestVPDSerial_FindsKeywordSN(t *testing.T) {
 	field := func(key, value string) string { return key + string(rune(len(value))) + value }
 	read := field("PN", "G46371") + field("SN", "B4969140A3B8 ")
