@@ -105,6 +105,14 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 		d.heard(look("watchdog", conf.Fleet.SelfFence, func() api.Check { return d.watchdog(self, store) })),
 		look("fence hook", conf.Agent.HooksDir, d.fenceHook), d.inhibitor(ctx),
 	)
+	if store.Outcome == api.CheckOK {
+		_ = d.ask(ctx, func(ctx context.Context) error {
+			if c, says := recordsCheck(ctx, records, d.a.name); says {
+				out.Checks = append(out.Checks, c)
+			}
+			return nil
+		})
+	}
 	now := d.a.rt.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -212,6 +212,31 @@ func (r *Records) MayDeclareDead(ctx context.Context, host string) error {
 	return nil
 }
 
+// WritesOthers gives the other hosts whose leases the store lets this process write, which nobody
+// needs: it has no roles then. It writes none. nil where the store does not say.
+func (r *Records) WritesOthers(ctx context.Context, self string) (others []string, err error) {
+	p, ok := r.store.(Permits)
+	if !ok {
+		return nil, nil
+	}
+	hosts, err := r.Hosts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range hosts {
+		if h.Name == self {
+			continue
+		}
+		switch err := p.Allowed(ctx, put(alivePrefix+h.Name, "asked")); {
+		case err == nil:
+			others = append(others, h.Name)
+		case !errors.Is(err, fault.Forbidden):
+			return nil, err
+		}
+	}
+	return others, nil
+}
+
 func (r *Records) declareDead(ctx context.Context, d Death, proof func(Host) ([]Condition, error)) (Death, error) {
 	deathKey, err := key(DeathsPrefix, d.Host)
 	if err != nil {
