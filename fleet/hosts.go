@@ -12,12 +12,12 @@ import (
 )
 
 // PutHost writes what a host says of itself, where it differs from what is written. UpdatedAt is
-// set here, and SelfFence is believed only of a host that is new: after that it is Armed's alone, and
+// set here, Incarnation is Rewrote's alone, and SelfFence is believed only of a host that is new: after that it is Armed's alone, and
 // ends with the boot. fault.Forbidden, with reason declared_dead, while the host counts as dead: then it
 // has to Return first.
 func (r *Records) PutHost(ctx context.Context, h Host) error {
 	return r.changeHost(ctx, h.Name, func(old *Host) bool {
-		h.UpdatedAt = old.UpdatedAt
+		h.UpdatedAt, h.Incarnation = old.UpdatedAt, old.Incarnation
 		if old.Name != "" {
 			h.SelfFence, h.Lease = old.SelfFence && old.Boot == h.Boot, old.Lease
 		}

@@ -18,6 +18,11 @@ type Host struct {
 	SelfFence bool `json:"self_fence,omitempty"`
 	// Lease is the length of the lease that feeds it; 0 in a record of before that was told.
 	Lease Seconds `json:"lease_seconds,omitempty"`
+	// Incarnation is that of the store in which the host has written all its records; see Rewrote.
+	Incarnation string `json:"incarnation,omitempty"`
+	// Ledger counts what the host's ledger has noted for this record. It never goes back, but with
+	// the disk of the host.
+	Ledger uint64 `json:"ledger,omitempty"`
 	// Description is migration.Description, for whoever must check a guest of a dead host.
 	Description json.RawMessage `json:"description,omitempty"`
 	UpdatedAt   time.Time       `json:"updated_at"`

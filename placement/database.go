@@ -51,7 +51,8 @@ func openState(ctx context.Context, path string, open Store, rt runtime.Runtime,
 	case path == "":
 		return &state{b: newBase(), close: stays, rt: rt}, nil
 	}
-	db, err := store.Open(path, store.Options{Logger: log})
+	// An older copy is recognised, so that what is served beside says so.
+	db, err := store.Open(path, store.Options{Logger: log, TellCopies: true})
 	if err != nil {
 		return nil, fmt.Errorf("open placement database: %w", err)
 	}

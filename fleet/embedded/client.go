@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"berth/fleet"
@@ -35,13 +36,14 @@ type Options struct {
 }
 
 // Client is a fleet.Store whose server is elsewhere. Safe for concurrent use; it keeps
-// nothing but connections.
+// connections and the moment of the last answer.
 type Client struct {
 	base    string
 	token   string
 	timeout time.Duration
 	http    *http.Client
-	idle    func() // closes the connections that nobody uses
+	idle    func()                       // closes the connections that nobody uses
+	moment  atomic.Pointer[fleet.Moment] // that the last answer told; nil before
 }
 
 // NewClient checks the options; it does not connect.
@@ -176,6 +178,7 @@ func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]flee
 	if err != nil {
 		return nil, fault.New(lost, "%s: read the answer: %w", doing, err)
 	}
+	c.noteMoment(a.Store)
 	if a.Error != nil {
 		return nil, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message, Reasons: a.Error.Reasons}
 	}

@@ -6,7 +6,8 @@
 //	├── fleet
 //	│   └── <key>      {"value":"…","revision":1790000000000001}
 //	└── fleet_mark
-//	    └── revision   the last one, of deletions too
+//	    ├── revision     the last one, of deletions too
+//	    └── incarnation  of these records; see Server.Renew
 //
 // It reads the bucket once, when it is opened, and alone writes it. It decides in memory, one
 // commit after the other, and answers nobody before what he did or saw is durable.
@@ -15,6 +16,10 @@
 // clock stands or went back. So those of a database that was restored from a backup go on after
 // all that anybody has read of it before, and a condition that was read before the backup was
 // restored cannot hold by chance.
+//
+// Every answer tells the incarnation of the records and the last revision. The incarnation is new
+// where the database has none (it is new, or was restored), where it is an older copy of itself, or
+// where a host has seen a later revision of it.
 //
 // It has no leases: with one server nobody could tell its death from a host's.
 package embedded
@@ -70,4 +75,5 @@ type record struct {
 type answer struct {
 	Records []record     `json:"records,omitempty"`
 	Error   *answerError `json:"error,omitempty"`
+	Store   *moment      `json:"store,omitempty"` // of the server when it answered; none of an older version
 }

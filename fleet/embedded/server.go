@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"berth/fleet"
 	"berth/internal/fault"
@@ -39,9 +40,13 @@ type Server struct {
 	// revision is the last one. Only whoever holds commits reads or writes it.
 	revision uint64
 
-	// mu guards records, which hold only what is durable. Nothing slow happens under it.
-	mu      sync.RWMutex
-	records map[string]fleet.Record
+	// mu guards what follows, which holds only what is durable. Nothing slow happens under it.
+	mu          sync.RWMutex
+	records     map[string]fleet.Record
+	durable     uint64 // the last revision
+	incarnation string
+
+	opened time.Duration // on the boot clock; set once
 }
 
 // Open reads the records of a database; nil keeps them in memory. The database's owner closes
@@ -49,6 +54,7 @@ type Server struct {
 func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger) (*Server, error) {
 	s := &Server{db: db, rt: rt, log: log, records: map[string]fleet.Record{}}
 	if db == nil {
+		s.openIncarnation(ctx, "")
 		return s, nil
 	}
 	found, err := db.List(ctx, Bucket)
@@ -72,6 +78,8 @@ func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger
 		s.records[key] = fleet.Record{Key: key, Value: r.Value, Revision: r.Revision}
 		s.revision = max(s.revision, r.Revision)
 	}
+	s.durable = s.revision
+	s.openIncarnation(ctx, string(marks[markIncarnation]))
 	return s, nil
 }
 
@@ -145,6 +153,7 @@ func (s *Server) Commit(ctx context.Context, when []fleet.Condition, changes ...
 	s.revision = revision
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.durable = revision
 	for _, c := range changes {
 		if r, kept := after[c.Key]; kept {
 			s.records[c.Key] = r
@@ -198,7 +207,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	verb := strings.TrimPrefix(q.URL.Path, Path)
 	q = q.WithContext(s.asWriter(q))
 	records, err := s.serve(w, q, verb)
-	a := answer{}
+	a := answer{Store: s.moment(q.Context())} // of after what was asked, since serve has ended
 	status := http.StatusOK
 	if err != nil {
 		kind := fault.KindOf(err)
@@ -263,6 +272,12 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, verb string) ([]f
 			return nil, s.Allowed(q.Context(), changes...)
 		}
 		return nil, s.Commit(q.Context(), when, changes...)
+	case "renew":
+		var r renewRequest
+		if err := read(&r); err != nil {
+			return nil, err
+		}
+		return nil, s.Renew(q.Context(), r.Was)
 	}
-	return nil, fault.New(fault.Invalid, "%q: want get, list, commit or allowed", verb)
+	return nil, fault.New(fault.Invalid, "%q: want get, list, commit, allowed or renew", verb)
 }

@@ -3,6 +3,7 @@ package fleettest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -24,7 +25,9 @@ type Memory struct {
 	records  map[string]fleet.Record
 	leases   map[string]*lease // by key
 	down     bool
-	late     []func() // commits that were kept back
+	// incarnation counts those of the store; see Restore.
+	incarnation int
+	late        []func() // commits that were kept back
 }
 
 type lease struct {
@@ -75,10 +78,13 @@ type Client struct {
 func (m *Memory) Client(name string) *Client { return &Client{memory: m, name: name} }
 
 // recordsOnly hides that a store has leases.
-type recordsOnly struct{ fleet.Store }
+type recordsOnly struct {
+	fleet.Store
+	fleet.Incarnations
+}
 
 // RecordsOnly is the same way without leases, as the embedded store has none.
-func (c *Client) RecordsOnly() fleet.Store { return recordsOnly{c} }
+func (c *Client) RecordsOnly() fleet.Store { return recordsOnly{c, c} }
 
 // SetDown takes the whole store from everybody, or gives it back; while it is down no lease
 // ends, and each begins anew when it is back.
@@ -106,6 +112,23 @@ func (m *Memory) Land() int {
 	}
 	m.late = nil
 	return n
+}
+
+// Restore puts records in the place of all there are, as a backup does: nil for an emptied store.
+// told says that the store recognises it and has a new incarnation; else it takes a client that
+// has seen a later revision (Renew). Revisions go on from the greatest of the records.
+func (m *Memory) Restore(records []fleet.Record, told bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.records, m.leases, m.revision = map[string]fleet.Record{}, map[string]*lease{}, 0
+	for _, rec := range records {
+		rec.Value = bytes.Clone(rec.Value)
+		m.records[rec.Key] = rec
+		m.revision = max(m.revision, rec.Revision)
+	}
+	if told {
+		m.incarnation++
+	}
 }
 
 // Records gives all there is, in order of key: for invariants of a simulation.
@@ -278,4 +301,28 @@ func (c *Client) NoQuorum(ctx context.Context) (refused bool, err error) {
 		return false, fault.New(fault.Unavailable, "ask each member: they serve")
 	}
 	return false, nil
+}
+
+// Moment gives the store's incarnation and last revision.
+func (c *Client) Moment(ctx context.Context) (fleet.Moment, error) {
+	var out fleet.Moment
+	err := c.call(ctx, "moment", "", false, func(m *Memory) error {
+		out = m.momentLocked()
+		return nil
+	})
+	return out, err
+}
+
+func (m *Memory) momentLocked() fleet.Moment {
+	return fleet.Moment{Incarnation: fmt.Sprintf("memory-%d", m.incarnation), Revision: m.revision}
+}
+
+// Renew gives the store another incarnation, unless it has another than was.
+func (c *Client) Renew(ctx context.Context, was string) error {
+	return c.call(ctx, "renew", "", true, func(m *Memory) error {
+		if m.momentLocked().Incarnation == was {
+			m.incarnation++
+		}
+		return nil
+	})
 }

@@ -30,6 +30,8 @@ func memory(*testing.T) func() fleet.Store {
 
 func TestMemory_IsAStore(t *testing.T) { fleettest.TestStore(t, memory) }
 
+func TestMemory_TellsItsIncarnation(t *testing.T) { fleettest.TestIncarnations(t, memory) }
+
 func TestMemory_HasLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { fleettest.TestLeases(t, memory, 30, time.Sleep) })
 }
