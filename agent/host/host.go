@@ -174,9 +174,10 @@ type Host struct {
 
 	vanished *vanished.Watch // instances without a domain, and whether they were undefined
 
-	sides sides          // what is known of the conductors of arrivals; see sides.go
-	boot  bootWait       // which guests may not be started yet; see returned.go
-	dock  *shipping.Dock // where disks that are shipped come and go
+	sides   sides          // what is known of the conductors of arrivals; see sides.go
+	boot    bootWait       // which guests may not be started yet; see returned.go
+	origins origins        // which instances that came by a move are confirmed; see origin.go
+	dock    *shipping.Dock // where disks that are shipped come and go
 
 	// telling makes what the tracker is told of strangers come in order. Taken before mu.
 	telling sync.Mutex

@@ -198,7 +198,7 @@ func (l *lab) picture() picture {
 			l.t.Fatal(err)
 		}
 		for key := range verbs {
-			if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") {
+			if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") && !strings.HasPrefix(key, "origin/") {
 				add(name+" memories", key)
 			}
 		}

@@ -126,7 +126,7 @@ const notAsked = "the fleet's records have not said in this boot that it was not
 func (h *Host) Unconfirmed(uuid string) (why string, waits bool) {
 	waits, word := h.boot.get()
 	if !waits {
-		return "", false
+		return originWaits(h, uuid)
 	}
 	if _, freed := word.Freed[uuid]; freed {
 		return "", false
@@ -159,7 +159,7 @@ func (h *Host) confirmed(uuid, name string) error {
 func notConfirmed(name, why string) fault.Reason {
 	return fault.Reason{
 		Code: "not_confirmed", Message: "whether guest " + name + " is this host's is not confirmed: " + why,
-		Change: `bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start ` + name + ` --confirm-ownership --because "how you know"`,
+		Change: `bring the witness back (berth status names it), or, where it surely runs nowhere else, berth instance start ` + name + ` --force-owner --reason "how you know"`,
 	}
 }
 
@@ -228,6 +228,9 @@ func (h *Host) confirmByHand(ctx context.Context, id, because, by string) error 
 		return nil
 	}
 	h.log.Warn("an operator says that a guest is this host's", "instance", uuid, "name", inst.Name, "by", by, "because", because, "not_confirmed", why)
+	if !h.Waits() {
+		return h.origins.confirm(ctx, h, uuid)
+	}
 	_, err = h.changeBoot(ctx, func(w *bootWord) bool {
 		if w.Freed == nil {
 			w.Freed = map[string]string{}

@@ -34,6 +34,14 @@ func (r rebooted) Boot() runtime.BootTime {
 // reboot starts a host's agent in another boot, with records to ask.
 func (l *lab) reboot(name, boot string, changes ...func(*host.Options)) *node {
 	l.t.Helper()
+	n := l.rebootAlone(name, boot, changes...)
+	l.must("await the records", n.AwaitRecords(l.t.Context(), false))
+	return n
+}
+
+// rebootAlone starts a host's agent in another boot, without records.
+func (l *lab) rebootAlone(name, boot string, changes ...func(*host.Options)) *node {
+	l.t.Helper()
 	n := l.hosts[name]
 	n.Close()
 	n.store = n.store.Crash()
@@ -51,7 +59,6 @@ func (l *lab) reboot(name, boot string, changes ...func(*host.Options)) *node {
 		}
 	})
 	n.tracker = tracker
-	l.must("await the records", n.AwaitRecords(l.t.Context(), false))
 	return n
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/witness"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
@@ -111,7 +112,8 @@ func autostartRef(step string) claims.Ref {
 // is. One that cannot start is told and left to its user: trying it again would
 // keep the host from ever being settled. Only a hypervisor that did not answer is
 // asked again, for those guests alone: of the others, some were stopped since. Guests that
-// wait for the fleet's records are left for StartConfirmed.
+// wait for the fleet's records are left for StartConfirmed, and those that wait for the host
+// that they came from for followOrigins.
 func (h *Host) autostart(ctx context.Context) error {
 	var last string
 	var left []string
@@ -143,19 +145,20 @@ func (h *Host) autostart(ctx context.Context) error {
 	defer cancel()
 	silent := map[string]bool{}
 	for _, uuid := range left {
-		if _, waits := h.Unconfirmed(uuid); waits {
+		if _, waits := h.Unconfirmed(uuid); waits && h.Waits() {
 			again = append(again, uuid) // see returned.go
 			continue
 		}
-		if err := h.giveWay(asking, uuid, silent); err != nil {
+		action, err := askOrigin(asking, h, uuid, silent)
+		if err != nil {
 			again, errs = append(again, uuid), append(errs, wrap(err, "autostart instance %s", uuid))
 			continue
 		}
-		if h.settledElsewhere(ctx, uuid) {
-			h.log.Error("a guest is not started: Placement has it on another host alone, where an operator may have settled it", "instance", uuid)
+		if action == witness.Wait || action == witness.InDoubt {
+			again = append(again, uuid)
 			continue
 		}
-		err := h.autostartOne(ctx, uuid)
+		err = h.autostartOne(ctx, uuid)
 		switch fault.KindOf(err) {
 		case "":
 		case fault.Unavailable, fault.InDoubt, fault.Busy:
@@ -171,48 +174,10 @@ func (h *Host) autostart(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// askOwners bounds, for all guests together, the questions whether an operator has given
-// them to somebody else while this host was down. Arbitrary: a host that starts alone
-// starts what is its own.
+// askOwners bounds, for all instances together, the questions whether an operator has given
+// them to somebody else while this host was down. Arbitrary: those that are not asked for then
+// are a moment later.
 const askOwners = 5 * time.Second
-
-// giveWay asks the host that a guest came from, or who conducted the move, whether it has the token with a higher
-// epoch: an operator has taken the guest back there, since this host was taken for dead.
-// A host that is silent has nothing to say.
-func (h *Host) giveWay(ctx context.Context, uuid string, silent map[string]bool) error {
-	inst, known := h.tracker.Instance(uuid)
-	c, came := h.tracker.Came(inst.Token.Migration)
-	if !known || inst.Token.State != claims.TokenHere || !came || c.Instance != uuid || ctx.Err() != nil {
-		return nil
-	}
-	a := pendingArrival{ref: migration.Ref{Migration: c.Migration, Instance: uuid, Attempt: c.Attempt}, source: c.From, conductor: h.conductorOf(c.Migration)}
-	if silent[a.asked()] {
-		return nil
-	}
-	fate, err := h.askSource(ctx, a)
-	switch {
-	case err != nil || fate == nil:
-		silent[a.asked()] = true
-		return nil
-	case fate.Epoch <= inst.Token.Epoch || fate.Holder == h.o.Name:
-		return nil
-	}
-	if err := h.ownedThere(a, *fate); err != nil {
-		return err
-	}
-	return h.yieldToken(ctx, a.ref, fate.Epoch, fate.Holder)
-}
-
-// settledElsewhere reports whether a guest that came by a move which a third host conducted was
-// settled elsewhere while this host was down, by what Placement has: nobody else may be there
-// to tell. Of a Placement that does not answer nothing is believed.
-func (h *Host) settledElsewhere(ctx context.Context, uuid string) bool {
-	inst, known := h.tracker.Instance(uuid)
-	if !known || h.tracker.Conductor(inst.Token.Migration) == "" {
-		return false
-	}
-	return h.whereCounted(ctx, migration.Ref{Migration: inst.Token.Migration, Instance: uuid}) == placedElsewhere
-}
 
 func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	unlock, err := h.lock(ctx, uuid)

@@ -121,6 +121,9 @@ func (h *Host) FollowSides(ctx context.Context) error {
 		h.tellWords(ctx)
 		h.followSettled(ctx)
 		h.sweepCopies(ctx)
+		if err := followOrigins(ctx, h); err != nil && ctx.Err() == nil {
+			h.log.Warn("instances that wait for the host that they came from could not be looked after", "error", err)
+		}
 		_ = h.rt.Sleep(ctx, h.o.Agree/4) // its end is looked at in the loop
 	}
 	return nil

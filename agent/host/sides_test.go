@@ -49,19 +49,22 @@ func (s *twoSides) restart(name string) {
 	n := s.hosts[name]
 	n.Close()
 	n.store = n.store.Crash()
-	s.boot(name, func(o *host.Options) {
-		o.Silence = s.silence
-		if s.log != nil {
-			o.Logger = s.log
+	s.boot(name, s.options)
+}
+
+// options are those of a host that starts.
+func (s *twoSides) options(o *host.Options) {
+	o.Silence = s.silence
+	if s.log != nil {
+		o.Logger = s.log
+	}
+	o.Conducts = func(string, int) migration.Conduct { return s.conduct.Load().(migration.Conduct) }
+	o.Side = func(_ context.Context, name string) (migration.Side, error) {
+		if s.silent.Load() {
+			return nil, fault.New(fault.Unavailable, "no route to host %s", name)
 		}
-		o.Conducts = func(string, int) migration.Conduct { return s.conduct.Load().(migration.Conduct) }
-		o.Side = func(_ context.Context, name string) (migration.Side, error) {
-			if s.silent.Load() {
-				return nil, fault.New(fault.Unavailable, "no route to host %s", name)
-			}
-			return s.hosts[name].Host, nil
-		}
-	})
+		return s.hosts[name].Host, nil
+	}
 }
 
 // follow lets both hosts look after their sides until ok.

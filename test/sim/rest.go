@@ -312,7 +312,7 @@ func (w *world) leftOn(m *machine) {
 		if o := w.moveOf(migration.Ref{Migration: strings.TrimPrefix(about, "settle-")}); o != nil && o.finished() {
 			continue // what a revert needs
 		}
-		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") && !strings.HasPrefix(key, "fleet/") {
+		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") && !strings.HasPrefix(key, "fleet/") && !strings.HasPrefix(key, "origin/") {
 			w.leave(leftRecord, "at the end %s remembers %s", m.name, key)
 		}
 	}

@@ -1,0 +1,212 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"berth/agent/witness"
+	"berth/claims"
+	"berth/migration"
+)
+
+// Without a store of the fleet's records an instance that came here by a move may have been given
+// back to its old host while this one was down: by an operator, who took this one for dead. So in
+// each boot the old host, or the move's conductor, is asked before the instance is started; where
+// it is silent Placement is. One of them is enough, and until one has answered the instance waits.
+// An instance that was made here, or that came in this boot, waits for nobody.
+
+// originWord is what is durable of one boot: whom a witness, or an operator, has confirmed.
+type originWord struct {
+	Boot      string   `json:"boot"` // runtime.BootTime.ID
+	Confirmed []string `json:"confirmed,omitempty"`
+}
+
+// origins is a host's view of it.
+type origins struct {
+	// mu guards the rest; durable writes happen under it, nothing else that waits.
+	mu   sync.Mutex
+	read bool
+	word originWord
+	said map[string]string // by instance: why it waits, as it was logged last
+	next time.Duration     // not asked again before, on the boot clock
+}
+
+func originRef() claims.Ref {
+	return claims.Ref{Migration: "origin", Instance: "host", Attempt: 1, Step: "boot"}
+}
+
+// confirmed reports whether an instance is confirmed in this boot.
+func (o *origins) confirmed(h *Host, uuid string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.readLocked(h)
+	return slices.Contains(o.word.Confirmed, uuid)
+}
+
+// readLocked reads what an earlier process of this boot has made durable. What cannot be read
+// confirms nothing.
+func (o *origins) readLocked(h *Host) {
+	now := h.rt.Boot().ID
+	if o.read && o.word.Boot == now {
+		return
+	}
+	var word originWord
+	if _, err := h.tracker.Recall(originRef(), &word); err != nil || word.Boot != now {
+		word = originWord{Boot: now}
+	}
+	o.read, o.word = true, word
+}
+
+// confirm makes durable that an instance is this host's in this boot.
+func (o *origins) confirm(ctx context.Context, h *Host, uuid string) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.readLocked(h)
+	if slices.Contains(o.word.Confirmed, uuid) {
+		return nil
+	}
+	next := originWord{Boot: o.word.Boot, Confirmed: append(slices.Clone(o.word.Confirmed), uuid)}
+	if err := h.tracker.Remember(ctx, originRef(), next); err != nil {
+		return wrap(err, "note that instance %s is confirmed in this boot", uuid)
+	}
+	o.word = next
+	return nil
+}
+
+// new notes why an instance waits, and reports whether that was not known.
+func (o *origins) new(uuid, why string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.said[uuid] == why {
+		return false
+	}
+	if o.said == nil {
+		o.said = map[string]string{}
+	}
+	o.said[uuid] = why
+	return true
+}
+
+// due reports whether those that wait are to be asked for again, and puts off the next time.
+func (o *origins) due(now time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now < o.next {
+		return false
+	}
+	o.next = now + originEvery
+	return true
+}
+
+// originEvery is how often hosts are asked about the instances that wait for them. Arbitrary: an
+// agent that was just started is found within seconds.
+const originEvery = 5 * time.Second
+
+// originOf gives the move by which an instance came of which nobody has confirmed in this boot that
+// it is this host's; false where it was made here, or is confirmed. From memory.
+func originOf(h *Host, uuid string) (pendingArrival, bool) {
+	inst, known := h.tracker.Instance(uuid)
+	c, came := h.tracker.Came(inst.Token.Migration)
+	a := pendingArrival{ref: migration.Ref{Migration: c.Migration, Instance: uuid, Attempt: c.Attempt}, source: c.From, conductor: h.conductorOf(c.Migration)}
+	if !known || inst.Token.State != claims.TokenHere || !came || c.Instance != uuid || h.o.Side == nil || a.asked() == "" {
+		return a, false
+	}
+	return a, !h.origins.confirmed(h, uuid)
+}
+
+// originWaits says why an instance waits for the host that it came from.
+func originWaits(h *Host, uuid string) (why string, waits bool) {
+	a, waits := originOf(h, uuid)
+	if u := h.lastUse(uuid); !waits || u.text != "" && u.domain.Active() {
+		return "", false
+	}
+	if claim, ok := h.claimOf(uuid); ok && claim.Boot == h.rt.Boot().ID {
+		return "", false // it came in this boot
+	}
+	return "host " + a.asked() + ", from which it came or which conducted its move, has not said in this boot that it was not given back, and Placement does not say where it is", true
+}
+
+// askOrigin asks who may have been given an instance back, decides by the table of package witness,
+// and gives way or confirms. Hosts in silent are not asked again, and those found silent are added.
+func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool) (witness.Action, error) {
+	a, waits := originOf(h, uuid)
+	if !waits {
+		return witness.Start, nil
+	}
+	inst, _ := h.tracker.Instance(uuid)
+	f := witness.Facts{Origin: witness.CameSilent}
+	if h.Waits() && h.BootConfirmed() {
+		f.Store, f.Record = witness.StoreProven, witness.OwnSame // by name, or it would wait for that
+	}
+	var there *migration.AttemptFate
+	if ctx.Err() == nil && !silent[a.asked()] {
+		var err error
+		there, err = h.askSource(ctx, a)
+		switch {
+		case err != nil || there == nil:
+			silent[a.asked()] = true
+		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name:
+			f.Origin = witness.CameTaken
+		default:
+			f.Origin = witness.CameAgreed
+		}
+	}
+	// A third host's word is not the old host's, so that Placement may know more.
+	if f.Store == witness.NoStore && f.Origin == witness.CameSilent || f.Origin != witness.CameTaken && a.conductor != "" {
+		f.Placement = originCounted(ctx, h, a)
+	}
+	v := witness.Decide(f)
+	switch v.Action {
+	case witness.GiveWay:
+		if err := h.ownedThere(a, *there); err != nil {
+			return v.Action, err
+		}
+		return v.Action, h.yieldToken(ctx, a.ref, there.Epoch, there.Holder)
+	case witness.Start:
+		return v.Action, h.origins.confirm(ctx, h, uuid)
+	}
+	if h.origins.new(uuid, v.Why) {
+		h.log.Warn("an instance of an earlier boot is not started", "why", v.Why, "instance", uuid, "name", inst.Name, "asked", a.asked(), "action", v.Action)
+	}
+	return v.Action, nil
+}
+
+// originCounted asks Placement for an instance that came by a move.
+func originCounted(ctx context.Context, h *Host, a pendingArrival) witness.Placement {
+	if _, ok := h.o.Placement.(Moved); !ok {
+		return witness.PlacementNotAsked
+	}
+	switch h.whereCounted(context.WithoutCancel(ctx), a.ref) {
+	case placedElsewhere:
+		return witness.CountedElsewhere
+	case placedHere:
+		return witness.CountedHere
+	}
+	return witness.PlacementSilent
+}
+
+// followOrigins asks again for the instances that wait, and starts those that are confirmed by it
+// and whose wish is autostart.
+func followOrigins(ctx context.Context, h *Host) error {
+	if h.o.Mode() == ModeObserve || h.Waits() || !h.origins.due(h.rt.Boot().Since) {
+		return nil
+	}
+	silent := map[string]bool{}
+	confirmed := false
+	var errs []error
+	for _, inst := range h.Owned() {
+		if _, waits := originWaits(h, inst.UUID); !waits || ctx.Err() != nil {
+			continue
+		}
+		action, err := askOrigin(ctx, h, inst.UUID, silent)
+		confirmed = confirmed || action == witness.Start
+		errs = append(errs, err)
+	}
+	if confirmed {
+		errs = append(errs, h.autostart(ctx))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,71 @@
+package host_test
+
+import (
+	"slices"
+	"testing"
+
+	"berth/agent/host"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness: an instance came by a move, its host is
+// rebooted, and there is no store of the fleet's records. It is started once the old host, or
+// Placement, or an operator has said that it is here.
+func TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness(t *testing.T) {
+	t.Parallel()
+	down := fault.New(fault.Unavailable, "placement is down")
+	for name, answer := range map[string]func(*twoSides){
+		"the old host answers":   func(s *twoSides) { s.silent.Store(false) },
+		"Placement answers":      func(s *twoSides) { s.placement.breakWith(nil) },
+		"an operator's word":     func(s *twoSides) {},
+		"as soon as it is asked": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			ctx := t.Context()
+			s.guest.Autostart = true
+			s.left()
+			c, err := s.a.Commit(ctx, s.ref)
+			s.must("commit", err)
+			s.must("accept token", s.b.AcceptToken(ctx, s.ref, c))
+			s.must("finish", s.b.FinishDestination(ctx, s.ref))
+			s.must("power failure", s.b.fake.Destroy(ctx, s.ref.Instance))
+			half := s.placement.of("b") // as a conductor leaves it
+			s.must("count it at b", half.SettleHere(ctx, host.Allocation{Consumer: s.ref.Instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 128, DiskGB: 1}, ProjectID: "project", UserID: "user"}, s.ref.Migration))
+			s.silent.Store(answer != nil)
+			if answer != nil {
+				s.placement.breakWith(down)
+			}
+			s.b = s.rebootAlone("b", "boot-2", s.options)
+			s.must("settle", s.b.Settle(ctx))
+			if answer == nil {
+				s.state("b", s.ref.Instance, driver.Running)
+				return
+			}
+			s.state("b", s.ref.Instance, driver.ShutOff)
+			if err := s.b.Start(ctx, s.ref.Instance, false); !slices.Contains(codes(err), "not_confirmed") {
+				t.Errorf("start: %v", err)
+			}
+			if name == "an operator's word" {
+				s.must("confirm by hand", s.b.ConfirmByHand(ctx, s.ref.Instance, "a is scrap", "operator:o"))
+				s.must("start", s.b.Start(ctx, s.ref.Instance, false))
+			} else {
+				answer(s)
+				s.follow("the instance to be started", func() bool {
+					d, err := s.b.fake.Domain(ctx, s.ref.Instance)
+					return err == nil && d.State == driver.Running
+				})
+			}
+			s.state("b", s.ref.Instance, driver.Running)
+			// Another process of the same boot asks nobody.
+			s.silent.Store(true)
+			s.placement.breakWith(down)
+			s.b = s.rebootAlone("b", "boot-2", s.options)
+			if why, waits := s.b.Unconfirmed(s.ref.Instance); waits {
+				t.Errorf("it waits again: %s", why)
+			}
+		})
+	}
+}
