@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,6 +53,7 @@ type keeper struct {
 	seekAt  time.Duration          // not before that
 	found   map[string]string      // those that the last look found, by their names
 	again   time.Duration          // before that a store that is not there is not asked again
+	trust   storeTrust             // which store this is; see fleetwitness.go
 
 	// mu guards what follows; nothing is called under it.
 	mu       sync.Mutex
@@ -65,6 +67,9 @@ type keeper struct {
 	// unreadable are the keys of records, of any host's guests, that are not what they should be.
 	unreadable []string
 	giving     map[string]string // by instance: who has it by now, and what is left of it here
+	waiting    map[string]bool   // instances that wait for a witness; they are held too
+	unproven   bool              // the store lost records, and not all hosts have written again
+	missing    []string          // those hosts; nil before they were read
 }
 
 // How often the keeper works; arbitrary but for the order: a record is kept within seconds, and
@@ -126,10 +131,11 @@ func (k *keeper) open(ctx context.Context) error {
 	if k.store == nil && was != "" {
 		a.log.Warn("this host had records in a store, and has none configured any more: its guests do not wait for it", "store", was)
 	}
+	k.trust.lost = a.ledger.state() != nil
 	if k.store == nil || a.observing() || k.kind != kindEtcd && was != k.kind {
 		return nil
 	}
-	return a.host.AwaitRecords(ctx, a.ledger.state() != nil)
+	return a.host.AwaitRecords(ctx, k.trust.lost)
 }
 
 // close ends the connections to the store.
@@ -222,6 +228,7 @@ func (k *keeper) once(ctx context.Context) error {
 	if ask {
 		err = errors.Join(err, k.keepHost(ctx))
 	}
+	err = errors.Join(err, k.rewritten(ctx), k.awaitOthers(ctx), k.learn(ctx))
 	k.seekOrphans(ctx)
 	switch {
 	case err != nil:
@@ -248,6 +255,9 @@ func (k *keeper) load(ctx context.Context) error {
 			_ = json.Unmarshal(raw, &epoch)
 			k.written[id] = epoch
 		}
+	}
+	if err := k.loadTrust(all); err != nil {
+		return err
 	}
 	k.loaded = true
 	return nil
@@ -357,7 +367,7 @@ func (k *keeper) condition() (api.Condition, bool) {
 				wait = append(wait, inst.Name)
 				reasons = append(reasons, fault.Reason{
 					Code: "not_confirmed", Message: "guest " + inst.Name + " is not started in this boot yet: " + why,
-					Change: `bring the store back, or, where it surely runs nowhere else, berth instance start ` + inst.Name + ` --confirm-ownership --because "how you know"`,
+					Change: `bring the store back, or, where it surely runs nowhere else, berth instance start ` + inst.Name + ` --force-owner --reason "how you know"`,
 				})
 			}
 		}
@@ -365,11 +375,25 @@ func (k *keeper) condition() (api.Condition, bool) {
 			say(fmt.Sprintf("this boot is not confirmed, guests that wait %d", len(wait)))
 		}
 	}
+	if k.unproven {
+		words := "the store of the fleet's records was emptied, restored or rolled back; hosts that have not written theirs again: " + cmp.Or(strings.Join(k.missing, ", "), "not read yet")
+		say(words, fault.Reason{
+			Code: "store_unproven", Message: words, Have: strings.Join(k.missing, ", "),
+			Change: `start the agents of these hosts; of one that is gone, berth host declare-dead HOST --because "how you know"`,
+		})
+	}
 	held := h.Held()
 	for _, id := range slices.Sorted(maps.Keys(held)) {
+		if k.waiting[id] {
+			say("instance "+name(id)+" waits for a witness: "+held[id], fault.Reason{
+				Code: "not_confirmed", Message: "instance " + name(id) + " is not started in this boot yet: " + held[id],
+				Change: `wait, or, where it surely runs nowhere else, berth instance start ` + name(id) + ` --force-owner --reason "how you know"`,
+			})
+			continue
+		}
 		say("guest "+name(id)+" is in doubt: "+held[id], fault.Reason{
 			Code: "in_doubt", Message: "guest " + name(id) + ": " + held[id],
-			Change: `look for it on the other hosts; where it is nowhere else, berth instance start ` + name(id) + ` --confirm-ownership --because "how you know"`,
+			Change: `look for it on the other hosts; where it is nowhere else, berth instance start ` + name(id) + ` --force-owner --reason "how you know"`,
 		})
 	}
 	for _, id := range slices.Sorted(maps.Keys(k.giving)) {

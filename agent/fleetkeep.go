@@ -22,6 +22,8 @@ type keptRecord struct {
 	last time.Duration // looked at
 	// busy is since when another verb works on the guest, so that it could not be looked at; 0 for not.
 	busy time.Duration
+	// right: since the store's incarnation was seen, the record was written or found as it must be.
+	right bool
 }
 
 // keepHost keeps this host's own record. One that is not what was seen last is of a store that
@@ -33,8 +35,9 @@ func (k *keeper) keepHost(ctx context.Context) error {
 	}
 	if was := k.self; was != nil && now.UpdatedAt.Before(was.UpdatedAt) {
 		k.a.log.Warn("the fleet's records are older than they were: all of this host's are looked at again", "was", was.UpdatedAt, "is", now.UpdatedAt)
-		clear(k.owned)
-		k.looked = false
+		if err := k.rolledBack(ctx); err != nil {
+			return err
+		}
 	}
 	want := now
 	want.ProviderUUID, want.Boot = k.a.uuid, k.a.rt.Boot().ID
@@ -47,7 +50,12 @@ func (k *keeper) keepHost(ctx context.Context) error {
 	if want.Description, err = json.Marshal(d); err != nil {
 		return err
 	}
-	if string(want.Description) != string(now.Description) || want.HostUUID != now.HostUUID || want.ProviderUUID != now.ProviderUUID || want.Boot != now.Boot {
+	if k.trust.counts {
+		if want.Ledger, err = k.count(ctx, now.Ledger); err != nil {
+			return err
+		}
+	}
+	if want.Ledger != now.Ledger || string(want.Description) != string(now.Description) || want.HostUUID != now.HostUUID || want.ProviderUUID != now.ProviderUUID || want.Boot != now.Boot {
 		if err := k.records.PutHost(ctx, want); err != nil {
 			return err
 		}
@@ -55,6 +63,7 @@ func (k *keeper) keepHost(ctx context.Context) error {
 			return err
 		}
 	}
+	k.trust.counts = false
 	k.self = &now
 	return nil
 }
@@ -71,7 +80,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	here := map[string]bool{}
 	for _, inst := range k.a.host.Owned() {
 		here[inst.UUID] = true
-		if _, waits := k.a.host.Unconfirmed(inst.UUID); waits {
+		if !k.writes(inst.UUID) {
 			continue
 		}
 		mark := k.a.host.RecordMark(inst.UUID) + k.a.host.OnMove(inst.UUID)
@@ -93,6 +102,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	for _, d := range list[:min(len(list), keepEach)] {
 		err := k.put(ctx, d.inst)
 		rec := &keptRecord{mark: d.mark, next: now + keepAgain + spread(d.inst.UUID), last: now}
+		rec.right = err == nil || hasReason(err, "epoch_twice") || hasReason(err, "ledger_behind")
 		switch {
 		case errors.Is(err, fault.Busy):
 			// It is being started, or the like, and looks another way in a moment.
@@ -140,12 +150,7 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
 	if want.Moving != "" && same && len(was.Guest) > 0 {
 		want.Guest = was.Guest
 	} else {
-		g, err := k.a.host.Record(ctx, inst.UUID)
-		if err != nil {
-			return err
-		}
-		want.Name = g.Name
-		if want.Guest, err = json.Marshal(g); err != nil {
+		if want.Guest, err = k.describe(ctx, inst.UUID, was.Guest); err != nil {
 			return err
 		}
 		if same && atRest(was.Guest) == atRest(want.Guest) {
@@ -189,7 +194,7 @@ func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error
 	if err := k.a.db.Put(ctx, bucketAgent, prefixFleet+id, raw); err != nil {
 		return err
 	}
-	k.written[id] = epoch
+	k.written[id], k.trust.counts = epoch, true
 	return nil
 }
 
@@ -216,6 +221,7 @@ func (k *keeper) drop(ctx context.Context) error {
 			return err
 		}
 		delete(k.written, id)
+		k.trust.counts = true
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"berth/agent/counted"
 	"berth/agent/host"
 	"berth/agent/inventory"
+	"berth/agent/witness"
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
@@ -33,6 +34,9 @@ func (k *keeper) comeBack(ctx context.Context) error {
 		if err := k.a.host.AwaitRecords(ctx, false); err != nil {
 			return err
 		}
+	}
+	if err := k.recognise(ctx); err != nil {
+		return err
 	}
 	was, err := k.records.Return(ctx, k.a.name, k.a.rt.Boot().ID)
 	if err != nil {
@@ -57,27 +61,43 @@ func (k *keeper) look(ctx context.Context) error {
 	if _, err = fleet.Unreadable(err); err != nil {
 		return err
 	}
-	whole, witness := !k.looked, !h.BootConfirmed() || k.suspect
-	was, held := h.Held(), map[string]string{}
+	whole, unsure := !k.looked, !h.BootConfirmed() || k.suspect
+	if err := k.beforeLook(ctx, unsure); err != nil {
+		return err
+	}
+	was, held, waiting := h.Held(), map[string]string{}, map[string]bool{}
 	for _, inst := range h.Owned() {
 		_, before := was[inst.UUID]
 		if !whole && !before {
 			continue
 		}
-		why, err := k.judge(ctx, inst, left, witness || before)
+		v, why, err := k.judge(ctx, inst, left, unsure || before)
 		switch {
 		case err != nil:
 			return err
-		case why == "":
+		case v.Action == witness.Start:
+		case v.Action == witness.GiveWay:
 		case h.FreedByHand(inst.UUID):
 			k.a.log.Warn("a guest is kept by an operator's word", "instance", inst.UUID, "name", inst.Name, "although", why)
 		default:
 			held[inst.UUID] = why
+			waiting[inst.UUID] = v.Action == witness.Wait
 			if was[inst.UUID] != why {
-				k.a.log.Error("whose a guest is is in doubt: it is not started here, and not moved", "instance", inst.UUID, "name", inst.Name, "why", why)
+				k.a.log.Error("an instance is held: it is not started here, and not moved", "instance", inst.UUID, "name", inst.Name, "waits", waiting[inst.UUID], "why", why)
+			}
+			if v.Code == "ledger_rolled_back" {
+				if err := k.doubt(ctx, inst.UUID); err != nil {
+					return err
+				}
 			}
 		}
 	}
+	if err := k.afterLook(ctx); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	k.waiting = waiting
+	k.mu.Unlock()
 	// What has to be cleaned up of guests that the ledger does not have any more, or never knew.
 	for _, e := range left {
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
@@ -116,55 +136,94 @@ func (k *keeper) start(ctx context.Context) error {
 	return err
 }
 
-// judge says why a guest whose token the ledger has is held; empty where it is this host's, or
-// this host gave way. The rows, the first that holds counts:
+// judge says what to do with an instance whose token the ledger has, and why; an instance that
+// another host has with a higher epoch is given up here. Where unsure is false nobody needs to
+// confirm it: in a boot that is confirmed only a contradiction counts.
 //
-//	record                       Placement          then
-//	cannot be read               any                held
-//	another host, higher epoch   any                gives way
-//	another host, same epoch     any                held: two have it
-//	this host, higher epoch      any                held: the ledger is older
-//	any other                    on others alone    held: the records may be older
-//	any other                    any                this host's
-//
-// Placement is asked for a guest that stands still, in a boot that is not confirmed. Where it is
-// silent for too long the records alone count.
-func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.Evacuated, witness bool) (why string, err error) {
+// Placement is asked for an instance that stands still. Where it is silent for too long it is no
+// witness; the records decide then, if they can.
+func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.Evacuated, unsure bool) (v witness.Verdict, why string, err error) {
 	rec, _, err := k.records.Instance(ctx, inst.UUID)
 	epoch := inst.Token.Epoch
+	f := witness.Facts{Store: witness.StoreProven, SameDatabase: k.kind == kindEmbedded, LedgerBehind: k.trust.behind || slices.Contains(k.trust.memory.Doubted, inst.UUID)}
+	if unsure && k.trust.memory.Unproven {
+		f.Store = witness.StoreUnproven
+	}
+	unreadable := err
 	switch kind := fault.KindOf(err); {
 	case kind == fault.NotFound && !hasReason(err, fleet.NoStore):
+		f.Record = witness.NoRecord
 	case kind == fault.Internal || kind == fault.Invalid:
-		return "its record cannot be read: " + err.Error(), nil
+		f.Record = witness.RecordUnreadable
 	case err != nil:
-		return "", err
-	case rec.Host != k.a.name && rec.Epoch > epoch:
+		return v, "", err
+	default:
+		f.Record = recordFact(rec, k.a.name, epoch)
+	}
+	var where string
+	v = witness.Decide(f)
+	if unsure && (v.Action == witness.Start || v.Action == witness.Wait) && k.a.host.OnMove(inst.UUID) == "" {
+		if f.Placement, where, err = k.placementFact(ctx, inst.UUID); err != nil {
+			return v, "", err
+		}
+		v = witness.Decide(f)
+	}
+	switch why = v.Why; v.Code {
+	case "record_unreadable":
+		why += ": " + unreadable.Error()
+	case "epoch_twice":
+		why = fmt.Sprintf("host %s says that it has it too, with the same epoch %d", rec.Host, epoch)
+	case "ledger_behind":
+		why = fmt.Sprintf("its record has epoch %d, the ledger of this host %d: the ledger is older", rec.Epoch, epoch)
+	case "counted_elsewhere":
+		why = "Placement counts it on " + where + " alone, though the fleet's records do not: they may be older"
+	case "store_unproven":
+		if names := k.missingHosts(); len(names) > 0 {
+			why += ": " + strings.Join(names, ", ")
+		}
+	}
+	if v.Action == witness.GiveWay {
 		ref := refOf(rec, inst, left)
 		k.a.log.Error("a guest of this host was given to another while this one was taken for dead", "instance", inst.UUID, "name", inst.Name,
 			"host", rec.Host, "epoch", rec.Epoch, "had", epoch, "migration", ref.Migration)
 		if _, err := k.a.host.GiveWay(ctx, ref, rec.Epoch, rec.Host); err != nil {
-			return "it is " + rec.Host + "'s by now, and could not be given up: " + err.Error(), nil
+			v.Action, why = witness.InDoubt, "it is "+rec.Host+"'s by now, and could not be given up: "+err.Error()
 		}
-		return "", nil
-	case rec.Host != k.a.name && rec.Epoch == epoch:
-		return fmt.Sprintf("host %s says that it has it too, with the same epoch %d", rec.Host, epoch), nil
-	case rec.Host == k.a.name && rec.Epoch > epoch:
-		return fmt.Sprintf("its record has epoch %d, the ledger of this host %d: the ledger is older", rec.Epoch, epoch), nil
 	}
-	if !witness || k.a.host.OnMove(inst.UUID) != "" {
-		return "", nil
+	return v, why, nil
+}
+
+// recordFact compares a record with the epoch of this host's ledger.
+func recordFact(rec fleet.Instance, self string, epoch uint64) witness.Record {
+	switch own := rec.Host == self; {
+	case own && rec.Epoch > epoch:
+		return witness.OwnHigher
+	case own && rec.Epoch == epoch:
+		return witness.OwnSame
+	case own:
+		return witness.OwnLower
+	case rec.Epoch > epoch:
+		return witness.OtherHigher
+	case rec.Epoch == epoch:
+		return witness.OtherSame
 	}
+	return witness.OtherLower
+}
+
+// placementFact asks Placement where an instance is counted; where names another provider that it
+// is counted on. fault.Unavailable while it may still answer soon after this agent's start.
+func (k *keeper) placementFact(ctx context.Context, id string) (f witness.Placement, where string, err error) {
 	asking, cancel := k.a.rt.WithTimeout(ctx, keepPatience)
 	defer cancel()
-	switch where, err := k.a.allocations().countedElsewhere(asking, inst.UUID); {
-	case err != nil && k.a.rt.Boot().Since-k.began < witnessPatience:
-		return "", fault.New(fault.Unavailable, "ask Placement where instance %s is counted: %w", inst.UUID, err)
-	case err != nil:
-		k.a.log.Warn("Placement does not say where a guest is counted: the fleet's records alone count", "instance", inst.UUID, "error", err)
-	case where != "":
-		return "Placement counts it on " + where + " alone, though its record is this host's: the records may be older", nil
+	f, where, err = k.a.allocations().countedAt(asking, id)
+	if err == nil {
+		return f, where, nil
 	}
-	return "", nil
+	if k.a.rt.Boot().Since-k.began < witnessPatience {
+		return f, "", fault.New(fault.Unavailable, "ask Placement where instance %s is counted: %w", id, err)
+	}
+	k.a.log.Warn("Placement does not say where an instance is counted: it is no witness", "instance", id, "error", err)
+	return witness.PlacementSilent, "", nil
 }
 
 // refOf names the attempt by which a guest left this host: the one that it has to clean up after,
@@ -313,22 +372,25 @@ func (k *keeper) cleanUpOne(ctx context.Context, g host.GaveWay) (waits string, 
 	return "", k.a.host.Cleaned(ctx, g.Ref)
 }
 
-// countedElsewhere names the first provider that an instance is counted on, where none of this
-// host is; empty else.
-func (p allocations) countedElsewhere(ctx context.Context, instance string) (string, error) {
+// countedAt says where Placement counts an instance; where names the first provider of others,
+// where none is this host's.
+func (p allocations) countedAt(ctx context.Context, instance string) (f witness.Placement, where string, err error) {
 	now, err := p.client.Allocations(ctx, instance)
 	if err != nil {
-		return "", err
+		return witness.PlacementSilent, "", err
 	}
 	t, err := p.Standing()
 	if err != nil {
-		return "", err
+		return witness.PlacementSilent, "", err
 	}
 	elsewhere := counted.NotOf(t, now.Allocations)
-	if len(elsewhere) == 0 || ownOf(t, now.Allocations) > 0 {
-		return "", nil
+	switch {
+	case ownOf(t, now.Allocations) > 0:
+		return witness.CountedHere, "", nil
+	case len(elsewhere) > 0:
+		return witness.CountedElsewhere, "provider " + elsewhere[0], nil
 	}
-	return "provider " + elsewhere[0], nil
+	return witness.NotCounted, "", nil
 }
 
 // ownOf counts the providers of this host alone that something is held of: a disk that hosts

@@ -140,6 +140,9 @@ func (h *health) conditions() []api.Condition {
 	if c, kept := h.a.keeper.condition(); kept {
 		out = append(out, c)
 	}
+	if c, wait := originCondition(h.a); wait {
+		out = append(out, c)
+	}
 	if c, served := h.a.metering.condition(); served {
 		out = append(out, c)
 	}

@@ -188,5 +188,5 @@ func refuseLeft(no func(code, message, change string) (Decision, []fault.Reason)
 // refuseUnconfirmed is the same with and without an agent.
 func refuseUnconfirmed(no func(code, message, change string) (Decision, []fault.Reason), why string) (Decision, []fault.Reason) {
 	return no("not_confirmed", "whether the guest is this host's is not confirmed: "+why,
-		`bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start it with --confirm-ownership and --because`)
+		`bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start it with --force-owner and --reason`)
 }

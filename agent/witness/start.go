@@ -58,7 +58,7 @@ const (
 type Facts struct {
 	Store  Store
 	Record Record
-	// LedgerBehind: the host's own record names a later commit of this ledger than it has.
+	// LedgerBehind: the host's own record has a higher count than its ledger, which was rolled back.
 	LedgerBehind bool
 	Placement    Placement
 	// SameDatabase: Placement and the store are one database, so that they are one witness.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"berth/agent/api"
 	"berth/agent/host"
@@ -432,15 +433,15 @@ func (a *app) instanceStart() *cobra.Command {
 		Use: "start INSTANCE", Short: "Start a guest whose ownership token is here", Args: cobra.ExactArgs(1),
 		Long: `Start a guest whose ownership token is here.
 
-After a boot a host asks the fleet's records first which of its guests are still its
-own: one that was evacuated meanwhile runs elsewhere. Until they have answered, none
-that was here before is started. When they will not, and you know that nobody has
-evacuated the guest, say so with --confirm-ownership; it is kept with your name. If it
-runs elsewhere after all, and both share its disks, they are destroyed.`,
-		Example: "  berth instance start web-1\n  berth instance start web-1 --confirm-ownership --because \"etcd is lost, nothing was evacuated\"",
+After a boot a host asks first which of its instances are still its own: the fleet's
+records, Placement where it is another database, and the host that an instance came
+from by a move. What no witness confirms is not started. When none will, and you know
+that the instance runs nowhere else, say so with --force-owner; it is kept with your
+name. If it runs elsewhere after all, and both share its disks, they are destroyed.`,
+		Example: "  berth instance start web-1\n  berth instance start web-1 --force-owner --reason \"etcd is lost, nothing was evacuated\"",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if confirm != (strings.TrimSpace(because) != "") {
-				return fault.New(fault.Invalid, "--confirm-ownership and --because TEXT are said together")
+				return fault.New(fault.Invalid, "--force-owner and --reason TEXT are said together")
 			}
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
 				start := c.StartInstance
@@ -457,8 +458,17 @@ runs elsewhere after all, and both share its disks, they are destroyed.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&confirm, "confirm-ownership", false, "it is this host's, though the fleet's records have not said so since the boot")
-	cmd.Flags().StringVar(&because, "because", "", "why you know, in your `words`")
+	cmd.Flags().BoolVar(&confirm, "force-owner", false, "it is this host's, though no witness has said so since the boot")
+	cmd.Flags().StringVar(&because, "reason", "", "why you know, in your `words`")
+	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		switch name { // as they were called before
+		case "confirm-ownership":
+			name = "force-owner"
+		case "because":
+			name = "reason"
+		}
+		return pflag.NormalizedName(name)
+	})
 	return cmd
 }
 

@@ -1,0 +1,205 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/claims"
+	"berth/fleet"
+	"berth/internal/fault"
+)
+
+// TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain: host a was evacuated and
+// comes back after the store has lost that. It gives way once host b has written again, and starts
+// nothing before.
+func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *testing.T) {
+	t.Parallel()
+	for name, told := range map[string]bool{"restored from a backup": true, "put back as it was": false, "emptied": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newFleetBench(t, "host-a", "host-b")
+			gone, stays := b.guest("host-a", "gone"), b.guest("host-a", "stays")
+			b.know()
+			backup := b.store.Records()
+			if name == "emptied" {
+				backup = nil
+			}
+			before, err := b.place.Allocations(t.Context(), gone)
+			b.must(err)
+			b.evacuate(gone)
+			b.lives(gone)
+			_, err = b.up["host-b"].tracker.Own(t.Context(), claims.Instance{UUID: gone, Name: "gone", Token: claims.Token{Epoch: 1}})
+			b.must(err)
+			b.round("host-b")
+			b.store.Restore(backup, told)
+			// Placement is the same database: it was restored too.
+			had, err := b.place.Allocations(t.Context(), gone)
+			b.must(err)
+			before.ConsumerGeneration = had.ConsumerGeneration
+			b.must(b.place.PutAllocations(t.Context(), gone, before))
+
+			a := b.reboot("host-a")
+			a.keeper.kind = kindEmbedded
+			if !told { // nobody has told it but those that have seen later records
+				b.round("host-b")
+			}
+			b.round("host-a")
+			b.round("host-a")
+			if got := b.running("host-a"); told && len(got) > 0 || slices.Contains(got, "gone") {
+				t.Fatalf("started by a store that lost its records: %v", got)
+			}
+			if told {
+				c, _ := a.keeper.condition()
+				if c.Health == "ok" || !strings.Contains(c.Detail, "host-b") {
+					t.Errorf("condition %+v", c)
+				}
+				if err := a.keeper.ready("host-c"); !hasReason(err, "store_unproven") {
+					t.Errorf("an evacuation by such a store: %v", err)
+				}
+				if err := a.host.Start(t.Context(), stays, false); !hasReason(err, "not_confirmed") {
+					t.Errorf("start: %v", err)
+				}
+			}
+			for range 3 {
+				b.round("host-b")
+				a.keeper.trust.others, b.up["host-b"].keeper.trust.others = 0, 0
+				b.round("host-a")
+			}
+			b.round("host-a")
+			if got := b.running("host-a"); !slices.Equal(got, []string{"stays"}) {
+				t.Errorf("running: %v", got)
+			}
+			if rec := b.record(gone); rec.Host != "host-b" || rec.Epoch != 2 {
+				t.Errorf("record of host %s, epoch %d", rec.Host, rec.Epoch)
+			}
+			for _, host := range []string{"host-a", "host-b"} {
+				if err := b.up[host].keeper.ready("host-c"); err != nil {
+					t.Errorf("%s: all have written again, and %v", host, err)
+				}
+			}
+		})
+	}
+}
+
+// know has each host learn of the other.
+func (b *fleetBench) know() {
+	b.Helper()
+	for range 2 {
+		for _, host := range []string{"host-a", "host-b"} {
+			b.up[host].keeper.trust.learned = 0
+			b.round(host)
+		}
+	}
+}
+
+// TestKeeper_StoreEmptied_HostByItselfStarts: there is nobody to wait for, so nobody has to say anything.
+func TestKeeper_StoreEmptied_HostByItselfStarts(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a")
+	b.guest("host-a", "web")
+	b.round("host-a")
+	b.store.Restore(nil, true)
+	b.reboot("host-a")
+	for range 4 {
+		b.round("host-a")
+	}
+	if got := b.running("host-a"); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("running: %v", got)
+	}
+}
+
+// TestKeeper_StoreEmptied_PlacementOfAnotherDatabaseConfirms, and so does an operator.
+func TestKeeper_StoreEmptied_PlacementOfAnotherDatabaseConfirms(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a", "host-b")
+	counted, lost := b.guest("host-a", "counted"), b.guest("host-a", "lost")
+	b.know()
+	had, err := b.place.Allocations(t.Context(), lost)
+	b.must(err)
+	had.Allocations = nil
+	b.must(b.place.PutAllocations(t.Context(), lost, had))
+	b.store.Restore(nil, true)
+	a := b.reboot("host-a")
+	b.round("host-a")
+	b.round("host-a")
+	if got := b.running("host-a"); !slices.Equal(got, []string{"counted"}) {
+		t.Errorf("running: %v", got)
+	}
+	b.must(a.host.ConfirmByHand(t.Context(), lost, "host-b runs nothing", "operator:o"))
+	b.must(a.host.Start(t.Context(), lost, false))
+	b.round("host-a")
+	if got := b.record(lost); got.Host != "host-a" {
+		t.Errorf("record %+v", got)
+	}
+	_ = counted
+}
+
+// TestKeeper_StoreRestored_ADeadHostIsNotWaitedFor.
+func TestKeeper_StoreRestored_ADeadHostIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a", "host-b")
+	b.guest("host-a", "web")
+	b.know()
+	b.store.Restore(b.store.Records(), true)
+	a := b.reboot("host-a")
+	a.keeper.kind = kindEmbedded
+	b.round("host-a")
+	if got := b.running("host-a"); len(got) > 0 {
+		t.Fatalf("running: %v", got)
+	}
+	_, err := fleet.New(b.store.Client("test"), b.rt).DeclareDead(t.Context(), fleet.Death{Host: "host-b", Proof: fleet.ProofOperator, By: "operator:o", Because: "it is scrap"})
+	b.must(err)
+	for range 3 {
+		a.keeper.trust.others = 0
+		b.round("host-a")
+	}
+	if got := b.running("host-a"); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("running: %v", got)
+	}
+}
+
+// TestKeeper_LedgerRolledBackWithAllBesideIt_WhatHasNoRecordIsInDoubt: the instance was deleted
+// after the copy was made; the fleet's record of the host knows of a later ledger.
+func TestKeeper_LedgerRolledBackWithAllBesideIt_WhatHasNoRecordIsInDoubt(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a")
+	gone, _ := b.guest("host-a", "gone"), b.guest("host-a", "stays")
+	b.round("host-a")
+	files := map[string][]byte{}
+	a := b.up["host-a"]
+	b.must(a.close())
+	delete(b.up, "host-a")
+	dir := b.conf["host-a"].Agent.StateDir
+	for _, name := range []string{"berth.db", "berth.db.latest"} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		b.must(err)
+		files[name] = content
+	}
+	a = b.start("host-a")
+	b.must(a.host.AwaitRecords(t.Context(), false))
+	b.must(b.up["host-a"].tracker.DeleteInstance(t.Context(), gone))
+	b.round("host-a")
+	b.round("host-a")
+	if _, _, err := fleet.New(b.store.Client("test"), b.rt).Instance(t.Context(), gone); fault.KindOf(err) != fault.NotFound {
+		t.Fatalf("its record: %v", err)
+	}
+	b.must(a.close())
+	delete(b.up, "host-a")
+	for name, content := range files {
+		b.must(os.WriteFile(filepath.Join(dir, name), content, 0o600))
+	}
+	b.start("host-a")
+	for boot := range 2 { // and in the next boot too
+		a = b.reboot("host-a")
+		b.round("host-a")
+		b.round("host-a")
+		if got := b.running("host-a"); !slices.Equal(got, []string{"stays"}) {
+			t.Errorf("boot %d: running: %v", boot, got)
+		}
+		if why := a.host.Held()[gone]; !strings.Contains(why, "older") {
+			t.Errorf("boot %d: held for %q", boot, why)
+		}
+	}
+}
