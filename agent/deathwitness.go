@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/agent/witness"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -14,9 +15,9 @@ import (
 
 // A store whose members refuse the connection may be dead, or a firewall may refuse in its place:
 // then it serves others, this host's lease ends, and its watchdog must not be fed. So refused
-// connections are a proof that no lease ends only where other hosts bear it out: more than half of
-// those that are known answer now and say that the store has not served them when they asked a
-// moment ago, before one says that it has. Of one or two hosts that is all others.
+// connections are a proof that no lease ends only where every other host that is known answers now
+// and says that the store has not served it when it asked a moment ago: see witness.Outage. A silent
+// host may be on the other side of a partition, where the store is.
 
 // storeAsked is a question to the store that has ended.
 type storeAsked struct {
@@ -114,7 +115,10 @@ func (v *vigil) borneOut(ctx context.Context) (since time.Duration, err error) {
 	}
 	ctx, cancel := v.o.Runtime.WithTimeout(ctx, askPatience)
 	defer cancel()
-	p := poll{v: v, order: rand.Perm(len(others)), others: others, need: len(others)/2 + 1, since: v.now(), stop: cancel}
+	p := poll{v: v, order: rand.Perm(len(others)), others: others, words: map[string]witness.StoreWord{}, since: v.now(), stop: cancel}
+	for _, host := range others {
+		p.words[host] = witness.Silent
+	}
 	var asking runtime.Group
 	for range min(len(others), askAtOnce) {
 		asking.Go(v.o.Runtime, "does the store serve others", func() { p.ask(ctx) })
@@ -128,15 +132,13 @@ type poll struct {
 	v      *vigil
 	others []string
 	order  []int
-	need   int
 	stop   func() // when it is decided
 
 	// mu guards the rest; nothing is called under it.
-	mu     sync.Mutex
-	next   int
-	agree  int
-	served string        // one that the store serves
-	since  time.Duration // the earliest question of those that agree
+	mu    sync.Mutex
+	next  int
+	words map[string]witness.StoreWord
+	since time.Duration // the earliest question of those that agree
 }
 
 // ask asks one host after the other until it is decided, or ctx ends.
@@ -151,21 +153,29 @@ func (p *poll) ask(ctx context.Context) {
 		}
 		host := p.others[p.order[i]]
 		begun := p.v.now()
-		word, err := p.v.o.Ask(ctx, host)
-		if err != nil || !word.Asked || word.Age < 0 || word.Age > min(oldestWord, p.v.budget.Window()/2) {
-			continue
+		seen, err := p.v.o.Ask(ctx, host)
+		if err != nil && ctx.Err() != nil {
+			return // it is decided without this one, or the time is over
+		}
+		word := witness.NotServed
+		switch {
+		case err != nil:
+			word = witness.Silent
+		case !seen.Asked:
+			word = witness.KeepsNone
+		case seen.Age < 0 || seen.Age > min(oldestWord, p.v.budget.Window()/2):
+			word = witness.Stale
+		case seen.Served:
+			word = witness.Served
 		}
 		p.mu.Lock()
-		if word.Served {
-			p.served = host
-		} else {
-			p.agree++
-			p.since = min(p.since, begun-word.Age)
+		p.words[host] = word
+		if word == witness.NotServed {
+			p.since = min(p.since, begun-seen.Age)
 		}
-		decided := p.served != "" || p.agree >= p.need
 		p.mu.Unlock()
-		if decided {
-			p.stop()
+		if word != witness.NotServed {
+			p.stop() // one is enough
 			return
 		}
 	}
@@ -174,11 +184,15 @@ func (p *poll) ask(ctx context.Context) {
 func (p *poll) verdict() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	proof, host, word := witness.Outage(true, p.words)
 	switch {
-	case p.served != "":
-		return fault.New(fault.Unavailable, "etcd refuses this host's connections, and serves host %s", p.served)
-	case p.agree < p.need:
-		return fault.New(fault.Unavailable, "etcd refuses connections, and %d of %d other hosts bear out that it serves nobody, of %d that must", p.agree, len(p.others), p.need)
+	case proof:
+		return nil
+	case word == witness.Served:
+		return fault.New(fault.Unavailable, "etcd refuses this host's connections, and serves host %s", host)
 	}
-	return nil
+	why := map[witness.StoreWord]string{
+		witness.Silent: "does not answer, and may be where etcd is", witness.KeepsNone: "keeps no lease, so it does not know", witness.Stale: "asked etcd too long ago",
+	}[word]
+	return fault.New(fault.Unavailable, "etcd refuses connections, and whether it serves nobody has to be borne out by all other hosts: host %s %s", host, why)
 }

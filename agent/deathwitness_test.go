@@ -29,11 +29,14 @@ func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *test
 		"the other of two says what was":        {[]api.StoreSeen{old}, 0, false},
 		"the other of two counts as dead":       {[]api.StoreSeen{{}}, 1, true},
 		"one of two others":                     {[]api.StoreSeen{without, {}}, 0, false},
-		"two of three others":                   {[]api.StoreSeen{without, {}, without}, 0, true},
+		"two of three others":                   {[]api.StoreSeen{without, {}, without}, 0, false},
+		"all of three others":                   {[]api.StoreSeen{without, without, without}, 0, true},
+		"one side of a partition":               {[]api.StoreSeen{without, without, without, {}, {}}, 0, false},
 		"two of four others":                    {[]api.StoreSeen{without, without, {}, {}}, 0, false},
 		"all that answer are served but one":    {[]api.StoreSeen{without, served, served}, 0, false},
-		"one that keeps no lease says nothing":  {[]api.StoreSeen{{Served: true}, without, without}, 0, true},
-		"of those that are left after one died": {[]api.StoreSeen{without, without, {}, {}}, 1, true},
+		"one that keeps no lease says nothing":  {[]api.StoreSeen{{Served: true}, without, without}, 0, false},
+		"of those that are left after one died": {[]api.StoreSeen{without, without, {}, {}}, 1, false},
+		"all that are left after two died":      {[]api.StoreSeen{without, without, {}, {}}, 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			vigilance(t, func(t *testing.T, w *watched) {

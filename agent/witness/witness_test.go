@@ -96,3 +96,25 @@ func TestMissing_HostsThatHaveNotWrittenAgain(t *testing.T) {
 		t.Errorf("a host by itself waits for %v", got)
 	}
 }
+
+// TestOutage_EveryCombinationOfThreeHosts_NeedsAllOfThem: no two of three can prove it.
+func TestOutage_EveryCombinationOfThreeHosts_NeedsAllOfThem(t *testing.T) {
+	for a := Silent; a <= NotServed; a++ {
+		for b := Silent; b <= NotServed; b++ {
+			for c := Silent; c <= NotServed; c++ {
+				words := map[string]StoreWord{"a": a, "b": b, "c": c}
+				want := a == NotServed && b == NotServed && c == NotServed
+				proof, host, word := Outage(true, words)
+				if proof != want || !proof && words[host] != word || (a == Served || b == Served || c == Served) && word != Served {
+					t.Errorf("%v: proof %t, by %s: %v", words, proof, host, word)
+				}
+				if proof, _, _ := Outage(false, words); proof {
+					t.Errorf("%v: a proof, though nobody knows who there is", words)
+				}
+			}
+		}
+	}
+	if proof, _, _ := Outage(true, nil); !proof {
+		t.Error("a fleet of one has nobody to ask")
+	}
+}

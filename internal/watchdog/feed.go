@@ -77,11 +77,15 @@ func (c Chain) Renewed(begun time.Duration) Chain {
 	return Chain{Begun: begun, Known: true}
 }
 
+// Checkpoint is etcd's interval of lease checkpoints, where they are switched on: what is left of a
+// longer lease is on record then, and it does not begin anew after an election.
+const Checkpoint = 5 * time.Minute
+
 // NoQuorum is the chain after a proof that the store served nobody at one moment between begun
 // and ended. Leases that stood at that moment stand anew, in full, once it serves again. The
-// proof says nothing of a lease that may have ended before.
+// proof says nothing of a lease that may have ended before, nor of one longer than Checkpoint.
 func (c Chain) NoQuorum(b Budget, begun, ended time.Duration) Chain {
-	if !c.Known || begun < c.Begun || ended >= c.Begun+b.Lease {
+	if !c.Known || b.Lease > Checkpoint || begun < c.Begun || ended >= c.Begun+b.Lease {
 		return c
 	}
 	return Chain{Begun: begun, Known: true}

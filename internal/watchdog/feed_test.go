@@ -9,6 +9,17 @@ import (
 	"berth/internal/fault"
 )
 
+// TestChain_NoQuorum_LeaseLongerThanACheckpoint_ProvesNothing: what is left of it may be on record.
+func TestChain_NoQuorum_LeaseLongerThanACheckpoint_ProvesNothing(t *testing.T) {
+	begun := time.Minute
+	for lease, want := range map[time.Duration]time.Duration{Checkpoint: 2 * begun, Checkpoint + time.Second: begun} {
+		b := Budget{Lease: lease, Timeout: 10 * time.Second}
+		if got := (Chain{}).Renewed(begun).NoQuorum(b, 2*begun, 2*begun+time.Second); got.Begun != want {
+			t.Errorf("a lease of %s counts from %s, want %s", lease, got.Begun, want)
+		}
+	}
+}
+
 func TestBudget_LeaseTimeoutAndRenewalsMustFit(t *testing.T) {
 	for _, tt := range []struct {
 		lease, timeout time.Duration
