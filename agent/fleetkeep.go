@@ -199,7 +199,9 @@ func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error
 }
 
 // drop deletes the records of guests that this host wrote and has deleted since. Of one that has
-// left the record is handed over: its new host may write it from then on.
+// left the record is handed over: its new host may write it from then on. One that the ledger has
+// forgotten was given away where a commit of the ledger says so: its record is never deleted, since
+// its new host may not have written it yet.
 func (k *keeper) drop(ctx context.Context) error {
 	done := 0
 	for _, id := range slices.Sorted(maps.Keys(k.written)) {
@@ -210,11 +212,15 @@ func (k *keeper) drop(ctx context.Context) error {
 		if done++; done > keepEach {
 			break
 		}
-		if !known {
+		to, epoch := inst.Token.Holder, inst.Token.Epoch
+		if gave, left := k.a.tracker.GaveAway(id); !known && left && gave.Epoch > k.written[id] {
+			to, epoch = gave.To, gave.Epoch
+		}
+		if to == "" {
 			if err := k.records.DropInstance(ctx, id, k.a.name, k.written[id]); err != nil {
 				return err
 			}
-		} else if err := k.records.HandOver(ctx, id, k.a.name, inst.Token.Holder, inst.Token.Epoch); err != nil {
+		} else if err := k.records.HandOver(ctx, id, k.a.name, to, epoch); err != nil {
 			return err
 		}
 		if err := k.a.db.Delete(ctx, bucketAgent, prefixFleet+id); err != nil {

@@ -151,6 +151,19 @@ func (t *Tracker) Left(migration string) (Commit, bool) {
 	return Commit{}, false
 }
 
+// GaveAway gives the commit with the highest epoch by which an instance left this host, also after
+// the instance was forgotten; false where none is known any more (see TombstoneKeep).
+func (t *Tracker) GaveAway(instance string) (last Commit, found bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, h := range t.migrations {
+		if c := h.Commit; c != nil && c.Instance == instance && c.Epoch > last.Epoch {
+			last, found = *c, true
+		}
+	}
+	return last, found
+}
+
 // CommitRefused reports whether RefuseCommit has decided this attempt.
 func (t *Tracker) CommitRefused(migration string, attempt int) bool {
 	t.mu.Lock()
