@@ -25,7 +25,7 @@ func (r *Records) Instance(ctx context.Context, uuid string) (Instance, uint64, 
 // Instances lists the guests that a host has by their records, by uuid; of every host for "". Whose
 // a guest is of which the record cannot be read nobody knows.
 func (r *Records) Instances(ctx context.Context, host string) ([]Instance, error) {
-	all, err := list[Instance](ctx, r, InstancesPrefix)
+	all, err := listOf[Instance](ctx, r, InstancesPrefix, host)
 	if host == "" {
 		return all, err
 	}

@@ -102,7 +102,16 @@ func decode(rec Record, v any) error {
 
 // list gives all records that can be read, and of the others an error that Unreadable knows.
 func list[T interface{ key() string }](ctx context.Context, r *Records, prefix string) ([]T, error) {
-	recs, err := r.store.List(ctx, prefix)
+	return listOf[T](ctx, r, prefix, "")
+}
+
+// listOf is list without what names another host, where the store can tell; of every host for "".
+func listOf[T interface{ key() string }](ctx context.Context, r *Records, prefix, host string) ([]T, error) {
+	find := func() ([]Record, error) { return r.store.List(ctx, prefix) }
+	if f, ok := r.store.(Finder); ok {
+		find = func() ([]Record, error) { return f.ListOf(ctx, prefix, host) }
+	}
+	recs, err := find()
 	if err != nil {
 		return nil, err
 	}

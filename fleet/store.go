@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 
 	"berth/internal/fault"
 )
@@ -13,11 +14,32 @@ import (
 type Store interface {
 	// Get reads one record; fault.NotFound when there is none.
 	Get(ctx context.Context, key string) (Record, error)
-	// List reads all records whose keys begin so, in order of key, as they are at one moment.
+	// List reads all records whose keys begin so, in order of key. A large list is of more than one
+	// moment: a record that is there all the while is in it, as it was at some time of the call.
 	List(ctx context.Context, prefix string) ([]Record, error)
 	// Commit does all changes in one step where all conditions hold, and none else:
 	// fault.GenerationConflict then. Changes name each key once.
 	Commit(ctx context.Context, when []Condition, changes ...Change) error
+}
+
+// Finder is an ability of a Store that can look for the records of one host. It is found by a type
+// assertion.
+type Finder interface {
+	// ListOf is List without the records that name another host in their field host; of every host
+	// for "".
+	ListOf(ctx context.Context, prefix, host string) ([]Record, error)
+}
+
+// HostOf gives the host that a record names in its field host; empty where it names none, or cannot
+// be read.
+func HostOf(value []byte) string {
+	var of struct {
+		Host string `json:"host"`
+	}
+	if json.Unmarshal(value, &of) != nil {
+		return ""
+	}
+	return of.Host
 }
 
 // Record is a value under its key.

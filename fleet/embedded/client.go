@@ -95,9 +95,9 @@ func (c *Client) Get(ctx context.Context, key string) (fleet.Record, error) {
 	return recs[0], nil
 }
 
-// List reads records by prefix.
+// List reads records by prefix, in pages.
 func (c *Client) List(ctx context.Context, prefix string) ([]fleet.Record, error) {
-	return c.call(ctx, "list", "list "+prefix, listRequest{prefix})
+	return c.ListOf(ctx, prefix, "")
 }
 
 // Commit does all changes or none.
@@ -132,25 +132,34 @@ func (c *Client) Allowed(ctx context.Context, changes ...fleet.Change) error {
 
 var _ fleet.Permits = (*Client)(nil)
 
-// call is one request. What cannot have reached the server is Unavailable; of a commit that can
-// have, without the server's own answer, nobody knows.
+// call is an exchange of which the records alone matter.
 func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]fleet.Record, error) {
+	a, err := c.exchange(ctx, verb, doing, body)
+	if err != nil {
+		return nil, err
+	}
+	return a.records(), nil
+}
+
+// exchange is one request. What cannot have reached the server is Unavailable; of a commit that can
+// have, without the server's own answer, nobody knows.
+func (c *Client) exchange(ctx context.Context, verb, doing string, body any) (a answer, err error) {
 	lost := fault.Unavailable
 	if verb == "commit" {
 		lost = fault.InDoubt
 	}
 	if err := context.Cause(ctx); err != nil {
-		return nil, fault.New(fault.Unavailable, "%s: %w", doing, err)
+		return answer{}, fault.New(fault.Unavailable, "%s: %w", doing, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	b, err := json.Marshal(body)
 	if err != nil {
-		return nil, fault.New(fault.Internal, "%s: %w", doing, err)
+		return answer{}, fault.New(fault.Internal, "%s: %w", doing, err)
 	}
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+Path+verb, bytes.NewReader(b))
 	if err != nil {
-		return nil, fault.New(fault.Invalid, "%s: %w", doing, err)
+		return answer{}, fault.New(fault.Invalid, "%s: %w", doing, err)
 	}
 	q.Header.Set("Content-Type", "application/json")
 	if c.token != "" {
@@ -161,14 +170,13 @@ func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]flee
 		if notSent(err) {
 			lost = fault.Unavailable
 		}
-		return nil, fault.New(lost, "%s: %w", doing, err)
+		return answer{}, fault.New(lost, "%s: %w", doing, err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if resp.Header.Get(here) == "" {
-		return nil, foreign(resp, doing, lost)
+		return answer{}, foreign(resp, doing, lost)
 	}
-	var a answer
 	if err == nil && len(text) > maxAnswer {
 		err = fmt.Errorf("it has more than %d bytes", maxAnswer)
 	}
@@ -176,17 +184,13 @@ func (c *Client) call(ctx context.Context, verb, doing string, body any) ([]flee
 		err = json.Unmarshal(text, &a)
 	}
 	if err != nil {
-		return nil, fault.New(lost, "%s: read the answer: %w", doing, err)
+		return answer{}, fault.New(lost, "%s: read the answer: %w", doing, err)
 	}
 	c.noteMoment(a.Store)
 	if a.Error != nil {
-		return nil, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message, Reasons: a.Error.Reasons}
+		return answer{}, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message, Reasons: a.Error.Reasons}
 	}
-	out := make([]fleet.Record, len(a.Records))
-	for i, r := range a.Records {
-		out[i] = fleet.Record(r)
-	}
-	return out, nil
+	return a, nil
 }
 
 // notSent reports whether the server was not reached at all.

@@ -25,7 +25,8 @@
 package embedded
 
 // Path is where the records are served, beside Placement's own paths. A request is a POST of
-// one JSON document to Path + "get", "list" or "commit".
+// one JSON document to Path + "get", "page", "commit" or "renew"; "list"
+// is what older clients ask.
 const Path = "/berth/fleet/v1/"
 
 // Bucket is the bucket of the database.
@@ -74,6 +75,7 @@ type record struct {
 
 type answer struct {
 	Records []record     `json:"records,omitempty"`
+	More    bool         `json:"more,omitempty"` // of a page: there are more records after it
 	Error   *answerError `json:"error,omitempty"`
 	Store   *moment      `json:"store,omitempty"` // of the server when it answered; none of an older version
 }

@@ -43,7 +43,9 @@ type Server struct {
 	// mu guards what follows, which holds only what is durable. Nothing slow happens under it.
 	mu          sync.RWMutex
 	records     map[string]fleet.Record
-	durable     uint64 // the last revision
+	keys        []string          // of records, in order
+	hosts       map[string]string // by key: the host that the record names
+	durable     uint64            // the last revision
 	incarnation string
 
 	opened time.Duration // on the boot clock; set once
@@ -52,7 +54,7 @@ type Server struct {
 // Open reads the records of a database; nil keeps them in memory. The database's owner closes
 // it after the last request.
 func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger) (*Server, error) {
-	s := &Server{db: db, rt: rt, log: log, records: map[string]fleet.Record{}}
+	s := &Server{db: db, rt: rt, log: log, records: map[string]fleet.Record{}, hosts: map[string]string{}}
 	if db == nil {
 		s.openIncarnation(ctx, "")
 		return s, nil
@@ -78,6 +80,7 @@ func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger
 		s.records[key] = fleet.Record{Key: key, Value: r.Value, Revision: r.Revision}
 		s.revision = max(s.revision, r.Revision)
 	}
+	s.keysChanged(slices.Collect(maps.Keys(s.records))...)
 	s.durable = s.revision
 	s.openIncarnation(ctx, string(marks[markIncarnation]))
 	return s, nil
@@ -96,18 +99,8 @@ func (s *Server) Get(_ context.Context, key string) (fleet.Record, error) {
 }
 
 // List reads records by prefix.
-func (s *Server) List(_ context.Context, prefix string) ([]fleet.Record, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	out := []fleet.Record{}
-	for _, key := range slices.Sorted(maps.Keys(s.records)) {
-		if strings.HasPrefix(key, prefix) {
-			r := s.records[key]
-			r.Value = bytes.Clone(r.Value)
-			out = append(out, r)
-		}
-	}
-	return out, nil
+func (s *Server) List(ctx context.Context, prefix string) ([]fleet.Record, error) {
+	return s.ListOf(ctx, prefix, "")
 }
 
 // Commit does all changes or none. A caller whose context ends while it waits for its turn is
@@ -160,6 +153,7 @@ func (s *Server) Commit(ctx context.Context, when []fleet.Condition, changes ...
 		} else {
 			delete(s.records, c.Key)
 		}
+		s.keysChanged(c.Key)
 	}
 	return nil
 }
@@ -206,6 +200,10 @@ func (s *Server) Backup() map[string]json.RawMessage {
 func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	verb := strings.TrimPrefix(q.URL.Path, Path)
 	q = q.WithContext(s.asWriter(q))
+	if verb == "page" {
+		s.servePage(w, q)
+		return
+	}
 	records, err := s.serve(w, q, verb)
 	a := answer{Store: s.moment(q.Context())} // of after what was asked, since serve has ended
 	status := http.StatusOK

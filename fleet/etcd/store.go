@@ -208,8 +208,8 @@ func (s *Store) Get(ctx context.Context, key string) (fleet.Record, error) {
 	return out, nil
 }
 
-// List reads records by prefix, in pages of one moment.
-func (s *Store) List(ctx context.Context, prefix string) ([]fleet.Record, error) {
+// list reads the records by prefix of which keep says so, in pages of one moment.
+func (s *Store) list(ctx context.Context, prefix string, keep func(value []byte) bool) ([]fleet.Record, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, fault.New(fault.Unavailable, "list %s: %w", prefix, err)
 	}
@@ -230,7 +230,9 @@ func (s *Store) List(ctx context.Context, prefix string) ([]fleet.Record, error)
 			return nil, err
 		}
 		for _, kv := range got.Kvs {
-			out = append(out, fleet.Record{Key: strings.TrimPrefix(string(kv.Key), s.options.Prefix), Value: kv.Value, Revision: uint64(kv.ModRevision)})
+			if keep(kv.Value) {
+				out = append(out, fleet.Record{Key: strings.TrimPrefix(string(kv.Key), s.options.Prefix), Value: kv.Value, Revision: uint64(kv.ModRevision)})
+			}
 			from = string(kv.Key) + "\x00"
 		}
 		moment, more = got.Header.Revision, got.More

@@ -102,6 +102,7 @@ func TestEtcd_IsAStoreOfTheFleetsRecords(t *testing.T) {
 	t.Run("Records", func(t *testing.T) { fleettest.TestRecords(t, on(o), true) })
 	t.Run("Leases", func(t *testing.T) { fleettest.TestLeases(t, on(o), 5, time.Sleep) })
 	t.Run("Incarnations", func(t *testing.T) { fleettest.TestIncarnations(t, on(o)) })
+	t.Run("Finder", func(t *testing.T) { fleettest.TestFinder(t, on(o)) })
 
 	s := on(o)(t)().(*etcd.Store)
 	use(t, s, "before")
