@@ -279,7 +279,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Ready: a.ledger.known, Placement: a.placement, Logger: a.log,
-		Fleet:        evacuations{records: a.fleetRecords, prove: a.prove, self: a.name},
+		Fleet:        a.lostGuests(),
 		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(), AttemptTimeout: c.Migration.AttemptTimeout.D(),
 		MaxOutbound: a.maxOutbound, MaxPerLink: a.maxPerLink, Incoming: a.tracker.InboundFrom,
 		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),

@@ -16,6 +16,9 @@ type evacuations struct {
 	records func() (*fleet.Records, error)
 	// prove gives the death of a host with its revision, or fault.Forbidden with what is known.
 	prove func(ctx context.Context, host, by string) (fleet.Death, uint64, error)
+	// ready refuses while the store that answers lost records, which another host may have of an
+	// instance of source; nil for a store that is believed.
+	ready func(source string) error
 	self  string
 }
 
@@ -37,6 +40,9 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if err != nil {
 		return none, storeThere(err)
 	}
+	if err := e.believed(rec.Host); err != nil {
+		return none, err
+	}
 	death, deathRevision, err := e.prove(ctx, rec.Host, "host:"+e.self)
 	if err != nil {
 		return none, err
@@ -51,6 +57,12 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	var g migration.Guest
 	if err := json.Unmarshal(rec.Guest, &g); err != nil {
 		return none, fault.New(fault.Internal, "its record cannot be read: %w", err)
+	}
+	if len(rec.Guest) == 0 || string(rec.Guest) == "null" {
+		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "no_description", Message: "its record says that host " + rec.Host + " had it, and not what it is", Have: rec.Host,
+			Change: "define it by hand where its disks are, then berth instance adopt it there",
+		})
 	}
 	// One that was lost twice, before its second host could write it, is still described as the first
 	// had it; the epoch is the record's.
@@ -75,6 +87,13 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	}, nil
 }
 
+func (e evacuations) believed(source string) error {
+	if e.ready == nil {
+		return nil
+	}
+	return e.ready(source)
+}
+
 // storeThere tells a record that is not there from a store that is not.
 func storeThere(err error) error {
 	if errors.Is(err, fault.NotFound) && hasReason(err, fleet.NoStore) {
@@ -94,6 +113,9 @@ func taking(ref migration.Ref, g migration.LostGuest, to string) fleet.TakeOver 
 func (e evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migration.LostGuest, to string) (migration.Commit, error) {
 	records, err := e.records()
 	if err != nil {
+		return migration.Commit{}, err
+	}
+	if err := e.believed(g.Source.Name); err != nil {
 		return migration.Commit{}, err
 	}
 	in, err := records.TakeOver(ctx, taking(ref, g, to))

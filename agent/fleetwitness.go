@@ -346,6 +346,9 @@ func (k *keeper) missingHosts() []string {
 // ready refuses to give an instance of source away by a store that lost records: another host may
 // have it, and has not written so again. From memory.
 func (k *keeper) ready(source string) error {
+	if k == nil {
+		return nil // there are no records either
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	missing := slices.DeleteFunc(slices.Clone(k.missing), func(h string) bool { return h == source })

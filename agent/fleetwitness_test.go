@@ -58,6 +58,9 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 				if err := a.keeper.ready("host-c"); !hasReason(err, "store_unproven") {
 					t.Errorf("an evacuation by such a store: %v", err)
 				}
+				if _, err := a.lostGuests().Lost(t.Context(), stays); len(backup) > 0 && !hasReason(err, "store_unproven") {
+					t.Errorf("what is known of a lost instance: %v", err)
+				}
 				if err := a.host.Start(t.Context(), stays, false); !hasReason(err, "not_confirmed") {
 					t.Errorf("start: %v", err)
 				}
