@@ -25,6 +25,12 @@ func (s migrationService) Start(ctx context.Context, r api.Migrate) (migration.M
 	if s.a.observing() {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, observes(s.a.name))
 	}
+	if r.DiscardSavedState && (r.ShareNothing || r.MigrationType == migration.TypeEvacuation) {
+		return migration.Migration{}, fault.Refuse(fault.Invalid, doing, fault.Reason{
+			Code: "discard_saved_state", Message: "saved memory is discarded by the host that has it, in a move that it conducts",
+			Change: "virsh managedsave-remove " + r.Instance + " there, and leave --discard-saved-state out",
+		})
+	}
 	if r.ShareNothing {
 		return s.startApart(ctx, doing, r)
 	}
@@ -126,6 +132,11 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 		return migration.Migration{}, err
 	}
 	ask.Change, ask.By = change, api.CallerWords(ctx)
+	if r.DiscardSavedState {
+		if err := s.a.host.DiscardSavedState(ctx, id); err != nil {
+			return migration.Migration{}, err
+		}
+	}
 	return s.a.conductor.Start(ctx, ask)
 }
 

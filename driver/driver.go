@@ -75,11 +75,18 @@ type Driver interface {
 	Define(ctx context.Context, xml string) error
 
 	// Undefine removes the persistent definition. A running domain becomes
-	// transient; a stopped one is gone. Its managed-save image goes with it; files
-	// of the guest's own never do, disks and firmware variables alike: on storage
-	// that hosts share they are in use where the guest went. Success when there is
-	// no such domain.
+	// transient; a stopped one is gone. Files of the guest's own stay, disks and
+	// firmware variables alike: on storage that hosts share they are in use where the
+	// guest went. fault.Forbidden, with the reasons of Saved, for a stopped domain of
+	// which something is saved. Success when there is no such domain.
 	Undefine(ctx context.Context, uuid string) error
+
+	// Saved reads what the hypervisor keeps for a domain beside its definition.
+	Saved(ctx context.Context, uuid string) (Saved, error)
+
+	// DiscardSavedMemory removes the saved memory of a domain, so that its next start is a
+	// boot. It returns when that is durable. Success when none is saved.
+	DiscardSavedMemory(ctx context.Context, uuid string) error
 
 	// Start boots a defined domain; with paused its CPUs stay stopped. Success
 	// when it is active already.

@@ -245,6 +245,10 @@ type Migrate struct {
 	// ShutdownTimeout is how long the guest may take to shut itself down; 0 pulls the
 	// plug at once. Nil for what its host is set to.
 	ShutdownTimeout *time.Duration `json:"shutdown_timeout,omitempty"` // nanoseconds
+	// DiscardSavedState removes the memory that libvirt saved of the instance, before anything
+	// else. Without it an instance with saved memory is refused. Not of moves that share nothing,
+	// nor of an evacuation.
+	DiscardSavedState bool `json:"discard_saved_state,omitempty"`
 	// ConfirmWindow is after how long a cold migration or a resize confirms itself; 0 for
 	// never. Nil for what the guest's host is set to.
 	ConfirmWindow *time.Duration `json:"confirm_window,omitempty"` // nanoseconds

@@ -103,6 +103,9 @@ func (g changedGuests) Off(ctx context.Context, instance string) (driver.Domain,
 	if err := g.h.stays(d); err != nil {
 		return d, err
 	}
+	if err := g.h.nothingSaved(ctx, d); err != nil {
+		return d, err
+	}
 	return d, g.h.provenOff(ctx, d)
 }
 

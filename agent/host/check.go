@@ -329,6 +329,9 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	if inFlight(job) && !h.ownStream(ref) {
 		no.add(fault.Busy, fault.Reason{Code: "job_in_flight", Message: "libvirt has a job for the guest in flight that is not this migration's", Change: "wait for it, or virsh domjobabort " + g.Name})
 	}
+	if err := no.take(h.nothingSaved(ctx, driver.Domain{UUID: ref.Instance, Name: g.Name})); err != nil {
+		return migration.SourceAnswer{}, err
+	}
 	doc, err := parseDocument(g.XML)
 	if err != nil {
 		return migration.SourceAnswer{}, err

@@ -133,6 +133,9 @@ func (h *Host) isOff(ctx context.Context, ref migration.Ref, back bool) error {
 	if err := h.stays(d); err != nil {
 		return err
 	}
+	if err := h.nothingSaved(ctx, d); err != nil {
+		return err
+	}
 	return h.provenOff(ctx, d)
 }
 

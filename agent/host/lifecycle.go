@@ -172,6 +172,8 @@ func (h *Host) shutDown(ctx context.Context, uuid string, limit time.Duration) (
 type DeleteOptions struct {
 	Force bool `json:"force"` // end it when it runs
 	Disks bool `json:"disks"` // remove the files of its writable disks
+	// DiscardSavedState removes its saved memory first; without it such an instance is refused.
+	DiscardSavedState bool `json:"discard_saved_state,omitempty"`
 }
 
 // Delete ends a guest: domain, definition, allocation, claim, token, in this
@@ -195,6 +197,14 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	if exists {
 		if d.Active() && !o.Force {
 			return fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
+		}
+		if o.DiscardSavedState {
+			if err := h.discardSaved(ctx, d); err != nil {
+				return err
+			}
+		}
+		if err := h.nothingSaved(ctx, d); err != nil {
+			return err
 		}
 		text, err := h.driver.XML(ctx, inst.UUID, driver.Live)
 		if err != nil {
@@ -232,6 +242,34 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 		return err
 	}
 	return h.forget(ctx, inst.UUID)
+}
+
+// DiscardSavedState removes the saved memory of an instance, so that its next start is a boot,
+// and returns when that is durable. Success where none is saved; fault.Busy while the instance
+// is active or moves.
+func (h *Host) DiscardSavedState(ctx context.Context, id string) error {
+	inst, unlock, err := h.own(ctx, id)
+	if err == nil {
+		defer unlock()
+		var d driver.Domain
+		var exists bool
+		if d, exists, err = h.domain(ctx, inst.UUID); err == nil && exists {
+			err = h.discardSaved(ctx, d)
+		}
+	}
+	return wrap(err, "discard the saved state of instance %s", id)
+}
+
+func (h *Host) discardSaved(ctx context.Context, d driver.Domain) error {
+	s, err := h.driver.Saved(ctx, d.UUID)
+	if err != nil || !s.Memory {
+		return err
+	}
+	if d.Active() {
+		return fault.New(fault.Busy, "instance %s is %s", d.Name, d.State)
+	}
+	h.log.Warn("discard the saved memory of an instance, as it was asked for", "instance", d.UUID, "name", d.Name)
+	return h.driver.DiscardSavedMemory(ctx, d.UUID)
 }
 
 // forget ends what bookkeeping holds of a guest that is gone. The allocation

@@ -192,8 +192,6 @@ func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Doma
 		return gone("the ledger has it, libvirt on " + h.o.Name + " has no such domain")
 	case !d.Persistent:
 		return fault.Refuse(fault.Forbidden, "", notPersistent(d.Name))
-	case d.State == driver.ShutOff && d.Reason == driver.ReasonSaved:
-		return fault.Refuse(fault.Forbidden, "", isSaved(d.Name))
 	case halfway(d):
 		return fault.New(fault.Busy, "guest %s is %s (%s)", d.Name, d.State, d.Reason)
 	}
@@ -206,10 +204,27 @@ func (h *Host) mayPowerOff(ctx context.Context, ref migration.Ref, d driver.Doma
 			return fault.Refuse(fault.Busy, "", jobInFlight(d.Name))
 		}
 	}
-	if err := h.stays(d); err != nil || d.Active() {
+	if err := h.stays(d); err != nil {
+		return err
+	}
+	if err := h.nothingSaved(ctx, d); err != nil || d.Active() {
 		return err
 	}
 	return h.provenOff(ctx, d)
+}
+
+// nothingSaved refuses, with every reason, an instance of which libvirt keeps something that
+// would stay behind, or would not fit its disks any more: saved memory, snapshots,
+// checkpoints. The reason of a domain's state is not asked: libvirtd forgets it.
+func (h *Host) nothingSaved(ctx context.Context, d driver.Domain) error {
+	s, err := h.driver.Saved(ctx, d.UUID)
+	if err != nil {
+		return err
+	}
+	if reasons := s.Reasons(d.Name); len(reasons) > 0 {
+		return fault.Refuse(fault.Forbidden, "", reasons...)
+	}
+	return nil
 }
 
 // provenOff is nil where an instance that libvirt calls off is off by what the kernel tells
@@ -265,15 +280,6 @@ func (h *Host) ended(ctx context.Context, d driver.Domain) error {
 }
 
 func notPersistent(name string) fault.Reason { return change.NotPersistent(name) }
-
-// isSaved refuses a guest whose memory lies in a file of this host, which no move takes
-// along, and which would be of another guest after a change.
-func isSaved(name string) fault.Reason {
-	return fault.Reason{
-		Code: "saved", Message: "guest " + name + " is saved: its memory lies in a file on its host, which does not move",
-		Change: "start it, or give the saved memory up with virsh managedsave-remove " + name,
-	}
-}
 
 func jobInFlight(name string) fault.Reason {
 	return fault.Reason{
@@ -466,6 +472,10 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 		return err
 	}
 	if exists && !d.Active() {
+		// Its start is a boot: memory that was saved is of disks as they were then.
+		if err := h.nothingSaved(ctx, d); err != nil {
+			return err
+		}
 		if err := h.provenOff(ctx, d); err != nil {
 			return err
 		}

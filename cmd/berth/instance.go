@@ -507,6 +507,7 @@ func (a *app) instanceDelete() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&o.Force, "force", false, "end it when it runs")
+	cmd.Flags().BoolVar(&o.DiscardSavedState, "discard-saved-state", false, "give up memory that libvirt saved of it (virsh managedsave)")
 	cmd.Flags().BoolVar(&o.Disks, "disks", false, "remove the files of its writable disks too")
 	return cmd
 }

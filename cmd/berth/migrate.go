@@ -128,7 +128,7 @@ var migrateGroups = []flagGroup{
 	{"Live, the transfer", []string{"parallel-connections", "zerocopy", "comp-methods", "comp-xbzrle-cache", "comp-mt-level", "comp-mt-threads", "comp-mt-dthreads",
 		"comp-zlib-level", "comp-zstd-level", "available-switchover-bandwidth", "stall-timeout"}},
 	{"Live, disks that the hosts do not share", []string{"copy-storage", "copy-storage-synchronous-writes", "migrate-disks-detect-zeroes"}},
-	{"Cold", []string{"shutdown-timeout", "confirm", "confirm-window"}},
+	{"Cold", coldNames},
 	{"Between hosts that share nothing", []string{"share-nothing", "alternate"}},
 }
 

@@ -20,17 +20,18 @@ import (
 // coldFlags are what may be said of a move or change of a guest that is off meanwhile.
 type coldFlags struct {
 	shutdown, window time.Duration
-	confirm          bool
+	confirm, discard bool
 	wait, detach     bool
 	flags            *pflag.FlagSet
 }
 
 // coldNames are the flags that make no sense of a live migration.
-var coldNames = []string{"shutdown-timeout", "confirm", "confirm-window"}
+var coldNames = []string{"shutdown-timeout", "discard-saved-state", "confirm", "confirm-window"}
 
 func (x *coldFlags) register(f *pflag.FlagSet, confirms bool) {
 	x.flags = f
 	f.DurationVar(&x.shutdown, "shutdown-timeout", 0, "how long the guest may take to shut itself down; 0 pulls its plug at once (default: its flavor's, or the host's)")
+	f.BoolVar(&x.discard, "discard-saved-state", false, "give up memory that libvirt saved of it (virsh managedsave), which would not fit its disks any more")
 	if confirms {
 		f.DurationVar(&x.window, "confirm-window", 0, "after how long it confirms itself; 0 for never (default: the host's)")
 		f.BoolVar(&x.confirm, "confirm", false, "confirm it as soon as it is there")
@@ -60,6 +61,7 @@ func (x *coldFlags) into(r *api.Migrate) error {
 	if x.shutdown < 0 || x.window < 0 {
 		return fault.New(fault.Invalid, "--shutdown-timeout and --confirm-window cannot be negative")
 	}
+	r.DiscardSavedState = x.discard
 	if x.flags.Changed("shutdown-timeout") {
 		r.ShutdownTimeout = &x.shutdown
 	}

@@ -92,6 +92,14 @@ func (b *broken) Undefine(ctx context.Context, id string) error {
 	return does(b, "Undefine", act{ctx: ctx, id: id}, func(ctx context.Context) error { return b.able.Undefine(ctx, id) })
 }
 
+func (b *broken) Saved(ctx context.Context, id string) (driver.Saved, error) {
+	return twisted(b, "Saved", act{ctx: ctx, id: id}, func(ctx context.Context) (driver.Saved, error) { return b.able.Saved(ctx, id) })
+}
+
+func (b *broken) DiscardSavedMemory(ctx context.Context, id string) error {
+	return does(b, "DiscardSavedMemory", act{ctx: ctx, id: id}, func(ctx context.Context) error { return b.able.DiscardSavedMemory(ctx, id) })
+}
+
 func (b *broken) Start(ctx context.Context, id string, paused bool) error {
 	return does(b, "Start", act{ctx: ctx, id: id, on: paused}, func(ctx context.Context) error { return b.able.Start(ctx, id, paused) })
 }

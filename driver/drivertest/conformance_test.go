@@ -30,6 +30,11 @@ func harness(t testing.TB) drivertest.Harness {
 		Change: func(_ testing.TB, uuid string) {
 			f.Host("a").ChangeGuest(uuid, func(doc string) string { return strings.Replace(doc, "128", "256", 1) })
 		},
+		Save:       func(_ testing.TB, uuid string) { f.Host("a").SaveMemory(uuid) },
+		Snapshot:   func(_ testing.TB, uuid, name string) { f.Host("a").AddSnapshot(uuid, name) },
+		Checkpoint: func(_ testing.TB, uuid, name string) { f.Host("a").AddCheckpoint(uuid, name) },
+		Unsnapshot: func(_ testing.TB, uuid, _ string) { f.Host("a").DropSnapshots(uuid) },
+		SavedXML:   func(_ testing.TB, name, uuid string) string { return document(name, uuid) },
 		Plug: func(testing.TB) (string, func()) {
 			vf := driver.HostDevice{Name: "pci_0000_3b_00_2", Parent: nic.Name, Kind: "pci", PCI: "0000:3b:00.2"}
 			f.Host("a").PlugDevice(vf)

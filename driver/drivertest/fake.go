@@ -80,6 +80,7 @@ type domain struct {
 	live       *definition // nil when not active
 	persistent *definition // nil when transient
 	autostart  bool
+	saved      driver.Saved
 	job        *job          // outgoing or incoming, nil when none
 	broken     *job          // that failed in post-copy, and may be recovered
 	completed  *driver.Job   // statistics of the last completed job
@@ -373,6 +374,9 @@ func (h *Fake) Undefine(ctx context.Context, uuid string) error {
 		if d == nil || d.persistent == nil {
 			return nil
 		}
+		if reasons := d.saved.Reasons(d.name); d.live == nil && len(reasons) > 0 {
+			return fault.Refuse(fault.Forbidden, "undefine "+uuid, reasons...)
+		}
 		d.persistent, d.autostart = nil, false
 		if d.live == nil {
 			delete(h.domains, uuid)
@@ -401,7 +405,7 @@ func (h *Fake) Start(ctx context.Context, uuid string, paused bool) error {
 func (h *machine) startLocked(d *domain, paused bool) {
 	h.nextID++
 	def := *d.persistent
-	d.id, d.live, d.completed = h.nextID, &def, nil
+	d.id, d.live, d.completed, d.saved.Memory = h.nextID, &def, nil, false
 	if paused {
 		h.setLocked(d, driver.Paused, driver.ReasonUser, driver.EventStarted, "booted")
 		return

@@ -171,6 +171,17 @@ func special() []mutant {
 			return a.well()
 		}},
 		{"Undefine", "is not safe to repeat", once},
+		{"Undefine", "takes saved memory with it", func(a act) (any, error) {
+			if err := a.DiscardSavedMemory(a.ctx, a.id); err != nil && !errors.Is(err, fault.NotFound) {
+				return nil, err
+			}
+			return a.well()
+		}},
+		{"Saved", "does not see saved memory", then(func(_ act, v driver.Saved) driver.Saved { v.Memory = false; return v })},
+		{"Saved", "counts no snapshots", then(func(_ act, v driver.Saved) driver.Saved { v.Snapshots = nil; return v })},
+		{"Saved", "counts no checkpoints", then(func(_ act, v driver.Saved) driver.Saved { v.Checkpoints = nil; return v })},
+		{"DiscardSavedMemory", "is not safe to repeat", once},
+		{"DiscardSavedMemory", "does nothing", func(act) (any, error) { return nil, nil }},
 		{"Start", "does not start paused", func(a act) (any, error) { return nil, a.Start(a.ctx, a.id, false) }},
 		{"Start", "resumes what is paused", func(a act) (any, error) {
 			v, err := a.well()

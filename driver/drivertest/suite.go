@@ -35,6 +35,12 @@ type Harness struct {
 	// Change changes something of a running domain that is no part of its life,
 	// as an operator does with virsh.
 	Change func(t testing.TB, uuid string)
+	// Save saves the memory of a running domain and ends it, as `virsh managedsave` does.
+	// Snapshot and Checkpoint make one of a running domain of SavedXML, by name, and Unsnapshot
+	// gives up what they made.
+	Save                             func(t testing.TB, uuid string)
+	SavedXML                         func(t testing.TB, name, uuid string) string
+	Snapshot, Checkpoint, Unsnapshot func(t testing.TB, uuid, name string)
 	// Plug adds a device to the host, and names it; unplug takes it away again.
 	Plug func(t testing.TB) (name string, unplug func())
 	// Wired gives what guests can be connected to; each call may give the same.
@@ -153,7 +159,7 @@ func hold(t testing.TB, p property, h Harness) {
 
 // properties are all, in the order in which they are run.
 func properties() []property {
-	return slices.Concat(lifecycle(), events(), outages(), migrations(), underControl(), postCopies(), abilities(), agents(), statistics(), devices(), connections())
+	return slices.Concat(lifecycle(), saved(), events(), outages(), migrations(), underControl(), postCopies(), abilities(), agents(), statistics(), devices(), connections())
 }
 
 // Properties names the suite's properties whose name begins with one of the

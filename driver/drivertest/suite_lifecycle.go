@@ -268,7 +268,7 @@ func lifecycle() []property {
 			cancel()
 			doc := b.DomainXML("conf-late", uuid.NewString())
 			for name, err := range calls(ctx, b.d, doc) {
-				if slices.Contains([]string{"Node", "Domains", "Domain", "XML"}, name) {
+				if slices.Contains([]string{"Node", "Domains", "Domain", "XML", "Saved"}, name) {
 					wantKind(t, name, err, fault.Unavailable)
 				} else {
 					wantEither(t, name, err, fault.Unavailable, fault.InDoubt)
@@ -289,8 +289,10 @@ func calls(ctx context.Context, d driver.Driver, doc string) map[string]error {
 	_, all := d.Domains(ctx)
 	_, one := d.Domain(ctx, id)
 	_, xml := d.XML(ctx, id, driver.Live)
+	_, kept := d.Saved(ctx, id)
 	return map[string]error{
 		"Node": node, "Domains": all, "Domain": one, "XML": xml, "Define": d.Define(ctx, doc), "Undefine": d.Undefine(ctx, id),
+		"Saved": kept, "DiscardSavedMemory": d.DiscardSavedMemory(ctx, id),
 		"Start": d.Start(ctx, id, false), "Suspend": d.Suspend(ctx, id), "Resume": d.Resume(ctx, id),
 		"Shutdown": d.Shutdown(ctx, id), "Destroy": d.Destroy(ctx, id), "SetAutostart": d.SetAutostart(ctx, id, true),
 	}

@@ -44,6 +44,14 @@ type Conn interface {
 	Autostart(uuid string) (bool, error)
 	XML(uuid string, flags uint32) (string, error)
 
+	// HasManagedSave is virDomainHasManagedSaveImage, RemoveManagedSave
+	// virDomainManagedSaveRemove; Snapshots and Checkpoints give the names of
+	// virDomainListAllSnapshots and virDomainListAllCheckpoints.
+	HasManagedSave(uuid string) (bool, error)
+	RemoveManagedSave(uuid string) error
+	Snapshots(uuid string) ([]string, error)
+	Checkpoints(uuid string) ([]string, error)
+
 	Define(xml string) error
 	Undefine(uuid string, flags uint32) error
 	Create(uuid string, flags uint32) error

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -20,10 +21,7 @@ const (
 	xmlInactive   = 1 << 1
 	xmlMigratable = 1 << 3
 
-	undefineManagedSave         = 1 << 0
-	undefineSnapshotsMetadata   = 1 << 1
-	undefineKeepNVRAM           = 1 << 3
-	undefineCheckpointsMetadata = 1 << 4
+	undefineKeepNVRAM = 1 << 3
 
 	startPaused = 1 << 0
 )
@@ -227,17 +225,24 @@ func (d *Driver) Define(ctx context.Context, xml string) error {
 	})
 }
 
-// Undefine implements driver.Driver.
+// Undefine implements driver.Driver. libvirt itself is not told to take anything else along, and
+// refuses saved memory, snapshots and QEMU's checkpoints that came since the look.
 func (d *Driver) Undefine(ctx context.Context, uuid string) error {
 	return run(ctx, d.control, request{verb: "undefine", uuid: uuid, changes: true}, func(c Conn) error {
 		persistent, err := c.IsPersistent(uuid)
 		if err != nil || !persistent {
 			return unless(err, errNoDomain)
 		}
-		err = c.Undefine(uuid, undefineManagedSave|undefineSnapshotsMetadata|undefineKeepNVRAM|undefineCheckpointsMetadata)
+		if err := keeps(c, uuid); err != nil {
+			return unless(err, errNoDomain)
+		}
+		err = c.Undefine(uuid, undefineKeepNVRAM)
 		if code := codeOf(err); code == errInvalidArg || code == errNoSupport || code == errOperationUnsupported {
-			// Not every hypervisor knows checkpoints or firmware variables.
-			err = c.Undefine(uuid, undefineManagedSave|undefineSnapshotsMetadata)
+			// Not every hypervisor knows firmware variables.
+			err = c.Undefine(uuid, 0)
+		}
+		if codeOf(err) == errOperationInvalid {
+			return cmp.Or(keeps(c, uuid), err) // saved since the look
 		}
 		return unless(err, errNoDomain)
 	})

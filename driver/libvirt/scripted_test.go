@@ -148,7 +148,10 @@ func (s *scripted) Monitor(_, command string) (string, error) {
 	defer s.d.mu.Unlock()
 	return s.d.monitor, err
 }
-func (s *scripted) CompareCPU(CPU, uint32) error { return s.call("CompareCPU") }
+func (s *scripted) CompareCPU(CPU, uint32) error         { return s.call("CompareCPU") }
+func (s *scripted) HasManagedSave(string) (bool, error)  { return false, s.call("HasManagedSave") }
+func (s *scripted) Snapshots(string) ([]string, error)   { return nil, s.call("Snapshots") }
+func (s *scripted) Checkpoints(string) ([]string, error) { return nil, s.call("Checkpoints") }
 func (s *scripted) Undefine(_ string, flags uint32) error {
 	s.d.set(func() { s.d.flags = flags })
 	return s.call("Undefine")

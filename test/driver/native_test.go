@@ -54,6 +54,51 @@ func TestNative_ConformsOnLibvirtsTestDriver(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		domain := func(t testing.TB, id string, f func(d *golibvirt.Domain) error) {
+			d, err := c.LookupDomainByUUIDString(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Free()
+			if err := f(d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.Save = func(t testing.TB, id string) {
+			domain(t, id, func(d *golibvirt.Domain) error { return d.ManagedSave(0) })
+		}
+		h.Snapshot = func(t testing.TB, id, name string) {
+			domain(t, id, func(d *golibvirt.Domain) error {
+				s, err := d.CreateSnapshotXML("<domainsnapshot><name>"+name+"</name></domainsnapshot>", 0)
+				if err == nil {
+					_ = s.Free()
+				}
+				return err
+			})
+		}
+		h.Checkpoint = func(t testing.TB, id, name string) {
+			domain(t, id, func(d *golibvirt.Domain) error {
+				s, err := d.CreateCheckpointXML("<domaincheckpoint><name>"+name+"</name></domaincheckpoint>", 0)
+				if err == nil {
+					_ = s.Free()
+				}
+				return err
+			})
+		}
+		h.Unsnapshot = func(t testing.TB, id, name string) {
+			domain(t, id, func(d *golibvirt.Domain) error {
+				if s, err := d.SnapshotLookupByName(name, 0); err == nil {
+					defer s.Free()
+					return s.Delete(0) // this driver deletes no metadata alone
+				}
+				s, err := d.CheckpointLookupByName(name, 0)
+				if err != nil {
+					return err
+				}
+				defer s.Free()
+				return s.Delete(golibvirt.DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+			})
+		}
 		h.Plug = func(t testing.TB) (string, func()) {
 			d, err := c.DeviceCreateXML(plugged, 0)
 			if err != nil {

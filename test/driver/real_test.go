@@ -167,6 +167,26 @@ func onQEMU(t *testing.T, dial libvirt.Dialer, d, a, b *lab.Host) drivertest.Har
 		// A pin: what Berth must hear of most, and the event that carries typed parameters.
 		Change: func(t testing.TB, id string) { virsh(t, d, "vcpupin", id, "0", "0", "--live") },
 		Wired:  wired(d),
+		Save:   func(t testing.TB, id string) { virsh(t, d, "managedsave", id) },
+		SavedXML: func(t testing.TB, name, id string) string {
+			path := "/var/lib/libvirt/images/" + name + ".qcow2"
+			if err := os.MkdirAll(d.Path("/var/lib/libvirt/images"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := d.Exec(context.Background(), "qemu-img", "create", "-q", "-f", "qcow2", path, "8M"); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			o := busy
+			o.Disks = []guest.Disk{{Path: path}}
+			return document(o, name, id)
+		},
+		Snapshot:   func(t testing.TB, id, name string) { virsh(t, d, "snapshot-create-as", id, name) },
+		Checkpoint: func(t testing.TB, id, name string) { virsh(t, d, "checkpoint-create-as", id, name) },
+		Unsnapshot: func(t testing.TB, id, name string) {
+			for _, what := range []string{"snapshot", "checkpoint"} {
+				_, _ = d.Virsh(context.Background(), what+"-delete", id, name, "--metadata") // one of them has it
+			}
+		},
 		Cannot: map[string]string{
 			"Devices_ComeAndGoAsEvents":   "a lab host has no udevd, which tells libvirt of devices",
 			"Connections_NetworksAreRead": "the libvirtd of a lab host has no driver of networks",

@@ -90,6 +90,10 @@ func onTestDriver(o libvirt.Options) drivertest.Harness {
 		},
 		Cannot: cannot,
 		Wired:  func(testing.TB) drivertest.Wiring { return wiredInMemory() },
+		SavedXML: func(_ testing.TB, name, uuid string) string {
+			return fmt.Sprintf("<domain type='test'><name>%s</name><uuid>%s</uuid><memory unit='MiB'>64</memory><vcpu>1</vcpu><os><type>hvm</type></os>"+
+				"<devices><disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/none.qcow2'/><target dev='vda'/></disk></devices></domain>", name, uuid)
+		},
 	}
 }
 
@@ -98,7 +102,7 @@ func onTestDriver(o libvirt.Options) drivertest.Harness {
 func onNodeFile(o libvirt.Options) drivertest.Harness {
 	h := onTestDriver(o)
 	impossible(h.Cannot, "every connection to a node file has a machine of its own, also the one for events",
-		"Events_Tell", "Events_ASlow", "Devices_ComeAndGo", "Hang_Costs", "Restart_")
+		"Events_Tell", "Events_ASlow", "Saved_Memory", "Saved_Snapshots", "Saved_Checkpoints", "Devices_ComeAndGo", "Hang_Costs", "Restart_")
 	return h
 }
 
@@ -159,6 +163,15 @@ func TestRPC_ConformsOnLibvirtsTestDriver(t *testing.T) {
 				virsh(t, host, "-c", uri, "vol-create-as default-pool vol 1MiB")
 			}
 			return wiredInMemory()
+		}
+		on := func(t testing.TB, args ...string) { virsh(t, host, append([]string{"-c", uri}, args...)...) }
+		h.Save = func(t testing.TB, id string) { on(t, "managedsave", id) }
+		h.Snapshot = func(t testing.TB, id, name string) { on(t, "snapshot-create-as", id, name) }
+		h.Checkpoint = func(t testing.TB, id, name string) { on(t, "checkpoint-create-as", id, name) }
+		h.Unsnapshot = func(t testing.TB, id, name string) {
+			// One of them has it. This driver deletes no metadata alone.
+			_, _ = host.Virsh(context.Background(), "-c", uri, "snapshot-delete", id, name)
+			_, _ = host.Virsh(context.Background(), "-c", uri, "checkpoint-delete", id, name, "--metadata")
 		}
 		h.Plug = func(t testing.TB) (string, func()) {
 			path := host.Path("/run/device.xml")

@@ -93,6 +93,67 @@ func TestOff_AProcessThatLibvirtdLostIsSeen(t *testing.T) {
 	w.livesOn(name, w.b, w.a)
 }
 
+// TestOff_SavedMemoryIsNeitherLeftNorLost: libvirtd forgets why a domain is off, and keeps its
+// memory in a file. No command leaves or removes that unasked; each remedy of the refusals
+// runs as typed.
+func TestOff_SavedMemoryIsNeitherLeftNorLost(t *testing.T) {
+	w := start(t)
+	const name = "saved1"
+	w.boot(w.a, coldGuest(name))
+	w.exec(w.a, "qemu-img", "create", "-q", "-f", "qcow2", images+"/other.qcow2", "32M")
+	defer os.Remove(w.a.Path(images + "/other.qcow2"))
+	refused := func(code string) (said string) {
+		t.Helper()
+		for _, args := range [][]string{
+			{"migrate", name, w.b.Name, "--cold"},
+			{"resize", name, w.b.Name, "--flavor", "grown"},
+			{"resize", name, w.a.Name, "--flavor", "grown"},
+			{"rebuild", name, "--image", images + "/other.qcow2"},
+			{"instance", "delete", name, "--disks", "--force"},
+		} {
+			said = w.refusedFor(code, w.a, args...)
+		}
+		return said
+	}
+	save := func() {
+		t.Helper()
+		w.exec(w.a, "virsh", "managedsave", name)
+		if err := w.a.KillLibvirtd(w.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.a.StartLibvirtd(w.ctx); err != nil {
+			t.Fatal(err)
+		}
+		w.require("state", strings.TrimSpace(w.domain(w.a, name)), "shut off (unknown)")
+	}
+	remedy := func(said, pattern string) {
+		t.Helper()
+		command := regexp.MustCompile(pattern).FindString(said)
+		if command == "" {
+			t.Fatalf("no %s in %s", pattern, said)
+		}
+		w.exec(w.a, "sh", "-c", command)
+	}
+
+	beats := len(w.beats(w.a, name, 3))
+	save()
+	remedy(refused("saved"), `virsh start \w+`)
+	if got := w.beats(w.a, name, beats+3); got[len(got)-1].Boot != got[beats-1].Boot {
+		t.Error("it booted, in place of going on from its memory")
+	}
+	w.exec(w.a, "virsh", "snapshot-create-as", name, "snap1")
+	remedy(refused("has_snapshot"), `virsh snapshot-delete \w+ --metadata \w+`)
+
+	first := w.wrote(w.a, name)
+	save()
+	w.berth(w.a, "migrate", name, w.b.Name, "--cold", "--discard-saved-state")
+	w.finished(name)
+	w.berth(w.a, "resize", "confirm", name)
+	w.berth(w.b, "instance", "start", name)
+	w.followed(name, first, w.wrote(w.b, name))
+	w.livesOn(name, w.b, w.a)
+}
+
 // exec runs a command on a host that must succeed.
 func (w *world) exec(h *lab.Host, args ...string) string {
 	w.Helper()

@@ -93,6 +93,14 @@ func (l libvirt) Undefine(ctx context.Context, uuid string) error {
 	return l.do(ctx, "Undefine", func(ctx context.Context) error { return l.Fake.Undefine(ctx, uuid) })
 }
 
+func (l libvirt) Saved(ctx context.Context, uuid string) (driver.Saved, error) {
+	return ask(ctx, l, ofLook, "Saved", func(ctx context.Context) (driver.Saved, error) { return l.Fake.Saved(ctx, uuid) })
+}
+
+func (l libvirt) DiscardSavedMemory(ctx context.Context, uuid string) error {
+	return l.do(ctx, "DiscardSavedMemory", func(ctx context.Context) error { return l.Fake.DiscardSavedMemory(ctx, uuid) })
+}
+
 func (l libvirt) Start(ctx context.Context, uuid string, paused bool) error {
 	return l.do(ctx, "Start", func(ctx context.Context) error { return l.Fake.Start(ctx, uuid, paused) })
 }

@@ -329,6 +329,38 @@ func (c *conn) XML(uuid string, flags uint32) (string, error) {
 	return with(c, uuid, func(d *lv.Domain) (string, error) { return d.GetXMLDesc(lv.DomainXMLFlags(flags)) })
 }
 
+func (c *conn) HasManagedSave(uuid string) (bool, error) {
+	return with(c, uuid, func(d *lv.Domain) (bool, error) { return d.HasManagedSaveImage(0) })
+}
+
+func (c *conn) RemoveManagedSave(uuid string) error {
+	return c.order(uuid, func(d *lv.Domain) error { return d.ManagedSaveRemove(0) })
+}
+
+func (c *conn) Snapshots(uuid string) ([]string, error) {
+	return with(c, uuid, func(d *lv.Domain) (out []string, err error) {
+		all, err := d.ListAllSnapshots(0)
+		for i := range all {
+			name, lerr := all[i].GetName()
+			out, err = append(out, name), errors.Join(err, lerr)
+			_ = all[i].Free()
+		}
+		return out, err
+	})
+}
+
+func (c *conn) Checkpoints(uuid string) ([]string, error) {
+	return with(c, uuid, func(d *lv.Domain) (out []string, err error) {
+		all, err := d.ListAllCheckpoints(0)
+		for i := range all {
+			name, lerr := all[i].GetName()
+			out, err = append(out, name), errors.Join(err, lerr)
+			_ = all[i].Free()
+		}
+		return out, err
+	})
+}
+
 func (c *conn) Define(xml string) error {
 	return c.use(func(l *lv.Connect) error {
 		d, err := l.DomainDefineXMLFlags(xml, 0)

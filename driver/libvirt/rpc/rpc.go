@@ -204,6 +204,35 @@ func (c *conn) XML(id string, flags uint32) (string, error) {
 	})
 }
 
+func (c *conn) HasManagedSave(id string) (bool, error) {
+	n, err := with(id, func(d golibvirt.Domain) (int32, error) { return c.l.DomainHasManagedSaveImage(d, 0) })
+	return n != 0, err
+}
+
+func (c *conn) RemoveManagedSave(id string) error {
+	return order(id, func(d golibvirt.Domain) error { return c.l.DomainManagedSaveRemove(d, 0) })
+}
+
+func (c *conn) Snapshots(id string) ([]string, error) {
+	return with(id, func(d golibvirt.Domain) (out []string, err error) {
+		all, _, err := c.l.DomainListAllSnapshots(d, 1, 0)
+		for _, s := range all {
+			out = append(out, s.Name)
+		}
+		return out, err
+	})
+}
+
+func (c *conn) Checkpoints(id string) ([]string, error) {
+	return with(id, func(d golibvirt.Domain) (out []string, err error) {
+		all, _, err := c.l.DomainListAllCheckpoints(d, 1, 0)
+		for _, s := range all {
+			out = append(out, s.Name)
+		}
+		return out, err
+	})
+}
+
 func (c *conn) Define(xml string) error {
 	_, err := c.l.DomainDefineXMLFlags(xml, 0)
 	return explain(err)

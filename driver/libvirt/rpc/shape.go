@@ -37,7 +37,8 @@ type shapes map[procedure]reflect.Type
 var replies = sync.OnceValue(func() shapes {
 	out := of(map[uint32]any{
 		1: nil, 2: nil, 12: nil, 28: nil, 29: nil, 33: nil, 34: nil, 164: nil, 166: nil, 207: nil, 231: nil, 317: nil,
-		364: nil, 375: nil, 442: nil, 78: nil, 80: nil, 83: nil,
+		364: nil, 375: nil, 442: nil, 78: nil, 80: nil, 83: nil, 184: nil,
+		183: golibvirt.DomainHasManagedSaveImageRet{}, 274: golibvirt.DomainListAllSnapshotsRet{}, 413: golibvirt.DomainListAllCheckpointsRet{},
 		3: golibvirt.ConnectGetTypeRet{}, 4: golibvirt.ConnectGetVersionRet{}, 7: golibvirt.ConnectGetCapabilitiesRet{},
 		14: golibvirt.DomainGetXMLDescRet{}, 15: golibvirt.DomainGetAutostartRet{}, 16: golibvirt.DomainGetInfoRet{},
 		23: golibvirt.DomainLookupByNameRet{}, 24: golibvirt.DomainLookupByUUIDRet{}, 59: golibvirt.ConnectGetHostnameRet{},
