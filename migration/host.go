@@ -306,6 +306,9 @@ type CheckAnswer struct {
 	// Disks gives for each of the guest's disks what the destination sees at
 	// the same path.
 	Disks []DiskView `json:"disks"`
+	// Definition gives the same for the disks that stand only in the instance's definition, of a
+	// live move; none from agents that did not send it yet.
+	Definition []DiskView `json:"definition_disks,omitempty"`
 	// WouldClaim is what it would claim now. Told where no migration is named, which
 	// is a plan; else nil, and so from agents that did not send it yet.
 	WouldClaim *RoomAnswer `json:"would_claim,omitempty"`

@@ -99,6 +99,9 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 		return migration.CheckAnswer{}, err
 	}
 	answer := migration.CheckAnswer{Destination: here, Disks: views, Dropped: dropped, Options: c.Options, PostCopyAsked: c.PostCopyAsked}
+	if answer.Definition, err = viewDefined(h.files, doc, g.Definition); err != nil {
+		return migration.CheckAnswer{}, err
+	}
 	if ref.Migration == "" {
 		room := h.wouldClaim(ctx, g.UUID, demand{Resources: g.Resources}, place)
 		answer.WouldClaim = &room
@@ -338,6 +341,9 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 	}
 	if a.Destination.Transport == migration.TransportStream {
 		no.add(fault.Forbidden, userReasons(doc, node, h.o.Name)...)
+	}
+	if err := checkDefined(h.files, &no, doc, g, a); err != nil {
+		return migration.SourceAnswer{}, err
 	}
 	ans := answerDisks(&no, doc, g.Disks, a)
 	if len(ans.CopyDisks) > 0 {
