@@ -163,7 +163,7 @@ func (a *agent) run() {
 		Transport: w.story.transport(), Streams: streams{a}, Conducts: a.conductor.Conducts, Random: random{a.rng},
 		Side:  func(_ context.Context, name string) (migration.Side, error) { return a.side(name) },
 		Peers: func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) }, Seals: a.seals(), ConductorSilence: conductorSilence,
-		Files: m.files, Processes: m.fake.Processes(), ImagesDirs: []string{images}, Agree: 4 * time.Second, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
+		Files: m.files, Processes: w.processes(m), ImagesDirs: []string{images}, Agree: 4 * time.Second, LibvirtURI: "qemu+tls://" + m.name + "/system", MigrateURI: "tcp://" + m.name, Version: "sim",
 	}
 	if a.records != nil {
 		options.Records = a.records

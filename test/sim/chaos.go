@@ -198,6 +198,7 @@ func troubles() []trouble {
 		{3, func(_ *chaos, m *machine) { m.killForwarder() }},
 		{3, func(c *chaos, _ *machine) { c.guest().breaks(c.w) }},
 		{4, func(c *chaos, _ *machine) { c.guest().used(c.w, c.rng.IntN(uses)) }},
+		{4, func(c *chaos, _ *machine) { c.guest().losesProcess(c.w, c.downtime()) }},
 	}
 }
 

@@ -83,8 +83,8 @@ func (w *world) virsh() {
 // startedByHand is a person with virsh on any host, who starts a guest wherever he finds a
 // definition of it that is off: at its own host, or of a copy that has left, or is to come.
 func (g *guest) startedByHand(w *world, m *machine) {
-	if m.off || m.away > 0 || m.hung || m.blind {
-		return
+	if m.off || m.away > 0 || m.hung || m.blind || g.lost != nil {
+		return // of two that run QEMU's lock on the disk refuses the second
 	}
 	ctx := context.Background()
 	d, err := m.fake.Domain(ctx, g.uuid)

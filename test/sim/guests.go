@@ -33,6 +33,7 @@ type guest struct {
 	arriving  string
 	holder    string               // that had its token last
 	volume    bool                 // one was attached
+	lost      *machine             // whose libvirtd has lost its process, which runs; nil for none
 	autostart bool                 // it is started when its host boots
 	copies    map[string]copyState // by host
 	way       way                  // by which it travels just now

@@ -109,6 +109,7 @@ func (w *world) runs(g *guest, host, what string) {
 	if g.copies[host] == incoming {
 		w.violate("guest %s is %s on %s before its memory was complete", g.name, what, host)
 	}
+	w.besideLost(g, host, what)
 	w.writes(g, host, what)
 	w.claimed(g, host)
 	w.isWhole(g, host)

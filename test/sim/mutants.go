@@ -26,6 +26,7 @@ type Mutant struct {
 	Asks    func(a *agent, p migration.Placement) migration.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do
 	NoGuard bool // what starts and arrives is let in by libvirt's hook, claim or not
+	NoProcs bool // nobody asks the kernel for processes
 	ByHand  bool // it is looked for in runs alone in which somebody has virsh
 	NoGate  bool // streams are let in whoever comes
 	NoSeals bool // commits are taken from whoever brings them

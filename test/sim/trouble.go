@@ -140,6 +140,11 @@ func (m *machine) reboot(d time.Duration) {
 	w.look()
 	m.end("the machine loses its power")
 	m.fake.Crash()
+	for _, g := range w.guests {
+		if g.lost == m {
+			g.lost = nil // its process has ended with the machine
+		}
+	}
 	for _, f := range m.forwarders {
 		f.ended = true
 	}

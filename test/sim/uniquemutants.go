@@ -26,6 +26,7 @@ func uniqueMutants() []Mutant {
 		{Name: "function-given-back-twice", What: "what an aborted claim held is given back once more, whoever holds it by then", Rare: true,
 			Verbs: func(a *agent, h migration.Host) migration.Host { return givesTwice{h, a} }},
 		{Name: "guard-admits-all", What: "the guard lets a guest start without token and claim", NoGuard: true, ByHand: true},
+		{Name: "processes-not-asked", What: "a guest is off when libvirtd says so, whatever runs", NoProcs: true, Rare: true},
 		{Name: "audit-in-hand-over", What: "an audit knows no moves, and gives back in the middle of one",
 			Audit: func(l audit.Ledger) audit.Ledger {
 				l.Moves = nil
