@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/claims"
 	"berth/claims/flavor"
@@ -62,6 +63,12 @@ func (a *Agent) sharedCPUs() topology.CPUSet {
 		shared = shared.Union(cell.Shared)
 	}
 	return shared
+}
+
+// allowed is what instances of other hosts may name here, by the configuration.
+func (a *Agent) allowed() host.Allowed {
+	m := a.config().Migration
+	return host.Allowed{Paths: m.AllowedPaths, Emulators: m.AllowedEmulators, Labels: m.AllowedLabels, Arguments: m.AllowQEMUArguments}
 }
 
 func (a *Agent) aliases() []flavor.Alias { return a.config().PCI.Alias }

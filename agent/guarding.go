@@ -198,14 +198,18 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 	answer := guard.Answer{Allow: decision != guard.Refuse, Reasons: reasons}
 	switch decision {
 	case guard.AllowArrival:
-		g.begin(d)
+		// The metadata named the migration, and nothing else of the text is believed.
+		document, err := g.a.host.PreparedXML(d.UUID, d.Migration)
+		if err != nil {
+			answer = refusedBy(err)
+			break
+		}
+		g.begin(guard.ReadDocument(document))
+		answer.DomainXML = document
 	case guard.ClaimArrival:
 		document, err := g.a.host.ClaimArrival(ctx, c.DomainXML)
 		if err != nil {
-			answer = guard.Answer{Message: err.Error(), Reasons: fault.ReasonsOf(err)}
-			if len(answer.Reasons) == 0 {
-				answer.Reasons = []fault.Reason{{Code: string(fault.KindOf(err)), Message: err.Error(), Change: "see the agent's log"}}
-			}
+			answer = refusedBy(err)
 			break
 		}
 		g.begin(guard.ReadDocument(document))
@@ -228,6 +232,15 @@ func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error
 		log.Warn("the guard refuses a guest", "reasons", answer.Reasons)
 	}
 	return answer, nil
+}
+
+// refusedBy is a no with every reason.
+func refusedBy(err error) guard.Answer {
+	reasons := fault.ReasonsOf(err)
+	if len(reasons) == 0 {
+		reasons = []fault.Reason{{Code: string(fault.KindOf(err)), Message: err.Error(), Change: "see the agent's log"}}
+	}
+	return guard.Answer{Message: err.Error(), Reasons: reasons}
 }
 
 func (g *guardian) begin(d guard.Document) {

@@ -14,9 +14,11 @@ import (
 
 	"berth/agent/guard"
 	"berth/claims"
+	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -58,6 +60,7 @@ func newGuardBench(t *testing.T, mode config.Mode) *guardBench {
 			t.Errorf("an answer from a ledger that may be another machine's: %v", err)
 		}
 		a.guardian.recognised()
+		a.hypervisor.last.Store(&driver.Node{Hypervisor: "QEMU"})
 	}
 	return &guardBench{t, a}
 }
@@ -177,8 +180,14 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	}
 	b.ask(guard.Prepare, guardDocument(1, true, moved), false) // not begun
 	b.ask(guard.Migrate, guardDocument(1, true, uuid.NewString()), false)
-	if answer, _ := b.ask(guard.Migrate, guardDocument(1, true, moved), true); answer.DomainXML != "" {
-		t.Errorf("its document, which is the claim's already, was replaced by %s", answer.DomainXML)
+	if _, codes := b.ask(guard.Migrate, guardDocument(1, true, moved), false); !slices.Equal(codes, []string{"not_prepared"}) {
+		t.Errorf("reasons %v, want that nothing is prepared", codes)
+	}
+	// As agent/host keeps what it prepared. What arrives says 64 vCPUs.
+	prepared := map[string]any{"prepared": migration.Prepared{DestinationXML: guardDocument(1, true, moved)}}
+	b.must(b.a.tracker.Remember(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "prepared"}, prepared))
+	if answer, _ := b.ask(guard.Migrate, guardDocument(64, true, moved), true); answer.DomainXML != guardDocument(1, true, moved) {
+		t.Errorf("libvirt is given %q, want what this host prepared", answer.DomainXML)
 	}
 	// What an earlier move has left here is not what arrives.
 	b.ask(guard.Start, guardDocument(1, true, uuid.NewString()), false)
@@ -200,6 +209,13 @@ func TestGuardian_ForeignArrivalsAreClaimed(t *testing.T) {
 	b := newGuardBench(t, config.Manage)
 	if _, codes := b.ask(guard.Migrate, guardDocument(4000, false, ""), false); len(codes) == 0 {
 		t.Error("no reasons")
+	}
+	if list := b.a.tracker.List(); len(list) > 0 {
+		t.Errorf("claims after a refusal: %+v", list)
+	}
+	serial := strings.Replace(guardDocument(1, false, ""), "</domain>", "<devices><serial type='file'><source path='/etc/cron.d/x'/></serial></devices></domain>", 1)
+	if _, codes := b.ask(guard.Migrate, serial, false); !slices.Equal(codes, []string{"path_not_allowed"}) {
+		t.Errorf("reasons %v for a serial port into a file of the host", codes)
 	}
 	if list := b.a.tracker.List(); len(list) > 0 {
 		t.Errorf("claims after a refusal: %+v", list)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth/agent/inventory"
@@ -20,6 +21,8 @@ const hypervisorEvery = time.Minute
 type hypervisor struct {
 	a *Agent
 
+	last atomic.Pointer[driver.Node] // nil until the first answer
+
 	// mu guards what follows. Nothing is called under it.
 	mu    sync.Mutex
 	known *inventory.Hypervisor // nil until the first answer; never changed, only replaced
@@ -27,6 +30,7 @@ type hypervisor struct {
 
 // found takes an answer.
 func (h *hypervisor) found(n driver.Node) {
+	h.last.Store(&n)
 	if n.Capabilities == nil {
 		return // it does not tell; what it told before stands
 	}
@@ -43,6 +47,9 @@ func (h *hypervisor) found(n driver.Node) {
 		h.a.reporter.Kick()
 	}
 }
+
+// lastNode is what the hypervisor said of itself the last time; nil while it has not.
+func (h *hypervisor) lastNode() *driver.Node { return h.last.Load() }
 
 // view is what is known; nil while nothing is.
 func (h *hypervisor) view() *inventory.Hypervisor {

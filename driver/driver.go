@@ -136,6 +136,7 @@ type Node struct {
 	CPUModel          string   // host CPU model name; empty when unknown
 	Machines          []string // machine types of the host's own architecture, sorted
 	Emulated          bool     // no hardware virtualization: QEMU under TCG
+	Emulators         []string // programs that the hypervisor runs instances in, of every architecture, sorted
 	// Capabilities is what guests can have here; nil where the hypervisor does not
 	// tell. CapabilitiesError then says why; with Capabilities it says why the
 	// features of the CPU are not among them.

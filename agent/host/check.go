@@ -94,6 +94,11 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err := h.checkConnections(ctx, &no, g.XML); err != nil {
 		return migration.CheckAnswer{}, err
 	}
+	unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.XML, g.Definition)
+	if err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	no.add(fault.Forbidden, unadmitted...)
 	dropped := h.checkOptionsHere(&no, c, doc, node)
 	if err := no.err(""); err != nil {
 		return migration.CheckAnswer{}, err

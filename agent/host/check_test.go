@@ -107,7 +107,7 @@ func TestCheckDestination_ListsEveryReason(t *testing.T) {
 			return func() { b.fake.SetNode(node) }
 		}},
 		{name: "another hypervisor", codes: "hypervisor_differs", kind: fault.Forbidden, change: func(_ *migration.Guest, s *migration.Description) { s.Hypervisor = "TEST" }},
-		{name: "emulator", codes: "emulator_missing", kind: fault.Forbidden, change: devices("<emulator>/usr/libexec/qemu-kvm</emulator>")},
+		{name: "emulator", codes: "emulator_missing emulator_not_allowed", kind: fault.Forbidden, change: devices("<emulator>/usr/libexec/qemu-kvm</emulator>")},
 		{name: "occupied disk", codes: "disk_exists", kind: fault.Exists, setup: func() func() {
 			b.put(t, "/images/vm1-vda.qcow2", "another guest's", 0o644)
 			return func() { l.must("remove", os.Remove(b.path("/images/vm1-vda.qcow2"))) }

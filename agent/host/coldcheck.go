@@ -72,6 +72,11 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		no.add(fault.Forbidden, sameHost(c.Source, here)...)
 		no.add(fault.Forbidden, coldPairReasons(c.Source, here)...)
 		no.add(fault.Forbidden, own.bound(g.Assignment)...)
+		unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.Definition)
+		if err != nil {
+			return none, err
+		}
+		no.add(fault.Forbidden, unadmitted...)
 		if err := h.checkNames(ctx, &no, g); err != nil {
 			return none, err
 		}

@@ -44,7 +44,7 @@ func TestColdCheck_WhatKeepsAGuestOnItsHost(t *testing.T) {
 		{"USB device", device(`<hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/><product id='0x2'/></source></hostdev>`), []string{"device_stays"}, "usb"},
 		{"function that no claim holds", device(`<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0' bus='0x3b' slot='0' function='0'/></source></hostdev>`),
 			[]string{"device_stays", "document_does_not_fit"}, "3b:00.0"},
-		{"shared folder", device(`<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv'/><target dir='src'/></filesystem>`), []string{"device_stays"}, "shared folder"},
+		{"shared folder", device(`<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv'/><target dir='src'/></filesystem>`), []string{"device_stays", "path_not_allowed"}, "shared folder"},
 		{"redirected USB device", device(`<redirdev bus='usb' type='tcp'><source mode='connect' host='h' service='1'/></redirdev>`), nil, ""},
 		{"CPU that does not migrate", func(s string) string {
 			return strings.Replace(s, "<devices>", "<cpu mode='host-passthrough' migratable='off'/><devices>", 1)

@@ -97,6 +97,7 @@ func simulate(t *testing.T, seed uint64) string {
 			h.Host = host.New(host.Options{
 				Name: name, ProviderUUID: "rp-" + name, Tracker: tracker, Driver: fake, Runtime: p, Logger: logger, Random: random,
 				Placement: allocations.of(name), ProjectID: "project", UserID: "user", ImagesDirs: []string{"/images"}, Files: h.files, Processes: fake.Processes(),
+				Allowed:    func() host.Allowed { return host.Allowed{Paths: []string{"/boot"}} },
 				LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name,
 			})
 			h.conductor = migration.New(migration.Config{

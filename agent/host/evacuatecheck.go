@@ -45,6 +45,11 @@ func (h *Host) checkEvacuation(ctx context.Context, ref migration.Ref, c migrati
 	no.add(fault.Forbidden, deadPairReasons(c.Source, here)...)
 	no.add(fault.Forbidden, own.bound(g.Assignment)...)
 	no.add(fault.Forbidden, startReasons(doc, node, h.o.Name)...)
+	unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.Definition)
+	if err != nil {
+		return none, err
+	}
+	no.add(fault.Forbidden, unadmitted...)
 	if err := h.checkStartCPU(ctx, &no, doc, node, text); err != nil {
 		return none, err
 	}

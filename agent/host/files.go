@@ -14,6 +14,7 @@ type Files interface {
 	Identity(path string) (string, error)
 	Stamp(path string) (disks.Stamp, error)
 	Exists(path string) (bool, error)
+	Resolve(path string) (string, error)
 	Size(path string) int64
 	Space(path string) (disks.Space, error)
 

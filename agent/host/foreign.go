@@ -194,6 +194,15 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 		place = &found.Assignment
 	}
 	inst, uses := comes.inst, comes.demand.Resources
+	if found == nil { // what runs here already is not ended for it
+		doc, err := domainxml.Parse(text)
+		if err != nil {
+			return "", fault.New(fault.Invalid, "%w", err)
+		}
+		if err := h.admitForeign(ctx, doc, uses); err != nil {
+			return "", wrap(err, "take guest %s in on %s", inst.Name, h.o.Name)
+		}
+	}
 	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
 	if err := h.managing(doing); err != nil {
 		return "", err

@@ -96,7 +96,13 @@ type Options struct {
 	// arrive; empty for all but the system's own. The first is where new guests'
 	// disks go that name no folder.
 	ImagesDirs []string
-	DiskTool   string // qemu-img; empty for the one in $PATH
+	// Allowed is what instances of other hosts may name here, beside what they may anyway; nil
+	// for nothing.
+	Allowed func() Allowed
+	// LastNode is what the hypervisor said of itself the last time, nil while it has not: the
+	// guard asks it nothing. Without the function the hypervisor is asked.
+	LastNode func() *driver.Node
+	DiskTool string // qemu-img; empty for the one in $PATH
 	// DiskReserve is how much is left free of each filesystem to which disks are shipped,
 	// bytes.
 	DiskReserve int64

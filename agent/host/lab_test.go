@@ -116,6 +116,10 @@ func (l *lab) boot(name string, change func(*host.Options)) *node {
 		Mode: func() string { return n.mode }, Placement: l.placement.of(name), ProjectID: "default-project", UserID: "default-user", HooksDir: n.path("/hooks"),
 		ImagesDirs: []string{n.images}, Root: n.root, LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name, Version: "test",
 		Poll: 4 * time.Millisecond, Agree: 4 * time.Millisecond, Files: n.files, Processes: n.fake.Processes(),
+		// The kernels and disks of these tests.
+		Allowed: func() host.Allowed {
+			return host.Allowed{Paths: []string{"/boot", "/dev/vg", "/elsewhere", "/images", "/nvram", "/shared"}}
+		},
 	}
 	if change != nil {
 		change(&o)

@@ -67,6 +67,14 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 	if !found {
 		rec = preparation{Source: p.Source, DomainXML: p.Guest.XML, Guest: arriving(p.Guest), PostCopy: p.PostCopy}
 	}
+	prepared, err := h.documents(ref, p.Guest, claim)
+	if err != nil {
+		return none, err
+	}
+	// Before anything is made: the source may have asked for no check.
+	if err := h.admitPrepared(ctx, claim, prepared.DestinationXML, prepared.PersistentXML); err != nil {
+		return none, err
+	}
 	if err := h.endHook(rec.Running); err != nil {
 		return none, err
 	}
@@ -80,10 +88,6 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		if err := h.phase(ctx, ref, rec.phase(h, hooks.PreLiveMigration)); err != nil {
 			return none, err
 		}
-	}
-	prepared, err := h.documents(ref, p.Guest, claim)
-	if err != nil {
-		return none, err
 	}
 	if err := h.openArrival(ctx, ref, claim, p.Source, rec.PostCopy, &prepared); err != nil {
 		return none, err

@@ -45,6 +45,7 @@ func realHostOn(t *testing.T, rt *runtime.System, h *testlab.Host, p *placement,
 	o := host.Options{
 		Name: h.Name, ProviderUUID: "rp-" + h.Name, Tracker: tracker, Driver: d, Runtime: rt, Logger: log, Placement: p.of(h.Name), ProjectID: "project", UserID: "user",
 		ImagesDirs: []string{"/var/lib/libvirt/images"}, Root: fmt.Sprintf("/proc/%d/root", h.InitPID()),
+		Allowed:    func() host.Allowed { return host.Allowed{Paths: []string{testlab.CacheDir()}} },
 		LibvirtURI: "qemu+tls://" + h.Name + "/system", MigrateURI: "tcp://" + h.MigIP(), Version: "test",
 	}
 	for _, f := range change {

@@ -98,6 +98,7 @@ func newMachine(f *Fleet, name string) *machine {
 		node: driver.Node{
 			// A host keeps its uuid over restarts of the test, so it comes from the name.
 			UUID: uuid.NewSHA1(uuid.NameSpaceDNS, []byte(name)).String(), Hostname: name,
+			Emulators:  []string{"/usr/bin/qemu-system-x86_64"},
 			Hypervisor: "QEMU", HypervisorVersion: 10_000_002, LibraryVersion: 9_000_000,
 			Arch: "x86_64", CPUModel: "qemu64", Machines: []string{"pc-q35-7.2", "q35"},
 		},

@@ -42,6 +42,10 @@ func readHost(n *driver.Node, xml string) (guestSide, error) {
 	n.GuestUser = guestUser(caps.Host.SecModel)
 	machines, types := map[string]topology.MachineType{}, map[string]bool{}
 	for _, g := range caps.Guests {
+		n.Emulators = append(n.Emulators, g.Arch.Emulator)
+		for _, t := range g.Arch.Domains {
+			n.Emulators = append(n.Emulators, t.Emulator)
+		}
 		if n.Arch == "" {
 			n.Arch = g.Arch.Name // the test driver names no host CPU
 		}
@@ -56,6 +60,9 @@ func readHost(n *driver.Node, xml string) (guestSide, error) {
 			types[t.Type] = true
 			addMachines(machines, t.Machines)
 		}
+	}
+	if n.Emulators = slices.DeleteFunc(sortedSet(n.Emulators), func(path string) bool { return path == "" }); len(n.Emulators) == 0 {
+		n.Emulators = nil
 	}
 	n.Machines = slices.Sorted(maps.Keys(machines))
 	for _, name := range n.Machines {

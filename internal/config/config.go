@@ -243,6 +243,13 @@ type Migration struct {
 	Schedule              string   `toml:"schedule"`
 	Observe               bool     `toml:"observe_schedule"`
 
+	// What a domain XML that comes from another host may name of this one, beside what it may
+	// anyway; see package agent/host/admission.
+	AllowedPaths       []string `toml:"allowed_paths"`
+	AllowedEmulators   []string `toml:"allowed_emulators"`
+	AllowedLabels      []string `toml:"allowed_labels"` // MODEL:LABEL, or MODEL:none
+	AllowQEMUArguments bool     `toml:"allow_qemu_arguments"`
+
 	// AttemptTimeout bounds one attempt of a move; 0 for 800 s for each GiB of the
 	// guest's memory and disks, of at least two.
 	AttemptTimeout Duration `toml:"attempt_timeout"`
@@ -364,6 +371,7 @@ func Default() Config {
 		Migration: Migration{
 			Transport: TransportStream, Ports: "49152-49215",
 			MaxDowntime: Duration(live.MaxDowntime), DowntimeSteps: live.DowntimeSteps, DowntimeDelay: Duration(live.DowntimeDelay), Parallel: live.Parallel, Compression: []string{},
+			AllowedPaths: []string{}, AllowedEmulators: []string{}, AllowedLabels: []string{},
 			TimeoutAction: string(live.TimeoutAction), StallTimeout: Duration(live.StallTimeout), CopyStorage: live.CopyStorage,
 			ClaimLease: Duration(time.Minute), ShutdownTimeout: Duration(time.Minute), ConductorSilence: Duration(15 * time.Minute),
 			MaxInbound: 2, MaxOutbound: 2, NearWeight: 1e6, NearWeightByAggregate: map[string]float64{},

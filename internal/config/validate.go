@@ -204,6 +204,21 @@ func (c *Config) faults() []fault.Reason {
 	if !c.Migration.Ports.valid() {
 		bad("migration.ports", c.Migration.Ports, `FIRST-LAST, one port, or "" for any`)
 	}
+	for _, k := range []struct {
+		key  string
+		list []string
+	}{{"migration.allowed_paths", c.Migration.AllowedPaths}, {"migration.allowed_emulators", c.Migration.AllowedEmulators}} {
+		for _, path := range k.list {
+			if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
+				bad(k.key, path, "absolute paths without . and .., and not /")
+			}
+		}
+	}
+	for _, label := range c.Migration.AllowedLabels {
+		if model, text, _ := strings.Cut(label, ":"); model == "" || text == "" {
+			bad("migration.allowed_labels", label, "MODEL:LABEL or MODEL:none, as in dac:+107:+107")
+		}
+	}
 	out = append(out, c.Migration.optionFaults()...)
 	out = append(out, c.Migration.weightFaults()...)
 	out = append(out, c.Fleet.faults()...)

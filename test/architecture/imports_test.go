@@ -73,6 +73,7 @@ var table = map[string]rule{
 	"internal/config":                {own: []string{"internal/...", "topology", "claims/pci", "claims/flavor", "migration/converge", "migration/options"}, third: []string{"github.com/pelletier/go-toml"}, why: "files to values, also of the pure packages"},
 	"internal":                       {own: []string{"internal/..."}, third: []string{"golang.org/x/sys"}, why: "imports none of the house"},
 	"agent/inventory":                {own: []string{"claims/fit", "claims/pci", "topology", "placementclient"}, third: []string{"github.com/google/uuid"}, why: "pure: host, devices and ratios in, provider tree out"},
+	"agent/host/admission":           {own: []string{"driver", "driver/libvirt/domainxml", "topology", "internal/fault"}, why: "what another host's domain XML may name here; asks the hypervisor for other instances' only"},
 	"agent/host/change":              {own: []string{"agent/host/demand", "agent/host/disks", "agent/host/hooks", "agent/host/memory", "agent/host/phases", "agent/host/remake", "agent/host/shipping", "claims", "claims/flavor", "driver", "driver/libvirt/domainxml", "migration", "topology", "internal/..."}, why: "changes in place; ends and starts no guest"},
 	"agent/host/demand":              {own: []string{"claims/flavor", "topology", "internal/fault"}, why: "pure: a flavor in, what it asks of a host out"},
 	"agent/host/evacuation":          {own: []string{"agent/host/disks", "agent/host/remake", "migration", "internal/fault"}, why: "what becomes of a lost guest and its disks; decides, and does nothing"},

@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +34,8 @@ type Options struct {
 	Names    []string // hosts; empty means host-a and host-b
 	Binary   string   // berth; empty builds it into the lab's folder
 	Detached bool     // see lab.Options
+	// Older: the binary may not know the configuration of this tree; see Allow.
+	Older bool
 	// Config is added to every agent's berth.toml as a drop-in; the key is the
 	// host's name, "" stands for all.
 	Config map[string]string
@@ -256,8 +259,32 @@ func Reissue(ctx context.Context, bin, dir string, names []string, conductors ..
 	return nil
 }
 
+// Allowed is the configuration by which hosts take in instances that boot from the lab's own
+// kernels and have disks in its shared folder, and what more names.
+func (f *Fleet) Allowed(more ...string) string {
+	var list []string
+	for _, path := range append([]string{lab.CacheDir(), f.SharedDir()}, more...) {
+		list = append(list, strconv.Quote(path))
+	}
+	return "[migration]\nallowed_paths = [" + strings.Join(list, ", ") + "]\n"
+}
+
+// Allow writes it for a host.
+func (f *Fleet) Allow(h *lab.Host) error {
+	path := h.Path("/etc/berth/berth.toml.d/30-allowed.toml")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(f.Allowed()), 0o644)
+}
+
 // configure writes a host's berth.toml and flavors.
 func (f *Fleet) configure(h *lab.Host, o Options) error {
+	if !o.Older {
+		if err := f.Allow(h); err != nil {
+			return err
+		}
+	}
 	var peers strings.Builder
 	var hosts []string
 	for _, p := range f.Hosts {

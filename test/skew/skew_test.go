@@ -85,6 +85,15 @@ func (w *world) runs(host, binary string) {
 	if err := w.Agent(host).Stop(ctx); err != nil {
 		w.Fatalf("stop the agent on %s: %v", host, err)
 	}
+	if binary == w.newest {
+		h, err := w.Host(host)
+		if err == nil {
+			err = w.Allow(h)
+		}
+		if err != nil {
+			w.Fatal(err)
+		}
+	}
 	w.Binary = binary
 	defer func() { w.Binary = w.newest }()
 	if err := w.StartAgent(ctx, host); err != nil {
@@ -137,7 +146,7 @@ func TestSkew_GuestsMoveBothWaysBetweenTwoVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := older(t, dir)
-	f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(dir, "fleet"), Binary: was})
+	f, err := fleet.Up(t.Context(), fleet.Options{Dir: filepath.Join(dir, "fleet"), Binary: was, Older: true})
 	if err != nil {
 		t.Fatal(err)
 	}

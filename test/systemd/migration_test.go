@@ -91,7 +91,7 @@ func manages(t *testing.T, v *move) {
 	v.from.run("systemctl", "start", "berth-placement.service")
 	for _, m := range []*machine{v.from, v.to} {
 		configure(m, "")
-		m.write("/etc/berth/berth.toml.d/50-host.toml", "[agent]\nmode = \"manage\"\n\n[placement]\nurl = \"https://host-a:8778\"\ninterval = \"5s\"\n\n[migration]\nstall_timeout = \"1m\"\n", 0o644)
+		m.write("/etc/berth/berth.toml.d/50-host.toml", "[agent]\nmode = \"manage\"\n\n[placement]\nurl = \"https://host-a:8778\"\ninterval = \"5s\"\n\n[migration]\nstall_timeout = \"1m\"\nallowed_paths = [\""+lab.CacheDir()+"\"]\n", 0o644)
 		m.write("/etc/berth/flavors.d/small.toml", "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 0\n", 0o644)
 		m.run("systemctl", "start", service)
 		m.well()

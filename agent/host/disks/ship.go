@@ -59,20 +59,8 @@ func (f Files) Lookup(path string) (real string, size, occupies int64, err error
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "", 0, 0, notPlain(path)
 	}
-	real, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	if err != nil {
-		return "", 0, 0, fault.New(fault.Internal, "look at %s: %w", path, err)
-	}
-	if root := f.Real("/"); root != "/" {
-		// The root itself may be reached by a link.
-		if whole, err := filepath.EvalSymlinks(root); err == nil {
-			root = whole
-		}
-		below, ok := strings.CutPrefix(real, root)
-		if !ok {
-			return "", 0, 0, fault.New(fault.Forbidden, "look at %s: it leads out of %s", path, root)
-		}
-		real = below
+	if real, err = f.named(fd, path); err != nil {
+		return "", 0, 0, err
 	}
 	return real, st.Size, st.Blocks * 512, nil // stat(2): blocks of 512 bytes, whatever the filesystem's are
 }
@@ -90,6 +78,54 @@ func openError(path string, err error) error {
 		kind = fault.Forbidden
 	}
 	return fault.New(kind, "open %s: %w", path, err)
+}
+
+// Resolve gives a path without symbolic links in it, also of a folder, a socket or a device.
+// What is not there yet is taken as it is named, below the deepest folder that is there.
+func (f Files) Resolve(path string) (string, error) {
+	path = filepath.Join("/", path)
+	below := ""
+	for at := path; ; at = filepath.Dir(at) {
+		if at == "/" {
+			return filepath.Join(at, below), nil
+		}
+		fd, err := f.open(at, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			if link, lerr := os.Readlink(f.Real(at)); lerr == nil {
+				// Whoever creates the file creates it there.
+				return "", fault.New(fault.Forbidden, "resolve %s: %s is a link to %s, which is not there", path, at, link)
+			}
+			below = filepath.Join(filepath.Base(at), below)
+			continue
+		}
+		if err != nil {
+			return "", fault.New(fault.Unavailable, "resolve %s: %w", path, err)
+		}
+		real, err := f.named(fd, path)
+		unix.Close(fd)
+		return filepath.Join(real, below), err
+	}
+}
+
+// named gives the path, below the hypervisor's root, of an open file.
+func (f Files) named(fd int, path string) (string, error) {
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return "", fault.New(fault.Internal, "look at %s: %w", path, err)
+	}
+	root := f.Real("/")
+	if root == "/" {
+		return real, nil
+	}
+	// The root itself may be reached by a link.
+	if whole, err := filepath.EvalSymlinks(root); err == nil {
+		root = whole
+	}
+	below, ok := strings.CutPrefix(real, root)
+	if !ok {
+		return "", fault.New(fault.Forbidden, "look at %s: it leads out of %s", path, root)
+	}
+	return filepath.Join("/", below), nil
 }
 
 // open opens a path below the hypervisor's root. A link in it never leads out of

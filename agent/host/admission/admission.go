@@ -1,0 +1,361 @@
+// Package admission decides what the domain XML of an instance that comes from another host may
+// name of this one. A host's certificate makes its owner a party of the move, not an operator:
+// the emulator, files, devices, labels and amounts are held against what this host's operator
+// allows and what the instance's claim holds.
+//
+// It is pure, but for the symbolic links that Policy.Resolve follows. Check is asked when a
+// destination is checked, with what the instance is to have, and again of the domain XML that
+// was prepared, with its claim. No libvirt gets what it has not seen.
+package admission
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// Allowed is what the operator of this host has allowed, beside what Policy has anyway.
+type Allowed struct {
+	Paths     []string // migration.allowed_paths: folders with all that is in them, files, devices
+	Emulators []string // migration.allowed_emulators
+	Labels    []string // migration.allowed_labels: MODEL:LABEL, or MODEL:none
+	Arguments bool     // migration.allow_qemu_arguments
+}
+
+// Policy is what this host allows.
+type Policy struct {
+	Host      string   // this host's name
+	Emulators []string // that libvirt has here
+	// AnyEmulator leaves them unasked: the hypervisor runs none.
+	AnyEmulator bool
+	Loaders     []string // firmware that libvirt offers here
+	Images      []string // folders for disks of instances
+	Labels      []string // that libvirt gives instances here: "dac:+64055:+64055"
+	Allowed     Allowed
+	// Resolve gives a path without symbolic links, of what is not there yet below the deepest
+	// folder that is. nil for no links.
+	Resolve func(path string) (string, error)
+}
+
+// Claimed is what the instance has of this host.
+type Claimed struct {
+	Resources topology.Resources
+	Devices   []string // addresses of its devices
+	// AnyAmount leaves vCPUs and memory unasked, AnyDevice devices: where there is no claim yet
+	// the domain XML has those of the host that it comes from.
+	AnyAmount, AnyDevice bool
+}
+
+// Other is another instance of this host.
+type Other struct {
+	Name string
+	XML  string // one of its domain XMLs; an instance may be there several times
+}
+
+// Folders of the system that instances have files in. Distributions differ; what is not there
+// allows nothing.
+var (
+	imageFolders = []string{"/var/lib/libvirt/images", "/var/lib/libvirt/boot", "/var/lib/nova/instances"}
+	// ownFolders are libvirt's own, where it puts what it makes for an instance, and those of
+	// Open vSwitch's sockets.
+	ownFolders = []string{
+		"/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/run/libvirt/qemu/channel",
+		"/var/log/libvirt", "/run/openvswitch", "/var/run/openvswitch", "/usr/local/var/run/openvswitch",
+	}
+	// firmwareFolders may be read.
+	firmwareFolders = []string{
+		"/usr/share/OVMF", "/usr/share/AAVMF", "/usr/share/edk2", "/usr/share/edk2-ovmf", "/usr/share/ovmf", "/usr/share/qemu",
+		"/usr/share/qemu-kvm", "/usr/share/qemu-efi-aarch64", "/usr/share/seabios", "/usr/share/ipxe", "/usr/lib/ipxe",
+	}
+	// plainDevices are nobody's: each process may have them.
+	plainDevices = []string{"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/hwrng", "/dev/net/tun", "/dev/vhost-net", "/dev/vhost-vsock"}
+	// systemFolders are never taken for a folder of images because an instance has a disk there.
+	systemFolders = []string{
+		"/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp", "/usr",
+		"/var/lib/berth", "/var/lib/libvirt/qemu", "/var/log", "/var/run", "/var/tmp",
+	}
+)
+
+// longestPath is Linux's PATH_MAX.
+const longestPath = 4096
+
+// Check gives every reason why an instance may not come here with a domain XML. others are this
+// host's instances; those of the same uuid are left out by the caller. An error says that it
+// could not be found out.
+func Check(doc *domainxml.Doc, p Policy, claimed Claimed, others []Other) []fault.Reason {
+	c := checker{p: p, claimed: claimed, used: map[string]use{}}
+	c.prepare(others)
+	c.amounts(doc)
+	for _, n := range doc.HostNames() {
+		c.name(n)
+	}
+	c.tellPaths()
+	return c.reasons
+}
+
+// use is how another instance uses a thing.
+type use struct {
+	by             string
+	writes, shared bool
+}
+
+type checker struct {
+	p       Policy
+	claimed Claimed
+	reasons []fault.Reason
+
+	folders, firmware []string // as they are named, and without links
+	beside            []string // folders of other instances' disks: files directly in them
+	used              map[string]use
+
+	// outside are the paths that are in no folder that is allowed, by their reason.
+	outside []outside
+}
+
+type outside struct {
+	named domainxml.Named
+	real  string
+}
+
+func (c *checker) no(code, message, have, want, change string) {
+	c.reasons = append(c.reasons, fault.Reason{Code: code, Message: message, Have: have, Want: want, Change: change})
+}
+
+func (c *checker) resolve(path string) (string, error) {
+	if c.p.Resolve == nil {
+		return path, nil
+	}
+	return c.p.Resolve(path)
+}
+
+// both gives paths as they are named and without links.
+func (c *checker) both(paths ...[]string) []string {
+	var out []string
+	for _, path := range slices.Concat(paths...) {
+		if path == "" {
+			continue
+		}
+		out = append(out, filepath.Clean(path))
+		// A folder that cannot be read allows what is named in it, and nothing that a link leads to.
+		if real, err := c.resolve(path); err == nil {
+			out = append(out, real)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// prepare resolves what is allowed, and reads what other instances use.
+func (c *checker) prepare(others []Other) {
+	c.folders = c.both(imageFolders, ownFolders, plainDevices, c.p.Images, c.p.Allowed.Paths)
+	c.firmware = c.both(firmwareFolders, c.p.Loaders)
+	for _, o := range others {
+		doc, err := domainxml.Parse(o.XML)
+		if err != nil {
+			c.no("definition_unreadable", fmt.Sprintf("what files instance %s of %s uses cannot be told: %v", o.Name, c.p.Host, err), o.Name, "", "virsh edit "+o.Name)
+			continue
+		}
+		// libvirt appends the instance's own log here; its domain XML does not name it.
+		c.note("/var/log/libvirt/qemu/"+o.Name+".log", use{by: o.Name, writes: true})
+		for _, n := range doc.HostNames() {
+			if n.Kind != domainxml.NamedPath && n.Kind != domainxml.NamedVolume && n.Kind != domainxml.NamedNetwork {
+				continue
+			}
+			key := string(n.Kind) + " " + n.Value
+			if n.Kind == domainxml.NamedPath {
+				if key, err = c.resolve(n.Value); err != nil {
+					key = n.Value // of its own name at least
+				}
+				if n.Device == "disk" && !strings.HasPrefix(n.What, "backing") {
+					c.noteFolder(filepath.Dir(n.Value))
+					c.noteFolder(filepath.Dir(key))
+				}
+			}
+			c.note(key, use{by: o.Name, writes: n.Writes, shared: n.Shared})
+		}
+	}
+}
+
+func (c *checker) note(key string, u use) {
+	if was, there := c.used[key]; there && was.writes {
+		return
+	}
+	c.used[key] = u
+}
+
+func (c *checker) noteFolder(folder string) {
+	if strings.Count(folder, "/") < 2 && folder != "" || inAny(folder, systemFolders) && !volumeGroup(folder) {
+		return // /, or one of its own folders, has too much else in it
+	}
+	c.beside = append(c.beside, folder)
+}
+
+// volumeGroup reports whether a folder of /dev is one of LVM's volume groups.
+func volumeGroup(folder string) bool {
+	name, ok := strings.CutPrefix(folder, "/dev/")
+	return ok && !strings.Contains(name, "/") && !slices.Contains([]string{
+		"block", "bsg", "bus", "char", "cpu", "disk", "dma_heap", "dri", "fd", "hugepages", "input", "mapper", "mqueue", "net", "pts", "shm", "snd", "usb", "vfio", "virtio-ports",
+	}, name)
+}
+
+// in reports whether a path is a folder or in it.
+func in(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}
+
+func inAny(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(f string) bool { return in(path, f) })
+}
+
+// amounts holds vCPUs and memory against the claim.
+func (c *checker) amounts(doc *domainxml.Doc) {
+	if c.claimed.AnyAmount {
+		return
+	}
+	held := c.claimed.Resources
+	const change = "ask for a flavor with as much, or take it from the instance first (virsh setvcpus, virsh setmaxmem)"
+	if n, most := doc.MostVCPUs(), held.VCPUs+held.PCPUs; n > most {
+		c.no("vcpus_beyond_claim", fmt.Sprintf("the instance has %d vCPUs, and is to have %d on %s", n, most, c.p.Host), strconv.Itoa(n), strconv.Itoa(most), change)
+	}
+	switch n, err := doc.MostMemoryMB(); {
+	case err != nil:
+		c.no("memory_unreadable", err.Error(), "", "", "correct it with virsh edit")
+	case n > held.MemoryMB:
+		c.no("memory_beyond_claim", fmt.Sprintf("the instance has %d MiB of memory, and is to have %d MiB on %s", n, held.MemoryMB, c.p.Host),
+			fmt.Sprintf("%d MiB", n), fmt.Sprintf("%d MiB", held.MemoryMB), change)
+	}
+}
+
+// name judges one thing that the domain XML names.
+func (c *checker) name(n domainxml.Named) {
+	switch n.Kind {
+	case domainxml.NamedEmulator:
+		c.emulator(n)
+	case domainxml.NamedPath:
+		c.path(n)
+	case domainxml.NamedVolume, domainxml.NamedNetwork:
+		c.usedByOther(n, string(n.Kind)+" "+n.Value)
+	case domainxml.NamedArgument:
+		if !c.p.Allowed.Arguments {
+			c.no("qemu_arguments", fmt.Sprintf("the instance gives QEMU arguments of its own (%s), which %s does not allow from other hosts", n.Value, c.p.Host), n.Value, "",
+				c.set("allow_qemu_arguments = true")+"; or take them out (virsh edit)")
+		}
+	case domainxml.NamedLabel:
+		if !slices.Contains(c.p.Labels, n.Value) && !slices.Contains(c.p.Allowed.Labels, n.Value) {
+			c.no("label_not_allowed", fmt.Sprintf("the instance has a %s of its own, %s, which %s does not allow from other hosts", n.What, n.Value, c.p.Host), n.Value, "",
+				c.set("allowed_labels = "+list(c.p.Allowed.Labels, n.Value))+"; or take its <seclabel> out (virsh edit)")
+		}
+	case domainxml.NamedDevice:
+		if !c.claimed.AnyDevice && (n.Value == "" || !slices.Contains(c.claimed.Devices, n.Value)) {
+			c.no("device_not_claimed", fmt.Sprintf("the instance takes %s %s of %s, which its claim does not hold", n.What, n.Value, c.p.Host), n.Value, "",
+				"detach it, or ask for it by an alias in the flavor")
+		}
+	case domainxml.NamedMarkup:
+		c.no("markup", "the domain XML has a "+n.What+", which libvirt never writes", n.What, "", "send it as virsh dumpxml gives it")
+	}
+}
+
+func (c *checker) emulator(n domainxml.Named) {
+	if c.p.AnyEmulator {
+		return
+	}
+	known := c.both(c.p.Emulators, c.p.Allowed.Emulators)
+	real := n.Value
+	if filepath.IsAbs(n.Value) {
+		// What cannot be read is none that is known.
+		if at, err := c.resolve(n.Value); err == nil {
+			real = at
+		}
+	}
+	if !slices.Contains(known, real) {
+		c.no("emulator_not_allowed", fmt.Sprintf("the instance runs in %s, which is none of libvirt's emulators on %s", n.Value, c.p.Host), n.Value, strings.Join(c.p.Emulators, ", "),
+			c.set("allowed_emulators = "+list(c.p.Allowed.Emulators, n.Value))+"; or change its emulator (virsh edit)")
+	}
+}
+
+// path judges a file, folder, socket or device node.
+func (c *checker) path(n domainxml.Named) {
+	if !filepath.IsAbs(n.Value) || filepath.Clean(n.Value) != n.Value || len(n.Value) > longestPath || strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		c.no("path_not_clean", fmt.Sprintf("the %s of the instance names %q, which is no absolute path without . and ..", n.What, n.Value), n.Value, "", "write its path out (virsh edit)")
+		return
+	}
+	real, err := c.resolve(n.Value)
+	if err != nil {
+		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
+		return
+	}
+	for _, path := range []string{n.Value, real} {
+		if !c.allowed(path, n.Writes) {
+			c.outside = append(c.outside, outside{n, real})
+			break
+		}
+	}
+	c.usedByOther(n, real)
+}
+
+func (c *checker) allowed(path string, writes bool) bool {
+	if inAny(path, c.folders) || slices.Contains(c.beside, filepath.Dir(path)) || !writes && inAny(path, c.firmware) {
+		return true
+	}
+	// libvirt's private folder of a domain that runs: sockets that it makes anew.
+	below, ok := strings.CutPrefix(path, "/var/lib/libvirt/qemu/domain-")
+	return ok && strings.Contains(below, "/")
+}
+
+// usedByOther refuses what another instance uses: unless both only read it, or both say that
+// others may write it.
+func (c *checker) usedByOther(n domainxml.Named, key string) {
+	u, there := c.used[key]
+	if !there || !n.Writes && !u.writes || n.Shared && u.shared || n.Kind == domainxml.NamedPath && slices.Contains(plainDevices, key) {
+		return
+	}
+	c.no("used_by_other", fmt.Sprintf("the %s of the instance is %s, which instance %s of %s uses", n.What, n.Value, u.by, c.p.Host), n.Value, "",
+		"give one of the two another, or make both <shareable/>")
+}
+
+// tellPaths tells of all paths outside together: one line of configuration allows all.
+func (c *checker) tellPaths() {
+	need := map[string]bool{}
+	for _, o := range c.outside {
+		for _, path := range []string{o.named.Value, o.real} {
+			if c.allowed(path, o.named.Writes) {
+				continue
+			}
+			// A folder of its own is named whole; of the system's only what is needed.
+			if folder := filepath.Dir(path); strings.Count(folder, "/") >= 2 && !inAny(path, systemFolders) {
+				path = folder
+			}
+			need[path] = true
+		}
+	}
+	all := slices.Sorted(maps.Keys(need))
+	for _, o := range c.outside {
+		leads := ""
+		if o.real != o.named.Value {
+			leads = " (" + o.real + ")"
+		}
+		c.no("path_not_allowed", fmt.Sprintf("the %s of the instance names %s%s, and %s allows instances of other hosts no such path", o.named.What, o.named.Value, leads, c.p.Host),
+			o.named.Value, strings.Join(c.p.Images, ", "), c.set("allowed_paths = "+list(c.p.Allowed.Paths, all...)))
+	}
+}
+
+// set is the remedy of one line of configuration.
+func (c *checker) set(line string) string {
+	return fmt.Sprintf("on %s say %s in [migration] of /etc/berth/berth.toml, then run systemctl reload berth", c.p.Host, line)
+}
+
+// list is a TOML list of what is there and what is to come in.
+func list(have []string, more ...string) string {
+	var out []string
+	for _, v := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(have, more)))) {
+		out = append(out, strconv.Quote(v))
+	}
+	return "[" + strings.Join(out, ", ") + "]"
+}

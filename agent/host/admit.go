@@ -1,0 +1,125 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"berth/agent/host/admission"
+	"berth/claims"
+	"berth/driver"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+	"berth/topology"
+)
+
+// Allowed is package admission's, by this one's name.
+type Allowed = admission.Allowed
+
+// admit gives every reason why an instance of another host may not come here with these domain
+// XMLs, of which empty ones are left out. The first is held against what is claimed, amounts
+// included: what the others have at the next start is claimed then. It asks the hypervisor for
+// what other instances use.
+func (h *Host) admit(ctx context.Context, instance string, claimed admission.Claimed, texts ...string) ([]fault.Reason, error) {
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	others, err := admission.Others(ctx, h.driver, instance)
+	if err != nil {
+		return nil, err
+	}
+	policy := h.admissionPolicy(node)
+	var out []fault.Reason
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		doc, err := domainxml.Parse(text)
+		if err != nil {
+			return nil, fault.New(fault.Invalid, "%w", err)
+		}
+		claimed.AnyAmount = claimed.AnyAmount || i > 0
+		for _, r := range admission.Check(doc, policy, claimed, others) {
+			if !slices.Contains(out, r) {
+				out = append(out, r)
+			}
+		}
+	}
+	return out, nil
+}
+
+// admitPrepared refuses the domain XMLs that were prepared for a claim. The source may have asked
+// for no check.
+func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, texts ...string) error {
+	claimed := admission.Claimed{Resources: c.Resources}
+	for _, d := range c.Assignment.Devices {
+		claimed.Devices = append(claimed.Devices, d.Address.String())
+	}
+	reasons, err := h.admit(ctx, c.Owner.Instance, claimed, texts...)
+	if err != nil || len(reasons) == 0 {
+		return err
+	}
+	return fault.Refuse(fault.Forbidden, "", reasons...)
+}
+
+// admitForeign refuses the domain XML of an instance that libvirt is about to take in. It does
+// not ask libvirt, which waits: what other instances use is not known.
+func (h *Host) admitForeign(ctx context.Context, doc *domainxml.Doc, resources topology.Resources) error {
+	var node driver.Node
+	if h.o.LastNode == nil {
+		n, err := h.driver.Node(ctx)
+		if err != nil {
+			return err
+		}
+		node = n
+	} else if last := h.o.LastNode(); last != nil {
+		node = *last
+	} else {
+		return fault.New(fault.Unavailable, "libvirt has not said yet what it has on %s", h.o.Name)
+	}
+	reasons := admission.Check(doc, h.admissionPolicy(node), admission.Claimed{Resources: resources, AnyDevice: true}, nil)
+	if len(reasons) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", reasons...)
+}
+
+// admissionPolicy is what this host allows instances of other hosts.
+func (h *Host) admissionPolicy(node driver.Node) admission.Policy {
+	p := admission.Policy{Host: h.o.Name, Images: h.o.ImagesDirs, Emulators: node.Emulators, Resolve: h.files.Resolve}
+	p.AnyEmulator = node.Hypervisor != "QEMU" // the test driver runs no program
+	if node.Capabilities != nil {
+		p.Loaders = node.Capabilities.Loaders
+	}
+	if u := node.GuestUser; u != nil {
+		p.Labels = []string{fmt.Sprintf("dac:+%d:+%d", u.UID, u.GID), fmt.Sprintf("dac:%d:%d", u.UID, u.GID)}
+	}
+	if h.o.Allowed != nil {
+		p.Allowed = h.o.Allowed()
+	}
+	return p
+}
+
+// unclaimed is of a check without a claim: amounts and devices are those of another host.
+var unclaimed = admission.Claimed{AnyAmount: true, AnyDevice: true}
+
+// PreparedXML is the domain XML that this host prepared for an instance that comes live by a
+// migration of Berth's. It reads the ledger alone. fault.Forbidden where nothing is prepared.
+func (h *Host) PreparedXML(instance, id string) (string, error) {
+	for _, c := range h.tracker.ByInstance(instance) {
+		if c.Owner.Kind != claims.KindLiveMigration || c.Owner.Migration != id {
+			continue
+		}
+		rec, found, err := recall[preparation](h, refOf(c.Owner), memoryPrepared)
+		if err != nil {
+			return "", err
+		}
+		if found && rec.Prepared != nil {
+			return rec.Prepared.DestinationXML, nil
+		}
+	}
+	return "", fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "not_prepared", Message: "this host has prepared nothing for migration " + id + " of instance " + instance, Change: "wait for that migration's own stream, or berth migration abort " + id,
+	})
+}
