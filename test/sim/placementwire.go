@@ -251,3 +251,8 @@ func (a *agent) allocations() host.Placement {
 type keepsHalf struct{ counted.Allocations }
 
 func (keepsHalf) SettleNobody(context.Context, string, string) error { return nil }
+
+// SettleThere settles the instance alone: the move that it names has no consumer.
+func (k keepsHalf) SettleThere(ctx context.Context, instance, _ string) error {
+	return k.Allocations.SettleThere(ctx, instance, id("99999999", 1))
+}
