@@ -225,7 +225,7 @@ func (s instanceService) Stop(ctx context.Context, ref string, o api.StopInstanc
 }
 
 // Delete implements api.Instances.
-func (s instanceService) Delete(ctx context.Context, ref string, o api.DeleteInstance) error {
+func (s instanceService) Delete(ctx context.Context, ref string, o api.DeleteInstance) (api.Deleted, error) {
 	return s.a.host.Delete(ctx, ref, o)
 }
 

@@ -254,7 +254,7 @@ func TestOperator_LocalAndByCertificate(t *testing.T) {
 	if _, err := peer.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-10"}); err != nil || w.agent.from[len(w.agent.from)-1] != "host-b" {
 		t.Errorf("a migrate that is passed on: %v, from %v", err, w.agent.from)
 	}
-	if err := peer.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.Forbidden) {
+	if _, err := peer.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a host that deletes a guest: %v, want %v", err, fault.Forbidden)
 	}
 }
@@ -590,7 +590,7 @@ func TestClient_NobodyThere(t *testing.T) {
 				t.Errorf("verb: %v, want %v with its reason", err, fault.Unavailable)
 			}
 			// Nothing was sent, so nothing is in doubt.
-			if err := c.DeleteInstance(ctx, "web", api.DeleteInstance{}); !errors.Is(err, fault.Unavailable) {
+			if _, err := c.DeleteInstance(ctx, "web", api.DeleteInstance{}); !errors.Is(err, fault.Unavailable) {
 				t.Errorf("delete: %v, want %v", err, fault.Unavailable)
 			}
 		})
@@ -617,7 +617,7 @@ func TestClient_ALostAnswerOfWhatCannotBeRepeatedIsInDoubt(t *testing.T) {
 	defer wg.Wait()
 	defer l.Close()
 	c := client(t, api.ClientOptions{Socket: socket})
-	if err := c.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.InDoubt) {
+	if _, err := c.DeleteInstance(t.Context(), "web", api.DeleteInstance{}); !errors.Is(err, fault.InDoubt) {
 		t.Errorf("delete: %v (%v), want %v", err, fault.KindOf(err), fault.InDoubt)
 	}
 }

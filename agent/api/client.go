@@ -397,9 +397,10 @@ func (c *Client) StopInstance(ctx context.Context, ref string, r StopInstance) (
 	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/stop", r, &out, repeatable)
 }
 
-// DeleteInstance removes a guest. fault.InDoubt when its answer was lost.
-func (c *Client) DeleteInstance(ctx context.Context, ref string, r DeleteInstance) error {
-	return c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/delete", r, nil, once)
+// DeleteInstance removes an instance, and tells which files stay. fault.InDoubt when its
+// answer was lost. Older agents name no files.
+func (c *Client) DeleteInstance(ctx context.Context, ref string, r DeleteInstance) (out Deleted, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/delete", r, &out, once)
 }
 
 // Claims lists what is held, with the host's usage.

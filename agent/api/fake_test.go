@@ -214,7 +214,9 @@ func (f *fakeInstances) Stop(context.Context, string, api.StopInstance) (api.Ins
 	}
 	return api.Instance{}, nil
 }
-func (f *fakeInstances) Delete(context.Context, string, api.DeleteInstance) error { return nil }
+func (f *fakeInstances) Delete(context.Context, string, api.DeleteInstance) (api.Deleted, error) {
+	return api.Deleted{}, nil
+}
 
 type fakePlans struct{ asked []api.PlanRequest }
 

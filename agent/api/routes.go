@@ -166,9 +166,9 @@ func table() []route {
 			func(s *Server, r *http.Request, in StopInstance) (Instance, error) {
 				return s.svc.Instances.Stop(r.Context(), r.PathValue("instance"), in)
 			}),
-		write(http.MethodPost, "/v1/instances/{instance}/delete", "instance-delete", "Delete a guest: definition, allocation, claim; disks only when asked for.", operators,
-			func(s *Server, r *http.Request, in DeleteInstance) (nothing, error) {
-				return nothing{}, s.svc.Instances.Delete(r.Context(), r.PathValue("instance"), in)
+		write(http.MethodPost, "/v1/instances/{instance}/delete", "instance-delete", "Delete a guest: definition, allocation, claim; disks only when asked for and nobody else uses them. The answer names files that stay.", operators,
+			func(s *Server, r *http.Request, in DeleteInstance) (Deleted, error) {
+				return s.svc.Instances.Delete(r.Context(), r.PathValue("instance"), in)
 			}),
 
 		read(http.MethodGet, "/v1/claims", "claim-list", "What is held on this host.", everyone,

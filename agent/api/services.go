@@ -65,7 +65,7 @@ type Instances interface {
 	Show(ctx context.Context, ref string) (InstanceDetail, error)
 	Start(ctx context.Context, ref string, o StartInstance) (Instance, error)
 	Stop(ctx context.Context, ref string, o StopInstance) (Instance, error)
-	Delete(ctx context.Context, ref string, o DeleteInstance) error
+	Delete(ctx context.Context, ref string, o DeleteInstance) (Deleted, error)
 }
 
 // Claims are what is held on this host. ref is a claim's uuid, the first eight

@@ -179,6 +179,9 @@ type StopInstance = host.StopOptions
 // DeleteInstance says what goes with the guest.
 type DeleteInstance = host.DeleteOptions
 
+// Deleted tells what a deletion left behind.
+type Deleted = host.Deleted
+
 // Claim is a claim without its ticket.
 type Claim struct {
 	ID        string             `json:"claim"`

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/agent/host/change"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/remake"
 	"berth/claims"
 	"berth/driver"
@@ -120,6 +121,10 @@ func (g changedGuests) Wish(ref migration.Ref) (migration.PowerState, bool, erro
 
 func (g changedGuests) Start(ctx context.Context, instance string, power migration.PowerState) error {
 	return g.h.startAs(ctx, instance, power)
+}
+
+func (g changedGuests) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return g.h.fileUsers(ctx)
 }
 
 func (g changedGuests) Changed(ref migration.Ref) bool { return g.h.changed(ref) }

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
-	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
-	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -61,7 +61,7 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 		return err
 	}
 	if asked.Found {
-		if err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
+		if _, err := h.removeMoved(ctx, ref, asked.Copied); err != nil {
 			return err
 		}
 		if err := h.phase(ctx, ref, phaseRequest{
@@ -118,86 +118,81 @@ func (h *Host) endSource(ctx context.Context, ref migration.Ref) error {
 	return nil
 }
 
-// removeMoved removes the files of disks that were copied, if nobody else's
-// definition names them. Their backing files stay: they may be many guests'.
-func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copiedDisk) error {
+// removeMoved removes the files of disks that were copied, if nobody else uses them, and
+// answers which stay. Their backing files stay: they may be many instances'. It fails where
+// the hypervisor does not say who uses what, and is repeated then.
+func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copiedDisk) ([]fileusers.Kept, error) {
 	if len(moved) == 0 {
-		return nil
+		return nil, nil
 	}
-	used, err := h.usedFiles(ctx)
-	if err != nil {
-		return err
-	}
-	for _, d := range moved {
-		log := h.log.With("instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", d.Path)
-		file, err := disks.Which(h.files, d.Path)
-		if err != nil {
-			return err
-		}
-		if by := used[file]; by != "" {
-			log.Warn("a disk that moved stays, another guest names it", "guest", by)
-			continue
-		}
-		by, err := h.dock.InUse(ctx, d.Path, ref)
-		if err != nil {
-			return err
-		}
-		if by != "" {
-			log.Warn("a disk that moved stays, another guest stands on it", "guest", by)
-			continue
-		}
-		err = h.files.Remove(d.Path, d.Stamp)
-		switch {
-		case errors.Is(err, fault.Forbidden):
-			log.Warn("a disk that moved was replaced by another file, which stays", "error", err)
-		case err != nil:
-			return err
-		default:
-			log.Info("removed a disk that moved")
-		}
-	}
-	return nil
-}
-
-// usedFiles gives, for every file that a definition here names, the guest. Its keys are
-// disks.Which's.
-func (h *Host) usedFiles(ctx context.Context) (map[string]string, error) {
-	all, err := h.driver.Domains(ctx)
+	survey, err := h.fileUsers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	used := map[string]string{}
-	for _, d := range all {
-		for _, what := range []driver.Document{driver.Live, driver.Persistent} {
-			if what == driver.Persistent && !(d.Active() && d.Persistent) {
-				continue // the live document of a stopped domain is its definition
-			}
-			text, err := h.driver.XML(ctx, d.UUID, what)
-			if errors.Is(err, fault.NotFound) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			doc, err := parseDocument(text)
-			if err = cmp.Or(err, doc.unread); err != nil {
-				return nil, wrap(err, "domain %s", d.Name) // it may use any file
-			}
-			paths := []string{doc.firmware().Variables}
-			for _, e := range doc.Devices.Disks {
-				paths = append(paths, e.path())
-			}
-			for _, path := range paths {
-				if path == "" {
-					continue
-				}
-				file, err := disks.Which(h.files, path)
-				if err != nil {
-					return nil, wrap(err, "domain %s", d.Name)
-				}
-				used[file] = d.Name
-			}
+	var left []fileusers.Kept
+	for _, d := range moved {
+		kept, err := h.removeFile(survey, ref, d)
+		if err != nil {
+			return left, err
+		}
+		if kept != nil {
+			left = append(left, *kept)
 		}
 	}
-	return used, nil
+	return left, nil
+}
+
+// removeFile removes one file of an instance, by its stamp, or answers why it stays.
+func (h *Host) removeFile(survey *fileusers.Survey, ref migration.Ref, d copiedDisk) (*fileusers.Kept, error) {
+	log := h.log.With("instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", d.Path)
+	stays := func(k fileusers.Kept) (*fileusers.Kept, error) {
+		log.Warn("a disk file stays", "why", k.Reason, "remedy", k.Change)
+		return &k, nil
+	}
+	if there, err := h.files.Exists(d.Path); err != nil || !there {
+		return nil, err
+	}
+	answer, err := survey.Of(d.Path, ref.Instance)
+	if err != nil {
+		return nil, err
+	}
+	if answer.Verdict(fileusers.Remove) != fileusers.Go {
+		return stays(answer.Kept(d.Target))
+	}
+	by, err := h.dock.ComparedBy(d.Path, ref)
+	if err != nil {
+		return nil, err
+	}
+	if by != "" {
+		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "it is below a disk that comes by migration " + by, Change: "berth migration show " + by})
+	}
+	err = h.files.Remove(d.Path, d.Stamp)
+	if errors.Is(err, fault.Forbidden) {
+		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "another file has its place: " + err.Error(), Change: "rm " + fileusers.Quote(d.Path) + " when nobody needs it"})
+	}
+	if err == nil {
+		log.Info("removed a disk file")
+	}
+	return nil, err
+}
+
+// imageTime is how long reading one image may take while it is asked who uses a file. A
+// header is read in milliseconds; one that takes longer is on storage that does not answer.
+const imageTime = 20 * time.Second
+
+// fileUsers finds who uses which file on this host.
+func (h *Host) fileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return fileusers.Look(ctx, fileusers.Sources{
+		Definitions: h.driver, Files: h.files,
+		Pools: func(ctx context.Context) (fileusers.Pools, error) {
+			c, err := h.connector(ctx)
+			if c == nil {
+				return nil, err // no interface around a nil
+			}
+			return c, err
+		},
+		Bound: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return h.rt.WithTimeout(ctx, imageTime)
+		},
+	})
 }

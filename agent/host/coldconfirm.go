@@ -45,7 +45,7 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	if err := h.removeMoved(ctx, ref, shipped); err != nil {
+	if _, err := h.removeMoved(ctx, ref, shipped); err != nil {
 		return err
 	}
 	if err := h.phase(ctx, ref, phaseRequest{
@@ -106,9 +106,19 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 	case found && !rec.Finished:
 		return fault.New(fault.Forbidden, "the guest's arrival is not finished")
 	}
-	for _, d := range rec.Grown {
-		if err := h.files.DropKept(d.Replaced); err != nil {
+	if len(rec.Grown) > 0 {
+		survey, err := h.fileUsers(ctx)
+		if err != nil {
 			return err
+		}
+		for _, d := range rec.Grown {
+			kept, err := survey.Drop(h.files, d.Target, d.Replaced, ref.Instance)
+			if err != nil {
+				return err
+			}
+			if kept != nil {
+				h.log.Warn("the old file of a disk stays", "instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", kept.Path, "why", kept.Reason, "remedy", kept.Change)
+			}
 		}
 	}
 	if err := h.dock.Keep(ctx, ref); err != nil {

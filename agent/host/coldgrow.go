@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
@@ -90,9 +91,12 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 	return h.remember(ctx, ref, memoryPreparedCold, *rec)
 }
 
-// roomToGrow is checkGrown for the disks that are not shipped: the room that was there when
+// roomToGrow is checkGrown and mayGrow for the disks that are not shipped: the room that was there when
 // the destination was asked may be another's by now.
-func (h *Host) roomToGrow(p migration.PrepRequest) error {
+func (h *Host) roomToGrow(ctx context.Context, p migration.PrepRequest) error {
+	if len(p.Wanted.Grow) == 0 {
+		return nil
+	}
 	var no refusal
 	var shared []string
 	for _, d := range p.Guest.Disks {
@@ -103,7 +107,31 @@ func (h *Host) roomToGrow(p migration.PrepRequest) error {
 	if err := h.checkGrown(&no, p.Guest, shared, p.Wanted.Grow); err != nil {
 		return err
 	}
+	if err := h.mayGrow(ctx, &no, p.Guest, shared, p.Wanted.Grow); err != nil {
+		return err
+	}
 	return no.err("")
+}
+
+// mayGrow refuses shared disks that others use here: a larger file gets their place.
+func (h *Host) mayGrow(ctx context.Context, no *refusal, g migration.Guest, shared []string, grow []migration.DiskGrowth) error {
+	var survey *fileusers.Survey
+	for _, more := range grow {
+		i := slices.IndexFunc(g.Disks, func(d migration.Disk) bool { return d.Target == more.Target })
+		if i < 0 || !slices.Contains(shared, more.Target) {
+			continue
+		}
+		if survey == nil {
+			var err error
+			if survey, err = h.fileUsers(ctx); err != nil {
+				return err
+			}
+		}
+		if err := no.take(survey.MayReplace(more.Target, g.Disks[i].Path, g.UUID, false)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkGrown refuses shared disks for whose larger files there is no room.

@@ -430,7 +430,8 @@ func (c *creating) undo(ctx context.Context) error {
 		}
 	}
 	if len(errs) == 0 {
-		errs = append(errs, h.removeMoved(ctx, creation(uuid), variables))
+		_, err := h.removeMoved(ctx, creation(uuid), variables)
+		errs = append(errs, err)
 		for _, m := range slices.Backward(c.plan.make) {
 			if m.Part != "" { // planned
 				errs = append(errs, h.files.Unmake(m.Made))

@@ -45,6 +45,12 @@ type Files interface {
 	// Writers finds who has files open for writing.
 	Writers(paths ...string) ([]disks.Writer, error)
 
+	// Openers finds who has files open in any way.
+	Openers(paths ...string) ([]disks.Writer, error)
+
+	// Empty reports whether a folder has nothing in it, or is not there.
+	Empty(dir string) (bool, error)
+
 	// Remove removes the file of that stamp and no other.
 	Remove(path string, s disks.Stamp) error
 

@@ -137,6 +137,12 @@ func (l *lab) restart(name string) *node {
 	return l.boot(name, nil)
 }
 
+// Delete is the host's, of which only the error is looked at.
+func (n *node) Delete(ctx context.Context, id string, o host.DeleteOptions) error {
+	_, err := n.Host.Delete(ctx, id, o)
+	return err
+}
+
 // path is where the test finds a host's path.
 func (n *node) path(p string) string { return filepath.Join(n.root, p) }
 

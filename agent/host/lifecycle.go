@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"berth/agent/host/fileusers"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -176,27 +177,34 @@ type DeleteOptions struct {
 	DiscardSavedState bool `json:"discard_saved_state,omitempty"`
 }
 
-// Delete ends a guest: domain, definition, allocation, claim, token, in this
+// Deleted tells what a deletion left behind.
+type Deleted struct {
+	Kept []fileusers.Kept `json:"kept,omitempty"` // files that were to be removed
+}
+
+// Delete ends an instance: domain, definition, allocation, claim, token, in this
 // order, each safe to repeat. Its firmware variables go with it; disks only when
-// asked for, and never one that another definition names.
-func (h *Host) Delete(ctx context.Context, id string, o DeleteOptions) error {
+// asked for, and never one that anybody else uses or may use: the answer names those.
+func (h *Host) Delete(ctx context.Context, id string, o DeleteOptions) (Deleted, error) {
+	var out Deleted
 	inst, unlock, err := h.own(ctx, id)
 	if err == nil {
 		defer unlock()
-		err = h.remove(ctx, inst, o)
+		out.Kept, err = h.remove(ctx, inst, o)
 	}
-	return wrap(err, "delete instance %s", id)
+	return out, wrap(err, "delete instance %s", id)
 }
 
-func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions) error {
+func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions) ([]fileusers.Kept, error) {
 	d, exists, err := h.domain(ctx, inst.UUID)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var files, disks []copiedDisk
+	var survey *fileusers.Survey
 	if exists {
 		if d.Active() && !o.Force {
-			return fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
+			return nil, fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
 		}
 		if o.DiscardSavedState {
 			if err := h.discardSaved(ctx, d); err != nil {
@@ -208,40 +216,54 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 		}
 		text, err := h.driver.XML(ctx, inst.UUID, driver.Live)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if files, err = h.variables(text); err != nil {
-			return err
+			return nil, err
 		}
 		if o.Disks {
 			if err := h.stays(d); err != nil {
-				return err // the disks are those of a guest that runs
+				return nil, err // the disks are those of a guest that runs
 			}
 			if disks, err = h.writableFiles(text); err != nil {
-				return err
+				return nil, err
 			}
 			files = append(files, disks...)
 		}
+		// Before anything is undone: a repeated deletion would find no definition that names them.
+		if len(files) > 0 {
+			if survey, err = h.fileUsers(ctx); err != nil {
+				return nil, err
+			}
+		}
 		if err := h.stop(ctx, inst.UUID, StopOptions{Force: true}); err != nil {
-			return err
+			return nil, err
 		}
 		proven := h.provenOff
 		if d.Active() {
 			proven = h.ended
 		}
 		if err := proven(ctx, d); err != nil {
-			return err
+			return nil, err
 		}
 		if err := h.driver.Undefine(ctx, inst.UUID); err != nil && !errors.Is(err, fault.NotFound) {
-			return err
+			return nil, err
 		}
 	} else if err := h.witness.Off(inst.UUID, inst.Name, nil); err != nil {
-		return err // it runs, and libvirt has lost it
+		return nil, err // it runs, and libvirt has lost it
 	}
-	if err := h.removeMoved(ctx, migration.Ref{Instance: inst.UUID}, files); err != nil {
-		return err
+	var kept []fileusers.Kept
+	for _, f := range files {
+		k, err := h.removeFile(survey, migration.Ref{Instance: inst.UUID}, f)
+		if err != nil {
+			k = &fileusers.Kept{Disk: f.Target, Path: f.Path, Reason: err.Error(), Change: "rm " + fileusers.Quote(f.Path)}
+			h.log.Warn("a disk file stays", "instance", inst.UUID, "path", f.Path, "error", err)
+		}
+		if k != nil {
+			kept = append(kept, *k)
+		}
 	}
-	return h.forget(ctx, inst.UUID)
+	return kept, h.forget(ctx, inst.UUID)
 }
 
 // DiscardSavedState removes the saved memory of an instance, so that its next start is a boot,

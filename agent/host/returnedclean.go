@@ -148,7 +148,7 @@ func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}
-	if err := h.removeMoved(ctx, ref, h.ownFiles(ref, rec, there)); err != nil {
+	if _, err := h.removeMoved(ctx, ref, h.ownFiles(ref, rec, there)); err != nil {
 		return err
 	}
 	if err := h.giveUpHalf(ctx, ref, true); err != nil {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/shipping"
 	"berth/claims"
 	"berth/driver"
@@ -137,38 +137,8 @@ func (g shippedGuests) System(path string) bool {
 	return slices.ContainsFunc(systemDirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }
 
-func (g shippedGuests) Used(ctx context.Context) (map[string]string, error) {
-	return g.h.usedFiles(ctx)
-}
-
-func (g shippedGuests) StandsOn(ctx context.Context, file, other string) (string, error) {
-	all, err := g.h.driver.Domains(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, d := range all {
-		if d.UUID == other {
-			continue
-		}
-		used, err := g.h.filesOf(ctx, d)
-		if unanswered(err) {
-			return "", wrap(err, "domain %s", d.Name)
-		}
-		if err != nil {
-			// It may stand on any file, and asking again would hold up what asks for ever.
-			return d.Name + " (whose disks cannot be read: " + err.Error() + ")", nil
-		}
-		for _, p := range used {
-			here, err := disks.Which(g.h.files, p)
-			if err != nil {
-				return "", wrap(err, "domain %s", d.Name)
-			}
-			if here == file {
-				return d.Name, nil
-			}
-		}
-	}
-	return "", nil
+func (g shippedGuests) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return g.h.fileUsers(ctx)
 }
 
 // unanswered reports whether somebody did not answer, so that it is worth asking again.
@@ -178,46 +148,4 @@ func unanswered(err error) bool {
 		return true
 	}
 	return false
-}
-
-// filesOf are all files that a domain's documents name, and what stands below them.
-func (h *Host) filesOf(ctx context.Context, d driver.Domain) ([]string, error) {
-	var out []string
-	for _, what := range []driver.Document{driver.Live, driver.Persistent} {
-		if what == driver.Persistent && !(d.Active() && d.Persistent) {
-			continue // the live document of a stopped domain is its definition
-		}
-		text, err := h.driver.XML(ctx, d.UUID, what)
-		if fault.KindOf(err) == fault.NotFound {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		doc, err := parseDocument(text)
-		if err == nil {
-			err = doc.unread
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range doc.Devices.Disks {
-			if e.path() == "" {
-				continue
-			}
-			out = append(out, e.path())
-			if e.Type != "file" {
-				continue
-			}
-			img, err := h.files.Image(ctx, e.path(), e.Driver.Type)
-			if fault.KindOf(err) == fault.NotFound {
-				continue // a disk that is gone stands on nothing
-			}
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, img.Backing...)
-		}
-	}
-	return out, nil
 }

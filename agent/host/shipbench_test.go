@@ -17,9 +17,11 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/agent/host/shipping"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/internal/runtime"
@@ -165,10 +167,11 @@ func (o heldDisk) Held(migration.Ref) (migration.Snapshot, bool, error) {
 	look, err := o.files.ReadBlock(benchDisk, 0, 0, migration.ShipBlock)
 	return migration.Snapshot{Files: []migration.SnapshotFile{{Target: "vda", Path: benchDisk, Size: look.Size, Version: look.Version}}}, true, err
 }
-func (heldDisk) Place(string) (fault.Reason, bool)                        { return fault.Reason{}, false }
-func (heldDisk) System(string) bool                                       { return false }
-func (heldDisk) Used(context.Context) (map[string]string, error)          { return nil, nil }
-func (heldDisk) StandsOn(context.Context, string, string) (string, error) { return "", nil }
+func (heldDisk) Place(string) (fault.Reason, bool) { return fault.Reason{}, false }
+func (heldDisk) System(string) bool                { return false }
+func (o heldDisk) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return fileusers.Look(ctx, fileusers.Sources{Definitions: nobody{}, Files: o.files})
+}
 
 func (x *bench) must(what string, err error) {
 	x.Helper()
@@ -280,4 +283,12 @@ func (x *bench) relay() time.Duration {
 		})
 		return err
 	})
+}
+
+// nobody has no domains.
+type nobody struct{}
+
+func (nobody) Domains(context.Context) ([]driver.Domain, error) { return nil, nil }
+func (nobody) XML(context.Context, string, driver.Document) (string, error) {
+	return "", fault.New(fault.NotFound, "no domain")
 }

@@ -496,13 +496,23 @@ func (a *app) instanceDelete() *cobra.Command {
 	var o api.DeleteInstance
 	cmd := &cobra.Command{
 		Use: "delete INSTANCE", Short: "Delete a guest: definition, allocation, claim", Args: cobra.ExactArgs(1),
-		Long: "Delete a stopped guest: its definition, its allocation in Placement, its claim. Disks\nstay unless --disks is said.",
+		Long: "Delete a stopped guest: its definition, its allocation in Placement, its claim. Disks\nstay unless --disks is said, and then too where anybody else uses or may use a file:\nthe answer names each file that stays, and why.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
-				if err := c.DeleteInstance(ctx, args[0], o); err != nil {
+				left, err := c.DeleteInstance(ctx, args[0], o)
+				if err != nil {
 					return err
 				}
-				return a.print(map[string]string{"deleted": args[0]}, func(w io.Writer) { fmt.Fprintf(w, "%s is deleted\n", args[0]) })
+				answer := map[string]any{"deleted": args[0]}
+				if len(left.Kept) > 0 {
+					answer["kept"] = left.Kept
+				}
+				return a.print(answer, func(w io.Writer) {
+					fmt.Fprintf(w, "%s is deleted\n", args[0])
+					for _, k := range left.Kept {
+						fmt.Fprintf(w, "kept: disk %s, %s: %s\n  to remove it: %s\n", k.Disk, k.Path, k.Reason, k.Change)
+					}
+				})
 			})
 		},
 	}

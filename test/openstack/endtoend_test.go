@@ -142,7 +142,7 @@ func story(t *testing.T, p *agents, up func(bool), tokensEnd func(*agents)) []sc
 	see("two guests", map[string]string{"web": "host-a", "db": "host-a"})
 	up(false)
 	// The guest goes; its allocation cannot, which is told, and done later.
-	if err := p.clients["host-a"].DeleteInstance(t.Context(), db, api.DeleteInstance{Force: true}); fault.KindOf(err) != fault.Unavailable {
+	if _, err := p.clients["host-a"].DeleteInstance(t.Context(), db, api.DeleteInstance{Force: true}); fault.KindOf(err) != fault.Unavailable {
 		t.Errorf("delete a guest while placement is away: %v (%s)", err, fault.KindOf(err))
 	}
 	p.until("the agent says that placement is away", func() bool {
@@ -157,7 +157,8 @@ func story(t *testing.T, p *agents, up func(bool), tokensEnd func(*agents)) []sc
 		t.Fatalf("the move: %v", m.Err())
 	}
 	see("moved", map[string]string{"web": "host-b"})
-	must(t, p.clients["host-b"].DeleteInstance(t.Context(), web, api.DeleteInstance{Force: true}))
+	_, err := p.clients["host-b"].DeleteInstance(t.Context(), web, api.DeleteInstance{Force: true})
+	must(t, err)
 	see("deleted", map[string]string{})
 	return out
 }

@@ -76,6 +76,9 @@ func (c *Changes) apply(ctx context.Context, ref migration.Ref) error {
 	if _, err := c.o.Guests.Off(ctx, ref.Instance); err != nil {
 		return err
 	}
+	if err := c.mayReplace(ctx, ref, rec); err != nil {
+		return err
+	}
 	if _, err := c.o.Tracker.Exchange(ctx, memory.At(ref, StepApply), rec.kind()); err != nil {
 		return err
 	}
@@ -92,6 +95,46 @@ func (c *Changes) apply(ctx context.Context, ref migration.Ref) error {
 	}
 	rec.Applied = true
 	return c.remember(ctx, ref, rec)
+}
+
+// mayReplace refuses where somebody else came to use a disk since the change was prepared.
+// Disks that have their places already, before this agent's restart, are not asked for again.
+func (c *Changes) mayReplace(ctx context.Context, ref migration.Ref, rec Record) error {
+	if _, exchanged := c.boundBy(ref); exchanged || len(rec.Disks) == 0 {
+		return nil
+	}
+	survey, err := c.o.Guests.FileUsers(ctx)
+	if err != nil {
+		return err
+	}
+	var no fault.Refusal
+	for _, d := range rec.Disks {
+		if err := no.Take(survey.MayReplace(d.Target, d.Path, ref.Instance, true)); err != nil {
+			return err
+		}
+	}
+	return no.Err("")
+}
+
+// dropKept removes the old files, and leaves those that somebody uses or may use.
+func (c *Changes) dropKept(ctx context.Context, ref migration.Ref, rec Record) error {
+	if len(rec.Disks) == 0 {
+		return nil
+	}
+	survey, err := c.o.Guests.FileUsers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range rec.Disks {
+		kept, err := survey.Drop(c.o.Files, d.Target, d.Replaced, ref.Instance)
+		if err != nil {
+			return err
+		}
+		if kept != nil {
+			c.o.Logger.Warn("the old file of a disk stays", "instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", kept.Path, "why", kept.Reason, "remedy", kept.Change)
+		}
+	}
+	return nil
 }
 
 // sameDisks refuses a definition whose disks are not those of which new files are made:
@@ -357,10 +400,8 @@ func (c *Changes) finish(ctx context.Context, ref migration.Ref) error {
 	if err := c.runPhase(ctx, ref, rec.phase(c.o.Host, hooks.ConfirmResize, "")); err != nil {
 		return err
 	}
-	for _, d := range rec.Disks {
-		if err := c.o.Files.DropKept(d.Replaced); err != nil {
-			return err
-		}
+	if err := c.dropKept(ctx, ref, rec); err != nil {
+		return err
 	}
 	if err := c.o.Tracker.Release(ctx, ownerOf(ref, rec.kind())); err != nil {
 		return err

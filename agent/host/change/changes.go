@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/agent/host/phases"
 	"berth/agent/host/remake"
@@ -43,6 +44,8 @@ type Guests interface {
 	// Definition writes the guest as it is wanted, on this host, from the claim that holds
 	// it here.
 	Definition(g migration.Guest, w migration.Wanted, c claims.Claim, meta domainxml.Metadata) (string, error)
+	// FileUsers finds who uses which file on this host.
+	FileUsers(ctx context.Context) (*fileusers.Survey, error)
 	// Relax tells that what others may have waited for has become free.
 	Relax(ctx context.Context)
 }
@@ -56,7 +59,7 @@ type Files interface {
 	Space(path string) (disks.Space, error)
 	Replace(r disks.Replaced) error
 	PutBack(r disks.Replaced) error
-	DropKept(r disks.Replaced) error
+	fileusers.Dropper
 }
 
 // Options are what Changes are made of.

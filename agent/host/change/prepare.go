@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/agent/host/phases"
 	"berth/agent/host/remake"
@@ -169,6 +170,7 @@ func (c *Changes) planChanged(ctx context.Context, ref migration.Ref, rec Record
 	var no fault.Refusal
 	var out []remake.Disk
 	need, beside := map[string]int64{}, map[string]string{} // by device
+	var survey *fileusers.Survey
 	add := func(target string, size int64, image bool) error {
 		at := slices.IndexFunc(doc.Disks(), func(d domainxml.Disk) bool { return d.Target == target })
 		if at < 0 {
@@ -179,6 +181,14 @@ func (c *Changes) planChanged(ctx context.Context, ref migration.Ref, rec Record
 			d.Format = "raw"
 		}
 		if err := remake.MayReplace(d); err != nil {
+			return err
+		}
+		if survey == nil {
+			if survey, err = c.o.Guests.FileUsers(ctx); err != nil {
+				return err
+			}
+		}
+		if err := survey.MayReplace(target, d.Source, ref.Instance, false); err != nil {
 			return err
 		}
 		r, err := c.o.Files.PlanReplace(ref.Migration, disks.PartName(ref.Attempt, target), d.Source)

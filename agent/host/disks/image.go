@@ -1,6 +1,7 @@
 package disks
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,9 +44,12 @@ type Image struct {
 	// Backing lists the files below, the nearest first. A layer that is no local
 	// file ends the list, and is its last element as the image spells it.
 	Backing []string
-	// Outside are files that the image itself needs besides those below it: where a
-	// qcow2 image keeps its data apart from its tables.
+	// Outside are files that the image needs besides those below it: where a qcow2 image
+	// of the chain keeps its data apart from its tables, and all files of a layer that is
+	// named as json:{…} with more than one.
 	Outside []string
+	// Encrypted: without a secret nothing of the image can be read.
+	Encrypted bool
 }
 
 // Image reads the image at path, whose format the guest's definition gives; an
@@ -62,48 +66,56 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 			return Image{}, err
 		}
 		if path == top {
-			img.VirtualSize = one.VirtualSize
-			if apart := one.Specific.Data.File; apart != "" {
-				img.Outside = []string{named(path, apart)}
+			img.VirtualSize, img.Encrypted = one.VirtualSize, one.Encrypted || format == "luks"
+		}
+		if apart := one.Specific.Data.File; apart != "" {
+			data := ParseName(path, apart)
+			img.Outside = append(img.Outside, data.Files...)
+			if len(data.Files) == 0 {
+				img.Outside = append(img.Outside, apart)
+			}
+		}
+		for _, extent := range one.Specific.Data.Extents {
+			if part := ParseName(path, extent.File); !slices.Equal(part.Files, []string{f.Real(path)}) {
+				img.Outside = append(img.Outside, part.Files...)
 			}
 		}
 		img.ActualSize += one.ActualSize
 		if one.Backing == "" {
 			return img, nil
 		}
-		next := named(path, one.Backing)
-		if !filepath.IsAbs(next) {
-			img.Backing = append(img.Backing, next)
+		name := ParseName(path, one.Backing)
+		if !name.Plain {
+			img.Backing, img.Outside = append(img.Backing, one.Backing), append(img.Outside, name.Files...)
 			return img, nil
 		}
+		next := name.Files[0]
 		if next == top || slices.Contains(img.Backing, next) {
 			return Image{}, fault.New(fault.Invalid, "read image %s: its chain of backing files leads back to %s", top, next)
 		}
 		img.Backing = append(img.Backing, next)
-		path, format = next, one.BackingFormat
+		path, format = next, cmp.Or(name.Format, one.BackingFormat)
 		if format == "" {
 			format = "raw" // libvirt does not probe either
 		}
 	}
 }
 
-// named is the path of a file that an image names. What either host reaches through the
-// network (nbd://, rbd:, json:{…}) is as the image spells it.
-func named(image, name string) string {
-	if filepath.IsAbs(name) || strings.Contains(name, ":") {
-		return name
-	}
-	return filepath.Join(filepath.Dir(image), name)
-}
+// ErrOtherFormat is of a file that has not the header of the format as which it was read.
+var ErrOtherFormat = errors.New("another format")
 
 type info struct {
 	VirtualSize   int64  `json:"virtual-size"`
 	ActualSize    int64  `json:"actual-size"`
+	Encrypted     bool   `json:"encrypted"`
 	Backing       string `json:"backing-filename"`
 	BackingFormat string `json:"backing-filename-format"`
 	Specific      struct {
 		Data struct {
-			File string `json:"data-file"`
+			File    string `json:"data-file"`
+			Extents []struct {
+				File string `json:"filename"`
+			} `json:"extents"` // of vmdk
 		} `json:"data"`
 	} `json:"format-specific"`
 }
@@ -116,6 +128,9 @@ func (f Files) info(ctx context.Context, path, format string) (info, error) {
 	// -U: the guest has it open for writing; what is read here does not change
 	// while it runs.
 	out, err := f.run(ctx, "info", "--output=json", "-U", "-f", format, real)
+	if err != nil && strings.Contains(err.Error(), "not in "+format+" format") {
+		err = fault.New(fault.Invalid, "%w: %w", ErrOtherFormat, err)
+	}
 	if err != nil {
 		return info{}, fault.New(fault.KindOf(err), "read image %s as %s: %w", path, format, err)
 	}

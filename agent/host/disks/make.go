@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -229,6 +230,27 @@ func (f Files) Exists(path string) (bool, error) {
 		return false, fault.New(fault.Internal, "look at %s: %w", path, err)
 	}
 	return true, nil
+}
+
+// Empty reports whether a folder has nothing in it, or is not there. An unreadable one is
+// an error.
+func (f Files) Empty(dir string) (bool, error) {
+	d, err := os.Open(f.Real(dir))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fault.New(fault.Internal, "look into %s: %w", dir, err)
+	}
+	defer d.Close()
+	_, err = d.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fault.New(fault.Internal, "look into %s: %w", dir, err)
+	}
+	return false, nil
 }
 
 // Size is a file's length, bytes; 0 where there is none that can be looked at.

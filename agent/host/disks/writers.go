@@ -60,7 +60,7 @@ func (f Files) Writers(paths ...string) ([]Writer, error) {
 	if len(open) == 0 {
 		return nil, nil
 	}
-	named, err := writersIn("/proc", open)
+	named, err := holdersIn("/proc", open, heldToWrite)
 	if err != nil {
 		return nil, fault.New(fault.Internal, "look who writes to %s: %w", open[0].path, err)
 	}
@@ -93,17 +93,9 @@ func (f Files) watch(path string) (watched, bool, error) {
 		return watched{}, false, err
 	}
 	defer unix.Close(at)
-	var st unix.Stat_t
-	if err := unix.Fstat(at, &st); err != nil {
-		return watched{}, false, err
-	}
-	w := watched{path: path, name: filepath.Base(path), dev: st.Dev, inode: st.Ino}
-	if real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", at)); err == nil {
-		w.name = filepath.Base(real)
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		w.device, w.dev = true, st.Rdev
-		return w, true, nil
+	w, err := watch(at, path)
+	if err != nil || w.device {
+		return w, w.device, err
 	}
 	fd, err := f.open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, unix.RESOLVE_NO_MAGICLINKS)
 	switch {
@@ -149,10 +141,56 @@ func leaseSays(err error, filesystem int64) (alone, written bool) {
 // mayWriteByte is RAW_LOCK_PERM_BASE (100) and the number of the bit BLK_PERM_WRITE (1).
 const mayWriteByte = 101
 
-// writersIn looks through the descriptors of all processes. Nothing there is followed
+// Openers finds the processes that have one of these files or block devices open in any
+// way, in the order of the paths; this process and qemu-img, which only look, are left
+// out. A process that may not be looked at is passed over, so an empty answer proves
+// nothing by itself. It reads /proc once.
+func (f Files) Openers(paths ...string) ([]Writer, error) {
+	var look []watched
+	for _, path := range paths {
+		at, err := f.open(path, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
+		switch {
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+			continue
+		case err != nil:
+			return nil, fault.New(fault.Internal, "look who has %s open: %w", path, err)
+		}
+		w, err := watch(at, path)
+		if err := errors.Join(err, unix.Close(at)); err != nil {
+			return nil, fault.New(fault.Internal, "look who has %s open: %w", path, err)
+		}
+		look = append(look, w)
+	}
+	if len(look) == 0 {
+		return nil, nil
+	}
+	found, err := holdersIn("/proc", look, heldOpen)
+	if err != nil {
+		return nil, fault.New(fault.Internal, "look who has %s open: %w", look[0].path, err)
+	}
+	return slices.DeleteFunc(slices.Concat(found...), func(w Writer) bool { return w.PID == os.Getpid() || w.Name == "qemu-img" }), nil
+}
+
+// watch looks at a file that is open as a path.
+func watch(at int, path string) (watched, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return watched{}, err
+	}
+	w := watched{path: path, name: filepath.Base(path), dev: st.Dev, inode: st.Ino}
+	if real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", at)); err == nil {
+		w.name = filepath.Base(real)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		w.device, w.dev = true, st.Rdev
+	}
+	return w, nil
+}
+
+// holdersIn looks through the descriptors of all processes, those whose flags count. Nothing there is followed
 // before its fdinfo has said that it may be one that is looked for: a stat of another
 // process's file waits for ever when that is on a server which does not answer.
-func writersIn(proc string, files []watched) ([][]Writer, error) {
+func holdersIn(proc string, files []watched, counts func(flags int64) bool) ([][]Writer, error) {
 	out := make([][]Writer, len(files))
 	all, err := os.ReadDir(proc)
 	if err != nil {
@@ -169,7 +207,7 @@ func writersIn(proc string, files []watched) ([][]Writer, error) {
 			continue // it has ended, or may not be looked at
 		}
 		for _, fd := range descriptors {
-			i := whichIsWritten(dir, fd.Name(), files)
+			i := whichIsHeld(dir, fd.Name(), files, counts)
 			if i < 0 || slices.ContainsFunc(out[i], func(w Writer) bool { return w.PID == pid }) {
 				continue
 			}
@@ -180,14 +218,22 @@ func writersIn(proc string, files []watched) ([][]Writer, error) {
 	return out, nil
 }
 
-// whichIsWritten is the file that a descriptor writes to; -1 for none of them.
-func whichIsWritten(dir, fd string, files []watched) int {
+// heldOpen and heldToWrite say which flags of a descriptor count.
+func heldOpen(flags int64) bool { return flags&unix.O_PATH == 0 }
+
+func heldToWrite(flags int64) bool {
+	mode := flags & unix.O_ACCMODE
+	return heldOpen(flags) && (mode == unix.O_WRONLY || mode == unix.O_RDWR)
+}
+
+// whichIsHeld is the file that a descriptor whose flags count is of; -1 for none of them.
+func whichIsHeld(dir, fd string, files []watched, counts func(flags int64) bool) int {
 	info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd))
 	if err != nil {
 		return -1
 	}
 	flags, inode := fdinfo(info)
-	if mode := flags & unix.O_ACCMODE; mode != unix.O_WRONLY && mode != unix.O_RDWR || flags&unix.O_PATH != 0 {
+	if !counts(flags) {
 		return -1
 	}
 	link, _ := os.Readlink(filepath.Join(dir, "fd", fd)) // empty: it is closed by now

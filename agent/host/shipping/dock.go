@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -48,10 +49,8 @@ type Guests interface {
 	// Place refuses a path at which no disk is made here, System one at which none ever is.
 	Place(path string) (fault.Reason, bool)
 	System(path string) bool
-	// Used gives the guest of each file that a definition here names, by disks.Which's key.
-	// StandsOn names a guest other than one whose disk is such a file, or stands on it.
-	Used(ctx context.Context) (map[string]string, error)
-	StandsOn(ctx context.Context, file, other string) (string, error)
+	// FileUsers finds who uses which file here.
+	FileUsers(ctx context.Context) (*fileusers.Survey, error)
 }
 
 // Disk is a file of a guest.

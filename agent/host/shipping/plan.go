@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/internal/fault"
 	"berth/migration"
@@ -140,7 +141,7 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 	if err != nil {
 		return comingFiles{}, err
 	}
-	var used map[string]string // by file: the guest here whose disk it is
+	var survey *fileusers.Survey
 	for _, target := range targets {
 		i := slices.IndexFunc(g.Disks, func(d migration.Disk) bool { return d.Target == target })
 		if i < 0 {
@@ -181,16 +182,14 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 				})
 				continue
 			case there:
-				if used == nil {
-					if used, err = k.c.Guests.Used(ctx); err != nil {
+				if survey == nil {
+					if survey, err = k.c.Guests.FileUsers(ctx); err != nil {
 						return comingFiles{}, err
 					}
 				}
-				file, err := disks.Which(k.c.Files, b.Path)
-				if err != nil {
+				if by, err := survey.Writer(b.Path, ref.Instance); err != nil {
 					return comingFiles{}, err
-				}
-				if by := used[file]; by != "" {
+				} else if by != "" {
 					no.Add(fault.Forbidden, fault.Reason{
 						Code: "backing_file_in_use", Message: "disk " + target + " stands on " + b.Path + ", which is a disk of " + by + " on " + k.c.Name,
 						Want: b.Path, Have: by, Change: "flatten the disk: virsh blockpull",

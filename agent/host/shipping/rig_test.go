@@ -11,8 +11,10 @@ import (
 	"go.uber.org/goleak"
 
 	"berth/agent/host/disks/diskstest"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/claims"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
@@ -109,10 +111,11 @@ func (p *port) Held(migration.Ref) (migration.Snapshot, bool, error) {
 	return *p.held, true, nil
 }
 
-func (p *port) Place(string) (fault.Reason, bool)                        { return fault.Reason{}, false }
-func (p *port) System(string) bool                                       { return false }
-func (p *port) Used(context.Context) (map[string]string, error)          { return nil, nil }
-func (p *port) StandsOn(context.Context, string, string) (string, error) { return "", nil }
+func (p *port) Place(string) (fault.Reason, bool) { return fault.Reason{}, false }
+func (p *port) System(string) bool                { return false }
+func (p *port) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
+	return fileusers.Look(ctx, fileusers.Sources{Definitions: nobody{}, Files: p.files})
+}
 
 // guest is the one that moves, with so many bytes in its disk.
 func guest(bytes int64) migration.Guest {
@@ -179,3 +182,11 @@ func (p *port) through(before func(verb string) error) func() (migration.DiskDes
 }
 
 var errCut = errors.New("cut")
+
+// nobody has no domains.
+type nobody struct{}
+
+func (nobody) Domains(context.Context) ([]driver.Domain, error) { return nil, nil }
+func (nobody) XML(context.Context, string, driver.Document) (string, error) {
+	return "", fault.New(fault.NotFound, "no domain")
+}

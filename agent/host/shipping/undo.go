@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/memory"
 	"berth/migration"
 )
@@ -17,6 +18,7 @@ func (k *Dock) Undo(ctx context.Context, ref migration.Ref) error {
 	if err := k.c.Memory.Bury(ctx, ref, stepShip); err != nil {
 		return err
 	}
+	var survey *fileusers.Survey
 	for _, r := range k.c.Memory.Attempts(ref, MemoryComing) {
 		if err := k.closeShipment(ctx, r); err != nil {
 			return err
@@ -27,10 +29,10 @@ func (k *Dock) Undo(ctx context.Context, ref migration.Ref) error {
 		}
 		for _, f := range slices.Backward(rec.Files) {
 			if f.Backing && f.Sealed && !f.Compare {
-				if by, err := k.InUse(ctx, f.Path, r); err != nil {
+				if by, err := k.usedBy(ctx, &survey, f.Path, r); err != nil {
 					return err
 				} else if by != "" {
-					k.log.Warn("a backing file that was shipped stays, another guest stands on it", "instance", ref.Instance, "migration", ref.Migration, "path", f.Path, "guest", by)
+					k.log.Warn("a backing file that was shipped stays", "instance", ref.Instance, "migration", ref.Migration, "path", f.Path, "why", by)
 					k.c.Files.Keep(f.Made)
 					continue
 				}
@@ -53,9 +55,28 @@ func (k *Dock) unmake(f comingFile) error {
 	return k.c.Files.Unmake(f.Made)
 }
 
-// InUse names a guest other than the one that moves whose disk is a file, or stands on it;
-// or another migration that has compared its own with it. Empty for none.
-func (k *Dock) InUse(ctx context.Context, path string, ref migration.Ref) (string, error) {
+// usedBy says why a backing file stays; empty where nobody but the instance that moves uses
+// it. The survey is made once.
+func (k *Dock) usedBy(ctx context.Context, survey **fileusers.Survey, path string, ref migration.Ref) (string, error) {
+	by, err := k.ComparedBy(path, ref)
+	if by != "" || err != nil {
+		return by, err
+	}
+	if *survey == nil {
+		if *survey, err = k.c.Guests.FileUsers(ctx); err != nil {
+			return "", err
+		}
+	}
+	answer, err := (*survey).Of(path, ref.Instance)
+	if err != nil || answer.Verdict(fileusers.Remove) == fileusers.Go {
+		return "", err
+	}
+	return "it " + answer.Why(), nil
+}
+
+// ComparedBy names another migration that has compared its backing file with a file here,
+// and stands on it when it has come; empty for none.
+func (k *Dock) ComparedBy(path string, ref migration.Ref) (string, error) {
 	file, err := disks.Which(k.c.Files, path)
 	if err != nil {
 		return "", err
@@ -73,11 +94,11 @@ func (k *Dock) InUse(ctx context.Context, path string, ref migration.Ref) (strin
 				continue
 			}
 			if other, err := disks.Which(k.c.Files, f.Path); err != nil || other == file {
-				return "migration " + r.Migration, err
+				return r.Migration, err
 			}
 		}
 	}
-	return k.c.Guests.StandsOn(ctx, file, ref.Instance)
+	return "", nil
 }
 
 // Keep makes what was shipped the guest's: marks go, and so does the record. It

@@ -225,7 +225,7 @@ func (f *Files) Image(_ context.Context, path, format string) (disks.Image, erro
 		case n == nil || n.folder:
 			return disks.Image{}, fault.New(fault.NotFound, "read image %s: no such file", at)
 		case at == path && format != "raw" && n.format != format:
-			return disks.Image{}, fault.New(fault.Invalid, "read image %s as %s: it is %s", path, format, n.format)
+			return disks.Image{}, fault.New(fault.Invalid, "read image %s as %s: it is %s: %w", path, format, n.format, disks.ErrOtherFormat)
 		case at == path:
 			img.VirtualSize = n.size
 		}
@@ -276,6 +276,18 @@ func (f *Files) Exists(path string) (bool, error) {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
 	return f.atLocked(path) != nil, nil
+}
+
+// Empty is disks.Files'.
+func (f *Files) Empty(dir string) (bool, error) {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	for path := range f.volumeLocked(dir + "/x").entries {
+		if strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Size is disks.Files'.

@@ -32,3 +32,6 @@ func (f *Files) Writers(paths ...string) ([]disks.Writer, error) {
 	}
 	return out, nil
 }
+
+// Openers is disks.Files': whoever writes has a file open, too.
+func (f *Files) Openers(paths ...string) ([]disks.Writer, error) { return f.Writers(paths...) }
