@@ -104,6 +104,9 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if ships.Guest, err = withVariables(p.Guest, p.CopyDisks); err != nil {
 		return none, err
 	}
+	if err := formatsAgree(ships.Guest, p.CopyDisks); err != nil {
+		return none, err
+	}
 	files, err := h.dock.Plan(ctx, ref, ships)
 	if err != nil {
 		return none, err

@@ -75,6 +75,7 @@ type madeDisk struct {
 	Size   int64  `json:"size"` // bytes; the image's when 0
 	Image  string `json:"image,omitempty"`
 	From   string `json:"image_format,omitempty"`
+	own    int64  // bytes of the image
 }
 
 // Create makes a guest: claim, allocation, disks, definition, token, in this
@@ -245,7 +246,19 @@ func (h *Host) planDisks(ctx context.Context, no *refusal, req *CreateRequest, p
 		}
 		bytes += size
 	}
-	return bytes, nil
+	return growToFlavor(p.make, req.Flavor.DiskGB<<30, bytes), nil
+}
+
+// growToFlavor gives the first disk that is made from an image, and of which no size was
+// said, what the flavor's disk has left: the instance gets what its claim holds. It answers
+// what all disks have then, bytes.
+func growToFlavor(made []madeDisk, flavor, bytes int64) int64 {
+	i := slices.IndexFunc(made, func(m madeDisk) bool { return m.Image != "" && m.Size == 0 })
+	if i < 0 || bytes >= flavor {
+		return bytes
+	}
+	made[i].Size = made[i].own + flavor - bytes
+	return flavor
 }
 
 func (h *Host) planNewDisk(ctx context.Context, no *refusal, d *CreateDisk, p *createPlan) (int64, error) {
@@ -268,16 +281,22 @@ func (h *Host) planNewDisk(ctx context.Context, no *refusal, d *CreateDisk, p *c
 			m.From = map[bool]string{true: "qcow2", false: "raw"}[strings.HasSuffix(d.Image, ".qcow2")]
 		}
 		img, err := h.files.Image(ctx, d.Image, m.From)
-		if err := no.take(err); err != nil {
-			return 0, err
+		if taken := no.take(err); taken != nil {
+			return 0, taken
 		}
 		if size > 0 && size < img.VirtualSize {
 			no.add(fault.Invalid, fault.Reason{
 				Code: "image_too_large", Message: fmt.Sprintf("image %s is larger than the disk: %s, want at most %s", d.Image, mib(img.VirtualSize), mib(size)),
 			})
 		}
+		if err == nil {
+			if err := no.take(disks.Whole(d.Image, m.From, img)); err != nil {
+				return 0, err
+			}
+		}
 		size = max(size, img.VirtualSize)
 	}
+	m.own = size
 	p.make = append(p.make, m)
 	return size, nil
 }

@@ -445,3 +445,46 @@ func TestFollow_ReleasesTheClaimOfAnUndefinedGuest(t *testing.T) {
 	}
 	a.fake.Fault(nil)
 }
+
+// TestCreate_AnImageThatNamesAFileOfTheHost_IsRefused: its contents would be the instance's.
+func TestCreate_AnImageThatNamesAFileOfTheHost_IsRefused(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	a.put(t, "/images/secret", strings.Repeat("root's own\n", 1000), 0o600)
+	a.qemuImg(t, "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "secret", a.path("/images/hostile.qcow2"), "1M")
+	before := l.picture()
+	_, err := a.Create(t.Context(), host.CreateRequest{
+		Name: "vm1", Flavor: small, ProjectID: "p", UserID: "u", Disks: []host.CreateDisk{{Image: "/images/hostile.qcow2"}},
+	})
+	if diff := cmp.Diff([]string{"image_not_whole"}, codes(err)); diff != "" {
+		t.Errorf("reasons (-want +got):\n%s\n%v", diff, err)
+	}
+	l.same("refused", before)
+}
+
+// TestCreate_ADiskFromASmallImage_IsAsLargeAsItsClaim, and one whose size was said is not.
+func TestCreate_ADiskFromASmallImage_IsAsLargeAsItsClaim(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	a.qemuImg(t, "create", "-q", "-f", "qcow2", a.path("/images/small.qcow2"), "1M")
+	flavor := topology.Flavor{Name: "f", VCPUs: 1, MemoryMB: 64, DiskGB: 5}
+	v, err := a.Create(t.Context(), host.CreateRequest{
+		Name: "vm1", Flavor: flavor, ProjectID: "p", UserID: "u",
+		Disks: []host.CreateDisk{{Image: "/images/small.qcow2"}, {SizeGB: 2}, {Image: "/images/small.qcow2", SizeGB: 1}},
+	})
+	l.must("create", err)
+	g, err := a.Inspect(t.Context(), v.UUID)
+	l.must("inspect", err)
+	var sizes []int64
+	for _, d := range g.Disks {
+		sizes = append(sizes, d.VirtualSize>>20)
+	}
+	if diff := cmp.Diff([]int64{2048, 2048, 1024}, sizes); diff != "" {
+		t.Errorf("MiB (-want +got):\n%s", diff)
+	}
+	if got := a.tracker.List()[0].Resources.DiskGB; got != 5 {
+		t.Errorf("claimed %d GiB, want 5", got)
+	}
+}

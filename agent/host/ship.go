@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -139,6 +140,26 @@ func (g shippedGuests) System(path string) bool {
 
 func (g shippedGuests) FileUsers(ctx context.Context) (*fileusers.Survey, error) {
 	return g.h.fileUsers(ctx)
+}
+
+// formatsAgree refuses disks whose format by the source's list is not that of the definition:
+// by the one the disk is looked at here, by the other it is opened.
+func formatsAgree(g migration.Guest, targets []string) error {
+	doc, err := parseDocument(g.Definition)
+	if err != nil {
+		return err
+	}
+	for _, e := range doc.Devices.Disks {
+		i := slices.IndexFunc(g.Disks, func(d migration.Disk) bool { return d.Target == e.Target.Dev })
+		if i < 0 || !slices.Contains(targets, e.Target.Dev) {
+			continue
+		}
+		said, opened := cmp.Or(g.Disks[i].Format, "raw"), cmp.Or(e.Driver.Type, "raw")
+		if said != opened || g.Disks[i].Path != e.path() {
+			return fault.New(fault.Invalid, "disk %s is %s of format %s by its host's list, and %s of format %s by its definition", e.Target.Dev, g.Disks[i].Path, said, e.path(), opened)
+		}
+	}
+	return nil
 }
 
 // unanswered reports whether somebody did not answer, so that it is worth asking again.

@@ -376,3 +376,36 @@ func TestShip_TwoBringOneBackingFile(t *testing.T) {
 		t.Errorf("left at the destination (-want +got):\n%s", diff)
 	}
 }
+
+// TestShip_AHeaderThatNamesMoreThanItsHostTold: a source that says nothing of what is below
+// its disk would have this host's own file of that name read into the instance.
+func TestShip_AHeaderThatNamesMoreThanItsHostTold(t *testing.T) {
+	l, v := chained(t)
+	l.copy(t, base)
+	l.copy(t, root)
+	c := newCold(t, l, v.UUID, nil)
+	for i := range c.guest.Disks {
+		c.guest.Disks[i].Chain, c.guest.Disks[i].BackingFile = nil, ""
+	}
+	c.run(c.there(), "power off")
+	err := c.pump(func(string) error { return nil })
+	if got := codes(err); !slices.Equal(got, []string{"backing_file_unexpected"}) {
+		t.Fatalf("sealed: %v", err)
+	}
+	if _, err := os.Stat(l.hosts["b"].path(disk)); err == nil {
+		t.Error("the disk has its place")
+	}
+}
+
+// TestShip_AFormatThatIsNotTheDefinitions: looked at as raw, nothing would be seen of what
+// QEMU opens as qcow2.
+func TestShip_AFormatThatIsNotTheDefinitions(t *testing.T) {
+	l, v := chained(t)
+	c := newCold(t, l, v.UUID, nil)
+	for i := range c.guest.Disks {
+		c.guest.Disks[i].Chain, c.guest.Disks[i].BackingFile, c.guest.Disks[i].Format = nil, "", "raw"
+	}
+	c.run(c.there(), "record context")
+	_, err := c.b.PrepResize(t.Context(), c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+	l.wantKind("prepare", err, fault.Invalid)
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"berth/agent/host/demand"
+	"berth/agent/host/disks"
 	"berth/agent/host/remake"
 	"berth/agent/host/shipping"
 	"berth/claims"
@@ -251,7 +252,7 @@ func (p *changePlan) rebuildRoot(ctx context.Context, image migration.Image) err
 	if err != nil {
 		return p.no.Take(err)
 	}
-	if err := remake.WholeImage(image, img); err != nil {
+	if err := disks.Whole(image.Path, image.Format, img); err != nil {
 		return p.no.Take(err)
 	}
 	files, bytes := p.files()

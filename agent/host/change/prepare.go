@@ -200,7 +200,7 @@ func (c *Changes) planChanged(ctx context.Context, ref migration.Ref, rec Record
 		if image {
 			img, err := c.o.Files.Image(ctx, rec.Wanted.Image.Path, rec.Wanted.Image.Format)
 			if err == nil {
-				err = remake.WholeImage(*rec.Wanted.Image, img) // it may be another one since it was planned
+				err = disks.Whole(rec.Wanted.Image.Path, rec.Wanted.Image.Format, img) // it may be another one since it was planned
 			}
 			if err != nil {
 				return err

@@ -48,6 +48,9 @@ type Image struct {
 	// of the chain keeps its data apart from its tables, and all files of a layer that is
 	// named as json:{…} with more than one.
 	Outside []string
+	// Looks is the format whose header a raw image begins with; empty for none that is
+	// known. Whoever opens it without being told a format takes it for that.
+	Looks string
 	// Encrypted: without a secret nothing of the image can be read.
 	Encrypted bool
 }
@@ -67,6 +70,11 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 		}
 		if path == top {
 			img.VirtualSize, img.Encrypted = one.VirtualSize, one.Encrypted || format == "luks"
+			if format == "raw" {
+				if img.Looks, err = looks(f.Real(path)); err != nil {
+					return Image{}, fault.New(fault.Internal, "read image %s: %w", path, err)
+				}
+			}
 		}
 		if apart := one.Specific.Data.File; apart != "" {
 			data := ParseName(path, apart)

@@ -283,7 +283,7 @@ func PartName(attempt int, target string) string {
 
 // BuildFrom is Build with the contents of an image whose format is given; size 0
 // is the image's own, a larger one makes room behind it. Without an image it is
-// Build.
+// Build. It refuses an image that is not Whole.
 func (f Files) BuildFrom(ctx context.Context, m *Made, format string, size int64, image, imageFormat string) error {
 	if image == "" {
 		return f.Build(ctx, m, format, size)
@@ -292,12 +292,24 @@ func (f Files) BuildFrom(ctx context.Context, m *Made, format string, size int64
 	if err != nil {
 		return err
 	}
+	if err := Whole(image, imageFormat, img); err != nil {
+		return wrapMake(m.Path, err)
+	}
 	if err := f.Build(ctx, m, format, max(size, img.VirtualSize)); err != nil {
 		return err
 	}
+	from, err := alone(f.Real(image), imageFormat)
+	if err != nil {
+		return wrapMake(m.Path, err)
+	}
+	// A format and json:{…} exclude each other.
+	how := []string{"convert", "-n", "-O", format, from, f.Real(m.Part)}
+	if from == f.Real(image) {
+		how = slices.Insert(how, 2, "-f", imageFormat)
+	}
 	// -n: into the file that is there and stamped. A larger target keeps zeros
 	// behind what is copied.
-	if _, err = f.run(ctx, "convert", "-n", "-f", imageFormat, "-O", format, f.Real(image), f.Real(m.Part)); err != nil {
+	if _, err = f.run(ctx, how...); err != nil {
 		return wrapMake(m.Path, err)
 	}
 	// Durable before anybody believes that the guest has it.

@@ -117,7 +117,7 @@ func unit(command []string) systemd.Transient {
 	for _, dir := range hidden {
 		lies := func(arg string) bool {
 			real, err := filepath.EvalSymlinks(arg)
-			return strings.HasPrefix(arg, dir+"/") || err == nil && strings.HasPrefix(real, dir+"/")
+			return strings.HasPrefix(arg, dir+"/") || strings.Contains(arg, `"`+dir+"/") || err == nil && strings.HasPrefix(real, dir+"/")
 		}
 		if !slices.ContainsFunc(command, lies) {
 			t.Properties = append(t.Properties, "InaccessiblePaths=-"+dir)

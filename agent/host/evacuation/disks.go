@@ -129,7 +129,7 @@ func occupies(ctx context.Context, files Files, no *fault.Refusal, d migration.D
 	case err != nil:
 		return 0, no.Take(err)
 	}
-	return img.ActualSize, no.Take(remake.WholeImage(from, img))
+	return img.ActualSize, no.Take(disks.Whole(from.Path, from.Format, img))
 }
 
 // PlanMade says what making these disks of a guest makes. fault.Exists where a place was taken

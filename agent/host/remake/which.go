@@ -1,12 +1,8 @@
 package remake
 
 import (
-	"slices"
-
-	"berth/agent/host/disks"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
-	"berth/migration"
 )
 
 // RootDisk is the disk that a flavor's size and an image are for: the first that the
@@ -42,17 +38,4 @@ func MayReplace(d domainxml.Disk) error {
 		return refuse("disk_format", what+" is of format "+d.Format+": want raw or qcow2", "convert it with qemu-img while the guest is off")
 	}
 	return nil
-}
-
-// WholeImage refuses an image that needs other files: its header was written by whoever made
-// it, and would have the host read any file into the guest's disk.
-func WholeImage(image migration.Image, img disks.Image) error {
-	below := slices.Concat(img.Backing, img.Outside)
-	if len(below) == 0 {
-		return nil
-	}
-	return fault.Refuse(fault.Forbidden, "", fault.Reason{
-		Code: "image_not_whole", Message: "image " + image.Path + " names another file that it needs: " + below[0], Have: below[0],
-		Change: "make it whole: qemu-img convert -O " + image.Format,
-	})
 }

@@ -1,6 +1,7 @@
 package shipping
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type comingFile struct {
 	Target  string     `json:"target"`
 	Path    string     `json:"path"`
 	Backing bool       `json:"backing,omitempty"` // below a disk, and perhaps below others' too
+	Format  string     `json:"format,omitempty"`  // of a disk itself; empty in records of older agents
+	Below   []string   `json:"below,omitempty"`   // of a disk itself: what it may stand on
 	Compare bool       `json:"compare,omitempty"` // was here before; nothing is written to it
 	Made    disks.Made `json:"made,omitzero"`     // zero where Compare
 	Own     string     `json:"own,omitempty"`     // version of the file that was here before
@@ -206,7 +209,10 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 			}
 			plan.Files = append(plan.Files, f)
 		}
-		f := comingFile{Target: target, Path: d.Path}
+		f := comingFile{Target: target, Path: d.Path, Format: cmp.Or(d.Format, "raw")}
+		for _, b := range d.Chain {
+			f.Below = append(f.Below, filepath.Clean(b.Path))
+		}
 		if err := k.place(no, &f, ref, target); err != nil {
 			return comingFiles{}, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"berth/agent/host/disks"
 	"berth/internal/fault"
@@ -97,6 +98,9 @@ func (k *Dock) seal(ctx context.Context, s *shipment, i int) error {
 		}
 		return err
 	}
+	if err := k.standsOnWhatWasSaid(ctx, *f); err != nil {
+		return err
+	}
 	err := k.c.Files.Publish(f.Made)
 	if !f.Backing || !errors.Is(err, fault.Exists) {
 		return err
@@ -113,6 +117,38 @@ func (k *Dock) seal(ctx context.Context, s *shipment, i int) error {
 		return err
 	}
 	return k.c.Files.Unmake(was)
+}
+
+// standsOnWhatWasSaid refuses a disk whose header names other files than its host told when
+// its place here was planned, and which were compared or shipped: it would have QEMU read
+// any file of this host into the instance. What is below it has its place by now.
+func (k *Dock) standsOnWhatWasSaid(ctx context.Context, f comingFile) error {
+	if f.Backing || f.Format == "" || f.Format == "raw" {
+		return nil
+	}
+	at := f.Made.Part
+	if there, err := k.c.Files.Stamp(at); errors.Is(err, fault.NotFound) {
+		at = f.Path // an earlier call got this far
+	} else if err != nil {
+		return err
+	} else if f.Made.Stamp != nil && !there.Equals(*f.Made.Stamp) {
+		return fault.New(fault.Forbidden, "%s is not the file that was shipped", at)
+	}
+	img, err := k.c.Files.Image(ctx, at, f.Format)
+	if err != nil {
+		return err
+	}
+	below := img.Backing
+	if n := len(below); n > 0 && disks.OfNetwork(below[n-1]) {
+		below = below[:n-1] // reached through the network by either host
+	}
+	if slices.Equal(below, f.Below) && len(img.Outside) == 0 {
+		return nil
+	}
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "backing_file_unexpected", Message: "disk " + f.Target + " as it came names other files than its host told", Want: strings.Join(f.Below, ", "),
+		Have: strings.Join(slices.Concat(img.Backing, img.Outside), ", "), Change: "look at it where it is: qemu-img info --backing-chain " + f.Path,
+	})
 }
 
 // sameAs sums up the file that has the place of one that was shipped.

@@ -228,6 +228,9 @@ func (f *Files) Image(_ context.Context, path, format string) (disks.Image, erro
 			return disks.Image{}, fault.New(fault.Invalid, "read image %s as %s: it is %s: %w", path, format, n.format, disks.ErrOtherFormat)
 		case at == path:
 			img.VirtualSize = n.size
+			if format == "raw" && n.format != "raw" {
+				img.Looks = n.format
+			}
 		}
 		img.ActualSize += int64(len(n.data))
 		if n.backing == "" || format == "raw" {
@@ -331,6 +334,9 @@ func (f *Files) BuildFrom(ctx context.Context, m *disks.Made, format string, siz
 	}
 	img, err := f.Image(ctx, image, imageFormat)
 	if err != nil {
+		return err
+	}
+	if err := disks.Whole(image, imageFormat, img); err != nil {
 		return err
 	}
 	data, _, _ := f.Data(image)
