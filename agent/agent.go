@@ -273,6 +273,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 			return hooks.Setting{Timeout: h.Timeout.D(), OnFailure: h.OnFailure}
 		},
 		ImagesDirs: []string{c.Host.DiskPath}, Allowed: a.allowed, LastNode: a.hypervisor.lastNode, DiskReserve: c.Host.ReservedDiskGB << 30,
+		SharedDirs: c.Host.SharedDirs, Elsewhere: a.usersElsewhere,
 		LibvirtURI: strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", a.name), MigrateURI: migrateURI(c.Migration.Address),
 		StreamTLS: c.Migration.TLS, Version: version.Get().String(),
 		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,

@@ -44,7 +44,7 @@ const (
 
 // unaudited are routes that are no GET and get no line all the same, and why.
 var unaudited = map[string]string{
-	"plan": asksOnly, "plan-room": asksOnly, "drain-plan": asksOnly, "audit-consumers": asksOnly,
+	"plan": asksOnly, "plan-room": asksOnly, "drain-plan": asksOnly, "audit-consumers": asksOnly, "file-users": asksOnly,
 	"verb-inspect": asksOnly, "verb-check-source": asksOnly, "verb-check-destination": asksOnly, "verb-plan-change": asksOnly,
 	"verb-stream-status": asksOnly, "verb-destination-status": asksOnly, "verb-attempt-fate": asksOnly, "verb-reaches": asksOnly,
 	"verb-read-volumes": asksOnly,

@@ -17,6 +17,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/agent/host/fileusers"
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/pki"
@@ -163,6 +164,10 @@ func (f *fakeAgent) Hosts(context.Context) ([]api.HostEntry, error) {
 }
 func (f *fakeAgent) Known(_ context.Context, from string) (api.Knowledge, error) {
 	return api.Knowledge{Host: from}, nil
+}
+
+func (f *fakeAgent) FilesUsed(context.Context, api.FileQuestion) ([]fileusers.Reply, error) {
+	return nil, nil
 }
 
 func (f *fakeAgent) Aggregates(context.Context) (api.HostAggregates, error) {

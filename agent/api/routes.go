@@ -221,7 +221,7 @@ func table() []route {
 			}),
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), coldRows(), apartRows(), evacuationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows())
+	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), coldRows(), apartRows(), evacuationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

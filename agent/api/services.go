@@ -1,6 +1,7 @@
 package api
 
 import (
+	"berth/agent/host/fileusers"
 	"context"
 
 	"berth/migration"
@@ -53,6 +54,8 @@ type Agent interface {
 	ChangeAggregates(ctx context.Context, r ChangeAggregates) (HostAggregates, error)
 	// Known is from the ledger alone; from is the host that asks.
 	Known(ctx context.Context, from string) (Knowledge, error)
+	// FilesUsed says which instances of this host use files; it changes nothing.
+	FilesUsed(ctx context.Context, q FileQuestion) ([]fileusers.Reply, error)
 }
 
 // Instances are the guests of this host. ref is a name or a uuid.

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"berth/agent/host/fileusers"
@@ -129,9 +131,13 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 	if err != nil {
 		return nil, err
 	}
+	elsewhere, err := h.usedElsewhere(ctx, ref.Instance, moved)
+	if err != nil {
+		return nil, err
+	}
 	var left []fileusers.Kept
 	for _, d := range moved {
-		kept, err := h.removeFile(survey, ref, d)
+		kept, err := h.removeFile(survey, elsewhere, ref, d)
 		if err != nil {
 			return left, err
 		}
@@ -143,7 +149,7 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 }
 
 // removeFile removes one file of an instance, by its stamp, or answers why it stays.
-func (h *Host) removeFile(survey *fileusers.Survey, ref migration.Ref, d copiedDisk) (*fileusers.Kept, error) {
+func (h *Host) removeFile(survey *fileusers.Survey, elsewhere map[string]string, ref migration.Ref, d copiedDisk) (*fileusers.Kept, error) {
 	log := h.log.With("instance", ref.Instance, "migration", ref.Migration, "disk", d.Target, "path", d.Path)
 	stays := func(k fileusers.Kept) (*fileusers.Kept, error) {
 		log.Warn("a disk file stays", "why", k.Reason, "remedy", k.Change)
@@ -158,6 +164,9 @@ func (h *Host) removeFile(survey *fileusers.Survey, ref migration.Ref, d copiedD
 	}
 	if answer.Verdict(fileusers.Remove) != fileusers.Go {
 		return stays(answer.Kept(d.Target))
+	}
+	if why := elsewhere[d.Path]; why != "" {
+		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "other hosts see it: " + why, Change: "when no host needs it, rm " + fileusers.Quote(d.Path)})
 	}
 	by, err := h.dock.ComparedBy(d.Path, ref)
 	if err != nil {
@@ -174,6 +183,53 @@ func (h *Host) removeFile(survey *fileusers.Survey, ref migration.Ref, d copiedD
 		log.Info("removed a disk file")
 	}
 	return nil, err
+}
+
+// usedElsewhere asks for the files that other hosts may see who uses them there. It answers
+// by path why a file stays.
+func (h *Host) usedElsewhere(ctx context.Context, instance string, moved []copiedDisk) (map[string]string, error) {
+	if h.o.Elsewhere == nil {
+		return nil, nil
+	}
+	var ask []fileusers.Question
+	for _, d := range moved {
+		shared, err := h.files.Shared(d.Path)
+		if err != nil {
+			return nil, err
+		}
+		if !shared && !slices.ContainsFunc(h.o.SharedDirs, func(dir string) bool { return strings.HasPrefix(d.Path, strings.TrimSuffix(dir, "/")+"/") }) {
+			continue
+		}
+		id, err := h.files.Identity(d.Path)
+		if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
+			id, err = "", nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		ask = append(ask, fileusers.Question{Path: d.Path, Identity: id})
+	}
+	if len(ask) == 0 {
+		return nil, nil
+	}
+	return h.o.Elsewhere(ctx, instance, ask), nil
+}
+
+// FilesUsed answers another host's question which of its shared files instances here use.
+func (h *Host) FilesUsed(ctx context.Context, instance string, files []fileusers.Question) ([]fileusers.Reply, error) {
+	survey, err := h.fileUsers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []fileusers.Reply
+	for _, q := range files {
+		r, err := survey.Asked(q, instance)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
 }
 
 // imageTime is how long reading one image may take while it is asked who uses a file. A

@@ -48,6 +48,9 @@ type Files interface {
 	// Openers finds who has files open in any way.
 	Openers(paths ...string) ([]disks.Writer, error)
 
+	// Shared reports whether other hosts may see a file.
+	Shared(path string) (bool, error)
+
 	// Empty reports whether a folder has nothing in it, or is not there.
 	Empty(dir string) (bool, error)
 

@@ -9,6 +9,7 @@ import (
 
 	"berth/agent/host/change"
 	"berth/agent/host/disks"
+	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/agent/host/memory"
 	"berth/agent/host/networks"
@@ -102,7 +103,12 @@ type Options struct {
 	// LastNode is what the hypervisor said of itself the last time, nil while it has not: the
 	// guard asks it nothing. Without the function the hypervisor is asked.
 	LastNode func() *driver.Node
-	DiskTool string // qemu-img; empty for the one in $PATH
+	// SharedDirs are folders that other hosts see, whatever their filesystem is.
+	SharedDirs []string
+	// Elsewhere asks other hosts and the fleet's records who uses files; nil where there are
+	// none.
+	Elsewhere fileusers.Elsewhere
+	DiskTool  string // qemu-img; empty for the one in $PATH
 	// DiskReserve is how much is left free of each filesystem to which disks are shipped,
 	// bytes.
 	DiskReserve int64

@@ -202,17 +202,18 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	}
 	var files, disks []copiedDisk
 	var survey *fileusers.Survey
+	var elsewhere map[string]string
 	if exists {
 		if d.Active() && !o.Force {
 			return nil, fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
 		}
 		if o.DiscardSavedState {
 			if err := h.discardSaved(ctx, d); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if err := h.nothingSaved(ctx, d); err != nil {
-			return err
+			return nil, err
 		}
 		text, err := h.driver.XML(ctx, inst.UUID, driver.Live)
 		if err != nil {
@@ -235,6 +236,9 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 			if survey, err = h.fileUsers(ctx); err != nil {
 				return nil, err
 			}
+			if elsewhere, err = h.usedElsewhere(ctx, inst.UUID, files); err != nil {
+				return nil, err
+			}
 		}
 		if err := h.stop(ctx, inst.UUID, StopOptions{Force: true}); err != nil {
 			return nil, err
@@ -254,7 +258,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	}
 	var kept []fileusers.Kept
 	for _, f := range files {
-		k, err := h.removeFile(survey, migration.Ref{Instance: inst.UUID}, f)
+		k, err := h.removeFile(survey, elsewhere, migration.Ref{Instance: inst.UUID}, f)
 		if err != nil {
 			k = &fileusers.Kept{Disk: f.Target, Path: f.Path, Reason: err.Error(), Change: "rm " + fileusers.Quote(f.Path)}
 			h.log.Warn("a disk file stays", "instance", inst.UUID, "path", f.Path, "error", err)

@@ -95,6 +95,7 @@ type Host struct {
 
 	ReservedPages []ReservedPages `toml:"reserved_hugepages"`
 	DiskPath      string          `toml:"disk_path"`         // its filesystem is DISK_GB; where disks of new guests are made
+	SharedDirs    []string        `toml:"shared_dirs"`       // that other hosts see, whatever their filesystem
 	DiscoverEvery Duration        `toml:"discover_interval"` // slow full re-read of the hardware
 }
 
@@ -353,7 +354,7 @@ func Default() Config {
 		},
 		PKI: PKI{CA: "/etc/berth/pki/ca.crt", Cert: "/etc/berth/pki/host.crt", Key: "/etc/berth/pki/host.key"},
 		Host: Host{
-			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", DiscoverEvery: Duration(10 * time.Minute),
+			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", SharedDirs: []string{}, DiscoverEvery: Duration(10 * time.Minute),
 			ReservedPages: []ReservedPages{},
 		},
 		PCI:     PCI{DeviceSpec: []pci.Spec{}, Alias: []flavor.Alias{}},

@@ -96,6 +96,9 @@ func (c *Config) faults() []fault.Reason {
 	h := c.Host
 	absolute("host.root", h.Root)
 	absolute("host.disk_path", h.DiskPath)
+	for _, dir := range h.SharedDirs {
+		absolute("host.shared_dirs", dir)
+	}
 	for _, k := range []struct {
 		key string
 		val int64

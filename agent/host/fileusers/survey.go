@@ -30,6 +30,7 @@ type Files interface {
 	Image(ctx context.Context, path, format string) (disks.Image, error)
 	Openers(paths ...string) ([]disks.Writer, error)
 	Empty(dir string) (bool, error)
+	Shared(path string) (bool, error)
 }
 
 // Sources are what a survey asks.
@@ -82,6 +83,7 @@ func (u Unresolved) String() string {
 type Survey struct {
 	files      Files
 	users      map[string][]User // by disks.Which's key
+	named      map[string][]User // by path
 	unresolved []Unresolved
 }
 
@@ -93,7 +95,7 @@ func Look(ctx context.Context, s Sources) (*Survey, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, "look who uses files: list domains")
 	}
-	l := looking{Sources: s, survey: &Survey{files: s.Files, users: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
+	l := looking{Sources: s, survey: &Survey{files: s.Files, users: map[string][]User{}, named: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
 	for _, d := range all {
 		if err := l.domain(ctx, d); err != nil {
 			return nil, fault.Wrap(err, "look who uses files: domain %s", d.Name)
@@ -183,6 +185,9 @@ func (l *looking) use(d driver.Domain, path string, below bool) {
 	}
 	if !slices.Contains(l.survey.users[file], u) {
 		l.survey.users[file] = append(l.survey.users[file], u)
+	}
+	if !slices.Contains(l.survey.named[path], u) {
+		l.survey.named[path] = append(l.survey.named[path], u)
 	}
 }
 

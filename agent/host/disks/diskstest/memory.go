@@ -281,6 +281,13 @@ func (f *Files) Exists(path string) (bool, error) {
 	return f.atLocked(path) != nil, nil
 }
 
+// Shared is disks.Files': a folder that hosts have in common.
+func (f *Files) Shared(path string) (bool, error) {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	return strings.HasPrefix(f.volumeLocked(path).name, "shared "), nil
+}
+
 // Empty is disks.Files'.
 func (f *Files) Empty(dir string) (bool, error) {
 	f.w.mu.Lock()

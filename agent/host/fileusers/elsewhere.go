@@ -1,0 +1,70 @@
+package fileusers
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+
+	"berth/agent/host/disks"
+)
+
+// Question asks a host for a file that others may see, too.
+type Question struct {
+	Path string `json:"path"`
+	// Identity is the asker's disks.Files.Identity of it; empty where it has none.
+	Identity string `json:"identity,omitempty"`
+}
+
+// Reply answers it.
+type Reply struct {
+	Path string `json:"path"`
+	// Why says who uses the file on the host that answers, or may; empty for nobody.
+	Why string `json:"why,omitempty"`
+}
+
+// Elsewhere asks all that know of other hosts who uses files: the fleet's records and the
+// hosts. It answers by path why a file must stay, also for whoever did not answer; a file
+// that is not among them nobody else uses. instance does not count as a user.
+type Elsewhere func(ctx context.Context, instance string, files []Question) map[string]string
+
+// Asked answers a question of another host. A file is found by its identity, wherever it is
+// mounted; one that has none beyond its host by its path, and by its name in other folders.
+func (s *Survey) Asked(q Question, except string) (Reply, error) {
+	r := Reply{Path: q.Path}
+	a, err := s.Of(q.Path, except)
+	if err != nil {
+		return r, err
+	}
+	own, err := s.files.Identity(q.Path)
+	if err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) && disks.Reachable(own) == disks.Reachable(q.Identity) {
+		a.Users, a.Open = nil, nil // this host has another file of that name
+	}
+	for _, u := range s.elsewhereNamed(q) {
+		if u.Instance != except {
+			a.Users = append(a.Users, u)
+		}
+	}
+	r.Why = a.Why()
+	return r, nil
+}
+
+// elsewhereNamed are the users of a file that has another path here.
+func (s *Survey) elsewhereNamed(q Question) []User {
+	out := slices.Clone(s.users[q.Identity])
+	if disks.Reachable(q.Identity) {
+		return out
+	}
+	for path, users := range s.named {
+		if filepath.Base(path) != filepath.Base(q.Path) || path == filepath.Clean(q.Path) {
+			continue
+		}
+		// A file of one kernel and of the same one: it can be told apart.
+		if own, err := s.files.Identity(path); err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
+			if shared, err := s.files.Shared(path); err == nil && !shared {
+				continue
+			}
+		}
+		out = append(out, users...)
+	}
+	return out
+}
