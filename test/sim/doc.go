@@ -31,7 +31,7 @@
 // nothing never open a connection to each other; a drain moves no guest twice at once, begins
 // what it has named, holds its limits and its order, and its host stays closed while it runs.
 //
-// In one random run of four hosts keep their own tree in Placement (agent/reporter), change its
+// In one random run of sixteen hosts keep their own tree in Placement (agent/reporter), change its
 // shape, and audit what is held of it (agent/auditor), at moments that come by chance (reports.go):
 // an instance between two hosts is counted on both, whoever audits meanwhile.
 //

@@ -28,7 +28,7 @@ func (w *world) reports() bool {
 	return !slices.ContainsFunc(s.Hosts, func(h HostPlan) bool { return h.Capacity != roomy || h.Told.VCPUs > 0 })
 }
 
-const reportEvery = 4
+const reportEvery = 16
 
 // standing is the host's tree in Placement as it is known, false while nobody knows it.
 func (a *agent) standing() (*inventory.Tree, bool) {
