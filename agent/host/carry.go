@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -354,7 +355,11 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 	if err != nil {
 		return err
 	}
-	if kept == "" {
+	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return err
+	}
+	if kept = cmp.Or(kept, was.Definition); kept == "" { // removed since, and on record
 		return fault.New(fault.Forbidden, "what the guest was on %s is not defined any more", h.o.Name)
 	}
 	if v.All {
@@ -363,10 +368,6 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 		}
 	}
 	if err := h.mayCarry(ctx, v); err != nil {
-		return err
-	}
-	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
-	if err != nil {
 		return err
 	}
 	next, err := withVolumes(kept, was.Definition, v)

@@ -81,7 +81,7 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err != nil {
 		return migration.CheckAnswer{}, err
 	}
-	if err := h.checkNames(ctx, &no, g); err != nil {
+	if err := h.checkNames(ctx, &no, g, c.Source.Name); err != nil {
 		return migration.CheckAnswer{}, err
 	}
 	views, err := h.checkDisks(&no, doc, g.Disks)
@@ -136,8 +136,9 @@ func (h *Host) checkFiles(no *refusal, doc document) error {
 		"install QEMU at that path there, or change the guest's emulator")
 }
 
-// checkNames refuses what another guest has here.
-func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest) error {
+// checkNames refuses what another guest has here. from is the host that the guest comes from;
+// empty where it comes from none that could have got it from here.
+func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest, from string) error {
 	all, err := h.driver.Domains(ctx)
 	if err != nil {
 		return err
@@ -145,6 +146,16 @@ func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest) e
 	for _, d := range all {
 		switch {
 		case d.UUID == g.UUID:
+			left, err := h.leftBehind(d, from)
+			if err != nil {
+				return err
+			}
+			if left {
+				if err := h.mayReplaceLeft(ctx, no, d); err != nil {
+					return err
+				}
+				continue
+			}
 			no.add(fault.Exists, fault.Reason{
 				Code: "domain_exists", Message: fmt.Sprintf("%s has a domain with uuid %s already (%s, %s)", h.o.Name, d.UUID, d.Name, d.State),
 				Have: d.Name, Change: "look whose it is; virsh undefine it if it is a leftover",

@@ -77,7 +77,7 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 			return none, err
 		}
 		no.add(fault.Forbidden, unadmitted...)
-		if err := h.checkNames(ctx, &no, g); err != nil {
+		if err := h.checkNames(ctx, &no, g, c.Source.Name); err != nil {
 			return none, err
 		}
 		if answer.Disks, err = h.checkColdDisks(ctx, &no, ref, own, g, w); err != nil {

@@ -28,6 +28,28 @@ func TestCold_AGuestThatCannotLiveThereGoesBack(t *testing.T) {
 	l.same("after the return", before)
 }
 
+// TestRevert_DefinitionUndefinedMeanwhile_IsMadeAgain: somebody undefined what a resize left at
+// its source. The record of the power-off and the disks are there, and the guest goes back.
+func TestRevert_DefinitionUndefinedMeanwhile_IsMadeAgain(t *testing.T) {
+	t.Parallel()
+	l, v := coldLab(t)
+	before := l.picture()
+	c := newCold(t, l, v.UUID, &large)
+	c.run(c.there(), "")
+	l.must("undefine", c.a.fake.Undefine(t.Context(), v.UUID))
+	for _, s := range c.returning() {
+		if s.name == "hand back" {
+			volumes, err := c.b.ReadVolumes(t.Context(), c.back)
+			l.must("read volumes", err)
+			l.must("carry volumes", c.a.CarryVolumes(t.Context(), c.back, volumes))
+		}
+		l.must(s.name, s.do())
+		l.must(s.name+" again", s.do())
+	}
+	c.lives(c.a, driver.Running, small, 3)
+	l.same("after the revert", before)
+}
+
 // TestHandOver_EndsACopyThatWasStartedMeanwhile: nobody is told of the token before, so that
 // the guest never runs twice.
 func TestHandOver_EndsACopyThatWasStartedMeanwhile(t *testing.T) {

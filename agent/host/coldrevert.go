@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -49,13 +50,22 @@ func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
 }
 
 // returnable refuses, with every reason, to take a guest back of which something is not
-// here any more.
+// here any more. A definition that was removed meanwhile is on record since the power-off, and
+// is made again from that.
 func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	var no refusal
+	was, _, err := recallEarlier[poweredOff](h, ref, memoryPower)
+	if err != nil {
+		return err
+	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	switch {
 	case err != nil:
 		return err
+	case !exists && was.Definition != "":
+		if err := no.take(h.witness.Off(ref.Instance, ref.Instance, nil)); err != nil {
+			return err
+		}
 	case !exists:
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "definition_gone", Message: "what the guest was on " + h.o.Name + " is not defined any more", Change: "define it here again, with its uuid; or, where it runs at its destination, confirm the move and move it back",
@@ -75,7 +85,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	if err != nil {
 		return err
 	}
-	doc, err := parseDocument(text)
+	doc, err := parseDocument(cmp.Or(text, was.Definition))
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 		return err
 	}
 	var no refusal
-	if err := h.checkNames(ctx, &no, migration.Guest{UUID: i.UUID, Name: i.Name}); err != nil {
+	if err := h.checkNames(ctx, &no, migration.Guest{UUID: i.UUID, Name: i.Name}, ""); err != nil {
 		return err
 	}
 	if err := no.err(""); err != nil {

@@ -169,7 +169,7 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 			no.add(fault.NotFound, fault.Reason{Code: "file_missing", Message: path + " does not exist on " + h.o.Name, Want: path})
 		}
 	}
-	if err := h.checkNames(ctx, &no, migration.Guest{UUID: req.UUID, Name: req.Name}); err != nil {
+	if err := h.checkNames(ctx, &no, migration.Guest{UUID: req.UUID, Name: req.Name}, ""); err != nil {
 		return createPlan{}, err
 	}
 	other, taken := h.tracker.InstanceByName(req.Name)

@@ -59,7 +59,7 @@ func (h *Host) checkEvacuation(ctx context.Context, ref migration.Ref, c migrati
 	if err := h.checkConnections(ctx, &no, text); err != nil {
 		return none, err
 	}
-	if err := h.checkNames(ctx, &no, g); err != nil {
+	if err := h.checkNames(ctx, &no, g, ""); err != nil {
 		return none, err
 	}
 	answer := migration.CheckAnswer{Destination: here, Kind: c.Kind}

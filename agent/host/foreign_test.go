@@ -135,6 +135,57 @@ func (l *foreignLab) arrival(on, uuid string) migration.Ref {
 	return migration.Ref{}
 }
 
+// TestForeign_TheWayBackReplacesWhatWasLeft: virsh migrate without --undefinesource leaves a
+// definition behind. The ledger there says to whom the token went, and that host may bring
+// the guest back; no other may, and not while something of it is saved or lives.
+func TestForeign_TheWayBackReplacesWhatWasLeft(t *testing.T) {
+	l := newForeignLab(t)
+	ctx := t.Context()
+	v := l.guest("a", "web")
+	a, b := l.hosts["a"], l.hosts["b"]
+	document, err := b.ClaimArrival(ctx, l.document("a", v.UUID))
+	l.must("claim on arrival", err)
+	l.migrate("a", "b", v.UUID, document)
+	l.must("follow", b.FollowArrival(ctx, l.arrival("b", v.UUID)))
+	l.state("a", v.UUID, driver.ShutOff)
+	g, err := b.Inspect(ctx, v.UUID)
+	l.must("inspect", err)
+	from, err := b.Describe(ctx)
+	l.must("describe", err)
+	wanted, err := b.PlanChange(ctx, v.UUID, migration.Change{})
+	l.must("plan", err)
+	back := refFor(v.UUID, 1)
+	back.Migration = "77777777-7777-4777-8777-777777777777"
+	check := func(name string) []string {
+		t.Helper()
+		source := from
+		source.Name = name
+		_, live := a.CheckDestination(ctx, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeLiveMigration})
+		_, cold := a.CheckDestination(ctx, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeMigration, Wanted: &wanted})
+		if !slices.Equal(codes(live), codes(cold)) {
+			t.Errorf("live %v, cold %v", live, cold)
+		}
+		return codes(live)
+	}
+	wants := func(what string, got []string, want ...string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	wants("the way back", check("b"))
+	wants("from a host that has not the token", check("c"), "domain_exists")
+	a.fake.AddSnapshot(v.UUID, "s1")
+	wants("beside a snapshot", check("b"), "has_snapshot")
+	a.fake.DropSnapshots(v.UUID)
+	l.must("start", a.fake.Start(ctx, v.UUID, true))
+	wants("beside a second copy", check("b"), "domain_exists")
+	a.fake.Forget(v.UUID)
+	wants("beside a process that libvirtd lost", check("b"), "qemu_runs")
+	a.fake.EndForgotten(v.UUID)
+	wants("the way back again", check("b"))
+}
+
 func TestForeign_TokenFollowsByItsGiversSurrender(t *testing.T) {
 	l := newForeignLab(t)
 	ctx := t.Context()

@@ -155,3 +155,23 @@ func (h *Host) followLeft(ctx context.Context, inst claims.Instance) error {
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
 }
+
+// leftBehind reports whether a domain is what a foreign migration left here of an instance
+// whose token went with it to that host: the ledger's word, not the other host's.
+func (h *Host) leftBehind(d driver.Domain, holder string) (bool, error) {
+	inst, known := h.tracker.Instance(d.UUID)
+	if !known || holder == "" || d.Active() || inst.Token.State != claims.TokenSurrendered || inst.Token.Holder != holder {
+		return false, nil
+	}
+	_, left, err := recall[string](h, migration.Ref{Migration: inst.Token.Migration, Instance: d.UUID, Attempt: 1}, memoryLeft)
+	return left, err
+}
+
+// mayReplaceLeft refuses to have such a definition replaced while something is saved of it, or
+// a process of it lives. Its disks are not asked about: the instance may use them where it is.
+func (h *Host) mayReplaceLeft(ctx context.Context, no *refusal, d driver.Domain) error {
+	if err := no.take(h.nothingSaved(ctx, d)); err != nil {
+		return err
+	}
+	return no.take(h.witness.Off(d.UUID, d.Name, nil))
+}

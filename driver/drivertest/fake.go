@@ -31,7 +31,7 @@ type machine struct {
 	node       driver.Node
 	lacks      []string // CPU features this host does not have
 	domains    map[string]*domain
-	forgotten  map[string]int // pids of processes that libvirtd has lost, by UUID
+	forgotten  map[string]process // those that libvirtd has lost, by UUID
 	nextID     int
 	power      bool // the machine is on
 	daemon     bool // libvirtd runs

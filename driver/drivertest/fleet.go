@@ -256,8 +256,7 @@ func (f *Fleet) runningLocked(uuid string) []string {
 	var out []string
 	for _, name := range f.namesLocked() {
 		d := f.hosts[name].domains[uuid]
-		_, forgotten := f.hosts[name].forgotten[uuid]
-		if forgotten || d != nil && (d.state == driver.Running || d.state == driver.Blocked) {
+		if f.hosts[name].forgotten[uuid].running || d != nil && (d.state == driver.Running || d.state == driver.Blocked) {
 			out = append(out, name)
 		}
 	}

@@ -6,6 +6,12 @@ import "berth/driver"
 // is not asked, and may have lost one (Forget).
 type Processes struct{ m *machine }
 
+// process is one that libvirtd has lost.
+type process struct {
+	pid     int
+	running bool // its CPUs
+}
+
 // Processes are the machine's own.
 func (h *machine) Processes() Processes { return Processes{h} }
 
@@ -17,14 +23,15 @@ func (p Processes) Of(uuid string) ([]int, error) {
 	if d := p.m.domains[uuid]; d != nil && d.live != nil {
 		return []int{1000 + d.id}, nil
 	}
-	if pid, ok := p.m.forgotten[uuid]; ok {
-		return []int{pid}, nil
+	if lost, ok := p.m.forgotten[uuid]; ok {
+		return []int{lost.pid}, nil
 	}
 	return nil, nil
 }
 
 // Forget has libvirtd lose the process of an instance, as one does that cannot read the
-// domain's status file when it starts: the domain is shut off for it, and its CPUs run on.
+// domain's status file when it starts: the domain is shut off for it, and its CPUs go on as
+// they were.
 // EndForgotten ends the process, as the machine's end does.
 func (h *machine) Forget(uuid string) {
 	h.fleet.mu.Lock()
@@ -34,9 +41,9 @@ func (h *machine) Forget(uuid string) {
 		return
 	}
 	if h.forgotten == nil {
-		h.forgotten = map[string]int{}
+		h.forgotten = map[string]process{}
 	}
-	h.forgotten[uuid] = 1000 + d.id
+	h.forgotten[uuid] = process{1000 + d.id, d.state == driver.Running}
 	h.setLocked(d, driver.ShutOff, driver.ReasonUnknown, driver.EventStopped, "")
 	h.fleet.checkLocked(uuid)
 }

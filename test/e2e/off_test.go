@@ -154,6 +154,43 @@ func TestOff_SavedMemoryIsNeitherLeftNorLost(t *testing.T) {
 	w.livesOn(name, w.b, w.a)
 }
 
+// TestOff_AnUndefineHindersNoRevert: somebody undefines what a move left while it waits to be
+// confirmed.
+func TestOff_AnUndefineHindersNoRevert(t *testing.T) {
+	w := start(t)
+	const name = "left1"
+	w.boot(w.a, coldGuest(name))
+	first := w.wrote(w.a, name)
+	w.berth(w.a, "migrate", name, w.b.Name, "--cold")
+	w.finished(name)
+	second := w.wrote(w.b, name)
+	w.followed(name, first, second)
+	w.exec(w.a, "virsh", "undefine", name)
+	w.berth(w.a, "resize", "revert", name)
+	w.livesOn(name, w.a, w.b)
+	boots := w.boots(w.a, name, 2)
+	w.followed(name, first, boots[len(boots)-1]) // what its disk was before the move
+}
+
+// TestOff_ALeftDefinitionHindersNoWayBack: virsh migrate left the definition behind.
+func TestOff_ALeftDefinitionHindersNoWayBack(t *testing.T) {
+	w := guarded(t, nil)
+	w.diskless(w.a, "left2")
+	w.virsh(w.a, "migrate", "--live", "--p2p", "--persistent", "left2", uri(w.b))
+	w.ownedBy("left2", w.b)
+	w.alive("left2", w.a, w.b)
+	before := w.beats(w.a, "left2", 1) // the console of both stays there is one file
+	w.require("what is left on "+w.a.Name, w.domain(w.a, "left2"), "shut off (migrated)")
+	w.berth(w.b, "migrate", "left2", w.a.Name)
+	w.ownedBy("left2", w.a)
+	after := w.beats(w.a, "left2", len(before)+3)
+	if last := after[len(after)-1]; last.Boot != before[0].Boot || last.N <= before[len(before)-1].N || last.Bad > 0 {
+		t.Errorf("it did not live on: %+v, and %+v on its return", before[len(before)-1], last)
+	}
+	w.require("domain on "+w.b.Name, w.domain(w.b, "left2"), "")
+	w.remove("left2")
+}
+
 // exec runs a command on a host that must succeed.
 func (w *world) exec(h *lab.Host, args ...string) string {
 	w.Helper()
