@@ -144,9 +144,6 @@ func (w *world) told(m *move) {
 // vanished says whether a guest is no more: something killed it, and it was transient,
 // so that no definition says that there ever was one.
 func (w *world) vanished(g *guest) bool {
-	if w.keptMissing(g) {
-		return true
-	}
 	if g.persistent || !g.mayBeOff || len(w.holders(g.uuid)) > 0 {
 		return false
 	}
@@ -156,22 +153,6 @@ func (w *world) vanished(g *guest) bool {
 		}
 	}
 	return true
-}
-
-// keptMissing says whether a guest is no more, and its host cannot know that: where no domain has a
-// definition an empty folder of definitions proves nothing, and what the guest held is kept.
-func (w *world) keptMissing(g *guest) bool {
-	at := w.holders(g.uuid)
-	if g.persistent || !g.mayBeOff || len(at) != 1 || w.machines[at[0]].lost {
-		return false
-	}
-	for _, name := range w.names {
-		if _, err := w.machines[name].fake.Domain(context.Background(), g.uuid); err == nil {
-			return false
-		}
-	}
-	all, err := w.machines[at[0]].fake.Domains(context.Background())
-	return err == nil && !slices.ContainsFunc(all, func(d driver.Domain) bool { return d.Persistent })
 }
 
 // quiet says whether nothing was broken on purpose.
@@ -493,7 +474,7 @@ func (w *world) allocated() {
 	admin := w.placement.admin
 	for _, g := range w.guests {
 		at := w.holders(g.uuid)
-		if w.inDoubt(g) || len(at) != 1 && !w.vanished(g) || w.keptMissing(g) {
+		if w.inDoubt(g) || len(at) != 1 && !w.vanished(g) {
 			continue
 		}
 		got, err := admin.Allocations(ctx, g.uuid)

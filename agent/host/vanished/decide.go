@@ -27,7 +27,7 @@ type Facts struct {
 	Process    Process
 	Undefined  bool // an event told of its undefine, on this connection, and of no definition since
 	Definition Definition
-	Ended      bool // an event told that it left by a migration, or ended without ever having had a persistent definition
+	Ended      bool // an event told that it left by a migration, or it never had a persistent definition and its process ended
 	Alone      bool // no other instance is missing without an event
 }
 

@@ -56,7 +56,8 @@ type Watch struct {
 	ended      map[string]bool          // its end was told, and no start since
 	left       map[string]bool          // its end by a migration was told, and no start since
 	held       map[string]Held
-	seen       bool // the folder was seen whole on this connection
+	seen       bool            // the folder was seen whole on this connection
+	looked     map[string]bool // transient domains that were looked for in the folder on this connection
 }
 
 // New makes a Watch.
@@ -71,6 +72,7 @@ func (w *Watch) Resync() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.undefined, w.ended, w.left, w.seen = map[string]bool{}, map[string]bool{}, map[string]bool{}, false
+	w.looked = map[string]bool{}
 }
 
 // Event takes one of the hypervisor's events.
@@ -136,7 +138,7 @@ func (w *Watch) Unknown(uuid string) {
 func (w *Watch) Forget(uuid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, m := range []map[string]bool{w.undefined, w.persistent, w.transient, w.ended, w.left} {
+	for _, m := range []map[string]bool{w.undefined, w.persistent, w.transient, w.ended, w.left, w.looked} {
 		delete(m, uuid)
 	}
 	delete(w.absent, uuid)
@@ -147,7 +149,7 @@ func (w *Watch) Forget(uuid string) {
 func (w *Watch) Retain(managed func(uuid string) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, m := range []map[string]bool{w.undefined, w.persistent, w.transient, w.ended, w.left} {
+	for _, m := range []map[string]bool{w.undefined, w.persistent, w.transient, w.ended, w.left, w.looked} {
 		maps.DeleteFunc(m, func(uuid string, _ bool) bool { return !managed(uuid) })
 	}
 	maps.DeleteFunc(w.held, func(uuid string, _ Held) bool { return !managed(uuid) })
@@ -167,6 +169,9 @@ type record struct {
 	// Together are the instances that vanished at once without an event. Each waits for its
 	// domain, its undefine, or an operator, also when the others have gone.
 	Together []string `json:"together,omitempty"`
+	// Transient are the instances that run without a persistent definition, by libvirt and by the
+	// folder. No undefine tells of their end, and a host that lost its power tells of no end at all.
+	Transient []string `json:"transient,omitempty"`
 }
 
 func ref() claims.Ref {
@@ -180,12 +185,28 @@ func (w *Watch) read() (record, error) {
 }
 
 // Whole remembers the folder of definitions when a managed persistent domain has its file
-// there: once for each connection, and durably only where it is another one than before.
+// there: once for each connection, and durably only where it is another one than before. Of a
+// transient domain it remembers that the same folder has no file of it.
 func (w *Watch) Whole(ctx context.Context, d driver.Domain) error {
+	if w.o.Definitions == nil {
+		return nil
+	}
+	if !d.Persistent {
+		return w.noteTransient(ctx, d)
+	}
+	r, err := w.read()
+	if err != nil {
+		return err
+	}
+	if slices.Contains(r.Transient, d.UUID) { // it has a definition by now
+		if err := w.change(ctx, func(r *record) { r.Transient = without(r.Transient, d.UUID) }); err != nil {
+			return err
+		}
+	}
 	w.mu.Lock()
 	seen := w.seen
 	w.mu.Unlock()
-	if seen || !d.Persistent || w.o.Definitions == nil {
+	if seen {
 		return nil
 	}
 	now, err := w.o.Definitions.Definitions(ctx)
@@ -201,6 +222,37 @@ func (w *Watch) Whole(ctx context.Context, d driver.Domain) error {
 	return err
 }
 
+// noteTransient looks once on each connection. A folder that is not the one that was seen whole
+// tells nothing: behind it a persistent domain that runs looks transient.
+func (w *Watch) noteTransient(ctx context.Context, d driver.Domain) error {
+	w.mu.Lock()
+	skip := w.looked[d.UUID] || w.persistent[d.UUID]
+	w.looked[d.UUID] = true
+	w.mu.Unlock()
+	if skip {
+		return nil
+	}
+	now, err := w.o.Definitions.Definitions(ctx)
+	if err != nil || holds(now, d) {
+		return nil
+	}
+	return w.change(ctx, func(r *record) {
+		if r.Folder != "" && r.Folder != now.Identity || slices.Contains(r.Transient, d.UUID) {
+			return
+		}
+		r.Transient = slices.DeleteFunc(slices.Clone(r.Transient), func(uuid string) bool {
+			_, known := w.o.Tracker.Instance(uuid)
+			return !known
+		})
+		r.Transient = append(r.Transient, d.UUID)
+		slices.Sort(r.Transient)
+	})
+}
+
+func without(uuids []string, uuid string) []string {
+	return slices.DeleteFunc(slices.Clone(uuids), func(u string) bool { return u == uuid })
+}
+
 // change writes the record where f makes it another.
 func (w *Watch) change(ctx context.Context, f func(*record)) error {
 	if err := w.changing.Lock(ctx, w.o.Runtime); err != nil {
@@ -213,7 +265,7 @@ func (w *Watch) change(ctx context.Context, f func(*record)) error {
 	}
 	now := was
 	f(&now)
-	if now.Folder == was.Folder && slices.Equal(now.Together, was.Together) {
+	if now.Folder == was.Folder && slices.Equal(now.Together, was.Together) && slices.Equal(now.Transient, was.Transient) {
 		return nil
 	}
 	return w.o.Tracker.Remember(ctx, ref(), now)
@@ -230,7 +282,10 @@ func (w *Watch) Judge(ctx context.Context, inst Instance, listed []driver.Domain
 	var f Facts
 	var silent []string // without an event
 	w.mu.Lock()
-	ended := func(uuid string) bool { return w.left[uuid] || w.transient[uuid] && w.ended[uuid] }
+	transient := slices.Contains(r.Transient, inst.UUID)
+	ended := func(uuid string) bool {
+		return w.left[uuid] || w.transient[uuid] && w.ended[uuid] || slices.Contains(r.Transient, uuid)
+	}
 	f.Undefined, f.Ended = w.undefined[inst.UUID], ended(inst.UUID)
 	for _, m := range missing {
 		if !w.undefined[m.UUID] && !ended(m.UUID) {
@@ -258,7 +313,11 @@ func (w *Watch) Judge(ctx context.Context, inst Instance, listed []driver.Domain
 		now, err := w.o.Definitions.Definitions(ctx)
 		folder = now.Folder
 		if err == nil {
-			f.Definition = Look(now, inst, listed, known, r.Folder)
+			before := r.Folder
+			if before == "" && transient {
+				before = now.Identity // no file of it is looked for
+			}
+			f.Definition = Look(now, inst, listed, known, before)
 		} else if why == "" {
 			why = err.Error()
 		}
@@ -294,7 +353,7 @@ func (w *Watch) Returned(ctx context.Context, uuid string) error {
 		return err
 	}
 	return w.change(ctx, func(r *record) {
-		r.Together = slices.DeleteFunc(slices.Clone(r.Together), func(u string) bool { return u == uuid })
+		r.Together = without(r.Together, uuid)
 	})
 }
 
