@@ -13,9 +13,9 @@ import (
 	"berth/test/lab"
 )
 
-// twoCells gives a test guest two cells of 64 MiB with a vCPU each.
+// twoCells gives a test guest two cells with a vCPU each: firstCell and secondCell, see inFirstCell.
 const twoCells = `<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model><numa>
-    <cell id='0' cpus='0' memory='64' unit='MiB'/><cell id='1' cpus='1' memory='64' unit='MiB'/></numa></cpu>`
+    <cell id='0' cpus='0' memory='96' unit='MiB'/><cell id='1' cpus='1' memory='32' unit='MiB'/></numa></cpu>`
 
 // elements are pins and 2 MiB pages in libvirt's words.
 func (p pins) elements() string {
@@ -38,7 +38,7 @@ func (p pins) elements() string {
 func TestCells_PlainLibvirtMovesAPinnedGuestWithNewPins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testMost)
 	defer cancel()
-	l := lab.Start(t, lab.Options{Cells: 2, HugePages: 64, Listen: true})
+	l := lab.Start(t, lab.Options{Cells: 2, HugePages: (firstCell + secondCell) / 2, Listen: true})
 	g, err := guest.Build(ctx, "")
 	if err != nil {
 		t.Fatal(err)
@@ -47,12 +47,12 @@ func TestCells_PlainLibvirtMovesAPinnedGuestWithNewPins(t *testing.T) {
 
 	onA := pins{VCPUs: map[int]string{0: "0", 1: "1"}, Emulator: "1", Memory: map[int]string{0: "strict 0", 1: "strict 1"}}
 	onB := pins{VCPUs: map[int]string{0: "1", 1: "0"}, Emulator: "0", Memory: map[int]string{0: "strict 1", 1: "strict 0"}}
-	o := guest.Options{Name: "p1", Guest: g, VCPUs: 2, CPU: twoCells, Beat: 100 * time.Millisecond}
+	o := guest.Options{Name: "p1", Guest: g, VCPUs: 2, CPU: twoCells, Beat: 100 * time.Millisecond, Dirty: dirtied, Rate: dirtyRate}
 	write := func(name string, p pins) string {
 		o := o
 		o.Name, o.Elements = name, p.elements()
 		path := "/var/lib/libvirt/" + name + ".xml"
-		if err := os.WriteFile(w.a.Path(path), []byte(guest.DomainXML(o)), 0o644); err != nil {
+		if err := os.WriteFile(w.a.Path(path), []byte(strings.Replace(guest.DomainXML(o), "<cmdline>", "<cmdline>"+inFirstCell+" ", 1)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -60,7 +60,7 @@ func TestCells_PlainLibvirtMovesAPinnedGuestWithNewPins(t *testing.T) {
 	w.virsh(w.a, "define", write("p1", onA))
 	w.virsh(w.a, "start", "p1")
 	w.beats(w.a, "p1", 3)
-	ram := map[string]string{"ram-node0": "32 pages of 2048 kB", "ram-node1": "32 pages of 2048 kB"}
+	ram := map[string]string{"ram-node0": "48 pages of 2048 kB", "ram-node1": "16 pages of 2048 kB"}
 	w.requirePins(w.a, "p1", onA)
 	w.requireRAM(w.a, "p1", ram)
 

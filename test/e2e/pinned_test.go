@@ -43,6 +43,9 @@ const pagesPerHost = 128
 const (
 	firstCell, secondCell = 96, 32 // MiB
 	inFirstCell           = "mem=96M"
+
+	// They write little, so that a stream that a busy machine slows down ends after few passes.
+	dirtied, dirtyRate = 8, 2 // MiB, MiB/s
 )
 
 // pinnedFlavors are a vCPU with a CPU to itself and one that shares, each in a
@@ -166,7 +169,7 @@ func (w *world) table(h *lab.Host, name string, claim pins) string {
 
 // createArgs make a guest from its flavor alone: Berth writes the document.
 func (w *world) createArgs(name, flavor, disk string) []string {
-	o := guest.Options{Beat: 100 * time.Millisecond, Dirty: 8, Rate: 16}
+	o := guest.Options{Beat: 100 * time.Millisecond, Dirty: dirtied, Rate: dirtyRate}
 	return []string{
 		"instance", "create", name, "--flavor", flavor, "--machine", guest.Machine, "--kernel", shared.g.Kernel, "--initrd", shared.g.Initrd,
 		"--cmdline", inFirstCell + " " + o.Cmdline(), "--serial-file", "/var/log/libvirt/" + name + ".console", "--disk-file", disk, "--virt-type", "qemu", "--start",
@@ -500,7 +503,7 @@ func TestPinned_MovesByItsClaim(t *testing.T) {
 func (w *world) virshPinned(name string, first, second int, p pins, flags ...string) {
 	w.Helper()
 	o := guest.Options{
-		Name: name, VCPUs: 2, MemoryMiB: first + second, Dirty: 8, Rate: 16, Disks: []guest.Disk{}, Elements: p.elements(),
+		Name: name, VCPUs: 2, MemoryMiB: first + second, Dirty: dirtied, Rate: dirtyRate, Disks: []guest.Disk{}, Elements: p.elements(),
 		CPU: fmt.Sprintf(`<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model><numa>
     <cell id='0' cpus='0' memory='%d' unit='MiB'/><cell id='1' cpus='1' memory='%d' unit='MiB'/></numa></cpu>`, first, second),
 	}
