@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -43,11 +45,24 @@ type fleetBench struct {
 	up    map[string]*Agent
 	// before decides of each call of a host to the store; nil answers all.
 	before func(c fleettest.Call) fleettest.Outcome
+	// served answers at url.
+	served atomic.Pointer[placement.Server]
+	// client gives a host's way to the store, and that of nobody's certificate for ""; nil for store's.
+	client func(name string) fleet.Store
 }
 
 const returning = "99999999-9999-4999-8999-999999999999"
 
 func newFleetBench(t *testing.T, names ...string) *fleetBench {
+	t.Helper()
+	b := emptyFleetBench(t)
+	b.serve(placement.Options{Listen: "127.0.0.1:0"})
+	b.hosts(names...)
+	return b
+}
+
+// emptyFleetBench has no hosts, and no Placement before serve.
+func emptyFleetBench(t *testing.T) *fleetBench {
 	t.Helper()
 	rt := &runtime.System{}
 	b := &fleetBench{T: t, rt: rt, fakes: drivertest.NewFleet(rt), store: fleettest.NewMemory(rt), conf: map[string]config.Config{}, up: map[string]*Agent{}}
@@ -60,22 +75,33 @@ func newFleetBench(t *testing.T, names ...string) *fleetBench {
 		b.fakes.Close()
 		rt.Wait()
 	})
-	s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})
-	b.must(err)
-	t.Cleanup(func() { b.must(s.Close()) })
-	front := httptest.NewServer(s.Handler())
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { b.served.Load().ServeHTTP(w, q) }))
 	t.Cleanup(front.Close)
 	b.url = front.URL
+	var err error
 	b.place, err = placementclient.New(placementclient.Config{URL: front.URL, Token: "admin"})
 	b.must(err)
 	t.Cleanup(b.place.Close)
+	return b
+}
+
+// serve has another Placement answer from here on.
+func (b *fleetBench) serve(o placement.Options) {
+	b.Helper()
+	s, err := placement.New(o)
+	b.must(err)
+	b.Cleanup(func() { b.must(s.Close()) })
+	b.served.Store(s)
+}
+
+func (b *fleetBench) hosts(names ...string) {
+	b.Helper()
 	for _, name := range names {
-		c := settings(t, front.URL)
-		c.Agent.Name, c.Host.DiskPath = name, t.TempDir()
+		c := settings(b.T, b.url)
+		c.Agent.Name, c.Host.DiskPath = name, b.TempDir()
 		b.conf[name] = c
 		b.start(name)
 	}
-	return b
 }
 
 func (b *fleetBench) must(err error) {
@@ -94,6 +120,9 @@ func (b *fleetBench) start(name string) *Agent {
 	o := agentOptions(b.T, b.conf[name])
 	o.Driver = func(config.Libvirt, runtime.Runtime) driver.Driver { return b.fakes.Host(name) }
 	o.FleetStore = func(config.Config) (fleet.Store, error) {
+		if b.client != nil {
+			return b.client(name), nil
+		}
 		c := b.store.Client(name)
 		c.Before = func(_ context.Context, call fleettest.Call) fleettest.Outcome {
 			if b.before == nil {
@@ -169,7 +198,11 @@ func (b *fleetBench) round(name string) {
 
 func (b *fleetBench) record(id string) fleet.Instance {
 	b.Helper()
-	in, _, err := fleet.New(b.store.Client("test"), b.rt).Instance(b.Context(), id)
+	var store fleet.Store = b.store.Client("test")
+	if b.client != nil {
+		store = b.client("")
+	}
+	in, _, err := fleet.New(store, b.rt).Instance(b.Context(), id)
 	b.must(err)
 	return in
 }

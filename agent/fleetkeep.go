@@ -198,38 +198,50 @@ func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error
 	return nil
 }
 
-// drop deletes the records of guests that this host wrote and has deleted since. Of one that has
-// left the record is handed over: its new host may write it from then on. One that the ledger has
-// forgotten was given away where a commit of the ledger says so: its record is never deleted, since
-// its new host may not have written it yet.
+// drop deletes the records of instances that this host wrote and has deleted since. Of one that has
+// left the record is handed over, whether or not its new host has written: an instance is never
+// without one. A record that cannot be read keeps no other from its turn.
 func (k *keeper) drop(ctx context.Context) error {
-	done := 0
+	done, failed := 0, error(nil)
 	for _, id := range slices.Sorted(maps.Keys(k.written)) {
 		inst, known := k.a.tracker.Instance(id)
 		if known && inst.Token.State != claims.TokenSurrendered {
 			continue
 		}
-		if done++; done > keepEach {
+		if done == keepEach {
 			break
 		}
-		to, epoch := inst.Token.Holder, inst.Token.Epoch
-		if gave, left := k.a.tracker.GaveAway(id); !known && left && gave.Epoch > k.written[id] {
-			to, epoch = gave.To, gave.Epoch
+		var err error
+		if c, gave := k.gave(id); known || gave && c.Epoch > k.written[id] {
+			err = k.records.HandOver(ctx, id, k.a.name, c.To, c.Epoch)
+		} else {
+			err = k.records.DropInstance(ctx, id, k.a.name, k.written[id])
 		}
-		if to == "" {
-			if err := k.records.DropInstance(ctx, id, k.a.name, k.written[id]); err != nil {
-				return err
-			}
-		} else if err := k.records.HandOver(ctx, id, k.a.name, to, epoch); err != nil {
-			return err
+		if fault.KindOf(err) == fault.Unavailable || ctx.Err() != nil {
+			return errors.Join(failed, err)
+		}
+		if err != nil {
+			failed = errors.Join(failed, fault.Wrap(err, "give up the record of instance %s", id))
+			continue
 		}
 		if err := k.a.db.Delete(ctx, bucketAgent, prefixFleet+id); err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
 		delete(k.written, id)
 		k.trust.counts = true
+		done++
 	}
-	return nil
+	return failed
+}
+
+// gave gives the commit of this host's ledger by which it gave an instance away that it does not
+// have; false where there is none.
+func (k *keeper) gave(id string) (claims.Commit, bool) {
+	inst, known := k.a.tracker.Instance(id)
+	if !known {
+		return k.a.tracker.GaveAway(id)
+	}
+	return claims.Commit{Instance: id, To: inst.Token.Holder, Epoch: inst.Token.Epoch}, inst.Token.State == claims.TokenSurrendered
 }
 
 // describes reports whether a record's description is of the host that the record names. One that

@@ -152,16 +152,24 @@ func (t *Tracker) Left(migration string) (Commit, bool) {
 }
 
 // GaveAway gives the commit with the highest epoch by which an instance left this host, also after
-// the instance was forgotten; false where none is known any more (see TombstoneKeep).
+// the instance was forgotten; false where none is known any more (see TombstoneKeep), and where the
+// instance has come back since.
 func (t *Tracker) GaveAway(instance string) (last Commit, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var back uint64
 	for _, h := range t.migrations {
 		if c := h.Commit; c != nil && c.Instance == instance && c.Epoch > last.Epoch {
-			last, found = *c, true
+			last = *c
+		}
+		if c := h.Came; c != nil && c.Instance == instance {
+			back = max(back, c.Epoch)
 		}
 	}
-	return last, found
+	if last.Epoch <= back {
+		return Commit{}, false
+	}
+	return last, true
 }
 
 // CommitRefused reports whether RefuseCommit has decided this attempt.

@@ -72,6 +72,9 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
 	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, there))
+	if c, gave := a.GaveAway("i1"); !gave || c != first {
+		t.Errorf("gave away: %+v, %v", c, gave)
+	}
 
 	// Before the source has cleaned up the guest cannot come back.
 	_, err := a.Claim(ctx, claims.Request{Owner: back, Resources: small})
@@ -84,6 +87,12 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	}
 	wantNil(t, a.AcceptToken(ctx, second, guest("i1")))
 	must[claims.Claim](t)(a.Bind(ctx, back))
+	if c, gave := a.GaveAway("i1"); gave {
+		t.Errorf("given away, though it has come back: %+v", c)
+	}
+	if c, gave := b.GaveAway("i1"); !gave || c != second {
+		t.Errorf("gave away: %+v, %v", c, gave)
+	}
 	wantKind(t, b.AcceptToken(ctx, first, guest("i1")), fault.Forbidden) // late
 	wantKind(t, a.Forget(ctx, "i1"), fault.Forbidden)                    // late clean-up of m1
 	wantKind(t, a.RefuseCommit(ctx, refOf(there, "")), fault.Forbidden)  // m1 has committed
