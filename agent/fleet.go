@@ -16,6 +16,7 @@ import (
 	"berth/agent/api"
 	"berth/agent/host"
 	"berth/fleet"
+	"berth/fleet/permit"
 	"berth/internal/fault"
 )
 
@@ -414,8 +415,14 @@ func (k *keeper) condition() (api.Condition, bool) {
 	}
 	if n := len(k.failed); n > 0 && k.err == nil {
 		id := slices.Sorted(maps.Keys(k.failed))[0]
+		change := "it is tried again by itself"
+		for _, r := range fault.ReasonsOf(k.failed[id]) {
+			if r.Code == permit.ReasonNotYours {
+				change = cmp.Or(r.Change, change)
+			}
+		}
 		say(fmt.Sprintf("records that are not as the guests are %d, the first of %s: %v", n, name(id), k.failed[id]), fault.Reason{
-			Code: "record_behind", Message: "the record of guest " + name(id) + ": " + k.failed[id].Error(), Change: "it is tried again by itself",
+			Code: "record_behind", Message: "the record of guest " + name(id) + ": " + k.failed[id].Error(), Change: change,
 		})
 	}
 	if len(words) == 0 {

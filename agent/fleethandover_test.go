@@ -45,8 +45,8 @@ func TestKeeper_WaitsForTheRecordOfTheHostBefore(t *testing.T) {
 	k := b.up["a"].keeper
 	k.records = fleet.New(notTheirs{b.store.Client("a"), refused}, b.rt)
 	inst, _ := b.up["a"].tracker.Instance(id)
-	if err := k.put(t.Context(), inst); !errors.Is(err, fault.Busy) || len(fault.ReasonsOf(err)) != 1 {
-		t.Errorf("%v, want %v with its reason", err, fault.Busy)
+	if named, err := k.put(t.Context(), inst); named || !errors.Is(err, fault.Busy) || len(fault.ReasonsOf(err)) != 1 {
+		t.Errorf("named %t, %v, want %v with its reason", named, err, fault.Busy)
 	}
 }
 

@@ -22,7 +22,7 @@ type keptRecord struct {
 	last time.Duration // looked at
 	// busy is since when another verb works on the guest, so that it could not be looked at; 0 for not.
 	busy time.Duration
-	// right: since the store's incarnation was seen, the record was written or found as it must be.
+	// right: since the store's incarnation was seen, the record was found to name this host and epoch.
 	right bool
 }
 
@@ -100,9 +100,9 @@ func (k *keeper) keep(ctx context.Context) error {
 	slices.SortStableFunc(list, func(a, b due) int { return int(a.last - b.last) })
 	var stopped error
 	for _, d := range list[:min(len(list), keepEach)] {
-		err := k.put(ctx, d.inst)
+		named, err := k.put(ctx, d.inst)
 		rec := &keptRecord{mark: d.mark, next: now + keepAgain + spread(d.inst.UUID), last: now}
-		rec.right = err == nil || hasReason(err, "epoch_twice") || hasReason(err, "ledger_behind")
+		rec.right = named || hasReason(err, "epoch_twice") || hasReason(err, "ledger_behind")
 		switch {
 		case errors.Is(err, fault.Busy):
 			// It is being started, or the like, and looks another way in a moment.
@@ -136,33 +136,35 @@ func (k *keeper) keep(ctx context.Context) error {
 }
 
 // put makes the record of a guest right. Of one that is on a move what it was before stays, and
-// that it moves is added: the hypervisor has other things to do.
-func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
+// that it moves is added: the hypervisor has other things to do. Whatever it fails by, it reports
+// whether the record names this host and its epoch.
+func (k *keeper) put(ctx context.Context, inst claims.Instance) (named bool, err error) {
 	ctx, cancel := k.a.rt.WithTimeout(ctx, keepPatience)
 	defer cancel()
 	was, _, err := k.records.Instance(ctx, inst.UUID)
 	there := err == nil
 	if err != nil && (!errors.Is(err, fault.NotFound) || hasReason(err, fleet.NoStore)) {
-		return errStore{err}
+		return false, errStore{err}
 	}
 	want := fleet.Instance{UUID: inst.UUID, Name: inst.Name, Host: k.a.name, Epoch: inst.Token.Epoch, Moving: k.a.host.OnMove(inst.UUID)}
-	same := there && was.Host == want.Host && was.Epoch == want.Epoch && describes(was)
+	named = there && was.Host == want.Host && was.Epoch == want.Epoch
+	same := named && describes(was)
 	if want.Moving != "" && same && len(was.Guest) > 0 {
 		want.Guest = was.Guest
 	} else {
 		if want.Guest, err = k.describe(ctx, inst.UUID, was.Guest); err != nil {
-			return err
+			return named, err
 		}
 		if same && atRest(was.Guest) == atRest(want.Guest) {
 			want.Guest = was.Guest // only what changes with each write differs
 		}
 	}
 	if same && want.Moving == was.Moving && want.Name == was.Name && string(want.Guest) == string(was.Guest) {
-		return nil
+		return true, nil
 	}
 	if k.written[inst.UUID] != want.Epoch {
 		if err := k.noteWritten(ctx, inst.UUID, want.Epoch); err != nil {
-			return err
+			return named, err
 		}
 	}
 	ahead, err := k.records.PutInstance(ctx, want)
@@ -175,13 +177,13 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) error {
 			k.asks = 0
 		case hasReason(err, permit.ReasonNotYours):
 			// Its host before hands the record over in a moment.
-			return fault.Refuse(fault.Busy, "write the record of instance "+inst.UUID, fault.ReasonsOf(err)...)
+			return named, fault.Refuse(fault.Busy, "write the record of instance "+inst.UUID, fault.ReasonsOf(err)...)
 		}
-		return errStore{err}
+		return named, errStore{err}
 	case ahead != nil:
 		k.looked = false // it gives way
 	}
-	return nil
+	return true, nil
 }
 
 // noteWritten makes durable that a record of a guest may be in the store, so that it goes when
@@ -232,16 +234,6 @@ func (k *keeper) drop(ctx context.Context) error {
 		done++
 	}
 	return failed
-}
-
-// gave gives the commit of this host's ledger by which it gave an instance away that it does not
-// have; false where there is none.
-func (k *keeper) gave(id string) (claims.Commit, bool) {
-	inst, known := k.a.tracker.Instance(id)
-	if !known {
-		return k.a.tracker.GaveAway(id)
-	}
-	return claims.Commit{Instance: id, To: inst.Token.Holder, Epoch: inst.Token.Epoch}, inst.Token.State == claims.TokenSurrendered
 }
 
 // describes reports whether a record's description is of the host that the record names. One that

@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -77,6 +80,11 @@ func (b *fleetBench) surrender(id, from, to string) claims.Commit {
 	return c
 }
 
+// briefly is a record without its description.
+func briefly(in fleet.Instance) string {
+	return fmt.Sprintf("of %s with epoch %d, described by it: %t", in.Host, in.Epoch, describes(in))
+}
+
 // arrive has the instance of a commit on its new host, and nothing of it left at its source but
 // what the fleet's records say.
 func (b *fleetBench) arrive(c claims.Commit, from string) {
@@ -123,7 +131,7 @@ func TestKeeper_StoreWithOwners_ARecordIsHandedOverAndNeverDeleted(t *testing.T)
 	k := b.up["host-b"].keeper
 	b.round("host-b")
 	if in := b.record(id); in.Host != "host-a" {
-		t.Fatalf("taken from host-a by a higher epoch: %+v", in)
+		t.Fatalf("taken from host-a by a higher epoch: %s", briefly(in))
 	}
 	if cond, _ := k.condition(); cond.Health != "ok" {
 		t.Errorf("told before the source could hand it over: %+v", cond)
@@ -144,19 +152,19 @@ func TestKeeper_StoreWithOwners_ARecordIsHandedOverAndNeverDeleted(t *testing.T)
 		t.Error("the record that cannot be read is not told of")
 	}
 	if in := b.record(id); in.Host != "host-b" || in.Epoch != c.Epoch || len(in.Guest) == 0 {
-		t.Fatalf("handed over: %+v, want host-b with epoch %d", in, c.Epoch)
+		t.Fatalf("handed over: %s, want host-b with epoch %d", briefly(in), c.Epoch)
 	}
 	k.owned[id].next = 0
 	b.round("host-b")
 	if in := b.record(id); in.Host != "host-b" || in.Epoch != c.Epoch || !describes(in) {
-		t.Errorf("written by its new host: %+v", in)
+		t.Errorf("written by its new host: %s", briefly(in))
 	}
 	if cond, _ := k.condition(); cond.Health != "ok" {
 		t.Errorf("condition %+v", cond)
 	}
 	a.round(t.Context())
 	if in := b.record(id); in.Host != "host-b" || !describes(in) {
-		t.Errorf("the source wrote again: %+v", in)
+		t.Errorf("the source wrote again: %s", briefly(in))
 	}
 }
 
@@ -171,18 +179,75 @@ func TestKeeper_StoreWithOwners_ASourceThatDiesBeforeItHandedOver(t *testing.T) 
 	b.arrive(c, "host-a")
 	b.round("host-b")
 	if in := b.record(id); in.Host != "host-a" {
-		t.Fatalf("record %+v", in)
+		t.Fatalf("record %s", briefly(in))
 	}
 	_, err := fleet.New(b.client(""), b.rt).DeclareDead(t.Context(), fleet.Death{Host: "host-a", Proof: fleet.ProofOperator, By: "operator:o", Because: "it is scrap"})
 	b.must(err)
 	b.up["host-b"].keeper.owned[id].next = 0
 	b.round("host-b")
 	if in := b.record(id); in.Host != "host-b" || in.Epoch != c.Epoch || !describes(in) {
-		t.Errorf("record %+v, want host-b with epoch %d", in, c.Epoch)
+		t.Errorf("record %s, want host-b with epoch %d", briefly(in), c.Epoch)
 	}
 	// It comes back, and has nothing to say about it.
 	b.round("host-a")
 	if in := b.record(id); in.Host != "host-b" {
-		t.Errorf("record %+v", in)
+		t.Errorf("record %s", briefly(in))
+	}
+}
+
+// TestKeeper_StoreWithOwners_RestoredRecordsAreHandedOverAgain: the backup has the instance on host-a,
+// which has given it to host-b, and that to host-c. Nobody but its holder by the record may write it.
+func TestKeeper_StoreWithOwners_RestoredRecordsAreHandedOverAgain(t *testing.T) {
+	t.Parallel()
+	for name, last := range map[string]string{"moved once": "host-b", "moved twice": "host-c", "moved and back": "host-a"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newOwnedBench(t, "host-a", "host-b", "host-c")
+			id := b.guest("host-a", "web")
+			b.all(2)
+			backup, db := filepath.Join(t.TempDir(), "backup.json"), filepath.Join(t.TempDir(), "placement.db")
+			b.must(placement.Backup(t.Context(), b.url, nil, backup))
+
+			c := b.surrender(id, "host-a", "host-b")
+			b.arrive(c, "host-a")
+			if last != "host-b" {
+				c = b.surrender(id, "host-b", last)
+				b.arrive(c, "host-b")
+			}
+			b.all(3)
+			if in := b.record(id); in.Host != last || in.Epoch != c.Epoch {
+				t.Fatalf("record %s, want %s with epoch %d", briefly(in), last, c.Epoch)
+			}
+
+			b.must(placement.Restore(t.Context(), backup, db, slog.New(slog.DiscardHandler)))
+			b.serve(ownedPlacement(db))
+			if in := b.record(id); in.Host != "host-a" || in.Epoch != 1 {
+				t.Fatalf("restored: %s", briefly(in))
+			}
+			b.all(6)
+			if in := b.record(id); in.Host != last || in.Epoch != c.Epoch || !describes(in) {
+				t.Errorf("record %s, want %s with epoch %d", briefly(in), last, c.Epoch)
+			}
+			for host, a := range b.up {
+				if cond, _ := a.keeper.condition(); a.keeper.unproven || cond.Health != "ok" {
+					t.Errorf("%s: missing %v, condition %+v", host, a.keeper.missing, cond)
+				}
+			}
+		})
+	}
+}
+
+// all is so many rounds of all hosts, with nothing put off to a later moment.
+func (b *fleetBench) all(rounds int) {
+	b.Helper()
+	for range rounds {
+		for _, host := range slices.Sorted(maps.Keys(b.up)) {
+			k := b.up[host].keeper
+			k.asks, k.trust.others, k.trust.learned = 0, 0, 0
+			for _, rec := range k.owned {
+				rec.next = 0
+			}
+			k.round(b.Context())
+		}
 	}
 }

@@ -176,12 +176,15 @@ func (k *keeper) beforeLook(ctx context.Context, unsure bool) error {
 }
 
 // learn remembers from time to time which other hosts there are, so that they are missed in a
-// store that lost them.
+// store that lost them. What was given away is handed over then whoever waits for it.
 func (k *keeper) learn(ctx context.Context) error {
 	if t := &k.trust; t.moment.Incarnation == "" || t.learned > 0 && k.a.rt.Boot().Since < t.learned+learnEvery {
 		return nil
 	}
 	there, err := k.otherHosts(ctx)
+	if err == nil {
+		err = k.handBack(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -309,7 +312,7 @@ func (k *keeper) rewritten(ctx context.Context) error {
 }
 
 // awaitOthers looks, while the store is not believed, whether all hosts have written again. Then
-// every instance that waits is judged anew.
+// every instance that waits is judged anew. A host that waits for a record of this one's gets it.
 func (k *keeper) awaitOthers(ctx context.Context) error {
 	now := k.a.rt.Boot().Since
 	if !k.trust.memory.Unproven || now < k.trust.others {
@@ -324,6 +327,9 @@ func (k *keeper) awaitOthers(ctx context.Context) error {
 	k.mu.Lock()
 	k.missing = missing
 	k.mu.Unlock()
+	if err := k.handBack(ctx); err != nil {
+		return err
+	}
 	if len(missing) > 0 || k.self == nil || k.self.Incarnation != k.trust.memory.Incarnation {
 		return nil
 	}
