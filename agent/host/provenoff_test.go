@@ -137,3 +137,43 @@ func TestOff_AChangeInPlaceLooksTwice(t *testing.T) {
 	b.a.fake.EndForgotten(b.uuid)
 	b.must("unapply", verbs[at].undo())
 }
+
+// kernel is what a host's kernel tells of processes, as a test has it.
+type kernel func(uuid string) ([]int, error)
+
+func (k kernel) Of(uuid string) ([]int, error) { return k(uuid) }
+
+// TestOff_AutostartAsksTheKernel: after the host's reboot nothing starts by itself beside a
+// process that libvirtd has lost, nor while the kernel does not answer.
+func TestOff_AutostartAsksTheKernel(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	silent := true
+	a.Close()
+	a = l.boot("a", func(o *host.Options) {
+		real := o.Processes
+		o.Processes = kernel(func(uuid string) ([]int, error) {
+			if silent {
+				return nil, fault.New(fault.Unavailable, "/proc cannot be read")
+			}
+			return real.Of(uuid)
+		})
+	})
+	silent = false
+	lost, off := l.guest("a", "lost"), l.guest("a", "off")
+	for _, v := range []host.InstanceView{lost, off} {
+		l.autostarts("a", v.UUID)
+	}
+	a.fake.Forget(lost.UUID)
+	l.must("stop", a.fake.Destroy(t.Context(), off.UUID))
+
+	silent = true
+	l.wantKind("settle while the kernel is silent", a.Settle(t.Context()), fault.Unavailable)
+	l.state("a", lost.UUID, driver.ShutOff)
+	l.state("a", off.UUID, driver.ShutOff)
+	silent = false
+	l.must("settle", a.Settle(t.Context()))
+	l.state("a", lost.UUID, driver.ShutOff)
+	l.state("a", off.UUID, driver.Running)
+}

@@ -199,6 +199,9 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 	if err := h.stays(d); err != nil {
 		return err
 	}
+	if err := h.provenOff(ctx, d); err != nil {
+		return err
+	}
 	h.log.Info("start a guest after the host's reboot, as it is its wish", "instance", uuid)
 	return h.driver.Start(ctx, uuid, false)
 }
