@@ -249,6 +249,14 @@ func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]m
 		}
 		views = append(views, view)
 		if what == copied {
+			if doc.isEncrypted(d.Target) {
+				// The file that is made for it would be plain, and QEMU opens it with the secret.
+				no.add(fault.Forbidden, fault.Reason{
+					Code: "disk_encrypted", Message: "disk " + d.Target + " (" + d.Path + ") is encrypted, and a live copy makes a plain file", Have: d.Path,
+					Change: "move it while it is off, which ships the file as it is: berth migrate " + doc.Name + " " + h.o.Name + " --cold",
+				})
+				continue
+			}
 			if r, bad := h.placeForDisk(d.Path); bad {
 				no.add(fault.Forbidden, r)
 				continue
@@ -279,6 +287,11 @@ func (h *Host) checkDisks(no *refusal, doc document, list []migration.Disk) ([]m
 }
 
 func mib(bytes int64) string { return fmt.Sprintf("%d MiB", (bytes+1<<20-1)>>20) }
+
+// isEncrypted reports whether the disk of a target is opened with a secret.
+func (d document) isEncrypted(target string) bool {
+	return slices.ContainsFunc(d.Devices.Disks, func(e diskElement) bool { return e.Target.Dev == target && e.encrypted() })
+}
 
 // isBlock reports whether a target is a block device on the source.
 func (d document) isBlock(target string) bool {

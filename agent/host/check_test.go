@@ -3,6 +3,7 @@ package host_test
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -209,4 +210,24 @@ func TestInspect_AndCheckSource_Refuse(t *testing.T) {
 	_, err = a.Inspect(t.Context(), v.UUID)
 	l.wantKind("libvirt away", err, fault.Unavailable)
 	a.fake.StartDaemon()
+}
+
+// TestCheck_AnEncryptedDiskIsNotCopiedLive: the destination would make a plain file.
+func TestCheck_AnEncryptedDiskIsNotCopiedLive(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	const secret = "55555555-5555-4555-8555-555555555555"
+	for _, n := range l.hosts {
+		n.fake.SetSecret(driver.SecretRef{UUID: secret})
+	}
+	v, err := l.hosts["a"].Create(t.Context(), host.CreateRequest{
+		XML: foreignXML("foreign", `<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/images/vm.luks'><encryption format='luks'><secret type='passphrase' uuid='`+
+			secret+`'/></encryption></source><target dev='vda' bus='virtio'/></disk>`, ""),
+		ProjectID: "p", UserID: "u", Disks: []host.CreateDisk{{Path: "/images/vm.luks", SizeGB: 1, Format: "raw"}}, Start: true,
+	})
+	l.must("create", err)
+	_, err = newMove(l, v.UUID).verbs()[0](t.Context())
+	if !slices.Contains(codes(err), "disk_encrypted") {
+		t.Errorf("checked: %v", err)
+	}
 }

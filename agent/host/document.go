@@ -108,8 +108,11 @@ type diskElement struct {
 		Dev    string `xml:"dev,attr"`
 		Pool   string `xml:"pool,attr"`
 		Volume string `xml:"volume,attr"`
+
+		Encryption *struct{} `xml:"encryption"`
 	} `xml:"source"`
-	Target struct {
+	Encryption *struct{} `xml:"encryption"` // where libvirt before 3.9 has it
+	Target     struct {
 		Dev string `xml:"dev,attr"`
 		Bus string `xml:"bus,attr"`
 	} `xml:"target"`
@@ -125,6 +128,9 @@ func (d diskElement) path() string {
 	}
 	return d.Source.File
 }
+
+// encrypted reports whether QEMU opens the disk with a secret.
+func (d diskElement) encrypted() bool { return d.Source.Encryption != nil || d.Encryption != nil }
 
 // readOnly also holds for drives that are so by nature.
 func (d diskElement) readOnly() bool { return d.ReadOnly != nil || d.Device == "cdrom" }
