@@ -135,7 +135,11 @@ func (f Files) info(ctx context.Context, path, format string) (info, error) {
 	}
 	// -U: the guest has it open for writing; what is read here does not change
 	// while it runs.
-	out, err := f.run(ctx, "info", "--output=json", "-U", "-f", format, real)
+	as, err := readerOf(real)
+	if err != nil {
+		return info{}, fault.New(fault.Internal, "read image %s: %w", path, err)
+	}
+	out, err := f.runAs(ctx, as, "info", "--output=json", "-U", "-f", format, real)
 	if err != nil && strings.Contains(err.Error(), "not in "+format+" format") {
 		err = fault.New(fault.Invalid, "%w: %w", ErrOtherFormat, err)
 	}

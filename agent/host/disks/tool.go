@@ -6,13 +6,17 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"berth/internal/fault"
 	"berth/systemd"
@@ -45,6 +49,11 @@ var reads = []string{"ProtectSystem=strict", "DeviceAllow=block-* r", "PrivateNe
 // agent; what it is made from may lie in the network.
 var writes = []string{"ProtectSystem=full", "DeviceAllow=block-* rw"}
 
+// asOwner are those of one that runs as an image's owner, who is QEMU's user: it must not reach the
+// QEMU processes of the host by having their user's name. A user namespace of its own keeps it from
+// their memory (ptrace(2), cap_ptrace_access_check), not from signals (kill(2)), which have a filter.
+var asOwner = []string{"PrivateUsers=yes", "SystemCallFilter=~kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"}
+
 // hidden are the agent's secrets, unless it is there that somebody keeps disks. No more is: what an
 // image lies on may be anywhere.
 var hidden = []string{"/etc/berth", "/var/lib/berth", "/run/berth", "/var/lib/berth-placement", "/run/berth-placement", "/var/log/berth"}
@@ -60,6 +69,32 @@ func (f Files) tool() string { return cmp.Or(f.Tool, "qemu-img") }
 
 // run runs qemu-img and gives its output; its complaint is the error.
 func (f Files) run(ctx context.Context, args ...string) ([]byte, error) {
+	return f.runAs(ctx, nil, args...)
+}
+
+// user is whom qemu-img runs as; nil for the agent's own.
+type user struct{ uid, gid uint32 }
+
+// readerOf gives the owner of a file that this process may not read, though it is root: NFS
+// with root_squash. It never gives root. It gives nil where this process may read the file, where
+// the file is gone, and where root owns it: qemu-img says what is wrong then. It opens the file.
+func readerOf(real string) (*user, error) {
+	fd, err := unix.Open(real, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		return nil, unix.Close(fd)
+	}
+	if !errors.Is(err, fs.ErrPermission) {
+		return nil, nil // qemu-img says what is wrong with it
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(real, &st); err != nil || st.Uid == 0 {
+		return nil, err
+	}
+	return &user{st.Uid, st.Gid}, nil
+}
+
+// runAs is run as another user; nil for the agent's own.
+func (f Files) runAs(ctx context.Context, as *user, args ...string) ([]byte, error) {
 	path, err := exec.LookPath(f.tool())
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{
@@ -69,7 +104,7 @@ func (f Files) run(ctx context.Context, args ...string) ([]byte, error) {
 	if err != nil {
 		return nil, fault.New(fault.Unavailable, "qemu-img: %w", err)
 	}
-	out, complaint, err := f.ask(ctx, append([]string{path}, args...))
+	out, complaint, err := f.ask(ctx, as, append([]string{path}, args...))
 	text, own := strings.CutPrefix(strings.TrimSpace(string(complaint)), "qemu-img: ")
 	switch {
 	case err == nil:
@@ -90,11 +125,14 @@ func clinging(err error) error {
 	return nil
 }
 
-func (f Files) ask(ctx context.Context, command []string) (out, complaint []byte, err error) {
+func (f Files) ask(ctx context.Context, as *user, command []string) (out, complaint []byte, err error) {
 	if f.Manager != nil {
-		return f.Manager.Output(ctx, unit(command))
+		return f.Manager.Output(ctx, unit(as, command))
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	if as != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: as.uid, Gid: as.gid}}
+	}
 	var said, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &errs
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -103,7 +141,7 @@ func (f Files) ask(ctx context.Context, command []string) (out, complaint []byte
 }
 
 // unit is what the manager is asked for.
-func unit(command []string) systemd.Transient {
+func unit(as *user, command []string) systemd.Transient {
 	verb := command[1]
 	t := systemd.Transient{
 		Unit: "berth-disk-" + verb + "-" + strings.ToLower(rand.Text()[:12]) + ".service", Description: "Berth, qemu-img " + verb,
@@ -113,6 +151,9 @@ func unit(command []string) systemd.Transient {
 		t.Limit, t.Properties = readTime, append(t.Properties, reads...)
 	} else {
 		t.Properties = append(t.Properties, writes...)
+	}
+	if as != nil {
+		t.Properties = append(append(t.Properties, asOwner...), fmt.Sprintf("User=%d", as.uid), fmt.Sprintf("Group=%d", as.gid))
 	}
 	for _, dir := range hidden {
 		lies := func(arg string) bool {
