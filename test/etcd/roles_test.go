@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,10 +84,23 @@ func TestEtcd_RolesKeepAHostToItsKeys(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 	}
+	// Whoever comes first names the incarnation of the store, and each host may replace it.
+	moment, tells, err := a.Moment(ctx)
+	good("the incarnation, named", err)
+	if again, _, err := f.Moment(ctx); !tells || strings.HasSuffix(moment.Incarnation, "/") || err != nil || again.Incarnation != moment.Incarnation {
+		t.Errorf("incarnation %q, and as another host reads it %q, %v", moment.Incarnation, again.Incarnation, err)
+	}
+	good("the incarnation, renewed", f.RenewIncarnation(ctx, moment.Incarnation))
+	renewed, _, err := a.Moment(ctx)
+	good("the incarnation, read", err)
+	if renewed.Incarnation == moment.Incarnation {
+		t.Error("the incarnation was not renewed")
+	}
 	good("its own record", a.PutHost(ctx, fleet.Host{Name: "host-a", Boot: "1"}))
 	good("its own lease", a.KeepAlive(ctx, "host-a", "1", 5))
 	good("the fencer's record", f.PutHost(ctx, fleet.Host{Name: "host-f", Boot: "1"}))
-	_, err := a.PutInstance(ctx, fleet.Instance{UUID: u, Host: "host-a", Epoch: 1, Guest: []byte("{}")})
+	good("that it has written again", a.Rewrote(ctx, "host-a", renewed.Incarnation))
+	_, err = a.PutInstance(ctx, fleet.Instance{UUID: u, Host: "host-a", Epoch: 1, Guest: []byte("{}")})
 	good("its instance", err)
 	_, err = a.DeclareDead(ctx, fleet.Death{Host: "host-f", Proof: fleet.ProofOperator})
 	if !errors.Is(err, fault.Forbidden) {
