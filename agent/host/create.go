@@ -172,6 +172,9 @@ func (h *Host) planCreate(ctx context.Context, req CreateRequest) (createPlan, e
 	if err := h.checkNames(ctx, &no, migration.Guest{UUID: req.UUID, Name: req.Name}, ""); err != nil {
 		return createPlan{}, err
 	}
+	if err := no.take(h.witness.Off(req.UUID, req.Name, nil)); err != nil {
+		return createPlan{}, err
+	}
 	other, taken := h.tracker.InstanceByName(req.Name)
 	if taken && other.UUID != req.UUID && !slices.ContainsFunc(no.Reasons, func(r fault.Reason) bool { return r.Have == other.UUID }) {
 		no.add(fault.Exists, fault.Reason{Code: "name_exists", Message: "an instance named " + req.Name + " is in the ledger, with uuid " + other.UUID, Have: other.UUID})
@@ -308,7 +311,7 @@ type creating struct {
 	h    *Host
 	plan createPlan
 
-	claimed, allocated, defined bool
+	claimed, allocated, defined, started bool
 }
 
 func (c *creating) owner() claims.Owner {
@@ -359,6 +362,12 @@ func (c *creating) run(ctx context.Context) error {
 		return err
 	}
 	if c.plan.start {
+		// The disks are not asked about: a child of this agent may hold the one that was just
+		// written for the moment between fork and exec.
+		if err := h.witness.Off(uuid, c.plan.inst.Name, nil); err != nil {
+			return err
+		}
+		c.started = true
 		if err := h.driver.Start(ctx, uuid, c.plan.paused); err != nil {
 			return err
 		}
@@ -441,6 +450,9 @@ func (c *creating) undo(ctx context.Context) error {
 			variables, _ = h.variables(text)
 		}
 		err := h.driver.Destroy(ctx, uuid)
+		if err == nil && c.started {
+			err = h.ended(ctx, driver.Domain{UUID: uuid, Name: c.plan.inst.Name})
+		}
 		if err == nil || errors.Is(err, fault.NotFound) {
 			err = h.driver.Undefine(ctx, uuid)
 		}

@@ -112,5 +112,8 @@ func (h *Host) dropRecords(ctx context.Context, uuid string) error {
 			return err
 		}
 	}
+	if err := h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)); err != nil { // it could not be taken back
+		return err
+	}
 	return h.dropLeft(ctx, uuid)
 }

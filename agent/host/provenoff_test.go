@@ -1,8 +1,10 @@
 package host_test
 
 import (
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"berth/agent/host"
@@ -176,4 +178,59 @@ func TestOff_AutostartAsksTheKernel(t *testing.T) {
 	l.must("settle", a.Settle(t.Context()))
 	l.state("a", lost.UUID, driver.ShutOff)
 	l.state("a", off.UUID, driver.Running)
+}
+
+// TestOff_ACreationAsksTheKernel: before it makes anything, and again before it starts what it
+// made. One whose start broke off is not taken back while a process of it may use the disks.
+func TestOff_ACreationAsksTheKernel(t *testing.T) {
+	t.Parallel()
+	requireQemuImg(t)
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	var calls sync.Map // of libvirt, in one creation
+	from := ""         // the call from which on a process of it runs; empty for never
+	a.Close()
+	a = l.boot("a", func(o *host.Options) {
+		o.Processes = kernel(func(string) ([]int, error) {
+			if _, called := calls.Load(from); called {
+				return []int{1042}, nil
+			}
+			return nil, nil
+		})
+	})
+	a.put(t, "/boot/vmlinuz", "kernel", 0o644)
+	before := l.picture()
+	create := func() error {
+		calls.Clear()
+		_, err := a.Create(t.Context(), host.CreateRequest{
+			Name: "vm1", Flavor: small, Kernel: "/boot/vmlinuz", Disks: []host.CreateDisk{{Path: "/images/disk", SizeGB: 1}}, Start: true,
+		})
+		return err
+	}
+	a.fake.Fault(func(call, _ string) error { calls.Store(call, true); return nil })
+
+	from = "Node"
+	wantRuns(t, "create", create())
+	l.same("after the refusal", before)
+	from = "SetAutostart"
+	wantRuns(t, "start of what was made", create())
+	l.same("after what was taken back", before)
+
+	a.fake.FaultReply(func(call, _ string) error {
+		if call == "Start" {
+			return fault.New(fault.InDoubt, "the answer was lost")
+		}
+		return nil
+	})
+	from = "Destroy"
+	wantRuns(t, "create", create())
+	if _, err := os.Stat(a.path("/images/disk")); err != nil {
+		t.Errorf("the disk of a process that lives: %v", err)
+	}
+	if len(a.tracker.List()) != 1 {
+		t.Errorf("claims %v, want what the process uses", a.tracker.List())
+	}
+	from = ""
+	l.must("delete", a.Delete(t.Context(), "vm1", host.DeleteOptions{Force: true, Disks: true}))
+	l.same("at last", before)
 }
