@@ -217,6 +217,14 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 			Code: "runs_here", Message: "guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name, Change: "power it off there first",
 		})
 	}
+	if exists {
+		err = h.provenOff(ctx, d)
+	} else {
+		err = h.absent(ctx, inst)
+	}
+	if err != nil {
+		return none, err
+	}
 	own, bound := h.claimOf(ref.Instance)
 	if !bound {
 		return none, fault.New(fault.Forbidden, "no claim on %s is the guest's own", h.o.Name)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"berth/agent/host/hooks"
+	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -24,7 +25,8 @@ import (
 //	                                                         the guest would run twice, and who is right is a person's word
 //	token here                          shut off (migrated), surrendered
 //	                                    or once seen so
-//	token here                          gone, two reads      surrendered
+//	token here                          gone, two reads      surrendered, where its definition and its process
+//	                                                         are gone too (package vanished); else in doubt
 //	token here                          shut off otherwise   refused: nothing tells that it left
 //
 // Its claim goes with the token, its definition stays as its user left it; the
@@ -106,8 +108,10 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 	switch {
 	case err != nil:
 		return err
-	case !exists || hasLeft(d) || !d.Active() && h.LeftByHand(ref.Instance):
-		return nil
+	case !exists:
+		return h.absent(ctx, inst)
+	case hasLeft(d) || !d.Active() && h.LeftByHand(ref.Instance):
+		return h.witness.Off(d.UUID, d.Name, nil)
 	case d.Active() && (d.Reason == driver.ReasonMigrating || inPostCopy(d)):
 		return fault.New(fault.Busy, "its stream is not over: %s (%s)", d.State, d.Reason)
 	case d.Active():
@@ -120,6 +124,20 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 		Code: "left_unseen", Message: fmt.Sprintf("guest %s is %s (%s) on %s, which does not say that it left", d.Name, d.State, d.Reason, h.o.Name),
 		Change: "if it did leave, undefine what is left of it: virsh undefine " + d.Name + " on " + h.o.Name,
 	})
+}
+
+// absent is nil where an instance that libvirt does not list has neither a definition nor a
+// process here. A definition that libvirtd did not load is no departure, whatever a peer says.
+func (h *Host) absent(ctx context.Context, inst claims.Instance) error {
+	all, err := h.driver.Domains(ctx)
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, i := range h.tracker.Instances() {
+		known = append(known, i.Name)
+	}
+	return h.vanished.Absent(ctx, vanished.Instance{UUID: inst.UUID, Name: inst.Name}, all, known)
 }
 
 // followLeft forgets a guest that left by a foreign migration once its definition

@@ -282,7 +282,6 @@ func (w *Watch) Judge(ctx context.Context, inst Instance, listed []driver.Domain
 	var f Facts
 	var silent []string // without an event
 	w.mu.Lock()
-	transient := slices.Contains(r.Transient, inst.UUID)
 	ended := func(uuid string) bool {
 		return w.left[uuid] || w.transient[uuid] && w.ended[uuid] || slices.Contains(r.Transient, uuid)
 	}
@@ -294,34 +293,8 @@ func (w *Watch) Judge(ctx context.Context, inst Instance, listed []driver.Domain
 	}
 	w.mu.Unlock()
 	f.Alone = len(silent) < 2 && !slices.Contains(r.Together, inst.UUID)
-	var pids []int
-	if w.o.Processes != nil {
-		switch pids, err = w.o.Processes.Of(inst.UUID); {
-		case err != nil:
-			f.Process = ProcessUnknown
-		case len(pids) > 0:
-			f.Process = ProcessLives
-		}
-	}
-	why := ""
-	if err != nil {
-		why = err.Error()
-	}
-	folder := ""
-	f.Definition = DefinitionUnknown
-	if w.o.Definitions != nil {
-		now, err := w.o.Definitions.Definitions(ctx)
-		folder = now.Folder
-		if err == nil {
-			before := r.Folder
-			if before == "" && transient {
-				before = now.Identity // no file of it is looked for
-			}
-			f.Definition = Look(now, inst, listed, known, before)
-		} else if why == "" {
-			why = err.Error()
-		}
-	}
+	l := w.look(ctx, inst, listed, known, r)
+	f.Process, f.Definition = l.process, l.definition
 	action, cause := Decide(f)
 	if len(silent) > 1 {
 		if err := w.together(ctx, silent, missing); err != nil {
@@ -329,9 +302,70 @@ func (w *Watch) Judge(ctx context.Context, inst Instance, listed []driver.Domain
 		}
 	}
 	if action == Keep {
-		w.hold(inst, reasonOf(cause, inst, folder, why, pids))
+		w.hold(inst, l.reason(cause, inst))
 	}
 	return action, nil
+}
+
+// Absent is nil where no process of a missing instance lives, and the folder of definitions is
+// whole and has no file of it; else fault.InDoubt with the reason. For a host that gives the
+// instance to another, which says that it runs there.
+func (w *Watch) Absent(ctx context.Context, inst Instance, listed []driver.Domain, known []string) error {
+	r, err := w.read()
+	if err != nil {
+		return err
+	}
+	l := w.look(ctx, inst, listed, known, r)
+	w.mu.Lock()
+	undefined := w.undefined[inst.UUID]
+	w.mu.Unlock()
+	if action, cause := Decide(Facts{Process: l.process, Undefined: undefined, Definition: l.definition, Ended: true}); action == Keep {
+		return fault.Refuse(fault.InDoubt, "", l.reason(cause, inst))
+	}
+	return nil
+}
+
+// looked is what the folder and the processes tell of an instance.
+type looked struct {
+	process    Process
+	definition Definition
+	folder     string
+	why        string // what could not be read
+	pids       []int
+}
+
+func (l looked) reason(cause Cause, inst Instance) fault.Reason {
+	return reasonOf(cause, inst, l.folder, l.why, l.pids)
+}
+
+func (w *Watch) look(ctx context.Context, inst Instance, listed []driver.Domain, known []string, r record) looked {
+	l := looked{definition: DefinitionUnknown}
+	if w.o.Processes != nil {
+		var err error
+		switch l.pids, err = w.o.Processes.Of(inst.UUID); {
+		case err != nil:
+			l.process, l.why = ProcessUnknown, err.Error()
+		case len(l.pids) > 0:
+			l.process = ProcessLives
+		}
+	}
+	if w.o.Definitions == nil {
+		return l
+	}
+	now, err := w.o.Definitions.Definitions(ctx)
+	l.folder = now.Folder
+	if err != nil {
+		if l.why == "" {
+			l.why = err.Error()
+		}
+		return l
+	}
+	before := r.Folder
+	if before == "" && slices.Contains(r.Transient, inst.UUID) {
+		before = now.Identity // no file of it is looked for
+	}
+	l.definition = Look(now, inst, listed, known, before)
+	return l
 }
 
 // together remembers instances that are missing at once, and drops those that are not any more.
