@@ -280,7 +280,7 @@ func reaches(m *fit.Machine, q topology.PCIRequest, at topology.CellID, chosen m
 		var socket *int
 		for _, c := range m.Cells {
 			if c.Socket == nil {
-				return false
+				return chosen[at] // of a host that tells no sockets this is known all the same
 			}
 			if c.ID == at {
 				socket = c.Socket
