@@ -19,6 +19,7 @@ import (
 	"berth/driver"
 	"berth/fleet"
 	"berth/fleet/embedded"
+	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/placement"
@@ -248,6 +249,72 @@ func (b *fleetBench) all(rounds int) {
 				rec.next = 0
 			}
 			k.round(b.Context())
+		}
+	}
+}
+
+// TestKeeper_StoreWithOwners_RestoredToBeforeAnEvacuation: the host that was evacuated comes back and
+// knows of nothing. Neither host believes the other's word; the remedy that status shows ends it.
+func TestKeeper_StoreWithOwners_RestoredToBeforeAnEvacuation(t *testing.T) {
+	t.Parallel()
+	b := newOwnedBench(t, "host-a", "host-b")
+	ctx, dead := t.Context(), fleet.Death{Host: "host-a", Proof: fleet.ProofOperator, By: "operator:o", Because: "it looked so"}
+	id := b.guest("host-a", "web")
+	b.all(2)
+	backup, db := filepath.Join(t.TempDir(), "backup.json"), filepath.Join(t.TempDir(), "placement.db")
+	b.must(placement.Backup(ctx, b.url, nil, backup))
+	declare := func() uint64 {
+		records := fleet.New(b.client(""), b.rt)
+		_, err := records.DeclareDead(ctx, dead)
+		b.must(err)
+		_, revision, err := records.Dead(ctx, "host-a")
+		b.must(err)
+		return revision
+	}
+	death := declare()
+	records := fleet.New(b.client("host-b"), b.rt)
+	_, revision, err := records.Instance(ctx, id)
+	b.must(err)
+	_, err = records.TakeOver(ctx, fleet.TakeOver{Instance: id, Migration: returning, Attempt: 1, Source: "host-a", To: "host-b", Epoch: 1, Record: revision, Death: death})
+	b.must(err)
+	_, err = b.up["host-b"].tracker.Own(ctx, claims.Instance{UUID: id, Name: "web", Token: claims.Token{Epoch: 1}})
+	b.must(err)
+	b.must(placement.Restore(ctx, backup, db, slog.New(slog.DiscardHandler)))
+	b.serve(ownedPlacement(db))
+
+	b.all(4)
+	if in := b.record(id); in.Host != "host-a" || in.Epoch != 1 {
+		t.Fatalf("record %s", briefly(in))
+	}
+	k := b.up["host-b"].keeper
+	for host, a := range b.up {
+		if !a.keeper.unproven {
+			t.Errorf("%s believes the store", host)
+		}
+	}
+	k.owned[id].busy = b.rt.Boot().Since - keepPatient
+	b.all(1)
+	if c, _ := k.condition(); !slices.ContainsFunc(c.Reasons, func(r fault.Reason) bool {
+		return strings.Contains(r.Change, "stop its agent") && strings.Contains(r.Change, "berth host declare-dead host-a")
+	}) {
+		t.Errorf("no remedy: %+v", c)
+	}
+	declare() // while the agent of host-a is stopped
+	k.owned[id].next = 0
+	k.round(ctx)
+	if in := b.record(id); in.Host != "host-b" || in.Epoch != 2 {
+		t.Errorf("record %s, want that of host-b", briefly(in))
+	}
+	b.all(3)
+	if inst, _ := b.up["host-a"].tracker.Instance(id); inst.Token.State == claims.TokenHere {
+		t.Errorf("host-a has not given way: %+v", inst.Token)
+	}
+	if got := b.running("host-a"); len(got) > 0 {
+		t.Errorf("runs on host-a: %v", got)
+	}
+	for host, a := range b.up {
+		if a.keeper.unproven {
+			t.Errorf("%s still misses %v", host, a.keeper.missing)
 		}
 	}
 }
