@@ -36,7 +36,8 @@
 // an instance between two hosts is counted on both, whoever audits meanwhile.
 //
 // libvirt asks the guard before each start and each arrival (guard.go), and in one random run of
-// three somebody with virsh starts instances wherever they seem to be off.
+// three somebody with virsh starts instances wherever they seem to be off. In one of sixteen
+// somebody saves instances (saved.go): what is saved is lost by no move or change.
 //
 // When all is up again (rest.go): every move has ended and says truthfully how, or is
 // in doubt where the world itself has lost the answer; each guest is where its token

@@ -34,6 +34,7 @@ type guest struct {
 	holder    string               // that had its token last
 	volume    bool                 // one was attached
 	lost      *machine             // whose libvirtd has lost its process, which runs; nil for none
+	saved     *savedMemory         // what virsh has saved of it; nil for nothing
 	autostart bool                 // it is started when its host boots
 	copies    map[string]copyState // by host
 	way       way                  // by which it travels just now

@@ -50,6 +50,7 @@ func (w *world) happened(g *guest, host, what string) {
 	case what == "paused (user)" && g.copies[host] == noCopy: // it booted so
 		g.copies[host] = whole
 		clear(g.mayBeStopped)
+		w.goesOn(g, host)
 		w.claimed(g, host)
 	case strings.HasPrefix(what, "paused ("):
 		if g.copies[host] == incoming && what != "paused (migrating)" {
@@ -110,6 +111,7 @@ func (w *world) runs(g *guest, host, what string) {
 		w.violate("guest %s is %s on %s before its memory was complete", g.name, what, host)
 	}
 	w.besideLost(g, host, what)
+	w.goesOn(g, host)
 	w.writes(g, host, what)
 	w.claimed(g, host)
 	w.isWhole(g, host)

@@ -28,6 +28,7 @@ type Mutant struct {
 	NoGuard bool // what starts and arrives is let in by libvirt's hook, claim or not
 	NoProcs bool // nobody asks the kernel for processes
 	ByHand  bool // it is looked for in runs alone in which somebody has virsh
+	Saves   bool // it is looked for in runs alone in which somebody saves instances
 	NoGate  bool // streams are let in whoever comes
 	NoSeals bool // commits are taken from whoever brings them
 

@@ -31,6 +31,7 @@ func (w *world) atRest() {
 	}
 	for _, g := range w.guests {
 		w.lives(g)
+		w.savedAtRest(g)
 	}
 	for _, name := range w.names {
 		w.leftOn(w.machines[name])

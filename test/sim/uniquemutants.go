@@ -27,6 +27,8 @@ func uniqueMutants() []Mutant {
 			Verbs: func(a *agent, h migration.Host) migration.Host { return givesTwice{h, a} }},
 		{Name: "guard-admits-all", What: "the guard lets a guest start without token and claim", NoGuard: true, ByHand: true},
 		{Name: "processes-not-asked", What: "a guest is off when libvirtd says so, whatever runs", NoProcs: true, Rare: true},
+		{Name: "saved-not-asked", What: "nobody asks libvirt what it has saved of a guest", Saves: true,
+			Calls: func(_ *agent, l libvirt) driver.Driver { return nothingSaved{l} }},
 		{Name: "audit-in-hand-over", What: "an audit knows no moves, and gives back in the middle of one",
 			Audit: func(l audit.Ledger) audit.Ledger {
 				l.Moves = nil

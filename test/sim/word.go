@@ -112,6 +112,9 @@ func (w *world) word(m *move) {
 			}
 		})
 		_ = runtime.Await(ctx, w.outside, x.done) // ctx never ends
+		if s := m.guest.saved; s != nil && m.ending == reverted {
+			m.guest.startedByHand(w, w.machines[s.host]) // a revert is refused beside it, until the guest has gone on from it
+		}
 		if err = cmp.Or(x.err, err); err != nil {
 			w.note("user", string(m.ending), "was not accepted:", err.Error())
 			continue

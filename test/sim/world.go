@@ -145,6 +145,9 @@ func Run(o Options) Result {
 	if w.virshes() {
 		w.outside.Go("virsh", w.virsh)
 	}
+	if w.saves() {
+		w.outside.Go("virsh", w.saver)
+	}
 	if w.chaos != nil {
 		w.chaos.begin()
 	}
