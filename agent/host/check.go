@@ -88,6 +88,9 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	if err != nil {
 		return migration.CheckAnswer{}, err
 	}
+	if err := checkVariablesDevice(&no, h.files, doc, g, h.o.Name); err != nil {
+		return migration.CheckAnswer{}, err
+	}
 	if err := h.checkFiles(&no, doc); err != nil {
 		return migration.CheckAnswer{}, err
 	}

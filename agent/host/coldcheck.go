@@ -83,6 +83,9 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		if answer.Disks, err = h.checkColdDisks(ctx, &no, ref, own, g, w); err != nil {
 			return none, err
 		}
+		if err := checkVariablesDevice(&no, h.files, own, g, h.o.Name); err != nil {
+			return none, err
+		}
 		variables, err := h.variablesView(&no, own)
 		if err != nil {
 			return none, err
@@ -201,7 +204,7 @@ func notMovableOff(what, why, change string) fault.Reason {
 // is in the way.
 func (h *Host) variablesView(no *refusal, doc document) ([]migration.DiskView, error) {
 	path := doc.firmware().Variables
-	if path == "" {
+	if path == "" || doc.firmware().OnDevice {
 		return nil, nil
 	}
 	id, err := h.files.Identity(path)
@@ -218,6 +221,27 @@ func (h *Host) variablesView(no *refusal, doc document) ([]migration.DiskView, e
 		return nil, nil
 	}
 	return []migration.DiskView{{Target: migration.FirmwareVariables, Filesystem: id}}, nil
+}
+
+// checkVariablesDevice refuses a guest whose firmware variables are on a block device, unless
+// this host has the very device that its source named. QEMU writes them where it arrives, and
+// another device of that name would lose what is on it.
+func checkVariablesDevice(no *refusal, files Files, doc document, g migration.Guest, here string) error {
+	path := doc.firmware().Variables
+	if !doc.firmware().OnDevice {
+		return nil
+	}
+	id, err := files.Identity(path)
+	if err != nil && !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) {
+		return err
+	}
+	if err != nil || id == "" || id != g.Variables {
+		no.add(fault.Forbidden, fault.Reason{
+			Code: "firmware_variables_block", Message: "the firmware variables are on the block device " + path + ", and nothing shows that " + here + " has the same device",
+			Want: path, Change: "give both hosts the same device, and run the same version of Berth on both",
+		})
+	}
+	return nil
 }
 
 func variablesInTheWay(path, host string) fault.Reason {

@@ -204,6 +204,34 @@ func TestCold_FirmwareVariablesGoAlong(t *testing.T) {
 	}
 }
 
+// Firmware variables on a block device move only to a host that has the very device: they are
+// not shipped, and what another device of that name holds is not overwritten.
+func TestCheck_FirmwareVariablesOnADevice(t *testing.T) {
+	const path = "/images/vars"
+	for _, shared := range []bool{false, true} {
+		l, world := storedLab(t, shared)
+		v := l.storedGuest(small)
+		text, err := l.hosts["a"].fake.XML(t.Context(), v.UUID, driver.Persistent)
+		l.must("read the definition", err)
+		l.must("define", l.hosts["a"].fake.Define(t.Context(), strings.Replace(text, "<os>", "<os><nvram type='block'><source dev='"+path+"'/></nvram>", 1)))
+		l.must("stop", l.hosts["a"].fake.Destroy(t.Context(), v.UUID)) // as it runs it has none
+		world.Host("a").Put(path, "raw", 7, "entries")
+		c := newCold(t, l, v.UUID, nil)
+		for _, there := range []bool{false, true} {
+			if there && !shared {
+				world.Host("b").Put(path, "raw", 7, "another's")
+			}
+			err := c.check()
+			if got := slices.Contains(codes(err), "firmware_variables_block"); got == shared {
+				t.Errorf("shared %v, one is there %v: %v", shared, there, err)
+			}
+		}
+		if slices.Contains(c.copies, "nvram") {
+			t.Errorf("shipped: %v", c.copies)
+		}
+	}
+}
+
 // TestPrepResize_LooksForRoomAgain: what filled the folders after the destination was asked
 // is told while the guest runs, with path, want and have; of a disk that is shipped, and of
 // a larger file in the place of a shared one. What was prepared by then goes.

@@ -104,6 +104,20 @@ func TestDelete_TakesFirmwareVariablesAlong(t *testing.T) {
 	l.same("after the deletion", before)
 }
 
+// A block device is not the instance's, whatever was written to it.
+func TestDelete_LeavesFirmwareVariablesOnADevice(t *testing.T) {
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	a.put(t, "/images/vars", "variables", 0o600)
+	before := l.picture()
+	text := strings.Replace(foreignXML("foreign", "", ""), "</os>", "<nvram type='block'><source dev='/images/vars'/></nvram></os>", 1)
+	l.must("define", a.fake.Define(t.Context(), text))
+	_, err := a.Adopt(t.Context(), "foreign")
+	l.must("adopt", err)
+	l.must("delete", a.Delete(t.Context(), "foreign", host.DeleteOptions{Disks: true}))
+	l.same("after the deletion", before)
+}
+
 func TestCreate_RefusesAUUIDThatHoldsAnAllocationElsewhere(t *testing.T) {
 	l := newLab(t, "a", "b")
 	v := l.guest("b", "vm1")

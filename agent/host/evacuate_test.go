@@ -586,3 +586,26 @@ func TestEvacuation_FirmwareVariablesOfAnotherAreInTheWay(t *testing.T) {
 	_, err = e.check()
 	e.must("where it is the very file", err)
 }
+
+// libvirt makes no block device: the firmware's variables are on the very device, or nothing is evacuated.
+func TestEvacuation_FirmwareVariablesOnADevice(t *testing.T) {
+	const path = "/nvram/device"
+	e := newEvacuation(t, driver.Running)
+	g := &e.request.Guest
+	g.Definition = strings.Replace(g.Definition, "<os>", "<os><loader readonly='yes' type='pflash'>"+baseImage+"</loader><nvram type='block'><source dev='"+path+"'/></nvram>", 1)
+	refused := func(when string) {
+		_, err := e.check()
+		if diff := cmp.Diff([]string{"firmware_variables_block"}, codes(err)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	refused("where there is none")
+	files := e.world.Host("b")
+	files.Put(path, "raw", 1, "whose?")
+	refused("where it is another")
+	var err error
+	g.Variables, err = files.Identity(path)
+	e.must("identify", err)
+	_, err = e.check()
+	e.must("where it is the very device", err)
+}

@@ -128,6 +128,9 @@ func (h *Host) viewLost(no *refusal, doc document, g migration.Guest) ([]migrati
 			}
 		}
 	}
+	if err := checkVariablesDevice(no, h.files, doc, g, h.o.Name); err != nil {
+		return nil, err
+	}
 	variables, err := h.viewLostVariables(no, doc, g)
 	if err != nil || variables == nil {
 		return views, err
@@ -140,7 +143,7 @@ func (h *Host) viewLost(no *refusal, doc document, g migration.Guest) ([]migrati
 // chosen to boot is forgotten, which the answer tells. A file that is not the guest's is in the way.
 func (h *Host) viewLostVariables(no *refusal, doc document, g migration.Guest) (*migration.DiskView, error) {
 	path := doc.firmware().Variables
-	if path == "" {
+	if path == "" || doc.firmware().OnDevice {
 		return nil, nil
 	}
 	id, err := h.files.Identity(path)

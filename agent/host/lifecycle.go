@@ -324,10 +324,10 @@ func (h *Host) forget(ctx context.Context, uuid string) error {
 }
 
 // variables finds the file of a guest's firmware variables, which goes with the
-// guest.
+// guest; none where they are on a block device, which stays.
 func (h *Host) variables(text string) ([]copiedDisk, error) {
 	doc, err := parseDocument(text)
-	if err != nil || doc.firmware().Variables == "" {
+	if err != nil || doc.firmware().Variables == "" || doc.firmware().OnDevice {
 		return nil, err
 	}
 	stamp, err := h.files.Stamp(doc.firmware().Variables)

@@ -121,8 +121,8 @@ func (g shippedGuests) Disks(ref migration.Ref) ([]shipping.Disk, error) {
 			out = append(out, shipping.Disk{Target: e.Target.Dev, Path: e.path(), Format: e.Driver.Type})
 		}
 	}
-	if path := doc.firmware().Variables; path != "" {
-		out = append(out, shipping.Disk{Target: migration.FirmwareVariables, Path: path, Variables: true})
+	if f := doc.firmware(); f.Variables != "" && !f.OnDevice {
+		out = append(out, shipping.Disk{Target: migration.FirmwareVariables, Path: f.Variables, Variables: true})
 	}
 	return out, nil
 }

@@ -237,3 +237,21 @@ func TestImage_EndsWithItsContext(t *testing.T) {
 		t.Errorf("image with a context that ended: %v, want unavailable", err)
 	}
 }
+
+// A definition may give a device as a file, and devices of volume groups are links: neither goes.
+func TestRemove_LeavesADevice(t *testing.T) {
+	f := disks.Files{Root: t.TempDir()}
+	if err := os.Symlink("/dev/null", f.Real("/lv")); err != nil {
+		t.Fatal(err)
+	}
+	stamp, err := f.Stamp("/lv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Remove("/lv", stamp); err != nil {
+		t.Fatal(err)
+	}
+	if there, err := f.Exists("/lv"); err != nil || !there {
+		t.Errorf("the link to the device is there: %v, %v", there, err)
+	}
+}

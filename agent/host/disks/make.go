@@ -201,7 +201,8 @@ func (f Files) Stamp(path string) (Stamp, error) {
 func (s Stamp) Equals(o Stamp) bool { return s.Inode == o.Inode && s.Birth.Equal(o.Birth) }
 
 // Remove removes the file of that stamp; another file in its place stays, and
-// an error says so. Success when there is none.
+// an error says so. Success when there is none, and where the path leads to a
+// device: its node, or the link to it, is not the instance's and stays.
 func (f Files) Remove(path string, s Stamp) error {
 	got, err := f.Stamp(path)
 	if errors.Is(err, fault.NotFound) {
@@ -212,6 +213,11 @@ func (f Files) Remove(path string, s Stamp) error {
 	}
 	if !got.Equals(s) {
 		return fault.New(fault.Forbidden, "remove disk %s: the file there is not the one that moved (inode %d, want %d)", path, got.Inode, s.Inode)
+	}
+	if st, err := os.Stat(f.Real(path)); err == nil && st.Mode()&fs.ModeDevice != 0 {
+		return nil
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Internal, "remove disk %s: %w", path, err)
 	}
 	if err := os.Remove(f.Real(path)); err != nil {
 		return fault.New(fault.Internal, "remove disk %s: %w", path, err)

@@ -46,6 +46,7 @@ type Firmware struct {
 	Auto      string // os/@firmware, efi or bios: libvirt finds loader and variables by it
 	Loader    string
 	Variables string // the guest's own copy of the template (nvram)
+	OnDevice  bool   `json:",omitempty"` // Variables is a block device, which libvirt does not make
 	Template  string
 	Secure    bool // secure boot is asked for
 	Kernel    string
@@ -67,6 +68,9 @@ func (d *Doc) Firmware() Firmware {
 	// Newer documents name the variables as a disk's source.
 	if file := attribute(os, "nvram/source", "file"); file != "" {
 		f.Variables = file
+	}
+	if dev := attribute(os, "nvram/source", "dev"); dev != "" {
+		f.Variables, f.OnDevice = dev, true
 	}
 	others := append(os.FindElements("./dtb"), os.FindElements("./acpi/table")...)
 	for _, e := range others {

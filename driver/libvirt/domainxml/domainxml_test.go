@@ -87,6 +87,20 @@ func TestParse_ReadsWhatBerthNeeds(t *testing.T) {
 	}
 }
 
+func TestFirmware_SeesVariablesWhereverTheyAre(t *testing.T) {
+	const ok = "<domain type='kvm'><name>a</name><uuid>8e3c8f3a-7a4b-4c57-9e0d-0b7d6e0b7d11</uuid><memory unit='MiB'>1</memory><vcpu>1</vcpu><os>%s</os><devices></devices></domain>"
+	for nvram, want := range map[string]Firmware{
+		"": {}, "<nvram/>": {},
+		"<nvram>/n/a.fd</nvram>":                                    {Variables: "/n/a.fd"},
+		"<nvram type='file'><source file='/n/a.fd'/></nvram>":       {Variables: "/n/a.fd"},
+		"<nvram type='block'>\n<source dev='/dev/vg/a'/>\n</nvram>": {Variables: "/dev/vg/a", OnDevice: true},
+	} {
+		if diff := cmp.Diff(want, parsed(t, strings.Replace(ok, "%s", nvram, 1)).Firmware()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", nvram, diff)
+		}
+	}
+}
+
 func TestParse_DefaultsAreLibvirts(t *testing.T) {
 	d := parsed(t, fixture(t, "bare.xml"))
 	if d.VCPUs() != 1 || d.MemoryMB() != 1 || d.UUID() != "00000000-0000-4000-8000-000000000001" {

@@ -292,7 +292,7 @@ func (w *namer) label(e, device *etree.Element) {
 // whatOf is what people call the thing that an element is of.
 func whatOf(e *etree.Element, at string, device *etree.Element) string {
 	switch {
-	case at == "os/nvram":
+	case at == "os/nvram", at == "os/nvram/source":
 		return "firmware variables"
 	case device == nil:
 		return strings.ReplaceAll(path.Base(at), "/", " ")
