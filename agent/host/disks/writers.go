@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,7 +46,34 @@ func (w Writer) String() string {
 //     over: the other two know of it all the same.
 //
 // A device has neither lease nor lock, and is looked for in /proc alone.
+//
+// A child of this process has what was open here until its exec. So it blocks for up to
+// childExecs while nobody but such a child, or nobody who can be named, is found.
 func (f Files) Writers(paths ...string) ([]Writer, error) {
+	return lasting(func() ([]Writer, error) { return f.writers(paths) }, childExecs)
+}
+
+// childExecs is how long a child of this process may take from fork to exec. Arbitrary: a
+// loaded host takes milliseconds.
+const childExecs = time.Second
+
+// lasting gives the writers that a look finds, and looks again within the limit while all of
+// them may be children of this process before their exec.
+func lasting(look func() ([]Writer, error), limit time.Duration) ([]Writer, error) {
+	self, _ := os.ReadFile("/proc/self/comm") // without it only those without a name pass
+	passes := func(w Writer) bool {
+		return w.PID == 0 || w.PID != os.Getpid() && w.Name == strings.TrimSpace(string(self))
+	}
+	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		out, err := look()
+		lasts := slices.ContainsFunc(out, func(w Writer) bool { return !passes(w) })
+		if err != nil || len(out) == 0 || lasts || time.Now().After(end) {
+			return out, err
+		}
+	}
+}
+
+func (f Files) writers(paths []string) ([]Writer, error) {
 	var out []Writer
 	var open []watched
 	for _, path := range paths {
