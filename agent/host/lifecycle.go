@@ -294,6 +294,9 @@ func (h *Host) discardSaved(ctx context.Context, d driver.Domain) error {
 	if d.Active() {
 		return fault.New(fault.Busy, "instance %s is %s", d.Name, d.State)
 	}
+	if err := h.witness.Off(d.UUID, d.Name, nil); err != nil {
+		return err
+	}
 	h.log.Warn("discard the saved memory of an instance, as it was asked for", "instance", d.UUID, "name", d.Name)
 	return h.driver.DiscardSavedMemory(ctx, d.UUID)
 }

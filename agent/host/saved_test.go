@@ -70,13 +70,20 @@ func TestSaved_NothingIsMovedOrChangedBesideIt(t *testing.T) {
 }
 
 // TestSaved_MemoryIsDiscardedWhenAsked: a word of the operator's removes it first, and none of
-// an instance that runs.
+// an instance that runs, also where libvirtd has lost its process.
 func TestSaved_MemoryIsDiscardedWhenAsked(t *testing.T) {
 	t.Parallel()
 	l, v := coldLab(t)
 	a := l.hosts["a"]
 	l.must("discard of none", a.DiscardSavedState(t.Context(), v.UUID))
+	a.fake.Forget(v.UUID)
+	l.must("virsh start", a.fake.Start(t.Context(), v.UUID, false))
 	a.fake.SaveMemory(v.UUID)
+	wantRuns(t, "discard beside a process", a.DiscardSavedState(t.Context(), v.UUID))
+	if s, err := a.fake.Saved(t.Context(), v.UUID); err != nil || !s.Memory {
+		t.Errorf("saved %+v, %v", s, err)
+	}
+	a.fake.EndForgotten(v.UUID)
 	l.must("discard", a.DiscardSavedState(t.Context(), v.UUID))
 	if s, err := a.fake.Saved(t.Context(), v.UUID); err != nil || s.Memory {
 		t.Errorf("saved %+v, %v", s, err)
