@@ -241,6 +241,3 @@ func demandOf(f topology.Flavor) demand.Demand {
 	asked.Store(f.Name, d)
 	return d
 }
-
-// amountsOf is what a flavor's claim has of each amount.
-func amountsOf(f topology.Flavor) topology.Resources { return demandOf(f).Resources }

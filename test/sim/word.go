@@ -50,14 +50,6 @@ const (
 	useAttach = 10
 )
 
-// becomes is the flavor that a move gives its guest.
-func (m *move) becomes() topology.Flavor {
-	if m.flavor != nil {
-		return *m.flavor
-	}
-	return m.old
-}
-
 // read reads a move's record where it is conducted, if anybody answers.
 func (w *world) read(m *move) {
 	if a := w.conductor(m).agent; a != nil && !a.dead() && a.ready {
