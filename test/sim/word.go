@@ -7,7 +7,6 @@ import (
 
 	"berth/internal/runtime"
 	"berth/migration"
-	"berth/topology"
 )
 
 // confirmWindow is how long a move waits that confirms itself.
