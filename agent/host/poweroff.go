@@ -450,6 +450,16 @@ func (h *Host) restore(ctx context.Context, ref migration.Ref, rec poweredOff) e
 	if err := h.stays(d); err != nil {
 		return err
 	}
+	saved, err := h.driver.Saved(ctx, d.UUID)
+	if err != nil {
+		return err
+	}
+	if saved.Memory {
+		// Its user has started and saved it meanwhile: a power-off refuses saved memory. It goes on
+		// from that at its next start, which the guard refuses for as long as this undo waits.
+		h.log.Warn("an instance stays off: its memory was saved while it was to move", "instance", ref.Instance, "migration", ref.Migration)
+		return nil
+	}
 	return h.startAs(ctx, ref.Instance, rec.Power)
 }
 
@@ -472,9 +482,14 @@ func (h *Host) startAs(ctx context.Context, uuid string, power migration.PowerSt
 		return err
 	}
 	if exists && !d.Active() {
-		// Its start is a boot: memory that was saved is of disks as they were then.
-		if err := h.nothingSaved(ctx, d); err != nil {
+		// Its start is a boot: memory that was saved is of disks as they were then. Snapshots and
+		// checkpoints stay where they are.
+		saved, err := h.driver.Saved(ctx, d.UUID)
+		if err != nil {
 			return err
+		}
+		if saved.Memory {
+			return fault.Refuse(fault.Forbidden, "", driver.Saved{Memory: true}.Reasons(d.Name)...)
 		}
 		if err := h.provenOff(ctx, d); err != nil {
 			return err

@@ -34,7 +34,7 @@ func Mutants() []Mutant {
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return boldReclaim{h} }},
 		{Name: "swap-in-two-calls", Rare: true, What: "the allocations are swapped in two writes",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return twoWrites{p} }},
-		{Name: "placement-undo-by-read", Rare: true, What: "a swap whose outcome is unknown is undone by a read where nothing is seen",
+		{Name: "placement-undo-by-read", What: "a swap whose outcome is unknown is undone by a read where nothing is seen",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return readOnly{p} }},
 		{Name: "allocation-left", What: "the migration's allocation is not deleted",
 			Asks: func(_ *agent, p migration.Placement) migration.Placement { return noDelete{p} }},
