@@ -95,6 +95,7 @@ func settings(t *testing.T, name, root, placementURL string) config.Config {
 	c.Devices.MdevTypes = []config.MdevType{{Type: "nvidia-222"}}
 	c.Metrics.Listen = "127.0.0.1:0"
 	c.Migration.Transport = config.TransportLibvirtTLS
+	c.Migration.AllowedPaths = []string{os.TempDir()} // the kernel
 	c.Migration.MaxOutbound = 1
 	c.Placement.URL, c.Placement.Interval, c.Placement.AuditInterval = placementURL, config.Duration(time.Second), config.Duration(2*time.Second)
 	return c

@@ -73,6 +73,7 @@ func startAgents(t *testing.T, place *pc.Client, change func(*config.Config), na
 		c.Agent.FlavorsDir, c.Agent.HooksDir = filepath.Join(own, "flavors.d"), filepath.Join(own, "hooks.d")
 		c.Host.DiskPath = own
 		c.Migration.Transport = config.TransportLibvirtTLS // these hosts are one machine, and have one folder for sockets at most
+		c.Migration.AllowedPaths = []string{dir}           // the kernel
 		c.PKI = config.PKI{CA: filepath.Join(dir, pki.CACertFile), Cert: filepath.Join(own, pki.HostCertFile), Key: filepath.Join(own, pki.HostKeyFile)}
 		c.Placement.Timeout, c.Placement.Interval, c.Placement.AuditInterval = config.Duration(5*time.Second), config.Duration(300*time.Millisecond), config.Duration(time.Hour)
 		c.Placement.ProviderConfigDir = filepath.Join(own, "provider_config")
