@@ -109,12 +109,9 @@ func usersInRecords(list []fleet.Instance, except string, files []fileusers.Ques
 // recordNames reports whether a file is a disk of an instance, or below one.
 func recordNames(g migration.Guest, f fileusers.Question) bool {
 	same := func(path, identity string) bool {
-		if disks.Reachable(identity) && disks.Reachable(f.Identity) {
-			return disks.SameFile(identity, f.Identity)
-		}
-		return path == f.Path
+		return path == f.Path || disks.Reachable(identity) && disks.MayBeSameFile(identity, f.Identity)
 	}
-	if g.Variables != "" && disks.SameFile(g.Variables, f.Identity) {
+	if g.Variables != "" && disks.MayBeSameFile(g.Variables, f.Identity) {
 		return true
 	}
 	for _, d := range g.Disks {

@@ -89,14 +89,15 @@ func TestUsersInRecords_NamesWhoeverHasAFile(t *testing.T) {
 		in   fleet.Instance
 		want bool
 	}{
-		"the same file":                {record("i", migration.Disk{Path: "/mnt/t", Filesystem: nfs}), true},
-		"below":                        {record("i", migration.Disk{Path: "/mnt/c", Filesystem: other, Chain: []migration.BackingFile{{Path: "/mnt/t", Filesystem: nfs}}}), true},
-		"another file of that name":    {record("i", migration.Disk{Path: "/shared/t", Filesystem: other}), false},
-		"that name, and nothing else":  {record("i", migration.Disk{Path: "/shared/t"}), true},
-		"below, by an older agent":     {record("i", migration.Disk{Path: "/mnt/c", Filesystem: other, BackingFile: "/shared/t"}), true},
-		"its own":                      {record("mine", migration.Disk{Path: "/shared/t", Filesystem: nfs}), false},
-		"a record that cannot be read": {fleet.Instance{UUID: "i", Guest: json.RawMessage("{")}, true},
-		"another":                      {record("i", migration.Disk{Path: "/shared/u", Filesystem: other}), false},
+		"the same file":                 {record("i", migration.Disk{Path: "/mnt/t", Filesystem: nfs}), true},
+		"below":                         {record("i", migration.Disk{Path: "/mnt/c", Filesystem: other, Chain: []migration.BackingFile{{Path: "/mnt/t", Filesystem: nfs}}}), true},
+		"that name, another identity":   {record("i", migration.Disk{Path: "/shared/t", Filesystem: other}), true},
+		"by another name of its server": {record("i", migration.Disk{Path: "/mnt/t", Filesystem: "nfs/10.0.0.5:/x/1/aa"}), true},
+		"that name, and nothing else":   {record("i", migration.Disk{Path: "/shared/t"}), true},
+		"below, by an older agent":      {record("i", migration.Disk{Path: "/mnt/c", Filesystem: other, BackingFile: "/shared/t"}), true},
+		"its own":                       {record("mine", migration.Disk{Path: "/shared/t", Filesystem: nfs}), false},
+		"a record that cannot be read":  {fleet.Instance{UUID: "i", Guest: json.RawMessage("{")}, true},
+		"another":                       {record("i", migration.Disk{Path: "/shared/u", Filesystem: other}), false},
 	} {
 		got := usersInRecords([]fleet.Instance{c.in}, "mine", []fileusers.Question{file})
 		if used := len(got["/shared/t"]) > 0; used != c.want {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -203,7 +204,7 @@ func (h *Host) endLeft(ctx context.Context, ref migration.Ref) error {
 	if d, exists, err = h.domain(ctx, ref.Instance); err == nil && exists && d.Active() {
 		return fault.New(fault.Busy, "a copy of the guest is still %s here", d.State)
 	}
-	return err
+	return cmp.Or(err, h.witness.Off(ref.Instance, d.Name, nil))
 }
 
 // KeepGuest implements migration.SourceColdVerbs.

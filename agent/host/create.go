@@ -312,6 +312,8 @@ type creating struct {
 	plan createPlan
 
 	claimed, allocated, defined, started bool
+	// had is that the file of firmware variables was there before the start: it is not this creation's.
+	had bool
 }
 
 func (c *creating) owner() claims.Owner {
@@ -367,7 +369,15 @@ func (c *creating) run(ctx context.Context) error {
 		if err := h.witness.Off(uuid, c.plan.inst.Name, nil); err != nil {
 			return err
 		}
-		c.started = true
+		text, err := h.driver.XML(ctx, uuid, driver.Live)
+		if err != nil {
+			return err
+		}
+		there, err := h.variables(text)
+		if err != nil {
+			return err
+		}
+		c.started, c.had = true, len(there) > 0
 		if err := h.driver.Start(ctx, uuid, c.plan.paused); err != nil {
 			return err
 		}
@@ -446,7 +456,7 @@ func (c *creating) undo(ctx context.Context) error {
 	if c.defined {
 		// libvirt makes the file of firmware variables at the start. Best effort: a
 		// document that cannot be read now leaves a small file behind.
-		if text, err := h.driver.XML(ctx, uuid, driver.Live); err == nil {
+		if text, err := h.driver.XML(ctx, uuid, driver.Live); err == nil && c.started && !c.had {
 			variables, _ = h.variables(text)
 		}
 		err := h.driver.Destroy(ctx, uuid)

@@ -27,3 +27,20 @@ func beyondBoot(identity string) string {
 	_, thing, _ := strings.Cut(rest, "/")
 	return "kernel//" + thing
 }
+
+// MayBeSameFile reports whether two identities may be of one file though they differ: hosts mount
+// one server by several names and addresses, and NFS and GlusterFS identities begin with that name.
+func MayBeSameFile(a, b string) bool {
+	return SameFile(a, b) || a != "" && withoutServer(a) == withoutServer(b)
+}
+
+// withoutServer leaves the kind and what the server itself says of the file; see Files.Identity.
+func withoutServer(identity string) string {
+	kind, rest, _ := strings.Cut(identity, "/")
+	parts := strings.Split(rest, "/")
+	own := map[string]int{"nfs": 2, "glusterfs": 1}[kind] // parts at the end: type and handle; inode
+	if own == 0 || len(parts) <= own {
+		return identity
+	}
+	return kind + "/" + strings.Join(parts[len(parts)-own:], "/")
+}

@@ -3,7 +3,6 @@ package fileusers
 import (
 	"context"
 	"path/filepath"
-	"slices"
 
 	"berth/agent/host/disks"
 )
@@ -28,7 +27,8 @@ type Reply struct {
 type Elsewhere func(ctx context.Context, instance string, files []Question) map[string]string
 
 // Asked answers a question of another host. A file is found by its identity, wherever it is
-// mounted; one that has none beyond its host by its path, and by its name in other folders.
+// mounted and by whichever name of its server, and by its path on storage that others may see.
+// One that has no identity beyond its host is found by its name in other folders, too.
 func (s *Survey) Asked(q Question, except string) (Reply, error) {
 	r := Reply{Path: q.Path}
 	a, err := s.Of(q.Path, except)
@@ -36,8 +36,8 @@ func (s *Survey) Asked(q Question, except string) (Reply, error) {
 		return r, err
 	}
 	own, err := s.files.Identity(q.Path)
-	if err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) && disks.Reachable(own) == disks.Reachable(q.Identity) {
-		a.Users, a.Open = nil, nil // this host has another file of that name
+	if shared, lookErr := s.files.Shared(q.Path); err == nil && lookErr == nil && !shared && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
+		a.Users, a.Open = nil, nil // this host has another file of that name, which no other host sees
 	}
 	for _, u := range s.elsewhereNamed(q) {
 		if u.Instance != except {
@@ -50,7 +50,12 @@ func (s *Survey) Asked(q Question, except string) (Reply, error) {
 
 // elsewhereNamed are the users of a file that has another path here.
 func (s *Survey) elsewhereNamed(q Question) []User {
-	out := slices.Clone(s.users[q.Identity])
+	var out []User
+	for file, users := range s.users {
+		if disks.MayBeSameFile(file, q.Identity) {
+			out = append(out, users...)
+		}
+	}
 	if disks.Reachable(q.Identity) {
 		return out
 	}

@@ -46,6 +46,7 @@ func TestTable_FindsQEMUByItsUUID(t *testing.T) {
 		{"uuid in capitals", map[string]string{"1": "", "42": strings.ReplaceAll(qemu, uuid, strings.ToUpper(uuid))}, []int{42}},
 		{"another instance", map[string]string{"1": "", "42": strings.ReplaceAll(qemu, "5555", "6666")}, nil},
 		{"a command that names it", map[string]string{"1": "", "42": "berth instance start " + uuid + " "}, nil},
+		{"a command that makes it", map[string]string{"1": "", "42": "berth instance create web --uuid " + uuid + " "}, nil},
 		{"the option is last", map[string]string{"1": "", "42": "qemu -uuid"}, nil},
 		{"a zombie and what is no process", map[string]string{"1": "", "43": "", "self": qemu}, nil},
 	} {

@@ -54,12 +54,13 @@ func (t Table) Of(uuid string) ([]int, error) {
 }
 
 // IsOf reports whether a command line, as /proc/PID/cmdline has it, is of a QEMU process
-// of that instance. libvirt gives each `-uuid UUID`. A kernel thread and a process that has
-// ended and waits for its parent have an empty one.
+// of that instance. libvirt gives each `-uuid UUID`; other programs (berth itself, virt-install)
+// have an option --uuid. A kernel thread and a process that has ended and waits for its parent
+// have an empty one.
 func IsOf(cmdline []byte, uuid string) bool {
 	args := bytes.Split(cmdline, []byte{0})
 	for i, a := range args[:len(args)-1] {
-		if (string(a) == "-uuid" || string(a) == "--uuid") && strings.EqualFold(string(args[i+1]), uuid) {
+		if string(a) == "-uuid" && strings.EqualFold(string(args[i+1]), uuid) {
 			return true
 		}
 	}
