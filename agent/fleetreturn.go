@@ -17,6 +17,7 @@ import (
 	"berth/agent/inventory"
 	"berth/agent/witness"
 	"berth/claims"
+	"berth/driver"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
@@ -161,7 +162,15 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		f.Record = recordFact(rec, k.a.name, epoch)
 	}
 	var where string
-	v = witness.Decide(f)
+	if v = witness.Decide(f); v.Code == "ledger_rolled_back" {
+		// One that was made a moment before its ledger was lost has no record yet, and runs.
+		d, exists, err := driver.Find(ctx, k.a.driver, inst.UUID)
+		if err != nil {
+			return v, "", err
+		}
+		f.Running = exists && d.Active()
+		v = witness.Decide(f)
+	}
 	if unsure && (v.Action == witness.Start || v.Action == witness.Wait) && k.a.host.OnMove(inst.UUID) == "" {
 		if f.Placement, where, err = k.placementFact(ctx, inst.UUID); err != nil {
 			return v, "", err

@@ -60,7 +60,9 @@ type Facts struct {
 	Record Record
 	// LedgerBehind: the host's own record has a higher count than its ledger, which was rolled back.
 	LedgerBehind bool
-	Placement    Placement
+	// Running: its process lives here. A host whose disk was rolled back was off, and runs none.
+	Running   bool
+	Placement Placement
 	// SameDatabase: Placement and the store are one database, so that they are one witness.
 	SameDatabase bool
 	Origin       Origin
@@ -93,7 +95,7 @@ var rules = []rule{
 	{"epoch_twice", func(f Facts) bool { return f.asked() && f.Record == OtherSame }, InDoubt, "another host says that it has it too, with the same epoch"},
 	{"ledger_behind", func(f Facts) bool { return f.asked() && f.Record == OwnHigher }, InDoubt, "its record has a higher epoch than the ledger of this host: the ledger is older"},
 	{"counted_elsewhere", func(f Facts) bool { return f.Placement == CountedElsewhere }, InDoubt, "Placement counts it on another host alone"},
-	{"ledger_rolled_back", func(f Facts) bool { return f.asked() && f.LedgerBehind && f.Record == NoRecord }, InDoubt, "the ledger of this host is older than it was, and the fleet has no record of the instance any more"},
+	{"ledger_rolled_back", func(f Facts) bool { return f.asked() && f.LedgerBehind && f.Record == NoRecord && !f.Running }, InDoubt, "the ledger of this host is older than it was, and the fleet has no record of the instance any more"},
 	{"store_silent", func(f Facts) bool { return f.Store == StoreSilent }, Wait, "the store of the fleet's records has not answered in this boot"},
 	{"store_proven", func(f Facts) bool { return f.Store == StoreProven }, Start, "the fleet's records do not have it elsewhere"},
 	{"placement_confirms", func(f Facts) bool { return f.Store == StoreUnproven && f.Placement == CountedHere && !f.SameDatabase }, Start, "Placement counts it here"},
