@@ -259,6 +259,9 @@ func (c *checker) name(n domainxml.Named) {
 		}
 	case domainxml.NamedMarkup:
 		c.no("markup", "the domain XML has a "+n.What+", which libvirt never writes", n.What, "", "send it as virsh dumpxml gives it")
+	case domainxml.NamedForeign:
+		c.no("foreign_namespace", fmt.Sprintf("the domain XML has %s %s of a namespace that libvirt does not write there, and which %s does not take from other hosts", n.What, n.Value, c.p.Host), n.Value, "",
+			"send it as virsh dumpxml gives it")
 	}
 }
 

@@ -193,6 +193,41 @@ func TestCheck_SharedDisksOfBoth(t *testing.T) {
 	}
 }
 
+// A reader that goes by local names alone takes a shadow for the element itself, and libvirt reads
+// the one behind it. Attributes likewise, the other way round too.
+func TestCheck_NamespacesOutsideMetadata(t *testing.T) {
+	const x = " xmlns:x='urn:x'"
+	held := Claimed{Resources: topology.Resources{VCPUs: 1, MemoryMB: 128}}
+	plain := domain(instance, "", disk("type='file'", "file='"+images+"i.qcow2'"))
+	for _, tt := range []struct{ name, was, is, want string }{
+		{"vCPUs", "<vcpu>1<", "<x:vcpu" + x + ">1</x:vcpu><vcpu>64<", "foreign_namespace"},
+		{"vCPUs of a default namespace", "<vcpu>1<", "<vcpu xmlns='urn:x'>1</vcpu><vcpu>64<", "foreign_namespace"},
+		{"vCPUs of no declared namespace", "<vcpu>1<", "<x:vcpu>1</x:vcpu><vcpu>64<", "foreign_namespace"},
+		{"vCPUs of QEMU's namespace", "<vcpu>1<", "<qemu:vcpu>1</qemu:vcpu><vcpu>64<", "foreign_namespace qemu_arguments"},
+		{"memory", "<memory ", "<x:memory" + x + " unit='MiB'>1</x:memory><memory ", "foreign_namespace"},
+		{"a unit", "<memory unit='MiB'>", "<memory" + x + " x:unit='MiB' unit='MiB'>", "foreign_namespace"},
+		{"uuid", "<uuid>", "<x:uuid" + x + ">" + instance + "</x:uuid><uuid>", "foreign_namespace"},
+		{"name", "<name>", "<x:name" + x + ">i</x:name><name>", "foreign_namespace"},
+		{"a source", "<source ", "<x:source" + x + " file='/etc/shadow'/><source ", "foreign_namespace"},
+		{"a file", "<source file=", "<source" + x + " x:file='/etc/shadow' file=", "foreign_namespace"},
+		{"in a CPU", "<devices>", "<cpu><x:numa" + x + "/></cpu><devices>", "foreign_namespace"},
+		{"metadata's own", "<devices>", "<metadata><x:vcpu" + x + " x:a='b'>1</x:vcpu><y xmlns='urn:y'/></metadata><devices>", ""},
+		{"metadata of another namespace", "<devices>", "<x:metadata" + x + "><vcpu/></x:metadata><devices>", "foreign_namespace"},
+		{"metadata elsewhere", "<vcpu>", "<os><metadata><x:vcpu" + x + "/></metadata></os><vcpu>", "foreign_namespace"},
+		{"a declaration alone", "<devices>", "<devices" + x + ">", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := strings.Replace(plain, tt.was, tt.is, 1)
+			if !strings.Contains(text, tt.is) {
+				t.Fatalf("the domain XML has no %s", tt.was)
+			}
+			if got := strings.Join(codes(t, policy(), held, text), " "); got != tt.want {
+				t.Errorf("reasons %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // FuzzCheck holds that whatever is admitted names no path outside, however it is written.
 func FuzzCheck(f *testing.F) {
 	for _, devices := range []string{disk("type='file'", "file='"+images+"i.qcow2'"), disk("type='block'", "dev='/dev/sda'"), "<serial type='file'><source path='/etc/x'/></serial>"} {

@@ -22,6 +22,9 @@ const (
 	NamedArgument NamedKind = "argument" // an element by which QEMU is given anything (qemu:commandline)
 	NamedDevice   NamedKind = "device"   // a host device; the address of a PCI or mediated one, else empty
 	NamedMarkup   NamedKind = "markup"   // what libvirt never writes, and may read otherwise than Berth: a comment, a document type
+	// NamedForeign is an element or attribute of a namespace in which libvirt does not write: one
+	// of the two readers skips it, the other may take it for the plain one.
+	NamedForeign NamedKind = "foreign"
 )
 
 // Named is one thing of the host that a domain XML names.
@@ -43,6 +46,7 @@ type Named struct {
 func (d *Doc) HostNames() []Named {
 	w := namer{}
 	w.markup(d.tree.Child)
+	w.foreign(d.root)
 	w.element(d.root, "domain", nil)
 	return w.out
 }
@@ -103,6 +107,30 @@ func (w *namer) markup(list []etree.Token) {
 		}
 		if what != "" {
 			w.add(Named{Kind: NamedMarkup, What: what, Value: what})
+		}
+	}
+}
+
+// qemuElements are what libvirt writes below <domain> in QEMU's namespace.
+var qemuElements = []string{"commandline", "capabilities", "override", "deprecation"}
+
+// foreign lists the elements and attributes of namespaces in e and below it, outside <metadata>.
+// libvirt's XPath skips them, its other readers and etree go by the name alone.
+func (w *namer) foreign(e *etree.Element) {
+	for _, a := range e.Attr {
+		if a.Space != "" && a.Space != "xmlns" || a.FullKey() == "xmlns" {
+			w.add(Named{Kind: NamedForeign, What: "attribute", Value: a.FullKey()})
+		}
+	}
+	for _, c := range e.ChildElements() {
+		below := e.Parent() != nil && e.Parent().Parent() == nil // e is <domain>
+		switch {
+		case c.Space == "" && below && c.Tag == "metadata":
+		case c.Space == "":
+			w.foreign(c)
+		case below && c.NamespaceURI() == qemuNamespace && slices.Contains(qemuElements, c.Tag):
+		default:
+			w.add(Named{Kind: NamedForeign, What: "element", Value: c.FullTag()})
 		}
 	}
 }
