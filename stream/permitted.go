@@ -114,7 +114,15 @@ func newGate(o Order, p Paths, begun func()) (*gate, error) {
 		return nil, fault.Wrap(err, "the domain XML that this host prepared")
 	}
 	g.name = name
-	if g.persistent, err = rootOf(g.persistent); err != nil {
+	uuid, name, err = identityOf(g.persistent)
+	if err == nil && (!strings.EqualFold(uuid, g.instance) || name != g.name) {
+		// libvirt saves it by its own name, over another's of that name.
+		err = fault.New(fault.Invalid, "it is of instance %s, %q, the stream is for %s, %q", uuid, name, g.instance, g.name)
+	}
+	if err == nil {
+		g.persistent, err = rootOf(g.persistent)
+	}
+	if err != nil {
 		return nil, fault.Wrap(err, "the persistent domain XML that this host prepared")
 	}
 	return g, nil
@@ -336,10 +344,17 @@ func identityOf(document string) (uuid, name string, err error) {
 			}
 			depth++
 			if depth == 2 && t.Name.Space == "" && (t.Name.Local == "uuid" || t.Name.Local == "name") {
-				var text string
-				if err := d.DecodeElement(&text, &t); err != nil {
+				var in struct {
+					Text  string     `xml:",chardata"`
+					Below []struct{} `xml:",any"` // libvirt reads their text too
+				}
+				if err := d.DecodeElement(&in, &t); err != nil {
 					return "", "", fmt.Errorf("its document: %w", err)
 				}
+				if len(in.Below) > 0 {
+					return "", "", fault.New(fault.Invalid, "its document has elements in its %s", t.Name.Local)
+				}
+				text := in.Text
 				depth--
 				seen[t.Name.Local]++
 				if t.Name.Local == "uuid" {

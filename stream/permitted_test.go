@@ -198,3 +198,26 @@ func TestDestination_EndsAControlConnectionThatAsksForMore(t *testing.T) {
 	p.ends(in)
 	p.ends(out)
 }
+
+// libvirt saves the persistent definition by its own uuid and name, and checks only the live one.
+func TestNewGate_BothDomainXMLsAreOfTheInstance(t *testing.T) {
+	const other = "99999999-2222-4333-8444-555555555555"
+	for _, tt := range []struct {
+		name, live, persistent string
+		passes                 bool
+	}{
+		{"both", guestXML, persistentXML, true},
+		{"persistent of another uuid", guestXML, strings.Replace(persistentXML, testGuest, other, 1), false},
+		{"persistent of another name", guestXML, strings.Replace(persistentXML, ">g<", ">victim<", 1), false},
+		{"persistent of a name in pieces", guestXML, strings.Replace(persistentXML, ">g<", ">g<x>h</x><", 1), false},
+		{"live of another uuid", strings.Replace(guestXML, testGuest, other, 1), persistentXML, false},
+		{"live of another name", strings.Replace(guestXML, ">g<", ">victim<", 1), persistentXML, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := newGate(Order{Instance: testGuest, LibvirtURI: "qemu:///system", DestinationXML: tt.live, PersistentXML: tt.persistent}, Paths{}, nil)
+			if (err == nil) != tt.passes {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
