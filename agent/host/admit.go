@@ -21,6 +21,12 @@ type Allowed = admission.Allowed
 // included: what the others have at the next start is claimed then. It asks the hypervisor for
 // what other instances use.
 func (h *Host) admit(ctx context.Context, instance string, claimed admission.Claimed, texts ...string) ([]fault.Reason, error) {
+	return h.admitAs(ctx, instance, nil, claimed, texts...)
+}
+
+// admitAs is admit, of domain XMLs that are to be defined by the name that is recorded; nil for
+// none.
+func (h *Host) admitAs(ctx context.Context, instance string, name *string, claimed admission.Claimed, texts ...string) ([]fault.Reason, error) {
 	node, err := h.driver.Node(ctx)
 	if err != nil {
 		return nil, err
@@ -40,7 +46,11 @@ func (h *Host) admit(ctx context.Context, instance string, claimed admission.Cla
 			return nil, fault.New(fault.Invalid, "%w", err)
 		}
 		claimed.AnyAmount = claimed.AnyAmount || i > 0
-		for _, r := range admission.Check(doc, policy, claimed, others) {
+		reasons := admission.Check(doc, policy, claimed, others)
+		if name != nil {
+			reasons = append(reasons, admission.Identity(doc, h.o.Name, instance, *name, others)...)
+		}
+		for _, r := range reasons {
 			if !slices.Contains(out, r) {
 				out = append(out, r)
 			}
@@ -50,15 +60,23 @@ func (h *Host) admit(ctx context.Context, instance string, claimed admission.Cla
 }
 
 // admitPrepared refuses the domain XMLs that were prepared for a claim. The source may have asked
-// for no check.
-func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, texts ...string) error {
+// for no check. name is the instance's, as it is recorded when it comes.
+func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, texts ...string) error {
 	claimed := admission.Claimed{Resources: c.Resources}
 	for _, d := range c.Assignment.Devices {
 		claimed.Devices = append(claimed.Devices, d.Address.String())
 	}
-	reasons, err := h.admit(ctx, c.Owner.Instance, claimed, texts...)
-	if err != nil || len(reasons) == 0 {
+	reasons, err := h.admitAs(ctx, c.Owner.Instance, &name, claimed, texts...)
+	if err != nil {
 		return err
+	}
+	if other, there := h.tracker.InstanceByName(name); there && other.UUID != c.Owner.Instance {
+		reasons = append(reasons, fault.Reason{
+			Code: "name_taken", Message: fmt.Sprintf("the name %q is taken by instance %s of %s", name, other.UUID, h.o.Name), Want: name, Have: other.UUID, Change: "rename one of the two (virsh domrename)",
+		})
+	}
+	if len(reasons) == 0 {
+		return nil
 	}
 	return fault.Refuse(fault.Forbidden, "", reasons...)
 }

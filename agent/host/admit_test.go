@@ -95,3 +95,59 @@ func TestCheckDestination_TellsAllThatIsNotAllowed(t *testing.T) {
 		}
 	}
 }
+
+// libvirt replaces a definition by its uuid, and its file by its name: a peer with a claim for an
+// instance of its own gets neither for another's.
+func TestPrepare_APeersXMLIsOfItsOwnInstance(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v, w := l.guest("a", "vm1"), l.guest("b", "victim")
+	const name = "<name>vm1</name>"
+	for _, tt := range []struct {
+		name, was, is, code string
+		record              string // the name that the peer tells
+	}{
+		{"another's uuid", v.UUID, w.UUID, "another_instance", "vm1"},
+		{"another's name", name, "<name>victim</name>", "another_name", "vm1"},
+		{"another's name, told", name, "<name>victim</name>", "name_exists", "victim"},
+		{"two names", name, "<name>victim</name>" + name, "identity_unclear", "vm1"},
+		{"a name in pieces", name, "<name>vm1<!-- -->x</name>", "identity_unclear", "vm1"},
+	} {
+		for _, what := range []string{"live", "definition", "cold"} {
+			t.Run(tt.name+", "+what, func(t *testing.T) {
+				c := newCold(t, l, v.UUID, nil)
+				bad, b := c.guest, c.b
+				text := &bad.Definition
+				if what == "live" {
+					text = &bad.XML
+				}
+				bad.Name = tt.record
+				if *text = strings.Replace(*text, tt.was, tt.is, 1); !strings.Contains(*text, tt.is) {
+					t.Fatalf("the domain XML has no %s:\n%s", tt.was, *text)
+				}
+				ref, kind := c.ref, migration.TypeLiveMigration
+				ref.Migration = uuid.NewString()
+				if what == "cold" {
+					kind = migration.TypeMigration
+				}
+				_, err := b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: bad, Context: c.context(), Kind: kind})
+				l.must("claim", err)
+				if what == "cold" {
+					_, err = b.PrepResize(t.Context(), ref, migration.PrepRequest{Kind: kind, Guest: bad, Wanted: c.wanted, Source: "a"})
+				} else {
+					_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
+				}
+				reasons := fault.ReasonsOf(err)
+				if !errors.Is(err, fault.Forbidden) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == tt.code }) {
+					t.Errorf("%v, reasons %+v; want %s", err, reasons, tt.code)
+				}
+				undo := b.RollbackPreLiveMigration
+				if what == "cold" {
+					undo = b.RollbackPrepResize
+				}
+				l.must("roll back", undo(t.Context(), ref))
+				l.must("abort the claim", b.AbortClaim(t.Context(), ref))
+			})
+		}
+	}
+	l.state("b", w.UUID, driver.Running)
+}

@@ -100,6 +100,23 @@ func Check(doc *domainxml.Doc, p Policy, claimed Claimed, others []Other) []faul
 	return c.reasons
 }
 
+// Identity gives every reason why a domain XML may not be defined as the instance with this uuid
+// and recorded name. libvirt replaces a definition by uuid, and its file by name.
+func Identity(doc *domainxml.Doc, host, uuid, name string, others []Other) []fault.Reason {
+	c := checker{}
+	switch {
+	case !doc.Identified():
+		c.no("identity_unclear", "the domain XML does not have one <uuid> and one <name>, each of text alone", "", "", "send it as virsh dumpxml gives it")
+	case doc.UUID() != uuid:
+		c.no("another_instance", fmt.Sprintf("the domain XML is of instance %s, the claim on %s is for %s", doc.UUID(), host, uuid), doc.UUID(), uuid, "send the domain XML of "+uuid)
+	case doc.Name() != name:
+		c.no("another_name", fmt.Sprintf("the domain XML names instance %s %q, its record on %s %q", uuid, doc.Name(), host, name), doc.Name(), name, "send it as virsh dumpxml gives it, with its own name")
+	case slices.ContainsFunc(others, func(o Other) bool { return o.Name == name }):
+		c.no("name_exists", fmt.Sprintf("%s has another domain named %s already", host, name), name, "", "rename one of the two (virsh domrename)")
+	}
+	return c.reasons
+}
+
 // use is how another instance uses a thing.
 type use struct {
 	by             string

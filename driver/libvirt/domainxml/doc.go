@@ -99,6 +99,23 @@ func (d *Doc) Name() string { return child(d.root, "name") }
 // Placement's consumer.
 func (d *Doc) UUID() string { return d.uuid }
 
+// Identified reports whether uuid and name are there once each, as text alone: libvirt then
+// reads the same as UUID and Name.
+func (d *Doc) Identified() bool {
+	for _, tag := range []string{"uuid", "name"} {
+		all := d.root.SelectElements(tag)
+		if len(all) != 1 || strings.TrimSpace(all[0].Text()) != all[0].Text() {
+			return false
+		}
+		for _, t := range all[0].Child {
+			if text, ok := t.(*etree.CharData); !ok || text.IsCData() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // Type is the hypervisor: kvm, qemu, test.
 func (d *Doc) Type() string { return d.root.SelectAttrValue("type", "") }
 
