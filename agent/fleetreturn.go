@@ -14,14 +14,12 @@ import (
 
 	"berth/agent/counted"
 	"berth/agent/host"
-	"berth/agent/inventory"
 	"berth/agent/witness"
 	"berth/claims"
 	"berth/driver"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/placementclient"
 )
 
 // comeBack says that this host lives, in this boot: a death that stands goes, and from that
@@ -394,16 +392,10 @@ func (p allocations) countedAt(ctx context.Context, instance string) (f witness.
 	}
 	elsewhere := counted.NotOf(t, now.Allocations)
 	switch {
-	case ownOf(t, now.Allocations) > 0:
+	case counted.OwnOf(t, now.Allocations) > 0:
 		return witness.CountedHere, "", nil
 	case len(elsewhere) > 0:
 		return witness.CountedElsewhere, "provider " + elsewhere[0], nil
 	}
 	return witness.NotCounted, "", nil
-}
-
-// ownOf counts the providers of this host alone that something is held of: a disk that hosts
-// share says nothing.
-func ownOf(t *inventory.Tree, held map[string]placementclient.Resources) int {
-	return len(slices.DeleteFunc(slices.Collect(maps.Keys(held)), func(rp string) bool { return !t.Owns(rp) }))
 }

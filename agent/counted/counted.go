@@ -134,6 +134,12 @@ func NotOf(t *inventory.Tree, held map[string]placementclient.Resources) []strin
 	return out
 }
 
+// OwnOf counts the providers of this host alone that something is held of: a disk that hosts
+// share says nothing.
+func OwnOf(t *inventory.Tree, held map[string]placementclient.Resources) int {
+	return len(slices.DeleteFunc(slices.Collect(maps.Keys(held)), func(rp string) bool { return !t.Owns(rp) }))
+}
+
 // DeleteAllocation implements host.Placement.
 func (p Allocations) DeleteAllocation(ctx context.Context, consumer string) error {
 	return p.Put(ctx, consumer, func(t *inventory.Tree, now placementclient.Allocations) (placementclient.Allocations, bool, error) {

@@ -98,6 +98,16 @@ func (p Allocations) SettledElsewhere(ctx context.Context, instance, migration s
 	return len(elsewhere) > 0 && own == 0 && len(mig.Allocations) == 0, nil
 }
 
+// CountedHere implements host.Moved.
+func (p Allocations) CountedHere(ctx context.Context, instance string) (bool, error) {
+	inst, err := p.Client.Allocations(ctx, instance)
+	if err != nil {
+		return false, err
+	}
+	t, err := p.Standing()
+	return err == nil && OwnOf(t, inst.Allocations) > 0, err
+}
+
 // SettleHere implements host.Moved.
 func (p Allocations) SettleHere(ctx context.Context, a host.Allocation, migration string) error {
 	return p.settle(ctx, a.Consumer, migration, func(t *inventory.Tree, now movers) (movers, error) {

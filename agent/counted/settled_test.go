@@ -120,6 +120,11 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 			case gone != tt.gone:
 				t.Errorf("settled elsewhere: %v, want %v", gone, tt.gone)
 			}
+			for _, root := range []string{source, dest} {
+				if here, err := at(root).CountedHere(ctx, instance); err != nil || here != (tt.want[root] != nil) {
+					t.Errorf("counted at %s: %v, %v", root, here, err)
+				}
+			}
 		})
 	}
 	none := Allocations{client, func() (*inventory.Tree, bool) { return nil, false }}

@@ -174,18 +174,28 @@ func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool
 	return v.Action, nil
 }
 
-// originCounted asks Placement for an instance that came by a move.
+// originCounted asks Placement for an instance that came by a move. Only what it holds of this
+// host's own providers counts as counted here.
 func originCounted(ctx context.Context, h *Host, a pendingArrival) witness.Placement {
-	if _, ok := h.o.Placement.(Moved); !ok {
+	moved, ok := h.o.Placement.(Moved)
+	if !ok {
 		return witness.PlacementNotAsked
 	}
-	switch h.whereCounted(context.WithoutCancel(ctx), a.ref) {
-	case placedElsewhere:
+	ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), allocationPatience)
+	defer cancel()
+	if elsewhere, err := moved.SettledElsewhere(ctx, a.ref.Instance, a.ref.Migration); err != nil {
+		return witness.PlacementSilent
+	} else if elsewhere {
 		return witness.CountedElsewhere
-	case placedHere:
+	}
+	here, err := moved.CountedHere(ctx, a.ref.Instance)
+	switch {
+	case err != nil:
+		return witness.PlacementSilent
+	case here:
 		return witness.CountedHere
 	}
-	return witness.PlacementSilent
+	return witness.NotCounted
 }
 
 // followOrigins asks again for the instances that wait, and starts those that are confirmed by it

@@ -7,8 +7,59 @@ import (
 	"berth/agent/host"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/placementclient"
 	"berth/topology"
 )
+
+// arrivedAtB gives an instance whose wish is autostart, which came from a and is off at b, as after a
+// power failure.
+func arrivedAtB(t *testing.T) *twoSides {
+	t.Helper()
+	s := newSides(t)
+	ctx := t.Context()
+	s.guest.Autostart = true
+	s.left()
+	c, err := s.a.Commit(ctx, s.ref)
+	s.must("commit", err)
+	s.must("accept token", s.b.AcceptToken(ctx, s.ref, c))
+	s.must("finish", s.b.FinishDestination(ctx, s.ref))
+	s.must("power failure", s.b.fake.Destroy(ctx, s.ref.Instance))
+	return s
+}
+
+// TestOrigin_PlacementDoesNotCountItHere_Waits: the old host is silent, and what Placement has of the
+// instance is nothing, or of other hosts while the move's consumer holds something still.
+func TestOrigin_PlacementDoesNotCountItHere_Waits(t *testing.T) {
+	t.Parallel()
+	held := map[string]placementclient.Resources{"rp-a": {"VCPU": 1}}
+	for name, now := range map[string]struct {
+		inst, mig map[string]placementclient.Resources
+	}{
+		"emptied":                    {nil, nil},
+		"emptied but for the move":   {nil, held},
+		"elsewhere, the move stands": {held, held},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := arrivedAtB(t)
+			ctx := t.Context()
+			s.must("change Placement", s.placement.of("b").settle(ctx, s.ref.Instance, s.ref.Migration, func(inst, mig *placementclient.Allocations) {
+				inst.Allocations, mig.Allocations = now.inst, now.mig
+			}))
+			s.silent.Store(true)
+			s.b = s.rebootAlone("b", "boot-2", s.options)
+			s.must("settle", s.b.Settle(ctx))
+			s.state("b", s.ref.Instance, driver.ShutOff)
+			if why, waits := s.b.Unconfirmed(s.ref.Instance); !waits {
+				t.Errorf("it does not wait: %q", why)
+			}
+			s.silent.Store(false)
+			s.follow("the instance to be started", func() bool {
+				d, err := s.b.fake.Domain(ctx, s.ref.Instance)
+				return err == nil && d.State == driver.Running
+			})
+		})
+	}
+}
 
 // TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness: an instance came by a move, its host is
 // rebooted, and there is no store of the fleet's records. It is started once the old host, or
@@ -23,15 +74,8 @@ func TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness(t *testing.T) {
 		"as soon as it is asked": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSides(t)
+			s := arrivedAtB(t)
 			ctx := t.Context()
-			s.guest.Autostart = true
-			s.left()
-			c, err := s.a.Commit(ctx, s.ref)
-			s.must("commit", err)
-			s.must("accept token", s.b.AcceptToken(ctx, s.ref, c))
-			s.must("finish", s.b.FinishDestination(ctx, s.ref))
-			s.must("power failure", s.b.fake.Destroy(ctx, s.ref.Instance))
 			half := s.placement.of("b") // as a conductor leaves it
 			s.must("count it at b", half.SettleHere(ctx, host.Allocation{Consumer: s.ref.Instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 128, DiskGB: 1}, ProjectID: "project", UserID: "user"}, s.ref.Migration))
 			s.silent.Store(answer != nil)

@@ -148,6 +148,9 @@ type Moved interface {
 	// SettledElsewhere reports whether the instance is counted on other hosts alone, and the
 	// migration's consumer, which holds what this host keeps for it, holds nothing any more.
 	SettledElsewhere(ctx context.Context, instance, migration string) (bool, error)
+	// CountedHere reports whether the instance holds something of this host's own providers. A disk
+	// that hosts share says nothing.
+	CountedHere(ctx context.Context, instance string) (bool, error)
 	// SettleHere makes the instance hold what its claim here does and nothing else, and the
 	// migration's consumer nothing, in one write.
 	SettleHere(ctx context.Context, a Allocation, migration string) error

@@ -32,6 +32,12 @@ func (p placementOf) SettledElsewhere(ctx context.Context, instance, migration s
 	return !own && len(inst.Allocations) > 0 && len(mig.Allocations) == 0, err
 }
 
+func (p placementOf) CountedHere(ctx context.Context, instance string) (bool, error) {
+	inst, err := p.Allocations(ctx, instance)
+	_, own := inst.Allocations[p.provider]
+	return own, err
+}
+
 func (p placementOf) settle(ctx context.Context, instance, migration string, next func(inst, mig *placementclient.Allocations)) error {
 	inst, err := p.Allocations(ctx, instance)
 	if err != nil {
