@@ -9,6 +9,8 @@ import (
 
 	"berth/agent/witness"
 	"berth/claims"
+	"berth/internal/fault"
+	"berth/internal/runtime"
 	"berth/migration"
 )
 
@@ -129,9 +131,29 @@ func originWaits(h *Host, uuid string) (why string, waits bool) {
 	return "host " + a.asked() + ", from which it came or which conducted its move, has not said in this boot that it was not given back, and Placement does not say where it is", true
 }
 
+// originRound is what is known within one round of questions about instances that came by moves.
+type originRound struct {
+	hosts, placement context.Context // end the questions to hosts, and to Placement
+	silent           map[string]bool // hosts that did not answer: they are not asked again
+	noPlacement      bool            // Placement did not answer: it is not asked again
+}
+
+// newOriginRound begins a round. Hosts may be asked for as long as limit, and Placement for a while
+// longer, for all instances together; 0 for as long as ctx.
+func newOriginRound(ctx context.Context, rt runtime.Runtime, limit time.Duration) (*originRound, context.CancelFunc) {
+	r := &originRound{hosts: ctx, placement: ctx, silent: map[string]bool{}}
+	if limit == 0 {
+		return r, func() {}
+	}
+	var end, endHosts context.CancelFunc
+	r.placement, end = rt.WithTimeout(ctx, limit+allocationPatience)
+	r.hosts, endHosts = rt.WithTimeout(r.placement, limit)
+	return r, func() { endHosts(); end() }
+}
+
 // askOrigin asks who may have been given an instance back, decides by the table of package witness,
-// and gives way or confirms. Hosts in silent are not asked again, and those found silent are added.
-func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool) (witness.Action, error) {
+// and gives way or confirms.
+func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (witness.Action, error) {
 	a, waits := originOf(h, uuid)
 	if !waits {
 		return witness.Start, nil
@@ -142,12 +164,12 @@ func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool
 		f.Store, f.Record = witness.StoreProven, witness.OwnSame // by name, or it would wait for that
 	}
 	var there *migration.AttemptFate
-	if ctx.Err() == nil && !silent[a.asked()] {
+	if round.hosts.Err() == nil && !round.silent[a.asked()] {
 		var err error
-		there, err = h.askSource(ctx, a)
+		there, err = h.askSource(round.hosts, a)
 		switch {
 		case err != nil || there == nil:
-			silent[a.asked()] = true
+			round.silent[a.asked()] = true
 		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name:
 			f.Origin = witness.CameTaken
 		default:
@@ -156,7 +178,7 @@ func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool
 	}
 	// A third host's word is not the old host's, so that Placement may know more.
 	if f.Store == witness.NoStore && f.Origin == witness.CameSilent || f.Origin != witness.CameTaken && a.conductor != "" {
-		f.Placement = originCounted(ctx, h, a)
+		f.Placement = originCounted(h, a, round)
 	}
 	v := witness.Decide(f)
 	switch v.Action {
@@ -176,22 +198,27 @@ func askOrigin(ctx context.Context, h *Host, uuid string, silent map[string]bool
 
 // originCounted asks Placement for an instance that came by a move. Only what it holds of this
 // host's own providers counts as counted here.
-func originCounted(ctx context.Context, h *Host, a pendingArrival) witness.Placement {
+func originCounted(h *Host, a pendingArrival, round *originRound) witness.Placement {
 	moved, ok := h.o.Placement.(Moved)
 	if !ok {
 		return witness.PlacementNotAsked
 	}
-	ctx, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), allocationPatience)
-	defer cancel()
-	if elsewhere, err := moved.SettledElsewhere(ctx, a.ref.Instance, a.ref.Migration); err != nil {
+	if round.noPlacement || round.placement.Err() != nil {
 		return witness.PlacementSilent
-	} else if elsewhere {
-		return witness.CountedElsewhere
 	}
-	here, err := moved.CountedHere(ctx, a.ref.Instance)
+	ctx, cancel := h.rt.WithTimeout(round.placement, allocationPatience)
+	defer cancel()
+	elsewhere, err := moved.SettledElsewhere(ctx, a.ref.Instance, a.ref.Migration)
+	here := false
+	if err == nil && !elsewhere {
+		here, err = moved.CountedHere(ctx, a.ref.Instance)
+	}
 	switch {
 	case err != nil:
+		round.noPlacement = ctx.Err() != nil || errors.Is(err, fault.Unavailable)
 		return witness.PlacementSilent
+	case elsewhere:
+		return witness.CountedElsewhere
 	case here:
 		return witness.CountedHere
 	}
@@ -204,14 +231,15 @@ func followOrigins(ctx context.Context, h *Host) error {
 	if h.o.Mode() == ModeObserve || h.Waits() || !h.origins.due(h.rt.Boot().Since) {
 		return nil
 	}
-	silent := map[string]bool{}
+	round, end := newOriginRound(ctx, h.rt, 0)
+	defer end()
 	confirmed := false
 	var errs []error
 	for _, inst := range h.Owned() {
 		if _, waits := originWaits(h, inst.UUID); !waits || ctx.Err() != nil {
 			continue
 		}
-		action, err := askOrigin(ctx, h, inst.UUID, silent)
+		action, err := askOrigin(ctx, h, inst.UUID, round)
 		confirmed = confirmed || action == witness.Start
 		errs = append(errs, err)
 	}

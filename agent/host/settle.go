@@ -141,15 +141,14 @@ func (h *Host) autostart(ctx context.Context) error {
 	}
 	var errs []error
 	var again []string
-	asking, cancel := h.rt.WithTimeout(ctx, askOwners)
-	defer cancel()
-	silent := map[string]bool{}
+	round, end := newOriginRound(ctx, h.rt, askOwners)
+	defer end()
 	for _, uuid := range left {
 		if _, waits := h.Unconfirmed(uuid); waits && h.Waits() {
 			again = append(again, uuid) // see returned.go
 			continue
 		}
-		action, err := askOrigin(asking, h, uuid, silent)
+		action, err := askOrigin(ctx, h, uuid, round)
 		if err != nil {
 			again, errs = append(again, uuid), append(errs, wrap(err, "autostart instance %s", uuid))
 			continue
@@ -174,7 +173,7 @@ func (h *Host) autostart(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// askOwners bounds, for all instances together, the questions whether an operator has given
+// askOwners bounds, for all instances together, the questions to hosts whether an operator has given
 // them to somebody else while this host was down. Arbitrary: those that are not asked for then
 // are a moment later.
 const askOwners = 5 * time.Second
