@@ -12,6 +12,8 @@ import (
 // unfinished migration that the record names.
 type recordKeeper interface {
 	Holder(instance string) (host, moving string, found bool)
+	// Kept reports whether hosts keep their records here.
+	Kept() bool
 }
 
 // holders gives the names of the root providers on which a consumer holds something, for Beside.
@@ -42,6 +44,8 @@ func (s *Server) holders(ctx context.Context, consumer string) ([]string, error)
 //	the fleet's record says that the host has the instance
 //	another consumer of the request holds something of the host and gives it back for this one, as
 //	a revert does; where there is a record it has to name that consumer as the instance's migration
+//	the fleet's records are kept elsewhere (etcd): which host is dead is not known here, and an
+//	evacuation takes what a dead host has
 func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[string]map[string]bool, mine, orphan func(*provider) bool) bool {
 	taken := false
 	for rp := range held[consumer] {
@@ -59,6 +63,9 @@ func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[st
 	}
 	moving, found := "", false
 	if k, is := s.beside.(recordKeeper); is {
+		if !k.Kept() {
+			return true
+		}
 		var host string
 		if host, moving, found = k.Holder(consumer); found && pki.Covers(r.who.host, host) {
 			return true

@@ -16,6 +16,7 @@ import (
 type recorded struct {
 	http.Handler
 	instance, host, moving string
+	elsewhere              bool // the fleet's records are in etcd
 }
 
 func (*recorded) Backup() map[string]json.RawMessage { return nil }
@@ -23,6 +24,8 @@ func (*recorded) Dead(string) bool                   { return false }
 func (r *recorded) Holder(instance string) (host, moving string, found bool) {
 	return r.host, r.moving, instance == r.instance
 }
+
+func (r *recorded) Kept() bool { return !r.elsewhere }
 
 // TestMTLS_AHostTakesNoInstanceOfAnother has host-a try to count an instance of host-b on itself.
 func TestMTLS_AHostTakesNoInstanceOfAnother(t *testing.T) {
@@ -48,6 +51,7 @@ func TestMTLS_AHostTakesNoInstanceOfAnother(t *testing.T) {
 		{"in exchange for a migration of its own, by the record of another migration", &recorded{instance: id(100), host: "host-b", moving: id(201)}, swap, false},
 		{"in exchange for a migration of its own, the instance is on none", &recorded{instance: id(100), host: "host-b"}, swap, false},
 		{"back, by a revert", &recorded{instance: id(100), host: "host-b", moving: id(200)}, swap, true},
+		{"by an evacuation that etcd's records allow", &recorded{elsewhere: true}, pull, true},
 		{"back, by a revert, where nobody keeps records", nil, swap, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"berth/fleet"
@@ -30,6 +31,19 @@ func (s *Server) LetFence(hosts ...string) {
 // the first request.
 func (s *Server) AskHolders(holders func(ctx context.Context, instance string) ([]string, error)) {
 	s.authority.holders = holders
+}
+
+// Kept reports whether hosts keep their records here. Where they keep them in etcd, or nowhere,
+// nothing is known of instances and deaths.
+func (s *Server) Kept() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for key := range s.records {
+		if strings.HasPrefix(key, "hosts/") {
+			return true
+		}
+	}
+	return false
 }
 
 // Holder gives the host that has an instance by its record, and the unfinished migration that the

@@ -252,7 +252,14 @@ func Reissue(ctx context.Context, bin, dir string, names []string, conductors ..
 		if slices.Contains(conductors, name) {
 			cmd.Args = append(cmd.Args, "--right", "conduct")
 		}
-		if out, err := cmd.CombinedOutput(); err != nil {
+		out, err := cmd.CombinedOutput()
+		if err != nil && strings.Contains(string(out), "fence") {
+			// A version from before that right: whoever declares a death has it there.
+			args := slices.DeleteFunc(slices.Clone(cmd.Args[1:]), func(a string) bool { return a == "fence" })
+			args = slices.Delete(args, slices.Index(args, "--right"), slices.Index(args, "--right")+1)
+			out, err = exec.CommandContext(ctx, bin, args...).CombinedOutput()
+		}
+		if err != nil {
 			return fmt.Errorf("certificate of %s: %w\n%s", name, err, out)
 		}
 	}
