@@ -282,7 +282,12 @@ func (f *Fleet) Allow(h *lab.Host) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(f.Allowed()), 0o644)
+	// Root of one host asks for instances of another: commands of tests and guides do.
+	var hosts []string
+	for _, p := range f.Hosts {
+		hosts = append(hosts, fmt.Sprintf("%q", "host:"+p.Name))
+	}
+	return os.WriteFile(path, []byte(f.Allowed()+"[rights]\nrelay = ["+strings.Join(hosts, ", ")+"]\n"), 0o644)
 }
 
 // configure writes a host's berth.toml and flavors.
@@ -293,13 +298,9 @@ func (f *Fleet) configure(h *lab.Host, o Options) error {
 		}
 	}
 	var peers strings.Builder
-	var hosts []string
 	for _, p := range f.Hosts {
 		fmt.Fprintf(&peers, "%q = %q\n", p.Name, p.MgmtIP()+":16515")
-		hosts = append(hosts, fmt.Sprintf("%q", "host:"+p.Name))
 	}
-	// Root of one host asks for instances of another: commands of tests and guides do.
-	relay := "[rights]\nrelay = [" + strings.Join(hosts, ", ") + "]\n"
 	toml := fmt.Sprintf(`[agent]
 mode = "manage"
 name = %q
@@ -322,13 +323,12 @@ stall_timeout = "8s"
 [peers]
 %s`, h.Name, PlacementURL(), cmp.Or(o.Transport, config.TransportStream), h.MigIP(), &peers)
 	files := map[string]string{
-		"/etc/berth/berth.toml":                 toml,
-		"/etc/berth/flavors.d/small.toml":       "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 1\n",
-		"/etc/berth/flavors.d/large.toml":       "name = \"large\"\nvcpus = 2\nmemory_mb = 4096\ndisk_gb = 1\n",
-		"/etc/berth/berth.toml.d/30-relay.toml": relay,
-		"/etc/berth/berth.toml.d/40-etcd.toml":  etcdConfig(o.Etcd),
-		"/etc/berth/berth.toml.d/50-all.toml":   o.Config[""],
-		"/etc/berth/berth.toml.d/60-host.toml":  o.Config[h.Name],
+		"/etc/berth/berth.toml":                toml,
+		"/etc/berth/flavors.d/small.toml":      "name = \"small\"\nvcpus = 1\nmemory_mb = 128\ndisk_gb = 1\n",
+		"/etc/berth/flavors.d/large.toml":      "name = \"large\"\nvcpus = 2\nmemory_mb = 4096\ndisk_gb = 1\n",
+		"/etc/berth/berth.toml.d/40-etcd.toml": etcdConfig(o.Etcd),
+		"/etc/berth/berth.toml.d/50-all.toml":  o.Config[""],
+		"/etc/berth/berth.toml.d/60-host.toml": o.Config[h.Name],
 	}
 	for name, text := range o.Flavors {
 		files["/etc/berth/flavors.d/"+name+".toml"] = text
