@@ -85,14 +85,15 @@ func (w *world) runs(host, binary string) {
 	if err := w.Agent(host).Stop(ctx); err != nil {
 		w.Fatalf("stop the agent on %s: %v", host, err)
 	}
-	if binary == w.newest {
-		h, err := w.Host(host)
-		if err == nil {
-			err = w.Allow(h)
-		}
-		if err != nil {
-			w.Fatal(err)
-		}
+	h, err := w.Host(host)
+	if err == nil && binary == w.newest {
+		err = w.Allow(h)
+	} else if err == nil {
+		// The version before refuses the keys that it does not know.
+		err = os.RemoveAll(h.Path("/etc/berth/berth.toml.d/30-allowed.toml"))
+	}
+	if err != nil {
+		w.Fatal(err)
 	}
 	w.Binary = binary
 	defer func() { w.Binary = w.newest }()
