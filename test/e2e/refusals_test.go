@@ -83,7 +83,7 @@ func TestRefusals_TellAllReasonsAndLeaveNothing(t *testing.T) {
 		{name: "no free memory on the destination", args: []string{"r1", "host-b"}, code: 3, want: []string{"memory_short"}, setup: fill},
 		{name: "an occupied disk path", args: []string{"r1", "host-b"}, code: 5, want: []string{"disk_exists"}, setup: occupy},
 		{name: "no memory and an occupied path", args: []string{"r1", "host-b"}, code: 3, want: []string{"disk_exists", "memory_short"}, setup: both},
-		{name: "a guest of that name", args: []string{"r1", "host-b"}, code: 5, want: []string{"name_exists"}, setup: name},
+		{name: "a guest of that name", args: []string{"r1", "host-b"}, code: 3, want: []string{"name_exists", "used_by_other", "used_by_other"}, setup: name},
 		{name: "a guest that does not exist", args: []string{"nobody", "host-b"}, code: 4},
 		{name: "a host that does not exist", args: []string{"r1", "host-z"}, code: 4},
 		{name: "the same host", args: []string{"r1", "host-a"}, code: 3, want: []string{"same_host"}},
@@ -122,7 +122,7 @@ func TestRefusals_TheCPUThatAGuestHasDecides(t *testing.T) {
 	w.boot(w.a, guest.Options{Name: "r3", Dirty: 8, Rate: 16, CPU: "<cpu mode='custom' match='exact' check='none'>" +
 		"<model fallback='forbid'>qemu64</model><feature policy='require' name='avx512f'/></cpu>", Emulator: emulator})
 	codes, message := w.refused(3, w.a, "migrate", "r3", w.b.Name)
-	if !slices.Equal(codes, []string{"emulator_missing"}) {
+	if !slices.Equal(codes, []string{"emulator_missing", "emulator_not_allowed"}) {
 		t.Errorf("reasons %v, want the emulator alone: %s", codes, message)
 	}
 	w.livesOn("r3", w.a, w.b)
