@@ -83,7 +83,7 @@ func TestRefusals_TellAllReasonsAndLeaveNothing(t *testing.T) {
 		{name: "no free memory on the destination", args: []string{"r1", "host-b"}, code: 3, want: []string{"memory_short"}, setup: fill},
 		{name: "an occupied disk path", args: []string{"r1", "host-b"}, code: 5, want: []string{"disk_exists"}, setup: occupy},
 		{name: "no memory and an occupied path", args: []string{"r1", "host-b"}, code: 3, want: []string{"disk_exists", "memory_short"}, setup: both},
-		{name: "a guest of that name", args: []string{"r1", "host-b"}, code: 3, want: []string{"name_exists", "used_by_other", "used_by_other"}, setup: name},
+		{name: "a guest of that name", args: []string{"r1", "host-b"}, code: 3, want: []string{"name_exists", "used_by_other"}, setup: name},
 		{name: "a guest that does not exist", args: []string{"nobody", "host-b"}, code: 4},
 		{name: "a host that does not exist", args: []string{"r1", "host-z"}, code: 4},
 		{name: "the same host", args: []string{"r1", "host-a"}, code: 3, want: []string{"same_host"}},
