@@ -124,6 +124,10 @@ func (k *keeper) open(ctx context.Context) error {
 		a.log.Error("whether this host has records in a store is not known", "error", err)
 	}
 	k.known = was != ""
+	if k.store != nil && was != k.kind {
+		k.trust.was = was
+		k.setUnproven()
+	}
 	if k.store == nil && !a.observing() {
 		if err := a.guardian.files.Keep(nil); err != nil {
 			a.log.Warn("libvirt's hook goes by notes of guests that nobody needs any more", "error", err)
@@ -133,7 +137,8 @@ func (k *keeper) open(ctx context.Context) error {
 		a.log.Warn("this host had records in a store, and has none configured any more: its guests do not wait for it", "store", was)
 	}
 	k.trust.lost = a.ledger.state() != nil
-	if k.store == nil || a.observing() || k.kind != kindEtcd && was != k.kind {
+	// Whether a Placement keeps records is not known before it has answered once.
+	if k.store == nil || a.observing() || k.kind != kindEtcd && was == "" {
 		return nil
 	}
 	return a.host.AwaitRecords(ctx, k.trust.lost)
@@ -273,6 +278,11 @@ func (k *keeper) note(ctx context.Context) error {
 	if _, err := k.records.Host(ctx, k.a.name); err != nil && !(errors.Is(err, fault.NotFound) && !hasReason(err, fleet.NoStore)) {
 		return err
 	}
+	return k.noteKind(ctx)
+}
+
+// noteKind makes the kind of the store durable.
+func (k *keeper) noteKind(ctx context.Context) error {
 	raw, err := json.Marshal(k.kind)
 	if err != nil {
 		return err
@@ -377,7 +387,7 @@ func (k *keeper) condition() (api.Condition, bool) {
 		}
 	}
 	if k.unproven {
-		words := "the store of the fleet's records was emptied, restored or rolled back; hosts that have not written theirs again: " + cmp.Or(strings.Join(k.missing, ", "), "not read yet")
+		words := "the store of the fleet's records was replaced, emptied, restored or rolled back; hosts that have not written theirs again: " + cmp.Or(strings.Join(k.missing, ", "), "not read yet")
 		say(words, fault.Reason{
 			Code: "store_unproven", Message: words, Have: strings.Join(k.missing, ", "),
 			Change: `start the agents of these hosts; of one that is gone, berth host declare-dead HOST --because "how you know"`,

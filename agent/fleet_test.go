@@ -146,6 +146,16 @@ func (b *fleetBench) start(name string) *Agent {
 // reboot is start in another boot of the machine: nothing runs there.
 func (b *fleetBench) reboot(name string) *Agent {
 	b.Helper()
+	a := b.opened(name)
+	// The claims of its guests are of that boot too.
+	b.must(a.host.AwaitRecords(b.Context(), true))
+	b.must(a.host.Settle(b.Context()))
+	return a
+}
+
+// opened is a host's agent in another boot of the machine, before it is settled.
+func (b *fleetBench) opened(name string) *Agent {
+	b.Helper()
 	for _, d := range b.domains(name) {
 		if d.Active() {
 			b.must(b.fakes.Host(name).Destroy(b.Context(), d.UUID))
@@ -159,11 +169,7 @@ func (b *fleetBench) reboot(name string) *Agent {
 		}
 		b.must(a.tracker.Remember(b.Context(), ref, v))
 	}
-	a = b.start(name)
-	// The claims of its guests are of that boot too.
-	b.must(a.host.AwaitRecords(b.Context(), true))
-	b.must(a.host.Settle(b.Context()))
-	return a
+	return b.start(name)
 }
 
 func (b *fleetBench) domains(name string) []driver.Domain {

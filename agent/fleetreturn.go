@@ -144,8 +144,8 @@ func (k *keeper) start(ctx context.Context) error {
 func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.Evacuated, unsure bool) (v witness.Verdict, why string, err error) {
 	rec, _, err := k.records.Instance(ctx, inst.UUID)
 	epoch := inst.Token.Epoch
-	f := witness.Facts{Store: witness.StoreProven, SameDatabase: k.kind == kindEmbedded, LedgerBehind: k.trust.behind || slices.Contains(k.trust.memory.Doubted, inst.UUID)}
-	if unsure && k.trust.memory.Unproven {
+	f := witness.Facts{Store: witness.StoreProven, SameDatabase: k.sameDatabase(), LedgerBehind: k.trust.behind || slices.Contains(k.trust.memory.Doubted, inst.UUID)}
+	if unsure && k.trust.unproven() {
 		f.Store = witness.StoreUnproven
 	}
 	unreadable := err

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,8 @@ type storeMemory struct {
 	Ledger uint64 `json:"ledger,omitempty"`
 	// Doubted are the instances without a record that a rolled back ledger has; see package witness.
 	Doubted []string `json:"doubted,omitempty"`
+	// Was is the kind of the store before, while a store of another kind is not believed.
+	Was string `json:"was,omitempty"`
 }
 
 // storeTrust is what a keeper knows of the store that answers it. Its fields are the task's own.
@@ -32,6 +35,7 @@ type storeTrust struct {
 	memory  storeMemory
 	moment  fleet.Moment  // of the last question; empty where the store does not tell
 	lost    bool          // this host's ledger was not whole when the agent began
+	was     string        // the kind of store that is noted, where this is another; empty else
 	behind  bool          // this host's record has a higher count than its ledger
 	asked   bool          // behind is known
 	counts  bool          // the ledger's count is to be raised: it has other instances than it had
@@ -82,9 +86,19 @@ func (k *keeper) remember(ctx context.Context, m storeMemory) error {
 func (k *keeper) setUnproven() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.unproven = k.trust.memory.Unproven; !k.unproven {
+	if k.unproven = k.trust.unproven(); !k.unproven {
 		k.missing = nil
 	}
+}
+
+// unproven reports whether the store is believed only where a second witness agrees. One of another
+// kind than was noted has to tell its incarnation before it can be proven.
+func (t *storeTrust) unproven() bool { return t.memory.Unproven || t.was != "" }
+
+// sameDatabase reports whether Placement is no second witness: it is in one database with the store,
+// or with the store before, whose place this one has taken.
+func (k *keeper) sameDatabase() bool {
+	return slices.Contains([]string{k.kind, k.trust.was, k.trust.memory.Was}, kindEmbedded)
 }
 
 // recognise compares the store that answers with the one that this host remembers. One that lost
@@ -95,7 +109,7 @@ func (k *keeper) recognise(ctx context.Context) error {
 		return err
 	}
 	was := k.trust.memory
-	change := witness.Compare(was.Memory, m.Incarnation, m.Revision, k.trust.lost)
+	change := witness.Compare(was.Memory, m.Incarnation, m.Revision, k.trust.lost || k.trust.was != "")
 	if change == witness.RolledBack {
 		if m, err = k.renew(ctx, m); err != nil {
 			return err
@@ -108,17 +122,34 @@ func (k *keeper) recognise(ctx context.Context) error {
 	case witness.Same:
 		if m.Revision == was.Revision || k.a.rt.Boot().Since < k.trust.saved+keepAgain {
 			k.trust.memory.Revision = m.Revision
-			return nil
+			return k.recognisedKind(ctx)
 		}
 	case witness.First:
 		k.writeAgain()
 	default:
-		k.a.log.Error("the store of the fleet's records was emptied, restored or rolled back: all hosts write theirs again before it is believed",
-			"incarnation", m.Incarnation, "was", was.Incarnation, "revision", m.Revision, "was_revision", was.Revision)
-		next.Unproven = true
+		k.a.log.Error("the store of the fleet's records was replaced, emptied, restored or rolled back: all hosts write theirs again before it is believed",
+			"kind", k.kind, "was_kind", cmp.Or(k.trust.was, k.kind), "incarnation", m.Incarnation, "was", was.Incarnation, "revision", m.Revision, "was_revision", was.Revision)
+		next.Unproven, next.Was = true, cmp.Or(k.trust.was, next.Was)
 		k.writeAgain()
 	}
-	return k.remember(ctx, next)
+	if err := k.remember(ctx, next); err != nil {
+		return err
+	}
+	return k.recognisedKind(ctx)
+}
+
+// recognisedKind makes durable of which kind the store is, once it is remembered that it was
+// replaced: an agent that is killed before that finds the change again.
+func (k *keeper) recognisedKind(ctx context.Context) error {
+	if k.trust.was == "" {
+		return nil
+	}
+	if err := k.noteKind(ctx); err != nil {
+		return err
+	}
+	k.trust.was = ""
+	k.setUnproven()
+	return nil
 }
 
 // writeAgain has every record of this host looked at, and every instance judged.
@@ -334,7 +365,7 @@ func (k *keeper) awaitOthers(ctx context.Context) error {
 		return nil
 	}
 	next := k.trust.memory
-	next.Unproven = false
+	next.Unproven, next.Was = false, ""
 	if err := k.remember(ctx, next); err != nil {
 		return err
 	}
@@ -367,7 +398,7 @@ func (k *keeper) ready(source string) error {
 		change = fmt.Sprintf(`start the agents of these hosts; of one that is gone, berth host declare-dead %s --because "how you know"`, missing[0])
 	}
 	return fault.Refuse(fault.Unavailable, "", fault.Reason{
-		Code: "store_unproven", Message: "the store of the fleet's records was emptied, restored or rolled back, and hosts have not written theirs again: " + names,
+		Code: "store_unproven", Message: "the store of the fleet's records was replaced, emptied, restored or rolled back, and hosts have not written theirs again: " + names,
 		Have: names, Change: change,
 	})
 }

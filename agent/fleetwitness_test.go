@@ -9,7 +9,10 @@ import (
 
 	"berth/claims"
 	"berth/fleet"
+	"berth/fleet/fleettest"
 	"berth/internal/fault"
+	"berth/placement"
+	"berth/placementclient"
 )
 
 // TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain: host a was evacuated and
@@ -81,6 +84,77 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 				if err := b.up[host].keeper.ready("host-c"); err != nil {
 					t.Errorf("%s: all have written again, and %v", host, err)
 				}
+			}
+		})
+	}
+}
+
+// TestKeeper_StoreOfAnotherKind_ConfirmsNothingBeforeAllHostsWroteAgain: host a was evacuated, and
+// boots with a store of another kind, which knows nothing of that. It waits until host b has
+// written there, also in a boot after the first.
+func TestKeeper_StoreOfAnotherKind_ConfirmsNothingBeforeAllHostsWroteAgain(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{kindEmbedded, kindEtcd} {
+		t.Run("to "+to, func(t *testing.T) {
+			b := emptyFleetBench(t)
+			way := func(m *fleettest.Memory, etcd bool) func(string) fleet.Store {
+				return func(name string) fleet.Store {
+					if etcd {
+						return m.Client(name)
+					}
+					return m.Client(name).RecordsOnly()
+				}
+			}
+			b.client = way(b.store, to == kindEmbedded)
+			b.serve(placement.Options{Listen: "127.0.0.1:0"})
+			b.hosts("host-a", "host-b")
+			gone := b.guest("host-a", "gone")
+			b.guest("host-a", "stays")
+			b.know()
+			b.evacuate(gone)
+			b.lives(gone)
+			_, err := b.up["host-b"].tracker.Own(t.Context(), claims.Instance{UUID: gone, Name: "gone", Token: claims.Token{Epoch: 1}})
+			b.must(err)
+			b.round("host-b")
+			// Placement was put back too, so that nobody but host b knows.
+			had, err := b.place.Allocations(t.Context(), gone)
+			b.must(err)
+			had.Allocations = map[string]placementclient.Resources{b.up["host-a"].uuid: {"VCPU": 1, "MEMORY_MB": 64}}
+			b.must(b.place.PutAllocations(t.Context(), gone, had))
+
+			b.store = fleettest.NewMemory(b.rt)
+			b.store.Restore(nil, true)
+			b.client = way(b.store, to == kindEtcd)
+			for boot := range 2 {
+				a := b.opened("host-a")
+				if !a.host.Waits() || a.host.BootConfirmed() {
+					t.Fatalf("boot %d: nothing waits for a store of another kind", boot)
+				}
+				b.must(a.host.AwaitRecords(t.Context(), true)) // its claims are of that boot too
+				b.must(a.host.Settle(t.Context()))
+				if err := a.keeper.ready("host-c"); boot == 0 && !hasReason(err, "store_unproven") {
+					t.Errorf("an evacuation by such a store: %v", err)
+				}
+				b.round("host-a")
+				b.round("host-a")
+				if got := b.running("host-a"); len(got) > 0 {
+					t.Fatalf("boot %d: started by a store that never knew of it: %v", boot, got)
+				}
+				if c, _ := a.keeper.condition(); c.Health == "ok" || !strings.Contains(c.Detail, "host-b") {
+					t.Errorf("condition %+v", c)
+				}
+			}
+			b.start("host-b")
+			for range 3 {
+				b.round("host-b")
+				b.up["host-a"].keeper.trust.others, b.up["host-b"].keeper.trust.others = 0, 0
+				b.round("host-a")
+			}
+			if got := b.running("host-a"); !slices.Equal(got, []string{"stays"}) {
+				t.Errorf("running: %v", got)
+			}
+			if rec := b.record(gone); rec.Host != "host-b" || rec.Epoch != 2 {
+				t.Errorf("record of host %s, epoch %d", rec.Host, rec.Epoch)
 			}
 		})
 	}

@@ -9,7 +9,7 @@ const (
 	NoStore Store = iota
 	// StoreSilent: it has not answered in this boot.
 	StoreSilent
-	// StoreUnproven: it was emptied, restored or rolled back, and other hosts have not all written
+	// StoreUnproven: it was replaced, emptied, restored or rolled back, and other hosts have not all written
 	// their records again.
 	StoreUnproven
 	// StoreProven: it is the one that this host remembers, or all hosts have written again.
@@ -99,7 +99,7 @@ var rules = []rule{
 	{"store_silent", func(f Facts) bool { return f.Store == StoreSilent }, Wait, "the store of the fleet's records has not answered in this boot"},
 	{"store_proven", func(f Facts) bool { return f.Store == StoreProven }, Start, "the fleet's records do not have it elsewhere"},
 	{"placement_confirms", func(f Facts) bool { return f.Store == StoreUnproven && f.Placement == CountedHere && !f.SameDatabase }, Start, "Placement counts it here"},
-	{"store_unproven", func(f Facts) bool { return f.Store == StoreUnproven }, Wait, "the store of the fleet's records was emptied, restored or rolled back, and other hosts have not written theirs again"},
+	{"store_unproven", func(f Facts) bool { return f.Store == StoreUnproven }, Wait, "the store of the fleet's records was replaced, emptied, restored or rolled back, and other hosts have not written theirs again"},
 	{"made_here", func(f Facts) bool { return f.Origin == Made }, Start, "no other host ever had it"},
 	{"source_agrees", func(f Facts) bool { return f.Origin == CameAgreed }, Start, "the host that it came from does not have it"},
 	{"placement_has_it_here", func(f Facts) bool { return f.Placement == CountedHere }, Start, "Placement counts it here"},
