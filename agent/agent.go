@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/agent/auditor"
 	"berth/agent/guard"
@@ -92,7 +93,8 @@ type Agent struct {
 	hardware   *hardware
 	hypervisor *hypervisor
 	health     *health
-	loops      progress // for the watchdog
+	loops      progress      // for the watchdog
+	asked      answers.Table // for status: when loops came round, and other hosts answered
 	peers      *peers
 	streams    *streams
 	server     *api.Server
@@ -277,6 +279,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		LibvirtURI: strings.ReplaceAll(c.Libvirt.PeerURI, "{name}", a.name), MigrateURI: migrateURI(c.Migration.Address),
 		StreamTLS: c.Migration.TLS, Version: version.Get().String(),
 		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,
+		Round: func(loop string) { a.asked.Round(loop, a.rt.Now()) },
 	})
 	a.conductor = migration.New(migration.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Ready: a.ledger.known, Placement: a.placement, Logger: a.log,
@@ -306,7 +309,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 // reporting are the options of the reporter.
 func (a *Agent) reporting(c config.Config, remembered reporter.Remembered) reporter.Options {
 	return reporter.Options{
-		Placement: a.placement, Runtime: a.rt, Logger: a.log, Name: a.name, UUID: a.uuid,
+		Placement: a.placement, Runtime: sleeper{a.rt, &a.asked, loopPlacement}, Logger: a.log, Name: a.name, UUID: a.uuid,
 		Input: a.hardware.input, Found: a.hardware.found, Estranged: a.estrange,
 		Held: a.hardware.heldBy, Moving: a.hardware.moving, Migration: a.hardware.isMigration,
 		Remembered: remembered, Keep: a.keepReported,
@@ -445,15 +448,16 @@ func (a *Agent) serve(ctx context.Context, listeners []net.Listener) error {
 	unhook()
 	started()
 	// Not before: a machine that is recognised as a copy must not have written.
-	begin(task{"reporter", a.ledger.waiting(a.reporter.Run)})
+	c := a.opt.Config.Placement
+	begin(task{"reporter", a.ledger.waiting(comesRound(a, loopPlacement, c.Interval.D()+loopLate, a.reporter.Run))})
 	begin(task{"settle and follow", a.runFollow})
-	begin(task{"arrivals", a.ledger.waiting(a.host.FollowArrivals)})
-	begin(task{"sides of moves", a.ledger.waiting(a.host.FollowSides)})
-	begin(task{"audit", a.ledger.waiting(a.runAudit)})
+	begin(task{"arrivals", a.ledger.waiting(comesRound(a, loopArrivals, loopLate, a.host.FollowArrivals))})
+	begin(task{"sides of moves", a.ledger.waiting(comesRound(a, loopMoves, loopLate, a.host.FollowSides))})
+	begin(task{"audit", a.ledger.waiting(comesRound(a, loopAudit, c.AuditInterval.D()*11/10+2*loopLate, a.runAudit))})
 	begin(task{"guard", a.ledger.waiting(a.guardian.run)})
 	begin(task{"guests in doubt", a.ledger.waiting(a.ledger.runDoubts)})
 	begin(task{"fleet records", a.ledger.waiting(a.keeper.run)})
-	begin(task{"dead hosts", a.ledger.waiting(a.lost.run)})
+	begin(task{"other hosts", a.ledger.waiting(comesRound(a, loopHosts, deadEvery+loopLate, a.lost.run))})
 	begin(task{"drains", a.ledger.waiting(a.runDrains)})
 	begin(task{"shutdown", a.ledger.waiting(a.shutdowns.run)})
 	close(a.recovered)
@@ -503,7 +507,7 @@ func (a *Agent) runFollow(ctx context.Context) error {
 				<-ctx.Done()
 				return nil
 			}
-			return a.host.Follow(ctx)
+			return comesRound(a, loopLibvirt, loopLate, a.host.Follow)(ctx)
 		}
 		if a.rt.Sleep(ctx, 2*time.Second) == nil {
 			a.settle(ctx)

@@ -23,7 +23,7 @@ import (
 // Placement and the other hosts.
 func (a *Agent) newAuditor(c config.Config) *auditor.Auditor {
 	return auditor.New(auditor.Options{
-		Host: a.name, Placement: a.placement, Runtime: a.rt, Logger: a.log,
+		Host: a.name, Placement: a.placement, Runtime: sleeper{a.rt, &a.asked, loopAudit}, Logger: a.log,
 		Tree: a.tree, Report: a.reporter.Sync, Ledger: func() audit.Ledger { return a.facts().Ledger() }, Domains: func(ctx context.Context) ([]audit.LibvirtDomain, error) { return a.facts().Domains(ctx) }, Peers: auditPeers{a},
 		Alone: a.host.Alone, Interval: c.Placement.AuditInterval.D(), Refuse: a.mayNotHeal,
 	})

@@ -186,9 +186,15 @@ func (k *keeper) run(ctx context.Context) error {
 		return nil
 	}
 	k.began = k.a.rt.Boot().Since
+	return comesRound(k.a, loopFleet, keepEvery+roundLimit+keepPatience, k.rounds)(ctx)
+}
+
+func (k *keeper) rounds(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if k.a.rt.Boot().Since >= k.again && k.a.estranged() == nil {
 			k.round(ctx)
+		} else {
+			k.a.asked.Round(loopFleet, k.a.rt.Now()) // nothing is asked
 		}
 		_ = k.a.rt.Sleep(ctx, keepEvery) // its end is looked at in the loop
 	}
@@ -205,6 +211,10 @@ func (k *keeper) round(ctx context.Context) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.err, k.absent = err, absent
+	heard := fault.KindOf(err) != fault.Unavailable && fault.KindOf(err) != fault.InDoubt
+	if heard || k.answered == 0 && !k.known && k.kind != kindEtcd { // of a Placement that may keep no records none is due
+		k.a.asked.Round(loopFleet, k.a.rt.Now())
+	}
 	switch kind := fault.KindOf(err); {
 	case absent && !k.known:
 		k.again = now + absentEvery

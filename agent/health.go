@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/agent/host"
 	"berth/agent/inventory"
@@ -27,6 +28,8 @@ type health struct {
 
 	// stand is which of the agent's loops stood when it was last asked whether it lives.
 	stand atomic.Pointer[string]
+
+	untaken untaken // run's own
 
 	// audited is the ledger's last audit; nil until the first. Only audit writes it.
 	audited atomic.Pointer[api.Audit]
@@ -49,10 +52,14 @@ const every = 2 * time.Second
 
 // run looks at health again and again, logs each change, and tells systemd.
 func (h *health) run(ctx context.Context) error {
-	var next time.Duration // on the boot clock
+	var next, files time.Duration // on the boot clock
 	for {
 		if now := h.a.rt.Boot().Since; now >= next {
 			next = now + h.audit()
+		}
+		if now := h.a.rt.Boot().Since; now >= files {
+			files = now + certificateEvery
+			h.untaken.note(h.a)
 		}
 		h.conditions()
 		line := h.line()
@@ -152,6 +159,7 @@ func (h *health) conditions() []api.Condition {
 	out = append(out, h.a.vigil.conditions()...)
 	out = append(out, h.a.faults.conditions()...)
 	now := h.a.rt.Now()
+	out = withLate(out, h.a.asked.Late(now))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range out {
@@ -240,7 +248,7 @@ func (h *health) awaitingPlacement() bool {
 func (h *health) placement() api.Condition {
 	s := h.a.reporter.Status()
 	asked, answered := h.a.placement.Silence()
-	if c, silent := placementSilent(asked, answered, h.a.rt.Now()); silent && s.Err == nil {
+	if c, silent := placementSilent(answers.Times{Asked: asked, Answered: answered}, h.a.rt.Now()); silent && s.Err == nil {
 		return c
 	}
 	switch {
@@ -496,6 +504,9 @@ func (h *health) migrations() api.Condition {
 	}
 	if len(reasons) > 0 {
 		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
+	}
+	if silent := silentParties(append(list, h.a.waitingArrivals()...), h.a.name, h.a.peers.answered, h.a.rt.Now()); len(silent) > 0 {
+		return bad("migrations", silent[0].Message, silent...)
 	}
 	if waiting > 0 {
 		return good("migrations", fmt.Sprintf("%d going on, of which %d wait for their turn", going, waiting))

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
@@ -46,13 +47,25 @@ func (p *peers) client(name string) (*api.Client, error) {
 		return c, nil
 	}
 	addr, _ := p.address(name)
-	c, err := api.NewClient(api.ClientOptions{Address: addr, Name: name, Identity: p.a.identity, As: p.a.name, Runtime: p.a.rt})
+	c, err := api.NewClient(api.ClientOptions{Address: addr, Name: name, Identity: p.a.identity, As: p.a.name, Runtime: p.a.rt, Asked: func(asked time.Time, answered bool) {
+		if answered {
+			p.a.asked.Answer(peerPart(name), p.a.rt.Now())
+		} else {
+			p.a.asked.Miss(peerPart(name), asked)
+		}
+	}})
 	if err != nil {
 		return nil, err
 	}
 	p.clients[name] = c
 	return c, nil
 }
+
+// peerPart is another host in the table of answers, apart from the loops.
+func peerPart(name string) string { return "host " + name }
+
+// answered gives when another host was asked and answered; nothing for one that was never asked.
+func (p *peers) answered(name string) answers.Times { return p.a.asked.Of(peerPart(name)) }
 
 // host finds a host for the conductor, this one included. A name that neither
 // [peers] nor Placement knows is fault.NotFound.

@@ -4,24 +4,48 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 )
 
-// unevacuated looks for dead hosts that still have instances by the fleet's records: nobody has
-// evacuated them. It asks for the deaths once in a while, and for instances only of a dead host.
+// unevacuated looks for hosts that have instances by the fleet's records and need an operator: dead ones
+// that nobody has evacuated, and silent ones that nobody has declared dead. It asks for the deaths once in
+// a while, and for instances only of a dead or silent host.
 type unevacuated struct {
 	a *Agent
 
+	// The fields up to the blank line are the task's own.
+	names []string             // of the other hosts on record
+	read  time.Time            // when they were; zero for never
+	last  map[string]time.Time // when each was asked last
+
 	// mu guards what follows; nothing is called under it.
-	mu    sync.Mutex
-	hosts []deadHost // by the last look that was answered
+	mu     sync.Mutex
+	hosts  []deadHost   // by the last look that was answered
+	silent []silentHost // likewise
 }
+
+// silentHost is a host that does not answer, does not count as dead, and has instances.
+type silentHost struct {
+	name      string
+	since     time.Time
+	instances int
+}
+
+// How the other hosts are looked at; arbitrary.
+const (
+	namesEvery = 10 * time.Minute // who they are is read
+	mostAsked  = 16               // hosts are asked in one look where no leases tell who is alive
+	silentLate = deadEvery / 2    // two looks in a row were not answered: one lost packet is no silence
+)
 
 // deadHost is a host that counts as dead and has instances.
 type deadHost struct {
@@ -43,7 +67,9 @@ func (u *unevacuated) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if records, err := u.a.fleetRecords(); err == nil && !u.a.observing() {
 			u.look(ctx, records)
+			u.lookAtSilent(ctx, records)
 		}
+		u.a.asked.Round(loopHosts, u.a.rt.Now())
 		_ = u.a.rt.Sleep(ctx, deadEvery) // its end is looked at in the loop
 	}
 	return nil
@@ -89,18 +115,122 @@ func lostHosts(ctx context.Context, records deadRecords, self string) ([]deadHos
 	return out, nil
 }
 
-// condition names the dead hosts with instances; false for none.
+// lookAtSilent asks the hosts that may be silent, and counts the instances of those that are. By a store
+// with leases those without one are asked, else some of all hosts in turn.
+func (u *unevacuated) lookAtSilent(ctx context.Context, records *fleet.Records) {
+	if u.a.identity == nil {
+		return // then it can ask nobody; that is the condition of the peers
+	}
+	ctx, cancel := u.a.rt.WithTimeout(ctx, roundLimit)
+	defer cancel()
+	var alive map[string]string
+	var err error
+	if records.HasLeases() {
+		if alive, err = records.Alive(ctx); err != nil {
+			return // what was known stands, as in look
+		}
+	}
+	dead, err := deadNames(ctx, records)
+	if err != nil {
+		return
+	}
+	if now := u.a.rt.Now(); u.read.IsZero() || now.Sub(u.read) >= namesEvery {
+		hosts, err := records.Hosts(ctx)
+		unreadable, err := fleet.Unreadable(err)
+		if err != nil {
+			return
+		}
+		u.names, u.read = nil, now
+		for _, h := range hosts {
+			u.names = append(u.names, h.Name)
+		}
+		for _, key := range unreadable {
+			u.names = append(u.names, fleet.NameOf(key))
+		}
+	}
+	candidates := slices.DeleteFunc(slices.Clone(u.names), func(name string) bool {
+		_, lives := alive[name]
+		return name == u.a.name || dead[name] || lives
+	})
+	missed := func(name string) bool { return !u.a.peers.answered(name).Asked.IsZero() }
+	ask, last := nextAsked(candidates, missed, u.last), map[string]time.Time{}
+	for _, name := range candidates {
+		last[name] = u.last[name]
+	}
+	var asking runtime.Group
+	for _, name := range ask {
+		last[name] = u.a.rt.Now()
+		asking.Go(u.a.rt, "is a host silent", func() { _ = u.a.heard(ctx, name) }) // the client notes the answer
+	}
+	asking.Wait(u.a.rt)
+	u.last = last
+	if silent, err := silentHosts(ctx, records, candidates, u.a.peers.answered, u.a.rt.Now()); err == nil {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.silent = silent
+	}
+}
+
+// nextAsked gives the hosts to ask in a look: those that were asked longest ago. As many as half of them
+// are such that did not answer.
+func nextAsked(hosts []string, missed func(string) bool, last map[string]time.Time) []string {
+	hosts = slices.Clone(hosts)
+	slices.SortStableFunc(hosts, func(a, b string) int { return last[a].Compare(last[b]) })
+	var silent, others []string
+	for _, name := range hosts {
+		if missed(name) {
+			silent = append(silent, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	ask := silent[:min(len(silent), max(mostAsked/2, mostAsked-len(others)))]
+	return append(ask, others[:min(len(others), mostAsked-len(ask))]...)
+}
+
+func deadNames(ctx context.Context, records deadRecords) (map[string]bool, error) {
+	deaths, err := records.Deaths(ctx)
+	if _, err = fleet.Unreadable(err); err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, d := range deaths {
+		out[d.Host] = true
+	}
+	return out, nil
+}
+
+// silentHosts gives those of the hosts that left two looks in a row without an answer and have instances.
+func silentHosts(ctx context.Context, records deadRecords, hosts []string, of func(string) answers.Times, now time.Time) ([]silentHost, error) {
+	var out []silentHost
+	for _, name := range hosts {
+		since, late := of(name).Late(now, silentLate)
+		if !late {
+			continue
+		}
+		list, err := records.Instances(ctx, name)
+		if _, err = fleet.Unreadable(err); err != nil {
+			return nil, err
+		}
+		if len(list) > 0 {
+			out = append(out, silentHost{name, since, len(list)})
+		}
+	}
+	return out, nil
+}
+
+// condition names the dead and silent hosts with instances; false for none.
 func (u *unevacuated) condition() (api.Condition, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return lostCondition(u.hosts)
+	return lostCondition(u.hosts, u.silent)
 }
 
 // mostNames are told of one dead host.
 const mostNames = 5
 
-func lostCondition(hosts []deadHost) (api.Condition, bool) {
-	if len(hosts) == 0 {
+func lostCondition(hosts []deadHost, silent []silentHost) (api.Condition, bool) {
+	if len(hosts)+len(silent) == 0 {
 		return api.Condition{}, false
 	}
 	var reasons []fault.Reason
@@ -113,6 +243,15 @@ func lostCondition(hosts []deadHost) (api.Condition, bool) {
 			Code: "not_evacuated", Have: names, Want: h.death.Host,
 			Message: fmt.Sprintf("host %s counts as dead since %s, and nobody has evacuated its instances: %s", h.death.Host, h.death.At.UTC().Format(time.RFC3339), names),
 			Change:  "berth evacuate --host " + h.death.Host + ", on any host; or bring " + h.death.Host + " back",
+		})
+	}
+	for _, h := range silent {
+		at := h.since.UTC().Format(time.RFC3339)
+		reasons = append(reasons, fault.Reason{
+			Code: "host_silent", Have: at, Want: h.name,
+			Message: fmt.Sprintf("host %s has not answered since %s, and does not count as dead; instances on record there: %d", h.name, at, h.instances),
+			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + h.name + ", or berth host declare-dead " + h.name +
+				` --because "how you know", then berth evacuate --host ` + h.name,
 		})
 	}
 	return bad("evacuation", reasons[0].Message, reasons...), true

@@ -33,6 +33,9 @@ type ClientOptions struct {
 	// As is the calling host's provider name; empty for an operator.
 	As      string
 	Runtime runtime.Runtime // nil for the machine's own
+	// Asked is told after each request when it was sent, and whether an answer began; nil for nobody. A
+	// request whose caller gave it up is not told.
+	Asked func(asked time.Time, answered bool)
 	// Follow gives a client of another host, which has to be asked itself: see ReasonAskThere. The
 	// request is sent there, once. nil gives the refusal to the caller.
 	Follow func(host string) (*Client, error)
@@ -327,7 +330,11 @@ func (c *Client) openAs(ctx context.Context, method, path, kind string, body ...
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Header.Set(headerTimeout, time.Until(deadline).Round(time.Millisecond).String())
 	}
+	begun := c.rt.Now()
 	resp, err := c.http.Do(req)
+	if c.opt.Asked != nil && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
+		c.opt.Asked(begun, err == nil)
+	}
 	if err != nil {
 		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 			return nil, unsentError{c.connectError(err)}

@@ -40,6 +40,7 @@ func (h *Host) Follow(ctx context.Context) error {
 	listening.Go(h.rt, "follow events", func() { f.listen(ctx) })
 	for ctx.Err() == nil {
 		f.turn(ctx)
+		h.o.Round("instances")
 		_ = h.rt.Sleep(ctx, max(h.o.Agree/8, time.Millisecond)) // its end is looked at in the loop
 	}
 	listening.Wait(h.rt)

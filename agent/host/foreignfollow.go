@@ -17,6 +17,7 @@ func (h *Host) FollowArrivals(ctx context.Context) error {
 		if h.o.Mode() != ModeObserve {
 			h.followArrivals(ctx)
 		}
+		h.o.Round("arrivals")
 		_ = h.rt.Sleep(ctx, h.o.Agree/4) // its end is looked at in the loop
 	}
 	return nil

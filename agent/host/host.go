@@ -142,6 +142,9 @@ type Options struct {
 	// Agree is the time between the two reads that must agree before a claim of
 	// a vanished guest is released; 0 for 2 s.
 	Agree time.Duration
+	// Round is told each time that one of the loops "instances", "sides of moves" and "arrivals" has
+	// come round; nil for nobody.
+	Round func(loop string)
 	// Look is how often all guests are looked at for changes that no event told of;
 	// 0 for five times Agree.
 	Look time.Duration
@@ -214,6 +217,9 @@ func New(o Options) *Host {
 	}
 	if o.Agree <= 0 {
 		o.Agree = 2 * time.Second
+	}
+	if o.Round == nil {
+		o.Round = func(string) {}
 	}
 	if o.Silence <= 0 {
 		o.Silence = 30 * time.Second

@@ -95,6 +95,7 @@ var table = map[string]rule{
 	"agent/inventory/providerconfig": {own: []string{"agent/inventory", "placementclient"}, third: []string{"go.yaml.in/yaml"}, why: "pure: a file's bytes in, what it adds to providers out"},
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},
 	"agent/drawing":                  {own: []string{"topology", "internal/visible"}, why: "pure: a host and its claims in, a picture out"},
+	"agent/answers":                  {why: "when each part answered last; asks nobody"},
 	"agent/witness":                  {why: "pure: what the witnesses of an instance's owner say in, whether it may be started out"},
 	"agent/guard":                    {own: []string{"driver/libvirt/domainxml", "internal/..."}, why: "answers from a ledger's facts and its own files; never the hypervisor"},
 	"agent":                          {own: []string{"agent/...", "claims/...", "driver", "driver/libvirt/domainxml", "fleet/...", "hwdiscovery", "migration/...", "placementclient/...", "stream", "systemd", "topology", "internal/..."}, third: []string{"github.com/google/uuid", "golang.org/x/sync", "golang.org/x/sys", "github.com/pelletier/go-toml"}, why: "joins the parts; the binding comes from main"},
