@@ -125,7 +125,7 @@ func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint6
 	if silence == nil {
 		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth migrate, berth drain"))
 	}
-	if _, err = records.DeclareDeadByLease(ctx, host, by); err != nil {
+	if _, err = records.DeclareDeadByLease(ctx, host, d.host, by); err != nil {
 		return fleet.Death{}, 0, d.noProof(ctx, doing, host, records, silence, err)
 	}
 	d.log.Warn("a host is dead: it fences itself, and its lease is over; its guests can be evacuated", "host", host, "by", by)

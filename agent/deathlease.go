@@ -53,7 +53,8 @@ type vigil struct {
 	noQuorum bool       // the newest failure was a proof that the store serves nobody
 	unproven error      // why it was none; nil where it was
 	asked    storeAsked // the newest renewal that ended
-	others   []string   // the hosts that could bear out that the store serves nobody, as known last
+	others   []string   // the hosts that have to bear out that the store serves nobody: all that are on record for it, and those to be
+	named    []string   // the hosts that are to be on record for it, as known last
 	known    bool       // who they are was read
 	state    vigilState
 	since    time.Time      // it is in that state
@@ -116,7 +117,7 @@ type liveRecords interface {
 	NoQuorum(ctx context.Context) (refused bool, err error)
 	Hosts(ctx context.Context) ([]fleet.Host, error)
 	Deaths(ctx context.Context) ([]fleet.Death, error)
-	Armed(ctx context.Context, host, boot string, length fleet.Seconds) error
+	Armed(ctx context.Context, host, boot string, length fleet.Seconds, witnesses []string) error
 	WatchLapsed(ctx context.Context) error
 }
 

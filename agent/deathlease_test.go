@@ -309,7 +309,10 @@ func TestVigil_IsArmedThenToldThenDisarmedInOrder(t *testing.T) {
 
 func TestVigil_ACutHostIsResetBeforeItsLeaseEnds(t *testing.T) {
 	vigilance(t, func(t *testing.T, w *watched) {
-		w.pass(time.Minute)
+		if err := w.elsewhere().PutHost(t.Context(), fleet.Host{Name: "host-c", Boot: "boot-1"}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(2 * time.Minute) // who the others are is read each minute, and put on record
 		w.cut(true)
 		w.pass(9 * time.Second)
 		if c := w.health("watchdog"); c.Health == api.HealthOK || !strings.HasPrefix(c.Detail, "starving") {
@@ -329,10 +332,10 @@ func TestVigil_ACutHostIsResetBeforeItsLeaseEnds(t *testing.T) {
 			t.Error("the lease does not end")
 		}
 		elsewhere := w.elsewhere()
-		_, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "host:c")
+		_, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "host-c", "host:host-c")
 		for began := time.Now(); errors.Is(err, fault.Busy) && time.Since(began) < 31*time.Second; {
 			w.pass(5 * time.Second)
-			_, err = elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "host:c")
+			_, err = elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "host-c", "host:host-c")
 		}
 		if err != nil {
 			t.Errorf("its end is no proof: %v", err)
@@ -506,7 +509,7 @@ func TestVigil_LooksAtALeaseThatIsOverUntilItIsAProof(t *testing.T) {
 			t.Fatal(err)
 		}
 		declare := func() error {
-			_, err := w.records.DeclareDeadByLease(t.Context(), lostHost, "host:host-w")
+			_, err := w.records.DeclareDeadByLease(t.Context(), lostHost, watchedHost, "host:host-w")
 			return err
 		}
 		if err := declare(); !errors.Is(err, fault.Busy) || !slices.Equal(codes(err), []string{fleet.ReasonLeaseOverLately}) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"berth/agent/api"
@@ -134,6 +135,7 @@ func (h *holding) feed() {
 // tell keeps this host's record saying that it fences itself, until ctx ends.
 func (h *holding) tell(ctx context.Context) {
 	for ctx.Err() == nil {
+		said := h.v.witnesses()
 		err := h.say(ctx, true)
 		wait := confirmEvery
 		if err != nil {
@@ -142,7 +144,9 @@ func (h *holding) tell(ctx context.Context) {
 		h.v.mu.Lock()
 		h.v.told, h.v.untold = h.v.told || err == nil, err
 		h.v.mu.Unlock()
-		_ = h.v.o.Runtime.Sleep(ctx, wait) // its end is looked at in the loop
+		for end := h.v.now() + wait; ctx.Err() == nil && h.v.now() < end && slices.Equal(said, h.v.witnesses()); {
+			_ = h.v.o.Runtime.Sleep(ctx, min(announceWait, wait)) // its end is looked at in the loop
+		}
 	}
 }
 
@@ -153,7 +157,12 @@ func (h *holding) say(ctx context.Context, armed bool) error {
 	if !armed {
 		length = 0
 	}
-	return h.records.Armed(ctx, h.v.o.Host, h.v.o.Boot, length)
+	names := h.v.witnesses()
+	err := h.records.Armed(ctx, h.v.o.Host, h.v.o.Boot, length, names)
+	if err == nil {
+		h.v.onRecord(names)
+	}
+	return err
 }
 
 // disarm ends it in order, or leaves it armed where other hosts could not be told. ctx has ended,

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,7 @@ func servedBy(err error) bool {
 // How others are asked; arbitrary but for what is said.
 const (
 	othersEvery    = time.Minute      // who they are is read
+	othersAgain    = 10 * time.Second // after they have changed: hosts of a new fleet come one after another
 	othersPatience = 10 * time.Second // for that
 	askPatience    = time.Second      // for all that are asked: below what the window of a lease leaves
 	askAtOnce      = 32
@@ -58,13 +60,17 @@ func (v *vigil) served() bool {
 }
 
 // keepOthers keeps who the other hosts of the fleet are, without those that count as dead, until
-// ctx ends. While the store does not say, it stays as it was.
+// ctx ends. While the store does not say, it stays as it was. One that has gone is asked still until
+// this host's record does not name it any more: until then it may declare this host dead.
 func (v *vigil) keepOthers(ctx context.Context, records liveRecords) {
 	for ctx.Err() == nil {
 		wait := othersEvery
-		if names, err := v.readOthers(ctx, records); err == nil {
+		if names, named, err := v.readOthers(ctx, records); err == nil {
 			v.mu.Lock()
-			v.others, v.known = names, true
+			if !v.known || !slices.Equal(v.named, names) {
+				wait = othersAgain
+			}
+			v.others, v.named, v.known = union(v.others, names, named), names, true
 			v.mu.Unlock()
 		} else {
 			wait = announceWait
@@ -73,32 +79,59 @@ func (v *vigil) keepOthers(ctx context.Context, records liveRecords) {
 	}
 }
 
-func (v *vigil) readOthers(ctx context.Context, records liveRecords) ([]string, error) {
+func union(lists ...[]string) []string {
+	all := slices.Concat(lists...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// witnesses are the hosts that are to be on record; never nil.
+func (v *vigil) witnesses() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return append([]string{}, v.named...)
+}
+
+// onRecord notes that this host's record names names and no other. After a write that failed the
+// next one does not count yet: the first may land after it.
+func (v *vigil) onRecord(names []string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.untold == nil {
+		v.others = union(names, v.named)
+	}
+}
+
+// readOthers gives them in order, and those that the record of this host names.
+func (v *vigil) readOthers(ctx context.Context, records liveRecords) (names, named []string, err error) {
 	ctx, cancel := v.o.Runtime.WithTimeout(ctx, othersPatience)
 	defer cancel()
 	hosts, err := records.Hosts(ctx)
 	unreadable, err := fleet.Unreadable(err)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, key := range unreadable { // whose host there is, and may be asked
 		hosts = append(hosts, fleet.Host{Name: fleet.NameOf(key)})
 	}
 	deaths, err := records.Deaths(ctx)
 	if _, err = fleet.Unreadable(err); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out := map[string]bool{v.o.Host: true}
 	for _, d := range deaths {
 		out[d.Host] = true
 	}
-	var names []string
 	for _, h := range hosts {
+		if h.Name == v.o.Host {
+			named = h.Witnesses
+		}
 		if !out[h.Name] {
 			names = append(names, h.Name)
 		}
 	}
-	return names, nil
+	slices.Sort(names)
+	return names, named, nil
 }
 
 // borneOut is nil where other hosts say that the store serves nobody. since is when the first

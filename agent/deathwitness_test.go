@@ -8,6 +8,7 @@ import (
 
 	"berth/agent/api"
 	"berth/fleet"
+	"berth/fleet/fleettest"
 	"berth/internal/fault"
 )
 
@@ -76,6 +77,82 @@ func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *test
 			})
 		})
 	}
+}
+
+// TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease: a host that came back, or is new, is not asked
+// whether the store serves it. So it must not take this one for dead by its lease.
+func TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease(t *testing.T) {
+	vigilance(t, func(t *testing.T, w *watched) {
+		elsewhere := w.elsewhere()
+		put := func(host string) {
+			if err := elsewhere.PutHost(t.Context(), fleet.Host{Name: host, Boot: "boot-1"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put("agrees")
+		put("returned")
+		if _, err := elsewhere.DeclareDead(t.Context(), fleet.Death{Host: "returned", Proof: fleet.ProofFenced}); err != nil {
+			t.Fatal(err)
+		}
+		w.set(func() { w.others = map[string]api.StoreSeen{"agrees": {Asked: true, Age: time.Second}} })
+		w.pass(2 * time.Minute)
+		w.cut(true) // a firewall refuses, on the way of both
+		w.set(func() { w.refused = true })
+		if _, err := elsewhere.Return(t.Context(), "returned", "boot-2"); err != nil {
+			t.Fatal(err)
+		}
+		put("new")
+		for range 20 {
+			w.pass(5 * time.Second)
+			_ = elsewhere.WatchLapsed(t.Context())
+			for _, host := range []string{"returned", "new"} {
+				if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, host, "operator:o"); !hasReason(err, "not_a_witness") && !hasReason(err, "lease_stands") {
+					t.Fatalf("host %s is not asked, and declares it dead: %v", host, err)
+				}
+			}
+		}
+		if was, _ := w.reset(); was || w.alive() {
+			t.Errorf("reset %t, the lease stands %t: the test looks at nothing", was, w.alive())
+		}
+		if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "returned", "operator:o"); !strings.Contains(advice(err), "-c agrees") {
+			t.Errorf("it is not said whom to ask: %v", err)
+		}
+		w.set(func() { w.broken = true })
+	})
+}
+
+// TestVigil_HostThatIsStillOnRecord_IsAsked: it counts as dead, and this host's record names it
+// until it could be written.
+func TestVigil_HostThatIsStillOnRecord_IsAsked(t *testing.T) {
+	vigilance(t, func(t *testing.T, w *watched) {
+		elsewhere := w.elsewhere()
+		for _, host := range []string{"agrees", "gone"} {
+			if err := elsewhere.PutHost(t.Context(), fleet.Host{Name: host, Boot: "boot-1"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.set(func() { w.others = map[string]api.StoreSeen{"agrees": {Asked: true, Age: time.Second}} })
+		w.pass(2 * time.Minute)
+		w.set(func() { // its lease is renewed, and its record cannot be written
+			w.fate = func(c fleettest.Call) fleettest.Outcome {
+				if c.Write && c.Key == "hosts/"+watchedHost {
+					return fleettest.Refused
+				}
+				return fleettest.Answered
+			}
+		})
+		if _, err := elsewhere.DeclareDead(t.Context(), fleet.Death{Host: "gone", Proof: fleet.ProofFenced}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(2 * time.Minute)
+		w.cut(true)
+		w.set(func() { w.refused = true })
+		w.pass(20 * time.Second)
+		if was, _ := w.reset(); !was {
+			t.Errorf("it is fed, though host gone may declare it dead: %s", w.health("lease").Detail)
+		}
+		w.set(func() { w.broken = true })
+	})
 }
 
 // TestVigil_TellsOthersHowTheStoreAnswers: with what it has seen itself, and how long ago.

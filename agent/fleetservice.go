@@ -63,6 +63,9 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 	for _, h := range hosts {
 		at := of(h.Name)
 		at.Boot, at.UpdatedAt, at.SelfFence = h.Boot, h.UpdatedAt, h.SelfFence
+		if h.SelfFence {
+			at.Witnesses = h.Witnesses
+		}
 		if leases {
 			at.Lease = api.LeaseExpired
 		}

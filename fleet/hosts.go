@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,14 +13,14 @@ import (
 )
 
 // PutHost writes what a host says of itself, where it differs from what is written. UpdatedAt is
-// set here, Incarnation is Rewrote's alone, and SelfFence is believed only of a host that is new: after that it is Armed's alone, and
-// ends with the boot. fault.Forbidden, with reason declared_dead, while the host counts as dead: then it
+// set here, Incarnation is Rewrote's alone, and SelfFence is believed only of a host that is new: after that it is Armed's alone, as
+// Witnesses are, and ends with the boot. fault.Forbidden, with reason declared_dead, while the host counts as dead: then it
 // has to Return first.
 func (r *Records) PutHost(ctx context.Context, h Host) error {
 	return r.changeHost(ctx, h.Name, func(old *Host) bool {
 		h.UpdatedAt, h.Incarnation = old.UpdatedAt, old.Incarnation
 		if old.Name != "" {
-			h.SelfFence, h.Lease = old.SelfFence && old.Boot == h.Boot, old.Lease
+			h.SelfFence, h.Lease, h.Witnesses = old.SelfFence && old.Boot == h.Boot, old.Lease, old.Witnesses
 		}
 		if same(*old, h) {
 			return false
@@ -30,16 +31,16 @@ func (r *Records) PutHost(ctx context.Context, h Host) error {
 }
 
 // Armed writes whether a host's watchdog is fed by its lease alone, in this boot, and leaves the
-// rest as it is. length is the lease's; 0 says that it is not fed so. That is written in any case,
+// rest as it is. witnesses are Host.Witnesses. length is the lease's; 0 says that it is not fed so. That is written in any case,
 // so that a call before whose outcome nobody knows cannot come after it. fault.NotFound before
 // the host has written itself; refused as PutHost.
-func (r *Records) Armed(ctx context.Context, host, boot string, length Seconds) error {
+func (r *Records) Armed(ctx context.Context, host, boot string, length Seconds, witnesses []string) error {
 	found, armed := false, length > 0
 	err := r.changeHost(ctx, host, func(old *Host) bool {
-		if found = old.Name != ""; !found || armed && old.SelfFence && old.Boot == boot && old.Lease == length {
+		if found = old.Name != ""; !found || armed && old.SelfFence && old.Boot == boot && old.Lease == length && (old.Witnesses == nil) == (witnesses == nil) && slices.Equal(old.Witnesses, witnesses) {
 			return false
 		}
-		old.SelfFence, old.Boot, old.Lease = armed, boot, length
+		old.SelfFence, old.Boot, old.Lease, old.Witnesses = armed, boot, length, witnesses
 		return true
 	})
 	if err == nil && !found {
@@ -176,9 +177,10 @@ func (r *Records) DeclareDead(ctx context.Context, d Death) (Death, error) {
 // DeclareDeadByLease declares a host dead that fences itself and whose lease is over: both hold
 // in the very commit, and this process has seen for a whole length that it is over. Before that it
 // is fault.Busy, with reason lease_over_lately, which says how long it still takes; WatchLapsed looks
-// meanwhile. fault.Forbidden with the reason where one does not hold, lease_stands, no_self_fence
-// or no_leases; else as DeclareDead.
-func (r *Records) DeclareDeadByLease(ctx context.Context, host, by string) (Death, error) {
+// meanwhile. declarer is the host of this process: it has to be one of the witnesses on record, since
+// the silence of another does not stop the host. fault.Forbidden with the reason where one does not
+// hold, lease_stands, no_self_fence, not_a_witness or no_leases; else as DeclareDead.
+func (r *Records) DeclareDeadByLease(ctx context.Context, host, declarer, by string) (Death, error) {
 	if _, err := r.leases(); err != nil {
 		return Death{}, err
 	}
@@ -188,6 +190,10 @@ func (r *Records) DeclareDeadByLease(ctx context.Context, host, by string) (Deat
 			return nil, refuse("no_self_fence", "host "+host+" does not fence itself: an expired lease is no proof that it is dead",
 				"fence it (berth host fence), or say that it is dead (berth host declare-dead)")
 		}
+		// An older agent tells none. It asks all hosts that it read within the last minute.
+		if h.Witnesses != nil && !slices.Contains(h.Witnesses, declarer) {
+			return nil, notAWitness(h, declarer)
+		}
 		left, err := r.lapsed(ctx, host, h.Lease)
 		switch {
 		case err != nil:
@@ -196,6 +202,19 @@ func (r *Records) DeclareDeadByLease(ctx context.Context, host, by string) (Deat
 			return nil, lately(host, left)
 		}
 		return []Condition{{alivePrefix + host, 0}}, nil
+	})
+}
+
+// notAWitness refuses a death by a lease to a host that the dead one would not have asked.
+func notAWitness(h Host, declarer string) error {
+	change := "berth host fence " + h.Name + `, or, once you have checked that it is off, berth host declare-dead ` + h.Name + ` --because "how you know"`
+	if len(h.Witnesses) > 0 {
+		change = "ask one of these hosts (-c " + h.Witnesses[0] + "); or " + change
+	}
+	have := strings.Join(h.Witnesses, ", ")
+	return fault.Refuse(fault.Forbidden, "", fault.Reason{
+		Code: "not_a_witness", Message: "host " + declarer + " is not among the hosts that " + h.Name + " asks before it runs on without its lease: " + h.Name + " may be running",
+		Have: have, Want: declarer, Change: change,
 	})
 }
 
@@ -324,7 +343,7 @@ func (r *Records) Return(ctx context.Context, host, boot string) (was *Death, er
 			return nil
 		}
 		if h.Boot != boot {
-			h.SelfFence, h.Lease = false, 0
+			h.SelfFence, h.Lease, h.Witnesses = false, 0, nil
 		}
 		h.Name, h.Boot, h.UpdatedAt = host, boot, r.now()
 		if deathRev != 0 {

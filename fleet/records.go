@@ -18,6 +18,10 @@ type Host struct {
 	SelfFence bool `json:"self_fence,omitempty"`
 	// Lease is the length of the lease that feeds it; 0 in a record of before that was told.
 	Lease Seconds `json:"lease_seconds,omitempty"`
+	// Witnesses are the other hosts whose silence stops this one, in order: while any of them does not
+	// say that the store serves nobody, its watchdog is fed by the lease alone. nil in a record of an
+	// older agent.
+	Witnesses []string `json:"witnesses,omitzero"`
 	// Incarnation is that of the store in which the host has written all its records; see Rewrote.
 	Incarnation string `json:"incarnation,omitempty"`
 	// Ledger counts what the host's ledger has noted for this record. It never goes back, but with

@@ -56,10 +56,13 @@ type FleetHosts struct {
 
 // FleetHost is one of them.
 type FleetHost struct {
-	Name      string       `json:"name"`
-	Boot      string       `json:"boot,omitempty"`       // that it has told of last; empty where it has written no record
-	UpdatedAt time.Time    `json:"updated_at,omitzero"`  // of its record
-	SelfFence bool         `json:"self_fence,omitempty"` // an expired lease can be made a proof
+	Name      string    `json:"name"`
+	Boot      string    `json:"boot,omitempty"`       // that it has told of last; empty where it has written no record
+	UpdatedAt time.Time `json:"updated_at,omitzero"`  // of its record
+	SelfFence bool      `json:"self_fence,omitempty"` // an expired lease can be made a proof
+	// Witnesses are the hosts by which an expired lease can be made a proof: those that it asks before it
+	// runs on without one. None are told by a host that does not fence itself, or whose agent is older.
+	Witnesses []string     `json:"witnesses,omitzero"`
 	Lease     LeaseState   `json:"lease,omitempty"`
 	Death     *fleet.Death `json:"death"`  // null for a host that nobody counts as dead
 	Guests    int          `json:"guests"` // whose token it has, by the records

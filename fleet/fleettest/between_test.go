@@ -21,17 +21,17 @@ func TestRecords_WhatHappensBetweenALookAndItsCommitCounts(t *testing.T) {
 	}{
 		"a death by a lease, and its host renews it": {
 			func(f fixture, _ fleet.TakeOver) error {
-				_, err := f.DeclareDeadByLease(f.t.Context(), source, "operator:alice")
+				_, err := f.DeclareDeadByLease(f.t.Context(), source, first, "operator:alice")
 				return err
 			},
 			func(f fixture) error { return f.KeepAlive(f.t.Context(), source, bootOne, leaseLength) }, false, "lease_stands",
 		},
 		"a death by a lease, and its host disarms its watchdog": {
 			func(f fixture, _ fleet.TakeOver) error {
-				_, err := f.DeclareDeadByLease(f.t.Context(), source, "operator:alice")
+				_, err := f.DeclareDeadByLease(f.t.Context(), source, first, "operator:alice")
 				return err
 			},
-			func(f fixture) error { return f.Armed(f.t.Context(), source, bootOne, 0) }, false, "no_self_fence",
+			func(f fixture) error { return f.Armed(f.t.Context(), source, bootOne, 0, witnesses) }, false, "no_self_fence",
 		},
 		"a death, and its host boots": {
 			func(f fixture, _ fleet.TakeOver) error {
@@ -63,7 +63,9 @@ func TestRecords_WhatHappensBetweenALookAndItsCommitCounts(t *testing.T) {
 			func(f fixture) error { _, err := f.DeclareDead(f.t.Context(), operatorsWord()); return err }, false, "declared_dead",
 		},
 		"a host's record, and it is declared dead": {
-			func(f fixture, _ fleet.TakeOver) error { return f.Armed(f.t.Context(), source, bootOne, 2*leaseLength) },
+			func(f fixture, _ fleet.TakeOver) error {
+				return f.Armed(f.t.Context(), source, bootOne, 2*leaseLength, witnesses)
+			},
 			func(f fixture) error { _, err := f.DeclareDead(f.t.Context(), operatorsWord()); return err }, false, "declared_dead",
 		},
 	} {
@@ -76,7 +78,7 @@ func TestRecords_WhatHappensBetweenALookAndItsCommitCounts(t *testing.T) {
 			f.host(source, false)
 			f.host(first, false)
 			f.instance(source, 1)
-			if err := f.Armed(t.Context(), source, bootOne, leaseLength); err != nil {
+			if err := f.Armed(t.Context(), source, bootOne, leaseLength, witnesses); err != nil {
 				t.Fatal(err)
 			}
 			var asked fleet.TakeOver
@@ -85,7 +87,7 @@ func TestRecords_WhatHappensBetweenALookAndItsCommitCounts(t *testing.T) {
 				asked = f.asked("m-1", first)
 			} else {
 				// Its lease is over for long enough.
-				_, _ = f.DeclareDeadByLease(t.Context(), source, "operator:alice") // begins the watch
+				_, _ = f.DeclareDeadByLease(t.Context(), source, first, "operator:alice") // begins the watch
 				for range 3 {
 					clock.ahead += 25 * time.Second
 					if err := f.WatchLapsed(t.Context()); err != nil {
@@ -119,10 +121,10 @@ func TestRecords_ALookThatFailsBreaksTheWatchOfALease(t *testing.T) {
 	f := newFixture(t, memory.Client("asked"))
 	f.Records = fleet.New(f.store, clock)
 	f.host(source, true)
-	if err := f.Armed(t.Context(), source, bootOne, leaseLength); err != nil {
+	if err := f.Armed(t.Context(), source, bootOne, leaseLength, witnesses); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = f.DeclareDeadByLease(t.Context(), source, "operator:alice") // begins the watch
+	_, _ = f.DeclareDeadByLease(t.Context(), source, first, "operator:alice") // begins the watch
 	for i := range 3 {
 		clock.ahead += 25 * time.Second
 		memory.SetDown(i == 1)
@@ -130,7 +132,7 @@ func TestRecords_ALookThatFailsBreaksTheWatchOfALease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := f.DeclareDeadByLease(t.Context(), source, "operator:alice"); !errors.Is(err, fault.Busy) {
+	if _, err := f.DeclareDeadByLease(t.Context(), source, first, "operator:alice"); !errors.Is(err, fault.Busy) {
 		t.Errorf("declared dead though a look has failed: %v", err)
 	}
 }
@@ -144,7 +146,7 @@ func TestRecords_ArmedIsWrittenWhereItIsNew(t *testing.T) {
 		length fleet.Seconds
 		writes bool
 	}{{30, true}, {30, false}, {60, true}, {0, true}, {0, true}} {
-		if err := f.Armed(t.Context(), source, bootOne, step.length); err != nil {
+		if err := f.Armed(t.Context(), source, bootOne, step.length, witnesses); err != nil {
 			t.Fatal(err)
 		}
 		now := mustGet(t, f.store, "hosts/"+source).Revision

@@ -107,7 +107,7 @@ func TestRecords(t *testing.T, open Open, leased bool) {
 		} else {
 			_, err := f.Alive(t.Context())
 			f.refused("alive", err, fault.Forbidden, "no_leases")
-			_, err = f.DeclareDeadByLease(t.Context(), source, "operator:alice")
+			_, err = f.DeclareDeadByLease(t.Context(), source, first, "operator:alice")
 			f.refused("declare dead", err, fault.Forbidden, "no_leases")
 		}
 	})
@@ -141,13 +141,13 @@ func hostsWriteThemselves(f fixture) {
 	if now := mustGet(f.t, f.store, "hosts/"+source).Revision; now != before {
 		f.t.Error("a host that is as it is written was written again")
 	}
-	if err := f.Armed(ctx, source, bootOne, leaseLength); err != nil {
+	if err := f.Armed(ctx, source, bootOne, leaseLength, witnesses); err != nil {
 		f.t.Errorf("armed: %v", err)
 	}
-	f.refused("armed before it wrote itself", f.Armed(ctx, "x", bootOne, leaseLength), fault.NotFound)
+	f.refused("armed before it wrote itself", f.Armed(ctx, "x", bootOne, leaseLength, witnesses), fault.NotFound)
 	want := []fleet.Host{
 		{Name: first, ProviderUUID: "p-" + first, Boot: bootOne, SelfFence: true, Description: json.RawMessage(`{"a":1}`)},
-		{Name: source, ProviderUUID: "p-" + source, Boot: bootOne, SelfFence: true, Lease: leaseLength, Description: json.RawMessage(`{"a":1}`)},
+		{Name: source, ProviderUUID: "p-" + source, Boot: bootOne, SelfFence: true, Lease: leaseLength, Witnesses: witnesses, Description: json.RawMessage(`{"a":1}`)},
 	}
 	got, err := f.Hosts(ctx)
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(fleet.Host{}, "UpdatedAt")); diff != "" || err != nil {
@@ -181,7 +181,7 @@ func aDeathStands(f fixture) {
 		f.t.Errorf("deaths are %v, %v", all, err)
 	}
 	f.refused("a dead host writes itself", f.PutHost(ctx, fleet.Host{Name: source, Boot: bootTwo}), fault.Forbidden, "declared_dead")
-	f.refused("a dead host arms its watchdog", f.Armed(ctx, source, bootTwo, leaseLength), fault.Forbidden, "declared_dead")
+	f.refused("a dead host arms its watchdog", f.Armed(ctx, source, bootTwo, leaseLength, witnesses), fault.Forbidden, "declared_dead")
 	_, err = f.PutInstance(ctx, instance(source, 1))
 	f.refused("a dead host writes a guest", err, fault.Forbidden, "declared_dead")
 
@@ -380,6 +380,9 @@ func forget(f fixture) {
 // leaseLength is that of the leases in these tests; no time goes by but the clock's.
 const leaseLength fleet.Seconds = 60
 
+// witnesses are the hosts that a host which fences itself asks, in these tests.
+var witnesses = []string{first}
+
 // aheadClock is a boot clock that a test moves on.
 type aheadClock struct {
 	runtime.System
@@ -399,7 +402,7 @@ func deathByLease(f, hosts fixture) {
 	clock := &aheadClock{}
 	f.Records = fleet.New(f.store, clock)
 	declare := func() error {
-		_, err := f.DeclareDeadByLease(ctx, source, "operator:alice")
+		_, err := f.DeclareDeadByLease(ctx, source, first, "operator:alice")
 		return err
 	}
 	watch := func(d time.Duration) {
@@ -424,9 +427,11 @@ func deathByLease(f, hosts fixture) {
 	f.refused("of a host that nobody knows", declare(), fault.NotFound)
 	f.host(source, false)
 	f.refused("of one without a watchdog", declare(), fault.Forbidden, "no_self_fence")
-	if err := hosts.Armed(ctx, source, bootOne, leaseLength); err != nil {
+	if err := hosts.Armed(ctx, source, bootOne, leaseLength, witnesses); err != nil {
 		f.t.Fatal(err)
 	}
+	_, err := f.DeclareDeadByLease(ctx, source, "returned", "operator:alice")
+	f.refused("by a host that it does not ask", err, fault.Forbidden, "not_a_witness")
 	if h, err := f.Host(ctx, source); err != nil || h.Lease != leaseLength {
 		f.t.Errorf("its record has a lease of %d, %v", h.Lease, err)
 	}

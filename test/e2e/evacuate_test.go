@@ -338,6 +338,7 @@ func TestEvacuate_AHostThatFencesItself(t *testing.T) {
 		}
 	}
 	w.leased(w.b, "host-a")
+	w.record(w.b, "host-a", "that it asks host-b before it runs on without a lease", func(h api.FleetHost) bool { return slices.Contains(h.Witnesses, "host-b") })
 
 	if err := w.a.Cut(w.ctx, lab.Mgmt); err != nil {
 		t.Fatal(err)

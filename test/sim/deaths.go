@@ -84,7 +84,7 @@ func (w *world) prove(ctx context.Context, a *agent, m *machine, d *death) error
 	dead := fleet.Death{Host: m.name, Proof: d.Proof, By: "operator", Because: "looked", Boot: h.Boot}
 	switch d.Proof {
 	case fleet.ProofSelfFence:
-		_, err = a.records.DeclareDeadByLease(ctx, m.name, "host:"+a.m.name)
+		_, err = a.records.DeclareDeadByLease(ctx, m.name, a.m.name, "host:"+a.m.name)
 		return err
 	case fleet.ProofFenced:
 		if !m.off {
@@ -224,7 +224,7 @@ func (a *agent) leases(ctx context.Context) error {
 			dog.fed = a.w.sim.Elapsed()
 			if dog.armed && !told {
 				limited, cancel := a.rt.WithTimeout(ctx, time.Second)
-				told = a.records.Armed(limited, a.m.name, boot, fleet.Seconds(budget.Lease/time.Second)) == nil
+				told = a.records.Armed(limited, a.m.name, boot, fleet.Seconds(budget.Lease/time.Second), nil) == nil
 				cancel()
 				continue // the answer may have been long in coming
 			}
