@@ -28,6 +28,7 @@ import (
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/internal/store"
+	"berth/internal/stuck"
 	"berth/internal/version"
 	"berth/migration"
 	"berth/migration/drain"
@@ -73,6 +74,8 @@ type Agent struct {
 	rt   *runtime.System
 	name string
 	uuid string // of the provider
+
+	calls stuck.Calls // of file systems and processes that may not answer
 
 	conf    atomic.Pointer[config.Config]
 	flavors atomic.Pointer[map[string]topology.Flavor]

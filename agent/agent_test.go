@@ -25,6 +25,7 @@ import (
 	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/stuck"
 	"berth/topology"
 )
 
@@ -256,7 +257,7 @@ func TestNovaComputes_FindsAScriptByTheNameTheKernelGivesIt(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "100", "comm"), []byte("nova-compute\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got, err := novaComputes(dir)
+	got, err := novaComputes(&stuck.Calls{}, dir)
 	if err != nil || len(got) != 1 || got[0] != 100 {
 		t.Errorf("found %v, %v; want process 100 alone", got, err)
 	}

@@ -20,6 +20,7 @@ import (
 	"berth/claims/pci"
 	"berth/hwdiscovery"
 	"berth/internal/fault"
+	"berth/internal/stuck"
 	"berth/migration"
 	"berth/topology"
 )
@@ -150,7 +151,7 @@ func (h *hardware) read(ctx context.Context, quick bool) []string {
 		options = append(options, hwdiscovery.WithSerialNumbersOf(before))
 	}
 	got, err := hwdiscovery.Discover(c.Host.Root, options...)
-	disk, diskErr := diskGB(c.Host.DiskPath)
+	disk, diskErr := stuck.Read(&h.a.calls, c.Host.DiskPath, func() (int64, error) { return diskGB(c.Host.DiskPath) })
 
 	h.mu.Lock()
 	var why []fault.Reason
@@ -173,6 +174,8 @@ func (h *hardware) read(ctx context.Context, quick bool) []string {
 	if diskErr == nil {
 		resized = h.disk == nil || *h.disk != disk
 		h.disk = &disk
+	} else if reasons := fault.ReasonsOf(diskErr); len(reasons) > 0 {
+		why = append(why, reasons...) // its file system does not answer
 	} else {
 		why = append(why, fault.Reason{Code: "disk_unreadable", Message: diskErr.Error(), Change: "set [host] disk_path to the folder of guests' disks"})
 	}

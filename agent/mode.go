@@ -15,6 +15,7 @@ import (
 
 	"berth/agent/guard"
 	"berth/internal/fault"
+	"berth/internal/stuck"
 )
 
 // novaComputeID is where nova-compute keeps the uuid of its compute node
@@ -31,7 +32,7 @@ func (a *Agent) mayManage(ctx context.Context) error {
 	}
 	files, procs := a.novaPlaces()
 	for _, file := range files {
-		id, err := os.ReadFile(file)
+		id, err := stuck.Read(&a.calls, file, func() ([]byte, error) { return os.ReadFile(file) })
 		switch {
 		case err == nil:
 			add("nova_compute_id", fmt.Sprintf("%s exists (%s): nova-compute owns, or owned, this host's provider", file, bytes.TrimSpace(id)),
@@ -41,7 +42,7 @@ func (a *Agent) mayManage(ctx context.Context) error {
 		}
 	}
 	for i, proc := range procs {
-		running, err := novaComputes(proc)
+		running, err := novaComputes(&a.calls, proc)
 		if i > 0 && errors.Is(err, fs.ErrNotExist) {
 			continue // a copied machine without processes; the hardware is refused where that matters
 		}
@@ -213,7 +214,7 @@ func (a *Agent) estrange(err error) {
 // A process of another machine does not count: one with a root folder and a
 // network of its own, as in a system container. One with a root folder of its own
 // alone is how Kolla and TripleO run this host's nova-compute, and counts.
-func novaComputes(proc string) ([]int, error) {
+func novaComputes(calls *stuck.Calls, proc string) ([]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
@@ -224,9 +225,10 @@ func novaComputes(proc string) ([]int, error) {
 		if err != nil {
 			continue
 		}
-		// A process that ended meanwhile is none that runs.
-		cmdline, err := os.ReadFile(filepath.Join(proc, e.Name(), "cmdline"))
-		if err != nil {
+		// A process that ended meanwhile is none that runs. One whose memory does not answer is
+		// known by its name.
+		cmdline, err := stuck.OfProcess(calls, pid, func() ([]byte, error) { return os.ReadFile(filepath.Join(proc, e.Name(), "cmdline")) })
+		if err != nil && !errors.Is(err, fault.Unavailable) {
 			continue
 		}
 		// Absent in a copied /proc, which then has the command line alone.

@@ -63,4 +63,4 @@ type Files interface {
 	OpenPart(m disks.Made) (disks.Part, error)
 }
 
-var _ Files = disks.Files{}
+var _ Files = disks.Bounded{}

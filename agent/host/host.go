@@ -24,6 +24,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/stuck"
 	"berth/migration"
 	"berth/systemd"
 	"berth/topology"
@@ -237,11 +238,12 @@ func New(o Options) *Host {
 		arrivals: map[string]bool{}, unsettled: map[string]error{},
 		uses: map[string]use{}, strangers: map[string]stranger{}, started: map[string]bool{},
 	}
+	calls := &stuck.Calls{} // of files and processes that may not answer
 	if h.files == nil {
-		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, Manager: systemd.Manager(), BootID: o.Runtime.Boot().ID}
+		h.files = disks.Files{Root: o.Root, Tool: o.DiskTool, Manager: systemd.Manager(), BootID: o.Runtime.Boot().ID}.Bounded(calls)
 	}
 	if o.Processes == nil {
-		o.Processes = processes.Table{Root: o.Root}
+		o.Processes = processes.Table{Root: o.Root, Calls: calls}
 	}
 	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
 	h.sides.init()

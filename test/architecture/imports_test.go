@@ -82,7 +82,7 @@ var table = map[string]rule{
 	"agent/host/memory":              {own: []string{"claims", "migration", "internal/..."}, why: "records, tombstones and turns of verbs; knows no verb"},
 	"agent/host/networks":            {own: []string{"driver", "internal/fault"}, third: []string{"golang.org/x/sys"}, why: "documents in, questions and Open vSwitch's ports out"},
 	"agent/host/phases":              {own: []string{"agent/host/hooks", "agent/host/memory", "claims", "migration", "internal/..."}, why: "hooks of a move, once for each attempt; knows no verb"},
-	"agent/host/processes":           {own: []string{"agent/host/disks", "internal/fault"}, third: []string{"golang.org/x/sys"}, why: "what of an instance lives here by the kernel's word; never asks libvirt"},
+	"agent/host/processes":           {own: []string{"agent/host/disks", "internal/fault", "internal/stuck"}, third: []string{"golang.org/x/sys"}, why: "what of an instance lives here by the kernel's word; never asks libvirt"},
 	"agent/host/remake":              {own: []string{"agent/host/disks", "agent/host/memory", "driver/libvirt/domainxml", "migration", "internal/..."}, why: "new files beside old ones; puts none in its place"},
 	"agent/host/streams":             {own: []string{"agent/host/disks", "agent/host/memory", "claims", "driver", "migration", "migration/options", "internal/..."}, why: "a move's transport and job; the source decides elsewhere"},
 	"agent/host/volumes":             {own: []string{"driver", "internal/fault"}, why: "documents in, questions and libvirt's pools out"},

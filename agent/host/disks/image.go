@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"berth/internal/fault"
+	"berth/internal/stuck"
 	"berth/systemd"
 )
 
@@ -29,6 +30,8 @@ type Files struct {
 	// BootID names the boot of the kernel below (Runtime.Boot().ID); without it
 	// a file on a local filesystem has no identity.
 	BootID string
+
+	calls *stuck.Calls // see Bounded; nil: a call waits as long as the kernel does
 }
 
 // Real is where this process finds the hypervisor's path.
@@ -130,6 +133,9 @@ type info struct {
 
 func (f Files) info(ctx context.Context, path, format string) (info, error) {
 	real := f.Real(path)
+	if err := f.calls.Answers(real); err != nil { // also of each layer below another
+		return info{}, fault.Wrap(err, "read image %s", path)
+	}
 	if _, err := os.Stat(real); errors.Is(err, fs.ErrNotExist) {
 		return info{}, fault.New(fault.NotFound, "read image %s: no such file", path)
 	}

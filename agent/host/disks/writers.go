@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/internal/fault"
+	"berth/internal/stuck"
 )
 
 // Writer is a process that has a file open for writing.
@@ -77,20 +78,20 @@ func (f Files) writers(paths []string) ([]Writer, error) {
 	var out []Writer
 	var open []watched
 	for _, path := range paths {
-		w, found, err := f.watch(path)
+		w, err := stuck.Read(f.calls, f.Real(path), func() (*watched, error) { return f.watch(path) })
 		if err != nil {
-			return nil, fault.New(fault.Internal, "look who writes to %s: %w", path, err)
+			return nil, lookError(err, "look who writes to %s", path)
 		}
-		if found {
-			open = append(open, w)
+		if w != nil {
+			open = append(open, *w)
 		}
 	}
 	if len(open) == 0 {
 		return nil, nil
 	}
-	named, err := holdersIn("/proc", open, heldToWrite)
+	named, err := f.holdersIn("/proc", open, heldToWrite)
 	if err != nil {
-		return nil, fault.New(fault.Internal, "look who writes to %s: %w", open[0].path, err)
+		return nil, lookError(err, "look who writes to %s", open[0].path)
 	}
 	for i, w := range open {
 		if len(named[i]) == 0 && w.written {
@@ -107,42 +108,54 @@ type watched struct {
 	name    string // the last part of its path without links
 	device  bool
 	dev     uint64 // of a device its own number, else its filesystem's
+	mount   string // device of the superblock it is on (stuck.Mount); empty where that is not known
 	inode   uint64
 	written bool // somebody has it open for writing, whoever
 }
 
-// watch looks at one path; false when nobody on this host writes to it for certain.
-func (f Files) watch(path string) (watched, bool, error) {
+// lookError is what a look could not tell: that the file system does not answer, or a fault.
+func lookError(err error, format, path string) error {
+	if errors.Is(err, fault.Unavailable) {
+		return fault.Wrap(err, format, path)
+	}
+	return fault.New(fault.Internal, format+": %w", path, err)
+}
+
+// watch looks at one path; nil when nobody on this host writes to it for certain.
+func (f Files) watch(path string) (*watched, error) {
 	at, err := f.open(path, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return watched{}, false, nil
+		return nil, nil
 	case err != nil:
-		return watched{}, false, err
+		return nil, err
 	}
 	defer unix.Close(at)
 	w, err := watch(at, path)
-	if err != nil || w.device {
-		return w, w.device, err
+	if err != nil {
+		return nil, err
+	}
+	if w.device {
+		return &w, nil
 	}
 	fd, err := f.open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, unix.RESOLVE_NO_MAGICLINKS)
 	switch {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		// A server that gives root nothing (NFS, root_squash). It has no lease and no lock for
 		// this process; /proc tells of the processes of this host all the same.
-		return w, true, nil
+		return &w, nil
 	case err != nil:
-		return w, false, err
+		return nil, err
 	}
 	defer unix.Close(fd)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return w, false, err
+		return nil, err
 	}
 	_, leased := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
 	if leased == nil {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK); err != nil {
-			return w, false, err
+			return nil, err
 		}
 	}
 	var alone bool
@@ -151,7 +164,10 @@ func (f Files) watch(path string) (watched, bool, error) {
 	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lock); err == nil && lock.Type != unix.F_UNLCK {
 		w.written = true
 	}
-	return w, w.written || !alone, nil
+	if alone && !w.written {
+		return nil, nil
+	}
+	return &w, nil
 }
 
 // leaseSays reads the answer to a read lease on a file of that filesystem (statfs(2)): nobody
@@ -176,25 +192,30 @@ const mayWriteByte = 101
 func (f Files) Openers(paths ...string) ([]Writer, error) {
 	var look []watched
 	for _, path := range paths {
-		at, err := f.open(path, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
-		switch {
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			continue
-		case err != nil:
-			return nil, fault.New(fault.Internal, "look who has %s open: %w", path, err)
+		w, err := stuck.Read(f.calls, f.Real(path), func() (*watched, error) {
+			at, err := f.open(path, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
+			switch {
+			case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+				return nil, nil
+			case err != nil:
+				return nil, err
+			}
+			w, err := watch(at, path)
+			return &w, errors.Join(err, unix.Close(at))
+		})
+		if err != nil {
+			return nil, lookError(err, "look who has %s open", path)
 		}
-		w, err := watch(at, path)
-		if err := errors.Join(err, unix.Close(at)); err != nil {
-			return nil, fault.New(fault.Internal, "look who has %s open: %w", path, err)
+		if w != nil {
+			look = append(look, *w)
 		}
-		look = append(look, w)
 	}
 	if len(look) == 0 {
 		return nil, nil
 	}
-	found, err := holdersIn("/proc", look, heldOpen)
+	found, err := f.holdersIn("/proc", look, heldOpen)
 	if err != nil {
-		return nil, fault.New(fault.Internal, "look who has %s open: %w", look[0].path, err)
+		return nil, lookError(err, "look who has %s open", look[0].path)
 	}
 	return slices.DeleteFunc(slices.Concat(found...), func(w Writer) bool { return w.PID == os.Getpid() || w.Name == "qemu-img" }), nil
 }
@@ -212,13 +233,22 @@ func watch(at int, path string) (watched, error) {
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		w.device, w.dev = true, st.Rdev
 	}
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", at))
+	if err != nil {
+		return w, nil // what is open elsewhere is told apart by more calls then
+	}
+	if mounts, err := stuck.ReadMounts("/proc/self/mountinfo"); err == nil {
+		m, _ := mounts.ByID(fdinfo(info).mount)
+		w.mount = m.Device
+	}
 	return w, nil
 }
 
-// holdersIn looks through the descriptors of all processes, those whose flags count. Nothing there is followed
-// before its fdinfo has said that it may be one that is looked for: a stat of another
-// process's file waits for ever when that is on a server which does not answer.
-func holdersIn(proc string, files []watched, counts func(flags int64) bool) ([][]Writer, error) {
+// holdersIn looks through the descriptors of all processes, those whose flags count. Nothing
+// there is followed before its fdinfo and its link have said that it may be one that is looked
+// for: a stat of another process's file waits for ever when that is on a server which does not
+// answer. fault.Unavailable where one that may be looked for does not answer.
+func (f Files) holdersIn(proc string, files []watched, counts func(flags int64) bool) ([][]Writer, error) {
 	out := make([][]Writer, len(files))
 	all, err := os.ReadDir(proc)
 	if err != nil {
@@ -234,8 +264,12 @@ func holdersIn(proc string, files []watched, counts func(flags int64) bool) ([][
 		if err != nil {
 			continue // it has ended, or may not be looked at
 		}
+		p := holder{files: f, dir: dir}
 		for _, fd := range descriptors {
-			i := whichIsHeld(dir, fd.Name(), files, counts)
+			i, err := p.whichIsHeld(fd.Name(), files, counts)
+			if err != nil {
+				return nil, err
+			}
 			if i < 0 || slices.ContainsFunc(out[i], func(w Writer) bool { return w.PID == pid }) {
 				continue
 			}
@@ -254,44 +288,86 @@ func heldToWrite(flags int64) bool {
 	return heldOpen(flags) && (mode == unix.O_WRONLY || mode == unix.O_RDWR)
 }
 
+// holder is a process whose descriptors are looked through.
+type holder struct {
+	files  Files
+	dir    string // in /proc
+	mounts stuck.Mounts
+}
+
 // whichIsHeld is the file that a descriptor whose flags count is of; -1 for none of them.
-func whichIsHeld(dir, fd string, files []watched, counts func(flags int64) bool) int {
-	info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd))
+func (p *holder) whichIsHeld(fd string, files []watched, counts func(flags int64) bool) (int, error) {
+	text, err := os.ReadFile(filepath.Join(p.dir, "fdinfo", fd))
 	if err != nil {
-		return -1
+		return -1, nil
 	}
-	flags, inode := fdinfo(info)
-	if !counts(flags) {
-		return -1
+	info := fdinfo(text)
+	if !counts(info.flags) {
+		return -1, nil
 	}
-	link, _ := os.Readlink(filepath.Join(dir, "fd", fd)) // empty: it is closed by now
+	at := filepath.Join(p.dir, "fd", fd)
+	link, _ := os.Readlink(at) // empty: it is closed by now
 	for i, w := range files {
 		// The inode is told since Linux 5.14; some filesystems have two numbers for it.
-		if inode != w.inode && filepath.Base(link) != w.name {
+		if info.inode != w.inode && filepath.Base(link) != w.name {
 			continue
 		}
-		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(dir, "fd", fd), &st); err != nil {
+		mount, known := p.mount(info.mount)
+		if known && !w.device && w.mount != "" && mount.Device != w.mount {
+			continue // a file of another file system, which need not answer
+		}
+		st, err := stuck.OnMount(p.files.calls, mount, func() (unix.Stat_t, error) {
+			var st unix.Stat_t
+			return st, unix.Stat(at, &st)
+		})
+		switch {
+		case !errors.Is(err, fault.Unavailable):
+		case w.device, info.inode != 0 && info.inode != w.inode:
+			continue // a device's node that only has its name
+		default:
+			return -1, err
+		}
+		if err != nil {
 			continue
 		}
 		if w.device && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == w.dev || !w.device && st.Dev == w.dev && st.Ino == w.inode {
-			return i
+			return i, nil
 		}
 	}
-	return -1
+	return -1, nil
 }
 
-// fdinfo reads what proc_pid_fdinfo(5) has in every kind of descriptor. The inode is 0 on
-// kernels that do not tell it.
-func fdinfo(text []byte) (flags int64, inode uint64) {
+// mount is one that the process sees. Of one that it does not, or that was taken off, nothing is
+// known but its number.
+func (p *holder) mount(id int) (stuck.Mount, bool) {
+	if p.mounts == nil {
+		p.mounts, _ = stuck.ReadMounts(filepath.Join(p.dir, "mountinfo")) // without it none is known
+	}
+	m, known := p.mounts.ByID(id)
+	if !known {
+		m = stuck.Mount{Device: "mount " + strconv.Itoa(id), Point: "a mount that was taken off"}
+	}
+	return m, known
+}
+
+// descriptor is what proc_pid_fdinfo(5) has in every kind of descriptor.
+type descriptor struct {
+	flags int64
+	mount int
+	inode uint64 // 0 on kernels that do not tell it
+}
+
+func fdinfo(text []byte) (d descriptor) {
 	for line := range bytes.Lines(text) {
 		key, value, _ := strings.Cut(string(line), ":")
 		switch value = strings.TrimSpace(value); key {
 		case "flags":
-			flags, _ = strconv.ParseInt(value, 8, 64)
+			d.flags, _ = strconv.ParseInt(value, 8, 64)
+		case "mnt_id":
+			d.mount, _ = strconv.Atoi(value)
 		case "ino":
-			inode, _ = strconv.ParseUint(value, 10, 64)
+			d.inode, _ = strconv.ParseUint(value, 10, 64)
 		}
 	}
-	return flags, inode
+	return d
 }

@@ -42,7 +42,7 @@ func TestDecide_EveryCombination(t *testing.T) {
 // host is one with definitions, pools and files of its own.
 type host struct {
 	t       *testing.T
-	files   disks.Files
+	files   Files
 	domains map[string]driver.Domain
 	live    map[string]string
 	next    map[string]string
@@ -321,7 +321,7 @@ func TestLook_AnImageThatHangsDoesNotHold(t *testing.T) {
 	h, dir := newHost(t), t.TempDir()
 	tool := filepath.Join(dir, "hangs")
 	must(t, os.WriteFile(tool, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755))
-	h.files.Tool = tool
+	h.files = disks.Files{BootID: "boot", Tool: tool}
 	for _, name := range []string{"one", "two"} {
 		must(t, os.WriteFile(dir+"/"+name, nil, 0o600))
 		h.off(name, diskOf("qcow2", dir+"/"+name))

@@ -9,10 +9,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"berth/agent/host/disks"
 	"berth/agent/host/processes"
 	"berth/internal/fault"
+	"berth/internal/stuck"
 )
 
 const uuid = "11111111-2222-4333-8444-555555555555"
@@ -73,6 +77,51 @@ func TestTable_WhatCannotBeReadIsNotOff(t *testing.T) {
 	}
 	if _, err := (processes.Table{Root: t.TempDir()}).Of(uuid); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("no /proc: %v", err)
+	}
+}
+
+// TestTable_AProcessThatDoesNotAnswer_IsPassedOverUnlessItMayBeQEMU: a FIFO is a file whose reader
+// waits in the kernel, like the command line of a process that waits for a dead file server.
+func TestTable_AProcessThatDoesNotAnswer_IsPassedOverUnlessItMayBeQEMU(t *testing.T) {
+	for name, c := range map[string]struct {
+		comm, exe string
+		open      string
+		want      error
+	}{
+		"a backup program":       {comm: "rsync", exe: "/usr/bin/rsync", open: "/mnt/nfs/file"},
+		"qemu by its name":       {comm: "qemu-system-x86", exe: "/opt/emulator", want: fault.Unavailable},
+		"qemu by its program":    {comm: "vm", exe: "/usr/libexec/qemu-kvm", want: fault.Unavailable},
+		"qemu by what it opened": {comm: "vm", exe: "/opt/emulator", open: "anon_inode:kvm-vm", want: fault.Unavailable},
+		"unreadable":             {comm: "vm", want: fault.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := proc(t, map[string]string{"1": "", "42": "", "43": "qemu\x00-uuid\x00" + uuid + "\x00"})
+			table.Calls = &stuck.Calls{Limit: 20 * time.Millisecond}
+			dir := filepath.Join(table.Root, "proc", "42")
+			line := filepath.Join(dir, "cmdline")
+			err := errors.Join(os.Remove(line), unix.Mkfifo(line, 0o600), os.Mkdir(filepath.Join(dir, "fd"), 0o700),
+				os.WriteFile(filepath.Join(dir, "comm"), []byte(c.comm+"\n"), 0o600), os.Symlink(c.open, filepath.Join(dir, "fd", "3")))
+			if c.open == "" {
+				err = nil // no link to nothing
+			}
+			if c.exe != "" {
+				err = errors.Join(err, os.Symlink(c.exe, filepath.Join(dir, "exe")))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { // the reader that was left behind
+				if f, err := os.OpenFile(line, os.O_WRONLY, 0); err == nil {
+					_ = f.Close()
+				}
+			})
+			for range 3 {
+				got, err := table.Of(uuid)
+				if c.want == nil && (err != nil || !slices.Equal(got, []int{43})) || c.want != nil && !errors.Is(err, c.want) {
+					t.Errorf("Of = %v, %v, want %v", got, err, c.want)
+				}
+			}
+		})
 	}
 }
 
