@@ -123,6 +123,9 @@ func (s *search) run(groups []*group) ([]option, error) {
 	var anchors []string
 	for i, g := range groups {
 		options, err := s.serve(g)
+		if err == nil && s.ctx.Err() != nil { // what was found by then is not all
+			err = givenUp(s.ctx)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -190,6 +193,9 @@ func (s *search) serveByOne(g *group, root string) []option {
 	}
 	var out []option
 	for _, p := range s.all {
+		if s.ctx.Err() != nil {
+			break // run says so
+		}
 		if !s.servesAll(p, g, root) {
 			continue
 		}
@@ -322,6 +328,9 @@ func (s *search) withRoom(g *group, a amount, root string) []located {
 		}
 	}
 	for _, p := range s.all {
+		if s.ctx.Err() != nil {
+			break // run says so
+		}
 		if root != "" && p.Root != root || !s.t.hasRoom(p, a) {
 			continue
 		}

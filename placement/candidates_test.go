@@ -222,3 +222,94 @@ func TestCandidates_WithoutEnd_AreGivenUpOrRefused(t *testing.T) {
 		t.Errorf("of a client that has gone: %d %.300s", w.Code, w.Body)
 	}
 }
+
+// endsAfter is a client's context that is over once it was looked at so often.
+type endsAfter struct {
+	context.Context
+	left, seen int
+}
+
+func (c *endsAfter) Err() error {
+	c.seen++
+	if c.seen > c.left {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// A search that is cut off anywhere says so, and does not go on: nothing that was found by then
+// is told as all there is.
+func TestCandidates_CutOffAnywhere_IsGivenUp(t *testing.T) {
+	var groups []string
+	for i := range 17 {
+		groups = append(groups, fmt.Sprintf("resources%d=PGPU:1", i+1))
+	}
+	for name, ask := range map[string]struct {
+		devices int
+		query   string
+	}{
+		"seventeen isolated groups over sixteen devices":    {16, strings.Join(groups, "&") + "&group_policy=isolate"},
+		"seventeen isolated groups over seventeen devices":  {17, strings.Join(groups, "&") + "&group_policy=isolate&limit=3"},
+		"seventeen groups over sixteen devices of one each": {16, strings.Join(groups, "&") + "&group_policy=none"},
+		"one group of a tree":                               {16, "resources=PGPU:1"},
+	} {
+		s := devices(t, ask.devices)
+		do := func(ctx context.Context) *httptest.ResponseRecorder {
+			q := httptest.NewRequest("GET", "/allocation_candidates?"+ask.query, nil).WithContext(ctx)
+			q.Header.Set("X-Auth-Token", "admin")
+			q.Header.Set("OpenStack-API-Version", "placement 1.39")
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, q)
+			return w
+		}
+		whole := &endsAfter{Context: t.Context(), left: 1 << 40}
+		if w := do(whole); w.Code != 200 {
+			t.Errorf("%s: %d %.300s", name, w.Code, w.Body)
+		}
+		for left := 1; left < whole.seen; left += 1 + whole.seen/200 {
+			if w := do(&endsAfter{Context: t.Context(), left: left}); w.Code != 503 {
+				t.Errorf("%s: cut off at look %d of %d: %d %.300s", name, left, whole.seen, w.Code, w.Body)
+			}
+		}
+	}
+}
+
+// Each proof that a branch is hopeless is as long as the question is large, so it ends by itself.
+func TestLacking_EndedContext_ProvesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &provider{}
+	groups := [][]option{{{}}, {{}}}
+	takes, places := func(option) *provider { return p }, func(*provider) int { return 1 }
+	if !lacking(ctx, groups, takes, places) {
+		t.Error("two groups have one place")
+	}
+	cancel()
+	if lacking(ctx, groups, takes, places) {
+		t.Error("a proof of a request that is over")
+	}
+}
+
+func TestCandidates_Groups_AreBounded(t *testing.T) {
+	s := devices(t, 1)
+	ask := func(groups int, more string) *httptest.ResponseRecorder {
+		var q []string
+		for i := range groups {
+			q = append(q, fmt.Sprintf("resources%d=PGPU:1", i+1))
+		}
+		return answerWith(s, "GET", "/allocation_candidates?"+strings.Join(q, "&")+"&group_policy=none"+more, asAdmin, "")
+	}
+	if w := ask(maxGroups, ""); w.Code != 200 {
+		t.Errorf("%d groups: %d %.300s", maxGroups, w.Code, w.Body)
+	}
+	if w := ask(maxGroups+1, ""); w.Code != 400 || !strings.Contains(w.Body.String(), "128 request groups") {
+		t.Errorf("a group more: %d %.300s", w.Code, w.Body)
+	}
+	// One key thousands of times was read anew for each; it took minutes.
+	began := time.Now()
+	if w := ask(1, strings.Repeat("&required1=A", 20000)); w.Code != 400 || !strings.Contains(w.Body.String(), "1024 traits") {
+		t.Errorf("20,000 traits: %d %.300s", w.Code, w.Body)
+	}
+	if took := time.Since(began); took > 20*time.Second { // it takes milliseconds
+		t.Errorf("20,000 traits took %s", took)
+	}
+}

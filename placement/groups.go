@@ -78,9 +78,18 @@ func (r *request) readWide() (wide, error) {
 	return w, nil
 }
 
+// The bounds of one question for candidates. The real service has none but the length of a request line,
+// which its web servers end at 8 KiB by default: some 400 of the shortest groups. Nova asks for one group,
+// and one for each device and for each port with a resource request: some dozens.
+const (
+	maxGroups = 128
+	maxTraits = 1024 // required or forbidden in one group; os-traits has some 400
+)
+
 // readGroups collects the groups in the order in which the query names them.
 func (r *request) readGroups(w wide) ([]*group, error) {
 	var groups []*group
+	read := map[string]bool{} // keys all of whose values were read
 	re := groupKey
 	if r.version >= 33 {
 		re = groupKeyNamed
@@ -92,17 +101,28 @@ func (r *request) readGroups(w wide) ([]*group, error) {
 		}
 		i := slices.IndexFunc(groups, func(g *group) bool { return g.suffix == m[2] })
 		if i < 0 {
+			if len(groups) == maxGroups {
+				return nil, badRequest("a request for allocation candidates may have %d request groups: ask for fewer in one", maxGroups)
+			}
 			groups = append(groups, &group{suffix: m[2]})
 			i = len(groups) - 1
 		}
 		g := groups[i]
+		if read[p.key] {
+			continue
+		}
 		var err error
 		switch m[1] {
 		case "resources":
 			g.resources, err = parseResources(p.value)
 		case "required":
+			read[p.key] = true
 			g.required, g.forbidden, err = r.traits("required" + g.suffix)
+			if err == nil && len(g.required)+len(g.forbidden) > maxTraits {
+				err = badRequest("a request group may name %d traits", maxTraits)
+			}
 		case "member_of":
+			read[p.key] = true
 			g.memberOf, g.forbiddenAggs, err = r.memberOf(g.suffix)
 		case "in_tree":
 			if g.inTree = strings.TrimSpace(p.value); canonicalUUID(g.inTree) == "" {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"slices"
 	"strings"
 )
@@ -40,8 +41,14 @@ func (s *search) merge(anchors []string, byAnchor map[string][][]option) ([]opti
 				}
 				return nil
 			}
-			if since > fruitless && s.hopeless(chosen, lists[len(chosen):]) {
-				return nil
+			if since > fruitless {
+				hopeless := s.hopeless(chosen, lists[len(chosen):])
+				if s.ctx.Err() != nil { // one such look may take long, and ends early then
+					return givenUp(s.ctx)
+				}
+				if hopeless {
+					return nil
+				}
 			}
 			for _, o := range lists[len(chosen)] {
 				if s.enough > 0 && len(out) == s.enough {
@@ -74,9 +81,9 @@ func (s *search) merge(anchors []string, byAnchor map[string][][]option) ([]opti
 
 // hopeless says that the groups which are left cannot all be served beside those
 // that are: for one class of resource, or because of isolate, the providers have
-// places for fewer. False proves nothing.
+// places for fewer. False proves nothing. It ends with the request, and means nothing then.
 func (s *search) hopeless(chosen []option, left [][]option) bool {
-	if s.w.isolate && lacking(left, s.granular, func(p *provider) int {
+	if s.w.isolate && lacking(s.ctx, left, s.granular, func(p *provider) int {
 		if slices.ContainsFunc(chosen, func(c option) bool { return s.granular(c) == p }) {
 			return 0
 		}
@@ -93,6 +100,9 @@ func (s *search) hopeless(chosen []option, left [][]option) bool {
 		}
 	}
 	for _, class := range sortedKeys(classes) {
+		if s.ctx.Err() != nil {
+			return false
+		}
 		least := classes[class]
 		if least < 1 {
 			continue
@@ -116,7 +126,7 @@ func (s *search) hopeless(chosen []option, left [][]option) bool {
 			}
 			return nil
 		}
-		if lacking(left, takes, places) {
+		if lacking(s.ctx, left, takes, places) {
 			return true
 		}
 	}
@@ -134,18 +144,22 @@ func (s *search) granular(o option) *provider {
 
 // lacking says that the groups cannot each have a place: takes is the provider of
 // which an option needs one, nil for none, and places how many a provider has. It is
-// a matching by augmenting paths.
-func lacking(groups [][]option, takes func(option) *provider, places func(*provider) int) bool {
+// a matching by augmenting paths. It gives false when ctx ends.
+func lacking(ctx context.Context, groups [][]option, takes func(option) *provider, places func(*provider) int) bool {
 	wants := make([][]*provider, 0, len(groups)) // by group; those that can do without any are left out
 	for _, options := range groups {
+		if ctx.Err() != nil {
+			return false
+		}
 		var from []*provider
-		free := false
+		free, known := false, make(map[*provider]bool, len(options))
 		for _, o := range options {
 			p := takes(o)
 			if free = p == nil; free {
 				break
 			}
-			if !slices.Contains(from, p) {
+			if !known[p] {
+				known[p] = true
 				from = append(from, p)
 			}
 		}
@@ -183,6 +197,9 @@ func lacking(groups [][]option, takes func(option) *provider, places func(*provi
 		return false
 	}
 	for group := range wants {
+		if ctx.Err() != nil {
+			return false
+		}
 		seen = map[*provider]bool{}
 		if !serve(group) {
 			return true
