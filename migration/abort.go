@@ -54,7 +54,7 @@ func (c *Conductor) Abort(ctx context.Context, uuid string) error {
 
 // tooLate is why a migration can only be finished.
 func tooLate(m Migration) fault.Reason {
-	if m.byPostCopy() {
+	if byPostCopy(m) {
 		return fault.Reason{
 			Code: "post_copy_began", Message: "post-copy has begun: the guest runs at " + m.DestCompute + ", part of its memory is still at " + m.SourceCompute + ", and neither half can go on without the other",
 			Have: string(m.Status), Change: "wait for its end; more bandwidth brings it nearer: berth migration set " + m.UUID + " --bandwidth",

@@ -157,11 +157,11 @@ func (s *story) undoAtSource(ctx context.Context, f func(context.Context, Host) 
 
 // Fate is what this conductor's journal says became of an attempt of a move between other
 // hosts, for the side of it whose other side does not answer; false where it conducts no
-// such move. migration is the name that hosts know it by. What it answers as final stays
+// such move. id is the name that hosts know it by. What it answers as final stays
 // so.
-func (c *Conductor) Fate(migration string, attempt int) (AttemptFate, bool) {
+func (c *Conductor) Fate(id string, attempt int) (AttemptFate, bool) {
 	c.mu.Lock()
-	s := c.calledLocked(migration)
+	s := c.calledLocked(id)
 	var t *task.Task
 	var now int
 	if s != nil {
@@ -171,7 +171,7 @@ func (c *Conductor) Fate(migration string, attempt int) (AttemptFate, bool) {
 	if s == nil || !s.conductsForOthers() {
 		return AttemptFate{}, false
 	}
-	switch c.Conducts(migration, attempt) {
+	switch c.Conducts(id, attempt) {
 	case ConductOver:
 		return AttemptFate{Fate: FateKept, Why: "the conductor says that the attempt is over, and nothing was committed"}, true
 	case ConductDone:

@@ -237,7 +237,7 @@ func (s *story) checkRequest(src inspectedSource) CheckRequest {
 		r.Kind = s.kind
 	}
 	if s.evacuates() {
-		r.Wanted = src.Guest.from(s.change.Image)
+		r.Wanted = src.Guest.RebuiltFrom(s.change.Image)
 	}
 	return r
 }

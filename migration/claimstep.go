@@ -112,15 +112,15 @@ func (s *story) backTo(rec Migration) string {
 		return ""
 	}
 	for _, r := range rec.Refusals {
-		if !slices.ContainsFunc(rec.Refusals, func(o Refusal) bool { return o.DestCompute == r.DestCompute && !o.full() }) {
+		if !slices.ContainsFunc(rec.Refusals, func(o Refusal) bool { return o.DestCompute == r.DestCompute && !isFull(o) }) {
 			return r.DestCompute
 		}
 	}
 	return ""
 }
 
-// full reports whether there was nothing else against the destination.
-func (r Refusal) full() bool {
+// isFull reports whether there was nothing else against the destination.
+func isFull(r Refusal) bool {
 	return r.Kind == fault.Busy && slices.ContainsFunc(r.Reasons, func(why fault.Reason) bool {
 		return slices.Contains([]string{CodeInboundLimit, CodeLinkLimit, CodeLinkCrowded}, why.Code)
 	})

@@ -155,7 +155,7 @@ func (s *story) lost(ctx context.Context, t *task.Task) (any, error) {
 // lostHalf is what the guest holds of its dead host, refused where it is counted elsewhere.
 func (s *story) lostHalf(ctx context.Context, src inspectedSource) (halves.Start, error) {
 	start, err := s.move().Lost(ctx, halves.Source{
-		Root: src.Source.ProviderUUID, Uses: src.Source.counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
+		Root: src.Source.ProviderUUID, Uses: src.Source.Counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
 		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.leftover,
 	})
 	if hasReason(err, "allocation_elsewhere") {

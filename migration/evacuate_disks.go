@@ -17,8 +17,9 @@ const (
 // the guest's own, and without them it forgets what it boots.
 const FirmwareVariables = "nvram"
 
-// from is a guest that stays as it is, and whose disks may be made from an image; nil for none.
-func (g Guest) from(i *Image) *Wanted {
+// RebuiltFrom returns what the guest is to be where it stays as it is and its disks may be made from
+// an image; nil for no image.
+func (g Guest) RebuiltFrom(i *Image) *Wanted {
 	if i == nil {
 		return nil
 	}

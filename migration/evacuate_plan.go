@@ -32,7 +32,7 @@ func (p Planner) Evacuation(ctx context.Context, f Fleet, e EvacuationPlan) (Pla
 	if counted, ok := p.Placement.(halves.Placement); ok {
 		// Whether what is counted elsewhere is left over the move itself asks those hosts.
 		_, err = halves.Move{Placement: counted, Instance: e.Instance}.Lost(ctx, halves.Source{
-			Root: g.Source.ProviderUUID, Uses: g.Source.counts, Claim: amounts(g.Source, g.Guest.Allocations, g.Guest.Resources),
+			Root: g.Source.ProviderUUID, Uses: g.Source.Counts, Claim: amounts(g.Source, g.Guest.Allocations, g.Guest.Resources),
 		})
 		r.Blockers = reasonsOf(err)
 	}

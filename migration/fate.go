@@ -67,12 +67,12 @@ const (
 	ConductDone  Conduct = "done"  // it has completed
 )
 
-// Conducts says what the conductor has of an attempt. migration is the name that hosts
+// Conducts says what the conductor has of an attempt. id is the name that hosts
 // know it by.
-func (c *Conductor) Conducts(migration string, attempt int) Conduct {
+func (c *Conductor) Conducts(id string, attempt int) Conduct {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.calledLocked(migration)
+	s := c.calledLocked(id)
 	switch {
 	case s == nil && c.run == nil:
 		return ConductGoing // its journal has not been read yet

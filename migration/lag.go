@@ -135,7 +135,7 @@ func (s *story) settleLeft(ctx context.Context, m Migration, w Settlement) (Migr
 			no("not_left", name+" is no destination at which something is still to be undone", "say that by itself")
 			continue
 		}
-		if m.Refusals[i].GivenUp.same(w) {
+		if m.Refusals[i].GivenUp.Same(w) {
 			continue
 		}
 		again = false

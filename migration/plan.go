@@ -406,7 +406,7 @@ func (p *planning) askOne(ctx context.Context, host *PlanHost) (RoomAnswer, erro
 	case r.Kind == PlanResize:
 		check.Kind, check.Wanted = TypeResize, r.Wanted
 	case r.Kind == PlanEvacuation:
-		check.Kind, check.Wanted = TypeEvacuation, r.Guest.from(r.Image)
+		check.Kind, check.Wanted = TypeEvacuation, r.Guest.RebuiltFrom(r.Image)
 	case r.Kind == PlanCold && r.Wanted != nil:
 		check.Kind, check.Wanted = TypeMigration, r.Wanted
 	case r.Kind == PlanCold:

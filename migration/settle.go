@@ -41,8 +41,8 @@ func (w Settlement) Validate() error {
 	return nil
 }
 
-// same: the other is this word again, or was joined to it.
-func (w *Settlement) same(other Settlement) bool {
+// Same reports whether the other decision is this one again, or was joined to it.
+func (w *Settlement) Same(other Settlement) bool {
 	known := func(name string) bool { return slices.Contains(w.Gone, name) }
 	return w != nil && w.GuestIsAt == other.GuestIsAt && w.By == other.By && w.Why == other.Why &&
 		!slices.ContainsFunc(other.Gone, func(name string) bool { return !known(name) })
@@ -296,7 +296,7 @@ func (c *Conductor) Settle(ctx context.Context, id string, w Settlement) (Migrat
 		return left, err
 	}
 	switch {
-	case m.Settled.same(w):
+	case m.Settled.Same(w):
 		return m, nil // the same word again: its answer was lost
 	case m.Done():
 		return Migration{}, fault.New(fault.Forbidden, "%s: it is over: %s", doing, m.Outcome)

@@ -121,11 +121,11 @@ func TestSettle_TheSameWordAgain(t *testing.T) {
 		"at the other":     {Settlement{GuestIsAt: "b", Why: "scrap", By: "ann"}, false},
 		"by somebody else": {Settlement{GuestIsAt: "a", Why: "scrap", By: "bob"}, false},
 	} {
-		if got := kept.same(tt.word); got != tt.want {
+		if got := kept.Same(tt.word); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	if (*Settlement)(nil).same(*kept) {
+	if (*Settlement)(nil).Same(*kept) {
 		t.Error("no word is the same as one")
 	}
 }

@@ -311,13 +311,13 @@ func (c *Conductor) Start(ctx context.Context, r Request) (Migration, error) {
 	return m, nil
 }
 
-// LongestShutdown is the longest that a guest may be given to shut itself down, and
-// longestWindow the longest wait for a confirmation that is not for ever. Arbitrary; sums
-// with instants stay far from the ends of a time.Duration.
-const (
-	LongestShutdown = 24 * time.Hour
-	longestWindow   = 10 * 365 * 24 * time.Hour
-)
+// LongestShutdown is the longest that an instance may be given to shut itself down. Arbitrary;
+// sums with instants stay far from the ends of a time.Duration.
+const LongestShutdown = 24 * time.Hour
+
+// longestWindow is the longest wait for a confirmation that is not for ever. Arbitrary, as
+// LongestShutdown is.
+const longestWindow   = 10 * 365 * 24 * time.Hour
 
 // describe keeps what the request says of a cold move.
 func (s *story) describe(r Request, g Guest) {

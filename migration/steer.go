@@ -223,7 +223,7 @@ func (c *Conductor) liveNow(uuid string) (*story, Migration, error) {
 }
 
 // byPostCopy reports whether the journal in a view has given the stream up for post-copy.
-func (m Migration) byPostCopy() bool {
+func byPostCopy(m Migration) bool {
 	return slices.ContainsFunc(m.Steps, func(st StepRecord) bool { return st.Name == StepPostCopy })
 }
 
@@ -274,7 +274,7 @@ func tunable(m Migration, t Tuning) error {
 		return fault.Refuse(kind, "", fault.Reason{Code: code, Message: message, Have: string(m.Status), Change: change})
 	}
 	switch {
-	case m.Phase != task.Doing || m.Done() || m.Step != StepStream && !m.byPostCopy():
+	case m.Phase != task.Doing || m.Done() || m.Step != StepStream && !byPostCopy(m):
 		return no(fault.Forbidden, "not_streaming", "nothing of the guest is on its way now", "set it while the move is running")
 	case m.Step == StepStream:
 		return nil
@@ -319,7 +319,7 @@ func unforced(m Migration) fault.Reason {
 		r.Message, r.Change = "it is being undone", "wait for its end, and move the guest again"
 	case m.MigrationType != TypeLiveMigration:
 		r.Message, r.Change = "a "+m.MigrationType+" has no memory on its way", "wait for it, or abort it: berth migration abort "+m.UUID
-	case m.byPostCopy():
+	case byPostCopy(m):
 		r.Code, r.Message, r.Change = "post_copy_began", "it completes by post-copy already", "give it more bandwidth: berth migration set "+m.UUID+" --bandwidth"
 	case slices.ContainsFunc(m.Steps, func(st StepRecord) bool { return st.Name == StepCommit }):
 		r.Code, r.Message, r.Change = "past_point_of_no_return", "the guest has left its source, and the move completes by itself", "wait for its end"

@@ -47,8 +47,8 @@ func amounts(d Description, told halves.Amounts, r topology.Resources) halves.Am
 	return halves.Amounts{d.ProviderUUID: placementResources(r)}
 }
 
-// counts reports whether a guest of the host may be counted on a provider.
-func (d Description) counts(rp string) bool {
+// Counts reports whether a guest of the host may be counted on a provider.
+func (d Description) Counts(rp string) bool {
 	return rp == d.ProviderUUID || slices.Contains(d.Providers, rp)
 }
 
@@ -59,7 +59,7 @@ func (s *story) settleSource(ctx context.Context, src inspectedSource) (halves.S
 	s.known = nil // once: a repeated step reads
 	s.c.mu.Unlock()
 	return s.move().Settle(ctx, halves.Source{
-		Root: src.Source.ProviderUUID, Uses: src.Source.counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
+		Root: src.Source.ProviderUUID, Uses: src.Source.Counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
 		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.leftover,
 	}, known)
 }

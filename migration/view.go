@@ -81,7 +81,7 @@ func (s *story) viewOf(st task.State) Migration {
 				m.DestCompute = chosen.Name
 			}
 		case StepLost, StepCheckDestination, StepPrepEvacuation, StepFinishEvacuation:
-			m.Evacuation = m.Evacuation.with(step)
+			m.Evacuation = evacuationWith(m.Evacuation, step)
 		case StepStream:
 			var end streamEnd
 			if json.Unmarshal(step.Output, &end) == nil && !end.PostCopy {
@@ -146,9 +146,9 @@ func (c *Conductor) stray(m Migration, from Status) {
 	}
 }
 
-// with is the record with what a step of the current attempt has said. The record itself may
+// evacuationWith returns the record with what a step of the current attempt has said. The record itself may
 // be read by others, and is not changed.
-func (e *Evacuation) with(step task.StepState) *Evacuation {
+func evacuationWith(e *Evacuation, step task.StepState) *Evacuation {
 	out := *cmp.Or(e, &Evacuation{})
 	switch step.Name {
 	case StepLost:

@@ -53,7 +53,7 @@ var errNothing = errors.New("nothing there to break")
 // Faults is the table.
 func Faults() []Fault {
 	var all []Fault
-	for _, side := range append(slices.Clone(sides), conductor) {
+	for _, side := range append(slices.Clone(sides), thirdHost) {
 		all = append(all, agentFaults(side)...)
 	}
 	all = append(all,
@@ -106,7 +106,7 @@ type side string
 const (
 	source      side = "source"
 	destination side = "destination"
-	conductor   side = "conductor" // a third host, of a story whose two are apart
+	thirdHost   side = "conductor" // a third host, of a story whose two are apart
 )
 
 var sides = []side{source, destination}
@@ -115,7 +115,7 @@ func (r *round) host(s side) *lab.Host {
 	switch s {
 	case source:
 		return r.from
-	case conductor:
+	case thirdHost:
 		return r.third()
 	}
 	return r.to
@@ -134,7 +134,7 @@ func agentFaults(s side) []Fault {
 // of marks faults of one host alone.
 func of(s side, list []Fault) []Fault {
 	for i := range list {
-		list[i].far, list[i].third = s == destination, s == conductor
+		list[i].far, list[i].third = s == destination, s == thirdHost
 	}
 	return list
 }
@@ -410,7 +410,7 @@ func linkFaults() []Fault {
 			}
 			return together(strikes...)(ctx, r)
 		}}
-		f.far, f.third, f.live = s == destination, s == conductor, !slices.Contains(links, lab.Mgmt)
+		f.far, f.third, f.live = s == destination, s == thirdHost, !slices.Contains(links, lab.Mgmt)
 		for _, l := range links {
 			f.touches = append(f.touches, string(l)+" link")
 		}
@@ -438,8 +438,8 @@ func linkFaults() []Fault {
 		cut("data link cut for good", source, 15*second, 15*second, true, lab.Mig),
 		cut("management link cut, short", destination, second, 4*second, false, lab.Mgmt),
 		cut("management link cut, long", source, 9*second, 12*second, false, lab.Mgmt),
-		cut("conductor's link cut, short", conductor, second, 4*second, false, lab.Mgmt),
-		cut("conductor's link cut, long", conductor, 9*second, 12*second, false, lab.Mgmt),
+		cut("conductor's link cut, short", thirdHost, second, 4*second, false, lab.Mgmt),
+		cut("conductor's link cut, long", thirdHost, 9*second, 12*second, false, lab.Mgmt),
 		cut("both links cut", destination, second, 10*second, false, lab.Mgmt, lab.Mig),
 		limit("data link slow", lab.Mig, 4),
 		limit("management link slow", lab.Mgmt, 1),
