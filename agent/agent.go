@@ -31,6 +31,7 @@ import (
 	"berth/internal/stuck"
 	"berth/internal/version"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 	"berth/placementclient"
 	"berth/systemd"
@@ -92,7 +93,7 @@ type Agent struct {
 	reporter   *reporter.Reporter
 	auditor    *auditor.Auditor
 	host       *host.Host
-	conductor  *migration.Conductor
+	conductor  *conductor.Conductor
 	hardware   *hardware
 	hypervisor *hypervisor
 	health     *health
@@ -284,7 +285,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,
 		Round: func(loop string) { a.asked.Round(loop, a.rt.Now()) },
 	})
-	a.conductor = migration.New(migration.Config{
+	a.conductor = conductor.New(conductor.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Ready: a.ledger.known, Placement: a.placement, Logger: a.log,
 		Fleet:        a.lostGuests(),
 		StallTimeout: c.Migration.StallTimeout.D(), Lease: c.Migration.ClaimLease.D(), AttemptTimeout: c.Migration.AttemptTimeout.D(),

@@ -9,14 +9,14 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
-	"berth/migration"
+	"berth/migration/conductor"
 	"berth/placementclient"
 )
 
 // nearWeight is what it counts now that a host is near.
-func (a *Agent) nearWeight() migration.NearWeight {
+func (a *Agent) nearWeight() conductor.NearWeight {
 	m := a.config().Migration
-	return migration.NearWeight{Multiplier: m.NearWeight, ByAggregate: m.NearWeightByAggregate}
+	return conductor.NearWeight{Multiplier: m.NearWeight, ByAggregate: m.NearWeightByAggregate}
 }
 
 // aggregateTries is how often a change of aggregates is tried of which somebody else has

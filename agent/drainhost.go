@@ -15,6 +15,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 )
 
@@ -246,7 +247,7 @@ func (d drained) Begin(ctx context.Context, m drain.Move) (migration.Migration, 
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	ask := migration.Request{Instance: m.Guest, Type: kind, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Options: o, OptionsFrom: from}
+	ask := conductor.Request{Instance: m.Guest, Type: kind, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Options: o, OptionsFrom: from}
 	switch m.How {
 	case drain.HowEvacuate:
 		ask.Source, ask.Stopped, ask.AcceptLoss, ask.Change.Image = m.Host, m.Stopped, m.AcceptLoss, m.Image

@@ -6,6 +6,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/topology"
 )
 
@@ -36,7 +37,7 @@ func (s migrationService) startEvacuation(ctx context.Context, doing string, r a
 	if err != nil {
 		return migration.Migration{}, err
 	}
-	return s.a.conductor.Start(ctx, migration.Request{
+	return s.a.conductor.Start(ctx, conductor.Request{
 		Instance: in.UUID, Source: in.Host, Type: migration.TypeEvacuation, Destination: r.Destination, Alternates: r.Alternates, Migration: r.Migration,
 		Options: o, OptionsFrom: from, Change: migration.Change{Flavor: r.Flavor, Image: r.Image}, Stopped: r.Stopped, AcceptLoss: r.AcceptLoss,
 		By: api.CallerWords(ctx),
@@ -49,7 +50,7 @@ func (s planService) planEvacuation(ctx context.Context, r api.PlanRequest) (mig
 	if err != nil {
 		return migration.Plan{}, err
 	}
-	plan, err := s.planner().Evacuation(ctx, s.a.lostGuests(), migration.EvacuationPlan{Instance: in.UUID, Named: r.Destination, Image: r.Image, AcceptLoss: r.AcceptLoss})
+	plan, err := s.planner().Evacuation(ctx, s.a.lostGuests(), conductor.EvacuationPlan{Instance: in.UUID, Named: r.Destination, Image: r.Image, AcceptLoss: r.AcceptLoss})
 	if err != nil {
 		return migration.Plan{}, err
 	}

@@ -9,6 +9,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // evacuations are the fleet's records as the conductor of an evacuation asks them.
@@ -22,7 +23,7 @@ type evacuations struct {
 	self  string
 }
 
-var _ migration.Fleet = evacuations{}
+var _ conductor.Fleet = evacuations{}
 
 // Lost implements migration.Fleet.
 func (e evacuations) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {

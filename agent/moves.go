@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/topology"
 )
 
@@ -77,7 +78,7 @@ func (s migrationService) begun(ctx context.Context, doing string, r api.Migrate
 		// By its name alone: what is called so may have changed since.
 		change.Flavor = &topology.Flavor{Name: r.FlavorName}
 	}
-	ask := migration.Request{
+	ask := conductor.Request{
 		Instance: m.InstanceUUID, Type: r.MigrationType, Destination: r.Destination, Alternates: r.Alternates, Migration: r.Migration, Change: change, ShareNothing: r.ShareNothing,
 		Stopped: r.Stopped, AcceptLoss: r.AcceptLoss,
 	}
@@ -142,12 +143,12 @@ func (s migrationService) startHere(ctx context.Context, doing, id string, r api
 
 // request is what the conductor is asked for, with what the guest's flavor and this host are
 // set to where it is left open.
-func (s migrationService) request(doing string, r api.Migrate, instance, kind string, f topology.Flavor) (migration.Request, error) {
+func (s migrationService) request(doing string, r api.Migrate, instance, kind string, f topology.Flavor) (conductor.Request, error) {
 	o, from, err := s.options(doing, kind, f, r.Options)
 	if err != nil {
-		return migration.Request{}, err
+		return conductor.Request{}, err
 	}
-	ask := migration.Request{
+	ask := conductor.Request{
 		Instance: instance, Type: kind, Destination: r.Destination, Alternates: r.Alternates, ShareNothing: r.ShareNothing, Migration: r.Migration, Priority: int(r.Priority),
 		Options: o, OptionsFrom: from, ConfirmWindow: r.ConfirmWindow, ShutdownTimeout: r.ShutdownTimeout,
 	}
@@ -452,4 +453,4 @@ func (s migrationService) Watch(ctx context.Context, ref string) (<-chan migrati
 const watchPatience = 2 * time.Minute
 
 // Stories implements api.Migrations.
-func (s migrationService) Stories() []migration.Story { return migration.Stories() }
+func (s migrationService) Stories() []migration.Story { return conductor.Stories() }

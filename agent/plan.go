@@ -10,6 +10,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // planService plans from this host: nothing it asks of itself, of Placement or of
@@ -162,8 +163,8 @@ func (s planService) Room(ctx context.Context, r migration.RoomRequest) (migrati
 	return s.a.host.Room(ctx, r)
 }
 
-func (s planService) planner() migration.Planner {
-	return migration.Planner{
+func (s planService) planner() conductor.Planner {
+	return conductor.Planner{
 		Placement: s.a.placement, Runtime: s.a.rt, Local: s.a.name, Known: slices.Sorted(maps.Keys(s.a.config().Peers)),
 		NearWeight: s.a.nearWeight(),
 		Hosts:      s.a.peers.host,

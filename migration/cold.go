@@ -244,3 +244,7 @@ type ShippedFile struct {
 	// Sealed: it is whole and in its place.
 	Sealed bool `json:"sealed,omitempty"`
 }
+
+// LongestShutdown is the longest that an instance may be given to shut itself down. Arbitrary;
+// sums with instants stay far from the ends of a time.Duration.
+const LongestShutdown = 24 * time.Hour

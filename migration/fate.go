@@ -2,8 +2,6 @@ package migration
 
 import (
 	"context"
-
-	"berth/migration/task"
 )
 
 // Side is what one host of a move asks of the other, without a conductor between
@@ -67,28 +65,12 @@ const (
 	ConductDone  Conduct = "done"  // it has completed
 )
 
-// Conducts says what the conductor has of an attempt. id is the name that hosts
-// know it by.
-func (c *Conductor) Conducts(id string, attempt int) Conduct {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.calledLocked(id)
-	switch {
-	case s == nil && c.run == nil:
-		return ConductGoing // its journal has not been read yet
-	case s == nil:
-		return ConductNone
-	case s.rec.Attempt > attempt && s.rec.Moved != attempt:
-		return ConductOver
-	case !s.rec.Done():
-		if _, seen := s.state.Step(StepCommit); seen && s.state.Phase == task.Doing {
-			return ConductSeen
-		}
-		return ConductGoing
-	case s.rec.Stage == StageRevert && s.rec.Moved == attempt:
-		return ConductOver
-	case s.rec.Outcome == OutcomeCompleted, s.rec.Stage == StageRevert:
-		return ConductDone // of a revert: the guest is back by it
-	}
-	return ConductOver
-}
+// WordFact is whether an operator has said where the guest of an attempt is.
+type WordFact string
+
+// The word facts.
+const (
+	WordNone        WordFact = ""
+	WordSource      WordFact = "source"
+	WordDestination WordFact = "destination"
+)

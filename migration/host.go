@@ -2,6 +2,7 @@ package migration
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"berth/internal/fault"
@@ -559,4 +560,9 @@ type Seal struct {
 	Chain     [][]byte  `json:"chain"` // the host's certificate and those between it and the CA, DER
 	Signature []byte    `json:"signature"`
 	At        time.Time `json:"at"` // of the signing: when the certificate had to be valid
+}
+
+// Counts reports whether a guest of the host may be counted on a provider.
+func (d Description) Counts(rp string) bool {
+	return rp == d.ProviderUUID || slices.Contains(d.Providers, rp)
 }

@@ -14,6 +14,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/topology"
 )
 
@@ -34,7 +35,7 @@ func TestConfirm_ByOperatorsAndByHostsThatPassItOn(t *testing.T) {
 			t.Errorf("revert by %q: %v, want %v", name, err, fault.Busy)
 		}
 		got, err := c.Stories(t.Context())
-		if diff := cmp.Diff(migration.Stories(), got); err != nil || diff != "" {
+		if diff := cmp.Diff(conductor.Stories(), got); err != nil || diff != "" {
 			t.Errorf("stories: %v (-want +got):\n%s", err, diff)
 		}
 	}

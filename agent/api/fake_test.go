@@ -23,6 +23,7 @@ import (
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/topology"
 )
 
@@ -295,7 +296,7 @@ func (f fakeMigrations) Confirm(ctx context.Context, ref string) (migration.Migr
 func (f fakeMigrations) Revert(_ context.Context, ref string) (migration.Migration, error) {
 	return migration.Migration{}, fault.New(fault.Busy, "migration %s is being confirmed", ref)
 }
-func (f fakeMigrations) Stories() []migration.Story { return migration.Stories() }
+func (f fakeMigrations) Stories() []migration.Story { return conductor.Stories() }
 
 // fakeParties is what a host has recorded of migrations.
 type fakeParties map[string][2]string

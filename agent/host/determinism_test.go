@@ -21,6 +21,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/topology"
 )
 
@@ -40,7 +41,7 @@ type simulated struct {
 	process   *simruntime.Process
 	store     *storetest.Memory
 	files     *diskstest.Files
-	conductor *migration.Conductor
+	conductor *conductor.Conductor
 }
 
 // simulate makes a guest with a disk on host a and moves it to b, all by the real
@@ -100,7 +101,7 @@ func simulate(t *testing.T, seed uint64) string {
 				Allowed:    func() host.Allowed { return host.Allowed{Paths: []string{"/boot"}} },
 				LibvirtURI: "qemu+tls://" + name + "/system", MigrateURI: "tcp://" + name,
 			})
-			h.conductor = migration.New(migration.Config{
+			h.conductor = conductor.New(conductor.Config{
 				Runtime: p, Store: h.store, Local: name, Placement: allocations, Logger: logger, Random: random,
 				Hosts:  func(_ context.Context, name string) (migration.Host, error) { return hosts[name], nil },
 				Jitter: func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(max(d, 1)))) },
@@ -127,7 +128,7 @@ func simulate(t *testing.T, seed uint64) string {
 			over = true
 			return
 		}
-		m, err := a.conductor.LiveMigrate(ctx, migration.Request{Instance: v.UUID, Destination: "b"})
+		m, err := a.conductor.LiveMigrate(ctx, conductor.Request{Instance: v.UUID, Destination: "b"})
 		for err == nil && !m.Done() {
 			_ = a.process.Sleep(ctx, time.Second)
 			m, err = a.conductor.Get(ctx, m.UUID)

@@ -19,6 +19,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/test/guest"
 	testlab "berth/test/lab"
 	"berth/topology"
@@ -156,7 +157,7 @@ func TestReal_GuestMovesWithItsDiskAndStaysWhenItStalls(t *testing.T) {
 func conductReal(t *testing.T, ctx context.Context, rt *runtime.System, store *storetest.Memory, p *placement, hosts map[string]*host.Host,
 	from, to, uuid string, options migration.Options) migration.Migration {
 	t.Helper()
-	c := migration.New(migration.Config{
+	c := conductor.New(conductor.Config{
 		Runtime: rt, Store: store, Local: from, Placement: p, Logger: slog.New(slog.NewTextHandler(logTo{t}, nil)),
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if h := hosts[name]; h != nil {
@@ -177,7 +178,7 @@ func conductReal(t *testing.T, ctx context.Context, rt *runtime.System, store *s
 	var m migration.Migration
 	waitFor(t, "the conductor", func() bool {
 		var err error
-		m, err = c.LiveMigrate(run, migration.Request{Instance: uuid, Destination: to, Options: options})
+		m, err = c.LiveMigrate(run, conductor.Request{Instance: uuid, Destination: to, Options: options})
 		if err != nil && !strings.Contains(err.Error(), "the conductor does not run") {
 			t.Fatal(err)
 		}

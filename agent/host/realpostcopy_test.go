@@ -22,6 +22,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/options"
 	"berth/stream"
 	"berth/test/guest"
@@ -188,7 +189,7 @@ func TestReal_PostCopyOutlivesItsNetwork(t *testing.T) {
 	if _, err := guest.WaitBeat(ctx, from.Console("g1"), 30); err != nil {
 		t.Fatal(err)
 	}
-	c := migration.New(migration.Config{
+	c := conductor.New(conductor.Config{
 		Runtime: rt, Store: stores[from.Name], Local: from.Name, Placement: p, Logger: slog.New(slog.NewTextHandler(logTo{t}, nil)),
 		Hosts: func(_ context.Context, name string) (migration.Host, error) { return hosts[name], nil },
 	})
@@ -203,7 +204,7 @@ func TestReal_PostCopyOutlivesItsNetwork(t *testing.T) {
 	}()
 	var m migration.Migration
 	waitFor(t, "the conductor", func() bool {
-		m, err = c.LiveMigrate(run, migration.Request{Instance: v.UUID, Destination: to.Name, Options: migration.Options{
+		m, err = c.LiveMigrate(run, conductor.Request{Instance: v.UUID, Destination: to.Name, Options: migration.Options{
 			Bandwidth: 8 << 20, PostCopy: options.On, PostCopyBandwidth: 2 << 20,
 		}})
 		if err != nil && !strings.Contains(err.Error(), "the conductor does not run") {

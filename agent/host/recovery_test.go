@@ -19,6 +19,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/task"
 )
 
@@ -55,7 +56,7 @@ type site struct {
 }
 
 type agentProcess struct {
-	conductor *migration.Conductor
+	conductor *conductor.Conductor
 	stop      context.CancelFunc
 	ended     chan error
 }
@@ -146,7 +147,7 @@ func (s *site) startAgent(name string) {
 			return n.Host, nil
 		}
 	})
-	p.conductor = migration.New(migration.Config{
+	p.conductor = conductor.New(conductor.Config{
 		Runtime: &clock{booted: s.rt.booted}, Store: n.store, Local: name, Placement: s.placement,
 		Ready: func(ctx context.Context) error {
 			if known == nil {
@@ -195,7 +196,7 @@ func (s *site) kill(name string) {
 	n.store = n.store.Crash()
 }
 
-func (s *site) conductor() *migration.Conductor {
+func (s *site) conductor() *conductor.Conductor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.agents["a"].conductor
@@ -206,7 +207,7 @@ func (s *site) migrate(uuid string) migration.Migration {
 	var m migration.Migration
 	waitFor(s.t, "the conductor", func() bool {
 		var err error
-		m, err = s.conductor().LiveMigrate(s.t.Context(), migration.Request{Instance: uuid, Destination: "b"})
+		m, err = s.conductor().LiveMigrate(s.t.Context(), conductor.Request{Instance: uuid, Destination: "b"})
 		if err != nil && !strings.Contains(err.Error(), "the conductor does not run") {
 			s.t.Fatal(err)
 		}
@@ -270,7 +271,7 @@ func recovers(t *testing.T, who, verb string, answered bool) {
 	})
 	begun := make(chan migration.Migration, 1)
 	s.rt.Go("migrate", func() {
-		m, _ := s.conductor().LiveMigrate(context.WithoutCancel(t.Context()), migration.Request{
+		m, _ := s.conductor().LiveMigrate(context.WithoutCancel(t.Context()), conductor.Request{
 			Instance: v.UUID, Destination: "b", Migration: "55555555-5555-4555-8555-555555555555",
 		})
 		begun <- m
@@ -661,7 +662,7 @@ func TestDeadline_AnAttemptThatIsNotOverIsUndone(t *testing.T) {
 		v := l.guest("a", "vm1")
 		before := l.picture()
 		l.fleet.CutData("a", "b")
-		c := migration.New(migration.Config{
+		c := conductor.New(conductor.Config{
 			Runtime: &clock{booted: l.rt.booted}, Store: l.hosts["a"].store, Local: "a", Placement: l.placement, AttemptTimeout: 300 * time.Millisecond,
 			StallTimeout: time.Hour,
 			Hosts:        func(_ context.Context, name string) (migration.Host, error) { return l.hosts[name].Host, nil },
@@ -672,7 +673,7 @@ func TestDeadline_AnAttemptThatIsNotOverIsUndone(t *testing.T) {
 		var m migration.Migration
 		waitFor(t, "the conductor", func() (ok bool) {
 			var err error
-			m, err = c.LiveMigrate(ctx, migration.Request{Instance: v.UUID, Destination: "b"})
+			m, err = c.LiveMigrate(ctx, conductor.Request{Instance: v.UUID, Destination: "b"})
 			return err == nil
 		})
 		if left := time.Until(m.Deadline); left <= 0 || left > 300*time.Millisecond {

@@ -12,6 +12,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // ReadDisk implements migration.SourceColdVerbs. It reads only what is the guest's,
@@ -77,7 +78,7 @@ func (h *Host) peer(ctx context.Context, host string) (migration.Host, error) {
 func (h *Host) newDock() *shipping.Dock {
 	return shipping.New(shipping.Config{
 		Name: h.o.Name, Memory: h.memory, Files: h.files, Guests: shippedGuests{h}, Runtime: h.rt, Logger: h.log, Go: h.spawn, Context: h.ctx, Reserve: h.o.DiskReserve,
-		Peer: func(ctx context.Context, host string) (migration.DiskDestination, error) { return h.peer(ctx, host) },
+		Peer: func(ctx context.Context, host string) (conductor.DiskDestination, error) { return h.peer(ctx, host) },
 	})
 }
 

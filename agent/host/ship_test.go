@@ -17,6 +17,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 const (
@@ -98,7 +99,7 @@ func (c *cold) pump(before func(verb string) error) error {
 		if err != nil {
 			return err
 		}
-		order := migration.ShipOrder{Bytes: far.Files[i].Bytes, Sum: sum}
+		order := conductor.ShipOrder{Bytes: far.Files[i].Bytes, Sum: sum}
 		for {
 			if err := before("ReadDisk"); err != nil {
 				return err

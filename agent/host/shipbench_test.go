@@ -27,6 +27,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 const (
@@ -214,7 +215,7 @@ func (x *bench) serve(name string) {
 	dock := shipping.New(shipping.Config{
 		Name: name, Memory: memory.New(tracker, x.rt), Files: files, Guests: heldDisk{files}, Runtime: x.rt, Logger: log, Context: ctx,
 		Go:   func(name string, f func()) bool { x.rt.Go(name, f); return true },
-		Peer: func(context.Context, string) (migration.DiskDestination, error) { return x.toB, nil },
+		Peer: func(context.Context, string) (conductor.DiskDestination, error) { return x.toB, nil },
 	})
 	ear, err := net.Listen("tcp", "127.0.0.1:0")
 	x.must("listen", err)
@@ -278,7 +279,7 @@ func (x *bench) straight() time.Duration {
 
 func (x *bench) relay() time.Duration {
 	return x.prepared(func(ref migration.Ref, files []migration.ShipFile) error {
-		_, err := migration.Ship(x.Context(), migration.Shipment{
+		_, err := conductor.Ship(x.Context(), conductor.Shipment{
 			Ref: ref, Files: files, From: x.fromA, To: x.toBByC, Stall: time.Minute, Runtime: x.rt, Logger: slog.New(slog.DiscardHandler),
 		})
 		return err

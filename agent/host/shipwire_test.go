@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // parties says of every migration that it is from a to b.
@@ -105,8 +106,8 @@ func (l *lab) wire() *wire {
 }
 
 // conductor makes one on a.
-func (w *wire) conductor() *migration.Conductor {
-	return migration.New(migration.Config{
+func (w *wire) conductor() *conductor.Conductor {
+	return conductor.New(conductor.Config{
 		Runtime: hasty{w.l.rt}, Store: w.l.hosts["a"].store, Local: "a", Placement: w.l.placement,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if name == "b" {
@@ -120,7 +121,7 @@ func (w *wire) conductor() *migration.Conductor {
 }
 
 // run has it conduct until f returns.
-func (w *wire) run(c *migration.Conductor, f func(ctx context.Context)) {
+func (w *wire) run(c *conductor.Conductor, f func(ctx context.Context)) {
 	w.l.t.Helper()
 	ctx, cancel := context.WithCancel(w.l.t.Context())
 	ended := make(chan error, 1)
@@ -160,7 +161,7 @@ func TestShip_ByAConductorOverTLS(t *testing.T) {
 	var m migration.Migration
 	w.run(first, func(ctx context.Context) {
 		var err error
-		m, err = first.Start(ctx, migration.Request{Instance: v.UUID, Type: migration.TypeMigration, Destination: "b"})
+		m, err = first.Start(ctx, conductor.Request{Instance: v.UUID, Type: migration.TypeMigration, Destination: "b"})
 		l.must("start", err)
 		<-dead
 	})

@@ -15,6 +15,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // breakable is a host whose verbs a test breaks: as a lost request, or as a lost
@@ -104,7 +105,7 @@ func (l *lab) tryConduct(uuid string, fail func(verb string, answered bool) erro
 // tryMove moves a guest by a conductor on the host that it leaves.
 func (l *lab) tryMove(from, to, uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
 	l.t.Helper()
-	c := migration.New(migration.Config{
+	c := conductor.New(conductor.Config{
 		Runtime: hasty{l.rt}, Store: l.hosts[from].store, Local: from, Placement: l.placement,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if n := l.hosts[name]; n != nil {
@@ -129,7 +130,7 @@ func (l *lab) tryMove(from, to, uuid string, fail func(verb string, answered boo
 	var m migration.Migration
 	var refused error
 	waitFor(l.t, "the conductor", func() bool {
-		m, refused = c.LiveMigrate(ctx, migration.Request{Instance: uuid, Destination: to, Options: options})
+		m, refused = c.LiveMigrate(ctx, conductor.Request{Instance: uuid, Destination: to, Options: options})
 		return refused == nil || !strings.Contains(refused.Error(), "the conductor does not run")
 	})
 	if refused != nil {

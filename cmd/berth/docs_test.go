@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/config"
-	"berth/migration"
+	"berth/migration/conductor"
 	"berth/test/docs"
 	"berth/topology"
 )
@@ -43,14 +43,14 @@ func golden(t *testing.T, path, got string) {
 func TestStatuses_DocumentIsTheCodesTable(t *testing.T) {
 	golden(t, "../../docs/statuses.md", `# The statuses of migrations
 
-One closed set, Nova's names. The tables are written from those that the conductor goes by (`+"`migration/status.go`"+`;
+One closed set, Nova's names. The tables are written from those that the conductor goes by (`+"`migration/conductor/status.go`"+`;
 `+"`go test ./cmd/berth -run Statuses -update`"+` writes this page): a status that may not follow the one before is
 logged as an error, and fails the conductor's tests. `+"`berth migration steps`"+` says which status each step shows.
 
 The status of a migration never goes back while steps are undone: `+"`phase`"+` says that they are (`+"`undoing`"+`), and
 `+"`outcome`"+` what it came to: completed, undone, refused, reverted, or in doubt while it cannot go on.
 
-`+migration.StatusTables()+`
+`+conductor.StatusTables()+`
 A guest's own status, in `+"`berth instance show`"+`, follows from it, in the words of Nova's API: `+"`MIGRATING`"+` on a live
 migration, `+"`RESIZE`"+` on a cold migration or resize, `+"`VERIFY_RESIZE`"+` while that is finished or being confirmed,
 `+"`REVERT_RESIZE`"+` while it is reverted, `+"`REBUILD`"+` on a rebuild; else `+"`ACTIVE`, `PAUSED` or `SHUTOFF`"+`.

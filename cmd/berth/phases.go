@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // phaseTime is for how long the steps of one status were at work.
@@ -49,7 +50,7 @@ func stageTimes(m migration.Migration, steps []migration.StepRecord) []phaseTime
 // migration is told in the steps of a resize where it has none of its own.
 func statusOf(m migration.Migration, step string) migration.Status {
 	var other migration.Status
-	for _, story := range migration.Stories() {
+	for _, story := range conductor.Stories() {
 		if story.Stage != m.Stage || (story.Type == migration.TypeLiveMigration) != (typeOf(m) == migration.TypeLiveMigration) {
 			continue
 		}

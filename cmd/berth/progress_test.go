@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/task"
 )
 
@@ -60,7 +61,7 @@ func TestProgressLine(t *testing.T) {
 }
 
 func TestDoingWords_EveryStepHasWords(t *testing.T) {
-	for _, story := range migration.Stories() {
+	for _, story := range conductor.Stories() {
 		for _, step := range story.Steps {
 			m := moving()
 			m.MigrationType, m.Stage, m.InPlace, m.Status, m.Step = story.Type, story.Stage, story.InPlace, step.Status, step.Name

@@ -12,6 +12,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 func (a *app) migrationSteps() *cobra.Command {
@@ -25,7 +26,7 @@ stands in the column UNDO is done from there upwards; a dash has nothing to undo
   forward   tried until it is done, and never undone`,
 		Example: "  berth migration steps resize\n  berth migration steps --json | jq -r '.stories[].story'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			stories := migration.Stories()
+			stories := conductor.Stories()
 			if a.connect != "" {
 				err := a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) (err error) {
 					stories, err = c.Stories(ctx)

@@ -13,6 +13,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 )
 
@@ -83,7 +84,7 @@ func TestDrain_APriorityOfAGuestThatIsNotThereIsRefused(t *testing.T) {
 func TestDrain_MoreDestinationsThanAMoveTakesAreRefused(t *testing.T) {
 	w := newWorld(t, 23, "g1")
 	r := ask
-	for i := range migration.MostAlternates + 1 {
+	for i := range conductor.MostAlternates + 1 {
 		r.To = append(r.To, fmt.Sprint("host-", i))
 	}
 	w.do(func(ctx context.Context) {

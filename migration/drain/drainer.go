@@ -19,6 +19,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/task"
 )
 
@@ -299,8 +300,8 @@ func (d *Drainer) validate(doing string, r Request) error {
 	default:
 		bad("kind", "kind "+string(r.Kind)+" is not known", "drain or evacuate")
 	}
-	if len(r.To) > migration.MostAlternates { // each move would be refused for it
-		bad("dest_computes", fmt.Sprintf("%d destinations are more than %d", len(r.To), migration.MostAlternates), "name fewer, or none")
+	if len(r.To) > conductor.MostAlternates { // each move would be refused for it
+		bad("dest_computes", fmt.Sprintf("%d destinations are more than %d", len(r.To), conductor.MostAlternates), "name fewer, or none")
 	}
 	for i, name := range r.To {
 		if name == "" || name == r.Host || slices.Contains(r.To[:i], name) {

@@ -16,6 +16,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/placementclient"
 )
 
@@ -71,7 +72,7 @@ type run struct {
 	wire    *wire
 	hosts   map[string]*host
 	shared  []string // names of the hosts that all go to
-	driver  map[string]*migration.Conductor
+	driver  map[string]*conductor.Conductor
 	observe *placementclient.Client
 
 	mu     sync.Mutex // guards report
@@ -91,7 +92,7 @@ func Run(t T, url string, transport http.RoundTripper, o Options) Report {
 	}
 	choices := rand.New(rand.NewPCG(o.Seed, 1))
 	r := &run{
-		t: t, o: o, hosts: map[string]*host{}, driver: map[string]*migration.Conductor{},
+		t: t, o: o, hosts: map[string]*host{}, driver: map[string]*conductor.Conductor{},
 		fleet: &fleet{rand: rand.New(rand.NewPCG(o.Seed, 2)), guests: map[string]*guest{}, moves: map[string]*move{}},
 		wire: &wire{to: transport, lose: o.Lose, rand: rand.New(rand.NewPCG(o.Seed, 3)),
 			conflicts: map[string]int{}, sent: map[string]int{}},
@@ -129,7 +130,7 @@ func Run(t T, url string, transport http.RoundTripper, o Options) Report {
 		t.FailNow()
 	}
 	for name := range r.hosts {
-		c := migration.New(migration.Config{
+		c := conductor.New(conductor.Config{
 			Runtime: rt, Store: storetest.NewMemory(), Local: name, Placement: r.client(url, r.wire),
 			Hosts: func(_ context.Context, name string) (migration.Host, error) {
 				if h := r.hosts[name]; h != nil {
@@ -240,7 +241,7 @@ func (r *run) move(ctx context.Context, id, from, to string) (migration.Migratio
 		}
 		time.Sleep(time.Millisecond)
 	}
-	m, err := c.LiveMigrate(ctx, migration.Request{Instance: id, Destination: to})
+	m, err := c.LiveMigrate(ctx, conductor.Request{Instance: id, Destination: to})
 	if err != nil {
 		return m, err
 	}

@@ -23,6 +23,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 	"berth/placementclient"
 	"berth/topology"
@@ -73,7 +74,7 @@ type agent struct {
 	rt        runtime.Runtime
 	tracker   *claims.Tracker
 	host      *host.Host
-	conductor *migration.Conductor
+	conductor *conductor.Conductor
 	drainer   *drain.Drainer // nil in a story without
 	client    *placementclient.Client
 	driver    driver.Driver
@@ -148,7 +149,7 @@ func (a *agent) run() {
 		return
 	}
 	a.records = a.recordsOf()
-	a.conductor = migration.New(migration.Config{
+	a.conductor = conductor.New(conductor.Config{
 		Runtime: a.rt, Store: a.journalStore(store), Local: m.name, Placement: a.asks(a.client), Logger: log,
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
 		Jitter:    func(d time.Duration) time.Duration { return time.Duration(a.rng.Int64N(int64(max(d, 1)))) },

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // A conductor that was taken over brings commits that nobody wrote, and each is refused: what
@@ -24,7 +25,7 @@ func TestForgedCommits_AreRefused(t *testing.T) {
 func TestApart_TheNextDestinationTakesTheGuest(t *testing.T) {
 	for _, next := range []bool{true, false} {
 		asked := 0
-		for _, st := range migration.Stories() {
+		for _, st := range conductor.Stories() {
 			if st.Name != "share-nothing-migration" {
 				continue
 			}

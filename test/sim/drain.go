@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 	"berth/migration/task"
 )
@@ -184,7 +185,7 @@ func (q queued) Way(_ context.Context, _ drain.Request, p drain.Present) (drain.
 // Begin implements drain.Host.
 func (q queued) Begin(ctx context.Context, m drain.Move) (migration.Migration, error) {
 	o := q.a.w.leavesHost(q.a, m)
-	r := migration.Request{Instance: m.Guest, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Type: o.kind}
+	r := conductor.Request{Instance: m.Guest, Alternates: m.To, Migration: m.Migration, Queue: m.UUID, By: m.By, Type: o.kind}
 	if o.cold() {
 		at := time.Millisecond
 		r.ConfirmWindow = &at

@@ -8,6 +8,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // evacuationMutants are the breakages of evacuations and of the return of their sources. They
@@ -18,24 +19,24 @@ func evacuationMutants() []Mutant {
 			return f(evacuationVerbs{h, a})
 		}
 	}
-	records := func(f func(migration.Fleet) migration.Fleet) func(*agent, migration.Fleet) migration.Fleet {
-		return func(_ *agent, old migration.Fleet) migration.Fleet { return f(old) }
+	records := func(f func(conductor.Fleet) conductor.Fleet) func(*agent, conductor.Fleet) conductor.Fleet {
+		return func(_ *agent, old conductor.Fleet) conductor.Fleet { return f(old) }
 	}
 	store := func(f func(wire) fleet.Store) func(*agent, wire) fleet.Store {
 		return func(_ *agent, s wire) fleet.Store { return f(s) }
 	}
 	return []Mutant{
 		{Name: "late-take-over", Dies: true, Rare: true, What: "a take-over holds though its source has come back, and nobody gave it up",
-			Fleet: records(func(f migration.Fleet) migration.Fleet { return noGiveUp{f} }),
+			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return noGiveUp{f} }),
 			Store: store(func(s wire) fleet.Store { return without{s, "instances/", "deaths/"} })},
 		{Name: "start-before-confirmation", Dies: true, Unasked: true, What: "a host that boots starts its guests before it has asked the records"},
 		{Name: "record-overwritten", Dies: true, What: "a source that comes back writes its own record over a later one",
 			Store: store(func(s wire) fleet.Store { return overwrites{s} })},
 		{Name: "half-not-given-up", Dies: true, HalfStays: true, What: "a source that comes back cleans up, and the migration's half stays in Placement"},
 		{Name: "give-up-forgotten", Dies: true, Rare: true, What: "an evacuation is undone while a take-over of it may still hold",
-			Fleet: records(func(f migration.Fleet) migration.Fleet { return noGiveUp{f} })},
+			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return noGiveUp{f} })},
 		{Name: "death-not-checked", Dies: true, What: "a guest is evacuated though its host is not known to be dead", Living: true,
-			Fleet: records(func(f migration.Fleet) migration.Fleet { return bold{f} }),
+			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return bold{f} }),
 			Store: store(func(s wire) fleet.Store { return dead{s} })},
 		{Name: "fed-past-the-lease", Dies: true, Rare: true, FedAlways: true, What: "a watchdog is fed while the lease may be over"},
 		{Name: "accepted-unread", Dies: true, What: "a destination starts a guest before the records have given it",
@@ -102,7 +103,7 @@ func (s overwrites) Commit(ctx context.Context, when []fleet.Condition, changes 
 	return s.wire.Commit(ctx, when, changes...)
 }
 
-type noGiveUp struct{ migration.Fleet }
+type noGiveUp struct{ conductor.Fleet }
 
 func (noGiveUp) GiveUp(context.Context, migration.Ref, migration.LostGuest) error { return nil }
 
@@ -116,7 +117,7 @@ func (f noGiveUp) TakeOver(ctx context.Context, ref migration.Ref, g migration.L
 }
 
 // bold takes every host for dead.
-type bold struct{ migration.Fleet }
+type bold struct{ conductor.Fleet }
 
 func (f bold) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {
 	g, err := f.Fleet.Lost(ctx, instance)

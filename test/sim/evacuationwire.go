@@ -5,6 +5,7 @@ import (
 	"context"
 
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // evacuation are the host's verbs for guests of dead hosts.
@@ -55,11 +56,11 @@ func (p peer) FinishEvacuation(ctx context.Context, ref migration.Ref) (migratio
 }
 
 // ask of the fleet by a conductor: its points are the commits below it, and the mutants'.
-func (a *agent) fleet() migration.Fleet {
+func (a *agent) fleet() conductor.Fleet {
 	if a.records == nil {
 		return nil
 	}
-	var f migration.Fleet = spoiled{lostGuests{a.records}, a}
+	var f conductor.Fleet = spoiled{lostGuests{a.records}, a}
 	if m := a.w.mutant; m != nil && m.Fleet != nil {
 		f = m.Fleet(a, f)
 	}
@@ -68,7 +69,7 @@ func (a *agent) fleet() migration.Fleet {
 
 // spoiled are the records as they are asked by a step that is to go wrong.
 type spoiled struct {
-	migration.Fleet
+	conductor.Fleet
 	a *agent
 }
 

@@ -11,6 +11,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // keeper is agent.(*keeper) of one life of an agent, in its order: come back, look, clean up,
@@ -217,7 +218,7 @@ func (k *keeper) self(ctx context.Context) error {
 // lostGuests is agent's evacuations: the fleet's records as a conductor asks them.
 type lostGuests struct{ records *fleet.Records }
 
-var _ migration.Fleet = lostGuests{}
+var _ conductor.Fleet = lostGuests{}
 
 // Lost implements migration.Fleet.
 func (f lostGuests) Lost(ctx context.Context, instance string) (migration.LostGuest, error) {

@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/task"
 	"berth/placementclient"
 )
@@ -33,11 +34,11 @@ func Mutants() []Mutant {
 		{Name: "reclaim-taken-for-granted", Rare: true, What: "a refused reclaim counts as one",
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return boldReclaim{h} }},
 		{Name: "swap-in-two-calls", Rare: true, What: "the allocations are swapped in two writes",
-			Asks: func(_ *agent, p migration.Placement) migration.Placement { return twoWrites{p} }},
+			Asks: func(_ *agent, p conductor.Placement) conductor.Placement { return twoWrites{p} }},
 		{Name: "placement-undo-by-read", What: "a swap whose outcome is unknown is undone by a read where nothing is seen",
-			Asks: func(_ *agent, p migration.Placement) migration.Placement { return readOnly{p} }},
+			Asks: func(_ *agent, p conductor.Placement) conductor.Placement { return readOnly{p} }},
 		{Name: "allocation-left", What: "the migration's allocation is not deleted",
-			Asks: func(_ *agent, p migration.Placement) migration.Placement { return noDelete{p} }},
+			Asks: func(_ *agent, p conductor.Placement) conductor.Placement { return noDelete{p} }},
 		{Name: "second-stream", What: "a restarted agent begins the stream again in place of adopting it",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return secondStream{h, a} }},
 		{Name: "expired-ticket", What: "a stream is let in without a claim that awaits it", NoGate: true,
@@ -115,7 +116,7 @@ func (h boldReclaim) Reclaim(ctx context.Context, ref migration.Ref) error {
 	return err
 }
 
-type twoWrites struct{ migration.Placement }
+type twoWrites struct{ conductor.Placement }
 
 func (p twoWrites) PostAllocations(ctx context.Context, set map[string]placementclient.Allocations) error {
 	for _, kind := range []string{placementclient.ConsumerMigration, placementclient.ConsumerInstance} {
@@ -130,7 +131,7 @@ func (p twoWrites) PostAllocations(ctx context.Context, set map[string]placement
 	return nil
 }
 
-type readOnly struct{ migration.Placement }
+type readOnly struct{ conductor.Placement }
 
 func (p readOnly) PutAllocations(ctx context.Context, consumer string, a placementclient.Allocations) error {
 	if now, err := p.Allocations(ctx, consumer); err == nil && now.SameResources(a) {
@@ -148,7 +149,7 @@ func (p readOnly) PostAllocations(ctx context.Context, set map[string]placementc
 	return p.Placement.PostAllocations(ctx, set)
 }
 
-type noDelete struct{ migration.Placement }
+type noDelete struct{ conductor.Placement }
 
 func (noDelete) DeleteAllocations(context.Context, string) error { return nil }
 

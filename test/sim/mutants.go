@@ -7,6 +7,7 @@ import (
 	"berth/driver"
 	"berth/fleet"
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/migration/drain"
 	"berth/migration/task"
 )
@@ -23,7 +24,7 @@ type Mutant struct {
 	Cold    func(a *agent, h migration.ColdVerbs) migration.ColdVerbs
 	Apart   func(a *agent, h migration.ApartVerbs) migration.ApartVerbs
 	Calls   func(a *agent, l libvirt) driver.Driver
-	Asks    func(a *agent, p migration.Placement) migration.Placement
+	Asks    func(a *agent, p conductor.Placement) conductor.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do
 	NoGuard bool // what starts and arrives is let in by libvirt's hook, claim or not
 	NoProcs bool // nobody asks the kernel for processes
@@ -33,7 +34,7 @@ type Mutant struct {
 	NoSeals bool // commits are taken from whoever brings them
 
 	Evacuation func(a *agent, h migration.EvacuationVerbs) migration.EvacuationVerbs
-	Fleet      func(a *agent, f migration.Fleet) migration.Fleet
+	Fleet      func(a *agent, f conductor.Fleet) conductor.Fleet
 	Store      func(a *agent, s wire) fleet.Store // that the fleet's records are asked by
 	FedAlways  bool                               // its watchdog is fed without a lease
 	Dies       bool                               // it is looked for in stories alone in which hosts die
@@ -83,8 +84,8 @@ func (a *agent) calls(l libvirt) driver.Driver {
 	return mutated(a, l, func(m *Mutant) func(*agent, libvirt) driver.Driver { return m.Calls }, func(l libvirt) driver.Driver { return l })
 }
 
-func (a *agent) asks(p migration.Placement) migration.Placement {
-	return mutated(a, p, func(m *Mutant) func(*agent, migration.Placement) migration.Placement { return m.Asks }, func(p migration.Placement) migration.Placement { return p })
+func (a *agent) asks(p conductor.Placement) conductor.Placement {
+	return mutated(a, p, func(m *Mutant) func(*agent, conductor.Placement) conductor.Placement { return m.Asks }, func(p conductor.Placement) conductor.Placement { return p })
 }
 
 // verbs are the host's.

@@ -7,6 +7,7 @@ import (
 
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // confirmWindow is how long a move waits that confirms itself.
@@ -14,7 +15,7 @@ const confirmWindow = 2 * time.Minute
 
 // begin has the agent's conductor accept a move.
 func (a *agent) begin(ctx context.Context, m *move) error {
-	r := migration.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options, Priority: m.priority}
+	r := conductor.Request{Instance: m.guest.uuid, Destination: m.to, Migration: m.uuid, Options: m.options, Priority: m.priority}
 	if !m.cold() {
 		_, err := a.conductor.LiveMigrate(ctx, r)
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // Kind is what a round does with its guest.
@@ -109,7 +110,7 @@ func (s Story) moments() []Moment {
 	}
 	var out []Moment
 	for _, stage := range stages {
-		for _, one := range migration.Stories() {
+		for _, one := range conductor.Stories() {
 			// What follows the move is the same for a cold migration and a resize.
 			theirs := one.Type == s.migrationType() || stage != migration.StageMove && one.Type == migration.TypeResize
 			if stage == migration.StageMove && strings.HasPrefix(one.Name, "share-nothing") != s.apart() {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"berth/migration"
+	"berth/migration/conductor"
 	"berth/test/sim"
 )
 
@@ -43,7 +44,7 @@ func (r Row) String() string { return fmt.Sprintf("%s, %s, %s", r.Story, r.Step,
 // package migration, each of its steps, each fault; and everything that is written of a drain.
 func Expected() []Row {
 	var out []Row
-	for _, s := range migration.Stories() {
+	for _, s := range conductor.Stories() {
 		for _, step := range s.Steps {
 			for _, way := range sim.Ways() {
 				out = append(out, Row{Story: s.Name, Step: step.Name, Fault: way})

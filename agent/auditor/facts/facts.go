@@ -14,13 +14,14 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // Of are the parties of one host.
 type Of struct {
 	Host      string // the provider's name
 	Tracker   *claims.Tracker
-	Conductor *migration.Conductor
+	Conductor *conductor.Conductor
 	Moves     Moves
 	Driver    driver.Driver
 }

@@ -10,6 +10,7 @@ import (
 	"berth/agent/host/disks"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/conductor"
 )
 
 // SealDisks implements migration.DestinationColdVerbs.
@@ -157,7 +158,7 @@ func (k *Dock) sameAs(ctx context.Context, f *comingFile) (same bool, version st
 	if err != nil {
 		return false, "", err
 	}
-	var order migration.ShipOrder
+	var order conductor.ShipOrder
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return false, "", err

@@ -1,0 +1,149 @@
+package conductor
+
+import (
+	"context"
+	"fmt"
+
+	"berth/migration"
+	"berth/migration/task"
+)
+
+// shareNothing takes a guest that is off to a host that shares nothing with its own, and
+// that it may have no way to: whoever conducts talks to both.
+//
+// It is coldMove with four things between: the instance's record goes ahead, hidden; the
+// disks are held as they are before anybody reads them; the guest is taken from its
+// networks and volumes before they are connected elsewhere; and which of the two records
+// is seen changes last. On a restart it does as coldMove does.
+//
+// Before the guest is powered on again it must be connected and its files let go: those
+// two undos may not lag. All that is at the destination and in Placement may.
+func (s *story) shareNothing(name string) stage {
+	return stage{
+		name: name,
+		steps: []step{
+			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepCopyInstance, Do: s.copyInstance, Undo: s.removeCopy, UndoMayLag: true}, asks: asksDestination, undoes: "remove_copy"},
+			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.rollbackPrepResize, UndoMayLag: true, UndoOnRestart: true},
+				asks: asksDestination, undoes: "rollback_prep_resize"},
+			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.powerOn, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepSnapshotDisks, Do: s.snapshotDisks, Undo: s.dropSnapshot}, asks: asksSource, undoes: "drop_snapshot"},
+			{Step: task.Step{Name: migration.StepDisconnectSource, Do: s.disconnectSource, Undo: s.reconnectSource}, asks: asksSource, undoes: "reconnect_source"},
+			{Step: task.Step{Name: migration.StepShipDisks, Do: s.shipEitherWay}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepHandOver, Do: s.handOver, Undo: s.keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
+			// The token has left.
+			{Step: task.Step{Name: migration.StepAcceptHanded, Do: s.acceptHanded, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepFinishResize, Do: s.finishResize, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepShowInstance, Do: s.showInstance, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepHideInstance, Do: s.hideInstance, Forward: true}, asks: asksSource},
+		},
+		shown:   []shown{{migration.StepInspectSource, migration.StatusPreMigrating}, {migration.StepPowerOff, migration.StatusMigrating}, {migration.StepAcceptHanded, migration.StatusPostMigrating}},
+		lease:   migration.StepAcceptHanded,
+		bounded: true,
+		done:    s.coldMoved,
+		undone:  s.moveUndone,
+	}
+}
+
+// undoApart is for undos: an agent that does not know the verb has never done what is to be
+// undone.
+func undoApart(f func(context.Context, migration.Host) error) func(context.Context, migration.Host) error {
+	return func(ctx context.Context, h migration.Host) error {
+		if err := f(ctx, h); !hasReason(err, migration.ReasonPeerTooOld) {
+			return err
+		}
+		return nil
+	}
+}
+
+// copyInstance sets up the instance's record at the destination, which is shown there only
+// once the guest lives there.
+func (s *story) copyInstance(ctx context.Context, t *task.Task) (any, error) {
+	var src inspectedSource
+	if err := t.Output(migration.StepInspectSource, &src); err != nil {
+		return nil, err
+	}
+	g := src.wanted()
+	i := migration.InstanceCopy{UUID: g.UUID, Name: g.Name, Flavor: g.Flavor, ProjectID: g.ProjectID, UserID: g.UserID, Autostart: g.Autostart, Epoch: g.Epoch}
+	return nil, s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.CopyInstance(ctx, s.ref(migration.StepCopyInstance), i)
+	})
+}
+
+func (s *story) removeCopy(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, undoApart(func(ctx context.Context, h migration.Host) error {
+		return h.RemoveCopy(ctx, s.ref(migration.StepCopyInstance))
+	}))
+}
+
+// snapshotDisks holds the files that are to be shipped.
+func (s *story) snapshotDisks(ctx context.Context, t *task.Task) (any, error) {
+	var disks migration.SourceAnswer
+	if err := t.Output(migration.StepCheckSource, &disks); err != nil {
+		return nil, err
+	}
+	var out migration.Snapshot
+	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) (err error) {
+		out, err = h.SnapshotDisks(ctx, s.ref(migration.StepSnapshotDisks), disks.CopyDisks)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("hold the disks of %s: %w", s.instance, err)
+	}
+	return out, nil
+}
+
+func (s *story) dropSnapshot(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
+		return h.DropSnapshot(ctx, s.ref(migration.StepSnapshotDisks))
+	}))
+}
+
+func (s *story) disconnectSource(ctx context.Context, _ *task.Task) (any, error) {
+	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		return h.Disconnect(ctx, s.ref(migration.StepDisconnectSource))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("disconnect instance %s: %w", s.instance, err)
+	}
+	return nil, nil
+}
+
+func (s *story) reconnectSource(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
+		return h.Reconnect(ctx, s.ref(migration.StepDisconnectSource))
+	}))
+}
+
+// showInstance shows the copy at the destination, before the source's is hidden: for a
+// moment both are seen, and never none. Not of a guest that cannot live there: it is
+// taken back.
+func (s *story) showInstance(ctx context.Context, t *task.Task) (any, error) {
+	if unfitThere(t) {
+		return nil, nil
+	}
+	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.ShowInstance(ctx, s.ref(migration.StepShowInstance))
+	})
+}
+
+func (s *story) hideInstance(ctx context.Context, t *task.Task) (any, error) {
+	if unfitThere(t) {
+		return nil, nil
+	}
+	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
+		return h.HideInstance(ctx, s.ref(migration.StepHideInstance))
+	})
+}
+
+// unfitThere reports whether the guest could not be made live at its destination.
+func unfitThere(t *task.Task) bool {
+	var out finishedResize
+	return t.Output(migration.StepFinishResize, &out) == nil && out.Unfit != nil
+}

@@ -1,0 +1,58 @@
+package conductor
+
+import (
+	"context"
+
+	"berth/migration"
+	"berth/migration/task"
+)
+
+// confirm gives up the source's half of a cold move. Only forward: what could be gone
+// back to goes with its first step.
+func (s *story) confirm() stage {
+	return stage{
+		name: storyConfirm,
+		steps: []step{
+			{Step: task.Step{Name: migration.StepConfirmSource, Do: s.confirmSource, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepConfirmDestination, Do: s.confirmDestination, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
+		},
+		shown: []shown{{migration.StepConfirmSource, migration.StatusConfirming}},
+		done:  ends(migration.StatusConfirmed, migration.OutcomeCompleted), undone: never,
+	}
+}
+
+// confirmInPlace gives up what a guest was that was resized where it is.
+func (s *story) confirmInPlace() stage {
+	return stage{
+		name: storyConfirmInPlace,
+		steps: []step{
+			{Step: task.Step{Name: migration.StepFinishChange, Do: s.finishChange, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
+		},
+		shown: []shown{{migration.StepFinishChange, migration.StatusConfirming}},
+		done:  ends(migration.StatusConfirmed, migration.OutcomeCompleted), undone: never,
+	}
+}
+
+// made names a verb that concerns what the attempt made that brought or changed the
+// guest, whatever the current one is.
+func (s *story) made(step string) migration.Ref {
+	ref := s.ref(step)
+	if s.rec.Stage != migration.StageMove {
+		ref.Attempt = s.rec.Moved
+	}
+	return ref
+}
+
+func (s *story) confirmSource(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
+		return h.ConfirmSource(ctx, s.made(migration.StepConfirmSource))
+	})
+}
+
+func (s *story) confirmDestination(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
+		return h.ConfirmDestination(ctx, s.made(migration.StepConfirmDestination))
+	})
+}

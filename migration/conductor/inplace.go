@@ -1,0 +1,102 @@
+package conductor
+
+import (
+	"context"
+
+	"berth/migration"
+	"berth/migration/task"
+)
+
+// inPlace are the steps that a resize on its own host and a rebuild share. No token moves:
+// the claim for what the guest is to hold is exchanged for what it holds, by
+// apply_change, and what is new lies ready beside what is old. Nothing is past return
+// before the old is given up.
+func (s *story) inPlace() []step {
+	return []step{
+		{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
+		{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksSource, undoes: "abort_claim"},
+		{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+		{Step: task.Step{Name: migration.StepPrepChange, Do: s.prepChange, Undo: s.rollbackPrepChange, UndoMayLag: true, UndoOnRestart: true},
+			asks: asksSource, undoes: "rollback_prep_change"},
+		// Its undo may not lag: what the host remembers of the guest's power goes with the claim.
+		{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.powerOn}, asks: asksSource, undoes: "power_on"},
+		{Step: task.Step{Name: migration.StepApplyChange, Do: s.applyChange, Undo: s.unapplyChange}, asks: asksSource, undoes: "unapply_change"},
+		// Undone by unapply_change, which ends the domain that it may have started.
+		{Step: task.Step{Name: migration.StepStartChanged, Do: s.startChanged}, asks: asksSource},
+	}
+}
+
+var shownInPlace = []shown{{migration.StepInspectSource, migration.StatusPreMigrating}, {migration.StepPowerOff, migration.StatusMigrating}, {migration.StepStartChanged, migration.StatusPostMigrating}}
+
+// resizeInPlace is the resize of a guest that stays where it is.
+func (s *story) resizeInPlace() stage {
+	return stage{
+		name: storyResizeInPlace, steps: s.inPlace(), shown: shownInPlace, lease: migration.StepApplyChange, bounded: true,
+		done: s.finished, undone: s.moveUndone,
+	}
+}
+
+// rebuild gives a guest another image. Nobody confirms it: what was there before is
+// given up as soon as the rebuilt guest has started.
+func (s *story) rebuild() stage {
+	return stage{
+		name: storyRebuild,
+		steps: append(s.inPlace(),
+			// The point of no return.
+			step{Step: task.Step{Name: migration.StepFinishChange, Do: s.finishChange, Forward: true}, asks: asksSource},
+			step{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
+		),
+		shown: shownInPlace, lease: migration.StepApplyChange, bounded: true,
+		done: ends(migration.StatusDone, migration.OutcomeCompleted), undone: s.moveUndone,
+	}
+}
+
+// checkRoom asks the guest's host whether there is room for what it is to be.
+func (s *story) checkRoom(ctx context.Context, src inspectedSource) error {
+	return s.askOnce(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		_, err := h.CheckDestination(ctx, s.ref(migration.StepCheckDestination), s.checkRequest(src))
+		return err
+	})
+}
+
+func (s *story) prepChange(ctx context.Context, t *task.Task) (any, error) {
+	r, err := s.prepRequest(t)
+	if err != nil {
+		return nil, err
+	}
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		return h.PrepChange(ctx, s.ref(migration.StepPrepChange), r)
+	})
+}
+
+func (s *story) rollbackPrepChange(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.RollbackPrepChange(ctx, s.ref(migration.StepPrepChange))
+	})
+}
+
+func (s *story) applyChange(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		return h.ApplyChange(ctx, s.ref(migration.StepApplyChange))
+	})
+}
+
+func (s *story) unapplyChange(ctx context.Context, _ *task.Task) error {
+	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.UnapplyChange(ctx, s.ref(migration.StepApplyChange))
+	})
+}
+
+func (s *story) startChanged(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		return h.StartChanged(ctx, s.ref(migration.StepStartChanged))
+	})
+}
+
+// finishChange gives up what the guest was before: of a rebuild by itself, of a resize
+// when it is confirmed.
+func (s *story) finishChange(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.FinishChange(ctx, s.made(migration.StepFinishChange))
+	})
+}

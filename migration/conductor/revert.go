@@ -1,0 +1,190 @@
+package conductor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"berth/migration"
+	"berth/migration/task"
+)
+
+// revert takes a guest back to the host that it left cold. It is the same hand-over the
+// other way, under the next attempt: here the destination decides, by hand_back or its
+// undo, and past it nothing but forward is left.
+func (s *story) revert() stage {
+	return stage{
+		name: storyRevert,
+		steps: []step{
+			{Step: task.Step{Name: migration.StepAwaitReturn, Do: s.awaitReturn, Undo: s.cancelReturn, UndoMayLag: true}, asks: asksSource, undoes: "cancel_return"},
+			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn, UndoMayLag: true}, asks: asksDestination, undoes: "power_on"},
+			// What it makes durable at the source goes with cancel_return.
+			{Step: task.Step{Name: migration.StepCarryVolumes, Do: s.carryVolumes}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepHandBack, Do: s.handBack, Undo: s.keepThere, Final: true}, asks: asksDestination, undoes: "keep_guest"},
+			// The token has left the destination.
+			{Step: task.Step{Name: migration.StepAcceptHanded, Do: s.acceptReturned, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepFinishRevert, Do: s.finishRevert, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepCleanUpReverted, Do: s.cleanUpReverted, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
+		},
+		shown:   []shown{{migration.StepAwaitReturn, migration.StatusReverting}},
+		bounded: true,
+		done:    ends(migration.StatusReverted, migration.OutcomeReverted),
+		undone:  backToFinished,
+	}
+}
+
+// revertByItself is the revert of a move whose guest cannot live at its destination. There
+// is nothing to fall back to, so every step is retried until it is done.
+func (s *story) revertByItself() stage {
+	g := s.revert()
+	g.name, g.bounded, g.undone = storyRevertItself, false, never
+	// The guest has never lived there: nobody has given it anything.
+	g.steps = slices.DeleteFunc(g.steps, func(st step) bool { return st.Name == migration.StepCarryVolumes })
+	for i := range g.steps {
+		g.steps[i].Forward, g.steps[i].Final, g.steps[i].Undo, g.steps[i].undoes = true, false, nil, ""
+	}
+	g.done = func(rec *migration.Migration, _ task.State) ending {
+		rec.Status, rec.Outcome, rec.Error = migration.StatusFailed, migration.OutcomeUndone, rec.Unfit
+		return over
+	}
+	return g
+}
+
+// revertInPlace gives a guest that was resized where it is what it was before.
+func (s *story) revertInPlace() stage {
+	return stage{
+		name: storyRevertInPlace,
+		steps: []step{
+			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn}, asks: asksSource, undoes: "power_on"},
+			// The change is taken back whatever happens.
+			{Step: task.Step{Name: migration.StepUnapplyChange, Do: s.revertChange, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepPowerOn, Do: s.revertStart, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepReleaseClaim, Do: s.releaseClaim, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
+		},
+		shown:   []shown{{migration.StepRevertPowerOff, migration.StatusReverting}},
+		bounded: true,
+		done:    ends(migration.StatusReverted, migration.OutcomeReverted),
+		undone:  backToFinished,
+	}
+}
+
+// backToFinished is the end of a revert that was given up: the guest is where it was
+// moved to, and waits for another word. Not for its time: somebody wanted it back, and
+// what he would go back to is not given up behind his back.
+func backToFinished(rec *migration.Migration, st task.State) ending {
+	rec.Stage, rec.Status, rec.Outcome, rec.Error = migration.StageFinished, migration.StatusFinished, migration.OutcomeNone, st.Cause
+	return rests
+}
+
+func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+		return h.AwaitReturn(ctx, s.ref(migration.StepAwaitReturn))
+	})
+}
+
+func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
+	return s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
+		return h.CancelReturn(ctx, s.ref(migration.StepAwaitReturn))
+	})
+}
+
+// there finds the host that the guest was brought to; its own, where it stayed.
+func (s *story) there() finder { return s.host(s.rec.DestCompute) }
+
+func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
+	to := s.from
+	if s.rec.InPlace {
+		to = ""
+	}
+	return s.powersOff(ctx, s.there(), migration.StepRevertPowerOff, to)
+}
+
+func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
+	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
+		return h.PowerOn(ctx, s.ref(migration.StepRevertPowerOff))
+	})
+}
+
+// carryVolumes tells the source what the guest was given and lost since it came, so that
+// it comes back with that. An agent that does not know the verb is asked for nothing: the
+// guest comes back as it was, as with all agents before.
+func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
+	var out migration.VolumeChanges
+	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.there(), func(ctx context.Context, h migration.Host) (err error) {
+		out, err = h.ReadVolumes(ctx, s.ref(migration.StepCarryVolumes))
+		return err
+	})
+	if err == nil {
+		err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
+			return h.CarryVolumes(ctx, s.ref(migration.StepCarryVolumes), out)
+		})
+	}
+	if hasReason(err, migration.ReasonPeerTooOld) {
+		s.c.cfg.Logger.Warn("volumes cannot be carried back, an agent is too old", "migration", s.uuid, "instance", s.instance, "error", err)
+		return migration.VolumeChanges{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("carry the volumes of %s back: %w", s.instance, err)
+	}
+	return out, nil
+}
+
+func (s *story) handBack(ctx context.Context, _ *task.Task) (any, error) {
+	return asOutput(s.handsOver(ctx, s.there(), migration.StepHandBack, s.from))
+}
+
+func (s *story) keepThere(ctx context.Context, _ *task.Task) error {
+	return s.keeps(ctx, s.there(), migration.StepHandBack)
+}
+
+func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
+	var c migration.Commit
+	if err := t.Output(migration.StepHandBack, &c); err != nil {
+		return nil, err
+	}
+	return nil, s.accepts(ctx, c, s.there(), migration.StepHandBack, func(c migration.Commit) error {
+		return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
+			return h.AcceptHanded(ctx, s.ref(migration.StepAcceptHanded), c)
+		})
+	})
+}
+
+func (s *story) finishRevert(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.FinishRevert(ctx, s.ref(migration.StepFinishRevert))
+	})
+}
+
+func (s *story) cleanUpReverted(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
+		return h.CleanUpReverted(ctx, s.ref(migration.StepCleanUpReverted))
+	})
+}
+
+func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.UnapplyChange(ctx, s.made(migration.StepApplyChange))
+	})
+}
+
+// revertStart gives the guest the power state that its user had chosen before the resize,
+// which the resize's own power_off has noted.
+func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.PowerOn(ctx, s.made(migration.StepPowerOff))
+	})
+}
+
+func (s *story) releaseClaim(ctx context.Context, _ *task.Task) (any, error) {
+	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
+		return h.AbortClaim(ctx, s.made(migration.StepClaim))
+	})
+}
+
+// revertAllocations gives both halves back to the instance. The migration's consumer goes
+// in the same write.
+func (s *story) revertAllocations(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.swapBack(ctx, t)
+}

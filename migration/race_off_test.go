@@ -1,6 +1,0 @@
-//go:build !race
-
-package migration_test
-
-// stride is 1: every crash point, every message, every write.
-const stride = 1

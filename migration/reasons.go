@@ -1,0 +1,22 @@
+package migration
+
+// Reason codes of Inspect that decide about an allocation.
+const (
+	// ReasonGuestGone says that the source has no domain of the guest: never had one,
+	// or its ledger still has the guest and its hypervisor no more.
+	ReasonGuestGone = "guest_gone"
+	// ReasonTokenElsewhere says that the guest is another host's.
+	ReasonTokenElsewhere = "token_elsewhere"
+)
+
+// ReasonPeerTooOld is the code of a refusal by which whoever asked an agent says that it does
+// not know the verb.
+const ReasonPeerTooOld = "peer_too_old"
+
+// ReasonDestinationDead is the code by which the fleet's records refuse a destination that
+// counts as dead itself: the next one is tried.
+const ReasonDestinationDead = "destination_dead"
+
+// ReasonSeal is the code of a refusal of a commit for its seal: it is missing, is not its
+// writer's, or cannot be verified any more.
+const ReasonSeal = "seal"
