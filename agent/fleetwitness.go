@@ -108,8 +108,14 @@ func (k *keeper) recognise(ctx context.Context) error {
 	if err != nil || !tells {
 		return err
 	}
-	was := k.trust.memory
-	change := witness.Compare(was.Memory, m.Incarnation, m.Revision, k.trust.lost || k.trust.was != "")
+	was, has := k.trust.memory, true
+	if m.Incarnation == was.Incarnation && m.Session != "" && m.Session != was.Session {
+		// The server was started anew. Its clock may have taken it past what it has lost.
+		if has, err = k.records.Has(ctx, fleet.Moment{Session: was.Session, Revision: was.Revision}); err != nil {
+			return err
+		}
+	}
+	change := witness.Compare(was.Memory, m.Incarnation, m.Revision, !has, k.trust.lost || k.trust.was != "")
 	if change == witness.RolledBack {
 		if m, err = k.renew(ctx, m); err != nil {
 			return err
@@ -117,10 +123,10 @@ func (k *keeper) recognise(ctx context.Context) error {
 	}
 	k.trust.moment = m
 	next := was
-	next.Incarnation, next.Revision = m.Incarnation, m.Revision
+	next.Incarnation, next.Session, next.Revision = m.Incarnation, m.Session, m.Revision
 	switch change {
 	case witness.Same:
-		if m.Revision == was.Revision || k.a.rt.Boot().Since < k.trust.saved+keepAgain {
+		if m.Session == was.Session && (m.Revision == was.Revision || k.a.rt.Boot().Since < k.trust.saved+keepAgain) {
 			k.trust.memory.Revision = m.Revision
 			return k.recognisedKind(ctx)
 		}

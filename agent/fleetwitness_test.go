@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"berth/claims"
 	"berth/fleet"
@@ -86,6 +88,45 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 				}
 			}
 		})
+	}
+}
+
+// clocked is a store whose revisions go by a clock; has says what it answers of a session before.
+type clocked struct {
+	*fleettest.Client
+	session *string
+	has     *bool
+}
+
+func (c clocked) Moment(ctx context.Context) (fleet.Moment, error) {
+	m, err := c.Client.Moment(ctx)
+	m.Session, m.Revision = *c.session, uint64(time.Now().UnixMicro())
+	return m, err
+}
+
+func (c clocked) Has(_ context.Context, told fleet.Moment) (bool, error) {
+	return told.Session == *c.session || *c.has, nil
+}
+
+// TestKeeper_StoreRolledBack_ItsClockHidesNothing: the server was started anew with an older database,
+// and its revisions have passed those that were lost by the time a host asks.
+func TestKeeper_StoreRolledBack_ItsClockHidesNothing(t *testing.T) {
+	t.Parallel()
+	for _, has := range []bool{true, false} {
+		b := emptyFleetBench(t)
+		session := "first"
+		b.client = func(name string) fleet.Store { return clocked{b.store.Client(name), &session, &has} }
+		b.serve(placement.Options{Listen: "127.0.0.1:0"})
+		b.hosts("host-a")
+		b.round("host-a")
+		before := b.up["host-a"].keeper.trust.memory
+		session = "second"
+		b.start("host-a") // it goes by what is durable
+		b.round("host-a")
+		now := b.up["host-a"].keeper.trust.memory
+		if renewed := now.Incarnation != before.Incarnation; renewed == has || now.Session != "second" {
+			t.Errorf("the store has it %t: memory %+v, before %+v", has, now, before)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"berth/internal/fault"
@@ -14,6 +15,8 @@ type Moment struct {
 	Incarnation string
 	// Revision is that of the last commit. Within an incarnation it never goes back.
 	Revision uint64
+	// Session names the run of the server that told this; empty where the store has none.
+	Session string
 	// Serving is for how long the server process has served; 0 where it does not matter.
 	Serving time.Duration
 }
@@ -26,6 +29,28 @@ type Incarnations interface {
 	// Renew gives the store another incarnation, unless it has another than was by now: the
 	// caller has seen a later revision of was, so what was committed since is lost. Safe to repeat.
 	Renew(ctx context.Context, was string) error
+}
+
+// History is an ability of a Store whose revisions go by a clock: in one that was rolled back they
+// soon pass those that were lost. It is found by a type assertion.
+type History interface {
+	// Has reports whether what was committed up to a moment that was told is in the store still.
+	// fault.Invalid from a server that is older than the question.
+	Has(ctx context.Context, told Moment) (bool, error)
+}
+
+// Has reports whether the store has still what it had at a moment that it told. It is true where
+// the store cannot say.
+func (r *Records) Has(ctx context.Context, told Moment) (bool, error) {
+	h, ok := r.store.(History)
+	if !ok || told.Session == "" {
+		return true, nil
+	}
+	has, err := h.Has(ctx, told)
+	if errors.Is(err, fault.Invalid) {
+		return true, nil
+	}
+	return has, err
 }
 
 // Moment gives the state of the store; ok is false where the store does not tell.

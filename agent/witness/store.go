@@ -14,6 +14,8 @@ type Memory struct {
 	// Incarnation and Revision are the latest that it has seen; empty before it has seen any.
 	Incarnation string `json:"incarnation,omitempty"`
 	Revision    uint64 `json:"revision,omitempty"`
+	// Session is the run of the store's server that told Revision; empty for none.
+	Session string `json:"session,omitempty"`
 	// Unproven: other hosts have not all written their records again in this incarnation.
 	Unproven bool `json:"unproven,omitempty"`
 	// Hosts are the other hosts that have been seen in the store, in order of name.
@@ -31,13 +33,14 @@ const (
 	First
 	// Replaced: another incarnation: the store was emptied, restored or renewed.
 	Replaced
-	// RolledBack: the same incarnation at an earlier revision than was seen.
+	// RolledBack: the same incarnation without a revision that was seen.
 	RolledBack
 )
 
-// Compare says what has become of the store. lost says that this host's ledger is not whole, so
-// that what it remembered may be lost too.
-func Compare(m Memory, incarnation string, revision uint64, lost bool) Change {
+// Compare says what has become of the store. gone says that the store has not what it had at the
+// remembered revision, though its last one may be later. lost says that this host's ledger is not
+// whole, so that what it remembered may be lost too.
+func Compare(m Memory, incarnation string, revision uint64, gone, lost bool) Change {
 	switch {
 	case m.Incarnation == "" && lost:
 		return Replaced
@@ -45,7 +48,7 @@ func Compare(m Memory, incarnation string, revision uint64, lost bool) Change {
 		return First
 	case m.Incarnation != incarnation:
 		return Replaced
-	case revision < m.Revision:
+	case gone || revision < m.Revision:
 		return RolledBack
 	}
 	return Same

@@ -65,21 +65,22 @@ func TestCompare_MemoryAgainstStore_Table(t *testing.T) {
 		memory      Memory
 		incarnation string
 		revision    uint64
-		lost        bool
+		gone, lost  bool
 		want        Change
 	}{
-		"as it was":                    {remembers, "one", 7, false, Same},
-		"further on":                   {remembers, "one", 8, false, Same},
-		"further on, the ledger lost":  {remembers, "one", 8, true, Same},
-		"further back":                 {remembers, "one", 6, false, RolledBack},
-		"another one":                  {remembers, "two", 9, false, Replaced},
-		"never seen":                   {Memory{}, "one", 7, false, First},
-		"never seen, the ledger lost":  {Memory{}, "one", 7, true, Replaced},
-		"another one, further back":    {remembers, "two", 1, false, Replaced},
-		"emptied, with an incarnation": {remembers, "two", 0, false, Replaced},
+		"as it was":                    {remembers, "one", 7, false, false, Same},
+		"further on":                   {remembers, "one", 8, false, false, Same},
+		"further on, the ledger lost":  {remembers, "one", 8, false, true, Same},
+		"further back":                 {remembers, "one", 6, false, false, RolledBack},
+		"further on, by its clock":     {remembers, "one", 8, true, false, RolledBack},
+		"another one":                  {remembers, "two", 9, false, false, Replaced},
+		"never seen":                   {Memory{}, "one", 7, false, false, First},
+		"never seen, the ledger lost":  {Memory{}, "one", 7, false, true, Replaced},
+		"another one, further back":    {remembers, "two", 1, false, false, Replaced},
+		"emptied, with an incarnation": {remembers, "two", 0, false, false, Replaced},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Compare(tt.memory, tt.incarnation, tt.revision, tt.lost); got != tt.want {
+			if got := Compare(tt.memory, tt.incarnation, tt.revision, tt.gone, tt.lost); got != tt.want {
 				t.Errorf("got %d, want %d", got, tt.want)
 			}
 		})

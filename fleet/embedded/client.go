@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"berth/fleet"
@@ -36,14 +35,14 @@ type Options struct {
 }
 
 // Client is a fleet.Store whose server is elsewhere. Safe for concurrent use; it keeps
-// connections and the moment of the last answer.
+// connections and the newest moment that an answer told.
 type Client struct {
 	base    string
 	token   string
 	timeout time.Duration
 	http    *http.Client
-	idle    func()                       // closes the connections that nobody uses
-	moment  atomic.Pointer[fleet.Moment] // that the last answer told; nil before
+	idle    func() // closes the connections that nobody uses
+	told    told
 }
 
 // NewClient checks the options; it does not connect.
@@ -165,6 +164,7 @@ func (c *Client) exchange(ctx context.Context, verb, doing string, body any) (a 
 	if c.token != "" {
 		q.Header.Set("X-Auth-Token", c.token)
 	}
+	begun := c.told.begin()
 	resp, err := c.http.Do(q)
 	if err != nil {
 		if notSent(err) {
@@ -186,7 +186,7 @@ func (c *Client) exchange(ctx context.Context, verb, doing string, body any) (a 
 	if err != nil {
 		return answer{}, fault.New(lost, "%s: read the answer: %w", doing, err)
 	}
-	c.noteMoment(a.Store)
+	c.told.note(begun, a.Store)
 	if a.Error != nil {
 		return answer{}, &fault.Error{Kind: a.Error.Kind, Message: a.Error.Message, Reasons: a.Error.Reasons}
 	}

@@ -7,7 +7,8 @@
 //	│   └── <key>      {"value":"…","revision":1790000000000001}
 //	└── fleet_mark
 //	    ├── revision     the last one, of deletions too
-//	    └── incarnation  of these records; see Server.Renew
+//	    ├── incarnation  of these records; see Server.Renew
+//	    └── sessions     the runs of servers of this database; see Server.Has
 //
 // It reads the bucket once, when it is opened, and alone writes it. It decides in memory, one
 // commit after the other, and answers nobody before what he did or saw is durable.
@@ -19,13 +20,15 @@
 //
 // Every answer tells the incarnation of the records and the last revision. The incarnation is new
 // where the database has none (it is new, or was restored), where it is an older copy of itself, or
-// where a host has seen a later revision of it.
+// where a host has seen a later revision of it. Since revisions follow the clock, those of a database
+// that was rolled back soon pass the later one. So each run of a server has a name, which every
+// answer tells, and Has says whether a revision that a run has told is in the database still.
 //
 // It has no leases: with one server nobody could tell its death from a host's.
 package embedded
 
 // Path is where the records are served, beside Placement's own paths. A request is a POST of
-// one JSON document to Path + "get", "page", "commit" or "renew"; "list"
+// one JSON document to Path + "get", "page", "commit", "renew" or "has"; "list"
 // is what older clients ask.
 const Path = "/berth/fleet/v1/"
 

@@ -3,6 +3,7 @@ package embedded
 import (
 	"context"
 	"crypto/rand"
+	"sync"
 	"time"
 
 	"berth/fleet"
@@ -60,7 +61,7 @@ func (s *Server) newIncarnation(ctx context.Context, why string) error {
 func (s *Server) Moment(context.Context) (fleet.Moment, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return fleet.Moment{Incarnation: s.incarnation, Revision: s.durable, Serving: s.rt.Boot().Since - s.opened + 1}, nil
+	return fleet.Moment{Incarnation: s.incarnation, Session: s.session(), Revision: s.durable, Serving: s.rt.Boot().Since - s.opened + 1}, nil
 }
 
 // Renew gives the records a new incarnation, unless they have another than was by now.
@@ -78,31 +79,29 @@ func (s *Server) Renew(ctx context.Context, was string) error {
 // moment is the state of the server in an answer.
 type moment struct {
 	Incarnation string `json:"incarnation"`
+	Session     string `json:"session,omitempty"` // none from an older version
 	Revision    uint64 `json:"revision"`
 	Serving     int64  `json:"serving_ms"`
 }
 
 func (s *Server) moment(ctx context.Context) *moment {
 	m, _ := s.Moment(ctx) // never fails
-	return &moment{Incarnation: m.Incarnation, Revision: m.Revision, Serving: max(1, m.Serving.Milliseconds())}
+	return &moment{Incarnation: m.Incarnation, Session: m.Session, Revision: m.Revision, Serving: max(1, m.Serving.Milliseconds())}
 }
 
 type renewRequest struct {
 	Was string `json:"was"`
 }
 
-// Moment gives the state that the last answer told. It asks the server before the first.
+// Moment gives the newest state that an answer told. It asks the server before the first.
 func (c *Client) Moment(ctx context.Context) (fleet.Moment, error) {
-	if m := c.moment.Load(); m != nil {
-		return *m, nil
+	if m := c.newest(); m.Incarnation != "" {
+		return m, nil
 	}
 	if _, err := c.call(ctx, "list", "ask the store's incarnation", listRequest{Prefix: momentPrefix}); err != nil {
 		return fleet.Moment{}, err
 	}
-	if m := c.moment.Load(); m != nil {
-		return *m, nil
-	}
-	return fleet.Moment{}, nil // a server of an older version
+	return c.newest(), nil // empty from a server of an older version
 }
 
 // Renew asks for a new incarnation in the place of was.
@@ -114,10 +113,44 @@ func (c *Client) Renew(ctx context.Context, was string) error {
 // momentPrefix begins no key: a list of it is empty.
 const momentPrefix = "none/"
 
-func (c *Client) noteMoment(m *moment) {
-	if m != nil {
-		c.moment.Store(&fleet.Moment{Incarnation: m.Incarnation, Revision: m.Revision, Serving: time.Duration(m.Serving) * time.Millisecond})
+// told is the newest state that an answer has told.
+type told struct {
+	mu     sync.Mutex // guards the rest
+	events uint64     // requests and answers, so far
+	noted  uint64     // of them the answer that told moment
+	moment fleet.Moment
+}
+
+// begin counts a request.
+func (t *told) begin() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.events++
+	return t.events
+}
+
+// note notes what the answer to a request tells. Answers overtake each other: only to a request that
+// was begun after the noted answer had come they surely are newer. Of two that were under way together
+// a later revision of the same run is.
+func (t *told) note(begun uint64, m *moment) {
+	if m == nil {
+		return
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.events++
+	was := t.moment
+	if begun < t.noted && (m.Incarnation != was.Incarnation || m.Session != was.Session || m.Revision < was.Revision) {
+		return
+	}
+	t.noted = t.events
+	t.moment = fleet.Moment{Incarnation: m.Incarnation, Session: m.Session, Revision: m.Revision, Serving: time.Duration(m.Serving) * time.Millisecond}
+}
+
+func (c *Client) newest() fleet.Moment {
+	c.told.mu.Lock()
+	defer c.told.mu.Unlock()
+	return c.told.moment
 }
 
 var (

@@ -47,6 +47,7 @@ type Server struct {
 	hosts       map[string]string // by key: the host that the record names
 	durable     uint64            // the last revision
 	incarnation string
+	sessions    []session // of this database, the last is this server's; see history.go
 
 	opened time.Duration // on the boot clock; set once
 }
@@ -57,6 +58,7 @@ func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger
 	s := &Server{db: db, rt: rt, log: log, records: map[string]fleet.Record{}, hosts: map[string]string{}}
 	if db == nil {
 		s.openIncarnation(ctx, "")
+		s.openSession(ctx, nil)
 		return s, nil
 	}
 	found, err := db.List(ctx, Bucket)
@@ -83,6 +85,7 @@ func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger
 	s.keysChanged(slices.Collect(maps.Keys(s.records))...)
 	s.durable = s.revision
 	s.openIncarnation(ctx, string(marks[markIncarnation]))
+	s.openSession(ctx, marks[markSessions])
 	return s, nil
 }
 
@@ -276,6 +279,12 @@ func (s *Server) serve(w http.ResponseWriter, q *http.Request, verb string) ([]f
 			return nil, err
 		}
 		return nil, s.Renew(q.Context(), r.Was)
+	case "has":
+		var r hasRequest
+		if err := read(&r); err != nil {
+			return nil, err
+		}
+		return nil, s.has(r)
 	}
-	return nil, fault.New(fault.Invalid, "%q: want get, list, commit, allowed or renew", verb)
+	return nil, fault.New(fault.Invalid, "%q: want get, list, commit, allowed, renew or has", verb)
 }
