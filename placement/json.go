@@ -57,12 +57,18 @@ func wholeNumber(n json.Number) (int64, bool) {
 
 // parser reads one document.
 type parser struct {
-	s   string
-	i   int
-	nes int
+	s      string
+	i      int
+	nes    int
+	values int
 }
 
-const deepest = 64 // levels of nesting; the deepest real body has seven
+const (
+	deepest = 64 // levels of nesting; the deepest real body has seven
+	// mostValues bounds what a body becomes in memory: a hundred times its text. Allocations of as many
+	// consumers as one request may have are half of them.
+	mostValues = 1 << 20
+)
 
 // parseJSON gives *object, []any, string, json.Number, bool or nil.
 func parseJSON(b []byte) (any, error) {
@@ -107,6 +113,9 @@ func (p *parser) value() (any, error) {
 	defer func() { p.nes-- }()
 	if p.nes > deepest {
 		return nil, p.fail("Too deeply nested", p.i)
+	}
+	if p.values++; p.values > mostValues {
+		return nil, p.fail("Too many values", p.i)
 	}
 	switch c := p.peek(); {
 	case c == '{':

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -35,6 +36,16 @@ func tooDeep(b []byte) bool {
 		}
 	}
 	return most >= deepest
+}
+
+func TestParseJSON_TooManyValues_AreRefused(t *testing.T) {
+	list := func(n int) []byte { return []byte("[" + strings.Repeat("0,", n-2) + "0]") } // and the list itself
+	if _, err := parseJSON(list(mostValues)); err != nil {
+		t.Errorf("as many as there may be: %v", err)
+	}
+	if _, err := parseJSON(list(mostValues + 1)); err == nil || !strings.Contains(err.Error(), "Too many values") {
+		t.Errorf("one more: %v", err)
+	}
 }
 
 func TestParseJSON_SaysWhereLikePython(t *testing.T) {

@@ -43,6 +43,7 @@ type Server struct {
 const (
 	maxRequestHeader = 256 << 10
 	maxRequestBody   = 16 << 20
+	maxSmallBody     = 1 << 20 // of what names one provider: it is read under the write lock
 	headerTimeout    = 10 * time.Second
 	bodyTimeout      = 60 * time.Second
 	answerTimeout    = 60 * time.Second
@@ -291,7 +292,7 @@ func (s *Server) serve(w http.ResponseWriter, r *request) {
 		return
 	}
 	// The body is read before any lock is taken: a slow client holds up nobody.
-	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, maxRequestBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, m.bodyLimit()))
 	if err != nil {
 		refuse(http.StatusRequestEntityTooLarge, "the body cannot be read: %v", err).write(w, r)
 		return
@@ -316,6 +317,14 @@ func (s *Server) serveBeside(w http.ResponseWriter, r *request) {
 		return
 	}
 	s.beside.ServeHTTP(w, r.http)
+}
+
+// bodyLimit is how many bytes a body may have.
+func (m *method) bodyLimit() int64 {
+	if m.body != nil {
+		return maxRequestBody
+	}
+	return maxSmallBody
 }
 
 // precheck is what is decided before a body is read.

@@ -351,7 +351,7 @@ func TestRequests_AreStrictAndBounded(t *testing.T) {
 		{"two values", "POST", "/v1/migrations", `{"instance":"a"}{"instance":"b"}`, 400, fault.Invalid, "follows"},
 		{"empty", "POST", "/v1/migrations", ``, 400, fault.Invalid, "empty"},
 		{"garbage", "POST", "/v1/migrations", `{"instance":`, 400, fault.Invalid, "not JSON"},
-		{"too large", "POST", "/v1/instances", `{"xml":"` + strings.Repeat("x", api.MaxBody) + `"}`, 400, fault.Invalid, "larger"},
+		{"too large", "POST", "/v1/instances", `{"xml":"` + strings.Repeat("x", api.MaxBody) + `"}`, 413, fault.Invalid, "larger"},
 		{"a name that nothing has", "GET", "/v1/instances/" + strings.Repeat("x", 500), ``, 400, fault.Invalid, "500 bytes"},
 		{"a name of many parts", "GET", "/v1/instances/" + strings.Repeat("x%2F", 2000), ``, 400, fault.Invalid, "path of 40"},
 		{"no route, at length", "GET", "/v1/" + strings.Repeat("x/", 2000), ``, 400, fault.Invalid, "path of 40"},

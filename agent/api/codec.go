@@ -147,9 +147,15 @@ func decodeStrict(r io.Reader, v any) error {
 	invalid := func(code, message, change string) error {
 		return fault.Refuse(fault.Invalid, "read the request", fault.Reason{Code: code, Message: message, Change: change})
 	}
-	dec := json.NewDecoder(r)
+	text, err := io.ReadAll(r)
+	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
-	err := dec.Decode(v)
+	if err == nil {
+		if err := boundedValues(text); err != nil {
+			return err
+		}
+		err = dec.Decode(v)
+	}
 	if err == nil {
 		if _, more := dec.Token(); !errors.Is(more, io.EOF) {
 			return invalid("body", "something follows the JSON value", "send one JSON value")
@@ -157,7 +163,7 @@ func decodeStrict(r io.Reader, v any) error {
 		return nil
 	}
 	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return invalid("body_too_large", fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit), "send less")
+		return invalid(reasonTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit), "send less")
 	}
 	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return invalid("unknown_field", "unknown field "+field, "see GET /v1/openapi.json for the fields there are")

@@ -58,7 +58,10 @@ type Server struct {
 	// inFlight joins a host verb that was sent again to the one in progress.
 	inFlight singleflight.Group
 	// places bounds how many requests are worked on at once; see maxRequests.
-	places chan struct{}
+	places   chan struct{}
+	requests shares // of each caller
+	watches  shares
+	conns    connections
 	// stopping ends event streams, for which Shutdown would wait.
 	stopping context.Context
 	closing  closing
@@ -90,7 +93,10 @@ func NewServer(o Options) *Server {
 		o.BodyTimeout = bodyPatience
 	}
 	stopping, stop := context.WithCancel(context.Background())
-	s := &Server{opt: o, svc: o.Services, places: make(chan struct{}, maxRequests), stopping: stopping}
+	s := &Server{
+		opt: o, svc: o.Services, places: make(chan struct{}, maxRequests), stopping: stopping,
+		requests: shares{each: maxShare, all: maxRequests}, watches: shares{each: maxWatchShare, all: maxWatches}, conns: connections{most: maxConnections},
+	}
 	mux := http.NewServeMux()
 	// paths tells a path that is not there from a method that it does not take.
 	paths, methods := http.NewServeMux(), map[string][]string{}
@@ -115,8 +121,11 @@ func NewServer(o Options) *Server {
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ConnContext:       s.closing.context,
-		ConnState:         s.closing.state,
-		ErrorLog:          slog.NewLogLogger(o.Logger.With("part", "api").Handler(), slog.LevelDebug),
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			s.closing.state(conn, state)
+			s.conns.state(conn, state)
+		},
+		ErrorLog: slog.NewLogLogger(o.Logger.With("part", "api").Handler(), slog.LevelDebug),
 	}
 	s.http.RegisterOnShutdown(stop)
 	return s
@@ -211,8 +220,17 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		who, err := s.authenticate(r)
 		if err != nil {
 			log.Warn("caller refused", "from", r.RemoteAddr, "error", err)
+			w.Header().Set("Connection", "close") // nobody knows him: he keeps no connection
 			s.refuse(w, r, err)
 			return
+		}
+		if r.URL.Path != guardPath { // libvirt's hook is answered whatever else is asked
+			giveBack, ok := s.requests.take(who.caller.String() + " " + who.name)
+			if !ok {
+				s.refuse(w, r, tooMany("requests"))
+				return
+			}
+			defer giveBack()
 		}
 		if err := boundedPath(r); err != nil {
 			s.refuse(w, r, err)
@@ -252,6 +270,15 @@ func (s *Server) handler(rt route) http.Handler {
 		if err := s.passedOn(r, rt); err != nil {
 			s.refuse(w, r, err)
 			return
+		}
+		if rt.events != nil {
+			who := callerOf(r.Context())
+			giveBack, ok := s.watches.take(who.caller.String() + " " + who.name)
+			if !ok {
+				s.refuse(w, r, tooMany("streams of events"))
+				return
+			}
+			defer giveBack()
 		}
 		if to := r.URL.Query().Get("host"); to != "" && to != s.opt.Name {
 			s.relay(w, r, rt, to)
@@ -358,7 +385,11 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if fault.KindOf(err) == fault.Internal {
 		s.opt.Logger.Error("request failed", "path", r.URL.Path, "error", err)
 	}
-	s.answer(w, statusOf(fault.KindOf(err)), BodyOf(err))
+	status := statusOf(fault.KindOf(err))
+	if isTooLarge(err) {
+		status = http.StatusRequestEntityTooLarge
+	}
+	s.answer(w, status, BodyOf(err))
 }
 
 // once runs a host verb. An equal request that comes while it runs gets the same

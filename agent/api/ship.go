@@ -120,7 +120,7 @@ func readFrame(r *http.Request, buf []byte, v any) error {
 	n, err := io.ReadFull(r.Body, buf)
 	switch {
 	case err == nil:
-		return notFrame(fmt.Sprintf("it has more than %d bytes", maxFrame))
+		return fault.Refuse(fault.Invalid, "read a frame", fault.Reason{Code: reasonTooLarge, Message: fmt.Sprintf("the body is larger than %d bytes", maxFrame), Change: "send less"})
 	case !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
 		return notFrame(err.Error())
 	}

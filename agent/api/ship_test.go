@@ -155,7 +155,7 @@ func TestShip_FramesAreBoundedAndStrict(t *testing.T) {
 		{"a header that is too long", framed, frame(header+strings.Repeat(" ", 64<<10), ""), http.StatusBadRequest},
 		{"a length of all ones", framed, "\xff\xff\xff\xff" + header, http.StatusBadRequest},
 		{"one byte too much", framed, frame(header, strings.Repeat("x", migration.ShipBlock+1)), http.StatusBadRequest},
-		{"far too much", framed, frame(header, strings.Repeat("x", 3*migration.ShipBlock)), http.StatusBadRequest},
+		{"far too much", framed, frame(header, strings.Repeat("x", 3*migration.ShipBlock)), http.StatusRequestEntityTooLarge},
 		{"a header with an unknown field", framed, frame(strings.Replace(header, `"zero"`, "", 1)[:len(header)-1]+`,"more":1}`, ""), http.StatusBadRequest},
 		{"no JSON", framed, frame("not JSON", "abc"), http.StatusBadRequest},
 		{"JSON alone", "application/json", header, http.StatusBadRequest},

@@ -214,6 +214,19 @@ func TestClient_TellsWhoAnswers(t *testing.T) {
 	}
 }
 
+func TestServer_BodiesThatAreTooLarge_AreRefusedWith413(t *testing.T) {
+	s := serve(t, "")
+	for _, verb := range []string{"get", "list", "page", "commit", "allowed", "renew"} {
+		q := httptest.NewRequest(http.MethodPost, embedded.Path+verb, strings.NewReader(`{"key":"`+strings.Repeat("x", 5<<20)+`"}`))
+		q.Header.Set("X-Auth-Token", "admin")
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, q)
+		if w.Code != http.StatusRequestEntityTooLarge {
+			t.Errorf("%s: %d %.200s", verb, w.Code, w.Body)
+		}
+	}
+}
+
 func TestServer_TakesTokensAsPlacementDoes(t *testing.T) {
 	s := serve(t, "")
 	for token, want := range map[string]int{"": http.StatusUnauthorized, "somebody": http.StatusForbidden, "admin": http.StatusNotFound} {

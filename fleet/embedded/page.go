@@ -88,6 +88,9 @@ func (s *Server) servePage(w http.ResponseWriter, q *http.Request) {
 	a, status := answer{}, http.StatusOK
 	if err := json.NewDecoder(http.MaxBytesReader(w, q.Body, maxRequest)).Decode(&ask); err != nil || q.Method != http.MethodPost {
 		a.Error, status = &answerError{Kind: fault.Invalid, Message: "page: want a POST of prefix, after and host"}, http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			status = http.StatusRequestEntityTooLarge
+		}
 	} else {
 		records, more := s.Page(ask)
 		a.More = more

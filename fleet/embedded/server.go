@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -35,6 +36,9 @@ type Server struct {
 
 	authority authority
 
+	// lists has a place for each answer of all records at once; see maxLists.
+	lists chan struct{}
+
 	// commits is held from a commit's decision until it is durable. Lock order: commits, mu.
 	commits runtime.Lock
 	// revision is the last one. Only whoever holds commits reads or writes it.
@@ -52,10 +56,14 @@ type Server struct {
 	opened time.Duration // on the boot clock; set once
 }
 
+// maxLists bounds how many lists without pages are answered at once, from the request to its last byte.
+// Arbitrary: one of a large fleet takes some 200 MiB.
+const maxLists = 4
+
 // Open reads the records of a database; nil keeps them in memory. The database's owner closes
 // it after the last request.
 func Open(ctx context.Context, db Database, rt runtime.Runtime, log *slog.Logger) (*Server, error) {
-	s := &Server{db: db, rt: rt, log: log, records: map[string]fleet.Record{}, hosts: map[string]string{}}
+	s := &Server{db: db, rt: rt, log: log, lists: make(chan struct{}, maxLists), records: map[string]fleet.Record{}, hosts: map[string]string{}}
 	if db == nil {
 		s.openIncarnation(ctx, "")
 		s.openSession(ctx, nil)
@@ -207,12 +215,23 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		s.servePage(w, q)
 		return
 	}
+	if verb == "list" { // of a client of before pages: all records are in memory until it has read them
+		select {
+		case s.lists <- struct{}{}:
+			defer func() { <-s.lists }()
+		case <-q.Context().Done():
+			return // nobody waits for the answer any more
+		}
+	}
 	records, err := s.serve(w, q, verb)
 	a := answer{Store: s.moment(q.Context())} // of after what was asked, since serve has ended
 	status := http.StatusOK
 	if err != nil {
 		kind := fault.KindOf(err)
 		a.Error, status = answerOf(err), statusOf(kind)
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			status = http.StatusRequestEntityTooLarge
+		}
 	}
 	for _, r := range records {
 		a.Records = append(a.Records, record(r))
