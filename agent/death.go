@@ -37,9 +37,11 @@ type deaths struct {
 	records func() (*fleet.Records, error)
 	hooks   *hooks.Runner
 	answers func(ctx context.Context, host string) error // nil where its agent answers; else how it does not
-	memory  fencings
-	rt      runtime.Runtime
-	log     *slog.Logger
+	// known says by whom a host without a record is known, empty for nobody.
+	known  func(ctx context.Context, host string) (by string, err error)
+	memory fencings
+	rt     runtime.Runtime
+	log    *slog.Logger
 
 	// mu guards fencing; nothing happens under it.
 	mu      sync.Mutex
@@ -52,7 +54,26 @@ func newDeaths(a *Agent) *deaths {
 		Dir: a.config().Agent.HooksDir, Manager: systemd.Manager(), Runtime: a.rt, Logger: a.log,
 		Setting: func(hook string) hooks.Setting { return hooks.Setting{Timeout: a.config().Hooks[hook].Timeout.D()} },
 	}
-	return &deaths{host: a.name, records: a.fleetRecords, hooks: runner, answers: a.heard, memory: a.db, rt: a.rt, log: a.log}
+	known := func(ctx context.Context, host string) (string, error) {
+		if a.keeper.remembers(host) {
+			return "host " + a.name + ", which has seen its record before", nil
+		}
+		provider, err := a.allocations().hostProvider(ctx, host)
+		if provider == "" {
+			return "", err
+		}
+		return "Placement, as provider " + provider, nil
+	}
+	return &deaths{host: a.name, records: a.fleetRecords, hooks: runner, answers: a.heard, known: known, memory: a.db, rt: a.rt, log: a.log}
+}
+
+// hostProvider gives the uuid of the root provider that has a host's name; empty where there is none.
+func (p allocations) hostProvider(ctx context.Context, host string) (string, error) {
+	rp, err := p.client.ProviderByName(ctx, host)
+	if errors.Is(err, fault.NotFound) || err == nil && rp.ParentProviderUUID != "" {
+		return "", nil
+	}
+	return rp.UUID, err
 }
 
 // fencings keeps what a fencing hook is doing, over this agent's end.
@@ -72,7 +93,7 @@ const lastRecord = 20 * time.Second
 // Declare implements api.Deaths.
 func (d *deaths) Declare(ctx context.Context, host, because, by string, force bool) (fleet.Death, error) {
 	doing := "declare host " + host + " dead"
-	records, h, err := d.dying(ctx, doing, host)
+	records, h, err := d.dying(ctx, doing, host, force)
 	if err != nil {
 		return fleet.Death{}, err
 	}
@@ -160,8 +181,9 @@ func (d *deaths) noProof(ctx context.Context, doing, host string, records *fleet
 	return fault.Refuse(kind, doing, reasons...)
 }
 
-// dying says whether a host can be declared dead at all, and reads its record.
-func (d *deaths) dying(ctx context.Context, doing, host string) (*fleet.Records, fleet.Host, error) {
+// dying says whether a host can be declared dead at all, and reads its record. One without a record
+// has to be known by another witness, or the operator insists.
+func (d *deaths) dying(ctx context.Context, doing, host string, force bool) (*fleet.Records, fleet.Host, error) {
 	if host == d.host {
 		return nil, fleet.Host{}, fault.Refuse(fault.Invalid, doing, fault.Reason{
 			Code: "own_host", Message: "this is host " + host + ", and it lives", Change: "ask another host's agent: -c HOST",
@@ -174,15 +196,32 @@ func (d *deaths) dying(ctx context.Context, doing, host string) (*fleet.Records,
 	h, err := records.Host(ctx, host)
 	err = storeThere(err)
 	if errors.Is(err, fault.NotFound) {
-		return nil, fleet.Host{}, fault.Refuse(fault.NotFound, doing, fault.Reason{
-			Code: "host_unknown", Message: "the fleet's records have no host " + host + ", so none of its guests either", Want: host,
-			Change: "see `berth host list`; a host is on record once its agent has run in mode manage with [fleet] set",
-		})
+		if err = d.unrecorded(ctx, doing, host, force); err != nil {
+			return nil, fleet.Host{}, err
+		}
+		h = fleet.Host{Name: host}
 	}
 	if err == nil {
 		err = records.MayDeclareDead(ctx, host) // before a hook switches the host off
 	}
 	return records, h, fault.Wrap(err, "%s", doing)
+}
+
+// unrecorded refuses a host that has no record and that nobody else knows: it may be a mistyped name.
+func (d *deaths) unrecorded(ctx context.Context, doing, host string, force bool) error {
+	by, err := d.known(ctx, host)
+	if err == nil && by != "" || force {
+		d.log.Warn("a host without a record is to be declared dead", "host", host, "known_by", by, "forced", force)
+		return nil
+	}
+	r := fault.Reason{
+		Code: "host_unknown", Message: "neither the fleet's records nor Placement have a host " + host, Want: host,
+		Change: "see `berth host list` for the names; where this one is right: berth host declare-dead " + host + ` --because "how you know" --force`,
+	}
+	if err != nil {
+		r.Message = "the fleet's records have no host " + host + ", and Placement does not say whether it has one: " + err.Error()
+	}
+	return fault.Refuse(fault.NotFound, doing, r)
 }
 
 func hostAnswers(host, change string) fault.Reason {

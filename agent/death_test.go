@@ -36,6 +36,7 @@ type morgue struct {
 	notes *notes
 	store *fleettest.Memory
 	fleet *fleet.Records
+	knows any // who knows a host without a record: a string, an error, or nil for nobody
 }
 
 func newMorgue(t *testing.T, rt runtime.Runtime, selfFence bool) *morgue {
@@ -50,6 +51,11 @@ func newMorgue(t *testing.T, rt runtime.Runtime, selfFence bool) *morgue {
 		host: "host-c", records: func() (*fleet.Records, error) { return m.fleet, nil }, memory: m.notes, rt: rt, log: log,
 		hooks:   &hooks.Runner{Dir: filepath.Join(m.dir, "hooks"), Runtime: rt, Logger: log},
 		answers: func(context.Context, string) error { return errSilent },
+		known: func(context.Context, string) (string, error) {
+			by, _ := m.knows.(string)
+			err, _ := m.knows.(error)
+			return by, err
+		},
 	}
 	return m
 }
@@ -269,12 +275,18 @@ func TestDeclare_AnOperatorsWord(t *testing.T) {
 		code                string
 	}{
 		{"without a reason", lostHost, "  ", "because_missing"},
-		{"of a host that nobody knows", "host-x", "it burned", "host_unknown"},
 		{"of this host", "host-c", "it burned", "own_host"},
 	} {
 		if _, err := declare(tt.host, tt.because, true); !slices.Contains(codes(err), tt.code) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
+	}
+	if _, err := declare("host-x", "it burned", false); !errors.Is(err, fault.NotFound) || !strings.Contains(advice(err), `berth host declare-dead host-x --because "how you know" --force`) {
+		t.Errorf("of a host that nobody knows: %v", err)
+	}
+	m.knows = fault.New(fault.Unavailable, "it is silent")
+	if _, err := declare("host-x", "it burned", false); !slices.Contains(codes(err), "host_unknown") || !strings.Contains(err.Error()+fault.ReasonsOf(err)[0].Message, "it is silent") {
+		t.Errorf("of a host that nobody knows while Placement is silent: %v", err)
 	}
 	m.answers = func(context.Context, string) error { return nil }
 	if _, err := declare(lostHost, "it burned", false); !errors.Is(err, fault.Forbidden) || codes(err)[0] != "host_answers" {
@@ -292,6 +304,30 @@ func TestDeclare_AnOperatorsWord(t *testing.T) {
 		if diff := cmp.Diff(want, got, noTimes); diff != "" {
 			t.Errorf("forced (-want +got):\n%s", diff)
 		}
+	}
+}
+
+// TestDeclare_AHostWithoutARecord: it never wrote one, or the store lost it.
+func TestDeclare_AHostWithoutARecord(t *testing.T) {
+	for name, tt := range map[string]struct {
+		knows any
+		force bool
+	}{"Placement has it": {"Placement", false}, "nobody has, and the operator insists": {nil, true}, "Placement is silent, and the operator insists": {errSilent, true}} {
+		m := newMorgue(t, &runtime.System{}, false)
+		m.knows = tt.knows
+		got, err := m.Declare(t.Context(), "host-x", "it burned", "operator:alice", tt.force)
+		if err != nil || len(m.standing()) != 1 {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(fleet.Death{Host: "host-x", Proof: fleet.ProofOperator, By: "operator:alice", Because: "it burned"}, got, noTimes); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	m := newMorgue(t, &runtime.System{}, false)
+	m.knows = "Placement"
+	m.hook("10-a", "")
+	if got, err := m.Fence(t.Context(), "host-x", "operator:alice"); err != nil || got.Proof != fleet.ProofFenced {
+		t.Errorf("fenced: %+v, %v", got, err)
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 // and may live on stays on record, and the host is not fenced anew before it has ended.
 func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error) {
 	doing := "fence host " + host
-	records, h, err := d.dying(ctx, doing, host)
+	records, h, err := d.dying(ctx, doing, host, false)
 	if err != nil {
 		return fleet.Death{}, err
 	}

@@ -69,6 +69,7 @@ type keeper struct {
 	unreadable []string
 	giving     map[string]string // by instance: who has it by now, and what is left of it here
 	waiting    map[string]bool   // instances that wait for a witness; they are held too
+	others     []string          // hosts that this one has seen in the store, and remembers
 	unproven   bool              // the store lost records, and not all hosts have written again
 	missing    []string          // those hosts; nil before they were read
 }

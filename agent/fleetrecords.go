@@ -20,7 +20,9 @@ type evacuations struct {
 	// ready refuses while the store that answers lost records, which another host may have of an
 	// instance of source; nil for a store that is believed.
 	ready func(source string) error
-	self  string
+	// provider gives the uuid of a host's provider in Placement, for a host whose record is lost.
+	provider func(ctx context.Context, host string) (string, error)
+	self     string
 }
 
 var _ conductor.Fleet = evacuations{}
@@ -69,8 +71,11 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	// had it; the epoch is the record's.
 	g.Epoch = rec.Epoch
 	h, err := records.Host(ctx, rec.Host)
+	if err = storeThere(err); errors.Is(err, fault.NotFound) {
+		h, err = e.unrecordedHost(ctx, rec.Host)
+	}
 	if err != nil {
-		return none, storeThere(err)
+		return none, err
 	}
 	source := migration.Description{}
 	if len(h.Description) > 0 {
@@ -86,6 +91,18 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 		Guest: g, Source: source, Record: revision, Death: deathRevision,
 		Proof: migration.DeathProof{Proof: string(death.Proof), By: death.By, Because: death.Because, At: death.At},
 	}, nil
+}
+
+// unrecordedHost gives what is known of a host without a record: which provider is its own.
+func (e evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Host, error) {
+	provider, err := e.provider(ctx, host)
+	if err == nil && provider == "" {
+		err = fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "host_unknown", Message: "neither the fleet's records nor Placement have host " + host + ", so what the instance holds there cannot be given up", Want: host,
+			Change: "define it by hand where its disks are, then berth instance adopt it there",
+		})
+	}
+	return fleet.Host{Name: host, ProviderUUID: provider}, err
 }
 
 func (e evacuations) believed(source string) error {

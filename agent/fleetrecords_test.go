@@ -44,3 +44,26 @@ func TestEvacuations_AGuestThatItsHostWasJustGivenIsLostWithThatHost(t *testing.
 		}
 	}
 }
+
+// TestEvacuations_OfAHostWithoutARecord: the store lost it, or it was forgotten; Placement says which
+// provider is its own.
+func TestEvacuations_OfAHostWithoutARecord(t *testing.T) {
+	for provider, code := range map[string]string{"rp-b": "", "": "host_unknown"} {
+		ctx, rt := t.Context(), &runtime.System{}
+		records := fleet.New(fleettest.NewMemory(rt).Client("b"), rt)
+		if _, err := records.PutInstance(ctx, fleet.Instance{UUID: "vm", Name: "vm", Host: "b", Epoch: 2, Guest: []byte(`{}`)}); err != nil {
+			t.Fatal(err)
+		}
+		e := evacuations{
+			records: func() (*fleet.Records, error) { return records, nil },
+			prove: func(context.Context, string, string) (fleet.Death, uint64, error) {
+				return fleet.Death{Host: "b", Proof: fleet.ProofOperator}, 1, nil
+			},
+			provider: func(context.Context, string) (string, error) { return provider, nil },
+		}
+		g, err := e.Lost(ctx, "vm")
+		if code == "" && (err != nil || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") || code != "" && !hasReason(err, code) {
+			t.Errorf("provider %q: %+v, %v", provider, g.Source, err)
+		}
+	}
+}

@@ -201,7 +201,10 @@ func (s fleetService) forget(ctx context.Context, host string, abandon bool, by 
 		return out, err
 	}
 	h, err := records.Host(ctx, host)
-	if err != nil && !errors.Is(err, fault.NotFound) {
+	if errors.Is(err, fault.NotFound) {
+		h.ProviderUUID, err = a.allocations().hostProvider(ctx, host)
+	}
+	if err != nil {
 		return out, err
 	}
 	for _, g := range guests {

@@ -86,9 +86,17 @@ func (k *keeper) remember(ctx context.Context, m storeMemory) error {
 func (k *keeper) setUnproven() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.others = slices.Clone(k.trust.memory.Hosts)
 	if k.unproven = k.trust.unproven(); !k.unproven {
 		k.missing = nil
 	}
+}
+
+// remembers reports whether this host has seen the record of another, though it may be lost.
+func (k *keeper) remembers(host string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Contains(k.others, host)
 }
 
 // unproven reports whether the store is believed only where a second witness agrees. One of another

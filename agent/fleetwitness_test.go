@@ -278,6 +278,32 @@ func TestKeeper_StoreRestored_ADeadHostIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+// TestKeeper_StoreEmptied_AHostThatItLostIsDeclaredDead, as the condition says: nobody but this host
+// remembers it.
+func TestKeeper_StoreEmptied_AHostThatItLostIsDeclaredDead(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a", "host-b")
+	b.guest("host-a", "web")
+	b.know()
+	b.must(b.place.DeleteProvider(t.Context(), b.up["host-b"].uuid))
+	b.store.Restore(nil, true)
+	a := b.reboot("host-a")
+	a.keeper.kind = kindEmbedded
+	b.round("host-a")
+	if c, _ := a.keeper.condition(); len(b.running("host-a")) > 0 || !strings.Contains(c.Detail, "host-b") {
+		t.Fatalf("running %v, condition %+v", b.running("host-a"), c)
+	}
+	_, err := a.deaths.Declare(t.Context(), "host-b", "it is scrap", "operator:o", false)
+	b.must(err)
+	for range 3 {
+		a.keeper.trust.others = 0
+		b.round("host-a")
+	}
+	if got := b.running("host-a"); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("running: %v", got)
+	}
+}
+
 // TestKeeper_LedgerRolledBackWithAllBesideIt_WhatHasNoRecordIsInDoubt: the instance was deleted
 // after the copy was made; the fleet's record of the host knows of a later ledger.
 func TestKeeper_LedgerRolledBackWithAllBesideIt_WhatHasNoRecordIsInDoubt(t *testing.T) {

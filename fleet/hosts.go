@@ -167,8 +167,8 @@ func (r *Records) NoQuorum(ctx context.Context) (refused bool, err error) {
 
 // DeclareDead writes that a host is dead, and gives the death that stands: an older one where
 // there is one, which is left as it is, since evacuations go by it. At is set here, and Boot to
-// the host's last where the caller names none. fault.NotFound for a host that never wrote
-// itself; fault.Forbidden, with reason host_came_back, where it is in another boot than
+// the host's last where the caller names none. A host that never wrote itself, or whose record was
+// lost, can be declared dead too: the caller knows of it otherwise. fault.Forbidden, with reason host_came_back, where it is in another boot than
 // the one named: it was started again after it was fenced.
 func (r *Records) DeclareDead(ctx context.Context, d Death) (Death, error) {
 	return r.declareDead(ctx, d, func(Host) ([]Condition, error) { return nil, nil })
@@ -273,7 +273,7 @@ func (r *Records) declareDead(ctx context.Context, d Death, proof func(Host) ([]
 		switch {
 		case err != nil:
 			return err
-		case rev == 0:
+		case rev == 0 && d.Proof == ProofSelfFence:
 			return fault.New(fault.NotFound, "declare host %s dead: it has no record", d.Host)
 		case told != "" && h.Boot != told:
 			return refuse("host_came_back", fmt.Sprintf("host %s is in another boot (%s) than the one that ended (%s)", d.Host, h.Boot, told), "look at it again")

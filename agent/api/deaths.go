@@ -59,7 +59,7 @@ func deathRows() []route {
 			}
 			return d.Fence(r.Context(), r.PathValue("host"), CallerWords(r.Context()))
 		})
-	declare := write(http.MethodPost, "/v1/fleet/hosts/{host}/declare-dead", "host-declare-dead", "An operator who has checked says that a host is dead; refused while its agent answers, unless force is said.", operators,
+	declare := write(http.MethodPost, "/v1/fleet/hosts/{host}/declare-dead", "host-declare-dead", "An operator who has checked says that a host is dead; refused while its agent answers, and where nobody knows the host, unless force is said.", operators,
 		func(s *Server, r *http.Request, in DeclareDead) (fleet.Death, error) {
 			d, err := s.theDeaths()
 			if err == nil {

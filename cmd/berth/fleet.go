@@ -84,7 +84,8 @@ believes you: when the host runs after all, and has storage in common with other
 each of its guests may then run twice and destroy its disks. Check first that its
 power is off, or that it is cut off from its storage.
 
-It is refused while the host's agent answers, unless you say --force.
+It is refused while the host's agent answers, and for a name that neither the fleet's
+records nor Placement have, unless you say --force.
 
 ` + proofHelp,
 		Example: "  berth host declare-dead host-b --because \"pulled both power cords, rack 4\"",
@@ -102,7 +103,7 @@ It is refused while the host's agent answers, unless you say --force.
 		},
 	}
 	cmd.Flags().StringVar(&r.Because, "because", "", "what you have checked, in your `words`")
-	cmd.Flags().BoolVar(&r.Force, "force", false, "though its agent answers")
+	cmd.Flags().BoolVar(&r.Force, "force", false, "though its agent answers, or nobody knows the host")
 	return cmd
 }
 

@@ -160,8 +160,17 @@ func hostsWriteThemselves(f fixture) {
 
 func aDeathStands(f fixture) {
 	ctx := f.t.Context()
-	_, err := f.DeclareDead(ctx, operatorsWord())
-	f.refused("declare a host dead that nobody knows", err, fault.NotFound)
+	lost := operatorsWord()
+	lost.Host, lost.Boot = "lost.example", bootOne
+	_, err := f.DeclareDead(ctx, lost)
+	f.refused("declare a host dead whose record is gone since", err, fault.Forbidden, "host_came_back")
+	lost.Boot = ""
+	if d, err := f.DeclareDead(ctx, lost); err != nil || d.Host != lost.Host {
+		f.t.Errorf("declare a host dead that has no record: %+v, %v", d, err)
+	}
+	if was, err := f.Return(ctx, lost.Host, bootTwo); err != nil || was == nil {
+		f.t.Errorf("it returns: %+v, %v", was, err)
+	}
 	f.host(source, true)
 	_, _, err = f.Dead(ctx, source)
 	f.refused("the death of one that lives", err, fault.NotFound)
