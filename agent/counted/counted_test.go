@@ -65,6 +65,49 @@ func (s served) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r.Result(), nil
 }
 
+// inventories are those of root providers, by their uuids.
+type inventories map[string]map[string]placementclient.Inventory
+
+var machine = map[string]placementclient.Inventory{"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192}}
+
+// servedPlacement is an empty Placement but for these providers.
+func servedPlacement(t *testing.T, have inventories) *placement.Server {
+	t.Helper()
+	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := clientOf(t, server, 0)
+	for uuid, inventory := range have {
+		p, err := client.CreateProvider(t.Context(), placementclient.NewProvider{Name: uuid, UUID: uuid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.PutInventories(t.Context(), uuid, placementclient.Inventories{Generation: p.Generation, Inventories: inventory}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return server
+}
+
+// clientOf asks a server with microversions up to one; 0 for all.
+func clientOf(t *testing.T, server *placement.Server, most placementclient.Microversion) *placementclient.Client {
+	t.Helper()
+	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}, MaxVersion: most})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client
+}
+
+// on is what a host with a flat tree counts, its disks on a provider.
+func on(client *placementclient.Client, root, disk string) Allocations {
+	return Allocations{client, func() (*inventory.Tree, bool) {
+		return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: disk}, true
+	}}
+}
+
 // TestAllocations_LeaveAloneWhatIsAnotherHosts is a guest that was moved by hand,
 // with virsh: its old host, which finds it gone, must not take its allocation
 // away, nor one that has a leftover of it overwrite it.
@@ -74,31 +117,9 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 		there    = "33333333-3333-4333-8333-333333333331"
 		instance = "11111111-1111-4111-8111-111111111111"
 	)
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := t.Context()
-	for name, uuid := range map[string]string{"a": here, "b": there} {
-		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: uuid})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
-			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192},
-		}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	at := func(root string) Allocations {
-		return Allocations{client, func() (*inventory.Tree, bool) {
-			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
-		}}
-	}
+	server := servedPlacement(t, inventories{here: machine, there: machine})
+	client, ctx := clientOf(t, server, 0), t.Context()
+	at := func(root string) Allocations { return on(client, root, root) }
 	wants := host.Allocation{Consumer: instance, Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}, ProjectID: "p", UserID: "u"}
 	held := func(what string, want map[string]placementclient.Resources) {
 		t.Helper()
@@ -133,11 +154,7 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 	held("after the put", map[string]placementclient.Resources{here: amounts})
 
 	// Written before there were types, it reads as of one that cannot be written.
-	older, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}, MaxVersion: 37})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer older.Close()
+	older := clientOf(t, server, 37)
 	if err := client.DeleteAllocations(ctx, instance); err != nil {
 		t.Fatal(err)
 	}
@@ -156,14 +173,7 @@ func TestAllocations_LeaveAloneWhatIsAnotherHosts(t *testing.T) {
 // cell is full.
 func TestAllocations_AFloatingGuestIsCountedWhereRoomIs(t *testing.T) {
 	const root, full, instance = "33333333-3333-4333-8333-333333333330", "11111111-1111-4111-8111-111111111110", "11111111-1111-4111-8111-111111111111"
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := clientOf(t, servedPlacement(t, nil), 0)
 	ctx := t.Context()
 	cell := func(id topology.CellID) topology.Cell {
 		return topology.Cell{ID: id, CPUs: topology.NewCPUSet(int(id)), MemoryBytes: 1 << 30, Pages: topology.Pages{4096: 1 << 18}}

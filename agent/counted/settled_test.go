@@ -2,7 +2,6 @@ package counted
 
 import (
 	"errors"
-	"log/slog"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,7 +9,6 @@ import (
 	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/internal/fault"
-	"berth/placement"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -25,32 +23,8 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 		move     = "22222222-2222-4222-8222-222222222222"
 	)
 	type held = map[string]placementclient.Resources
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	ctx := t.Context()
-	for name, uuid := range map[string]string{"a": source, "b": dest} {
-		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: name, UUID: uuid})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: map[string]placementclient.Inventory{
-			"VCPU": {Total: 8}, "MEMORY_MB": {Total: 8192},
-		}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	at := func(root string) Allocations {
-		return Allocations{client, func() (*inventory.Tree, bool) {
-			return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: root}}, Disk: root}, true
-		}}
-	}
+	client, ctx := clientOf(t, servedPlacement(t, inventories{source: machine, dest: machine}), 0), t.Context()
+	at := func(root string) Allocations { return on(client, root, root) }
 	old, larger := placementclient.Resources{"VCPU": 1, "MEMORY_MB": 64}, placementclient.Resources{"VCPU": 2, "MEMORY_MB": 128}
 	swapped := func() {
 		t.Helper()
@@ -79,9 +53,9 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 	back := func() error { return at(dest).SettleBack(ctx, instance, move, keep) }
 	there := func() error { return at(source).SettleThere(ctx, instance, move) }
 	for name, tt := range map[string]struct {
-		words []func() error
-		want  held
-		gone  bool // the source sees that it was settled elsewhere
+		settle []func() error
+		want   held
+		gone   bool // the source sees that it was settled elsewhere
 	}{
 		"nobody":                       {nil, held{dest: larger}, false},
 		"the source keeps it":          {[]func() error{here(source, keep)}, held{source: old}, false},
@@ -95,8 +69,8 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			swapped()
-			for _, word := range tt.words {
-				if err := word(); err != nil {
+			for _, side := range tt.settle {
+				if err := side(); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -111,7 +85,7 @@ func TestAllocations_AMoveWithoutItsConductor(t *testing.T) {
 			if diff := cmp.Diff(tt.want, inst.Allocations); diff != "" {
 				t.Errorf("instance (-want +got):\n%s", diff)
 			}
-			if (len(mig.Allocations) == 0) != (len(tt.words) > 0) {
+			if (len(mig.Allocations) == 0) != (len(tt.settle) > 0) {
 				t.Errorf("migration holds %v", mig.Allocations)
 			}
 			switch gone, err := at(source).SettledElsewhere(ctx, instance, move); {
@@ -144,36 +118,17 @@ func TestAllocations_AMoveHomeKeepsASharedDisk(t *testing.T) {
 		instance, move    = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 	)
 	type held = map[string]placementclient.Resources
-	server, err := placement.New(placement.Options{Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := placementclient.New(placementclient.Config{URL: "http://127.0.0.1:8778", Token: "admin", Transport: served{server}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	ctx := t.Context()
-	for uuid, inventory := range map[string]map[string]placementclient.Inventory{
+	client := clientOf(t, servedPlacement(t, inventories{
 		source: {"VCPU": {Total: 8}}, dest: {"VCPU": {Total: 8}}, nfs: {"DISK_GB": {Total: 100}},
-	} {
-		p, err := client.CreateProvider(ctx, placementclient.NewProvider{Name: uuid, UUID: uuid})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.PutInventories(ctx, uuid, placementclient.Inventories{Generation: p.Generation, Inventories: inventory}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	}), 0)
+	ctx := t.Context()
 	if err := client.PostAllocations(ctx, map[string]placementclient.Allocations{
 		instance: {Allocations: held{dest: {"VCPU": 2}, nfs: {"DISK_GB": 20}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerInstance},
 		move:     {Allocations: held{source: {"VCPU": 1}}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerMigration},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	p := Allocations{client, func() (*inventory.Tree, bool) {
-		return &inventory.Tree{Shape: inventory.Flat, Providers: []inventory.Provider{{UUID: dest}}, Disk: nfs}, true
-	}}
+	p := on(client, dest, nfs)
 	for range 2 {
 		if err := p.SettleBack(ctx, instance, move, topology.Resources{VCPUs: 1, DiskGB: 10}); err != nil {
 			t.Fatal(err)
