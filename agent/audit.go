@@ -90,9 +90,9 @@ func (p auditPeers) Hosts(ctx context.Context) ([]string, error) {
 // peerPatience bounds the question to one host.
 const peerPatience = 10 * time.Second
 
-// filesPatience bounds the question to one host who uses files: it reads the image of every
+// filesTimeout bounds the question to one host who uses files: it reads the image of every
 // disk that it has.
-const filesPatience = time.Minute
+const filesTimeout = time.Minute
 
 // Knows implements auditor.Peers.
 func (p auditPeers) Knows(ctx context.Context, host string, consumers []string) ([]auditor.Known, error) {

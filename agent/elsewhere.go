@@ -78,7 +78,7 @@ func (a *Agent) filesUsedOn(ctx context.Context, host, instance string, files []
 	if err != nil {
 		return nil, err
 	}
-	asking, cancel := a.rt.WithTimeout(ctx, filesPatience)
+	asking, cancel := a.rt.WithTimeout(ctx, filesTimeout)
 	defer cancel()
 	return c.FilesUsed(asking, api.FileQuestion{Instance: instance, Files: files})
 }

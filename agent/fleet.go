@@ -86,9 +86,9 @@ const (
 	keepPatient  = 30 * time.Second // for which a guest may be worked on before anybody is told
 	roundLimit   = 30 * time.Second
 	absentEvery  = time.Minute
-	// witnessPatience is how long Placement is waited for, after a start, before guests are
+	// witnessTimeout is how long Placement is waited for, after a start, before guests are
 	// believed to be here by the records alone.
-	witnessPatience = 15 * time.Second
+	witnessTimeout = 15 * time.Second
 )
 
 // keyFleet is the note that records of this host may be in a store, with its kind, and

@@ -226,7 +226,7 @@ func (k *keeper) placementFact(ctx context.Context, id string) (f witness.Placem
 	if err == nil {
 		return f, where, nil
 	}
-	if k.a.rt.Boot().Since-k.began < witnessPatience {
+	if k.a.rt.Boot().Since-k.began < witnessTimeout {
 		return f, "", fault.New(fault.Unavailable, "ask Placement where instance %s is counted: %w", id, err)
 	}
 	k.a.log.Warn("Placement does not say where an instance is counted: it is no witness", "instance", id, "error", err)

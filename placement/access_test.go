@@ -22,7 +22,7 @@ type letIn struct{ recorded }
 func (*letIn) ServeHTTP(http.ResponseWriter, *http.Request) {}
 
 // TestMTLS_EveryRouteAsEachVisitor asks every route over real TLS about the provider and the consumer
-// of host-a: as a stranger, a reader, host-x with a good certificate, host-a and an operator. It is
+// of host-a: as a caller without a certificate, a reader, host-x with a good certificate, host-a and an operator. It is
 // the second table of docs/threat-model.md.
 func TestMTLS_EveryRouteAsEachVisitor(t *testing.T) {
 	site := newSite(t)

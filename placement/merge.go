@@ -8,7 +8,7 @@ import (
 
 // maxCandidates is how many candidates an answer may have whose question names no
 // limit. Arbitrary: the real service, by default, makes all of them until its memory
-// or its caller's patience ends; such an answer would be hundreds of megabytes.
+// or its caller gives up; such an answer would be hundreds of megabytes.
 const maxCandidates = 1 << 17
 
 // fruitless is how many choices in a row may come to no candidate before each next

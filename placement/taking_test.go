@@ -45,7 +45,7 @@ func TestMTLS_AHostTakesNoInstanceOfAnother(t *testing.T) {
 		try     func(c *pc.Client, ctx context.Context) error
 		good    bool
 	}{
-		{"without a record, on its word", nil, pull, false},
+		{"without a record, because it says so", nil, pull, false},
 		{"by the record of the other", &recorded{instance: id(100), host: "host-b"}, pull, false},
 		{"by its own record, which it was given", &recorded{instance: id(100), host: "host-a"}, pull, true},
 		{"in exchange for a migration of its own, by the record of another migration", &recorded{instance: id(100), host: "host-b", moving: id(201)}, swap, false},

@@ -11,7 +11,7 @@ type Visitor uint8
 
 // The visitors, in the order of the table's columns.
 const (
-	Stranger   Visitor = iota // no certificate, or another authority's
+	Unknown    Visitor = iota // no certificate, or another authority's
 	Reader                    // a reader's certificate
 	OtherHost                 // a host's, of no party to the migration
 	PartyHost                 // a host's, of a party to the migration
@@ -31,7 +31,7 @@ func Visitors() []Visitor {
 
 // String is the column's head.
 func (v Visitor) String() string {
-	return [...]string{"stranger", "reader", "host, no party", "host, a party", "operator", "local root"}[v]
+	return [...]string{"unknown caller", "reader", "host, no party", "host, a party", "operator", "local root"}[v]
 }
 
 // Access says which visitors a route answers, by the table that the server decides by.

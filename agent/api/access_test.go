@@ -34,7 +34,7 @@ func TestAccess_EveryRouteAsEachVisitor(t *testing.T) {
 	there := serve(t, "host-a", ours.host("host-a"))
 	there.parties["m-1"], there.parties["conducted"], there.parties["guest of m-1"] = [2]string{"host-b", "host-a"}, [2]string{"host-c"}, [2]string{"i-1"}
 	visitors := map[api.Visitor]map[string]*pki.Identity{
-		api.Stranger:  {"none": nil, "another authority": newCA(t, "theirs").operator("alice"), "another authority's host": newCA(t, "theirs").host("host-b")},
+		api.Unknown:   {"none": nil, "another authority": newCA(t, "theirs").operator("alice"), "another authority's host": newCA(t, "theirs").host("host-b")},
 		api.Reader:    {"carol": ours.reader("carol")},
 		api.OtherHost: {"host-x": ours.host("host-x")},
 		api.PartyHost: {"host-b": ours.host("host-b"), "host-c": ours.host("host-c")},

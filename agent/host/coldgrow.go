@@ -91,9 +91,9 @@ func (h *Host) putBackGrown(ctx context.Context, ref migration.Ref, rec *coldPre
 	return h.remember(ctx, ref, memoryPreparedCold, *rec)
 }
 
-// roomToGrow is checkGrown and mayGrow for the disks that are not shipped: the room that was there when
+// spaceToGrow is checkGrown and mayGrow for the disks that are not shipped: the space that was there when
 // the destination was asked may be another's by now.
-func (h *Host) roomToGrow(ctx context.Context, p migration.PrepRequest) error {
+func (h *Host) spaceToGrow(ctx context.Context, p migration.PrepRequest) error {
 	if len(p.Wanted.Grow) == 0 {
 		return nil
 	}

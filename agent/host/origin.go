@@ -176,7 +176,7 @@ func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (w
 			f.Origin = witness.CameAgreed
 		}
 	}
-	// A third host's word is not the old host's, so that Placement may know more.
+	// The old host has not said so itself, and Placement may know more.
 	if f.Store == witness.NoStore && f.Origin == witness.CameSilent || f.Origin != witness.CameTaken && a.conductor != "" {
 		f.Placement = originCounted(h, a, round)
 	}
@@ -226,7 +226,7 @@ func originCounted(h *Host, a pendingArrival, round *originRound) witness.Placem
 }
 
 // followOrigins asks again for the instances that wait, and starts those that are confirmed by it
-// and whose wish is autostart.
+// and that start with their host.
 func followOrigins(ctx context.Context, h *Host) error {
 	if h.o.Mode() == ModeObserve || h.Waits() || !h.origins.due(h.rt.Boot().Since) {
 		return nil

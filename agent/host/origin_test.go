@@ -11,7 +11,7 @@ import (
 	"berth/topology"
 )
 
-// arrivedAtB gives an instance whose wish is autostart, which came from a and is off at b, as after a
+// arrivedAtB gives an instance that starts with its host, which came from a and is off at b, as after a
 // power failure.
 func arrivedAtB(t *testing.T) *twoSides {
 	t.Helper()
@@ -70,7 +70,7 @@ func TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness(t *testing.T) {
 	for name, answer := range map[string]func(*twoSides){
 		"the old host answers":   func(s *twoSides) { s.silent.Store(false) },
 		"Placement answers":      func(s *twoSides) { s.placement.breakWith(nil) },
-		"an operator's word":     func(s *twoSides) {},
+		"an operator's decision": func(s *twoSides) {},
 		"as soon as it is asked": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestOrigin_OldHostSilentAfterABoot_WaitsForAWitness(t *testing.T) {
 			if err := s.b.Start(ctx, s.ref.Instance, false); !slices.Contains(codes(err), "not_confirmed") {
 				t.Errorf("start: %v", err)
 			}
-			if name == "an operator's word" {
+			if name == "an operator's decision" {
 				s.must("confirm by hand", s.b.ConfirmByHand(ctx, s.ref.Instance, "a is scrap", "operator:o"))
 				s.must("start", s.b.Start(ctx, s.ref.Instance, false))
 			} else {

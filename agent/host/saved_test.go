@@ -69,7 +69,7 @@ func TestSaved_NothingIsMovedOrChangedBesideIt(t *testing.T) {
 	}
 }
 
-// TestSaved_MemoryIsDiscardedWhenAsked: a word of the operator's removes it first, and none of
+// TestSaved_MemoryIsDiscardedWhenAsked: the operator's option removes it first, and none of
 // an instance that runs, also where libvirtd has lost its process.
 func TestSaved_MemoryIsDiscardedWhenAsked(t *testing.T) {
 	t.Parallel()

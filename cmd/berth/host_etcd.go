@@ -18,7 +18,7 @@ func (a *app) hostEtcdRoles() *cobra.Command {
 		Use: "etcd-roles HOST...", Short: "Print the etcdctl commands that keep hosts to their own records in etcd", Args: cobra.MinimumNArgs(1),
 		Long: `Print the etcdctl commands that make a user and a role for each host, for sites with
 [fleet] etcd. Nothing is asked and nothing is changed. A host's role lets it write its own
-record, lease and return, those of instances and evacuations, and the word by which a store
+record, lease and return, those of instances and evacuations, and the value by which a store
 that was emptied or restored is recognised; --fence adds deaths, for hosts that fence others
 or evacuate from them. etcd knows keys and not what is written, so a host can still write
 another's instance: with the embedded Placement and --auth mtls it cannot.

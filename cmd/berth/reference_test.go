@@ -108,7 +108,7 @@ func TestReference_ExitCodesAreThoseOfTheCode(t *testing.T) {
 
 func TestReference_AccessIsTheTableThatTheServerDecidesBy(t *testing.T) {
 	golden(t, filepath.Join(referenceDir, "access.md"), "# Who may ask an agent for what\n\n"+written+
-		`A *stranger* has no certificate of the site's authority. *no* is a refusal with its reason. *right relay* is given by `+"`[rights] relay`"+` or a certificate, and nobody has it by default.
+		`An *unknown caller* has no certificate of the site's authority. *no* is a refusal with its reason. *right relay* is given by `+"`[rights] relay`"+` or a certificate, and nobody has it by default.
 A *party* is known by the asked host's own records; where a cell names roles, the others among the parties are refused. For a migration of which the asked host has nothing on record yet,
 a host that will be its conductor may make the first contact; [who may do what](../rights.md) says when. What changes something is further narrowed by `+"`[rights] operate`"+`.
 A test asks every route as each of these visitors over mutual TLS, as a host with a good certificate that lies about whom it asks for too.
