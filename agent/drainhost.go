@@ -90,7 +90,8 @@ func presentOf(v host.InstanceView) (drain.Present, bool) {
 	return p, true
 }
 
-// lost are the guests of a dead host that are still its own by the records.
+// lost are the guests of a dead host that are still its own by the records, and those that it has
+// without a record.
 func (d drained) lost(ctx context.Context, dead string) ([]drain.Present, error) {
 	records, err := d.a.fleetRecords()
 	if err != nil {
@@ -111,7 +112,8 @@ func (d drained) lost(ctx context.Context, dead string) ([]drain.Present, error)
 	for _, in := range list {
 		out = append(out, lostGuest(in))
 	}
-	return out, nil
+	more, err := unrecordedOn(ctx, dead, d.a.placement, records, ledgersBut(d.a, dead))
+	return append(out, presentUnrecorded(dead, more, err)...), nil
 }
 
 func lostGuest(in fleet.Instance) drain.Present {

@@ -64,7 +64,7 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if len(rec.Guest) == 0 || string(rec.Guest) == "null" {
 		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "no_description", Message: "its record says that host " + rec.Host + " had it, and not what it is", Have: rec.Host,
-			Change: "define it by hand where its disks are, then berth instance adopt it there",
+			Change: unrecordedAdvice,
 		})
 	}
 	// One that was lost twice, before its second host could write it, is still described as the first
@@ -99,7 +99,7 @@ func (e evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Hos
 	if err == nil && provider == "" {
 		err = fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "host_unknown", Message: "neither the fleet's records nor Placement have host " + host + ", so what the instance holds there cannot be given up", Want: host,
-			Change: "define it by hand where its disks are, then berth instance adopt it there",
+			Change: unrecordedAdvice,
 		})
 	}
 	return fleet.Host{Name: host, ProviderUUID: provider}, err

@@ -84,10 +84,7 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 		of(d.Host).Death = &d
 	}
 	for _, g := range guests {
-		at := all[g.Host]
-		if at == nil {
-			continue
-		}
+		at := of(g.Host)
 		at.Guests++
 		if at.Death != nil {
 			at.ToEvacuate = append(at.ToEvacuate, fleetGuest(g))
@@ -100,6 +97,15 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 			return api.FleetHosts{}, err
 		}
 		h.ToCleanUp = append(h.ToCleanUp, left...)
+		if h.Death != nil && !h.Death.Forgotten && name != s.a.name {
+			list, err := unrecordedOn(ctx, name, s.a.placement, records, ledgersBut(s.a, name))
+			if err != nil {
+				h.WithoutRecordError = err.Error()
+			}
+			for _, u := range list {
+				h.WithoutRecord = append(h.WithoutRecord, api.FleetUnrecorded{Instance: u.instance, Why: u.why})
+			}
+		}
 		out.Hosts = append(out.Hosts, *h)
 	}
 	return out, nil
@@ -139,9 +145,14 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 		if unread != nil { // it may be one of those
 			return fleet.Instance{}, fault.Wrap(unread, "%s", doing)
 		}
-		return fleet.Instance{}, fault.Refuse(fault.NotFound, doing, fault.Reason{
+		r := fault.Reason{
 			Code: "record_unknown", Message: "the fleet's records have no instance " + ref, Want: ref, Change: "a host keeps records of its guests once its agent runs in mode manage",
-		})
+		}
+		if where := placedOn(ctx, s.a.placement, ref); where != "" {
+			r.Message += ", so that nobody knows its definition; Placement counts it on " + where
+			r.Have, r.Change = where, unrecordedAdvice
+		}
+		return fleet.Instance{}, fault.Refuse(fault.NotFound, doing, r)
 	case 1:
 		return found[0], nil
 	}

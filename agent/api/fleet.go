@@ -68,9 +68,20 @@ type FleetHost struct {
 	Guests    int          `json:"guests"` // whose token it has, by the records
 	// ToEvacuate are those of them that a dead host still has; none of a living one.
 	ToEvacuate []FleetGuest `json:"to_evacuate"`
+	// WithoutRecord are the instances that a dead host has by Placement, or by other hosts' ledgers where
+	// Placement does not have the host, and of which there is no record; WithoutRecordError says why
+	// they are not known.
+	WithoutRecord      []FleetUnrecorded `json:"without_record,omitempty"`
+	WithoutRecordError string            `json:"without_record_error,omitempty"`
 	// ToCleanUp are the guests that were taken from it, and of which it has not cleaned up
 	// what it had, nor was it forgotten.
 	ToCleanUp []fleet.Evacuated `json:"to_clean_up"`
+}
+
+// FleetUnrecorded names an instance without a record.
+type FleetUnrecorded struct {
+	Instance string `json:"instance_uuid"`
+	Why      string `json:"why"` // it is taken to be there
 }
 
 // FleetGuest names a guest of the records.

@@ -193,7 +193,8 @@ func TestHostList_SaysWhoIsDeadAndWhatIsLeft(t *testing.T) {
 	all := listedHosts{HostList: hosts, Fleet: &api.FleetHosts{Store: "etcd", Hosts: []api.FleetHost{
 		{Name: "host-a", Lease: api.LeaseHeld, Guests: 4},
 		{Name: "host-b", Lease: api.LeaseExpired, Guests: 3, Death: &fleet.Death{Host: "host-b", Proof: fleet.ProofFenced, By: "operator:alice", Because: "ipmi says off", At: at},
-			ToEvacuate: []api.FleetGuest{{Name: "web-1"}, {Name: "db-1", Moving: "m-7"}}, ToCleanUp: []fleet.Evacuated{{Name: "app-1", To: "host-a"}}},
+			ToEvacuate: []api.FleetGuest{{Name: "web-1"}, {Name: "db-1", Moving: "m-7"}}, ToCleanUp: []fleet.Evacuated{{Name: "app-1", To: "host-a"}},
+			WithoutRecord: []api.FleetUnrecorded{{Instance: "22222222-2222-4222-8222-222222222222", Why: "Placement counts it there"}}},
 		{Name: "host-c", Lease: api.LeaseExpired, Guests: 2},
 		{Name: "host-e", SelfFence: true, Lease: api.LeaseExpired, Guests: 1},
 		{Name: "host-f", Lease: api.LeaseHeld, ToCleanUp: []fleet.Evacuated{{Name: "old-1", To: "host-a"}}},

@@ -291,6 +291,15 @@ func deadLines(w io.Writer, h api.FleetHost) {
 		fmt.Fprintf(w, "  to be evacuated: %s\n", strings.Join(names, ", "))
 		fmt.Fprintf(w, "  to do: berth evacuate --host %s\n", h.Name)
 	}
+	if h.WithoutRecordError != "" {
+		fmt.Fprintf(w, "  instances without a record are not known: %s\n", h.WithoutRecordError)
+	}
+	for _, u := range h.WithoutRecord {
+		fmt.Fprintf(w, "  without a record, and not evacuated: %s (%s)\n", u.Instance, u.Why)
+	}
+	if len(h.WithoutRecord) > 0 {
+		fmt.Fprintln(w, "  to do: define it by hand where its disks are, then: berth instance adopt UUID")
+	}
 	if len(h.ToCleanUp) > 0 {
 		var names []string
 		for _, e := range h.ToCleanUp {
