@@ -162,7 +162,7 @@ func (b *fleetBench) opened(name string) *Agent {
 		}
 	}
 	a := b.up[name]
-	for _, ref := range []claims.Ref{{Migration: "fleet", Instance: "host", Attempt: 1, Step: "boot"}, {Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}} {
+	for _, ref := range []migration.Ref{{Migration: "fleet", Instance: "host", Attempt: 1, Step: "boot"}, {Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}} {
 		var v any = map[string]any{"boot": "an earlier one", "confirmed": true}
 		if ref.Migration == "autostart" {
 			v = "an earlier one"

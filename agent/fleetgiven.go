@@ -7,16 +7,17 @@ import (
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // gave gives the commit of this host's ledger by which it gave an instance away that it does not
 // have; false where there is none.
-func (k *keeper) gave(id string) (claims.Commit, bool) {
+func (k *keeper) gave(id string) (migration.Commit, bool) {
 	inst, known := k.a.tracker.Instance(id)
 	if !known {
 		return k.a.tracker.GaveAway(id)
 	}
-	return claims.Commit{Instance: id, To: inst.Token.Holder, Epoch: inst.Token.Epoch}, inst.Token.State == claims.TokenSurrendered
+	return migration.Commit{Instance: id, To: inst.Token.Holder, Epoch: inst.Token.Epoch}, inst.Token.State == claims.TokenSurrendered
 }
 
 // handBack hands over the records that name this host, of instances that it gave away by commits of

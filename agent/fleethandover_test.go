@@ -5,10 +5,10 @@ import (
 	"errors"
 	"testing"
 
-	"berth/claims"
 	"berth/fleet"
 	"berth/fleet/permit"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // TestKeeper_HandsTheRecordOver: the host that an instance has left writes that into its record, so
@@ -22,7 +22,7 @@ func TestKeeper_HandsTheRecordOver(t *testing.T) {
 	if in := b.record(id); in.Host != "a" || !describes(in) {
 		t.Fatalf("%+v", in)
 	}
-	c, err := b.up["a"].tracker.Surrender(t.Context(), claims.Ref{Migration: "m", Instance: id, Attempt: 1, Step: "commit"}, "b")
+	c, err := b.up["a"].tracker.Surrender(t.Context(), migration.Ref{Migration: "m", Instance: id, Attempt: 1, Step: "commit"}, "b")
 	b.must(err)
 	b.round("a")
 	in := b.record(id)

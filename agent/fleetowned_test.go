@@ -22,6 +22,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/internal/runtime"
+	"berth/migration"
 	"berth/placement"
 	"berth/placementclient"
 )
@@ -74,9 +75,9 @@ func ownedPlacement(db string) placement.Options {
 }
 
 // surrender takes an instance from a host by a move, as far as the hosts' ledgers are concerned.
-func (b *fleetBench) surrender(id, from, to string) claims.Commit {
+func (b *fleetBench) surrender(id, from, to string) migration.Commit {
 	b.Helper()
-	c, err := b.up[from].tracker.Surrender(b.Context(), claims.Ref{Migration: "from-" + from, Instance: id, Attempt: 1, Step: "commit"}, to)
+	c, err := b.up[from].tracker.Surrender(b.Context(), migration.Ref{Migration: "from-" + from, Instance: id, Attempt: 1, Step: "commit"}, to)
 	b.must(err)
 	return c
 }
@@ -88,7 +89,7 @@ func briefly(in fleet.Instance) string {
 
 // arrive has the instance of a commit on its new host, and nothing of it left at its source but
 // what the fleet's records say.
-func (b *fleetBench) arrive(c claims.Commit, from string) {
+func (b *fleetBench) arrive(c migration.Commit, from string) {
 	b.Helper()
 	ctx, src, dst := b.Context(), b.up[from], b.up[c.To]
 	doc, err := b.fakes.Host(from).XML(ctx, c.Instance, driver.Persistent)

@@ -10,6 +10,7 @@ import (
 	"berth/agent/guard"
 	"berth/claims"
 	"berth/internal/config"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -43,7 +44,7 @@ func (b *guardBench) wantOwner(when string, want guard.OwnerState) {
 func TestGuardian_AtTheSourceOfAResize(t *testing.T) {
 	t.Parallel()
 	b := newGuardBench(t, config.Manage)
-	ctx, ref := t.Context(), claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
+	ctx, ref := t.Context(), migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
 	b.adopt()
 	b.must(b.a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: moved, Instance: guarded, Source: "host-t", Destination: "host-b"}))
 	b.refused("before it is handed over", guard.Start, "moving")
@@ -76,7 +77,7 @@ func TestGuardian_AtTheDestinationOfAResize(t *testing.T) {
 	_, err := b.a.tracker.Arrive(ctx, o)
 	b.must(err)
 	b.refused("it comes", guard.Migrate, "other_migration")
-	b.must(b.a.tracker.AcceptToken(ctx, claims.Commit{Instance: guarded, Migration: moved, Attempt: 1, Epoch: 2, From: "host-b", To: "host-t"}, claims.Instance{UUID: guarded, Name: "web"}))
+	b.must(b.a.tracker.AcceptToken(ctx, migration.Commit{Instance: guarded, Migration: moved, Attempt: 1, Epoch: 2, From: "host-b", To: "host-t"}, claims.Instance{UUID: guarded, Name: "web"}))
 	b.refused("its token is here", guard.Start, "moving")
 	_, err = b.a.tracker.Bind(ctx, o)
 	b.must(err)
@@ -85,12 +86,12 @@ func TestGuardian_AtTheDestinationOfAResize(t *testing.T) {
 	b.wantOwner("it lives here", guard.OwnerHere)
 
 	// As agent/host notes that it is powered off for a later attempt.
-	off := claims.Ref{Migration: moved, Instance: guarded, Attempt: 2, Step: "powered_off"}
+	off := migration.Ref{Migration: moved, Instance: guarded, Attempt: 2, Step: "powered_off"}
 	b.must(b.a.tracker.Remember(ctx, off, struct{}{}))
 	b.refused("it is taken back", guard.Start, "moving")
 	b.wantOwner("it is taken back", guard.OwnerMoving)
 	b.must(b.a.tracker.Unremember(ctx, off))
-	b.must(b.a.tracker.DropContext(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 1}))
+	b.must(b.a.tracker.DropContext(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 1}))
 	b.ask(guard.Start, guardDocument(1, true, ""), true)
 	b.wantOwner("it is confirmed", guard.OwnerHere)
 }
@@ -105,7 +106,7 @@ func TestGuardian_OfAChangeInPlace(t *testing.T) {
 		o := b.coldClaim(kind, "host-t", "host-t")
 		b.refused("before the change", guard.Start, "moving")
 		b.wantOwner("before the change", guard.OwnerMoving)
-		ref := claims.Ref{Migration: moved, Instance: guarded, Attempt: 1}
+		ref := migration.Ref{Migration: moved, Instance: guarded, Attempt: 1}
 		_, err := b.a.tracker.Exchange(ctx, ref, kind)
 		b.must(err)
 		if kind == claims.KindRebuild { // nothing is confirmed: it is not over
@@ -124,7 +125,7 @@ func TestGuardian_OfAChangeInPlace(t *testing.T) {
 func TestParties_SayWhoseMigrationItIs(t *testing.T) {
 	t.Parallel()
 	b := newGuardBench(t, config.Manage)
-	ctx, ref := t.Context(), claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
+	ctx, ref := t.Context(), migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
 	want := api.Between{Source: "host-t", Destination: "host-b", Conductor: "host-c", Instance: guarded}
 	is := func(when string) {
 		b.Helper()
@@ -138,7 +139,7 @@ func TestParties_SayWhoseMigrationItIs(t *testing.T) {
 	is("of its context")
 	b.must(b.a.tracker.DropContext(ctx, ref))
 	is("of what is left of that")
-	_, err := b.a.tracker.Surrender(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 2}, "host-b")
+	_, err := b.a.tracker.Surrender(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 2}, "host-b")
 	b.must(err)
 	is("of the guest's own leave")
 }

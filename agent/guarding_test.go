@@ -131,7 +131,7 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 	}
 
 	// As agent/host notes it.
-	left := claims.Ref{Migration: "left-" + guarded, Instance: guarded, Attempt: 1, Step: "left_by_hand"}
+	left := migration.Ref{Migration: "left-" + guarded, Instance: guarded, Attempt: 1, Step: "left_by_hand"}
 	b.must(b.a.tracker.Remember(ctx, left, struct{}{}))
 	for op, code := range map[guard.Operation]string{guard.Start: "has_left", guard.Migrate: "left_behind"} {
 		if _, codes := b.ask(op, guardDocument(1, false, ""), false); !slices.Equal(codes, []string{code}) {
@@ -143,7 +143,7 @@ func TestGuardian_StartsNeedTheToken(t *testing.T) {
 	}
 	b.must(b.a.tracker.Unremember(ctx, left))
 
-	ref := claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
+	ref := migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "record_context"}
 	b.must(b.a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: moved, Instance: guarded, Source: "host-t", Destination: "host-b"}))
 	if _, codes := b.ask(guard.Start, guardDocument(1, true, ""), false); !slices.Equal(codes, []string{"moving"}) {
 		t.Errorf("reasons %v", codes)
@@ -185,7 +185,7 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	}
 	// As agent/host keeps what it prepared. What arrives says 64 vCPUs.
 	prepared := map[string]any{"prepared": migration.Prepared{DestinationXML: guardDocument(1, true, moved)}}
-	b.must(b.a.tracker.Remember(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "prepared"}, prepared))
+	b.must(b.a.tracker.Remember(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: "prepared"}, prepared))
 	if answer, _ := b.ask(guard.Migrate, guardDocument(64, true, moved), true); answer.DomainXML != guardDocument(1, true, moved) {
 		t.Errorf("libvirt is given %q, want what this host prepared", answer.DomainXML)
 	}
@@ -195,7 +195,7 @@ func TestGuardian_ArrivalsOfBerthsOwn(t *testing.T) {
 	b.ask(guard.Prepare, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), true)
 	b.ask(guard.Start, guardDocument(1, true, moved), false) // once
-	b.must(b.a.tracker.Bury(ctx, claims.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: claims.StepClaim}))
+	b.must(b.a.tracker.Bury(ctx, migration.Ref{Migration: moved, Instance: guarded, Attempt: 1, Step: claims.StepClaim}))
 	if _, codes := b.ask(guard.Migrate, guardDocument(1, true, moved), false); !slices.Equal(codes, []string{"undone"}) {
 		t.Errorf("reasons %v", codes)
 	}

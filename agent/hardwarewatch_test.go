@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"berth/claims"
 	"berth/driver"
+	"berth/migration"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -84,7 +84,7 @@ func TestHardware_FollowsWithinTwoSeconds(t *testing.T) {
 			const pf = "CUSTOM_PCI_8086_1563"
 			b.mustClaim(tenant, nil, "1565", 1)
 			b.within("Placement gives the card itself to nobody", func() bool { return b.reserved(pf) == 1 })
-			if err := b.a.tracker.Abort(b.Context(), claims.Ref{Instance: tenant}); err != nil {
+			if err := b.a.tracker.Abort(b.Context(), migration.Ref{Instance: tenant}); err != nil {
 				b.Fatal(err)
 			}
 			b.within("Placement has it again", func() bool { return b.reserved(pf) == 0 })

@@ -7,6 +7,7 @@ import (
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/claims"
+	"berth/migration"
 )
 
 // judged is one guest of a lost ledger: the facts, the verdict on them, and what is
@@ -210,7 +211,7 @@ func (g judged) leave(out *claims.Restored, k claims.Token) {
 	}
 	out.Move = claims.Owner{Instance: m.Instance, Migration: m.Migration, Attempt: m.Attempt, Kind: m.Kind}
 	out.Context = m.Context
-	out.Left = &claims.Commit{
+	out.Left = &migration.Commit{
 		Instance: m.Instance, Migration: m.Migration, Attempt: m.Attempt, Epoch: k.Epoch, From: m.Source, To: m.Destination, Power: m.Context.OldPowerState,
 	}
 }

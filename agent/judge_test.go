@@ -9,6 +9,7 @@ import (
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/claims"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -132,7 +133,7 @@ func TestJudge_PutsBackWhatWaitsToBeConfirmed(t *testing.T) {
 	confirmed := there
 	confirmed.Moves = nil
 	owner := claims.Owner{Instance: id, Migration: move, Attempt: 1, Kind: claims.KindResize}
-	commit := &claims.Commit{Instance: id, Migration: move, Attempt: 1, Epoch: 2, From: "a", To: "b", Power: "running"}
+	commit := &migration.Commit{Instance: id, Migration: move, Attempt: 1, Epoch: 2, From: "a", To: "b", Power: "running"}
 	for _, tt := range []struct {
 		name    string
 		self    string

@@ -6,6 +6,7 @@ import (
 	"berth/agent/inventory"
 	"berth/claims"
 	"berth/internal/config"
+	"berth/migration"
 	"berth/placementclient"
 )
 
@@ -45,7 +46,7 @@ func TestReload_TheShapeOfTheTreeFollowsWithItsGuests(t *testing.T) {
 			b.a.reporter.Kick()
 		}
 		// A move that is leaving holds the shape.
-		move := claims.Ref{Migration: moved, Attempt: 1, Step: "record_context", Instance: tenant}
+		move := migration.Ref{Migration: moved, Attempt: 1, Step: "record_context", Instance: tenant}
 		if err := b.a.tracker.RecordContext(b.Context(), move, claims.MigrationContext{Migration: moved, Instance: tenant, Source: b.a.name, Destination: "host-z"}); err != nil {
 			b.Fatal(err)
 		}

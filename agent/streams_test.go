@@ -19,6 +19,7 @@ import (
 	"berth/internal/pki"
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
+	"berth/migration"
 	"berth/stream"
 	"berth/topology"
 )
@@ -85,13 +86,13 @@ func TestStreams_TidyEndsWhatTheLedgerDoesNotKnow(t *testing.T) {
 	arrive := func(o claims.Owner) error { _, err := a.tracker.Arrive(ctx, o); return err }
 	bind := func(o claims.Owner) error { _, err := a.tracker.Bind(ctx, o); return err }
 	abort := func(o claims.Owner) error {
-		return a.tracker.Abort(ctx, claims.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt, Step: claims.StepClaim})
+		return a.tracker.Abort(ctx, migration.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt, Step: claims.StepClaim})
 	}
 	claim(1)
 	claim(2, arrive)
 	claim(3, arrive, bind)
 	claim(4, abort)
-	ref := claims.Ref{Migration: id(5), Instance: guest(5), Attempt: 1, Step: "context"}
+	ref := migration.Ref{Migration: id(5), Instance: guest(5), Attempt: 1, Step: "context"}
 	if err := a.tracker.RecordContext(ctx, ref, claims.MigrationContext{Migration: id(5), Instance: guest(5), Source: "host-a", Destination: "host-b"}); err != nil {
 		t.Fatal(err)
 	}

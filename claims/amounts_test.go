@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -119,7 +120,7 @@ func TestTracker_AGroupIsOneGuests(t *testing.T) {
 	if c := must[claims.Claim](t)(b.Adopt(ctx, guest("i3"), found)); !c.Forced || len(b.Usage().Doubled) != 2 {
 		t.Errorf("forced %v, doubled %v", c.Forced, b.Usage().Doubled)
 	}
-	wantNil(t, b.Abort(ctx, claims.Ref{Instance: "i1"}))
+	wantNil(t, b.Abort(ctx, migration.Ref{Instance: "i1"}))
 	wantNil(t, b.Release(ctx, instanceOwner("i3")))
 	wantNil(t, one("i2", 2))
 }

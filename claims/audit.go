@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -78,7 +79,7 @@ func (t *Tracker) leftBehindLocked() []string {
 	var out []string
 	for _, id := range slices.Sorted(maps.Keys(t.copies)) {
 		c := t.copies[id]
-		if !t.claimedLocked(Ref{Migration: c.Migration, Instance: id, Attempt: c.Attempt}) {
+		if !t.claimedLocked(migration.Ref{Migration: c.Migration, Instance: id, Attempt: c.Attempt}) {
 			out = append(out, fmt.Sprintf("copy of instance %s by migration %s: no claim here waits for it", id, c.Migration))
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -177,8 +178,8 @@ func moveOwner(instance, migration string, attempt int) claims.Owner {
 	return claims.Owner{Instance: instance, Migration: migration, Attempt: attempt, Kind: claims.KindLiveMigration}
 }
 
-func refOf(o claims.Owner, step string) claims.Ref {
-	return claims.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt, Step: step}
+func refOf(o claims.Owner, step string) migration.Ref {
+	return migration.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt, Step: step}
 }
 
 func guest(uuid string) claims.Instance {

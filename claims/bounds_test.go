@@ -14,6 +14,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -183,7 +184,7 @@ func TestRoom_BesideClaims_WorksOnACopy(t *testing.T) {
 	work.Go(func() {
 		for range 100 {
 			c := must[claims.Claim](t)(b.Claim(ctx, request(instanceOwner("i1"), pinned(huge, 2), vfs(1)...)))
-			wantNil(t, b.Abort(ctx, claims.Ref{Instance: c.Owner.Instance}))
+			wantNil(t, b.Abort(ctx, migration.Ref{Instance: c.Owner.Instance}))
 		}
 	})
 	work.Go(func() {

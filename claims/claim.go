@@ -164,20 +164,6 @@ type Token struct {
 	Migration string     `json:"migration,omitempty"` // the migration of the last hand-over
 }
 
-// Commit is the record that a source wrote when it gave a token away: the point
-// of no return of a move. It is on the source's disk before anyone sees it.
-type Commit struct {
-	Instance  string `json:"instance"`
-	Migration string `json:"migration"`
-	Attempt   int    `json:"attempt"`
-	Epoch     uint64 `json:"epoch"` // the epoch that the receiver gets
-	From      string `json:"source_compute"`
-	To        string `json:"dest_compute"`
-	// Power is what the guest's user had chosen when it left, as the driver of the
-	// move spells it; empty where nobody told.
-	Power string `json:"power_state,omitempty"`
-}
-
 // Capacity is what a host has to give. Free = Total − Reserved, times the
 // ratio for vCPUs, memory and disk, minus the sum of claims.
 type Capacity struct {

@@ -15,6 +15,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -244,7 +245,7 @@ func BenchmarkTracker_Claim(b *testing.B) {
 					o := instanceOwner(fmt.Sprintf("new-%d", c))
 					for i := c; i < b.N; i += callers {
 						_, err := tracker.Claim(ctx, claims.Request{Owner: o, Resources: small})
-						if err := errors.Join(err, tracker.Abort(ctx, claims.Ref{Instance: o.Instance})); err != nil {
+						if err := errors.Join(err, tracker.Abort(ctx, migration.Ref{Instance: o.Instance})); err != nil {
 							b.Error(err)
 						}
 					}

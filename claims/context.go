@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -12,16 +13,16 @@ import (
 // the guest holds where it was and where it goes; on one host, both are held
 // until the move is confirmed or reverted.
 type MigrationContext struct {
-	Migration     string             `json:"migration"`
-	Instance      string             `json:"instance"`
-	Source        string             `json:"source_compute"`
-	Destination   string             `json:"dest_compute"`
-	Conductor     string             `json:"conductor,omitempty"` // host whose agent conducts it; empty for the source
-	OldResources  topology.Resources `json:"old_resources"`
-	NewResources  topology.Resources `json:"new_resources"`
-	OldFlavor     topology.Flavor    `json:"old_flavor"`
-	NewFlavor     topology.Flavor    `json:"new_flavor"`
-	OldPowerState string             `json:"old_power_state"` // "running", "paused" or "shut off": what the user had chosen before the move
+	Migration     string               `json:"migration"`
+	Instance      string               `json:"instance"`
+	Source        string               `json:"source_compute"`
+	Destination   string               `json:"dest_compute"`
+	Conductor     string               `json:"conductor,omitempty"` // host whose agent conducts it; empty for the source
+	OldResources  topology.Resources   `json:"old_resources"`
+	NewResources  topology.Resources   `json:"new_resources"`
+	OldFlavor     topology.Flavor      `json:"old_flavor"`
+	NewFlavor     topology.Flavor      `json:"new_flavor"`
+	OldPowerState migration.PowerState `json:"old_power_state"` // what the user had chosen before the migration
 
 	// Nil for a guest that floats over the host.
 	OldNUMATopology *NUMATopology `json:"old_numa_topology,omitempty"`

@@ -9,6 +9,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 )
 
 // Copy is the hidden copy of an instance at the host to which it moves: what that host
@@ -39,8 +40,8 @@ func (c Copy) clone() Copy {
 // of ref. It lives no longer than that claim. Safe to repeat. fault.Exists when the guest
 // lives here or another one has its name; fault.Busy while another migration has a copy;
 // fault.Forbidden without such a claim, and when the step was undone.
-func (t *Tracker) PutCopy(ctx context.Context, ref Ref, i Instance) error {
-	if err := ref.validateVerb("copy instance"); err != nil {
+func (t *Tracker) PutCopy(ctx context.Context, ref migration.Ref, i Instance) error {
+	if err := validVerb(ref, "copy instance"); err != nil {
 		return err
 	}
 	if err := validInstance("copy", i); err != nil {
@@ -87,7 +88,7 @@ func (t *Tracker) PutCopy(ctx context.Context, ref Ref, i Instance) error {
 }
 
 // claimedLocked reports whether a claim here waits for the attempt of ref.
-func (t *Tracker) claimedLocked(ref Ref) bool {
+func (t *Tracker) claimedLocked(ref migration.Ref) bool {
 	return slices.ContainsFunc(t.entriesLocked(ref.Instance), func(e *entry) bool {
 		o := e.claim.Owner
 		return o.Migration == ref.Migration && o.Attempt == ref.Attempt && (e.claim.State == Pending || e.claim.State == Arriving)
@@ -97,8 +98,8 @@ func (t *Tracker) claimedLocked(ref Ref) bool {
 // RemoveCopy is the undo of PutCopy, and leaves its tombstone. Safe to repeat.
 // fault.Forbidden once the token has come here by that attempt or a later one: then there is no copy any
 // more, there is the instance.
-func (t *Tracker) RemoveCopy(ctx context.Context, ref Ref) error {
-	if err := ref.validateVerb("remove copy"); err != nil {
+func (t *Tracker) RemoveCopy(ctx context.Context, ref migration.Ref) error {
+	if err := validVerb(ref, "remove copy"); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
@@ -137,7 +138,7 @@ func (t *Tracker) dropCopyOfLocked(o Owner) plan {
 
 // fromCopyLocked is the record of an instance whose token comes by a commit, with what its
 // copy knows of it: it is hidden until the move shows it.
-func (t *Tracker) fromCopyLocked(c Commit, i Instance) Instance {
+func (t *Tracker) fromCopyLocked(c migration.Commit, i Instance) Instance {
 	i = i.clone()
 	kept, there := t.copies[c.Instance]
 	if i.Hidden = there && kept.Migration == c.Migration && kept.Attempt == c.Attempt; !i.Hidden {
@@ -175,14 +176,14 @@ func (t *Tracker) Copies() []Copy {
 // Nothing else follows from it. Safe to repeat; nothing where the guest has gone on by
 // another migration, or is not known. fault.Forbidden where it would hide a guest whose
 // token is here.
-func (t *Tracker) SetHidden(ctx context.Context, instance, migration string, hidden bool) error {
-	if err := validUUIDs(instance, migration); err != nil {
+func (t *Tracker) SetHidden(ctx context.Context, instance, id string, hidden bool) error {
+	if err := validUUIDs(instance, id); err != nil {
 		return fault.New(fault.Invalid, "hide or show instance: %w", err)
 	}
-	return t.change(ctx, subjects(instance, migration), func() (plan, error) {
+	return t.change(ctx, subjects(instance, id), func() (plan, error) {
 		i, known := t.instances[instance]
 		switch {
-		case !known || i.Token.Migration != migration || i.Hidden == hidden:
+		case !known || i.Token.Migration != id || i.Hidden == hidden:
 			return plan{}, nil
 		case hidden && i.Token.State == TokenHere:
 			return plan{}, fault.New(fault.Forbidden, "hide instance %s on %s: its token is here", instance, t.host)
@@ -212,7 +213,7 @@ func (t *Tracker) HiddenInstances() []Instance {
 func (t *Tracker) SweepCopies(ctx context.Context) ([]Copy, error) {
 	var gone []Copy
 	for _, c := range t.Copies() {
-		ref := Ref{Migration: c.Migration, Instance: c.Instance.UUID, Attempt: c.Attempt}
+		ref := migration.Ref{Migration: c.Migration, Instance: c.Instance.UUID, Attempt: c.Attempt}
 		dropped := false
 		err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 			now, there := t.copies[ref.Instance]

@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/migration"
 )
 
 // copied is a host at which a claim and a hidden copy wait for i1 by migration m1.
@@ -68,7 +69,7 @@ func TestCopy_IsNoGuestOfThisHost(t *testing.T) {
 func TestCopy_BecomesTheInstanceHiddenUntilShown(t *testing.T) {
 	b, o, i := copied(t)
 	must[claims.Claim](t)(b.Arrive(ctx, o))
-	commit := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
+	commit := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
 	bare := guest("i1")
 	bare.Name = bare.UUID // as of a preparation that was lost
 	for range 2 {
@@ -182,7 +183,7 @@ func TestCopy_SourcesRecordIsHiddenUntilTheGuestIsBack(t *testing.T) {
 	}
 	back := attempt(2)
 	must[claims.Claim](t)(a.AwaitReturn(ctx, refOf(back, "await"), claims.KindResize))
-	c := must[claims.Commit](t)(b.SurrenderHeld(ctx, refOf(back, "hand_back"), claims.KindResize, "host-a", "running"))
+	c := must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(back, "hand_back"), claims.KindResize, "host-a", "running"))
 	wantNil(t, a.AcceptToken(ctx, c, i))
 	a.restart()
 	if i, _ := a.Instance("i1"); i.Hidden {
@@ -194,7 +195,7 @@ func TestCopy_TakenBackByAWordIsShown(t *testing.T) {
 	a, _, left := resized(t)
 	wantNil(t, a.SetHidden(ctx, "i1", "m1", true))
 	wantNil(t, a.NoteWord(ctx, claims.Word{Instance: "i1", Migration: "m1", Attempt: left.Attempt, GuestIsAt: "host-a", Why: "it burned"}))
-	wantNil(t, a.Retake(ctx, claims.Ref{Instance: "i1", Migration: "m1", Attempt: left.Attempt}))
+	wantNil(t, a.Retake(ctx, migration.Ref{Instance: "i1", Migration: "m1", Attempt: left.Attempt}))
 	if i, _ := a.Instance("i1"); i.Hidden {
 		t.Error("the guest is back, and hidden")
 	}
@@ -203,7 +204,7 @@ func TestCopy_TakenBackByAWordIsShown(t *testing.T) {
 func TestConductor_IsKnownAfterTheContext(t *testing.T) {
 	a := newBench(t, "host-a")
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
-	ref := claims.Ref{Instance: "i1", Migration: "m1", Attempt: 1, Step: "record_context"}
+	ref := migration.Ref{Instance: "i1", Migration: "m1", Attempt: 1, Step: "record_context"}
 	x := claims.MigrationContext{Migration: "m1", Instance: "i1", Source: "host-a", Destination: "host-b", Conductor: "host-a"}
 	wantNil(t, a.RecordContext(ctx, ref, x))
 	if c := a.Conductor("m1"); c != "" {

@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 )
 
 // Exchange has a guest that is changed on its own host use what the change claimed:
@@ -18,11 +19,11 @@ import (
 // Safe to repeat, also after the old half was released. fault.Forbidden when the step
 // was undone, or the instance's claim is not bound; fault.NotFound when one of the two
 // claims is not there.
-func (t *Tracker) Exchange(ctx context.Context, ref Ref, kind Kind) (Claim, error) {
-	if err := ref.validateChange("exchange claims", kind); err != nil {
+func (t *Tracker) Exchange(ctx context.Context, ref migration.Ref, kind Kind) (Claim, error) {
+	if err := validChange(ref, "exchange claims", kind); err != nil {
 		return Claim{}, err
 	}
-	o := ref.owner(kind)
+	o := ownerOf(ref, kind)
 	var answer Claim
 	err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		if t.buriedLocked(ref) {
@@ -59,11 +60,11 @@ func (t *Tracker) Exchange(ctx context.Context, ref Ref, kind Kind) (Claim, erro
 // is named, and gives the claim that the guest uses from then on. Where nothing was
 // exchanged nothing changes. Safe to repeat. fault.Forbidden once the old half was
 // released: there is no way back; fault.NotFound when the instance has no claim.
-func (t *Tracker) ExchangeBack(ctx context.Context, ref Ref, kind Kind) (Claim, error) {
-	if err := ref.validateChange("exchange claims back", kind); err != nil {
+func (t *Tracker) ExchangeBack(ctx context.Context, ref migration.Ref, kind Kind) (Claim, error) {
+	if err := validChange(ref, "exchange claims back", kind); err != nil {
 		return Claim{}, err
 	}
-	o := ref.owner(kind)
+	o := ownerOf(ref, kind)
 	var answer Claim
 	err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		own, other := t.ownLockedOf(ref.Instance), t.exactLocked(o)
@@ -95,8 +96,8 @@ func (t *Tracker) ExchangeBack(ctx context.Context, ref Ref, kind Kind) (Claim, 
 	return answer, nil
 }
 
-func (r Ref) validateChange(doing string, kind Kind) error {
-	if err := r.validate(doing, true); err != nil {
+func validChange(r migration.Ref, doing string, kind Kind) error {
+	if err := validRef(r, doing, true); err != nil {
 		return err
 	}
 	if kind != KindResize && kind != KindRebuild {
@@ -106,7 +107,7 @@ func (r Ref) validateChange(doing string, kind Kind) error {
 }
 
 // owner is who a claim of this attempt belongs to.
-func (r Ref) owner(kind Kind) Owner {
+func ownerOf(r migration.Ref, kind Kind) Owner {
 	return Owner{Instance: r.Instance, Migration: r.Migration, Attempt: r.Attempt, Kind: kind}
 }
 

@@ -90,9 +90,9 @@ func (t *Tracker) standingLocked(instance string) (*entry, error) {
 	if i, known := t.instances[instance]; e == nil || e.claim.State != Bound || !known || i.Token.State != TokenHere {
 		return nil, fault.New(fault.NotFound, "%s on %s: it has no bound claim and token here", doing, t.host)
 	}
-	for migration, h := range t.migrations {
+	for id, h := range t.migrations {
 		if h.Context != nil && h.Context.Instance == instance {
-			return nil, fault.Refuse(fault.Busy, doing, isMoving(migration, "has a context here"))
+			return nil, fault.Refuse(fault.Busy, doing, isMoving(id, "has a context here"))
 		}
 	}
 	for _, other := range t.entriesLocked(instance) {

@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -196,7 +197,7 @@ func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: instanceOwner("made"), Resources: small}))
 	wantKind(t, see("made"), fault.NotFound)
 	must[claims.Claim](t)(b.Adopt(ctx, guest("moves"), claims.Found{Resources: small}))
-	wantNil(t, b.RecordContext(ctx, claims.Ref{Migration: "m1", Instance: "moves", Attempt: 1}, claims.MigrationContext{Migration: "m1", Instance: "moves", Source: "h", Destination: "o"}))
+	wantNil(t, b.RecordContext(ctx, migration.Ref{Migration: "m1", Instance: "moves", Attempt: 1}, claims.MigrationContext{Migration: "m1", Instance: "moves", Source: "h", Destination: "o"}))
 	wantKind(t, see("moves"), fault.Busy)
 	// A second claim of the same guest here: it is being changed.
 	must[claims.Claim](t)(b.Adopt(ctx, guest("grows"), claims.Found{Resources: small}))
@@ -204,7 +205,7 @@ func TestFollow_NotWhatMovesOrIsNotHere(t *testing.T) {
 	wantKind(t, see("grows"), fault.Busy)
 	// One that has left by other hands: its claim is here for as long as its domain.
 	must[claims.Claim](t)(b.Adopt(ctx, guest("left"), claims.Found{Resources: small}))
-	must[claims.Commit](t)(b.Surrender(ctx, claims.Ref{Migration: "m3", Instance: "left", Attempt: 1}, "o"))
+	must[migration.Commit](t)(b.Surrender(ctx, migration.Ref{Migration: "m3", Instance: "left", Attempt: 1}, "o"))
 	wantKind(t, see("left"), fault.NotFound)
 }
 

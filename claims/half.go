@@ -14,18 +14,11 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
+	"berth/migration"
 )
 
-// Ref names one verb of one attempt of one migration; it has the fields of
-// migration.Ref in their order, so that one converts to the other.
-type Ref struct {
-	Migration string `json:"migration"`
-	Instance  string `json:"instance"`
-	Attempt   int    `json:"attempt"`
-	Step      string `json:"step"`
-}
-
-func (r Ref) validate(doing string, ofMigration bool) error {
+// validRef refuses a reference that names nothing, or something that is no name.
+func validRef(r migration.Ref, doing string, ofMigration bool) error {
 	err := validUUIDs(r.Instance, r.Migration)
 	switch {
 	case err != nil:
@@ -60,14 +53,14 @@ type half struct {
 	// Commit is by which the token left, and Refused the highest attempt whose
 	// commit is refused. An attempt is in both only when a later one has brought the
 	// guest back: see gone.
-	Commit  *Commit `json:"commit,omitempty"`
-	Refused int     `json:"refused,omitempty"`
+	Commit  *migration.Commit `json:"commit,omitempty"`
+	Refused int               `json:"refused,omitempty"`
 
 	// Accepted is the attempt by which the token came here, or back; 0 when it did not.
 	// A migration brings a guest once: its verbs are late from then on.
-	Accepted int     `json:"accepted,omitempty"`
-	Came     *Commit `json:"came,omitempty"` // the commit of it; nil in records of older agents
-	Word     *Word   `json:"word,omitempty"` // by which an operator has settled it here; see word.go
+	Accepted int               `json:"accepted,omitempty"`
+	Came     *migration.Commit `json:"came,omitempty"` // the commit of it; nil in records of older agents
+	Word     *Word             `json:"word,omitempty"` // by which an operator has settled it here; see word.go
 	// Evacuated: it came from a dead host, whose half in Placement stays until that host has
 	// cleaned up.
 	Evacuated bool `json:"evacuated,omitempty"`
@@ -83,7 +76,7 @@ type half struct {
 }
 
 // gone is the commit by which the token is away; nil also when it is back.
-func (h half) gone() *Commit {
+func (h half) gone() *migration.Commit {
 	if h.Commit != nil && h.Came != nil && h.Came.Epoch > h.Commit.Epoch {
 		return nil
 	}
@@ -125,11 +118,11 @@ func (h half) clone() half {
 const TombstoneKeep = 7 * 24 * time.Hour
 
 // writeHalf plans the record of one migration's half.
-func (t *Tracker) writeHalf(migration string, h half) plan {
+func (t *Tracker) writeHalf(id string, h half) plan {
 	h.Written = t.runtime.Boot()
 	return plan{
-		mutations: []store.Mutation{put(bucketHalves, migration, h)},
-		apply:     func() { t.migrations[migration] = h },
+		mutations: []store.Mutation{put(bucketHalves, id, h)},
+		apply:     func() { t.migrations[id] = h },
 	}
 }
 
@@ -143,18 +136,18 @@ func (t *Tracker) prune(ctx context.Context) error {
 		return nil
 	}
 	var about []string
-	for _, migration := range old {
-		about = append(about, ofMigration(migration))
+	for _, id := range old {
+		about = append(about, ofMigration(id))
 	}
 	return t.change(ctx, about, func() (plan, error) {
 		var p plan
-		for _, migration := range old {
-			if !t.pastUseLocked(migration) {
+		for _, id := range old {
+			if !t.pastUseLocked(id) {
 				continue
 			}
 			p = p.and(plan{
-				mutations: []store.Mutation{store.Delete(bucketHalves, migration)},
-				apply:     func() { delete(t.migrations, migration) },
+				mutations: []store.Mutation{store.Delete(bucketHalves, id)},
+				apply:     func() { delete(t.migrations, id) },
 			})
 		}
 		return p, nil
@@ -165,45 +158,45 @@ func (t *Tracker) prunable() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var old []string
-	for migration := range t.migrations {
-		if t.pastUseLocked(migration) {
-			old = append(old, migration)
+	for id := range t.migrations {
+		if t.pastUseLocked(id) {
+			old = append(old, id)
 		}
 	}
 	slices.Sort(old)
 	return old
 }
 
-func (t *Tracker) pastUseLocked(migration string) bool {
-	h, ok := t.migrations[migration]
+func (t *Tracker) pastUseLocked(id string) bool {
+	h, ok := t.migrations[id]
 	if !ok || h.Context != nil || t.runtime.Boot().Since-h.Written.Since < TombstoneKeep {
 		return false
 	}
 	for _, e := range t.claims {
-		if e.claim.Owner.Migration == migration {
+		if e.claim.Owner.Migration == id {
 			return false
 		}
 	}
 	for _, c := range t.copies {
-		if c.Migration == migration {
+		if c.Migration == id {
 			return false
 		}
 	}
 	for key := range t.verbs {
-		if strings.HasPrefix(key, migration+"/") {
+		if strings.HasPrefix(key, id+"/") {
 			return false // what it remembers is judged by what is kept here
 		}
 	}
 	// Also of a guest that has gone on, with the epoch that it has then: the other host
 	// may take it for its own.
-	of := func(c *Commit, w *Word) bool { return c != nil && c.Instance == w.Instance }
+	of := func(c *migration.Commit, w *Word) bool { return c != nil && c.Instance == w.Instance }
 	for _, told := range t.migrations {
-		if w := told.Word; w.untold() && (w.Migration == migration || of(h.Commit, w) || of(h.Came, w)) {
+		if w := told.Word; w.untold() && (w.Migration == id || of(h.Commit, w) || of(h.Came, w)) {
 			return false
 		}
 	}
 	for _, i := range t.instances {
-		if i.Token.Migration == migration && i.Token.State == TokenSurrendered {
+		if i.Token.Migration == id && i.Token.State == TokenSurrendered {
 			return false
 		}
 	}
@@ -213,8 +206,8 @@ func (t *Tracker) pastUseLocked(migration string) bool {
 // Bury leaves the tombstone of an undo: from now on a verb of this step is late
 // at this attempt and below. An undo leaves it before it takes anything away, so
 // that a late verb cannot build it up again behind it. Safe to repeat.
-func (t *Tracker) Bury(ctx context.Context, ref Ref) error {
-	if err := ref.validate("bury step", true); err != nil {
+func (t *Tracker) Bury(ctx context.Context, ref migration.Ref) error {
+	if err := validRef(ref, "bury step", true); err != nil {
 		return err
 	}
 	if ref.Step == "" {
@@ -226,7 +219,7 @@ func (t *Tracker) Bury(ctx context.Context, ref Ref) error {
 }
 
 // buryLocked plans a tombstone, if it does not stand yet.
-func (t *Tracker) buryLocked(ref Ref) plan {
+func (t *Tracker) buryLocked(ref migration.Ref) plan {
 	if t.buriedLocked(ref) {
 		return plan{}
 	}
@@ -240,19 +233,19 @@ func (t *Tracker) buryLocked(ref Ref) plan {
 
 // Buried reports whether a verb is late: its step was undone at this attempt or
 // a later one.
-func (t *Tracker) Buried(ref Ref) bool {
+func (t *Tracker) Buried(ref migration.Ref) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.buriedLocked(ref)
 }
 
-func (t *Tracker) buriedLocked(ref Ref) bool {
+func (t *Tracker) buriedLocked(ref migration.Ref) bool {
 	attempt, ok := t.migrations[ref.Migration].Buried[ref.Step]
 	return ok && attempt >= ref.Attempt
 }
 
 // late is the refusal of a verb that its undo has overtaken.
-func late(ref Ref) error {
+func late(ref migration.Ref) error {
 	return fault.Refuse(fault.Forbidden, fmt.Sprintf("%s of instance %s", ref.Step, ref.Instance), fault.Reason{
 		Code:    "undone",
 		Message: fmt.Sprintf("attempt %d of migration %s has been undone; this request is late", ref.Attempt, ref.Migration),
@@ -264,8 +257,8 @@ func late(ref Ref) error {
 // RecordContext makes a source's MigrationContext durable, in place of that of
 // an earlier attempt. fault.Forbidden when the step was undone; fault.Busy while another
 // migration has a context of the instance, or holds a claim of it.
-func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext) error {
-	if err := ref.validate("record context", true); err != nil {
+func (t *Tracker) RecordContext(ctx context.Context, ref migration.Ref, c MigrationContext) error {
+	if err := validRef(ref, "record context", true); err != nil {
 		return err
 	}
 	if c.Migration != ref.Migration || c.Instance != ref.Instance {
@@ -293,10 +286,10 @@ func (t *Tracker) RecordContext(ctx context.Context, ref Ref, c MigrationContext
 
 // otherMoveLocked refuses what would have an instance leave, or change, by one migration
 // while it waits to be confirmed by another, which could not take it back any more.
-func (t *Tracker) otherMoveLocked(doing string, ref Ref) error {
-	for _, migration := range slices.Sorted(maps.Keys(t.migrations)) {
-		if h := t.migrations[migration]; migration != ref.Migration && h.Context != nil && h.Context.Instance == ref.Instance {
-			return fault.Refuse(fault.Busy, doing, isMoving(migration, "has a context here"))
+func (t *Tracker) otherMoveLocked(doing string, ref migration.Ref) error {
+	for _, id := range slices.Sorted(maps.Keys(t.migrations)) {
+		if h := t.migrations[id]; id != ref.Migration && h.Context != nil && h.Context.Instance == ref.Instance {
+			return fault.Refuse(fault.Busy, doing, isMoving(id, "has a context here"))
 		}
 	}
 	for _, e := range t.entriesLocked(ref.Instance) {
@@ -309,8 +302,8 @@ func (t *Tracker) otherMoveLocked(doing string, ref Ref) error {
 
 // DropContext removes the context of this attempt or an earlier one and, when a
 // step is named, leaves its tombstone. Safe to repeat.
-func (t *Tracker) DropContext(ctx context.Context, ref Ref) error {
-	if err := ref.validate("drop context", true); err != nil {
+func (t *Tracker) DropContext(ctx context.Context, ref migration.Ref) error {
+	if err := validRef(ref, "drop context", true); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
@@ -334,20 +327,20 @@ func (t *Tracker) DropContext(ctx context.Context, ref Ref) error {
 
 // Context gives the context that this host keeps as a migration's source, or as the
 // destination of one that waits to be confirmed (MigrationContext says which).
-func (t *Tracker) Context(migration string) (MigrationContext, bool) {
+func (t *Tracker) Context(id string) (MigrationContext, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.migrations[migration].Context; c != nil {
+	if c := t.migrations[id].Context; c != nil {
 		return c.clone(), true
 	}
 	return MigrationContext{}, false
 }
 
 // ContextAttempt is the attempt that recorded what Context gives; 0 for none.
-func (t *Tracker) ContextAttempt(migration string) int {
+func (t *Tracker) ContextAttempt(id string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.migrations[migration].ContextAttempt
+	return t.migrations[id].ContextAttempt
 }
 
 // Contexts gives all contexts that Context gives, in order of migration. Those that
@@ -366,13 +359,13 @@ func (t *Tracker) Contexts() []MigrationContext {
 }
 
 // verbKey is the key of one verb's memory.
-func verbKey(r Ref) string { return fmt.Sprintf("%s/%d/%s", r.Migration, r.Attempt, r.Step) }
+func verbKey(r migration.Ref) string { return fmt.Sprintf("%s/%d/%s", r.Migration, r.Attempt, r.Step) }
 
 // Remember makes durable what a host verb made or answered, as JSON, in place of
 // what it remembered before: a repeated verb gives the same answer, and an undo
 // knows exactly what to remove. fault.Forbidden when the step was undone.
-func (t *Tracker) Remember(ctx context.Context, ref Ref, v any) error {
-	if err := ref.validateVerb("remember verb"); err != nil {
+func (t *Tracker) Remember(ctx context.Context, ref migration.Ref, v any) error {
+	if err := validVerb(ref, "remember verb"); err != nil {
 		return err
 	}
 	data, err := json.Marshal(v)
@@ -396,7 +389,7 @@ func (t *Tracker) Remember(ctx context.Context, ref Ref, v any) error {
 
 // Recall reads what Remember kept for exactly this verb into v; false when there
 // is nothing. It answers after a tombstone too: the undo asks.
-func (t *Tracker) Recall(ref Ref, v any) (bool, error) {
+func (t *Tracker) Recall(ref migration.Ref, v any) (bool, error) {
 	t.mu.Lock()
 	data, ok := t.verbs[verbKey(ref)]
 	t.mu.Unlock()
@@ -411,17 +404,17 @@ func (t *Tracker) Recall(ref Ref, v any) (bool, error) {
 
 // Remembering gives every verb of this step of which something is kept, in order.
 // Their refs name no instance: a memory is found by migration, attempt and step.
-func (t *Tracker) Remembering(step string) []Ref {
+func (t *Tracker) Remembering(step string) []migration.Ref {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var out []Ref
+	var out []migration.Ref
 	for _, key := range slices.Sorted(maps.Keys(t.verbs)) {
 		parts := strings.Split(key, "/")
 		if len(parts) != 3 || parts[2] != step {
 			continue
 		}
 		if attempt, err := strconv.Atoi(parts[1]); err == nil {
-			out = append(out, Ref{Migration: parts[0], Attempt: attempt, Step: step})
+			out = append(out, migration.Ref{Migration: parts[0], Attempt: attempt, Step: step})
 		}
 	}
 	return out
@@ -430,24 +423,24 @@ func (t *Tracker) Remembering(step string) []Ref {
 // Peer gives the other host that this host's last context of a migration named, and whose
 // context that was, also when it is gone; empty where there was none. An older agent kept no
 // instance.
-func (t *Tracker) Peer(migration string) (host, instance string) {
+func (t *Tracker) Peer(id string) (host, instance string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h := t.migrations[migration]
+	h := t.migrations[id]
 	return h.Peer, h.Guest
 }
 
 // Conductor gives the host whose agent conducts a migration by what is recorded here, also
 // when the context is gone; empty where that is its source, or nothing is recorded.
-func (t *Tracker) Conductor(migration string) string {
+func (t *Tracker) Conductor(id string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h := t.migrations[migration]
+	h := t.migrations[id]
 	if h.Context != nil {
 		return h.Context.apart()
 	}
 	for _, e := range t.claims {
-		if c := e.claim.Context; c != nil && e.claim.Owner.Migration == migration {
+		if c := e.claim.Context; c != nil && e.claim.Owner.Migration == id {
 			return c.apart()
 		}
 	}
@@ -456,21 +449,21 @@ func (t *Tracker) Conductor(migration string) string {
 
 // Moves reports whether a migration is, or was, of this instance, by anything that is
 // kept of it here.
-func (t *Tracker) Moves(migration, instance string) bool {
+func (t *Tracker) Moves(id, instance string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h := t.migrations[migration]
-	for _, c := range []*Commit{h.Commit, h.Came} {
+	h := t.migrations[id]
+	for _, c := range []*migration.Commit{h.Commit, h.Came} {
 		if c != nil && c.Instance == instance {
 			return true
 		}
 	}
 	for _, e := range t.claims {
-		if o := e.claim.Owner; o.Migration == migration && o.Instance == instance {
+		if o := e.claim.Owner; o.Migration == id && o.Instance == instance {
 			return true
 		}
 	}
-	if c, there := t.copies[instance]; there && c.Migration == migration {
+	if c, there := t.copies[instance]; there && c.Migration == id {
 		return true
 	}
 	return h.Guest == instance || h.Context != nil && h.Context.Instance == instance
@@ -478,8 +471,8 @@ func (t *Tracker) Moves(migration, instance string) bool {
 
 // Unremember drops what one verb remembered, when an undo has removed it all.
 // Safe to repeat.
-func (t *Tracker) Unremember(ctx context.Context, ref Ref) error {
-	if err := ref.validateVerb("forget verb"); err != nil {
+func (t *Tracker) Unremember(ctx context.Context, ref migration.Ref) error {
+	if err := validVerb(ref, "forget verb"); err != nil {
 		return err
 	}
 	return t.forgetVerbs(ctx, subjects(ref.Instance, ref.Migration), func(key string) bool { return key == verbKey(ref) })
@@ -488,21 +481,21 @@ func (t *Tracker) Unremember(ctx context.Context, ref Ref) error {
 // ForgetMigration drops everything that verbs of a migration remembered, and the copy of its
 // guest, once it is over for this host. Tombstones and decisions stay for TombstoneKeep. Safe
 // to repeat.
-func (t *Tracker) ForgetMigration(ctx context.Context, migration string) error {
-	if !validName(migration) {
-		return fault.New(fault.Invalid, "forget migration %q: not a name", migration)
+func (t *Tracker) ForgetMigration(ctx context.Context, id string) error {
+	if !validName(id) {
+		return fault.New(fault.Invalid, "forget migration %q: not a name", id)
 	}
-	if err := t.forgetVerbs(ctx, []string{ofMigration(migration)}, func(key string) bool {
-		return strings.HasPrefix(key, migration+"/")
+	if err := t.forgetVerbs(ctx, []string{ofMigration(id)}, func(key string) bool {
+		return strings.HasPrefix(key, id+"/")
 	}); err != nil {
 		return err
 	}
 	for _, c := range t.Copies() {
-		if c.Migration != migration {
+		if c.Migration != id {
 			continue
 		}
-		if err := t.change(ctx, subjects(c.Instance.UUID, migration), func() (plan, error) {
-			return t.dropCopyOfLocked(Owner{Instance: c.Instance.UUID, Migration: migration, Attempt: c.Attempt}), nil
+		if err := t.change(ctx, subjects(c.Instance.UUID, id), func() (plan, error) {
+			return t.dropCopyOfLocked(Owner{Instance: c.Instance.UUID, Migration: id, Attempt: c.Attempt}), nil
 		}); err != nil {
 			return err
 		}
@@ -525,8 +518,8 @@ func (t *Tracker) forgetVerbs(ctx context.Context, about []string, which func(ke
 	})
 }
 
-func (r Ref) validateVerb(doing string) error {
-	if err := r.validate(doing, true); err != nil {
+func validVerb(r migration.Ref, doing string) error {
+	if err := validRef(r, doing, true); err != nil {
 		return err
 	}
 	if r.Step == "" {

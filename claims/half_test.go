@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 func TestTracker_ContextOfASource(t *testing.T) {
@@ -42,18 +43,18 @@ func TestTracker_ContextOfASource(t *testing.T) {
 
 func TestTracker_BuriedAtOrBelow(t *testing.T) {
 	b := newBench(t, "h")
-	wantNil(t, b.Bury(ctx, claims.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}))
-	wantNil(t, b.Bury(ctx, claims.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "prepare"})) // must not lower it
+	wantNil(t, b.Bury(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}))
+	wantNil(t, b.Bury(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "prepare"})) // must not lower it
 	b.restart()
 	for _, tt := range []struct {
-		ref  claims.Ref
+		ref  migration.Ref
 		want bool
 	}{
-		{claims.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "prepare"}, true},
-		{claims.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}, true},
-		{claims.Ref{Migration: "m1", Instance: "i1", Attempt: 4, Step: "prepare"}, false},
-		{claims.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "stream"}, false},
-		{claims.Ref{Migration: "m2", Instance: "i1", Attempt: 1, Step: "prepare"}, false},
+		{migration.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "prepare"}, true},
+		{migration.Ref{Migration: "m1", Instance: "i1", Attempt: 3, Step: "prepare"}, true},
+		{migration.Ref{Migration: "m1", Instance: "i1", Attempt: 4, Step: "prepare"}, false},
+		{migration.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "stream"}, false},
+		{migration.Ref{Migration: "m2", Instance: "i1", Attempt: 1, Step: "prepare"}, false},
 	} {
 		if got := b.Buried(tt.ref); got != tt.want {
 			t.Errorf("%+v: %v", tt.ref, got)
@@ -64,7 +65,7 @@ func TestTracker_BuriedAtOrBelow(t *testing.T) {
 func TestTracker_VerbsAreRemembered(t *testing.T) {
 	type made struct{ Files []string }
 	b := newBench(t, "h")
-	ref := claims.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "prepare"}
+	ref := migration.Ref{Migration: "m1", Instance: "i1", Attempt: 1, Step: "prepare"}
 	other := ref
 	other.Attempt = 2
 	if ok, err := b.Recall(ref, &made{}); ok || err != nil {
@@ -108,7 +109,7 @@ func TestTracker_TombstonesArePrunedWhenPastUse(t *testing.T) {
 	wantNil(t, b.Bury(ctx, refOf(moveOwner("i3", "m3", 1), "claim")))
 	wantNil(t, b.Remember(ctx, made, "a disk"))
 	leaving := refOf(moveOwner("i1", "m2", 1), "commit")
-	must[claims.Commit](t)(b.Surrender(ctx, leaving, "host-b"))
+	must[migration.Commit](t)(b.Surrender(ctx, leaving, "host-b"))
 	b.clock.reboot()
 	b.clock.advance(claims.TombstoneKeep - 1)
 	b.restart() // the time runs from here: the boot is another one

@@ -12,6 +12,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/store/storetest"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -49,7 +50,7 @@ func TestTracker_HalvesAreChangedAsAWhole(t *testing.T) {
 		if _, err := a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}); err != nil {
 			t.Fatal(err)
 		}
-		var commits []claims.Commit
+		var commits []migration.Commit
 		given := map[string]topology.Resources{} // by claim: what was given never changes
 		holder := func() (*bench, uint64) {
 			var at *bench
@@ -258,7 +259,7 @@ func TestTracker_HalvesAreChangedAsAWhole(t *testing.T) {
 			},
 			"confirmed": func(t *rapid.T) {
 				if h, _ := holder(); h != nil {
-					do(t, h, func() error { return h.DropContext(ctx, claims.Ref{Migration: "m1", Instance: "i1", Attempt: 9}) })
+					do(t, h, func() error { return h.DropContext(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 9}) })
 				}
 			},
 			"forget": func(t *rapid.T) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // A move that is confirmed later keeps what the guest held at its source: the claim
@@ -22,9 +23,9 @@ import (
 // The same attempt asking again gets the same Commit. Errors are Surrender's, and
 // fault.Busy while another move has a claim of the instance here; fault.NotFound when
 // the instance has no bound claim of its own.
-func (t *Tracker) SurrenderHeld(ctx context.Context, ref Ref, kind Kind, to, power string) (Commit, error) {
-	if err := ref.validateChange("surrender token", kind); err != nil {
-		return Commit{}, err
+func (t *Tracker) SurrenderHeld(ctx context.Context, ref migration.Ref, kind Kind, to string, power migration.PowerState) (migration.Commit, error) {
+	if err := validChange(ref, "surrender token", kind); err != nil {
+		return migration.Commit{}, err
 	}
 	return t.surrender(ctx, ref, to, power, func(doing string) (plan, error) {
 		own := t.ownLockedOf(ref.Instance)
@@ -40,7 +41,7 @@ func (t *Tracker) SurrenderHeld(ctx context.Context, ref Ref, kind Kind, to, pow
 			return plan{}, wrongState(&own.claim, Held)
 		}
 		kept := own.claim.clone()
-		kept.Owner, kept.State, kept.BoundFrom = ref.owner(kind), Held, nil
+		kept.Owner, kept.State, kept.BoundFrom = ownerOf(ref, kind), Held, nil
 		return t.rewriteLocked(own, kept), nil
 	})
 }
@@ -51,8 +52,8 @@ func (t *Tracker) SurrenderHeld(ctx context.Context, ref Ref, kind Kind, to, pow
 // own again. Safe to repeat, also after Bind. fault.Forbidden when the step was undone,
 // the attempt is too low, or the guest has not left by this migration; fault.Busy while
 // another attempt waits; fault.NotFound when the half was released.
-func (t *Tracker) AwaitReturn(ctx context.Context, ref Ref, kind Kind) (Claim, error) {
-	if err := ref.validateChange("await return", kind); err != nil {
+func (t *Tracker) AwaitReturn(ctx context.Context, ref migration.Ref, kind Kind) (Claim, error) {
+	if err := validChange(ref, "await return", kind); err != nil {
 		return Claim{}, err
 	}
 	var answer Claim
@@ -61,7 +62,7 @@ func (t *Tracker) AwaitReturn(ctx context.Context, ref Ref, kind Kind) (Claim, e
 		if t.buriedLocked(ref) {
 			return plan{}, late(ref)
 		}
-		if e := t.findLocked(ref.owner(kind)); e != nil && e.claim.State != Held {
+		if e := t.findLocked(ownerOf(ref, kind)); e != nil && e.claim.State != Held {
 			answer = e.claim.clone()
 			return plan{}, nil
 		}
@@ -76,12 +77,12 @@ func (t *Tracker) AwaitReturn(ctx context.Context, ref Ref, kind Kind) (Claim, e
 		e := t.halfLocked(ref, kind)
 		switch {
 		case e == nil:
-			return plan{}, t.missingLocked("await return", c.ref().owner(kind))
+			return plan{}, t.missingLocked("await return", ownerOf(c.Ref(), kind))
 		case e.claim.State != Held:
 			return plan{}, fault.New(fault.Busy, "%s: attempt %d waits for it", doing, e.claim.Owner.Attempt)
 		}
 		next := e.claim.clone()
-		next.Owner, next.State, next.Boot = ref.owner(kind), Arriving, t.runtime.Boot().ID
+		next.Owner, next.State, next.Boot = ownerOf(ref, kind), Arriving, t.runtime.Boot().ID
 		answer = next.clone()
 		return t.rewriteLocked(e, next), nil
 	})
@@ -94,8 +95,8 @@ func (t *Tracker) AwaitReturn(ctx context.Context, ref Ref, kind Kind) (Claim, e
 // CancelReturn is the undo of AwaitReturn: the half is held as before. It leaves the
 // tombstone of ref's step in the same commit, where one is named. Safe to repeat, also
 // where nothing waits. fault.Forbidden once the token is back by this attempt.
-func (t *Tracker) CancelReturn(ctx context.Context, ref Ref, kind Kind) error {
-	if err := ref.validateChange("cancel return", kind); err != nil {
+func (t *Tracker) CancelReturn(ctx context.Context, ref migration.Ref, kind Kind) error {
+	if err := validChange(ref, "cancel return", kind); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
@@ -107,26 +108,22 @@ func (t *Tracker) CancelReturn(ctx context.Context, ref Ref, kind Kind) error {
 		if ref.Step != "" {
 			p = t.buryLocked(ref)
 		}
-		e, c := t.exactLocked(ref.owner(kind)), h.gone()
+		e, c := t.exactLocked(ownerOf(ref, kind)), h.gone()
 		if e == nil || e.claim.State != Arriving || c == nil || c.Instance != ref.Instance {
 			return p, nil
 		}
 		next := e.claim.clone()
-		next.Owner, next.State = c.ref().owner(kind), Held
+		next.Owner, next.State = ownerOf(c.Ref(), kind), Held
 		return p.and(t.rewriteLocked(e, next)), nil
 	})
 }
 
 // halfLocked gives the claim that a migration has of an instance here, of whatever attempt.
-func (t *Tracker) halfLocked(ref Ref, kind Kind) *entry {
+func (t *Tracker) halfLocked(ref migration.Ref, kind Kind) *entry {
 	for _, e := range t.entriesLocked(ref.Instance) {
 		if o := e.claim.Owner; o.Migration == ref.Migration && o.Kind == kind {
 			return e
 		}
 	}
 	return nil
-}
-
-func (c Commit) ref() Ref {
-	return Ref{Migration: c.Migration, Instance: c.Instance, Attempt: c.Attempt}
 }

@@ -7,11 +7,12 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
 // resized is a guest that has moved from a to b and waits there to be confirmed.
-func resized(t *testing.T) (a, b *bench, left claims.Commit) {
+func resized(t *testing.T) (a, b *bench, left migration.Commit) {
 	t.Helper()
 	a, b = newBench(t, "host-a"), newBench(t, "host-b")
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
@@ -20,7 +21,7 @@ func resized(t *testing.T) (a, b *bench, left claims.Commit) {
 	wantNil(t, a.RecordContext(ctx, refOf(o, "record_context"), x))
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: o, Resources: larger, Context: &x}))
 	must[claims.Claim](t)(b.Arrive(ctx, o))
-	left = must[claims.Commit](t)(a.SurrenderHeld(ctx, refOf(o, "hand_over"), claims.KindResize, "host-b", "running"))
+	left = must[migration.Commit](t)(a.SurrenderHeld(ctx, refOf(o, "hand_over"), claims.KindResize, "host-b", "running"))
 	wantNil(t, b.AcceptToken(ctx, left, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, o))
 	return a, b, left
@@ -89,7 +90,7 @@ func TestTracker_ResizedGuestWaitsToBeConfirmed(t *testing.T) {
 	}
 
 	// Repeated and late verbs leave it so.
-	if c := must[claims.Commit](t)(a.SurrenderHeld(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "paused")); c != left {
+	if c := must[migration.Commit](t)(a.SurrenderHeld(ctx, refOf(attempt(1), "hand_over"), claims.KindResize, "host-b", "paused")); c != left {
 		t.Errorf("repeated: %+v, want %+v", c, left)
 	}
 	_, err := a.Bind(ctx, attempt(1))
@@ -146,7 +147,7 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	}
 	wantNil(t, a.CancelReturn(ctx, refOf(attempt(2), "await_return"), claims.KindResize)) // late: not the third's
 
-	back := must[claims.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
+	back := must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
 	if back.Epoch != 3 {
 		t.Errorf("epoch %d, want 3", back.Epoch)
 	}
@@ -192,7 +193,7 @@ func TestTracker_ResizedGuestComesBack(t *testing.T) {
 	wantUsed(t, a, small)
 	wantUsed(t, b, topology.Resources{})
 	// It is free to move again.
-	must[claims.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-b"))
+	must[migration.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-b"))
 }
 
 func TestTracker_KeptGuestIsNotHandedBack(t *testing.T) {
@@ -200,7 +201,7 @@ func TestTracker_KeptGuestIsNotHandedBack(t *testing.T) {
 	wantNil(t, b.RefuseCommit(ctx, refOf(attempt(2), "")))
 	_, err := b.SurrenderHeld(ctx, refOf(attempt(2), "hand_back"), claims.KindResize, "host-a", "")
 	wantKind(t, err, fault.Forbidden)
-	must[claims.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
+	must[migration.Commit](t)(b.SurrenderHeld(ctx, refOf(attempt(3), "hand_back"), claims.KindResize, "host-a", ""))
 }
 
 func TestTracker_SurrenderHeldNeedsOneBoundClaim(t *testing.T) {
@@ -247,7 +248,7 @@ func TestTracker_ResizeFromElsewhereNeedsAFreshHost(t *testing.T) {
 	must[claims.Claim](t)(b.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-a")}), fault.Exists)
 	wantNil(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-b")}))
-	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m0", 1), ""), "host-a"))
+	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m0", 1), ""), "host-a"))
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small, Context: from("host-a")}), fault.Exists)
 	wantKind(t, b.CheckClaim(claims.Request{Owner: attempt(1), Resources: small}), fault.Exists)
 	wantNil(t, b.Forget(ctx, "i1"))

@@ -6,6 +6,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -56,7 +57,7 @@ func TestTracker_AGuestIsOnItsWayUntilItIsBound(t *testing.T) {
 	counts("claimed", 1)
 	must[claims.Claim](t)(b.Arrive(ctx, o))
 	counts("arriving", 1)
-	wantNil(t, b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b", Power: "running"}, guest("i1")))
+	wantNil(t, b.AcceptToken(ctx, migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b", Power: "running"}, guest("i1")))
 	b.restart()
 	counts("accepted", 1)
 	must[claims.Claim](t)(b.Bind(ctx, o))
@@ -69,7 +70,7 @@ func TestTracker_AcceptsAGuestOfADeadHost(t *testing.T) {
 	mc := &claims.MigrationContext{Migration: "m1", Instance: "i1", Source: "host-a", Destination: "host-b", Conductor: "host-c", NewResources: small}
 	must[claims.Claim](t)(b.Claim(ctx, claims.Request{Owner: o, Resources: small, Context: mc}))
 	must[claims.Claim](t)(b.Arrive(ctx, o))
-	c := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 2, Epoch: 7, From: "host-a", To: "host-b", Power: "running"}
+	c := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 2, Epoch: 7, From: "host-a", To: "host-b", Power: "running"}
 	inst := guest("i1")
 	inst.Images = map[string]claims.Image{"vda": {Path: "/images/a.qcow2", Format: "qcow2"}}
 	for range 2 {
@@ -88,7 +89,7 @@ func TestTracker_AcceptsAGuestOfADeadHost(t *testing.T) {
 	if e := b.Ended(); len(e) != 0 {
 		t.Errorf("ended: %+v, want none", e)
 	}
-	wantNil(t, b.Remember(ctx, claims.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "s"}, 1))
+	wantNil(t, b.Remember(ctx, migration.Ref{Migration: "m1", Instance: "i1", Attempt: 2, Step: "s"}, 1))
 	if gone, err := b.ForgetEnded(ctx); err != nil || len(gone) != 0 {
 		t.Errorf("forgot %v (%v), want nothing: the guest may not be finished", gone, err)
 	}

@@ -183,9 +183,9 @@ func (t *Tracker) DeleteInstance(ctx context.Context, uuid string) error {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(i.Token))
 		}
 		var moving []fault.Reason
-		for _, migration := range slices.Sorted(maps.Keys(t.migrations)) {
-			if h := t.migrations[migration]; h.Context != nil && h.Context.Instance == uuid {
-				moving = append(moving, isMoving(migration, "has a context here"))
+		for _, id := range slices.Sorted(maps.Keys(t.migrations)) {
+			if h := t.migrations[id]; h.Context != nil && h.Context.Instance == uuid {
+				moving = append(moving, isMoving(id, "has a context here"))
 			}
 		}
 		for _, id := range slices.Sorted(maps.Keys(t.claims)) {
@@ -210,10 +210,10 @@ func holds(c Claim) fault.Reason {
 	return r
 }
 
-func isMoving(migration, how string) fault.Reason {
+func isMoving(id, how string) fault.Reason {
 	return fault.Reason{
-		Code: "instance_is_moving", Message: fmt.Sprintf("migration %s %s", migration, how),
-		Have: migration, Change: "wait for that migration's end, or abort it",
+		Code: "instance_is_moving", Message: fmt.Sprintf("migration %s %s", id, how),
+		Have: id, Change: "wait for that migration's end, or abort it",
 	}
 }
 

@@ -53,11 +53,11 @@ func (t *Tracker) load(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	if err := each(ctx, t, bucketHalves, func(migration string, h half) error {
+	if err := each(ctx, t, bucketHalves, func(id string, h half) error {
 		if h.Written.ID != boot.ID {
 			h.Written = boot // instants of another boot cannot be compared: its time starts anew
 		}
-		t.migrations[migration] = h
+		t.migrations[id] = h
 		return nil
 	}); err != nil {
 		return err

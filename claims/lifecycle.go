@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 )
 
 // Arrive makes a pending claim arriving: durable before the destination lets
@@ -110,7 +111,7 @@ func (t *Tracker) updateWith(ctx context.Context, doing string, o Owner, f func(
 
 // missingLocked says why an owner has no claim.
 func (t *Tracker) missingLocked(doing string, o Owner) error {
-	if ref := (Ref{o.Migration, o.Instance, o.Attempt, StepClaim}); t.buriedLocked(ref) {
+	if ref := (migration.Ref{Migration: o.Migration, Instance: o.Instance, Attempt: o.Attempt, Step: StepClaim}); t.buriedLocked(ref) {
 		return late(ref)
 	}
 	return fault.Refuse(fault.NotFound, fmt.Sprintf("%s claim of instance %s on %s", doing, o.Instance, t.host), fault.Reason{
@@ -129,9 +130,9 @@ func (t *Tracker) missingLocked(doing string, o Owner) error {
 // the other: that one is aborted too. Without a migration it aborts the instance's own
 // pending claim and leaves no tombstone. Safe to repeat. fault.Forbidden once the claim
 // is bound or was exchanged, once the token has come by the attempt, and for what a source holds of a guest that has left.
-func (t *Tracker) Abort(ctx context.Context, ref Ref) error {
+func (t *Tracker) Abort(ctx context.Context, ref migration.Ref) error {
 	ref.Step = stepOr(ref.Step, StepClaim)
-	if err := ref.validate("abort claim", ref.Migration != ""); err != nil {
+	if err := validRef(ref, "abort claim", ref.Migration != ""); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {

@@ -11,6 +11,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -214,11 +215,11 @@ func TestTracker_AFunctionAndItsPhysicalOneExcludeEachOther(t *testing.T) {
 	wantKind(t, b.CheckClaim(one("x", pfs(1))), fault.DoesNotFit)
 	wantKind(t, b.CheckClaim(one("x", vfs(2))), fault.DoesNotFit)
 	wantNil(t, b.CheckClaim(one("x", vfs(1))))
-	wantNil(t, b.Abort(ctx, claims.Ref{Instance: "vf"}))
+	wantNil(t, b.Abort(ctx, migration.Ref{Instance: "vf"}))
 	wantNil(t, b.CheckClaim(one("x", pfs(1))))
 	wantNil(t, b.CheckClaim(one("x", vfs(2))))
 	wantKind(t, b.CheckClaim(one("x", vfs(3))), fault.DoesNotFit)
-	wantNil(t, b.Abort(ctx, claims.Ref{Instance: "pf"}))
+	wantNil(t, b.Abort(ctx, migration.Ref{Instance: "pf"}))
 	wantNil(t, b.CheckClaim(one("x", vfs(4))))
 }
 

@@ -15,6 +15,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -36,9 +37,9 @@ type model struct {
 // fleet is three hosts that hand tokens to each other.
 type fleet struct {
 	hosts   []*model
-	commits []claims.Commit // all that were ever answered, to be sent again and late
-	gave    map[string]bool // migration/attempt: Surrender succeeded
-	kept    map[string]bool // migration/attempt: RefuseCommit succeeded
+	commits []migration.Commit // all that were ever answered, to be sent again and late
+	gave    map[string]bool    // migration/attempt: Surrender succeeded
+	kept    map[string]bool    // migration/attempt: RefuseCommit succeeded
 }
 
 func newFleet(t *rapid.T) *fleet {
@@ -112,7 +113,7 @@ func (f *fleet) crash(t *rapid.T, m *model, reboot bool) {
 }
 
 // given notes the answer of a Surrender, which may be the old one again.
-func (f *fleet) given(m *model, c claims.Commit) {
+func (f *fleet) given(m *model, c migration.Commit) {
 	f.commits = append(f.commits, c)
 	f.gave[fmt.Sprint(m.host, c.Migration, c.Attempt)] = true
 	if k := m.tokens[c.Instance]; k.State == claims.TokenHere && k.Epoch < c.Epoch {

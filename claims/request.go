@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -33,8 +34,8 @@ type Request struct {
 	MaxInbound int
 }
 
-func (r Request) ref() Ref {
-	return Ref{r.Owner.Migration, r.Owner.Instance, r.Owner.Attempt, stepOr(r.Step, StepClaim)}
+func (r Request) ref() migration.Ref {
+	return migration.Ref{Migration: r.Owner.Migration, Instance: r.Owner.Instance, Attempt: r.Owner.Attempt, Step: stepOr(r.Step, StepClaim)}
 }
 
 func (r Request) validate() error {
@@ -64,12 +65,12 @@ func (r Request) validate() error {
 
 // validUUIDs refuses what could not be part of a key: the instance must be
 // named, the migration may be empty. Whether it is a uuid is its maker's affair.
-func validUUIDs(instance, migration string) error {
+func validUUIDs(instance, id string) error {
 	if !validName(instance) {
 		return fmt.Errorf("instance %q is not a name", instance)
 	}
-	if migration != "" && !validName(migration) {
-		return fmt.Errorf("migration %q is not a name", migration)
+	if id != "" && !validName(id) {
+		return fmt.Errorf("migration %q is not a name", id)
 	}
 	return nil
 }

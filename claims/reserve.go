@@ -10,6 +10,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -231,7 +232,7 @@ func (t *Tracker) admitOwnerLocked(doing string, o Owner, x *MigrationContext) e
 	}
 	if !comes && o.Migration != "" {
 		// What it came with, and may go back to, is not to be changed under it.
-		if err := t.otherMoveLocked(doing, Ref{Migration: o.Migration, Instance: o.Instance}); err != nil {
+		if err := t.otherMoveLocked(doing, migration.Ref{Migration: o.Migration, Instance: o.Instance}); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/internal/store"
+	"berth/migration"
 )
 
 // Restored is a guest whose records were lost, as it is put back.
@@ -28,7 +29,7 @@ type Restored struct {
 	Finished bool
 	// Left is the commit by which a cold move has taken it from here; nil for none. Until
 	// that is confirmed what it had here is the move's, held.
-	Left *Commit
+	Left *migration.Commit
 }
 
 // Restore puts back the claim and the record of a guest, in one commit. It never
@@ -71,7 +72,7 @@ func (t *Tracker) Restore(ctx context.Context, r Restored) error {
 		if r.Accepted && owner.Migration != "" && h.Accepted < owner.Attempt {
 			h.Accepted, changed = owner.Attempt, true
 			if r.Context != nil {
-				h.Came = &Commit{
+				h.Came = &migration.Commit{
 					Instance: i.UUID, Migration: owner.Migration, Attempt: owner.Attempt, Epoch: i.Token.Epoch, From: r.Context.Source, To: t.host, Power: r.Context.OldPowerState,
 				}
 			}

@@ -16,6 +16,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -96,7 +97,7 @@ func TestTracker_AGuestInDoubtIsCountedAndNobodysUntilAWord(t *testing.T) {
 	if u := tracker.Usage(); u.Used.MemoryMB != 512 {
 		t.Errorf("used %v: it is not counted", u.Used)
 	}
-	ref := Ref{Migration: lostMove, Instance: lostGuest, Attempt: 1}
+	ref := migration.Ref{Migration: lostMove, Instance: lostGuest, Attempt: 1}
 	if _, err := tracker.Surrender(ctx, ref, "host-b"); !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "token_in_doubt" {
 		t.Errorf("it is given away: %v", err)
 	}
@@ -123,7 +124,7 @@ func TestTracker_ARestoredArrivalIsFinishedByItsConductor(t *testing.T) {
 	move := Owner{Instance: lostGuest, Migration: lostMove, Attempt: 2, Kind: KindLiveMigration}
 	r := lost(Token{})
 	r.Move, r.Context = move, &MigrationContext{Migration: lostMove, Instance: lostGuest, Source: "host-b", Destination: "host-a"}
-	commit := Commit{Instance: lostGuest, Migration: lostMove, Attempt: 2, Epoch: 5, From: "host-b", To: "host-a"}
+	commit := migration.Commit{Instance: lostGuest, Migration: lostMove, Attempt: 2, Epoch: 5, From: "host-b", To: "host-a"}
 
 	for what, accepted := range map[string]bool{"not accepted yet": false, "accepted, and not finished": true} {
 		t.Run(what, func(t *testing.T) {
@@ -248,7 +249,7 @@ func TestTracker_OnAFullDiskReleasesAndUndosGoOn(t *testing.T) {
 		t.Errorf("the same claim again: %v", err)
 	}
 	for i := range moves {
-		ref := Ref{Migration: id(3, i), Instance: id(2, i), Attempt: 1}
+		ref := migration.Ref{Migration: id(3, i), Instance: id(2, i), Attempt: 1}
 		prepare := ref
 		prepare.Step = "pre_live_migration"
 		if err := errors.Join(tracker.Bury(ctx, prepare), tracker.Abort(ctx, ref)); err != nil {

@@ -12,6 +12,7 @@ import (
 	"berth/claims/fit"
 	"berth/claims/pci"
 	"berth/internal/store"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -134,7 +135,7 @@ func BenchmarkTracker_PinnedClaim(b *testing.B) {
 				cpu, wall = cpu+spent()-before, wall+time.Since(start)
 				var wg sync.WaitGroup
 				for i := range n {
-					wg.Go(func() { _ = tracker.Abort(ctx, claims.Ref{Instance: fmt.Sprint("new-", i)}) })
+					wg.Go(func() { _ = tracker.Abort(ctx, migration.Ref{Instance: fmt.Sprint("new-", i)}) })
 				}
 				wg.Wait()
 			}

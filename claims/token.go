@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // Surrender gives an instance's token away, for the attempt that ref names, to
@@ -15,26 +16,26 @@ import (
 // when the instance is not known. Of Surrender and RefuseCommit for one attempt
 // exactly one ever succeeds. Its claim stays the instance's: see SurrenderHeld for a
 // guest that may come back.
-func (t *Tracker) Surrender(ctx context.Context, ref Ref, to string) (Commit, error) {
+func (t *Tracker) Surrender(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	return t.SurrenderAs(ctx, ref, to, "")
 }
 
 // SurrenderAs is Surrender with what the guest's user has chosen for it, which is kept
 // in the commit: whoever finishes the move has nobody else to ask.
-func (t *Tracker) SurrenderAs(ctx context.Context, ref Ref, to, power string) (Commit, error) {
-	if err := ref.validate("surrender token", true); err != nil {
-		return Commit{}, err
+func (t *Tracker) SurrenderAs(ctx context.Context, ref migration.Ref, to string, power migration.PowerState) (migration.Commit, error) {
+	if err := validRef(ref, "surrender token", true); err != nil {
+		return migration.Commit{}, err
 	}
 	return t.surrender(ctx, ref, to, power, func(string) (plan, error) { return plan{}, nil })
 }
 
 // surrender gives the token away, with what becomes of the guest's claim in the same
 // commit.
-func (t *Tracker) surrender(ctx context.Context, ref Ref, to, power string, claimLocked func(doing string) (plan, error)) (Commit, error) {
+func (t *Tracker) surrender(ctx context.Context, ref migration.Ref, to string, power migration.PowerState, claimLocked func(doing string) (plan, error)) (migration.Commit, error) {
 	if to == "" || to == t.host {
-		return Commit{}, fault.New(fault.Invalid, "surrender token of instance %s: receiver %q", ref.Instance, to)
+		return migration.Commit{}, fault.New(fault.Invalid, "surrender token of instance %s: receiver %q", ref.Instance, to)
 	}
-	var answer Commit
+	var answer migration.Commit
 	err := t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
 		doing := fmt.Sprintf("surrender token of instance %s to %s (migration %s, attempt %d)", ref.Instance, to, ref.Migration, ref.Attempt)
 		h := t.migrations[ref.Migration].clone()
@@ -66,7 +67,7 @@ func (t *Tracker) surrender(ctx context.Context, ref Ref, to, power string, clai
 		if i.Token.State != TokenHere {
 			return plan{}, fault.Refuse(fault.Forbidden, doing, surrendered(i.Token))
 		}
-		c := Commit{
+		c := migration.Commit{
 			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt,
 			Epoch: i.Token.Epoch + 1, From: t.host, To: to, Power: power,
 		}
@@ -81,12 +82,12 @@ func (t *Tracker) surrender(ctx context.Context, ref Ref, to, power string, clai
 		return t.writeHalf(ref.Migration, h).and(t.writeInstance(next)).and(p), nil
 	})
 	if err != nil {
-		return Commit{}, err
+		return migration.Commit{}, err
 	}
 	return answer, nil
 }
 
-func hasLeft(c Commit) fault.Reason {
+func hasLeft(c migration.Commit) fault.Reason {
 	return fault.Reason{
 		Code:    "token_has_left",
 		Message: fmt.Sprintf("the token has left to %s with attempt %d (epoch %d)", c.To, c.Attempt, c.Epoch),
@@ -100,8 +101,8 @@ func hasLeft(c Commit) fault.Reason {
 // token is here and stays, so that the guest may be resumed. Safe to repeat.
 // fault.Forbidden when the token has left, by this migration or another;
 // fault.NotFound when the instance is not known.
-func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
-	if err := ref.validate("refuse commit", true); err != nil {
+func (t *Tracker) RefuseCommit(ctx context.Context, ref migration.Ref) error {
+	if err := validRef(ref, "refuse commit", true); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
@@ -131,30 +132,30 @@ func (t *Tracker) RefuseCommit(ctx context.Context, ref Ref) error {
 
 // Committed gives the commit by which a migration took a token away from here; false
 // also when a later attempt of the migration has brought it back.
-func (t *Tracker) Committed(migration string) (Commit, bool) {
+func (t *Tracker) Committed(id string) (migration.Commit, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.migrations[migration].gone(); c != nil {
+	if c := t.migrations[id].gone(); c != nil {
 		return *c, true
 	}
-	return Commit{}, false
+	return migration.Commit{}, false
 }
 
 // Left gives the commit by which a migration took a token away from here, also when it
 // is back.
-func (t *Tracker) Left(migration string) (Commit, bool) {
+func (t *Tracker) Left(id string) (migration.Commit, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.migrations[migration].Commit; c != nil {
+	if c := t.migrations[id].Commit; c != nil {
 		return *c, true
 	}
-	return Commit{}, false
+	return migration.Commit{}, false
 }
 
 // GaveAway gives the commit with the highest epoch by which an instance left this host, also after
 // the instance was forgotten; false where none is known any more (see TombstoneKeep), and where the
 // instance has come back since.
-func (t *Tracker) GaveAway(instance string) (last Commit, found bool) {
+func (t *Tracker) GaveAway(instance string) (last migration.Commit, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var back uint64
@@ -167,16 +168,16 @@ func (t *Tracker) GaveAway(instance string) (last Commit, found bool) {
 		}
 	}
 	if last.Epoch <= back {
-		return Commit{}, false
+		return migration.Commit{}, false
 	}
 	return last, true
 }
 
 // CommitRefused reports whether RefuseCommit has decided this attempt.
-func (t *Tracker) CommitRefused(migration string, attempt int) bool {
+func (t *Tracker) CommitRefused(id string, attempt int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.migrations[migration].Refused >= attempt
+	return t.migrations[id].Refused >= attempt
 }
 
 // AcceptToken takes the token that a commit names, with the record of the guest,
@@ -195,9 +196,9 @@ func (t *Tracker) CommitRefused(migration string, attempt int) bool {
 //
 // A copy of the instance by that attempt ends in the same commit: what it knows of project,
 // user and wishes is the record's, which stays hidden until SetHidden shows it.
-func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
+func (t *Tracker) AcceptToken(ctx context.Context, c migration.Commit, i Instance) error {
 	doing := fmt.Sprintf("accept token of instance %s (migration %s, attempt %d, epoch %d)", c.Instance, c.Migration, c.Attempt, c.Epoch)
-	if err := (Ref{c.Migration, c.Instance, c.Attempt, ""}).validate("accept token", true); err != nil {
+	if err := validRef(c.Ref(), "accept token", true); err != nil {
 		return err
 	}
 	if err := validInstance("accept token of", i); err != nil {
@@ -209,6 +210,7 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 	if c.To != t.host {
 		return fault.New(fault.Forbidden, "%s: it was given to %q, this is %q", doing, c.To, t.host)
 	}
+	c.Seal = nil // its receiver has verified it; the ledger keeps what it says
 	about := append(subjects(c.Instance, c.Migration), ofName(i.Name))
 	return t.change(ctx, about, func() (plan, error) {
 		old, known := t.instances[c.Instance]
@@ -255,34 +257,34 @@ func (t *Tracker) AcceptToken(ctx context.Context, c Commit, i Instance) error {
 // Accepted is the attempt by which a migration has brought its guest here, also
 // when the guest has gone on since; 0 when it has not, or when that was longer ago
 // than tombstones are kept.
-func (t *Tracker) Accepted(migration string) int {
+func (t *Tracker) Accepted(id string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.migrations[migration].Accepted
+	return t.migrations[id].Accepted
 }
 
 // Came gives the commit by which a migration brought its guest here, for as long as
 // tombstones are kept; false where it did not, or an older agent took it in.
-func (t *Tracker) Came(migration string) (Commit, bool) {
+func (t *Tracker) Came(id string) (migration.Commit, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c := t.migrations[migration].Came; c != nil {
+	if c := t.migrations[id].Came; c != nil {
 		return *c, true
 	}
-	return Commit{}, false
+	return migration.Commit{}, false
 }
 
-func goneOn(migration string, attempt int) fault.Reason {
+func goneOn(id string, attempt int) fault.Reason {
 	return fault.Reason{
 		Code:    "accepted_before",
-		Message: fmt.Sprintf("migration %s has brought the guest here with attempt %d, and it has gone on since; this request is late", migration, attempt),
+		Message: fmt.Sprintf("migration %s has brought the guest here with attempt %d, and it has gone on since; this request is late", id, attempt),
 		Have:    fmt.Sprintf("attempt %d", attempt),
 		Change:  "look where the guest is now",
 	}
 }
 
 // awaitedLocked gives the claim that waits for what this commit brings; nil for none.
-func (t *Tracker) awaitedLocked(c Commit) *entry {
+func (t *Tracker) awaitedLocked(c migration.Commit) *entry {
 	for _, e := range t.claims {
 		o := e.claim.Owner
 		if o.Instance == c.Instance && o.Migration == c.Migration && o.Attempt == c.Attempt &&
@@ -306,29 +308,29 @@ func (t *Tracker) Forget(ctx context.Context, uuid string) error {
 	// but Forget, AcceptToken and Own change it, and all of them wait for this
 	// instance. So it is looked up first and held against the record then.
 	i, _ := t.Instance(uuid)
-	migration := i.Token.Migration
-	return t.change(ctx, subjects(uuid, migration), func() (plan, error) {
+	id := i.Token.Migration
+	return t.change(ctx, subjects(uuid, id), func() (plan, error) {
 		i, known := t.instances[uuid]
 		switch {
 		case !known:
 			return plan{}, nil
 		case i.Token.State == TokenHere:
 			return plan{}, fault.New(fault.Forbidden, "forget instance %s: its token is here, on %s", uuid, t.host)
-		case i.Token.Migration != migration:
+		case i.Token.Migration != id:
 			return plan{}, fault.New(fault.Busy, "forget instance %s: its record is changing", uuid)
 		}
 		for _, e := range t.entriesLocked(uuid) {
-			if o := e.claim.Owner; o.Migration != "" && o.Migration == migration {
+			if o := e.claim.Owner; o.Migration != "" && o.Migration == id {
 				return plan{}, fault.Refuse(fault.Busy, "forget instance "+uuid, holds(e.claim))
 			}
 		}
 		p := t.dropInstanceLocked(uuid)
-		if c, there := t.copies[uuid]; there && c.Migration == migration {
+		if c, there := t.copies[uuid]; there && c.Migration == id {
 			p = p.and(t.dropCopyLocked(uuid))
 		}
-		if h := t.migrations[migration].clone(); h.Context != nil {
+		if h := t.migrations[id].clone(); h.Context != nil {
 			h.Context, h.ContextAttempt = nil, 0
-			p = p.and(t.writeHalf(migration, h))
+			p = p.and(t.writeHalf(id, h))
 		}
 		return p, nil
 	})

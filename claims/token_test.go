@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // arriving makes a destination's claim that waits for a token.
@@ -22,9 +23,9 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 	o := moveOwner("i1", "m1", 1)
 	arriving(t, b, o)
 
-	want := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
+	want := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
 	for range 2 {
-		got := must[claims.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b"))
+		got := must[migration.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b"))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("commit (-want +got):\n%s", diff)
 		}
@@ -59,7 +60,7 @@ func TestTracker_TokenMovesOnce(t *testing.T) {
 	if _, ok := a.Instance("i1"); ok || len(a.List()) > 0 {
 		t.Error("the giver kept the record or the claim")
 	}
-	if c := must[claims.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b")); c != want {
+	if c := must[migration.Commit](t)(a.Surrender(ctx, refOf(o, "commit"), "host-b")); c != want {
 		t.Errorf("a late repetition after Forget: %+v", c)
 	}
 }
@@ -69,7 +70,7 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
-	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
+	first := must[migration.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
 	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, there))
 	if c, gave := a.GaveAway("i1"); !gave || c != first {
@@ -81,7 +82,7 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 	wantKind(t, err, fault.Exists)
 	wantNil(t, a.Release(ctx, instanceOwner("i1")))
 	arriving(t, a, back)
-	second := must[claims.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
+	second := must[migration.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
 	if second.Epoch != 3 {
 		t.Errorf("epoch %d, want 3", second.Epoch)
 	}
@@ -102,10 +103,10 @@ func TestTracker_TokenComesBackWithAHigherEpoch(t *testing.T) {
 }
 
 func TestTracker_AcceptTokenNeedsItsClaim(t *testing.T) {
-	c := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 2, Epoch: 2, From: "host-a", To: "host-b"}
+	c := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 2, Epoch: 2, From: "host-a", To: "host-b"}
 	for name, tt := range map[string]struct {
 		prepare func(b *bench)
-		commit  func(*claims.Commit)
+		commit  func(*migration.Commit)
 		want    fault.Kind
 	}{
 		"its claim":         {func(b *bench) { arriving(t, b, moveOwner("i1", "m1", 2)) }, nil, ""},
@@ -117,9 +118,9 @@ func TestTracker_AcceptTokenNeedsItsClaim(t *testing.T) {
 			wantNil(t, b.Abort(ctx, refOf(moveOwner("i1", "m1", 2), "")))
 		}, nil, fault.Forbidden},
 		"to another host": {func(b *bench) { arriving(t, b, moveOwner("i1", "m1", 2)) },
-			func(c *claims.Commit) { c.To = "host-c" }, fault.Forbidden},
+			func(c *migration.Commit) { c.To = "host-c" }, fault.Forbidden},
 		"of no epoch": {func(b *bench) { arriving(t, b, moveOwner("i1", "m1", 2)) },
-			func(c *claims.Commit) { c.Epoch = 1 }, fault.Invalid},
+			func(c *migration.Commit) { c.Epoch = 1 }, fault.Invalid},
 	} {
 		b, c := newBench(t, "host-b"), c
 		tt.prepare(b)
@@ -153,7 +154,7 @@ func TestTracker_RefuseCommitAndSurrenderExcludeEachOther(t *testing.T) {
 	if b.CommitRefused("m1", 3) {
 		t.Error("a later attempt is refused")
 	}
-	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 3), ""), "host-b"))
+	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 3), ""), "host-b"))
 	for _, attempt := range []int{2, 3, 4} { // nil would let the caller resume the guest
 		wantKind(t, b.RefuseCommit(ctx, refOf(moveOwner("i1", "m1", attempt), "")), fault.Forbidden)
 	}
@@ -193,7 +194,7 @@ func TestTracker_NamesAreUniqueAmongTheLiving(t *testing.T) {
 	if i, ok := b.InstanceByName(one.Name); !ok || i.UUID != "i1" {
 		t.Errorf("by name: %+v", i)
 	}
-	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-b"))
+	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-b"))
 	got := must[claims.Instance](t)(b.PutInstance(ctx, two)) // the name left with its guest
 	if got.Token.Epoch != 1 || got.Token.State != claims.TokenHere {
 		t.Errorf("PutInstance touched the token: %+v", got.Token)
@@ -251,12 +252,12 @@ func TestTracker_LateVerbsOfAFinishedMoveAreRefused(t *testing.T) {
 	must[claims.Claim](t)(a.Adopt(ctx, guest("i1"), claims.Found{Resources: small}))
 	there, back := moveOwner("i1", "m1", 1), moveOwner("i1", "m2", 1)
 	arriving(t, b, there)
-	first := must[claims.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
+	first := must[migration.Commit](t)(a.Surrender(ctx, refOf(there, ""), "host-b"))
 	wantNil(t, b.AcceptToken(ctx, first, guest("i1")))
 	must[claims.Claim](t)(b.Bind(ctx, there))
 	wantNil(t, a.Forget(ctx, "i1"))
 	arriving(t, a, back)
-	second := must[claims.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
+	second := must[migration.Commit](t)(b.Surrender(ctx, refOf(back, ""), "host-a"))
 	wantNil(t, a.AcceptToken(ctx, second, guest("i1")))
 	must[claims.Claim](t)(a.Bind(ctx, back))
 	wantNil(t, b.Forget(ctx, "i1"))
@@ -274,14 +275,14 @@ func TestTracker_AcceptTokenRefusesAnOlderEpoch(t *testing.T) {
 	i := guest("i1")
 	i.Token.Epoch = 3
 	must[claims.Instance](t)(b.Own(ctx, i))
-	left := must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-a")) // epoch 5
+	left := must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m1", 1), ""), "host-a")) // epoch 5
 	o := moveOwner("i1", "m2", 1)
 	arriving(t, b, o)
 	for epoch, want := range map[uint64]fault.Kind{left.Epoch - 1: fault.Forbidden, left.Epoch: fault.Forbidden} {
-		err := b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: epoch, To: "host-b"}, i)
+		err := b.AcceptToken(ctx, migration.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: epoch, To: "host-b"}, i)
 		wantKind(t, err, want)
 	}
-	wantNil(t, b.AcceptToken(ctx, claims.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: left.Epoch + 1, To: "host-b"}, i))
+	wantNil(t, b.AcceptToken(ctx, migration.Commit{Instance: "i1", Migration: "m2", Attempt: 1, Epoch: left.Epoch + 1, To: "host-b"}, i))
 }
 
 // The same where the guest went on before its claim was bound.
@@ -289,9 +290,9 @@ func TestTracker_ATokenIsAcceptedOnceByAMigration(t *testing.T) {
 	b := newBench(t, "host-b")
 	o := moveOwner("i1", "m1", 1)
 	arriving(t, b, o)
-	c := claims.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
+	c := migration.Commit{Instance: "i1", Migration: "m1", Attempt: 1, Epoch: 2, From: "host-a", To: "host-b"}
 	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
-	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-a"))
+	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-a"))
 	wantNil(t, b.Forget(ctx, "i1"))
 	wantKind(t, b.AcceptToken(ctx, c, guest("i1")), fault.Forbidden)
 }

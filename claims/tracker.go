@@ -355,10 +355,10 @@ func ofName(name string) string      { return "name " + name }
 
 // subjects gives the subjects of an instance and, where there is one, of a
 // migration.
-func subjects(instance, migration string) []string {
+func subjects(instance, id string) []string {
 	s := []string{ofInstance(instance)}
-	if migration != "" {
-		s = append(s, ofMigration(migration))
+	if id != "" {
+		s = append(s, ofMigration(id))
 	}
 	return s
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // Word is an operator's explicit word on where the guest of a migration is, as this
@@ -33,12 +34,14 @@ func (w Word) clone() Word {
 
 func (w *Word) untold() bool { return w != nil && w.Tell != "" && !w.Told }
 
-func (w Word) ref() Ref { return Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt} }
+func (w Word) ref() migration.Ref {
+	return migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}
+}
 
 // NoteWord makes an operator's word durable, in place of an earlier one on the same
 // migration. It changes nothing else.
 func (t *Tracker) NoteWord(ctx context.Context, w Word) error {
-	if err := w.ref().validate("note an operator's word", true); err != nil {
+	if err := validRef(w.ref(), "note an operator's word", true); err != nil {
 		return err
 	}
 	if w.GuestIsAt == "" || strings.TrimSpace(w.Why) == "" {
@@ -53,22 +56,22 @@ func (t *Tracker) NoteWord(ctx context.Context, w Word) error {
 }
 
 // WordTold notes that the other host has heard of it. Safe to repeat.
-func (t *Tracker) WordTold(ctx context.Context, migration string) error {
-	return t.change(ctx, []string{ofMigration(migration)}, func() (plan, error) {
-		h := t.migrations[migration].clone()
+func (t *Tracker) WordTold(ctx context.Context, id string) error {
+	return t.change(ctx, []string{ofMigration(id)}, func() (plan, error) {
+		h := t.migrations[id].clone()
 		if !h.Word.untold() {
 			return plan{}, nil
 		}
 		h.Word.Told = true
-		return t.writeHalf(migration, h), nil
+		return t.writeHalf(id, h), nil
 	})
 }
 
 // Word gives the operator's word on a migration that this host took.
-func (t *Tracker) Word(migration string) (Word, bool) {
+func (t *Tracker) Word(id string) (Word, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if w := t.migrations[migration].Word; w != nil {
+	if w := t.migrations[id].Word; w != nil {
 		return w.clone(), true
 	}
 	return Word{}, false
@@ -99,7 +102,7 @@ func (t *Tracker) Epoch(instance string) (uint64, string) {
 		epoch, holder = 0, "" // what a lost ledger's guest may have had is nobody's proof
 	}
 	for _, h := range t.migrations {
-		for _, c := range []*Commit{h.Commit, h.Came} {
+		for _, c := range []*migration.Commit{h.Commit, h.Came} {
 			if c != nil && c.Instance == instance && c.Epoch > epoch {
 				epoch, holder = c.Epoch, c.To
 			}
@@ -114,8 +117,8 @@ func (t *Tracker) Epoch(instance string) (uint64, string) {
 // whose commit is refused, and what was held for it (SurrenderHeld) is the instance's
 // own claim again, in the same commit. Safe to repeat. fault.Forbidden where that attempt has not
 // taken the token away, the guest has gone on, or no such word is kept.
-func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
-	if err := ref.validate("retake token", true); err != nil {
+func (t *Tracker) Retake(ctx context.Context, ref migration.Ref) error {
+	if err := validRef(ref, "retake token", true); err != nil {
 		return err
 	}
 	return t.change(ctx, subjects(ref.Instance, ref.Migration), func() (plan, error) {
@@ -142,7 +145,7 @@ func (t *Tracker) Retake(ctx context.Context, ref Ref) error {
 
 // regainLocked plans what a migration holds of a guest that had left by it as the
 // instance's own claim again; nothing where there is none.
-func (t *Tracker) regainLocked(ref Ref) plan {
+func (t *Tracker) regainLocked(ref migration.Ref) plan {
 	if t.ownLockedOf(ref.Instance) != nil {
 		return plan{}
 	}
@@ -161,8 +164,8 @@ func (t *Tracker) regainLocked(ref Ref) plan {
 // attempt is one that has committed. It reports whether this host had to give way, now
 // or by the same word before. A host with the same or a higher epoch keeps what it has,
 // and one that does not know the guest has nothing to give. Safe to repeat.
-func (t *Tracker) Yield(ctx context.Context, ref Ref, epoch uint64, to string) (bool, error) {
-	if err := ref.validate("give way", true); err != nil {
+func (t *Tracker) Yield(ctx context.Context, ref migration.Ref, epoch uint64, to string) (bool, error) {
+	if err := validRef(ref, "give way", true); err != nil {
 		return false, err
 	}
 	if to == "" || to == t.host {
@@ -185,7 +188,7 @@ func (t *Tracker) Yield(ctx context.Context, ref Ref, epoch uint64, to string) (
 			return plan{}, nil
 		}
 		yields = true
-		h.Commit = &Commit{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: epoch, From: t.host, To: to}
+		h.Commit = &migration.Commit{Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: epoch, From: t.host, To: to}
 		// An attempt is never both committed and refused: the higher epoch is right.
 		h.Refused = min(h.Refused, ref.Attempt-1)
 		next := i.clone()

@@ -7,6 +7,7 @@ import (
 
 	"berth/claims"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 func wordOn(o claims.Owner, at, tell string) claims.Word {
@@ -16,11 +17,11 @@ func wordOn(o claims.Owner, at, tell string) claims.Word {
 }
 
 // gave is a source whose token has left by an attempt, and the commit.
-func gave(t *testing.T, o claims.Owner) (*bench, claims.Commit) {
+func gave(t *testing.T, o claims.Owner) (*bench, migration.Commit) {
 	t.Helper()
 	a := newBench(t, "host-a")
 	must[claims.Claim](t)(a.Adopt(ctx, guest(o.Instance), claims.Found{Resources: small}))
-	return a, must[claims.Commit](t)(a.SurrenderAs(ctx, refOf(o, "commit"), "host-b", "paused"))
+	return a, must[migration.Commit](t)(a.SurrenderAs(ctx, refOf(o, "commit"), "host-b", "paused"))
 }
 
 func TestTracker_RetakeNeedsAnOperatorsWordAndRaisesTheEpoch(t *testing.T) {
@@ -117,7 +118,7 @@ func TestTracker_WordIsKeptOfAGuestThatHasGoneOn(t *testing.T) {
 	a, _ := gave(t, o)
 	wantNil(t, a.NoteWord(ctx, wordOn(o, "host-a", "host-b")))
 	wantNil(t, a.Retake(ctx, refOf(o, "")))
-	must[claims.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	must[migration.Commit](t)(a.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
 	wantNil(t, a.Forget(ctx, "i1"))
 	a.clock.advance(3 * claims.TombstoneKeep)
 	wantNil(t, a.Prune(ctx))
@@ -155,14 +156,14 @@ func TestTracker_CameAndPeerOutliveClaimAndContext(t *testing.T) {
 
 func TestTracker_RememberingFindsTheVerbsOfAStep(t *testing.T) {
 	b := newBench(t, "h")
-	for _, ref := range []claims.Ref{
+	for _, ref := range []migration.Ref{
 		{Migration: "m2", Instance: "i2", Attempt: 3, Step: "prepared"}, {Migration: "m1", Instance: "i1", Attempt: 1, Step: "prepared"},
 		{Migration: "m1", Instance: "i1", Attempt: 1, Step: "other"},
 	} {
 		wantNil(t, b.Remember(ctx, ref, "x"))
 	}
 	b.restart()
-	want := []claims.Ref{{Migration: "m1", Attempt: 1, Step: "prepared"}, {Migration: "m2", Attempt: 3, Step: "prepared"}}
+	want := []migration.Ref{{Migration: "m1", Attempt: 1, Step: "prepared"}, {Migration: "m2", Attempt: 3, Step: "prepared"}}
 	if diff := cmp.Diff(want, b.Remembering("prepared")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -187,6 +188,6 @@ func TestTracker_EpochIsTheHighestThatIsKnown(t *testing.T) {
 	wantNil(t, b.AcceptToken(ctx, c, guest("i1")))
 	check(b, 2, "host-b")
 	must[claims.Claim](t)(b.Bind(ctx, o))
-	must[claims.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
+	must[migration.Commit](t)(b.Surrender(ctx, refOf(moveOwner("i1", "m2", 1), ""), "host-c"))
 	check(b, 3, "host-c")
 }

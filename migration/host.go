@@ -541,7 +541,8 @@ type Progress struct {
 	Next string `json:"next,omitempty"`
 }
 
-// Commit is the source's durable record that the token has left it.
+// Commit is the source's durable record that the token has left it: the point of no return. It is
+// on the source's disk before anybody sees it.
 type Commit struct {
 	Instance  string     `json:"instance"`
 	Migration string     `json:"migration"`
@@ -549,10 +550,15 @@ type Commit struct {
 	Epoch     uint64     `json:"epoch"` // what the receiver gets
 	From      string     `json:"source_compute"`
 	To        string     `json:"dest_compute"`
-	Power     PowerState `json:"power_state"` // resume the guest unless paused
+	Power     PowerState `json:"power_state,omitempty"` // what the user had chosen when it left; the instance is resumed unless paused
 	// Seal proves that From has written it, to a receiver that only its conductor talks to;
 	// nil where the source conducts.
 	Seal *Seal `json:"seal,omitempty"`
+}
+
+// Ref is the attempt that the commit is of; it names no step.
+func (c Commit) Ref() Ref {
+	return Ref{Migration: c.Migration, Instance: c.Instance, Attempt: c.Attempt}
 }
 
 // Seal is a host's signature, with its key, over a record that others carry.

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -141,7 +140,7 @@ func TestCarry_WhereItsArrivalIsNotOnRecordAnyMore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newVisit(t, tc.given)
-			came := claims.Ref{Migration: x.ref.Migration, Instance: x.ref.Instance, Attempt: x.ref.Attempt, Step: "prepared_cold"}
+			came := migration.Ref{Migration: x.ref.Migration, Instance: x.ref.Instance, Attempt: x.ref.Attempt, Step: "prepared_cold"}
 			x.must("forget with what it came", x.b.tracker.Unremember(t.Context(), came))
 			x.run(x.returning(), "power off there")
 			_, err := x.carries()

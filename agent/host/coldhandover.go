@@ -48,7 +48,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 		if err := h.letGo(ctx, ref); err != nil {
 			return none, err
 		}
-		return h.sealed(mc, wireCommit(c, ""))
+		return h.sealed(mc, c)
 	}
 	if !ok || mc.Instance != ref.Instance {
 		return none, fault.New(fault.Forbidden, "nothing of migration %s is recorded on %s", ref.Migration, h.o.Name)
@@ -94,7 +94,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 			return none, err
 		}
 	}
-	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, string(rec.Power))
+	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, rec.Power)
 	if err != nil {
 		return none, err
 	}
@@ -102,7 +102,7 @@ func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migr
 	if err := h.letGo(ctx, ref); err != nil {
 		return none, err
 	}
-	return h.sealed(mc, wireCommit(c, ""))
+	return h.sealed(mc, c)
 }
 
 // otherSide is the host to which a guest goes by a migration, or back.
@@ -250,7 +250,7 @@ func (h *Host) acceptHanded(ctx context.Context, ref migration.Ref, c migration.
 	if err != nil {
 		return err
 	}
-	return h.tracker.AcceptToken(ctx, ledgerCommit(c), inst)
+	return h.tracker.AcceptToken(ctx, c, inst)
 }
 
 // comes is the record of a guest whose token comes: as its preparation has it; of one

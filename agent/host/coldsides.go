@@ -37,7 +37,7 @@ func (h *Host) coldArrivals() []pendingArrival {
 		if h.inPlace(mc.Source, mc.Destination) {
 			continue
 		}
-		a.source, a.power = mc.Source, migration.PowerState(mc.OldPowerState)
+		a.source, a.power = mc.Source, mc.OldPowerState
 		if known && mc.Source == h.o.Name {
 			a.source, a.way = mc.Destination, wayBack
 		}
@@ -47,7 +47,7 @@ func (h *Host) coldArrivals() []pendingArrival {
 	// A claim whose lease was over while it was prepared, and a guest that was bound and
 	// not finished.
 	for _, r := range h.tracker.Remembering(memoryPreparedCold) {
-		rec, found, err := recall[coldPreparation](h, migration.Ref(r), memoryPreparedCold)
+		rec, found, err := recall[coldPreparation](h, r, memoryPreparedCold)
 		if err != nil || !found || rec.Finished {
 			continue
 		}

@@ -7,7 +7,6 @@ import (
 	"berth/agent/host/hooks"
 	"berth/agent/host/networks"
 	"berth/agent/host/volumes"
-	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -254,7 +253,7 @@ type startedRecord struct {
 	Pools []string `json:"pools"`
 }
 
-var startedRef = claims.Ref{Migration: "pools", Instance: "host", Attempt: 1, Step: "started"}
+var startedRef = migration.Ref{Migration: "pools", Instance: "host", Attempt: 1, Step: "started"}
 
 func (s startedPools) list() ([]string, error) {
 	var rec startedRecord

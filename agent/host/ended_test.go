@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -85,7 +84,7 @@ func TestEnded_ForgetsWhatWasCutOff(t *testing.T) {
 	t.Parallel()
 	s := newSilenced(t)
 	s.ended("b")
-	left := map[*node]claims.Ref{
+	left := map[*node]migration.Ref{
 		s.a: {Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1, Step: "powered_off"},
 		s.b: {Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1, Step: "prepared_cold"},
 	}

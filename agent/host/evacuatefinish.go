@@ -54,8 +54,8 @@ func (h *Host) acceptEvacuated(ctx context.Context, ref migration.Ref, epoch uin
 	}
 	// Of the records, but for what its user had chosen, which this host was told when it was
 	// prepared.
-	err = h.tracker.AcceptToken(ctx, claims.Commit{
-		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: in.Epoch, From: rec.Source, To: h.o.Name, Power: string(rec.Power),
+	err = h.tracker.AcceptToken(ctx, migration.Commit{
+		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: in.Epoch, From: rec.Source, To: h.o.Name, Power: rec.Power,
 	}, rec.Instance)
 	if err == nil {
 		h.log.Info("the token of a dead host's guest has come", "instance", ref.Instance, "migration", ref.Migration, "source", rec.Source, "epoch", in.Epoch)

@@ -28,14 +28,14 @@ func (h *Host) evacuations() []pendingArrival {
 			a.claim = arrivalPending
 		}
 		if c.Context != nil {
-			a.source, a.power = c.Context.Source, migration.PowerState(c.Context.OldPowerState)
+			a.source, a.power = c.Context.Source, c.Context.OldPowerState
 		}
 		seen[streamKey(a.ref)] = true
 		out = append(out, a)
 	}
 	// A claim whose lease was over while it was prepared, and a guest that was bound.
 	for _, r := range h.tracker.Remembering(memoryEvacuation) {
-		rec, found, err := recall[lost](h, migration.Ref(r), memoryEvacuation)
+		rec, found, err := recall[lost](h, r, memoryEvacuation)
 		if err != nil || !found {
 			continue
 		}

@@ -159,15 +159,11 @@ func (h *Host) attemptFate(ctx context.Context, ref migration.Ref) (migration.At
 		}
 	}
 	if f.Fate == migration.FateCommitted {
-		asked, err := h.streams.Known(ref)
-		if err != nil {
-			return migration.AttemptFate{}, err
-		}
 		if err := h.letGoCold(ctx, ref); err != nil {
 			return migration.AttemptFate{}, err
 		}
 		mc, _ := h.contextOf(ref)
-		m, err := h.sealed(mc, wireCommit(c, asked.PowerState))
+		m, err := h.sealed(mc, c)
 		if err != nil {
 			return migration.AttemptFate{}, err
 		}

@@ -393,7 +393,7 @@ func (h *Host) followCold(ctx context.Context) {
 		h.note(ctx, ref.Instance, h.hookRollbackPrep(ctx, ref, true))
 	}
 	for _, r := range h.tracker.Remembering(memoryRebuild) {
-		rec, found, err := recall[foreignRebuild](h, migration.Ref(r), memoryRebuild)
+		rec, found, err := recall[foreignRebuild](h, r, memoryRebuild)
 		ref := migration.Ref{Migration: r.Migration, Instance: rec.Instance, Attempt: r.Attempt}
 		if _, claimed := h.tracker.ByOwner(ownerOf(ref, claims.KindRebuild)); err != nil || !found || claimed {
 			continue

@@ -290,7 +290,7 @@ func TestForeignCold_AWordAboutAGuestThatIsGoneIsForgotten(t *testing.T) {
 	m.must("give", err)
 	m.must("power off", m.hosts["a"].fake.Destroy(t.Context(), gone))
 	m.must("delete", m.hosts["a"].Delete(t.Context(), gone, host.DeleteOptions{}))
-	words := func() []claims.Ref { return m.hosts["a"].tracker.Remembering("foreign_given") }
+	words := func() []migration.Ref { return m.hosts["a"].tracker.Remembering("foreign_given") }
 	m.followed("a", func() bool { return len(words()) < 2 })
 	if left := words(); len(left) != 1 || left[0].Migration != toolsColdMove {
 		t.Errorf("words that stand: %+v, want that of %s", left, toolsColdMove)

@@ -255,7 +255,7 @@ func (h *Host) takeOwnership(ctx context.Context, ref migration.Ref, rec foreign
 	if !given {
 		return h.tracker.Own(ctx, guest)
 	}
-	accepted := claims.Commit{Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To}
+	accepted := migration.Commit{Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To}
 	guest.Token = claims.Token{}
 	if err := h.tracker.AcceptToken(ctx, accepted, guest); err != nil {
 		return claims.Instance{}, err

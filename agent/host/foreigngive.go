@@ -74,7 +74,7 @@ func (h *Host) hookResizeInstance(ctx context.Context, ref migration.Ref, r Hook
 // givenToOther refuses a second word about a guest.
 func (h *Host) givenToOther(ref migration.Ref, to string) error {
 	for _, r := range h.tracker.Remembering(memoryGiven) {
-		was, _, err := recall[foreignGiven](h, migration.Ref(r), memoryGiven)
+		was, _, err := recall[foreignGiven](h, r, memoryGiven)
 		switch {
 		case err != nil:
 			return err
@@ -83,7 +83,7 @@ func (h *Host) givenToOther(ref migration.Ref, to string) error {
 				Code: "given_differs", Message: "by this migration instance " + was.Instance + " goes to " + was.Destination, Have: was.Destination, Want: to,
 				Change: "take another uuid for another move",
 			})
-		case r.Migration != ref.Migration && was.Instance == ref.Instance && !h.tracker.Buried(at(migration.Ref(r), memoryLeft)):
+		case r.Migration != ref.Migration && was.Instance == ref.Instance && !h.tracker.Buried(at(r, memoryLeft)):
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "given_by_another", Message: "the guest may be given to " + was.Destination + " by migration " + r.Migration, Have: r.Migration,
 				Change: "take that back first: berth hook " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name,
@@ -158,7 +158,7 @@ func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string
 		}
 	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt && c.Instance == ref.Instance && c.To == to {
-		return wireCommit(c, ""), h.letGo(ctx, ref)
+		return c, h.letGo(ctx, ref)
 	}
 	if ref.Step == hooks.FinishRevertResize {
 		if _, known := h.tracker.Instance(ref.Instance); !known {
@@ -243,31 +243,31 @@ func (h *Host) surrenderCold(ctx context.Context, ref migration.Ref, to, kind st
 			return none, err
 		}
 		mc := claims.MigrationContext{
-			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: string(migration.PowerShutOff),
+			Migration: ref.Migration, Instance: ref.Instance, Source: h.o.Name, Destination: to, OldPowerState: migration.PowerShutOff,
 		}
 		holds := own.Holding(inst.Flavor)
 		if err := h.tracker.RecordContext(ctx, at(ref, stepContext), mc.WithOld(holds).WithNew(holds)); err != nil {
 			return none, err
 		}
 	}
-	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, string(migration.PowerShutOff))
+	c, err := h.tracker.SurrenderHeld(ctx, at(ref, ""), claims.KindResize, to, migration.PowerShutOff)
 	if err != nil {
 		return none, err
 	}
 	h.log.Info("the token of a guest that a tool moves while it is off leaves", "instance", ref.Instance, "migration", ref.Migration, "to", to)
-	return wireCommit(c, ""), h.letGo(ctx, ref)
+	return c, h.letGo(ctx, ref)
 }
 
 // followGiven forgets words that nobody can use any more: their guests are no longer
 // here, or stay.
 func (h *Host) followGiven(ctx context.Context) {
 	for _, r := range h.tracker.Remembering(memoryGiven) {
-		given, found, err := recall[foreignGiven](h, migration.Ref(r), memoryGiven)
+		given, found, err := recall[foreignGiven](h, r, memoryGiven)
 		if err != nil || !found {
 			continue
 		}
 		inst, known := h.tracker.Instance(given.Instance)
-		stands := known && inst.Token.State != claims.TokenSurrendered && !h.tracker.Buried(at(migration.Ref(r), memoryLeft))
+		stands := known && inst.Token.State != claims.TokenSurrendered && !h.tracker.Buried(at(r, memoryLeft))
 		if stands || known && inst.Token.Migration == r.Migration {
 			continue
 		}
@@ -276,7 +276,7 @@ func (h *Host) followGiven(ctx context.Context) {
 	}
 }
 
-func tokenHasLeft(c claims.Commit, change string) error {
+func tokenHasLeft(c migration.Commit, change string) error {
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
 		Code: "token_has_left", Message: "the guest's ownership token went to " + c.To, Have: c.To, Change: change,
 	})

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -60,7 +59,7 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 		return none, err
 	}
 	if c, ok := h.tracker.Committed(ref.Migration); ok && c.Attempt == ref.Attempt {
-		return wireCommit(c, asked.PowerState), nil
+		return c, nil
 	}
 	if !asked.Found {
 		return none, fault.New(fault.Forbidden, "no stream was asked for")
@@ -86,26 +85,11 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	default:
 		return none, fault.New(fault.InDoubt, "%s", why)
 	}
-	c, err := h.tracker.SurrenderAs(ctx, at(ref, ""), asked.Destination, string(asked.PowerState))
+	c, err := h.tracker.SurrenderAs(ctx, at(ref, ""), asked.Destination, asked.PowerState)
 	if err != nil {
 		return none, err
 	}
-	return wireCommit(c, asked.PowerState), nil
-}
-
-// wireCommit is a commit as it travels. power is for commits of agents that did not
-// keep it in the commit yet.
-func wireCommit(c claims.Commit, power migration.PowerState) migration.Commit {
-	return migration.Commit{
-		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To,
-		Power: cmp.Or(migration.PowerState(c.Power), power),
-	}
-}
-
-func ledgerCommit(c migration.Commit) claims.Commit {
-	return claims.Commit{
-		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To, Power: string(c.Power),
-	}
+	return c, nil
 }
 
 // Reclaim implements migration.SourceVerbs.
@@ -260,7 +244,7 @@ func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.C
 			rec.Guest.Name = d.Name
 		}
 	}
-	if err := h.tracker.AcceptToken(ctx, ledgerCommit(c), rec.Guest); err != nil {
+	if err := h.tracker.AcceptToken(ctx, c, rec.Guest); err != nil {
 		return err
 	}
 	// From here on the guest is this host's, and nothing below undoes that.

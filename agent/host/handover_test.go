@@ -193,7 +193,7 @@ func TestStream_BegunLateIsAdoptedToo(t *testing.T) {
 	})
 	l.must("start stream", m.start())
 	m.a.Close()
-	l.must("forget the outcome", m.a.tracker.Unremember(t.Context(), claims.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: m.ref.Attempt, Step: "stream_result"}))
+	l.must("forget the outcome", m.a.tracker.Unremember(t.Context(), migration.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: m.ref.Attempt, Step: "stream_result"}))
 	m.a = l.restart("a")
 	var looks atomic.Int32
 	m.a.fake.Fault(func(call, _ string) error {

@@ -13,6 +13,7 @@ import (
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -270,7 +271,7 @@ func TestInstance_VerbsRefuseWhatIsNotTheirs(t *testing.T) {
 	}
 	l.must("drop context", a.DropContext(t.Context(), ref))
 
-	_, err := a.tracker.Surrender(t.Context(), claims.Ref{Migration: ref.Migration, Instance: v.UUID, Attempt: 1}, "b")
+	_, err := a.tracker.Surrender(t.Context(), migration.Ref{Migration: ref.Migration, Instance: v.UUID, Attempt: 1}, "b")
 	l.must("surrender", err)
 	l.wantKind("stop what is another's", a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}), fault.Forbidden)
 	a.mode = host.ModeObserve
@@ -368,7 +369,7 @@ func TestSettle_StartsAutostartGuestsOnceABoot(t *testing.T) {
 	l.must("settle again in this boot", l.restart("a").Settle(t.Context()))
 	l.state("a", v.UUID, driver.ShutOff)
 	// As if the last settle had been in another boot.
-	l.must("another boot", a.tracker.Remember(t.Context(), claims.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}, "earlier"))
+	l.must("another boot", a.tracker.Remember(t.Context(), migration.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: "boot"}, "earlier"))
 	l.must("settle after a reboot", a.Settle(t.Context()))
 	l.state("a", v.UUID, driver.Running)
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 
 	"berth/agent/host/memory"
-	"berth/claims"
 	"berth/migration"
 )
 
 // What follows are the verbs' short names for package memory, which says what each does.
 
-func at(ref migration.Ref, step string) claims.Ref { return memory.At(ref, step) }
+func at(ref migration.Ref, step string) migration.Ref { return memory.At(ref, step) }
 
 func streamKey(ref migration.Ref) string { return memory.Key(ref) }
 

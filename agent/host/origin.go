@@ -36,8 +36,8 @@ type origins struct {
 	next time.Duration     // not asked again before, on the boot clock
 }
 
-func originRef() claims.Ref {
-	return claims.Ref{Migration: "origin", Instance: "host", Attempt: 1, Step: "boot"}
+func originRef() migration.Ref {
+	return migration.Ref{Migration: "origin", Instance: "host", Attempt: 1, Step: "boot"}
 }
 
 // confirmed reports whether an instance is confirmed in this boot.

@@ -192,7 +192,7 @@ func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationConte
 		return claims.Claim{Resources: r, Topology: t, Assignment: a, PCI: pci}.Holding(f)
 	}
 	return claims.MigrationContext{
-		Migration: ref.Migration, Instance: ref.Instance, Source: c.Source, Destination: c.Destination, Conductor: c.Conductor, OldPowerState: string(c.PowerState),
+		Migration: ref.Migration, Instance: ref.Instance, Source: c.Source, Destination: c.Destination, Conductor: c.Conductor, OldPowerState: c.PowerState,
 	}.
 		WithOld(side(c.OldResources, c.OldFlavor, c.OldTopology, c.OldAssignment, c.OldPCIRequests)).
 		WithNew(side(c.NewResources, c.NewFlavor, c.NewTopology, c.NewAssignment, c.NewPCIRequests))
@@ -203,7 +203,7 @@ func ledgerContext(ref migration.Ref, c migration.Context) claims.MigrationConte
 func WireContext(m claims.MigrationContext) migration.Context {
 	old, now := m.Revert(), m.Apply()
 	c := migration.Context{
-		Source: m.Source, Destination: m.Destination, Conductor: m.Conductor, PowerState: migration.PowerState(m.OldPowerState),
+		Source: m.Source, Destination: m.Destination, Conductor: m.Conductor, PowerState: m.OldPowerState,
 		OldResources: old.Resources, OldFlavor: old.Flavor, OldPCIRequests: old.PCIRequests,
 		NewResources: now.Resources, NewFlavor: now.Flavor, NewPCIRequests: now.PCIRequests,
 	}

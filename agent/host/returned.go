@@ -50,8 +50,8 @@ type bootWait struct {
 }
 
 // bootRef is under which it is remembered, as autostartRef.
-func bootRef() claims.Ref {
-	return claims.Ref{Migration: "fleet", Instance: "host", Attempt: 1, Step: "boot"}
+func bootRef() migration.Ref {
+	return migration.Ref{Migration: "fleet", Instance: "host", Attempt: 1, Step: "boot"}
 }
 
 // AwaitRecords has the guests of a boot before wait for ConfirmBoot, unless this boot was

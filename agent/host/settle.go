@@ -95,7 +95,7 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 			return err
 		}
 	}
-	if err := h.tracker.Abort(ctx, claims.Ref{Instance: uuid}); err != nil {
+	if err := h.tracker.Abort(ctx, migration.Ref{Instance: uuid}); err != nil {
 		return err
 	}
 	return h.tracker.DeleteInstance(ctx, uuid)
@@ -104,8 +104,8 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 // autostartRef is under which an autostart is remembered: the boot that it was
 // begun in, and the guests that are still to be tried. The ledger keeps verbs of
 // migrations; this is none, and says so.
-func autostartRef(step string) claims.Ref {
-	return claims.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: step}
+func autostartRef(step string) migration.Ref {
+	return migration.Ref{Migration: "autostart", Instance: "host", Attempt: 1, Step: step}
 }
 
 // autostart tries once in a boot of the host to start each guest whose wish it

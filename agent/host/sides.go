@@ -198,7 +198,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 			a.claim = arrivalPending
 		}
 		if c.Context != nil {
-			a.source, a.power = c.Context.Source, migration.PowerState(c.Context.OldPowerState)
+			a.source, a.power = c.Context.Source, c.Context.OldPowerState
 		}
 		seen[streamKey(a.ref)] = true
 		out = append(out, a)
@@ -206,7 +206,7 @@ func (h *Host) pendingArrivals() []pendingArrival {
 	// A claim whose lease was over while it was prepared, and a guest that was bound and
 	// not finished.
 	for _, r := range h.tracker.Remembering(memoryPrepared) {
-		rec, found, err := recall[preparation](h, migration.Ref(r), memoryPrepared)
+		rec, found, err := recall[preparation](h, r, memoryPrepared)
 		if err != nil || !found || rec.Guest.UUID == "" {
 			continue
 		}
@@ -434,12 +434,12 @@ func (h *Host) finishAlone(ctx context.Context, a pendingArrival) error {
 	came, ok := h.tracker.Came(a.ref.Migration)
 	if !ok {
 		// An older agent took it in: what its user had chosen is in the context.
-		came = claims.Commit{
+		came = migration.Commit{
 			Instance: a.ref.Instance, Migration: a.ref.Migration, Attempt: a.ref.Attempt, Epoch: h.epoch(a.ref.Instance),
-			From: a.source, To: h.o.Name, Power: string(a.power),
+			From: a.source, To: h.o.Name, Power: a.power,
 		}
 	}
-	if err := h.takeIn(ctx, a, wireCommit(came, a.power)); err != nil || a.conductor == "" {
+	if err := h.takeIn(ctx, a, came); err != nil || a.conductor == "" {
 		return err
 	}
 	// Its source may be shown still: of the two this one has the higher epoch.

@@ -233,7 +233,7 @@ func TestSides_ALeaseThatEndsTakesAlongWhatWasMade(t *testing.T) {
 	if _, err := s.verbs()[4](t.Context()); err == nil {
 		t.Fatal("prepared in spite of its hook")
 	}
-	s.must("abort", s.b.tracker.Abort(t.Context(), claims.Ref{Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1}))
+	s.must("abort", s.b.tracker.Abort(t.Context(), migration.Ref{Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1}))
 	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
 	s.silent.Store(true)
 	s.follow("the preparation's end", func() bool { return s.picture()["b memories"] == nil })
@@ -254,7 +254,7 @@ func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
 	if err := s.b.FinishDestination(t.Context(), s.ref); err == nil {
 		t.Fatal("finished in spite of its hook")
 	}
-	away := claims.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
+	away := migration.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
 	if _, err := s.b.tracker.Surrender(t.Context(), away, "c"); err != nil {
 		t.Fatal(err)
 	}
@@ -486,7 +486,7 @@ func autostartAsks(t *testing.T, gone bool) {
 	// Meanwhile the guest has gone on, and the one who took it back knows only where to.
 	if gone {
 		s.must("stop", s.a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
-		on := claims.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
+		on := migration.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
 		_, err := s.a.tracker.Surrender(t.Context(), on, "c")
 		s.must("surrender", err)
 		s.must("forget", s.a.tracker.Forget(t.Context(), s.ref.Instance))

@@ -220,7 +220,7 @@ func (h *Host) conductorOf(id string) string {
 // at, so that what is known of their conductors is kept.
 func (h *Host) lookAtOutgoing(ctx context.Context) []pendingArrival {
 	var seen []pendingArrival
-	of := map[claims.Ref]bool{}
+	of := map[migration.Ref]bool{}
 	for _, o := range h.conductedElsewhere() {
 		a := pendingArrival{ref: o.ref, source: o.to, conductor: o.conductor, leaves: true}
 		seen, of[at(o.ref, memoryAlone)] = append(seen, a), true

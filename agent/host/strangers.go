@@ -13,6 +13,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -167,8 +168,8 @@ func (h *Host) isStranger(uuid string) bool {
 // among them was started since.
 const memoryLeftAlone = "left_alone"
 
-func hostRef(step string) claims.Ref {
-	return claims.Ref{Migration: "strangers", Instance: "host", Attempt: 1, Step: step}
+func hostRef(step string) migration.Ref {
+	return migration.Ref{Migration: "strangers", Instance: "host", Attempt: 1, Step: step}
 }
 
 func (h *Host) leaveAlone(ctx context.Context, running []string) error {

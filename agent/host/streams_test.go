@@ -46,7 +46,7 @@ func TestPreLiveMigration_ThatFailsLeavesNoStream(t *testing.T) {
 		l.must("claim", err)
 	}
 	p.opened = func() {
-		l.must("abort", m.b.tracker.Abort(context.Background(), claims.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: 1, Step: claims.StepClaim}))
+		l.must("abort", m.b.tracker.Abort(context.Background(), migration.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: 1, Step: claims.StepClaim}))
 	}
 	_, err := m.b.PreLiveMigration(t.Context(), m.ref, migration.PreLiveRequest{Guest: m.guest, Source: "a"})
 	l.wantKind("prepare", err, fault.Forbidden)

@@ -20,6 +20,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
+	"berth/migration"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -496,7 +497,7 @@ func TestPlace_ANewClaimFitsWhatStoodBeforeIt(t *testing.T) {
 		for i := range rapid.IntRange(1, 16).Draw(t, "steps") {
 			if live := tracker.List(); len(live) > 0 && rapid.IntRange(0, 2).Draw(t, "goes") == 0 {
 				c := rapid.SampledFrom(live).Draw(t, "guest")
-				if err := tracker.Abort(context.Background(), claims.Ref{Instance: c.Owner.Instance}); err != nil {
+				if err := tracker.Abort(context.Background(), migration.Ref{Instance: c.Owner.Instance}); err != nil {
 					t.Fatal(err)
 				}
 				delete(held, c.Owner.Instance)

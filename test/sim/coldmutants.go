@@ -55,7 +55,7 @@ func (h earlyHandOver) PowerOff(context.Context, migration.Ref, migration.PowerO
 }
 
 func (h earlyHandOver) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	c, err := h.a.tracker.SurrenderHeld(ctx, claims.Ref(ref), claims.KindResize, to, string(migration.PowerRunning))
+	c, err := h.a.tracker.SurrenderHeld(ctx, ref, claims.KindResize, to, migration.PowerRunning)
 	return migration.Commit{
 		Instance: c.Instance, Migration: c.Migration, Attempt: c.Attempt, Epoch: c.Epoch, From: c.From, To: c.To, Power: migration.PowerRunning,
 	}, err
@@ -123,7 +123,7 @@ type dropsContext struct{ coldVerbs }
 func (h dropsContext) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	c, err := h.coldVerbs.HandOver(ctx, ref, to)
 	if err == nil {
-		_ = h.a.tracker.DropContext(ctx, claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt})
+		_ = h.a.tracker.DropContext(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt})
 	}
 	return c, err
 }

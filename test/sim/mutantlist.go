@@ -160,7 +160,7 @@ type secondStream struct {
 
 func (h secondStream) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
 	var was any
-	if asked, _ := h.a.tracker.Recall(claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "stream_asked"}, &was); asked {
+	if asked, _ := h.a.tracker.Recall(migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "stream_asked"}, &was); asked {
 		l := libvirt{h.a.w.fleet.Host(h.a.m.name), h.a}
 		_ = l.Migrate(ctx, ref.Instance, driver.Migration{
 			DestinationURI: s.Prepared.LibvirtURI, DestinationXML: s.Prepared.DestinationXML, PersistentXML: s.Prepared.PersistentXML, Paused: true,
@@ -231,7 +231,7 @@ func (h blindCommit) Commit(ctx context.Context, ref migration.Ref) (migration.C
 	if !ok {
 		return c, err
 	}
-	s, err := h.a.tracker.Surrender(ctx, claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt}, mc.Destination)
+	s, err := h.a.tracker.Surrender(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt}, mc.Destination)
 	return migration.Commit{
 		Instance: s.Instance, Migration: s.Migration, Attempt: s.Attempt, Epoch: s.Epoch, From: s.From, To: s.To, Power: migration.PowerRunning,
 	}, err
@@ -294,7 +294,7 @@ type noTombstone struct {
 }
 
 func (h noTombstone) AbortClaim(ctx context.Context, ref migration.Ref) error {
-	return h.a.tracker.Abort(ctx, claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "elsewhere"})
+	return h.a.tracker.Abort(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "elsewhere"})
 }
 
 type latePrepare struct {
@@ -305,7 +305,7 @@ type latePrepare struct {
 func (h latePrepare) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 	prepared, err := h.Host.PreLiveMigration(ctx, ref, p)
 	if errors.Is(err, fault.Forbidden) {
-		_ = h.a.tracker.Remember(ctx, claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "prepared"}, p.Source)
+		_ = h.a.tracker.Remember(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "prepared"}, p.Source)
 	}
 	return prepared, err
 }
@@ -321,7 +321,7 @@ func (h arrivingLease) PreLiveMigration(ctx context.Context, ref migration.Ref, 
 		a := h.a
 		a.process.Go("lease of an arriving claim", func() {
 			_ = a.process.Sleep(context.Background(), 1500*time.Millisecond)
-			_ = a.tracker.Abort(context.Background(), claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "elsewhere"})
+			_ = a.tracker.Abort(context.Background(), migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "elsewhere"})
 		})
 	}
 	return prepared, err
@@ -335,7 +335,7 @@ type earlyDrop struct {
 func (h earlyDrop) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
 	err := h.Host.StartStream(ctx, ref, s)
 	if err == nil {
-		_ = h.a.tracker.DropContext(ctx, claims.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt})
+		_ = h.a.tracker.DropContext(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt})
 	}
 	return err
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"berth/claims"
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
@@ -15,12 +14,12 @@ import (
 // Ledger keeps records and tombstones, by migration, attempt and step. claims.Tracker
 // does, and says what each promises.
 type Ledger interface {
-	Remember(ctx context.Context, ref claims.Ref, v any) error
-	Recall(ref claims.Ref, v any) (bool, error)
-	Unremember(ctx context.Context, ref claims.Ref) error
-	Bury(ctx context.Context, ref claims.Ref) error
-	Buried(ref claims.Ref) bool
-	Remembering(step string) []claims.Ref
+	Remember(ctx context.Context, ref migration.Ref, v any) error
+	Recall(ref migration.Ref, v any) (bool, error)
+	Unremember(ctx context.Context, ref migration.Ref) error
+	Bury(ctx context.Context, ref migration.Ref) error
+	Buried(ref migration.Ref) bool
+	Remembering(step string) []migration.Ref
 }
 
 // Memory is that of one host. Safe for concurrent use.
@@ -46,10 +45,9 @@ func Key(ref migration.Ref) string { return fmt.Sprintf("%s/%d", ref.Migration, 
 // At is where the ledger keeps what a step remembers, and its tombstone. The steps are
 // a host's own, so that a verb and its undo meet whatever a conductor calls the step of
 // each.
-func At(ref migration.Ref, step string) claims.Ref {
-	r := claims.Ref(ref)
-	r.Step = step
-	return r
+func At(ref migration.Ref, step string) migration.Ref {
+	ref.Step = step
+	return ref
 }
 
 // Recall reads a step's record; false when there is none.
@@ -92,11 +90,7 @@ func (m *Memory) Attempts(ref migration.Ref, step string) []migration.Ref {
 // Remembering are all attempts of all migrations of which a step remembers something. They
 // name no instance.
 func (m *Memory) Remembering(step string) []migration.Ref {
-	var out []migration.Ref
-	for _, r := range m.ledger.Remembering(step) {
-		out = append(out, migration.Ref(r))
-	}
-	return out
+	return m.ledger.Remembering(step)
 }
 
 // Remember makes a step's record durable before it returns.

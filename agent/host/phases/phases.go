@@ -176,7 +176,7 @@ func (p *Phases) request(ref migration.Ref, r Request, answers map[string]json.R
 	if mc, ok := p.ContextOf(ref); ok {
 		req.Context.MigrationContext = mc
 		req.Context.OldFlavor, req.Context.NewFlavor = mc.OldFlavor, mc.NewFlavor
-		req.Context.PowerState = cmp.Or(req.Context.PowerState, mc.OldPowerState)
+		req.Context.PowerState = cmp.Or(req.Context.PowerState, string(mc.OldPowerState))
 	}
 	return req
 }

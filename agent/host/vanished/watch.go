@@ -15,6 +15,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration"
 )
 
 // Processes finds the QEMU processes of an instance.
@@ -174,8 +175,8 @@ type record struct {
 	Transient []string `json:"transient,omitempty"`
 }
 
-func ref() claims.Ref {
-	return claims.Ref{Migration: "definitions", Instance: "host", Attempt: 1, Step: "folder"}
+func ref() migration.Ref {
+	return migration.Ref{Migration: "definitions", Instance: "host", Attempt: 1, Step: "folder"}
 }
 
 func (w *Watch) read() (record, error) {
