@@ -1,11 +1,13 @@
 package placement
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // endless is a body that goes on for ever, and counts what was taken of it.
@@ -47,5 +49,57 @@ func TestRoutes_EndlessBodies_AreRefusedWith413(t *testing.T) {
 	}
 	if tried < 12 {
 		t.Errorf("only %d were tried", tried)
+	}
+}
+
+// What is read under the write lock costs as much as it is long: it took the square of that.
+func TestProviderTraits_ManyUnknown_CostAsMuchAsTheyAre(t *testing.T) {
+	s := memory(t)
+	if w := answerWith(s, "POST", "/resource_providers", asAdmin, `{"uuid":"`+id(1)+`","name":"a"}`); w.Code != 200 {
+		t.Fatal(w.Code, w.Body)
+	}
+	var names []string
+	for i := range 60000 { // 1.8 thousand million comparisons before
+		names = append(names, fmt.Sprintf(`"CUSTOM_%06d"`, i))
+	}
+	began := time.Now()
+	w := answerWith(s, "PUT", "/resource_providers/"+id(1)+"/traits", asAdmin, `{"resource_provider_generation":0,"traits":[`+strings.Join(names, ",")+`]}`)
+	if w.Code != 400 || !strings.Contains(w.Body.String(), "No such trait CUSTOM_000000, CUSTOM_000001") {
+		t.Errorf("%d %.300s", w.Code, w.Body)
+	}
+	if took := time.Since(began); took > 5*time.Second { // it takes 0.1 s
+		t.Errorf("took %s", took)
+	}
+}
+
+func TestCustomTraitsAndClasses_AreBounded(t *testing.T) {
+	s := memory(t)
+	for i := range maxCustom {
+		name := fmt.Sprintf("CUSTOM_%d", i)
+		s.state.b.traits[name] = &custom{Name: name, Seq: int64(i)}
+		s.state.b.classes[name] = &custom{Name: name, Seq: int64(i)}
+	}
+	for _, path := range []string{"/traits/CUSTOM_MORE", "/resource_classes/CUSTOM_MORE"} {
+		if w := answerWith(s, "PUT", path, asAdmin, ""); w.Code != 400 || !strings.Contains(w.Body.String(), "delete those that nobody uses") {
+			t.Errorf("%s: %d %.300s", path, w.Code, w.Body)
+		}
+	}
+	if w := answerWith(s, "POST", "/resource_classes", asAdmin, `{"name":"CUSTOM_MORE"}`); w.Code != 400 {
+		t.Errorf("another class: %d %.300s", w.Code, w.Body)
+	}
+	for _, path := range []string{"/traits/CUSTOM_7", "/resource_classes/CUSTOM_7"} {
+		if w := answerWith(s, "PUT", path, asAdmin, ""); w.Code != 204 {
+			t.Errorf("%s, which is there: %d %.300s", path, w.Code, w.Body)
+		}
+	}
+}
+
+func TestCandidates_ClassesOfAGroup_AreBounded(t *testing.T) {
+	var ask []string
+	for i := range maxClasses + 1 {
+		ask = append(ask, fmt.Sprintf("CUSTOM_%d:1", i))
+	}
+	if w := answerWith(memory(t), "GET", "/allocation_candidates?resources="+strings.Join(ask, ","), asAdmin, ""); w.Code != 400 || !strings.Contains(w.Body.String(), "256 resource classes") {
+		t.Errorf("%d %.300s", w.Code, w.Body)
 	}
 }

@@ -43,6 +43,9 @@ func createClass(t *tx, r *request) (*answer, error) {
 	if _, there := t.classID(name); there {
 		return nil, refuse(http.StatusConflict, "Conflicting resource class already exists: %s", name)
 	}
+	if len(t.b.classes) >= maxCustom {
+		return nil, tooManyCustom("resource classes")
+	}
 	t.classes[name] = &custom{Name: name, Seq: t.nextSeq()}
 	return &answer{status: http.StatusCreated, location: "/resource_classes/" + name}, nil
 }
@@ -58,6 +61,9 @@ func putClass(t *tx, r *request) (*answer, error) {
 	}
 	a := &answer{status: http.StatusNoContent, location: "/resource_classes/" + name}
 	if _, there := t.classID(name); !there {
+		if len(t.b.classes) >= maxCustom {
+			return nil, tooManyCustom("resource classes")
+		}
 		t.classes[name] = &custom{Name: name, Seq: t.nextSeq()}
 		a.status = http.StatusCreated
 	}

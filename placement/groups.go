@@ -82,8 +82,9 @@ func (r *request) readWide() (wide, error) {
 // which its web servers end at 8 KiB by default: some 400 of the shortest groups. Nova asks for one group,
 // and one for each device and for each port with a resource request: some dozens.
 const (
-	maxGroups = 128
-	maxTraits = 1024 // required or forbidden in one group; os-traits has some 400
+	maxGroups  = 128
+	maxTraits  = 1024 // required or forbidden in one group; os-traits has some 400
+	maxClasses = 256  // in one group; os-resource-classes has some 30
 )
 
 // readGroups collects the groups in the order in which the query names them.

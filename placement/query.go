@@ -19,7 +19,10 @@ func parseResources(qs string) ([]amount, error) {
 		return nil, badRequest(form, "empty string.")
 	}
 	var out []amount
-	for _, part := range strings.Split(qs, ",") {
+	for part := range strings.SplitSeq(qs, ",") {
+		if len(out) == maxClasses {
+			return nil, badRequest("a request group may ask for %d resource classes", maxClasses)
+		}
 		class, number, found := strings.Cut(part, ":")
 		if !found || strings.Contains(number, ":") {
 			return nil, badRequest(form, part+".")

@@ -21,8 +21,11 @@ func listTraits(t *tx, r *request) (*answer, error) {
 		}
 		switch op { // any other word is ignored, as the real service does
 		case "in":
-			set := strings.Split(value, ",")
-			keep(func(n string) bool { return slices.Contains(set, n) })
+			set := map[string]bool{}
+			for n := range strings.SplitSeq(value, ",") {
+				set[n] = true
+			}
+			keep(func(n string) bool { return set[n] })
 		case "startswith":
 			keep(func(n string) bool { return strings.HasPrefix(n, value) })
 		}
@@ -62,6 +65,14 @@ func showTrait(t *tx, r *request) (*answer, error) {
 	return a, nil
 }
 
+// maxCustom bounds the custom traits, and the custom resource classes. Arbitrary: far above what a fleet
+// has; every host with a certificate may make them.
+const maxCustom = 1 << 16
+
+func tooManyCustom(what string) *refusal {
+	return badRequest("there are %d custom %s already: delete those that nobody uses", maxCustom, what)
+}
+
 func putTrait(t *tx, r *request) (*answer, error) {
 	name := r.vars["name"]
 	if traitName.validate(name) != nil {
@@ -69,6 +80,9 @@ func putTrait(t *tx, r *request) (*answer, error) {
 	}
 	a := &answer{status: http.StatusNoContent, location: "/traits/" + name, noCache: true}
 	if !t.hasTrait(name) {
+		if len(t.b.traits) >= maxCustom {
+			return nil, tooManyCustom("traits")
+		}
 		t.traits[name] = &custom{Name: name, Seq: t.nextSeq()}
 		a.status = http.StatusCreated
 	}
@@ -115,8 +129,10 @@ func putProviderTraits(t *tx, r *request) (*answer, error) {
 	}
 	want := body.texts("traits")
 	var missing []string
+	told := map[string]bool{}
 	for _, name := range want {
-		if !t.hasTrait(name) && !slices.Contains(missing, name) {
+		if !t.hasTrait(name) && !told[name] {
+			told[name] = true
 			missing = append(missing, name)
 		}
 	}
