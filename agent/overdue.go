@@ -70,7 +70,7 @@ func withLate(list []api.Condition, late []answers.Silent) []api.Condition {
 		message := fmt.Sprintf("%s since %s; it should at least every %s", w.does, l.Since.UTC().Format(time.RFC3339), l.Within)
 		r := fault.Reason{
 			Code: "no_answer_since", Message: message, Have: l.Since.UTC().Format(time.RFC3339),
-			Change: "berth doctor, which asks each part; then systemctl restart berth (instances go on)",
+			Change: "berth doctor, which asks each part; where it finds nothing, systemctl restart berth (instances go on)",
 		}
 		i := slices.IndexFunc(list, func(c api.Condition) bool { return c.Name == w.condition })
 		switch {

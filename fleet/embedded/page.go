@@ -34,6 +34,7 @@ func (s *Server) keysChanged(keys ...string) {
 			if rec, there := s.records[key]; there {
 				s.keys = append(s.keys, key)
 				s.hosts[key] = fleet.HostOf(rec.Value)
+				s.held.set(key, s.hosts[key], len(rec.Value))
 			}
 		}
 		return
@@ -44,12 +45,14 @@ func (s *Server) keysChanged(keys ...string) {
 		switch {
 		case there:
 			s.hosts[key] = fleet.HostOf(rec.Value)
+			s.held.set(key, s.hosts[key], len(rec.Value))
 			if !known {
 				s.keys = slices.Insert(s.keys, at, key)
 			}
 		case known:
 			s.keys = slices.Delete(s.keys, at, at+1)
 			delete(s.hosts, key)
+			s.held.drop(key)
 		}
 	}
 }

@@ -49,7 +49,8 @@ type Server struct {
 	records     map[string]fleet.Record
 	keys        []string          // of records, in order
 	hosts       map[string]string // by key: the host that the record names
-	durable     uint64            // the last revision
+	held        held
+	durable     uint64 // the last revision
 	incarnation string
 	sessions    []session // of this database, the last is this server's; see history.go
 
@@ -128,6 +129,9 @@ func (s *Server) Commit(ctx context.Context, when []fleet.Condition, changes ...
 		return err
 	}
 	if err := s.permitted(ctx, changes); err != nil {
+		return err
+	}
+	if err := s.bounded(ctx, changes); err != nil {
 		return err
 	}
 	revision := max(s.revision+1, uint64(max(0, s.rt.Now().UnixMicro())))
