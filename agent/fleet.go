@@ -38,6 +38,7 @@ type keeper struct {
 	store   fleet.Store
 	records *fleet.Records // nil for none
 	broken  error          // why the way to the store could not be made; nil where it could
+	removed string         // the kind of the store that this host had records in, where none is configured any more
 
 	// The fields up to the blank line are the task's own.
 	looked  bool                   // every guest was looked at since the last return
@@ -129,13 +130,15 @@ func (k *keeper) open(ctx context.Context) error {
 		k.trust.was = was
 		k.setUnproven()
 	}
+	if k.store == nil && was != "" && !a.observing() {
+		a.log.Warn("this host had records in a store, and has none configured any more: Placement is asked for what was here before", "store", was)
+		k.removed = was
+		return a.host.AwaitRecords(ctx, false)
+	}
 	if k.store == nil && !a.observing() {
 		if err := a.guardian.files.Keep(nil); err != nil {
 			a.log.Warn("libvirt's hook goes by notes of guests that nobody needs any more", "error", err)
 		}
-	}
-	if k.store == nil && was != "" {
-		a.log.Warn("this host had records in a store, and has none configured any more: its guests do not wait for it", "store", was)
 	}
 	k.trust.lost = a.ledger.state() != nil
 	// Whether a Placement keeps records is not known before it has answered once.
@@ -177,13 +180,18 @@ func noFleetStore() error {
 
 // run works until ctx ends. In mode observe nothing is written, so nothing is kept.
 func (k *keeper) run(ctx context.Context) error {
-	if k.records == nil || k.a.observing() {
+	if k.records == nil && k.removed == "" || k.a.observing() {
 		<-ctx.Done()
 		return nil
 	}
 	select {
 	case <-k.a.recognised: // a copied machine must not return in the other's name
 	case <-ctx.Done():
+		return nil
+	}
+	if k.records == nil {
+		k.runRemoved(ctx)
+		<-ctx.Done()
 		return nil
 	}
 	k.began = k.a.rt.Boot().Since
@@ -362,7 +370,7 @@ func (k *keeper) condition() (api.Condition, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	// Whether a Placement that was never heard keeps records nobody knows, and nobody waits for.
-	if k.records == nil || k.a.observing() || (k.absent || k.answered == 0) && !k.known && k.kind != kindEtcd {
+	if k.records == nil && k.removed == "" || k.a.observing() || (k.absent || k.answered == 0) && !k.known && k.kind != kindEtcd {
 		return api.Condition{}, false
 	}
 	var reasons []fault.Reason
@@ -445,6 +453,9 @@ func (k *keeper) condition() (api.Condition, bool) {
 		say(fmt.Sprintf("records that are not as the guests are %d, the first of %s: %v", n, name(id), k.failed[id]), fault.Reason{
 			Code: "record_behind", Message: "the record of guest " + name(id) + ": " + k.failed[id].Error(), Change: change,
 		})
+	}
+	if len(words) == 0 && k.records == nil {
+		return api.Condition{}, false
 	}
 	if len(words) == 0 {
 		detail := k.kind + ", records of guests " + fmt.Sprint(k.kept)

@@ -91,6 +91,61 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 	}
 }
 
+// TestKeeper_StoreRemoved_ASecondWitnessConfirms: host a was evacuated, and boots without a store.
+// Placement confirms what was recorded in etcd. What was recorded beside it an operator confirms, once.
+func TestKeeper_StoreRemoved_ASecondWitnessConfirms(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{kindEtcd, kindEmbedded} {
+		t.Run(kind, func(t *testing.T) {
+			b := emptyFleetBench(t)
+			b.client = func(name string) fleet.Store {
+				if kind == kindEmbedded {
+					return b.store.Client(name).RecordsOnly()
+				}
+				return b.store.Client(name)
+			}
+			b.serve(placement.Options{Listen: "127.0.0.1:0"})
+			b.hosts("host-a", "host-b")
+			gone, stays := b.guest("host-a", "gone"), b.guest("host-a", "stays")
+			b.know()
+			b.evacuate(gone)
+			b.client = func(string) fleet.Store { return nil }
+			a := b.opened("host-a")
+			if !a.host.Waits() || a.host.BootConfirmed() {
+				t.Fatal("nothing waits")
+			}
+			b.must(a.host.AwaitRecords(t.Context(), true)) // its claims are of that boot too
+			b.must(a.host.Settle(t.Context()))
+			done, err := a.keeper.lookRemoved(t.Context())
+			b.must(err)
+			want := []string{"stays"}
+			if kind == kindEmbedded {
+				want = nil
+			}
+			if got := b.running("host-a"); done || !slices.Equal(got, want) {
+				t.Fatalf("done %t, running %v, want %v", done, got, want)
+			}
+			c, there := a.keeper.condition()
+			if !there || !strings.Contains(c.Detail, "gone") || !slices.ContainsFunc(c.Reasons, func(r fault.Reason) bool {
+				return strings.Contains(r.Change, "berth instance start gone --force-owner")
+			}) {
+				t.Errorf("condition %+v", c)
+			}
+			if kind == kindEmbedded {
+				b.must(a.host.ConfirmByHand(t.Context(), stays, "host-b runs nothing of it", "operator:o"))
+				_, err := a.tracker.Surrender(t.Context(), claims.Ref{Migration: "m", Instance: gone, Attempt: 1, Step: "commit"}, "host-b")
+				b.must(err)
+				if done, err = a.keeper.lookRemoved(t.Context()); !done || err != nil {
+					t.Errorf("all is decided: done %t, %v", done, err)
+				}
+				if b.start("host-a").host.Waits() {
+					t.Error("it waits again, though an operator has decided about all")
+				}
+			}
+		})
+	}
+}
+
 // clocked is a store whose revisions go by a clock; has says what it answers of a session before.
 type clocked struct {
 	*fleettest.Client

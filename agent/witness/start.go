@@ -12,6 +12,8 @@ const (
 	// StoreUnproven: it was replaced, emptied, restored or rolled back, and other hosts have not all written
 	// their records again.
 	StoreUnproven
+	// StoreRemoved: this host had records in one, and none is configured any more.
+	StoreRemoved
 	// StoreProven: it is the one that this host remembers, or all hosts have written again.
 	StoreProven
 )
@@ -98,8 +100,11 @@ var rules = []rule{
 	{"ledger_rolled_back", func(f Facts) bool { return f.asked() && f.LedgerBehind && f.Record == NoRecord && !f.Running }, InDoubt, "the ledger of this host is older than it was, and the fleet has no record of the instance any more"},
 	{"store_silent", func(f Facts) bool { return f.Store == StoreSilent }, Wait, "the store of the fleet's records has not answered in this boot"},
 	{"store_proven", func(f Facts) bool { return f.Store == StoreProven }, Start, "the fleet's records do not have it elsewhere"},
-	{"placement_confirms", func(f Facts) bool { return f.Store == StoreUnproven && f.Placement == CountedHere && !f.SameDatabase }, Start, "Placement counts it here"},
+	{"placement_confirms", func(f Facts) bool {
+		return (f.Store == StoreUnproven || f.Store == StoreRemoved) && f.Placement == CountedHere && !f.SameDatabase
+	}, Start, "Placement counts it here"},
 	{"store_unproven", func(f Facts) bool { return f.Store == StoreUnproven }, Wait, "the store of the fleet's records was replaced, emptied, restored or rolled back, and other hosts have not written theirs again"},
+	{"store_removed", func(f Facts) bool { return f.Store == StoreRemoved }, Wait, "this host had records in a store that is not configured any more, and no Placement of another database counts it here"},
 	{"made_here", func(f Facts) bool { return f.Origin == Made }, Start, "no other host ever had it"},
 	{"source_agrees", func(f Facts) bool { return f.Origin == CameAgreed }, Start, "the host that it came from does not have it"},
 	{"placement_has_it_here", func(f Facts) bool { return f.Placement == CountedHere }, Start, "Placement counts it here"},

@@ -34,7 +34,7 @@ func TestDecide_EveryCombination_RestsOnAWitness(t *testing.T) {
 				t.Errorf("%+v: started against its record", f)
 			case f.Origin == CameTaken || f.Placement == CountedElsewhere:
 				t.Errorf("%+v: started against a witness", f)
-			case f.Store == StoreUnproven && (f.Placement != CountedHere || f.SameDatabase):
+			case (f.Store == StoreUnproven || f.Store == StoreRemoved) && (f.Placement != CountedHere || f.SameDatabase):
 				t.Errorf("%+v: started by a store that lost its records", f)
 			case f.Store == NoStore && f.Origin == CameSilent && f.Placement != CountedHere:
 				t.Errorf("%+v: started though nobody but the ledger says so", f)
