@@ -112,7 +112,10 @@ func (d drained) lost(ctx context.Context, dead string) ([]drain.Present, error)
 	for _, in := range list {
 		out = append(out, lostGuest(in))
 	}
-	more, err := unrecordedOn(ctx, dead, d.a.placement, records, ledgersBut(d.a, dead))
+	ctx, cancel := d.a.rt.WithTimeout(ctx, peerPatience)
+	defer cancel()
+	left, _ := records.Evacuated(ctx, dead) // what is not heard of is asked one by one
+	more, err := unrecordedOn(ctx, dead, d.a.placement, records, list, left, ledgersBut(d.a, dead))
 	return append(out, presentUnrecorded(dead, more, err)...), nil
 }
 

@@ -98,7 +98,9 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 		}
 		h.ToCleanUp = append(h.ToCleanUp, left...)
 		if h.Death != nil && !h.Death.Forgotten && name != s.a.name {
-			list, err := unrecordedOn(ctx, name, s.a.placement, records, ledgersBut(s.a, name))
+			asking, cancel := s.a.rt.WithTimeout(ctx, peerPatience)
+			list, err := unrecordedOn(asking, name, s.a.placement, records, guests, left, ledgersBut(s.a, name))
+			cancel()
 			if err != nil {
 				h.WithoutRecordError = err.Error()
 			}

@@ -29,30 +29,47 @@ type unrecorded struct {
 
 // unrecordedOn gives those of a host, in order of uuid. Placement says which there are. Where it has no
 // provider of the host, it may have been emptied: then the ledgers are asked. An instance that was
-// deleted on that host is named there too.
-func unrecordedOn(ctx context.Context, host string, place *placementclient.Client, records *fleet.Records, ledgers func(context.Context) []api.Knowledge) ([]unrecorded, error) {
+// deleted on that host is named there too. recorded are instances with a record, and left what was
+// evacuated from the host: of those nobody is asked.
+func unrecordedOn(ctx context.Context, host string, place *placementclient.Client, records *fleet.Records, recorded []fleet.Instance, left []fleet.Evacuated, ledgers func(context.Context) []api.Knowledge) ([]unrecorded, error) {
 	why, err := countedOn(ctx, place, host)
-	if errors.Is(err, fault.NotFound) {
+	counted := !errors.Is(err, fault.NotFound)
+	if !counted {
 		why, err = wentTo(host, ledgers(ctx)), nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, in := range recorded {
+		delete(why, in.UUID)
+	}
+	for _, e := range left {
+		delete(why, e.Migration)
 	}
 	var out []unrecorded
 	for _, id := range slices.Sorted(maps.Keys(why)) {
 		_, _, err := records.Instance(ctx, id)
 		switch kind := fault.KindOf(err); {
 		case err == nil, kind == fault.Internal, kind == fault.Invalid: // one that cannot be read is named by whoever lists them
-		case kind == fault.NotFound && !hasReason(err, fleet.NoStore):
-			out = append(out, unrecorded{id, why[id]})
-		default:
+			continue
+		case kind != fault.NotFound || hasReason(err, fleet.NoStore):
 			return nil, err
 		}
+		if counted {
+			now, err := place.Allocations(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			if now.ConsumerType == placementclient.ConsumerMigration || len(now.Allocations) == 0 {
+				continue
+			}
+		}
+		out = append(out, unrecorded{id, why[id]})
 	}
 	return out, nil
 }
 
-// countedOn gives the consumers of a host's providers that are no migrations, with who says so.
+// countedOn gives the consumers of a host's providers, migrations included, with who says so.
 // fault.NotFound where Placement has no such host.
 func countedOn(ctx context.Context, place *placementclient.Client, host string) (map[string]string, error) {
 	root, err := place.ProviderByName(ctx, host)
@@ -71,15 +88,6 @@ func countedOn(ctx context.Context, place *placementclient.Client, host string) 
 		}
 		for id := range held.Allocations {
 			out[id] = "Placement counts it there"
-		}
-	}
-	for id := range out {
-		now, err := place.Allocations(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		if now.ConsumerType == placementclient.ConsumerMigration || len(now.Allocations) == 0 {
-			delete(out, id)
 		}
 	}
 	return out, nil

@@ -82,7 +82,7 @@ func TestUnrecordedOn_PlacementHasNoSuchHost_TheLedgersSay(t *testing.T) {
 			}},
 		}
 	}
-	got, err := unrecordedOn(t.Context(), "host-a", b.place, records, ledgers)
+	got, err := unrecordedOn(t.Context(), "host-a", b.place, records, nil, nil, ledgers)
 	if err != nil || len(got) != 1 || got[0].instance != went || !strings.Contains(got[0].why, "host-b gave it to host-a with epoch 3") {
 		t.Errorf("%+v, %v", got, err)
 	}
