@@ -70,6 +70,7 @@ type keeper struct {
 	unreadable []string
 	giving     map[string]string // by instance: who has it by now, and what is left of it here
 	waiting    map[string]bool   // instances that wait for a witness; they are held too
+	was        string            // the kind of the store before; empty once this one is recognised
 	others     []string          // hosts that this one has seen in the store, and remembers
 	unproven   bool              // the store lost records, and not all hosts have written again
 	missing    []string          // those hosts; nil before they were read
@@ -405,7 +406,14 @@ func (k *keeper) condition() (api.Condition, bool) {
 			say(fmt.Sprintf("this boot is not confirmed, guests that wait %d", len(wait)))
 		}
 	}
-	if k.unproven {
+	switch {
+	case k.unproven && k.was != "" && k.answered > 0:
+		words := "this host had its records in the store " + k.was + ", and the store that it has now (" + k.kind + ") does not tell which one it is"
+		say(words, fault.Reason{
+			Code: "store_unproven", Message: words, Have: k.kind, Want: k.was,
+			Change: "upgrade the server that keeps the records (berth placement), or put [fleet] back as it was",
+		})
+	case k.unproven:
 		words := "the store of the fleet's records was replaced, emptied, restored or rolled back; hosts that have not written theirs again: " + cmp.Or(strings.Join(k.missing, ", "), "not read yet")
 		say(words, fault.Reason{
 			Code: "store_unproven", Message: words, Have: strings.Join(k.missing, ", "),

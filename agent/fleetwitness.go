@@ -86,7 +86,7 @@ func (k *keeper) remember(ctx context.Context, m storeMemory) error {
 func (k *keeper) setUnproven() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.others = slices.Clone(k.trust.memory.Hosts)
+	k.others, k.was = slices.Clone(k.trust.memory.Hosts), k.trust.was
 	if k.unproven = k.trust.unproven(); !k.unproven {
 		k.missing = nil
 	}

@@ -92,6 +92,27 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 	}
 }
 
+// TestKeeper_StoreOfAnotherKindThatIsOlder_IsNotBelieved: it does not tell its incarnation, so that
+// nobody knows which hosts have written there.
+func TestKeeper_StoreOfAnotherKindThatIsOlder_IsNotBelieved(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a")
+	b.guest("host-a", "web")
+	b.round("host-a")
+	b.store = fleettest.NewMemory(b.rt)
+	b.client = func(name string) fleet.Store { return struct{ fleet.Store }{b.store.Client(name)} }
+	a := b.reboot("host-a")
+	for range 3 {
+		b.round("host-a")
+	}
+	if got := b.running("host-a"); len(got) > 0 {
+		t.Errorf("running: %v", got)
+	}
+	if c, _ := a.keeper.condition(); !strings.Contains(c.Detail, "had its records in the store etcd") {
+		t.Errorf("condition %+v", c)
+	}
+}
+
 // TestKeeper_StoreRemoved_ASecondWitnessConfirms: host a was evacuated, and boots without a store.
 // Placement confirms what was recorded in etcd. What was recorded beside it an operator confirms, once.
 func TestKeeper_StoreRemoved_ASecondWitnessConfirms(t *testing.T) {
