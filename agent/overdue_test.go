@@ -312,6 +312,10 @@ func TestLookAtSilent_HostThatRefusesConnections(t *testing.T) {
 	if got := inALine(u.condition()); !strings.Contains(got, "[host_silent] host host-b has not answered since ") || !strings.Contains(got, "instances on record there: 1") {
 		t.Errorf("after two looks: %s", got)
 	}
+	p.a.asked.Answer(peerPart("host-b"), p.a.rt.Now())
+	if got := inALine(u.condition()); got != "nothing" || len(u.told()) != 0 {
+		t.Errorf("after it answered: %s", got)
+	}
 	if _, err := records.DeclareDead(t.Context(), fleet.Death{Host: "host-b", Proof: fleet.ProofOperator, By: "ada", Because: "it burned"}); err != nil {
 		t.Fatal(err)
 	}

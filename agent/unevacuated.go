@@ -45,6 +45,7 @@ const (
 	namesEvery = 10 * time.Minute // who they are is read
 	mostAsked  = 16               // hosts are asked in one look where no leases tell who is alive
 	silentLate = deadEvery / 2    // two looks in a row were not answered: one lost packet is no silence
+	askAgain   = 10 * time.Second // those that are told as silent are asked, so that status is true soon after they are back
 )
 
 // deadHost is a host that counts as dead and has instances.
@@ -70,7 +71,10 @@ func (u *unevacuated) run(ctx context.Context) error {
 			u.lookAtSilent(ctx, records)
 		}
 		u.a.asked.Round(loopHosts, u.a.rt.Now())
-		_ = u.a.rt.Sleep(ctx, deadEvery) // its end is looked at in the loop
+		for waited := time.Duration(0); waited < deadEvery && ctx.Err() == nil; waited += askAgain {
+			_ = u.a.rt.Sleep(ctx, askAgain) // its end is looked at in the loop
+			u.ask(ctx, u.told())
+		}
 	}
 	return nil
 }
@@ -157,18 +161,41 @@ func (u *unevacuated) lookAtSilent(ctx context.Context, records *fleet.Records) 
 	for _, name := range candidates {
 		last[name] = u.last[name]
 	}
-	var asking runtime.Group
 	for _, name := range ask {
 		last[name] = u.a.rt.Now()
-		asking.Go(u.a.rt, "is a host silent", func() { _ = u.a.heard(ctx, name) }) // the client notes the answer
 	}
-	asking.Wait(u.a.rt)
 	u.last = last
+	u.ask(ctx, ask)
 	if silent, err := silentHosts(ctx, records, candidates, u.a.peers.answered, u.a.rt.Now()); err == nil {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		u.silent = silent
 	}
+}
+
+// ask asks hosts whether they are there. What they answer is noted by their clients.
+func (u *unevacuated) ask(ctx context.Context, hosts []string) {
+	var asking runtime.Group
+	for _, name := range hosts {
+		asking.Go(u.a.rt, "is a host silent", func() { _ = u.a.heard(ctx, name) })
+	}
+	asking.Wait(u.a.rt)
+}
+
+// told gives the hosts that status calls silent, as many as are asked at once.
+func (u *unevacuated) told() []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var out []string
+	for _, h := range u.stillSilent() {
+		out = append(out, h.name)
+	}
+	return out[:min(len(out), mostAsked)]
+}
+
+// stillSilent leaves out hosts that have answered since the last look. u.mu is held.
+func (u *unevacuated) stillSilent() []silentHost {
+	return slices.DeleteFunc(slices.Clone(u.silent), func(h silentHost) bool { return u.a.peers.answered(h.name).Asked.IsZero() })
 }
 
 // nextAsked gives the hosts to ask in a look: those that were asked longest ago. As many as half of them
@@ -223,7 +250,7 @@ func silentHosts(ctx context.Context, records deadRecords, hosts []string, of fu
 func (u *unevacuated) condition() (api.Condition, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return lostCondition(u.hosts, u.silent)
+	return lostCondition(u.hosts, u.stillSilent())
 }
 
 // mostNames are told of one dead host.
