@@ -143,9 +143,8 @@ func (s *Server) ownWrite(t *tx, r *request, m *method) bool {
 		// Names that a host needs for what it has; only an operator takes them away.
 		return m.verb != http.MethodDelete
 	case path == "/resource_providers":
-		body, _ := parseJSON(r.body)
-		o, is := body.(*object)
-		if !is {
+		o := r.said
+		if o == nil {
 			return true // the handler says what is wrong with it
 		}
 		if parent := o.text("parent_provider_uuid"); parent != "" {
@@ -166,9 +165,8 @@ func ownUpdate(t *tx, r *request, m *method, p *provider, mine func(*provider) b
 	if m.verb != http.MethodPut || len(r.vars) != 1 || r.http.URL.Path != providerURL(p.UUID) {
 		return true
 	}
-	body, _ := parseJSON(r.body)
-	o, is := body.(*object)
-	if !is {
+	o := r.said
+	if o == nil {
 		return true
 	}
 	if parent := t.provider(o.text("parent_provider_uuid")); parent != nil && !mine(parent) {
@@ -195,8 +193,7 @@ func (s *Server) ownConsumers(t *tx, r *request, mine, orphan func(*provider) bo
 			asked[consumer][rp] = true
 		}
 	}
-	body, _ := parseJSON(r.body)
-	o, _ := body.(*object)
+	o := r.said
 	wants := func(consumer string, a *object) {
 		add(consumer, "")
 		if a == nil || a.object("allocations") == nil {
@@ -238,8 +235,16 @@ func (s *Server) ownConsumers(t *tx, r *request, mine, orphan func(*provider) bo
 			}
 		}
 	}
+	givers := map[string]bool{} // consumers that give something of this host back
+	for consumer, rps := range held {
+		for rp := range rps {
+			if p := t.provider(rp); p != nil && mine(p) && !wanted[consumer][rp] {
+				givers[consumer] = true
+			}
+		}
+	}
 	for consumer := range asked {
-		if !s.mayTake(t, r, consumer, held, wanted, mine, orphan) {
+		if !s.mayTake(t, r, consumer, held[consumer], wanted[consumer], givers, mine, orphan) {
 			return false
 		}
 	}

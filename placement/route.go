@@ -22,6 +22,7 @@ type request struct {
 	body      []byte
 	document  *object // body as method.body has it, and why it is none
 	wrong     error
+	said      *object // body of a host's write, for what a host may do; nil where it is no object
 	who       identity
 	newUUID   func() string
 }

@@ -403,6 +403,10 @@ func (s *Server) decide(m *method, r *request) (d decision) {
 	if m.body != nil && r.document == nil && r.wrong == nil {
 		r.document, r.wrong = extractObject(r.body, m.body.at(r.version))
 	}
+	if r.said = r.document; r.said == nil && r.who.host != nil {
+		body, _ := parseJSON(r.body) // the handler says what is wrong with it
+		r.said, _ = body.(*object)
+	}
 	s.state.write.Lock()
 	defer s.state.write.Unlock()
 	if ctxErr := r.http.Context().Err(); ctxErr != nil {

@@ -37,8 +37,8 @@ func (s *Server) holders(ctx context.Context, consumer string) ([]string, error)
 }
 
 // mayTake reports whether a host may take what a consumer holds on providers of hosts that live.
-// held and wanted are what each consumer of the request has and is to get; mine and orphan are
-// those of ownConsumers. The host may where
+// held and wanted are the providers of which the consumer has something and is to get something; givers,
+// mine and orphan are those of ownConsumers. The host may where
 //
 //	the consumer holds something of the host already: it is the source of a move
 //	the fleet's record says that the host has the instance
@@ -46,9 +46,9 @@ func (s *Server) holders(ctx context.Context, consumer string) ([]string, error)
 //	a revert does; where there is a record it has to name that consumer as the instance's migration
 //	the fleet's records are kept elsewhere (etcd): which host is dead is not known here, and an
 //	evacuation takes what a dead host has
-func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[string]map[string]bool, mine, orphan func(*provider) bool) bool {
+func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted, givers map[string]bool, mine, orphan func(*provider) bool) bool {
 	taken := false
-	for rp := range held[consumer] {
+	for rp := range held {
 		p := t.provider(rp)
 		if p == nil {
 			continue
@@ -56,7 +56,7 @@ func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[st
 		if mine(p) {
 			return true
 		}
-		taken = taken || !wanted[consumer][rp] && !orphan(p)
+		taken = taken || !wanted[rp] && !orphan(p)
 	}
 	if !taken {
 		return true
@@ -71,15 +71,8 @@ func (s *Server) mayTake(t *tx, r *request, consumer string, held, wanted map[st
 			return true
 		}
 	}
-	for other := range held {
-		if other == consumer || found && other != moving {
-			continue
-		}
-		for rp := range held[other] {
-			if p := t.provider(rp); p != nil && mine(p) && !wanted[other][rp] {
-				return true
-			}
-		}
+	if found {
+		return moving != consumer && givers[moving]
 	}
-	return false
+	return len(givers) > 1 || len(givers) == 1 && !givers[consumer]
 }

@@ -3,9 +3,12 @@ package placement
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"berth/internal/fault"
 	"berth/internal/runtime"
@@ -76,5 +79,34 @@ func TestMTLS_AHostTakesNoInstanceOfAnother(t *testing.T) {
 				t.Errorf("%v, want it allowed: %v", err, c.good)
 			}
 		})
+	}
+}
+
+// TestOwnConsumers_ManyInOneRequest_CostAsMuchAsTheyAre: whether a host may write its allocations is decided
+// under the write lock. Each consumer was held against all others.
+func TestOwnConsumers_ManyInOneRequest_CostAsMuchAsTheyAre(t *testing.T) {
+	const n = 2000
+	s := memory(t)
+	do := func(method, path, body string, want int) {
+		t.Helper()
+		if w := answerWith(s, method, path, asAdmin, body); w.Code != want {
+			t.Fatalf("%s %s: %d %.300s", method, path, w.Code, w.Body)
+		}
+	}
+	for i, name := range []string{"a", "b"} {
+		do("POST", "/resource_providers", fmt.Sprintf(`{"uuid":%q,"name":%q}`, id(i+1), name), 200)
+		do("PUT", "/resource_providers/"+id(i+1)+"/inventories", fmt.Sprintf(`{"resource_provider_generation":0,"inventories":{"VCPU":{"total":%d}}}`, n), 200)
+	}
+	do("POST", "/allocations", many(100, n, id(2), "null"), 204)
+	do("POST", "/allocations", many(99, 1, id(1), "null"), 204)
+	// All consumers of b go to a, in exchange for the one that a has.
+	body := strings.TrimSuffix(many(100, n, id(1), "1"), "}") + fmt.Sprintf(`,%q:{"allocations":{}}}`, id(99))
+	said, err := parseJSON([]byte(body))
+	must(t, err)
+	asked := 0
+	mine := func(p *provider) bool { asked++; return p.Name == "a" }
+	may := s.ownConsumers(newTx(s.state.b, time.Now()), &request{said: said.(*object)}, mine, func(*provider) bool { return false })
+	if !may || asked > 10*n {
+		t.Errorf("allowed %v after %d looks at %d consumers", may, asked, n)
 	}
 }
