@@ -19,21 +19,21 @@ const (
 	maxValues = 1 << 18
 	maxDepth  = 64
 
-	// maxShare and maxWatchShare are how many requests, and among them streams of events, of one caller are
-	// worked on at once: nobody takes all places of the others. maxWatches is of all callers.
+	// maxShare and maxWatchShare bound the requests of one caller that are worked on at once, and the streams
+	// of events among them, so that one caller cannot take all places. maxWatches bounds those of all callers.
 	maxShare      = maxRequests / 2
 	maxWatchShare = maxRequests / 4
 	maxWatches    = maxRequests / 2
 
-	// maxConnections is how many connections from other machines are open: a caller that shows no
-	// certificate must not exhaust the file descriptors of this process.
+	// maxConnections bounds the open connections from other machines: a caller without a certificate must
+	// not exhaust the file descriptors of this process.
 	maxConnections = 4096
 )
 
 const reasonTooLarge = "body_too_large"
 
-// boundedValues refuses a JSON text with too many values, or too deep. It is one pass over the text, and says
-// nothing of whether that is JSON.
+// boundedValues refuses a JSON text with too many values, or nested too deep. It is one pass over the text,
+// and does not check that the text is JSON.
 func boundedValues(text []byte) error {
 	values, depth, quoted := 1, 0, false
 	for i := 0; i < len(text); i++ {
@@ -76,7 +76,8 @@ type shares struct {
 	taken int
 }
 
-// take gives one to a caller, and what gives it back; false where he, or all, have as many as there may be.
+// take takes one for a caller, and returns the function that gives it back; false at the bound of the caller
+// or of all.
 func (s *shares) take(who string) (giveBack func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,9 +99,10 @@ func (s *shares) take(who string) (giveBack func(), ok bool) {
 	}, true
 }
 
-func tooMany(what string) error {
+func tooMany(what string, most int) error {
 	return fault.Refuse(fault.Unavailable, "take the request", fault.Reason{
-		Code: "too_many_requests", Message: "as many " + what + " of this caller as may be are worked on already", Change: "ask again when one of them has ended",
+		Code: "too_many_requests", Message: fmt.Sprintf("this caller, or all together, have too many %s in progress: one caller may have %d", what, most),
+		Change: "ask again when one of them has ended",
 	})
 }
 

@@ -220,14 +220,14 @@ func (s *Server) wrap(next http.Handler) http.Handler {
 		who, err := s.authenticate(r)
 		if err != nil {
 			log.Warn("caller refused", "from", r.RemoteAddr, "error", err)
-			w.Header().Set("Connection", "close") // nobody knows him: he keeps no connection
+			w.Header().Set("Connection", "close") // or it could hold file descriptors without a certificate
 			s.refuse(w, r, err)
 			return
 		}
 		if r.URL.Path != guardPath { // libvirt's hook is answered whatever else is asked
 			giveBack, ok := s.requests.take(who.caller.String() + " " + who.name)
 			if !ok {
-				s.refuse(w, r, tooMany("requests"))
+				s.refuse(w, r, tooMany("requests", maxShare))
 				return
 			}
 			defer giveBack()
@@ -275,7 +275,7 @@ func (s *Server) handler(rt route) http.Handler {
 			who := callerOf(r.Context())
 			giveBack, ok := s.watches.take(who.caller.String() + " " + who.name)
 			if !ok {
-				s.refuse(w, r, tooMany("streams of events"))
+				s.refuse(w, r, tooMany("streams of events", maxWatchShare))
 				return
 			}
 			defer giveBack()

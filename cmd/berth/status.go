@@ -44,7 +44,9 @@ these use is given to nobody. The part "allocations" is what the last audit of P
 has left; berth audit names all of it. The part "ledger" is the database: that it was
 damaged and where the file is kept, who is asked while it is rebuilt, which guests are
 in doubt since, and that its disk is full. The ledger is audited for that by itself; --json has
-the last audit, and what it took.`,
+the last audit, and what it took. The part "evacuation" names hosts that are dead, or do
+not answer, and have instances on record. A part that has not answered, or a loop of the
+agent that has not come round, says since when.`,
 		Example: "  berth status\n  berth status -c host-b\n  berth status --json | jq .conditions",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
