@@ -1,38 +1,11 @@
 package migration
 
 import (
-	"context"
 	"time"
 )
 
 // TypeEvacuation is a move from a host that is dead.
 const TypeEvacuation = "evacuation"
-
-// EvacuationVerbs are asked of the host that a guest of a dead one goes to. Its source is not
-// asked anything: what it had is known from the fleet's records, and it gives way when it comes
-// back. CheckDestination, Claim, RenewClaim and AbortClaim are asked as of every move, with the
-// kind TypeEvacuation; the guest's disks are then those of the record. In the answer to the check
-// DiskView.Shared says that this host has the very file.
-type EvacuationVerbs interface {
-	// PrepEvacuation makes all ready but the start: networks and volumes, the definition from
-	// this host's claim, the disks that are not shared, made from the image under private names;
-	// hooks of pre_evacuate. Then the claim is arriving. Refused, with every reason, where a
-	// disk is neither shared nor made from an image, or would lose its data and AcceptLoss is
-	// not said. Nothing is written to a disk that is shared.
-	PrepEvacuation(ctx context.Context, ref Ref, r EvacuationRequest) (PreparedEvacuation, error)
-	// RollbackPrepEvacuation is the undo, after a half-done one too. fault.Forbidden once the
-	// token is here, or the fleet's records say that it was given to this host by this attempt.
-	RollbackPrepEvacuation(ctx context.Context, ref Ref) error
-
-	// AcceptEvacuated durably accepts the token that Fleet.TakeOver gave to this host. It goes
-	// by the fleet's records, which it reads itself, never by the conductor's word.
-	AcceptEvacuated(ctx context.Context, ref Ref, c Commit) error
-	// FinishEvacuation makes the guest live here: disks in their places, defined, claim bound,
-	// started unless it is to stay off; hooks of post_evacuate. An error of kind Unavailable,
-	// InDoubt or Busy is worth another try. A guest that cannot be started is here all the
-	// same, off, and FinishedEvacuation.NotStarted says why.
-	FinishEvacuation(ctx context.Context, ref Ref) (FinishedEvacuation, error)
-}
 
 // EvacuationRequest asks a host to get ready for a guest of a dead one.
 type EvacuationRequest struct {

@@ -36,7 +36,11 @@ type Host interface {
 	DestinationVerbs
 	ColdVerbs
 	ApartVerbs
-	EvacuationVerbs
+
+	// Ask does an operation of package operation, whose Ask gives it its types. The host that is
+	// asked does what every operation needs, and wraps its error in the operation's name. It
+	// blocks until the operation is done or ctx ends.
+	Ask(ctx context.Context, ref Ref, op *Operation, in any) (any, error)
 }
 
 // SourceVerbs are asked of the host that the guest leaves. The source alone

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"berth/migration"
 )
 
 // Visitor is a caller as documents and tests tell them apart.
@@ -88,7 +90,7 @@ func (r route) access() Access {
 		a.Answers[OtherHost], a.Answers[PartyHost] = special[0], special[1]
 	case r.party != nil:
 		a.Answers[PartyHost] = "conductor"
-		if *r.party == sideShipment {
+		if *r.party == migration.AccessShipment {
 			a.Answers[PartyHost] = "conductor, source"
 		}
 	case r.fromHost():

@@ -14,27 +14,27 @@ func apartRows() []route {
 	type ref = migration.Ref
 	return []route{
 		// Asked of the source.
-		verb("snapshot-disks", "Hold the files of a guest that is off as they are.", sideConductor, slow, nil,
+		verb("snapshot-disks", "Hold the files of a guest that is off as they are.", migration.AccessConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, d SnapshotRequest) (migration.Snapshot, error) {
 				return h.SnapshotDisks(ctx, r, d.Targets)
 			}),
-		plain("drop-snapshot", "Undo snapshot-disks.", sideConductor, slow, host.DropSnapshot),
-		plain("disconnect", "Take a guest that is off from its networks and volumes.", sideConductor, slow, host.Disconnect),
-		plain("reconnect", "Undo disconnect.", sideConductor, slow, host.Reconnect),
-		plain("hide-instance", "The copy here is the one that is not shown.", sideConductor, quick, host.HideInstance),
-		act("carry-volumes", "Keep what a guest was given and lost where it was, for its return.", sideConductor, quick, nil,
+		plain("drop-snapshot", "Undo snapshot-disks.", migration.AccessConductor, slow, host.DropSnapshot),
+		plain("disconnect", "Take a guest that is off from its networks and volumes.", migration.AccessConductor, slow, host.Disconnect),
+		plain("reconnect", "Undo disconnect.", migration.AccessConductor, slow, host.Reconnect),
+		plain("hide-instance", "The copy here is the one that is not shown.", migration.AccessConductor, quick, host.HideInstance),
+		act("carry-volumes", "Keep what a guest was given and lost where it was, for its return.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, v migration.VolumeChanges) error {
 				return h.CarryVolumes(ctx, r, v)
 			}),
 
 		// Asked of the destination.
-		act("copy-instance", "Set up the instance's record here, hidden.", sideConductor, quick, nil,
+		act("copy-instance", "Set up the instance's record here, hidden.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, i migration.InstanceCopy) error {
 				return h.CopyInstance(ctx, r, i)
 			}),
-		plain("remove-copy", "Undo copy-instance.", sideDestination, quick, host.RemoveCopy),
-		plain("show-instance", "The copy here is the one that is shown.", sideConductor, quick, host.ShowInstance),
-		verb("read-volumes", "What a guest was given and lost here since it came.", sideConductor, quick, nil,
+		plain("remove-copy", "Undo copy-instance.", migration.AccessDestination, quick, host.RemoveCopy),
+		plain("show-instance", "The copy here is the one that is shown.", migration.AccessConductor, quick, host.ShowInstance),
+		verb("read-volumes", "What a guest was given and lost here since it came.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.VolumeChanges, error) {
 				return h.ReadVolumes(ctx, r)
 			}),

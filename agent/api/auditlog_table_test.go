@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // TestAuditLog_EveryRouteIsThoughtOf: what is no GET has a line, or a reason why not, and a
@@ -78,11 +79,11 @@ func TestAuditLog_SaysWhatIsNamedAndNothingElse(t *testing.T) {
 		{nil, nil},
 		{&nothing{}, nil},
 		{&CreateInstance{FlavorName: "small"}, []string{"flavor_name=small"}},
-		{&VerbRequest[migration.ClaimRequest]{
+		{&operation.Request[migration.ClaimRequest]{
 			Ref:  migration.Ref{Migration: "m-1", Instance: "i-1", Attempt: 2, Step: "claim"},
 			Args: migration.ClaimRequest{Context: migration.Context{Source: "host-a"}},
 		}, []string{"migration=m-1", "instance=i-1", "attempt=2", "step=claim"}},
-		{&VerbRequest[migration.PreLiveRequest]{Args: migration.PreLiveRequest{Source: "host-a", Guest: migration.Guest{XML: "<secret/>"}}}, []string{"source_compute=host-a"}},
+		{&operation.Request[migration.PreLiveRequest]{Args: migration.PreLiveRequest{Source: "host-a", Guest: migration.Guest{XML: "<secret/>"}}}, []string{"source_compute=host-a"}},
 		{&SetHost{Disabled: &yes, Reason: "disk\nbroken \u202e"}, []string{"disabled=true", "reason=disk?broken ?"}},
 		{&DrainRequest{Host: "host-a", To: []string{"b", "c"}, Priorities: map[string]int{"web": 1}}, []string{"host=host-a", "dest_computes=b,c"}},
 		{&DeclareDead{Because: strings.Repeat("x", 600)}, []string{"because=" + strings.Repeat("x", 500) + "…"}},

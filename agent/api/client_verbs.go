@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // The methods of migration.Host. Each carries its Ref, so that each is safe to
@@ -24,11 +25,23 @@ func (c *Client) verb(ctx context.Context, name string, most time.Duration, in, 
 	return c.do(ctx, http.MethodPost, "/v1/verbs/"+name, in, out, repeatable)
 }
 
-func with[A any](ref migration.Ref, args A) VerbRequest[A] {
-	return VerbRequest[A]{Ref: ref, Args: args}
+// Ask implements migration.Host. It blocks for the operation's limit at most. An agent that does not
+// know the operation is refused by its version (migration.ReasonPeerTooOld).
+func (c *Client) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	out := op.NewAnswer()
+	if err := c.verb(ctx, op.Name, op.Limit, op.Pack(ref, in), out); err != nil {
+		return nil, c.knowsNo(ctx, err, routeUnknown, "operation "+op.Name)
+	}
+	return op.Answer(out), nil
 }
 
-func alone(ref migration.Ref) VerbRequest[nothing] { return VerbRequest[nothing]{Ref: ref} }
+func with[A any](ref migration.Ref, args A) operation.Request[A] {
+	return operation.Request[A]{Ref: ref, Args: args}
+}
+
+func alone(ref migration.Ref) operation.Request[operation.None] {
+	return operation.Request[operation.None]{Ref: ref}
+}
 
 // Describe implements migration.Host.
 func (c *Client) Describe(ctx context.Context) (out migration.Description, err error) {

@@ -25,51 +25,51 @@ func coldRows() []route {
 	type host = migration.Host
 	type ref = migration.Ref
 	return []route{
-		verb("plan-change", "What a change would make of a guest; changes nothing.", sideLook, quick, nil,
+		verb("plan-change", "What a change would make of a guest; changes nothing.", migration.AccessLook, quick, nil,
 			func(ctx context.Context, h host, r ref, c migration.Change) (migration.Wanted, error) {
 				return h.PlanChange(ctx, r.Instance, c)
 			}),
-		verb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", sideConductor, slow+migration.LongestShutdown, nil,
+		verb("power-off", "End the guest's domain: it is asked to shut down, then its plug is pulled.", migration.AccessConductor, slow+migration.LongestShutdown, nil,
 			func(ctx context.Context, h host, r ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
 				return h.PowerOff(ctx, r, p)
 			}),
-		plain("power-on", "Undo power-off.", sideConductor, slow, host.PowerOn),
-		verb("hand-over", "The commit of a cold move, or of its return: the token leaves this host.", sideConductor, quick, nil,
+		plain("power-on", "Undo power-off.", migration.AccessConductor, slow, host.PowerOn),
+		verb("hand-over", "The commit of a cold move, or of its return: the token leaves this host.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, a HandOverRequest) (migration.Commit, error) {
 				return h.HandOver(ctx, r, a.To)
 			}),
-		plain("keep-guest", "Refuse any later hand-over of this attempt.", sideConductor, quick, host.KeepGuest),
+		plain("keep-guest", "Refuse any later hand-over of this attempt.", migration.AccessConductor, quick, host.KeepGuest),
 
 		// Asked of the source.
-		plain("confirm-source", "End the guest's half here, after the move was confirmed.", sideConductor, slow, host.ConfirmSource),
-		plain("await-return", "Make the half that is held here ready to take the guest back.", sideConductor, quick, host.AwaitReturn),
-		plain("cancel-return", "Undo await-return.", sideConductor, quick, host.CancelReturn),
-		plain("finish-revert", "Give the guest back as it was before the move.", sideConductor, slow, host.FinishRevert),
+		plain("confirm-source", "End the guest's half here, after the move was confirmed.", migration.AccessConductor, slow, host.ConfirmSource),
+		plain("await-return", "Make the half that is held here ready to take the guest back.", migration.AccessConductor, quick, host.AwaitReturn),
+		plain("cancel-return", "Undo await-return.", migration.AccessConductor, quick, host.CancelReturn),
+		plain("finish-revert", "Give the guest back as it was before the move.", migration.AccessConductor, slow, host.FinishRevert),
 
 		// Asked of the destination.
-		verb("prep-resize", "Get ready for a guest that comes while it is off.", sideDestination, slow,
-			func(p migration.PrepRequest) named { return named{source: p.Source} },
+		verb("prep-resize", "Get ready for a guest that comes while it is off.", migration.AccessDestination, slow,
+			func(p migration.PrepRequest) migration.Named { return migration.Named{Source: p.Source} },
 			func(ctx context.Context, h host, r ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 				return h.PrepResize(ctx, r, p)
 			}),
-		plain("rollback-prep-resize", "Undo prep-resize.", sideDestination, slow, host.RollbackPrepResize),
-		act("accept-handed", "Accept the token of a cold move, or of its return; nothing is started.", sideDestination, quick,
+		plain("rollback-prep-resize", "Undo prep-resize.", migration.AccessDestination, slow, host.RollbackPrepResize),
+		act("accept-handed", "Accept the token of a cold move, or of its return; nothing is started.", migration.AccessDestination, quick,
 			namesOfCommit,
 			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptHanded(ctx, r, c) }),
-		plain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", sideDestination, slow, host.FinishResize),
-		plain("confirm-destination", "End the move here; the guest stays.", sideDestination, quick, host.ConfirmDestination),
-		plain("clean-up-reverted", "Remove what a guest that was handed back left here.", sideDestination, slow, host.CleanUpReverted),
+		plain("finish-resize", "Make the guest live here: disks, definition, power state, claim bound.", migration.AccessDestination, slow, host.FinishResize),
+		plain("confirm-destination", "End the move here; the guest stays.", migration.AccessDestination, quick, host.ConfirmDestination),
+		plain("clean-up-reverted", "Remove what a guest that was handed back left here.", migration.AccessDestination, slow, host.CleanUpReverted),
 
 		// Asked of the host whose guest is changed in its place.
-		act("prep-change", "Make ready what a change in place needs, while the guest runs.", sideConductor, slow, nil,
+		act("prep-change", "Make ready what a change in place needs, while the guest runs.", migration.AccessConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, p migration.PrepRequest) error {
 				return h.PrepChange(ctx, r, p)
 			}),
-		plain("rollback-prep-change", "Undo prep-change.", sideConductor, slow, host.RollbackPrepChange),
-		plain("apply-change", "Put the new in the place of the old, which is kept.", sideConductor, slow, host.ApplyChange),
-		plain("unapply-change", "Undo apply-change: the old is in its place again.", sideConductor, slow, host.UnapplyChange),
-		plain("start-changed", "Give the changed guest its power state.", sideConductor, slow, host.StartChanged),
-		plain("finish-change", "Give up what the guest held before; no way back.", sideConductor, slow, host.FinishChange),
+		plain("rollback-prep-change", "Undo prep-change.", migration.AccessConductor, slow, host.RollbackPrepChange),
+		plain("apply-change", "Put the new in the place of the old, which is kept.", migration.AccessConductor, slow, host.ApplyChange),
+		plain("unapply-change", "Undo apply-change: the old is in its place again.", migration.AccessConductor, slow, host.UnapplyChange),
+		plain("start-changed", "Give the changed guest its power state.", migration.AccessConductor, slow, host.StartChanged),
+		plain("finish-change", "Give up what the guest held before; no way back.", migration.AccessConductor, slow, host.FinishChange),
 	}
 }
 

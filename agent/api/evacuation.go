@@ -4,48 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"time"
 
 	"berth/internal/fault"
 	"berth/migration"
 )
 
-// evacuationRows are the verbs of migration.EvacuationVerbs. The source is dead and asks
-// nothing, so that another host conducts: the one that the claim here names. For the first
-// contact a host's certificate is enough, since the token is given by the fleet's records
-// alone, which the asked host reads itself.
-func evacuationRows() []route {
-	type host = migration.Host
-	type ref = migration.Ref
-	return []route{
-		verb("prep-evacuation", "Get ready for a guest of a dead host: all but the start.", sideDestination, slow,
-			func(e migration.EvacuationRequest) named { return named{source: e.Source, evacuates: true} },
-			func(ctx context.Context, h host, r ref, e migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
-				return h.PrepEvacuation(ctx, r, e)
-			}),
-		plain("rollback-prep-evacuation", "Undo prep-evacuation.", sideDestination, slow, host.RollbackPrepEvacuation),
-		act("accept-evacuated", "Accept the token of a guest of a dead host, by the fleet's records.", sideDestination, quick,
-			func(c migration.Commit) named { return named{source: c.From, evacuates: true} },
-			func(ctx context.Context, h host, r ref, c migration.Commit) error {
-				return h.AcceptEvacuated(ctx, r, c)
-			}),
-		verb("finish-evacuation", "Make the guest live here: disks, definition, claim bound, power state.", sideDestination, slow, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.FinishedEvacuation, error) {
-				return h.FinishEvacuation(ctx, r)
-			}),
-	}
-}
-
 // evacuationRoute is there in every agent that knows evacuations.
 const evacuationRoute = "/v1/verbs/prep-evacuation"
 
 const evacuations = "evacuations"
-
-// evacuate asks a verb of migration.EvacuationVerbs. A host whose agent is older than these
-// verbs is refused by its version.
-func (c *Client) evacuate(ctx context.Context, name string, most time.Duration, in, out any) error {
-	return c.knowsNo(ctx, c.verb(ctx, name, most, in, out), routeUnknown, evacuations)
-}
 
 // lacks says of an answer that refuses whether it may be because the agent is too old: it
 // has no such route. Requests that are older than a kind of move are refused in many ways.
@@ -57,27 +24,6 @@ func (c *Client) lacks(ctx context.Context, path string) func(error) bool {
 		}
 		return false
 	}
-}
-
-// PrepEvacuation implements migration.EvacuationVerbs.
-func (c *Client) PrepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (out migration.PreparedEvacuation, err error) {
-	return out, c.evacuate(ctx, "prep-evacuation", slowVerb, with(ref, r), &out)
-}
-
-// RollbackPrepEvacuation implements migration.EvacuationVerbs. An agent that knows no
-// evacuations has prepared none.
-func (c *Client) RollbackPrepEvacuation(ctx context.Context, ref migration.Ref) error {
-	return c.evacuate(ctx, "rollback-prep-evacuation", slowVerb, alone(ref), nil)
-}
-
-// AcceptEvacuated implements migration.EvacuationVerbs.
-func (c *Client) AcceptEvacuated(ctx context.Context, ref migration.Ref, m migration.Commit) error {
-	return c.evacuate(ctx, "accept-evacuated", quickVerb, with(ref, m), nil)
-}
-
-// FinishEvacuation implements migration.EvacuationVerbs.
-func (c *Client) FinishEvacuation(ctx context.Context, ref migration.Ref) (out migration.FinishedEvacuation, err error) {
-	return out, c.evacuate(ctx, "finish-evacuation", slowVerb, alone(ref), &out)
 }
 
 // operatorsWord refuses an evacuation that a host asks for, also one that it passes on:

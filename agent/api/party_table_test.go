@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"berth/migration"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -12,7 +14,7 @@ import (
 // whole against a page that people have read.
 func TestParty_TheWholeTable(t *testing.T) {
 	var out strings.Builder
-	for s := range sides {
+	for s := range migration.Accesses {
 		for r := range recordeds {
 			for by := range relations {
 				if r == recordedNothing && by != relationNone || r == recordedOrdinary && by == relationConductor {
@@ -27,11 +29,11 @@ func TestParty_TheWholeTable(t *testing.T) {
 					case got == no:
 					case n == namesOther:
 						t.Errorf("%s is answered to a host that says another one conducts", sideWords[s])
-					case got == byRight && (r != recordedNothing || s == sideConductor || s == sideShipment):
+					case got == byRight && (r != recordedNothing || s == migration.AccessConductor || s == migration.AccessShipment):
 						t.Errorf("%s is answered by a right, where nothing but the record counts", sideWords[s])
-					case r == recordedNothing && (s == sideConductor || got == yes && s != sideDestination && s != sideShipment):
+					case r == recordedNothing && (s == migration.AccessConductor || got == yes && s != migration.AccessDestination && s != migration.AccessShipment):
 						t.Errorf("%s is answered to a stranger", sideWords[s])
-					case r != recordedNothing && !conducts && !(s == sideShipment && r == recordedApart && by == relationSource):
+					case r != recordedNothing && !conducts && !(s == migration.AccessShipment && r == recordedApart && by == relationSource):
 						t.Errorf("%s is answered to a host that does not conduct", sideWords[s])
 					}
 				}
@@ -94,21 +96,21 @@ forget      apart    conductor   yes   no    yes   no    no
 	}
 }
 
-var sideWords = map[side]string{sideConductor: "conductor", sideDestination: "destination", sideShipment: "shipment", sideLook: "look", sideBegin: "begin", sideForget: "forget"}
+var sideWords = map[migration.Access]string{migration.AccessConductor: "conductor", migration.AccessDestination: "destination", migration.AccessShipment: "shipment", migration.AccessLook: "look", migration.AccessBegin: "begin", migration.AccessForget: "forget"}
 
 // TestParty_EveryVerbThatActsAtTheSourceNeedsItsRecord lists the verbs that a host without
 // a record answers to somebody: none other may be among them.
 func TestParty_EveryVerbThatActsAtTheSourceNeedsItsRecord(t *testing.T) {
-	got := map[string]side{}
+	got := map[string]migration.Access{}
 	for _, r := range table() {
 		if name, ok := strings.CutPrefix(r.path, "/v1/verbs/"); ok && r.party != nil {
 			got[name] = *r.party
 		}
 	}
-	want := map[side][]string{
-		sideLook: {"inspect", "check-source", "stream-status", "plan-change", "reaches"}, sideBegin: {"record-context"}, sideForget: {"drop-context"},
-		sideShipment: {"write-disk", "shipped-so-far", "seal-disks"},
-		sideDestination: {"check-destination", "claim", "renew-claim", "abort-claim", "pre-live-migration", "rollback-pre-live-migration", "accept-token", "destination-status", "finish-destination",
+	want := map[migration.Access][]string{
+		migration.AccessLook: {"inspect", "check-source", "stream-status", "plan-change", "reaches"}, migration.AccessBegin: {"record-context"}, migration.AccessForget: {"drop-context"},
+		migration.AccessShipment: {"write-disk", "shipped-so-far", "seal-disks"},
+		migration.AccessDestination: {"check-destination", "claim", "renew-claim", "abort-claim", "pre-live-migration", "rollback-pre-live-migration", "accept-token", "destination-status", "finish-destination",
 			"prep-resize", "rollback-prep-resize", "accept-handed", "finish-resize", "confirm-destination", "clean-up-reverted", "remove-copy",
 			"prep-evacuation", "rollback-prep-evacuation", "accept-evacuated", "finish-evacuation"},
 	}
@@ -121,7 +123,7 @@ func TestParty_EveryVerbThatActsAtTheSourceNeedsItsRecord(t *testing.T) {
 		}
 	}
 	for name, side := range got {
-		if side != sideConductor {
+		if side != migration.AccessConductor {
 			t.Errorf("%s: %s, want it to be asked by who conducts, by the record alone", name, sideWords[side])
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // How long a request may take. Slow ones make disks, run hooks (60 s each by
@@ -25,10 +26,10 @@ type route struct {
 	name         string // operationId
 	summary      string
 	allow        caller
-	party        *side       // of a host verb: who may ask it; see partyTable
-	relayed      bool        // may be passed on to another host with ?host=NAME
-	act          hostAct     // of a row that changes something, and that hosts may send too
-	query        [][2]string // parameters and what they mean, beside host
+	party        *migration.Access // of a host verb: who may ask it; see partyTable
+	relayed      bool              // may be passed on to another host with ?host=NAME
+	act          hostAct           // of a row that changes something, and that hosts may send too
+	query        [][2]string       // parameters and what they mean, beside host
 	timeout      time.Duration
 	status       int          // of success
 	in, out      reflect.Type // nil for no body
@@ -68,31 +69,60 @@ func (r route) asks(name, means string) route {
 	return r
 }
 
-// VerbRequest is the body of a host verb: its Ref, and what else it takes.
-type VerbRequest[A any] struct {
-	Ref  migration.Ref `json:"ref"`
-	Args A             `json:"args"`
+// operationRow makes the row of a host operation.
+func operationRow(op *migration.Operation) route {
+	return route{
+		method: http.MethodPost, path: "/v1/verbs/" + op.Name, name: "verb-" + op.Name, summary: op.Summary, allow: hostsOnly, party: &op.Access, timeout: op.Limit, status: http.StatusOK,
+		in: reflect.TypeOf(op.NewRequest()).Elem(), out: reflect.TypeOf(op.NewAnswer()).Elem(),
+		serve: func(s *Server, r *http.Request, body any) (any, error) {
+			ref, in := op.Unpack(body)
+			var who *migration.Named
+			if op.Names != nil {
+				n := op.Names(in)
+				who = &n
+			}
+			if err := s.mayAsk(r.Context(), op.Access, ref, who); err != nil {
+				return nil, err
+			}
+			return s.once(r, op.Name, body, func(ctx context.Context) (any, error) { return s.svc.Verbs.Ask(ctx, ref, op, in) })
+		},
+	}
+}
+
+// operationRows are the rows of the operations that are values.
+func operationRows() []route {
+	var out []route
+	for _, op := range operation.All() {
+		out = append(out, operationRow(op))
+	}
+	return out
+}
+
+// mayAsk refuses an operation from a host that has no business with the migration; see party.
+func (s *Server) mayAsk(ctx context.Context, access migration.Access, ref migration.Ref, n *migration.Named) error {
+	if n != nil && n.Source == "" {
+		return fault.Refuse(fault.Invalid, "read the request", fault.Reason{
+			Code: "source_missing", Message: "the arguments do not name the source host", Change: "name it",
+		})
+	}
+	return s.party(ctx, access, ref.Migration, ref.Instance, n)
 }
 
 // verb makes the row of a host verb that answers something. names gives the hosts that
 // the arguments name; nil for none.
-func verb[A, Out any](name, summary string, side side, timeout time.Duration, names func(A) named,
+func verb[A, Out any](name, summary string, access migration.Access, timeout time.Duration, names func(A) migration.Named,
 	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (Out, error)) route {
 	return route{
-		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, party: &side, timeout: timeout, status: http.StatusOK,
-		in: reflect.TypeFor[VerbRequest[A]](), out: reflect.TypeFor[Out](),
+		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, party: &access, timeout: timeout, status: http.StatusOK,
+		in: reflect.TypeFor[operation.Request[A]](), out: reflect.TypeFor[Out](),
 		serve: func(s *Server, r *http.Request, body any) (any, error) {
-			b := body.(*VerbRequest[A])
-			var who *named
+			b := body.(*operation.Request[A])
+			var who *migration.Named
 			if names != nil {
 				n := names(b.Args)
-				if who = &n; n.source == "" {
-					return nil, fault.Refuse(fault.Invalid, "read the request", fault.Reason{
-						Code: "source_missing", Message: "the arguments do not name the source host", Change: "name it",
-					})
-				}
+				who = &n
 			}
-			if err := s.party(r.Context(), side, b.Ref.Migration, b.Ref.Instance, who); err != nil {
+			if err := s.mayAsk(r.Context(), access, b.Ref, who); err != nil {
 				return nil, err
 			}
 			return s.once(r, name, b, func(ctx context.Context) (any, error) { return f(ctx, s.svc.Verbs, b.Ref, b.Args) })
@@ -101,16 +131,16 @@ func verb[A, Out any](name, summary string, side side, timeout time.Duration, na
 }
 
 // act makes the row of a host verb that answers only that it is done.
-func act[A any](name, summary string, side side, timeout time.Duration, names func(A) named,
+func act[A any](name, summary string, access migration.Access, timeout time.Duration, names func(A) migration.Named,
 	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) error) route {
-	return verb(name, summary, side, timeout, names, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
+	return verb(name, summary, access, timeout, names, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
 		return nothing{}, f(ctx, h, ref, args)
 	})
 }
 
 // plain makes the row of a host verb that takes a Ref alone.
-func plain(name, summary string, side side, timeout time.Duration, f func(h migration.Host, ctx context.Context, ref migration.Ref) error) route {
-	return act(name, summary, side, timeout, nil, func(ctx context.Context, h migration.Host, ref migration.Ref, _ nothing) error {
+func plain(name, summary string, access migration.Access, timeout time.Duration, f func(h migration.Host, ctx context.Context, ref migration.Ref) error) route {
+	return act(name, summary, access, timeout, nil, func(ctx context.Context, h migration.Host, ref migration.Ref, _ nothing) error {
 		return f(h, ctx, ref)
 	})
 }
@@ -221,7 +251,7 @@ func table() []route {
 			}),
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), coldRows(), apartRows(), evacuationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
+	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), coldRows(), apartRows(), operationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }
@@ -237,62 +267,62 @@ func verbs() []route {
 			}),
 
 		// Asked of the source, by a third host that conducts.
-		verb("inspect", "Read the guest that is to leave.", sideLook, quick, nil,
+		verb("inspect", "Read the guest that is to leave.", migration.AccessLook, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.Guest, error) {
 				return h.Inspect(ctx, r.Instance)
 			}),
-		verb("check-source", "Hold the destination's answer against the guest.", sideLook, quick, nil,
+		verb("check-source", "Hold the destination's answer against the guest.", migration.AccessLook, quick, nil,
 			func(ctx context.Context, h host, r ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
 				return h.CheckSource(ctx, r, a)
 			}),
-		act("record-context", "Make the MigrationContext durable on the source.", sideBegin, quick, namesOfContext,
+		act("record-context", "Make the MigrationContext durable on the source.", migration.AccessBegin, quick, namesOfContext,
 			func(ctx context.Context, h host, r ref, c migration.Context) error { return h.RecordContext(ctx, r, c) }),
-		plain("drop-context", "Undo record-context.", sideForget, quick, host.DropContext),
-		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", sideConductor, slow, nil,
+		plain("drop-context", "Undo record-context.", migration.AccessForget, quick, host.DropContext),
+		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", migration.AccessConductor, slow, nil,
 			func(ctx context.Context, h host, r ref, st migration.Stream) error { return h.StartStream(ctx, r, st) }),
-		verb("stream-status", "The job and the domain at one moment.", sideLook, quick, nil,
+		verb("stream-status", "The job and the domain at one moment.", migration.AccessLook, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.StreamStatus, error) {
 				return h.StreamStatus(ctx, r)
 			}),
-		act("tune-stream", "Change bounds of the job in flight.", sideConductor, quick, nil,
+		act("tune-stream", "Change bounds of the job in flight.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, t migration.Tuning) error { return h.TuneStream(ctx, r, t) }),
-		verb("commit", "The point of no return: the token leaves the source.", sideConductor, quick, nil,
+		verb("commit", "The point of no return: the token leaves the source.", migration.AccessConductor, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.Commit, error) { return h.Commit(ctx, r) }),
-		plain("reclaim", "Abort the job and keep the guest.", sideConductor, slow, host.Reclaim),
-		plain("clean-up-source", "Remove what the guest left behind.", sideConductor, slow, host.CleanUpSource),
+		plain("reclaim", "Abort the job and keep the guest.", migration.AccessConductor, slow, host.Reclaim),
+		plain("clean-up-source", "Remove what the guest left behind.", migration.AccessConductor, slow, host.CleanUpSource),
 
 		// Asked of the destination, by the host that conducts.
-		verb("check-destination", "Could the guest come; changes nothing.", sideDestination, quick,
-			func(c migration.CheckRequest) named {
-				return named{source: c.Source.Name, evacuates: c.Kind == migration.TypeEvacuation}
+		verb("check-destination", "Could the guest come; changes nothing.", migration.AccessDestination, quick,
+			func(c migration.CheckRequest) migration.Named {
+				return migration.Named{Source: c.Source.Name, Evacuates: c.Kind == migration.TypeEvacuation}
 			},
 			func(ctx context.Context, h host, r ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 				return h.CheckDestination(ctx, r, c)
 			}),
-		verb("claim", "Hold the guest's resources, durably.", sideDestination, quick,
-			func(c migration.ClaimRequest) named {
+		verb("claim", "Hold the guest's resources, durably.", migration.AccessDestination, quick,
+			func(c migration.ClaimRequest) migration.Named {
 				n := namesOfContext(c.Context)
-				n.evacuates = c.Kind == migration.TypeEvacuation
+				n.Evacuates = c.Kind == migration.TypeEvacuation
 				return n
 			},
 			func(ctx context.Context, h host, r ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 				return h.Claim(ctx, r, c)
 			}),
-		plain("renew-claim", "Keep a pending claim.", sideDestination, quick, host.RenewClaim),
-		plain("abort-claim", "Undo claim.", sideDestination, slow, host.AbortClaim),
-		verb("pre-live-migration", "Prepare the host for the guest.", sideDestination, slow,
-			func(p migration.PreLiveRequest) named { return named{source: p.Source} },
+		plain("renew-claim", "Keep a pending claim.", migration.AccessDestination, quick, host.RenewClaim),
+		plain("abort-claim", "Undo claim.", migration.AccessDestination, slow, host.AbortClaim),
+		verb("pre-live-migration", "Prepare the host for the guest.", migration.AccessDestination, slow,
+			func(p migration.PreLiveRequest) migration.Named { return migration.Named{Source: p.Source} },
 			func(ctx context.Context, h host, r ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 				return h.PreLiveMigration(ctx, r, p)
 			}),
-		plain("rollback-pre-live-migration", "Undo pre-live-migration.", sideDestination, slow, host.RollbackPreLiveMigration),
-		act("accept-token", "Accept the token, then resume the guest.", sideDestination, slow,
+		plain("rollback-pre-live-migration", "Undo pre-live-migration.", migration.AccessDestination, slow, host.RollbackPreLiveMigration),
+		act("accept-token", "Accept the token, then resume the guest.", migration.AccessDestination, slow,
 			namesOfCommit,
 			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptToken(ctx, r, c) }),
-		verb("destination-status", "What the destination has of the migration at one moment.", sideDestination, quick, nil,
+		verb("destination-status", "What the destination has of the migration at one moment.", migration.AccessDestination, quick, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.DestinationStatus, error) {
 				return h.DestinationStatus(ctx, r)
 			}),
-		plain("finish-destination", "Bind the claim, define, announce.", sideDestination, slow, host.FinishDestination),
+		plain("finish-destination", "Bind the claim, define, announce.", migration.AccessDestination, slow, host.FinishDestination),
 	}
 }

@@ -1,8 +1,9 @@
 package api
 
 import (
-	"berth/agent/host/fileusers"
 	"context"
+
+	"berth/agent/host/fileusers"
 
 	"berth/migration"
 )

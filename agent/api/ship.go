@@ -16,6 +16,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // frameType is the media type of a frame: four bytes with the length of what follows,
@@ -95,7 +96,7 @@ func notFrame(why string) error {
 // dataOf is where a frame's bytes belong in what its header says.
 func dataOf(v any) *[]byte {
 	switch v := v.(type) {
-	case *VerbRequest[migration.DiskPiece]:
+	case *operation.Request[migration.DiskPiece]:
 		return &v.Args.Data
 	case *migration.DiskPiece:
 		return &v.Data
@@ -173,27 +174,27 @@ func shipRows() []route {
 		host = migration.Host
 		ref  = migration.Ref
 	)
-	read := verb("read-disk", "A piece of a file of a guest that is off. The answer is a frame.", sideConductor, pieceTime, nil,
+	read := verb("read-disk", "A piece of a file of a guest that is off. The answer is a frame.", migration.AccessConductor, pieceTime, nil,
 		func(ctx context.Context, h host, r ref, a migration.DiskRange) (migration.DiskPiece, error) {
 			return h.ReadDisk(ctx, r, a)
 		})
 	read.frameOut = true
-	write := act("write-disk", "Keep a piece of a file. The request is a frame.", sideShipment, pieceTime, nil,
+	write := act("write-disk", "Keep a piece of a file. The request is a frame.", migration.AccessShipment, pieceTime, nil,
 		func(ctx context.Context, h host, r ref, p migration.DiskPiece) error { return h.WriteDisk(ctx, r, p) })
 	write.frameIn = true
 	return []route{
 		read, write,
-		verb("shipped-so-far", "Make what has come of shipped files durable, and say how far that is.", sideShipment, slow, nil,
+		verb("shipped-so-far", "Make what has come of shipped files durable, and say how far that is.", migration.AccessShipment, slow, nil,
 			func(ctx context.Context, h host, r ref, _ nothing) (migration.Shipped, error) {
 				return h.ShippedSoFar(ctx, r)
 			}),
-		act("seal-disks", "End the shipping: every file is whole, durable and in its place.", sideShipment, slow, nil,
+		act("seal-disks", "End the shipping: every file is whole, durable and in its place.", migration.AccessShipment, slow, nil,
 			func(ctx context.Context, h host, r ref, want migration.Shipped) error {
 				return h.SealDisks(ctx, r, want)
 			}),
-		act("send-disks", "Ship files straight to the destination. Busy where it goes on: ask again.", sideConductor, sendWait, nil,
+		act("send-disks", "Ship files straight to the destination. Busy where it goes on: ask again.", migration.AccessConductor, sendWait, nil,
 			func(ctx context.Context, h host, r ref, a migration.SendRequest) error { return h.SendDisks(ctx, r, a) }),
-		act("reaches", "Whether this host's agent reaches another's.", sideLook, quick, nil,
+		act("reaches", "Whether this host's agent reaches another's.", migration.AccessLook, quick, nil,
 			func(ctx context.Context, h host, _ ref, a ReachRequest) error { return h.Reaches(ctx, a.Host) }),
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // Settled is what an operator's word has come to.
@@ -31,7 +32,7 @@ type Yield struct {
 func sideRows() []route {
 	fate := write(http.MethodPost, "/v1/verbs/attempt-fate", "verb-attempt-fate",
 		"What became of one attempt, asked of the host that the guest leaves by the one that it goes to, or by a third that conducts; and of that third by the two.", hostsOnly,
-		func(s *Server, r *http.Request, in VerbRequest[nothing]) (migration.AttemptFate, error) {
+		func(s *Server, r *http.Request, in operation.Request[operation.None]) (migration.AttemptFate, error) {
 			who := callerOf(r.Context()).name
 			// A migration of which nothing is recorded is nobody's secret.
 			if p, known := s.svc.Parties.Parties(in.Ref.Migration, ""); known && p.Destination != who && p.Conductor != who {
@@ -42,7 +43,7 @@ func sideRows() []route {
 	fate.timeout = quick
 	yield := write(http.MethodPost, "/v1/verbs/yield-token", "verb-yield-token",
 		"The calling host, the other one of the move, has the token with a higher epoch: end what is here.", hostsOnly,
-		func(s *Server, r *http.Request, in VerbRequest[Yield]) (nothing, error) {
+		func(s *Server, r *http.Request, in operation.Request[Yield]) (nothing, error) {
 			who := callerOf(r.Context()).name
 			p, known := s.svc.Parties.Parties(in.Ref.Migration, "")
 			if !known || who != p.Source && who != p.Destination {

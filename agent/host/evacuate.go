@@ -53,13 +53,7 @@ func (r lost) phase(h *Host, phase string) phaseRequest {
 	return phaseRequest{Phase: phase, Kind: migration.TypeEvacuation, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML, Power: r.Power}
 }
 
-// PrepEvacuation implements migration.EvacuationVerbs.
-func (h *Host) PrepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
-	h.hear(ref)
-	a, err := h.prepEvacuation(ctx, ref, r)
-	return a, wrap(err, "prepare %s for %s, whose host %s is dead", h.o.Name, r.Guest.Name, r.Source)
-}
-
+// prepEvacuation does operation.PrepEvacuation.
 func (h *Host) prepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
 	none := migration.PreparedEvacuation{}
 	if r.Guest.UUID != ref.Instance || r.Source == "" || r.Source == h.o.Name {
@@ -183,12 +177,7 @@ func evacuated(g migration.Guest) migration.Wanted {
 	return migration.Wanted{Flavor: g.Flavor, Resources: g.Resources, Topology: g.Topology, PCIRequests: g.PCIRequests}
 }
 
-// RollbackPrepEvacuation implements migration.EvacuationVerbs.
-func (h *Host) RollbackPrepEvacuation(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.rollbackPrepEvacuation(ctx, ref), "roll back prep_evacuation of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// rollbackPrepEvacuation does operation.RollbackPrepEvacuation.
 func (h *Host) rollbackPrepEvacuation(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepPrepareEvacuation, func() error {
 		if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {

@@ -20,6 +20,7 @@ import (
 	"berth/fleet/fleettest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const sharedFile = "/shared/data.raw"
@@ -151,7 +152,7 @@ func (e *evacuation) prepared() []step {
 	return []step{
 		{"check", func() error { _, err := e.check(); return err }, nil},
 		{"claim", e.claim, func() error { return e.b.AbortClaim(ctx, e.ref) }},
-		{"prep evacuation", func() error { _, err := e.b.PrepEvacuation(ctx, e.ref, e.request); return err }, func() error { return e.b.RollbackPrepEvacuation(ctx, e.ref) }},
+		{"prep evacuation", func() error { _, err := operation.PrepEvacuation.Ask(ctx, e.b, e.ref, e.request); return err }, func() error { return operation.RollbackPrepEvacuation.Ask(ctx, e.b, e.ref) }},
 	}
 }
 
@@ -159,8 +160,8 @@ func (e *evacuation) finished() []step {
 	ctx := e.t.Context()
 	return []step{
 		{"take over", e.takeOver, nil},
-		{"accept evacuated", func() error { return e.b.AcceptEvacuated(ctx, e.ref, e.commit()) }, nil},
-		{"finish evacuation", func() error { _, err := e.b.FinishEvacuation(ctx, e.ref); return err }, nil},
+		{"accept evacuated", func() error { return operation.AcceptEvacuated.Ask(ctx, e.b, e.ref, e.commit()) }, nil},
+		{"finish evacuation", func() error { _, err := operation.FinishEvacuation.Ask(ctx, e.b, e.ref); return err }, nil},
 	}
 }
 
@@ -218,7 +219,7 @@ func TestEvacuation_GivesTheGuestItsPowerState(t *testing.T) {
 			}
 			e.all(e.finished())
 			e.lives(power)
-			f, err := e.b.FinishEvacuation(t.Context(), e.ref)
+			f, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 			if want := (migration.FinishedEvacuation{Started: power != driver.ShutOff}); err != nil || f != want {
 				t.Errorf("finished: %+v, %v, want %+v", f, err, want)
 			}
@@ -246,7 +247,7 @@ func TestEvacuation_TellsWhichDisksAreTheVeryOnes(t *testing.T) {
 		t.Errorf("shared (-want +got):\n%s", diff)
 	}
 	e.must("claim", e.claim())
-	got, err := e.b.PrepEvacuation(t.Context(), e.ref, e.request)
+	got, err := operation.PrepEvacuation.Ask(t.Context(), e.b, e.ref, e.request)
 	e.must("prepare", err)
 	if diff := cmp.Diff(migration.PreparedEvacuation{Shared: []string{"vdb"}, Made: []string{"vda"}}, got); diff != "" {
 		t.Errorf("prepared (-want +got):\n%s", diff)
@@ -281,7 +282,7 @@ func TestEvacuation_RefusesWithEveryDisk(t *testing.T) {
 				t.Errorf("check (-want +got):\n%s", diff)
 			}
 			e.must("claim", e.claim())
-			_, err = e.b.PrepEvacuation(t.Context(), e.ref, e.request)
+			_, err = operation.PrepEvacuation.Ask(t.Context(), e.b, e.ref, e.request)
 			if diff := cmp.Diff(c.prep, codes(err)); diff != "" {
 				t.Errorf("prepare (-want +got):\n%s", diff)
 			}
@@ -316,30 +317,30 @@ func TestEvacuation_AnImageThatIsNamedMakesTheFirstDisk(t *testing.T) {
 func TestEvacuation_BelievesTheRecordsAlone(t *testing.T) {
 	e := newEvacuation(t, driver.Running)
 	e.all(e.prepared())
-	err := e.b.AcceptEvacuated(t.Context(), e.ref, e.commit())
+	err := operation.AcceptEvacuated.Ask(t.Context(), e.b, e.ref, e.commit())
 	e.wantKind("accept what was not given", err, fault.Forbidden)
 	if diff := cmp.Diff([]string{"not_given"}, codes(err)); diff != "" {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 	e.store.SetDown(true)
-	e.wantKind("accept without the records", e.b.AcceptEvacuated(t.Context(), e.ref, e.commit()), fault.Unavailable)
-	e.wantKind("roll back without the records", e.b.RollbackPrepEvacuation(t.Context(), e.ref), fault.Unavailable)
+	e.wantKind("accept without the records", operation.AcceptEvacuated.Ask(t.Context(), e.b, e.ref, e.commit()), fault.Unavailable)
+	e.wantKind("roll back without the records", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Unavailable)
 	e.store.SetDown(false)
 	e.must("take over", e.takeOver())
 	wrong := e.commit()
 	wrong.Epoch++
-	e.wantKind("accept another epoch", e.b.AcceptEvacuated(t.Context(), e.ref, wrong), fault.Forbidden)
-	e.wantKind("roll back what was given", e.b.RollbackPrepEvacuation(t.Context(), e.ref), fault.Forbidden)
-	_, err = e.b.FinishEvacuation(t.Context(), e.ref)
+	e.wantKind("accept another epoch", operation.AcceptEvacuated.Ask(t.Context(), e.b, e.ref, wrong), fault.Forbidden)
+	e.wantKind("roll back what was given", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
+	_, err = operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	e.wantKind("finish what was not accepted", err, fault.Forbidden)
 	// No refusal has left a trace.
 	e.all(e.finished())
 	e.lives(driver.Running)
-	e.wantKind("roll back a guest that is here", e.b.RollbackPrepEvacuation(t.Context(), e.ref), fault.Forbidden)
+	e.wantKind("roll back a guest that is here", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
 	e.wantKind("abort its claim", e.b.AbortClaim(t.Context(), e.ref), fault.Forbidden)
 	// Nor once the records say nothing of it any more.
 	e.must("drop its record", e.records.DropInstance(t.Context(), e.ref.Instance, "b", 2))
-	e.wantKind("roll back a guest that is here and has no record", e.b.RollbackPrepEvacuation(t.Context(), e.ref), fault.Forbidden)
+	e.wantKind("roll back a guest that is here and has no record", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
 	e.lives(driver.Running)
 }
 
@@ -354,13 +355,13 @@ func TestEvacuation_AGuestThatCannotStartIsHere(t *testing.T) {
 		}
 		return nil
 	})
-	f, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	f, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	e.must("finish", err)
 	if f.Started || f.NotStarted != "no such emulator" {
 		t.Errorf("finished: %+v, want why it is off", f)
 	}
 	e.b.fake.Fault(nil)
-	again, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	again, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	if err != nil || again != f {
 		t.Errorf("again: %+v, %v, want %+v", again, err, f)
 	}
@@ -525,7 +526,7 @@ func TestEvacuation_AnOperatorMayGiveItUp(t *testing.T) {
 	if left := e.b.tracker.List(); len(left) > 0 {
 		t.Errorf("claims left: %+v", left)
 	}
-	e.wantKind("the conductor's late word", func() error { _, err := e.b.PrepEvacuation(t.Context(), e.ref, e.request); return err }(), fault.Forbidden)
+	e.wantKind("the conductor's late word", func() error { _, err := operation.PrepEvacuation.Ask(t.Context(), e.b, e.ref, e.request); return err }(), fault.Forbidden)
 }
 
 // The place of a disk that was made is taken when the guest has come: it is here all the same.
@@ -534,7 +535,7 @@ func TestEvacuation_ATakenPlaceKeepsItOff(t *testing.T) {
 	e.all(e.prepared())
 	e.world.Host("b").Put(rootFile, "raw", 1, "somebody's")
 	e.all(e.finished()[:2])
-	f, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	f, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	e.must("finish", err)
 	if f.Started || !strings.Contains(f.NotStarted, "disk vda") || !strings.Contains(f.NotStarted, "occupied") {
 		t.Errorf("finished: %+v, want the disk and why", f)

@@ -13,16 +13,12 @@ import (
 	"berth/migration"
 )
 
-// AcceptEvacuated implements migration.EvacuationVerbs.
-func (h *Host) AcceptEvacuated(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	h.hear(ref)
-	err := error(nil)
-	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance || c.To != h.o.Name {
-		err = fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s to %q", c.Attempt, c.Migration, c.Instance, c.To)
-	} else {
-		err = h.acceptEvacuated(ctx, ref, c.Epoch)
+// acceptCommitted does operation.AcceptEvacuated.
+func (h *Host) acceptCommitted(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	if c.Ref() != at(ref, "") || c.To != h.o.Name {
+		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s to %q", c.Attempt, c.Migration, c.Instance, c.To)
 	}
-	return wrap(err, "accept the token of migration %s on %s", ref.Migration, h.o.Name)
+	return h.acceptEvacuated(ctx, ref, c.Epoch)
 }
 
 // acceptEvacuated takes the token that the fleet's records have given to this host by the attempt.
@@ -113,13 +109,7 @@ func (h *Host) readRecords(ctx context.Context, ref migration.Ref, rec lost) (ev
 	return evacuation.Open, take, in, nil
 }
 
-// FinishEvacuation implements migration.EvacuationVerbs.
-func (h *Host) FinishEvacuation(ctx context.Context, ref migration.Ref) (migration.FinishedEvacuation, error) {
-	h.hear(ref)
-	f, err := h.finishEvacuation(ctx, ref)
-	return f, wrap(err, "finish migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// finishEvacuation does operation.FinishEvacuation.
 func (h *Host) finishEvacuation(ctx context.Context, ref migration.Ref) (migration.FinishedEvacuation, error) {
 	none := migration.FinishedEvacuation{}
 	unlock, err := h.lock(ctx, ref.Instance)

@@ -14,6 +14,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // Verbs of an evacuation that come when something else has happened meanwhile.
@@ -66,7 +67,7 @@ func TestEvacuation_ALatePreparationIsRefused(t *testing.T) {
 	e := newEvacuation(t, driver.Running)
 	e.all(e.prepared()[:2])
 	before := e.picture()
-	e.must("roll back", e.b.RollbackPrepEvacuation(t.Context(), e.ref))
+	e.must("roll back", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref))
 	e.wantKind("a late preparation", e.prepared()[2].do(), fault.Forbidden)
 	e.same("after it", before)
 }
@@ -83,7 +84,7 @@ func TestEvacuation_AStartThatMayHelpLaterIsTriedAgain(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := e.b.FinishEvacuation(t.Context(), e.ref)
+		_, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 		e.wantKind("finish", err, kind)
 		e.heal()
 		e.all(e.finished())
@@ -102,13 +103,13 @@ func TestEvacuation_AGuestThatItsUserHasStoppedIsNotStartedAgain(t *testing.T) {
 		}
 		return storetest.Commit
 	})
-	if _, err := e.b.FinishEvacuation(t.Context(), e.ref); err == nil {
+	if _, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref); err == nil {
 		t.Fatal("finished, though that cannot be written")
 	}
 	e.heal()
 	e.state("b", e.ref.Instance, driver.Running)
 	e.must("its user stops it", e.b.fake.Destroy(t.Context(), e.ref.Instance))
-	f, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	f, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	if err != nil || !f.Started {
 		t.Errorf("finished: %+v, %v", f, err)
 	}
@@ -126,8 +127,8 @@ func TestEvacuation_OfAGuestThatHasGoneOnNothingIsLeftToDo(t *testing.T) {
 		t.Fatalf("give way: %v, %v", gave, err)
 	}
 	e.must("clean up", e.b.CleanUpReturned(t.Context(), onward, migration.Guest{}))
-	e.must("accept", e.b.AcceptEvacuated(t.Context(), e.ref, e.commit()))
-	_, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	e.must("accept", operation.AcceptEvacuated.Ask(t.Context(), e.b, e.ref, e.commit()))
+	_, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	e.must("finish", err)
 	if _, err := e.b.fake.Domain(t.Context(), e.ref.Instance); !errors.Is(err, fault.NotFound) {
 		t.Errorf("it is defined again: %v", err)
@@ -140,7 +141,7 @@ func TestEvacuation_AHostThatObservesPreparesNothing(t *testing.T) {
 	e.must("claim", e.claim())
 	before := e.picture()
 	e.b.mode = host.ModeObserve
-	_, err := e.b.PrepEvacuation(t.Context(), e.ref, e.request)
+	_, err := operation.PrepEvacuation.Ask(t.Context(), e.b, e.ref, e.request)
 	e.wantKind("prepare", err, fault.Forbidden)
 	e.same("after it was refused", before)
 }
@@ -153,7 +154,7 @@ func TestEvacuation_ForgetsItOnceItsConductorIsSilent(t *testing.T) {
 	e.silence = time.Nanosecond
 	e.crash()
 	e.looks(func() bool { return len(e.b.tracker.Remembering("prepared_evacuation")) == 0 })
-	f, err := e.b.FinishEvacuation(t.Context(), e.ref)
+	f, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
 	if err != nil || !f.Started {
 		t.Errorf("asked again: %+v, %v", f, err)
 	}

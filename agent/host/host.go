@@ -26,6 +26,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/stuck"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/systemd"
 	"berth/topology"
 )
@@ -158,16 +159,18 @@ type Host struct {
 	tracker *claims.Tracker
 	driver  driver.Driver
 	rt      runtime.Runtime
-	memory  *memory.Memory // what the verbs remember, and whose turn it is
-	streams *streams.Streams
-	bench   *remake.Bench
-	changer *change.Changes
-	files   Files
-	witness processes.Witness // of what libvirt calls off
-	phases  *phases.Phases
-	ctx     context.Context // of the actors; ends with Close
-	cancel  context.CancelFunc
-	actors  runtime.Group
+	// operations are those of package operation, by their names.
+	operations operation.Handlers
+	memory     *memory.Memory // what the verbs remember, and whose turn it is
+	streams    *streams.Streams
+	bench      *remake.Bench
+	changer    *change.Changes
+	files      Files
+	witness    processes.Witness // of what libvirt calls off
+	phases     *phases.Phases
+	ctx        context.Context // of the actors; ends with Close
+	cancel     context.CancelFunc
+	actors     runtime.Group
 	// migrator serves moves that have begun, nil where the driver's code knows none:
 	// what they ask must not cost a question more while a guest stands still.
 	// Whether the hypervisor can is asked where a move is checked
@@ -246,6 +249,7 @@ func New(o Options) *Host {
 		o.Processes = processes.Table{Root: o.Root, Calls: calls}
 	}
 	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
+	h.operations = h.handlers()
 	h.sides.init()
 	h.vanished = vanished.New(vanished.Options{Runtime: o.Runtime, Tracker: o.Tracker, Logger: h.log, Definitions: definitionsOf(o.Driver), Processes: o.Processes})
 	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})

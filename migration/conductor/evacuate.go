@@ -10,6 +10,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/halves"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -188,7 +189,7 @@ func (s *story) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
 	e := s.rec.Evacuation
 	var out migration.PreparedEvacuation
 	err = s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.PrepEvacuation(ctx, s.ref(migration.StepPrepEvacuation), migration.EvacuationRequest{
+		out, err = operation.PrepEvacuation.Ask(ctx, h, s.ref(migration.StepPrepEvacuation), migration.EvacuationRequest{
 			Guest: src.Guest, Source: s.from, Image: s.change.Image, AcceptLoss: e.AcceptLoss, Stopped: e.Stopped,
 		})
 		return err
@@ -198,7 +199,7 @@ func (s *story) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
 
 func (s *story) rollbackPrepEvacuation(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, undoApart(func(ctx context.Context, h migration.Host) error {
-		return h.RollbackPrepEvacuation(ctx, s.ref(migration.StepPrepEvacuation))
+		return operation.RollbackPrepEvacuation.Ask(ctx, h, s.ref(migration.StepPrepEvacuation))
 	}))
 }
 
@@ -262,7 +263,7 @@ func (s *story) acceptEvacuated(ctx context.Context, t *task.Task) (any, error) 
 		return nil, err
 	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.AcceptEvacuated(ctx, s.ref(migration.StepAcceptEvacuated), c)
+		return operation.AcceptEvacuated.Ask(ctx, h, s.ref(migration.StepAcceptEvacuated), c)
 	})
 	if err == nil {
 		return acceptedEvacuation{}, nil
@@ -285,7 +286,7 @@ func (s *story) finishEvacuation(ctx context.Context, t *task.Task) (any, error)
 	var out migration.FinishedEvacuation
 	gone, err := s.whileThere(ctx, c, func(ctx context.Context) error {
 		return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-			out, err = h.FinishEvacuation(ctx, s.ref(migration.StepFinishEvacuation))
+			out, err = operation.FinishEvacuation.Ask(ctx, h, s.ref(migration.StepFinishEvacuation))
 			return err
 		})
 	})

@@ -2,7 +2,6 @@ package conductor_test
 
 import (
 	"context"
-	"time"
 
 	"berth/internal/fault"
 	"berth/internal/runtime/simruntime"
@@ -17,9 +16,7 @@ import (
 // not even when it is back.
 
 var (
-	_ conductor.Fleet           = fleetWire{}
-	_ migration.EvacuationVerbs = (*simHost)(nil)
-	_ migration.EvacuationVerbs = hostWire{}
+	_ conductor.Fleet = fleetWire{}
 )
 
 // simEvacuation is what a host has of evacuations.
@@ -293,32 +290,6 @@ func (h *simHost) FinishEvacuation(_ context.Context, ref migration.Ref) (migrat
 		*h.domain = simDomain{"shut off", ""}
 	}
 	return out, nil
-}
-
-func (x hostWire) evacuating(verb string, do func() error) error {
-	if x.h.noVerbs {
-		return fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonPeerTooOld, Message: "host " + x.h.name + " runs an older berth"})
-	}
-	return act(x, verb, do)
-}
-
-func (x hostWire) PrepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (p migration.PreparedEvacuation, err error) {
-	return p, x.evacuating("PrepEvacuation", func() (err error) { p, err = x.h.PrepEvacuation(ctx, ref, r); return err })
-}
-
-func (x hostWire) RollbackPrepEvacuation(ctx context.Context, ref migration.Ref) error {
-	return x.evacuating("RollbackPrepEvacuation", func() error { return x.h.RollbackPrepEvacuation(ctx, ref) })
-}
-
-func (x hostWire) AcceptEvacuated(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	return x.evacuating("AcceptEvacuated", func() error { return x.h.AcceptEvacuated(ctx, ref, c) })
-}
-
-func (x hostWire) FinishEvacuation(ctx context.Context, ref migration.Ref) (f migration.FinishedEvacuation, err error) {
-	if x.h.deafens {
-		return f, x.p.Sleep(ctx, time.Hour)
-	}
-	return f, x.evacuating("FinishEvacuation", func() (err error) { f, err = x.h.FinishEvacuation(ctx, ref); return err })
 }
 
 // verifyEvacuated holds what must hold at the end of an evacuation.

@@ -2,10 +2,12 @@ package conductor_test
 
 import (
 	"context"
+	"time"
 
 	"berth/internal/fault"
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // hostWire is a host as one conductor's process reaches it.
@@ -38,6 +40,17 @@ func read[T any](x hostWire, do func() (T, error)) (T, error) {
 func act(x hostWire, verb string, do func() error) error {
 	_, err := wire(x.w, x.p, verb+" on "+x.h.name, x.reachable, func() (struct{}, error) { return struct{}{}, do() })
 	return err
+}
+
+// Ask implements migration.Host.
+func (x hostWire) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if x.h.noVerbs {
+		return nil, fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonPeerTooOld, Message: "host " + x.h.name + " runs an older berth"})
+	}
+	if x.h.deafens && op.Name == operation.FinishEvacuation.Name {
+		return nil, x.p.Sleep(ctx, time.Hour)
+	}
+	return wire(x.w, x.p, op.Name+" on "+x.h.name, x.reachable, func() (any, error) { return x.h.Ask(ctx, ref, op, in) })
 }
 
 func (x hostWire) Describe(ctx context.Context) (migration.Description, error) {

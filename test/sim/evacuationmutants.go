@@ -9,16 +9,12 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
 // evacuationMutants are the breakages of evacuations and of the return of their sources. They
 // are looked for in stories alone in which hosts die.
 func evacuationMutants() []Mutant {
-	verbs := func(f func(v evacuationVerbs) migration.EvacuationVerbs) func(*agent, migration.EvacuationVerbs) migration.EvacuationVerbs {
-		return func(a *agent, h migration.EvacuationVerbs) migration.EvacuationVerbs {
-			return f(evacuationVerbs{h, a})
-		}
-	}
 	records := func(f func(conductor.Fleet) conductor.Fleet) func(*agent, conductor.Fleet) conductor.Fleet {
 		return func(_ *agent, old conductor.Fleet) conductor.Fleet { return f(old) }
 	}
@@ -40,16 +36,10 @@ func evacuationMutants() []Mutant {
 			Store: store(func(s wire) fleet.Store { return dead{s} })},
 		{Name: "fed-past-the-lease", Dies: true, Rare: true, FedAlways: true, What: "a watchdog is fed while the lease may be over"},
 		{Name: "accepted-unread", Dies: true, What: "a destination starts a guest before the records have given it",
-			Evacuation: verbs(func(v evacuationVerbs) migration.EvacuationVerbs { return unread{v} })},
+			Verbs: startsUnread},
 		{Name: "prepared-left", Dies: true, Rare: true, What: "the undo of prep_evacuation does nothing",
-			Evacuation: verbs(func(v evacuationVerbs) migration.EvacuationVerbs { return noRollbackEvacuation{v} })},
+			Verbs: noRollbackEvacuation},
 	}
-}
-
-// evacuationVerbs are a host's, and whose they are.
-type evacuationVerbs struct {
-	migration.EvacuationVerbs
-	a *agent
 }
 
 // without drops the conditions on some records from commits that write others.
@@ -142,18 +132,21 @@ func (s dead) Commit(ctx context.Context, when []fleet.Condition, changes ...fle
 	return without{s.wire, "instances/", "deaths/"}.Commit(ctx, when, changes...)
 }
 
-type unread struct{ evacuationVerbs }
-
-func (h unread) PrepEvacuation(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
-	out, err := h.evacuationVerbs.PrepEvacuation(ctx, ref, r)
-	if err == nil {
-		l := libvirt{h.a.w.fleet.Host(h.a.m.name), h.a}
-		_ = l.Define(ctx, h.a.w.guestOf(ref.Instance).document())
-		_ = l.Start(ctx, ref.Instance, false)
-	}
-	return out, err
+// startsUnread starts an instance as soon as it is prepared.
+func startsUnread(a *agent, h migration.Host) migration.Host {
+	prep := operation.PrepEvacuation
+	return operation.Without{Host: h, Instead: operation.Handle(prep.By(func(ctx context.Context, ref migration.Ref, r migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
+		out, err := prep.Ask(ctx, h, ref, r)
+		if err == nil {
+			l := libvirt{a.w.fleet.Host(a.m.name), a}
+			_ = l.Define(ctx, a.w.guestOf(ref.Instance).document())
+			_ = l.Start(ctx, ref.Instance, false)
+		}
+		return out, err
+	}))}
 }
 
-type noRollbackEvacuation struct{ evacuationVerbs }
-
-func (noRollbackEvacuation) RollbackPrepEvacuation(context.Context, migration.Ref) error { return nil }
+// noRollbackEvacuation leaves what was prepared.
+func noRollbackEvacuation(_ *agent, h migration.Host) migration.Host {
+	return operation.Without{Host: h, Instead: operation.Handle(operation.RollbackPrepEvacuation.By(func(context.Context, migration.Ref) error { return nil }))}
+}

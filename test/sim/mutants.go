@@ -33,14 +33,13 @@ type Mutant struct {
 	NoGate  bool // streams are let in whoever comes
 	NoSeals bool // commits are taken from whoever brings them
 
-	Evacuation func(a *agent, h migration.EvacuationVerbs) migration.EvacuationVerbs
-	Fleet      func(a *agent, f conductor.Fleet) conductor.Fleet
-	Store      func(a *agent, s wire) fleet.Store // that the fleet's records are asked by
-	FedAlways  bool                               // its watchdog is fed without a lease
-	Dies       bool                               // it is looked for in stories alone in which hosts die
-	HalfStays  bool                               // what a source gives up in Placement stays
-	Living     bool                               // evacuations are asked of hosts that live
-	Unasked    bool                               // a boot is confirmed without asking the records
+	Fleet     func(a *agent, f conductor.Fleet) conductor.Fleet
+	Store     func(a *agent, s wire) fleet.Store // that the fleet's records are asked by
+	FedAlways bool                               // its watchdog is fed without a lease
+	Dies      bool                               // it is looked for in stories alone in which hosts die
+	HalfStays bool                               // what a source gives up in Placement stays
+	Living    bool                               // evacuations are asked of hosts that live
+	Unasked   bool                               // a boot is confirmed without asking the records
 
 	// Drain makes of a drain's host, its records and its limits others. Drains: it is looked for
 	// in stories of drains alone, and hosts do not bound what arrives.

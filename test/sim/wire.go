@@ -8,6 +8,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // reach finds a host for the conductor of this agent: its own in process, another by
@@ -205,6 +206,24 @@ func act(ctx context.Context, p peer, name string, f func(context.Context, migra
 
 func get[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, migration.Host) (T, error)) (T, error) {
 	return verb(ctx, p, k, name, func(ctx context.Context, b *agent) (T, error) { return f(ctx, b.verbs()) })
+}
+
+// Ask implements migration.Host.
+func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	k := ofVerb
+	if op.ReadOnly {
+		k = ofQuestion
+	}
+	return verb(ctx, p, k, op.Name, func(ctx context.Context, b *agent) (any, error) {
+		out, err := b.verbs().Ask(ctx, ref, op, in)
+		switch commit, is := in.(migration.Commit); {
+		case op.Name == operation.RollbackPrepEvacuation.Name:
+			err = b.w.undone(p.m, ref, "prepared_evacuation", err)
+		case is && err == nil:
+			b.w.tokenAnswered(p.m, commit)
+		}
+		return out, err
+	})
 }
 
 func (p peer) Describe(ctx context.Context) (migration.Description, error) {
