@@ -74,8 +74,19 @@ func ownedPlacement(db string) placement.Options {
 	}
 }
 
-// surrender takes an instance from a host by a move, as far as the hosts' ledgers are concerned.
-func (b *fleetBench) surrender(id, from, to string) migration.Commit {
+// moved gives an instance of host-a that has moved to host-b, and that both hosts knew of before.
+func (b *fleetBench) moved() (id string, c migration.Commit) {
+	b.Helper()
+	id = b.guest("host-a", "web")
+	b.round("host-a")
+	b.round("host-b")
+	c = b.moveAway(id, "host-a", "host-b")
+	b.arrive(c, "host-a")
+	return id, c
+}
+
+// moveAway takes an instance from a host by a move, as far as the hosts' ledgers are concerned.
+func (b *fleetBench) moveAway(id, from, to string) migration.Commit {
 	b.Helper()
 	c, err := b.up[from].tracker.Surrender(b.Context(), migration.Ref{Migration: "from-" + from, Instance: id, Attempt: 1, Step: "commit"}, to)
 	b.must(err)
@@ -124,11 +135,7 @@ func (b *fleetBench) arrive(c migration.Commit, from string) {
 func TestKeeper_StoreWithOwners_ARecordIsHandedOverAndNeverDeleted(t *testing.T) {
 	t.Parallel()
 	b := newOwnedBench(t, "host-a", "host-b")
-	id := b.guest("host-a", "web")
-	b.round("host-a")
-	b.round("host-b")
-	c := b.surrender(id, "host-a", "host-b")
-	b.arrive(c, "host-a")
+	id, c := b.moved()
 
 	k := b.up["host-b"].keeper
 	b.round("host-b")
@@ -174,11 +181,7 @@ func TestKeeper_StoreWithOwners_ARecordIsHandedOverAndNeverDeleted(t *testing.T)
 func TestKeeper_StoreWithOwners_ASourceThatDiesBeforeItHandedOver(t *testing.T) {
 	t.Parallel()
 	b := newOwnedBench(t, "host-a", "host-b")
-	id := b.guest("host-a", "web")
-	b.round("host-a")
-	b.round("host-b")
-	c := b.surrender(id, "host-a", "host-b")
-	b.arrive(c, "host-a")
+	id, c := b.moved()
 	b.round("host-b")
 	if in := b.record(id); in.Host != "host-a" {
 		t.Fatalf("record %s", briefly(in))
@@ -210,10 +213,10 @@ func TestKeeper_StoreWithOwners_RestoredRecordsAreHandedOverAgain(t *testing.T) 
 			backup, db := filepath.Join(t.TempDir(), "backup.json"), filepath.Join(t.TempDir(), "placement.db")
 			b.must(placement.Backup(t.Context(), b.url, nil, backup))
 
-			c := b.surrender(id, "host-a", "host-b")
+			c := b.moveAway(id, "host-a", "host-b")
 			b.arrive(c, "host-a")
 			if last != "host-b" {
-				c = b.surrender(id, "host-b", last)
+				c = b.moveAway(id, "host-b", last)
 				b.arrive(c, "host-b")
 			}
 			b.all(3)
