@@ -10,6 +10,19 @@ type Saved struct {
 	Checkpoints []string // of disks, for incremental backups; by name, sorted
 }
 
+// StaleReasons is Reasons for a copy that is not the instance any more, which runs, or is kept,
+// elsewhere: no remedy starts it.
+func (s Saved) StaleReasons(name string) []fault.Reason {
+	out := s.Reasons(name)
+	for i, r := range out {
+		if r.Code == "saved" {
+			out[i].Message = "the copy of instance " + name + " here is saved, and is not the instance any more: started from that memory it would be a second one"
+			out[i].Change = "virsh managedsave-remove " + name + " gives the memory of this old copy up; do not start it"
+		}
+	}
+	return out
+}
+
 // Reasons gives a reason, each with a remedy, for everything that is saved of the domain of
 // that name; none for nothing.
 func (s Saved) Reasons(name string) []fault.Reason {

@@ -10,6 +10,7 @@ import (
 
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
+	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
 )
@@ -109,6 +110,9 @@ func (h *Host) endSource(ctx context.Context, ref migration.Ref) error {
 	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil || !exists {
 		return err
 	}
+	if err := nothingSavedOfCopy(ctx, h.driver, d); err != nil {
+		return err
+	}
 	if err := h.driver.Undefine(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 		return err
 	}
@@ -116,6 +120,22 @@ func (h *Host) endSource(ctx context.Context, ref migration.Ref) error {
 		return err
 	} else if exists {
 		return fault.New(fault.Busy, "the domain is still here")
+	}
+	return nil
+}
+
+// nothingSavedOfCopy refuses a copy that is not the owner while anything is saved of it. The
+// remedy of the others, to start it from its saved memory, would make a second one.
+func nothingSavedOfCopy(ctx context.Context, by driver.Driver, d driver.Domain) error {
+	s, err := by.Saved(ctx, d.UUID)
+	if errors.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if reasons := s.StaleReasons(d.Name); len(reasons) > 0 {
+		return fault.Refuse(fault.Forbidden, "", reasons...)
 	}
 	return nil
 }

@@ -286,6 +286,9 @@ func (h *Host) endCopy(ctx context.Context, ref migration.Ref) error {
 	if err := h.witness.Off(ref.Instance, d.Name, nil); err != nil {
 		return err
 	}
+	if err := nothingSavedOfCopy(ctx, h.driver, d); err != nil {
+		return err
+	}
 	if err := h.driver.Undefine(ctx, ref.Instance); err != nil && !errors.Is(err, fault.NotFound) {
 		return err
 	}

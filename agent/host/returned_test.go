@@ -3,6 +3,7 @@ package host_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -251,6 +252,26 @@ func TestReturned_GivesWayWhateverBreaks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestReturned_SavedMemoryOfTheOldCopy_IsGivenUpNotStarted: the instance runs elsewhere, so no
+// remedy may start what is saved here.
+func TestReturned_SavedMemoryOfTheOldCopy_IsGivenUpNotStarted(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	a := l.hosts["a"]
+	v, _ := evacuated(l, true)
+	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
+	a.fake.SaveMemory(v.UUID)
+	_, err := a.GiveWay(t.Context(), ref, 2, "b")
+	l.must("give way", err)
+	err = a.CleanUpReturned(t.Context(), ref, migration.Guest{Epoch: 2})
+	reasons := fault.ReasonsOf(err)
+	if len(reasons) != 1 || reasons[0].Code != "saved" || strings.Contains(reasons[0].Change, "virsh start") || !strings.HasPrefix(reasons[0].Change, "virsh managedsave-remove vm1 ") {
+		t.Fatalf("got %v: %+v", err, reasons)
+	}
+	l.must("virsh managedsave-remove", a.fake.DiscardSavedMemory(t.Context(), v.UUID))
+	l.must("clean up", a.CleanUpReturned(t.Context(), ref, migration.Guest{Epoch: 2}))
 }
 
 func TestReturned_FilesThatOthersHaveStay(t *testing.T) {
