@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 
 	"berth/agent/host/change"
@@ -110,8 +111,16 @@ func (g changedGuests) Off(ctx context.Context, instance string) (driver.Domain,
 	return d, g.h.provenOff(ctx, d)
 }
 
-func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain) error {
-	return g.h.provenOff(ctx, d)
+func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain, was string) error {
+	text, err := g.h.persistentXML(ctx, d.UUID)
+	if err != nil {
+		return err
+	}
+	files, err := writtenBy(cmp.Or(text, was))
+	if err != nil {
+		return err
+	}
+	return g.h.witness.Off(d.UUID, d.Name, files)
 }
 
 func (g changedGuests) Wish(ref migration.Ref) (migration.PowerState, bool, error) {

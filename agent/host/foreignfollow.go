@@ -70,12 +70,12 @@ func (h *Host) note(ctx context.Context, instance string, err error) {
 	}
 }
 
-// Unsettled gives why foreign arrivals are not settled, by instance. Those that
-// are still on their way are not among them.
+// Unsettled gives why foreign arrivals are not settled, and why instances wait that the start has
+// left for later, by instance. Those that are still on their way are not among them.
 func (h *Host) Unsettled() map[string]error {
+	out := h.later.all()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := map[string]error{}
 	for instance, err := range h.unsettled {
 		out[instance] = err
 	}

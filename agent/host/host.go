@@ -193,6 +193,7 @@ type Host struct {
 
 	vanished *vanished.Watch // instances without a domain, and whether they were undefined
 
+	later   later          // instances for which the start waits; see later.go
 	sides   sides          // what is known of the conductors of arrivals; see sides.go
 	boot    bootWait       // which guests may not be started yet; see returned.go
 	origins origins        // which instances that came by a move are confirmed; see origin.go

@@ -1,13 +1,16 @@
 package host_test
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"berth/agent/host"
+	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
@@ -136,8 +139,91 @@ func TestOff_AChangeInPlaceLooksTwice(t *testing.T) {
 	b.must("apply", verbs[at].do())
 	lose()
 	wantRuns(t, "unapply", verbs[at].undo())
+	b.must("somebody undefines it", b.a.fake.Undefine(t.Context(), b.uuid))
+	wantRuns(t, "unapply without a domain", verbs[at].undo())
 	b.a.fake.EndForgotten(b.uuid)
 	b.must("unapply", verbs[at].undo())
+}
+
+// TestOff_ACreationThatBrokeOffAsksTheKernel: libvirt has no domain of it, and its QEMU runs. Its
+// claim and its disks stay, the rest of the host does not wait, and status names it.
+func TestOff_ACreationThatBrokeOffAsksTheKernel(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	const uuid = "33333333-3333-4333-8333-333333333333"
+	_, err := a.tracker.Claim(t.Context(), claims.Request{Owner: claims.Owner{Instance: uuid, Kind: claims.KindInstance}, Resources: small.Resources()})
+	l.must("claim", err)
+	l.must("define", a.fake.Define(t.Context(), foreignXML("late", "", "")))
+	l.must("start", a.fake.Start(t.Context(), uuid, false))
+	a.fake.Forget(uuid)
+	l.must("undefine", a.fake.Undefine(t.Context(), uuid))
+	l.must("settle", a.Settle(t.Context()))
+	if n := len(a.tracker.List()); n != 1 {
+		t.Errorf("%d claims, want the one of the instance that runs", n)
+	}
+	wantRuns(t, "status", a.Unsettled()[uuid])
+	a.fake.EndForgotten(uuid)
+	laterFollow(l, a)
+	waitFor(t, "its claim to go", func() bool { return len(a.tracker.List()) == 0 && len(a.Unsettled()) == 0 })
+}
+
+// laterFollow has a host look again at what waits.
+func laterFollow(l *lab, n *node) {
+	l.rt.booted = l.rt.booted.Add(-time.Minute)
+	ctx, cancel := context.WithCancel(l.t.Context())
+	over := make(chan error, 1)
+	go func() { over <- n.FollowSides(ctx) }()
+	l.t.Cleanup(func() {
+		cancel()
+		<-over
+	})
+}
+
+// TestSettle_AFileSystemThatDoesNotAnswer_HoldsUpItsInstancesAlone: the host is settled, the others
+// are started, and those that wait are started when it answers.
+func TestSettle_AFileSystemThatDoesNotAnswer_HoldsUpItsInstancesAlone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	var mu sync.Mutex
+	silent := ""
+	a.Close()
+	a = l.boot("a", func(o *host.Options) {
+		real := o.Processes
+		o.Processes = kernel(func(uuid string) ([]int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if uuid == silent {
+				return nil, fault.Refuse(fault.Unavailable, "", fault.Reason{Code: "filesystem_silent", Message: "the file system at /nfs has not answered"})
+			}
+			return real.Of(uuid)
+		})
+	})
+	hung, fine := l.guest("a", "hung"), l.guest("a", "fine")
+	for _, v := range []host.InstanceView{hung, fine} {
+		l.must("stop", a.fake.Destroy(t.Context(), v.UUID))
+		l.autostarts("a", v.UUID)
+	}
+	mu.Lock()
+	silent = hung.UUID
+	mu.Unlock()
+	l.must("settle", a.Settle(t.Context()))
+	l.state("a", fine.UUID, driver.Running)
+	l.state("a", hung.UUID, driver.ShutOff)
+	if why := a.Unsettled()[hung.UUID]; fault.KindOf(why) != fault.Unavailable {
+		t.Errorf("status says %v", why)
+	}
+	l.must("stop what was started", a.Stop(t.Context(), "fine", host.StopOptions{Force: true}))
+	mu.Lock()
+	silent = ""
+	mu.Unlock()
+	laterFollow(l, a)
+	waitFor(t, "it to be started", func() bool {
+		d, err := a.fake.Domain(t.Context(), hung.UUID)
+		return err == nil && d.State == driver.Running && len(a.Unsettled()) == 0
+	})
+	l.state("a", fine.UUID, driver.ShutOff)
 }
 
 // kernel is what a host's kernel tells of processes, as a test has it.

@@ -17,7 +17,8 @@ import (
 // not know:
 //
 //	ledger                          hypervisor              action
-//	claim of kind instance, pending no domain               dropped: a creation that broke off
+//	claim of kind instance, pending no domain, no process   dropped: a creation that broke off
+//	claim of kind instance, pending no domain, a process    kept, and named (later.go)
 //	claim of kind instance, pending domain                  bound: a creation that was all but done
 //	claim of kind instance, bound   no domain, two reads    released where a second witness says that it was undefined (package vanished)
 //	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
@@ -29,7 +30,8 @@ import (
 //
 // After a reboot of the host it then starts the guests whose wish is autostart
 // and whose token is here. What could not be asked is an error, and nothing is
-// done on account of it.
+// done on account of it. A file system that does not answer is none: the instances that need it
+// wait, and are tried again (later.go).
 func (h *Host) Settle(ctx context.Context) error {
 	if h.o.Mode() == ModeObserve {
 		return nil
@@ -39,7 +41,7 @@ func (h *Host) Settle(ctx context.Context) error {
 		if c.Owner.Kind != claims.KindInstance {
 			continue
 		}
-		if err := h.settleClaim(ctx, c); err != nil {
+		if err := h.settleClaim(ctx, c); err != nil && !h.later.put(c.Owner.Instance, wrap(err, "settle instance %s", c.Owner.Instance), h.rt.Boot().Since) {
 			errs = append(errs, wrap(err, "settle instance %s", c.Owner.Instance))
 		}
 	}
@@ -85,6 +87,9 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		inst.Adopted = false
 		_, err = h.tracker.Own(ctx, inst)
 		return err
+	}
+	if err := h.witness.Off(uuid, uuid, nil); err != nil {
+		return err // libvirt has lost its domain, and it runs
 	}
 	h.log.Info("drop a creation that broke off", "instance", uuid)
 	if err := h.undoMade(ctx, uuid); err != nil {
@@ -158,10 +163,13 @@ func (h *Host) autostart(ctx context.Context) error {
 			continue
 		}
 		err = h.autostartOne(ctx, uuid)
-		switch fault.KindOf(err) {
+		switch kind := fault.KindOf(err); kind {
 		case "":
 		case fault.Unavailable, fault.InDoubt, fault.Busy:
 			again = append(again, uuid)
+			if kind == fault.Unavailable && h.later.put(uuid, wrap(err, "autostart instance %s", uuid), h.rt.Boot().Since) {
+				continue // of this one alone nothing can be said
+			}
 			errs = append(errs, wrap(err, "autostart instance %s", uuid))
 		default:
 			h.log.Error("a guest could not be started after the host's reboot", "instance", uuid, "error", err)

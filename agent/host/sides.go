@@ -124,6 +124,7 @@ func (h *Host) FollowSides(ctx context.Context) error {
 		if err := followOrigins(ctx, h); err != nil && ctx.Err() == nil {
 			h.log.Warn("instances that wait for the host that they came from could not be looked after", "error", err)
 		}
+		followLater(ctx, h)
 		h.o.Round("sides of moves")
 		_ = h.rt.Sleep(ctx, h.o.Agree/4) // its end is looked at in the loop
 	}

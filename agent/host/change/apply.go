@@ -304,10 +304,11 @@ func (c *Changes) giveBackOld(ctx context.Context, ref migration.Ref, rec Record
 			return fault.New(fault.Busy, "guest %s is active again: %s (%s)", d.Name, d.State, d.Reason)
 		}
 	}
-	if exists {
-		if err := c.o.Guests.ProvenOff(ctx, d); err != nil {
-			return err
-		}
+	if !exists {
+		d = driver.Domain{UUID: ref.Instance, Name: rec.Guest.Name} // undefined, or lost by libvirt
+	}
+	if err := c.o.Guests.ProvenOff(ctx, d, rec.Guest.Definition); err != nil {
+		return err
 	}
 	for _, d := range slices.Backward(rec.Disks) {
 		if err := c.o.Files.PutBack(d.Replaced); err != nil {

@@ -29,8 +29,10 @@ type Guests interface {
 	// Off reads a guest that was powered off; fault.Busy while it has a process, and
 	// refused where its definition is gone or it has left.
 	Off(ctx context.Context, instance string) (driver.Domain, error)
-	// ProvenOff is nil where a domain that libvirt calls off has no process either.
-	ProvenOff(ctx context.Context, d driver.Domain) error
+	// ProvenOff is nil where a domain that libvirt calls off, or has not, has no process either
+	// and nobody writes to its disks. Which they are is said by its definition, or by was where
+	// libvirt has none.
+	ProvenOff(ctx context.Context, d driver.Domain, was string) error
 	// Wish is the power state that its user had chosen when this attempt powered it off;
 	// false where none is on record.
 	Wish(ref migration.Ref) (migration.PowerState, bool, error)
