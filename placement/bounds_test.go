@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,12 +14,12 @@ import (
 // endless is a body that goes on for ever, and counts what was taken of it.
 type endless int64
 
+var blanks = bytes.Repeat([]byte(" "), 64<<10)
+
 func (e *endless) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = ' '
-	}
-	*e += endless(len(p))
-	return len(p), nil
+	n := copy(p, blanks)
+	*e += endless(n)
+	return n, nil
 }
 
 // Every route and method reads no more of a body than its bound, and says so.
