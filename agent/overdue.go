@@ -121,7 +121,11 @@ func silentParties(list []migration.Migration, self string, of func(host string)
 		if m.Done() || m.Stage == migration.StageFinished {
 			continue
 		}
-		for _, host := range []string{m.SourceCompute, m.DestCompute, m.Conductor} {
+		parties := []string{m.DestCompute, m.Conductor}
+		if m.MigrationType != migration.TypeEvacuation { // whose source is dead, and is not needed
+			parties = append(parties, m.SourceCompute)
+		}
+		for _, host := range parties {
 			t := of(host)
 			since, late := t.Late(now, answerLate)
 			if seen[host] || !late || now.Sub(t.Missed) > missedLately {

@@ -216,6 +216,9 @@ func TestSilentParties_OfOpenMovesAlone(t *testing.T) {
 		want  string
 	}{
 		{"silent", move(nil), silent, "host host-b has not answered since 2026-05-06T11:58:00Z, and migration m1 of web needs it"},
+		{"an evacuation of it", move(func(m *migration.Migration) {
+			m.MigrationType, m.SourceCompute, m.DestCompute = migration.TypeEvacuation, "host-b", "host-a"
+		}), silent, ""},
 		{"it answers", move(nil), answers.Times{Answered: now}, ""},
 		{"nobody has asked of late", move(nil), answers.Times{Asked: now.Add(-time.Hour), Missed: now.Add(-time.Hour)}, ""},
 		{"it waits to be confirmed", move(func(m *migration.Migration) { m.Stage = migration.StageFinished }), silent, ""},
