@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/driver"
@@ -212,8 +214,13 @@ func (h *Host) usedElsewhere(ctx context.Context, instance string, moved []copie
 		return nil, nil
 	}
 	var ask []fileusers.Question
+	unknown := map[string]string{} // it stays: the end of a move does not wait for a table of exports
 	for _, d := range moved {
 		shared, err := h.files.Shared(d.Path)
+		if reasons := fault.ReasonsOf(err); len(reasons) == 1 && reasons[0].Code == disks.ExportsUnreadable {
+			unknown[d.Path] = reasons[0].Message
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -230,9 +237,10 @@ func (h *Host) usedElsewhere(ctx context.Context, instance string, moved []copie
 		ask = append(ask, fileusers.Question{Path: d.Path, Identity: id})
 	}
 	if len(ask) == 0 {
-		return nil, nil
+		return unknown, nil
 	}
-	return h.o.Elsewhere(ctx, instance, ask), nil
+	maps.Copy(unknown, h.o.Elsewhere(ctx, instance, ask))
+	return unknown, nil
 }
 
 // FilesUsed answers another host's question which of its shared files instances here use.

@@ -2,13 +2,17 @@ package host_test
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/host"
+	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
+	"berth/internal/fault"
 )
 
 // TestCleanUp_AFileThatOthersSee_IsAskedFor: after a move as well, and only such a file.
@@ -44,5 +48,33 @@ func TestCleanUp_AFileThatOthersSee_IsAskedFor(t *testing.T) {
 				t.Errorf("answered %q: %s is there: %v", why, path, err == nil)
 			}
 		}
+	}
+}
+
+// exportsUnknown are files of which nobody can say whether they are exported.
+type exportsUnknown struct{ host.Files }
+
+func (exportsUnknown) Shared(path string) (bool, error) {
+	return false, fault.Refuse(fault.Unavailable, "", fault.Reason{Code: disks.ExportsUnreadable, Message: "whether this host exports " + path + " cannot be told"})
+}
+
+// TestCleanUp_ExportsUnreadable_TheFileStays: and the rest goes on.
+func TestCleanUp_ExportsUnreadable_TheFileStays(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a")
+	a := l.hosts["a"]
+	a.Close()
+	a = l.boot("a", func(o *host.Options) {
+		o.Files = exportsUnknown{disks.Files{Root: a.root, BootID: "boot"}.Bounded(nil)}
+		o.Elsewhere = func(context.Context, string, []fileusers.Question) map[string]string { return nil }
+	})
+	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
+	kept, err := a.Host.Delete(t.Context(), v.UUID, host.DeleteOptions{Force: true, Disks: true})
+	l.must("delete", err)
+	if text := fmt.Sprint(kept); !strings.Contains(text, "whether this host exports /images/vm1-vda.qcow2 cannot be told") {
+		t.Errorf("delete answers %+v", kept)
+	}
+	if _, err := os.Stat(a.path("/images/vm1-vda.qcow2")); err != nil {
+		t.Error(err)
 	}
 }

@@ -37,14 +37,15 @@ func ReadMounts(file string) (Mounts, error) {
 		id, err := strconv.Atoi(own[0])
 		parent, parentErr := strconv.Atoi(own[1])
 		if err == nil && parentErr == nil {
-			out = append(out, Mount{ID: id, parent: parent, Device: own[2], Point: unescape(own[4]), Kind: fs[0], Source: unescape(fs[1])})
+			out = append(out, Mount{ID: id, parent: parent, Device: own[2], Point: Unescape(own[4]), Kind: fs[0], Source: Unescape(fs[1])})
 		}
 	}
 	return out, nil
 }
 
-// unescape reads what the kernel writes as \040: blanks, tabs, line ends, backslashes.
-func unescape(s string) string {
+// Unescape reads a path as the kernel and exportfs write it: \040 for blanks, likewise tabs, line
+// ends, backslashes.
+func Unescape(s string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '\\' && i+3 < len(s) {

@@ -86,9 +86,17 @@ func (b Bounded) Space(path string) (Space, error) {
 	return look(b, path, func() (Space, error) { return b.f.Space(path) })
 }
 
-// Shared is Files.Shared.
+// Shared is Files.Shared. What is exported may lie on other file systems than the file.
 func (b Bounded) Shared(path string) (bool, error) {
-	return look(b, path, func() (bool, error) { return b.f.Shared(path) })
+	type kind struct{ mounted, there bool }
+	k, err := look(b, path, func() (k kind, err error) {
+		k.mounted, k.there, err = b.f.kindOf(path)
+		return k, err
+	})
+	if err != nil || k.mounted || !k.there {
+		return k.mounted, err
+	}
+	return b.f.exported(path)
 }
 
 // Lookup is Files.Lookup.

@@ -48,6 +48,17 @@ func (s *Survey) Asked(q Question, except string) (Reply, error) {
 	return r, nil
 }
 
+// served reports whether a file is one that this host itself serves to others, or may: it has
+// another identity for them than here.
+func (s *Survey) served(path string) bool {
+	shared, err := s.files.Shared(path)
+	if err != nil {
+		return true
+	}
+	own, err := s.files.Identity(path)
+	return shared && err == nil && !disks.Reachable(own)
+}
+
 // elsewhereNamed are the users of a file that has another path here.
 func (s *Survey) elsewhereNamed(q Question) []User {
 	var out []User
@@ -56,12 +67,12 @@ func (s *Survey) elsewhereNamed(q Question) []User {
 			out = append(out, users...)
 		}
 	}
-	if disks.Reachable(q.Identity) {
-		return out
-	}
 	for path, users := range s.named {
 		if filepath.Base(path) != filepath.Base(q.Path) || path == filepath.Clean(q.Path) {
 			continue
+		}
+		if disks.Reachable(q.Identity) && !s.served(path) {
+			continue // it would have been known by its identity
 		}
 		// A file of one kernel and of the same one: it can be told apart.
 		if own, err := s.files.Identity(path); err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
