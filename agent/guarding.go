@@ -315,6 +315,16 @@ func (g *guardian) lookAtStarted(ctx context.Context) {
 	}
 }
 
+// unsettledCode is the reason's own where an instance waits for a file system or a process.
+func unsettledCode(why error) string {
+	for _, r := range fault.ReasonsOf(why) {
+		if host.WaitsAlone(r.Code) {
+			return r.Code
+		}
+	}
+	return "arrival_unsettled"
+}
+
 // condition is the guard in berth status.
 func (g *guardian) condition() api.Condition {
 	c := g.a.config()
@@ -342,7 +352,7 @@ func (g *guardian) condition() api.Condition {
 		if errors.Is(unsettled[instance], fault.Busy) {
 			continue // the other side is not through yet
 		}
-		reasons = append(reasons, fault.Reason{Code: "arrival_unsettled", Message: unsettled[instance].Error(), Change: firstChange(unsettled[instance])})
+		reasons = append(reasons, fault.Reason{Code: unsettledCode(unsettled[instance]), Message: unsettled[instance].Error(), Change: firstChange(unsettled[instance])})
 	}
 	if err := g.owners.Err(); err != nil {
 		reasons = append(reasons, fault.Reason{

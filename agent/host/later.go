@@ -28,9 +28,12 @@ const laterAgain = 30 * time.Second
 // laterCodes are the reasons for which one instance waits.
 var laterCodes = []string{"filesystem_silent", "process_silent", "qemu_runs"}
 
+// WaitsAlone reports whether a reason of that code makes one instance wait, and nobody else.
+func WaitsAlone(code string) bool { return slices.Contains(laterCodes, code) }
+
 // put notes that an instance waits, and reports whether err is such a reason.
 func (l *later) put(uuid string, err error, now time.Duration) bool {
-	if !slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return slices.Contains(laterCodes, r.Code) }) {
+	if !slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return WaitsAlone(r.Code) }) {
 		return false
 	}
 	l.keep(uuid, err, now)
