@@ -2,6 +2,7 @@
 package stucktest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,13 @@ import (
 // kernel. End gives all of them an error (ENOTCONN); the test's end does, too. It skips the test
 // where mounting is not allowed.
 func Hang(t testing.TB) (dir string, end func()) {
+	t.Helper()
+	dir, _, end = mount(t)
+	return dir, end
+}
+
+// mount mounts FUSE and gives the descriptor by which it is served, and what closes that.
+func mount(t testing.TB) (dir string, fd int, end func()) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "hung")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -40,9 +48,10 @@ func Hang(t testing.TB) (dir string, end func()) {
 	}
 	t.Cleanup(func() {
 		end()
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+		// EINVAL: Serve has.
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 			t.Error(err)
 		}
 	})
-	return dir, end
+	return dir, fd, end
 }
