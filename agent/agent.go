@@ -266,7 +266,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	mode := func() string { return string(c.Agent.Mode) }
 	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
-	a.keeper, a.lost = newKeeper(a), &unevacuated{a: a}
+	a.keeper, a.lost = newKeeper(a), &unevacuated{a: a, memory: a.db}
 	a.deaths, a.vigil = newDeaths(a), newLeaseVigil(a)
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,

@@ -297,18 +297,28 @@ func TestLookAtSilent_HostThatRefusesConnections(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	records := fleet.New(fleettest.NewMemory(p.a.rt).Client("host-a"), p.a.rt)
+	records := fleet.New(struct{ fleet.Store }{fleettest.NewMemory(p.a.rt).Client("host-a")}, p.a.rt) // without leases
 	if err := records.PutHost(t.Context(), fleet.Host{Name: "host-b"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := records.PutInstance(t.Context(), fleet.Instance{UUID: "u1", Name: "web", Host: "host-b", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
-	u := unevacuated{a: p.a}
+	u := unevacuated{a: p.a, memory: &notes{}}
 	u.lookAtSilent(t.Context(), records)
 	if got := inALine(u.condition()); got != "nothing" {
 		t.Errorf("after one look: %s", got)
 	}
+	// The two may have no way to each other: then it is no fault.
+	p.a.asked.End(peerPart("host-b"))
+	p.a.asked.Miss(peerPart("host-b"), p.a.rt.Now().Add(-deadEvery))
+	u.lookAtSilent(t.Context(), records)
+	if got := inALine(u.condition()); !strings.HasPrefix(got, "evacuation ok [host_never_answered] host host-b has never answered this host") {
+		t.Errorf("after two looks at a host that has never answered: %s", got)
+	}
+	p.a.asked.Answer(peerPart("host-b"), p.a.rt.Now().Add(-2*deadEvery))
+	u.lookAtSilent(t.Context(), records) // notes that it did
+	u.ever = nil                         // the agent is restarted
 	p.a.asked.Answer(peerPart("host-b"), p.a.rt.Now().Add(-2*deadEvery))
 	p.a.asked.Miss(peerPart("host-b"), p.a.rt.Now().Add(-deadEvery)) // the look before
 	u.lookAtSilent(t.Context(), records)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,12 +21,14 @@ import (
 // that nobody has evacuated, and silent ones that nobody has declared dead. It asks for the deaths once in
 // a while, and for instances only of a dead or silent host.
 type unevacuated struct {
-	a *Agent
+	a      *Agent
+	memory fencings
 
 	// The fields up to the blank line are the task's own.
 	names []string             // of the other hosts on record
 	read  time.Time            // when they were; zero for never
 	last  map[string]time.Time // when each was asked last
+	ever  map[string]bool      // those that have answered this host at any time; nil before it was read
 
 	// mu guards what follows; nothing is called under it.
 	mu     sync.Mutex
@@ -38,7 +41,13 @@ type silentHost struct {
 	name      string
 	since     time.Time
 	instances int
+	// never: it has not answered this host at any time, and no lease says that it lived. The two may
+	// have no way to each other.
+	never bool
 }
+
+// keyAnswered is the durable list of the hosts that have answered this one at any time.
+const keyAnswered = "answered"
 
 // How the other hosts are looked at; arbitrary.
 const (
@@ -166,10 +175,46 @@ func (u *unevacuated) lookAtSilent(ctx context.Context, records *fleet.Records) 
 	}
 	u.last = last
 	u.ask(ctx, ask)
+	u.remember(ctx, candidates)
 	if silent, err := silentHosts(ctx, records, candidates, u.a.peers.answered, u.a.rt.Now()); err == nil {
+		for i := range silent {
+			silent[i].never = !records.HasLeases() && !u.ever[silent[i].name]
+		}
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		u.silent = silent
+	}
+}
+
+// remember makes durable which hosts have answered at any time. What cannot be read or written is so for
+// this process alone.
+func (u *unevacuated) remember(ctx context.Context, hosts []string) {
+	if u.ever == nil {
+		u.ever = map[string]bool{}
+		raw, found, err := u.memory.Get(ctx, bucketAgent, keyAnswered)
+		if err == nil && found {
+			err = json.Unmarshal(raw, &u.ever)
+		}
+		if err != nil {
+			u.a.log.Warn("which hosts have answered before is not known", "error", err)
+			u.ever = map[string]bool{}
+		}
+	}
+	more := false
+	for _, name := range hosts {
+		if !u.ever[name] && !u.a.peers.answered(name).Answered.IsZero() {
+			u.ever[name], more = true, true
+		}
+	}
+	if !more {
+		return
+	}
+	raw, err := json.Marshal(u.ever)
+	if err == nil {
+		err = u.memory.Put(ctx, bucketAgent, keyAnswered, raw)
+	}
+	if err != nil {
+		u.a.log.Warn("which hosts have answered could not be noted", "error", err)
 	}
 }
 
@@ -240,7 +285,7 @@ func silentHosts(ctx context.Context, records deadRecords, hosts []string, of fu
 			return nil, err
 		}
 		if len(list) > 0 {
-			out = append(out, silentHost{name, since, len(list)})
+			out = append(out, silentHost{name: name, since: since, instances: len(list)})
 		}
 	}
 	return out, nil
@@ -272,7 +317,17 @@ func lostCondition(hosts []deadHost, silent []silentHost) (api.Condition, bool) 
 			Change:  "berth evacuate --host " + h.death.Host + ", on any host; or bring " + h.death.Host + " back",
 		})
 	}
+	grave := len(hosts) > 0
 	for _, h := range silent {
+		if h.never {
+			reasons = append(reasons, fault.Reason{
+				Code: "host_never_answered", Want: h.name,
+				Message: fmt.Sprintf("host %s has never answered this host, and does not count as dead; instances on record there: %d", h.name, h.instances),
+				Change:  "ask another host (berth status -c HOST) whether it answers there; see to the way from here to it (port 16515, [peers]), or leave it where the two are to have none",
+			})
+			continue
+		}
+		grave = true
 		at := h.since.UTC().Format(time.RFC3339)
 		reasons = append(reasons, fault.Reason{
 			Code: "host_silent", Have: at, Want: h.name,
@@ -280,6 +335,9 @@ func lostCondition(hosts []deadHost, silent []silentHost) (api.Condition, bool) 
 			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + h.name + ", or berth host declare-dead " + h.name +
 				` --because "how you know", then berth evacuate --host ` + h.name,
 		})
+	}
+	if !grave {
+		return api.Condition{Name: "evacuation", Health: api.HealthOK, Detail: reasons[0].Message, Reasons: reasons}, true
 	}
 	return bad("evacuation", reasons[0].Message, reasons...), true
 }
