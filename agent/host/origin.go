@@ -34,6 +34,7 @@ type origins struct {
 	word originWord
 	said map[string]string // by instance: why it waits, as it was logged last
 	next time.Duration     // not asked again before, on the boot clock
+	last string            // by uuid: that followOrigins asked for last; its own loop's
 }
 
 func originRef() migration.Ref {
@@ -225,21 +226,41 @@ func originCounted(h *Host, a pendingArrival, round *originRound) witness.Placem
 	return witness.NotCounted
 }
 
+// perOrigins bounds the instances of one round, which share askOwners of time too. Arbitrary: a
+// round of as many takes seconds where all answer.
+const perOrigins = 64
+
+// nextInTurn gives at most n of uuids, which are in order: those after last first.
+func nextInTurn(uuids []string, last string, n int) []string {
+	i, found := slices.BinarySearch(uuids, last)
+	if found {
+		i++
+	}
+	return slices.Concat(uuids[i:], uuids[:i])[:min(n, len(uuids))]
+}
+
 // followOrigins asks again for the instances that wait, and starts those that are confirmed by it
-// and that start with their host.
+// and whose wish is autostart. A round is bounded in number and time, and the next goes on after it.
 func followOrigins(ctx context.Context, h *Host) error {
 	if h.o.Mode() == ModeObserve || h.Waits() || !h.origins.due(h.rt.Boot().Since) {
 		return nil
 	}
-	round, end := newOriginRound(ctx, h.rt, 0)
+	var waiting []string
+	for _, inst := range h.Owned() {
+		if _, waits := originWaits(h, inst.UUID); waits {
+			waiting = append(waiting, inst.UUID)
+		}
+	}
+	round, end := newOriginRound(ctx, h.rt, askOwners)
 	defer end()
 	confirmed := false
 	var errs []error
-	for _, inst := range h.Owned() {
-		if _, waits := originWaits(h, inst.UUID); !waits || ctx.Err() != nil {
-			continue
+	for _, uuid := range nextInTurn(waiting, h.origins.last, perOrigins) {
+		if round.placement.Err() != nil {
+			break
 		}
-		action, err := askOrigin(ctx, h, inst.UUID, round)
+		h.origins.last = uuid
+		action, err := askOrigin(ctx, h, uuid, round)
 		confirmed = confirmed || action == witness.Start
 		errs = append(errs, err)
 	}

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,5 +61,32 @@ func TestOriginRound_PlacementSilentOrSlow_IsBounded(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestNextInTurn_OfMoreThanARound_EachHasATurn: those whose hosts answer late keep none from theirs.
+func TestNextInTurn_OfMoreThanARound_EachHasATurn(t *testing.T) {
+	uuids := []string{"a", "b", "c", "d", "e"}
+	seen, last := map[string]int{}, ""
+	for range 5 {
+		turn := nextInTurn(uuids, last, 2)
+		if len(turn) != 2 {
+			t.Fatalf("a round of %v", turn)
+		}
+		for _, id := range turn {
+			seen[id]++
+			last = id
+		}
+	}
+	for _, id := range uuids {
+		if seen[id] != 2 {
+			t.Errorf("%s had %d turns of ten for five", id, seen[id])
+		}
+	}
+	if got := nextInTurn(uuids, "bb", 9); !slices.Equal(got, []string{"c", "d", "e", "a", "b"}) {
+		t.Errorf("after one that waits no more: %v", got)
+	}
+	if got := nextInTurn(nil, "c", 2); len(got) != 0 {
+		t.Errorf("of none: %v", got)
 	}
 }
