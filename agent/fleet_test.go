@@ -584,6 +584,56 @@ func TestKeeper_HoldsWhatIsInDoubt(t *testing.T) {
 	}
 }
 
+// TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns: any host can write one to an etcd, and the
+// record of an evacuation with it. The instance is held by name, until an operator says whose it is.
+func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []bool{true, false} {
+		t.Run(fmt.Sprintf("kept %t", kept), func(t *testing.T) {
+			b := newFleetBench(t, "host-a", "host-b")
+			id := b.guest("host-a", "web")
+			b.round("host-a")
+			in := b.record(id)
+			in.Host, in.Epoch, in.Migration, in.Attempt = "host-b", 9, returning, 1
+			raw, err := json.Marshal(in)
+			b.must(err)
+			forged, err := json.Marshal(fleet.Evacuated{Migration: returning, Attempt: 1, Instance: id, Name: "web", Source: "host-a", To: "host-b", Epoch: 9})
+			b.must(err)
+			b.must(b.store.Client("hostile").Commit(t.Context(), nil, fleet.Change{Key: "instances/" + id, Value: raw},
+				fleet.Change{Key: "evacuated/host-a/" + returning, Value: forged}))
+			a := b.up["host-a"]
+			a.keeper.looked = false
+			for range 3 {
+				b.round("host-a")
+			}
+			if got := b.running("host-a"); !slices.Equal(got, []string{"web"}) {
+				t.Fatalf("running: %v", got)
+			}
+			if inst, _ := a.tracker.Instance(id); inst.Token.State != claims.TokenHere || inst.Token.Epoch != 1 {
+				t.Errorf("token %+v", inst.Token)
+			}
+			if why := a.host.Held()[id]; !strings.Contains(why, "virsh destroy web") {
+				t.Errorf("held: %q", why)
+			}
+			if c, _ := a.keeper.condition(); !strings.Contains(c.Detail, "web is in doubt") {
+				t.Errorf("condition %+v", c)
+			}
+			if kept {
+				b.must(a.host.ConfirmByHand(t.Context(), id, "host-b is hostile", "operator:o"))
+			} else {
+				b.must(a.driver.Destroy(t.Context(), id))
+			}
+			b.round("host-a")
+			if got := b.running("host-a"); (len(got) == 1) != kept {
+				t.Errorf("running: %v", got)
+			}
+			if inst, _ := a.tracker.Instance(id); (inst.Token.State == claims.TokenHere) != kept {
+				t.Errorf("token %+v", inst.Token)
+			}
+		})
+	}
+}
+
 // TestFleet_ForgetGivesUpWhatADeadHostHolds, and refuses while guests of it are left, or it lives.
 // A record that is garbled costs its own guest what a record gives, and nobody else anything: the
 // rest is listed, kept and evacuated, and who asks is told which it is.

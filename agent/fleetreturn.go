@@ -37,7 +37,7 @@ func (k *keeper) comeBack(ctx context.Context) error {
 	if err := k.recognise(ctx); err != nil {
 		return err
 	}
-	was, err := k.records.Return(ctx, k.a.name, k.a.rt.Boot().ID)
+	was, err := k.records.Return(ctx, k.a.name, k.a.rt.Boot().ID, k.noteDeath)
 	if err != nil {
 		return err
 	}
@@ -48,6 +48,28 @@ func (k *keeper) comeBack(ctx context.Context) error {
 		clear(k.owned)
 	}
 	return nil
+}
+
+// noteDeath makes durable that a death of this host stands, before Return takes it away: only an
+// operator, or a host with the right to fence, writes one. Without it no instance that runs here is
+// given up for a record, which every host of an etcd can write.
+func (k *keeper) noteDeath(ctx context.Context) error {
+	if k.trust.memory.Died {
+		return nil
+	}
+	next := k.trust.memory
+	next.Died = true
+	return k.remember(ctx, next)
+}
+
+// givenWay forgets the death once each instance that was evacuated by it has been given up.
+func (k *keeper) givenWay(ctx context.Context) error {
+	if !k.trust.memory.Died {
+		return nil
+	}
+	next := k.trust.memory
+	next.Died = false
+	return k.remember(ctx, next)
 }
 
 // look holds every guest of the ledger against its record. The answer of one that cannot be read
@@ -65,6 +87,7 @@ func (k *keeper) look(ctx context.Context) error {
 		return err
 	}
 	was, held, waiting := h.Held(), map[string]string{}, map[string]bool{}
+	given := true // nothing is left to give up
 	for _, inst := range h.Owned() {
 		_, before := was[inst.UUID]
 		if !whole && !before {
@@ -80,6 +103,7 @@ func (k *keeper) look(ctx context.Context) error {
 			k.a.log.Warn("a guest is kept by an operator's word", "instance", inst.UUID, "name", inst.Name, "although", why)
 		default:
 			held[inst.UUID] = why
+			given = given && v.Code != "given_away"
 			waiting[inst.UUID] = v.Action == witness.Wait
 			if was[inst.UUID] != why {
 				k.a.log.Error("an instance is held: it is not started here, and not moved", "instance", inst.UUID, "name", inst.Name, "waits", waiting[inst.UUID], "why", why)
@@ -100,13 +124,14 @@ func (k *keeper) look(ctx context.Context) error {
 	// What has to be cleaned up of guests that the ledger does not have any more, or never knew.
 	for _, e := range left {
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
-		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To)
+		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.trust.memory.Died)
 		if err == nil && !gave {
 			// It has come back here since.
 			if err = h.CleanUpReturned(ctx, ref, migration.Guest{}); err == nil {
 				err = k.records.CleanedUp(ctx, e)
 			}
 		}
+		given = given && err == nil
 		k.fail(e.Instance, err)
 	}
 	if whole {
@@ -117,6 +142,11 @@ func (k *keeper) look(ctx context.Context) error {
 		return err
 	}
 	k.looked, k.suspect = true, false
+	if given {
+		if err := k.givenWay(ctx); err != nil {
+			return err
+		}
+	}
 	if changed {
 		k.a.log.Info("the fleet's records were asked in this boot: guests may be started", "held", len(held))
 		k.starts = true
@@ -159,9 +189,11 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 	default:
 		f.Record = recordFact(rec, k.a.name, epoch)
 	}
+	f.Died = k.trust.memory.Died
 	var where string
-	if v = witness.Decide(f); v.Code == "ledger_rolled_back" {
-		// One that was made a moment before its ledger was lost has no record yet, and runs.
+	if v = witness.Decide(f); v.Code == "ledger_rolled_back" || v.Code == "given_away" && !f.Died {
+		// One that was made a moment before its ledger was lost has no record yet, and runs. And one
+		// that runs is not ended for a record alone.
 		d, exists, err := driver.Find(ctx, k.a.driver, inst.UUID)
 		if err != nil {
 			return v, "", err
@@ -178,6 +210,8 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 	switch why = v.Why; v.Code {
 	case "record_unreadable":
 		why += ": " + unreadable.Error()
+	case "given_away_unproven":
+		why = fmt.Sprintf("its record has host %s with epoch %d, the ledger of this host %d, where it runs, and no death of this host is known by which it was evacuated: if the instance is the one on %s, virsh destroy %s here", rec.Host, rec.Epoch, epoch, rec.Host, inst.Name)
 	case "epoch_twice":
 		why = fmt.Sprintf("host %s says that it has it too, with the same epoch %d", rec.Host, epoch)
 	case "ledger_behind":
@@ -193,7 +227,7 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		ref := refOf(rec, inst, left)
 		k.a.log.Error("a guest of this host was given to another while this one was taken for dead", "instance", inst.UUID, "name", inst.Name,
 			"host", rec.Host, "epoch", rec.Epoch, "had", epoch, "migration", ref.Migration)
-		if _, err := k.a.host.GiveWay(ctx, ref, rec.Epoch, rec.Host); err != nil {
+		if _, err := k.a.host.GiveWay(ctx, ref, rec.Epoch, rec.Host, f.Died); err != nil {
 			v.Action, why = witness.InDoubt, "it is "+rec.Host+"'s by now, and could not be given up: "+err.Error()
 		}
 	}
@@ -352,7 +386,7 @@ func (k *keeper) cleanUp(ctx context.Context) error {
 // cleanUpOne says what it waits for; empty where nothing is left.
 func (k *keeper) cleanUpOne(ctx context.Context, g host.GaveWay) (waits string, err error) {
 	// A process that died in between may have left the copy.
-	if _, err := k.a.host.GiveWay(ctx, g.Ref, g.Epoch, g.To); err != nil {
+	if _, err := k.a.host.GiveWay(ctx, g.Ref, g.Epoch, g.To, k.trust.memory.Died); err != nil {
 		return "", err
 	}
 	rec, _, err := k.records.Instance(ctx, g.Ref.Instance)

@@ -28,6 +28,8 @@ type storeMemory struct {
 	Doubted []string `json:"doubted,omitempty"`
 	// Was is the kind of the store before, while a store of another kind is not believed.
 	Was string `json:"was,omitempty"`
+	// Died: this host was declared dead, and has not given up yet what was evacuated by that.
+	Died bool `json:"died,omitempty"`
 }
 
 // storeTrust is what a keeper knows of the store that answers it. Its fields are the task's own.

@@ -150,6 +150,9 @@ func (h *health) conditions() []api.Condition {
 	if c, wait := originCondition(h.a); wait {
 		out = append(out, c)
 	}
+	if names, reasons := host.ClaimsElsewhere(h.a.host); len(names) > 0 {
+		out = append(out, bad("epochs", "instances that run here and that another host claims: "+strings.Join(names, ", "), reasons...))
+	}
 	if c, served := h.a.metering.condition(); served {
 		out = append(out, c)
 	}

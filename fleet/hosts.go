@@ -320,8 +320,9 @@ func (r *Records) Deaths(ctx context.Context) ([]Death, error) {
 // earlier call took of which the answer was lost. In another boot than
 // the one of its record it does not fence itself until it says so anew. Neither its record nor its
 // death has to be readable for that. After that, and before
-// it starts anything, it reads what is evacuated from it and gives way.
-func (r *Records) Return(ctx context.Context, host, boot string) (was *Death, err error) {
+// it starts anything, it reads what is evacuated from it and gives way. Each of before is called while a
+// death stands, and where it fails nothing is written.
+func (r *Records) Return(ctx context.Context, host, boot string, before ...func(context.Context) error) (was *Death, err error) {
 	hostKey, err := key(hostsPrefix, host)
 	if err != nil {
 		return nil, err
@@ -348,6 +349,11 @@ func (r *Records) Return(ctx context.Context, host, boot string) (was *Death, er
 		h.Name, h.Boot, h.UpdatedAt = host, boot, r.now()
 		if deathRev != 0 {
 			was = &d
+			for _, note := range before {
+				if err := note(ctx); err != nil {
+					return err
+				}
+			}
 		}
 		// The host's record is written in any case, so that a death by its lease, which was
 		// decided by the old one, fails.

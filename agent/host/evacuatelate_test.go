@@ -46,7 +46,7 @@ func TestEvacuation_ADestinationThatWasDeadStartsNothingBeforeItHasReturned(t *t
 		}
 		second := e.ref
 		second.Migration = "33333333-3333-4333-8333-333333333333"
-		if gave, err := e.b.GiveWay(t.Context(), second, 3, "c"); err != nil || !gave {
+		if gave, err := e.b.GiveWay(t.Context(), second, 3, "c", true); err != nil || !gave {
 			t.Fatalf("give way: %v, %v", gave, err)
 		}
 		_, err = e.b.ConfirmBoot(t.Context(), nil)
@@ -123,7 +123,7 @@ func TestEvacuation_OfAGuestThatHasGoneOnNothingIsLeftToDo(t *testing.T) {
 	e.all(e.finished())
 	onward := e.ref
 	onward.Migration = "33333333-3333-4333-8333-333333333333"
-	if gave, err := e.b.GiveWay(t.Context(), onward, 3, "c"); err != nil || !gave {
+	if gave, err := e.b.GiveWay(t.Context(), onward, 3, "c", true); err != nil || !gave {
 		t.Fatalf("give way: %v, %v", gave, err)
 	}
 	e.must("clean up", e.b.CleanUpReturned(t.Context(), onward, migration.Guest{}))

@@ -223,6 +223,9 @@ func (h *Host) confirmByHand(ctx context.Context, id, because, by string) error 
 	if err := h.tokenIsHere(inst); err != nil {
 		return err
 	}
+	if h.sides.keepClaimed(uuid) {
+		h.log.Warn("an operator says that an instance that another host claims is this host's", "instance", uuid, "name", inst.Name, "by", by, "because", because)
+	}
 	why, waits := h.Unconfirmed(uuid)
 	if !waits {
 		return nil

@@ -179,7 +179,7 @@ func giveWayAll(l *lab, v host.InstanceView, there migration.Guest, again func()
 	l.t.Helper()
 	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
 	for _, step := range []func(a *node) error{
-		func(a *node) error { _, err := a.GiveWay(l.t.Context(), ref, 2, "b"); return err },
+		func(a *node) error { _, err := a.GiveWay(l.t.Context(), ref, 2, "b", true); return err },
 		func(a *node) error { return a.CleanUpReturned(l.t.Context(), ref, there) },
 		func(a *node) error { return a.Cleaned(l.t.Context(), ref) },
 	} {
@@ -263,7 +263,7 @@ func TestReturned_SavedMemoryOfTheOldCopy_IsGivenUpNotStarted(t *testing.T) {
 	v, _ := evacuated(l, true)
 	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
 	a.fake.SaveMemory(v.UUID)
-	_, err := a.GiveWay(t.Context(), ref, 2, "b")
+	_, err := a.GiveWay(t.Context(), ref, 2, "b", true)
 	l.must("give way", err)
 	err = a.CleanUpReturned(t.Context(), ref, migration.Guest{Epoch: 2})
 	reasons := fault.ReasonsOf(err)
@@ -285,6 +285,30 @@ func TestReturned_FilesThatOthersHaveStay(t *testing.T) {
 	l.same("shared", picture{"a files": {"/images", own}, "b files": {"/images"}, "allocations": {v.UUID + " rp-b VCPU"}})
 }
 
+// TestReturned_ARecordAlone_EndsNothingThatRuns: any host of an etcd can write one.
+func TestReturned_ARecordAlone_EndsNothingThatRuns(t *testing.T) {
+	l := newLab(t, "a", "b")
+	v := l.guest("a", "vm1")
+	a := l.hosts["a"]
+	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
+	gave, err := a.GiveWay(t.Context(), ref, 9, "b", false)
+	if l.wantKind("without a death", err, fault.InDoubt); gave {
+		t.Error("gave way")
+	}
+	l.state("a", v.UUID, driver.Running)
+	if inst, _ := a.tracker.Instance(v.UUID); inst.Token.State != claims.TokenHere || inst.Token.Epoch != 1 {
+		t.Errorf("token %+v", inst.Token)
+	}
+	if left, err := a.GivingWay(); len(left) > 0 || err != nil {
+		t.Errorf("remembered: %v, %v", left, err)
+	}
+	gave, err = a.GiveWay(t.Context(), ref, 9, "b", true)
+	if l.must("by its death", err); !gave {
+		t.Error("kept")
+	}
+	l.state("a", v.UUID, driver.ShutOff)
+}
+
 // TestReturned_AHigherEpochIsKept: what comes back here later than it was evacuated stays, and only the
 // migration's half goes.
 func TestReturned_AHigherEpochIsKept(t *testing.T) {
@@ -292,7 +316,7 @@ func TestReturned_AHigherEpochIsKept(t *testing.T) {
 	v := l.guest("a", "vm1")
 	a := l.hosts["a"]
 	ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
-	gave, err := a.GiveWay(t.Context(), ref, 1, "b")
+	gave, err := a.GiveWay(t.Context(), ref, 1, "b", true)
 	if gave || err != nil {
 		t.Errorf("gave way to its own epoch: %v, %v", gave, err)
 	}

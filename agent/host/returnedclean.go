@@ -61,13 +61,15 @@ func (h *Host) GivingWay() ([]GaveWay, error) {
 // GiveWay gives way to a higher epoch that the fleet's records name: the guest was evacuated by
 // the attempt of ref, or has gone on, and to has it. Once it returns this host does not own it,
 // and no copy of it runs here: law 6's one exception. It reports false, and has done nothing,
-// where this host has the same or a higher epoch. Safe to repeat.
-func (h *Host) GiveWay(ctx context.Context, ref migration.Ref, epoch uint64, to string) (gave bool, err error) {
-	gave, err = h.giveWayTo(ctx, ref, epoch, to)
+// where this host has the same or a higher epoch. Safe to repeat. A record alone ends no instance
+// that runs: proven says that this host knows of its own death, by which it was evacuated;
+// fault.InDoubt, and nothing done, without it.
+func (h *Host) GiveWay(ctx context.Context, ref migration.Ref, epoch uint64, to string, proven bool) (gave bool, err error) {
+	gave, err = h.giveWayTo(ctx, ref, epoch, to, proven)
 	return gave, wrap(err, "give way to %s for instance %s", to, ref.Instance)
 }
 
-func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, to string) (bool, error) {
+func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, to string, proven bool) (bool, error) {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
 		return false, err
@@ -76,6 +78,13 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 	inst, known := h.tracker.Instance(ref.Instance)
 	if known && inst.Token.Epoch >= epoch && inst.Token.State == claims.TokenHere {
 		return false, nil
+	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return false, err
+	}
+	if _, err := provenElsewhere(h.o.Name, inst, known, d, exists, proven, epoch, to); err != nil {
+		return false, err
 	}
 	if h.o.Owners != nil {
 		done, err := h.o.Owners.Withdraw(ref.Instance)
@@ -100,8 +109,7 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 			return false, err
 		}
 	}
-	d, exists, err := h.domain(ctx, ref.Instance)
-	if err != nil {
+	if d, exists, err = h.domain(ctx, ref.Instance); err != nil {
 		return false, err
 	}
 	if exists && d.Active() {

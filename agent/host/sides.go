@@ -22,12 +22,13 @@ type sides struct {
 	asking  map[string]*asking       // requests that are being answered; nil for none
 	asked   map[string]time.Duration // when the source, or the conductor in its place, was asked last
 	waiting map[string]Waiting
-	ended   map[string]keptWord // by migration that is over here: what Placement has said of it
+	claimed map[string]ClaimedElsewhere // by instance; see provenElsewhere
+	ended   map[string]keptWord         // by migration that is over here: what Placement has said of it
 }
 
 func (s *sides) init() {
 	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
-	s.ended, s.asking = map[string]keptWord{}, map[string]*asking{}
+	s.ended, s.asking, s.claimed = map[string]keptWord{}, map[string]*asking{}, map[string]ClaimedElsewhere{}
 }
 
 // Waiting is an arrival that goes on only when somebody else says so; or a guest that is to

@@ -549,6 +549,7 @@ func TestYieldToken_NamesTheDisksThatStay(t *testing.T) {
 	s.restart("b")
 	s.left()
 	s.handOver()
+	s.must("power off", s.b.fake.Destroy(t.Context(), s.ref.Instance))
 	s.must("give way", s.b.YieldToken(t.Context(), s.ref, 9, "a"))
 	files := s.picture()["b files"]
 	s.b.Close() // what it logs is read now
@@ -560,6 +561,46 @@ func TestYieldToken_NamesTheDisksThatStay(t *testing.T) {
 		if !strings.Contains(out.String(), "path="+path) {
 			t.Errorf("%s is not named:\n%s", path, out.String())
 		}
+	}
+}
+
+// A party of the move that names any higher epoch ends nothing that runs: the instance is claimed by
+// two hosts, by name, until an operator ends the copy here or says that it is the instance.
+func TestYieldToken_OfARunningInstance_ItIsInDoubtAndRunsOn(t *testing.T) {
+	for name, operator := range map[string]func(s *twoSides){
+		"kept": func(s *twoSides) {
+			s.must("keep", s.b.ConfirmByHand(s.t.Context(), s.ref.Instance, "a is hostile", "ann"))
+			s.must("start", s.b.Start(s.t.Context(), s.ref.Instance, false))
+			s.wantKind("the same again", s.b.YieldToken(s.t.Context(), s.ref, 9, "a"), fault.InDoubt)
+			s.state("b", s.ref.Instance, driver.Running)
+		},
+		"given up": func(s *twoSides) {
+			s.must("end it", s.b.fake.Destroy(s.t.Context(), s.ref.Instance))
+			s.must("give way", s.b.YieldToken(s.t.Context(), s.ref, 9, "a"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			s.left()
+			s.handOver()
+			before := s.token("b")
+			err := s.b.YieldToken(t.Context(), s.ref, 9, "a")
+			if s.wantKind("a higher epoch", err, fault.InDoubt); !slices.Contains(codes(err), "higher_epoch_unproven") {
+				t.Errorf("reasons %v", codes(err))
+			}
+			s.state("b", s.ref.Instance, driver.Running)
+			if now := s.token("b"); now != before || now.State != claims.TokenHere {
+				t.Errorf("token %+v, before %+v", now, before)
+			}
+			names, reasons := host.ClaimsElsewhere(s.b.Host)
+			if !slices.Equal(names, []string{"vm1"}) || reasons[0].Change == "" {
+				t.Errorf("told %v, %+v", names, reasons)
+			}
+			operator(s)
+			if names, _ := host.ClaimsElsewhere(s.b.Host); len(names) > 0 {
+				t.Errorf("still told: %v", names)
+			}
+		})
 	}
 }
 

@@ -202,6 +202,21 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 			Have:    fmt.Sprintf("epoch %d", inst.Token.Epoch), Want: fmt.Sprintf("epoch %d", epoch),
 		})
 	}
+	d, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
+		return false, err
+	}
+	// A peer's word alone ends no instance that runs: it may be hostile, or in error.
+	stands, err := standsHandedOver(h, ref, to, d)
+	if err != nil {
+		return false, err
+	}
+	if c, err := provenElsewhere(h.o.Name, inst, known, d, exists, stands, epoch, to); err != nil {
+		if h.sides.claim(c) {
+			h.log.Error("another host says that it has an instance that runs here; nothing is ended", "instance", ref.Instance, "migration", ref.Migration, "host", to, "epoch", epoch)
+		}
+		return false, err
+	}
 	if h.o.Owners != nil {
 		done, err := h.o.Owners.Withdraw(ref.Instance)
 		if err != nil {
@@ -215,8 +230,9 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	if err != nil || !yields {
 		return false, err
 	}
-	d, exists, err := h.domain(ctx, ref.Instance)
-	if err != nil {
+	h.sides.unclaim(ref.Instance)
+	// Again: the guard let it start until the token was gone.
+	if d, exists, err = h.domain(ctx, ref.Instance); err != nil {
 		return false, err
 	}
 	if exists && d.Active() {

@@ -62,6 +62,8 @@ type Facts struct {
 	Record Record
 	// LedgerBehind: the host's own record has a higher count than its ledger, which was rolled back.
 	LedgerBehind bool
+	// Died: a death of this host stood, by which its instances could be evacuated.
+	Died bool
 	// Running: its process lives here. A host whose disk was rolled back was off, and runs none.
 	Running   bool
 	Placement Placement
@@ -89,9 +91,11 @@ type rule struct {
 	why    string
 }
 
-// rules are the table. A higher epoch counts whoever tells it, since none comes back.
+// rules are the table. A higher epoch counts whoever tells it where nothing runs, since none comes
+// back. One that runs is not ended by a record, which may be written by whom it does not concern.
 var rules = []rule{
 	{"record_unreadable", func(f Facts) bool { return f.asked() && f.Record == RecordUnreadable }, InDoubt, "its record cannot be read"},
+	{"given_away_unproven", func(f Facts) bool { return f.asked() && f.Record == OtherHigher && f.Running && !f.Died }, InDoubt, "its record has another host with a higher epoch, it runs here, and no death of this host is known by which it was evacuated"},
 	{"given_away", func(f Facts) bool { return f.asked() && f.Record == OtherHigher }, GiveWay, "its record has another host with a higher epoch"},
 	{"taken_back", func(f Facts) bool { return f.Origin == CameTaken }, GiveWay, "the host that it came from has it with a higher epoch"},
 	{"epoch_twice", func(f Facts) bool { return f.asked() && f.Record == OtherSame }, InDoubt, "another host says that it has it too, with the same epoch"},

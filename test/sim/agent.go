@@ -56,6 +56,7 @@ type machine struct {
 	blind      bool         // its libvirtd cannot read
 	lost       bool         // its agent never comes back
 	alone      bool         // it reaches nobody
+	died       bool         // durable: it was declared dead; never forgotten here
 	dog        dog
 	file
 }

@@ -42,7 +42,10 @@ func (k *keeper) keep(ctx context.Context) error {
 
 func (k *keeper) round(ctx context.Context) error {
 	a := k.a
-	was, err := a.records.Return(ctx, a.m.name, a.rt.Boot().ID)
+	was, err := a.records.Return(ctx, a.m.name, a.rt.Boot().ID, func(context.Context) error {
+		a.m.died = true
+		return nil
+	})
 	if err != nil {
 		return err
 	}
@@ -80,7 +83,7 @@ func (k *keeper) look(ctx context.Context) error {
 					ref.Migration, ref.Attempt = e.Migration, e.Attempt
 				}
 			}
-			if _, err := h.GiveWay(ctx, ref, rec.Epoch, rec.Host); err != nil {
+			if _, err := h.GiveWay(ctx, ref, rec.Epoch, rec.Host, k.a.m.died); err != nil {
 				held[inst.UUID] = err.Error()
 			}
 		case rec.Host != me && rec.Epoch == inst.Token.Epoch:
@@ -91,7 +94,7 @@ func (k *keeper) look(ctx context.Context) error {
 	}
 	for _, e := range left {
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
-		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To)
+		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.a.m.died)
 		if err == nil && !gave {
 			if err = h.CleanUpReturned(ctx, ref, migration.Guest{}); err == nil {
 				err = k.a.records.CleanedUp(ctx, e)
@@ -123,7 +126,7 @@ func (k *keeper) cleanUp(ctx context.Context) error {
 }
 
 func (k *keeper) cleanUpOne(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
-	if _, err := k.a.host.GiveWay(ctx, ref, epoch, to); err != nil {
+	if _, err := k.a.host.GiveWay(ctx, ref, epoch, to, k.a.m.died); err != nil {
 		return err
 	}
 	rec, _, err := k.a.records.Instance(ctx, ref.Instance)
