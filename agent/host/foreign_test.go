@@ -396,6 +396,32 @@ func TestForeign_Surrender(t *testing.T) {
 	}
 }
 
+// A host that asks first does not get what a tool has given to another.
+func TestForeign_Surrender_ToTheHostThatAToolNamed(t *testing.T) {
+	const tool = "5f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01"
+	l := newForeignLab(t)
+	ctx := t.Context()
+	a := l.hosts["a"]
+	g := l.guest("a", "web")
+	ref := migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: g.UUID, Attempt: 1}
+	_, err := a.Hook(ctx, tool, host.PhaseResizeInstance, host.HookRequest{Instance: g.UUID, Destination: "b"})
+	l.must("say where it goes", err)
+	l.must("power it off", a.fake.Destroy(ctx, g.UUID))
+	l.must("undefine", a.fake.Undefine(ctx, g.UUID))
+	_, err = a.Surrender(ctx, ref, "c")
+	if l.wantKind("a host that is no party", err, fault.Forbidden); !slices.Equal(codes(err), []string{"not_a_party"}) {
+		t.Errorf("reasons %v", codes(err))
+	}
+	if inst, _ := a.tracker.Instance(g.UUID); inst.Token.State != claims.TokenHere {
+		t.Fatalf("the token is gone: %+v", inst.Token)
+	}
+	// Taken back, any host that has it gets it, as before.
+	_, err = a.Hook(ctx, tool, host.PhaseFinishRevertResize, host.HookRequest{Instance: g.UUID})
+	l.must("take it back", err)
+	_, err = a.Surrender(ctx, ref, "c")
+	l.must("ask again", err)
+}
+
 func TestHook_ToolsClaimAhead(t *testing.T) {
 	const id, other = "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", "5f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01"
 	l := newForeignLab(t)

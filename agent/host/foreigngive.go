@@ -93,6 +93,26 @@ func (h *Host) givenToOther(ref migration.Ref, to string) error {
 	return nil
 }
 
+// givenElsewhere refuses to give an instance that left by a migration of others to a host that asks
+// for it, where a tool has named another host for it here and that move is still open.
+func givenElsewhere(h *Host, ref migration.Ref, to string) error {
+	for _, r := range h.tracker.Remembering(memoryGiven) {
+		was, _, err := recall[foreignGiven](h, migration.Ref(r), memoryGiven)
+		if err != nil {
+			return err
+		}
+		if _, left := h.tracker.Committed(r.Migration); left || was.Instance != ref.Instance || was.Destination == to || h.tracker.Buried(at(migration.Ref(r), memoryLeft)) {
+			continue
+		}
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "not_a_party", Message: "by migration " + r.Migration + " instance " + ref.Instance + " goes to " + was.Destination + ", and " + to + " asks for it",
+			Have: to, Want: was.Destination,
+			Change: "if it is on " + to + ", berth hook " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name + ", and ask again",
+		})
+	}
+	return nil
+}
+
 // mayGive is nil when a tool has said here that this guest goes to this host by this
 // migration.
 func (h *Host) mayGive(ref migration.Ref, to string) error {

@@ -21,6 +21,8 @@ import (
 //	not known                           any                  not found: it is not this host's
 //	token elsewhere                     any                  refused
 //	moving by another migration         any                  busy
+//	left, and a tool has named another  any                  refused
+//	host for it here
 //	token here                          active               busy while migrating or paused by it, else refused:
 //	                                                         the guest would run twice, and who is right is a person's word
 //	token here                          shut off (migrated), surrendered
@@ -49,6 +51,9 @@ func (h *Host) surrender(ctx context.Context, ref migration.Ref, to string) (mig
 	defer unlock()
 	if c, ok := h.tracker.Committed(ref.Migration); !ok || c.Instance != ref.Instance || c.To != to {
 		if err := h.hasLeftUnseen(ctx, ref); err != nil {
+			return none, err
+		}
+		if err := givenElsewhere(h, ref, to); err != nil {
 			return none, err
 		}
 	}
