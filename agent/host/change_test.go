@@ -14,6 +14,7 @@ import (
 
 	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
+	"berth/agent/host/fileusers"
 	"berth/claims"
 	"berth/claims/flavor"
 	"berth/driver"
@@ -53,6 +54,8 @@ type changeBed struct {
 	guest migration.Guest
 	want  migration.Wanted
 	slow  *slowFiles // nil for files that are copied at once
+	// elsewhere answers for other hosts, which see all disks; nil for a host alone.
+	elsewhere fileusers.Elsewhere
 }
 
 func newChange(t *testing.T, f topology.Flavor, power driver.State, plan migration.Change) *changeBed {
@@ -80,6 +83,9 @@ func (b *changeBed) start() {
 	b.a = b.boot("a", func(o *host.Options) {
 		capacity := cellsOf(0)
 		o.Files = b.files
+		if b.elsewhere != nil {
+			o.Elsewhere, o.SharedDirs = b.elsewhere, []string{"/images"}
+		}
 		if b.slow != nil {
 			b.slow.Files = b.files
 			o.Files = b.slow

@@ -4,12 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
-	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
 	"berth/agent/host/hooks"
 	"berth/driver"
@@ -153,7 +149,7 @@ func (h *Host) removeMoved(ctx context.Context, ref migration.Ref, moved []copie
 	if err != nil {
 		return nil, err
 	}
-	elsewhere, err := h.usedElsewhere(ctx, ref.Instance, moved)
+	elsewhere, err := survey.UsedElsewhere(ctx, ref.Instance, pathsOf(moved)...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +184,7 @@ func (h *Host) removeFile(survey *fileusers.Survey, elsewhere map[string]string,
 		return stays(answer.Kept(d.Target))
 	}
 	if why := elsewhere[d.Path]; why != "" {
-		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "other hosts see it: " + why, Change: "when no host needs it, rm " + fileusers.Quote(d.Path)})
+		return stays(fileusers.KeptElsewhere(d.Target, d.Path, why))
 	}
 	by, err := h.dock.ComparedBy(d.Path, ref)
 	if err != nil {
@@ -207,40 +203,12 @@ func (h *Host) removeFile(survey *fileusers.Survey, elsewhere map[string]string,
 	return nil, err
 }
 
-// usedElsewhere asks for the files that other hosts may see who uses them there. It answers
-// by path why a file stays.
-func (h *Host) usedElsewhere(ctx context.Context, instance string, moved []copiedDisk) (map[string]string, error) {
-	if h.o.Elsewhere == nil {
-		return nil, nil
+func pathsOf(files []copiedDisk) []string {
+	var out []string
+	for _, f := range files {
+		out = append(out, f.Path)
 	}
-	var ask []fileusers.Question
-	unknown := map[string]string{} // it stays: the end of a move does not wait for a table of exports
-	for _, d := range moved {
-		shared, err := h.files.Shared(d.Path)
-		if reasons := fault.ReasonsOf(err); len(reasons) == 1 && reasons[0].Code == disks.ExportsUnreadable {
-			unknown[d.Path] = reasons[0].Message
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !shared && !slices.ContainsFunc(h.o.SharedDirs, func(dir string) bool { return strings.HasPrefix(d.Path, strings.TrimSuffix(dir, "/")+"/") }) {
-			continue
-		}
-		id, err := h.files.Identity(d.Path)
-		if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
-			id, err = "", nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		ask = append(ask, fileusers.Question{Path: d.Path, Identity: id})
-	}
-	if len(ask) == 0 {
-		return unknown, nil
-	}
-	maps.Copy(unknown, h.o.Elsewhere(ctx, instance, ask))
-	return unknown, nil
+	return out
 }
 
 // FilesUsed answers another host's question which of its shared files instances here use.
@@ -267,7 +235,7 @@ const imageTime = 20 * time.Second
 // fileUsers finds who uses which file on this host.
 func (h *Host) fileUsers(ctx context.Context) (*fileusers.Survey, error) {
 	return fileusers.Look(ctx, fileusers.Sources{
-		Definitions: h.driver, Files: h.files,
+		Definitions: h.driver, Files: h.files, Elsewhere: h.o.Elsewhere, SharedDirs: h.o.SharedDirs,
 		Pools: func(ctx context.Context) (fileusers.Pools, error) {
 			c, err := h.connector(ctx)
 			if c == nil {

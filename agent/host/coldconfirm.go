@@ -112,7 +112,7 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 			return err
 		}
 		for _, d := range rec.Grown {
-			kept, err := survey.Drop(h.files, d.Target, d.Replaced, ref.Instance)
+			kept, err := survey.Drop(ctx, h.files, d.Target, d.Replaced, ref.Instance)
 			if err != nil {
 				return err
 			}

@@ -113,7 +113,7 @@ func (h *Host) spaceToGrow(ctx context.Context, p migration.PrepRequest) error {
 	return no.err("")
 }
 
-// mayGrow refuses shared disks that others use here: a larger file gets their place.
+// mayGrow refuses shared disks that others use, here or elsewhere: a larger file gets their place.
 func (h *Host) mayGrow(ctx context.Context, no *refusal, g migration.Guest, shared []string, grow []migration.DiskGrowth) error {
 	var survey *fileusers.Survey
 	for _, more := range grow {
@@ -127,7 +127,7 @@ func (h *Host) mayGrow(ctx context.Context, no *refusal, g migration.Guest, shar
 				return err
 			}
 		}
-		if err := no.take(survey.MayReplace(more.Target, g.Disks[i].Path, g.UUID, false)); err != nil {
+		if err := no.take(survey.MayReplace(ctx, more.Target, g.Disks[i].Path, g.UUID, false)); err != nil {
 			return err
 		}
 	}

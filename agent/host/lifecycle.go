@@ -236,7 +236,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 			if survey, err = h.fileUsers(ctx); err != nil {
 				return nil, err
 			}
-			if elsewhere, err = h.usedElsewhere(ctx, inst.UUID, files); err != nil {
+			if elsewhere, err = survey.UsedElsewhere(ctx, inst.UUID, pathsOf(files)...); err != nil {
 				return nil, err
 			}
 		}

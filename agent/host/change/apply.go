@@ -109,7 +109,7 @@ func (c *Changes) mayReplace(ctx context.Context, ref migration.Ref, rec Record)
 	}
 	var no fault.Refusal
 	for _, d := range rec.Disks {
-		if err := no.Take(survey.MayReplace(d.Target, d.Path, ref.Instance, true)); err != nil {
+		if err := no.Take(survey.MayReplace(ctx, d.Target, d.Path, ref.Instance, true)); err != nil {
 			return err
 		}
 	}
@@ -126,7 +126,7 @@ func (c *Changes) dropKept(ctx context.Context, ref migration.Ref, rec Record) e
 		return err
 	}
 	for _, d := range rec.Disks {
-		kept, err := survey.Drop(c.o.Files, d.Target, d.Replaced, ref.Instance)
+		kept, err := survey.Drop(ctx, c.o.Files, d.Target, d.Replaced, ref.Instance)
 		if err != nil {
 			return err
 		}

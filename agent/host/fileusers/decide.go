@@ -1,6 +1,7 @@
 package fileusers
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -183,6 +184,11 @@ func (a Answer) Kept(disk string) Kept {
 	return Kept{Disk: disk, Path: a.Path, Reason: "it " + a.Why(), Change: a.Remedy()}
 }
 
+// KeptElsewhere is a file that stays because other hosts use it, or may.
+func KeptElsewhere(disk, path, why string) Kept {
+	return Kept{Disk: disk, Path: path, Reason: "other hosts see it: " + why, Change: "when no host needs it, rm " + Quote(path)}
+}
+
 // Refusal is why a disk is not replaced.
 func (a Answer) Refusal(target string) fault.Reason {
 	change := a.Remedy()
@@ -197,8 +203,9 @@ func (a Answer) Refusal(target string) fault.Reason {
 }
 
 // MayReplace refuses to put another file in the place of an instance's disk that others
-// use. off: the instance has no process, so whoever has the file open is another user.
-func (s *Survey) MayReplace(target, path, instance string, off bool) error {
+// use, here or on a host that may see it; a host that does not say counts as a user. off: the
+// instance has no process, so whoever has the file open here is another user.
+func (s *Survey) MayReplace(ctx context.Context, target, path, instance string, off bool) error {
 	a, err := s.Of(path, instance)
 	if err != nil {
 		return err
@@ -209,12 +216,22 @@ func (s *Survey) MayReplace(target, path, instance string, off bool) error {
 	if a.Verdict(Replace) == Refuse {
 		return fault.Refuse(fault.Forbidden, "", a.Refusal(target))
 	}
+	elsewhere, err := s.UsedElsewhere(ctx, instance, path)
+	if err != nil {
+		return err
+	}
+	if why := elsewhere[path]; why != "" {
+		return fault.Refuse(fault.Forbidden, "", fault.Reason{
+			Code: "disk_used_by_others", Message: "disk " + target + " (" + path + ") is on storage that other hosts see: " + why, Have: path,
+			Change: "on each host that is named: systemctl start berth, or virsh undefine what no longer needs the file; then try again",
+		})
+	}
 	return nil
 }
 
 // Drop removes the old file of a disk that was replaced, or answers why it stays: whoever
-// names the disk's path may have meant the old file.
-func (s *Survey) Drop(files Dropper, target string, r disks.Replaced, instance string) (*Kept, error) {
+// names the disk's path may have meant the old file. Other hosts that may see it are asked.
+func (s *Survey) Drop(ctx context.Context, files Dropper, target string, r disks.Replaced, instance string) (*Kept, error) {
 	stamp, err := files.Stamp(r.Kept)
 	if errors.Is(err, fault.NotFound) || err == nil && !stamp.Equals(r.Old) {
 		return nil, files.DropKept(r) // removed before
@@ -231,12 +248,23 @@ func (s *Survey) Drop(files Dropper, target string, r disks.Replaced, instance s
 		return nil, err
 	}
 	a.Users = append(a.Users, now.Users...)
-	if a.Verdict(Remove) == Go {
-		return nil, files.DropKept(r)
+	if a.Verdict(Remove) != Go {
+		files.Keep(r.Made)
+		k := a.Kept(target)
+		return &k, nil
 	}
-	files.Keep(r.Made)
-	k := a.Kept(target)
-	return &k, nil
+	elsewhere, err := s.UsedElsewhere(ctx, instance, r.Kept, r.Path)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range []string{r.Kept, r.Path} {
+		if why := elsewhere[path]; why != "" {
+			files.Keep(r.Made)
+			k := KeptElsewhere(target, r.Kept, why)
+			return &k, nil
+		}
+	}
+	return nil, files.DropKept(r)
 }
 
 // Dropper removes old files; disks.Files does.

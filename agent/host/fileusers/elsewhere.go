@@ -2,9 +2,14 @@ package fileusers
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"berth/agent/host/disks"
+	"berth/internal/fault"
 )
 
 // Question asks a host for a file that others may see, too.
@@ -25,6 +30,43 @@ type Reply struct {
 // hosts. It answers by path why a file must stay, also for whoever did not answer; a file
 // that is not among them nobody else uses. instance does not count as a user.
 type Elsewhere func(ctx context.Context, instance string, files []Question) map[string]string
+
+// UsedElsewhere asks for those of the files that other hosts may see who uses them there. It
+// answers by path why a file stays; instance does not count as a user. It blocks until every
+// host has answered or its time is over.
+func (s *Survey) UsedElsewhere(ctx context.Context, instance string, paths ...string) (map[string]string, error) {
+	if s.elsewhere == nil {
+		return nil, nil
+	}
+	var ask []Question
+	unknown := map[string]string{} // it stays: the end of a move does not wait for a table of exports
+	for _, path := range paths {
+		shared, err := s.files.Shared(path)
+		if reasons := fault.ReasonsOf(err); len(reasons) == 1 && reasons[0].Code == disks.ExportsUnreadable {
+			unknown[path] = reasons[0].Message
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !shared && !slices.ContainsFunc(s.sharedDirs, func(dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") }) {
+			continue
+		}
+		id, err := s.files.Identity(path)
+		if errors.Is(err, fault.NotFound) || errors.Is(err, fault.Invalid) {
+			id, err = "", nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		ask = append(ask, Question{Path: path, Identity: id})
+	}
+	if len(ask) == 0 {
+		return unknown, nil
+	}
+	maps.Copy(unknown, s.elsewhere(ctx, instance, ask))
+	return unknown, nil
+}
 
 // Asked answers a question of another host. A file is found by its identity, wherever it is
 // mounted and by whichever name of its server, and by its path on storage that others may see.

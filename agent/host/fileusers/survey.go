@@ -39,6 +39,10 @@ type Sources struct {
 	// Pools is asked when a definition names a volume; nil Pools where the hypervisor has none.
 	Pools func(ctx context.Context) (Pools, error)
 	Files Files
+	// Elsewhere asks other hosts for files that they may see; nil where there are none.
+	Elsewhere Elsewhere
+	// SharedDirs are folders whose files other hosts see, whatever their filesystem is.
+	SharedDirs []string
 	// Bound limits what reading one image may take; nil for no limit but the caller's.
 	Bound func(ctx context.Context) (context.Context, context.CancelFunc)
 }
@@ -82,6 +86,8 @@ func (u Unresolved) String() string {
 // Survey is who uses which file at one moment.
 type Survey struct {
 	files      Files
+	elsewhere  Elsewhere
+	sharedDirs []string
 	users      map[string][]User // by disks.Which's key
 	named      map[string][]User // by path
 	unresolved []Unresolved
@@ -95,7 +101,7 @@ func Look(ctx context.Context, s Sources) (*Survey, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, "look who uses files: list domains")
 	}
-	l := looking{Sources: s, survey: &Survey{files: s.Files, users: map[string][]User{}, named: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
+	l := looking{Sources: s, survey: &Survey{files: s.Files, elsewhere: s.Elsewhere, sharedDirs: s.SharedDirs, users: map[string][]User{}, named: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
 	for _, d := range all {
 		if err := l.domain(ctx, d); err != nil {
 			return nil, fault.Wrap(err, "look who uses files: domain %s", d.Name)

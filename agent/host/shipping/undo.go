@@ -68,10 +68,14 @@ func (k *Dock) usedBy(ctx context.Context, survey **fileusers.Survey, path strin
 		}
 	}
 	answer, err := (*survey).Of(path, ref.Instance)
-	if err != nil || answer.Verdict(fileusers.Remove) == fileusers.Go {
+	if err != nil {
 		return "", err
 	}
-	return "it " + answer.Why(), nil
+	if answer.Verdict(fileusers.Remove) != fileusers.Go {
+		return "it " + answer.Why(), nil
+	}
+	elsewhere, err := (*survey).UsedElsewhere(ctx, ref.Instance, path)
+	return elsewhere[path], err
 }
 
 // ComparedBy names another migration that has compared its backing file with a file here,
