@@ -285,6 +285,7 @@ func (h *machine) Boot() {
 	}
 	h.power, h.daemon = true, true
 	f.recordLocked(h.name, "", "the machine boots")
+	h.loadLocked()
 	h.resyncLocked()
 	for _, d := range h.sortedLocked() {
 		d.reason = driver.ReasonUnknown

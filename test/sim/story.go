@@ -186,7 +186,7 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return slices.Concat(stories, apartStories(), savedStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
+	return slices.Concat(stories, apartStories(), savedStories(), unloadedStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
 }
 
 // drawStory makes a story by chance: one of five shares nothing, and of the others one of five
