@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -99,7 +100,7 @@ func (s migrationService) gives(ctx context.Context, doing, name string) error {
 		return fault.Refuse(fault.Forbidden, doing, observes(name))
 	}
 	// It connects to nobody for itself, and says no sooner to who may not ask.
-	if err := peer.Reaches(ctx, name); errors.Is(err, fault.Forbidden) {
+	if err := operation.Reaches.Ask(ctx, peer, migration.Ref{}, migration.ReachRequest{Host: name}); errors.Is(err, fault.Forbidden) {
 		return err
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
 // planService plans from this host: nothing it asks of itself, of Placement or of
@@ -92,7 +93,7 @@ func (s planService) planChange(ctx context.Context, source migration.Host, doin
 	if err != nil {
 		return err
 	}
-	w, err := source.PlanChange(ctx, ask.Guest.UUID, change)
+	w, err := operation.PlanChange.Ask(ctx, source, migration.Ref{Instance: ask.Guest.UUID}, change)
 	switch {
 	case err == nil:
 		ask.Wanted = &w

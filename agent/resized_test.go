@@ -19,6 +19,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/options"
 	"berth/topology"
 )
@@ -135,7 +136,7 @@ func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
 	// Nothing of the move is left there, and a verb whose answer was lost is still its
 	// conductor's to ask.
 	source := p.as("host-a", "host-b")
-	if err := source.ConfirmDestination(t.Context(), migration.Ref{Migration: m.UUID, Instance: m.InstanceUUID, Attempt: m.Moved, Step: migration.StepConfirmDestination}); err != nil {
+	if err := operation.ConfirmDestination.Ask(t.Context(), source, migration.Ref{Migration: m.UUID, Instance: m.InstanceUUID, Attempt: m.Moved, Step: migration.StepConfirmDestination}); err != nil {
 		t.Errorf("the destination asked again to confirm: %v", err)
 	}
 	// The answer to a word that was lost is the same.
@@ -155,11 +156,11 @@ func TestResize_ToAnotherHostIsSeenAndEndedFromBoth(t *testing.T) {
 		t.Errorf("reverted, at its destination: %s", status)
 	}
 	back := migration.Ref{Migration: m.UUID, Instance: m.InstanceUUID, Attempt: m.Attempt, Step: migration.StepCleanUpReverted}
-	if err := source.CleanUpReverted(t.Context(), back); err != nil {
+	if err := operation.CleanUpReverted.Ask(t.Context(), source, back); err != nil {
 		t.Errorf("the destination asked again to clean up: %v", err)
 	}
 	back.Migration, back.Step = "99999999-9999-4999-8999-999999999999", migration.StepPowerOff
-	if _, err := p.as("host-b", "host-a").PowerOff(t.Context(), back, migration.PowerOffRequest{Kind: migration.TypeMigration}); !errors.Is(err, fault.Forbidden) {
+	if _, err := operation.PowerOff.Ask(t.Context(), p.as("host-b", "host-a"), back, migration.PowerOffRequest{Kind: migration.TypeMigration}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a guest powered off by a migration that was made up: %v", err)
 	}
 	if _, err := p.clients["host-b"].RevertMigration(t.Context(), "back"); !errors.Is(err, fault.NotFound) {

@@ -1,7 +1,6 @@
 package migration
 
 import (
-	"context"
 	"time"
 
 	"berth/topology"
@@ -40,127 +39,9 @@ type DiskGrowth struct {
 	VirtualSize int64  `json:"virtual_size_bytes"`
 }
 
-// ColdVerbs are the host verbs of guests that are moved or changed while they are
-// off: cold migration, resize, rebuild. What is said of Host holds for them: each is
-// safe to repeat with its Ref, and one whose undo has been here is refused as late.
-//
-// A move to another host hands the token over before the guest starts there, and back
-// when it is reverted, under the next attempt's number. A change on one host hands
-// nothing over: what the guest held is exchanged for what it is to hold.
-//
-// Attempts. All of a move carries the attempt that brings the guest, and so does its
-// confirmation, and UnapplyChange, PowerOn and AbortClaim when a change on one host is
-// reverted: they concern what that attempt made. PowerOff and its undo before any revert
-// carry the revert's own attempt, and so does all of a handing back.
-type ColdVerbs interface {
-	// PlanChange computes what the change would make of the guest, or refuses it with
-	// every reason: a flavor that makes no sense, a disk that would shrink, an image that
-	// does not fit. It changes nothing. Asked of the host that has the guest.
-	PlanChange(ctx context.Context, instance string, c Change) (Wanted, error)
-
-	// PowerOff ends the guest's domain: it is asked to shut down, and after the timeout
-	// its plug is pulled. What its user had chosen (running, paused, shut off) is durable
-	// before. Hooks of resize_instance run before, at the source of a move. Asked of
-	// the holder of the token.
-	PowerOff(ctx context.Context, ref Ref, p PowerOffRequest) (PoweredOff, error)
-	// PowerOn is the undo: the guest is again as its user had it. Nothing is started
-	// where the token is not, or where it was off before.
-	PowerOn(ctx context.Context, ref Ref) error
-
-	SourceColdVerbs
-	DestinationColdVerbs
-	InPlaceVerbs
-}
-
-// SourceColdVerbs are asked of the host that a guest leaves cold, and comes back to when
-// the move is reverted.
-type SourceColdVerbs interface {
-	// HandOver is the commit of a cold move: with its domain seen off by PowerOff of this
-	// attempt, the host durably surrenders the token to the host named. What the guest
-	// holds here stays held for the move until it is confirmed. The same attempt asking
-	// again gets the same Commit. fault.Forbidden after KeepGuest. A reverted move is
-	// handed back by the destination with the same verb.
-	HandOver(ctx context.Context, ref Ref, to string) (Commit, error)
-	// KeepGuest is the other decision, and the undo of HandOver: a HandOver of this attempt
-	// is refused from now on. fault.Forbidden once the token has left.
-	KeepGuest(ctx context.Context, ref Ref) error
-
-	// ConfirmSource ends the guest's half here, after the move was confirmed: definition,
-	// disks that were shipped, claim, record, context. Runs confirm_resize.
-	ConfirmSource(ctx context.Context, ref Ref) error
-
-	// AwaitReturn makes the half that is held here ready to take the guest back by this
-	// attempt. Refused when definition or disks are no longer there.
-	AwaitReturn(ctx context.Context, ref Ref) error
-	// CancelReturn is its undo: the half is held as before.
-	CancelReturn(ctx context.Context, ref Ref) error
-	// FinishRevert gives the guest back as it was before the move: definition, claim,
-	// power state as the user had chosen it then. Runs finish_revert_resize.
-	FinishRevert(ctx context.Context, ref Ref) error
-
-	// ReadDisk gives a piece of a file that is to be shipped; the domain is off. A range
-	// of length 0 asks for size and version alone.
-	ReadDisk(ctx context.Context, ref Ref, r DiskRange) (DiskPiece, error)
-}
-
-// DestinationColdVerbs are asked of the host that a guest goes to cold.
-type DestinationColdVerbs interface {
-	// PrepResize gets ready: networks, volumes, room for disks that will be shipped under
-	// private names, hooks of prep_resize; then the claim is arriving.
-	PrepResize(ctx context.Context, ref Ref, p PrepRequest) (PreparedCold, error)
-	// RollbackPrepResize is the undo, after a half-done one too; it runs
-	// rollback_prep_resize. fault.Forbidden when the token is here.
-	RollbackPrepResize(ctx context.Context, ref Ref) error
-
-	// ShippedSoFar makes what has come durable and says how far that is.
-	ShippedSoFar(ctx context.Context, ref Ref) (Shipped, error)
-	// WriteDisk keeps a piece. A piece whose checksum is wrong is refused and nothing of
-	// it kept; so is one of another version than those before it.
-	WriteDisk(ctx context.Context, ref Ref, p DiskPiece) error
-	// SealDisks ends the shipping: every file is whole by its checksum, durable, and in its
-	// place.
-	SealDisks(ctx context.Context, ref Ref, want Shipped) error
-
-	// AcceptHanded durably accepts the token of a commit that names this host's claim.
-	// Nothing is started by it.
-	AcceptHanded(ctx context.Context, ref Ref, c Commit) error
-	// FinishResize makes the guest live here: disks grown, definition from this host's
-	// claim, started or left off as its user had it, claim bound, hooks of finish_resize.
-	// An error of kind Unavailable, InDoubt or Busy is worth another try; any other says
-	// that the guest cannot live here, and the conductor takes it back.
-	FinishResize(ctx context.Context, ref Ref) error
-	// ConfirmDestination ends the move here: its context goes.
-	ConfirmDestination(ctx context.Context, ref Ref) error
-
-	// CleanUpReverted removes what a guest that was handed back left here: definition,
-	// disks that were made for it, networks, claim, record. Runs revert_resize.
-	CleanUpReverted(ctx context.Context, ref Ref) error
-}
-
-// InPlaceVerbs change a guest on its own host: a resize that stays, a rebuild.
-type InPlaceVerbs interface {
-	// PrepChange makes ready what the change needs while the guest still runs: disks that
-	// become larger or come from an image are made under private names, beside the old
-	// ones; hooks of prep_resize or pre_rebuild_instance run.
-	PrepChange(ctx context.Context, ref Ref, p PrepRequest) error
-	// RollbackPrepChange is the undo; it runs rollback_prep_resize or
-	// rollback_rebuild_instance.
-	RollbackPrepChange(ctx context.Context, ref Ref) error
-
-	// ApplyChange puts the new in the place of the old, which is kept: disks, claim,
-	// definition. The domain is off.
-	ApplyChange(ctx context.Context, ref Ref) error
-	// UnapplyChange is the undo, and the revert of a change that was started: the domain
-	// is ended if it runs, and the old is in its place again.
-	UnapplyChange(ctx context.Context, ref Ref) error
-
-	// StartChanged gives the changed guest the power state that its user had chosen; hooks
-	// of finish_resize or post_rebuild_instance run.
-	StartChanged(ctx context.Context, ref Ref) error
-
-	// FinishChange gives up what the guest held before: old disks, claim, context. There
-	// is no way back from it. Of a resize it is the confirmation, and runs confirm_resize.
-	FinishChange(ctx context.Context, ref Ref) error
+// HandOverRequest names the host that gets the instance.
+type HandOverRequest struct {
+	To string `json:"to"`
 }
 
 // PowerOffRequest says how a guest is powered off.

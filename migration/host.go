@@ -34,8 +34,6 @@ type Host interface {
 
 	SourceVerbs
 	DestinationVerbs
-	ColdVerbs
-	ApartVerbs
 
 	// Ask does an operation of package operation, whose Ask gives it its types. The host that is
 	// asked does what every operation needs, and wraps its error in the operation's name. It

@@ -11,6 +11,11 @@ type Operation struct {
 	Access   Access        // which other host may ask for it
 	Limit    time.Duration // how long a request may take, where its caller says no less
 	ReadOnly bool          // it changes nothing on the host
+	// LimitOf is the limit of one input, Limit at most; nil for Limit.
+	LimitOf func(in any) time.Duration
+	// Joins is for how long the operation is asked again, where it goes on after a request that ended
+	// as fault.Busy; 0 for an operation that ends with its request.
+	Joins time.Duration
 
 	// Names gives the hosts that an input names; nil where inputs name none.
 	Names func(in any) Named

@@ -19,10 +19,11 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
-func (h *fakeHost) SnapshotDisks(_ context.Context, r migration.Ref, targets []string) (migration.Snapshot, error) {
-	return migration.Snapshot{Files: []migration.SnapshotFile{{Target: targets[0]}}}, h.note("SnapshotDisks", r)
+func (h *fakeHost) SnapshotDisks(_ context.Context, r migration.Ref, q migration.SnapshotRequest) (migration.Snapshot, error) {
+	return migration.Snapshot{Files: []migration.SnapshotFile{{Target: q.Targets[0]}}}, h.note("SnapshotDisks", r)
 }
 func (h *fakeHost) DropSnapshot(_ context.Context, r migration.Ref) error {
 	return h.note("DropSnapshot", r)
@@ -59,8 +60,8 @@ func (h *fakeHost) ReadVolumes(_ context.Context, r migration.Ref) (migration.Vo
 	return migration.VolumeChanges{Detached: []string{"vdb"}}, h.note("ReadVolumes", r)
 }
 
-func (h *fakeHost) Reaches(_ context.Context, host string) error {
-	return h.note("Reaches "+host, migration.Ref{})
+func (h *fakeHost) Reaches(_ context.Context, _ migration.Ref, q migration.ReachRequest) error {
+	return h.note("Reaches "+q.Host, migration.Ref{})
 }
 
 func (h *fakeHost) SendDisks(_ context.Context, r migration.Ref, _ migration.SendRequest) error {
@@ -71,26 +72,26 @@ func (h *fakeHost) SendDisks(_ context.Context, r migration.Ref, _ migration.Sen
 func apartVerbs(c *api.Client) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"SnapshotDisks": func(ctx context.Context) error {
-			s, err := c.SnapshotDisks(ctx, ref, []string{"vda"})
+			s, err := operation.SnapshotDisks.Ask(ctx, c, ref, migration.SnapshotRequest{Targets: []string{"vda"}})
 			if err == nil && (len(s.Files) != 1 || s.Files[0].Target != "vda") {
 				err = fmt.Errorf("answer %+v", s)
 			}
 			return err
 		},
-		"DropSnapshot": func(ctx context.Context) error { return c.DropSnapshot(ctx, ref) },
-		"Disconnect":   func(ctx context.Context) error { return c.Disconnect(ctx, ref) },
-		"Reconnect":    func(ctx context.Context) error { return c.Reconnect(ctx, ref) },
-		"HideInstance": func(ctx context.Context) error { return c.HideInstance(ctx, ref) },
+		"DropSnapshot": func(ctx context.Context) error { return operation.DropSnapshot.Ask(ctx, c, ref) },
+		"Disconnect":   func(ctx context.Context) error { return operation.Disconnect.Ask(ctx, c, ref) },
+		"Reconnect":    func(ctx context.Context) error { return operation.Reconnect.Ask(ctx, c, ref) },
+		"HideInstance": func(ctx context.Context) error { return operation.HideInstance.Ask(ctx, c, ref) },
 		"CarryVolumes": func(ctx context.Context) error {
-			return c.CarryVolumes(ctx, ref, migration.VolumeChanges{Detached: []string{"vdb"}})
+			return operation.CarryVolumes.Ask(ctx, c, ref, migration.VolumeChanges{Detached: []string{"vdb"}})
 		},
 		"CopyInstance": func(ctx context.Context) error {
-			return c.CopyInstance(ctx, ref, migration.InstanceCopy{UUID: "i-1", Epoch: 3})
+			return operation.CopyInstance.Ask(ctx, c, ref, migration.InstanceCopy{UUID: "i-1", Epoch: 3})
 		},
-		"RemoveCopy":   func(ctx context.Context) error { return c.RemoveCopy(ctx, ref) },
-		"ShowInstance": func(ctx context.Context) error { return c.ShowInstance(ctx, ref) },
+		"RemoveCopy":   func(ctx context.Context) error { return operation.RemoveCopy.Ask(ctx, c, ref) },
+		"ShowInstance": func(ctx context.Context) error { return operation.ShowInstance.Ask(ctx, c, ref) },
 		"ReadVolumes": func(ctx context.Context) error {
-			v, err := c.ReadVolumes(ctx, ref)
+			v, err := operation.ReadVolumes.Ask(ctx, c, ref)
 			if err == nil && len(v.Detached) != 1 {
 				err = fmt.Errorf("answer %+v", v)
 			}
@@ -156,12 +157,12 @@ func TestParty_WhoMovesOneGuestAsksNothingOfAnother(t *testing.T) {
 	w.parties["m-1"] = [2]string{"host-b", "host-a"}
 	w.parties["guest of m-1"] = [2]string{ref.Instance}
 	c := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
-	if err := c.PowerOn(t.Context(), ref); err != nil {
+	if err := operation.PowerOn.Ask(t.Context(), c, ref); err != nil {
 		t.Fatal(err)
 	}
 	other := ref
 	other.Instance = "i-2"
-	err := c.PowerOn(t.Context(), other)
+	err := operation.PowerOn.Ask(t.Context(), c, other)
 	if r := fault.ReasonsOf(err); !errors.Is(err, fault.Forbidden) || len(r) != 1 || r[0].Code != "not_its_guest" {
 		t.Errorf("of another guest: %v", err)
 	}

@@ -2,9 +2,11 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"time"
 
+	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
 )
@@ -25,12 +27,54 @@ func (c *Client) verb(ctx context.Context, name string, most time.Duration, in, 
 	return c.do(ctx, http.MethodPost, "/v1/verbs/"+name, in, out, repeatable)
 }
 
-// Ask implements migration.Host. It blocks for the operation's limit at most. An agent that does not
-// know the operation is refused by its version (migration.ReasonPeerTooOld).
+// Ask implements migration.Host. It blocks for the operation's limit at most; an operation that goes
+// on after a request is asked again. An agent that does not know the operation is refused by its
+// version (migration.ReasonPeerTooOld).
 func (c *Client) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	limit := op.Limit
+	if op.LimitOf != nil {
+		limit = op.LimitOf(in)
+	}
+	if op.Joins > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = c.rt.WithTimeout(ctx, op.Joins)
+		defer cancel()
+	}
+	for {
+		began := c.rt.Boot().Since
+		out, err := c.ask(ctx, op, limit, op.Pack(ref, in))
+		if op.Joins == 0 || fault.KindOf(err) != fault.Busy || ctx.Err() != nil || c.rt.Boot().Since-began < limit/2 {
+			return out, c.knowsNo(ctx, err, routeUnknown, "operation "+op.Name)
+		}
+	}
+}
+
+// ask sends one request. A piece of a disk travels as a frame.
+func (c *Client) ask(ctx context.Context, op *migration.Operation, limit time.Duration, body any) (any, error) {
 	out := op.NewAnswer()
-	if err := c.verb(ctx, op.Name, op.Limit, op.Pack(ref, in), out); err != nil {
-		return nil, c.knowsNo(ctx, err, routeUnknown, "operation "+op.Name)
+	var err error
+	switch piece, answered := body.(operation.Request[migration.DiskPiece]); {
+	case answered:
+		var head []byte
+		if head, err = frame(body); err == nil {
+			err = c.piece(ctx, op.Name, frameType, nil, head, piece.Args.Data)
+		}
+	default:
+		got, framed := out.(*migration.DiskPiece)
+		if !framed {
+			if op.Joins > 0 {
+				limit += quickVerb // the agent ends the request itself
+			}
+			err = c.verb(ctx, op.Name, limit, body, out)
+			break
+		}
+		var text []byte
+		if text, err = json.Marshal(body); err == nil {
+			err = c.piece(ctx, op.Name, "application/json", got, text)
+		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	return op.Answer(out), nil
 }

@@ -12,11 +12,12 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
-func (h *fakeHost) PlanChange(_ context.Context, instance string, c migration.Change) (migration.Wanted, error) {
-	return migration.Wanted{Flavor: *c.Flavor}, h.note("PlanChange", migration.Ref{Instance: instance})
+func (h *fakeHost) PlanChange(_ context.Context, r migration.Ref, c migration.Change) (migration.Wanted, error) {
+	return migration.Wanted{Flavor: *c.Flavor}, h.note("PlanChange", r)
 }
 
 // PowerOff is pulled where the guest has all the time that it is given.
@@ -26,8 +27,8 @@ func (h *fakeHost) PowerOff(ctx context.Context, r migration.Ref, p migration.Po
 }
 func (h *fakeHost) PowerOn(_ context.Context, r migration.Ref) error { return h.note("PowerOn", r) }
 
-func (h *fakeHost) HandOver(_ context.Context, r migration.Ref, to string) (migration.Commit, error) {
-	return migration.Commit{To: to, Epoch: 8}, h.note("HandOver", r)
+func (h *fakeHost) HandOver(_ context.Context, r migration.Ref, q migration.HandOverRequest) (migration.Commit, error) {
+	return migration.Commit{To: q.To, Epoch: 8}, h.note("HandOver", r)
 }
 func (h *fakeHost) KeepGuest(_ context.Context, r migration.Ref) error { return h.note("KeepGuest", r) }
 func (h *fakeHost) ConfirmSource(_ context.Context, r migration.Ref) error {
@@ -86,31 +87,31 @@ func (h *fakeHost) FinishChange(_ context.Context, r migration.Ref) error {
 func conductorsVerbs(c *api.Client) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"PowerOff": func(ctx context.Context) error {
-			p, err := c.PowerOff(ctx, ref, migration.PowerOffRequest{Timeout: time.Hour, Kind: migration.TypeResize})
+			p, err := operation.PowerOff.Ask(ctx, c, ref, migration.PowerOffRequest{Timeout: time.Hour, Kind: migration.TypeResize})
 			if err == nil && p != (migration.PoweredOff{PowerState: migration.PowerPaused, Pulled: true}) {
 				err = fmt.Errorf("answer %+v", p)
 			}
 			return err
 		},
-		"PowerOn": func(ctx context.Context) error { return c.PowerOn(ctx, ref) },
+		"PowerOn": func(ctx context.Context) error { return operation.PowerOn.Ask(ctx, c, ref) },
 		"HandOver": func(ctx context.Context) error {
-			m, err := c.HandOver(ctx, ref, "host-b")
+			m, err := operation.HandOver.Ask(ctx, c, ref, migration.HandOverRequest{To: "host-b"})
 			if err == nil && (m.To != "host-b" || m.Epoch != 8) {
 				err = fmt.Errorf("answer %+v", m)
 			}
 			return err
 		},
-		"KeepGuest":          func(ctx context.Context) error { return c.KeepGuest(ctx, ref) },
-		"ConfirmSource":      func(ctx context.Context) error { return c.ConfirmSource(ctx, ref) },
-		"AwaitReturn":        func(ctx context.Context) error { return c.AwaitReturn(ctx, ref) },
-		"CancelReturn":       func(ctx context.Context) error { return c.CancelReturn(ctx, ref) },
-		"FinishRevert":       func(ctx context.Context) error { return c.FinishRevert(ctx, ref) },
-		"PrepChange":         func(ctx context.Context) error { return c.PrepChange(ctx, ref, migration.PrepRequest{}) },
-		"RollbackPrepChange": func(ctx context.Context) error { return c.RollbackPrepChange(ctx, ref) },
-		"ApplyChange":        func(ctx context.Context) error { return c.ApplyChange(ctx, ref) },
-		"UnapplyChange":      func(ctx context.Context) error { return c.UnapplyChange(ctx, ref) },
-		"StartChanged":       func(ctx context.Context) error { return c.StartChanged(ctx, ref) },
-		"FinishChange":       func(ctx context.Context) error { return c.FinishChange(ctx, ref) },
+		"KeepGuest":          func(ctx context.Context) error { return operation.KeepGuest.Ask(ctx, c, ref) },
+		"ConfirmSource":      func(ctx context.Context) error { return operation.ConfirmSource.Ask(ctx, c, ref) },
+		"AwaitReturn":        func(ctx context.Context) error { return operation.AwaitReturn.Ask(ctx, c, ref) },
+		"CancelReturn":       func(ctx context.Context) error { return operation.CancelReturn.Ask(ctx, c, ref) },
+		"FinishRevert":       func(ctx context.Context) error { return operation.FinishRevert.Ask(ctx, c, ref) },
+		"PrepChange":         func(ctx context.Context) error { return operation.PrepChange.Ask(ctx, c, ref, migration.PrepRequest{}) },
+		"RollbackPrepChange": func(ctx context.Context) error { return operation.RollbackPrepChange.Ask(ctx, c, ref) },
+		"ApplyChange":        func(ctx context.Context) error { return operation.ApplyChange.Ask(ctx, c, ref) },
+		"UnapplyChange":      func(ctx context.Context) error { return operation.UnapplyChange.Ask(ctx, c, ref) },
+		"StartChanged":       func(ctx context.Context) error { return operation.StartChanged.Ask(ctx, c, ref) },
+		"FinishChange":       func(ctx context.Context) error { return operation.FinishChange.Ask(ctx, c, ref) },
 	}
 }
 
@@ -118,17 +119,19 @@ func conductorsVerbs(c *api.Client) map[string]func(context.Context) error {
 func arrivalsVerbs(c *api.Client, source string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"PrepResize": func(ctx context.Context) error {
-			p, err := c.PrepResize(ctx, ref, migration.PrepRequest{Source: source, CopyDisks: []string{"vdb"}})
+			p, err := operation.PrepResize.Ask(ctx, c, ref, migration.PrepRequest{Source: source, CopyDisks: []string{"vdb"}})
 			if err == nil && (len(p.Files) != 1 || p.Files[0].Target != "vdb") {
 				err = fmt.Errorf("answer %+v", p)
 			}
 			return err
 		},
-		"RollbackPrepResize": func(ctx context.Context) error { return c.RollbackPrepResize(ctx, ref) },
-		"AcceptHanded":       func(ctx context.Context) error { return c.AcceptHanded(ctx, ref, migration.Commit{From: source}) },
-		"FinishResize":       func(ctx context.Context) error { return c.FinishResize(ctx, ref) },
-		"ConfirmDestination": func(ctx context.Context) error { return c.ConfirmDestination(ctx, ref) },
-		"CleanUpReverted":    func(ctx context.Context) error { return c.CleanUpReverted(ctx, ref) },
+		"RollbackPrepResize": func(ctx context.Context) error { return operation.RollbackPrepResize.Ask(ctx, c, ref) },
+		"AcceptHanded": func(ctx context.Context) error {
+			return operation.AcceptHanded.Ask(ctx, c, ref, migration.Commit{From: source})
+		},
+		"FinishResize":       func(ctx context.Context) error { return operation.FinishResize.Ask(ctx, c, ref) },
+		"ConfirmDestination": func(ctx context.Context) error { return operation.ConfirmDestination.Ask(ctx, c, ref) },
+		"CleanUpReverted":    func(ctx context.Context) error { return operation.CleanUpReverted.Ask(ctx, c, ref) },
 	}
 }
 
@@ -177,7 +180,7 @@ func TestColdVerbs_TheSourceConductsAndNobodyElse(t *testing.T) {
 	}
 	w.parties["instance i-1"] = w.parties["m-1"]
 	big := topology.Flavor{Name: "big", VCPUs: 4}
-	if got, err := b.PlanChange(t.Context(), "i-1", migration.Change{Flavor: &big}); err != nil || got.Flavor.Name != "big" {
+	if got, err := operation.PlanChange.Ask(t.Context(), b, migration.Ref{Instance: "i-1"}, migration.Change{Flavor: &big}); err != nil || got.Flavor.Name != "big" {
 		t.Errorf("plan-change: %+v, %v", got, err)
 	}
 }
@@ -197,7 +200,7 @@ func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
 		}
 	})
-	want := "host host-b runs berth 0.5.0, which knows no cold moves"
+	want := "host host-b runs berth 0.5.0, which knows no "
 	calls := arrivalsVerbs(c, "host-a")
 	calls["CheckDestination"] = func(ctx context.Context) error {
 		_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Kind: migration.TypeMigration})
@@ -213,7 +216,7 @@ func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
 		}
 	}
 	for name, call := range apartVerbs(c) {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no moves between hosts that share nothing") {
+		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no operation ") {
 			t.Errorf("%s: %v, want it to be told too old", name, err)
 		}
 	}

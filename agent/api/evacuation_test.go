@@ -12,6 +12,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
+	"berth/migration/operation/operationtest"
 )
 
 func (h *fakeHost) PrepEvacuation(_ context.Context, r migration.Ref, e migration.EvacuationRequest) (migration.PreparedEvacuation, error) {
@@ -29,10 +30,7 @@ func (h *fakeHost) FinishEvacuation(_ context.Context, r migration.Ref) (migrati
 
 // Ask implements migration.Host.
 func (h *fakeHost) Ask(ctx context.Context, r migration.Ref, op *migration.Operation, in any) (any, error) {
-	return operation.Handle(
-		operation.PrepEvacuation.By(h.PrepEvacuation), operation.RollbackPrepEvacuation.By(h.RollbackPrepEvacuation),
-		operation.AcceptEvacuated.By(h.AcceptEvacuated), operation.FinishEvacuation.By(h.FinishEvacuation),
-	).Ask(ctx, r, op, in)
+	return operationtest.By(h).Ask(ctx, r, op, in)
 }
 
 // evacuationVerbs calls each verb that a guest of host-s is taken in by, as host conductor
@@ -198,11 +196,6 @@ func TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout(t *testing.T) {
 			_, err := c.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Guest: guest})
 			return err
 		},
-		"prep-resize": func(ctx context.Context) error {
-			_, err := c.PrepResize(ctx, ref, migration.PrepRequest{Guest: guest})
-			return err
-		},
-		"prep-change": func(ctx context.Context) error { return c.PrepChange(ctx, ref, migration.PrepRequest{Guest: guest}) },
 	} {
 		asked = nil
 		if err := call(t.Context()); err != nil || len(asked) != 2 {

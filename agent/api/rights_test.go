@@ -19,6 +19,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // fakeRights is a configuration.
@@ -253,19 +254,19 @@ func TestApartVerbs_TheRecordedThirdHostConductsAndNobodyElse(t *testing.T) {
 	refused("the source, which does not conduct", apartVerbs(other))
 	refused("the source, which does not conduct", map[string]func(context.Context) error{
 		"AcceptHanded": func(ctx context.Context) error {
-			return other.AcceptHanded(ctx, ref, migration.Commit{From: "host-b"})
+			return operation.AcceptHanded.Ask(ctx, other, ref, migration.Commit{From: "host-b"})
 		},
-		"FinishResize": func(ctx context.Context) error { return other.FinishResize(ctx, ref) },
+		"FinishResize": func(ctx context.Context) error { return operation.FinishResize.Ask(ctx, other, ref) },
 	})
 	for name, call := range apartVerbs(third) {
 		if err := call(t.Context()); err != nil || w.verbs.count(name) != 1 {
 			t.Errorf("%s: %v, %d calls", name, err, w.verbs.count(name))
 		}
 	}
-	if err := third.AcceptHanded(t.Context(), ref, migration.Commit{From: "host-b"}); err != nil {
+	if err := operation.AcceptHanded.Ask(t.Context(), third, ref, migration.Commit{From: "host-b"}); err != nil {
 		t.Errorf("the conductor brings what the source has sealed: %v", err)
 	}
-	if err := third.AcceptHanded(t.Context(), ref, migration.Commit{From: "host-x"}); !errors.Is(err, fault.Forbidden) {
+	if err := operation.AcceptHanded.Ask(t.Context(), third, ref, migration.Commit{From: "host-x"}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("the conductor brings what a stranger has written: %v, want %v", err, fault.Forbidden)
 	}
 }
@@ -277,13 +278,13 @@ func TestApart_ADestinationThatConductsGivesBackWhatItHas(t *testing.T) {
 	w := serve(t, "host-a", ours.host("host-a"))
 	w.parties["m-1"], w.parties["conducted"] = [2]string{"host-a", "host-b"}, [2]string{"host-b"}
 	b := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
-	if err := b.AcceptHanded(t.Context(), ref, migration.Commit{From: "host-b", To: "host-a"}); err != nil {
+	if err := operation.AcceptHanded.Ask(t.Context(), b, ref, migration.Commit{From: "host-b", To: "host-a"}); err != nil {
 		t.Errorf("handed back: %v", err)
 	}
-	if err := b.FinishRevert(t.Context(), ref); err != nil {
+	if err := operation.FinishRevert.Ask(t.Context(), b, ref); err != nil {
 		t.Errorf("finished: %v", err)
 	}
-	if err := b.AcceptHanded(t.Context(), ref, migration.Commit{From: "host-x", To: "host-a"}); !errors.Is(err, fault.Forbidden) {
+	if err := operation.AcceptHanded.Ask(t.Context(), b, ref, migration.Commit{From: "host-x", To: "host-a"}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("of a stranger: %v, want %v", err, fault.Forbidden)
 	}
 }

@@ -71,9 +71,10 @@ func (r route) asks(name, means string) route {
 
 // operationRow makes the row of a host operation.
 func operationRow(op *migration.Operation) route {
+	in, out := reflect.TypeOf(op.NewRequest()).Elem(), reflect.TypeOf(op.NewAnswer()).Elem()
 	return route{
 		method: http.MethodPost, path: "/v1/verbs/" + op.Name, name: "verb-" + op.Name, summary: op.Summary, allow: hostsOnly, party: &op.Access, timeout: op.Limit, status: http.StatusOK,
-		in: reflect.TypeOf(op.NewRequest()).Elem(), out: reflect.TypeOf(op.NewAnswer()).Elem(),
+		in: in, out: out, frameIn: in == reflect.TypeFor[operation.Request[migration.DiskPiece]](), frameOut: out == reflect.TypeFor[migration.DiskPiece](),
 		serve: func(s *Server, r *http.Request, body any) (any, error) {
 			ref, in := op.Unpack(body)
 			var who *migration.Named
@@ -251,7 +252,7 @@ func table() []route {
 			}),
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), coldRows(), apartRows(), operationRows(), shipRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
+	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), operationRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
 }

@@ -158,47 +158,6 @@ func (s *Server) answerFrame(w http.ResponseWriter, r *http.Request, status int,
 	_, _ = w.Write(p.Data)
 }
 
-// sendWait is how long one request to ship straight is waited for. While it lasts, its
-// conductor is alive for the source; one that is gone is not believed in for longer.
-const sendWait = 20 * time.Second
-
-// ReachRequest are the arguments of the verb reaches.
-type ReachRequest struct {
-	Host string `json:"host"` // provider's name
-}
-
-// shipRows are the verbs by which disks are shipped. Pieces travel as they are: see
-// frameType.
-func shipRows() []route {
-	type (
-		host = migration.Host
-		ref  = migration.Ref
-	)
-	read := verb("read-disk", "A piece of a file of a guest that is off. The answer is a frame.", migration.AccessConductor, pieceTime, nil,
-		func(ctx context.Context, h host, r ref, a migration.DiskRange) (migration.DiskPiece, error) {
-			return h.ReadDisk(ctx, r, a)
-		})
-	read.frameOut = true
-	write := act("write-disk", "Keep a piece of a file. The request is a frame.", migration.AccessShipment, pieceTime, nil,
-		func(ctx context.Context, h host, r ref, p migration.DiskPiece) error { return h.WriteDisk(ctx, r, p) })
-	write.frameIn = true
-	return []route{
-		read, write,
-		verb("shipped-so-far", "Make what has come of shipped files durable, and say how far that is.", migration.AccessShipment, slow, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.Shipped, error) {
-				return h.ShippedSoFar(ctx, r)
-			}),
-		act("seal-disks", "End the shipping: every file is whole, durable and in its place.", migration.AccessShipment, slow, nil,
-			func(ctx context.Context, h host, r ref, want migration.Shipped) error {
-				return h.SealDisks(ctx, r, want)
-			}),
-		act("send-disks", "Ship files straight to the destination. Busy where it goes on: ask again.", migration.AccessConductor, sendWait, nil,
-			func(ctx context.Context, h host, r ref, a migration.SendRequest) error { return h.SendDisks(ctx, r, a) }),
-		act("reaches", "Whether this host's agent reaches another's.", migration.AccessLook, quick, nil,
-			func(ctx context.Context, h host, _ ref, a ReachRequest) error { return h.Reaches(ctx, a.Host) }),
-	}
-}
-
 // mediaOf is how a row's bodies travel.
 func mediaOf(framed bool, schema map[string]any) map[string]any {
 	if !framed {
@@ -209,52 +168,6 @@ func mediaOf(framed bool, schema map[string]any) map[string]any {
 		"x-frame": fmt.Sprintf("four bytes, the length of the JSON (most significant first, at most %d); the JSON of this schema; the piece's bytes (at most %d)",
 			maxFrameHeader, migration.ShipBlock),
 	}}
-}
-
-// ReadDisk implements migration.SourceColdVerbs.
-func (c *Client) ReadDisk(ctx context.Context, ref migration.Ref, r migration.DiskRange) (out migration.DiskPiece, err error) {
-	body, err := json.Marshal(with(ref, r))
-	if err != nil {
-		return out, fault.New(fault.Internal, "encode the request: %w", err)
-	}
-	return out, c.piece(ctx, "read-disk", "application/json", &out, body)
-}
-
-// ShippedSoFar implements migration.DestinationColdVerbs.
-func (c *Client) ShippedSoFar(ctx context.Context, ref migration.Ref) (out migration.Shipped, err error) {
-	return out, c.cold(ctx, "shipped-so-far", slowVerb, alone(ref), &out)
-}
-
-// WriteDisk implements migration.DestinationColdVerbs.
-func (c *Client) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
-	head, err := frame(with(ref, p))
-	if err != nil {
-		return err
-	}
-	return c.piece(ctx, "write-disk", frameType, nil, head, p.Data)
-}
-
-// SealDisks implements migration.DestinationColdVerbs.
-func (c *Client) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
-	return c.cold(ctx, "seal-disks", slowVerb, with(ref, want), nil)
-}
-
-// SendDisks implements migration.SourceApartVerbs. It asks again while the source is at it.
-func (c *Client) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	ctx, cancel := c.rt.WithTimeout(ctx, slowVerb)
-	defer cancel()
-	for {
-		began := c.rt.Boot().Since
-		err := c.apart(ctx, "send-disks", sendWait+quickVerb, with(ref, r), nil)
-		if fault.KindOf(err) != fault.Busy || ctx.Err() != nil || c.rt.Boot().Since-began < sendWait/2 {
-			return err
-		}
-	}
-}
-
-// Reaches implements migration.SourceApartVerbs.
-func (c *Client) Reaches(ctx context.Context, host string) error {
-	return c.apart(ctx, "reaches", quickVerb, with(migration.Ref{}, ReachRequest{Host: host}), nil)
 }
 
 // Reach asks the agent who it is, once and through a connection made for it: one that is

@@ -17,6 +17,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // A fakeHost gives back what it was last given.
@@ -64,7 +65,7 @@ func TestShip_PiecesTravelWhole(t *testing.T) {
 		{Path: "/d", Length: migration.ShipRun, Size: 1 << 50, Version: "1:2", Zero: true},
 		{Path: "/d", Length: 3, Size: 3, Version: "1:2", Sum: migration.PieceSum([]byte("abc"))}, // only compared
 	} {
-		if err := c.WriteDisk(t.Context(), ref, p); err != nil {
+		if err := operation.WriteDisk.Ask(t.Context(), c, ref, p); err != nil {
 			t.Fatal(err)
 		}
 		came := w.verbs.piece
@@ -76,24 +77,24 @@ func TestShip_PiecesTravelWhole(t *testing.T) {
 		if diff := cmp.Diff(want, came); diff != "" {
 			t.Errorf("piece (-want +got):\n%s", diff)
 		}
-		got, err := c.ReadDisk(t.Context(), ref, migration.DiskRange{Path: p.Path})
+		got, err := operation.ReadDisk.Ask(t.Context(), c, ref, migration.DiskRange{Path: p.Path})
 		if err != nil || len(got.Data) != len(p.Data) || !bytes.Equal(got.Data, p.Data) || got.Sum != p.Sum || got.Zero != p.Zero || got.Version != p.Version {
 			t.Errorf("piece of %d bytes was read as %d bytes: %v", len(p.Data), len(got.Data), err)
 		}
 	}
-	far, err := c.ShippedSoFar(t.Context(), ref)
+	far, err := operation.ShippedSoFar.Ask(t.Context(), c, ref)
 	if err != nil || len(far.Files) != 1 || far.Files[0].Bytes != 7 {
 		t.Errorf("so far: %+v, %v", far, err)
 	}
-	if err := c.SealDisks(t.Context(), ref, far); err != nil {
+	if err := operation.SealDisks.Ask(t.Context(), c, ref, far); err != nil {
 		t.Error(err)
 	}
 	w.verbs.fail = fault.Refuse(fault.DoesNotFit, "", fault.Reason{Code: "disk_room_short", Message: "no room"})
-	err = c.WriteDisk(t.Context(), ref, migration.DiskPiece{Path: "/d"})
+	err = operation.WriteDisk.Ask(t.Context(), c, ref, migration.DiskPiece{Path: "/d"})
 	if !errors.Is(err, fault.DoesNotFit) || len(fault.ReasonsOf(err)) != 1 {
 		t.Errorf("a refusal of a piece: %v", err)
 	}
-	if _, err = c.ReadDisk(t.Context(), ref, migration.DiskRange{Path: "/d"}); !errors.Is(err, fault.DoesNotFit) {
+	if _, err = operation.ReadDisk.Ask(t.Context(), c, ref, migration.DiskRange{Path: "/d"}); !errors.Is(err, fault.DoesNotFit) {
 		t.Errorf("a refusal to read: %v", err)
 	}
 }
@@ -107,11 +108,11 @@ func TestShip_OnlyTheConductorReadsAndWrites(t *testing.T) {
 		"an operator":  client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.operator("alice")}),
 		"the socket":   client(t, api.ClientOptions{Socket: w.socket}),
 	} {
-		_, readErr := c.ReadDisk(t.Context(), ref, migration.DiskRange{Path: "/d"})
-		_, farErr := c.ShippedSoFar(t.Context(), ref)
+		_, readErr := operation.ReadDisk.Ask(t.Context(), c, ref, migration.DiskRange{Path: "/d"})
+		_, farErr := operation.ShippedSoFar.Ask(t.Context(), c, ref)
 		for verb, err := range map[string]error{
-			"read": readErr, "ask": farErr, "write": c.WriteDisk(t.Context(), ref, migration.DiskPiece{Path: "/d"}),
-			"seal": c.SealDisks(t.Context(), ref, migration.Shipped{}),
+			"read": readErr, "ask": farErr, "write": operation.WriteDisk.Ask(t.Context(), c, ref, migration.DiskPiece{Path: "/d"}),
+			"seal": operation.SealDisks.Ask(t.Context(), c, ref, migration.Shipped{}),
 		} {
 			if !errors.Is(err, fault.Forbidden) {
 				t.Errorf("%s may %s: %v", name, verb, err)
@@ -121,7 +122,7 @@ func TestShip_OnlyTheConductorReadsAndWrites(t *testing.T) {
 	// The destination does not read: whoever conducts does.
 	w.parties["m-1"] = [2]string{"host-a", "host-b"}
 	c := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
-	if _, err := c.ReadDisk(t.Context(), ref, migration.DiskRange{Path: "/d"}); !errors.Is(err, fault.Forbidden) {
+	if _, err := operation.ReadDisk.Ask(t.Context(), c, ref, migration.DiskRange{Path: "/d"}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("the destination may read: %v", err)
 	}
 	if len(w.verbs.calls) != 0 {
@@ -215,7 +216,7 @@ func TestShip_StraightIsAskedByWhoConducts(t *testing.T) {
 		return client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host(name), As: name})
 	}
 	c := as("host-c")
-	if err := errors.Join(c.SendDisks(t.Context(), ref, migration.SendRequest{Destination: "host-b"}), c.Reaches(t.Context(), "host-b"), c.Reach(t.Context())); err != nil {
+	if err := errors.Join(operation.SendDisks.Ask(t.Context(), c, ref, migration.SendRequest{Destination: "host-b"}), operation.Reaches.Ask(t.Context(), c, migration.Ref{}, migration.ReachRequest{Host: "host-b"}), c.Reach(t.Context())); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff([]string{"SendDisks", "Reaches host-b"}, w.verbs.calls); diff != "" {
@@ -223,7 +224,7 @@ func TestShip_StraightIsAskedByWhoConducts(t *testing.T) {
 	}
 	b := as("host-b")
 	for verb, err := range map[string]error{
-		"send": b.SendDisks(t.Context(), ref, migration.SendRequest{Destination: "host-b"}), "ask for reach": b.Reaches(t.Context(), "host-c"),
+		"send": operation.SendDisks.Ask(t.Context(), b, ref, migration.SendRequest{Destination: "host-b"}), "ask for reach": operation.Reaches.Ask(t.Context(), b, migration.Ref{}, migration.ReachRequest{Host: "host-c"}),
 	} {
 		if !errors.Is(err, fault.Forbidden) {
 			t.Errorf("the destination may %s: %v", verb, err)
@@ -231,7 +232,7 @@ func TestShip_StraightIsAskedByWhoConducts(t *testing.T) {
 	}
 	// What goes on is asked for again by who conducts, who has a pause to make.
 	w.verbs.fail = fault.New(fault.Busy, "it is under way")
-	if err := c.SendDisks(t.Context(), ref, migration.SendRequest{}); !errors.Is(err, fault.Busy) {
+	if err := operation.SendDisks.Ask(t.Context(), c, ref, migration.SendRequest{}); !errors.Is(err, fault.Busy) {
 		t.Errorf("answered at once that it goes on: %v", err)
 	}
 	other := newCA(t, "other")

@@ -12,6 +12,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -132,7 +133,7 @@ func TestPrepare_APeersXMLIsOfItsOwnInstance(t *testing.T) {
 				_, err := b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: bad, Context: c.context(), Kind: kind})
 				l.must("claim", err)
 				if what == "cold" {
-					_, err = b.PrepResize(t.Context(), ref, migration.PrepRequest{Kind: kind, Guest: bad, Wanted: c.wanted, Source: "a"})
+					_, err = operation.PrepResize.Ask(t.Context(), b, ref, migration.PrepRequest{Kind: kind, Guest: bad, Wanted: c.wanted, Source: "a"})
 				} else {
 					_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
 				}
@@ -140,11 +141,11 @@ func TestPrepare_APeersXMLIsOfItsOwnInstance(t *testing.T) {
 				if !errors.Is(err, fault.Forbidden) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == tt.code }) {
 					t.Errorf("%v, reasons %+v; want %s", err, reasons, tt.code)
 				}
-				undo := b.RollbackPreLiveMigration
 				if what == "cold" {
-					undo = b.RollbackPrepResize
+					l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), b, ref))
+				} else {
+					l.must("roll back", b.RollbackPreLiveMigration(t.Context(), ref))
 				}
-				l.must("roll back", undo(t.Context(), ref))
 				l.must("abort the claim", b.AbortClaim(t.Context(), ref))
 			})
 		}

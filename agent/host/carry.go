@@ -34,13 +34,7 @@ type carriedVolumes struct {
 	Kept string `json:"kept_xml,omitempty"`
 }
 
-// ReadVolumes implements migration.DestinationApartVerbs.
-func (h *Host) ReadVolumes(ctx context.Context, ref migration.Ref) (migration.VolumeChanges, error) {
-	defer h.attend(ref)()
-	v, err := h.readVolumes(ctx, ref)
-	return v, wrap(err, "read what the guest of migration %s was given on %s", ref.Migration, h.o.Name)
-}
-
+// readVolumes does operation.ReadVolumes.
 func (h *Host) readVolumes(ctx context.Context, ref migration.Ref) (migration.VolumeChanges, error) {
 	var v migration.VolumeChanges
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -326,12 +320,7 @@ func diskStays(target, path, host, why string) fault.Reason {
 	}
 }
 
-// CarryVolumes implements migration.SourceApartVerbs.
-func (h *Host) CarryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	defer h.attend(ref)()
-	return wrap(h.carryVolumes(ctx, ref, v), "carry volumes of migration %s back to %s", ref.Migration, h.o.Name)
-}
-
+// carryVolumes does operation.CarryVolumes.
 func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

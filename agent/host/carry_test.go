@@ -8,6 +8,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const (
@@ -47,8 +48,8 @@ func (x *apart) element(n *node, source string) string {
 
 // carries is the step of a revert that takes volumes along.
 func (x *apart) carries() (v migration.VolumeChanges, err error) {
-	if v, err = x.b.ReadVolumes(x.t.Context(), x.back); err == nil {
-		err = x.a.CarryVolumes(x.t.Context(), x.back, v)
+	if v, err = operation.ReadVolumes.Ask(x.t.Context(), x.b, x.back); err == nil {
+		err = operation.CarryVolumes.Ask(x.t.Context(), x.a, x.back, v)
 	}
 	return v, err
 }
@@ -90,10 +91,10 @@ func TestCarry_VolumesOfTheVisitComeAlong(t *testing.T) {
 		t.Error("the kept definition was changed before the guest was handed back")
 	}
 	// Given up: nothing of it is left.
-	x.must("power on there", x.b.PowerOn(t.Context(), x.back))
-	x.must("cancel return", x.a.CancelReturn(t.Context(), x.back))
-	x.must("cancel return again", x.a.CancelReturn(t.Context(), x.back))
-	x.wantKind("a late carrying", x.a.CarryVolumes(t.Context(), x.back, v), fault.Forbidden)
+	x.must("power on there", operation.PowerOn.Ask(t.Context(), x.b, x.back))
+	x.must("cancel return", operation.CancelReturn.Ask(t.Context(), x.a, x.back))
+	x.must("cancel return again", operation.CancelReturn.Ask(t.Context(), x.a, x.back))
+	x.wantKind("a late carrying", operation.CarryVolumes.Ask(t.Context(), x.a, x.back, v), fault.Forbidden)
 	for _, m := range x.picture()["a memories"] {
 		if strings.Contains(m, "carried") {
 			t.Errorf("left behind: %s", m)
@@ -167,7 +168,7 @@ func TestCarry_WhatStaysIsRefused(t *testing.T) {
 	t.Parallel()
 	x := newVisit(t, localDisk+`<disk type='vhostuser' device='disk'><source type='unix' path='/run/x'/><target dev='vde' bus='virtio'/></disk>`)
 	x.run(x.returning(), "power off there")
-	_, err := x.b.ReadVolumes(t.Context(), x.back)
+	_, err := operation.ReadVolumes.Ask(t.Context(), x.b, x.back)
 	if got := fault.ReasonsOf(err); len(got) != 1 || got[0].Code != "disk_stays" || !strings.Contains(got[0].Message, "vhostuser") {
 		t.Errorf("reasons %+v", got)
 	}
@@ -218,8 +219,8 @@ func TestCarry_ADefinitionThatLibvirtRefusesIsNotCarried(t *testing.T) {
 	x.wantKind("carry without an answer", err, fault.InDoubt)
 	x.a.fake.FaultReply(nil)
 	x.reboot("a")
-	x.must("power on there", x.b.PowerOn(t.Context(), x.back))
-	x.must("cancel return", x.a.CancelReturn(t.Context(), x.back))
+	x.must("power on there", operation.PowerOn.Ask(t.Context(), x.b, x.back))
+	x.must("cancel return", operation.CancelReturn.Ask(t.Context(), x.a, x.back))
 	if x.definition(x.a) != kept {
 		t.Error("the kept definition is another after the revert was given up")
 	}
@@ -229,12 +230,12 @@ func TestCarry_ADefinitionThatLibvirtRefusesIsNotCarried(t *testing.T) {
 func TestCarry_IsAskedOfTheRightHosts(t *testing.T) {
 	t.Parallel()
 	x := newVisit(t, "")
-	_, err := x.b.ReadVolumes(t.Context(), x.back)
+	_, err := operation.ReadVolumes.Ask(t.Context(), x.b, x.back)
 	x.wantKind("read while it runs", err, fault.Forbidden)
-	x.wantKind("carry before it is awaited", x.a.CarryVolumes(t.Context(), x.back, migration.VolumeChanges{}), fault.Forbidden)
+	x.wantKind("carry before it is awaited", operation.CarryVolumes.Ask(t.Context(), x.a, x.back, migration.VolumeChanges{}), fault.Forbidden)
 	x.run(x.returning(), "power off there")
 	evil := `<disk type='file'><source file='/etc/shadow'/><target dev='vdx'/></disk>`
-	err = x.a.CarryVolumes(t.Context(), x.back, migration.VolumeChanges{Attached: []string{evil}, Files: []migration.VolumeFile{{Target: "vdx", Path: "/etc/shadow"}}})
+	err = operation.CarryVolumes.Ask(t.Context(), x.a, x.back, migration.VolumeChanges{Attached: []string{evil}, Files: []migration.VolumeFile{{Target: "vdx", Path: "/etc/shadow"}}})
 	x.wantKind("a file that is no disk", err, fault.Forbidden)
-	x.wantKind("no disk", x.a.CarryVolumes(t.Context(), x.back, migration.VolumeChanges{Attached: []string{"<hostdev/>"}}), fault.Invalid)
+	x.wantKind("no disk", operation.CarryVolumes.Ask(t.Context(), x.a, x.back, migration.VolumeChanges{Attached: []string{"<hostdev/>"}}), fault.Invalid)
 }

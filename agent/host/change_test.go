@@ -24,6 +24,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -115,14 +116,14 @@ func (b *changeBed) verbs() []verb {
 	return []verb{
 		{"claim", b.claim, func() error { return b.a.AbortClaim(ctx, b.ref) }},
 		{"prep", func() error {
-			return b.a.PrepChange(ctx, b.ref, migration.PrepRequest{Kind: b.kind, Guest: b.guest, Wanted: b.want, Source: "a"})
-		}, func() error { return b.a.RollbackPrepChange(ctx, b.ref) }},
+			return operation.PrepChange.Ask(ctx, b.a, b.ref, migration.PrepRequest{Kind: b.kind, Guest: b.guest, Wanted: b.want, Source: "a"})
+		}, func() error { return operation.RollbackPrepChange.Ask(ctx, b.a, b.ref) }},
 		{"off", func() error {
-			_, err := b.a.PowerOff(ctx, b.ref, migration.PowerOffRequest{Kind: b.kind})
+			_, err := operation.PowerOff.Ask(ctx, b.a, b.ref, migration.PowerOffRequest{Kind: b.kind})
 			return err
-		}, func() error { return b.a.PowerOn(ctx, b.ref) }},
-		{"apply", func() error { return b.a.ApplyChange(ctx, b.ref) }, func() error { return b.a.UnapplyChange(ctx, b.ref) }},
-		{"start", func() error { return b.a.StartChanged(ctx, b.ref) }, func() error { return nil }},
+		}, func() error { return operation.PowerOn.Ask(ctx, b.a, b.ref) }},
+		{"apply", func() error { return operation.ApplyChange.Ask(ctx, b.a, b.ref) }, func() error { return operation.UnapplyChange.Ask(ctx, b.a, b.ref) }},
+		{"start", func() error { return operation.StartChanged.Ask(ctx, b.a, b.ref) }, func() error { return nil }},
 	}
 }
 
@@ -132,7 +133,7 @@ func (b *changeBed) look() {
 	var err error
 	b.guest, err = b.a.Inspect(b.t.Context(), b.uuid)
 	b.must("inspect", err)
-	b.want, err = b.a.PlanChange(b.t.Context(), b.uuid, b.plan)
+	b.want, err = operation.PlanChange.Ask(b.t.Context(), b.a, migration.Ref{Instance: b.uuid}, b.plan)
 	b.must("plan", err)
 }
 
@@ -171,7 +172,7 @@ func (b *changeBed) back(from int) {
 func (b *changeBed) finish() {
 	b.t.Helper()
 	for range 2 {
-		b.must("finish", b.a.FinishChange(b.t.Context(), b.ref))
+		b.must("finish", operation.FinishChange.Ask(b.t.Context(), b.a, b.ref))
 	}
 }
 
@@ -180,16 +181,16 @@ func (b *changeBed) revert() {
 	b.t.Helper()
 	ctx, again := b.t.Context(), b.ref
 	again.Attempt++
-	_, err := b.a.PowerOff(ctx, again, migration.PowerOffRequest{Kind: b.kind})
+	_, err := operation.PowerOff.Ask(ctx, b.a, again, migration.PowerOffRequest{Kind: b.kind})
 	b.must("power off to revert", err)
 	for range 2 {
-		b.must("unapply", b.a.UnapplyChange(ctx, b.ref))
+		b.must("unapply", operation.UnapplyChange.Ask(ctx, b.a, b.ref))
 	}
 	for range 2 {
-		b.must("power on", b.a.PowerOn(ctx, b.ref))
+		b.must("power on", operation.PowerOn.Ask(ctx, b.a, b.ref))
 	}
 	b.state("a", b.uuid, b.power)
-	b.must("unapply late", b.a.UnapplyChange(ctx, b.ref))
+	b.must("unapply late", operation.UnapplyChange.Ask(ctx, b.a, b.ref))
 	b.state("a", b.uuid, b.power)
 	for range 2 {
 		b.must("release", b.a.AbortClaim(ctx, b.ref))
@@ -407,15 +408,15 @@ func TestChange_KilledWhileItEnds(t *testing.T) {
 				b.must("change", b.forward(0))
 				ctx, again := t.Context(), b.ref
 				again.Attempt++
-				steps := []func() error{func() error { return b.a.FinishChange(ctx, b.ref) }}
+				steps := []func() error{func() error { return operation.FinishChange.Ask(ctx, b.a, b.ref) }}
 				if end == "revert" {
 					steps = []func() error{
 						func() error {
-							_, err := b.a.PowerOff(ctx, again, migration.PowerOffRequest{Kind: b.kind})
+							_, err := operation.PowerOff.Ask(ctx, b.a, again, migration.PowerOffRequest{Kind: b.kind})
 							return err
 						},
-						func() error { return b.a.UnapplyChange(ctx, b.ref) },
-						func() error { return b.a.PowerOn(ctx, b.ref) },
+						func() error { return operation.UnapplyChange.Ask(ctx, b.a, b.ref) },
+						func() error { return operation.PowerOn.Ask(ctx, b.a, b.ref) },
 						func() error { return b.a.AbortClaim(ctx, b.ref) },
 					}
 				}

@@ -21,6 +21,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -195,7 +196,7 @@ func TestPlanChange_ListsEveryReason(t *testing.T) {
 				b.files.SetFree(rootFile, 1<<20)
 			}
 			before := b.view()
-			_, err := b.a.PlanChange(t.Context(), b.uuid, tt.plan)
+			_, err := operation.PlanChange.Ask(t.Context(), b.a, migration.Ref{Instance: b.uuid}, tt.plan)
 			if err == nil {
 				t.Fatal("planned all the same")
 			}
@@ -232,22 +233,22 @@ func TestPlanChange_LeavesOthersStorageToThem(t *testing.T) {
 			a.put(t, "/images/block", "data", 0o644)
 			v, err := a.Create(t.Context(), host.CreateRequest{XML: foreignXML("from-xml", tt.disk, tt.attrs), Flavor: topology.Flavor{Name: "f", VCPUs: 2, MemoryMB: 256, DiskGB: 1}})
 			l.must("create", err)
-			w, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128, DiskGB: 10}})
+			w, err := operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128, DiskGB: 10}})
 			if diff := gocmp.Diff(tt.want, codes(err)); diff != "" || len(w.Grow) > 0 || err == nil && w.Resources.DiskGB != 10 {
 				t.Errorf("%+v; reasons (-want +got):\n%s\n%v", w, diff, err)
 			}
-			w, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128}})
+			w, err = operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 1, MemoryMB: 128}})
 			if err != nil || len(w.Grow) > 0 {
 				t.Errorf("with disk_gb 0: %+v, %v", w, err)
 			}
-			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Image: &migration.Image{Path: "/images/block", Format: "raw"}})
+			_, err = operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Image: &migration.Image{Path: "/images/block", Format: "raw"}})
 			if got := codes(err); !slices.Equal(got, []string{tt.image}) {
 				t.Errorf("another image: reasons %v, want %s: %v", got, tt.image, err)
 			}
 			if rs := fault.ReasonsOf(err); len(rs) > 0 && strings.Contains(rs[0].Change, "flavor") {
 				t.Errorf("another image is none of a flavor's: %+v", rs)
 			}
-			_, err = a.PlanChange(t.Context(), v.UUID, migration.Change{Image: &migration.Image{Path: "block", Format: "vmdk"}})
+			_, err = operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Image: &migration.Image{Path: "block", Format: "vmdk"}})
 			want := []string{"image_format", "image_path", tt.image}
 			slices.Sort(want)
 			if diff := gocmp.Diff(want, codes(err)); diff != "" {
@@ -343,9 +344,9 @@ func TestChange_ACopyMayOutliveItsVerb(t *testing.T) {
 				<-b.slow.begun
 				cancel() // whoever asked goes away
 			}()
-			b.wantKind("apply while it is copied", b.a.ApplyChange(waited, b.ref), fault.Unavailable)
+			b.wantKind("apply while it is copied", operation.ApplyChange.Ask(waited, b.a, b.ref), fault.Unavailable)
 			short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-			b.wantKind("apply again", b.a.ApplyChange(short, b.ref), fault.Unavailable)
+			b.wantKind("apply again", operation.ApplyChange.Ask(short, b.a, b.ref), fault.Unavailable)
 			cancel()
 			if n := b.slow.copies.Load(); n != 1 {
 				t.Errorf("%d copies are made at once", n)
@@ -415,14 +416,14 @@ func TestPlanChange_GrowsTheRootByWhatOtherDisksLeave(t *testing.T) {
 		{3, 3, nil}, // as it has
 		{0, 3, nil}, // as it is
 	} {
-		w, err := b.a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 2, MemoryMB: 128, DiskGB: tt.gb}})
+		w, err := operation.PlanChange.Ask(t.Context(), b.a, migration.Ref{Instance: v.UUID}, migration.Change{Flavor: &topology.Flavor{Name: "g", VCPUs: 2, MemoryMB: 128, DiskGB: tt.gb}})
 		b.must("plan", err)
 		if diff := gocmp.Diff(tt.want, w.Grow); diff != "" || w.Resources.DiskGB != tt.holds {
 			t.Errorf("disk_gb %d: %d GiB held, want %d; growth (-want +got):\n%s", tt.gb, w.Resources.DiskGB, tt.holds, diff)
 		}
 	}
 	// A guest that is moved as it is keeps what its claim has.
-	w, err := b.a.PlanChange(t.Context(), v.UUID, migration.Change{})
+	w, err := operation.PlanChange.Ask(t.Context(), b.a, migration.Ref{Instance: v.UUID}, migration.Change{})
 	if claim, _ := b.a.tracker.ByOwner(claims.Owner{Instance: v.UUID, Kind: claims.KindInstance}); err != nil || w.Resources != claim.Resources || w.Image != nil || len(w.Grow) > 0 {
 		t.Errorf("as it is: %+v, %v", w, err)
 	}
@@ -432,7 +433,7 @@ func TestPlanChange_ATransientGuestHasNothingToChange(t *testing.T) {
 	b := newChange(t, floats2, driver.Running, migration.Change{})
 	b.must("undefine it while it runs", b.a.fake.Undefine(t.Context(), b.uuid))
 	for _, c := range []migration.Change{{}, {Flavor: &pinned3}, {Image: &migration.Image{Path: newImage}}} {
-		_, err := b.a.PlanChange(t.Context(), b.uuid, c)
+		_, err := operation.PlanChange.Ask(t.Context(), b.a, migration.Ref{Instance: b.uuid}, c)
 		if diff := gocmp.Diff([]string{"not_persistent"}, codes(err)); diff != "" {
 			t.Errorf("reasons (-want +got):\n%s", diff)
 		}
@@ -466,15 +467,15 @@ func TestFinishChange_IsRefusedOnceTheChangeIsTakenBack(t *testing.T) {
 	b.must("change", b.forward(0))
 	again := b.ref
 	again.Attempt++
-	_, err := b.a.PowerOff(t.Context(), again, migration.PowerOffRequest{Kind: b.kind})
+	_, err := operation.PowerOff.Ask(t.Context(), b.a, again, migration.PowerOffRequest{Kind: b.kind})
 	b.must("power off to revert", err)
 	b.failOn("Define")
-	if err := b.a.UnapplyChange(t.Context(), b.ref); err == nil {
+	if err := operation.UnapplyChange.Ask(t.Context(), b.a, b.ref); err == nil {
 		t.Fatal("taken back without a definition")
 	}
-	b.wantKind("finish", b.a.FinishChange(t.Context(), b.ref), fault.Forbidden)
+	b.wantKind("finish", operation.FinishChange.Ask(t.Context(), b.a, b.ref), fault.Forbidden)
 	b.a.fake.Fault(nil)
-	b.must("go on", errors.Join(b.a.UnapplyChange(t.Context(), b.ref), b.a.PowerOn(t.Context(), b.ref)))
+	b.must("go on", errors.Join(operation.UnapplyChange.Ask(t.Context(), b.a, b.ref), operation.PowerOn.Ask(t.Context(), b.a, b.ref)))
 	if got := b.view(); got.Disk != before.Disk || got.Shape != before.Shape || got.Power != before.Power {
 		t.Errorf("%s, %s, %s; want %s, %s, %s", got.Disk, got.Shape, got.Power, before.Disk, before.Shape, before.Power)
 	}

@@ -38,47 +38,6 @@ func (h *Host) newChanges() *change.Changes {
 	})
 }
 
-// PlanChange implements migration.ColdVerbs.
-func (h *Host) PlanChange(ctx context.Context, instance string, c migration.Change) (migration.Wanted, error) {
-	return h.changer.Plan(ctx, instance, c)
-}
-
-// PrepChange implements migration.InPlaceVerbs.
-func (h *Host) PrepChange(ctx context.Context, ref migration.Ref, p migration.PrepRequest) error {
-	h.hear(ref)
-	return h.changer.Prepare(ctx, ref, p)
-}
-
-// RollbackPrepChange implements migration.InPlaceVerbs.
-func (h *Host) RollbackPrepChange(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return h.changer.RollbackPrepare(ctx, ref)
-}
-
-// ApplyChange implements migration.InPlaceVerbs.
-func (h *Host) ApplyChange(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return h.changer.Apply(ctx, ref)
-}
-
-// UnapplyChange implements migration.InPlaceVerbs.
-func (h *Host) UnapplyChange(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return h.changer.Unapply(ctx, ref)
-}
-
-// StartChanged implements migration.InPlaceVerbs.
-func (h *Host) StartChanged(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return h.changer.Start(ctx, ref)
-}
-
-// FinishChange implements migration.InPlaceVerbs.
-func (h *Host) FinishChange(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return h.changer.Finish(ctx, ref)
-}
-
 // changedGuests implements change.Guests.
 type changedGuests struct{ h *Host }
 

@@ -12,6 +12,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -40,7 +41,7 @@ func newCold(t *testing.T, l *lab, uuid string, flavor *topology.Flavor) *cold {
 	var err error
 	c.guest, err = c.a.Inspect(t.Context(), uuid)
 	l.must("inspect", err)
-	c.wanted, err = c.a.PlanChange(t.Context(), uuid, migration.Change{Flavor: flavor})
+	c.wanted, err = operation.PlanChange.Ask(t.Context(), c.a, migration.Ref{Instance: uuid}, migration.Change{Flavor: flavor})
 	l.must("plan change", err)
 	return c
 }
@@ -94,27 +95,27 @@ func (c *cold) there() []step {
 		}, func() error { return c.b.AbortClaim(ctx, c.ref) }},
 		{"record context", func() error { return c.a.RecordContext(ctx, c.ref, c.context()) }, func() error { return c.a.DropContext(ctx, c.ref) }},
 		{"prep resize", func() error {
-			_, err := c.b.PrepResize(ctx, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+			_, err := operation.PrepResize.Ask(ctx, c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 			return err
-		}, func() error { return c.b.RollbackPrepResize(ctx, c.ref) }},
+		}, func() error { return operation.RollbackPrepResize.Ask(ctx, c.b, c.ref) }},
 		{"power off", func() error {
-			_, err := c.a.PowerOff(ctx, c.ref, migration.PowerOffRequest{Timeout: c.timeout, Kind: c.kind(), Destination: "b"})
+			_, err := operation.PowerOff.Ask(ctx, c.a, c.ref, migration.PowerOffRequest{Timeout: c.timeout, Kind: c.kind(), Destination: "b"})
 			return err
-		}, func() error { return c.a.PowerOn(ctx, c.ref) }},
+		}, func() error { return operation.PowerOn.Ask(ctx, c.a, c.ref) }},
 		{"ship disks", c.ship, nil},
 		{"hand over", func() (err error) {
-			c.committed, err = c.a.HandOver(ctx, c.ref, "b")
+			c.committed, err = operation.HandOver.Ask(ctx, c.a, c.ref, migration.HandOverRequest{To: "b"})
 			return err
-		}, func() error { return c.a.KeepGuest(ctx, c.ref) }},
-		{"accept handed", func() error { return c.b.AcceptHanded(ctx, c.ref, c.committed) }, nil},
-		{"finish resize", func() error { return c.b.FinishResize(ctx, c.ref) }, nil},
+		}, func() error { return operation.KeepGuest.Ask(ctx, c.a, c.ref) }},
+		{"accept handed", func() error { return operation.AcceptHanded.Ask(ctx, c.b, c.ref, c.committed) }, nil},
+		{"finish resize", func() error { return operation.FinishResize.Ask(ctx, c.b, c.ref) }, nil},
 	}
 }
 
 // ship sends what is to be shipped, file by file.
 func (c *cold) ship() error {
 	ctx := c.t.Context()
-	p, err := c.b.PrepResize(ctx, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+	p, err := operation.PrepResize.Ask(ctx, c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 	if err != nil || len(p.Files) == 0 {
 		return err
 	}
@@ -125,26 +126,26 @@ func (c *cold) ship() error {
 func (c *cold) confirm() []step {
 	ctx := c.t.Context()
 	return []step{
-		{"confirm source", func() error { return c.a.ConfirmSource(ctx, c.ref) }, nil},
-		{"confirm destination", func() error { return c.b.ConfirmDestination(ctx, c.ref) }, nil},
+		{"confirm source", func() error { return operation.ConfirmSource.Ask(ctx, c.a, c.ref) }, nil},
+		{"confirm destination", func() error { return operation.ConfirmDestination.Ask(ctx, c.b, c.ref) }, nil},
 	}
 }
 
 func (c *cold) returning() []step {
 	ctx := c.t.Context()
 	return []step{
-		{"await return", func() error { return c.a.AwaitReturn(ctx, c.back) }, func() error { return c.a.CancelReturn(ctx, c.back) }},
+		{"await return", func() error { return operation.AwaitReturn.Ask(ctx, c.a, c.back) }, func() error { return operation.CancelReturn.Ask(ctx, c.a, c.back) }},
 		{"power off there", func() error {
-			_, err := c.b.PowerOff(ctx, c.back, migration.PowerOffRequest{Timeout: c.timeout, Kind: c.kind(), Destination: "a"})
+			_, err := operation.PowerOff.Ask(ctx, c.b, c.back, migration.PowerOffRequest{Timeout: c.timeout, Kind: c.kind(), Destination: "a"})
 			return err
-		}, func() error { return c.b.PowerOn(ctx, c.back) }},
+		}, func() error { return operation.PowerOn.Ask(ctx, c.b, c.back) }},
 		{"hand back", func() (err error) {
-			c.handedBack, err = c.b.HandOver(ctx, c.back, "a")
+			c.handedBack, err = operation.HandOver.Ask(ctx, c.b, c.back, migration.HandOverRequest{To: "a"})
 			return err
-		}, func() error { return c.b.KeepGuest(ctx, c.back) }},
-		{"accept back", func() error { return c.a.AcceptHanded(ctx, c.back, c.handedBack) }, nil},
-		{"finish revert", func() error { return c.a.FinishRevert(ctx, c.back) }, nil},
-		{"clean up reverted", func() error { return c.b.CleanUpReverted(ctx, c.back) }, nil},
+		}, func() error { return operation.KeepGuest.Ask(ctx, c.b, c.back) }},
+		{"accept back", func() error { return operation.AcceptHanded.Ask(ctx, c.a, c.back, c.handedBack) }, nil},
+		{"finish revert", func() error { return operation.FinishRevert.Ask(ctx, c.a, c.back) }, nil},
+		{"clean up reverted", func() error { return operation.CleanUpReverted.Ask(ctx, c.b, c.back) }, nil},
 	}
 }
 
@@ -298,7 +299,7 @@ func TestCold_UndoneAfterEachStep(t *testing.T) {
 					l.wantKind(s.name+" late", err, fault.Forbidden)
 				}
 			}
-			if _, err := c.a.HandOver(t.Context(), c.ref, "b"); err == nil {
+			if _, err := operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"}); err == nil {
 				t.Error("a late hand-over was done")
 			}
 			l.same("after late verbs", before)

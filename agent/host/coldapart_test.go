@@ -17,6 +17,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const vm1Disk = "/images/vm1.raw"
@@ -108,12 +109,12 @@ func (x *apart) there() []step {
 		named("prep resize"),
 		named("power off"),
 		{"snapshot", func() error {
-			_, err := x.a.SnapshotDisks(ctx, x.ref, x.copies)
+			_, err := operation.SnapshotDisks.Ask(ctx, x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 			return err
-		}, func() error { return x.a.DropSnapshot(ctx, x.ref) }},
-		{"disconnect", func() error { return x.a.Disconnect(ctx, x.ref) }, func() error { return x.a.Reconnect(ctx, x.ref) }},
+		}, func() error { return operation.DropSnapshot.Ask(ctx, x.a, x.ref) }},
+		{"disconnect", func() error { return operation.Disconnect.Ask(ctx, x.a, x.ref) }, func() error { return operation.Reconnect.Ask(ctx, x.a, x.ref) }},
 		{"ship disks", func() error {
-			if far, err := x.b.ShippedSoFar(ctx, x.ref); err == nil && len(far.Files) > 0 && far.Files[0].Sealed {
+			if far, err := operation.ShippedSoFar.Ask(ctx, x.b, x.ref); err == nil && len(far.Files) > 0 && far.Files[0].Sealed {
 				return nil
 			}
 			return x.ship()
@@ -150,8 +151,8 @@ func TestApart_ThereAndBack(t *testing.T) {
 	if x.committed.Seal == nil {
 		t.Error("the commit has no seal, though a third host conducts")
 	}
-	x.wantKind("a late undo of the snapshot", x.a.DropSnapshot(t.Context(), x.ref), fault.Forbidden)
-	x.wantKind("a late undo of the disconnection", x.a.Reconnect(t.Context(), x.ref), fault.Forbidden)
+	x.wantKind("a late undo of the snapshot", operation.DropSnapshot.Ask(t.Context(), x.a, x.ref), fault.Forbidden)
+	x.wantKind("a late undo of the disconnection", operation.Reconnect.Ask(t.Context(), x.a, x.ref), fault.Forbidden)
 	for _, s := range x.returning() {
 		x.must(s.name, s.do())
 		x.must(s.name+" again", s.do())
@@ -181,7 +182,7 @@ func TestApart_UndoneAfterEachStep(t *testing.T) {
 			for _, s := range x.there()[5 : 6+i] {
 				x.wantKind(s.name+" late", s.do(), fault.Forbidden)
 			}
-			if _, err := x.a.HandOver(t.Context(), x.ref, "b"); err == nil {
+			if _, err := operation.HandOver.Ask(t.Context(), x.a, x.ref, migration.HandOverRequest{To: "b"}); err == nil {
 				t.Error("a late hand-over was done")
 			}
 			x.same("after late verbs", before)
@@ -199,17 +200,17 @@ func TestApart_PowerOnAloneConnects(t *testing.T) {
 	x.a.put(t, "/hooks/rollback_prep_snapshot_based_resize_at_source/10-attach", "#!/bin/sh\ngrep -o '\"volume\":7' >>"+log+"\ntest -e "+x.a.path("/good")+"\n", 0o755)
 	before := x.picture()
 	x.run(x.there(), "disconnect")
-	x.must("disconnect again", x.a.Disconnect(t.Context(), x.ref))
-	x.must("reconnect, with a hook that fails", x.a.Reconnect(t.Context(), x.ref))
-	if err := x.a.PowerOn(t.Context(), x.ref); err == nil {
+	x.must("disconnect again", operation.Disconnect.Ask(t.Context(), x.a, x.ref))
+	x.must("reconnect, with a hook that fails", operation.Reconnect.Ask(t.Context(), x.a, x.ref))
+	if err := operation.PowerOn.Ask(t.Context(), x.a, x.ref); err == nil {
 		t.Error("the hook that failed was not told of")
 	}
 	x.state("a", x.ref.Instance, driver.Running)
 	// Its user's own wish now: what an attempt that is undone has powered off does not leave.
 	x.must("shut it off", x.a.fake.Destroy(t.Context(), x.ref.Instance))
-	_, err := x.a.HandOver(t.Context(), x.ref, "b")
+	_, err := operation.HandOver.Ask(t.Context(), x.a, x.ref, migration.HandOverRequest{To: "b"})
 	x.wantKind("a hand-over amid the undo", err, fault.Forbidden)
-	_, err = x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	_, err = operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	x.wantKind("a snapshot amid the undo", err, fault.Forbidden)
 	x.must("start it", x.a.fake.Start(t.Context(), x.ref.Instance, false))
 	x.a.put(t, "/good", "", 0o644)
@@ -231,7 +232,7 @@ func TestApart_AHookKeepsNobodyOffWhoCameBack(t *testing.T) {
 	before := x.picture()
 	x.run(x.there(), "")
 	x.run(x.returning(), "accept back")
-	if err := x.a.FinishRevert(t.Context(), x.back); err == nil {
+	if err := operation.FinishRevert.Ask(t.Context(), x.a, x.back); err == nil {
 		t.Error("the hook that failed was not told of")
 	}
 	x.lives(x.a, driver.Running, small, 3)
@@ -286,10 +287,10 @@ func TestSnapshot_NamesWhoWrites(t *testing.T) {
 	t.Parallel()
 	x := newApart(t)
 	x.run(x.there(), "prep resize")
-	_, err := x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	_, err := operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	x.wantKind("snapshot of a guest that runs", err, fault.Forbidden)
 	x.run(x.there()[4:], "power off")
-	_, err = x.a.SnapshotDisks(t.Context(), x.ref, []string{"vdz"})
+	_, err = operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: []string{"vdz"}})
 	x.wantKind("snapshot of a disk that is not there", err, fault.Invalid)
 
 	x.world.OnWriters(func(on, path string) []string {
@@ -298,27 +299,27 @@ func TestSnapshot_NamesWhoWrites(t *testing.T) {
 		}
 		return nil
 	})
-	_, err = x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	_, err = operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	if got := fault.ReasonsOf(err); len(got) != 1 || got[0].Code != "disk_open_for_writing" || !strings.Contains(got[0].Message, "qemu-img (pid 1)") || got[0].Change == "" {
 		t.Errorf("reasons %+v", got)
 	}
-	err = x.a.Disconnect(t.Context(), x.ref)
+	err = operation.Disconnect.Ask(t.Context(), x.a, x.ref)
 	if got := codes(err); len(got) != 1 || got[0] != "disk_open_for_writing" {
 		t.Errorf("disconnect beside a writer: %v", err)
 	}
 	x.world.OnWriters(nil)
 	x.must("its user starts it", x.a.fake.Start(t.Context(), x.ref.Instance, false))
-	_, err = x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	_, err = operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	x.wantKind("snapshot of a guest that was started again", err, fault.Forbidden)
-	x.wantKind("disconnection of a guest that was started again", x.a.Disconnect(t.Context(), x.ref), fault.Forbidden)
+	x.wantKind("disconnection of a guest that was started again", operation.Disconnect.Ask(t.Context(), x.a, x.ref), fault.Forbidden)
 	x.must("its user ends it", x.a.fake.Destroy(t.Context(), x.ref.Instance))
-	s, err := x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	s, err := operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	x.must("snapshot", err)
 	if len(s.Files) != 1 || s.Files[0].Target != "vda" || s.Files[0].Path != vm1Disk || s.Files[0].Size < 1<<30 || s.Files[0].Allocated < 1 || s.Files[0].Version == "" {
 		t.Errorf("snapshot %+v", s)
 	}
-	x.must("drop it", x.a.DropSnapshot(t.Context(), x.ref))
-	_, err = x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	x.must("drop it", operation.DropSnapshot.Ask(t.Context(), x.a, x.ref))
+	_, err = operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	x.wantKind("a late snapshot", err, fault.Forbidden)
 }
 
@@ -329,11 +330,11 @@ func TestSnapshot_WhoWritesLaterIsNoticed(t *testing.T) {
 	x := newApart(t)
 	x.run(x.there(), "disconnect") // nothing of it was read yet: the snapshot alone knows
 	x.world.Host("a").Write(vm1Disk, "another's")
-	_, err := x.a.SnapshotDisks(t.Context(), x.ref, x.copies)
+	_, err := operation.SnapshotDisks.Ask(t.Context(), x.a, x.ref, migration.SnapshotRequest{Targets: x.copies})
 	if got := codes(err); !slices.Contains(got, "disk_changed") {
 		t.Errorf("snapshot again: %v", err)
 	}
-	_, err = x.a.HandOver(t.Context(), x.ref, "b")
+	_, err = operation.HandOver.Ask(t.Context(), x.a, x.ref, migration.HandOverRequest{To: "b"})
 	if got := codes(err); !slices.Contains(got, "disk_changed") {
 		t.Errorf("hand over: %v", err)
 	}
@@ -349,15 +350,15 @@ func TestHandOver_WhatAThirdHostCarriesIsSealed(t *testing.T) {
 	ctx := t.Context()
 	x.run(x.there(), "ship disks")
 	x.seals["a"].err = fault.New(fault.Unavailable, "the key cannot be read")
-	_, err := x.a.HandOver(ctx, x.ref, "b")
+	_, err := operation.HandOver.Ask(ctx, x.a, x.ref, migration.HandOverRequest{To: "b"})
 	x.wantKind("hand over without a key", err, fault.Unavailable)
 	if inst, _ := x.a.tracker.Instance(x.ref.Instance); inst.Token.State != claims.TokenHere {
 		t.Errorf("the token has left without a seal: %+v", inst.Token)
 	}
 	x.seals["a"].err = nil
-	first, err := x.a.HandOver(ctx, x.ref, "b")
+	first, err := operation.HandOver.Ask(ctx, x.a, x.ref, migration.HandOverRequest{To: "b"})
 	x.must("hand over", err)
-	again, err := x.a.HandOver(ctx, x.ref, "b")
+	again, err := operation.HandOver.Ask(ctx, x.a, x.ref, migration.HandOverRequest{To: "b"})
 	x.must("hand over again", err)
 	if first.Seal == nil || again.Seal == nil || !again.Seal.At.After(first.Seal.At) || first.Epoch != again.Epoch {
 		t.Errorf("first %+v, again %+v: want one commit with a fresh seal", first, again)
@@ -368,13 +369,13 @@ func TestHandOver_WhatAThirdHostCarriesIsSealed(t *testing.T) {
 	other.From = "d"
 	other.Seal = &migration.Seal{Signature: []byte(signature(other))}
 	for name, c := range map[string]migration.Commit{"no seal": unsealed, "another commit": forged, "of another host": other} {
-		err := x.b.AcceptHanded(ctx, x.ref, c)
+		err := operation.AcceptHanded.Ask(ctx, x.b, x.ref, c)
 		x.wantKind(name, err, fault.Forbidden)
 		if got := codes(err); len(got) != 1 || got[0] != "seal" {
 			t.Errorf("%s: %v, want the reason seal", name, err)
 		}
 	}
-	x.must("accept", x.b.AcceptHanded(ctx, x.ref, again))
+	x.must("accept", operation.AcceptHanded.Ask(ctx, x.b, x.ref, again))
 
 	// Who conducts itself, or gives the guest to its conductor, seals nothing.
 	l, v := coldLab(t)

@@ -9,13 +9,8 @@ import (
 	"berth/migration"
 )
 
-// ConfirmSource implements migration.SourceColdVerbs. The guest's record goes last but
-// for the memories: while it is here a confirmation that broke off is repeated.
-func (h *Host) ConfirmSource(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.confirmSource(ctx, ref), "confirm migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// confirmSource does operation.ConfirmSource. The guest's record goes last but for the memories:
+// while it is here a confirmation that broke off is repeated.
 func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
@@ -83,12 +78,7 @@ func (h *Host) forgetHalf(ctx context.Context, ref migration.Ref, half claims.Cl
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
 }
 
-// ConfirmDestination implements migration.DestinationColdVerbs.
-func (h *Host) ConfirmDestination(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.confirmDestination(ctx, ref), "confirm migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// confirmDestination does operation.ConfirmDestination.
 func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

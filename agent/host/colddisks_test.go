@@ -15,6 +15,7 @@ import (
 	"berth/driver/drivertest"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -257,7 +258,7 @@ func TestPrepResize_LooksForRoomAgain(t *testing.T) {
 			}
 		}
 		l.state("a", v.UUID, driver.Running)
-		l.must("roll back", c.b.RollbackPrepResize(t.Context(), c.ref))
+		l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
 		l.must("drop context", c.a.DropContext(t.Context(), c.ref))
 		l.must("abort claim", c.b.AbortClaim(t.Context(), c.ref))
 		l.same("left behind", before)

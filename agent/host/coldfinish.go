@@ -10,12 +10,7 @@ import (
 	"berth/migration"
 )
 
-// FinishResize implements migration.DestinationColdVerbs.
-func (h *Host) FinishResize(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.finishResize(ctx, ref), "finish migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// finishResize does operation.FinishResize.
 func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

@@ -25,13 +25,7 @@ import (
 //	                                     here: surrendered
 //	refused (keep)     any               refused for good
 
-// HandOver implements migration.SourceColdVerbs.
-func (h *Host) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	defer h.attend(ref)()
-	c, err := h.handOver(ctx, ref, to)
-	return c, wrap(err, "hand the guest of migration %s over from %s to %s", ref.Migration, h.o.Name, to)
-}
-
+// handOver does operation.HandOver.
 func (h *Host) handOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
 	none := migration.Commit{}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -207,12 +201,7 @@ func (h *Host) endLeft(ctx context.Context, ref migration.Ref) error {
 	return cmp.Or(err, h.witness.Off(ref.Instance, d.Name, nil))
 }
 
-// KeepGuest implements migration.SourceColdVerbs.
-func (h *Host) KeepGuest(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.keepGuest(ctx, ref), "keep the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// keepGuest does operation.KeepGuest.
 func (h *Host) keepGuest(ctx context.Context, ref migration.Ref) error {
 	// Before its turn: a hand-over under way either was first, or never happens.
 	err := h.tracker.RefuseCommit(ctx, at(ref, ""))
@@ -222,14 +211,12 @@ func (h *Host) keepGuest(ctx context.Context, ref migration.Ref) error {
 	return err
 }
 
-// AcceptHanded implements migration.DestinationColdVerbs.
-func (h *Host) AcceptHanded(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	h.hear(ref)
-	err := h.proven(ref, c)
-	if err == nil {
-		err = h.acceptHanded(ctx, ref, c)
+// acceptProven does operation.AcceptHanded.
+func (h *Host) acceptProven(ctx context.Context, ref migration.Ref, c migration.Commit) error {
+	if err := h.proven(ref, c); err != nil {
+		return err
 	}
-	return wrap(err, "accept the token of migration %s on %s", ref.Migration, h.o.Name)
+	return h.acceptHanded(ctx, ref, c)
 }
 
 // acceptHanded is for a commit that the host itself has given which the guest left, or

@@ -44,13 +44,7 @@ func (r coldPreparation) phase(h *Host, phase string) phaseRequest {
 	return phaseRequest{Phase: phase, Kind: r.Kind, Source: r.Source, Destination: h.o.Name, XML: r.DomainXML}
 }
 
-// PrepResize implements migration.DestinationColdVerbs.
-func (h *Host) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
-	defer h.attend(ref)()
-	a, err := h.prepResize(ctx, ref, p)
-	return a, wrap(err, "prepare %s for %s", h.o.Name, p.Guest.Name)
-}
-
+// prepResize does operation.PrepResize.
 func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
 	none := migration.PreparedCold{}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -132,12 +126,7 @@ func (h *Host) coldDocument(ref migration.Ref, g migration.Guest, w migration.Wa
 	return h.resizedDocument(g, w, c, meta, true)
 }
 
-// RollbackPrepResize implements migration.DestinationColdVerbs.
-func (h *Host) RollbackPrepResize(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.rollbackPrepResize(ctx, ref), "roll back prep_resize of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// rollbackPrepResize does operation.RollbackPrepResize.
 func (h *Host) rollbackPrepResize(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepPrepareCold, func() error {
 		if h.arrived(ref) || h.tracker.Accepted(ref.Migration) > 0 {

@@ -10,6 +10,8 @@ import (
 	"berth/internal/fault"
 	"berth/internal/store"
 	"berth/internal/store/storetest"
+	"berth/migration"
+	"berth/migration/operation"
 )
 
 // TestCold_AGuestThatCannotLiveThereGoesBack before it was ever bound, defined or started at
@@ -22,7 +24,7 @@ func TestCold_AGuestThatCannotLiveThereGoesBack(t *testing.T) {
 	c.run(c.there(), "accept handed")
 	c.run(c.returning(), "accept back")
 	// The undo of the way there comes late: it starts nobody before the guest is what it was.
-	c.wantKind("power on late", c.a.PowerOn(t.Context(), c.ref), fault.Forbidden)
+	c.wantKind("power on late", operation.PowerOn.Ask(t.Context(), c.a, c.ref), fault.Forbidden)
 	c.run(c.returning()[4:], "")
 	c.lives(c.a, driver.Running, small, 3)
 	l.same("after the return", before)
@@ -39,9 +41,9 @@ func TestRevert_DefinitionUndefinedMeanwhile_IsMadeAgain(t *testing.T) {
 	l.must("undefine", c.a.fake.Undefine(t.Context(), v.UUID))
 	for _, s := range c.returning() {
 		if s.name == "hand back" {
-			volumes, err := c.b.ReadVolumes(t.Context(), c.back)
+			volumes, err := operation.ReadVolumes.Ask(t.Context(), c.b, c.back)
 			l.must("read volumes", err)
-			l.must("carry volumes", c.a.CarryVolumes(t.Context(), c.back, volumes))
+			l.must("carry volumes", operation.CarryVolumes.Ask(t.Context(), c.a, c.back, volumes))
 		}
 		l.must(s.name, s.do())
 		l.must(s.name+" again", s.do())
@@ -56,10 +58,10 @@ func TestHandOver_EndsACopyThatWasStartedMeanwhile(t *testing.T) {
 	t.Parallel()
 	c := poweredLab(t)
 	c.run(c.there()[4:], "ship disks")
-	_, err := c.a.HandOver(t.Context(), c.ref, "c")
+	_, err := operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "c"})
 	c.wantKind("hand it to a third host", err, fault.Forbidden)
 	c.must("its user starts it", c.a.fake.Start(t.Context(), c.ref.Instance, false))
-	_, err = c.a.HandOver(t.Context(), c.ref, "b")
+	_, err = operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"})
 	if got := codes(err); !slices.Equal(got, []string{"started_again"}) {
 		t.Errorf("hand over a guest that runs: %v", err)
 	}
@@ -73,12 +75,12 @@ func TestHandOver_EndsACopyThatWasStartedMeanwhile(t *testing.T) {
 		}
 		return storetest.Commit
 	})
-	first, err := c.a.HandOver(t.Context(), c.ref, "b")
+	first, err := operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"})
 	c.must("hand over", err)
 	c.a.store.OnCommit(nil)
 	c.state("a", c.ref.Instance, driver.ShutOff)
 	c.must("start by hand, past the guard", c.a.fake.Start(t.Context(), c.ref.Instance, false))
-	again, err := c.a.HandOver(t.Context(), c.ref, "b")
+	again, err := operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"})
 	c.must("hand over again", err)
 	if diff := cmp.Diff(first, again); diff != "" {
 		t.Errorf("another commit (-first +again):\n%s", diff)

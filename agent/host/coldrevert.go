@@ -21,12 +21,7 @@ type returned struct {
 	Started bool `json:"started"`
 }
 
-// AwaitReturn implements migration.SourceColdVerbs.
-func (h *Host) AwaitReturn(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.awaitReturn(ctx, ref), "await the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// awaitReturn does operation.AwaitReturn.
 func (h *Host) awaitReturn(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
@@ -111,12 +106,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	return no.err("")
 }
 
-// CancelReturn implements migration.SourceColdVerbs.
-func (h *Host) CancelReturn(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.cancelReturn(ctx, ref), "await the guest of migration %s on %s no more", ref.Migration, h.o.Name)
-}
-
+// cancelReturn does operation.CancelReturn.
 func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 	// It buries the step first: what is carried later than that is refused.
 	if err := h.tracker.CancelReturn(ctx, at(ref, stepReturn), claims.KindResize); err != nil {
@@ -130,12 +120,7 @@ func (h *Host) cancelReturn(ctx context.Context, ref migration.Ref) error {
 	return h.asKept(ctx, ref)
 }
 
-// FinishRevert implements migration.SourceColdVerbs.
-func (h *Host) FinishRevert(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.finishRevert(ctx, ref), "give the guest of migration %s back on %s", ref.Migration, h.o.Name)
-}
-
+// finishRevert does operation.FinishRevert.
 func (h *Host) finishRevert(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
@@ -215,12 +200,7 @@ func (h *Host) makeLiveAgain(ctx context.Context, ref migration.Ref, was powered
 	return h.startAs(ctx, ref.Instance, power)
 }
 
-// CleanUpReverted implements migration.DestinationColdVerbs.
-func (h *Host) CleanUpReverted(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.cleanUpReverted(ctx, ref), "clean up after the return of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// cleanUpReverted does operation.CleanUpReverted.
 func (h *Host) cleanUpReverted(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

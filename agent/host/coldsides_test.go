@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // coldSides is a cold move whose hosts reach each other, and whose conductor falls silent.
@@ -80,8 +81,8 @@ func TestColdSides_ADestinationFinishesWhatWasHandedOver(t *testing.T) {
 			})
 			s.lives(s.b, driver.Running, large, 2)
 			// The conductor comes back and goes on, as if nothing had been.
-			s.must("accept", s.b.AcceptHanded(t.Context(), s.ref, s.commitOf(s.a)))
-			s.must("finish", s.b.FinishResize(t.Context(), s.ref))
+			s.must("accept", operation.AcceptHanded.Ask(t.Context(), s.b, s.ref, s.commitOf(s.a)))
+			s.must("finish", operation.FinishResize.Ask(t.Context(), s.b, s.ref))
 			s.run(s.confirm(), "")
 			s.lives(s.b, driver.Running, large, 2)
 		})
@@ -90,7 +91,7 @@ func TestColdSides_ADestinationFinishesWhatWasHandedOver(t *testing.T) {
 
 func (c *cold) commitOf(n *node) migration.Commit {
 	c.t.Helper()
-	commit, err := n.HandOver(c.t.Context(), c.ref, "b")
+	commit, err := operation.HandOver.Ask(c.t.Context(), n, c.ref, migration.HandOverRequest{To: "b"})
 	c.must("ask for the commit again", err)
 	return commit
 }
@@ -105,15 +106,15 @@ func TestColdSides_ADestinationRollsBackWhatTheSourceKeeps(t *testing.T) {
 	if _, ok := s.b.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Migration: s.ref.Migration, Attempt: 1, Kind: claims.KindResize}); !ok {
 		t.Fatal("the claim went before the source had decided")
 	}
-	s.must("keep", s.a.KeepGuest(t.Context(), s.ref))
+	s.must("keep", operation.KeepGuest.Ask(t.Context(), s.a, s.ref))
 	s.alone("the destination to roll back", func() bool { return len(s.b.tracker.List()) == 0 })
-	s.must("power on", s.a.PowerOn(t.Context(), s.ref))
+	s.must("power on", operation.PowerOn.Ask(t.Context(), s.a, s.ref))
 	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
 	s.lives(s.a, driver.Running, small, 1)
 	if p := s.picture(); p["b memories"] != nil || p["b domains"] != nil || p["a memories"] != nil {
 		t.Errorf("left behind: %v", p)
 	}
-	s.wantKind("a late hand-over", second(s.a.HandOver(t.Context(), s.ref, "b")), fault.Forbidden)
+	s.wantKind("a late hand-over", second(operation.HandOver.Ask(t.Context(), s.a, s.ref, migration.HandOverRequest{To: "b"})), fault.Forbidden)
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -134,7 +135,7 @@ func TestColdSides_ASourceTakesBackWhatWasHandedBack(t *testing.T) {
 				return err == nil && d.Active() && len(s.a.Waiting()) == 0 && len(s.a.tracker.Contexts()) == 0
 			})
 			s.lives(s.a, driver.Running, small, 3)
-			s.must("clean up", s.b.CleanUpReverted(t.Context(), s.back))
+			s.must("clean up", operation.CleanUpReverted.Ask(t.Context(), s.b, s.back))
 			s.same("after the revert", before)
 		})
 	}
@@ -145,15 +146,15 @@ func TestColdSides_AReturnThatIsGivenUp(t *testing.T) {
 	s := newColdSides(t)
 	s.run(s.there(), "")
 	s.run(s.returning(), "power off there")
-	s.must("keep", s.b.KeepGuest(t.Context(), s.back))
-	s.must("power on", s.b.PowerOn(t.Context(), s.back))
+	s.must("keep", operation.KeepGuest.Ask(t.Context(), s.b, s.back))
+	s.must("power on", operation.PowerOn.Ask(t.Context(), s.b, s.back))
 	s.lives(s.b, driver.Running, large, 2)
 	// The conductor dies before it cancels; the source asks, and holds its half as before.
 	s.reboot("a")
 	held := claims.Owner{Instance: s.ref.Instance, Migration: s.ref.Migration, Attempt: 1, Kind: claims.KindResize}
 	s.alone("the source to give up", func() bool { c, ok := s.a.tracker.ByOwner(held); return ok && c.State == claims.Held })
-	s.must("cancel", s.a.CancelReturn(t.Context(), s.back))
-	s.wantKind("a late return", s.a.AwaitReturn(t.Context(), s.back), fault.Forbidden)
+	s.must("cancel", operation.CancelReturn.Ask(t.Context(), s.a, s.back))
+	s.wantKind("a late return", operation.AwaitReturn.Ask(t.Context(), s.a, s.back), fault.Forbidden)
 	// Another try takes it back, by an attempt of its own.
 	s.back.Attempt = 3
 	s.run(s.returning(), "")
@@ -172,13 +173,13 @@ func TestColdSides_NothingIsStartedTwiceWhileARevertGoesOn(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.b.FinishResize(t.Context(), s.ref); fault.KindOf(err) != fault.Internal {
+	if err := operation.FinishResize.Ask(t.Context(), s.b, s.ref); fault.KindOf(err) != fault.Internal {
 		t.Fatalf("finish: %v", err)
 	}
 	steps := s.returning()
 	s.run(steps, "power off there")
 	s.b.fake.Fault(nil)
-	s.wantKind("a late finish", s.b.FinishResize(t.Context(), s.ref), fault.Forbidden)
+	s.wantKind("a late finish", operation.FinishResize.Ask(t.Context(), s.b, s.ref), fault.Forbidden)
 	if list := s.b.Waiting(); len(list) != 0 {
 		t.Errorf("waits: %+v", list)
 	}

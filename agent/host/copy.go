@@ -25,12 +25,7 @@ import (
 
 const stepCopy = "copy_instance" // under which RemoveCopy is buried
 
-// CopyInstance implements migration.DestinationApartVerbs.
-func (h *Host) CopyInstance(ctx context.Context, ref migration.Ref, i migration.InstanceCopy) error {
-	h.hear(ref)
-	return wrap(h.copyInstance(ctx, ref, i), "set up the copy of %s on %s", i.Name, h.o.Name)
-}
-
+// copyInstance does operation.CopyInstance.
 func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.InstanceCopy) error {
 	if i.UUID != ref.Instance {
 		return fault.New(fault.Invalid, "the record is of instance %q", i.UUID)
@@ -63,12 +58,7 @@ func (h *Host) copyInstance(ctx context.Context, ref migration.Ref, i migration.
 	})
 }
 
-// RemoveCopy implements migration.DestinationApartVerbs.
-func (h *Host) RemoveCopy(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.removeCopy(ctx, ref), "remove the copy of instance %s from %s", ref.Instance, h.o.Name)
-}
-
+// removeCopy does operation.RemoveCopy.
 func (h *Host) removeCopy(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepCopy, func() error {
 		if h.accepted(ref) {
@@ -83,12 +73,7 @@ func (h *Host) removeCopy(ctx context.Context, ref migration.Ref) error {
 	return h.tracker.RemoveCopy(ctx, at(ref, stepCopy))
 }
 
-// ShowInstance implements migration.DestinationApartVerbs.
-func (h *Host) ShowInstance(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.showInstance(ctx, ref), "show instance %s on %s", ref.Instance, h.o.Name)
-}
-
+// showInstance does operation.ShowInstance.
 func (h *Host) showInstance(ctx context.Context, ref migration.Ref) error {
 	if h.tracker.Accepted(ref.Migration) < ref.Attempt {
 		return fault.New(fault.Forbidden, "the token did not come here by this migration")
@@ -96,12 +81,7 @@ func (h *Host) showInstance(ctx context.Context, ref migration.Ref) error {
 	return h.tracker.SetHidden(ctx, ref.Instance, ref.Migration, false)
 }
 
-// HideInstance implements migration.SourceApartVerbs.
-func (h *Host) HideInstance(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.hideInstance(ctx, ref), "hide instance %s on %s", ref.Instance, h.o.Name)
-}
-
+// hideInstance does operation.HideInstance.
 func (h *Host) hideInstance(ctx context.Context, ref migration.Ref) error {
 	switch c, left := h.tracker.Left(ref.Migration); {
 	case !left || c.Instance != ref.Instance || c.Attempt < ref.Attempt:

@@ -31,12 +31,7 @@ type disconnected struct {
 	Done     bool             `json:"done,omitempty"`
 }
 
-// Disconnect implements migration.SourceApartVerbs.
-func (h *Host) Disconnect(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.disconnect(ctx, ref), "disconnect the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// disconnect does operation.Disconnect.
 func (h *Host) disconnect(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
@@ -154,12 +149,7 @@ func (c connections) attached(ctx context.Context, guest string) (disconnected, 
 	return rec, nil
 }
 
-// Reconnect implements migration.SourceApartVerbs.
-func (h *Host) Reconnect(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.reconnect(ctx, ref), "reconnect the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// reconnect does operation.Reconnect.
 func (h *Host) reconnect(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepDisconnect, func() error { return h.notGone(ref) })
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -77,7 +78,7 @@ func TestDisconnect_TakesWhatIsLeftAndGivesItBack(t *testing.T) {
 		p.o.OpenVSwitch = vsctl
 	}
 	for range 2 {
-		if err := p.Disconnect(t.Context(), connectedRef); err != nil {
+		if err := operation.Disconnect.Ask(t.Context(), p, connectedRef); err != nil {
 			t.Fatal(err)
 		}
 		if p.poolActive() || *bound != "" {
@@ -86,7 +87,7 @@ func TestDisconnect_TakesWhatIsLeftAndGivesItBack(t *testing.T) {
 		boot()
 	}
 	for range 2 {
-		if err := p.Reconnect(t.Context(), connectedRef); err != nil {
+		if err := operation.Reconnect.Ask(t.Context(), p, connectedRef); err != nil {
 			t.Fatal(err)
 		}
 		boot()
@@ -94,7 +95,7 @@ func TestDisconnect_TakesWhatIsLeftAndGivesItBack(t *testing.T) {
 	if !p.poolActive() || *bound == "" {
 		t.Errorf("when it stays: pool active %v, port bound to %q", p.poolActive(), *bound)
 	}
-	if err := p.Disconnect(t.Context(), connectedRef); !errors.Is(err, fault.Forbidden) {
+	if err := operation.Disconnect.Ask(t.Context(), p, connectedRef); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a late disconnection: %v", err)
 	}
 	if _, found, err := recall[disconnected](p.Host, connectedRef, memoryDisconnect); found || err != nil {
@@ -105,7 +106,7 @@ func TestDisconnect_TakesWhatIsLeftAndGivesItBack(t *testing.T) {
 // TestReconnect_OfAGuestThatRunsAddsNoPort: its user was first, and libvirt has made its own.
 func TestReconnect_OfAGuestThatRunsAddsNoPort(t *testing.T) {
 	p, bound := offGuest(t)
-	if err := errors.Join(p.Disconnect(t.Context(), connectedRef), p.driver.Start(t.Context(), phaseInstance, false), p.Reconnect(t.Context(), connectedRef)); err != nil {
+	if err := errors.Join(operation.Disconnect.Ask(t.Context(), p, connectedRef), p.driver.Start(t.Context(), phaseInstance, false), operation.Reconnect.Ask(t.Context(), p, connectedRef)); err != nil {
 		t.Fatal(err)
 	}
 	if !p.poolActive() || *bound != "" {
@@ -123,11 +124,11 @@ func TestDisconnect_HalfDoneIsGivenBack(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.Disconnect(t.Context(), connectedRef); !errors.Is(err, fault.Unavailable) || *bound != "" {
+	if err := operation.Disconnect.Ask(t.Context(), p, connectedRef); !errors.Is(err, fault.Unavailable) || *bound != "" {
 		t.Fatalf("disconnect: %v, port bound to %q", err, *bound)
 	}
 	p.fleet.Host("a").Fault(nil)
-	if err := p.Reconnect(t.Context(), connectedRef); err != nil {
+	if err := operation.Reconnect.Ask(t.Context(), p, connectedRef); err != nil {
 		t.Fatal(err)
 	}
 	if !p.poolActive() || *bound == "" {
@@ -140,7 +141,7 @@ func TestDisconnect_HalfDoneIsGivenBack(t *testing.T) {
 func TestDisconnect_LeavesAPoolThatAnotherGuestOrHostNeeds(t *testing.T) {
 	p, _ := offGuest(t)
 	other := strings.NewReplacer(phaseInstance, "33333333-3333-4333-8333-333333333303", ">vm1<", ">other<").Replace(connectedGuest())
-	if err := errors.Join(p.driver.Define(t.Context(), other), p.Disconnect(t.Context(), connectedRef)); err != nil {
+	if err := errors.Join(p.driver.Define(t.Context(), other), operation.Disconnect.Ask(t.Context(), p, connectedRef)); err != nil {
 		t.Fatal(err)
 	}
 	if !p.poolActive() {
@@ -150,7 +151,7 @@ func TestDisconnect_LeavesAPoolThatAnotherGuestOrHostNeeds(t *testing.T) {
 	if err := p.tracker.Remember(t.Context(), startedRef, startedRecord{Boot: "an earlier one", Pools: []string{"images"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Disconnect(t.Context(), connectedRef); err != nil {
+	if err := operation.Disconnect.Ask(t.Context(), p, connectedRef); err != nil {
 		t.Fatal(err)
 	}
 	if !p.poolActive() {

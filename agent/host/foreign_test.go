@@ -13,6 +13,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -152,7 +153,7 @@ func TestForeign_TheWayBackReplacesWhatWasLeft(t *testing.T) {
 	l.must("inspect", err)
 	from, err := b.Describe(ctx)
 	l.must("describe", err)
-	wanted, err := b.PlanChange(ctx, v.UUID, migration.Change{})
+	wanted, err := operation.PlanChange.Ask(ctx, b, migration.Ref{Instance: v.UUID}, migration.Change{})
 	l.must("plan", err)
 	back := refFor(v.UUID, 1)
 	back.Migration = "77777777-7777-4777-8777-777777777777"

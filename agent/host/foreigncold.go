@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -104,16 +105,16 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 		case left && c.Attempt == attemptAway && came == attemptBack, left && c.Attempt == attemptBack:
 			return fault.New(fault.Forbidden, "it was reverted")
 		case left:
-			return h.ConfirmSource(ctx, awayBy(ref))
+			return operation.ConfirmSource.Ask(ctx, h, awayBy(ref))
 		case came == attemptAway && !found:
 			return nil // done before
 		case came == attemptAway:
-			return h.ConfirmDestination(ctx, awayBy(ref))
+			return operation.ConfirmDestination.Ask(ctx, h, awayBy(ref))
 		}
 	case PhaseRevertResize:
 		switch {
 		case left && c.Attempt == attemptBack:
-			return h.CleanUpReverted(ctx, backBy(ref))
+			return operation.CleanUpReverted.Ask(ctx, h, backBy(ref))
 		case found && came == attemptAway:
 			return h.hookRevert(ctx, ref, rec)
 		}
@@ -215,7 +216,7 @@ func (h *Host) hookPrepResize(ctx context.Context, ref migration.Ref, r HookRequ
 	rec.Until, rec.Expires = h.patience(hookPatience)
 	err = h.remember(ctx, ref, memoryForeign, rec)
 	if err == nil {
-		_, err = h.PrepResize(ctx, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
+		_, err = operation.PrepResize.Ask(ctx, h, ref, migration.PrepRequest{Kind: kind, Guest: g, Wanted: wanted, Source: r.Source})
 	}
 	if err != nil {
 		// Nothing half-made stays; the tool may ask again with another uuid.
@@ -249,7 +250,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 			Change: "end it first; if it did arrive, berth hook " + PhaseFinishResize,
 		})
 	}
-	if err := h.RollbackPrepResize(ctx, ref); err != nil {
+	if err := operation.RollbackPrepResize.Ask(ctx, h, ref); err != nil {
 		return err
 	}
 	if err := h.AbortClaim(ctx, ref); err != nil {
@@ -279,7 +280,7 @@ func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec fore
 			return err
 		}
 	}
-	if err := h.FinishResize(ctx, ref); err != nil {
+	if err := operation.FinishResize.Ask(ctx, h, ref); err != nil {
 		return err
 	}
 	bound, _ := h.boundBy(ref)
@@ -303,7 +304,7 @@ func (h *Host) takeCold(ctx context.Context, ref migration.Ref, from string) err
 	if !given {
 		return none
 	}
-	return h.AcceptHanded(ctx, ref, c)
+	return operation.AcceptHanded.Ask(ctx, h, ref, c)
 }
 
 // keepDefinition makes what the tool has defined the guest's definition, placed as its
@@ -351,21 +352,21 @@ func (h *Host) hookRevert(ctx context.Context, ref migration.Ref, rec foreignArr
 	if _, err := h.surrenderCold(ctx, ref, rec.Source, migration.TypeResize); err != nil {
 		return err
 	}
-	return h.CleanUpReverted(ctx, ref)
+	return operation.CleanUpReverted.Ask(ctx, h, ref)
 }
 
 // hookFinishRevert takes the guest back that its destination has given back.
 func (h *Host) hookFinishRevert(ctx context.Context, ref migration.Ref, from string) error {
 	ref = backBy(ref)
 	if !h.accepted(ref) {
-		if err := h.AwaitReturn(ctx, ref); err != nil {
+		if err := operation.AwaitReturn.Ask(ctx, h, ref); err != nil {
 			return err
 		}
 		if err := h.takeCold(ctx, ref, from); err != nil {
 			return err
 		}
 	}
-	if err := h.FinishRevert(ctx, ref); err != nil {
+	if err := operation.FinishRevert.Ask(ctx, h, ref); err != nil {
 		return err
 	}
 	return h.countArrived(ctx, ref)

@@ -250,7 +250,6 @@ func New(o Options) *Host {
 		o.Processes = processes.Table{Root: o.Root, Calls: calls}
 	}
 	h.witness = processes.Witness{Finder: o.Processes, Writers: h.files}
-	h.operations = h.handlers()
 	h.sides.init()
 	h.vanished = vanished.New(vanished.Options{Runtime: o.Runtime, Tracker: o.Tracker, Logger: h.log, Definitions: definitionsOf(o.Driver), Processes: o.Processes})
 	h.phases = h.newPhases(&hooks.Runner{Dir: o.HooksDir, Setting: o.Hook, Manager: systemd.Manager(), Runtime: o.Runtime, Logger: h.log})
@@ -259,6 +258,7 @@ func New(o Options) *Host {
 	h.dock, h.streams = h.newDock(), h.newStreams()
 	h.bench = h.newBench()
 	h.changer = h.newChanges()
+	h.operations = h.handlers()
 	return h
 }
 

@@ -7,6 +7,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // TestPowerOff_ThatComesLateEndsNobody repeats the power-off of a move that is past it, as a
@@ -45,13 +46,13 @@ func TestPowerOff_ThatComesLateEndsNobody(t *testing.T) {
 					b.revert()
 					break
 				}
-				_, err := b.a.PowerOff(t.Context(), again, migration.PowerOffRequest{Kind: b.kind})
+				_, err := operation.PowerOff.Ask(t.Context(), b.a, again, migration.PowerOffRequest{Kind: b.kind})
 				b.must("power off", err)
-				b.must("unapply", b.a.UnapplyChange(t.Context(), b.ref))
-				b.must("power on", b.a.PowerOn(t.Context(), b.ref))
+				b.must("unapply", operation.UnapplyChange.Ask(t.Context(), b.a, b.ref))
+				b.must("power on", operation.PowerOn.Ask(t.Context(), b.a, b.ref))
 			}
 			for _, ref := range refs {
-				_, err := b.a.PowerOff(t.Context(), ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: b.kind})
+				_, err := operation.PowerOff.Ask(t.Context(), b.a, ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: b.kind})
 				b.wantKind("late power off", err, fault.Forbidden)
 				b.state("a", b.uuid, driver.Running)
 			}

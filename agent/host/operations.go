@@ -14,6 +14,50 @@ func (h *Host) handlers() operation.Handlers {
 		operation.RollbackPrepEvacuation.By(h.rollbackPrepEvacuation),
 		operation.AcceptEvacuated.By(h.acceptCommitted),
 		operation.FinishEvacuation.By(h.finishEvacuation),
+
+		operation.Reaches.By(h.reaches),
+		operation.SnapshotDisks.By(func(ctx context.Context, ref migration.Ref, r migration.SnapshotRequest) (migration.Snapshot, error) {
+			return h.snapshotDisks(ctx, ref, r.Targets)
+		}),
+		operation.DropSnapshot.By(h.dropSnapshot),
+		operation.Disconnect.By(h.disconnect),
+		operation.Reconnect.By(h.reconnect),
+		operation.SendDisks.By(h.dock.Send),
+		operation.HideInstance.By(h.hideInstance),
+		operation.CarryVolumes.By(h.carryVolumes),
+		operation.CopyInstance.By(h.copyInstance),
+		operation.RemoveCopy.By(h.removeCopy),
+		operation.ShowInstance.By(h.showInstance),
+		operation.ReadVolumes.By(h.readVolumes),
+		operation.PlanChange.By(func(ctx context.Context, ref migration.Ref, c migration.Change) (migration.Wanted, error) {
+			return h.changer.Plan(ctx, ref.Instance, c)
+		}),
+		operation.PowerOff.By(h.powerOff),
+		operation.PowerOn.By(h.powerOn),
+		operation.HandOver.By(func(ctx context.Context, ref migration.Ref, r migration.HandOverRequest) (migration.Commit, error) {
+			return h.handOver(ctx, ref, r.To)
+		}),
+		operation.KeepGuest.By(h.keepGuest),
+		operation.ConfirmSource.By(h.confirmSource),
+		operation.AwaitReturn.By(h.awaitReturn),
+		operation.CancelReturn.By(h.cancelReturn),
+		operation.FinishRevert.By(h.finishRevert),
+		operation.ReadDisk.By(h.dock.ReadDisk),
+		operation.PrepResize.By(h.prepResize),
+		operation.RollbackPrepResize.By(h.rollbackPrepResize),
+		operation.ShippedSoFar.By(h.dock.ShippedSoFar),
+		operation.WriteDisk.By(h.dock.WriteDisk),
+		operation.SealDisks.By(h.dock.SealDisks),
+		operation.AcceptHanded.By(h.acceptProven),
+		operation.FinishResize.By(h.finishResize),
+		operation.ConfirmDestination.By(h.confirmDestination),
+		operation.CleanUpReverted.By(h.cleanUpReverted),
+		operation.PrepChange.By(h.changer.Prepare),
+		operation.RollbackPrepChange.By(h.changer.RollbackPrepare),
+		operation.ApplyChange.By(h.changer.Apply),
+		operation.UnapplyChange.By(h.changer.Unapply),
+		operation.StartChanged.By(h.changer.Start),
+		operation.FinishChange.By(h.changer.Finish),
 	)
 }
 
@@ -21,7 +65,9 @@ func (h *Host) handlers() operation.Handlers {
 // conductor of the attempt is not silent, and an error names the operation, what it is of and the
 // host.
 func (h *Host) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	h.hear(ref)
+	if op.Access != migration.AccessLook {
+		defer h.attend(ref)()
+	}
 	out, err := h.operations.Ask(ctx, ref, op, in)
 	return out, wrap(err, "%s of instance %s (migration %s, attempt %d) on %s", op.Name, ref.Instance, ref.Migration, ref.Attempt, h.o.Name)
 }

@@ -42,13 +42,7 @@ type poweredOff struct {
 	On     bool             `json:"on,omitempty"`    // the undo has given the guest its power state again
 }
 
-// PowerOff implements migration.ColdVerbs.
-func (h *Host) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
-	defer h.attend(ref)()
-	a, err := h.powerOff(ctx, ref, p)
-	return a, wrap(err, "power off the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// powerOff does operation.PowerOff.
 func (h *Host) powerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
 	none := migration.PoweredOff{}
 	if p.Timeout < 0 {
@@ -355,12 +349,7 @@ func (h *Host) end(ctx context.Context, ref migration.Ref, rec *poweredOff, time
 	return true, err
 }
 
-// PowerOn implements migration.ColdVerbs.
-func (h *Host) PowerOn(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.powerOn(ctx, ref), "power on the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// powerOn does operation.PowerOn.
 func (h *Host) powerOn(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepPower, func() error { return h.mayPowerOn(ref) })
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // poweredLab is a cold move up to where its guest is about to be powered off.
@@ -23,7 +24,7 @@ func poweredLab(t *testing.T) *cold {
 }
 
 func (c *cold) off(timeout time.Duration) (migration.PoweredOff, error) {
-	return c.a.PowerOff(c.t.Context(), c.ref, migration.PowerOffRequest{Timeout: timeout, Kind: c.kind(), Destination: "b"})
+	return operation.PowerOff.Ask(c.t.Context(), c.a, c.ref, migration.PowerOffRequest{Timeout: timeout, Kind: c.kind(), Destination: "b"})
 }
 
 // TestPowerOff_AGuestIsAskedFirst: one that obeys is not pulled; one that does not, or is
@@ -89,7 +90,7 @@ func TestPowerOff_ItsTimeRunsOnThroughRestarts(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := c.a.PowerOff(ctx, c.ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: c.kind(), Destination: "b"})
+	_, err := operation.PowerOff.Ask(ctx, c.a, c.ref, migration.PowerOffRequest{Timeout: time.Minute, Kind: c.kind(), Destination: "b"})
 	if err == nil {
 		t.Fatal("powered off, though its caller has gone")
 	}
@@ -112,18 +113,18 @@ func TestPowerOff_UsersHaveTheLastWord(t *testing.T) {
 	c.must("power off", err)
 	// Started by hand: handing it over is refused, and it is powered off anew.
 	c.must("start", c.a.fake.Start(t.Context(), c.ref.Instance, true))
-	_, err = c.a.HandOver(t.Context(), c.ref, "b")
+	_, err = operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"})
 	c.wantKind("hand over a guest that is active", err, fault.Forbidden)
 	got, err := c.off(time.Minute)
 	c.must("power off again", err)
 	if got.PowerState != migration.PowerPaused {
 		t.Errorf("power state %s, it was started with its CPUs stopped", got.PowerState)
 	}
-	c.must("power on", c.a.PowerOn(t.Context(), c.ref))
+	c.must("power on", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
 	c.state("a", c.ref.Instance, driver.Paused)
 	// Its user ends it; a repeated undo starts nothing.
 	c.must("destroy", c.a.fake.Destroy(t.Context(), c.ref.Instance))
-	c.must("power on again", c.a.PowerOn(t.Context(), c.ref))
+	c.must("power on again", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
 	c.state("a", c.ref.Instance, driver.ShutOff)
 	_, err = c.off(time.Minute)
 	c.wantKind("a late power off", err, fault.Forbidden)
@@ -144,7 +145,7 @@ func TestPowerOff_RefusesWhatWouldBeLost(t *testing.T) {
 	})
 	t.Run("nothing recorded", func(t *testing.T) {
 		l, v := coldLab(t)
-		_, err := l.hosts["a"].PowerOff(t.Context(), refFor(v.UUID, 1), migration.PowerOffRequest{Kind: migration.TypeResize})
+		_, err := operation.PowerOff.Ask(t.Context(), l.hosts["a"], refFor(v.UUID, 1), migration.PowerOffRequest{Kind: migration.TypeResize})
 		l.wantKind("power off", err, fault.Forbidden)
 		l.state("a", v.UUID, driver.Running)
 	})
@@ -152,9 +153,9 @@ func TestPowerOff_RefusesWhatWouldBeLost(t *testing.T) {
 		l, v := coldLab(t)
 		c := newCold(t, l, v.UUID, nil)
 		c.run(c.there(), "")
-		_, err := c.a.PowerOff(t.Context(), c.back, migration.PowerOffRequest{Kind: c.kind()})
+		_, err := operation.PowerOff.Ask(t.Context(), c.a, c.back, migration.PowerOffRequest{Kind: c.kind()})
 		l.wantKind("power off at the source", err, fault.Forbidden)
-		l.wantKind("power on at the source", c.a.PowerOn(t.Context(), c.ref), fault.Forbidden)
+		l.wantKind("power on at the source", operation.PowerOn.Ask(t.Context(), c.a, c.ref), fault.Forbidden)
 		l.state("a", v.UUID, driver.ShutOff)
 		l.state("b", v.UUID, driver.Running)
 	})
@@ -169,13 +170,13 @@ func TestPowerOn_AHookThatFailsKeepsNobodyOff(t *testing.T) {
 	c.a.put(t, "/hooks/rollback_resize_instance/10-attach", "#!/bin/sh\ngrep -o '\"port\":7' >>"+log+"\ntest -e "+c.a.path("/good")+"\n", 0o755)
 	_, err := c.off(time.Minute)
 	c.must("power off", err)
-	if err := c.a.PowerOn(t.Context(), c.ref); err == nil {
+	if err := operation.PowerOn.Ask(t.Context(), c.a, c.ref); err == nil {
 		t.Error("the failed hook was not told of")
 	}
 	c.state("a", c.ref.Instance, driver.Running)
 	c.a = c.restart("a")
 	c.a.put(t, "/good", "", 0o644)
-	c.must("power on", c.a.PowerOn(t.Context(), c.ref))
+	c.must("power on", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
 	c.state("a", c.ref.Instance, driver.Running)
 	raw, err := os.ReadFile(log)
 	c.must("read the log", err)
@@ -194,7 +195,7 @@ func TestPowerOff_AHookThatFailsLeavesTheGuestRunning(t *testing.T) {
 		t.Fatal("powered off, though a hook refused")
 	}
 	c.state("a", c.ref.Instance, driver.Running)
-	c.must("power on", c.a.PowerOn(t.Context(), c.ref))
+	c.must("power on", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
 	c.state("a", c.ref.Instance, driver.Running)
 	c.same("left by a power off that was refused", before)
 }

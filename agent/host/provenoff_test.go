@@ -14,6 +14,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // wantRuns checks that a verb was refused because QEMU lives though libvirt says off, and
@@ -37,7 +38,7 @@ func TestOff_LibvirtAloneIsNotBelieved(t *testing.T) {
 	a.fake.Forget(v.UUID)
 	before := l.picture()
 
-	_, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &large})
+	_, err := operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Flavor: &large})
 	l.must("plan", err)
 	wantRuns(t, "check of a cold move", c.check())
 	wantRuns(t, "start", a.Start(t.Context(), v.UUID, false))
@@ -45,7 +46,7 @@ func TestOff_LibvirtAloneIsNotBelieved(t *testing.T) {
 	l.same("after what was refused", before)
 
 	c.run(c.there()[1:], "prep resize")
-	_, err = a.PowerOff(t.Context(), c.ref, migration.PowerOffRequest{Kind: c.kind(), Destination: "b"})
+	_, err = operation.PowerOff.Ask(t.Context(), a, c.ref, migration.PowerOffRequest{Kind: c.kind(), Destination: "b"})
 	wantRuns(t, "power off", err)
 	a.fake.EndForgotten(v.UUID)
 	c.run(c.there()[4:], "")
@@ -65,11 +66,11 @@ func TestOff_LostBetweenPowerOffAndHandOver(t *testing.T) {
 		return func() { a.fake.EndForgotten(v.UUID) }
 	}
 	end := lose()
-	_, err := a.HandOver(t.Context(), c.ref, "b")
+	_, err := operation.HandOver.Ask(t.Context(), a, c.ref, migration.HandOverRequest{To: "b"})
 	wantRuns(t, "hand over", err)
-	wantRuns(t, "power on", a.PowerOn(t.Context(), migration.Ref{Migration: c.ref.Migration, Instance: c.ref.Instance, Attempt: 1}))
+	wantRuns(t, "power on", operation.PowerOn.Ask(t.Context(), a, migration.Ref{Migration: c.ref.Migration, Instance: c.ref.Instance, Attempt: 1}))
 	end()
-	l.must("power on", a.PowerOn(t.Context(), c.ref))
+	l.must("power on", operation.PowerOn.Ask(t.Context(), a, c.ref))
 	l.state("a", v.UUID, driver.Running)
 }
 
@@ -84,11 +85,11 @@ func TestOff_SourceOfAMoveIsKeptWhileItsProcessLives(t *testing.T) {
 	c.run(c.there(), "")
 	l.must("somebody starts it at its source", a.fake.Start(t.Context(), v.UUID, false))
 	a.fake.Forget(v.UUID)
-	wantRuns(t, "confirm", a.ConfirmSource(t.Context(), c.ref))
-	wantRuns(t, "await return", a.AwaitReturn(t.Context(), c.back))
+	wantRuns(t, "confirm", operation.ConfirmSource.Ask(t.Context(), a, c.ref))
+	wantRuns(t, "await return", operation.AwaitReturn.Ask(t.Context(), a, c.back))
 	l.state("a", v.UUID, driver.ShutOff)
 	a.fake.EndForgotten(v.UUID)
-	l.must("confirm", a.ConfirmSource(t.Context(), c.ref))
+	l.must("confirm", operation.ConfirmSource.Ask(t.Context(), a, c.ref))
 }
 
 // TestOff_AForgottenDiskWriter: nobody hands an instance over whose disk a process of
@@ -103,16 +104,16 @@ func TestOff_AForgottenDiskWriter(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := x.a.HandOver(t.Context(), x.ref, "b")
+	_, err := operation.HandOver.Ask(t.Context(), x.a, x.ref, migration.HandOverRequest{To: "b"})
 	if got := codes(err); !slices.Equal(got, []string{"disk_open_for_writing"}) {
 		t.Errorf("hand over beside a writer: %v", err)
 	}
-	err = x.a.PowerOn(t.Context(), x.ref)
+	err = operation.PowerOn.Ask(t.Context(), x.a, x.ref)
 	if got := codes(err); !slices.Equal(got, []string{"disk_open_for_writing"}) {
 		t.Errorf("start beside a writer: %v", err)
 	}
 	x.world.OnWriters(nil)
-	x.must("power on", x.a.PowerOn(t.Context(), x.ref))
+	x.must("power on", operation.PowerOn.Ask(t.Context(), x.a, x.ref))
 }
 
 // TestOff_AChangeInPlaceLooksTwice: before the disks are exchanged, and before they are put

@@ -9,6 +9,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // wantSaved checks that a verb was refused because libvirt keeps something, with a remedy.
@@ -51,7 +52,7 @@ func TestSaved_NothingIsMovedOrChangedBesideIt(t *testing.T) {
 			wantSaved(t, "delete", a.Delete(t.Context(), v.UUID, host.DeleteOptions{Force: true, Disks: true}), c.code)
 			l.same("after what was refused", before)
 			move.run(move.there()[1:], "prep resize")
-			_, err := a.PowerOff(t.Context(), move.ref, migration.PowerOffRequest{Kind: move.kind(), Destination: "b"})
+			_, err := operation.PowerOff.Ask(t.Context(), a, move.ref, migration.PowerOffRequest{Kind: move.kind(), Destination: "b"})
 			wantSaved(t, "power off", err, c.code)
 			c.forget(a, v.UUID)
 			move.run(move.there()[4:], "power off")
@@ -61,7 +62,7 @@ func TestSaved_NothingIsMovedOrChangedBesideIt(t *testing.T) {
 				l.must("shut off", a.fake.Destroy(t.Context(), v.UUID))
 			}
 			c.make(a, v.UUID)
-			_, err = a.HandOver(t.Context(), move.ref, "b")
+			_, err = operation.HandOver.Ask(t.Context(), a, move.ref, migration.HandOverRequest{To: "b"})
 			wantSaved(t, "hand over", err, c.code)
 			c.forget(a, v.UUID)
 			move.run(move.there()[4:], "")

@@ -10,6 +10,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // saying is an operator's word.
@@ -40,8 +41,8 @@ func (s *silenced) countedAt(provider string) {
 func (s *silenced) finished() {
 	s.t.Helper()
 	s.run(s.steps(), "")
-	s.must("show", s.b.ShowInstance(s.t.Context(), s.ref))
-	s.must("hide", s.a.HideInstance(s.t.Context(), s.ref))
+	s.must("show", operation.ShowInstance.Ask(s.t.Context(), s.b, s.ref))
+	s.must("hide", operation.HideInstance.Ask(s.t.Context(), s.a, s.ref))
 }
 
 // TestSettleApart_BothDecisionsAtBothHosts, at each stage of a move whose conductor is gone:
@@ -62,7 +63,7 @@ func TestSettleApart_BothDecisionsAtBothHosts(t *testing.T) {
 				case "await return":
 					back := s.ref
 					back.Attempt++
-					s.must("await the return", s.a.AwaitReturn(ctx, back))
+					s.must("await the return", operation.AwaitReturn.Ask(ctx, s.a, back))
 				default:
 					s = newSilenced(t)
 					s.run(s.steps(), last)
@@ -136,11 +137,11 @@ func TestSettleApart_RefusesWithEveryReason(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
 	}
-	s.must("power on", s.a.PowerOn(ctx, s.ref))
+	s.must("power on", operation.PowerOn.Ask(ctx, s.a, s.ref))
 	if got := fmt.Sprint(try(s.a, saying("b", "c"))); got != "[runs_here]" {
 		t.Errorf("it runs here: %s", got)
 	}
-	s.must("keep", s.a.KeepGuest(ctx, s.ref))
+	s.must("keep", operation.KeepGuest.Ask(ctx, s.a, s.ref))
 	s.must("end", s.a.fake.Destroy(ctx, s.ref.Instance))
 	if got := fmt.Sprint(try(s.a, saying("b", "c"))); got != "[source_keeps]" {
 		t.Errorf("it was refused: %s", got)

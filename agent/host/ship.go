@@ -13,43 +13,14 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
-// ReadDisk implements migration.SourceColdVerbs. It reads only what is the guest's,
-// and only of a guest that this attempt has powered off.
-func (h *Host) ReadDisk(ctx context.Context, ref migration.Ref, r migration.DiskRange) (migration.DiskPiece, error) {
-	h.hear(ref)
-	return h.dock.ReadDisk(ctx, ref, r)
-}
-
-// WriteDisk implements migration.DestinationColdVerbs.
-func (h *Host) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
-	h.hear(ref)
-	return h.dock.WriteDisk(ctx, ref, p)
-}
-
-// ShippedSoFar implements migration.DestinationColdVerbs.
-func (h *Host) ShippedSoFar(ctx context.Context, ref migration.Ref) (migration.Shipped, error) {
-	h.hear(ref)
-	return h.dock.ShippedSoFar(ctx, ref)
-}
-
-// SealDisks implements migration.DestinationColdVerbs.
-func (h *Host) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
-	h.hear(ref)
-	return h.dock.SealDisks(ctx, ref, want)
-}
-
-// SendDisks implements migration.SourceApartVerbs. While it lasts its conductor is heard.
-func (h *Host) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	defer h.attend(ref)()
-	return h.dock.Send(ctx, ref, r)
-}
-
-// Reaches implements migration.SourceApartVerbs. The question names no move: while it lasts
-// nobody's silence who conducts one to that host grows, since one of them may ask it; which,
-// nobody knows, so none has been heard by it.
-func (h *Host) Reaches(ctx context.Context, host string) error {
+// reaches does operation.Reaches. The question names no move: while it lasts nobody's silence who
+// conducts one to that host grows, since one of them may ask it; which, nobody knows, so none has
+// been heard by it.
+func (h *Host) reaches(ctx context.Context, _ migration.Ref, r migration.ReachRequest) error {
+	host := r.Host
 	for _, o := range h.conductedElsewhere() {
 		if o.to == host {
 			defer h.hold(o.ref)()
@@ -78,7 +49,10 @@ func (h *Host) peer(ctx context.Context, host string) (migration.Host, error) {
 func (h *Host) newDock() *shipping.Dock {
 	return shipping.New(shipping.Config{
 		Name: h.o.Name, Memory: h.memory, Files: h.files, Guests: shippedGuests{h}, Runtime: h.rt, Logger: h.log, Go: h.spawn, Context: h.ctx, Reserve: h.o.DiskReserve,
-		Peer: func(ctx context.Context, host string) (conductor.DiskDestination, error) { return h.peer(ctx, host) },
+		Peer: func(ctx context.Context, host string) (conductor.DiskDestination, error) {
+			p, err := h.peer(ctx, host)
+			return operation.Disks{Host: p}, err
+		},
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
 const (
@@ -82,14 +83,14 @@ func (n *node) qemuImg(t *testing.T, args ...string) {
 // another. before is asked before each verb, and ends it with its error.
 func (c *cold) pump(before func(verb string) error) error {
 	ctx := c.t.Context()
-	p, err := c.b.PrepResize(ctx, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+	p, err := operation.PrepResize.Ask(ctx, c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 	if err != nil {
 		return err
 	}
 	if err := before("ShippedSoFar"); err != nil {
 		return err
 	}
-	far, err := c.b.ShippedSoFar(ctx, c.ref)
+	far, err := operation.ShippedSoFar.Ask(ctx, c.b, c.ref)
 	if err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func (c *cold) pump(before func(verb string) error) error {
 			if err := before("ReadDisk"); err != nil {
 				return err
 			}
-			piece, err := c.a.ReadDisk(ctx, c.ref, migration.DiskRange{Path: f.Path, Offset: order.Bytes, Length: migration.ShipRun, SumOnly: f.Compare})
+			piece, err := operation.ReadDisk.Ask(ctx, c.a, c.ref, migration.DiskRange{Path: f.Path, Offset: order.Bytes, Length: migration.ShipRun, SumOnly: f.Compare})
 			if err != nil {
 				return err
 			}
@@ -115,7 +116,7 @@ func (c *cold) pump(before func(verb string) error) error {
 			if err := before("WriteDisk"); err != nil {
 				return err
 			}
-			if err := c.b.WriteDisk(ctx, c.ref, piece); err != nil {
+			if err := operation.WriteDisk.Ask(ctx, c.b, c.ref, piece); err != nil {
 				return err
 			}
 			if err := order.Take(piece); err != nil {
@@ -126,7 +127,7 @@ func (c *cold) pump(before func(verb string) error) error {
 	if err := before("SealDisks"); err != nil {
 		return err
 	}
-	return c.b.SealDisks(ctx, c.ref, want)
+	return operation.SealDisks.Ask(ctx, c.b, c.ref, want)
 }
 
 func anyVerb(string) error { return nil }
@@ -183,8 +184,8 @@ func TestShip_ResumesWhateverDies(t *testing.T) {
 			c.arrived(disk)
 			l.must("once more", c.pump(anyVerb))
 			if name == "nobody" {
-				l.must("roll back", c.b.RollbackPrepResize(t.Context(), c.ref))
-				l.must("power on", c.a.PowerOn(t.Context(), c.ref))
+				l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
+				l.must("power on", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
 				l.must("drop", errors.Join(c.a.DropContext(t.Context(), c.ref), c.b.AbortClaim(t.Context(), c.ref)))
 				l.same("left behind", before)
 				return
@@ -223,9 +224,9 @@ func TestShip_RefusesAFileThatChanges(t *testing.T) {
 		})
 		if at == "SealDisks" {
 			// Its source is asked once more by the conductor, and so is told here.
-			p, readErr := c.a.ReadDisk(t.Context(), c.ref, migration.DiskRange{Path: disk})
+			p, readErr := operation.ReadDisk.Ask(t.Context(), c.a, c.ref, migration.DiskRange{Path: disk})
 			l.must("look again", readErr)
-			far, farErr := c.b.ShippedSoFar(t.Context(), c.ref)
+			far, farErr := operation.ShippedSoFar.Ask(t.Context(), c.b, c.ref)
 			l.must("ask how far it is", farErr)
 			if p.Version == far.Files[0].Version {
 				t.Error("a file that was written to is of the same version")
@@ -244,7 +245,7 @@ func TestShip_ReadsOnlyWhatIsTheGuests(t *testing.T) {
 	l, c := shipLab(t)
 	ctx := t.Context()
 	read := func(path string, ref migration.Ref) error {
-		_, err := c.a.ReadDisk(ctx, ref, migration.DiskRange{Path: path, Length: migration.ShipRun})
+		_, err := operation.ReadDisk.Ask(ctx, c.a, ref, migration.DiskRange{Path: path, Length: migration.ShipRun})
 		return err
 	}
 	l.wantKind("while it runs", read(disk, c.ref), fault.Forbidden)
@@ -257,7 +258,7 @@ func TestShip_ReadsOnlyWhatIsTheGuests(t *testing.T) {
 	l.must("start it again", c.a.fake.Start(ctx, c.ref.Instance, false))
 	l.wantKind("when it runs again", read(disk, c.ref), fault.Forbidden)
 	l.must("end it", c.a.fake.Destroy(ctx, c.ref.Instance))
-	l.must("power on", c.a.PowerOn(ctx, c.ref))
+	l.must("power on", operation.PowerOn.Ask(ctx, c.a, c.ref))
 	l.wantKind("after the undo", read(disk, c.ref), fault.Forbidden)
 }
 
@@ -305,14 +306,14 @@ func TestShip_BackingChain(t *testing.T) {
 				}
 				c.copies = []string{"vda"}
 				c.run(c.there()[1:], "record context")
-				_, err = c.b.PrepResize(t.Context(), c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+				_, err = operation.PrepResize.Ask(t.Context(), c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 				if !slices.Equal(codes(err), []string{tt.code}) {
 					t.Errorf("prepared with %v, want %s", err, tt.code)
 				}
 			} else {
 				l.must("check", err)
 				c.run(c.there(), "power off")
-				p, err := c.b.PrepResize(t.Context(), c.ref, migration.PrepRequest{})
+				p, err := operation.PrepResize.Ask(t.Context(), c.b, c.ref, migration.PrepRequest{})
 				l.must("ask again", err)
 				var got []string
 				for _, f := range p.Files {
@@ -334,7 +335,7 @@ func TestShip_BackingChain(t *testing.T) {
 					c.b.qemuImg(t, "compare", c.a.path(disk), c.b.path(disk))
 				}
 			}
-			l.must("undo", c.b.RollbackPrepResize(t.Context(), c.ref))
+			l.must("undo", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
 			want := append([]string{"/images"}, tt.left...)
 			if diff := cmp.Diff(want, l.picture()["b files"]); diff != "" {
 				t.Errorf("left at the destination (-want +got):\n%s", diff)
@@ -360,7 +361,7 @@ func TestShip_BackingFileStaysForOthers(t *testing.T) {
 	l.must("ship", c.pump(anyVerb))
 	c.b.qemuImg(t, "create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", c.b.path("/images/other.qcow2"))
 	l.guest("b", "other", host.CreateDisk{Path: "/images/other.qcow2", Format: "qcow2"})
-	l.must("undo", c.b.RollbackPrepResize(t.Context(), c.ref))
+	l.must("undo", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
 	want := []string{"/images", base, "/images/other.qcow2"}
 	if diff := cmp.Diff(want, l.picture()["b files"]); diff != "" {
 		t.Errorf("left at the destination (-want +got):\n%s", diff)
@@ -379,7 +380,7 @@ func TestShip_TwoBringOneBackingFile(t *testing.T) {
 		}
 		return nil
 	}))
-	l.must("undo", c.b.RollbackPrepResize(t.Context(), c.ref))
+	l.must("undo", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
 	if diff := cmp.Diff([]string{"/images", base}, l.picture()["b files"]); diff != "" {
 		t.Errorf("left at the destination (-want +got):\n%s", diff)
 	}
@@ -414,6 +415,6 @@ func TestShip_AFormatThatIsNotTheDefinitions(t *testing.T) {
 		c.guest.Disks[i].Chain, c.guest.Disks[i].BackingFile, c.guest.Disks[i].Format = nil, "", "raw"
 	}
 	c.run(c.there(), "record context")
-	_, err := c.b.PrepResize(t.Context(), c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+	_, err := operation.PrepResize.Ask(t.Context(), c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 	l.wantKind("prepare", err, fault.Invalid)
 }

@@ -28,6 +28,8 @@ import (
 	"berth/internal/store/storetest"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
+	"berth/migration/operation/operationtest"
 )
 
 const (
@@ -136,20 +138,8 @@ type endpoint struct {
 	*shipping.Dock
 }
 
-func (e endpoint) ReadDisk(ctx context.Context, ref migration.Ref, r migration.DiskRange) (migration.DiskPiece, error) {
-	return e.Dock.ReadDisk(ctx, ref, r)
-}
-
-func (e endpoint) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
-	return e.Dock.WriteDisk(ctx, ref, p)
-}
-
-func (e endpoint) ShippedSoFar(ctx context.Context, ref migration.Ref) (migration.Shipped, error) {
-	return e.Dock.ShippedSoFar(ctx, ref)
-}
-
-func (e endpoint) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
-	return e.Dock.SealDisks(ctx, ref, want)
+func (e endpoint) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	return operationtest.By(e.Dock).Ask(ctx, ref, op, in)
 }
 
 // Parties says of every migration that c conducts it from a to b.
@@ -214,8 +204,10 @@ func (x *bench) serve(name string) {
 	log := slog.New(slog.DiscardHandler)
 	dock := shipping.New(shipping.Config{
 		Name: name, Memory: memory.New(tracker, x.rt), Files: files, Guests: heldDisk{files}, Runtime: x.rt, Logger: log, Context: ctx,
-		Go:   func(name string, f func()) bool { x.rt.Go(name, f); return true },
-		Peer: func(context.Context, string) (conductor.DiskDestination, error) { return x.toB, nil },
+		Go: func(name string, f func()) bool { x.rt.Go(name, f); return true },
+		Peer: func(context.Context, string) (conductor.DiskDestination, error) {
+			return operation.Disks{Host: x.toB}, nil
+		},
 	})
 	ear, err := net.Listen("tcp", "127.0.0.1:0")
 	x.must("listen", err)
@@ -280,7 +272,7 @@ func (x *bench) straight() time.Duration {
 func (x *bench) relay() time.Duration {
 	return x.prepared(func(ref migration.Ref, files []migration.ShipFile) error {
 		_, err := conductor.Ship(x.Context(), conductor.Shipment{
-			Ref: ref, Files: files, From: x.fromA, To: x.toBByC, Stall: time.Minute, Runtime: x.rt, Logger: slog.New(slog.DiscardHandler),
+			Ref: ref, Files: files, From: operation.Disks{Host: x.fromA}, To: operation.Disks{Host: x.toBByC}, Stall: time.Minute, Runtime: x.rt, Logger: slog.New(slog.DiscardHandler),
 		})
 		return err
 	})

@@ -11,6 +11,7 @@ import (
 	"berth/agent/host"
 	"berth/driver"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -49,7 +50,7 @@ func TestCold_DataApartStaysWhereItIs(t *testing.T) {
 	a.qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+a.path("/images/vm1.data"), a.path(disk), "8M")
 	v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"})
 	grown := topology.Flavor{Name: "grown", VCPUs: 1, MemoryMB: 64, DiskGB: 50}
-	_, err := a.PlanChange(t.Context(), v.UUID, migration.Change{Flavor: &grown})
+	_, err := operation.PlanChange.Ask(t.Context(), a, migration.Ref{Instance: v.UUID}, migration.Change{Flavor: &grown})
 	if diff := cmp.Diff([]string{"disk_data_apart"}, codes(err)); diff != "" {
 		t.Errorf("grow it (-want +got):\n%s\n%v", diff, err)
 	}
@@ -86,7 +87,7 @@ func TestConfirm_ADiskThatOthersNeedStays(t *testing.T) {
 			l.guest("a", "other", by(l.hosts["a"]))
 			c := newCold(t, l, v.UUID, nil)
 			c.run(c.there(), "finish resize")
-			l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
+			l.must("confirm", operation.ConfirmSource.Ask(t.Context(), c.a, c.ref))
 			if _, err := os.Stat(c.a.path(disk)); err != nil {
 				t.Errorf("the other guest has lost what it needs: %v", err)
 			}
@@ -101,7 +102,7 @@ func TestConfirm_ADiskBehindALinkGoesWithIt(t *testing.T) {
 	l.must("move it", os.Rename(c.a.path(disk), c.a.path("/images/real.raw")))
 	l.must("link it", os.Symlink("real.raw", c.a.path(disk)))
 	c.run(c.there(), "finish resize")
-	l.must("confirm", c.a.ConfirmSource(t.Context(), c.ref))
+	l.must("confirm", operation.ConfirmSource.Ask(t.Context(), c.a, c.ref))
 	if diff := cmp.Diff([]string{"/images"}, l.picture()["a files"]); diff != "" {
 		t.Errorf("files at the source (-want +got):\n%s", diff)
 	}
@@ -122,7 +123,7 @@ func TestHandOver_RefusesADiskThatWasWrittenTo(t *testing.T) {
 		l.must("start it", c.a.fake.Start(t.Context(), v.UUID, false))
 		world.Host("a").Write("/images/vm1.raw", "written meanwhile")
 		l.must("stop it", c.a.fake.Destroy(t.Context(), v.UUID))
-		_, err := c.a.HandOver(t.Context(), c.ref, "b")
+		_, err := operation.HandOver.Ask(t.Context(), c.a, c.ref, migration.HandOverRequest{To: "b"})
 		if shared {
 			l.must("hand over a guest on shared storage", err)
 			continue

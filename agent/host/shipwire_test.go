@@ -15,6 +15,7 @@ import (
 	"berth/internal/pki"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
 // parties says of every migration that it is from a to b.
@@ -64,9 +65,11 @@ type pieces struct {
 	before func()
 }
 
-func (p pieces) WriteDisk(ctx context.Context, ref migration.Ref, d migration.DiskPiece) error {
-	p.before()
-	return p.Client.WriteDisk(ctx, ref, d)
+func (p pieces) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if op.Name == operation.WriteDisk.Name {
+		p.before()
+	}
+	return p.Client.Ask(ctx, ref, op, in)
 }
 
 func identity(t testing.TB, ca *pki.Authority, name string) *pki.Identity {

@@ -17,6 +17,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -158,10 +159,10 @@ func (s *silenced) steps() []step {
 	all := s.apart.there()
 	i := slices.IndexFunc(all, func(one step) bool { return one.name == "claim" }) + 1
 	copies := step{"copy", func() error {
-		return s.b.CopyInstance(s.t.Context(), s.ref, migration.InstanceCopy{
+		return operation.CopyInstance.Ask(s.t.Context(), s.b, s.ref, migration.InstanceCopy{
 			UUID: s.guest.UUID, Name: s.guest.Name, Flavor: s.wanted.Flavor, ProjectID: "project", UserID: "user", Autostart: true, Epoch: s.guest.Epoch,
 		})
-	}, func() error { return s.b.RemoveCopy(s.t.Context(), s.ref) }}
+	}, func() error { return operation.RemoveCopy.Ask(s.t.Context(), s.b, s.ref) }}
 	swap := step{"swap", func() error {
 		p := s.placement
 		inst, err := p.Allocations(s.t.Context(), s.ref.Instance)
@@ -243,7 +244,9 @@ func TestSilence_AConductorThatWaitsForAnAnswerIsHeard(t *testing.T) {
 		}
 	})
 	reached := make(chan error, 1)
-	s.rt.Go("a conductor's question", func() { reached <- s.a.Reaches(t.Context(), "b") })
+	s.rt.Go("a conductor's question", func() {
+		reached <- operation.Reaches.Ask(t.Context(), s.a, migration.Ref{}, migration.ReachRequest{Host: "b"})
+	})
 	<-asked
 	s.follows("the source to look while it is asked", func() bool { return counted.n.Load() >= 3 }, s.a)
 	if s.a.tracker.CommitRefused(s.ref.Migration, 1) {
@@ -262,7 +265,7 @@ func TestSilence_OthersQuestionsDoNotSpeakForAConductorThatIsGone(t *testing.T) 
 	s.run(s.steps(), "power off")
 	s.boots("a", 200*time.Millisecond)
 	s.follows("the source to decide, however often it is asked", func() bool {
-		_ = s.a.Reaches(t.Context(), "b") // all that is wanted of it is that it was asked
+		_ = operation.Reaches.Ask(t.Context(), s.a, migration.Ref{}, migration.ReachRequest{Host: "b"}) // all that is wanted of it is that it was asked
 		return s.a.tracker.CommitRefused(s.ref.Migration, 1)
 	}, s.a)
 }
@@ -287,8 +290,8 @@ func TestSilence_ASourceKeepsItsGuest(t *testing.T) {
 				return s.a.tracker.CommitRefused(s.ref.Migration, 1) && len(w) == 1 && w[0].Leaves && w[0].Conductor == "c" && s.is(s.a, driver.Running)() && s.a.Lives(s.ref.Instance)
 			}
 			s.follows("the source to give its guest back, and to let its user start and stop it", decided, s.a)
-			s.wantKind("a late hand-over", second(s.a.HandOver(t.Context(), s.ref, "b")), fault.Forbidden)
-			s.wantKind("a late power off", second(s.a.PowerOff(t.Context(), s.ref, migration.PowerOffRequest{})), fault.Forbidden)
+			s.wantKind("a late hand-over", second(operation.HandOver.Ask(t.Context(), s.a, s.ref, migration.HandOverRequest{To: "b"})), fault.Forbidden)
+			s.wantKind("a late power off", second(operation.PowerOff.Ask(t.Context(), s.a, s.ref, migration.PowerOffRequest{})), fault.Forbidden)
 			s.must("stop", s.a.Stop(t.Context(), s.ref.Instance, host.StopOptions{Force: true}))
 			s.must("start", s.a.Start(t.Context(), s.ref.Instance, false))
 
@@ -336,7 +339,7 @@ func TestSilence_KilledAtAWrite(t *testing.T) {
 				s.a.store.OnCommit(nil)
 				s.boots("a", noPatience)
 				s.follows("the guest to be back", func() bool { return s.is(s.a, driver.Running)() && s.a.Lives(s.ref.Instance) }, s.a)
-				s.wantKind("a late hand-over", second(s.a.HandOver(t.Context(), s.ref, "b")), fault.Forbidden)
+				s.wantKind("a late hand-over", second(operation.HandOver.Ask(t.Context(), s.a, s.ref, migration.HandOverRequest{To: "b"})), fault.Forbidden)
 				s.undoes()
 				s.follows("nothing to be left", func() bool { return s.picture()["a memories"] == nil }, s.a)
 				s.same(fmt.Sprintf("after commit %d failed", nth), before)
@@ -373,12 +376,12 @@ func TestSilence_TheGiverOfARevertKeepsItsGuest(t *testing.T) {
 	t.Parallel()
 	s := newSilenced(t)
 	s.run(s.steps(), "")
-	s.must("show", s.b.ShowInstance(t.Context(), s.ref))
-	s.must("hide", s.a.HideInstance(t.Context(), s.ref))
+	s.must("show", operation.ShowInstance.Ask(t.Context(), s.b, s.ref))
+	s.must("hide", operation.HideInstance.Ask(t.Context(), s.a, s.ref))
 	s.run(s.returning(), "power off there")
 	s.boots("b", noPatience)
 	s.follows("the guest to be back where it was", func() bool { return s.is(s.b, driver.Running)() && s.b.Lives(s.ref.Instance) }, s.b)
-	s.wantKind("a late return", second(s.b.HandOver(t.Context(), s.back, "a")), fault.Forbidden)
+	s.wantKind("a late return", second(operation.HandOver.Ask(t.Context(), s.b, s.back, migration.HandOverRequest{To: "a"})), fault.Forbidden)
 	steps := s.returning()
 	for i := 2; i >= 0; i-- {
 		s.must("undo "+steps[i].name, steps[i].undo())
@@ -499,7 +502,7 @@ func TestCopyInstance_IsListedOnlyWhereItIsAskedFor(t *testing.T) {
 		Name: s.guest.Name, Flavor: small, ProjectID: "project", UserID: "user", Disks: []host.CreateDisk{{Path: "/images/another.raw", SizeGB: 1, Format: "raw"}},
 	})
 	s.wantKind("create another of its name", err, fault.Exists)
-	s.must("remove", s.b.RemoveCopy(ctx, s.ref))
+	s.must("remove", operation.RemoveCopy.Ask(ctx, s.b, s.ref))
 	s.wantKind("a late copy", s.steps()[2].do(), fault.Forbidden)
 
 	r := newSilenced(t)
@@ -507,16 +510,16 @@ func TestCopyInstance_IsListedOnlyWhereItIsAskedFor(t *testing.T) {
 	if list, _ := r.b.ListHidden(ctx); len(list) != 1 || !list[0].Hidden || list[0].Token.State != claims.TokenHere {
 		t.Errorf("before the flip: %+v", list)
 	}
-	r.wantKind("a late removal", r.b.RemoveCopy(ctx, r.ref), fault.Forbidden)
+	r.wantKind("a late removal", operation.RemoveCopy.Ask(ctx, r.b, r.ref), fault.Forbidden)
 	for range 2 {
-		r.must("show", r.b.ShowInstance(ctx, r.ref))
-		r.must("hide", r.a.HideInstance(ctx, r.ref))
+		r.must("show", operation.ShowInstance.Ask(ctx, r.b, r.ref))
+		r.must("hide", operation.HideInstance.Ask(ctx, r.a, r.ref))
 	}
 	if n, there := count(r.a.List(ctx)), count(r.b.List(ctx)); n != 0 || there != 1 {
 		t.Errorf("after the flip %d shown at the source and %d at the destination", n, there)
 	}
 	r.run(r.returning(), "")
-	r.must("a late hide", r.a.HideInstance(ctx, r.ref))
+	r.must("a late hide", operation.HideInstance.Ask(ctx, r.a, r.ref))
 	if n, there := count(r.a.List(ctx)), count(r.b.ListHidden(ctx)); n != 1 || there != 0 {
 		t.Errorf("after the revert %d shown at the source and %d left at the destination", n, there)
 	}

@@ -42,13 +42,7 @@ func (s snapshot) answer() migration.Snapshot {
 	return out
 }
 
-// SnapshotDisks implements migration.SourceApartVerbs.
-func (h *Host) SnapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
-	defer h.attend(ref)()
-	s, err := h.snapshotDisks(ctx, ref, targets)
-	return s, wrap(err, "snapshot the disks of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// snapshotDisks does operation.SnapshotDisks.
 func (h *Host) snapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
 	none := migration.Snapshot{}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -244,12 +238,7 @@ func (h *Host) heldStill(ref migration.Ref) error {
 	return no.err("")
 }
 
-// DropSnapshot implements migration.SourceApartVerbs.
-func (h *Host) DropSnapshot(ctx context.Context, ref migration.Ref) error {
-	defer h.attend(ref)()
-	return wrap(h.dropSnapshot(ctx, ref), "drop the snapshot of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// dropSnapshot does operation.DropSnapshot.
 func (h *Host) dropSnapshot(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.beginUndo(ctx, ref, stepSnapshot, func() error { return h.notGone(ref) })
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // refusesUnconfirmed requires that nothing is done to a guest before its move is
@@ -80,8 +81,8 @@ func TestVerify_TheGuestLivesAtItsDestination(t *testing.T) {
 	// While it is taken back it is nobody's to use.
 	c.run(c.returning(), "power off there")
 	refusesUnconfirmed(l, c.b, "taken back", v.UUID, c.b.used(l, v.UUID))
-	l.must("undo power off", c.b.PowerOn(ctx, c.back))
-	l.must("undo await return", c.a.CancelReturn(ctx, c.back))
+	l.must("undo power off", operation.PowerOn.Ask(ctx, c.b, c.back))
+	l.must("undo await return", operation.CancelReturn.Ask(ctx, c.a, c.back))
 	l.must("start when the revert was given up", c.b.Start(ctx, v.UUID, false))
 	l.state("b", v.UUID, driver.Running)
 
@@ -107,7 +108,7 @@ func TestVerify_TheKeptHalfIsLeftAlone(t *testing.T) {
 	if _, known := c.a.tracker.Instance(v.UUID); !known {
 		t.Error("its record is gone")
 	}
-	l.must("it may come back: its definition is on record", c.a.AwaitReturn(ctx, c.back))
+	l.must("it may come back: its definition is on record", operation.AwaitReturn.Ask(ctx, c.a, c.back))
 	l.state("b", v.UUID, driver.Running)
 }
 
@@ -124,10 +125,10 @@ func TestVerify_TheGuestIsUsedWhereItWasChanged(t *testing.T) {
 
 	again := b.ref
 	again.Attempt++
-	_, err := b.a.PowerOff(ctx, again, migration.PowerOffRequest{Kind: b.kind})
+	_, err := operation.PowerOff.Ask(ctx, b.a, again, migration.PowerOffRequest{Kind: b.kind})
 	b.must("power off to revert", err)
 	refusesUnconfirmed(b.lab, b.a, "taken back", b.uuid, b.a.used(b.lab, b.uuid))
-	b.must("undo power off", b.a.PowerOn(ctx, again))
+	b.must("undo power off", operation.PowerOn.Ask(ctx, b.a, again))
 	b.finish()
 	b.must("stop what is confirmed", b.a.Stop(ctx, b.uuid, host.StopOptions{Force: true}))
 	b.must("delete it", b.a.Delete(ctx, b.uuid, host.DeleteOptions{}))

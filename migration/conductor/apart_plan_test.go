@@ -10,6 +10,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation/operationtest"
 	"berth/topology"
 )
 
@@ -20,7 +21,13 @@ type apartPlanHost struct {
 	copies  map[string]bool // destinations to which a disk would be copied
 }
 
-func (h apartPlanHost) Reaches(_ context.Context, host string) error { return h.reaches[host] }
+func (h apartPlanHost) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	return operationtest.By(h).Ask(ctx, ref, op, in)
+}
+
+func (h apartPlanHost) Reaches(_ context.Context, _ migration.Ref, r migration.ReachRequest) error {
+	return h.reaches[r.Host]
+}
 
 func (h apartPlanHost) CheckSource(_ context.Context, _ migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
 	if h.copies[a.Destination.Name] {

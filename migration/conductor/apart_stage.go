@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -72,13 +73,13 @@ func (s *story) copyInstance(ctx context.Context, t *task.Task) (any, error) {
 	g := src.wanted()
 	i := migration.InstanceCopy{UUID: g.UUID, Name: g.Name, Flavor: g.Flavor, ProjectID: g.ProjectID, UserID: g.UserID, Autostart: g.Autostart, Epoch: g.Epoch}
 	return nil, s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.CopyInstance(ctx, s.ref(migration.StepCopyInstance), i)
+		return operation.CopyInstance.Ask(ctx, h, s.ref(migration.StepCopyInstance), i)
 	})
 }
 
 func (s *story) removeCopy(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, undoApart(func(ctx context.Context, h migration.Host) error {
-		return h.RemoveCopy(ctx, s.ref(migration.StepCopyInstance))
+		return operation.RemoveCopy.Ask(ctx, h, s.ref(migration.StepCopyInstance))
 	}))
 }
 
@@ -90,7 +91,7 @@ func (s *story) snapshotDisks(ctx context.Context, t *task.Task) (any, error) {
 	}
 	var out migration.Snapshot
 	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.SnapshotDisks(ctx, s.ref(migration.StepSnapshotDisks), disks.CopyDisks)
+		out, err = operation.SnapshotDisks.Ask(ctx, h, s.ref(migration.StepSnapshotDisks), migration.SnapshotRequest{Targets: disks.CopyDisks})
 		return err
 	})
 	if err != nil {
@@ -101,13 +102,13 @@ func (s *story) snapshotDisks(ctx context.Context, t *task.Task) (any, error) {
 
 func (s *story) dropSnapshot(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
-		return h.DropSnapshot(ctx, s.ref(migration.StepSnapshotDisks))
+		return operation.DropSnapshot.Ask(ctx, h, s.ref(migration.StepSnapshotDisks))
 	}))
 }
 
 func (s *story) disconnectSource(ctx context.Context, _ *task.Task) (any, error) {
 	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.Disconnect(ctx, s.ref(migration.StepDisconnectSource))
+		return operation.Disconnect.Ask(ctx, h, s.ref(migration.StepDisconnectSource))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("disconnect instance %s: %w", s.instance, err)
@@ -117,7 +118,7 @@ func (s *story) disconnectSource(ctx context.Context, _ *task.Task) (any, error)
 
 func (s *story) reconnectSource(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
-		return h.Reconnect(ctx, s.ref(migration.StepDisconnectSource))
+		return operation.Reconnect.Ask(ctx, h, s.ref(migration.StepDisconnectSource))
 	}))
 }
 
@@ -129,7 +130,7 @@ func (s *story) showInstance(ctx context.Context, t *task.Task) (any, error) {
 		return nil, nil
 	}
 	return nil, s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.ShowInstance(ctx, s.ref(migration.StepShowInstance))
+		return operation.ShowInstance.Ask(ctx, h, s.ref(migration.StepShowInstance))
 	})
 }
 
@@ -138,7 +139,7 @@ func (s *story) hideInstance(ctx context.Context, t *task.Task) (any, error) {
 		return nil, nil
 	}
 	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
-		return h.HideInstance(ctx, s.ref(migration.StepHideInstance))
+		return operation.HideInstance.Ask(ctx, h, s.ref(migration.StepHideInstance))
 	})
 }
 

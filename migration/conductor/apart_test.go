@@ -16,6 +16,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -115,11 +116,13 @@ func TestRevert_FromAHostThatKnowsNothingOfVolumes(t *testing.T) {
 // slowPrep is a host that takes long to get ready.
 type slowPrep struct{ hostWire }
 
-func (s slowPrep) PrepResize(ctx context.Context, ref migration.Ref, r migration.PrepRequest) (migration.PreparedCold, error) {
-	if err := s.p.Sleep(ctx, 9*time.Minute); err != nil {
-		return migration.PreparedCold{}, err
+func (s slowPrep) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if op.Name == operation.PrepResize.Name {
+		if err := s.p.Sleep(ctx, 9*time.Minute); err != nil {
+			return nil, err
+		}
 	}
-	return s.hostWire.PrepResize(ctx, ref, r)
+	return s.hostWire.Ask(ctx, ref, op, in)
 }
 
 // TestApart_DisksGoTheWayThatThereIs, and the record says which and why.

@@ -9,6 +9,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -77,7 +78,9 @@ func (s *story) way(ctx context.Context, source finder, from, to string) (migrat
 
 // wayBetween asks a source whether it reaches a destination.
 func wayBetween(ctx context.Context, from, to string, ask func(context.Context, func(context.Context, migration.Host) error) error) (migration.Way, string) {
-	err := ask(ctx, func(ctx context.Context, h migration.Host) error { return h.Reaches(ctx, to) })
+	err := ask(ctx, func(ctx context.Context, h migration.Host) error {
+		return operation.Reaches.Ask(ctx, h, migration.Ref{}, migration.ReachRequest{Host: to})
+	})
 	if err != nil {
 		return migration.WayRelay, from + " does not reach " + to + ": " + err.Error()
 	}
@@ -149,7 +152,7 @@ func (x *straight) run(ctx context.Context, r migration.SendRequest) error {
 	s, rt := x.s, x.s.c.cfg.Runtime
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		err := s.askOnce(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-			return h.SendDisks(ctx, s.ref(migration.StepShipDisks), r)
+			return operation.SendDisks.Ask(ctx, h, s.ref(migration.StepShipDisks), r)
 		})
 		if err == nil {
 			return nil
@@ -183,7 +186,7 @@ func (x *straight) look(ctx context.Context) {
 	s := x.s
 	var far migration.Shipped
 	if err := s.once(ctx, x.t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		far, err = h.ShippedSoFar(ctx, s.ref(migration.StepShipDisks))
+		far, err = operation.ShippedSoFar.Ask(ctx, h, s.ref(migration.StepShipDisks))
 		return err
 	}); err != nil {
 		return

@@ -11,6 +11,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
 // odd is the wire to a host whose answers to two verbs are a test's.
@@ -33,13 +34,18 @@ func (x odd) Inspect(ctx context.Context, instance string) (migration.Guest, err
 	return x.hostWire.Inspect(ctx, instance)
 }
 
-func (x odd) FinishResize(ctx context.Context, ref migration.Ref) error {
-	if len(x.o.finishes) > 0 {
-		err := x.o.finishes[0]
-		x.o.finishes = x.o.finishes[1:]
-		return err
+func (x odd) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	switch op.Name {
+	case operation.FinishResize.Name:
+		if len(x.o.finishes) > 0 {
+			err := x.o.finishes[0]
+			x.o.finishes = x.o.finishes[1:]
+			return operation.None{}, err
+		}
+	case operation.PowerOff.Name:
+		x.o.offs = append(x.o.offs, x.h.name+">"+in.(migration.PowerOffRequest).Destination)
 	}
-	return x.hostWire.FinishResize(ctx, ref)
+	return x.hostWire.Ask(ctx, ref, op, in)
 }
 
 func (x odd) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
@@ -47,11 +53,6 @@ func (x odd) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequ
 		return migration.ClaimAnswer{}, x.o.claims
 	}
 	return x.hostWire.Claim(ctx, ref, c)
-}
-
-func (x odd) PowerOff(ctx context.Context, ref migration.Ref, p migration.PowerOffRequest) (migration.PoweredOff, error) {
-	x.o.offs = append(x.o.offs, x.h.name+">"+p.Destination)
-	return x.hostWire.PowerOff(ctx, ref, p)
 }
 
 func oddWorld(t *testing.T, o *oddities, sc script) *world {

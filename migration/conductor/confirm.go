@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -47,12 +48,12 @@ func (s *story) made(step string) migration.Ref {
 
 func (s *story) confirmSource(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
-		return h.ConfirmSource(ctx, s.made(migration.StepConfirmSource))
+		return operation.ConfirmSource.Ask(ctx, h, s.made(migration.StepConfirmSource))
 	})
 }
 
 func (s *story) confirmDestination(ctx context.Context, t *task.Task) (any, error) {
 	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.ConfirmDestination(ctx, s.made(migration.StepConfirmDestination))
+		return operation.ConfirmDestination.Ask(ctx, h, s.made(migration.StepConfirmDestination))
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/conductor"
-	"berth/migration/operation"
 )
 
 // TestEvacuation_WhoseConductorWasAwayForLong: it died once the records had given the guest to
@@ -37,10 +36,10 @@ func TestEvacuation_WhoseConductorWasAwayForLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := operation.AcceptEvacuated.Ask(ctx, b, ref, commit); err != nil {
+	if err := b.AcceptEvacuated(ctx, ref, commit); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := operation.FinishEvacuation.Ask(ctx, b, ref); err != nil {
+	if _, err := b.FinishEvacuation(ctx, ref); err != nil {
 		t.Fatal(err)
 	}
 	w.comesBack()

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -65,31 +66,31 @@ func (s *story) prepChange(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.PrepChange(ctx, s.ref(migration.StepPrepChange), r)
+		return operation.PrepChange.Ask(ctx, h, s.ref(migration.StepPrepChange), r)
 	})
 }
 
 func (s *story) rollbackPrepChange(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.RollbackPrepChange(ctx, s.ref(migration.StepPrepChange))
+		return operation.RollbackPrepChange.Ask(ctx, h, s.ref(migration.StepPrepChange))
 	})
 }
 
 func (s *story) applyChange(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.ApplyChange(ctx, s.ref(migration.StepApplyChange))
+		return operation.ApplyChange.Ask(ctx, h, s.ref(migration.StepApplyChange))
 	})
 }
 
 func (s *story) unapplyChange(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.UnapplyChange(ctx, s.ref(migration.StepApplyChange))
+		return operation.UnapplyChange.Ask(ctx, h, s.ref(migration.StepApplyChange))
 	})
 }
 
 func (s *story) startChanged(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.StartChanged(ctx, s.ref(migration.StepStartChanged))
+		return operation.StartChanged.Ask(ctx, h, s.ref(migration.StepStartChanged))
 	})
 }
 
@@ -97,6 +98,6 @@ func (s *story) startChanged(ctx context.Context, _ *task.Task) (any, error) {
 // when it is confirmed.
 func (s *story) finishChange(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.FinishChange(ctx, s.made(migration.StepFinishChange))
+		return operation.FinishChange.Ask(ctx, h, s.made(migration.StepFinishChange))
 	})
 }

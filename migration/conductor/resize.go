@@ -10,6 +10,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -91,7 +92,7 @@ func (s *story) lookAtSource(ctx context.Context, ask func(context.Context, time
 		if err != nil || s.kind == migration.TypeLiveMigration {
 			return err
 		}
-		w, err := h.PlanChange(ctx, s.instance, s.change)
+		w, err := operation.PlanChange.Ask(ctx, h, migration.Ref{Instance: s.instance}, s.change)
 		out.Wanted = &w
 		return err
 	})
@@ -127,7 +128,7 @@ func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
 	}
 	var out migration.PreparedCold
 	err = s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.PrepResize(ctx, s.ref(migration.StepPrepResize), r)
+		out, err = operation.PrepResize.Ask(ctx, h, s.ref(migration.StepPrepResize), r)
 		return err
 	})
 	return out, err
@@ -135,7 +136,7 @@ func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
 
 func (s *story) rollbackPrepResize(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.RollbackPrepResize(ctx, s.ref(migration.StepPrepResize))
+		return operation.RollbackPrepResize.Ask(ctx, h, s.ref(migration.StepPrepResize))
 	})
 }
 
@@ -156,7 +157,7 @@ func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
 func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any, error) {
 	var out migration.PoweredOff
 	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout+s.shutdown, at, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.PowerOff(ctx, s.ref(step), migration.PowerOffRequest{Timeout: s.shutdown, Kind: s.kind, Destination: to})
+		out, err = operation.PowerOff.Ask(ctx, h, s.ref(step), migration.PowerOffRequest{Timeout: s.shutdown, Kind: s.kind, Destination: to})
 		return err
 	})
 	if err != nil {
@@ -167,7 +168,7 @@ func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any,
 
 func (s *story) powerOn(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.PowerOn(ctx, s.ref(migration.StepPowerOff))
+		return operation.PowerOn.Ask(ctx, h, s.ref(migration.StepPowerOff))
 	})
 }
 
@@ -192,7 +193,7 @@ func asOutput[T any](v T, err error) (any, error) {
 func (s *story) handsOver(ctx context.Context, from finder, step, to string) (migration.Commit, error) {
 	var out migration.Commit
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.HandOver(ctx, s.ref(step), to)
+		out, err = operation.HandOver.Ask(ctx, h, s.ref(step), migration.HandOverRequest{To: to})
 		return err
 	})
 	return out, err
@@ -206,7 +207,7 @@ func (s *story) keepGuest(ctx context.Context, _ *task.Task) error {
 // token has left: both domains are off, and no table is needed.
 func (s *story) keeps(ctx context.Context, at finder, step string) error {
 	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, at, func(ctx context.Context, h migration.Host) error {
-		return h.KeepGuest(ctx, s.ref(step))
+		return operation.KeepGuest.Ask(ctx, h, s.ref(step))
 	})
 	if errors.Is(err, fault.Forbidden) {
 		return fmt.Errorf("%w: %w", task.ErrTooLate, err)
@@ -224,7 +225,7 @@ func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 	}
 	return nil, s.accepts(ctx, c, s.source, migration.StepHandOver, func(c migration.Commit) error {
 		return s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-			return h.AcceptHanded(ctx, s.ref(migration.StepAcceptHanded), c)
+			return operation.AcceptHanded.Ask(ctx, h, s.ref(migration.StepAcceptHanded), c)
 		})
 	})
 }
@@ -254,7 +255,7 @@ func (s *story) finishResize(ctx context.Context, t *task.Task) (any, error) {
 	said := false // by the host itself; a host that is not found says nothing
 	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
 		said = true
-		return h.FinishResize(ctx, s.ref(migration.StepFinishResize))
+		return operation.FinishResize.Ask(ctx, h, s.ref(migration.StepFinishResize))
 	})
 	switch fault.KindOf(err) {
 	case "":

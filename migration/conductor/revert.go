@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -80,13 +81,13 @@ func backToFinished(rec *migration.Migration, st task.State) ending {
 
 func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.AwaitReturn(ctx, s.ref(migration.StepAwaitReturn))
+		return operation.AwaitReturn.Ask(ctx, h, s.ref(migration.StepAwaitReturn))
 	})
 }
 
 func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
 	return s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
-		return h.CancelReturn(ctx, s.ref(migration.StepAwaitReturn))
+		return operation.CancelReturn.Ask(ctx, h, s.ref(migration.StepAwaitReturn))
 	})
 }
 
@@ -103,7 +104,7 @@ func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
 
 func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.PowerOn(ctx, s.ref(migration.StepRevertPowerOff))
+		return operation.PowerOn.Ask(ctx, h, s.ref(migration.StepRevertPowerOff))
 	})
 }
 
@@ -113,12 +114,12 @@ func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
 func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
 	var out migration.VolumeChanges
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.there(), func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.ReadVolumes(ctx, s.ref(migration.StepCarryVolumes))
+		out, err = operation.ReadVolumes.Ask(ctx, h, s.ref(migration.StepCarryVolumes))
 		return err
 	})
 	if err == nil {
 		err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-			return h.CarryVolumes(ctx, s.ref(migration.StepCarryVolumes), out)
+			return operation.CarryVolumes.Ask(ctx, h, s.ref(migration.StepCarryVolumes), out)
 		})
 	}
 	if hasReason(err, migration.ReasonPeerTooOld) {
@@ -146,26 +147,26 @@ func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 	}
 	return nil, s.accepts(ctx, c, s.there(), migration.StepHandBack, func(c migration.Commit) error {
 		return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-			return h.AcceptHanded(ctx, s.ref(migration.StepAcceptHanded), c)
+			return operation.AcceptHanded.Ask(ctx, h, s.ref(migration.StepAcceptHanded), c)
 		})
 	})
 }
 
 func (s *story) finishRevert(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.FinishRevert(ctx, s.ref(migration.StepFinishRevert))
+		return operation.FinishRevert.Ask(ctx, h, s.ref(migration.StepFinishRevert))
 	})
 }
 
 func (s *story) cleanUpReverted(ctx context.Context, t *task.Task) (any, error) {
 	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.CleanUpReverted(ctx, s.ref(migration.StepCleanUpReverted))
+		return operation.CleanUpReverted.Ask(ctx, h, s.ref(migration.StepCleanUpReverted))
 	})
 }
 
 func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.UnapplyChange(ctx, s.made(migration.StepApplyChange))
+		return operation.UnapplyChange.Ask(ctx, h, s.made(migration.StepApplyChange))
 	})
 }
 
@@ -173,7 +174,7 @@ func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
 // which the resize's own power_off has noted.
 func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.PowerOn(ctx, s.made(migration.StepPowerOff))
+		return operation.PowerOn.Ask(ctx, h, s.made(migration.StepPowerOff))
 	})
 }
 

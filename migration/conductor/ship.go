@@ -11,6 +11,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -107,7 +108,7 @@ type relayed struct {
 
 func (r relayed) ReadDisk(ctx context.Context, ref migration.Ref, d migration.DiskRange) (p migration.DiskPiece, err error) {
 	err = r.s.atSource(ctx, r.s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		p, err = h.ReadDisk(ctx, ref, d)
+		p, err = operation.ReadDisk.Ask(ctx, h, ref, d)
 		return err
 	})
 	return p, err
@@ -115,18 +116,18 @@ func (r relayed) ReadDisk(ctx context.Context, ref migration.Ref, d migration.Di
 
 func (r relayed) ShippedSoFar(ctx context.Context, ref migration.Ref) (far migration.Shipped, err error) {
 	err = r.s.once(ctx, r.t, r.s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		far, err = h.ShippedSoFar(ctx, ref)
+		far, err = operation.ShippedSoFar.Ask(ctx, h, ref)
 		return err
 	})
 	return far, err
 }
 
 func (r relayed) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
-	return r.s.once(ctx, r.t, r.s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return h.WriteDisk(ctx, ref, p) })
+	return r.s.once(ctx, r.t, r.s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return operation.WriteDisk.Ask(ctx, h, ref, p) })
 }
 
 func (r relayed) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
-	return r.s.once(ctx, r.t, r.s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error { return h.SealDisks(ctx, ref, want) })
+	return r.s.once(ctx, r.t, r.s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error { return operation.SealDisks.Ask(ctx, h, ref, want) })
 }
 
 // shipping is one run of Ship.

@@ -14,11 +14,6 @@ import (
 // host has beside the rest is in simApart; it stays empty in other moves, and is checked
 // in none.
 
-var (
-	_ migration.ApartVerbs = (*simHost)(nil)
-	_ migration.ApartVerbs = hostWire{}
-)
-
 // apartFile is the one file of the guest's one disk, all zeros.
 const apartFile, apartSize = "/vda", 2 * migration.ShipBlock
 
@@ -61,14 +56,16 @@ func (h *simHost) handed(ref migration.Ref) bool {
 	return done
 }
 
-func (h *simHost) Reaches(_ context.Context, host string) error {
+func (h *simHost) Reaches(_ context.Context, _ migration.Ref, r migration.ReachRequest) error {
+	host := r.Host
 	if h.w.script.apart {
 		return fault.New(fault.Unavailable, "host %s: no route to host %s", h.name, host)
 	}
 	return nil
 }
 
-func (h *simHost) SnapshotDisks(_ context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
+func (h *simHost) SnapshotDisks(_ context.Context, ref migration.Ref, r migration.SnapshotRequest) (migration.Snapshot, error) {
+	targets := r.Targets
 	if err := h.buried(ref, ref.Step); err != nil {
 		return migration.Snapshot{}, err
 	}
@@ -120,7 +117,7 @@ func (h *simHost) SendDisks(_ context.Context, ref migration.Ref, r migration.Se
 	if !h.held[at(ref)] {
 		return h.no(ref, "the disks are not held")
 	}
-	if err := h.Reaches(context.Background(), r.Destination); err != nil {
+	if err := h.Reaches(context.Background(), migration.Ref{}, migration.ReachRequest{Host: r.Destination}); err != nil {
 		h.w.violate("%s was asked to ship to %s, which it does not reach", h.name, r.Destination)
 		return err
 	}
@@ -287,62 +284,6 @@ func (h *simHost) decideAlone() {
 			*h.domain = simDomain{h.offs[at(ref)], "booted"}
 		}
 	}
-}
-
-func (x hostWire) apartly(verb string, do func() error) error {
-	if x.h.noVerbs {
-		return fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonPeerTooOld, Message: "host " + x.h.name + " runs an older berth"})
-	}
-	return act(x, verb, do)
-}
-
-func (x hostWire) Reaches(ctx context.Context, host string) error {
-	_, err := read(x, func() (struct{}, error) { return struct{}{}, x.h.Reaches(ctx, host) })
-	return err
-}
-
-func (x hostWire) SnapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (s migration.Snapshot, err error) {
-	return s, x.apartly("SnapshotDisks", func() (err error) { s, err = x.h.SnapshotDisks(ctx, ref, targets); return err })
-}
-
-func (x hostWire) DropSnapshot(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("DropSnapshot", func() error { return x.h.DropSnapshot(ctx, ref) })
-}
-
-func (x hostWire) Disconnect(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("Disconnect", func() error { return x.h.Disconnect(ctx, ref) })
-}
-
-func (x hostWire) Reconnect(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("Reconnect", func() error { return x.h.Reconnect(ctx, ref) })
-}
-
-func (x hostWire) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	return x.apartly("SendDisks", func() error { return x.h.SendDisks(ctx, ref, r) })
-}
-
-func (x hostWire) HideInstance(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("HideInstance", func() error { return x.h.HideInstance(ctx, ref) })
-}
-
-func (x hostWire) CarryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	return x.apartly("CarryVolumes", func() error { return x.h.CarryVolumes(ctx, ref, v) })
-}
-
-func (x hostWire) CopyInstance(ctx context.Context, ref migration.Ref, i migration.InstanceCopy) error {
-	return x.apartly("CopyInstance", func() error { return x.h.CopyInstance(ctx, ref, i) })
-}
-
-func (x hostWire) RemoveCopy(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("RemoveCopy", func() error { return x.h.RemoveCopy(ctx, ref) })
-}
-
-func (x hostWire) ShowInstance(ctx context.Context, ref migration.Ref) error {
-	return x.apartly("ShowInstance", func() error { return x.h.ShowInstance(ctx, ref) })
-}
-
-func (x hostWire) ReadVolumes(ctx context.Context, ref migration.Ref) (v migration.VolumeChanges, err error) {
-	return v, x.apartly("ReadVolumes", func() (err error) { v, err = x.h.ReadVolumes(ctx, ref); return err })
 }
 
 func (x hostWire) AttemptFate(ctx context.Context, ref migration.Ref) (migration.AttemptFate, error) {

@@ -12,8 +12,6 @@ import (
 
 // The verbs of guests that are off, over the same ledger and hypervisor.
 
-var _ migration.ColdVerbs = (*simHost)(nil)
-
 // wantedSize is what resizes in this suite ask for: more memory and disk, fewer CPUs.
 var wantedSize = topology.Resources{VCPUs: 1, MemoryMB: 2048, DiskGB: 3}
 
@@ -33,8 +31,8 @@ func (h *simHost) no(ref migration.Ref, format string) error {
 	return fault.New(fault.Forbidden, "host %s: %s %s: "+format, h.name, ref.Step, at(ref))
 }
 
-func (h *simHost) PlanChange(ctx context.Context, instance string, c migration.Change) (migration.Wanted, error) {
-	g, err := h.Inspect(ctx, instance)
+func (h *simHost) PlanChange(ctx context.Context, ref migration.Ref, c migration.Change) (migration.Wanted, error) {
+	g, err := h.Inspect(ctx, ref.Instance)
 	w := migration.Wanted{Flavor: g.Flavor, Resources: g.Resources, Image: c.Image}
 	if f := c.Flavor; err == nil && f != nil {
 		if w.Flavor = *f; f.DiskGB < g.Resources.DiskGB {
@@ -83,7 +81,8 @@ func (h *simHost) PowerOn(_ context.Context, ref migration.Ref) error {
 	return nil
 }
 
-func (h *simHost) HandOver(_ context.Context, ref migration.Ref, to string) (migration.Commit, error) {
+func (h *simHost) HandOver(_ context.Context, ref migration.Ref, r migration.HandOverRequest) (migration.Commit, error) {
+	to := r.To
 	if c, done := h.commits[at(ref)]; done {
 		return h.seal(c), nil
 	}

@@ -8,7 +8,6 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/operation"
 	"berth/migration/options"
 	"berth/placementclient"
 	"berth/topology"
@@ -138,16 +137,6 @@ func (h *simHost) used() topology.Resources {
 		sum = sum.Add(c.resources)
 	}
 	return sum
-}
-
-// Ask implements migration.Host.
-func (h *simHost) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	return operation.Handle(
-		operation.PrepEvacuation.By(h.PrepEvacuation),
-		operation.RollbackPrepEvacuation.By(h.RollbackPrepEvacuation),
-		operation.AcceptEvacuated.By(h.AcceptEvacuated),
-		operation.FinishEvacuation.By(h.FinishEvacuation),
-	).Ask(ctx, ref, op, in)
 }
 
 func (h *simHost) Describe(context.Context) (migration.Description, error) {

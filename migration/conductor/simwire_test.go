@@ -8,6 +8,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/operation"
+	"berth/migration/operation/operationtest"
 )
 
 // hostWire is a host as one conductor's process reaches it.
@@ -44,13 +45,25 @@ func act(x hostWire, verb string, do func() error) error {
 
 // Ask implements migration.Host.
 func (x hostWire) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	if x.h.noVerbs {
+	if x.h.noVerbs && newer[op.Name] {
 		return nil, fault.Refuse(fault.Forbidden, "", fault.Reason{Code: migration.ReasonPeerTooOld, Message: "host " + x.h.name + " runs an older berth"})
 	}
 	if x.h.deafens && op.Name == operation.FinishEvacuation.Name {
 		return nil, x.p.Sleep(ctx, time.Hour)
 	}
-	return wire(x.w, x.p, op.Name+" on "+x.h.name, x.reachable, func() (any, error) { return x.h.Ask(ctx, ref, op, in) })
+	do := func() (any, error) { return operationtest.By(x.h).Ask(ctx, ref, op, in) }
+	if op.ReadOnly || op.Name == operation.ShippedSoFar.Name {
+		return read(x, do)
+	}
+	return wire(x.w, x.p, operationtest.Method(op)+" on "+x.h.name, x.reachable, do)
+}
+
+// newer are operations that an older agent does not know.
+var newer = map[string]bool{
+	operation.PrepEvacuation.Name: true, operation.RollbackPrepEvacuation.Name: true, operation.AcceptEvacuated.Name: true, operation.FinishEvacuation.Name: true,
+	operation.SnapshotDisks.Name: true, operation.DropSnapshot.Name: true, operation.SendDisks.Name: true,
+	operation.Disconnect.Name: true, operation.Reconnect.Name: true, operation.HideInstance.Name: true, operation.ShowInstance.Name: true,
+	operation.CopyInstance.Name: true, operation.RemoveCopy.Name: true, operation.ReadVolumes.Name: true, operation.CarryVolumes.Name: true,
 }
 
 func (x hostWire) Describe(ctx context.Context) (migration.Description, error) {

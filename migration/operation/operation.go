@@ -16,6 +16,11 @@ import (
 const (
 	quick = 30 * time.Second
 	slow  = 10 * time.Minute
+	// A piece of a disk: the destination writes it to a disk that may have to sync what came before.
+	pieceTime = 2 * time.Minute
+	// One request to send disks straight. While it lasts, its conductor is alive for the source; one
+	// that is gone is not believed in for longer.
+	sendWait = 20 * time.Second
 )
 
 // Request is the body of a request: what it belongs to, and the operation's input.
@@ -156,6 +161,28 @@ func define[In, Out any](name, summary string, access migration.Access, limit ti
 	}
 	all = append(all, op)
 	return Operation[In, Out]{op}
+}
+
+// readOnly marks an operation that changes nothing, but is asked of a migration that is under way.
+func readOnly[In, Out any](o Operation[In, Out]) Operation[In, Out] {
+	o.ReadOnly = true
+	return o
+}
+
+// limited gives an operation a limit by its input.
+func limited[In, Out any](o Operation[In, Out], limit func(In) time.Duration) Operation[In, Out] {
+	o.LimitOf = func(in any) time.Duration { return limit(in.(In)) }
+	return o
+}
+
+// joined makes an operation one that goes on when a request for it has ended as fault.Busy.
+func joined[In, Out any](o Operation[In, Out]) Operation[In, Out] {
+	o.Joins = slow
+	return o
+}
+
+func namesOfCommit(c migration.Commit) migration.Named {
+	return migration.Named{Source: c.From, Gives: true}
 }
 
 // all are the operations in the order in which they stand here.

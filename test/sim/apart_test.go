@@ -11,8 +11,7 @@ import (
 // A conductor that was taken over brings commits that nobody wrote, and each is refused: what
 // the hosts check is what keeps the laws, not that conductors are honest.
 func TestForgedCommits_AreRefused(t *testing.T) {
-	honest := func(_ *agent, h migration.ApartVerbs) migration.ApartVerbs { return h }
-	m := Mutant{Apart: honest, Cold: func(a *agent, h migration.ColdVerbs) migration.ColdVerbs { return forger{coldVerbs{h, a}} }}
+	m := Mutant{Apart: true, Verbs: over(func(v verbs) migration.Host { return forger{v} })}
 	for seed := range uint64(20) {
 		if r := Run(Options{Seed: seed + 1, Chaos: true, Mutant: &m}); len(r.Violations) > 0 {
 			t.Errorf("seed %d:\n  %s", r.Seed, strings.Join(r.Violations, "\n  "))

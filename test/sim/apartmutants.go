@@ -7,61 +7,49 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // apartMutants are the breakages of moves between hosts that share nothing. They are looked
 // for in such moves alone.
 func apartMutants() []Mutant {
-	verbs := func(f func(v apartVerbs) migration.ApartVerbs) func(*agent, migration.ApartVerbs) migration.ApartVerbs {
-		return func(a *agent, h migration.ApartVerbs) migration.ApartVerbs { return f(apartVerbs{h, a}) }
-	}
-	cold := func(f func(v coldVerbs) migration.ColdVerbs) func(*agent, migration.ColdVerbs) migration.ColdVerbs {
-		return func(a *agent, h migration.ColdVerbs) migration.ColdVerbs { return f(coldVerbs{h, a}) }
-	}
-	same := verbs(func(v apartVerbs) migration.ApartVerbs { return v })
 	return []Mutant{
-		{Name: "seal-not-checked", What: "a commit is accepted without its giver's seal, and a conductor forges one", NoSeals: true, Apart: same,
-			Cold: cold(func(v coldVerbs) migration.ColdVerbs { return forger{v} })},
-		{Name: "silence-after-hand-over", What: "a host decides alone that a guest stays, which it has handed over", Apart: same, NoGuard: true,
-			Cold: cold(func(v coldVerbs) migration.ColdVerbs { return takesBack{v} })},
+		{Name: "seal-not-checked", What: "a commit is accepted without its giver's seal, and a conductor forges one", NoSeals: true, Apart: true,
+			Verbs: over(func(v verbs) migration.Host { return forger{v} })},
+		{Name: "silence-after-hand-over", What: "a host decides alone that a guest stays, which it has handed over", Apart: true, NoGuard: true,
+			Verbs: over(func(v verbs) migration.Host { return takesBack{v} })},
 		{Name: "copy-left", What: "the undo of the hidden copy does nothing",
-			Apart: verbs(func(v apartVerbs) migration.ApartVerbs { return noRemoveCopy{v} })},
+			Apart: true, Verbs: over(func(v verbs) migration.Host { return noRemoveCopy{v} })},
 		{Name: "copy-not-hidden", What: "the copy at the source is not hidden when the destination's is shown",
-			Apart: verbs(func(v apartVerbs) migration.ApartVerbs { return noHide{v} })},
+			Apart: true, Verbs: over(func(v verbs) migration.Host { return noHide{v} })},
 		{Name: "copy-not-shown", What: "the copy at the destination is not shown when the guest lives there",
-			Apart: verbs(func(v apartVerbs) migration.ApartVerbs { return noShow{v} })},
+			Apart: true, Verbs: over(func(v verbs) migration.Host { return noShow{v} })},
 		{Name: "volumes-not-carried", What: "what a guest was given elsewhere is not carried back",
-			Apart: verbs(func(v apartVerbs) migration.ApartVerbs { return noCarry{v} })},
+			Apart: true, Verbs: over(func(v verbs) migration.Host { return noCarry{v} })},
 		{Name: "hosts-talk", What: "a source asks its destination itself what became of a move",
-			Apart: verbs(func(v apartVerbs) migration.ApartVerbs { return talks{v} })},
+			Apart: true, Verbs: over(func(v verbs) migration.Host { return talks{v} })},
 	}
-}
-
-// apartVerbs are a host's, and whose they are.
-type apartVerbs struct {
-	migration.ApartVerbs
-	a *agent
 }
 
 // forger is a destination whose conductor brings it a commit that the source never wrote,
 // as soon as it could take one. A destination that conducts itself is not lied to.
-type forger struct{ coldVerbs }
+type forger struct{ verbs }
 
 func (h forger) PrepResize(ctx context.Context, ref migration.Ref, p migration.PrepRequest) (migration.PreparedCold, error) {
-	out, err := h.coldVerbs.PrepResize(ctx, ref, p)
+	out, err := operation.PrepResize.Ask(ctx, h.verbs, ref, p)
 	if m := h.a.w.moveOf(ref); err == nil && m != nil && m.by != h.a.m.name {
-		_ = h.AcceptHanded(ctx, ref, migration.Commit{
+		_ = operation.AcceptHanded.Ask(ctx, h, ref, migration.Commit{
 			Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: p.Guest.Epoch + 1, From: p.Source, To: h.a.m.name, Power: migration.PowerRunning,
 		})
 	}
 	return out, err
 }
 
-type takesBack struct{ coldVerbs }
+type takesBack struct{ verbs }
 
 // HandOver gives the token away, and takes it back as if it had not.
-func (h takesBack) HandOver(ctx context.Context, ref migration.Ref, to string) (migration.Commit, error) {
-	c, err := h.coldVerbs.HandOver(ctx, ref, to)
+func (h takesBack) HandOver(ctx context.Context, ref migration.Ref, r migration.HandOverRequest) (migration.Commit, error) {
+	c, err := operation.HandOver.Ask(ctx, h.verbs, ref, r)
 	if err == nil {
 		a := h.a
 		a.process.Go("silence", func() {
@@ -76,25 +64,25 @@ func (h takesBack) HandOver(ctx context.Context, ref migration.Ref, to string) (
 	return c, err
 }
 
-type noRemoveCopy struct{ apartVerbs }
+type noRemoveCopy struct{ verbs }
 
 func (noRemoveCopy) RemoveCopy(context.Context, migration.Ref) error { return nil }
 
-type noHide struct{ apartVerbs }
+type noHide struct{ verbs }
 
 func (noHide) HideInstance(context.Context, migration.Ref) error { return nil }
 
-type noShow struct{ apartVerbs }
+type noShow struct{ verbs }
 
 func (noShow) ShowInstance(context.Context, migration.Ref) error { return nil }
 
-type noCarry struct{ apartVerbs }
+type noCarry struct{ verbs }
 
 func (noCarry) CarryVolumes(context.Context, migration.Ref, migration.VolumeChanges) error {
 	return nil
 }
 
-type talks struct{ apartVerbs }
+type talks struct{ verbs }
 
 func (h talks) Disconnect(ctx context.Context, ref migration.Ref) error {
 	if mc, ok := h.a.tracker.Context(ref.Migration); ok {
@@ -105,5 +93,5 @@ func (h talks) Disconnect(ctx context.Context, ref migration.Ref) error {
 			}
 		}
 	}
-	return h.apartVerbs.Disconnect(ctx, ref)
+	return operation.Disconnect.Ask(ctx, h.verbs, ref)
 }

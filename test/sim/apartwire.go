@@ -6,14 +6,6 @@ import (
 	"berth/migration"
 )
 
-// apart are the host's verbs for guests that are moved between hosts that share nothing.
-func (a *agent) apart() migration.ApartVerbs {
-	if m := a.w.mutant; m != nil && m.Apart != nil {
-		return m.Apart(a, a.host)
-	}
-	return a.host
-}
-
 // strangers says whether there is no network between two hosts. They are not cut off from
 // each other: neither knows the other's address.
 func (w *world) strangers(a, b *machine) bool { return w.unrouted[pair(a.name, b.name)] }
@@ -35,74 +27,6 @@ func (p peer) Reach(ctx context.Context) error {
 		return unreachable("dial " + m.name + ": no route to host")
 	}
 	return nil
-}
-
-func apartGet[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, migration.ApartVerbs) (T, error)) (T, error) {
-	return verb(ctx, p, k, name, func(ctx context.Context, b *agent) (T, error) { return f(ctx, b.apart()) })
-}
-
-func apartAct(ctx context.Context, p peer, name string, f func(context.Context, migration.ApartVerbs) error) error {
-	_, err := apartGet(ctx, p, ofVerb, name, func(ctx context.Context, h migration.ApartVerbs) (struct{}, error) { return struct{}{}, f(ctx, h) })
-	return err
-}
-
-var _ migration.ApartVerbs = peer{}
-
-func (p peer) Reaches(ctx context.Context, host string) error {
-	_, err := apartGet(ctx, p, ofQuestion, "Reaches", func(ctx context.Context, h migration.ApartVerbs) (struct{}, error) {
-		return struct{}{}, h.Reaches(ctx, host)
-	})
-	return err
-}
-
-func (p peer) SnapshotDisks(ctx context.Context, ref migration.Ref, targets []string) (migration.Snapshot, error) {
-	return apartGet(ctx, p, ofVerb, "SnapshotDisks", func(ctx context.Context, h migration.ApartVerbs) (migration.Snapshot, error) {
-		return h.SnapshotDisks(ctx, ref, targets)
-	})
-}
-
-func (p peer) DropSnapshot(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "DropSnapshot", func(ctx context.Context, h migration.ApartVerbs) error { return h.DropSnapshot(ctx, ref) })
-}
-
-func (p peer) Disconnect(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "Disconnect", func(ctx context.Context, h migration.ApartVerbs) error { return h.Disconnect(ctx, ref) })
-}
-
-func (p peer) Reconnect(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "Reconnect", func(ctx context.Context, h migration.ApartVerbs) error { return h.Reconnect(ctx, ref) })
-}
-
-func (p peer) SendDisks(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	return apartAct(ctx, p, "SendDisks", func(ctx context.Context, h migration.ApartVerbs) error { return h.SendDisks(ctx, ref, r) })
-}
-
-func (p peer) HideInstance(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "HideInstance", func(ctx context.Context, h migration.ApartVerbs) error { return h.HideInstance(ctx, ref) })
-}
-
-func (p peer) CarryVolumes(ctx context.Context, ref migration.Ref, v migration.VolumeChanges) error {
-	return apartAct(ctx, p, "CarryVolumes", func(ctx context.Context, h migration.ApartVerbs) error { return h.CarryVolumes(ctx, ref, v) })
-}
-
-func (p peer) CopyInstance(ctx context.Context, ref migration.Ref, i migration.InstanceCopy) error {
-	return apartAct(ctx, p, "CopyInstance", func(ctx context.Context, h migration.ApartVerbs) error { return h.CopyInstance(ctx, ref, i) })
-}
-
-func (p peer) RemoveCopy(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "RemoveCopy", func(ctx context.Context, h migration.ApartVerbs) error {
-		return p.a.w.undone(p.m, ref, "copy", h.RemoveCopy(ctx, ref))
-	})
-}
-
-func (p peer) ShowInstance(ctx context.Context, ref migration.Ref) error {
-	return apartAct(ctx, p, "ShowInstance", func(ctx context.Context, h migration.ApartVerbs) error { return h.ShowInstance(ctx, ref) })
-}
-
-func (p peer) ReadVolumes(ctx context.Context, ref migration.Ref) (migration.VolumeChanges, error) {
-	return apartGet(ctx, p, ofQuestion, "ReadVolumes", func(ctx context.Context, h migration.ApartVerbs) (migration.VolumeChanges, error) {
-		return h.ReadVolumes(ctx, ref)
-	})
 }
 
 // fate is what agent.(*Agent) answers of an attempt: of one that it conducts between two

@@ -21,8 +21,6 @@ type Mutant struct {
 	Journal func(a *agent, s ledger) task.Store   // that the conductor writes to
 	Verbs   func(a *agent, h migration.Host) migration.Host
 	Audit   func(l audit.Ledger) audit.Ledger // what an audit is told of the ledger
-	Cold    func(a *agent, h migration.ColdVerbs) migration.ColdVerbs
-	Apart   func(a *agent, h migration.ApartVerbs) migration.ApartVerbs
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p conductor.Placement) conductor.Placement
 	Rare    bool // some dozens of runs may not notice it; some hundreds do
@@ -31,6 +29,7 @@ type Mutant struct {
 	ByHand  bool // it is looked for in runs alone in which somebody has virsh
 	Saves   bool // it is looked for in runs alone in which somebody saves instances
 	NoGate  bool // streams are let in whoever comes
+	Apart   bool // it is looked for in moves alone between hosts that share nothing
 	NoSeals bool // commits are taken from whoever brings them
 
 	Fleet     func(a *agent, f conductor.Fleet) conductor.Fleet

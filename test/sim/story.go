@@ -201,7 +201,7 @@ func drawStory(r *rand.Rand, m *Mutant) *Story {
 	if m != nil && m.Dies {
 		return drawEvacuation(r)
 	}
-	if m != nil && m.Apart != nil || r.IntN(5) == 0 {
+	if m != nil && m.Apart || r.IntN(5) == 0 {
 		return drawApart(r)
 	}
 	if m == nil && r.IntN(5) == 0 {

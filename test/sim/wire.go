@@ -9,6 +9,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/operation"
+	"berth/migration/operation/operationtest"
 )
 
 // reach finds a host for the conductor of this agent: its own in process, another by
@@ -210,20 +211,48 @@ func get[T any](ctx context.Context, p peer, k kind, name string, f func(context
 
 // Ask implements migration.Host.
 func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	k := ofVerb
-	if op.ReadOnly {
+	w, k := p.a.w, ofVerb
+	if op.ReadOnly || op.Name == operation.ShippedSoFar.Name {
 		k = ofQuestion
 	}
-	return verb(ctx, p, k, op.Name, func(ctx context.Context, b *agent) (any, error) {
+	switch op.Name {
+	case operation.PowerOff.Name:
+		w.mayStop(p.m, ref)
+		w.leaves(p.a, ref)
+	case operation.FinishRevert.Name:
+		w.comesBack(ref)
+	case operation.ApplyChange.Name:
+		w.changes(ref)
+	case operation.UnapplyChange.Name:
+		w.mayStop(p.m, ref)
+		w.comesBack(ref)
+	case operation.AcceptHanded.Name:
+		w.giverKeeps(ref, in.(migration.Commit), "before the token is accepted")
+	}
+	return verb(ctx, p, k, operationtest.Method(op), func(ctx context.Context, b *agent) (any, error) {
+		if g := w.guestOf(ref.Instance); g != nil && op.Name == operation.UnapplyChange.Name {
+			g.unapplied = b
+			defer func() { g.unapplied = nil }()
+		}
 		out, err := b.verbs().Ask(ctx, ref, op, in)
-		switch commit, is := in.(migration.Commit); {
-		case op.Name == operation.RollbackPrepEvacuation.Name:
-			err = b.w.undone(p.m, ref, "prepared_evacuation", err)
-		case is && err == nil:
-			b.w.tokenAnswered(p.m, commit)
+		if what, undoes := undoOf[op.Name]; undoes {
+			err = w.undone(p.m, ref, what, err)
+		}
+		for _, v := range []any{in, out} {
+			if c, is := v.(migration.Commit); is && err == nil {
+				w.tokenAnswered(p.m, c)
+			}
 		}
 		return out, err
 	})
+}
+
+// undoOf says what is gone for good once an undo has answered.
+var undoOf = map[string]string{
+	operation.RollbackPrepEvacuation.Name: "prepared_evacuation",
+	operation.RollbackPrepResize.Name:     "prepared",
+	operation.RollbackPrepChange.Name:     "prepared",
+	operation.RemoveCopy.Name:             "copy",
 }
 
 func (p peer) Describe(ctx context.Context) (migration.Description, error) {
