@@ -61,7 +61,7 @@ func TestShared_FileOfAFolderThatThisHostExports_IsShared(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, filepath.Dir(hung)), 0o755), os.Symlink(hung, filepath.Join(root, hung))); err != nil {
 		t.Fatal(err)
 	}
-	b := f.Bounded(&stuck.Calls{Limit: 100 * time.Millisecond})
+	b := f.Bounded(&stuck.Calls{Limit: time.Second})
 	for file, want := range map[string]bool{"/srv/images/b": true, "/srv/c": false} {
 		if got, err := b.Shared(file); got != want || err != nil {
 			t.Errorf("beside an export that does not answer: Shared(%s) = %t, %v", file, got, err)

@@ -20,7 +20,7 @@ import (
 func TestBounded_HungFileSystem_EveryCallEndsAndNamesIt(t *testing.T) {
 	dir, _ := stucktest.Hang(t)
 	at := filepath.Join(dir, "vm1", "disk")
-	b := Files{BootID: "boot"}.Bounded(&stuck.Calls{Limit: 100 * time.Millisecond})
+	b := Files{BootID: "boot"}.Bounded(&stuck.Calls{Limit: time.Second})
 	m := Made{Path: at, Part: at + ".part", Migration: "m1", Stamp: &Stamp{Inode: 1}}
 	r := Replaced{Made: m, Kept: at + ".kept"}
 	for name, call := range map[string]func() error{

@@ -18,7 +18,7 @@ import (
 func TestLook_DisksOnAHungFileSystem_AreDoubts(t *testing.T) {
 	dir, _ := stucktest.Hang(t)
 	h := newHost(t)
-	h.files = disks.Files{BootID: "boot"}.Bounded(&stuck.Calls{Limit: 100 * time.Millisecond})
+	h.files = disks.Files{BootID: "boot"}.Bounded(&stuck.Calls{Limit: time.Second})
 	local := filepath.Join(t.TempDir(), "disk")
 	h.image("-f", "raw", local, "1M")
 	for _, name := range []string{"a", "b", "c"} {
