@@ -68,7 +68,7 @@ func (h *fakeHost) SendDisks(_ context.Context, r migration.Ref, _ migration.Sen
 	return h.note("SendDisks", r)
 }
 
-// apartVerbs calls each verb of migration.ApartVerbs but those that ship disks.
+// apartVerbs calls each operation of hosts that share nothing but those that ship disks.
 func apartVerbs(c *api.Client) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"SnapshotDisks": func(ctx context.Context) error {

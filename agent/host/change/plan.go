@@ -21,7 +21,7 @@ import (
 	"berth/topology"
 )
 
-// Plan is PlanChange of migration.ColdVerbs.
+// Plan does operation.PlanChange.
 //
 // What it does not ask is room for the guest: that is CheckDestination's, and the
 // claim's, of the host where it will be. Nor room for a disk that grows, which may be

@@ -52,7 +52,7 @@ func (f *filling) from(rec comingFile) (err error) {
 	return err
 }
 
-// WriteDisk implements migration.DestinationColdVerbs.
+// WriteDisk does operation.WriteDisk.
 func (k *Dock) WriteDisk(ctx context.Context, ref migration.Ref, p migration.DiskPiece) error {
 	return fault.Wrap(k.writeDisk(ctx, ref, p), "write %s for migration %s on %s", p.Path, ref.Migration, k.c.Name)
 }
@@ -287,7 +287,7 @@ func (k *Dock) syncShipped(ctx context.Context, s *shipment, i int) error {
 	return nil
 }
 
-// ShippedSoFar implements migration.DestinationColdVerbs.
+// ShippedSoFar does operation.ShippedSoFar.
 func (k *Dock) ShippedSoFar(ctx context.Context, ref migration.Ref) (migration.Shipped, error) {
 	out, err := k.shippedSoFar(ctx, ref)
 	return out, fault.Wrap(err, "look what came of migration %s on %s", ref.Migration, k.c.Name)

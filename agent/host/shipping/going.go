@@ -51,7 +51,7 @@ type goingFile struct {
 	top    bool   // the disk itself, not what is below it
 }
 
-// ReadDisk implements migration.SourceColdVerbs. It reads only what is the guest's,
+// ReadDisk does operation.ReadDisk. It reads only what is the guest's,
 // and only of a guest that this attempt has powered off.
 func (k *Dock) ReadDisk(ctx context.Context, ref migration.Ref, r migration.DiskRange) (migration.DiskPiece, error) {
 	p, err := k.readDisk(ctx, ref, r)

@@ -13,7 +13,7 @@ import (
 	"berth/migration/conductor"
 )
 
-// SealDisks implements migration.DestinationColdVerbs.
+// SealDisks does operation.SealDisks.
 func (k *Dock) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
 	return fault.Wrap(k.sealDisks(ctx, ref, want), "seal the disks of migration %s on %s", ref.Migration, k.c.Name)
 }
