@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"berth/agent/host/admission"
+	"berth/agent/host/disks"
+	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -36,6 +38,7 @@ func (h *Host) admitAs(ctx context.Context, instance string, name *string, claim
 		return nil, err
 	}
 	policy := h.admissionPolicy(node)
+	silent := readImages(ctx, h.files, h.volumePath, &policy)
 	var out []fault.Reason
 	for i, text := range texts {
 		if text == "" {
@@ -56,7 +59,61 @@ func (h *Host) admitAs(ctx context.Context, instance string, name *string, claim
 			}
 		}
 	}
-	return out, nil
+	return out, *silent
+}
+
+// readImages has a policy read images by files and volumes. What it answers is set to an error as
+// soon as one of them does not answer. volumes is nil where libvirt is not to be asked.
+func readImages(ctx context.Context, files Files, volumePath func(context.Context, volumes.Disk) (string, bool, error), p *admission.Policy) *error {
+	silent := new(error)
+	note := func(err error) error {
+		if fault.KindOf(err) == fault.Unavailable && *silent == nil {
+			*silent = err
+		}
+		return err
+	}
+	p.Layer = func(path, format string) (disks.Layer, error) {
+		l, err := files.Layer(ctx, path, format)
+		return l, note(err)
+	}
+	p.Volume = func(pool, volume string) (path string, network bool, err error) {
+		if volumePath == nil {
+			return "", false, nil
+		}
+		path, network, err = volumePath(ctx, volumes.Disk{Pool: pool, Volume: volume})
+		return path, network, note(err)
+	}
+	return silent
+}
+
+// admitImages refuses an instance that came from another host, or is about to, for what its images
+// stand on now. Its domain XMLs were admitted before.
+func (h *Host) admitImages(ctx context.Context, instance string, texts ...string) error {
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return err
+	}
+	others, err := admission.Others(ctx, h.driver, instance)
+	if err != nil {
+		return err
+	}
+	policy := h.admissionPolicy(node)
+	silent := readImages(ctx, h.files, h.volumePath, &policy)
+	var no refusal
+	for _, text := range texts {
+		if text == "" {
+			continue
+		}
+		doc, err := domainxml.Parse(text)
+		if err != nil {
+			return fault.New(fault.Invalid, "%w", err)
+		}
+		no.add(fault.Forbidden, admission.CheckImages(doc, policy, others)...)
+	}
+	if *silent != nil {
+		return *silent
+	}
+	return no.err("")
 }
 
 // admitPrepared refuses the domain XMLs that were prepared for a claim. The source may have asked
@@ -96,7 +153,12 @@ func (h *Host) admitForeign(ctx context.Context, doc *domainxml.Doc, resources t
 	} else {
 		return fault.New(fault.Unavailable, "libvirt has not said yet what it has on %s", h.o.Name)
 	}
-	reasons := admission.Check(doc, h.admissionPolicy(node), admission.Claimed{Resources: resources, AnyDevice: true}, nil)
+	policy := h.admissionPolicy(node)
+	silent := readImages(ctx, h.files, nil, &policy)
+	reasons := admission.Check(doc, policy, admission.Claimed{Resources: resources, AnyDevice: true}, nil)
+	if *silent != nil {
+		return *silent
+	}
 	if len(reasons) == 0 {
 		return nil
 	}

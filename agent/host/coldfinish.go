@@ -55,6 +55,11 @@ func (h *Host) finishResize(ctx context.Context, ref migration.Ref) error {
 // makeLive gives a guest that came while it was off its definition, its claim and its
 // power state here.
 func (h *Host) makeLive(ctx context.Context, ref migration.Ref, rec coldPreparation) error {
+	// Headers on shared storage may have changed since they were admitted, and a pool may have been
+	// inactive. An instance that comes shut off is read too: its user starts it.
+	if err := h.admitImages(ctx, ref.Instance, rec.Definition); err != nil {
+		return err
+	}
 	if err := h.defineOwned(ctx, ref, rec.Instance, rec.Definition); err != nil {
 		return err
 	}

@@ -203,6 +203,9 @@ func (h *Host) liveAgain(ctx context.Context, ref migration.Ref, rec lost) (migr
 	if rec.Power == migration.PowerShutOff {
 		return lives, nil
 	}
+	if err := stays(h.admitImages(ctx, ref.Instance, rec.Definition)); err != nil {
+		return lives, err
+	}
 	if len(off) == 0 {
 		if err := stays(h.startAs(ctx, ref.Instance, rec.Power)); err != nil {
 			return lives, err

@@ -11,6 +11,7 @@ import (
 type Files interface {
 	// Image and what follows it look; fault.NotFound where there is no such file.
 	Image(ctx context.Context, path, format string) (disks.Image, error)
+	Layer(ctx context.Context, path, format string) (disks.Layer, error)
 	Identity(path string) (string, error)
 	Stamp(path string) (disks.Stamp, error)
 	Exists(path string) (bool, error)

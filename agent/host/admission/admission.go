@@ -3,7 +3,8 @@
 // the emulator, files, devices, labels and amounts are held against what this host's operator
 // allows and what the instance's claim holds.
 //
-// It is pure, but for the symbolic links that Policy.Resolve follows. Check is asked when a
+// It is pure, but for the symbolic links that Policy.Resolve follows and the headers of images that
+// Policy.Layer reads. Check is asked when a
 // destination is checked, with what the instance is to have, and again of the domain XML that
 // was prepared, with its claim. No libvirt gets what it has not seen.
 package admission
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"berth/agent/host/disks"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/topology"
@@ -42,6 +44,10 @@ type Policy struct {
 	// Resolve gives a path without symbolic links, of what is not there yet below the deepest
 	// folder that is. nil for no links.
 	Resolve func(path string) (string, error)
+	// Layer reads the header of one image (disks.Files.Layer); nil reads none, and what images
+	// stand on is not judged. Volume finds a volume of a storage pool; an empty path for none yet.
+	Layer  func(path, format string) (disks.Layer, error)
+	Volume func(pool, volume string) (path string, network bool, err error)
 }
 
 // Claimed is what the instance has of this host.
@@ -57,6 +63,7 @@ type Claimed struct {
 type Other struct {
 	Name string
 	XML  string // one of its domain XMLs; an instance may be there several times
+	Off  bool   // it does not run
 }
 
 // Folders of the system that instances have files in. Distributions differ; what is not there
@@ -96,6 +103,7 @@ func Check(doc *domainxml.Doc, p Policy, claimed Claimed, others []Other) []faul
 	for _, n := range doc.HostNames() {
 		c.name(n)
 	}
+	c.images(doc)
 	c.tellPaths()
 	return c.reasons
 }
@@ -121,6 +129,7 @@ func Identity(doc *domainxml.Doc, host, uuid, name string, others []Other) []fau
 type use struct {
 	by             string
 	writes, shared bool
+	off            bool // it does not run
 }
 
 type checker struct {
@@ -142,7 +151,10 @@ type outside struct {
 }
 
 func (c *checker) no(code, message, have, want, change string) {
-	c.reasons = append(c.reasons, fault.Reason{Code: code, Message: message, Have: have, Want: want, Change: change})
+	// Several images may name one file.
+	if r := (fault.Reason{Code: code, Message: message, Have: have, Want: want, Change: change}); !slices.Contains(c.reasons, r) {
+		c.reasons = append(c.reasons, r)
+	}
 }
 
 func (c *checker) resolve(path string) (string, error) {
@@ -195,13 +207,13 @@ func (c *checker) prepare(others []Other) {
 					c.noteFolder(filepath.Dir(key))
 				}
 			}
-			c.note(key, use{by: o.Name, writes: n.Writes, shared: n.Shared})
+			c.note(key, use{by: o.Name, writes: n.Writes, shared: n.Shared, off: o.Off})
 		}
 	}
 }
 
 func (c *checker) note(key string, u use) {
-	if was, there := c.used[key]; there && was.writes {
+	if was, there := c.used[key]; there && was.writes && !(was.off && u.writes && !u.off) {
 		return
 	}
 	c.used[key] = u
@@ -300,24 +312,22 @@ func (c *checker) emulator(n domainxml.Named) {
 	}
 }
 
-// path judges a file, folder, socket or device node.
-func (c *checker) path(n domainxml.Named) {
+// path judges a file, folder, socket or device node. False where something is against it.
+func (c *checker) path(n domainxml.Named) bool {
 	if !filepath.IsAbs(n.Value) || filepath.Clean(n.Value) != n.Value || len(n.Value) > longestPath || strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		c.no("path_not_clean", fmt.Sprintf("the %s of the instance names %q, which is no absolute path without . and ..", n.What, n.Value), n.Value, "", "write its path out (virsh edit)")
-		return
+		return false
 	}
 	real, err := c.resolve(n.Value)
 	if err != nil {
 		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
-		return
+		return false
 	}
-	for _, path := range []string{n.Value, real} {
-		if !c.allowed(path, n.Writes) {
-			c.outside = append(c.outside, outside{n, real})
-			break
-		}
+	may := c.allowed(n.Value, n.Writes) && c.allowed(real, n.Writes)
+	if o := (outside{n, real}); !may && !slices.Contains(c.outside, o) {
+		c.outside = append(c.outside, o)
 	}
-	c.usedByOther(n, real)
+	return c.usedByOther(n, real) && may
 }
 
 func (c *checker) allowed(path string, writes bool) bool {
@@ -330,14 +340,21 @@ func (c *checker) allowed(path string, writes bool) bool {
 }
 
 // usedByOther refuses what another instance uses: unless both only read it, or both say that
-// others may write it.
-func (c *checker) usedByOther(n domainxml.Named, key string) {
+// others may write it. True where nobody uses it.
+func (c *checker) usedByOther(n domainxml.Named, key string) bool {
 	u, there := c.used[key]
-	if !there || !n.Writes && !u.writes || n.Shared && u.shared || n.Kind == domainxml.NamedPath && slices.Contains(plainDevices, key) {
-		return
+	if !there || !n.Writes && !u.writes || n.Shared && u.shared || n.Kind == domainxml.NamedPath && slices.Contains(plainDevices, key) || c.template(n, u, key) {
+		return true
 	}
-	c.no("used_by_other", fmt.Sprintf("the %s of the instance is %s, which instance %s of %s uses", n.What, n.Value, u.by, c.p.Host), n.Value, "",
-		"give one of the two another, or make both <shareable/>")
+	change := "give one of the two another, or make both <shareable/>"
+	switch {
+	case backing(n) && u.off:
+		change = c.set("allowed_paths = "+list(c.p.Allowed.Paths, key)) + "; or make the disk whole: virsh blockpull"
+	case backing(n):
+		change = "power " + u.by + " off, or make the disk whole: virsh blockpull"
+	}
+	c.no("used_by_other", fmt.Sprintf("the %s of the instance is %s, which instance %s of %s uses", n.What, n.Value, u.by, c.p.Host), n.Value, "", change)
+	return false
 }
 
 // tellPaths tells of all paths outside together: one line of configuration allows all.

@@ -38,7 +38,7 @@ func Others(ctx context.Context, d Domains, but string) ([]Other, error) {
 			if err != nil {
 				return nil, fault.Wrap(err, "read what instance %s uses", dom.Name)
 			}
-			out = append(out, Other{Name: dom.Name, XML: text})
+			out = append(out, Other{Name: dom.Name, XML: text, Off: !dom.Active()})
 		}
 	}
 	return out, nil

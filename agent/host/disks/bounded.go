@@ -50,6 +50,11 @@ func (b Bounded) Image(ctx context.Context, path, format string) (Image, error) 
 	return stuck.Long(ctx, b.f.calls, b.f.Real(path), func() (Image, error) { return b.f.Image(ctx, path, format) })
 }
 
+// Layer is Files.Layer.
+func (b Bounded) Layer(ctx context.Context, path, format string) (Layer, error) {
+	return stuck.Long(ctx, b.f.calls, b.f.Real(path), func() (Layer, error) { return b.f.Layer(ctx, path, format) })
+}
+
 // Identity is Files.Identity.
 func (b Bounded) Identity(path string) (string, error) {
 	return look(b, path, func() (string, error) { return b.f.Identity(path) })

@@ -25,6 +25,7 @@ func TestBounded_HungFileSystem_EveryCallEndsAndNamesIt(t *testing.T) {
 	r := Replaced{Made: m, Kept: at + ".kept"}
 	for name, call := range map[string]func() error{
 		"Image":       func() error { _, err := b.Image(t.Context(), at, "raw"); return err },
+		"Layer":       func() error { _, err := b.Layer(t.Context(), at, "qcow2"); return err },
 		"Identity":    func() error { _, err := b.Identity(at); return err },
 		"Stamp":       func() error { _, err := b.Stamp(at); return err },
 		"Exists":      func() error { _, err := b.Exists(at); return err },

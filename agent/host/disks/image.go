@@ -112,6 +112,40 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 	}
 }
 
+// Layer is what the header of one image names. Names are as it spells them.
+type Layer struct {
+	Below  string // its backing file; empty for none
+	Format string // that one's format; empty where the header does not say it
+	// Data are the files of its data that are not the image itself.
+	Data []string
+	// Looks is Image.Looks.
+	Looks string
+}
+
+// Layer reads the header of the image at path, of that format, and opens none of the files
+// below it. It may be in use. fault.NotFound when there is no such file.
+func (f Files) Layer(ctx context.Context, path, format string) (Layer, error) {
+	one, err := f.info(ctx, path, format)
+	if err != nil {
+		return Layer{}, err
+	}
+	out := Layer{Below: one.Backing, Format: one.BackingFormat}
+	if apart := one.Specific.Data.File; apart != "" {
+		out.Data = append(out.Data, apart)
+	}
+	for _, extent := range one.Specific.Data.Extents {
+		if part := ParseName(path, extent.File); !slices.Equal(part.Files, []string{f.Real(path)}) {
+			out.Data = append(out.Data, extent.File)
+		}
+	}
+	if format == "raw" {
+		if out.Looks, err = looks(f.Real(path)); err != nil {
+			return Layer{}, fault.New(fault.Internal, "read image %s: %w", path, err)
+		}
+	}
+	return out, nil
+}
+
 // ErrOtherFormat is of a file that has not the header of the format as which it was read.
 var ErrOtherFormat = errors.New("another format")
 
@@ -136,8 +170,12 @@ func (f Files) info(ctx context.Context, path, format string) (info, error) {
 	if err := f.calls.Answers(real); err != nil { // also of each layer below another
 		return info{}, fault.Wrap(err, "read image %s", path)
 	}
-	if _, err := os.Stat(real); errors.Is(err, fs.ErrNotExist) {
+	switch fi, err := os.Stat(real); {
+	case errors.Is(err, fs.ErrNotExist):
 		return info{}, fault.New(fault.NotFound, "read image %s: no such file", path)
+	case err == nil && !fi.Mode().IsRegular() && fi.Mode()&(os.ModeDevice|os.ModeCharDevice) != os.ModeDevice:
+		// Opening a pipe waits for its other end; opening a device can do anything.
+		return info{}, fault.New(fault.Invalid, "read image %s: neither a file nor a block device", path)
 	}
 	// -U: the guest has it open for writing; what is read here does not change
 	// while it runs.
@@ -147,7 +185,7 @@ func (f Files) info(ctx context.Context, path, format string) (info, error) {
 	}
 	out, err := f.runAs(ctx, as, "info", "--output=json", "-U", "-f", format, real)
 	if err != nil && strings.Contains(err.Error(), "not in "+format+" format") {
-		err = fault.New(fault.Invalid, "%w: %w", ErrOtherFormat, err)
+		err = fault.New(fault.Invalid, "%w: %s", ErrOtherFormat, err.Error()) // fault.New keeps one cause
 	}
 	if err != nil {
 		return info{}, fault.New(fault.KindOf(err), "read image %s as %s: %w", path, format, err)

@@ -20,6 +20,28 @@ type Name struct {
 	Format string
 	// Known: all that it names is among Files, or reached through the network.
 	Known bool
+	// Climbs: a .. follows a folder in it. Where that folder is a link, Files are not what it names.
+	Climbs bool
+	// Header: part of it may have a header of a format, or be another process of this host, and
+	// Files do not say so. Of names that are not Plain.
+	Header bool
+}
+
+// climbs reports whether the parent of a folder is named in a path by way of that folder.
+func climbs(path string) bool {
+	below := false
+	for part := range strings.SplitSeq(path, "/") {
+		switch part {
+		case "", ".":
+		case "..":
+			if below {
+				return true
+			}
+		default:
+			below = true
+		}
+	}
+	return false
 }
 
 // networkProtocols are those of QEMU that reach no file of the host (docs/system/qemu-block-drivers).
@@ -43,14 +65,14 @@ func ParseName(image, name string) Name {
 	}
 	protocol, rest, found := strings.Cut(name, ":")
 	if !found || strings.Contains(protocol, "/") {
-		return Name{Files: []string{beside(image, name)}, Plain: true, Known: true}
+		return Name{Files: []string{beside(image, name)}, Plain: true, Known: true, Climbs: climbs(name)}
 	}
 	switch protocol {
 	case "file", "host_device", "host_cdrom":
 		files := anywhere(image, rest)
-		return Name{Files: files, Plain: len(files) == 1, Known: true}
+		return Name{Files: files, Plain: len(files) == 1, Known: true, Climbs: climbs(rest)}
 	}
-	return Name{Known: OfNetwork(name)}
+	return Name{Known: OfNetwork(name), Header: strings.HasSuffix(protocol, "+unix") || strings.HasPrefix(rest, "unix:")}
 }
 
 func beside(image, name string) string {
@@ -76,8 +98,9 @@ func parseJSON(image, text string) Name {
 	}
 	options := map[string]string{}
 	flatten(options, "", tree)
-	n := Name{Known: true}
+	n := Name{Known: true, Header: options["driver"] == ""} // QEMU looks for a header itself, then
 	for key, value := range options {
+		n.Header = n.Header || value == "unix"
 		switch last := key[strings.LastIndexByte(key, '.')+1:]; last {
 		case "filename":
 			switch inner := ParseName(image, value); {
@@ -85,15 +108,18 @@ func parseJSON(image, text string) Name {
 				n.Files, n.Known = append(n.Files, inner.Files...), n.Known && inner.Known
 			default:
 				path := strings.TrimPrefix(value, "file:")
+				n.Climbs = n.Climbs || climbs(path)
 				n.Files = append(n.Files, anywhere(image, path)...)
 			}
 		case "driver":
 			n.Known = n.Known && slices.Contains(knownDrivers, value)
+			n.Header = n.Header || value != "raw" && !slices.Contains(fileDrivers, value) && !slices.Contains(networkProtocols, value)
 		}
 	}
 	slices.Sort(n.Files)
 	n.Files = slices.Compact(n.Files)
 	n.Plain, n.Format = plain(options, n)
+	n.Header = n.Header && !n.Plain
 	return n
 }
 

@@ -244,6 +244,28 @@ func (f *Files) Image(_ context.Context, path, format string) (disks.Image, erro
 	}
 }
 
+// Layer is disks.Files'.
+func (f *Files) Layer(_ context.Context, path, format string) (disks.Layer, error) {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	n := f.atLocked(path)
+	switch {
+	case n == nil || n.folder:
+		return disks.Layer{}, fault.New(fault.NotFound, "read image %s: no such file", path)
+	case format == "raw" && n.format != "raw":
+		return disks.Layer{Looks: n.format}, nil
+	case format == "raw":
+		return disks.Layer{}, nil
+	case n.format != format:
+		return disks.Layer{}, fault.New(fault.Invalid, "read image %s as %s: it is %s: %w", path, format, n.format, disks.ErrOtherFormat)
+	}
+	out := disks.Layer{Below: n.backing}
+	if below := f.atLocked(n.backing); n.backing != "" && below != nil {
+		out.Format = below.format
+	}
+	return out, nil
+}
+
 // Identity is disks.Files': a file in a shared folder has the same for all.
 func (f *Files) Identity(path string) (string, error) {
 	f.w.mu.Lock()

@@ -1,0 +1,172 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"berth/agent/host/disks"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+)
+
+// deepest is how many images one may stand on, libvirt's own limit.
+const deepest = 200
+
+// CheckImages is Check of what the images of an instance stand on alone. Headers can change after
+// Check: whoever writes the shared storage writes them.
+func CheckImages(doc *domainxml.Doc, p Policy, others []Other) []fault.Reason {
+	c := checker{p: p, used: map[string]use{}}
+	c.prepare(others)
+	c.images(doc)
+	c.tellPaths()
+	return c.reasons
+}
+
+// images judges the files that the headers of an instance's images name. The domain XML does not
+// name them, and QEMU opens them all the same.
+func (c *checker) images(doc *domainxml.Doc) {
+	if c.p.Layer == nil {
+		return
+	}
+	for _, i := range doc.Images() {
+		path := i.Source
+		switch i.Type {
+		case "file", "block":
+		case "network":
+			if i.Format != "raw" {
+				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "make it raw: qemu-img convert -O raw")
+			}
+			continue
+		case "volume":
+			pool, volume, _ := strings.Cut(i.Source, "/")
+			at, network, err := c.p.Volume(pool, volume)
+			switch {
+			case err != nil || !network && at == "":
+				continue // its pool is not active yet: it is read before the instance starts
+			case network && i.Format != "raw" && i.Format != "":
+				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "make it raw: qemu-img convert -O raw")
+				continue
+			case network:
+				continue
+			}
+			path = at
+		default:
+			continue
+		}
+		c.image(i, path)
+	}
+}
+
+// image reads one image's chain. Each layer is read only after its path was allowed: opening a
+// device can do anything.
+func (c *checker) image(i domainxml.Image, path string) {
+	target := strings.TrimPrefix(i.What, "backing file of ")
+	device := "disk"
+	if !strings.HasPrefix(target, "disk ") {
+		device = ""
+	}
+	named := func(what, path string, writes bool) bool {
+		return c.path(domainxml.Named{Kind: domainxml.NamedPath, Device: device, What: what, Value: path, Writes: writes, Shared: i.Shared})
+	}
+	if i.Type != "volume" && !named(i.What, path, i.Writes) {
+		return
+	}
+	read := map[string]bool{}
+	for format := i.Format; format != "raw" && len(read) < deepest; {
+		read[path] = true
+		if i.Sliced {
+			c.unread(i.What, path, "it begins within its file", "give it a file of its own, without <slices> (virsh edit)")
+			return
+		}
+		layer, as, err := c.layer(path, format)
+		if len(read) == 1 && (errors.Is(err, fault.NotFound) || errors.Is(err, disks.ErrOtherFormat)) {
+			// It is still to come, and is read before the instance starts. What is in its place and
+			// has no such header is in the way, or does not open in QEMU either.
+			return
+		}
+		look := "look at it: qemu-img info -U -f " + as + " " + path
+		if err != nil {
+			c.unread(i.What, path, err.Error(), look)
+			return
+		}
+		for _, name := range layer.Data {
+			n := disks.ParseName(path, name)
+			if !filepath.IsAbs(name) || n.Climbs {
+				// QEMU takes it from its own working folder, libvirt from the image's.
+				c.unread(i.What, path, "its data is in "+name+", which is no absolute path without ..", "qemu-img amend -f "+as+" -o data_file=/PATH "+path)
+				return
+			}
+			named("data file of "+target, filepath.Clean(name), i.Writes && len(read) == 1)
+		}
+		if layer.Below == "" {
+			return
+		}
+		n := disks.ParseName(path, layer.Below)
+		flatten := "make the image whole where it comes from: virsh blockpull, or qemu-img convert"
+		switch next := ""; {
+		case n.Known && len(n.Files) == 0 && !n.Header && (layer.Format == "" || layer.Format == "raw"):
+			return // reached through the network
+		case !n.Plain || n.Climbs || strings.HasPrefix(layer.Below, "..") && !c.straight(filepath.Dir(path)):
+			c.unread(i.What, path, "below it is "+layer.Below+", which is no plain path of a file", flatten)
+			return
+		default:
+			next = n.Files[0]
+			if !named("backing file of "+target, next, false) {
+				return
+			}
+			if read[next] {
+				c.unread(i.What, path, "its backing files lead back to "+next, flatten)
+				return
+			}
+			path = next
+		}
+		format = n.Format
+		if format == "" {
+			format = layer.Format
+		}
+		if format == "" {
+			format = "raw" // libvirt does not probe either
+		}
+		if len(read) == deepest && format != "raw" {
+			c.unread(i.What, i.Source, fmt.Sprintf("it stands on more than %d files", deepest), flatten)
+		}
+	}
+}
+
+// layer reads one image. Where the domain XML leaves its format to a storage pool, that goes by
+// the image's header, as libvirt does.
+func (c *checker) layer(path, format string) (disks.Layer, string, error) {
+	if format != "" {
+		l, err := c.p.Layer(path, format)
+		return l, format, err
+	}
+	l, err := c.p.Layer(path, "raw")
+	if err != nil || l.Looks == "" {
+		return l, "raw", err
+	}
+	format = l.Looks
+	l, err = c.p.Layer(path, format)
+	return l, format, err
+}
+
+// straight reports whether no part of a folder's path is a link.
+func (c *checker) straight(dir string) bool {
+	real, err := c.resolve(dir)
+	return err == nil && real == dir
+}
+
+func (c *checker) unread(what, at, why, change string) {
+	c.no("image_unread", fmt.Sprintf("which files the %s of the instance (%s) needs on %s cannot be told: %s", what, at, c.p.Host, why), at, "", change)
+}
+
+// template reports whether a file that another instance writes may stand below a disk all the
+// same: the other one is off, and this host's operator has allowed the file to other hosts.
+func (c *checker) template(n domainxml.Named, u use, key string) bool {
+	return u.off && backing(n) && inAny(key, c.both(c.p.Allowed.Paths))
+}
+
+func backing(n domainxml.Named) bool {
+	return n.Device == "disk" && strings.HasPrefix(n.What, "backing file")
+}

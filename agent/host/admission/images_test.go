@@ -1,0 +1,105 @@
+package admission
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/agent/host/disks"
+	"berth/driver/libvirt/domainxml"
+	"berth/internal/fault"
+)
+
+// What stands below a disk may be another instance's disk only where that one is off, and the
+// operator has allowed the file.
+func TestCheckImages_TemplatesOfOtherInstances(t *testing.T) {
+	overlay := disk("type='file'", "file='"+images+"i.qcow2'")
+	overlay = strings.Replace(overlay, "<source", "<driver type='qcow2'/><source", 1)
+	for _, tt := range []struct {
+		name, below, want string
+		off               bool
+		allowed           []string
+	}{
+		{"nobody's", images + "template.qcow2", "", true, nil},
+		{"of one that is off", images + "other.qcow2", "used_by_other", true, nil},
+		{"of one that is off, allowed", images + "other.qcow2", "", true, []string{images + "other.qcow2"}},
+		{"of one that runs, allowed", images + "other.qcow2", "used_by_other", false, []string{images}},
+		{"outside", "/srv/t/template.qcow2", "path_not_allowed", true, nil},
+		{"outside, allowed", "/srv/t/template.qcow2", "", true, []string{"/srv/t"}},
+		{"the log of one that is off", "/var/log/libvirt/qemu/other.log", "used_by_other", true, nil},
+	} {
+		for _, form := range []string{"header", "domain XML"} {
+			t.Run(tt.name+", "+form, func(t *testing.T) {
+				p, text := policy(), overlay
+				p.Allowed.Paths = tt.allowed
+				p.Layer = func(path, format string) (disks.Layer, error) {
+					if path == images+"i.qcow2" && format == "qcow2" && form == "header" {
+						return disks.Layer{Below: tt.below, Format: "raw"}, nil
+					}
+					return disks.Layer{}, nil
+				}
+				if form == "domain XML" {
+					text = strings.Replace(text, "<target", "<backingStore type='file'><format type='raw'/><source file='"+tt.below+"'/></backingStore><target", 1)
+				}
+				other := Other{Name: "other", XML: domain(neighbor, "", disk("type='file'", "file='"+images+"other.qcow2'")), Off: tt.off}
+				if got := strings.Join(codes(t, p, Claimed{AnyAmount: true}, domain(instance, "", text), other), " "); got != tt.want {
+					t.Errorf("got %q, want %q", got, tt.want)
+				}
+			})
+		}
+	}
+}
+
+// Nothing is opened that was not allowed before, and no chain is followed for ever.
+func TestCheckImages_OpensWhatIsAllowed(t *testing.T) {
+	var opened []string
+	p := policy()
+	deep := false
+	p.Layer = func(path, _ string) (disks.Layer, error) {
+		if opened = append(opened, path); deep {
+			return disks.Layer{Below: path + "x", Format: "qcow2"}, nil
+		}
+		return disks.Layer{Below: "/dev/watchdog", Format: "qcow2"}, nil
+	}
+	p.Volume = func(string, string) (string, bool, error) { return "", false, errors.New("no pool") }
+	run := func(devices, os string) []fault.Reason {
+		doc, err := domainxml.Parse(domain(instance, os, devices))
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened = nil
+		return CheckImages(doc, p, nil)
+	}
+	qcow2 := func(attributes, source string) string {
+		return "<disk " + attributes + "><driver type='qcow2'/><source " + source + "/><target dev='vda'/></disk>"
+	}
+	for name, tt := range map[string]struct{ devices, os, code, opened string }{
+		"a disk outside":          {qcow2("type='file'", "file='/etc/x'"), "", "path_not_allowed", ""},
+		"below a disk":            {qcow2("type='file'", "file='"+images+"i'"), "", "path_not_allowed", images + "i"},
+		"raw":                     {disk("type='file'", "file='"+images+"i'"), "", "", ""},
+		"in the network":          {qcow2("type='network'", "protocol='nbd' name='x'"), "", "image_unread", ""},
+		"raw in the network":      {disk("type='network'", "protocol='nbd' name='x'"), "", "", ""},
+		"a pool that is not here": {qcow2("type='volume'", "pool='p' volume='v'"), "", "", ""},
+		"firmware variables":      {"", "<os><type>hvm</type><nvram format='qcow2'>" + images + "vars</nvram></os>", "path_not_allowed", images + "vars"},
+		"a mirror": {"<disk type='file'><source file='" + images + "i'/><mirror type='file'><format type='qcow2'/><source file='" + images + "m'/></mirror><target dev='vda'/></disk>", "",
+			"path_not_allowed", images + "m"},
+		"a slice": {"<disk type='file'><driver type='qcow2'/><source file='" + images + "i'><slices><slice type='storage' offset='512' size='1024'/></slices></source><target dev='vda'/></disk>", "",
+			"image_unread", ""},
+		"two formats": {"<disk type='file'><driver type='raw'/><driver type='qcow2'/><source file='" + images + "i'/><target dev='vda'/></disk>", "", "path_not_allowed", images + "i"},
+	} {
+		reasons := run(tt.devices, tt.os)
+		var got []string
+		for _, r := range reasons {
+			got = append(got, r.Code)
+		}
+		if strings.Join(got, " ") != tt.code || strings.Join(opened, " ") != tt.opened {
+			t.Errorf("%s: %v, opened %v; want %s, %s", name, reasons, opened, tt.code, tt.opened)
+		}
+	}
+	deep = true
+	reasons := run(qcow2("type='file'", "file='"+images+"i'"), "")
+	if len(opened) > deepest || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == "image_unread" }) {
+		t.Errorf("%d opened, %v", len(opened), reasons)
+	}
+}
