@@ -309,6 +309,9 @@ func (s claimService) view(c claims.Claim) api.Claim {
 // parties answers from the ledger which hosts a migration is between, and which conducts it.
 type parties struct{ tracker *claims.Tracker }
 
+// PartiesOf answers by a host's ledger.
+func PartiesOf(t *claims.Tracker) api.Parties { return parties{t} }
+
 // Parties implements api.Parties.
 func (p parties) Parties(migration, instance string) (api.Between, bool) {
 	if migration == "" {

@@ -137,54 +137,83 @@ func namesOfCommit(c migration.Commit) migration.Named {
 // is recorded here, never by what it says of itself alone. n is nil where the arguments
 // name nobody.
 func (s *Server) party(ctx context.Context, access migration.Access, id, instance string, n *migration.Named) error {
-	who := callerOf(ctx)
-	between, known := s.svc.Parties.Parties(id, instance)
-	if id == "" && known && who.name != between.Source && who.name != between.Conductor {
+	who := callerOf(ctx).name
+	conduct, err := MayAsk(s.svc.Parties, Asked{By: who, Host: s.opt.Name, Access: access, Migration: id, Instance: instance, Names: n})
+	if err == nil && conduct {
+		return Demand(ctx, pki.RightConduct, Deed{Doing: "let host " + who + " conduct a move of instance " + instance, Migration: id, Instance: instance})
+	}
+	return err
+}
+
+// Asked is an operation of a migration that one host asks of another.
+type Asked struct {
+	By, Host            string // who asks, by its certificate, and who is asked
+	Access              migration.Access
+	Migration, Instance string
+	Names               *migration.Named // whom the arguments name; nil for nobody
+}
+
+// MayAsk refuses an operation, as party does, by what the asked host has recorded. It is pure but
+// for p. conduct says that it is allowed to a host with the right conduct alone.
+func MayAsk(p Parties, q Asked) (conduct bool, err error) {
+	who, id, instance, n := q.By, q.Migration, q.Instance, q.Names
+	between, known := p.Parties(id, instance)
+	if id == "" && known && who != between.Source && who != between.Conductor {
 		// It asks about the guest, which is on a migration; not about that one.
 		known = false
 	}
 	if known && id != "" && instance != "" && between.Instance != "" && instance != between.Instance {
 		// Who conducts the move of one guest has no business with another.
-		return fault.Refuse(fault.Forbidden, "let host "+who.name+" ask a verb of migration "+id, fault.Reason{
+		return false, fault.Refuse(fault.Forbidden, "let host "+who+" ask a verb of migration "+id, fault.Reason{
 			Code: "not_its_guest", Message: "migration " + id + " is not one of instance " + instance, Want: between.Instance, Have: instance,
 		})
 	}
-	record, by := relate(between, known, who.name)
+	record, by := relate(between, known, who)
 	naming := namesNobody
 	if n != nil {
-		if naming = as(*n, who.name, between, known); access == migration.AccessBegin && n.Source != s.opt.Name {
+		if naming = as(*n, who, between, known); q.Access == migration.AccessBegin && n.Source != q.Host {
 			naming = namesOther // a guest of another host is nobody's to record here
 		}
 	}
-	switch decideParty(access, record, by, naming) {
+	switch decideParty(q.Access, record, by, naming) {
 	case yes:
-		return nil
+		return false, nil
 	case byRight:
-		return Demand(ctx, pki.RightConduct, Deed{Doing: "let host " + who.name + " conduct a move of instance " + instance, Migration: id, Instance: instance})
+		return true, nil
 	}
-	doing := "let host " + who.name + " ask a verb of migration " + id
+	doing := "let host " + who + " ask a verb of migration " + id
 	if !known {
 		if n != nil && naming == namesOther {
 			other := n.Source
 			if n.Conducts && n.Conductor != "" {
 				other = n.Conductor
 			}
-			return fault.Refuse(fault.Forbidden, doing, fault.Reason{
-				Code: "not_a_party", Message: "host " + who.name + " asks, and the request says that host " + other + " conducts it", Want: other, Have: who.name, Change: "ask from host " + other,
+			return false, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+				Code: "not_a_party", Message: "host " + who + " asks, and the request says that host " + other + " conducts it", Want: other, Have: who, Change: "ask from host " + other,
 			})
 		}
-		return fault.Refuse(fault.Forbidden, doing, fault.Reason{
-			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host that host " + who.name + " conducts", Have: who.name,
+		return false, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+			Code: "not_a_party", Message: "no migration of instance " + instance + " is recorded on this host that host " + who + " conducts", Have: who,
 			Change: "begin one: on its source, or with --share-nothing on a host that may conduct it",
 		})
 	}
-	message := "host " + who.name + " is not the host that this migration is recorded with as its conductor (" + between.Conductor + ")"
-	if who.name == between.Conductor {
+	message := "host " + who + " is not the host that this migration is recorded with as its conductor (" + between.Conductor + ")"
+	if who == between.Conductor {
 		message = "the request names another source than is recorded here (" + between.Source + ")"
 	}
-	return fault.Refuse(fault.Forbidden, doing, fault.Reason{
-		Code: "not_a_party", Message: message, Want: between.Conductor, Have: who.name, Change: "ask from host " + between.Conductor,
+	return false, fault.Refuse(fault.Forbidden, doing, fault.Reason{
+		Code: "not_a_party", Message: message, Want: between.Conductor, Have: who, Change: "ask from host " + between.Conductor,
 	})
+}
+
+// MayYield refuses yield-token from a host that is neither of the two that a migration is recorded
+// with here.
+func MayYield(p Parties, who, id string) error {
+	b, known := p.Parties(id, "")
+	if !known || who != b.Source && who != b.Destination {
+		return notAParty(who, id, b.Source+" and "+b.Destination)
+	}
+	return nil
 }
 
 // relate says what is recorded, and what a host is to it.

@@ -45,9 +45,8 @@ func sideRows() []route {
 		"The calling host, the other one of the move, has the token with a higher epoch: end what is here.", hostsOnly,
 		func(s *Server, r *http.Request, in operation.Request[Yield]) (nothing, error) {
 			who := callerOf(r.Context()).name
-			p, known := s.svc.Parties.Parties(in.Ref.Migration, "")
-			if !known || who != p.Source && who != p.Destination {
-				return nothing{}, notAParty(who, in.Ref.Migration, p.Source+" and "+p.Destination)
+			if err := MayYield(s.svc.Parties, who, in.Ref.Migration); err != nil {
+				return nothing{}, err
 			}
 			return nothing{}, s.svc.Sides.YieldToken(r.Context(), in.Ref, in.Args.Epoch, who)
 		})

@@ -39,6 +39,9 @@
 // three somebody with virsh starts instances wherever they seem to be off. In one of sixteen
 // somebody saves instances (saved.go): what is saved is lost by no move or change.
 //
+// In stories of their own a host with a good certificate, and no part in anything, asks for what is
+// others' (hostile.go): what agent/api and fleet/permit let it do changes nothing of any guest.
+//
 // When all is up again (rest.go): every move has ended and says truthfully how, or is
 // in doubt where the world itself has lost the answer; each guest is where its token
 // is, as its user left it; ledgers, Placement, hypervisors and disks hold the guests

@@ -32,6 +32,9 @@ type Mutant struct {
 	Apart   bool // it is looked for in moves alone between hosts that share nothing
 	NoSeals bool // commits are taken from whoever brings them
 
+	NoParty  bool // hosts do what any host asks for
+	NoPermit bool // the fleet's records are written by whoever asks
+
 	Fleet     func(a *agent, f conductor.Fleet) conductor.Fleet
 	Store     func(a *agent, s wire) fleet.Store // that the fleet's records are asked by
 	FedAlways bool                               // its watchdog is fed without a lease

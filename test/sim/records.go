@@ -99,6 +99,9 @@ func (s wire) Commit(ctx context.Context, when []fleet.Condition, changes ...fle
 		return fault.New(fault.Unavailable, "%s: %w", what, err)
 	}
 	send := func() error {
+		if err := w.permitted(a.m.name, changes); err != nil {
+			return err
+		}
 		err := s.store.Commit(context.WithoutCancel(ctx), when, changes...)
 		if err == nil {
 			w.note(a.m.name, "committed", what)

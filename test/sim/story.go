@@ -29,6 +29,7 @@ type Story struct {
 	Deaths    []DeathPlan
 	SelfFence bool
 	Drains    []DrainPlan // hosts that are emptied
+	Hostile   bool        // a host with a good certificate asks for what is not its own
 	// Outbound is how many live moves may be under way from a host at once, Link how many between
 	// two, and Inbound how many guests of live moves and of drains may be on their way to one;
 	// 0 for any number.
@@ -186,7 +187,7 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return slices.Concat(stories, apartStories(), savedStories(), unloadedStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
+	return slices.Concat(stories, apartStories(), savedStories(), unloadedStories(), hostileStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
 }
 
 // drawStory makes a story by chance: one of five shares nothing, and of the others one of five

@@ -54,6 +54,9 @@ func (p peer) AttemptFate(ctx context.Context, ref migration.Ref) (migration.Att
 // YieldToken implements migration.Side.
 func (p peer) YieldToken(ctx context.Context, ref migration.Ref, epoch uint64, to string) error {
 	_, err := verb(ctx, p, ofVerb, "YieldToken", func(ctx context.Context, b *agent) (struct{}, error) {
+		if err := b.mayYield(p.a.m.name, ref); err != nil {
+			return struct{}{}, err
+		}
 		return struct{}{}, b.host.YieldToken(ctx, ref, epoch, to)
 	})
 	return err
@@ -230,6 +233,9 @@ func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operatio
 		w.giverKeeps(ref, in.(migration.Commit), "before the token is accepted")
 	}
 	return verb(ctx, p, k, operationtest.Method(op), func(ctx context.Context, b *agent) (any, error) {
+		if err := b.mayAskFor(p.a.m.name, op, ref, in); err != nil {
+			return nil, err
+		}
 		if g := w.guestOf(ref.Instance); g != nil && op.Name == operation.UnapplyChange.Name {
 			g.unapplied = b
 			defer func() { g.unapplied = nil }()

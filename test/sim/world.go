@@ -142,6 +142,10 @@ func Run(o Options) Result {
 	w.placement.live()
 	w.phases()
 	w.outside.Go("clock", w.clock)
+	if w.story.Hostile {
+		w.pending++
+		w.outside.Go("hostile host", w.hostile)
+	}
 	if w.virshes() {
 		w.outside.Go("virsh", w.virsh)
 	}
