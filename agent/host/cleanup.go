@@ -219,7 +219,7 @@ func (h *Host) FilesUsed(ctx context.Context, instance string, files []fileusers
 	}
 	var out []fileusers.Reply
 	for _, q := range files {
-		r, err := survey.Asked(q, instance)
+		r, err := survey.Asked(q, h.o.Name, instance)
 		if err != nil {
 			return nil, err
 		}

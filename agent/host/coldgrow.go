@@ -107,16 +107,18 @@ func (h *Host) spaceToGrow(ctx context.Context, p migration.PrepRequest) error {
 	if err := h.checkGrown(&no, p.Guest, shared, p.Wanted.Grow); err != nil {
 		return err
 	}
-	if err := h.mayGrow(ctx, &no, p.Guest, shared, p.Wanted.Grow); err != nil {
+	if err := h.mayGrow(ctx, &no, p, shared); err != nil {
 		return err
 	}
 	return no.err("")
 }
 
 // mayGrow refuses shared disks that others use, here or elsewhere: a larger file gets their place.
-func (h *Host) mayGrow(ctx context.Context, no *refusal, g migration.Guest, shared []string, grow []migration.DiskGrowth) error {
+// The instance may still run on its source, with the disk open.
+func (h *Host) mayGrow(ctx context.Context, no *refusal, p migration.PrepRequest, shared []string) error {
+	g := p.Guest
 	var survey *fileusers.Survey
-	for _, more := range grow {
+	for _, more := range p.Wanted.Grow {
 		i := slices.IndexFunc(g.Disks, func(d migration.Disk) bool { return d.Target == more.Target })
 		if i < 0 || !slices.Contains(shared, more.Target) {
 			continue
@@ -127,7 +129,7 @@ func (h *Host) mayGrow(ctx context.Context, no *refusal, g migration.Guest, shar
 				return err
 			}
 		}
-		if err := no.take(survey.MayReplace(ctx, more.Target, g.Disks[i].Path, g.UUID, false)); err != nil {
+		if err := no.take(survey.MayReplace(ctx, more.Target, g.Disks[i].Path, g.UUID, false, p.Source)); err != nil {
 			return err
 		}
 	}

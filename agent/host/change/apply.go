@@ -109,7 +109,7 @@ func (c *Changes) mayReplace(ctx context.Context, ref migration.Ref, rec Record)
 	}
 	var no fault.Refusal
 	for _, d := range rec.Disks {
-		if err := no.Take(survey.MayReplace(ctx, d.Target, d.Path, ref.Instance, true)); err != nil {
+		if err := no.Take(survey.MayReplace(ctx, d.Target, d.Path, ref.Instance, true, "")); err != nil {
 			return err
 		}
 	}

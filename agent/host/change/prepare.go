@@ -188,7 +188,7 @@ func (c *Changes) planChanged(ctx context.Context, ref migration.Ref, rec Record
 				return err
 			}
 		}
-		if err := survey.MayReplace(ctx, target, d.Source, ref.Instance, false); err != nil {
+		if err := survey.MayReplace(ctx, target, d.Source, ref.Instance, false, ""); err != nil {
 			return err
 		}
 		r, err := c.o.Files.PlanReplace(ref.Migration, disks.PartName(ref.Attempt, target), d.Source)

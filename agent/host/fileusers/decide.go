@@ -204,8 +204,9 @@ func (a Answer) Refusal(target string) fault.Reason {
 
 // MayReplace refuses to put another file in the place of an instance's disk that others
 // use, here or on a host that may see it; a host that does not say counts as a user. off: the
-// instance has no process, so whoever has the file open here is another user.
-func (s *Survey) MayReplace(ctx context.Context, target, path, instance string, off bool) error {
+// instance has no process here, so whoever has the file open is another user. runsOn names
+// another host on which the instance may have one; empty for none.
+func (s *Survey) MayReplace(ctx context.Context, target, path, instance string, off bool, runsOn string) error {
 	a, err := s.Of(path, instance)
 	if err != nil {
 		return err
@@ -216,7 +217,7 @@ func (s *Survey) MayReplace(ctx context.Context, target, path, instance string, 
 	if a.Verdict(Replace) == Refuse {
 		return fault.Refuse(fault.Forbidden, "", a.Refusal(target))
 	}
-	elsewhere, err := s.UsedElsewhere(ctx, instance, path)
+	elsewhere, err := s.usedElsewhere(ctx, instance, runsOn, path)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,9 @@ type Question struct {
 	Path string `json:"path"`
 	// Identity is the asker's disks.Files.Identity of it; empty where it has none.
 	Identity string `json:"identity,omitempty"`
+	// RunsOn names the host on which the file's instance runs meanwhile; empty for none. Whoever
+	// has the file open there does not count: the instance itself has.
+	RunsOn string `json:"runs_on,omitempty"`
 }
 
 // Reply answers it.
@@ -35,6 +38,10 @@ type Elsewhere func(ctx context.Context, instance string, files []Question) map[
 // answers by path why a file stays; instance does not count as a user. It blocks until every
 // host has answered or its time is over.
 func (s *Survey) UsedElsewhere(ctx context.Context, instance string, paths ...string) (map[string]string, error) {
+	return s.usedElsewhere(ctx, instance, "", paths...)
+}
+
+func (s *Survey) usedElsewhere(ctx context.Context, instance, runsOn string, paths ...string) (map[string]string, error) {
 	if s.elsewhere == nil {
 		return nil, nil
 	}
@@ -59,7 +66,7 @@ func (s *Survey) UsedElsewhere(ctx context.Context, instance string, paths ...st
 		if err != nil {
 			return nil, err
 		}
-		ask = append(ask, Question{Path: path, Identity: id})
+		ask = append(ask, Question{Path: path, Identity: id, RunsOn: runsOn})
 	}
 	if len(ask) == 0 {
 		return unknown, nil
@@ -68,10 +75,10 @@ func (s *Survey) UsedElsewhere(ctx context.Context, instance string, paths ...st
 	return unknown, nil
 }
 
-// Asked answers a question of another host. A file is found by its identity, wherever it is
+// Asked answers a question of another host; host is the name of this one. A file is found by its identity, wherever it is
 // mounted and by whichever name of its server, and by its path on storage that others may see.
 // One that has no identity beyond its host is found by its name in other folders, too.
-func (s *Survey) Asked(q Question, except string) (Reply, error) {
+func (s *Survey) Asked(q Question, host, except string) (Reply, error) {
 	r := Reply{Path: q.Path}
 	a, err := s.Of(q.Path, except)
 	if err != nil {
@@ -80,6 +87,9 @@ func (s *Survey) Asked(q Question, except string) (Reply, error) {
 	own, err := s.files.Identity(q.Path)
 	if shared, lookErr := s.files.Shared(q.Path); err == nil && lookErr == nil && !shared && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
 		a.Users, a.Open = nil, nil // this host has another file of that name, which no other host sees
+	}
+	if q.RunsOn != "" && q.RunsOn == host {
+		a.Open = nil
 	}
 	for _, u := range s.elsewhereNamed(q) {
 		if u.Instance != except {

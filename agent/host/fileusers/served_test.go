@@ -30,7 +30,7 @@ func TestAsked_FileThatThisHostServes_IsFoundByItsName(t *testing.T) {
 	s, err := Look(t.Context(), Sources{Definitions: h, Files: h.files, Pools: func(context.Context) (Pools, error) { return h, nil }})
 	must(t, err)
 	for path, user := range map[string]string{"/mnt/nfs/shared.raw": "a", "/mnt/nfs/own.raw": "", "/mnt/nfs/third.raw": ""} {
-		r, err := s.Asked(Question{Path: path, Identity: "nfs/server:" + dir + "/1/0011223344"}, "other")
+		r, err := s.Asked(Question{Path: path, Identity: "nfs/server:" + dir + "/1/0011223344"}, "a", "other")
 		if err != nil || (r.Why == "") != (user == "") || !strings.Contains(r.Why, user) {
 			t.Errorf("%s: %+v, %v; want user %q", path, r, err, user)
 		}

@@ -27,12 +27,12 @@ func TestAsked_FileOnFUSE_IsKeptForTheHostThatUsesIt(t *testing.T) {
 	}
 	id, err := b.Identity(path)
 	must(t, err)
-	r, err := s.Asked(Question{Path: path, Identity: id}, "vm-b")
+	r, err := s.Asked(Question{Path: path, Identity: id}, "a", "vm-b")
 	if err != nil || !strings.Contains(r.Why, "vm-a") {
 		t.Errorf("a answers %+v, %v", r, err)
 	}
 	// One of which nobody has a disk goes.
-	r, err = s.Asked(Question{Path: filepath.Join(onB, "other.raw"), Identity: id + "0"}, "vm-b")
+	r, err = s.Asked(Question{Path: filepath.Join(onB, "other.raw"), Identity: id + "0"}, "a", "vm-b")
 	if err != nil || r.Why != "" {
 		t.Errorf("another file: %+v, %v", r, err)
 	}
