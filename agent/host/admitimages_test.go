@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -115,8 +116,10 @@ func TestPrepare_WhatAnImageStandsOnIsHeldAgainstPolicy(t *testing.T) {
 				l.must("claim", err)
 				undo := b.RollbackPreLiveMigration
 				if kind == migration.TypeMigration {
-					undo = b.RollbackPrepResize
-					_, err = b.PrepResize(t.Context(), ref, migration.PrepRequest{Kind: kind, Guest: c.guest, Wanted: c.wanted, Source: "a"})
+					undo = func(ctx context.Context, ref migration.Ref) error {
+						return operation.RollbackPrepResize.Ask(ctx, b, ref)
+					}
+					_, err = operation.PrepResize.Ask(t.Context(), b, ref, migration.PrepRequest{Kind: kind, Guest: c.guest, Wanted: c.wanted, Source: "a"})
 				} else {
 					_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: c.guest, Source: "a"})
 				}
@@ -152,12 +155,12 @@ func TestFinishResize_AHeaderThatChangedSinceIsRefused(t *testing.T) {
 	c.b.putHeader(t, good...)
 	c.run(c.there()[1:], "accept handed")
 	c.b.putHeader(t, "-F", "raw", "-b", "/etc/shadow")
-	refusedFor(t, c.b.FinishResize(t.Context(), c.ref), "path_not_allowed")
+	refusedFor(t, operation.FinishResize.Ask(t.Context(), c.b, c.ref), "path_not_allowed")
 	if _, err := c.b.fake.Domain(t.Context(), id); fault.KindOf(err) != fault.NotFound {
 		t.Errorf("the hypervisor has the domain: %v", err)
 	}
 	c.b.putHeader(t, good...)
-	l.must("finish", c.b.FinishResize(t.Context(), c.ref))
+	l.must("finish", operation.FinishResize.Ask(t.Context(), c.b, c.ref))
 	l.state("b", id, driver.Running)
 }
 
