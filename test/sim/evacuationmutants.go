@@ -22,7 +22,7 @@ func evacuationMutants() []Mutant {
 		return func(_ *agent, s wire) fleet.Store { return f(s) }
 	}
 	return []Mutant{
-		{Name: "late-take-over", Dies: true, Rare: true, What: "a take-over holds though its source has come back, and nobody gave it up",
+		{Name: "late-take-over", Dies: true, NoPermit: true, Rare: true, What: "a take-over holds though its source has come back, and nobody gave it up",
 			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return noGiveUp{f} }),
 			Store: store(func(s wire) fleet.Store { return without{s, "instances/", "deaths/"} })},
 		{Name: "start-before-confirmation", Dies: true, Unasked: true, What: "a host that boots starts its guests before it has asked the records"},
@@ -31,7 +31,7 @@ func evacuationMutants() []Mutant {
 		{Name: "half-not-given-up", Dies: true, HalfStays: true, What: "a source that comes back cleans up, and the migration's half stays in Placement"},
 		{Name: "give-up-forgotten", Dies: true, Rare: true, What: "an evacuation is undone while a take-over of it may still hold",
 			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return noGiveUp{f} })},
-		{Name: "death-not-checked", Dies: true, What: "a guest is evacuated though its host is not known to be dead", Living: true,
+		{Name: "death-not-checked", Dies: true, NoPermit: true, What: "a guest is evacuated though its host is not known to be dead", Living: true,
 			Fleet: records(func(f conductor.Fleet) conductor.Fleet { return bold{f} }),
 			Store: store(func(s wire) fleet.Store { return dead{s} })},
 		{Name: "fed-past-the-lease", Dies: true, Rare: true, FedAlways: true, What: "a watchdog is fed while the lease may be over"},
