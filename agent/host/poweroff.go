@@ -7,6 +7,7 @@ import (
 
 	"berth/agent/host/change"
 	"berth/agent/host/hooks"
+	"berth/agent/host/volumes"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -229,7 +230,7 @@ func (h *Host) provenOff(ctx context.Context, d driver.Domain) error {
 	if err != nil {
 		return err
 	}
-	files, err := writtenBy(text)
+	files, err := writtenBy(ctx, text, h.volumePath)
 	if err != nil {
 		return err
 	}
@@ -237,8 +238,9 @@ func (h *Host) provenOff(ctx context.Context, d driver.Domain) error {
 }
 
 // writtenBy gives the files and devices that an instance alone writes, by path, each with its
-// target; none without a definition.
-func writtenBy(definition string) (map[string]string, error) {
+// target; none without a definition. A volume whose pool is gone or not active has none: no more
+// is known of it. It may ask libvirt for volumes.
+func writtenBy(ctx context.Context, definition string, volumePath func(context.Context, volumes.Disk) (path string, network bool, err error)) (map[string]string, error) {
 	if definition == "" {
 		return nil, nil
 	}
@@ -248,8 +250,18 @@ func writtenBy(definition string) (map[string]string, error) {
 	}
 	out := map[string]string{}
 	for _, e := range doc.Devices.Disks {
-		if e.path() != "" && !e.readOnly() && e.Shareable == nil {
-			out[e.path()] = e.Target.Dev
+		if e.readOnly() || e.Shareable != nil {
+			continue
+		}
+		path := e.path()
+		if e.Type == "volume" {
+			path, _, err = volumePath(ctx, volumes.Disk{Target: e.Target.Dev, Pool: e.Source.Pool, Volume: e.Source.Volume})
+			if err != nil && !errors.Is(err, fault.NotFound) {
+				return nil, err
+			}
+		}
+		if path != "" {
+			out[path] = e.Target.Dev
 		}
 	}
 	return out, nil
