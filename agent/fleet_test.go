@@ -630,6 +630,22 @@ func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
 			if inst, _ := a.tracker.Instance(id); (inst.Token.State == claims.TokenHere) != kept {
 				t.Errorf("token %+v", inst.Token)
 			}
+			if !kept {
+				return
+			}
+			// The decision outlives the boot, also where a death of this host is known.
+			b.must(a.driver.Destroy(t.Context(), id))
+			b.must(a.keeper.noteDeath(t.Context()))
+			b.round("host-a")
+			a = b.reboot("host-a")
+			b.round("host-a")
+			b.round("host-a")
+			if inst, _ := a.tracker.Instance(id); inst.Token.State != claims.TokenHere || inst.Token.Epoch != 1 {
+				t.Errorf("after a reboot: token %+v", inst.Token)
+			}
+			if why := a.host.Held()[id]; strings.Contains(why, "host-b") {
+				t.Errorf("held: %q", why)
+			}
 		})
 	}
 }

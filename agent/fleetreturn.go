@@ -101,6 +101,12 @@ func (k *keeper) look(ctx context.Context) error {
 		case v.Action == witness.GiveWay:
 		case h.FreedByHand(inst.UUID):
 			k.a.log.Warn("a guest is kept by an operator's word", "instance", inst.UUID, "name", inst.Name, "although", why)
+			if v.Code == "given_away_unproven" {
+				// The operator decided before this record was read.
+				if err := host.KeepOwner(ctx, h, inst.UUID, "said in this boot before its record was read", "operator"); err != nil {
+					return err
+				}
+			}
 		default:
 			held[inst.UUID] = why
 			given = given && v.Code != "given_away"
@@ -124,6 +130,10 @@ func (k *keeper) look(ctx context.Context) error {
 	// What has to be cleaned up of guests that the ledger does not have any more, or never knew.
 	for _, e := range left {
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
+		if host.Kept(h, e.Instance, e.Epoch) {
+			k.fail(e.Instance, nil)
+			continue
+		}
 		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.trust.memory.Died)
 		if err == nil && !gave {
 			// It has come back here since.
@@ -190,6 +200,9 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		f.Record = recordFact(rec, k.a.name, epoch)
 	}
 	f.Died = k.trust.memory.Died
+	if f.Record == witness.OtherHigher && host.Kept(k.a.host, inst.UUID, rec.Epoch) {
+		f.Record = witness.OtherLower // by an operator's decision against that very epoch
+	}
 	var where string
 	if v = witness.Decide(f); v.Code == "ledger_rolled_back" || v.Code == "given_away" && !f.Died {
 		// One that was made a moment before its ledger was lost has no record yet, and runs. And one
@@ -211,6 +224,7 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 	case "record_unreadable":
 		why += ": " + unreadable.Error()
 	case "given_away_unproven":
+		host.NoteRecorded(k.a.host, inst, rec.Host, rec.Epoch)
 		why = fmt.Sprintf("its record has host %s with epoch %d, the ledger of this host %d, where it runs, and no death of this host is known by which it was evacuated: if the instance is the one on %s, virsh destroy %s here", rec.Host, rec.Epoch, epoch, rec.Host, inst.Name)
 	case "epoch_twice":
 		why = fmt.Sprintf("host %s says that it has it too, with the same epoch %d", rec.Host, epoch)

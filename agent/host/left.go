@@ -115,5 +115,8 @@ func (h *Host) dropRecords(ctx context.Context, uuid string) error {
 	if err := h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)); err != nil { // it could not be taken back
 		return err
 	}
+	if err := h.tracker.Unremember(ctx, keptRef(uuid)); err != nil {
+		return err
+	}
 	return h.dropLeft(ctx, uuid)
 }

@@ -171,7 +171,7 @@ func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (w
 		switch {
 		case err != nil || there == nil:
 			round.silent[a.asked()] = true
-		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name:
+		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name && !keptByOperator(h, uuid, there.Epoch):
 			f.Origin = witness.CameTaken
 		default:
 			f.Origin = witness.CameAgreed

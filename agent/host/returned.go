@@ -223,8 +223,8 @@ func (h *Host) confirmByHand(ctx context.Context, id, because, by string) error 
 	if err := h.tokenIsHere(inst); err != nil {
 		return err
 	}
-	if h.sides.keepClaimed(uuid) {
-		h.log.Warn("an operator says that an instance that another host claims is this host's", "instance", uuid, "name", inst.Name, "by", by, "because", because)
+	if err := KeepOwner(ctx, h, uuid, because, by); err != nil {
+		return err
 	}
 	why, waits := h.Unconfirmed(uuid)
 	if !waits {

@@ -79,6 +79,9 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 	if known && inst.Token.Epoch >= epoch && inst.Token.State == claims.TokenHere {
 		return false, nil
 	}
+	if err := staysHere(h, ref.Instance, epoch, to); err != nil {
+		return false, err
+	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
 		return false, err

@@ -573,6 +573,24 @@ func TestYieldToken_OfARunningInstance_ItIsInDoubtAndRunsOn(t *testing.T) {
 			s.must("start", s.b.Start(s.t.Context(), s.ref.Instance, false))
 			s.wantKind("the same again", s.b.YieldToken(s.t.Context(), s.ref, 9, "a"), fault.InDoubt)
 			s.state("b", s.ref.Instance, driver.Running)
+			// The decision outlives the agent, a power failure and a reboot, until a newer epoch comes.
+			s.restart("b")
+			s.must("power failure", s.b.fake.Destroy(s.t.Context(), s.ref.Instance))
+			for _, boot := range []string{"second", "third"} {
+				err := s.b.YieldToken(s.t.Context(), s.ref, 9, "a")
+				if s.wantKind("while it is off", err, fault.InDoubt); !slices.Equal(codes(err), []string{"kept_by_operator"}) {
+					s.t.Errorf("reasons %v", codes(err))
+				}
+				gave, err := s.b.GiveWay(s.t.Context(), s.ref, 9, "a", true)
+				if s.wantKind("by a record and a death", err, fault.InDoubt); gave || s.token("b").State != claims.TokenHere {
+					s.t.Errorf("given up: token %+v", s.token("b"))
+				}
+				s.b = s.rebootAlone("b", boot, s.options)
+			}
+			s.must("a newer epoch", s.b.YieldToken(s.t.Context(), s.ref, 10, "a"))
+			if k := s.token("b"); k.State == claims.TokenHere {
+				s.t.Errorf("a decision against an older epoch holds: %+v", k)
+			}
 		},
 		"given up": func(s *twoSides) {
 			s.must("end it", s.b.fake.Destroy(s.t.Context(), s.ref.Instance))
@@ -593,7 +611,7 @@ func TestYieldToken_OfARunningInstance_ItIsInDoubtAndRunsOn(t *testing.T) {
 				t.Errorf("token %+v, before %+v", now, before)
 			}
 			names, reasons := host.ClaimsElsewhere(s.b.Host)
-			if !slices.Equal(names, []string{"vm1"}) || reasons[0].Change == "" {
+			if !slices.Equal(names, []string{"vm1"}) || !strings.Contains(reasons[0].Change, "berth instance start vm1 --force-owner") {
 				t.Errorf("told %v, %+v", names, reasons)
 			}
 			operator(s)

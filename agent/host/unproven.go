@@ -2,9 +2,11 @@ package host
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"berth/claims"
 	"berth/driver"
@@ -18,8 +20,8 @@ type ClaimedElsewhere struct {
 	Instance, Name string
 	Host           string // that says so
 	Epoch          uint64
-	// Kept: an operator has said since that the instance is this host's.
-	Kept bool
+	// Recorded: the fleet's records say so, and their keeper tells an operator of it.
+	Recorded bool
 }
 
 // reason is what an operator is told of it.
@@ -28,8 +30,8 @@ func (c ClaimedElsewhere) reason(self string) fault.Reason {
 		Code:    "higher_epoch_unproven",
 		Message: fmt.Sprintf("instance %s runs on %s, and host %s says that it has it with epoch %d: nothing on %s proves that", c.Name, self, c.Host, c.Epoch, self),
 		Have:    self, Want: c.Host,
-		Change: fmt.Sprintf(`look which of the two copies is the instance; if it is the one on %s, virsh destroy %s on %s; if it is the one on %s, berth instance start %s --force-owner --reason "how you know"`,
-			c.Host, c.Name, self, self, c.Name),
+		Change: fmt.Sprintf(`look which of the two copies is the instance; if it is the one on %s, virsh destroy %s on %s; if it is the one on %s, berth instance start %s --force-owner --reason "how you know" there, and then berth instance delete %s --force on %s (its disks stay)`,
+			c.Host, c.Name, self, self, c.Name, c.Name, c.Host),
 	}
 }
 
@@ -58,7 +60,7 @@ func standsHandedOver(h *Host, ref migration.Ref, to string, d driver.Domain) (b
 }
 
 // claimedElsewhere gives the instances of which another host has said so and that still run here,
-// in order of uuid, without those that an operator has kept. From memory.
+// in order of uuid, without those that an operator has kept or the records' keeper names. From memory.
 func (s *sides) claimedElsewhere(h *Host) []ClaimedElsewhere {
 	s.mu.Lock()
 	var out []ClaimedElsewhere
@@ -68,19 +70,17 @@ func (s *sides) claimedElsewhere(h *Host) []ClaimedElsewhere {
 	s.mu.Unlock()
 	out = slices.DeleteFunc(out, func(c ClaimedElsewhere) bool {
 		inst, known := h.tracker.Instance(c.Instance)
-		return c.Kept || !known || inst.Token.State == claims.TokenSurrendered || inst.Token.Epoch >= c.Epoch
+		return c.Recorded || keptByOperator(h, c.Instance, c.Epoch) || !known || inst.Token.State == claims.TokenSurrendered || inst.Token.Epoch >= c.Epoch
 	})
 	slices.SortFunc(out, func(a, b ClaimedElsewhere) int { return strings.Compare(a.Instance, b.Instance) })
 	return out
 }
 
-// claim keeps what another host says of an instance, and reports whether that is new. What an
-// operator has said of the same host and epoch, or of a higher one, stays.
+// claim keeps what another host says of an instance, and reports whether that is new.
 func (s *sides) claim(c ClaimedElsewhere) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was, before := s.claimed[c.Instance]
-	if before && (was.Host == c.Host && was.Epoch == c.Epoch || was.Kept && was.Host == c.Host && was.Epoch > c.Epoch) {
+	if was, before := s.claimed[c.Instance]; before && was.Host == c.Host && was.Epoch == c.Epoch && (c.Recorded || !was.Recorded) {
 		return false
 	}
 	s.claimed[c.Instance] = c
@@ -94,17 +94,83 @@ func (s *sides) unclaim(uuid string) {
 	delete(s.claimed, uuid)
 }
 
-// keepClaimed notes an operator's decision that the instance is this host's, until this process
-// ends; it reports whether there was one to take.
-func (s *sides) keepClaimed(uuid string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c, found := s.claimed[uuid]
-	if found {
-		c.Kept = true
-		s.claimed[uuid] = c
+// NoteRecorded keeps that the fleet's records name another host for an instance of h, with a higher
+// epoch: what an operator decides of the instance from now on is decided against that epoch.
+func NoteRecorded(h *Host, inst claims.Instance, host string, epoch uint64) {
+	h.sides.claim(ClaimedElsewhere{Instance: inst.UUID, Name: inst.Name, Host: host, Epoch: epoch, Recorded: true})
+}
+
+// keptOwner is an operator's decision that an instance is this host's, though another host says that
+// it has it. It holds against every epoch up to Epoch, over restarts and reboots, for as long as the
+// token is here.
+type keptOwner struct {
+	Host  string    `json:"host"` // that said so
+	Epoch uint64    `json:"epoch"`
+	By    string    `json:"by"`
+	Why   string    `json:"why"`
+	At    time.Time `json:"at"`
+}
+
+// keptRef is under which it is remembered, as bootRef.
+func keptRef(uuid string) migration.Ref {
+	return migration.Ref{Migration: "kept", Instance: uuid, Attempt: 1, Step: uuid}
+}
+
+// keptByOperator reports whether an operator has decided that an instance is this host's against that
+// epoch or a higher one. A decision that cannot be read counts: nothing is given up for it. From memory.
+func keptByOperator(h *Host, uuid string, epoch uint64) bool {
+	var k keptOwner
+	found, err := h.tracker.Recall(keptRef(uuid), &k)
+	return found && (err != nil || k.Epoch >= epoch)
+}
+
+// Kept reports whether the token of an instance is on h, and an operator has decided that it stays
+// there though another host claims it with that epoch. From memory.
+func Kept(h *Host, uuid string, epoch uint64) bool {
+	inst, known := h.tracker.Instance(uuid)
+	return known && inst.Token.State == claims.TokenHere && keptByOperator(h, uuid, epoch)
+}
+
+// staysHere refuses to give an instance up against an operator's decision: fault.InDoubt.
+func staysHere(h *Host, uuid string, epoch uint64, to string) error {
+	if !Kept(h, uuid, epoch) {
+		return nil
 	}
-	return found
+	inst, _ := h.tracker.Instance(uuid)
+	name := cmp.Or(inst.Name, uuid)
+	return fault.Refuse(fault.InDoubt, "", fault.Reason{
+		Code:    "kept_by_operator",
+		Message: fmt.Sprintf("an operator has decided that instance %s is the one on %s, although host %s says that it has it with epoch %d", name, h.o.Name, to, epoch),
+		Have:    h.o.Name, Want: to,
+		Change: fmt.Sprintf("end the copy on %s: berth instance delete %s --force there (its disks stay); if that one is the instance after all, the same on %s", to, name, h.o.Name),
+	})
+}
+
+// KeepOwner makes durable that an operator has decided that an instance whose token is on h is the
+// one there, against the epoch that another host was last heard to claim. Nothing is written where
+// none was heard of. It waits for who works on the instance.
+func KeepOwner(ctx context.Context, h *Host, uuid, because, by string) error {
+	h.sides.mu.Lock()
+	c, claimed := h.sides.claimed[uuid]
+	h.sides.mu.Unlock()
+	if !claimed {
+		return nil
+	}
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	inst, _ := h.tracker.Instance(uuid)
+	if err := h.tokenIsHere(inst); err != nil {
+		return err
+	}
+	if keptByOperator(h, uuid, c.Epoch) {
+		return nil
+	}
+	h.log.Warn("an operator says that an instance that another host claims is this host's", "instance", uuid, "name", inst.Name, "host", c.Host, "epoch", c.Epoch, "by", by, "because", because)
+	k := keptOwner{Host: c.Host, Epoch: c.Epoch, By: by, Why: because, At: h.rt.Now().UTC()}
+	return wrap(h.tracker.Remember(ctx, keptRef(uuid), k), "note that instance %s stays on %s", uuid, h.o.Name)
 }
 
 // ClaimsElsewhere gives, with the reasons for an operator, the instances that run on h and of which

@@ -202,6 +202,9 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 			Have:    fmt.Sprintf("epoch %d", inst.Token.Epoch), Want: fmt.Sprintf("epoch %d", epoch),
 		})
 	}
+	if err := staysHere(h, ref.Instance, epoch, to); err != nil {
+		return false, err
+	}
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
 		return false, err
