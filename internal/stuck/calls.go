@@ -103,7 +103,8 @@ func Read[T any](c *Calls, path string, read func() (T, error)) (T, error) {
 }
 
 // Long is Read for a function that may take long. It waits for as long as ctx lasts, after the
-// file system has answered once.
+// file system has answered once. It does not count as a call under way, so that the function may
+// call Read and Answers for the same file system, and many of them hold up no short call.
 func Long[T any](ctx context.Context, c *Calls, path string, read func() (T, error)) (T, error) {
 	if c == nil {
 		return read()
@@ -112,7 +113,7 @@ func Long[T any](ctx context.Context, c *Calls, path string, read func() (T, err
 		var none T
 		return none, err
 	}
-	return run(ctx, c, &call{of: c, long: true}, func(w *call) error { return c.table().walk(path, w.enterMount) }, read)
+	return run(ctx, c, &call{of: c, long: true}, func(w *call) error { return c.table().walk(path, w.nameMount) }, read)
 }
 
 // OnMount is Read for a function whose mount is known.
@@ -201,6 +202,14 @@ func silent(t thing, since time.Time) error {
 }
 
 func (w *call) enterMount(m Mount) error { return w.enter(w.of.ofMount(m)) }
+
+// nameMount says what a call that is not counted waits for.
+func (w *call) nameMount(m Mount) error {
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	w.at = w.of.ofMount(m)
+	return nil
+}
 
 // enter waits until there is room for one more call, and refuses at once where one has waited
 // for longer than Limit. After three times Limit, and as often again, it asks the file system

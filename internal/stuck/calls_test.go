@@ -146,6 +146,31 @@ func TestLong_ContextEnds_BlamesNobody(t *testing.T) {
 	close(release)
 }
 
+// More long calls than width, all begun before any asks the file system again: none waits for
+// another's end.
+func TestLong_ManyThatAskAgain_AllEnd(t *testing.T) {
+	c := &Calls{Limit: time.Minute}
+	dir := t.TempDir()
+	const many = 40
+	var all, inside sync.WaitGroup
+	inside.Add(many)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute/2)
+	defer cancel()
+	for range many {
+		all.Go(func() {
+			_, err := Long(ctx, c, dir, func() (int, error) {
+				inside.Done()
+				inside.Wait()
+				return 0, c.Answers(dir)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 // A call that is stuck for a reason of its own, or on a mount that came after the table was
 // read, must not have the file system refused for ever.
 func TestRead_OneStuckCallOfAFileSystemThatAnswers_IsForgiven(t *testing.T) {

@@ -11,7 +11,8 @@
 //   - while one call waits for longer than that, no other is begun there: callers are
 //     refused at once. When it comes back the file system is believed again; nothing polls;
 //   - at most width calls are under way on one file system, hence at most so many threads
-//     are lost to it.
+//     are lost to it. A call that may take long is begun after the file system has answered, and is
+//     not among them.
 //
 // A call that its caller has given up may still be carried out when the server is back. So
 // only calls that change nothing are made this way. Whoever writes asks Answers first and
