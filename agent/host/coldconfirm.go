@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"time"
 
 	"berth/agent/host/hooks"
 	"berth/claims"
@@ -78,6 +79,10 @@ func (h *Host) forgetHalf(ctx context.Context, ref migration.Ref, half claims.Cl
 	return h.tracker.ForgetMigration(ctx, ref.Migration)
 }
 
+// askBeforeDrop bounds the questions to other hosts before old files of disks are dropped. It is
+// well below what the operation has: what nobody has answered for by then stays, and the move ends.
+const askBeforeDrop = 3 * time.Minute
+
 // confirmDestination does operation.ConfirmDestination.
 func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -101,8 +106,10 @@ func (h *Host) confirmDestination(ctx context.Context, ref migration.Ref) error 
 		if err != nil {
 			return err
 		}
+		asking, cancel := h.rt.WithTimeout(ctx, askBeforeDrop)
+		defer cancel()
 		for _, d := range rec.Grown {
-			kept, err := survey.Drop(ctx, h.files, d.Target, d.Replaced, ref.Instance)
+			kept, err := survey.Drop(asking, h.files, d.Target, d.Replaced, ref.Instance)
 			if err != nil {
 				return err
 			}

@@ -3,7 +3,9 @@ package host_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -11,6 +13,7 @@ import (
 	"berth/agent/host/fileusers"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/migration/operation"
 )
 
 // TestCold_ASharedDiskGrows_WhileItsInstanceRunsOnTheSource: prep-resize comes before power-off, so the
@@ -76,5 +79,38 @@ func TestCold_ASharedDiskGrows_WhileItsInstanceRunsOnTheSource(t *testing.T) {
 				t.Errorf("reasons (-want +got):\n%s\n%v", diff, err)
 			}
 		})
+	}
+}
+
+// TestCold_ConfirmedWithASilentHost_EndsAndKeepsTheOldFile: the questions are over long before the operation is.
+func TestCold_ConfirmedWithASilentHost_EndsAndKeepsTheOldFile(t *testing.T) {
+	l, world := storedLab(t, true)
+	v := l.storedGuest(small)
+	larger := large
+	larger.DiskGB = 3
+	silent := false
+	l.hosts["b"].Close()
+	l.boot("b", func(o *host.Options) {
+		o.Files, o.SharedDirs = world.Host("b"), []string{"/images"}
+		o.Elsewhere = func(ctx context.Context, _ string, files []fileusers.Question) map[string]string {
+			out := map[string]string{}
+			if !silent {
+				return out
+			}
+			if end, bounded := ctx.Deadline(); !bounded || time.Until(end) > operation.ConfirmDestination.Limit/3 {
+				t.Errorf("asked until %v (%t)", end, bounded)
+			}
+			for _, q := range files {
+				out[q.Path] = "host-c does not say whether it uses the file"
+			}
+			return out
+		}
+	})
+	m := newCold(t, l, v.UUID, &larger)
+	m.run(m.there(), "")
+	silent = true
+	m.run(m.confirm(), "")
+	if kept := slices.DeleteFunc(world.Host("b").List(), func(path string) bool { return !strings.HasSuffix(path, ".kept") }); len(kept) != 1 {
+		t.Errorf("files %v: the old disk is not kept", world.Host("b").List())
 	}
 }

@@ -85,7 +85,7 @@ var (
 
 	// ConfirmDestination ends the move here: its context goes.
 	ConfirmDestination = Step{define[None, None]("confirm-destination",
-		"End the move here; the guest stays.", migration.AccessDestination, quick, nil)}
+		"End the move here; the guest stays.", migration.AccessDestination, slow, nil)}
 
 	// CleanUpReverted removes what a guest that was handed back left here: definition,
 	// disks that were made for it, networks, claim, record. Runs revert_resize.
