@@ -110,7 +110,7 @@ func (d *deaths) Declare(ctx context.Context, host, because, by string, force bo
 	if silence == nil && !force {
 		return fleet.Death{}, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "fence it (berth host fence), or move its guests; --force takes your word all the same"))
 	}
-	death, err := records.DeclareDead(ctx, fleet.Death{Host: host, Proof: fleet.ProofOperator, By: by, Because: because, Boot: h.Boot})
+	death, err := declareSeen(records, h)(ctx, fleet.Death{Host: host, Proof: fleet.ProofOperator, By: by, Because: because, Boot: h.Boot})
 	if err != nil {
 		return fleet.Death{}, fault.Wrap(err, "%s", doing)
 	}
@@ -179,6 +179,15 @@ func (d *deaths) noProof(ctx context.Context, doing, host string, records *fleet
 		reasons = append(reasons, fault.Reason{Code: "lease_expired", Message: "its lease is over: it is down, or cut off and running its guests; that alone is no proof"})
 	}
 	return fault.Refuse(kind, doing, reasons...)
+}
+
+// declareSeen gives how a host is declared dead whose record was read as h: of one that had none, only
+// while it has none.
+func declareSeen(records *fleet.Records, h fleet.Host) func(context.Context, fleet.Death) (fleet.Death, error) {
+	if h.Boot == "" && h.UpdatedAt.IsZero() {
+		return records.DeclareDeadUnrecorded
+	}
+	return records.DeclareDead
 }
 
 // dying says whether a host can be declared dead at all, and reads its record. One without a record

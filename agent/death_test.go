@@ -253,13 +253,13 @@ func TestFence_ADeathWhoseAnswerIsLostIsWrittenOnce(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // who asked has gone
-		got, err := m.write(ctx, m.fleet, fleet.Death{Host: lostHost, Proof: fleet.ProofFenced, By: "operator:alice", Boot: "boot-1"})
+		got, err := m.write(ctx, m.fleet.DeclareDead, fleet.Death{Host: lostHost, Proof: fleet.ProofFenced, By: "operator:alice", Boot: "boot-1"})
 		if err != nil || got.By != "operator:alice" || len(fates) != 0 {
 			t.Errorf("%+v, %v", got, err)
 		}
 		m.store.SetDown(true)
 		before := time.Now()
-		if _, err := m.write(t.Context(), m.fleet, fleet.Death{Host: lostHost}); !errors.Is(err, fault.Unavailable) || time.Since(before) > lastRecord+time.Second {
+		if _, err := m.write(t.Context(), m.fleet.DeclareDead, fleet.Death{Host: lostHost}); !errors.Is(err, fault.Unavailable) || time.Since(before) > lastRecord+time.Second {
 			t.Errorf("while the store is down: %v after %s", err, time.Since(before))
 		}
 	})
@@ -344,6 +344,35 @@ func TestDeclare_AHostThatBootsMeanwhileIsNotTheOneOfTheWord(t *testing.T) {
 	_, err := m.Declare(t.Context(), lostHost, "it burned", "operator:alice", false)
 	if diff := cmp.Diff([]string{"host_came_back"}, codes(err)); diff != "" || !errors.Is(err, fault.Forbidden) || len(m.standing()) > 0 {
 		t.Errorf("it counts as dead by a word on the boot before: %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestDeath_AHostWithoutARecordThatComesBackMeanwhile_Lives: it had none when it was looked at, and
+// writes one before the death is written.
+func TestDeath_AHostWithoutARecordThatComesBackMeanwhile_Lives(t *testing.T) {
+	for name, declare := range map[string]func(m *morgue) error{
+		"declared": func(m *morgue) error {
+			_, err := m.Declare(t.Context(), "host-x", "it burned", "operator:alice", true)
+			return err
+		},
+		"fenced": func(m *morgue) error {
+			m.hook("10-a", "")
+			_, err := m.Fence(t.Context(), "host-x", "operator:alice")
+			return err
+		},
+	} {
+		m := newMorgue(t, &runtime.System{}, false)
+		m.knows = "Placement"
+		m.answers = func(ctx context.Context, host string) error {
+			if _, err := m.fleet.Return(ctx, host, "boot-2"); err != nil {
+				t.Error(err)
+			}
+			return errSilent
+		}
+		err := declare(m)
+		if diff := cmp.Diff([]string{"host_came_back"}, codes(err)); diff != "" || !errors.Is(err, fault.Forbidden) || len(m.standing()) > 0 {
+			t.Errorf("%s: it counts as dead: %v (-want +got):\n%s", name, err, diff)
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ func (d *deaths) Fence(ctx context.Context, host, by string) (fleet.Death, error
 	if err != nil {
 		return fleet.Death{}, err
 	}
-	death, err := d.write(ctx, records, fleet.Death{Host: host, Proof: fleet.ProofFenced, By: by, Because: because, Boot: h.Boot})
+	death, err := d.write(ctx, declareSeen(records, h), fleet.Death{Host: host, Proof: fleet.ProofFenced, By: by, Because: because, Boot: h.Boot})
 	if err != nil {
 		return fleet.Death{}, fault.Wrap(err, "%s: its hooks succeeded, and the death is not known to be on record; ask again", doing)
 	}
@@ -138,11 +138,11 @@ const longestBecause = 4096
 
 // write puts a death on record whose proof was had a moment ago, and asks again for a while where
 // the store does not answer, also when whoever asked has gone.
-func (d *deaths) write(ctx context.Context, records *fleet.Records, death fleet.Death) (fleet.Death, error) {
+func (d *deaths) write(ctx context.Context, declare func(context.Context, fleet.Death) (fleet.Death, error), death fleet.Death) (fleet.Death, error) {
 	ctx, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), lastRecord)
 	defer cancel()
 	for {
-		out, err := records.DeclareDead(ctx, death)
+		out, err := declare(ctx, death)
 		if err == nil || !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.Busy) {
 			return out, err
 		}

@@ -174,6 +174,17 @@ func (r *Records) DeclareDead(ctx context.Context, d Death) (Death, error) {
 	return r.declareDead(ctx, d, func(Host) ([]Condition, error) { return nil, nil })
 }
 
+// DeclareDeadUnrecorded is DeclareDead by a caller that saw no record of the host: there must be none
+// in the very commit. fault.Forbidden, with reason host_came_back, where it has written one since.
+func (r *Records) DeclareDeadUnrecorded(ctx context.Context, d Death) (Death, error) {
+	return r.declareDead(ctx, d, func(h Host) ([]Condition, error) {
+		if h.Name == "" {
+			return nil, nil
+		}
+		return nil, refuse("host_came_back", fmt.Sprintf("host %s had no record, and has written one since, in boot %s", h.Name, h.Boot), "look at it again")
+	})
+}
+
 // DeclareDeadByLease declares a host dead that fences itself and whose lease is over: both hold
 // in the very commit, and this process has seen for a whole length that it is over. Before that it
 // is fault.Busy, with reason lease_over_lately, which says how long it still takes; WatchLapsed looks
