@@ -152,6 +152,20 @@ func newOriginRound(ctx context.Context, rt runtime.Runtime, limit time.Duration
 	return r, func() { endHosts(); end() }
 }
 
+// ask gives what the host says that an instance came from; nil where it does not say. One that does
+// not answer is not asked again in the round; one that answers is, for its other instances.
+func (r *originRound) ask(h *Host, a pendingArrival) *migration.AttemptFate {
+	if r.hosts.Err() != nil || r.silent[a.asked()] {
+		return nil
+	}
+	there, answered, err := h.askWhom(r.hosts, a)
+	r.silent[a.asked()] = !answered
+	if err != nil {
+		return nil
+	}
+	return there
+}
+
 // askOrigin asks who may have been given an instance back, decides by the table of package witness,
 // and gives way or confirms.
 func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (witness.Action, error) {
@@ -164,13 +178,9 @@ func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (w
 	if h.Waits() && h.BootConfirmed() {
 		f.Store, f.Record = witness.StoreProven, witness.OwnSame // by name, or it would wait for that
 	}
-	var there *migration.AttemptFate
-	if round.hosts.Err() == nil && !round.silent[a.asked()] {
-		var err error
-		there, err = h.askSource(round.hosts, a)
+	there := round.ask(h, a)
+	if there != nil {
 		switch {
-		case err != nil || there == nil:
-			round.silent[a.asked()] = true
 		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name && !keptByOperator(h, uuid, there.Epoch):
 			f.Origin = witness.CameTaken
 		default:

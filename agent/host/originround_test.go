@@ -10,6 +10,7 @@ import (
 	"berth/agent/witness"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration"
 )
 
 // slowPlacement answers after a while; 0 for never.
@@ -88,5 +89,47 @@ func TestNextInTurn_OfMoreThanARound_EachHasATurn(t *testing.T) {
 	}
 	if got := nextInTurn(nil, "c", 2); len(got) != 0 {
 		t.Errorf("of none: %v", got)
+	}
+}
+
+// fateAnswer is a host of which every question is answered so.
+type fateAnswer struct {
+	migration.Side
+	err   error
+	asked int
+}
+
+func (f *fateAnswer) AttemptFate(context.Context, migration.Ref) (migration.AttemptFate, error) {
+	f.asked++
+	return migration.AttemptFate{}, f.err
+}
+
+// TestOriginRound_AnAnswerThatDoesNotHelp_KeepsNoOtherFromItsQuestion: the first instance of a host
+// may be one of which it will not speak, in every round.
+func TestOriginRound_AnAnswerThatDoesNotHelp_KeepsNoOtherFromItsQuestion(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		want int
+	}{
+		"it knows no such migration": {fault.New(fault.NotFound, "no such migration"), 3},
+		"it refuses":                 {fault.New(fault.Forbidden, "not a party"), 3},
+		"it has failed":              {fault.New(fault.Internal, "its ledger is damaged"), 3},
+		"it does not answer":         {fault.New(fault.Unavailable, "no route to host"), 1},
+		"its answer is lost":         {fault.New(fault.InDoubt, "the connection broke"), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			there := &fateAnswer{err: tt.err}
+			h := &Host{rt: &runtime.System{}, o: Options{Side: func(context.Context, string) (migration.Side, error) { return there, nil }}}
+			round, end := newOriginRound(t.Context(), h.rt, askOwners)
+			defer end()
+			for range 3 {
+				if got := round.ask(h, pendingArrival{source: "host-b"}); got != nil {
+					t.Errorf("said %+v", got)
+				}
+			}
+			if there.asked != tt.want {
+				t.Errorf("asked %d times, want %d", there.asked, tt.want)
+			}
+		})
 	}
 }

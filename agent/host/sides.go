@@ -381,23 +381,31 @@ func (h *Host) timeToAsk(ref migration.Ref) bool {
 // askSource asks what became of an attempt, the conductor in the source's place where that
 // is a third host; nil when no answer comes. An error is one who answers and does not say.
 func (h *Host) askSource(ctx context.Context, a pendingArrival) (*migration.AttemptFate, error) {
+	f, _, err := h.askWhom(ctx, a)
+	return f, err
+}
+
+// askWhom is askSource; answered says that the host has answered, though perhaps not what was asked.
+func (h *Host) askWhom(ctx context.Context, a pendingArrival) (f *migration.AttemptFate, answered bool, err error) {
 	if h.o.Side == nil || a.asked() == "" {
-		return nil, nil
+		return nil, false, nil
 	}
 	ctx, cancel := h.rt.WithTimeout(ctx, askFate)
 	defer cancel()
 	side, err := h.o.Side(ctx, a.asked())
 	if err != nil {
-		return nil, nil // a host that nobody finds is one that does not answer
+		return nil, false, nil // a host that nobody finds is one that does not answer
 	}
-	f, err := side.AttemptFate(ctx, a.ref)
+	fate, err := side.AttemptFate(ctx, a.ref)
 	switch {
 	case err == nil:
-		return &f, nil
-	case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.NotFound), ctx.Err() != nil:
-		return nil, nil
+		return &fate, true, nil
+	case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), ctx.Err() != nil:
+		return nil, false, nil
+	case errors.Is(err, fault.NotFound):
+		return nil, true, nil
 	}
-	return nil, fault.New(fault.InDoubt, "host %s does not say what became of it: %w", a.asked(), err)
+	return nil, true, fault.New(fault.InDoubt, "host %s does not say what became of it: %w", a.asked(), err)
 }
 
 // awaitSide keeps what an arrival waits for, and logs it once; empty for nothing.
