@@ -650,6 +650,52 @@ func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
 	}
 }
 
+// TestKeeper_ItsDeath_IsForgottenOnceNothingIsLeftToGiveUp: neither before, while a record may hide what
+// was evacuated, nor later for what is only left to clean up.
+func TestKeeper_ItsDeath_IsForgottenOnceNothingIsLeftToGiveUp(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		arrange func(b *fleetBench, k *keeper, id string)
+		stays   bool
+	}{
+		"all is well": {func(*fleetBench, *keeper, string) {}, false},
+		"a record cannot be read": {func(b *fleetBench, _ *keeper, id string) {
+			b.must(b.store.Client("test").Commit(b.Context(), nil, fleet.Change{Key: "instances/" + id, Value: []byte(`{"epoch": "two"}`)}))
+		}, true},
+		"an evacuation cannot be read": {func(b *fleetBench, _ *keeper, _ string) {
+			b.must(b.store.Client("test").Commit(b.Context(), nil, fleet.Change{Key: "evacuated/host-a/" + returning, Value: []byte(`{"epoch": "two"}`)}))
+		}, true},
+		"the store is not believed": {func(_ *fleetBench, k *keeper, _ string) { k.trust.memory.Unproven = true }, true},
+		"what came back is not cleaned up after": {func(b *fleetBench, _ *keeper, id string) {
+			raw, err := json.Marshal(fleet.Evacuated{Migration: returning, Attempt: 1, Instance: id, Name: "web", Source: "host-a", To: "host-b", Epoch: 1})
+			b.must(err)
+			b.must(b.store.Client("test").Commit(b.Context(), nil, fleet.Change{Key: "evacuated/host-a/" + returning, Value: raw}))
+			b.before = func(c fleettest.Call) fleettest.Outcome {
+				if strings.HasPrefix(c.Key, "evacuated/") && c.Write {
+					return fleettest.Refused
+				}
+				return fleettest.Answered
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFleetBench(t, "host-a", "host-b")
+			id := b.guest("host-a", "web")
+			b.round("host-a")
+			k := b.up["host-a"].keeper
+			b.must(k.noteDeath(t.Context()))
+			tt.arrange(b, k, id)
+			k.looked, k.suspect = false, true
+			if err := k.look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if k.trust.memory.Died != tt.stays {
+				t.Errorf("died %t, want %t", k.trust.memory.Died, tt.stays)
+			}
+		})
+	}
+}
+
 // TestFleet_ForgetGivesUpWhatADeadHostHolds, and refuses while guests of it are left, or it lives.
 // A record that is garbled costs its own guest what a record gives, and nobody else anything: the
 // rest is listed, kept and evacuated, and who asks is told which it is.

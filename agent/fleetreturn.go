@@ -62,7 +62,8 @@ func (k *keeper) noteDeath(ctx context.Context) error {
 	return k.remember(ctx, next)
 }
 
-// givenWay forgets the death once each instance that was evacuated by it has been given up.
+// givenWay forgets the death once each instance that was evacuated by it has been given up. What is
+// left to clean up of them needs no death.
 func (k *keeper) givenWay(ctx context.Context) error {
 	if !k.trust.memory.Died {
 		return nil
@@ -79,7 +80,8 @@ func (k *keeper) look(ctx context.Context) error {
 	// A guest that was evacuated is given way for by its own record: no other waits for one of these
 	// that cannot be read.
 	left, err := k.records.Evacuated(ctx, k.a.name)
-	if _, err = fleet.Unreadable(err); err != nil {
+	garbled, err := fleet.Unreadable(err)
+	if err != nil {
 		return err
 	}
 	whole, unsure := !k.looked, !h.BootConfirmed() || k.suspect
@@ -87,7 +89,8 @@ func (k *keeper) look(ctx context.Context) error {
 		return err
 	}
 	was, held, waiting := h.Held(), map[string]string{}, map[string]bool{}
-	given := true // nothing is left to give up
+	// Nothing is left to give up, and nothing is hidden that would have to be.
+	given := len(garbled) == 0 && !k.trust.unproven()
 	for _, inst := range h.Owned() {
 		_, before := was[inst.UUID]
 		if !whole && !before {
@@ -109,7 +112,7 @@ func (k *keeper) look(ctx context.Context) error {
 			}
 		default:
 			held[inst.UUID] = why
-			given = given && v.Code != "given_away"
+			given = given && v.Code != "given_away" && v.Action != witness.Wait && v.Code != "record_unreadable"
 			waiting[inst.UUID] = v.Action == witness.Wait
 			if was[inst.UUID] != why {
 				k.a.log.Error("an instance is held: it is not started here, and not moved", "instance", inst.UUID, "name", inst.Name, "waits", waiting[inst.UUID], "why", why)
@@ -135,13 +138,13 @@ func (k *keeper) look(ctx context.Context) error {
 			continue
 		}
 		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.trust.memory.Died)
+		given = given && err == nil
 		if err == nil && !gave {
 			// It has come back here since.
 			if err = h.CleanUpReturned(ctx, ref, migration.Guest{}); err == nil {
 				err = k.records.CleanedUp(ctx, e)
 			}
 		}
-		given = given && err == nil
 		k.fail(e.Instance, err)
 	}
 	if whole {
