@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"berth/agent/host/disks"
 	"berth/internal/fault"
 )
@@ -20,6 +22,9 @@ type Question struct {
 	// RunsOn names the host on which the file's instance runs meanwhile; empty for none. Whoever
 	// has the file open there does not count: the instance itself has.
 	RunsOn string `json:"runs_on,omitempty"`
+	// Act is what is to be done; empty is Remove. Before a Replace a doubt does not count, as in
+	// the table: the old file is kept, and asked for again before it is removed.
+	Act Act `json:"act,omitempty"`
 }
 
 // Reply answers it.
@@ -38,10 +43,11 @@ type Elsewhere func(ctx context.Context, instance string, files []Question) map[
 // answers by path why a file stays; instance does not count as a user. It blocks until every
 // host has answered or its time is over.
 func (s *Survey) UsedElsewhere(ctx context.Context, instance string, paths ...string) (map[string]string, error) {
-	return s.usedElsewhere(ctx, instance, "", paths...)
+	return s.usedElsewhere(ctx, Question{}, instance, paths...)
 }
 
-func (s *Survey) usedElsewhere(ctx context.Context, instance, runsOn string, paths ...string) (map[string]string, error) {
+// usedElsewhere asks one question of each path.
+func (s *Survey) usedElsewhere(ctx context.Context, q Question, instance string, paths ...string) (map[string]string, error) {
 	if s.elsewhere == nil {
 		return nil, nil
 	}
@@ -66,7 +72,8 @@ func (s *Survey) usedElsewhere(ctx context.Context, instance, runsOn string, pat
 		if err != nil {
 			return nil, err
 		}
-		ask = append(ask, Question{Path: path, Identity: id, RunsOn: runsOn})
+		q.Path, q.Identity = path, id
+		ask = append(ask, q)
 	}
 	if len(ask) == 0 {
 		return unknown, nil
@@ -91,6 +98,9 @@ func (s *Survey) Asked(q Question, host, except string) (Reply, error) {
 	if q.RunsOn != "" && q.RunsOn == host {
 		a.Open = nil
 	}
+	if q.Act == Replace {
+		a.Perhaps = nil
+	}
 	for _, u := range s.elsewhereNamed(q) {
 		if u.Instance != except {
 			a.Users = append(a.Users, u)
@@ -111,6 +121,16 @@ func (s *Survey) served(path string) bool {
 	return shared && err == nil && !disks.Reachable(own)
 }
 
+// sameName reports whether paths of two hosts may name one file, wherever each has it mounted. Files
+// of instances may all have one name (Nova's disk), each in a folder named by its instance's UUID.
+func sameName(a, b string) bool {
+	if filepath.Base(a) != filepath.Base(b) {
+		return false
+	}
+	inA, inB := filepath.Base(filepath.Dir(a)), filepath.Base(filepath.Dir(b))
+	return inA == inB || uuid.Validate(inA) != nil || uuid.Validate(inB) != nil
+}
+
 // elsewhereNamed are the users of a file that has another path here.
 func (s *Survey) elsewhereNamed(q Question) []User {
 	var out []User
@@ -120,7 +140,7 @@ func (s *Survey) elsewhereNamed(q Question) []User {
 		}
 	}
 	for path, users := range s.named {
-		if filepath.Base(path) != filepath.Base(q.Path) || path == filepath.Clean(q.Path) {
+		if !sameName(path, q.Path) || path == filepath.Clean(q.Path) {
 			continue
 		}
 		if disks.Reachable(q.Identity) && !s.served(path) {

@@ -36,3 +36,21 @@ func TestAsked_FileThatThisHostServes_IsFoundByItsName(t *testing.T) {
 		}
 	}
 }
+
+func TestSameName_FoldersOfInstancesTellFilesApart(t *testing.T) {
+	const one, other = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"/export/shared.raw", "/mnt/nfs/shared.raw", true},
+		{"/export/shared.raw", "/mnt/nfs/own.raw", false},
+		{"/var/lib/nova/instances/" + one + "/disk", "/mnt/" + one + "/disk", true},
+		{"/var/lib/nova/instances/" + one + "/disk", "/mnt/" + other + "/disk", false},
+		{"/export/" + one + "/disk", "/mnt/disk", true}, // the folder itself may be mounted
+	} {
+		if got := sameName(c.a, c.b); got != c.want {
+			t.Errorf("%s and %s: %t", c.a, c.b, got)
+		}
+	}
+}

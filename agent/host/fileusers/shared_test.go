@@ -31,6 +31,15 @@ func TestAsked_FileOnFUSE_IsKeptForTheHostThatUsesIt(t *testing.T) {
 	if err != nil || !strings.Contains(r.Why, "vm-a") {
 		t.Errorf("a answers %+v, %v", r, err)
 	}
+	// A doubt keeps a file from being removed, and not from being replaced, as on one host.
+	s.unresolved = []Unresolved{{Instance: "vm-c", Name: "vm-c", Doubt: DoubtChain, What: "/c.qcow2", Why: "broken"}}
+	for act, want := range map[Act]string{Remove: "vm-c", Replace: ""} {
+		r, err = s.Asked(Question{Path: filepath.Join(onB, "other.raw"), Identity: id + "0", Act: act}, "a", "vm-b")
+		if err != nil || (r.Why == "") != (want == "") || !strings.Contains(r.Why, want) {
+			t.Errorf("%s with a doubt: %+v, %v", act, r, err)
+		}
+	}
+	s.unresolved = nil
 	// One of which nobody has a disk goes.
 	r, err = s.Asked(Question{Path: filepath.Join(onB, "other.raw"), Identity: id + "0"}, "a", "vm-b")
 	if err != nil || r.Why != "" {
