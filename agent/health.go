@@ -151,7 +151,7 @@ func (h *health) conditions() []api.Condition {
 		out = append(out, c)
 	}
 	if names, reasons := host.ClaimsElsewhere(h.a.host); len(names) > 0 {
-		out = append(out, bad("epochs", "instances that run here and that another host claims: "+strings.Join(names, ", "), reasons...))
+		out = append(out, bad("epochs", "instances that two hosts have, or claim: "+strings.Join(names, ", "), reasons...))
 	}
 	if c, served := h.a.metering.condition(); served {
 		out = append(out, c)

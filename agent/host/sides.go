@@ -23,11 +23,13 @@ type sides struct {
 	asked   map[string]time.Duration // when the source, or the conductor in its place, was asked last
 	waiting map[string]Waiting
 	claimed map[string]ClaimedElsewhere // by instance; see provenElsewhere
+	refused map[string]ClaimedElsewhere // by migration: an operator's decision of which the other host says that it keeps the instance
 	ended   map[string]keptWord         // by migration that is over here: what Placement has said of it
 }
 
 func (s *sides) init() {
 	s.heard, s.asked, s.waiting = map[string]time.Duration{}, map[string]time.Duration{}, map[string]Waiting{}
+	s.refused = map[string]ClaimedElsewhere{}
 	s.ended, s.asking, s.claimed = map[string]keptWord{}, map[string]*asking{}, map[string]ClaimedElsewhere{}
 }
 

@@ -622,6 +622,31 @@ func TestYieldToken_OfARunningInstance_ItIsInDoubtAndRunsOn(t *testing.T) {
 	}
 }
 
+// TestSettle_TheOtherHostRunsItToo_BothSay: the source was not gone, and its libvirt had resumed the
+// instance before it heard of the decision.
+func TestSettle_TheOtherHostRunsItToo_BothSay(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.silent.Store(true)
+	s.restart("b")
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
+	s.must("settle", err)
+	s.must("stand still, or the bench says that two run", s.b.fake.Suspend(t.Context(), s.ref.Instance))
+	s.must("resumed", s.a.fake.Start(t.Context(), s.ref.Instance, false))
+	s.silent.Store(false)
+	s.follow("both to say so", func() bool {
+		_, here := host.ClaimsElsewhere(s.a.Host)
+		names, there := host.ClaimsElsewhere(s.b.Host)
+		return len(here) == 1 && len(there) == 1 && slices.Equal(names, []string{"vm1"}) && there[0].Code == "decision_refused" &&
+			strings.Contains(there[0].Change, "if it is the one on b, virsh destroy vm1 on a") && strings.Contains(there[0].Change, "berth instance delete vm1 --force on b")
+	})
+	s.must("end the copy", s.a.fake.Destroy(t.Context(), s.ref.Instance))
+	s.follow("the source to give way", func() bool { return len(s.b.tracker.Untold()) == 0 })
+	if names, _ := host.ClaimsElsewhere(s.b.Host); len(names) > 0 {
+		t.Errorf("still told: %v", names)
+	}
+}
+
 func TestYieldToken_OnlyToAHigherEpoch(t *testing.T) {
 	s := newSides(t)
 	s.left()

@@ -173,11 +173,56 @@ func KeepOwner(ctx context.Context, h *Host, uuid, because, by string) error {
 	return wrap(h.tracker.Remember(ctx, keptRef(uuid), k), "note that instance %s stays on %s", uuid, h.o.Name)
 }
 
+// noteRefused keeps that the other host answers an operator's decision with a copy that it does not give
+// up, and reports whether err says so; any other outcome but silence takes it away.
+func noteRefused(h *Host, w claims.Word, err error) bool {
+	refused := slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool {
+		return r.Code == "higher_epoch_unproven" || r.Code == "kept_by_operator"
+	})
+	inst, _ := h.tracker.Instance(w.Instance)
+	h.sides.mu.Lock()
+	defer h.sides.mu.Unlock()
+	switch _, before := h.sides.refused[w.Migration]; {
+	case refused:
+		if !before {
+			h.log.Error("a host keeps a copy of an instance that is here by an operator's decision", "instance", w.Instance, "migration", w.Migration, "host", w.Tell)
+		}
+		h.sides.refused[w.Migration] = ClaimedElsewhere{Instance: w.Instance, Name: cmp.Or(inst.Name, w.Instance), Host: w.Tell, Epoch: inst.Token.Epoch}
+	case err == nil:
+		delete(h.sides.refused, w.Migration)
+	}
+	return refused
+}
+
+// refusedWords gives them, in order of migration, of instances whose token is here.
+func refusedWords(h *Host) (out []ClaimedElsewhere) {
+	for _, w := range h.tracker.Untold() {
+		h.sides.mu.Lock()
+		c, refused := h.sides.refused[w.Migration]
+		h.sides.mu.Unlock()
+		if inst, known := h.tracker.Instance(w.Instance); refused && known && inst.Token.State == claims.TokenHere {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 // ClaimsElsewhere gives, with the reasons for an operator, the instances that run on h and of which
-// another host says that it has them. From memory.
+// another host says that it has them, and those that another host keeps though an operator has decided
+// that they are here. From memory.
 func ClaimsElsewhere(h *Host) (names []string, reasons []fault.Reason) {
 	for _, c := range h.sides.claimedElsewhere(h) {
 		names, reasons = append(names, c.Name), append(reasons, c.reason(h.o.Name))
+	}
+	for _, c := range refusedWords(h) {
+		names = append(names, c.Name)
+		reasons = append(reasons, fault.Reason{
+			Code:    "decision_refused",
+			Message: fmt.Sprintf("instance %s is on %s by an operator's decision, with epoch %d, and host %s keeps a copy of it: both may run", c.Name, h.o.Name, c.Epoch, c.Host),
+			Have:    h.o.Name, Want: c.Host,
+			Change: fmt.Sprintf("look which of the two copies is the instance; if it is the one on %s, virsh destroy %s on %s (berth instance delete %s --force there if an operator has kept it; its disks stay); if it is the one on %s, berth instance delete %s --force on %s (its disks stay)",
+				h.o.Name, c.Name, c.Host, c.Name, c.Host, c.Name, h.o.Name),
+		})
 	}
 	return names, reasons
 }

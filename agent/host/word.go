@@ -130,7 +130,11 @@ func (h *Host) tellWords(ctx context.Context) {
 		if silent[w.Tell] {
 			continue
 		}
-		if err := h.tellWord(ctx, w); err != nil {
+		err := h.tellWord(ctx, w)
+		if noteRefused(h, w, err) {
+			continue // it has answered
+		}
+		if err != nil {
 			silent[w.Tell] = errors.Is(err, fault.Unavailable) || errors.Is(err, fault.InDoubt)
 			h.log.Debug("a host has not heard of an operator's word", "instance", w.Instance, "migration", w.Migration, "host", w.Tell, "error", err)
 		}
@@ -140,7 +144,7 @@ func (h *Host) tellWords(ctx context.Context) {
 func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
 	// By now the guest may have gone on: whoever has it then has a still higher epoch.
 	epoch, holder := h.tracker.Epoch(w.Instance)
-	if epoch == 0 || holder == w.Tell {
+	if _, known := h.tracker.Instance(w.Instance); epoch == 0 || holder == w.Tell || holder == h.o.Name && !known {
 		return h.tracker.WordTold(ctx, w.Migration) // it was deleted, or is there by another move
 	}
 	if h.o.Side == nil {
