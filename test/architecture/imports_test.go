@@ -80,7 +80,7 @@ var table = map[string]rule{
 	"agent/host/demand":              {own: []string{"claims/flavor", "topology", "internal/fault"}, why: "pure: a flavor in, what it asks of a host out"},
 	"agent/host/evacuation":          {own: []string{"agent/host/disks", "agent/host/remake", "migration", "internal/fault"}, why: "what becomes of a lost guest and its disks; decides, and does nothing"},
 	"agent/host/vanished":            {own: []string{"claims", "driver", "migration", "internal/fault", "internal/runtime"}, why: "a missing domain: undefined, or not loaded; releases nothing itself"},
-	"agent/host/fileusers":           {own: []string{"agent/host/disks", "driver", "internal/fault"}, why: "who uses a file; removes nothing"},
+	"agent/host/fileusers":           {own: []string{"agent/host/disks", "driver", "internal/fault"}, third: []string{"github.com/google/uuid"}, why: "who uses a file; removes nothing"},
 	"agent/host/memory":              {own: []string{"claims", "migration", "internal/..."}, why: "records, tombstones and turns of verbs; knows no verb"},
 	"agent/host/networks":            {own: []string{"driver", "internal/fault"}, third: []string{"golang.org/x/sys"}, why: "documents in, questions and Open vSwitch's ports out"},
 	"agent/host/phases":              {own: []string{"agent/host/hooks", "agent/host/memory", "claims", "migration", "internal/..."}, why: "hooks of a move, once for each attempt; knows no verb"},
