@@ -17,7 +17,8 @@ import (
 )
 
 // usersElsewhere asks the fleet's records and every other host who uses files that several
-// hosts see, and answers by path why a file must stay. Whoever does not answer is a reason.
+// hosts see, and answers by path why a file must stay. Whoever does not answer is a reason, but
+// for a host that counts as dead: of that one the records of its instances answer.
 // With no records and no other host known nobody else can have a user.
 func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fileusers.Question) map[string]string {
 	why := map[string][]string{}
@@ -26,7 +27,11 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 			why[f.Path] = append(why[f.Path], reason)
 		}
 	}
+	dead := map[string]bool{}
 	if records, err := a.fleetRecords(); err == nil {
+		if known, err := deadNames(ctx, records); err == nil {
+			dead = known // else all are asked
+		}
 		list, err := records.Instances(ctx, "")
 		if err != nil && !hasReason(err, fleet.NoStore) { // a Placement that keeps none
 			all("the fleet's records cannot be read: " + err.Error())
@@ -43,6 +48,9 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 	var group runtime.Group
 	places := make(chan struct{}, 8)
 	for _, host := range hosts {
+		if dead[host] {
+			continue
+		}
 		group.Go(a.rt, "ask "+host+" for users of files", func() {
 			places <- struct{}{}
 			defer func() { <-places }()

@@ -13,6 +13,9 @@ import (
 	"berth/agent/host"
 	"berth/agent/host/fileusers"
 	"berth/fleet"
+	"berth/fleet/fleettest"
+	"berth/internal/config"
+	"berth/internal/runtime"
 	"berth/migration"
 	"berth/topology"
 )
@@ -24,7 +27,9 @@ func TestDelete_AFileThatOthersSeeStaysWhereTheyUseIt(t *testing.T) {
 		t.Skip("qemu-img is not installed (Debian: qemu-utils)")
 	}
 	dir := t.TempDir()
+	store := fleettest.NewMemory(&runtime.System{})
 	p := newHosts(t, time.Hour, []string{"host-a", "host-b"}, func(o *Options) {
+		o.FleetStore = func(config.Config) (fleet.Store, error) { return store.Client("host-a"), nil }
 		o.Config.Host.DiskPath, o.Config.Host.SharedDirs = dir, []string{dir}
 	})
 	other := p.fleet.Host("host-b")
@@ -54,6 +59,10 @@ func TestDelete_AFileThatOthersSeeStaysWhereTheyUseIt(t *testing.T) {
 		}, "other"},
 		{"nobody", func(string) { p.must(other.Undefine(t.Context(), "44444444-4444-4444-8444-444444444444")) }, ""},
 		{"silent", func(string) { p.must(p.stop["host-b"]()) }, "host-b does not say"},
+		{"dead", func(string) {
+			_, err := p.clients["host-a"].DeclareDead(t.Context(), "host-b", api.DeclareDead{Because: "burnt", Force: true})
+			p.must(err)
+		}, ""},
 	} {
 		r := api.CreateInstance{}
 		r.Name, r.Kernel = "web", p.kernel
