@@ -313,6 +313,17 @@ func (h *Host) volumePath(ctx context.Context, d volumes.Disk) (path string, net
 	return v.Path, false, wrap(err, "disk %s", d.Target)
 }
 
+// activeVolumePath is volumePath for a volume that may be in use: of a pool that is not active
+// nothing is.
+func (h *Host) activeVolumePath(ctx context.Context, d volumes.Disk) (path string, network bool, err error) {
+	if connector, err := h.connector(ctx); err == nil && connector != nil {
+		if pool, err := connector.Pool(ctx, d.Pool); err == nil && !pool.Active {
+			return "", false, nil
+		}
+	}
+	return h.volumePath(ctx, d)
+}
+
 func diskStays(target, path, host, why string) fault.Reason {
 	return fault.Reason{
 		Code: "disk_stays", Message: "disk " + target + " (" + path + ") was attached on " + host + ", and cannot go back with the guest: " + why, Have: path,

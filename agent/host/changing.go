@@ -75,7 +75,7 @@ func (g changedGuests) ProvenOff(ctx context.Context, d driver.Domain, was strin
 	if err != nil {
 		return err
 	}
-	files, err := writtenBy(ctx, cmp.Or(text, was), g.h.volumePath)
+	files, err := writtenBy(ctx, cmp.Or(text, was), g.h.activeVolumePath)
 	if err != nil {
 		return err
 	}

@@ -230,7 +230,7 @@ func (h *Host) provenOff(ctx context.Context, d driver.Domain) error {
 	if err != nil {
 		return err
 	}
-	files, err := writtenBy(ctx, text, h.volumePath)
+	files, err := writtenBy(ctx, text, h.activeVolumePath)
 	if err != nil {
 		return err
 	}
