@@ -244,7 +244,9 @@ func (k *keeper) once(ctx context.Context) error {
 			return err
 		}
 	}
-	if !k.looked || len(k.a.host.Held()) > 0 {
+	// A death that is still remembered lets records end what runs: it is looked at until all that it gave
+	// to others has been given up, and it is forgotten.
+	if !k.looked || len(k.a.host.Held()) > 0 || k.trust.memory.Died {
 		if err := k.look(ctx); err != nil {
 			return err
 		}

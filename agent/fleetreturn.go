@@ -133,10 +133,6 @@ func (k *keeper) look(ctx context.Context) error {
 	// What has to be cleaned up of guests that the ledger does not have any more, or never knew.
 	for _, e := range left {
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
-		if host.Kept(h, e.Instance, e.Epoch) {
-			k.fail(e.Instance, nil)
-			continue
-		}
 		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.trust.memory.Died)
 		given = given && err == nil
 		if err == nil && !gave {
@@ -203,8 +199,11 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		f.Record = recordFact(rec, k.a.name, epoch)
 	}
 	f.Died = k.trust.memory.Died
-	if f.Record == witness.OtherHigher && host.Kept(k.a.host, inst.UUID, rec.Epoch) {
-		f.Record = witness.OtherLower // by an operator's decision against that very epoch
+	// An operator may have decided against that very claim. One that was evacuated is not started for it:
+	// the decision may be older than the evacuation.
+	evacuated := slices.ContainsFunc(left, func(e fleet.Evacuated) bool { return e.Instance == inst.UUID })
+	if f.Record == witness.OtherHigher && !evacuated && host.Kept(k.a.host, inst.UUID, rec.Host, rec.Epoch) {
+		f.Record = witness.OtherLower
 	}
 	var where string
 	if v = witness.Decide(f); v.Code == "ledger_rolled_back" || v.Code == "given_away" && !f.Died {

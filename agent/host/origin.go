@@ -181,7 +181,7 @@ func askOrigin(ctx context.Context, h *Host, uuid string, round *originRound) (w
 	there := round.ask(h, a)
 	if there != nil {
 		switch {
-		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name && !keptByOperator(h, uuid, there.Epoch):
+		case there.Epoch > inst.Token.Epoch && there.Holder != h.o.Name && !keptByOperator(h, uuid, there.Holder, there.Epoch):
 			f.Origin = witness.CameTaken
 		default:
 			f.Origin = witness.CameAgreed

@@ -70,7 +70,7 @@ func (s *sides) claimedElsewhere(h *Host) []ClaimedElsewhere {
 	s.mu.Unlock()
 	out = slices.DeleteFunc(out, func(c ClaimedElsewhere) bool {
 		inst, known := h.tracker.Instance(c.Instance)
-		return c.Recorded || keptByOperator(h, c.Instance, c.Epoch) || !known || inst.Token.State == claims.TokenSurrendered || inst.Token.Epoch >= c.Epoch
+		return c.Recorded || keptByOperator(h, c.Instance, c.Host, c.Epoch) || !known || inst.Token.State == claims.TokenSurrendered || inst.Token.Epoch >= c.Epoch
 	})
 	slices.SortFunc(out, func(a, b ClaimedElsewhere) int { return strings.Compare(a.Instance, b.Instance) })
 	return out
@@ -101,8 +101,8 @@ func NoteRecorded(h *Host, inst claims.Instance, host string, epoch uint64) {
 }
 
 // keptOwner is an operator's decision that an instance is this host's, though another host says that
-// it has it. It holds against every epoch up to Epoch, over restarts and reboots, for as long as the
-// token is here.
+// it has it. It holds against every epoch of Host up to Epoch, over restarts and reboots, for as long as
+// the token is here. It starts nothing that was evacuated since: such an instance is in doubt.
 type keptOwner struct {
 	Host  string    `json:"host"` // that said so
 	Epoch uint64    `json:"epoch"`
@@ -116,24 +116,25 @@ func keptRef(uuid string) migration.Ref {
 	return migration.Ref{Migration: "kept", Instance: uuid, Attempt: 1, Step: uuid}
 }
 
-// keptByOperator reports whether an operator has decided that an instance is this host's against that
-// epoch or a higher one. A decision that cannot be read counts: nothing is given up for it. From memory.
-func keptByOperator(h *Host, uuid string, epoch uint64) bool {
+// keptByOperator reports whether an operator has decided that an instance is this host's against what
+// another host said, with that epoch or a higher one. A decision that cannot be read counts: nothing is
+// given up for it. From memory.
+func keptByOperator(h *Host, uuid, host string, epoch uint64) bool {
 	var k keptOwner
 	found, err := h.tracker.Recall(keptRef(uuid), &k)
-	return found && (err != nil || k.Epoch >= epoch)
+	return found && (err != nil || k.Host == host && k.Epoch >= epoch)
 }
 
 // Kept reports whether the token of an instance is on h, and an operator has decided that it stays
-// there though another host claims it with that epoch. From memory.
-func Kept(h *Host, uuid string, epoch uint64) bool {
+// there though host claims it with that epoch. From memory.
+func Kept(h *Host, uuid, host string, epoch uint64) bool {
 	inst, known := h.tracker.Instance(uuid)
-	return known && inst.Token.State == claims.TokenHere && keptByOperator(h, uuid, epoch)
+	return known && inst.Token.State == claims.TokenHere && keptByOperator(h, uuid, host, epoch)
 }
 
 // staysHere refuses to give an instance up against an operator's decision: fault.InDoubt.
 func staysHere(h *Host, uuid string, epoch uint64, to string) error {
-	if !Kept(h, uuid, epoch) {
+	if !Kept(h, uuid, to, epoch) {
 		return nil
 	}
 	inst, _ := h.tracker.Instance(uuid)
@@ -165,7 +166,7 @@ func KeepOwner(ctx context.Context, h *Host, uuid, because, by string) error {
 	if err := h.tokenIsHere(inst); err != nil {
 		return err
 	}
-	if keptByOperator(h, uuid, c.Epoch) {
+	if keptByOperator(h, uuid, c.Host, c.Epoch) {
 		return nil
 	}
 	h.log.Warn("an operator says that an instance that another host claims is this host's", "instance", uuid, "name", inst.Name, "host", c.Host, "epoch", c.Epoch, "by", by, "because", because)
