@@ -2,8 +2,8 @@
 //
 // Names, errors and reasons come from libvirt, peers, domain XML and users. Control
 // characters in them move the cursor, set titles or hide lines; marks of direction
-// reorder what a person reads. The package writes each of them as \uXXXX, and each
-// byte that is no UTF-8 as \xXX. Newlines and tabs stay. It holds no state but a
+// reorder what a person reads. The package writes each of them as its Go escape (\u202e), and each
+// byte that is no UTF-8 likewise (\xff). Newlines and tabs stay. It holds no state but a
 // Writer's, and imports nothing of this module.
 package visible
 
