@@ -370,30 +370,55 @@ func (p *proxy) close() {
 	p.wg.Wait()
 }
 
-// Leader is which member says that it leads; the test fails where none does within a while.
+// Leader is which member says that it leads; the test fails where none does within a minute.
 func (c *Cluster) Leader() int {
 	c.t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		for i, endpoint := range c.Endpoints {
-			var said struct {
-				Header struct {
-					Member string `json:"member_id"`
-				} `json:"header"`
-				Leader string `json:"leader"`
-			}
-			resp, err := (&http.Client{Timeout: time.Second}).Post(endpoint+"/v3/maintenance/status", "application/json", strings.NewReader("{}"))
-			if err != nil {
-				continue
-			}
-			err = json.NewDecoder(resp.Body).Decode(&said)
-			_ = resp.Body.Close()
-			if err == nil && said.Leader != "" && said.Leader == said.Header.Member {
+		for i := range c.members {
+			if itself, leader := c.status(i); leader != "" && leader == itself {
 				return i
 			}
 		}
 	}
 	c.t.Fatal("no member of etcd leads")
 	return 0
+}
+
+// Agree waits until all members name one leader. A member that comes back may call an election,
+// and a commit is in doubt while one is held.
+func (c *Cluster) Agree() {
+	c.t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		leaders := map[string]bool{}
+		for i := range c.members {
+			_, leader := c.status(i)
+			leaders[leader] = true
+		}
+		if len(leaders) == 1 && !leaders[""] {
+			return
+		}
+	}
+	c.t.Fatal("the members of etcd name no common leader")
+}
+
+// status is who a member is and whom it follows; empty where it does not say, or follows nobody.
+// It speaks plain HTTP.
+func (c *Cluster) status(i int) (itself, leader string) {
+	resp, err := (&http.Client{Timeout: time.Second}).Post(c.Endpoints[i]+"/v3/maintenance/status", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		return "", ""
+	}
+	defer resp.Body.Close()
+	var said struct {
+		Header struct {
+			Member string `json:"member_id"`
+		} `json:"header"`
+		Leader string `json:"leader"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&said); err != nil || said.Leader == "0" {
+		return "", ""
+	}
+	return said.Header.Member, said.Leader
 }
 
 // Gateway asks a member's JSON gateway, for what tests set up: users and roles.
