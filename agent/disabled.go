@@ -9,6 +9,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // keyDisabled is the record of who took this host out of the choice of hosts for
@@ -132,21 +133,20 @@ type verbs struct {
 	a *Agent
 }
 
-// CheckDestination implements migration.Host.
-func (v verbs) CheckDestination(ctx context.Context, ref migration.Ref, r migration.CheckRequest) (migration.CheckAnswer, error) {
-	if len(v.a.tracker.ByMigration(ref.Migration)) == 0 {
-		if err := v.a.refuseDisabled("check that instance " + ref.Instance + " can come to " + v.a.name); err != nil {
-			return migration.CheckAnswer{}, err
+// Ask implements migration.Host. A host that only observes gives no instance away, whoever
+// conducts; what began before goes on.
+func (v verbs) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	switch op.Name {
+	case operation.CheckDestination.Name:
+		if len(v.a.tracker.ByMigration(ref.Migration)) == 0 {
+			if err := v.a.refuseDisabled("check that instance " + ref.Instance + " can come to " + v.a.name); err != nil {
+				return nil, err
+			}
+		}
+	case operation.RecordContext.Name:
+		if _, begun := v.a.tracker.Context(ref.Migration); !begun && v.a.observing() {
+			return nil, fault.Refuse(fault.Forbidden, "let instance "+ref.Instance+" leave "+v.a.name, observes(v.a.name))
 		}
 	}
-	return v.Host.CheckDestination(ctx, ref, r)
-}
-
-// RecordContext implements migration.Host. A host that only observes gives no guest away,
-// whoever conducts; what began before goes on.
-func (v verbs) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
-	if _, begun := v.a.tracker.Context(ref.Migration); !begun && v.a.observing() {
-		return fault.Refuse(fault.Forbidden, "let instance "+ref.Instance+" leave "+v.a.name, observes(v.a.name))
-	}
-	return v.Host.RecordContext(ctx, ref, c)
+	return v.Host.Ask(ctx, ref, op, in)
 }

@@ -11,6 +11,7 @@ import (
 	"berth/internal/config"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/placementclient"
 )
 
@@ -63,7 +64,7 @@ func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
 	b := newGuardBench(t, config.Observe)
 	b.a.disabled.Store(&api.Disabled{Reason: "a fan is loud"})
 	v := verbs{answersChecks{}, b.a}
-	_, err := v.CheckDestination(t.Context(), migration.Ref{Migration: "m", Instance: "i"}, migration.CheckRequest{})
+	_, err := operation.CheckDestination.Ask(t.Context(), v, migration.Ref{Migration: "m", Instance: "i"}, migration.CheckRequest{})
 	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "host_disabled" {
 		t.Errorf("a move to it: %v, want %v", err, fault.Forbidden)
 	}
@@ -71,7 +72,7 @@ func TestVerbs_ADisabledHostRefusesAMoveToIt(t *testing.T) {
 
 func TestVerbs_AHostThatObservesGivesNoGuestToAnotherThatConducts(t *testing.T) {
 	v := verbs{answersChecks{}, newGuardBench(t, config.Observe).a}
-	err := v.RecordContext(t.Context(), migration.Ref{Migration: "m", Instance: "i"}, migration.Context{})
+	err := operation.RecordContext.Ask(t.Context(), v, migration.Ref{Migration: "m", Instance: "i"}, migration.Context{})
 	if !errors.Is(err, fault.Forbidden) || fault.ReasonsOf(err)[0].Code != "mode_observe" {
 		t.Errorf("a move from it: %v, want %v", err, fault.Forbidden)
 	}

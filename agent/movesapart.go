@@ -203,7 +203,7 @@ func (s planService) planApart(ctx context.Context, doing string, r api.PlanRequ
 			return migration.Plan{}, err
 		}
 	}
-	if ask.Guest, err = source.Inspect(ctx, guest.uuid); err != nil {
+	if ask.Guest, err = operation.Inspect.Ask(ctx, source, migration.Ref{Instance: guest.uuid}); err != nil {
 		return migration.Plan{}, err
 	}
 	if err := s.planChange(ctx, source, doing, r, &ask); err != nil {

@@ -60,7 +60,7 @@ func (s planService) Plan(ctx context.Context, r api.PlanRequest) (migration.Pla
 	if ask.Source, err = s.a.host.Describe(ctx); err != nil {
 		return migration.Plan{}, err
 	}
-	if ask.Guest, err = s.a.host.Inspect(ctx, id); err != nil {
+	if ask.Guest, err = operation.Inspect.Ask(ctx, s.a.host, migration.Ref{Instance: id}); err != nil {
 		return migration.Plan{}, err
 	}
 	if ask.Kind == "" {

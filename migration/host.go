@@ -32,63 +32,10 @@ type Host interface {
 	// Describe says who the host is and what it runs.
 	Describe(ctx context.Context) (Description, error)
 
-	SourceVerbs
-	DestinationVerbs
-
 	// Ask does an operation of package operation, whose Ask gives it its types. The host that is
 	// asked does what every operation needs, and wraps its error in the operation's name. It
 	// blocks until the operation is done or ctx ends.
 	Ask(ctx context.Context, ref Ref, op *Operation, in any) (any, error)
-}
-
-// SourceVerbs are asked of the host that the guest leaves. The source alone
-// decides about the guest until Commit; it never takes another host's word.
-type SourceVerbs interface {
-	// Inspect reads the guest that is to leave: ledger, definition, disks, state.
-	// fault.NotFound with the reason ReasonGuestGone when there is none; fault.Forbidden
-	// when the token is not here (ReasonTokenElsewhere) or it is not managed;
-	// fault.Unavailable while it is not known on which providers it is counted.
-	Inspect(ctx context.Context, instance string) (Guest, error)
-
-	// CheckSource holds the destination's answer against the guest: which disks
-	// must be copied, which are shared, whether the move is possible at all.
-	CheckSource(ctx context.Context, ref Ref, a CheckAnswer) (SourceAnswer, error)
-
-	// RecordContext makes the MigrationContext durable on the source.
-	RecordContext(ctx context.Context, ref Ref, c Context) error
-	// DropContext is its undo.
-	DropContext(ctx context.Context, ref Ref) error
-
-	// StartStream starts the hypervisor's migration job, or adopts the one in
-	// flight: there is never a second. It returns when the job is known to have
-	// started (or to be over).
-	StartStream(ctx context.Context, ref Ref, s Stream) error
-	// StreamStatus is the job and the domain at one moment; cheap, polled.
-	StreamStatus(ctx context.Context, ref Ref) (StreamStatus, error)
-	// TuneStream changes bounds of the job in flight.
-	TuneStream(ctx context.Context, ref Ref, t Tuning) error
-
-	// Commit is the point of no return: with its own domain seen stopped as
-	// `shut off (migrated)`, or gone where it was transient, the source durably
-	// surrenders the token. fault.Forbidden after Reclaim, or while the domain
-	// still has its memory.
-	Commit(ctx context.Context, ref Ref) (Commit, error)
-
-	// Reclaim is the other decision, and the undo of StartStream: it aborts the
-	// job, waits for its end, sees that the source's domain still has its
-	// memory, durably refuses any later Commit of this attempt, and resumes the
-	// guest unless its user had paused it. fault.Forbidden when the domain is
-	// `shut off (migrated)`, gone, or the token has left: then the only
-	// decision left is Commit. fault.Unavailable when the hypervisor does not
-	// answer: nothing is decided, ask again. Where no stream was ever started
-	// for the attempt, or the guest was shut off otherwise (shutdown, destroyed,
-	// crashed), it refuses later commits and succeeds: the guest stays here.
-	Reclaim(ctx context.Context, ref Ref) error
-
-	// CleanUpSource removes what the guest left behind after the destination
-	// answered bound: definition, disks that moved, context, claim; it runs the
-	// hooks of post_live_migration. Each removal happens only after Commit.
-	CleanUpSource(ctx context.Context, ref Ref) error
 }
 
 // PostCopySource is an ability of a Host whose guests may leave by post-copy, found by a type
@@ -121,49 +68,6 @@ type StreamWaiter interface {
 	// with ctx's cause when ctx ends first. Of a job that ended before, or that
 	// this process never watched, it knows nothing and takes all of d.
 	AwaitStream(ctx context.Context, ref Ref, d time.Duration) error
-}
-
-// DestinationVerbs are asked of the host that the guest goes to.
-type DestinationVerbs interface {
-	// CheckDestination says whether the guest could come, with every reason why
-	// not in one answer (fault.DoesNotFit, fault.Forbidden, fault.Exists). It
-	// takes no claim and changes nothing.
-	CheckDestination(ctx context.Context, ref Ref, c CheckRequest) (CheckAnswer, error)
-
-	// Claim holds the guest's resources under the claim lock, with its
-	// MigrationContext, durably, and issues the stream's ticket. The claim is
-	// pending: RenewClaim keeps it.
-	Claim(ctx context.Context, ref Ref, c ClaimRequest) (ClaimAnswer, error)
-	RenewClaim(ctx context.Context, ref Ref) error
-	// AbortClaim is the undo: revokes the ticket and removes the claim once
-	// nothing can arrive for it.
-	AbortClaim(ctx context.Context, ref Ref) error
-
-	// PreLiveMigration prepares the host for the guest: directories, disks made
-	// exclusively and marked as this migration's, networks, operator hooks
-	// (pre_live_migration); then makes the claim arriving. It answers with the
-	// documents for the destination, written from the destination's own claim.
-	PreLiveMigration(ctx context.Context, ref Ref, p PreLiveRequest) (Prepared, error)
-	// RollbackPreLiveMigration is the undo, after a half-done one too: ends a
-	// copy that arrived and is not the owner, removes exactly what was made,
-	// runs rollback_live_migration_at_destination. Refused (fault.Forbidden)
-	// when the token is here.
-	RollbackPreLiveMigration(ctx context.Context, ref Ref) error
-
-	// AcceptToken durably accepts the token named by the commit and then
-	// resumes the guest (unless its user had paused it). Refused unless the
-	// commit names the migration and attempt that this host's claim names.
-	AcceptToken(ctx context.Context, ref Ref, c Commit) error
-
-	// DestinationStatus is what this host has of the migration at one moment:
-	// domain, claim and token. It changes nothing. Asked only where the source's
-	// own state does not settle what became of the guest (law 11's table).
-	DestinationStatus(ctx context.Context, ref Ref) (DestinationStatus, error)
-
-	// FinishDestination binds the claim, makes the definition persistent,
-	// announces the guest, runs post_live_migration_at_destination. Its success
-	// is the durable answer *bound*.
-	FinishDestination(ctx context.Context, ref Ref) error
 }
 
 // Description is who a host is. Field names follow Nova's API and Placement.

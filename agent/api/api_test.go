@@ -22,6 +22,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 var ref = migration.Ref{Migration: "m-1", Instance: "i-1", Attempt: 2, Step: "claim"}
@@ -30,40 +31,40 @@ var ref = migration.Ref{Migration: "m-1", Instance: "i-1", Attempt: 2, Step: "cl
 func everyVerb(h migration.Host, source string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"CheckDestination": func(ctx context.Context) error {
-			a, err := h.CheckDestination(ctx, ref, migration.CheckRequest{Source: migration.Description{Name: source}})
+			a, err := operation.CheckDestination.Ask(ctx, h, ref, migration.CheckRequest{Source: migration.Description{Name: source}})
 			if err == nil && len(a.Disks) != 1 {
 				err = fmt.Errorf("answer %+v", a)
 			}
 			return err
 		},
 		"Claim": func(ctx context.Context) error {
-			a, err := h.Claim(ctx, ref, migration.ClaimRequest{Context: migration.Context{Source: source}, Lease: time.Minute})
+			a, err := operation.Claim.Ask(ctx, h, ref, migration.ClaimRequest{Context: migration.Context{Source: source}, Lease: time.Minute})
 			if err == nil && (a.Ticket != "secret" || a.Lease != time.Minute) {
 				err = fmt.Errorf("answer %+v", a)
 			}
 			return err
 		},
-		"RenewClaim": func(ctx context.Context) error { return h.RenewClaim(ctx, ref) },
-		"AbortClaim": func(ctx context.Context) error { return h.AbortClaim(ctx, ref) },
+		"RenewClaim": func(ctx context.Context) error { return operation.RenewClaim.Ask(ctx, h, ref) },
+		"AbortClaim": func(ctx context.Context) error { return operation.AbortClaim.Ask(ctx, h, ref) },
 		"PreLiveMigration": func(ctx context.Context) error {
-			a, err := h.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Source: source})
+			a, err := operation.PreLiveMigration.Ask(ctx, h, ref, migration.PreLiveRequest{Source: source})
 			if err == nil && !strings.Contains(a.DestinationXML, "<domain") {
 				err = fmt.Errorf("answer %+v", a)
 			}
 			return err
 		},
-		"RollbackPreLiveMigration": func(ctx context.Context) error { return h.RollbackPreLiveMigration(ctx, ref) },
+		"RollbackPreLiveMigration": func(ctx context.Context) error { return operation.RollbackPreLiveMigration.Ask(ctx, h, ref) },
 		"AcceptToken": func(ctx context.Context) error {
-			return h.AcceptToken(ctx, ref, migration.Commit{Instance: "i-1", From: source, Epoch: 9})
+			return operation.AcceptToken.Ask(ctx, h, ref, migration.Commit{Instance: "i-1", From: source, Epoch: 9})
 		},
 		"DestinationStatus": func(ctx context.Context) error {
-			a, err := h.DestinationStatus(ctx, ref)
+			a, err := operation.DestinationStatus.Ask(ctx, h, ref)
 			if err == nil && a.Claim != "arriving" {
 				err = fmt.Errorf("answer %+v", a)
 			}
 			return err
 		},
-		"FinishDestination": func(ctx context.Context) error { return h.FinishDestination(ctx, ref) },
+		"FinishDestination": func(ctx context.Context) error { return operation.FinishDestination.Ask(ctx, h, ref) },
 	}
 }
 
@@ -71,38 +72,38 @@ func everyVerb(h migration.Host, source string) map[string]func(context.Context)
 func sourceVerbs(h migration.Host) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"Inspect": func(ctx context.Context) error {
-			g, err := h.Inspect(ctx, "i-1")
+			g, err := operation.Inspect.Ask(ctx, h, migration.Ref{Instance: "i-1"})
 			if err == nil && g.XML != "<domain>&</domain>" {
 				err = fmt.Errorf("answer %+v", g)
 			}
 			return err
 		},
 		"CheckSource": func(ctx context.Context) error {
-			_, err := h.CheckSource(ctx, ref, migration.CheckAnswer{Disks: []migration.DiskView{{Target: "vda"}}})
+			_, err := operation.CheckSource.Ask(ctx, h, ref, migration.CheckAnswer{Disks: []migration.DiskView{{Target: "vda"}}})
 			return err
 		},
 		"RecordContext": func(ctx context.Context) error {
-			return h.RecordContext(ctx, ref, migration.Context{Source: "host-a", Destination: "host-d", Conductor: "host-b"})
+			return operation.RecordContext.Ask(ctx, h, ref, migration.Context{Source: "host-a", Destination: "host-d", Conductor: "host-b"})
 		},
-		"DropContext": func(ctx context.Context) error { return h.DropContext(ctx, ref) },
-		"StartStream": func(ctx context.Context) error { return h.StartStream(ctx, ref, migration.Stream{}) },
+		"DropContext": func(ctx context.Context) error { return operation.DropContext.Ask(ctx, h, ref) },
+		"StartStream": func(ctx context.Context) error { return operation.StartStream.Ask(ctx, h, ref, migration.Stream{}) },
 		"StreamStatus": func(ctx context.Context) error {
-			s, err := h.StreamStatus(ctx, ref)
+			s, err := operation.StreamStatus.Ask(ctx, h, ref)
 			if err == nil && s.Progress.MemoryTotal != 1<<40 {
 				err = fmt.Errorf("answer %+v", s)
 			}
 			return err
 		},
-		"TuneStream": func(ctx context.Context) error { return h.TuneStream(ctx, ref, migration.Tuning{}) },
+		"TuneStream": func(ctx context.Context) error { return operation.TuneStream.Ask(ctx, h, ref, migration.Tuning{}) },
 		"Commit": func(ctx context.Context) error {
-			c, err := h.Commit(ctx, ref)
+			c, err := operation.Commit.Ask(ctx, h, ref)
 			if err == nil && c.Epoch != 7 {
 				err = fmt.Errorf("answer %+v", c)
 			}
 			return err
 		},
-		"Reclaim":       func(ctx context.Context) error { return h.Reclaim(ctx, ref) },
-		"CleanUpSource": func(ctx context.Context) error { return h.CleanUpSource(ctx, ref) },
+		"Reclaim":       func(ctx context.Context) error { return operation.Reclaim.Ask(ctx, h, ref) },
+		"CleanUpSource": func(ctx context.Context) error { return operation.CleanUpSource.Ask(ctx, h, ref) },
 	}
 }
 
@@ -169,24 +170,24 @@ func TestCertificates_WrongOnesAreRefusedWithTheReasonOnBothSides(t *testing.T) 
 	t.Run("a client of another CA, that would believe this server", func(t *testing.T) {
 		id := *theirs.host("host-b")
 		id.Roots = ours.host("x").Roots
-		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: &id, As: "host-b"}).RenewClaim(t.Context(), ref)
+		err := operation.RenewClaim.Ask(t.Context(), client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: &id, As: "host-b"}), ref)
 		wantReason(t, err, "certificate_unknown_authority", "host-b", `"theirs"`)
 	})
 	t.Run("a host that calls itself another", func(t *testing.T) {
-		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-c"}).RenewClaim(t.Context(), ref)
+		err := operation.RenewClaim.Ask(t.Context(), client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-c"}), ref)
 		wantReason(t, err, "certificate_wrong_name", "host-c", "host-b")
 	})
 	t.Run("a server of another CA", func(t *testing.T) {
-		err := client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: theirs.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		err := operation.RenewClaim.Ask(t.Context(), client(t, api.ClientOptions{Address: w.address, Name: "host-a", Identity: theirs.host("host-b"), As: "host-b"}), ref)
 		wantReason(t, err, "certificate_unknown_authority", "host-a", `"ours"`)
 	})
 	t.Run("a server that is another host", func(t *testing.T) {
-		err := client(t, api.ClientOptions{Address: w.address, Name: "host-z", Identity: ours.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		err := operation.RenewClaim.Ask(t.Context(), client(t, api.ClientOptions{Address: w.address, Name: "host-z", Identity: ours.host("host-b"), As: "host-b"}), ref)
 		wantReason(t, err, "certificate_wrong_name", "host-a", "host-b")
 	})
 	t.Run("a server with an operator's certificate", func(t *testing.T) {
 		imposter := serve(t, "host-a", ours.operator("host-a"))
-		err := client(t, api.ClientOptions{Address: imposter.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}).RenewClaim(t.Context(), ref)
+		err := operation.RenewClaim.Ask(t.Context(), client(t, api.ClientOptions{Address: imposter.address, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"}), ref)
 		if !errors.Is(err, fault.Forbidden) {
 			t.Errorf("error %v, want %v", err, fault.Forbidden)
 		}
@@ -471,7 +472,7 @@ func TestVerbs_ARepeatJoinsTheOneInProgressAndOutlivesItsCaller(t *testing.T) {
 	first, leave := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := c.RenewClaim(first, ref); !errors.Is(err, fault.Unavailable) {
+		if err := operation.RenewClaim.Ask(first, c, ref); !errors.Is(err, fault.Unavailable) {
 			t.Errorf("the caller that went away: %v, want %v", err, fault.Unavailable)
 		}
 	})
@@ -480,7 +481,7 @@ func TestVerbs_ARepeatJoinsTheOneInProgressAndOutlivesItsCaller(t *testing.T) {
 	wg.Wait()
 	// The second asks the same, and gets the answer of the one in progress.
 	answered := make(chan error, 1)
-	go func() { answered <- c.RenewClaim(t.Context(), ref) }()
+	go func() { answered <- operation.RenewClaim.Ask(t.Context(), c, ref) }()
 	for end := time.Now().Add(time.Minute); !joins() && len(w.verbs.enter) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the second does not come")
@@ -552,7 +553,7 @@ func TestClient_RepeatsAVerbWhoseAnswerWasLost(t *testing.T) {
 	addr, connections := flaky(t, w.address, 2)
 	c := client(t, api.ClientOptions{Address: addr, Name: "host-a", Identity: ours.host("host-b"), As: "host-b"})
 	t.Cleanup(c.Close)
-	a, err := c.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Source: "host-b", Guest: migration.Guest{XML: strings.Repeat("<x/>", 50000)}})
+	a, err := operation.PreLiveMigration.Ask(t.Context(), c, ref, migration.PreLiveRequest{Source: "host-b", Guest: migration.Guest{XML: strings.Repeat("<x/>", 50000)}})
 	if err != nil || !strings.Contains(a.DestinationXML, "host-b") {
 		t.Errorf("answer %+v, %v", a, err)
 	}
@@ -586,7 +587,7 @@ func TestClient_NobodyThere(t *testing.T) {
 			c := client(t, o)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := c.RenewClaim(ctx, ref); !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 {
+			if err := operation.RenewClaim.Ask(ctx, c, ref); !errors.Is(err, fault.Unavailable) || len(fault.ReasonsOf(err)) != 1 {
 				t.Errorf("verb: %v, want %v with its reason", err, fault.Unavailable)
 			}
 			// Nothing was sent, so nothing is in doubt.

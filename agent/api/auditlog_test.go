@@ -13,6 +13,7 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // trail is an audit log that a test reads.
@@ -70,10 +71,10 @@ func TestAuditLog_WhoDidWhatAndWhatCameOfIt(t *testing.T) {
 			return err
 		}, with(byOperator, "migrate", http.StatusAccepted, api.AuditDone, "", nil, "instance=web", "dest_compute=host-b", "uuid=m-9")},
 		{"a host claims", func() error {
-			_, err := host.Claim(t.Context(), ref, migration.ClaimRequest{Context: migration.Context{Source: "host-b"}})
+			_, err := operation.Claim.Ask(t.Context(), host, ref, migration.ClaimRequest{Context: migration.Context{Source: "host-b"}})
 			return err
 		}, with(byHost, "verb-claim", http.StatusOK, api.AuditDone, "", nil, "migration=m-1", "instance=i-1", "attempt=2", "step=claim")},
-		{"a host renews its claim", func() error { return host.RenewClaim(t.Context(), ref) }, nil},
+		{"a host renews its claim", func() error { return operation.RenewClaim.Ask(t.Context(), host, ref) }, nil},
 		{"a host starts a guest, which is not for hosts", func() error { _, err := host.StartInstance(t.Context(), "web"); return err },
 			with(byHost, "instance-start", http.StatusForbidden, api.AuditRefused, "forbidden", []string{"caller"}, "instance=web")},
 		{"an operator looks around", func() error { _, err := operator.Status(t.Context()); return err }, nil},

@@ -249,7 +249,7 @@ func (c *Client) trying(ctx context.Context, times repeat, ask func() (lost bool
 			}
 		}
 		if lost, err = ask(); !lost {
-			return false, err
+			return false, c.tooOld(ctx, err)
 		}
 		// A local agent that is not there is not waited for: systemd holds its socket
 		// over a restart, and a person wants to know.
@@ -395,8 +395,7 @@ func (c *Client) StartInstance(ctx context.Context, ref string) (out Instance, e
 // StartConfirmed starts a guest by the caller's word that it is this host's; safe to repeat.
 func (c *Client) StartConfirmed(ctx context.Context, ref, because string) (out Instance, err error) {
 	in := StartInstance{ConfirmOwnership: true, Because: because}
-	err = c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", in, &out, repeatable)
-	return out, c.knowsNo(ctx, err, unknownField, "start by an operator's word")
+	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/start", in, &out, repeatable)
 }
 
 // StopInstance powers a guest off; safe to repeat.
@@ -405,7 +404,7 @@ func (c *Client) StopInstance(ctx context.Context, ref string, r StopInstance) (
 }
 
 // DeleteInstance removes an instance, and tells which files stay. fault.InDoubt when its
-// answer was lost. Older agents name no files.
+// answer was lost.
 func (c *Client) DeleteInstance(ctx context.Context, ref string, r DeleteInstance) (out Deleted, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(ref)+"/delete", r, &out, once)
 }
@@ -433,23 +432,7 @@ func (c *Client) Migrate(ctx context.Context, r Migrate) (out migration.Migratio
 	if r.Migration != "" {
 		times = repeatable
 	}
-	err = c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
-	if r.MigrationType == migration.TypeLiveMigration && coldTo(r.MigrationType)(err) {
-		// An agent that knows live migrations only does not know the field.
-		r.MigrationType = ""
-		err = c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
-	}
-	switch {
-	case r.MigrationType == migration.TypeEvacuation:
-		return out, c.tooOldToEvacuate(ctx, err)
-	case r.ShareNothing:
-		return out, c.knowsNo(ctx, err, unknownField, "moves between hosts that share nothing")
-	case len(r.Alternates) > 0:
-		return out, c.knowsNo(ctx, err, unknownField, "alternates")
-	case !plainLive(r):
-		return out, c.knowsNo(ctx, err, unknownField, "priorities, or not all of these options of a live migration")
-	}
-	return out, c.orTooOld(ctx, err, coldTo(r.MigrationType))
+	return out, c.do(ctx, http.MethodPost, "/v1/migrations", r, &out, times)
 }
 
 // Migrations lists moves, newest first.

@@ -104,6 +104,9 @@ func (b ErrorBody) Err() error {
 	return &fault.Error{Kind: b.Error.Kind, Message: b.Error.Message, Reasons: b.Error.Reasons}
 }
 
+// codeUnknownField is the code of a refusal of a request with a field that this agent does not know.
+const codeUnknownField = "unknown_field"
+
 // decodeError reads the body of an answer that says no.
 func decodeError(status int, body []byte) error {
 	var b ErrorBody
@@ -166,7 +169,7 @@ func decodeStrict(r io.Reader, v any) error {
 		return invalid(reasonTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit), "send less")
 	}
 	if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return invalid("unknown_field", "unknown field "+field, "see GET /v1/openapi.json for the fields there are")
+		return invalid(codeUnknownField, "unknown field "+field, "see GET /v1/openapi.json for the fields there are")
 	}
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return invalid("field_type", fmt.Sprintf("field %q: a JSON %s does not fit", wrong.Field, wrong.Value), "see GET /v1/openapi.json for its type")

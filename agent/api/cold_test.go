@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -182,51 +180,5 @@ func TestColdVerbs_TheSourceConductsAndNobodyElse(t *testing.T) {
 	big := topology.Flavor{Name: "big", VCPUs: 4}
 	if got, err := operation.PlanChange.Ask(t.Context(), b, migration.Ref{Instance: "i-1"}, migration.Change{Flavor: &big}); err != nil || got.Flavor.Name != "big" {
 		t.Errorf("plan-change: %+v, %v", got, err)
-	}
-}
-
-// TestColdVerbs_AnOlderAgentIsRefusedByItsVersion has a peer that knows none of the
-// verbs, and not the field by which a check is of a cold move.
-func TestColdVerbs_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
-	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/v1/verbs/describe":
-			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
-		case "/v1/verbs/check-destination", "/v1/verbs/claim", "/v1/migrations":
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"migration_type\""}]}}`)
-		default:
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
-		}
-	})
-	want := "host host-b runs berth 0.5.0, which knows no "
-	calls := arrivalsVerbs(c, "host-a")
-	calls["CheckDestination"] = func(ctx context.Context) error {
-		_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Kind: migration.TypeMigration})
-		return err
-	}
-	calls["Claim"] = func(ctx context.Context) error {
-		_, err := c.Claim(ctx, ref, migration.ClaimRequest{Kind: migration.TypeMigration})
-		return err
-	}
-	for name, call := range calls {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", name, err, want)
-		}
-	}
-	for name, call := range apartVerbs(c) {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no operation ") {
-			t.Errorf("%s: %v, want it to be told too old", name, err)
-		}
-	}
-	for what, r := range map[string]api.Migrate{"alternates": {Alternates: []string{"host-c"}}, "moves between hosts that share nothing": {ShareNothing: true}} {
-		if _, err := c.Migrate(t.Context(), r); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "knows no "+what) {
-			t.Errorf("migrate: %v, want it to know no %s", err, what)
-		}
-	}
-	// A live migration's request is what it always was.
-	if _, err := c.CheckDestination(t.Context(), ref, migration.CheckRequest{Kind: migration.TypeLiveMigration}); !errors.Is(err, fault.Invalid) {
-		t.Errorf("a live migration: %v, want the peer's own answer", err)
 	}
 }

@@ -43,13 +43,12 @@ func (c *Client) RevertMigration(ctx context.Context, ref string) (out migration
 }
 
 func (c *Client) finish(ctx context.Context, ref, how string, out any) error {
-	err := c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/"+how, nothing{}, out, repeatable)
-	return c.orTooOld(ctx, err, routeUnknown)
+	return c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/"+how, nothing{}, out, repeatable)
 }
 
 // Stories asks for the steps of every kind of move.
 func (c *Client) Stories(ctx context.Context) ([]migration.Story, error) {
 	var out StoryList
-	err := c.orTooOld(ctx, c.do(ctx, http.MethodGet, "/v1/stories", nil, &out, repeatable), routeUnknown)
+	err := c.do(ctx, http.MethodGet, "/v1/stories", nil, &out, repeatable)
 	return out.Stories, err
 }

@@ -1,11 +1,7 @@
 package api_test
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,43 +53,5 @@ func TestMigrate_OfEveryTypeArrivesWhole(t *testing.T) {
 		if diff := cmp.Diff(want, w.agent.started[len(w.agent.started)-1]); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", want.MigrationType, diff)
 		}
-	}
-}
-
-// TestMigrate_OfAnOlderAgent asks one that knows live migrations alone, and no field
-// beside theirs.
-func TestMigrate_OfAnOlderAgent(t *testing.T) {
-	asked := 0
-	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/verbs/describe" {
-			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.5.0"}`)
-			return
-		}
-		if r.URL.Path != "/v1/migrations" {
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
-			return
-		}
-		asked++
-		var in map[string]any
-		if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
-			t.Error(err)
-		}
-		if _, has := in["migration_type"]; has {
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"migration_type\""}]}}`)
-			return
-		}
-		fmt.Fprint(w, `{"uuid":"m-1"}`)
-	})
-	if m, err := c.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-1", MigrationType: migration.TypeLiveMigration}); err != nil || m.UUID != "m-1" || asked != 2 {
-		t.Errorf("a live migration: %+v, %v, asked %d times", m, err, asked)
-	}
-	want := "host host-b runs berth 0.5.0, which knows no cold moves"
-	if _, err := c.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-2", MigrationType: migration.TypeResize}); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), want) {
-		t.Errorf("a resize: %v, want %q", err, want)
-	}
-	if _, err := c.ConfirmMigration(t.Context(), "web"); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), want) {
-		t.Errorf("a confirmation: %v, want %q", err, want)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -155,25 +154,12 @@ func controlRows() []route {
 	}
 }
 
-const controls = "changes of a live migration while it runs"
-
 // SetMigration changes a live migration on its way; safe to repeat.
 func (c *Client) SetMigration(ctx context.Context, ref string, in SetMigration) (out migration.Migration, err error) {
-	err = c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/set", in, &out, repeatable)
-	return out, c.knowsNo(ctx, err, routeUnknown, controls)
+	return out, c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/set", in, &out, repeatable)
 }
 
 // ForceComplete has a live migration come to its end now; safe to repeat.
 func (c *Client) ForceComplete(ctx context.Context, ref string) (out migration.Migration, err error) {
-	err = c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/force-complete", nothing{}, &out, repeatable)
-	return out, c.knowsNo(ctx, err, routeUnknown, controls)
-}
-
-// plainLive says whether a request is one that agents understand which know neither
-// priorities nor the newer options of a live migration.
-func plainLive(r Migrate) bool {
-	o := r.Options
-	return r.Priority == 0 && reflect.DeepEqual(o, migration.Options{
-		Bandwidth: o.Bandwidth, MaxDowntime: o.MaxDowntime, Timeout: o.Timeout, TimeoutAction: o.TimeoutAction, StallTimeout: o.StallTimeout, Parallel: o.Parallel,
-	})
+	return out, c.do(ctx, http.MethodPost, "/v1/migrations/"+url.PathEscape(ref)+"/force-complete", nothing{}, &out, repeatable)
 }

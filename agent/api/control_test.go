@@ -101,35 +101,6 @@ func TestMigrate_CarriesEveryOptionOfALiveMigration(t *testing.T) {
 	}
 }
 
-// TestControl_OfAnOlderAgent asks one that knows neither the routes nor the newer options.
-func TestControl_OfAnOlderAgent(t *testing.T) {
-	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/v1/verbs/describe":
-			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.9.0"}`)
-		case "/v1/migrations":
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"post_copy\""}]}}`)
-		default:
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route POST %s: see GET /v1/openapi.json","reasons":[]}}`, r.URL.Path)
-		}
-	})
-	asks := map[string]func() error{
-		"set":   func() error { _, err := c.SetMigration(t.Context(), "m-1", api.SetMigration{Bandwidth: 1}); return err },
-		"force": func() error { _, err := c.ForceComplete(t.Context(), "m-1"); return err },
-		"options": func() error {
-			_, err := c.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "m-1", Options: migration.Options{PostCopy: options.On}})
-			return err
-		},
-	}
-	for name, ask := range asks {
-		if err := ask(); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.9.0, which knows no") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // controlled is a move that does not converge, and about which something was done.
 func controlled() migration.Migration {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

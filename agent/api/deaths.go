@@ -102,22 +102,20 @@ func (s *Server) another(r *http.Request, doing string) error {
 // FenceHost has the host's fencing hooks switch another one off. fault.InDoubt when the
 // answer was lost: it may be asked again.
 func (c *Client) FenceHost(ctx context.Context, host string) (out fleet.Death, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, hostPath(host, "fence"), nothing{}, &out, once), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodPost, hostPath(host, "fence"), nothing{}, &out, once)
 }
 
 // DeclareDead gives the caller's word that a host is dead; safe to repeat.
 func (c *Client) DeclareDead(ctx context.Context, host string, r DeclareDead) (out fleet.Death, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, hostPath(host, "declare-dead"), r, &out, repeatable), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodPost, hostPath(host, "declare-dead"), r, &out, repeatable)
 }
 
 // Deaths lists the hosts that count as dead.
 func (c *Client) Deaths(ctx context.Context) ([]fleet.Death, error) {
 	var out DeathList
 	err := c.do(ctx, http.MethodGet, "/v1/fleet/deaths", nil, &out, repeatable)
-	return out.Deaths, c.knowsNo(ctx, err, routeUnknown, fences)
+	return out.Deaths, err
 }
-
-const fences = "fleet's records"
 
 func hostPath(host, word string) string {
 	return "/v1/fleet/hosts/" + url.PathEscape(host) + "/" + word

@@ -132,13 +132,11 @@ func drainRows() []route {
 	}
 }
 
-const drains = "drains"
-
 func drainPath(host, word string) string { return "/v1/drains/" + url.PathEscape(host) + word }
 
 // PlanDrain asks what a drain would do.
 func (c *Client) PlanDrain(ctx context.Context, r DrainRequest) (out DrainPlan, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, "/v1/drains/plan", r, &out, repeatable), routeUnknown, drains)
+	return out, c.do(ctx, http.MethodPost, "/v1/drains/plan", r, &out, repeatable)
 }
 
 // BeginDrain empties the host, or evacuates a dead one. It is safe to repeat where r has a
@@ -148,24 +146,24 @@ func (c *Client) BeginDrain(ctx context.Context, r DrainRequest) (out Drain, err
 	if r.UUID != "" {
 		times = repeatable
 	}
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, "/v1/drains", r, &out, times), routeUnknown, drains)
+	return out, c.do(ctx, http.MethodPost, "/v1/drains", r, &out, times)
 }
 
 // Drains lists the drains of the host, newest first.
 func (c *Client) Drains(ctx context.Context) ([]Drain, error) {
 	var out DrainList
 	err := c.do(ctx, http.MethodGet, "/v1/drains", nil, &out, repeatable)
-	return out.Drains, c.knowsNo(ctx, err, routeUnknown, drains)
+	return out.Drains, err
 }
 
 // Drain gives the newest drain of a host, which the asked one does.
 func (c *Client) Drain(ctx context.Context, host string) (out Drain, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodGet, drainPath(host, ""), nil, &out, repeatable), routeUnknown, drains)
+	return out, c.do(ctx, http.MethodGet, drainPath(host, ""), nil, &out, repeatable)
 }
 
 // AbortDrain ends a drain early; safe to repeat.
 func (c *Client) AbortDrain(ctx context.Context, host string) (out Drain, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, drainPath(host, "/abort"), nothing{}, &out, repeatable), routeUnknown, drains)
+	return out, c.do(ctx, http.MethodPost, drainPath(host, "/abort"), nothing{}, &out, repeatable)
 }
 
 // WatchDrain calls each with the newest drain of a host now and at every change, until it is

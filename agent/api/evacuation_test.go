@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"testing"
 
 	"berth/agent/api"
@@ -38,11 +36,11 @@ func (h *fakeHost) Ask(ctx context.Context, r migration.Ref, op *migration.Opera
 func evacuationVerbs(c *api.Client, conductor string) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"CheckDestination": func(ctx context.Context) error {
-			_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Kind: migration.TypeEvacuation, Source: migration.Description{Name: "host-s"}})
+			_, err := operation.CheckDestination.Ask(ctx, c, ref, migration.CheckRequest{Kind: migration.TypeEvacuation, Source: migration.Description{Name: "host-s"}})
 			return err
 		},
 		"Claim": func(ctx context.Context) error {
-			_, err := c.Claim(ctx, ref, migration.ClaimRequest{Kind: migration.TypeEvacuation, Context: migration.Context{Source: "host-s", Destination: "host-d", Conductor: conductor}})
+			_, err := operation.Claim.Ask(ctx, c, ref, migration.ClaimRequest{Kind: migration.TypeEvacuation, Context: migration.Context{Source: "host-s", Destination: "host-d", Conductor: conductor}})
 			return err
 		},
 		"PrepEvacuation": func(ctx context.Context) error {
@@ -83,7 +81,7 @@ func TestEvacuation_AnyHostMayBeginAndTheOneOnRecordGoesOn(t *testing.T) {
 	if err := evacuationVerbs(as("host-x"), "host-c")["Claim"](t.Context()); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a claim in the name of another conductor: %v", err)
 	}
-	if _, err := as("host-c").CheckDestination(t.Context(), ref, migration.CheckRequest{Kind: migration.TypeMigration, Source: migration.Description{Name: "host-s"}}); !errors.Is(err, fault.Forbidden) {
+	if _, err := operation.CheckDestination.Ask(t.Context(), as("host-c"), ref, migration.CheckRequest{Kind: migration.TypeMigration, Source: migration.Description{Name: "host-s"}}); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("a cold move of another host's guest, without the right: %v", err)
 	}
 	w.parties[ref.Migration], w.parties["conducted"] = [2]string{"host-s", "host-d"}, [2]string{"host-c"}
@@ -127,98 +125,4 @@ func TestEvacuation_IsAnOperatorsOrTheSocketsToAsk(t *testing.T) {
 	if _, err := client(t, api.ClientOptions{Socket: w.socket}).Migrate(t.Context(), api.Migrate{Instance: "web", AcceptLoss: true}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("a loss that no move has: %v", err)
 	}
-}
-
-// TestEvacuation_AnOlderAgentIsRefusedByItsVersion has a peer that knows cold moves, and
-// refuses the first questions for reasons that say nothing of its age.
-func TestEvacuation_AnOlderAgentIsRefusedByItsVersion(t *testing.T) {
-	c := older(t, func(w http.ResponseWriter, r *http.Request) bool {
-		switch r.URL.Path {
-		case "/v1/verbs/check-destination", "/v1/verbs/claim":
-			w.WriteHeader(http.StatusForbidden)
-			fmt.Fprint(w, `{"error":{"kind":"forbidden","message":"let host host-c conduct a move","reasons":[{"code":"right_missing","message":"host host-c has not the right conduct"}]}}`)
-			return true
-		case "/v1/migrations", "/v1/plan":
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"migration_type \"evacuation\"","reasons":[]}}`)
-			return true
-		}
-		return false
-	})
-	calls := evacuationVerbs(c, "host-c")
-	calls["Migrate"] = func(ctx context.Context) error {
-		_, err := c.Migrate(ctx, api.Migrate{Instance: "web", MigrationType: migration.TypeEvacuation})
-		return err
-	}
-	calls["Plan"] = func(ctx context.Context) error {
-		_, err := c.Plan(ctx, api.PlanRequest{Instance: "web", Kind: migration.PlanEvacuation})
-		return err
-	}
-	for name, call := range calls {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no ") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	for name, call := range fleetCalls(c) {
-		if err := call(t.Context()); !errors.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), "host host-b runs berth 0.8.0, which knows no ") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout: what a disk was made from, and that a
-// move can wait, is not known to agents that knew no evacuations and no drains.
-func TestMove_ToAnOlderAgentLeavesOutWhatItCanDoWithout(t *testing.T) {
-	var asked []string
-	c := older(t, func(w http.ResponseWriter, r *http.Request) bool {
-		body := make([]byte, r.ContentLength)
-		_, _ = r.Body.Read(body)
-		asked = append(asked, r.URL.Path)
-		if strings.Contains(string(body), `"image":{`) || strings.Contains(string(body), `"queued"`) {
-			w.WriteHeader(http.StatusBadRequest)
-			fmt.Fprint(w, `{"error":{"kind":"invalid","message":"read the request","reasons":[{"code":"unknown_field","message":"unknown field \"image\""}]}}`)
-			return true
-		}
-		fmt.Fprint(w, `{}`)
-		return true
-	})
-	guest := migration.Guest{Disks: []migration.Disk{{Target: "vda", Image: &migration.Image{Path: "/i"}}, {Target: "vdb"}}}
-	for name, call := range map[string]func(context.Context) error{
-		"check": func(ctx context.Context) error {
-			_, err := c.CheckDestination(ctx, ref, migration.CheckRequest{Guest: guest})
-			return err
-		},
-		"claim": func(ctx context.Context) error {
-			_, err := c.Claim(ctx, ref, migration.ClaimRequest{Queued: true})
-			return err
-		},
-		"pre-live": func(ctx context.Context) error {
-			_, err := c.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Guest: guest})
-			return err
-		},
-	} {
-		asked = nil
-		if err := call(t.Context()); err != nil || len(asked) != 2 {
-			t.Errorf("%s: %v, asked %q", name, err, asked)
-		}
-	}
-	if guest.Disks[0].Image == nil {
-		t.Error("the caller's guest has lost what its disk was made from")
-	}
-}
-
-// older serves an agent of berth 0.8.0 on host-b: what answers has not answered, it has no
-// route for.
-func older(t *testing.T, answers func(w http.ResponseWriter, r *http.Request) bool) *api.Client {
-	t.Helper()
-	return answering(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/verbs/describe" {
-			fmt.Fprint(w, `{"name":"host-b","berth_version":"0.8.0"}`)
-			return
-		}
-		if !answers(w, r) {
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprintf(w, `{"error":{"kind":"not_found","message":"no route %s %s: see GET /v1/openapi.json","reasons":[]}}`, r.Method, r.URL.Path)
-		}
-	})
 }

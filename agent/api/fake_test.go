@@ -67,8 +67,8 @@ func (h *fakeHost) Describe(context.Context) (migration.Description, error) {
 	return migration.Description{Name: h.name, Mode: "manage", LibvirtVersion: 9000000}, nil
 }
 
-func (h *fakeHost) Inspect(_ context.Context, instance string) (migration.Guest, error) {
-	return migration.Guest{UUID: instance, XML: "<domain>&</domain>"}, h.note("Inspect", migration.Ref{Instance: instance})
+func (h *fakeHost) Inspect(_ context.Context, ref migration.Ref) (migration.Guest, error) {
+	return migration.Guest{UUID: ref.Instance, XML: "<domain>&</domain>"}, h.note("Inspect", ref)
 }
 
 func (h *fakeHost) CheckSource(_ context.Context, r migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {

@@ -164,20 +164,20 @@ func fleetRows() []route {
 
 // FleetHosts asks what the fleet's records say of hosts.
 func (c *Client) FleetHosts(ctx context.Context) (out FleetHosts, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodGet, "/v1/fleet/hosts", nil, &out, repeatable), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodGet, "/v1/fleet/hosts", nil, &out, repeatable)
 }
 
 // FleetStore asks whether the store of the fleet's records serves the host.
 func (c *Client) FleetStore(ctx context.Context) (out StoreSeen, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodGet, "/v1/fleet/store", nil, &out, once), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodGet, "/v1/fleet/store", nil, &out, once)
 }
 
 // FleetInstance reads the record of a guest, by its name or uuid.
 func (c *Client) FleetInstance(ctx context.Context, ref string) (out fleet.Instance, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodGet, "/v1/fleet/instances/"+url.PathEscape(ref), nil, &out, repeatable), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodGet, "/v1/fleet/instances/"+url.PathEscape(ref), nil, &out, repeatable)
 }
 
 // ForgetHost gives up what a dead host still holds; safe to repeat.
 func (c *Client) ForgetHost(ctx context.Context, host string, r ForgetHost) (out Forgotten, err error) {
-	return out, c.knowsNo(ctx, c.do(ctx, http.MethodPost, hostPath(host, "forget"), r, &out, repeatable), routeUnknown, fences)
+	return out, c.do(ctx, http.MethodPost, hostPath(host, "forget"), r, &out, repeatable)
 }

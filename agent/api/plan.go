@@ -56,11 +56,7 @@ func planRows() []route {
 
 // Plan asks where a guest could go.
 func (c *Client) Plan(ctx context.Context, r PlanRequest) (out migration.Plan, err error) {
-	err = c.do(ctx, http.MethodPost, "/v1/plan", r, &out, repeatable)
-	if r.Kind == migration.PlanEvacuation {
-		return out, c.tooOldToEvacuate(ctx, err)
-	}
-	return out, err
+	return out, c.do(ctx, http.MethodPost, "/v1/plan", r, &out, repeatable)
 }
 
 // Room asks the host what it would claim for a guest.

@@ -129,7 +129,7 @@ func TestRights_EveryCallerRightAndPlace(t *testing.T) {
 			}
 			asker := client(t, o)
 			_, confirmed := asker.ConfirmMigration(t.Context(), "apart-1")
-			_, looked := asker.Inspect(t.Context(), "i-1")
+			_, looked := operation.Inspect.Ask(t.Context(), asker, migration.Ref{Instance: "i-1"})
 			for _, got := range []struct {
 				err   error
 				right string
@@ -302,24 +302,32 @@ func TestApart_FirstContactNamesItsConductor(t *testing.T) {
 		call func() error
 		good bool
 	}{
-		{"record, itself", func() error { return may.RecordContext(t.Context(), ref, context("host-a", "host-b", "host-c")) }, true},
-		{"record, nobody", func() error { return may.RecordContext(t.Context(), ref, context("host-a", "host-b", "")) }, false},
-		{"record, another", func() error { return may.RecordContext(t.Context(), ref, context("host-a", "host-b", "host-x")) }, false},
-		{"record, of another host's guest", func() error { return may.RecordContext(t.Context(), ref, context("host-b", "host-a", "host-c")) }, false},
+		{"record, itself", func() error {
+			return operation.RecordContext.Ask(t.Context(), may, ref, context("host-a", "host-b", "host-c"))
+		}, true},
+		{"record, nobody", func() error {
+			return operation.RecordContext.Ask(t.Context(), may, ref, context("host-a", "host-b", ""))
+		}, false},
+		{"record, another", func() error {
+			return operation.RecordContext.Ask(t.Context(), may, ref, context("host-a", "host-b", "host-x"))
+		}, false},
+		{"record, of another host's guest", func() error {
+			return operation.RecordContext.Ask(t.Context(), may, ref, context("host-b", "host-a", "host-c"))
+		}, false},
 		{"claim, itself", func() error {
-			_, err := may.Claim(t.Context(), ref, migration.ClaimRequest{Context: context("host-b", "host-a", "host-c")})
+			_, err := operation.Claim.Ask(t.Context(), may, ref, migration.ClaimRequest{Context: context("host-b", "host-a", "host-c")})
 			return err
 		}, true},
 		{"claim, another", func() error {
-			_, err := may.Claim(t.Context(), ref, migration.ClaimRequest{Context: context("host-b", "host-a", "host-b")})
+			_, err := operation.Claim.Ask(t.Context(), may, ref, migration.ClaimRequest{Context: context("host-b", "host-a", "host-b")})
 			return err
 		}, false},
 		{"claim, as a source whose conductor is another", func() error {
-			_, err := may.Claim(t.Context(), ref, migration.ClaimRequest{Context: context("host-c", "host-a", "host-b")})
+			_, err := operation.Claim.Ask(t.Context(), may, ref, migration.ClaimRequest{Context: context("host-c", "host-a", "host-b")})
 			return err
 		}, false},
 		{"check", func() error {
-			_, err := may.CheckDestination(t.Context(), ref, migration.CheckRequest{Source: migration.Description{Name: "host-b"}})
+			_, err := operation.CheckDestination.Ask(t.Context(), may, ref, migration.CheckRequest{Source: migration.Description{Name: "host-b"}})
 			return err
 		}, true},
 	} {

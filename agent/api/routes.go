@@ -90,9 +90,12 @@ func operationRow(op *migration.Operation) route {
 	}
 }
 
-// operationRows are the rows of the operations that are values.
+// operationRows are the rows of host operations.
 func operationRows() []route {
-	var out []route
+	out := []route{read(http.MethodGet, "/v1/verbs/describe", "verb-describe", "Who this host is.", everyone,
+		func(s *Server, r *http.Request) (migration.Description, error) {
+			return s.svc.Verbs.Describe(r.Context())
+		})}
 	for _, op := range operation.All() {
 		out = append(out, operationRow(op))
 	}
@@ -107,43 +110,6 @@ func (s *Server) mayAsk(ctx context.Context, access migration.Access, ref migrat
 		})
 	}
 	return s.party(ctx, access, ref.Migration, ref.Instance, n)
-}
-
-// verb makes the row of a host verb that answers something. names gives the hosts that
-// the arguments name; nil for none.
-func verb[A, Out any](name, summary string, access migration.Access, timeout time.Duration, names func(A) migration.Named,
-	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (Out, error)) route {
-	return route{
-		method: http.MethodPost, path: "/v1/verbs/" + name, name: "verb-" + name, summary: summary, allow: hostsOnly, party: &access, timeout: timeout, status: http.StatusOK,
-		in: reflect.TypeFor[operation.Request[A]](), out: reflect.TypeFor[Out](),
-		serve: func(s *Server, r *http.Request, body any) (any, error) {
-			b := body.(*operation.Request[A])
-			var who *migration.Named
-			if names != nil {
-				n := names(b.Args)
-				who = &n
-			}
-			if err := s.mayAsk(r.Context(), access, b.Ref, who); err != nil {
-				return nil, err
-			}
-			return s.once(r, name, b, func(ctx context.Context) (any, error) { return f(ctx, s.svc.Verbs, b.Ref, b.Args) })
-		},
-	}
-}
-
-// act makes the row of a host verb that answers only that it is done.
-func act[A any](name, summary string, access migration.Access, timeout time.Duration, names func(A) migration.Named,
-	f func(ctx context.Context, h migration.Host, ref migration.Ref, args A) error) route {
-	return verb(name, summary, access, timeout, names, func(ctx context.Context, h migration.Host, ref migration.Ref, args A) (nothing, error) {
-		return nothing{}, f(ctx, h, ref, args)
-	})
-}
-
-// plain makes the row of a host verb that takes a Ref alone.
-func plain(name, summary string, access migration.Access, timeout time.Duration, f func(h migration.Host, ctx context.Context, ref migration.Ref) error) route {
-	return act(name, summary, access, timeout, nil, func(ctx context.Context, h migration.Host, ref migration.Ref, _ nothing) error {
-		return f(h, ctx, ref)
-	})
 }
 
 // table is every route. It is computed, not kept: nothing registers itself.
@@ -252,78 +218,7 @@ func table() []route {
 			}),
 		},
 	}
-	rows = slices.Concat(rows, planRows(), verbs(), controlRows(), operationRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
+	rows = slices.Concat(rows, planRows(), controlRows(), operationRows(), confirmRows(), sideRows(), foreignRows(), hostRows(), deathRows(), fleetRows(), drainRows(), doctorRows(), aggregateRows(), auditRows(), knownRows(), fileRows())
 	return append(rows, read(http.MethodGet, "/v1/openapi.json", "openapi", "This document.", everyone,
 		func(*Server, *http.Request) (any, error) { return OpenAPI(), nil }))
-}
-
-// verbs are the rows of migration.Host.
-func verbs() []route {
-	type host = migration.Host
-	type ref = migration.Ref
-	return []route{
-		read(http.MethodGet, "/v1/verbs/describe", "verb-describe", "Who this host is.", everyone,
-			func(s *Server, r *http.Request) (migration.Description, error) {
-				return s.svc.Verbs.Describe(r.Context())
-			}),
-
-		// Asked of the source, by a third host that conducts.
-		verb("inspect", "Read the guest that is to leave.", migration.AccessLook, quick, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.Guest, error) {
-				return h.Inspect(ctx, r.Instance)
-			}),
-		verb("check-source", "Hold the destination's answer against the guest.", migration.AccessLook, quick, nil,
-			func(ctx context.Context, h host, r ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
-				return h.CheckSource(ctx, r, a)
-			}),
-		act("record-context", "Make the MigrationContext durable on the source.", migration.AccessBegin, quick, namesOfContext,
-			func(ctx context.Context, h host, r ref, c migration.Context) error { return h.RecordContext(ctx, r, c) }),
-		plain("drop-context", "Undo record-context.", migration.AccessForget, quick, host.DropContext),
-		act("start-stream", "Start the hypervisor's job, or adopt the one in flight.", migration.AccessConductor, slow, nil,
-			func(ctx context.Context, h host, r ref, st migration.Stream) error { return h.StartStream(ctx, r, st) }),
-		verb("stream-status", "The job and the domain at one moment.", migration.AccessLook, quick, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.StreamStatus, error) {
-				return h.StreamStatus(ctx, r)
-			}),
-		act("tune-stream", "Change bounds of the job in flight.", migration.AccessConductor, quick, nil,
-			func(ctx context.Context, h host, r ref, t migration.Tuning) error { return h.TuneStream(ctx, r, t) }),
-		verb("commit", "The point of no return: the token leaves the source.", migration.AccessConductor, quick, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.Commit, error) { return h.Commit(ctx, r) }),
-		plain("reclaim", "Abort the job and keep the guest.", migration.AccessConductor, slow, host.Reclaim),
-		plain("clean-up-source", "Remove what the guest left behind.", migration.AccessConductor, slow, host.CleanUpSource),
-
-		// Asked of the destination, by the host that conducts.
-		verb("check-destination", "Could the guest come; changes nothing.", migration.AccessDestination, quick,
-			func(c migration.CheckRequest) migration.Named {
-				return migration.Named{Source: c.Source.Name, Evacuates: c.Kind == migration.TypeEvacuation}
-			},
-			func(ctx context.Context, h host, r ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
-				return h.CheckDestination(ctx, r, c)
-			}),
-		verb("claim", "Hold the guest's resources, durably.", migration.AccessDestination, quick,
-			func(c migration.ClaimRequest) migration.Named {
-				n := namesOfContext(c.Context)
-				n.Evacuates = c.Kind == migration.TypeEvacuation
-				return n
-			},
-			func(ctx context.Context, h host, r ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-				return h.Claim(ctx, r, c)
-			}),
-		plain("renew-claim", "Keep a pending claim.", migration.AccessDestination, quick, host.RenewClaim),
-		plain("abort-claim", "Undo claim.", migration.AccessDestination, slow, host.AbortClaim),
-		verb("pre-live-migration", "Prepare the host for the guest.", migration.AccessDestination, slow,
-			func(p migration.PreLiveRequest) migration.Named { return migration.Named{Source: p.Source} },
-			func(ctx context.Context, h host, r ref, p migration.PreLiveRequest) (migration.Prepared, error) {
-				return h.PreLiveMigration(ctx, r, p)
-			}),
-		plain("rollback-pre-live-migration", "Undo pre-live-migration.", migration.AccessDestination, slow, host.RollbackPreLiveMigration),
-		act("accept-token", "Accept the token, then resume the guest.", migration.AccessDestination, slow,
-			namesOfCommit,
-			func(ctx context.Context, h host, r ref, c migration.Commit) error { return h.AcceptToken(ctx, r, c) }),
-		verb("destination-status", "What the destination has of the migration at one moment.", migration.AccessDestination, quick, nil,
-			func(ctx context.Context, h host, r ref, _ nothing) (migration.DestinationStatus, error) {
-				return h.DestinationStatus(ctx, r)
-			}),
-		plain("finish-destination", "Bind the claim, define, announce.", migration.AccessDestination, slow, host.FinishDestination),
-	}
 }

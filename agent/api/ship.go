@@ -208,7 +208,7 @@ func (c *Client) piece(ctx context.Context, name, kind string, out *migration.Di
 	_, err := c.trying(ctx, repeatable, func() (bool, error) {
 		return c.attemptAs(ctx, http.MethodPost, "/v1/verbs/"+name, kind, decode, body...)
 	})
-	return c.orTooOld(ctx, err, routeUnknown)
+	return err
 }
 
 // readAll reads a bounded answer.

@@ -50,9 +50,9 @@ func TestPreLive_APeersOwnXMLIsHeldAgainstClaimAndPolicy(t *testing.T) {
 				ref := m.ref
 				ref.Migration = uuid.NewString()
 				b := m.b
-				_, err := b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: bad, Context: contextOf("a", "b")})
+				_, err := operation.Claim.Ask(t.Context(), b, ref, migration.ClaimRequest{Guest: bad, Context: contextOf("a", "b")})
 				l.must("claim", err)
-				_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
+				_, err = operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
 				reasons := fault.ReasonsOf(err)
 				if !errors.Is(err, fault.Forbidden) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == code }) {
 					t.Errorf("%s: %v, reasons %+v; want %s", what, err, reasons, code)
@@ -60,8 +60,8 @@ func TestPreLive_APeersOwnXMLIsHeldAgainstClaimAndPolicy(t *testing.T) {
 				if _, err := b.fake.Domain(t.Context(), v.UUID); fault.KindOf(err) != fault.NotFound {
 					t.Errorf("%s: the hypervisor has the domain: %v", what, err)
 				}
-				l.must("roll back", b.RollbackPreLiveMigration(t.Context(), ref))
-				l.must("abort the claim", b.AbortClaim(t.Context(), ref))
+				l.must("roll back", operation.RollbackPreLiveMigration.Ask(t.Context(), b, ref))
+				l.must("abort the claim", operation.AbortClaim.Ask(t.Context(), b, ref))
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func TestCheckDestination_TellsAllThatIsNotAllowed(t *testing.T) {
 		if kind == migration.TypeMigration {
 			r.Wanted = &migration.Wanted{Flavor: small, Resources: topology.Resources{VCPUs: 1, MemoryMB: small.MemoryMB}}
 		}
-		_, err := m.b.CheckDestination(t.Context(), m.ref, r)
+		_, err := operation.CheckDestination.Ask(t.Context(), m.b, m.ref, r)
 		var codes []string
 		for _, r := range fault.ReasonsOf(err) {
 			codes = append(codes, r.Code)
@@ -130,12 +130,12 @@ func TestPrepare_APeersXMLIsOfItsOwnInstance(t *testing.T) {
 				if what == "cold" {
 					kind = migration.TypeMigration
 				}
-				_, err := b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: bad, Context: c.context(), Kind: kind})
+				_, err := operation.Claim.Ask(t.Context(), b, ref, migration.ClaimRequest{Guest: bad, Context: c.context(), Kind: kind})
 				l.must("claim", err)
 				if what == "cold" {
 					_, err = operation.PrepResize.Ask(t.Context(), b, ref, migration.PrepRequest{Kind: kind, Guest: bad, Wanted: c.wanted, Source: "a"})
 				} else {
-					_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
+					_, err = operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: bad, Source: "a"})
 				}
 				reasons := fault.ReasonsOf(err)
 				if !errors.Is(err, fault.Forbidden) || !slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code == tt.code }) {
@@ -144,9 +144,9 @@ func TestPrepare_APeersXMLIsOfItsOwnInstance(t *testing.T) {
 				if what == "cold" {
 					l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), b, ref))
 				} else {
-					l.must("roll back", b.RollbackPreLiveMigration(t.Context(), ref))
+					l.must("roll back", operation.RollbackPreLiveMigration.Ask(t.Context(), b, ref))
 				}
-				l.must("abort the claim", b.AbortClaim(t.Context(), ref))
+				l.must("abort the claim", operation.AbortClaim.Ask(t.Context(), b, ref))
 			})
 		}
 	}

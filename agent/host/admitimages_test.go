@@ -1,7 +1,6 @@
 package host_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"slices"
@@ -112,20 +111,18 @@ func TestPrepare_WhatAnImageStandsOnIsHeldAgainstPolicy(t *testing.T) {
 				b.putHeader(t, tt.args...)
 				ref := c.ref
 				ref.Migration = uuid.NewString()
-				_, err := b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: c.guest, Context: c.context(), Kind: kind})
+				_, err := operation.Claim.Ask(t.Context(), b, ref, migration.ClaimRequest{Guest: c.guest, Context: c.context(), Kind: kind})
 				l.must("claim", err)
-				undo := b.RollbackPreLiveMigration
+				undo := operation.RollbackPreLiveMigration
 				if kind == migration.TypeMigration {
-					undo = func(ctx context.Context, ref migration.Ref) error {
-						return operation.RollbackPrepResize.Ask(ctx, b, ref)
-					}
+					undo = operation.RollbackPrepResize
 					_, err = operation.PrepResize.Ask(t.Context(), b, ref, migration.PrepRequest{Kind: kind, Guest: c.guest, Wanted: c.wanted, Source: "a"})
 				} else {
-					_, err = b.PreLiveMigration(t.Context(), ref, migration.PreLiveRequest{Guest: c.guest, Source: "a"})
+					_, err = operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: c.guest, Source: "a"})
 				}
 				refusedFor(t, err, tt.code)
-				l.must("roll back", undo(t.Context(), ref))
-				l.must("abort the claim", b.AbortClaim(t.Context(), ref))
+				l.must("roll back", undo.Ask(t.Context(), b, ref))
+				l.must("abort the claim", operation.AbortClaim.Ask(t.Context(), b, ref))
 			})
 		}
 	}
@@ -199,7 +196,7 @@ func TestPrepEvacuation_WhatAnImageStandsOnIsHeldAgainstPolicy(t *testing.T) {
 				}
 			}
 			e.must("roll back", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref))
-			e.must("abort the claim", e.b.AbortClaim(t.Context(), e.ref))
+			e.must("abort the claim", operation.AbortClaim.Ask(t.Context(), e.b, e.ref))
 		})
 	}
 }

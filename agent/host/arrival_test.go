@@ -12,6 +12,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 const toolsMigration = "33333333-3333-4333-8333-333333333333"
@@ -107,7 +108,7 @@ func TestForeign_MoveThatFollowsWritesTheAllocation(t *testing.T) {
 	l.wantKind("follow without Placement", b.FollowArrival(ctx, ref), fault.Unavailable)
 	l.placement.breakWith(nil)
 	move := migration.Ref{Migration: toolsMigration, Instance: g.UUID, Attempt: 1}
-	l.must("begin a move", b.RecordContext(ctx, move, migration.Context{Source: "b", Destination: "a"}))
+	l.must("begin a move", operation.RecordContext.Ask(ctx, b, move, migration.Context{Source: "b", Destination: "a"}))
 	was := l.placement.all()[g.UUID].Allocations
 	l.must("look while it moves on", b.FollowArrival(ctx, ref))
 	if got := l.placement.all()[g.UUID].Allocations; len(got) != len(was) || got["rp-b"] != nil {
@@ -148,7 +149,7 @@ func TestForeign_NoSurrenderInTheMidstOfAMove(t *testing.T) {
 	a := l.hosts["a"]
 	l.byHand(g.UUID)
 	move := migration.Ref{Migration: toolsMigration, Instance: g.UUID, Attempt: 1}
-	l.must("begin a move", a.RecordContext(ctx, move, migration.Context{Source: "a", Destination: "b"}))
+	l.must("begin a move", operation.RecordContext.Ask(ctx, a, move, migration.Context{Source: "a", Destination: "b"}))
 	_, err := a.Surrender(ctx, migration.Ref{Migration: "44444444-4444-4444-8444-444444444444", Instance: g.UUID, Attempt: 1}, "b")
 	if !errors.Is(err, fault.Busy) {
 		t.Errorf("surrender: %v, want busy", err)

@@ -114,7 +114,7 @@ type verb struct {
 func (b *changeBed) verbs() []verb {
 	ctx := b.t.Context()
 	return []verb{
-		{"claim", b.claim, func() error { return b.a.AbortClaim(ctx, b.ref) }},
+		{"claim", b.claim, func() error { return operation.AbortClaim.Ask(ctx, b.a, b.ref) }},
 		{"prep", func() error {
 			return operation.PrepChange.Ask(ctx, b.a, b.ref, migration.PrepRequest{Kind: b.kind, Guest: b.guest, Wanted: b.want, Source: "a"})
 		}, func() error { return operation.RollbackPrepChange.Ask(ctx, b.a, b.ref) }},
@@ -131,7 +131,7 @@ func (b *changeBed) verbs() []verb {
 func (b *changeBed) look() {
 	b.t.Helper()
 	var err error
-	b.guest, err = b.a.Inspect(b.t.Context(), b.uuid)
+	b.guest, err = operation.Inspect.Ask(b.t.Context(), b.a, migration.Ref{Instance: b.uuid})
 	b.must("inspect", err)
 	b.want, err = operation.PlanChange.Ask(b.t.Context(), b.a, migration.Ref{Instance: b.uuid}, b.plan)
 	b.must("plan", err)
@@ -139,7 +139,7 @@ func (b *changeBed) look() {
 
 func (b *changeBed) claim() error {
 	g, w := b.guest, b.want
-	_, err := b.a.Claim(b.t.Context(), b.ref, migration.ClaimRequest{Guest: g, Kind: b.kind, Lease: time.Minute, Context: migration.Context{
+	_, err := operation.Claim.Ask(b.t.Context(), b.a, b.ref, migration.ClaimRequest{Guest: g, Kind: b.kind, Lease: time.Minute, Context: migration.Context{
 		Source: "a", Destination: "a", OldFlavor: g.Flavor, NewFlavor: w.Flavor, OldResources: g.Resources, NewResources: w.Resources, PowerState: g.PowerState,
 		OldTopology: g.Topology, NewTopology: w.Topology, OldPCIRequests: g.PCIRequests, NewPCIRequests: w.PCIRequests, OldAssignment: g.Assignment,
 	}})
@@ -193,7 +193,7 @@ func (b *changeBed) revert() {
 	b.must("unapply late", operation.UnapplyChange.Ask(ctx, b.a, b.ref))
 	b.state("a", b.uuid, b.power)
 	for range 2 {
-		b.must("release", b.a.AbortClaim(ctx, b.ref))
+		b.must("release", operation.AbortClaim.Ask(ctx, b.a, b.ref))
 	}
 }
 
@@ -417,7 +417,7 @@ func TestChange_KilledWhileItEnds(t *testing.T) {
 						},
 						func() error { return operation.UnapplyChange.Ask(ctx, b.a, b.ref) },
 						func() error { return operation.PowerOn.Ask(ctx, b.a, b.ref) },
-						func() error { return b.a.AbortClaim(ctx, b.ref) },
+						func() error { return operation.AbortClaim.Ask(ctx, b.a, b.ref) },
 					}
 				}
 				n, at := b.dieAt(kill), 0

@@ -268,7 +268,7 @@ func TestChange_RealFiles(t *testing.T) {
 			v := l.guest("a", "vm", host.CreateDisk{Path: "/images/root", SizeGB: 1, Format: format})
 			b.uuid, b.power, b.ref = v.UUID, driver.Running, refFor(v.UUID, 1)
 			size := func() int64 {
-				g, err := b.a.Inspect(t.Context(), b.uuid)
+				g, err := operation.Inspect.Ask(t.Context(), b.a, migration.Ref{Instance: b.uuid})
 				l.must("inspect", err)
 				return g.Disks[0].VirtualSize >> 30
 			}

@@ -22,8 +22,8 @@ func (r *refusal) add(kind fault.Kind, reasons ...fault.Reason) { r.Add(kind, re
 func (r *refusal) take(err error) error                         { return r.Take(err) }
 func (r *refusal) err(format string, args ...any) error         { return r.Err(format, args...) }
 
-// CheckDestination implements migration.DestinationVerbs.
-func (h *Host) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
+// checkAnyDestination does operation.CheckDestination.
+func (h *Host) checkAnyDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
 	check := h.checkDestination
 	switch {
 	case c.Kind == migration.TypeEvacuation:
@@ -62,11 +62,6 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	}
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
-	onlyThere, err := definedNeverMoves(doc, g.Definition)
-	if err != nil {
-		return migration.CheckAnswer{}, err
-	}
-	no.add(fault.Forbidden, onlyThere...)
 	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)
 	if live != nil && accelerated(doc, node) {
 		reasons, err := judged(ctx, live, g.XML, passthroughReasons(doc, c.Source, here))
@@ -326,8 +321,8 @@ func (h *Host) placeForDisk(path string) (fault.Reason, bool) {
 	}, true
 }
 
-// CheckSource implements migration.SourceVerbs.
-func (h *Host) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
+// checkAnySource does operation.CheckSource.
+func (h *Host) checkAnySource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
 	check := h.checkSource
 	if isCold(a.Kind) {
 		check = h.checkColdSource

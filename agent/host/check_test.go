@@ -13,6 +13,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -24,14 +25,14 @@ func TestCheckDestination_ListsEveryReason(t *testing.T) {
 	a, b := l.hosts["a"], l.hosts["b"]
 	v := l.guest("a", "vm1", host.CreateDisk{SizeGB: 1})
 	before := l.picture()
-	g, err := a.Inspect(t.Context(), v.UUID)
+	g, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	here, err := a.Describe(t.Context())
 	l.must("describe", err)
 	check := func(change func(g *migration.Guest, source *migration.Description)) error {
 		g, source := g, here
 		change(&g, &source)
-		_, err := b.CheckDestination(t.Context(), refFor(g.UUID, 1), migration.CheckRequest{Guest: g, Source: source})
+		_, err := operation.CheckDestination.Ask(t.Context(), b, refFor(g.UUID, 1), migration.CheckRequest{Guest: g, Source: source})
 		return err
 	}
 	devices := func(text string) func(*migration.Guest, *migration.Description) {
@@ -185,29 +186,29 @@ func TestInspect_AndCheckSource_Refuse(t *testing.T) {
 	l := newLab(t, "a", "b")
 	a := l.hosts["a"]
 	v := l.guest("a", "vm1")
-	_, err := a.Inspect(t.Context(), "99999999-9999-4999-8999-999999999999")
+	_, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: "99999999-9999-4999-8999-999999999999"})
 	l.wantKind("nobody", err, fault.NotFound)
 	l.must("define", a.fake.Define(t.Context(), foreignXML("foreign", "", "")))
-	_, err = a.Inspect(t.Context(), "44444444-4444-4444-8444-444444444444")
+	_, err = operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: "44444444-4444-4444-8444-444444444444"})
 	l.wantKind("not managed", err, fault.Forbidden)
 	node, err := a.fake.Node(t.Context())
 	l.must("node", err)
 	cannot := node
 	cannot.Cannot = map[driver.Ability]string{driver.AbilityLiveMigration: "it has no peer-to-peer migration"}
 	a.fake.SetNode(cannot)
-	_, err = a.CheckSource(t.Context(), refFor(v.UUID, 1), migration.CheckAnswer{})
+	_, err = operation.CheckSource.Ask(t.Context(), a, refFor(v.UUID, 1), migration.CheckAnswer{})
 	if diff := cmp.Diff([]string{"no_live_migration"}, codes(err)); diff != "" {
 		t.Errorf("a hypervisor that cannot (-want +got):\n%s", diff)
 	}
 	a.fake.SetNode(node)
 	l.must("stop", a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}))
-	_, err = a.CheckSource(t.Context(), refFor(v.UUID, 1), migration.CheckAnswer{})
+	_, err = operation.CheckSource.Ask(t.Context(), a, refFor(v.UUID, 1), migration.CheckAnswer{})
 	if diff := cmp.Diff([]string{"not_running"}, codes(err)); diff != "" {
 		t.Errorf("a stopped guest (-want +got):\n%s", diff)
 	}
 	l.wantKind("a stopped guest", err, fault.Forbidden)
 	a.fake.KillDaemon()
-	_, err = a.Inspect(t.Context(), v.UUID)
+	_, err = operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: v.UUID})
 	l.wantKind("libvirt away", err, fault.Unavailable)
 	a.fake.StartDaemon()
 }

@@ -7,6 +7,7 @@ import (
 	"berth/agent/host"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/options"
 )
 
@@ -29,10 +30,10 @@ func TestCheckSource_HoldsOptionsAgainstTheWayToTheDestination(t *testing.T) {
 		{"no disk is copied", migration.Options{CopyStorage: options.StorageNone}, "", "storage_copy_none"},
 		{"zero copy through a stream", migration.Options{ZeroCopy: options.On, Parallel: 2}, migration.TransportStream, "zero_copy_stream"},
 	} {
-		a, err := m.b.CheckDestination(t.Context(), m.ref, migration.CheckRequest{Guest: m.guest, Source: here, Options: tt.options})
+		a, err := operation.CheckDestination.Ask(t.Context(), m.b, m.ref, migration.CheckRequest{Guest: m.guest, Source: here, Options: tt.options})
 		l.must(tt.name, err)
 		a.Destination.Transport = tt.transport
-		s, err := m.a.CheckSource(t.Context(), m.ref, a)
+		s, err := operation.CheckSource.Ask(t.Context(), m.a, m.ref, a)
 		if tt.want == "" {
 			if err != nil || len(s.CopyDisks) == 0 {
 				t.Errorf("%s: %v, copies %v", tt.name, err, s.CopyDisks)

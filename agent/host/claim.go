@@ -44,9 +44,8 @@ func claimKind(migrationType string) (claims.Kind, error) {
 	return "", fault.New(fault.Invalid, "migration_type %q is unknown", migrationType)
 }
 
-// Claim implements migration.DestinationVerbs.
-func (h *Host) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-	h.hear(ref)
+// claimCounted does operation.Claim.
+func (h *Host) claimCounted(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
 	a, err := h.claim(ctx, ref, c, nil)
 	if err == nil {
 		// Outside of the instance's turn, and after the claim: what it holds is what it
@@ -125,10 +124,9 @@ func (h *Host) inPlace(source, destination string) bool {
 	return source == h.o.Name && destination == h.o.Name
 }
 
-// RenewClaim implements migration.DestinationVerbs. A claim that is past its
-// pending state needs no renewal, and asking is no fault.
-func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+// renewClaim does operation.RenewClaim. A claim that is past its pending state needs no renewal,
+// and asking is no fault.
+func (h *Host) renewClaim(ctx context.Context, ref migration.Ref) error {
 	o := h.owner(ref)
 	if c, ok := h.tracker.ByOwner(o); ok && c.State != claims.Pending {
 		if o.Kind == claims.KindLiveMigration {
@@ -140,12 +138,7 @@ func (h *Host) RenewClaim(ctx context.Context, ref migration.Ref) error {
 	return wrap(err, "renew claim of migration %s on %s", ref.Migration, h.o.Name)
 }
 
-// AbortClaim implements migration.DestinationVerbs.
-func (h *Host) AbortClaim(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.abortClaim(ctx, ref), "abort claim of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// abortClaim does operation.AbortClaim.
 func (h *Host) abortClaim(ctx context.Context, ref migration.Ref) error {
 	if h.changes(ref) {
 		return h.abortChange(ctx, ref)
@@ -232,11 +225,7 @@ func (h *Host) arrived(ref migration.Ref) bool {
 	return inst.Token.Migration == ref.Migration || bound || claimed || prepared || err != nil || preparedCold || coldErr != nil || evacuated || evacuatedErr != nil
 }
 
-// RecordContext implements migration.SourceVerbs.
-func (h *Host) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
-	return wrap(h.recordContext(ctx, ref, c), "record context of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// recordContext does operation.RecordContext.
 func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
@@ -268,12 +257,8 @@ func (h *Host) recordContext(ctx context.Context, ref migration.Ref, c migration
 	return h.tracker.RecordContext(ctx, at(ref, stepContext), ledgerContext(ref, c))
 }
 
-// DropContext implements migration.SourceVerbs. It is the last undo on a source,
-// and takes along what the stream of this attempt remembered.
-func (h *Host) DropContext(ctx context.Context, ref migration.Ref) error {
-	return wrap(h.dropContext(ctx, ref), "drop context of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// dropContext does operation.DropContext. It is the last undo on a source, and takes along what the
+// stream of this attempt remembered.
 func (h *Host) dropContext(ctx context.Context, ref migration.Ref) error {
 	if err := h.tracker.Bury(ctx, at(ref, stepContext)); err != nil {
 		return err

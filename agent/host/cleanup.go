@@ -13,11 +13,7 @@ import (
 	"berth/migration"
 )
 
-// CleanUpSource implements migration.SourceVerbs.
-func (h *Host) CleanUpSource(ctx context.Context, ref migration.Ref) error {
-	return wrap(h.cleanUpSource(ctx, ref), "clean up after migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// cleanUpSource does operation.CleanUpSource.
 func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

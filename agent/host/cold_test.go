@@ -39,7 +39,7 @@ func newCold(t *testing.T, l *lab, uuid string, flavor *topology.Flavor) *cold {
 	t.Helper()
 	c := &cold{lab: l, t: t, ref: refFor(uuid, 1), back: refFor(uuid, 2), a: l.hosts["a"], b: l.hosts["b"], timeout: time.Minute}
 	var err error
-	c.guest, err = c.a.Inspect(t.Context(), uuid)
+	c.guest, err = operation.Inspect.Ask(t.Context(), c.a, migration.Ref{Instance: uuid})
 	l.must("inspect", err)
 	c.wanted, err = operation.PlanChange.Ask(t.Context(), c.a, migration.Ref{Instance: uuid}, migration.Change{Flavor: flavor})
 	l.must("plan change", err)
@@ -75,11 +75,11 @@ func (c *cold) check() error {
 	if err != nil {
 		return err
 	}
-	a, err := c.b.CheckDestination(c.t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
+	a, err := operation.CheckDestination.Ask(c.t.Context(), c.b, c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
 	if err != nil {
 		return err
 	}
-	s, err := c.a.CheckSource(c.t.Context(), c.ref, a)
+	s, err := operation.CheckSource.Ask(c.t.Context(), c.a, c.ref, a)
 	c.copies = s.CopyDisks
 	return err
 }
@@ -90,10 +90,10 @@ func (c *cold) there() []step {
 	return []step{
 		{"check", c.check, nil},
 		{"claim", func() error {
-			_, err := c.b.Claim(ctx, c.ref, migration.ClaimRequest{Guest: c.guest, Context: c.context(), Lease: time.Minute, Kind: c.kind()})
+			_, err := operation.Claim.Ask(ctx, c.b, c.ref, migration.ClaimRequest{Guest: c.guest, Context: c.context(), Lease: time.Minute, Kind: c.kind()})
 			return err
-		}, func() error { return c.b.AbortClaim(ctx, c.ref) }},
-		{"record context", func() error { return c.a.RecordContext(ctx, c.ref, c.context()) }, func() error { return c.a.DropContext(ctx, c.ref) }},
+		}, func() error { return operation.AbortClaim.Ask(ctx, c.b, c.ref) }},
+		{"record context", func() error { return operation.RecordContext.Ask(ctx, c.a, c.ref, c.context()) }, func() error { return operation.DropContext.Ask(ctx, c.a, c.ref) }},
 		{"prep resize", func() error {
 			_, err := operation.PrepResize.Ask(ctx, c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
 			return err

@@ -102,10 +102,10 @@ func (x *apart) there() []step {
 	return []step{
 		named("check"),
 		{"claim", func() error {
-			_, err := x.b.Claim(ctx, x.ref, migration.ClaimRequest{Guest: x.guest, Context: x.conducted(), Lease: time.Minute, Kind: x.kind()})
+			_, err := operation.Claim.Ask(ctx, x.b, x.ref, migration.ClaimRequest{Guest: x.guest, Context: x.conducted(), Lease: time.Minute, Kind: x.kind()})
 			return err
-		}, func() error { return x.b.AbortClaim(ctx, x.ref) }},
-		{"record context", func() error { return x.a.RecordContext(ctx, x.ref, x.conducted()) }, func() error { return x.a.DropContext(ctx, x.ref) }},
+		}, func() error { return operation.AbortClaim.Ask(ctx, x.b, x.ref) }},
+		{"record context", func() error { return operation.RecordContext.Ask(ctx, x.a, x.ref, x.conducted()) }, func() error { return operation.DropContext.Ask(ctx, x.a, x.ref) }},
 		named("prep resize"),
 		named("power off"),
 		{"snapshot", func() error {

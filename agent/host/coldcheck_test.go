@@ -10,6 +10,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -21,7 +22,7 @@ func (c *cold) edited(edit func(definition string) string) {
 func (c *cold) checkThere() error {
 	here, err := c.a.Describe(c.t.Context())
 	c.must("describe", err)
-	_, err = c.b.CheckDestination(c.t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
+	_, err = operation.CheckDestination.Ask(c.t.Context(), c.b, c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
 	return err
 }
 
@@ -105,12 +106,12 @@ func TestColdCheck_AChangeInPlaceSeesItsOwnAsFree(t *testing.T) {
 		c := newCold(t, l, v.UUID, &f)
 		here, err := a.Describe(t.Context())
 		l.must("describe", err)
-		answer, err := a.CheckDestination(t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: migration.TypeResize, Wanted: &c.wanted})
+		answer, err := operation.CheckDestination.Ask(t.Context(), a, c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: migration.TypeResize, Wanted: &c.wanted})
 		if (err == nil) != tt.fits {
 			t.Errorf("%d vCPUs: %v", tt.vcpus, err)
 		}
 		if err == nil {
-			_, err = a.CheckSource(t.Context(), c.ref, answer)
+			_, err = operation.CheckSource.Ask(t.Context(), a, c.ref, answer)
 			l.must("check source", err)
 			continue
 		}
@@ -119,7 +120,7 @@ func TestColdCheck_AChangeInPlaceSeesItsOwnAsFree(t *testing.T) {
 	c := newCold(t, l, v.UUID, nil)
 	here, err := a.Describe(t.Context())
 	l.must("describe", err)
-	_, err = a.CheckDestination(t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: migration.TypeMigration, Wanted: &c.wanted})
+	_, err = operation.CheckDestination.Ask(t.Context(), a, c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: migration.TypeMigration, Wanted: &c.wanted})
 	if !slices.Contains(codes(err), "same_host") {
 		t.Errorf("a cold migration to the host itself: %v", err)
 	}
@@ -132,17 +133,17 @@ func TestColdCheck_ASourceRefusesWhatItCannotGive(t *testing.T) {
 	c := newCold(t, l, v.UUID, nil)
 	here, err := c.a.Describe(t.Context())
 	l.must("describe", err)
-	answer, err := c.b.CheckDestination(t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
+	answer, err := operation.CheckDestination.Ask(t.Context(), c.b, c.ref, migration.CheckRequest{Guest: c.guest, Source: here, Kind: c.kind(), Wanted: &c.wanted})
 	l.must("check destination", err)
 	text, err := c.a.fake.XML(t.Context(), v.UUID, driver.Persistent)
 	l.must("read", err)
 	l.must("define", c.a.fake.Define(t.Context(), device(`<disk type='network' device='disk'><source protocol='nbd' name='x'/><target dev='vdz' bus='virtio'/></disk>`)(text)))
-	_, err = c.a.CheckSource(t.Context(), c.ref, answer)
+	_, err = operation.CheckSource.Ask(t.Context(), c.a, c.ref, answer)
 	if got := codes(err); !slices.Equal(got, []string{"definition_differs"}) {
 		t.Errorf("another disk in the definition: %v", err)
 	}
 	l.must("undefine", c.a.fake.Undefine(t.Context(), v.UUID))
-	_, err = c.a.CheckSource(t.Context(), c.ref, answer)
+	_, err = operation.CheckSource.Ask(t.Context(), c.a, c.ref, answer)
 	if got := codes(err); !slices.Equal(got, []string{"not_persistent"}) {
 		t.Errorf("a transient guest: %v", err)
 	}
@@ -161,7 +162,7 @@ func TestCheck_ASharedDiskNeedsItsFilesHere(t *testing.T) {
 	live := func() error {
 		here, err := c.a.Describe(t.Context())
 		l.must("describe", err)
-		_, err = c.b.CheckDestination(t.Context(), c.ref, migration.CheckRequest{Guest: c.guest, Source: here})
+		_, err = operation.CheckDestination.Ask(t.Context(), c.b, c.ref, migration.CheckRequest{Guest: c.guest, Source: here})
 		return err
 	}
 	for kind, check := range map[string]func() error{"cold": c.checkThere, "live": live} {

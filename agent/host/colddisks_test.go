@@ -259,8 +259,8 @@ func TestPrepResize_LooksForRoomAgain(t *testing.T) {
 		}
 		l.state("a", v.UUID, driver.Running)
 		l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
-		l.must("drop context", c.a.DropContext(t.Context(), c.ref))
-		l.must("abort claim", c.b.AbortClaim(t.Context(), c.ref))
+		l.must("drop context", operation.DropContext.Ask(t.Context(), c.a, c.ref))
+		l.must("abort claim", operation.AbortClaim.Ask(t.Context(), c.b, c.ref))
 		l.same("left behind", before)
 	}
 }

@@ -109,7 +109,7 @@ func TestColdSides_ADestinationRollsBackWhatTheSourceKeeps(t *testing.T) {
 	s.must("keep", operation.KeepGuest.Ask(t.Context(), s.a, s.ref))
 	s.alone("the destination to roll back", func() bool { return len(s.b.tracker.List()) == 0 })
 	s.must("power on", operation.PowerOn.Ask(t.Context(), s.a, s.ref))
-	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 	s.lives(s.a, driver.Running, small, 1)
 	if p := s.picture(); p["b memories"] != nil || p["b domains"] != nil || p["a memories"] != nil {
 		t.Errorf("left behind: %v", p)

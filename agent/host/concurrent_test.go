@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // TestDelete_UnderWayKeepsAMoveFromBeginning deletes a guest slowly, and asks for
@@ -42,7 +43,7 @@ func TestDelete_UnderWayKeepsAMoveFromBeginning(t *testing.T) {
 		close(release)
 	})
 	_, err := l.tryConduct(v.UUID, func(verb string, answered bool) error {
-		if verb == "RecordContext" && !answered {
+		if verb == operation.RecordContext.Name && !answered {
 			once.Do(func() { close(waits) })
 		}
 		return nil
@@ -62,7 +63,7 @@ func TestClaim_OfAGuestThatTheDestinationCameToOwnIsUndone(t *testing.T) {
 	b := l.hosts["b"]
 	var once sync.Once
 	m, err := l.tryConduct(v.UUID, func(verb string, answered bool) error {
-		if verb == "Claim" && !answered {
+		if verb == operation.Claim.Name && !answered {
 			once.Do(func() {
 				l.must("define", b.fake.Define(t.Context(), strings.ReplaceAll(foreignXML("twin", "", ""), "33333333-3333-4333-8333-333333333333", v.UUID)))
 				_, err := b.Adopt(t.Context(), "twin")
@@ -76,8 +77,8 @@ func TestClaim_OfAGuestThatTheDestinationCameToOwnIsUndone(t *testing.T) {
 		t.Errorf("migration %s: %+v", m.Status, m.Error)
 	}
 	ref := refFor(v.UUID, 1)
-	l.must("roll back what never began", b.RollbackPreLiveMigration(t.Context(), ref))
-	l.must("abort a claim that never was", b.AbortClaim(t.Context(), ref))
+	l.must("roll back what never began", operation.RollbackPreLiveMigration.Ask(t.Context(), b, ref))
+	l.must("abort a claim that never was", operation.AbortClaim.Ask(t.Context(), b, ref))
 	l.state("a", v.UUID, driver.Running)
 	if inst, ok := b.tracker.Instance(v.UUID); !ok || inst.Token.State != claims.TokenHere {
 		t.Errorf("the twin: %+v, %v", inst, ok)
@@ -95,12 +96,12 @@ func TestCleanUpSource_RepeatedWhenTheDecisionIsNotKeptAnyMore(t *testing.T) {
 	m.handOver()
 	after := l.picture()
 	l.must("forget the decision", m.a.store.Delete(t.Context(), "halves", m.ref.Migration))
-	l.must("clean up again", l.restart("a").CleanUpSource(t.Context(), m.ref))
+	l.must("clean up again", operation.CleanUpSource.Ask(t.Context(), l.restart("a"), m.ref))
 	l.same("after the repetition", after)
 
 	// A guest that is here is never cleaned up without a decision.
 	w := l.guest("a", "vm2")
-	l.wantKind("clean up without a decision", l.hosts["a"].CleanUpSource(t.Context(), refFor(w.UUID, 1)), fault.Forbidden)
+	l.wantKind("clean up without a decision", operation.CleanUpSource.Ask(t.Context(), l.hosts["a"], refFor(w.UUID, 1)), fault.Forbidden)
 }
 
 // TestFinish_RepeatedAfterTheGuestHasGoneOn loses the answer of a finished
@@ -114,15 +115,15 @@ func TestFinish_RepeatedAfterTheGuestHasGoneOn(t *testing.T) {
 	m.prepare()
 	m.stream()
 	var err error
-	m.commit, err = m.a.Commit(t.Context(), m.ref)
+	m.commit, err = operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.must("commit", err)
-	l.wantKind("finish before the token came", m.b.FinishDestination(t.Context(), m.ref), fault.Forbidden)
-	l.must("accept token", m.b.AcceptToken(t.Context(), m.ref, m.commit))
-	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
+	l.wantKind("finish before the token came", operation.FinishDestination.Ask(t.Context(), m.b, m.ref), fault.Forbidden)
+	l.must("accept token", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, m.commit))
+	l.must("finish", operation.FinishDestination.Ask(t.Context(), m.b, m.ref))
 	l.must("delete", m.b.Delete(t.Context(), v.UUID, host.DeleteOptions{Force: true}))
-	l.must("accept token again", m.b.AcceptToken(t.Context(), m.ref, m.commit))
-	l.must("finish again", m.b.FinishDestination(t.Context(), m.ref))
-	l.must("clean up source", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("accept token again", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, m.commit))
+	l.must("finish again", operation.FinishDestination.Ask(t.Context(), m.b, m.ref))
+	l.must("clean up source", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 	l.must("delete the allocation, as the conductor of a whole move has swapped it", l.placement.DeleteAllocations(t.Context(), v.UUID))
 	l.same("in the end", empty)
 }

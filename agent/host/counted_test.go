@@ -7,6 +7,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/placementclient"
 )
 
@@ -20,14 +21,14 @@ func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
 	ref := refFor(v.UUID, 1)
 	nothing := func(on *node) bool {
 		t.Helper()
-		st, err := on.DestinationStatus(ctx, ref)
+		st, err := operation.DestinationStatus.Ask(ctx, on, ref)
 		l.must("status", err)
 		return st.Nothing
 	}
 	if nothing(a) || !nothing(b) {
 		t.Errorf("a has nothing: %t, b has nothing: %t; it runs on a", nothing(a), nothing(b))
 	}
-	g, err := a.Inspect(ctx, v.UUID)
+	g, err := operation.Inspect.Ask(ctx, a, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	on := func(host string) map[string]placementclient.Resources {
 		return map[string]placementclient.Resources{"rp-" + host: {"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}}
@@ -35,7 +36,7 @@ func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
 	if d := cmp.Diff(on("a"), g.Allocations); d != "" {
 		t.Errorf("the source counts it on (-want +got):\n%s", d)
 	}
-	claim, err := b.Claim(ctx, ref, migration.ClaimRequest{Guest: g, Context: contextFor(g)})
+	claim, err := operation.Claim.Ask(ctx, b, ref, migration.ClaimRequest{Guest: g, Context: contextFor(g)})
 	l.must("claim", err)
 	if d := cmp.Diff(on("b"), claim.Allocations); d != "" {
 		t.Errorf("the destination counts it on (-want +got):\n%s", d)
@@ -43,7 +44,7 @@ func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
 	if nothing(b) {
 		t.Error("b has nothing of it, and has a claim")
 	}
-	l.must("abort", b.AbortClaim(ctx, ref))
+	l.must("abort", operation.AbortClaim.Ask(ctx, b, ref))
 	if !nothing(b) {
 		t.Error("b has something of it after the claim was aborted")
 	}
@@ -53,16 +54,16 @@ func TestVerbs_TellWhereAGuestIsCounted(t *testing.T) {
 		t.Errorf("providers of b (-want +got):\n%s", diff)
 	}
 	l.must("define a stranger", b.fake.Define(ctx, foreignXML("foreign", "", "")))
-	if st, err := b.DestinationStatus(ctx, refFor("44444444-4444-4444-8444-444444444444", 1)); err != nil || st.Nothing {
+	if st, err := operation.DestinationStatus.Ask(ctx, b, refFor("44444444-4444-4444-8444-444444444444", 1)); err != nil || st.Nothing {
 		t.Errorf("b has nothing of a domain that it has: %t, %v", st.Nothing, err)
 	}
 	l.must("destroy", a.fake.Destroy(ctx, v.UUID))
 	l.must("undefine", a.fake.Undefine(ctx, v.UUID))
-	_, err = a.Inspect(ctx, v.UUID)
+	_, err = operation.Inspect.Ask(ctx, a, migration.Ref{Instance: v.UUID})
 	if got := codes(err); fault.KindOf(err) != fault.NotFound || len(got) != 1 || got[0] != migration.ReasonGuestGone {
 		t.Errorf("inspect what only the ledger has: %v with %v", err, got)
 	}
-	_, err = b.Inspect(ctx, v.UUID)
+	_, err = operation.Inspect.Ask(ctx, b, migration.Ref{Instance: v.UUID})
 	if got := codes(err); fault.KindOf(err) != fault.NotFound || len(got) != 1 || got[0] != migration.ReasonGuestGone {
 		t.Errorf("inspect where it is not: %v with %v", err, got)
 	}

@@ -8,6 +8,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // TestCheck_ADiskOfTheDefinitionAloneIsNotLeftBehind: virsh attach-disk --config of an
@@ -43,14 +44,14 @@ func TestCheck_ADiskOfTheDefinitionAloneIsNotLeftBehind(t *testing.T) {
 				world.Host("a").Put(c.path, "raw", 1<<30, "its data")
 			}
 			l.must("attach --config", a.fake.Define(t.Context(), text))
-			g, err := a.Inspect(t.Context(), v.UUID)
+			g, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: v.UUID})
 			l.must("inspect", err)
 			here, err := a.Describe(t.Context())
 			l.must("describe", err)
 			ref := refFor(v.UUID, 1)
-			answer, err := b.CheckDestination(t.Context(), ref, migration.CheckRequest{Guest: g, Source: here, Kind: migration.TypeLiveMigration})
+			answer, err := operation.CheckDestination.Ask(t.Context(), b, ref, migration.CheckRequest{Guest: g, Source: here, Kind: migration.TypeLiveMigration})
 			l.must("check destination", err)
-			_, err = a.CheckSource(t.Context(), ref, answer)
+			_, err = operation.CheckSource.Ask(t.Context(), a, ref, answer)
 			if !slices.Equal(codes(err), c.want) {
 				t.Errorf("check source: %v, want %v", err, c.want)
 			}

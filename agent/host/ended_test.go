@@ -7,6 +7,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // ended brings the move to where its conductor has asked the last verb of its hosts, and has
@@ -103,7 +104,7 @@ func TestEnded_ACountedGuestThatNeverCame(t *testing.T) {
 	t.Parallel()
 	s := newSilenced(t)
 	ctx := t.Context()
-	_, err := s.b.Claim(ctx, s.ref, migration.ClaimRequest{Guest: s.guest, Context: s.conducted(), Lease: time.Nanosecond, Kind: s.kind()})
+	_, err := operation.Claim.Ask(ctx, s.b, s.ref, migration.ClaimRequest{Guest: s.guest, Context: s.conducted(), Lease: time.Nanosecond, Kind: s.kind()})
 	s.must("claim", err)
 	for _, one := range s.steps() {
 		if one.name == "swap" {

@@ -66,7 +66,7 @@ func newEvacuation(t *testing.T, power driver.State) *evacuation {
 	e.world.Host("a").Write(sharedFile, "data")
 	e.source, err = a.Describe(t.Context())
 	e.must("describe", err)
-	g, err := a.Inspect(t.Context(), v.UUID)
+	g, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: v.UUID})
 	e.must("inspect", err)
 	e.ref, e.request = refFor(v.UUID, 1), migration.EvacuationRequest{Guest: g, Source: "a", AcceptLoss: true}
 	text, err := json.Marshal(g)
@@ -109,12 +109,12 @@ func (e *evacuation) heal() {
 }
 
 func (e *evacuation) check() (migration.CheckAnswer, error) {
-	return e.b.CheckDestination(e.t.Context(), e.ref, migration.CheckRequest{Guest: e.request.Guest, Source: e.source, Kind: migration.TypeEvacuation})
+	return operation.CheckDestination.Ask(e.t.Context(), e.b, e.ref, migration.CheckRequest{Guest: e.request.Guest, Source: e.source, Kind: migration.TypeEvacuation})
 }
 
 func (e *evacuation) claim() error {
 	g := e.request.Guest
-	_, err := e.b.Claim(e.t.Context(), e.ref, migration.ClaimRequest{Guest: g, Lease: time.Minute, Kind: migration.TypeEvacuation, Context: migration.Context{
+	_, err := operation.Claim.Ask(e.t.Context(), e.b, e.ref, migration.ClaimRequest{Guest: g, Lease: time.Minute, Kind: migration.TypeEvacuation, Context: migration.Context{
 		Source: "a", Destination: "b", Conductor: "c", OldResources: g.Resources, NewResources: g.Resources, OldFlavor: g.Flavor, NewFlavor: g.Flavor, PowerState: g.PowerState,
 	}})
 	return err
@@ -151,7 +151,7 @@ func (e *evacuation) prepared() []step {
 	ctx := e.t.Context()
 	return []step{
 		{"check", func() error { _, err := e.check(); return err }, nil},
-		{"claim", e.claim, func() error { return e.b.AbortClaim(ctx, e.ref) }},
+		{"claim", e.claim, func() error { return operation.AbortClaim.Ask(ctx, e.b, e.ref) }},
 		{"prep evacuation", func() error { _, err := operation.PrepEvacuation.Ask(ctx, e.b, e.ref, e.request); return err }, func() error { return operation.RollbackPrepEvacuation.Ask(ctx, e.b, e.ref) }},
 	}
 }
@@ -337,7 +337,7 @@ func TestEvacuation_BelievesTheRecordsAlone(t *testing.T) {
 	e.all(e.finished())
 	e.lives(driver.Running)
 	e.wantKind("roll back a guest that is here", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
-	e.wantKind("abort its claim", e.b.AbortClaim(t.Context(), e.ref), fault.Forbidden)
+	e.wantKind("abort its claim", operation.AbortClaim.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
 	// Nor once the records say nothing of it any more.
 	e.must("drop its record", e.records.DropInstance(t.Context(), e.ref.Instance, "b", 2))
 	e.wantKind("roll back a guest that is here and has no record", operation.RollbackPrepEvacuation.Ask(t.Context(), e.b, e.ref), fault.Forbidden)
@@ -554,7 +554,7 @@ func TestEvacuation_AQueuedOneWaitsForItsTurn(t *testing.T) {
 	claim := func(instance string, queued bool) error {
 		g, ref := e.request.Guest, refFor(instance, 1)
 		g.UUID, ref.Migration = instance, instance
-		_, err := e.b.Claim(t.Context(), ref, migration.ClaimRequest{Guest: g, Lease: time.Minute, Kind: migration.TypeEvacuation, Queued: queued, Context: migration.Context{
+		_, err := operation.Claim.Ask(t.Context(), e.b, ref, migration.ClaimRequest{Guest: g, Lease: time.Minute, Kind: migration.TypeEvacuation, Queued: queued, Context: migration.Context{
 			Source: "a", Destination: "b", Conductor: "c", OldResources: g.Resources, NewResources: g.Resources, OldFlavor: g.Flavor, NewFlavor: g.Flavor,
 		}})
 		return err

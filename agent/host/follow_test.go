@@ -15,6 +15,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -300,7 +301,7 @@ func TestFollow_LeavesAMoveAlone(t *testing.T) {
 	stop := l.followed("a")
 	waitFor(t, "the first sighting", func() bool { return a.tracker.ByInstance(v.UUID)[0].Seen != nil })
 	ref := migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: v.UUID, Attempt: 1}
-	l.must("record a move", a.RecordContext(t.Context(), ref, contextOf("a", "b")))
+	l.must("record a move", operation.RecordContext.Ask(t.Context(), a, ref, contextOf("a", "b")))
 	a.fake.ChangeGuest(v.UUID, swap(">1</vcpu>", ">2</vcpu>"))
 	looks := atomic.Int64{}
 	a.fake.Fault(func(call, _ string) error {
@@ -313,7 +314,7 @@ func TestFollow_LeavesAMoveAlone(t *testing.T) {
 	if got := l.holds("a", v.UUID); got != asMade {
 		t.Errorf("while it moves it holds %s", got)
 	}
-	l.must("give the move up", a.DropContext(t.Context(), ref))
+	l.must("give the move up", operation.DropContext.Ask(t.Context(), a, ref))
 	l.soon("a", v.UUID, "2 vcpus, 128 MiB, 1 GiB by hand")
 	stop()
 }

@@ -149,7 +149,7 @@ func TestForeign_TheWayBackReplacesWhatWasLeft(t *testing.T) {
 	l.migrate("a", "b", v.UUID, document)
 	l.must("follow", b.FollowArrival(ctx, l.arrival("b", v.UUID)))
 	l.state("a", v.UUID, driver.ShutOff)
-	g, err := b.Inspect(ctx, v.UUID)
+	g, err := operation.Inspect.Ask(ctx, b, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	from, err := b.Describe(ctx)
 	l.must("describe", err)
@@ -161,8 +161,8 @@ func TestForeign_TheWayBackReplacesWhatWasLeft(t *testing.T) {
 		t.Helper()
 		source := from
 		source.Name = name
-		_, live := a.CheckDestination(ctx, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeLiveMigration})
-		_, cold := a.CheckDestination(ctx, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeMigration, Wanted: &wanted})
+		_, live := operation.CheckDestination.Ask(ctx, a, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeLiveMigration})
+		_, cold := operation.CheckDestination.Ask(ctx, a, back, migration.CheckRequest{Guest: g, Source: source, Kind: migration.TypeMigration, Wanted: &wanted})
 		if !slices.Equal(codes(live), codes(cold)) {
 			t.Errorf("live %v, cold %v", live, cold)
 		}
@@ -596,12 +596,12 @@ func TestRecordContext_WaitsForTheOwnerFileToGo(t *testing.T) {
 	ref := migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: g.UUID, Attempt: 1}
 	c := migration.Context{Source: "a", Destination: "b"}
 	l.owners["a"].fail = errors.New("it stays")
-	l.wantKind("record while the owner file stays", a.RecordContext(t.Context(), ref, c), fault.Unavailable)
+	l.wantKind("record while the owner file stays", operation.RecordContext.Ask(t.Context(), a, ref, c), fault.Unavailable)
 	if len(a.tracker.Contexts()) > 0 {
 		t.Error("the move was recorded though the file says that the guest may start here")
 	}
 	l.owners["a"].fail = nil
-	l.must("record", a.RecordContext(t.Context(), ref, c))
+	l.must("record", operation.RecordContext.Ask(t.Context(), a, ref, c))
 	if !slices.Equal(l.owners["a"].withdrawn, []string{g.UUID}) {
 		t.Errorf("withdrawn %v", l.owners["a"].withdrawn)
 	}

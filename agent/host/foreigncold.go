@@ -253,7 +253,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 	if err := operation.RollbackPrepResize.Ask(ctx, h, ref); err != nil {
 		return err
 	}
-	if err := h.AbortClaim(ctx, ref); err != nil {
+	if err := operation.AbortClaim.Ask(ctx, h, ref); err != nil {
 		return err
 	}
 	return h.tracker.ForgetMigration(ctx, ref.Migration)

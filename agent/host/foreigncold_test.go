@@ -13,6 +13,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -183,7 +184,7 @@ func TestForeignCold_ATokenLeavesByAToolsMigrationOnly(t *testing.T) {
 	m := newToolsMove(t)
 	m.off("a")
 	own := migration.Ref{Migration: "77777777-7777-4777-8777-777777777777", Instance: m.uuid, Attempt: 1, Step: hooks.FinishResize}
-	err := m.hosts["a"].RecordContext(t.Context(), own, migration.Context{Source: "a", Destination: "b"})
+	err := operation.RecordContext.Ask(t.Context(), m.hosts["a"], own, migration.Context{Source: "a", Destination: "b"})
 	m.must("record the context of a migration of Berth's own", err)
 	for name, c := range map[string]struct {
 		change func(*migration.Ref)
@@ -273,7 +274,7 @@ func TestForeignCold_ATokenLeavesWhereItsSourceWasToldOnly(t *testing.T) {
 func TestForeignCold_AGuestOnAnotherMoveIsNotGiven(t *testing.T) {
 	m := newToolsMove(t)
 	own := migration.Ref{Migration: "77777777-7777-4777-8777-777777777777", Instance: m.uuid, Attempt: 1}
-	err := m.hosts["a"].RecordContext(t.Context(), own, migration.Context{Source: "a", Destination: "b"})
+	err := operation.RecordContext.Ask(t.Context(), m.hosts["a"], own, migration.Context{Source: "a", Destination: "b"})
 	m.must("record the context of a migration of Berth's own", err)
 	_, err = m.hook("a", host.PhaseResizeInstance, host.HookRequest{Instance: m.uuid, Destination: "b"})
 	m.wantKind("given while it moves", err, fault.Busy)

@@ -13,6 +13,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -178,7 +179,7 @@ func (h *Host) hookPreLive(ctx context.Context, ref migration.Ref, r HookRequest
 	if err := h.remember(ctx, ref, memoryForeign, rec); err != nil {
 		return err
 	}
-	p, err := h.PreLiveMigration(ctx, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
+	p, err := operation.PreLiveMigration.Ask(ctx, h, ref, migration.PreLiveRequest{Guest: g, Source: r.Source})
 	if err != nil {
 		// Nothing half-made stays; the tool may ask again with another uuid.
 		undo, cancel := h.rt.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)

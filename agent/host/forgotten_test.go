@@ -5,6 +5,7 @@ import (
 
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/migration/operation"
 )
 
 // leaveForgotten lets a guest leave whose agent was restarted in mid-stream, and its
@@ -45,7 +46,7 @@ func TestReclaim_DoesNotKeepAGuestThatWentOffWhileItLooked(t *testing.T) {
 		}
 		return nil
 	})
-	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	l.wantKind("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.InDoubt)
 	if !left {
 		t.Fatal("the guest did not leave in between: the test shows nothing")
 	}
@@ -59,12 +60,12 @@ func TestReclaim_OfAGuestThatIsOffOnlyWhereItsConductorWasToldSo(t *testing.T) {
 		t.Fatalf("it has left already: %+v", st)
 	}
 	m.leaveForgotten()
-	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	l.wantKind("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.InDoubt)
 	l.state("b", m.ref.Instance, driver.Paused)
 	if st := m.status(); st.Domain.State != string(driver.ShutOff) || st.Left {
 		t.Fatalf("told %+v", st)
 	}
-	l.must("reclaim", m.a.Reclaim(t.Context(), m.ref))
+	l.must("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref))
 }
 
 // A QEMU that dies under an abort may have died after its guest had left.
@@ -78,10 +79,10 @@ func TestReclaim_DoesNotKeepAGuestWhoseQEMUDiedWhileItLooked(t *testing.T) {
 		}
 		return nil
 	})
-	l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.InDoubt)
+	l.wantKind("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.InDoubt)
 	waitFor(t, "the job to be seen over", func() bool { return !m.status().InFlight })
 	if st := m.status(); st.Domain.Reason != string(driver.ReasonCrashed) {
 		t.Fatalf("told %+v, want a guest that crashed", st)
 	}
-	l.must("reclaim once its conductor was told", m.a.Reclaim(t.Context(), m.ref))
+	l.must("reclaim once its conductor was told", operation.Reclaim.Ask(t.Context(), m.a, m.ref))
 }

@@ -41,12 +41,7 @@ func (h *Host) sourceState(ctx context.Context, ref migration.Ref) (sourceState,
 	return s, err
 }
 
-// Commit implements migration.SourceVerbs.
-func (h *Host) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	c, err := h.commit(ctx, ref)
-	return c, wrap(err, "commit migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// commit does operation.Commit.
 func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
 	none := migration.Commit{}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -92,11 +87,7 @@ func (h *Host) commit(ctx context.Context, ref migration.Ref) (migration.Commit,
 	return c, nil
 }
 
-// Reclaim implements migration.SourceVerbs.
-func (h *Host) Reclaim(ctx context.Context, ref migration.Ref) error {
-	return wrap(h.reclaim(ctx, ref), "reclaim the guest of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// reclaim does operation.Reclaim.
 func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	if err := h.retake(ctx, ref); err != nil {
 		return err
@@ -196,12 +187,7 @@ func (h *Host) reclaim(ctx context.Context, ref migration.Ref) error {
 	return h.streams.LetRun(ctx, ref, s.domain, asked.PowerState)
 }
 
-// AcceptToken implements migration.DestinationVerbs.
-func (h *Host) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	h.hear(ref)
-	return wrap(h.acceptToken(ctx, ref, c), "accept the token of migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// acceptToken does operation.AcceptToken.
 func (h *Host) acceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
 	if c.Migration != ref.Migration || c.Attempt != ref.Attempt || c.Instance != ref.Instance {
 		return fault.New(fault.Forbidden, "the commit is of attempt %d of migration %s for %s", c.Attempt, c.Migration, c.Instance)
@@ -312,9 +298,8 @@ func (h *Host) goneOn(ref migration.Ref) bool {
 	return !claimed
 }
 
-// DestinationStatus implements migration.DestinationVerbs.
-func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
-	h.hear(ref)
+// destinationStatus does operation.DestinationStatus.
+func (h *Host) destinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
 	var st migration.DestinationStatus
 	d, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
@@ -342,12 +327,7 @@ func (h *Host) DestinationStatus(ctx context.Context, ref migration.Ref) (migrat
 	return st, nil
 }
 
-// FinishDestination implements migration.DestinationVerbs.
-func (h *Host) FinishDestination(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
-	return wrap(h.finishDestination(ctx, ref), "finish migration %s on %s", ref.Migration, h.o.Name)
-}
-
+// finishDestination does operation.FinishDestination.
 func (h *Host) finishDestination(ctx context.Context, ref migration.Ref) error {
 	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {

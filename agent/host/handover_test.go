@@ -15,6 +15,7 @@ import (
 	"berth/driver/drivertest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 func TestReclaim_ResumesUnlessTheUserHadPaused(t *testing.T) {
@@ -35,8 +36,8 @@ func TestReclaim_ResumesUnlessTheUserHadPaused(t *testing.T) {
 			return nil
 		})
 		l.must("start stream", m.start())
-		waitFor(t, "libvirtd's death", func() bool { _, err := m.a.StreamStatus(t.Context(), m.ref); return err != nil })
-		l.wantKind("reclaim with libvirt away", m.a.Reclaim(t.Context(), m.ref), fault.Unavailable)
+		waitFor(t, "libvirtd's death", func() bool { _, err := operation.StreamStatus.Ask(t.Context(), m.a, m.ref); return err != nil })
+		l.wantKind("reclaim with libvirt away", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Unavailable)
 		l.fleet.FaultPhase(nil)
 		m.a.fake.StartDaemon()
 		l.state("a", v.UUID, driver.Paused)
@@ -57,7 +58,7 @@ func TestStartStream_GoesOnWithAGuestThatLeftBeforeItsUndo(t *testing.T) {
 	m := newMove(l, v.UUID)
 	m.prepare()
 	m.stream()
-	l.wantKind("reclaim of a guest that has left", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+	l.wantKind("reclaim of a guest that has left", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
 	m.a = l.restart("a")
 	l.must("start the stream again", m.start())
 	m.handOver()
@@ -69,24 +70,24 @@ func TestCommitAndReclaim_ExactlyOneWins(t *testing.T) {
 	v := l.guest("a", "vm1")
 	m := newMove(l, v.UUID)
 	m.prepare()
-	_, err := m.a.Commit(t.Context(), m.ref)
+	_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.wantKind("commit before the stream", err, fault.Forbidden)
 	l.fleet.CutData("a", "b")
 	l.must("start stream", m.start())
-	_, err = m.a.Commit(t.Context(), m.ref)
+	_, err = operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.wantKind("commit in mid-stream", err, fault.Forbidden)
 	l.fleet.HealData("a", "b")
 	waitFor(t, "the end", func() bool { return m.status().Domain.Reason == "migrated" })
-	l.wantKind("reclaim of a guest that has left", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+	l.wantKind("reclaim of a guest that has left", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
 	waitFor(t, "the outcome on record", func() bool { return !m.status().InFlight })
 
 	// libvirtd forgets why the domain is off; the record has it.
 	l.must("start", m.a.fake.Start(t.Context(), v.UUID, true)) // by virsh: the token is still here
 	l.must("destroy", m.a.fake.Destroy(t.Context(), v.UUID))
-	if _, err := m.a.Commit(t.Context(), m.ref); err != nil {
+	if _, err := operation.Commit.Ask(t.Context(), m.a, m.ref); err != nil {
 		t.Errorf("commit of a guest that was seen to have left: %v", err)
 	}
-	l.wantKind("reclaim after commit", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+	l.wantKind("reclaim after commit", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
 	if st := m.status(); st.Ledger != migration.LedgerSurrendered {
 		t.Errorf("ledger %s, want surrendered", st.Ledger)
 	}
@@ -109,7 +110,7 @@ func TestStream_LostFinishReplyNeverRunsTwice(t *testing.T) {
 	waitFor(t, "the end", func() bool { return !m.status().InFlight })
 	l.state("a", v.UUID, driver.Running)
 	l.state("b", v.UUID, driver.Paused)
-	_, err := m.a.Commit(t.Context(), m.ref)
+	_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.wantKind("commit", err, fault.Forbidden)
 	m.back()
 	l.same("left behind", before)
@@ -165,7 +166,7 @@ func TestStream_IsAdoptedByARestartedAgent(t *testing.T) {
 	if !m.status().InFlight {
 		t.Error("the job in flight is not seen")
 	}
-	l.must("tune", m.a.TuneStream(t.Context(), m.ref, migration.Tuning{Bandwidth: 1 << 30, MaxDowntime: time.Second}))
+	l.must("tune", operation.TuneStream.Ask(t.Context(), m.a, m.ref, migration.Tuning{Bandwidth: 1 << 30, MaxDowntime: time.Second}))
 	l.must("adopt", m.start())
 	waitFor(t, "the job", func() bool { return l.jobs() > 0 })
 	if n := l.jobs(); n != 1 {
@@ -242,7 +243,7 @@ func TestStream_EndedWhileNobodyWatched(t *testing.T) {
 			t.Error("a stream that is over is in flight")
 		}
 		if fails {
-			_, err := m.a.Commit(t.Context(), m.ref)
+			_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 			l.wantKind("commit", err, fault.Forbidden)
 			m.back()
 			l.state("a", v.UUID, driver.Running)
@@ -259,7 +260,7 @@ func TestDestination_AcceptsOnlyItsOwnCommit(t *testing.T) {
 	m := newMove(l, v.UUID)
 	m.prepare()
 	m.stream()
-	c, err := m.a.Commit(t.Context(), m.ref)
+	c, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.must("commit", err)
 	for _, change := range []func(*migration.Ref, *migration.Commit){
 		func(r *migration.Ref, c *migration.Commit) { r.Attempt, c.Attempt = 2, 2 },
@@ -268,18 +269,18 @@ func TestDestination_AcceptsOnlyItsOwnCommit(t *testing.T) {
 	} {
 		ref, c := m.ref, c
 		change(&ref, &c)
-		l.wantKind("accept another's commit", m.b.AcceptToken(t.Context(), ref, c), fault.Forbidden)
+		l.wantKind("accept another's commit", operation.AcceptToken.Ask(t.Context(), m.b, ref, c), fault.Forbidden)
 		l.state("b", v.UUID, driver.Paused)
 	}
-	l.wantKind("finish before the token", m.b.FinishDestination(t.Context(), m.ref), fault.Forbidden)
+	l.wantKind("finish before the token", operation.FinishDestination.Ask(t.Context(), m.b, m.ref), fault.Forbidden)
 	// The answer to resume is lost: it is looked at, not believed.
 	m.b.fake.LoseReply("Resume")
-	l.must("accept", m.b.AcceptToken(t.Context(), m.ref, c))
+	l.must("accept", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, c))
 	l.state("b", v.UUID, driver.Running)
 	// The agent dies between token and claim.
 	m.b = l.restart("b")
-	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
-	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("finish", operation.FinishDestination.Ask(t.Context(), m.b, m.ref))
+	l.must("clean up", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 }
 
 func TestDestination_GuestThatDiedAfterTheCommitLivesHereStopped(t *testing.T) {
@@ -301,14 +302,14 @@ func TestCleanUpSource_EndsASecondCopyAndKeepsAReplacedDisk(t *testing.T) {
 	m := newMove(l, v.UUID)
 	m.prepare()
 	m.stream()
-	l.wantKind("clean up before commit", m.a.CleanUpSource(t.Context(), m.ref), fault.Forbidden)
-	_, err := m.a.Commit(t.Context(), m.ref)
+	l.wantKind("clean up before commit", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
+	_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.must("commit", err)
 	// Somebody starts the source's definition with virsh, and restores its disk.
 	l.must("start", m.a.fake.Start(t.Context(), v.UUID, false))
 	l.must("remove", os.Remove(m.a.path("/images/vm1-vda.qcow2")))
 	m.a.put(t, "/images/vm1-vda.qcow2", "restored", 0o644)
-	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("clean up", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 	if _, err := m.a.fake.Domain(t.Context(), v.UUID); !errors.Is(err, fault.NotFound) {
 		t.Errorf("the second copy: %v", err)
 	}
@@ -350,7 +351,7 @@ func TestReclaim_RepeatedLateLeavesTheNextAttemptAlone(t *testing.T) {
 	m.ref.Attempt = 2
 	m.prepare()
 	l.must("start stream", m.start())
-	l.must("reclaim of the first attempt", m.a.Reclaim(t.Context(), late))
+	l.must("reclaim of the first attempt", operation.Reclaim.Ask(t.Context(), m.a, late))
 	if !m.status().InFlight {
 		t.Error("a late reclaim aborted the next attempt's job")
 	}

@@ -9,6 +9,7 @@ import (
 	"berth/driver/drivertest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // remembering is a hypervisor whose log outlives its daemon.
@@ -70,13 +71,13 @@ func TestHistory_AGuestWhoseLibvirtForgetsThatItLeft(t *testing.T) {
 		if st := m.status(); st.Left != left {
 			t.Errorf("the log says %q: left %v", end, st.Left)
 		}
-		_, err := m.a.Commit(t.Context(), m.ref)
+		_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 		if !tt.commits {
 			l.wantKind("commit", err, fault.Forbidden)
 			continue
 		}
 		l.must("commit", err)
-		l.wantKind("reclaim", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
+		l.wantKind("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
 		m.handOver()
 		l.state("b", v.UUID, driver.Running)
 	}

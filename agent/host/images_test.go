@@ -8,6 +8,7 @@ import (
 	"berth/claims"
 	"berth/driver"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // From what a guest's disks were made is known for as long as it lives: a host that makes it anew
@@ -20,7 +21,7 @@ func TestImages_FollowARebuildAndItsRevert(t *testing.T) {
 		if diff := gocmp.Diff(map[string]claims.Image{"vda": image}, inst.Images); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
-		g, err := b.a.Inspect(t.Context(), b.uuid)
+		g, err := operation.Inspect.Ask(t.Context(), b.a, migration.Ref{Instance: b.uuid})
 		b.must("inspect", err)
 		if diff := gocmp.Diff(&migration.Image{Path: image.Path, Format: image.Format}, g.Disks[0].Image); diff != "" {
 			t.Errorf("%s, as a conductor is told (-want +got):\n%s", when, diff)

@@ -12,18 +12,16 @@ import (
 	"berth/migration"
 )
 
-// Inspect implements migration.SourceVerbs. It takes the instance's turn: what
-// was asked for before the move (to delete, to stop, to adopt the guest) has ended
-// when the move sees it, and what comes later finds it moving. Else the end of
-// the one would be written over the allocations of the other.
-func (h *Host) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
-	unlock, err := h.lock(ctx, instance)
+// inspectLocked does operation.Inspect. It takes the instance's turn: what was asked for before the move
+// (to delete, to stop, to adopt the guest) has ended when the move sees it, and what comes later
+// finds it moving. Else the end of the one would be written over the allocations of the other.
+func (h *Host) inspectLocked(ctx context.Context, ref migration.Ref) (migration.Guest, error) {
+	unlock, err := h.lock(ctx, ref.Instance)
 	if err != nil {
-		return migration.Guest{}, wrap(err, "inspect instance %s", instance)
+		return migration.Guest{}, err
 	}
 	defer unlock()
-	g, err := h.inspect(ctx, instance)
-	return g, wrap(err, "inspect instance %s", instance)
+	return h.inspect(ctx, ref.Instance)
 }
 
 func (h *Host) inspect(ctx context.Context, uuid string) (migration.Guest, error) {

@@ -14,6 +14,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -258,7 +259,7 @@ func TestInstance_VerbsRefuseWhatIsNotTheirs(t *testing.T) {
 	l.wantKind("start a foreign guest", a.Start(t.Context(), "foreign", false), fault.Forbidden)
 
 	ref := refFor(v.UUID, 1)
-	l.must("record context", a.RecordContext(t.Context(), ref, contextOf("a", "b")))
+	l.must("record context", operation.RecordContext.Ask(t.Context(), a, ref, contextOf("a", "b")))
 	for what, err := range map[string]error{
 		"stop":   a.Stop(t.Context(), "vm1", host.StopOptions{Force: true}),
 		"delete": a.Delete(t.Context(), "vm1", host.DeleteOptions{Force: true}),
@@ -269,7 +270,7 @@ func TestInstance_VerbsRefuseWhatIsNotTheirs(t *testing.T) {
 			t.Errorf("%s: %v does not name the migration", what, err)
 		}
 	}
-	l.must("drop context", a.DropContext(t.Context(), ref))
+	l.must("drop context", operation.DropContext.Ask(t.Context(), a, ref))
 
 	_, err := a.tracker.Surrender(t.Context(), migration.Ref{Migration: ref.Migration, Instance: v.UUID, Attempt: 1}, "b")
 	l.must("surrender", err)
@@ -476,7 +477,7 @@ func TestCreate_ADiskFromASmallImage_IsAsLargeAsItsClaim(t *testing.T) {
 		Disks: []host.CreateDisk{{Image: "/images/small.qcow2"}, {SizeGB: 2}, {Image: "/images/small.qcow2", SizeGB: 1}},
 	})
 	l.must("create", err)
-	g, err := a.Inspect(t.Context(), v.UUID)
+	g, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	var sizes []int64
 	for _, d := range g.Disks {

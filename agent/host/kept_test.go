@@ -18,6 +18,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -203,7 +204,7 @@ func TestCheckDestination_RefusesWhatAdoptionNamed(t *testing.T) {
 		for _, m := range p.Mdevs {
 			want = append(want, "mdev host device "+m)
 		}
-		_, err = b.CheckDestination(t.Context(), refFor(doc.UUID(), 1), migration.CheckRequest{
+		_, err = operation.CheckDestination.Ask(t.Context(), b, refFor(doc.UUID(), 1), migration.CheckRequest{
 			Guest:  migration.Guest{UUID: doc.UUID(), Name: doc.Name(), Resources: topology.Resources{VCPUs: 1, MemoryMB: 1}, XML: doc.String()},
 			Source: here,
 		})

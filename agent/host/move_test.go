@@ -14,6 +14,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/options"
 )
 
@@ -59,7 +60,7 @@ func newMove(l *lab, uuid string) *move {
 	l.t.Helper()
 	m := &move{lab: l, ref: refFor(uuid, 1), a: l.hosts["a"], b: l.hosts["b"]}
 	var err error
-	m.guest, err = m.a.Inspect(l.t.Context(), uuid)
+	m.guest, err = operation.Inspect.Ask(l.t.Context(), m.a, migration.Ref{Instance: uuid})
 	l.must("inspect", err)
 	return m
 }
@@ -74,21 +75,21 @@ func (m *move) verbs() []func(ctx context.Context) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			a, err := m.b.CheckDestination(ctx, m.ref, migration.CheckRequest{Guest: m.guest, Source: here, Options: m.options})
+			a, err := operation.CheckDestination.Ask(ctx, m.b, m.ref, migration.CheckRequest{Guest: m.guest, Source: here, Options: m.options})
 			if err != nil {
 				return nil, err
 			}
-			m.source, err = m.a.CheckSource(ctx, m.ref, a)
+			m.source, err = operation.CheckSource.Ask(ctx, m.a, m.ref, a)
 			return m.source, err
 		},
 		func(ctx context.Context) (_ any, err error) {
-			m.claim, err = m.b.Claim(ctx, m.ref, migration.ClaimRequest{Guest: m.guest, Context: mc, Lease: time.Minute})
+			m.claim, err = operation.Claim.Ask(ctx, m.b, m.ref, migration.ClaimRequest{Guest: m.guest, Context: mc, Lease: time.Minute})
 			return m.claim, err
 		},
-		func(ctx context.Context) (any, error) { return nil, m.b.RenewClaim(ctx, m.ref) },
-		func(ctx context.Context) (any, error) { return nil, m.a.RecordContext(ctx, m.ref, mc) },
+		func(ctx context.Context) (any, error) { return nil, operation.RenewClaim.Ask(ctx, m.b, m.ref) },
+		func(ctx context.Context) (any, error) { return nil, operation.RecordContext.Ask(ctx, m.a, m.ref, mc) },
 		func(ctx context.Context) (_ any, err error) {
-			m.prepared, err = m.b.PreLiveMigration(ctx, m.ref, migration.PreLiveRequest{Guest: m.guest, CopyDisks: m.source.CopyDisks, Source: "a", PostCopy: m.options.PostCopy == options.On})
+			m.prepared, err = operation.PreLiveMigration.Ask(ctx, m.b, m.ref, migration.PreLiveRequest{Guest: m.guest, CopyDisks: m.source.CopyDisks, Source: "a", PostCopy: m.options.PostCopy == options.On})
 			return m.prepared, err
 		},
 	}
@@ -114,12 +115,12 @@ func (m *move) prepare() {
 }
 
 func (m *move) start() error {
-	return m.a.StartStream(m.t.Context(), m.ref, m.sent())
+	return operation.StartStream.Ask(m.t.Context(), m.a, m.ref, m.sent())
 }
 
 func (m *move) status() migration.StreamStatus {
 	m.t.Helper()
-	st, err := m.a.StreamStatus(m.t.Context(), m.ref)
+	st, err := operation.StreamStatus.Ask(m.t.Context(), m.a, m.ref)
 	m.must("stream status", err)
 	return st
 }
@@ -138,18 +139,18 @@ func (m *move) handOver() {
 	m.t.Helper()
 	ctx := m.t.Context()
 	for range 2 {
-		c, err := m.a.Commit(ctx, m.ref)
+		c, err := operation.Commit.Ask(ctx, m.a, m.ref)
 		m.must("commit", err)
 		m.commit = c
 	}
 	for range 2 {
-		m.must("accept token", m.b.AcceptToken(ctx, m.ref, m.commit))
+		m.must("accept token", operation.AcceptToken.Ask(ctx, m.b, m.ref, m.commit))
 	}
 	for range 2 {
-		m.must("finish destination", m.b.FinishDestination(ctx, m.ref))
+		m.must("finish destination", operation.FinishDestination.Ask(ctx, m.b, m.ref))
 	}
 	for range 2 {
-		m.must("clean up source", m.a.CleanUpSource(ctx, m.ref))
+		m.must("clean up source", operation.CleanUpSource.Ask(ctx, m.a, m.ref))
 	}
 }
 
@@ -158,16 +159,16 @@ func (m *move) back() {
 	m.t.Helper()
 	ctx := m.t.Context()
 	for range 2 {
-		m.must("reclaim", m.a.Reclaim(ctx, m.ref))
+		m.must("reclaim", operation.Reclaim.Ask(ctx, m.a, m.ref))
 	}
 	for range 2 {
-		m.must("rollback", m.b.RollbackPreLiveMigration(ctx, m.ref))
+		m.must("rollback", operation.RollbackPreLiveMigration.Ask(ctx, m.b, m.ref))
 	}
 	for range 2 {
-		m.must("drop context", m.a.DropContext(ctx, m.ref))
+		m.must("drop context", operation.DropContext.Ask(ctx, m.a, m.ref))
 	}
 	for range 2 {
-		m.must("abort claim", m.b.AbortClaim(ctx, m.ref))
+		m.must("abort claim", operation.AbortClaim.Ask(ctx, m.b, m.ref))
 	}
 }
 
@@ -209,18 +210,18 @@ func TestMove_EveryVerbTwice(t *testing.T) {
 	if diff := cmp.Diff(domainxml.Metadata{Name: "vm1", Flavor: small, Epoch: 2, Migration: m.ref.Migration}, meta); diff != "" || err != nil {
 		t.Errorf("metadata %v (-want +got):\n%s", err, diff)
 	}
-	if st, err := l.hosts["b"].DestinationStatus(t.Context(), m.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Claim != "bound" {
+	if st, err := operation.DestinationStatus.Ask(t.Context(), l.hosts["b"], m.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Claim != "bound" {
 		t.Errorf("destination %+v, %v", st, err)
 	}
 	// Past the point of no return no undo does anything.
 	before := l.picture()
-	l.wantKind("late reclaim", m.a.Reclaim(t.Context(), m.ref), fault.Forbidden)
-	l.wantKind("late rollback", m.b.RollbackPreLiveMigration(t.Context(), m.ref), fault.Forbidden)
-	l.wantKind("late abort", m.b.AbortClaim(t.Context(), m.ref), fault.Forbidden)
+	l.wantKind("late reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref), fault.Forbidden)
+	l.wantKind("late rollback", operation.RollbackPreLiveMigration.Ask(t.Context(), m.b, m.ref), fault.Forbidden)
+	l.wantKind("late abort", operation.AbortClaim.Ask(t.Context(), m.b, m.ref), fault.Forbidden)
 	l.same("after late undos", before)
 	// A user's pause after the move is not ended by a repeated accept.
 	l.must("suspend", m.b.fake.Suspend(t.Context(), v.UUID))
-	l.must("accept once more", m.b.AcceptToken(t.Context(), m.ref, m.commit))
+	l.must("accept once more", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, m.commit))
 	l.state("b", v.UUID, driver.Paused)
 }
 
@@ -235,7 +236,7 @@ func TestMove_BackAndForth(t *testing.T) {
 	there.handOver()
 	back := &move{lab: l, ref: migration.Ref{Migration: "33333333-2222-4222-8222-222222222222", Instance: v.UUID, Attempt: 1}, a: l.hosts["b"], b: l.hosts["a"]}
 	var err error
-	back.guest, err = back.a.Inspect(t.Context(), v.UUID)
+	back.guest, err = operation.Inspect.Ask(t.Context(), back.a, migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	if back.guest.Epoch != 2 {
 		t.Errorf("epoch %d, want 2", back.guest.Epoch)
@@ -247,10 +248,10 @@ func TestMove_BackAndForth(t *testing.T) {
 	}
 	mc := contextOf("b", "a")
 	mc.NewResources = back.guest.Resources
-	_, err = back.b.Claim(t.Context(), back.ref, migration.ClaimRequest{Guest: back.guest, Context: mc})
+	_, err = operation.Claim.Ask(t.Context(), back.b, back.ref, migration.ClaimRequest{Guest: back.guest, Context: mc})
 	l.must("claim", err)
-	l.must("record context", back.a.RecordContext(t.Context(), back.ref, mc))
-	back.prepared, err = back.b.PreLiveMigration(t.Context(), back.ref, migration.PreLiveRequest{Guest: back.guest, CopyDisks: back.source.CopyDisks, Source: "b"})
+	l.must("record context", operation.RecordContext.Ask(t.Context(), back.a, back.ref, mc))
+	back.prepared, err = operation.PreLiveMigration.Ask(t.Context(), back.b, back.ref, migration.PreLiveRequest{Guest: back.guest, CopyDisks: back.source.CopyDisks, Source: "b"})
 	l.must("prepare", err)
 	back.stream()
 	back.handOver()
@@ -316,7 +317,7 @@ func TestMove_UndoneAtEveryPointLeavesAllAsItWas(t *testing.T) {
 				l.wantKind("late verb", err, fault.Forbidden)
 			}
 			l.wantKind("late stream", m.start(), fault.Forbidden)
-			_, err := m.a.Commit(t.Context(), m.ref)
+			_, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 			l.wantKind("late commit", err, fault.Forbidden)
 			l.same("after late verbs", before)
 
@@ -349,7 +350,7 @@ func TestPreLive_HalfDoneIsUndoneAndKeepsWhatWasThere(t *testing.T) {
 	if diff := cmp.Diff([]string{"disk_exists"}, codes(err)); diff != "" {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
-	l.must("rollback", b.RollbackPreLiveMigration(t.Context(), m.ref))
+	l.must("rollback", operation.RollbackPreLiveMigration.Ask(t.Context(), b, m.ref))
 	if text, err := os.ReadFile(b.path("/images/sub/two")); string(text) != "somebody else's" || err != nil {
 		t.Errorf("what was there: %q, %v", text, err)
 	}
@@ -376,7 +377,7 @@ func TestHooks_GetTheirDataBackInTheUndo(t *testing.T) {
 	}
 	// The undo is a restarted agent's.
 	m.b = l.restart("b")
-	l.must("rollback", m.b.RollbackPreLiveMigration(t.Context(), m.ref))
+	l.must("rollback", operation.RollbackPreLiveMigration.Ask(t.Context(), m.b, m.ref))
 	text, err := os.ReadFile(out)
 	l.must("read what the hook got", err)
 	for _, want := range []string{`"data":{"10-net":{"port":7}}`, `"phase":"rollback_live_migration_at_destination"`, `"source":"a"`, `"destination":"b"`, `"migration":"` + m.ref.Migration} {
@@ -430,14 +431,14 @@ func TestMove_AgentsMayRestartBetweenAllVerbs(t *testing.T) {
 	m.stream()
 	restart()
 	var err error
-	m.commit, err = m.a.Commit(t.Context(), m.ref)
+	m.commit, err = operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.must("commit", err)
 	restart()
-	l.must("accept", m.b.AcceptToken(t.Context(), m.ref, m.commit))
+	l.must("accept", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, m.commit))
 	restart()
-	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
+	l.must("finish", operation.FinishDestination.Ask(t.Context(), m.b, m.ref))
 	restart()
-	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("clean up", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 	restart()
 	m.handOverAgain()
 	l.state("b", v.UUID, driver.Running)
@@ -449,11 +450,11 @@ func TestMove_AgentsMayRestartBetweenAllVerbs(t *testing.T) {
 // handOverAgain repeats every verb of the hand-over when all is over.
 func (m *move) handOverAgain() {
 	m.t.Helper()
-	c, err := m.a.Commit(m.t.Context(), m.ref)
+	c, err := operation.Commit.Ask(m.t.Context(), m.a, m.ref)
 	m.must("commit again", err)
-	m.must("accept again", m.b.AcceptToken(m.t.Context(), m.ref, c))
-	m.must("finish again", m.b.FinishDestination(m.t.Context(), m.ref))
-	m.must("clean up again", m.a.CleanUpSource(m.t.Context(), m.ref))
+	m.must("accept again", operation.AcceptToken.Ask(m.t.Context(), m.b, m.ref, c))
+	m.must("finish again", operation.FinishDestination.Ask(m.t.Context(), m.b, m.ref))
+	m.must("clean up again", operation.CleanUpSource.Ask(m.t.Context(), m.a, m.ref))
 }
 
 func TestHooks_AfterTheMoveFailNothingAndAreTriedAgainWhenTheyAsk(t *testing.T) {
@@ -469,13 +470,13 @@ func TestHooks_AfterTheMoveFailNothingAndAreTriedAgainWhenTheyAsk(t *testing.T) 
 	m := newMove(l, v.UUID)
 	m.prepare()
 	m.stream()
-	c, err := m.a.Commit(t.Context(), m.ref)
+	c, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	l.must("commit", err)
-	l.must("accept", m.b.AcceptToken(t.Context(), m.ref, c))
-	l.wantKind("finish while a hook asks to wait", m.b.FinishDestination(t.Context(), m.ref), fault.Unavailable)
+	l.must("accept", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, c))
+	l.wantKind("finish while a hook asks to wait", operation.FinishDestination.Ask(t.Context(), m.b, m.ref), fault.Unavailable)
 	l.state("b", v.UUID, driver.Running)
-	l.must("finish", m.b.FinishDestination(t.Context(), m.ref))
-	l.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	l.must("finish", operation.FinishDestination.Ask(t.Context(), m.b, m.ref))
+	l.must("clean up", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 	text, err := os.ReadFile(seen)
 	l.must("read what hooks got", err)
 	for _, want := range []string{`"phase":"post_live_migration"`, `"phase":"post_live_migration_at_destination"`, `"dest_compute":"b"`} {

@@ -7,7 +7,7 @@ import (
 	"berth/migration/operation"
 )
 
-// handlers are the operations that this host does as values. A new one is a line here.
+// handlers are the operations that this host does. A new one is a line here.
 func (h *Host) handlers() operation.Handlers {
 	return operation.Handle(
 		operation.PrepEvacuation.By(h.prepEvacuation),
@@ -58,6 +58,26 @@ func (h *Host) handlers() operation.Handlers {
 		operation.UnapplyChange.By(h.changer.Unapply),
 		operation.StartChanged.By(h.changer.Start),
 		operation.FinishChange.By(h.changer.Finish),
+
+		operation.Inspect.By(h.inspectLocked),
+		operation.CheckSource.By(h.checkAnySource),
+		operation.RecordContext.By(h.recordContext),
+		operation.DropContext.By(h.dropContext),
+		operation.StartStream.By(h.streams.Start),
+		operation.StreamStatus.By(h.streamStatus),
+		operation.TuneStream.By(h.tuneStream),
+		operation.Commit.By(h.commit),
+		operation.Reclaim.By(h.reclaim),
+		operation.CleanUpSource.By(h.cleanUpSource),
+		operation.CheckDestination.By(h.checkAnyDestination),
+		operation.Claim.By(h.claimCounted),
+		operation.RenewClaim.By(h.renewClaim),
+		operation.AbortClaim.By(h.abortClaim),
+		operation.PreLiveMigration.By(h.preLiveMigration),
+		operation.RollbackPreLiveMigration.By(h.rollbackPreLiveMigration),
+		operation.AcceptToken.By(h.acceptToken),
+		operation.DestinationStatus.By(h.destinationStatus),
+		operation.FinishDestination.By(h.finishDestination),
 	)
 }
 
@@ -65,7 +85,7 @@ func (h *Host) handlers() operation.Handlers {
 // conductor of the attempt is not silent, and an error names the operation, what it is of and the
 // host.
 func (h *Host) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	if op.Access != migration.AccessLook {
+	if op.Access != migration.AccessLook && ref.Migration != "" {
 		defer h.attend(ref)()
 	}
 	out, err := h.operations.Ask(ctx, ref, op, in)

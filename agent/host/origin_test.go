@@ -7,6 +7,7 @@ import (
 	"berth/agent/host"
 	"berth/driver"
 	"berth/internal/fault"
+	"berth/migration/operation"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -19,10 +20,10 @@ func arrivedAtB(t *testing.T) *twoSides {
 	ctx := t.Context()
 	s.guest.Autostart = true
 	s.left()
-	c, err := s.a.Commit(ctx, s.ref)
+	c, err := operation.Commit.Ask(ctx, s.a, s.ref)
 	s.must("commit", err)
-	s.must("accept token", s.b.AcceptToken(ctx, s.ref, c))
-	s.must("finish", s.b.FinishDestination(ctx, s.ref))
+	s.must("accept token", operation.AcceptToken.Ask(ctx, s.b, s.ref, c))
+	s.must("finish", operation.FinishDestination.Ask(ctx, s.b, s.ref))
 	s.must("power failure", s.b.fake.Destroy(ctx, s.ref.Instance))
 	return s
 }

@@ -15,6 +15,7 @@ import (
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -99,7 +100,7 @@ func TestStory_TenGuestsMovedAroundShareNothing(t *testing.T) {
 				fail := never
 				if random.IntN(4) == 0 { // and some are undone half-way
 					fail = func(verb string, answered bool) error {
-						if verb == "StartStream" && !answered {
+						if verb == operation.StartStream.Name && !answered {
 							return fault.New(fault.Internal, "it is broken")
 						}
 						return nil

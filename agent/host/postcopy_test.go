@@ -14,6 +14,7 @@ import (
 	"berth/driver/drivertest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/options"
 )
 
@@ -66,8 +67,8 @@ func (m *move) whole() {
 	m.fast()
 	waitFor(m.t, "all memory", func() bool { st := m.status(); return st.Left && !st.InFlight })
 	ctx := m.t.Context()
-	m.must("finish", m.b.FinishDestination(ctx, m.ref))
-	m.must("clean up", m.a.CleanUpSource(ctx, m.ref))
+	m.must("finish", operation.FinishDestination.Ask(ctx, m.b, m.ref))
+	m.must("clean up", operation.CleanUpSource.Ask(ctx, m.a, m.ref))
 	if d, err := m.b.fake.Domain(ctx, m.ref.Instance); err != nil || d.State != driver.Running || d.Reason != driver.ReasonMigrated {
 		m.t.Errorf("at the destination it is %s (%s), %v", d.State, d.Reason, err)
 	}
@@ -80,19 +81,19 @@ func TestPostCopy_GoesForwardOnly(t *testing.T) {
 	m := newBusy(t)
 	m.half()
 	ctx := t.Context()
-	m.wantKind("reclaim of half a guest", m.a.Reclaim(ctx, m.ref), fault.Forbidden)
-	m.wantKind("clean up without a commit", m.a.CleanUpSource(ctx, m.ref), fault.Forbidden)
-	m.wantKind("roll back what runs there", m.b.RollbackPreLiveMigration(ctx, m.ref), fault.Busy)
-	m.wantKind("suspend", m.a.TuneStream(ctx, m.ref, migration.Tuning{Suspend: true}), fault.Forbidden)
-	m.must("bandwidth", m.a.TuneStream(ctx, m.ref, migration.Tuning{Bandwidth: 32 << 20}))
+	m.wantKind("reclaim of half a guest", operation.Reclaim.Ask(ctx, m.a, m.ref), fault.Forbidden)
+	m.wantKind("clean up without a commit", operation.CleanUpSource.Ask(ctx, m.a, m.ref), fault.Forbidden)
+	m.wantKind("roll back what runs there", operation.RollbackPreLiveMigration.Ask(ctx, m.b, m.ref), fault.Busy)
+	m.wantKind("suspend", operation.TuneStream.Ask(ctx, m.a, m.ref, migration.Tuning{Suspend: true}), fault.Forbidden)
+	m.must("bandwidth", operation.TuneStream.Ask(ctx, m.a, m.ref, migration.Tuning{Bandwidth: 32 << 20}))
 	var err error
-	m.commit, err = m.a.Commit(ctx, m.ref)
+	m.commit, err = operation.Commit.Ask(ctx, m.a, m.ref)
 	m.must("commit", err)
 	for range 2 {
-		m.must("accept token", m.b.AcceptToken(ctx, m.ref, m.commit))
+		m.must("accept token", operation.AcceptToken.Ask(ctx, m.b, m.ref, m.commit))
 	}
-	m.wantKind("finish", m.b.FinishDestination(ctx, m.ref), fault.Busy)
-	m.wantKind("clean up", m.a.CleanUpSource(ctx, m.ref), fault.Busy)
+	m.wantKind("finish", operation.FinishDestination.Ask(ctx, m.b, m.ref), fault.Busy)
+	m.wantKind("clean up", operation.CleanUpSource.Ask(ctx, m.a, m.ref), fault.Busy)
 	m.isHalf("post-copy", true)
 	m.whole()
 }
@@ -102,9 +103,9 @@ func TestPostCopy_GoesOnAfterABreak(t *testing.T) {
 	m := newBusy(t)
 	m.half()
 	ctx := t.Context()
-	commit, err := m.a.Commit(ctx, m.ref)
+	commit, err := operation.Commit.Ask(ctx, m.a, m.ref)
 	m.must("commit", err)
-	m.must("accept token", m.b.AcceptToken(ctx, m.ref, commit))
+	m.must("accept token", operation.AcceptToken.Ask(ctx, m.b, m.ref, commit))
 	m.must("recover what is whole", m.a.RecoverPostCopy(ctx, m.ref, m.sent()))
 	for _, dies := range []string{"", "a", "b"} {
 		m.fleet.BreakPostCopy(m.ref.Instance)
@@ -225,9 +226,9 @@ func TestPostCopy_OfAGuestThatEndsThere(t *testing.T) {
 	m := newBusy(t)
 	m.half()
 	ctx := t.Context()
-	commit, err := m.a.Commit(ctx, m.ref)
+	commit, err := operation.Commit.Ask(ctx, m.a, m.ref)
 	m.must("commit", err)
-	m.must("accept token", m.b.AcceptToken(ctx, m.ref, commit))
+	m.must("accept token", operation.AcceptToken.Ask(ctx, m.b, m.ref, commit))
 	for name, h := range map[string]*node{"a": m.a, "b": m.b} {
 		for verb, err := range map[string]error{
 			"start":  h.Start(ctx, m.ref.Instance, false),
@@ -245,10 +246,10 @@ func TestPostCopy_OfAGuestThatEndsThere(t *testing.T) {
 	if m.wantKind("half a guest", err, fault.Forbidden); !slices.Equal(codes(err), []string{"half_here"}) {
 		t.Errorf("reasons %v", codes(err))
 	}
-	m.must("finish", m.b.FinishDestination(ctx, m.ref))
-	m.wantKind("clean up", m.a.CleanUpSource(ctx, m.ref), fault.Busy)
+	m.must("finish", operation.FinishDestination.Ask(ctx, m.b, m.ref))
+	m.wantKind("clean up", operation.CleanUpSource.Ask(ctx, m.a, m.ref), fault.Busy)
 	m.must("take word", m.a.TakeWord(ctx, m.ref, there))
-	m.must("clean up", m.a.CleanUpSource(ctx, m.ref))
+	m.must("clean up", operation.CleanUpSource.Ask(ctx, m.a, m.ref))
 	m.state("b", m.ref.Instance, driver.ShutOff)
 	if _, err := m.a.fake.Domain(ctx, m.ref.Instance); !errors.Is(err, fault.NotFound) || len(m.a.tracker.List()) > 0 {
 		t.Errorf("left at the source: %v, %v", err, m.a.tracker.List())
@@ -288,7 +289,7 @@ func TestReclaim_OfAGuestThatItsSecondJobHandedOver(t *testing.T) {
 		t.Fatalf("here it is %s (%s), %v", d.State, d.Reason, err)
 	}
 	m.state("b", m.ref.Instance, driver.Running)
-	m.wantKind("reclaim", m.a.Reclaim(ctx, m.ref), fault.InDoubt)
+	m.wantKind("reclaim", operation.Reclaim.Ask(ctx, m.a, m.ref), fault.InDoubt)
 	m.state("a", m.ref.Instance, driver.Paused)
 	if st := m.status(); st.InFlight || !st.PostCopy || st.Domain.State != "paused" {
 		t.Errorf("it is said to be %+v", st)
@@ -301,9 +302,9 @@ func TestReclaim_OfAGuestThatItsSecondJobHandedOver(t *testing.T) {
 // over hands the guest over, and ends the move.
 func (m *move) over() {
 	m.t.Helper()
-	commit, err := m.a.Commit(m.t.Context(), m.ref)
+	commit, err := operation.Commit.Ask(m.t.Context(), m.a, m.ref)
 	m.must("commit", err)
-	m.must("accept token", m.b.AcceptToken(m.t.Context(), m.ref, commit))
+	m.must("accept token", operation.AcceptToken.Ask(m.t.Context(), m.b, m.ref, commit))
 	m.whole()
 }
 
@@ -354,16 +355,16 @@ func TestTuneStream_SuspendsUntilTheMoveIsOver(t *testing.T) {
 		m := newBusy(t)
 		m.must("start stream", m.start())
 		waitFor(t, "its first page", func() bool { return m.status().Progress.MemoryProcessed > 0 })
-		m.must("suspend", m.a.TuneStream(t.Context(), m.ref, migration.Tuning{Suspend: true}))
+		m.must("suspend", operation.TuneStream.Ask(t.Context(), m.a, m.ref, migration.Tuning{Suspend: true}))
 		m.state("a", m.ref.Instance, driver.Paused)
 		return m
 	}
 	t.Run("kept", func(t *testing.T) {
 		m := suspended(t)
 		m.a = m.restart("a")
-		m.must("reclaim", m.a.Reclaim(t.Context(), m.ref))
+		m.must("reclaim", operation.Reclaim.Ask(t.Context(), m.a, m.ref))
 		m.state("a", m.ref.Instance, driver.Running)
-		m.wantKind("suspend after all", m.a.TuneStream(t.Context(), m.ref, migration.Tuning{Suspend: true}), fault.NotFound)
+		m.wantKind("suspend after all", operation.TuneStream.Ask(t.Context(), m.a, m.ref, migration.Tuning{Suspend: true}), fault.NotFound)
 		m.state("a", m.ref.Instance, driver.Running)
 	})
 	t.Run("given away", func(t *testing.T) {
@@ -387,9 +388,9 @@ func TestTuneStream_SuspendsUntilTheMoveIsOver(t *testing.T) {
 func TestSides_WaitForTheRestOfAGuest(t *testing.T) {
 	m := newBusy(t)
 	m.half()
-	commit, err := m.a.Commit(t.Context(), m.ref)
+	commit, err := operation.Commit.Ask(t.Context(), m.a, m.ref)
 	m.must("commit", err)
-	m.must("accept token", m.b.AcceptToken(t.Context(), m.ref, commit))
+	m.must("accept token", operation.AcceptToken.Ask(t.Context(), m.b, m.ref, commit))
 	m.b.Close()
 	m.b = m.boot("b", func(o *host.Options) {
 		o.Silence = time.Millisecond
@@ -412,7 +413,7 @@ func TestSides_WaitForTheRestOfAGuest(t *testing.T) {
 	})
 	cancel()
 	m.must("follow sides", <-ended)
-	m.must("clean up", m.a.CleanUpSource(t.Context(), m.ref))
+	m.must("clean up", operation.CleanUpSource.Ask(t.Context(), m.a, m.ref))
 }
 
 func TestCheck_PostCopyIsRefusedOrDropped(t *testing.T) {
@@ -423,9 +424,9 @@ func TestCheck_PostCopyIsRefusedOrDropped(t *testing.T) {
 	here, err := m.a.Describe(t.Context())
 	l.must("describe", err)
 	c := migration.CheckRequest{Guest: m.guest, Source: here, Options: migration.Options{PostCopy: options.On}}
-	a, err := m.b.CheckDestination(t.Context(), m.ref, c)
+	a, err := operation.CheckDestination.Ask(t.Context(), m.b, m.ref, c)
 	l.must("check destination", err)
-	s, err := m.a.CheckSource(t.Context(), m.ref, a)
+	s, err := operation.CheckSource.Ask(t.Context(), m.a, m.ref, a)
 	l.must("check source", err)
 	for _, dropped := range [][]fault.Reason{a.Dropped, s.Dropped} {
 		if len(dropped) != 1 || dropped[0].Code != "post_copy_paused" {
@@ -436,10 +437,10 @@ func TestCheck_PostCopyIsRefusedOrDropped(t *testing.T) {
 		t.Error("it is not said that post-copy is dropped")
 	}
 	c.PostCopyAsked = true
-	_, err = m.b.CheckDestination(t.Context(), m.ref, c)
+	_, err = operation.CheckDestination.Ask(t.Context(), m.b, m.ref, c)
 	l.wantKind("check destination", err, fault.Forbidden)
 	a.PostCopyAsked = true
-	_, err = m.a.CheckSource(t.Context(), m.ref, a)
+	_, err = operation.CheckSource.Ask(t.Context(), m.a, m.ref, a)
 	l.wantKind("check source", err, fault.Forbidden)
 	if got := codes(err); len(got) != 1 || got[0] != "post_copy_paused" {
 		t.Errorf("reasons %v", got)

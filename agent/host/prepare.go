@@ -30,13 +30,7 @@ type preparation struct {
 	Prepared *migration.Prepared `json:"prepared,omitempty"`
 }
 
-// PreLiveMigration implements migration.DestinationVerbs.
-func (h *Host) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
-	h.hear(ref)
-	a, err := h.preLiveMigration(ctx, ref, p)
-	return a, wrap(err, "pre_live_migration of %s on %s", p.Guest.Name, h.o.Name)
-}
-
+// preLiveMigration does operation.PreLiveMigration.
 func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
 	none := migration.Prepared{}
 	unlock, err := h.lock(ctx, ref.Instance)
@@ -200,9 +194,8 @@ func (p preparation) phase(h *Host, phase string) phaseRequest {
 	}
 }
 
-// RollbackPreLiveMigration implements migration.DestinationVerbs.
-func (h *Host) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
-	h.hear(ref)
+// rollbackPreLiveMigration does operation.RollbackPreLiveMigration.
+func (h *Host) rollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
 	return wrap(h.rollbackPreLive(ctx, ref), "roll back pre_live_migration of migration %s on %s", ref.Migration, h.o.Name)
 }
 

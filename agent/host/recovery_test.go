@@ -20,6 +20,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -29,17 +30,6 @@ type through struct {
 	breakable
 	migration.Side
 	migration.Settler
-}
-
-// StreamStatus and Reclaim are broken here alone: stories are broken at what makes
-// something.
-func (t through) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
-	return call(t.breakable, "StreamStatus", func() (migration.StreamStatus, error) { return t.Host.StreamStatus(ctx, ref) })
-}
-
-func (t through) Reclaim(ctx context.Context, ref migration.Ref) error {
-	_, err := call(t.breakable, "Reclaim", func() (any, error) { return nil, t.Host.Reclaim(ctx, ref) })
-	return err
 }
 
 // site is two hosts with their agents, each with a conductor of its own, with the
@@ -160,7 +150,7 @@ func (s *site) startAgent(name string) {
 			if err != nil {
 				return nil, err
 			}
-			h := through{breakable{n.Host, s.failing}, n.Host, n.Host}
+			h := through{breakable{n.Host, s.failing, []string{operation.StreamStatus.Name, operation.Reclaim.Name}}, n.Host, n.Host}
 			if other == name && unknown() { // it is there, for what is asked of its words alone
 				return h, fault.New(fault.Unavailable, "host %s does not know its own records yet", name)
 			}
@@ -235,7 +225,10 @@ const recoveryTime = 2 * time.Second
 // machine is.
 func TestRecovery_TakesUnderTwoSeconds(t *testing.T) {
 	requireQemuImg(t)
-	verbs := []string{"Claim", "PreLiveMigration", "StartStream", "Commit", "AcceptToken", "FinishDestination", "CleanUpSource"}
+	verbs := []string{
+		operation.Claim.Name, operation.PreLiveMigration.Name, operation.StartStream.Name, operation.Commit.Name,
+		operation.AcceptToken.Name, operation.FinishDestination.Name, operation.CleanUpSource.Name,
+	}
 	for _, who := range []string{"a", "b"} {
 		for i, verb := range verbs {
 			for _, answered := range []bool{false, true} {
@@ -343,7 +336,7 @@ func TestSettle_AGuestComesBackFromADestinationThatIsGone(t *testing.T) {
 	var once sync.Once // it is tried again, also while b answers
 	burns := make(chan struct{})
 	s.breaking(func(verb string, answered bool) error {
-		if verb == "AcceptToken" && !answered {
+		if verb == operation.AcceptToken.Name && !answered {
 			once.Do(func() { s.cut("b", true); close(burns) })
 			return fault.New(fault.Unavailable, "host b burns")
 		}
@@ -395,7 +388,7 @@ func TestSettle_AnUndoGoesOnWithoutADestinationThatIsGone(t *testing.T) {
 	s := newSite(t)
 	v := s.guest("a", "vm1")
 	s.breaking(func(verb string, answered bool) error {
-		if verb == "StartStream" && !answered {
+		if verb == operation.StartStream.Name && !answered {
 			s.cut("b", true)
 			return fault.New(fault.Internal, "b burns")
 		}
@@ -447,7 +440,7 @@ func (s *site) inTransit(instance string) (m migration.Migration, asked *atomic.
 	s.t.Helper()
 	asked = new(atomic.Int64)
 	s.breaking(func(verb string, _ bool) error {
-		if verb == "AcceptToken" {
+		if verb == operation.AcceptToken.Name {
 			asked.Add(1)
 			return fault.New(fault.Unavailable, "no route to b")
 		}
@@ -636,9 +629,9 @@ func TestReclaim_AsksNothingOfASourceThatCannotBeLookedAt(t *testing.T) {
 	s.breaking(func(verb string, answered bool) error {
 		switch {
 		case answered:
-		case verb == "Reclaim":
+		case verb == operation.Reclaim.Name:
 			reclaimed.Add(1)
-		case verb == "StreamStatus" && s.get(m.UUID).Phase == task.Undoing:
+		case verb == operation.StreamStatus.Name && s.get(m.UUID).Phase == task.Undoing:
 			looked.Add(1)
 			return fault.New(fault.Unavailable, "libvirtd is away")
 		}

@@ -16,6 +16,7 @@ import (
 	"berth/internal/store"
 	"berth/internal/store/storetest"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/placementclient"
 	"berth/topology"
 )
@@ -95,7 +96,7 @@ func TestReturned_NothingOfABootBeforeStartsUntilItIsConfirmed(t *testing.T) {
 	l.state("a", wished.UUID, driver.ShutOff)
 	refused("start", a.Start(t.Context(), "other", false))
 	refused("delete", a.Delete(t.Context(), "other", host.DeleteOptions{}))
-	_, err := a.Inspect(t.Context(), other.UUID)
+	_, err := operation.Inspect.Ask(t.Context(), a, migration.Ref{Instance: other.UUID})
 	refused("inspect for a move", err)
 	l.must("stop", a.Stop(t.Context(), "other", host.StopOptions{}))
 	// What is made in this boot is nobody else's.
@@ -278,7 +279,7 @@ func TestReturned_FilesThatOthersHaveStay(t *testing.T) {
 	requireQemuImg(t)
 	l := newLab(t, "a", "b")
 	v, own := evacuated(l, true)
-	g, err := l.hosts["a"].Inspect(t.Context(), v.UUID)
+	g, err := operation.Inspect.Ask(t.Context(), l.hosts["a"], migration.Ref{Instance: v.UUID})
 	l.must("inspect", err)
 	there := migration.Guest{Epoch: 2, Disks: g.Disks} // the very file
 	giveWayAll(l, v, there, func() { l.restart("a") })

@@ -131,6 +131,6 @@ func TestSaved_SnapshotsStopALiveMove(t *testing.T) {
 	t.Parallel()
 	l, v := coldLab(t)
 	l.hosts["a"].fake.AddCheckpoint(v.UUID, "c1")
-	_, err := l.hosts["a"].CheckSource(t.Context(), refFor(v.UUID, 1), migration.CheckAnswer{Kind: migration.TypeLiveMigration, Destination: migration.Description{Name: "b"}})
+	_, err := operation.CheckSource.Ask(t.Context(), l.hosts["a"], refFor(v.UUID, 1), migration.CheckAnswer{Kind: migration.TypeLiveMigration, Destination: migration.Description{Name: "b"}})
 	wantSaved(t, "check", err, "has_checkpoint")
 }

@@ -186,7 +186,7 @@ func TestShip_ResumesWhateverDies(t *testing.T) {
 			if name == "nobody" {
 				l.must("roll back", operation.RollbackPrepResize.Ask(t.Context(), c.b, c.ref))
 				l.must("power on", operation.PowerOn.Ask(t.Context(), c.a, c.ref))
-				l.must("drop", errors.Join(c.a.DropContext(t.Context(), c.ref), c.b.AbortClaim(t.Context(), c.ref)))
+				l.must("drop", errors.Join(operation.DropContext.Ask(t.Context(), c.a, c.ref), operation.AbortClaim.Ask(t.Context(), c.b, c.ref)))
 				l.same("left behind", before)
 				return
 			}

@@ -20,6 +20,7 @@ import (
 	"berth/driver/drivertest"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // twoSides are hosts that reach each other without a conductor between them.
@@ -114,7 +115,7 @@ func TestSides_TheDestinationFinishesAloneWithTheToken(t *testing.T) {
 			s.guest.PowerState = migration.PowerPaused
 		}
 		s.left()
-		c, err := s.a.Commit(t.Context(), s.ref)
+		c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 		s.must("commit", err)
 		// The agent dies between the token's record and the guest's first step here.
 		s.b.fake.Fault(func(call, _ string) error {
@@ -123,7 +124,7 @@ func TestSides_TheDestinationFinishesAloneWithTheToken(t *testing.T) {
 			}
 			return nil
 		})
-		s.wantKind("accept token", s.b.AcceptToken(t.Context(), s.ref, c), fault.Unavailable)
+		s.wantKind("accept token", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c), fault.Unavailable)
 		s.b.fake.Fault(nil)
 		s.restart("b")
 		s.silent.Store(true) // the source is gone for good, and its conductor with it
@@ -148,9 +149,9 @@ func TestSides_AConductorThatFallsSilentIsNotWaitedForLong(t *testing.T) {
 		s.silence = 2 * time.Second
 		s.restart("b")
 		s.left()
-		c, err := s.a.Commit(t.Context(), s.ref)
+		c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 		s.must("commit", err)
-		s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+		s.must("accept token", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c))
 		began := time.Now()
 		s.silent.Store(true)
 		s.follow("the guest", s.bound)
@@ -163,7 +164,7 @@ func TestSides_AConductorThatFallsSilentIsNotWaitedForLong(t *testing.T) {
 func TestSides_TheSourceHandsItsCommitOver(t *testing.T) {
 	s := newSides(t)
 	s.left()
-	_, err := s.a.Commit(t.Context(), s.ref)
+	_, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 	s.must("commit", err)
 	s.restart("a") // its conductor's journal is lost
 	s.follow("the guest", s.bound)
@@ -185,14 +186,14 @@ func TestSides_ACopyThatIsProvablyNotTheOwnerEnds(t *testing.T) {
 		return nil
 	})
 	s.stream()
-	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
-	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("reclaim", operation.Reclaim.Ask(t.Context(), s.a, s.ref))
+	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 	// The undo never came to the destination, and nobody is left to send it.
 	s.restart("b")
 	s.follow("the claim's end", func() bool { return len(s.b.tracker.List()) == 0 })
 	s.state("a", s.ref.Instance, driver.Running)
 	s.same("left behind", before)
-	_, err := s.b.Claim(t.Context(), s.ref, migration.ClaimRequest{Guest: s.guest, Context: contextOf("a", "b")})
+	_, err := operation.Claim.Ask(t.Context(), s.b, s.ref, migration.ClaimRequest{Guest: s.guest, Context: contextOf("a", "b")})
 	s.wantKind("a late claim", err, fault.Forbidden)
 }
 
@@ -234,7 +235,7 @@ func TestSides_ALeaseThatEndsTakesAlongWhatWasMade(t *testing.T) {
 		t.Fatal("prepared in spite of its hook")
 	}
 	s.must("abort", s.b.tracker.Abort(t.Context(), migration.Ref{Migration: s.ref.Migration, Instance: s.ref.Instance, Attempt: 1}))
-	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 	s.silent.Store(true)
 	s.follow("the preparation's end", func() bool { return s.picture()["b memories"] == nil })
 	s.same("left behind", before)
@@ -247,11 +248,11 @@ func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
 	s := newSides(t, host.CreateDisk{SizeGB: 1})
 	s.prepare()
 	s.stream()
-	c, err := s.a.Commit(t.Context(), s.ref)
+	c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 	s.must("commit", err)
-	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+	s.must("accept token", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c))
 	s.b.put(t, "/hooks/post_live_migration_at_destination/10-later", "#!/bin/sh\nexit 75\n", 0o755)
-	if err := s.b.FinishDestination(t.Context(), s.ref); err == nil {
+	if err := operation.FinishDestination.Ask(t.Context(), s.b, s.ref); err == nil {
 		t.Fatal("finished in spite of its hook")
 	}
 	away := migration.Ref{Migration: "66666666-6666-4666-8666-666666666666", Instance: s.ref.Instance, Attempt: 1}
@@ -261,7 +262,7 @@ func TestSides_WhatWasMadeForAGuestThatHasGoneOnIsItsOwn(t *testing.T) {
 	s.must("forget", s.b.tracker.Forget(t.Context(), s.ref.Instance))
 	disks := s.picture()["b files"]
 	// A source that has not heard of it must not take the guest for its own.
-	if st, err := s.b.DestinationStatus(t.Context(), s.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Epoch != c.Epoch+1 {
+	if st, err := operation.DestinationStatus.Ask(t.Context(), s.b, s.ref); err != nil || st.Ledger != migration.LedgerAccepted || st.Epoch != c.Epoch+1 {
 		t.Errorf("of a guest that has gone on: %+v, %v", st, err)
 	}
 	s.restart("b")
@@ -314,8 +315,8 @@ func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(
 	if st := s.status(); st.Ledger != migration.LedgerSurrendered {
 		t.Errorf("the source's ledger says %s", st.Ledger)
 	}
-	s.wantKind("reclaim", s.a.Reclaim(t.Context(), s.ref), fault.Forbidden)
-	s.must("clean up source", s.a.CleanUpSource(t.Context(), s.ref))
+	s.wantKind("reclaim", operation.Reclaim.Ask(t.Context(), s.a, s.ref), fault.Forbidden)
+	s.must("clean up source", operation.CleanUpSource.Ask(t.Context(), s.a, s.ref))
 	s.wantKind("start at the source", s.a.Start(t.Context(), "vm1", false), fault.NotFound)
 }
 
@@ -388,9 +389,9 @@ func TestSettleArrival_TheGuestIsAtTheSource(t *testing.T) {
 	if p := s.picture(); p["b domains"] != nil || p["b claims"] != nil || p["b memories"] != nil {
 		t.Errorf("left behind: %v", p)
 	}
-	c, err := s.a.Commit(t.Context(), s.ref)
+	c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 	s.must("commit", err)
-	s.wantKind("a token that comes all the same", s.b.AcceptToken(t.Context(), s.ref, c), fault.Forbidden)
+	s.wantKind("a token that comes all the same", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c), fault.Forbidden)
 }
 
 // The source answers, nobody conducts the move, and its domain says that the guest has
@@ -429,11 +430,11 @@ func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {
 	for _, finished := range []bool{false, true} {
 		s := newSides(t)
 		s.left()
-		c, err := s.a.Commit(t.Context(), s.ref)
+		c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 		s.must("commit", err)
-		s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
+		s.must("accept token", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c))
 		if finished {
-			s.must("finish", s.b.FinishDestination(t.Context(), s.ref))
+			s.must("finish", operation.FinishDestination.Ask(t.Context(), s.b, s.ref))
 		}
 		// The destination's host dies: with it the only copy of its memory.
 		s.silent.Store(true)
@@ -442,8 +443,8 @@ func TestTakeWord_AGuestIsTakenBackFromADestinationThatIsGone(t *testing.T) {
 		for range 2 {
 			s.must("take word", s.a.TakeWord(t.Context(), s.ref, word))
 		}
-		s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
-		s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+		s.must("reclaim", operation.Reclaim.Ask(t.Context(), s.a, s.ref))
+		s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 		s.must("start", s.a.Start(t.Context(), "vm1", false))
 		if k := s.token("a"); k.State != claims.TokenHere || k.Epoch != 3 {
 			t.Errorf("token %+v", k)
@@ -474,14 +475,14 @@ func autostartAsks(t *testing.T, gone bool) {
 	s := newSides(t)
 	s.guest.Autostart = true
 	s.left()
-	c, err := s.a.Commit(t.Context(), s.ref)
+	c, err := operation.Commit.Ask(t.Context(), s.a, s.ref)
 	s.must("commit", err)
-	s.must("accept token", s.b.AcceptToken(t.Context(), s.ref, c))
-	s.must("finish", s.b.FinishDestination(t.Context(), s.ref))
+	s.must("accept token", operation.AcceptToken.Ask(t.Context(), s.b, s.ref, c))
+	s.must("finish", operation.FinishDestination.Ask(t.Context(), s.b, s.ref))
 	s.must("destroy", s.b.fake.Destroy(t.Context(), s.ref.Instance))
 	s.must("take word", s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "a", Gone: []string{"b"}, Why: "x"}))
-	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
-	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("reclaim", operation.Reclaim.Ask(t.Context(), s.a, s.ref))
+	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 	s.must("start", s.a.Start(t.Context(), "vm1", false))
 	// Meanwhile the guest has gone on, and the one who took it back knows only where to.
 	if gone {
@@ -528,7 +529,7 @@ func TestTakeWord_JoinsWhoIsGone(t *testing.T) {
 func TestTakeWord_IsRefusedOnceTheSourceKeepsTheGuest(t *testing.T) {
 	s := newSides(t)
 	s.prepare()
-	s.must("reclaim", s.a.Reclaim(t.Context(), s.ref))
+	s.must("reclaim", operation.Reclaim.Ask(t.Context(), s.a, s.ref))
 	s.must("it ends", s.a.fake.Destroy(t.Context(), s.ref.Instance))
 	err := s.a.TakeWord(t.Context(), s.ref, migration.Settlement{GuestIsAt: "b", Why: "x"})
 	if s.wantKind("take word", err, fault.Forbidden); !slices.Contains(codes(err), "source_keeps") {
@@ -673,7 +674,7 @@ func TestYieldToken_OfNoOtherGuest(t *testing.T) {
 		t.Errorf("token %+v", inst.Token)
 	}
 	// Its own is spoken for also when the move's context is gone.
-	s.must("drop context", s.a.DropContext(t.Context(), s.ref))
+	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
 	s.must("give way", s.a.YieldToken(t.Context(), s.ref, 9, "b"))
 }
 

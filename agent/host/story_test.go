@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,70 +17,35 @@ import (
 	"berth/internal/store/storetest"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 )
 
-// breakable is a host whose verbs a test breaks: as a lost request, or as a lost
-// answer.
+// breakable is a host of which a test breaks operations: as a lost request, or as a lost answer.
 type breakable struct {
 	migration.Host
-	fail func(verb string, answered bool) error
+	fail func(operation string, answered bool) error
+	also []string // operations beside those that make something
 }
 
-func call[T any](b breakable, verb string, f func() (T, error)) (T, error) {
-	var zero T
-	if err := b.fail(verb, false); err != nil {
-		return zero, err
+// making are the operations that make or settle something.
+var making = []string{
+	operation.CheckDestination.Name, operation.CheckSource.Name, operation.Claim.Name, operation.RecordContext.Name,
+	operation.PreLiveMigration.Name, operation.StartStream.Name, operation.Commit.Name, operation.AcceptToken.Name,
+	operation.FinishDestination.Name, operation.CleanUpSource.Name,
+}
+
+func (b breakable) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if !slices.Contains(making, op.Name) && !slices.Contains(b.also, op.Name) {
+		return b.Host.Ask(ctx, ref, op, in)
 	}
-	v, err := f()
+	if err := b.fail(op.Name, false); err != nil {
+		return nil, err
+	}
+	out, err := b.Host.Ask(ctx, ref, op, in)
 	if err == nil {
-		err = b.fail(verb, true)
+		err = b.fail(op.Name, true)
 	}
-	return v, err
-}
-
-func do(b breakable, verb string, f func() error) error {
-	_, err := call(b, verb, func() (struct{}, error) { return struct{}{}, f() })
-	return err
-}
-
-func (b breakable) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
-	return call(b, "CheckDestination", func() (migration.CheckAnswer, error) { return b.Host.CheckDestination(ctx, ref, c) })
-}
-
-func (b breakable) CheckSource(ctx context.Context, ref migration.Ref, a migration.CheckAnswer) (migration.SourceAnswer, error) {
-	return call(b, "CheckSource", func() (migration.SourceAnswer, error) { return b.Host.CheckSource(ctx, ref, a) })
-}
-
-func (b breakable) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-	return call(b, "Claim", func() (migration.ClaimAnswer, error) { return b.Host.Claim(ctx, ref, c) })
-}
-
-func (b breakable) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
-	return do(b, "RecordContext", func() error { return b.Host.RecordContext(ctx, ref, c) })
-}
-
-func (b breakable) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
-	return call(b, "PreLiveMigration", func() (migration.Prepared, error) { return b.Host.PreLiveMigration(ctx, ref, p) })
-}
-
-func (b breakable) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
-	return do(b, "StartStream", func() error { return b.Host.StartStream(ctx, ref, s) })
-}
-
-func (b breakable) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	return call(b, "Commit", func() (migration.Commit, error) { return b.Host.Commit(ctx, ref) })
-}
-
-func (b breakable) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	return do(b, "AcceptToken", func() error { return b.Host.AcceptToken(ctx, ref, c) })
-}
-
-func (b breakable) FinishDestination(ctx context.Context, ref migration.Ref) error {
-	return do(b, "FinishDestination", func() error { return b.Host.FinishDestination(ctx, ref) })
-}
-
-func (b breakable) CleanUpSource(ctx context.Context, ref migration.Ref) error {
-	return do(b, "CleanUpSource", func() error { return b.Host.CleanUpSource(ctx, ref) })
+	return out, err
 }
 
 // hasty is a runtime that sleeps a twentieth: a conductor's pauses between tries
@@ -89,7 +55,7 @@ type hasty struct{ *clock }
 func (h hasty) Sleep(ctx context.Context, d time.Duration) error { return h.System.Sleep(ctx, d/20) }
 
 // conduct runs a conductor on host a over the lab's hosts until the move ends.
-func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) migration.Migration {
+func (l *lab) conduct(uuid string, fail func(operation string, answered bool) error, options migration.Options) migration.Migration {
 	l.t.Helper()
 	m, err := l.tryConduct(uuid, fail, options)
 	l.must("live-migrate", err)
@@ -97,19 +63,19 @@ func (l *lab) conduct(uuid string, fail func(verb string, answered bool) error, 
 }
 
 // tryConduct gives the refusal of a move that is not accepted.
-func (l *lab) tryConduct(uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
+func (l *lab) tryConduct(uuid string, fail func(operation string, answered bool) error, options migration.Options) (migration.Migration, error) {
 	l.t.Helper()
 	return l.tryMove("a", "b", uuid, fail, options)
 }
 
 // tryMove moves a guest by a conductor on the host that it leaves.
-func (l *lab) tryMove(from, to, uuid string, fail func(verb string, answered bool) error, options migration.Options) (migration.Migration, error) {
+func (l *lab) tryMove(from, to, uuid string, fail func(operation string, answered bool) error, options migration.Options) (migration.Migration, error) {
 	l.t.Helper()
 	c := conductor.New(conductor.Config{
 		Runtime: hasty{l.rt}, Store: l.hosts[from].store, Local: from, Placement: l.placement,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
 			if n := l.hosts[name]; n != nil {
-				return breakable{n.Host, fail}, nil
+				return breakable{Host: n.Host, fail: fail}, nil
 			}
 			return nil, fault.New(fault.NotFound, "no peer is named %s", name)
 		},
@@ -170,8 +136,8 @@ func TestStory_CompleteLiveMigration(t *testing.T) {
 func TestStory_FailureAtEachVerb(t *testing.T) {
 	requireQemuImg(t)
 	verbs := []string{
-		"CheckSource", "Claim", "RecordContext", "PreLiveMigration", "StartStream",
-		"Commit", "AcceptToken", "FinishDestination", "CleanUpSource",
+		operation.CheckSource.Name, operation.Claim.Name, operation.RecordContext.Name, operation.PreLiveMigration.Name, operation.StartStream.Name,
+		operation.Commit.Name, operation.AcceptToken.Name, operation.FinishDestination.Name, operation.CleanUpSource.Name,
 	}
 	for i, verb := range verbs {
 		forward := i >= 5 // from the point of no return on it is tried until it succeeds

@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -287,7 +288,7 @@ func TestFollow_OneReadOfTwoReleasesNothing(t *testing.T) {
 	}
 	libvirt.noDomain.Store(false)
 	ref := migration.Ref{Migration: "4f2f0a1e-0d6e-4c51-9f0e-1b7f0f6c9a01", Instance: v.UUID, Attempt: 1}
-	l.must("record a move", a.RecordContext(t.Context(), ref, contextOf("a", "b")))
+	l.must("record a move", operation.RecordContext.Ask(t.Context(), a, ref, contextOf("a", "b")))
 	libvirt.noDomain.Store(true)
 	libvirt.noList.Store(true)
 	looks := libvirt.lists.Load()
@@ -297,7 +298,7 @@ func TestFollow_OneReadOfTwoReleasesNothing(t *testing.T) {
 	}
 	libvirt.noDomain.Store(false)
 	libvirt.noList.Store(false)
-	l.must("give the move up", a.DropContext(t.Context(), ref))
+	l.must("give the move up", operation.DropContext.Ask(t.Context(), a, ref))
 	stop()
 	a.Close()
 	l.must("power off", a.fake.Destroy(t.Context(), v.UUID)) // of one that runs the process says so

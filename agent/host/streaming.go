@@ -49,13 +49,8 @@ func (h *Host) newStreams() *streams.Streams {
 	})
 }
 
-// StartStream implements migration.SourceVerbs.
-func (h *Host) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
-	return h.streams.Start(ctx, ref, s)
-}
-
-// StreamStatus implements migration.SourceVerbs.
-func (h *Host) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
+// streamStatus does operation.StreamStatus.
+func (h *Host) streamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
 	ledger, epoch := h.ledger(ref), h.epoch(ref.Instance)
 	settled := ""
 	if w, ok := h.WordOn(ref); ok {
@@ -86,8 +81,8 @@ func (h *Host) RecoverPostCopy(ctx context.Context, ref migration.Ref, s migrati
 	return h.streams.RecoverPostCopy(ctx, ref, s)
 }
 
-// TuneStream implements migration.SourceVerbs.
-func (h *Host) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
+// tuneStream does operation.TuneStream.
+func (h *Host) tuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
 	return h.streams.Tune(ctx, ref, t)
 }
 

@@ -9,6 +9,7 @@ import (
 	"berth/claims"
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 )
 
 // processes are streams that do nothing but be there.
@@ -48,7 +49,7 @@ func TestPreLiveMigration_ThatFailsLeavesNoStream(t *testing.T) {
 	p.opened = func() {
 		l.must("abort", m.b.tracker.Abort(context.Background(), migration.Ref{Migration: m.ref.Migration, Instance: m.ref.Instance, Attempt: 1, Step: claims.StepClaim}))
 	}
-	_, err := m.b.PreLiveMigration(t.Context(), m.ref, migration.PreLiveRequest{Guest: m.guest, Source: "a"})
+	_, err := operation.PreLiveMigration.Ask(t.Context(), m.b, m.ref, migration.PreLiveRequest{Guest: m.guest, Source: "a"})
 	l.wantKind("prepare", err, fault.Forbidden)
 	if len(p.live) > 0 {
 		t.Errorf("a stream lives on without a claim: %v", p.live)

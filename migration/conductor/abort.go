@@ -8,6 +8,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -75,7 +76,7 @@ func (s *story) seenInPostCopy(ctx context.Context, m migration.Migration) bool 
 	ref := migration.Ref{Migration: s.name(), Instance: m.InstanceUUID, Attempt: m.Attempt, Step: migration.StepStream}
 	var st migration.StreamStatus
 	err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		st, err = h.StreamStatus(ctx, ref)
+		st, err = operation.StreamStatus.Ask(ctx, h, ref)
 		return err
 	})
 	fact := sourceFact(&st, true)

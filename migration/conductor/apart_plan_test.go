@@ -21,10 +21,6 @@ type apartPlanHost struct {
 	copies  map[string]bool // destinations to which a disk would be copied
 }
 
-func (h apartPlanHost) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	return operationtest.By(h).Ask(ctx, ref, op, in)
-}
-
 func (h apartPlanHost) Reaches(_ context.Context, _ migration.Ref, r migration.ReachRequest) error {
 	return h.reaches[r.Host]
 }
@@ -43,7 +39,7 @@ func TestPlanner_SaysByWhichWayDisksGo(t *testing.T) {
 	planner.Hosts = func(_ context.Context, name string) (migration.Host, error) {
 		h := apartPlanHost{planHost: planHost{name: name}, copies: map[string]bool{"nested": true, "flat-off": true, "flat-a": true}}
 		h.reaches = map[string]error{"nested": fault.New(fault.Unavailable, "no route to host")}
-		return h, nil
+		return operationtest.Over(h), nil
 	}
 	r := migration.PlanRequest{
 		Kind: migration.PlanResize, Guest: planGuest, ShareNothing: true,

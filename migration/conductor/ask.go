@@ -10,6 +10,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/candidates"
+	"berth/migration/operation"
 	"berth/migration/options"
 	"berth/migration/task"
 	"berth/placementclient"
@@ -214,7 +215,7 @@ func (s *story) precheckOne(ctx context.Context, src inspectedSource, name strin
 		return sameHost(src.Source, src.Source)
 	}
 	return s.askOnce(ctx, min(precheckTime, s.c.cfg.VerbTimeout), s.host(name), func(ctx context.Context, h migration.Host) error {
-		answer, err := h.CheckDestination(ctx, s.ref(migration.StepCheckDestination), s.checkRequest(src))
+		answer, err := operation.CheckDestination.Ask(ctx, h, s.ref(migration.StepCheckDestination), s.checkRequest(src))
 		if err != nil {
 			return fmt.Errorf("host %s: %w", name, err)
 		}

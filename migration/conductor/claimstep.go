@@ -9,6 +9,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -72,7 +73,7 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 
 func (s *story) askClaim(ctx context.Context, t *task.Task, r migration.ClaimRequest) (out migration.ClaimAnswer, err error) {
 	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.Claim(ctx, s.ref(migration.StepClaim), r)
+		out, err = operation.Claim.Ask(ctx, h, s.ref(migration.StepClaim), r)
 		return err
 	})
 	return out, err
@@ -85,7 +86,7 @@ func (s *story) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) 
 		return false, false
 	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.RenewClaim(ctx, s.ref(migration.StepClaim))
+		return operation.RenewClaim.Ask(ctx, h, s.ref(migration.StepClaim))
 	})
 	return true, !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Forbidden)
 }
@@ -136,6 +137,6 @@ func noRoom(err error) bool {
 
 func (s *story) abortClaim(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.AbortClaim(ctx, s.ref(migration.StepClaim))
+		return operation.AbortClaim.Ask(ctx, h, s.ref(migration.StepClaim))
 	})
 }

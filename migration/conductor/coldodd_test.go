@@ -14,7 +14,7 @@ import (
 	"berth/migration/operation"
 )
 
-// odd is the wire to a host whose answers to two verbs are a test's.
+// odd is the wire to a host whose answers to some operations are a test's.
 type odd struct {
 	hostWire
 	o *oddities
@@ -27,15 +27,16 @@ type oddities struct {
 	looked   func()   // called before Inspect; nil for nobody
 }
 
-func (x odd) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
-	if x.o.looked != nil {
-		x.o.looked()
-	}
-	return x.hostWire.Inspect(ctx, instance)
-}
-
 func (x odd) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
 	switch op.Name {
+	case operation.Inspect.Name:
+		if x.o.looked != nil {
+			x.o.looked()
+		}
+	case operation.Claim.Name:
+		if x.h.name == "a" && x.o.claims != nil {
+			return migration.ClaimAnswer{}, x.o.claims
+		}
 	case operation.FinishResize.Name:
 		if len(x.o.finishes) > 0 {
 			err := x.o.finishes[0]
@@ -46,13 +47,6 @@ func (x odd) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation
 		x.o.offs = append(x.o.offs, x.h.name+">"+in.(migration.PowerOffRequest).Destination)
 	}
 	return x.hostWire.Ask(ctx, ref, op, in)
-}
-
-func (x odd) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-	if x.h.name == "a" && x.o.claims != nil {
-		return migration.ClaimAnswer{}, x.o.claims
-	}
-	return x.hostWire.Claim(ctx, ref, c)
 }
 
 func oddWorld(t *testing.T, o *oddities, sc script) *world {

@@ -11,6 +11,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placementclient"
 )
 
@@ -46,7 +47,7 @@ func TestConductor_AnUndoThatNothingDecidesIsInDoubt(t *testing.T) {
 		Runtime: rt, Store: q, Local: "a", Placement: q, Lease: 3 * time.Millisecond, PollInterval: time.Millisecond, PollNear: time.Millisecond,
 		UndoLater: 10 * time.Millisecond,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
-			return forgetful{quickHost{q: q, name: name}, &ended}, nil
+			return operationtest.Over(forgetful{quickHost{q: q, name: name}, &ended}), nil
 		},
 	})
 	ctx, stop := context.WithCancel(context.Background())

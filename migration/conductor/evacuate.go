@@ -236,7 +236,7 @@ func (s *story) takeOver(ctx context.Context, t *task.Task) (any, error) {
 func (s *story) came(ctx context.Context, t *task.Task) bool {
 	var there migration.DestinationStatus
 	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		there, err = h.DestinationStatus(ctx, s.ref(migration.StepTakeOver))
+		there, err = operation.DestinationStatus.Ask(ctx, h, s.ref(migration.StepTakeOver))
 		return err
 	})
 	return err == nil && there.Ledger == migration.LedgerAccepted

@@ -10,6 +10,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placementclient"
 )
 
@@ -69,7 +70,7 @@ func TestPlanner_TellsWhereALostGuestCouldGo(t *testing.T) {
 				if name == "flat-a" {
 					t.Error("the dead host is asked")
 				}
-				return diskHost{planHost{name: name}, name == "nested"}, nil
+				return operationtest.Over(diskHost{planHost{name: name}, name == "nested"}), nil
 			}
 			all, err := client.Providers(t.Context(), placementclient.ProviderFilter{Name: "flat-a"})
 			if err != nil || len(all) != 1 {

@@ -55,7 +55,7 @@ func (s *story) rebuild() stage {
 // checkRoom asks the guest's host whether there is room for what it is to be.
 func (s *story) checkRoom(ctx context.Context, src inspectedSource) error {
 	return s.askOnce(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		_, err := h.CheckDestination(ctx, s.ref(migration.StepCheckDestination), s.checkRequest(src))
+		_, err := operation.CheckDestination.Ask(ctx, h, s.ref(migration.StepCheckDestination), s.checkRequest(src))
 		return err
 	})
 }

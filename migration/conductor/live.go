@@ -11,6 +11,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/halves"
+	"berth/migration/operation"
 	"berth/migration/options"
 	"berth/migration/task"
 )
@@ -161,7 +162,7 @@ func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error)
 	}
 	var out migration.CheckAnswer
 	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.CheckDestination(ctx, s.ref(migration.StepCheckDestination), s.checkRequest(src))
+		out, err = operation.CheckDestination.Ask(ctx, h, s.ref(migration.StepCheckDestination), s.checkRequest(src))
 		return err
 	})
 	if err != nil {
@@ -180,7 +181,7 @@ func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
 	}
 	var out migration.SourceAnswer
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.CheckSource(ctx, s.ref(migration.StepCheckSource), answer)
+		out, err = operation.CheckSource.Ask(ctx, h, s.ref(migration.StepCheckSource), answer)
 		return err
 	})
 	if err == nil {
@@ -200,13 +201,13 @@ func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	c := s.context(t, src.Guest, to)
 	c.NewAssignment = claim.Assignment
 	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.RecordContext(ctx, s.ref(migration.StepRecordContext), c)
+		return operation.RecordContext.Ask(ctx, h, s.ref(migration.StepRecordContext), c)
 	})
 }
 
 func (s *story) dropContext(ctx context.Context, _ *task.Task) error {
 	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.DropContext(ctx, s.ref(migration.StepRecordContext))
+		return operation.DropContext.Ask(ctx, h, s.ref(migration.StepRecordContext))
 	})
 }
 
@@ -218,7 +219,7 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 	}
 	var out migration.Prepared
 	err := s.atDestination(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		out, err = h.PreLiveMigration(ctx, s.ref(migration.StepPreLiveMigration), migration.PreLiveRequest{
+		out, err = operation.PreLiveMigration.Ask(ctx, h, s.ref(migration.StepPreLiveMigration), migration.PreLiveRequest{
 			Guest: src.Guest, CopyDisks: disks.CopyDisks, Source: s.from, PostCopy: permitsPostCopy(s.sendOptions(t)),
 		})
 		return err
@@ -228,7 +229,7 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 
 func (s *story) rollbackPreLiveMigration(ctx context.Context, t *task.Task) error {
 	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return h.RollbackPreLiveMigration(ctx, s.ref(migration.StepPreLiveMigration))
+		return operation.RollbackPreLiveMigration.Ask(ctx, h, s.ref(migration.StepPreLiveMigration))
 	})
 }
 
@@ -243,7 +244,7 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.AcceptToken(ctx, s.ref(migration.StepAcceptToken), commit)
+		return operation.AcceptToken.Ask(ctx, h, s.ref(migration.StepAcceptToken), commit)
 	})
 	if err != nil {
 		return nil, err
@@ -262,7 +263,7 @@ func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error
 		return nil, err
 	}
 	err := s.once(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.FinishDestination(ctx, s.ref(migration.StepFinishDestination))
+		return operation.FinishDestination.Ask(ctx, h, s.ref(migration.StepFinishDestination))
 	})
 	if err != nil {
 		return nil, err
@@ -295,7 +296,7 @@ const lastFigures = 400 * time.Millisecond
 
 func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.CleanUpSource(ctx, s.ref(migration.StepCleanUpSource))
+		return operation.CleanUpSource.Ask(ctx, h, s.ref(migration.StepCleanUpSource))
 	})
 }
 
@@ -313,7 +314,7 @@ func (s *story) renewLease(ctx context.Context, t *task.Task, ref migration.Ref,
 		if st.Phase != task.Doing || claim.State != task.StepEnded {
 			continue
 		}
-		err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return h.RenewClaim(ctx, ref) })
+		err := s.once(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return operation.RenewClaim.Ask(ctx, h, ref) })
 		switch {
 		case err == nil || ctx.Err() != nil:
 		case errors.Is(err, fault.NotFound) || errors.Is(err, fault.Forbidden):

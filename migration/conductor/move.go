@@ -9,6 +9,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/converge"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -33,7 +34,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		return nil, err
 	}
 	err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return h.StartStream(ctx, s.ref(migration.StepStream), job)
+		return operation.StartStream.Ask(ctx, h, s.ref(migration.StepStream), job)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the stream: %w", err)
@@ -153,7 +154,7 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 	for pause := s.c.cfg.PollNear; ; pause = min(2*pause, s.c.cfg.PollInterval) {
 		var c migration.Commit
 		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-			c, err = h.Commit(ctx, s.ref(migration.StepCommit))
+			c, err = operation.Commit.Ask(ctx, h, s.ref(migration.StepCommit))
 			return err
 		})
 		if err == nil {
@@ -214,7 +215,9 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 	}
 	t.Doubt(nil)
 	again := func() error {
-		return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error { return h.Reclaim(ctx, s.ref(migration.StepStream)) })
+		return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
+			return operation.Reclaim.Ask(ctx, h, s.ref(migration.StepStream))
+		})
 	}
 	err := again()
 	if errors.Is(err, fault.Forbidden) && s.nothingArrived(ctx, t, src.Guest.Persistent) {
@@ -278,7 +281,7 @@ const recoveredAsk = time.Second
 func (s *story) lookThere(ctx context.Context, t *task.Task, patience time.Duration) *migration.DestinationStatus {
 	var there migration.DestinationStatus
 	if err := s.once(ctx, t, patience, func(ctx context.Context, h migration.Host) (err error) {
-		there, err = h.DestinationStatus(ctx, s.ref(migration.StepStream))
+		there, err = operation.DestinationStatus.Ask(ctx, h, s.ref(migration.StepStream))
 		return err
 	}); err != nil {
 		s.c.cfg.Logger.Debug("the destination's status did not come", "migration", s.uuid, "error", err)
@@ -310,7 +313,7 @@ func (s *story) yield(ctx context.Context, t *task.Task) error {
 func (s *story) look(ctx context.Context) *migration.StreamStatus {
 	var st migration.StreamStatus
 	if err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-		st, err = h.StreamStatus(ctx, s.ref(migration.StepStream))
+		st, err = operation.StreamStatus.Ask(ctx, h, s.ref(migration.StepStream))
 		return err
 	}); err != nil {
 		s.c.cfg.Logger.Debug("the stream's status did not come", "migration", s.uuid, "error", err)

@@ -14,6 +14,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/candidates"
+	"berth/migration/operation"
 	"berth/migration/options"
 	"berth/placementclient"
 )
@@ -284,7 +285,7 @@ func (p *planning) askOne(ctx context.Context, host *migration.PlanHost) (migrat
 		return migration.RoomAnswer{}, err
 	}
 	ref := migration.Ref{Instance: r.Guest.UUID, Step: migration.StepCheckDestination}
-	answer, err := h.CheckDestination(ctx, ref, check)
+	answer, err := operation.CheckDestination.Ask(ctx, h, ref, check)
 	if err != nil {
 		return migration.RoomAnswer{}, err
 	}
@@ -301,7 +302,7 @@ func (p *planning) askOne(ctx context.Context, host *migration.PlanHost) (migrat
 		source, err := p.Hosts(ctx, r.Source.Name)
 		if err == nil {
 			answer.Options, answer.PostCopyAsked = check.Options, check.PostCopyAsked
-			disks, err = source.CheckSource(ctx, ref, answer)
+			disks, err = operation.CheckSource.Ask(ctx, source, ref, answer)
 		}
 		if err != nil {
 			return migration.RoomAnswer{}, err

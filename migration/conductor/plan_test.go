@@ -16,12 +16,13 @@ import (
 	"berth/migration"
 	"berth/migration/candidates/candidatestest"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placement"
 	"berth/placementclient"
 	"berth/topology"
 )
 
-// planHost answers a plan's questions as it was told to; every other verb panics,
+// planHost answers a plan's questions as it was told to; every other operation panics,
 // since a plan must not ask it.
 type planHost struct {
 	migration.Host
@@ -75,7 +76,7 @@ func newPlanner(t *testing.T, checks map[string]error) (conductor.Planner, *plac
 	return conductor.Planner{
 		Placement: client, Runtime: rt, Local: "flat-a", Known: []string{"flat-b", "known"},
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
-			return planHost{name: name, check: checks[name]}, nil
+			return operationtest.Over(planHost{name: name, check: checks[name]}), nil
 		},
 		Room: func(_ context.Context, name string, _ migration.RoomRequest) (migration.RoomAnswer, error) {
 			return migration.RoomAnswer{}, checks[name]
@@ -298,14 +299,14 @@ func TestPlanner_WaitsForNoHost(t *testing.T) {
 			<-ctx.Done()
 			return nil, fault.New(fault.Unavailable, "host nested: %w", context.Cause(ctx))
 		case "flat-b":
-			return planHost{name: "flat-a"}, nil
+			return operationtest.Over(planHost{name: "flat-a"}), nil
 		case "flat-a":
-			return planHost{name: name, source: func(dest string) error {
+			return operationtest.Over(planHost{name: name, source: func(dest string) error {
 				if dest == "shared-d" {
 					return fault.New(fault.Forbidden, "the source does not go to %s", dest)
 				}
 				return nil
-			}}, nil
+			}}), nil
 		}
 		return usual(ctx, name)
 	}

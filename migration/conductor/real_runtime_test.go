@@ -14,6 +14,7 @@ import (
 	"berth/internal/runtime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placementclient"
 )
 
@@ -93,7 +94,7 @@ func (q *quick) AllocationCandidates(context.Context, placementclient.CandidateR
 	}}, nil
 }
 
-// quickHost answers every verb; its streams take a few polls.
+// quickHost answers every operation of a live migration; its streams take a few polls.
 type quickHost struct {
 	migration.Host // panics for what is not below
 	q              *quick
@@ -104,8 +105,8 @@ func (h quickHost) Describe(context.Context) (migration.Description, error) {
 	return migration.Description{Name: h.name, ProviderUUID: h.name, HostUUID: h.name}, nil
 }
 
-func (h quickHost) Inspect(_ context.Context, instance string) (migration.Guest, error) {
-	return migration.Guest{UUID: instance, Resources: guestSize, PowerState: migration.PowerRunning, Persistent: true}, nil
+func (h quickHost) Inspect(_ context.Context, ref migration.Ref) (migration.Guest, error) {
+	return migration.Guest{UUID: ref.Instance, Resources: guestSize, PowerState: migration.PowerRunning, Persistent: true}, nil
 }
 
 func (h quickHost) CheckDestination(ctx context.Context, _ migration.Ref, _ migration.CheckRequest) (migration.CheckAnswer, error) {
@@ -155,7 +156,9 @@ func TestConductor_ManyAtOnceOnRealGoroutines(t *testing.T) {
 	rt := &runtime.System{}
 	c := conductor.New(conductor.Config{
 		Runtime: rt, Store: q, Local: "a", Placement: q, Lease: 3 * time.Millisecond, PollInterval: time.Millisecond, PollNear: time.Millisecond,
-		Hosts: func(_ context.Context, name string) (migration.Host, error) { return quickHost{q: q, name: name}, nil },
+		Hosts: func(_ context.Context, name string) (migration.Host, error) {
+			return operationtest.Over(quickHost{q: q, name: name}), nil
+		},
 	})
 	if _, err := c.LiveMigrate(context.Background(), move); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("before Run: %v", err)

@@ -87,7 +87,7 @@ func (s *story) lookAtSource(ctx context.Context, ask func(context.Context, time
 	var out inspectedSource
 	err := ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) (err error) {
 		if out.Source, err = h.Describe(ctx); err == nil {
-			out.Guest, err = h.Inspect(ctx, s.instance)
+			out.Guest, err = operation.Inspect.Ask(ctx, h, migration.Ref{Instance: s.instance})
 		}
 		if err != nil || s.kind == migration.TypeLiveMigration {
 			return err

@@ -180,7 +180,7 @@ func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
 
 func (s *story) releaseClaim(ctx context.Context, _ *task.Task) (any, error) {
 	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.AbortClaim(ctx, s.made(migration.StepClaim))
+		return operation.AbortClaim.Ask(ctx, h, s.made(migration.StepClaim))
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -49,10 +50,10 @@ func (s *story) settleUnread(ctx context.Context, m migration.Migration, w migra
 		if err := source.TakeWord(ctx, s.ref(migration.StepStream), w); err != nil {
 			return err
 		}
-		if err := h.Reclaim(ctx, s.ref(migration.StepStream)); err != nil {
+		if err := operation.Reclaim.Ask(ctx, h, s.ref(migration.StepStream)); err != nil {
 			return err
 		}
-		return h.DropContext(ctx, s.ref(migration.StepRecordContext))
+		return operation.DropContext.Ask(ctx, h, s.ref(migration.StepRecordContext))
 	}); err != nil {
 		return migration.Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}

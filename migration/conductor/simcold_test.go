@@ -32,7 +32,7 @@ func (h *simHost) no(ref migration.Ref, format string) error {
 }
 
 func (h *simHost) PlanChange(ctx context.Context, ref migration.Ref, c migration.Change) (migration.Wanted, error) {
-	g, err := h.Inspect(ctx, ref.Instance)
+	g, err := h.Inspect(ctx, ref)
 	w := migration.Wanted{Flavor: g.Flavor, Resources: g.Resources, Image: c.Image}
 	if f := c.Flavor; err == nil && f != nil {
 		if w.Flavor = *f; f.DiskGB < g.Resources.DiskGB {

@@ -60,7 +60,7 @@ func (f *simFleet) next() uint64 {
 // kill makes host a dead, with what it had on record.
 func (w *world) kill() {
 	a := w.hosts["a"]
-	g, err := a.Inspect(context.Background(), guestUUID)
+	g, err := a.Inspect(context.Background(), migration.Ref{Instance: guestUUID})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -160,7 +160,7 @@ func (h *simHost) told(r topology.Resources) map[string]placementclient.Resource
 	return h.place(r)
 }
 
-func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, error) {
+func (h *simHost) Inspect(_ context.Context, ref migration.Ref) (migration.Guest, error) {
 	if err := h.hypervisor(); err != nil {
 		return migration.Guest{}, err
 	}
@@ -169,7 +169,7 @@ func (h *simHost) Inspect(_ context.Context, instance string) (migration.Guest, 
 			return migration.Guest{}, err
 		}
 	}
-	if instance != guestUUID || h.token == nil {
+	if ref.Instance != guestUUID || h.token == nil {
 		return migration.Guest{}, fault.Refuse(fault.NotFound, "", fault.Reason{Code: migration.ReasonGuestGone, Message: "it is not on host " + h.name})
 	}
 	if !h.token.here {

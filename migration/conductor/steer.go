@@ -9,6 +9,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/converge"
+	"berth/migration/operation"
 	"berth/migration/task"
 )
 
@@ -115,7 +116,7 @@ func orNobody(by string) string {
 // tune changes the job in flight. Asked once: the stream is not watched meanwhile.
 func (s *story) tune(ctx context.Context, tuning migration.Tuning) error {
 	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return h.TuneStream(ctx, s.ref(migration.StepStream), tuning)
+		return operation.TuneStream.Ask(ctx, h, s.ref(migration.StepStream), tuning)
 	})
 }
 
@@ -244,7 +245,7 @@ func (c *Conductor) Tune(ctx context.Context, uuid string, t migration.Tuning, b
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	ref := migration.Ref{Migration: s.name(), Instance: m.InstanceUUID, Attempt: m.Attempt, Step: migration.StepStream}
-	err = s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return h.TuneStream(ctx, ref, t) })
+	err = s.atSource(ctx, c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error { return operation.TuneStream.Ask(ctx, h, ref, t) })
 	switch {
 	case errors.Is(err, fault.NotFound):
 		// The move is known, and the hypervisor has no job for it.

@@ -10,6 +10,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 	"berth/migration/options"
 )
 
@@ -28,15 +29,17 @@ func (x unwilling) EndStream(ctx context.Context, ref migration.Ref) error {
 	return x.hostWire.EndStream(ctx, ref)
 }
 
-func (x unwilling) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
-	if x.noJob {
-		return fault.New(fault.NotFound, "there is no stream")
+func (x unwilling) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if op.Name == operation.TuneStream.Name {
+		if x.noJob {
+			return nil, fault.New(fault.NotFound, "there is no stream")
+		}
+		if in.(migration.Tuning).Suspend && *x.busy > 0 {
+			*x.busy--
+			return nil, fault.New(fault.Busy, "another job holds the domain")
+		}
 	}
-	if t.Suspend && *x.busy > 0 {
-		*x.busy--
-		return fault.New(fault.Busy, "another job holds the domain")
-	}
-	return x.hostWire.TuneStream(ctx, ref, t)
+	return x.hostWire.Ask(ctx, ref, op, in)
 }
 
 // sourceIs puts another host before the source.

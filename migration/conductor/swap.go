@@ -12,6 +12,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/halves"
+	"berth/migration/operation"
 	"berth/migration/task"
 	"berth/placementclient"
 	"berth/topology"
@@ -181,7 +182,7 @@ func (s *story) whereabouts(ctx context.Context) (halves.Whereabouts, halves.Amo
 	for look := 1; ; look++ {
 		var g migration.Guest
 		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
-			g, err = h.Inspect(ctx, s.instance)
+			g, err = operation.Inspect.Ask(ctx, h, migration.Ref{Instance: s.instance})
 			return err
 		})
 		switch {
@@ -240,7 +241,7 @@ func (s *story) leftover(ctx context.Context, providers []string) error {
 		var who migration.Description
 		err = s.askOnce(ctx, precheckTime, s.host(name), func(ctx context.Context, h migration.Host) (err error) {
 			if who, err = h.Describe(ctx); err == nil {
-				there, err = h.DestinationStatus(ctx, migration.Ref{Migration: s.uuid, Instance: s.instance, Attempt: max(s.rec.Attempt, 1), Step: migration.StepInspectSource})
+				there, err = operation.DestinationStatus.Ask(ctx, h, migration.Ref{Migration: s.uuid, Instance: s.instance, Attempt: max(s.rec.Attempt, 1), Step: migration.StepInspectSource})
 			}
 			return err
 		})

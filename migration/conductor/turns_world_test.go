@@ -11,6 +11,7 @@ import (
 	"berth/internal/runtime/simruntime"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placementclient"
 )
 
@@ -113,7 +114,7 @@ func (r *road) boot() {
 	c := conductor.New(conductor.Config{
 		Runtime: p, Store: roadStore{r.quick, r, p}, Local: "a", Placement: roadPlacement{r.quick}, AttemptTimeout: r.timeout, PollInterval: time.Second,
 		Hosts: func(_ context.Context, name string) (migration.Host, error) {
-			return roadHost{quickHost{q: r.quick, name: name}, r, p}, nil
+			return operationtest.Over(roadHost{quickHost{q: r.quick, name: name}, r, p}), nil
 		},
 		MaxOutbound: func() int { return r.outbound }, MaxPerLink: func() int { return r.perLink },
 		Incoming: func(host string) int { return r.incoming[host] },

@@ -181,6 +181,10 @@ func joined[In, Out any](o Operation[In, Out]) Operation[In, Out] {
 	return o
 }
 
+func namesOfContext(c migration.Context) migration.Named {
+	return migration.Named{Source: c.Source, Conductor: c.Conductor, Conducts: true}
+}
+
 func namesOfCommit(c migration.Commit) migration.Named {
 	return migration.Named{Source: c.From, Gives: true}
 }

@@ -17,6 +17,7 @@ import (
 	"berth/internal/store/storetest"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation/operationtest"
 	"berth/placementclient"
 )
 
@@ -134,7 +135,7 @@ func Run(t T, url string, transport http.RoundTripper, o Options) Report {
 			Runtime: rt, Store: storetest.NewMemory(), Local: name, Placement: r.client(url, r.wire),
 			Hosts: func(_ context.Context, name string) (migration.Host, error) {
 				if h := r.hosts[name]; h != nil {
-					return h, nil
+					return operationtest.Over(h), nil
 				}
 				return nil, fault.New(fault.NotFound, "no host %s", name)
 			},

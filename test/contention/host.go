@@ -41,7 +41,7 @@ type move struct {
 	commit             *migration.Commit
 }
 
-// host is one end of a move. What it does not override it is never asked.
+// host is one end of a move. An operation that it has no method for panics: it is never asked.
 type host struct {
 	migration.Host
 	fleet          *fleet
@@ -70,9 +70,10 @@ func (h *host) Describe(context.Context) (migration.Description, error) {
 	return migration.Description{Name: h.name, ProviderUUID: h.provider, HostUUID: h.provider, Mode: "manage", Providers: []string{h.provider}}, nil
 }
 
-func (h *host) Inspect(_ context.Context, instance string) (migration.Guest, error) {
+func (h *host) Inspect(_ context.Context, ref migration.Ref) (migration.Guest, error) {
 	h.fleet.mu.Lock()
 	defer h.fleet.mu.Unlock()
+	instance := ref.Instance
 	g := h.fleet.guests[instance]
 	if g == nil || g.at != h.name {
 		return migration.Guest{}, fault.New(fault.NotFound, "instance %s is not on host %s", instance, h.name)

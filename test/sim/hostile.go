@@ -70,9 +70,8 @@ func (w *world) foreseen() bool { return w.options.Seed%2 == 0 }
 
 // intrusion draws what is asked for.
 func (w *world) intrusion(r *rand.Rand, m *machine, ref migration.Ref) (what string, serve func(context.Context, *agent) error) {
-	all, live := operation.All(), liveOperations()
-	switch n := r.IntN(len(all) + len(live) + 3); {
-	case n < len(all):
+	all := operation.All()
+	if n := r.IntN(len(all) + 3); n < len(all) {
 		op := all[n]
 		_, in := op.Unpack(op.NewRequest())
 		in = w.forged(m, ref, in)
@@ -82,14 +81,6 @@ func (w *world) intrusion(r *rand.Rand, m *machine, ref migration.Ref) (what str
 			}
 			_, err := b.verbs().Ask(ctx, ref, op, in)
 			return err
-		}
-	case n < len(all)+len(live):
-		op := live[n-len(all)]
-		return op.name, func(ctx context.Context, b *agent) error {
-			if err := b.mayAsk(hostileName, op.access, ref, nil); err != nil {
-				return err
-			}
-			return op.ask(ctx, b.verbs(), ref)
 		}
 	}
 	return "yield-token", func(ctx context.Context, b *agent) error {
@@ -115,29 +106,6 @@ func (w *world) forged(m *machine, ref migration.Ref, in any) any {
 		return in
 	}
 	return in
-}
-
-// liveOperation is one that is no value yet.
-type liveOperation struct {
-	name   string
-	access migration.Access
-	ask    func(context.Context, migration.Host, migration.Ref) error
-}
-
-func liveOperations() []liveOperation {
-	type host = migration.Host
-	plain := func(name string, access migration.Access, f func(host, context.Context, migration.Ref) error) liveOperation {
-		return liveOperation{name, access, func(ctx context.Context, h host, ref migration.Ref) error { return f(h, ctx, ref) }}
-	}
-	return []liveOperation{
-		{"commit", migration.AccessConductor, func(ctx context.Context, h host, ref migration.Ref) error { _, err := h.Commit(ctx, ref); return err }},
-		plain("reclaim", migration.AccessConductor, host.Reclaim),
-		plain("clean-up-source", migration.AccessConductor, host.CleanUpSource),
-		plain("drop-context", migration.AccessForget, host.DropContext),
-		plain("abort-claim", migration.AccessDestination, host.AbortClaim),
-		plain("rollback-pre-live-migration", migration.AccessDestination, host.RollbackPreLiveMigration),
-		plain("finish-destination", migration.AccessDestination, host.FinishDestination),
-	}
 }
 
 // forges writes records of others, but for what a dead host had: any host may take that over.

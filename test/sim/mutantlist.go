@@ -12,6 +12,7 @@ import (
 	"berth/internal/store"
 	"berth/migration"
 	"berth/migration/conductor"
+	"berth/migration/operation"
 	"berth/migration/task"
 	"berth/placementclient"
 )
@@ -109,7 +110,7 @@ func (noRollback) RollbackPreLiveMigration(context.Context, migration.Ref) error
 type boldReclaim struct{ migration.Host }
 
 func (h boldReclaim) Reclaim(ctx context.Context, ref migration.Ref) error {
-	err := h.Host.Reclaim(ctx, ref)
+	err := operation.Reclaim.Ask(ctx, h.Host, ref)
 	if errors.Is(err, fault.Forbidden) {
 		return nil
 	}
@@ -166,7 +167,7 @@ func (h secondStream) StartStream(ctx context.Context, ref migration.Ref, s migr
 			DestinationURI: s.Prepared.LibvirtURI, DestinationXML: s.Prepared.DestinationXML, PersistentXML: s.Prepared.PersistentXML, Paused: true,
 		})
 	}
-	return h.Host.StartStream(ctx, ref, s)
+	return operation.StartStream.Ask(ctx, h.Host, ref, s)
 }
 
 // slowStart asks for the stream once more after a while, as an agent would that hung.
@@ -176,7 +177,7 @@ type slowStart struct {
 }
 
 func (h slowStart) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
-	err := h.Host.StartStream(ctx, ref, s)
+	err := operation.StartStream.Ask(ctx, h.Host, ref, s)
 	if err == nil {
 		l := h.a.w.fleet.Host(h.a.m.name)
 		h.a.w.later(20*time.Second, "a stream that hung", func() {
@@ -191,9 +192,9 @@ func (h slowStart) StartStream(ctx context.Context, ref migration.Ref, s migrati
 type noCommit struct{ migration.Host }
 
 func (h noCommit) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	g, err := h.Inspect(ctx, ref.Instance)
+	g, err := operation.Inspect.Ask(ctx, h, migration.Ref{Instance: ref.Instance})
 	if err != nil {
-		return h.Host.Commit(ctx, ref)
+		return operation.Commit.Ask(ctx, h.Host, ref)
 	}
 	d, err := h.Describe(ctx)
 	return migration.Commit{
@@ -215,7 +216,7 @@ type blindCommit struct {
 }
 
 func (h blindCommit) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
-	st, err := h.Host.StreamStatus(ctx, ref)
+	st, err := operation.StreamStatus.Ask(ctx, h.Host, ref)
 	if err == nil && !st.InFlight && st.Domain.Exists {
 		st.Left, st.Domain.State, st.Domain.Reason = true, "shut off", "migrated"
 	}
@@ -223,7 +224,7 @@ func (h blindCommit) StreamStatus(ctx context.Context, ref migration.Ref) (migra
 }
 
 func (h blindCommit) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	c, err := h.Host.Commit(ctx, ref)
+	c, err := operation.Commit.Ask(ctx, h.Host, ref)
 	if !errors.Is(err, fault.Forbidden) {
 		return c, err
 	}
@@ -246,7 +247,7 @@ func (h earlyResume) AcceptToken(ctx context.Context, ref migration.Ref, c migra
 	if c.Power != migration.PowerPaused {
 		_ = libvirt{h.a.w.fleet.Host(h.a.m.name), h.a}.Resume(ctx, ref.Instance)
 	}
-	return h.Host.AcceptToken(ctx, ref, c)
+	return operation.AcceptToken.Ask(ctx, h.Host, ref, c)
 }
 
 type acceptAll struct {
@@ -257,7 +258,7 @@ type acceptAll struct {
 // AcceptToken takes a commit, and once more when it comes again, as a network that
 // repeats messages brings it.
 func (h acceptAll) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	err := h.Host.AcceptToken(ctx, ref, c)
+	err := operation.AcceptToken.Ask(ctx, h.Host, ref, c)
 	a := h.a
 	if err == nil {
 		a.process.Go("the commit again", func() {
@@ -303,7 +304,7 @@ type latePrepare struct {
 }
 
 func (h latePrepare) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
-	prepared, err := h.Host.PreLiveMigration(ctx, ref, p)
+	prepared, err := operation.PreLiveMigration.Ask(ctx, h.Host, ref, p)
 	if errors.Is(err, fault.Forbidden) {
 		_ = h.a.tracker.Remember(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt, Step: "prepared"}, p.Source)
 	}
@@ -316,7 +317,7 @@ type arrivingLease struct {
 }
 
 func (h arrivingLease) PreLiveMigration(ctx context.Context, ref migration.Ref, p migration.PreLiveRequest) (migration.Prepared, error) {
-	prepared, err := h.Host.PreLiveMigration(ctx, ref, p)
+	prepared, err := operation.PreLiveMigration.Ask(ctx, h.Host, ref, p)
 	if err == nil {
 		a := h.a
 		a.process.Go("lease of an arriving claim", func() {
@@ -333,7 +334,7 @@ type earlyDrop struct {
 }
 
 func (h earlyDrop) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
-	err := h.Host.StartStream(ctx, ref, s)
+	err := operation.StartStream.Ask(ctx, h.Host, ref, s)
 	if err == nil {
 		_ = h.a.tracker.DropContext(ctx, migration.Ref{Migration: ref.Migration, Instance: ref.Instance, Attempt: ref.Attempt})
 	}
@@ -346,7 +347,7 @@ type earlyRelease struct {
 }
 
 func (h earlyRelease) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	c, err := h.Host.Commit(ctx, ref)
+	c, err := operation.Commit.Ask(ctx, h.Host, ref)
 	if err == nil {
 		_ = h.a.tracker.Release(ctx, claims.Owner{Instance: ref.Instance, Kind: claims.KindInstance})
 	}
@@ -366,5 +367,5 @@ func (h onceCommit) Commit(ctx context.Context, ref migration.Ref) (migration.Co
 	if c, ok := h.a.tracker.Committed(ref.Migration); ok {
 		return migration.Commit{}, fault.New(fault.Forbidden, "it has been committed to %s", c.To)
 	}
-	return h.Host.Commit(ctx, ref)
+	return operation.Commit.Ask(ctx, h.Host, ref)
 }

@@ -9,6 +9,7 @@ import (
 	"berth/migration"
 	"berth/migration/conductor"
 	"berth/migration/drain"
+	"berth/migration/operation/operationtest"
 	"berth/migration/task"
 )
 
@@ -91,5 +92,8 @@ func (a *agent) asks(p conductor.Placement) conductor.Placement {
 
 // verbs are the host's.
 func (a *agent) verbs() migration.Host {
-	return mutated(a, migration.Host(a.host), func(m *Mutant) func(*agent, migration.Host) migration.Host { return m.Verbs }, func(h migration.Host) migration.Host { return h })
+	if m := a.w.mutant; m != nil && m.Verbs != nil {
+		return operationtest.Over(m.Verbs(a, a.host))
+	}
+	return a.host
 }

@@ -11,6 +11,7 @@ import (
 	"berth/driver"
 	"berth/internal/store"
 	"berth/migration"
+	"berth/migration/operation"
 	"berth/topology"
 )
 
@@ -52,7 +53,7 @@ type unbound struct {
 }
 
 func (h unbound) PreLiveMigration(ctx context.Context, ref migration.Ref, q migration.PreLiveRequest) (migration.Prepared, error) {
-	p, err := h.Host.PreLiveMigration(ctx, ref, q)
+	p, err := operation.PreLiveMigration.Ask(ctx, h.Host, ref, q)
 	for _, m := range h.a.w.moves {
 		if m.uuid != ref.Migration || err != nil {
 			continue
@@ -115,7 +116,7 @@ func (h givesTwice) AbortClaim(ctx context.Context, ref migration.Ref) error {
 			held = append(held, cell.Exclusive()...)
 		}
 	}
-	err := h.Host.AbortClaim(ctx, ref)
+	err := operation.AbortClaim.Ask(ctx, h.Host, ref)
 	if err != nil || len(held) == 0 {
 		return err
 	}

@@ -229,6 +229,11 @@ func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operatio
 	case operation.UnapplyChange.Name:
 		w.mayStop(p.m, ref)
 		w.comesBack(ref)
+	case operation.AcceptToken.Name:
+		w.sourceHolds(ref, "before the token is accepted")
+		w.bothCounted(ref, p.m, "before the token is accepted")
+	case operation.FinishDestination.Name:
+		w.sourceHolds(ref, "before the destination is bound")
 	case operation.AcceptHanded.Name:
 		w.giverKeeps(ref, in.(migration.Commit), "before the token is accepted")
 	}
@@ -244,6 +249,9 @@ func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operatio
 		if what, undoes := undoOf[op.Name]; undoes {
 			err = w.undone(p.m, ref, what, err)
 		}
+		if answer, is := out.(migration.ClaimAnswer); is && err == nil {
+			w.claimAnswered(b, ref, answer)
+		}
 		for _, v := range []any{in, out} {
 			if c, is := v.(migration.Commit); is && err == nil {
 				w.tokenAnswered(p.m, c)
@@ -255,129 +263,19 @@ func (p peer) Ask(ctx context.Context, ref migration.Ref, op *migration.Operatio
 
 // undoOf says what is gone for good once an undo has answered.
 var undoOf = map[string]string{
-	operation.RollbackPrepEvacuation.Name: "prepared_evacuation",
-	operation.RollbackPrepResize.Name:     "prepared",
-	operation.RollbackPrepChange.Name:     "prepared",
-	operation.RemoveCopy.Name:             "copy",
+	operation.RollbackPrepEvacuation.Name:   "prepared_evacuation",
+	operation.RollbackPrepResize.Name:       "prepared",
+	operation.RollbackPrepChange.Name:       "prepared",
+	operation.RemoveCopy.Name:               "copy",
+	operation.AbortClaim.Name:               "claim",
+	operation.RollbackPreLiveMigration.Name: "prepared",
 }
 
 func (p peer) Describe(ctx context.Context) (migration.Description, error) {
 	return get(ctx, p, ofQuestion, "Describe", func(ctx context.Context, h migration.Host) (migration.Description, error) { return h.Describe(ctx) })
 }
 
-func (p peer) Inspect(ctx context.Context, instance string) (migration.Guest, error) {
-	return get(ctx, p, ofQuestion, "Inspect", func(ctx context.Context, h migration.Host) (migration.Guest, error) { return h.Inspect(ctx, instance) })
-}
-
-func (p peer) CheckSource(ctx context.Context, ref migration.Ref, q migration.CheckAnswer) (migration.SourceAnswer, error) {
-	return get(ctx, p, ofVerb, "CheckSource", func(ctx context.Context, h migration.Host) (migration.SourceAnswer, error) {
-		return h.CheckSource(ctx, ref, q)
-	})
-}
-
-func (p peer) RecordContext(ctx context.Context, ref migration.Ref, c migration.Context) error {
-	return act(ctx, p, "RecordContext", func(ctx context.Context, h migration.Host) error { return h.RecordContext(ctx, ref, c) })
-}
-
-func (p peer) DropContext(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "DropContext", func(ctx context.Context, h migration.Host) error { return h.DropContext(ctx, ref) })
-}
-
-func (p peer) StartStream(ctx context.Context, ref migration.Ref, s migration.Stream) error {
-	return act(ctx, p, "StartStream", func(ctx context.Context, h migration.Host) error { return h.StartStream(ctx, ref, s) })
-}
-
-func (p peer) StreamStatus(ctx context.Context, ref migration.Ref) (migration.StreamStatus, error) {
-	return get(ctx, p, ofQuestion, "StreamStatus", func(ctx context.Context, h migration.Host) (migration.StreamStatus, error) {
-		return h.StreamStatus(ctx, ref)
-	})
-}
-
 // AwaitStream is asked of the local host only.
 func (p peer) AwaitStream(ctx context.Context, ref migration.Ref, d time.Duration) error {
 	return p.a.host.AwaitStream(ctx, ref, d)
-}
-
-func (p peer) TuneStream(ctx context.Context, ref migration.Ref, t migration.Tuning) error {
-	return act(ctx, p, "TuneStream", func(ctx context.Context, h migration.Host) error { return h.TuneStream(ctx, ref, t) })
-}
-
-func (p peer) Commit(ctx context.Context, ref migration.Ref) (migration.Commit, error) {
-	return verb(ctx, p, ofVerb, "Commit", func(ctx context.Context, b *agent) (migration.Commit, error) {
-		c, err := b.verbs().Commit(ctx, ref)
-		if err == nil {
-			b.w.tokenAnswered(b.m, c)
-		}
-		return c, err
-	})
-}
-
-func (p peer) Reclaim(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "Reclaim", func(ctx context.Context, h migration.Host) error { return h.Reclaim(ctx, ref) })
-}
-
-func (p peer) CleanUpSource(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "CleanUpSource", func(ctx context.Context, h migration.Host) error { return h.CleanUpSource(ctx, ref) })
-}
-
-func (p peer) CheckDestination(ctx context.Context, ref migration.Ref, c migration.CheckRequest) (migration.CheckAnswer, error) {
-	return get(ctx, p, ofQuestion, "CheckDestination", func(ctx context.Context, h migration.Host) (migration.CheckAnswer, error) {
-		return h.CheckDestination(ctx, ref, c)
-	})
-}
-
-func (p peer) Claim(ctx context.Context, ref migration.Ref, c migration.ClaimRequest) (migration.ClaimAnswer, error) {
-	return verb(ctx, p, ofVerb, "Claim", func(ctx context.Context, b *agent) (migration.ClaimAnswer, error) {
-		answer, err := b.verbs().Claim(ctx, ref, c)
-		if err == nil {
-			b.w.claimAnswered(b, ref, answer)
-		}
-		return answer, err
-	})
-}
-
-func (p peer) RenewClaim(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "RenewClaim", func(ctx context.Context, h migration.Host) error { return h.RenewClaim(ctx, ref) })
-}
-
-func (p peer) AbortClaim(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "AbortClaim", func(ctx context.Context, h migration.Host) error {
-		return p.a.w.undone(p.m, ref, "claim", h.AbortClaim(ctx, ref))
-	})
-}
-
-func (p peer) PreLiveMigration(ctx context.Context, ref migration.Ref, q migration.PreLiveRequest) (migration.Prepared, error) {
-	return get(ctx, p, ofVerb, "PreLiveMigration", func(ctx context.Context, h migration.Host) (migration.Prepared, error) {
-		return h.PreLiveMigration(ctx, ref, q)
-	})
-}
-
-func (p peer) RollbackPreLiveMigration(ctx context.Context, ref migration.Ref) error {
-	return act(ctx, p, "RollbackPreLiveMigration", func(ctx context.Context, h migration.Host) error {
-		return p.a.w.undone(p.m, ref, "prepared", h.RollbackPreLiveMigration(ctx, ref))
-	})
-}
-
-func (p peer) AcceptToken(ctx context.Context, ref migration.Ref, c migration.Commit) error {
-	p.a.w.sourceHolds(ref, "before the token is accepted")
-	p.a.w.bothCounted(ref, p.m, "before the token is accepted")
-	_, err := verb(ctx, p, ofVerb, "AcceptToken", func(ctx context.Context, b *agent) (struct{}, error) {
-		err := b.verbs().AcceptToken(ctx, ref, c)
-		if err == nil {
-			b.w.tokenAnswered(b.m, c)
-		}
-		return struct{}{}, err
-	})
-	return err
-}
-
-func (p peer) FinishDestination(ctx context.Context, ref migration.Ref) error {
-	p.a.w.sourceHolds(ref, "before the destination is bound")
-	return act(ctx, p, "FinishDestination", func(ctx context.Context, h migration.Host) error { return h.FinishDestination(ctx, ref) })
-}
-
-func (p peer) DestinationStatus(ctx context.Context, ref migration.Ref) (migration.DestinationStatus, error) {
-	return get(ctx, p, ofQuestion, "DestinationStatus", func(ctx context.Context, h migration.Host) (migration.DestinationStatus, error) {
-		return h.DestinationStatus(ctx, ref)
-	})
 }
