@@ -319,21 +319,28 @@ func TestAudit_OfARunningMoveChangesNothing(t *testing.T) {
 	look()
 }
 
-// put has a consumer hold as much of each named host as a small guest does.
+// put has a consumer hold as much of each named host as a small instance does. Hosts write their
+// own consumers meanwhile: a write that crossed one is repeated.
 func (p *pair) put(consumer string, hosts ...string) {
 	p.Helper()
-	now, err := p.place.Allocations(p.Context(), consumer)
-	p.must(err)
 	next := placementclient.Allocations{
-		Allocations: map[string]placementclient.Resources{}, ProjectID: "p", UserID: "u",
-		ConsumerType: placementclient.ConsumerInstance, ConsumerGeneration: now.ConsumerGeneration,
+		Allocations: map[string]placementclient.Resources{}, ProjectID: "p", UserID: "u", ConsumerType: placementclient.ConsumerInstance,
 	}
 	for _, h := range hosts {
 		rp, err := p.place.ProviderByName(p.Context(), h)
 		p.must(err)
 		next.Allocations[rp.UUID] = placementclient.Resources{"VCPU": 1, "MEMORY_MB": 128, "DISK_GB": 1}
 	}
-	p.must(p.place.PutAllocations(p.Context(), consumer, next))
+	for range 10 {
+		now, err := p.place.Allocations(p.Context(), consumer)
+		p.must(err)
+		next.ConsumerGeneration = now.ConsumerGeneration
+		if err = p.place.PutAllocations(p.Context(), consumer, next); !errors.Is(err, fault.GenerationConflict) {
+			p.must(err)
+			return
+		}
+	}
+	p.Fatalf("consumer %s is written by somebody else each time", consumer)
 }
 
 func TestAudit_AsksTheHostsThatMayHaveAConsumer(t *testing.T) {
