@@ -146,7 +146,7 @@ func machine() string {
 // that changed. quick leaves out what takes long and seldom changes.
 func (h *hardware) read(ctx context.Context, quick bool) []string {
 	c := h.a.config()
-	var options []hwdiscovery.Option
+	options := []hwdiscovery.Option{hwdiscovery.WithLog(h.a.log)}
 	if before, _, _ := h.view(); quick && before != nil {
 		options = append(options, hwdiscovery.WithSerialNumbersOf(before))
 	}

@@ -1,6 +1,7 @@
 package hwdiscovery
 
 import (
+	"maps"
 	"slices"
 
 	"berth/topology"
@@ -43,11 +44,19 @@ func (t *tree) readCells(host *topology.Host, cpus cpuReading) {
 		if n.hidden {
 			continue
 		}
-		cell := topology.Cell{ID: topology.CellID(n.id), CPUs: n.cpus, MemoryBytes: max(0, n.mem.total), MemoryFreeBytes: max(0, n.mem.free)}
+		first, a := t.ghw.cells[n.id], cellOf(n.id)
+		cell := topology.Cell{
+			ID: topology.CellID(n.id), CPUs: t.confirmCPUs(n.id, n.cpus, cpus.cores),
+			MemoryBytes:     confirm(t, a, nodeFile(n.id, "meminfo"), "memory_bytes", first.memory, max(0, n.mem.total)),
+			MemoryFreeBytes: max(0, n.mem.free),
+		}
 		for j, d := range n.distances {
 			if !nodes[j].hidden {
 				cell.Distances = append(cell.Distances, d)
 			}
+		}
+		for _, size := range slices.Sorted(maps.Keys(first.pages)) {
+			confirm(t, a, nodeFile(n.id, "hugepages"), "pages of "+size.String(), first.pages[size], pools[i][size].total)
 		}
 		t.countPages(&cell, pools[i], host.BasePageSize)
 		host.Cells = append(host.Cells, cell)

@@ -2,6 +2,7 @@ package hwdiscovery
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,12 @@ type options struct {
 	basePageSize topology.PageSize
 	skipGHW      bool
 	known        *topology.Host
+	log          *slog.Logger
 }
+
+// WithLog gives a place for what ghw does not tell and warns of, at debug level.
+// Without it that is told nowhere.
+func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
 
 // WithSerialNumbersOf takes the serial numbers of cards from an earlier reading
 // where address, vendor and product are the same, because reading one may take a
@@ -34,7 +40,7 @@ func WithBasePageSize(size topology.PageSize) Option {
 	return func(o *options) { o.basePageSize = size }
 }
 
-// withoutGHW leaves the first reader out, for tests of what sysfs alone says.
+// withoutGHW leaves ghw out, for tests of what sysfs alone says.
 func withoutGHW() Option { return func(o *options) { o.skipGHW = true } }
 
 // Discover reads the hardware of the host whose /sys and /proc are below root;
@@ -49,7 +55,7 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 	if root == "" {
 		root = "/"
 	}
-	o := options{basePageSize: 4096}
+	o := options{basePageSize: 4096, log: slog.New(slog.DiscardHandler)}
 	live := filepath.Clean(root) == "/"
 	if live {
 		o.basePageSize = topology.PageSize(os.Getpagesize())
@@ -67,8 +73,8 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 	defer r.Close()
 
 	host, err := discover(r, root, o)
-	if err == nil && live && host.Health == topology.HealthDegraded {
-		// Pools and CPUs of a running host change between two files. What is
+	if err == nil && live && slices.ContainsFunc(host.Reasons, func(r topology.Reason) bool { return r.Degrades || r.Code == codeGHWDiffers }) {
+		// Pools, CPUs and drivers of a running host change between two files. What is
 		// still wrong a second time is wrong.
 		host, err = discover(r, root, o)
 	}
@@ -77,10 +83,6 @@ func Discover(root string, opts ...Option) (topology.Host, error) {
 
 // discover reads the tree once.
 func discover(r *os.Root, root string, o options) (topology.Host, error) {
-	var first firstReading
-	if !o.skipGHW {
-		first = readGHW(root)
-	}
 	t := &tree{root: r, serials: map[serialKey]string{}}
 	if o.known != nil {
 		for _, d := range o.known.PCI {
@@ -88,6 +90,9 @@ func discover(r *os.Root, root string, o options) (topology.Host, error) {
 		}
 	}
 	defer t.close()
+	if !o.skipGHW {
+		t.readGHW(root, o.log)
+	}
 	host := topology.Host{BasePageSize: o.basePageSize}
 	cpus, err := t.readCPUs()
 	if err != nil {
@@ -99,7 +104,6 @@ func discover(r *os.Root, root string, o options) (topology.Host, error) {
 	t.readPCI(&host)
 	t.readMdevs(&host)
 	host.LastLevelCaches = t.readCaches(cpus.online)
-	first.compare(t, &host)
 
 	host.Health = topology.HealthOK
 	host.Reasons = t.sortedReasons()

@@ -1,15 +1,25 @@
 // Package hwdiscovery finds a host's hardware: a root folder in, a
 // topology.Host out.
 //
-// It reads /sys and /proc below the root, through an os.Root, so that no link of
-// a copied tree leads out of it. It writes nothing and is the only user of ghw.
+// It reads /sys and /proc below the root. It writes nothing and is the only user of
+// ghw. The sysfs pass goes through an os.Root, so that no link of a copied tree
+// leads out of it; ghw follows such links, and what it finds there is not confirmed.
 //
 // # Who decides
 //
-// ghw is read first, then sysfs. Sysfs decides: what ghw lacks (on real machines
-// it drops nodes and devices in silence) is taken from sysfs without a word, and
-// where both give different, non-empty values the reason "ghw_differs" names
-// both and sysfs's stands. That never makes a host degraded.
+// ghw reads first: the CPUs, cores, memory and huge pages of each cell, and the ids,
+// driver and IOMMU group of each PCI function. The sysfs pass confirms each of these
+// facts and adds all others:
+//
+//	both tell the same            it is so
+//	ghw does not tell it          sysfs is used; no remark (see readGHW), a line in the log at debug level
+//	they differ                   sysfs is used; the remark "ghw_differs" names the file and both values
+//	sysfs cannot read its file    the fact is unknown; the reason that names the file degrades the host
+//	ghw panics, or lists nothing  sysfs is used; the remark "ghw_failed" says of what
+//
+// So ghw alone makes no host larger, smaller or degraded, and a host reads the same
+// without it. The live machine is read twice before a remark is made of a difference,
+// since its values may change between the two readings.
 //
 // # Ok, degraded, error
 //

@@ -1,163 +1,168 @@
 package hwdiscovery
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"os"
+	"path"
 	"slices"
-	"strconv"
 
 	"berth/topology"
 
 	"github.com/jaypipes/ghw"
+	"github.com/jaypipes/ghw/pkg/cpu"
+	"github.com/jaypipes/ghw/pkg/linuxpath"
+	"github.com/jaypipes/ghw/pkg/memory"
 )
 
-// firstReading is what ghw says. It leaves out what it cannot read, and says so
-// only in its log, so an absent fact means nothing.
-type firstReading struct {
-	nodes   []*ghw.TopologyNode
-	devices []*ghw.PCIDevice
+// Codes of the remarks on ghw, which stand behind all other reasons.
+const (
+	codeGHWDiffers = "ghw_differs" // ghw and sysfs tell different values of one fact
+	codeGHWFailed  = "ghw_failed"  // ghw panicked, or has no list of PCI functions
+)
+
+// ghwFacts are what ghw tells of a host. The zero value of each of them means that
+// ghw does not tell it.
+type ghwFacts struct {
+	cells   map[int]cellFacts
+	devices map[topology.PCIAddress]deviceFacts
 }
 
-// readGHW asks ghw about the tree. Its errors, its warnings and a panic on a
-// broken tree mean only that it has nothing to say: sysfs decides.
-func readGHW(root string) firstReading {
-	var r firstReading
-	quiet := []any{ghw.WithChroot(root), ghw.WithDisableWarnings(), ghw.WithDisableTools()}
-	contain(func() {
-		if info, err := ghw.Topology(quiet...); err == nil {
-			r.nodes = info.Nodes
-		}
-	})
-	contain(func() {
-		// Needs a pci.ids on the machine, and says nothing without one. Its own
-		// reading of nodes is off: it is the same reading once more.
-		if info, err := ghw.PCI(append(quiet, ghw.WithDisableTopology())...); err == nil {
-			r.devices = info.Devices
-		}
-	})
-	return r
+// cellFacts are what ghw tells of a cell: its online CPUs, which of them share a
+// core, its memory in bytes, and its huge pages by size.
+type cellFacts struct {
+	cpus   topology.CPUSet
+	cores  []topology.CPUSet
+	memory int64
+	pages  map[topology.PageSize]int64
 }
 
-// contain runs f and ignores a panic in it: ghw indexes into what it has read.
-func contain(f func()) {
-	defer func() { _ = recover() }()
+// deviceFacts are what ghw tells of a PCI function: ids as in its modalias, and
+// what its links end in.
+type deviceFacts struct {
+	vendor, product, class, driver, iommuGroup string
+}
+
+// readGHW asks ghw for the facts of the tree. What ghw does not tell goes to log at
+// debug level and is no remark: it wants files that sound kernels do not have (the
+// line Hugetlb of Linux 4.20, hugepages of a node without memory), and the sysfs
+// pass names each file that is broken.
+//
+// Each cell is asked for by itself. ghw.Topology gives up, without an error, at the
+// first node that it cannot read, and reads some twenty cache files of every CPU.
+func (t *tree) readGHW(root string, log *slog.Logger) {
+	t.ghw = ghwFacts{cells: map[int]cellFacts{}, devices: map[topology.PCIAddress]deviceFacts{}}
+	ctx := ghw.WithLogger(slog.New(quiet{log.Handler()}))(context.Background())
+	ctx = ghw.WithDisableTopology()(ghw.WithDisableTools()(ghw.WithChroot(root)(ctx)))
+	paths := linuxpath.New(ctx)
+	// Physical memory is no fact of a Host, and is summed up from every memory block
+	// or looked for in the system's log.
+	paths.SysDevicesSystemMemory, paths.VarLog = os.DevNull, os.DevNull
+
+	ids, _ := (&tree{root: t.root}).numbered(nodeDir, "node") // the sysfs pass tells what is wrong with it
+	for _, id := range ids {
+		var c cellFacts
+		t.askGHW(path.Clean(nodeFile(id, "")), cellOf(id), func() error {
+			c.readCPUs(ctx, id)
+			if err := c.readMemory(paths, id); err != nil {
+				log.Debug("ghw does not tell a cell's memory", "cell", id, "error", err)
+			}
+			return nil
+		})
+		t.ghw.cells[id] = c
+	}
+	t.askGHW(pciDir, about{}, func() error { return t.ghw.readDevices(ctx) })
+}
+
+// askGHW remarks on an error or a panic of f: what f would have told is as sysfs
+// alone reads it.
+func (t *tree) askGHW(file string, a about, f func() error) {
+	var err error
+	if failed := contain(func() { err = f() }); failed != nil {
+		err = fmt.Errorf("panic: %v", failed)
+	}
+	if err != nil {
+		t.remark(codeGHWFailed, file, a, "%s: ghw failed: %v; what sysfs reads is used", file, err)
+	}
+}
+
+// contain runs f and gives the value of a panic in it, nil for none: ghw indexes
+// into what it has read.
+func contain(f func()) (failed any) {
+	defer func() { failed = recover() }()
 	f()
+	return nil
 }
 
-// compare remarks on every fact for which ghw and sysfs give different,
-// non-empty values. The host keeps sysfs's.
-func (r firstReading) compare(t *tree, host *topology.Host) {
-	for _, n := range r.nodes {
-		if n == nil {
-			continue
-		}
-		cell, ok := host.Cell(topology.CellID(n.ID))
-		if !ok {
-			continue
-		}
-		a := cellOf(n.ID)
-		compareCores(t, n, cell, host, a)
-		differ(t, a, nodeFile(n.ID, "distance"), "distances", n.Distances, cell.Distances, len(n.Distances) == 0 || len(cell.Distances) == 0, slices.Equal[[]int])
-		if n.Memory != nil {
-			bytes := n.Memory.TotalUsableBytes
-			differ(t, a, nodeFile(n.ID, "meminfo"), "memory_bytes", bytes, cell.MemoryBytes, bytes <= 0 || cell.MemoryBytes == 0, func(x, y int64) bool { return x == y })
-			comparePages(t, n.Memory, cell, a)
-		}
+// readCPUs reads the CPUs of a node. A core of which ghw cannot read the number has
+// the number -1, and then its cores tell nothing.
+func (c *cellFacts) readCPUs(ctx context.Context, id int) {
+	cores, err := cpu.CoresForNode(ctx, id)
+	if err != nil {
+		return // the folder cannot be listed, which the sysfs pass tells
 	}
-	for _, d := range r.devices {
-		if d == nil {
-			continue
-		}
-		address, err := topology.ParsePCIAddress(d.Address)
-		if err != nil {
-			continue
-		}
-		device, ok := host.Device(address)
-		if !ok {
-			continue
-		}
-		compareDevice(t, d, device)
+	numbered := true
+	for _, core := range cores {
+		cpus := topology.NewCPUSet(core.LogicalProcessors...)
+		c.cpus, c.cores = c.cpus.Union(cpus), append(c.cores, cpus)
+		numbered = numbered && core.ID >= 0
+	}
+	if !numbered {
+		c.cores = nil
 	}
 }
 
-// compareCores compares a node's CPUs, and which of them are siblings. ghw
-// groups by core_id alone, so it joins cores of two packages in one node.
-func compareCores(t *tree, n *ghw.TopologyNode, cell *topology.Cell, host *topology.Host, a about) {
-	var all []int
-	var cores []string
-	for _, c := range n.Cores {
-		if c == nil {
-			continue
-		}
-		all = append(all, c.LogicalProcessors...)
-		cores = append(cores, topology.NewCPUSet(c.LogicalProcessors...).String())
+// readMemory reads the memory of a node. TotalHugePageBytes is left out, which is
+// the host's and told of each node.
+func (c *cellFacts) readMemory(paths *linuxpath.Paths, id int) error {
+	area, err := memory.AreaForNode(paths, id)
+	if err != nil {
+		return err
 	}
-	cpus := topology.NewCPUSet(all...)
-	differ(t, a, nodeFile(n.ID, "cpumap"), "cpus", cpus, cell.CPUs, cpus.IsEmpty() || cell.CPUs.IsEmpty(), topology.CPUSet.SameAs)
-	if !cpus.SameAs(cell.CPUs) {
-		return
+	c.memory, c.pages = area.TotalUsableBytes, map[topology.PageSize]int64{}
+	for size, amounts := range area.HugePageAmountsBySize {
+		c.pages[topology.PageSize(size)] = amounts.Total
 	}
-	var ours []string
-	for _, core := range host.Cores {
-		if in := core.Intersection(cell.CPUs); !in.IsEmpty() {
-			ours = append(ours, in.String())
-		}
-	}
-	slices.Sort(cores)
-	slices.Sort(ours)
-	differ(t, a, cpuDir, "cores", cores, ours, len(cores) == 0 || len(ours) == 0, slices.Equal[[]string])
+	return nil
 }
 
-// comparePages compares the huge pages of a node, size by size.
-func comparePages(t *tree, m *ghw.MemoryArea, cell *topology.Cell, a about) {
-	sizes := make([]uint64, 0, len(m.HugePageAmountsBySize))
-	for size := range m.HugePageAmountsBySize {
-		sizes = append(sizes, size)
-	}
-	slices.Sort(sizes)
-	for _, size := range sizes {
-		amounts := m.HugePageAmountsBySize[size]
-		if amounts == nil {
-			continue
-		}
-		ours := cell.Pages[topology.PageSize(size)]
-		differ(t, a, nodeFile(int(cell.ID), "hugepages"), "pages of "+topology.PageSize(size).String(), amounts.Total, ours,
-			amounts.Total <= 0 || ours == 0, func(x, y int64) bool { return x == y })
-	}
-	// ghw shows the host's huge pages as each node's.
-	var pooled int64
-	for size, n := range cell.Pages {
-		if _, huge := m.HugePageAmountsBySize[uint64(size)]; huge {
-			pooled += n * int64(size)
+// readDevices reads the PCI functions, all or, where ghw does not understand one of
+// them, none. Their cells are left out: ghw tells them only after it has read the
+// whole topology, caches included.
+//
+// ghw looks names up in a file pci.ids, gives up where there is none, and may be told
+// by the environment to fetch one. Berth uses no names, so the file is an empty one.
+// The environment is the only way to say so: ghw 0.26 ignores its option WithPCIDB.
+func (f *ghwFacts) readDevices(ctx context.Context) error {
+	for key, value := range map[string]string{"PCIDB_PATH": os.DevNull, "PCIDB_ENABLE_NETWORK_FETCH": "0"} {
+		if os.Getenv(key) != value {
+			if err := os.Setenv(key, value); err != nil {
+				return err
+			}
 		}
 	}
-	differ(t, a, nodeFile(int(cell.ID), "hugepages"), "bytes in huge pages", m.TotalHugePageBytes, pooled,
-		m.TotalHugePageBytes <= 0 || pooled == 0, func(x, y int64) bool { return x == y })
+	info, err := ghw.PCI(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range info.Devices {
+		if address, err := topology.ParsePCIAddress(d.Address); err == nil {
+			f.devices[address] = deviceFacts{"0x" + d.Vendor.ID, "0x" + d.Product.ID, "0x" + d.Class.ID + d.Subclass.ID + d.ProgrammingInterface.ID, d.Driver, d.IOMMUGroup}
+		}
+	}
+	return nil
 }
 
-func compareDevice(t *tree, d *ghw.PCIDevice, device *topology.PCIDevice) {
-	a := about{device: &device.Address}
-	id := func(fact, file, theirs, ours string) {
-		differ(t, a, pciFile(device.Address, file), fact, theirs, ours, theirs == "" || ours == "", func(x, y string) bool { return x == y })
-	}
-	if d.Vendor != nil {
-		id("vendor", "vendor", "0x"+d.Vendor.ID, device.Vendor)
-	}
-	if d.Product != nil {
-		id("product", "device", "0x"+d.Product.ID, device.Product)
-	}
-	if d.Class != nil && d.Subclass != nil && d.ProgrammingInterface != nil {
-		id("class", "class", "0x"+d.Class.ID+d.Subclass.ID+d.ProgrammingInterface.ID, device.Class)
-	}
-	id("driver", "driver", d.Driver, device.Driver)
-	if device.IOMMUGroup != nil {
-		id("iommu_group", "iommu_group", d.IOMMUGroup, strconv.Itoa(*device.IOMMUGroup))
-	}
-}
-
-// differ remarks when two non-empty values of one fact are not the same.
-func differ[T any](t *tree, a about, file, fact string, theirs, ours T, empty bool, same func(T, T) bool) {
-	if empty || same(theirs, ours) {
-		return
+// confirm gives a fact of the host: ghw's where sysfs reads the same, and what sysfs
+// reads where ghw does not tell it. Where both tell it and differ sysfs's is used
+// and a remark names both, unless the sysfs pass has named the file already. What
+// sysfs cannot read nobody confirms: it stays unknown, and a reason tells why.
+func confirm[T comparable](t *tree, a about, file, fact string, first, read T) T {
+	var untold T
+	if first == read || first == untold || read == untold ||
+		slices.ContainsFunc(t.reasons, func(r topology.Reason) bool { return r.Degrades && r.File == file }) {
+		return read
 	}
 	where := ""
 	switch {
@@ -166,5 +171,41 @@ func differ[T any](t *tree, a about, file, fact string, theirs, ours T, empty bo
 	case a.device != nil:
 		where = fmt.Sprintf("device %s: ", a.device)
 	}
-	t.remark("ghw_differs", file, a, "%s%s: ghw reads %v, sysfs %v, which is used", where, fact, theirs, ours)
+	t.remark(codeGHWDiffers, file, a, "%s%s: ghw reads %v, sysfs %v, which is used", where, fact, first, read)
+	return read
+}
+
+// confirmCPUs confirms the CPUs of a node and, of the same CPUs, which share a core:
+// ghw goes by core_id alone, so it joins cores of two packages in one node.
+func (t *tree) confirmCPUs(id int, cpus topology.CPUSet, cores []topology.CPUSet) topology.CPUSet {
+	first, a := t.ghw.cells[id], cellOf(id)
+	confirm(t, a, nodeFile(id, "cpumap"), "cpus", first.cpus.String(), cpus.String())
+	if first.cpus.SameAs(cpus) && len(first.cores) > 0 && len(cores) > 0 {
+		confirm(t, a, cpuDir, "cores", coresAmong(cpus, first.cores), coresAmong(cpus, cores))
+	}
+	return cpus
+}
+
+// coresAmong lists the cores of these CPUs as text, in one order for equal cores.
+func coresAmong(cpus topology.CPUSet, cores []topology.CPUSet) string {
+	var among []string
+	for _, core := range cores {
+		if in := core.Intersection(cpus); !in.IsEmpty() {
+			among = append(among, in.String())
+		}
+	}
+	slices.Sort(among)
+	return fmt.Sprint(among)
+}
+
+// quiet logs at debug level whatever the level: ghw warns of what is no fault.
+type quiet struct{ slog.Handler }
+
+func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
+	return q.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return q.Handler.Handle(ctx, r)
 }

@@ -55,17 +55,25 @@ func (t *tree) readFunction(address topology.PCIAddress) *pciReading {
 	r := &pciReading{dev: topology.PCIDevice{Address: address, NUMANode: topology.UnknownCell}}
 	d, a := &r.dev, about{device: &address}
 	file := func(name string) string { return pciFile(address, name) }
-	d.Vendor, _ = parsed(t, mandatory, file("vendor"), a, hexID(4))
-	d.Product, _ = parsed(t, mandatory, file("device"), a, hexID(4))
-	d.Class, _ = parsed(t, mandatory, file("class"), a, hexID(6))
+	id := func(name string, digits int, fact, first string) string {
+		read, _ := parsed(t, mandatory, file(name), a, hexID(digits))
+		return confirm(t, a, file(name), fact, first, read)
+	}
+	link := func(name, first string) string {
+		return confirm(t, a, file(name), name, first, t.link(file(name)))
+	}
+	first := t.ghw.devices[address]
+	d.Vendor = id("vendor", 4, "vendor", first.vendor)
+	d.Product = id("device", 4, "product", first.product)
+	d.Class = id("class", 6, "class", first.class)
 	if n, ok := parsed(t, expected, file("numa_node"), a, parseInt); ok {
 		r.hasNode = true
 		d.NUMANode = topology.CellID(max(n, -1))
 	}
 	d.SubsystemVendor, _ = parsed(t, optional, file("subsystem_vendor"), a, hexID(4))
 	d.SubsystemDevice, _ = parsed(t, optional, file("subsystem_device"), a, hexID(4))
-	d.Driver = t.link(file("driver"))
-	if group := t.link(file("iommu_group")); group != "" {
+	d.Driver = link("driver", first.driver)
+	if group := link("iommu_group", first.iommuGroup); group != "" {
 		if n, err := parseInt(group); err == nil {
 			d.IOMMUGroup = &n
 		}

@@ -40,6 +40,7 @@ type about struct {
 // tree reads files below one root and collects what is wrong with them.
 type tree struct {
 	root    *os.Root
+	ghw     ghwFacts // to be confirmed
 	reasons []topology.Reason
 
 	// dir is the folder of the file read last. Files are read folder by folder,
@@ -246,17 +247,19 @@ func (t *tree) link(file string) string {
 	return path.Base(target)
 }
 
-// sortedReasons puts what degrades first, and keeps the order of reading else.
+// sortedReasons puts what degrades first and what is about ghw last, and keeps the
+// order of reading else.
 func (t *tree) sortedReasons() []topology.Reason {
-	out := slices.Clone(t.reasons)
-	slices.SortStableFunc(out, func(a, b topology.Reason) int {
+	rank := func(r topology.Reason) int {
 		switch {
-		case a.Degrades == b.Degrades:
+		case r.Degrades:
 			return 0
-		case a.Degrades:
-			return -1
+		case r.Code == codeGHWDiffers || r.Code == codeGHWFailed:
+			return 2
 		}
 		return 1
-	})
+	}
+	out := slices.Clone(t.reasons)
+	slices.SortStableFunc(out, func(a, b topology.Reason) int { return rank(a) - rank(b) })
 	return out
 }
