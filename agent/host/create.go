@@ -346,6 +346,9 @@ func (c *creating) run(ctx context.Context) error {
 	if err := c.makeDisks(ctx); err != nil {
 		return err
 	}
+	if err := noteDefining(ctx, h, c.plan.inst); err != nil {
+		return err
+	}
 	c.defined = true
 	if err := h.driver.Define(ctx, xml); err != nil {
 		return err
@@ -385,7 +388,7 @@ func (c *creating) run(ctx context.Context) error {
 	for _, m := range c.plan.make {
 		h.files.Keep(m.Made)
 	}
-	return h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate))
+	return h.tracker.ForgetMigration(ctx, creation(uuid).Migration)
 }
 
 // imagesIn says from what each disk of a document was made that a creation has made: whoever
@@ -478,7 +481,7 @@ func (c *creating) undo(ctx context.Context) error {
 				errs = append(errs, h.files.Unmake(m.Made))
 			}
 		}
-		errs = append(errs, h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)))
+		errs = append(errs, h.tracker.ForgetMigration(ctx, creation(uuid).Migration))
 	}
 	if errors.Join(errs...) == nil && c.allocated {
 		errs = append(errs, h.o.Placement.DeleteAllocation(ctx, uuid))

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/host/vanished"
 	"berth/claims"
 	"berth/internal/fault"
 )
@@ -26,7 +27,7 @@ type later struct {
 const laterAgain = 30 * time.Second
 
 // laterCodes are the reasons for which one instance waits.
-var laterCodes = []string{"filesystem_silent", "process_silent", "qemu_runs"}
+var laterCodes = []string{"filesystem_silent", "process_silent", "qemu_runs", string(vanished.CausePresent), string(vanished.CauseUnreadable)}
 
 // WaitsAlone reports whether a reason of that code makes one instance wait, and nobody else.
 func WaitsAlone(code string) bool { return slices.Contains(laterCodes, code) }

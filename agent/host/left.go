@@ -112,7 +112,7 @@ func (h *Host) dropRecords(ctx context.Context, uuid string) error {
 			return err
 		}
 	}
-	if err := h.tracker.Unremember(ctx, at(creation(uuid), memoryCreate)); err != nil { // it could not be taken back
+	if err := h.tracker.ForgetMigration(ctx, creation(uuid).Migration); err != nil { // it could not be taken back
 		return err
 	}
 	if err := h.tracker.Unremember(ctx, keptRef(uuid)); err != nil {

@@ -18,7 +18,10 @@ import (
 //
 //	ledger                          hypervisor              action
 //	claim of kind instance, pending no domain, no process   dropped: a creation that broke off
-//	claim of kind instance, pending no domain, a process    kept, and named (later.go)
+//	                                                        before it was defined, or that the folder
+//	                                                        of definitions has no file of
+//	claim of kind instance, pending no domain, a process or kept, and named (later.go)
+//	                                a file not loaded
 //	claim of kind instance, pending domain                  bound: a creation that was all but done
 //	claim of kind instance, bound   no domain, two reads    released where a second witness says that it was undefined (package vanished)
 //	claim of kind instance, bound   shut off (migrated)     kept, and noted: it is not started here
@@ -88,8 +91,14 @@ func (h *Host) settleClaim(ctx context.Context, c claims.Claim) error {
 		_, err = h.tracker.Own(ctx, inst)
 		return err
 	}
-	if err := h.witness.Off(uuid, uuid, nil); err != nil {
-		return err // libvirt has lost its domain, and it runs
+	err = h.witness.Off(uuid, uuid, nil) // libvirt may have lost its domain while it runs
+	if err == nil {
+		err = neverDefined(ctx, h, c.Owner)
+	}
+	if err != nil {
+		// It is looked at again: what it holds is kept for as long.
+		_, renewed := h.tracker.Renew(ctx, c.Owner)
+		return errors.Join(err, renewed)
 	}
 	h.log.Info("drop a creation that broke off", "instance", uuid)
 	if err := h.undoMade(ctx, uuid); err != nil {
@@ -216,8 +225,8 @@ func (h *Host) autostartOne(ctx context.Context, uuid string) error {
 // undoMade removes the disks that a creation which broke off had made.
 func (h *Host) undoMade(ctx context.Context, uuid string) error {
 	ref := creation(uuid)
-	made, found, err := recall[[]madeDisk](h, ref, memoryCreate)
-	if err != nil || !found {
+	made, _, err := recall[[]madeDisk](h, ref, memoryCreate)
+	if err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(made) {
@@ -225,7 +234,7 @@ func (h *Host) undoMade(ctx context.Context, uuid string) error {
 			return err
 		}
 	}
-	return h.tracker.Unremember(ctx, at(ref, memoryCreate))
+	return h.tracker.ForgetMigration(ctx, ref.Migration)
 }
 
 // creation is under which a creation remembers what it made: no migration, and

@@ -1,6 +1,7 @@
 package vanished
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -324,6 +325,34 @@ func (w *Watch) Absent(ctx context.Context, inst Instance, listed []driver.Domai
 		return fault.Refuse(fault.InDoubt, "", l.reason(cause, inst))
 	}
 	return nil
+}
+
+// NeverDefined is nil where the folder of definitions is whole and has no file of an instance that
+// the hypervisor was asked to define, and does not list; else fault.InDoubt with the reason. folder
+// is the folder's identity when it was asked; empty where that was not read. It is nil, too, where
+// the hypervisor has no such files.
+func (w *Watch) NeverDefined(ctx context.Context, inst Instance, folder string, listed []driver.Domain, known []string) error {
+	if w.o.Definitions == nil {
+		return nil
+	}
+	r, err := w.read()
+	if err != nil {
+		return err
+	}
+	r.Folder = cmp.Or(folder, r.Folder)
+	l := w.look(ctx, inst, listed, known, r)
+	action, cause := Decide(Facts{Process: l.process, Definition: l.definition, Ended: true})
+	if action == Release {
+		return nil
+	}
+	why := l.reason(cause, inst)
+	// It is not in the ledger: nobody can delete it there.
+	if give := "virsh undefine " + inst.Name + " where it is to be given up"; cause == CausePresent {
+		why.Change = "virsh define " + l.folder + "/" + inst.Name + ".xml, which names the fault in the file; then " + give
+	} else if cause == CauseUnreadable {
+		why.Change = "look whether " + cmp.Or(l.folder, "/etc/libvirt/qemu") + " is mounted and whole, then systemctl restart libvirtd; then " + give
+	}
+	return fault.Refuse(fault.InDoubt, "", why)
 }
 
 // looked is what the folder and the processes tell of an instance.
