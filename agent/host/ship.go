@@ -12,8 +12,8 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
 	"berth/migration/operation"
+	"berth/migration/transfer"
 )
 
 // reaches does operation.Reaches. The question names no move: while it lasts nobody's silence who
@@ -49,7 +49,7 @@ func (h *Host) peer(ctx context.Context, host string) (migration.Host, error) {
 func (h *Host) newDock() *shipping.Dock {
 	return shipping.New(shipping.Config{
 		Name: h.o.Name, Memory: h.memory, Files: h.files, Guests: shippedGuests{h}, Runtime: h.rt, Logger: h.log, Go: h.spawn, Context: h.ctx, Reserve: h.o.DiskReserve,
-		Peer: func(ctx context.Context, host string) (conductor.DiskDestination, error) {
+		Peer: func(ctx context.Context, host string) (transfer.Destination, error) {
 			p, err := h.peer(ctx, host)
 			return operation.Disks{Host: p}, err
 		},

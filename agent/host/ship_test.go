@@ -17,8 +17,8 @@ import (
 	"berth/driver"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
 	"berth/migration/operation"
+	"berth/migration/transfer"
 )
 
 const (
@@ -100,7 +100,7 @@ func (c *cold) pump(before func(verb string) error) error {
 		if err != nil {
 			return err
 		}
-		order := conductor.ShipOrder{Bytes: far.Files[i].Bytes, Sum: sum}
+		order := transfer.Order{Bytes: far.Files[i].Bytes, Sum: sum}
 		for {
 			if err := before("ReadDisk"); err != nil {
 				return err

@@ -27,9 +27,9 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
-	"berth/migration/conductor"
 	"berth/migration/operation"
 	"berth/migration/operation/operationtest"
+	"berth/migration/transfer"
 )
 
 const (
@@ -205,7 +205,7 @@ func (x *bench) serve(name string) {
 	dock := shipping.New(shipping.Config{
 		Name: name, Memory: memory.New(tracker, x.rt), Files: files, Guests: heldDisk{files}, Runtime: x.rt, Logger: log, Context: ctx,
 		Go: func(name string, f func()) bool { x.rt.Go(name, f); return true },
-		Peer: func(context.Context, string) (conductor.DiskDestination, error) {
+		Peer: func(context.Context, string) (transfer.Destination, error) {
 			return operation.Disks{Host: x.toB}, nil
 		},
 	})
@@ -271,7 +271,7 @@ func (x *bench) straight() time.Duration {
 
 func (x *bench) relay() time.Duration {
 	return x.prepared(func(ref migration.Ref, files []migration.ShipFile) error {
-		_, err := conductor.Ship(x.Context(), conductor.Shipment{
+		_, err := transfer.Copy(x.Context(), transfer.Job{
 			Ref: ref, Files: files, From: operation.Disks{Host: x.fromA}, To: operation.Disks{Host: x.toBByC}, Stall: time.Minute, Runtime: x.rt, Logger: slog.New(slog.DiscardHandler),
 		})
 		return err

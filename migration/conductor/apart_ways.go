@@ -11,6 +11,7 @@ import (
 	"berth/migration"
 	"berth/migration/operation"
 	"berth/migration/task"
+	"berth/migration/transfer"
 )
 
 // shippedApart is the output of ship_disks of a move that shares nothing.
@@ -111,7 +112,7 @@ type straight struct {
 	mu    sync.Mutex
 	far   uint64        // the farthest that all files together ever were
 	moved time.Duration // when that was
-	speed rate
+	speed transfer.Rate
 }
 
 // shipStraight has the source ship, and goes on asking it as long as something moves: an
@@ -208,7 +209,7 @@ func (x *straight) progress(sum uint64) migration.Progress {
 	}
 	p := migration.Progress{Phase: "disk", Elapsed: at - x.began, DiskTotal: max(x.total, sum), DiskProcessed: sum}
 	p.DiskRemaining = p.DiskTotal - p.DiskProcessed
-	x.speed = x.speed.see(at, p)
-	p.Rate = x.speed.value
+	x.speed = x.speed.See(at, p)
+	p.Rate = x.speed.Value()
 	return p
 }

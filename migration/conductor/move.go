@@ -11,6 +11,7 @@ import (
 	"berth/migration/converge"
 	"berth/migration/operation"
 	"berth/migration/task"
+	"berth/migration/transfer"
 )
 
 // stream is step 8a: start the job or adopt the one in flight, and watch it
@@ -42,7 +43,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 
 	limits := s.limits()
 	var watch StreamWatch
-	var speed rate
+	var speed transfer.Rate
 	var last string // what the hypervisor said when the job ended
 	settled := s.c.cfg.Runtime.Boot().Since
 	for {
@@ -60,8 +61,8 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		ctl, due, est = ctl.see(now.Since, status)
 		if status != nil {
 			if status.InFlight {
-				speed = speed.see(now.Since, status.Progress)
-				status.Progress.Rate = speed.value
+				speed = speed.See(now.Since, status.Progress)
+				status.Progress.Rate = speed.Value()
 			}
 			last = status.Error
 		}

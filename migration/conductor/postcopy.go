@@ -12,6 +12,7 @@ import (
 	"berth/migration"
 	"berth/migration/options"
 	"berth/migration/task"
+	"berth/migration/transfer"
 )
 
 // permitsPostCopy reports whether a live move with these options may end by post-copy.
@@ -178,7 +179,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 	var (
 		out    followedPostCopy
 		watch  StreamWatch
-		speed  rate
+		speed  transfer.Rate
 		broken time.Duration // since when, of what is not going on; 0 while it does
 		pause  = recoverFirst
 		stands *followed // nothing moves though the hypervisor says nothing, and with how much moved
@@ -197,8 +198,8 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 		status := s.look(ctx)
 		now := s.c.cfg.Runtime.Boot().Since
 		if status != nil && status.InFlight {
-			speed = speed.see(now, status.Progress)
-			status.Progress.Rate = speed.value
+			speed = speed.See(now, status.Progress)
+			status.Progress.Rate = speed.Value()
 		}
 		var verdict Verdict
 		watch, verdict = watch.Judge(Sample{At: now, Status: status}, limits)

@@ -7,7 +7,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // The verbs of moves between hosts that share nothing, over the same ledger. What such a
@@ -22,7 +22,7 @@ type simApart struct {
 	listed    string          // the instance's record: "", hidden, shown
 	held      map[string]bool // files, by migration/attempt
 	away      bool            // the guest is taken from its networks and volumes here
-	coming    map[string]*conductor.ShipOrder
+	coming    map[string]*transfer.Order
 	sealed    map[string]bool // files that came, by migration/attempt
 	volumes   string          // the guest's, beside its disk
 	carried   map[string]migration.VolumeChanges
@@ -37,7 +37,7 @@ type simApart struct {
 
 func newSimApart() simApart {
 	return simApart{
-		held: map[string]bool{}, coming: map[string]*conductor.ShipOrder{}, sealed: map[string]bool{}, carried: map[string]migration.VolumeChanges{},
+		held: map[string]bool{}, coming: map[string]*transfer.Order{}, sealed: map[string]bool{}, carried: map[string]migration.VolumeChanges{},
 	}
 }
 
@@ -136,7 +136,7 @@ func (h *simHost) receive(ref migration.Ref) error {
 	if err := h.buried(ref, migration.StepPrepResize); err != nil {
 		return err
 	}
-	order := conductor.ShipOrder{}
+	order := transfer.Order{}
 	if err := order.Take(migration.DiskPiece{Path: apartFile, Length: apartSize, Zero: true, Size: apartSize, Version: "1"}); err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func (h *simHost) takeCarried(ref migration.Ref) {
 func (h *simHost) forgetApart(ref migration.Ref) {
 	mine := func(k string) bool { return strings.HasPrefix(k, ref.Migration+"/") }
 	maps.DeleteFunc(h.held, func(k string, _ bool) bool { return mine(k) })
-	maps.DeleteFunc(h.coming, func(k string, _ *conductor.ShipOrder) bool { return mine(k) })
+	maps.DeleteFunc(h.coming, func(k string, _ *transfer.Order) bool { return mine(k) })
 	maps.DeleteFunc(h.sealed, func(k string, _ bool) bool { return mine(k) })
 	maps.DeleteFunc(h.carried, func(k string, _ migration.VolumeChanges) bool { return mine(k) })
 	h.away = false

@@ -6,7 +6,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 	"berth/topology"
 )
 
@@ -204,7 +204,7 @@ func (h *simHost) PrepResize(_ context.Context, ref migration.Ref, _ migration.P
 		}
 		out.Files = []migration.ShipFile{{Target: "vda", Path: apartFile}}
 		if h.coming[at(ref)] == nil {
-			h.coming[at(ref)] = &conductor.ShipOrder{}
+			h.coming[at(ref)] = &transfer.Order{}
 		}
 	}
 	return out, nil

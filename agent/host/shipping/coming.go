@@ -13,7 +13,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // shipSync is how much may have come of a file before it is made durable and recorded,
@@ -35,7 +35,7 @@ type shipment struct {
 
 // filling is a file while it is filled.
 type filling struct {
-	order conductor.ShipOrder
+	order transfer.Order
 	part  disks.Part // nil before it was opened, and for one that is compared
 	// writing is how many pieces are being written, also ones whose sender has given up
 	// and sent them again. It grows under the turn.
@@ -47,7 +47,7 @@ type filling struct {
 
 // from takes a file up where it is durable.
 func (f *filling) from(rec comingFile) (err error) {
-	f.order, f.due = conductor.ShipOrder{Bytes: rec.Bytes}, rec.Bytes
+	f.order, f.due = transfer.Order{Bytes: rec.Bytes}, rec.Bytes
 	f.order.Sum, err = migration.ParseShipSum(rec.Sum)
 	return err
 }
@@ -172,7 +172,7 @@ func (k *Dock) openShipped(ctx context.Context, s *shipment, i int) error {
 		if err := k.c.Memory.Remember(ctx, s.ref, MemoryComing, s.rec); err != nil {
 			return err
 		}
-		f.order, f.due = conductor.ShipOrder{}, 0
+		f.order, f.due = transfer.Order{}, 0
 		part, err = k.c.Files.OpenPart(rec.Made)
 	}
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"berth/agent/host/disks/diskstest"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // pump ships as whoever conducts does: from where the destination is, one piece after
@@ -29,7 +29,7 @@ func pump(a, b *port, files []migration.ShipFile, before func(verb string) error
 		if err != nil {
 			return err
 		}
-		order := conductor.ShipOrder{Bytes: far.Files[i].Bytes, Sum: sum}
+		order := transfer.Order{Bytes: far.Files[i].Bytes, Sum: sum}
 		for {
 			p, err := a.ReadDisk(ctx, ref, migration.DiskRange{Path: f.Path, Offset: order.Bytes, Length: migration.ShipRun, SumOnly: f.Compare})
 			if err != nil {

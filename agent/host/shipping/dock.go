@@ -12,7 +12,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // stepShip is the step under which all that is shipped here is buried.
@@ -76,7 +76,7 @@ type Config struct {
 	// conducts can carry the files himself, and does not wait longer than for a stream.
 	Stall time.Duration
 	// Peer reaches another host.
-	Peer func(ctx context.Context, host string) (conductor.DiskDestination, error)
+	Peer func(ctx context.Context, host string) (transfer.Destination, error)
 	// Go runs what goes on by itself, false when the host ends; Context ends with the host.
 	Go      func(name string, f func()) bool
 	Context context.Context

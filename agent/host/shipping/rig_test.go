@@ -19,7 +19,7 @@ import (
 	"berth/internal/runtime"
 	"berth/internal/store/storetest"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +40,7 @@ type port struct {
 	mu   sync.Mutex
 	off  bool
 	held *migration.Snapshot
-	peer func() (conductor.DiskDestination, error)
+	peer func() (transfer.Destination, error)
 }
 
 // rig is a with a guest that is off, whose disk is held, and b, to which it goes.
@@ -66,7 +66,7 @@ func rig(t *testing.T) (a, b *port, w *diskstest.World) {
 		t.Fatal(err)
 	}
 	a.held = &migration.Snapshot{Files: []migration.SnapshotFile{{Target: "vda", Path: disk, Size: look.Size, Version: look.Version}}}
-	a.peer = func() (conductor.DiskDestination, error) { return b, nil }
+	a.peer = func() (transfer.Destination, error) { return b, nil }
 	return a, b, w
 }
 
@@ -84,7 +84,7 @@ func (p *port) open() {
 	rt := hasty{new(runtime.System)}
 	p.Dock = New(Config{
 		Name: p.name, Memory: p.mem, Files: p.files, Guests: p, Runtime: rt, Logger: slog.New(slog.DiscardHandler), Stall: time.Minute,
-		Peer: func(context.Context, string) (conductor.DiskDestination, error) { return p.peer() },
+		Peer: func(context.Context, string) (transfer.Destination, error) { return p.peer() },
 		Go:   func(name string, f func()) bool { group.Go(rt, name, f); return true }, Context: ctx,
 	})
 	p.end = func() { cancel(); group.Wait(rt) }
@@ -178,8 +178,8 @@ func (w wire) SealDisks(ctx context.Context, r migration.Ref, want migration.Shi
 	return w.port.SealDisks(ctx, r, want)
 }
 
-func (p *port) through(before func(verb string) error) func() (conductor.DiskDestination, error) {
-	return func() (conductor.DiskDestination, error) { return wire{p, before}, nil }
+func (p *port) through(before func(verb string) error) func() (transfer.Destination, error) {
+	return func() (transfer.Destination, error) { return wire{p, before}, nil }
 }
 
 var errCut = errors.New("cut")

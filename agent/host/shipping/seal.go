@@ -10,7 +10,7 @@ import (
 	"berth/agent/host/disks"
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // SealDisks does operation.SealDisks.
@@ -158,7 +158,7 @@ func (k *Dock) sameAs(ctx context.Context, f *comingFile) (same bool, version st
 	if err != nil {
 		return false, "", err
 	}
-	var order conductor.ShipOrder
+	var order transfer.Order
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return false, "", err

@@ -10,7 +10,7 @@ import (
 	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 // Bounds of a shipment from here. Arbitrary, as a conductor's own are: a piece that comes
@@ -96,7 +96,7 @@ func (k *Dock) join(key, to string, stop context.CancelCauseFunc) (s *sending, f
 }
 
 func (k *Dock) ship(ctx context.Context, ref migration.Ref, r migration.SendRequest) error {
-	_, err := conductor.Ship(ctx, conductor.Shipment{
+	_, err := transfer.Copy(ctx, transfer.Job{
 		Ref: ref, Files: r.Files, From: holder{k}, To: peer{k, r.Destination}, Rate: r.Bandwidth, Stall: k.c.Stall, Runtime: k.c.Runtime,
 		Logger: k.log.With("instance", ref.Instance, "migration", ref.Migration, "destination", r.Destination),
 	})
@@ -162,7 +162,7 @@ type peer struct {
 	name string
 }
 
-func (p peer) ask(ctx context.Context, limit time.Duration, f func(context.Context, conductor.DiskDestination) error) error {
+func (p peer) ask(ctx context.Context, limit time.Duration, f func(context.Context, transfer.Destination) error) error {
 	ctx, cancel := p.k.c.Runtime.WithTimeout(ctx, limit)
 	defer cancel()
 	h, err := p.k.c.Peer(ctx, p.name)
@@ -176,7 +176,7 @@ func (p peer) ask(ctx context.Context, limit time.Duration, f func(context.Conte
 }
 
 func (p peer) ShippedSoFar(ctx context.Context, ref migration.Ref) (far migration.Shipped, err error) {
-	err = p.ask(ctx, slowTime, func(ctx context.Context, h conductor.DiskDestination) error {
+	err = p.ask(ctx, slowTime, func(ctx context.Context, h transfer.Destination) error {
 		far, err = h.ShippedSoFar(ctx, ref)
 		return err
 	})
@@ -184,9 +184,9 @@ func (p peer) ShippedSoFar(ctx context.Context, ref migration.Ref) (far migratio
 }
 
 func (p peer) WriteDisk(ctx context.Context, ref migration.Ref, d migration.DiskPiece) error {
-	return p.ask(ctx, pieceTime, func(ctx context.Context, h conductor.DiskDestination) error { return h.WriteDisk(ctx, ref, d) })
+	return p.ask(ctx, pieceTime, func(ctx context.Context, h transfer.Destination) error { return h.WriteDisk(ctx, ref, d) })
 }
 
 func (p peer) SealDisks(ctx context.Context, ref migration.Ref, want migration.Shipped) error {
-	return p.ask(ctx, slowTime, func(ctx context.Context, h conductor.DiskDestination) error { return h.SealDisks(ctx, ref, want) })
+	return p.ask(ctx, slowTime, func(ctx context.Context, h transfer.Destination) error { return h.SealDisks(ctx, ref, want) })
 }

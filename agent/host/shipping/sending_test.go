@@ -11,7 +11,7 @@ import (
 
 	"berth/internal/fault"
 	"berth/migration"
-	"berth/migration/conductor"
+	"berth/migration/transfer"
 )
 
 func TestSend_GoesOnWhereItWasCut(t *testing.T) {
@@ -138,7 +138,7 @@ func TestSend_EndsWhenNothingMoves(t *testing.T) {
 	a, b, _ := rig(t)
 	r := b.prepare(ref)
 	a.Dock.c.Stall = 20 * time.Millisecond
-	a.peer = func() (conductor.DiskDestination, error) { return nil, fault.New(fault.Unavailable, "no route") }
+	a.peer = func() (transfer.Destination, error) { return nil, fault.New(fault.Unavailable, "no route") }
 	err := a.Send(t.Context(), ref, r)
 	a.wantKind("send without a way", err, fault.Unavailable)
 	if !strings.Contains(err.Error(), "no route") {

@@ -1,4 +1,4 @@
-package conductor
+package transfer
 
 import (
 	"maps"
@@ -11,10 +11,10 @@ import (
 // any conductor has under way; arbitrary.
 const shipAhead = 64
 
-// ShipOrder puts the pieces of one file in order, which several lanes bring: how far
+// Order puts the pieces of one file in order, which several lanes bring: how far
 // it is whole from its start on, and the sum of that much. It holds no data. Not safe
 // for concurrent use.
-type ShipOrder struct {
+type Order struct {
 	Bytes int64
 	Sum   migration.ShipSum
 	early map[int64]migration.DiskPiece // beyond a piece that is missing, by offset
@@ -22,7 +22,7 @@ type ShipOrder struct {
 
 // Rest is what of a piece is still wanted: all, nothing (Length 0) where it came
 // before, and of a run of zeros what is behind the part that came.
-func (o *ShipOrder) Rest(p migration.DiskPiece) migration.DiskPiece {
+func (o *Order) Rest(p migration.DiskPiece) migration.DiskPiece {
 	if had, ok := o.early[p.Offset]; ok && had.Length >= p.Length {
 		p.Length = 0
 	}
@@ -35,7 +35,7 @@ func (o *ShipOrder) Rest(p migration.DiskPiece) migration.DiskPiece {
 
 // Take notes a piece that is kept. fault.Busy when too many are missing before it:
 // whoever sends asks how far the file is, and goes on from there.
-func (o *ShipOrder) Take(p migration.DiskPiece) error {
+func (o *Order) Take(p migration.DiskPiece) error {
 	if p = o.Rest(p); p.Length == 0 {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package conductor
+package transfer
 
 import (
 	"context"

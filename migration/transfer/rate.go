@@ -1,4 +1,4 @@
-package conductor
+package transfer
 
 import (
 	"time"
@@ -10,27 +10,30 @@ import (
 // bursts, short enough to show a link that has died. Arbitrary.
 const rateWindow = time.Second
 
-// rate measures how fast a stream moves from what two looks say has moved.
+// Rate measures how fast a stream moves from what two looks say has moved.
 // QEMU's own figure is that of its last pass, and stays when nothing moves any
 // more; for disks libvirt gives none.
-type rate struct {
+type Rate struct {
 	since time.Duration // boot clock
 	bytes uint64
 	begun bool
 	value uint64 // bytes a second over the last window
 }
 
-// see takes a look at the stream into account.
-func (r rate) see(now time.Duration, p migration.Progress) rate {
+// See takes a look at the stream into account.
+func (r Rate) See(now time.Duration, p migration.Progress) Rate {
 	moved := p.MemoryProcessed + p.DiskProcessed
 	switch {
 	case !r.begun || moved < r.bytes:
-		return rate{since: now, bytes: moved, begun: true}
+		return Rate{since: now, bytes: moved, begun: true}
 	case now-r.since >= rateWindow:
-		return rate{
+		return Rate{
 			since: now, bytes: moved, begun: true,
 			value: uint64(float64(moved-r.bytes) / (now - r.since).Seconds()),
 		}
 	}
 	return r
 }
+
+// Value is the rate of the last window, in bytes a second; 0 while the first one lasts.
+func (r Rate) Value() uint64 { return r.value }

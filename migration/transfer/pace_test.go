@@ -1,4 +1,4 @@
-package conductor
+package transfer
 
 import (
 	"context"
@@ -72,7 +72,7 @@ type quay struct {
 	data   func(block int64) bool
 
 	mu     sync.Mutex
-	order  ShipOrder
+	order  Order
 	pieces int // with data
 	sealed bool
 }
@@ -121,7 +121,7 @@ func (q *quay) SealDisks(context.Context, migration.Ref, migration.Shipped) erro
 func TestShip_BoundsWhatIsSent(t *testing.T) {
 	rt, q := &slept{}, &quay{blocks: 4096, data: func(block int64) bool { return block%512 == 0 }} // 8 blocks
 	var last migration.Progress
-	p, err := Ship(t.Context(), Shipment{
+	p, err := Copy(t.Context(), Job{
 		Files: []migration.ShipFile{{Target: "vda", Path: "/d"}}, From: q, To: q, Rate: 1 << 20, Stall: time.Second, Runtime: rt, Logger: slog.New(slog.DiscardHandler),
 		Show: func(p migration.Progress) { last = p },
 	})

@@ -1,4 +1,4 @@
-package conductor
+package transfer
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 
 func TestRate_IsMeasuredAndEndsWithTheLink(t *testing.T) {
 	const mib = 1 << 20
-	var r rate
+	var r Rate
 	for _, look := range []struct {
 		at           time.Duration
 		memory, disk uint64
@@ -24,9 +24,9 @@ func TestRate_IsMeasuredAndEndsWithTheLink(t *testing.T) {
 		{15 * time.Second, 30 * mib, 10 * mib, 0}, // the link is dead
 		{16 * time.Second, 1 * mib, 0, 0},         // another job's counters begin anew
 	} {
-		r = r.see(look.at, migration.Progress{MemoryProcessed: look.memory, DiskProcessed: look.disk})
-		if r.value != look.want {
-			t.Errorf("at %v: %d bytes a second, want %d", look.at, r.value, look.want)
+		r = r.See(look.at, migration.Progress{MemoryProcessed: look.memory, DiskProcessed: look.disk})
+		if r.Value() != look.want {
+			t.Errorf("at %v: %d bytes a second, want %d", look.at, r.Value(), look.want)
 		}
 	}
 }
