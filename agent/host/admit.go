@@ -127,6 +127,21 @@ func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, t
 	if err != nil {
 		return err
 	}
+	// A check refuses these too, and a peer may have asked for none.
+	for _, text := range texts {
+		if text == "" {
+			continue
+		}
+		doc, err := parseDocument(text)
+		if err != nil {
+			return err
+		}
+		for _, r := range doc.neverMoves() {
+			if !slices.Contains(reasons, r) {
+				reasons = append(reasons, r)
+			}
+		}
+	}
 	if other, there := h.tracker.InstanceByName(name); there && other.UUID != c.Owner.Instance {
 		reasons = append(reasons, fault.Reason{
 			Code: "name_taken", Message: fmt.Sprintf("the name %q is taken by instance %s of %s", name, other.UUID, h.o.Name), Want: name, Have: other.UUID, Change: "rename one of the two (virsh domrename)",

@@ -62,6 +62,11 @@ func (h *Host) checkDestination(ctx context.Context, ref migration.Ref, c migrat
 	}
 	no.add(fault.Forbidden, doc.unmovable()...)
 	no.add(fault.Forbidden, doc.immovable(g.Assignment)...)
+	onlyThere, err := definedNeverMoves(doc, g.Definition)
+	if err != nil {
+		return migration.CheckAnswer{}, err
+	}
+	no.add(fault.Forbidden, onlyThere...)
 	no.add(fault.Forbidden, hypervisorReasons(doc, node, h.o.Name)...)
 	if live != nil && accelerated(doc, node) {
 		reasons, err := judged(ctx, live, g.XML, passthroughReasons(doc, c.Source, here))

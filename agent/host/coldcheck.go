@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"berth/claims"
 	"berth/driver"
@@ -159,15 +158,9 @@ func coldPairReasons(source, dest migration.Description) []fault.Reason {
 // bound lists every device and property that keeps a guest on its host though it is off:
 // what no claim holds, and is not a thing that another host has too.
 func (d document) bound(a topology.Assignment) []fault.Reason {
+	out := d.neverMoves()
 	if d.unread != nil {
-		return []fault.Reason{notMovableOff("a guest whose definition cannot be read ("+d.unread.Error()+")", "", "correct it with virsh edit")}
-	}
-	var out []fault.Reason
-	for _, k := range d.kept() {
-		if k.Stays && !k.Off {
-			change := strings.TrimSuffix(strings.TrimSuffix(k.Change, ", or move the guest shut off"), "move the guest shut off")
-			out = append(out, notMovableOff(k.What, k.Why, change))
-		}
+		return out
 	}
 	held := func(at string) bool {
 		return slices.ContainsFunc(a.Devices, func(d topology.AssignedDevice) bool { return d.Address.String() == at })
@@ -186,6 +179,21 @@ func (d document) bound(a topology.Assignment) []fault.Reason {
 	for _, nic := range d.Devices.Interface {
 		if at := nic.Source.where(); nic.Type == "hostdev" && !held(at) {
 			unclaimed("interface of a PCI host device", at)
+		}
+	}
+	return out
+}
+
+// neverMoves lists what keeps a guest on its host whether it runs or not, and whatever its claim
+// holds: disks that are the host's own before all.
+func (d document) neverMoves() []fault.Reason {
+	if d.unread != nil {
+		return []fault.Reason{notMovableOff("a guest whose definition cannot be read ("+d.unread.Error()+")", "", "correct it with virsh edit")}
+	}
+	var out []fault.Reason
+	for _, k := range d.kept() {
+		if k.Stays && !k.Off {
+			out = append(out, notMovableOff(k.What, k.Why, k.Change))
 		}
 	}
 	return out

@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"slices"
+	"strings"
 
 	"berth/internal/fault"
 	"berth/migration"
@@ -22,6 +23,29 @@ func onlyDefined(running, definition document) []diskElement {
 		out = append(out, e)
 	}
 	return out
+}
+
+// definedNeverMoves lists what only the definition of a running instance has, and no move takes
+// along: at the next start it would be another thing of that name.
+func definedNeverMoves(running document, definition string) ([]fault.Reason, error) {
+	if definition == "" {
+		return nil, nil
+	}
+	doc, err := parseDocument(definition)
+	if err != nil {
+		return nil, err
+	}
+	now := running.neverMoves()
+	var out []fault.Reason
+	for _, r := range doc.neverMoves() {
+		if slices.ContainsFunc(now, func(o fault.Reason) bool { return o.Have == r.Have }) {
+			continue
+		}
+		// It is not there to be detached from the running instance.
+		r.Message, r.Change = r.Message+" (only in the definition)", strings.Replace(r.Change, " --persistent", " --config", 1)
+		out = append(out, r)
+	}
+	return out, nil
 }
 
 // viewDefined is what this host has at the paths of such disks.

@@ -43,7 +43,11 @@ func (h *Host) checkEvacuation(ctx context.Context, ref migration.Ref, c migrati
 	}
 	no.add(fault.Forbidden, sameHost(c.Source, here)...)
 	no.add(fault.Forbidden, deadPairReasons(c.Source, here)...)
-	no.add(fault.Forbidden, own.bound(g.Assignment)...)
+	for _, r := range own.bound(g.Assignment) {
+		// Nothing can be detached on a host that is dead.
+		r.Change = "bring " + c.Source.Name + " back, or create it anew from a domain XML without that: berth instance create " + g.Name + " --xml FILE"
+		no.add(fault.Forbidden, r)
+	}
 	no.add(fault.Forbidden, startReasons(doc, node, h.o.Name)...)
 	unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.Definition)
 	if err != nil {

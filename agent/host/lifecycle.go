@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -203,6 +204,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	var files, disks []copiedDisk
 	var survey *fileusers.Survey
 	var elsewhere map[string]string
+	var kept []fileusers.Kept
 	if exists {
 		if d.Active() && !o.Force {
 			return nil, fault.Refuse(fault.Busy, "", fault.Reason{Code: "running", Message: "the guest is " + string(d.State), Change: "stop it first, or delete it with force"})
@@ -227,6 +229,9 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 				return nil, err // the disks are those of a guest that runs
 			}
 			if disks, err = h.writableFiles(text); err != nil {
+				return nil, err
+			}
+			if kept, err = staying(text); err != nil {
 				return nil, err
 			}
 			files = append(files, disks...)
@@ -256,7 +261,6 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	} else if err := h.witness.Off(inst.UUID, inst.Name, nil); err != nil {
 		return nil, err // it runs, and libvirt has lost it
 	}
-	var kept []fileusers.Kept
 	for _, f := range files {
 		k, err := h.removeFile(survey, elsewhere, migration.Ref{Instance: inst.UUID}, f)
 		if err != nil {
@@ -338,6 +342,36 @@ func (h *Host) variables(text string) ([]copiedDisk, error) {
 		return nil, nil
 	}
 	return []copiedDisk{{Target: "nvram", Path: doc.firmware().Variables, Stamp: stamp}}, err
+}
+
+// staying names the disks that an instance writes and that no deletion removes: those that are no
+// files of this host, and those that others may write.
+func staying(text string) ([]fileusers.Kept, error) {
+	doc, err := parseDocument(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []fileusers.Kept
+	for _, e := range doc.Devices.Disks {
+		if e.readOnly() {
+			continue
+		}
+		k := fileusers.Kept{
+			Disk: e.Target.Dev, Path: cmp.Or(e.path(), e.Type), Reason: "it is of type " + e.Type + ", and a deletion removes files alone",
+			Change: "have whoever keeps that storage do it",
+		}
+		switch {
+		case e.Type == "volume":
+			k.Path = e.Source.Pool + "/" + e.Source.Volume
+			k.Change = "virsh vol-delete --pool " + fileusers.Quote(e.Source.Pool) + " " + fileusers.Quote(e.Source.Volume)
+		case e.Type == "file" && (e.path() == "" || e.Shareable == nil):
+			continue
+		case e.Type == "file":
+			k.Reason, k.Change = "it is <shareable/>: others may write it", "rm "+fileusers.Quote(e.path())+" when nobody needs it"
+		}
+		out = append(out, k)
+	}
+	return out, nil
 }
 
 // writableFiles finds the files of a guest's own disks.

@@ -323,11 +323,20 @@ func (c *checker) path(n domainxml.Named) bool {
 		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
 		return false
 	}
-	may := c.allowed(n.Value, n.Writes) && c.allowed(real, n.Writes)
+	may := c.mayName(n, n.Value) && c.mayName(n, real)
 	if o := (outside{n, real}); !may && !slices.Contains(c.outside, o) {
 		c.outside = append(c.outside, o)
 	}
 	return c.usedByOther(n, real) && may
+}
+
+// mayName reports whether an instance may name a path. A folder that its guest sees whole has what
+// other instances put there, too: the operator alone allows it.
+func (c *checker) mayName(n domainxml.Named, path string) bool {
+	if n.Folder {
+		return inAny(path, c.both(c.p.Allowed.Paths))
+	}
+	return c.allowed(path, n.Writes)
 }
 
 func (c *checker) allowed(path string, writes bool) bool {
@@ -342,6 +351,15 @@ func (c *checker) allowed(path string, writes bool) bool {
 // usedByOther refuses what another instance uses: unless both only read it, or both say that
 // others may write it. True where nobody uses it.
 func (c *checker) usedByOther(n domainxml.Named, key string) bool {
+	if n.Folder {
+		for _, path := range slices.Sorted(maps.Keys(c.used)) {
+			if in(path, key) && (n.Writes || c.used[path].writes) {
+				c.no("used_by_other", fmt.Sprintf("the %s of the instance is folder %s, in which instance %s of %s uses %s", n.What, n.Value, c.used[path].by, c.p.Host, path), n.Value, "",
+					"give it a folder of its own (virsh edit)")
+				return false
+			}
+		}
+	}
 	u, there := c.used[key]
 	if !there || !n.Writes && !u.writes || n.Shared && u.shared || n.Kind == domainxml.NamedPath && slices.Contains(plainDevices, key) || c.template(n, u, key) {
 		return true
@@ -362,11 +380,11 @@ func (c *checker) tellPaths() {
 	need := map[string]bool{}
 	for _, o := range c.outside {
 		for _, path := range []string{o.named.Value, o.real} {
-			if c.allowed(path, o.named.Writes) {
+			if c.mayName(o.named, path) {
 				continue
 			}
 			// A folder of its own is named whole; of the system's only what is needed.
-			if folder := filepath.Dir(path); strings.Count(folder, "/") >= 2 && !inAny(path, systemFolders) {
+			if folder := filepath.Dir(path); !o.named.Folder && strings.Count(folder, "/") >= 2 && !inAny(path, systemFolders) {
 				path = folder
 			}
 			need[path] = true

@@ -111,7 +111,10 @@ func TestCheck_EachElement(t *testing.T) {
 		{"an ACPI table", "<os><acpi><table type='slic'>/etc/shadow</table></acpi></os>", "", "path_not_allowed"},
 		{"a blob of fw_cfg", "<sysinfo type='fwcfg'><entry name='opt/x' file='/etc/shadow'/></sysinfo>", "", "path_not_allowed"},
 		{"SMBIOS", "<sysinfo type='smbios'><oemStrings><entry>/etc/shadow</entry></oemStrings></sysinfo>", "", ""},
-		{"a shared folder", "", "<filesystem type='mount'><source dir='/'/><target dir='/root'/></filesystem>", "path_not_allowed"},
+		{"a shared folder", "", "<filesystem type='mount'><source dir='/'/><target dir='/root'/></filesystem>", "path_not_allowed used_by_other"},
+		{"a shared folder of all images", "", "<filesystem type='mount'><driver type='virtiofs'/><source dir='/var/lib/libvirt/images'/><target dir='x'/></filesystem>", "path_not_allowed used_by_other"},
+		{"a shared folder of another instance", "", "<filesystem type='mount'><source dir='/var/lib/nova/instances/" + neighbor + "'/><target dir='x'/></filesystem>", "path_not_allowed"},
+		{"a disk that is a folder", "", "<disk type='dir'><source dir='/var/lib/libvirt/images'/><target dev='vda'/><readonly/></disk>", "path_not_allowed used_by_other"},
 		{"a program for a shared folder", "", "<filesystem type='mount'><binary path='/tmp/virtiofsd'/><target dir='x'/></filesystem>", "path_not_allowed"},
 		{"a GPU", "", "<graphics type='spice'><gl rendernode='/dev/dri/renderD128'/></graphics>", "path_not_allowed"},
 		{"a TPM of the host", "", "<tpm><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>", "path_not_allowed"},
@@ -247,4 +250,20 @@ func FuzzCheck(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestCheck_AFolderOfOthers: a folder that the operator allows is still not shown with the disks of
+// other instances in it.
+func TestCheck_AFolderOfOthers(t *testing.T) {
+	p := policy()
+	p.Allowed.Paths = []string{"/srv/share"}
+	share := domain(instance, "", "<filesystem type='mount'><source dir='/srv/share/a'/><target dir='x'/></filesystem>")
+	other := func(path string) Other {
+		return Other{Name: "o", XML: domain(neighbor, "", disk("type='file'", "file='"+path+"'"))}
+	}
+	for path, want := range map[string]string{"/srv/share/b/o.raw": "", "/srv/share/a/o.raw": "used_by_other"} {
+		if got := codes(t, p, Claimed{AnyAmount: true}, share, other(path)); strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, want %q", path, got, want)
+		}
+	}
 }

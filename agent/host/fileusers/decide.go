@@ -36,6 +36,13 @@ func (s *Survey) Of(path, except string) (Answer, error) {
 	if to, _, _, err := s.files.Lookup(path); err == nil {
 		real = to
 	}
+	for dir, users := range s.folders {
+		for _, u := range users {
+			if in := dir + "/"; u.Instance != except && (strings.HasPrefix(real, in) || strings.HasPrefix(filepath.Clean(path), in)) && !slices.Contains(a.Users, u) {
+				a.Users = append(a.Users, u)
+			}
+		}
+	}
 	for _, u := range s.unresolved {
 		if u.Instance != except && u.couldBe(path, real) {
 			a.Perhaps = append(a.Perhaps, u)

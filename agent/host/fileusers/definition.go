@@ -16,7 +16,13 @@ type definition struct {
 	paths   []named // every absolute path in it, whatever it is for
 	disks   []disk  // those with a file, a device or an image in the network
 	volumes []volume
+	folders []string // shown whole by disks of type dir
+	unknown []string // types of disks that this version does not know
 }
+
+// types are those of libvirt's disks. Nothing of a device, or of what another process serves, is a
+// file that the domain itself opens: what that process has open is seen by the kernel.
+var types = []string{"", "file", "block", "volume", "network", "dir", "nvme", "vhostuser", "vhostvdpa"}
 
 // disk is one layer that a document names, and whose image may name others.
 type disk struct {
@@ -46,6 +52,7 @@ type layer struct {
 	Source struct {
 		File     string `xml:"file,attr"`
 		Dev      string `xml:"dev,attr"`
+		Dir      string `xml:"dir,attr"`
 		Pool     string `xml:"pool,attr"`
 		Volume   string `xml:"volume,attr"`
 		Protocol string `xml:"protocol,attr"`
@@ -131,6 +138,12 @@ func (d *definition) layers(top *layer) {
 			format = l.Format.Type
 		}
 		s := l.Source
+		if !slices.Contains(types, l.Type) && !slices.Contains(d.unknown, l.Type) {
+			d.unknown = append(d.unknown, l.Type)
+		}
+		if l.Type == "dir" && filepath.IsAbs(s.Dir) {
+			d.folders = append(d.folders, filepath.Clean(s.Dir))
+		}
 		// libvirt takes a disk without a format for raw.
 		k := disk{path: s.File, format: format, chained: l.ends()}
 		if k.format == "" {

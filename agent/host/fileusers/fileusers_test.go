@@ -277,6 +277,13 @@ func TestLook_WhatCannotBeResolvedKeepsWhatItCouldBe(t *testing.T) {
 			h.image("-u", "-f", "qcow2", "-F", "raw", "-b", "blkdebug:"+dir+"/x:"+dir+"/y", dir+"/odd.qcow2", "1M")
 			h.off("other", diskOf("qcow2", dir+"/odd.qcow2"))
 		}, DoubtChain},
+		"disk of a type that is not known": {func(h *host, _ string) {
+			h.off("other", "<disk type='future'><source thing='x'/><target dev='vda'/></disk>")
+		}, DoubtVolume},
+		"devices, and what another process serves": {func(h *host, _ string) {
+			h.off("other", "<disk type='nvme'><source type='pci' namespace='1'><address domain='0' bus='1' slot='0' function='0'/></source><target dev='vda'/></disk>"+
+				"<disk type='vhostuser'><source type='unix' path='/run/s'/><target dev='vdb'/></disk><disk type='vhostvdpa'><source dev='/dev/vhost-vdpa-0'/><target dev='vdc'/></disk>")
+		}, ""},
 		"image in the network that is not raw": {func(h *host, _ string) {
 			h.off("other", "<disk type='network'><driver type='qcow2'/><source protocol='gluster' name='v/i'/><target dev='vda'/></disk>")
 		}, DoubtChain},
@@ -299,6 +306,21 @@ func TestLook_WhatCannotBeResolvedKeepsWhatItCouldBe(t *testing.T) {
 				t.Errorf("kept %+v", k)
 			}
 		})
+	}
+}
+
+// A disk of type dir shows its guest every file of a folder.
+func TestLook_AFileInAFolderThatIsADisk_IsUsed(t *testing.T) {
+	h, dir := newHost(t), t.TempDir()
+	must(t, os.Mkdir(dir+"/shown", 0o755))
+	must(t, os.Symlink(dir+"/shown", dir+"/link"))
+	h.image("-f", "raw", dir+"/shown/mine.raw", "1M")
+	h.image("-f", "raw", dir+"/beside.raw", "1M")
+	h.off("other", "<disk type='dir'><source dir='"+dir+"/link'/><target dev='vda'/></disk>")
+	for path, want := range map[string]Verdict{"/shown/mine.raw": Leave, "/link/mine.raw": Leave, "/beside.raw": Go} {
+		if got := h.ask(dir+path, "mine"); got.Verdict(Remove) != want {
+			t.Errorf("%s: %s", path, got.Why())
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ type Files interface {
 	Openers(paths ...string) ([]disks.Writer, error)
 	Empty(dir string) (bool, error)
 	Shared(path string) (bool, error)
+	Resolve(path string) (string, error)
 }
 
 // Sources are what a survey asks.
@@ -61,7 +62,7 @@ type Doubt string
 // The doubts.
 const (
 	DoubtDefinition Doubt = "definition" // it could not be read: any file may be its
-	DoubtVolume     Doubt = "volume"     // a disk is a volume whose file is not known
+	DoubtVolume     Doubt = "volume"     // a disk is a volume, or of a type, whose file is not known
 	DoubtChain      Doubt = "chain"      // what stands below a disk is not known
 )
 
@@ -90,6 +91,7 @@ type Survey struct {
 	sharedDirs []string
 	users      map[string][]User // by disks.Which's key
 	named      map[string][]User // by path
+	folders    map[string][]User // by path without links: all below it is shown to the guest
 	unresolved []Unresolved
 }
 
@@ -101,7 +103,7 @@ func Look(ctx context.Context, s Sources) (*Survey, error) {
 	if err != nil {
 		return nil, fault.Wrap(err, "look who uses files: list domains")
 	}
-	l := looking{Sources: s, survey: &Survey{files: s.Files, elsewhere: s.Elsewhere, sharedDirs: s.SharedDirs, users: map[string][]User{}, named: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
+	l := looking{Sources: s, survey: &Survey{files: s.Files, elsewhere: s.Elsewhere, sharedDirs: s.SharedDirs, users: map[string][]User{}, named: map[string][]User{}, folders: map[string][]User{}}, images: map[string]chain{}, told: map[string]bool{}, hung: map[string]bool{}}
 	for _, d := range all {
 		if err := l.domain(ctx, d); err != nil {
 			return nil, fault.Wrap(err, "look who uses files: domain %s", d.Name)
@@ -147,6 +149,15 @@ func (l *looking) domain(ctx context.Context, d driver.Domain) error {
 		}
 		for _, n := range doc.paths {
 			l.use(d, n.path, n.below)
+		}
+		for _, dir := range doc.folders {
+			if real, err := l.Files.Resolve(dir); err == nil {
+				dir = real
+			}
+			l.survey.folders[dir] = append(l.survey.folders[dir], User{Instance: d.UUID, Name: d.Name})
+		}
+		for _, t := range doc.unknown {
+			l.doubt(d, DoubtVolume, "disk of type "+t, "this version does not know what files are behind that type", "")
 		}
 		for _, v := range doc.volumes {
 			if err := l.volume(ctx, d, v); err != nil {

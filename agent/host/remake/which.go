@@ -9,7 +9,11 @@ import (
 // guest writes.
 func RootDisk(doc *domainxml.Doc) (domainxml.Disk, error) {
 	for _, d := range doc.Disks() {
-		if d.ReadOnly || d.Source == "" || d.Device != "disk" && d.Device != "lun" {
+		if d.ReadOnly || d.Device != "disk" && d.Device != "lun" {
+			continue
+		}
+		// Disks of some types have no name here (nvme); they are no empty drives.
+		if d.Source == "" && (d.Type == "file" || d.Type == "block") {
 			continue
 		}
 		if d.Format == "" {
@@ -28,7 +32,11 @@ func MayReplace(d domainxml.Disk) error {
 	refuse := func(code, message, change string) error {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{Code: code, Message: message, Have: d.Source, Change: change})
 	}
-	switch what := "root disk " + d.Target + " (" + d.Source + ")"; {
+	what := "root disk " + d.Target
+	if d.Source != "" {
+		what += " (" + d.Source + ")"
+	}
+	switch {
 	case d.Type != "file":
 		return refuse("root_not_a_file", what+" is of type "+d.Type+": its storage gives it another image, no host does",
 			"have whoever keeps that storage do it")

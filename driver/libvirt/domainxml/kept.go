@@ -38,7 +38,12 @@ func (k Kept) String() string {
 	return s
 }
 
-const detach = "detach it, or move the guest shut off"
+// What makes a guest movable: of a thing that stays whether it runs or not, and of one that stays
+// only while it runs.
+const (
+	detach      = "detach it"
+	detachOrOff = "detach it, or move the guest shut off"
+)
 
 // Kept lists what Berth leaves as it stands, in the order: the guest as a whole,
 // its devices in theirs, and what elements of other namespaces ask. The sources

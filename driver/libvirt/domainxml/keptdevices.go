@@ -37,7 +37,7 @@ func (k *keeping) device(e *etree.Element) {
 		if t == "spicevmc" {
 			k.keeps(path, what+" ("+t+")", "what a viewer redirects is unplugged when the guest moves, unless the viewer follows")
 		} else {
-			k.staysRunning(path, what+" ("+t+")", "its connection ends where the guest runs", detach)
+			k.staysRunning(path, what+" ("+t+")", "its connection ends where the guest runs", detachOrOff)
 		}
 	case "smartcard":
 		if mode := e.SelectAttrValue("mode", ""); mode != "passthrough" {
@@ -93,7 +93,7 @@ func (k *keeping) device(e *etree.Element) {
 	case "crypto":
 		// One that another process of the host serves (vhost-user) has a socket of its.
 		if model := attribute(e, "backend", "model"); model == "builtin" || model == "lkcf" {
-			k.staysRunning(path, "crypto device ("+model+")", "QEMU cannot send its state", detach)
+			k.staysRunning(path, "crypto device ("+model+")", "QEMU cannot send its state", detachOrOff)
 		} else {
 			k.stays(path, "crypto device ("+model+")", "QEMU cannot send its state", detach)
 		}
@@ -118,9 +118,12 @@ func (k *keeping) character(path, what string, e *etree.Element) {
 // disk names disks whose content is found by a name that means another thing on
 // another host, and secrets.
 func (k *keeping) disk(path string, e *etree.Element) {
-	disk := "disk " + attribute(e, "target", "dev")
-	const give = "give it as a file or block device of storage that both hosts have, or move the guest shut off"
+	target := attribute(e, "target", "dev")
+	disk := "disk " + target
+	drop := "virsh detach-disk " + k.d.Name() + " " + target + " --persistent"
+	give := drop + ", then attach it as a file or block device of storage that both hosts have"
 	switch t := e.SelectAttrValue("type", "file"); t {
+	case "file", "block":
 	case "volume":
 		k.stays(path, disk+" (volume "+source(e)+")", "a pool of that name has other volumes on another host", give)
 	case "nvme":
@@ -134,7 +137,9 @@ func (k *keeping) disk(path string, e *etree.Element) {
 	case "vhostuser", "vhostvdpa":
 		k.stays(path, disk+" (type "+t+" at "+source(e)+")", "another process of this host serves it", give)
 	case "dir":
-		k.stays(path, disk+" (folder "+source(e)+")", "its files are the host's", "eject it, or move the guest shut off")
+		k.stays(path, disk+" (folder "+source(e)+")", "its files are the host's", drop)
+	default:
+		k.stays(path, disk+" (type "+t+")", "this version does not know what is behind that type", give)
 	}
 	if e.SelectElement("transient") != nil {
 		k.staysRunning(path, disk+" (transient)", "what the guest writes is thrown away when it stops", "move the guest shut off")

@@ -37,6 +37,8 @@ type Named struct {
 	Value string
 	// Writes: QEMU or libvirt may write it. Shared: the instance says that others may, too.
 	Writes, Shared bool
+	// Folder: the guest sees every file below the path (a shared folder, a disk of type dir).
+	Folder bool
 }
 
 // HostNames lists what of its host a domain XML names, in its order, whatever element it is
@@ -224,6 +226,7 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 	add := func(value string, writes bool) {
 		w.add(Named{Kind: NamedPath, Device: tag, What: what, Value: value, Writes: writes, Shared: shared})
 	}
+	folder := e.Tag == "source" && (tag == "disk" || tag == "filesystem")
 	text, must := e.Text(), slices.Contains(pathTexts, at)
 	if len(e.ChildElements()) > 0 && must {
 		must = false // newer libvirt has a <source> in <nvram>
@@ -244,6 +247,8 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 			// What the guest mounts it by.
 		case at == "os/nvram" && a.Key == "template", strings.HasPrefix(at, "sysinfo/"):
 			add(a.Value, false)
+		case folder && a.Key == "dir":
+			w.add(Named{Kind: NamedPath, Device: tag, What: what, Value: a.Value, Writes: writes, Shared: shared, Folder: true})
 		case strings.HasPrefix(a.Value, "/"), slices.Contains(pathAttributes, a.Key),
 			a.Key == "dev" && e.Tag == "source" && device != nil && (device.Tag == "disk" || device.Tag == "input"):
 			add(a.Value, writes)
