@@ -6,8 +6,13 @@ help: ## this text
 	@echo "make ..."
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "  %-9s%s\n", $$1, $$2 }'
 
-build: ## one static binary, bin/berth
+build: ## one static binary, bin/berth (NATIVE=1: with libvirt's C library, by cgo; installs what that needs, as root)
+ifdef NATIVE
+	@sh packaging/native-needs
+	CGO_ENABLED=1 go build -trimpath -tags native -o bin/berth ./cmd/berth
+else
 	CGO_ENABLED=0 go build -trimpath -o bin/berth ./cmd/berth
+endif
 
 check: ## before a commit: format, vet, lint, unit tests with the race detector
 	@test/run check
@@ -33,8 +38,8 @@ sim: ## a whole fleet in one process, broken by chance (RUNS=100000, SEED=1, VER
 stories: ## every step of every story of package migration fails before, fails after, is killed: what is left, a JSON line each (ROW='resize, claim, kill' shows one run)
 	@go run ./test/stories/cmd/stories $(if $(ROW),-row '$(ROW)')
 
-packages: ## the deb and the rpm, the same bytes for the same commit, in build/packages (VERSION=1.2.3, ARCH=amd64 or arm64)
-	@go run ./packaging/build -out build/packages $(if $(VERSION),-version $(VERSION)) $(if $(ARCH),-arch $(ARCH))
+packages: ## the deb and the rpm, the same bytes for the same commit, in build/packages (VERSION=1.2.3, ARCH=amd64 or arm64; NATIVE=1 as for build)
+	@$(if $(NATIVE),sh packaging/native-needs &&) go run ./packaging/build -out build/packages $(if $(NATIVE),-native) $(if $(VERSION),-version $(VERSION)) $(if $(ARCH),-arch $(ARCH))
 
 vuln: ## known vulnerabilities that Berth can reach, by a copy of Go's database (DB=folder)
 	@sh packaging/vulnerabilities $(DB)

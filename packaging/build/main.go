@@ -30,8 +30,9 @@ type release struct {
 	out     string // where the packages go
 	work    string // a folder of its own, gone at the end
 	version string
-	stamped bool // the version is a release's, and the binary shall say it
+	says    string // the version that the binary tells; empty for a build of a commit
 	arch    string
+	native  bool // with libvirt's C library
 	packers []string
 	vendor  string // name and address of who answers for the packages
 	time    time.Time
@@ -56,6 +57,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&r.arch, "arch", "amd64", "amd64 or arm64")
 	flags.StringVar(&r.vendor, "maintainer", "The Berth authors <berth@users.noreply.berth.example>", "`name and address` of who answers for the packages")
 	flags.StringVar(&r.binary, "binary", "", "`file` to pack instead of building one; it must run on this machine")
+	flags.BoolVar(&r.native, "native", false, "with libvirt's C library, by cgo, for this machine's architecture; the version gets +native")
 	packers := flags.String("only", "deb,rpm", "which packages, with commas between them")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -63,7 +65,7 @@ func run(ctx context.Context, args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("%q: no arguments are taken", flags.Args())
 	}
-	r.packers, r.stamped = strings.Split(*packers, ","), r.version != ""
+	r.packers, r.says = strings.Split(*packers, ","), r.version
 	if r.arch != "amd64" && r.arch != "arm64" {
 		return fmt.Errorf("architecture %q: want amd64 or arm64", r.arch)
 	}
@@ -74,6 +76,9 @@ func run(ctx context.Context, args []string) error {
 	r.root = root
 	if err := r.date(ctx); err != nil {
 		return err
+	}
+	if r.native {
+		r.version += "+native"
 	}
 	if r.work, err = os.MkdirTemp("", "berth-packages-"); err != nil {
 		return err
@@ -142,28 +147,36 @@ func (r *release) date(ctx context.Context) error {
 }
 
 // build makes the binary as `make build` does, without the tables for debuggers; for
-// another architecture also one that runs here.
+// another architecture also one that runs here. One with libvirt's C library is linked
+// with what lies here, and therefore for here.
 func (r *release) build(ctx context.Context) error {
 	if r.binary != "" {
 		r.runs = r.binary
 		return nil
 	}
+	here, err := output(ctx, r.root, "go", "env", "GOHOSTARCH")
+	if err != nil {
+		return err
+	}
+	if r.native && here != r.arch {
+		return fmt.Errorf("-native for %s: build it on a machine of that architecture, this one is %s", r.arch, here)
+	}
+	cgo, tags := "CGO_ENABLED=0", ""
+	if r.native {
+		cgo, tags = "CGO_ENABLED=1", "native"
+	}
 	one := func(arch, path string) error {
 		link := "-s -w"
-		if r.stamped {
-			link += " -X berth/internal/version.release=" + r.version
+		if r.says != "" {
+			link += " -X berth/internal/version.release=" + r.says
 		}
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", link, "-o", path, "./cmd/berth")
-		cmd.Dir, cmd.Env = r.root, append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOFLAGS=")
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", tags, "-ldflags", link, "-o", path, "./cmd/berth")
+		cmd.Dir, cmd.Env = r.root, append(os.Environ(), cgo, "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOFLAGS=")
 		_, err := said(cmd)
 		return err
 	}
 	r.binary = filepath.Join(r.work, "berth")
 	if err := one(r.arch, r.binary); err != nil {
-		return err
-	}
-	here, err := output(ctx, r.root, "go", "env", "GOHOSTARCH")
-	if err != nil {
 		return err
 	}
 	if r.runs = r.binary; here != r.arch {

@@ -91,6 +91,11 @@ func (r *release) pack(ctx context.Context, packer string, items []item) (string
 	default:
 		return "", fmt.Errorf("package %q: want deb or rpm", packer)
 	}
+	linked, err := libraries(r.binary, packer)
+	if err != nil {
+		return "", err
+	}
+	c.Depends = append(c.Depends, linked...)
 	path = filepath.Join(r.out, path)
 	stage := filepath.Join(r.work, packer)
 	if err := os.MkdirAll(stage, 0o755); err != nil {

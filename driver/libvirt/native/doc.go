@@ -1,7 +1,7 @@
 // Package native is the cgo binding of driver/libvirt: libvirt's own C library
 // by libvirt.org/go/libvirt. It is built with the tag native and needs libvirt's
-// headers; without the tag the package is empty, and the default binary stays
-// static.
+// headers (make build NATIVE=1); without the tag the package is empty, and the
+// default binary stays static.
 //
 // Against a daemon the C library cannot be made to give a call up: keepalive
 // messages end the connection of a daemon that hangs, and with it the call, some
