@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -119,7 +120,7 @@ func own(t *testing.T, config map[string]string) *world {
 func ownWith(t *testing.T, o fleet.Options) *world {
 	t.Helper()
 	build(t)
-	o.Dir, o.Binary = filepath.Join(lab.TempDir(t), "fleet"), shared.bin
+	o.Dir, o.Binary = filepath.Join(lab.TempDir(t), "fleet"), cmp.Or(o.Binary, shared.bin)
 	f, err := fleet.Up(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -118,9 +118,18 @@ func PlacementURL() string { return "https://" + lab.SwitchIP + ":" + placementP
 
 // Build compiles the static binary into dir and returns its path.
 func Build(ctx context.Context, dir string) (string, error) {
-	bin := filepath.Join(dir, "berth")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "berth/cmd/berth")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return build(ctx, filepath.Join(dir, "berth"), "CGO_ENABLED=0", "")
+}
+
+// BuildNative compiles the berth binary with libvirt's C library into a folder. It
+// needs lab.NativePackages.
+func BuildNative(ctx context.Context, dir string) (string, error) {
+	return build(ctx, filepath.Join(dir, "berth-native"), "CGO_ENABLED=1", "native")
+}
+
+func build(ctx context.Context, bin, cgo, tags string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", tags, "-o", bin, "berth/cmd/berth")
+	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build berth: %w\n%s", err, out)
 	}
