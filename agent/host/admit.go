@@ -153,6 +153,41 @@ func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, t
 	return fault.Refuse(fault.Forbidden, "", reasons...)
 }
 
+// admitCarried refuses disks that an instance was given on another host, and is to come back with.
+// kept is its definition here: beside its disks it may have others.
+func (h *Host) admitCarried(ctx context.Context, kept string, elements []string) error {
+	if len(elements) == 0 {
+		return nil
+	}
+	own, err := domainxml.Parse(kept)
+	if err != nil {
+		return fault.New(fault.Invalid, "%w", err)
+	}
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return err
+	}
+	others, err := admission.Others(ctx, h.driver, own.UUID())
+	if err != nil {
+		return err
+	}
+	policy := h.admissionPolicy(node)
+	silent := readImages(ctx, h.files, h.volumePath, &policy)
+	var no refusal
+	for _, element := range elements {
+		// It is one element, as mayCarry has read it.
+		doc, err := domainxml.Parse(fmt.Sprintf("<domain><name>carried</name><uuid>%s</uuid><memory>1</memory><vcpu>1</vcpu><devices>%s</devices></domain>", own.UUID(), element))
+		if err != nil {
+			return fault.New(fault.Invalid, "%w", err)
+		}
+		no.add(fault.Forbidden, admission.CheckDisk(doc, own, policy, others)...)
+	}
+	if *silent != nil {
+		return *silent
+	}
+	return no.err("")
+}
+
 // admitForeign refuses the domain XML of an instance that libvirt is about to take in. It does
 // not ask libvirt, which waits: what other instances use is not known.
 func (h *Host) admitForeign(ctx context.Context, doc *domainxml.Doc, resources topology.Resources) error {

@@ -370,6 +370,10 @@ func (h *Host) carryVolumes(ctx context.Context, ref migration.Ref, v migration.
 	if err := h.mayCarry(ctx, v); err != nil {
 		return err
 	}
+	// That its files are the same ones the other host says alone.
+	if err := h.admitCarried(ctx, kept, v.Attached); err != nil {
+		return err
+	}
 	next, err := withVolumes(kept, was.Definition, v)
 	if err != nil {
 		return err

@@ -70,12 +70,12 @@ type Other struct {
 // allows nothing.
 var (
 	imageFolders = []string{"/var/lib/libvirt/images", "/var/lib/libvirt/boot", "/var/lib/nova/instances"}
-	// ownFolders are libvirt's own, where it puts what it makes for an instance, and those of
-	// Open vSwitch's sockets.
-	ownFolders = []string{
-		"/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/run/libvirt/qemu/channel",
-		"/var/log/libvirt", "/run/openvswitch", "/var/run/openvswitch", "/usr/local/var/run/openvswitch",
-	}
+	// Folders of which one kind of element alone may name what is in them; see checker.own.
+	variableFolders = []string{"/var/lib/libvirt/qemu/nvram"}
+	channelFolders  = []string{"/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel"}
+	privateFolders  = []string{"/var/lib/libvirt/qemu"}
+	logFolders      = []string{"/var/log/libvirt"}
+	switchFolders   = []string{"/run/openvswitch", "/usr/local/var/run/openvswitch"}
 	// firmwareFolders may be read.
 	firmwareFolders = []string{
 		"/usr/share/OVMF", "/usr/share/AAVMF", "/usr/share/edk2", "/usr/share/edk2-ovmf", "/usr/share/ovmf", "/usr/share/qemu",
@@ -97,15 +97,27 @@ const longestPath = 4096
 // host's instances; those of the same uuid are left out by the caller. An error says that it
 // could not be found out.
 func Check(doc *domainxml.Doc, p Policy, claimed Claimed, others []Other) []fault.Reason {
-	c := checker{p: p, claimed: claimed, used: map[string]use{}}
+	c := checker{p: p, claimed: claimed, name: doc.Name(), used: map[string]use{}}
+	return c.check(doc, others)
+}
+
+func (c *checker) check(doc *domainxml.Doc, others []Other) []fault.Reason {
 	c.prepare(others)
 	c.amounts(doc)
 	for _, n := range doc.HostNames() {
-		c.name(n)
+		c.named(n)
 	}
 	c.images(doc)
 	c.tellPaths()
 	return c.reasons
+}
+
+// CheckDisk is Check of a domain XML that has a disk alone, to be attached to an instance. Beside the
+// disks of its definition here, own, it may have others.
+func CheckDisk(doc, own *domainxml.Doc, p Policy, others []Other) []fault.Reason {
+	c := checker{p: p, claimed: Claimed{AnyAmount: true}, used: map[string]use{}}
+	c.noteFolders(own)
+	return c.check(doc, others)
 }
 
 // Identity gives every reason why a domain XML may not be defined as the instance with this uuid
@@ -137,6 +149,8 @@ type checker struct {
 	claimed Claimed
 	reasons []fault.Reason
 
+	name              string   // the instance's
+	plain             []string // what any element may name
 	folders, firmware []string // as they are named, and without links
 	beside            []string // folders of other instances' disks: files directly in them
 	used              map[string]use
@@ -183,7 +197,8 @@ func (c *checker) both(paths ...[]string) []string {
 
 // prepare resolves what is allowed, and reads what other instances use.
 func (c *checker) prepare(others []Other) {
-	c.folders = c.both(imageFolders, ownFolders, plainDevices, c.p.Images, c.p.Allowed.Paths)
+	c.plain = c.both(plainDevices, c.p.Allowed.Paths)
+	c.folders = c.both(imageFolders, c.p.Images)
 	c.firmware = c.both(firmwareFolders, c.p.Loaders)
 	for _, o := range others {
 		doc, err := domainxml.Parse(o.XML)
@@ -193,6 +208,7 @@ func (c *checker) prepare(others []Other) {
 		}
 		// libvirt appends the instance's own log here; its domain XML does not name it.
 		c.note("/var/log/libvirt/qemu/"+o.Name+".log", use{by: o.Name, writes: true})
+		c.noteFolders(doc)
 		for _, n := range doc.HostNames() {
 			if n.Kind != domainxml.NamedPath && n.Kind != domainxml.NamedVolume && n.Kind != domainxml.NamedNetwork {
 				continue
@@ -201,10 +217,6 @@ func (c *checker) prepare(others []Other) {
 			if n.Kind == domainxml.NamedPath {
 				if key, err = c.resolve(n.Value); err != nil {
 					key = n.Value // of its own name at least
-				}
-				if n.Device == "disk" && !strings.HasPrefix(n.What, "backing") {
-					c.noteFolder(filepath.Dir(n.Value))
-					c.noteFolder(filepath.Dir(key))
 				}
 			}
 			c.note(key, use{by: o.Name, writes: n.Writes, shared: n.Shared, off: o.Off})
@@ -217,6 +229,19 @@ func (c *checker) note(key string, u use) {
 		return
 	}
 	c.used[key] = u
+}
+
+// noteFolders notes the folders of an instance's disks.
+func (c *checker) noteFolders(doc *domainxml.Doc) {
+	for _, n := range doc.HostNames() {
+		if n.Kind != domainxml.NamedPath || n.Device != "disk" || strings.HasPrefix(n.What, "backing") {
+			continue
+		}
+		c.noteFolder(filepath.Dir(n.Value))
+		if real, err := c.resolve(n.Value); err == nil {
+			c.noteFolder(filepath.Dir(real))
+		}
+	}
 }
 
 func (c *checker) noteFolder(folder string) {
@@ -262,8 +287,8 @@ func (c *checker) amounts(doc *domainxml.Doc) {
 	}
 }
 
-// name judges one thing that the domain XML names.
-func (c *checker) name(n domainxml.Named) {
+// named judges one thing that the domain XML names.
+func (c *checker) named(n domainxml.Named) {
 	switch n.Kind {
 	case domainxml.NamedEmulator:
 		c.emulator(n)
@@ -323,29 +348,74 @@ func (c *checker) path(n domainxml.Named) bool {
 		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
 		return false
 	}
-	may := c.mayName(n, n.Value) && c.mayName(n, real)
+	if !n.Folder && (slices.Contains(c.folders, n.Value) || slices.Contains(c.folders, real)) {
+		// libvirt would give the folder itself to QEMU's user.
+		c.no("folder_not_allowed", fmt.Sprintf("the %s of the instance is %s, the folder of %s for images", n.What, n.Value, c.p.Host), n.Value, "", "name a file in it (virsh edit)")
+		return false
+	}
+	may := c.allowed(n, n.Value) && c.allowed(n, real)
 	if o := (outside{n, real}); !may && !slices.Contains(c.outside, o) {
 		c.outside = append(c.outside, o)
 	}
 	return c.usedByOther(n, real) && may
 }
 
-// mayName reports whether an instance may name a path. A folder that its guest sees whole has what
+// allowed reports whether a path may be named there. A folder that the guest sees whole has what
 // other instances put there, too: the operator alone allows it.
-func (c *checker) mayName(n domainxml.Named, path string) bool {
-	if n.Folder {
-		return inAny(path, c.both(c.p.Allowed.Paths))
+func (c *checker) allowed(n domainxml.Named, path string) bool {
+	switch {
+	case inAny(path, c.plain):
+		return true
+	case n.Folder, n.Device == "filesystem", n.Device == "tpm":
+		return false // a folder, or the program or socket that serves one
 	}
-	return c.allowed(path, n.Writes)
+	return inAny(path, c.folders) || slices.Contains(c.beside, filepath.Dir(path)) || !n.Writes && inAny(path, c.firmware) || c.own(n, path)
 }
 
-func (c *checker) allowed(path string, writes bool) bool {
-	if inAny(path, c.folders) || slices.Contains(c.beside, filepath.Dir(path)) || !writes && inAny(path, c.firmware) {
-		return true
+// own reports whether a path is one of those that libvirt, Nova and Open vSwitch give an instance:
+//
+//	element                              path
+//	os/nvram                             /var/lib/libvirt/qemu/nvram/…
+//	channel of type unix, bound          below /{var/lib,run}/libvirt/qemu/channel in a folder with the instance's name, or
+//	                                     /var/lib/libvirt/qemu/org.qemu.guest_agent.0.NAME.sock (Nova)
+//	graphics                             /var/lib/libvirt/qemu/domain-ID-NAME/TYPE.sock
+//	interface of type vhostuser          a port's socket of Open vSwitch, none by which the switch is configured
+//	character device into a file; a log  below /var/log/libvirt
+//
+// libvirt puts its own sockets into the same folders, by which it and others drive QEMU.
+func (c *checker) own(n domainxml.Named, path string) bool {
+	folder, file := filepath.Split(path)
+	folder = filepath.Clean(folder)
+	of := func(parents []string, names ...string) bool {
+		return slices.ContainsFunc(c.both(parents), func(p string) bool {
+			rest, below := strings.CutPrefix(folder, p)
+			return below && slices.Contains(names, rest)
+		})
 	}
-	// libvirt's private folder of a domain that runs: sockets that it makes anew.
-	below, ok := strings.CutPrefix(path, "/var/lib/libvirt/qemu/domain-")
-	return ok && strings.Contains(below, "/")
+	switch {
+	case n.Device == "" && (n.At == "os/nvram" || strings.HasPrefix(n.At, "os/nvram/")):
+		return inAny(path, c.both(variableFolders)) && !slices.Contains(c.both(variableFolders), path)
+	case n.Device == "channel" && n.Type == "unix" && n.Binds && n.Target != "":
+		if number, name, ok := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-"); ok && c.short(number, name) && file == n.Target {
+			return of(channelFolders, "/target/domain-"+number+"-"+name, "/domain-"+number+"-"+name, "/target/"+number+"-"+name, "/"+number+"-"+name)
+		}
+		return of(channelFolders, "/target") && file == c.name+"."+n.Target || of(privateFolders, "") && file == "org.qemu.guest_agent.0."+c.name+".sock"
+	case n.Device == "graphics" && (n.At == "devices/graphics" || n.At == "devices/graphics/listen"):
+		number, name, _ := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-")
+		return c.short(number, name) && of(privateFolders, "/domain-"+number+"-"+name) && file == n.Type+".sock"
+	case n.Device == "interface" && n.Type == "vhostuser":
+		return of(switchFolders, "") && file != "db.sock" && !strings.HasSuffix(file, ".ctl") && !strings.HasSuffix(file, ".mgmt") && !strings.HasSuffix(file, ".snoop")
+	case strings.HasSuffix(n.At, "/log"), n.Type == "file" && n.Device != "disk":
+		return inAny(path, c.both(logFolders)) && !slices.Contains(c.both(logFolders), path)
+	}
+	return false
+}
+
+// short reports whether libvirt calls the instance's folders by this number and name: its first
+// 20 letters (virDomainDefGetShortName).
+func (c *checker) short(number, name string) bool {
+	first := []rune(c.name)
+	return number != "" && strings.Trim(number, "0123456789") == "" && name == string(first[:min(len(first), 20)])
 }
 
 // usedByOther refuses what another instance uses: unless both only read it, or both say that
@@ -380,7 +450,7 @@ func (c *checker) tellPaths() {
 	need := map[string]bool{}
 	for _, o := range c.outside {
 		for _, path := range []string{o.named.Value, o.real} {
-			if c.mayName(o.named, path) {
+			if c.allowed(o.named, path) {
 				continue
 			}
 			// A folder of its own is named whole; of the system's only what is needed.

@@ -2,6 +2,8 @@ package admission
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +28,10 @@ func domain(uuid, more, devices string) string {
 
 func disk(attributes, source string) string {
 	return "<disk " + attributes + "><source " + source + "/><target dev='vda'/></disk>"
+}
+
+func channel(mode, path string) string {
+	return "<channel type='unix'><source mode='" + mode + "' path='" + path + "'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 }
 
 func policy() Policy {
@@ -71,7 +77,7 @@ func TestCheck_EachElement(t *testing.T) {
 	for _, tt := range []struct{ name, more, devices, want string }{
 		{"an ordinary instance", "<os><type>hvm</type><loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE.fd</loader><nvram template='/opt/fw/code.fd'>/var/lib/libvirt/qemu/nvram/i_VARS.fd</nvram><cmdline>root=/dev/vda</cmdline></os><seclabel type='dynamic' model='dac' relabel='yes'/>",
 			disk("type='file'", "file='"+images+"i.qcow2'") + "<serial type='pty'><source path='/dev/pts/3'/></serial><console type='pty' tty='/dev/pts/3'><source path='/dev/pts/3'/></console>" +
-				"<channel type='unix'><source mode='bind' path='/var/lib/libvirt/qemu/channel/target/domain-1-i/org.qemu.guest_agent.0'/></channel><rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>" +
+				"<channel type='unix'><source mode='bind' path='/var/lib/libvirt/qemu/channel/target/domain-1-i/org.qemu.guest_agent.0'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel><rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>" +
 				"<graphics type='vnc' passwd='/x'><listen type='socket' socket='/var/lib/libvirt/qemu/domain-1-i/vnc.sock'/></graphics>", ""},
 		{"another emulator", "", "</devices><devices><emulator>/tmp/evil</emulator>", "emulator_not_allowed"},
 		{"a shell", "", "</devices><devices><emulator>/bin/sh</emulator>", "emulator_not_allowed"},
@@ -116,6 +122,35 @@ func TestCheck_EachElement(t *testing.T) {
 		{"a shared folder of another instance", "", "<filesystem type='mount'><source dir='/var/lib/nova/instances/" + neighbor + "'/><target dir='x'/></filesystem>", "path_not_allowed"},
 		{"a disk that is a folder", "", "<disk type='dir'><source dir='/var/lib/libvirt/images'/><target dev='vda'/><readonly/></disk>", "path_not_allowed used_by_other"},
 		{"a program for a shared folder", "", "<filesystem type='mount'><binary path='/tmp/virtiofsd'/><target dir='x'/></filesystem>", "path_not_allowed"},
+		{"a serial port at another's monitor", "", "<serial type='unix'><source mode='connect' path='/var/lib/libvirt/qemu/domain-3-other/monitor.sock'/></serial>", "path_not_allowed"},
+		{"a serial port in its own private folder", "", "<serial type='unix'><source mode='bind' path='/var/lib/libvirt/qemu/domain-1-i/x.sock'/></serial>", "path_not_allowed"},
+		{"a serial port in another's private folder", "", "<serial type='unix'><source mode='bind' path='/var/lib/libvirt/qemu/domain-3-other/monitor.sock'/></serial>", "path_not_allowed"},
+		{"a disk in another's private folder", "", disk("type='file'", "file='/var/lib/libvirt/qemu/domain-3-other/master-key.aes'"), "path_not_allowed"},
+		{"graphics in another's private folder", "", "<graphics type='vnc'><listen type='socket' socket='/var/lib/libvirt/qemu/domain-3-other/vnc.sock'/></graphics>", "path_not_allowed"},
+		{"graphics at its own monitor", "", "<graphics type='vnc'><listen type='socket' socket='/var/lib/libvirt/qemu/domain-1-i/monitor.sock'/></graphics>", "path_not_allowed"},
+		{"graphics in libvirt's folder", "", "<graphics type='vnc' socket='/var/lib/libvirt/qemu/vnc.sock'/>", "path_not_allowed"},
+		{"SPICE in its own private folder", "", "<graphics type='spice'><listen type='socket' socket='/var/lib/libvirt/qemu/domain-12-i/spice.sock'/></graphics>", ""},
+		{"a channel of another's", "", channel("bind", "/var/lib/libvirt/qemu/channel/target/domain-3-other/org.qemu.guest_agent.0"), "path_not_allowed"},
+		{"a channel of another's, in /run", "", channel("bind", "/run/libvirt/qemu/channel/3-other/org.qemu.guest_agent.0"), "path_not_allowed"},
+		{"a channel that connects", "", channel("connect", "/run/libvirt/qemu/channel/3-i/org.qemu.guest_agent.0"), "path_not_allowed"},
+		{"a channel of another name", "", channel("bind", "/run/libvirt/qemu/channel/3-i/x"), "path_not_allowed"},
+		{"a channel in /run", "", channel("bind", "/run/libvirt/qemu/channel/3-i/org.qemu.guest_agent.0"), ""},
+		{"a channel of an old libvirt", "", channel("bind", "/var/lib/libvirt/qemu/channel/target/i.org.qemu.guest_agent.0"), ""},
+		{"a channel of Nova's", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.i.sock"), ""},
+		{"a channel of Nova's for another", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.other.sock"), "path_not_allowed"},
+		{"a port of Open vSwitch", "", "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/vhu0' mode='server'/></interface>", ""},
+		{"Open vSwitch's database", "", "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/db.sock' mode='client'/></interface>", "path_not_allowed"},
+		{"Open vSwitch as a serial port", "", "<serial type='unix'><source mode='connect' path='/run/openvswitch/vhu0'/></serial>", "path_not_allowed"},
+		{"a log of libvirt's as a disk", "", disk("type='file'", "file='/var/log/libvirt/libvirtd.log'"), "path_not_allowed"},
+		{"a console's log", "", "<serial type='pty'><log file='/var/log/libvirt/qemu/i-serial0.log' append='off'/></serial><serial type='file'><source path='/var/log/libvirt/i.console'/></serial>", ""},
+		{"a TPM's state", "", "<tpm><backend type='emulator'><source type='dir' path='/var/lib/nova/instances/x'/></backend></tpm>", "path_not_allowed"},
+		{"a TPM", "", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'><active_pcr_banks><sha256/></active_pcr_banks></backend></tpm>", ""},
+		{"shared memory of the host", "", "<shmem name='x' role='master'><model type='ivshmem-plain'/></shmem>", "path_not_allowed"},
+		{"another's firmware variables as a disk", "", disk("type='file'", "file='/var/lib/libvirt/qemu/nvram/gone_VARS.fd'"), "path_not_allowed"},
+		{"a shared folder by its server", "", "<filesystem type='mount'><driver type='virtiofs'/><source socket='/srv/disks/fs.sock'/><target dir='x'/></filesystem>", "path_not_allowed"},
+		{"a folder below a disk", "", "<disk type='file'><source file='" + images + "i.qcow2'/><backingStore type='dir'><format type='fat'/><source dir='/srv/disks/x'/></backingStore><target dev='vda'/></disk>", "path_not_allowed"},
+		{"a folder of images as a file", "", disk("type='file'", "file='/var/lib/libvirt/images'"), "folder_not_allowed"},
+		{"this host's folder as a device", "", disk("type='block'", "dev='/srv/disks'"), "folder_not_allowed"},
 		{"a GPU", "", "<graphics type='spice'><gl rendernode='/dev/dri/renderD128'/></graphics>", "path_not_allowed"},
 		{"a TPM of the host", "", "<tpm><backend type='passthrough'><device path='/dev/tpm0'/></backend></tpm>", "path_not_allowed"},
 		{"persistent memory", "", "<memory model='nvdimm'><source><path>/dev/pmem0</path></source></memory>", "path_not_allowed"},
@@ -152,6 +187,43 @@ func TestCheck_EachElement(t *testing.T) {
 				t.Errorf("reasons %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// libvirt names an instance's folders by the first letters of its name.
+func TestCheck_FoldersOfALongName(t *testing.T) {
+	text := strings.Replace(domain(instance, "", channel("bind", "/run/libvirt/qemu/channel/3-an-instance-with-a-l/org.qemu.guest_agent.0")), "<name>i<", "<name>an-instance-with-a-long-name<", 1)
+	for is, want := range map[string]string{"an-instance-with-a-l/": "", "an-instance-with-a-long-name/": "path_not_allowed", "an-instance/": "path_not_allowed", "/": "path_not_allowed"} {
+		if got := strings.Join(codes(t, policy(), Claimed{AnyAmount: true}, strings.Replace(text, "an-instance-with-a-l/", is, 1)), " "); got != want {
+			t.Errorf("%s: reasons %q, want %q", is, got, want)
+		}
+	}
+}
+
+// What libvirt and Nova have written for real instances names nothing but disks, media and devices
+// outside of what is allowed.
+func TestCheck_RecordedDomains(t *testing.T) {
+	files, err := filepath.Glob("../../../driver/libvirt/domainxml/testdata/adopt/*.xml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, err := domainxml.Parse(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, r := range Check(doc, policy(), Claimed{AnyAmount: true, AnyDevice: true}, nil) {
+			for _, what := range []string{" channel ", " graphics ", "firmware variables", " interface ", " tpm "} {
+				// KubeVirt has folders of its own, and devices of the host are told by name.
+				if strings.Contains(r.Message, what) && !strings.HasPrefix(r.Have, "/dev/") && !strings.Contains(file, "kubevirt") {
+					t.Errorf("%s: %+v", file, r)
+				}
+			}
+		}
 	}
 }
 

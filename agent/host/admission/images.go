@@ -17,7 +17,7 @@ const deepest = 200
 // CheckImages is Check of what the images of an instance stand on alone. Headers can change after
 // Check: whoever writes the shared storage writes them.
 func CheckImages(doc *domainxml.Doc, p Policy, others []Other) []fault.Reason {
-	c := checker{p: p, used: map[string]use{}}
+	c := checker{p: p, name: doc.Name(), used: map[string]use{}}
 	c.prepare(others)
 	c.images(doc)
 	c.tellPaths()
@@ -63,12 +63,12 @@ func (c *checker) images(doc *domainxml.Doc) {
 // device can do anything.
 func (c *checker) image(i domainxml.Image, path string) {
 	target := strings.TrimPrefix(i.What, "backing file of ")
-	device := "disk"
+	device, at := "disk", "devices/disk"
 	if !strings.HasPrefix(target, "disk ") {
-		device = ""
+		device, at = "", "os/"+map[string]string{"firmware variables": "nvram"}[target]
 	}
 	named := func(what, path string, writes bool) bool {
-		return c.path(domainxml.Named{Kind: domainxml.NamedPath, Device: device, What: what, Value: path, Writes: writes, Shared: i.Shared})
+		return c.path(domainxml.Named{Kind: domainxml.NamedPath, Device: device, At: at, What: what, Value: path, Writes: writes, Shared: i.Shared})
 	}
 	if i.Type != "volume" && !named(i.What, path, i.Writes) {
 		return

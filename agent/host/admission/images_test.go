@@ -27,7 +27,7 @@ func TestCheckImages_TemplatesOfOtherInstances(t *testing.T) {
 		{"of one that runs, allowed", images + "other.qcow2", "used_by_other", false, []string{images}},
 		{"outside", "/srv/t/template.qcow2", "path_not_allowed", true, nil},
 		{"outside, allowed", "/srv/t/template.qcow2", "", true, []string{"/srv/t"}},
-		{"the log of one that is off", "/var/log/libvirt/qemu/other.log", "used_by_other", true, nil},
+		{"the log of one that is off", "/var/log/libvirt/qemu/other.log", "path_not_allowed used_by_other", true, nil},
 	} {
 		for _, form := range []string{"header", "domain XML"} {
 			t.Run(tt.name+", "+form, func(t *testing.T) {

@@ -30,8 +30,11 @@ const (
 // Named is one thing of the host that a domain XML names.
 type Named struct {
 	Kind NamedKind
-	// Device is the element of the device that it is of: disk, serial; empty for none.
-	Device string
+	// Device is the element of the device that it is of: disk, serial; empty for none. Type is
+	// that one's type, and Target the name by which the guest knows it.
+	Device, Type, Target string
+	// At is the element that names it, below <domain>: devices/channel/source.
+	At string
 	// What is its place in words: "disk vda", "serial port", "kernel".
 	What  string
 	Value string
@@ -39,6 +42,8 @@ type Named struct {
 	Writes, Shared bool
 	// Folder: the guest sees every file below the path (a shared folder, a disk of type dir).
 	Folder bool
+	// Binds: QEMU makes the socket. Without it QEMU connects to one that is there.
+	Binds bool
 }
 
 // HostNames lists what of its host a domain XML names, in its order, whatever element it is
@@ -180,6 +185,16 @@ func (w *namer) element(e *etree.Element, at string, device *etree.Element) {
 	case e.Tag == "seclabel":
 		w.label(e, device)
 		return
+	case at == "devices/shmem":
+		// https://libvirt.org/formatdomain.html#shared-memory-device: an object of POSIX shared
+		// memory, or a server's socket.
+		n := Named{Kind: NamedPath, Device: e.Tag, At: at, What: "shared memory", Value: "/dev/shm/" + e.SelectAttrValue("name", ""), Writes: true}
+		if s := e.SelectElement("server"); s != nil && s.SelectAttrValue("path", "") == "" {
+			n.Value = "/var/lib/libvirt/shmem-" + e.SelectAttrValue("name", "") + "-sock"
+		}
+		if attribute(e, "server", "path") == "" {
+			w.add(n)
+		}
 	case at == "devices/hostdev":
 		w.device("host device", e.SelectElement("source"), e.SelectAttrValue("type", ""))
 	case at == "devices/interface" && e.SelectAttrValue("type", "") == "hostdev":
@@ -223,8 +238,13 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 		}
 	}
 	what := whatOf(e, at, device)
+	n := Named{Kind: NamedPath, Device: tag, At: at, What: what, Shared: shared, Binds: e.SelectAttrValue("mode", "") == "bind"}
+	if device != nil {
+		n.Type, n.Target = device.SelectAttrValue("type", ""), attribute(device, "target", "name")
+	}
 	add := func(value string, writes bool) {
-		w.add(Named{Kind: NamedPath, Device: tag, What: what, Value: value, Writes: writes, Shared: shared})
+		n.Value, n.Writes = value, writes
+		w.add(n)
 	}
 	folder := e.Tag == "source" && (tag == "disk" || tag == "filesystem")
 	text, must := e.Text(), slices.Contains(pathTexts, at)
@@ -248,7 +268,9 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 		case at == "os/nvram" && a.Key == "template", strings.HasPrefix(at, "sysinfo/"):
 			add(a.Value, false)
 		case folder && a.Key == "dir":
-			w.add(Named{Kind: NamedPath, Device: tag, What: what, Value: a.Value, Writes: writes, Shared: shared, Folder: true})
+			n.Folder = true
+			add(a.Value, writes)
+			n.Folder = false
 		case strings.HasPrefix(a.Value, "/"), slices.Contains(pathAttributes, a.Key),
 			a.Key == "dev" && e.Tag == "source" && device != nil && (device.Tag == "disk" || device.Tag == "input"):
 			add(a.Value, writes)
