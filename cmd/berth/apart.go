@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/agent/api"
-	"berth/internal/fault"
 	"berth/migration"
 )
 
@@ -38,14 +37,14 @@ func (x *apartFlags) into(r *api.Migrate, live bool) error {
 	r.ShareNothing, r.Alternates = x.apart, x.alternates
 	for i, name := range x.alternates {
 		if name == "" || name == r.Destination || slices.Contains(x.alternates[:i], name) {
-			return fault.New(fault.Invalid, "--alternate %q: want each host once", name)
+			return misused("--alternate %q: want each host once", name)
 		}
 	}
 	if !x.apart {
 		return nil
 	}
 	if live || r.MigrationType == migration.TypeLiveMigration {
-		return fault.New(fault.Invalid, "--share-nothing is of a guest that is shut down for it: memory goes straight from host to host")
+		return misused("--share-nothing is of a guest that is shut down for it: memory goes straight from host to host")
 	}
 	if r.MigrationType == "" {
 		r.MigrationType = migration.TypeMigration

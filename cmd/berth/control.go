@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/converge"
 	"berth/migration/options"
@@ -31,7 +30,7 @@ What the schedule does later is above it.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in := api.SetMigration{Bandwidth: said.live.Bandwidth, MaxDowntime: said.live.MaxDowntime}
 			if in == (api.SetMigration{}) {
-				return fault.New(fault.Invalid, "set what of %s: say --bandwidth, --max-downtime, or both", args[0])
+				return misused("set what of %s: say --bandwidth, --max-downtime, or both", args[0])
 			}
 			if in.Bandwidth == options.NoRate {
 				in.Bandwidth = api.Unbounded

@@ -74,7 +74,7 @@ func (a *app) makeBundle(ctx context.Context, file string, now time.Time) (err e
 		return fault.Refuse(fault.Exists, "write a bundle", fault.Reason{Code: "file_exists", Message: file + " exists", Change: "name another with --file, or remove it"})
 	}
 	if err != nil {
-		return fault.New(fault.Invalid, "write a bundle: %w", err)
+		return misused("write a bundle: %w", err)
 	}
 	defer func() {
 		err = errors.Join(err, out.Close())

@@ -44,7 +44,7 @@ func (x *priorityFlags) read() (map[string]int, error) {
 	out := map[string]int{}
 	set := func(guest string, n int) error {
 		if _, twice := out[guest]; twice || guest == "" {
-			return fault.New(fault.Invalid, "--priority, --first, --last: guest %q: want each once", guest)
+			return misused("--priority, --first, --last: guest %q: want each once", guest)
 		}
 		out[guest] = n
 		return nil
@@ -53,7 +53,7 @@ func (x *priorityFlags) read() (map[string]int, error) {
 		guest, number, ok := strings.Cut(text, "=")
 		n, err := strconv.Atoi(number)
 		if !ok || err != nil || n <= -farPriority || n >= farPriority {
-			return nil, fault.New(fault.Invalid, "--priority %q: want GUEST=NUMBER, such as db-1=10", text)
+			return nil, misused("--priority %q: want GUEST=NUMBER, such as db-1=10", text)
 		}
 		if err := set(guest, n); err != nil {
 			return nil, err

@@ -57,25 +57,25 @@ func (x *evacuateFlags) register(f *pflag.FlagSet) {
 func (x *evacuateFlags) check(args []string) (*migration.Image, error) {
 	switch {
 	case (x.host == "") == (len(args) == 0):
-		return nil, fault.New(fault.Invalid, "evacuate: name an instance, or with --host a host, and not both")
+		return nil, misused("evacuate: name an instance, or with --host a host, and not both")
 	case len(x.to) > 0 && x.host == "":
-		return nil, fault.New(fault.Invalid, "--to is of --host: name the host after the instance")
+		return nil, misused("--to is of --host: name the host after the instance")
 	case len(x.alternates) > 0 && x.host != "":
-		return nil, fault.New(fault.Invalid, "--alternate is of one guest: with --host say --to")
+		return nil, misused("--alternate is of one guest: with --host say --to")
 	case x.host == "" && x.priorities.given():
-		return nil, fault.New(fault.Invalid, "--priority, --first and --last are of --host")
+		return nil, misused("--priority, --first and --last are of --host")
 	case x.fence && x.dead:
-		return nil, fault.New(fault.Invalid, "--fence and --host-is-dead: say one of them")
+		return nil, misused("--fence and --host-is-dead: say one of them")
 	case x.dead && strings.TrimSpace(x.because) == "":
-		return nil, fault.New(fault.Invalid, "--host-is-dead: say --because TEXT: what you have checked")
+		return nil, misused("--host-is-dead: say --because TEXT: what you have checked")
 	case !x.dead && x.because != "":
-		return nil, fault.New(fault.Invalid, "--because is of --host-is-dead")
+		return nil, misused("--because is of --host-is-dead")
 	case x.plan && (x.fence || x.dead):
-		return nil, fault.New(fault.Invalid, "--plan changes nothing: not with --fence or --host-is-dead")
+		return nil, misused("--plan changes nothing: not with --fence or --host-is-dead")
 	}
 	if x.image.Path == "" {
 		if x.image.Format != "" {
-			return nil, fault.New(fault.Invalid, "--image-format without --image")
+			return nil, misused("--image-format without --image")
 		}
 		return nil, nil
 	}
@@ -86,9 +86,9 @@ func (x *evacuateFlags) check(args []string) (*migration.Image, error) {
 func checkImage(i migration.Image) error {
 	switch {
 	case !filepath.IsAbs(i.Path):
-		return fault.New(fault.Invalid, "--image %q: want the image's absolute path on the guest's host", i.Path)
+		return misused("--image %q: want the image's absolute path on the guest's host", i.Path)
 	case !slices.Contains([]string{"", "raw", "qcow2"}, i.Format):
-		return fault.New(fault.Invalid, "--image-format %q: want raw or qcow2", i.Format)
+		return misused("--image-format %q: want raw or qcow2", i.Format)
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ berth drain status HOST shows it again.`,
 			}
 			for i, name := range r.Alternates {
 				if name == "" || name == r.Destination || slices.Contains(r.Alternates[:i], name) {
-					return fault.New(fault.Invalid, "--alternate %q: want each host once", name)
+					return misused("--alternate %q: want each host once", name)
 				}
 			}
 			if x.plan {

@@ -101,12 +101,19 @@ func printError(w io.Writer, err error, asJSON bool) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "berth: %s", body.Error.Message)
-	if len(body.Error.Reasons) == 0 {
+	usage := usageLines(body.Error.Reasons)
+	if len(body.Error.Reasons) == 0 || usage != nil {
 		b.WriteByte('\n')
 	} else {
 		fmt.Fprintf(&b, " (%s)\n", body.Error.Kind.Error())
 	}
+	for _, line := range usage {
+		fmt.Fprintf(&b, "  %s\n", line)
+	}
 	for _, r := range body.Error.Reasons {
+		if usage != nil {
+			break
+		}
 		fmt.Fprintf(&b, "  - %s\n", r.Message)
 		if r.Cell != nil {
 			fmt.Fprintf(&b, "      cell:    %d\n", *r.Cell)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,9 +74,7 @@ discovered host nothing is in use, and all CPUs are shared, unless --config (the
 				return a.fitLines(args)
 			}
 			if w.host == "" || w.flavor == "" || len(args) > 0 {
-				return fault.Refuse(fault.Invalid, "read the question", fault.Reason{
-					Code: "usage", Message: "--host and --flavor belong together, and to no FILE", Change: "berth fit --host HOST.json --flavor FLAVOR.toml",
-				})
+				return misusedAs("berth fit --host HOST.json --flavor FLAVOR.toml", "fit: --host and --flavor belong together, and to no FILE")
 			}
 			w.configured = cmd.Flags().Changed("config")
 			return a.fitWhatIf(w)
@@ -129,6 +128,12 @@ func (a *app) fitLines(files []string) error {
 		if err := a.reading(path, each); err != nil {
 			return err
 		}
+	}
+	if cases == 0 && slices.Equal(files, []string{"-"}) {
+		return misusedAs("berth fit cases.jsonl", "fit: standard input is empty: want cases, one JSON object a line")
+	}
+	if cases == 0 {
+		return misusedAs("berth fit cases.jsonl", "fit: there is no case in %s", strings.Join(files, ", "))
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d of %s could not be answered", failed, count(cases, "case"))

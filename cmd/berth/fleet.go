@@ -91,7 +91,7 @@ records nor Placement have, unless you say --force.
 		Example: "  berth host declare-dead host-b --because \"pulled both power cords, rack 4\"",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if strings.TrimSpace(r.Because) == "" {
-				return fault.New(fault.Invalid, "declare host %s dead: say --because TEXT: what you have checked", args[0])
+				return misused("declare host %s dead: say --because TEXT: what you have checked", args[0])
 			}
 			return a.ask(cmd, settleTime, func(ctx context.Context, c *api.Client) error {
 				d, err := c.DeclareDead(ctx, args[0], r)

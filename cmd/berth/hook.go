@@ -10,7 +10,6 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
-	"berth/internal/fault"
 )
 
 // hookCommand is for tools that run migrations of their own (design section 12).
@@ -104,11 +103,11 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 				case before:
 					want = "--migration and --instance"
 				}
-				return fault.New(fault.Invalid, "%s: say %s", phase, want)
+				return misused("%s: say %s", phase, want)
 			}
 			if before {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-					return fault.New(fault.Invalid, "%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth hook …", phase, dump)
+					return misused("%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth hook …", phase, dump)
 				}
 				text, err := a.readInput("the guest's document")
 				if err != nil {

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/internal/fault"
 )
 
 func (a *app) hostAggregate() *cobra.Command {
@@ -33,7 +32,7 @@ openstack aggregate add host does the same in Placement.`,
 			changes := cmd.Flags().Changed("add") || cmd.Flags().Changed("remove")
 			if changes {
 				if err := change.Validate(); err != nil {
-					return fault.New(fault.Invalid, "change aggregates: %w", err)
+					return misused("change aggregates: %w", err)
 				}
 			}
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {

@@ -9,7 +9,6 @@ import (
 
 	"berth/fleet/etcd"
 	"berth/internal/config"
-	"berth/internal/fault"
 )
 
 func (a *app) hostEtcdRoles() *cobra.Command {
@@ -35,7 +34,7 @@ a password (etcdctl user passwd HOST) from [fleet] etcd_user and etcd_password_f
 			}
 			for _, f := range fencers {
 				if !slices.Contains(args, f) {
-					return fault.New(fault.Invalid, "--fence %s: name it among the hosts too", f)
+					return misused("--fence %s: name it among the hosts too", f)
 				}
 			}
 			_, err := fmt.Fprintln(a.out, strings.Join(etcd.RoleCommands(args, fencers), "\n"))

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/internal/fault"
 )
 
 func (a *app) hostSet() *cobra.Command {
@@ -30,7 +29,7 @@ The same trait, when somebody else has set it, stays; it is not Berth's to take 
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if disable == enable || disable && reason == "" || enable && reason != "" {
-				return fault.New(fault.Invalid, "set host: say --disable with --reason TEXT, or --enable")
+				return misused("set host: say --disable with --reason TEXT, or --enable")
 			}
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
 				state, err := c.SetHost(ctx, api.SetHost{Disabled: &disable, Reason: reason})

@@ -28,7 +28,7 @@ browser, light or dark as the browser is; pointing at a part of it says who has 
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("width") && (width < 60 || width > 10000) {
-				return fault.New(fault.Invalid, "--width %d: want 60 to 10000 columns", width)
+				return misused("--width %d: want 60 to 10000 columns", width)
 			}
 			return a.ask(cmd, answerTime, func(ctx context.Context, c *api.Client) error {
 				picture, err := pictureOf(ctx, c)

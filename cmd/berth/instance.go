@@ -16,7 +16,6 @@ import (
 	"berth/agent/api"
 	"berth/agent/host"
 	"berth/claims"
-	"berth/internal/fault"
 )
 
 // workTime bounds a command that makes disks or waits for a guest.
@@ -140,7 +139,7 @@ func (a *app) readFile(path string) (string, error) {
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return "", fault.New(fault.Invalid, "read %s: %w", path, err)
+		return "", misused("read %s: %w", path, err)
 	}
 	return string(data), nil
 }
@@ -150,9 +149,9 @@ func (a *app) readInput(what string) (string, error) {
 	data, err := io.ReadAll(io.LimitReader(a.in, api.MaxBody+1))
 	switch {
 	case err != nil:
-		return "", fault.New(fault.Invalid, "read %s: %w", what, err)
+		return "", misused("read %s: %w", what, err)
 	case len(data) > api.MaxBody:
-		return "", fault.New(fault.Invalid, "read %s: it is larger than %d MiB", what, api.MaxBody>>20)
+		return "", misused("read %s: it is larger than %d MiB", what, api.MaxBody>>20)
 	}
 	return string(data), nil
 }
@@ -171,7 +170,7 @@ func parseDisk(text string) (host.CreateDisk, error) {
 		case "size":
 			n, err := strconv.ParseInt(value, 10, 32)
 			if err != nil || n < 1 {
-				return d, fault.New(fault.Invalid, "--disk-file %q: size %q: want GiB", text, value)
+				return d, misused("--disk-file %q: size %q: want GiB", text, value)
 			}
 			d.SizeGB = n
 		case "image":
@@ -181,7 +180,7 @@ func parseDisk(text string) (host.CreateDisk, error) {
 		case "format":
 			d.Format = value
 		default:
-			return d, fault.New(fault.Invalid, "--disk-file %q: unknown key %q: want path, size, image, image-format or format", text, key)
+			return d, misused("--disk-file %q: unknown key %q: want path, size, image, image-format or format", text, key)
 		}
 	}
 	return d, nil
@@ -199,7 +198,7 @@ changed or stopped. It never refuses for room: what does not fit is adopted as
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Instances = args
 			if r.All == (len(args) > 0) {
-				return fault.New(fault.Invalid, "adopt: name instances, or say --all")
+				return misused("adopt: name instances, or say --all")
 			}
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
 				list, err := c.AdoptInstances(ctx, r)
@@ -441,7 +440,7 @@ name. If it runs elsewhere after all, and both share its disks, they are destroy
 		Example: "  berth instance start web-1\n  berth instance start web-1 --force-owner --reason \"etcd is lost, nothing was evacuated\"",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if confirm != (strings.TrimSpace(because) != "") {
-				return fault.New(fault.Invalid, "--force-owner and --reason TEXT are said together")
+				return misused("--force-owner and --reason TEXT are said together")
 			}
 			return a.ask(cmd, workTime, func(ctx context.Context, c *api.Client) error {
 				start := c.StartInstance

@@ -4,8 +4,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-
-	"berth/internal/fault"
 )
 
 // newLogger writes lines for the journal: where systemd collects standard error
@@ -34,7 +32,7 @@ func newHandler(w io.Writer, level slog.Leveler) slog.Handler {
 func parseLevel(text string) (slog.Level, error) {
 	var v slog.Level
 	if err := v.UnmarshalText([]byte(text)); err != nil {
-		return v, fault.New(fault.Invalid, "log level %q: want debug, info, warn or error", text)
+		return v, misused("log level %q: want debug, info, warn or error", text)
 	}
 	return v, nil
 }

@@ -89,7 +89,7 @@ func (m manual) overview(root *cobra.Command) string {
 			}
 		}
 	}
-	b.WriteString(".SH OPTIONS\nOf every command:\n" + flagTable(root.PersistentFlags()))
+	b.WriteString(".SH OPTIONS\n" + flagTable(root.LocalNonPersistentFlags()) + ".PP\nOf every command:\n" + flagTable(root.PersistentFlags()))
 	b.WriteString(".SH EXIT STATUS\n" + prose(exitCodesHelp))
 	b.WriteString(".SH FILES\n")
 	for _, f := range [][2]string{

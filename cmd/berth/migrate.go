@@ -76,7 +76,7 @@ has what counts and who said it. As many moves go at once as the hosts' limits a
 			}
 			switch {
 			case live && (off || offline):
-				return fault.New(fault.Invalid, "--live, and --cold or --offline: say one of them")
+				return misused("--live, and --cold or --offline: say one of them")
 			case live:
 				r.MigrationType = migration.TypeLiveMigration
 			case off || offline:
@@ -84,16 +84,16 @@ has what counts and who said it. As many moves go at once as the hosts' limits a
 			}
 			for _, name := range options.OfGuestsThatRun(said.live) {
 				if off || offline {
-					return fault.New(fault.Invalid, "--%s is of a live migration, not of a cold one", name)
+					return misused("--%s is of a live migration, not of a cold one", name)
 				}
 				r.MigrationType = migration.TypeLiveMigration
 			}
 			if priority.p != 0 && (off || offline) {
-				return fault.New(fault.Invalid, "--priority is of a live migration: a cold one waits for nobody")
+				return misused("--priority is of a live migration: a cold one waits for nobody")
 			}
 			for _, name := range changedFlags(cmd, coldNames) {
 				if r.MigrationType == migration.TypeLiveMigration {
-					return fault.New(fault.Invalid, "--%s is of a cold migration, not of a live one", name)
+					return misused("--%s is of a cold migration, not of a live one", name)
 				}
 				r.MigrationType = migration.TypeMigration
 			}

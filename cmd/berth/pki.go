@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth/internal/fault"
 	"berth/internal/pki"
 )
 
@@ -102,16 +101,13 @@ func (a *app) pkiInit() *cobra.Command {
 	var force bool
 	var name string
 	cmd := &cobra.Command{
-		Use:     "init [DIR]",
+		Use:     "init DIR",
 		Short:   "Make a certificate authority",
-		Long:    "Make a certificate authority: ca.crt and ca.key in DIR (" + defaultPKI + " unless named). Keep ca.key where no host can read it.",
+		Long:    "Make a certificate authority: ca.crt and ca.key in DIR. Keep ca.key where no host can read it.",
 		Example: "  berth pki init /root/berth-ca",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			dir := defaultPKI
-			if len(args) == 1 {
-				dir = args[0]
-			}
+			dir := args[0]
 			ca, err := pki.Init(dir, name, time.Now(), force)
 			if err != nil {
 				return err
@@ -205,7 +201,7 @@ that share nothing (berth resize --share-nothing), and confirm, revert or abort 
 			}
 			if reads {
 				if len(rights) > 0 {
-					return fault.New(fault.Invalid, "sign a certificate for %s: a reader has no rights: say --read-only or --right", args[0])
+					return misused("sign a certificate for %s: a reader has no rights: say --read-only or --right", args[0])
 				}
 				issue = func() (*x509.Certificate, error) { return ca.IssueReader(to, args[0], time.Now()) }
 			}
@@ -256,7 +252,7 @@ func (a *app) pkiShow() *cobra.Command {
 				return notFound(err, "show certificates: %w", err)
 			}
 			if len(list) == 0 {
-				return notFound(fs.ErrNotExist, "show certificates: there are none in %s: make some with `berth pki init`", path)
+				return notFound(fs.ErrNotExist, "show certificates: there are none in %s: make some with `berth pki init DIR`", path)
 			}
 			return a.printCertificates(list)
 		},

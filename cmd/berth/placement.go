@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/fleet/embedded"
-	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/placement"
 	"berth/systemd"
@@ -47,7 +46,7 @@ fence (--right fence, or --fencer NAME here) that another host is dead.`,
 			}
 			if !strings.HasPrefix(o.Listen, "unix:/") {
 				if _, _, err := net.SplitHostPort(o.Listen); err != nil {
-					return fault.New(fault.Invalid, "--listen %q: want HOST:PORT or unix:/path", o.Listen)
+					return misused("--listen %q: want HOST:PORT or unix:/path", o.Listen)
 				}
 			}
 			rt := &runtime.System{}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth/internal/fault"
 	"berth/internal/pki"
 	"berth/placement"
 )
@@ -51,7 +50,7 @@ what is older than they remember and mend what is theirs.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if db == "" {
-				return fault.New(fault.Invalid, "say --db FILE: the database to make")
+				return misused("say --db FILE: the database to make")
 			}
 			log, err := newLogger(a.err, "warn")
 			if err != nil {
@@ -72,7 +71,7 @@ func (a *app) placementTLS(to string) (*tls.Config, error) {
 	}
 	u, err := url.Parse(to)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fault.New(fault.Invalid, "--from %q: want http://HOST:PORT, https://HOST:PORT or unix:/path", to)
+		return nil, misused("--from %q: want http://HOST:PORT, https://HOST:PORT or unix:/path", to)
 	}
 	if u.Scheme == "http" {
 		return nil, nil
@@ -81,11 +80,11 @@ func (a *app) placementTLS(to string) (*tls.Config, error) {
 	if a.certFile == "" && a.caFile != "" {
 		pem, err := os.ReadFile(a.caFile)
 		if err != nil {
-			return nil, fault.New(fault.Invalid, "read --ca: %w", err)
+			return nil, misused("read --ca: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fault.New(fault.Invalid, "read --ca %s: there is no certificate in it", a.caFile)
+			return nil, misused("read --ca %s: there is no certificate in it", a.caFile)
 		}
 	}
 	if a.certFile == "" {

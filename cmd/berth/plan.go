@@ -87,21 +87,21 @@ Exits with 0 when some host would take the guest, and with 3 when none would.`,
 			}
 			switch {
 			case flavor == "" && r.Instance == "":
-				return fault.New(fault.Invalid, "plan: name an instance, or a flavor with --flavor")
+				return misused("plan: name an instance, or a flavor with --flavor")
 			case on != "" && r.Instance != "":
-				return fault.New(fault.Invalid, "--on is of a new guest: name the host after the instance")
+				return misused("--on is of a new guest: name the host after the instance")
 			case live && cold:
-				return fault.New(fault.Invalid, "--live and --cold: say one of them")
+				return misused("--live and --cold: say one of them")
 			case apart && r.Instance == "":
-				return fault.New(fault.Invalid, "--share-nothing is of a guest that is there: name it")
+				return misused("--share-nothing is of a guest that is there: name it")
 			case apart && live:
-				return fault.New(fault.Invalid, "--share-nothing and --live: memory goes straight from host to host")
+				return misused("--share-nothing and --live: memory goes straight from host to host")
 			case flavor != "" && (live || cold):
-				return fault.New(fault.Invalid, "--live and --cold are of a guest that stays as it is, not of a flavor")
+				return misused("--live and --cold are of a guest that stays as it is, not of a flavor")
 			case evacuate && (r.Instance == "" || live || cold || apart || flavor != ""):
-				return fault.New(fault.Invalid, "--evacuate is of a guest that is there, and of no other move")
+				return misused("--evacuate is of a guest that is there, and of no other move")
 			case !evacuate && (image.Path != "" || loss):
-				return fault.New(fault.Invalid, "--image and --accept-data-loss are of --evacuate")
+				return misused("--image and --accept-data-loss are of --evacuate")
 			case evacuate:
 				r.Kind, r.AcceptLoss = migration.PlanEvacuation, loss
 				if image.Path != "" {

@@ -78,7 +78,7 @@ func TestReference_CommandLineIsTheTreeOfCommands(t *testing.T) {
 // eachCommand gives every command that is shown, a group before what is in it.
 func eachCommand(c *cobra.Command, f func(*cobra.Command)) {
 	for _, sub := range c.Commands() {
-		if sub.IsAvailableCommand() && sub.Name() != "help" && sub.Name() != "completion" {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
 			f(sub)
 			eachCommand(sub, f)
 		}

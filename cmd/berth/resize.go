@@ -12,7 +12,6 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/config"
-	"berth/internal/fault"
 	"berth/migration"
 	"berth/topology"
 )
@@ -47,11 +46,11 @@ func (x *coldFlags) registerWait(f *pflag.FlagSet) {
 func (x *coldFlags) waits() (bool, error) {
 	switch {
 	case x.detach && x.wait && x.flags.Changed("wait"):
-		return false, fault.New(fault.Invalid, "--wait and --detach: say one of them")
+		return false, misused("--wait and --detach: say one of them")
 	case x.confirm && (x.detach || !x.wait):
-		return false, fault.New(fault.Invalid, "--confirm waits until the guest is there: not with --detach")
+		return false, misused("--confirm waits until the guest is there: not with --detach")
 	case x.confirm && x.flags.Changed("confirm-window"):
-		return false, fault.New(fault.Invalid, "--confirm and --confirm-window: say one of them")
+		return false, misused("--confirm and --confirm-window: say one of them")
 	}
 	return x.wait && !x.detach, nil
 }
@@ -59,7 +58,7 @@ func (x *coldFlags) waits() (bool, error) {
 // into writes what was said into a request.
 func (x *coldFlags) into(r *api.Migrate) error {
 	if x.shutdown < 0 || x.window < 0 {
-		return fault.New(fault.Invalid, "--shutdown-timeout and --confirm-window cannot be negative")
+		return misused("--shutdown-timeout and --confirm-window cannot be negative")
 	}
 	r.DiscardSavedState = x.discard
 	if x.flags.Changed("shutdown-timeout") {
@@ -90,11 +89,11 @@ func (x *flavorFlags) register(f *pflag.FlagSet) {
 // flavor is the one that is spelled out, called like the guest; nil for one by name.
 func (x *flavorFlags) flavor(doing, guest string) (*topology.Flavor, error) {
 	if (x.name == "") == (x.vcpus == 0 && x.memory == 0) {
-		return nil, fault.New(fault.Invalid, "%s %s: say --flavor NAME, or --vcpus and --memory", doing, guest)
+		return nil, misused("%s %s: say --flavor NAME, or --vcpus and --memory", doing, guest)
 	}
 	if x.name != "" {
 		if len(x.specs) > 0 {
-			return nil, fault.New(fault.Invalid, "%s %s: --extra-spec goes with --vcpus and --memory: the flavor %s has extra specs of its own", doing, guest, x.name)
+			return nil, misused("%s %s: --extra-spec goes with --vcpus and --memory: the flavor %s has extra specs of its own", doing, guest, x.name)
 		}
 		return nil, nil
 	}
@@ -111,7 +110,7 @@ func pairs(flag string, all []string) (map[string]string, error) {
 	for _, s := range all {
 		k, v, ok := strings.Cut(s, "=")
 		if !ok || k == "" {
-			return nil, fault.New(fault.Invalid, "%s %q: want key=value", flag, s)
+			return nil, misused("%s %q: want key=value", flag, s)
 		}
 		if out == nil {
 			out = map[string]string{}
@@ -173,7 +172,7 @@ the command exits with 8.
 			}
 			rate, err := config.ParseRate(bandwidth)
 			if err != nil {
-				return fault.New(fault.Invalid, "--bandwidth: %w", err)
+				return misused("--bandwidth: %w", err)
 			}
 			r.Options.Bandwidth = uint64(rate)
 			return a.move(cmd.Context(), r, wait, cold.confirm)
@@ -279,7 +278,7 @@ and the command exits with 8.`,
 				return err
 			}
 			if image.Path == "" {
-				return fault.New(fault.Invalid, "rebuild %s: say --image FILE", args[0])
+				return misused("rebuild %s: say --image FILE", args[0])
 			}
 			if err := checkImage(image); err != nil {
 				return err

@@ -16,6 +16,7 @@ import (
 
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/version"
 	"berth/internal/visible"
 )
 
@@ -54,17 +55,26 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.began {
 		a.json = slices.Contains(args, "--json") // flags may not have been read
-		err = fault.Refuse(fault.Invalid, usageWords(cmd, err), fault.Reason{
-			Code: "usage", Message: "the command line is not understood", Change: "usage: " + cmd.UseLine() + "; `" + cmd.CommandPath() + " --help` says more",
-		})
+		if !isMisuse(err) {
+			err = misused("%s", usageWords(cmd, err))
+		}
 	}
 	if err != nil {
+		err = a.named(withUsage(cmd, err))
 		printError(errOut, err, a.json)
 		if say := next(cmd.CommandPath(), err); say != "" && a.began && !a.json && !silent(err) {
 			fmt.Fprintf(errOut, "  next: %s\n", say)
 		}
 	}
 	return codeOf(err)
+}
+
+// named says which agent was asked, by --connect, of an error that does not name it.
+func (a *app) named(err error) error {
+	if !a.began || a.connect == "" || fault.KindOf(err) != fault.Unavailable || strings.Contains(err.Error(), a.connect) {
+		return err
+	}
+	return fault.Wrap(err, "ask %s", a.connect)
 }
 
 // countWords is how the library says that there are too few or too many arguments.
@@ -118,17 +128,19 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			// An unset variable of a script must not become "any host". A shell that asks what may
 			// follow has no word yet.
 			if i := slices.Index(args, ""); i >= 0 && cmd.Name() != cobra.ShellCompRequestCmd {
-				return fmt.Errorf("argument %d of %q is empty", i+1, cmd.CommandPath())
+				return misused("argument %d of %q is empty", i+1, cmd.CommandPath())
 			}
 			if a.output != "table" && a.output != "json" {
-				return fmt.Errorf("--output %q: want table or json", a.output)
+				return misused("--output %q: want table or json", a.output)
 			}
 			a.json = a.json || a.output == "json"
 			a.began = true
 			return nil
 		},
 	})
-	root.CompletionOptions.HiddenDefaultCmd = true
+	root.Version = version.Get().String()
+	root.SetVersionTemplate("berth {{.Version}}\n")
+	root.Flags().Bool("version", false, "print which build this is")
 	f := root.PersistentFlags()
 	f.StringVarP(&a.connect, "connect", "c", os.Getenv("BERTH_CONNECT"), "agent to ask: path of a socket, host's `name`, or host:port (env BERTH_CONNECT)")
 	f.StringVar(&a.certFile, "cert", os.Getenv("BERTH_CERT"), "certificate `file` to show a host, with --connect (env BERTH_CERT)")
@@ -154,12 +166,21 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand(), a.manCommand())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodesHelp})
+	root.SetHelpCommand(helpCommand(root))
+	root.SetHelpCommandGroupID("daemons")
+	root.SetCompletionCommandGroupID("daemons")
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	a.addCompletion(root)
 	return root
 }
 
+// onlyHolds is the annotation of a command of group.
+const onlyHolds = "only holds other commands"
+
 // group is a command that only holds others; called alone it is a usage error.
 func group(c *cobra.Command) *cobra.Command {
+	c.Annotations = map[string]string{onlyHolds: "yes"}
 	c.SuggestionsMinimumDistance = 2
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {

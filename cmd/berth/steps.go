@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth/agent/api"
-	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/conductor"
 )
@@ -43,7 +42,7 @@ stands in the column UNDO is done from there upwards; a dash has nothing to undo
 				}
 				stories = slices.DeleteFunc(stories, func(s migration.Story) bool { return s.Name != args[0] })
 				if len(stories) == 0 {
-					return fault.New(fault.Invalid, "no story %q: want one of %s", args[0], strings.Join(names, ", "))
+					return misused("no story %q: want one of %s", args[0], strings.Join(names, ", "))
 				}
 			}
 			return a.print(api.StoryList{Stories: stories}, func(w io.Writer) { storyTable(w, stories) })

@@ -306,7 +306,7 @@ func alter(f reflect.Value) {
 
 func TestParseRate(t *testing.T) {
 	for text, want := range map[string]config.Rate{
-		"0": 0, "20MiB/s": 20 << 20, "1GiB/s": 1 << 30, "5 KiB/s": 5 << 10, "8MB/s": 8e6, "1024": 1024, "20MiB": 20 << 20,
+		"0": 0, "20MiB/s": 20 << 20, "1GiB/s": 1 << 30, "5 KiB/s": 5 << 10, "8MB/s": 8e6, "1024B/s": 1024, "20MiB": 20 << 20,
 	} {
 		got, err := config.ParseRate(text)
 		if err != nil || got != want {
@@ -317,7 +317,7 @@ func TestParseRate(t *testing.T) {
 			t.Errorf("%q written %q reads %d, %v", text, got, again, err)
 		}
 	}
-	for _, text := range []string{"", "fast", "-1", "20 Mbit/s", "99999999TiB/s", "1.5GiB/s"} {
+	for _, text := range []string{"", "fast", "-1", "1024", "20 Mbit/s", "99999999TiB/s", "1.5GiB/s"} {
 		if got, err := config.ParseRate(text); err == nil {
 			t.Errorf("%q: %d, want an error", text, got)
 		}

@@ -97,7 +97,7 @@ func eachTime(t reflect.Type, tree any, key string, found func(key string, v any
 // Rate is bytes a second, written "20MiB/s"; "0" is no bound.
 type Rate uint64
 
-// ParseRate reads "20MiB/s", "1GB/s", "500000"; see options.ParseBytes.
+// ParseRate reads "20MiB/s", "1GB/s", "500000B/s"; see options.ParseBytes.
 func ParseRate(text string) (Rate, error) {
 	n, err := options.ParseBytes(text, true)
 	return Rate(n), err

@@ -7,7 +7,7 @@ type Kind string
 
 // The kinds.
 const (
-	KindRate     Kind = "rate"     // bytes a second: "20MiB/s", "500000"
+	KindRate     Kind = "rate"     // bytes a second: "20MiB/s", "500000B/s"
 	KindSize     Kind = "size"     // bytes: "64MiB"
 	KindDuration Kind = "duration" // "500ms", "1m30s"
 	KindPercent  Kind = "percent"  // "30", "30%"

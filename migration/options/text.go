@@ -78,6 +78,9 @@ func (o Option) set(l *Live, text string) string {
 	case *string:
 		*field = text
 	}
+	if err != nil && o.Kind == KindRate && bareNumber.MatchString(text) {
+		return fmt.Sprintf("a unit: %sMiB/s is what virsh means by %s", text, text)
+	}
 	if err != nil || !read || !o.said(next) {
 		return o.Want()
 	}
@@ -208,10 +211,13 @@ func splitWords(text string) []string {
 	return out
 }
 
+var bareNumber = regexp.MustCompile(`^[0-9]+$`)
+
 var bytesForm = regexp.MustCompile(`^([0-9]+)\s*([KMGT]i?B|B)?(/s)?$`)
 
 // ParseBytes reads "20MiB", "1GB", "500000", and where they are a rate the same with "/s".
-// Units without i are powers of ten, as everywhere but in virsh.
+// Units without i are powers of ten, as everywhere but in virsh. A rate other than 0 needs
+// its unit: virsh means MiB/s by a bare number.
 func ParseBytes(text string, rate bool) (uint64, error) {
 	bad := func() (uint64, error) {
 		if rate {
@@ -226,6 +232,9 @@ func ParseBytes(text string, rate bool) (uint64, error) {
 	n, err := strconv.ParseUint(m[1], 10, 64)
 	if err != nil {
 		return bad()
+	}
+	if rate && n != 0 && m[2] == "" {
+		return 0, fmt.Errorf("%q has no unit: write %sMiB/s (what virsh means by it) or %sB/s", text, m[1], m[1])
 	}
 	unit := map[string]uint64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[m[2]]
 	// libvirt keeps bandwidths as signed MiB/s and bytes/s.
