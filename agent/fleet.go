@@ -15,6 +15,7 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
+	"berth/agent/host/fileusers"
 	"berth/fleet"
 	"berth/fleet/permit"
 	"berth/internal/fault"
@@ -69,6 +70,7 @@ type keeper struct {
 	// unreadable are the keys of records, of any host's guests, that are not what they should be.
 	unreadable []string
 	giving     map[string]string // by instance: who has it by now, and what is left of it here
+	old        []host.OldDisks   // of instances that were evacuated from here
 	waiting    map[string]bool   // instances that wait for a witness; they are held too
 	was        string            // the kind of the store before; empty once this one is recognised
 	others     []string          // hosts that this one has seen in the store, and remembers
@@ -439,6 +441,14 @@ func (k *keeper) condition() (api.Condition, bool) {
 	for _, id := range slices.Sorted(maps.Keys(k.giving)) {
 		reasons = append(reasons, fault.Reason{Code: "gave_way", Message: k.giving[id]})
 	}
+	for _, o := range k.old {
+		for _, f := range o.Files {
+			reasons = append(reasons, fault.Reason{
+				Code: "old_disk", Message: "disk " + f.Path + " of instance " + o.Name + " is still here, though host " + o.To + " has that instance now: nothing on this host shows that its data is there too",
+				Have: f.Path, Want: o.To, Change: "rm " + fileusers.Quote(f.Path) + " when nobody needs it",
+			})
+		}
+	}
 	if len(k.orphans) > 0 {
 		say("guests that the records have here, and this ledger does not know: "+strings.Join(k.orphans, ", "), fault.Reason{
 			Code: "record_unknown", Message: "the records have guests on this host that its ledger does not know: " + strings.Join(k.orphans, ", "),
@@ -471,6 +481,9 @@ func (k *keeper) condition() (api.Condition, bool) {
 		detail := k.kind + ", records of guests " + fmt.Sprint(k.kept)
 		if len(k.giving) > 0 {
 			detail += fmt.Sprintf("; evacuated guests to be cleaned up %d", len(k.giving))
+		}
+		if len(k.old) > 0 {
+			detail += fmt.Sprintf("; instances that were evacuated and whose old disks are here %d", len(k.old))
 		}
 		return api.Condition{Name: "fleet", Health: api.HealthOK, Detail: detail, Reasons: reasons}, true
 	}

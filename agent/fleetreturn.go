@@ -390,13 +390,17 @@ func (k *keeper) cleanUp(ctx context.Context) error {
 			break
 		}
 	}
+	old, err := host.KeptOldDisks(ctx, k.a.host)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if silent != nil {
 		maps.Copy(giving, k.giving)
 	}
 	k.giving = giving
-	return silent
+	if err == nil {
+		k.old = old
+	}
+	return errors.Join(silent, err)
 }
 
 // cleanUpOne says what it waits for; empty where nothing is left.

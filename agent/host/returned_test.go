@@ -3,6 +3,7 @@ package host_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -195,8 +196,8 @@ func giveWayAll(l *lab, v host.InstanceView, there migration.Guest, again func()
 	}
 }
 
-// TestReturned_GivesWayWhateverBreaks: the copy ends, its own file goes, one that the guest uses where it is
-// stays, and nothing is counted or kept, also when the process dies at any write, or any call fails.
+// TestReturned_GivesWayWhateverBreaks: the copy ends, its own file stays and is named until somebody
+// removes it, and nothing else is counted or kept, also when the process dies at any write, or any call fails.
 func TestReturned_GivesWayWhateverBreaks(t *testing.T) {
 	requireQemuImg(t)
 	for _, running := range []bool{true, false} {
@@ -240,6 +241,10 @@ func TestReturned_GivesWayWhateverBreaks(t *testing.T) {
 					})
 					l.hosts["a"].fake.Fault(nil)
 					l.hosts["a"].fake.FaultReply(nil)
+					l.hosts["a"].store.OnCommit(nil)
+					l.oldDisks("a", own)
+					l.must("rm", os.Remove(l.hosts["a"].path(own)))
+					l.oldDisks("a")
 					l.same(fmt.Sprintf("after the %dth", nth), picture{
 						"a files": {"/images"}, "b files": {"/images"}, "allocations": {v.UUID + " rp-b VCPU"},
 					})
@@ -284,6 +289,26 @@ func TestReturned_FilesThatOthersHaveStay(t *testing.T) {
 	there := migration.Guest{Epoch: 2, Disks: g.Disks} // the very file
 	giveWayAll(l, v, there, func() { l.restart("a") })
 	l.same("shared", picture{"a files": {"/images", own}, "b files": {"/images"}, "allocations": {v.UUID + " rp-b VCPU"}})
+	l.oldDisks("a")
+}
+
+// oldDisks requires that these files on a host are named as old disks of vm1, which went to b.
+func (l *lab) oldDisks(on string, want ...string) {
+	l.t.Helper()
+	all, err := host.KeptOldDisks(l.t.Context(), l.hosts[on].Host)
+	l.must("old disks", err)
+	var got []string
+	for _, o := range all {
+		if o.Name != "vm1" || o.To != "b" {
+			l.t.Errorf("old disks of %+v", o)
+		}
+		for _, f := range o.Files {
+			got = append(got, f.Path)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		l.t.Errorf("old disks on %s (-want +got):\n%s", on, diff)
+	}
 }
 
 // TestReturned_ARecordAlone_EndsNothingThatRuns: any host of an etcd can write one.

@@ -16,13 +16,14 @@ import (
 
 // A host that was dead gives way first: the token is surrendered to who has it by the higher
 // epoch, and a copy that runs is ended. What else it has of the guest goes only once the guest's
-// new host has written it as its own: definition, files that nobody else has, the half in
-// Placement, claim and record, in this order, each safe to repeat. What is on record of it goes
+// new host has written it as its own: definition, the half in Placement, claim and record, in this
+// order, each safe to repeat. Files stay, and are named (olddisks.go). What is on record of it goes
 // last, so that a host which dies in between comes back to it.
 
 // gaveWay is what is on record of it.
 type gaveWay struct {
 	Instance string `json:"instance_uuid"`
+	Name     string `json:"name,omitempty"`
 	Epoch    uint64 `json:"epoch"`
 	To       string `json:"dest_compute"`
 	// Listed: Files are those of the definition that was here.
@@ -102,7 +103,7 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 		return false, err
 	}
 	if !found || rec.Epoch < epoch {
-		rec.Instance, rec.Epoch, rec.To = ref.Instance, epoch, to
+		rec.Instance, rec.Name, rec.Epoch, rec.To = ref.Instance, cmp.Or(inst.Name, d.Name), epoch, to
 		if err := h.remember(ctx, ref, memoryGaveWay, rec); err != nil {
 			return false, err
 		}
@@ -129,8 +130,8 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 }
 
 // CleanUpReturned removes what is left here of a guest for which GiveWay has given way. there is
-// the guest as its new host has written it: a file that it uses stays, and so does every file on storage
-// that other hosts can reach. Safe to repeat, also when nothing is on record any more. Forgotten
+// the guest as its new host has written it. Its files stay; those that this host alone has are named by
+// KeptOldDisks. Safe to repeat, also when nothing is on record any more. Forgotten
 // is the record, last: call Cleaned after the fleet's own is gone.
 func (h *Host) CleanUpReturned(ctx context.Context, ref migration.Ref, there migration.Guest) error {
 	return wrap(h.cleanUpReturned(ctx, ref, there), "clean up after migration %s, by which instance %s was evacuated from %s", ref.Migration, ref.Instance, h.o.Name)
@@ -155,11 +156,11 @@ func (h *Host) cleanUpReturned(ctx context.Context, ref migration.Ref, there mig
 		if rec, err = h.listFiles(ctx, ref, rec); err != nil {
 			return err
 		}
+		if err := keepOldDisks(ctx, h, ref.Instance, rec, there); err != nil {
+			return err
+		}
 	}
 	if err := h.endSource(ctx, ref); err != nil {
-		return err
-	}
-	if _, err := h.removeMoved(ctx, ref, h.ownFiles(ref, rec, there)); err != nil {
 		return err
 	}
 	if err := h.giveUpHalf(ctx, ref, true); err != nil {
@@ -230,21 +231,7 @@ func (h *Host) listFiles(ctx context.Context, ref migration.Ref, rec gaveWay) (g
 	return rec, h.remember(ctx, ref, memoryGaveWay, rec)
 }
 
-// ownFiles are those that no other host can have: not on storage that several can mount, and
-// none of the files that the guest uses where it is.
-func (h *Host) ownFiles(ref migration.Ref, rec gaveWay, there migration.Guest) []copiedDisk {
-	var out []copiedDisk
-	for i, f := range rec.Files {
-		if why := keeps(rec.Identities[i], f.Path, there); why != "" {
-			h.log.Warn("a file of a guest that was evacuated stays", "instance", ref.Instance, "migration", ref.Migration, "disk", f.Target, "path", f.Path, "why", why)
-			continue
-		}
-		out = append(out, f)
-	}
-	return out
-}
-
-// keeps says why a file of an evacuated guest stays where it was; empty for one that is removed.
+// keeps says why a file of an evacuated guest is not to be named as its old disk; empty for one that is.
 func keeps(identity, path string, there migration.Guest) string {
 	const used = "the guest uses it where it is"
 	if identity == "" {

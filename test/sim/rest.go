@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/claims"
 	"berth/driver"
@@ -313,7 +314,7 @@ func (w *world) leftOn(m *machine) {
 		if o := w.moveOf(migration.Ref{Migration: strings.TrimPrefix(about, "settle-")}); o != nil && o.finished() {
 			continue // what a revert needs
 		}
-		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") && !strings.HasPrefix(key, "fleet/") && !strings.HasPrefix(key, "origin/") {
+		if !strings.HasPrefix(key, "autostart/") && !strings.HasPrefix(key, "strangers/") && !strings.HasPrefix(key, "definitions/") && !strings.HasPrefix(key, "fleet/") && !strings.HasPrefix(key, "origin/") && !strings.HasPrefix(key, "old-disks-") {
 			w.leave(leftRecord, "at the end %s remembers %s", m.name, key)
 		}
 	}
@@ -331,9 +332,29 @@ func (w *world) leftOn(m *machine) {
 	}
 }
 
+// oldDisks gives the files that a host keeps of instances that were evacuated from it, and names.
+func (w *world) oldDisks(m *machine) (paths []string) {
+	for key, raw := range w.records(m, "verbs") {
+		if !strings.HasPrefix(key, "old-disks-") {
+			continue
+		}
+		var old host.OldDisks
+		if err := json.Unmarshal(raw, &old); err != nil {
+			w.violate("at the end %s has %s: %v", m.name, key, err)
+		}
+		for _, f := range old.Files {
+			paths = append(paths, f.Path)
+		}
+	}
+	return paths
+}
+
 // files holds that a host has the disks of its guests, and no other file.
 func (w *world) files(m *machine) {
 	want := map[string]bool{}
+	for _, path := range w.oldDisks(m) {
+		want[path] = true
+	}
 	if w.story.images() {
 		want[imageFile] = true
 	}
