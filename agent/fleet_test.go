@@ -627,10 +627,25 @@ func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
 			if got := b.running("host-a"); (len(got) == 1) != kept {
 				t.Errorf("running: %v", got)
 			}
-			if inst, _ := a.tracker.Instance(id); (inst.Token.State == claims.TokenHere) != kept {
-				t.Errorf("token %+v", inst.Token)
+			if inst, _ := a.tracker.Instance(id); inst.Token.State != claims.TokenHere {
+				t.Errorf("one record has given it up: token %+v", inst.Token)
 			}
 			if !kept {
+				if _, err := a.host.Delete(t.Context(), "web", host.DeleteOptions{Disks: true}); !hasReason(err, "not_confirmed") {
+					t.Errorf("its disks are asked for: %v", err)
+				}
+				if why := a.host.Held()[id]; !strings.HasSuffix(why, "host-b, berth instance delete web here (its disks stay)") {
+					t.Errorf("held: %q", why)
+				}
+				_, err := a.host.Delete(t.Context(), "web", host.DeleteOptions{})
+				b.must(err)
+				b.round("host-a")
+				if c, _ := a.keeper.condition(); c.Health != "ok" {
+					t.Errorf("condition %+v", c)
+				}
+				if in := b.record(id); in.Host != "host-b" || in.Epoch != 9 {
+					t.Errorf("record %s", briefly(in))
+				}
 				return
 			}
 			// The decision outlives the boot: nothing is given up. Where a death of this host is known, the

@@ -132,6 +132,9 @@ func (k *keeper) look(ctx context.Context) error {
 	k.mu.Unlock()
 	// What has to be cleaned up of guests that the ledger does not have any more, or never knew.
 	for _, e := range left {
+		if inst, known := k.a.tracker.Instance(e.Instance); known && inst.Token.State == claims.TokenHere && inst.Token.Epoch < e.Epoch {
+			continue // it was judged, and stays
+		}
 		ref := migration.Ref{Migration: e.Migration, Instance: e.Instance, Attempt: e.Attempt}
 		gave, err := h.GiveWay(ctx, ref, e.Epoch, e.To, k.trust.memory.Died)
 		given = given && err == nil
@@ -199,14 +202,22 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		f.Record = recordFact(rec, k.a.name, epoch)
 	}
 	f.Died = k.trust.memory.Died
+	evacuated := false
+	for _, e := range left {
+		evacuated = evacuated || e.Instance == inst.UUID
+		if e.Instance == inst.UUID && e.Epoch > max(epoch, rec.Epoch) && (f.Died || f.Record == witness.NoRecord) {
+			// It was deleted where it went, or its record is no witness of its own.
+			f.Record, rec.Host, rec.Epoch = witness.OtherHigher, e.To, e.Epoch
+		}
+	}
+	f.Moves = host.MovesWith(k.a.host, inst.UUID, rec.Host)
 	// An operator may have decided against that very claim. One that was evacuated is not started for it:
 	// the decision may be older than the evacuation.
-	evacuated := slices.ContainsFunc(left, func(e fleet.Evacuated) bool { return e.Instance == inst.UUID })
 	if f.Record == witness.OtherHigher && !evacuated && host.Kept(k.a.host, inst.UUID, rec.Host, rec.Epoch) {
 		f.Record = witness.OtherLower
 	}
 	var where string
-	if v = witness.Decide(f); v.Code == "ledger_rolled_back" || v.Code == "given_away" && !f.Died {
+	if v = witness.Decide(f); v.Code == "ledger_rolled_back" || v.Code == "given_away" && !f.Died || v.Code == "given_away_unproven" {
 		// One that was made a moment before its ledger was lost has no record yet, and runs. And one
 		// that runs is not ended for a record alone.
 		d, exists, err := driver.Find(ctx, k.a.driver, inst.UUID)
@@ -227,7 +238,11 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 		why += ": " + unreadable.Error()
 	case "given_away_unproven":
 		host.NoteRecorded(k.a.host, inst, rec.Host, rec.Epoch)
-		why = fmt.Sprintf("its record has host %s with epoch %d, the ledger of this host %d, where it runs, and no death of this host is known by which it was evacuated: if the instance is the one on %s, virsh destroy %s here", rec.Host, rec.Epoch, epoch, rec.Host, inst.Name)
+		end := ""
+		if f.Running {
+			end = "virsh destroy " + inst.Name + " and then "
+		}
+		why = fmt.Sprintf("its record has host %s with epoch %d, the ledger of this host %d, and no death of this host is known by which it was evacuated: if the instance is the one on %s, %sberth instance delete %s here (its disks stay)", rec.Host, rec.Epoch, epoch, rec.Host, end, inst.Name)
 	case "epoch_twice":
 		why = fmt.Sprintf("host %s says that it has it too, with the same epoch %d", rec.Host, epoch)
 	case "ledger_behind":

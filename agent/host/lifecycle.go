@@ -24,6 +24,23 @@ func (h *Host) own(ctx context.Context, id string) (inst claims.Instance, unlock
 	})
 }
 
+// ownToDelete gives a guest that this host may delete: also one that is held by name and off, where its
+// disks stay. Nothing of it is lost then, and nobody else would end what is here.
+func ownToDelete(ctx context.Context, h *Host, id string, o *DeleteOptions) (inst claims.Instance, unlock func(), err error) {
+	return h.ownIf(ctx, id, func(uuid string) error {
+		if err := h.still(uuid); err != nil {
+			return err
+		}
+		if _, held := h.Held()[uuid]; held && h.BootConfirmed() && !o.Disks {
+			if d, exists, err := h.domain(ctx, uuid); err == nil && (!exists || !d.Active()) {
+				o.keepFiles = true
+				return nil
+			}
+		}
+		return h.confirmed(uuid, id)
+	})
+}
+
 // ownToUse gives a guest that this host may start and stop: also one that waits to be
 // confirmed, where it lives.
 func (h *Host) ownToUse(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {
@@ -176,6 +193,8 @@ type DeleteOptions struct {
 	Disks bool `json:"disks"` // remove the files of its writable disks
 	// DiscardSavedState removes its saved memory first; without it such an instance is refused.
 	DiscardSavedState bool `json:"discard_saved_state,omitempty"`
+	// keepFiles: no file goes, firmware variables included. Another host may have the instance.
+	keepFiles bool
 }
 
 // Deleted tells what a deletion left behind.
@@ -186,9 +205,10 @@ type Deleted struct {
 // Delete ends an instance: domain, definition, allocation, claim, token, in this
 // order, each safe to repeat. Its firmware variables go with it; disks only when
 // asked for, and never one that anybody else uses or may use: the answer names those.
+// Of one that is held, since another host may have it, no file goes.
 func (h *Host) Delete(ctx context.Context, id string, o DeleteOptions) (Deleted, error) {
 	var out Deleted
-	inst, unlock, err := h.own(ctx, id)
+	inst, unlock, err := ownToDelete(ctx, h, id, &o)
 	if err == nil {
 		defer unlock()
 		out.Kept, err = h.remove(ctx, inst, o)
@@ -221,8 +241,10 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 		if err != nil {
 			return nil, err
 		}
-		if files, err = h.variables(text); err != nil {
-			return nil, err
+		if !o.keepFiles {
+			if files, err = h.variables(text); err != nil {
+				return nil, err
+			}
 		}
 		if o.Disks {
 			if err := h.stays(d); err != nil {

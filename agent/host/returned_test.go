@@ -335,6 +335,38 @@ func TestReturned_ARecordAlone_EndsNothingThatRuns(t *testing.T) {
 	l.state("a", v.UUID, driver.ShutOff)
 }
 
+// TestReturned_AnEvacuationOfWhatTheLedgerDoesNotKnow_NeedsADeath: the record may name any domain that
+// libvirt has here. With a death of this host on record its ledger may have been lost.
+func TestReturned_AnEvacuationOfWhatTheLedgerDoesNotKnow_NeedsADeath(t *testing.T) {
+	for _, running := range []bool{true, false} {
+		l := newLab(t, "a", "b")
+		v := l.guest("a", "vm1")
+		a := l.hosts["a"]
+		if !running {
+			l.must("off", a.fake.Destroy(t.Context(), v.UUID))
+		}
+		l.must("unmanaged", a.tracker.DeleteInstance(t.Context(), v.UUID))
+		ref := migration.Ref{Migration: evacuatedBy, Instance: v.UUID, Attempt: 1}
+		gave, err := a.GiveWay(t.Context(), ref, 9, "b", false)
+		if l.wantKind("without a death", err, fault.InDoubt); gave {
+			t.Error("gave way")
+		}
+		if left, err := a.GivingWay(); len(left) > 0 || err != nil {
+			t.Errorf("remembered: %v, %v", left, err)
+		}
+		if d, err := a.fake.Domain(t.Context(), v.UUID); err != nil || d.Active() != running {
+			t.Errorf("domain %+v, %v", d, err)
+		}
+		for _, died := range []bool{true, false} { // forgotten before it is cleaned up after
+			gave, err = a.GiveWay(t.Context(), ref, 9, "b", died)
+			if l.must("by its death", err); !gave {
+				t.Error("kept")
+			}
+		}
+		l.state("a", v.UUID, driver.ShutOff)
+	}
+}
+
 // TestReturned_AHigherEpochIsKept: what comes back here later than it was evacuated stays, and only the
 // migration's half goes.
 func TestReturned_AHigherEpochIsKept(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -26,6 +27,8 @@ type gaveWay struct {
 	Name     string `json:"name,omitempty"`
 	Epoch    uint64 `json:"epoch"`
 	To       string `json:"dest_compute"`
+	// Proven: this host knew of its own death when it gave way.
+	Proven bool `json:"proven,omitempty"`
 	// Listed: Files are those of the definition that was here.
 	Listed bool         `json:"listed,omitempty"`
 	Files  []copiedDisk `json:"files,omitempty"`
@@ -63,8 +66,8 @@ func (h *Host) GivingWay() ([]GaveWay, error) {
 // the attempt of ref, or has gone on, and to has it. Once it returns this host does not own it,
 // and no copy of it runs here: law 6's one exception. It reports false, and has done nothing,
 // where this host has the same or a higher epoch. Safe to repeat. A record alone ends no instance
-// that runs: proven says that this host knows of its own death, by which it was evacuated;
-// fault.InDoubt, and nothing done, without it.
+// that runs, and none that the ledger does not know: proven says that this host knows of its own
+// death, by which it was evacuated; fault.InDoubt, and nothing done, without it.
 func (h *Host) GiveWay(ctx context.Context, ref migration.Ref, epoch uint64, to string, proven bool) (gave bool, err error) {
 	gave, err = h.giveWayTo(ctx, ref, epoch, to, proven)
 	return gave, wrap(err, "give way to %s for instance %s", to, ref.Instance)
@@ -90,6 +93,17 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 	if _, err := provenElsewhere(h.o.Name, inst, known, d, exists, proven, epoch, to); err != nil {
 		return false, err
 	}
+	rec, found, err := recall[gaveWay](h, ref, memoryGaveWay)
+	if err != nil {
+		return false, err
+	}
+	if (!known || inst.Token.State == claims.TokenDoubt) && exists && !proven && !rec.Proven {
+		return false, fault.Refuse(fault.InDoubt, "", fault.Reason{
+			Code:    "evacuation_unproven",
+			Message: fmt.Sprintf("the fleet's records say that instance %s was evacuated to %s; libvirt has it on %s, the ledger does not say whose it is, and no death of this host is known", d.Name, to, h.o.Name),
+			Have:    h.o.Name, Want: to, Change: "if the instance is the one on " + to + ": virsh undefine " + d.Name + " --keep-nvram, once it is off",
+		})
+	}
 	if h.o.Owners != nil {
 		done, err := h.o.Owners.Withdraw(ref.Instance)
 		if err != nil {
@@ -98,12 +112,8 @@ func (h *Host) giveWayTo(ctx context.Context, ref migration.Ref, epoch uint64, t
 		defer done()
 	}
 	// Before the token: who is killed in between finds it, and does both.
-	rec, found, err := recall[gaveWay](h, ref, memoryGaveWay)
-	if err != nil {
-		return false, err
-	}
-	if !found || rec.Epoch < epoch {
-		rec.Instance, rec.Name, rec.Epoch, rec.To = ref.Instance, cmp.Or(inst.Name, d.Name), epoch, to
+	if !found || rec.Epoch < epoch || proven && !rec.Proven {
+		rec.Instance, rec.Name, rec.Epoch, rec.To, rec.Proven = ref.Instance, cmp.Or(inst.Name, d.Name, rec.Name), epoch, to, proven
 		if err := h.remember(ctx, ref, memoryGaveWay, rec); err != nil {
 			return false, err
 		}

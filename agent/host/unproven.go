@@ -94,6 +94,14 @@ func (s *sides) unclaim(uuid string) {
 	delete(s.claimed, uuid)
 }
 
+// MovesWith reports whether h has an open move of an instance between itself and that host on record.
+// From memory.
+func MovesWith(h *Host, uuid, other string) bool {
+	return slices.ContainsFunc(h.tracker.Contexts(), func(c claims.MigrationContext) bool {
+		return c.Instance == uuid && other != h.o.Name && (c.Source == other || c.Destination == other)
+	})
+}
+
 // NoteRecorded keeps that the fleet's records name another host for an instance of h, with a higher
 // epoch: what an operator decides of the instance from now on is decided against that epoch.
 func NoteRecorded(h *Host, inst claims.Instance, host string, epoch uint64) {

@@ -65,7 +65,9 @@ type Facts struct {
 	// Died: a death of this host stood, by which its instances could be evacuated.
 	Died bool
 	// Running: its process lives here. A host whose disk was rolled back was off, and runs none.
-	Running   bool
+	Running bool
+	// Moves: the ledger has an open move of the instance between this host and the one of its record.
+	Moves     bool
 	Placement Placement
 	// SameDatabase: Placement and the store are one database, so that they are one witness.
 	SameDatabase bool
@@ -91,11 +93,14 @@ type rule struct {
 	why    string
 }
 
-// rules are the table. A higher epoch counts whoever tells it where nothing runs, since none comes
-// back. One that runs is not ended by a record, which may be written by whom it does not concern.
+// rules are the table. A record alone takes no instance away, since it may be written by whom it does
+// not concern: this host has seen its own death, or its ledger knows of the move, or is known to be
+// older. One that runs is ended for its host's death alone.
 var rules = []rule{
 	{"record_unreadable", func(f Facts) bool { return f.asked() && f.Record == RecordUnreadable }, InDoubt, "its record cannot be read"},
-	{"given_away_unproven", func(f Facts) bool { return f.asked() && f.Record == OtherHigher && f.Running && !f.Died }, InDoubt, "its record has another host with a higher epoch, it runs here, and no death of this host is known by which it was evacuated"},
+	{"given_away_unproven", func(f Facts) bool {
+		return f.asked() && f.Record == OtherHigher && !f.Died && (f.Running || !f.Moves && !f.LedgerBehind)
+	}, InDoubt, "its record has another host with a higher epoch, and no death of this host is known by which it was evacuated"},
 	{"given_away", func(f Facts) bool { return f.asked() && f.Record == OtherHigher }, GiveWay, "its record has another host with a higher epoch"},
 	{"taken_back", func(f Facts) bool { return f.Origin == CameTaken }, GiveWay, "the host that it came from has it with a higher epoch"},
 	{"epoch_twice", func(f Facts) bool { return f.asked() && f.Record == OtherSame }, InDoubt, "another host says that it has it too, with the same epoch"},

@@ -11,8 +11,8 @@ func all(visit func(Facts)) {
 		for record := NoRecord; record <= OwnLower; record++ {
 			for place := PlacementNotAsked; place <= NotCounted; place++ {
 				for origin := Made; origin <= CameTaken; origin++ {
-					for bits := range 16 {
-						visit(Facts{Store: store, Record: record, LedgerBehind: bits&1 != 0, Running: bits&4 != 0, Died: bits&8 != 0, Placement: place, SameDatabase: bits&2 != 0, Origin: origin})
+					for bits := range 32 {
+						visit(Facts{Store: store, Record: record, LedgerBehind: bits&1 != 0, Running: bits&4 != 0, Died: bits&8 != 0, Moves: bits&16 != 0, Placement: place, SameDatabase: bits&2 != 0, Origin: origin})
 					}
 				}
 			}
@@ -47,6 +47,9 @@ func TestDecide_EveryCombination_RestsOnAWitness(t *testing.T) {
 		}
 		if v.Action == GiveWay && f.asked() && f.Record == OtherHigher && f.Running && !f.Died {
 			t.Errorf("%+v: an instance that runs is ended for a record alone", f)
+		}
+		if v.Action == GiveWay && f.asked() && f.Record == OtherHigher && !f.Died && !f.Moves && !f.LedgerBehind {
+			t.Errorf("%+v: an instance that is off is given up for a record alone", f)
 		}
 		if f.Store == NoStore && f.Origin == Made && f.Placement != CountedElsewhere && v.Action != Start {
 			t.Errorf("%+v: a host by itself must start what is its own: %+v", f, v)
