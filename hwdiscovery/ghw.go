@@ -49,8 +49,10 @@ type deviceFacts struct {
 // line Hugetlb of Linux 4.20, hugepages of a node without memory), and the sysfs
 // pass names each file that is broken.
 //
-// Each cell is asked for by itself. ghw.Topology gives up, without an error, at the
-// first node that it cannot read, and reads some twenty cache files of every CPU.
+// Each cell is asked for by itself, and is told whole or not at all: remarks on a
+// kernel that ghw half knows would be about ghw. ghw.Topology gives up, without an
+// error, at the first node that it cannot read, and reads some twenty cache files of
+// every CPU.
 func (t *tree) readGHW(root string, log *slog.Logger) {
 	t.ghw = ghwFacts{cells: map[int]cellFacts{}, devices: map[topology.PCIAddress]deviceFacts{}}
 	ctx := ghw.WithLogger(slog.New(quiet{log.Handler()}))(context.Background())
@@ -64,10 +66,11 @@ func (t *tree) readGHW(root string, log *slog.Logger) {
 	for _, id := range ids {
 		var c cellFacts
 		t.askGHW(path.Clean(nodeFile(id, "")), cellOf(id), func() error {
-			c.readCPUs(ctx, id)
 			if err := c.readMemory(paths, id); err != nil {
-				log.Debug("ghw does not tell a cell's memory", "cell", id, "error", err)
+				log.Debug("ghw does not tell a cell", "cell", id, "error", err)
+				return nil
 			}
+			c.readCPUs(ctx, id)
 			return nil
 		})
 		t.ghw.cells[id] = c

@@ -55,11 +55,9 @@ func readBoth(t *testing.T, what, root string) []topology.Reason {
 // the Host is the one that sysfs alone gives.
 func TestDiscover_GHWTellsTheFactsAndSysfsConfirmsThem(t *testing.T) {
 	known := map[string]string{
-		"ghw-joins-cores":         "cores", // two packages in a cell have cores of one number
-		"8ia64-2n2s2c":            "cores",
-		"16em64t-4s2c2t-offlines": "cpus", // the copy lacks cpu*/online, by which ghw knows CPUs that are off
+		"ghw-joins-cores": "cores", // two packages in a cell have cores of one number
 	}
-	var cells, memory, devices int
+	var cells, devices int
 	read := func(name, root string) {
 		t.Run(name, func(t *testing.T) {
 			for _, r := range readBoth(t, name, root) {
@@ -80,11 +78,8 @@ func TestDiscover_GHWTellsTheFactsAndSysfsConfirmsThem(t *testing.T) {
 			tr.readGHW(root, slog.New(slog.DiscardHandler))
 			for _, c := range h.Cells {
 				first := tr.ghw.cells[int(c.ID)]
-				if !first.cpus.IsEmpty() {
+				if !first.cpus.IsEmpty() && first.memory > 0 {
 					cells++
-				}
-				if first.memory > 0 {
-					memory++
 				}
 			}
 			devices += len(tr.ghw.devices)
@@ -96,8 +91,9 @@ func TestDiscover_GHWTellsTheFactsAndSysfsConfirmsThem(t *testing.T) {
 	for _, name := range fixtureNames(t) {
 		read(name, fixture(t, name))
 	}
-	if cells < 20 || memory < 5 || devices < 250 {
-		t.Errorf("ghw tells CPUs of %d cells, memory of %d, and %d functions: less than it did", cells, memory, devices)
+	// Copies of old kernels lack what ghw wants of a cell; see readGHW.
+	if cells < 6 || devices < 250 {
+		t.Errorf("ghw tells %d cells and %d functions: less than it did", cells, devices)
 	}
 }
 
