@@ -285,6 +285,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		Transport: migration.Transport(c.Migration.Transport), Streams: a.streams,
 		Round: func(loop string) { a.asked.Round(loop, a.rt.Now()) },
 	})
+	a.keeper.a.host = a.host
 	a.conductor = conductor.New(conductor.Config{
 		Runtime: a.rt, Store: a.db, Local: a.name, Hosts: a.peers.host, Ready: a.ledger.known, Placement: a.placement, Logger: a.log,
 		Fleet:        a.lostGuests(),

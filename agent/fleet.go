@@ -34,7 +34,7 @@ import (
 //
 // One guest that cannot be read is named, and keeps no other from its turn.
 type keeper struct {
-	a       *Agent
+	a       *keptHost
 	kind    string // "etcd" or "embedded"; empty for none
 	store   fleet.Store
 	records *fleet.Records // nil for none
@@ -102,13 +102,26 @@ const (
 	prefixFleet = "fleet/"
 )
 
-// newKeeper makes the way to the store; it does not connect.
+// newKeeper makes the way to the store; it does not connect. The host is added before open.
 func newKeeper(a *Agent) *keeper {
+	store, kind, broken := a.fleetStore()
+	k := keeperOf(&keptHost{
+		name: a.name, uuid: a.uuid, rt: a.rt, log: a.log, tracker: a.tracker, db: a.db, driver: a.driver,
+		allocations: a.allocations, hook: a.guardian.files.Keep, observing: a.observing, estranged: a.estranged,
+		lost:       func() bool { return a.ledger.state() != nil },
+		settled:    func() bool { err := a.settled.Load(); return err != nil && *err == nil },
+		recognised: a.recognised, asked: &a.asked,
+	}, store, kind)
+	k.broken = broken
+	return k
+}
+
+func keeperOf(h *keptHost, store fleet.Store, kind string) *keeper {
 	k := &keeper{
-		a: a, owned: map[string]*keptRecord{}, written: map[string]uint64{}, failed: map[string]error{}, giving: map[string]string{},
+		a: h, store: store, kind: kind, owned: map[string]*keptRecord{}, written: map[string]uint64{}, failed: map[string]error{}, giving: map[string]string{},
 	}
-	if k.store, k.kind, k.broken = a.fleetStore(); k.store != nil {
-		k.records = fleet.New(k.store, a.rt)
+	if store != nil {
+		k.records = fleet.New(store, h.rt)
 	}
 	return k
 }
@@ -139,11 +152,11 @@ func (k *keeper) open(ctx context.Context) error {
 		return a.host.AwaitRecords(ctx, false)
 	}
 	if k.store == nil && !a.observing() {
-		if err := a.guardian.files.Keep(nil); err != nil {
+		if err := a.hook(nil); err != nil {
 			a.log.Warn("libvirt's hook goes by notes of guests that nobody needs any more", "error", err)
 		}
 	}
-	k.trust.lost = a.ledger.state() != nil
+	k.trust.lost = a.lost()
 	// Whether a Placement keeps records is not known before it has answered once.
 	if k.store == nil || a.observing() || k.kind != kindEtcd && was == "" {
 		return nil
@@ -198,7 +211,9 @@ func (k *keeper) run(ctx context.Context) error {
 		return nil
 	}
 	k.began = k.a.rt.Boot().Since
-	return comesRound(k.a, loopFleet, keepEvery+roundLimit+keepPatience, k.rounds)(ctx)
+	k.a.asked.Begin(loopFleet, k.a.rt.Now(), keepEvery+roundLimit+keepPatience)
+	defer k.a.asked.End(loopFleet)
+	return k.rounds(ctx)
 }
 
 func (k *keeper) rounds(ctx context.Context) error {
@@ -330,7 +345,7 @@ func (k *keeper) mark() error {
 	if k.marked != nil && slices.Equal(k.marked, guests) {
 		return nil
 	}
-	if err := k.a.guardian.files.Keep(guests); err != nil {
+	if err := k.a.hook(guests); err != nil {
 		return err
 	}
 	k.marked = append([]string{}, guests...)

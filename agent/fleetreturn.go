@@ -169,7 +169,7 @@ func (k *keeper) look(ctx context.Context) error {
 // start starts the guests that waited. Before ledger and hypervisor are joined that is Settle's
 // to do.
 func (k *keeper) start(ctx context.Context) error {
-	if err := k.a.settled.Load(); !k.starts || err == nil || *err != nil {
+	if !k.starts || !k.a.settled() {
 		return nil
 	}
 	err := k.a.host.StartConfirmed(ctx)

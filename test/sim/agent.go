@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	agents "berth/agent"
 	"berth/agent/auditor"
 	"berth/agent/host"
 	"berth/agent/host/disks/diskstest"
@@ -55,8 +56,8 @@ type machine struct {
 	away       int          // how many want its libvirtd to be away
 	blind      bool         // its libvirtd cannot read
 	lost       bool         // its agent never comes back
+	embedded   bool         // it has the fleet's records from the embedded Placement, not from etcd
 	alone      bool         // it reaches nobody
-	died       bool         // durable: it was declared dead; never forgotten here
 	dog        dog
 	file
 }
@@ -81,12 +82,14 @@ type agent struct {
 	driver    driver.Driver
 	reporter  *reporter.Reporter // nil where nobody reports
 	auditor   *auditor.Auditor   // nil as it is
+	keeper    agents.Keeper      // of its records; unset in a story without
 	records   *fleet.Records     // nil in a story without
 	rng       *rand.Rand
 
-	ready  bool
-	begun  chan struct{} // closed when it is ready
-	served []*exchange   // that others wait for
+	ready   bool
+	settled bool          // ledger and hypervisor are joined
+	begun   chan struct{} // closed when it is ready
+	served  []*exchange   // that others wait for
 }
 
 func (a *agent) dead() bool { return a.process.Dead() }
@@ -149,7 +152,8 @@ func (a *agent) run() {
 		w.violate("%s: the ledger cannot be opened: %v", m.name, err)
 		return
 	}
-	a.records = a.recordsOf()
+	a.driver = a.calls(libvirt{w.fleet.Host(m.name), a})
+	a.keepRecords(store)
 	a.conductor = conductor.New(conductor.Config{
 		Runtime: a.rt, Store: a.journalStore(store), Local: m.name, Placement: a.asks(a.client), Logger: log,
 		Hosts:     func(_ context.Context, name string) (migration.Host, error) { return a.reach(name) },
@@ -157,7 +161,6 @@ func (a *agent) run() {
 		UndoLater: 10 * time.Second, Random: random{a.rng}, Fleet: a.fleet(),
 		MaxOutbound: w.limit(w.story.Outbound, ofHost), MaxPerLink: w.limit(w.story.Link, ofLink), Incoming: a.tracker.InboundFrom,
 	})
-	a.driver = a.calls(libvirt{w.fleet.Host(m.name), a})
 	options := host.Options{
 		Name: m.name, ProviderUUID: m.provider, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: log,
 		Aliases: func() []flavor.Alias { return aliases }, SharedCPUs: func() topology.CPUSet { return m.hw.options.Shared }, Hardware: func() *topology.Host { return m.hw.host },
@@ -179,7 +182,7 @@ func (a *agent) run() {
 	}
 	a.drainer = a.newDrainer(store)
 	if a.records != nil {
-		if err := a.host.AwaitRecords(ctx, false); err != nil {
+		if err := a.keeper.Open(ctx, a.host); err != nil {
 			w.note(m.name, "agent cannot note that its boot is not confirmed:", err.Error())
 		}
 		if w.mutant != nil && w.mutant.Unasked {
@@ -211,10 +214,11 @@ func (a *agent) run() {
 		_ = a.rt.Sleep(ctx, 2*time.Second)
 		settled = errors.Join(a.tidy(ctx), a.host.Settle(ctx))
 	}
+	a.settled = true
 	a.spawn("follow", func() error { return a.host.Follow(ctx) })
 	a.spawn("arrivals", func() error { return a.host.FollowArrivals(ctx) })
 	if a.records != nil {
-		a.spawn("fleet's records", func() error { return (&keeper{a: a, marks: map[string]string{}}).keep(ctx) })
+		a.spawn("fleet's records", func() error { return a.keeper.Run(ctx) })
 	}
 	if w.story.SelfFence {
 		a.spawn("lease", func() error { return a.leases(ctx) })

@@ -39,6 +39,9 @@
 // three somebody with virsh starts instances wherever they seem to be off. In one of sixteen
 // somebody saves instances (saved.go): what is saved is lost by no move or change.
 //
+// The fleet's records of a host are kept, and its instances started after a boot, by the agent's own
+// keeper (agent.Keeper).
+//
 // In stories of their own a host with a good certificate, and no part in anything, asks for what is
 // others' (hostile.go): what agent/api and fleet/permit let it do changes nothing of any guest.
 //

@@ -13,7 +13,7 @@ func (a *agent) fleet() conductor.Fleet {
 	if a.records == nil {
 		return nil
 	}
-	var f conductor.Fleet = spoiled{lostGuests{a.records}, a}
+	var f conductor.Fleet = spoiled{a.keeper.Evacuations(), a}
 	if m := a.w.mutant; m != nil && m.Fleet != nil {
 		f = m.Fleet(a, f)
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 
+	agents "berth/agent"
 	"berth/fleet"
 	"berth/fleet/fleettest"
 	"berth/internal/fault"
@@ -18,18 +19,25 @@ type wire struct {
 var (
 	_ fleet.Store  = wire{}
 	_ fleet.Leases = wire{}
+
+	_ fleet.Incarnations = wire{}
 )
 
-// recordsOf is a new way to the records; nil in a story without.
-func (a *agent) recordsOf() *fleet.Records {
+// keepRecords makes the keeper of this host's records, with a new way to the store; none in a story
+// without.
+func (a *agent) keepRecords(notes ledger) {
 	if a.w.store == nil {
-		return nil
+		return
 	}
 	var s fleet.Store = wire{a, a.w.store.Client(a.m.name)}
 	if m := a.w.mutant; m != nil && m.Store != nil {
 		s = m.Store(a, s.(wire))
 	}
-	return fleet.New(s, a.rt)
+	a.keeper = agents.NewKeeper(agents.KeeperParts{
+		Name: a.m.name, Provider: a.m.provider, Runtime: a.rt, Logger: a.w.log, Tracker: a.tracker, Notes: notes, Driver: a.driver,
+		Placement: a.client, Tree: a.standing, Store: s, Embedded: a.m.embedded, Settled: func() bool { return a.settled },
+	})
+	a.records = a.keeper.Records()
 }
 
 // look is a call that changes nothing that others go by.
@@ -61,6 +69,17 @@ func (s wire) Get(ctx context.Context, key string) (out fleet.Record, err error)
 func (s wire) List(ctx context.Context, prefix string) (out []fleet.Record, err error) {
 	err = s.look(ctx, "list "+prefix, func() (err error) { out, err = s.store.List(ctx, prefix); return err })
 	return out, err
+}
+
+// Moment implements fleet.Incarnations.
+func (s wire) Moment(ctx context.Context) (out fleet.Moment, err error) {
+	err = s.look(ctx, "moment", func() (err error) { out, err = s.store.Moment(ctx); return err })
+	return out, err
+}
+
+// Renew implements fleet.Incarnations.
+func (s wire) Renew(ctx context.Context, was string) error {
+	return s.look(ctx, "renew", func() error { return s.store.Renew(ctx, was) })
 }
 
 // Lease implements fleet.Leases.
