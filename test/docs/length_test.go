@@ -2,13 +2,14 @@ package docs
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 )
 
 // TestPages_AreShort bounds the pages that everybody reads first, in words as wc counts them.
 func TestPages_AreShort(t *testing.T) {
-	for page, most := range map[string]int{"ARCHITECTURE.md": 1000} {
+	for page, most := range map[string]int{"ARCHITECTURE.md": 1000, "README.md": 900} {
 		text, err := os.ReadFile("../../" + page)
 		if err != nil {
 			t.Fatal(err)
@@ -38,5 +39,91 @@ func TestDecisions_FollowOneForm(t *testing.T) {
 	}
 	if len(pages) < 9 {
 		t.Errorf("only %d decisions were read", len(pages))
+	}
+}
+
+var (
+	linkTextForm  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	itemForm      = regexp.MustCompile(`^ *(-|[0-9]+\.) +`)
+	tableRuleForm = regexp.MustCompile(`^[-| ]+$`)
+	sentenceForm  = regexp.MustCompile(`[.!?]["\x60)*]*(\s|$)`)
+)
+
+// sentences returns a page's sentences, without blocks and headings. A list's item, and
+// a table's cell, ends a sentence.
+func sentences(text string) (out []string) {
+	text = linkTextForm.ReplaceAllString(fencedForm.ReplaceAllString(text, "\n"), "$1")
+	var parts []string
+	joined := ""
+	flush := func() { parts, joined = append(parts, joined), "" }
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "", strings.HasPrefix(line, "#"), tableRuleForm.MatchString(line):
+			flush()
+		case strings.HasPrefix(line, "|"):
+			flush()
+			parts = append(parts, strings.Split(line, "|")...)
+		case itemForm.MatchString(line):
+			flush()
+			joined = itemForm.ReplaceAllString(line, "")
+		default:
+			joined += " " + line
+		}
+	}
+	flush()
+	for _, part := range parts {
+		for _, s := range sentenceForm.Split(part, -1) {
+			if len(strings.Fields(s)) > 0 {
+				out = append(out, strings.TrimSpace(s))
+			}
+		}
+	}
+	return out
+}
+
+// TestREADME_HasShortSentences bounds its sentences: at most 30 words, and fewer than 15 in the mean.
+func TestREADME_HasShortSentences(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words, list := 0, sentences(string(text))
+	for _, s := range list {
+		n := len(strings.Fields(s))
+		words += n
+		if n > 30 {
+			t.Errorf("README.md: a sentence of %d words, want at most 30: %s", n, s)
+		}
+	}
+	if len(list) < 30 || words >= 15*len(list) {
+		t.Errorf("README.md: %d words in %d sentences, want fewer than 15 in the mean", words, len(list))
+	}
+}
+
+func TestSentences_AreToldApart(t *testing.T) {
+	text := "# A heading. Not counted\n\nOne two\nthree. Four `a.b` five!\n\n- six [seven eight](to.md)\n- nine\n\n| ten | |\n|---|---|\n| eleven. Twelve | x |\n\n```sh\nnot. counted\n```\n"
+	want := []string{"One two three", "Four `a.b` five", "six seven eight", "nine", "ten", "eleven", "Twelve", "x"}
+	if got := sentences(text); strings.Join(got, "|") != strings.Join(want, "|") {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestREADME_NamesTheGoOfTheModule holds the version that readers are told to that of go.mod.
+func TestREADME_NamesTheGoOfTheModule(t *testing.T) {
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^go ([0-9]+\.[0-9]+)`).FindSubmatch(mod)
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m == nil {
+		t.Fatal("go.mod names no version of Go")
+	}
+	if !strings.Contains(string(readme), "Berth needs Go "+string(m[1])+".") {
+		t.Errorf("README.md does not say \"Berth needs Go %s.\", which go.mod asks for", m[1])
 	}
 }

@@ -130,17 +130,17 @@ func (m *machine) beats(name string, more int) []guest.Beat {
 	return now
 }
 
-// placementDropIn is the one by which the README has Placement serve hosts over the network.
+// placementDropIn is the one by which docs/how-to/placement.md has Placement serve hosts over the network.
 func placementDropIn(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../docs/how-to/placement.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, after, found := strings.Cut(string(text), "```ini\n[Service]\nLoadCredential=")
 	dropIn, _, ends := strings.Cut(after, "```")
 	if !found || !ends {
-		t.Fatal("the README has no drop-in for Placement's certificates")
+		t.Fatal("docs/how-to/placement.md has no drop-in for Placement's certificates")
 	}
 	return "[Service]\nLoadCredential=" + dropIn
 }

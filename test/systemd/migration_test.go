@@ -84,7 +84,7 @@ func (v *move) lastWords(t *testing.T) {
 	}
 }
 
-// manages: Placement on the one, by the README's words, and agents on both.
+// manages: Placement on the one, as docs/how-to/placement.md says, and agents on both.
 func manages(t *testing.T, v *move) {
 	v.from.write("/etc/systemd/system/berth-placement.service.d/tls.conf", placementDropIn(t), 0o644)
 	v.from.run("systemctl", "daemon-reload")
