@@ -116,6 +116,34 @@ func (h *Host) admitImages(ctx context.Context, instance string, texts ...string
 	return no.err("")
 }
 
+// closeImages is admitImages of the domain XML by which libvirt is to take an instance in. It gives
+// that with what its images stand on, as they were admitted: their headers can change until libvirt
+// opens them, and it reads none of an image of which the domain XML says all.
+func (h *Host) closeImages(ctx context.Context, instance, text string) (string, error) {
+	node, err := h.driver.Node(ctx)
+	if err != nil {
+		return "", err
+	}
+	others, err := admission.Others(ctx, h.driver, instance)
+	if err != nil {
+		return "", err
+	}
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		return "", fault.New(fault.Invalid, "%w", err)
+	}
+	policy := h.admissionPolicy(node)
+	silent := readImages(ctx, h.files, h.volumePath, &policy)
+	reasons := admission.Close(doc, policy, others, false)
+	if *silent != nil {
+		return "", *silent
+	}
+	if len(reasons) > 0 {
+		return "", fault.Refuse(fault.Forbidden, "", reasons...)
+	}
+	return doc.String(), nil
+}
+
 // admitPrepared refuses the domain XMLs that were prepared for a claim. The source may have asked
 // for no check. name is the instance's, as it is recorded when it comes.
 func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, texts ...string) error {
@@ -189,7 +217,8 @@ func (h *Host) admitCarried(ctx context.Context, kept string, elements []string)
 }
 
 // admitForeign refuses the domain XML of an instance that libvirt is about to take in. It does
-// not ask libvirt, which waits: what other instances use is not known.
+// not ask libvirt, which waits: what other instances use is not known. What its images stand on is
+// written into it, as by closeImages.
 func (h *Host) admitForeign(ctx context.Context, doc *domainxml.Doc, resources topology.Resources) error {
 	var node driver.Node
 	if h.o.LastNode == nil {
@@ -205,7 +234,14 @@ func (h *Host) admitForeign(ctx context.Context, doc *domainxml.Doc, resources t
 	}
 	policy := h.admissionPolicy(node)
 	silent := readImages(ctx, h.files, nil, &policy)
-	reasons := admission.Check(doc, policy, admission.Claimed{Resources: resources, AnyDevice: true}, nil)
+	names := policy
+	names.Layer = nil // Close reads the images
+	reasons := admission.Check(doc, names, admission.Claimed{Resources: resources, AnyDevice: true}, nil)
+	for _, r := range admission.Close(doc, policy, nil, true) {
+		if !slices.Contains(reasons, r) {
+			reasons = append(reasons, r)
+		}
+	}
 	if *silent != nil {
 		return *silent
 	}

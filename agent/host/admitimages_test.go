@@ -120,7 +120,11 @@ func TestPrepare_WhatAnImageStandsOnIsHeldAgainstPolicy(t *testing.T) {
 				} else {
 					_, err = operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: c.guest, Source: "a"})
 				}
-				refusedFor(t, err, tt.code)
+				code := tt.code
+				if tt.name == "raw in the network" && kind == migration.TypeLiveMigration {
+					code = "image_unread" // the domain XML of an instance that runs names it
+				}
+				refusedFor(t, err, code)
 				l.must("roll back", undo.Ask(t.Context(), b, ref))
 				l.must("abort the claim", operation.AbortClaim.Ask(t.Context(), b, ref))
 			})
@@ -199,4 +203,73 @@ func TestPrepEvacuation_WhatAnImageStandsOnIsHeldAgainstPolicy(t *testing.T) {
 			e.must("abort the claim", operation.AbortClaim.Ask(t.Context(), e.b, e.ref))
 		})
 	}
+}
+
+// What an image stands on is written into the domain XML by which libvirt takes an instance in. A
+// header that changes after it was read is not asked for again.
+func TestPreLive_TheChainsOfImagesAreClosed(t *testing.T) {
+	l, id := imagesLab(t)
+	c := newCold(t, l, id, nil)
+	b := l.hosts["b"]
+	const (
+		source   = "<source file='" + sharedImage + "'/>"
+		end      = "<backingStore/>"
+		template = "<backingStore type='file'><format type='qcow2'/><source file='/images/template.qcow2'/>" + end + "</backingStore>"
+		network  = "<backingStore type='network'><format type='raw'/><source protocol='nbd' name='x'><host name='10.0.0.1'/></source>" + end + "</backingStore>"
+	)
+	flat := func(text string) string {
+		return strings.Join(strings.FieldsFunc(strings.ReplaceAll(text, `"`, "'"), func(r rune) bool { return r == '\n' || r == '\t' }), "")
+	}
+	plain := func(text string) string { return strings.ReplaceAll(flat(text), "  ", "") }
+	for _, tt := range []struct {
+		name        string
+		args        []string
+		given, want string // after the source
+	}{
+		{"nothing below", []string{"-o", "lazy_refcounts=off"}, "", end},
+		{"a template", []string{"-F", "qcow2", "-b", "/images/template.qcow2"}, "", template},
+		{"a template beside it", []string{"-F", "qcow2", "-b", "template.qcow2"}, "", template},
+		{"a template that the domain XML names", []string{"-F", "qcow2", "-b", "/images/template.qcow2"}, strings.Replace(template, end, "", 1), template},
+		{"all is said", []string{"-F", "qcow2", "-b", "/images/template.qcow2"}, template, template},
+		{"in the network", []string{"-F", "raw", "-b", "nbd://10.0.0.1/x"}, network, network},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b.putHeader(t, tt.args...)
+			ref, g := c.ref, c.guest
+			ref.Migration = uuid.NewString()
+			g.XML = strings.Replace(strings.ReplaceAll(g.XML, `"`, "'"), source, source+tt.given, 1)
+			if !strings.Contains(g.XML, source+tt.given) {
+				t.Fatalf("the domain XML has no %s:\n%s", source, g.XML)
+			}
+			_, err := operation.Claim.Ask(t.Context(), b, ref, migration.ClaimRequest{Guest: g, Context: c.context(), Kind: migration.TypeLiveMigration})
+			l.must("claim", err)
+			got, err := operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: g, Source: "a"})
+			l.must("prepare", err)
+			if !strings.Contains(plain(got.DestinationXML), tt.want) || strings.Count(got.DestinationXML, "<backingStore/>") != 1 {
+				t.Errorf("libvirt gets\n%s\nwant %s", got.DestinationXML, tt.want)
+			}
+			if strings.Contains(got.PersistentXML, "backingStore") {
+				t.Errorf("the definition has a chain:\n%s", got.PersistentXML)
+			}
+			// A try that is repeated, and the guard, have the same.
+			b.putHeader(t, "-F", "raw", "-b", "/etc/shadow")
+			again, err := operation.PreLiveMigration.Ask(t.Context(), b, ref, migration.PreLiveRequest{Guest: g, Source: "a"})
+			l.must("prepare again", err)
+			guarded, err := b.PreparedXML(id, ref.Migration)
+			l.must("ask for it", err)
+			if again.DestinationXML != got.DestinationXML || guarded != got.DestinationXML {
+				t.Errorf("another domain XML:\n%s\n%s", again.DestinationXML, guarded)
+			}
+			l.must("roll back", operation.RollbackPreLiveMigration.Ask(t.Context(), b, ref))
+			l.must("abort the claim", operation.AbortClaim.Ask(t.Context(), b, ref))
+		})
+	}
+	t.Run("virsh", func(t *testing.T) {
+		b.putHeader(t, "-F", "qcow2", "-b", "/images/template.qcow2")
+		got, err := b.ClaimArrival(t.Context(), c.guest.XML)
+		l.must("claim", err)
+		if !strings.Contains(plain(got), template) {
+			t.Errorf("libvirt gets\n%s\nwant %s", got, template)
+		}
+	})
 }

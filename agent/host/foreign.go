@@ -202,6 +202,7 @@ func (h *Host) claimArrival(ctx context.Context, text string, found *claims.Foun
 		if err := h.admitForeign(ctx, doc, uses); err != nil {
 			return "", wrap(err, "take guest %s in on %s", inst.Name, h.o.Name)
 		}
+		text = doc.String()
 	}
 	doing := fmt.Sprintf("claim %s for guest %s that arrives on %s", uses, inst.Name, h.o.Name)
 	if err := h.managing(doing); err != nil {

@@ -154,6 +154,7 @@ type checker struct {
 	folders, firmware []string // as they are named, and without links
 	beside            []string // folders of other instances' disks: files directly in them
 	used              map[string]use
+	closes, created   bool // see Close
 
 	// outside are the paths that are in no folder that is allowed, by their reason.
 	outside []outside

@@ -24,6 +24,17 @@ func CheckImages(doc *domainxml.Doc, p Policy, others []Other) []fault.Reason {
 	return c.reasons
 }
 
+// Close is CheckImages of a domain XML by which libvirt starts the instance next. It writes what was
+// read into it: libvirt reads no header again, which may have changed since. created tells that
+// libvirt makes files that are not there, which stand on nothing.
+func Close(doc *domainxml.Doc, p Policy, others []Other, created bool) []fault.Reason {
+	c := checker{p: p, name: doc.Name(), used: map[string]use{}, closes: true, created: created}
+	c.prepare(others)
+	c.images(doc)
+	c.tellPaths()
+	return c.reasons
+}
+
 // images judges the files that the headers of an instance's images name. The domain XML does not
 // name them, and QEMU opens them all the same.
 func (c *checker) images(doc *domainxml.Doc) {
@@ -55,13 +66,20 @@ func (c *checker) images(doc *domainxml.Doc) {
 		default:
 			continue
 		}
-		c.image(i, path)
+		below, whole := c.image(i, path)
+		switch {
+		case !c.closes || !i.Open:
+		case i.Twice:
+			c.unread(i.What, path, "the domain XML says its source, format or backing file twice", "send it as virsh dumpxml gives it")
+		case whole:
+			doc.CloseChain(i, below)
+		}
 	}
 }
 
-// image reads one image's chain. Each layer is read only after its path was allowed: opening a
-// device can do anything.
-func (c *checker) image(i domainxml.Image, path string) {
+// image reads one image's chain, and gives what it stands on. whole tells that this is all. Each
+// layer is read only after its path was allowed: opening a device can do anything.
+func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below, whole bool) {
 	target := strings.TrimPrefix(i.What, "backing file of ")
 	device, at := "disk", "devices/disk"
 	if !strings.HasPrefix(target, "disk ") {
@@ -71,54 +89,60 @@ func (c *checker) image(i domainxml.Image, path string) {
 		return c.path(domainxml.Named{Kind: domainxml.NamedPath, Device: device, At: at, What: what, Value: path, Writes: writes, Shared: i.Shared})
 	}
 	if i.Type != "volume" && !named(i.What, path, i.Writes) {
-		return
+		return below, false
 	}
 	read := map[string]bool{}
 	for format := i.Format; format != "raw" && len(read) < deepest; {
 		read[path] = true
 		if i.Sliced {
 			c.unread(i.What, path, "it begins within its file", "give it a file of its own, without <slices> (virsh edit)")
-			return
+			return below, false
 		}
 		layer, as, err := c.layer(path, format)
 		if len(read) == 1 && (errors.Is(err, fault.NotFound) || errors.Is(err, disks.ErrOtherFormat)) {
 			// It is still to come, and is read before the instance starts. What is in its place and
 			// has no such header is in the way, or does not open in QEMU either.
-			return
+			if c.closes && !c.created && i.Open && errors.Is(err, fault.NotFound) {
+				c.unread(i.What, path, "it is not there", "mount its folder on "+c.p.Host)
+			}
+			return nil, true
 		}
 		look := "look at it: qemu-img info -U -f " + as + " " + path
 		if err != nil {
 			c.unread(i.What, path, err.Error(), look)
-			return
+			return below, false
 		}
 		for _, name := range layer.Data {
 			n := disks.ParseName(path, name)
 			if !filepath.IsAbs(name) || n.Climbs {
 				// QEMU takes it from its own working folder, libvirt from the image's.
 				c.unread(i.What, path, "its data is in "+name+", which is no absolute path without ..", "qemu-img amend -f "+as+" -o data_file=/PATH "+path)
-				return
+				return below, false
 			}
 			named("data file of "+target, filepath.Clean(name), i.Writes && len(read) == 1)
 		}
 		if layer.Below == "" {
-			return
+			return below, true
 		}
 		n := disks.ParseName(path, layer.Below)
 		flatten := "make the image whole where it comes from: virsh blockpull, or qemu-img convert"
 		switch next := ""; {
 		case n.Known && len(n.Files) == 0 && !n.Header && (layer.Format == "" || layer.Format == "raw"):
-			return // reached through the network
+			if c.closes && i.Open {
+				c.unread(i.What, path, "below it is "+layer.Below+", which the domain XML does not name", "send it as virsh dumpxml gives it for an instance that runs")
+			}
+			return below, false // reached through the network
 		case !n.Plain || n.Climbs || strings.HasPrefix(layer.Below, "..") && !c.straight(filepath.Dir(path)):
 			c.unread(i.What, path, "below it is "+layer.Below+", which is no plain path of a file", flatten)
-			return
+			return below, false
 		default:
 			next = n.Files[0]
 			if !named("backing file of "+target, next, false) {
-				return
+				return below, false
 			}
 			if read[next] {
 				c.unread(i.What, path, "its backing files lead back to "+next, flatten)
-				return
+				return below, false
 			}
 			path = next
 		}
@@ -129,10 +153,16 @@ func (c *checker) image(i domainxml.Image, path string) {
 		if format == "" {
 			format = "raw" // libvirt does not probe either
 		}
+		real, err := c.resolve(path)
+		if err != nil {
+			return below, false // which named has told
+		}
+		below = append(below, domainxml.Below{Path: path, Format: format, Block: in(real, "/dev")})
 		if len(read) == deepest && format != "raw" {
 			c.unread(i.What, i.Source, fmt.Sprintf("it stands on more than %d files", deepest), flatten)
 		}
 	}
+	return below, true
 }
 
 // layer reads one image. Where the domain XML leaves its format to a storage pool, that goes by

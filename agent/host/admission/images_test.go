@@ -103,3 +103,62 @@ func TestCheckImages_OpensWhatIsAllowed(t *testing.T) {
 		t.Errorf("%d opened, %v", len(opened), reasons)
 	}
 }
+
+// Close writes what was read: each chain to its end, block devices as such, and no chain of formats
+// that have none.
+func TestClose_WritesWhatWasRead(t *testing.T) {
+	p := policy()
+	p.Allowed.Paths = []string{"/dev/vg0"}
+	p.Resolve = nil
+	p.Layer = func(path, format string) (disks.Layer, error) {
+		switch path {
+		case images + "i.qcow2":
+			return disks.Layer{Below: "/dev/vg0/t", Format: "qcow2"}, nil
+		case "/dev/vg0/t":
+			return disks.Layer{Below: images + "raw"}, nil
+		case images + "new":
+			return disks.Layer{}, fault.New(fault.NotFound, "none")
+		case images + "raw.qcow2":
+			return disks.Layer{}, disks.ErrOtherFormat
+		}
+		return disks.Layer{}, nil
+	}
+	closed := "<backingStore type='block'><format type='qcow2'/><source dev='/dev/vg0/t'/><backingStore type='file'><format type='raw'/><source file='" + images + "raw'/><backingStore/></backingStore></backingStore>"
+	for _, tt := range []struct {
+		name, devices, code, want string
+		created                   bool
+	}{
+		{"a chain", disk("type='file'", "file='"+images+"i.qcow2'"), "", closed, false},
+		{"a file that libvirt makes", disk("type='file'", "file='"+images+"new'"), "", "<backingStore/>", true},
+		{"a file that nobody makes", disk("type='file'", "file='"+images+"new'"), "image_unread", "", false},
+		{"a file of another format", disk("type='file'", "file='"+images+"raw.qcow2'"), "", "<backingStore/>", false},
+		{"two sources", disk("type='file'", "file='"+images+"a'/><source file='"+images+"b'"), "image_unread", "", false},
+		{"a CD", strings.Replace(disk("type='file' device='cdrom'", "file='"+images+"cd.iso'"), "<driver type='qcow2'/>", "<driver type='raw'/>", 1), "", "", false},
+		{"a network disk", "<disk type='network'><driver type='raw'/><source protocol='rbd' name='p/x'/><target dev='vda'/></disk>", "", "", false},
+		{"an empty drive", "<disk type='file' device='cdrom'><driver type='qcow2'/><target dev='sda'/></disk>", "", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := tt.devices
+			if !strings.Contains(text, "<driver") {
+				text = strings.Replace(text, "<source", "<driver type='qcow2'/><source", 1)
+			}
+			if tt.name == "a CD" {
+				text = strings.Replace(text, "qcow2", "raw", 1)
+			}
+			doc, err := domainxml.Parse(domain(instance, "", text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, r := range Close(doc, p, nil, tt.created) {
+				if !slices.Contains(got, r.Code) {
+					got = append(got, r.Code)
+				}
+			}
+			out := strings.NewReplacer("\n", "", "  ", "").Replace(doc.String())
+			if strings.Join(got, " ") != tt.code || tt.code == "" && (!strings.Contains(out, tt.want) || tt.want == "" && strings.Contains(out, "backingStore")) {
+				t.Errorf("reasons %v, want %q\n%s\nwant %s", got, tt.code, out, tt.want)
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package domainxml
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/beevik/etree"
@@ -18,6 +19,40 @@ type Image struct {
 	Writes, Shared bool
 	// Sliced: it begins elsewhere than at the first byte of its source.
 	Sliced bool
+	// Open: the domain XML says neither what it stands on nor that it stands on nothing. libvirt
+	// reads that from its header, then. Twice: its element says its source or format twice.
+	Open, Twice bool
+	e           *etree.Element
+}
+
+// Below is an image on which another stands.
+type Below struct {
+	Path, Format string
+	Block        bool // a block device
+}
+
+// headed are the formats of which libvirt reads the header for what an image stands on
+// (VIR_STORAGE_FILE_BACKING and after it).
+var headed = []string{"cow", "qcow", "qcow2", "qed", "vmdk"}
+
+// CloseChain writes what an open image of this document stands on, from the top, and that the last
+// of it stands on nothing. libvirt reads no header of it, then.
+// https://libvirt.org/formatdomain.html#hard-drives-floppy-disks-cdroms: backingStore.
+func (d *Doc) CloseChain(i Image, below []Below) {
+	at := i.e
+	for _, b := range below {
+		e := etree.NewElement("backingStore")
+		kind, name := "file", "file"
+		if b.Block {
+			kind, name = "block", "dev"
+		}
+		e.CreateAttr("type", kind)
+		e.CreateElement("format").CreateAttr("type", b.Format)
+		e.CreateElement("source").CreateAttr(name, b.Path)
+		d.insert(at, e, nil)
+		at = e
+	}
+	d.insert(at, etree.NewElement("backingStore"), nil)
 }
 
 // Images lists the images of a guest, in the document's order. Where a domain XML says a thing
@@ -70,6 +105,9 @@ func layers(e *etree.Element, disk, what string, like Image) []Image {
 		formats = []string{"raw"}
 	}
 	var out []Image
+	like.e = e
+	like.Twice = len(formats) > 1 || len(e.SelectElements("source")) > 1 || len(e.SelectElements("backingStore")) > 1
+	like.Open = (e.Tag == "disk" || e.Tag == "backingStore") && e.SelectElement("backingStore") == nil
 	for _, s := range e.SelectElements("source") {
 		i := like
 		switch i.Type {
@@ -84,6 +122,7 @@ func layers(e *etree.Element, disk, what string, like Image) []Image {
 		}
 		i.Sliced = len(s.FindElements("./slices/slice")) > 0
 		for _, i.Format = range formats {
+			i.Open = like.Open && slices.Contains(headed, i.Format)
 			if i.Source != "" {
 				out = append(out, i)
 			}
