@@ -12,6 +12,7 @@ import (
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
 	"berth/internal/fault"
+	"berth/migration"
 	"berth/topology"
 )
 
@@ -145,9 +146,10 @@ func (h *Host) closeImages(ctx context.Context, instance, text string) (string, 
 }
 
 // admitPrepared refuses the domain XMLs that were prepared for a claim. The source may have asked
-// for no check. name is the instance's, as it is recorded when it comes.
-func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, texts ...string) error {
-	claimed := admission.Claimed{Resources: c.Resources}
+// for no check. name is the instance's, as it is recorded when it comes, below what its disks stand on
+// that are shipped here.
+func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, below map[string][]string, texts ...string) error {
+	claimed := admission.Claimed{Resources: c.Resources, Below: below}
 	for _, d := range c.Assignment.Devices {
 		claimed.Devices = append(claimed.Devices, d.Address.String())
 	}
@@ -269,6 +271,17 @@ func (h *Host) admissionPolicy(node driver.Node) admission.Policy {
 
 // unclaimed is of a check without a claim: amounts and devices are those of another host.
 var unclaimed = admission.Claimed{AnyAmount: true, AnyDevice: true}
+
+// below is on which files disks stand, as their source tells them, by target.
+func below(disks []migration.Disk) map[string][]string {
+	out := map[string][]string{}
+	for _, d := range disks {
+		for _, b := range d.Chain {
+			out[d.Target] = append(out[d.Target], b.Path)
+		}
+	}
+	return out
+}
 
 // PreparedXML is the domain XML that this host prepared for an instance that comes live by a
 // migration of Berth's. It reads the ledger alone. fault.Forbidden where nothing is prepared.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"berth/agent/host/admission"
 	"berth/claims"
 	"berth/driver"
 	"berth/driver/libvirt/domainxml"
@@ -71,7 +72,9 @@ func (h *Host) checkColdDestination(ctx context.Context, ref migration.Ref, c mi
 		no.add(fault.Forbidden, sameHost(c.Source, here)...)
 		no.add(fault.Forbidden, coldPairReasons(c.Source, here)...)
 		no.add(fault.Forbidden, own.bound(g.Assignment)...)
-		unadmitted, err := h.admit(ctx, g.UUID, unclaimed, g.Definition)
+		shipped := unclaimed
+		shipped.Below = below(g.Disks)
+		unadmitted, err := h.admit(ctx, g.UUID, shipped, g.Definition)
 		if err != nil {
 			return none, err
 		}
@@ -385,6 +388,10 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 	}
 	no.add(fault.Busy, otherDisks(g, own)...)
 	ans = answerDisks(&no, own, g.Disks, a)
+	// The destination cannot read them before they have been shipped, and would be the first to say so then.
+	if err := h.shippable(ctx, &no, g, ans.CopyDisks, a.Destination.Name); err != nil {
+		return ans, err
+	}
 	ships, err := h.shipsVariables(&no, own, a)
 	if err != nil {
 		return ans, err
@@ -393,6 +400,31 @@ func (h *Host) checkColdSource(ctx context.Context, ref migration.Ref, a migrati
 		ans.CopyDisks = append(ans.CopyDisks, migration.FirmwareVariables)
 	}
 	return ans, no.err("")
+}
+
+// shippable refuses disks of which the destination could not tell, once it has them, which files
+// they need: one in a format with a header in the network, say. Which files it allows is the
+// destination's to say.
+func (h *Host) shippable(ctx context.Context, no *refusal, g migration.Guest, targets []string, destination string) error {
+	doc, err := domainxml.Parse(g.Definition)
+	if err != nil {
+		return fault.New(fault.Invalid, "%w", err)
+	}
+	for _, d := range doc.Disks() {
+		if !slices.Contains(targets, d.Target) {
+			if err := doc.DetachDisk(d.Target); err != nil {
+				return fault.New(fault.Invalid, "%w", err)
+			}
+		}
+	}
+	policy := admission.Policy{Host: destination, Allowed: admission.Allowed{Paths: []string{"/"}}}
+	silent := readImages(ctx, h.files, h.volumePath, &policy)
+	for _, r := range admission.CheckImages(doc, policy, nil) {
+		if r.Code == "image_unread" {
+			no.add(fault.Forbidden, r)
+		}
+	}
+	return *silent
 }
 
 // otherDisks names disks that a running guest has and its definition has not, or the

@@ -80,7 +80,7 @@ func (h *Host) prepResize(ctx context.Context, ref migration.Ref, p migration.Pr
 	if rec.Definition, err = h.coldDocument(ref, p.Guest, p.Wanted, claim); err != nil {
 		return none, err
 	}
-	if err := h.admitPrepared(ctx, claim, rec.Instance.Name, rec.Definition); err != nil {
+	if err := h.admitPrepared(ctx, claim, rec.Instance.Name, below(p.Guest.Disks), rec.Definition); err != nil {
 		return none, err
 	}
 	// What is shipped is looked at with each file, when it is planned.

@@ -135,7 +135,7 @@ func (h *Host) planEvacuation(ctx context.Context, ref migration.Ref, r migratio
 		return lost{}, err
 	}
 	var no refusal
-	if err := no.take(h.admitPrepared(ctx, claim, rec.Instance.Name, rec.Definition)); err != nil {
+	if err := no.take(h.admitPrepared(ctx, claim, rec.Instance.Name, nil, rec.Definition)); err != nil {
 		return lost{}, err
 	}
 	views, err := h.viewLost(&no, own, g)

@@ -66,7 +66,7 @@ func (h *Host) preLiveMigration(ctx context.Context, ref migration.Ref, p migrat
 		return none, err
 	}
 	// Before anything is made: the source may have asked for no check.
-	if err := h.admitPrepared(ctx, claim, rec.Guest.Name, prepared.DestinationXML, prepared.PersistentXML); err != nil {
+	if err := h.admitPrepared(ctx, claim, rec.Guest.Name, nil, prepared.DestinationXML, prepared.PersistentXML); err != nil {
 		return none, err
 	}
 	if err := h.endHook(rec.Running); err != nil {

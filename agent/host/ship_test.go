@@ -386,6 +386,51 @@ func TestShip_TwoBringOneBackingFile(t *testing.T) {
 	}
 }
 
+// TestShip_WhatTheDestinationWouldNotStartIsRefusedAtOnce: an overlay is on its source alone before it
+// is shipped, and its template on both hosts, in a folder that the destination allows nobody.
+func TestShip_WhatTheDestinationWouldNotStartIsRefusedAtOnce(t *testing.T) {
+	const template = "/srv/templates/t.qcow2"
+	requireQemuImg(t)
+	for _, tt := range []struct {
+		name, backing, code, says string
+		here                      bool // the source refuses it
+	}{
+		{"a template in a folder of its own", template, "path_not_allowed", `"/srv/templates"`, false},
+		{"qcow2 in the network", "nbd://10.0.0.1/x", "image_unread", "qemu-img rebase", true},
+		{"raw in the network", "nbd://10.0.0.1/x", "", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLab(t, "a", "b")
+			a := l.hosts["a"]
+			l.must("make the folder", os.MkdirAll(a.path("/srv/templates"), 0o755))
+			a.qemuImg(t, "create", "-q", "-f", "qcow2", a.path(template), "8M")
+			l.must("make the folder", os.MkdirAll(l.hosts["b"].path("/srv/templates"), 0o755))
+			l.copy(t, template)
+			format := "qcow2"
+			if strings.HasPrefix(tt.name, "raw") {
+				format = "raw"
+			}
+			a.qemuImg(t, "create", "-q", "-f", "qcow2", a.path(disk), "8M")
+			v := l.guest("a", "vm1", host.CreateDisk{Path: disk, Format: "qcow2"})
+			a.qemuImg(t, "create", "-q", "-u", "-f", "qcow2", "-b", tt.backing, "-F", format, a.path(disk), "8M")
+			c := newCold(t, l, v.UUID, nil)
+			err := c.check()
+			refusedFor(t, err, tt.code)
+			if tt.code != "" && !strings.Contains(fault.ReasonsOf(err)[0].Change, tt.says) {
+				t.Errorf("reasons %+v, want %s to type", fault.ReasonsOf(err), tt.says)
+			}
+			if tt.here || tt.code == "" {
+				return
+			}
+			c.copies = []string{"vda"}
+			c.run(c.there()[1:], "record context")
+			_, err = operation.PrepResize.Ask(t.Context(), c.b, c.ref, migration.PrepRequest{Kind: c.kind(), Guest: c.guest, Wanted: c.wanted, CopyDisks: c.copies, Source: "a"})
+			refusedFor(t, err, tt.code)
+			l.state("a", v.UUID, driver.Running)
+		})
+	}
+}
+
 // TestShip_AHeaderThatNamesMoreThanItsHostTold: a source that says nothing of what is below
 // its disk would have this host's own file of that name read into the instance.
 func TestShip_AHeaderThatNamesMoreThanItsHostTold(t *testing.T) {

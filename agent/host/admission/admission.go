@@ -54,6 +54,9 @@ type Policy struct {
 type Claimed struct {
 	Resources topology.Resources
 	Devices   []string // addresses of its devices
+	// Below are the files on which disks stand that are still to come, by target, as their source
+	// tells them.
+	Below map[string][]string
 	// AnyAmount leaves vCPUs and memory unasked, AnyDevice devices: where there is no claim yet
 	// the domain XML has those of the host that it comes from.
 	AnyAmount, AnyDevice bool
@@ -340,25 +343,31 @@ func (c *checker) emulator(n domainxml.Named) {
 
 // path judges a file, folder, socket or device node. False where something is against it.
 func (c *checker) path(n domainxml.Named) bool {
+	real, may := c.where(n)
+	return real != "" && c.usedByOther(n, real) && may
+}
+
+// where judges a path, whoever uses it, and gives it without links; empty where it has none.
+func (c *checker) where(n domainxml.Named) (real string, may bool) {
 	if !filepath.IsAbs(n.Value) || filepath.Clean(n.Value) != n.Value || len(n.Value) > longestPath || strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		c.no("path_not_clean", fmt.Sprintf("the %s of the instance names %q, which is no absolute path without . and ..", n.What, n.Value), n.Value, "", "write its path out (virsh edit)")
-		return false
+		return "", false
 	}
 	real, err := c.resolve(n.Value)
 	if err != nil {
 		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
-		return false
+		return "", false
 	}
 	if !n.Folder && (slices.Contains(c.folders, n.Value) || slices.Contains(c.folders, real)) {
 		// libvirt would give the folder itself to QEMU's user.
 		c.no("folder_not_allowed", fmt.Sprintf("the %s of the instance is %s, the folder of %s for images", n.What, n.Value, c.p.Host), n.Value, "", "name a file in it (virsh edit)")
-		return false
+		return "", false
 	}
-	may := c.allowed(n, n.Value) && c.allowed(n, real)
+	may = c.allowed(n, n.Value) && c.allowed(n, real)
 	if o := (outside{n, real}); !may && !slices.Contains(c.outside, o) {
 		c.outside = append(c.outside, o)
 	}
-	return c.usedByOther(n, real) && may
+	return real, may
 }
 
 // allowed reports whether a path may be named there. A folder that the guest sees whole has what

@@ -85,9 +85,10 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 	if !strings.HasPrefix(target, "disk ") {
 		device, at = "", "os/"+map[string]string{"firmware variables": "nvram"}[target]
 	}
-	named := func(what, path string, writes bool) bool {
-		return c.path(domainxml.Named{Kind: domainxml.NamedPath, Device: device, At: at, What: what, Value: path, Writes: writes, Shared: i.Shared})
+	naming := func(what, path string, writes bool) domainxml.Named {
+		return domainxml.Named{Kind: domainxml.NamedPath, Device: device, At: at, What: what, Value: path, Writes: writes, Shared: i.Shared}
 	}
+	named := func(what, path string, writes bool) bool { return c.path(naming(what, path, writes)) }
 	if i.Type != "volume" && !named(i.What, path, i.Writes) {
 		return below, false
 	}
@@ -102,6 +103,9 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 		if len(read) == 1 && (errors.Is(err, fault.NotFound) || errors.Is(err, disks.ErrOtherFormat)) {
 			// It is still to come, and is read before the instance starts. What is in its place and
 			// has no such header is in the way, or does not open in QEMU either.
+			for _, path := range c.claimed.Below[strings.TrimPrefix(i.What, "disk ")] {
+				c.where(naming("backing file of "+target, path, false))
+			}
 			if c.closes && !c.created && i.Open && errors.Is(err, fault.NotFound) {
 				c.unread(i.What, path, "it is not there", "mount its folder on "+c.p.Host)
 			}
@@ -125,7 +129,7 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 			return below, true
 		}
 		n := disks.ParseName(path, layer.Below)
-		flatten := "make the image whole where it comes from: virsh blockpull, or qemu-img convert"
+		flatten := "make it whole where it comes from: while it is off qemu-img rebase -p -f " + as + " -b '' " + path + ", while it runs virsh blockpull"
 		switch next := ""; {
 		case n.Known && len(n.Files) == 0 && !n.Header && (layer.Format == "" || layer.Format == "raw"):
 			if c.closes && i.Open {
