@@ -12,6 +12,7 @@ import (
 
 	"berth/agent"
 	"berth/internal/config"
+	"berth/internal/fault"
 )
 
 func (a *app) configCommand() *cobra.Command {
@@ -34,8 +35,8 @@ func (a *app) configCheck() *cobra.Command {
 		Short: "Is the configuration right; needs no agent and changes nothing",
 		Long: `Read the configuration and its drop-ins as the agent does, with the flavor files and the
 users and groups of [rights], and name every fault: file, line, key, what it has and what
-it wants. What cannot be read as TOML is named alone, since it hides the rest. Exits with
-2 when there is a fault, as the agent does then.
+it wants. Of a file that is no TOML only the first such place is named. Exits with 2 when
+there is a fault, as the agent does then.
 
 Do it before each reload or restart: a reload with a fault changes nothing, and a restart
 with one leaves the host without its agent (guests go on).`,
@@ -46,12 +47,14 @@ with one leaves the host without its agent (guests go on).`,
 				a.config = args[0]
 			}
 			c, list, err := config.Dump(a.config)
-			if err != nil {
+			flavors, more := agent.CheckConfig(c)
+			switch reasons := append(fault.ReasonsOf(err), fault.ReasonsOf(more)...); {
+			case err != nil && more != nil && len(reasons) > 0:
+				return fault.Refuse(fault.Invalid, "check configuration", reasons...)
+			case err != nil:
 				return err
-			}
-			flavors, err := agent.CheckConfig(c)
-			if err != nil {
-				return err
+			case more != nil:
+				return more
 			}
 			out := checkedConfig{Files: []string{}, Mode: c.Agent.Mode, Set: []config.Setting{}, Flavors: append([]string{}, flavors...)}
 			seen := map[string]bool{}

@@ -161,6 +161,10 @@ func TestLoad_RefusesWithFileLineAndKey(t *testing.T) {
 		want       []string // each in its own reason
 	}{
 		{"unknown keys, all of them", "[agent]\nmoed = \"manage\"\n[placement]\nurl = \"http://127.0.0.1:1\"\nulr = \"x\"\n", []string{":2: agent.moed: unknown key", ":5: placement.ulr: unknown key"}},
+		{"every value of a wrong type, with unknown keys and bad values beside them",
+			"[agent]\nmode = 7\nmoed = \"x\"\n[host]\nreserved_memory_mb = [\n  1,\n]\nreserved_vcpus = -1\n[libvirt]\ntimeout = \"soon\"\n[placement]\ninterval = 10\nnuma = \"deep\"\n",
+			[]string{":2: agent.mode: want text", ":3: agent.moed: unknown key", ":5: host.reserved_memory_mb: ", ":10: libvirt.timeout: ", "placement.interval = 10: a time without a unit", "host.reserved_vcpus = -1", `placement.numa = "deep"`}},
+		{"a list of tables where a section belongs", "[[agent]]\nmode = \"manage\"\n[host]\nreserved_vcpus = \"1\"\n", []string{":1: ", ":4: host.reserved_vcpus"}},
 		{"unknown section", "[agnet]\nmode = \"manage\"\n", []string{":1: agnet"}},
 		{"wrong type", "[host]\nreserved_memory_mb = \"many\"\n", []string{":2: host.reserved_memory_mb: "}},
 		{"not a duration", "[libvirt]\ntimeout = \"soon\"\n", []string{":2: libvirt.timeout: "}},

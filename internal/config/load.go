@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
 
 	"berth/internal/fault"
 )
@@ -29,17 +30,32 @@ func Load(path string) (Config, error) {
 		return c, fmt.Errorf("read configuration: %w", err)
 	}
 	var reasons []fault.Reason
+	var unread error // the first file that is absent or unreadable
 	for _, f := range list {
 		err := DecodeFile(f, &c)
 		if err != nil && !errors.Is(err, fault.Invalid) {
-			// Absent or unreadable: as wrong as a wrong value, and for whoever starts the
-			// agent as little a reason to try again.
-			return c, fault.New(fault.Invalid, "read configuration: %w: see to that file, or name another with --config", err)
+			unread = cmp.Or(unread, err)
+			continue
 		}
 		reasons = append(reasons, fault.ReasonsOf(err)...)
 	}
-	if len(reasons) == 0 {
-		reasons = c.faults()
+	// A value that could not be read is the default, which has no fault; a time without a unit
+	// was read, and is named already.
+	read := slices.Clone(reasons)
+	for _, r := range c.faults() {
+		key, _, _ := strings.Cut(r.Message, " = ")
+		if !slices.ContainsFunc(read, func(x fault.Reason) bool { return strings.Contains(x.Message, " "+key+" = ") }) {
+			reasons = append(reasons, r)
+		}
+	}
+	const change = "see to that file, or name another with --config"
+	switch {
+	case unread != nil && len(reasons) == 0:
+		// As wrong as a wrong value, and for whoever starts the agent as little a reason to
+		// try again.
+		return c, fault.New(fault.Invalid, "read configuration: %w: "+change, unread)
+	case unread != nil:
+		reasons = append(reasons, fault.Reason{Code: "config_unreadable", Message: unread.Error(), Change: change})
 	}
 	if len(reasons) > 0 {
 		return c, fault.Refuse(fault.Invalid, "read configuration", reasons...)
@@ -109,32 +125,106 @@ func DecodeDir(dir string, each func(path string, into func(v any) error) error)
 
 // DecodeFile lays one TOML file over v. Syntax errors, values of a wrong type
 // and unknown keys are fault.Invalid with one reason each, which names file,
-// line and key.
+// line and key. Keys without a fault are set. After a syntax error the rest of the file is
+// not read.
 func DecodeFile(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
-	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
-	err = dec.Decode(v)
-	if err == nil {
-		return bareTimes(path, data, reflect.TypeOf(v))
+	type located struct {
+		line int
+		fault.Reason
 	}
-	var reasons []fault.Reason
+	var faults []located
+	// The reader stops at the first value of a wrong type. It is taken out, and the rest read.
+	for {
+		err := decode(data, reflect.New(reflect.TypeOf(v).Elem()).Interface())
+		one, wrong := errors.AsType[*toml.DecodeError](err)
+		if _, unknown := errors.AsType[*toml.StrictMissingError](err); unknown || !wrong {
+			break
+		}
+		line, _ := one.Position()
+		faults = append(faults, located{line, reason(path, one, "config_value", inWords(strings.TrimPrefix(one.Error(), "toml: ")))})
+		rest, ok := without(data, line)
+		if !ok {
+			_ = decode(data, v) // what stands before it is set
+			return fault.Refuse(fault.Invalid, "read "+path, faults[len(faults)-1].Reason)
+		}
+		data = rest
+	}
+	err = decode(data, v)
 	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
 		for i := range strict.Errors {
 			r := reason(path, &strict.Errors[i], "config_unknown_key", "unknown key")
 			if _, ours := v.(*Config); ours && len(strict.Errors[i].Key()) < 3 {
 				r.Change = keysBeside(strict.Errors[i].Key())
 			}
-			reasons = append(reasons, r)
+			line, _ := strict.Errors[i].Position()
+			faults = append(faults, located{line, r})
 		}
-	} else if one, ok := errors.AsType[*toml.DecodeError](err); ok {
-		reasons = append(reasons, reason(path, one, "config_value", inWords(strings.TrimPrefix(one.Error(), "toml: "))))
-	} else {
-		reasons = append(reasons, fault.Reason{Code: "config_value", Message: fmt.Sprintf("%s: %v", path, strings.TrimPrefix(err.Error(), "toml: "))})
+	} else if err != nil {
+		faults = append(faults, located{0, fault.Reason{Code: "config_value", Message: fmt.Sprintf("%s: %v", path, strings.TrimPrefix(err.Error(), "toml: "))}})
+	}
+	slices.SortStableFunc(faults, func(a, b located) int { return cmp.Compare(a.line, b.line) })
+	var reasons []fault.Reason
+	for _, f := range faults {
+		reasons = append(reasons, f.Reason)
+	}
+	reasons = append(reasons, fault.ReasonsOf(bareTimes(path, data, reflect.TypeOf(v)))...)
+	if len(reasons) == 0 {
+		return nil
 	}
 	return fault.Refuse(fault.Invalid, "read "+path, reasons...)
+}
+
+func decode(data []byte, v any) error {
+	return toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(v)
+}
+
+// without returns the document with the key of a line left blank, so that other lines keep
+// their numbers; of a table's header the whole table. It is false for a document that is no
+// TOML, or a line that no key begins at or before.
+func without(data []byte, line int) ([]byte, bool) {
+	type expression struct {
+		line  int
+		table bool
+	}
+	var list []expression
+	var p unstable.Parser
+	p.Reset(data)
+	for p.NextExpression() {
+		e := p.Expression()
+		keys := e.Key()
+		if !keys.Next() {
+			return nil, false
+		}
+		list = append(list, expression{p.Shape(keys.Node().Raw).Start.Line, e.Kind != unstable.KeyValue})
+	}
+	if p.Error() != nil {
+		return nil, false
+	}
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	at := -1
+	for i, e := range list {
+		if e.line <= line {
+			at = i
+		}
+	}
+	if at < 0 {
+		return nil, false
+	}
+	end := len(lines) + 1
+	for _, e := range list[at+1:] {
+		if e.table || !list[at].table {
+			end = e.line
+			break
+		}
+	}
+	for i := list[at].line - 1; i < end-1; i++ {
+		lines[i] = []byte("\n")
+	}
+	return bytes.Join(lines, nil), true
 }
 
 func reason(path string, e *toml.DecodeError, code, text string) fault.Reason {
