@@ -92,8 +92,9 @@ func (s *Survey) Asked(q Question, host, except string) (Reply, error) {
 		return r, err
 	}
 	own, err := s.files.Identity(q.Path)
-	if shared, lookErr := s.files.Shared(q.Path); err == nil && lookErr == nil && !shared && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
-		a.Users, a.Open = nil, nil // this host has another file of that name, which no other host sees
+	shared, lookErr := s.files.Shared(q.Path)
+	if err == nil && (disks.Differ(own, q.Identity) || lookErr == nil && !shared && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity)) {
+		a.Users, a.Open = nil, nil // this host has another file of that name, which the other does not see
 	}
 	if q.RunsOn != "" && q.RunsOn == host {
 		a.Open = nil
@@ -146,8 +147,12 @@ func (s *Survey) elsewhereNamed(q Question) []User {
 		if disks.Reachable(q.Identity) && !s.served(path) {
 			continue // it would have been known by its identity
 		}
+		own, err := s.files.Identity(path)
+		if err == nil && disks.Differ(own, q.Identity) {
+			continue // one of the two hosts serves the other, and these are two files
+		}
 		// A file of one kernel and of the same one: it can be told apart.
-		if own, err := s.files.Identity(path); err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
+		if err == nil && own != "" && q.Identity != "" && !disks.SameFile(own, q.Identity) {
 			if shared, err := s.files.Shared(path); err == nil && !shared {
 				continue
 			}
