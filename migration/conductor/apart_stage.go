@@ -26,16 +26,16 @@ func (s *story) shareNothing(name string) stage {
 			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
 			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
-			{Step: task.Step{Name: migration.StepCopyInstance, Do: s.copyInstance, Undo: s.removeCopy, UndoMayLag: true}, asks: asksDestination, undoes: "remove_copy"},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepCopyInstance, Do: s.copyInstance, Undo: s.order(s.undoAtDestination, operation.RemoveCopy, migration.StepCopyInstance).undo, UndoMayLag: true}, asks: asksDestination, undoes: "remove_copy"},
 			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
 			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
-			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.rollbackPrepResize, UndoMayLag: true, UndoOnRestart: true},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.order(s.undoAtDestination, operation.RollbackPrepResize, migration.StepPrepResize).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_resize"},
-			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.powerOn, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
-			{Step: task.Step{Name: migration.StepSnapshotDisks, Do: s.snapshotDisks, Undo: s.dropSnapshot}, asks: asksSource, undoes: "drop_snapshot"},
-			{Step: task.Step{Name: migration.StepDisconnectSource, Do: s.disconnectSource, Undo: s.reconnectSource}, asks: asksSource, undoes: "reconnect_source"},
+			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepSnapshotDisks, Do: s.snapshotDisks, Undo: s.order(s.sourceOnce, operation.DropSnapshot, migration.StepSnapshotDisks).undo}, asks: asksSource, undoes: "drop_snapshot"},
+			{Step: task.Step{Name: migration.StepDisconnectSource, Do: s.order(s.sourceAnswers, operation.Disconnect, migration.StepDisconnectSource).do, Undo: s.order(s.sourceOnce, operation.Reconnect, migration.StepDisconnectSource).undo}, asks: asksSource, undoes: "reconnect_source"},
 			{Step: task.Step{Name: migration.StepShipDisks, Do: s.shipEitherWay}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepHandOver, Do: s.handOver, Undo: s.keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
 			// The token has left.
@@ -52,17 +52,6 @@ func (s *story) shareNothing(name string) stage {
 	}
 }
 
-// undoApart is for undos: an agent that does not know the verb has never done what is to be
-// undone.
-func undoApart(f func(context.Context, migration.Host) error) func(context.Context, migration.Host) error {
-	return func(ctx context.Context, h migration.Host) error {
-		if err := f(ctx, h); !hasReason(err, migration.ReasonPeerTooOld) {
-			return err
-		}
-		return nil
-	}
-}
-
 // copyInstance sets up the instance's record at the destination, which is shown there only
 // once the guest lives there.
 func (s *story) copyInstance(ctx context.Context, t *task.Task) (any, error) {
@@ -75,12 +64,6 @@ func (s *story) copyInstance(ctx context.Context, t *task.Task) (any, error) {
 	return nil, s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 		return operation.CopyInstance.Ask(ctx, h, s.ref(migration.StepCopyInstance), i)
 	})
-}
-
-func (s *story) removeCopy(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, undoApart(func(ctx context.Context, h migration.Host) error {
-		return operation.RemoveCopy.Ask(ctx, h, s.ref(migration.StepCopyInstance))
-	}))
 }
 
 // snapshotDisks holds the files that are to be shipped.
@@ -100,28 +83,6 @@ func (s *story) snapshotDisks(ctx context.Context, t *task.Task) (any, error) {
 	return out, nil
 }
 
-func (s *story) dropSnapshot(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
-		return operation.DropSnapshot.Ask(ctx, h, s.ref(migration.StepSnapshotDisks))
-	}))
-}
-
-func (s *story) disconnectSource(ctx context.Context, _ *task.Task) (any, error) {
-	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return operation.Disconnect.Ask(ctx, h, s.ref(migration.StepDisconnectSource))
-	})
-	if err != nil {
-		return nil, fmt.Errorf("disconnect instance %s: %w", s.instance, err)
-	}
-	return nil, nil
-}
-
-func (s *story) reconnectSource(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, undoApart(func(ctx context.Context, h migration.Host) error {
-		return operation.Reconnect.Ask(ctx, h, s.ref(migration.StepDisconnectSource))
-	}))
-}
-
 // showInstance shows the copy at the destination, before the source's is hidden: for a
 // moment both are seen, and never none. Not of a guest that cannot live there: it is
 // taken back.
@@ -138,7 +99,7 @@ func (s *story) hideInstance(ctx context.Context, t *task.Task) (any, error) {
 	if unfitThere(t) {
 		return nil, nil
 	}
-	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
+	return nil, s.undoAtSource(ctx, t, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
 		return operation.HideInstance.Ask(ctx, h, s.ref(migration.StepHideInstance))
 	})
 }

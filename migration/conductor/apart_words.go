@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"berth/internal/fault"
 	"berth/migration"
@@ -149,11 +150,11 @@ func (s *story) watchSource(ctx context.Context, t *task.Task) {
 }
 
 // undoAtSource asks the source for what may be given up once it is gone for good.
-func (s *story) undoAtSource(ctx context.Context, f func(context.Context, migration.Host) error) error {
+func (s *story) undoAtSource(ctx context.Context, _ *task.Task, timeout time.Duration, f func(context.Context, migration.Host) error) error {
 	if s.conductsForOthers() && s.givenUp(ctx, s.from) {
 		return nil
 	}
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, f)
+	return s.atSource(ctx, timeout, f)
 }
 
 // Fate is what this conductor's journal says became of an attempt of a move between other

@@ -112,11 +112,62 @@ func (s *story) once(ctx context.Context, t *task.Task, timeout time.Duration, f
 	return saidBy(name, s.askOnce(ctx, timeout, s.host(name), f))
 }
 
-func (s *story) undoAtDestination(ctx context.Context, t *task.Task, f func(context.Context, migration.Host) error) error {
+func (s *story) undoAtDestination(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, migration.Host) error) error {
 	if name, err := s.destination(t); err == nil && s.givenUp(ctx, name) {
 		return nil
 	}
-	return s.once(ctx, t, s.c.cfg.SlowVerbTimeout, f)
+	return s.once(ctx, t, timeout, f)
+}
+
+// asks is one of the ways in which a step asks a host of the move: a host, and whether it is asked
+// again when no answer comes.
+type asks func(ctx context.Context, t *task.Task, timeout time.Duration, f func(context.Context, migration.Host) error) error
+
+// sourceOnce is atSource.
+func (s *story) sourceOnce(ctx context.Context, _ *task.Task, timeout time.Duration, f func(context.Context, migration.Host) error) error {
+	return s.atSource(ctx, timeout, f)
+}
+
+// sourceAnswers asks the source, and again when no answer comes.
+func (s *story) sourceAnswers(ctx context.Context, _ *task.Task, timeout time.Duration, f func(context.Context, migration.Host) error) error {
+	return s.ask(ctx, timeout, s.source, f)
+}
+
+// order asks one host of the move for one operation that only says that it is done.
+type order func(context.Context, *task.Task) error
+
+// order is one of the current attempt.
+func (s *story) order(asks asks, op operation.Step, step string) order {
+	return func(ctx context.Context, t *task.Task) error { return s.request(ctx, t, asks, op, s.ref(step)) }
+}
+
+// orderOfMove is one of the attempt that brought or changed the instance.
+func (s *story) orderOfMove(asks asks, op operation.Step, step string) order {
+	return func(ctx context.Context, t *task.Task) error { return s.request(ctx, t, asks, op, s.made(step)) }
+}
+
+func (s *story) request(ctx context.Context, t *task.Task, asks asks, op operation.Step, ref migration.Ref) error {
+	return asks(ctx, t, s.limitOf(op.Operation.Operation), func(ctx context.Context, h migration.Host) error { return op.Ask(ctx, h, ref) })
+}
+
+// do is an order as the work of a step.
+func (o order) do(ctx context.Context, t *task.Task) (any, error) { return nil, o(ctx, t) }
+
+// undo is an order as a step's undo. An agent that does not know the operation has never done what
+// is to be undone.
+func (o order) undo(ctx context.Context, t *task.Task) error {
+	if err := o(ctx, t); !hasReason(err, migration.ReasonPeerTooOld) {
+		return err
+	}
+	return nil
+}
+
+// limitOf is for how long one request for an operation is waited for.
+func (s *story) limitOf(op *migration.Operation) time.Duration {
+	if op.Limit <= operation.Quick {
+		return s.c.cfg.VerbTimeout
+	}
+	return s.c.cfg.SlowVerbTimeout
 }
 
 // outputs reads several outputs: name, target, name, target, …

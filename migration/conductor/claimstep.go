@@ -134,9 +134,3 @@ func isFull(r migration.Refusal) bool {
 func noRoom(err error) bool {
 	return errors.Is(err, fault.Busy) && slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == migration.CodeInboundLimit })
 }
-
-func (s *story) abortClaim(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.AbortClaim.Ask(ctx, h, s.ref(migration.StepClaim))
-	})
-}

@@ -1,8 +1,6 @@
 package conductor
 
 import (
-	"context"
-
 	"berth/migration"
 	"berth/migration/operation"
 	"berth/migration/task"
@@ -14,8 +12,8 @@ func (s *story) confirm() stage {
 	return stage{
 		name: storyConfirm,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepConfirmSource, Do: s.confirmSource, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepConfirmDestination, Do: s.confirmDestination, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepConfirmSource, Do: s.orderOfMove(s.undoAtSource, operation.ConfirmSource, migration.StepConfirmSource).do, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepConfirmDestination, Do: s.orderOfMove(s.undoAtDestination, operation.ConfirmDestination, migration.StepConfirmDestination).do, Forward: true}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
 		},
 		shown: []shown{{migration.StepConfirmSource, migration.StatusConfirming}},
@@ -28,7 +26,7 @@ func (s *story) confirmInPlace() stage {
 	return stage{
 		name: storyConfirmInPlace,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepFinishChange, Do: s.finishChange, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepFinishChange, Do: s.orderOfMove(s.sourceOnce, operation.FinishChange, migration.StepFinishChange).do, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
 		},
 		shown: []shown{{migration.StepFinishChange, migration.StatusConfirming}},
@@ -44,16 +42,4 @@ func (s *story) made(step string) migration.Ref {
 		ref.Attempt = s.rec.Moved
 	}
 	return ref
-}
-
-func (s *story) confirmSource(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
-		return operation.ConfirmSource.Ask(ctx, h, s.made(migration.StepConfirmSource))
-	})
-}
-
-func (s *story) confirmDestination(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.ConfirmDestination.Ask(ctx, h, s.made(migration.StepConfirmDestination))
-	})
 }

@@ -32,9 +32,9 @@ func (s *story) evacuation() stage {
 			{Step: task.Step{Name: migration.StepLost, Do: s.lost}, asks: asksFleet},
 			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
 			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
 			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.withdraw, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
-			{Step: task.Step{Name: migration.StepPrepEvacuation, Do: s.prepEvacuation, Undo: s.rollbackPrepEvacuation, UndoMayLag: true, UndoOnRestart: true},
+			{Step: task.Step{Name: migration.StepPrepEvacuation, Do: s.prepEvacuation, Undo: s.order(s.undoAtDestination, operation.RollbackPrepEvacuation, migration.StepPrepEvacuation).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_evacuation"},
 			{Step: task.Step{Name: migration.StepTakeOver, Do: s.takeOver, Undo: s.giveUp, Final: true}, asks: asksFleet, undoes: "give_up"},
 			// The token is the destination's.
@@ -195,12 +195,6 @@ func (s *story) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
 		return err
 	})
 	return out, err
-}
-
-func (s *story) rollbackPrepEvacuation(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, undoApart(func(ctx context.Context, h migration.Host) error {
-		return operation.RollbackPrepEvacuation.Ask(ctx, h, s.ref(migration.StepPrepEvacuation))
-	}))
 }
 
 // takeOver gives the token to the destination. While the records do not answer nobody knows

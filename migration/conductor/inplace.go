@@ -15,15 +15,15 @@ import (
 func (s *story) inPlace() []step {
 	return []step{
 		{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
-		{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksSource, undoes: "abort_claim"},
+		{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksSource, undoes: "abort_claim"},
 		{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
-		{Step: task.Step{Name: migration.StepPrepChange, Do: s.prepChange, Undo: s.rollbackPrepChange, UndoMayLag: true, UndoOnRestart: true},
+		{Step: task.Step{Name: migration.StepPrepChange, Do: s.prepChange, Undo: s.order(s.sourceOnce, operation.RollbackPrepChange, migration.StepPrepChange).undo, UndoMayLag: true, UndoOnRestart: true},
 			asks: asksSource, undoes: "rollback_prep_change"},
 		// Its undo may not lag: what the host remembers of the guest's power goes with the claim.
-		{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.powerOn}, asks: asksSource, undoes: "power_on"},
-		{Step: task.Step{Name: migration.StepApplyChange, Do: s.applyChange, Undo: s.unapplyChange}, asks: asksSource, undoes: "unapply_change"},
+		{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo}, asks: asksSource, undoes: "power_on"},
+		{Step: task.Step{Name: migration.StepApplyChange, Do: s.order(s.sourceAnswers, operation.ApplyChange, migration.StepApplyChange).do, Undo: s.order(s.sourceOnce, operation.UnapplyChange, migration.StepApplyChange).undo}, asks: asksSource, undoes: "unapply_change"},
 		// Undone by unapply_change, which ends the domain that it may have started.
-		{Step: task.Step{Name: migration.StepStartChanged, Do: s.startChanged}, asks: asksSource},
+		{Step: task.Step{Name: migration.StepStartChanged, Do: s.order(s.sourceAnswers, operation.StartChanged, migration.StepStartChanged).do}, asks: asksSource},
 	}
 }
 
@@ -44,7 +44,7 @@ func (s *story) rebuild() stage {
 		name: storyRebuild,
 		steps: append(s.inPlace(),
 			// The point of no return.
-			step{Step: task.Step{Name: migration.StepFinishChange, Do: s.finishChange, Forward: true}, asks: asksSource},
+			step{Step: task.Step{Name: migration.StepFinishChange, Do: s.orderOfMove(s.sourceOnce, operation.FinishChange, migration.StepFinishChange).do, Forward: true}, asks: asksSource},
 			step{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
 		),
 		shown: shownInPlace, lease: migration.StepApplyChange, bounded: true,
@@ -67,37 +67,5 @@ func (s *story) prepChange(ctx context.Context, t *task.Task) (any, error) {
 	}
 	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
 		return operation.PrepChange.Ask(ctx, h, s.ref(migration.StepPrepChange), r)
-	})
-}
-
-func (s *story) rollbackPrepChange(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.RollbackPrepChange.Ask(ctx, h, s.ref(migration.StepPrepChange))
-	})
-}
-
-func (s *story) applyChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return operation.ApplyChange.Ask(ctx, h, s.ref(migration.StepApplyChange))
-	})
-}
-
-func (s *story) unapplyChange(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.UnapplyChange.Ask(ctx, h, s.ref(migration.StepApplyChange))
-	})
-}
-
-func (s *story) startChanged(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.SlowVerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return operation.StartChanged.Ask(ctx, h, s.ref(migration.StepStartChanged))
-	})
-}
-
-// finishChange gives up what the guest was before: of a rebuild by itself, of a resize
-// when it is confirmed.
-func (s *story) finishChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.FinishChange.Ask(ctx, h, s.made(migration.StepFinishChange))
 	})
 }

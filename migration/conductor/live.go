@@ -38,11 +38,11 @@ func (s *story) live(o migration.Options) stage {
 			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
 			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
 			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
 			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
-			{Step: task.Step{Name: migration.StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.rollbackPreLiveMigration, UndoMayLag: true, UndoOnRestart: true},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.order(s.undoAtDestination, operation.RollbackPreLiveMigration, migration.StepPreLiveMigration).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_live_migration_at_destination"},
 			{Step: task.Step{Name: migration.StepStream, Do: s.stream, Undo: s.reclaim}, asks: asksSource, undoes: "reclaim"},
 			{Step: task.Step{Name: migration.StepPostCopy, Do: s.postCopy, Undo: s.reclaim, Skip: withoutPostCopy}, asks: asksSource, undoes: "reclaim"},
@@ -51,7 +51,7 @@ func (s *story) live(o migration.Options) stage {
 			{Step: task.Step{Name: migration.StepAcceptToken, Do: s.acceptToken, Forward: true}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepFollowPostCopy, Do: s.followPostCopy, Forward: true, Skip: withoutPostCopy}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepFinishDestination, Do: s.finishDestination, Forward: true}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepCleanUpSource, Do: s.cleanUpSource, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepCleanUpSource, Do: s.order(s.sourceOnce, operation.CleanUpSource, migration.StepCleanUpSource).do, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
 		},
 		shown:   []shown{{migration.StepInspectSource, migration.StatusPreparing}, {migration.StepStream, migration.StatusRunning}, {migration.StepAcceptToken, migration.StatusPostMigrating}},
@@ -205,12 +205,6 @@ func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	})
 }
 
-func (s *story) dropContext(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.DropContext.Ask(ctx, h, s.ref(migration.StepRecordContext))
-	})
-}
-
 func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	var disks migration.SourceAnswer
@@ -225,12 +219,6 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 		return err
 	})
 	return out, err
-}
-
-func (s *story) rollbackPreLiveMigration(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.RollbackPreLiveMigration.Ask(ctx, h, s.ref(migration.StepPreLiveMigration))
-	})
 }
 
 // acceptToken gives the token to the destination, and with it the guest.
@@ -293,12 +281,6 @@ func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error
 // lastFigures is the longest pause in which a busy source's hypervisor is waited for; all
 // of them are some twice as long. Arbitrary.
 const lastFigures = 400 * time.Millisecond
-
-func (s *story) cleanUpSource(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.CleanUpSource.Ask(ctx, h, s.ref(migration.StepCleanUpSource))
-	})
-}
 
 // renewLease keeps the destination's claim alive until the step begins from which on it
 // needs no lease: the token has left, or the claim is the guest's own. A

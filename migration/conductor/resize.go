@@ -30,13 +30,13 @@ func (s *story) coldMove(name string) stage {
 			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
 			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.abortClaim, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
 			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
 			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.dropContext}, asks: asksSource, undoes: "drop_context"},
-			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.rollbackPrepResize, UndoMayLag: true, UndoOnRestart: true},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.order(s.undoAtDestination, operation.RollbackPrepResize, migration.StepPrepResize).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_resize"},
-			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.powerOn, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
 			{Step: task.Step{Name: migration.StepShipDisks, Do: s.shipDisks}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepHandOver, Do: s.handOver, Undo: s.keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
 			// The token has left.
@@ -134,12 +134,6 @@ func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
 	return out, err
 }
 
-func (s *story) rollbackPrepResize(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.RollbackPrepResize.Ask(ctx, h, s.ref(migration.StepPrepResize))
-	})
-}
-
 // powerOff ends the guest's domain where it is; of a change in place, where it stays.
 func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
 	to, err := s.destination(t)
@@ -164,12 +158,6 @@ func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any,
 		return nil, fmt.Errorf("power instance %s off: %w", s.instance, err)
 	}
 	return out, nil
-}
-
-func (s *story) powerOn(ctx context.Context, _ *task.Task) error {
-	return s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.PowerOn.Ask(ctx, h, s.ref(migration.StepPowerOff))
-	})
 }
 
 func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {

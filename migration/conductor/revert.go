@@ -17,15 +17,15 @@ func (s *story) revert() stage {
 	return stage{
 		name: storyRevert,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepAwaitReturn, Do: s.awaitReturn, Undo: s.cancelReturn, UndoMayLag: true}, asks: asksSource, undoes: "cancel_return"},
-			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn, UndoMayLag: true}, asks: asksDestination, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepAwaitReturn, Do: s.order(s.sourceAnswers, operation.AwaitReturn, migration.StepAwaitReturn).do, Undo: s.order(s.undoAtSource, operation.CancelReturn, migration.StepAwaitReturn).undo, UndoMayLag: true}, asks: asksSource, undoes: "cancel_return"},
+			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.order(s.undoAtDestination, operation.PowerOn, migration.StepRevertPowerOff).undo, UndoMayLag: true}, asks: asksDestination, undoes: "power_on"},
 			// What it makes durable at the source goes with cancel_return.
 			{Step: task.Step{Name: migration.StepCarryVolumes, Do: s.carryVolumes}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepHandBack, Do: s.handBack, Undo: s.keepThere, Final: true}, asks: asksDestination, undoes: "keep_guest"},
 			// The token has left the destination.
 			{Step: task.Step{Name: migration.StepAcceptHanded, Do: s.acceptReturned, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepFinishRevert, Do: s.finishRevert, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepCleanUpReverted, Do: s.cleanUpReverted, Forward: true}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepFinishRevert, Do: s.order(s.sourceOnce, operation.FinishRevert, migration.StepFinishRevert).do, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepCleanUpReverted, Do: s.order(s.undoAtDestination, operation.CleanUpReverted, migration.StepCleanUpReverted).do, Forward: true}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
 		},
 		shown:   []shown{{migration.StepAwaitReturn, migration.StatusReverting}},
@@ -57,11 +57,11 @@ func (s *story) revertInPlace() stage {
 	return stage{
 		name: storyRevertInPlace,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.revertPowerOn}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.order(s.undoAtDestination, operation.PowerOn, migration.StepRevertPowerOff).undo}, asks: asksSource, undoes: "power_on"},
 			// The change is taken back whatever happens.
-			{Step: task.Step{Name: migration.StepUnapplyChange, Do: s.revertChange, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepPowerOn, Do: s.revertStart, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepReleaseClaim, Do: s.releaseClaim, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepUnapplyChange, Do: s.orderOfMove(s.sourceOnce, operation.UnapplyChange, migration.StepApplyChange).do, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepPowerOn, Do: s.orderOfMove(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).do, Forward: true}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepReleaseClaim, Do: s.orderOfMove(s.sourceOnce, operation.AbortClaim, migration.StepClaim).do, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
 		},
 		shown:   []shown{{migration.StepRevertPowerOff, migration.StatusReverting}},
@@ -79,18 +79,6 @@ func backToFinished(rec *migration.Migration, st task.State) ending {
 	return rests
 }
 
-func (s *story) awaitReturn(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
-		return operation.AwaitReturn.Ask(ctx, h, s.ref(migration.StepAwaitReturn))
-	})
-}
-
-func (s *story) cancelReturn(ctx context.Context, _ *task.Task) error {
-	return s.undoAtSource(ctx, func(ctx context.Context, h migration.Host) error {
-		return operation.CancelReturn.Ask(ctx, h, s.ref(migration.StepAwaitReturn))
-	})
-}
-
 // there finds the host that the guest was brought to; its own, where it stayed.
 func (s *story) there() finder { return s.host(s.rec.DestCompute) }
 
@@ -102,15 +90,8 @@ func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
 	return s.powersOff(ctx, s.there(), migration.StepRevertPowerOff, to)
 }
 
-func (s *story) revertPowerOn(ctx context.Context, t *task.Task) error {
-	return s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.PowerOn.Ask(ctx, h, s.ref(migration.StepRevertPowerOff))
-	})
-}
-
-// carryVolumes tells the source what the guest was given and lost since it came, so that
-// it comes back with that. An agent that does not know the verb is asked for nothing: the
-// guest comes back as it was, as with all agents before.
+// carryVolumes tells the source what the instance was given and lost since it left, so that it comes
+// back with that.
 func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
 	var out migration.VolumeChanges
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.there(), func(ctx context.Context, h migration.Host) (err error) {
@@ -121,10 +102,6 @@ func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
 		err = s.ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) error {
 			return operation.CarryVolumes.Ask(ctx, h, s.ref(migration.StepCarryVolumes), out)
 		})
-	}
-	if hasReason(err, migration.ReasonPeerTooOld) {
-		s.c.cfg.Logger.Warn("volumes cannot be carried back, an agent is too old", "migration", s.uuid, "instance", s.instance, "error", err)
-		return migration.VolumeChanges{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("carry the volumes of %s back: %w", s.instance, err)
@@ -149,38 +126,6 @@ func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 		return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 			return operation.AcceptHanded.Ask(ctx, h, s.ref(migration.StepAcceptHanded), c)
 		})
-	})
-}
-
-func (s *story) finishRevert(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.FinishRevert.Ask(ctx, h, s.ref(migration.StepFinishRevert))
-	})
-}
-
-func (s *story) cleanUpReverted(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.undoAtDestination(ctx, t, func(ctx context.Context, h migration.Host) error {
-		return operation.CleanUpReverted.Ask(ctx, h, s.ref(migration.StepCleanUpReverted))
-	})
-}
-
-func (s *story) revertChange(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.UnapplyChange.Ask(ctx, h, s.made(migration.StepApplyChange))
-	})
-}
-
-// revertStart gives the guest the power state that its user had chosen before the resize,
-// which the resize's own power_off has noted.
-func (s *story) revertStart(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.PowerOn.Ask(ctx, h, s.made(migration.StepPowerOff))
-	})
-}
-
-func (s *story) releaseClaim(ctx context.Context, _ *task.Task) (any, error) {
-	return nil, s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
-		return operation.AbortClaim.Ask(ctx, h, s.made(migration.StepClaim))
 	})
 }
 

@@ -14,7 +14,7 @@ var (
 	// every reason: a flavor that makes no sense, a disk that would shrink, an image that
 	// does not fit. It changes nothing. Asked of the host that has the guest.
 	PlanChange = define[migration.Change, migration.Wanted]("plan-change",
-		"What a change would make of a guest; changes nothing.", migration.AccessLook, quick, nil)
+		"What a change would make of a guest; changes nothing.", migration.AccessLook, Quick, nil)
 
 	// PowerOff ends the guest's domain: it is asked to shut down, and after the timeout
 	// its plug is pulled. What its user had chosen (running, paused, shut off) is durable
@@ -35,12 +35,12 @@ var (
 	// again gets the same Commit. fault.Forbidden after KeepGuest. A reverted move is
 	// handed back by the destination with the same verb.
 	HandOver = define[migration.HandOverRequest, migration.Commit]("hand-over",
-		"The commit of a cold move, or of its return: the token leaves this host.", migration.AccessConductor, quick, nil)
+		"The commit of a cold move, or of its return: the token leaves this host.", migration.AccessConductor, Quick, nil)
 
 	// KeepGuest is the other decision, and the undo of HandOver: a HandOver of this attempt
 	// is refused from now on. fault.Forbidden once the token has left.
 	KeepGuest = Step{define[None, None]("keep-guest",
-		"Refuse any later hand-over of this attempt.", migration.AccessConductor, quick, nil)}
+		"Refuse any later hand-over of this attempt.", migration.AccessConductor, Quick, nil)}
 
 	// ConfirmSource ends the guest's half here, after the move was confirmed: definition,
 	// disks that were shipped, claim, record, context. Runs confirm_resize.
@@ -50,11 +50,11 @@ var (
 	// AwaitReturn makes the half that is held here ready to take the guest back by this
 	// attempt. Refused when definition or disks are no longer there.
 	AwaitReturn = Step{define[None, None]("await-return",
-		"Make the half that is held here ready to take the guest back.", migration.AccessConductor, quick, nil)}
+		"Make the half that is held here ready to take the guest back.", migration.AccessConductor, Quick, nil)}
 
 	// CancelReturn is its undo: the half is held as before.
 	CancelReturn = Step{define[None, None]("cancel-return",
-		"Undo await-return.", migration.AccessConductor, quick, nil)}
+		"Undo await-return.", migration.AccessConductor, Quick, nil)}
 
 	// FinishRevert gives the guest back as it was before the move: definition, claim,
 	// power state as the user had chosen it then. Runs finish_revert_resize.
@@ -74,7 +74,7 @@ var (
 	// AcceptHanded durably accepts the token of a commit that names this host's claim.
 	// Nothing is started by it.
 	AcceptHanded = Order[migration.Commit]{define[migration.Commit, None]("accept-handed",
-		"Accept the token of a cold move, or of its return; nothing is started.", migration.AccessDestination, quick, namesOfCommit)}
+		"Accept the token of a cold move, or of its return; nothing is started.", migration.AccessDestination, Quick, namesOfCommit)}
 
 	// FinishResize makes the guest live here: disks grown, definition from this host's
 	// claim, started or left off as its user had it, claim bound, hooks of finish_resize.

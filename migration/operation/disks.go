@@ -44,7 +44,7 @@ var (
 	// the question: nil, or why not (fault.Unavailable, fault.Forbidden, fault.NotFound). It
 	// changes nothing. Disks go straight where it does.
 	Reaches = Order[migration.ReachRequest]{define[migration.ReachRequest, None]("reaches",
-		"Whether this host's agent reaches another's.", migration.AccessLook, quick, nil)}
+		"Whether this host's agent reaches another's.", migration.AccessLook, Quick, nil)}
 
 	// SendDisks ships the files straight to the destination, by the very verbs by which a
 	// conductor would: ShippedSoFar, WriteDisk, SealDisks. It returns when all is sealed;

@@ -33,7 +33,7 @@ var (
 	// AcceptEvacuated durably accepts the token that Fleet.TakeOver gave to this host. It goes by the
 	// fleet's records, which the host reads itself, and never by what the conductor says.
 	AcceptEvacuated = Order[migration.Commit]{define[migration.Commit, None]("accept-evacuated",
-		"Accept the token of a guest of a dead host, by the fleet's records.", migration.AccessDestination, quick,
+		"Accept the token of a guest of a dead host, by the fleet's records.", migration.AccessDestination, Quick,
 		func(c migration.Commit) migration.Named { return migration.Named{Source: c.From, Evacuates: true} })}
 
 	// FinishEvacuation makes the instance live here: disks in their places, defined, claim bound,

@@ -12,20 +12,20 @@ var (
 	// when the token is not here (ReasonTokenElsewhere) or it is not managed;
 	// fault.Unavailable while it is not known on which providers it is counted.
 	Inspect = Query[migration.Guest]{define[None, migration.Guest]("inspect",
-		"Read the guest that is to leave.", migration.AccessLook, quick, nil)}
+		"Read the guest that is to leave.", migration.AccessLook, Quick, nil)}
 
 	// CheckSource holds the destination's answer against the guest: which disks
 	// must be copied, which are shared, whether the move is possible at all.
 	CheckSource = define[migration.CheckAnswer, migration.SourceAnswer]("check-source",
-		"Hold the destination's answer against the guest.", migration.AccessLook, quick, nil)
+		"Hold the destination's answer against the guest.", migration.AccessLook, Quick, nil)
 
 	// RecordContext makes the MigrationContext durable on the source.
 	RecordContext = Order[migration.Context]{define[migration.Context, None]("record-context",
-		"Make the MigrationContext durable on the source.", migration.AccessBegin, quick, namesOfContext)}
+		"Make the MigrationContext durable on the source.", migration.AccessBegin, Quick, namesOfContext)}
 
 	// DropContext is its undo.
 	DropContext = Step{define[None, None]("drop-context",
-		"Undo record-context.", migration.AccessForget, quick, nil)}
+		"Undo record-context.", migration.AccessForget, Quick, nil)}
 
 	// StartStream starts the hypervisor's migration job, or adopts the one in
 	// flight: there is never a second. It returns when the job is known to have
@@ -35,18 +35,18 @@ var (
 
 	// StreamStatus is the job and the domain at one moment; cheap, polled.
 	StreamStatus = Query[migration.StreamStatus]{define[None, migration.StreamStatus]("stream-status",
-		"The job and the domain at one moment.", migration.AccessLook, quick, nil)}
+		"The job and the domain at one moment.", migration.AccessLook, Quick, nil)}
 
 	// TuneStream changes bounds of the job in flight.
 	TuneStream = Order[migration.Tuning]{define[migration.Tuning, None]("tune-stream",
-		"Change bounds of the job in flight.", migration.AccessConductor, quick, nil)}
+		"Change bounds of the job in flight.", migration.AccessConductor, Quick, nil)}
 
 	// Commit is the point of no return: with its own domain seen stopped as
 	// `shut off (migrated)`, or gone where it was transient, the source durably
 	// surrenders the token. fault.Forbidden after Reclaim, or while the domain
 	// still has its memory.
 	Commit = Query[migration.Commit]{define[None, migration.Commit]("commit",
-		"The point of no return: the token leaves the source.", migration.AccessConductor, quick, nil)}
+		"The point of no return: the token leaves the source.", migration.AccessConductor, Quick, nil)}
 
 	// Reclaim is the other decision, and the undo of StartStream: it aborts the
 	// job, waits for its end, sees that the source's domain still has its
@@ -70,7 +70,7 @@ var (
 	// not in one answer (fault.DoesNotFit, fault.Forbidden, fault.Exists). It
 	// takes no claim and changes nothing.
 	CheckDestination = readOnly(define[migration.CheckRequest, migration.CheckAnswer]("check-destination",
-		"Could the guest come; changes nothing.", migration.AccessDestination, quick, func(c migration.CheckRequest) migration.Named {
+		"Could the guest come; changes nothing.", migration.AccessDestination, Quick, func(c migration.CheckRequest) migration.Named {
 			return migration.Named{Source: c.Source.Name, Evacuates: c.Kind == migration.TypeEvacuation}
 		}))
 
@@ -78,14 +78,14 @@ var (
 	// MigrationContext, durably, and issues the stream's ticket. The claim is
 	// pending: RenewClaim keeps it.
 	Claim = define[migration.ClaimRequest, migration.ClaimAnswer]("claim",
-		"Hold the guest's resources, durably.", migration.AccessDestination, quick, func(c migration.ClaimRequest) migration.Named {
+		"Hold the guest's resources, durably.", migration.AccessDestination, Quick, func(c migration.ClaimRequest) migration.Named {
 			n := namesOfContext(c.Context)
 			n.Evacuates = c.Kind == migration.TypeEvacuation
 			return n
 		})
 
 	RenewClaim = Step{define[None, None]("renew-claim",
-		"Keep a pending claim.", migration.AccessDestination, quick, nil)}
+		"Keep a pending claim.", migration.AccessDestination, Quick, nil)}
 
 	// AbortClaim is the undo: revokes the ticket and removes the claim once
 	// nothing can arrive for it.
@@ -116,7 +116,7 @@ var (
 	// domain, claim and token. It changes nothing. Asked only where the source's
 	// own state does not settle what became of the guest (law 11's table).
 	DestinationStatus = Query[migration.DestinationStatus]{readOnly(define[None, migration.DestinationStatus]("destination-status",
-		"What the destination has of the migration at one moment.", migration.AccessDestination, quick, nil))}
+		"What the destination has of the migration at one moment.", migration.AccessDestination, Quick, nil))}
 
 	// FinishDestination binds the claim, makes the definition persistent,
 	// announces the guest, runs post_live_migration_at_destination. Its success

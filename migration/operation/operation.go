@@ -11,11 +11,13 @@ import (
 	"berth/migration"
 )
 
-// How long a request may take. Slow ones make disks, run hooks (60 s each by default), or wait for
-// a hypervisor's job to end.
+// Quick is how long a request may take that does no slow work.
+const Quick = 30 * time.Second
+
 const (
-	quick = 30 * time.Second
-	slow  = 10 * time.Minute
+	// Slow requests make disks, run hooks (60 s each by default), or wait for a hypervisor's job to
+	// end.
+	slow = 10 * time.Minute
 	// A piece of a disk: the destination writes it to a disk that may have to sync what came before.
 	pieceTime = 2 * time.Minute
 	// One request to send disks straight. While it lasts, its conductor is alive for the source; one

@@ -21,30 +21,30 @@ var (
 	// elsewhere, and nothing can be asked of it but by its migration. fault.Exists when another
 	// guest here has its name, or this one lives here.
 	CopyInstance = Order[migration.InstanceCopy]{define[migration.InstanceCopy, None]("copy-instance",
-		"Set up the instance's record here, hidden.", migration.AccessConductor, quick, nil)}
+		"Set up the instance's record here, hidden.", migration.AccessConductor, Quick, nil)}
 
 	// RemoveCopy is the undo. fault.Forbidden when the token is here.
 	RemoveCopy = Step{define[None, None]("remove-copy",
-		"Undo copy-instance.", migration.AccessDestination, quick, nil)}
+		"Undo copy-instance.", migration.AccessDestination, Quick, nil)}
 
 	// ShowInstance makes the copy here the one that is shown.
 	ShowInstance = Step{define[None, None]("show-instance",
-		"The copy here is the one that is shown.", migration.AccessConductor, quick, nil)}
+		"The copy here is the one that is shown.", migration.AccessConductor, Quick, nil)}
 
 	// HideInstance makes the copy here the one that is not shown, after the destination's
 	// is. Safe to repeat; nothing follows from it but what people see.
 	HideInstance = Step{define[None, None]("hide-instance",
-		"The copy here is the one that is not shown.", migration.AccessConductor, quick, nil)}
+		"The copy here is the one that is not shown.", migration.AccessConductor, Quick, nil)}
 
 	// ReadVolumes says what the guest, which is off, was given and lost here since it came:
 	// disks by network or on storage that the other host names alike. fault.Forbidden, with
 	// every reason, for a disk that cannot be taken back with it: a file of this host alone.
 	ReadVolumes = Query[migration.VolumeChanges]{readOnly(define[None, migration.VolumeChanges]("read-volumes",
-		"What a guest was given and lost here since it came.", migration.AccessConductor, quick, nil))}
+		"What a guest was given and lost here since it came.", migration.AccessConductor, Quick, nil))}
 
 	// CarryVolumes makes durable, before a guest is handed back, what it was given and lost
 	// where it was meanwhile; FinishRevert writes its definition by it. It ends with
 	// CancelReturn.
 	CarryVolumes = Order[migration.VolumeChanges]{define[migration.VolumeChanges, None]("carry-volumes",
-		"Keep what a guest was given and lost where it was, for its return.", migration.AccessConductor, quick, nil)}
+		"Keep what a guest was given and lost where it was, for its return.", migration.AccessConductor, Quick, nil)}
 )
