@@ -35,13 +35,13 @@ func (c *Conductor) Abort(ctx context.Context, uuid string) error {
 			Code: "finished", Message: "the move is finished, and waits to be confirmed or reverted", Have: string(m.Status),
 			Change: "revert it: berth resize revert " + cmp.Or(m.InstanceName, m.InstanceUUID),
 		})
-	case !s.abortable(m), s.seenInPostCopy(ctx, m):
+	case !s.decisions().abortable(m), s.decisions().seenInPostCopy(ctx, m):
 		return fault.Refuse(fault.Forbidden, "abort migration "+uuid, tooLate(m))
 	}
 	if err := c.cfg.Store.Put(ctx, bucketAborts, uuid, []byte(`true`)); err != nil {
 		return fmt.Errorf("abort migration %s: %w", uuid, err)
 	}
-	err := s.abort()
+	err := s.decisions().abort()
 	if errors.Is(err, fault.Forbidden) {
 		err = fault.Refuse(fault.Forbidden, "abort migration "+uuid, tooLate(m))
 	}
@@ -69,7 +69,7 @@ func tooLate(m migration.Migration) fault.Reason {
 
 // seenInPostCopy asks the source whether a guest whose second job is being begun has left by it.
 // A source that does not answer is no reason to refuse: the undo asks it again, and decides.
-func (s *story) seenInPostCopy(ctx context.Context, m migration.Migration) bool {
+func (s decisions) seenInPostCopy(ctx context.Context, m migration.Migration) bool {
 	if m.Step != migration.StepPostCopy || m.Phase != task.Doing {
 		return false
 	}

@@ -105,14 +105,6 @@ func TestAlternates_AreTriedWhereAClaimIsLost(t *testing.T) {
 	})
 }
 
-// TestRevert_FromAHostThatKnowsNothingOfVolumes goes on without them.
-func TestRevert_FromAHostThatKnowsNothingOfVolumes(t *testing.T) {
-	w := newWorld(t, 1, script{request: cold, named: "b", words: []string{"revert"}, want: reverted}, faults{})
-	w.hosts["b"].noVerbs = true
-	w.run()
-	w.report("an old agent")
-}
-
 // slowPrep is a host that takes long to get ready.
 type slowPrep struct{ hostWire }
 

@@ -25,7 +25,7 @@ type shippedApart struct {
 // destination's, and else by the conductor. A straight way that breaks off goes on by the
 // conductor from where the destination is: whoever is at fault says so there himself, and
 // to whoever has to know it.
-func (s *story) shipEitherWay(ctx context.Context, t *task.Task) (any, error) {
+func (s shareNothingSteps) shipEitherWay(ctx context.Context, t *task.Task) (any, error) {
 	var prepared migration.PreparedCold
 	if err := t.Output(migration.StepPrepResize, &prepared); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (s *story) shipEitherWay(ctx context.Context, t *task.Task) (any, error) {
 		out.Way, out.Reason = migration.WayRelay, "the straight way broke off: "+err.Error()
 		s.showWay(out.Way, out.Reason)
 	}
-	shipped, err := s.shipDisks(ctx, t)
+	shipped, err := s.coldSteps().shipDisks(ctx, t)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (s *story) shipEitherWay(ctx context.Context, t *task.Task) (any, error) {
 
 // way is how disks go from one host to another, and why not straight. Where the conductor
 // is one of the two, its own way to the other is the straight one.
-func (s *story) way(ctx context.Context, source finder, from, to string) (migration.Way, string) {
+func (s shareNothingSteps) way(ctx context.Context, source finder, from, to string) (migration.Way, string) {
 	local := s.c.cfg.Local
 	if from == local || to == local {
 		return migration.WayStraight, ""
@@ -89,7 +89,7 @@ func wayBetween(ctx context.Context, from, to string, ask func(context.Context, 
 }
 
 // showWay tells whoever watches how the disks go.
-func (s *story) showWay(w migration.Way, reason string) {
+func (s shareNothingSteps) showWay(w migration.Way, reason string) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.rec.Way, s.rec.WayReason = w, reason
@@ -117,9 +117,9 @@ type straight struct {
 
 // shipStraight has the source ship, and goes on asking it as long as something moves: an
 // answer that does not come says nothing of the files.
-func (s *story) shipStraight(ctx context.Context, t *task.Task, to string, files []migration.ShipFile) (migration.Progress, error) {
+func (s shareNothingSteps) shipStraight(ctx context.Context, t *task.Task, to string, files []migration.ShipFile) (migration.Progress, error) {
 	rt := s.c.cfg.Runtime
-	x := &straight{s: s, t: t, total: s.toShip(t), began: rt.Boot().Since, moved: rt.Boot().Since}
+	x := &straight{s: s.story, t: t, total: s.toShip(t), began: rt.Boot().Since, moved: rt.Boot().Since}
 	aside, stop := context.WithCancel(ctx)
 	var watching runtime.Group
 	watching.Go(rt, "watch disks of "+s.uuid, func() {
@@ -137,7 +137,7 @@ func (s *story) shipStraight(ctx context.Context, t *task.Task, to string, files
 }
 
 // toShip is the size of all that is to be shipped, as the source holds it.
-func (s *story) toShip(t *task.Task) uint64 {
+func (s shareNothingSteps) toShip(t *task.Task) uint64 {
 	var held migration.Snapshot
 	if t.Output(migration.StepSnapshotDisks, &held) != nil {
 		return 0
@@ -170,10 +170,10 @@ func (x *straight) run(ctx context.Context, r migration.SendRequest) error {
 		x.mu.Lock()
 		silent := rt.Boot().Since - x.moved
 		x.mu.Unlock()
-		if limit := s.limits().Setup; silent >= limit {
+		if limit := s.timeLimits().limits().Setup; silent >= limit {
 			return fmt.Errorf("no disk bytes moved for %s: %w", silent.Round(time.Millisecond), err)
 		}
-		if w, reason := s.way(ctx, s.source, s.from, r.Destination); w != migration.WayStraight {
+		if w, reason := s.shareNothingSteps().way(ctx, s.source, s.from, r.Destination); w != migration.WayStraight {
 			return fmt.Errorf("%s: %w", reason, err)
 		}
 		if err := rt.Sleep(ctx, pause); err != nil {

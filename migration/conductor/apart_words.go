@@ -32,7 +32,7 @@ type attemptWord struct {
 func (s *story) conductsForOthers() bool { return s.from != s.c.cfg.Local }
 
 // ownWord is an operator's word on the current attempt that this conductor keeps.
-func (s *story) ownWord() (migration.Settlement, bool) {
+func (s thirdHost) ownWord() (migration.Settlement, bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.said == nil || s.said.Attempt != s.rec.Attempt {
@@ -42,7 +42,7 @@ func (s *story) ownWord() (migration.Settlement, bool) {
 }
 
 // takeOwnWord makes a word durable, joined to an earlier one on the same attempt.
-func (s *story) takeOwnWord(ctx context.Context, w migration.Settlement) error {
+func (s thirdHost) takeOwnWord(ctx context.Context, w migration.Settlement) error {
 	if before, ok := s.ownWord(); ok && before.GuestIsAt == w.GuestIsAt {
 		for _, name := range before.Gone {
 			if !slices.Contains(w.Gone, name) {
@@ -63,7 +63,7 @@ func (s *story) takeOwnWord(ctx context.Context, w migration.Settlement) error {
 }
 
 // keepWord makes a word durable.
-func (s *story) keepWord(ctx context.Context, key string, said attemptWord) error {
+func (s thirdHost) keepWord(ctx context.Context, key string, said attemptWord) error {
 	raw, err := json.Marshal(said)
 	if err != nil {
 		return fault.New(fault.Internal, "write a word on migration %s: %w", s.uuid, err)
@@ -102,7 +102,7 @@ func (c *Conductor) readWords(ctx context.Context) error {
 // retaken reports whether the guest has gone back to a source that this conductor is not
 // at, by the word of an operator there: its epoch is above the commit's. The source is
 // asked only of a step that has failed before, or that an earlier process has begun.
-func (s *story) retaken(ctx context.Context, t *task.Task) bool {
+func (s thirdHost) retaken(ctx context.Context, t *task.Task) bool {
 	var c migration.Commit
 	st := t.State()
 	last := st.Steps[len(st.Steps)-1]
@@ -114,7 +114,7 @@ func (s *story) retaken(ctx context.Context, t *task.Task) bool {
 }
 
 // fateAtSource is what the source says of the current attempt; false where it says nothing.
-func (s *story) fateAtSource(ctx context.Context) (migration.AttemptFate, bool) {
+func (s thirdHost) fateAtSource(ctx context.Context) (migration.AttemptFate, bool) {
 	var f migration.AttemptFate
 	err := s.atSource(ctx, min(precheckTime, s.c.cfg.VerbTimeout), func(ctx context.Context, h migration.Host) (err error) {
 		side, ok := h.(migration.Side)
@@ -131,7 +131,7 @@ func (s *story) fateAtSource(ctx context.Context) (migration.AttemptFate, bool) 
 // destination takes, and hears what it has decided alone: a guest that it keeps is not
 // waited for. Before the context is recorded and after the last word there is nothing to
 // ask.
-func (s *story) watchSource(ctx context.Context, t *task.Task) {
+func (s thirdHost) watchSource(ctx context.Context, t *task.Task) {
 	for s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.Lease) == nil {
 		st := t.State()
 		recorded, _ := st.Step(migration.StepRecordContext)

@@ -181,7 +181,7 @@ func outputs(t *task.Task, pairs ...any) error {
 }
 
 // context is the MigrationContext of the move.
-func (s *story) context(t *task.Task, from, to migration.Guest) migration.Context {
+func (s firstSteps) context(t *task.Task, from, to migration.Guest) migration.Context {
 	// A step that needs the context comes after the choice; without it the name
 	// would be empty and the destination would refuse.
 	name, _ := s.destination(t)
@@ -203,7 +203,7 @@ const precheckTime = 10 * time.Second
 // precheck refuses what cannot be, before anything is accepted, and chooses whether the
 // first attempt is one in place. It changes nothing anywhere; the steps check again, since
 // the world moves on.
-func (s *story) precheck(ctx context.Context, doing string) (migration.Guest, error) {
+func (s firstSteps) precheck(ctx context.Context, doing string) (migration.Guest, error) {
 	src, err := s.lookAtSource(ctx, s.askOnce)
 	if err != nil {
 		return migration.Guest{}, fmt.Errorf("%s: %w", doing, err)
@@ -244,7 +244,7 @@ const precheckAll = 3 * precheckTime
 
 // precheckNamed asks the hosts that were named until one would take the guest; where none
 // would, it gives all their reasons.
-func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
+func (s firstSteps) precheckNamed(ctx context.Context, src inspectedSource) error {
 	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, precheckAll)
 	defer cancel()
 	var refused []migration.Refusal
@@ -261,7 +261,7 @@ func (s *story) precheckNamed(ctx context.Context, src inspectedSource) error {
 	return refusals(migration.Migration{InstanceUUID: s.instance, Refusals: refused}, task.Keep(nil)).Err()
 }
 
-func (s *story) precheckOne(ctx context.Context, src inspectedSource, name string) error {
+func (s firstSteps) precheckOne(ctx context.Context, src inspectedSource, name string) error {
 	if name == s.from {
 		return sameHost(src.Source, src.Source)
 	}
@@ -270,7 +270,7 @@ func (s *story) precheckOne(ctx context.Context, src inspectedSource, name strin
 		if err != nil {
 			return fmt.Errorf("host %s: %w", name, err)
 		}
-		_, err = s.suits(src, answer)
+		_, err = s.evacuationSteps().suits(src, answer)
 		return err
 	})
 }
@@ -281,7 +281,7 @@ func (s *story) asked() []string {
 }
 
 // checkRequest asks whether a guest could come, or be changed.
-func (s *story) checkRequest(src inspectedSource) migration.CheckRequest {
+func (s firstSteps) checkRequest(src inspectedSource) migration.CheckRequest {
 	r := migration.CheckRequest{Guest: src.Guest, Source: src.Source, Wanted: src.Wanted}
 	if s.kind == migration.TypeLiveMigration {
 		r.Options, r.PostCopyAsked = s.rec.Options, s.rec.OptionsFrom["post_copy"] == options.FromRequest
@@ -317,7 +317,7 @@ func together(doing, name string, errs []error) error {
 
 // movable refuses a guest that cannot be moved as it is, or that a resize would leave as
 // it is.
-func (s *story) movable(src inspectedSource) error {
+func (s firstSteps) movable(src inspectedSource) error {
 	switch s.kind {
 	case migration.TypeLiveMigration:
 		return movable(src.Guest)
@@ -384,7 +384,7 @@ func nowhere(instance string) error {
 // knows its CPUs, pages and devices one by one, so its claim decides where the guest
 // is counted, also where Placement would have had another provider of the same host. One that
 // has not refused is among them where there is one.
-func (s *story) candidates(ctx context.Context, src inspectedSource, refused []migration.Refusal) ([]string, error) {
+func (s firstSteps) candidates(ctx context.Context, src inspectedSource, refused []migration.Refusal) ([]string, error) {
 	wish, err := wishOf(ctx, s.c.cfg.Placement, src, s.c.cfg.NearWeight())
 	if err != nil {
 		return nil, err
@@ -417,7 +417,7 @@ func hostNames(hosts []candidates.Host) []string {
 }
 
 // untried is the first of names that is not the source and has not refused.
-func (s *story) untried(names []string) string { return untried(names, s.from, s.rec.Refusals) }
+func (s firstSteps) untried(names []string) string { return untried(names, s.from, s.rec.Refusals) }
 
 func untried(names []string, source string, refusals []migration.Refusal) string {
 	for _, name := range names {

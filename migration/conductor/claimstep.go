@@ -24,16 +24,16 @@ const (
 // before. Where that or the destination is full it goes on to the next one, if one is left, and
 // is busy if it belongs to a queue; else it waits here. While it waits nothing is held for it
 // anywhere, and the attempt's time begins anew with the claim.
-func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
+func (s firstSteps) claim(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
 		return nil, err
 	}
 	r := migration.ClaimRequest{
 		Guest: src.Guest, Context: s.context(t, src.Guest, src.wanted()), Lease: s.c.cfg.Lease, Kind: s.checkRequest(src).Kind,
-		Queued: s.rec.Queue != "" || s.takesTurns(),
+		Queued: s.rec.Queue != "" || s.queueSteps().takesTurns(),
 	}
-	if !s.takesTurns() {
+	if !s.queueSteps().takesTurns() {
 		return s.askClaim(ctx, t, r)
 	}
 	to, err := s.destination(t)
@@ -44,7 +44,7 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 	asked, held := s.mayBeHeld(ctx, t)
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		if !held {
-			if err := s.takeLink(ctx, src, to); err != nil && !asked {
+			if err := s.queueSteps().takeLink(ctx, src, to); err != nil && !asked {
 				return nil, fmt.Errorf("%w: %w", err, task.ErrNothingDone)
 			} else if err != nil {
 				return nil, err
@@ -54,24 +54,24 @@ func (s *story) claim(ctx context.Context, t *task.Task) (any, error) {
 		out, err := s.askClaim(ctx, t, r)
 		switch {
 		case err == nil:
-			s.claimed()
-			if err := s.crowded(to); err != nil {
+			s.queueSteps().claimed()
+			if err := s.queueSteps().crowded(to); err != nil {
 				return nil, err
 			}
 			if s.rec.Waited > before {
-				err = s.renewDeadline(ctx)
+				err = s.timeLimits().renewDeadline(ctx)
 			}
 			return out, err
 		case s.rec.Queue != "" || !noRoom(err) || s.elsewhere(ctx, src, to):
 			return nil, err
 		}
-		if err := s.pauseTurn(ctx, to, fault.ReasonsOf(err), pause+s.c.cfg.Jitter(pause/4)); err != nil {
+		if err := s.queueSteps().pauseTurn(ctx, to, fault.ReasonsOf(err), pause+s.c.cfg.Jitter(pause/4)); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (s *story) askClaim(ctx context.Context, t *task.Task, r migration.ClaimRequest) (out migration.ClaimAnswer, err error) {
+func (s firstSteps) askClaim(ctx context.Context, t *task.Task, r migration.ClaimRequest) (out migration.ClaimAnswer, err error) {
 	err = s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
 		out, err = operation.Claim.Ask(ctx, h, s.ref(migration.StepClaim), r)
 		return err
@@ -81,7 +81,7 @@ func (s *story) askClaim(ctx context.Context, t *task.Task, r migration.ClaimReq
 
 // mayBeHeld reports of an attempt that an earlier process began whether its claim was asked
 // for, and whether it may be held: then its turn is kept until the destination has answered.
-func (s *story) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) {
+func (s firstSteps) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) {
 	if s.resumed != s.rec.Attempt {
 		return false, false
 	}
@@ -94,7 +94,7 @@ func (s *story) mayBeHeld(ctx context.Context, t *task.Task) (asked, held bool) 
 // elsewhere reports whether another destination is left to be tried where one is full. Whether
 // Placement knows one is asked for with each refusal: there may be one meanwhile. Where it does
 // not answer there is none.
-func (s *story) elsewhere(ctx context.Context, src inspectedSource, to string) bool {
+func (s firstSteps) elsewhere(ctx context.Context, src inspectedSource, to string) bool {
 	refused := append(slices.Clone(s.rec.Refusals), migration.Refusal{DestCompute: to})
 	names := s.asked()
 	if len(names) == 0 {
@@ -112,7 +112,7 @@ func (s *story) elsewhere(ctx context.Context, src inspectedSource, to string) b
 // backTo is the destination to wait at, once no other one takes the guest: the first that was
 // only full, or whose link was; empty for none, and of a queue's move, which does not wait.
 func (s *story) backTo(rec migration.Migration) string {
-	if !s.takesTurns() || rec.Queue != "" {
+	if !s.queueSteps().takesTurns() || rec.Queue != "" {
 		return ""
 	}
 	for _, r := range rec.Refusals {

@@ -98,13 +98,13 @@ func (c *Conductor) Run(ctx context.Context) error {
 	defer idle()
 	resting := c.resting()
 	for _, s := range resting {
-		s.renewWindow(ctx) // before anybody is answered
+		s.timeLimits().renewWindow(ctx) // before anybody is answered
 	}
 	c.mu.Lock()
 	c.run = ctx
 	c.mu.Unlock()
 	for _, s := range resting {
-		s.awaitWindow(ctx)
+		s.timeLimits().awaitWindow(ctx)
 	}
 	if c.cfg.Fleet != nil {
 		c.spawn("evacuations that are done", func() { c.completeEvacuations(ctx) })
@@ -115,7 +115,7 @@ func (c *Conductor) Run(ctx context.Context) error {
 			// Where nothing is undone any more for want of an answer, none is waited for: the
 			// guest may stand still. An operator's word is there to turn it back.
 			_, said := s.word(ctx)
-			if c.cfg.Ready == nil || !said && s.onlyForward() || c.cfg.Ready(ctx) == nil {
+			if c.cfg.Ready == nil || !said && s.endings().onlyForward() || c.cfg.Ready(ctx) == nil {
 				s.drive(ctx)
 			}
 		})
@@ -243,8 +243,8 @@ func (c *Conductor) recover(ctx context.Context) ([]*story, error) {
 		called, _, _ := strings.Cut(id, "/")
 		switch s := c.calledLocked(called); {
 		case s == nil:
-		case s.left(t):
-			s.leave(t)
+		case s.undosLeft().left(t):
+			s.undosLeft().leave(t)
 			behind[id] = s
 		default:
 			c.dropTask(ctx, id)
@@ -345,7 +345,7 @@ func (c *Conductor) prune(ctx context.Context) {
 	c.mu.Lock()
 	var done []migration.Migration
 	for _, s := range c.stories {
-		if s.rec.Done() && !s.lags() {
+		if s.rec.Done() && !s.undosLeft().lags() {
 			done = append(done, s.rec)
 		}
 	}

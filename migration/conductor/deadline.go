@@ -28,7 +28,7 @@ func (c *Conductor) attemptLimit(g migration.Guest, o migration.Options) time.Du
 }
 
 // setDeadline begins the time of an attempt.
-func (s *story) setDeadline(rec *migration.Migration) {
+func (s timeLimits) setDeadline(rec *migration.Migration) {
 	now := s.c.cfg.Runtime.Boot()
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -39,7 +39,7 @@ func (s *story) setDeadline(rec *migration.Migration) {
 // renewDeadline begins the time of an attempt anew, durably, after a wait that is no part of
 // it: by the time that was over an attempt would be given up after a restart. It tries until
 // it can; an error is ctx's cause.
-func (s *story) renewDeadline(ctx context.Context) error {
+func (s timeLimits) renewDeadline(ctx context.Context) error {
 	s.setDeadline(&s.rec)
 	for {
 		err := s.save(ctx)
@@ -56,7 +56,7 @@ func (s *story) renewDeadline(ctx context.Context) error {
 // deadline gives an attempt up when its time is over, and says what it waited for then. Past
 // the last moment at which it can be given up that is refused, and rightly so: what is forward
 // is retried, and shown.
-func (s *story) deadline(ctx context.Context, t *task.Task, attempt int) {
+func (s timeLimits) deadline(ctx context.Context, t *task.Task, attempt int) {
 	if s.limit <= 0 {
 		return // of an agent that knew no deadlines
 	}

@@ -25,15 +25,15 @@ import (
 //
 // prep_evacuation runs operators' programs, and so is undone on a restart, as that of other
 // moves is. But a lost guest runs nowhere, so that the next attempt begins by itself.
-func (s *story) evacuation() stage {
+func (s evacuationSteps) evacuation() stage {
 	return stage{
 		name: storyEvacuation,
 		steps: []step{
 			{Step: task.Step{Name: migration.StepLost, Do: s.lost}, asks: asksFleet},
-			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
-			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
-			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.withdraw, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.firstSteps().chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.firstSteps().checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.firstSteps().claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.placementSteps().swap, Undo: s.withdraw, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
 			{Step: task.Step{Name: migration.StepPrepEvacuation, Do: s.prepEvacuation, Undo: s.order(s.undoAtDestination, operation.RollbackPrepEvacuation, migration.StepPrepEvacuation).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_evacuation"},
 			{Step: task.Step{Name: migration.StepTakeOver, Do: s.takeOver, Undo: s.giveUp, Final: true}, asks: asksFleet, undoes: "give_up"},
@@ -82,7 +82,7 @@ func (s *story) inspected(t *task.Task) (inspectedSource, error) {
 }
 
 // untilSaid asks the records until they answer, which is shown as in doubt after a while.
-func (s *story) untilSaid(ctx context.Context, t *task.Task, doubt string, f func(context.Context, Fleet) error) error {
+func (s evacuationSteps) untilSaid(ctx context.Context, t *task.Task, doubt string, f func(context.Context, Fleet) error) error {
 	began := s.c.cfg.Runtime.Boot().Since
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		err := s.c.records(ctx, f)
@@ -120,7 +120,7 @@ func (c *Conductor) records(ctx context.Context, f func(context.Context, Fleet) 
 //
 // Records that do not answer are waited for: the evacuation is accepted, and nobody else would
 // ask again.
-func (s *story) lost(ctx context.Context, t *task.Task) (any, error) {
+func (s evacuationSteps) lost(ctx context.Context, t *task.Task) (any, error) {
 	var g migration.LostGuest
 	err := s.untilSaid(ctx, t, "the fleet's records do not say whose the guest is", func(ctx context.Context, f Fleet) (err error) {
 		g, err = f.Lost(ctx, s.instance)
@@ -141,10 +141,10 @@ func (s *story) lost(ctx context.Context, t *task.Task) (any, error) {
 }
 
 // lostHalf is what the guest holds of its dead host, refused where it is counted elsewhere.
-func (s *story) lostHalf(ctx context.Context, src inspectedSource) (halves.Start, error) {
-	start, err := s.move().Lost(ctx, halves.Source{
+func (s evacuationSteps) lostHalf(ctx context.Context, src inspectedSource) (halves.Start, error) {
+	start, err := s.placementSteps().move().Lost(ctx, halves.Source{
 		Root: src.Source.ProviderUUID, Uses: src.Source.Counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
-		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.leftover,
+		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.placementSteps().leftover,
 	})
 	if hasReason(err, "allocation_elsewhere") {
 		reasons := append(fault.ReasonsOf(err), fault.Reason{
@@ -158,7 +158,7 @@ func (s *story) lostHalf(ctx context.Context, src inspectedSource) (halves.Start
 
 // suits holds a destination's answer against the guest: what is wrong with the pair, and
 // what becomes of the disks of a lost one.
-func (s *story) suits(src inspectedSource, a migration.CheckAnswer) (migration.EvacuatedDisks, error) {
+func (s evacuationSteps) suits(src inspectedSource, a migration.CheckAnswer) (migration.EvacuatedDisks, error) {
 	if err := sameHost(src.Source, a.Destination); err != nil || !s.evacuates() {
 		return migration.EvacuatedDisks{}, err
 	}
@@ -170,18 +170,18 @@ func (s *story) suits(src inspectedSource, a migration.CheckAnswer) (migration.E
 }
 
 // withdraw is the undo of the swap.
-func (s *story) withdraw(ctx context.Context, t *task.Task) error {
+func (s evacuationSteps) withdraw(ctx context.Context, t *task.Task) error {
 	if s.givenUp(ctx, migration.GonePlacement) {
 		return nil
 	}
-	h, err := s.heldBy(t)
+	h, err := s.placementSteps().heldBy(t)
 	if err != nil {
 		return err
 	}
-	return s.move().Withdraw(ctx, h.Start, h.Next)
+	return s.placementSteps().move().Withdraw(ctx, h.Start, h.Next)
 }
 
-func (s *story) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
+func (s evacuationSteps) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
 		return nil, err
@@ -199,7 +199,7 @@ func (s *story) prepEvacuation(ctx context.Context, t *task.Task) (any, error) {
 
 // takeOver gives the token to the destination. While the records do not answer nobody knows
 // whether it has, and the undo would have to ask them too: it is asked until they do.
-func (s *story) takeOver(ctx context.Context, t *task.Task) (any, error) {
+func (s evacuationSteps) takeOver(ctx context.Context, t *task.Task) (any, error) {
 	var l lostSource
 	if err := t.Output(migration.StepLost, &l); err != nil {
 		return nil, err
@@ -227,7 +227,7 @@ func (s *story) takeOver(ctx context.Context, t *task.Task) (any, error) {
 // came reports whether the destination has taken the token in by this attempt. Records refuse
 // what they gave long ago, once the source has cleaned up and the guest has gone on; the
 // destination refuses to undo what has come, and nobody would ever end the migration.
-func (s *story) came(ctx context.Context, t *task.Task) bool {
+func (s evacuationSteps) came(ctx context.Context, t *task.Task) bool {
 	var there migration.DestinationStatus
 	err := s.atDestination(ctx, t, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
 		there, err = operation.DestinationStatus.Ask(ctx, h, s.ref(migration.StepTakeOver))
@@ -237,7 +237,7 @@ func (s *story) came(ctx context.Context, t *task.Task) bool {
 }
 
 // giveUp is the other decision, and the records' too.
-func (s *story) giveUp(ctx context.Context, t *task.Task) error {
+func (s evacuationSteps) giveUp(ctx context.Context, t *task.Task) error {
 	var l lostSource
 	if err := t.Output(migration.StepLost, &l); err != nil {
 		return err
@@ -251,7 +251,7 @@ func (s *story) giveUp(ctx context.Context, t *task.Task) error {
 	return err
 }
 
-func (s *story) acceptEvacuated(ctx context.Context, t *task.Task) (any, error) {
+func (s evacuationSteps) acceptEvacuated(ctx context.Context, t *task.Task) (any, error) {
 	var c migration.Commit
 	if err := t.Output(migration.StepTakeOver, &c); err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func (s *story) acceptEvacuated(ctx context.Context, t *task.Task) (any, error) 
 	return nil, err
 }
 
-func (s *story) finishEvacuation(ctx context.Context, t *task.Task) (any, error) {
+func (s evacuationSteps) finishEvacuation(ctx context.Context, t *task.Task) (any, error) {
 	var c migration.Commit
 	var accepted acceptedEvacuation
 	if err := outputs(t, migration.StepTakeOver, &c, migration.StepAcceptEvacuated, &accepted); err != nil {
@@ -300,7 +300,7 @@ const goneEvery = 15 * time.Second
 // whileThere asks a destination, and ends the question once nobody has to wait for the answer:
 // a host that dies amid it mostly leaves the connection as it is, and the verb may take long.
 // gone is why, where asking has failed; see goneOn.
-func (s *story) whileThere(ctx context.Context, c migration.Commit, ask func(context.Context) error) (gone string, err error) {
+func (s evacuationSteps) whileThere(ctx context.Context, c migration.Commit, ask func(context.Context) error) (gone string, err error) {
 	rt := s.c.cfg.Runtime
 	asking, stop := context.WithCancel(ctx)
 	var watching runtime.Group
@@ -323,7 +323,7 @@ func (s *story) whileThere(ctx context.Context, c migration.Commit, ask func(con
 // destination was given: another host has it with a higher epoch, or the destination is dead,
 // too, by the same proofs. Then it is evacuated from there, and nobody has to wait for this
 // one. Empty where the destination is still to be asked.
-func (s *story) goneOn(ctx context.Context, c migration.Commit) string {
+func (s evacuationSteps) goneOn(ctx context.Context, c migration.Commit) string {
 	if context.Cause(ctx) != nil {
 		return ""
 	}
@@ -358,7 +358,7 @@ func evacuated(rec *migration.Migration, _ task.State) ending {
 
 // evacuationUndone is the end of an attempt. What has changed meanwhile, or was interrupted, is
 // tried again: the next attempt reads the record anew, and says by it what is in the way.
-func (s *story) evacuationUndone(rec *migration.Migration, st task.State) ending {
+func (s evacuationSteps) evacuationUndone(rec *migration.Migration, st task.State) ending {
 	step, kind := failedAt(st), fault.Internal
 	if st.Cause != nil {
 		kind = st.Cause.Kind
@@ -378,7 +378,7 @@ func (s *story) evacuationUndone(rec *migration.Migration, st task.State) ending
 		hasCode(st.Cause, codeClaimLost):
 		return onward
 	}
-	return s.moveUndone(rec, st)
+	return s.endings().moveUndone(rec, st)
 }
 
 // failedAt is the step whose failure began the undoing; empty for none.

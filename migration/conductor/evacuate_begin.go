@@ -43,13 +43,13 @@ func (c *Conductor) readLost(ctx context.Context, r Request) (migration.LostGues
 }
 
 // precheckLost refuses an evacuation that cannot be, before it is accepted. It changes nothing.
-func (s *story) precheckLost(ctx context.Context, doing string, g migration.LostGuest) (migration.Guest, error) {
+func (s evacuationSteps) precheckLost(ctx context.Context, doing string, g migration.LostGuest) (migration.Guest, error) {
 	src := inspectedSource{Guest: g.Guest, Source: g.Source}
 	_, err := s.lostHalf(ctx, src)
 	errs := []error{err}
 	if len(s.asked()) > 0 {
-		errs = append(errs, s.precheckNamed(ctx, src))
-	} else if names, err := s.candidates(ctx, src, nil); err != nil || s.untried(names) == "" {
+		errs = append(errs, s.firstSteps().precheckNamed(ctx, src))
+	} else if names, err := s.firstSteps().candidates(ctx, src, nil); err != nil || s.firstSteps().untried(names) == "" {
 		errs = append(errs, cmp.Or(err, nowhere(s.instance)))
 	}
 	return g.Guest, together(doing, g.Guest.Name, errs)

@@ -26,7 +26,7 @@ func (c *Conductor) completeEvacuations(ctx context.Context) {
 		before := known
 		known = nil
 		for _, s := range c.doneEvacuations() {
-			if !s.completes(ctx) {
+			if !s.evacuationSteps().completes(ctx) {
 				known = append(known, s.uuid)
 			}
 		}
@@ -52,7 +52,7 @@ func (c *Conductor) doneEvacuations() []*story {
 
 // completes makes a done evacuation completed where nothing of it is left at its source. No
 // actor drives it, so that nobody else writes the record. What fails is tried again later.
-func (s *story) completes(ctx context.Context) bool {
+func (s evacuationSteps) completes(ctx context.Context) bool {
 	cleaned := false
 	err := s.c.records(ctx, func(ctx context.Context, f Fleet) (err error) {
 		cleaned, err = f.Cleaned(ctx, s.ref(migration.StepTakeOver), s.from)
@@ -72,7 +72,7 @@ func (s *story) completes(ctx context.Context) bool {
 	s.c.mu.Lock()
 	s.rec = rec
 	s.publishLocked()
-	pruned := s.c.stories[s.uuid] != s
+	pruned := s.c.stories[s.uuid] != s.story
 	s.c.mu.Unlock()
 	if pruned { // meanwhile
 		s.c.drop(ctx, bucketMigrations+"/"+s.uuid, func(ctx context.Context) error { return s.c.cfg.Store.Delete(ctx, bucketMigrations, s.uuid) })

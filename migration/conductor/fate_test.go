@@ -70,7 +70,7 @@ func TestDeadline_IsOnTheBootClock(t *testing.T) {
 	} {
 		rt := &stillClock{boot: tt.now, slept: -1}
 		s := newStory(New(Config{Runtime: rt}), stored{Limit: time.Hour, Until: tt.until})
-		s.deadline(context.Background(), &task.Task{}, 1)
+		s.timeLimits().deadline(context.Background(), &task.Task{}, 1)
 		if rt.slept != tt.want {
 			t.Errorf("%s: waits %s, want %s", name, rt.slept, tt.want)
 		}

@@ -40,7 +40,7 @@ func (c *Conductor) Halves(uuid string) (Halves, bool) {
 				return Halves{}, false
 			}
 			var err error
-			if h, err = s.heldBy(t); err != nil {
+			if h, err = s.placementSteps().heldBy(t); err != nil {
 				return Halves{}, false
 			}
 		}

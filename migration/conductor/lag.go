@@ -18,7 +18,7 @@ import (
 
 // leaves reports whether an attempt that is being undone can be left to that: all that is
 // still to be undone is at a destination that does not answer, and another can be tried.
-func (s *story) leaves(st task.State) bool {
+func (s undosLeft) leaves(st task.State) bool {
 	s.c.mu.Lock()
 	rec := s.viewOf(st)
 	s.c.mu.Unlock()
@@ -37,7 +37,7 @@ func (s *story) leaves(st task.State) bool {
 		}
 	}
 	rec.Refusals = append(slices.Clone(rec.Refusals), migration.Refusal{DestCompute: rec.DestCompute, Step: by})
-	return s.mayFollow(rec, st.Cause)
+	return s.endings().mayFollow(rec, st.Cause)
 }
 
 // lagging is an attempt that was left. c.mu guards its fields.
@@ -49,26 +49,26 @@ type lagging struct {
 }
 
 // left reports whether a journal is of an attempt that was left.
-func (s *story) left(t *task.Task) bool {
+func (s undosLeft) left(t *task.Task) bool {
 	attempt := s.attemptOf(t.ID())
 	return t.State().Phase == task.Undoing &&
 		slices.ContainsFunc(s.rec.Refusals, func(r migration.Refusal) bool { return r.Left && r.Attempt == attempt })
 }
 
 // attemptOf is the attempt of a journal of the story.
-func (s *story) attemptOf(journal string) int {
+func (s undosLeft) attemptOf(journal string) int {
 	_, text, _ := strings.Cut(journal, "/")
 	n, _ := strconv.Atoi(text)
 	return n
 }
 
 // leave notes that an attempt is left.
-func (s *story) leave(t *task.Task) {
+func (s undosLeft) leave(t *task.Task) {
 	s.lagging[t.ID()] = &lagging{attempt: s.attemptOf(t.ID()), task: t}
 }
 
 // refusals are those of the record, with what of them still lags. Called with c.mu held.
-func (s *story) refusals() []migration.Refusal {
+func (s undosLeft) refusals() []migration.Refusal {
 	out := slices.Clone(s.rec.Refusals)
 	for i := range out {
 		out[i].Left = false
@@ -82,7 +82,7 @@ func (s *story) refusals() []migration.Refusal {
 }
 
 // lags reports whether anything does. Called with c.mu held.
-func (s *story) lags() bool {
+func (s undosLeft) lags() bool {
 	for _, l := range s.lagging {
 		if !l.over {
 			return true
@@ -121,7 +121,7 @@ func (c *Conductor) lag(ctx context.Context, s *story, journal string) {
 // settleLeft takes an operator's word that destinations which were left will never come
 // back: what lags there is given up. It can be said of a move that has gone on, and of one
 // that is over. false where the word is of nothing that lags.
-func (s *story) settleLeft(ctx context.Context, m migration.Migration, w migration.Settlement) (migration.Migration, bool, error) {
+func (s undosLeft) settleLeft(ctx context.Context, m migration.Migration, w migration.Settlement) (migration.Migration, bool, error) {
 	doing := "settle migration " + s.uuid
 	var journals []string
 	var reasons []fault.Reason
@@ -145,7 +145,7 @@ func (s *story) settleLeft(ctx context.Context, m migration.Migration, w migrati
 			continue
 		}
 		journals = append(journals, s.journal(m.Refusals[i].Attempt))
-		if s.answers(ctx, name) {
+		if s.decisions().answers(ctx, name) {
 			no("answers", name+" answers, and is not gone", "let the move go on by itself")
 		}
 	}
@@ -164,7 +164,7 @@ func (s *story) settleLeft(ctx context.Context, m migration.Migration, w migrati
 	s.c.cfg.Logger.Warn("an operator gives up what is left of a migration at hosts that are gone", "instance", s.instance, "migration", s.uuid,
 		"gone", w.Gone, "by", w.By, "why", w.Why)
 	for _, journal := range journals {
-		if err := s.keepWord(ctx, journal, attemptWord{Attempt: s.attemptOf(journal), Word: w}); err != nil {
+		if err := s.thirdHost().keepWord(ctx, journal, attemptWord{Attempt: s.attemptOf(journal), Word: w}); err != nil {
 			return m, true, err
 		}
 		s.c.mu.Lock()

@@ -67,7 +67,7 @@ func TestLeaves_OnlyWhatASilentDestinationHolds(t *testing.T) {
 		}})
 		st := state()
 		tt.change(s, &st)
-		if got := s.leaves(st); got != tt.want {
+		if got := s.undosLeft().leaves(st); got != tt.want {
 			t.Errorf("%s: left %v, want %v", name, got, tt.want)
 		}
 	}

@@ -31,17 +31,17 @@ import (
 // Where the options permit post-copy it has two steps more, which are left out, without a
 // trace, unless the stream was ended for it: the guest leaves by a second job, and is followed
 // until all of its memory is there. Nothing is cleaned up at the source before.
-func (s *story) live(o migration.Options) stage {
+func (s liveSteps) live(o migration.Options) stage {
 	g := stage{
 		name: storyLive,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
-			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
-			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
-			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepInspectSource, Do: s.firstSteps().inspectSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.firstSteps().chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.firstSteps().checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.firstSteps().claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.placementSteps().swap, Undo: s.placementSteps().swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: migration.StepCheckSource, Do: s.firstSteps().checkSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.firstSteps().recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
 			{Step: task.Step{Name: migration.StepPreLiveMigration, Do: s.preLiveMigration, Undo: s.order(s.undoAtDestination, operation.RollbackPreLiveMigration, migration.StepPreLiveMigration).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_live_migration_at_destination"},
 			{Step: task.Step{Name: migration.StepStream, Do: s.stream, Undo: s.reclaim}, asks: asksSource, undoes: "reclaim"},
@@ -52,13 +52,13 @@ func (s *story) live(o migration.Options) stage {
 			{Step: task.Step{Name: migration.StepFollowPostCopy, Do: s.followPostCopy, Forward: true, Skip: withoutPostCopy}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepFinishDestination, Do: s.finishDestination, Forward: true}, asks: asksDestination},
 			{Step: task.Step{Name: migration.StepCleanUpSource, Do: s.order(s.sourceOnce, operation.CleanUpSource, migration.StepCleanUpSource).do, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.deleteAllocation, Forward: true}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepDeleteAllocation, Do: s.placementSteps().deleteAllocation, Forward: true}, asks: asksPlacement},
 		},
 		shown:   []shown{{migration.StepInspectSource, migration.StatusPreparing}, {migration.StepStream, migration.StatusRunning}, {migration.StepAcceptToken, migration.StatusPostMigrating}},
 		lease:   migration.StepAcceptToken,
 		bounded: true,
 		done:    ends(migration.StatusCompleted, migration.OutcomeCompleted),
-		undone:  s.moveUndone,
+		undone:  s.endings().moveUndone,
 	}
 	if permitsPostCopy(o) {
 		g.name = storyLivePostCopy
@@ -71,7 +71,7 @@ func (s *story) live(o migration.Options) stage {
 
 // liveAs is the live migration as a journal shows it: one that did not go by post-copy is shown
 // as if its options did not permit it.
-func (s *story) liveAs(o migration.Options, st task.State) stage {
+func (s liveSteps) liveAs(o migration.Options, st task.State) stage {
 	if _, used := st.Step(migration.StepPostCopy); !used {
 		o.PostCopy = options.Off
 	}
@@ -112,7 +112,7 @@ type (
 
 // inspectSource is step 0: the guest, what it is to be, and an allocation equal to its
 // claim.
-func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
+func (s firstSteps) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 	out, err := s.lookAtSource(ctx, s.ask)
 	if err != nil {
 		return nil, fmt.Errorf("inspect instance %s: %w", s.instance, err)
@@ -125,13 +125,13 @@ func (s *story) inspectSource(ctx context.Context, _ *task.Task) (any, error) {
 			return nil, err
 		}
 	}
-	out.Start, err = s.settleSource(ctx, out)
+	out.Start, err = s.placementSteps().settleSource(ctx, out)
 	return out, err
 }
 
 // chooseDestination takes the first that was named and has not refused yet, or the best of
 // Placement's candidates that has not; then one that was only full.
-func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error) {
+func (s firstSteps) chooseDestination(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ func (s *story) chooseDestination(ctx context.Context, t *task.Task) (any, error
 	return chosenDestination{Name: name}, nil
 }
 
-func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error) {
+func (s firstSteps) checkDestination(ctx context.Context, t *task.Task) (any, error) {
 	src, err := s.inspected(t)
 	if err != nil {
 		return nil, err
@@ -170,11 +170,11 @@ func (s *story) checkDestination(ctx context.Context, t *task.Task) (any, error)
 	}
 	request := s.checkRequest(src) // of an agent that does not give it back
 	out.Kind, out.Options, out.PostCopyAsked = request.Kind, request.Options, request.PostCopyAsked
-	disks, err := s.suits(src, out)
+	disks, err := s.evacuationSteps().suits(src, out)
 	return checkedDestination{CheckAnswer: out, Evacuated: disks}, err
 }
 
-func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
+func (s firstSteps) checkSource(ctx context.Context, t *task.Task) (any, error) {
 	var answer migration.CheckAnswer
 	if err := t.Output(migration.StepCheckDestination, &answer); err != nil {
 		return nil, err
@@ -185,12 +185,12 @@ func (s *story) checkSource(ctx context.Context, t *task.Task) (any, error) {
 		return err
 	})
 	if err == nil {
-		s.dropped(ctx, append(slices.Clone(answer.Dropped), out.Dropped...))
+		s.liveSteps().dropped(ctx, append(slices.Clone(answer.Dropped), out.Dropped...))
 	}
 	return out, err
 }
 
-func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
+func (s firstSteps) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	var claim migration.ClaimAnswer
 	if err := outputs(t, migration.StepInspectSource, &src, migration.StepClaim, &claim); err != nil {
@@ -205,7 +205,7 @@ func (s *story) recordContext(ctx context.Context, t *task.Task) (any, error) {
 	})
 }
 
-func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) preLiveMigration(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	var disks migration.SourceAnswer
 	if err := outputs(t, migration.StepInspectSource, &src, migration.StepCheckSource, &disks); err != nil {
@@ -222,7 +222,7 @@ func (s *story) preLiveMigration(ctx context.Context, t *task.Task) (any, error)
 }
 
 // acceptToken gives the token to the destination, and with it the guest.
-func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 	var commit migration.Commit
 	var end streamEnd
 	if err := t.Output(migration.StepCommit, &commit); err != nil {
@@ -246,7 +246,7 @@ func (s *story) acceptToken(ctx context.Context, t *task.Task) (any, error) {
 	return acceptedToken{Downtime: now.Since - end.Stopped.Since}, nil
 }
 
-func (s *story) finishDestination(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) finishDestination(ctx context.Context, t *task.Task) (any, error) {
 	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}
@@ -286,7 +286,7 @@ const lastFigures = 400 * time.Millisecond
 // needs no lease: the token has left, or the claim is the guest's own. A
 // claim that is gone ends the attempt; a peer that does not answer does not: the
 // claim may outlive the silence, and if not, the next verb is refused.
-func (s *story) renewLease(ctx context.Context, t *task.Task, ref migration.Ref, until string) {
+func (s firstSteps) renewLease(ctx context.Context, t *task.Task, ref migration.Ref, until string) {
 	for s.c.cfg.Runtime.Sleep(ctx, s.c.cfg.Lease/3) == nil {
 		st := t.State()
 		claim, _ := st.Step(migration.StepClaim)

@@ -18,7 +18,7 @@ import (
 // until the hand-over table says that the source's domain has left. What is due about a job
 // that does not come to its end is done on the way; it may end the job for post-copy, which
 // ends the step too. An error gives the move up; its undo is reclaim.
-func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) stream(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 		return nil, fmt.Errorf("start the stream: %w", err)
 	}
 
-	limits := s.limits()
+	limits := s.timeLimits().limits()
 	var watch StreamWatch
 	var speed transfer.Rate
 	var last string // what the hypervisor said when the job ended
@@ -122,7 +122,7 @@ func (s *story) stream(ctx context.Context, t *task.Task) (any, error) {
 }
 
 // controller begins to watch how the stream converges.
-func (s *story) controller(o migration.Options, g migration.Guest) (controller, error) {
+func (s liveSteps) controller(o migration.Options, g migration.Guest) (controller, error) {
 	s.c.mu.Lock()
 	rec := s.view()
 	s.tunings = nil // of before: the record has them
@@ -146,7 +146,7 @@ func (s *story) pause(ctx context.Context, d time.Duration) error {
 // once, since its domain was seen to have left and the guest stands still. Only
 // when it refuses is the table asked again: somebody may have started the guest
 // at the source meanwhile.
-func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) commit(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func (s *story) commit(ctx context.Context, t *task.Task) (any, error) {
 // why may have left unseen: then the destination is asked first, since what undoes
 // the rest ends its copy, and that may be the only whole one. So it is before a guest goes on
 // here that may have been let run there.
-func (s *story) reclaim(ctx context.Context, t *task.Task) error {
+func (s liveSteps) reclaim(ctx context.Context, t *task.Task) error {
 	var src inspectedSource
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return err
@@ -234,7 +234,7 @@ func (s *story) reclaim(ctx context.Context, t *task.Task) error {
 // take it for one that left, that nothing has arrived: the destination was asked. Else
 // the two would send each other forward and back for ever. The word is kept as an
 // operator's is, with its reason.
-func (s *story) nothingArrived(ctx context.Context, t *task.Task, persistent bool) bool {
+func (s liveSteps) nothingArrived(ctx context.Context, t *task.Task, persistent bool) bool {
 	f, action, why := s.decide(ctx, t, s.look(ctx), persistent, JournalUndoing)
 	if f.Source != SourceVanished || f.Destination != DestinationNone || action != ActionReclaim {
 		return false
@@ -250,7 +250,7 @@ func (s *story) nothingArrived(ctx context.Context, t *task.Task, persistent boo
 
 // decide joins what is known by the hand-over table, and asks the destination
 // only where the table wants it.
-func (s *story) decide(ctx context.Context, t *task.Task, status *migration.StreamStatus, persistent bool, journal JournalFact) (Facts, Action, string) {
+func (s liveSteps) decide(ctx context.Context, t *task.Task, status *migration.StreamStatus, persistent bool, journal JournalFact) (Facts, Action, string) {
 	f := Facts{
 		Source: sourceFact(status, persistent), Destination: DestinationUnasked, Journal: journal, Word: wordFact(status, s.from),
 	}
@@ -279,7 +279,7 @@ func (s *story) decide(ctx context.Context, t *task.Task, status *migration.Stre
 const recoveredAsk = time.Second
 
 // lookThere reads the destination's status; nil when it does not come.
-func (s *story) lookThere(ctx context.Context, t *task.Task, patience time.Duration) *migration.DestinationStatus {
+func (s liveSteps) lookThere(ctx context.Context, t *task.Task, patience time.Duration) *migration.DestinationStatus {
 	var there migration.DestinationStatus
 	if err := s.once(ctx, t, patience, func(ctx context.Context, h migration.Host) (err error) {
 		there, err = operation.DestinationStatus.Ask(ctx, h, s.ref(migration.StepStream))
@@ -292,7 +292,7 @@ func (s *story) lookThere(ctx context.Context, t *task.Task, patience time.Durat
 }
 
 // yield has the source give way to the destination, whose epoch is higher.
-func (s *story) yield(ctx context.Context, t *task.Task) error {
+func (s liveSteps) yield(ctx context.Context, t *task.Task) error {
 	var dst chosenDestination
 	if err := t.Output(migration.StepChooseDestination, &dst); err != nil {
 		return err
@@ -311,7 +311,7 @@ func (s *story) yield(ctx context.Context, t *task.Task) error {
 }
 
 // look reads the stream's status; nil when the source does not answer.
-func (s *story) look(ctx context.Context) *migration.StreamStatus {
+func (s liveSteps) look(ctx context.Context) *migration.StreamStatus {
 	var st migration.StreamStatus
 	if err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
 		st, err = operation.StreamStatus.Ask(ctx, h, s.ref(migration.StepStream))
@@ -323,7 +323,7 @@ func (s *story) look(ctx context.Context) *migration.StreamStatus {
 	return &st
 }
 
-func (s *story) limits() StreamLimits {
+func (s timeLimits) limits() StreamLimits {
 	cfg, o := s.c.cfg, s.rec.Options
 	l := StreamLimits{Stall: o.StallTimeout, Poll: cfg.PollInterval, Near: cfg.PollNear}
 	if l.Stall == 0 {

@@ -28,7 +28,7 @@ func wantsPostCopy(st task.State) bool {
 func withoutPostCopy(st task.State) bool { return !wantsPostCopy(st) }
 
 // streamOf is how the guest is to be sent, by either job.
-func (s *story) streamOf(t *task.Task) (migration.Stream, error) {
+func (s liveSteps) streamOf(t *task.Task) (migration.Stream, error) {
 	var claim migration.ClaimAnswer
 	var disks migration.SourceAnswer
 	var prepared migration.Prepared
@@ -41,7 +41,7 @@ func (s *story) streamOf(t *task.Task) (migration.Stream, error) {
 }
 
 // sendOptions are the move's, without what the two hosts have dropped for this guest.
-func (s *story) sendOptions(t *task.Task) migration.Options {
+func (s liveSteps) sendOptions(t *task.Task) migration.Options {
 	o := s.rec.Options
 	var there migration.CheckAnswer
 	var here migration.SourceAnswer
@@ -52,7 +52,7 @@ func (s *story) sendOptions(t *task.Task) migration.Options {
 }
 
 // noPostCopy is why this attempt cannot go on by post-copy; nil where it can.
-func (s *story) noPostCopy(ctx context.Context, t *task.Task) error {
+func (s liveSteps) noPostCopy(ctx context.Context, t *task.Task) error {
 	switch o := s.sendOptions(t); {
 	case !permitsPostCopy(s.rec.Options):
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
@@ -69,7 +69,7 @@ func (s *story) noPostCopy(ctx context.Context, t *task.Task) error {
 }
 
 // atPostCopySource asks the source what only a local one can be asked.
-func (s *story) atPostCopySource(ctx context.Context, timeout time.Duration, f func(context.Context, migration.PostCopySource) error) error {
+func (s liveSteps) atPostCopySource(ctx context.Context, timeout time.Duration, f func(context.Context, migration.PostCopySource) error) error {
 	return s.atSource(ctx, timeout, func(ctx context.Context, h migration.Host) error {
 		source, ok := h.(migration.PostCopySource)
 		if !ok {
@@ -81,7 +81,7 @@ func (s *story) atPostCopySource(ctx context.Context, timeout time.Duration, f f
 
 // endStream ends the first job for the second. fault.Forbidden where the guest has left by it
 // meanwhile.
-func (s *story) endStream(ctx context.Context) error {
+func (s liveSteps) endStream(ctx context.Context) error {
 	return s.atPostCopySource(ctx, s.c.cfg.SlowVerbTimeout, func(ctx context.Context, h migration.PostCopySource) error {
 		return h.EndStream(ctx, s.ref(migration.StepStream))
 	})
@@ -90,7 +90,7 @@ func (s *story) endStream(ctx context.Context) error {
 // postCopy is step 8a': the second job, which becomes post-copy at once. It ends when the
 // source's domain has left by it. While that has not come the guest has all its memory at the
 // source, and an error is undone as a stream's is.
-func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) postCopy(ctx context.Context, t *task.Task) (any, error) {
 	var src inspectedSource
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (s *story) postCopy(ctx context.Context, t *task.Task) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	limit := s.limits().Setup
+	limit := s.timeLimits().limits().Setup
 	began := s.c.cfg.Runtime.Boot().Since
 	for pause := s.c.cfg.PollInterval; ; pause = min(2*pause, recoverFirst) {
 		err := s.atPostCopySource(ctx, limit, func(ctx context.Context, h migration.PostCopySource) error {
@@ -166,7 +166,7 @@ type followedPostCopy struct {
 // that breaks is made anew, again and again: both halves of the guest wait for it, and
 // nothing can be taken back. What is lost with the source's half nobody can decide about but
 // an operator. A guest that ends meanwhile, as any can, is the destination's, and off.
-func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
+func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 	stream, err := s.streamOf(t)
 	if err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
 	}
-	limits := s.limits()
+	limits := s.timeLimits().limits()
 	var (
 		out    followedPostCopy
 		watch  StreamWatch
@@ -274,7 +274,7 @@ func (s *story) followPostCopy(ctx context.Context, t *task.Task) (any, error) {
 
 // boundSince is the bandwidth that somebody set last since a step began; 0 for none. A connection
 // that is made anew begins with what it is told.
-func (s *story) boundSince(t *task.Task, step string) uint64 {
+func (s liveSteps) boundSince(t *task.Task, step string) uint64 {
 	st := t.State()
 	begun, _ := st.Step(step)
 	s.c.mu.Lock()
@@ -288,7 +288,7 @@ func (s *story) boundSince(t *task.Task, step string) uint64 {
 }
 
 // recoverPostCopy has the source make a broken connection anew, once.
-func (s *story) recoverPostCopy(ctx context.Context, stream migration.Stream, patience time.Duration, why string) error {
+func (s liveSteps) recoverPostCopy(ctx context.Context, stream migration.Stream, patience time.Duration, why string) error {
 	s.c.cfg.Logger.Warn("post-copy is broken, its connection is made anew", "migration", s.uuid, "instance", s.instance, "reason", why)
 	err := s.atPostCopySource(ctx, patience, func(ctx context.Context, h migration.PostCopySource) error {
 		return h.RecoverPostCopy(ctx, s.ref(migration.StepStream), stream)
@@ -300,13 +300,13 @@ func (s *story) recoverPostCopy(ctx context.Context, stream migration.Stream, pa
 }
 
 // endedThere reports whether the destination has no copy of the guest that runs any more.
-func (s *story) endedThere(ctx context.Context, t *task.Task) bool {
+func (s liveSteps) endedThere(ctx context.Context, t *task.Task) bool {
 	return destinationFact(s.lookThere(ctx, t, s.c.cfg.VerbTimeout)) == DestinationNone
 }
 
 // letHalfGo lets the source's clean-up end its half of a guest that has ended where it ran: the
 // destination was asked, and that is kept with its reason as an operator's word is.
-func (s *story) letHalfGo(ctx context.Context, t *task.Task, status *migration.StreamStatus) error {
+func (s liveSteps) letHalfGo(ctx context.Context, t *task.Task, status *migration.StreamStatus) error {
 	if status == nil || !inPostCopy(status.Domain) {
 		return nil // nothing of it is left there
 	}
@@ -347,7 +347,7 @@ var guestEnded = followed{followEnded, "the guest has ended at the destination b
 
 // following judges one look. The destination is asked only where the source's half is gone
 // without a word.
-func (s *story) following(ctx context.Context, t *task.Task, status *migration.StreamStatus, persistent bool, v Verdict) followed {
+func (s liveSteps) following(ctx context.Context, t *task.Task, status *migration.StreamStatus, persistent bool, v Verdict) followed {
 	switch fact := sourceFact(status, persistent); {
 	case fact == SourceMigrated:
 		return followed{state: followOver}

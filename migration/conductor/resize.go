@@ -23,17 +23,17 @@ import (
 // earlier is undone before one of the two has been taken. From accept_handed on it is
 // only forward: first the guest is to live at the destination, and where it cannot, it
 // goes back by a revert that nobody asked for.
-func (s *story) coldMove(name string) stage {
+func (s coldSteps) coldMove(name string) stage {
 	return stage{
 		name: name,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
-			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
-			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.swap, Undo: s.swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
-			{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+			{Step: task.Step{Name: migration.StepInspectSource, Do: s.firstSteps().inspectSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.firstSteps().chooseDestination}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.firstSteps().checkDestination}, asks: asksDestination},
+			{Step: task.Step{Name: migration.StepClaim, Do: s.firstSteps().claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.placementSteps().swap, Undo: s.placementSteps().swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+			{Step: task.Step{Name: migration.StepCheckSource, Do: s.firstSteps().checkSource}, asks: asksSource},
+			{Step: task.Step{Name: migration.StepRecordContext, Do: s.firstSteps().recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
 			{Step: task.Step{Name: migration.StepPrepResize, Do: s.prepResize, Undo: s.order(s.undoAtDestination, operation.RollbackPrepResize, migration.StepPrepResize).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_resize"},
 			{Step: task.Step{Name: migration.StepPowerOff, Do: s.powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
@@ -47,7 +47,7 @@ func (s *story) coldMove(name string) stage {
 		lease:   migration.StepAcceptHanded,
 		bounded: true,
 		done:    s.coldMoved,
-		undone:  s.moveUndone,
+		undone:  s.endings().moveUndone,
 	}
 }
 
@@ -57,10 +57,10 @@ type finishedResize struct {
 }
 
 // coldMoved is the end of a cold move: finished, or the revert of one that cannot be.
-func (s *story) coldMoved(rec *migration.Migration, st task.State) ending {
+func (s coldSteps) coldMoved(rec *migration.Migration, st task.State) ending {
 	var out finishedResize
 	if err := output(st, migration.StepFinishResize, &out); err != nil || out.Unfit == nil {
-		return s.finished(rec, st)
+		return s.endings().finished(rec, st)
 	}
 	rec.Stage, rec.Unfit = migration.StageRevert, out.Unfit
 	rec.Moved, rec.MoveSteps = rec.Attempt, rec.Steps
@@ -83,7 +83,7 @@ func (i inspectedSource) wanted() migration.Guest {
 }
 
 // lookAtSource reads the guest, its host, and what the change would make of it.
-func (s *story) lookAtSource(ctx context.Context, ask func(context.Context, time.Duration, finder, func(context.Context, migration.Host) error) error) (inspectedSource, error) {
+func (s firstSteps) lookAtSource(ctx context.Context, ask func(context.Context, time.Duration, finder, func(context.Context, migration.Host) error) error) (inspectedSource, error) {
 	var out inspectedSource
 	err := ask(ctx, s.c.cfg.VerbTimeout, s.source, func(ctx context.Context, h migration.Host) (err error) {
 		if out.Source, err = h.Describe(ctx); err == nil {
@@ -109,7 +109,7 @@ func shutdownOf(g migration.Guest) (time.Duration, bool) {
 }
 
 // prepRequest asks a host to get ready for what the guest is to be.
-func (s *story) prepRequest(t *task.Task) (migration.PrepRequest, error) {
+func (s firstSteps) prepRequest(t *task.Task) (migration.PrepRequest, error) {
 	var src inspectedSource
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return migration.PrepRequest{}, err
@@ -121,8 +121,8 @@ func (s *story) prepRequest(t *task.Task) (migration.PrepRequest, error) {
 	return migration.PrepRequest{Kind: s.kind, Guest: src.Guest, Wanted: *src.Wanted, CopyDisks: disks.CopyDisks, Source: s.from}, nil
 }
 
-func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
-	r, err := s.prepRequest(t)
+func (s coldSteps) prepResize(ctx context.Context, t *task.Task) (any, error) {
+	r, err := s.firstSteps().prepRequest(t)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (s *story) prepResize(ctx context.Context, t *task.Task) (any, error) {
 }
 
 // powerOff ends the guest's domain where it is; of a change in place, where it stays.
-func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
+func (s coldSteps) powerOff(ctx context.Context, t *task.Task) (any, error) {
 	to, err := s.destination(t)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func (s *story) powerOff(ctx context.Context, t *task.Task) (any, error) {
 
 // powersOff asks the host that has the guest. The verb itself lasts as long as the guest
 // may take.
-func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any, error) {
+func (s coldSteps) powersOff(ctx context.Context, at finder, step, to string) (any, error) {
 	var out migration.PoweredOff
 	err := s.ask(ctx, s.c.cfg.SlowVerbTimeout+s.shutdown, at, func(ctx context.Context, h migration.Host) (err error) {
 		out, err = operation.PowerOff.Ask(ctx, h, s.ref(step), migration.PowerOffRequest{Timeout: s.shutdown, Kind: s.kind, Destination: to})
@@ -160,7 +160,7 @@ func (s *story) powersOff(ctx context.Context, at finder, step, to string) (any,
 	return out, nil
 }
 
-func (s *story) handOver(ctx context.Context, t *task.Task) (any, error) {
+func (s coldSteps) handOver(ctx context.Context, t *task.Task) (any, error) {
 	to, err := s.destination(t)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func asOutput[T any](v T, err error) (any, error) {
 
 // handsOver has a host surrender the token. Whether it has, where its answer does not
 // come, is asked by the undo.
-func (s *story) handsOver(ctx context.Context, from finder, step, to string) (migration.Commit, error) {
+func (s coldSteps) handsOver(ctx context.Context, from finder, step, to string) (migration.Commit, error) {
 	var out migration.Commit
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, from, func(ctx context.Context, h migration.Host) (err error) {
 		out, err = operation.HandOver.Ask(ctx, h, s.ref(step), migration.HandOverRequest{To: to})
@@ -187,13 +187,13 @@ func (s *story) handsOver(ctx context.Context, from finder, step, to string) (mi
 	return out, err
 }
 
-func (s *story) keepGuest(ctx context.Context, _ *task.Task) error {
+func (s coldSteps) keepGuest(ctx context.Context, _ *task.Task) error {
 	return s.keeps(ctx, s.source, migration.StepHandOver)
 }
 
 // keeps is the other decision of the host that has the guest. It alone knows whether the
 // token has left: both domains are off, and no table is needed.
-func (s *story) keeps(ctx context.Context, at finder, step string) error {
+func (s coldSteps) keeps(ctx context.Context, at finder, step string) error {
 	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, at, func(ctx context.Context, h migration.Host) error {
 		return operation.KeepGuest.Ask(ctx, h, s.ref(step))
 	})
@@ -203,7 +203,7 @@ func (s *story) keeps(ctx context.Context, at finder, step string) error {
 	return err
 }
 
-func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
+func (s coldSteps) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 	var c migration.Commit
 	if err := t.Output(migration.StepHandOver, &c); err != nil {
 		return nil, err
@@ -220,7 +220,7 @@ func (s *story) acceptHanded(ctx context.Context, t *task.Task) (any, error) {
 
 // accepts has a commit accepted. Where its seal is refused the giver is asked for the same
 // commit once more: it signs it anew, with the key that it has now.
-func (s *story) accepts(ctx context.Context, c migration.Commit, giver finder, step string, accept func(migration.Commit) error) error {
+func (s coldSteps) accepts(ctx context.Context, c migration.Commit, giver finder, step string, accept func(migration.Commit) error) error {
 	err := accept(c)
 	if !hasReason(err, migration.ReasonSeal) {
 		return err
@@ -236,7 +236,7 @@ func (s *story) accepts(ctx context.Context, c migration.Commit, giver finder, s
 // there. Arbitrary: what was wrong for a moment has passed by then.
 const unfitTries = 3
 
-func (s *story) finishResize(ctx context.Context, t *task.Task) (any, error) {
+func (s coldSteps) finishResize(ctx context.Context, t *task.Task) (any, error) {
 	if err := s.takenBack(ctx, t); err != nil {
 		return nil, err
 	}

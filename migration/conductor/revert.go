@@ -13,7 +13,7 @@ import (
 // revert takes a guest back to the host that it left cold. It is the same hand-over the
 // other way, under the next attempt: here the destination decides, by hand_back or its
 // undo, and past it nothing but forward is left.
-func (s *story) revert() stage {
+func (s revertSteps) revert() stage {
 	return stage{
 		name: storyRevert,
 		steps: []step{
@@ -37,7 +37,7 @@ func (s *story) revert() stage {
 
 // revertByItself is the revert of a move whose guest cannot live at its destination. There
 // is nothing to fall back to, so every step is retried until it is done.
-func (s *story) revertByItself() stage {
+func (s revertSteps) revertByItself() stage {
 	g := s.revert()
 	g.name, g.bounded, g.undone = storyRevertItself, false, never
 	// The guest has never lived there: nobody has given it anything.
@@ -53,16 +53,16 @@ func (s *story) revertByItself() stage {
 }
 
 // revertInPlace gives a guest that was resized where it is what it was before.
-func (s *story) revertInPlace() stage {
+func (s inPlaceSteps) revertInPlace() stage {
 	return stage{
 		name: storyRevertInPlace,
 		steps: []step{
-			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertPowerOff, Undo: s.order(s.undoAtDestination, operation.PowerOn, migration.StepRevertPowerOff).undo}, asks: asksSource, undoes: "power_on"},
+			{Step: task.Step{Name: migration.StepRevertPowerOff, Do: s.revertSteps().revertPowerOff, Undo: s.order(s.undoAtDestination, operation.PowerOn, migration.StepRevertPowerOff).undo}, asks: asksSource, undoes: "power_on"},
 			// The change is taken back whatever happens.
 			{Step: task.Step{Name: migration.StepUnapplyChange, Do: s.orderOfMove(s.sourceOnce, operation.UnapplyChange, migration.StepApplyChange).do, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepPowerOn, Do: s.orderOfMove(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).do, Forward: true}, asks: asksSource},
 			{Step: task.Step{Name: migration.StepReleaseClaim, Do: s.orderOfMove(s.sourceOnce, operation.AbortClaim, migration.StepClaim).do, Forward: true}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertAllocations, Forward: true}, asks: asksPlacement},
+			{Step: task.Step{Name: migration.StepRevertAllocations, Do: s.revertSteps().revertAllocations, Forward: true}, asks: asksPlacement},
 		},
 		shown:   []shown{{migration.StepRevertPowerOff, migration.StatusReverting}},
 		bounded: true,
@@ -82,17 +82,17 @@ func backToFinished(rec *migration.Migration, st task.State) ending {
 // there finds the host that the guest was brought to; its own, where it stayed.
 func (s *story) there() finder { return s.host(s.rec.DestCompute) }
 
-func (s *story) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
+func (s revertSteps) revertPowerOff(ctx context.Context, _ *task.Task) (any, error) {
 	to := s.from
 	if s.rec.InPlace {
 		to = ""
 	}
-	return s.powersOff(ctx, s.there(), migration.StepRevertPowerOff, to)
+	return s.coldSteps().powersOff(ctx, s.there(), migration.StepRevertPowerOff, to)
 }
 
 // carryVolumes tells the source what the instance was given and lost since it left, so that it comes
 // back with that.
-func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
+func (s revertSteps) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
 	var out migration.VolumeChanges
 	err := s.ask(ctx, s.c.cfg.VerbTimeout, s.there(), func(ctx context.Context, h migration.Host) (err error) {
 		out, err = operation.ReadVolumes.Ask(ctx, h, s.ref(migration.StepCarryVolumes))
@@ -109,20 +109,20 @@ func (s *story) carryVolumes(ctx context.Context, _ *task.Task) (any, error) {
 	return out, nil
 }
 
-func (s *story) handBack(ctx context.Context, _ *task.Task) (any, error) {
-	return asOutput(s.handsOver(ctx, s.there(), migration.StepHandBack, s.from))
+func (s revertSteps) handBack(ctx context.Context, _ *task.Task) (any, error) {
+	return asOutput(s.coldSteps().handsOver(ctx, s.there(), migration.StepHandBack, s.from))
 }
 
-func (s *story) keepThere(ctx context.Context, _ *task.Task) error {
-	return s.keeps(ctx, s.there(), migration.StepHandBack)
+func (s revertSteps) keepThere(ctx context.Context, _ *task.Task) error {
+	return s.coldSteps().keeps(ctx, s.there(), migration.StepHandBack)
 }
 
-func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
+func (s revertSteps) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 	var c migration.Commit
 	if err := t.Output(migration.StepHandBack, &c); err != nil {
 		return nil, err
 	}
-	return nil, s.accepts(ctx, c, s.there(), migration.StepHandBack, func(c migration.Commit) error {
+	return nil, s.coldSteps().accepts(ctx, c, s.there(), migration.StepHandBack, func(c migration.Commit) error {
 		return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 			return operation.AcceptHanded.Ask(ctx, h, s.ref(migration.StepAcceptHanded), c)
 		})
@@ -131,6 +131,6 @@ func (s *story) acceptReturned(ctx context.Context, t *task.Task) (any, error) {
 
 // revertAllocations gives both halves back to the instance. The migration's consumer goes
 // in the same write.
-func (s *story) revertAllocations(ctx context.Context, t *task.Task) (any, error) {
-	return nil, s.swapBack(ctx, t)
+func (s revertSteps) revertAllocations(ctx context.Context, t *task.Task) (any, error) {
+	return nil, s.placementSteps().swapBack(ctx, t)
 }

@@ -255,7 +255,7 @@ func (c *Conductor) Settle(ctx context.Context, id string, w migration.Settlemen
 	if s == nil {
 		return migration.Migration{}, fault.New(fault.NotFound, "migration %s is not known here", id)
 	}
-	if left, is, err := s.settleLeft(ctx, m, w); is {
+	if left, is, err := s.undosLeft().settleLeft(ctx, m, w); is {
 		return left, err
 	}
 	switch {
@@ -269,16 +269,16 @@ func (c *Conductor) Settle(ctx context.Context, id string, w migration.Settlemen
 			Have: string(m.Status), Change: "confirm or revert it",
 		})
 	case t == nil:
-		return s.settleUnread(ctx, m, w)
+		return s.decisions().settleUnread(ctx, m, w)
 	}
-	facts, err := s.settleFacts(ctx, t, m, w)
+	facts, err := s.decisions().settleFacts(ctx, t, m, w)
 	if err != nil {
 		return migration.Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	if reasons := settleRefusal(facts, w); len(reasons) > 0 {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, reasons...)
 	}
-	if err := s.takeWord(ctx, w); err != nil {
+	if err := s.decisions().takeWord(ctx, w); err != nil {
 		return migration.Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	if taken, ok := s.word(ctx); ok {
@@ -295,9 +295,9 @@ func (c *Conductor) Settle(ctx context.Context, id string, w migration.Settlemen
 
 // takeWord makes a word durable where it is read: at the source that this conductor is at,
 // else here.
-func (s *story) takeWord(ctx context.Context, w migration.Settlement) error {
+func (s decisions) takeWord(ctx context.Context, w migration.Settlement) error {
 	if s.conductsForOthers() {
-		return s.takeOwnWord(ctx, w)
+		return s.thirdHost().takeOwnWord(ctx, w)
 	}
 	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 		source, ok := h.(migration.Settler)
@@ -309,7 +309,7 @@ func (s *story) takeWord(ctx context.Context, w migration.Settlement) error {
 }
 
 // settleFacts gathers what is held against a word.
-func (s *story) settleFacts(ctx context.Context, t *task.Task, m migration.Migration, w migration.Settlement) (settleFacts, error) {
+func (s decisions) settleFacts(ctx context.Context, t *task.Task, m migration.Migration, w migration.Settlement) (settleFacts, error) {
 	f := settleFacts{Source: s.from, Destination: m.DestCompute, Stage: s.stageOf(m, t.State()), Apart: s.conductsForOthers() && !s.evacuates()}
 	var src inspectedSource
 	if f.Stage == stageUndecided || f.Stage == stageFollowing {
@@ -323,8 +323,8 @@ func (s *story) settleFacts(ctx context.Context, t *task.Task, m migration.Migra
 		} else if seen {
 			journal = JournalSeen
 		}
-		status := s.look(ctx)
-		there := s.lookThere(ctx, t, settleProbe)
+		status := s.liveSteps().look(ctx)
+		there := s.liveSteps().lookThere(ctx, t, settleProbe)
 		f.Facts = Facts{
 			Source: sourceFact(status, src.Guest.Persistent), Destination: destinationFact(there), Journal: journal, There: thereFact(status, there),
 		}
@@ -345,7 +345,7 @@ func (s *story) settleFacts(ctx context.Context, t *task.Task, m migration.Migra
 
 // refusedByPlacement reports whether what the move has yet to write there was refused the
 // last time: a Placement that answers, and takes no write from here, is none for it.
-func (s *story) refusedByPlacement(t *task.Task) bool {
+func (s decisions) refusedByPlacement(t *task.Task) bool {
 	s.c.mu.Lock()
 	g := s.stage(s.rec)
 	s.c.mu.Unlock()
@@ -362,7 +362,7 @@ func (s *story) refusedByPlacement(t *task.Task) bool {
 }
 
 // answers reports whether a host, or Placement, says anything at all.
-func (s *story) answers(ctx context.Context, name string) bool {
+func (s decisions) answers(ctx context.Context, name string) bool {
 	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, settleProbe)
 	defer cancel()
 	var err error
@@ -392,7 +392,7 @@ func (s *story) word(ctx context.Context) (migration.Settlement, bool) {
 		return *s.behind.said, true
 	}
 	if s.conductsForOthers() {
-		return s.ownWord()
+		return s.thirdHost().ownWord()
 	}
 	h, _ := s.source(ctx) // also one that does not know all of its records yet: a word that it has is one
 	source, ok := h.(migration.Settler)
@@ -406,7 +406,7 @@ func (s *story) word(ctx context.Context) (migration.Settlement, bool) {
 // guest is at the source.
 func (s *story) takenBack(ctx context.Context, t *task.Task) error {
 	if s.conductsForOthers() {
-		if !s.retaken(ctx, t) {
+		if !s.thirdHost().retaken(ctx, t) {
 			return nil
 		}
 		return fmt.Errorf("%w: %w", task.ErrTurnBack, fault.Refuse(fault.Undone, "", fault.Reason{

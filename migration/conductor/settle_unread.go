@@ -14,7 +14,7 @@ import (
 // has done: only back, and only where the source has not given the guest away. What is
 // left at the destination ends when that asks what became of it; what is left in
 // Placement is the audit's.
-func (s *story) settleUnread(ctx context.Context, m migration.Migration, w migration.Settlement) (migration.Migration, error) {
+func (s decisions) settleUnread(ctx context.Context, m migration.Migration, w migration.Settlement) (migration.Migration, error) {
 	doing := "settle migration " + s.uuid
 	if s.kind != migration.TypeLiveMigration && m.Outcome == migration.OutcomeInDoubt {
 		return migration.Migration{}, fault.Refuse(fault.Forbidden, doing, fault.Reason{
@@ -25,7 +25,7 @@ func (s *story) settleUnread(ctx context.Context, m migration.Migration, w migra
 	if m.Outcome != migration.OutcomeInDoubt {
 		return migration.Migration{}, fault.New(fault.Unavailable, "%s: its next attempt has not begun yet", doing)
 	}
-	status := s.look(ctx)
+	status := s.liveSteps().look(ctx)
 	var reasons []fault.Reason
 	no := func(code, message, change string) {
 		reasons = append(reasons, fault.Reason{Code: code, Message: message, Change: change})

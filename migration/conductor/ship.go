@@ -16,7 +16,7 @@ type shippedDisks struct {
 }
 
 // shipDisks brings over what the two hosts do not share, through the conductor.
-func (s *story) shipDisks(ctx context.Context, t *task.Task) (any, error) {
+func (s coldSteps) shipDisks(ctx context.Context, t *task.Task) (any, error) {
 	var prepared migration.PreparedCold
 	if err := t.Output(migration.StepPrepResize, &prepared); err != nil {
 		return nil, err
@@ -26,10 +26,10 @@ func (s *story) shipDisks(ctx context.Context, t *task.Task) (any, error) {
 	}
 	cfg := s.c.cfg
 	p, err := transfer.Copy(ctx, transfer.Job{
-		Ref: s.ref(migration.StepShipDisks), Files: prepared.Files, From: relayed{s, t}, To: relayed{s, t}, Rate: s.rec.Options.Bandwidth,
+		Ref: s.ref(migration.StepShipDisks), Files: prepared.Files, From: relayed{s.story, t}, To: relayed{s.story, t}, Rate: s.rec.Options.Bandwidth,
 		// As long as a destination of a live migration may take to begin: an agent that is
 		// restarted is back by then.
-		Stall:   s.limits().Setup,
+		Stall:   s.timeLimits().limits().Setup,
 		Runtime: cfg.Runtime, Logger: cfg.Logger.With("migration", s.uuid, "instance", s.instance), Show: s.progress, Look: cfg.PollInterval,
 	})
 	if err != nil {

@@ -82,29 +82,29 @@ const (
 func (s *story) stage(m migration.Migration) stage {
 	switch {
 	case m.Stage == migration.StageConfirm && m.InPlace:
-		return s.confirmInPlace()
+		return s.inPlaceSteps().confirmInPlace()
 	case m.Stage == migration.StageConfirm:
-		return s.confirm()
+		return s.coldSteps().confirm()
 	case m.Stage == migration.StageRevert && m.InPlace:
-		return s.revertInPlace()
+		return s.inPlaceSteps().revertInPlace()
 	case m.Stage == migration.StageRevert && m.Unfit != nil:
-		return s.revertByItself()
+		return s.revertSteps().revertByItself()
 	case m.Stage == migration.StageRevert:
-		return s.revert()
+		return s.revertSteps().revert()
 	case m.MigrationType == migration.TypeEvacuation:
-		return s.evacuation()
+		return s.evacuationSteps().evacuation()
 	case m.MigrationType == migration.TypeRebuild:
-		return s.rebuild()
+		return s.inPlaceSteps().rebuild()
 	case m.InPlace:
-		return s.resizeInPlace()
+		return s.inPlaceSteps().resizeInPlace()
 	case m.ShareNothing && m.MigrationType == migration.TypeMigration:
-		return s.shareNothing(storyApartMigration)
+		return s.shareNothingSteps().shareNothing(storyApartMigration)
 	case m.ShareNothing && m.MigrationType == migration.TypeResize:
-		return s.shareNothing(storyApartResize)
+		return s.shareNothingSteps().shareNothing(storyApartResize)
 	case m.MigrationType == migration.TypeMigration, m.MigrationType == migration.TypeResize:
-		return s.coldMove(m.MigrationType)
+		return s.coldSteps().coldMove(m.MigrationType)
 	}
-	return s.live(m.Options)
+	return s.liveSteps().live(m.Options)
 }
 
 // tasks are the stage's steps as the engine runs them.
@@ -138,7 +138,7 @@ func (g stage) decides(name string) bool {
 
 // onlyForward reports whether the move is in a step that is never undone. The commit itself is
 // not one: it is refused, or done.
-func (s *story) onlyForward() bool {
+func (s endings) onlyForward() bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	m := s.view()
@@ -152,13 +152,13 @@ func (g stage) index(name string) int {
 }
 
 // moveUndone is the end of a move that was refused, failed or given up.
-func (s *story) moveUndone(rec *migration.Migration, st task.State) ending {
+func (s endings) moveUndone(rec *migration.Migration, st task.State) ending {
 	refused, by := s.stage(*rec).refusedBy(st, rec.DestCompute)
 	switch {
 	case hasCode(st.Cause, codeAborted):
 		rec.Status, rec.Outcome, rec.Error = migration.StatusCancelled, migration.OutcomeUndone, st.Cause
 		return over
-	case s.takesTurns() && rec.Queue == "" && hasCode(st.Cause, migration.CodeLinkCrowded) && st.Over() && !rec.AbortRequested:
+	case s.queueSteps().takesTurns() && rec.Queue == "" && hasCode(st.Cause, migration.CodeLinkCrowded) && st.Over() && !rec.AbortRequested:
 		return onward // another one was on the link at the same moment; see crowded
 	case refused && rec.DestCompute != "":
 		rec.Refusals = append(rec.Refusals, migration.Refusal{
@@ -183,7 +183,7 @@ func (s *story) moveUndone(rec *migration.Migration, st task.State) ending {
 
 // mayFollow reports whether another destination may be tried after an attempt that was
 // refused, as its record stands then.
-func (s *story) mayFollow(rec migration.Migration, cause *task.Error) bool {
+func (s endings) mayFollow(rec migration.Migration, cause *task.Error) bool {
 	// What speaks against a change in place speaks against it elsewhere too, but for room.
 	elsewhere := !rec.InPlace || rec.MigrationType == migration.TypeResize && cause.Kind == fault.DoesNotFit
 	return elsewhere && s.another(rec) && !rec.AbortRequested
@@ -192,7 +192,7 @@ func (s *story) mayFollow(rec migration.Migration, cause *task.Error) bool {
 // another reports whether there is another destination to be tried after the refusals of
 // a record: one that was named, or, where none was, whatever Placement knows; or one that was
 // only full.
-func (s *story) another(rec migration.Migration) bool {
+func (s endings) another(rec migration.Migration) bool {
 	switch {
 	case s.backTo(rec) != "":
 		return true
@@ -217,7 +217,7 @@ func never(rec *migration.Migration, st task.State) ending {
 }
 
 // finished is the end of a cold move or a resize: the guest is there.
-func (s *story) finished(rec *migration.Migration, _ task.State) ending {
+func (s endings) finished(rec *migration.Migration, _ task.State) ending {
 	rec.Stage, rec.Status, rec.Outcome, rec.Error = migration.StageFinished, migration.StatusFinished, migration.OutcomeNone, nil
 	rec.Moved, rec.MoveSteps = rec.Attempt, rec.Steps
 	if s.window > 0 {
@@ -279,7 +279,7 @@ func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to migration
 	}
 	rec.Attempt++
 	rec.Phase, rec.Step, rec.Steps, rec.Progress, rec.UpdatedAt = task.Doing, "", []migration.StepRecord{}, migration.Progress{}, c.cfg.Runtime.Now()
-	s.setDeadline(&rec)
+	s.timeLimits().setDeadline(&rec)
 	err := s.put(ctx, rec)
 	c.mu.Lock()
 	if err != nil {
@@ -329,7 +329,7 @@ func (c *Conductor) notFinishedLocked(doing string, m migration.Migration) error
 // renewWindow begins the time of a finished migration anew after a reboot: instants of two
 // boots cannot be compared. Once for each reboot, so it is durable; a record that cannot be
 // written begins once more at the next start. Called while nobody else writes the record.
-func (s *story) renewWindow(ctx context.Context) {
+func (s timeLimits) renewWindow(ctx context.Context) {
 	now := s.c.cfg.Runtime.Boot()
 	s.c.mu.Lock()
 	if s.rec.ConfirmBy.IsZero() || s.confirmAt.ID == now.ID {
@@ -347,7 +347,7 @@ func (s *story) renewWindow(ctx context.Context) {
 
 // awaitWindow confirms a finished migration by itself when its time is over. Called once
 // for each time that the migration comes to rest, and after each start.
-func (s *story) awaitWindow(ctx context.Context) {
+func (s timeLimits) awaitWindow(ctx context.Context) {
 	s.c.mu.Lock()
 	if !s.resting || s.rec.ConfirmBy.IsZero() {
 		s.c.mu.Unlock()

@@ -266,10 +266,10 @@ func (c *Conductor) Start(ctx context.Context, r Request) (migration.Migration, 
 		MigrationType: r.Type, Status: migration.StatusAccepted, Attempt: 1,
 		CreatedAt: now, UpdatedAt: now, Options: r.Options, OptionsFrom: r.OptionsFrom, Priority: r.priority(), Phase: task.Doing, Steps: []migration.StepRecord{}, Evacuation: evacuation,
 	}})
-	check := s.precheck
+	check := s.firstSteps().precheck
 	if r.Type == migration.TypeEvacuation {
 		check = func(ctx context.Context, doing string) (migration.Guest, error) {
-			return s.precheckLost(ctx, doing, lost)
+			return s.evacuationSteps().precheckLost(ctx, doing, lost)
 		}
 	}
 	guest, err := check(ctx, r.doing())
@@ -279,7 +279,7 @@ func (c *Conductor) Start(ctx context.Context, r Request) (migration.Migration, 
 	s.rec.InstanceName = guest.Name
 	s.describe(r, guest)
 	s.limit = c.attemptLimit(guest, s.rec.Options) + s.shutdown
-	s.setDeadline(&s.rec)
+	s.timeLimits().setDeadline(&s.rec)
 
 	// The reservation stands before the write and is taken back if it fails.
 	c.mu.Lock()
@@ -305,8 +305,8 @@ func (c *Conductor) Start(ctx context.Context, r Request) (migration.Migration, 
 	}
 	c.mu.Lock()
 	c.stories[r.Migration] = s
-	if s.takesTurns() {
-		s.queueLocked("")
+	if s.queueSteps().takesTurns() {
+		s.queueSteps().queueLocked("")
 	}
 	m := s.view()
 	c.mu.Unlock()

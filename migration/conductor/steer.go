@@ -34,7 +34,7 @@ type steered struct {
 
 // steer does what is due about a stream in flight, by the controller or because somebody asked
 // for it. An error gives the move up.
-func (s *story) steer(ctx context.Context, t *task.Task, due []converge.Action, status *migration.StreamStatus) (out steered, err error) {
+func (s liveSteps) steer(ctx context.Context, t *task.Task, due []converge.Action, status *migration.StreamStatus) (out steered, err error) {
 	if status.EndWanted {
 		// An agent before this one, or this one's last look, has not seen the job's end.
 		due = append([]converge.Action{{Do: converge.ActPostCopy, Why: "ended", Message: "its first job was already asked to end"}}, due...)
@@ -98,7 +98,7 @@ func mayWorkLater(do converge.Act, err error) bool {
 
 // forced is what completes a stream now: post-copy where it may be, else a guest that stands
 // still.
-func (s *story) forced(ctx context.Context, t *task.Task, w wish) converge.Action {
+func (s liveSteps) forced(ctx context.Context, t *task.Task, w wish) converge.Action {
 	message := fmt.Sprintf("%s has asked for it to be completed", orNobody(w.by))
 	if why := s.noPostCopy(ctx, t); why != nil {
 		return converge.Action{Do: converge.ActSuspend, Why: whyForced, Message: message + "; " + why.Error()}
@@ -114,7 +114,7 @@ func orNobody(by string) string {
 }
 
 // tune changes the job in flight. Asked once: the stream is not watched meanwhile.
-func (s *story) tune(ctx context.Context, tuning migration.Tuning) error {
+func (s liveSteps) tune(ctx context.Context, tuning migration.Tuning) error {
 	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 		return operation.TuneStream.Ask(ctx, h, s.ref(migration.StepStream), tuning)
 	})
@@ -122,7 +122,7 @@ func (s *story) tune(ctx context.Context, tuning migration.Tuning) error {
 
 // noteDone notes an action with what came of it, durably. One that fails again as it did before
 // is noted once.
-func (s *story) noteDone(ctx context.Context, row migration.Control, err error) {
+func (s liveSteps) noteDone(ctx context.Context, row migration.Control, err error) {
 	level := s.c.cfg.Logger.Info
 	if row.Done = err == nil && !row.Action.Observed; err != nil {
 		row.Error = err.Error()
@@ -146,7 +146,7 @@ func sameFailure(a, b migration.Control) bool {
 }
 
 // noteLocked adds a row. Called with c.mu held, by any actor.
-func (s *story) noteLocked(row migration.Control) {
+func (s liveSteps) noteLocked(row migration.Control) {
 	// Never in place: views of the migration share it.
 	rows := append(slices.Clone(s.rec.Control), row)
 	s.rec.Control = rows[max(0, len(rows)-migration.MostControls):]
@@ -157,7 +157,7 @@ func (s *story) noteLocked(row migration.Control) {
 // keepControl makes durable what has been noted since the last write. Best effort: it is told
 // in any case, and written with the end of the attempt at the latest. The story's own actor
 // calls it.
-func (s *story) keepControl(ctx context.Context) {
+func (s liveSteps) keepControl(ctx context.Context) {
 	s.c.mu.Lock()
 	rec, unkept := s.rec, s.unkept
 	s.unkept = false
@@ -171,7 +171,7 @@ func (s *story) keepControl(ctx context.Context) {
 }
 
 // dropped notes what the two hosts have dropped of the options for this guest.
-func (s *story) dropped(ctx context.Context, reasons []fault.Reason) {
+func (s liveSteps) dropped(ctx context.Context, reasons []fault.Reason) {
 	for _, r := range reasons {
 		a := converge.Action{Do: converge.ActPostCopy, Why: r.Code, Message: r.Message, Want: r.Want, Have: r.Have, Change: r.Change}
 		s.c.mu.Lock()
@@ -184,7 +184,7 @@ func (s *story) dropped(ctx context.Context, reasons []fault.Reason) {
 }
 
 // takeWish gives a wish for the present attempt, once.
-func (s *story) takeWish() (wish, bool) {
+func (s liveSteps) takeWish() (wish, bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	w := s.wanted
@@ -196,7 +196,7 @@ func (s *story) takeWish() (wish, bool) {
 }
 
 // wishAgain keeps a wish that could not be done at present, unless there is a newer one.
-func (s *story) wishAgain(by string) {
+func (s liveSteps) wishAgain(by string) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.wanted == nil {
@@ -205,7 +205,7 @@ func (s *story) wishAgain(by string) {
 }
 
 // takeTunings gives the bounds that people have set since it was asked last.
-func (s *story) takeTunings() []migration.Tuning {
+func (s liveSteps) takeTunings() []migration.Tuning {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	all := s.tunings
@@ -260,11 +260,11 @@ func (c *Conductor) Tune(ctx context.Context, uuid string, t migration.Tuning, b
 	defer c.mu.Unlock()
 	if t.Bandwidth > 0 {
 		row.Bandwidth, row.Action = t.Bandwidth, converge.Action{Do: actBandwidth, Why: "set", Message: "the bandwidth was set on the way"}
-		s.noteLocked(row)
+		s.liveSteps().noteLocked(row)
 	}
 	if t.MaxDowntime > 0 {
 		row.Bandwidth, row.Action = 0, converge.Action{Do: converge.ActDowntime, Downtime: t.MaxDowntime, Why: "set", Message: "the maximum downtime was set on the way"}
-		s.noteLocked(row)
+		s.liveSteps().noteLocked(row)
 	}
 	s.tunings = append(s.tunings, t)
 	return nil

@@ -106,7 +106,7 @@ func (s *story) name() string { return cmp.Or(s.called, s.uuid) }
 // drive runs attempts until the migration is over or ctx ends.
 func (s *story) drive(ctx context.Context) {
 	for ctx.Err() == nil {
-		if s.awaitBeginning(ctx) != nil {
+		if s.queueSteps().awaitBeginning(ctx) != nil {
 			return
 		}
 		t, err := s.attempt(ctx)
@@ -121,16 +121,16 @@ func (s *story) drive(ctx context.Context) {
 		aside, stop := context.WithCancel(ctx)
 		if g.lease != "" {
 			ref := s.ref(migration.StepClaim)
-			s.c.spawn("lease "+s.uuid, func() { s.renewLease(aside, t, ref, g.lease) })
+			s.c.spawn("lease "+s.uuid, func() { s.firstSteps().renewLease(aside, t, ref, g.lease) })
 		}
 		if g.lease != "" && s.conductsForOthers() && !s.evacuates() {
-			s.c.spawn("source of "+s.uuid, func() { s.watchSource(aside, t) })
+			s.c.spawn("source of "+s.uuid, func() { s.thirdHost().watchSource(aside, t) })
 		}
 		if g.bounded {
 			attempt := s.rec.Attempt
-			s.c.spawn("deadline "+s.uuid, func() { s.deadline(aside, t, attempt) })
+			s.c.spawn("deadline "+s.uuid, func() { s.timeLimits().deadline(aside, t, attempt) })
 		}
-		t.LeaveWhen(s.leaves)
+		t.LeaveWhen(s.undosLeft().leaves)
 		err = s.c.engine.Run(ctx, t, g.tasks(s.c.mutate))
 		stop()
 		if err != nil && !errors.Is(err, task.ErrLeft) || s.conclude(ctx, t.State()) {
@@ -178,7 +178,7 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 	next := over
 	if st.Phase == task.Done {
 		if next = g.done(&rec, st); next != over && rec.Moved == rec.Attempt {
-			h, err := s.heldBy(t)
+			h, err := s.placementSteps().heldBy(t)
 			if err != nil {
 				s.c.cfg.Logger.Error("what a move's consumers hold is not in its journal", "migration", s.uuid, "error", err)
 			}
@@ -197,12 +197,12 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 		}
 		rec.Steps, rec.Step, rec.Phase, rec.Status = nil, "", task.Doing, s.stage(rec).shown[0].status
 		rec.Error, rec.Progress = nil, migration.Progress{}
-		s.setDeadline(&rec)
+		s.timeLimits().setDeadline(&rec)
 	}
 	rec.UpdatedAt = s.c.cfg.Runtime.Now()
 	if left {
 		s.c.mu.Lock()
-		s.leave(t)
+		s.undosLeft().leave(t)
 		s.c.mu.Unlock()
 	}
 	if !s.replace(ctx, rec, next) {
@@ -233,7 +233,7 @@ func (s *story) conclude(ctx context.Context, st task.State) bool {
 		}
 		s.c.prune(ctx)
 	}
-	s.awaitWindow(ctx)
+	s.timeLimits().awaitWindow(ctx)
 	return true
 }
 
@@ -254,7 +254,7 @@ func (s *story) replace(ctx context.Context, rec migration.Migration, next endin
 	defer s.c.mu.Unlock()
 	rec.AbortRequested, rec.Settled, rec.Control = s.rec.AbortRequested && next != rests, s.rec.Settled, s.rec.Control
 	s.rec, s.state, s.task, s.resting = rec, task.State{}, nil, next == rests
-	s.leaveTurnsLocked()
+	s.queueSteps().leaveTurnsLocked()
 	if next == over {
 		delete(s.c.busy, rec.InstanceUUID)
 	}
@@ -343,7 +343,7 @@ func hasCode(e *task.Error, code string) bool {
 }
 
 // abort cancels what runs, or keeps the next attempt from beginning.
-func (s *story) abort() error {
+func (s decisions) abort() error {
 	s.c.mu.Lock()
 	s.rec.AbortRequested = true
 	t := s.task
@@ -367,7 +367,7 @@ func (s *story) abort() error {
 }
 
 // abortable says whether an abort may still have an effect.
-func (s *story) abortable(m migration.Migration) bool {
+func (s decisions) abortable(m migration.Migration) bool {
 	if m.Phase == task.Undoing {
 		return true
 	}

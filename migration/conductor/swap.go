@@ -21,7 +21,7 @@ import (
 // What a move writes to Placement; package halves has the rules.
 
 // move is the two consumers of the migration.
-func (s *story) move() halves.Move {
+func (s placementSteps) move() halves.Move {
 	return halves.Move{
 		Placement: s.c.cfg.Placement, Runtime: s.c.cfg.Runtime, Jitter: s.c.cfg.Jitter, Instance: s.instance, Migration: s.uuid,
 	}
@@ -50,7 +50,7 @@ func amounts(d migration.Description, told halves.Amounts, r topology.Resources)
 }
 
 // settleSource makes the instance's allocation equal to its claim.
-func (s *story) settleSource(ctx context.Context, src inspectedSource) (halves.Start, error) {
+func (s placementSteps) settleSource(ctx context.Context, src inspectedSource) (halves.Start, error) {
 	s.c.mu.Lock()
 	known := s.known
 	s.known = nil // once: a repeated step reads
@@ -70,7 +70,7 @@ type held struct {
 }
 
 // heldBy reads it in the journal of a move.
-func (s *story) heldBy(t *task.Task) (*held, error) {
+func (s placementSteps) heldBy(t *task.Task) (*held, error) {
 	var claim migration.ClaimAnswer
 	src, err := s.inspected(t)
 	if err == nil {
@@ -94,7 +94,7 @@ func (s *story) heldBy(t *task.Task) (*held, error) {
 
 // sides is what the swap changes, and what its undo and the end have to know. Where a
 // move is finished its journal has gone, and its record has it.
-func (s *story) sides(t *task.Task) (halves.Undo, error) {
+func (s placementSteps) sides(t *task.Task) (halves.Undo, error) {
 	s.c.mu.Lock()
 	h := s.held
 	s.c.mu.Unlock()
@@ -116,7 +116,7 @@ type swapped struct {
 	Kept halves.Amounts `json:"kept"`
 }
 
-func (s *story) swap(ctx context.Context, t *task.Task) (any, error) {
+func (s placementSteps) swap(ctx context.Context, t *task.Task) (any, error) {
 	u, err := s.sides(t)
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func sourceOverfull(s halves.Start, err error) error {
 	return err
 }
 
-func (s *story) swapBack(ctx context.Context, t *task.Task) error {
+func (s placementSteps) swapBack(ctx context.Context, t *task.Task) error {
 	if s.givenUp(ctx, migration.GonePlacement) {
 		return nil
 	}
@@ -161,7 +161,7 @@ func (s *story) swapBack(ctx context.Context, t *task.Task) error {
 	return s.move().Back(ctx, u)
 }
 
-func (s *story) deleteAllocation(ctx context.Context, t *task.Task) (any, error) {
+func (s placementSteps) deleteAllocation(ctx context.Context, t *task.Task) (any, error) {
 	if s.givenUp(ctx, migration.GonePlacement) {
 		return nil, nil
 	}
@@ -178,7 +178,7 @@ const goneAgree = time.Second
 
 // whereabouts asks the source what became of the guest while it moved, and where it
 // counts its guest now.
-func (s *story) whereabouts(ctx context.Context) (halves.Whereabouts, halves.Amounts, error) {
+func (s placementSteps) whereabouts(ctx context.Context) (halves.Whereabouts, halves.Amounts, error) {
 	for look := 1; ; look++ {
 		var g migration.Guest
 		err := s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) (err error) {
@@ -214,7 +214,7 @@ func hasReason(err error, code string) bool {
 // leftover proves that what the instance holds of other hosts was left by a move of
 // other hands: the agent of each must say that nothing of the guest is there. A
 // sharing provider has no agent; it is a leftover with the host that is counted there.
-func (s *story) leftover(ctx context.Context, providers []string) error {
+func (s placementSteps) leftover(ctx context.Context, providers []string) error {
 	var reasons, open []fault.Reason
 	kind := fault.Forbidden
 	asked, later := map[string]bool{}, map[string]bool{} // later: who may answer then

@@ -60,7 +60,7 @@ type turn struct {
 const lookAgain = 5 * time.Second
 
 // takesTurns reports whether the migration is one of those that do.
-func (s *story) takesTurns() bool { return s.kind == migration.TypeLiveMigration }
+func (s queueSteps) takesTurns() bool { return s.kind == migration.TypeLiveMigration }
 
 // show joins what a move waits for to the view of it. Called with c.mu held.
 func (t turn) show(m *migration.Migration) {
@@ -77,13 +77,13 @@ func (t turn) show(m *migration.Migration) {
 
 // queueLocked has a move wait for a turn, and for one of the link where to is not empty. It
 // gives back what it has: whoever is before it may take that.
-func (s *story) queueLocked(to string) {
+func (s queueSteps) queueLocked(to string) {
 	s.turn.standing, s.turn.to, s.turn.granted, s.turn.wake, s.turn.why = waits, to, make(chan struct{}), nil, nil
 	s.c.decideTurnsLocked()
 }
 
 // leaveTurnsLocked gives back what a move has, or its place among those that wait.
-func (s *story) leaveTurnsLocked() {
+func (s queueSteps) leaveTurnsLocked() {
 	was := s.turn
 	if was.standing == outside {
 		return
@@ -102,7 +102,7 @@ func (s *story) leaveTurnsLocked() {
 
 // settleTurnLocked gives back the turn of an attempt that has left the link. It is called with
 // each change of the move.
-func (s *story) settleTurnLocked() {
+func (s queueSteps) settleTurnLocked() {
 	if s.turn.standing == holds && s.task != nil && !onTheWay(s.state) {
 		s.leaveTurnsLocked()
 	}
@@ -124,7 +124,7 @@ func onTheWay(st task.State) bool {
 }
 
 // turnOf is a move as package turns takes it. Called with c.mu held.
-func (s *story) turnOf() turns.Move {
+func (s queueSteps) turnOf() turns.Move {
 	return turns.Move{
 		ID: s.uuid, Priority: cmp.Or(s.rec.Priority, migration.PriorityUser), Asked: s.rec.CreatedAt, To: s.turn.to, Asks: s.turn.asks,
 	}
@@ -147,11 +147,11 @@ func (c *Conductor) decideTurnsLocked() {
 	for _, s := range c.stories {
 		switch s.turn.standing {
 		case waits:
-			now.Waiting = append(now.Waiting, s.turnOf())
+			now.Waiting = append(now.Waiting, s.queueSteps().turnOf())
 		case paused:
-			now.Paused = append(now.Paused, s.turnOf())
+			now.Paused = append(now.Paused, s.queueSteps().turnOf())
 		case holds:
-			now.Under = append(now.Under, s.turnOf())
+			now.Under = append(now.Under, s.queueSteps().turnOf())
 		}
 	}
 	c.limited = now.Limits
@@ -185,7 +185,7 @@ func (c *Conductor) recallTurns(unfinished []*story) {
 	defer c.mu.Unlock()
 	for _, s := range unfinished {
 		switch {
-		case !s.takesTurns():
+		case !s.queueSteps().takesTurns():
 		case s.task == nil:
 			s.turn = turn{standing: waits, granted: make(chan struct{})}
 		case onTheWay(s.task.State()):
@@ -199,7 +199,7 @@ func (c *Conductor) recallTurns(unfinished []*story) {
 
 // awaitTurn waits until a move that waits has its turn. An error is ctx's cause, and then it
 // waits no more.
-func (s *story) awaitTurn(ctx context.Context) error {
+func (s queueSteps) awaitTurn(ctx context.Context) error {
 	began := s.c.cfg.Runtime.Boot().Since
 	for waited := false; ; waited = true {
 		s.c.mu.Lock()
@@ -224,7 +224,7 @@ func (s *story) awaitTurn(ctx context.Context) error {
 	}
 }
 
-func (s *story) awaitGrant(ctx context.Context, granted <-chan struct{}) error {
+func (s queueSteps) awaitGrant(ctx context.Context, granted <-chan struct{}) error {
 	ctx, cancel := s.c.cfg.Runtime.WithTimeout(ctx, lookAgain)
 	defer cancel()
 	return runtime.Await(ctx, s.c.cfg.Runtime, granted)
@@ -260,7 +260,7 @@ func (c *Conductor) comeLocked(host string, n int) {
 // awaitBeginning has a live move wait for its turn before an attempt of it begins. It returns
 // at once where that has begun already, and when an abort is asked for: then the attempt ends
 // before its first step. An error is ctx's cause.
-func (s *story) awaitBeginning(ctx context.Context) error {
+func (s queueSteps) awaitBeginning(ctx context.Context) error {
 	s.c.mu.Lock()
 	if !s.takesTurns() || s.task != nil {
 		s.c.mu.Unlock()
@@ -281,7 +281,7 @@ func (s *story) awaitBeginning(ctx context.Context) error {
 	s.c.mu.Unlock()
 	err := s.awaitTurn(wait)
 	if err == nil && late {
-		err = s.renewDeadline(ctx)
+		err = s.timeLimits().renewDeadline(ctx)
 	}
 	if ctx.Err() == nil {
 		return nil // an abort has ended the wait
@@ -293,14 +293,14 @@ func (s *story) awaitBeginning(ctx context.Context) error {
 // turn of this host and of the link, and none before it waits for room at the same destination.
 // A queue's move, and one that can go elsewhere, does not wait for link and room: it is
 // fault.Busy.
-func (s *story) takeLink(ctx context.Context, src inspectedSource, to string) error {
+func (s queueSteps) takeLink(ctx context.Context, src inspectedSource, to string) error {
 	come := s.c.comeFrom(to)
 	s.c.mu.Lock()
 	s.c.comeLocked(to, come)
 	s.queueLocked(to)
 	full := s.turn.full()
 	s.c.mu.Unlock()
-	if full && (s.rec.Queue != "" || s.elsewhere(ctx, src, to)) {
+	if full && (s.rec.Queue != "" || s.firstSteps().elsewhere(ctx, src, to)) {
 		s.c.mu.Lock()
 		if why := s.turn.why; s.turn.full() { // it may have got its turn meanwhile
 			s.leaveTurnsLocked()
@@ -319,7 +319,7 @@ func (t turn) full() bool {
 
 // pauseTurn gives a move's turns back for a while, since its destination had it wait. An error
 // is ctx's cause.
-func (s *story) pauseTurn(ctx context.Context, to string, why []fault.Reason, d time.Duration) error {
+func (s queueSteps) pauseTurn(ctx context.Context, to string, why []fault.Reason, d time.Duration) error {
 	began := s.c.cfg.Runtime.Boot().Since
 	pause, wake := context.WithCancel(ctx)
 	defer wake()
@@ -344,7 +344,7 @@ func (s *story) pauseTurn(ctx context.Context, to string, why []fault.Reason, d 
 // out at the same moment, when neither host knew of the other's. Each looks once its claim stands
 // at the other one, so one of the two sees it at least, and tries again from the beginning. What
 // is too full by this host's moves alone, after the limit was lowered, is no reason to go back.
-func (s *story) crowded(to string) error {
+func (s queueSteps) crowded(to string) error {
 	come := s.c.comeFrom(to)
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -366,7 +366,7 @@ func (s *story) crowded(to string) error {
 }
 
 // claimed lets those ask that waited until this move had its claim.
-func (s *story) claimed() {
+func (s queueSteps) claimed() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.turn.asks {

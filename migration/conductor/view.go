@@ -12,7 +12,7 @@ import (
 // publishLocked hands the present view to every watcher; one that has not read
 // the last view gets only this one.
 func (s *story) publishLocked() {
-	s.settleTurnLocked()
+	s.queueSteps().settleTurnLocked()
 	m := s.view()
 	if s.told != "" && !MayFollow(m.MigrationType, s.told, m.Status) {
 		s.c.stray(m, s.told)
@@ -45,7 +45,7 @@ func (s *story) progress(p migration.Progress) {
 func (s *story) view() migration.Migration {
 	if s.rec.Done() || s.task == nil {
 		m := s.rec
-		m.Refusals = s.refusals()
+		m.Refusals = s.undosLeft().refusals()
 		s.turn.show(&m)
 		return m
 	}
@@ -55,12 +55,12 @@ func (s *story) view() migration.Migration {
 // viewOf joins the record with a state of its current attempt.
 func (s *story) viewOf(st task.State) migration.Migration {
 	m := s.rec
-	m.Refusals = s.refusals()
+	m.Refusals = s.undosLeft().refusals()
 	m.Phase, m.Step, m.Outcome, m.Error = st.Phase, "", migration.OutcomeNone, nil
 	m.Steps = make([]migration.StepRecord, 0, len(st.Steps))
 	g := s.stage(m)
 	if g.name == storyLivePostCopy {
-		g = s.liveAs(m.Options, st)
+		g = s.liveSteps().liveAs(m.Options, st)
 	}
 	for _, step := range st.Steps {
 		r := migration.StepRecord{Name: step.Name, State: step.State, Begun: step.Begun, Ended: step.Ended, Tries: step.Tries}
