@@ -169,7 +169,7 @@ func (s migrationService) whoConducts(ctx context.Context, doing, ref string) (c
 	case inst.Conductor == s.a.name:
 		return conducted{}, fault.Refuse(fault.InDoubt, doing, fault.Reason{
 			Code: "journal_lost", Message: "host " + at + " has recorded that this host conducts migration " + inst.Migration + ", of which nothing is known here", Have: inst.Migration,
-			Change: "berth migration settle " + inst.Migration + " --guest-is-at HOST --gone " + s.a.name + ` --because "what you have checked", with -c ` + at,
+			Change: "berth migration settle " + inst.Migration + " --guest-is-at HOST --gone " + s.a.name + ` --reason "what you have checked", with -c ` + at,
 		})
 	case inst.Conductor != "":
 		return s.passOn(ctx, doing, conducted{inst.Migration, inst.Conductor})
@@ -187,7 +187,7 @@ func (s migrationService) passOn(ctx context.Context, doing string, c conducted)
 	if s.a.host.Foreign(claims.Owner{Migration: c.migration}) {
 		no := fault.Reason{
 			Code: "tools_migration", Message: "migration " + c.migration + " is of a tool that moves guests by itself", Have: c.migration,
-			Change: "ask that tool; it tells Berth by berth hook, see berth hook --help",
+			Change: "ask that tool; it tells Berth by berth external, see berth external --help",
 		}
 		if x, waits := s.a.tracker.Context(c.migration); waits {
 			no.Change = strings.Join(s.a.host.NextOf(x, ""), ", or ")

@@ -103,7 +103,7 @@ func (d *deaths) Declare(ctx context.Context, host, because, by string, force bo
 	because = strings.TrimSpace(because)
 	if because == "" {
 		return fleet.Death{}, fault.Refuse(fault.Invalid, doing, fault.Reason{
-			Code: "because_missing", Message: "it is not said how it is known that the host runs nothing", Change: "say so: --because",
+			Code: "because_missing", Message: "it is not said how it is known that the host runs nothing", Change: "say so: --reason",
 		})
 	}
 	silence := d.answers(ctx, host)
@@ -144,7 +144,7 @@ func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint6
 	}
 	silence := d.answers(ctx, host)
 	if silence == nil {
-		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth migrate, berth drain"))
+		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth migrate, berth host drain"))
 	}
 	if _, err = records.DeclareDeadByLease(ctx, host, d.host, by); err != nil {
 		return fleet.Death{}, 0, d.noProof(ctx, doing, host, records, silence, err)
@@ -225,7 +225,7 @@ func (d *deaths) unrecorded(ctx context.Context, doing, host string, force bool)
 	}
 	r := fault.Reason{
 		Code: "host_unknown", Message: "neither the fleet's records nor Placement have a host " + host, Want: host,
-		Change: "see `berth host list` for the names; where this one is right: berth host declare-dead " + host + ` --because "how you know" --force`,
+		Change: "see `berth host list` for the names; where this one is right: berth host declare-dead " + host + ` --reason "how you know" --force`,
 	}
 	if err != nil {
 		r.Message = "the fleet's records have no host " + host + ", and Placement does not say whether it has one: " + err.Error()

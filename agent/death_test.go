@@ -281,7 +281,7 @@ func TestDeclare_AnOperatorsWord(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if _, err := declare("host-x", "it burned", false); !errors.Is(err, fault.NotFound) || !strings.Contains(advice(err), `berth host declare-dead host-x --because "how you know" --force`) {
+	if _, err := declare("host-x", "it burned", false); !errors.Is(err, fault.NotFound) || !strings.Contains(advice(err), `berth host declare-dead host-x --reason "how you know" --force`) {
 		t.Errorf("of a host that nobody knows: %v", err)
 	}
 	m.knows = fault.New(fault.Unavailable, "it is silent")

@@ -263,7 +263,7 @@ func (d *doctor) inhibitor(ctx context.Context) api.Check {
 	c := api.Check{Name: "inhibitor"}
 	if !d.a.config().Drain.OnShutdown {
 		c.Outcome, c.Detail = api.CheckUnset, "a shutdown of the machine takes its guests with it"
-		c.Remedy = "set [drain] on_shutdown = true, or drain the host before it goes down: berth drain " + d.a.name
+		c.Remedy = "set [drain] on_shutdown = true, or drain the host before it goes down: berth host drain " + d.a.name
 		return c
 	}
 	s := d.a.shutdowns
@@ -275,7 +275,7 @@ func (d *doctor) inhibitor(ctx context.Context) api.Check {
 		if err != nil {
 			c.Detail += ": " + err.Error()
 		}
-		c.Remedy = "see to systemd-logind and the system's bus; drain the host before it goes down: berth drain " + d.a.name
+		c.Remedy = "see to systemd-logind and the system's bus; drain the host before it goes down: berth host drain " + d.a.name
 		return c
 	}
 	var took time.Duration
@@ -299,7 +299,7 @@ func (d *doctor) inhibitor(ctx context.Context) api.Check {
 		c.Outcome, c.Detail = api.CheckWrong, fmt.Sprintf("shutdown waits %s at most, and %d guests take some %s to leave", delay, guests, took.Round(time.Second))
 		c.Remedy = limitRemedy(2 * took)
 		if 2*took > mostDelay {
-			c.Remedy = "drain the host before it goes down (berth drain " + d.a.name + "): logind cannot be made to wait that long with good reason"
+			c.Remedy = "drain the host before it goes down (berth host drain " + d.a.name + "): logind cannot be made to wait that long with good reason"
 		}
 	default:
 		c.Outcome, c.Detail = api.CheckOK, fmt.Sprintf("shutdown waits %s at most, and %d guests take some %s to leave", delay, guests, took.Round(time.Second))

@@ -67,7 +67,7 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 				s.err = errors.New("no bus")
 			},
 			want:   map[string]api.CheckOutcome{"fleet store": api.CheckWrong, "lease": api.CheckWrong, "watchdog": api.CheckWrong, "fence hook": api.CheckWrong, "inhibitor": api.CheckWrong},
-			remedy: map[string]string{"fleet store": "members", "watchdog": "softdog", "fence hook": "chmod +x", "inhibitor": "berth drain host-a"},
+			remedy: map[string]string{"fleet store": "members", "watchdog": "softdog", "fence hook": "chmod +x", "inhibitor": "berth host drain host-a"},
 		},
 		{
 			name: "this host is not among them, its device is not armed, and the limit is Debian's", store: seen{hosts: []fleet.Host{mute}, leases: true, alive: map[string]string{"host-a": "before"}},

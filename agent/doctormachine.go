@@ -447,7 +447,7 @@ func (p patient) disks() api.Check {
 		case r.counted && r.files < 1000:
 			bad, do = append(bad, fmt.Sprintf("%s: only %d files more can be made", at.path, r.files)), append(do, "remove files there")
 		case at.guests && r.free < r.total/leastShare:
-			bad, do = append(bad, words), append(do, "make room on "+at.path+", or move guests away (berth drain): a disk that cannot grow pauses its guest")
+			bad, do = append(bad, words), append(do, "make room on "+at.path+", or move guests away (berth host drain): a disk that cannot grow pauses its guest")
 		case !at.guests && r.free < min(leastState, r.total/4):
 			bad, do = append(bad, words), append(do, "make room on "+at.path+": without it no claim is given")
 		default:

@@ -153,7 +153,7 @@ func (d drained) Way(ctx context.Context, r drain.Request, p drain.Present) (dra
 		if live.How == drain.HowStays {
 			for i := range live.Reasons {
 				if live.Reasons[i].Change == "" {
-					live.Reasons[i].Change = "move it cold: berth drain --cold"
+					live.Reasons[i].Change = "move it cold: berth host drain --cold"
 				}
 			}
 		}

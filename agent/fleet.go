@@ -436,7 +436,7 @@ func (k *keeper) condition() (api.Condition, bool) {
 		words := "the store of the fleet's records was replaced, emptied, restored or rolled back; hosts that have not written theirs again: " + cmp.Or(strings.Join(k.missing, ", "), "not read yet")
 		say(words, fault.Reason{
 			Code: "store_unproven", Message: words, Have: strings.Join(k.missing, ", "),
-			Change: `start the agents of these hosts; of one that is gone, berth host declare-dead HOST --because "how you know"`,
+			Change: `start the agents of these hosts; of one that is gone, berth host declare-dead HOST --reason "how you know"`,
 		})
 	}
 	held := h.Held()

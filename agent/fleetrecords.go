@@ -54,7 +54,7 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if rec.Moving != "" && rec.Moving != rec.Migration {
 		return none, fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "on_a_move", Message: "when host " + rec.Host + " was lost, the guest was on migration " + rec.Moving + ", which may have taken it elsewhere", Have: rec.Moving,
-			Change: "berth migration settle " + rec.Moving + " --guest-is-at HOST --gone " + rec.Host + ` --because "what you have checked"`,
+			Change: "berth migration settle " + rec.Moving + " --guest-is-at HOST --gone " + rec.Host + ` --reason "what you have checked"`,
 		})
 	}
 	var g migration.Guest
@@ -184,6 +184,6 @@ func (a *Agent) prove(ctx context.Context, host, by string) (fleet.Death, uint64
 
 func notDead(host string) fault.Reason {
 	return fault.Reason{
-		Code: "not_dead", Message: "host " + host + " does not count as dead", Change: "berth host fence " + host + ", or berth host declare-dead " + host + ` --because "how you know"`,
+		Code: "not_dead", Message: "host " + host + " does not count as dead", Change: "berth host fence " + host + ", or berth host declare-dead " + host + ` --reason "how you know"`,
 	}
 }

@@ -411,7 +411,7 @@ func (k *keeper) ready(source string) error {
 	names, change := "not read yet", "wait a moment and ask again"
 	if len(missing) > 0 {
 		names = strings.Join(missing, ", ")
-		change = fmt.Sprintf(`start the agents of these hosts; of one that is gone, berth host declare-dead %s --because "how you know"`, missing[0])
+		change = fmt.Sprintf(`start the agents of these hosts; of one that is gone, berth host declare-dead %s --reason "how you know"`, missing[0])
 	}
 	return fault.Refuse(fault.Unavailable, "", fault.Reason{
 		Code: "store_unproven", Message: "the store of the fleet's records was replaced, emptied, restored or rolled back, and hosts have not written theirs again: " + names,

@@ -187,7 +187,7 @@ func stuckDrains(list []drain.Drain, now time.Time) (api.Condition, bool) {
 		}
 		reasons = append(reasons, fault.Reason{
 			Code: "drain_stuck", Message: fmt.Sprintf("the drain of %s is stuck: nothing has begun or ended since %s; %s", d.Host, last.UTC().Format(time.RFC3339), why),
-			Have: last.UTC().Format(time.RFC3339), Change: "berth drain status " + d.Host + ", which says what each instance waits for; or berth drain abort " + d.Host,
+			Have: last.UTC().Format(time.RFC3339), Change: "berth host drain-status " + d.Host + ", which says what each instance waits for; or berth host drain-abort " + d.Host,
 		})
 	}
 	if len(reasons) == 0 {

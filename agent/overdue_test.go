@@ -136,7 +136,7 @@ func TestSilentHosts_NamesThoseWithInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "evacuation degraded [host_silent] host host-b has not answered since 2026-05-06T11:57:00Z, and does not count as dead; instances on record there: 2" +
-		` | start its agent (systemctl start berth); or, where the host is lost, berth host fence host-b, or berth host declare-dead host-b --because "how you know", then berth evacuate --host host-b`
+		` | start its agent (systemctl start berth); or, where the host is lost, berth host fence host-b, or berth host declare-dead host-b --reason "how you know", then berth evacuate --host host-b`
 	if got := inALine(lostCondition(nil, silent)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}

@@ -361,12 +361,12 @@ func TestResize_AToolsOwnIsEndedByItsHooks(t *testing.T) {
 	}
 	hook("host-a", host.PhaseResizeInstance, host.HookRequest{Instance: id, Destination: "host-b"})
 	_, err = p.clients["host-b"].AbortMigration(t.Context(), tools)
-	refused("abort on its way", err, "berth hook --help")
+	refused("abort on its way", err, "berth external --help")
 	p.must(p.fleet.Host("host-a").Destroy(t.Context(), id))
 	p.must(p.fleet.Host("host-b").Define(t.Context(), a.DestinationXML))
 	hook("host-b", host.PhaseFinishResize, host.HookRequest{})
 
-	next := []string{"berth hook confirm-resize --migration " + tools + " on host-a and on host-b", "berth hook revert-resize on host-b", "finish-revert-resize on host-a"}
+	next := []string{"berth external confirm-resize --migration " + tools + " on host-a and on host-b", "berth external revert-resize on host-b", "finish-revert-resize on host-a"}
 	status, resize := p.seen("host-b", "web")
 	if status != "VERIFY_RESIZE" || resize == nil {
 		t.Fatalf("%s %+v", status, resize)

@@ -56,7 +56,7 @@ func (a *Agent) arrival(w host.Waiting) migration.Migration {
 	m.Error = &journal.Error{Kind: kind, Message: waits, Reasons: []fault.Reason{{
 		Code: "waits_for_source", Message: waits, Have: w.Source,
 		Change: "start the agent on " + w.Source + "; if that host is gone for good: berth migration settle " + w.Migration +
-			" --guest-is-at " + a.name + " --gone " + w.Source + ` --because "what you have checked"`,
+			" --guest-is-at " + a.name + " --gone " + w.Source + ` --reason "what you have checked"`,
 	}}}
 	return a.settledBy(m)
 }
@@ -79,7 +79,7 @@ func (a *Agent) conductorSilent(w host.Waiting, kind fault.Kind) *journal.Error 
 	return &journal.Error{Kind: kind, Message: waits, Reasons: []fault.Reason{{
 		Code: "waits_for_conductor", Message: waits, Have: w.Conductor,
 		Change: "start the agent on " + w.Conductor + "; if that host is gone for good, look where the guest is, and say so on both hosts: berth migration settle " +
-			w.Migration + at + " --gone " + w.Conductor + ` --because "what you have checked"`,
+			w.Migration + at + " --gone " + w.Conductor + ` --reason "what you have checked"`,
 	}}}
 }
 

@@ -333,7 +333,7 @@ func lostCondition(hosts []deadHost, silent []silentHost) (api.Condition, bool) 
 			Code: "host_silent", Have: at, Want: h.name,
 			Message: fmt.Sprintf("host %s has not answered since %s, and does not count as dead; instances on record there: %d", h.name, at, h.instances),
 			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + h.name + ", or berth host declare-dead " + h.name +
-				` --because "how you know", then berth evacuate --host ` + h.name,
+				` --reason "how you know", then berth evacuate --host ` + h.name,
 		})
 	}
 	if !grave {

@@ -218,7 +218,7 @@ func (r *Records) DeclareDeadByLease(ctx context.Context, host, declarer, by str
 
 // notAWitness refuses a death by a lease to a host that the dead one would not have asked.
 func notAWitness(h Host, declarer string) error {
-	change := "berth host fence " + h.Name + `, or, once you have checked that it is off, berth host declare-dead ` + h.Name + ` --because "how you know"`
+	change := "berth host fence " + h.Name + `, or, once you have checked that it is off, berth host declare-dead ` + h.Name + ` --reason "how you know"`
 	if len(h.Witnesses) > 0 {
 		change = "ask one of these hosts (-c " + h.Witnesses[0] + "); or " + change
 	}

@@ -29,7 +29,7 @@ func (w Settlement) Validate() error {
 		reasons = append(reasons, fault.Reason{Code: "where", Message: "no host is named that the guest is at", Change: "name the source or the destination"})
 	}
 	if strings.TrimSpace(w.Why) == "" {
-		reasons = append(reasons, fault.Reason{Code: "why", Message: "nothing says what was checked", Change: "add --because \"what you have checked\": it is kept with the move"})
+		reasons = append(reasons, fault.Reason{Code: "why", Message: "nothing says what was checked", Change: "add --reason \"what you have checked\": it is kept with the move"})
 	}
 	if len(reasons) > 0 {
 		return fault.Refuse(fault.Invalid, "settle", reasons...)

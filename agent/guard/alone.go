@@ -72,7 +72,7 @@ func Alone(f FileFacts) (Decision, []fault.Reason) {
 	case f.Operation == Migrate && f.Arrivals == ArrivalsAllow:
 		return AllowArrival, nil
 	case f.Operation == Migrate:
-		return no("no_claim", "no claim on this host waits for this guest", `claim it (berth hook pre-live-migration), or set [guard] arrivals = "allow"`)
+		return no("no_claim", "no claim on this host waits for this guest", `claim it (berth external pre-live-migration), or set [guard] arrivals = "allow"`)
 
 	case f.IsBegun:
 		return Allow, nil

@@ -51,7 +51,7 @@ type Answer struct {
 type Arrival struct {
 	Migration string
 	// Foreign: the migration is not Berth's own; it was claimed on arrival or by
-	// `berth hook`.
+	// `berth external`.
 	Foreign bool
 	// Cold: the guest comes while it is off, and no stream brings it.
 	Cold bool

@@ -15,7 +15,7 @@ import (
 	"berth/topology"
 )
 
-// The phases of a cold migration or a resize that a tool runs by itself, as `berth hook`
+// The phases of a cold migration or a resize that a tool runs by itself, as `berth external`
 // names them. Of its two hosts the one that is asked knows by the ledger which it is.
 const (
 	PhasePrepResize         = "prep-resize"
@@ -142,7 +142,7 @@ func (h *Host) hookCold(ctx context.Context, ref migration.Ref, phase string, r 
 	}
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
 		Code: "no_claim", Message: "nothing on " + h.o.Name + " waits for " + phase + " of this migration",
-		Change: "claim before the guest moves: berth hook " + PhasePrepResize + " on its destination",
+		Change: "claim before the guest moves: berth external " + PhasePrepResize + " on its destination",
 	})
 }
 
@@ -247,7 +247,7 @@ func (h *Host) hookRollbackPrep(ctx context.Context, ref migration.Ref, known bo
 	} else if exists && d.Active() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
 			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
-			Change: "end it first; if it did arrive, berth hook " + PhaseFinishResize,
+			Change: "end it first; if it did arrive, berth external " + PhaseFinishResize,
 		})
 	}
 	if err := operation.RollbackPrepResize.Ask(ctx, h, ref); err != nil {
@@ -270,7 +270,7 @@ func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec fore
 		if !exists || !d.Persistent {
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "not_arrived", Message: "the guest is not defined on " + h.o.Name,
-				Change: "virsh define what " + PhasePrepResize + " answered, or berth hook " + PhaseRollbackPrepResize,
+				Change: "virsh define what " + PhasePrepResize + " answered, or berth external " + PhaseRollbackPrepResize,
 			})
 		}
 		if err := h.keepDefinition(ctx, ref, rec); err != nil {

@@ -86,7 +86,7 @@ func (h *Host) givenToOther(ref migration.Ref, to string) error {
 		case r.Migration != ref.Migration && was.Instance == ref.Instance && !h.tracker.Buried(at(r, memoryLeft)):
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "given_by_another", Message: "the guest may be given to " + was.Destination + " by migration " + r.Migration, Have: r.Migration,
-				Change: "take that back first: berth hook " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name,
+				Change: "take that back first: berth external " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name,
 			})
 		}
 	}
@@ -107,7 +107,7 @@ func givenElsewhere(h *Host, ref migration.Ref, to string) error {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "not_a_party", Message: "by migration " + r.Migration + " instance " + ref.Instance + " goes to " + was.Destination + ", and " + to + " asks for it",
 			Have: to, Want: was.Destination,
-			Change: "if it is on " + to + ", berth hook " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name + ", and ask again",
+			Change: "if it is on " + to + ", berth external " + PhaseFinishRevertResize + " --migration " + r.Migration + " on " + h.o.Name + ", and ask again",
 		})
 	}
 	return nil
@@ -122,7 +122,7 @@ func (h *Host) mayGive(ref migration.Ref, to string) error {
 	}
 	r := fault.Reason{
 		Code: "not_given", Message: "nobody has said on " + h.o.Name + " that migration " + ref.Migration + " takes instance " + ref.Instance + " to " + to, Want: to,
-		Change: "berth hook " + PhaseResizeInstance + " --migration " + ref.Migration + " --instance " + ref.Instance + " --destination " + to + " on " + h.o.Name,
+		Change: "berth external " + PhaseResizeInstance + " --migration " + ref.Migration + " --instance " + ref.Instance + " --destination " + to + " on " + h.o.Name,
 	}
 	if found {
 		r.Message, r.Have = "by migration "+ref.Migration+" instance "+given.Instance+" goes from "+h.o.Name+" to "+given.Destination, given.Destination
@@ -152,7 +152,7 @@ func (h *Host) hookTakeBack(ctx context.Context, ref migration.Ref) error {
 	}
 	defer unlock()
 	if c, left := h.tracker.Committed(ref.Migration); left {
-		return tokenHasLeft(c, "berth hook "+PhaseRevertResize+" on "+c.To+" first")
+		return tokenHasLeft(c, "berth external "+PhaseRevertResize+" on "+c.To+" first")
 	}
 	if err := h.tracker.Bury(ctx, at(ref, memoryLeft)); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (h *Host) surrenderedCold(ctx context.Context, ref migration.Ref, to string
 			return migration.Commit{}, fault.New(fault.NotFound, "it is not in the ledger of %s", h.o.Name)
 		}
 		return migration.Commit{}, fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "not_given_back", Message: h.o.Name + " has not given the guest back", Change: "berth hook " + PhaseRevertResize + " on " + h.o.Name + " first",
+			Code: "not_given_back", Message: h.o.Name + " has not given the guest back", Change: "berth external " + PhaseRevertResize + " on " + h.o.Name + " first",
 		})
 	}
 	return h.surrenderCold(ctx, ref, to, migration.TypeMigration)

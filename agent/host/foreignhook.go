@@ -17,7 +17,7 @@ import (
 	"berth/topology"
 )
 
-// The phases of a migration that a tool runs by itself, as `berth hook` names
+// The phases of a migration that a tool runs by itself, as `berth external` names
 // them (design section 12).
 const (
 	PhasePreLive               = "pre-live-migration"
@@ -212,7 +212,7 @@ func (h *Host) claimForeign(ctx context.Context, ref migration.Ref, r migration.
 func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.Owner, a *HookAnswer) error {
 	if mine == nil {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this migration", Change: "claim before the guest moves: berth hook " + PhasePreLive,
+			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this migration", Change: "claim before the guest moves: berth external " + PhasePreLive,
 		})
 	}
 	if err := h.FollowArrival(ctx, ref); err != nil {
@@ -221,7 +221,7 @@ func (h *Host) hookArrived(ctx context.Context, ref migration.Ref, mine *claims.
 	c, bound := h.boundBy(ref)
 	if !bound {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
-			Code: "not_arrived", Message: "the guest has not arrived on " + h.o.Name, Change: "ask again when it has, or berth hook " + PhaseRollbackAtDestination,
+			Code: "not_arrived", Message: "the guest has not arrived on " + h.o.Name, Change: "ask again when it has, or berth external " + PhaseRollbackAtDestination,
 		})
 	}
 	a.Claim = c.ID
@@ -258,7 +258,7 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 	if exists && d.Active() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
 			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
-			Change: "abort the migration first (virsh domjobabort on its source); if the guest did arrive, berth hook " + PhasePostAtDestination,
+			Change: "abort the migration first (virsh domjobabort on its source); if the guest did arrive, berth external " + PhasePostAtDestination,
 		})
 	}
 	return h.endForeign(ctx, ref)
@@ -271,7 +271,7 @@ func (h *Host) hookPost(ctx context.Context, ref migration.Ref, a *HookAnswer) e
 	if !left {
 		a.Reasons = append(a.Reasons, fault.Reason{
 			Code: "not_asked_yet", Message: "no host has asked " + h.o.Name + " for the guest's ownership token yet",
-			Change: "berth hook " + PhasePostAtDestination + " on the destination, which asks for it",
+			Change: "berth external " + PhasePostAtDestination + " on the destination, which asks for it",
 		})
 		return nil
 	}

@@ -57,7 +57,7 @@ func (h *Host) hookRebuild(ctx context.Context, ref migration.Ref, phase string,
 		return h.hookRollbackRebuild(ctx, ref, rec, found)
 	case !found:
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this rebuild", Change: "claim before: berth hook " + PhasePreRebuild,
+			Code: "no_claim", Message: "no claim on " + h.o.Name + " names this rebuild", Change: "claim before: berth external " + PhasePreRebuild,
 		})
 	}
 	return h.hookPostRebuild(ctx, ref, rec, a)
@@ -139,7 +139,7 @@ func (h *Host) hookPostRebuild(ctx context.Context, ref migration.Ref, rec forei
 	own, err := h.tracker.Exchange(ctx, at(ref, stepClaim), claims.KindRebuild)
 	if errors.Is(err, fault.NotFound) {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
-			Code: "claim_ended", Message: "the claim of this rebuild has ended", Change: "ask for another, with another uuid: berth hook " + PhasePreRebuild,
+			Code: "claim_ended", Message: "the claim of this rebuild has ended", Change: "ask for another, with another uuid: berth external " + PhasePreRebuild,
 		})
 	}
 	if err != nil {

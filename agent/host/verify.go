@@ -90,8 +90,8 @@ func (h *Host) NextOf(x claims.MigrationContext, name string) []string {
 		return []string{"berth resize confirm " + name, "berth resize revert " + name}
 	}
 	return []string{
-		"berth hook " + PhaseConfirmResize + " --migration " + x.Migration + " on " + x.Source + " and on " + x.Destination,
-		"with the guest off berth hook " + PhaseRevertResize + " on " + x.Destination + ", and then " + PhaseFinishRevertResize + " on " + x.Source,
+		"berth external " + PhaseConfirmResize + " --migration " + x.Migration + " on " + x.Source + " and on " + x.Destination,
+		"with the guest off berth external " + PhaseRevertResize + " on " + x.Destination + ", and then " + PhaseFinishRevertResize + " on " + x.Source,
 	}
 }
 

@@ -176,7 +176,7 @@ func (a *app) answers(ctx context.Context, b *bundle.Bundle) {
 		{"claims.json", "berth claim list", func() (any, error) { return c.Claims(ctx) }},
 		{"instances.json", "berth instance list, those too that are not shown", func() (any, error) { return c.AllInstances(ctx) }},
 		{"migrations.json", "berth migration list", func() (any, error) { return c.Migrations(ctx) }},
-		{"drains.json", "berth drain list", func() (any, error) { return c.Drains(ctx) }},
+		{"drains.json", "berth host drain-status", func() (any, error) { return c.Drains(ctx) }},
 		{"audit.json", "berth audit", func() (any, error) { return c.Audit(ctx, api.AuditRequest{}) }},
 	} {
 		v, err := part.ask()

@@ -138,7 +138,7 @@ func TestDocs_EveryCommandIsOne(t *testing.T) {
 	}
 }
 
-// TestDocs_FormsOfHooksAreCommands reads the forms of `berth hook` in the page on hooks, which are
+// TestDocs_FormsOfHooksAreCommands reads the forms of `berth external` in the page on hooks, which are
 // several commands on a line with what may be left out: each name is a command, each flag its own.
 func TestDocs_FormsOfHooksAreCommands(t *testing.T) {
 	r := (&app{parts: linked(), in: strings.NewReader(""), out: &bytes.Buffer{}, err: &bytes.Buffer{}}).root()
@@ -146,7 +146,7 @@ func TestDocs_FormsOfHooksAreCommands(t *testing.T) {
 	for _, page := range readPages(t, "docs/hooks.md") {
 		for _, b := range page.Blocks {
 			for line := range strings.Lines(b.Text) {
-				form, is := strings.CutPrefix(line, "berth hook ")
+				form, is := strings.CutPrefix(line, "berth external ")
 				if !is {
 					continue
 				}
@@ -160,8 +160,8 @@ func TestDocs_FormsOfHooksAreCommands(t *testing.T) {
 						t.Errorf("%s: %s: no flag --%s", page.Path, form, flag)
 					case !isFlag && strings.ToUpper(word) != word:
 						var err error
-						if c, _, err = r.Find([]string{"hook", word}); err != nil || c.Name() != word {
-							t.Errorf("%s: berth hook %s is no command: %v", page.Path, word, err)
+						if c, _, err = r.Find([]string{"external", word}); err != nil || c.Name() != word {
+							t.Errorf("%s: berth external %s is no command: %v", page.Path, word, err)
 						}
 						read++
 					}
@@ -303,7 +303,7 @@ func understood(words []string) error {
 
 // runsAlone says of a command that holds others whether it does something by itself.
 func runsAlone(c *cobra.Command) bool {
-	return slices.Contains([]string{"drain", "placement", "resize"}, c.Name())
+	return slices.Contains([]string{"placement", "resize"}, c.Name())
 }
 
 // TestDocs_ConfigurationIsRead reads each block of TOML as the agent would.
@@ -391,7 +391,7 @@ func TestDocs_TheTestCanFail(t *testing.T) {
 			t.Errorf("`berth %s` may stand in prose", line)
 		}
 	}
-	for _, line := range []string{"migrate a", "drain", "drain --plan", "host list", "instance adopt --all", "host --help"} {
+	for _, line := range []string{"migrate a", "host drain", "host drain --plan", "host list", "instance adopt --all", "host --help"} {
 		if err := understood(strings.Fields(line)); err != nil {
 			t.Errorf("berth %s: %v", line, err)
 		}

@@ -72,7 +72,7 @@ func (x *priorityFlags) read() (map[string]int, error) {
 	return out, nil
 }
 
-func (a *app) drainCommand() *cobra.Command {
+func (a *app) hostDrain() *cobra.Command {
 	var r api.DrainRequest
 	var w drainWishes
 	var order priorityFlags
@@ -95,14 +95,14 @@ times, after all that have not failed. The drain goes on without this command, a
 over a restart of the agent; Ctrl-C stops watching, never the drain.
 
 The host stays closed when it is empty: berth host set --enable opens it again. berth
-drain abort begins no further move and gives back what was before.
+host drain-abort begins no further move and gives back what was before.
 
 Exits with 0 when the host is empty, and with 8 when a guest was left behind; each is
 named with what keeps it. --plan exits with 7 when one would be.`,
-		Example: `  berth drain --plan
-  berth drain host-a --cold --yes
-  berth drain --to host-b --to host-c --first db-1 --last build-1
-  berth drain --yes --detach && berth drain watch`,
+		Example: `  berth host drain --plan
+  berth host drain host-a --cold --yes
+  berth host drain --to host-b --to host-c --first db-1 --last build-1
+  berth host drain --yes --detach && berth host drain-watch`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -128,7 +128,6 @@ named with what keeps it. --plan exits with 7 when one would be.`,
 	f.BoolVar(&r.Cold, "cold", false, "shut down those that run and cannot move live; they start again where they go")
 	f.StringArrayVar(&r.To, "to", nil, "only to this `HOST`; may be given again")
 	order.register(f)
-	cmd.AddCommand(a.drainStatus(), a.drainWatch(), a.drainAbort())
 	return cmd
 }
 
@@ -252,7 +251,7 @@ func (a *app) watchDrain(ctx context.Context, c *api.Client, host string, each b
 	p.end()
 	if ctx.Err() != nil && !last.State.Over() {
 		return fault.Refuse(fault.InDoubt, "stopped watching the drain of "+host, fault.Reason{
-			Code: "going_on", Message: "it goes on without this command", Change: "berth drain watch " + host + ", or berth drain abort " + host,
+			Code: "going_on", Message: "it goes on without this command", Change: "berth host drain-watch " + host + ", or berth host drain-abort " + host,
 		})
 	}
 	if err != nil {
@@ -322,11 +321,11 @@ func (a *app) ofDrain(ctx context.Context, args []string) (*api.Client, api.Drai
 	return c, d, nil
 }
 
-func (a *app) drainStatus() *cobra.Command {
+func (a *app) hostDrainStatus() *cobra.Command {
 	return &cobra.Command{
-		Use: "status [HOST]", Short: "Show how far a drain is, guest by guest", Args: cobra.MaximumNArgs(1),
+		Use: "drain-status [HOST]", Short: "Show how far a drain is, guest by guest", Args: cobra.MaximumNArgs(1),
 		Long:    "Show the newest drain of HOST, or without it the one that the asked host does, or did last:\neach guest, what it waits for, and why one is left behind. So too of `berth evacuate --host`.",
-		Example: "  berth drain status\n  berth drain status host-b --json | jq '.guests[] | select(.state == \"failed\")'",
+		Example: "  berth host drain-status\n  berth host drain-status host-b --json | jq '.guests[] | select(.state == \"failed\")'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, d, err := a.ofDrain(cmd.Context(), args)
 			if err != nil {
@@ -338,9 +337,9 @@ func (a *app) drainStatus() *cobra.Command {
 	}
 }
 
-func (a *app) drainWatch() *cobra.Command {
+func (a *app) hostDrainWatch() *cobra.Command {
 	return &cobra.Command{
-		Use: "watch [HOST]", Short: "Follow a drain to its end; its result is the exit code", Args: cobra.MaximumNArgs(1),
+		Use: "drain-watch [HOST]", Short: "Follow a drain to its end; its result is the exit code", Args: cobra.MaximumNArgs(1),
 		Long: "Follow a drain to its end. With --json each change is one line. Exits with 0 when the\nhost is empty, and with 8 when a guest was left behind.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, d, err := a.ofDrain(cmd.Context(), args)
@@ -353,9 +352,9 @@ func (a *app) drainWatch() *cobra.Command {
 	}
 }
 
-func (a *app) drainAbort() *cobra.Command {
+func (a *app) hostDrainAbort() *cobra.Command {
 	return &cobra.Command{
-		Use: "abort [HOST]", Short: "Begin no further move of a drain, and give up those that can be", Args: cobra.MaximumNArgs(1),
+		Use: "drain-abort [HOST]", Short: "Begin no further move of a drain, and give up those that can be", Args: cobra.MaximumNArgs(1),
 		Long: `Begin no further move of a drain, and give up those that can be; those past their
 point of no return are finished. The guests that have moved stay where they are, and
 the host takes new guests again if it did before the drain.`,
@@ -374,7 +373,7 @@ the host takes new guests again if it did before the drain.`,
 				return err
 			}
 			if !a.json && !d.State.Over() {
-				fmt.Fprintln(a.out, "\nwhat is under way is being given up: berth drain watch")
+				fmt.Fprintln(a.out, "\nwhat is under way is being given up: berth host drain-watch")
 			}
 			return nil
 		},

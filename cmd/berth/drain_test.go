@@ -252,18 +252,18 @@ func TestDrain_ShowsThePlanAsksAndExitsAsItEnds(t *testing.T) {
 		code, begun    int
 		says           []string
 	}{
-		{"nobody is there to be asked", "drain", "yes\n", false, emptied(), steps(), exitUsage, 0, []string{"host-a has 6 guests", "say --yes"}},
-		{"declined", "drain", "no\n", true, emptied(), steps(), exitRefused, 0, []string{"This moves 5 guests away from host-a, as far as there is room, and", "Type yes to go on", "nothing was done"}},
-		{"left behind", "drain", "yes\n", true, emptied(), steps(), exitUndone, 1, []string{"1 WOULD STAY", "db  FAILED after 2 attempts", "host-a IS NOT EMPTY"}},
-		{"empty", "drain --yes", "", false, whole, done, exitOK, 1, []string{"2 would move away", "host-a is empty"}},
-		{"only planned", "drain --plan", "", false, emptied(), nil, exitDegraded, 0, []string{"gpu-1 would go cold, since"}},
-		{"only planned, and all would go", "drain --plan", "", false, whole, nil, exitOK, 0, []string{"db-1"}},
-		{"left alone", "drain --yes --detach", "", false, whole, steps(), exitOK, 1, []string{"drain of host-a: RUNNING"}},
-		{"as JSON", "drain --yes --json", "", false, emptied(), steps(), exitUndone, 1, []string{`"state": "incomplete"`}},
-		{"asked for by its status", "drain status", "", false, whole, steps(), exitOK, 0, []string{"drain of host-a: RUNNING, 0 of 2 guests moved"}},
-		{"watched", "drain watch host-a", "", false, whole, steps(), exitUndone, 0, []string{"host-a IS NOT EMPTY"}},
-		{"aborted", "drain abort", "", false, whole, steps()[:2], exitOK, 0, []string{"is being given up"}},
-		{"no drain", "drain status", "", false, whole, nil, exitNotFound, 0, []string{"drains and evacuates none"}},
+		{"nobody is there to be asked", "host drain", "yes\n", false, emptied(), steps(), exitUsage, 0, []string{"host-a has 6 guests", "say --yes"}},
+		{"declined", "host drain", "no\n", true, emptied(), steps(), exitRefused, 0, []string{"This moves 5 guests away from host-a, as far as there is room, and", "Type yes to go on", "nothing was done"}},
+		{"left behind", "host drain", "yes\n", true, emptied(), steps(), exitUndone, 1, []string{"1 WOULD STAY", "db  FAILED after 2 attempts", "host-a IS NOT EMPTY"}},
+		{"empty", "host drain --yes", "", false, whole, done, exitOK, 1, []string{"2 would move away", "host-a is empty"}},
+		{"only planned", "host drain --plan", "", false, emptied(), nil, exitDegraded, 0, []string{"gpu-1 would go cold, since"}},
+		{"only planned, and all would go", "host drain --plan", "", false, whole, nil, exitOK, 0, []string{"db-1"}},
+		{"left alone", "host drain --yes --detach", "", false, whole, steps(), exitOK, 1, []string{"drain of host-a: RUNNING"}},
+		{"as JSON", "host drain --yes --json", "", false, emptied(), steps(), exitUndone, 1, []string{`"state": "incomplete"`}},
+		{"asked for by its status", "host drain-status", "", false, whole, steps(), exitOK, 0, []string{"drain of host-a: RUNNING, 0 of 2 guests moved"}},
+		{"watched", "host drain-watch host-a", "", false, whole, steps(), exitUndone, 0, []string{"host-a IS NOT EMPTY"}},
+		{"aborted", "host drain-abort", "", false, whole, steps()[:2], exitOK, 0, []string{"is being given up"}},
+		{"no drain", "host drain-status", "", false, whole, nil, exitNotFound, 0, []string{"drains and evacuates none"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.answers {
@@ -287,8 +287,8 @@ func TestDrain_AsksForWhatItsFlagsMean(t *testing.T) {
 	d := &drainer{plan: emptied(), then: steps()}
 	run := served(t, api.Services{Drains: d})
 	for line, want := range map[string]api.DrainRequest{
-		"drain --cold --to host-b --to host-c": {To: []string{"host-b", "host-c"}, Cold: true},
-		"drain --priority db=5 --first web --first app --last old --last older": {Priorities: map[string]int{
+		"host drain --cold --to host-b --to host-c": {To: []string{"host-b", "host-c"}, Cold: true},
+		"host drain --priority db=5 --first web --first app --last old --last older": {Priorities: map[string]int{
 			"db": 5, "web": farPriority + 2, "app": farPriority + 1, "old": -farPriority, "older": -farPriority - 1,
 		}},
 		"evacuate --host host-s --stopped --accept-data-loss --to host-b": {Host: "host-s", Evacuate: true, Stopped: true, AcceptLoss: true, To: []string{"host-b"}},

@@ -47,7 +47,7 @@ func (x *evacuateFlags) register(f *pflag.FlagSet) {
 	f.BoolVar(&x.plan, "plan", false, "only show where it could go")
 	f.BoolVar(&x.fence, "fence", false, "fence the host first (berth host fence)")
 	f.BoolVar(&x.dead, "host-is-dead", false, "say first that the host is dead (berth host declare-dead)")
-	f.StringVar(&x.because, "because", "", "with --host-is-dead: what you have checked, in your `words`")
+	f.StringVar(&x.because, "reason", "", "with --host-is-dead: what you have checked, in your `words`")
 	f.BoolVarP(&x.sure, "yes", "y", false, "do not ask")
 	f.BoolVar(&x.detach, "detach", false, "return when it is accepted")
 	x.priorities.register(f)
@@ -67,9 +67,9 @@ func (x *evacuateFlags) check(args []string) (*migration.Image, error) {
 	case x.fence && x.dead:
 		return nil, misused("--fence and --host-is-dead: say one of them")
 	case x.dead && strings.TrimSpace(x.because) == "":
-		return nil, misused("--host-is-dead: say --because TEXT: what you have checked")
+		return nil, misused("--host-is-dead: say --reason TEXT: what you have checked")
 	case !x.dead && x.because != "":
-		return nil, misused("--because is of --host-is-dead")
+		return nil, misused("--reason is of --host-is-dead")
 	case x.plan && (x.fence || x.dead):
 		return nil, misused("--plan changes nothing: not with --fence or --host-is-dead")
 	}
@@ -116,11 +116,11 @@ yes. berth evacuate --plan says beforehand what would be lost.
 
 The guest runs again if it ran, unless --stopped is said. Ctrl-C stops watching, never
 the evacuation. With --host the command exits with 8 where a guest was left behind;
-berth drain status HOST shows it again.`,
+berth host drain-status HOST shows it again.`,
 		Example: `  berth evacuate web-1 --plan
   berth evacuate web-1
   berth evacuate web-1 host-c --alternate host-d --stopped
-  berth evacuate web-1 --host-is-dead --because "pulled both power cords, rack 4"
+  berth evacuate web-1 --host-is-dead --reason "pulled both power cords, rack 4"
   berth evacuate --host host-b --fence --yes
   berth evacuate --host host-b --first db-1 --accept-data-loss`,
 		Args: cobra.MaximumNArgs(2),

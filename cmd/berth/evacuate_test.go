@@ -149,7 +149,7 @@ func TestEvacuate_ProvesAsksAndExitsAsItEnds(t *testing.T) {
 		{"fenced first", "evacuate web-1 --fence --yes", "", false, nil, nil, exitOK, 1, "fence host-s", []string{"host-s is dead: fenced, asked for by user:"}},
 		{"fencing is asked for", "evacuate web-1 --fence", "no\n", true, nil, nil, exitRefused, 0, "", []string{"ITS AGENT ANSWERS: host host-s is alive", "nothing was done"}},
 		{"fencing fails", "evacuate web-1 --fence --yes", "", false, nil, fault.New(fault.Unavailable, "ipmi does not answer"), exitUnavailable, 0, "fence host-s", []string{"ipmi does not answer"}},
-		{"said to be dead", "evacuate web-1 --host-is-dead --because burnt", "", false, nil, nil, exitOK, 1, "declare host-s: burnt, false", []string{"by an operator's word"}},
+		{"said to be dead", "evacuate web-1 --host-is-dead --reason burnt", "", false, nil, nil, exitOK, 1, "declare host-s: burnt, false", []string{"by an operator's word"}},
 		{"of an unknown guest", "evacuate web-9 --fence --yes", "", false, nil, nil, exitNotFound, 0, "", []string{"know no guest web-9"}},
 		{"data would be lost, and nobody is asked", "evacuate web-1", "yes\n", false, []migration.Migration{accepted, lost}, nil, exitRefused, 1, "", []string{"would be made anew"}},
 		{"data would be lost, and may not be", "evacuate web-1", "\n", true, []migration.Migration{accepted, lost}, nil, exitRefused, 1, "", []string{"DATA WOULD BE LOST. disk vda", "This cannot be undone"}},
@@ -230,7 +230,7 @@ func TestHosts_AreFencedDeclaredForgottenAndListed(t *testing.T) {
 	}{
 		{"host fence host-s", exitUsage, "say --yes"},
 		{"host fence host-s -y", exitOK, "host-s is dead: fenced"},
-		{"host declare-dead host-s --because burnt --force", exitOK, "by an operator's word"},
+		{"host declare-dead host-s --reason burnt --force", exitOK, "by an operator's word"},
 		{"host declare-dead host-s", exitUsage, "what you have checked"},
 		{"host forget host-s --abandon-guests", exitOK, "old is given up"},
 		{"host forget host-a", exitUsage, "it is the one that is asked"},

@@ -75,7 +75,7 @@ const exitCodesHelp = `Exit codes of every command:
   4  not found
   5  busy, exists already, or somebody else was faster
   6  unavailable: the agent, a peer, libvirt or Placement does not answer
-  7  answered, and not all is well (status, audit, doctor, drain --plan)
+  7  answered, and not all is well (status, audit, doctor, host drain --plan)
   8  the move failed, and everything was put back; a drain has left guests behind
   9  in doubt, or still going on
 `

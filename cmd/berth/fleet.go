@@ -21,7 +21,7 @@ import (
 const proofHelp = `A host counts as dead by one of these, which is kept with who has said it and why:
 
   fenced      berth host fence HOST: the hooks of phase fence have switched it off
-  operator    berth host declare-dead HOST --because TEXT: you have checked that it is off
+  operator    berth host declare-dead HOST --reason TEXT: you have checked that it is off
   self_fence  its lease in etcd is over, and its watchdog ([fleet] self_fence) has reset it
 
 That it does not answer, and that its lease is over, proves nothing: it may only be cut
@@ -78,7 +78,7 @@ func (a *app) fence(ctx context.Context, c *api.Client, host string, sure bool) 
 func (a *app) hostDeclareDead() *cobra.Command {
 	var r api.DeclareDead
 	cmd := &cobra.Command{
-		Use: "declare-dead HOST --because TEXT", Short: "Say that a host is off, after you have checked", Args: cobra.ExactArgs(1),
+		Use: "declare-dead HOST --reason TEXT", Short: "Say that a host is off, after you have checked", Args: cobra.ExactArgs(1),
 		Long: `Say that a host is off and stays off, so that its guests can be evacuated. Berth
 believes you: when the host runs after all, and has storage in common with others,
 each of its guests may then run twice and destroy its disks. Check first that its
@@ -88,10 +88,10 @@ It is refused while the host's agent answers, and for a name that neither the fl
 records nor Placement have, unless you say --force.
 
 ` + proofHelp,
-		Example: "  berth host declare-dead host-b --because \"pulled both power cords, rack 4\"",
+		Example: "  berth host declare-dead host-b --reason \"pulled both power cords, rack 4\"",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if strings.TrimSpace(r.Because) == "" {
-				return misused("declare host %s dead: say --because TEXT: what you have checked", args[0])
+				return misused("declare host %s dead: say --reason TEXT: what you have checked", args[0])
 			}
 			return a.ask(cmd, settleTime, func(ctx context.Context, c *api.Client) error {
 				d, err := c.DeclareDead(ctx, args[0], r)
@@ -102,7 +102,7 @@ records nor Placement have, unless you say --force.
 			})
 		},
 	}
-	cmd.Flags().StringVar(&r.Because, "because", "", "what you have checked, in your `words`")
+	cmd.Flags().StringVar(&r.Because, "reason", "", "what you have checked, in your `words`")
 	cmd.Flags().BoolVar(&r.Force, "force", false, "though its agent answers, or nobody knows the host")
 	return cmd
 }
@@ -272,7 +272,7 @@ func deadLines(w io.Writer, h api.FleetHost) {
 		if h.SelfFence {
 			fmt.Fprintf(w, "  to do: berth evacuate --host %s (its watchdog resets it when its lease is over, which then counts as a proof)\n", h.Name)
 		} else {
-			fmt.Fprintf(w, "  to do: berth host fence %s; or check that it is off, and: berth host declare-dead %s --because TEXT\n", h.Name, h.Name)
+			fmt.Fprintf(w, "  to do: berth host fence %s; or check that it is off, and: berth host declare-dead %s --reason TEXT\n", h.Name, h.Name)
 		}
 	case len(h.ToCleanUp) > 0:
 		fmt.Fprintf(w, "\n%s is back, and cleans up\n", h.Name)

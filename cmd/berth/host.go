@@ -20,7 +20,7 @@ import (
 
 func (a *app) hostCommand() *cobra.Command {
 	cmd := group(&cobra.Command{Use: "host", Short: "Hardware and inventory of this host, and the other hosts"})
-	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostTopology(), a.hostList(), a.hostSet(), a.hostAggregate(), a.hostFence(), a.hostDeclareDead(), a.hostForget(), a.hostEtcdRoles())
+	cmd.AddCommand(a.hostDiscover(), a.hostShow(), a.hostTopology(), a.hostList(), a.hostSet(), a.hostDrain(), a.hostDrainStatus(), a.hostDrainWatch(), a.hostDrainAbort(), a.hostAggregate(), a.hostFence(), a.hostDeclareDead(), a.hostForget(), a.hostEtcdRoles())
 	return cmd
 }
 

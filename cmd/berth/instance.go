@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"berth/agent/api"
 	"berth/agent/host"
@@ -23,9 +22,8 @@ const workTime = 12 * time.Minute
 
 func (a *app) instanceCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
-		Use:     "instance",
-		Aliases: []string{"guest"},
-		Short:   "Guests of a host: create, adopt, list, show, start, stop, delete",
+		Use:   "instance",
+		Short: "Guests of a host: create, adopt, list, show, start, stop, delete",
 	})
 	cmd.AddCommand(a.instanceCreate(), a.instanceAdopt(), a.instanceList(), a.instanceShow(),
 		a.instanceStart(), a.instanceStop(), a.instanceDelete())
@@ -459,15 +457,6 @@ name. If it runs elsewhere after all, and both share its disks, they are destroy
 	}
 	cmd.Flags().BoolVar(&confirm, "force-owner", false, "it is this host's, though no witness has said so since the boot")
 	cmd.Flags().StringVar(&because, "reason", "", "why you know, in your `words`")
-	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		switch name { // as they were called before
-		case "confirm-ownership":
-			name = "force-owner"
-		case "because":
-			name = "reason"
-		}
-		return pflag.NormalizedName(name)
-	})
 	return cmd
 }
 

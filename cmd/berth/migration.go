@@ -21,7 +21,7 @@ import (
 func (a *app) migrationCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migration",
-		Short: "Moves and changes: list, show, watch, set, force-complete, abort, confirm, revert, settle, steps",
+		Short: "Moves and changes: list, show, watch, set, force-complete, abort, settle, steps",
 		Long: `A move is conducted, and remembered, by the host that the guest leaves, or by the one
 that was asked for it with --share-nothing; a request about one that has its guest here
 is passed on to that host. The others list it only while they wait for a host that is
@@ -30,7 +30,7 @@ silent. Of moves that are over a host keeps the last thousand.
 The type is live-migration, migration (cold), resize, rebuild or evacuation, and the status Nova's
 word for it; docs/statuses.md has them all, and which may follow which.`,
 	})
-	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationSet(), a.migrationForceComplete(), a.migrationAbort(), a.confirmCommand(), a.revertCommand(),
+	cmd.AddCommand(a.migrationList(), a.migrationShow(), a.migrationWatch(), a.migrationSet(), a.migrationForceComplete(), a.migrationAbort(),
 		a.migrationSettle(), a.migrationSteps())
 	return cmd
 }
@@ -284,7 +284,7 @@ func (a *app) printMigration(m migration.Migration) error {
 			}
 			row(w, "refused by", fmt.Sprintf("%s%s: %s%s", r.DestCompute, at, r.Message, left))
 			if r.Left && r.GivenUp == nil {
-				fmt.Fprintf(w, "\t  to do: start its agent; if that host is gone for good: berth migration settle %s --guest-is-at %s --gone %s --because TEXT\n",
+				fmt.Fprintf(w, "\t  to do: start its agent; if that host is gone for good: berth migration settle %s --guest-is-at %s --gone %s --reason TEXT\n",
 					m.UUID, guestOf(m), r.DestCompute)
 			}
 		}
@@ -374,7 +374,7 @@ func settleAdvice(m migration.Migration) string {
 	if wentPostCopy(m) {
 		return fmt.Sprintf("it goes on by itself when who is silent answers; the guest is at %s and part of its memory may be at %s, so that neither domain may be ended", m.DestCompute, m.SourceCompute)
 	}
-	return fmt.Sprintf("it goes on by itself when who is silent answers; else find out whether the guest is at %s or %s, then: berth migration settle %s --guest-is-at HOST --because TEXT",
+	return fmt.Sprintf("it goes on by itself when who is silent answers; else find out whether the guest is at %s or %s, then: berth migration settle %s --guest-is-at HOST --reason TEXT",
 		m.SourceCompute, m.DestCompute, m.UUID)
 }
 

@@ -32,7 +32,7 @@ func TestPrintMigration_SaysWhatToDoAboutADoubt(t *testing.T) {
 	}
 	m := moving()
 	m.UUID = "6f1c"
-	const verb = "berth migration settle 6f1c --guest-is-at HOST --because TEXT"
+	const verb = "berth migration settle 6f1c --guest-is-at HOST --reason TEXT"
 	if got := show(m); strings.Contains(got, verb) {
 		t.Errorf("of a move that goes on:\n%s", got)
 	}

@@ -30,7 +30,7 @@ func TestNext_SaysWhatToTypeWhereNothingElseDoes(t *testing.T) {
 		{"berth migrate", fault.New(fault.Forbidden, "no"), ""},
 		{"berth migration list", fault.New(fault.InDoubt, "?"), "berth migration show"},
 		{"berth audit", fault.New(fault.InDoubt, "?"), "berth status"},
-		{"berth drain", errors.New("a bug"), "berth debug bundle"},
+		{"berth host drain", errors.New("a bug"), "berth debug bundle"},
 		{"berth status", absent, "berth config check"},
 		{"berth host topology", absent, "berth host discover reads the hardware without it"},
 	} {

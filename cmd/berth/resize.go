@@ -199,7 +199,7 @@ disks, definition on the host that it left. There is no way back from it.
 Ask any host: the instance is looked for, and the request passed on to the host that
 conducts the move. That host takes it from the source of the move, from a host with the
 right relay ([rights] relay), or with an operator's certificate: --cert FILE.`,
-		Example: "  berth resize confirm web-1\n  berth confirm 6f1c0d6e-…",
+		Example: "  berth resize confirm web-1\n  berth resize confirm 6f1c0d6e-…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.decide(cmd.Context(), args[0], "", (*api.Client).ConfirmMigration, !detach)
 		},
@@ -220,7 +220,7 @@ if it ran before the move.
 Ask any host: the instance is looked for, and the request passed on to the host that
 conducts the move. That host takes it from the destination of the move, from a host with
 the right relay ([rights] relay), or with an operator's certificate: --cert FILE.`,
-		Example: "  berth resize revert web-1\n  berth revert 6f1c0d6e-…",
+		Example: "  berth resize revert web-1\n  berth resize revert 6f1c0d6e-…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.decide(cmd.Context(), args[0], "", (*api.Client).RevertMigration, !detach)
 		},

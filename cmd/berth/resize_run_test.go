@@ -104,10 +104,10 @@ func TestResize_WatchesConfirmsAndExitsAsItEnds(t *testing.T) {
 		{"confirmed by hand", "resize confirm web-1", map[string][]migration.Migration{
 			"confirm": {confirming, ended(migration.StatusConfirmed, migration.OutcomeCompleted, nil)},
 		}, 0, "confirm", []string{"confirmed: web-1 stays on host-b"}},
-		{"reverted by hand", "revert web-1", map[string][]migration.Migration{
+		{"reverted by hand", "resize revert web-1", map[string][]migration.Migration{
 			"revert": {reverting, ended(migration.StatusReverted, migration.OutcomeReverted, nil)},
 		}, 0, "revert", []string{"handing the guest back", "web-1 is on host-a again, as it was before"}},
-		{"a revert that is given up", "migration revert web-1", map[string][]migration.Migration{
+		{"a revert that is given up", "resize revert web-1", map[string][]migration.Migration{
 			"revert": {reverting, at(migration.StatusFinished, func(m *migration.Migration) {
 				m.Error = task.Keep(fault.New(fault.Unavailable, "host-a does not answer"))
 			})},

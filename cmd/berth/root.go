@@ -56,7 +56,7 @@ func execute(ctx context.Context, p parts, args []string, in io.Reader, out, err
 	if err != nil && !a.began {
 		a.json = slices.Contains(args, "--json") // flags may not have been read
 		if !isMisuse(err) {
-			err = misused("%s", usageWords(cmd, err))
+			err = misused("%s", usageWords(cmd, err, args))
 		}
 	}
 	if err != nil {
@@ -81,7 +81,20 @@ func (a *app) named(err error) error {
 var countWords = regexp.MustCompile(`^(?:accepts|requires) .*arg\(s\), (?:only )?received \d+$`)
 
 // usageWords says what is wrong with a command line, by the command that it was meant for.
-func usageWords(c *cobra.Command, err error) string {
+func usageWords(c *cobra.Command, err error, args []string) string {
+	if c.Annotations[onlyHolds] != "" {
+		// The library reads flags first: those of a command that there is not are unknown.
+		for _, word := range strings.Fields(c.CommandPath())[1:] {
+			if len(args) > 0 && args[0] == word {
+				args = args[1:]
+			}
+		}
+		if len(args) > 0 && args[0] != "" && !strings.HasPrefix(args[0], "-") {
+			if unknown := c.Args(c, args[:1]); unknown != nil {
+				return unknown.Error()
+			}
+		}
+	}
 	text, given := err.Error(), strings.Join(c.Flags().Args(), " ")
 	_, wants, _ := strings.Cut(c.Use, " ")
 	name := strings.TrimPrefix(c.CommandPath(), "berth ")
@@ -113,7 +126,7 @@ On a host that already runs guests:
   berth plan GUEST             where could one go, and if not, why
   berth migrate GUEST HOST     move one
   berth resize GUEST           give one another flavor; then confirm or revert it
-  berth drain                  move all away, before work on the host
+  berth host drain             move all away, before work on the host
   berth evacuate GUEST         bring one back to life whose host is dead
 
   berth status                 is all well, and if not, what to do
@@ -161,7 +174,7 @@ Commands ask the agent on this machine, through /run/berth/berth.sock, unless
 			root.AddCommand(c)
 		}
 	}
-	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.confirmCommand(), a.revertCommand(), a.rebuildCommand(), a.evacuateCommand(), a.drainCommand(), a.migrationCommand(), a.claimCommand(), a.hookCommand())
+	in("guests", a.instanceCommand(), a.planCommand(), a.migrateCommand(), a.resizeCommand(), a.rebuildCommand(), a.evacuateCommand(), a.migrationCommand(), a.claimCommand(), a.externalCommand())
 	in("host", a.statusCommand(), a.hostCommand(), a.auditCommand(), a.ledgerCommand(), a.doctorCommand(), a.fitCommand(), a.configCommand(), a.debugCommand())
 	in("daemons", a.agentCommand(), a.placementCommand(), a.streamCommand(), a.pkiCommand(), a.versionCommand())
 	root.AddCommand(a.guardCommand(), a.manCommand())

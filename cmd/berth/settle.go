@@ -16,7 +16,7 @@ import (
 func (a *app) migrationSettle() *cobra.Command {
 	var w migration.Settlement
 	cmd := &cobra.Command{
-		Use: "settle MIGRATION --guest-is-at HOST --because TEXT", Short: "Say where the guest of a move in doubt is, after you have checked", Args: cobra.ExactArgs(1),
+		Use: "settle MIGRATION --guest-is-at HOST --reason TEXT", Short: "Say where the guest of a move in doubt is, after you have checked", Args: cobra.ExactArgs(1),
 		Long: `Say where the guest of a move in doubt is. Berth guesses never: where neither host's
 hypervisor, ledger or journal tells, it waits for the one who does. When that one will
 never answer again, you decide, by what you have checked yourself.
@@ -37,9 +37,9 @@ you: the other host answers and has the guest, a copy runs, no copy is there. Yo
 is kept with the move, and told to the other host when it comes back: it ends its copy.
 
 Exit code 0 when the word was taken, 3 when it was refused, 4 for an unknown move.`,
-		Example: `  berth migration settle 6f1c… --guest-is-at host-a --gone host-b --because "host-b burnt down"
-  berth migration settle 6f1c… --guest-is-at host-b -c host-b --gone host-a --because "disks of host-a pulled"
-  berth migration settle 6f1c… --guest-is-at host-a --gone placement --because "Placement was set up anew"`,
+		Example: `  berth migration settle 6f1c… --guest-is-at host-a --gone host-b --reason "host-b burnt down"
+  berth migration settle 6f1c… --guest-is-at host-b -c host-b --gone host-a --reason "disks of host-a pulled"
+  berth migration settle 6f1c… --guest-is-at host-a --gone placement --reason "Placement was set up anew"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := w.Validate(); err != nil {
 				return err
@@ -66,7 +66,7 @@ Exit code 0 when the word was taken, 3 when it was refused, 4 for an unknown mov
 	f := cmd.Flags()
 	f.StringVar(&w.GuestIsAt, "guest-is-at", "", "`HOST` that has the guest")
 	f.StringSliceVar(&w.Gone, "gone", nil, "`HOST`, or placement, that will never come back as it was (may be given again)")
-	f.StringVar(&w.Why, "because", "", "what you have checked, in your `words`")
+	f.StringVar(&w.Why, "reason", "", "what you have checked, in your `words`")
 	return cmd
 }
 

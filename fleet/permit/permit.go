@@ -175,7 +175,7 @@ func checkInstance(w Writer, s Store, c fleet.Change, uuid string, old []byte, f
 	}
 	return refused(c, "host "+was.Host+" has the instance, has not handed it over and is not dead", was.Host,
 		"start the agent on "+was.Host+"; if that host is gone for good, or the store was restored and the instance was evacuated from there since the backup: stop its agent, berth host declare-dead "+was.Host+
-			` --because "what you have checked"`+", and start it again once berth status does not say this any more")
+			` --reason "what you have checked"`+", and start it again once berth status does not say this any more")
 }
 
 // checkNew decides about an instance of which there is no record. Its owner's record may be missing

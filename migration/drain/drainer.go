@@ -270,7 +270,7 @@ func (d *Drainer) begun(doing string, r Request) (Drain, bool, error) {
 		if q.rec.Host == r.Host && !q.rec.State.Over() {
 			return Drain{}, false, fault.Refuse(fault.Exists, doing, fault.Reason{
 				Code: "drain_active", Message: "drain " + q.rec.UUID + " of " + r.Host + " goes on since " + q.rec.BegunAt.Format(time.RFC3339) + ", asked for by " + q.rec.By, Have: q.rec.UUID,
-				Change: "berth drain watch " + r.Host + ", or berth drain abort " + r.Host,
+				Change: "berth host drain-watch " + r.Host + ", or berth host drain-abort " + r.Host,
 			})
 		}
 	}
@@ -381,7 +381,7 @@ func (d *Drainer) Get(_ context.Context, host string) (Drain, error) {
 func (d *Drainer) none(host string) error {
 	host = cmp.Or(host, d.cfg.Local)
 	return fault.Refuse(fault.NotFound, "look for a drain of "+host, fault.Reason{
-		Code: "drain_unknown", Message: "host " + d.cfg.Local + " knows of no drain of " + host, Want: host, Change: "berth drain status, with -c for what another host does",
+		Code: "drain_unknown", Message: "host " + d.cfg.Local + " knows of no drain of " + host, Want: host, Change: "berth host drain-status, with -c for what another host does",
 	})
 }
 

@@ -51,7 +51,7 @@ func (d *demo) drain(ctx context.Context) error {
 			return err
 		}
 		d.out.say("first the plan: every guest, where it would go, and what is in the way of one that would stay")
-		if err := d.show(ctx, "host-a", "drain", "--plan"); err != nil {
+		if err := d.show(ctx, "host-a", "host", "drain", "--plan"); err != nil {
 			return err
 		}
 		d.out.say("nothing has begun. stoker gives its CPU back:")
@@ -59,7 +59,7 @@ func (d *demo) drain(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := d.show(ctx, "host-a", "drain", "--yes"); err != nil {
+	if err := d.show(ctx, "host-a", "host", "drain", "--yes"); err != nil {
 		return err
 	}
 	if err := d.show(ctx, "host-b", "instance", "list"); err != nil {

@@ -33,7 +33,7 @@ func BenchmarkDrain(b *testing.B) {
 	for b.Loop() {
 		for range rounds {
 			began := time.Now()
-			w.berth(w.a, "drain", "--yes")
+			w.berth(w.a, "host", "drain", "--yes")
 			took["drain"] = append(took["drain"], time.Since(began))
 			d := w.drained()
 			if moved := slices.DeleteFunc(d.Guests, func(g api.DrainedGuest) bool { return g.State != api.DrainedMoved }); len(moved) != guests {

@@ -37,7 +37,7 @@ func (w *world) crowd(n int, o guest.Options) (names []string) {
 // drained is what a drain of host-a has come to.
 func (w *world) drained() api.Drain {
 	w.Helper()
-	return ask[api.Drain](w, w.a, "drain", "status")
+	return ask[api.Drain](w, w.a, "host", "drain-status")
 }
 
 // span is how long a guest's claim on the host that it came to was one of a move.
@@ -84,7 +84,7 @@ func TestDrain(t *testing.T) {
 	w.berth(w.a, "instance", "create", "resting", "--flavor", "small", "--xml", "/var/lib/libvirt/resting.xml")
 	t.Cleanup(func() { w.remove("resting") })
 
-	plan := ask[api.DrainPlan](w, w.a, "drain", "--plan", "--first", "d03")
+	plan := ask[api.DrainPlan](w, w.a, "host", "drain", "--plan", "--first", "d03")
 	how := map[string]string{}
 	for _, g := range plan.Guests {
 		how[g.Name] = string(g.How)
@@ -97,7 +97,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("%s goes first, want d03", plan.Guests[0].Name)
 	}
 
-	r := w.run(w.a, "drain", "--yes", "--first", "d03")
+	r := w.run(w.a, "host", "drain", "--yes", "--first", "d03")
 	if r.Code != 8 || !strings.Contains(r.Stdout+r.Stderr, "anchored") {
 		t.Errorf("a drain that leaves a guest behind: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
@@ -163,13 +163,13 @@ func TestDrain_AgentKilledAndAborted(t *testing.T) {
 	}
 	t.Cleanup(func() { link(0) })
 	link(12)
-	w.berth(w.a, "drain", "--yes", "--detach", "--to", w.b.Name)
+	w.berth(w.a, "host", "drain", "--yes", "--detach", "--to", w.b.Name)
 	w.awaitDrain("has moved one", func(d api.Drain) bool {
 		return slices.ContainsFunc(d.Guests, func(g api.DrainedGuest) bool { return g.State == api.DrainedMoved })
 	})
 	link(1) // the others shall not have gone before it is told
 	w.restart(w.a)
-	w.berth(w.a, "drain", "abort")
+	w.berth(w.a, "host", "drain-abort")
 	link(0)
 	d := w.awaitDrain("is over", func(d api.Drain) bool { return d.State.Over() })
 	w.require("state", d.State, api.DrainAborted)

@@ -195,7 +195,7 @@ func (w *world) evacuatedByWord(c *lab.Host) {
 		w.Fatal(err)
 	}
 	w.expired(c, "host-a")
-	w.berth(c, "host", "declare-dead", "host-a", "--because", "it does not answer")
+	w.berth(c, "host", "declare-dead", "host-a", "--reason", "it does not answer")
 	// The lock that QEMU has on the image keeps the copy from starting beside it, here.
 	r := w.run(c, "evacuate", "e3", c.Name)
 	w.Logf("evacuated while its source runs: exit code %d\n%s%s", r.Code, r.Stdout, r.Stderr)
@@ -244,7 +244,7 @@ func (w *world) evacuatedForGood(c *lab.Host) {
 	if err := w.a.PowerOff(); err != nil {
 		w.Fatal(err)
 	}
-	w.berth(c, "host", "declare-dead", "host-a", "--because", "it burnt", "--force")
+	w.berth(c, "host", "declare-dead", "host-a", "--reason", "it burnt", "--force")
 	w.refused(3, c, "host", "forget", "host-a")
 	w.berth(c, "evacuate", "--host", "host-a", "--yes")
 	w.evacuation(c, "e6", migration.StatusDone)

@@ -287,7 +287,7 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 	}
 	pre := func(id string) (host.HookAnswer, int) {
 		t.Helper()
-		cmd, err := to.Command(w.ctx, w.Binary, "hook", "pre-live-migration", "--migration", id, "--instance", instance, "--source", from.Name)
+		cmd, err := to.Command(w.ctx, w.Binary, "external", "pre-live-migration", "--migration", id, "--instance", instance, "--source", from.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,13 +311,13 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 	if _, code := pre(id); code != 0 {
 		t.Fatalf("pre-live-migration: exit code %d", code)
 	}
-	w.berth(to, "hook", "rollback-live-migration-at-destination", "--migration", id)
-	w.berth(to, "hook", "rollback-live-migration-at-destination", "--migration", id)
+	w.berth(to, "external", "rollback-live-migration-at-destination", "--migration", id)
+	w.berth(to, "external", "rollback-live-migration-at-destination", "--migration", id)
 	if _, code := pre(id); code != 3 {
 		t.Errorf("pre-live-migration after its rollback: exit code %d, want 3", code)
 	}
 	never := uuid.NewString()
-	w.berth(to, "hook", "rollback-live-migration-at-destination", "--migration", never)
+	w.berth(to, "external", "rollback-live-migration-at-destination", "--migration", never)
 	if _, code := pre(never); code != 3 {
 		t.Errorf("pre-live-migration after the rollback that overtook it: exit code %d, want 3", code)
 	}
@@ -339,19 +339,19 @@ func (w *world) toolMoves(t *testing.T, name string, from, to *lab.Host) {
 	w.virsh(from, "migrate", "--live", "--p2p", "--persistent", "--undefinesource", "--migrateuri", a.MigrateURI,
 		"--xml", "/var/lib/libvirt/"+name+".destination.xml", name, uri(to))
 	w.eventually("the tool is told that it has come", func() string {
-		r := w.run(to, "hook", "post-live-migration-at-destination", "--migration", id)
+		r := w.run(to, "external", "post-live-migration-at-destination", "--migration", id)
 		if r.Code != 0 {
 			return r.Stderr
 		}
 		return ""
 	})
-	w.berth(to, "hook", "post-live-migration-at-destination", "--migration", id)
-	w.berth(from, "hook", "post-live-migration", "--migration", id)
-	w.berth(from, "hook", "post-live-migration", "--migration", id)
+	w.berth(to, "external", "post-live-migration-at-destination", "--migration", id)
+	w.berth(from, "external", "post-live-migration", "--migration", id)
+	w.berth(from, "external", "post-live-migration", "--migration", id)
 	w.ownedBy(name, to)
 	w.alive(name, from, to)
 	w.require("domain on "+from.Name, w.domain(from, name), "")
-	if code := w.run(to, "hook", "rollback-live-migration-at-destination", "--migration", id).Code; code != 3 {
+	if code := w.run(to, "external", "rollback-live-migration-at-destination", "--migration", id).Code; code != 3 {
 		t.Errorf("rollback after the guest has come: exit code %d, want 3", code)
 	}
 	w.eventually("the source forgets it", func() string {
@@ -483,7 +483,7 @@ func TestGuard_AgentDown(t *testing.T) {
 	w.says(w.b, "mode observe")
 	w.virsh(w.b, "start", "visitor", "--paused") // what virsh left there, though its token is on host-a
 	w.virsh(w.b, "destroy", "visitor")
-	if r := w.run(w.b, "hook", "pre-live-migration", "--migration", uuid.NewString(), "--instance", instance, "--source", "host-a"); r.Code == 0 {
+	if r := w.run(w.b, "external", "pre-live-migration", "--migration", uuid.NewString(), "--instance", instance, "--source", "host-a"); r.Code == 0 {
 		t.Errorf("a claim in mode observe: %s", r.Stdout)
 	}
 }

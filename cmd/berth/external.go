@@ -12,48 +12,49 @@ import (
 	"berth/agent/host"
 )
 
-// hookCommand is for tools that run migrations of their own (design section 12).
-func (a *app) hookCommand() *cobra.Command {
+// externalCommand is for tools that run migrations of their own (design section 12).
+func (a *app) externalCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
-		Use:   "hook",
-		Short: "For tools that move or change guests themselves: claim before, tell after",
+		Use:        "external",
+		SuggestFor: []string{"hook"},
+		Short:      "For tools that move or change guests themselves: claim before, tell after",
 		Long: `A tool that runs its own migrations asks Berth on the destination before the
 stream begins, and tells it afterwards. Each may be asked again and again.
 
-  berth hook pre-live-migration --migration UUID --instance UUID --source HOST < domain.xml
+  berth external pre-live-migration --migration UUID --instance UUID --source HOST < domain.xml
       on the destination: claims, prepares, prints where and with which document to
       migrate. Exit code 3 when it is refused: then do not migrate.
-  berth hook post-live-migration-at-destination --migration UUID
+  berth external post-live-migration-at-destination --migration UUID
       on the destination, when the guest has come: it is Berth's from then on.
-  berth hook rollback-live-migration-at-destination --migration UUID
+  berth external rollback-live-migration-at-destination --migration UUID
       on the destination, when it did not: the claim ends.
-  berth hook post-live-migration --migration UUID
-  berth hook rollback-live-migration --migration UUID
+  berth external post-live-migration --migration UUID
+  berth external rollback-live-migration --migration UUID
       on the source: the guest has left, or stays.
 
 The same of a guest that moves while it is off, or is resized:
 
-  berth hook prep-resize --migration UUID --instance UUID --source HOST [--flavor F] < domain.xml
+  berth external prep-resize --migration UUID --instance UUID --source HOST [--flavor F] < domain.xml
       on the destination: claims, prepares, prints the definition to make there.
-  berth hook resize-instance --migration UUID --instance UUID --destination HOST
+  berth external resize-instance --migration UUID --instance UUID --destination HOST
       on the source, before the guest is powered off: it may be given to that host.
-  berth hook finish-resize --migration UUID
+  berth external finish-resize --migration UUID
       on the destination, when the guest is off and defined there: it is its host's.
-  berth hook rollback-prep-resize --migration UUID
-  berth hook finish-revert-resize --migration UUID
+  berth external rollback-prep-resize --migration UUID
+  berth external finish-revert-resize --migration UUID
       on the destination and on the source, before that: all is given back, and the
       guest stays.
-  berth hook confirm-resize --migration UUID
+  berth external confirm-resize --migration UUID
       on the source, and on the destination: there is no way back any more.
-  berth hook revert-resize --migration UUID
-  berth hook finish-revert-resize --migration UUID
+  berth external revert-resize --migration UUID
+  berth external finish-revert-resize --migration UUID
       on the destination, with the guest off, and then on the source: it comes back.
 
 And of a rebuild, on the guest's own host:
 
-  berth hook pre-rebuild-instance --migration UUID --instance UUID < domain.xml
-  berth hook post-rebuild-instance --migration UUID
-  berth hook rollback-rebuild-instance --migration UUID
+  berth external pre-rebuild-instance --migration UUID --instance UUID < domain.xml
+  berth external post-rebuild-instance --migration UUID
+  berth external rollback-rebuild-instance --migration UUID
 
 UUID names the tool's migration, in lower case; take a new one for each try.`,
 	})
@@ -75,12 +76,12 @@ UUID names the tool's migration, in lower case; take a new one for each try.`,
 		host.PhaseRollbackRebuild:       "Instead of a rebuild: what was claimed is given back",
 	}
 	for _, phase := range host.Phases() {
-		cmd.AddCommand(a.hookPhase(phase, short[phase]))
+		cmd.AddCommand(a.externalPhase(phase, short[phase]))
 	}
 	return cmd
 }
 
-func (a *app) hookPhase(phase, short string) *cobra.Command {
+func (a *app) externalPhase(phase, short string) *cobra.Command {
 	var migration string
 	var r host.HookRequest
 	comes := phase == host.PhasePreLive || phase == host.PhasePrepResize
@@ -107,7 +108,7 @@ func (a *app) hookPhase(phase, short string) *cobra.Command {
 			}
 			if before {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-					return misused("%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth hook …", phase, dump)
+					return misused("%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth external …", phase, dump)
 				}
 				text, err := a.readInput("the guest's document")
 				if err != nil {

@@ -63,7 +63,7 @@ func TestHook_SaysWhatItsFlagsSay(t *testing.T) {
 	} {
 		*agent = told{}
 		var out, errs bytes.Buffer
-		code := execute(t.Context(), linked(), append(strings.Fields("hook "+tt.line), "-c", socket), strings.NewReader(tt.in), &out, &errs)
+		code := execute(t.Context(), linked(), append(strings.Fields("external "+tt.line), "-c", socket), strings.NewReader(tt.in), &out, &errs)
 		if code != tt.code || !strings.Contains(out.String()+errs.String(), tt.says) {
 			t.Errorf("%s: exit code %d, want %d with %q:\n%s%s", tt.line, code, tt.code, tt.says, &out, &errs)
 		}
