@@ -12,7 +12,7 @@ import (
 
 // lostGuests are the fleet's records as the conductor of an evacuation asks them.
 func (a *Agent) lostGuests() evacuations {
-	return evacuations{records: a.fleetRecords, prove: a.prove, ready: func(source string) error { return a.keeper.ready(source) }, provider: a.allocations().hostProvider, self: a.name}
+	return evacuations{records: a.fleetRecords, prove: a.prove, ready: func(source string) error { return a.keeper.ready(source) }, provider: a.allocations().hostProvider, elsewhere: a.notElsewhere, self: a.name}
 }
 
 // startEvacuation has this host conduct the evacuation of a guest whose host is dead, by the

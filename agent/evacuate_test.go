@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/agent/api"
+	"berth/driver"
 	"berth/fleet"
 	"berth/fleet/fleettest"
 	"berth/internal/config"
@@ -38,9 +39,28 @@ func TestEvacuate_ByAskingAnyHost(t *testing.T) {
 		t.Errorf("planned for a host that lives: %+v", plan)
 	}
 	p.must(p.stop["host-a"]())
+	doc, err := p.fleet.Host("host-a").XML(t.Context(), web, driver.Persistent)
+	p.must(err)
 	p.must(p.fleet.Host("host-a").Destroy(t.Context(), web)) // so that it is dead indeed
 	_, err = b.DeclareDead(t.Context(), "host-a", api.DeclareDead{Because: "its plug is pulled"})
 	p.must(err)
+	// virsh migrate has taken it to host-b a moment before, and no record says so.
+	p.must(p.fleet.Host("host-b").Define(t.Context(), doc))
+	p.must(p.fleet.Host("host-b").Start(t.Context(), web, false))
+	refused, err := b.Migrate(t.Context(), api.Migrate{Instance: "web", Migration: "8f1c0d6e-2b1f-4c44-9d0b-7f6a1c2d3e4f", MigrationType: migration.TypeEvacuation})
+	if err == nil {
+		p.until("it is over", func() bool {
+			refused, err = b.Migration(t.Context(), refused.UUID)
+			p.must(err)
+			return refused.Done()
+		})
+		err = refused.Error.Err()
+	}
+	if !hasReason(err, "runs_elsewhere") {
+		t.Errorf("while it runs on host-b: %v", err)
+	}
+	p.must(p.fleet.Host("host-b").Destroy(t.Context(), web))
+	p.must(p.fleet.Host("host-b").Undefine(t.Context(), web))
 	plan, err = b.Plan(t.Context(), api.PlanRequest{Instance: "web", Kind: migration.PlanEvacuation})
 	p.must(err)
 	if plan.Chosen != "host-b" || plan.Proof == nil || plan.Proof.Because != "its plug is pulled" {

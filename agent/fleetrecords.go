@@ -22,7 +22,9 @@ type evacuations struct {
 	ready func(source string) error
 	// provider gives the uuid of a host's provider in Placement, for a host whose record is lost.
 	provider func(ctx context.Context, host string) (string, error)
-	self     string
+	// elsewhere refuses while a living host has an instance of source, or does not say; nil to ask none.
+	elsewhere func(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error
+	self      string
 }
 
 var _ conductor.Fleet = evacuations{}
@@ -87,6 +89,9 @@ func (e evacuations) lost(ctx context.Context, instance string) (migration.LostG
 	if source.ProviderUUID == "" {
 		source.ProviderUUID, source.HostUUID = h.ProviderUUID, h.HostUUID
 	}
+	if err := e.nowhereElse(ctx, records, instance, rec.Host, rec.Epoch); err != nil {
+		return none, err
+	}
 	return migration.LostGuest{
 		Guest: g, Source: source, Record: revision, Death: deathRevision,
 		Proof: migration.DeathProof{Proof: string(death.Proof), By: death.By, Because: death.Because, At: death.At},
@@ -103,6 +108,13 @@ func (e evacuations) unrecordedHost(ctx context.Context, host string) (fleet.Hos
 		})
 	}
 	return fleet.Host{Name: host, ProviderUUID: provider}, err
+}
+
+func (e evacuations) nowhereElse(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
+	if e.elsewhere == nil {
+		return nil
+	}
+	return e.elsewhere(ctx, records, instance, source, epoch)
 }
 
 func (e evacuations) believed(source string) error {
@@ -135,6 +147,12 @@ func (e evacuations) TakeOver(ctx context.Context, ref migration.Ref, g migratio
 	}
 	if err := e.believed(g.Source.Name); err != nil {
 		return migration.Commit{}, err
+	}
+	// Of one that was taken over before, the answer may have been lost: it is told again.
+	if now, _, err := records.Instance(ctx, ref.Instance); err == nil && now.Host == g.Source.Name {
+		if err := e.nowhereElse(ctx, records, ref.Instance, now.Host, now.Epoch); err != nil {
+			return migration.Commit{}, err
+		}
 	}
 	in, err := records.TakeOver(ctx, taking(ref, g, to))
 	if err != nil {

@@ -44,6 +44,8 @@ type Known struct {
 	Busy string `json:"busy,omitempty"`
 	// Moving: what makes it busy is an unfinished move. Never true of older agents.
 	Moving bool `json:"moving,omitempty"`
+	// Active: libvirt has its domain, and that is active. Never true of older agents.
+	Active bool `json:"active,omitempty"`
 	// Unsure says why the host cannot tell, empty where it can.
 	Unsure string `json:"unsure,omitempty"`
 }

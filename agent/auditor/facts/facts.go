@@ -155,7 +155,8 @@ func (o Of) Knows(ctx context.Context, consumers []string) []auditor.Known {
 		if known && inst.Token.State == claims.TokenHere {
 			k.Owner, k.Epoch = true, inst.Token.Epoch
 		}
-		_, there := domains[id]
+		d, there := domains[id]
+		k.Active = there && d.Active()
 		switch m, moves := moves[id]; {
 		case moves:
 			k.Busy, k.Moving = "migration "+m+" is not over", true

@@ -1,0 +1,141 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"berth/agent/auditor"
+	"berth/fleet"
+	"berth/internal/fault"
+	"berth/internal/runtime"
+)
+
+// The fleet's record of an instance is what its dead host wrote last. A migration that Berth did not
+// conduct may have taken the instance elsewhere since. So each living host is asked, before a dead
+// host's instance is given to another, whether the instance is there.
+
+// evacuationAsk bounds the question to one host. Arbitrary: it is answered from memory and libvirt's list.
+const evacuationAsk = 5 * time.Second
+
+// takeOverReasons are why an instance of a dead host is not given to another: a host has it, or does not
+// say. answers are by host, and silent says of each other host why it did not answer.
+func takeOverReasons(instance, source string, epoch uint64, answers map[string]auditor.Known, silent map[string]string) (out []fault.Reason) {
+	for _, host := range slices.Sorted(maps.Keys(answers)) {
+		k := answers[host]
+		switch {
+		case k.Owner && k.Epoch >= epoch:
+			out = append(out, fault.Reason{
+				Code: "owned_elsewhere", Message: "by its own ledger host " + host + " has instance " + instance + ", and by the fleet's records " + source + " had it", Have: host, Want: source,
+				Change: "nothing is to be evacuated: look at it with berth instance show " + instance + " -c " + host,
+			})
+		case k.Active:
+			out = append(out, fault.Reason{
+				Code: "runs_elsewhere", Message: "instance " + instance + " is active on host " + host + ", and by the fleet's records " + source + " had it: a migration may have brought it there", Have: host, Want: source,
+				Change: "bring " + source + " back: it gives the instance to " + host + "; or end the instance, virsh shutdown " + instance + " on " + host + ", and ask again: it starts from its disks",
+			})
+		case k.Unsure != "":
+			silent[host] = k.Unsure
+		}
+	}
+	for _, host := range slices.Sorted(maps.Keys(silent)) {
+		out = append(out, fault.Reason{
+			Code: "host_silent", Message: "host " + host + " does not say whether instance " + instance + " is there: " + silent[host], Have: host,
+			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + host + ", or berth host declare-dead " + host + ` --because "how you know"`,
+		})
+	}
+	return out
+}
+
+// notElsewhere refuses to give an instance of a dead host to another while a living one has it, or does not
+// say. Hosts that count as dead are not asked. Nor are those that have never answered this host, where no
+// leases tell who is alive: the two may have no way to each other.
+func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
+	hosts, err := records.Hosts(ctx)
+	unreadable, err := fleet.Unreadable(err)
+	if err != nil {
+		return err
+	}
+	dead, err := deadNames(ctx, records)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, h := range hosts {
+		names = append(names, h.Name)
+	}
+	for _, key := range unreadable {
+		names = append(names, fleet.NameOf(key))
+	}
+	answers, silent := map[string]auditor.Known{}, map[string]string{}
+	if own := a.facts().Knows(ctx, []string{instance}); len(own) == 1 {
+		answers[a.name] = own[0]
+	}
+	var mu sync.Mutex // guards answers and silent
+	var group runtime.Group
+	places := make(chan struct{}, mostAsked)
+	for _, host := range names {
+		if host == a.name || host == source || dead[host] {
+			continue
+		}
+		group.Go(a.rt, "ask "+host+" for an instance of a dead host", func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			k, err := a.knowsInstance(ctx, host, instance)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				silent[host] = err.Error()
+				return
+			}
+			answers[host] = k
+		})
+	}
+	group.Wait(a.rt)
+	if !records.HasLeases() {
+		maps.DeleteFunc(silent, func(host, why string) bool {
+			never := neverAnswered(ctx, a, host)
+			if never {
+				a.log.Warn("a host that has never answered is not asked for an instance of a dead host", "asked", host, "instance", instance, "error", why)
+			}
+			return never
+		})
+	}
+	if reasons := takeOverReasons(instance, source, epoch, answers, silent); len(reasons) > 0 {
+		return fault.Refuse(fault.Forbidden, "", reasons...)
+	}
+	return nil
+}
+
+func (a *Agent) knowsInstance(ctx context.Context, host, instance string) (auditor.Known, error) {
+	c, err := a.peers.client(host)
+	if err != nil {
+		return auditor.Known{}, err
+	}
+	ctx, cancel := a.rt.WithTimeout(ctx, evacuationAsk)
+	defer cancel()
+	known, err := c.Knows(ctx, []string{instance})
+	if err == nil && (len(known) != 1 || known[0].Consumer != instance) {
+		err = fault.New(fault.Internal, "host %s answered about something else", host)
+	}
+	if err != nil {
+		return auditor.Known{}, err
+	}
+	return known[0], nil
+}
+
+// neverAnswered reports whether a host has not answered this one at any time.
+func neverAnswered(ctx context.Context, a *Agent, host string) bool {
+	if !a.peers.answered(host).Answered.IsZero() {
+		return false
+	}
+	ever := map[string]bool{}
+	raw, found, err := a.db.Get(ctx, bucketAgent, keyAnswered)
+	if err == nil && found {
+		err = json.Unmarshal(raw, &ever)
+	}
+	return err == nil && !ever[host]
+}
