@@ -669,6 +669,38 @@ func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
 	}
 }
 
+// TestKeeper_AnOlderDecision_StartsNothingThatWasEvacuatedSince: also where the evacuation's record is
+// gone, or cannot be read, and Placement does not know the instance. What the reason says to type ends it.
+func TestKeeper_AnOlderDecision_StartsNothingThatWasEvacuatedSince(t *testing.T) {
+	t.Parallel()
+	for name, evacuation := range map[string][]byte{"gone": nil, "unreadable": []byte(`{"epoch": "two"}`)} {
+		t.Run(name, func(t *testing.T) {
+			b := newFleetBench(t, "host-a", "host-b")
+			id := b.guest("host-a", "web")
+			b.round("host-a")
+			a := b.up["host-a"]
+			inst, _ := a.tracker.Instance(id)
+			host.NoteRecorded(a.host, inst, "host-b", 2)
+			b.must(host.KeepOwner(t.Context(), a.host, id, "host-b was in error", "operator:o"))
+			b.evacuate(id)
+			b.must(b.store.Client("test").Commit(t.Context(), nil, fleet.Change{Key: "evacuated/host-a/" + returning, Value: evacuation}))
+			b.lives(id)
+			b.must(b.place.DeleteAllocations(t.Context(), id)) // Placement does not say
+			a = b.reboot("host-a")
+			for range 3 {
+				b.round("host-a")
+			}
+			if got := b.running("host-a"); len(got) > 0 {
+				t.Fatalf("runs on both: %v", got)
+			}
+			why := a.host.Held()[id]
+			if !strings.Contains(why, "berth instance delete web") || strings.Contains(why, "web --force on host-a") {
+				t.Errorf("held: %q", why)
+			}
+		})
+	}
+}
+
 // TestKeeper_ItsDeath_IsForgottenOnceNothingIsLeftToGiveUp: neither before, while a record may hide what
 // was evacuated, nor later for what is only left to clean up.
 func TestKeeper_ItsDeath_IsForgottenOnceNothingIsLeftToGiveUp(t *testing.T) {
@@ -683,7 +715,7 @@ func TestKeeper_ItsDeath_IsForgottenOnceNothingIsLeftToGiveUp(t *testing.T) {
 		}, true},
 		"an evacuation cannot be read": {func(b *fleetBench, _ *keeper, _ string) {
 			b.must(b.store.Client("test").Commit(b.Context(), nil, fleet.Change{Key: "evacuated/host-a/" + returning, Value: []byte(`{"epoch": "two"}`)}))
-		}, true},
+		}, false},
 		"the store is not believed": {func(_ *fleetBench, k *keeper, _ string) { k.trust.memory.Unproven = true }, true},
 		"what came back is not cleaned up after": {func(b *fleetBench, _ *keeper, id string) {
 			raw, err := json.Marshal(fleet.Evacuated{Migration: returning, Attempt: 1, Instance: id, Name: "web", Source: "host-a", To: "host-b", Epoch: 1})

@@ -80,8 +80,7 @@ func (k *keeper) look(ctx context.Context) error {
 	// A guest that was evacuated is given way for by its own record: no other waits for one of these
 	// that cannot be read.
 	left, err := k.records.Evacuated(ctx, k.a.name)
-	garbled, err := fleet.Unreadable(err)
-	if err != nil {
+	if _, err = fleet.Unreadable(err); err != nil {
 		return err
 	}
 	whole, unsure := !k.looked, !h.BootConfirmed() || k.suspect
@@ -89,8 +88,9 @@ func (k *keeper) look(ctx context.Context) error {
 		return err
 	}
 	was, held, waiting := h.Held(), map[string]string{}, map[string]bool{}
-	// Nothing is left to give up, and nothing is hidden that would have to be.
-	given := len(garbled) == 0 && !k.trust.unproven()
+	// Nothing is left to give up. An evacuation that cannot be read hides nothing: each instance is judged
+	// by its own record, too.
+	given := !k.trust.unproven()
 	for _, inst := range h.Owned() {
 		_, before := was[inst.UUID]
 		if !whole && !before {
@@ -212,8 +212,8 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 	}
 	f.Moves = host.MovesWith(k.a.host, inst.UUID, rec.Host)
 	// An operator may have decided against that very claim. One that was evacuated is not started for it:
-	// the decision may be older than the evacuation.
-	if f.Record == witness.OtherHigher && !evacuated && host.Kept(k.a.host, inst.UUID, rec.Host, rec.Epoch) {
+	// the decision may be older than the evacuation, of which the record may be lost.
+	if f.Record == witness.OtherHigher && !evacuated && !f.Died && host.Kept(k.a.host, inst.UUID, rec.Host, rec.Epoch) {
 		f.Record = witness.OtherLower
 	}
 	var where string
@@ -260,6 +260,11 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 			"host", rec.Host, "epoch", rec.Epoch, "had", epoch, "migration", ref.Migration)
 		if _, err := k.a.host.GiveWay(ctx, ref, rec.Epoch, rec.Host, f.Died); err != nil {
 			v.Action, why = witness.InDoubt, "it is "+rec.Host+"'s by now, and could not be given up: "+err.Error()
+			for _, r := range fault.ReasonsOf(err) {
+				if r.Change != "" {
+					why += "; " + r.Change
+				}
+			}
 		}
 	}
 	return v, why, nil

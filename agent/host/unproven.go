@@ -151,7 +151,7 @@ func staysHere(h *Host, uuid string, epoch uint64, to string) error {
 		Code:    "kept_by_operator",
 		Message: fmt.Sprintf("an operator has decided that instance %s is the one on %s, although host %s says that it has it with epoch %d", name, h.o.Name, to, epoch),
 		Have:    h.o.Name, Want: to,
-		Change: fmt.Sprintf("end the copy on %s: berth instance delete %s --force there (its disks stay); if that one is the instance after all, the same on %s", to, name, h.o.Name),
+		Change: fmt.Sprintf("end the copy on %s: berth instance delete %s --force there (its disks stay); if that one is the instance after all, virsh destroy %s where it runs on %s, and then berth instance delete %s there (its disks stay)", to, name, name, h.o.Name, name),
 	})
 }
 
@@ -229,7 +229,7 @@ func ClaimsElsewhere(h *Host) (names []string, reasons []fault.Reason) {
 			Code:    "decision_refused",
 			Message: fmt.Sprintf("instance %s is on %s by an operator's decision, with epoch %d, and host %s keeps a copy of it: both may run", c.Name, h.o.Name, c.Epoch, c.Host),
 			Have:    h.o.Name, Want: c.Host,
-			Change: fmt.Sprintf("look which of the two copies is the instance; if it is the one on %s, virsh destroy %s on %s (berth instance delete %s --force there if an operator has kept it; its disks stay); if it is the one on %s, berth instance delete %s --force on %s (its disks stay)",
+			Change: fmt.Sprintf("look which of the two copies is the instance; if it is the one on %s, virsh destroy %s on %s, and then berth instance delete %s there if an operator has kept it (its disks stay); if it is the one on %s, berth instance delete %s --force on %s (its disks stay)",
 				h.o.Name, c.Name, c.Host, c.Name, c.Host, c.Name, h.o.Name),
 		})
 	}
