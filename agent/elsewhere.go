@@ -17,8 +17,9 @@ import (
 )
 
 // usersElsewhere asks the fleet's records and every other host who uses files that several
-// hosts see, and answers by path why a file must stay. Whoever does not answer is a reason, but
-// for a host that counts as dead: of that one the records of its instances answer.
+// hosts see, and answers by path why a file must stay. Whoever does not answer is a reason. A host
+// that counts as dead is not asked: of its instances the records answer. One that Berth never managed
+// has none, so nothing goes for good before that host was given up (berth host forget).
 // With no records and no other host known nobody else can have a user.
 func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fileusers.Question) map[string]string {
 	why := map[string][]string{}
@@ -27,10 +28,14 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 			why[f.Path] = append(why[f.Path], reason)
 		}
 	}
-	dead := map[string]bool{}
+	dead := map[string]fleet.Death{}
+	replace := !slices.ContainsFunc(files, func(f fileusers.Question) bool { return f.Act != fileusers.Replace })
 	if records, err := a.fleetRecords(); err == nil {
-		if known, err := deadNames(ctx, records); err == nil {
-			dead = known // else all are asked
+		known, err := records.Deaths(ctx)
+		if _, err = fleet.Unreadable(err); err == nil { // else all are asked
+			for _, d := range known {
+				dead[d.Host] = d
+			}
 		}
 		list, err := records.Instances(ctx, "")
 		if err != nil && !hasReason(err, fleet.NoStore) { // a Placement that keeps none
@@ -48,7 +53,12 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 	var group runtime.Group
 	places := make(chan struct{}, 8)
 	for _, host := range hosts {
-		if dead[host] {
+		if d, counts := dead[host]; counts {
+			if !replace && !d.Forgotten {
+				mu.Lock()
+				all(host + " counts as dead, and an instance that Berth does not manage may use the file there (berth host forget " + host + ", if that host never returns)")
+				mu.Unlock()
+			}
 			continue
 		}
 		group.Go(a.rt, "ask "+host+" for users of files", func() {

@@ -62,6 +62,10 @@ func TestDelete_AFileThatOthersSeeStaysWhereTheyUseIt(t *testing.T) {
 		{"dead", func(string) {
 			_, err := p.clients["host-a"].DeclareDead(t.Context(), "host-b", api.DeclareDead{Because: "burnt", Force: true})
 			p.must(err)
+		}, "counts as dead"},
+		{"forgotten", func(string) {
+			_, err := p.clients["host-a"].ForgetHost(t.Context(), "host-b", api.ForgetHost{})
+			p.must(err)
 		}, ""},
 	} {
 		r := api.CreateInstance{}
