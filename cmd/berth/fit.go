@@ -141,6 +141,11 @@ func (a *app) fitLines(files []string) error {
 	return nil
 }
 
+// noFile refuses a file that does not exist, with exit code 4.
+func noFile(path string) error {
+	return fault.Refuse(fault.NotFound, "open "+path, fault.Reason{Code: "no_file", Message: "there is no file " + path, Change: "name a file that is there"})
+}
+
 // reading opens a file, or standard input for "-".
 func (a *app) reading(path string, read func(io.Reader) error) error {
 	if path == "-" {
@@ -148,7 +153,7 @@ func (a *app) reading(path string, read func(io.Reader) error) error {
 	}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.Refuse(fault.NotFound, "open "+path, fault.Reason{Code: "no_file", Message: "there is no file " + path, Change: "name a file that is there"})
+		return noFile(path)
 	}
 	if err != nil {
 		return err
@@ -199,7 +204,12 @@ func (a *app) compose(w whatIf) ([]byte, error) {
 		}
 	}
 	var f topology.Flavor
-	if err := config.DecodeFile(w.flavor, &f); err != nil {
+	switch err := config.DecodeFile(w.flavor, &f); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, noFile(w.flavor)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, misused("read %s: %w", w.flavor, err)
+	case err != nil:
 		return nil, err
 	}
 	if f.Name == "" {

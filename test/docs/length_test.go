@@ -1,7 +1,10 @@
 package docs
 
 import (
+	"bytes"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -125,5 +128,63 @@ func TestREADME_NamesTheGoOfTheModule(t *testing.T) {
 	}
 	if !strings.Contains(string(readme), "Berth needs Go "+string(m[1])+".") {
 		t.Errorf("README.md does not say \"Berth needs Go %s.\", which go.mod asks for", m[1])
+	}
+}
+
+var (
+	codeForm = regexp.MustCompile("`([a-z]+(?:_[a-z0-9]+)+)`")
+	pathForm = regexp.MustCompile("`([a-z]+/[A-Za-z0-9_./-]+\\.go)`")
+)
+
+// TestLimits_NamesCodesOfRefusals requires of each code on the page of limits that the program has it.
+func TestLimits_NamesCodesOfRefusals(t *testing.T) {
+	page, err := os.ReadFile("../../docs/limits.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := map[string]bool{}
+	for _, m := range codeForm.FindAllSubmatch(page, -1) {
+		codes[string(m[1])] = true
+	}
+	if len(codes) < 20 {
+		t.Errorf("only %d codes were read", len(codes))
+	}
+	err = filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for code := range codes {
+			if bytes.Contains(text, []byte(`"`+code+`"`)) {
+				delete(codes, code)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for code := range codes {
+		t.Errorf("docs/limits.md: no refusal has the code %s", code)
+	}
+}
+
+// TestPages_NameFilesThatAreThere requires of each path of a Go file between backticks that it exists.
+func TestPages_NameFilesThatAreThere(t *testing.T) {
+	pages, err := Read("../..", "README.md", "ARCHITECTURE.md", "docs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := 0
+	for _, p := range pages {
+		for _, m := range pathForm.FindAllStringSubmatch(p.Text, -1) {
+			paths++
+			if _, err := os.Stat("../../" + m[1]); err != nil {
+				t.Errorf("%s: %s is not there", p.Path, m[1])
+			}
+		}
+	}
+	if paths < 40 {
+		t.Errorf("only %d paths were read", paths)
 	}
 }
