@@ -299,27 +299,92 @@ func inColumns(text string) string {
 	return plain(text)
 }
 
+// apiRoute is one operation of the OpenAPI document.
+type apiRoute struct {
+	path, method string
+	op           map[string]any
+}
+
+// betweenHosts reports whether the operation is answered to other hosts alone: it is no part of
+// what callers outside of Berth may use.
+func (o apiRoute) betweenHosts() bool {
+	return strings.Contains(o.op["description"].(string), "Answered to: host.")
+}
+
+// TestReference_APIIsTheTableOfRoutes writes two pages: what callers may use, and what hosts ask
+// of each other. A body that both have stands on the first.
 func TestReference_APIIsTheTableOfRoutes(t *testing.T) {
 	type object = map[string]any
 	doc := api.OpenAPI()
 	schemas := doc["components"].(object)["schemas"].(object)
-	var b strings.Builder
-	b.WriteString("# The API\n\n" + written)
-	b.WriteString("`GET /v1/openapi.json` has all of it in OpenAPI 3.1, as the agent that is asked knows it.\n\n" + plain(doc["info"].(object)["description"].(string)) + "\n\n")
-	b.WriteString("An error has a status from 400 on and the body of [exit codes and kinds of errors](exit-codes.md). `local` is who may use the agent's socket.\n\n")
-	b.WriteString("| route | what it does |\n|---|---|\n")
 	paths := doc["paths"].(object)
-	type operation struct {
-		path, method string
-		op           object
-	}
-	var all []operation
+	var public, internal []apiRoute
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
 		ops := paths[path].(object)
 		for _, method := range slices.Sorted(maps.Keys(ops)) {
-			all = append(all, operation{path, strings.ToUpper(method), ops[method].(object)})
+			if o := (apiRoute{path, strings.ToUpper(method), ops[method].(object)}); o.betweenHosts() {
+				internal = append(internal, o)
+			} else {
+				public = append(public, o)
+			}
 		}
 	}
+	if len(public) < 30 || len(internal) < 30 {
+		t.Errorf("%d routes for callers and %d between hosts: the pages are not told apart", len(public), len(internal))
+	}
+	shown := map[string]bool{}
+	for _, o := range public {
+		bodiesOf(o.op, schemas, shown)
+	}
+	var here, there []string
+	for _, name := range slices.Sorted(maps.Keys(schemas)) {
+		if shown[name] {
+			here = append(here, name)
+		} else {
+			there = append(there, name)
+		}
+	}
+	head := "# The API\n\n" + written +
+		"`GET /v1/openapi.json` has all of it in OpenAPI 3.1, as the agent that is asked knows it.\n\n" + plain(doc["info"].(object)["description"].(string)) + "\n\n" +
+		"An error has a status from 400 on and the body of [exit codes and kinds of errors](exit-codes.md). `local` is who may use the agent's socket. " +
+		"What hosts ask of each other in a migration is on [a page of its own](host-operations.md).\n\n"
+	golden(t, filepath.Join(referenceDir, "api.md"), head+apiPage(public, schemas, here))
+
+	head = "# What hosts ask of each other\n\n" + written +
+		"These routes are answered to hosts alone, and may change with every version. For programs of your own there is [the API](api.md).\n\n"
+	page := apiPage(internal, schemas, there)
+	for _, name := range here {
+		link := "](#" + docs.Anchor(name) + ")"
+		page = strings.ReplaceAll(page, "["+name+link, "["+name+"](api.md#"+docs.Anchor(name)+")")
+	}
+	golden(t, filepath.Join(referenceDir, "host-operations.md"), head+page)
+}
+
+// bodiesOf adds the names of all bodies that v refers to, also by other bodies.
+func bodiesOf(v any, schemas map[string]any, names map[string]bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		if ref, is := v["$ref"].(string); is {
+			if name := ref[strings.LastIndexByte(ref, '/')+1:]; !names[name] {
+				names[name] = true
+				bodiesOf(schemas[name], schemas, names)
+			}
+		}
+		for _, one := range v {
+			bodiesOf(one, schemas, names)
+		}
+	case []any:
+		for _, one := range v {
+			bodiesOf(one, schemas, names)
+		}
+	}
+}
+
+// apiPage is a table of routes, each with what it takes and answers, and the bodies of these names.
+func apiPage(all []apiRoute, schemas map[string]any, names []string) string {
+	type object = map[string]any
+	var b strings.Builder
+	b.WriteString("| route | what it does |\n|---|---|\n")
 	for _, o := range all {
 		fmt.Fprintf(&b, "| [`%s %s`](#%s) | %s |\n", o.method, o.path, docs.Anchor(o.op["operationId"].(string)), inCell(o.op["summary"].(string)))
 	}
@@ -346,7 +411,7 @@ func TestReference_APIIsTheTableOfRoutes(t *testing.T) {
 		}
 	}
 	b.WriteString("\n# Bodies\n\nWhat is *optional* may be left out.\n")
-	for _, name := range slices.Sorted(maps.Keys(schemas)) {
+	for _, name := range names {
 		s, _ := schemas[name].(object)
 		fmt.Fprintf(&b, "\n## %s\n", name)
 		properties, _ := s["properties"].(object)
@@ -369,7 +434,7 @@ func TestReference_APIIsTheTableOfRoutes(t *testing.T) {
 			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", field, schemaWords(properties[field]), optional)
 		}
 	}
-	golden(t, filepath.Join(referenceDir, "api.md"), b.String())
+	return b.String()
 }
 
 // contentWords are a body's type and schema.
