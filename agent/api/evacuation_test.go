@@ -28,7 +28,7 @@ func (h *fakeHost) FinishEvacuation(_ context.Context, r migration.Ref) (migrati
 
 // Ask implements migration.Host.
 func (h *fakeHost) Ask(ctx context.Context, r migration.Ref, op *migration.Operation, in any) (any, error) {
-	return operationtest.By(h).Ask(ctx, r, op, in)
+	return operationtest.Ask(ctx, h, r, op, in)
 }
 
 // evacuationVerbs calls each verb that a guest of host-s is taken in by, as host conductor

@@ -139,7 +139,7 @@ type endpoint struct {
 }
 
 func (e endpoint) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
-	return operationtest.By(e.Dock).Ask(ctx, ref, op, in)
+	return operationtest.Ask(ctx, e.Dock, ref, op, in)
 }
 
 // Parties says of every migration that c conducts it from a to b.

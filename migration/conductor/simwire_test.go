@@ -51,7 +51,7 @@ func (x hostWire) Ask(ctx context.Context, ref migration.Ref, op *migration.Oper
 	if x.h.deafens && op.Name == operation.FinishEvacuation.Name {
 		return nil, x.p.Sleep(ctx, time.Hour)
 	}
-	do := func() (any, error) { return operationtest.By(x.h).Ask(ctx, ref, op, in) }
+	do := func() (any, error) { return operationtest.Ask(ctx, x.h, ref, op, in) }
 	if op.ReadOnly || op.Name == operation.ShippedSoFar.Name {
 		return read(x, do)
 	}

@@ -9,26 +9,34 @@ import (
 	"reflect"
 	"strings"
 
+	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
 )
 
-// By gives the operations that a value has methods for. A method with other types than its
-// operation's panics: it would never be asked.
-func By(v any) operation.Handlers {
-	out := operation.Handlers{}
-	value := reflect.ValueOf(v)
-	for _, op := range operation.All() {
-		if m := value.MethodByName(Method(op)); m.IsValid() {
-			out[op.Name] = operation.Handler{Operation: op, Do: call(op, m)}
-		}
+// Ask does an operation by the value's method that stands for it; fault.Invalid where it has none. A
+// method with other types than its operation's panics: it would never be asked.
+func Ask(ctx context.Context, v any, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	m := reflect.ValueOf(v).MethodByName(Method(op))
+	if !m.IsValid() {
+		return nil, fault.New(fault.Invalid, "%T has no operation %s", v, op.Name)
 	}
-	return out
+	return call(op, m)(ctx, ref, in)
 }
 
 // Over is a host of which the methods of a value replace operations. The value embeds the host that
 // does all others, or is one.
-func Over(v migration.Host) migration.Host { return operation.Without{Host: v, Instead: By(v)} }
+func Over(v migration.Host) migration.Host { return over{v} }
+
+type over struct{ migration.Host }
+
+// Ask implements migration.Host.
+func (o over) Ask(ctx context.Context, ref migration.Ref, op *migration.Operation, in any) (any, error) {
+	if reflect.ValueOf(o.Host).MethodByName(Method(op)).IsValid() {
+		return Ask(ctx, o.Host, ref, op, in)
+	}
+	return o.Host.Ask(ctx, ref, op, in)
+}
 
 // Method is the name of the method that stands for an operation.
 func Method(op *migration.Operation) string {
