@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"berth/agent/host"
 	"berth/claims"
 	"berth/fleet"
 	"berth/internal/fault"
@@ -31,7 +32,7 @@ func (k *keeper) handBack(ctx context.Context) error {
 	var failed error
 	for _, rec := range all {
 		c, gave := k.gave(rec.UUID)
-		if !gave || c.Epoch <= rec.Epoch {
+		if !gave || c.Epoch <= rec.Epoch || host.YieldUnproven(k.a.host, rec.UUID) {
 			continue
 		}
 		k.a.log.Warn("the fleet's record of an instance is older than this host's commit, and is handed over", "instance", rec.UUID, "epoch", rec.Epoch, "commit", c.Epoch, "host", c.To)

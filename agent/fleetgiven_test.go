@@ -27,3 +27,23 @@ func TestKeeper_InstanceGivenAwayAndForgotten_KeepsItsRecord(t *testing.T) {
 		t.Errorf("%d records, %v; want that of the instance which was deleted to be gone", len(all), err)
 	}
 }
+
+// TestKeeper_TokenGivenUpOnOneHostsWord_TheRecordIsNotHandedOver: it is the second witness that is waited for.
+func TestKeeper_TokenGivenUpOnOneHostsWord_TheRecordIsNotHandedOver(t *testing.T) {
+	t.Parallel()
+	b := newFleetBench(t, "host-a", "host-b")
+	id := b.guest("host-a", "web")
+	b.round("host-a")
+	a := b.up["host-a"]
+	b.must(a.tracker.Remember(t.Context(), migration.Ref{Migration: "yielded-" + id, Instance: id, Attempt: 1, Step: "yielded"},
+		map[string]any{"instance_uuid": id, "name": "web", "migration": "m", "attempt": 1, "host": "host-b", "epoch": 99}))
+	gave, err := a.tracker.Yield(t.Context(), migration.Ref{Migration: "m", Instance: id, Attempt: 1}, 99, "host-b")
+	if b.must(err); !gave {
+		t.Fatal("kept")
+	}
+	b.round("host-a")
+	b.must(a.keeper.handBack(t.Context()))
+	if in := b.record(id); in.Host != "host-a" || in.Epoch != 1 {
+		t.Errorf("record %s", briefly(in))
+	}
+}

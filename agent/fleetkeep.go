@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/agent/host"
 	"berth/claims"
 	"berth/fleet"
 	"berth/fleet/permit"
@@ -207,7 +208,7 @@ func (k *keeper) drop(ctx context.Context) error {
 	done, failed := 0, error(nil)
 	for _, id := range slices.Sorted(maps.Keys(k.written)) {
 		inst, known := k.a.tracker.Instance(id)
-		if known && inst.Token.State != claims.TokenSurrendered {
+		if known && (inst.Token.State != claims.TokenSurrendered || host.YieldUnproven(k.a.host, id)) {
 			continue
 		}
 		if done == keepEach {

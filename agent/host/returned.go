@@ -216,6 +216,9 @@ func (h *Host) confirmByHand(ctx context.Context, id, because, by string) error 
 	if err != nil {
 		return err
 	}
+	if err := takeYieldedBack(ctx, h, uuid, because, by); err != nil {
+		return err
+	}
 	inst, known := h.tracker.Instance(uuid)
 	if !known {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{Code: "not_managed", Message: "guest " + id + " is not managed", Change: "berth instance adopt " + id})

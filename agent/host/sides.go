@@ -122,6 +122,7 @@ func (h *Host) FollowSides(ctx context.Context) error {
 	for ctx.Err() == nil {
 		h.lookAtSides(ctx)
 		h.tellWords(ctx)
+		followYielded(ctx, h)
 		h.followSettled(ctx)
 		h.sweepCopies(ctx)
 		if err := followOrigins(ctx, h); err != nil && ctx.Err() == nil {

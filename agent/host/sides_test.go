@@ -21,6 +21,7 @@ import (
 	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
+	"berth/placementclient"
 )
 
 // twoSides are hosts that reach each other without a conductor between them.
@@ -675,7 +676,64 @@ func TestYieldToken_OfNoOtherGuest(t *testing.T) {
 	}
 	// Its own is spoken for also when the move's context is gone.
 	s.must("drop context", operation.DropContext.Ask(t.Context(), s.a, s.ref))
-	s.must("give way", s.a.YieldToken(t.Context(), s.ref, 9, "b"))
+	err := s.a.YieldToken(t.Context(), s.ref, 9, "b")
+	if s.wantKind("alone", err, fault.Busy); s.token("a").State != claims.TokenSurrendered {
+		t.Errorf("token %+v", s.token("a"))
+	}
+}
+
+// TestYieldToken_OfAMoveThatIsOver_TakesTheTokenAlone: the other host of it may be hostile. What is here
+// of the instance goes once Placement has it there, and an operator can take it back before.
+func TestYieldToken_OfAMoveThatIsOver_TakesTheTokenAlone(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.must("over", operation.DropContext.Ask(t.Context(), s.a, s.ref))
+	there := func() bool {
+		_, err := s.a.fake.Domain(t.Context(), s.ref.Instance)
+		claim, bound := s.a.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Kind: claims.KindInstance})
+		return err == nil && bound && claim.State == claims.Bound
+	}
+	yield := func(epoch uint64) {
+		t.Helper()
+		for range 2 { // it is asked again, also of another process
+			err := s.a.YieldToken(t.Context(), s.ref, epoch, "b")
+			if s.wantKind("one host's word", err, fault.Busy); !slices.Equal(codes(err), []string{"yield_unproven"}) {
+				t.Errorf("reasons %v", codes(err))
+			}
+			if k := s.token("a"); k.State != claims.TokenSurrendered || !there() {
+				t.Errorf("token %+v, definition and claim are there: %t", k, there())
+			}
+			s.restart("a")
+		}
+		if err := s.a.Start(t.Context(), s.ref.Instance, false); err == nil {
+			t.Error("started though another host says that it has it")
+		}
+		names, reasons := host.ClaimsElsewhere(s.a.Host)
+		if !slices.Equal(names, []string{"vm1"}) || !strings.Contains(reasons[0].Change, "berth instance start vm1 --force-owner") {
+			t.Errorf("told %v, %+v", names, reasons)
+		}
+	}
+	yield(99)
+	s.must("take it back", s.a.ConfirmByHand(t.Context(), s.ref.Instance, "b is hostile", "ann"))
+	if k := s.token("a"); k.State != claims.TokenHere || k.Epoch != 100 || !there() {
+		t.Errorf("token %+v, definition and claim are there: %t", k, there())
+	}
+	if names, _ := host.ClaimsElsewhere(s.a.Host); len(names) > 0 {
+		t.Errorf("still told: %v", names)
+	}
+	s.wantKind("the same again", s.a.YieldToken(t.Context(), s.ref, 99, "b"), fault.Forbidden)
+
+	yield(101)
+	had, err := s.placement.Allocations(t.Context(), s.ref.Instance)
+	s.must("read", err)
+	had.Allocations = map[string]placementclient.Resources{"rp-b": {"VCPU": 1}}
+	s.must("counted there", s.placement.PostAllocations(t.Context(), map[string]placementclient.Allocations{s.ref.Instance: had}))
+	s.follow("what is here to end", func() bool {
+		_, known := s.a.tracker.Instance(s.ref.Instance)
+		_, err := s.a.fake.Domain(t.Context(), s.ref.Instance)
+		names, _ := host.ClaimsElsewhere(s.a.Host)
+		return !known && errors.Is(err, fault.NotFound) && len(names) == 0
+	})
 }
 
 // A host that is gone for good had many guests: each turn waits for it once.

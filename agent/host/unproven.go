@@ -223,6 +223,10 @@ func ClaimsElsewhere(h *Host) (names []string, reasons []fault.Reason) {
 	for _, c := range h.sides.claimedElsewhere(h) {
 		names, reasons = append(names, c.Name), append(reasons, c.reason(h.o.Name))
 	}
+	waiting, _ := allYielded(h)
+	for _, y := range waiting {
+		names, reasons = append(names, y.Name), append(reasons, y.reason(h.o.Name))
+	}
 	for _, c := range refusedWords(h) {
 		names = append(names, c.Name)
 		reasons = append(reasons, fault.Reason{

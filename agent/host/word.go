@@ -174,11 +174,14 @@ func (h *Host) yieldToken(ctx context.Context, ref migration.Ref, epoch uint64, 
 	case err != nil:
 		return err
 	case clean:
-		return h.cleanUpSource(ctx, ref)
+		err = h.cleanUpSource(ctx, ref)
 	case claimed && !h.arrived(ref):
-		return h.endArrival(ctx, pendingArrival{ref: ref, way: h.wayOf(ref)}) // it never had the token, and gets it no more
+		err = h.endArrival(ctx, pendingArrival{ref: ref, way: h.wayOf(ref)}) // it never had the token, and gets it no more
 	}
-	return nil
+	if err != nil {
+		return err
+	}
+	return forgetYielded(ctx, h, ref.Instance)
 }
 
 // yield surrenders and ends what is here. clean: this host was the source of the move,
@@ -231,6 +234,11 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 		}
 		defer done()
 	}
+	if !stands && needsWitness(h, ref, inst, known, exists) {
+		if err := noteYielded(ctx, h, ref, inst, d, epoch, to); err != nil {
+			return false, err
+		}
+	}
 	arrived := h.accepted(ref)
 	decided := h.tracker.CommitRefused(ref.Migration, ref.Attempt)
 	yields, err := h.tracker.Yield(ctx, at(ref, ""), epoch, to)
@@ -252,6 +260,11 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil {
 		return false, err
 	}
+	before, err := witnessed(ctx, h, ref, exists)
+	if err != nil {
+		return false, err
+	}
+	decided = decided || before
 	if _, from := h.tracker.Came(ref.Migration); arrived || from {
 		return false, h.forgetArrival(ctx, ref)
 	}

@@ -1,0 +1,175 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"berth/claims"
+	"berth/driver"
+	"berth/internal/fault"
+	"berth/migration"
+)
+
+// Another host's word that it has an instance with a higher epoch keeps that instance from being started
+// here, since two copies are the worst. It takes nothing else: that host may be hostile, or in error. So
+// where no open move bears it out, definition, claim and files stay until a second witness names another
+// host, or an operator decides.
+
+// yielded is what is on record of an instance whose token was given up on one host's word.
+type yielded struct {
+	Instance  string `json:"instance_uuid"`
+	Name      string `json:"name"`
+	Migration string `json:"migration"`
+	Attempt   int    `json:"attempt"`
+	Host      string `json:"host"` // that said so
+	Epoch     uint64 `json:"epoch"`
+	// Decided: this host had refused the commit, so that no conductor asks it to clean up.
+	Decided bool `json:"decided,omitempty"`
+}
+
+const memoryYielded = "yielded"
+
+func yieldedRef(uuid string) migration.Ref {
+	return migration.Ref{Migration: "yielded-" + uuid, Instance: uuid, Attempt: 1}
+}
+
+// needsWitness reports whether nothing of this host bears out that an instance is elsewhere: its token is
+// here, libvirt has it, no move of it by that migration is open, and no operator has said so.
+func needsWitness(h *Host, ref migration.Ref, inst claims.Instance, known, exists bool) bool {
+	if !known || !exists || inst.Token.State == claims.TokenSurrendered {
+		return false
+	}
+	if mc, open := h.tracker.Context(ref.Migration); open && mc.Instance == ref.Instance && (mc.Source != h.o.Name || !h.tracker.CommitRefused(ref.Migration, ref.Attempt)) {
+		return false
+	}
+	if w, word := h.tracker.Word(ref.Migration); word && w.GuestIsAt != h.o.Name {
+		return false
+	}
+	if w, word, err := recall[settling](h, settled(ref), memorySettle); word && !w.Here || err != nil {
+		return false
+	}
+	return !slices.ContainsFunc(h.tracker.ByInstance(ref.Instance), func(c claims.Claim) bool { return c.Owner.Migration == ref.Migration })
+}
+
+// witnessed refuses to end what is here of an instance whose token was given up on one host's word, before
+// a second witness has it elsewhere: fault.Busy. Where libvirt does not have it, there is nothing to end.
+// decided is that of the record.
+func witnessed(ctx context.Context, h *Host, ref migration.Ref, exists bool) (decided bool, err error) {
+	y, found, err := recall[yielded](h, yieldedRef(ref.Instance), memoryYielded)
+	if err != nil || !found {
+		return false, err
+	}
+	if exists && !hasElsewhere(ctx, h, y) {
+		return false, fault.Refuse(fault.Busy, "", y.reason(h.o.Name))
+	}
+	return y.Decided, nil
+}
+
+// forgetYielded drops what is on record of it, once what is here was ended. Safe to repeat.
+func forgetYielded(ctx context.Context, h *Host, uuid string) error {
+	return h.tracker.Unremember(ctx, at(yieldedRef(uuid), memoryYielded))
+}
+
+// hasElsewhere asks the fleet's records, and Placement where they do not say so.
+func hasElsewhere(ctx context.Context, h *Host, y yielded) bool {
+	ctx, cancel := h.rt.WithTimeout(ctx, allocationPatience)
+	defer cancel()
+	if h.o.Records != nil {
+		rec, _, err := h.o.Records.Instance(ctx, y.Instance)
+		if err == nil && rec.Host != h.o.Name && rec.Epoch >= y.Epoch {
+			return true
+		}
+	}
+	moved, asks := h.o.Placement.(Moved)
+	if !asks {
+		return h.o.Records == nil // there is nobody to ask
+	}
+	elsewhere, err := moved.SettledElsewhere(ctx, y.Instance, y.Migration)
+	return err == nil && elsewhere
+}
+
+func (y yielded) reason(self string) fault.Reason {
+	return fault.Reason{
+		Code: "yield_unproven",
+		Message: fmt.Sprintf("host %s says that it has instance %s with epoch %d: it is not started on %s any more, and what is here of it stays until the fleet's records or Placement have it elsewhere",
+			y.Host, y.Name, y.Epoch, self),
+		Have: self, Want: y.Host,
+		Change: fmt.Sprintf(`look for it on %s; if it is there, wait, or virsh undefine %s --keep-nvram on %s; if it is nowhere else, berth instance start %s --force-owner --reason "how you know"`, y.Host, y.Name, self, y.Name),
+	}
+}
+
+// noteYielded makes durable, before the token goes, that one host's word is all there is.
+func noteYielded(ctx context.Context, h *Host, ref migration.Ref, inst claims.Instance, d driver.Domain, epoch uint64, to string) error {
+	h.log.Error("another host says that it has an instance that is off here: it is not started any more, and its definition, claim and disks stay",
+		"instance", ref.Instance, "name", inst.Name, "migration", ref.Migration, "host", to, "epoch", epoch, "had", inst.Token.Epoch)
+	return h.remember(ctx, yieldedRef(ref.Instance), memoryYielded, yielded{
+		Instance: ref.Instance, Name: cmp.Or(inst.Name, d.Name, ref.Instance), Migration: ref.Migration, Attempt: ref.Attempt, Host: to, Epoch: epoch,
+		Decided: h.tracker.CommitRefused(ref.Migration, ref.Attempt),
+	})
+}
+
+// allYielded gives them, in order of instance. over: the instance is here again, or nothing of it is.
+// From memory.
+func allYielded(h *Host) (waiting, over []yielded) {
+	for _, ref := range h.memory.Remembering(memoryYielded) {
+		y, found, err := recall[yielded](h, ref, memoryYielded)
+		if err != nil || !found {
+			continue
+		}
+		if inst, known := h.tracker.Instance(y.Instance); !known || inst.Token.State == claims.TokenHere && inst.Token.Epoch >= y.Epoch {
+			over = append(over, y)
+		} else {
+			waiting = append(waiting, y)
+		}
+	}
+	return waiting, over
+}
+
+// YieldUnproven reports whether the token of an instance was given up on one host's word, which no second
+// witness has borne out yet: its record in the fleet's store is not to be handed over. From memory.
+func YieldUnproven(h *Host, uuid string) bool {
+	waiting, _ := allYielded(h)
+	return slices.ContainsFunc(waiting, func(y yielded) bool { return y.Instance == uuid })
+}
+
+// followYielded ends what is here of those that a second witness has elsewhere by now.
+func followYielded(ctx context.Context, h *Host) {
+	waiting, over := allYielded(h)
+	for _, y := range over {
+		if err := forgetYielded(ctx, h, y.Instance); err != nil && ctx.Err() == nil {
+			h.log.Warn("that another host claimed an instance is still on record", "instance", y.Instance, "error", err)
+		}
+	}
+	for _, y := range waiting {
+		ref := migration.Ref{Migration: y.Migration, Instance: y.Instance, Attempt: y.Attempt}
+		if err := h.yieldToken(ctx, ref, y.Epoch, y.Host); err != nil && ctx.Err() == nil {
+			h.log.Debug("what is here of an instance that another host claims stays", "instance", y.Instance, "host", y.Host, "error", err)
+		}
+	}
+}
+
+// takeYieldedBack takes the token of an instance back, with a higher epoch, that was given up on one host's
+// word: an operator has said that the instance is here. That host is told. Nothing is done for any other.
+func takeYieldedBack(ctx context.Context, h *Host, uuid, because, by string) error {
+	y, found, err := recall[yielded](h, yieldedRef(uuid), memoryYielded)
+	if err != nil || !found {
+		return err
+	}
+	unlock, err := h.lock(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ref := migration.Ref{Migration: y.Migration, Instance: uuid, Attempt: y.Attempt}
+	if inst, _ := h.tracker.Instance(uuid); inst.Token.State == claims.TokenSurrendered {
+		if err := h.noteWord(ctx, ref, migration.Settlement{GuestIsAt: h.o.Name, Gone: []string{y.Host}, Why: because, By: by}, y.Host); err != nil {
+			return err
+		}
+		if err := h.tracker.Retake(ctx, at(ref, "")); err != nil {
+			return err
+		}
+	}
+	return forgetYielded(ctx, h, uuid)
+}
