@@ -29,7 +29,7 @@ type PreparedEvacuation struct {
 // FinishedEvacuation is a guest that lives again.
 type FinishedEvacuation struct {
 	Started    bool   `json:"started"`
-	NotStarted string `json:"not_started,omitempty"` // why not, where it should be; empty else
+	NotStarted string `json:"not_started,omitempty"` // why not, where it should be, or why one that is off should not; empty else
 }
 
 // LostGuest is a guest of a dead host.

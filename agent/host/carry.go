@@ -293,7 +293,9 @@ func (h *Host) filesBelow(ctx context.Context, path string, d volume) ([]string,
 	return slices.DeleteFunc(slices.Concat(img.Backing, img.Outside), func(p string) bool { return !filepath.IsAbs(p) }), nil
 }
 
-// volumePath is the file or device of a volume; network of one that is reached without.
+// volumePath is the file or device by which this host has a volume, empty for none; network of one
+// that another host with the same pool reaches. A netfs pool has files all the same, and an iscsi
+// pool devices.
 func (h *Host) volumePath(ctx context.Context, d volumes.Disk) (path string, network bool, err error) {
 	connector, err := h.connector(ctx)
 	if err != nil || connector == nil {
@@ -303,14 +305,15 @@ func (h *Host) volumePath(ctx context.Context, d volumes.Disk) (path string, net
 	if err != nil {
 		return "", false, wrap(err, "disk %s", d.Target)
 	}
-	if slices.Contains(carriedPools, pool.Type) {
+	network = slices.Contains(carriedPools, pool.Type)
+	if network && !pool.Active {
 		return "", true, nil
 	}
 	v, err := connector.Volume(ctx, d.Pool, d.Volume)
 	if errors.Is(err, fault.NotFound) || err == nil && !filepath.IsAbs(v.Path) {
-		return "", false, nil
+		return "", network, nil
 	}
-	return v.Path, false, wrap(err, "disk %s", d.Target)
+	return v.Path, network, wrap(err, "disk %s", d.Target)
 }
 
 // activeVolumePath is volumePath for a volume that may be in use: of a pool that is not active

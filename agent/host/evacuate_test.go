@@ -344,6 +344,24 @@ func TestEvacuation_BelievesTheRecordsAlone(t *testing.T) {
 	e.lives(driver.Running)
 }
 
+// What an instance stands on is read before it is over, also where it was off: its user starts it.
+func TestEvacuation_AnInstanceThatWasOffIsReadToo(t *testing.T) {
+	e := newEvacuation(t, driver.ShutOff)
+	e.all(e.prepared())
+	e.all(e.finished()[:2])
+	e.b.Close()
+	e.b = e.boot("b", func(o *host.Options) {
+		e.options(o)
+		o.ImagesDirs, o.Allowed = nil, func() host.Allowed { return host.Allowed{} }
+	})
+	lives, err := operation.FinishEvacuation.Ask(t.Context(), e.b, e.ref)
+	e.must("finish", err)
+	if lives.Started || !strings.Contains(lives.NotStarted, sharedFile) {
+		t.Errorf("%+v, want it told that %s is not allowed", lives, sharedFile)
+	}
+	e.state("b", e.ref.Instance, driver.ShutOff)
+}
+
 // A guest that cannot start is this host's all the same, and its conductor is told why.
 func TestEvacuation_AGuestThatCannotStartIsHere(t *testing.T) {
 	e := newEvacuation(t, driver.Running)

@@ -200,10 +200,15 @@ func (h *Host) liveAgain(ctx context.Context, ref migration.Ref, rec lost) (migr
 		return migration.FinishedEvacuation{}, err
 	}
 	var lives migration.FinishedEvacuation
+	unadmitted := h.admitImages(ctx, ref.Instance, rec.Definition)
 	if rec.Power == migration.PowerShutOff {
+		// Its user starts it, and is told. Storage that is silent now may answer then.
+		if fault.KindOf(unadmitted) == fault.Forbidden {
+			lives.NotStarted = unadmitted.Error()
+		}
 		return lives, nil
 	}
-	if err := stays(h.admitImages(ctx, ref.Instance, rec.Definition)); err != nil {
+	if err := stays(unadmitted); err != nil {
 		return lives, err
 	}
 	if len(off) == 0 {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"berth/agent/host/volumes"
+	"berth/driver"
 	"berth/internal/fault"
 )
 
@@ -29,5 +30,26 @@ func TestWrittenBy_FindsVolumesToo(t *testing.T) {
 	}
 	if _, err := writtenBy(t.Context(), definition, silent); fault.KindOf(err) != fault.Unavailable {
 		t.Errorf("silent: %v", err)
+	}
+}
+
+// A pool that another host reaches, too, has its volumes here as files or devices where libvirt
+// mounts or attaches them.
+func TestVolumePath_OfPoolsInTheNetwork(t *testing.T) {
+	p := newBed(t)
+	a := p.fleet.Host("a")
+	for _, pool := range []driver.Pool{{Name: "nfs", Type: "netfs"}, {Name: "luns", Type: "iscsi"}, {Name: "ceph", Type: "rbd"}, {Name: "away", Type: "netfs"}} {
+		a.SetPool(pool, driver.Volume{Name: "v", Path: map[string]string{"nfs": "/mnt/v", "away": "/mnt/v", "luns": "/dev/disk/by-path/v", "ceph": "pool/v"}[pool.Name]})
+		if pool.Name != "away" {
+			if err := a.OpenPool(t.Context(), pool.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct{ pool, want string }{{"nfs", "/mnt/v"}, {"luns", "/dev/disk/by-path/v"}, {"ceph", ""}, {"away", ""}} {
+		path, network, err := p.volumePath(t.Context(), volumes.Disk{Pool: tt.pool, Volume: "v"})
+		if path != tt.want || !network || err != nil {
+			t.Errorf("%s: %q, %v, %v; want %q", tt.pool, path, network, err, tt.want)
+		}
 	}
 }
