@@ -10,6 +10,7 @@
 package admission
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -405,11 +406,12 @@ func (c *checker) own(n domainxml.Named, path string) bool {
 	switch {
 	case n.Device == "" && (n.At == "os/nvram" || strings.HasPrefix(n.At, "os/nvram/")):
 		return inAny(path, c.both(variableFolders)) && !slices.Contains(c.both(variableFolders), path)
-	case n.Device == "channel" && n.Type == "unix" && n.Binds && n.Target != "":
-		if number, name, ok := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-"); ok && c.short(number, name) && file == n.Target {
+	case n.Device == "channel" && n.Type == "unix" && n.Binds:
+		target := cmp.Or(n.Target, "unknown.sock") // as libvirt calls it (qemuDomainPrepareChannel)
+		if number, name, ok := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-"); ok && c.short(number, name) && file == target {
 			return of(channelFolders, "/target/domain-"+number+"-"+name, "/domain-"+number+"-"+name, "/target/"+number+"-"+name, "/"+number+"-"+name)
 		}
-		return of(channelFolders, "/target") && file == c.name+"."+n.Target || of(privateFolders, "") && file == "org.qemu.guest_agent.0."+c.name+".sock"
+		return of(channelFolders, "/target") && file == c.name+"."+target || of(privateFolders, "") && file == "org.qemu.guest_agent.0."+c.name+".sock"
 	case n.Device == "graphics" && (n.At == "devices/graphics" || n.At == "devices/graphics/listen"):
 		number, name, _ := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-")
 		return c.short(number, name) && of(privateFolders, "/domain-"+number+"-"+name) && file == n.Type+".sock"

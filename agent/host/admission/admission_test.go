@@ -136,6 +136,7 @@ func TestCheck_EachElement(t *testing.T) {
 		{"a channel of another name", "", channel("bind", "/run/libvirt/qemu/channel/3-i/x"), "path_not_allowed"},
 		{"a channel in /run", "", channel("bind", "/run/libvirt/qemu/channel/3-i/org.qemu.guest_agent.0"), ""},
 		{"a channel of an old libvirt", "", channel("bind", "/var/lib/libvirt/qemu/channel/target/i.org.qemu.guest_agent.0"), ""},
+		{"a channel without a name", "", "<channel type='unix'><source mode='bind' path='/run/libvirt/qemu/channel/3-i/unknown.sock'/><target type='virtio'/></channel>", ""},
 		{"a channel of Nova's", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.i.sock"), ""},
 		{"a channel of Nova's for another", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.other.sock"), "path_not_allowed"},
 		{"a port of Open vSwitch", "", "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/vhu0' mode='server'/></interface>", ""},
