@@ -96,6 +96,8 @@ type rule struct {
 // rules are the table. A record alone takes no instance away, since it may be written by whom it does
 // not concern: this host has seen its own death, or its ledger knows of the move, or is known to be
 // older. One that runs is ended for its host's death alone.
+// While the store is unproven an instance waits whatever Placement counts: one that waits is written
+// again, and other hosts wait for that.
 var rules = []rule{
 	{"record_unreadable", func(f Facts) bool { return f.asked() && f.Record == RecordUnreadable }, InDoubt, "its record cannot be read"},
 	{"given_away_unproven", func(f Facts) bool {
@@ -105,7 +107,7 @@ var rules = []rule{
 	{"taken_back", func(f Facts) bool { return f.Origin == CameTaken }, GiveWay, "the host that it came from has it with a higher epoch"},
 	{"epoch_twice", func(f Facts) bool { return f.asked() && f.Record == OtherSame }, InDoubt, "another host says that it has it too, with the same epoch"},
 	{"ledger_behind", func(f Facts) bool { return f.asked() && f.Record == OwnHigher }, InDoubt, "its record has a higher epoch than the ledger of this host: the ledger is older"},
-	{"counted_elsewhere", func(f Facts) bool { return f.Placement == CountedElsewhere }, InDoubt, "Placement counts it on another host alone"},
+	{"counted_elsewhere", func(f Facts) bool { return f.Placement == CountedElsewhere && f.Store != StoreUnproven }, InDoubt, "Placement counts it on another host alone"},
 	{"ledger_rolled_back", func(f Facts) bool { return f.asked() && f.LedgerBehind && f.Record == NoRecord && !f.Running }, InDoubt, "the ledger of this host is older than it was, and the fleet has no record of the instance any more"},
 	{"store_silent", func(f Facts) bool { return f.Store == StoreSilent }, Wait, "the store of the fleet's records has not answered in this boot"},
 	{"store_proven", func(f Facts) bool { return f.Store == StoreProven }, Start, "the fleet's records do not have it elsewhere"},

@@ -51,6 +51,9 @@ func TestDecide_EveryCombination_RestsOnAWitness(t *testing.T) {
 		if v.Action == GiveWay && f.asked() && f.Record == OtherHigher && !f.Died && !f.Moves && !f.LedgerBehind {
 			t.Errorf("%+v: an instance that is off is given up for a record alone", f)
 		}
+		if f.Store == StoreUnproven && v.Code == "counted_elsewhere" {
+			t.Errorf("%+v: %s: it is not written again, and other hosts believe the store before it is", f, v.Action)
+		}
 		if f.Store == NoStore && f.Origin == Made && f.Placement != CountedElsewhere && v.Action != Start {
 			t.Errorf("%+v: a host by itself must start what is its own: %+v", f, v)
 		}
