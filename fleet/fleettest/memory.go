@@ -27,7 +27,16 @@ type Memory struct {
 	down     bool
 	// incarnation counts those of the store; see Restore.
 	incarnation int
-	late        []func() // commits that were kept back
+	late        []func()      // commits that were kept back
+	sessions    []session     // runs of its server; none for a store that tells of none
+	runs        int           // of the server, so far
+	served      time.Duration // since when the last one runs, on the runtime's boot clock
+}
+
+// session is one run of a store's server.
+type session struct {
+	name string
+	from uint64 // the last revision before it
 }
 
 type lease struct {
@@ -81,10 +90,11 @@ func (m *Memory) Client(name string) *Client { return &Client{memory: m, name: n
 type recordsOnly struct {
 	fleet.Store
 	fleet.Incarnations
+	fleet.History
 }
 
 // RecordsOnly is the same way without leases, as the embedded store has none.
-func (c *Client) RecordsOnly() fleet.Store { return recordsOnly{c, c} }
+func (c *Client) RecordsOnly() fleet.Store { return recordsOnly{c, c, c} }
 
 // SetDown takes the whole store from everybody, or gives it back; while it is down no lease
 // ends, and each begins anew when it is back.
@@ -129,7 +139,23 @@ func (m *Memory) Restore(records []fleet.Record, told bool) {
 	if told {
 		m.incarnation++
 	}
+	m.sessions = slices.DeleteFunc(m.sessions, func(s session) bool { return s.from > m.revision })
 }
+
+// Serve begins a run of the store's server, which tells its name as an embedded store does. Its
+// revisions go by a clock: they are above all that were lost.
+func (m *Memory) Serve() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.runs++
+	m.sessions = append(m.sessions, session{fmt.Sprintf("run-%d", m.runs), m.revision})
+	m.revision += clockStep * uint64(m.runs)
+	m.served = m.rt.Boot().Since
+}
+
+// clockStep is by how much the clock of a run is ahead of the revisions of the run before. Arbitrary:
+// more than are written in a test.
+const clockStep = 1_000_000
 
 // Records gives all there is, in order of key: for invariants of a simulation.
 func (m *Memory) Records() []fleet.Record {
@@ -314,7 +340,29 @@ func (c *Client) Moment(ctx context.Context) (fleet.Moment, error) {
 }
 
 func (m *Memory) momentLocked() fleet.Moment {
-	return fleet.Moment{Incarnation: fmt.Sprintf("memory-%d", m.incarnation), Revision: m.revision}
+	out := fleet.Moment{Incarnation: fmt.Sprintf("memory-%d", m.incarnation), Revision: m.revision}
+	if n := len(m.sessions); n > 0 {
+		out.Session, out.Serving = m.sessions[n-1].name, m.rt.Boot().Since-m.served+1
+	}
+	return out
+}
+
+// Has reports whether what was committed up to a moment that was told is in the store still.
+func (c *Client) Has(ctx context.Context, told fleet.Moment) (bool, error) {
+	has := false
+	err := c.call(ctx, "has", "", false, func(m *Memory) error {
+		at := slices.IndexFunc(m.sessions, func(s session) bool { return s.name == told.Session })
+		if at < 0 {
+			return nil
+		}
+		last := m.revision
+		if at+1 < len(m.sessions) {
+			last = m.sessions[at+1].from
+		}
+		has = told.Revision <= last
+		return nil
+	})
+	return has, err
 }
 
 // Renew gives the store another incarnation, unless it has another than was.

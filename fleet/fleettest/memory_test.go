@@ -101,3 +101,24 @@ func TestMemory_FaultsAreWhatTheySay(t *testing.T) {
 		}
 	}
 }
+
+// TestMemory_FilesPutBack_HasNotWhatWasToldSince: its clock is past what was lost.
+func TestMemory_FilesPutBack_HasNotWhatWasToldSince(t *testing.T) {
+	m := fleettest.NewMemory(&runtime.System{})
+	c := m.Client("a")
+	m.Serve()
+	files := m.Records()
+	if err := c.Commit(t.Context(), nil, fleet.Change{Key: "hosts/a", Value: []byte("1")}); err != nil {
+		t.Fatal(err)
+	}
+	told, err := c.Moment(t.Context())
+	if has, err2 := c.Has(t.Context(), told); !has || err != nil || err2 != nil {
+		t.Errorf("before: %t, %v, %v", has, err, err2)
+	}
+	m.Restore(files, false)
+	m.Serve()
+	now, err := c.Moment(t.Context())
+	if has, err2 := c.Has(t.Context(), told); has || err != nil || err2 != nil || now.Revision <= told.Revision || now.Incarnation != told.Incarnation {
+		t.Errorf("put back: %t, %+v, told %+v, %v, %v", has, now, told, err, err2)
+	}
+}
