@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"berth/fleet"
-	"berth/fleet/fleettest"
 	"berth/internal/fault"
 	"berth/internal/watchdog"
 	"berth/migration"
@@ -252,11 +251,18 @@ func (w *world) inRecords(uuid string) *fleet.Instance {
 	return &in
 }
 
-// overtaken says whether the records have given a guest to another host than the one whose ledger
-// has a token of an earlier epoch: that token is none any more.
+// overtaken says whether a guest was given to another host than the one whose ledger has a token of
+// an earlier epoch, by the records or as that host's ledger has had it: that token is none any more,
+// whatever the records lose.
 func (w *world) overtaken(host, uuid string, epoch uint64) bool {
+	if w.store == nil {
+		return false
+	}
+	if high := w.highest[uuid]; high.Holder != host && high.Epoch > epoch {
+		return true
+	}
 	rec := w.inRecords(uuid)
-	return rec != nil && rec.Host != host && rec.Epoch > epoch
+	return rec != nil && rec.Host != host && rec.Epoch > epoch && rec.Migration != "" // else no take-over has written it
 }
 
 // tookOver holds that what was answered is in the records, or was and has gone on since.
@@ -321,16 +327,16 @@ func (w *world) recordsAtRest() {
 }
 
 // evacuatedFrom says whether what a move keeps stays in Placement, since its dead source never
-// comes back.
+// comes back, or the store has lost what it would clean up by: then an audit names it.
 func (w *world) evacuatedFrom(m *move) bool {
-	return m.kind == migration.TypeEvacuation && m.last.Outcome == migration.OutcomeCompleted && w.machines[m.from].lost && !w.forgotten(m.from)
+	gone := w.machines[m.from].lost && !w.forgotten(m.from) || w.storeRuns > 0
+	return m.kind == migration.TypeEvacuation && m.last.Outcome == migration.OutcomeCompleted && gone
 }
 
 // makeStore makes the records of a story that has them.
 func (w *world) makeStore() {
 	if w.story.Records {
-		w.store = fleettest.NewMemory(w.outside)
-		w.looker = w.store.Client("the world")
+		w.newStore(w.story.Embedded)
 	}
 	for _, d := range w.story.Deaths {
 		w.deaths = append(w.deaths, &death{DeathPlan: d})

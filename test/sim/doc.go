@@ -42,6 +42,10 @@
 // The fleet's records of a host are kept, and its instances started after a boot, by the agent's own
 // keeper (agent.Keeper).
 //
+// In stories of their own the store of these records is restored, put back as it was, emptied, or
+// replaced by one of another kind (loststore.go), while hosts are off or evacuated: nothing runs twice
+// by what it lost, and where an operator does what status tells him nothing waits for ever.
+//
 // In stories of their own a host with a good certificate, and no part in anything, asks for what is
 // others' (hostile.go): what agent/api and fleet/permit let it do changes nothing of any guest.
 //

@@ -299,6 +299,9 @@ func (w *world) tokensOf(m *machine) {
 				w.violate("the ledger of %s: instance %s: %v", m.name, g.name, err)
 			}
 			w.tokens[g.uuid][m.name] = i.Token
+			if i.Token.State == claims.TokenHere && i.Token.Epoch > w.highest[g.uuid].Epoch {
+				w.highest[g.uuid] = claims.Token{Epoch: i.Token.Epoch, Holder: m.name}
+			}
 		}
 		if h := w.holders(g.uuid); len(h) > 1 {
 			w.violate("the token of %s is on %s", g.name, strings.Join(h, " and "))

@@ -193,7 +193,7 @@ func (w *world) settled() bool {
 	for _, m := range w.moves {
 		over = w.isOver(m) && over // of each: an operator may be wanted
 	}
-	if !over {
+	if !over || w.witnesses() {
 		return false
 	}
 	for _, d := range w.deaths {

@@ -68,7 +68,7 @@ func Mutants() []Mutant {
 			Verbs: func(_ *agent, h migration.Host) migration.Host { return noCleanUp{h} }},
 		{Name: "commit-forgotten", Rare: true, What: "the answer to a repeated commit is a refusal",
 			Verbs: func(a *agent, h migration.Host) migration.Host { return onceCommit{h, a} }},
-	}, slices.Concat(coldMutants(), apartMutants(), evacuationMutants(), drainMutants(), liveMutants(), uniqueMutants())...)
+	}, slices.Concat(coldMutants(), apartMutants(), evacuationMutants(), lostStoreMutants(), unloadedMutants(), drainMutants(), liveMutants(), uniqueMutants())...)
 }
 
 // hasty says that writes of a bucket are durable a while before they are.

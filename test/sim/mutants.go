@@ -24,14 +24,15 @@ type Mutant struct {
 	Audit   func(l audit.Ledger) audit.Ledger // what an audit is told of the ledger
 	Calls   func(a *agent, l libvirt) driver.Driver
 	Asks    func(a *agent, p conductor.Placement) conductor.Placement
-	Rare    bool // some dozens of runs may not notice it; some hundreds do
-	NoGuard bool // what starts and arrives is let in by libvirt's hook, claim or not
-	NoProcs bool // nobody asks the kernel for processes
-	ByHand  bool // it is looked for in runs alone in which somebody has virsh
-	Saves   bool // it is looked for in runs alone in which somebody saves instances
-	NoGate  bool // streams are let in whoever comes
-	Apart   bool // it is looked for in moves alone between hosts that share nothing
-	NoSeals bool // commits are taken from whoever brings them
+	Rare    bool            // some dozens of runs may not notice it; some hundreds do
+	NoGuard bool            // what starts and arrives is let in by libvirt's hook, claim or not
+	NoProcs bool            // nobody asks the kernel for processes
+	Among   func() []*Story // it is looked for in these stories alone, in which nothing else breaks; nil for drawn ones
+	ByHand  bool            // it is looked for in runs alone in which somebody has virsh
+	Saves   bool            // it is looked for in runs alone in which somebody saves instances
+	NoGate  bool            // streams are let in whoever comes
+	Apart   bool            // it is looked for in moves alone between hosts that share nothing
+	NoSeals bool            // commits are taken from whoever brings them
 
 	NoParty  bool // hosts do what any host asks for
 	NoPermit bool // the fleet's records are written by whoever asks

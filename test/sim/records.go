@@ -21,6 +21,7 @@ var (
 	_ fleet.Leases = wire{}
 
 	_ fleet.Incarnations = wire{}
+	_ fleet.History      = wire{}
 )
 
 // keepRecords makes the keeper of this host's records, with a new way to the store; none in a story
@@ -77,6 +78,12 @@ func (s wire) Moment(ctx context.Context) (out fleet.Moment, err error) {
 	return out, err
 }
 
+// Has implements fleet.History.
+func (s wire) Has(ctx context.Context, told fleet.Moment) (has bool, err error) {
+	err = s.look(ctx, "has", func() (err error) { has, err = s.store.Has(ctx, told); return err })
+	return has, err
+}
+
 // Renew implements fleet.Incarnations.
 func (s wire) Renew(ctx context.Context, was string) error {
 	return s.look(ctx, "renew", func() error { return s.store.Renew(ctx, was) })
@@ -117,7 +124,11 @@ func (s wire) Commit(ctx context.Context, when []fleet.Condition, changes ...fle
 	if err := a.rt.Sleep(ctx, latency); err != nil {
 		return fault.New(fault.Unavailable, "%s: %w", what, err)
 	}
+	run := w.storeRuns
 	send := func() error {
+		if w.storeRuns != run {
+			return fault.New(fault.Unavailable, "%s: the connection was closed by the store", what)
+		}
 		if err := w.permitted(a.m.name, changes); err != nil {
 			return err
 		}

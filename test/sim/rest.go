@@ -37,7 +37,9 @@ func (w *world) atRest() {
 	for _, name := range w.names {
 		w.leftOn(w.machines[name])
 	}
-	w.allocated()
+	if !w.uncounted {
+		w.allocated()
+	}
 	w.recordsAtRest()
 	w.drainsAtRest()
 	for _, d := range w.deaths {
@@ -310,7 +312,11 @@ func (w *world) leftOn(m *machine) {
 		}
 	}
 	for key := range w.records(m, "verbs") {
-		about, _, _ := strings.Cut(key, "/")
+		about, uuid, _ := strings.Cut(key, "/1/")
+		if about == "kept" && slices.Contains(w.holders(uuid), m.name) {
+			continue // an operator's decision that it is here
+		}
+		about, _, _ = strings.Cut(key, "/")
 		if o := w.moveOf(migration.Ref{Migration: strings.TrimPrefix(about, "settle-")}); o != nil && o.finished() {
 			continue // what a revert needs
 		}

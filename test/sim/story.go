@@ -28,8 +28,13 @@ type Story struct {
 	Records   bool
 	Deaths    []DeathPlan
 	SelfFence bool
-	Drains    []DrainPlan // hosts that are emptied
-	Hostile   bool        // a host with a good certificate asks for what is not its own
+	// Losses are what becomes of the store of the records. Embedded: it is that of the embedded
+	// Placement, whose records are restored with it. Etcd: every host may write the records of any
+	// instance.
+	Losses         []LossPlan
+	Embedded, Etcd bool
+	Drains         []DrainPlan // hosts that are emptied
+	Hostile        bool        // a host with a good certificate asks for what is not its own
 	// Outbound is how many live moves may be under way from a host at once, Link how many between
 	// two, and Inbound how many guests of live moves and of drains may be on their way to one;
 	// 0 for any number.
@@ -187,7 +192,7 @@ func Stories() []*Story {
 	for _, s := range stories {
 		s.Streams = s.Name != "paused by its user" // one by libvirt's own way
 	}
-	return slices.Concat(stories, apartStories(), savedStories(), unloadedStories(), hostileStories(), evacuationStories(), drainStories(), crowdStories(), postCopyStories())
+	return slices.Concat(stories, apartStories(), savedStories(), unloadedStories(), hostileStories(), evacuationStories(), lostStoreStories(), drainStories(), crowdStories(), postCopyStories())
 }
 
 // drawStory makes a story by chance: one of five shares nothing, and of the others one of five
@@ -198,6 +203,10 @@ func drawStory(r *rand.Rand, m *Mutant) *Story {
 	}
 	if m != nil && (m.Unbounded != "" || m.Halves) {
 		return drawCrowd(r, m.Halves || r.IntN(2) == 0)
+	}
+	if m != nil && m.Among != nil {
+		all := m.Among()
+		return all[r.IntN(len(all))]
 	}
 	if m != nil && m.Dies {
 		return drawEvacuation(r)

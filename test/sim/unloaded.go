@@ -83,3 +83,11 @@ func (l believesList) Definitions(ctx context.Context) (driver.Definitions, erro
 	}
 	return out, err
 }
+
+// unloadedMutants are those of definitions that were not loaded, found in the stories of these alone.
+func unloadedMutants() []Mutant {
+	return []Mutant{
+		{Name: "list-believed", Among: unloadedStories, What: "what libvirt does not list was undefined",
+			Calls: func(_ *agent, l libvirt) driver.Driver { return believesList{l} }},
+	}
+}

@@ -78,8 +78,11 @@ type world struct {
 	names    []string // of machines, in order
 
 	placement *service
-	store     *fleettest.Memory // the fleet's records; nil for none
-	looker    *fleettest.Client // of who looks
+	store     *fleettest.Memory       // the fleet's records; nil for none
+	storeRuns int                     // of that store: how often it was restored, emptied or replaced
+	highest   map[string]claims.Token // by instance: the highest epoch that a ledger has had, and its host as Holder
+	uncounted bool                    // what Placement counts was restored too
+	looker    *fleettest.Client       // of who looks
 	deaths    []*death
 	drains    []*emptied
 	guests    []*guest
@@ -131,6 +134,9 @@ func Run(o Options) Result {
 	for _, d := range w.deaths {
 		w.outside.Go("death", func() { w.dies(d); w.forgets(d) })
 	}
+	for _, l := range w.story.Losses {
+		w.outside.Go("store", func() { w.loses(l) })
+	}
 	for _, d := range w.drains {
 		w.outside.Go("operator", func() { w.empties(d) })
 	}
@@ -180,7 +186,7 @@ func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
 		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, unrouted: map[[2]string]bool{}, said: map[string]bool{},
-		tokens: map[string]map[string]claims.Token{}, streams: map[string]int{}, dark: map[[2]string]time.Duration{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
+		tokens: map[string]map[string]claims.Token{}, highest: map[string]claims.Token{}, streams: map[string]int{}, dark: map[[2]string]time.Duration{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
 		w.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -211,7 +217,7 @@ func newWorld(o Options) *world {
 	w.storage = diskstest.NewWorld()
 	w.storage.OnStep(w.changesFile)
 	w.fleet.SetStorage(func(host string) drivertest.Storage { return w.storage.Host(host) })
-	if o.Chaos {
+	if o.Chaos && (w.mutant == nil || w.mutant.Among == nil) {
 		w.chaos = newChaos(w)
 	}
 	return w
@@ -276,7 +282,7 @@ func (w *world) make() error {
 	ctx := context.Background()
 	for i, h := range w.story.Hosts {
 		m := &machine{
-			w: w, name: h.Name, provider: id("33333333", i+1), fake: w.fleet.Host(h.Name), files: w.storage.Host(h.Name), mem: storetest.NewMemory(), capacity: h.Capacity, hw: machines[i], read: map[string]readClaim{}, boots: 1,
+			w: w, name: h.Name, provider: id("33333333", i+1), fake: w.fleet.Host(h.Name), files: w.storage.Host(h.Name), mem: storetest.NewMemory(), capacity: h.Capacity, hw: machines[i], read: map[string]readClaim{}, boots: 1, embedded: w.story.Embedded,
 			file: file{told: map[[2]string][]byte{}},
 		}
 		w.machines[h.Name] = m
