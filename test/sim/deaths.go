@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -244,11 +245,22 @@ func (w *world) inRecords(uuid string) *fleet.Instance {
 	if err != nil {
 		return nil
 	}
-	var in fleet.Instance
-	if err := json.Unmarshal(rec.Value, &in); err != nil {
-		w.violate("the record of %s: %v", uuid, err)
+	was, read := w.recordRead[uuid]
+	if !read || !bytes.Equal(was.raw, rec.Value) {
+		was = readRecord{raw: rec.Value}
+		if err := json.Unmarshal(rec.Value, &was.record); err != nil {
+			w.violate("the record of %s: %v", uuid, err)
+		}
+		w.recordRead[uuid] = was
 	}
+	in := was.record
 	return &in
+}
+
+// readRecord is a guest's record as it was read last.
+type readRecord struct {
+	raw    []byte
+	record fleet.Instance
 }
 
 // overtaken says whether a guest was given to another host than the one whose ledger has a token of

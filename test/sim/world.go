@@ -77,19 +77,20 @@ type world struct {
 	machines map[string]*machine
 	names    []string // of machines, in order
 
-	placement *service
-	store     *fleettest.Memory       // the fleet's records; nil for none
-	storeRuns int                     // of that store: how often it was restored, emptied or replaced
-	highest   map[string]claims.Token // by instance: the highest epoch that a ledger has had, and its host as Holder
-	uncounted bool                    // what Placement counts was restored too
-	looker    *fleettest.Client       // of who looks
-	deaths    []*death
-	drains    []*emptied
-	guests    []*guest
-	moves     []*move
-	cuts      map[[2]string]bool // of the agents' network
-	unrouted  map[[2]string]bool // pairs of hosts that share nothing, not even a network
-	chaos     *chaos
+	placement  *service
+	store      *fleettest.Memory       // the fleet's records; nil for none
+	storeRuns  int                     // of that store: how often it was restored, emptied or replaced
+	highest    map[string]claims.Token // by instance: the highest epoch that a ledger has had, and its host as Holder
+	recordRead map[string]readRecord   // by instance
+	uncounted  bool                    // what Placement counts was restored too
+	looker     *fleettest.Client       // of who looks
+	deaths     []*death
+	drains     []*emptied
+	guests     []*guest
+	moves      []*move
+	cuts       map[[2]string]bool // of the agents' network
+	unrouted   map[[2]string]bool // pairs of hosts that share nothing, not even a network
+	chaos      *chaos
 
 	trace      trace
 	points     int
@@ -186,7 +187,7 @@ func newWorld(o Options) *world {
 	w := &world{
 		options: o, story: o.Story, mutant: o.Mutant, sim: simruntime.New(o.Seed), rng: rand.New(rand.NewPCG(o.Seed, 1)), log: discard,
 		machines: map[string]*machine{}, left: map[string]int{}, cuts: map[[2]string]bool{}, unrouted: map[[2]string]bool{}, said: map[string]bool{},
-		tokens: map[string]map[string]claims.Token{}, highest: map[string]claims.Token{}, streams: map[string]int{}, dark: map[[2]string]time.Duration{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
+		tokens: map[string]map[string]claims.Token{}, highest: map[string]claims.Token{}, recordRead: map[string]readRecord{}, streams: map[string]int{}, dark: map[[2]string]time.Duration{}, gone: map[undoing]bool{}, leaving: map[string]departure{}, journeys: map[string]journey{},
 	}
 	if o.Log != nil {
 		w.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
