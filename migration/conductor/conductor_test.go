@@ -291,7 +291,7 @@ func TestLive_TellsAllRefusalsTogether(t *testing.T) {
 	if got := codes(m.Err()); !slices.Equal(got, []string{"pages_short", "pages_short"}) || !errors.Is(m.Err(), fault.DoesNotFit) {
 		t.Errorf("%v with reasons %v, want both hosts'", m.Err(), got)
 	}
-	if text := m.Err().Error(); !strings.Contains(text, "host b") || !strings.Contains(text, "host c") {
+	if text := m.Err().Error(); !strings.Contains(text, ": b: ") || !strings.Contains(text, "; c: ") {
 		t.Errorf("%q does not name both hosts", text)
 	}
 	if len(m.Refusals) != 2 || m.Refusals[0].DestCompute != "b" {

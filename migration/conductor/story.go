@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"berth/internal/fault"
@@ -325,15 +326,24 @@ func refusals(rec migration.Migration, last *task.Error) *task.Error {
 		return last
 	}
 	all := &task.Error{Kind: rec.Refusals[0].Kind, Message: fmt.Sprintf("no host takes instance %s", rec.InstanceUUID)}
+	var said []string
 	for _, r := range rec.Refusals {
-		all.Message += "; " + r.Message
+		if len(r.Reasons) == 0 {
+			all.Message += "; " + r.Message
+		}
 		for _, reason := range r.Reasons {
 			reason.Message = r.DestCompute + ": " + reason.Message
+			said = append(said, reason.Message)
 			all.Reasons = append(all.Reasons, reason)
 		}
 		if r.Kind == fault.DoesNotFit {
 			all.Kind = fault.DoesNotFit
 		}
+	}
+	// Exactly as package fault joins reasons: who prints them one by one takes them out of the
+	// message.
+	if len(said) > 0 {
+		all.Message += ": " + strings.Join(said, "; ")
 	}
 	return all
 }
