@@ -42,13 +42,16 @@ a guest that floats has no cell of its own. ` + "`berth claim explain`" + ` says
 				if err != nil {
 					return err
 				}
-				return a.print(l, func(w io.Writer) { claimTable(w, l) })
+				return a.print(l, func(w io.Writer) { claimTable(w, l, listWidth(a.out)) })
 			})
 		},
 	}
 }
 
-func claimTable(w io.Writer, l api.ClaimList) {
+// leastPlace is what a claim's place gets of a list, in columns: "2 cells, 1 cpu, 1 device".
+const leastPlace = 26
+
+func claimTable(w io.Writer, l api.ClaimList, width int) {
 	names := map[string]string{}
 	lines := [][]any{{"CLAIM", "INSTANCE", "KIND", "STATE", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "REMARK"}}
 	for _, c := range l.Claims {
@@ -61,18 +64,21 @@ func claimTable(w io.Writer, l api.ClaimList) {
 			short(c.ID), name, c.Kind, c.State, c.Resources.VCPUs, c.Resources.PCPUs, c.Resources.MemoryMB, c.Resources.DiskGB, claimRemarks(c),
 		})
 	}
-	left := screen
+	list := listing{spare: []string{"KIND", "DISK_GB", "PCPUS", "VCPUS", "MEMORY_MB"}, full: "berth claim list -o json has all"}
+	left := width
 	for column := range lines[0] {
 		widest := 0
 		for _, line := range lines {
 			widest = max(widest, len(fmt.Sprint(line[column])))
 		}
 		left -= widest + 2
+		list.columns = append(list.columns, fmt.Sprint(lines[0][column]))
 	}
-	row(w, append(lines[0], "PLACE")...)
+	list.columns = append(list.columns, "PLACE")
 	for i, c := range l.Claims {
-		row(w, append(lines[i+1], place(c.Assignment, left))...)
+		list.rows = append(list.rows, append(lines[i+1], place(c.Assignment, max(left, leastPlace))))
 	}
+	list.write(w, width)
 	fmt.Fprintln(w)
 	usageTable(w, l.Usage)
 	named := func(uuids []string) []string {

@@ -56,18 +56,18 @@ func doctorTable(w io.Writer, d api.Diagnosis, look screenful) {
 			wrong++
 		}
 	}
-	head, colour := "NOTHING IS WRONG", colourGood
+	head, colour := "NO ERRORS", colourGood
 	switch {
 	case wrong == 1:
-		head, colour = "1 THING IS WRONG", colourBad
+		head, colour = "1 ERROR", colourBad
 	case wrong > 1:
-		head, colour = fmt.Sprintf("%d THINGS ARE WRONG", wrong), colourBad
+		head, colour = fmt.Sprintf("%d ERRORS", wrong), colourBad
 	}
 	fmt.Fprintf(w, "%s: %s\n", d.Host, look.paint(colour, head))
 	for _, part := range []struct {
 		outcome              api.CheckOutcome
 		heading, colour, say string
-	}{{api.CheckWrong, "WRONG", colourBad, "to do: "}, {api.CheckUnset, "NOT USED", colourHint, "to use it: "}, {api.CheckOK, "FINE", colourGood, ""}} {
+	}{{api.CheckWrong, "ERROR", colourBad, "to do: "}, {api.CheckUnset, "NOT USED", colourHint, "to use it: "}, {api.CheckOK, "OK", colourGood, ""}} {
 		begun := false
 		for _, c := range d.Checks {
 			if c.Outcome != part.outcome {

@@ -98,7 +98,8 @@ The host stays closed when it is empty: berth host set --enable opens it again. 
 host drain-abort begins no further move and gives back what was before.
 
 Exits with 0 when the host is empty, and with 8 when a guest was left behind; each is
-named with what keeps it. --plan exits with 7 when one would be.`,
+named with what keeps it. --plan exits with 7 when one would stay, or could go nowhere
+yet.`,
 		Example: `  berth host drain --plan
   berth host drain host-a --cold --yes
   berth host drain --to host-b --to host-c --first db-1 --last build-1
@@ -184,7 +185,7 @@ func (a *app) drain(ctx context.Context, c *api.Client, r api.DrainRequest, w dr
 	}
 	leaving, staying := splitPlan(p)
 	if w.plan {
-		if len(staying) > 0 {
+		if len(staying) > 0 || nowhereYet(leaving) > 0 {
 			return errDegraded
 		}
 		return nil

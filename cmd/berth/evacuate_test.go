@@ -202,7 +202,7 @@ func TestHostList_SaysWhoIsDeadAndWhatIsLeft(t *testing.T) {
 	}}}
 	var b bytes.Buffer
 	for _, l := range []listedHosts{all, {HostList: hosts, Skew: skewOf(hosts.Hosts)}, {HostList: hosts, FleetError: "etcd does not answer"}} {
-		tabbed(t, &b, func(w *tabwriter.Writer) { hostListTable(w, l) })
+		tabbed(t, &b, func(w *tabwriter.Writer) { hostListTable(w, l, 80) })
 		b.WriteString("--\n")
 	}
 	tabbed(t, &b, func(w *tabwriter.Writer) {

@@ -202,14 +202,17 @@ func (l *listedHosts) of(name string) *api.FleetHost {
 	return nil
 }
 
-func hostListTable(w io.Writer, l listedHosts) {
+func hostListTable(w io.Writer, l listedHosts, width int) {
 	columns := func(all ...any) []any {
 		if l.Fleet == nil {
 			all = slices.Delete(all, 5, 7) // what records say is a column only where there are some
 		}
 		return all
 	}
-	row(w, columns("HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "RECORDS", "GUESTS", "PROVIDER", "REMARK")...)
+	list := listing{spare: []string{"PROVIDER", "ADDRESS", "BERTH", "MODE"}, full: "berth host list -o json has all"}
+	for _, name := range columns("HOST", "ADDRESS", "ANSWERS", "MODE", "BERTH", "RECORDS", "GUESTS", "PROVIDER", "REMARK") {
+		list.columns = append(list.columns, name.(string))
+	}
 	for _, h := range l.Hosts {
 		remark := h.Error
 		if h.Disabled != "" {
@@ -219,15 +222,18 @@ func hostListTable(w io.Writer, l listedHosts) {
 			remark = strings.TrimSpace("this host " + remark)
 		}
 		says, guests := recordWords(l.of(h.Name))
-		row(w, columns(h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, says, guests, h.ProviderUUID, remark)...)
+		list.rows = append(list.rows, columns(h.Name, h.Address, yes(h.Reachable), h.Mode, h.Version, says, guests, h.ProviderUUID, remark))
 	}
 	if l.Fleet != nil {
 		for _, h := range l.Fleet.Hosts {
 			if !slices.ContainsFunc(l.Hosts, func(e api.HostEntry) bool { return e.Name == h.Name }) {
 				says, guests := recordWords(&h)
-				row(w, columns(h.Name, "", "no", "", "", says, guests, "", "known by its record alone")...)
+				list.rows = append(list.rows, columns(h.Name, "", "no", "", "", says, guests, "", "known by its record alone"))
 			}
 		}
+	}
+	list.write(w, width)
+	if l.Fleet != nil {
 		for _, h := range l.Fleet.Hosts {
 			deadLines(w, h)
 		}

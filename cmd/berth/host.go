@@ -294,7 +294,7 @@ which, and which are to be upgraded.`,
 				}
 				list := listedHosts{HostList: api.HostList{Hosts: hosts}}
 				list.records(ctx, c)
-				return a.print(list, func(w io.Writer) { hostListTable(w, list) })
+				return a.print(list, func(w io.Writer) { hostListTable(w, list, listWidth(a.out)) })
 			})
 		},
 	}

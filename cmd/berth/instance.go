@@ -264,7 +264,10 @@ until that is confirmed, both hosts have a record of it, and one of them is hidd
 					fmt.Fprintf(a.err, "berth: libvirt could not be asked, so guests that are not managed are missing: %s\n", list.Error)
 				}
 				return a.print(list, func(w io.Writer) {
-					row(w, "INSTANCE", "UUID", "STATE", "STATUS", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK")
+					l := listing{
+						columns: []string{"INSTANCE", "UUID", "STATE", "STATUS", "MANAGED", "VCPUS", "PCPUS", "MEMORY_MB", "DISK_GB", "TOKEN", "REMARK"},
+						spare:   []string{"UUID", "TOKEN", "DISK_GB", "STATUS", "PCPUS", "MEMORY_MB", "VCPUS", "MANAGED"}, full: "berth instance list -o json has all",
+					}
 					for _, i := range list.Instances {
 						r := i.Flavor.Resources()
 						if i.Claim != nil {
@@ -274,8 +277,9 @@ until that is confirmed, both hosts have a record of it, and one of them is hidd
 						if r.IsZero() { // unmanaged: nothing is held for it
 							vcpus, pcpus, memory, disk = "", "", "", ""
 						}
-						row(w, i.Name, i.UUID, i.State, i.Status, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i))
+						l.rows = append(l.rows, []any{i.Name, i.UUID, i.State, i.Status, yes(i.Managed), vcpus, pcpus, memory, disk, token(i), remarks(i)})
 					}
+					l.write(w, listWidth(a.out))
 				})
 			})
 		},

@@ -79,22 +79,27 @@ berth migration show INSTANCE.`, mostOver),
 						most = len(list)
 					}
 					list, left := newestOver(list, most)
-					apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
-					columns := func(all ...any) []any {
-						if !apart {
-							all = slices.Delete(all, 5, 6) // who conducts is a column only where it is a third host
-						}
-						return all
+					l := listing{
+						columns: []string{"MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK"},
+						spare:   []string{"TOOK", "TYPE", "OUTCOME", "STARTED", "BY"}, full: "berth migration list -o json has all",
 					}
-					row(w, columns("MIGRATION", "TYPE", "INSTANCE", "FROM", "TO", "BY", "STATUS", "OUTCOME", "STARTED", "TOOK", "REMARK")...)
+					apart := slices.ContainsFunc(list, func(m migration.Migration) bool { return m.Conductor != "" })
+					if !apart { // who conducts is a column only where it is a third host
+						l.columns = slices.Delete(l.columns, 5, 6)
+					}
 					for _, m := range list {
 						took, remark := time.Since(m.CreatedAt), listRemark(m, time.Now())
 						if m.Done() || m.Status == migration.StatusFinished {
 							took = m.UpdatedAt.Sub(m.CreatedAt)
 						}
-						row(w, columns(m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
-							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), remark)...)
+						cells := []any{m.UUID, typeOf(m), cmp.Or(m.InstanceName, short(m.InstanceUUID)), m.SourceCompute, m.DestCompute, m.ConductedBy(),
+							m.Status, m.Outcome, ago(m.CreatedAt), rough(took), remark}
+						if !apart {
+							cells = slices.Delete(cells, 5, 6)
+						}
+						l.rows = append(l.rows, cells)
 					}
+					l.write(w, listWidth(a.out))
 					if left > 0 {
 						fmt.Fprintf(w, "\n%s not listed: berth migration list --all\n", count(left, "older move"))
 					}

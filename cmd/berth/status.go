@@ -96,7 +96,7 @@ func statusTable(w io.Writer, s api.Status, look screenful) {
 	for _, part := range []struct {
 		heading, colour string
 		list            []api.Condition
-	}{{"WRONG", colourBad, wrong}, {"TO KNOW", colourHint, better}, {"FINE", colourGood, fine}} {
+	}{{"ERROR", colourBad, wrong}, {"NOTICE", colourHint, better}, {"OK", colourGood, fine}} {
 		for i, c := range part.list {
 			if i == 0 {
 				fmt.Fprintln(w)
@@ -107,7 +107,7 @@ func statusTable(w io.Writer, s api.Status, look screenful) {
 	}
 	fmt.Fprintln(w)
 	usageTable(w, s.Usage)
-	fmt.Fprintf(w, "guests %d, claims %d, moves going on %d\n", s.Instances, s.Claims, len(s.Migrations))
+	fmt.Fprintf(w, "instances %d, claims %d, active migrations %d\n", s.Instances, s.Claims, len(s.Migrations))
 	for _, m := range s.Migrations {
 		fmt.Fprintf(w, "  berth migration watch %s\n", m)
 	}
