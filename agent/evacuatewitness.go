@@ -44,7 +44,7 @@ func takeOverReasons(instance, source string, epoch uint64, answers map[string]a
 	for _, host := range slices.Sorted(maps.Keys(silent)) {
 		out = append(out, fault.Reason{
 			Code: "host_silent", Message: "host " + host + " does not say whether instance " + instance + " is there: " + silent[host], Have: host,
-			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + host + ", or berth host declare-dead " + host + ` --because "how you know"`,
+			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + host + ", or berth host declare-dead " + host + ` --reason "how you know"`,
 		})
 	}
 	return out
