@@ -15,7 +15,6 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host"
-	"berth/agent/host/fileusers"
 	"berth/fleet"
 	"berth/fleet/permit"
 	"berth/internal/fault"
@@ -460,7 +459,7 @@ func (k *keeper) condition() (api.Condition, bool) {
 		for _, f := range o.Files {
 			reasons = append(reasons, fault.Reason{
 				Code: "old_disk", Message: "disk " + f.Path + " of instance " + o.Name + " is still here, though host " + o.To + " has that instance now: nothing on this host shows that its data is there too",
-				Have: f.Path, Want: o.To, Change: "rm " + fileusers.Quote(f.Path) + " when nobody needs it",
+				Have: f.Path, Want: o.To, Change: "rm " + fault.Quote(f.Path) + " when nobody needs it",
 			})
 		}
 	}

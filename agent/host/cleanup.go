@@ -191,7 +191,7 @@ func (h *Host) removeFile(survey *fileusers.Survey, elsewhere map[string]string,
 	}
 	err = h.files.Remove(d.Path, d.Stamp)
 	if errors.Is(err, fault.Forbidden) {
-		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "another file has its place: " + err.Error(), Change: "rm " + fileusers.Quote(d.Path) + " when nobody needs it"})
+		return stays(fileusers.Kept{Disk: d.Target, Path: d.Path, Reason: "another file has its place: " + err.Error(), Change: "rm " + fault.Quote(d.Path) + " when nobody needs it"})
 	}
 	if err == nil {
 		log.Info("removed a disk file")

@@ -190,12 +190,18 @@ func (d document) unmovable() []fault.Reason {
 
 const keptHostDevice = "devices/hostdev"
 
-// kept is what Berth leaves as it stands.
+// kept is what Berth leaves as it stands, of disks with the command that detaches them.
 func (d document) kept() []domainxml.Kept {
 	if d.unread != nil {
 		return nil
 	}
-	return d.doc.Kept()
+	out := d.doc.Kept()
+	for i, k := range out {
+		if rest, ok := strings.CutPrefix(k.Change, "detach it"); ok && k.Disk != "" {
+			out[i].Change = "virsh detach-disk " + fault.Quote(d.Name) + " " + fault.Quote(k.Disk) + " --persistent" + rest
+		}
+	}
+	return out
 }
 
 // where is the address as sysfs spells it: libvirt writes 0x0000, 0x3b, …

@@ -286,7 +286,7 @@ func (h *Host) remove(ctx context.Context, inst claims.Instance, o DeleteOptions
 	for _, f := range files {
 		k, err := h.removeFile(survey, elsewhere, migration.Ref{Instance: inst.UUID}, f)
 		if err != nil {
-			k = &fileusers.Kept{Disk: f.Target, Path: f.Path, Reason: err.Error(), Change: "rm " + fileusers.Quote(f.Path)}
+			k = &fileusers.Kept{Disk: f.Target, Path: f.Path, Reason: err.Error(), Change: "rm " + fault.Quote(f.Path)}
 			h.log.Warn("a disk file stays", "instance", inst.UUID, "path", f.Path, "error", err)
 		}
 		if k != nil {
@@ -385,11 +385,11 @@ func staying(text string) ([]fileusers.Kept, error) {
 		switch {
 		case e.Type == "volume":
 			k.Path = e.Source.Pool + "/" + e.Source.Volume
-			k.Change = "virsh vol-delete --pool " + fileusers.Quote(e.Source.Pool) + " " + fileusers.Quote(e.Source.Volume)
+			k.Change = "virsh vol-delete --pool " + fault.Quote(e.Source.Pool) + " " + fault.Quote(e.Source.Volume)
 		case e.Type == "file" && (e.path() == "" || e.Shareable == nil):
 			continue
 		case e.Type == "file":
-			k.Reason, k.Change = "it is <shareable/>: others may write it", "rm "+fileusers.Quote(e.path())+" when nobody needs it"
+			k.Reason, k.Change = "it is <shareable/>: others may write it", "rm "+fault.Quote(e.path())+" when nobody needs it"
 		}
 		out = append(out, k)
 	}

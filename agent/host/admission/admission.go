@@ -136,7 +136,7 @@ func Identity(doc *domainxml.Doc, host, uuid, name string, others []Other) []fau
 	case doc.Name() != name:
 		c.no("another_name", fmt.Sprintf("the domain XML names instance %s %q, its record on %s %q", uuid, doc.Name(), host, name), doc.Name(), name, "send it as virsh dumpxml gives it, with its own name")
 	case slices.ContainsFunc(others, func(o Other) bool { return o.Name == name }):
-		c.no("name_exists", fmt.Sprintf("%s has another domain named %s already", host, name), name, "", "rename one of the two (virsh domrename)")
+		c.no("name_exists", fmt.Sprintf("%s has another domain named %s already", host, name), name, "", "virsh domrename "+fault.Quote(name)+" NEW")
 	}
 	return c.reasons
 }
@@ -160,8 +160,15 @@ type checker struct {
 	used              map[string]use
 	closes, created   bool // see Close
 
-	// outside are the paths that are in no folder that is allowed, by their reason.
-	outside []outside
+	// outside are the paths that are in no folder that is allowed, by their reason, and templates
+	// the disks of instances that are off and stand below a disk.
+	outside   []outside
+	templates []template
+}
+
+type template struct {
+	named    domainxml.Named
+	real, of string
 }
 
 type outside struct {
@@ -208,7 +215,7 @@ func (c *checker) prepare(others []Other) {
 	for _, o := range others {
 		doc, err := domainxml.Parse(o.XML)
 		if err != nil {
-			c.no("definition_unreadable", fmt.Sprintf("what files instance %s of %s uses cannot be told: %v", o.Name, c.p.Host, err), o.Name, "", "virsh edit "+o.Name)
+			c.no("definition_unreadable", fmt.Sprintf("what files instance %s of %s uses cannot be told: %v", o.Name, c.p.Host, err), o.Name, "", "virsh edit "+fault.Quote(o.Name))
 			continue
 		}
 		// libvirt appends the instance's own log here; its domain XML does not name it.
@@ -285,7 +292,7 @@ func (c *checker) amounts(doc *domainxml.Doc) {
 	}
 	switch n, err := doc.MostMemoryMB(); {
 	case err != nil:
-		c.no("memory_unreadable", err.Error(), "", "", "correct it with virsh edit")
+		c.no("memory_unreadable", err.Error(), "", "", "virsh edit "+fault.Quote(c.name))
 	case n > held.MemoryMB:
 		c.no("memory_beyond_claim", fmt.Sprintf("the instance has %d MiB of memory, and is to have %d MiB on %s", n, held.MemoryMB, c.p.Host),
 			fmt.Sprintf("%d MiB", n), fmt.Sprintf("%d MiB", held.MemoryMB), change)
@@ -304,12 +311,12 @@ func (c *checker) named(n domainxml.Named) {
 	case domainxml.NamedArgument:
 		if !c.p.Allowed.Arguments {
 			c.no("qemu_arguments", fmt.Sprintf("the instance gives QEMU arguments of its own (%s), which %s does not allow from other hosts", n.Value, c.p.Host), n.Value, "",
-				c.set("allow_qemu_arguments = true")+"; or take them out (virsh edit)")
+				c.set("allow_qemu_arguments = true")+"; or take them out: virsh edit "+fault.Quote(c.name))
 		}
 	case domainxml.NamedLabel:
 		if !slices.Contains(c.p.Labels, n.Value) && !slices.Contains(c.p.Allowed.Labels, n.Value) {
 			c.no("label_not_allowed", fmt.Sprintf("the instance has a %s of its own, %s, which %s does not allow from other hosts", n.What, n.Value, c.p.Host), n.Value, "",
-				c.set("allowed_labels = "+list(c.p.Allowed.Labels, n.Value))+"; or take its <seclabel> out (virsh edit)")
+				c.set("allowed_labels = "+list(c.p.Allowed.Labels, n.Value))+"; or take its <seclabel> out: virsh edit "+fault.Quote(c.name))
 		}
 	case domainxml.NamedDevice:
 		if !c.claimed.AnyDevice && (n.Value == "" || !slices.Contains(c.claimed.Devices, n.Value)) {
@@ -338,7 +345,7 @@ func (c *checker) emulator(n domainxml.Named) {
 	}
 	if !slices.Contains(known, real) {
 		c.no("emulator_not_allowed", fmt.Sprintf("the instance runs in %s, which is none of libvirt's emulators on %s", n.Value, c.p.Host), n.Value, strings.Join(c.p.Emulators, ", "),
-			c.set("allowed_emulators = "+list(c.p.Allowed.Emulators, n.Value))+"; or change its emulator (virsh edit)")
+			c.set("allowed_emulators = "+list(c.p.Allowed.Emulators, n.Value))+"; or change its emulator: virsh edit "+fault.Quote(c.name))
 	}
 }
 
@@ -351,17 +358,17 @@ func (c *checker) path(n domainxml.Named) bool {
 // where judges a path, whoever uses it, and gives it without links; empty where it has none.
 func (c *checker) where(n domainxml.Named) (real string, may bool) {
 	if !filepath.IsAbs(n.Value) || filepath.Clean(n.Value) != n.Value || len(n.Value) > longestPath || strings.ContainsFunc(n.Value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		c.no("path_not_clean", fmt.Sprintf("the %s of the instance names %q, which is no absolute path without . and ..", n.What, n.Value), n.Value, "", "write its path out (virsh edit)")
+		c.no("path_not_clean", fmt.Sprintf("the %s of the instance names %q, which is no absolute path without . and ..", n.What, n.Value), n.Value, "", "write its path out: virsh edit "+fault.Quote(c.name))
 		return "", false
 	}
 	real, err := c.resolve(n.Value)
 	if err != nil {
-		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself (virsh edit)")
+		c.no("path_unreadable", fmt.Sprintf("where the %s of the instance leads to on %s cannot be told: %v", n.What, c.p.Host, err), n.Value, "", "mount its storage on "+c.p.Host+", or name the file itself: virsh edit "+fault.Quote(c.name))
 		return "", false
 	}
 	if !n.Folder && (slices.Contains(c.folders, n.Value) || slices.Contains(c.folders, real)) {
 		// libvirt would give the folder itself to QEMU's user.
-		c.no("folder_not_allowed", fmt.Sprintf("the %s of the instance is %s, the folder of %s for images", n.What, n.Value, c.p.Host), n.Value, "", "name a file in it (virsh edit)")
+		c.no("folder_not_allowed", fmt.Sprintf("the %s of the instance is %s, the folder of %s for images", n.What, n.Value, c.p.Host), n.Value, "", "name a file in it: virsh edit "+fault.Quote(c.name))
 		return "", false
 	}
 	may = c.allowed(n, n.Value) && c.allowed(n, real)
@@ -437,7 +444,7 @@ func (c *checker) usedByOther(n domainxml.Named, key string) bool {
 		for _, path := range slices.Sorted(maps.Keys(c.used)) {
 			if in(path, key) && (n.Writes || c.used[path].writes) {
 				c.no("used_by_other", fmt.Sprintf("the %s of the instance is folder %s, in which instance %s of %s uses %s", n.What, n.Value, c.used[path].by, c.p.Host, path), n.Value, "",
-					"give it a folder of its own (virsh edit)")
+					"give it a folder of its own: virsh edit "+fault.Quote(c.name))
 				return false
 			}
 		}
@@ -449,15 +456,28 @@ func (c *checker) usedByOther(n domainxml.Named, key string) bool {
 	change := "give one of the two another, or make both <shareable/>"
 	switch {
 	case backing(n) && u.off:
-		change = c.set("allowed_paths = "+list(c.p.Allowed.Paths, key)) + "; or make the disk whole: virsh blockpull"
+		if t := (template{n, key, u.by}); !slices.Contains(c.templates, t) {
+			c.templates = append(c.templates, t)
+		}
+		return false
 	case backing(n):
-		change = "power " + u.by + " off, or make the disk whole: virsh blockpull"
+		change = "virsh shutdown " + fault.Quote(u.by) + " on " + c.p.Host + ", and try again; or " + c.whole(n.What)
 	}
-	c.no("used_by_other", fmt.Sprintf("the %s of the instance is %s, which instance %s of %s uses", n.What, n.Value, u.by, c.p.Host), n.Value, "", change)
+	c.no("used_by_other", usedBy(n, u.by, c.p.Host), n.Value, "", change)
 	return false
 }
 
-// tellPaths tells of all paths outside together: one line of configuration allows all.
+func usedBy(n domainxml.Named, by, host string) string {
+	return fmt.Sprintf("the %s of the instance is %s, which instance %s of %s uses", n.What, n.Value, by, host)
+}
+
+// whole is what makes a disk stand on nothing, where it runs.
+func (c *checker) whole(what string) string {
+	return "virsh blockpull " + fault.Quote(c.name) + " " + fault.Quote(strings.TrimPrefix(strings.TrimPrefix(what, "backing file of "), "disk ")) + " --wait on its own host, while it runs"
+}
+
+// tellPaths tells of all paths outside and all templates together: one line of configuration allows
+// all.
 func (c *checker) tellPaths() {
 	need := map[string]bool{}
 	for _, o := range c.outside {
@@ -472,7 +492,14 @@ func (c *checker) tellPaths() {
 			need[path] = true
 		}
 	}
+	for _, t := range c.templates {
+		need[t.real] = true
+	}
 	all := slices.Sorted(maps.Keys(need))
+	for _, t := range c.templates {
+		// To be off is no permission: a disk that is not at work is not a template for that.
+		c.no("used_by_other", usedBy(t.named, t.of, c.p.Host), t.named.Value, "", c.set("allowed_paths = "+list(c.p.Allowed.Paths, all...))+"; or "+c.whole(t.named.What))
+	}
 	for _, o := range c.outside {
 		leads := ""
 		if o.real != o.named.Value {

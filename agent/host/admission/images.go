@@ -47,7 +47,7 @@ func (c *checker) images(doc *domainxml.Doc) {
 		case "file", "block":
 		case "network":
 			if i.Format != "raw" {
-				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "make it raw: qemu-img convert -O raw")
+				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "qemu-img convert -O raw "+fault.Quote(i.Source)+" NEW, and give it as its disk")
 			}
 			continue
 		case "volume":
@@ -57,7 +57,7 @@ func (c *checker) images(doc *domainxml.Doc) {
 			case err != nil || !network && at == "":
 				continue // its pool is not active yet: it is read before the instance starts
 			case network && i.Format != "raw" && i.Format != "":
-				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "make it raw: qemu-img convert -O raw")
+				c.unread(i.What, i.Source, "an image of format "+i.Format+" in the network is not read", "qemu-img convert -O raw "+fault.Quote(i.Source)+" NEW, and give it as its disk")
 				continue
 			case network:
 				continue
@@ -96,7 +96,7 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 	for format := i.Format; format != "raw" && len(read) < deepest; {
 		read[path] = true
 		if i.Sliced {
-			c.unread(i.What, path, "it begins within its file", "give it a file of its own, without <slices> (virsh edit)")
+			c.unread(i.What, path, "it begins within its file", "give it a file of its own, without <slices>: virsh edit "+fault.Quote(c.name))
 			return below, false
 		}
 		layer, as, err := c.layer(path, format)
@@ -111,7 +111,7 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 			}
 			return nil, true
 		}
-		look := "look at it: qemu-img info -U -f " + as + " " + path
+		look := "qemu-img info -U -f " + as + " " + fault.Quote(path) + " on " + c.p.Host + " tells what is wrong with it"
 		if err != nil {
 			c.unread(i.What, path, err.Error(), look)
 			return below, false
@@ -120,7 +120,7 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 			n := disks.ParseName(path, name)
 			if !filepath.IsAbs(name) || n.Climbs {
 				// QEMU takes it from its own working folder, libvirt from the image's.
-				c.unread(i.What, path, "its data is in "+name+", which is no absolute path without ..", "qemu-img amend -f "+as+" -o data_file=/PATH "+path)
+				c.unread(i.What, path, "its data is in "+name+", which is no absolute path without ..", "qemu-img amend -f "+as+" -o data_file="+fault.Quote(filepath.Join(filepath.Dir(path), filepath.Base(name)))+" "+fault.Quote(path))
 				return below, false
 			}
 			named("data file of "+target, filepath.Clean(name), i.Writes && len(read) == 1)
@@ -129,7 +129,7 @@ func (c *checker) image(i domainxml.Image, path string) (below []domainxml.Below
 			return below, true
 		}
 		n := disks.ParseName(path, layer.Below)
-		flatten := "make it whole where it comes from: while it is off qemu-img rebase -p -f " + as + " -b '' " + path + ", while it runs virsh blockpull"
+		flatten := "make it whole where it comes from: while it is off qemu-img rebase -p -f " + as + " -b '' " + fault.Quote(path) + "; or " + c.whole(target)
 		switch next := ""; {
 		case n.Known && len(n.Files) == 0 && !n.Header && (layer.Format == "" || layer.Format == "raw"):
 			if c.closes && i.Open {

@@ -162,3 +162,42 @@ func TestClose_WritesWhatWasRead(t *testing.T) {
 		})
 	}
 }
+
+// To be off makes no disk a template: a victim's disk is off, too. The one line of configuration that
+// the refusal gives admits the instance, with whatever else it names outside; and its other remedy
+// names the instance and its disk.
+func TestCheckImages_TheRemedyForATemplateAdmits(t *testing.T) {
+	p := policy()
+	p.Layer = func(path, _ string) (disks.Layer, error) {
+		if path == "/srv/o/i.qcow2" {
+			return disks.Layer{Below: images + "other.qcow2", Format: "raw"}, nil
+		}
+		return disks.Layer{}, nil
+	}
+	text := domain(instance, "", strings.Replace(disk("type='file'", "file='/srv/o/i.qcow2'"), "<source", "<driver type='qcow2'/><source", 1))
+	doc, err := domainxml.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := []Other{{Name: "other", XML: domain(neighbor, "", disk("type='file'", "file='"+images+"other.qcow2'")), Off: true}}
+	for range 2 { // the chain is read once its top is allowed
+		var last string
+		for _, r := range Check(doc, p, Claimed{AnyAmount: true}, others) {
+			_, list, _ := strings.Cut(r.Change, "say allowed_paths = ")
+			list, _, ok := strings.Cut(list, " in [migration]")
+			if !ok || last != "" && list != last {
+				t.Fatalf("reason %+v: no line of configuration, or another than %s", r, last)
+			}
+			if last = list; r.Code == "used_by_other" && !strings.Contains(r.Change, "virsh blockpull i vda --wait") {
+				t.Errorf("remedy %q", r.Change)
+			}
+		}
+		p.Allowed.Paths = nil
+		for _, path := range strings.Split(strings.Trim(last, "[]"), ", ") {
+			p.Allowed.Paths = append(p.Allowed.Paths, strings.Trim(path, `"`))
+		}
+	}
+	if got := codes(t, p, Claimed{AnyAmount: true}, text, others...); len(got) > 0 {
+		t.Errorf("with %v: %v", p.Allowed.Paths, got)
+	}
+}

@@ -172,14 +172,14 @@ func (a Answer) Why() string {
 
 // Remedy says what an operator does to have the file removed.
 func (a Answer) Remedy() string {
-	remove := "rm " + Quote(a.Path)
+	remove := "rm " + fault.Quote(a.Path)
 	switch {
 	case len(a.Users) > 0 && a.Users[0].Below:
 		return "virsh blockpull " + a.Users[0].Name + " DISK, then " + remove
 	case len(a.Users) > 0:
 		return "virsh undefine " + a.Users[0].Name + " when it is no longer needed, then " + remove
 	case len(a.Open) > 0:
-		return "fuser -v " + Quote(a.Path) + "; when nobody has it open, " + remove
+		return "fuser -v " + fault.Quote(a.Path) + "; when nobody has it open, " + remove
 	case len(a.Perhaps) > 0:
 		return "virsh dumpxml " + a.Perhaps[0].Name + "; when it does not need the file, " + remove
 	}
@@ -193,7 +193,7 @@ func (a Answer) Kept(disk string) Kept {
 
 // KeptElsewhere is a file that stays because other hosts use it, or may.
 func KeptElsewhere(disk, path, why string) Kept {
-	return Kept{Disk: disk, Path: path, Reason: "other hosts see it: " + why, Change: "when no host needs it, rm " + Quote(path)}
+	return Kept{Disk: disk, Path: path, Reason: "other hosts see it: " + why, Change: "when no host needs it, rm " + fault.Quote(path)}
 }
 
 // Refusal is why a disk is not replaced.
@@ -280,15 +280,4 @@ type Dropper interface {
 	Stamp(path string) (disks.Stamp, error)
 	DropKept(r disks.Replaced) error
 	Keep(m disks.Made)
-}
-
-// Quote makes a path one word of a shell.
-func Quote(path string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+:@%,", r)
-	}
-	if path != "" && !strings.ContainsFunc(path, func(r rune) bool { return !plain(r) }) {
-		return path
-	}
-	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }

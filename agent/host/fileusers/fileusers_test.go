@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth/agent/host/disks"
 	"berth/driver"
 	"berth/internal/fault"
@@ -360,13 +358,6 @@ func TestLook_AnImageThatHangsDoesNotHold(t *testing.T) {
 	a, err := s.Of(tool, "")
 	if err != nil || len(a.Perhaps) != 2 || asked != 1 {
 		t.Errorf("%v, %v, asked %d times", a.Perhaps, err, asked)
-	}
-}
-
-func TestQuote_MakesOneWord(t *testing.T) {
-	got := []string{Quote("/a/b-1.qcow2"), Quote("/a b"), Quote("/it's"), Quote("")}
-	if diff := cmp.Diff([]string{"/a/b-1.qcow2", "'/a b'", `'/it'\''s'`, "''"}, got); diff != "" {
-		t.Error(diff)
 	}
 }
 

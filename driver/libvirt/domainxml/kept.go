@@ -27,6 +27,8 @@ type Kept struct {
 	Off bool
 	// Change is what makes the guest movable; empty unless Stays.
 	Change string
+	// Disk is the target of a disk that stays; empty for what is none.
+	Disk string
 }
 
 // String is a sentence for an operator.

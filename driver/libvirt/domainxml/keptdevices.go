@@ -120,8 +120,8 @@ func (k *keeping) character(path, what string, e *etree.Element) {
 func (k *keeping) disk(path string, e *etree.Element) {
 	target := attribute(e, "target", "dev")
 	disk := "disk " + target
-	drop := "virsh detach-disk " + k.d.Name() + " " + target + " --persistent"
-	give := drop + ", then attach it as a file or block device of storage that both hosts have"
+	const give = detach + ", then attach it as a file or block device of storage that both hosts have"
+	before := len(k.out)
 	switch t := e.SelectAttrValue("type", "file"); t {
 	case "file", "block":
 	case "volume":
@@ -137,9 +137,12 @@ func (k *keeping) disk(path string, e *etree.Element) {
 	case "vhostuser", "vhostvdpa":
 		k.stays(path, disk+" (type "+t+" at "+source(e)+")", "another process of this host serves it", give)
 	case "dir":
-		k.stays(path, disk+" (folder "+source(e)+")", "its files are the host's", drop)
+		k.stays(path, disk+" (folder "+source(e)+")", "its files are the host's", detach)
 	default:
 		k.stays(path, disk+" (type "+t+")", "this version does not know what is behind that type", give)
+	}
+	for i := range k.out[before:] {
+		k.out[before+i].Disk = target
 	}
 	if e.SelectElement("transient") != nil {
 		k.staysRunning(path, disk+" (transient)", "what the guest writes is thrown away when it stops", "move the guest shut off")
