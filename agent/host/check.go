@@ -383,6 +383,11 @@ func (h *Host) checkSource(ctx context.Context, ref migration.Ref, a migration.C
 		return migration.SourceAnswer{}, err
 	}
 	ans := answerDisks(&no, doc, g.Disks, a)
+	left, err := leftByCopy(ctx, h.files, g, ans.CopyDisks, a.Destination.Name)
+	if err != nil {
+		return migration.SourceAnswer{}, err
+	}
+	no.add(fault.Forbidden, left...)
 	if len(ans.CopyDisks) > 0 {
 		_, err := driver.StorageCopy(h.driver, node)
 		if err := no.take(err); err != nil {

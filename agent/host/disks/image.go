@@ -54,6 +54,9 @@ type Image struct {
 	// Looks is the format whose header a raw image begins with; empty for none that is
 	// known. Whoever opens it without being told a format takes it for that.
 	Looks string
+	// Inside are what a qcow2 image at path keeps beside its data, which no copy of the data has:
+	// "bitmap NAME" of a persistent one, "snapshot NAME" of an internal one.
+	Inside []string
 	// Encrypted: without a secret nothing of the image can be read.
 	Encrypted bool
 }
@@ -73,6 +76,12 @@ func (f Files) Image(ctx context.Context, path, format string) (Image, error) {
 		}
 		if path == top {
 			img.VirtualSize, img.Encrypted = one.VirtualSize, one.Encrypted || format == "luks"
+			for _, b := range one.Specific.Data.Bitmaps {
+				img.Inside = append(img.Inside, "bitmap "+b.Name)
+			}
+			for _, s := range one.Snapshots {
+				img.Inside = append(img.Inside, "snapshot "+s.Name)
+			}
 			if format == "raw" {
 				if img.Looks, err = looks(f.Real(path)); err != nil {
 					return Image{}, fault.New(fault.Internal, "read image %s: %w", path, err)
@@ -155,8 +164,14 @@ type info struct {
 	Encrypted     bool   `json:"encrypted"`
 	Backing       string `json:"backing-filename"`
 	BackingFormat string `json:"backing-filename-format"`
-	Specific      struct {
+	Snapshots     []struct {
+		Name string `json:"name"`
+	} `json:"snapshots"`
+	Specific struct {
 		Data struct {
+			Bitmaps []struct {
+				Name string `json:"name"`
+			} `json:"bitmaps"`
 			File    string `json:"data-file"`
 			Extents []struct {
 				File string `json:"filename"`
