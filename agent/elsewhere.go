@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"berth/agent/host/disks"
 	"berth/agent/host/fileusers"
 	"berth/fleet"
+	"berth/internal/fault"
 	"berth/internal/runtime"
 	"berth/migration"
 )
@@ -65,8 +67,12 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 			places <- struct{}{}
 			defer func() { <-places }()
 			replies, err := a.filesUsedOn(ctx, host, instance, files)
+			excused := err != nil && a.withoutBerth(ctx, host)
 			mu.Lock()
 			defer mu.Unlock()
+			if excused {
+				return
+			}
 			if err != nil {
 				all(host + " does not say whether it uses the file: " + err.Error())
 				return
@@ -89,6 +95,21 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 		out[path] = strings.Join(slices.Compact(reasons), "; ")
 	}
 	return out
+}
+
+// withoutBerth reports whether an operator has said that Berth does not run on a host, and that the
+// host uses none of this one's files. The fleet's records contradict him where they have the host;
+// where there are records and they do not answer, it is not so.
+func (a *Agent) withoutBerth(ctx context.Context, host string) bool {
+	if !slices.Contains(a.config().Host.HostsWithoutBerth, host) {
+		return false
+	}
+	records, err := a.fleetRecords()
+	if err != nil {
+		return hasReason(err, fleet.NoStore)
+	}
+	_, err = records.Host(ctx, host)
+	return errors.Is(err, fault.NotFound) || hasReason(err, fleet.NoStore)
 }
 
 func (a *Agent) filesUsedOn(ctx context.Context, host, instance string, files []fileusers.Question) ([]fileusers.Reply, error) {

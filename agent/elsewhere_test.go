@@ -118,3 +118,45 @@ func TestUsersInRecords_NamesWhoeverHasAFile(t *testing.T) {
 		}
 	}
 }
+
+// A host of Placement on which Berth never ran does not answer for ever. An operator's line of
+// configuration excuses it, unless the fleet's records show that Berth runs there.
+func TestDelete_AHostWithoutBerth_IsExcusedByTheOperatorAlone(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("qemu-img is not installed (Debian: qemu-utils)")
+	}
+	for _, c := range []struct {
+		listed         []string
+		recorded, goes bool
+	}{{[]string{"host-b"}, false, true}, {[]string{"host-b"}, true, false}, {nil, false, false}} {
+		recorded := c.recorded
+		dir := t.TempDir()
+		store := fleettest.NewMemory(&runtime.System{})
+		p := newHosts(t, time.Hour, []string{"host-a", "host-b"}, func(o *Options) {
+			o.FleetStore = func(config.Config) (fleet.Store, error) { return store.Client("host-a"), nil }
+			if o.Config.Agent.Name == "host-b" { // it is to have no record
+				o.FleetStore = func(config.Config) (fleet.Store, error) {
+					return fleettest.NewMemory(&runtime.System{}).Client("host-b"), nil
+				}
+			}
+			o.Config.Host.DiskPath, o.Config.Host.SharedDirs, o.Config.Host.HostsWithoutBerth = dir, []string{dir}, c.listed
+		})
+		p.must(p.stop["host-b"]())
+		if recorded {
+			p.must(fleet.New(store.Client("test"), &runtime.System{}).PutHost(t.Context(), fleet.Host{Name: "host-b", ProviderUUID: "b", Boot: "boot"}))
+		}
+		disk := filepath.Join(dir, "disk.qcow2")
+		r := api.CreateInstance{}
+		r.Name, r.Kernel = "web", p.kernel
+		r.Flavor = topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 128, DiskGB: 1}
+		r.Disks = []host.CreateDisk{{Path: disk, Format: "qcow2", SizeGB: 1}}
+		_, err := p.clients["host-a"].CreateInstance(t.Context(), r)
+		p.must(err)
+		left, err := p.clients["host-a"].DeleteInstance(t.Context(), "web", api.DeleteInstance{Disks: true})
+		p.must(err)
+		if _, err := os.Stat(disk); (err != nil) != c.goes || (len(left.Kept) == 0) != c.goes {
+			t.Errorf("%+v: the file %v, kept %+v", c, err, left.Kept)
+		}
+	}
+}

@@ -94,9 +94,13 @@ type Host struct {
 	SharedCPUs    topology.CPUSet `toml:"shared_cpus"`
 
 	ReservedPages []ReservedPages `toml:"reserved_hugepages"`
-	DiskPath      string          `toml:"disk_path"`         // its filesystem is DISK_GB; where disks of new guests are made
-	SharedDirs    []string        `toml:"shared_dirs"`       // that other hosts see, whatever their filesystem
-	DiscoverEvery Duration        `toml:"discover_interval"` // slow full re-read of the hardware
+	DiskPath      string          `toml:"disk_path"`   // its filesystem is DISK_GB; where disks of new guests are made
+	SharedDirs    []string        `toml:"shared_dirs"` // that other hosts see, whatever their filesystem
+	// HostsWithoutBerth are hosts of Placement on which Berth does not run, and which use none of
+	// this host's disk files: their silence keeps no file.
+	HostsWithoutBerth []string `toml:"hosts_without_berth"`
+
+	DiscoverEvery Duration `toml:"discover_interval"` // slow full re-read of the hardware
 }
 
 // ReservedPages are memory pages of one cell that no guest gets (Nova's
@@ -354,7 +358,7 @@ func Default() Config {
 		},
 		PKI: PKI{CA: "/etc/berth/pki/ca.crt", Cert: "/etc/berth/pki/host.crt", Key: "/etc/berth/pki/host.key"},
 		Host: Host{
-			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", SharedDirs: []string{}, DiscoverEvery: Duration(10 * time.Minute),
+			Root: "/", ReservedMemoryMB: 512, DiskPath: "/var/lib/libvirt/images", SharedDirs: []string{}, HostsWithoutBerth: []string{}, DiscoverEvery: Duration(10 * time.Minute),
 			ReservedPages: []ReservedPages{},
 		},
 		PCI:     PCI{DeviceSpec: []pci.Spec{}, Alias: []flavor.Alias{}},

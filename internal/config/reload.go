@@ -24,7 +24,7 @@ var reloadable = []string{
 	"migration.timeout", "migration.timeout_per_gib", "migration.timeout_action",
 	"migration.post_copy", "migration.copy_storage", "migration.copy_storage_synchronous_writes", "migration.migrate_disks_detect_zeroes",
 	"migration.schedule", "migration.observe_schedule",
-	"migration.allowed_paths", "migration.allowed_emulators", "migration.allowed_labels", "migration.allow_qemu_arguments",
+	"host.hosts_without_berth", "migration.allowed_paths", "migration.allowed_emulators", "migration.allowed_labels", "migration.allow_qemu_arguments",
 	"migration.resize_confirm_window", "migration.max_inbound", "migration.max_outbound", "migration.max_per_link", "migration.near_weight", "migration.near_weight_by_aggregate",
 	"drain.attempts", "drain.on_shutdown", "guard.arrivals", "rights.operate", "rights.share_nothing", "rights.conduct", "rights.relay", "peers",
 }
@@ -64,6 +64,7 @@ func Reload(running, read Config) Config {
 	out.Host.ReservedVCPUs = read.Host.ReservedVCPUs
 	out.Host.ReservedMemoryMB = read.Host.ReservedMemoryMB
 	out.Host.ReservedDiskGB = read.Host.ReservedDiskGB
+	out.Host.HostsWithoutBerth = read.Host.HostsWithoutBerth
 	out.Placement.CPURatio = read.Placement.CPURatio
 	out.Placement.RAMRatio = read.Placement.RAMRatio
 	out.Placement.DiskRatio = read.Placement.DiskRatio

@@ -231,7 +231,7 @@ func (s *Survey) MayReplace(ctx context.Context, target, path, instance string, 
 	if why := elsewhere[path]; why != "" {
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "disk_used_by_others", Message: "disk " + target + " (" + path + ") is on storage that other hosts see: " + why, Have: path,
-			Change: "on each host that is named: systemctl start berth, or virsh undefine what no longer needs the file; of one that is lost: berth host declare-dead HOST --reason \"how you know\"; then try again",
+			Change: "on each host that is named: systemctl start berth, or virsh undefine DOMAIN of what no longer needs the file; of one that is lost: berth host declare-dead HOST --reason \"how you know\"; where Berth does not run, and nothing uses the file: say hosts_without_berth = [\"HOST\"] in [host] of /etc/berth/berth.toml here, then run systemctl reload berth; then try again",
 		})
 	}
 	return nil
