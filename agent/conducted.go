@@ -187,7 +187,7 @@ func (s migrationService) passOn(ctx context.Context, doing string, c conducted)
 	if s.a.host.Foreign(claims.Owner{Migration: c.migration}) {
 		no := fault.Reason{
 			Code: "tools_migration", Message: "migration " + c.migration + " is of a tool that moves guests by itself", Have: c.migration,
-			Change: "ask that tool; it tells Berth by berth external, see berth external --help",
+			Change: "ask that tool; it tells Berth what it does: berth external --help",
 		}
 		if x, waits := s.a.tracker.Context(c.migration); waits {
 			no.Change = strings.Join(s.a.host.NextOf(x, ""), ", or ")

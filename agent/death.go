@@ -108,7 +108,7 @@ func (d *deaths) Declare(ctx context.Context, host, because, by string, force bo
 	}
 	silence := d.answers(ctx, host)
 	if silence == nil && !force {
-		return fleet.Death{}, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "fence it (berth host fence), or move its guests; --force takes your word all the same"))
+		return fleet.Death{}, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "fence it (berth host fence "+host+"), or move its guests; --force takes your word all the same"))
 	}
 	death, err := declareSeen(records, h)(ctx, fleet.Death{Host: host, Proof: fleet.ProofOperator, By: by, Because: because, Boot: h.Boot})
 	if err != nil {
@@ -144,7 +144,7 @@ func (d *deaths) Prove(ctx context.Context, host, by string) (fleet.Death, uint6
 	}
 	silence := d.answers(ctx, host)
 	if silence == nil {
-		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth migrate, berth host drain"))
+		return fleet.Death{}, 0, fault.Refuse(fault.Forbidden, doing, hostAnswers(host, "move its guests: berth host drain "+host))
 	}
 	if _, err = records.DeclareDeadByLease(ctx, host, d.host, by); err != nil {
 		return fleet.Death{}, 0, d.noProof(ctx, doing, host, records, silence, err)

@@ -112,7 +112,7 @@ func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, leas
 		return "", fault.Refuse(fault.Forbidden, doing, fault.Reason{
 			Code: "no_fence_hook", Message: "host " + d.host + " has no fencing hook",
 			Change: "put one that switches the host named on its standard input off into " + filepath.Join(d.hooks.Dir, hooks.Fence) +
-				", ask a host that has one (-c HOST), or give your word: berth host declare-dead",
+				", ask a host that has one (-c HOST), or give your word: berth host declare-dead " + h.Name + " --reason \"how you know\"",
 		})
 	}
 	if d.answers(ctx, h.Name) == nil {

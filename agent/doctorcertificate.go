@@ -27,7 +27,7 @@ func renewal(host, where string) string {
 }
 
 // newAuthority is what helps where an authority ends: what it signs anew ends with it.
-const newAuthority = "make a new authority (berth pki init with a folder and a --name of its own), have both, the old and the new, in ca.crt of every host and restart the agents; " +
+const newAuthority = "make a new authority (berth pki init DIR --name NAME, both its own), have both, the old and the new, in ca.crt of every host and restart the agents; " +
 	"only then renew each host's certificate by the new one, with the names and rights of the one before (docs/how-to/certificates.md)"
 
 // ending is what of a host's certificate and the authorities that it is good by has ended or soon

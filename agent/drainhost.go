@@ -128,7 +128,7 @@ func lostGuest(in fleet.Instance) drain.Present {
 	if in.Moving != "" {
 		p.Blocked = []fault.Reason{{
 			Code: "on_a_move", Message: "it was on migration " + in.Moving + " when its host was lost, which may have taken it elsewhere", Have: in.Moving,
-			Change: "berth migration settle " + in.Moving,
+			Change: "berth migration settle " + in.Moving + ` --guest-is-at HOST --reason "what you have checked"`,
 		}}
 	}
 	return p

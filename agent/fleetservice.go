@@ -203,7 +203,7 @@ func (s fleetService) forget(ctx context.Context, host string, abandon bool, by 
 			}
 			if g.Moving != "" {
 				r.Message += ", on migration " + g.Moving
-				r.Change = "berth migration settle " + g.Moving + "; or give all of them up: --abandon-guests"
+				r.Change = "berth migration settle " + g.Moving + ` --guest-is-at HOST --reason "what you have checked"; or give all of them up: --abandon-guests`
 			}
 			reasons = append(reasons, r)
 		}

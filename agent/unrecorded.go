@@ -153,7 +153,7 @@ func ledgersBut(a *Agent, but string) func(context.Context) []api.Knowledge {
 }
 
 // unrecordedAdvice is what an operator can do for one.
-const unrecordedAdvice = "define it by hand where its disks are, then berth instance adopt it there"
+const unrecordedAdvice = "define it by hand where its disks are, then berth instance adopt NAME there"
 
 // presentUnrecorded are those of a dead host as an evacuation lists them: they stay, with the reason.
 // Where Placement does not answer one entry says so.

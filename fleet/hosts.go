@@ -199,7 +199,7 @@ func (r *Records) DeclareDeadByLease(ctx context.Context, host, declarer, by str
 	return r.declareDead(ctx, d, func(h Host) ([]Condition, error) {
 		if !h.SelfFence {
 			return nil, refuse("no_self_fence", "host "+host+" does not fence itself: an expired lease is no proof that it is dead",
-				"fence it (berth host fence), or say that it is dead (berth host declare-dead)")
+				"fence it (berth host fence "+host+"), or say that it is dead (berth host declare-dead "+host+" --reason \"how you know\")")
 		}
 		// An older agent tells none. It asks all hosts that it read within the last minute.
 		if h.Witnesses != nil && !slices.Contains(h.Witnesses, declarer) {

@@ -63,7 +63,7 @@ func (r *Records) PutInstance(ctx context.Context, in Instance) (ahead *Instance
 				return nil
 			case elsewhere && old.Epoch == in.Epoch:
 				return refuse("epoch_twice", fmt.Sprintf("instance %s: hosts %s and %s both say that they have its epoch %d", in.UUID, old.Host, in.Host, in.Epoch),
-					"look which of them has it, and say so (berth migration settle)")
+					"look which of them has it: berth instance show "+in.UUID+" on each; then say so: berth migration settle MIGRATION")
 			case old.Epoch > in.Epoch:
 				return refuse("ledger_behind", fmt.Sprintf("instance %s: its record has epoch %d, the ledger of %s %d", in.UUID, old.Epoch, in.Host, in.Epoch),
 					"the ledger is older than the record: look whether the guest is whole, and evacuate or delete it")

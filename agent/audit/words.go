@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// settling is what an operator decides of a migration, and how it is known.
+const settling = ` --guest-is-at HOST --reason "what you have checked"`
+
 // say gives a row its words: what is so, what an operator does next, and why no heal
 // is provable.
 func (j *joined) say(r *Row) {
@@ -46,10 +49,10 @@ func (j *joined) say(r *Row) {
 		r.Change, r.Quarantine = "define it again, or give back what it was: berth resize revert "+cmp.Or(r.Name, r.Subject), "until it is decided what it holds stays"
 	case CodeHalfLeft:
 		r.Message = fmt.Sprintf("what %s had here is still held for migration %s, which nobody conducts any more, and the guest is confirmed where it is: %s", what, move, fleet.Words)
-		r.Change, r.Quarantine = "berth migration settle "+move, "its definition and its disks here go with it"
+		r.Change, r.Quarantine = "berth migration settle "+move+settling, "its definition and its disks here go with it"
 	case CodeUnconducted:
 		r.Message = fmt.Sprintf("%s is held for migration %s, and this host, which should conduct it, has no record of it", what, move)
-		r.Change, r.Quarantine = "look for the guest on the other host (berth instance show), and decide with berth migration settle "+move, "its move may still need it"
+		r.Change, r.Quarantine = "look for the guest on the other host (berth instance show "+cmp.Or(r.Name, r.Subject)+"), and decide with berth migration settle "+move+settling, "its move may still need it"
 	case CodeHalvesMissing:
 		r.Message = what + " moves, and Placement has lost what it and migration " + move + " hold"
 	case CodePlacementUnknown:
@@ -75,16 +78,16 @@ func (j *joined) say(r *Row) {
 		r.Message = what + " is counted on another provider of this host than its claim says"
 	case CodeElsewhere:
 		r.Message = what + " is this host's, and is counted at another alone"
-		r.Change, r.Quarantine = "look on that host (berth instance show); start its agent, or delete there what is stale", j.others(fleet)
+		r.Change, r.Quarantine = "look on that host (berth instance show "+cmp.Or(r.Name, r.Subject)+"); start its agent, or delete there what is stale", j.others(fleet)
 	case CodeDoubled:
 		r.Message = what + " is counted on this host and on another at once"
-		r.Change, r.Quarantine = "look on that host (berth instance show); start its agent, or delete there what is stale", j.others(fleet)
+		r.Change, r.Quarantine = "look on that host (berth instance show "+cmp.Or(r.Name, r.Subject)+"); start its agent, or delete there what is stale", j.others(fleet)
 	case CodeTwoOwners:
 		r.Message = what + " is this host's, and another says so of itself: " + fleet.Words
 		r.Change, r.Quarantine = "compare berth instance show "+r.Subject+" on both; the higher epoch owns it", "two hosts say that they own it"
 	case CodeGuestGone:
 		r.Message = what + " is claimed, and libvirt has no such domain"
-		r.Change, r.Quarantine = byItself+": two reads that agree release it (berth instance delete does it at once)", "one read is no proof that it was deleted"
+		r.Change, r.Quarantine = byItself+": two reads that agree release it (berth instance delete "+cmp.Or(r.Name, r.Subject)+" does it at once)", "one read is no proof that it was deleted"
 	case CodeClaimMissing:
 		r.Message = what + " is this host's and has no claim"
 		r.Change, r.Quarantine = "berth instance adopt "+r.Subject, "what it uses is not claimed: nothing is freed"

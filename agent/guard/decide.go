@@ -134,9 +134,9 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 	case f.Operation == Migrate && f.Stranger:
 		return no("host_identity", "this host's identity is not believed, so it takes no guests", "see berth status")
 	case f.Operation == Migrate && f.Known && f.TokenHere && f.Left:
-		return no("left_behind", "the guest's ownership token is still on this host, which it left by a migration that Berth did not conduct", "virsh undefine what it has left here, then let it come back")
+		return no("left_behind", "the guest's ownership token is still on this host, which it left by a migration that Berth did not conduct", "virsh undefine DOMAIN here, then let it come back")
 	case f.Operation == Migrate && f.Known && f.TokenHere:
-		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs; berth instance show")
+		return no("instance_lives_here", "the guest's ownership token is on this very host: what arrives would be a second copy", "look where the guest runs: berth instance show INSTANCE")
 	case f.Operation == Migrate && a != nil && a.Cold:
 		return no("other_migration", "migration "+a.Migration+" brings this guest while it is off, and this stream is not that migration's", "wait for that migration's end, or abort it")
 	case f.Operation == Migrate && a != nil && a.Undone:
@@ -151,7 +151,7 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return ClaimArrival, nil
 
 	case a != nil && f.Defined:
-		return no("came_shut_off", "its definition came here by an offline migration, and its ownership token did not", "start it where it lives; where no host knows it any more, berth instance adopt it here")
+		return no("came_shut_off", "its definition came here by an offline migration, and its ownership token did not", "start it where it lives; where no host knows it any more, berth instance adopt INSTANCE here")
 	case a != nil && a.Begun && !a.Undone && !a.Pending:
 		return Allow, nil
 	case a != nil:
@@ -163,7 +163,7 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 	case f.Known && f.TokenHere && f.Left:
 		return refuseLeft(no)
 	case f.Known && f.TokenHere && !f.Claimed:
-		return no("no_claim", "the guest has no claim on this host", "berth instance adopt it")
+		return no("no_claim", "the guest has no claim on this host", "berth instance adopt INSTANCE")
 	case f.Known && f.TokenHere && f.Unconfirmed != "":
 		return refuseUnconfirmed(no, f.Unconfirmed)
 	case f.Known && f.TokenHere:
@@ -175,18 +175,18 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		}
 		return no("token_elsewhere", "its ownership token went to "+where, "start it there")
 	case f.Marked:
-		return no("no_token", "Berth manages this guest, and its ownership token is not on this host", "start it where it lives; where no host knows it any more, berth instance adopt it here")
+		return no("no_token", "Berth manages this guest, and its ownership token is not on this host", "start it where it lives; where no host knows it any more, berth instance adopt INSTANCE here")
 	}
 	return AllowAndAdopt, nil
 }
 
 // refuseLeft is the same with and without an agent.
 func refuseLeft(no func(code, message, change string) (Decision, []fault.Reason)) (Decision, []fault.Reason) {
-	return no("has_left", "it left by a migration that Berth did not conduct, so it runs on another host", "manage it there; if that copy is no more, berth instance adopt it here, then start it")
+	return no("has_left", "it left by a migration that Berth did not conduct, so it runs on another host", "manage it there; if that copy is no more, berth instance adopt INSTANCE here, then start it")
 }
 
 // refuseUnconfirmed is the same with and without an agent.
 func refuseUnconfirmed(no func(code, message, change string) (Decision, []fault.Reason), why string) (Decision, []fault.Reason) {
 	return no("not_confirmed", "whether the guest is this host's is not confirmed: "+why,
-		`bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start it with --force-owner and --reason`)
+		`bring the fleet's records back (berth status), or, where it surely runs nowhere else, berth instance start INSTANCE --force-owner --reason "how you know"`)
 }

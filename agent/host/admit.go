@@ -174,7 +174,7 @@ func (h *Host) admitPrepared(ctx context.Context, c claims.Claim, name string, b
 	}
 	if other, there := h.tracker.InstanceByName(name); there && other.UUID != c.Owner.Instance {
 		reasons = append(reasons, fault.Reason{
-			Code: "name_taken", Message: fmt.Sprintf("the name %q is taken by instance %s of %s", name, other.UUID, h.o.Name), Want: name, Have: other.UUID, Change: "rename one of the two (virsh domrename)",
+			Code: "name_taken", Message: fmt.Sprintf("the name %q is taken by instance %s of %s", name, other.UUID, h.o.Name), Want: name, Have: other.UUID, Change: "virsh domrename " + fault.Quote(name) + " NEW, of one of the two",
 		})
 	}
 	if len(reasons) == 0 {

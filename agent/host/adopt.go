@@ -151,7 +151,7 @@ func between(d driver.Domain) error {
 	case hasLeft(d):
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "has_left", Message: "guest " + d.Name + " has left by a migration: it runs on another host", Have: "shut off (migrated)",
-			Change: "virsh undefine what is left of it here; adopt it where it runs",
+			Change: "virsh undefine " + fault.Quote(d.Name) + " here, which is what is left of it; adopt it where it runs",
 		})
 	case d.State == driver.Paused && d.Reason == driver.ReasonMigrating:
 		return fault.Refuse(fault.Busy, "", fault.Reason{

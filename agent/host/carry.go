@@ -330,7 +330,7 @@ func (h *Host) activeVolumePath(ctx context.Context, d volumes.Disk) (path strin
 func diskStays(target, path, host, why string) fault.Reason {
 	return fault.Reason{
 		Code: "disk_stays", Message: "disk " + target + " (" + path + ") was attached on " + host + ", and cannot go back with the guest: " + why, Have: path,
-		Change: "detach it first (virsh detach-disk … " + target + " --config), or confirm the move",
+		Change: "detach it first (virsh detach-disk DOMAIN " + fault.Quote(target) + " --config), or confirm the move",
 	}
 }
 

@@ -166,7 +166,7 @@ func (h *Host) checkNames(ctx context.Context, no *refusal, g migration.Guest, f
 			}
 			no.add(fault.Exists, fault.Reason{
 				Code: "domain_exists", Message: fmt.Sprintf("%s has a domain with uuid %s already (%s, %s)", h.o.Name, d.UUID, d.Name, d.State),
-				Have: d.Name, Change: "look whose it is; virsh undefine it if it is a leftover",
+				Have: d.Name, Change: "look whose it is; if it is a leftover, virsh undefine " + fault.Quote(d.Name),
 			})
 		case d.Name == g.Name:
 			no.add(fault.Exists, fault.Reason{

@@ -124,7 +124,7 @@ func zeroCopyReasons(doc document, g migration.Guest, o migration.Options, mayLi
 	reason := fault.Reason{Code: "zero_copy_memory_lock", Want: fmt.Sprintf("%d MiB", g.Resources.MemoryMB)}
 	if limit, err := strconv.ParseInt(strings.TrimSpace(doc.MemTune.HardLimit), 10, 64); err == nil && limit>>10 < g.Resources.MemoryMB {
 		reason.Message = fmt.Sprintf("zero copy locks the guest's memory, and its hard limit lets QEMU lock %d MiB", limit>>10)
-		reason.Have, reason.Change = fmt.Sprintf("%d MiB", limit>>10), "raise <memtune><hard_limit> (virsh memtune), or move it without zero copy"
+		reason.Have, reason.Change = fmt.Sprintf("%d MiB", limit>>10), "raise <memtune><hard_limit> (virsh memtune "+fault.Quote(g.Name)+" --hard-limit KIB), or move it without zero copy"
 		return []fault.Reason{reason}
 	}
 	if mayLift || doc.MemoryBacking.Locked != nil {

@@ -191,7 +191,7 @@ func (d document) bound(a topology.Assignment) []fault.Reason {
 // holds: disks that are the host's own before all.
 func (d document) neverMoves() []fault.Reason {
 	if d.unread != nil {
-		return []fault.Reason{notMovableOff("a guest whose definition cannot be read ("+d.unread.Error()+")", "", "correct it with virsh edit")}
+		return []fault.Reason{notMovableOff("a guest whose definition cannot be read ("+d.unread.Error()+")", "", "correct it: virsh edit "+fault.Quote(d.Name))}
 	}
 	var out []fault.Reason
 	for _, k := range d.kept() {

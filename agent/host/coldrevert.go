@@ -68,7 +68,7 @@ func (h *Host) returnable(ctx context.Context, ref migration.Ref) error {
 	case d.Active():
 		no.add(fault.InDoubt, fault.Reason{
 			Code: "runs_here", Message: "a copy of guest " + d.Name + " is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and its token is not",
-			Change: "end it (virsh destroy) at once",
+			Change: "end it (virsh destroy DOMAIN) at once",
 		})
 	default:
 		// Its disks are not asked about: the instance may still run where it is now.

@@ -83,7 +83,7 @@ var arrivalTable = []arrivalRow{
 	{token: []arrivalToken{arrivalOwned}, source: []sourceWord{sourceUnasked},
 		then: arrivalAsk, why: "the token is here, unless the source has a higher epoch"},
 	{token: []arrivalToken{arrivalOwned}, half: []bool{true}, source: []sourceWord{sourceSilent},
-		then: arrivalDoubt, why: "the guest runs here in post-copy, and the source, where the rest of its memory is, does not answer; if that is gone for good, end what is here (virsh destroy) and start the guest anew"},
+		then: arrivalDoubt, why: "the guest runs here in post-copy, and the source, where the rest of its memory is, does not answer; if that is gone for good, end what is here (virsh destroy DOMAIN) and start the guest anew"},
 	{token: []arrivalToken{arrivalOwned}, half: []bool{true},
 		then: arrivalWait, why: "the guest runs here in post-copy, and part of its memory is still at the source"},
 	{token: []arrivalToken{arrivalOwned},

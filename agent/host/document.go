@@ -178,7 +178,7 @@ func (d document) unmovable() []fault.Reason {
 		}
 	}
 	if d.unread != nil {
-		return append(out, notMovable("a guest whose document cannot be read ("+d.unread.Error()+")", "correct it with virsh edit"))
+		return append(out, notMovable("a guest whose document cannot be read ("+d.unread.Error()+")", "correct it: virsh edit "+fault.Quote(d.Name)))
 	}
 	for _, k := range d.kept() {
 		if k.Stays && k.Element != keptHostDevice {

@@ -270,7 +270,7 @@ func (h *Host) hookFinishResize(ctx context.Context, ref migration.Ref, rec fore
 		if !exists || !d.Persistent {
 			return fault.Refuse(fault.Busy, "", fault.Reason{
 				Code: "not_arrived", Message: "the guest is not defined on " + h.o.Name,
-				Change: "virsh define what " + PhasePrepResize + " answered, or berth external " + PhaseRollbackPrepResize,
+				Change: "virsh define FILE, of what " + PhasePrepResize + " answered, or berth external " + PhaseRollbackPrepResize,
 			})
 		}
 		if err := h.keepDefinition(ctx, ref, rec); err != nil {

@@ -258,7 +258,7 @@ func (h *Host) hookRollback(ctx context.Context, ref migration.Ref, mine *claims
 	if exists && d.Active() {
 		return fault.Refuse(fault.Busy, "", fault.Reason{
 			Code: "runs_here", Message: "the guest is " + string(d.State) + " (" + string(d.Reason) + ") on " + h.o.Name + ", and is not ended for a rollback",
-			Change: "abort the migration first (virsh domjobabort on its source); if the guest did arrive, berth external " + PhasePostAtDestination,
+			Change: "abort the migration first (virsh domjobabort " + fault.Quote(d.Name) + " on its source); if the guest did arrive, berth external " + PhasePostAtDestination,
 		})
 	}
 	return h.endForeign(ctx, ref)

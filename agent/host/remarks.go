@@ -41,7 +41,7 @@ func (h *Host) Remarks(ctx context.Context, uuid string) []fault.Reason {
 func unreadDocument(err error) fault.Reason {
 	return fault.Reason{
 		Code: "document_unreadable", Message: "its document could not be read, so what it has of the host besides vCPUs and memory is not known: " + err.Error(),
-		Change: "ask again when libvirt answers; correct the document with virsh edit if it is at fault",
+		Change: "ask again when libvirt answers; correct the document with virsh edit DOMAIN if it is at fault",
 	}
 }
 

@@ -122,7 +122,7 @@ func (h *Host) hasLeftUnseen(ctx context.Context, ref migration.Ref) error {
 	case d.Active():
 		return fault.Refuse(fault.InDoubt, "", fault.Reason{
 			Code: "runs_twice", Message: fmt.Sprintf("guest %s is active on %s too: %s (%s), and the token is there", d.Name, h.o.Name, d.State, d.Reason),
-			Change: "decide which copy is the guest, and end the other (virsh destroy) at once",
+			Change: "decide which copy is the guest, and end the other (virsh destroy DOMAIN) at once",
 		})
 	}
 	return fault.Refuse(fault.InDoubt, "", fault.Reason{

@@ -108,7 +108,7 @@ func (a *app) externalPhase(phase, short string) *cobra.Command {
 			}
 			if before {
 				if f, ok := a.in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-					return misused("%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth external …", phase, dump)
+					return misused("%s: give the guest's document on standard input: virsh dumpxml %s GUEST | berth external %s …", phase, dump, phase)
 				}
 				text, err := a.readInput("the guest's document")
 				if err != nil {

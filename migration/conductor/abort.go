@@ -59,7 +59,7 @@ func tooLate(m migration.Migration) fault.Reason {
 	if byPostCopy(m) {
 		return fault.Reason{
 			Code: "post_copy_began", Message: "post-copy has begun: the guest runs at " + m.DestCompute + ", part of its memory is still at " + m.SourceCompute + ", and neither half can go on without the other",
-			Have: string(m.Status), Change: "wait for its end; more bandwidth brings it nearer: berth migration set " + m.UUID + " --bandwidth",
+			Have: string(m.Status), Change: "wait for its end; more bandwidth brings it nearer: berth migration set " + m.UUID + " --bandwidth none",
 		}
 	}
 	return fault.Reason{

@@ -82,7 +82,7 @@ func (s timeLimits) deadline(ctx context.Context, t *task.Task, attempt int) {
 	why := fault.Reason{
 		Code:    codeDeadline,
 		Message: fmt.Sprintf("attempt %d was not over after %s", attempt, s.limit),
-		Change:  "look what it waited for (berth migration show); set [migration] attempt_timeout higher if it only needs longer",
+		Change:  "look what it waited for (berth migration show " + s.rec.UUID + "); set [migration] attempt_timeout higher if it only needs longer",
 	}
 	if len(waits) > 0 {
 		why.Message += ", and waited for its turn"

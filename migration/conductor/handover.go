@@ -146,7 +146,7 @@ var handoverTable = []handoverRow{
 	{source: []SourceFact{SourceHeld}, destination: []DestinationFact{DestinationNone, DestinationArriving, DestinationArrived},
 		action: ActionReclaim, why: "the second job is over, the source's domain has its memory, and no copy runs at the destination"},
 	{source: []SourceFact{SourceHeld},
-		action: ActionInDoubt, why: "the guest runs at the destination, and stands still at the source with the memory that it had when it was sent: end that copy there (virsh destroy), and say where the guest is"},
+		action: ActionInDoubt, why: "the guest runs at the destination, and stands still at the source with the memory that it had when it was sent: end that copy there (virsh destroy DOMAIN), and say where the guest is"},
 
 	// libvirt forgets the reason of a stopped domain when its daemon restarts;
 	// the journal may have seen it before.

@@ -62,7 +62,7 @@ func (s liveSteps) noPostCopy(ctx context.Context, t *task.Task) error {
 	case !permitsPostCopy(o):
 		return fault.Refuse(fault.Forbidden, "", fault.Reason{
 			Code: "post_copy_dropped", Message: "this guest cannot go by post-copy; what was done about its transfer says why",
-			Change: "look at it with berth migration show",
+			Change: "look at it with berth migration show " + s.rec.UUID,
 		})
 	}
 	return s.atPostCopySource(ctx, s.c.cfg.VerbTimeout, func(context.Context, migration.PostCopySource) error { return nil })
@@ -393,7 +393,7 @@ func (f followed) change(source string) string {
 	case followSilent:
 		return "start the hypervisor's daemon on " + source + "; the domain there may not be ended"
 	}
-	return "end what is left of the guest at the destination (virsh destroy): the move is over then, and the guest can be started there"
+	return "end what is left of the guest at the destination (virsh destroy DOMAIN): the move is over then, and the guest can be started there"
 }
 
 func domainWords(d migration.DomainView) string {

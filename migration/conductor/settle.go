@@ -138,7 +138,7 @@ func settleRefusal(f settleFacts, w migration.Settlement) []fault.Reason {
 		no("gone_with_it", "a guest at "+f.Source+" is gone with it", "say that it is at "+f.Destination+", if it is")
 	}
 	calm := func(why string) {
-		no("not_in_doubt", "nothing is in doubt: "+why, "look at it with berth migration show")
+		no("not_in_doubt", "nothing is in doubt: "+why, "look at it with berth migration show MIGRATION")
 	}
 	switch f.Stage {
 	case stageBefore:
@@ -194,7 +194,7 @@ func settleRefusal(f settleFacts, w migration.Settlement) []fault.Reason {
 				"check that it is gone for good, and say so: --gone "+f.Destination)
 		case atSource && f.Facts.Source == SourcePostCopy:
 			no("half_here", "what is at "+f.Source+" is a part of the guest's memory, and cannot run without the rest",
-				"end it (virsh destroy on "+f.Source+"), and say it again: the guest can be started there then")
+				"end it (virsh destroy DOMAIN on "+f.Source+"), and say it again: the guest can be started there then")
 		case atSource:
 		case f.Facts.Source == SourceSilent:
 			no("source_silent", "the source's hypervisor does not answer: what of the guest's memory has not followed may be there", "start libvirtd on "+f.Source)
@@ -204,7 +204,7 @@ func settleRefusal(f settleFacts, w migration.Settlement) []fault.Reason {
 			calm("all of its memory has followed")
 		case f.Facts.Destination == DestinationPostCopy:
 			no("half_there", "the rest of the guest's memory is lost, and what is at "+f.Destination+" cannot run without it",
-				"end it (virsh destroy on "+f.Destination+"): the move is over then, and the guest can be started there")
+				"end it (virsh destroy DOMAIN on "+f.Destination+"): the move is over then, and the guest can be started there")
 		}
 	case stageUndecided:
 		switch action, why := Decide(f.Facts); {
@@ -223,7 +223,7 @@ func settleRefusal(f settleFacts, w migration.Settlement) []fault.Reason {
 		case !atSource && (f.Facts.Source == SourceMemory || f.Facts.Source == SourceJob):
 			no("runs_here", "the guest has its memory at "+f.Source, "look again which of the two copies is the guest")
 		case !atSource && f.Facts.Source == SourceHeld:
-			no("stands_here", "the guest stands still at "+f.Source+" with its memory", "end that copy there (virsh destroy), and say it again")
+			no("stands_here", "the guest stands still at "+f.Source+" with its memory", "end that copy there (virsh destroy DOMAIN), and say it again")
 		case !atSource && f.Facts.Destination != DestinationArrived && f.Facts.Destination != DestinationRunning && f.Facts.Destination != DestinationPostCopy:
 			no("no_copy", "no whole copy is seen at "+f.Destination, "the guest cannot be there")
 		}

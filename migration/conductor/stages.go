@@ -315,7 +315,7 @@ func (c *Conductor) notFinishedLocked(doing string, m migration.Migration) error
 	}
 	if id := c.busy[m.InstanceUUID]; id != m.UUID && c.stories[id] != nil {
 		if s := c.stories[id]; s.resting {
-			change += "; migration " + id + " is the one that waits: berth resize confirm or berth resize revert " + id
+			change += "; migration " + id + " is the one that waits: berth resize confirm " + id + ", or berth resize revert " + id
 		} else {
 			change += "; migration " + id + " is the one that goes on: berth migration show " + id
 		}

@@ -392,7 +392,7 @@ func (c *Conductor) busyLocked(instance string) error {
 	}
 	if s := c.stories[id]; s != nil && s.resting {
 		why.Message = fmt.Sprintf("instance %s has migration %s, which is finished and neither confirmed nor reverted", instance, id)
-		why.Change = "berth resize confirm or berth resize revert " + cmp.Or(s.rec.InstanceName, instance)
+		why.Change = "berth resize confirm " + cmp.Or(s.rec.InstanceName, instance) + ", or berth resize revert " + cmp.Or(s.rec.InstanceName, instance)
 	}
 	return fault.Refuse(fault.Busy, "", why)
 }

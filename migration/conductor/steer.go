@@ -322,7 +322,7 @@ func unforced(m migration.Migration) fault.Reason {
 	case m.MigrationType != migration.TypeLiveMigration:
 		r.Message, r.Change = "a "+m.MigrationType+" has no memory on its way", "wait for it, or abort it: berth migration abort "+m.UUID
 	case byPostCopy(m):
-		r.Code, r.Message, r.Change = "post_copy_began", "it completes by post-copy already", "give it more bandwidth: berth migration set "+m.UUID+" --bandwidth"
+		r.Code, r.Message, r.Change = "post_copy_began", "it completes by post-copy already", "give it more bandwidth: berth migration set "+m.UUID+" --bandwidth none"
 	case slices.ContainsFunc(m.Steps, func(st migration.StepRecord) bool { return st.Name == migration.StepCommit }):
 		r.Code, r.Message, r.Change = "past_point_of_no_return", "the guest has left its source, and the move completes by itself", "wait for its end"
 	default:

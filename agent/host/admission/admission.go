@@ -286,7 +286,7 @@ func (c *checker) amounts(doc *domainxml.Doc) {
 		return
 	}
 	held := c.claimed.Resources
-	const change = "ask for a flavor with as much, or take it from the instance first (virsh setvcpus, virsh setmaxmem)"
+	change := "ask for a flavor with as much, or take it from the instance first: virsh edit " + fault.Quote(c.name)
 	if n, most := doc.MostVCPUs(), held.VCPUs+held.PCPUs; n > most {
 		c.no("vcpus_beyond_claim", fmt.Sprintf("the instance has %d vCPUs, and is to have %d on %s", n, most, c.p.Host), strconv.Itoa(n), strconv.Itoa(most), change)
 	}

@@ -30,7 +30,7 @@ func (l LibvirtNetworks) Check(ctx context.Context, n NIC) ([]fault.Reason, erro
 	case errors.Is(err, fault.NotFound):
 		return []fault.Reason{{
 			Code: "network_missing", Message: "there is no libvirt network " + n.Network + " for interface " + n.MAC, Want: n.Network,
-			Change: "virsh net-define it there, and start it",
+			Change: "on that host: virsh net-define FILE, then virsh net-start " + fault.Quote(n.Network),
 		}}, nil
 	case err != nil:
 		return nil, err

@@ -142,7 +142,7 @@ func changedMeanwhile(path string) error {
 func backingDiffers(path, host string) error {
 	return fault.Refuse(fault.Forbidden, "", fault.Reason{
 		Code: "backing_file_differs", Message: host + " has another file at " + path + " than the source", Want: path,
-		Change: "put the same file there, or rename the other one; or flatten the disk: virsh blockpull",
+		Change: "put the same file there, or rename the other one; or flatten the disk: virsh blockpull DOMAIN DISK --wait, on its own host while it runs",
 	})
 }
 

@@ -154,7 +154,7 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 		if filepath.IsAbs(d.BackingFile) && len(d.Chain) == 0 {
 			no.Add(fault.Forbidden, fault.Reason{
 				Code: "backing_chain_unknown", Message: "disk " + target + " stands on " + d.BackingFile + ", and its host does not say what is below", Have: d.BackingFile,
-				Change: "upgrade berth on the source; or flatten the disk: virsh blockpull",
+				Change: "upgrade berth on the source; or flatten the disk: virsh blockpull DOMAIN DISK --wait, on its own host while it runs",
 			})
 			continue
 		}
@@ -181,7 +181,7 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 			case b.Size < 0:
 				no.Add(fault.Forbidden, fault.Reason{
 					Code: "backing_device", Message: "disk " + target + " stands on " + b.Path + ", which is no file and is not on " + k.c.Name, Want: b.Path,
-					Change: "give both hosts the same device; or flatten the disk: virsh blockpull",
+					Change: "give both hosts the same device; or flatten the disk: virsh blockpull DOMAIN DISK --wait, on its own host while it runs",
 				})
 				continue
 			case there:
@@ -195,7 +195,7 @@ func (k *Dock) plan(ctx context.Context, no *fault.Refusal, ref migration.Ref, g
 				} else if by != "" {
 					no.Add(fault.Forbidden, fault.Reason{
 						Code: "backing_file_in_use", Message: "disk " + target + " stands on " + b.Path + ", which is a disk of " + by + " on " + k.c.Name,
-						Want: b.Path, Have: by, Change: "flatten the disk: virsh blockpull",
+						Want: b.Path, Have: by, Change: "flatten the disk: virsh blockpull DOMAIN DISK --wait, on its own host while it runs",
 					})
 					continue
 				}
@@ -246,7 +246,7 @@ func (k *Dock) backingHere(no *fault.Refusal, f *comingFile, b migration.Backing
 	differs := func(want, have string) {
 		no.Add(fault.Forbidden, fault.Reason{
 			Code: "backing_file_differs", Message: "disk " + f.Target + " stands on " + f.Path + ", and " + k.c.Name + " has another file of that name",
-			Want: want, Have: have, Change: "put the same file there, or rename the other one; or flatten the disk: virsh blockpull",
+			Want: want, Have: have, Change: "put the same file there, or rename the other one; or flatten the disk: virsh blockpull DOMAIN DISK --wait, on its own host while it runs",
 		})
 	}
 	real, size, _, err := k.c.Files.Lookup(b.Path)

@@ -29,7 +29,7 @@ func (p Pools) Check(ctx context.Context, d Disk) ([]fault.Reason, error) {
 	switch {
 	case errors.Is(err, fault.NotFound):
 		return []fault.Reason{{
-			Code: "pool_missing", Message: "disk " + d.Target + ": there is no libvirt storage pool " + d.Pool, Want: d.Pool, Change: "virsh pool-define it there, and start it",
+			Code: "pool_missing", Message: "disk " + d.Target + ": there is no libvirt storage pool " + d.Pool, Want: d.Pool, Change: "on that host: virsh pool-define FILE, then virsh pool-start " + fault.Quote(d.Pool),
 		}}, nil
 	case err != nil:
 		return nil, err

@@ -31,7 +31,7 @@ func (s Secrets) Check(ctx context.Context, d Disk) ([]fault.Reason, error) {
 		case errors.Is(err, fault.NotFound):
 			name := cmp.Or(ref.UUID, ref.Type+" "+ref.Usage)
 			out = append(out, fault.Reason{
-				Code: "secret_missing", Message: "disk " + d.Target + ": libvirt has no secret " + name, Want: name, Change: "virsh secret-define it there, and set its value",
+				Code: "secret_missing", Message: "disk " + d.Target + ": libvirt has no secret " + name, Want: name, Change: "on that host: virsh secret-define FILE, then virsh secret-set-value UUID --interactive",
 			})
 		case err != nil:
 			return nil, err
