@@ -12,6 +12,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/migration"
 )
 
 // The fleet's record of an instance is what its dead host wrote last. A migration that Berth did not
@@ -43,7 +44,7 @@ func takeOverReasons(instance, source string, epoch uint64, answers map[string]a
 	}
 	for _, host := range slices.Sorted(maps.Keys(silent)) {
 		out = append(out, fault.Reason{
-			Code: "host_silent", Message: "host " + host + " does not say whether instance " + instance + " is there: " + silent[host], Have: host,
+			Code: migration.ReasonHostSilent, Message: "host " + host + " does not say whether instance " + instance + " is there: " + silent[host], Have: host,
 			Change: "start its agent (systemctl start berth); or, where the host is lost, berth host fence " + host + ", or berth host declare-dead " + host + ` --reason "how you know"`,
 		})
 	}
@@ -104,10 +105,20 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instan
 			return never
 		})
 	}
-	if reasons := takeOverReasons(instance, source, epoch, answers, silent); len(reasons) > 0 {
-		return fault.Refuse(fault.Forbidden, "", reasons...)
+	return takeOverRefused(takeOverReasons(instance, source, epoch, answers, silent))
+}
+
+// takeOverRefused is fault.Unavailable where hosts are only silent, as one is whose agent restarts: it is
+// asked again. Where a host has the instance it is fault.Forbidden.
+func takeOverRefused(reasons []fault.Reason) error {
+	kind := fault.Unavailable
+	if slices.ContainsFunc(reasons, func(r fault.Reason) bool { return r.Code != migration.ReasonHostSilent }) {
+		kind = fault.Forbidden
 	}
-	return nil
+	if len(reasons) == 0 {
+		return nil
+	}
+	return fault.Refuse(kind, "", reasons...)
 }
 
 func (a *Agent) knowsInstance(ctx context.Context, host, instance string) (auditor.Known, error) {

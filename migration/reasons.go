@@ -17,6 +17,10 @@ const ReasonPeerTooOld = "peer_too_old"
 // counts as dead itself: the next one is tried.
 const ReasonDestinationDead = "destination_dead"
 
+// ReasonHostSilent is the code of a refusal of an evacuation because a host does not say whether it has
+// the instance. fault.Unavailable where nothing else speaks against it.
+const ReasonHostSilent = "host_silent"
+
 // ReasonSeal is the code of a refusal of a commit for its seal: it is missing, is not its
 // writer's, or cannot be verified any more.
 const ReasonSeal = "seal"

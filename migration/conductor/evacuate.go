@@ -81,7 +81,9 @@ func (s *story) inspected(t *task.Task) (inspectedSource, error) {
 	return src, err
 }
 
-// untilSaid asks the records until they answer, which is shown as in doubt after a while.
+// untilSaid asks the records until they answer, which is shown as in doubt after a while. A host of the
+// fleet that does not say whether it has the guest is waited for no longer than that: the step that gives
+// the token away cannot be aborted.
 func (s evacuationSteps) untilSaid(ctx context.Context, t *task.Task, doubt string, f func(context.Context, Fleet) error) error {
 	began := s.c.cfg.Runtime.Boot().Since
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
@@ -93,7 +95,10 @@ func (s evacuationSteps) untilSaid(ctx context.Context, t *task.Task, doubt stri
 			return cause
 		case !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.Busy):
 			return err
-		case s.c.cfg.Runtime.Boot().Since-began >= s.c.cfg.Patience:
+		case s.c.cfg.Runtime.Boot().Since-began < s.c.cfg.Patience:
+		case errors.Is(err, fault.Unavailable) && hasReason(err, migration.ReasonHostSilent):
+			return err
+		default:
 			t.Doubt(fault.New(fault.InDoubt, "%s: %w", doubt, err))
 		}
 		if err := s.c.cfg.Runtime.Sleep(ctx, pause); err != nil {

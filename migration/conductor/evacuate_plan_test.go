@@ -61,6 +61,7 @@ func TestPlanner_TellsWhereALostGuestCouldGo(t *testing.T) {
 		{"by an image that is named", nil, conductor.EvacuationPlan{Named: "flat-b", AcceptLoss: true, Image: image}, nil, false, "1 flat-b takes it\nchosen flat-b",
 			map[string]migration.EvacuatedDisks{"flat-b": {Made: []string{"vda"}, Lost: []string{"vda"}}}},
 		{"no proof", image, conductor.EvacuationPlan{}, noProof, false, "blocked not_dead\nchosen ", nil},
+		{"a host does not say whether it has it", image, conductor.EvacuationPlan{}, fault.Refuse(fault.Unavailable, "", fault.Reason{Code: migration.ReasonHostSilent}), false, "blocked host_silent\nchosen ", nil},
 		{"a guest that Placement does not have", image, conductor.EvacuationPlan{Named: "nested"}, nil, true, "1 nested takes it\nblocked allocation_missing\nchosen ",
 			map[string]migration.EvacuatedDisks{"nested": {Shared: []string{"vda"}}}},
 	} {

@@ -402,6 +402,7 @@ func TestEvacuation_AsksTheRecordsUntilTheySay(t *testing.T) {
 	}{
 		{"busy", func(f *simFleet) { f.busy = 3 }, 4},
 		{"in doubt, and given away", func(f *simFleet) { f.unsure = 1 }, 2},
+		{"a host whose agent restarts", func(f *simFleet) { f.silent = 3 }, 4},
 	} {
 		lostWorld(t, script{request: lost, hosts: three, local: "c"}, func(w *world, p *simruntime.Process, c *conductor.Conductor) {
 			tt.say(w.fleet)
@@ -414,6 +415,21 @@ func TestEvacuation_AsksTheRecordsUntilTheySay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEvacuation_AHostThatStaysSilent_IsNotWaitedForWithoutEnd: its take-over takes no abort and has no deadline.
+func TestEvacuation_AHostThatStaysSilent_IsNotWaitedForWithoutEnd(t *testing.T) {
+	lostWorld(t, script{request: lost, hosts: three, local: "c", want: undone}, func(w *world, p *simruntime.Process, c *conductor.Conductor) {
+		w.fleet.silent = 1 << 30
+		if _, err := c.Start(context.Background(), asked(lost, "b")); err != nil {
+			t.Fatal(err)
+		}
+		m := until(t, p, c, "done", migration.Migration.Done)
+		if m.Status != migration.StatusFailed || m.Outcome != migration.OutcomeUndone || w.fleet.givenUp == 0 || m.Error == nil ||
+			!slices.ContainsFunc(m.Error.Reasons, func(r fault.Reason) bool { return r.Code == migration.ReasonHostSilent }) {
+			t.Errorf("%s %s, %d take-overs asked, %d given up: %v", m.Status, m.Outcome, w.fleet.asked, w.fleet.givenUp, m.Error)
+		}
+	})
 }
 
 // TestEvacuation_BeginsAnewWhenItsClaimIsGone, since Placement took longer than its lease.

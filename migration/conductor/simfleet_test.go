@@ -38,6 +38,7 @@ type simFleet struct {
 	down      bool
 	unsure    int // so many of the next TakeOvers happen, and answer that nobody knows
 	busy      int // so many of the next do not, and answer that they are to be asked again
+	silent    int // so many of the next do not, as a host does not say whether it has the guest
 	asked     int // TakeOvers
 	givenUp   int // GiveUps
 }
@@ -101,6 +102,10 @@ func (f *simFleet) TakeOver(_ context.Context, ref migration.Ref, g migration.Lo
 	if f.asked++; f.busy > 0 {
 		f.busy--
 		return migration.Commit{}, fault.New(fault.Busy, "other commits come first")
+	}
+	if f.silent > 0 {
+		f.silent--
+		return migration.Commit{}, fault.Refuse(fault.Unavailable, "", fault.Reason{Code: migration.ReasonHostSilent, Message: "host d does not say"})
 	}
 	c := migration.Commit{
 		Instance: ref.Instance, Migration: ref.Migration, Attempt: ref.Attempt, Epoch: g.Guest.Epoch + 1, From: g.Source.Name, To: to, Power: g.Guest.PowerState,
