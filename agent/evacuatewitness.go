@@ -52,7 +52,8 @@ func takeOverReasons(instance, source string, epoch uint64, answers map[string]a
 }
 
 // notElsewhere refuses to give an instance of a dead host to another while a living one has it, or does not
-// say. Hosts that count as dead are not asked. Nor are those that have never answered this host, where no
+// say. Hosts that count as dead are not asked, and one that is silent may be proven dead by its lease, as
+// where several fail together. Nor are those asked that have never answered this host, where no
 // leases tell who is alive: the two may have no way to each other.
 func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instance, source string, epoch uint64) error {
 	hosts, err := records.Hosts(ctx)
@@ -86,6 +87,11 @@ func (a *Agent) notElsewhere(ctx context.Context, records *fleet.Records, instan
 			places <- struct{}{}
 			defer func() { <-places }()
 			k, err := a.knowsInstance(ctx, host, instance)
+			if err != nil && records.HasLeases() {
+				if _, _, alive := a.deaths.Prove(ctx, host, "host:"+a.name); alive == nil {
+					return
+				}
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

@@ -1,12 +1,16 @@
 package agent
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"berth/agent/auditor"
+	"berth/fleet"
 	"berth/internal/fault"
+	"berth/migration"
 )
 
 // TestTakeOver_WhatLivingHostsSay_Table: the record of host-a has epoch 3.
@@ -41,6 +45,36 @@ func TestTakeOver_WhatLivingHostsSay_Table(t *testing.T) {
 				t.Errorf("%v, want %s", err, tt.kind)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestNotElsewhere_HostsThatFailTogether: nobody has asked for the death of the second one before.
+func TestNotElsewhere_HostsThatFailTogether(t *testing.T) {
+	for name, tt := range map[string]struct {
+		selfFence bool
+		want      []string
+	}{
+		"its lease proves it":            {true, nil},
+		"it may be cut off, and runs on": {false, []string{migration.ReasonHostSilent}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newFleetBench(t, "host-b")
+			a, later := b.up["host-b"], time.Duration(0)
+			records := fleet.New(b.store.Client("host-b"), &laterBoot{since: &later})
+			a.deaths.records = func() (*fleet.Records, error) { return records, nil }
+			b.must(records.PutHost(t.Context(), fleet.Host{Name: "host-c", ProviderUUID: "p-c", HostUUID: "h-c", Boot: "boot-1", SelfFence: tt.selfFence, Lease: 30}))
+			ask := func() error { return a.notElsewhere(t.Context(), records, "u", "host-a", 1) }
+			if err := ask(); !errors.Is(err, fault.Unavailable) || !cmp.Equal(codes(err), []string{migration.ReasonHostSilent}) {
+				t.Errorf("before its lease is over for long: %v", err)
+			}
+			for later < 30*time.Second {
+				later += 10 * time.Second
+				b.must(records.WatchLapsed(t.Context()))
+			}
+			if diff := cmp.Diff(tt.want, codes(ask())); diff != "" {
 				t.Error(diff)
 			}
 		})
