@@ -116,7 +116,7 @@ func TestFinished_WhatIsOverNamesTheMoveThatWaits(t *testing.T) {
 				t.Fatalf("the next one: %+v, %v", m, err)
 			}
 		}
-		says("nothing: it is over; migration " + next + " is the one that waits: berth resize confirm or berth resize revert " + next)
+		says("nothing: it is over; migration " + next + " is the one that waits: berth resize confirm " + next + ", or berth resize revert " + next)
 	})
 }
 
