@@ -69,7 +69,7 @@ type keeper struct {
 	// unreadable are the keys of records, of any host's guests, that are not what they should be.
 	unreadable []string
 	giving     map[string]string // by instance: who has it by now, and what is left of it here
-	old        []host.OldDisks   // of instances that were evacuated from here
+	old        oldDisks          // of instances that were evacuated from here
 	waiting    map[string]bool   // instances that wait for a witness; they are held too
 	was        string            // the kind of the store before; empty once this one is recognised
 	others     []string          // hosts that this one has seen in the store, and remembers
@@ -455,11 +455,11 @@ func (k *keeper) condition() (api.Condition, bool) {
 	for _, id := range slices.Sorted(maps.Keys(k.giving)) {
 		reasons = append(reasons, fault.Reason{Code: "gave_way", Message: k.giving[id]})
 	}
-	for _, o := range k.old {
+	for _, o := range k.old.unused {
 		for _, f := range o.Files {
 			reasons = append(reasons, fault.Reason{
 				Code: "old_disk", Message: "disk " + f.Path + " of instance " + o.Name + " is still here, though host " + o.To + " has that instance now: nothing on this host shows that its data is there too",
-				Have: f.Path, Want: o.To, Change: "rm " + fault.Quote(f.Path) + " when nobody needs it",
+				Have: f.Path, Want: o.To, Change: k.old.remedies[f.Path],
 			})
 		}
 	}
@@ -496,8 +496,8 @@ func (k *keeper) condition() (api.Condition, bool) {
 		if len(k.giving) > 0 {
 			detail += fmt.Sprintf("; evacuated guests to be cleaned up %d", len(k.giving))
 		}
-		if len(k.old) > 0 {
-			detail += fmt.Sprintf("; instances that were evacuated and whose old disks are here %d", len(k.old))
+		if len(k.old.unused) > 0 {
+			detail += fmt.Sprintf("; instances that were evacuated and whose old disks are here %d", len(k.old.unused))
 		}
 		return api.Condition{Name: "fleet", Health: api.HealthOK, Detail: detail, Reasons: reasons}, true
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"berth/agent/host"
+	"berth/driver"
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/migration"
@@ -27,6 +28,8 @@ func TestKeeper_OldDiskOfAnEvacuatedInstance_StaysAndIsNamed(t *testing.T) {
 		Name: "gone", Flavor: topology.Flavor{Name: "small", VCPUs: 1, MemoryMB: 64, DiskGB: 1}, ProjectID: "p", UserID: "u", Kernel: kernel, Start: true,
 		Disks: []host.CreateDisk{{Path: disk, SizeGB: 1, Format: "raw"}},
 	})
+	b.must(err)
+	definition, err := b.fakes.Host("host-a").XML(t.Context(), v.UUID, driver.Persistent)
 	b.must(err)
 	b.round("host-a")
 	b.round("host-b")
@@ -60,6 +63,19 @@ func TestKeeper_OldDiskOfAnEvacuatedInstance_StaysAndIsNamed(t *testing.T) {
 	}
 	if got := named(); len(got) != 1 || !strings.HasPrefix(got[0].Change, "rm "+disk) || !strings.Contains(got[0].Message, "host-b") {
 		t.Errorf("named: %+v", got)
+	}
+	fake := b.fakes.Host("host-a")
+	b.must(fake.Define(t.Context(), definition))
+	b.up["host-a"].keeper.old.again = 0
+	b.round("host-a")
+	if got := named(); len(got) > 0 {
+		t.Errorf("named while a definition uses it again: %+v", got)
+	}
+	b.must(fake.Undefine(t.Context(), v.UUID))
+	b.up["host-a"].keeper.old.again = 0
+	b.round("host-a")
+	if got := named(); len(got) != 1 {
+		t.Errorf("named once nothing uses it: %+v", got)
 	}
 	b.must(os.Remove(disk))
 	b.round("host-a")

@@ -410,7 +410,7 @@ func (k *keeper) cleanUp(ctx context.Context) error {
 			break
 		}
 	}
-	old, err := host.KeptOldDisks(ctx, k.a.host)
+	old, err := k.old.look(ctx, k.a.rt, k.a.host) // the loop alone writes it
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if silent != nil {

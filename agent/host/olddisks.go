@@ -90,3 +90,38 @@ func KeptOldDisks(ctx context.Context, h *Host) ([]OldDisks, error) {
 	}
 	return out, nil
 }
+
+// UnusedOldDisks leaves out of old disks the files that an instance here uses again, or that something
+// has open. remedies are by path, of each other file: what an operator types. It asks the hypervisor for
+// all definitions; fault.Unavailable where it does not answer.
+func UnusedOldDisks(ctx context.Context, h *Host, kept []OldDisks) (unused []OldDisks, remedies map[string]string, err error) {
+	if len(kept) == 0 {
+		return nil, nil, nil
+	}
+	survey, err := h.fileUsers(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	remedies = map[string]string{}
+	for _, o := range kept {
+		var files []copiedDisk
+		for _, f := range o.Files {
+			answer, err := survey.Of(f.Path, "") // its own instance counts: it was adopted again
+			if err != nil {
+				return nil, nil, err
+			}
+			if len(answer.Users) > 0 || len(answer.Open) > 0 {
+				continue
+			}
+			files = append(files, f)
+			remedies[f.Path] = answer.Remedy()
+			if len(answer.Perhaps) == 0 {
+				remedies[f.Path] += " when nobody needs it"
+			}
+		}
+		if o.Files = files; len(files) > 0 {
+			unused = append(unused, o)
+		}
+	}
+	return unused, remedies, nil
+}

@@ -311,6 +311,36 @@ func (l *lab) oldDisks(on string, want ...string) {
 	}
 }
 
+// TestOldDisks_FileThatIsUsedAgain_IsNotNamed: an operator is told to remove what is named.
+func TestOldDisks_FileThatIsUsedAgain_IsNotNamed(t *testing.T) {
+	requireQemuImg(t)
+	l := newLab(t, "a", "b")
+	v, own := evacuated(l, true)
+	a := l.hosts["a"]
+	text, err := a.fake.XML(t.Context(), v.UUID, driver.Persistent)
+	l.must("definition", err)
+	giveWayAll(l, v, migration.Guest{Epoch: 2, Disks: []migration.Disk{{Target: "vda", Path: own, Filesystem: "kernel/other/1"}}}, func() { l.restart("a") })
+	named := func(want bool) {
+		t.Helper()
+		kept, err := host.KeptOldDisks(t.Context(), a.Host)
+		l.must("kept", err)
+		unused, remedies, err := host.UnusedOldDisks(t.Context(), a.Host, kept)
+		l.must("unused", err)
+		if len(kept) != 1 || (len(unused) == 1) != want || want && remedies[own] != "rm "+own+" when nobody needs it" {
+			t.Errorf("kept %+v, named %+v, remedies %v", kept, unused, remedies)
+		}
+	}
+	named(true)
+	l.must("define", a.fake.Define(t.Context(), text))
+	named(false)
+	l.must("undefine", a.fake.Undefine(t.Context(), v.UUID))
+	named(true)
+	a.fake.Fault(func(string, string) error { return fault.New(fault.Unavailable, "libvirt is down") })
+	if _, _, err := host.UnusedOldDisks(t.Context(), a.Host, []host.OldDisks{{}}); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("libvirt is silent: %v", err)
+	}
+}
+
 // TestReturned_ARecordAlone_EndsNothingThatRuns: any host of an etcd can write one.
 func TestReturned_ARecordAlone_EndsNothingThatRuns(t *testing.T) {
 	l := newLab(t, "a", "b")
