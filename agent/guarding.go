@@ -138,7 +138,8 @@ func (g *guardian) ledger() []guard.Owner {
 	return slices.Collect(maps.Values(rows))
 }
 
-// facts are what the ledger says about the guest of a call.
+// facts are what the ledger says about the instance of a call, and of a start the process table. It
+// may block for a moment where a process does not answer.
 func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 	a := g.a
 	f := guard.Facts{
@@ -157,6 +158,9 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 		}
 		f.Left = a.host.LeftByHand(d.UUID)
 		f.Unconfirmed, _ = a.host.Unconfirmed(d.UUID)
+		if f.TokenHere && c.Operation != guard.Migrate {
+			f.Alive = host.Alive(a.host, inst)
+		}
 	}
 	for _, claim := range a.tracker.ByInstance(d.UUID) {
 		o := claim.Owner
@@ -179,8 +183,8 @@ func (g *guardian) facts(c guard.Call, d guard.Document) guard.Facts {
 	return f
 }
 
-// Guard implements api.Guard. It asks the ledger, never libvirt, which waits for
-// the answer while it holds the guest.
+// Guard implements api.Guard. It asks the ledger and the process table, never libvirt, which waits
+// for the answer while it holds the instance.
 func (g *guardian) Guard(ctx context.Context, c guard.Call) (guard.Answer, error) {
 	if !c.Watched() {
 		return guard.Answer{Allow: true}, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -304,4 +305,27 @@ func TestGuardian_StatusSaysWhetherLibvirtCalls(t *testing.T) {
 	require("not executable")
 	b.must(os.Chmod(hook, 0o755))
 	require("guard not active: libvirt has not called it")
+}
+
+// TestGuardian_ALostProcess_RefusesTheStart: libvirtd that lost a process starts a second one when
+// virsh asks for it. The process is a real one of this machine.
+func TestGuardian_ALostProcess_RefusesTheStart(t *testing.T) {
+	t.Parallel()
+	b := newGuardBench(t, config.Manage)
+	const lost = "7d3c1f0a-2222-4f6e-9a55-0c1d2e3f4a5b" // no other test's
+	document := strings.ReplaceAll(guardDocument(1, true, ""), guarded, lost)
+	_, err := b.a.tracker.Adopt(b.Context(), claims.Instance{UUID: lost, Name: "web"}, claims.Found{Resources: topology.Resources{VCPUs: 1, MemoryMB: 64}})
+	b.must(err)
+	cmd := exec.Command("sh", "-c", "read x", "-uuid", lost)
+	in, err := cmd.StdinPipe()
+	b.must(err)
+	b.must(cmd.Start())
+	for _, op := range []guard.Operation{guard.Restore, guard.Prepare, guard.Start} {
+		if _, codes := b.ask(op, document, false); !slices.Equal(codes, []string{"qemu_runs"}) {
+			t.Errorf("%s: reasons %v", op, codes)
+		}
+	}
+	b.must(in.Close())
+	_ = cmd.Wait() // read fails at the end of its input
+	b.ask(guard.Start, document, true)
 }

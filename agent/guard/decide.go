@@ -82,7 +82,10 @@ type Facts struct {
 	// Unconfirmed is why this host does not know yet, in this boot, that the guest is its own;
 	// empty where it does.
 	Unconfirmed string
-	Arrival     *Arrival
+	// Alive are the reasons for which it is not off, whatever libvirt says: a process of it that
+	// libvirtd has lost lives here. Asked for starts alone.
+	Alive   []fault.Reason
+	Arrival *Arrival
 }
 
 // Decision is what is to be done about a call.
@@ -117,6 +120,7 @@ const (
 //	manage    start      token here, it has left by hand           refuse: it runs elsewhere
 //	manage    start      token here, no claim                      refuse
 //	manage    start      token here, not confirmed in this boot    refuse: it may have been evacuated
+//	manage    start      token here, a process of it lives         refuse: libvirtd has lost it
 //	manage    start      token here                                allow
 //	manage    start      known, token elsewhere                    refuse
 //	manage    start      unknown, with Berth's metadata            refuse: the token is somewhere else, or lost
@@ -166,6 +170,8 @@ func Decide(f Facts) (Decision, []fault.Reason) {
 		return no("no_claim", "the guest has no claim on this host", "berth instance adopt INSTANCE")
 	case f.Known && f.TokenHere && f.Unconfirmed != "":
 		return refuseUnconfirmed(no, f.Unconfirmed)
+	case f.Known && f.TokenHere && len(f.Alive) > 0:
+		return Refuse, f.Alive
 	case f.Known && f.TokenHere:
 		return Allow, nil
 	case f.Known:

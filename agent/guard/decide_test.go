@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth/agent/guard"
+	"berth/internal/fault"
 )
 
 var operations = []guard.Operation{guard.Migrate, guard.Restore, guard.Prepare, guard.Start}
@@ -33,13 +34,18 @@ func everyFact(f func(guard.Facts)) int {
 					migration string
 					defined   bool
 				}{{}, {marked: true}, {marked: true, migration: ours}, {marked: true, migration: ours, defined: true}, {marked: true, migration: theirs}} {
-					for _, ledger := range []struct{ known, here, claimed, left, waits bool }{
+					for _, ledger := range []struct{ known, here, claimed, left, waits, alive bool }{
 						{}, {known: true}, {known: true, here: true}, {known: true, here: true, claimed: true},
 						{known: true, here: true, claimed: true, left: true}, {known: true, here: true, claimed: true, waits: true},
+						{known: true, here: true, claimed: true, alive: true},
 					} {
 						why := ""
 						if ledger.waits {
 							why = "nobody was asked"
+						}
+						var alive []fault.Reason
+						if ledger.alive {
+							alive = []fault.Reason{{Code: "qemu_runs", Message: "its QEMU runs", Change: "end it"}}
 						}
 						for _, leaving := range []string{"", theirs} {
 							for _, a := range arrivals {
@@ -47,7 +53,7 @@ func everyFact(f func(guard.Facts)) int {
 								f(guard.Facts{
 									Operation: op, Observing: observing, Stranger: stranger,
 									Marked: document.marked, DocMigration: document.migration, Defined: document.defined,
-									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Unconfirmed: why, Arrival: a,
+									Known: ledger.known, TokenHere: ledger.here, Claimed: ledger.claimed, Leaving: leaving, Left: ledger.left, Unconfirmed: why, Alive: alive, Arrival: a,
 								})
 							}
 						}
@@ -78,7 +84,7 @@ func allowed(f guard.Facts) bool {
 	if !managed {
 		return true
 	}
-	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == "" && !f.Left && f.Unconfirmed == ""
+	return !f.Stranger && f.TokenHere && f.Claimed && f.Leaving == "" && !f.Left && f.Unconfirmed == "" && len(f.Alive) == 0
 }
 
 func TestDecide_EveryCombination(t *testing.T) {

@@ -41,6 +41,20 @@ func ownToDelete(ctx context.Context, h *Host, id string, o *DeleteOptions) (ins
 	})
 }
 
+// Alive gives the reasons for which an instance of h that libvirt is about to start is not off: a
+// process of it that libvirtd has lost lives here, or processes cannot be read. It asks the process
+// table, never libvirt.
+func Alive(h *Host, inst claims.Instance) []fault.Reason {
+	err := h.witness.Off(inst.UUID, inst.Name, nil)
+	if err == nil {
+		return nil
+	}
+	if reasons := fault.ReasonsOf(err); len(reasons) > 0 {
+		return reasons
+	}
+	return []fault.Reason{{Code: "processes_unread", Message: err.Error(), Change: "look at that process, and start the instance again"}}
+}
+
 // ownToUse gives a guest that this host may start and stop: also one that waits to be
 // confirmed, where it lives.
 func (h *Host) ownToUse(ctx context.Context, id string) (inst claims.Instance, unlock func(), err error) {

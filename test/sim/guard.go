@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth/agent/guard"
+	"berth/agent/host"
 	"berth/claims"
 	"berth/driver"
 	"berth/internal/fault"
@@ -47,6 +48,9 @@ func (a *agent) guardFacts(uuid string, operation guard.Operation) guard.Facts {
 		}
 		f.Left = a.host.LeftByHand(uuid)
 		f.Unconfirmed, _ = a.host.Unconfirmed(uuid)
+		if f.TokenHere && operation != guard.Migrate {
+			f.Alive = host.Alive(a.host, inst)
+		}
 	}
 	for _, c := range a.tracker.ByInstance(uuid) {
 		switch o := c.Owner; o.Kind {
@@ -83,8 +87,8 @@ func (w *world) virsh() {
 // startedByHand is a person with virsh on any host, who starts a guest wherever he finds a
 // definition of it that is off: at its own host, or of a copy that has left, or is to come.
 func (g *guest) startedByHand(w *world, m *machine) {
-	if m.off || m.away > 0 || m.hung || m.blind || g.lost != nil {
-		return // of two that run QEMU's lock on the disk refuses the second
+	if m.off || m.away > 0 || m.hung || m.blind {
+		return
 	}
 	ctx := context.Background()
 	d, err := m.fake.Domain(ctx, g.uuid)
