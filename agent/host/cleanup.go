@@ -40,6 +40,9 @@ func (h *Host) cleanUpSource(ctx context.Context, ref migration.Ref) error {
 	if !known || inst.Token.Migration != ref.Migration {
 		return h.forgetMigration(ctx, ref)
 	}
+	if _, err := witnessed(ctx, h, ref); err != nil {
+		return err
+	}
 	// Before anything: the destination's copy lives on what is still here, unless it was said
 	// to live no more.
 	d, exists, err := h.domain(ctx, ref.Instance)

@@ -30,6 +30,9 @@ func (h *Host) confirmSource(ctx context.Context, ref migration.Ref) error {
 	if held && half.State != claims.Held {
 		return fault.New(fault.Forbidden, "the guest is on its way back, by attempt %d", half.Owner.Attempt)
 	}
+	if _, err := witnessed(ctx, h, ref); err != nil {
+		return err
+	}
 	rec, _, err := recall[poweredOff](h, ref, memoryPower)
 	if err != nil {
 		return err

@@ -216,6 +216,9 @@ func (h *Host) cleanUpReverted(ctx context.Context, ref migration.Ref) error {
 	if !left || c.Attempt != ref.Attempt || inst.Token.State != claims.TokenSurrendered {
 		return fault.New(fault.Forbidden, "its token has not gone back by attempt %d of this migration", ref.Attempt)
 	}
+	if _, err := witnessed(ctx, h, ref); err != nil {
+		return err
+	}
 	if err := h.endSource(ctx, ref); err != nil {
 		return err
 	}

@@ -736,6 +736,53 @@ func TestYieldToken_OfAMoveThatIsOver_TakesTheTokenAlone(t *testing.T) {
 	})
 }
 
+// TestYieldToken_AnotherWordOfTheSameHost_EndsNothing: neither a second epoch nor an order to clean up is a
+// second witness.
+func TestYieldToken_AnotherWordOfTheSameHost_EndsNothing(t *testing.T) {
+	for name, epochs := range map[string][]uint64{"higher": {99, 100}, "lower, then higher": {99, 50, 100}, "twice lower": {99, 50, 7}, "the same": {99, 99}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			s.left()
+			s.must("over", operation.DropContext.Ask(t.Context(), s.a, s.ref))
+			var rounds atomic.Int32
+			highest := uint64(0)
+			for _, epoch := range epochs {
+				highest = max(highest, epoch)
+				s.wantKind("one host's word", s.a.YieldToken(t.Context(), s.ref, epoch, "b"), fault.Busy)
+				for what, ask := range map[string]func() error{
+					"clean-up-source":   func() error { return operation.CleanUpSource.Ask(t.Context(), s.a, s.ref) },
+					"confirm-source":    func() error { return operation.ConfirmSource.Ask(t.Context(), s.a, s.ref) },
+					"clean-up-reverted": func() error { return operation.CleanUpReverted.Ask(t.Context(), s.a, s.ref) },
+				} {
+					if err := ask(); !slices.Equal(codes(err), []string{"yield_unproven"}) {
+						t.Errorf("%s: %v", what, err)
+					}
+				}
+				s.a.Close()
+				s.boot("a", func(o *host.Options) {
+					s.options(o)
+					o.Round = func(string) { rounds.Add(1) }
+				})
+				before := rounds.Load()
+				s.follow("it to be looked at", func() bool { return rounds.Load() > before+1 })
+			}
+			if _, err := s.a.fake.Domain(t.Context(), s.ref.Instance); err != nil {
+				t.Error(err)
+			}
+			if c, bound := s.a.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Kind: claims.KindInstance}); !bound || c.State != claims.Bound {
+				t.Errorf("claim %+v", c)
+			}
+			if names, _ := host.ClaimsElsewhere(s.a.Host); !slices.Equal(names, []string{"vm1"}) || !host.YieldUnproven(s.a.Host, s.ref.Instance) {
+				t.Errorf("told %v", names)
+			}
+			s.must("take it back", s.a.ConfirmByHand(t.Context(), s.ref.Instance, "b is hostile", "ann"))
+			if k := s.token("a"); k.State != claims.TokenHere || k.Epoch != highest+1 {
+				t.Errorf("token %+v", k)
+			}
+		})
+	}
+}
+
 // A host that is gone for good had many guests: each turn waits for it once.
 func TestSides_ASilentHostIsToldOnceInATurn(t *testing.T) {
 	l := newLab(t, "a")

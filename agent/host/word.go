@@ -234,15 +234,20 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 		}
 		defer done()
 	}
-	if !stands && needsWitness(h, ref, inst, known, exists) {
-		if err := noteYielded(ctx, h, ref, inst, d, epoch, to); err != nil {
-			return false, err
-		}
+	if err := noteYielded(ctx, h, ref, inst, d, epoch, to, !stands && needsWitness(h, ref, inst, known, exists)); err != nil {
+		return false, err
 	}
 	arrived := h.accepted(ref)
 	decided := h.tracker.CommitRefused(ref.Migration, ref.Attempt)
 	yields, err := h.tracker.Yield(ctx, at(ref, ""), epoch, to)
-	if err != nil || !yields {
+	if err != nil {
+		return false, err
+	}
+	if !yields { // a higher epoch was named before: what is on record of that stays
+		y, waits, err := waitingYield(h, ref.Instance)
+		if waits {
+			err = fault.Refuse(fault.Busy, "", y.reason(h.o.Name))
+		}
 		return false, err
 	}
 	h.sides.unclaim(ref.Instance)
@@ -260,7 +265,7 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 	if err := h.witness.Off(ref.Instance, cmp.Or(d.Name, ref.Instance), nil); err != nil {
 		return false, err
 	}
-	before, err := witnessed(ctx, h, ref, exists)
+	before, err := witnessed(ctx, h, ref)
 	if err != nil {
 		return false, err
 	}

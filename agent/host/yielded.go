@@ -44,21 +44,46 @@ func needsWitness(h *Host, ref migration.Ref, inst claims.Instance, known, exist
 	if mc, open := h.tracker.Context(ref.Migration); open && mc.Instance == ref.Instance && (mc.Source != h.o.Name || !h.tracker.CommitRefused(ref.Migration, ref.Attempt)) {
 		return false
 	}
-	if w, word := h.tracker.Word(ref.Migration); word && w.GuestIsAt != h.o.Name {
-		return false
-	}
-	if w, word, err := recall[settling](h, settled(ref), memorySettle); word && !w.Here || err != nil {
+	if said, err := saidElsewhere(h, ref); err != nil || said {
 		return false
 	}
 	return !slices.ContainsFunc(h.tracker.ByInstance(ref.Instance), func(c claims.Claim) bool { return c.Owner.Migration == ref.Migration })
 }
 
+// saidElsewhere reports whether an operator has said of a migration that its instance is on the other host.
+func saidElsewhere(h *Host, ref migration.Ref) (bool, error) {
+	if w, word := h.tracker.Word(ref.Migration); word && w.GuestIsAt != h.o.Name {
+		return true, nil
+	}
+	w, word, err := recall[settling](h, settled(ref), memorySettle)
+	return word && !w.Here, err
+}
+
+// waitingYield gives what is on record of an instance whose token was given up on one host's word, while
+// no second witness has borne it out.
+func waitingYield(h *Host, uuid string) (y yielded, waits bool, err error) {
+	y, found, err := recall[yielded](h, yieldedRef(uuid), memoryYielded)
+	return y, err == nil && found && !y.over(h), err
+}
+
+// over: the instance is here again, or nothing of it is.
+func (y yielded) over(h *Host) bool {
+	inst, known := h.tracker.Instance(y.Instance)
+	return !known || inst.Token.State == claims.TokenHere && inst.Token.Epoch >= y.Epoch
+}
+
 // witnessed refuses to end what is here of an instance whose token was given up on one host's word, before
-// a second witness has it elsewhere: fault.Busy. Where libvirt does not have it, there is nothing to end.
-// decided is that of the record.
-func witnessed(ctx context.Context, h *Host, ref migration.Ref, exists bool) (decided bool, err error) {
-	y, found, err := recall[yielded](h, yieldedRef(ref.Instance), memoryYielded)
-	if err != nil || !found {
+// a second witness has it elsewhere: fault.Busy. An operator's decision is one. decided is that of the record.
+func witnessed(ctx context.Context, h *Host, ref migration.Ref) (decided bool, err error) {
+	y, waits, err := waitingYield(h, ref.Instance)
+	if err != nil || !waits {
+		return false, err
+	}
+	if said, err := saidElsewhere(h, ref); err != nil || said {
+		return y.Decided, err
+	}
+	_, exists, err := h.domain(ctx, ref.Instance)
+	if err != nil {
 		return false, err
 	}
 	if exists && !hasElsewhere(ctx, h, y) {
@@ -100,25 +125,36 @@ func (y yielded) reason(self string) fault.Reason {
 	}
 }
 
-// noteYielded makes durable, before the token goes, that one host's word is all there is.
-func noteYielded(ctx context.Context, h *Host, ref migration.Ref, inst claims.Instance, d driver.Domain, epoch uint64, to string) error {
+// noteYielded makes durable, before the token goes, that one host's word is all there is (alone). Where an
+// earlier one is on record, a higher epoch takes its place: record and token have the same epoch and migration.
+func noteYielded(ctx context.Context, h *Host, ref migration.Ref, inst claims.Instance, d driver.Domain, epoch uint64, to string, alone bool) error {
+	y, waits, err := waitingYield(h, ref.Instance)
+	switch {
+	case err != nil:
+		return err
+	case waits && inst.Token.State != claims.TokenDoubt && inst.Token.Epoch >= epoch: // the token stays where it is
+		return nil
+	case waits && y.Epoch == epoch && y.Host == to && y.Migration == ref.Migration && y.Attempt == ref.Attempt:
+		return nil
+	case !waits && !alone:
+		return nil
+	}
 	h.log.Error("another host says that it has an instance that is off here: it is not started any more, and its definition, claim and disks stay",
 		"instance", ref.Instance, "name", inst.Name, "migration", ref.Migration, "host", to, "epoch", epoch, "had", inst.Token.Epoch)
 	return h.remember(ctx, yieldedRef(ref.Instance), memoryYielded, yielded{
 		Instance: ref.Instance, Name: cmp.Or(inst.Name, d.Name, ref.Instance), Migration: ref.Migration, Attempt: ref.Attempt, Host: to, Epoch: epoch,
-		Decided: h.tracker.CommitRefused(ref.Migration, ref.Attempt),
+		Decided: h.tracker.CommitRefused(ref.Migration, ref.Attempt) || waits && y.Decided,
 	})
 }
 
-// allYielded gives them, in order of instance. over: the instance is here again, or nothing of it is.
-// From memory.
+// allYielded gives them, in order of instance. From memory.
 func allYielded(h *Host) (waiting, over []yielded) {
 	for _, ref := range h.memory.Remembering(memoryYielded) {
 		y, found, err := recall[yielded](h, ref, memoryYielded)
 		if err != nil || !found {
 			continue
 		}
-		if inst, known := h.tracker.Instance(y.Instance); !known || inst.Token.State == claims.TokenHere && inst.Token.Epoch >= y.Epoch {
+		if y.over(h) {
 			over = append(over, y)
 		} else {
 			waiting = append(waiting, y)
