@@ -783,6 +783,42 @@ func TestYieldToken_AnotherWordOfTheSameHost_EndsNothing(t *testing.T) {
 	}
 }
 
+// TestYieldToken_OfADefinitionThatWasNotLoaded_EndsNothing: that libvirt does not list an instance is no
+// second witness. That it was undefined is.
+func TestYieldToken_OfADefinitionThatWasNotLoaded_EndsNothing(t *testing.T) {
+	for name, before := range map[string]bool{"the word comes after": true, "the word came before": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newSides(t)
+			s.lab.guest("a", "vm2") // libvirt lists another one
+			s.left()
+			s.must("over", operation.DropContext.Ask(t.Context(), s.a, s.ref))
+			if !before {
+				s.wantKind("one host's word", s.a.YieldToken(t.Context(), s.ref, 99, "b"), fault.Busy)
+			}
+			s.a.fake.UnmountDefinitions(true)
+			s.a.restartLibvirt(s.lab)
+			if _, err := s.a.fake.Domain(t.Context(), s.ref.Instance); !errors.Is(err, fault.NotFound) {
+				t.Fatalf("libvirt lists it: %v", err)
+			}
+			for range 2 {
+				s.wantKind("one host's word", s.a.YieldToken(t.Context(), s.ref, 99, "b"), fault.Busy)
+				if c, bound := s.a.tracker.ByOwner(claims.Owner{Instance: s.ref.Instance, Kind: claims.KindInstance}); !bound || c.State != claims.Bound {
+					t.Errorf("claim %+v", c)
+				}
+				s.restart("a")
+			}
+			s.a.fake.UnmountDefinitions(false)
+			s.a.restartLibvirt(s.lab)
+			s.wantKind("it is loaded", s.a.YieldToken(t.Context(), s.ref, 99, "b"), fault.Busy)
+			s.must("the remedy", s.a.fake.Undefine(t.Context(), s.ref.Instance))
+			s.follow("what is here to end", func() bool {
+				_, known := s.a.tracker.Instance(s.ref.Instance)
+				return !known && !host.YieldUnproven(s.a.Host, s.ref.Instance)
+			})
+		})
+	}
+}
+
 // A host that is gone for good had many guests: each turn waits for it once.
 func TestSides_ASilentHostIsToldOnceInATurn(t *testing.T) {
 	l := newLab(t, "a")

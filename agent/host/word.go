@@ -234,7 +234,8 @@ func (h *Host) yield(ctx context.Context, ref migration.Ref, epoch uint64, to st
 		}
 		defer done()
 	}
-	if err := noteYielded(ctx, h, ref, inst, d, epoch, to, !stands && needsWitness(h, ref, inst, known, exists)); err != nil {
+	undefined := known && !exists && h.absent(ctx, inst) == nil
+	if err := noteYielded(ctx, h, ref, inst, d, epoch, to, !stands && needsWitness(h, ref, inst, known, undefined)); err != nil {
 		return false, err
 	}
 	arrived := h.accepted(ref)

@@ -36,9 +36,9 @@ func yieldedRef(uuid string) migration.Ref {
 }
 
 // needsWitness reports whether nothing of this host bears out that an instance is elsewhere: its token is
-// here, libvirt has it, no move of it by that migration is open, and no operator has said so.
-func needsWitness(h *Host, ref migration.Ref, inst claims.Instance, known, exists bool) bool {
-	if !known || !exists || inst.Token.State == claims.TokenSurrendered {
+// here, it was not undefined, no move of it by that migration is open, and no operator has said so.
+func needsWitness(h *Host, ref migration.Ref, inst claims.Instance, known, undefined bool) bool {
+	if !known || undefined || inst.Token.State == claims.TokenSurrendered {
 		return false
 	}
 	if mc, open := h.tracker.Context(ref.Migration); open && mc.Instance == ref.Instance && (mc.Source != h.o.Name || !h.tracker.CommitRefused(ref.Migration, ref.Attempt)) {
@@ -73,7 +73,8 @@ func (y yielded) over(h *Host) bool {
 }
 
 // witnessed refuses to end what is here of an instance whose token was given up on one host's word, before
-// a second witness has it elsewhere: fault.Busy. An operator's decision is one. decided is that of the record.
+// a second witness has it elsewhere: fault.Busy. An operator's decision is one. Of one that was undefined there
+// is nothing to end; that libvirt does not list it is no proof. decided is that of the record.
 func witnessed(ctx context.Context, h *Host, ref migration.Ref) (decided bool, err error) {
 	y, waits, err := waitingYield(h, ref.Instance)
 	if err != nil || !waits {
@@ -82,12 +83,17 @@ func witnessed(ctx context.Context, h *Host, ref migration.Ref) (decided bool, e
 	if said, err := saidElsewhere(h, ref); err != nil || said {
 		return y.Decided, err
 	}
+	inst, _ := h.tracker.Instance(ref.Instance)
 	_, exists, err := h.domain(ctx, ref.Instance)
 	if err != nil {
 		return false, err
 	}
-	if exists && !hasElsewhere(ctx, h, y) {
-		return false, fault.Refuse(fault.Busy, "", y.reason(h.o.Name))
+	var unloaded error
+	if !exists {
+		unloaded = h.absent(ctx, inst)
+	}
+	if (exists || unloaded != nil) && !hasElsewhere(ctx, h, y) {
+		return false, fault.Refuse(fault.Busy, "", append([]fault.Reason{y.reason(h.o.Name)}, fault.ReasonsOf(unloaded)...)...)
 	}
 	return y.Decided, nil
 }
