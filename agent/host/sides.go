@@ -119,10 +119,11 @@ const askFate = time.Second
 // silent, and after guests that are to leave by a silent third host, and tells other hosts of
 // operators' words, until ctx ends. See destination.go and silence.go for what it goes by. In mode observe too: a move that has begun must end.
 func (h *Host) FollowSides(ctx context.Context) error {
+	var yielded yieldedRounds
 	for ctx.Err() == nil {
 		h.lookAtSides(ctx)
 		h.tellWords(ctx)
-		followYielded(ctx, h)
+		followYielded(ctx, h, &yielded)
 		h.followSettled(ctx)
 		h.sweepCopies(ctx)
 		if err := followOrigins(ctx, h); err != nil && ctx.Err() == nil {

@@ -819,6 +819,61 @@ func TestYieldToken_OfADefinitionThatWasNotLoaded_EndsNothing(t *testing.T) {
 	}
 }
 
+// hungPlacement answers no question where an instance is, until its caller gives up.
+type hungPlacement struct {
+	host.Placement
+	host.Moved
+	asked []string
+	hung  time.Duration // in all
+}
+
+func (p *hungPlacement) SettledElsewhere(ctx context.Context, instance, _ string) (bool, error) {
+	began := time.Now()
+	<-ctx.Done()
+	p.asked, p.hung = append(p.asked, instance), p.hung+time.Since(began)
+	return false, ctx.Err()
+}
+
+// TestYieldToken_PlacementHangs_TheRoundIsBounded: arrivals wait for the end of a round, whatever the number
+// of instances that were given up on one host's word, and each of these has its turn.
+func TestYieldToken_PlacementHangs_TheRoundIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "a", "b")
+		for i, name := range []string{"vm1", "vm2", "vm3"} {
+			m := newMove(l, l.guest("a", name).UUID)
+			m.ref.Migration = fmt.Sprintf("77777777-7777-4777-8777-77777777777%d", i)
+			m.prepare()
+			m.stream()
+			l.must("over", operation.DropContext.Ask(t.Context(), m.a, m.ref))
+			l.wantKind("one host's word", m.a.YieldToken(t.Context(), m.ref, 99, "b"), fault.Busy)
+		}
+		l.hosts["a"].Close()
+		p := &hungPlacement{Placement: l.placement.of("a")}
+		var ends []time.Time
+		ctx, stop := context.WithCancel(t.Context())
+		a := l.boot("a", func(o *host.Options) {
+			o.Placement = p
+			o.Round = func(string) {
+				if ends = append(ends, time.Now()); len(p.asked) >= 3 {
+					stop()
+				}
+			}
+		})
+		began := time.Now()
+		l.must("follow sides", a.FollowSides(ctx))
+		if took := ends[0].Sub(began); took > 6*time.Second {
+			t.Errorf("the first round took %v", took)
+		}
+		if took := time.Since(began); p.hung*2 > took+5*time.Second {
+			t.Errorf("asked for %v of %v", p.hung, took)
+		}
+		slices.Sort(p.asked)
+		if each := slices.Compact(p.asked); len(each) != 3 {
+			t.Errorf("asked for %v", each)
+		}
+	})
+}
+
 // A host that is gone for good had many guests: each turn waits for it once.
 func TestSides_ASilentHostIsToldOnceInATurn(t *testing.T) {
 	l := newLab(t, "a")

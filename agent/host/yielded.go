@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"berth/claims"
 	"berth/driver"
@@ -176,20 +178,52 @@ func YieldUnproven(h *Host, uuid string) bool {
 	return slices.ContainsFunc(waiting, func(y yielded) bool { return y.Instance == uuid })
 }
 
-// followYielded ends what is here of those that a second witness has elsewhere by now.
-func followYielded(ctx context.Context, h *Host) {
+// yieldedEvery is how long nobody is asked after a round. Arbitrary: nothing waits for its end.
+const yieldedEvery = 5 * time.Second
+
+// yieldedRounds says what the next round of followYielded asks, and when. For one goroutine.
+type yieldedRounds struct {
+	next time.Duration // on the boot clock
+	last string        // the instance that was asked about last: the next round goes on after it
+}
+
+// followYielded ends what is here of those that a second witness has elsewhere by now. All questions of
+// one round share one bound of time: paused arrivals wait for its end.
+func followYielded(ctx context.Context, h *Host, rounds *yieldedRounds) {
 	waiting, over := allYielded(h)
 	for _, y := range over {
 		if err := forgetYielded(ctx, h, y.Instance); err != nil && ctx.Err() == nil {
 			h.log.Warn("that another host claimed an instance is still on record", "instance", y.Instance, "error", err)
 		}
 	}
+	if len(waiting) == 0 || h.rt.Boot().Since < rounds.next {
+		return
+	}
+	asking, cancel := h.rt.WithTimeout(ctx, allocationPatience)
+	defer cancel()
+	byUUID := map[string]yielded{}
 	for _, y := range waiting {
+		byUUID[y.Instance] = y
+	}
+	for _, uuid := range nextInTurn(slices.Sorted(maps.Keys(byUUID)), rounds.last, len(byUUID)) {
+		if asking.Err() != nil {
+			break
+		}
+		rounds.last = uuid
+		y := byUUID[uuid]
 		ref := migration.Ref{Migration: y.Migration, Instance: y.Instance, Attempt: y.Attempt}
-		if err := h.yieldToken(ctx, ref, y.Epoch, y.Host); err != nil && ctx.Err() == nil {
+		var err error
+		if inst, _ := h.tracker.Instance(uuid); inst.Token.State == claims.TokenSurrendered {
+			_, err = witnessed(asking, h, ref)
+		}
+		if err == nil { // it asks again, and what it ends may take longer than the questions may
+			err = h.yieldToken(ctx, ref, y.Epoch, y.Host)
+		}
+		if err != nil && ctx.Err() == nil {
 			h.log.Debug("what is here of an instance that another host claims stays", "instance", y.Instance, "host", y.Host, "error", err)
 		}
 	}
+	rounds.next = h.rt.Boot().Since + yieldedEvery
 }
 
 // takeYieldedBack takes the token of an instance back, with a higher epoch, that was given up on one host's
