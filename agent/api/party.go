@@ -125,14 +125,6 @@ func has[T comparable](column []T, v T) bool {
 	return len(column) == 0
 }
 
-func namesOfContext(c migration.Context) migration.Named {
-	return migration.Named{Source: c.Source, Conductor: c.Conductor, Conducts: true}
-}
-
-func namesOfCommit(c migration.Commit) migration.Named {
-	return migration.Named{Source: c.From, Gives: true}
-}
-
 // party refuses a host verb from a host that has no business with the migration: by what
 // is recorded here, never by what it says of itself alone. n is nil where the arguments
 // name nobody.

@@ -203,11 +203,6 @@ func again[T any](p peer, what string, f func(context.Context, *agent) (T, error
 // latest is how late a message comes at most.
 const latest = 40 * time.Second
 
-func act(ctx context.Context, p peer, name string, f func(context.Context, migration.Host) error) error {
-	_, err := verb(ctx, p, ofVerb, name, func(ctx context.Context, b *agent) (struct{}, error) { return struct{}{}, f(ctx, b.verbs()) })
-	return err
-}
-
 func get[T any](ctx context.Context, p peer, k kind, name string, f func(context.Context, migration.Host) (T, error)) (T, error) {
 	return verb(ctx, p, k, name, func(ctx context.Context, b *agent) (T, error) { return f(ctx, b.verbs()) })
 }
