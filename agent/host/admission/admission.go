@@ -76,10 +76,10 @@ var (
 	imageFolders = []string{"/var/lib/libvirt/images", "/var/lib/libvirt/boot", "/var/lib/nova/instances"}
 	// Folders of which one kind of element alone may name what is in them; see checker.own.
 	variableFolders = []string{"/var/lib/libvirt/qemu/nvram"}
-	channelFolders  = []string{"/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel"}
+	channelFolders  = []string{"/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/run/libvirt/qemu/channel"}
 	privateFolders  = []string{"/var/lib/libvirt/qemu"}
 	logFolders      = []string{"/var/log/libvirt"}
-	switchFolders   = []string{"/run/openvswitch", "/usr/local/var/run/openvswitch"}
+	switchFolders   = []string{"/run/openvswitch", "/var/run/openvswitch", "/usr/local/var/run/openvswitch"}
 	// firmwareFolders may be read.
 	firmwareFolders = []string{
 		"/usr/share/OVMF", "/usr/share/AAVMF", "/usr/share/edk2", "/usr/share/edk2-ovmf", "/usr/share/ovmf", "/usr/share/qemu",
@@ -231,8 +231,29 @@ func (c *checker) prepare(others []Other) {
 					key = n.Value // of its own name at least
 				}
 			}
-			c.note(key, use{by: o.Name, writes: n.Writes, shared: n.Shared, off: o.Off})
+			u := use{by: o.Name, writes: n.Writes, shared: n.Shared, off: o.Off}
+			c.note(key, u)
+			if n.Kind == domainxml.NamedVolume {
+				c.noteVolume(n.Value, u)
+			}
 		}
+	}
+}
+
+// noteVolume notes the file of another instance's volume. One whose pool is not active is known by its
+// name alone.
+func (c *checker) noteVolume(name string, u use) {
+	if c.p.Volume == nil {
+		return
+	}
+	pool, volume, _ := strings.Cut(name, "/")
+	at, _, err := c.p.Volume(pool, volume)
+	if err != nil || at == "" {
+		return
+	}
+	c.note(at, u)
+	if real, err := c.resolve(at); err == nil {
+		c.note(real, u)
 	}
 }
 
@@ -397,6 +418,7 @@ func (c *checker) allowed(n domainxml.Named, path string) bool {
 //	channel of type unix, bound          below /{var/lib,run}/libvirt/qemu/channel in a folder with the instance's name, or
 //	                                     /var/lib/libvirt/qemu/org.qemu.guest_agent.0.NAME.sock (Nova)
 //	graphics                             /var/lib/libvirt/qemu/domain-ID-NAME/TYPE.sock
+//	pstore                               /var/lib/libvirt/qemu/nvram/NAME_PSTORE.raw
 //	interface of type vhostuser          a port's socket of Open vSwitch, none by which the switch is configured
 //	character device into a file; a log  below /var/log/libvirt
 //
@@ -413,6 +435,8 @@ func (c *checker) own(n domainxml.Named, path string) bool {
 	switch {
 	case n.Device == "" && (n.At == "os/nvram" || strings.HasPrefix(n.At, "os/nvram/")):
 		return inAny(path, c.both(variableFolders)) && !slices.Contains(c.both(variableFolders), path)
+	case n.Device == "pstore":
+		return of(variableFolders, "") && file == c.name+"_PSTORE.raw"
 	case n.Device == "channel" && n.Type == "unix" && n.Binds:
 		target := cmp.Or(n.Target, "unknown.sock") // as libvirt calls it (qemuDomainPrepareChannel)
 		if number, name, ok := strings.Cut(strings.TrimPrefix(filepath.Base(folder), "domain-"), "-"); ok && c.short(number, name) && file == target {

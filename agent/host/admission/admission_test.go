@@ -30,6 +30,13 @@ func disk(attributes, source string) string {
 	return "<disk " + attributes + "><source " + source + "/><target dev='vda'/></disk>"
 }
 
+// nbd is a disk of a server that has one alone; ceph one with a file of its client.
+func nbd(server string) string {
+	return "<disk type='network'><source protocol='nbd'><host name='" + server + "' port='10809'/></source><target dev='vda'/></disk>"
+}
+
+const ceph = "<disk type='network'><source protocol='rbd' name='p/mine'><config file='/etc/ceph/ceph.conf'/></source><target dev='vda'/></disk>"
+
 func channel(mode, path string) string {
 	return "<channel type='unix'><source mode='" + mode + "' path='" + path + "'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 }
@@ -47,6 +54,12 @@ func policy() Policy {
 				return "", fault.New(fault.Forbidden, "a link to nowhere")
 			}
 			return path, nil
+		},
+		Volume: func(pool, volume string) (string, bool, error) {
+			if pool == "p" && volume == "v" {
+				return images + "v.img", false, nil
+			}
+			return "", false, nil
 		},
 	}
 }
@@ -140,6 +153,14 @@ func TestCheck_EachElement(t *testing.T) {
 		{"a channel of Nova's", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.i.sock"), ""},
 		{"a channel of Nova's for another", "", channel("bind", "/var/lib/libvirt/qemu/org.qemu.guest_agent.0.other.sock"), "path_not_allowed"},
 		{"a port of Open vSwitch", "", "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/vhu0' mode='server'/></interface>", ""},
+		{"a port of Open vSwitch by its old folder", "", "<interface type='vhostuser'><source type='unix' path='/var/run/openvswitch/vhu0' mode='server'/></interface>", ""},
+		{"an error record", "", "<pstore backend='acpi-erst'><path>/var/lib/libvirt/qemu/nvram/i_PSTORE.raw</path></pstore>", ""},
+		{"another's error record", "", "<pstore backend='acpi-erst'><path>/var/lib/libvirt/qemu/nvram/other_PSTORE.raw</path></pstore>", "path_not_allowed"},
+		{"the file of another instance's volume", "", disk("type='file'", "file='"+images+"v.img'"), "used_by_other"},
+		{"a server's only disk, of another server", "", nbd("10.0.0.2"), ""},
+		{"a server's only disk, which another instance has", "", nbd("10.0.0.1"), "used_by_other"},
+		{"what another instance's network disk is reached by", "", strings.Replace(ceph, "p/mine", "p/theirs", 1), "path_not_allowed"},
+		{"the boot firmware of another instance", "<os><loader type='rom'>/opt/fw/bios.bin</loader></os>", "", "path_not_allowed"},
 		{"Open vSwitch's database", "", "<interface type='vhostuser'><source type='unix' path='/run/openvswitch/db.sock' mode='client'/></interface>", "path_not_allowed"},
 		{"Open vSwitch as a serial port", "", "<serial type='unix'><source mode='connect' path='/run/openvswitch/vhu0'/></serial>", "path_not_allowed"},
 		{"a log of libvirt's as a disk", "", disk("type='file'", "file='/var/log/libvirt/libvirtd.log'"), "path_not_allowed"},
@@ -179,8 +200,9 @@ func TestCheck_EachElement(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			others := []Other{{Name: "other", XML: domain(neighbor, "", strings.ReplaceAll(disk("type='file'", "file='"+images+"other.qcow2'")+
 				disk("type='file' device='cdrom'", "file='"+images+"cd.iso'")+disk("type='volume'", "pool='p' volume='v'")+disk("type='network'", "protocol='rbd' name='p/x'")+
-				disk("type='file'", "file='/srv/vms/x.qcow2'")+disk("type='block'", "dev='/dev/vg0/x'")+disk("type='file'", "file='/root/x.qcow2'"), "vda", "vd"))}}
-			for i := range 7 {
+				disk("type='file'", "file='/srv/vms/x.qcow2'")+disk("type='block'", "dev='/dev/vg0/x'")+disk("type='file'", "file='/root/x.qcow2'")+nbd("10.0.0.1")+ceph, "vda", "vd"))}}
+			others[0].XML = strings.Replace(others[0].XML, "<vcpu>", "<os><loader type='rom'>/opt/fw/bios.bin</loader></os><vcpu>", 1)
+			for i := range 9 {
 				others[0].XML = strings.Replace(others[0].XML, "dev='vd'", fmt.Sprintf("dev='vd%c'", 'a'+i), 1)
 			}
 			text := domain(instance, tt.more, tt.devices)

@@ -155,13 +155,14 @@ func TestKept_NamesWhatIsOfThisHost(t *testing.T) {
 	const invtsc, tsc = "<feature name='invtsc'/>", "<clock><timer name='tsc' frequency='2500000000'/></clock>"
 	device := func(s string) string { return "<devices>" + s + "</devices>" }
 	for in, want := range map[string]string{
-		"<cpu mode='host-passthrough' migratable='off'/>" + tsc:                                                            "S CPU of mode host-passthrough that is not migratable",
-		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>":                                                                "S CPU feature invtsc without a frequency",
-		"<cpu mode='host-model'><feature policy='force' name='invtsc'/></cpu>":                                             "S CPU feature invtsc without a frequency",
-		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>" + tsc:                                                          "",
-		"<cpu>" + invtsc + "</cpu><clock><timer name='tsc' mode='native'/></clock>":                                        "S CPU feature invtsc without a frequency",
-		"<resource><partition>/prod</partition></resource>":                                                                "control group /prod",
-		"<resource><partition>/machine</partition></resource>":                                                             "",
+		"<cpu mode='host-passthrough' migratable='off'/>" + tsc:                     "S CPU of mode host-passthrough that is not migratable",
+		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>":                         "S CPU feature invtsc without a frequency",
+		"<cpu mode='host-model'><feature policy='force' name='invtsc'/></cpu>":      "S CPU feature invtsc without a frequency",
+		"<cpu mode='host-passthrough'>" + invtsc + "</cpu>" + tsc:                   "",
+		"<cpu>" + invtsc + "</cpu><clock><timer name='tsc' mode='native'/></clock>": "S CPU feature invtsc without a frequency",
+		"<resource><partition>/prod</partition></resource>":                         "control group /prod",
+		"<resource><partition>/machine</partition></resource>":                      "",
+		device("<disk type='file'><source file='/d'/><backingStore type='file'><source file='/e'/><backingStore type='volume'><source pool='p' volume='v'/></backingStore></backingStore><target dev='vda'/></disk>"): "S disk vda (stands on volume p/v)",
 		device("<redirdev type='spicevmc'/>"):                                                                              "redirected USB device (spicevmc)",
 		device("<redirdev type='tcp'/>"):                                                                                   "S redirected USB device (tcp)",
 		device("<console type='dev'><source path='/dev/ttyS1'/></console>"):                                                "S console on host device /dev/ttyS1",

@@ -141,6 +141,9 @@ func (k *keeping) disk(path string, e *etree.Element) {
 	default:
 		k.stays(path, disk+" (type "+t+")", "this version does not know what is behind that type", give)
 	}
+	for _, below := range e.FindElements(".//backingStore[@type='volume']") {
+		k.stays(path, disk+" (stands on volume "+source(below)+")", "a pool of that name has other volumes on another host", give)
+	}
 	for i := range k.out[before:] {
 		k.out[before+i].Disk = target
 	}

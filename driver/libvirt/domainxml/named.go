@@ -224,13 +224,13 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 	if slices.Contains(readTexts, at) || at == "os/loader" && e.SelectAttrValue("readonly", "") == "yes" {
 		writes = false
 	}
-	if e.Tag == "rom" {
+	switch {
+	case e.Tag == "rom", at == "os/loader" && e.SelectAttrValue("type", "rom") == "rom":
 		writes = false
+	case tagOf(device) == "disk" && (e.Tag == "config" || e.Attr != nil && e.SelectAttrValue("keyfile", "") != ""):
+		writes = false // of a network disk's client
 	}
-	tag := ""
-	if device != nil {
-		tag = device.Tag
-	}
+	tag := tagOf(device)
 	if tag == "disk" {
 		shared = device.SelectElement("shareable") != nil
 		if device.SelectElement("readonly") != nil || device.SelectAttrValue("device", "") == "cdrom" || strings.Contains(at, "backingStore") {
@@ -278,6 +278,14 @@ func (w *namer) paths(e *etree.Element, at string, device *etree.Element) {
 	}
 }
 
+// tagOf is a device's tag; empty outside of devices.
+func tagOf(device *etree.Element) string {
+	if device == nil {
+		return ""
+	}
+	return device.Tag
+}
+
 // diskSource lists what of a disk's source is no path.
 func (w *namer) diskSource(e *etree.Element, at string, device *etree.Element) {
 	// The type stands beside the source; libvirt reads it at the element around it.
@@ -289,6 +297,11 @@ func (w *namer) diskSource(e *etree.Element, at string, device *etree.Element) {
 	}
 	if p := e.SelectAttrValue("protocol", ""); p != "" {
 		n.Kind, n.Value = NamedNetwork, p+":"+e.SelectAttrValue("name", "")
+		if e.SelectAttrValue("name", "") == "" { // the server's only one
+			for _, h := range e.SelectElements("host") {
+				n.Value += h.SelectAttrValue("name", "") + ":" + h.SelectAttrValue("port", "") + h.SelectAttrValue("socket", "")
+			}
+		}
 		w.add(n)
 	}
 	if e.Parent().SelectAttrValue("type", "") == "nvme" {
