@@ -28,7 +28,9 @@ type originWord struct {
 
 // origins is a host's view of it.
 type origins struct {
-	// mu guards the rest; durable writes happen under it, nothing else that waits.
+	// writing makes durable writes come one after another. Taken before mu.
+	writing runtime.Lock
+	// mu guards the rest; nothing that waits happens under it: the guard asks while libvirt waits.
 	mu   sync.Mutex
 	read bool
 	word originWord
@@ -65,17 +67,26 @@ func (o *origins) readLocked(h *Host) {
 
 // confirm makes durable that an instance is this host's in this boot.
 func (o *origins) confirm(ctx context.Context, h *Host, uuid string) error {
+	if err := o.writing.Lock(ctx, h.rt); err != nil {
+		return err
+	}
+	defer o.writing.Unlock()
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.readLocked(h)
-	if slices.Contains(o.word.Confirmed, uuid) {
+	word := o.word
+	o.mu.Unlock()
+	if slices.Contains(word.Confirmed, uuid) {
 		return nil
 	}
-	next := originWord{Boot: o.word.Boot, Confirmed: append(slices.Clone(o.word.Confirmed), uuid)}
+	next := originWord{Boot: word.Boot, Confirmed: append(slices.Clone(word.Confirmed), uuid)}
 	if err := h.tracker.Remember(ctx, originRef(), next); err != nil {
 		return wrap(err, "note that instance %s is confirmed in this boot", uuid)
 	}
-	o.word = next
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.word.Boot == next.Boot {
+		o.word = next
+	}
 	return nil
 }
 
