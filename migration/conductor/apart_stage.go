@@ -3,6 +3,7 @@ package conductor
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"berth/migration"
 	"berth/migration/operation"
@@ -20,30 +21,24 @@ import (
 // Before the guest is powered on again it must be connected and its files let go: those
 // two undos may not lag. All that is at the destination and in Placement may.
 func (s shareNothingSteps) shareNothing(name string) stage {
+	copied := step{Step: task.Step{Name: migration.StepCopyInstance, Do: s.copyInstance, Undo: s.order(s.undoAtDestination, operation.RemoveCopy, migration.StepCopyInstance).undo, UndoMayLag: true}, asks: asksDestination, undoes: "remove_copy"}
 	return stage{
 		name: name,
-		steps: []step{
-			{Step: task.Step{Name: migration.StepInspectSource, Do: s.firstSteps().inspectSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepChooseDestination, Do: s.firstSteps().chooseDestination}, asks: asksPlacement},
-			{Step: task.Step{Name: migration.StepCheckDestination, Do: s.firstSteps().checkDestination}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepClaim, Do: s.firstSteps().claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
-			{Step: task.Step{Name: migration.StepCopyInstance, Do: s.copyInstance, Undo: s.order(s.undoAtDestination, operation.RemoveCopy, migration.StepCopyInstance).undo, UndoMayLag: true}, asks: asksDestination, undoes: "remove_copy"},
-			{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.placementSteps().swap, Undo: s.placementSteps().swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
-			{Step: task.Step{Name: migration.StepCheckSource, Do: s.firstSteps().checkSource}, asks: asksSource},
-			{Step: task.Step{Name: migration.StepRecordContext, Do: s.firstSteps().recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
-			{Step: task.Step{Name: migration.StepPrepResize, Do: s.coldSteps().prepResize, Undo: s.order(s.undoAtDestination, operation.RollbackPrepResize, migration.StepPrepResize).undo, UndoMayLag: true, UndoOnRestart: true},
+		// The record goes ahead as soon as the claim is held.
+		steps: append(slices.Insert(s.firstSteps().steps(), 4, copied),
+			step{Step: task.Step{Name: migration.StepPrepResize, Do: s.coldSteps().prepResize, Undo: s.order(s.undoAtDestination, operation.RollbackPrepResize, migration.StepPrepResize).undo, UndoMayLag: true, UndoOnRestart: true},
 				asks: asksDestination, undoes: "rollback_prep_resize"},
-			{Step: task.Step{Name: migration.StepPowerOff, Do: s.coldSteps().powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
-			{Step: task.Step{Name: migration.StepSnapshotDisks, Do: s.snapshotDisks, Undo: s.order(s.sourceOnce, operation.DropSnapshot, migration.StepSnapshotDisks).undo}, asks: asksSource, undoes: "drop_snapshot"},
-			{Step: task.Step{Name: migration.StepDisconnectSource, Do: s.order(s.sourceAnswers, operation.Disconnect, migration.StepDisconnectSource).do, Undo: s.order(s.sourceOnce, operation.Reconnect, migration.StepDisconnectSource).undo}, asks: asksSource, undoes: "reconnect_source"},
-			{Step: task.Step{Name: migration.StepShipDisks, Do: s.shipEitherWay}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepHandOver, Do: s.coldSteps().handOver, Undo: s.coldSteps().keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
+			step{Step: task.Step{Name: migration.StepPowerOff, Do: s.coldSteps().powerOff, Undo: s.order(s.sourceOnce, operation.PowerOn, migration.StepPowerOff).undo, UndoMayLag: true}, asks: asksSource, undoes: "power_on"},
+			step{Step: task.Step{Name: migration.StepSnapshotDisks, Do: s.snapshotDisks, Undo: s.order(s.sourceOnce, operation.DropSnapshot, migration.StepSnapshotDisks).undo}, asks: asksSource, undoes: "drop_snapshot"},
+			step{Step: task.Step{Name: migration.StepDisconnectSource, Do: s.order(s.sourceAnswers, operation.Disconnect, migration.StepDisconnectSource).do, Undo: s.order(s.sourceOnce, operation.Reconnect, migration.StepDisconnectSource).undo}, asks: asksSource, undoes: "reconnect_source"},
+			step{Step: task.Step{Name: migration.StepShipDisks, Do: s.shipEitherWay}, asks: asksDestination},
+			step{Step: task.Step{Name: migration.StepHandOver, Do: s.coldSteps().handOver, Undo: s.coldSteps().keepGuest, Final: true}, asks: asksSource, undoes: "keep_guest"},
 			// The token has left.
-			{Step: task.Step{Name: migration.StepAcceptHanded, Do: s.coldSteps().acceptHanded, Forward: true}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepFinishResize, Do: s.coldSteps().finishResize, Forward: true}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepShowInstance, Do: s.showInstance, Forward: true}, asks: asksDestination},
-			{Step: task.Step{Name: migration.StepHideInstance, Do: s.hideInstance, Forward: true}, asks: asksSource},
-		},
+			step{Step: task.Step{Name: migration.StepAcceptHanded, Do: s.coldSteps().acceptHanded, Forward: true}, asks: asksDestination},
+			step{Step: task.Step{Name: migration.StepFinishResize, Do: s.coldSteps().finishResize, Forward: true}, asks: asksDestination},
+			step{Step: task.Step{Name: migration.StepShowInstance, Do: s.showInstance, Forward: true}, asks: asksDestination},
+			step{Step: task.Step{Name: migration.StepHideInstance, Do: s.hideInstance, Forward: true}, asks: asksSource},
+		),
 		shown:   []shown{{migration.StepInspectSource, migration.StatusPreMigrating}, {migration.StepPowerOff, migration.StatusMigrating}, {migration.StepAcceptHanded, migration.StatusPostMigrating}},
 		lease:   migration.StepAcceptHanded,
 		bounded: true,

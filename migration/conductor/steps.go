@@ -1,5 +1,11 @@
 package conductor
 
+import (
+	"berth/migration"
+	"berth/migration/operation"
+	"berth/migration/task"
+)
+
 // The parts of a migration in memory. Each has the whole of it, and calls the others by these
 // methods.
 type (
@@ -33,3 +39,16 @@ func (s *story) decisions() decisions                 { return decisions{s} }
 func (s *story) undosLeft() undosLeft                 { return undosLeft{s} }
 func (s *story) timeLimits() timeLimits               { return timeLimits{s} }
 func (s *story) endings() endings                     { return endings{s} }
+
+// steps are those with which every move to another host begins, up to the context on its source.
+func (s firstSteps) steps() []step {
+	return []step{
+		{Step: task.Step{Name: migration.StepInspectSource, Do: s.inspectSource}, asks: asksSource},
+		{Step: task.Step{Name: migration.StepChooseDestination, Do: s.chooseDestination}, asks: asksPlacement},
+		{Step: task.Step{Name: migration.StepCheckDestination, Do: s.checkDestination}, asks: asksDestination},
+		{Step: task.Step{Name: migration.StepClaim, Do: s.claim, Undo: s.order(s.undoAtDestination, operation.AbortClaim, migration.StepClaim).undo, UndoMayLag: true}, asks: asksDestination, undoes: "abort_claim"},
+		{Step: task.Step{Name: migration.StepSwapAllocations, Do: s.placementSteps().swap, Undo: s.placementSteps().swapBack, UndoMayLag: true}, asks: asksPlacement, undoes: "swap_allocations_back"},
+		{Step: task.Step{Name: migration.StepCheckSource, Do: s.checkSource}, asks: asksSource},
+		{Step: task.Step{Name: migration.StepRecordContext, Do: s.recordContext, Undo: s.order(s.sourceOnce, operation.DropContext, migration.StepRecordContext).undo}, asks: asksSource, undoes: "drop_context"},
+	}
+}
