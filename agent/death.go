@@ -168,9 +168,9 @@ func standingDeath(ctx context.Context, records *fleet.Records, host string) (d 
 func (d *deaths) noProof(ctx context.Context, doing, host string, records *fleet.Records, silence, why error) error {
 	why = storeThere(why)
 	kind := fault.Forbidden
-	if hasReason(why, fleet.ReasonLeaseOverLately) {
+	if fault.HasReason(why, fleet.ReasonLeaseOverLately) {
 		kind = fault.Busy // it is one soon: whoever evacuates waits
-	} else if !errors.Is(why, fault.Forbidden) && !errors.Is(why, fault.NotFound) || hasReason(why, fleet.NoStore) {
+	} else if !errors.Is(why, fault.Forbidden) && !errors.Is(why, fault.NotFound) || fault.HasReason(why, fleet.NoStore) {
 		return fault.Wrap(why, "%s", doing)
 	}
 	reasons := append([]fault.Reason{notDead(host)}, fault.ReasonsOf(why)...)

@@ -106,7 +106,7 @@ func TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease(t *testing.T) {
 			w.pass(5 * time.Second)
 			_ = elsewhere.WatchLapsed(t.Context())
 			for _, host := range []string{"returned", "new"} {
-				if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, host, "operator:o"); !hasReason(err, "not_a_witness") && !hasReason(err, "lease_stands") {
+				if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, host, "operator:o"); !fault.HasReason(err, "not_a_witness") && !fault.HasReason(err, "lease_stands") {
 					t.Fatalf("host %s is not asked, and declares it dead: %v", host, err)
 				}
 			}

@@ -138,7 +138,7 @@ func (d *doctor) ask(ctx context.Context, f func(ctx context.Context) error) err
 // store is whether the fleet's records answer, and whether this host is among them.
 func (d *doctor) store(c api.Check, err error, hosts int, self *fleet.Host) api.Check {
 	switch {
-	case hasReason(err, fleet.NoStore):
+	case fault.HasReason(err, fleet.NoStore):
 		c.Outcome, c.Detail = api.CheckUnset, "no records are kept: guests of this host cannot be evacuated when it dies"
 		c.Remedy = "set [fleet] etcd on all hosts, or use the embedded Placement, which keeps them"
 	case err != nil:

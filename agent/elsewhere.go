@@ -40,7 +40,7 @@ func (a *Agent) usersElsewhere(ctx context.Context, instance string, files []fil
 			}
 		}
 		list, err := records.Instances(ctx, "")
-		if err != nil && !hasReason(err, fleet.NoStore) { // a Placement that keeps none
+		if err != nil && !fault.HasReason(err, fleet.NoStore) { // a Placement that keeps none
 			all("the fleet's records cannot be read: " + err.Error())
 		}
 		for path, users := range usersInRecords(list, instance, files) {
@@ -106,10 +106,10 @@ func (a *Agent) withoutBerth(ctx context.Context, host string) bool {
 	}
 	records, err := a.fleetRecords()
 	if err != nil {
-		return hasReason(err, fleet.NoStore)
+		return fault.HasReason(err, fleet.NoStore)
 	}
 	_, err = records.Host(ctx, host)
-	return errors.Is(err, fault.NotFound) || hasReason(err, fleet.NoStore)
+	return errors.Is(err, fault.NotFound) || fault.HasReason(err, fleet.NoStore)
 }
 
 func (a *Agent) filesUsedOn(ctx context.Context, host, instance string, files []fileusers.Question) ([]fileusers.Reply, error) {

@@ -56,7 +56,7 @@ func TestEvacuate_ByAskingAnyHost(t *testing.T) {
 		})
 		err = refused.Error.Err()
 	}
-	if !hasReason(err, "runs_elsewhere") {
+	if !fault.HasReason(err, "runs_elsewhere") {
 		t.Errorf("while it runs on host-b: %v", err)
 	}
 	p.must(p.fleet.Host("host-b").Destroy(t.Context(), web))

@@ -233,7 +233,7 @@ func (k *keeper) round(ctx context.Context) {
 	defer cancel()
 	err := k.once(ctx)
 	now := k.a.rt.Boot().Since
-	absent := errors.Is(err, fault.NotFound) && hasReason(err, fleet.NoStore)
+	absent := errors.Is(err, fault.NotFound) && fault.HasReason(err, fleet.NoStore)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.err, k.absent = err, absent
@@ -313,7 +313,7 @@ func (k *keeper) note(ctx context.Context) error {
 		return nil
 	}
 	// The store is there: one that is not must not make guests wait.
-	if _, err := k.records.Host(ctx, k.a.name); err != nil && !(errors.Is(err, fault.NotFound) && !hasReason(err, fleet.NoStore)) {
+	if _, err := k.records.Host(ctx, k.a.name); err != nil && !(errors.Is(err, fault.NotFound) && !fault.HasReason(err, fleet.NoStore)) {
 		return err
 	}
 	return k.noteKind(ctx)

@@ -400,7 +400,7 @@ func TestKeeper_AHostThatComesBackGivesWayBeforeItStartsAnything(t *testing.T) {
 					t.Errorf("started without the records: %v", got)
 				}
 				for _, id := range []string{gone, stays} {
-					if err := a.host.Start(t.Context(), id, false); !hasReason(err, "not_confirmed") {
+					if err := a.host.Start(t.Context(), id, false); !fault.HasReason(err, "not_confirmed") {
 						t.Errorf("start: %v", err)
 					}
 					b.must(a.guardian.owners.Sync())
@@ -631,7 +631,7 @@ func TestKeeper_ARecordWithoutADeath_EndsNothingThatRuns(t *testing.T) {
 				t.Errorf("one record has given it up: token %+v", inst.Token)
 			}
 			if !kept {
-				if _, err := a.host.Delete(t.Context(), "web", host.DeleteOptions{Disks: true}); !hasReason(err, "not_confirmed") {
+				if _, err := a.host.Delete(t.Context(), "web", host.DeleteOptions{Disks: true}); !fault.HasReason(err, "not_confirmed") {
 					t.Errorf("its disks are asked for: %v", err)
 				}
 				if why := a.host.Held()[id]; !strings.HasSuffix(why, "host-b, berth instance delete web here (its disks stay)") {
@@ -786,14 +786,14 @@ func TestFleet_PassesOverRecordsThatCannotBeRead(t *testing.T) {
 	if in, err := s.Instance(t.Context(), "gone"); err != nil || in.UUID != gone {
 		t.Errorf("by its name: %+v, %v", in, err)
 	}
-	if _, err := s.Instance(t.Context(), "garbled"); !hasReason(err, fleet.ReasonUnreadable) {
+	if _, err := s.Instance(t.Context(), "garbled"); !fault.HasReason(err, fleet.ReasonUnreadable) {
 		t.Errorf("a name that the garbled one may have: %v", err)
 	}
 	lost, err := drained{b.up["host-b"]}.lost(t.Context(), "host-a")
 	if err != nil || len(lost) != 1 || lost[0].Instance != garbled || len(lost[0].Blocked) != 1 {
 		t.Errorf("left to be evacuated: %+v, %v", lost, err)
 	}
-	if _, err := s.Forget(t.Context(), "host-a", true, "operator:o"); !hasReason(err, fleet.ReasonUnreadable) {
+	if _, err := s.Forget(t.Context(), "host-a", true, "operator:o"); !fault.HasReason(err, fleet.ReasonUnreadable) {
 		t.Errorf("a host is forgotten whose guests are not known: %v", err)
 	}
 	records := fleet.New(b.store.Client("test"), b.rt)
@@ -835,11 +835,11 @@ func TestFleet_ForgetGivesUpWhatADeadHostHolds(t *testing.T) {
 	forget := func(abandon bool) (any, error) {
 		return fleetService{b.up["host-b"]}.Forget(t.Context(), "host-a", abandon, "operator:o")
 	}
-	if _, err := forget(false); !hasReason(err, "not_dead") {
+	if _, err := forget(false); !fault.HasReason(err, "not_dead") {
 		t.Errorf("a host that lives: %v", err)
 	}
 	b.evacuate(gone)
-	if _, err := forget(false); !hasReason(err, "guest_not_evacuated") || !strings.Contains(err.Error(), "left") {
+	if _, err := forget(false); !fault.HasReason(err, "guest_not_evacuated") || !strings.Contains(err.Error(), "left") {
 		t.Errorf("with a guest left: %v", err)
 	}
 	provider := b.up["host-a"].uuid

@@ -103,7 +103,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	for _, d := range list[:min(len(list), keepEach)] {
 		named, err := k.put(ctx, d.inst)
 		rec := &keptRecord{mark: d.mark, next: now + keepAgain + spread(d.inst.UUID), last: now}
-		rec.right = named || hasReason(err, "epoch_twice") || hasReason(err, "ledger_behind")
+		rec.right = named || fault.HasReason(err, "epoch_twice") || fault.HasReason(err, "ledger_behind")
 		switch {
 		case errors.Is(err, fault.Busy):
 			// It is being started, or the like, and looks another way in a moment.
@@ -144,7 +144,7 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) (named bool, err
 	defer cancel()
 	was, _, err := k.records.Instance(ctx, inst.UUID)
 	there := err == nil
-	if err != nil && (!errors.Is(err, fault.NotFound) || hasReason(err, fleet.NoStore)) {
+	if err != nil && (!errors.Is(err, fault.NotFound) || fault.HasReason(err, fleet.NoStore)) {
 		return false, errStore{err}
 	}
 	want := fleet.Instance{UUID: inst.UUID, Name: inst.Name, Host: k.a.name, Epoch: inst.Token.Epoch, Moving: k.a.host.OnMove(inst.UUID)}
@@ -172,11 +172,11 @@ func (k *keeper) put(ctx context.Context, inst claims.Instance) (named bool, err
 	switch {
 	case err != nil:
 		switch {
-		case hasReason(err, "epoch_twice"), hasReason(err, "ledger_behind"):
+		case fault.HasReason(err, "epoch_twice"), fault.HasReason(err, "ledger_behind"):
 			k.looked = false // it is held
-		case hasReason(err, "declared_dead"):
+		case fault.HasReason(err, "declared_dead"):
 			k.asks = 0
-		case hasReason(err, permit.ReasonNotYours):
+		case fault.HasReason(err, permit.ReasonNotYours):
 			// Its host before hands the record over in a moment.
 			return named, fault.Refuse(fault.Busy, "write the record of instance "+inst.UUID, fault.ReasonsOf(err)...)
 		}

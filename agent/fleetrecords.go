@@ -126,7 +126,7 @@ func (e evacuations) believed(source string) error {
 
 // storeThere tells a record that is not there from a store that is not.
 func storeThere(err error) error {
-	if errors.Is(err, fault.NotFound) && hasReason(err, fleet.NoStore) {
+	if errors.Is(err, fault.NotFound) && fault.HasReason(err, fleet.NoStore) {
 		return noFleetStore()
 	}
 	return err

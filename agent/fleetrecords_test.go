@@ -62,7 +62,7 @@ func TestEvacuations_OfAHostWithoutARecord(t *testing.T) {
 			provider: func(context.Context, string) (string, error) { return provider, nil },
 		}
 		g, err := e.Lost(ctx, "vm")
-		if code == "" && (err != nil || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") || code != "" && !hasReason(err, code) {
+		if code == "" && (err != nil || g.Source.Name != "b" || g.Source.ProviderUUID != "rp-b") || code != "" && !fault.HasReason(err, code) {
 			t.Errorf("provider %q: %+v, %v", provider, g.Source, err)
 		}
 	}

@@ -192,7 +192,7 @@ func (k *keeper) judge(ctx context.Context, inst claims.Instance, left []fleet.E
 	}
 	unreadable := err
 	switch kind := fault.KindOf(err); {
-	case kind == fault.NotFound && !hasReason(err, fleet.NoStore):
+	case kind == fault.NotFound && !fault.HasReason(err, fleet.NoStore):
 		f.Record = witness.NoRecord
 	case kind == fault.Internal || kind == fault.Invalid:
 		f.Record = witness.RecordUnreadable
@@ -432,7 +432,7 @@ func (k *keeper) cleanUpOne(ctx context.Context, g host.GaveWay) (waits string, 
 	rec, _, err := k.records.Instance(ctx, g.Ref.Instance)
 	var there migration.Guest
 	switch {
-	case errors.Is(err, fault.NotFound) && !hasReason(err, fleet.NoStore): // it was deleted where it went
+	case errors.Is(err, fault.NotFound) && !fault.HasReason(err, fleet.NoStore): // it was deleted where it went
 	case err != nil:
 		return "", errStore{err}
 	default:

@@ -129,7 +129,7 @@ func (s fleetService) Instance(ctx context.Context, ref string) (fleet.Instance,
 	if err != nil {
 		return fleet.Instance{}, fault.Wrap(err, "%s", doing)
 	}
-	if in, _, err := records.Instance(ctx, strings.ToLower(ref)); !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) || hasReason(err, fleet.NoStore) {
+	if in, _, err := records.Instance(ctx, strings.ToLower(ref)); !errors.Is(err, fault.NotFound) && !errors.Is(err, fault.Invalid) || fault.HasReason(err, fleet.NoStore) {
 		return in, fault.Wrap(storeThere(err), "%s", doing)
 	}
 	all, unread := records.Instances(ctx, "")
@@ -185,7 +185,7 @@ func (s fleetService) forget(ctx context.Context, host string, abandon bool, by 
 		return out, fault.Refuse(fault.Forbidden, "", fault.Reason{Code: "host_is_here", Message: "host " + host + " is the one that is asked, and lives", Change: "ask another host"})
 	}
 	death, _, err := records.Dead(ctx, host)
-	if errors.Is(err, fault.NotFound) && !hasReason(err, fleet.NoStore) {
+	if errors.Is(err, fault.NotFound) && !fault.HasReason(err, fleet.NoStore) {
 		return out, fault.Refuse(fault.Forbidden, "", notDead(host))
 	} else if err != nil {
 		return out, storeThere(err)

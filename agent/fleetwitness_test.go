@@ -61,13 +61,13 @@ func TestKeeper_StoreThatLostRecords_ConfirmsNothingBeforeAllHostsWroteAgain(t *
 				if c.Health == "ok" || !strings.Contains(c.Detail, "host-b") {
 					t.Errorf("condition %+v", c)
 				}
-				if err := a.keeper.ready("host-c"); !hasReason(err, "store_unproven") {
+				if err := a.keeper.ready("host-c"); !fault.HasReason(err, "store_unproven") {
 					t.Errorf("an evacuation by such a store: %v", err)
 				}
-				if _, err := a.lostGuests().Lost(t.Context(), stays); len(backup) > 0 && !hasReason(err, "store_unproven") {
+				if _, err := a.lostGuests().Lost(t.Context(), stays); len(backup) > 0 && !fault.HasReason(err, "store_unproven") {
 					t.Errorf("what is known of a lost instance: %v", err)
 				}
-				if err := a.host.Start(t.Context(), stays, false); !hasReason(err, "not_confirmed") {
+				if err := a.host.Start(t.Context(), stays, false); !fault.HasReason(err, "not_confirmed") {
 					t.Errorf("start: %v", err)
 				}
 			}
@@ -250,7 +250,7 @@ func TestKeeper_StoreOfAnotherKind_ConfirmsNothingBeforeAllHostsWroteAgain(t *te
 				}
 				b.must(a.host.AwaitRecords(t.Context(), true)) // its claims are of that boot too
 				b.must(a.host.Settle(t.Context()))
-				if err := a.keeper.ready("host-c"); boot == 0 && !hasReason(err, "store_unproven") {
+				if err := a.keeper.ready("host-c"); boot == 0 && !fault.HasReason(err, "store_unproven") {
 					t.Errorf("an evacuation by such a store: %v", err)
 				}
 				b.round("host-a")

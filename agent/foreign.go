@@ -126,7 +126,7 @@ func takeFrom(hosts []candidate, ask func(host string) (migration.Commit, error)
 		switch {
 		case err == nil:
 			return c, true, nil
-		case errors.Is(err, fault.NotFound), hasReason(err, "token_elsewhere"):
+		case errors.Is(err, fault.NotFound), fault.HasReason(err, "token_elsewhere"):
 			// Not its guest, or not any more: where it went is asked too.
 		case !errors.Is(err, fault.Unavailable):
 			return migration.Commit{}, false, err
@@ -150,10 +150,6 @@ func (f foreignFleet) askOne(ctx context.Context, host string, ref migration.Ref
 	ctx, cancel := f.a.rt.WithTimeout(ctx, surrenderPatience)
 	defer cancel()
 	return peer.Surrender(ctx, ref)
-}
-
-func hasReason(err error, code string) bool {
-	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == code })
 }
 
 // HeldElsewhere implements host.Fleet.

@@ -52,7 +52,7 @@ func unrecordedOn(ctx context.Context, host string, place *placementclient.Clien
 		switch kind := fault.KindOf(err); {
 		case err == nil, kind == fault.Internal, kind == fault.Invalid: // one that cannot be read is named by whoever lists them
 			continue
-		case kind != fault.NotFound || hasReason(err, fleet.NoStore):
+		case kind != fault.NotFound || fault.HasReason(err, fleet.NoStore):
 			return nil, err
 		}
 		if counted {

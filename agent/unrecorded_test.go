@@ -41,7 +41,7 @@ func TestEvacuate_InstanceWithoutARecord_IsNamed(t *testing.T) {
 			t.Errorf("host list has %+v of %s, %s", h.WithoutRecord, h.Name, h.WithoutRecordError)
 		}
 	}
-	if _, err := s.Instance(t.Context(), late); !hasReason(err, "record_unknown") || !strings.Contains(fault.ReasonsOf(err)[0].Message, "host-a") {
+	if _, err := s.Instance(t.Context(), late); !fault.HasReason(err, "record_unknown") || !strings.Contains(fault.ReasonsOf(err)[0].Message, "host-a") {
 		t.Errorf("berth evacuate %s: %v", late, err)
 	}
 

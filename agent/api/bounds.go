@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 
@@ -62,7 +61,7 @@ func boundedValues(text []byte) error {
 
 // isTooLarge reports whether a request was refused for the size of its body.
 func isTooLarge(err error) bool {
-	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == reasonTooLarge })
+	return fault.HasReason(err, reasonTooLarge)
 }
 
 // shares bound how many of something each caller has at a time, and all together. The zero value lets nobody

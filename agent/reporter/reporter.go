@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"regexp"
-	"slices"
 	"sync"
 	"time"
 
@@ -308,7 +307,7 @@ const codeIdentity = "provider_identity"
 
 // identityReason tells a refusal of ours from one of Placement's own (401, 403).
 func identityReason(err error) bool {
-	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == codeIdentity })
+	return fault.HasReason(err, codeIdentity)
 }
 
 // conflict names both identities.

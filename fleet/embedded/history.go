@@ -94,7 +94,7 @@ func (c *Client) Has(ctx context.Context, told fleet.Moment) (bool, error) {
 
 // lacksStore tells a Placement that keeps no records from one that has not a revision.
 func lacksStore(err error) bool {
-	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == fleet.NoStore })
+	return fault.HasReason(err, fleet.NoStore)
 }
 
 var (

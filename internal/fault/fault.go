@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -171,4 +172,9 @@ func ReasonsOf(err error) []Reason {
 	}
 	walk(err)
 	return out
+}
+
+// HasReason reports whether one of err's reasons has this code.
+func HasReason(err error, code string) bool {
+	return slices.ContainsFunc(ReasonsOf(err), func(r Reason) bool { return r.Code == code })
 }

@@ -47,6 +47,13 @@ func TestReasonsOf_FindsAllInAJoinedTree(t *testing.T) {
 	}
 }
 
+func TestHasReason_LooksInAJoinedTree(t *testing.T) {
+	err := errors.Join(io.EOF, fault.Wrap(fault.Refuse(fault.Busy, "move", fault.Reason{Code: "job"}), "ask"))
+	if !fault.HasReason(err, "job") || fault.HasReason(err, "other") || fault.HasReason(nil, "job") {
+		t.Errorf("the reasons of %v", err)
+	}
+}
+
 func TestRefusal_TellsAllAndNamesWhatIsHardestToChange(t *testing.T) {
 	var no fault.Refusal
 	if err := no.Err("check"); err != nil {

@@ -156,7 +156,7 @@ func (o order) do(ctx context.Context, t *task.Task) (any, error) { return nil, 
 // undo is an order as a step's undo. An agent that does not know the operation has never done what
 // is to be undone.
 func (o order) undo(ctx context.Context, t *task.Task) error {
-	if err := o(ctx, t); !hasReason(err, migration.ReasonPeerTooOld) {
+	if err := o(ctx, t); !fault.HasReason(err, migration.ReasonPeerTooOld) {
 		return err
 	}
 	return nil

@@ -132,5 +132,5 @@ func isFull(r migration.Refusal) bool {
 
 // noRoom reports whether a destination has a move wait for its turn.
 func noRoom(err error) bool {
-	return errors.Is(err, fault.Busy) && slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == migration.CodeInboundLimit })
+	return errors.Is(err, fault.Busy) && fault.HasReason(err, migration.CodeInboundLimit)
 }

@@ -96,7 +96,7 @@ func (s evacuationSteps) untilSaid(ctx context.Context, t *task.Task, doubt stri
 		case !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.InDoubt) && !errors.Is(err, fault.Busy):
 			return err
 		case s.c.cfg.Runtime.Boot().Since-began < s.c.cfg.Patience:
-		case errors.Is(err, fault.Unavailable) && hasReason(err, migration.ReasonHostSilent):
+		case errors.Is(err, fault.Unavailable) && fault.HasReason(err, migration.ReasonHostSilent):
 			return err
 		default:
 			t.Doubt(fault.New(fault.InDoubt, "%s: %w", doubt, err))
@@ -151,7 +151,7 @@ func (s evacuationSteps) lostHalf(ctx context.Context, src inspectedSource) (hal
 		Root: src.Source.ProviderUUID, Uses: src.Source.Counts, Claim: amounts(src.Source, src.Guest.Allocations, src.Guest.Resources),
 		ProjectID: src.Guest.ProjectID, UserID: src.Guest.UserID, Leftover: s.placementSteps().leftover,
 	})
-	if hasReason(err, "allocation_elsewhere") {
+	if fault.HasReason(err, "allocation_elsewhere") {
 		reasons := append(fault.ReasonsOf(err), fault.Reason{
 			Code: "on_a_move", Message: "instance " + s.instance + " is counted where its record does not have it: a move of it is not over",
 			Change: "wait for its end, or settle it where it is conducted: berth migration list, berth migration settle",

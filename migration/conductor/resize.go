@@ -215,7 +215,7 @@ func (s coldSteps) acceptHanded(ctx context.Context, t *task.Task) (any, error) 
 // commit once more: it signs it anew, with the key that it has now.
 func (s coldSteps) accepts(ctx context.Context, c migration.Commit, giver finder, step string, accept func(migration.Commit) error) error {
 	err := accept(c)
-	if !hasReason(err, migration.ReasonSeal) {
+	if !fault.HasReason(err, migration.ReasonSeal) {
 		return err
 	}
 	again, refused := s.handsOver(ctx, giver, step, c.To)

@@ -188,11 +188,11 @@ func (s placementSteps) whereabouts(ctx context.Context) (halves.Whereabouts, ha
 		switch {
 		case err == nil:
 			return halves.Here, g.Allocations, nil
-		case errors.Is(err, fault.NotFound) && hasReason(err, migration.ReasonGuestGone):
+		case errors.Is(err, fault.NotFound) && fault.HasReason(err, migration.ReasonGuestGone):
 			if look == 2 {
 				return halves.Gone, nil, nil
 			}
-		case hasReason(err, migration.ReasonTokenElsewhere):
+		case fault.HasReason(err, migration.ReasonTokenElsewhere):
 			return halves.Elsewhere, nil, nil
 		case errors.Is(err, fault.Unavailable), errors.Is(err, fault.InDoubt), errors.Is(err, fault.Busy):
 			return halves.Here, nil, err
@@ -205,10 +205,6 @@ func (s placementSteps) whereabouts(ctx context.Context) (halves.Whereabouts, ha
 			return halves.Here, nil, err
 		}
 	}
-}
-
-func hasReason(err error, code string) bool {
-	return slices.ContainsFunc(fault.ReasonsOf(err), func(r fault.Reason) bool { return r.Code == code })
 }
 
 // leftover proves that what the instance holds of other hosts was left by a move of
