@@ -256,6 +256,7 @@ func sourceFact(st *migration.StreamStatus, persistent bool) SourceFact {
 const (
 	reasonPostCopy       = "post-copy"
 	reasonPostCopyFailed = "post-copy failed" // its connection is broken
+	reasonBooted         = "booted"           // a new process of it was started
 )
 
 // inPostCopy reports whether a source's domain has left by post-copy and still has what has

@@ -175,6 +175,10 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 	if err := t.Output(migration.StepInspectSource, &src); err != nil {
 		return nil, err
 	}
+	to, err := s.destination(t)
+	if err != nil {
+		return nil, err
+	}
 	limits := s.timeLimits().limits()
 	var (
 		out    followedPostCopy
@@ -248,22 +252,25 @@ func (s liveSteps) followPostCopy(ctx context.Context, t *task.Task) (any, error
 				continue
 			}
 			why += ", and could not be made whole: " + err.Error()
-			if s.endedThere(ctx, t) {
-				how = guestEnded
+			if there := s.withoutMemory(ctx, t); there.state != "" {
+				how = there
 			}
 		}
 		if how.state == followEnded {
 			if ended { // two looks agree
-				if err := s.letHalfGo(ctx, t, status); err == nil {
+				if err := s.letHalfGo(ctx, t, status, how.why); err == nil {
 					out.Ended, out.Progress = true, watch.last
 					return out, nil
 				}
 			}
 			why = how.why
 		}
+		if how.state == followNotAwaited {
+			why = how.why
+		}
 		ended = how.state == followEnded
 		if how.state == followLost || now-broken >= s.c.cfg.Patience {
-			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.from)}))
+			t.Doubt(fault.Refuse(fault.InDoubt, "post-copy", fault.Reason{Code: how.code(), Message: why, Change: how.change(s.uuid, s.from, to)}))
 		}
 		if err := s.pause(ctx, pause); err != nil {
 			return nil, err
@@ -299,14 +306,25 @@ func (s liveSteps) recoverPostCopy(ctx context.Context, stream migration.Stream,
 	return err
 }
 
-// endedThere reports whether the destination has no copy of the guest that runs any more.
-func (s liveSteps) endedThere(ctx context.Context, t *task.Task) bool {
-	return destinationFact(s.lookThere(ctx, t, s.c.cfg.VerbTimeout)) == DestinationNone
+// withoutMemory asks the destination of a broken post-copy whether its instance still waits for memory
+// from the source. It returns the zero state where it does, or where nobody answers. An instance that
+// ended there, or was started again since, needs none: a started process has memory of its own.
+func (s liveSteps) withoutMemory(ctx context.Context, t *task.Task) followed {
+	there := s.lookThere(ctx, t, s.c.cfg.VerbTimeout)
+	switch fact := destinationFact(there); {
+	case fact == DestinationNone:
+		return guestEnded
+	case fact == DestinationRunning && there.Domain.Reason == reasonBooted:
+		return guestStarted
+	case fact == DestinationRunning, fact == DestinationArrived:
+		return followed{followNotAwaited, "the source waits to send memory, and the hypervisor of the destination says that the instance there is not in post-copy (" + domainWords(there.Domain) + ")"}
+	}
+	return followed{}
 }
 
 // letHalfGo lets the source's clean-up end its half of a guest that has ended where it ran: the
 // destination was asked, and that is kept with its reason as an operator's word is.
-func (s liveSteps) letHalfGo(ctx context.Context, t *task.Task, status *migration.StreamStatus) error {
+func (s liveSteps) letHalfGo(ctx context.Context, t *task.Task, status *migration.StreamStatus, why string) error {
 	if status == nil || !inPostCopy(status.Domain) {
 		return nil // nothing of it is left there
 	}
@@ -314,13 +332,13 @@ func (s liveSteps) letHalfGo(ctx context.Context, t *task.Task, status *migratio
 	if err != nil {
 		return err
 	}
-	s.c.cfg.Logger.Warn("the guest has ended at its destination before all of its memory had come", "migration", s.uuid, "instance", s.instance)
+	s.c.cfg.Logger.Warn("the rest of the memory is not needed", "reason", why, "migration", s.uuid, "instance", s.instance)
 	return s.atSource(ctx, s.c.cfg.VerbTimeout, func(ctx context.Context, h migration.Host) error {
 		source, ok := h.(migration.Settler)
 		if !ok {
 			return fault.New(fault.Internal, "the source takes nobody's word")
 		}
-		return source.TakeWord(ctx, s.ref(migration.StepStream), migration.Settlement{GuestIsAt: to, Why: guestEnded.why, By: "the conductor of the move"})
+		return source.TakeWord(ctx, s.ref(migration.StepStream), migration.Settlement{GuestIsAt: to, Why: why, By: "the conductor of the move"})
 	})
 }
 
@@ -334,6 +352,8 @@ const (
 	followSilent followState = "silent" // nobody says
 	followLost   followState = "lost"   // the source's half is no more, and the destination does not say that it is whole
 	followEnded  followState = "ended"  // the guest has ended at the destination: nothing waits for it
+	// The source's half waits to send memory, and the destination does not say why it waits for none.
+	followNotAwaited followState = "not awaited"
 )
 
 // followed is the state with its reason, in an operator's words.
@@ -344,6 +364,9 @@ type followed struct {
 
 // guestEnded is of a guest that its user shut down meanwhile, or that crashed.
 var guestEnded = followed{followEnded, "the guest has ended at the destination before all of its memory had come"}
+
+// guestStarted is of one that ended so, and that somebody has started again.
+var guestStarted = followed{followEnded, "the instance ended at the destination before all of its memory had come, and was started there again"}
 
 // following judges one look. The destination is asked only where the source's half is gone
 // without a word.
@@ -383,11 +406,13 @@ func (f followed) shown(p migration.Progress) migration.Progress {
 }
 
 func (f followed) code() string {
-	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost", followEnded: "post_copy_ended"}[f.state]
+	return map[followState]string{followBroken: "post_copy_broken", followSilent: "post_copy_silent", followLost: "post_copy_lost", followEnded: "post_copy_ended", followNotAwaited: "post_copy_not_awaited"}[f.state]
 }
 
-func (f followed) change(source string) string {
+func (f followed) change(migrated, source, to string) string {
 	switch f.state {
+	case followNotAwaited:
+		return "if the instance was started again at " + to + " since, let it run there and give up what is at " + source + ": berth migration settle " + migrated + " --guest-is-at " + to + ` --reason "what you have checked"`
 	case followBroken:
 		return "repair the migration network between the two hosts; neither of the two domains may be ended"
 	case followSilent:

@@ -162,6 +162,52 @@ func TestPostCopy_OfAGuestThatEndsMeanwhile(t *testing.T) {
 	}
 }
 
+// TestPostCopy_StartedAgainAtItsDestination_NeedsNoMemory: the destination lost its power in
+// post-copy, and somebody started the instance there again. A new process waits for no memory, so the
+// move ends there. Where the hypervisor of the destination says less, an operator decides.
+func TestPostCopy_StartedAgainAtItsDestination_NeedsNoMemory(t *testing.T) {
+	for _, c := range []struct {
+		there simDomain
+		told  bool // an operator has to say it
+	}{
+		{simDomain{"running", "booted"}, false}, {simDomain{"running", "unpaused"}, true}, {simDomain{"paused", "user"}, true},
+	} {
+		t.Run(c.there.state+", "+c.there.reason, func(t *testing.T) {
+			w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, breakAt: 2, brokenFor: time.Hour, want: completed}, faults{})
+			w.takesWords()
+			broken := func(m migration.Migration) bool { return m.Progress.Phase == "post-copy failed" }
+			w.inProcessThen(func(p *simruntime.Process, c *conductor.Conductor) {
+				asked := move
+				asked.Options = w.script.options
+				if _, err := c.LiveMigrate(context.Background(), asked); err != nil {
+					t.Fatal(err)
+				}
+				until(t, p, c, "broken", broken)
+			})
+			*w.hosts["b"].domain = c.there
+			settled := c.told
+			w.inProcess(func(p *simruntime.Process, c *conductor.Conductor) {
+				if settled {
+					until(t, p, c, "in doubt", func(m migration.Migration) bool {
+						return m.Outcome == migration.OutcomeInDoubt && slices.Equal(codes(m.Err()), []string{"post_copy_not_awaited"})
+					})
+					if a := w.hosts["a"].domain; a == nil || !a.half() {
+						t.Fatalf("nobody has said it, and the source has %v", a)
+					}
+					*w.hosts["b"].domain = simDomain{"running", "unpaused"}
+					if _, err := c.Settle(context.Background(), moveUUID, migration.Settlement{GuestIsAt: "b", Why: "it was started there", By: "ops"}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if m := until(t, p, c, "done", migration.Migration.Done); m.Outcome != migration.OutcomeCompleted || !w.hosts["b"].owns() || w.hosts["a"].domain != nil {
+					t.Errorf("%s, %v; here %v", m.Outcome, m.Err(), w.hosts["a"].domain)
+				}
+			})
+			w.report("started again")
+		})
+	}
+}
+
 // TestPostCopy_MadeWholeWithTheBandwidthThatWasSet, not with the one that it began with.
 func TestPostCopy_MadeWholeWithTheBandwidthThatWasSet(t *testing.T) {
 	w := newWorld(t, 1, script{options: postCopyAfterStalls, busy: true, breakAt: 4, want: completed}, faults{})

@@ -51,6 +51,7 @@ func TestSettle_WhatIsRefused(t *testing.T) {
 		"committed, forward":                      {stage: stageCommitted, word: migration.Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
 		"following, forward, its half is lost":    {stage: stageFollowing, facts: off, word: migration.Settlement{GuestIsAt: "b"}},
 		"following, forward, its half is there":   {stage: stageFollowing, facts: with(off, func(f *Facts) { f.Source = SourcePostCopy }), word: migration.Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
+		"following, forward, it runs there":       {stage: stageFollowing, facts: with(off, func(f *Facts) { f.Source, f.Destination = SourcePostCopy, DestinationRunning }), word: migration.Settlement{GuestIsAt: "b"}},
 		"following, forward, all has followed":    {stage: stageFollowing, facts: with(off, func(f *Facts) { f.Source = SourceMigrated }), word: migration.Settlement{GuestIsAt: "b"}, want: []string{"not_in_doubt"}},
 		"following, forward, the source's away":   {stage: stageFollowing, facts: with(off, func(f *Facts) { f.Source = SourceSilent }), word: migration.Settlement{GuestIsAt: "b"}, want: []string{"source_silent"}},
 		"following, back, nobody is named":        {stage: stageFollowing, facts: off, word: migration.Settlement{GuestIsAt: "a"}, want: []string{"destination_not_named"}},

@@ -351,6 +351,9 @@ func (w *world) undecidable(m *move) bool {
 	if err != nil && !gone {
 		return false
 	}
+	if !gone && m.guest.copies[m.from] == half && m.guest.copies[m.guest.arriving] == whole {
+		return true // it was started again where it came: nobody waits for what is here
+	}
 	if !gone && (from.Active() || from.Reason == driver.ReasonMigrated) {
 		return false
 	}

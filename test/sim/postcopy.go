@@ -223,5 +223,12 @@ func postCopyStories() []*Story {
 		in("it dies", time.Second, func(w *world) { w.machines["b"].killForwarder() }))
 	add("a half is lost", GuestPlan{}, byHalves(), migration.OutcomeCompleted,
 		in("the source's QEMU dies", time.Second, func(w *world) { w.machines["a"].killIncoming() }))
+	add("started again at its destination", GuestPlan{Disk: shared}, byHalves(), migration.OutcomeCompleted,
+		in("the destination loses its power", time.Second, func(w *world) { w.machines["b"].reboot(time.Second) }),
+		in("somebody starts it", time.Second, func(w *world) {
+			for g := w.guests[0]; g.copies["b"] == noCopy && w.sim.Elapsed() < 5*time.Minute; _ = w.outside.Sleep(context.Background(), 100*time.Millisecond) {
+				g.startedByHand(w, w.machines["b"])
+			}
+		}))
 	return out
 }
