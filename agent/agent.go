@@ -17,6 +17,7 @@ import (
 	"berth/agent/answers"
 	"berth/agent/api"
 	"berth/agent/auditor"
+	"berth/agent/doctor"
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/agent/host/hooks"
@@ -109,7 +110,7 @@ type Agent struct {
 	vigil      *vigil
 	drainer    *drain.Drainer
 	shutdowns  *shutdowns
-	doctor     *doctor
+	doctor     *doctor.Doctor
 	metering   *metering
 	probes     *probes
 	auditLog   *auditLog
@@ -294,7 +295,8 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 		NearWeight: a.nearWeight, ConfirmWindow: c.Migration.ResizeConfirmWindow.D(), ShutdownTimeout: shutdownTimeout(c.Migration),
 	})
 	a.drainer = a.newDrainer()
-	a.shutdowns, a.doctor = newShutdowns(a), newDoctor(a)
+	a.shutdowns = newShutdowns(a)
+	a.doctor = doctor.New(examined(a))
 	a.reporter = reporter.New(a.reporting(c, remembered))
 	a.auditor = a.newAuditor(c)
 	a.auditLog, a.page = newAuditLog(a), newPage(a)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/agent/doctor"
 	"berth/internal/fault"
 	"berth/migration/drain"
 	"berth/systemd"
@@ -102,6 +103,13 @@ func (s *shutdowns) note(holds bool, delay time.Duration, err error) {
 	if delay > 0 {
 		s.delay = delay
 	}
+}
+
+// lock says whether a lock is held.
+func (s *shutdowns) lock() doctor.Lock {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return doctor.Lock{Held: s.holds, Delay: s.delay, Err: s.err}
 }
 
 // serve holds a lock over one connection, until that or the wish for it ends.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -356,7 +357,7 @@ func (g *guardian) condition() api.Condition {
 		if errors.Is(unsettled[instance], fault.Busy) {
 			continue // the other side is not through yet
 		}
-		reasons = append(reasons, fault.Reason{Code: unsettledCode(unsettled[instance]), Message: unsettled[instance].Error(), Change: firstChange(unsettled[instance])})
+		reasons = append(reasons, fault.Reason{Code: unsettledCode(unsettled[instance]), Message: unsettled[instance].Error(), Change: cmp.Or(fault.RemedyOf(unsettled[instance]), "see the agent's log")})
 	}
 	if err := g.owners.Err(); err != nil {
 		reasons = append(reasons, fault.Reason{
@@ -373,15 +374,6 @@ func (g *guardian) condition() api.Condition {
 		out.Reasons = []fault.Reason{{Code: "guard_not_active", Message: state, Change: change}}
 	}
 	return out
-}
-
-func firstChange(err error) string {
-	for _, r := range fault.ReasonsOf(err) {
-		if r.Change != "" {
-			return r.Change
-		}
-	}
-	return "see the agent's log"
 }
 
 // state says whether libvirt asks before it starts or takes in a guest. Nothing

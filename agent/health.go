@@ -12,6 +12,7 @@ import (
 
 	"berth/agent/answers"
 	"berth/agent/api"
+	"berth/agent/doctor"
 	"berth/agent/host"
 	"berth/agent/inventory"
 	"berth/agent/reporter"
@@ -265,7 +266,7 @@ func (h *health) placement() api.Condition {
 			})
 		}
 		if fault.KindOf(s.Err) == fault.Forbidden && len(reasons) == 0 {
-			reasons = append(reasons, fault.Reason{Code: "placement_refuses", Message: s.Error, Change: placementRefuses})
+			reasons = append(reasons, fault.Reason{Code: "placement_refuses", Message: s.Error, Change: doctor.PlacementRefuses})
 		}
 		return bad("placement", s.Error, reasons...)
 	case s.At.IsZero() && h.awaitingPlacement():
@@ -471,7 +472,7 @@ func (h *health) peers() api.Condition {
 		return good("peers", "listening is off ([agent] listen)")
 	}
 	now := h.a.rt.Now()
-	if r := ending(h.a.identity, h.a.name, now); r != nil {
+	if r := doctor.Ending(h.a.identity, h.a.name, now); r != nil {
 		return bad("peers", r.Message, *r)
 	}
 	left := h.a.identity.Leaf.NotAfter.Sub(now)

@@ -238,14 +238,14 @@ func TestSilentParties_OfOpenMovesAlone(t *testing.T) {
 
 func TestUntaken_NamedAtTheSecondLook(t *testing.T) {
 	p := newPapers(t, 6*365*24*time.Hour)
-	p.issue(p.before, 0)
+	p.Issue(p.Before, 0)
 	p.begin(0)
 	var u untaken
 	named := func() bool { u.note(p.a); return len(p.a.faults.conditions()) > 0 }
 	if named() {
 		t.Error("the files are those in use")
 	}
-	p.issue(p.before, 0)
+	p.Issue(p.Before, 0)
 	if named() {
 		t.Error("files that may still be written are named")
 	}
@@ -260,31 +260,31 @@ func TestUntaken_NamedAtTheSecondLook(t *testing.T) {
 
 func TestCertificateNotTaken_UntilARestart(t *testing.T) {
 	p := newPapers(t, 6*365*24*time.Hour)
-	p.issue(p.before, 0)
+	p.Issue(p.Before, 0)
 	p.begin(0)
 	paths, used := p.a.config().PKI, p.a.identity
-	if err := certificateNotTaken(paths, used, p.now); err != nil {
+	if err := certificateNotTaken(paths, used, p.Now); err != nil {
 		t.Errorf("the files are those in use: %v", err)
 	}
-	p.issue(p.before, 0)
-	err := certificateNotTaken(paths, used, p.now)
+	p.Issue(p.Before, 0)
+	err := certificateNotTaken(paths, used, p.Now)
 	if rs := fault.ReasonsOf(err); len(rs) != 1 || rs[0].Code != "certificate_not_taken" || !strings.Contains(rs[0].Change, "systemctl restart berth") {
 		t.Errorf("other files: %v", err)
 	}
 	if err := os.Truncate(paths.Key, 3); err != nil {
 		t.Fatal(err)
 	}
-	if err := certificateNotTaken(paths, used, p.now); err == nil || !strings.Contains(err.Error(), "not good") {
+	if err := certificateNotTaken(paths, used, p.Now); err == nil || !strings.Contains(err.Error(), "not good") {
 		t.Errorf("half a key: %v", err)
 	}
-	if err := certificateNotTaken(paths, nil, p.now); err != nil {
+	if err := certificateNotTaken(paths, nil, p.Now); err != nil {
 		t.Errorf("none in use: %v", err)
 	}
 }
 
 func TestLookAtSilent_HostThatRefusesConnections(t *testing.T) {
 	p := newPapers(t, 6*365*24*time.Hour)
-	p.issue(p.before, 0)
+	p.Issue(p.Before, 0)
 	p.begin(0)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

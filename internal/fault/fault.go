@@ -178,3 +178,13 @@ func ReasonsOf(err error) []Reason {
 func HasReason(err error, code string) bool {
 	return slices.ContainsFunc(ReasonsOf(err), func(r Reason) bool { return r.Code == code })
 }
+
+// RemedyOf returns the first remedy that err's reasons name; empty for none.
+func RemedyOf(err error) string {
+	for _, r := range ReasonsOf(err) {
+		if r.Change != "" {
+			return r.Change
+		}
+	}
+	return ""
+}

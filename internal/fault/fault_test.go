@@ -54,6 +54,16 @@ func TestHasReason_LooksInAJoinedTree(t *testing.T) {
 	}
 }
 
+func TestRemedyOf_TakesTheFirstThatIsThere(t *testing.T) {
+	err := fault.Refuse(fault.Busy, "move", fault.Reason{Code: "job"}, fault.Reason{Code: "disk", Change: "wait"}, fault.Reason{Code: "page", Change: "stop it"})
+	if got := fault.RemedyOf(err); got != "wait" {
+		t.Errorf("%q", got)
+	}
+	if got := fault.RemedyOf(io.EOF); got != "" {
+		t.Errorf("of no reason: %q", got)
+	}
+}
+
 func TestRefusal_TellsAllAndNamesWhatIsHardestToChange(t *testing.T) {
 	var no fault.Refusal
 	if err := no.Err("check"); err != nil {

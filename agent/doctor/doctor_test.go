@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"berth/fleet"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/runtime"
 )
 
 // seen is a store of records as a doctor sees it.
@@ -28,6 +29,17 @@ func (s seen) Hosts(context.Context) ([]fleet.Host, error)      { return s.hosts
 func (s seen) HasLeases() bool                                  { return s.leases }
 func (s seen) Alive(context.Context) (map[string]string, error) { return s.alive, s.err }
 
+// optionsOf are those of a host without a store of records, where nothing is said of the rest.
+func optionsOf(c config.Config) Options {
+	return Options{
+		Host: "host-a", Runtime: new(runtime.System), Config: func() config.Config { return c },
+		Records: func() (Records, error) {
+			return nil, fault.Refuse(fault.Forbidden, "ask", fault.Reason{Code: fleet.NoStore})
+		},
+		Told: func() []api.Condition { return nil }, Lock: func() Lock { return Lock{} },
+	}
+}
+
 func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 	t.Parallel()
 	device := filepath.Join(t.TempDir(), "watchdog")
@@ -40,7 +52,7 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 		name    string
 		store   seen
 		none    bool // no store is configured
-		set     func(c *config.Config, s *shutdowns, d *doctor)
+		set     func(c *config.Config, o *Options)
 		told    []api.Condition
 		hook    os.FileMode // 0 for none
 		want    map[string]api.CheckOutcome
@@ -54,36 +66,36 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 		},
 		{
 			name: "all is well", store: seen{hosts: []fleet.Host{me}, leases: true, alive: map[string]string{"host-a": "BOOT"}}, hook: 0o755, healthy: true,
-			set: func(c *config.Config, s *shutdowns, d *doctor) {
+			set: func(c *config.Config, o *Options) {
 				c.Fleet.SelfFence, c.Drain.OnShutdown = device, true
-				s.holds, s.delay = true, 10*time.Minute
+				o.Lock = func() Lock { return Lock{Held: true, Delay: 10 * time.Minute} }
 			},
 			want: map[string]api.CheckOutcome{"fleet store": api.CheckOK, "lease": api.CheckOK, "watchdog": api.CheckOK, "fence hook": api.CheckOK, "inhibitor": api.CheckOK},
 		},
 		{
 			name: "nothing is", store: seen{err: errors.New("no route"), leases: true}, hook: 0o644,
-			set: func(c *config.Config, s *shutdowns, d *doctor) {
+			set: func(c *config.Config, o *Options) {
 				c.Fleet.SelfFence, c.Drain.OnShutdown = device+"0", true
-				s.err = errors.New("no bus")
+				o.Lock = func() Lock { return Lock{Err: errors.New("no bus")} }
 			},
 			want:   map[string]api.CheckOutcome{"fleet store": api.CheckWrong, "lease": api.CheckWrong, "watchdog": api.CheckWrong, "fence hook": api.CheckWrong, "inhibitor": api.CheckWrong},
 			remedy: map[string]string{"fleet store": "members", "watchdog": "softdog", "fence hook": "chmod +x", "inhibitor": "berth host drain host-a"},
 		},
 		{
 			name: "this host is not among them, its device is not armed, and the limit is Debian's", store: seen{hosts: []fleet.Host{mute}, leases: true, alive: map[string]string{"host-a": "before"}},
-			set: func(c *config.Config, s *shutdowns, d *doctor) {
+			set: func(c *config.Config, o *Options) {
 				c.Fleet.SelfFence, c.Drain.OnShutdown = device, true
-				s.holds, s.delay = true, 5*time.Second
+				o.Lock = func() Lock { return Lock{Held: true, Delay: 5 * time.Second} }
 			},
 			want:   map[string]api.CheckOutcome{"fleet store": api.CheckOK, "lease": api.CheckWrong, "watchdog": api.CheckWrong, "fence hook": api.CheckUnset, "inhibitor": api.CheckWrong},
 			remedy: map[string]string{"lease": "another machine", "watchdog": "berth status", "inhibitor": "InhibitDelayMaxSec=4min"},
 		},
 		{
 			name: "no lease, and more guests than any delay", store: seen{hosts: []fleet.Host{}, leases: true},
-			set: func(c *config.Config, s *shutdowns, d *doctor) {
+			set: func(c *config.Config, o *Options) {
 				c.Drain.OnShutdown = true
-				s.holds, s.delay = true, 5*time.Second
-				d.estimate = func(context.Context) (time.Duration, int, error) { return time.Hour, 100, nil }
+				o.Lock = func() Lock { return Lock{Held: true, Delay: 5 * time.Second} }
+				o.Estimate = func(context.Context) (time.Duration, int, error) { return time.Hour, 100, nil }
 			},
 			want:   map[string]api.CheckOutcome{"fleet store": api.CheckWrong, "lease": api.CheckWrong, "watchdog": api.CheckUnset, "fence hook": api.CheckUnset, "inhibitor": api.CheckWrong},
 			remedy: map[string]string{"lease": "[fleet] etcd", "inhibitor": "before it goes down"},
@@ -102,8 +114,7 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := newShutdownAgent(false)
-			conf := a.config()
+			conf := config.Default()
 			conf.Agent.HooksDir = t.TempDir()
 			if c.hook != 0 {
 				at := filepath.Join(conf.Agent.HooksDir, "fence")
@@ -111,25 +122,22 @@ func TestDoctor_SaysOfEachPartWhatToDo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			a.shutdowns = &shutdowns{a: a}
-			d := newDoctor(a)
-			d.estimate = func(context.Context) (time.Duration, int, error) { return 2 * time.Minute, 3, nil }
-			d.hooks = func() ([]string, error) { return (&hooks.Runner{Dir: conf.Agent.HooksDir}).Names(hooks.Fence) }
-			d.host = func(context.Context) []api.Check { return nil }
-			d.told = func() []api.Condition { return c.told }
+			o := optionsOf(conf)
+			o.Estimate = func(context.Context) (time.Duration, int, error) { return 2 * time.Minute, 3, nil }
+			o.FenceHooks = func() ([]string, error) { return (&hooks.Runner{Dir: conf.Agent.HooksDir}).Names(hooks.Fence) }
+			o.Told = func() []api.Condition { return c.told }
 			for k, v := range c.store.alive {
-				c.store.alive[k] = strings.ReplaceAll(v, "BOOT", a.rt.Boot().ID)
+				c.store.alive[k] = strings.ReplaceAll(v, "BOOT", o.Runtime.Boot().ID)
 			}
-			d.records = func() (doctorRecords, error) {
-				if c.none {
-					return nil, noFleetStore()
-				}
-				return c.store, nil
+			if !c.none {
+				o.Records = func() (Records, error) { return c.store, nil }
 			}
 			if c.set != nil {
-				c.set(&conf, a.shutdowns, d)
+				c.set(&conf, &o)
 			}
-			a.conf.Store(&conf)
+			o.Config = func() config.Config { return conf }
+			d := New(o)
+			d.host = func(context.Context) []api.Check { return nil }
 			first, err := d.Examine(t.Context())
 			if err != nil {
 				t.Fatal(err)

@@ -1,4 +1,9 @@
-package agent
+// Package doctor looks at what a host needs to run instances, to move them and to survive: the kernel,
+// libvirt, certificates, clock, disks, Placement, other hosts, the fleet's records.
+//
+// It reads the files of the machine, and asks the parts that its Options name; it writes nothing. A part
+// that does not answer is a check that says so: no question takes longer than answerTimeout.
+package doctor
 
 import (
 	"context"
@@ -11,27 +16,89 @@ import (
 
 	"berth/agent/api"
 	"berth/agent/host/hooks"
+	"berth/driver"
 	"berth/fleet"
+	"berth/internal/config"
 	"berth/internal/fault"
-	"berth/migration/drain"
+	"berth/internal/pki"
+	"berth/internal/runtime"
+	"berth/placementclient"
+	"berth/topology"
 )
 
-// doctor looks at what a host needs to run and to move guests, to survive, and to be emptied in
+// Doctor looks at what a host needs to run and to move instances, to survive, and to be emptied in
 // time. It changes nothing, and what it cannot ask is what it tells.
-type doctor struct {
-	a *Agent
-	// records are the fleet's; estimate is how long the guests that run here would take to
-	// leave, 0 for unknown.
-	records  func() (doctorRecords, error)
-	hooks    func() ([]string, error) // that fence others
-	told     func() []api.Condition   // what the lease and the watchdog say of themselves
-	host     func(ctx context.Context) []api.Check
-	estimate func(ctx context.Context) (took time.Duration, guests int, err error)
-	looks    looks
+type Doctor struct {
+	o     Options
+	host  func(ctx context.Context) []api.Check // the checks of the machine
+	looks looks
 
 	// mu guards since; nothing is called under it.
 	mu    sync.Mutex
 	since map[string]seenAs // by check
+}
+
+// DoctorOptions are what a doctor asks.
+type Options struct {
+	Host      string // this host's name
+	Observing bool   // the agent is in mode observe
+	Config    func() config.Config
+	Runtime   runtime.Runtime
+
+	// Records are the fleet's; fleet.NoStore where none are kept.
+	Records func() (Records, error)
+	// FenceHooks are the names of the programs that fence other hosts.
+	FenceHooks func() ([]string, error)
+	// Told is what the lease and the watchdog say of themselves.
+	Told func() []api.Condition
+	Lock func() Lock
+	// Estimate is how long the guests that run here would take to leave, 0 for unknown, and how many
+	// they are.
+	Estimate func(ctx context.Context) (took time.Duration, guests int, err error)
+
+	// Hardware is what is believed of it, nil while it is not known, and what guests may have of it.
+	Hardware   func() (*topology.Host, []api.HostCell, []api.HostDevice)
+	Hypervisor Hypervisor
+	// Guard says whether libvirt asks before it starts a guest, and what helps where it does not.
+	Guard func(hook string) (state, change string)
+
+	Placement Placement
+	// Reported is what the agent says of Placement, and why its last report failed.
+	Reported func() (api.Condition, error)
+
+	// Identity is what the agent shows to other hosts; nil without certificates, for which
+	// NoIdentity is the reason. NoFiles says that none were ever put here.
+	Identity   *pki.Identity
+	NoIdentity error
+	NoFiles    bool
+	// Meet asks another host whether the two believe each other.
+	Meet func(ctx context.Context, host string) (api.Meeting, error)
+}
+
+// Records is the part of fleet.Records that is looked at.
+type Records interface {
+	Hosts(ctx context.Context) ([]fleet.Host, error)
+	HasLeases() bool
+	Alive(ctx context.Context) (map[string]string, error)
+}
+
+// Lock is logind's, by which a shutdown waits for a drain.
+type Lock struct {
+	Held  bool
+	Delay time.Duration // logind's limit, as last read; 0 before
+	Err   error         // why it is not held, where it is wanted
+}
+
+// Hypervisor is the part of driver.Driver that is looked at.
+type Hypervisor interface {
+	Health() error
+	Node(ctx context.Context) (driver.Node, error)
+}
+
+// Placement is the part of its client that is used.
+type Placement interface {
+	Version(ctx context.Context) (placementclient.Microversion, error)
+	Providers(ctx context.Context, f placementclient.ProviderFilter) ([]placementclient.ResourceProvider, error)
 }
 
 type seenAs struct {
@@ -39,52 +106,21 @@ type seenAs struct {
 	at      time.Time
 }
 
-// doctorRecords is the part of fleet.Records that is looked at.
-type doctorRecords interface {
-	Hosts(ctx context.Context) ([]fleet.Host, error)
-	HasLeases() bool
-	Alive(ctx context.Context) (map[string]string, error)
-}
-
-func newDoctor(a *Agent) *doctor {
-	d := &doctor{
-		a: a, since: map[string]seenAs{},
-		hooks: func() ([]string, error) { return a.deaths.fenceHooks() },
-		told:  func() []api.Condition { return a.vigil.conditions() },
-		looks: looks{rt: a.rt, patience: doctorPatience},
-	}
+// New makes a doctor; it asks nobody.
+func New(o Options) *Doctor {
+	d := &Doctor{o: o, since: map[string]seenAs{}, looks: looks{rt: o.Runtime, patience: answerTimeout}}
 	d.host = d.machine
-	d.records = func() (doctorRecords, error) {
-		r, err := a.fleetRecords()
-		if err != nil {
-			return nil, err
-		}
-		return r, nil
-	}
-	d.estimate = func(ctx context.Context) (time.Duration, int, error) {
-		list, err := drained{a}.Guests(ctx, drain.Request{Kind: drain.KindDrain, Host: a.name})
-		if err != nil {
-			return 0, 0, err
-		}
-		var guests []drain.Guest
-		for _, p := range list {
-			if !p.Off {
-				guests = append(guests, drain.Guest{State: drain.Waiting, How: drain.HowLive, SizeMB: p.SizeMB})
-			}
-		}
-		return drain.Estimate(a.movesTook(), guests, 0, a.drainLimits().Outbound), len(guests), nil
-	}
 	return d
 }
 
-// doctorPatience is how long one part is given to answer. Arbitrary.
-const doctorPatience = 5 * time.Second
+// answerTimeout is how long one part is given to answer. Arbitrary.
+const answerTimeout = 5 * time.Second
 
 // Examine implements api.Doctor.
-func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
-	out := api.Diagnosis{Host: d.a.name, Health: api.HealthOK}
+func (d *Doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
+	out := api.Diagnosis{Host: d.o.Host, Health: api.HealthOK}
 	var hosts []fleet.Host
-	records, err := d.records()
+	records, err := d.o.Records()
 	store := api.Check{Name: "fleet store"}
 	if err == nil {
 		err = d.ask(ctx, func(ctx context.Context) (err error) {
@@ -94,12 +130,12 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 	}
 	var self *fleet.Host
 	for i := range hosts {
-		if hosts[i].Name == d.a.name {
+		if hosts[i].Name == d.o.Host {
 			self = &hosts[i]
 		}
 	}
 	store = d.store(store, err, len(hosts), self)
-	look, conf := d.bounded(ctx), d.a.config()
+	look, conf := d.bounded(ctx), d.o.Config()
 	out.Checks = append(d.host(ctx),
 		store, d.heard(d.lease(ctx, records, store)),
 		d.heard(look("watchdog", conf.Fleet.SelfFence, func() api.Check { return d.watchdog(self, store) })),
@@ -107,13 +143,13 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 	)
 	if store.Outcome == api.CheckOK {
 		_ = d.ask(ctx, func(ctx context.Context) error {
-			if c, says := recordsCheck(ctx, records, d.a.name); says {
+			if c, says := recordsCheck(ctx, records, d.o.Host); says {
 				out.Checks = append(out.Checks, c)
 			}
 			return nil
 		})
 	}
-	now := d.a.rt.Now()
+	now := d.o.Runtime.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range out.Checks {
@@ -129,14 +165,14 @@ func (d *doctor) Examine(ctx context.Context) (api.Diagnosis, error) {
 	return out, ctx.Err()
 }
 
-func (d *doctor) ask(ctx context.Context, f func(ctx context.Context) error) error {
-	ctx, cancel := d.a.rt.WithTimeout(ctx, doctorPatience)
+func (d *Doctor) ask(ctx context.Context, f func(ctx context.Context) error) error {
+	ctx, cancel := d.o.Runtime.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	return f(ctx)
 }
 
 // store is whether the fleet's records answer, and whether this host is among them.
-func (d *doctor) store(c api.Check, err error, hosts int, self *fleet.Host) api.Check {
+func (d *Doctor) store(c api.Check, err error, hosts int, self *fleet.Host) api.Check {
 	switch {
 	case fault.HasReason(err, fleet.NoStore):
 		c.Outcome, c.Detail = api.CheckUnset, "no records are kept: guests of this host cannot be evacuated when it dies"
@@ -144,7 +180,7 @@ func (d *doctor) store(c api.Check, err error, hosts int, self *fleet.Host) api.
 	case err != nil:
 		c.Outcome, c.Detail = api.CheckWrong, "the store does not answer: "+err.Error()
 		c.Remedy = "see to the members of [fleet] etcd, or to the embedded Placement; guests run on meanwhile, and none can be evacuated"
-	case self == nil && !d.a.observing():
+	case self == nil && !d.o.Observing:
 		c.Outcome, c.Detail = api.CheckWrong, fmt.Sprintf("it answers, and has no record of this host among %d", hosts)
 		c.Remedy = "see berth status: the record is written when every guest here was looked at"
 	default:
@@ -154,8 +190,8 @@ func (d *doctor) store(c api.Check, err error, hosts int, self *fleet.Host) api.
 }
 
 // heard adds what the part says of itself, where that is not well: it knows why.
-func (d *doctor) heard(c api.Check) api.Check {
-	for _, said := range d.told() {
+func (d *Doctor) heard(c api.Check) api.Check {
+	for _, said := range d.o.Told() {
 		if said.Name != c.Name || said.Health == api.HealthOK || c.Outcome == api.CheckUnset {
 			continue
 		}
@@ -174,7 +210,7 @@ func (d *doctor) heard(c api.Check) api.Check {
 }
 
 // lease is whether others see that this host lives.
-func (d *doctor) lease(ctx context.Context, records doctorRecords, store api.Check) api.Check {
+func (d *Doctor) lease(ctx context.Context, records Records, store api.Check) api.Check {
 	c := api.Check{Name: "lease"}
 	if store.Outcome == api.CheckUnset || records == nil {
 		c.Outcome, c.Detail, c.Remedy = api.CheckUnset, "no records are kept", store.Remedy
@@ -190,23 +226,23 @@ func (d *doctor) lease(ctx context.Context, records doctorRecords, store api.Che
 		alive, err = records.Alive(ctx)
 		return err
 	})
-	boot, held := alive[d.a.name]
-	switch now := d.a.rt.Boot().ID; {
+	boot, held := alive[d.o.Host]
+	switch now := d.o.Runtime.Boot().ID; {
 	case err != nil:
 		c.Outcome, c.Detail, c.Remedy = api.CheckWrong, "not known: "+err.Error(), "see the fleet store"
 	case !held:
 		c.Outcome, c.Detail, c.Remedy = api.CheckWrong, "this host has none: others take it for silent", "see berth status, and the way from here to [fleet] etcd"
 	case boot != now:
-		c.Outcome, c.Detail, c.Remedy = api.CheckWrong, "the one that stands is of another boot, "+boot, "wait for [fleet] lease, "+d.a.config().Fleet.Lease.String()+"; if it stays, another machine has this host's name"
+		c.Outcome, c.Detail, c.Remedy = api.CheckWrong, "the one that stands is of another boot, "+boot, "wait for [fleet] lease, "+d.o.Config().Fleet.Lease.String()+"; if it stays, another machine has this host's name"
 	default:
-		c.Outcome, c.Detail = api.CheckOK, "held, for "+d.a.config().Fleet.Lease.String()
+		c.Outcome, c.Detail = api.CheckOK, "held, for "+d.o.Config().Fleet.Lease.String()
 	}
 	return c
 }
 
 // watchdog is whether the end of the lease proves that this host is dead.
-func (d *doctor) watchdog(self *fleet.Host, store api.Check) api.Check {
-	c, f := api.Check{Name: "watchdog"}, d.a.config().Fleet
+func (d *Doctor) watchdog(self *fleet.Host, store api.Check) api.Check {
+	c, f := api.Check{Name: "watchdog"}, d.o.Config().Fleet
 	if f.SelfFence == "" {
 		c.Outcome, c.Detail = api.CheckUnset, "not armed: that the lease is over proves nothing"
 		c.Remedy = `set [fleet] self_fence = "/dev/watchdog", for a host that may be reset when it loses the store alone; else fence it, or declare it dead`
@@ -229,9 +265,9 @@ func (d *doctor) watchdog(self *fleet.Host, store api.Check) api.Check {
 }
 
 // fenceHook is whether this host can fence others.
-func (d *doctor) fenceHook() api.Check {
-	c, at := api.Check{Name: "fence hook"}, d.a.config().Agent.HooksDir+"/"+hooks.Fence
-	names, err := d.hooks()
+func (d *Doctor) fenceHook() api.Check {
+	c, at := api.Check{Name: "fence hook"}, d.o.Config().Agent.HooksDir+"/"+hooks.Fence
+	names, err := d.o.FenceHooks()
 	switch {
 	case err != nil:
 		var why, change []string
@@ -259,29 +295,27 @@ func (d *doctor) fenceHook() api.Check {
 const mostDelay = 30 * time.Minute
 
 // inhibitor is whether the host can be drained in the time that logind gives.
-func (d *doctor) inhibitor(ctx context.Context) api.Check {
+func (d *Doctor) inhibitor(ctx context.Context) api.Check {
 	c := api.Check{Name: "inhibitor"}
-	if !d.a.config().Drain.OnShutdown {
+	if !d.o.Config().Drain.OnShutdown {
 		c.Outcome, c.Detail = api.CheckUnset, "a shutdown of the machine takes its guests with it"
-		c.Remedy = "set [drain] on_shutdown = true, or drain the host before it goes down: berth host drain " + d.a.name
+		c.Remedy = "set [drain] on_shutdown = true, or drain the host before it goes down: berth host drain " + d.o.Host
 		return c
 	}
-	s := d.a.shutdowns
-	s.mu.Lock()
-	holds, delay, err := s.holds, s.delay, s.err
-	s.mu.Unlock()
-	if !holds {
+	lock := d.o.Lock()
+	delay, err := lock.Delay, lock.Err
+	if !lock.Held {
 		c.Outcome, c.Detail = api.CheckWrong, "no lock of logind's is held"
 		if err != nil {
 			c.Detail += ": " + err.Error()
 		}
-		c.Remedy = "see to systemd-logind and the system's bus; drain the host before it goes down: berth host drain " + d.a.name
+		c.Remedy = "see to systemd-logind and the system's bus; drain the host before it goes down: berth host drain " + d.o.Host
 		return c
 	}
 	var took time.Duration
 	var guests int
 	err = d.ask(ctx, func(ctx context.Context) (err error) {
-		took, guests, err = d.estimate(ctx)
+		took, guests, err = d.o.Estimate(ctx)
 		return err
 	})
 	switch {
@@ -299,7 +333,7 @@ func (d *doctor) inhibitor(ctx context.Context) api.Check {
 		c.Outcome, c.Detail = api.CheckWrong, fmt.Sprintf("shutdown waits %s at most, and %d guests take some %s to leave", delay, guests, took.Round(time.Second))
 		c.Remedy = limitRemedy(2 * took)
 		if 2*took > mostDelay {
-			c.Remedy = "drain the host before it goes down (berth host drain " + d.a.name + "): logind cannot be made to wait that long with good reason"
+			c.Remedy = "drain the host before it goes down (berth host drain " + d.o.Host + "): logind cannot be made to wait that long with good reason"
 		}
 	default:
 		c.Outcome, c.Detail = api.CheckOK, fmt.Sprintf("shutdown waits %s at most, and %d guests take some %s to leave", delay, guests, took.Round(time.Second))

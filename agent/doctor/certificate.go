@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"errors"
@@ -30,9 +30,9 @@ func renewal(host, where string) string {
 const newAuthority = "make a new authority (berth pki init DIR --name NAME, both its own), have both, the old and the new, in ca.crt of every host and restart the agents; " +
 	"only then renew each host's certificate by the new one, with the names and rights of the one before (docs/how-to/certificates.md)"
 
-// ending is what of a host's certificate and the authorities that it is good by has ended or soon
+// Ending is what of a host's certificate and the authorities that it is good by has ended or soon
 // does, and what helps; nil where nothing does.
-func ending(id *pki.Identity, host string, now time.Time) *fault.Reason {
+func Ending(id *pki.Identity, host string, now time.Time) *fault.Reason {
 	words := func(end time.Time) string {
 		if end.Before(now) {
 			return "ended on " + end.Format(time.DateOnly)
@@ -70,40 +70,40 @@ func identityOnDisk(files config.PKI, now time.Time) (*pki.Identity, error) {
 
 // certificate is whether others can tell that this host is who it says: now, and when the agent
 // begins anew.
-func (d *doctor) certificate() api.Check {
+func (d *Doctor) certificate() api.Check {
 	const name = "certificate"
-	a, files, now := d.a, d.a.config().PKI, d.a.rt.Now()
+	o, files, now := d.o, d.o.Config().PKI, d.o.Runtime.Now()
 	const alone, restart = ": at its next start the agent serves its own machine alone", "restart the agent (systemctl restart berth; guests go on)"
 	id, err := identityOnDisk(files, now)
-	if a.identity == nil {
-		if a.observing() && a.noFiles {
+	if o.Identity == nil {
+		if o.Observing && o.NoFiles {
 			return unset(name, "none yet; needed in mode manage, where there is more than one host", "berth pki --help")
 		}
-		do := "make it: berth pki host " + a.name + ", copy the files here and restart the agent (guests go on)"
-		if err == nil && pki.Covers(id.Leaf, a.name) {
+		do := "make it: berth pki host " + o.Host + ", copy the files here and restart the agent (guests go on)"
+		if err == nil && pki.Covers(id.Leaf, o.Host) {
 			do = restart
-			if r := ending(id, a.name, now); r != nil {
+			if r := Ending(id, o.Host, now); r != nil {
 				do = r.Change
 			}
 		}
-		return wrong(name, a.noPeers.Error(), do)
+		return wrong(name, o.NoIdentity.Error(), do)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return wrong(name, err.Error(), "put it back"+alone)
 	case err != nil:
 		return wrong(name, err.Error(), "put files there that belong together"+alone)
-	case !pki.Covers(id.Leaf, a.name):
-		return wrong(name, files.Cert+" is a "+pki.Describe(id.Leaf)+", and this host is "+a.name, "put the files of this host there"+alone)
+	case !pki.Covers(id.Leaf, o.Host):
+		return wrong(name, files.Cert+" is a "+pki.Describe(id.Leaf)+", and this host is "+o.Host, "put the files of this host there"+alone)
 	}
 	var found, do []string
-	if r := ending(id, a.name, now); r != nil {
+	if r := Ending(id, o.Host, now); r != nil {
 		found, do = append(found, r.Message), append(do, r.Change)
 	}
 	switch {
-	case !id.Leaf.Equal(a.identity.Leaf):
+	case !id.Leaf.Equal(o.Identity.Leaf):
 		found, do = append(found, files.Cert+" was renewed, and the agent still shows the one before"), append(do, restart)
-	case !id.Roots.Equal(a.identity.Roots):
+	case !id.Roots.Equal(o.Identity.Roots):
 		found, do = append(found, files.CA+" was changed, and the agent still goes by what it was"), append(do, restart)
 	}
 	if info, err := os.Stat(files.Key); err == nil && info.Mode().Perm()&0o007 != 0 {

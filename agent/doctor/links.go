@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"cmp"
@@ -21,11 +21,10 @@ import (
 )
 
 // machine looks at the machine and at whom it talks to.
-func (d *doctor) machine(ctx context.Context) []api.Check {
-	a := d.a
+func (d *Doctor) machine(ctx context.Context) []api.Check {
 	look := d.bounded(ctx)
 	p := patient{
-		conf: a.config(), observing: a.observing(), root: a.config().Host.Root, now: a.rt.Now(),
+		conf: d.o.Config(), observing: d.o.Observing, root: d.o.Config().Host.Root, now: d.o.Runtime.Now(),
 		synced: func() (kept bool, err error) {
 			err = d.ask(ctx, func(ctx context.Context) (err error) {
 				kept, err = kernelClock(ctx)
@@ -34,22 +33,21 @@ func (d *doctor) machine(ctx context.Context) []api.Check {
 			return kept, err
 		},
 		manager:  func() error { return d.ask(ctx, func(ctx context.Context) error { return systemd.OnBus(ctx, "") }) },
-		needsBus: systemd.Manager() != nil || a.config().Drain.OnShutdown,
+		needsBus: systemd.Manager() != nil || d.o.Config().Drain.OnShutdown,
 		space: func(path string) (room, error) {
 			return lookAt(ctx, &d.looks, "space of "+path, func() (room, error) { return filesystem(path) })
 		},
 	}
-	p.host, _, _ = a.hardware.view()
-	p.cells, p.loose = a.cellViews()
-	p.libvirt = a.driver.Health()
+	p.host, p.cells, p.loose = d.o.Hardware()
+	p.libvirt = d.o.Hypervisor.Health()
 	if p.libvirt == nil {
 		p.libvirt = d.ask(ctx, func(ctx context.Context) (err error) {
-			p.node, err = a.driver.Node(ctx)
+			p.node, err = d.o.Hypervisor.Node(ctx)
 			return err
 		})
 	}
 	p.guard = func() (g guardState) {
-		g.state, g.change = a.guardian.state(p.conf.Guard.Hook)
+		g.state, g.change = d.o.Guard(p.conf.Guard.Hook)
 		return g
 	}
 	out := append(p.machineChecks(look), d.placement(ctx), look("certificate", filepath.Dir(p.conf.PKI.Cert), d.certificate))
@@ -84,20 +82,21 @@ func filesystem(path string) (room, error) {
 	return room{total: int64(st.Blocks * size), free: int64(st.Bavail * size), files: st.Ffree, counted: st.Files > 0}, nil
 }
 
-const placementRefuses = "correct [placement] auth and token, or what Keystone gives this user: Placement answers, and does not let it in"
+// PlacementRefuses is what helps where Placement does not let this agent in.
+const PlacementRefuses = "correct [placement] auth and token, or what Keystone gives this user: Placement answers, and does not let it in"
 
 // placement is whether it answers, and is equal to the host.
-func (d *doctor) placement(ctx context.Context) api.Check {
+func (d *Doctor) placement(ctx context.Context) api.Check {
 	const name = "placement"
 	var version placementclient.Microversion
 	err := d.ask(ctx, func(ctx context.Context) (err error) {
-		version, err = d.a.placement.Version(ctx)
+		version, err = d.o.Placement.Version(ctx)
 		return err
 	})
-	said := d.a.health.placement()
+	said, failed := d.o.Reported()
 	switch {
-	case errors.Is(err, fault.Forbidden), errors.Is(d.a.reporter.Status().Err, fault.Forbidden):
-		return wrong(name, cmp.Or(err, d.a.reporter.Status().Err).Error(), placementRefuses)
+	case errors.Is(err, fault.Forbidden), errors.Is(failed, fault.Forbidden):
+		return wrong(name, cmp.Or(err, failed).Error(), PlacementRefuses)
 	case err != nil:
 		return wrong(name, err.Error(), "start it (berth placement serves one), or correct [placement] url; guests run on meanwhile")
 	case said.Health != api.HealthOK:
@@ -122,9 +121,9 @@ type met struct {
 
 // peers asks each host that is known whether the two believe each other: a row for all that
 // do, and one for each that is not well.
-func (d *doctor) peers(ctx context.Context) []api.Check {
+func (d *Doctor) peers(ctx context.Context) []api.Check {
 	names, err := d.hosts(ctx)
-	if d.a.identity == nil {
+	if d.o.Identity == nil {
 		if len(names) == 0 {
 			return nil
 		}
@@ -136,17 +135,17 @@ func (d *doctor) peers(ctx context.Context) []api.Check {
 		wg.Go(func() { found[i] = d.meet(ctx, name) })
 	}
 	wg.Wait()
-	return peerChecks(found, err, d.a.rt.Now())
+	return peerChecks(found, err, d.o.Runtime.Now())
 }
 
 // hosts are the names of the others.
-func (d *doctor) hosts(ctx context.Context) ([]string, error) {
+func (d *Doctor) hosts(ctx context.Context) ([]string, error) {
 	var names []string
-	for name := range d.a.config().Peers {
+	for name := range d.o.Config().Peers {
 		names = append(names, name)
 	}
 	err := d.ask(ctx, func(ctx context.Context) error {
-		providers, err := d.a.placement.Providers(ctx, placementclient.ProviderFilter{})
+		providers, err := d.o.Placement.Providers(ctx, placementclient.ProviderFilter{})
 		for _, p := range providers {
 			if p.IsRoot() {
 				names = append(names, p.Name)
@@ -155,19 +154,14 @@ func (d *doctor) hosts(ctx context.Context) ([]string, error) {
 		return err
 	})
 	slices.Sort(names)
-	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == d.a.name }), err
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == d.o.Host }), err
 }
 
-func (d *doctor) meet(ctx context.Context, name string) met {
+func (d *Doctor) meet(ctx context.Context, name string) met {
 	out := met{name: name}
-	_, out.configured = d.a.peers.address(name)
-	c, err := d.a.peers.client(name)
-	if err != nil {
-		out.err = err
-		return out
-	}
+	_, out.configured = d.o.Config().Peers[name]
 	out.err = d.ask(ctx, func(ctx context.Context) (err error) {
-		out.Meeting, err = c.Meet(ctx)
+		out.Meeting, err = d.o.Meet(ctx, name)
 		return err
 	})
 	return out
@@ -188,7 +182,7 @@ func peerChecks(found []met, unknown error, now time.Time) []api.Check {
 		case m.err != nil && !m.configured && fault.KindOf(m.err) == fault.Unavailable:
 			out = append(out, unset(name, "Placement knows it, and no agent answers: "+why(m.err), "start it there, if it is a host of Berth's"))
 		case m.err != nil:
-			out = append(out, wrong(name, why(m.err), firstChange(m.err)))
+			out = append(out, wrong(name, why(m.err), cmp.Or(fault.RemedyOf(m.err), "see the agent's log")))
 		case m.Ahead < -apart || m.Ahead > apart:
 			words := "ahead of"
 			if m.Ahead < 0 {

@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"context"
@@ -97,7 +97,7 @@ func begin[T any](l *looks, what string, f func() (T, error)) (it *glance, late 
 // not answer.
 type bounded func(name, at string, check func() api.Check) api.Check
 
-func (d *doctor) bounded(ctx context.Context) bounded {
+func (d *Doctor) bounded(ctx context.Context) bounded {
 	return func(name, at string, check func() api.Check) api.Check {
 		c, err := lookAt(ctx, &d.looks, name, func() (api.Check, error) { return check(), nil })
 		if err != nil {

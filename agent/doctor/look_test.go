@@ -1,4 +1,4 @@
-package agent
+package doctor
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth/agent/api"
+	"berth/internal/config"
 	"berth/internal/runtime"
 )
 
@@ -83,24 +84,23 @@ func TestDoctor_AFolderThatDoesNotAnswerIsToldOf(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a := newShutdownAgent(false)
-	a.shutdowns = &shutdowns{a: a}
-	d := newDoctor(a)
-	d.looks.patience = 20 * time.Millisecond
-	d.records = func() (doctorRecords, error) { return nil, noFleetStore() }
-	d.host = func(context.Context) []api.Check { return nil }
-	d.told = func() []api.Condition { return nil }
-	d.hooks = func() ([]string, error) {
+	conf := config.Default()
+	conf.Agent.HooksDir = t.TempDir()
+	o := optionsOf(conf)
+	o.FenceHooks = func() ([]string, error) {
 		_, err := os.ReadFile(pipe)
 		return nil, err
 	}
+	d := New(o)
+	d.looks.patience = 20 * time.Millisecond
+	d.host = func(context.Context) []api.Check { return nil }
 	for _, says := range []string{"does not answer within 20ms", "does not answer since"} {
 		got, err := d.Examine(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		i := slices.IndexFunc(got.Checks, func(c api.Check) bool { return c.Name == "fence hook" })
-		if c := got.Checks[i]; c.Outcome != api.CheckWrong || !strings.Contains(c.Detail, says) || !strings.Contains(c.Remedy, a.config().Agent.HooksDir) {
+		if c := got.Checks[i]; c.Outcome != api.CheckWrong || !strings.Contains(c.Detail, says) || !strings.Contains(c.Remedy, conf.Agent.HooksDir) {
 			t.Errorf("%+v, want %q", c, says)
 		}
 	}
