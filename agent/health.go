@@ -484,13 +484,19 @@ func (h *health) migrations() api.Condition {
 	if err != nil {
 		return bad("migrations", err.Error())
 	}
-	var reasons []fault.Reason
+	var reasons, unconfirmed []fault.Reason
 	going, waiting := 0, 0
 	for _, m := range list {
 		if !m.Done() {
 			going++
 		}
-		if len(m.Waits) > 0 {
+		switch {
+		case m.Status == migration.StatusFinished:
+			for _, r := range m.Waits {
+				r.Message = "migration " + m.UUID + " of " + m.InstanceName + " is not confirmed by itself: " + r.Message
+				unconfirmed = append(unconfirmed, r)
+			}
+		case len(m.Waits) > 0:
 			waiting++
 		}
 		if m.Outcome == migration.OutcomeInDoubt {
@@ -508,6 +514,9 @@ func (h *health) migrations() api.Condition {
 	}
 	if len(reasons) > 0 {
 		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
+	}
+	if len(unconfirmed) > 0 {
+		return bad("migrations", unconfirmed[0].Message, unconfirmed...)
 	}
 	if silent := silentParties(append(list, h.a.waitingArrivals()...), h.a.name, h.a.peers.answered, h.a.rt.Now()); len(silent) > 0 {
 		return bad("migrations", silent[0].Message, silent...)

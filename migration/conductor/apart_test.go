@@ -404,6 +404,48 @@ func TestApart_IsConfirmedByItsConductor(t *testing.T) {
 	}
 }
 
+// TestApart_IsNotConfirmedByItselfWithoutItsDestination: a conductor that is at neither host waits, and
+// says for what, while the destination is silent or has nothing of the instance: its disks at the source
+// may be the last ones.
+func TestApart_IsNotConfirmedByItselfWithoutItsDestination(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lose func(*simHost)
+		want string
+	}{
+		{"it is silent", func(h *simHost) { h.cut = true }, "host_silent"},
+		{"its libvirtd has no such domain", func(h *simHost) { h.domain = nil }, "not_there"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := apartly(t, script{request: apartResize}, faults{})
+			w.configure = func(c *conductor.Config) { c.ConfirmWindow = time.Minute }
+			w.inProcess(func(p *simruntime.Process, c *conductor.Conductor) {
+				ctx := context.Background()
+				if _, err := c.Start(ctx, asked(apartResize, "b")); err != nil {
+					t.Fatal(err)
+				}
+				until(t, p, c, "finished", isFinished)
+				b := w.hosts["b"]
+				domain := b.domain
+				tt.lose(b)
+				until(t, p, c, "waiting", func(m migration.Migration) bool { return len(m.Waits) > 0 })
+				_ = p.Sleep(ctx, 10*time.Minute)
+				m, err := c.Get(ctx, moveUUID)
+				if err != nil || !isFinished(m) || len(m.Waits) != 1 || m.Waits[0].Code != tt.want || m.Waits[0].Change == "" {
+					t.Fatalf("%s, waits for %+v, %v", m.Status, m.Waits, err)
+				}
+				if w.hosts["a"].listed != "hidden" {
+					t.Errorf("its source has given it up: %q", w.hosts["a"].listed)
+				}
+				b.cut, b.domain = false, domain
+				if m = until(t, p, c, "done", migration.Migration.Done); m.Status != migration.StatusConfirmed || len(m.Waits) > 0 {
+					t.Errorf("ended %s, %v, waits for %v", m.Status, m.Err(), m.Waits)
+				}
+			})
+		})
+	}
+}
+
 // TestAlternates_ALostRaceForRoomIsOne, and the end of an attempt's time is none.
 func TestAlternates_ALostRaceForRoomIsOne(t *testing.T) {
 	w := apartly(t, script{request: to(apartCold, "d"), named: "b", hosts: four, words: []string{"confirm"}, want: completed}, faults{})

@@ -1,6 +1,9 @@
 package conductor
 
 import (
+	"context"
+
+	"berth/internal/fault"
 	"berth/migration"
 	"berth/migration/operation"
 	"berth/migration/task"
@@ -19,6 +22,35 @@ func (s coldSteps) confirm() stage {
 		shown: []shown{{migration.StepConfirmSource, migration.StatusConfirming}},
 		done:  ends(migration.StatusConfirmed, migration.OutcomeCompleted), undone: never,
 	}
+}
+
+// missingThere is why a move may not be confirmed by itself: its destination does not say that it
+// has the instance, and what the source keeps may be all that is left. None for a change in place.
+func (s coldSteps) missingThere(ctx context.Context) []fault.Reason {
+	s.c.mu.Lock()
+	to, ref, inPlace := s.rec.DestCompute, s.made(migration.StepConfirmSource), s.rec.InPlace
+	s.c.mu.Unlock()
+	if inPlace {
+		return nil
+	}
+	var there migration.DestinationStatus
+	err := s.askOnce(ctx, s.c.cfg.VerbTimeout, s.host(to), func(ctx context.Context, h migration.Host) (err error) {
+		there, err = operation.DestinationStatus.Ask(ctx, h, ref)
+		return err
+	})
+	switch {
+	case err != nil:
+		return []fault.Reason{{
+			Code: migration.ReasonHostSilent, Message: "host " + to + " does not say whether it has instance " + s.instance + ": " + err.Error(), Have: to,
+			Change: "start its agent (systemctl start berth on " + to + ")",
+		}}
+	case !there.Domain.Exists, there.Ledger != migration.LedgerHere && (there.Ledger != migration.LedgerAccepted || there.Claim == ""):
+		return []fault.Reason{{
+			Code: "not_there", Message: "host " + to + " does not have instance " + s.instance + " any more, and what " + s.from + " keeps of it may be all that is left", Have: to,
+			Change: "look for the instance, then berth resize confirm " + s.uuid + ", or berth resize revert " + s.uuid,
+		}}
+	}
+	return nil
 }
 
 // confirmInPlace gives up what a guest was that was resized where it is.

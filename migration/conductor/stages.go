@@ -289,6 +289,7 @@ func (c *Conductor) leaveFinished(ctx context.Context, uuid string, to migration
 		return migration.Migration{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	s.rec, s.state, s.task = rec, task.State{}, nil
+	s.unwitnessed = nil
 	if s.wake != nil {
 		s.wake() // nobody waits for its time any more
 	}
@@ -360,6 +361,10 @@ func (s timeLimits) awaitWindow(ctx context.Context) {
 	s.c.spawn("confirm window of migration "+s.uuid, func() {
 		defer wake()
 		for left = max(0, left); s.c.cfg.Runtime.Sleep(wait, left) == nil; left = s.c.cfg.UndoLater {
+			missing := s.coldSteps().missingThere(wait)
+			if s.waitToConfirm(missing); len(missing) > 0 {
+				continue
+			}
 			// The word itself is not the window's to take back, though it ends the wait.
 			if _, err := s.c.Confirm(ctx, s.uuid); err == nil {
 				return
@@ -368,4 +373,16 @@ func (s timeLimits) awaitWindow(ctx context.Context) {
 			}
 		}
 	})
+}
+
+// waitToConfirm shows why a finished migration is not confirmed by itself though its time is over;
+// nil for nothing.
+func (s timeLimits) waitToConfirm(missing []fault.Reason) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if !s.resting || len(missing) == 0 && len(s.unwitnessed) == 0 {
+		return
+	}
+	s.unwitnessed = missing
+	s.publishLocked()
 }

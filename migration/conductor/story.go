@@ -67,9 +67,11 @@ type story struct {
 
 	// Guarded by c.mu. resting: it is finished, no actor drives it, and whoever sets this
 	// to false may write the record. wake ends the wait for its window; may be nil.
-	resting bool
-	wake    context.CancelFunc
-	said    *attemptWord // an operator's, on a move of another host's guest; nil for none
+	// unwitnessed is why its time is over and it is not confirmed; nil for nothing.
+	resting     bool
+	wake        context.CancelFunc
+	unwitnessed []fault.Reason
+	said        *attemptWord // an operator's, on a move of another host's guest; nil for none
 	// lagging are the attempts that were left, by their journals; see lag.go.
 	lagging map[string]*lagging
 	told    migration.Status // the last that was published; empty after a start

@@ -47,6 +47,9 @@ func (s *story) view() migration.Migration {
 		m := s.rec
 		m.Refusals = s.undosLeft().refusals()
 		s.turn.show(&m)
+		if s.resting && len(s.unwitnessed) > 0 {
+			m.Waits = s.unwitnessed
+		}
 		return m
 	}
 	return s.viewOf(s.state)
