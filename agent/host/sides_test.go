@@ -321,6 +321,35 @@ func TestSettleArrival_TheDestinationTakesTheGuestAndASourceThatReturnsGivesWay(
 	s.wantKind("start at the source", s.a.Start(t.Context(), "vm1", false), fault.NotFound)
 }
 
+// The decision is on record before the token is here by it. Who looks between the two must not take it
+// for one that nobody has to hear.
+func TestSettleArrival_TheSourceHearsOfItAlsoWhenItIsOnRecordEarly(t *testing.T) {
+	s := newSides(t)
+	s.left()
+	s.restart("a") // its conductor's journal is lost
+	var rounds atomic.Int32
+	s.b.Close()
+	s.boot("b", func(o *host.Options) {
+		s.options(o)
+		o.Round = func(string) { rounds.Add(1) }
+	})
+	s.must("note the decision", s.b.tracker.NoteWord(t.Context(), claims.Word{
+		Instance: s.ref.Instance, Migration: s.ref.Migration, Attempt: s.ref.Attempt, GuestIsAt: "b", Gone: gone.Gone, Why: gone.Why, By: gone.By, Tell: "a",
+	}))
+	s.follow("two rounds", func() bool { return rounds.Load() > 1 })
+	if got := s.b.tracker.Untold(); len(got) != 1 {
+		t.Fatalf("to be told: %+v, want the decision", got)
+	}
+	s.silent.Store(true)
+	_, err := s.b.SettleArrival(t.Context(), s.ref.Migration, gone)
+	s.must("settle", err)
+	s.silent.Store(false)
+	s.follow("the source to hear of it", func() bool { return len(s.b.tracker.Untold()) == 0 })
+	if k := s.token("a"); k.State == claims.TokenHere {
+		t.Errorf("the source's token %+v", k)
+	}
+}
+
 func TestSettleArrival_IsRefusedWhereTheFactsContradictIt(t *testing.T) {
 	for name, tt := range map[string]struct {
 		arrange func(s *twoSides)

@@ -142,8 +142,20 @@ func (h *Host) tellWords(ctx context.Context) {
 }
 
 func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
-	// By now the guest may have gone on: whoever has it then has a still higher epoch.
+	ref := migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}
+	// The decision is on record before the token is here by it: both are read together.
+	unlock, err := h.tryLock(ctx, w.Instance)
+	if err != nil {
+		return err
+	}
 	epoch, holder := h.tracker.Epoch(w.Instance)
+	_, claimed := h.tracker.ByOwner(h.owner(ref))
+	arriving := claimed && !h.arrived(ref)
+	unlock()
+	if arriving {
+		return fault.New(fault.Busy, "instance %s has not arrived yet", w.Instance)
+	}
+	// By now the guest may have gone on: whoever has it then has a still higher epoch.
 	if _, known := h.tracker.Instance(w.Instance); epoch == 0 || holder == w.Tell || holder == h.o.Name && !known {
 		return h.tracker.WordTold(ctx, w.Migration) // it was deleted, or is there by another move
 	}
@@ -156,7 +168,6 @@ func (h *Host) tellWord(ctx context.Context, w claims.Word) error {
 	if err != nil {
 		return err
 	}
-	ref := migration.Ref{Migration: w.Migration, Instance: w.Instance, Attempt: w.Attempt}
 	if err := side.YieldToken(ctx, ref, epoch, h.o.Name); err != nil {
 		return err
 	}
