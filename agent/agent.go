@@ -21,6 +21,7 @@ import (
 	"berth/agent/guard"
 	"berth/agent/host"
 	"berth/agent/host/hooks"
+	"berth/agent/lease"
 	"berth/agent/reporter"
 	"berth/claims"
 	"berth/driver"
@@ -83,38 +84,38 @@ type Agent struct {
 	flavors atomic.Pointer[map[string]topology.Flavor]
 	grants  atomic.Pointer[grants]
 
-	db         *store.DB
-	ledger     *ledger
-	tracker    *claims.Tracker
-	driver     driver.Driver
-	identity   *pki.Identity // nil without certificates
-	noPeers    error         // why identity is nil
-	noFiles    bool          // it is nil because no certificate was ever put here
-	placement  *placementclient.Client
-	reporter   *reporter.Reporter
-	auditor    *auditor.Auditor
-	host       *host.Host
-	conductor  *conductor.Conductor
-	hardware   *hardware
-	hypervisor *hypervisor
-	health     *health
-	loops      progress      // for the watchdog
-	asked      answers.Table // for status: when loops came round, and other hosts answered
-	peers      *peers
-	streams    *streams
-	server     *api.Server
-	guardian   *guardian
-	keeper     *keeper
-	lost       *unevacuated
-	deaths     *deaths
-	vigil      *vigil
-	drainer    *drain.Drainer
-	shutdowns  *shutdowns
-	doctor     *doctor.Doctor
-	metering   *metering
-	probes     *probes
-	auditLog   *auditLog
-	page       *page
+	db          *store.DB
+	ledger      *ledger
+	tracker     *claims.Tracker
+	driver      driver.Driver
+	identity    *pki.Identity // nil without certificates
+	noPeers     error         // why identity is nil
+	noFiles     bool          // it is nil because no certificate was ever put here
+	placement   *placementclient.Client
+	reporter    *reporter.Reporter
+	auditor     *auditor.Auditor
+	host        *host.Host
+	conductor   *conductor.Conductor
+	hardware    *hardware
+	hypervisor  *hypervisor
+	health      *health
+	loops       progress      // for the watchdog
+	asked       answers.Table // for status: when loops came round, and other hosts answered
+	peers       *peers
+	streams     *streams
+	server      *api.Server
+	guardian    *guardian
+	keeper      *keeper
+	lost        *unevacuated
+	deaths      *deaths
+	leaseKeeper *lease.Keeper
+	drainer     *drain.Drainer
+	shutdowns   *shutdowns
+	doctor      *doctor.Doctor
+	metering    *metering
+	probes      *probes
+	auditLog    *auditLog
+	page        *page
 	// recognised is closed once libvirt was seen to be the one that this ledger is of.
 	recognised chan struct{}
 	recovered  chan struct{} // closed when the start has settled what it can
@@ -268,7 +269,7 @@ func (a *Agent) makeParts(c config.Config, remembered reporter.Remembered) {
 	a.streams = newStreams(a)
 	a.guardian, a.recovered, a.recognised = newGuardian(a), make(chan struct{}), make(chan struct{})
 	a.keeper, a.lost = newKeeper(a), &unevacuated{a: a, memory: a.db}
-	a.deaths, a.vigil = newDeaths(a), newLeaseVigil(a)
+	a.deaths, a.leaseKeeper = newDeaths(a), lease.New(leased(a))
 	a.host = host.New(host.Options{
 		Name: a.name, ProviderUUID: a.uuid, Tracker: a.tracker, Driver: a.driver, Runtime: a.rt, Logger: a.log, Mode: mode,
 		Placement: a.allocations(), ProjectID: c.Placement.ProjectID, UserID: c.Placement.UserID, Moving: a.moving,
@@ -399,7 +400,7 @@ func (a *Agent) tasks() []task {
 	return []task{
 		{"claim leases", a.tracker.Run},
 		// Among the first: a watchdog that an agent before this one has left armed does not wait.
-		{"lease", a.vigil.run},
+		{"lease", a.leaseKeeper.Run},
 		{"hardware", a.hardware.run},
 		{"hardware events", a.hardware.runUevents},
 		{"hardware pools", a.hardware.runPools},

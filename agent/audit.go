@@ -218,7 +218,7 @@ func (h *health) allocations() api.Condition {
 	const name = "allocations"
 	last := h.a.auditor.Last()
 	if last == nil {
-		return good(name, "not audited yet")
+		return api.OK(name, "not audited yet")
 	}
 	var reasons []fault.Reason
 	n, unmanaged := 0, 0
@@ -246,9 +246,9 @@ func (h *health) allocations() api.Condition {
 		detail += "; not asked: " + strings.Join(slices.Sorted(maps.Keys(last.Silent)), ", ")
 	}
 	if n == 0 || h.a.observing() {
-		return good(name, detail)
+		return api.OK(name, detail)
 	}
-	return bad(name, fmt.Sprintf("%d disagree with Placement, see berth audit; %s", n, detail), reasons...)
+	return api.Degraded(name, fmt.Sprintf("%d disagree with Placement, see berth audit; %s", n, detail), reasons...)
 }
 
 // settlesWithin is how long what settles by itself is no fault; arbitrary, above what

@@ -15,6 +15,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/store"
 	"berth/systemd"
 )
 
@@ -299,7 +300,7 @@ type running struct {
 // endLeft ends a fencing hook that an agent left behind when it died, or that was killed and did
 // not end; hooks.ErrNotEnded while it does not.
 func (d *deaths) endLeft(ctx context.Context, host string) error {
-	raw, found, err := d.memory.Get(ctx, bucketAgent, keyFencing(host))
+	raw, found, err := d.memory.Get(ctx, store.BucketAgent, keyFencing(host))
 	if err != nil || !found {
 		return err
 	}

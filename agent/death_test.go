@@ -21,6 +21,8 @@ import (
 	"berth/fleet/fleettest"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/runtime/runtimetest"
+	"berth/internal/store/storetest"
 	"berth/systemd/systemdtest"
 )
 
@@ -33,7 +35,7 @@ type morgue struct {
 	*deaths
 	t     *testing.T
 	dir   string // of hooks
-	notes *notes
+	notes *storetest.Memory
 	store *fleettest.Memory
 	fleet *fleet.Records
 	knows any // who knows a host without a record: a string, an error, or nil for nobody
@@ -41,7 +43,7 @@ type morgue struct {
 
 func newMorgue(t *testing.T, rt runtime.Runtime, selfFence bool) *morgue {
 	t.Helper()
-	m := &morgue{t: t, dir: t.TempDir(), notes: &notes{}, store: fleettest.NewMemory(rt)}
+	m := &morgue{t: t, dir: t.TempDir(), notes: storetest.NewMemory(), store: fleettest.NewMemory(rt)}
 	m.fleet = fleet.New(m.store.Client("host-c"), rt)
 	if err := m.fleet.PutHost(t.Context(), fleet.Host{Name: lostHost, ProviderUUID: "p-s", HostUUID: "h-s", Boot: "boot-1", SelfFence: selfFence, Lease: 30}); err != nil {
 		t.Fatal(err)
@@ -122,8 +124,8 @@ func TestFence_AHooksSuccessIsAProof(t *testing.T) {
 	if diff := cmp.Diff(host, in.Context.Host, noTimes); diff != "" || in.Source != lostHost || in.Phase != hooks.Fence {
 		t.Errorf("what the hook read (-want +got):\n%s%s", diff, raw)
 	}
-	if len(m.notes.kept) != 0 {
-		t.Errorf("notes are left: %v", m.notes.kept)
+	if len(m.notes.Records()) != 0 {
+		t.Errorf("notes are left: %v", m.notes.Records())
 	}
 }
 
@@ -168,8 +170,8 @@ func TestFence_WhatIsNoProofLeavesNothing(t *testing.T) {
 			if fault.KindOf(err) != tt.kind || !slices.Contains(codes(err), tt.code) {
 				t.Errorf("%v, reasons %v; want %s, %s", err, codes(err), tt.kind, tt.code)
 			}
-			if got := m.standing(); len(got) != 0 || len(m.notes.kept) != 0 {
-				t.Errorf("deaths %v, notes %v", got, m.notes.kept)
+			if got := m.standing(); len(got) != 0 || len(m.notes.Records()) != 0 {
+				t.Errorf("deaths %v, notes %v", got, m.notes.Records())
 			}
 		})
 	}
@@ -187,8 +189,8 @@ func TestFence_AHookThatClingsIsKeptOnRecord(t *testing.T) {
 		if _, err := m.Fence(t.Context(), lostHost, "operator:alice"); !errors.Is(err, hooks.ErrNotEnded) || !slices.Contains(codes(err), "hook_not_ended") {
 			t.Errorf("the hook clings: %v", err)
 		}
-		if len(m.notes.kept) != 1 {
-			t.Fatalf("on record: %v", m.notes.kept)
+		if len(m.notes.Records()) != 1 {
+			t.Fatalf("on record: %v", m.notes.Records())
 		}
 	}
 	if ran, err := os.ReadFile(filepath.Join(m.dir, "log")); string(ran) != "ran\n" {
@@ -196,8 +198,8 @@ func TestFence_AHookThatClingsIsKeptOnRecord(t *testing.T) {
 	}
 	manager.Clings(false)
 	m.hook("10-a", "")
-	if _, err := m.Fence(t.Context(), lostHost, "operator:alice"); err != nil || len(m.standing()) != 1 || len(m.notes.kept) != 0 {
-		t.Errorf("when it is gone: %v, deaths %v, notes %v", err, m.standing(), m.notes.kept)
+	if _, err := m.Fence(t.Context(), lostHost, "operator:alice"); err != nil || len(m.standing()) != 1 || len(m.notes.Records()) != 0 {
+		t.Errorf("when it is gone: %v, deaths %v, notes %v", err, m.standing(), m.notes.Records())
 	}
 }
 
@@ -220,11 +222,9 @@ func TestFence_OneHostOnceAtATime(t *testing.T) {
 	if _, err := m.Fence(t.Context(), lostHost, "operator:bob"); !errors.Is(err, fault.Busy) || !strings.Contains(err.Error(), "operator:alice") {
 		t.Errorf("while its hooks run: %v", err)
 	}
-	m.notes.mu.Lock()
-	if len(m.notes.kept) != 1 {
-		t.Errorf("the hook that runs is not on record: %v", m.notes.kept)
+	if len(m.notes.Records()) != 1 {
+		t.Errorf("the hook that runs is not on record: %v", m.notes.Records())
 	}
-	m.notes.mu.Unlock()
 	if err := os.Remove(filepath.Join(m.dir, "wait")); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestFence_OneHostOnceAtATime(t *testing.T) {
 
 func TestFence_ADeathWhoseAnswerIsLostIsWrittenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rt := &bubble{began: time.Now()}
+		rt := runtimetest.NewBubble()
 		m := newMorgue(t, rt, false)
 		client := m.store.Client("host-c")
 		m.fleet = fleet.New(client, rt)

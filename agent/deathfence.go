@@ -13,6 +13,7 @@ import (
 	"berth/agent/host/hooks"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // Fence implements api.Deaths. The hooks of phase fence run here, one host's once at a time. When
@@ -95,12 +96,12 @@ func (d *deaths) switchOff(ctx context.Context, doing string, h fleet.Host, leas
 		if err != nil {
 			return err
 		}
-		return d.memory.Put(ctx, bucketAgent, keyFencing(h.Name), raw)
+		return d.memory.Put(ctx, store.BucketAgent, keyFencing(h.Name), raw)
 	})
 	if len(ran) > 0 && !errors.Is(err, hooks.ErrNotEnded) {
 		last, cancel := d.rt.WithTimeout(context.WithoutCancel(ctx), answerPatience)
 		defer cancel()
-		if err := d.memory.Delete(last, bucketAgent, keyFencing(h.Name)); err != nil {
+		if err := d.memory.Delete(last, store.BucketAgent, keyFencing(h.Name)); err != nil {
 			// Its process is over: whoever reads the record later finds nobody to end.
 			d.log.Warn("the record of a fencing hook that is over could not be removed", "host", h.Name, "error", err)
 		}

@@ -19,6 +19,7 @@ import (
 	"berth/agent/reporter"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // What is missing at the start, and what the agent does without it. An agent that is
@@ -148,7 +149,7 @@ func (f *faults) conditions() []api.Condition {
 			reasons = append(reasons, more...)
 		}
 		if len(reasons) > 0 {
-			out = append(out, bad(c.name, strings.Join(words, "; "), reasons...))
+			out = append(out, api.Degraded(c.name, strings.Join(words, "; "), reasons...))
 		}
 	}
 	return out
@@ -170,7 +171,7 @@ func (a *Agent) identifyProvider(ctx context.Context, c config.Config) {
 		err = fmt.Errorf("read the provider's uuid: %s is missing, though this host has managed guests", path)
 	}
 	var was identity
-	raw, found, _ := a.db.Get(ctx, bucketAgent, keyIdentity)
+	raw, found, _ := a.db.Get(ctx, store.BucketAgent, keyIdentity)
 	if found && json.Unmarshal(raw, &was) == nil && uuid.Validate(was.ProviderUUID) == nil {
 		a.uuid = was.ProviderUUID
 		a.log.Warn("the provider's uuid is taken from the ledger", "provider", a.uuid, "error", err)

@@ -34,7 +34,7 @@ func TestAgent_StartsDegradedRatherThanNotAtAll(t *testing.T) {
 		t.Helper()
 		db, err := store.Open(filepath.Join(c.Agent.StateDir, ledgerFile), store.Options{})
 		for key, value := range of {
-			err = errors.Join(err, db.Put(context.Background(), bucketAgent, key, []byte(value)))
+			err = errors.Join(err, db.Put(context.Background(), store.BucketAgent, key, []byte(value)))
 		}
 		if err = errors.Join(err, db.Close()); err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 
 	"berth/agent/api"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/migration"
 	"berth/migration/operation"
 )
@@ -19,7 +20,7 @@ const keyDisabled = "disabled"
 // loadDisabled reads the record. One that cannot be read disables: a host that was
 // disabled must not get guests because of it.
 func (a *Agent) loadDisabled(ctx context.Context) {
-	raw, found, err := a.db.Get(ctx, bucketAgent, keyDisabled)
+	raw, found, err := a.db.Get(ctx, store.BucketAgent, keyDisabled)
 	if err == nil && !found {
 		return
 	}
@@ -85,7 +86,7 @@ func (a *Agent) disable(ctx context.Context, d *api.Disabled) error {
 	if err != nil {
 		return fmt.Errorf("write why this host is disabled: %w", err)
 	}
-	if err := a.db.Put(ctx, bucketAgent, keyDisabled, raw); err != nil {
+	if err := a.db.Put(ctx, store.BucketAgent, keyDisabled, raw); err != nil {
 		return err
 	}
 	a.disabled.Store(d)
@@ -97,7 +98,7 @@ func (a *Agent) disable(ctx context.Context, d *api.Disabled) error {
 // enable lets new guests come again. Called with settingHost held, on a host that is disabled.
 func (a *Agent) enable(ctx context.Context, by string) error {
 	was := a.disabled.Load()
-	if err := a.db.Delete(ctx, bucketAgent, keyDisabled); err != nil {
+	if err := a.db.Delete(ctx, store.BucketAgent, keyDisabled); err != nil {
 		return err
 	}
 	a.disabled.Store(nil)

@@ -12,6 +12,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/store"
 	"berth/migration"
 )
 
@@ -150,7 +151,7 @@ func neverAnswered(ctx context.Context, a *Agent, host string) bool {
 		return false
 	}
 	ever := map[string]bool{}
-	raw, found, err := a.db.Get(ctx, bucketAgent, keyAnswered)
+	raw, found, err := a.db.Get(ctx, store.BucketAgent, keyAnswered)
 	if err == nil && found {
 		err = json.Unmarshal(raw, &ever)
 	}

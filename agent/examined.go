@@ -22,7 +22,7 @@ func examined(a *Agent) doctor.Options {
 			return r, nil
 		},
 		FenceHooks: func() ([]string, error) { return a.deaths.fenceHooks() },
-		Told:       func() []api.Condition { return a.vigil.conditions() },
+		Told:       func() []api.Condition { return a.leaseKeeper.Conditions() },
 		Lock:       a.shutdowns.lock,
 		Estimate: func(ctx context.Context) (time.Duration, int, error) {
 			list, err := drained{a}.Guests(ctx, drain.Request{Kind: drain.KindDrain, Host: a.name})

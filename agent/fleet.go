@@ -18,6 +18,7 @@ import (
 	"berth/fleet"
 	"berth/fleet/permit"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // keeper keeps what this host tells the fleet: its own record, and those of the guests whose
@@ -132,7 +133,7 @@ func (k *keeper) open(ctx context.Context) error {
 		return k.broken
 	}
 	var was string
-	raw, found, err := a.db.Get(ctx, bucketAgent, keyFleet)
+	raw, found, err := a.db.Get(ctx, store.BucketAgent, keyFleet)
 	if err == nil && found {
 		err = json.Unmarshal(raw, &was)
 	}
@@ -288,7 +289,7 @@ func (k *keeper) load(ctx context.Context) error {
 	if k.loaded {
 		return nil
 	}
-	all, err := k.a.db.List(ctx, bucketAgent)
+	all, err := k.a.db.List(ctx, store.BucketAgent)
 	if err != nil {
 		return err
 	}
@@ -325,7 +326,7 @@ func (k *keeper) noteKind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := k.a.db.Put(ctx, bucketAgent, keyFleet, raw); err != nil {
+	if err := k.a.db.Put(ctx, store.BucketAgent, keyFleet, raw); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -501,5 +502,5 @@ func (k *keeper) condition() (api.Condition, bool) {
 		}
 		return api.Condition{Name: "fleet", Health: api.HealthOK, Detail: detail, Reasons: reasons}, true
 	}
-	return bad("fleet", strings.Join(words, "; "), reasons...), true
+	return api.Degraded("fleet", strings.Join(words, "; "), reasons...), true
 }

@@ -13,6 +13,7 @@ import (
 	"berth/fleet"
 	"berth/fleet/permit"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/migration"
 )
 
@@ -194,7 +195,7 @@ func (k *keeper) noteWritten(ctx context.Context, id string, epoch uint64) error
 	if err != nil {
 		return err
 	}
-	if err := k.a.db.Put(ctx, bucketAgent, prefixFleet+id, raw); err != nil {
+	if err := k.a.db.Put(ctx, store.BucketAgent, prefixFleet+id, raw); err != nil {
 		return err
 	}
 	k.written[id], k.trust.counts = epoch, true
@@ -227,7 +228,7 @@ func (k *keeper) drop(ctx context.Context) error {
 			failed = errors.Join(failed, fault.Wrap(err, "give up the record of instance %s", id))
 			continue
 		}
-		if err := k.a.db.Delete(ctx, bucketAgent, prefixFleet+id); err != nil {
+		if err := k.a.db.Delete(ctx, store.BucketAgent, prefixFleet+id); err != nil {
 			return errors.Join(failed, err)
 		}
 		delete(k.written, id)

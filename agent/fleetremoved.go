@@ -5,6 +5,7 @@ import (
 
 	"berth/agent/witness"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // A host that had records in a store may have been evacuated by them, also where its configuration
@@ -75,7 +76,7 @@ func (k *keeper) lookRemoved(ctx context.Context) (done bool, err error) {
 		return false, nil
 	}
 	if k.removed == kindEmbedded {
-		err = k.a.db.Delete(ctx, bucketAgent, keyFleet)
+		err = k.a.db.Delete(ctx, store.BucketAgent, keyFleet)
 	}
 	return err == nil, fault.Wrap(err, "forget that this host had records in a store")
 }

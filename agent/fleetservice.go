@@ -115,7 +115,7 @@ func (s fleetService) hosts(ctx context.Context) (api.FleetHosts, error) {
 
 // Store implements api.Fleet.
 func (s fleetService) Store(context.Context) (api.StoreSeen, error) {
-	return s.a.vigil.storeSeen(), nil
+	return s.a.leaseKeeper.StoreSeen(), nil
 }
 
 func fleetGuest(g fleet.Instance) api.FleetGuest {

@@ -14,6 +14,7 @@ import (
 	"berth/agent/witness"
 	"berth/fleet"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // keyStore is the note of the store that this host has seen: storeMemory.
@@ -77,7 +78,7 @@ func (k *keeper) remember(ctx context.Context, m storeMemory) error {
 	if err != nil {
 		return err
 	}
-	if err := k.a.db.Put(ctx, bucketAgent, keyStore, raw); err != nil {
+	if err := k.a.db.Put(ctx, store.BucketAgent, keyStore, raw); err != nil {
 		return err
 	}
 	k.trust.memory, k.trust.saved = m, k.a.rt.Boot().Since
@@ -439,5 +440,5 @@ func originCondition(a *Agent) (api.Condition, bool) {
 	if len(names) == 0 {
 		return api.Condition{}, false
 	}
-	return bad("owners", "instances that wait for a witness: "+strings.Join(names, ", "), reasons...), true
+	return api.Degraded("owners", "instances that wait for a witness: "+strings.Join(names, ", "), reasons...), true
 }

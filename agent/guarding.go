@@ -367,9 +367,9 @@ func (g *guardian) condition() api.Condition {
 	}
 	state, change := g.state(c.Guard.Hook)
 	if len(reasons) > 0 {
-		return bad("guard", state+"; "+reasons[0].Message, reasons...)
+		return api.Degraded("guard", state+"; "+reasons[0].Message, reasons...)
 	}
-	out := good("guard", state)
+	out := api.OK("guard", state)
 	if change != "" {
 		out.Reasons = []fault.Reason{{Code: "guard_not_active", Message: state, Change: change}}
 	}

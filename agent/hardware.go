@@ -20,6 +20,7 @@ import (
 	"berth/claims/pci"
 	"berth/hwdiscovery"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/internal/stuck"
 	"berth/migration"
 	"berth/topology"
@@ -27,7 +28,6 @@ import (
 
 // Records of this package in the store.
 const (
-	bucketAgent = "agent"
 	keyTopology = "topology" // the last good reading
 	keyBoot     = "boot"     // the machine's boot (its id) in which that was made
 	keyDisk     = "disk_gb"  // the last size of the filesystem of guests' disks, GiB
@@ -83,25 +83,25 @@ func newHardware(a *Agent) *hardware {
 		a.log.Warn("pools of huge pages are not watched", "error", err)
 	}
 	// Records that cannot be read are as none: the next good reading replaces them.
-	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyTopology); err == nil && ok {
+	if raw, ok, err := a.db.Get(ctx, store.BucketAgent, keyTopology); err == nil && ok {
 		var good topology.Host
 		if json.Unmarshal(raw, &good) == nil {
 			h.good = &good
 		}
 	}
 	var boot string
-	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyBoot); err == nil && ok {
+	if raw, ok, err := a.db.Get(ctx, store.BucketAgent, keyBoot); err == nil && ok {
 		// What does not decode is another boot.
 		_ = json.Unmarshal(raw, &boot)
 	}
 	h.past = boot != a.rt.Boot().ID
-	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyDisk); err == nil && ok {
+	if raw, ok, err := a.db.Get(ctx, store.BucketAgent, keyDisk); err == nil && ok {
 		var gb int64
 		if json.Unmarshal(raw, &gb) == nil {
 			h.disk = &gb
 		}
 	}
-	if raw, ok, err := a.db.Get(ctx, bucketAgent, keyRatios); err == nil && ok {
+	if raw, ok, err := a.db.Get(ctx, store.BucketAgent, keyRatios); err == nil && ok {
 		// What does not decode leaves zeros, which are "unset".
 		_ = json.Unmarshal(raw, &h.ratios)
 	}
@@ -112,7 +112,7 @@ func newHardware(a *Agent) *hardware {
 // are not wanted any more stay in Placement, which harms nobody and is told.
 func (a *Agent) reported(ctx context.Context) reporter.Remembered {
 	var out reporter.Remembered
-	raw, found, err := a.db.Get(ctx, bucketAgent, keyReported)
+	raw, found, err := a.db.Get(ctx, store.BucketAgent, keyReported)
 	if err == nil && found {
 		if err = json.Unmarshal(raw, &out); err != nil {
 			out = reporter.Remembered{}
@@ -129,7 +129,7 @@ func (a *Agent) keepReported(ctx context.Context, r reporter.Remembered) error {
 	if err != nil {
 		return err
 	}
-	return a.db.Put(ctx, bucketAgent, keyReported, raw)
+	return a.db.Put(ctx, store.BucketAgent, keyReported, raw)
 }
 
 // machine is the kernel's name of the architecture.
@@ -206,7 +206,7 @@ func (h *hardware) read(ctx context.Context, quick bool) []string {
 func (h *hardware) keep(ctx context.Context, key string, v any) {
 	raw, err := json.Marshal(v)
 	if err == nil {
-		err = h.a.db.Put(ctx, bucketAgent, key, raw)
+		err = h.a.db.Put(ctx, store.BucketAgent, key, raw)
 	}
 	if err != nil {
 		h.a.log.Warn("not kept for the next start", "record", key, "error", err)

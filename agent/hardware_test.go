@@ -14,6 +14,7 @@ import (
 	"berth/agent/inventory"
 	"berth/internal/config"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/topology"
 )
 
@@ -225,7 +226,7 @@ func TestHardware_ARestartBelievesTheLastGoodReadingAndARebootDoesNot(t *testing
 	m.online(0, 1, 2)
 	m.put("proc/cpuinfo", "processor\t: 0\n\n")
 	run("fewer CPUs, and two tables contradict", 4, 3072, func(a *Agent) {
-		if err := a.db.Put(t.Context(), bucketAgent, keyBoot, []byte(`"another"`)); err != nil {
+		if err := a.db.Put(t.Context(), store.BucketAgent, keyBoot, []byte(`"another"`)); err != nil {
 			t.Fatal(err)
 		}
 	})

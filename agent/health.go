@@ -152,7 +152,7 @@ func (h *health) conditions() []api.Condition {
 		out = append(out, c)
 	}
 	if names, reasons := host.ClaimsElsewhere(h.a.host); len(names) > 0 {
-		out = append(out, bad("epochs", "instances that two hosts have, or claim: "+strings.Join(names, ", "), reasons...))
+		out = append(out, api.Degraded("epochs", "instances that two hosts have, or claim: "+strings.Join(names, ", "), reasons...))
 	}
 	if c, served := h.a.metering.condition(); served {
 		out = append(out, c)
@@ -160,7 +160,7 @@ func (h *health) conditions() []api.Condition {
 	if c, shown := h.a.page.condition(); shown {
 		out = append(out, c)
 	}
-	out = append(out, h.a.vigil.conditions()...)
+	out = append(out, h.a.leaseKeeper.Conditions()...)
 	out = append(out, h.a.faults.conditions()...)
 	now := h.a.rt.Now()
 	out = withLate(out, h.a.asked.Late(now))
@@ -181,24 +181,16 @@ func (h *health) conditions() []api.Condition {
 	return out
 }
 
-func bad(name, detail string, reasons ...fault.Reason) api.Condition {
-	return api.Condition{Name: name, Health: api.HealthDegraded, Detail: detail, Reasons: reasons}
-}
-
-func good(name, detail string) api.Condition {
-	return api.Condition{Name: name, Health: api.HealthOK, Detail: detail}
-}
-
 func (h *health) libvirt() api.Condition {
 	if err := h.a.driver.Health(); err != nil {
-		return bad("libvirt", err.Error(), fault.Reason{
+		return api.Degraded("libvirt", err.Error(), fault.Reason{
 			Code: "libvirt_unavailable", Message: err.Error(), Change: "start libvirtd (systemctl start libvirtd), or set [libvirt] socket; Berth connects by itself",
 		})
 	}
 	if s := h.a.settled.Load(); s != nil && *s != nil {
-		return bad("libvirt", "answers; ledger and hypervisor are not joined yet: "+(*s).Error(), fault.ReasonsOf(*s)...)
+		return api.Degraded("libvirt", "answers; ledger and hypervisor are not joined yet: "+(*s).Error(), fault.ReasonsOf(*s)...)
 	}
-	return good("libvirt", "answers")
+	return api.OK("libvirt", "answers")
 }
 
 // definitions names the instances that libvirt does not list and that are kept; false for none.
@@ -212,7 +204,7 @@ func (h *health) definitions() (api.Condition, bool) {
 	for _, k := range held {
 		reasons, names = append(reasons, k.Reason), append(names, k.Name)
 	}
-	return bad("definitions", "libvirt does not list "+strings.Join(names, ", ")+"; nothing shows that they were undefined, so their claims are kept", reasons...), true
+	return api.Degraded("definitions", "libvirt does not list "+strings.Join(names, ", ")+"; nothing shows that they were undefined, so their claims are kept", reasons...), true
 }
 
 func (h *health) discovery() api.Condition {
@@ -222,7 +214,7 @@ func (h *health) discovery() api.Condition {
 		if believed == nil {
 			detail = "unknown, no new claims are given: " + why[0].Message
 		}
-		return bad("hardware", detail, why...)
+		return api.Degraded("hardware", detail, why...)
 	}
 	if now != nil && now.Health == topology.HealthDegraded {
 		var reasons []fault.Reason
@@ -231,12 +223,12 @@ func (h *health) discovery() api.Condition {
 				reasons = append(reasons, fault.Reason{Code: r.Code, Message: r.Message})
 			}
 		}
-		return bad("hardware", fmt.Sprintf("%d faults of the machine, the first: %s", len(reasons), reasons[0].Message), reasons...)
+		return api.Degraded("hardware", fmt.Sprintf("%d faults of the machine, the first: %s", len(reasons), reasons[0].Message), reasons...)
 	}
 	if notes := h.a.hardware.notes(); len(notes) > 0 {
-		return bad("hardware", "the configuration does not go with the machine: "+notes[0].Message, notes...)
+		return api.Degraded("hardware", "the configuration does not go with the machine: "+notes[0].Message, notes...)
 	}
-	return good("hardware", fmt.Sprintf("cells %d, cpus %d, memory %d MiB", len(believed.Cells), believed.CPUs().Len(), believed.MemoryBytes()>>20))
+	return api.OK("hardware", fmt.Sprintf("cells %d, cpus %d, memory %d MiB", len(believed.Cells), believed.CPUs().Len(), believed.MemoryBytes()>>20))
 }
 
 // firstAnswer is how long Placement may be silent after the start before that is
@@ -257,7 +249,7 @@ func (h *health) placement() api.Condition {
 	}
 	switch {
 	case h.a.ledger.state() != nil:
-		return good("placement", "nothing is compared or written before the ledger is known")
+		return api.OK("placement", "nothing is compared or written before the ledger is known")
 	case s.Err != nil:
 		reasons := fault.ReasonsOf(s.Err)
 		if fault.KindOf(s.Err) == fault.Unavailable && len(reasons) == 0 {
@@ -268,19 +260,19 @@ func (h *health) placement() api.Condition {
 		if fault.KindOf(s.Err) == fault.Forbidden && len(reasons) == 0 {
 			reasons = append(reasons, fault.Reason{Code: "placement_refuses", Message: s.Error, Change: doctor.PlacementRefuses})
 		}
-		return bad("placement", s.Error, reasons...)
+		return api.Degraded("placement", s.Error, reasons...)
 	case s.At.IsZero() && h.awaitingPlacement():
 		url := h.a.config().Placement.Endpoint()
 		if url == "" {
 			url = "the placement of keystone's catalogue"
 		}
-		return bad("placement", "no answer from "+url+" yet", fault.Reason{
+		return api.Degraded("placement", "no answer from "+url+" yet", fault.Reason{
 			Code: "placement_unavailable", Message: "no answer from " + url + " yet", Change: "start it (berth placement serves one), or correct [placement] url",
 		})
 	case s.At.IsZero():
-		return good("placement", "not compared yet")
+		return api.OK("placement", "not compared yet")
 	case len(s.Pending) > 0:
-		return good("placement", "observing; would be written: "+strings.Join(s.Pending, ", "))
+		return api.OK("placement", "observing; would be written: "+strings.Join(s.Pending, ", "))
 	}
 	if behind := h.a.host.Behind(); len(behind) > 0 {
 		var reasons []fault.Reason
@@ -289,7 +281,7 @@ func (h *health) placement() api.Condition {
 				Code: "allocation_behind", Message: behind[id].Error(), Change: "make room for it there; it is tried again by itself",
 			})
 		}
-		return bad("placement", fmt.Sprintf("equal to the host, generation %d; allocations that are not what is claimed %d", s.Generation, len(behind)), reasons...)
+		return api.Degraded("placement", fmt.Sprintf("equal to the host, generation %d; allocations that are not what is claimed %d", s.Generation, len(behind)), reasons...)
 	}
 	return h.placementEqual(s)
 }
@@ -319,10 +311,10 @@ func (h *health) placementEqual(s reporter.Status) api.Condition {
 		if w.Reason.Code == "reshape_move" {
 			return api.Condition{Name: "placement", Health: api.HealthOK, Detail: detail + "; to be " + string(w.Shape) + ": " + w.Reason.Message, Reasons: reasons}
 		}
-		return bad("placement", detail+"; not as it is to be ("+string(w.Shape)+"): "+w.Reason.Message, reasons...)
+		return api.Degraded("placement", detail+"; not as it is to be ("+string(w.Shape)+"): "+w.Reason.Message, reasons...)
 	}
 	if faults > 0 {
-		return bad("placement", detail+"; what is configured is not reported: "+reasons[0].Message, reasons...)
+		return api.Degraded("placement", detail+"; what is configured is not reported: "+reasons[0].Message, reasons...)
 	}
 	return api.Condition{Name: "placement", Health: api.HealthOK, Detail: detail, Reasons: reasons}
 }
@@ -355,7 +347,7 @@ func (h *health) claims() api.Condition {
 	dead := deadReasons(now, h.a.tracker.List(), name)
 	reasons = append(reasons, dead...)
 	if len(reasons) == 0 {
-		return good("claims", fmt.Sprintf("%d held%s", len(h.a.tracker.List()), unclaimed(strangers)))
+		return api.OK("claims", fmt.Sprintf("%d held%s", len(h.a.tracker.List()), unclaimed(strangers)))
 	}
 	var detail []string
 	say := func(words string, n int) {
@@ -368,7 +360,7 @@ func (h *health) claims() api.Condition {
 	say("held and gone from the host", len(audited.Lost))
 	say("devices held and dead", len(dead))
 	say("sums that differ", len(audited.Differences))
-	return bad("claims", strings.Join(detail, ", ")+unclaimed(strangers), reasons...)
+	return api.Degraded("claims", strings.Join(detail, ", ")+unclaimed(strangers), reasons...)
 }
 
 // unclaimed names the guests that run here without a claim.
@@ -458,31 +450,31 @@ func (h *health) peers() api.Condition {
 	c := h.a.config()
 	switch {
 	case h.a.noPeers != nil && !(h.a.observing() && h.a.noFiles):
-		return bad("peers", "other hosts cannot connect: "+h.a.noPeers.Error(), fault.Reason{
+		return api.Degraded("peers", "other hosts cannot connect: "+h.a.noPeers.Error(), fault.Reason{
 			Code: "certificates", Message: h.a.noPeers.Error(), Change: "make certificates (berth pki --help), copy them to this host, restart the agent",
 		})
 	case h.a.noPeers != nil: // not made yet, and nobody misses them yet
-		return good("peers", "no certificates; needed in mode manage")
+		return api.OK("peers", "no certificates; needed in mode manage")
 	case h.a.deaf.Load() != nil:
 		err := *h.a.deaf.Load()
-		return bad("peers", "other hosts cannot connect: "+err.Error(), fault.Reason{
+		return api.Degraded("peers", "other hosts cannot connect: "+err.Error(), fault.Reason{
 			Code: "peers_port", Message: err.Error(), Change: "free the address, or set [agent] listen; it is tried again by itself",
 		})
 	case c.Agent.Listen == "":
-		return good("peers", "listening is off ([agent] listen)")
+		return api.OK("peers", "listening is off ([agent] listen)")
 	}
 	now := h.a.rt.Now()
 	if r := doctor.Ending(h.a.identity, h.a.name, now); r != nil {
-		return bad("peers", r.Message, *r)
+		return api.Degraded("peers", r.Message, *r)
 	}
 	left := h.a.identity.Leaf.NotAfter.Sub(now)
-	return good("peers", fmt.Sprintf("listening on %s, certificate good for %d days", c.Agent.Listen, int(left.Hours()/24)))
+	return api.OK("peers", fmt.Sprintf("listening on %s, certificate good for %d days", c.Agent.Listen, int(left.Hours()/24)))
 }
 
 func (h *health) migrations() api.Condition {
 	list, err := h.a.conductor.List(context.Background())
 	if err != nil {
-		return bad("migrations", err.Error())
+		return api.Degraded("migrations", err.Error())
 	}
 	var reasons, unconfirmed []fault.Reason
 	going, waiting := 0, 0
@@ -513,18 +505,18 @@ func (h *health) migrations() api.Condition {
 		}
 	}
 	if len(reasons) > 0 {
-		return bad("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
+		return api.Degraded("migrations", fmt.Sprintf("%d in doubt", len(reasons)), reasons...)
 	}
 	if len(unconfirmed) > 0 {
-		return bad("migrations", unconfirmed[0].Message, unconfirmed...)
+		return api.Degraded("migrations", unconfirmed[0].Message, unconfirmed...)
 	}
 	if silent := silentParties(append(list, h.a.waitingArrivals()...), h.a.name, h.a.peers.answered, h.a.rt.Now()); len(silent) > 0 {
-		return bad("migrations", silent[0].Message, silent...)
+		return api.Degraded("migrations", silent[0].Message, silent...)
 	}
 	if waiting > 0 {
-		return good("migrations", fmt.Sprintf("%d going on, of which %d wait for their turn", going, waiting))
+		return api.OK("migrations", fmt.Sprintf("%d going on, of which %d wait for their turn", going, waiting))
 	}
-	return good("migrations", fmt.Sprintf("%d going on", going))
+	return api.OK("migrations", fmt.Sprintf("%d going on", going))
 }
 
 // overall is degraded when one part is.

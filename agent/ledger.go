@@ -119,7 +119,7 @@ func (l *ledger) begin(ctx context.Context, r rebuildRecord) error {
 	if err != nil {
 		return err
 	}
-	return l.a.db.Put(ctx, bucketAgent, keyRebuild, raw)
+	return l.a.db.Put(ctx, store.BucketAgent, keyRebuild, raw)
 }
 
 // replace sets the file aside and puts in its place a new one with what is left, and
@@ -136,7 +136,7 @@ func (l *ledger) replace(why error) error {
 	}
 	// One that an earlier start left in the file: what was lost then may be lost still.
 	records := slices.DeleteFunc(saved.Records, func(r store.Record) bool {
-		if r.Bucket != bucketAgent || r.Key != keyRebuild {
+		if r.Bucket != store.BucketAgent || r.Key != keyRebuild {
 			return false
 		}
 		var was rebuildRecord
@@ -158,7 +158,7 @@ func (l *ledger) replace(why error) error {
 	if err != nil {
 		return err
 	}
-	if _, err = store.SetAside(l.path, a.rt.Now(), append(records, store.Record{Bucket: bucketAgent, Key: keyRebuild, Value: raw})); err != nil {
+	if _, err = store.SetAside(l.path, a.rt.Now(), append(records, store.Record{Bucket: store.BucketAgent, Key: keyRebuild, Value: raw})); err != nil {
 		return err
 	}
 	a.log.Error("the ledger was damaged or lost: the file is kept, and what is missing is asked of libvirt, peers and Placement",
@@ -205,7 +205,7 @@ func (l *ledger) standing(c config.Config, why error) error {
 
 // load reads the record.
 func (l *ledger) load(ctx context.Context) error {
-	raw, found, err := l.a.db.Get(ctx, bucketAgent, keyRebuild)
+	raw, found, err := l.a.db.Get(ctx, store.BucketAgent, keyRebuild)
 	if err != nil || !found {
 		return err
 	}
@@ -307,14 +307,14 @@ func (l *ledger) condition() api.Condition {
 		if len(reasons) == 0 {
 			reasons = []fault.Reason{{Code: "database_unreadable", Message: l.closed.Error(), Change: "let the agent read and write " + l.path + ", and restart it"}}
 		}
-		return bad(name, l.closed.Error(), reasons...)
+		return api.Degraded(name, l.closed.Error(), reasons...)
 	}
 	if err := l.state(); err != nil {
 		reasons := fault.ReasonsOf(err)
-		return bad(name, reasons[0].Message, append(reasons, l.keptReason()...)...)
+		return api.Degraded(name, reasons[0].Message, append(reasons, l.keptReason()...)...)
 	}
 	if err := l.a.db.Room(); err != nil {
-		return bad(name, err.Error(), fault.ReasonsOf(err)...)
+		return api.Degraded(name, err.Error(), fault.ReasonsOf(err)...)
 	}
 	var reasons []fault.Reason
 	l.mu.Lock()
@@ -335,13 +335,13 @@ func (l *ledger) condition() api.Condition {
 	reasons = append(reasons, l.keptReason()...)
 	switch {
 	case doubts > 0:
-		return bad(name, fmt.Sprintf("rebuilt at %s; guests in doubt %d", r.Ended.Format(time.DateTime), doubts), reasons...)
+		return api.Degraded(name, fmt.Sprintf("rebuilt at %s; guests in doubt %d", r.Ended.Format(time.DateTime), doubts), reasons...)
 	case len(reasons) > 0:
-		return bad(name, reasons[0].Message, reasons...)
+		return api.Degraded(name, reasons[0].Message, reasons...)
 	case r != nil:
-		return good(name, fmt.Sprintf("rebuilt at %s: %s", r.Ended.Format(time.DateTime), r.Cause))
+		return api.OK(name, fmt.Sprintf("rebuilt at %s: %s", r.Ended.Format(time.DateTime), r.Cause))
 	}
-	return good(name, "whole")
+	return api.OK(name, "whole")
 }
 
 // keptReason names a damaged file for as long as it lies there: who takes it away

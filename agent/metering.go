@@ -124,12 +124,12 @@ func (m *metering) condition() (api.Condition, bool) {
 		return api.Condition{}, false
 	}
 	if why := m.closed.Load(); why != nil {
-		return bad("metrics", "not served: "+(*why).Error(), fault.Reason{
+		return api.Degraded("metrics", "not served: "+(*why).Error(), fault.Reason{
 			Code: "metrics_port", Message: (*why).Error(), Change: `free the address, or set [metrics] listen ("" for none) and restart the agent; it is tried again by itself`,
 		}), true
 	}
 	if at := m.at.Load(); at != nil {
 		address = *at
 	}
-	return good("metrics", "served on "+address), true
+	return api.OK("metrics", "served on "+address), true
 }

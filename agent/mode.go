@@ -15,6 +15,7 @@ import (
 
 	"berth/agent/guard"
 	"berth/internal/fault"
+	"berth/internal/store"
 	"berth/internal/stuck"
 )
 
@@ -124,7 +125,7 @@ func (a *Agent) recognise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	raw, found, err := a.db.Get(ctx, bucketAgent, keyIdentity)
+	raw, found, err := a.db.Get(ctx, store.BucketAgent, keyIdentity)
 	if err != nil {
 		return fmt.Errorf("read this host's identity: %w", err)
 	}
@@ -167,7 +168,7 @@ func (a *Agent) recognise(ctx context.Context) error {
 	if raw, err = json.Marshal(now); err != nil {
 		return err
 	}
-	return a.db.Put(ctx, bucketAgent, keyIdentity, raw)
+	return a.db.Put(ctx, store.BucketAgent, keyIdentity, raw)
 }
 
 // isStranger notes why this host's identity is not believed.

@@ -31,7 +31,7 @@ func placementSilent(t answers.Times, now time.Time) (api.Condition, bool) {
 		return api.Condition{}, false
 	}
 	detail := "Placement has not answered since " + since.UTC().Format(time.RFC3339)
-	return bad("placement", detail, fault.Reason{
+	return api.Degraded("placement", detail, fault.Reason{
 		Code: "placement_silent", Message: fmt.Sprintf("%s; a request has waited since %s", detail, t.Asked.UTC().Format(time.RFC3339)),
 		Have: since.UTC().Format(time.RFC3339), Change: "berth doctor, which asks it; see to Placement and to the network to it",
 	}), true
@@ -75,9 +75,9 @@ func withLate(list []api.Condition, late []answers.Silent) []api.Condition {
 		i := slices.IndexFunc(list, func(c api.Condition) bool { return c.Name == w.condition })
 		switch {
 		case i < 0:
-			list = append(list, bad(w.condition, message, r))
+			list = append(list, api.Degraded(w.condition, message, r))
 		case list[i].Health == api.HealthOK:
-			list[i] = bad(w.condition, message, append([]fault.Reason{r}, list[i].Reasons...)...)
+			list[i] = api.Degraded(w.condition, message, append([]fault.Reason{r}, list[i].Reasons...)...)
 		default:
 			list[i].Detail += "; " + message
 			list[i].Reasons = append(slices.Clip(list[i].Reasons), r)
@@ -193,7 +193,7 @@ func stuckDrains(list []drain.Drain, now time.Time) (api.Condition, bool) {
 	if len(reasons) == 0 {
 		return api.Condition{}, false
 	}
-	return bad("drains", reasons[0].Message, reasons...), true
+	return api.Degraded("drains", reasons[0].Message, reasons...), true
 }
 
 // certificateEvery is how often the certificate files are held against what the agent uses.

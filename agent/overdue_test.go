@@ -15,6 +15,7 @@ import (
 	"berth/fleet"
 	"berth/fleet/fleettest"
 	"berth/internal/fault"
+	"berth/internal/store/storetest"
 	"berth/migration"
 	"berth/migration/drain"
 )
@@ -178,7 +179,7 @@ func TestNextAsked_EachHostHasItsTurn(t *testing.T) {
 func TestWithLate_SaysSinceWhenAtItsPart(t *testing.T) {
 	at := time.Date(2026, 5, 6, 12, 0, 0, 0, time.UTC)
 	late := []answers.Silent{{Part: loopAudit, Since: at, Within: time.Hour}, {Part: loopFleet, Since: at, Within: time.Minute}, {Part: loopHosts, Since: at, Within: time.Minute}}
-	got := withLate([]api.Condition{good("allocations", "agree"), bad("fleet", "no answer", fault.Reason{Code: "fleet_store"}), good("claims", "3 held")}, late)
+	got := withLate([]api.Condition{api.OK("allocations", "agree"), api.Degraded("fleet", "no answer", fault.Reason{Code: "fleet_store"}), api.OK("claims", "3 held")}, late)
 	var lines []string
 	for _, c := range got {
 		lines = append(lines, c.Name+" "+string(c.Health)+" "+c.Detail)
@@ -304,7 +305,7 @@ func TestLookAtSilent_HostThatRefusesConnections(t *testing.T) {
 	if _, err := records.PutInstance(t.Context(), fleet.Instance{UUID: "u1", Name: "web", Host: "host-b", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
-	u := unevacuated{a: p.a, memory: &notes{}}
+	u := unevacuated{a: p.a, memory: storetest.NewMemory()}
 	u.lookAtSilent(t.Context(), records)
 	if got := inALine(u.condition()); got != "nothing" {
 		t.Errorf("after one look: %s", got)

@@ -15,6 +15,7 @@ import (
 	"berth/agent/inventory"
 	"berth/agent/inventory/providerconfig"
 	"berth/internal/fault"
+	"berth/internal/store"
 )
 
 // keyProviderConfig is the record of each provider config file as it was when it
@@ -35,7 +36,7 @@ type providerConfig struct {
 func (a *Agent) loadProviderConfig(ctx context.Context) {
 	dir := a.config().Placement.ProviderConfigDir
 	before := map[string]string{}
-	if raw, found, err := a.db.Get(ctx, bucketAgent, keyProviderConfig); err == nil && found {
+	if raw, found, err := a.db.Get(ctx, store.BucketAgent, keyProviderConfig); err == nil && found {
 		// What does not decode is as none: then a file with a fault gives nothing.
 		_ = json.Unmarshal(raw, &before)
 	}

@@ -15,6 +15,7 @@ import (
 	"berth/fleet"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/store"
 )
 
 // unevacuated looks for hosts that have instances by the fleet's records and need an operator: dead ones
@@ -191,7 +192,7 @@ func (u *unevacuated) lookAtSilent(ctx context.Context, records *fleet.Records) 
 func (u *unevacuated) remember(ctx context.Context, hosts []string) {
 	if u.ever == nil {
 		u.ever = map[string]bool{}
-		raw, found, err := u.memory.Get(ctx, bucketAgent, keyAnswered)
+		raw, found, err := u.memory.Get(ctx, store.BucketAgent, keyAnswered)
 		if err == nil && found {
 			err = json.Unmarshal(raw, &u.ever)
 		}
@@ -211,7 +212,7 @@ func (u *unevacuated) remember(ctx context.Context, hosts []string) {
 	}
 	raw, err := json.Marshal(u.ever)
 	if err == nil {
-		err = u.memory.Put(ctx, bucketAgent, keyAnswered, raw)
+		err = u.memory.Put(ctx, store.BucketAgent, keyAnswered, raw)
 	}
 	if err != nil {
 		u.a.log.Warn("which hosts have answered could not be noted", "error", err)
@@ -339,5 +340,5 @@ func lostCondition(hosts []deadHost, silent []silentHost) (api.Condition, bool) 
 	if !grave {
 		return api.Condition{Name: "evacuation", Health: api.HealthOK, Detail: reasons[0].Message, Reasons: reasons}, true
 	}
-	return bad("evacuation", reasons[0].Message, reasons...), true
+	return api.Degraded("evacuation", reasons[0].Message, reasons...), true
 }

@@ -155,11 +155,11 @@ func (p *page) condition() (api.Condition, bool) {
 		if len(reasons) == 0 {
 			reasons = []fault.Reason{{Code: "page_port", Message: (*why).Error(), Change: `free the address, or set [web] listen ("" for none) and restart the agent; it is tried again by itself`}}
 		}
-		return bad("page", "not shown: "+(*why).Error(), reasons...), true
+		return api.Degraded("page", "not shown: "+(*why).Error(), reasons...), true
 	}
 	address := p.at.Address
 	if at := p.shown.Load(); at != nil {
 		address = *at
 	}
-	return good("page", "shown on "+address), true
+	return api.OK("page", "shown on "+address), true
 }

@@ -70,3 +70,6 @@
 // rename, so that a crash leaves the one or the other. What follows from it is the
 // callers' to say: a ledger that lost a record is joined with what others know.
 package store
+
+// BucketAgent has what the parts of package agent must know at the next start.
+const BucketAgent = "agent"

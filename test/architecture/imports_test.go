@@ -99,6 +99,7 @@ var table = map[string]rule{
 	"agent/bundle":                   {why: "pure: documents and texts in, an archive without secrets out"},
 	"agent/doctor":                   {own: []string{"agent/api", "agent/host/hooks", "driver", "fleet", "placementclient", "systemd", "topology", "internal/..."}, third: []string{"golang.org/x/sys"}, why: "looks at a host and says what helps; changes nothing"},
 	"agent/drawing":                  {own: []string{"topology", "internal/visible"}, why: "pure: a host and its claims in, a picture out"},
+	"agent/lease":                    {own: []string{"agent/api", "agent/witness", "fleet", "internal/..."}, why: "a lease and a watchdog; ends no instance and starts none"},
 	"agent/answers":                  {why: "when each part answered last; asks nobody"},
 	"agent/witness":                  {why: "pure: what the witnesses of an instance's owner say in, whether it may be started out"},
 	"agent/guard":                    {own: []string{"driver/libvirt/domainxml", "internal/..."}, why: "answers from a ledger's facts and its own files; never the hypervisor"},

@@ -1,7 +1,8 @@
-package agent
+package lease
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -30,7 +31,7 @@ type storeAsked struct {
 // servedBy says whether the store has answered, if only to refuse.
 func servedBy(err error) bool {
 	kind := fault.KindOf(err)
-	return err == nil || kind != fault.Unavailable && kind != fault.InDoubt && !ended(err)
+	return err == nil || kind != fault.Unavailable && kind != fault.InDoubt && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
 }
 
 // How others are asked; arbitrary but for what is said.
@@ -44,7 +45,7 @@ const (
 )
 
 // storeSeen is what this host tells others.
-func (v *vigil) storeSeen() api.StoreSeen {
+func (v *Keeper) StoreSeen() api.StoreSeen {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.asked.there {
@@ -53,7 +54,7 @@ func (v *vigil) storeSeen() api.StoreSeen {
 	return api.StoreSeen{Asked: true, Served: v.asked.served, Age: v.now() - v.asked.begun}
 }
 
-func (v *vigil) served() bool {
+func (v *Keeper) served() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.asked.served
@@ -62,7 +63,7 @@ func (v *vigil) served() bool {
 // keepOthers keeps who the other hosts of the fleet are, without those that count as dead, until
 // ctx ends. While the store does not say, it stays as it was. One that has gone is asked still until
 // this host's record does not name it any more: until then it may declare this host dead.
-func (v *vigil) keepOthers(ctx context.Context, records liveRecords) {
+func (v *Keeper) keepOthers(ctx context.Context, records Records) {
 	for ctx.Err() == nil {
 		wait := othersEvery
 		if names, named, err := v.readOthers(ctx, records); err == nil {
@@ -86,7 +87,7 @@ func union(lists ...[]string) []string {
 }
 
 // witnesses are the hosts that are to be on record; never nil.
-func (v *vigil) witnesses() []string {
+func (v *Keeper) witnesses() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return append([]string{}, v.named...)
@@ -94,7 +95,7 @@ func (v *vigil) witnesses() []string {
 
 // onRecord notes that this host's record names names and no other. After a write that failed the
 // next one does not count yet: the first may land after it.
-func (v *vigil) onRecord(names []string) {
+func (v *Keeper) onRecord(names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.untold == nil {
@@ -103,7 +104,7 @@ func (v *vigil) onRecord(names []string) {
 }
 
 // readOthers gives them in order, and those that the record of this host names.
-func (v *vigil) readOthers(ctx context.Context, records liveRecords) (names, named []string, err error) {
+func (v *Keeper) readOthers(ctx context.Context, records Records) (names, named []string, err error) {
 	ctx, cancel := v.o.Runtime.WithTimeout(ctx, othersPatience)
 	defer cancel()
 	hosts, err := records.Hosts(ctx)
@@ -136,7 +137,7 @@ func (v *vigil) readOthers(ctx context.Context, records liveRecords) (names, nam
 
 // borneOut is nil where other hosts say that the store serves nobody. since is when the first
 // of them found that.
-func (v *vigil) borneOut(ctx context.Context) (since time.Duration, err error) {
+func (v *Keeper) borneOut(ctx context.Context) (since time.Duration, err error) {
 	v.mu.Lock()
 	others, known := v.others, v.known
 	v.mu.Unlock()
@@ -162,7 +163,7 @@ func (v *vigil) borneOut(ctx context.Context) (since time.Duration, err error) {
 
 // poll is one question to all others.
 type poll struct {
-	v      *vigil
+	v      *Keeper
 	others []string
 	order  []int
 	stop   func() // when it is decided

@@ -20,7 +20,7 @@ import (
 )
 
 // TestAgent_FencesItselfFromItsStartToItsStop is the whole agent over a socket: what the parts do
-// in time, deathlease_test.go says.
+// in time, package lease says.
 func TestAgent_FencesItselfFromItsStartToItsStop(t *testing.T) {
 	t.Parallel()
 	s, err := placement.New(placement.Options{Listen: "127.0.0.1:0"})

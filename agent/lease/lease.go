@@ -1,4 +1,10 @@
-package agent
+// Package lease keeps the lease by which other hosts know that this one lives, and feeds this host's
+// watchdog by that lease alone.
+//
+// It reads the fleet's records, and asks other hosts' agents whether the store serves them; it alone
+// writes this host's lease, the mark of an armed watchdog (bucket "agent" of the store), and whether
+// the host's record says that it fences itself.
+package lease
 
 import (
 	"context"
@@ -11,12 +17,12 @@ import (
 	"berth/agent/api"
 	"berth/fleet"
 	"berth/internal/config"
-	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/store"
 	"berth/internal/watchdog"
 )
 
-// vigil keeps this host's lease in the fleet's records and, where [fleet] self_fence names a
+// Keeper keeps this host's lease in the fleet's records and, where [fleet] self_fence names a
 // watchdog, feeds that by the lease alone: so that the host is reset before its lease ends, and an
 // expired lease is a proof of its death. It ends and starts nothing else, and no guest waits for
 // it. The order, in which each step is done before the next is begun:
@@ -39,8 +45,8 @@ import (
 //	failed     was not fed, and no reset came: it proves nothing,  a restart of the agent
 //	           and is disarmed in order where nobody goes by it
 //	off        disarmed, or left armed, at the end                 –
-type vigil struct {
-	o      vigilOptions
+type Keeper struct {
+	o      Options
 	budget watchdog.Budget
 
 	// mu guards what follows; nothing is called under it.
@@ -56,7 +62,7 @@ type vigil struct {
 	others   []string   // the hosts that have to bear out that the store serves nobody: all that are on record for it, and those to be
 	named    []string   // the hosts that are to be on record for it, as known last
 	known    bool       // who they are was read
-	state    vigilState
+	state    watchdogState
 	since    time.Time      // it is in that state
 	facts    watchdog.Facts // of the device that is open, or was
 	why      error          // why it is not armed
@@ -64,45 +70,53 @@ type vigil struct {
 	untold   error          // why it does not
 }
 
-type vigilState string
+type watchdogState string
 
 const (
-	vigilWaiting  vigilState = "waiting"
-	vigilArmed    vigilState = "armed"
-	vigilStarving vigilState = "starving"
-	vigilFailed   vigilState = "failed"
-	vigilOff      vigilState = "off"
+	stateWaiting  watchdogState = "waiting"
+	stateArmed    watchdogState = "armed"
+	stateStarving watchdogState = "starving"
+	stateFailed   watchdogState = "failed"
+	stateOff      watchdogState = "off"
 )
 
-// vigilOptions are what a vigil is made of.
-type vigilOptions struct {
+// Options are what a lease is kept by.
+type Options struct {
 	Host, Boot string
 	Fleet      config.Fleet
 	// Records are the fleet's, or why there are none by which a host is alive.
-	Records func() (liveRecords, error)
-	Memory  fencings
+	Records func() (Records, error)
+	Memory  Notes
 	// MayArm says whether this host is known to be the one that its ledger is of.
 	MayArm func() bool
 	// Ask asks another host's agent whether the store serves it.
 	Ask     func(ctx context.Context, host string) (api.StoreSeen, error)
-	Open    openWatchdog
-	Reopen  openWatchdog
+	Open    OpenDevice
+	Reopen  OpenDevice
 	Runtime runtime.Runtime
 	Logger  *slog.Logger
 }
 
-// openWatchdog is watchdog.Open or Reopen.
-type openWatchdog func(path string, timeout time.Duration) (openedWatchdog, watchdog.Facts, error)
+// Notes are durable notes of this host.
+type Notes interface {
+	Get(ctx context.Context, bucket, key string) ([]byte, bool, error)
+	Put(ctx context.Context, bucket, key string, value []byte) error
+	Delete(ctx context.Context, bucket, key string) error
+}
 
-// openedWatchdog is a watchdog.Device.
-type openedWatchdog interface {
+// OpenDevice opens a watchdog for the first time in a boot, or again.
+type OpenDevice func(path string, timeout time.Duration) (Device, watchdog.Facts, error)
+
+// Device is a watchdog that is open: a watchdog.Device.
+type Device interface {
 	Feed() error
 	Disarm() error
 	Abandon() error
 }
 
-func opening(open func(string, time.Duration) (*watchdog.Device, error)) openWatchdog {
-	return func(path string, timeout time.Duration) (openedWatchdog, watchdog.Facts, error) {
+// Opening adapts watchdog.Open, or Reopen.
+func Opening(open func(string, time.Duration) (*watchdog.Device, error)) OpenDevice {
+	return func(path string, timeout time.Duration) (Device, watchdog.Facts, error) {
 		d, err := open(path, timeout)
 		if err != nil {
 			return nil, watchdog.Facts{}, err
@@ -112,7 +126,7 @@ func opening(open func(string, time.Duration) (*watchdog.Device, error)) openWat
 }
 
 // liveRecords is the part of fleet.Records by which a host is alive.
-type liveRecords interface {
+type Records interface {
 	KeepAlive(ctx context.Context, host, boot string, length fleet.Seconds) error
 	NoQuorum(ctx context.Context) (refused bool, err error)
 	Hosts(ctx context.Context) ([]fleet.Host, error)
@@ -121,7 +135,7 @@ type liveRecords interface {
 	WatchLapsed(ctx context.Context) error
 }
 
-// How long the parts of a vigil take; arbitrary but for the order.
+// How long the parts of a keeper take; arbitrary but for the order.
 const (
 	stopFenced   = 15 * time.Second // the record must be written in that at an orderly stop; below stopPatience
 	announceCall = 5 * time.Second  // one write of the record
@@ -145,48 +159,13 @@ type armedMark struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// newLeaseVigil makes that of an agent. It begins nothing.
-func newLeaseVigil(a *Agent) *vigil {
-	c := a.config()
-	return newVigil(vigilOptions{
-		Host: a.name, Boot: a.rt.Boot().ID, Fleet: c.Fleet, Memory: a.db, Runtime: a.rt, Logger: a.log,
-		Open: opening(watchdog.Open), Reopen: opening(watchdog.Reopen),
-		Records: func() (liveRecords, error) {
-			records, err := a.fleetRecords()
-			switch {
-			case err != nil:
-				return nil, err
-			case a.observing():
-				return nil, fault.Refuse(fault.Forbidden, "keep this host's lease", observes(a.name))
-			case !records.HasLeases():
-				return nil, fault.New(fault.Forbidden, "keep this host's lease: the store has none")
-			}
-			return records, nil
-		},
-		Ask: func(ctx context.Context, host string) (api.StoreSeen, error) {
-			client, err := a.peers.client(host)
-			if err != nil {
-				return api.StoreSeen{}, err
-			}
-			return client.FleetStore(ctx)
-		},
-		MayArm: func() bool {
-			select {
-			case <-a.recognised: // a copied machine must not speak in the other's name
-				return a.estranged() == nil
-			default:
-				return false
-			}
-		},
-	})
-}
-
-func newVigil(o vigilOptions) *vigil {
-	return &vigil{o: o, budget: o.Fleet.Budget(), state: vigilWaiting, since: o.Runtime.Now()}
+// New makes what keeps a lease; it begins nothing.
+func New(o Options) *Keeper {
+	return &Keeper{o: o, budget: o.Fleet.Budget(), state: stateWaiting, since: o.Runtime.Now()}
 }
 
 // run works until ctx ends, and then disarms in order.
-func (v *vigil) run(ctx context.Context) error {
+func (v *Keeper) Run(ctx context.Context) error {
 	mark, err := v.readMark(ctx)
 	if err != nil {
 		// Then it is not known whether others go by it: it is taken for armed.
@@ -234,8 +213,8 @@ func (v *vigil) run(ctx context.Context) error {
 }
 
 // readMark gives the mark of this boot; nil for none.
-func (v *vigil) readMark(ctx context.Context) (*armedMark, error) {
-	raw, found, err := v.o.Memory.Get(ctx, bucketAgent, keyArmed)
+func (v *Keeper) readMark(ctx context.Context) (*armedMark, error) {
+	raw, found, err := v.o.Memory.Get(ctx, store.BucketAgent, keyArmed)
 	if err != nil || !found {
 		return nil, err
 	}
@@ -251,7 +230,7 @@ func (v *vigil) readMark(ctx context.Context) (*armedMark, error) {
 
 // keepLease renews the lease until ctx ends. Where that fails on a host that fences itself, it
 // asks for a proof that the store serves nobody.
-func (v *vigil) keepLease(ctx context.Context, records liveRecords) {
+func (v *Keeper) keepLease(ctx context.Context, records Records) {
 	every := v.o.Fleet.Lease.D() / 5
 	if v.o.Fleet.SelfFence != "" {
 		every = min(every, v.budget.RenewEvery())
@@ -271,7 +250,7 @@ func (v *vigil) keepLease(ctx context.Context, records liveRecords) {
 	}
 }
 
-func (v *vigil) renew(ctx context.Context, records liveRecords, patience, begun time.Duration) error {
+func (v *Keeper) renew(ctx context.Context, records Records, patience, begun time.Duration) error {
 	call, cancel := v.o.Runtime.WithTimeout(ctx, patience)
 	defer cancel()
 	err := records.KeepAlive(call, v.o.Host, v.o.Boot, v.length())
@@ -299,7 +278,7 @@ func (v *vigil) renew(ctx context.Context, records liveRecords, patience, begun 
 }
 
 // proof asks whether the store serves nobody, so that no lease ends.
-func (v *vigil) proof(ctx context.Context, records liveRecords, patience time.Duration) {
+func (v *Keeper) proof(ctx context.Context, records Records, patience time.Duration) {
 	call, cancel := v.o.Runtime.WithTimeout(ctx, patience)
 	defer cancel()
 	begun := v.now()
@@ -319,7 +298,7 @@ func (v *vigil) proof(ctx context.Context, records liveRecords, patience time.Du
 }
 
 // watchLapsed looks at the leases of hosts whose death is asked for, until ctx ends.
-func (v *vigil) watchLapsed(ctx context.Context, records liveRecords) {
+func (v *Keeper) watchLapsed(ctx context.Context, records Records) {
 	for ctx.Err() == nil {
 		call, cancel := v.o.Runtime.WithTimeout(ctx, lapsedPatience)
 		_ = records.WatchLapsed(call) // whoever asks for the death hears the same
@@ -329,11 +308,11 @@ func (v *vigil) watchLapsed(ctx context.Context, records liveRecords) {
 }
 
 // length is the lease's.
-func (v *vigil) length() fleet.Seconds { return fleet.Seconds(v.o.Fleet.Lease.D() / time.Second) }
+func (v *Keeper) length() fleet.Seconds { return fleet.Seconds(v.o.Fleet.Lease.D() / time.Second) }
 
-func (v *vigil) now() time.Duration { return v.o.Runtime.Boot().Since }
+func (v *Keeper) now() time.Duration { return v.o.Runtime.Boot().Since }
 
-func (v *vigil) standing() watchdog.Chain {
+func (v *Keeper) standing() watchdog.Chain {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.chain

@@ -1,4 +1,4 @@
-package agent
+package lease
 
 import (
 	"strconv"
@@ -12,9 +12,9 @@ import (
 	"berth/internal/fault"
 )
 
-// TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut: a firewall in front of one
+// TestKeeper_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut: a firewall in front of one
 // host refuses as a dead etcd does, and that host has to be reset before its lease ends.
-func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *testing.T) {
+func TestKeeper_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *testing.T) {
 	without := api.StoreSeen{Asked: true, Age: time.Second}
 	served := api.StoreSeen{Asked: true, Served: true, Age: time.Second}
 	old := api.StoreSeen{Asked: true, Age: 5 * time.Second} // half of the window are 4 s
@@ -40,7 +40,7 @@ func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *test
 		"all that are left after two died":      {[]api.StoreSeen{without, without, {}, {}}, 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			vigilance(t, func(t *testing.T, w *watched) {
+			watch(t, func(t *testing.T, w *watched) {
 				w.set(func() { w.others = map[string]api.StoreSeen{} })
 				for i, word := range tt.others {
 					host := "host-" + strconv.Itoa(i)
@@ -67,7 +67,7 @@ func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *test
 				if was, _ := w.reset(); was == tt.lives {
 					t.Fatalf("reset %v; the lease stands %v: %s", was, w.alive(), w.health("lease").Detail)
 				}
-				if ago := w.vigil.now() - w.standing().Begun; tt.lives && len(w.others) > 0 && ago < without.Age {
+				if ago := w.Keeper.now() - w.standing().Begun; tt.lives && len(w.others) > 0 && ago < without.Age {
 					t.Errorf("fed by a proof of %s ago, of hosts that have asked before that", ago)
 				}
 				if c := w.health("lease"); tt.lives != (c.Reasons[0].Code == "lease_no_quorum") || !tt.lives && !strings.Contains(c.Detail, "etcd refuses") {
@@ -79,10 +79,10 @@ func TestVigil_RefusedConnectionsProveNothingUnlessOtherHostsBearThemOut(t *test
 	}
 }
 
-// TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease: a host that came back, or is new, is not asked
+// TestKeeper_HostThatIsNotAsked_DeclaresNoDeathByLease: a host that came back, or is new, is not asked
 // whether the store serves it. So it must not take this one for dead by its lease.
-func TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_HostThatIsNotAsked_DeclaresNoDeathByLease(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		elsewhere := w.elsewhere()
 		put := func(host string) {
 			if err := elsewhere.PutHost(t.Context(), fleet.Host{Name: host, Boot: "boot-1"}); err != nil {
@@ -114,17 +114,17 @@ func TestVigil_HostThatIsNotAsked_DeclaresNoDeathByLease(t *testing.T) {
 		if was, _ := w.reset(); was || w.alive() {
 			t.Errorf("reset %t, the lease stands %t: the test looks at nothing", was, w.alive())
 		}
-		if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "returned", "operator:o"); !strings.Contains(advice(err), "-c agrees") {
+		if _, err := elsewhere.DeclareDeadByLease(t.Context(), watchedHost, "returned", "operator:o"); !strings.Contains(fault.RemedyOf(err), "-c agrees") {
 			t.Errorf("it is not said whom to ask: %v", err)
 		}
 		w.set(func() { w.broken = true })
 	})
 }
 
-// TestVigil_HostThatIsStillOnRecord_IsAsked: it counts as dead, and this host's record names it
+// TestKeeper_HostThatIsStillOnRecord_IsAsked: it counts as dead, and this host's record names it
 // until it could be written.
-func TestVigil_HostThatIsStillOnRecord_IsAsked(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_HostThatIsStillOnRecord_IsAsked(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		elsewhere := w.elsewhere()
 		for _, host := range []string{"agrees", "gone"} {
 			if err := elsewhere.PutHost(t.Context(), fleet.Host{Name: host, Boot: "boot-1"}); err != nil {
@@ -155,16 +155,16 @@ func TestVigil_HostThatIsStillOnRecord_IsAsked(t *testing.T) {
 	})
 }
 
-// TestVigil_TellsOthersHowTheStoreAnswers: with what it has seen itself, and how long ago.
-func TestVigil_TellsOthersHowTheStoreAnswers(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+// TestKeeper_TellsOthersHowTheStoreAnswers: with what it has seen itself, and how long ago.
+func TestKeeper_TellsOthersHowTheStoreAnswers(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.pass(time.Minute)
-		if got := w.storeSeen(); !got.Asked || !got.Served || got.Age > 2*time.Second {
+		if got := w.StoreSeen(); !got.Asked || !got.Served || got.Age > 2*time.Second {
 			t.Errorf("while it serves: %+v", got)
 		}
 		w.cut(true)
 		w.pass(5 * time.Second)
-		if got := w.storeSeen(); !got.Asked || got.Served || got.Age > 2*time.Second {
+		if got := w.StoreSeen(); !got.Asked || got.Served || got.Age > 2*time.Second {
 			t.Errorf("while it does not: %+v", got)
 		}
 		w.set(func() { w.broken = true }) // it is not fed

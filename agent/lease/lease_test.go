@@ -1,4 +1,4 @@
-package agent
+package lease
 
 import (
 	"context"
@@ -16,49 +16,12 @@ import (
 	"berth/fleet/fleettest"
 	"berth/internal/config"
 	"berth/internal/fault"
-	"berth/internal/runtime"
+	"berth/internal/runtime/runtimetest"
+	"berth/internal/store/storetest"
 	"berth/internal/watchdog"
 )
 
-// notes are an agent's durable notes in memory.
-type notes struct {
-	mu   sync.Mutex
-	kept map[string][]byte
-}
-
-func (n *notes) Get(_ context.Context, bucket, key string) ([]byte, bool, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	raw, found := n.kept[bucket+"/"+key]
-	return raw, found, nil
-}
-
-func (n *notes) Put(_ context.Context, bucket, key string, value []byte) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.kept == nil {
-		n.kept = map[string][]byte{}
-	}
-	n.kept[bucket+"/"+key] = value
-	return nil
-}
-
-func (n *notes) Delete(_ context.Context, bucket, key string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.kept, bucket+"/"+key)
-	return nil
-}
-
-// bubble is a runtime whose boot clock is the test's own time.
-type bubble struct {
-	runtime.System
-	began time.Time
-}
-
-func (b *bubble) Boot() runtime.BootTime {
-	return runtime.BootTime{ID: "boot-1", Since: time.Since(b.began)}
-}
+var errSilentHost = fault.Refuse(fault.Unavailable, "ask another host's agent", fault.Reason{Code: "no_answer", Message: "it did not answer in time"})
 
 // dog is a watchdog that keeps what is done to it, and when it would reset the host.
 type dog struct {
@@ -74,7 +37,7 @@ type dog struct {
 	deaf    error // of Feed
 }
 
-func (d *dog) open(_ string, timeout time.Duration) (openedWatchdog, watchdog.Facts, error) {
+func (d *dog) open(_ string, timeout time.Duration) (Device, watchdog.Facts, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refuses != nil {
@@ -129,17 +92,17 @@ func (d *dog) Abandon() error {
 	return nil
 }
 
-// watched is a vigil with its store, its host's record and its watchdog, all on the test's own
+// watched is a keeper with its store, its host's record and its watchdog, all on the test's own
 // time.
 type watched struct {
-	*vigil
+	*Keeper
 	*dog
 	t       *testing.T
-	rt      *bubble
+	rt      *runtimetest.Bubble
 	store   *fleettest.Memory
 	client  *fleettest.Client
 	records *fleet.Records
-	notes   *notes
+	notes   *storetest.Memory
 	// The dog's mutex guards these too; set changes them.
 	mayArm  bool
 	fate    func(fleettest.Call) fleettest.Outcome // nil for all is answered
@@ -168,11 +131,11 @@ func (r refusing) NoQuorum(ctx context.Context) (bool, error) {
 
 const watchedHost = "host-w"
 
-// vigilance runs a test of a vigil whose lease is 30 s and whose window is 8 s.
-func vigilance(t *testing.T, test func(t *testing.T, w *watched)) {
+// watch runs a test of a keeper whose lease is 30 s and whose window is 8 s.
+func watch(t *testing.T, test func(t *testing.T, w *watched)) {
 	synctest.Test(t, func(t *testing.T) {
-		rt := &bubble{began: time.Now()}
-		w := &watched{t: t, rt: rt, dog: &dog{t: t}, store: fleettest.NewMemory(rt), notes: &notes{}, mayArm: true}
+		rt := runtimetest.NewBubble()
+		w := &watched{t: t, rt: rt, dog: &dog{t: t}, store: fleettest.NewMemory(rt), notes: storetest.NewMemory(), mayArm: true}
 		w.client = w.store.Client(watchedHost)
 		w.client.Before = func(_ context.Context, c fleettest.Call) fleettest.Outcome {
 			w.dog.mu.Lock()
@@ -193,16 +156,16 @@ func vigilance(t *testing.T, test func(t *testing.T, w *watched)) {
 	})
 }
 
-// begin starts a vigil, as an agent does. stop is its orderly end.
+// begin starts a keeper, as an agent does. stop is its orderly end.
 func (w *watched) begin(path string) {
-	w.vigil = newVigil(vigilOptions{
-		Host: watchedHost, Boot: "boot-1", Records: func() (liveRecords, error) { return refusing{w.records, w}, nil },
+	w.Keeper = New(Options{
+		Host: watchedHost, Boot: "boot-1", Records: func() (Records, error) { return refusing{w.records, w}, nil },
 		Ask: func(_ context.Context, host string) (api.StoreSeen, error) {
 			w.dog.mu.Lock()
 			defer w.dog.mu.Unlock()
 			word, there := w.others[host]
 			if !there {
-				return api.StoreSeen{}, errSilent
+				return api.StoreSeen{}, errSilentHost
 			}
 			return word, nil
 		},
@@ -213,7 +176,7 @@ func (w *watched) begin(path string) {
 			defer w.dog.mu.Unlock()
 			return w.mayArm
 		},
-		Reopen: func(path string, timeout time.Duration) (openedWatchdog, watchdog.Facts, error) {
+		Reopen: func(path string, timeout time.Duration) (Device, watchdog.Facts, error) {
 			w.set(func() { w.reopens++ })
 			return w.open(path, timeout)
 		},
@@ -223,7 +186,7 @@ func (w *watched) begin(path string) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		if err := w.run(ctx); err != nil {
+		if err := w.Run(ctx); err != nil {
 			w.t.Error(err)
 		}
 	}()
@@ -261,7 +224,7 @@ func (w *watched) cut(off bool) {
 	})
 }
 
-// set changes what the vigil meets.
+// set changes what the keeper meets.
 func (w *watched) set(change func()) {
 	w.dog.mu.Lock()
 	defer w.dog.mu.Unlock()
@@ -270,7 +233,7 @@ func (w *watched) set(change func()) {
 
 func (w *watched) health(part string) api.Condition {
 	w.t.Helper()
-	for _, c := range w.conditions() {
+	for _, c := range w.Conditions() {
 		if c.Name == part {
 			return c
 		}
@@ -279,8 +242,8 @@ func (w *watched) health(part string) api.Condition {
 	return api.Condition{}
 }
 
-func TestVigil_IsArmedThenToldThenDisarmedInOrder(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_IsArmedThenToldThenDisarmedInOrder(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.set(func() { w.mayArm = false })
 		w.pass(20 * time.Second)
 		if w.opened != 0 || !w.alive() {
@@ -301,14 +264,14 @@ func TestVigil_IsArmedThenToldThenDisarmedInOrder(t *testing.T) {
 			t.Errorf("the record was written in a steady state: revision %d, then %d", revision, got)
 		}
 		w.stop()
-		if _, when := w.reset(); !when.IsZero() || w.recorded() || len(w.notes.kept) != 0 {
-			t.Errorf("after an orderly stop it resets at %v, on record %v, notes %v", when, w.recorded(), w.notes.kept)
+		if _, when := w.reset(); !when.IsZero() || w.recorded() || len(w.notes.Records()) != 0 {
+			t.Errorf("after an orderly stop it resets at %v, on record %v, notes %v", when, w.recorded(), w.notes.Records())
 		}
 	})
 }
 
-func TestVigil_ACutHostIsResetBeforeItsLeaseEnds(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_ACutHostIsResetBeforeItsLeaseEnds(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		if err := w.elsewhere().PutHost(t.Context(), fleet.Host{Name: "host-c", Boot: "boot-1"}); err != nil {
 			t.Fatal(err)
 		}
@@ -343,8 +306,8 @@ func TestVigil_ACutHostIsResetBeforeItsLeaseEnds(t *testing.T) {
 	})
 }
 
-func TestVigil_ShortFaultsStarveNobody(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_ShortFaultsStarveNobody(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.pass(time.Minute)
 		for range 20 {
 			w.cut(true)
@@ -361,8 +324,8 @@ func TestVigil_ShortFaultsStarveNobody(t *testing.T) {
 	})
 }
 
-func TestVigil_TheLossOfAllOfEtcdResetsNobody(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_TheLossOfAllOfEtcdResetsNobody(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.pass(time.Minute)
 		w.store.SetDown(true)
 		w.pass(time.Hour)
@@ -380,8 +343,8 @@ func TestVigil_TheLossOfAllOfEtcdResetsNobody(t *testing.T) {
 	})
 }
 
-func TestVigil_WhereItCannotBeTakenBackItStaysArmed(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_WhereItCannotBeTakenBackItStaysArmed(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.pass(time.Minute)
 		w.store.SetDown(true)
 		w.stop()
@@ -404,9 +367,9 @@ func TestVigil_WhereItCannotBeTakenBackItStaysArmed(t *testing.T) {
 	})
 }
 
-func TestVigil_AnEarlierConfigurationsWatchdogIsDisarmed(t *testing.T) {
+func TestKeeper_AnEarlierConfigurationsWatchdogIsDisarmed(t *testing.T) {
 	for _, path := range []string{"", "/dev/other"} {
-		vigilance(t, func(t *testing.T, w *watched) {
+		watch(t, func(t *testing.T, w *watched) {
 			w.pass(time.Minute)
 			w.store.SetDown(true)
 			w.stop()
@@ -427,8 +390,8 @@ func TestVigil_AnEarlierConfigurationsWatchdogIsDisarmed(t *testing.T) {
 	}
 }
 
-func TestVigil_AWatchdogThatDoesNotResetProvesNothing(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_AWatchdogThatDoesNotResetProvesNothing(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.pass(time.Minute)
 		w.set(func() { w.broken = true })
 		w.cut(true)
@@ -448,14 +411,14 @@ func TestVigil_AWatchdogThatDoesNotResetProvesNothing(t *testing.T) {
 	})
 }
 
-func TestVigil_ADeviceThatCannotBeHadIsTriedAgain(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_ADeviceThatCannotBeHadIsTriedAgain(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.set(func() {
 			w.refuses = fault.Refuse(fault.NotFound, "arm watchdog /dev/dog", fault.Reason{Code: "watchdog_absent", Message: "there is no /dev/dog"})
 		})
 		w.pass(time.Minute)
-		if c := w.health("watchdog"); c.Health == api.HealthOK || w.recorded() || len(w.notes.kept) != 0 {
-			t.Errorf("health %+v, on record %v, notes %v", c, w.recorded(), w.notes.kept)
+		if c := w.health("watchdog"); c.Health == api.HealthOK || w.recorded() || len(w.notes.Records()) != 0 {
+			t.Errorf("health %+v, on record %v, notes %v", c, w.recorded(), w.notes.Records())
 		}
 		w.set(func() { w.refuses = nil })
 		w.pass(20 * time.Second)
@@ -473,8 +436,8 @@ func TestVigil_ADeviceThatCannotBeHadIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestVigil_AWriteThatLandsLateDoesNotArmTheRecord(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
+func TestKeeper_AWriteThatLandsLateDoesNotArmTheRecord(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
 		w.set(func() {
 			w.fate = func(c fleettest.Call) fleettest.Outcome {
 				if c.Verb == "commit" {
@@ -502,17 +465,17 @@ func TestVigil_AWriteThatLandsLateDoesNotArmTheRecord(t *testing.T) {
 // elsewhere are the records as another host has them.
 func (w *watched) elsewhere() *fleet.Records { return fleet.New(w.store.Client("host-c"), w.rt) }
 
-// TestVigil_LooksAtALeaseThatIsOverUntilItIsAProof: whoever comes back when he was told to has it.
-func TestVigil_LooksAtALeaseThatIsOverUntilItIsAProof(t *testing.T) {
-	vigilance(t, func(t *testing.T, w *watched) {
-		if err := w.records.PutHost(t.Context(), fleet.Host{Name: lostHost, Boot: "boot-1", SelfFence: true, Lease: 20}); err != nil {
+// TestKeeper_LooksAtALeaseThatIsOverUntilItIsAProof: whoever comes back when he was told to has it.
+func TestKeeper_LooksAtALeaseThatIsOverUntilItIsAProof(t *testing.T) {
+	watch(t, func(t *testing.T, w *watched) {
+		if err := w.records.PutHost(t.Context(), fleet.Host{Name: "host-s", Boot: "boot-1", SelfFence: true, Lease: 20}); err != nil {
 			t.Fatal(err)
 		}
 		declare := func() error {
-			_, err := w.records.DeclareDeadByLease(t.Context(), lostHost, watchedHost, "host:host-w")
+			_, err := w.records.DeclareDeadByLease(t.Context(), "host-s", watchedHost, "host:host-w")
 			return err
 		}
-		if err := declare(); !errors.Is(err, fault.Busy) || !slices.Equal(codes(err), []string{fleet.ReasonLeaseOverLately}) {
+		if err := declare(); !errors.Is(err, fault.Busy) || !fault.HasReason(err, fleet.ReasonLeaseOverLately) || len(fault.ReasonsOf(err)) != 1 {
 			t.Errorf("at once: %v", err)
 		}
 		time.Sleep(15 * time.Second)

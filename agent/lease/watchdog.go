@@ -1,4 +1,4 @@
-package agent
+package lease
 
 import (
 	"context"
@@ -11,17 +11,18 @@ import (
 	"berth/agent/api"
 	"berth/internal/fault"
 	"berth/internal/runtime"
+	"berth/internal/store"
 	"berth/internal/watchdog"
 )
 
-// holding is one watchdog that a vigil holds. Its fields are one actor's.
+// holding is one watchdog that a keeper holds. Its fields are one actor's.
 type holding struct {
-	v       *vigil
-	records liveRecords
+	v       *Keeper
+	records Records
 	budget  watchdog.Budget
 	path    string
 
-	device openedWatchdog // nil while it is not open
+	device Device // nil while it is not open
 	// armed: the mark is durable, so that other hosts may go by it. Then the device may be
 	// armed while it is not open.
 	armed  bool
@@ -31,7 +32,7 @@ type holding struct {
 }
 
 // holding makes one. left says that an agent before this one may have left it armed.
-func (v *vigil) holding(records liveRecords, path string, timeout time.Duration, left bool) *holding {
+func (v *Keeper) holding(records Records, path string, timeout time.Duration, left bool) *holding {
 	return &holding{
 		v: v, records: records, path: path, armed: left, fed: v.now(),
 		budget: watchdog.Budget{Lease: v.o.Fleet.Lease.D(), Timeout: timeout},
@@ -68,7 +69,7 @@ func (h *holding) step(ctx context.Context) {
 	switch {
 	case decision == watchdog.Failed:
 		h.failed = true
-		v.set(vigilFailed, fault.Refuse(fault.Internal, "feed watchdog "+h.path, fault.Reason{
+		v.set(stateFailed, fault.Refuse(fault.Internal, "feed watchdog "+h.path, fault.Reason{
 			Code: "watchdog_failed", Message: fmt.Sprintf("it was not fed for %s, and this host was not reset: it proves nothing", (now - h.fed).Round(time.Second)),
 			Change: "see why (wdctl " + h.path + "); a host that was suspended or paused must not fence itself. Then restart the agent",
 		}))
@@ -79,7 +80,7 @@ func (h *holding) step(ctx context.Context) {
 		}
 	case h.device == nil:
 	case decision == watchdog.Starve:
-		if v.set(vigilStarving, nil) {
+		if v.set(stateStarving, nil) {
 			v.o.Logger.Error("the watchdog is not fed: the lease is not known to stand. This host is reset unless it is renewed", "device", h.path, "reset_in", h.fed+h.budget.Timeout-now)
 		}
 	default:
@@ -101,7 +102,7 @@ func (h *holding) open(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		if v.set(vigilWaiting, err) {
+		if v.set(stateWaiting, err) {
 			v.o.Logger.Error("the watchdog is not armed: this host does not fence itself", "device", h.path, "left_armed", h.armed, "error", err)
 		}
 		if !h.armed {
@@ -113,7 +114,7 @@ func (h *holding) open(ctx context.Context) {
 	v.mu.Lock()
 	v.facts = facts
 	v.mu.Unlock()
-	if v.set(vigilArmed, nil) {
+	if v.set(stateArmed, nil) {
 		v.o.Logger.Info("the watchdog is armed", "device", h.path, "identity", facts.Identity, "timeout", facts.Timeout, "no_way_out", facts.NoWayOut)
 	}
 }
@@ -123,11 +124,11 @@ func (h *holding) feed() {
 	if err := h.device.Feed(); err != nil {
 		v.o.Logger.Error("the watchdog could not be fed, and is opened anew", "device", h.path, "error", errors.Join(err, h.device.Abandon()))
 		h.device = nil
-		v.set(vigilStarving, err)
+		v.set(stateStarving, err)
 		return
 	}
 	h.fed = v.now()
-	if v.set(vigilArmed, nil) {
+	if v.set(stateArmed, nil) {
 		v.o.Logger.Info("the watchdog is fed again", "device", h.path)
 	}
 }
@@ -181,7 +182,7 @@ func (h *holding) disarm(ctx context.Context) {
 	}
 	last, cancel := v.o.Runtime.WithTimeout(context.WithoutCancel(ctx), announceCall)
 	defer cancel()
-	if err := v.o.Memory.Delete(last, bucketAgent, keyArmed); err != nil {
+	if err := v.o.Memory.Delete(last, store.BucketAgent, keyArmed); err != nil {
 		v.o.Logger.Warn("the mark of an armed watchdog could not be removed: the next agent takes it for armed", "error", err)
 	}
 	var err error
@@ -199,7 +200,7 @@ func (h *holding) disarm(ctx context.Context) {
 		v.o.Logger.Info("the watchdog is disarmed", "device", h.path)
 	}
 	if !h.failed {
-		v.set(vigilOff, err)
+		v.set(stateOff, err)
 	}
 }
 
@@ -251,29 +252,29 @@ func (h *holding) leave() {
 	}
 	h.device = nil
 	if !h.failed {
-		v.set(vigilOff, why)
+		v.set(stateOff, why)
 	}
 	v.o.Logger.Error("the watchdog stays armed, since it could not be written that this host does not fence itself: it is reset unless an agent starts in time",
 		"device", h.path, "timeout", h.budget.Timeout, "why", why, "error", err)
 }
 
 // mark makes durable that other hosts may go by a watchdog in this boot.
-func (v *vigil) mark(ctx context.Context, m armedMark) error {
+func (v *Keeper) mark(ctx context.Context, m armedMark) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	if err := v.o.Memory.Put(ctx, bucketAgent, keyArmed, raw); err != nil {
+	if err := v.o.Memory.Put(ctx, store.BucketAgent, keyArmed, raw); err != nil {
 		return fmt.Errorf("mark the watchdog as armed: %w", err)
 	}
 	return nil
 }
 
 // set notes a state and why, and says whether that is new.
-func (v *vigil) set(state vigilState, why error) bool {
+func (v *Keeper) set(state watchdogState, why error) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	same := v.state == state && words(v.why) == words(why)
+	same := v.state == state && fmt.Sprint(v.why) == fmt.Sprint(why)
 	if v.state != state {
 		v.since = v.o.Runtime.Now()
 	}
@@ -282,7 +283,7 @@ func (v *vigil) set(state vigilState, why error) bool {
 }
 
 // conditions are how the lease and the watchdog are; none where there is no lease to keep.
-func (v *vigil) conditions() []api.Condition {
+func (v *Keeper) Conditions() []api.Condition {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.off {
@@ -295,13 +296,13 @@ func (v *vigil) conditions() []api.Condition {
 	return out
 }
 
-func (v *vigil) leaseLocked() api.Condition {
+func (v *Keeper) leaseLocked() api.Condition {
 	const name = "lease"
 	switch {
 	case !v.tried:
-		return good(name, "not renewed yet")
+		return api.OK(name, "not renewed yet")
 	case v.lost.IsZero():
-		return good(name, "stands, "+v.o.Fleet.Lease.String())
+		return api.OK(name, "stands, "+v.o.Fleet.Lease.String())
 	}
 	detail := "not renewed since " + v.lost.Format(time.DateTime) + ": " + v.last.Error()
 	if v.unproven != nil && !v.noQuorum {
@@ -314,34 +315,34 @@ func (v *vigil) leaseLocked() api.Condition {
 		detail = "not renewed since " + v.lost.Format(time.DateTime) + ": no majority of etcd's members serves, so no lease ends: " + v.last.Error()
 		r.Code, r.Message = "lease_no_quorum", detail
 	}
-	return bad(name, detail, r)
+	return api.Degraded(name, detail, r)
 }
 
-func (v *vigil) watchdogLocked() api.Condition {
+func (v *Keeper) watchdogLocked() api.Condition {
 	const name = "watchdog"
 	device := v.o.Fleet.SelfFence
 	switch v.state {
-	case vigilArmed:
+	case stateArmed:
 		detail := fmt.Sprintf("armed: %s (%s), %s", device, v.facts.Identity, v.facts.Timeout)
 		if v.facts.NoWayOut {
 			detail += "; it has no way out: an agent that is stopped for longer resets this host"
 		}
 		if !v.told && v.untold != nil {
-			return bad(name, detail+"; other hosts are not told: "+v.untold.Error(), fault.Reason{
+			return api.Degraded(name, detail+"; other hosts are not told: "+v.untold.Error(), fault.Reason{
 				Code: "self_fence_untold", Message: "the fleet's records do not say that this host fences itself: " + v.untold.Error(), Change: "it is tried again by itself",
 			})
 		}
-		return good(name, detail)
-	case vigilStarving:
+		return api.OK(name, detail)
+	case stateStarving:
 		detail := "starving since " + v.since.Format(time.DateTime) + ": the lease is not known to stand, and the host is reset within " + v.budget.Timeout.String()
-		return bad(name, detail, fault.Reason{Code: "watchdog_starving", Message: detail, Change: "bring [fleet] etcd back, or this host's way to it, at once"})
-	case vigilOff:
-		return good(name, "off: the agent is going down")
+		return api.Degraded(name, detail, fault.Reason{Code: "watchdog_starving", Message: detail, Change: "bring [fleet] etcd back, or this host's way to it, at once"})
+	case stateOff:
+		return api.OK(name, "off: the agent is going down")
 	}
 	if v.why != nil {
-		return bad(name, "not armed: "+v.why.Error(), append(fault.ReasonsOf(v.why), fault.Reason{
+		return api.Degraded(name, "not armed: "+v.why.Error(), append(fault.ReasonsOf(v.why), fault.Reason{
 			Code: "self_fence_off", Message: "this host does not fence itself: an expired lease of it proves nothing", Change: "see to " + device + "; it is tried again by itself",
 		})...)
 	}
-	return good(name, "not armed yet: "+device)
+	return api.OK(name, "not armed yet: "+device)
 }
